@@ -1,0 +1,71 @@
+/* Per-thread failure message and the names of the status codes. See status.h. */
+#include "shm/status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char *const names[] = {
+    [GRADD_OK] = "OK",
+#define X(name, text) [GRADD_E_##name] = #name,
+    GRADD_STATUS_MAP(X)
+#undef X
+};
+
+static const char *const texts[] = {
+    [GRADD_OK] = "ok",
+#define X(name, text) [GRADD_E_##name] = text,
+    GRADD_STATUS_MAP(X)
+#undef X
+};
+
+static _Thread_local struct {
+    char message[GRADD_ERROR_BYTES];
+    char where[96];
+} failure;
+
+const char *gradd_status_name(gradd_status_t status) {
+    return (unsigned)status < GRADD_STATUS_COUNT ? names[status] : "INTERNAL";
+}
+
+const char *gradd_status_text(gradd_status_t status) {
+    return (unsigned)status < GRADD_STATUS_COUNT ? texts[status] : "unknown status";
+}
+
+const char *gradd_error_message(void) {
+    return failure.message;
+}
+
+const char *gradd_error_where(void) {
+    return failure.where;
+}
+
+void gradd_error_set(const char *message) {
+    snprintf(failure.message, sizeof failure.message, "%s", message ? message : "");
+}
+
+gradd_status_t gradd_fail_at(const char *file, int line, gradd_status_t code, const char *format,
+                             ...) {
+    char text[GRADD_ERROR_BYTES]; /* arguments may point into the old message */
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    memcpy(failure.message, text, sizeof text);
+    snprintf(failure.where, sizeof failure.where, "%s:%d", file, line);
+    return code;
+}
+
+gradd_status_t gradd_wrap(gradd_status_t code, const char *format, ...) {
+    if (code == GRADD_OK) return code;
+    char text[GRADD_ERROR_BYTES];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (n > 0 && (size_t)n + 2 < sizeof text)
+        snprintf(text + n, sizeof text - (size_t)n, ": %.*s", (int)(sizeof text - (size_t)n - 3),
+                 failure.message);
+    memcpy(failure.message, text, sizeof text);
+    return code;
+}

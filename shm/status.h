@@ -1,0 +1,76 @@
+/* Status codes and the failure message of the calling thread.
+ *
+ * Every fallible function returns gradd_status_t (0 = ok) and nothing else. The place that detects
+ * an error calls GRADD_FAIL with one sentence: what, which value, which limit. Callers may wrap it
+ * with context ("node 17 'Softmax'"). The text lives in a fixed per-thread buffer, so reporting an
+ * error allocates nothing and leaks nothing. The request boundary turns code and text into the
+ * reply, and Python turns the code into an exception class.
+ *
+ * The codes are one list: the bare name travels on the wire, GRADD_E_<name> is the C enumerator.
+ */
+#ifndef GRADD_SHM_STATUS_H
+#define GRADD_SHM_STATUS_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* X(name on the wire, short description) */
+#define GRADD_STATUS_MAP(X)                                                                        \
+    X(SESSION, "unknown, foreign or lost session")                                                 \
+    X(MODEL, "the bytes are not a usable ONNX model")                                              \
+    X(GRAPH, "the graph is not valid")                                                             \
+    X(INDEX, "an index is out of range at run time")                                               \
+    X(SHM, "a shared memory region is not usable")                                                 \
+    X(TENSOR, "a tensor does not match what the plan expects")                                     \
+    X(STALE, "an object is gone or has changed since it was named")                                \
+    X(VERSION, "protocol versions do not match")                                                   \
+    X(LIMIT, "a limit is exceeded")                                                                \
+    X(NOMEM, "out of memory")                                                                      \
+    X(NOSPC, "no space to back shared memory")                                                     \
+    X(NONFINITE, "a value is NaN or infinite")                                                     \
+    X(IO, "an input or output operation failed")                                                   \
+    X(EXTDATA, "external data is not accepted")                                                    \
+    X(UNSUPPORTED, "not supported")                                                                \
+    X(INTERNAL, "a defect in gradd")
+
+typedef enum gradd_status_e {
+    GRADD_OK = 0,
+#define X(name, text) GRADD_E_##name,
+    GRADD_STATUS_MAP(X)
+#undef X
+        GRADD_STATUS_COUNT
+} gradd_status_t;
+
+#define GRADD_ERROR_BYTES 1024
+
+/* Name on the wire ("TENSOR"; "OK" for 0), never NULL. */
+const char *gradd_status_name(gradd_status_t status);
+/* One-line description, never NULL. */
+const char *gradd_status_text(gradd_status_t status);
+
+/* Message of the last failure in this thread; empty string if there was none. Valid until the
+ * next failure in this thread. */
+const char *gradd_error_message(void);
+/* Source position of that failure ("file.c:12"), for logs, not for users. */
+const char *gradd_error_where(void);
+/* Replaces this thread's message: moves a worker's failure to the thread that joined it. */
+void gradd_error_set(const char *message);
+
+gradd_status_t gradd_fail_at(const char *file, int line, gradd_status_t code, const char *format,
+                             ...) __attribute__((format(printf, 4, 5), cold));
+/* Puts "<context>: " before the current message and returns code unchanged. */
+gradd_status_t gradd_wrap(gradd_status_t code, const char *format, ...)
+    __attribute__((format(printf, 2, 3), cold));
+
+#define GRADD_FAIL(code, ...) gradd_fail_at(__FILE__, __LINE__, GRADD_E_##code, __VA_ARGS__)
+#define GRADD_TRY(expr)                                                                            \
+    do {                                                                                           \
+        gradd_status_t try_status_ = (expr);                                                       \
+        if (try_status_ != GRADD_OK) return try_status_;                                           \
+    } while (0)
+
+#ifdef __cplusplus
+}
+#endif
+#endif
