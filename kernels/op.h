@@ -1,0 +1,225 @@
+/* The operator contract: everything that is true of one operator, in one row.
+ *
+ * Adding an operator means adding one row to one file kernels/ops/<family>.c. The row holds its
+ * ONNX name, domain and opset range, arity, attributes, accepted dtypes, shape rule, gradient rule,
+ * CPU kernel and test cases. There is no enum of operators: a node points to its row.
+ *
+ * Shapes are always concrete here. The engine compiles a graph once per tuple of input shapes, so
+ * the shape rule sees numbers, and inputs whose elements are known at compile time (shape
+ * arithmetic, axes, constants) arrive with `data` set.
+ *
+ * Threading: rows are constant; infer and grad run on the engine thread; run may open OpenMP
+ * regions and must give the same bits for the same number of threads.
+ */
+#ifndef GRADD_KERNELS_OP_H
+#define GRADD_KERNELS_OP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "shm/dtype.h"
+#include "shm/status.h"
+#include "shm/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- values and attributes -------------------------------------------------------------------- */
+
+/* A tensor a kernel or rule can see. `type.dtype == GRADD_DT_NONE` marks an absent optional input
+ * or output. In infer, `data` is non-NULL only if the elements are known at compile time. Elements
+ * are contiguous, row-major. */
+typedef struct gradd_view_s {
+    gradd_type_t type;
+    void *data; /* Borrowed */
+} gradd_view_t;
+
+typedef enum gradd_attr_kind_e {
+    GRADD_ATTR_END = 0, /* ends a table of gradd_attr_spec_t */
+    GRADD_ATTR_INT,
+    GRADD_ATTR_FLOAT,
+    GRADD_ATTR_STRING,
+    GRADD_ATTR_INTS,
+    GRADD_ATTR_FLOATS,
+    GRADD_ATTR_TENSOR,
+    GRADD_ATTR_GRAPH /* reserved for control flow */
+} gradd_attr_kind_t;
+
+typedef struct gradd_attr_s {
+    const char *name; /* Borrowed */
+    gradd_attr_kind_t kind;
+    int64_t i;
+    double f;
+    const char *s;       /* Borrowed, NUL-terminated; n bytes */
+    const int64_t *ints; /* Borrowed; n entries */
+    const double *floats;
+    size_t n;
+    gradd_view_t tensor;
+} gradd_attr_t;
+
+typedef struct gradd_attrs_s {
+    const gradd_attr_t *v; /* Borrowed */
+    int n;
+} gradd_attrs_t;
+
+/* NULL if the attribute is absent. */
+const gradd_attr_t *gradd_attr_find(gradd_attrs_t attrs, const char *name);
+int64_t gradd_attr_int(gradd_attrs_t attrs, const char *name, int64_t otherwise);
+double gradd_attr_float(gradd_attrs_t attrs, const char *name, double otherwise);
+const char *gradd_attr_string(gradd_attrs_t attrs, const char *name, const char *otherwise);
+
+typedef struct gradd_attr_spec_s {
+    const char *name;
+    gradd_attr_kind_t kind;
+    bool required;
+} gradd_attr_spec_t;
+
+/* ---- contexts --------------------------------------------------------------------------------- */
+
+typedef struct gradd_op_s gradd_op_t;
+
+/* Shape rule: fill out[0..n_out) from in and attrs. Outputs the node does not want may be filled
+ * all the same. Arity, dtypes (row masks) and attribute names have been checked before. */
+typedef struct gradd_infer_s {
+    const gradd_op_t *op;
+    gradd_attrs_t attrs;
+    int opset;
+    int n_in, n_out;
+    const gradd_view_t *in;
+    gradd_type_t *out;
+} gradd_infer_t;
+
+/* Kernel call. Outputs never overlap inputs, except that out[0] may be exactly in[k] for a k in the
+ * row's `inplace` mask. An unwanted optional output has data == NULL. */
+typedef struct gradd_run_s {
+    const gradd_op_t *op;
+    gradd_attrs_t attrs;
+    int opset;
+    int n_in, n_out;
+    const gradd_view_t *in;
+    const gradd_view_t *out;
+    void *work;         /* scratch of the row's work() bytes, aligned to 64; else NULL */
+    uint64_t seed;      /* of the forward call: first Philox coordinate */
+    uint64_t node;      /* index of the node in the ONNX bytes: second Philox coordinate */
+    bool dropout_off;   /* run flag: random masking operators pass their input through */
+} gradd_run_t;
+
+/* A value of the graph under construction. */
+typedef int32_t gradd_val_t;
+#define GRADD_NONE ((gradd_val_t)-1)
+
+/* Builder interface that gradient rules use; server/graph implements it, so that kernels/ need not
+ * include upwards. Failures are sticky: after the first one every call returns GRADD_NONE and the
+ * engine reports it; an operand GRADD_NONE where one is required is such a failure. */
+typedef struct gradd_builder_s gradd_builder_t;
+struct gradd_builder_s {
+    /* Adds a node, infers its types (known inputs are folded), writes n_out output values. */
+    gradd_status_t (*emit)(gradd_builder_t *b, const char *op, const gradd_val_t *in, int n_in,
+                           const gradd_attr_t *attrs, int n_attrs, gradd_val_t *out, int n_out);
+    gradd_val_t (*constant)(gradd_builder_t *b, const gradd_type_t *type, const void *data);
+    const gradd_type_t *(*type)(gradd_builder_t *b, gradd_val_t value);
+    const void *(*data)(gradd_builder_t *b, gradd_val_t value); /* NULL unless known now */
+    gradd_status_t status;
+};
+
+/* Gradient rule: for every i with need[i], set din[i] to the gradient of in[i] (same type as in[i]),
+ * or leave GRADD_NONE for an exact zero. dout[j] is GRADD_NONE if no gradient arrives for out[j]. */
+typedef struct gradd_grad_s {
+    const gradd_op_t *op;
+    gradd_attrs_t attrs;
+    int opset;
+    int n_in, n_out;
+    const gradd_val_t *in;
+    const gradd_val_t *dout;
+    const bool *need;
+    gradd_val_t *din;
+    uint64_t node; /* Philox coordinate of the forward node */
+    gradd_builder_t *b;
+    /* Value of output j, which is created on the forward node if that did not have it yet (saved
+     * statistics, masks). Use this function, not a stored id. */
+    gradd_val_t (*output)(struct gradd_grad_s *g, int j);
+} gradd_grad_t;
+
+/* ---- the row ---------------------------------------------------------------------------------- */
+
+enum {
+    GRADD_OP_VIEW = 1 << 0,       /* out[0] has the bytes of in[0] in the same order: never run if
+                                     the planner can alias; run() copies */
+    GRADD_OP_SHAPE_ONLY = 1 << 1, /* reads the shapes of its inputs only: known at compile time */
+    GRADD_OP_RANDOM = 1 << 2,     /* never folded, merged or reordered */
+    GRADD_OP_NO_GRAD = 1 << 3,    /* the marker "not differentiable": gradient is zero or undefined */
+    GRADD_OP_INTERNAL = 1 << 4,   /* only gradient rules and passes emit it; refused from a model */
+    GRADD_OP_CHEAP = 1 << 5,      /* cheap to recompute in backward */
+};
+
+#define GRADD_OP_MAX_IN 64 /* variadic operators included */
+#define GRADD_OP_MAX_OUT 64
+
+/* One test case, see kernels/cases.h for the little language. */
+typedef struct gradd_case_s {
+    const char *text;
+    double tol;      /* relative tolerance of the forward comparison; 0 = 1e-5 */
+    double grad_tol; /* of the finite-difference comparison in f64; 0 = 1e-5 */
+} gradd_case_t;
+
+struct gradd_op_s {
+    const char *name;
+    const char *domain; /* "" = ai.onnx, "com.gradd" = ours; names are unique across domains */
+    int since, until;   /* opset range, inclusive; until 0 = open */
+    int min_in, max_in, min_out, max_out;
+    uint32_t flags;
+    uint32_t inplace;    /* bit k: out[0] may overwrite in[k] if their types are equal */
+    uint32_t no_diff;    /* bit k: input k carries no gradient although it is a float */
+    uint32_t types[4];   /* accepted dtypes (GRADD_DTB bits) of input 0..3, the last non-zero entry
+                            repeats; all zero = anything */
+    const gradd_attr_spec_t *attrs; /* ended by {0}; NULL = none */
+    gradd_status_t (*infer)(gradd_infer_t *c);
+    gradd_status_t (*grad)(gradd_grad_t *g);         /* NULL with GRADD_OP_NO_GRAD */
+    gradd_status_t (*run)(const gradd_run_t *r);     /* the fast kernel, or the only one */
+    gradd_status_t (*ref)(const gradd_run_t *r);     /* plain loop that defines the operator, if
+                                                        run is not that already */
+    size_t (*work)(const gradd_infer_t *c);          /* scratch bytes; NULL = none. c->out is set */
+    const gradd_case_t *cases; /* ended by {0} */
+};
+
+typedef struct gradd_ops_s {
+    const char *file; /* family */
+    const gradd_op_t *v;
+    size_t n;
+} gradd_ops_t;
+
+/* Ends every kernels/ops/<family>.c: GRADD_OPS(family, {row}, {row}); `family` = the file name. */
+#define GRADD_OPS(family, ...)                                                                     \
+    static const gradd_op_t gradd_op_rows_##family[] = {__VA_ARGS__};                              \
+    extern const gradd_ops_t gradd_ops_##family;                                                   \
+    const gradd_ops_t gradd_ops_##family = {                                                       \
+        #family, gradd_op_rows_##family,                                                           \
+        sizeof gradd_op_rows_##family / sizeof gradd_op_rows_##family[0]}
+
+#define GRADD_ATTR_LIST(...)                                                                       \
+    (const gradd_attr_spec_t[]) {                                                                  \
+        __VA_ARGS__, {                                                                             \
+            0                                                                                      \
+        }                                                                                          \
+    }
+#define GRADD_CASES(...)                                                                           \
+    (const gradd_case_t[]) {                                                                       \
+        __VA_ARGS__, {                                                                             \
+            0                                                                                      \
+        }                                                                                          \
+    }
+
+/* Common dtype masks. */
+#define GRADD_T_FLOAT (GRADD_DTB(F32) | GRADD_DTB(F64))
+#define GRADD_T_INT (GRADD_DTB(I64) | GRADD_DTB(I32))
+#define GRADD_T_NUM (GRADD_T_FLOAT | GRADD_T_INT)
+#define GRADD_T_BOOL GRADD_DTB(BOOL)
+#define GRADD_T_ALL (GRADD_T_NUM | GRADD_T_BOOL)
+#define GRADD_T_INDEX GRADD_T_INT
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,117 @@
+/* Lookup and completeness audit of the operator table. See registry.h. */
+#include "kernels/registry.h"
+
+#include <string.h>
+
+#define X(family) extern const gradd_ops_t gradd_ops_##family;
+#include "op_list.inc"
+#undef X
+
+const gradd_ops_t *const gradd_op_families[] = {
+#define X(family) &gradd_ops_##family,
+#include "op_list.inc"
+#undef X
+};
+const size_t gradd_op_family_count = sizeof gradd_op_families / sizeof gradd_op_families[0];
+
+static bool same_domain(const char *a, const char *b) {
+    if (!strcmp(a, "ai.onnx")) a = "";
+    return !strcmp(a, b);
+}
+
+const gradd_op_t *gradd_op_find(const char *domain, const char *name, int opset) {
+    for (size_t f = 0; f < gradd_op_family_count; f++)
+        for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
+            const gradd_op_t *op = &gradd_op_families[f]->v[i];
+            if (strcmp(op->name, name) || !same_domain(domain, op->domain)) continue;
+            if (opset >= op->since && (!op->until || opset <= op->until)) return op;
+        }
+    return NULL;
+}
+
+const gradd_op_t *gradd_op_by_name(const char *name) {
+    const gradd_op_t *best = NULL;
+    for (size_t f = 0; f < gradd_op_family_count; f++)
+        for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
+            const gradd_op_t *op = &gradd_op_families[f]->v[i];
+            if (!strcmp(op->name, name) && (!best || op->since > best->since)) best = op;
+        }
+    return best;
+}
+
+static gradd_status_t audit_row(const gradd_op_t *op) {
+    const char *missing = NULL;
+    if (!op->name || !op->domain || op->since < 1) return GRADD_FAIL(INTERNAL, "row without name");
+    if (!op->infer) missing = "infer";
+    if (!op->run) missing = "run";
+    if (!op->grad && !(op->flags & GRADD_OP_NO_GRAD)) missing = "grad or GRADD_OP_NO_GRAD";
+    if (!op->cases || !op->cases[0].text) missing = "cases";
+    if (op->max_out < 1 || op->max_in < op->min_in || op->max_out < op->min_out) missing = "arity";
+    if (op->max_in > GRADD_OP_MAX_IN || op->max_out > GRADD_OP_MAX_OUT) missing = "valid arity";
+    if (missing) return GRADD_FAIL(INTERNAL, "operator %s has no %s", op->name, missing);
+    return GRADD_OK;
+}
+
+gradd_status_t gradd_op_audit(void) {
+    for (size_t f = 0; f < gradd_op_family_count; f++)
+        for (size_t i = 0; i < gradd_op_families[f]->n; i++)
+            GRADD_TRY(audit_row(&gradd_op_families[f]->v[i]));
+    return GRADD_OK;
+}
+
+static uint32_t accepted(const gradd_op_t *op, int input) {
+    uint32_t mask = 0;
+    for (int i = 0; i < 4 && i <= input && op->types[i]; i++) mask = op->types[i];
+    return mask;
+}
+
+static gradd_status_t check_attrs(const gradd_infer_t *c) {
+    for (int i = 0; i < c->attrs.n; i++) {
+        const gradd_attr_t *attr = &c->attrs.v[i];
+        const gradd_attr_spec_t *spec = c->op->attrs;
+        while (spec && spec->name && strcmp(spec->name, attr->name)) spec++;
+        if (!spec || !spec->name)
+            return GRADD_FAIL(UNSUPPORTED, "attribute '%s' is not supported", attr->name);
+        if (spec->kind != attr->kind)
+            return GRADD_FAIL(GRAPH, "attribute '%s' has the wrong kind", attr->name);
+    }
+    for (const gradd_attr_spec_t *spec = c->op->attrs; spec && spec->name; spec++)
+        if (spec->required && !gradd_attr_find(c->attrs, spec->name))
+            return GRADD_FAIL(GRAPH, "attribute '%s' is missing", spec->name);
+    return GRADD_OK;
+}
+
+static gradd_status_t check_inputs(const gradd_infer_t *c) {
+    const gradd_op_t *op = c->op;
+    if (c->n_in < op->min_in || c->n_in > op->max_in)
+        return GRADD_FAIL(GRAPH, "expected %d to %d inputs, got %d", op->min_in, op->max_in,
+                          c->n_in);
+    if (c->n_out < op->min_out || c->n_out > op->max_out)
+        return GRADD_FAIL(GRAPH, "expected %d to %d outputs, got %d", op->min_out, op->max_out,
+                          c->n_out);
+    for (int i = 0; i < c->n_in; i++) {
+        gradd_dtype_t dtype = c->in[i].type.dtype;
+        if (dtype == GRADD_DT_NONE) {
+            if (i < op->min_in) return GRADD_FAIL(GRAPH, "input %d is missing", i);
+            continue;
+        }
+        uint32_t mask = accepted(op, i);
+        if (mask && !(mask & (1u << dtype)))
+            return GRADD_FAIL(UNSUPPORTED, "input %d: element type %s is not supported", i,
+                              gradd_dtype_name(dtype));
+    }
+    return GRADD_OK;
+}
+
+gradd_status_t gradd_op_infer(gradd_infer_t *c) {
+    GRADD_TRY(check_inputs(c));
+    GRADD_TRY(check_attrs(c));
+    memset(c->out, 0, sizeof c->out[0] * (size_t)c->n_out);
+    GRADD_TRY(c->op->infer(c));
+    for (int j = 0; j < c->n_out; j++) {
+        if (c->out[j].dtype == GRADD_DT_NONE && j >= c->op->min_out) continue;
+        gradd_status_t status = gradd_type_check(&c->out[j]);
+        if (status) return gradd_wrap(status, "output %d", j);
+    }
+    return GRADD_OK;
+}

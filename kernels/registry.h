@@ -1,0 +1,22 @@
+/* Table of all operator rows, made from the generated list of families. Constant, thread-safe. */
+#ifndef GRADD_KERNELS_REGISTRY_H
+#define GRADD_KERNELS_REGISTRY_H
+
+#include "kernels/op.h"
+
+extern const gradd_ops_t *const gradd_op_families[];
+extern const size_t gradd_op_family_count;
+
+/* Row for an operator of a model: domain "" or "ai.onnx" or "com.gradd", opset of that domain.
+ * NULL if there is none. */
+const gradd_op_t *gradd_op_find(const char *domain, const char *name, int opset);
+/* Row by name alone, newest opset first; what gradient rules and passes emit. NULL if none. */
+const gradd_op_t *gradd_op_by_name(const char *name);
+/* Checks that every row is complete (infer, run, grad or marker, cases); the failure names row and
+ * field. */
+gradd_status_t gradd_op_audit(void);
+/* The engine and the test driver call these instead of the row's functions: they check arity,
+ * dtypes and attribute names first, and the result types afterwards. */
+gradd_status_t gradd_op_infer(gradd_infer_t *c);
+
+#endif

@@ -1,0 +1,112 @@
+/* gradd.h - the training engine as a library: load an ONNX forward graph, compile it with its
+ * gradient for concrete shapes, run forward and backward on the caller's memory.
+ *
+ * The daemon is a thin shell around this interface; the same library trains in process, without
+ * daemon, ZeroMQ or Python.
+ *
+ * Conventions: every fallible function returns gradd_status_t; the sentence that explains a failure
+ * is gradd_error_message() of the same thread. Sizes are bytes, dims are elements. Tensors are
+ * contiguous, row-major, aligned to 64 bytes. One thread may use a plan or its runs at a time;
+ * models are immutable and may be shared.
+ */
+#ifndef GRADD_H
+#define GRADD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "shm/dtype.h"
+#include "shm/status.h"
+#include "shm/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+const char *gradd_version(void); /* "0.1.0" */
+
+/* ---- model: ONNX bytes, validated ------------------------------------------------------------- */
+
+typedef struct model_s gradd_model_t;
+
+/* Errors: MODEL, GRAPH, LIMIT, EXTDATA, UNSUPPORTED, NOMEM. The bytes are not kept. */
+gradd_status_t gradd_model_load(const void *bytes, size_t n, gradd_model_t **out_model);
+void gradd_model_destroy(gradd_model_t *model);
+
+int gradd_model_n_inputs(const gradd_model_t *model);
+int gradd_model_n_outputs(const gradd_model_t *model);
+const char *gradd_model_input_name(const gradd_model_t *model, int i);
+const char *gradd_model_output_name(const gradd_model_t *model, int i);
+/* Declared type of an input: dims -1 where dynamic, rank -1 where not declared. */
+gradd_type_t gradd_model_input_type(const gradd_model_t *model, int i);
+/* Operators of the model that this engine has no row for: count, and one of them. */
+int gradd_model_n_unsupported(const gradd_model_t *model);
+void gradd_model_unsupported(const gradd_model_t *model, int i, const char **out_node,
+                             const char **out_op, const char **out_domain);
+
+/* ---- plan: a model compiled for concrete shapes ------------------------------------------------ */
+
+typedef struct plan_s gradd_plan_t;
+
+typedef struct gradd_plan_options_s {
+    const gradd_type_t *inputs; /* one per model input: concrete types */
+    int n_inputs;
+    const int32_t *grads; /* model inputs whose gradient is wanted (parameters, then others) */
+    int n_grads;
+    const int32_t *outputs; /* model outputs wanted; the order of `outputs` at run time */
+    int n_outputs;
+    const int32_t *grad_outputs; /* positions in `outputs` whose gradient may arrive; empty = inference */
+    int n_grad_outputs;
+    int threads; /* 0 = as many as the process may use */
+} gradd_plan_options_t;
+
+typedef struct gradd_plan_info_s {
+    int n_outputs, n_grads;
+    const gradd_type_t *outputs; /* Borrowed from the plan, one per wanted output */
+    const bool *has_grad;        /* one per `grads`: false = no path, the gradient is exactly absent */
+    int64_t arena_bytes;         /* planned peak of activations and workspace of one run */
+    int64_t saved_bytes;         /* of these, alive between forward and backward */
+    int64_t constant_bytes;      /* folded constants, held once per plan */
+    int n_nodes_forward, n_nodes_backward;
+    double compile_ms;
+} gradd_plan_info_t;
+
+/* The plan keeps the model's nodes by reference: destroy plans before their model.
+ * Errors: GRAPH and UNSUPPORTED name the node; TENSOR for input types that do not fit. */
+gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_t *options,
+                                 gradd_plan_t **out_plan);
+void gradd_plan_destroy(gradd_plan_t *plan);
+const gradd_plan_info_t *gradd_plan_info(const gradd_plan_t *plan);
+
+/* ---- run: one forward and its backward ---------------------------------------------------------- */
+
+typedef struct run_s gradd_run_handle_t;
+
+enum {
+    GRADD_RUN_DROPOUT_OFF = 1 << 0,
+    GRADD_RUN_FINITE_CHECK = 1 << 1, /* fail with NONFINITE at the first node that makes NaN or inf */
+};
+
+/* A run owns one arena. `cancel`, if not NULL, is read at every node boundary; non-zero ends the
+ * call with STALE. */
+gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_handle_t **out_run);
+void gradd_run_destroy(gradd_run_handle_t *run);
+
+/* inputs: one pointer per model input (an input the graph does not use may be NULL); they stay
+ * valid and unchanged until the run is destroyed. outputs: one per wanted output. Only outputs are
+ * written. Errors: INDEX, NONFINITE, NOMEM, STALE; they name the node. */
+gradd_status_t gradd_run_forward(gradd_run_handle_t *run, uint64_t seed, uint32_t flags,
+                                 const void *const *inputs, void *const *outputs,
+                                 const volatile int *cancel);
+/* grad_outputs: one per wanted output, NULL = no gradient arrives. grads: one per wanted gradient;
+ * entries without a path are not touched, out_written[i] tells. keep: the activations stay for
+ * another backward. */
+gradd_status_t gradd_run_backward(gradd_run_handle_t *run, const void *const *grad_outputs,
+                                  void *const *grads, bool keep, bool *out_written,
+                                  const volatile int *cancel);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,71 @@
+/* An imported ONNX model: validated, shape-agnostic, immutable.
+ *
+ * model_load turns bytes into this form: it scans them iteratively before protobuf-c sees them
+ * (depth, sizes, heap budget), unpacks, validates (names, topological order, arity, attributes,
+ * initializer sizes) and resolves every node to its operator row. Nothing here depends on input
+ * shapes; plan/ compiles a model for one tuple of concrete shapes. A graph opens no files.
+ *
+ * All memory belongs to the model. Thread: any, one at a time; const use from several is fine.
+ */
+#ifndef GRADD_SERVER_GRAPH_MODEL_H
+#define GRADD_SERVER_GRAPH_MODEL_H
+
+#include "kernels/op.h"
+
+/* Limits on what a model may claim; they bound memory and time before anything is allocated. */
+typedef struct model_limits_s {
+    size_t max_bytes;      /* of the serialized model; default 2 GiB */
+    size_t max_heap_bytes; /* estimated heap after unpacking; default 1 GiB */
+    int max_depth;         /* nesting of messages; default 64 */
+    int max_nodes;         /* default 200000 */
+    int max_values;        /* default 1000000 */
+    int max_name;          /* bytes of one name; default 1024 */
+} model_limits_t;
+
+extern const model_limits_t model_default_limits;
+
+typedef struct model_value_s {
+    const char *name;   /* "" for an absent optional value */
+    gradd_view_t known; /* initializer: type and elements; else data == NULL */
+    gradd_dtype_t dtype; /* declared for graph inputs, else GRADD_DT_NONE */
+    int rank;            /* declared rank of a graph input, -1 = not declared */
+    int64_t dims[GRADD_MAX_RANK]; /* declared dims of a graph input, -1 = dynamic */
+} model_value_t;
+
+typedef struct model_node_s {
+    const gradd_op_t *op; /* NULL if unsupported; then the model loads but cannot be planned */
+    const char *op_type, *domain;
+    const char *name; /* "node_17" style if the file gave none */
+    int index;        /* position in the file: Philox coordinate, error messages */
+    int opset;        /* of the node's domain */
+    gradd_attrs_t attrs;
+    int n_in, n_out;
+    const int32_t *in, *out; /* value ids; -1 = absent optional */
+} model_node_t;
+
+typedef struct model_s {
+    void *arena; /* Owned: everything below */
+    int opset;   /* of ai.onnx */
+    model_value_t *values;
+    int n_values;
+    model_node_t *nodes; /* in topological order */
+    int n_nodes;
+    int32_t *inputs; /* value ids; initializers are not inputs unless listed as such */
+    int n_inputs;
+    int32_t *outputs;
+    int n_outputs;
+    int n_unsupported;
+} model_t;
+
+/* limits NULL = defaults. Errors: MODEL (bytes are not ONNX, name where it broke), GRAPH (invalid;
+ * names node, value, attribute), LIMIT, EXTDATA, UNSUPPORTED (opset, subgraphs, element types),
+ * NOMEM. An operator without a row is not an error here. */
+gradd_status_t model_load(const void *bytes, size_t n, const model_limits_t *limits,
+                          model_t **out_model);
+void model_destroy(model_t *model); /* accepts NULL */
+
+/* Iterative scan of serialized ONNX before it is unpacked; *out_heap is an upper estimate. */
+gradd_status_t model_prescan(const void *bytes, size_t n, const model_limits_t *limits,
+                             size_t *out_heap);
+
+#endif
