@@ -1,0 +1,261 @@
+# gradd: one non-recursive makefile. Everything that is built lands in $(B); nothing generated is
+# committed. `make help` lists the targets; variables below can be set on the command line.
+
+B         ?= build
+CC        := $(if $(filter default,$(origin CC)),gcc,$(CC))
+NVCC      ?= nvcc
+CUDA_HOME ?= /usr/local/cuda
+PKG_CONFIG ?= pkg-config
+WERROR    ?= 1
+DEBUG     ?= 0
+ASAN      ?= 0
+UBSAN     ?= 0
+TSAN      ?= 0
+V         ?= 0
+VENV      := .venv
+PY        := $(VENV)/bin/python
+MACHINE   := $(shell uname -m)
+# x86-64-v3 (AVX2, FMA, F16C) runs on every server and laptop of the last ten years; wider code goes
+# behind target_clones in single kernels, so a binary may always be copied to another machine.
+ARCH      ?= $(if $(filter x86_64,$(MACHINE)),-march=x86-64-v3)
+Q         := $(if $(filter 1,$(V)),,@)
+
+comma     := ,
+
+.DEFAULT_GOAL := all
+.SUFFIXES:
+.DELETE_ON_ERROR:
+
+# ---------------------------------------------------------------- setup (runs by itself when missing)
+# $(SETUP) is an included makefile: when it is missing or older than the lists of packages, make runs
+# its rule first and then starts over, so that everything below sees the finished installation.
+SETUP := $(VENV)/gradd-setup.mk
+NO_SETUP_GOALS := clean help setup
+ifneq ($(filter-out $(NO_SETUP_GOALS),$(or $(MAKECMDGOALS),all)),)
+include $(SETUP)
+endif
+$(SETUP): tools/setup.sh constraints.txt requirements.txt requirements-dev.txt
+	@sh tools/setup.sh $(VENV)
+
+# ---------------------------------------------------------------- libraries
+ZMQ_CFLAGS  := $(shell $(PKG_CONFIG) --cflags libzmq 2>/dev/null)
+ZMQ_LIBS    := $(or $(shell $(PKG_CONFIG) --libs libzmq 2>/dev/null),-lzmq)
+MSGPACK_PC  := $(shell for p in msgpack-c msgpack; do $(PKG_CONFIG) --exists $$p && echo $$p && break; done)
+MSGPACK_CFLAGS := $(if $(MSGPACK_PC),$(shell $(PKG_CONFIG) --cflags $(MSGPACK_PC)))
+MSGPACK_LIBS   := $(or $(if $(MSGPACK_PC),$(shell $(PKG_CONFIG) --libs $(MSGPACK_PC))),-lmsgpackc)
+PROTO_CFLAGS := $(shell $(PKG_CONFIG) --cflags libprotobuf-c 2>/dev/null)
+PROTO_LIBS   := $(or $(shell $(PKG_CONFIG) --libs libprotobuf-c 2>/dev/null),-lprotobuf-c)
+
+# oneDNN 3.x: pkg-config, then a system header, then the Python packages in the virtual environment.
+# ONEDNN=none builds with gradd's own blocked product only.
+ONEDNN ?= auto
+dnnl_major = $(shell printf '\043include <dnnl.h>\nDNNL_MAJOR_IS DNNL_VERSION_MAJOR\n' | \
+             $(CC) $(1) -E -x c - 2>/dev/null | sed -n 's/^DNNL_MAJOR_IS \([0-9]*\)$$/\1/p')
+ifeq ($(ONEDNN),auto)
+ifeq ($(shell $(PKG_CONFIG) --atleast-version=3 dnnl 2>/dev/null && echo yes),yes)
+DNNL_FOUND  := system, pkg-config
+DNNL_CFLAGS := $(shell $(PKG_CONFIG) --cflags dnnl)
+DNNL_LIBS   := $(shell $(PKG_CONFIG) --libs dnnl)
+else ifeq ($(call dnnl_major,),3)
+DNNL_FOUND  := system header
+DNNL_LIBS   := -ldnnl
+else ifneq ($(wildcard $(VENV)/include/dnnl.h $(VENV)/lib/libdnnl.so.3),)
+ifeq ($(call dnnl_major,-I$(VENV)/include),3)
+DNNL_FOUND  := $(VENV)
+DNNL_CFLAGS := -isystem $(VENV)/include
+DNNL_LIBS   := $(VENV)/lib/libdnnl.so.3 -Wl,-rpath,$(abspath $(VENV)/lib)
+endif
+endif
+endif
+ifeq ($(DNNL_FOUND),)
+DNNL_CFLAGS := -DGRADD_NO_ONEDNN
+endif
+
+# ---------------------------------------------------------------- flags
+# -ffp-contract=off: a*b+c is rounded as it is written, whatever the compiler vectorises or inlines,
+# so the plain reference and a faster version, or a loop's body and its tail, give the same bits.
+# Kernels that want a fused multiply-add say fmaf. Errno and trap semantics of libm are not used.
+OPTIMISE := $(if $(filter 1,$(DEBUG)),-O0 -g3,-O3 -g)
+SANITIZE := $(if $(filter 1,$(ASAN)),-fsanitize=address) \
+            $(if $(filter 1,$(UBSAN)),-fsanitize=undefined -fno-sanitize-recover=undefined) \
+            $(if $(filter 1,$(TSAN)),-fsanitize=thread)
+SANITIZE := $(strip $(SANITIZE))
+ifneq ($(SANITIZE),)
+OPTIMISE := -O1 -g -fno-omit-frame-pointer
+endif
+HARDEN   := $(if $(SANITIZE)$(filter 1,$(DEBUG)),,-D_FORTIFY_SOURCE=2) -fstack-protector-strong
+WARN     := -Wall -Wextra -Wvla -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith \
+            $(if $(filter 1,$(WERROR)),-Werror)
+CPPFLAGS_ALL = -D_GNU_SOURCE -I. -I$(B)/gen $(ZMQ_CFLAGS) $(MSGPACK_CFLAGS) $(PROTO_CFLAGS) \
+               $(DNNL_CFLAGS) $(CPPFLAGS)
+CFLAGS_ALL   = -std=gnu11 $(OPTIMISE) $(ARCH) -fopenmp -fPIC -ffp-contract=off -fno-math-errno \
+               -fno-trapping-math $(HARDEN) $(SANITIZE) $(CFLAGS)
+LDFLAGS_ALL  = $(SANITIZE) -fopenmp -Wl,-z,relro,-z,now $(LDFLAGS)
+ENGINE_LIBS  = $(DNNL_LIBS) $(PROTO_LIBS) -ldl -lpthread -lm
+DAEMON_LIBS  = $(ZMQ_LIBS) $(MSGPACK_LIBS) $(ENGINE_LIBS)
+
+# ---------------------------------------------------------------- sources: found, never listed
+SHM_SRC    := $(sort $(wildcard shm/*.c))
+KERNEL_SRC := $(sort $(wildcard kernels/*.c kernels/ops/*.c kernels/cpu/*.c))
+ENGINE_SRC := $(sort $(wildcard server/graph/*.c server/graph/passes/*.c server/plan/*.c \
+                                server/exec/*.c server/api/*.c))
+DAEMON_SRC := $(sort $(wildcard server/*.c))
+TEST_SRC   := $(sort $(wildcard tests/c/test_*.c))
+TEST_HELP_SRC := $(sort $(filter-out $(TEST_SRC),$(wildcard tests/c/*.c)))
+PROTO      := $(wildcard server/graph/onnx.proto)
+PB_C       := $(PROTO:%.proto=$(B)/gen/%.pb-c.c)
+
+obj = $(patsubst %.c,$(B)/%.o,$(1))
+PB_OBJ     := $(PB_C:$(B)/gen/%.c=$(B)/gen-obj/%.o)
+SHM_OBJ    := $(call obj,$(SHM_SRC))
+ENGINE_OBJ := $(SHM_OBJ) $(call obj,$(KERNEL_SRC) $(ENGINE_SRC)) $(PB_OBJ)
+DAEMON_OBJ := $(call obj,$(DAEMON_SRC))
+TEST_OBJ   := $(call obj,$(TEST_SRC) $(TEST_HELP_SRC))
+ALL_OBJ    := $(ENGINE_OBJ) $(DAEMON_OBJ) $(TEST_OBJ)
+# The runner holds the daemon's modules too, except the one with main().
+TESTED_DAEMON_OBJ := $(filter-out $(B)/server/main.o,$(DAEMON_OBJ))
+
+LIBS := $(B)/lib/libgradd_shm.a $(B)/lib/libgradd_shm.so $(B)/lib/libgradd.a $(B)/lib/libgradd.so
+BIN  := $(B)/bin/gradd
+
+# ---------------------------------------------------------------- targets
+.PHONY: all setup test check check-asan check-tsan demo bench format lint clean help unit info FORCE
+
+all: $(LIBS) $(BIN) ## build libraries and daemon (sets up first when needed)
+
+setup: ## install what is missing: system packages, .venv, Python packages (repeatable)
+	@sh tools/setup.sh $(VENV)
+
+test: all $(B)/bin/tests ## every test: layers, sizes, C, Python with a real daemon
+	@GRADD_BUILD=$(abspath $(B)) $(PY) tests/run_all.py --build $(B)
+
+check: lint all $(B)/bin/tests ## the inner loop, a minute: lint, layers, sizes, C, quick Python
+	@GRADD_BUILD=$(abspath $(B)) $(PY) tests/run_all.py --build $(B) --quick
+
+check-asan: ## C tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(MAKE) --no-print-directory ASAN=1 UBSAN=1 B=$(B)/asan $(B)/asan/bin/tests
+	@ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 \
+	 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=2 $(B)/asan/bin/tests --limit-scale 6
+
+check-tsan: ## C tests that use threads under ThreadSanitizer (OpenMP kept to one thread)
+	@$(MAKE) --no-print-directory TSAN=1 B=$(B)/tsan $(B)/tsan/bin/tests
+	@TSAN_OPTIONS=halt_on_error=1 OMP_NUM_THREADS=1 $(B)/tsan/bin/tests --limit-scale 10
+
+demo: all ## train a small Llama through the daemon, next to plain Trainer
+	@GRADD_BUILD=$(abspath $(B)) $(PY) -m optimum.gradd.demo $(ARGS)
+
+bench: all ## measure against torch eager and torch.compile
+	@GRADD_BUILD=$(abspath $(B)) $(PY) benchmarks/run.py $(ARGS)
+
+C_FILES = $(shell find shm kernels server tests benchmarks \( -name '*.[ch]' -o -name '*.cu' \
+                       -o -name '*.cuh' \) 2>/dev/null | sort)
+format: ## rewrite all sources in the house format
+	$(Q)$(VENV)/bin/clang-format -i $(C_FILES)
+	$(Q)$(VENV)/bin/ruff format -q . && $(VENV)/bin/ruff check -q --fix .
+
+lint: ## formatting and static checks, changes nothing
+	$(Q)$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES)
+	$(Q)$(VENV)/bin/ruff format -q --check . && $(VENV)/bin/ruff check -q .
+	$(Q)sh tests/check_layers.sh && $(PY) tests/check_sizes.py
+
+clean: ## remove build output (keeps .venv)
+	rm -rf $(B)
+
+info: ## what the build found
+	@echo "compiler  $(CC) $$($(CC) -dumpfullversion), $(MACHINE), $(OPTIMISE) $(ARCH) $(SANITIZE)"
+	@echo "oneDNN    $(or $(DNNL_FOUND),not found: own blocked product)"
+	@echo "msgpack   $(or $(MSGPACK_PC),not found by pkg-config)"
+	@echo "CUDA      $(if $(wildcard $(CUDA_HOME)/include/cuda.h),headers in $(CUDA_HOME),no (no $(CUDA_HOME)/include/cuda.h): CPU only)"
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
+	 while IFS='|' read -r t d; do printf '%-14s %s\n' "$$t" "$$d"; done
+	@echo "  variables: B CC NVCC CUDA_HOME ARCH DEBUG ASAN UBSAN TSAN WERROR ONEDNN V (and T for unit)"
+
+# One test module alone: `make unit T=segment`. Modules of shm/ need only shm to compile.
+unit: $(if $(T),$(B)/bin/test_$(T)) ## build and run one C test module: make unit T=segment
+	$(if $(T),,$(error say which module: make unit T=segment))
+	@$(B)/bin/test_$(T) $(ARGS)
+
+# ---------------------------------------------------------------- generated sources
+# Each list is rewritten only when its content changed, so adding a file rebuilds what reads the list.
+GEN := $(B)/gen/op_list.inc $(B)/gen/pass_list.inc $(B)/gen/cmd_list.inc $(B)/gen/test_list.inc \
+       $(B)/gen/flags.txt
+put_list = @mkdir -p $(@D); { $(1); } > $@.new; if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+names    = :$(foreach n,$(1),; echo 'X($(n))')
+scan_tests = sed -n -e 's/^TEST(\([a-z0-9_]*\)).*/X($(2), \1, 10)/p' \
+             -e 's/^TEST_LIMIT(\([a-z0-9_]*\), *\([0-9]*\)).*/X($(2), \1, \2)/p' $(1)
+
+$(B)/gen/op_list.inc: FORCE
+	$(call put_list,$(call names,$(sort $(basename $(notdir $(wildcard kernels/ops/*.c))))))
+$(B)/gen/pass_list.inc: FORCE
+	$(call put_list,$(call names,$(sort $(basename $(notdir $(wildcard server/graph/passes/*.c))))))
+$(B)/gen/cmd_list.inc: FORCE
+	$(call put_list,$(call names,$(patsubst server/cmd_%.c,%,$(sort $(wildcard server/cmd_*.c)))))
+$(B)/gen/test_list.inc: FORCE
+	$(call put_list,:$(foreach f,$(TEST_SRC),; $(call scan_tests,$(f),$(f:tests/c/test_%.c=%))))
+$(B)/gen/unit/%/test_list.inc: FORCE
+	$(call put_list,$(call scan_tests,tests/c/test_$*.c,$*))
+$(B)/gen/flags.txt: FORCE
+	$(call put_list,echo '$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN)')
+FORCE:
+
+$(B)/gen/%.pb-c.c $(B)/gen/%.pb-c.h: %.proto
+	@mkdir -p $(B)/gen; echo "  PROTO   $<"
+	$(Q)protoc-c --c_out=$(B)/gen $<
+
+# ---------------------------------------------------------------- compile and link
+$(ALL_OBJ): $(B)/gen/flags.txt | $(GEN) $(PB_C:.c=.h)
+
+$(B)/tests/c/test_%.o: tests/c/test_%.c
+	@mkdir -p $(@D); echo "  CC      $<"
+	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN) -DTEST_MODULE=$* -MMD -MP -c $< -o $@
+$(B)/%.o: %.c
+	@mkdir -p $(@D); echo "  CC      $<"
+	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN) -MMD -MP -c $< -o $@
+$(B)/gen-obj/%.o: $(B)/gen/%.c
+	@mkdir -p $(@D); echo "  CC      $<"
+	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) -MMD -MP -c $< -o $@
+
+archive = @mkdir -p $(@D); echo "  AR      $@"; rm -f $@; $(AR) rcs $@ $(filter %.o,$^)
+# Shared objects export gradd_* and nothing else. A sanitizer's runtime stays undefined in them.
+share   = @mkdir -p $(@D); echo "  LD      $@"; $(CC) -shared $(LDFLAGS_ALL) \
+          $(if $(SANITIZE),,-Wl$(comma)-z$(comma)defs) \
+          -Wl,-soname,$(@F) -Wl,--version-script=tools/exports.map -o $@ $(filter %.o,$^) $(1)
+link    = @mkdir -p $(@D); echo "  LD      $@"; $(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) \
+          $(filter %.a,$^) $(1)
+
+# The list of members is part of each archive's recipe input: a deleted source must leave it.
+$(B)/lib/libgradd_shm.a: $(SHM_OBJ) $(B)/gen/shm_members.txt
+	$(archive)
+$(B)/lib/libgradd.a: $(ENGINE_OBJ) $(B)/gen/engine_members.txt
+	$(archive)
+$(B)/gen/shm_members.txt: FORCE
+	$(call put_list,echo '$(SHM_OBJ)')
+$(B)/gen/engine_members.txt: FORCE
+	$(call put_list,echo '$(ENGINE_OBJ)')
+$(B)/lib/libgradd_shm.so: $(SHM_OBJ) $(B)/gen/shm_members.txt tools/exports.map
+	$(call share,-lpthread)
+$(B)/lib/libgradd.so: $(ENGINE_OBJ) $(B)/gen/engine_members.txt tools/exports.map
+	$(call share,$(ENGINE_LIBS))
+$(B)/bin/gradd: $(DAEMON_OBJ) $(B)/lib/libgradd.a
+	$(call link,$(DAEMON_LIBS))
+
+$(B)/tests/runner.o: $(B)/gen/test_list.inc $(B)/gen/flags.txt
+$(B)/bin/tests: $(B)/tests/runner.o $(TEST_OBJ) $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a
+	$(call link,$(DAEMON_LIBS))
+
+# A unit runner has its own list; the engine's objects are linked only when the module needs them.
+$(B)/unit/%/runner.o: tests/runner.c $(B)/gen/unit/%/test_list.inc $(B)/gen/flags.txt tests/test.h
+	@mkdir -p $(@D)
+	$(Q)$(CC) -I$(B)/gen/unit/$* $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN) -c $< -o $@
+UNIT_ALL := $(patsubst tests/c/test_%.c,$(B)/bin/test_%,$(TEST_SRC))
+UNIT_SHM := $(filter $(patsubst shm/%.c,$(B)/bin/test_%,$(SHM_SRC)),$(UNIT_ALL))
+$(UNIT_SHM): $(B)/bin/test_%: $(B)/unit/%/runner.o $(B)/tests/c/test_%.o $(B)/lib/libgradd_shm.a
+	$(call link,-lpthread -lm)
+$(filter-out $(UNIT_SHM),$(UNIT_ALL)): $(B)/bin/test_%: $(B)/unit/%/runner.o \
+    $(B)/tests/c/test_%.o $(call obj,$(TEST_HELP_SRC)) $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a
+	$(call link,$(DAEMON_LIBS))
+.SECONDARY:
+
+-include $(ALL_OBJ:.o=.d) $(B)/tests/runner.d

@@ -1,0 +1,87 @@
+"""Fails when a source file or a function has grown out of the house limits.
+
+Files: at most 800 lines, opened by a comment that states the purpose. Functions in C and Python:
+at most 100 lines. The C side relies on the house format (a function starts in column 0 and ends
+with a brace in column 0), which `make lint` enforces. Run by `make check` and `make test`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ["shm", "kernels", "server", "adapters", "tests", "benchmarks", "tools"]
+SUFFIXES = {".c", ".h", ".cu", ".cuh", ".py", ".sh"}
+MAX_FILE = 800
+MAX_FUNCTION = 100
+
+
+def source_files() -> list[Path]:
+    """Every hand-written source file of the repository, sorted."""
+    found = [p for d in FOLDERS for p in (ROOT / d).rglob("*") if p.suffix in SUFFIXES]
+    return sorted(p for p in found if "__pycache__" not in p.parts)
+
+
+def c_functions(lines: list[str]) -> list[tuple[str, int, int]]:
+    """Name, first line and length of each function body in formatted C."""
+    out: list[tuple[str, int, int]] = []
+    start = None  # first line of the declaration at hand
+    head = ""  # its text up to the opening brace
+    for number, line in enumerate(lines, 1):
+        if start is None:
+            if re.match(r"[A-Za-z_]", line):
+                start, head = number, ""
+            else:
+                continue
+        if "{" not in head:
+            head += line
+            if "{" not in head and line.rstrip().endswith(";"):
+                start = None
+                continue
+        if line.startswith("}"):
+            name = re.search(r"(\w+)\s*\(", head.split("{")[0])
+            if name and "=" not in head.split("{")[0]:
+                out.append((name.group(1), start, number - start + 1))
+            start = None
+    return out
+
+
+def py_functions(text: str) -> list[tuple[str, int, int]]:
+    """Name, first line and length of each function in a Python file."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, kinds)]
+    return [(n.name, n.lineno, (n.end_lineno or n.lineno) - n.lineno + 1) for n in nodes]
+
+
+def problems(path: Path) -> list[str]:
+    """What is wrong with one file, as lines to print."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    name = path.relative_to(ROOT)
+    out = []
+    if len(lines) > MAX_FILE:
+        out.append(f"{name}: {len(lines)} lines, the limit is {MAX_FILE}")
+    if lines and not re.match(r'/\*|//|#|r?"""', lines[0]):
+        out.append(f"{name}: does not open with a comment that says what it is for")
+    functions = py_functions(text) if path.suffix == ".py" else []
+    if path.suffix in {".c", ".h", ".cu", ".cuh"}:
+        functions = c_functions(lines)
+    for function, line, length in functions:
+        if length > MAX_FUNCTION:
+            out.append(f"{name}:{line}: {function}() has {length} lines, limit {MAX_FUNCTION}")
+    return out
+
+
+def main() -> int:
+    """Prints every problem; returns the exit status."""
+    files = source_files()
+    found = [line for path in files for line in problems(path)]
+    print("\n".join(found) if found else f"sizes: {len(files)} files within the limits")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Runs every kind of test and ends with one line: "N passed, N failed".
+
+Order: the checks of the architecture (layers, sizes), the C runner, then pytest with a real daemon
+(`--quick`: only what is marked quick). A check script counts as one test. Everything that was
+skipped is listed with its reason by the part that skipped it. Called by `make test`, `make check`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+Count = tuple[int, int]  # passed, failed
+
+
+def run_script(title: str, command: list[str]) -> Count:
+    """Runs a check that either holds or not."""
+    print(f"== {title}", flush=True)
+    return (1, 0) if subprocess.run(command, cwd=ROOT).returncode == 0 else (0, 1)
+
+
+def run_c(binary: Path) -> Count:
+    """Runs the C tests, passing their output through; the last line carries the counts."""
+    print("== C tests", flush=True)
+    command = [str(binary)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        last = ""
+        for line in process.stdout or []:
+            print(line, end="", flush=True)
+            last = line
+    match = re.fullmatch(r"(\d+) passed, (\d+) failed\n", last)
+    if not match:
+        print(f"C tests: {binary} ended with status {process.returncode} and no result")
+        return 0, 1
+    passed, failed = int(match[1]), int(match[2])
+    return passed, failed if process.returncode == 0 else max(failed, 1)
+
+
+def run_python(build: Path, quick: bool) -> Count:
+    """Runs pytest; the counts come from its report file, not from its text."""
+    print("== Python tests" + (" (quick)" if quick else ""), flush=True)
+    report = build / "pytest.xml"
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}"]
+    status = subprocess.run(command + (["-m", "quick"] if quick else []), cwd=ROOT).returncode
+    if not report.exists():
+        print(f"pytest ended with status {status} and no report")
+        return 0, 1
+    suites = ElementTree.parse(report).getroot().iter("testsuite")
+    total = failed = skipped = 0
+    for suite in suites:
+        total += int(suite.get("tests", 0))
+        failed += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+        skipped += int(suite.get("skipped", 0))
+    passed = max(total - failed - skipped, 0)
+    return passed, failed if status == 0 else max(failed, 1)
+
+
+def main() -> int:
+    """Runs all parts, whatever fails, and prints the sum."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", type=Path, default=ROOT / "build")
+    parser.add_argument("--quick", action="store_true", help="only Python tests marked quick")
+    args = parser.parse_args()
+    start = time.monotonic()
+    counts = [
+        run_script("layers", ["sh", "tests/check_layers.sh"]),
+        run_script("sizes", [sys.executable, "tests/check_sizes.py"]),
+        run_c((ROOT / args.build / "bin" / "tests").resolve()),
+        run_python(ROOT / args.build, args.quick),
+    ]
+    passed, failed = (sum(column) for column in zip(*counts, strict=True))
+    print(f"== {time.monotonic() - start:.0f} s")
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+/* Runs the C tests, each in its own process with a time limit.
+ *
+ * Usage: tests [--list] [--filter TEXT]... [--limit-scale N] [--verbose]
+ * The list comes from the makefile (test_list.inc: module, name, seconds). The output of a test is
+ * shown when it fails. The last line is "N passed, N failed"; skipped tests are listed before it
+ * with their reasons. Each test leads its own process group, which is killed afterwards, so nothing
+ * that a test forked outlives it. Single-threaded.
+ */
+#include "tests/test.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { EXIT_SKIPPED = 77, MAX_FILTERS = 32, MAX_SKIPS = 256 };
+
+typedef struct test_case_s {
+    const char *name; /* "module.test" */
+    void (*run)(void);
+    int limit_s;
+} test_case_t;
+
+#define X(module, name, seconds) void TEST_SYMBOL(module, name)(void);
+#include "test_list.inc"
+#undef X
+
+static const test_case_t cases[] = {
+#define X(module, name, seconds) {#module "." #name, TEST_SYMBOL(module, name), seconds},
+#include "test_list.inc"
+#undef X
+    {NULL, NULL, 0},
+};
+
+typedef enum { PASSED, FAILED, SKIPPED } outcome_t;
+
+typedef struct run_s {
+    const char *filters[MAX_FILTERS];
+    int n_filters;
+    int limit_scale;
+    bool verbose;
+    int n_passed, n_failed, n_skipped;
+} run_t;
+
+/* ---- what tests call ---- */
+
+void test_fail(const char *file, int line, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "%s:%d: ", file, line);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    fflush(NULL);
+    _exit(1);
+}
+
+void test_skip(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fputs("skipped: ", stderr);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    fflush(NULL);
+    _exit(EXIT_SKIPPED);
+}
+
+void test_eq_int(const char *file, int line, const char *text_a, const char *text_b, intmax_t a,
+                 intmax_t b) {
+    if (a != b) test_fail(file, line, "%s == %s: %jd != %jd", text_a, text_b, a, b);
+}
+
+void test_eq_str(const char *file, int line, const char *text_a, const char *text_b, const char *a,
+                 const char *b) {
+    if (!a || !b || strcmp(a, b) != 0)
+        test_fail(file, line, "%s == %s: '%s' != '%s'", text_a, text_b, a ? a : "(null)",
+                  b ? b : "(null)");
+}
+
+void test_near(const char *file, int line, const char *text_a, const char *text_b, double a,
+               double b, double tolerance) {
+    if (!(fabs(a - b) <= tolerance))
+        test_fail(file, line, "%s ~ %s: %.9g against %.9g, tolerance %g", text_a, text_b, a, b,
+                  tolerance);
+}
+
+void test_ok(const char *file, int line, const char *text, gradd_status_t status) {
+    if (status != GRADD_OK)
+        test_fail(file, line, "%s: %s: %s (%s)", text, gradd_status_name(status),
+                  gradd_error_message(), gradd_error_where());
+}
+
+void test_status(const char *file, int line, const char *text, gradd_status_t want,
+                 gradd_status_t got) {
+    if (want != got)
+        test_fail(file, line, "%s: expected %s, got %s%s%s", text, gradd_status_name(want),
+                  gradd_status_name(got), got == GRADD_OK ? "" : ": ",
+                  got == GRADD_OK ? "" : gradd_error_message());
+}
+
+void test_error_has(const char *file, int line, const char *part) {
+    if (!strstr(gradd_error_message(), part))
+        test_fail(file, line, "error message '%s' does not say '%s'", gradd_error_message(), part);
+}
+
+/* ---- the runner ---- */
+
+static double now_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static bool selected(const run_t *run, const char *name) {
+    if (run->n_filters == 0) return true;
+    for (int i = 0; i < run->n_filters; i++)
+        if (strstr(name, run->filters[i])) return true;
+    return false;
+}
+
+static _Noreturn void child_main(const test_case_t *test, int output) {
+    setpgid(0, 0);
+    dup2(output, STDOUT_FILENO);
+    dup2(output, STDERR_FILENO);
+    test->run();
+    fflush(NULL);
+    exit(0); /* not _exit: leak checkers report here */
+}
+
+/* Waits for the child by its pidfd; true if it ended within the limit. */
+static bool wait_limited(pid_t child, double limit_s) {
+    int pidfd = (int)syscall(SYS_pidfd_open, child, 0);
+    double end = now_s() + limit_s;
+    bool ended = false;
+    while (!ended) {
+        double left = end - now_s();
+        if (left <= 0) break;
+        if (pidfd >= 0) {
+            struct pollfd p = {.fd = pidfd, .events = POLLIN};
+            ended = poll(&p, 1, (int)(left * 1000) + 1) == 1;
+        } else {
+            siginfo_t info = {0};
+            usleep(1000);
+            ended = waitid(P_PID, (id_t)child, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+                    info.si_pid == child;
+        }
+    }
+    if (pidfd >= 0) close(pidfd);
+    return ended;
+}
+
+static void show_output(int fd, const char *indent) {
+    FILE *in = fdopen(dup(fd), "r");
+    char line[2048];
+    if (!in) return;
+    rewind(in);
+    while (fgets(line, sizeof line, in))
+        printf("%s%s", indent, line);
+    fclose(in);
+}
+
+static outcome_t run_one(const run_t *run, const test_case_t *test) {
+    int output = memfd_create("test-output", MFD_CLOEXEC);
+    double start = now_s();
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) child_main(test, output);
+    if (child < 0 || output < 0) {
+        printf("FAIL  %s: cannot start: %s\n", test->name, strerror(errno));
+        if (output >= 0) close(output);
+        return FAILED;
+    }
+    setpgid(child, child);
+    bool ended = wait_limited(child, (double)test->limit_s * run->limit_scale);
+    int status = 0;
+    kill(-child, SIGKILL);
+    waitpid(child, &status, 0);
+
+    outcome_t outcome = FAILED;
+    if (ended && WIFEXITED(status) && WEXITSTATUS(status) == 0) outcome = PASSED;
+    if (ended && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SKIPPED) outcome = SKIPPED;
+    const char *words[] = {"ok   ", "FAIL ", "skip "};
+    if (outcome != PASSED || run->verbose)
+        printf("%s %s (%.2f s)", words[outcome], test->name, now_s() - start);
+    if (outcome == FAILED && !ended)
+        printf(": did not end within %d s", test->limit_s * run->limit_scale);
+    else if (outcome == FAILED && WIFSIGNALED(status))
+        printf(": killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+    if (outcome != PASSED || run->verbose) {
+        putchar('\n');
+        show_output(output, "      ");
+    }
+    close(output);
+    return outcome;
+}
+
+static int usage(const char *program) {
+    fprintf(stderr, "usage: %s [--list] [--filter TEXT]... [--limit-scale N] [--verbose]\n",
+            program);
+    return 2;
+}
+
+int main(int argc, char **argv) {
+    run_t run = {.limit_scale = 1};
+    bool list = false;
+    for (int i = 1; i < argc; i++) {
+        bool more = i + 1 < argc;
+        if (strcmp(argv[i], "--list") == 0)
+            list = true;
+        else if (strcmp(argv[i], "--verbose") == 0)
+            run.verbose = true;
+        else if (strcmp(argv[i], "--filter") == 0 && more && run.n_filters < MAX_FILTERS)
+            run.filters[run.n_filters++] = argv[++i];
+        else if (strcmp(argv[i], "--limit-scale") == 0 && more && atoi(argv[i + 1]) > 0)
+            run.limit_scale = atoi(argv[++i]);
+        else
+            return usage(argv[0]);
+    }
+    for (const test_case_t *test = cases; test->name; test++) {
+        if (!selected(&run, test->name)) continue;
+        if (list) {
+            puts(test->name);
+            continue;
+        }
+        outcome_t outcome = run_one(&run, test);
+        run.n_passed += outcome == PASSED;
+        run.n_failed += outcome == FAILED;
+        run.n_skipped += outcome == SKIPPED;
+    }
+    if (list) return 0;
+    if (run.n_skipped) printf("%d skipped\n", run.n_skipped);
+    printf("%d passed, %d failed\n", run.n_passed, run.n_failed);
+    return run.n_failed != 0 || run.n_passed + run.n_skipped == 0;
+}
