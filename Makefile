@@ -127,25 +127,27 @@ setup: ## install what is missing: system packages, .venv, Python packages (repe
 	@sh tools/setup.sh $(VENV)
 
 test: all $(B)/bin/tests ## every test: layers, sizes, C, Python with a real daemon
-	@GRADD_BUILD=$(abspath $(B)) $(PY) tests/run_all.py --build $(B)
+	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tests/run_all.py --build $(B)
 
 check: lint all $(B)/bin/tests ## the inner loop, a minute: lint, layers, sizes, C, quick Python
-	@GRADD_BUILD=$(abspath $(B)) $(PY) tests/run_all.py --build $(B) --quick
+	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tests/run_all.py --build $(B) --quick
 
 check-asan: ## C tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	@$(MAKE) --no-print-directory ASAN=1 UBSAN=1 B=$(B)/asan $(B)/asan/bin/tests
+	@$(MAKE) --no-print-directory ASAN=1 UBSAN=1 B=$(B)/asan $(B)/asan/bin/gradd $(B)/asan/bin/tests
 	@ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 \
-	 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=2 $(B)/asan/bin/tests --limit-scale 6
+	 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=2 \
+	 GRADD_BIN=$(abspath $(B))/asan/bin/gradd $(B)/asan/bin/tests --limit-scale 6
 
 check-tsan: ## C tests that use threads under ThreadSanitizer (OpenMP kept to one thread)
-	@$(MAKE) --no-print-directory TSAN=1 B=$(B)/tsan $(B)/tsan/bin/tests
-	@TSAN_OPTIONS=halt_on_error=1 OMP_NUM_THREADS=1 $(B)/tsan/bin/tests --limit-scale 10
+	@$(MAKE) --no-print-directory TSAN=1 B=$(B)/tsan $(B)/tsan/bin/gradd $(B)/tsan/bin/tests
+	@TSAN_OPTIONS=halt_on_error=1 OMP_NUM_THREADS=1 \
+	 GRADD_BIN=$(abspath $(B))/tsan/bin/gradd $(B)/tsan/bin/tests --limit-scale 10
 
 demo: all ## train a small Llama through the daemon, next to plain Trainer
-	@GRADD_BUILD=$(abspath $(B)) $(PY) -m optimum.gradd.demo $(ARGS)
+	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) -m optimum.gradd.demo $(ARGS)
 
 bench: all ## measure against torch eager and torch.compile
-	@GRADD_BUILD=$(abspath $(B)) $(PY) benchmarks/run.py $(ARGS)
+	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) benchmarks/run.py $(ARGS)
 
 C_FILES = $(shell find shm kernels server tests benchmarks \( -name '*.[ch]' -o -name '*.cu' \
                        -o -name '*.cuh' \) 2>/dev/null | sort)
