@@ -47,8 +47,8 @@ gradd_status_t gradd_handle_table_create(gradd_handle_limits_t limits,
 void gradd_handle_table_destroy(gradd_handle_table_t *table);
 
 /* Puts *segment into the table under `id` and empties *segment. On failure it stays the caller's.
- * Fails with SHM when the id is taken (also by a removed segment that is still in use), LIMIT when
- * a limit would be passed, STALE when the table is closed, NOMEM. */
+ * Fails with SHM when the id is taken, LIMIT when a limit would be passed, STALE when the table is
+ * closed, NOMEM. */
 gradd_status_t gradd_handle_add(gradd_handle_table_t *table, uint64_t id, gradd_segment_t *segment);
 
 /* Takes a segment out and unmaps it. Fails with SHM (unknown id) or STALE (in use). */

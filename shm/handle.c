@@ -1,0 +1,242 @@
+/* The table of a client's segments and the checks on names that come in messages.
+ *
+ * A table is a small array searched in order: a client has a handful of segments (the daemon's
+ * limit is 64), so a hash would cost more than it saves. All arithmetic on client numbers is
+ * written as "is the rest large enough", never as a sum that could wrap.
+ */
+#include "shm/handle.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct entry_s {
+    uint64_t id;
+    gradd_segment_t segment; /* Owned */
+    uint64_t n_uses;
+} entry_t;
+
+struct gradd_handle_table_s {
+    pthread_mutex_t lock; /* guards everything below */
+    gradd_handle_limits_t limits;
+    entry_t *entries; /* Owned, in order of arrival */
+    uint32_t n_entries;
+    uint32_t capacity;
+    uint64_t bytes; /* sum of all entries */
+    bool closed;
+};
+
+gradd_status_t gradd_handle_table_create(gradd_handle_limits_t limits,
+                                         gradd_handle_table_t **out_table) {
+    gradd_handle_table_t *table = calloc(1, sizeof *table);
+    if (!table) return GRADD_FAIL(NOMEM, "no memory for a table of segments");
+    table->limits = limits;
+    pthread_mutex_init(&table->lock, NULL);
+    *out_table = table;
+    return GRADD_OK;
+}
+
+void gradd_handle_table_destroy(gradd_handle_table_t *table) {
+    if (!table) return;
+    for (uint32_t i = 0; i < table->n_entries; i++)
+        gradd_segment_finish(&table->entries[i].segment);
+    free(table->entries);
+    pthread_mutex_destroy(&table->lock);
+    free(table);
+}
+
+/* ---- under the lock ---- */
+
+static entry_t *find(gradd_handle_table_t *table, uint64_t id) {
+    for (uint32_t i = 0; i < table->n_entries; i++)
+        if (table->entries[i].id == id) return &table->entries[i];
+    return NULL;
+}
+
+static gradd_status_t find_open(gradd_handle_table_t *table, uint64_t id, entry_t **out_entry) {
+    if (table->closed)
+        return GRADD_FAIL(STALE, "the client of segment %llu is gone", (unsigned long long)id);
+    *out_entry = find(table, id);
+    if (!*out_entry) return GRADD_FAIL(SHM, "unknown segment %llu", (unsigned long long)id);
+    return GRADD_OK;
+}
+
+static void drop(gradd_handle_table_t *table, entry_t *entry) {
+    entry_t *end = table->entries + table->n_entries;
+    table->bytes -= entry->segment.bytes;
+    gradd_segment_finish(&entry->segment);
+    memmove(entry, entry + 1, (size_t)(end - entry - 1) * sizeof *entry);
+    table->n_entries--;
+}
+
+static gradd_status_t grow(gradd_handle_table_t *table) {
+    uint32_t capacity = table->capacity ? 2 * table->capacity : 8;
+    if (table->n_entries < table->capacity) return GRADD_OK;
+    if (capacity < table->capacity) return GRADD_FAIL(LIMIT, "too many segments");
+    entry_t *entries = realloc(table->entries, capacity * sizeof *entries);
+    if (!entries) return GRADD_FAIL(NOMEM, "no memory for a table of %u segments", capacity);
+    table->entries = entries;
+    table->capacity = capacity;
+    return GRADD_OK;
+}
+
+static gradd_status_t check_limits(const gradd_handle_table_t *table, uint64_t bytes) {
+    if (table->limits.segments && table->n_entries >= table->limits.segments)
+        return GRADD_FAIL(LIMIT, "at most %u segments per session", table->limits.segments);
+    if (bytes > UINT64_MAX - table->bytes)
+        return GRADD_FAIL(LIMIT, "the sizes of all segments overflow");
+    if (table->limits.bytes && table->bytes + bytes > table->limits.bytes)
+        return GRADD_FAIL(LIMIT, "%llu bytes in segments, at most %llu per session",
+                          (unsigned long long)(table->bytes + bytes),
+                          (unsigned long long)table->limits.bytes);
+    return GRADD_OK;
+}
+
+static gradd_status_t add_locked(gradd_handle_table_t *table, uint64_t id,
+                                 gradd_segment_t *segment) {
+    if (table->closed) return GRADD_FAIL(STALE, "the client is gone");
+    if (find(table, id))
+        return GRADD_FAIL(SHM, "segment %llu exists already", (unsigned long long)id);
+    GRADD_TRY(check_limits(table, segment->bytes));
+    GRADD_TRY(grow(table));
+    table->entries[table->n_entries++] = (entry_t){.id = id, .segment = *segment};
+    table->bytes += segment->bytes;
+    *segment = (gradd_segment_t)GRADD_SEGMENT_INIT;
+    return GRADD_OK;
+}
+
+static gradd_status_t remove_locked(gradd_handle_table_t *table, uint64_t id) {
+    entry_t *entry;
+    GRADD_TRY(find_open(table, id, &entry));
+    if (entry->n_uses)
+        return GRADD_FAIL(STALE, "segment %llu is in use (%llu times)", (unsigned long long)id,
+                          (unsigned long long)entry->n_uses);
+    drop(table, entry);
+    return GRADD_OK;
+}
+
+static gradd_status_t resolve_locked(gradd_handle_table_t *table, uint64_t id, uint64_t offset,
+                                     uint64_t bytes, uint64_t align, void **out_address) {
+    entry_t *entry;
+    GRADD_TRY(find_open(table, id, &entry));
+    uint64_t size = entry->segment.bytes;
+    if (offset > size || bytes > size - offset)
+        return GRADD_FAIL(TENSOR, "%llu bytes at offset %llu of segment %llu, which has %llu bytes",
+                          (unsigned long long)bytes, (unsigned long long)offset,
+                          (unsigned long long)id, (unsigned long long)size);
+    if (align && offset % align)
+        return GRADD_FAIL(TENSOR, "offset %llu of segment %llu is not a multiple of %llu",
+                          (unsigned long long)offset, (unsigned long long)id,
+                          (unsigned long long)align);
+    if (!entry->segment.base)
+        return GRADD_FAIL(STALE, "segment %llu is not mapped", (unsigned long long)id);
+    *out_address = (char *)entry->segment.base + offset;
+    return GRADD_OK;
+}
+
+/* ---- the interface: take the lock, do it, leave ---- */
+
+gradd_status_t gradd_handle_add(gradd_handle_table_t *table, uint64_t id,
+                                gradd_segment_t *segment) {
+    pthread_mutex_lock(&table->lock);
+    gradd_status_t status = add_locked(table, id, segment);
+    pthread_mutex_unlock(&table->lock);
+    return status;
+}
+
+gradd_status_t gradd_handle_remove(gradd_handle_table_t *table, uint64_t id) {
+    pthread_mutex_lock(&table->lock);
+    gradd_status_t status = remove_locked(table, id);
+    pthread_mutex_unlock(&table->lock);
+    return status;
+}
+
+gradd_status_t gradd_handle_retain(gradd_handle_table_t *table, uint64_t id) {
+    entry_t *entry;
+    pthread_mutex_lock(&table->lock);
+    gradd_status_t status = find_open(table, id, &entry);
+    if (status == GRADD_OK) entry->n_uses++;
+    pthread_mutex_unlock(&table->lock);
+    return status;
+}
+
+void gradd_handle_release(gradd_handle_table_t *table, uint64_t id) {
+    pthread_mutex_lock(&table->lock);
+    entry_t *entry = find(table, id);
+    if (entry && entry->n_uses) entry->n_uses--;
+    if (entry && !entry->n_uses && table->closed) drop(table, entry);
+    pthread_mutex_unlock(&table->lock);
+}
+
+void gradd_handle_close(gradd_handle_table_t *table) {
+    pthread_mutex_lock(&table->lock);
+    table->closed = true;
+    for (uint32_t i = table->n_entries; i-- > 0;)
+        if (!table->entries[i].n_uses) drop(table, &table->entries[i]);
+    pthread_mutex_unlock(&table->lock);
+}
+
+gradd_status_t gradd_handle_resolve(gradd_handle_table_t *table, uint64_t id, uint64_t offset,
+                                    uint64_t bytes, uint64_t align, void **out_address) {
+    pthread_mutex_lock(&table->lock);
+    gradd_status_t status = resolve_locked(table, id, offset, bytes, align, out_address);
+    pthread_mutex_unlock(&table->lock);
+    return status;
+}
+
+gradd_status_t gradd_handle_tensor(gradd_handle_table_t *table, const gradd_tensor_t *tensor,
+                                   void **out_address) {
+    GRADD_TRY(gradd_type_check(&tensor->type));
+    return gradd_handle_resolve(table, tensor->segment, tensor->offset,
+                                (uint64_t)gradd_type_bytes(&tensor->type), GRADD_TENSOR_ALIGN,
+                                out_address);
+}
+
+void gradd_handle_usage(gradd_handle_table_t *table, uint32_t *out_segments, uint64_t *out_bytes) {
+    pthread_mutex_lock(&table->lock);
+    *out_segments = table->n_entries;
+    *out_bytes = table->bytes;
+    pthread_mutex_unlock(&table->lock);
+}
+
+/* ---- overlaps ---- */
+
+static int by_base(const void *a, const void *b) {
+    uintptr_t x = (uintptr_t)((const gradd_handle_span_t *)a)->base;
+    uintptr_t y = (uintptr_t)((const gradd_handle_span_t *)b)->base;
+    return x < y ? -1 : x > y;
+}
+
+static gradd_status_t overlap(const gradd_handle_span_t *a, const gradd_handle_span_t *b,
+                              uint32_t *out_tag_a, uint32_t *out_tag_b) {
+    const gradd_handle_span_t *written = a->written ? a : b;
+    const gradd_handle_span_t *other = a->written ? b : a;
+    if (out_tag_a) *out_tag_a = written->tag;
+    if (out_tag_b) *out_tag_b = other->tag;
+    return GRADD_FAIL(TENSOR, "range %u would be written while it overlaps range %u", written->tag,
+                      other->tag);
+}
+
+/* One sweep in order of addresses. It is enough to remember the range that reaches furthest among
+ * all ranges, and among the written ones: whoever overlaps any earlier range overlaps that one. */
+gradd_status_t gradd_handle_disjoint(gradd_handle_span_t *spans, size_t n_spans,
+                                     uint32_t *out_tag_a, uint32_t *out_tag_b) {
+    const gradd_handle_span_t *furthest[2] = {NULL, NULL}; /* of all; of the written */
+    uintptr_t reach[2] = {0, 0};
+    /* glibc's qsort allocates beyond 1 KiB but falls back to sorting in place without memory. */
+    if (n_spans > 1) qsort(spans, n_spans, sizeof *spans, by_base);
+    for (size_t i = 0; i < n_spans; i++) {
+        const gradd_handle_span_t *span = &spans[i];
+        uintptr_t start = (uintptr_t)span->base;
+        if (span->bytes == 0) continue;
+        int against = span->written ? 0 : 1; /* a reader minds only the written ones */
+        if (furthest[against] && start < reach[against])
+            return overlap(furthest[against], span, out_tag_a, out_tag_b);
+        for (int k = 0; k < (span->written ? 2 : 1); k++)
+            if (start + span->bytes > reach[k]) {
+                reach[k] = start + span->bytes;
+                furthest[k] = span;
+            }
+    }
+    return GRADD_OK;
+}
