@@ -1,0 +1,141 @@
+"""Serves the training names of `optimum.onnxruntime` from `optimum.gradd`.
+
+Old scripts say `from optimum.onnxruntime import ORTTrainer, ORTTrainingArguments`. A package
+directory of that name would fight over files with optimum-onnx (the inference classes), so an
+import hook does it instead: where no such package is installed, it serves one; where one is, its
+module keeps all that it has and learns the training names in addition. A `.pth` file imports this
+module at every start of the interpreter: it must stay one small module of the standard library and
+import nothing else.
+"""
+
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+
+PACKAGE = "optimum.onnxruntime"
+NAMES = (
+    "ORTTrainer",
+    "ORTTrainingArguments",
+    "ORTSeq2SeqTrainer",
+    "ORTSeq2SeqTrainingArguments",
+)
+# Submodules that old scripts import from, and where they live now.
+SUBMODULES = {
+    PACKAGE + ".trainer": "optimum.gradd.trainer",
+    PACKAGE + ".trainer_seq2seq": "optimum.gradd.trainer_seq2seq",
+    PACKAGE + ".training_args": "optimum.gradd.training_args",
+    PACKAGE + ".training_args_seq2seq": "optimum.gradd.training_args",
+    PACKAGE + ".utils": "optimum.gradd.utils",
+}
+
+
+def _get_training_name(name):
+    return getattr(import_module("optimum.gradd"), name)
+
+
+class _AliasLoader:
+    """Makes `optimum.onnxruntime.X` the very module object of `optimum.gradd.X`."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        # The import system returns what sys.modules holds after this call, so one class has one
+        # identity whichever of the two paths it was imported by.
+        sys.modules[module.__name__] = import_module(self.target)
+
+
+class _EmptyPackageLoader:
+    """The package `optimum.onnxruntime` where nobody else provides one."""
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        def __getattr__(name):
+            if name in NAMES:
+                return _get_training_name(name)
+            if name.startswith("__"):
+                raise AttributeError(name)
+            raise AttributeError(
+                f"module {PACKAGE!r} has no attribute {name!r}: gradd serves the training names "
+                f"({', '.join(NAMES)}); the inference classes come with the package optimum-onnx"
+            )
+
+        module.__doc__ = "Training names of ONNX Runtime in Optimum, served by optimum.gradd."
+        module.__all__ = list(NAMES)
+        module.__getattr__ = __getattr__
+        module.__dir__ = lambda: sorted([*vars(module), *NAMES])
+
+
+class _ExtendingLoader:
+    """Runs the loader of an installed `optimum.onnxruntime`, then adds the training names."""
+
+    def __init__(self, loader):
+        self._loader = loader
+
+    def __getattr__(self, name):  # get_source, get_data, is_package, ... stay those of the package
+        return getattr(self._loader, name)
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        self._loader.exec_module(module)
+        # A lazy module puts an instance of its own class in place of the one that was executed.
+        _teach_names(sys.modules[module.__name__])
+
+
+def _teach_names(module):
+    base = type(module)
+
+    def __getattr__(self, name):
+        if name in NAMES:
+            return _get_training_name(name)
+        inherited = getattr(base, "__getattr__", None)
+        if inherited is None:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return inherited(self, name)
+
+    def __dir__(self):
+        return sorted({*base.__dir__(self), *NAMES})
+
+    for name in NAMES:  # releases that still carried their own trainer: ours takes its place
+        vars(module).pop(name, None)
+    module.__class__ = type(
+        base.__name__, (base,), {"__getattr__": __getattr__, "__dir__": __dir__}
+    )
+
+
+class Finder:
+    """Answers for `optimum.onnxruntime` and the submodules of it that training scripts use."""
+
+    @classmethod
+    def find_spec(cls, fullname, path=None, target=None):
+        if not fullname.startswith(PACKAGE):
+            return None
+        if fullname == PACKAGE:
+            found = PathFinder.find_spec(fullname, path, target)
+            # A namespace (loader without code) is only a folder that happens to have the name.
+            if found is None or found.origin is None:
+                return ModuleSpec(fullname, _EmptyPackageLoader(), is_package=True)
+            found.loader = _ExtendingLoader(found.loader)
+            return found
+        if fullname in SUBMODULES:
+            found = PathFinder.find_spec(fullname, path, target)
+            return found or ModuleSpec(fullname, _AliasLoader(SUBMODULES[fullname]))
+        return None
+
+
+def install():
+    """Puts the finder in front of the path finder, once."""
+    if not any(
+        getattr(f, "__name__", "") == "Finder" and f.__module__ == __name__ for f in sys.meta_path
+    ):
+        sys.meta_path.insert(0, Finder)
+
+
+install()
