@@ -1,0 +1,104 @@
+"""Runs a model's `forward` through the daemon by replacing it on the instance.
+
+The module keeps its identity, so everything around it (saving, label smoothing, PEFT, DDP,
+autocast, generate, callbacks) sees the model that the user made. A wrapper module would not do:
+accelerate does not unwrap it, configuration files go missing and label smoothing silently computes
+another loss.
+
+The replaced `forward` is a bound method that finds its bridge by the module it is bound to. A copy
+of the model (`copy.deepcopy`, pickle) is another module without a bridge: it runs in plain PyTorch
+and touches nothing of the original.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+# Module -> the callable that takes its calls now. No entry: the original forward runs.
+_routes: weakref.WeakKeyDictionary[nn.Module, Callable[..., Any]] = weakref.WeakKeyDictionary()
+_MARK = "_gradd_replaced"
+
+
+def attach(module: nn.Module, route: Callable[..., Any]) -> None:
+    """Sends calls of `module` to `route` until `detach`. A second call only changes the route."""
+    _routes[module] = route
+    if not is_replaced(module):
+        module.forward = types.MethodType(_make_forward(module), module)
+
+
+def detach(module: nn.Module) -> None:
+    """Gives the module its own forward back; does nothing to a module that is not attached."""
+    _routes.pop(module, None)
+    forward = module.__dict__.get("forward")
+    # Somebody (accelerate's autocast) may have wrapped ours since: then ours stays inside and,
+    # having no route any more, passes calls on to the original.
+    if forward is not None and _is_ours(forward):
+        earlier = getattr(forward.__func__, _MARK)
+        if earlier is None:
+            del module.__dict__["forward"]
+        else:
+            module.forward = earlier
+
+
+def is_attached(module: nn.Module) -> bool:
+    """True while calls of the module are routed."""
+    return module in _routes
+
+
+def is_replaced(module: nn.Module) -> bool:
+    """True if our forward is installed on the module, bare or under accelerate's wrappers."""
+    forward = module.__dict__.get("forward")
+    seen = 0
+    while forward is not None and seen < 16:
+        if _is_ours(forward):
+            return True
+        forward = getattr(forward, "__wrapped__", None)
+        seen += 1
+    return False
+
+
+def original_forward(module: nn.Module) -> Callable[..., Any]:
+    """The forward that the module had before `attach`, bound to the module."""
+    forward = module.__dict__.get("forward")
+    if forward is not None and _is_ours(forward):
+        forward = getattr(forward.__func__, _MARK)
+    return forward if forward is not None else types.MethodType(type(module).forward, module)
+
+
+def _is_ours(forward: Any) -> bool:
+    return hasattr(getattr(forward, "__func__", forward), _MARK)
+
+
+def _make_forward(module: nn.Module) -> Callable[..., Any]:
+    """Builds the function to bind. It must not close over `module`: copies would share it."""
+    earlier = module.__dict__.get("forward")  # what somebody put on the instance before us
+    pattern = earlier if earlier is not None else type(module).forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        route = _routes.get(self)
+        if route is not None:
+            return route(*args, **kwargs)
+        if earlier is not None:
+            return earlier(*args, **kwargs)
+        return type(self).forward(self, *args, **kwargs)
+
+    functools.update_wrapper(forward, pattern)
+    # pickle stores a bound method by its name: the loaded copy then finds its class's own forward.
+    forward.__name__ = "forward"
+    if earlier is not None:
+        forward.__signature__ = _with_self(inspect.signature(earlier))
+    setattr(forward, _MARK, earlier)
+    return forward
+
+
+def _with_self(signature: inspect.Signature) -> inspect.Signature:
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    rest = [p for p in signature.parameters.values() if p.name != "self"]
+    return signature.replace(parameters=[own, *rest])

@@ -1,0 +1,38 @@
+"""What ORTTrainer does not train, said before training starts and with what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_INSTEAD = "Use transformers.Trainer, or set GRADD_DISABLE=1, to train this way in PyTorch."
+
+
+def check_trainer(trainer: Any) -> None:
+    """Raises for arguments under which a model cannot be captured as a whole.
+
+    Raises:
+        NotImplementedError: FSDP, DeepSpeed, parallelism_config: parameters are shards.
+        ValueError: torch_compile: two compilers cannot own one forward.
+    """
+    args = trainer.args
+    if trainer.is_fsdp_enabled or getattr(trainer, "is_fsdp_xla_enabled", False):
+        raise NotImplementedError(f"ORTTrainer: FSDP shards parameters. {_INSTEAD}")
+    if trainer.is_deepspeed_enabled:
+        raise NotImplementedError(f"ORTTrainer: DeepSpeed moves parameters. {_INSTEAD}")
+    if getattr(args, "parallelism_config", None) is not None:
+        raise NotImplementedError(f"ORTTrainer: parallelism_config is not supported. {_INSTEAD}")
+    if args.torch_compile:
+        raise ValueError(f"ORTTrainer: torch_compile=True and gradd exclude each other. {_INSTEAD}")
+
+
+def check_model(trainer: Any) -> None:
+    """Raises for a model or device that cannot be trained through one replaced forward.
+
+    Raises:
+        NotImplementedError: DataParallel (several GPUs in one process).
+    """
+    if trainer.args.n_gpu > 1:
+        raise NotImplementedError(
+            f"ORTTrainer: {trainer.args.n_gpu} GPUs in one process mean DataParallel, which copies "
+            "the module at every step. Launch one process per GPU (torchrun), or show it one GPU."
+        )

@@ -1,0 +1,190 @@
+"""`ORTTrainer`: transformers' Trainer whose forward and backward passes run in the gradd daemon.
+
+Only small hooks are overridden and nothing of Trainer's loop is copied: `_prepare_for_training`
+replaces the model's forward before anything wraps the model, `train` gives it back at the end, and
+the clipping hooks step aside where the optimizer clips by itself. GRADD_DISABLE=1 leaves plain
+Trainer.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.training_args import OptimizerNames
+
+from . import attach, refuse
+from .callbacks import GraddCallback
+from .training_args import ORTOptimizerNames, ORTTrainingArguments, gradd_is_disabled
+
+
+class ORTTrainer(Trainer):
+    """Drop-in replacement of `transformers.Trainer`.
+
+    Args:
+        model, args, ...: as in `transformers.Trainer`; `args` may be an `ORTTrainingArguments` or
+        plain
+            `TrainingArguments`.
+        tokenizer: the former name of `processing_class`.
+    """
+
+    def __init__(
+        self, model: Any = None, args: Any = None, *rest: Any, tokenizer: Any = None, **kwargs: Any
+    ) -> None:
+        if tokenizer is not None:
+            warnings.warn(
+                "ORTTrainer: `tokenizer` is now `processing_class`.", FutureWarning, stacklevel=2
+            )
+            kwargs.setdefault("processing_class", tokenizer)
+        if args is None:
+            args = ORTTrainingArguments(output_dir="tmp_trainer")
+        self._bridge: Any = None  # made at the first train() and kept for the next ones
+        self._bridge_module: nn.Module | None = None
+        self._grad_norm: torch.Tensor | None = None
+        super().__init__(model, args, *rest, **kwargs)
+        self._enabled = not gradd_is_disabled()
+        if self._enabled:
+            refuse.check_trainer(self)
+            self.add_callback(GraddCallback(self))
+
+    # ---- the module ----
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        if self._enabled:
+            refuse.check_model(self)
+            self._attach(self.model)
+        return super()._prepare_for_training(*args, **kwargs)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains as Trainer does; the model has its own forward again when this returns."""
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            if self._bridge_module is not None:
+                attach.detach(self._bridge_module)
+
+    def _attach(self, model: nn.Module) -> None:
+        if self._bridge is None or self._bridge_module is not model:
+            from gradd.bridge import Bridge
+
+            if self._bridge_module is not None:
+                attach.detach(self._bridge_module)
+            strict = bool(getattr(self.args, "strict", False))
+            self._bridge = Bridge(model, forward=self._forward_to_capture(model), strict=strict)
+            self._bridge_module = model
+        attach.attach(model, self._bridge)
+
+    # ---- the loss ----
+
+    def _forward_to_capture(self, model: nn.Module) -> Callable[..., Any]:
+        """The callable that graphs are captured from: forward, or forward and smoothed loss.
+
+        One callable serves both, so that the module has one bridge: the keyword that chooses is a
+        constant of the call and therefore part of what makes two captures different.
+        """
+        plain = attach.original_forward(model)
+        if not self._loss_in_graph:
+            return plain
+
+        smoother, causal = self.label_smoother, self._is_causal_lm(model)
+
+        def forward(*args: Any, gradd_smooth_labels: bool = False, **kwargs: Any) -> Any:
+            if not gradd_smooth_labels:
+                return plain(*args, **kwargs)
+            labels = kwargs.pop("labels")
+            outputs = plain(*args, **kwargs)
+            loss = smoother(
+                outputs,
+                labels,
+                shift_labels=causal,
+                num_items_in_batch=kwargs.get("num_items_in_batch"),
+            )
+            return {"loss": loss}
+
+        return forward
+
+    @property
+    def _loss_in_graph(self) -> bool:
+        """Without label smoothing models compute their loss in forward: nothing is left to add."""
+        wanted = bool(getattr(self.args, "use_module_with_loss", False))
+        return wanted and self.label_smoother is not None and self.compute_loss_func is None
+
+    def _is_causal_lm(self, model: nn.Module) -> bool:
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        return inner._get_name() in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
+    ) -> Any:
+        """As in Trainer; with `use_module_with_loss` the smoothed loss comes out of the graph."""
+        inside = (
+            self._loss_in_graph
+            and not return_outputs
+            and model.training
+            and "labels" in inputs
+            and self._bridge_module is not None
+            and attach.is_attached(self._bridge_module)
+        )
+        if not inside:
+            return super().compute_loss(model, inputs, return_outputs, **kwargs)
+        # Trainer's own code does the rest (scaling over processes): it only must not smooth again.
+        smoother, self.label_smoother = self.label_smoother, None
+        try:
+            return super().compute_loss(model, {**inputs, "gradd_smooth_labels": True}, **kwargs)
+        finally:
+            self.label_smoother = smoother
+
+    # ---- the optimizer ----
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:
+        """As in Trainer; knows `adamw_ort_fused` in addition."""
+        if args.optim != ORTOptimizerNames.ADAMW_ORT_FUSED:
+            return Trainer.get_optimizer_cls_and_kwargs(args, model)
+        if gradd_is_disabled():
+            plain = copy.copy(args)
+            plain.optim = OptimizerNames.ADAMW_TORCH
+            return Trainer.get_optimizer_cls_and_kwargs(plain, model)
+        return ORTTrainer.get_ort_optimizer_cls_and_kwargs(args)
+
+    @staticmethod
+    def get_ort_optimizer_cls_and_kwargs(args: Any) -> tuple[Any, dict[str, Any]]:
+        """The fused AdamW, with torch's arithmetic, which also clips."""
+        from gradd.optim import AdamWMode, FusedAdam
+
+        return FusedAdam, {
+            "lr": args.learning_rate,
+            "betas": (args.adam_beta1, args.adam_beta2),
+            "eps": args.adam_epsilon,
+            "adam_w_mode": AdamWMode.ADAMW_TORCH,
+            "max_grad_norm": args.max_grad_norm,
+        }
+
+    def _clipping_optimizer(self) -> Any:
+        """The optimizer, if it clips by itself; None where Trainer has to clip."""
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's wrapper
+        return optimizer if getattr(optimizer, "max_grad_norm", None) else None
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        if self._clipping_optimizer() is None:
+            return super()._clip_grad_norm(model)
+        return None  # the step clips
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        if self._clipping_optimizer() is None:
+            return super()._get_grad_norm(model, grad_norm=grad_norm)
+        # The norm is a by-product of the step, which comes after this call and before the value is
+        # logged: hand out the tensor that the step's callback fills.
+        self._grad_norm = torch.zeros(())
+        return self._grad_norm
+
+    def _after_optimizer_step(self) -> None:
+        optimizer = self._clipping_optimizer()
+        if optimizer is not None and self._grad_norm is not None:
+            self._grad_norm.fill_(float(optimizer.grad_norm))
