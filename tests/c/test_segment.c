@@ -1,0 +1,244 @@
+/* Tests of shm/segment: what a hostile or careless owner of a descriptor may try.
+ *
+ * ENOSPC is injected with a seccomp filter on fallocate, because memory files have no size limit
+ * that a test could reach safely.
+ */
+#include "tests/test.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "shm/segment.h"
+
+enum { SIZE = 1 << 16, SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
+
+static int open_descriptors(void) {
+    int n = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    while (readdir(dir))
+        n++;
+    closedir(dir);
+    return n;
+}
+
+/* A memfd with chosen size, reserved bytes and seals. */
+static int make_memfd(off_t size, off_t reserved, int seals, unsigned flags) {
+    int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
+    CHECK(fd >= 0);
+    CHECK_EQ_INT(ftruncate(fd, size), 0);
+    if (reserved) CHECK_EQ_INT(posix_fallocate(fd, 0, reserved), 0);
+    if (seals) CHECK_EQ_INT(fcntl(fd, F_ADD_SEALS, seals), 0);
+    return fd;
+}
+
+static void check_refused(int fd, gradd_status_t code, const char *reason) {
+    gradd_segment_t segment = GRADD_SEGMENT_INIT;
+    bool was_open = fcntl(fd, F_GETFD) >= 0;
+    CHECK_STATUS(code, gradd_segment_open(fd, SIZE, &segment));
+    CHECK_ERROR_HAS(reason);
+    CHECK_EQ_INT(segment.fd, -1);
+    CHECK_EQ_INT(fcntl(fd, F_GETFD) >= 0, was_open); /* still the caller's */
+}
+
+TEST(create_open_share_bytes) {
+    gradd_segment_t mine = GRADD_SEGMENT_INIT, theirs = GRADD_SEGMENT_INIT;
+    CHECK_OK(gradd_segment_create("test", SIZE, &mine));
+    CHECK_EQ_INT(mine.bytes, SIZE);
+    CHECK_EQ_INT((uintptr_t)mine.base % 4096, 0);
+    CHECK_OK(gradd_segment_open(dup(mine.fd), SIZE, &theirs));
+    CHECK(theirs.base != mine.base);
+    strcpy((char *)mine.base + SIZE - 16, "hello");
+    CHECK_EQ_STR((char *)theirs.base + SIZE - 16, "hello");
+    strcpy(theirs.base, "answer");
+    CHECK_EQ_STR(mine.base, "answer");
+    gradd_segment_finish(&theirs);
+    CHECK_EQ_STR(mine.base, "answer");
+    gradd_segment_finish(&mine);
+    CHECK_EQ_INT(mine.fd, -1);
+}
+
+TEST(size_need_not_be_whole_pages) {
+    gradd_segment_t odd = GRADD_SEGMENT_INIT;
+    uint64_t bytes = 0;
+    CHECK_OK(gradd_segment_create("odd", 4097, &odd));
+    CHECK_OK(gradd_segment_check(odd.fd, &bytes));
+    CHECK_EQ_INT(bytes, 4097);
+    ((char *)odd.base)[4096] = 1;
+    gradd_segment_finish(&odd);
+}
+
+TEST(owner_cannot_change_the_size) {
+    gradd_segment_t segment = GRADD_SEGMENT_INIT;
+    CHECK_OK(gradd_segment_create("test", SIZE, &segment));
+    CHECK_EQ_INT(ftruncate(segment.fd, 0), -1);
+    CHECK_EQ_INT(errno, EPERM);
+    CHECK_EQ_INT(ftruncate(segment.fd, 2 * SIZE), -1);
+    CHECK_EQ_INT(fallocate(segment.fd, 0, SIZE, SIZE), -1);
+    memset(segment.base, 1, SIZE); /* would be SIGBUS had it worked */
+    gradd_segment_finish(&segment);
+}
+
+TEST(unsealed_and_half_sealed_are_refused) {
+    const int all[] = {0, F_SEAL_SHRINK, F_SEAL_SHRINK | F_SEAL_GROW, F_SEAL_SHRINK | F_SEAL_SEAL,
+                       F_SEAL_GROW | F_SEAL_SEAL};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        int fd = make_memfd(SIZE, SIZE, all[i], 0);
+        check_refused(fd, GRADD_E_SHM, "sealed");
+        close(fd);
+    }
+}
+
+TEST(named_shared_memory_is_refused) {
+    char name[64];
+    snprintf(name, sizeof name, "/gradd-test-%d", (int)getpid());
+    int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+    if (fd < 0) test_skip("shm_open: %s", strerror(errno));
+    shm_unlink(name);
+    CHECK_EQ_INT(ftruncate(fd, SIZE), 0);
+    check_refused(fd, GRADD_E_SHM, "cannot be sealed");
+}
+
+TEST(other_descriptors_are_refused) {
+    int pipes[2];
+    CHECK_EQ_INT(pipe(pipes), 0);
+    check_refused(pipes[0], GRADD_E_SHM, "reading and writing");
+    check_refused(open("/dev/zero", O_RDWR), GRADD_E_SHM, "not a memfd");
+    check_refused(open("/tmp", O_RDONLY | O_DIRECTORY), GRADD_E_SHM, "reading and writing");
+    check_refused(open("/tmp", O_TMPFILE | O_RDWR, 0600), GRADD_E_SHM, "");
+    check_refused(-1, GRADD_E_SHM, "not an open descriptor");
+    check_refused(99999, GRADD_E_SHM, "not an open descriptor");
+}
+
+TEST(read_only_is_refused) {
+    char path[64];
+    int fd = make_memfd(SIZE, SIZE, SEALS, 0);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    check_refused(open(path, O_RDONLY), GRADD_E_SHM, "reading and writing");
+    check_refused(open(path, O_PATH | O_RDWR), GRADD_E_SHM, "reading and writing");
+    check_refused(make_memfd(SIZE, SIZE, SEALS | F_SEAL_WRITE, 0), GRADD_E_SHM, "writing");
+    check_refused(make_memfd(SIZE, SIZE, SEALS | F_SEAL_FUTURE_WRITE, 0), GRADD_E_SHM, "writing");
+}
+
+TEST(claimed_size_must_be_the_real_one) {
+    const uint64_t claims[] = {0, SIZE - 1, SIZE + 1, 2 * SIZE, UINT64_MAX};
+    gradd_segment_t segment = GRADD_SEGMENT_INIT;
+    int fd = make_memfd(SIZE, SIZE, SEALS, 0);
+    for (size_t i = 0; i < sizeof claims / sizeof claims[0]; i++) {
+        CHECK_STATUS(GRADD_E_SHM, gradd_segment_open(fd, claims[i], &segment));
+        CHECK_ERROR_HAS("65536 bytes, the message said");
+    }
+    CHECK_OK(gradd_segment_open(fd, SIZE, &segment));
+    gradd_segment_finish(&segment);
+}
+
+TEST(empty_is_refused) {
+    gradd_segment_t segment = GRADD_SEGMENT_INIT;
+    uint64_t bytes;
+    int fd = make_memfd(0, 0, SEALS, 0);
+    CHECK_STATUS(GRADD_E_LIMIT, gradd_segment_check(fd, &bytes));
+    CHECK_STATUS(GRADD_E_LIMIT, gradd_segment_create("empty", 0, &segment));
+}
+
+TEST(unreserved_pages_are_refused) {
+    check_refused(make_memfd(SIZE, 0, SEALS, 0), GRADD_E_NOSPC, "posix_fallocate");
+    check_refused(make_memfd(SIZE, SIZE / 2, SEALS, 0), GRADD_E_NOSPC, "only 32768");
+}
+
+TEST(huge_pages_are_refused) {
+    int fd = memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+    if (fd < 0) test_skip("no hugetlb memfd here: %s", strerror(errno));
+    check_refused(fd, GRADD_E_SHM, "huge pages");
+}
+
+TEST(impossible_sizes_fail_without_harm) {
+    gradd_segment_t segment = GRADD_SEGMENT_INIT;
+    int before = open_descriptors();
+    CHECK_STATUS(GRADD_E_LIMIT, gradd_segment_create("x", UINT64_MAX, &segment));
+    CHECK_STATUS(GRADD_E_LIMIT, gradd_segment_create("x", (uint64_t)INT64_MAX + 1, &segment));
+    CHECK_STATUS(GRADD_E_NOSPC, gradd_segment_create("x", INT64_MAX, &segment));
+    CHECK_STATUS(GRADD_E_NOSPC, gradd_segment_create("x", 1ull << 50, &segment));
+    CHECK_EQ_INT(open_descriptors(), before);
+    CHECK(segment.base == NULL);
+}
+
+/* From here on the given system call fails with the given error in this process. */
+static void fail_syscall(unsigned number, unsigned error) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof code / sizeof code[0], code};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+        test_skip("no seccomp filters here: %s", strerror(errno));
+}
+
+static void check_create_fails(unsigned number, unsigned error, gradd_status_t code) {
+    gradd_segment_t segment = GRADD_SEGMENT_INIT;
+    int before = open_descriptors();
+    fail_syscall(number, error);
+    CHECK_STATUS(code, gradd_segment_create("x", SIZE, &segment));
+    CHECK_EQ_INT(segment.fd, -1);
+    CHECK_EQ_INT(open_descriptors(), before);
+}
+
+TEST(no_space_is_said_at_creation) {
+    check_create_fails(SYS_fallocate, ENOSPC, GRADD_E_NOSPC);
+}
+
+TEST(no_address_space_is_said_at_mapping) {
+    gradd_segment_t segment = GRADD_SEGMENT_INIT;
+    CHECK_OK(gradd_segment_create("x", SIZE, &segment));
+    gradd_segment_unmap(&segment);
+    CHECK(segment.base == NULL && segment.fd >= 0);
+    fail_syscall(SYS_mmap, ENOMEM);
+    CHECK_STATUS(GRADD_E_NOMEM, gradd_segment_map(&segment));
+    gradd_segment_finish(&segment);
+}
+
+TEST(no_memfd_is_said) {
+    check_create_fails(SYS_memfd_create, EMFILE, GRADD_E_SHM);
+}
+
+TEST(nothing_leaks) {
+    int before = open_descriptors();
+    for (int i = 0; i < 200; i++) {
+        gradd_segment_t a = GRADD_SEGMENT_INIT, b = GRADD_SEGMENT_INIT;
+        CHECK_OK(gradd_segment_create("leak", SIZE, &a));
+        CHECK_OK(gradd_segment_open(dup(a.fd), SIZE, &b));
+        gradd_segment_finish(&a);
+        gradd_segment_finish(&b);
+        gradd_segment_finish(&b);
+    }
+    gradd_segment_finish(NULL);
+    gradd_segment_t zeroed;
+    memset(&zeroed, 0, sizeof zeroed);
+    gradd_segment_finish(&zeroed); /* must not close descriptor 0 */
+    CHECK_EQ_INT(open_descriptors(), before);
+}
+
+TEST(contents_outlive_their_creator) {
+    gradd_segment_t mine = GRADD_SEGMENT_INIT;
+    CHECK_OK(gradd_segment_create("test", SIZE, &mine));
+    pid_t child = fork();
+    if (child == 0) {
+        strcpy(mine.base, "from the child");
+        kill(getpid(), SIGKILL);
+    }
+    CHECK_EQ_INT(waitpid(child, NULL, 0), child);
+    CHECK_EQ_STR(mine.base, "from the child");
+    gradd_segment_finish(&mine);
+}
