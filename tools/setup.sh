@@ -101,7 +101,9 @@ install_python() {
         $pip -c constraints.txt -r requirements.txt -r requirements-dev.txt
     fi
     site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
-    printf '%s\n' "$PWD/adapters/python" "$PWD/adapters/optimum" >"$site/gradd-source.pth"
+    # The last line is run at every start: the import hook that serves `optimum.onnxruntime`.
+    printf '%s\n' "$PWD/adapters/python" "$PWD/adapters/optimum" \
+        "import optimum_gradd_finder" >"$site/gradd-source.pth"
 }
 
 # The stamp is an (otherwise empty) makefile, so make can include it and run setup when it is missing.
