@@ -39,12 +39,15 @@ gradd_status_t gradd_known_i64s(const gradd_infer_t *c, int input, int64_t *out,
         return GRADD_FAIL(UNSUPPORTED, "input %d depends on data that is not known before the run",
                           input);
     int64_t n = gradd_type_count(&in->type);
-    if (n > max) return GRADD_FAIL(LIMIT, "input %d has %lld entries, at most %d", input,
-                                   (long long)n, max);
+    if (n > max)
+        return GRADD_FAIL(LIMIT, "input %d has %lld entries, at most %d", input, (long long)n, max);
     for (int64_t i = 0; i < n; i++) {
-        if (in->type.dtype == GRADD_DT_I64) out[i] = ((const int64_t *)in->data)[i];
-        else if (in->type.dtype == GRADD_DT_I32) out[i] = ((const int32_t *)in->data)[i];
-        else return GRADD_FAIL(GRAPH, "input %d must hold integers", input);
+        if (in->type.dtype == GRADD_DT_I64)
+            out[i] = ((const int64_t *)in->data)[i];
+        else if (in->type.dtype == GRADD_DT_I32)
+            out[i] = ((const int32_t *)in->data)[i];
+        else
+            return GRADD_FAIL(GRAPH, "input %d must hold integers", input);
     }
     *out_n = (int)n;
     return GRADD_OK;
@@ -64,7 +67,8 @@ gradd_status_t gradd_known_axes(const gradd_infer_t *c, int input, int rank, boo
     }
     if (!n) {
         bool all = !gradd_attr_int(c->attrs, "noop_with_empty_axes", 0);
-        for (int i = 0; i < rank; i++) out_mask[i] = all;
+        for (int i = 0; i < rank; i++)
+            out_mask[i] = all;
         return GRADD_OK;
     }
     for (int i = 0; i < n; i++) {

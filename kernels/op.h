@@ -26,7 +26,8 @@
 extern "C" {
 #endif
 
-/* ---- values and attributes -------------------------------------------------------------------- */
+/* ---- values and attributes --------------------------------------------------------------------
+ */
 
 /* A tensor a kernel or rule can see. `type.dtype == GRADD_DT_NONE` marks an absent optional input
  * or output. In infer, `data` is non-NULL only if the elements are known at compile time. Elements
@@ -76,7 +77,8 @@ typedef struct gradd_attr_spec_s {
     bool required;
 } gradd_attr_spec_t;
 
-/* ---- contexts --------------------------------------------------------------------------------- */
+/* ---- contexts ---------------------------------------------------------------------------------
+ */
 
 typedef struct gradd_op_s gradd_op_t;
 
@@ -100,15 +102,15 @@ typedef struct gradd_run_s {
     int n_in, n_out;
     const gradd_view_t *in;
     const gradd_view_t *out;
-    void *work;         /* scratch of the row's work() bytes, aligned to 64; else NULL */
-    uint64_t seed;      /* of the forward call: first Philox coordinate */
-    uint64_t node;      /* index of the node in the ONNX bytes: second Philox coordinate */
-    bool dropout_off;   /* run flag: random masking operators pass their input through */
+    void *work;       /* scratch of the row's work() bytes, aligned to 64; else NULL */
+    uint64_t seed;    /* of the forward call: first Philox coordinate */
+    uint64_t node;    /* index of the node in the ONNX bytes: second Philox coordinate */
+    bool dropout_off; /* run flag: random masking operators pass their input through */
 } gradd_run_t;
 
 /* A value of the graph under construction. */
 typedef int32_t gradd_val_t;
-#define GRADD_NONE ((gradd_val_t)-1)
+#define GRADD_NONE ((gradd_val_t) - 1)
 
 /* Builder interface that gradient rules use; server/graph implements it, so that kernels/ need not
  * include upwards. Failures are sticky: after the first one every call returns GRADD_NONE and the
@@ -124,8 +126,9 @@ struct gradd_builder_s {
     gradd_status_t status;
 };
 
-/* Gradient rule: for every i with need[i], set din[i] to the gradient of in[i] (same type as in[i]),
- * or leave GRADD_NONE for an exact zero. dout[j] is GRADD_NONE if no gradient arrives for out[j]. */
+/* Gradient rule: for every i with need[i], set din[i] to the gradient of in[i] (same type as
+ * in[i]), or leave GRADD_NONE for an exact zero. dout[j] is GRADD_NONE if no gradient arrives for
+ * out[j]. */
 typedef struct gradd_grad_s {
     const gradd_op_t *op;
     gradd_attrs_t attrs;
@@ -142,19 +145,22 @@ typedef struct gradd_grad_s {
     gradd_val_t (*output)(struct gradd_grad_s *g, int j);
 } gradd_grad_t;
 
-/* ---- the row ---------------------------------------------------------------------------------- */
+/* ---- the row ----------------------------------------------------------------------------------
+ */
 
 enum {
     GRADD_OP_VIEW = 1 << 0,       /* out[0] has the bytes of in[0] in the same order: never run if
                                      the planner can alias; run() copies */
     GRADD_OP_SHAPE_ONLY = 1 << 1, /* reads the shapes of its inputs only: known at compile time */
     GRADD_OP_RANDOM = 1 << 2,     /* never folded, merged or reordered */
-    GRADD_OP_NO_GRAD = 1 << 3,    /* the marker "not differentiable": gradient is zero or undefined */
-    GRADD_OP_INTERNAL = 1 << 4,   /* only gradient rules and passes emit it; refused from a model */
-    GRADD_OP_CHEAP = 1 << 5,      /* cheap to recompute in backward */
+    GRADD_OP_NO_GRAD = 1 << 3,  /* the marker "not differentiable": gradient is zero or undefined */
+    GRADD_OP_INTERNAL = 1 << 4, /* only gradient rules and passes emit it; refused from a model */
+    GRADD_OP_CHEAP = 1 << 5,    /* cheap to recompute in backward */
+    GRADD_OP_SAME_IS_IDENTITY = 1 << 6, /* out[0] == in[0] whenever their types are equal (Cast,
+                                           Expand); implied by VIEW */
 };
 
-#define GRADD_OP_MAX_IN 64 /* variadic operators included */
+#define GRADD_OP_MAX_IN  64 /* variadic operators included */
 #define GRADD_OP_MAX_OUT 64
 
 /* One test case, see kernels/cases.h for the little language. */
@@ -170,18 +176,18 @@ struct gradd_op_s {
     int since, until;   /* opset range, inclusive; until 0 = open */
     int min_in, max_in, min_out, max_out;
     uint32_t flags;
-    uint32_t inplace;    /* bit k: out[0] may overwrite in[k] if their types are equal */
-    uint32_t no_diff;    /* bit k: input k carries no gradient although it is a float */
-    uint32_t types[4];   /* accepted dtypes (GRADD_DTB bits) of input 0..3, the last non-zero entry
-                            repeats; all zero = anything */
+    uint32_t inplace;  /* bit k: out[0] may overwrite in[k] if their types are equal */
+    uint32_t no_diff;  /* bit k: input k carries no gradient although it is a float */
+    uint32_t types[4]; /* accepted dtypes (GRADD_DTB bits) of input 0..3, the last non-zero entry
+                          repeats; all zero = anything */
     const gradd_attr_spec_t *attrs; /* ended by {0}; NULL = none */
     gradd_status_t (*infer)(gradd_infer_t *c);
-    gradd_status_t (*grad)(gradd_grad_t *g);         /* NULL with GRADD_OP_NO_GRAD */
-    gradd_status_t (*run)(const gradd_run_t *r);     /* the fast kernel, or the only one */
-    gradd_status_t (*ref)(const gradd_run_t *r);     /* plain loop that defines the operator, if
-                                                        run is not that already */
-    size_t (*work)(const gradd_infer_t *c);          /* scratch bytes; NULL = none. c->out is set */
-    const gradd_case_t *cases; /* ended by {0} */
+    gradd_status_t (*grad)(gradd_grad_t *g);     /* NULL with GRADD_OP_NO_GRAD */
+    gradd_status_t (*run)(const gradd_run_t *r); /* the fast kernel, or the only one */
+    gradd_status_t (*ref)(const gradd_run_t *r); /* plain loop that defines the operator, if
+                                                    run is not that already */
+    size_t (*work)(const gradd_infer_t *c);      /* scratch bytes; NULL = none. c->out is set */
+    const gradd_case_t *cases;                   /* ended by {0} */
 };
 
 typedef struct gradd_ops_s {
@@ -194,29 +200,25 @@ typedef struct gradd_ops_s {
 #define GRADD_OPS(family, ...)                                                                     \
     static const gradd_op_t gradd_op_rows_##family[] = {__VA_ARGS__};                              \
     extern const gradd_ops_t gradd_ops_##family;                                                   \
-    const gradd_ops_t gradd_ops_##family = {                                                       \
-        #family, gradd_op_rows_##family,                                                           \
-        sizeof gradd_op_rows_##family / sizeof gradd_op_rows_##family[0]}
+    const gradd_ops_t gradd_ops_##family = {#family, gradd_op_rows_##family,                       \
+                                            sizeof gradd_op_rows_##family /                        \
+                                                sizeof gradd_op_rows_##family[0]}
 
 #define GRADD_ATTR_LIST(...)                                                                       \
     (const gradd_attr_spec_t[]) {                                                                  \
-        __VA_ARGS__, {                                                                             \
-            0                                                                                      \
-        }                                                                                          \
+        __VA_ARGS__, {0}                                                                           \
     }
 #define GRADD_CASES(...)                                                                           \
     (const gradd_case_t[]) {                                                                       \
-        __VA_ARGS__, {                                                                             \
-            0                                                                                      \
-        }                                                                                          \
+        __VA_ARGS__, {0}                                                                           \
     }
 
 /* Common dtype masks. */
 #define GRADD_T_FLOAT (GRADD_DTB(F32) | GRADD_DTB(F64))
-#define GRADD_T_INT (GRADD_DTB(I64) | GRADD_DTB(I32))
-#define GRADD_T_NUM (GRADD_T_FLOAT | GRADD_T_INT)
-#define GRADD_T_BOOL GRADD_DTB(BOOL)
-#define GRADD_T_ALL (GRADD_T_NUM | GRADD_T_BOOL)
+#define GRADD_T_INT   (GRADD_DTB(I64) | GRADD_DTB(I32))
+#define GRADD_T_NUM   (GRADD_T_FLOAT | GRADD_T_INT)
+#define GRADD_T_BOOL  GRADD_DTB(BOOL)
+#define GRADD_T_ALL   (GRADD_T_NUM | GRADD_T_BOOL)
 #define GRADD_T_INDEX GRADD_T_INT
 
 #ifdef __cplusplus

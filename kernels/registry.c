@@ -61,7 +61,8 @@ gradd_status_t gradd_op_audit(void) {
 
 static uint32_t accepted(const gradd_op_t *op, int input) {
     uint32_t mask = 0;
-    for (int i = 0; i < 4 && i <= input && op->types[i]; i++) mask = op->types[i];
+    for (int i = 0; i < 4 && i <= input && op->types[i]; i++)
+        mask = op->types[i];
     return mask;
 }
 
@@ -69,7 +70,8 @@ static gradd_status_t check_attrs(const gradd_infer_t *c) {
     for (int i = 0; i < c->attrs.n; i++) {
         const gradd_attr_t *attr = &c->attrs.v[i];
         const gradd_attr_spec_t *spec = c->op->attrs;
-        while (spec && spec->name && strcmp(spec->name, attr->name)) spec++;
+        while (spec && spec->name && strcmp(spec->name, attr->name))
+            spec++;
         if (!spec || !spec->name)
             return GRADD_FAIL(UNSUPPORTED, "attribute '%s' is not supported", attr->name);
         if (spec->kind != attr->kind)

@@ -24,8 +24,7 @@ gradd_attr_t gradd_make_float(const char *name, double value) {
 }
 
 gradd_attr_t gradd_make_string(const char *name, const char *value) {
-    return (gradd_attr_t){
-        .name = name, .kind = GRADD_ATTR_STRING, .s = value, .n = strlen(value)};
+    return (gradd_attr_t){.name = name, .kind = GRADD_ATTR_STRING, .s = value, .n = strlen(value)};
 }
 
 gradd_attr_t gradd_make_ints(const char *name, const int64_t *values, size_t n) {
@@ -47,10 +46,18 @@ gradd_val_t gradd_const_scalar(gradd_builder_t *b, gradd_dtype_t dtype, double v
         int64_t i64;
     } u;
     switch (dtype) {
-    case GRADD_DT_F32: u.f32 = (float)value; break;
-    case GRADD_DT_F64: u.f64 = value; break;
-    case GRADD_DT_I32: u.i32 = (int32_t)value; break;
-    case GRADD_DT_I64: u.i64 = (int64_t)value; break;
+    case GRADD_DT_F32:
+        u.f32 = (float)value;
+        break;
+    case GRADD_DT_F64:
+        u.f64 = value;
+        break;
+    case GRADD_DT_I32:
+        u.i32 = (int32_t)value;
+        break;
+    case GRADD_DT_I64:
+        u.i64 = (int64_t)value;
+        break;
     default:
         b->status = GRADD_FAIL(UNSUPPORTED, "no scalar constant of element type %s",
                                gradd_dtype_name(dtype));

@@ -5,17 +5,15 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const names[] = {
-    [GRADD_OK] = "OK",
+static const char *const names[] = {[GRADD_OK] = "OK",
 #define X(name, text) [GRADD_E_##name] = #name,
-    GRADD_STATUS_MAP(X)
+                                    GRADD_STATUS_MAP(X)
 #undef X
 };
 
-static const char *const texts[] = {
-    [GRADD_OK] = "ok",
+static const char *const texts[] = {[GRADD_OK] = "ok",
 #define X(name, text) [GRADD_E_##name] = text,
-    GRADD_STATUS_MAP(X)
+                                    GRADD_STATUS_MAP(X)
 #undef X
 };
 

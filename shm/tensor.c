@@ -24,7 +24,8 @@ gradd_status_t gradd_type_check(const gradd_type_t *type) {
 
 int64_t gradd_type_count(const gradd_type_t *type) {
     int64_t count = 1;
-    for (int i = 0; i < type->rank; i++) count *= type->dims[i];
+    for (int i = 0; i < type->rank; i++)
+        count *= type->dims[i];
     return count;
 }
 

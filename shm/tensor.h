@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define GRADD_MAX_RANK 8
+#define GRADD_MAX_RANK     8
 #define GRADD_TENSOR_ALIGN 64
 
 typedef struct gradd_type_s {

@@ -26,7 +26,8 @@ extern "C" {
 
 const char *gradd_version(void); /* "0.1.0" */
 
-/* ---- model: ONNX bytes, validated ------------------------------------------------------------- */
+/* ---- model: ONNX bytes, validated -------------------------------------------------------------
+ */
 
 typedef struct model_s gradd_model_t;
 
@@ -45,7 +46,8 @@ int gradd_model_n_unsupported(const gradd_model_t *model);
 void gradd_model_unsupported(const gradd_model_t *model, int i, const char **out_node,
                              const char **out_op, const char **out_domain);
 
-/* ---- plan: a model compiled for concrete shapes ------------------------------------------------ */
+/* ---- plan: a model compiled for concrete shapes ------------------------------------------------
+ */
 
 typedef struct plan_s gradd_plan_t;
 
@@ -56,7 +58,8 @@ typedef struct gradd_plan_options_s {
     int n_grads;
     const int32_t *outputs; /* model outputs wanted; the order of `outputs` at run time */
     int n_outputs;
-    const int32_t *grad_outputs; /* positions in `outputs` whose gradient may arrive; empty = inference */
+    const int32_t
+        *grad_outputs; /* positions in `outputs` whose gradient may arrive; empty = inference */
     int n_grad_outputs;
     int threads; /* 0 = as many as the process may use */
 } gradd_plan_options_t;
@@ -64,10 +67,10 @@ typedef struct gradd_plan_options_s {
 typedef struct gradd_plan_info_s {
     int n_outputs, n_grads;
     const gradd_type_t *outputs; /* Borrowed from the plan, one per wanted output */
-    const bool *has_grad;        /* one per `grads`: false = no path, the gradient is exactly absent */
-    int64_t arena_bytes;         /* planned peak of activations and workspace of one run */
-    int64_t saved_bytes;         /* of these, alive between forward and backward */
-    int64_t constant_bytes;      /* folded constants, held once per plan */
+    const bool *has_grad;   /* one per `grads`: false = no path, the gradient is exactly absent */
+    int64_t arena_bytes;    /* planned peak of activations and workspace of one run */
+    int64_t saved_bytes;    /* of these, alive between forward and backward */
+    int64_t constant_bytes; /* folded constants, held once per plan */
     int n_nodes_forward, n_nodes_backward;
     double compile_ms;
 } gradd_plan_info_t;
@@ -79,13 +82,15 @@ gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_
 void gradd_plan_destroy(gradd_plan_t *plan);
 const gradd_plan_info_t *gradd_plan_info(const gradd_plan_t *plan);
 
-/* ---- run: one forward and its backward ---------------------------------------------------------- */
+/* ---- run: one forward and its backward ----------------------------------------------------------
+ */
 
 typedef struct run_s gradd_run_handle_t;
 
 enum {
     GRADD_RUN_DROPOUT_OFF = 1 << 0,
-    GRADD_RUN_FINITE_CHECK = 1 << 1, /* fail with NONFINITE at the first node that makes NaN or inf */
+    GRADD_RUN_FINITE_CHECK = 1
+        << 1, /* fail with NONFINITE at the first node that makes NaN or inf */
 };
 
 /* A run owns one arena. `cancel`, if not NULL, is read at every node boundary; non-zero ends the

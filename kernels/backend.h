@@ -1,0 +1,50 @@
+/* Device table: what the executor asks of a device, and nothing else.
+ *
+ * One append-only struct with version and size, so that a plug-in (CUDA) and the host may differ in
+ * age. The CPU device runs synchronously: its queue is the calling thread, its events are always
+ * complete.
+ */
+#ifndef GRADD_KERNELS_BACKEND_H
+#define GRADD_KERNELS_BACKEND_H
+
+#include "kernels/op.h"
+
+#define GRADD_BACKEND_ABI 1u
+
+typedef struct gradd_queue_s gradd_queue_t; /* device's own: a stream; NULL on the CPU */
+typedef struct gradd_event_s gradd_event_t;
+
+typedef struct gradd_backend_s {
+    uint32_t abi;  /* GRADD_BACKEND_ABI of the table's author */
+    uint32_t size; /* sizeof of the table's author */
+    const char *name;
+
+    /* Memory of the device, aligned to at least 64 bytes. Errors: NOMEM. bytes may be 0. */
+    gradd_status_t (*alloc)(size_t bytes, void **out);
+    void (*free)(void *memory, size_t bytes);
+    gradd_status_t (*copy)(gradd_queue_t *queue, void *to, const void *from, size_t bytes);
+    gradd_status_t (*zero)(gradd_queue_t *queue, void *memory, size_t bytes);
+
+    gradd_status_t (*queue_create)(int threads, gradd_queue_t **out);
+    void (*queue_destroy)(gradd_queue_t *queue);
+    /* Enters the queue's thread count for the calling thread; called once before a sequence of
+     * runs. */
+    gradd_status_t (*queue_enter)(gradd_queue_t *queue, int threads);
+    /* Runs one operator; returns when it is enqueued (CPU: when it is done). */
+    gradd_status_t (*run)(gradd_queue_t *queue, const gradd_run_t *run);
+    /* Waits for all that was enqueued; reports what failed on the device. */
+    gradd_status_t (*wait)(gradd_queue_t *queue);
+
+    gradd_status_t (*event_create)(gradd_event_t **out);
+    void (*event_destroy)(gradd_event_t *event);
+    gradd_status_t (*event_record)(gradd_queue_t *queue, gradd_event_t *event);
+    gradd_status_t (*event_wait)(gradd_queue_t *queue, gradd_event_t *event);
+} gradd_backend_t;
+
+extern const gradd_backend_t gradd_backend_cpu;
+
+/* Number of threads a CPU queue gets for the request 0: OMP_NUM_THREADS, else the processor set of
+ * the process. */
+int gradd_cpu_threads(void);
+
+#endif

@@ -1,0 +1,58 @@
+/* The part of gradd.h that concerns models. Plans are in plan/plan.c, runs in exec/run.c. */
+#include "server/api/gradd.h"
+
+#include <string.h>
+
+#include "server/graph/model.h"
+
+const char *gradd_version(void) {
+    return "0.1.0";
+}
+
+gradd_status_t gradd_model_load(const void *bytes, size_t n, gradd_model_t **out_model) {
+    return model_load(bytes, n, NULL, out_model);
+}
+
+void gradd_model_destroy(gradd_model_t *model) {
+    model_destroy(model);
+}
+
+int gradd_model_n_inputs(const gradd_model_t *model) {
+    return model->n_inputs;
+}
+
+int gradd_model_n_outputs(const gradd_model_t *model) {
+    return model->n_outputs;
+}
+
+const char *gradd_model_input_name(const gradd_model_t *model, int i) {
+    return model->values[model->inputs[i]].name;
+}
+
+const char *gradd_model_output_name(const gradd_model_t *model, int i) {
+    return model->values[model->outputs[i]].name;
+}
+
+gradd_type_t gradd_model_input_type(const gradd_model_t *model, int i) {
+    const model_value_t *v = &model->values[model->inputs[i]];
+    gradd_type_t type = {.dtype = v->dtype, .rank = v->rank};
+    memcpy(type.dims, v->dims, sizeof type.dims);
+    return type;
+}
+
+int gradd_model_n_unsupported(const gradd_model_t *model) {
+    return model->n_unsupported;
+}
+
+void gradd_model_unsupported(const gradd_model_t *model, int i, const char **out_node,
+                             const char **out_op, const char **out_domain) {
+    for (int k = 0; k < model->n_nodes; k++) {
+        const model_node_t *n = &model->nodes[k];
+        if (n->op || i--) continue;
+        *out_node = n->name;
+        *out_op = n->op_type;
+        *out_domain = n->domain;
+        return;
+    }
+    *out_node = *out_op = *out_domain = "";
+}

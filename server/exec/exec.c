@@ -1,0 +1,100 @@
+/* The executor: walks the steps of a program on a device. See run.h. */
+#include <math.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "server/exec/run.h"
+
+static struct {
+    exec_hook_t call;
+    void *context;
+} hook;
+
+void exec_set_hook(exec_hook_t call, void *context) {
+    hook.call = call;
+    hook.context = context;
+}
+
+static double seconds_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void *address(const exec_bases_t *b, const step_t *step, int i) {
+    const loc_t *loc = &step->loc[i];
+    switch (loc->kind) {
+    case LOC_ARENA:
+        return b->arena + loc->offset;
+    case LOC_INPUT:
+        return (void *)b->inputs[loc->index];
+    case LOC_OUTPUT:
+        return b->outputs[loc->index];
+    case LOC_GRAD:
+        return b->grads[loc->index];
+    case LOC_GRAD_OUTPUT:
+        return (void *)b->grad_outputs[loc->index];
+    case LOC_CONST:
+        return (void *)step->data[i];
+    case LOC_NONE:
+        break;
+    }
+    return NULL;
+}
+
+static gradd_status_t in_context(const struct run_s *run, const step_t *step,
+                                 gradd_status_t status) {
+    if (step->node < 0) return gradd_wrap(status, "copy to an output or gradient");
+    const graph_t *g = run->plan->graph;
+    const graph_node_t *n = &g->nodes[step->node];
+    char text[GRAPH_NODE_TEXT];
+    graph_node_text(g, &g->model->nodes[n->origin], text, sizeof text);
+    return gradd_wrap(status, n->backward ? "gradient of %s" : "%s", text);
+}
+
+static gradd_status_t check_finite(const step_t *step) {
+    for (int j = 0; j < step->run.n_out; j++) {
+        const gradd_view_t *v = &step->run.out[j];
+        if (!v->data) continue;
+        int64_t n = gradd_type_count(&v->type);
+        for (int64_t i = 0; i < n; i++) {
+            double x = 0;
+            if (v->type.dtype == GRADD_DT_F32)
+                x = ((const float *)v->data)[i];
+            else if (v->type.dtype == GRADD_DT_F64)
+                x = ((const double *)v->data)[i];
+            else
+                break;
+            if (!isfinite(x))
+                return GRADD_FAIL(NONFINITE, "output %d, element %lld of %lld is %g", j,
+                                  (long long)i, (long long)n, x);
+        }
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t run_step(const struct run_s *run, step_t *step, const exec_bases_t *b) {
+    int n = step->run.n_in + step->run.n_out;
+    for (int i = 0; i < n; i++)
+        step->view[i].data = address(b, step, i);
+    step->run.work = step->work < 0 ? NULL : b->arena + step->work;
+    step->run.seed = run->seed;
+    step->run.dropout_off = run->flags & GRADD_RUN_DROPOUT_OFF;
+    double start = hook.call ? seconds_now() : 0;
+    gradd_status_t status = run->plan->backend->run(NULL, &step->run);
+    if (!status && run->flags & GRADD_RUN_FINITE_CHECK) status = check_finite(step);
+    if (hook.call) hook.call(hook.context, run->plan, step, seconds_now() - start);
+    return status;
+}
+
+gradd_status_t exec_program(const struct run_s *run, program_t *program, const exec_bases_t *b,
+                            const volatile int *cancel) {
+    const gradd_backend_t *backend = run->plan->backend;
+    GRADD_TRY(backend->queue_enter(NULL, run->plan->threads));
+    for (int k = 0; k < program->n; k++) {
+        if (cancel && *cancel) return GRADD_FAIL(STALE, "the run was cancelled");
+        gradd_status_t status = run_step(run, &program->steps[k], b);
+        if (status) return in_context(run, &program->steps[k], status);
+    }
+    return backend->wait(NULL);
+}

@@ -1,0 +1,161 @@
+/* Runs: arenas, forward, backward. The functions of gradd.h that execute. See run.h. */
+#include "server/exec/run.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_handle_t **out_run) {
+    struct run_s *run = calloc(1, sizeof *run);
+    if (!run) return GRADD_FAIL(NOMEM, "no memory for a run");
+    run->plan = plan;
+    run->inputs = calloc((size_t)plan->graph->model->n_inputs + 1, sizeof run->inputs[0]);
+    gradd_status_t status = run->inputs ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a run");
+    run->arena_bytes = plan->info.arena_bytes;
+    if (!status && plan->spare && plan->spare_bytes >= run->arena_bytes) {
+        run->arena = plan->spare;
+        run->arena_bytes = plan->spare_bytes;
+        plan->spare = NULL;
+    } else if (!status && run->arena_bytes) {
+        status = plan->backend->alloc((size_t)run->arena_bytes, &run->arena);
+    }
+    if (status) {
+        run->arena_bytes = 0;
+        gradd_run_destroy(run);
+        return status;
+    }
+    *out_run = run;
+    return GRADD_OK;
+}
+
+void gradd_run_destroy(gradd_run_handle_t *run) {
+    if (!run) return;
+    gradd_plan_t *plan = run->plan;
+    if (run->arena && !plan->spare) {
+        plan->spare = run->arena;
+        plan->spare_bytes = run->arena_bytes;
+    } else if (run->arena) {
+        plan->backend->free(run->arena, (size_t)run->arena_bytes);
+    }
+    free(run->inputs);
+    free(run);
+}
+
+/* An input that the steps read must be there. */
+static gradd_status_t check_bases(const gradd_plan_t *plan, const program_t *program,
+                                  const exec_bases_t *b) {
+    for (int k = 0; k < program->n; k++) {
+        const step_t *step = &program->steps[k];
+        for (int i = 0; i < step->run.n_in + step->run.n_out; i++) {
+            const loc_t *loc = &step->loc[i];
+            if (gradd_type_bytes(&step->view[i].type) == 0) continue;
+            if (loc->kind == LOC_INPUT && !b->inputs[loc->index])
+                return GRADD_FAIL(
+                    TENSOR, "input '%s' is missing",
+                    plan->graph->model->values[plan->graph->model->inputs[loc->index]].name);
+            if (loc->kind == LOC_OUTPUT && !b->outputs[loc->index])
+                return GRADD_FAIL(TENSOR, "no memory was given for output %d", loc->index);
+            if (loc->kind == LOC_GRAD && !b->grads[loc->index])
+                return GRADD_FAIL(TENSOR, "no memory was given for gradient %d", loc->index);
+        }
+    }
+    return GRADD_OK;
+}
+
+gradd_status_t gradd_run_forward(gradd_run_handle_t *run, uint64_t seed, uint32_t flags,
+                                 const void *const *inputs, void *const *outputs,
+                                 const volatile int *cancel) {
+    gradd_plan_t *plan = run->plan;
+    memcpy(run->inputs, inputs, sizeof inputs[0] * (size_t)plan->graph->model->n_inputs);
+    run->seed = seed;
+    run->flags = flags;
+    run->has_forward = false;
+    exec_bases_t b = {.arena = run->arena, .inputs = run->inputs, .outputs = outputs};
+    GRADD_TRY(check_bases(plan, &plan->forward, &b));
+    GRADD_TRY(exec_program(run, &plan->forward, &b, cancel));
+    run->has_forward = plan->variants != NULL;
+    return GRADD_OK;
+}
+
+/* A variant may need more room than the expected backward: the saved values move along. */
+static gradd_status_t grow_arena(gradd_run_handle_t *run, int64_t bytes) {
+    if (bytes <= run->arena_bytes) return GRADD_OK;
+    void *wider;
+    GRADD_TRY(run->plan->backend->alloc((size_t)bytes, &wider));
+    if (run->arena_bytes) {
+        run->plan->backend->copy(NULL, wider, run->arena, (size_t)run->arena_bytes);
+        run->plan->backend->free(run->arena, (size_t)run->arena_bytes);
+    }
+    run->arena = wider;
+    run->arena_bytes = bytes;
+    return GRADD_OK;
+}
+
+/* Zeros for the outputs whose gradient a variant reads although none arrives. */
+static gradd_status_t fill_zeros(const gradd_run_handle_t *run, const void *const *given,
+                                 const void **filled, void **owned) {
+    const gradd_plan_t *plan = run->plan;
+    for (int j = 0; j < plan->info.n_outputs; j++)
+        filled[j] = given[j];
+    for (int k = 0; k < plan->n_grad_outputs; k++) {
+        int j = plan->grad_outputs[k];
+        size_t bytes = (size_t)gradd_type_bytes(&plan->info.outputs[j]);
+        if (given[j]) continue;
+        owned[k] = calloc(1, bytes + 1);
+        if (!owned[k]) return GRADD_FAIL(NOMEM, "no memory for the zero gradient of output %d", j);
+        filled[j] = owned[k];
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t run_variant(gradd_run_handle_t *run, const variant_t *v,
+                                  const void *const *grad_outputs, void *const *grads,
+                                  const volatile int *cancel) {
+    gradd_plan_t *plan = run->plan;
+    const void **filled = calloc((size_t)plan->info.n_outputs + 1, sizeof filled[0]);
+    void **owned = calloc((size_t)plan->n_grad_outputs + 1, sizeof owned[0]);
+    gradd_status_t status =
+        filled && owned ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a backward");
+    if (!status && v->zeros) {
+        status = fill_zeros(run, grad_outputs, filled, owned);
+        grad_outputs = filled;
+    }
+    if (!status) status = grow_arena(run, v->arena_bytes);
+    if (!status) {
+        exec_bases_t b = {.arena = run->arena,
+                          .inputs = run->inputs,
+                          .grads = grads,
+                          .grad_outputs = grad_outputs};
+        program_t *program = (program_t *)&v->program; /* its views are scratch of this call */
+        status = check_bases(plan, program, &b);
+        if (!status) run->has_forward = v->keep;
+        if (!status) status = exec_program(run, program, &b, cancel);
+    }
+    for (int k = 0; owned && k < plan->n_grad_outputs; k++)
+        free(owned[k]);
+    free(filled);
+    free(owned);
+    return status;
+}
+
+gradd_status_t gradd_run_backward(gradd_run_handle_t *run, const void *const *grad_outputs,
+                                  void *const *grads, bool keep, bool *out_written,
+                                  const volatile int *cancel) {
+    gradd_plan_t *plan = run->plan;
+    if (!plan->variants)
+        return GRADD_FAIL(STALE, "the plan was made for inference: it has no backward");
+    if (!run->has_forward)
+        return GRADD_FAIL(STALE, "the activations of this run are gone: a backward without 'keep' "
+                                 "went before, or the forward failed");
+    bool *arrives = calloc((size_t)plan->info.n_outputs + 1, sizeof arrives[0]);
+    if (!arrives) return GRADD_FAIL(NOMEM, "no memory for a backward");
+    for (int j = 0; j < plan->info.n_outputs; j++)
+        arrives[j] = grad_outputs[j] != NULL;
+    const variant_t *v;
+    gradd_status_t status = plan_variant(plan, arrives, keep, &v);
+    free(arrives);
+    GRADD_TRY(status);
+    GRADD_TRY(run_variant(run, v, grad_outputs, grads, cancel));
+    for (int i = 0; i < plan->n_grads; i++)
+        out_written[i] = v->grads[i] != GRADD_NONE;
+    return GRADD_OK;
+}

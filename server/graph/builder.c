@@ -1,0 +1,165 @@
+/* Instantiates a model as a graph for concrete input types, and lets gradient rules build into it.
+ * See graph.h. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/registry.h"
+#include "server/graph/graph.h"
+
+const char *graph_node_text(const graph_t *g, const model_node_t *origin, char *buffer,
+                            size_t bytes) {
+    (void)g;
+    snprintf(buffer, bytes, "node %d '%.120s' (%.60s)", origin->index, origin->name,
+             origin->op_type);
+    return buffer;
+}
+
+/* ---- the interface of gradient rules -----------------------------------------------------------
+ */
+
+static gradd_status_t rule_emit(gradd_builder_t *b, const char *name, const gradd_val_t *in,
+                                int n_in, const gradd_attr_t *attrs, int n_attrs, gradd_val_t *out,
+                                int n_out) {
+    graph_t *g = (graph_t *)b;
+    const gradd_op_t *op = gradd_op_by_name(name);
+    if (!op) return GRADD_FAIL(INTERNAL, "a gradient rule needs the unknown operator '%s'", name);
+    for (int i = 0; i < n_in; i++)
+        if (in[i] == GRADD_NONE && i < op->min_in)
+            return GRADD_FAIL(INTERNAL, "a gradient rule gave %s no input %d", name, i);
+    graph_emit_t e = {
+        .op = op,
+        .opset = g->model->opset,
+        .attrs = {attrs, n_attrs},
+        .in = in,
+        .n_in = n_in,
+        .n_out = n_out,
+        .random = g->random
+    };
+    return gradd_wrap(graph_emit(g, &e, out), "%s", name);
+}
+
+static gradd_val_t rule_constant(gradd_builder_t *b, const gradd_type_t *type, const void *data) {
+    gradd_val_t value = GRADD_NONE;
+    if (!b->status) b->status = graph_constant((graph_t *)b, type, data, &value);
+    return b->status ? GRADD_NONE : value;
+}
+
+static const gradd_type_t *rule_type(gradd_builder_t *b, gradd_val_t value) {
+    return &((graph_t *)b)->values[value]->type;
+}
+
+static const void *rule_data(gradd_builder_t *b, gradd_val_t value) {
+    return value == GRADD_NONE ? NULL : ((graph_t *)b)->values[value]->data;
+}
+
+/* ---- from the model -----------------------------------------------------------------------------
+ */
+
+static gradd_status_t check_input(const model_value_t *declared, const gradd_type_t *given) {
+    char text[GRADD_TYPE_TEXT];
+    gradd_status_t status = gradd_type_check(given);
+    if (status) return gradd_wrap(status, "input '%s'", declared->name);
+    gradd_type_format(given, text);
+    if (declared->dtype != GRADD_DT_NONE && declared->dtype != given->dtype)
+        return GRADD_FAIL(TENSOR, "input '%s': the graph declares element type %s, got %s",
+                          declared->name, gradd_dtype_name(declared->dtype), text);
+    if (declared->rank < 0) return GRADD_OK;
+    if (declared->rank != given->rank)
+        return GRADD_FAIL(TENSOR, "input '%s': the graph declares rank %d, got %s", declared->name,
+                          declared->rank, text);
+    for (int i = 0; i < given->rank; i++)
+        if (declared->dims[i] >= 0 && declared->dims[i] != given->dims[i])
+            return GRADD_FAIL(TENSOR, "input '%s': the graph declares dimension %d as %lld, got %s",
+                              declared->name, i, (long long)declared->dims[i], text);
+    return GRADD_OK;
+}
+
+static gradd_status_t add_inputs(graph_t *g, const graph_options_t *options, gradd_val_t *map) {
+    const model_t *m = g->model;
+    for (int i = 0; i < m->n_inputs; i++) {
+        const model_value_t *declared = &m->values[m->inputs[i]];
+        GRADD_TRY(check_input(declared, &options->inputs[i]));
+        graph_value_t value = {
+            .type = options->inputs[i], .kind = VALUE_INPUT, .node = -1, .index = i};
+        GRADD_TRY(graph_new_value(g, &value, &map[m->inputs[i]]));
+        g->inputs[i] = map[m->inputs[i]];
+    }
+    for (int v = 0; v < m->n_values; v++) {
+        const gradd_view_t *known = &m->values[v].known;
+        if (!known->data || map[v] != GRADD_NONE) continue;
+        graph_value_t value = {
+            .type = known->type, .data = known->data, .kind = VALUE_CONST, .node = -1};
+        GRADD_TRY(graph_new_value(g, &value, &map[v]));
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t add_node(graph_t *g, const model_node_t *n, gradd_val_t *map) {
+    char text[GRAPH_NODE_TEXT];
+    gradd_val_t in[GRADD_OP_MAX_IN], out[GRADD_OP_MAX_OUT];
+    graph_node_text(g, n, text, sizeof text);
+    if (!n->op)
+        return GRADD_FAIL(UNSUPPORTED, "%s: operator %s%s%s of opset %d is not supported", text,
+                          n->domain, n->domain[0] ? "::" : "", n->op_type, n->opset);
+    if (n->n_in > GRADD_OP_MAX_IN || n->n_out > GRADD_OP_MAX_OUT)
+        return GRADD_FAIL(LIMIT, "%s: more than %d inputs or outputs", text, GRADD_OP_MAX_IN);
+    for (int i = 0; i < n->n_in; i++)
+        in[i] = n->in[i] < 0 ? GRADD_NONE : map[n->in[i]];
+    graph_emit_t e = {n->op, n->opset, n->attrs, in, n->n_in, n->n_out, (uint64_t)n->index};
+    gradd_status_t status = graph_emit(g, &e, out);
+    if (status) return gradd_wrap(status, "%s", text);
+    for (int j = 0; j < n->n_out; j++)
+        if (n->out[j] >= 0) map[n->out[j]] = out[j];
+    return GRADD_OK;
+}
+
+static gradd_status_t add_outputs(graph_t *g, const graph_options_t *options,
+                                  const gradd_val_t *map) {
+    const model_t *m = g->model;
+    for (int j = 0; j < options->n_outputs; j++) {
+        int32_t k = options->outputs[j];
+        if (k < 0 || k >= m->n_outputs)
+            return GRADD_FAIL(TENSOR, "output %d of %d", k, m->n_outputs);
+        g->outputs[j] = map[m->outputs[k]];
+    }
+    g->n_outputs = options->n_outputs;
+    return GRADD_OK;
+}
+
+static gradd_status_t instantiate(graph_t *g, const graph_options_t *options) {
+    const model_t *m = g->model;
+    gradd_val_t *map = arena_alloc(g->arena, sizeof map[0] * (size_t)(m->n_values + 1));
+    g->inputs = arena_alloc(g->arena, sizeof g->inputs[0] * (size_t)(m->n_inputs + 1));
+    g->outputs = arena_alloc(g->arena, sizeof g->outputs[0] * (size_t)(options->n_outputs + 1));
+    if (!map || !g->inputs || !g->outputs)
+        return GRADD_FAIL(NOMEM, "no memory to compile the graph");
+    for (int v = 0; v < m->n_values; v++)
+        map[v] = GRADD_NONE;
+    GRADD_TRY(add_inputs(g, options, map));
+    for (int i = 0; i < m->n_nodes; i++) {
+        g->origin = i;
+        g->random = (uint64_t)m->nodes[i].index;
+        GRADD_TRY(add_node(g, &m->nodes[i], map));
+    }
+    return add_outputs(g, options, map);
+}
+
+gradd_status_t graph_create(const model_t *model, const graph_options_t *options,
+                            graph_t **out_graph) {
+    graph_t *g = calloc(1, sizeof *g);
+    if (!g) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
+    g->builder = (gradd_builder_t){
+        .emit = rule_emit, .constant = rule_constant, .type = rule_type, .data = rule_data};
+    g->model = model;
+    gradd_status_t status = arena_create(0, &g->arena);
+    if (!status) status = instantiate(g, options);
+    if (!status) status = graph_run_passes(g);
+    if (status) {
+        graph_destroy(g);
+        return status;
+    }
+    g->n_forward = g->n_nodes;
+    *out_graph = g;
+    return GRADD_OK;
+}

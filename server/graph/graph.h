@@ -1,0 +1,123 @@
+/* The graph under compilation: one model for one tuple of concrete input shapes.
+ *
+ * Values have concrete types; those whose elements are known at compile time carry `data`. Nodes
+ * point to operator rows. Building a node infers its types, folds it if all it reads is known, and
+ * returns an equal existing node instead of a second one (common subexpressions). Forward nodes
+ * come from the model, backward nodes from gradient rules; both live in one list in execution
+ * order, because a rule only refers to what exists already.
+ *
+ * graph_t implements gradd_builder_t, so that rules in kernels/ can emit nodes. All memory belongs
+ * to the graph's arena. One thread at a time.
+ */
+#ifndef GRADD_SERVER_GRAPH_GRAPH_H
+#define GRADD_SERVER_GRAPH_GRAPH_H
+
+#include "kernels/op.h"
+#include "server/graph/arena.h"
+#include "server/graph/model.h"
+
+typedef enum value_kind_e {
+    VALUE_INPUT,       /* index = model input */
+    VALUE_GRAD_OUTPUT, /* index = position in the plan's outputs: gradient that arrives */
+    VALUE_CONST,       /* data is set */
+    VALUE_NODE,        /* index = output of `node` */
+} value_kind_t;
+
+typedef struct graph_value_s {
+    gradd_type_t type;
+    const void *data; /* Owned by the arena; known at compile time, else NULL */
+    value_kind_t kind;
+    int32_t node;  /* producer of a VALUE_NODE, else -1 */
+    int32_t index; /* see value_kind_t */
+} graph_value_t;
+
+typedef struct graph_node_s {
+    const gradd_op_t *op;
+    gradd_attrs_t attrs;
+    int opset;
+    int n_in, n_out;
+    gradd_val_t *in, *out; /* GRADD_NONE = absent */
+    uint64_t random;       /* Philox coordinate: index of the model's node */
+    int32_t origin; /* model node it comes from (for a gradient: the one it differentiates) */
+    bool backward;
+    bool dead; /* left out of every schedule */
+} graph_node_t;
+
+typedef struct graph_s {
+    gradd_builder_t builder; /* first member: rules get a pointer to it */
+    arena_t *arena;          /* Owned */
+    const model_t *model;    /* Borrowed */
+    graph_value_t **values;  /* Owned array of arena entries: their addresses are stable */
+    int n_values, cap_values;
+    graph_node_t *nodes; /* Owned, grows */
+    int n_nodes, cap_nodes;
+    int n_forward;        /* nodes [0, n_forward) come from the model */
+    gradd_val_t *inputs;  /* per model input */
+    gradd_val_t *outputs; /* per wanted output */
+    int n_outputs;
+    int32_t *buckets; /* Owned: hash of nodes, for common subexpressions; -1 ends a chain */
+    int32_t *chain;   /* Owned: next node with the same hash */
+    int n_buckets;
+    int32_t origin; /* given to nodes emitted now */
+    uint64_t random;
+    bool in_backward;
+} graph_t;
+
+typedef struct graph_options_s {
+    const gradd_type_t *inputs; /* per model input */
+    const int32_t *outputs;     /* model outputs wanted */
+    int n_outputs;
+} graph_options_t;
+
+/* Everything a new node needs; arrays are copied. */
+typedef struct graph_emit_s {
+    const gradd_op_t *op;
+    int opset;
+    gradd_attrs_t attrs;
+    const gradd_val_t *in;
+    int n_in, n_out;
+    uint64_t random;
+} graph_emit_t;
+
+/* Instantiates the model for concrete input types. Errors name the node. */
+gradd_status_t graph_create(const model_t *model, const graph_options_t *options,
+                            graph_t **out_graph);
+void graph_destroy(graph_t *graph);
+
+/* Adds a node (or finds its equal, or folds it) and writes its n_out values. */
+gradd_status_t graph_emit(graph_t *g, const graph_emit_t *emit, gradd_val_t *out);
+/* A constant; the elements are copied. */
+gradd_status_t graph_constant(graph_t *g, const gradd_type_t *type, const void *data,
+                              gradd_val_t *out);
+gradd_status_t graph_new_value(graph_t *g, const graph_value_t *value, gradd_val_t *out);
+/* Output j of a node, created if the node did not have it yet. */
+gradd_status_t graph_node_output(graph_t *g, int32_t node, int j, gradd_val_t *out);
+/* "node 17 'name' (Softmax)" for messages. */
+const char *graph_node_text(const graph_t *g, const model_node_t *origin, char *buffer,
+                            size_t bytes);
+
+#define GRAPH_NODE_TEXT 256
+
+/* Differentiation: appends the backward nodes for the outputs whose gradient arrives.
+ * grads[i] is a model input; out_grads[i] its gradient or GRADD_NONE if there is no path. */
+typedef struct autodiff_s {
+    const int32_t *grads;
+    int n_grads;
+    const int32_t *grad_outputs; /* positions in graph->outputs */
+    int n_grad_outputs;
+    gradd_val_t *out_grads; /* caller's, n_grads entries */
+} autodiff_t;
+
+gradd_status_t graph_autodiff(graph_t *g, const autodiff_t *ad);
+
+/* Rewrites, one per file in passes/: row {name, order, run}. Run before differentiation (order <
+ * 100) on the forward nodes. */
+typedef struct graph_pass_s {
+    const char *name;
+    int order;
+    gradd_status_t (*run)(graph_t *g);
+} graph_pass_t;
+
+gradd_status_t graph_run_passes(graph_t *g);
+
+#endif

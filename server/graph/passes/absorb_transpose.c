@@ -1,0 +1,61 @@
+/* MatMul(Transpose(a), b) -> FusedMatMul(a, b; transA): the matrix library reads either layout, so
+ * a transposition of the last two axes need not be carried out. Models write every linear layer as
+ * MatMul(x, Transpose(W)); after this rewrite the gradient of W comes out in W's own layout, too.
+ * The Transpose stays for its other readers and is dropped if it has none. */
+#include <string.h>
+
+#include "kernels/registry.h"
+#include "kernels/rules.h"
+#include "server/graph/graph.h"
+
+static bool swaps_last_two(const graph_node_t *n, int rank) {
+    if (strcmp(n->op->name, "Transpose") || rank < 2) return false;
+    const gradd_attr_t *perm = gradd_attr_find(n->attrs, "perm");
+    if (!perm) return rank == 2;
+    for (int i = 0; i < rank - 2; i++)
+        if (perm->ints[i] != i) return false;
+    return perm->ints[rank - 2] == rank - 1 && perm->ints[rank - 1] == rank - 2;
+}
+
+/* Source of a transposed operand, or GRADD_NONE. */
+static gradd_val_t untransposed(const graph_t *g, gradd_val_t operand) {
+    const graph_value_t *v = g->values[operand];
+    if (v->kind != VALUE_NODE) return GRADD_NONE;
+    const graph_node_t *producer = &g->nodes[v->node];
+    return swaps_last_two(producer, v->type.rank) ? producer->in[0] : GRADD_NONE;
+}
+
+static gradd_status_t rewrite(graph_t *g, graph_node_t *n, const gradd_op_t *fused) {
+    gradd_val_t in[2] = {n->in[0], n->in[1]};
+    int64_t flip[2] = {0, 0};
+    for (int k = 0; k < 2; k++) {
+        gradd_val_t source = untransposed(g, n->in[k]);
+        if (source == GRADD_NONE) continue;
+        in[k] = source;
+        flip[k] = 1;
+    }
+    if (!flip[0] && !flip[1]) return GRADD_OK;
+    gradd_attr_t *attrs = arena_alloc(g->arena, sizeof attrs[0] * 3);
+    if (!attrs) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
+    attrs[0] = gradd_make_int("transA", gradd_attr_int(n->attrs, "transA", 0) ^ flip[0]);
+    attrs[1] = gradd_make_int("transB", gradd_attr_int(n->attrs, "transB", 0) ^ flip[1]);
+    attrs[2] = gradd_make_float("alpha", gradd_attr_float(n->attrs, "alpha", 1));
+    n->op = fused;
+    n->attrs = (gradd_attrs_t){attrs, 3};
+    memcpy(n->in, in, sizeof in);
+    return GRADD_OK;
+}
+
+static gradd_status_t absorb_transpose(graph_t *g) {
+    const gradd_op_t *fused = gradd_op_by_name("FusedMatMul");
+    if (!fused) return GRADD_FAIL(INTERNAL, "operator FusedMatMul is missing");
+    for (int i = 0; i < g->n_nodes; i++) {
+        graph_node_t *n = &g->nodes[i];
+        if (n->op != fused && strcmp(n->op->name, "MatMul")) continue;
+        if (g->values[n->in[0]]->type.rank < 2 || g->values[n->in[1]]->type.rank < 2) continue;
+        GRADD_TRY(rewrite(g, n, fused));
+    }
+    return GRADD_OK;
+}
+
+const graph_pass_t graph_pass_absorb_transpose = {"absorb_transpose", 10, absorb_transpose};

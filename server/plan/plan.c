@@ -1,0 +1,355 @@
+/* Compiles a model for concrete shapes: graph, gradient, schedule, layout, programs. See plan.h. */
+#include "server/plan/plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static double now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static gradd_status_t no_memory(void) {
+    return GRADD_FAIL(NOMEM, "no memory to plan the graph");
+}
+
+static void *copy_array(const void *from, int n, size_t entry) {
+    void *to = calloc((size_t)n + 1, entry);
+    if (to && n) memcpy(to, from, entry * (size_t)n);
+    return to;
+}
+
+/* ---- variants of the backward ------------------------------------------------------------------
+ */
+
+static void variant_destroy(variant_t *v) {
+    if (!v) return;
+    free(v->arrives);
+    free(v->grads);
+    program_finish(&v->program);
+    free(v);
+}
+
+/* Emits the gradient nodes for the outputs in `arrives`. */
+static gradd_status_t variant_differentiate(gradd_plan_t *p, const bool *arrives, variant_t **out) {
+    graph_t *g = p->graph;
+    variant_t *v = calloc(1, sizeof *v);
+    int32_t *positions = malloc(sizeof positions[0] * ((size_t)g->n_outputs + 1));
+    gradd_status_t status = GRADD_OK;
+    if (v) {
+        v->arrives = copy_array(arrives, g->n_outputs, sizeof arrives[0]);
+        v->grads = calloc((size_t)p->n_grads + 1, sizeof v->grads[0]);
+    }
+    if (!v || !positions || !v->arrives || !v->grads) status = no_memory();
+    if (!status) {
+        autodiff_t ad = {p->grads, p->n_grads, positions, 0, v->grads};
+        for (int j = 0; j < g->n_outputs; j++)
+            if (arrives[j]) positions[ad.n_grad_outputs++] = j;
+        status = graph_autodiff(g, &ad);
+    }
+    free(positions);
+    if (status) {
+        variant_destroy(v);
+        return status;
+    }
+    *out = v;
+    return GRADD_OK;
+}
+
+/* Lays a variant out around the values that the forward saved. UNSUPPORTED (without a message to
+ * show) if it needs one that was not saved. */
+static gradd_status_t variant_compile(gradd_plan_t *p, variant_t *v) {
+    const graph_t *g = p->graph;
+    sequence_t sequence = {0};
+    layout_t layout = {0};
+    bool *reads = calloc((size_t)g->n_values + 1, sizeof reads[0]);
+    gradd_status_t status = reads ? GRADD_OK : no_memory();
+    if (!status) status = schedule_backward(g, v->grads, p->n_grads, &sequence);
+    if (!status) schedule_mark_saved(g, &sequence, v->grads, p->n_grads, reads);
+    for (int i = 0; !status && i < g->n_values; i++)
+        if (reads[i] && (i >= p->n_fixed || !p->saved[i]))
+            status = GRADD_FAIL(UNSUPPORTED, "a value for this backward was not saved");
+    if (!status) {
+        layout_options_t o = {.sequence = &sequence,
+                              .saved = p->saved,
+                              .fixed = p->fixed,
+                              .n_fixed = p->n_fixed,
+                              .keep = v->keep,
+                              .grads = v->grads,
+                              .n_grads = p->n_grads};
+        status = layout_make(g, &o, &layout);
+    }
+    if (!status) status = program_make(g, &sequence, &layout, false, &v->program);
+    v->arena_bytes = layout.arena_bytes;
+    layout_finish(&layout);
+    free(sequence.nodes);
+    free(reads);
+    return status;
+}
+
+static bool same_arrivals(const gradd_plan_t *p, const bool *a, const bool *b) {
+    return !memcmp(a, b, sizeof a[0] * (size_t)p->graph->n_outputs);
+}
+
+static void add_variant(gradd_plan_t *p, variant_t *v) {
+    variant_t **end = &p->variants;
+    while (*end)
+        end = &(*end)->next;
+    *end = v;
+}
+
+static void all_arrivals(const gradd_plan_t *p, bool *out) {
+    for (int j = 0; j < p->graph->n_outputs; j++)
+        out[j] = false;
+    for (int k = 0; k < p->n_grad_outputs; k++)
+        out[p->grad_outputs[k]] = true;
+}
+
+static gradd_status_t check_arrivals(const gradd_plan_t *p, const bool *arrives, bool *full) {
+    bool any = false;
+    all_arrivals(p, full);
+    for (int j = 0; j < p->graph->n_outputs; j++) {
+        any |= arrives[j];
+        if (arrives[j] && !full[j])
+            return GRADD_FAIL(TENSOR, "a gradient arrives for output %d, which the plan excludes",
+                              j);
+    }
+    if (!any) return GRADD_FAIL(TENSOR, "backward without a gradient for any output");
+    return GRADD_OK;
+}
+
+static const variant_t *find_variant(const gradd_plan_t *p, const bool *arrives, bool keep) {
+    for (const variant_t *v = p->variants; v; v = v->next)
+        if (v->keep == keep && same_arrivals(p, v->arrives, arrives)) return v;
+    return NULL;
+}
+
+static gradd_status_t new_variant(gradd_plan_t *p, const bool *arrives, const bool *computed,
+                                  bool keep, const variant_t **out) {
+    variant_t *v;
+    GRADD_TRY(variant_differentiate(p, computed, &v));
+    v->keep = keep;
+    v->zeros = !same_arrivals(p, arrives, computed);
+    memcpy(v->arrives, arrives, sizeof arrives[0] * (size_t)p->graph->n_outputs);
+    gradd_status_t status = variant_compile(p, v);
+    if (status) {
+        variant_destroy(v);
+        return status;
+    }
+    add_variant(p, v);
+    *out = v;
+    return GRADD_OK;
+}
+
+gradd_status_t plan_variant(gradd_plan_t *p, const bool *arrives, bool keep,
+                            const variant_t **out) {
+    bool *full = calloc((size_t)p->graph->n_outputs + 1, sizeof full[0]);
+    if (!full) return no_memory();
+    gradd_status_t status = check_arrivals(p, arrives, full);
+    if (!status && !(*out = find_variant(p, arrives, keep))) {
+        status = new_variant(p, arrives, arrives, keep, out);
+        /* what was saved serves the union: compute that, with zeros for what does not arrive */
+        if (status == GRADD_E_UNSUPPORTED && !same_arrivals(p, arrives, full))
+            status = new_variant(p, arrives, full, keep, out);
+    }
+    free(full);
+    return status;
+}
+
+/* ---- the plan -----------------------------------------------------------------------------------
+ */
+
+static gradd_status_t check_list(const char *what, const int32_t *list, int n, int limit) {
+    for (int i = 0; i < n; i++) {
+        if (list[i] < 0 || list[i] >= limit)
+            return GRADD_FAIL(TENSOR, "%s %d: %d is outside 0..%d", what, i, list[i], limit - 1);
+        for (int k = 0; k < i; k++)
+            if (list[k] == list[i]) return GRADD_FAIL(TENSOR, "%s %d is repeated", what, list[i]);
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t check_options(const model_t *m, const gradd_plan_options_t *o) {
+    if (o->n_inputs != m->n_inputs)
+        return GRADD_FAIL(TENSOR, "expected types of %d inputs, got %d", m->n_inputs, o->n_inputs);
+    GRADD_TRY(check_list("gradient of input", o->grads, o->n_grads, m->n_inputs));
+    GRADD_TRY(check_list("output", o->outputs, o->n_outputs, m->n_outputs));
+    return check_list("gradient for output", o->grad_outputs, o->n_grad_outputs, o->n_outputs);
+}
+
+static gradd_status_t copy_options(gradd_plan_t *p, const gradd_plan_options_t *o) {
+    p->grads = copy_array(o->grads, o->n_grads, sizeof o->grads[0]);
+    p->n_grads = o->n_grads;
+    p->grad_outputs = copy_array(o->grad_outputs, o->n_grad_outputs, sizeof o->grad_outputs[0]);
+    p->n_grad_outputs = o->n_grad_outputs;
+    p->output_types = calloc((size_t)o->n_outputs + 1, sizeof p->output_types[0]);
+    p->has_grad = calloc((size_t)o->n_grads + 1, sizeof p->has_grad[0]);
+    if (!p->grads || !p->grad_outputs || !p->output_types || !p->has_grad) return no_memory();
+    return GRADD_OK;
+}
+
+/* Marks what the backward of one set of arriving gradients reads from the forward. */
+static gradd_status_t mark_saved(gradd_plan_t *p, const variant_t *v, bool *saved) {
+    sequence_t sequence = {0};
+    GRADD_TRY(schedule_backward(p->graph, v->grads, p->n_grads, &sequence));
+    schedule_mark_saved(p->graph, &sequence, v->grads, p->n_grads, saved);
+    free(sequence.nodes);
+    return GRADD_OK;
+}
+
+/* Forward nodes, then the nodes of the expected backward. */
+static gradd_status_t join(const graph_t *g, const variant_t *v, int n_grads, const bool *saved,
+                           sequence_t *out) {
+    sequence_t forward = {0}, backward = {0};
+    gradd_status_t status = schedule_forward(g, saved, &forward);
+    if (!status && v) status = schedule_backward(g, v->grads, n_grads, &backward);
+    if (!status) {
+        out->n = forward.n + backward.n;
+        out->n_forward = forward.n;
+        out->nodes = malloc(sizeof out->nodes[0] * ((size_t)out->n + 1));
+        if (!out->nodes) status = no_memory();
+    }
+    if (!status) {
+        if (forward.n) memcpy(out->nodes, forward.nodes, sizeof out->nodes[0] * (size_t)forward.n);
+        if (backward.n)
+            memcpy(out->nodes + forward.n, backward.nodes,
+                   sizeof out->nodes[0] * (size_t)backward.n);
+    }
+    free(forward.nodes);
+    free(backward.nodes);
+    return status;
+}
+
+static void keep_places(gradd_plan_t *p, const layout_t *layout) {
+    for (int v = 0; v < p->n_fixed; v++)
+        if (p->saved[v]) p->fixed[v] = layout->loc[v];
+}
+
+static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
+    const graph_t *g = p->graph;
+    sequence_t sequence = {0};
+    layout_t layout = {0};
+    gradd_status_t status = join(g, primary, p->n_grads, p->saved, &sequence);
+    if (!status) {
+        layout_options_t o = {.sequence = &sequence,
+                              .saved = p->saved,
+                              .n_fixed = p->n_fixed,
+                              .grads = primary ? primary->grads : NULL,
+                              .n_grads = primary ? p->n_grads : 0,
+                              .place_outputs = true};
+        status = layout_make(g, &o, &layout);
+    }
+    if (!status) status = program_make(g, &sequence, &layout, true, &p->forward);
+    if (!status && primary) status = program_make(g, &sequence, &layout, false, &primary->program);
+    if (!status) {
+        keep_places(p, &layout);
+        if (primary) primary->arena_bytes = layout.arena_bytes;
+        p->info.arena_bytes = layout.arena_bytes;
+        p->info.saved_bytes = layout.saved_bytes;
+        p->info.n_nodes_forward = p->forward.n;
+        p->info.n_nodes_backward = primary ? primary->program.n : 0;
+    }
+    layout_finish(&layout);
+    free(sequence.nodes);
+    return status;
+}
+
+/* The backward that is expected: the gradient of the first listed output alone (a loss), while the
+ * forward saves for the union of all that may arrive. */
+static gradd_status_t differentiate(gradd_plan_t *p, variant_t **out_primary) {
+    graph_t *g = p->graph;
+    bool *arrives = calloc((size_t)g->n_outputs + 1, sizeof arrives[0]);
+    if (!arrives) return no_memory();
+    variant_t *all = NULL, *primary = NULL;
+    all_arrivals(p, arrives);
+    gradd_status_t status = variant_differentiate(p, arrives, &all);
+    if (!status && p->n_grad_outputs > 1) {
+        memset(arrives, 0, sizeof arrives[0] * (size_t)g->n_outputs);
+        arrives[p->grad_outputs[0]] = true;
+        status = variant_differentiate(p, arrives, &primary);
+    }
+    free(arrives);
+    bool *saved = status ? NULL : calloc((size_t)g->n_values + 1, sizeof saved[0]);
+    if (!status && !saved) status = no_memory();
+    if (!status) status = mark_saved(p, all, saved);
+    if (!status && primary) status = mark_saved(p, primary, saved);
+    for (int i = 0; !status && i < p->n_grads; i++)
+        p->has_grad[i] = all->grads[i] != GRADD_NONE;
+    p->saved = saved;
+    if (status || primary) variant_destroy(all);
+    if (status) {
+        variant_destroy(primary);
+        return status;
+    }
+    *out_primary = primary ? primary : all;
+    return GRADD_OK;
+}
+
+static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_options_t *o) {
+    graph_options_t go = {o->inputs, o->outputs, o->n_outputs};
+    variant_t *primary = NULL;
+    GRADD_TRY(copy_options(p, o));
+    GRADD_TRY(graph_create(m, &go, &p->graph));
+    if (o->n_grad_outputs && o->n_grads)
+        GRADD_TRY(differentiate(p, &primary));
+    else
+        p->saved = calloc((size_t)p->graph->n_values + 1, sizeof p->saved[0]);
+    p->n_fixed = p->graph->n_values;
+    p->fixed = calloc((size_t)p->n_fixed + 1, sizeof p->fixed[0]);
+    gradd_status_t status = p->saved && p->fixed ? lay_out(p, primary) : no_memory();
+    if (status) {
+        variant_destroy(primary);
+        return status;
+    }
+    p->variants = primary;
+    for (int j = 0; j < p->graph->n_outputs; j++)
+        p->output_types[j] = p->graph->values[p->graph->outputs[j]]->type;
+    p->info.n_outputs = o->n_outputs;
+    p->info.n_grads = o->n_grads;
+    p->info.outputs = p->output_types;
+    p->info.has_grad = p->has_grad;
+    p->info.constant_bytes = (int64_t)arena_used(p->graph->arena);
+    return GRADD_OK;
+}
+
+gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_t *options,
+                                 gradd_plan_t **out_plan) {
+    double start = now_ms();
+    GRADD_TRY(check_options(model, options));
+    gradd_plan_t *p = calloc(1, sizeof *p);
+    if (!p) return no_memory();
+    p->backend = &gradd_backend_cpu;
+    p->threads = options->threads;
+    gradd_status_t status = build(p, model, options);
+    if (status) {
+        gradd_plan_destroy(p);
+        return status;
+    }
+    p->info.compile_ms = now_ms() - start;
+    *out_plan = p;
+    return GRADD_OK;
+}
+
+void gradd_plan_destroy(gradd_plan_t *p) {
+    if (!p) return;
+    for (variant_t *v = p->variants, *next; v; v = next) {
+        next = v->next;
+        variant_destroy(v);
+    }
+    program_finish(&p->forward);
+    if (p->spare) p->backend->free(p->spare, (size_t)p->spare_bytes);
+    graph_destroy(p->graph);
+    free(p->output_types);
+    free(p->has_grad);
+    free(p->grads);
+    free(p->grad_outputs);
+    free(p->saved);
+    free(p->fixed);
+    free(p);
+}
+
+const gradd_plan_info_t *gradd_plan_info(const gradd_plan_t *plan) {
+    return &plan->info;
+}

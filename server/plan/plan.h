@@ -1,0 +1,150 @@
+/* A plan: a graph with its gradient, ordered, placed in memory, ready to run.
+ *
+ *   graph --schedule--> sequence of nodes --layout--> a place for every value --program--> steps
+ *
+ * A run has one arena. Forward and the expected backward are placed jointly, so that gradients fit
+ * where dead activations were. Values that a backward needs ("saved") keep their place. A backward
+ * for other arriving gradients, or one that must keep the activations (retain_graph), is a variant:
+ * laid out around the saved values when it first happens, then cached.
+ *
+ * Engine thread; a plan is used by one run at a time.
+ */
+#ifndef GRADD_SERVER_PLAN_PLAN_H
+#define GRADD_SERVER_PLAN_PLAN_H
+
+#include "kernels/backend.h"
+#include "server/api/gradd.h"
+#include "server/graph/graph.h"
+
+typedef enum loc_kind_e {
+    LOC_NONE,        /* absent */
+    LOC_ARENA,       /* offset into the run's arena */
+    LOC_INPUT,       /* index = model input */
+    LOC_OUTPUT,      /* index = position in the plan's outputs */
+    LOC_GRAD,        /* index = position in the plan's gradients */
+    LOC_GRAD_OUTPUT, /* index = position in the plan's outputs */
+    LOC_CONST,       /* the value's own data */
+} loc_kind_t;
+
+typedef struct loc_s {
+    loc_kind_t kind;
+    int32_t index;
+    int64_t offset;
+} loc_t;
+
+/* A list of nodes in execution order, with the values that must leave it. */
+typedef struct sequence_s {
+    int32_t *nodes; /* Owned */
+    int n;
+    int n_forward; /* of these, in front: forward nodes */
+} sequence_t;
+
+/* A value to be copied to an external place, because it cannot be produced there. */
+typedef struct copy_s {
+    gradd_val_t from;
+    loc_t to;
+    bool after_forward; /* else after backward */
+} copy_t;
+
+/* Where everything lies while a sequence runs. Arrays are per value of the graph. */
+typedef struct layout_s {
+    int n_values;
+    loc_t *loc;    /* Owned; of roots: a view shares the place of what it views */
+    int64_t *work; /* Owned; scratch offset per position of the sequence, -1 = none */
+    copy_t *copies;
+    int n_copies;
+    int64_t arena_bytes, saved_bytes;
+} layout_t;
+
+typedef struct layout_options_s {
+    const sequence_t *sequence;
+    const bool *saved;  /* per value (root): keeps its bytes until the sequence ends its use */
+    const loc_t *fixed; /* per value (root): place given by an earlier layout; NULL = none */
+    int n_fixed;        /* entries of saved and fixed */
+    bool keep;          /* fixed places may not be reused */
+    const gradd_val_t *grads; /* per plan gradient: value or GRADD_NONE; NULL = forward only */
+    int n_grads;
+    bool place_outputs; /* the sequence holds the forward: bind or copy outputs */
+} layout_options_t;
+
+typedef struct step_s {
+    gradd_run_t run;    /* in and out point to the views below; work is set per run */
+    gradd_view_t *view; /* n_in + n_out: data is set per run */
+    loc_t *loc;         /* n_in + n_out */
+    const void **data;  /* n_in + n_out: LOC_CONST elements */
+    int64_t work;       /* offset or -1 */
+    int32_t node;       /* of the graph; -1 = a copy */
+} step_t;
+
+typedef struct program_s {
+    arena_t *arena; /* Owned: steps */
+    step_t *steps;
+    int n;
+} program_t;
+
+typedef struct variant_s {
+    bool *arrives; /* Owned: per plan output */
+    bool keep;
+    bool zeros;         /* covers more outputs than arrive: absent gradients are zeros */
+    gradd_val_t *grads; /* Owned: per plan gradient */
+    program_t program;
+    int64_t arena_bytes;
+    struct variant_s *next;
+} variant_t;
+
+struct plan_s {
+    graph_t *graph; /* Owned */
+    const gradd_backend_t *backend;
+    int threads;
+    gradd_plan_info_t info;
+    gradd_type_t *output_types; /* Owned */
+    bool *has_grad;             /* Owned */
+    int32_t *grads;             /* Owned: model inputs */
+    int n_grads;
+    int32_t *grad_outputs; /* Owned: positions whose gradient may arrive */
+    int n_grad_outputs;
+    bool *saved;  /* Owned: per value (root) of the graph when the forward was laid out */
+    loc_t *fixed; /* Owned: their places */
+    int n_fixed;
+    program_t forward;
+    variant_t *variants; /* Owned list; the first is the expected backward */
+    void *spare;         /* Owned: arena of a finished run, kept to save page faults */
+    int64_t spare_bytes;
+};
+
+/* The value whose bytes v shares: follows view operators to their operand. */
+gradd_val_t plan_root(const graph_t *g, gradd_val_t v);
+
+/* Nodes that the outputs (forward) and the gradients of one variant (backward) need, in order.
+ * `extra` are forward values that must be computed as well. */
+gradd_status_t schedule_forward(const graph_t *g, const bool *extra, sequence_t *out);
+gradd_status_t schedule_backward(const graph_t *g, const gradd_val_t *grads, int n_grads,
+                                 sequence_t *out);
+/* Marks (by root) the forward values that the backward nodes of `sequence` and `grads` read. */
+void schedule_mark_saved(const graph_t *g, const sequence_t *sequence, const gradd_val_t *grads,
+                         int n_grads, bool *saved);
+
+gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, layout_t *out);
+void layout_finish(layout_t *layout);
+
+/* One buffer to be placed: lives from `start` to `end` (positions, inclusive). offset < 0: choose.
+ */
+typedef struct memory_item_s {
+    int64_t bytes;
+    int64_t offset;
+    int start, end;
+} memory_item_t;
+
+/* Chooses offsets so that no two items that live at the same time overlap; returns the peak. */
+gradd_status_t memory_place(memory_item_t *items, int n, int64_t *out_peak);
+
+/* Steps [from, to) of the sequence, and the copies that follow them. */
+gradd_status_t program_make(const graph_t *g, const sequence_t *sequence, const layout_t *layout,
+                            bool forward, program_t *out);
+void program_finish(program_t *program);
+
+/* Backward for exactly these arriving gradients; compiled when first asked for. */
+gradd_status_t plan_variant(gradd_plan_t *plan, const bool *arrives, bool keep,
+                            const variant_t **out);
+
+#endif

@@ -1,0 +1,98 @@
+/* Turns a placed sequence into steps: operator calls whose operands only lack their base addresses.
+ * See plan.h. */
+#include "kernels/registry.h"
+#include "server/plan/plan.h"
+
+static gradd_status_t no_memory(void) {
+    return GRADD_FAIL(NOMEM, "no memory to plan the graph");
+}
+
+static gradd_status_t step_alloc(program_t *p, int n_in, int n_out, step_t *step) {
+    size_t n = (size_t)(n_in + n_out) + 1;
+    step->view = arena_array(p->arena, n, sizeof step->view[0]);
+    step->loc = arena_array(p->arena, n, sizeof step->loc[0]);
+    step->data = arena_array(p->arena, n, sizeof step->data[0]);
+    if (!step->view || !step->loc || !step->data) return no_memory();
+    step->run.n_in = n_in;
+    step->run.n_out = n_out;
+    step->run.in = step->view;
+    step->run.out = step->view + n_in;
+    return GRADD_OK;
+}
+
+static void set_operand(const graph_t *g, const layout_t *layout, step_t *step, int i,
+                        gradd_val_t v) {
+    if (v == GRADD_NONE) return;
+    step->view[i].type = g->values[v]->type;
+    if (g->values[v]->data) { /* a known value may be a view of another known one */
+        step->loc[i].kind = LOC_CONST;
+        step->data[i] = g->values[v]->data;
+        return;
+    }
+    gradd_val_t root = plan_root(g, v);
+    step->loc[i] = layout->loc[root];
+    step->data[i] = g->values[root]->data;
+}
+
+static gradd_status_t add_step(const graph_t *g, const layout_t *layout, int32_t id, int64_t work,
+                               program_t *p) {
+    const graph_node_t *n = &g->nodes[id];
+    if (n->op->flags & GRADD_OP_VIEW) return GRADD_OK; /* shares its operand's bytes */
+    step_t *step = &p->steps[p->n];
+    GRADD_TRY(step_alloc(p, n->n_in, n->n_out, step));
+    step->run.op = n->op;
+    step->run.attrs = n->attrs;
+    step->run.opset = n->opset;
+    step->run.node = n->random;
+    step->work = work;
+    step->node = id;
+    for (int i = 0; i < n->n_in; i++)
+        set_operand(g, layout, step, i, n->in[i]);
+    for (int j = 0; j < n->n_out; j++)
+        set_operand(g, layout, step, n->n_in + j, n->out[j]);
+    p->n++;
+    return GRADD_OK;
+}
+
+static gradd_status_t add_copy_step(const graph_t *g, const layout_t *layout, const copy_t *copy,
+                                    program_t *p) {
+    step_t *step = &p->steps[p->n];
+    GRADD_TRY(step_alloc(p, 1, 1, step));
+    step->run.op = gradd_op_by_name("Identity");
+    if (!step->run.op) return GRADD_FAIL(INTERNAL, "operator Identity is missing");
+    step->run.opset = g->model->opset;
+    step->work = -1;
+    step->node = -1;
+    set_operand(g, layout, step, 0, copy->from);
+    step->view[1].type = g->values[copy->from]->type;
+    step->loc[1] = copy->to;
+    p->n++;
+    return GRADD_OK;
+}
+
+gradd_status_t program_make(const graph_t *g, const sequence_t *sequence, const layout_t *layout,
+                            bool forward, program_t *out) {
+    int from = forward ? 0 : sequence->n_forward;
+    int to = forward ? sequence->n_forward : sequence->n;
+    program_t p = {0};
+    GRADD_TRY(arena_create(0, &p.arena));
+    p.steps = arena_array(p.arena, (size_t)(to - from + layout->n_copies) + 1, sizeof p.steps[0]);
+    gradd_status_t status = p.steps ? GRADD_OK : no_memory();
+    for (int k = from; k < to && !status; k++)
+        status = add_step(g, layout, sequence->nodes[k], layout->work[k], &p);
+    for (int c = 0; c < layout->n_copies && !status; c++)
+        if (layout->copies[c].after_forward == forward)
+            status = add_copy_step(g, layout, &layout->copies[c], &p);
+    if (status) {
+        program_finish(&p);
+        return status;
+    }
+    *out = p;
+    return GRADD_OK;
+}
+
+void program_finish(program_t *program) {
+    if (!program) return;
+    arena_destroy(program->arena);
+    *program = (program_t){0};
+}
