@@ -172,11 +172,14 @@ TEST(impossible_sizes_fail_without_harm) {
     CHECK(segment.base == NULL);
 }
 
-/* From here on the given system call fails with the given error in this process. */
-static void fail_syscall(unsigned number, unsigned error) {
+/* From here on the given system call fails with the given error in this process, if its second
+ * argument (the length of an mmap) is `length`; whatever it is when length is 0. */
+static void fail_syscall(unsigned number, unsigned error, unsigned length) {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+        BPF_JUMP(BPF_JMP | (length ? BPF_JEQ : BPF_JGE) | BPF_K, length, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
@@ -189,7 +192,7 @@ static void fail_syscall(unsigned number, unsigned error) {
 static void check_create_fails(unsigned number, unsigned error, gradd_status_t code) {
     gradd_segment_t segment = GRADD_SEGMENT_INIT;
     int before = open_descriptors();
-    fail_syscall(number, error);
+    fail_syscall(number, error, 0);
     CHECK_STATUS(code, gradd_segment_create("x", SIZE, &segment));
     CHECK_EQ_INT(segment.fd, -1);
     CHECK_EQ_INT(open_descriptors(), before);
@@ -201,10 +204,10 @@ TEST(no_space_is_said_at_creation) {
 
 TEST(no_address_space_is_said_at_mapping) {
     gradd_segment_t segment = GRADD_SEGMENT_INIT;
-    CHECK_OK(gradd_segment_create("x", SIZE, &segment));
+    CHECK_OK(gradd_segment_create("x", 17 * SIZE, &segment));
     gradd_segment_unmap(&segment);
     CHECK(segment.base == NULL && segment.fd >= 0);
-    fail_syscall(SYS_mmap, ENOMEM);
+    fail_syscall(SYS_mmap, ENOMEM, 17 * SIZE);
     CHECK_STATUS(GRADD_E_NOMEM, gradd_segment_map(&segment));
     gradd_segment_finish(&segment);
 }
