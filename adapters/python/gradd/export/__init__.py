@@ -1,0 +1,48 @@
+"""Capture of PyTorch modules as weightless ONNX graphs for the daemon.
+
+    cap = capture(module, args, kwargs)     # slow (seconds), once per capture_key
+    key = capture_key(module, args, kwargs) # cheap, every call
+    check_dynamic(cap, args, kwargs)        # None, or why sizes need another capture
+
+Pure Python; knows nothing of the daemon. The heavy imports (torch.onnx, onnxscript) happen at
+the first capture, not at import.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradd.export.dims import check_dynamic
+from gradd.export.keys import capture_key
+from gradd.export.types import Capture, CaptureError, DimRules, InputSpec, OutputSpec
+from gradd.schema import as_tensor_leaf, flatten_inputs, is_tensor_leaf, schema_key
+
+__all__ = [
+    "Capture",
+    "CaptureError",
+    "DimRules",
+    "InputSpec",
+    "OutputSpec",
+    "as_tensor_leaf",
+    "capture",
+    "capture_key",
+    "check_dynamic",
+    "flatten_inputs",
+    "is_tensor_leaf",
+    "op_histogram",
+    "schema_key",
+]
+
+
+def capture(module: Any, args: tuple, kwargs: dict, *, forward: Any = None) -> Capture:
+    """Captures one call of a module; see gradd.export.capturing.capture()."""
+    from gradd.export import capturing
+
+    return capturing.capture(module, args, kwargs, forward=forward)
+
+
+def op_histogram(cap: Capture) -> dict[str, int]:
+    """Node types of a capture with their counts, most frequent first."""
+    from gradd.export import graph
+
+    return graph.op_histogram(cap.onnx)

@@ -1,0 +1,128 @@
+"""What a trace assumed about sizes, and whether another call satisfies it.
+
+torch.export gives one symbol per dynamic size, ranges for the symbols, and guards as Python
+expressions. Ranges start at 2 only because the tracer never explores 0 and 1; size 1 computes
+correctly on the same graph (the adapter's self-check guards it), so a lower bound of 2 is
+read as 1.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from types import CodeType
+from typing import Any
+
+import torch
+
+from gradd import schema
+from gradd.export.types import Capture, DimRules
+
+_SYMBOL = re.compile(r"^[A-Za-z_]\w*$")
+
+
+def rules_of(program: Any, leaf_numbers: list[int]) -> DimRules:
+    """Reads the assumptions of an exported program.
+
+    Args:
+        program: The ExportedProgram as traced (before decompositions).
+        leaf_numbers: Leaf number of each traced argument.
+    """
+    user = [s.arg.name for s in program.graph_signature.input_specs if s.kind.name == "USER_INPUT"]
+    nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    shapes = []
+    for leaf, name in zip(leaf_numbers, user, strict=True):
+        sizes = nodes[name].meta["val"].shape
+        shapes.append((leaf, tuple(n if isinstance(n, int) else str(n) for n in sizes)))
+    ranges = []
+    for symbol, bounds in program.range_constraints.items():
+        # An unbounded size has a symbolic infinity as its upper end.
+        upper = int(bounds.upper) if getattr(bounds.upper, "is_Integer", False) else None
+        ranges.append((str(symbol), int(bounds.lower), upper))
+    return DimRules(tuple(shapes), tuple(ranges), tuple(getattr(program, "_guards_code", ())))
+
+
+class _Sized:
+    """Stands for a tensor inside a guard expression; only size() is ever asked for."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self._sizes = sizes
+
+    def size(self) -> tuple[int, ...]:
+        return self._sizes
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(expression: str) -> CodeType:
+    return compile(expression, "<guard>", "eval")
+
+
+def violated(rules: DimRules, sizes: list[tuple[int, ...]]) -> str | None:
+    """The first assumption that these tensor sizes break, in words, or None."""
+    values: dict[str, int] = {}
+    later: list[tuple[str, int, int, int]] = []
+    for k, ((leaf, want), have) in enumerate(zip(rules.shapes, sizes, strict=True)):
+        if len(want) != len(have):
+            return f"leaf {leaf} has rank {len(have)}, captured with {len(want)}"
+        for axis, (w, h) in enumerate(zip(want, have, strict=True)):
+            if isinstance(w, int):
+                if w != h:
+                    return f"leaf {leaf} axis {axis} has size {h}, captured with the fixed size {w}"
+            elif _SYMBOL.match(w):
+                if values.setdefault(w, h) != h:
+                    return f"leaf {leaf} axis {axis} has size {h}, another axis needs {values[w]}"
+            else:
+                later.append((w, k, axis, h))
+    for text, k, axis, have in later:
+        if not _holds(f"({text}) == {have}", values, sizes):
+            return f"leaf {rules.shapes[k][0]} axis {axis} has size {have}, captured as {text}"
+    for name, low, high in rules.ranges:
+        value = values.get(name)
+        if value is None:
+            continue
+        if value < (1 if low == 2 else low) or (high is not None and value > high):
+            return f"size {name}={value} is outside [{low}, {high}]"
+    for guard in rules.guards:
+        if not _holds(guard, values, sizes):
+            return f"guard {guard} does not hold"
+    return None
+
+
+def _holds(expression: str, values: dict[str, int], sizes: list[tuple[int, ...]]) -> bool:
+    scope = {
+        "L": {"leaves": [_Sized(s) for s in sizes]},
+        "Max": max,
+        "Min": min,
+        "max": max,
+        "min": min,
+        "Mod": lambda a, b: a % b,
+        "FloorDiv": lambda a, b: a // b,
+        "Eq": lambda a, b: a == b,
+        "Ne": lambda a, b: a != b,
+        **values,
+    }
+    try:
+        return bool(eval(_compiled(expression), {"__builtins__": {}}, scope))  # noqa: S307
+    except (NameError, SyntaxError, TypeError, ZeroDivisionError, IndexError):
+        return False  # an assumption that cannot be read counts as broken: capture again
+
+
+def check_dynamic(capture: Capture, args: tuple, kwargs: dict) -> str | None:
+    """Says whether a capture made with other sizes may serve this call.
+
+    Args:
+        capture: A capture with the same capture_key as the call.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+
+    Returns:
+        None if it may; otherwise one sentence on the size that was specialised. The caller then
+        captures again and keeps both (several captures per key).
+    """
+    leaves, _, paths = schema.flatten_inputs(args, kwargs)
+    sizes = [
+        tuple(x.shape) if isinstance(x, torch.Tensor) else ()
+        for x, p in zip(leaves, paths, strict=True)
+        if schema.is_tensor_leaf(x, p)
+    ]
+    return violated(capture.dims, sizes)

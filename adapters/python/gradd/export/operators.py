@@ -1,0 +1,351 @@
+"""Own translations of aten operators to ONNX, where the stock ones are wrong for training.
+
+Each function takes onnx_ir values and Python constants in the order of the aten schema and
+emits opset-20 nodes. Attention is decomposed on purpose: the daemon recognises the pattern.
+All masks are boolean `Where`s with the smallest finite number, never infinity, so that a fully
+masked row gives zeros (as torch does) and no NaN can reach a gradient.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+import onnxscript
+import torch
+
+from gradd.export.types import CaptureError
+
+op = onnxscript.values.Opset("", 20)
+_aten = torch.ops.aten
+
+# Operators with mixed element types among their arguments for which that is no promotion.
+TYPE_STABLE = frozenset(
+    {
+        _aten.embedding.default,
+        _aten.index.Tensor,
+        _aten.cross_entropy_loss.default,
+        _aten.nll_loss.default,
+        _aten.gather.default,
+        _aten.scaled_dot_product_attention.default,
+        _aten.masked_fill.Scalar,
+    }
+)
+
+_SMALLEST = {
+    ir.DataType.FLOAT16: -65504.0,
+    ir.DataType.BFLOAT16: -3.3895313892515355e38,
+    ir.DataType.FLOAT: -3.4028234663852886e38,
+    ir.DataType.DOUBLE: -1.7976931348623157e308,
+}
+
+
+def _scalar(value: float, dtype: Any) -> Any:
+    return op.Constant(value=ir.tensor(value, dtype=ir.DataType(dtype)))
+
+
+def _ints(*values: int) -> Any:
+    return op.Constant(value=ir.tensor(list(values), dtype=ir.DataType.INT64))
+
+
+def _like(value: Any, like: Any) -> Any:
+    return op.Cast(value, to=int(like.dtype))
+
+
+def _static(size: Any, what: str) -> int:
+    if isinstance(size, int):
+        return size
+    raise CaptureError("unsupported_operator", f"{what} must not depend on the call's sizes")
+
+
+# --- attention -------------------------------------------------------------------------------
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Scaled dot product attention as MatMul, Mul, Where/Add, Softmax, [Dropout], MatMul."""
+    rank = len(query.shape)
+    if enable_gqa:
+        heads = _static(query.shape[-3], "the number of heads")
+        key, value = _repeat_heads(key, heads), _repeat_heads(value, heads)
+    if scale is None:
+        scale = 1.0 / math.sqrt(_static(query.shape[-1], "the size of a head"))
+    order = [*range(rank - 2), rank - 1, rank - 2]
+    scores = op.MatMul(query, op.Transpose(key, perm=order))
+    scores = op.Mul(scores, _scalar(scale, query.dtype))
+    some = None
+    if is_causal:
+        scores = op.Where(_causal(query, key), scores, _scalar(_SMALLEST[query.dtype], query.dtype))
+    elif attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
+        scores = op.Where(attn_mask, scores, _scalar(_SMALLEST[query.dtype], query.dtype))
+        some = _row_has_any(attn_mask)
+    elif attn_mask is not None:
+        scores = op.Add(scores, attn_mask)
+    weights = op.Softmax(scores, axis=-1)
+    if dropout_p > 0:
+        weights = dropout(weights, dropout_p, True)
+    result = op.MatMul(weights, value)
+    if some is not None:
+        result = op.Where(some, result, _scalar(0.0, query.dtype))
+    return result
+
+
+def _repeat_heads(value: Any, heads: int) -> Any:
+    have = _static(value.shape[-3], "the number of key heads")
+    if have == heads:
+        return value
+    width = _static(value.shape[-1], "the size of a head")
+    times = op.Expand(op.Unsqueeze(value, _ints(2)), _ints(1, 1, heads // have, 1, 1))
+    return op.Reshape(times, _ints(0, heads, -1, width))
+
+
+def _causal(query: Any, key: Any) -> Any:
+    """[L, S] boolean: column <= row (aligned at the first row, as torch defines is_causal)."""
+    rank = len(query.shape)
+    zero, one = _scalar(0, ir.DataType.INT64), _scalar(1, ir.DataType.INT64)
+    rows = op.Range(zero, _size(query, rank - 2), one)
+    columns = op.Range(zero, _size(key, rank - 2), one)
+    return op.LessOrEqual(columns, op.Unsqueeze(rows, _ints(1)))
+
+
+def _size(value: Any, axis: int) -> Any:
+    return op.Squeeze(op.Shape(value, start=axis, end=axis + 1))
+
+
+def _row_has_any(mask: Any) -> Any:
+    """[..., L, 1] boolean: the row may attend to something."""
+    share = op.ReduceMean(op.Cast(mask, to=ir.DataType.FLOAT), _ints(-1), keepdims=1)
+    return op.Greater(share, _scalar(0.0, ir.DataType.FLOAT))
+
+
+# --- dropout, embedding, casts ---------------------------------------------------------------
+
+
+def dropout(value: Any, p: float, train: bool) -> Any:
+    """Dropout with one output and constant ratio and mode."""
+    if not train or p == 0:
+        return op.Identity(value)
+    mode = op.Constant(value=ir.tensor(True))
+    kept, _ = op.Dropout(value, _scalar(p, ir.DataType.FLOAT), mode)
+    return kept
+
+
+def embedding(
+    weight: Any,
+    indices: Any,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """Gather; rows of the padding index get no gradient, as torch defines it."""
+    if scale_grad_by_freq or sparse:
+        flag = "scale_grad_by_freq" if scale_grad_by_freq else "sparse"
+        raise CaptureError("unsupported_operator", f"Embedding({flag}=True) is not supported")
+    rows = op.Gather(weight, indices)
+    if padding_idx < 0:
+        return rows
+    is_padding = op.Equal(indices, _scalar(padding_idx, indices.dtype))
+    return op.Where(op.Unsqueeze(is_padding, _ints(-1)), stop_gradient(rows), rows)
+
+
+def stop_gradient(value: Any) -> Any:
+    """com.gradd::StopGradient: identity forward, no gradient backward."""
+    from torch.onnx._internal.exporter import _core
+
+    node = ir.Node("com.gradd", "StopGradient", [value], version=1)
+    node.outputs[0].dtype, node.outputs[0].shape = value.dtype, value.shape
+    _core.current_tracer.nodes.append(node)
+    return node.outputs[0]
+
+
+def to_dtype(value: Any, dtype: int, *unused: Any, **unused_kw: Any) -> Any:
+    """Tensor.to(dtype); Identity where nothing changes (removed later)."""
+    return op.Identity(value) if int(value.dtype) == int(dtype) else op.Cast(value, to=int(dtype))
+
+
+def to_device(value: Any, device: Any, dtype: int, *unused: Any, **unused_kw: Any) -> Any:
+    """Tensor.to(device, dtype): a graph has one device."""
+    return to_dtype(value, dtype)
+
+
+def to_dtype_layout(value: Any, dtype: int | None = None, **unused: Any) -> Any:
+    """Tensor.to() with keyword arguments only."""
+    if dtype is None or dtype == -1:
+        return op.Identity(value)
+    return to_dtype(value, dtype)
+
+
+def identity(value: Any, *unused: Any, **unused_kw: Any) -> Any:
+    """For operators that only say something about memory."""
+    return op.Identity(value)
+
+
+def _bitwise(bool_op: str, int_op: str) -> Callable:
+    def translate(a: Any, b: Any) -> Any:
+        name = bool_op if a.dtype == ir.DataType.BOOL else int_op
+        return getattr(op, name)(a, b)
+
+    return translate
+
+
+# --- losses ----------------------------------------------------------------------------------
+
+
+def cross_entropy(
+    scores: Any,
+    target: Any,
+    weight: Any = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Any:
+    """cross_entropy_loss; label smoothing and class probabilities are decomposed."""
+    name = ("none", "mean", "sum")[reduction]
+    single = len(scores.shape) == 1
+    if single:
+        scores, target = op.Unsqueeze(scores, _ints(0)), op.Unsqueeze(target, _ints(0))
+    if target.dtype in _SMALLEST:
+        loss = _probability_loss(scores, target, weight, name, label_smoothing)
+    elif label_smoothing > 0:
+        loss = _smoothed_loss(scores, target, weight, name, ignore_index, label_smoothing)
+    else:
+        loss, _ = op.SoftmaxCrossEntropyLoss(
+            scores, target, weight, reduction=name, ignore_index=ignore_index
+        )
+    return op.Squeeze(loss, _ints(0)) if single and name == "none" else loss
+
+
+def _classes(weight: Any, rank: int) -> Any:
+    """Class weights [C] shaped to multiply [N, C, d1, ...]."""
+    return op.Reshape(weight, _ints(1, -1, *([1] * (rank - 2))))
+
+
+def _reduce(loss: Any, name: str, count: Any) -> Any:
+    if name == "none":
+        return loss
+    total = op.ReduceSum(loss, keepdims=0)
+    return total if name == "sum" else op.Div(total, count)
+
+
+def _smoothed_loss(
+    scores: Any, target: Any, weight: Any, name: str, ignore: int, smoothing: float
+) -> Any:
+    dtype, rank = scores.dtype, len(scores.shape)
+    classes = _static(scores.shape[1], "the number of classes")
+    logs = op.LogSoftmax(scores, axis=1)
+    plain = op.NegativeLogLikelihoodLoss(logs, target, weight, reduction=name, ignore_index=ignore)
+    weighted = logs if weight is None else op.Mul(logs, _classes(weight, rank))
+    rows = op.Neg(op.ReduceSum(weighted, _ints(1), keepdims=0))
+    ignored = op.Equal(target, _scalar(ignore, target.dtype))
+    rows = op.Where(ignored, _scalar(0.0, dtype), rows)
+    valid = op.Cast(op.Not(ignored), to=int(dtype))
+    if weight is not None:
+        safe = op.Where(ignored, _scalar(0, target.dtype), target)
+        valid = op.Mul(valid, op.Gather(weight, safe))
+    smooth = _reduce(rows, name, op.ReduceSum(valid, keepdims=0))
+    return op.Add(
+        op.Mul(plain, _scalar(1.0 - smoothing, dtype)),
+        op.Mul(smooth, _scalar(smoothing / classes, dtype)),
+    )
+
+
+def _probability_loss(scores: Any, target: Any, weight: Any, name: str, smoothing: float) -> Any:
+    dtype, rank = scores.dtype, len(scores.shape)
+    classes = _static(scores.shape[1], "the number of classes")
+    if smoothing > 0:
+        target = op.Mul(target, _scalar(1.0 - smoothing, dtype))
+        target = op.Add(target, _scalar(smoothing / classes, dtype))
+    logs = op.LogSoftmax(scores, axis=1)
+    if weight is not None:
+        logs = op.Mul(logs, _classes(weight, rank))
+    rows = op.Neg(op.ReduceSum(op.Mul(logs, target), _ints(1), keepdims=0))
+    count = op.Cast(op.Size(rows), to=int(dtype)) if name == "mean" else None
+    return _reduce(rows, name, count)
+
+
+# --- batch normalisation ---------------------------------------------------------------------
+
+
+def batch_norm(
+    value: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """_native_batch_norm_legit_functional: 5 outputs, the last two the new running statistics.
+
+    ONNX updates the running variance with the biased variance, torch with the unbiased one, so
+    the update is scaled by n / (n - 1).
+    """
+    dtype = value.dtype
+    size = op.Shape(value, start=1, end=2)
+    weight = weight if weight is not None else op.Expand(_scalar(1.0, dtype), size)
+    bias = bias if bias is not None else op.Expand(_scalar(0.0, dtype), size)
+    if not training:
+        y = op.BatchNormalization(value, weight, bias, running_mean, running_var, epsilon=eps)
+        mean, var = op.Identity(running_mean), op.Identity(running_var)
+        return y, mean, var, op.Identity(running_mean), op.Identity(running_var)
+    y, mean, biased = op.BatchNormalization(
+        value,
+        weight,
+        bias,
+        running_mean,
+        running_var,
+        epsilon=eps,
+        momentum=1.0 - momentum,
+        training_mode=1,
+        _outputs=3,
+    )
+    count = op.Cast(op.Div(op.Size(value), op.Squeeze(size)), to=int(dtype))
+    factor = op.Div(count, op.Sub(count, _scalar(1.0, dtype)))
+    kept = op.Mul(running_var, _scalar(1.0 - momentum, dtype))
+    var = op.Add(kept, op.Mul(op.Sub(biased, kept), factor))
+    return y, op.Identity(mean), op.Identity(var), mean, var
+
+
+def batch_norm_no_stats(
+    value: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    """_native_batch_norm_legit.no_stats: statistics of the batch, nothing remembered."""
+    del training
+    size = op.Shape(value, start=1, end=2)
+    zeros = op.Expand(_scalar(0.0, value.dtype), size)
+    ones = op.Expand(_scalar(1.0, value.dtype), size)
+    y, mean, var, _, _ = batch_norm(value, weight, bias, zeros, ones, True, momentum, eps)
+    return y, mean, var
+
+
+@functools.lru_cache(maxsize=1)
+def table() -> dict[Any, Callable]:
+    """aten overload -> translation."""
+    rows = {
+        _aten.scaled_dot_product_attention.default: attention,
+        _aten.dropout.default: dropout,
+        _aten.embedding.default: embedding,
+        _aten.cross_entropy_loss.default: cross_entropy,
+        _aten._native_batch_norm_legit_functional.default: batch_norm,
+        _aten._native_batch_norm_legit.no_stats: batch_norm_no_stats,
+        _aten.to.dtype: to_dtype,
+        _aten.to.device: to_device,
+        _aten.to.dtype_layout: to_dtype_layout,
+        _aten.contiguous.default: identity,
+        _aten.__and__.Tensor: _bitwise("And", "BitwiseAnd"),
+        _aten.__or__.Tensor: _bitwise("Or", "BitwiseOr"),
+        torch.ops.gradd.stop_gradient.default: stop_gradient,
+    }
+    return rows

@@ -1,0 +1,157 @@
+"""What a graph cannot hold: checks before a trace, and watching during one.
+
+A hook, an ambient autocast context or a torch.autograd.Function would be lost or baked in
+without any visible difference in the loss, so they are refused by name. quiet_trace() is the
+context in which every trace runs: it catches autograd Functions of this thread and leaves the
+random state and the attributes of every submodule as it found them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import torch
+
+from gradd.export.types import CaptureError
+
+_FORWARD = ("_forward_hooks", "_forward_pre_hooks")
+_BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
+_patch_lock = threading.RLock()
+
+
+def check_module(module: torch.nn.Module) -> None:
+    """Refuses hooks, foreign parameter types and ambient autocast.
+
+    Raises:
+        CaptureError: "forward_hooks", "backward_hooks", "autocast" or "unsupported_parameter".
+    """
+    for name, sub in module.named_modules():
+        where = f"{name or 'the root'} ({type(sub).__name__})"
+        for attr in _FORWARD:
+            if getattr(sub, attr):
+                hook = next(iter(getattr(sub, attr).values()))
+                raise CaptureError("forward_hooks", _hook_text(where, hook))
+        for attr in _BACKWARD:
+            if getattr(sub, attr):
+                hook = next(iter(getattr(sub, attr).values()))
+                raise CaptureError("backward_hooks", _hook_text(where, hook))
+    _check_global_hooks()
+    check_autocast()
+    for name, param in module.named_parameters():
+        if param.is_complex() or param.layout is not torch.strided or param.is_nested:
+            raise CaptureError(
+                "unsupported_parameter", f"{name} is {param.dtype}, {param.layout}; use dense reals"
+            )
+
+
+def _hook_text(where: str, hook: object) -> str:
+    name = getattr(hook, "__qualname__", type(hook).__qualname__)
+    return f"{where} has the hook {name}; remove it, or put its work into forward()"
+
+
+def _check_global_hooks() -> None:
+    hooks = torch.nn.modules.module
+    for attr in ("_global_forward_hooks", "_global_forward_pre_hooks"):
+        if getattr(hooks, attr):
+            raise CaptureError("forward_hooks", f"torch.nn.modules.module.{attr} is not empty")
+    for attr in ("_global_backward_hooks", "_global_backward_pre_hooks"):
+        if getattr(hooks, attr):
+            raise CaptureError("backward_hooks", f"torch.nn.modules.module.{attr} is not empty")
+
+
+def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
+    """The device types with autocast enabled around the caller, and their element types."""
+    state = []
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            state.append((device, torch.get_autocast_dtype(device)))
+    return tuple(state)
+
+
+def check_autocast() -> None:
+    """Refuses a capture inside torch.autocast, which would silently give another graph."""
+    if state := autocast_state():
+        device, dtype = state[0]
+        raise CaptureError(
+            "autocast",
+            f"torch.autocast({device!r}, {dtype}) is active around the call; leave it, or enter "
+            "autocast inside the module's forward()",
+        )
+
+
+@contextlib.contextmanager
+def _no_autograd_functions() -> Iterator[None]:
+    """Turns torch.autograd.Function.apply of this thread into a CaptureError.
+
+    The tracer inlines the forward of such a Function and forgets its backward. Reentrant
+    checkpointing is also a Function, but a transparent one: its body is called directly.
+    """
+    original = torch.autograd.Function.__dict__["apply"]
+    me = threading.get_ident()
+    found: list[CaptureError] = []
+
+    def apply(cls, *args, **kwargs):
+        if threading.get_ident() != me:
+            return original.__get__(None, cls)(*args, **kwargs)
+        if cls is torch.utils.checkpoint.CheckpointFunction:
+            return args[0](*args[2:])
+        found.append(
+            CaptureError(
+                "autograd_function",
+                f"{cls.__module__}.{cls.__qualname__}.apply was called; its backward() cannot be "
+                "captured: write it with ordinary operations or keep that part in torch",
+            )
+        )
+        raise found[0]
+
+    with _patch_lock:
+        torch.autograd.Function.apply = classmethod(apply)
+        try:
+            yield
+        finally:
+            torch.autograd.Function.apply = original
+    if found:  # a module that swallows exceptions must not hide the loss of a backward
+        raise found[0]
+
+
+@contextlib.contextmanager
+def _kept_attributes(module: torch.nn.Module) -> Iterator[None]:
+    """Restores the attributes, parameters and buffers of every submodule, by reference."""
+    tables = ("_parameters", "_buffers", "_modules")
+    saved = [
+        (m, dict(m.__dict__), {t: dict(m.__dict__[t]) for t in tables})
+        for m in module.modules()
+    ]
+    try:
+        yield
+    finally:
+        for sub, attributes, contents in saved:
+            _restore(sub.__dict__, attributes)
+            for table, content in contents.items():
+                _restore(sub.__dict__[table], content)
+
+
+def _restore(target: dict, saved: dict) -> None:
+    for name in [n for n in target if n not in saved]:
+        del target[name]
+    for name, value in saved.items():
+        if name not in target or target[name] is not value:
+            target[name] = value
+
+
+@contextlib.contextmanager
+def quiet_trace(module: torch.nn.Module) -> Iterator[None]:
+    """Context of a trace: gradient mode on, random state and module left as they were."""
+    rng = torch.get_rng_state()
+    try:
+        with (
+            _kept_attributes(module),
+            _no_autograd_functions(),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+        ):
+            yield
+    finally:
+        torch.set_rng_state(rng)

@@ -1,0 +1,212 @@
+"""From a module call to a torch.export program whose sizes are as dynamic as possible.
+
+The module is traced through a shell that shares its parameter tables (so qualified names stay)
+but takes the tensor leaves of the call as flat arguments and returns the tensor leaves of the
+result: argument and result structure never reach the exporter. Sizes 0 and 1 would be
+specialised, so such calls are traced with an enlarged sample first; the rules found by the
+trace are then checked against the real sizes, and the next attempt is more literal.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from gradd import schema
+from gradd.export import dims, refuse, results
+from gradd.export.types import CaptureError, DimRules
+
+_FRAME = re.compile(r'\s*File "([^"]+)", line (\d+)')
+
+
+class _Shell(torch.nn.Module):
+    """Flat-argument view of a module: same parameters and names, other signature."""
+
+    def __init__(self, module: torch.nn.Module, call: Callable[[tuple], tuple]) -> None:
+        super().__init__()
+        for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[table] = module.__dict__[table]
+        self.__dict__["training"] = module.training
+        self.__dict__["_gradd_call"] = call
+
+    def forward(self, *leaves: torch.Tensor) -> tuple:
+        return self._gradd_call(leaves)
+
+
+class Trace:
+    """Result of trace(): the exported program and what it takes to interpret it."""
+
+    def __init__(self, program: Any, rules: DimRules, result: results.Result) -> None:
+        self.program = program
+        self.rules = rules
+        self.result = result
+        # Flat position of a traced argument -> leaf number of the call.
+        self.leaf_numbers: list[int] = []
+
+
+def trace(module: torch.nn.Module, args: tuple, kwargs: dict, forward: Callable) -> Trace:
+    """Traces forward(*args, **kwargs) of a module in its current mode.
+
+    Raises:
+        CaptureError: The reason names what the module does that a graph cannot hold.
+    """
+    leaves, _, paths = schema.flatten_inputs(args, kwargs)
+    numbers = [i for i, (x, p) in enumerate(zip(leaves, paths)) if schema.is_tensor_leaf(x, p)]
+    tensors = [_dense(schema.as_tensor_leaf(leaves[i]), paths[i]) for i in numbers]
+    result = results.Result()
+
+    def call(values: tuple) -> tuple:
+        filled = list(leaves)
+        for number, value in zip(numbers, values, strict=True):
+            filled[number] = value
+        new_args, new_kwargs = schema.unflatten_inputs(args, kwargs, filled)
+        return result.flatten(forward(*new_args, **new_kwargs))
+
+    error: CaptureError | None = None
+    sizes = [tuple(t.shape) for t in tensors]
+    for sample, spec in _attempts(tensors):
+        try:
+            program = _export(module, call, sample, spec)
+        except _RetryError as err:
+            error = err.error
+            continue
+        rules = dims.rules_of(program, numbers)
+        if dims.violated(rules, sizes) is None:
+            done = Trace(program, rules, result)
+            done.leaf_numbers = numbers
+            return done
+    raise error or CaptureError("export_failed", "no attempt at a trace accepts the given sizes")
+
+
+def _dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_complex():
+        raise CaptureError(
+            "unsupported_input_type",
+            f"argument {path!r} is {tensor.dtype}, {tensor.layout}; use dense real tensors",
+        )
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _attempts(tensors: list[torch.Tensor]) -> Iterator[tuple[tuple, tuple]]:
+    """(sample, dynamic shapes) from the most general to the literal one."""
+    dim = torch.export.Dim
+    small = [(i, j) for i, t in enumerate(tensors) for j, n in enumerate(t.shape) if n < 2]
+    first = [(i, j) for i, j in small if j == 0]
+    variants = [small]
+    if first and first != small:
+        variants.append(first)
+    if small:
+        variants.append([])
+    for grown in variants:
+        sample = tuple(_grow(t, [j for k, j in grown if k == i]) for i, t in enumerate(tensors))
+        for kind in (dim.DYNAMIC, dim.AUTO):
+            yield sample, tuple({j: kind for j, n in enumerate(t.shape) if n > 1} for t in sample)
+    yield tuple(tensors), tuple({} for _ in tensors)
+
+
+def _grow(tensor: torch.Tensor, axes: list[int]) -> torch.Tensor:
+    if not axes:
+        return tensor
+    shape = [(2 if j == 0 else 3) if j in axes else n for j, n in enumerate(tensor.shape)]
+    # The tracer reads no values. Memory of one element is enough for any size.
+    grown = torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(shape).contiguous()
+    return grown.requires_grad_(tensor.requires_grad)
+
+
+class _RetryError(Exception):
+    def __init__(self, error: CaptureError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _export(module: torch.nn.Module, call: Callable, sample: tuple, spec: tuple) -> Any:
+    shell = _Shell(module, call)
+    with refuse.quiet_trace(module), silence():
+        try:
+            return torch.export.export(shell, sample, dynamic_shapes=(spec,), strict=False)
+        except CaptureError:
+            raise
+        except Exception as err:  # the exporter raises whatever the module or torch raises
+            error = _explain(err, module)
+            if error.reason == "export_failed":
+                raise _RetryError(error) from err
+            raise error from err
+
+
+def silence() -> Any:
+    """Silences the exporter's warnings and log lines; failures are raised, not logged."""
+    return _Silence()
+
+
+class _Silence:
+    LOGGERS = ("torch.onnx", "torch.fx", "torch.export", "torch._export", "torch._dynamo")
+
+    def __enter__(self) -> None:
+        self._warnings = warnings.catch_warnings()
+        self._warnings.__enter__()
+        warnings.simplefilter("ignore")
+        self._levels = [(logging.getLogger(n), logging.getLogger(n).level) for n in self.LOGGERS]
+        for logger, _ in self._levels:
+            logger.setLevel(logging.CRITICAL)
+
+    def __exit__(self, *exc: object) -> None:
+        for logger, level in self._levels:
+            logger.setLevel(level)
+        self._warnings.__exit__(*exc)
+
+
+def _explain(err: BaseException, module: torch.nn.Module) -> CaptureError:
+    """Maps an exporter's exception to a named reason with the place in the user's code."""
+    for cause in _chain(err):
+        if isinstance(cause, CaptureError):
+            return cause
+    text = f"{type(err).__name__}: {err}"
+    where = _user_line(err)
+    first = text.strip().splitlines()[0][:300]
+    if any("DataDependent" in type(c).__name__ for c in _chain(err)) or "data-dependent" in text:
+        return CaptureError(
+            "data_dependent_control_flow",
+            f"{where}: Python code depends on the value of a tensor ({first}); use torch.where, "
+            "torch.cond or move the decision out of forward()",
+        )
+    return CaptureError("export_failed", f"{where}: {first}")
+
+
+def _chain(err: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = err
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
+
+
+def _user_line(err: BaseException) -> str:
+    """The innermost frame outside torch and gradd: where the module did what cannot be traced."""
+    inside = ("/torch/", "/gradd/export/", "/gradd/schema.py", "/sympy/")
+    best = "in forward()"
+    for cause in _chain(err):
+        for frame in traceback.extract_tb(cause.__traceback__):
+            name = frame.filename.replace("\\", "/")
+            if not any(part in name for part in inside):
+                best = f"{frame.name}() @ {frame.filename}:{frame.lineno}"
+    return best
+
+
+def source_of(node: Any) -> str | None:
+    """"module.path @ file:line" of the Python line that made an onnx_ir node, if known."""
+    fx_node = node.meta.get("node")
+    if fx_node is None:
+        return None
+    stack = fx_node.meta.get("nn_module_stack") or {}
+    path = next((p for p, _ in reversed(stack.values()) if p), "") if stack else ""
+    line = ""
+    for text in (fx_node.meta.get("stack_trace") or "").splitlines():
+        match = _FRAME.match(text)
+        if match and "/torch/" not in match[1] and "/gradd/" not in match[1]:
+            line = f"{match[1]}:{match[2]}"
+    return f"{path or 'module'} @ {line or '?'}"

@@ -1,0 +1,159 @@
+"""Translation of an exported program to ONNX opset 20, with the stock exporter's defects repaired.
+
+The train-mode program is translated directly where every operator is functional and known,
+which skips the exporter's decomposition (half of its time); otherwise the program is decomposed
+first. Depends on internals of the pinned torch: everything that does is in this file.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from gradd.export import fx, operators
+from gradd.export.types import CaptureError
+
+OPSET = 20
+
+# Operators that are functional by schema but whose direct translation loses training semantics.
+_DECOMPOSE = {
+    "aten::batch_norm",
+    "aten::instance_norm",
+    "aten::_batch_norm_impl_index",
+    "aten::rnn_tanh.input",
+    "aten::rnn_relu.input",
+}
+
+
+@functools.lru_cache(maxsize=1)
+def _registry() -> Any:
+    import logging
+
+    from torch.onnx._internal.exporter import _registration
+
+    logger = logging.getLogger(_registration.__name__)
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # torchvision's absence is not news
+    try:
+        registry = _registration.ONNXRegistry.from_torchlib(OPSET)
+    finally:
+        logger.setLevel(level)
+    for target, function in operators.table().items():
+        registry.register_op(target, function)
+    return registry
+
+
+def to_onnx(program: Any) -> tuple[Any, Any]:
+    """Translates an ExportedProgram prepared by fx.prepare().
+
+    Returns:
+        The onnx_ir model (parameters and buffers still initializers) and the program that it
+        was made from, whose signature describes inputs and outputs.
+
+    Raises:
+        CaptureError: "unsupported_operator" or "input_mutation".
+    """
+    from torch.onnx._internal.exporter import _core, _fx_passes
+
+    registry = _registry()
+    try:
+        if _is_direct(program, registry):
+            if _needs_promotion(program.graph_module):
+                _fx_passes.insert_type_promotion_nodes(program.graph_module)
+        else:
+            program = _core._prepare_exported_program_for_export(program, registry=registry)
+        _check_signature(program.graph_signature)
+        model = _core._exported_program_to_onnx_program(program, registry=registry).model
+    except CaptureError:
+        raise
+    except Exception as err:
+        raise _explain(err) from err
+    return model, program
+
+
+def _is_direct(program: Any, registry: Any) -> bool:
+    for module in program.graph_module.modules():
+        if module is not program.graph_module:
+            return False  # control flow: let the exporter decompose the bodies
+        for node in module.graph.nodes:
+            if node.op != "call_function" or not hasattr(node.target, "_schema"):
+                if node.op == "call_function" and not registry.is_registered(node.target):
+                    if getattr(node.target, "__name__", "") != "getitem":
+                        return False
+                continue
+            target = node.target
+            if target.name() in _DECOMPOSE or fx.is_mutable(target):
+                return False
+            if not registry.is_registered(target):
+                return False
+    return True
+
+
+def _needs_promotion(module: torch.fx.GraphModule) -> bool:
+    """True if some operator mixes element types, or computes floats from integers."""
+    for node in module.graph.nodes:
+        if node.op != "call_function" or node.target in operators.TYPE_STABLE:
+            continue
+        result = node.meta.get("val")
+        if not isinstance(result, torch.Tensor) or node.target is not _overload(node):
+            continue
+        if not _promotable(node.target):
+            continue
+        tensors = [a.meta.get("val") for a in node.all_input_nodes]
+        dtypes = {t.dtype for t in tensors if isinstance(t, torch.Tensor)}
+        if len(dtypes) > 1:
+            return True
+        if dtypes and result.dtype is not torch.bool and result.dtype not in dtypes:
+            return True
+        if any(not t.is_floating_point for t in dtypes) and _has_float(node.args):
+            return True
+    return False
+
+
+def _overload(node: torch.fx.Node) -> Any:
+    return node.target if isinstance(node.target, torch._ops.OpOverload) else None
+
+
+@functools.lru_cache(maxsize=1)
+def _promotion_table() -> Any:
+    from torch.onnx._internal.fx.passes import type_promotion
+
+    return type_promotion.TypePromotionTable()
+
+
+def _promotable(target: Any) -> bool:
+    return _promotion_table().get_rule(target.overloadpacket) is not None
+
+
+def _has_float(args: tuple) -> bool:
+    return any(isinstance(a, (float, torch.SymFloat)) for a in args)
+
+
+def _check_signature(signature: Any) -> None:
+    mutated = getattr(signature, "user_inputs_to_mutate", None)
+    if mutated:
+        raise CaptureError(
+            "input_mutation",
+            f"forward() writes to its argument {next(iter(mutated.values()))!r}; clone it first",
+        )
+    for spec in signature.output_specs:
+        if spec.kind.name == "PARAMETER_MUTATION":
+            raise CaptureError(
+                "input_mutation", f"forward() writes to the parameter {spec.target!r}"
+            )
+
+
+def _explain(err: BaseException) -> CaptureError:
+    seen: BaseException | None = err
+    text = ""
+    while seen is not None:
+        if isinstance(seen, CaptureError):
+            return seen
+        if type(seen).__name__ == "DispatchError" or "No ONNX function found" in str(seen):
+            line = str(seen).strip().splitlines()[0]
+            return CaptureError("unsupported_operator", line)
+        text = text or f"{type(seen).__name__}: {str(seen).strip().splitlines()[:1]}"
+        seen = seen.__cause__ or seen.__context__
+    return CaptureError("unsupported_operator", text[:500])

@@ -1,0 +1,129 @@
+"""Values that capture hands out: what a captured graph takes, gives and means.
+
+Nothing here imports torch at module level or knows how a graph is made, so the bridge, the
+options and the tests can use these types without paying for the exporter. All of them are
+frozen: a Capture is shared by every call with the same key, also between threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class CaptureError(Exception):
+    """A module cannot be captured; the caller falls back to torch or raises.
+
+    Attributes:
+        reason: Stable short name, one of REASONS.
+        message: What was found, where, and what to do about it.
+    """
+
+    REASONS = (
+        "autocast",
+        "autograd_function",
+        "backward_hooks",
+        "data_dependent_control_flow",
+        "export_failed",
+        "forward_hooks",
+        "input_mutation",
+        "sequence_or_loop",
+        "unsupported_input_type",
+        "unsupported_operator",
+        "unsupported_output_type",
+        "unsupported_parameter",
+    )
+
+    def __init__(self, reason: str, message: str) -> None:
+        if reason not in self.REASONS:
+            raise ValueError(f"unknown capture error reason {reason!r}")
+        super().__init__(f"{reason}: {message}")
+        self.reason = reason
+        self.message = message
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """A graph input that comes from the call: its name, its leaf number, its element type."""
+
+    name: str
+    leaf: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """A graph output: a leaf of the module's result ("user") or a buffer's new value ("buffer")."""
+
+    name: str
+    kind: str
+    fqn: str | None
+    leaf: int | None
+    dtype: str
+
+
+@dataclass(frozen=True)
+class DimRules:
+    """What the trace assumed about sizes; check_dynamic() evaluates it for another call.
+
+    Attributes:
+        shapes: Per tensor of the call: (leaf, sizes); a size is an int or the name of a symbol.
+        ranges: Per symbol: (name, smallest, largest or None).
+        guards: Python expressions over L["leaves"][i].size()[j], as torch.export states them;
+            i counts the tensors in the order of `shapes`.
+    """
+
+    shapes: tuple[tuple[int, tuple[int | str, ...]], ...] = ()
+    ranges: tuple[tuple[str, int, int | None], ...] = ()
+    guards: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One captured graph and everything needed to feed it and to rebuild the module's result.
+
+    Attributes:
+        onnx: Serialised ModelProto without weights, opset 20 and domain com.gradd version 1.
+            Parameters and buffers in use are graph inputs named by their qualified name.
+        inputs: Inputs of the call that the graph uses, in the order of the graph.
+        params: Qualified names of the parameters that are graph inputs (canonical aliases).
+        buffers: Qualified names of the buffers that are graph inputs.
+        aliases: Groups of names that are one tensor, canonical name first.
+        outputs: Graph outputs in order.
+        unflatten: Turns the list of result leaves (None where the caller has no value) into the
+            module's own result structure; python constants and None are filled in.
+        loss_leaf: Result leaf that is the loss (see outputs.find_loss), or None.
+        loss_ancestors: Result leaves on which the loss depends.
+        sources: (node name, "module.path @ file:line"), for messages; not part of the bytes.
+        seconds: Time spent per phase.
+        dims: Assumptions about sizes, see check_dynamic().
+    """
+
+    onnx: bytes
+    inputs: tuple[InputSpec, ...]
+    params: tuple[str, ...]
+    buffers: tuple[str, ...]
+    aliases: tuple[tuple[str, ...], ...]
+    outputs: tuple[OutputSpec, ...]
+    unflatten: Callable[[list], Any]
+    loss_leaf: int | None
+    loss_ancestors: frozenset[int]
+    sources: tuple[tuple[str, str], ...]
+    seconds: dict[str, float]
+    dims: DimRules = field(default_factory=DimRules)
+
+
+# ONNX TensorProto.DataType code -> our name; one list for the whole adapter side of capture.
+ONNX_DTYPES = {
+    1: "f32",
+    2: "u8",
+    3: "i8",
+    5: "i16",
+    6: "i32",
+    7: "i64",
+    9: "bool",
+    10: "f16",
+    11: "f64",
+    16: "bf16",
+}

@@ -1,0 +1,137 @@
+"""Structure of a module call: flattening of arguments and the cheap per-step schema key.
+
+flatten_inputs() is used in every forward, so it is a plain recursive walk without torch's
+pytree registry. A leaf is whatever is not a list, tuple or mapping; tensors are leaves, and so
+are None, numbers and strings. Keyword arguments are walked in sorted order: f(a=1, b=2) and
+f(b=2, a=1) are the same call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import torch
+
+# Numbers under these names differ from step to step and are data, not structure: they become
+# 0-d tensor inputs. Every other python number is a constant of the graph and part of the key.
+NUMERIC_INPUTS = frozenset({"num_items_in_batch"})
+
+_CONSTANTS = (bool, int, float, str, bytes, complex, type(None), torch.dtype, torch.device)
+
+
+def _walk(value: Any, path: str, leaves: list, paths: list) -> Hashable:
+    if isinstance(value, torch.Tensor):
+        leaves.append(value)
+        paths.append(path)
+        return "*"
+    if isinstance(value, Mapping):
+        keys = list(value)
+        return (
+            type(value),
+            tuple(keys),
+            tuple(_walk(value[k], f"{path}_{k}", leaves, paths) for k in keys),
+        )
+    if isinstance(value, (list, tuple)):
+        return (
+            type(value),
+            len(value),
+            tuple(_walk(v, f"{path}_{i}", leaves, paths) for i, v in enumerate(value)),
+        )
+    leaves.append(value)
+    paths.append(path)
+    return "*"
+
+
+def flatten_inputs(args: tuple, kwargs: dict) -> tuple[list, Hashable, list[str]]:
+    """Flattens a call.
+
+    Args:
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+
+    Returns:
+        The leaves, a hashable description of the structure, and one path per leaf
+        ("0_1", "input_ids", "batch_x"): positional paths start with the position.
+    """
+    leaves: list = []
+    paths: list[str] = []
+    structure: list = [len(args)]
+    for i, value in enumerate(args):
+        structure.append(_walk(value, str(i), leaves, paths))
+    for name in sorted(kwargs):
+        structure.append((name, _walk(kwargs[name], name, leaves, paths)))
+    return leaves, tuple(structure), paths
+
+
+def unflatten_inputs(args: tuple, kwargs: dict, leaves: list) -> tuple[tuple, dict]:
+    """Rebuilds (args, kwargs) of the same structure with other leaves."""
+    it = iter(leaves)
+    new_args = tuple(_rebuild(a, it) for a in args)
+    rebuilt = {name: _rebuild(kwargs[name], it) for name in sorted(kwargs)}
+    return new_args, {name: rebuilt[name] for name in kwargs}
+
+
+def _rebuild(value: Any, it: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return next(it)
+    if isinstance(value, Mapping):
+        items = {k: _rebuild(value[k], it) for k in value}
+        return items if type(value) is dict else _rebuild_mapping(value, items)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_rebuild(v, it) for v in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_rebuild(v, it) for v in value)
+    return next(it)
+
+
+def _rebuild_mapping(value: Mapping, items: dict) -> Mapping:
+    try:
+        return type(value)(items)
+    except TypeError:
+        return type(value)(**items)
+
+
+def is_tensor_leaf(leaf: Any, path: str) -> bool:
+    """True if the leaf travels to the graph as a tensor (numbers in NUMERIC_INPUTS do)."""
+    if isinstance(leaf, torch.Tensor):
+        return True
+    return path in NUMERIC_INPUTS and isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
+
+
+def as_tensor_leaf(leaf: Any) -> torch.Tensor:
+    """The tensor that stands for a leaf for which is_tensor_leaf() holds."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf
+    return torch.tensor(leaf, dtype=torch.int64 if isinstance(leaf, int) else torch.float32)
+
+
+def _leaf_key(leaf: Any, path: str) -> Hashable:
+    if isinstance(leaf, torch.Tensor):
+        return (leaf.dtype, leaf.dim(), leaf.requires_grad, leaf.device.type)
+    if is_tensor_leaf(leaf, path):
+        # Same key as the 0-d tensor that as_tensor_leaf() makes of it.
+        return (torch.int64 if isinstance(leaf, int) else torch.float32, 0, False, "cpu")
+    if isinstance(leaf, _CONSTANTS):
+        return (type(leaf), leaf)
+    from gradd.export.types import CaptureError  # that package imports this module
+
+    raise CaptureError(
+        "unsupported_input_type",
+        f"argument {path!r} is a {type(leaf).__module__}.{type(leaf).__qualname__}; pass tensors, "
+        "numbers, strings, None or lists, tuples and dicts of them",
+    )
+
+
+def schema_key(module: torch.nn.Module, args: tuple, kwargs: dict) -> Hashable:
+    """Key of a call's form: structure, dtypes, ranks, constants, which inputs need a gradient.
+
+    Sizes are not part of it. Costs a few microseconds per leaf; called in every forward.
+
+    Raises:
+        CaptureError: "unsupported_input_type" for an argument that is neither a tensor nor a
+            constant.
+    """
+    del module  # same signature as capture_key(); the module's own state is in that key
+    leaves, structure, paths = flatten_inputs(args, kwargs)
+    return (structure, tuple(_leaf_key(leaf, p) for leaf, p in zip(leaves, paths, strict=True)))
