@@ -1,0 +1,50 @@
+"""Versions and package lists that are written in more than one place must agree."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.quick
+
+
+def read(path: str) -> str:
+    """Text of a file named from the repository root."""
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def project_version(path: str) -> str:
+    """The version line of a pyproject file."""
+    match = re.search(r'^version = "(.+)"$', read(path), re.M)
+    assert match, path
+    return match[1]
+
+
+def test_one_version_everywhere() -> None:
+    """Both distributions, the changelog and the binary say the same."""
+    version = project_version("adapters/python/pyproject.toml")
+    assert project_version("adapters/optimum/pyproject.toml") == version
+    assert f'"gradd=={version}"' in read("adapters/optimum/pyproject.toml")
+    assert re.search(rf"^## {re.escape(version)}\b", read("CHANGELOG.md"), re.M)
+    binary = os.environ.get("GRADD_BIN", str(ROOT / "build" / "bin" / "gradd"))
+    said = subprocess.run([binary, "version"], capture_output=True, text=True, timeout=10)
+    assert said.returncode == 0, said.stderr
+    assert version in said.stdout
+
+
+def test_every_requirement_is_pinned() -> None:
+    """A package without a pin would differ from machine to machine."""
+    pins = set(re.findall(r"^([\w.-]+)==", read("constraints.txt"), re.M))
+    for path in ("requirements.txt", "requirements-dev.txt"):
+        lines = [line.split("#")[0].split(";")[0].strip() for line in read(path).splitlines()]
+        assert {line for line in lines if line} <= pins, path
+
+
+def test_optimum_stays_a_namespace_package() -> None:
+    """An optimum/__init__.py of ours would hide every other distribution's optimum."""
+    assert not (ROOT / "adapters" / "optimum" / "optimum" / "__init__.py").exists()
