@@ -1,0 +1,72 @@
+/* Internals of the ONNX import, shared by import*.c only; everybody else uses model.h.
+ *
+ * model_load unpacks into a scratch arena and builds the model in an arena of its own. Helpers here
+ * copy what they keep. Error sentences are built from the inside out: a helper names what it sees
+ * ("input 1 'x' is not defined"), its caller wraps it with the node or tensor at hand.
+ */
+#ifndef GRADD_SERVER_GRAPH_IMPORT_H
+#define GRADD_SERVER_GRAPH_IMPORT_H
+
+#include "server/graph/arena.h"
+#include "server/graph/model.h"
+#include "server/graph/onnx.pb-c.h"
+
+enum {
+    IMPORT_OPSET_MIN = 13,
+    IMPORT_OPSET_MAX = 25,
+    IMPORT_GRADD_OPSET = 1,
+    IMPORT_MAX_OPSETS = 64, /* imported domains */
+    IMPORT_MAX_ATTRS = 256, /* of one node */
+};
+
+/* Where a value comes from: a node's index, or one of these. */
+enum { IMPORT_FROM_INPUT = -1, IMPORT_FROM_INITIALIZER = -2 };
+
+typedef struct import_def_s {
+    const char *name; /* Borrowed from the unpacked model */
+    int32_t from;     /* node index or IMPORT_FROM_x */
+    int32_t slot;     /* position among the inputs, initializers or the node's outputs */
+    int32_t id;       /* value id */
+} import_def_t;
+
+typedef struct import_s {
+    model_limits_t limits;
+    arena_t *scratch;              /* Owned by model_load */
+    model_t *model;                /* Owned by model_load; model->arena is the model's own arena */
+    const Onnx__ModelProto *proto; /* in scratch */
+    const Onnx__GraphProto *graph; /* in scratch */
+    import_def_t *defs;            /* in order of definition */
+    const import_def_t **by_name;  /* sorted */
+    size_t n_defs;
+} import_t;
+
+/* Names in messages: "%.*s" with IMPORT_TEXT(name) prints at most 80 bytes, cut between
+ * characters. */
+#define IMPORT_TEXT(name) import_clip(name), import_text(name)
+int import_clip(const char *text);
+const char *import_text(const char *text); /* "" for NULL */
+
+/* LIMIT if longer than limits.max_name, GRAPH if it has control characters (they would garble logs
+ * and terminals) or, with `required`, is empty. `what` is for the message: "attribute name". */
+gradd_status_t import_check_name(const import_t *m, const char *what, const char *name,
+                                 bool required);
+
+/* import_names.c: numbers all values and finds duplicates; fills defs and by_name. */
+gradd_status_t import_define_values(import_t *m);
+/* NULL if nothing defines that name. */
+const import_def_t *import_find(const import_t *m, const char *name);
+
+/* import_tensor.c: checks the tensor and copies its elements to the model, aligned to
+ * GRADD_TENSOR_ALIGN. Zero elements still give data != NULL. */
+gradd_status_t import_tensor(import_t *m, const Onnx__TensorProto *tensor, gradd_view_t *out_view);
+
+/* import_attr.c: op may be NULL; then attributes that gradd_attr_t cannot hold are left out. */
+gradd_status_t import_attrs(import_t *m, const Onnx__NodeProto *node, const gradd_op_t *op,
+                            gradd_attrs_t *out_attrs);
+
+/* import_graph.c: values, nodes, inputs and outputs of m->graph into m->model. */
+gradd_status_t import_graph(import_t *m);
+/* Opset version of a domain, 0 if the model does not import it. */
+int import_opset(const import_t *m, const char *domain);
+
+#endif

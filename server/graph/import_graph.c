@@ -1,0 +1,265 @@
+/* Values, nodes, inputs and outputs of an imported graph.
+ *
+ * Nodes must come in topological order, every value has one definition, and every name that is used
+ * is defined before. What holds here, the planner relies on without looking again.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/registry.h"
+#include "server/graph/import.h"
+
+/* ---- graph inputs and initializers ------------------------------------------------------------
+ */
+
+static gradd_status_t input_dims(const Onnx__TensorShapeProto *shape, model_value_t *value) {
+    value->rank = -1;
+    for (int d = 0; d < GRADD_MAX_RANK; d++)
+        value->dims[d] = -1;
+    if (!shape) return GRADD_OK;
+    if (shape->n_dim > GRADD_MAX_RANK)
+        return GRADD_FAIL(LIMIT, "rank %zu is above the limit of %d", shape->n_dim, GRADD_MAX_RANK);
+    value->rank = (int)shape->n_dim;
+    gradd_type_t fixed = {.dtype = value->dtype, .rank = value->rank};
+    for (int d = 0; d < value->rank; d++) {
+        const Onnx__TensorShapeProto__Dimension *dim = shape->dim[d];
+        fixed.dims[d] = 1;
+        if (!dim->has_dim_value || dim->dim_param) continue;
+        if (dim->dim_value < 0)
+            return GRADD_FAIL(GRAPH, "dimension %d is %lld", d, (long long)dim->dim_value);
+        value->dims[d] = fixed.dims[d] = dim->dim_value;
+    }
+    return gradd_type_check(&fixed);
+}
+
+static gradd_status_t import_input(const Onnx__ValueInfoProto *info, model_value_t *value) {
+    const Onnx__TypeProto *type = info->type;
+    if (type && (type->sequence_type || type->optional_type))
+        return GRADD_FAIL(UNSUPPORTED, "is a %s, only tensors are supported",
+                          type->sequence_type ? "sequence" : "optional");
+    if (!type || !type->tensor_type)
+        return GRADD_FAIL(GRAPH, "has no tensor type, only tensors are supported");
+    GRADD_TRY(gradd_dtype_check(type->tensor_type->elem_type, &value->dtype));
+    return input_dims(type->tensor_type->shape, value);
+}
+
+static gradd_status_t import_inputs(import_t *m) {
+    const Onnx__GraphProto *g = m->graph;
+    model_t *model = m->model;
+    model->inputs = arena_array(model->arena, g->n_input, sizeof *model->inputs);
+    if (!model->inputs) return GRADD_E_NOMEM;
+    for (size_t i = 0; i < g->n_input; i++) {
+        int32_t id = m->defs[i].id; /* inputs are the first definitions */
+        gradd_status_t status = import_input(g->input[i], &model->values[id]);
+        if (status)
+            return gradd_wrap(status, "graph input %zu '%.*s'", i, IMPORT_TEXT(g->input[i]->name));
+        model->inputs[model->n_inputs++] = id;
+    }
+    return GRADD_OK;
+}
+
+/* The default of a graph input must be what the input declares. */
+static gradd_status_t check_default(const model_value_t *value) {
+    const gradd_type_t *type = &value->known.type;
+    char text[GRADD_TYPE_TEXT];
+    if (value->dtype == GRADD_DT_NONE) return GRADD_OK;
+    bool same = type->dtype == value->dtype && (value->rank < 0 || type->rank == value->rank);
+    for (int d = 0; same && d < value->rank; d++)
+        same = value->dims[d] < 0 || value->dims[d] == type->dims[d];
+    if (same) return GRADD_OK;
+    return GRADD_FAIL(GRAPH, "is %s, which is not what the graph input of that name declares",
+                      gradd_type_format(type, text));
+}
+
+static gradd_status_t import_initializers(import_t *m) {
+    const Onnx__GraphProto *g = m->graph;
+    for (size_t i = 0; i < g->n_initializer; i++) {
+        model_value_t *value = &m->model->values[m->defs[g->n_input + i].id];
+        gradd_status_t status = import_tensor(m, g->initializer[i], &value->known);
+        if (!status) status = check_default(value);
+        if (status)
+            return gradd_wrap(status, "initializer %zu '%.*s'", i,
+                              IMPORT_TEXT(g->initializer[i]->name));
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t create_values(import_t *m) {
+    model_t *model = m->model;
+    model->values = arena_array(model->arena, (size_t)model->n_values, sizeof *model->values);
+    if (!model->values) return GRADD_E_NOMEM;
+    for (size_t i = 0; i < m->n_defs; i++) {
+        model_value_t *value = &model->values[m->defs[i].id];
+        if (value->name) continue; /* a default: named as the input already */
+        value->rank = -1;
+        value->name = arena_string(model->arena, m->defs[i].name, strlen(m->defs[i].name));
+        if (!value->name) return GRADD_E_NOMEM;
+    }
+    return GRADD_OK;
+}
+
+/* ---- nodes ------------------------------------------------------------------------------------
+ */
+
+/* Trailing empty names say nothing; without them the count is the arity. */
+static size_t trimmed(char *const *names, size_t n) {
+    while (n && !names[n - 1][0])
+        n--;
+    return n;
+}
+
+static gradd_status_t check_arity(const gradd_op_t *op, const char *what, char *const *names,
+                                  size_t n, int min, int max) {
+    if (n < (size_t)min || n > (size_t)max) {
+        if (min == max) return GRADD_FAIL(GRAPH, "%zu %ss, expected %d", n, what, min);
+        return GRADD_FAIL(GRAPH, "%zu %ss, expected %d to %d", n, what, min, max);
+    }
+    for (int i = 0; i < min; i++)
+        if (!names[i][0])
+            return GRADD_FAIL(GRAPH, "%s %d has no name, but %s requires it", what, i, op->name);
+    return GRADD_OK;
+}
+
+static gradd_status_t resolve_input(const import_t *m, size_t index, size_t position,
+                                    const char *name, int32_t *out_id) {
+    *out_id = -1;
+    if (!name[0]) return GRADD_OK;
+    GRADD_TRY(import_check_name(m, "input name", name, true));
+    const import_def_t *def = import_find(m, name);
+    if (!def)
+        return GRADD_FAIL(GRAPH,
+                          "input %zu '%.*s' is not defined: no graph input, initializer or node "
+                          "output has that name",
+                          position, IMPORT_TEXT(name));
+    if (def->from == (int32_t)index)
+        return GRADD_FAIL(GRAPH, "input %zu '%.*s' is the node's own output", position,
+                          IMPORT_TEXT(name));
+    if (def->from > (int32_t)index)
+        return GRADD_FAIL(GRAPH, "input %zu '%.*s' is produced by node %d, which comes later",
+                          position, IMPORT_TEXT(name), def->from);
+    *out_id = def->id;
+    return GRADD_OK;
+}
+
+static gradd_status_t import_edges(import_t *m, const Onnx__NodeProto *proto, model_node_t *node) {
+    size_t n_in = trimmed(proto->input, proto->n_input);
+    size_t n_out = trimmed(proto->output, proto->n_output);
+    const gradd_op_t *op = node->op;
+    if (op) {
+        GRADD_TRY(check_arity(op, "input", proto->input, n_in, op->min_in, op->max_in));
+        GRADD_TRY(check_arity(op, "output", proto->output, n_out, op->min_out, op->max_out));
+    }
+    if (n_in > INT32_MAX || n_out > INT32_MAX) return GRADD_FAIL(LIMIT, "too many inputs");
+    int32_t *in = arena_array(m->model->arena, n_in, sizeof *in);
+    int32_t *out = arena_array(m->model->arena, n_out, sizeof *out);
+    if (!in || !out) return GRADD_E_NOMEM;
+    for (size_t i = 0; i < n_in; i++)
+        GRADD_TRY(resolve_input(m, (size_t)node->index, i, proto->input[i], &in[i]));
+    for (size_t j = 0; j < n_out; j++) {
+        const import_def_t *def = proto->output[j][0] ? import_find(m, proto->output[j]) : NULL;
+        out[j] = def ? def->id : -1;
+    }
+    node->in = in;
+    node->out = out;
+    node->n_in = (int)n_in;
+    node->n_out = (int)n_out;
+    return GRADD_OK;
+}
+
+static gradd_status_t find_row(import_t *m, const Onnx__NodeProto *proto, model_node_t *node) {
+    const char *domain = import_text(proto->domain);
+    node->opset = import_opset(m, domain);
+    if (!node->opset)
+        return GRADD_FAIL(GRAPH, "domain '%.*s' is not among the model's opset imports",
+                          IMPORT_TEXT(domain));
+    if (!proto->overload || !proto->overload[0])
+        node->op = gradd_op_find(domain, proto->op_type, node->opset);
+    if (!node->op)
+        m->model->n_unsupported++;
+    else if (node->op->flags & GRADD_OP_INTERNAL)
+        return GRADD_FAIL(GRAPH, "the operator is internal to gradd and not taken from a model");
+    return GRADD_OK;
+}
+
+static gradd_status_t name_node(import_t *m, const Onnx__NodeProto *proto, model_node_t *node) {
+    arena_t *arena = m->model->arena;
+    const char *domain = import_text(proto->domain);
+    if (!strcmp(domain, "ai.onnx")) domain = "";
+    node->op_type =
+        node->op ? node->op->name : arena_string(arena, proto->op_type, strlen(proto->op_type));
+    node->domain = node->op ? node->op->domain : arena_string(arena, domain, strlen(domain));
+    node->name = proto->name && proto->name[0]
+                     ? arena_string(arena, proto->name, strlen(proto->name))
+                     : arena_printf(arena, "node_%d", node->index);
+    return node->op_type && node->domain && node->name ? GRADD_OK : GRADD_E_NOMEM;
+}
+
+static gradd_status_t import_node(import_t *m, const Onnx__NodeProto *proto, model_node_t *node) {
+    GRADD_TRY(import_check_name(m, "node name", proto->name, false));
+    GRADD_TRY(import_check_name(m, "operator", proto->op_type, true));
+    GRADD_TRY(import_check_name(m, "domain", proto->domain, false));
+    GRADD_TRY(find_row(m, proto, node));
+    GRADD_TRY(import_attrs(m, proto, node->op, &node->attrs));
+    GRADD_TRY(import_edges(m, proto, node));
+    return name_node(m, proto, node);
+}
+
+static gradd_status_t import_nodes(import_t *m) {
+    const Onnx__GraphProto *g = m->graph;
+    model_t *model = m->model;
+    model->nodes = arena_array(model->arena, g->n_node, sizeof *model->nodes);
+    if (!model->nodes) return GRADD_E_NOMEM;
+    for (size_t k = 0; k < g->n_node; k++) {
+        model_node_t *node = &model->nodes[k];
+        node->index = (int)k;
+        gradd_status_t status = import_node(m, g->node[k], node);
+        if (status)
+            return gradd_wrap(status, "node %zu '%.*s' (%.*s)", k, IMPORT_TEXT(g->node[k]->name),
+                              IMPORT_TEXT(g->node[k]->op_type));
+        model->n_nodes++;
+    }
+    return GRADD_OK;
+}
+
+/* ---- graph outputs ----------------------------------------------------------------------------
+ */
+
+static gradd_status_t import_outputs(import_t *m) {
+    const Onnx__GraphProto *g = m->graph;
+    model_t *model = m->model;
+    if (!g->n_output) return GRADD_FAIL(GRAPH, "the graph has no outputs");
+    if (g->n_output > (size_t)m->limits.max_values)
+        return GRADD_FAIL(LIMIT, "%zu graph outputs, the limit is %d", g->n_output,
+                          m->limits.max_values);
+    model->outputs = arena_array(model->arena, g->n_output, sizeof *model->outputs);
+    if (!model->outputs) return GRADD_E_NOMEM;
+    for (size_t i = 0; i < g->n_output; i++) {
+        const char *name = import_text(g->output[i]->name);
+        gradd_status_t status = import_check_name(m, "name", name, true);
+        if (status) return gradd_wrap(status, "graph output %zu", i);
+        const import_def_t *def = import_find(m, name);
+        if (!def)
+            return GRADD_FAIL(GRAPH, "graph output %zu '%.*s' is not produced by any node", i,
+                              IMPORT_TEXT(name));
+        model->outputs[model->n_outputs++] = def->id;
+    }
+    return GRADD_OK;
+}
+
+gradd_status_t import_graph(import_t *m) {
+    const Onnx__GraphProto *g = m->graph;
+    if (g->n_node > (size_t)m->limits.max_nodes)
+        return GRADD_FAIL(LIMIT, "the graph has %zu nodes, the limit is %d", g->n_node,
+                          m->limits.max_nodes);
+    if (g->n_sparse_initializer)
+        return GRADD_FAIL(UNSUPPORTED,
+                          "the graph has %zu sparse initializers, only dense tensors "
+                          "are supported",
+                          g->n_sparse_initializer);
+    GRADD_TRY(import_define_values(m));
+    GRADD_TRY(create_values(m));
+    GRADD_TRY(import_inputs(m));
+    GRADD_TRY(import_initializers(m));
+    GRADD_TRY(import_nodes(m));
+    return import_outputs(m);
+}
