@@ -1,0 +1,105 @@
+/* Transpose: y[i_perm] = x[i]; out.dims[k] = in.dims[perm[k]], perm reverses the axes if absent.
+ *
+ * The strided copy merges axes that stay neighbours ([B,S,H,D] -> [B,H,S,D] moves rows of D) and
+ * turns 8 x 8 blocks where the innermost axis changes. Nothing is saved: dx = dy by the inverse.
+ */
+#include "kernels/cpu/copy.h"
+#include "kernels/infer.h"
+#include "kernels/op.h"
+#include "kernels/rules.h"
+
+static gradd_status_t read_perm(gradd_attrs_t attrs, int rank, int *out_perm) {
+    const gradd_attr_t *attr = gradd_attr_find(attrs, "perm");
+    if (attr && attr->n != (size_t)rank)
+        return GRADD_FAIL(GRAPH, "perm has %zu entries, the input has rank %d", attr->n, rank);
+    unsigned seen = 0;
+    for (int i = 0; i < rank; i++) {
+        int64_t axis = attr ? attr->ints[i] : rank - 1 - i;
+        if (axis < 0 || axis >= rank || (seen >> axis & 1))
+            return GRADD_FAIL(GRAPH, "perm entry %d is %lld: out of range or repeated", i,
+                              (long long)axis);
+        seen |= 1u << axis;
+        out_perm[i] = (int)axis;
+    }
+    return GRADD_OK;
+}
+
+/* ---- kernel -----------------------------------------------------------------------------------
+ */
+
+static gradd_status_t make_job(const gradd_run_t *r, gradd_copy_t *job) {
+    const gradd_type_t *in = &r->in[0].type, *out = &r->out[0].type;
+    int perm[GRADD_MAX_RANK];
+    int64_t from[GRADD_MAX_RANK];
+    GRADD_TRY(read_perm(r->attrs, in->rank, perm));
+    gradd_copy_strides(in, from);
+    gradd_copy_strides(out, job->to);
+    job->rank = in->rank;
+    for (int i = 0; i < in->rank; i++)
+        job->dims[i] = out->dims[i], job->from[i] = from[perm[i]];
+    return GRADD_OK;
+}
+
+static gradd_status_t run_transpose(const gradd_run_t *r) {
+    gradd_copy_t job;
+    GRADD_TRY(make_job(r, &job));
+    gradd_copy_strided(&job, gradd_dtype_bytes(r->in[0].type.dtype), r->out[0].data, r->in[0].data);
+    return GRADD_OK;
+}
+
+static gradd_status_t ref_transpose(const gradd_run_t *r) {
+    gradd_copy_t job;
+    GRADD_TRY(make_job(r, &job));
+    gradd_copy_plain(&job, gradd_dtype_bytes(r->in[0].type.dtype), r->out[0].data, r->in[0].data);
+    return GRADD_OK;
+}
+
+/* ---- shape rule -------------------------------------------------------------------------------
+ */
+
+static gradd_status_t infer_transpose(gradd_infer_t *c) {
+    const gradd_type_t *in = &c->in[0].type;
+    int perm[GRADD_MAX_RANK];
+    GRADD_TRY(read_perm(c->attrs, in->rank, perm));
+    c->out[0] = *in;
+    for (int i = 0; i < in->rank; i++)
+        c->out[0].dims[i] = in->dims[perm[i]];
+    return GRADD_OK;
+}
+
+/* ---- gradient rule ----------------------------------------------------------------------------
+ */
+
+static gradd_status_t grad_transpose(gradd_grad_t *g) {
+    int rank = gradd_val_type(g->b, g->in[0])->rank, perm[GRADD_MAX_RANK];
+    int64_t inverse[GRADD_MAX_RANK];
+    GRADD_TRY(read_perm(g->attrs, rank, perm));
+    for (int i = 0; i < rank; i++)
+        inverse[perm[i]] = i;
+    if (g->need[0]) g->din[0] = gradd_transpose(g->b, g->dout[0], inverse, rank);
+    return g->b->status;
+}
+
+/* ---- rows -------------------------------------------------------------------------------------
+ */
+
+GRADD_OPS(transpose,
+          {.name = "Transpose",
+           .domain = "",
+           .since = 1,
+           .min_in = 1,
+           .max_in = 1,
+           .min_out = 1,
+           .max_out = 1,
+           .attrs = GRADD_ATTR_LIST({"perm", GRADD_ATTR_INTS, false}),
+           .infer = infer_transpose,
+           .grad = grad_transpose,
+           .run = run_transpose,
+           .ref = ref_transpose,
+           .cases = GRADD_CASES({"f32[3,5]", 0, 0}, {"f32[2,3,4,5] | perm=[0,2,1,3]", 0, 0},
+                                {"f32[2,3,4,5] | perm=[0,1,3,2]", 0, 0},
+                                {"f32[2,3,4] | perm=[2,0,1]", 0, 0},
+                                {"f32[17,19] | perm=[1,0]", 0, 0},
+                                {"f32[1,3,1,2] | perm=[3,2,1,0]", 0, 0}, {"f32[]", 0, 0},
+                                {"f32[0,3] | perm=[1,0]", 0, 0}, {"i64[5,3]", 0, 0},
+                                {"bool[9,10]", 0, 0}, {"i64[9,2,11] | perm=[2,1,0]", 0, 0})});
