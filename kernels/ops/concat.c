@@ -1,0 +1,261 @@
+/* Concat and Split: tensors joined or cut along one axis.
+ *
+ * Both see a tensor as [outer, axis, inner]; a part is a box of [outer, part, inner] whose rows of
+ * part * inner elements are contiguous on both sides. Nothing is saved. The gradient of Concat is a
+ * Split (a Slice where only some inputs need one), that of Split a Concat.
+ */
+#include <string.h>
+
+#include "kernels/cpu/copy.h"
+#include "kernels/infer.h"
+#include "kernels/op.h"
+#include "kernels/rules.h"
+
+/* ---- kernels ----------------------------------------------------------------------------------
+ */
+
+typedef void (*copy_fn_t)(const gradd_copy_t *, size_t, void *, const void *);
+
+/* Rows of `part` bytes: one side is contiguous, the other has rows of `whole` bytes. */
+typedef struct cut_s {
+    int64_t outer, inner, whole; /* elements */
+} cut_t;
+
+static cut_t make_cut(const gradd_type_t *whole, int axis) {
+    cut_t cut = {.outer = 1, .inner = 1};
+    for (int i = 0; i < axis; i++)
+        cut.outer *= whole->dims[i];
+    for (int i = axis + 1; i < whole->rank; i++)
+        cut.inner *= whole->dims[i];
+    cut.whole = cut.inner * whole->dims[axis];
+    return cut;
+}
+
+static gradd_status_t concat(const gradd_run_t *r, copy_fn_t copy) {
+    const gradd_type_t *out = &r->out[0].type;
+    size_t bytes = gradd_dtype_bytes(out->dtype);
+    int axis;
+    GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", 0), out->rank, false, &axis));
+    cut_t cut = make_cut(out, axis);
+    char *to = r->out[0].data;
+    for (int i = 0; i < r->n_in; i++) {
+        int64_t part = cut.inner * r->in[i].type.dims[axis];
+        gradd_copy_t job = {
+            .rank = 2, .dims = {cut.outer, part},
+                 .to = {cut.whole, 1   },
+                 .from = {part,      1   }
+        };
+        copy(&job, bytes, to, r->in[i].data);
+        to += part * (int64_t)bytes;
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t run_concat(const gradd_run_t *r) {
+    return concat(r, gradd_copy_strided);
+}
+
+static gradd_status_t ref_concat(const gradd_run_t *r) {
+    return concat(r, gradd_copy_plain);
+}
+
+static gradd_status_t split(const gradd_run_t *r, copy_fn_t copy) {
+    const gradd_type_t *in = &r->in[0].type;
+    size_t bytes = gradd_dtype_bytes(in->dtype);
+    int axis;
+    GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", 0), in->rank, false, &axis));
+    cut_t cut = make_cut(in, axis);
+    const char *from = r->in[0].data;
+    for (int i = 0; i < r->n_out; i++) {
+        int64_t part = cut.inner * r->out[i].type.dims[axis];
+        gradd_copy_t job = {
+            .rank = 2, .dims = {cut.outer, part},
+                 .to = {part,      1   },
+                 .from = {cut.whole, 1   }
+        };
+        if (r->out[i].data) copy(&job, bytes, r->out[i].data, from);
+        from += part * (int64_t)bytes;
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t run_split(const gradd_run_t *r) {
+    return split(r, gradd_copy_strided);
+}
+
+static gradd_status_t ref_split(const gradd_run_t *r) {
+    return split(r, gradd_copy_plain);
+}
+
+/* ---- shape rules ------------------------------------------------------------------------------
+ */
+
+static gradd_status_t infer_concat(gradd_infer_t *c) {
+    gradd_type_t out = c->in[0].type;
+    int axis;
+    GRADD_TRY(gradd_axis(gradd_attr_int(c->attrs, "axis", 0), out.rank, false, &axis));
+    for (int i = 1; i < c->n_in; i++) {
+        gradd_type_t other = c->in[i].type;
+        if (other.dtype != out.dtype || other.rank != out.rank)
+            return GRADD_FAIL(GRAPH, "input %d differs from input 0 in element type or rank", i);
+        if (__builtin_add_overflow(out.dims[axis], other.dims[axis], &out.dims[axis]))
+            return GRADD_FAIL(LIMIT, "the joined axis overflows");
+        other.dims[axis] = out.dims[axis];
+        if (!gradd_type_same_shape(&other, &out))
+            return GRADD_FAIL(GRAPH, "input %d differs from input 0 outside axis %d", i, axis);
+    }
+    c->out[0] = out;
+    return GRADD_OK;
+}
+
+/* Sizes of equal parts: the last one is smaller if the axis does not divide (opset 18). */
+static gradd_status_t equal_parts(const gradd_infer_t *c, int64_t extent, int64_t *out_sizes) {
+    int64_t n = gradd_attr_int(c->attrs, "num_outputs", c->n_out);
+    if (n != c->n_out)
+        return GRADD_FAIL(GRAPH, "num_outputs is %lld but the node has %d outputs", (long long)n,
+                          c->n_out);
+    int64_t size = (extent + n - 1) / n;
+    if (extent % n && !gradd_attr_find(c->attrs, "num_outputs"))
+        return GRADD_FAIL(GRAPH, "an axis of %lld does not divide into %lld equal parts",
+                          (long long)extent, (long long)n);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t left = extent - i * size;
+        out_sizes[i] = left < 0 ? 0 : left < size ? left : size;
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t read_sizes(const gradd_infer_t *c, int64_t extent, int64_t *out_sizes) {
+    const gradd_attr_t *attr = gradd_attr_find(c->attrs, "split");
+    int n = 0;
+    if (c->n_in > 1 && c->in[1].type.dtype != GRADD_DT_NONE) {
+        GRADD_TRY(gradd_known_i64s(c, 1, out_sizes, GRADD_OP_MAX_OUT, &n));
+    } else if (attr && attr->n <= GRADD_OP_MAX_OUT) {
+        n = (int)attr->n;
+        memcpy(out_sizes, attr->ints, sizeof out_sizes[0] * attr->n);
+    } else {
+        return equal_parts(c, extent, out_sizes);
+    }
+    int64_t left = extent;
+    for (int i = 0; i < n; i++) {
+        if (out_sizes[i] < 0 || out_sizes[i] > left)
+            return GRADD_FAIL(GRAPH, "part %d of %lld does not fit an axis of %lld", i,
+                              (long long)out_sizes[i], (long long)extent);
+        left -= out_sizes[i];
+    }
+    if (left || n != c->n_out)
+        return GRADD_FAIL(GRAPH, "%d parts leave %lld of %lld, for %d outputs", n, (long long)left,
+                          (long long)extent, c->n_out);
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_split(gradd_infer_t *c) {
+    const gradd_type_t *in = &c->in[0].type;
+    int64_t sizes[GRADD_OP_MAX_OUT] = {0};
+    int axis;
+    GRADD_TRY(gradd_axis(gradd_attr_int(c->attrs, "axis", 0), in->rank, false, &axis));
+    GRADD_TRY(read_sizes(c, in->dims[axis], sizes));
+    for (int i = 0; i < c->n_out; i++) {
+        c->out[i] = *in;
+        c->out[i].dims[axis] = sizes[i];
+    }
+    return GRADD_OK;
+}
+
+/* ---- gradient rules ---------------------------------------------------------------------------
+ */
+
+/* The part [first, first + size) of dy along axis. */
+static gradd_val_t cut_out(gradd_builder_t *b, gradd_val_t dy, int64_t axis, int64_t first,
+                           int64_t size) {
+    int64_t end = first + size;
+    return GRADD_EMIT(b, "Slice", dy, gradd_const_i64s(b, &first, 1), gradd_const_i64s(b, &end, 1),
+                      gradd_const_i64s(b, &axis, 1));
+}
+
+static gradd_status_t grad_concat(gradd_grad_t *g) {
+    gradd_builder_t *b = g->b;
+    gradd_val_t dy = g->dout[0];
+    int64_t sizes[GRADD_OP_MAX_IN];
+    int axis, needed = 0;
+    GRADD_TRY(
+        gradd_axis(gradd_attr_int(g->attrs, "axis", 0), gradd_val_type(b, dy)->rank, false, &axis));
+    for (int i = 0; i < g->n_in; i++) {
+        sizes[i] = gradd_val_type(b, g->in[i])->dims[axis];
+        needed += g->need[i];
+    }
+    if (needed == g->n_in && !b->status) {
+        gradd_attr_t attr = gradd_make_int("axis", axis);
+        gradd_val_t in[2] = {dy, gradd_const_i64s(b, sizes, g->n_in)};
+        if (!b->status) b->status = b->emit(b, "Split", in, 2, &attr, 1, g->din, g->n_in);
+        return b->status;
+    }
+    int64_t first = 0;
+    for (int i = 0; i < g->n_in; i++) {
+        if (g->need[i]) g->din[i] = cut_out(b, dy, axis, first, sizes[i]);
+        first += sizes[i];
+    }
+    return b->status;
+}
+
+static gradd_status_t grad_split(gradd_grad_t *g) {
+    gradd_builder_t *b = g->b;
+    if (!g->need[0]) return GRADD_OK;
+    gradd_val_t parts[GRADD_OP_MAX_OUT + 1];
+    int axis, n = g->n_out;
+    gradd_type_t in = *gradd_val_type(b, g->in[0]);
+    GRADD_TRY(gradd_axis(gradd_attr_int(g->attrs, "axis", 0), in.rank, false, &axis));
+    for (int i = 0; i < n; i++)
+        parts[i] = g->dout[i] != GRADD_NONE ? g->dout[i] : gradd_zeros_like(b, g->output(g, i));
+    gradd_attr_t attr = gradd_make_int("axis", axis);
+    g->din[0] = gradd_emit_attrs(b, "Concat", parts, n, &attr, 1);
+    return b->status;
+}
+
+/* ---- rows -------------------------------------------------------------------------------------
+ */
+
+GRADD_OPS(concat,
+          {
+              .name = "Concat",
+              .domain = "",
+              .since = 4,
+              .min_in = 1,
+              .max_in = GRADD_OP_MAX_IN,
+              .min_out = 1,
+              .max_out = 1,
+              .attrs = GRADD_ATTR_LIST({"axis",                                   GRADD_ATTR_INT, true}
+                ),
+              .infer = infer_concat,
+              .grad = grad_concat,
+              .run = run_concat,
+              .ref = ref_concat,
+              .cases = GRADD_CASES({"f32[2,3] f32[2,1] f32[2,4] | axis=1",    0,              0   },
+                                   {"f32[2,3] f32[1,3] | axis=-2",            0,              0   },
+                {"f32[3] | axis=0",                        0,              0   },
+                                   {"i64[1] i64[2]={3,4} i64[0]={} | axis=0", 0,              0   },
+                                   {"f32[2,3,4] f32[2,2,4] | axis=1",         0,              0   },
+                                   {"bool[1,2] bool[1,3] | axis=1",           0,              0   }
+                )
+},
+          {.name = "Split",
+           .domain = "",
+           .since = 2,
+           .min_in = 1,
+           .max_in = 2,
+           .min_out = 1,
+           .max_out = GRADD_OP_MAX_OUT,
+           .types = {0xffffffffu, GRADD_T_INDEX},
+           .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
+                                    {"split", GRADD_ATTR_INTS, false},
+                                    {"num_outputs", GRADD_ATTR_INT, false}),
+           .infer = infer_split,
+           .grad = grad_split,
+           .run = run_split,
+           .ref = ref_split,
+           .cases = GRADD_CASES({"f32[2,6] i64[2]={4,2} | axis=1 -> 2", 0, 0},
+                                {"f32[2,6] i64[3]={1,0,5} | axis=-1 -> 3", 0, 0},
+                                {"f32[7,2] | num_outputs=3 -> 3", 0, 0},
+                                {"f32[2,4,3] | axis=1 -> 2", 0, 0},
+                                {"f32[2,4,3] | axis=1 split=[3,1] -> 2", 0, 0},
+                                {"i64[6] i64[2]={4,2} -> 2", 0, 0})});
