@@ -1,0 +1,253 @@
+/* Slice: y = x[start:end:step] along some axes, steps of either sign; and its gradient.
+ *
+ * starts, ends, axes and steps must be known when the graph is compiled (they set the shape). The
+ * gradient places dy into zeros: SliceGrad, an internal operator that carries the normalised
+ * geometry in attributes (dims of x, one start and one step per axis). Nothing else is saved.
+ */
+#include <string.h>
+
+#include "kernels/cpu/copy.h"
+#include "kernels/infer.h"
+#include "kernels/op.h"
+#include "kernels/rules.h"
+
+typedef struct window_s {
+    int64_t start[GRADD_MAX_RANK], step[GRADD_MAX_RANK], size[GRADD_MAX_RANK];
+} window_t;
+
+static gradd_status_t read_list(const gradd_view_t *in, int n_in, int input, int64_t *out,
+                                int *out_n) {
+    if (input >= n_in || in[input].type.dtype == GRADD_DT_NONE) {
+        *out_n = -1;
+        return GRADD_OK;
+    }
+    gradd_infer_t c = {.n_in = n_in, .in = in};
+    return gradd_known_i64s(&c, input, out, GRADD_MAX_RANK, out_n);
+}
+
+/* ONNX clamps: a positive step to [0, n], a negative one to [0, n-1] and [-1, n-1]. */
+static void clamp_axis(int64_t n, int64_t start, int64_t end, int64_t step, int64_t *out_start,
+                       int64_t *out_size) {
+    int64_t low = step > 0 ? 0 : -1, high = step > 0 ? n : n - 1, size = 0;
+    if (start < 0) start = start < -n ? low : start + n;
+    if (end < 0) end = end < -n ? low : end + n;
+    if (step < 0 && start < 0) start = n ? 0 : -1;
+    start = start > high ? high : start;
+    end = end > high ? high : end;
+    if (step > 0 && end > start) size = 1 + (end - start - 1) / step;
+    if (step < 0 && end < start) size = 1 + (start - end - 1) / -(step == INT64_MIN ? -1 : step);
+    if (step == INT64_MIN && size) size = 1;
+    *out_start = size ? start : 0;
+    *out_size = size;
+}
+
+static gradd_status_t read_window(const gradd_view_t *in, int n_in, window_t *w) {
+    const gradd_type_t *x = &in[0].type;
+    int64_t starts[GRADD_MAX_RANK], ends[GRADD_MAX_RANK], axes[GRADD_MAX_RANK],
+        steps[GRADD_MAX_RANK];
+    int n, n_ends, n_axes, n_steps;
+    unsigned seen = 0;
+    GRADD_TRY(read_list(in, n_in, 1, starts, &n));
+    GRADD_TRY(read_list(in, n_in, 2, ends, &n_ends));
+    GRADD_TRY(read_list(in, n_in, 3, axes, &n_axes));
+    GRADD_TRY(read_list(in, n_in, 4, steps, &n_steps));
+    if (n_ends != n || (n_axes >= 0 && n_axes != n) || (n_steps >= 0 && n_steps != n))
+        return GRADD_FAIL(GRAPH, "starts, ends, axes and steps differ in length");
+    for (int i = 0; i < x->rank; i++)
+        w->start[i] = 0, w->step[i] = 1, w->size[i] = x->dims[i];
+    for (int i = 0; i < n; i++) {
+        int axis;
+        GRADD_TRY(gradd_axis(n_axes >= 0 ? axes[i] : i, x->rank, false, &axis));
+        int64_t step = n_steps >= 0 ? steps[i] : 1;
+        if (step == 0) return GRADD_FAIL(GRAPH, "the step of axis %d is 0", axis);
+        if (seen >> axis & 1) return GRADD_FAIL(GRAPH, "axis %d is repeated", axis);
+        seen |= 1u << axis;
+        w->step[axis] = step;
+        clamp_axis(x->dims[axis], starts[i], ends[i], step, &w->start[axis], &w->size[axis]);
+        /* with at most one element the step is never taken; 1 keeps it harmless */
+        if (w->size[axis] <= 1) w->step[axis] = 1;
+    }
+    return GRADD_OK;
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------
+ */
+
+typedef void (*copy_fn_t)(const gradd_copy_t *, size_t, void *, const void *);
+
+static gradd_status_t slice(const gradd_run_t *r, copy_fn_t copy) {
+    const gradd_type_t *x = &r->in[0].type;
+    size_t bytes = gradd_dtype_bytes(x->dtype);
+    int64_t stride[GRADD_MAX_RANK], offset = 0;
+    window_t w;
+    gradd_copy_t job = {.rank = x->rank};
+    GRADD_TRY(read_window(r->in, r->n_in, &w));
+    gradd_copy_strides(x, stride);
+    gradd_copy_strides(&r->out[0].type, job.to);
+    for (int i = 0; i < x->rank; i++) {
+        job.dims[i] = w.size[i];
+        job.from[i] = stride[i] * w.step[i];
+        offset += stride[i] * w.start[i];
+    }
+    if (gradd_type_count(&r->out[0].type))
+        copy(&job, bytes, r->out[0].data, (const char *)r->in[0].data + offset * (int64_t)bytes);
+    return GRADD_OK;
+}
+
+static gradd_status_t run_slice(const gradd_run_t *r) {
+    return slice(r, gradd_copy_strided);
+}
+
+static gradd_status_t ref_slice(const gradd_run_t *r) {
+    return slice(r, gradd_copy_plain);
+}
+
+static gradd_status_t slice_grad(const gradd_run_t *r, copy_fn_t copy) {
+    const gradd_type_t *dx = &r->out[0].type, *dy = &r->in[0].type;
+    size_t bytes = gradd_dtype_bytes(dx->dtype);
+    const int64_t *start = gradd_attr_find(r->attrs, "starts")->ints;
+    const int64_t *step = gradd_attr_find(r->attrs, "steps")->ints;
+    int64_t stride[GRADD_MAX_RANK], offset = 0;
+    gradd_copy_t job = {.rank = dx->rank};
+    gradd_copy_strides(dx, stride);
+    gradd_copy_strides(dy, job.from);
+    for (int i = 0; i < dx->rank; i++) {
+        job.dims[i] = dy->dims[i];
+        job.to[i] = stride[i] * step[i];
+        offset += stride[i] * start[i];
+    }
+    gradd_copy_zero(r->out[0].data, (size_t)gradd_type_bytes(dx));
+    if (gradd_type_count(dy))
+        copy(&job, bytes, (char *)r->out[0].data + offset * (int64_t)bytes, r->in[0].data);
+    return GRADD_OK;
+}
+
+static gradd_status_t run_slice_grad(const gradd_run_t *r) {
+    return slice_grad(r, gradd_copy_strided);
+}
+
+static gradd_status_t ref_slice_grad(const gradd_run_t *r) {
+    return slice_grad(r, gradd_copy_plain);
+}
+
+/* ---- shape rules ------------------------------------------------------------------------------
+ */
+
+static gradd_status_t infer_slice(gradd_infer_t *c) {
+    window_t w;
+    GRADD_TRY(read_window(c->in, c->n_in, &w));
+    c->out[0] = c->in[0].type;
+    memcpy(c->out[0].dims, w.size, sizeof w.size[0] * (size_t)c->out[0].rank);
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_slice_grad(gradd_infer_t *c) {
+    const gradd_type_t *dy = &c->in[0].type;
+    const gradd_attr_t *dims = gradd_attr_find(c->attrs, "dims");
+    const gradd_attr_t *start = gradd_attr_find(c->attrs, "starts");
+    const gradd_attr_t *step = gradd_attr_find(c->attrs, "steps");
+    size_t rank = (size_t)dy->rank;
+    if (dims->n != rank || start->n != rank || step->n != rank)
+        return GRADD_FAIL(GRAPH, "dims, starts and steps must have %zu entries", rank);
+    gradd_type_t out = {.dtype = dy->dtype, .rank = dy->rank};
+    for (size_t i = 0; i < rank; i++) {
+        int64_t last = start->ints[i] + (dy->dims[i] - 1) * step->ints[i];
+        out.dims[i] = dims->ints[i];
+        if (dy->dims[i] && (start->ints[i] < 0 || start->ints[i] >= out.dims[i] || last < 0 ||
+                            last >= out.dims[i] || !step->ints[i]))
+            return GRADD_FAIL(GRAPH, "axis %zu: the window leaves the tensor", i);
+    }
+    c->out[0] = out;
+    return GRADD_OK;
+}
+
+/* ---- gradient rules ---------------------------------------------------------------------------
+ */
+
+static gradd_status_t grad_slice(gradd_grad_t *g) {
+    gradd_builder_t *b = g->b;
+    if (!g->need[0]) return GRADD_OK;
+    gradd_view_t in[5] = {{.data = NULL}};
+    window_t w;
+    for (int i = 0; i < g->n_in; i++) {
+        if (g->in[i] == GRADD_NONE) continue;
+        in[i].type = *gradd_val_type(b, g->in[i]);
+        if (i) in[i].data = (void *)b->data(b, g->in[i]);
+    }
+    GRADD_TRY(read_window(in, g->n_in, &w));
+    size_t rank = (size_t)in[0].type.rank;
+    gradd_attr_t attrs[3] = {gradd_make_ints("dims", in[0].type.dims, rank),
+                             gradd_make_ints("starts", w.start, rank),
+                             gradd_make_ints("steps", w.step, rank)};
+    g->din[0] = gradd_emit_attrs(b, "SliceGrad", g->dout, 1, attrs, 3);
+    return b->status;
+}
+
+/* Linear: the gradient of placing into zeros is cutting out again. */
+static gradd_status_t grad_slice_grad(gradd_grad_t *g) {
+    gradd_builder_t *b = g->b;
+    const int64_t *start = gradd_attr_find(g->attrs, "starts")->ints;
+    const int64_t *step = gradd_attr_find(g->attrs, "steps")->ints;
+    gradd_type_t dy = *gradd_val_type(b, g->in[0]);
+    int64_t ends[GRADD_MAX_RANK], axes[GRADD_MAX_RANK];
+    for (int i = 0; i < dy.rank; i++) {
+        axes[i] = i;
+        ends[i] = start[i] + dy.dims[i] * step[i];
+        if (ends[i] < 0) ends[i] = INT64_MIN / 2; /* before the first element */
+    }
+    if (g->need[0])
+        g->din[0] =
+            GRADD_EMIT(b, "Slice", g->dout[0], gradd_const_i64s(b, start, dy.rank),
+                       gradd_const_i64s(b, ends, dy.rank), gradd_const_i64s(b, axes, dy.rank),
+                       gradd_const_i64s(b, step, dy.rank));
+    return b->status;
+}
+
+/* ---- rows -------------------------------------------------------------------------------------
+ */
+
+GRADD_OPS(slice,
+          {
+              .name = "Slice",
+              .domain = "",
+              .since = 10,
+              .min_in = 3,
+              .max_in = 5,
+              .min_out = 1,
+              .max_out = 1,
+              .types = {0xffffffffu, GRADD_T_INDEX},
+              .infer = infer_slice,
+              .grad = grad_slice,
+              .run = run_slice,
+              .ref = ref_slice,
+              .cases = GRADD_CASES(
+                  {"f32[4,5] i64[1]={1} i64[1]={3}", 0, 0},
+                  {"f32[4,5] i64[1]={-3} i64[1]={100} i64[1]={1}", 0, 0},
+                  {"f32[4,5] i64[2]={0,4} i64[2]={4,-6} i64[2]={0,1} i64[2]={2,-2}", 0, 0},
+                  {"f32[4,5] i64[1]={9} i64[1]={-9} i64[1]={-2} i64[1]={-1}", 0, 0},
+                  {"f32[4,5] i64[1]={2} i64[1]={2} i64[1]={0}", 0, 0},
+                  {"f32[2,3,8] i64[1]={4} i64[1]={9223372036854775807} i64[1]={2}", 0, 0},
+                  {"i64[5]={1,2,3,4,5} i32[1]={1} i32[1]={-1}", 0, 0},
+                  {"f32[3,4] i64[1]={0} i64[1]={2} - i64[1]={2}", 0, 0},
+                  {"bool[4,4] i64[1]={1} i64[1]={4} i64[1]={-1}", 0, 0},
+                  {"f32[0,3] i64[1]={0} i64[1]={2} i64[1]={1}", 0, 0}
+                )
+},
+          {.name = "SliceGrad",
+           .domain = "com.gradd",
+           .since = 1,
+           .min_in = 1,
+           .max_in = 1,
+           .min_out = 1,
+           .max_out = 1,
+           .flags = GRADD_OP_INTERNAL,
+           .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true},
+                                    {"starts", GRADD_ATTR_INTS, true},
+                                    {"steps", GRADD_ATTR_INTS, true}),
+           .infer = infer_slice_grad,
+           .grad = grad_slice_grad,
+           .run = run_slice_grad,
+           .ref = ref_slice_grad,
+           .cases = GRADD_CASES({"f32[2,3] | dims=[4,5] starts=[1,0] steps=[1,2]", 0, 0},
+                                {"f32[2,3] | dims=[2,7] starts=[0,6] steps=[1,-3]", 0, 0},
+                                {"f32[0,3] | dims=[4,3] starts=[0,0] steps=[1,1]", 0, 0})});
