@@ -77,6 +77,9 @@ static gradd_status_t by_peerpidfd(int socket, gradd_peer_t *peer) {
 static gradd_status_t by_pidfd_open(uint64_t accepted_ticks, gradd_peer_t *peer) {
     char path[64];
     struct stat st;
+    if (peer->pid <= 0)
+        return GRADD_FAIL(UNSUPPORTED, "the peer's process is not visible from here (another "
+                                       "pid namespace, or not a Unix socket)");
     uint64_t before = read_start_ticks(peer->pid);
     peer->pidfd = (int)syscall(SYS_pidfd_open, peer->pid, 0); /* always close-on-exec */
     if (peer->pidfd < 0 && errno == ESRCH) return gone(peer->pid);
@@ -105,9 +108,6 @@ gradd_status_t gradd_peer_identify(int socket, uint64_t accepted_ticks, gradd_le
     gradd_status_t status = GRADD_E_UNSUPPORTED;
     if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &cred, &size) != 0)
         return GRADD_FAIL(IO, "SO_PEERCRED: %s", strerror(errno));
-    if (cred.pid <= 0)
-        return GRADD_FAIL(UNSUPPORTED, "the peer's process is not visible from here (another "
-                                       "pid namespace, or not a Unix socket)");
     peer.pid = cred.pid;
     peer.uid = cred.uid;
     peer.gid = cred.gid;

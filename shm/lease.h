@@ -34,7 +34,7 @@ typedef enum gradd_lease_method_e {
 /* Who is at the other end of a Unix socket. */
 typedef struct gradd_peer_s {
     int pidfd; /* Owned, close-on-exec; readable once the process has ended. -1: none */
-    pid_t pid;
+    pid_t pid; /* 0: in another pid namespace */
     uid_t uid;
     gid_t gid;
     uint64_t start_ticks; /* start time from /proc/PID/stat, clock ticks since boot; 0: not known */

@@ -8,7 +8,8 @@
  *
  * A gradd_segment_t owns its descriptor and its mapping. It is a plain value without a lock: move
  * it, do not copy it. Contents may change at any time by the hand of the other process: read each
- * value that matters once, then validate the copy.
+ * value that matters once, then validate the copy. An owner that punches holes into a segment gets
+ * zero pages back: wrong numbers for itself, never a fault for us.
  */
 #ifndef GRADD_SHM_SEGMENT_H
 #define GRADD_SHM_SEGMENT_H
