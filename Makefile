@@ -177,7 +177,7 @@ help: ## this list
 # One test module alone: `make unit T=segment`. Modules of shm/ need only shm to compile.
 unit: $(if $(T),$(B)/bin/test_$(T)) ## build and run one C test module: make unit T=segment
 	$(if $(T),,$(error say which module: make unit T=segment))
-	@$(B)/bin/test_$(T) $(ARGS)
+	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(B)/bin/test_$(T) $(ARGS)
 
 # ---------------------------------------------------------------- generated sources
 # Each list is rewritten only when its content changed, so adding a file rebuilds what reads the list.
