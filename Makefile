@@ -247,7 +247,9 @@ $(B)/tests/runner.o: $(B)/gen/test_list.inc $(B)/gen/flags.txt
 $(B)/bin/tests: $(B)/tests/runner.o $(TEST_OBJ) $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a
 	$(call link,$(DAEMON_LIBS))
 
-# A unit runner has its own list; the engine's objects are linked only when the module needs them.
+# A unit runner has its own list and links what its module needs: shm alone, the engine, or the
+# daemon's modules too when the test includes one of their headers. So work in progress elsewhere
+# does not stop it.
 $(B)/unit/%/runner.o: tests/runner.c $(B)/gen/unit/%/test_list.inc $(B)/gen/flags.txt tests/test.h
 	@mkdir -p $(@D)
 	$(Q)$(CC) -I$(B)/gen/unit/$* $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN) -c $< -o $@
@@ -255,9 +257,12 @@ UNIT_ALL := $(patsubst tests/c/test_%.c,$(B)/bin/test_%,$(TEST_SRC))
 UNIT_SHM := $(filter $(patsubst shm/%.c,$(B)/bin/test_%,$(SHM_SRC)),$(UNIT_ALL))
 $(UNIT_SHM): $(B)/bin/test_%: $(B)/unit/%/runner.o $(B)/tests/c/test_%.o $(B)/lib/libgradd_shm.a
 	$(call link,-lpthread -lm)
+UNIT_DAEMON := $(filter-out $(UNIT_SHM),$(patsubst tests/c/test_%.c,$(B)/bin/test_%,\
+    $(if $(TEST_SRC),$(shell grep -lE '^.include "server/[a-z_]+\.h"' $(TEST_SRC)))))
 $(filter-out $(UNIT_SHM),$(UNIT_ALL)): $(B)/bin/test_%: $(B)/unit/%/runner.o \
-    $(B)/tests/c/test_%.o $(call obj,$(TEST_HELP_SRC)) $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a
-	$(call link,$(DAEMON_LIBS))
+    $(B)/tests/c/test_%.o $(call obj,$(TEST_HELP_SRC)) $(B)/lib/libgradd.a
+	$(call link,$(if $(filter $@,$(UNIT_DAEMON)),$(DAEMON_LIBS),$(ENGINE_LIBS)))
+$(UNIT_DAEMON): $(TESTED_DAEMON_OBJ)
 .SECONDARY:
 
 -include $(ALL_OBJ:.o=.d) $(B)/tests/runner.d
