@@ -1,0 +1,188 @@
+/* Optimizer step through a redo journal. See step.h. */
+#include "server/exec/step.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#define CHUNK_BITS 24
+
+static uint64_t load(const uint64_t *word) {
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+static void store(uint64_t *word, uint64_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+static float *buffer(const step_request_t *r, int which) {
+    return (float *)((char *)r->journal + sizeof(step_journal_t)) + which * STEP_CHUNK;
+}
+
+void (*step_crash_point)(void);
+
+static void crash_point(void) {
+    if (step_crash_point) step_crash_point();
+}
+
+static uint64_t mix(uint64_t hash, const void *bytes, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        hash = (hash ^ ((const uint8_t *)bytes)[i]) * 1099511628211u;
+    return hash;
+}
+
+/* Shapes, groups and hyper-parameters; not addresses, which differ after a restart. */
+static uint64_t fingerprint(const step_request_t *r) {
+    uint64_t hash = mix(14695981039346656037u, &r->max_norm, sizeof r->max_norm);
+    for (int i = 0; i < r->n_groups; i++) {
+        const gradd_adam_t *g = &r->groups[i];
+        double numbers[] = {g->lr,
+                            g->beta1,
+                            g->beta2,
+                            g->eps,
+                            g->weight_decay,
+                            (double)g->mode,
+                            (double)g->bias_correction,
+                            (double)g->step};
+        hash = mix(hash, numbers, sizeof numbers);
+    }
+    for (int i = 0; i < r->n_tensors; i++) {
+        const step_tensor_t *t = &r->tensors[i];
+        int64_t numbers[] = {t->n, t->group, t->g != NULL};
+        hash = mix(hash, numbers, sizeof numbers);
+    }
+    return hash;
+}
+
+static bool clips(const step_request_t *r) {
+    return r->max_norm > 0 && isfinite(r->max_norm);
+}
+
+static double global_norm(const step_request_t *r) {
+    double sum = 0;
+    for (int i = 0; i < r->n_tensors; i++)
+        if (r->tensors[i].g) sum += gradd_sum_squares(r->tensors[i].g, r->tensors[i].n);
+    return sqrt(sum);
+}
+
+/* As torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)). */
+static float clip_scale(const step_request_t *r, double norm) {
+    if (!clips(r)) return 1;
+    double scale = r->max_norm / (norm + 1e-6);
+    return scale > 1 ? 1 : (float)scale;
+}
+
+static void write_journal(const step_request_t *r, const step_tensor_t *t, int64_t from, int64_t n,
+                          float scale) {
+    gradd_adam_span_t span = {.p = t->p + from,
+                              .m = t->m + from,
+                              .v = t->v + from,
+                              .g = t->g + from,
+                              .out_p = buffer(r, 0),
+                              .out_m = buffer(r, 1),
+                              .out_v = buffer(r, 2),
+                              .n = n};
+    gradd_adam_update(&r->groups[t->group], scale, &span);
+}
+
+static void commit_chunk(const step_request_t *r, const step_tensor_t *t, int64_t from, int64_t n) {
+    float *to[3] = {t->p + from, t->m + from, t->v + from};
+    int64_t piece = 16 << 10, pieces = (n + piece - 1) / piece;
+#pragma omp parallel for schedule(static) if (pieces > 1)
+    for (int64_t k = 0; k < pieces; k++) {
+        int64_t at = k * piece, count = n - at < piece ? n - at : piece;
+        for (int a = 0; a < 3; a++)
+            memcpy(to[a] + at, buffer(r, a) + at, sizeof(float) * (size_t)count);
+    }
+}
+
+static void run_chunk(const step_request_t *r, const step_tensor_t *t, int64_t from, int64_t n,
+                      float scale) {
+    step_journal_t *j = r->journal;
+    uint64_t now = load(&j->progress);
+    crash_point();
+    if (load(&j->sealed) != now) {
+        write_journal(r, t, from, n, scale);
+        crash_point();
+        store(&j->sealed, now);
+    }
+    crash_point();
+    commit_chunk(r, t, from, n);
+    crash_point();
+    store(&j->progress, now + 1);
+}
+
+static void run_chunks(const step_request_t *r, float scale) {
+    const step_journal_t *j = r->journal;
+    uint64_t done = load(&j->progress) & ((1u << CHUNK_BITS) - 1), at = 0;
+    for (int i = 0; i < r->n_tensors; i++) {
+        const step_tensor_t *t = &r->tensors[i];
+        for (int64_t from = 0; t->g && from < t->n; from += STEP_CHUNK) {
+            int64_t left = t->n - from;
+            if (at++ < done) continue;
+            run_chunk(r, t, from, left < STEP_CHUNK ? left : STEP_CHUNK, scale);
+        }
+    }
+}
+
+static gradd_status_t check_request(const step_request_t *r) {
+    int64_t chunks = 0;
+    for (int i = 0; i < r->n_tensors; i++) {
+        const step_tensor_t *t = &r->tensors[i];
+        if (t->group < 0 || t->group >= r->n_groups)
+            return GRADD_FAIL(TENSOR, "parameter %d: group %d of %d", i, t->group, r->n_groups);
+        if (t->n < 0) return GRADD_FAIL(TENSOR, "parameter %d: negative size", i);
+        chunks += (t->n + STEP_CHUNK - 1) / STEP_CHUNK;
+    }
+    if (chunks >= 1 << CHUNK_BITS) return GRADD_FAIL(LIMIT, "too many parameters for one step");
+    for (int i = 0; i < r->n_groups; i++)
+        if (r->groups[i].mode > GRADD_ADAMW_TORCH || r->groups[i].step < 1)
+            return GRADD_FAIL(TENSOR, "group %d: mode %d, step %lld", i, r->groups[i].mode,
+                              (long long)r->groups[i].step);
+    return GRADD_OK;
+}
+
+/* Opens the journal for this step; *out_done if it is finished already. */
+static gradd_status_t open_journal(const step_request_t *r, bool *out_done) {
+    step_journal_t *j = r->journal;
+    uint64_t mark = fingerprint(r), progress = load(&j->progress);
+    *out_done = false;
+    if (j->magic && j->magic != STEP_JOURNAL_MAGIC)
+        return GRADD_FAIL(SHM, "the region given as journal is not one");
+    if (!j->magic) {
+        store(&j->sealed, ~0ull);
+        store(&j->magic, STEP_JOURNAL_MAGIC);
+    }
+    uint64_t current = progress >> CHUNK_BITS; /* step in progress, or the next one if chunk is 0 */
+    if (r->step + 1 == current && !(progress & ((1u << CHUNK_BITS) - 1))) {
+        *out_done = true;
+        return GRADD_OK;
+    }
+    if (r->step != current)
+        return GRADD_FAIL(STALE, "the journal is at step %llu, the request says %llu",
+                          (unsigned long long)current, (unsigned long long)r->step);
+    bool begun = progress & ((1u << CHUNK_BITS) - 1) || load(&j->sealed) == progress;
+    if (begun && j->fingerprint != mark)
+        return GRADD_FAIL(STALE, "step %llu was begun with other parameters or settings",
+                          (unsigned long long)r->step);
+    j->fingerprint = mark;
+    return GRADD_OK;
+}
+
+gradd_status_t step_run(const step_request_t *r, double *out_norm) {
+    step_journal_t *j = r->journal;
+    bool done;
+    GRADD_TRY(check_request(r));
+    GRADD_TRY(open_journal(r, &done));
+    if (done) {
+        *out_norm = j->norm;
+        return GRADD_OK;
+    }
+    double norm = clips(r) ? global_norm(r) : 0;
+    j->norm = norm;
+    run_chunks(r, clip_scale(r, norm));
+    crash_point();
+    store(&j->progress, (r->step + 1) << CHUNK_BITS);
+    *out_norm = norm;
+    return GRADD_OK;
+}

@@ -1,0 +1,62 @@
+/* The optimizer step: updates parameters and optimizer state in the client's shared memory, and
+ * survives a kill at any instruction.
+ *
+ * Parameters are cut into chunks. The new values of a chunk are first written to a journal (new p,
+ * m and v) in the client's memory, then the journal is sealed by a sequence word, then copied over
+ * the old values, then the progress word advances. A process that finds the journal sealed for the
+ * current chunk copies it again; otherwise it computes the chunk again from untouched values. So a
+ * step that was interrupted, by whatever process, is finished by the next one with the same bits.
+ * Release stores are enough: the memory outlives the process, not the machine.
+ *
+ * Engine thread.
+ */
+#ifndef GRADD_SERVER_EXEC_STEP_H
+#define GRADD_SERVER_EXEC_STEP_H
+
+#include <stddef.h>
+
+#include "kernels/cpu/adamw.h"
+#include "shm/status.h"
+
+#define STEP_CHUNK         ((int64_t)128 << 10) /* elements; the journal holds three chunks */
+#define STEP_JOURNAL_MAGIC 0x4c4e524a44524731ull
+
+/* Lies at the start of the journal region; zeroed memory is a valid, new journal. */
+typedef struct step_journal_s {
+    uint64_t magic;
+    uint64_t progress;    /* step << 24 | chunks finished of it */
+    uint64_t sealed;      /* progress value for which the chunk buffers are valid */
+    uint64_t fingerprint; /* of the request in progress: resuming another one is refused */
+    double norm;          /* gradient norm of the step in progress */
+    uint8_t pad[64 * 64 - 40];
+} step_journal_t;
+
+#define STEP_JOURNAL_BYTES (sizeof(step_journal_t) + 3 * sizeof(float) * (size_t)STEP_CHUNK)
+
+typedef struct step_tensor_s {
+    float *p, *m, *v;
+    const float *g; /* NULL: this parameter has no gradient in this step */
+    int64_t n;
+    int group;
+} step_tensor_t;
+
+typedef struct step_request_s {
+    const step_tensor_t *tensors;
+    int n_tensors;
+    const gradd_adam_t *groups;
+    int n_groups;
+    double max_norm; /* clip the global gradient norm to this; <= 0 or inf: do not clip */
+    uint64_t step;   /* 0 for a new journal, then last finished + 1 (or the last finished again) */
+    void *journal;   /* STEP_JOURNAL_BYTES, shared, aligned to 64 */
+} step_request_t;
+
+/* out_norm: global L2 norm of the gradients before clipping; 0 if nothing asked for it.
+ * Repeating the last finished step does nothing and returns its norm.
+ * Errors: STALE (journal is at another step or holds another request), SHM (not a journal),
+ * NONFINITE never: a non-finite norm clips to a scale that is not finite, as torch does. */
+gradd_status_t step_run(const step_request_t *request, double *out_norm);
+
+/* Called between any two stores that matter, when set; tests end the process there. */
+extern void (*step_crash_point)(void);
+
+#endif
