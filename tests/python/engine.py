@@ -1,0 +1,178 @@
+"""ctypes face of gradd.h: the engine in process, without daemon and protocol.
+
+Tests use it to check plans and gradients of a captured graph directly, so that a failure is the
+engine's own and not the transport's. Arrays are numpy, contiguous.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import os
+from pathlib import Path
+
+import numpy as np
+
+DTYPES = {1: np.float32, 6: np.int32, 7: np.int64, 9: np.bool_, 11: np.float64}
+CODES = {np.dtype(v): k for k, v in DTYPES.items()}
+
+
+class Type(C.Structure):
+    _fields_ = [("dtype", C.c_int), ("rank", C.c_int), ("dims", C.c_int64 * 8)]
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> Type:
+        return cls(CODES[array.dtype], array.ndim, (C.c_int64 * 8)(*array.shape))
+
+    def empty(self) -> np.ndarray:
+        return np.full(tuple(self.dims[: self.rank]), 77, DTYPES[self.dtype])
+
+
+class Options(C.Structure):
+    _fields_ = [
+        ("inputs", C.POINTER(Type)),
+        ("n_inputs", C.c_int),
+        ("grads", C.POINTER(C.c_int32)),
+        ("n_grads", C.c_int),
+        ("outputs", C.POINTER(C.c_int32)),
+        ("n_outputs", C.c_int),
+        ("grad_outputs", C.POINTER(C.c_int32)),
+        ("n_grad_outputs", C.c_int),
+        ("threads", C.c_int),
+    ]
+
+
+class Info(C.Structure):
+    _fields_ = [
+        ("n_outputs", C.c_int),
+        ("n_grads", C.c_int),
+        ("outputs", C.POINTER(Type)),
+        ("has_grad", C.POINTER(C.c_bool)),
+        ("arena_bytes", C.c_int64),
+        ("saved_bytes", C.c_int64),
+        ("constant_bytes", C.c_int64),
+        ("n_nodes_forward", C.c_int),
+        ("n_nodes_backward", C.c_int),
+        ("compile_ms", C.c_double),
+    ]
+
+
+class EngineError(Exception):
+    """A failed call: `code` is the bare status name."""
+
+    def __init__(self, code: str, message: str):
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+def _load() -> C.CDLL:
+    build = Path(os.environ.get("GRADD_BUILD", Path(__file__).parents[2] / "build"))
+    lib = C.CDLL(str(build / "lib" / "libgradd.so"))
+    lib.gradd_status_name.restype = C.c_char_p
+    lib.gradd_error_message.restype = C.c_char_p
+    lib.gradd_model_input_name.restype = C.c_char_p
+    lib.gradd_model_output_name.restype = C.c_char_p
+    lib.gradd_plan_info.restype = C.POINTER(Info)
+    for name in ("gradd_model_destroy", "gradd_plan_destroy", "gradd_run_destroy"):
+        getattr(lib, name).restype = None
+    return lib
+
+
+LIB = _load()
+
+
+def check(status: int) -> None:
+    if status:
+        name = LIB.gradd_status_name(status).decode()
+        raise EngineError(name, LIB.gradd_error_message().decode())
+
+
+def _ints(values):
+    return (C.c_int32 * max(1, len(values)))(*values)
+
+
+def _pointers(arrays):
+    return (C.c_void_p * max(1, len(arrays)))(
+        *[None if a is None else a.ctypes.data for a in arrays]
+    )
+
+
+class Model:
+    """A loaded ONNX model."""
+
+    def __init__(self, onnx: bytes):
+        self.handle = C.c_void_p()
+        check(LIB.gradd_model_load(onnx, C.c_size_t(len(onnx)), C.byref(self.handle)))
+        self.inputs = [
+            LIB.gradd_model_input_name(self.handle, i).decode()
+            for i in range(LIB.gradd_model_n_inputs(self.handle))
+        ]
+        self.outputs = [
+            LIB.gradd_model_output_name(self.handle, i).decode()
+            for i in range(LIB.gradd_model_n_outputs(self.handle))
+        ]
+
+    def __del__(self):
+        LIB.gradd_model_destroy(self.handle)
+
+
+class Plan:
+    """A model compiled for the types of `feed`; `grads` and `outputs` are names."""
+
+    def __init__(
+        self, model: Model, feed: dict, grads=(), outputs=None, grad_outputs=(), threads=0
+    ):
+        self.model = model
+        self.outputs = list(model.outputs if outputs is None else outputs)
+        self.grads = list(grads)
+        types = (Type * max(1, len(model.inputs)))(*[Type.of(feed[n]) for n in model.inputs])
+        g = _ints([model.inputs.index(n) for n in self.grads])
+        o = _ints([model.outputs.index(n) for n in self.outputs])
+        go = _ints([self.outputs.index(n) for n in grad_outputs])
+        options = Options(
+            types, len(model.inputs), g, len(self.grads), o, len(self.outputs), go,
+            len(grad_outputs), threads,
+        )  # fmt: skip
+        self.handle = C.c_void_p()
+        check(LIB.gradd_plan_create(model.handle, C.byref(options), C.byref(self.handle)))
+        self.info = LIB.gradd_plan_info(self.handle).contents
+
+    def __del__(self):
+        LIB.gradd_plan_destroy(self.handle)
+
+
+class Run:
+    """One forward and its backwards."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.handle = C.c_void_p()
+        check(LIB.gradd_run_create(plan.handle, C.byref(self.handle)))
+
+    def forward(self, feed: dict, seed=0, flags=0) -> dict:
+        plan = self.plan
+        self.feed = [np.ascontiguousarray(feed[n]) for n in plan.model.inputs]
+        out = [plan.info.outputs[j].empty() for j in range(len(plan.outputs))]
+        check(
+            LIB.gradd_run_forward(
+                self.handle, C.c_uint64(seed), C.c_uint32(flags), _pointers(self.feed),
+                _pointers(out), None,
+            )
+        )  # fmt: skip
+        return dict(zip(plan.outputs, out, strict=True))
+
+    def backward(self, grad_outputs: dict, keep=False) -> dict:
+        """Gradients by name; None where there is no path."""
+        plan = self.plan
+        arrive = [grad_outputs.get(n) for n in plan.outputs]
+        index = [plan.model.inputs.index(n) for n in plan.grads]
+        out = [np.full_like(self.feed[i], 77) for i in index]
+        written = (C.c_bool * max(1, len(out)))()
+        check(
+            LIB.gradd_run_backward(
+                self.handle, _pointers(arrive), _pointers(out), C.c_bool(keep), written, None
+            )
+        )
+        return {n: (g if w else None) for n, g, w in zip(plan.grads, out, written, strict=False)}
+
+    def __del__(self):
+        LIB.gradd_run_destroy(self.handle)
