@@ -1,0 +1,26 @@
+/* Index tensors turned into row numbers, with bounds checked.
+ *
+ * The three ONNX ways to index (Gather, GatherND, GatherElements, and their Scatter twins) become a
+ * list of row numbers for rows.h. Negative indices count from the end. An index out of range fails
+ * with INDEX and names its value, the limit and its position; nothing is read or written then.
+ */
+#ifndef GRADD_KERNELS_CPU_PICK_H
+#define GRADD_KERNELS_CPU_PICK_H
+
+#include "kernels/op.h"
+
+/* Gather along axis: data seen as [outer, extent, inner] gives outer * count(indices) row numbers
+ * of rows of `inner` elements. */
+gradd_status_t gradd_pick_axis(const gradd_type_t *data, int axis, const gradd_view_t *indices,
+                               int64_t *out_rows);
+/* GatherND: the last axis of indices holds coordinates after batch_dims leading axes. */
+gradd_status_t gradd_pick_nd(const gradd_type_t *data, int batch_dims, const gradd_view_t *indices,
+                             int64_t *out_rows);
+/* GatherElements: one row of one element per index. */
+gradd_status_t gradd_pick_elements(const gradd_type_t *data, int axis, const gradd_view_t *indices,
+                                   int64_t *out_rows);
+
+/* Product of dims[first .. end). */
+int64_t gradd_pick_span(const gradd_type_t *type, int first, int end);
+
+#endif

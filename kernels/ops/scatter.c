@@ -1,0 +1,215 @@
+/* ScatterND and ScatterElements: a copy of x with updates u written, or added, at given places.
+ *
+ * ScatterND:       y = x, y[index[j, 0..d), i] = u[j, i]
+ * ScatterElements: y = x, y[..index[..j..]..] = u[..j..] along one axis
+ *
+ * reduction "none" writes (the last of repeated indices wins; ONNX leaves that open), "add" adds in
+ * rising order of j. Gradients of "none": dx = dy with zeros at the places written, du = dy
+ * gathered there; of "add": dx = dy, du the same gather. mul, min and max run forward only: they
+ * are serial.
+ */
+#include <string.h>
+
+#include "kernels/cpu/copy.h"
+#include "kernels/cpu/pick.h"
+#include "kernels/cpu/rows.h"
+#include "kernels/dispatch.h"
+#include "kernels/infer.h"
+#include "kernels/op.h"
+#include "kernels/rules.h"
+
+static bool is_nd(const gradd_op_t *op) {
+    return !strcmp(op->name, "ScatterND");
+}
+
+static const char *reduction_of(gradd_attrs_t attrs) {
+    return gradd_attr_string(attrs, "reduction", "none");
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------
+ */
+
+static gradd_status_t make_rows(const gradd_run_t *r, gradd_rows_t *out) {
+    const gradd_type_t *x = &r->in[0].type;
+    const gradd_view_t *indices = &r->in[1];
+    if (is_nd(r->op)) {
+        int last = indices->type.rank - 1, depth = (int)indices->type.dims[last];
+        *out = (gradd_rows_t){r->work, gradd_pick_span(&indices->type, 0, last),
+                              gradd_pick_span(x, 0, depth), gradd_pick_span(x, depth, x->rank)};
+        return gradd_pick_nd(x, 0, indices, r->work);
+    }
+    int axis;
+    GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", 0), x->rank, false, &axis));
+    *out = (gradd_rows_t){r->work, gradd_type_count(&indices->type), gradd_type_count(x), 1};
+    return gradd_pick_elements(x, axis, indices, r->work);
+}
+
+static gradd_status_t fold_rows(const gradd_rows_t *rows, char kind, gradd_dtype_t dtype, void *to,
+                                const void *from) {
+    GRADD_SWITCH_NUM(dtype, T, {
+        for (int64_t i = 0; i < rows->n; i++) {
+            T *t = (T *)to + rows->row[i] * rows->size;
+            const T *f = (const T *)from + i * rows->size;
+            for (int64_t k = 0; k < rows->size; k++) {
+                if (kind == '*')
+                    t[k] *= f[k];
+                else if (kind == '<')
+                    t[k] = f[k] < t[k] ? f[k] : t[k];
+                else
+                    t[k] = f[k] > t[k] ? f[k] : t[k];
+            }
+        }
+    });
+    return GRADD_OK;
+}
+
+static gradd_status_t run_scatter(const gradd_run_t *r) {
+    const gradd_type_t *x = &r->in[0].type;
+    const char *how = reduction_of(r->attrs);
+    void *y = r->out[0].data;
+    gradd_rows_t rows;
+    bool nothing = gradd_type_count(&r->in[2].type) == 0;
+    if (!nothing) GRADD_TRY(make_rows(r, &rows));
+    gradd_copy_bytes(y, r->in[0].data, (size_t)gradd_type_bytes(x));
+    if (nothing) return GRADD_OK;
+    if (!strcmp(how, "none"))
+        return gradd_rows_put(&rows, gradd_dtype_bytes(x->dtype), y, r->in[2].data);
+    if (!strcmp(how, "add")) return gradd_rows_add(&rows, x->dtype, y, r->in[2].data);
+    char kind = !strcmp(how, "mul") ? '*' : !strcmp(how, "min") ? '<' : '>';
+    return fold_rows(&rows, kind, x->dtype, y, r->in[2].data);
+}
+
+/* ---- shape rules ------------------------------------------------------------------------------
+ */
+
+static gradd_status_t check_reduction(const gradd_infer_t *c) {
+    static const char *const known[] = {"none", "add", "mul", "min", "max"};
+    const char *how = reduction_of(c->attrs);
+    for (int i = 0; i < 5; i++)
+        if (!strcmp(how, known[i])) {
+            if (i && !(1u << c->in[0].type.dtype & GRADD_T_NUM))
+                return GRADD_FAIL(UNSUPPORTED, "reduction '%s' of %s", how,
+                                  gradd_dtype_name(c->in[0].type.dtype));
+            return GRADD_OK;
+        }
+    return GRADD_FAIL(UNSUPPORTED, "reduction '%s'", how);
+}
+
+static gradd_status_t infer_scatter_nd(gradd_infer_t *c) {
+    const gradd_type_t *x = &c->in[0].type, *index = &c->in[1].type;
+    GRADD_TRY(check_reduction(c));
+    int64_t depth = index->rank ? index->dims[index->rank - 1] : 0;
+    if (index->rank < 1 || depth > x->rank)
+        return GRADD_FAIL(GRAPH, "the indices do not fit data of rank %d", x->rank);
+    gradd_type_t want = {.dtype = x->dtype, .rank = index->rank - 1 + x->rank - (int)depth};
+    if (want.rank > GRADD_MAX_RANK) return GRADD_FAIL(LIMIT, "the updates' rank is too high");
+    for (int i = 0; i < index->rank - 1; i++)
+        want.dims[i] = index->dims[i];
+    for (int i = (int)depth; i < x->rank; i++)
+        want.dims[index->rank - 1 + i - depth] = x->dims[i];
+    if (!gradd_type_equal(&want, &c->in[2].type)) {
+        char a[GRADD_TYPE_TEXT], b[GRADD_TYPE_TEXT];
+        return GRADD_FAIL(GRAPH, "updates are %s, expected %s",
+                          gradd_type_format(&c->in[2].type, a), gradd_type_format(&want, b));
+    }
+    c->out[0] = *x;
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_scatter_elements(gradd_infer_t *c) {
+    const gradd_type_t *x = &c->in[0].type, *index = &c->in[1].type;
+    int axis;
+    GRADD_TRY(check_reduction(c));
+    GRADD_TRY(gradd_axis(gradd_attr_int(c->attrs, "axis", 0), x->rank, false, &axis));
+    if (index->rank != x->rank || !gradd_type_same_shape(index, &c->in[2].type))
+        return GRADD_FAIL(GRAPH, "indices and updates must have one shape, of rank %d", x->rank);
+    if (c->in[2].type.dtype != x->dtype)
+        return GRADD_FAIL(GRAPH, "updates and data differ in element type");
+    for (int i = 0; i < x->rank; i++)
+        if (i != axis && index->dims[i] > x->dims[i])
+            return GRADD_FAIL(GRAPH, "axis %d of the indices is longer than that of data", i);
+    c->out[0] = *x;
+    return GRADD_OK;
+}
+
+static size_t work_scatter(const gradd_infer_t *c) {
+    const gradd_type_t *index = &c->in[1].type;
+    int end = is_nd(c->op) ? index->rank - 1 : index->rank;
+    return (size_t)gradd_pick_span(index, 0, end) * sizeof(int64_t);
+}
+
+/* ---- gradient rule ----------------------------------------------------------------------------
+ */
+
+static gradd_status_t grad_scatter(gradd_grad_t *g) {
+    gradd_builder_t *b = g->b;
+    const char *how = reduction_of(g->attrs);
+    bool add = !strcmp(how, "add"), nd = is_nd(g->op);
+    if (!add && strcmp(how, "none"))
+        return GRADD_FAIL(UNSUPPORTED, "no gradient of %s with reduction '%s'", g->op->name, how);
+    gradd_attr_t attr = gradd_make_int("axis", gradd_attr_int(g->attrs, "axis", 0));
+    if (g->need[0] && add) g->din[0] = g->dout[0];
+    if (g->need[0] && !add) {
+        gradd_val_t in[3] = {g->dout[0], g->in[1], gradd_zeros_like(b, g->in[2])};
+        g->din[0] = gradd_emit_attrs(b, g->op->name, in, 3, &attr, nd ? 0 : 1);
+    }
+    if (g->need[2]) {
+        gradd_val_t in[2] = {g->dout[0], g->in[1]};
+        g->din[2] =
+            gradd_emit_attrs(b, nd ? "GatherND" : "GatherElements", in, 2, &attr, nd ? 0 : 1);
+    }
+    return b->status;
+}
+
+/* ---- rows -------------------------------------------------------------------------------------
+ */
+
+/* The cases of "none" name every index once, or the gradient of u would be ill defined. */
+GRADD_OPS(scatter,
+          {
+              .name = "ScatterND",
+              .domain = "",
+              .since = 11,
+              .min_in = 3,
+              .max_in = 3,
+              .min_out = 1,
+              .max_out = 1,
+              .inplace = 1,
+              .types = {0xffffffffu,                                                  GRADD_T_INDEX,     0xffffffffu},
+              .attrs = GRADD_ATTR_LIST({"reduction",                                                  GRADD_ATTR_STRING, false      }
+                ),
+              .infer = infer_scatter_nd,
+              .grad = grad_scatter,
+              .run = run_scatter,
+              .work = work_scatter,
+              .cases = GRADD_CASES(
+                  {"f32[5,3] i64[2,1]={4,-4} f32[2,3]",                          0,                 0          },
+                  {"f32[4,5] i64[3,2]={0,0,3,4,1,-1} f32[3]",                    0,                 0          },
+                  {"f32[4,5] i64[3,2]={0,0,0,0,1,2} f32[3] | reduction=\"add\"", 0,                 0          },
+                  {"f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"max\"",     0,                 -1         },
+                  {"f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"min\"",     0,                 -1         },
+                  {"f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"mul\"",     0,                 -1         },
+                  {"i64[6] i64[2,1]={5,0} i64[2]",                               0,                 0          },
+                {"f32[3] i64[0,1] f32[0]",                                     0,                 0          }
+                )
+},
+          {.name = "ScatterElements",
+           .domain = "",
+           .since = 11,
+           .min_in = 3,
+           .max_in = 3,
+           .min_out = 1,
+           .max_out = 1,
+           .inplace = 1,
+           .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
+           .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
+                                    {"reduction", GRADD_ATTR_STRING, false}),
+           .infer = infer_scatter_elements,
+           .grad = grad_scatter,
+           .run = run_scatter,
+           .work = work_scatter,
+           .cases = GRADD_CASES({"f32[3,5] i64[2,2]={0,4,-3,1} f32[2,2] | axis=1", 0, 0},
+                                {"f32[5,3] i64[2,3]={1,0,2,4,1,3} f32[2,3]", 0, 0},
+                                {"f32[5,3] i64[4,3] f32[4,3] | reduction=\"add\"", 0, 0},
+                                {"f32[2,5] i32[2,4] f32[2,4] | axis=-1 reduction=\"max\"", 0, -1},
+                                {"i64[1,4] i64[1,2]={3,0} i64[1,2] | axis=1", 0, 0})});
