@@ -26,7 +26,7 @@ _ASSERTIONS = {
     "aten::sym_constrain_range",
     "aten::sym_constrain_range_for_size",
 }
-_DETACH = {"aten::detach", "aten::detach_", "aten::alias"}
+_DETACH = {"aten::detach", "aten::detach_"}
 _OFF = "gradd_no_grad"
 
 

@@ -82,9 +82,7 @@ def clean(model: ir.Model, program: Any) -> Cleaned:
 
 
 def _state_names(signature: Any) -> set[str]:
-    return set(signature.inputs_to_parameters.values()) | set(
-        signature.inputs_to_buffers.values()
-    )
+    return set(signature.inputs_to_parameters.values()) | set(signature.inputs_to_buffers.values())
 
 
 def _separate_outputs(graph: ir.Graph) -> None:
@@ -99,7 +97,9 @@ def _separate_outputs(graph: ir.Graph) -> None:
 
 def _copy_of(graph: ir.Graph, value: ir.Value) -> ir.Value:
     node = ir.Node("", "Identity", [value])
-    node.outputs[0].dtype, node.outputs[0].shape = value.dtype, value.shape
+    if value.dtype is not None:
+        node.outputs[0].dtype = value.dtype
+    node.outputs[0].shape = value.shape
     graph.append(node)
     return node.outputs[0]
 

@@ -164,7 +164,9 @@ def stop_gradient(value: Any) -> Any:
     from torch.onnx._internal.exporter import _core
 
     node = ir.Node("com.gradd", "StopGradient", [value], version=1)
-    node.outputs[0].dtype, node.outputs[0].shape = value.dtype, value.shape
+    if value.dtype is not None:
+        node.outputs[0].dtype = value.dtype
+    node.outputs[0].shape = value.shape
     _core.current_tracer.nodes.append(node)
     return node.outputs[0]
 
@@ -274,6 +276,31 @@ def _probability_loss(scores: Any, target: Any, weight: Any, name: str, smoothin
     return _reduce(rows, name, count)
 
 
+def log_sigmoid(value: Any) -> Any:
+    """log(sigmoid(x)) as LogSoftmax([x, 0])[0]: exact for any x, value and gradient."""
+    pair = op.Unsqueeze(value, _ints(-1))
+    pair = op.Concat(pair, op.Mul(pair, _scalar(0.0, value.dtype)), axis=-1)
+    return op.Gather(op.LogSoftmax(pair, axis=-1), _scalar(0, ir.DataType.INT64), axis=-1)
+
+
+def binary_cross_entropy(
+    scores: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1
+) -> Any:
+    """binary_cross_entropy_with_logits; the stock translation overflows below -88."""
+    one = _scalar(1.0, scores.dtype)
+    logs = log_sigmoid(scores)
+    if pos_weight is not None:
+        factor = op.Add(op.Mul(op.Sub(pos_weight, one), target), one)
+        logs = op.Mul(logs, factor)
+    loss = op.Sub(op.Mul(op.Sub(one, target), scores), logs)
+    if weight is not None:
+        loss = op.Mul(loss, weight)
+    if reduction == 0:
+        return loss
+    reduce = op.ReduceMean if reduction == 1 else op.ReduceSum
+    return reduce(loss, keepdims=0)
+
+
 # --- batch normalisation ---------------------------------------------------------------------
 
 
@@ -338,6 +365,9 @@ def table() -> dict[Any, Callable]:
         _aten.dropout.default: dropout,
         _aten.embedding.default: embedding,
         _aten.cross_entropy_loss.default: cross_entropy,
+        _aten.binary_cross_entropy_with_logits.default: binary_cross_entropy,
+        _aten.log_sigmoid.default: log_sigmoid,
+        _aten.alias.default: identity,
         _aten._native_batch_norm_legit_functional.default: batch_norm,
         _aten._native_batch_norm_legit.no_stats: batch_norm_no_stats,
         _aten.to.dtype: to_dtype,

@@ -121,8 +121,7 @@ def _kept_attributes(module: torch.nn.Module) -> Iterator[None]:
     """Restores the attributes, parameters and buffers of every submodule, by reference."""
     tables = ("_parameters", "_buffers", "_modules")
     saved = [
-        (m, dict(m.__dict__), {t: dict(m.__dict__[t]) for t in tables})
-        for m in module.modules()
+        (m, dict(m.__dict__), {t: dict(m.__dict__[t]) for t in tables}) for m in module.modules()
     ]
     try:
         yield

@@ -198,7 +198,7 @@ def _user_line(err: BaseException) -> str:
 
 
 def source_of(node: Any) -> str | None:
-    """"module.path @ file:line" of the Python line that made an onnx_ir node, if known."""
+    """ "module.path @ file:line" of the Python line that made an onnx_ir node, if known."""
     fx_node = node.meta.get("node")
     if fx_node is None:
         return None
