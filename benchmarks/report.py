@@ -1,0 +1,133 @@
+"""Results as JSON, as a Markdown table and as one SVG."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import stats
+
+COLORS = {"eager": "#9aa0a8", "compile": "#5b6470", "gradd": "#1f5fbf"}
+
+
+def one_line(mode: str, samples: dict[str, list[float]]) -> str:
+    """Medians of one mode, for the progress of the run."""
+    cells = []
+    for engine, values in samples.items():
+        m = stats.median_interval(values)
+        cells.append(f"{engine} {_ms(m.value)} ({_ms(m.low)}-{_ms(m.high)})")
+    return f"{mode:12s} " + "   ".join(cells) + "  ms"
+
+
+def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
+    """The Markdown table of all workloads and modes."""
+    lines = [
+        f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}, "
+        f"commit {machine['commit']}, {machine['date']}. Median ms per step with 95 % intervals; "
+        "memory: peak PSS of all processes above their start, parameters, gradients and "
+        "optimizer state, in MiB.",
+        "",
+        "| workload | mode | eager | compile | gradd | gradd against eager | against compile |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        engines = result["engines"]
+        modes = next(iter(engines.values()))["ms"] if engines else {}
+        for mode in modes:
+            times = {name: engine["ms"][mode] for name, engine in engines.items()}
+            cells = [_cell(times.get(name)) for name in COLORS]
+            cells += [_speedup(times, against) for against in ("eager", "compile")]
+            lines.append(f"| {result['workload']} | {mode} | " + " | ".join(cells) + " |")
+        lines.append(_extra_row(result, "memory", lambda e: _mib(e.get("memory"))))
+        lines.append(_extra_row(result, "first call", lambda e: f"{e['first_s']:.1f} s"))
+    for result in results:
+        for engine, why in result["failed"].items():
+            lines.append(f"\n{result['workload']}, {engine} failed: {why.splitlines()[-1]}")
+    return "\n".join(lines)
+
+
+def write(
+    folder: Path, machine: dict[str, Any], results: list[dict[str, Any]], quick: bool
+) -> list[Path]:
+    """Writes JSON, Markdown and SVG; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cpu = re.sub(r"[^a-z0-9]+", "-", machine["cpu"].lower()).strip("-")[:32]
+    stem = f"{machine['date']}-{cpu}" + ("-quick" if quick else "")
+    paths = [folder / f"{stem}{suffix}" for suffix in (".json", ".md", ".svg")]
+    paths[0].write_text(json.dumps({"machine": machine, "quick": quick, "results": results}) + "\n")
+    paths[1].write_text(table(machine, results) + "\n")
+    _draw(machine, results, paths[2])
+    return paths
+
+
+def _draw(machine: dict[str, Any], results: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "gradd"  # the same figures give the same file
+    from matplotlib import pyplot
+
+    drawn = [r for r in results if r["engines"]]
+    if not drawn:
+        path.write_text("<svg xmlns='http://www.w3.org/2000/svg'/>\n")
+        return
+    figure, axes = pyplot.subplots(
+        1, len(drawn), figsize=(2.3 * len(drawn) + 0.6, 3.4), layout="constrained", squeeze=False
+    )
+    for axis, result in zip(axes[0], drawn, strict=True):
+        _draw_workload(axis, result)
+    axes[0][0].set_ylabel("ms per step, forward + backward")
+    figure.suptitle(f"{machine['cpu']}, {machine['threads']} threads", fontsize=9, color="#5b6470")
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def _draw_workload(axis: Any, result: dict[str, Any]) -> None:
+    names = [n for n in COLORS if n in result["engines"]]
+    for x, name in enumerate(names):
+        m = stats.median_interval(next(iter(result["engines"][name]["ms"].values())))
+        axis.bar(x, m.value, width=0.7, color=COLORS[name])
+        error = [[m.value - m.low], [m.high - m.value]]
+        axis.errorbar(x, m.value, yerr=error, color="#222", capsize=3, linewidth=1)
+        axis.annotate(
+            _ms(m.value),
+            (x, m.high),
+            ha="center",
+            va="bottom",
+            fontsize=8,
+            xytext=(0, 2),
+            textcoords="offset points",
+        )
+    axis.set_title(result["workload"], fontsize=10)
+    axis.set_xticks(range(len(names)), names, fontsize=8)
+    axis.tick_params(axis="y", labelsize=8)
+    axis.margins(y=0.12)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _ms(value: float) -> str:
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _cell(values: list[float] | None) -> str:
+    if not values:
+        return "-"
+    m = stats.median_interval(values)
+    return f"{_ms(m.value)} ({_ms(m.low)}-{_ms(m.high)})"
+
+
+def _speedup(times: dict[str, list[float]], against: str) -> str:
+    if "gradd" not in times or against not in times:
+        return "-"
+    return stats.speedup_text(stats.ratio_interval(times[against], times["gradd"]))
+
+
+def _extra_row(result: dict[str, Any], label: str, cell: Any) -> str:
+    cells = [cell(result["engines"][n]) if n in result["engines"] else "-" for n in COLORS]
+    return f"| {result['workload']} | {label} | " + " | ".join(cells) + " | | |"
+
+
+def _mib(memory: dict[str, Any] | None) -> str:
+    return f"{memory['above'] / 2**20:.0f} MiB" if memory else "-"
