@@ -35,8 +35,8 @@ static gradd_status_t input_dims(const Onnx__TensorShapeProto *shape, model_valu
 static gradd_status_t import_input(const Onnx__ValueInfoProto *info, model_value_t *value) {
     const Onnx__TypeProto *type = info->type;
     if (type && (type->sequence_type || type->optional_type))
-        return GRADD_FAIL(UNSUPPORTED, "is a %s, only tensors are supported",
-                          type->sequence_type ? "sequence" : "optional");
+        return GRADD_FAIL(UNSUPPORTED, "is %s, only tensors are supported",
+                          type->sequence_type ? "a sequence" : "an optional");
     if (!type || !type->tensor_type)
         return GRADD_FAIL(GRAPH, "has no tensor type, only tensors are supported");
     GRADD_TRY(gradd_dtype_check(type->tensor_type->elem_type, &value->dtype));
