@@ -1,0 +1,157 @@
+/* Elementwise application of a row function to broadcast operands: the engine behind every
+ * elementwise, comparison and activation operator.
+ *
+ * A row function sees n elements whose operands either advance by one element (step 1) or stay put
+ * (step 0). gradd_map merges dimensions until the innermost run is as long as the operands allow,
+ * so same-shape, scalar, leading- and trailing-broadcast operands all reach long runs, and divides
+ * the runs among threads. gradd_map_ref visits one element at a time with an index division; it
+ * defines what gradd_map must compute.
+ *
+ * Row functions are made by the GRADD_ROWS_* macros from an expression in a, b, c (operands), p
+ * (float parameters) and F, a prefix: F##exp(a) is the vector form in the fast function and libm
+ * in double in the reference. GRADD_K(x) is a constant of the type of a.
+ */
+#ifndef GRADD_KERNELS_CPU_MAP_H
+#define GRADD_KERNELS_CPU_MAP_H
+
+#include "kernels/cpu/vec.h"
+#include "kernels/dispatch.h"
+#include "kernels/op.h"
+
+#define GRADD_MAP_MAX_IN 3
+
+typedef void (*gradd_row_fn)(int64_t n, void *out, const void *const *in, const int64_t *step,
+                             const double *p);
+
+/* Functions per element type of the first float or integer operand; NULL = not supported. */
+typedef struct gradd_rows_s {
+    gradd_row_fn f32, f64, i32, i64, boolean;
+} gradd_rows_t;
+
+/* The function for a dtype, NULL if there is none. */
+gradd_row_fn gradd_rows_pick(const gradd_rows_t *rows, gradd_dtype_t dtype);
+
+/* out may be exactly in[k] where their types are equal. n_in <= GRADD_MAP_MAX_IN. */
+gradd_status_t gradd_map(gradd_row_fn row, const gradd_view_t *out, const gradd_view_t *in,
+                         int n_in, const double *p);
+gradd_status_t gradd_map_ref(gradd_row_fn row, const gradd_view_t *out, const gradd_view_t *in,
+                             int n_in, const double *p);
+
+/* The two together: picks by the dtype of in[pick], fails with UNSUPPORTED if there is none. */
+gradd_status_t gradd_map_rows(const gradd_rows_t *rows, int pick, const gradd_view_t *out,
+                              const gradd_view_t *in, int n_in, const double *p, bool ref);
+
+/* ---- expression vocabulary: v = vectorisable, r = libm in double (the operand is double) ---- */
+
+#define GRADD_K(x) ((__typeof__(a))(x))
+
+#define vexp(x)   _Generic((x), float: gradd_vexpf, double: exp)(x)
+#define vlog(x)   _Generic((x), float: gradd_vlogf, double: log)(x)
+#define vlog1p(x) _Generic((x), float: gradd_vlog1pf, double: log1p)(x)
+#define vtanh(x)  _Generic((x), float: gradd_vtanhf, double: tanh)(x)
+#define verf(x)   _Generic((x), float: gradd_verff, double: erf)(x)
+#define vsqrt(x)  _Generic((x), float: sqrtf, double: sqrt)(x)
+#define vabs(x)   _Generic((x), float: fabsf, double: fabs)(x)
+#define vfloor(x) _Generic((x), float: floorf, double: floor)(x)
+#define vceil(x)  _Generic((x), float: ceilf, double: ceil)(x)
+#define vrint(x)  _Generic((x), float: rintf, double: rint)(x)
+#define rexp      exp
+#define rlog      log
+#define rlog1p    log1p
+#define rtanh     tanh
+#define rerf      erf
+#define rsqrt     sqrt
+#define rabs      fabs
+#define rfloor    floor
+#define rceil     ceil
+#define rrint     rint
+
+/* ---- row functions ---- */
+
+#define GRADD_LOOP(value) _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] = (value)
+
+/* Unary. U = stored type, T = operand type, R = type the reference computes in, E(F) = value. */
+#define GRADD_ROW1(name, suffix, U, T, R, E)                                                       \
+    GRADD_MULTIARCH static void row_##name##_##suffix(int64_t n, void *out, const void *const *in, \
+                                                      const int64_t *step, const double *p) {      \
+        U *z = out;                                                                                \
+        const T *x = in[0];                                                                        \
+        (void)step, (void)p;                                                                       \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {                                      \
+            const T a = x[i];                                                                      \
+            z[i] = (U)(E(v));                                                                      \
+        }                                                                                          \
+    }                                                                                              \
+    static void ref_##name##_##suffix(int64_t n, void *out, const void *const *in,                 \
+                                      const int64_t *step, const double *p) {                      \
+        const R a = (R) * (const T *)in[0];                                                        \
+        (void)n, (void)step, (void)p;                                                              \
+        *(U *)out = (U)(E(r));                                                                     \
+    }
+
+#define GRADD_ROW2_LOOP(U, TA, TB, fetch_a, fetch_b, E)                                            \
+    {                                                                                              \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {                                      \
+            const TA a = fetch_a;                                                                  \
+            const TB b = fetch_b;                                                                  \
+            z[i] = (U)(E(v));                                                                      \
+        }                                                                                          \
+    }
+
+/* Binary; both operands of type T. */
+#define GRADD_ROW2(name, suffix, U, T, R, E)                                                       \
+    GRADD_MULTIARCH static void row_##name##_##suffix(int64_t n, void *out, const void *const *in, \
+                                                      const int64_t *step, const double *p) {      \
+        U *z = out;                                                                                \
+        const T *x = in[0], *y = in[1], x0 = *x, y0 = *y;                                          \
+        (void)p;                                                                                   \
+        if (step[0] && step[1])                                                                    \
+            GRADD_ROW2_LOOP(U, T, T, x[i], y[i], E)                                                \
+        else if (step[0])                                                                          \
+            GRADD_ROW2_LOOP(U, T, T, x[i], y0, E)                                                  \
+        else if (step[1])                                                                          \
+            GRADD_ROW2_LOOP(U, T, T, x0, y[i], E)                                                  \
+        else                                                                                       \
+            GRADD_ROW2_LOOP(U, T, T, x0, y0, E)                                                    \
+    }                                                                                              \
+    static void ref_##name##_##suffix(int64_t n, void *out, const void *const *in,                 \
+                                      const int64_t *step, const double *p) {                      \
+        const R a = (R) * (const T *)in[0], b = (R) * (const T *)in[1];                            \
+        (void)n, (void)step, (void)p;                                                              \
+        *(U *)out = (U)(E(r));                                                                     \
+    }
+
+/* Families of types. The reference of a float computes in double, of an integer in itself. */
+#define GRADD_ROWS1_FLOAT(name, E)                                                                 \
+    GRADD_ROW1(name, f32, float, float, double, E)                                                 \
+    GRADD_ROW1(name, f64, double, double, double, E)
+#define GRADD_ROWS1_INT(name, E)                                                                   \
+    GRADD_ROW1(name, i32, int32_t, int32_t, int32_t, E)                                            \
+    GRADD_ROW1(name, i64, int64_t, int64_t, int64_t, E)
+#define GRADD_ROWS2_FLOAT(name, E)                                                                 \
+    GRADD_ROW2(name, f32, float, float, double, E)                                                 \
+    GRADD_ROW2(name, f64, double, double, double, E)
+#define GRADD_ROWS2_INT(name, E)                                                                   \
+    GRADD_ROW2(name, i32, int32_t, int32_t, int32_t, E)                                            \
+    GRADD_ROW2(name, i64, int64_t, int64_t, int64_t, E)
+
+#define GRADD_TABLE_FLOAT(name)                                                                    \
+    static const gradd_rows_t name##_rows = {.f32 = row_##name##_f32, .f64 = row_##name##_f64};    \
+    static const gradd_rows_t name##_refs = {.f32 = ref_##name##_f32, .f64 = ref_##name##_f64};
+#define GRADD_TABLE_NUM(name)                                                                      \
+    static const gradd_rows_t name##_rows = {row_##name##_f32, row_##name##_f64, row_##name##_i32, \
+                                             row_##name##_i64, NULL};                              \
+    static const gradd_rows_t name##_refs = {ref_##name##_f32, ref_##name##_f64, ref_##name##_i32, \
+                                             ref_##name##_i64, NULL};
+
+/* run_<name> and run_<name>_ref of a row whose operands all map directly and that has no
+ * parameters. */
+#define GRADD_MAP_RUN(name, pick)                                                                  \
+    static gradd_status_t run_##name(const gradd_run_t *r) {                                       \
+        return gradd_map_rows(&name##_rows, pick, r->out, r->in, r->n_in, NULL, false);            \
+    }                                                                                              \
+    static gradd_status_t run_##name##_ref(const gradd_run_t *r) {                                 \
+        return gradd_map_rows(&name##_refs, pick, r->out, r->in, r->n_in, NULL, true);             \
+    }
+
+#endif

@@ -1,0 +1,170 @@
+/* Cast, CastLike: conversion between element types.
+ *
+ * Math: z = (type)a. A float becomes an integer by truncation, out of range by saturation, NaN
+ * becomes 0; anything but 0 becomes true. Integers among themselves keep their low bits. The
+ * gradient between floats is the cast back; nothing is saved. */
+#include "kernels/dispatch.h"
+#include "kernels/infer.h"
+#include "kernels/rules.h"
+
+#include <math.h>
+
+/* ---- kernels -------------------------------------------------------------------------------- */
+
+/* Between floats, and from integers: the conversion of the language. */
+#define PLAIN(name, from, to)                                                                      \
+    GRADD_MULTIARCH static void name(const void *in, void *out, int64_t n) {                       \
+        const from *x = in;                                                                        \
+        to *z = out;                                                                               \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] = (to)x[i];                       \
+    }
+#define SATURATE(name, from, to, lo, hi)                                                           \
+    static void name(const void *in, void *out, int64_t n) {                                       \
+        const from *x = in;                                                                        \
+        to *z = out;                                                                               \
+        for (int64_t i = 0; i < n; i++) {                                                          \
+            const double a = (double)x[i];                                                         \
+            z[i] = a != a ? 0 : (to)(a < lo ? lo : a > hi ? hi : a);                               \
+        }                                                                                          \
+    }
+#define TRUTH(name, from)                                                                          \
+    GRADD_MULTIARCH static void name(const void *in, void *out, int64_t n) {                       \
+        const from *x = in;                                                                        \
+        uint8_t *z = out;                                                                          \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] = x[i] != 0;                      \
+    }
+
+#define FROM_FLOAT(code, to, lo, hi, tag, from) SATURATE(cast_##tag##_##code, from, to, lo, hi)
+#define FROM_INT(code, to, lo, hi, tag, from)   PLAIN(cast_##tag##_##code, from, to)
+
+/* Stored types: enumerator, C type, smallest and largest value as a double that converts back
+ * without overflow (used for integers only). bool is apart, its value is a truth. */
+#define INT_TYPES(X, ...)                                                                          \
+    X(I8, int8_t, -128.0, 127.0, __VA_ARGS__)                                                      \
+    X(U8, uint8_t, 0.0, 255.0, __VA_ARGS__)                                                        \
+    X(I32, int32_t, -0x1p31, 2147483647.0, __VA_ARGS__)                                            \
+    X(I64, int64_t, -0x1p63, 0x1.fffffffffffffp62, __VA_ARGS__)
+#define FLOAT_TYPES(X, ...)                                                                        \
+    X(F32, float, 0, 0, __VA_ARGS__)                                                               \
+    X(F64, double, 0, 0, __VA_ARGS__)
+
+#define ALL_FROM_FLOAT(tag, from)                                                                  \
+    FLOAT_TYPES(FROM_INT, tag, from)                                                               \
+    INT_TYPES(FROM_FLOAT, tag, from) TRUTH(cast_##tag##_BOOL, from)
+#define ALL_FROM_INT(tag, from)                                                                    \
+    FLOAT_TYPES(FROM_INT, tag, from)                                                               \
+    INT_TYPES(FROM_INT, tag, from) TRUTH(cast_##tag##_BOOL, from)
+
+ALL_FROM_FLOAT(F32, float)
+ALL_FROM_FLOAT(F64, double)
+ALL_FROM_INT(I8, int8_t)
+ALL_FROM_INT(U8, uint8_t)
+ALL_FROM_INT(I32, int32_t)
+ALL_FROM_INT(I64, int64_t)
+ALL_FROM_INT(BOOL, uint8_t)
+
+typedef void (*cast_fn)(const void *in, void *out, int64_t n);
+
+#define CELL(tag, code) [GRADD_DT_##tag][GRADD_DT_##code] = cast_##tag##_##code
+#define LINE(tag)                                                                                  \
+    CELL(tag, F32), CELL(tag, F64), CELL(tag, I8), CELL(tag, U8), CELL(tag, I32), CELL(tag, I64),  \
+        CELL(tag, BOOL)
+static const cast_fn casts[GRADD_DT_END][GRADD_DT_END] = {LINE(F32), LINE(F64), LINE(I8),  LINE(U8),
+                                                          LINE(I32), LINE(I64), LINE(BOOL)};
+
+static gradd_status_t run_cast(const gradd_run_t *r) {
+    gradd_dtype_t from = r->in[0].type.dtype, to = r->out[0].type.dtype;
+    cast_fn fn = casts[from][to];
+    if (from == to) return gradd_run_copy(r);
+    if (!fn)
+        return GRADD_FAIL(UNSUPPORTED, "cast from %s to %s", gradd_dtype_name(from),
+                          gradd_dtype_name(to));
+    const char *in = r->in[0].data;
+    char *out = r->out[0].data;
+    const int64_t n = gradd_type_count(&r->in[0].type), block = 8192;
+    const int64_t size_in = (int64_t)gradd_dtype_bytes(from);
+    const int64_t size_out = (int64_t)gradd_dtype_bytes(to);
+#pragma omp parallel for schedule(static) if (n >= GRADD_PARALLEL_MIN)
+    for (int64_t i = 0; i < n; i += block)
+        fn(in + i * size_in, out + i * size_out, n - i < block ? n - i : block);
+    return GRADD_OK;
+}
+
+/* ---- shape rules ---------------------------------------------------------------------------- */
+
+static gradd_status_t infer_to(gradd_infer_t *c, int64_t code) {
+    c->out[0] = c->in[0].type;
+    GRADD_TRY(gradd_dtype_check(code, &c->out[0].dtype));
+    if (!casts[c->in[0].type.dtype][c->out[0].dtype])
+        return GRADD_FAIL(UNSUPPORTED, "cast from %s to %s", gradd_dtype_name(c->in[0].type.dtype),
+                          gradd_dtype_name(c->out[0].dtype));
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_cast(gradd_infer_t *c) {
+    return infer_to(c, gradd_attr_int(c->attrs, "to", 0));
+}
+
+static gradd_status_t infer_cast_like(gradd_infer_t *c) {
+    return infer_to(c, (int64_t)c->in[1].type.dtype);
+}
+
+/* ---- gradient rules ------------------------------------------------------------------------- */
+
+static gradd_status_t grad_cast(gradd_grad_t *g) {
+    gradd_dtype_t dtype = gradd_val_type(g->b, g->in[0])->dtype;
+    if (!g->need[0] || g->dout[0] == GRADD_NONE) return GRADD_OK;
+    if (!gradd_dtype_is_float(dtype)) return GRADD_OK;
+    if (!gradd_dtype_is_float(gradd_val_type(g->b, g->dout[0])->dtype)) return GRADD_OK;
+    gradd_attr_t to = gradd_make_int("to", dtype);
+    g->din[0] = gradd_emit_attrs(g->b, "Cast", &g->dout[0], 1, &to, 1);
+    return g->b->status;
+}
+
+/* ---- cases and rows ------------------------------------------------------------------------- */
+
+#define CAST_MASK (GRADD_T_ALL | GRADD_DTB(I8) | GRADD_DTB(U8))
+
+GRADD_OPS(
+    cast,
+    {.name = "Cast",
+     .domain = "",
+     .since = 9,
+     .min_in = 1,
+     .max_in = 1,
+     .min_out = 1,
+     .max_out = 1,
+     .flags = GRADD_OP_CHEAP,
+     .types = {CAST_MASK},
+     .attrs = GRADD_ATTR_LIST({"to", GRADD_ATTR_INT, true}, {"saturate", GRADD_ATTR_INT, false},
+                              {"round_mode", GRADD_ATTR_STRING, false}),
+     .infer = infer_cast,
+     .grad = grad_cast,
+     .run = run_cast,
+     .cases = GRADD_CASES({.text = "f32[2,3] | to=11"}, {.text = "f32[2,3] | to=1"},
+                          {.text = "f32[7]={-1.7,1.7,0,0.3,3e9,-3e9,nan} | to=6"},
+                          {.text = "f32[4]={-1.7,1.7,1e30,-1e30} | to=7"},
+                          {.text = "f32[4]={0,-0.0,0.2,nan} | to=9"}, {.text = "bool[5] | to=1"},
+                          {.text = "bool[5] | to=7"}, {.text = "i64[5]:(-3,3) | to=1"},
+                          {.text = "i64[5]:(-3,3) | to=11"}, {.text = "i64[5]:(-3,3) | to=6"},
+                          {.text = "i64[5]:(-1,1) | to=9"}, {.text = "i32[5]:(-3,3) | to=7"},
+                          {.text = "i64[] | to=1"}, {.text = "f32[0,2] | to=7"},
+                          {.text = "i32[3]={1,-2,300} | to=3"}, {.text = "u8[3]={1,2,200} | to=1"},
+                          {.text = "i64[211,173] | to=1"})},
+    {.name = "CastLike",
+     .domain = "",
+     .since = 15,
+     .min_in = 2,
+     .max_in = 2,
+     .min_out = 1,
+     .max_out = 1,
+     .flags = GRADD_OP_CHEAP,
+     .no_diff = 2,
+     .types = {CAST_MASK},
+     .attrs = GRADD_ATTR_LIST({"saturate", GRADD_ATTR_INT, false},
+                              {"round_mode", GRADD_ATTR_STRING, false}),
+     .infer = infer_cast_like,
+     .grad = grad_cast,
+     .run = run_cast,
+     .cases = GRADD_CASES({.text = "f32[2,3] f64[1]"}, {.text = "i64[3] f32[]"},
+                          {.text = "f32[3] bool[]"}, {.text = "f32[3] f32[2]"})});

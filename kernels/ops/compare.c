@@ -1,0 +1,244 @@
+/* Comparisons, logic and selection, with numpy broadcasting.
+ *
+ * Math: z = a < b, a and b, isnan(a), c ? a : b. Results are bool (one byte, 0 or 1), except Where.
+ * Nothing is saved for backward; Where routes the gradient by its condition. */
+#include "kernels/cpu/map.h"
+#include "kernels/infer.h"
+#include "kernels/rules.h"
+
+/* ---- kernels -------------------------------------------------------------------------------- */
+
+#define E_EQUAL(F)      (a == b)
+#define E_LESS(F)       (a < b)
+#define E_LESS_EQ(F)    (a <= b)
+#define E_GREATER(F)    (a > b)
+#define E_GREATER_EQ(F) (a >= b)
+#define E_AND(F)        (a & b)
+#define E_OR(F)         (a | b)
+#define E_XOR(F)        (a ^ b)
+#define E_NOT(F)        (!a)
+#define E_ISNAN(F)      (a != a)
+
+/* The reference of a comparison must not widen i64, and of a float need not. */
+#define COMPARE(name, E)                                                                           \
+    GRADD_ROW2(name, f32, uint8_t, float, double, E)                                               \
+    GRADD_ROW2(name, f64, uint8_t, double, double, E)                                              \
+    GRADD_ROW2(name, i32, uint8_t, int32_t, int32_t, E)                                            \
+    GRADD_ROW2(name, i64, uint8_t, int64_t, int64_t, E)                                            \
+    GRADD_ROW2(name, boolean, uint8_t, uint8_t, uint8_t, E)                                        \
+    static const gradd_rows_t name##_rows = {row_##name##_f32, row_##name##_f64, row_##name##_i32, \
+                                             row_##name##_i64, row_##name##_boolean};              \
+    static const gradd_rows_t name##_refs = {ref_##name##_f32, ref_##name##_f64, ref_##name##_i32, \
+                                             ref_##name##_i64, ref_##name##_boolean};              \
+    GRADD_MAP_RUN(name, 0)
+#define LOGIC(name, E)                                                                             \
+    GRADD_ROW2(name, boolean, uint8_t, uint8_t, uint8_t, E)                                        \
+    static const gradd_rows_t name##_rows = {.boolean = row_##name##_boolean};                     \
+    static const gradd_rows_t name##_refs = {.boolean = ref_##name##_boolean};                     \
+    GRADD_MAP_RUN(name, 0)
+
+COMPARE(equal, E_EQUAL)
+COMPARE(less, E_LESS)
+COMPARE(less_equal, E_LESS_EQ)
+COMPARE(greater, E_GREATER)
+COMPARE(greater_equal, E_GREATER_EQ)
+LOGIC(and, E_AND)
+LOGIC(or, E_OR)
+LOGIC(xor, E_XOR)
+
+GRADD_ROW1(not, boolean, uint8_t, uint8_t, uint8_t, E_NOT)
+static const gradd_rows_t not_rows = {.boolean = row_not_boolean};
+static const gradd_rows_t not_refs = {.boolean = ref_not_boolean};
+GRADD_MAP_RUN(not, 0)
+
+GRADD_ROW1(isnan, f32, uint8_t, float, double, E_ISNAN)
+GRADD_ROW1(isnan, f64, uint8_t, double, double, E_ISNAN)
+GRADD_TABLE_FLOAT(isnan)
+GRADD_MAP_RUN(isnan, 0)
+
+/* p[0], p[1]: whether negative and positive infinity count */
+#define ISINF_ROW(S, T)                                                                            \
+    static void row_isinf_##S(int64_t n, void *out, const void *const *in, const int64_t *step,    \
+                              const double *p) {                                                   \
+        (void)step;                                                                                \
+        for (int64_t i = 0; i < n; i++) {                                                          \
+            double a = (double)((const T *)in[0])[i];                                              \
+            ((uint8_t *)out)[i] = (a == -INFINITY && p[0]) || (a == INFINITY && p[1]);             \
+        }                                                                                          \
+    }
+ISINF_ROW(f32, float)
+ISINF_ROW(f64, double)
+static const gradd_rows_t isinf_rows = {.f32 = row_isinf_f32, .f64 = row_isinf_f64};
+
+static gradd_status_t run_isinf(const gradd_run_t *r) {
+    double p[2] = {(double)gradd_attr_int(r->attrs, "detect_negative", 1),
+                   (double)gradd_attr_int(r->attrs, "detect_positive", 1)};
+    return gradd_map_rows(&isinf_rows, 0, r->out, r->in, 1, p, false);
+}
+
+/* Selection moves bytes: one function per element size. A fixed condition is a copy of a run. */
+#define WHERE_LOOP(x_at, y_at)                                                                     \
+    {                                                                                              \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] = c[i] ? x_at : y_at;             \
+    }
+#define WHERE_ROW(name, T)                                                                         \
+    GRADD_MULTIARCH static void row_where_##name(int64_t n, void *out, const void *const *in,      \
+                                                 const int64_t *step, const double *p) {           \
+        T *z = out;                                                                                \
+        const uint8_t *c = in[0];                                                                  \
+        const T *x = in[1], *y = in[2], x0 = *x, y0 = *y;                                          \
+        (void)p;                                                                                   \
+        if (!step[0]) {                                                                            \
+            const T *from = *c ? x : y;                                                            \
+            const int64_t walk = *c ? step[1] : step[2];                                           \
+            for (int64_t i = 0; i < n; i++)                                                        \
+                z[i] = from[i * walk];                                                             \
+        } else if (step[1] && step[2])                                                             \
+            WHERE_LOOP(x[i], y[i])                                                                 \
+        else if (step[1])                                                                          \
+            WHERE_LOOP(x[i], y0)                                                                   \
+        else if (step[2])                                                                          \
+            WHERE_LOOP(x0, y[i])                                                                   \
+        else                                                                                       \
+            WHERE_LOOP(x0, y0)                                                                     \
+    }                                                                                              \
+    static void ref_where_##name(int64_t n, void *out, const void *const *in, const int64_t *step, \
+                                 const double *p) {                                                \
+        (void)n, (void)step, (void)p;                                                              \
+        *(T *)out = *(const T *)in[*(const uint8_t *)in[0] ? 1 : 2];                               \
+    }
+WHERE_ROW(8, uint8_t)
+WHERE_ROW(32, uint32_t)
+WHERE_ROW(64, uint64_t)
+static const gradd_rows_t where_rows = {row_where_32, row_where_64, row_where_32, row_where_64,
+                                        row_where_8};
+static const gradd_rows_t where_refs = {ref_where_32, ref_where_64, ref_where_32, ref_where_64,
+                                        ref_where_8};
+GRADD_MAP_RUN(where, 1)
+
+/* ---- shape rules ---------------------------------------------------------------------------- */
+
+static gradd_status_t infer_compare(gradd_infer_t *c) {
+    GRADD_TRY(gradd_infer_broadcast(c));
+    c->out[0].dtype = GRADD_DT_BOOL;
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_test(gradd_infer_t *c) {
+    c->out[0] = c->in[0].type;
+    c->out[0].dtype = GRADD_DT_BOOL;
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_where(gradd_infer_t *c) {
+    const gradd_type_t *x = &c->in[1].type, *y = &c->in[2].type;
+    if (x->dtype != y->dtype)
+        return GRADD_FAIL(GRAPH, "inputs 1 and 2 differ in element type: %s and %s",
+                          gradd_dtype_name(x->dtype), gradd_dtype_name(y->dtype));
+    gradd_type_t both = *x;
+    GRADD_TRY(gradd_broadcast(x, y, &both));
+    c->out[0].dtype = x->dtype;
+    return gradd_broadcast(&c->in[0].type, &both, &c->out[0]);
+}
+
+/* ---- gradient rules ------------------------------------------------------------------------- */
+
+static gradd_status_t grad_where(gradd_grad_t *g) {
+    gradd_val_t zero = gradd_const_scalar(g->b, gradd_val_type(g->b, g->in[1])->dtype, 0);
+    for (int i = 1; i < 3; i++) {
+        if (!g->need[i]) continue;
+        gradd_val_t d = GRADD_EMIT(g->b, "Where", g->in[0], i == 1 ? g->dout[0] : zero,
+                                   i == 1 ? zero : g->dout[0]);
+        g->din[i] = gradd_reduce_to(g->b, d, g->in[i]);
+    }
+    return g->b->status;
+}
+
+/* ---- cases and rows ------------------------------------------------------------------------- */
+
+#define TIES "f32[6]={1,2,nan,inf,-inf,0} f32[6]={1,3,nan,inf,inf,-1}"
+#define CASES_COMPARE                                                                              \
+    GRADD_CASES({.text = "f32[2,3,4] f32[3,1]"}, {.text = TIES}, {.text = "i64[3,4] i64[4]"},      \
+                {.text = "i32[5] i32[]={2}"},                                                      \
+                {.text = "i64[2]={9007199254740993,1} "                                            \
+                         "i64[2]={9007199254740992,1}"},                                           \
+                {.text = "f32[211,173] f32[211,1]"}, {.text = "f32[0] f32[1]"},                    \
+                {.text = "i64[1,5] i64[5,1]"})
+#define CASES_LOGIC                                                                                \
+    GRADD_CASES({.text = "bool[3,4] bool[4]"}, {.text = "bool[2,1,3] bool[4,1]"},                  \
+                {.text = "bool[] bool[5]"}, {.text = "bool[211,173] bool[]={1}"})
+
+#define LOGICAL_ROW(title, fn, since_, mask, cases_)                                               \
+    {.name = title,                                                                                \
+     .domain = "",                                                                                 \
+     .since = since_,                                                                              \
+     .min_in = 2,                                                                                  \
+     .max_in = 2,                                                                                  \
+     .min_out = 1,                                                                                 \
+     .max_out = 1,                                                                                 \
+     .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,                                                   \
+     .types = {mask},                                                                              \
+     .inplace = (mask) == GRADD_T_BOOL ? 3 : 0,                                                    \
+     .infer = infer_compare,                                                                       \
+     .run = run_##fn,                                                                              \
+     .ref = run_##fn##_ref,                                                                        \
+     .cases = cases_}
+#define TEST_ROW(title, since_, mask, ...)                                                         \
+    {.name = title,                                                                                \
+     .domain = "",                                                                                 \
+     .since = since_,                                                                              \
+     .min_in = 1,                                                                                  \
+     .max_in = 1,                                                                                  \
+     .min_out = 1,                                                                                 \
+     .max_out = 1,                                                                                 \
+     .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,                                                   \
+     .types = {mask},                                                                              \
+     .infer = infer_test,                                                                          \
+     __VA_ARGS__}
+
+GRADD_OPS(compare, LOGICAL_ROW("Equal", equal, 11, GRADD_T_ALL, CASES_COMPARE),
+          LOGICAL_ROW("Less", less, 9, GRADD_T_NUM, CASES_COMPARE),
+          LOGICAL_ROW("LessOrEqual", less_equal, 12, GRADD_T_NUM, CASES_COMPARE),
+          LOGICAL_ROW("Greater", greater, 9, GRADD_T_NUM, CASES_COMPARE),
+          LOGICAL_ROW("GreaterOrEqual", greater_equal, 12, GRADD_T_NUM, CASES_COMPARE),
+          LOGICAL_ROW("And", and, 7, GRADD_T_BOOL, CASES_LOGIC),
+          LOGICAL_ROW("Or", or, 7, GRADD_T_BOOL, CASES_LOGIC),
+          LOGICAL_ROW("Xor", xor, 7, GRADD_T_BOOL, CASES_LOGIC),
+          TEST_ROW("Not", 1, GRADD_T_BOOL, .inplace = 1, .run = run_not, .ref = run_not_ref,
+                   .cases = GRADD_CASES(
+                       {
+                           .text = "bool[3,4]"
+},
+                       {.text = "bool[]"}, {.text = "bool[211,173]"})),
+          TEST_ROW("IsNaN", 9, GRADD_T_FLOAT, .run = run_isnan, .ref = run_isnan_ref,
+                   .cases = GRADD_CASES({.text = "f32[5]={1,nan,inf,-inf,nan}"},
+                                        {.text = "f32[2,3]"}, {.text = "f32[0]"})),
+          TEST_ROW("IsInf", 10, GRADD_T_FLOAT, .run = run_isinf,
+                   .attrs = GRADD_ATTR_LIST({"detect_negative", GRADD_ATTR_INT, false},
+                                            {"detect_positive", GRADD_ATTR_INT, false}),
+                   .cases = GRADD_CASES({.text = "f32[5]={1,nan,inf,-inf,nan}"},
+                                        {.text = "f32[3]={1,inf,-inf} | detect_negative=0"},
+                                        {.text = "f32[3]={1,inf,-inf} | detect_positive=0"})),
+          {.name = "Where",
+           .domain = "",
+           .since = 9,
+           .min_in = 3,
+           .max_in = 3,
+           .min_out = 1,
+           .max_out = 1,
+           .flags = GRADD_OP_CHEAP,
+           .inplace = 6,
+           .types = {GRADD_T_BOOL, GRADD_T_ALL},
+           .infer = infer_where,
+           .grad = grad_where,
+           .run = run_where,
+           .ref = run_where_ref,
+           .cases = GRADD_CASES(
+               {.text = "bool[2,3] f32[2,3] f32[2,3]"},
+               {.text = "bool[2,1,4,4] f32[2,3,4,4] f32[]={-inf}", .grad_tol = -1},
+               {.text = "bool[2,1,4,4] f32[2,3,4,4] f32[]"}, {.text = "bool[4] f32[] f32[3,4]"},
+               {.text = "bool[3,1] f32[] f32[1]"}, {.text = "bool[2,1] f32[1,3] f32[2,3]"},
+               {.text = "bool[] f32[3] f32[]"}, {.text = "bool[5] i64[5] i64[]={-100}"},
+               {.text = "bool[5] i32[5] i32[1]"}, {.text = "bool[2,3] bool[3] bool[2,1]"},
+               {.text = "bool[0] f32[1] f32[]"},
+               {.text = "bool[211,173] f32[211,173] f32[]={0}"})});

@@ -1,0 +1,657 @@
+/* Elementwise arithmetic with numpy broadcasting.
+ *
+ * Math: z = f(a), f(a, b), or a fold over any number of operands (Max, Min, Sum). Shapes: any,
+ * which broadcast to one. Integers wrap around; integer division truncates and refuses a zero
+ * divisor. Saved for backward: Exp, Sqrt, Reciprocal, Div, Pow, Max, Min their result, the others
+ * inputs only. Where operands tie, Max and Min share the gradient evenly among them; Clip passes it
+ * inside the closed interval; Sign, Floor, Ceil and Round have gradient zero. */
+#include "kernels/cpu/map.h"
+#include "kernels/infer.h"
+#include "kernels/rules.h"
+
+/* ---- kernels -------------------------------------------------------------------------------- */
+
+#define WRAP(op)    ((__typeof__(a))((uint64_t)a op(uint64_t) b))
+#define E_ADD(F)    (a + b)
+#define E_ADD_I(F)  WRAP(+)
+#define E_SUB(F)    (a - b)
+#define E_SUB_I(F)  WRAP(-)
+#define E_MUL(F)    (a * b)
+#define E_MUL_I(F)  WRAP(*)
+#define E_DIV(F)    (a / b)
+#define E_DIV_I(F)  (b == -1 ? (__typeof__(a))(0 - (uint64_t)a) : a / b)
+#define E_MAX(F)    (a > b || a != a ? a : b)
+#define E_MIN(F)    (a < b || a != a ? a : b)
+#define E_FMOD(F)   ((__typeof__(a))fmod((double)a, (double)b))
+#define E_FMOD_I(F) (b == -1 ? 0 : a % b)
+#define E_MOD_I(F)  (b == -1 ? 0 : (a % b) + ((a % b) != 0 && (a % b < 0) != (b < 0) ? b : 0))
+#define E_NEG(F)    (-a)
+#define E_NEG_I(F)  ((__typeof__(a))(0 - (uint64_t)a))
+#define E_ABS(F)    (F##abs(a))
+#define E_ABS_I(F)  ((__typeof__(a))(a < 0 ? 0 - (uint64_t)a : (uint64_t)a))
+#define E_SIGN(F)   (a > 0 ? GRADD_K(1) : a < 0 ? GRADD_K(-1) : a)
+#define E_SQRT(F)   (F##sqrt(a))
+#define E_RECIP(F)  (1 / a)
+#define E_EXP(F)    (F##exp(a))
+#define E_LOG(F)    (F##log(a))
+#define E_ERF(F)    (F##erf(a))
+#define E_FLOOR(F)  (F##floor(a))
+#define E_CEIL(F)   (F##ceil(a))
+#define E_ROUND(F)  (F##rint(a))
+#define E_SIN(F)    sin((double)a)
+#define E_COS(F)    cos((double)a)
+#define E_VSIN(F)   gradd_vsinf((float)a)
+#define E_VCOS(F)   gradd_vcosf((float)a)
+
+#define BINARY_NUM(name, E_FLOAT, E_INT)                                                           \
+    GRADD_ROWS2_FLOAT(name, E_FLOAT) GRADD_ROWS2_INT(name, E_INT) GRADD_TABLE_NUM(name)
+#define UNARY_FLOAT(name, E)                                                                       \
+    GRADD_ROWS1_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_RUN(name, 0)
+#define UNARY_NUM(name, E_FLOAT, E_INT)                                                            \
+    GRADD_ROWS1_FLOAT(name, E_FLOAT)                                                               \
+    GRADD_ROWS1_INT(name, E_INT) GRADD_TABLE_NUM(name) GRADD_MAP_RUN(name, 0)
+
+BINARY_NUM(add, E_ADD, E_ADD_I)
+GRADD_MAP_RUN(add, 0)
+BINARY_NUM(sub, E_SUB, E_SUB_I)
+GRADD_MAP_RUN(sub, 0)
+BINARY_NUM(mul, E_MUL, E_MUL_I)
+GRADD_MAP_RUN(mul, 0)
+BINARY_NUM(div, E_DIV, E_DIV_I)
+BINARY_NUM(max, E_MAX, E_MAX)
+BINARY_NUM(min, E_MIN, E_MIN)
+BINARY_NUM(fmod, E_FMOD, E_FMOD_I)
+GRADD_ROWS2_INT(mod, E_MOD_I)
+static const gradd_rows_t mod_rows = {.i32 = row_mod_i32, .i64 = row_mod_i64};
+static const gradd_rows_t mod_refs = {.i32 = ref_mod_i32, .i64 = ref_mod_i64};
+UNARY_NUM(neg, E_NEG, E_NEG_I)
+UNARY_NUM(abs, E_ABS, E_ABS_I)
+UNARY_NUM(sign, E_SIGN, E_SIGN)
+UNARY_FLOAT(sqrt, E_SQRT)
+UNARY_FLOAT(reciprocal, E_RECIP)
+UNARY_FLOAT(exp, E_EXP)
+UNARY_FLOAT(log, E_LOG)
+UNARY_FLOAT(erf, E_ERF)
+UNARY_FLOAT(floor, E_FLOOR)
+UNARY_FLOAT(ceil, E_CEIL)
+UNARY_FLOAT(round, E_ROUND)
+
+/* Sine and cosine: the vector form is exact up to GRADD_VEC_SINCOS_MAX, libm takes the rest. */
+static bool beyond(const float *x, int64_t n) {
+    int any = 0;
+#pragma omp simd reduction(| : any)
+    for (int64_t i = 0; i < n; i++)
+        any |= !(fabsf(x[i]) <= GRADD_VEC_SINCOS_MAX);
+    return any;
+}
+#define TRIGONOMETRIC(name, libm, E, E_FAST)                                                       \
+    GRADD_ROW1(name, f64, double, double, double, E)                                               \
+    GRADD_ROW1(name##_slow, f32, float, float, double, E)                                          \
+    GRADD_ROW1(name##_fast, f32, float, float, double, E_FAST)                                     \
+    static void row_##name##_f32(int64_t n, void *out, const void *const *in, const int64_t *step, \
+                                 const double *p) {                                                \
+        (beyond(in[0], n) ? row_##name##_slow_f32 : row_##name##_fast_f32)(n, out, in, step, p);   \
+    }                                                                                              \
+    static const gradd_rows_t name##_rows = {.f32 = row_##name##_f32, .f64 = row_##name##_f64};    \
+    static const gradd_rows_t name##_refs = {.f32 = ref_##name##_slow_f32,                         \
+                                             .f64 = ref_##name##_f64};                             \
+    GRADD_MAP_RUN(name, 0)                                                                         \
+    __attribute__((unused)) static const gradd_row_fn name##_unused = ref_##name##_fast_f32;
+TRIGONOMETRIC(sin, sinf, E_SIN, E_VSIN)
+TRIGONOMETRIC(cos, cosf, E_COS, E_VCOS)
+
+/* A zero divisor would stop the process: refuse it instead. */
+static gradd_status_t check_divisor(const gradd_view_t *b) {
+    if (gradd_dtype_is_float(b->type.dtype)) return GRADD_OK;
+    GRADD_SWITCH_INT(b->type.dtype, T, {
+        const T *x = b->data;
+        for (int64_t i = 0, n = gradd_type_count(&b->type); i < n; i++)
+            if (!x[i])
+                return GRADD_FAIL(INDEX, "integer division by zero, element %lld", (long long)i);
+    });
+    return GRADD_OK;
+}
+
+static gradd_status_t run_div(const gradd_run_t *r) {
+    GRADD_TRY(check_divisor(&r->in[1]));
+    return gradd_map_rows(&div_rows, 0, r->out, r->in, 2, NULL, false);
+}
+
+static gradd_status_t run_div_ref(const gradd_run_t *r) {
+    GRADD_TRY(check_divisor(&r->in[1]));
+    return gradd_map_rows(&div_refs, 0, r->out, r->in, 2, NULL, true);
+}
+
+static gradd_status_t mod_by(const gradd_run_t *r, bool ref) {
+    GRADD_TRY(check_divisor(&r->in[1]));
+    bool c_style = gradd_attr_int(r->attrs, "fmod", 0);
+    const gradd_rows_t *rows = c_style ? &fmod_rows : &mod_rows;
+    if (ref) rows = c_style ? &fmod_refs : &mod_refs;
+    return gradd_map_rows(rows, 0, r->out, r->in, 2, NULL, ref);
+}
+static gradd_status_t run_mod(const gradd_run_t *r) {
+    return mod_by(r, false);
+}
+static gradd_status_t run_mod_ref(const gradd_run_t *r) {
+    return mod_by(r, true);
+}
+
+/* Folds any number of operands into out, from the left. */
+static gradd_status_t fold(const gradd_run_t *r, const gradd_rows_t *rows, bool ref) {
+    if (r->n_in == 1) return gradd_run_copy(r);
+    for (int i = 1; i < r->n_in; i++) {
+        gradd_view_t pair[2] = {i == 1 ? r->in[0] : r->out[0], r->in[i]};
+        GRADD_TRY(gradd_map_rows(rows, 0, r->out, pair, 2, NULL, ref));
+    }
+    return GRADD_OK;
+}
+#define FOLD(name, rows)                                                                           \
+    static gradd_status_t run_##name(const gradd_run_t *r) {                                       \
+        return fold(r, &rows##_rows, false);                                                       \
+    }                                                                                              \
+    static gradd_status_t run_##name##_ref(const gradd_run_t *r) {                                 \
+        return fold(r, &rows##_refs, true);                                                        \
+    }
+FOLD(max, max)
+FOLD(min, min)
+FOLD(sum, add)
+
+/* x^y, where y may have another type. The exponents that models use have loops of their own. */
+static double exponent_at(const void *y, int64_t i, int dtype) {
+    switch (dtype) {
+    case GRADD_DT_F32:
+        return (double)((const float *)y)[i];
+    case GRADD_DT_F64:
+        return ((const double *)y)[i];
+    case GRADD_DT_I32:
+        return (double)((const int32_t *)y)[i];
+    default:
+        return (double)((const int64_t *)y)[i];
+    }
+}
+
+#define E_SQUARE(F) (a * a)
+#define E_CUBE(F)   (a * a * a)
+#define E_RSQRT(F)  (1 / F##sqrt(a))
+#define POWER_ROWS(S, T)                                                                           \
+    GRADD_ROW1(square, S, T, T, double, E_SQUARE)                                                  \
+    GRADD_ROW1(cube, S, T, T, double, E_CUBE)                                                      \
+    GRADD_ROW1(rsqrt, S, T, T, double, E_RSQRT)                                                    \
+    static void ref_pow_##S(int64_t n, void *out, const void *const *in, const int64_t *step,      \
+                            const double *p) {                                                     \
+        T *z = out;                                                                                \
+        const T *x = in[0];                                                                        \
+        for (int64_t i = 0; i < n; i++)                                                            \
+            z[i] = (T)pow((double)x[i * step[0]], exponent_at(in[1], i * step[1], (int)p[0]));     \
+    }                                                                                              \
+    static void row_pow_##S(int64_t n, void *out, const void *const *in, const int64_t *step,      \
+                            const double *p) {                                                     \
+        double y = exponent_at(in[1], 0, (int)p[0]);                                               \
+        bool one = step[0] && !step[1];                                                            \
+        if (one && y == 2)                                                                         \
+            row_square_##S(n, out, in, step, p);                                                   \
+        else if (one && y == 3)                                                                    \
+            row_cube_##S(n, out, in, step, p);                                                     \
+        else if (one && y == -0.5)                                                                 \
+            row_rsqrt_##S(n, out, in, step, p);                                                    \
+        else                                                                                       \
+            ref_pow_##S(n, out, in, step, p);                                                      \
+    }                                                                                              \
+    __attribute__((unused)) static const gradd_row_fn pow_unused_##S[] = {                         \
+        ref_square_##S, ref_cube_##S, ref_rsqrt_##S};
+POWER_ROWS(f32, float)
+POWER_ROWS(f64, double)
+
+/* Integer power by squaring; a negative exponent truncates as 1/x^n does. */
+static int64_t power_i64(int64_t x, int64_t n) {
+    if (n < 0) return x == 1 ? 1 : x == -1 ? (n % 2 ? -1 : 1) : 0;
+    uint64_t result = 1, base = (uint64_t)x;
+    for (; n; n >>= 1, base *= base)
+        if (n & 1) result *= base;
+    return (int64_t)result;
+}
+#define POWER_INT(S, T)                                                                            \
+    static void row_pow_##S(int64_t n, void *out, const void *const *in, const int64_t *step,      \
+                            const double *p) {                                                     \
+        for (int64_t i = 0; i < n; i++) {                                                          \
+            T x = ((const T *)in[0])[i * step[0]];                                                 \
+            double y = exponent_at(in[1], i * step[1], (int)p[0]);                                 \
+            ((T *)out)[i] = (T)(y == rint(y) && fabs(y) < 4096 ? (double)power_i64(x, (int64_t)y)  \
+                                                               : pow((double)x, y));               \
+        }                                                                                          \
+    }
+POWER_INT(i32, int32_t)
+POWER_INT(i64, int64_t)
+static const gradd_rows_t pow_rows = {row_pow_f32, row_pow_f64, row_pow_i32, row_pow_i64, NULL};
+static const gradd_rows_t pow_refs = {ref_pow_f32, ref_pow_f64, row_pow_i32, row_pow_i64, NULL};
+
+static gradd_status_t run_pow(const gradd_run_t *r) {
+    double dtype = (double)r->in[1].type.dtype;
+    return gradd_map_rows(&pow_rows, 0, r->out, r->in, 2, &dtype, false);
+}
+static gradd_status_t run_pow_ref(const gradd_run_t *r) {
+    double dtype = (double)r->in[1].type.dtype;
+    return gradd_map_rows(&pow_refs, 0, r->out, r->in, 2, &dtype, true);
+}
+
+/* Clip: absent bounds become a scalar that bounds nothing. */
+#define CLIP_ROW(S, T)                                                                             \
+    GRADD_MULTIARCH static void row_clip_##S(int64_t n, void *out, const void *const *in,          \
+                                             const int64_t *step, const double *p) {               \
+        T *z = out;                                                                                \
+        const T *x = in[0], lo = *(const T *)in[1], hi = *(const T *)in[2];                        \
+        (void)p;                                                                                   \
+        if (!step[0]) {                                                                            \
+            for (int64_t i = 0; i < n; i++)                                                        \
+                z[i] = *x > hi ? hi : *x < lo ? lo : *x;                                           \
+            return;                                                                                \
+        }                                                                                          \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {                                      \
+            const T a = x[i] < lo ? lo : x[i];                                                     \
+            z[i] = a > hi ? hi : a;                                                                \
+        }                                                                                          \
+    }
+CLIP_ROW(f32, float)
+CLIP_ROW(f64, double)
+CLIP_ROW(i32, int32_t)
+CLIP_ROW(i64, int64_t)
+static const gradd_rows_t clip_rows = {row_clip_f32, row_clip_f64, row_clip_i32, row_clip_i64,
+                                       NULL};
+
+static gradd_status_t run_clip(const gradd_run_t *r) {
+    union {
+        float f32;
+        double f64;
+        int32_t i32;
+        int64_t i64;
+    } bound[2];
+    gradd_view_t in[3] = {r->in[0]};
+    for (int k = 1; k < 3; k++) {
+        if (k < r->n_in && r->in[k].type.dtype) {
+            in[k] = r->in[k];
+            in[k].type.rank = 0;
+            continue;
+        }
+        in[k] = (gradd_view_t){.type = {.dtype = r->in[0].type.dtype}, .data = &bound[k - 1]};
+        switch (r->in[0].type.dtype) {
+        case GRADD_DT_F32:
+            bound[k - 1].f32 = k == 1 ? -INFINITY : INFINITY;
+            break;
+        case GRADD_DT_F64:
+            bound[k - 1].f64 = k == 1 ? -INFINITY : INFINITY;
+            break;
+        case GRADD_DT_I32:
+            bound[k - 1].i32 = k == 1 ? INT32_MIN : INT32_MAX;
+            break;
+        default:
+            bound[k - 1].i64 = k == 1 ? INT64_MIN : INT64_MAX;
+            break;
+        }
+    }
+    return gradd_map_rows(&clip_rows, 0, r->out, in, 3, NULL, false);
+}
+
+/* ---- shape rules ---------------------------------------------------------------------------- */
+
+static gradd_status_t infer_pow(gradd_infer_t *c) {
+    c->out[0].dtype = c->in[0].type.dtype;
+    return gradd_broadcast(&c->in[0].type, &c->in[1].type, &c->out[0]);
+}
+
+static gradd_status_t infer_mod(gradd_infer_t *c) {
+    if (gradd_dtype_is_float(c->in[0].type.dtype) && !gradd_attr_int(c->attrs, "fmod", 0))
+        return GRADD_FAIL(GRAPH, "fmod=0 needs integers");
+    return gradd_infer_broadcast(c);
+}
+
+static gradd_status_t infer_clip(gradd_infer_t *c) {
+    for (int k = 1; k < c->n_in; k++) {
+        const gradd_type_t *bound = &c->in[k].type;
+        if (!bound->dtype) continue;
+        if (bound->dtype != c->in[0].type.dtype || gradd_type_count(bound) != 1)
+            return GRADD_FAIL(GRAPH, "bound %d must be one element of the input's type", k);
+    }
+    return gradd_infer_same(c);
+}
+
+/* ---- gradient rules ------------------------------------------------------------------------- */
+
+static gradd_val_t scalar_like(gradd_grad_t *g, double value) {
+    return gradd_const_scalar(g->b, gradd_val_type(g->b, g->in[0])->dtype, value);
+}
+
+static gradd_status_t grad_sum(gradd_grad_t *g) {
+    for (int i = 0; i < g->n_in; i++)
+        if (g->need[i]) g->din[i] = gradd_reduce_to(g->b, g->dout[0], g->in[i]);
+    return g->b->status;
+}
+
+static gradd_status_t grad_sub(gradd_grad_t *g) {
+    if (g->need[0]) g->din[0] = gradd_reduce_to(g->b, g->dout[0], g->in[0]);
+    if (g->need[1])
+        g->din[1] = GRADD_EMIT(g->b, "Neg", gradd_reduce_to(g->b, g->dout[0], g->in[1]));
+    return g->b->status;
+}
+
+static gradd_status_t grad_mul(gradd_grad_t *g) {
+    for (int i = 0; i < 2; i++) {
+        if (!g->need[i]) continue;
+        gradd_val_t d = GRADD_EMIT(g->b, "Mul", g->dout[0], g->in[1 - i]);
+        g->din[i] = gradd_reduce_to(g->b, d, g->in[i]);
+    }
+    return g->b->status;
+}
+
+static gradd_status_t grad_div(gradd_grad_t *g) {
+    gradd_val_t d = GRADD_EMIT(g->b, "Div", g->dout[0], g->in[1]);
+    if (g->need[0]) g->din[0] = gradd_reduce_to(g->b, d, g->in[0]);
+    if (g->need[1]) {
+        gradd_val_t e =
+            gradd_reduce_to(g->b, GRADD_EMIT(g->b, "Mul", d, g->output(g, 0)), g->in[1]);
+        g->din[1] = GRADD_EMIT(g->b, "Neg", e);
+    }
+    return g->b->status;
+}
+
+/* a - b * trunc(a / b): the quotient is constant almost everywhere */
+static gradd_status_t grad_mod(gradd_grad_t *g) {
+    if (g->need[0]) g->din[0] = gradd_reduce_to(g->b, g->dout[0], g->in[0]);
+    if (g->need[1]) {
+        gradd_val_t whole = GRADD_EMIT(g->b, "Sub", g->in[0], g->output(g, 0));
+        gradd_val_t quotient = GRADD_EMIT(g->b, "Div", whole, g->in[1]);
+        gradd_val_t d = GRADD_EMIT(g->b, "Neg", GRADD_EMIT(g->b, "Mul", g->dout[0], quotient));
+        g->din[1] = gradd_reduce_to(g->b, d, g->in[1]);
+    }
+    return g->b->status;
+}
+
+/* Known exponent of one element: its value, else NaN. */
+static double known_exponent(gradd_grad_t *g) {
+    const void *data = g->b->data(g->b, g->in[1]);
+    gradd_type_t type = *gradd_val_type(g->b, g->in[1]);
+    return data && gradd_type_count(&type) == 1 ? exponent_at(data, 0, (int)type.dtype) : NAN;
+}
+
+static gradd_val_t pow_base(gradd_grad_t *g) {
+    double y = known_exponent(g);
+    if (y == 0) return gradd_zeros_like(g->b, g->in[0]);
+    if (y == 1) return gradd_reduce_to(g->b, g->dout[0], g->in[0]);
+    gradd_val_t slope;
+    if (y == y) {
+        gradd_val_t power = g->in[0];
+        if (y != 2) power = GRADD_EMIT(g->b, "Pow", g->in[0], scalar_like(g, y - 1));
+        slope = GRADD_EMIT(g->b, "Mul", power, scalar_like(g, y));
+    } else {
+        gradd_attr_t to = gradd_make_int("to", gradd_val_type(g->b, g->in[0])->dtype);
+        gradd_val_t exponent = gradd_emit_attrs(g->b, "Cast", &g->in[1], 1, &to, 1);
+        gradd_val_t less = GRADD_EMIT(g->b, "Sub", exponent, scalar_like(g, 1));
+        gradd_val_t power = GRADD_EMIT(g->b, "Pow", g->in[0], less);
+        gradd_val_t zero = scalar_like(g, 0); /* 0 * x^-1 at x = 0 is 0 here, not NaN */
+        slope = GRADD_EMIT(g->b, "Where", GRADD_EMIT(g->b, "Equal", exponent, zero), zero,
+                           GRADD_EMIT(g->b, "Mul", power, exponent));
+    }
+    return gradd_reduce_to(g->b, GRADD_EMIT(g->b, "Mul", g->dout[0], slope), g->in[0]);
+}
+
+static gradd_status_t grad_pow(gradd_grad_t *g) {
+    if (g->need[0]) g->din[0] = pow_base(g);
+    if (g->need[1]) {
+        gradd_val_t zero = scalar_like(g, 0);
+        gradd_val_t positive = GRADD_EMIT(g->b, "Greater", g->in[0], zero);
+        gradd_val_t safe = GRADD_EMIT(g->b, "Where", positive, g->in[0], scalar_like(g, 1));
+        gradd_val_t slope = GRADD_EMIT(g->b, "Mul", g->output(g, 0), GRADD_EMIT(g->b, "Log", safe));
+        gradd_val_t d = GRADD_EMIT(g->b, "Mul", g->dout[0], slope);
+        g->din[1] = gradd_reduce_to(g->b, d, g->in[1]);
+    }
+    return g->b->status;
+}
+
+static gradd_status_t grad_extremum(gradd_grad_t *g) {
+    gradd_val_t hit[GRADD_OP_MAX_IN];
+    gradd_attr_t to = gradd_make_int("to", gradd_val_type(g->b, g->in[0])->dtype);
+    if (g->n_in == 1) {
+        g->din[0] = g->dout[0];
+        return g->b->status;
+    }
+    for (int i = 0; i < g->n_in; i++) {
+        gradd_val_t equal = GRADD_EMIT(g->b, "Equal", g->in[i], g->output(g, 0));
+        hit[i] = gradd_emit_attrs(g->b, "Cast", &equal, 1, &to, 1);
+    }
+    gradd_val_t share =
+        GRADD_EMIT(g->b, "Div", g->dout[0], gradd_emit_n(g->b, "Sum", g->n_in, hit));
+    for (int i = 0; i < g->n_in; i++)
+        if (g->need[i])
+            g->din[i] = gradd_reduce_to(g->b, GRADD_EMIT(g->b, "Mul", share, hit[i]), g->in[i]);
+    return g->b->status;
+}
+
+static gradd_status_t grad_neg(gradd_grad_t *g) {
+    g->din[0] = GRADD_EMIT(g->b, "Neg", g->dout[0]);
+    return g->b->status;
+}
+static gradd_status_t grad_abs(gradd_grad_t *g) {
+    g->din[0] = GRADD_EMIT(g->b, "Mul", g->dout[0], GRADD_EMIT(g->b, "Sign", g->in[0]));
+    return g->b->status;
+}
+static gradd_status_t grad_sqrt(gradd_grad_t *g) {
+    gradd_val_t half = GRADD_EMIT(g->b, "Mul", g->dout[0], scalar_like(g, 0.5));
+    g->din[0] = GRADD_EMIT(g->b, "Div", half, g->output(g, 0));
+    return g->b->status;
+}
+static gradd_status_t grad_reciprocal(gradd_grad_t *g) {
+    gradd_val_t y = g->output(g, 0);
+    gradd_val_t d = GRADD_EMIT(g->b, "Mul", g->dout[0], GRADD_EMIT(g->b, "Mul", y, y));
+    g->din[0] = GRADD_EMIT(g->b, "Neg", d);
+    return g->b->status;
+}
+static gradd_status_t grad_exp(gradd_grad_t *g) {
+    g->din[0] = GRADD_EMIT(g->b, "Mul", g->dout[0], g->output(g, 0));
+    return g->b->status;
+}
+static gradd_status_t grad_log(gradd_grad_t *g) {
+    g->din[0] = GRADD_EMIT(g->b, "Div", g->dout[0], g->in[0]);
+    return g->b->status;
+}
+static gradd_status_t grad_sin(gradd_grad_t *g) {
+    g->din[0] = GRADD_EMIT(g->b, "Mul", g->dout[0], GRADD_EMIT(g->b, "Cos", g->in[0]));
+    return g->b->status;
+}
+static gradd_status_t grad_cos(gradd_grad_t *g) {
+    gradd_val_t d = GRADD_EMIT(g->b, "Mul", g->dout[0], GRADD_EMIT(g->b, "Sin", g->in[0]));
+    g->din[0] = GRADD_EMIT(g->b, "Neg", d);
+    return g->b->status;
+}
+static gradd_status_t grad_erf(gradd_grad_t *g) {
+    gradd_val_t square = GRADD_EMIT(g->b, "Mul", g->in[0], g->in[0]);
+    gradd_val_t bell = GRADD_EMIT(g->b, "Exp", GRADD_EMIT(g->b, "Neg", square));
+    gradd_val_t slope = GRADD_EMIT(g->b, "Mul", bell, scalar_like(g, 1.1283791670955126));
+    g->din[0] = GRADD_EMIT(g->b, "Mul", g->dout[0], slope);
+    return g->b->status;
+}
+
+static gradd_status_t grad_clip(gradd_grad_t *g) {
+    if (!g->need[0]) return GRADD_OK;
+    gradd_val_t d = g->dout[0], zero = scalar_like(g, 0);
+    for (int k = 1; k < g->n_in; k++) {
+        if (g->in[k] == GRADD_NONE) continue;
+        gradd_val_t bound = gradd_reshape_to(g->b, g->in[k], (const int64_t[1]){0}, 0);
+        const char *op = k == 1 ? "GreaterOrEqual" : "LessOrEqual";
+        d = GRADD_EMIT(g->b, "Where", gradd_emit_n(g->b, op, 2, (gradd_val_t[]){g->in[0], bound}),
+                       d, zero);
+    }
+    g->din[0] = d;
+    return g->b->status;
+}
+
+/* ---- cases ---------------------------------------------------------------------------------- */
+
+#define CASES_BINARY(range)                                                                        \
+    GRADD_CASES(                                                                                   \
+        {.text = "f32[2,3,4]" range " f32[2,3,4]" range},                                          \
+        {.text = "f32[2,3,4]" range " f32[4]" range},                                              \
+        {.text = "f32[2,1,4]" range " f32[3,1]" range}, {.text = "f32[5]" range " f32[]" range},   \
+        {.text = "f32[] f32[2,2]" range}, {.text = "f32[3,1,2,1]" range " f32[1,4,1,5]" range},    \
+        {.text = "f32[0,3]" range " f32[3]" range},                                                \
+        {.text = "f32[37,1031]" range " f32[1031]" range},                                         \
+        {.text = "f32[37,1031]" range " f32[37,1]" range},                                         \
+        {.text = "i64[3,2]:(-9,9) i64[2]:(1,5)"}, {.text = "i32[3]:(-9,9) i32[3]:(-3,-1)"})
+#define CASES_UNARY(range)                                                                         \
+    GRADD_CASES({.text = "f32[3,5]" range}, {.text = "f32[]" range}, {.text = "f32[0,2]" range},   \
+                {.text = "f32[211,173]" range})
+#define CASES_UNARY_NUM(range)                                                                     \
+    GRADD_CASES({.text = "f32[3,5]" range}, {.text = "f32[]" range}, {.text = "f32[0,2]" range},   \
+                {.text = "f32[211,173]" range}, {.text = "i64[7]:(-5,5)"},                         \
+                {.text = "i32[7]:(-5,5)"})
+#define CASES_FOLD                                                                                 \
+    GRADD_CASES({.text = "f32[2,3] f32[2,3]"}, {.text = "f32[3] f32[2,1] f32[]"},                  \
+                {.text = "f32[2,3]"}, {.text = "f32[1,3] f32[4,1] f32[2,4,3] f32[3]"},             \
+                {.text = "f32[211,173] f32[173]"}, {.text = "i64[3] i64[3]:(1,5) i64[1]={2}"},     \
+                {.text = "i32[2,2] i32[2]"})
+
+#define BINARY_ROW(title, fn, gradient, since_, range, ...)                                        \
+    {.name = title,                                                                                \
+     .domain = "",                                                                                 \
+     .since = since_,                                                                              \
+     .min_in = 2,                                                                                  \
+     .max_in = 2,                                                                                  \
+     .min_out = 1,                                                                                 \
+     .max_out = 1,                                                                                 \
+     .flags = GRADD_OP_CHEAP,                                                                      \
+     .inplace = 3,                                                                                 \
+     .types = {GRADD_T_NUM},                                                                       \
+     .infer = gradd_infer_broadcast,                                                               \
+     .grad = gradient,                                                                             \
+     .run = run_##fn,                                                                              \
+     .ref = run_##fn##_ref,                                                                        \
+     .cases = CASES_BINARY(range),                                                                 \
+     __VA_ARGS__}
+#define UNARY_ROW(title, fn, gradient, mask, since_, cases_, ...)                                  \
+    {.name = title,                                                                                \
+     .domain = "",                                                                                 \
+     .since = since_,                                                                              \
+     .min_in = 1,                                                                                  \
+     .max_in = 1,                                                                                  \
+     .min_out = 1,                                                                                 \
+     .max_out = 1,                                                                                 \
+     .inplace = 1,                                                                                 \
+     .types = {mask},                                                                              \
+     .infer = gradd_infer_same,                                                                    \
+     .grad = gradient,                                                                             \
+     .run = run_##fn,                                                                              \
+     .ref = run_##fn##_ref,                                                                        \
+     .cases = cases_,                                                                              \
+     __VA_ARGS__}
+#define FOLD_ROW(title, fn, gradient, mask, since_)                                                \
+    {.name = title,                                                                                \
+     .domain = "",                                                                                 \
+     .since = since_,                                                                              \
+     .min_in = 1,                                                                                  \
+     .max_in = GRADD_OP_MAX_IN,                                                                    \
+     .min_out = 1,                                                                                 \
+     .max_out = 1,                                                                                 \
+     .flags = GRADD_OP_CHEAP,                                                                      \
+     .inplace = 1,                                                                                 \
+     .types = {mask},                                                                              \
+     .infer = gradd_infer_broadcast,                                                               \
+     .grad = gradient,                                                                             \
+     .run = run_##fn,                                                                              \
+     .ref = run_##fn##_ref,                                                                        \
+     .cases = CASES_FOLD}
+#define CHEAP .flags = GRADD_OP_CHEAP
+#define STEP  .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP
+
+static const gradd_case_t cases_pow[] = {{.text = "f32[3,4] f32[]={2}"},
+                                         {.text = "f32[3,4] f32[]={3}"},
+                                         {.text = "f32[3,4]:(0.2,2) f32[]={0.5}"},
+                                         {.text = "f32[3,4]:(0.2,2) f32[1]={-0.5}"},
+                                         {.text = "f32[3,4] i64[]={2}"},
+                                         {.text = "f32[3,4] i32[4]={0,1,2,3}"},
+                                         {.text = "f32[3,4] f32[]={0}"},
+                                         {.text = "f32[3,4] f32[]={1}"},
+                                         {.text = "f32[2,3]:(0.2,2) f32[3]:(-2,2)"},
+                                         {.text = "f32[]:(0.2,2) f32[2,3]:(-2,2)"},
+                                         {.text = "f32[211,173] f32[]={2}"},
+                                         {.text = "i64[4]:(-3,3) i64[4]={0,1,2,3}"},
+                                         {.text = "i64[3] f32[]={2}"},
+                                         {.text = "i32[2]:(1,3) i32[]={-1}"},
+                                         {0}};
+
+GRADD_OPS(
+    elementwise, BINARY_ROW("Add", add, grad_sum, 7, ""), BINARY_ROW("Sub", sub, grad_sub, 7, ""),
+    BINARY_ROW("Mul", mul, grad_mul, 7, ""), BINARY_ROW("Div", div, grad_div, 7, ":(0.5,2)"),
+    {.name = "Mod",
+     .domain = "",
+     .since = 10,
+     .min_in = 2,
+     .max_in = 2,
+     .min_out = 1,
+     .max_out = 1,
+     .inplace = 3,
+     .types = {GRADD_T_NUM},
+     .attrs = GRADD_ATTR_LIST({"fmod", GRADD_ATTR_INT, false}),
+     .infer = infer_mod,
+     .grad = grad_mod,
+     .run = run_mod,
+     .ref = run_mod_ref,
+     .cases = GRADD_CASES({.text = "i64[3,4]:(-9,9) i64[4]={3,-3,2,-1}"},
+                          {.text = "i32[5]:(-9,9) i32[]={-4}"},
+                          {.text = "i64[5]:(-9,9) i64[]={4} | fmod=1"},
+                          {.text = "f32[3,4]:(-9,9) f32[4]:(1.1,2) | fmod=1"})},
+    {.name = "Pow",
+     .domain = "",
+     .since = 13,
+     .min_in = 2,
+     .max_in = 2,
+     .min_out = 1,
+     .max_out = 1,
+     .inplace = 1,
+     .types = {GRADD_T_NUM},
+     .infer = infer_pow,
+     .grad = grad_pow,
+     .run = run_pow,
+     .ref = run_pow_ref,
+     .cases = cases_pow},
+    FOLD_ROW("Max", max, grad_extremum, GRADD_T_NUM, 8),
+    FOLD_ROW("Min", min, grad_extremum, GRADD_T_NUM, 8),
+    FOLD_ROW("Sum", sum, grad_sum, GRADD_T_NUM, 8),
+    UNARY_ROW("Neg", neg, grad_neg, GRADD_T_NUM, 6, CASES_UNARY_NUM(""), CHEAP),
+    UNARY_ROW("Abs", abs, grad_abs, GRADD_T_NUM, 6, CASES_UNARY_NUM(""), CHEAP),
+    UNARY_ROW("Sign", sign, NULL, GRADD_T_NUM, 9, CASES_UNARY_NUM(""), STEP),
+    UNARY_ROW("Sqrt", sqrt, grad_sqrt, GRADD_T_FLOAT, 6, CASES_UNARY(":(0.1,2)"), CHEAP),
+    UNARY_ROW("Reciprocal", reciprocal, grad_reciprocal, GRADD_T_FLOAT, 6, CASES_UNARY(":(0.3,2)"),
+              CHEAP),
+    UNARY_ROW("Exp", exp, grad_exp, GRADD_T_FLOAT, 6, CASES_UNARY(""), CHEAP),
+    UNARY_ROW("Log", log, grad_log, GRADD_T_FLOAT, 6, CASES_UNARY(":(0.1,3)"), CHEAP),
+    UNARY_ROW("Sin", sin, grad_sin, GRADD_T_FLOAT, 7,
+              GRADD_CASES({.text = "f32[3,5]:(-9,9)"}, {.text = "f32[0]"},
+                          {.text = "f32[4]={5e6,-3e7,0,1e4}", .grad_tol = -1},
+                          {.text = "f32[211,173]:(-300,300)"})),
+    UNARY_ROW("Cos", cos, grad_cos, GRADD_T_FLOAT, 7,
+              GRADD_CASES({.text = "f32[3,5]:(-9,9)"}, {.text = "f32[]"},
+                          {.text = "f32[4]={5e6,-3e7,0,1e4}", .grad_tol = -1},
+                          {.text = "f32[211,173]:(-300,300)"})),
+    UNARY_ROW("Erf", erf, grad_erf, GRADD_T_FLOAT, 9, CASES_UNARY("")),
+    UNARY_ROW("Floor", floor, NULL, GRADD_T_FLOAT, 6, CASES_UNARY(":(-9,9)"), STEP),
+    UNARY_ROW("Ceil", ceil, NULL, GRADD_T_FLOAT, 6, CASES_UNARY(":(-9,9)"), STEP),
+    UNARY_ROW("Round", round, NULL, GRADD_T_FLOAT, 11,
+              GRADD_CASES({.text = "f32[6]={0.5,1.5,-0.5,-2.5,2.4,-7.6}"},
+                          {.text = "f32[3,4]:(-9,9)"}),
+              STEP),
+    {.name = "Clip",
+     .domain = "",
+     .since = 11,
+     .min_in = 1,
+     .max_in = 3,
+     .min_out = 1,
+     .max_out = 1,
+     .flags = GRADD_OP_CHEAP,
+     .inplace = 1,
+     .no_diff = 6,
+     .types = {GRADD_T_NUM},
+     .infer = infer_clip,
+     .grad = grad_clip,
+     .run = run_clip,
+     .cases = GRADD_CASES({.text = "f32[3,4] f32[]={-0.5} f32[]={0.7}"}, {.text = "f32[3,4]"},
+                          {.text = "f32[3,4] - f32[]={0.7}"}, {.text = "f32[3,4] f32[1]={-0.5}"},
+                          {.text = "i64[5] i64[]={1} i64[]={3}"}, {.text = "i32[5] - i32[]={3}"},
+                          {.text = "f32[211,173] f32[]={0.0}"})});

@@ -1,0 +1,205 @@
+/* Eager builder of the operator tests. See eager.h. */
+#include "tests/c/eager.h"
+
+#include "kernels/registry.h"
+
+#include <string.h>
+
+enum { FENCE = 64, FENCE_BYTE = 0xa5, FILL_BYTE = 0xff };
+
+int eager_opset(const gradd_op_t *op) {
+    if (op->until) return op->until;
+    return op->since > 20 ? op->since : 20;
+}
+
+static void *fenced(eager_t *e, size_t bytes) {
+    unsigned char *p = gradd_case_alloc(&e->heap, bytes + FENCE);
+    if (!p) return NULL;
+    memset(p, FILL_BYTE, bytes);
+    memset(p + bytes, FENCE_BYTE, FENCE);
+    return p;
+}
+
+static gradd_status_t check_fence(const gradd_op_t *op, const void *memory, size_t bytes) {
+    for (int i = 0; i < FENCE; i++)
+        if (((const unsigned char *)memory)[bytes + (size_t)i] != FENCE_BYTE)
+            return GRADD_FAIL(INTERNAL, "%s writes past the end", op->name);
+    return GRADD_OK;
+}
+
+gradd_view_t eager_copy(eager_t *e, gradd_view_t view) {
+    if (!view.type.dtype) return view;
+    size_t bytes = (size_t)gradd_type_bytes(&view.type);
+    void *to = fenced(e, bytes);
+    if (to) memcpy(to, view.data, bytes);
+    return (gradd_view_t){view.type, to};
+}
+
+static gradd_status_t infer(const eager_call_t *call, gradd_infer_t *c, gradd_view_t *seen,
+                            gradd_type_t *types) {
+    for (int i = 0; i < call->n_in; i++) {
+        seen[i] = call->in[i];
+        if (!call->known || !call->known[i]) seen[i].data = NULL;
+    }
+    *c = (gradd_infer_t){.op = call->op,
+                         .attrs = call->attrs,
+                         .opset = eager_opset(call->op),
+                         .n_in = call->n_in,
+                         .n_out = call->n_out,
+                         .in = seen,
+                         .out = types};
+    return gradd_op_infer(c);
+}
+
+gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *out) {
+    gradd_view_t seen[GRADD_OP_MAX_IN], in[GRADD_OP_MAX_IN];
+    gradd_type_t types[GRADD_OP_MAX_OUT];
+    gradd_infer_t c;
+    size_t work = 0;
+    GRADD_TRY(infer(call, &c, seen, types));
+    memcpy(in, call->in, sizeof in[0] * (size_t)call->n_in);
+    if (call->overwrite >= 0) in[call->overwrite] = eager_copy(e, in[call->overwrite]);
+    for (int j = 0; j < call->n_out; j++) {
+        out[j] = (gradd_view_t){.type = types[j]};
+        if (!types[j].dtype || call->dropped >> j & 1) continue;
+        if (j == 0 && call->overwrite >= 0)
+            out[0].data = in[call->overwrite].data;
+        else
+            out[j].data = fenced(e, (size_t)gradd_type_bytes(&types[j]));
+        if (!out[j].data) return GRADD_FAIL(NOMEM, "output %d", j);
+    }
+    if (call->op->work) work = call->op->work(&c);
+    gradd_run_t r = {.op = call->op,
+                     .attrs = call->attrs,
+                     .opset = c.opset,
+                     .n_in = call->n_in,
+                     .n_out = call->n_out,
+                     .in = in,
+                     .out = out,
+                     .work = work ? fenced(e, work) : NULL,
+                     .seed = 7,
+                     .node = e->node};
+    GRADD_TRY((call->ref && call->op->ref ? call->op->ref : call->op->run)(&r));
+    if (work) GRADD_TRY(check_fence(call->op, r.work, work));
+    for (int j = 0; j < call->n_out; j++)
+        if (out[j].data)
+            GRADD_TRY(check_fence(call->op, out[j].data, (size_t)gradd_type_bytes(&types[j])));
+    return GRADD_OK;
+}
+
+/* ---- the builder ---- */
+
+gradd_val_t eager_add(eager_t *e, gradd_view_t view, bool known) {
+    if (e->n_values >= EAGER_MAX_VALUES) {
+        e->base.status = GRADD_FAIL(LIMIT, "more than %d values", EAGER_MAX_VALUES);
+        return GRADD_NONE;
+    }
+    e->value[e->n_values] = view;
+    e->known[e->n_values] = known;
+    return e->n_values++;
+}
+
+static gradd_status_t emit(gradd_builder_t *b, const char *name, const gradd_val_t *in, int n_in,
+                           const gradd_attr_t *attrs, int n_attrs, gradd_val_t *out, int n_out) {
+    eager_t *e = (eager_t *)b;
+    gradd_view_t views[GRADD_OP_MAX_IN] = {0}, results[GRADD_OP_MAX_OUT];
+    bool known[GRADD_OP_MAX_IN], all = true;
+    for (int j = 0; j < n_out; j++)
+        out[j] = GRADD_NONE;
+    if (b->status) return b->status;
+    eager_call_t call = {
+        .op = gradd_op_by_name(name),
+        .attrs = {attrs, n_attrs},
+        .in = views,
+        .known = known,
+        .n_in = n_in,
+        .n_out = n_out,
+        .overwrite = -1
+    };
+    if (!call.op) return b->status = GRADD_FAIL(UNSUPPORTED, "rule emits unknown '%s'", name);
+    for (int i = 0; i < n_in; i++) {
+        if (in[i] == GRADD_NONE && i < call.op->min_in)
+            return b->status = GRADD_FAIL(INTERNAL, "rule emits %s without input %d", name, i);
+        known[i] = in[i] == GRADD_NONE || e->known[in[i]];
+        if (in[i] != GRADD_NONE) views[i] = e->value[in[i]];
+        if (!(call.op->flags & GRADD_OP_SHAPE_ONLY)) all &= known[i];
+    }
+    b->status = eager_call(e, &call, results);
+    if (b->status) return gradd_wrap(b->status, "emitting %s", name);
+    for (int j = 0; j < n_out; j++)
+        out[j] = eager_add(e, results[j], all);
+    return b->status;
+}
+
+static gradd_val_t constant(gradd_builder_t *b, const gradd_type_t *type, const void *data) {
+    eager_t *e = (eager_t *)b;
+    gradd_view_t view = {.type = *type, .data = fenced(e, (size_t)gradd_type_bytes(type))};
+    if (gradd_type_bytes(type)) memcpy(view.data, data, (size_t)gradd_type_bytes(type));
+    return eager_add(e, view, true);
+}
+
+static const gradd_type_t *type_of(gradd_builder_t *b, gradd_val_t value) {
+    return &((eager_t *)b)->value[value].type;
+}
+
+static const void *data_of(gradd_builder_t *b, gradd_val_t value) {
+    eager_t *e = (eager_t *)b;
+    return value != GRADD_NONE && e->known[value] ? e->value[value].data : NULL;
+}
+
+void eager_begin(eager_t *e) {
+    *e = (eager_t){
+        .base = {.emit = emit, .constant = constant, .type = type_of, .data = data_of}
+    };
+    e->node = 3;
+}
+
+void eager_end(eager_t *e) {
+    gradd_case_free(&e->heap);
+}
+
+/* ---- gradients ---- */
+
+typedef struct grad_call_s {
+    gradd_grad_t g; /* first */
+    eager_t *e;
+    const eager_call_t *call;
+    const gradd_view_t *out;
+} grad_call_t;
+
+static gradd_val_t output(gradd_grad_t *g, int j) {
+    grad_call_t *gc = (grad_call_t *)g;
+    gradd_view_t results[GRADD_OP_MAX_OUT];
+    if (g->b->status) return GRADD_NONE;
+    if (j < gc->call->n_out && gc->out[j].data) return eager_add(gc->e, gc->out[j], false);
+    eager_call_t more = *gc->call;
+    more.n_out = j + 1;
+    g->b->status = eager_call(gc->e, &more, results);
+    return g->b->status ? GRADD_NONE : eager_add(gc->e, results[j], false);
+}
+
+gradd_status_t eager_grad(eager_t *e, const eager_call_t *call, const gradd_view_t *out,
+                          const gradd_val_t *in, const gradd_val_t *dout, const bool *need,
+                          gradd_val_t *din) {
+    grad_call_t gc = {
+        .g = {.op = call->op,
+              .attrs = call->attrs,
+              .opset = eager_opset(call->op),
+              .n_in = call->n_in,
+              .n_out = call->n_out,
+              .in = in,
+              .dout = dout,
+              .need = need,
+              .din = din,
+              .node = e->node,
+              .b = &e->base,
+              .output = output},
+        .e = e,
+        .call = call,
+        .out = out
+    };
+    for (int i = 0; i < call->n_in; i++)
+        din[i] = GRADD_NONE;
+    GRADD_TRY(call->op->grad(&gc.g));
+    return e->base.status;
+}

@@ -1,0 +1,48 @@
+/* Runs operators one at a time, for the operator tests: a builder whose emit infers and computes at
+ * once, so that a gradient rule yields numbers without the engine's graph, planner and executor.
+ * Outputs are filled with a pattern before a run and fenced behind, which exposes elements that a
+ * kernel forgets and writes past the end. Everything lives until eager_end. */
+#ifndef GRADD_TESTS_EAGER_H
+#define GRADD_TESTS_EAGER_H
+
+#include "kernels/cases.h"
+#include "kernels/op.h"
+
+enum { EAGER_MAX_VALUES = 512 };
+
+typedef struct eager_s {
+    gradd_builder_t base; /* first: a builder is cast back to its eager_t */
+    gradd_view_t value[EAGER_MAX_VALUES];
+    bool known[EAGER_MAX_VALUES];
+    int n_values;
+    uint64_t node;          /* Philox coordinate of what runs */
+    gradd_case_data_t heap; /* owns all memory */
+} eager_t;
+
+/* One run of one operator. */
+typedef struct eager_call_s {
+    const gradd_op_t *op;
+    gradd_attrs_t attrs;
+    const gradd_view_t *in;
+    const bool *known; /* inputs the shape rule may read; NULL = none */
+    int n_in, n_out;
+    bool ref;         /* the row's plain loop in place of the fast kernel */
+    int overwrite;    /* input that out[0] takes the place of; -1 = none */
+    uint64_t dropped; /* bit j: output j is not wanted */
+} eager_call_t;
+
+void eager_begin(eager_t *e);
+void eager_end(eager_t *e);
+/* Runs and fills out[0..n_out). */
+gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *out);
+gradd_val_t eager_add(eager_t *e, gradd_view_t view, bool known);
+/* Copy of a view in fresh memory. */
+gradd_view_t eager_copy(eager_t *e, gradd_view_t view);
+int eager_opset(const gradd_op_t *op);
+
+/* Gradients of one call: din[i] is GRADD_NONE for zero. dout and need as in op.h. */
+gradd_status_t eager_grad(eager_t *e, const eager_call_t *call, const gradd_view_t *out,
+                          const gradd_val_t *in, const gradd_val_t *dout, const bool *need,
+                          gradd_val_t *din);
+
+#endif

@@ -1,0 +1,329 @@
+/* The operator driver: every case of every row, without a list of its own.
+ *
+ * forward: the shape rule holds; the fast kernel agrees with the row's plain loop in f32 and f64,
+ * is repeatable to the bit, hardly depends on the thread count, may overwrite the inputs that the
+ * row names, and leaves out outputs that nobody wants. gradient: in f64, of a random weighting of
+ * the outputs, against central differences. GRADD_TEST_OP=Name restricts both to one operator. */
+#include "kernels/registry.h"
+#include "tests/c/eager.h"
+#include "tests/test.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_PROBES = 48 };
+
+typedef struct job_s {
+    const gradd_op_t *op;
+    const gradd_case_t *spec;
+    gradd_dtype_t float_as;
+    gradd_case_data_t data;
+    eager_t e;
+    eager_call_t call;
+} job_t;
+
+static int failures, checked;
+
+static gradd_status_t open_job(job_t *job) {
+    GRADD_TRY(gradd_case_parse(job->spec->text, job->float_as, 42, &job->data));
+    eager_begin(&job->e);
+    job->call = (eager_call_t){
+        .op = job->op,
+        .attrs = {job->data.attrs, job->data.n_attrs},
+        .in = job->data.in,
+        .known = job->data.known,
+        .n_in = job->data.n_in,
+        .n_out = job->data.n_out ? job->data.n_out : job->op->min_out,
+        .overwrite = -1
+    };
+    return GRADD_OK;
+}
+
+static void close_job(job_t *job) {
+    eager_end(&job->e);
+    gradd_case_free(&job->data);
+}
+
+/* Calls fn for every case whose row passes the filter and counts what fails. */
+static void every_case(gradd_status_t (*fn)(job_t *job), gradd_dtype_t float_as) {
+    const char *only = getenv("GRADD_TEST_OP");
+    static job_t job;
+    for (size_t f = 0; f < gradd_op_family_count; f++)
+        for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
+            const gradd_op_t *op = &gradd_op_families[f]->v[i];
+            if (only && strcmp(only, op->name)) continue;
+            for (const gradd_case_t *spec = op->cases; spec && spec->text; spec++) {
+                job = (job_t){.op = op, .spec = spec, .float_as = float_as};
+                gradd_status_t status = open_job(&job);
+                if (!status) status = fn(&job);
+                close_job(&job);
+                checked++;
+                if (!status) continue;
+                failures++;
+                fprintf(stderr, "%s \"%s\" in %s: %s (%s)\n", op->name, spec->text,
+                        gradd_dtype_name(float_as), gradd_error_message(), gradd_error_where());
+            }
+        }
+}
+
+static double element(const gradd_view_t *v, int64_t i) {
+    switch (v->type.dtype) {
+    case GRADD_DT_F32:
+        return (double)((const float *)v->data)[i];
+    case GRADD_DT_F64:
+        return ((const double *)v->data)[i];
+    case GRADD_DT_I32:
+        return (double)((const int32_t *)v->data)[i];
+    case GRADD_DT_I64:
+        return (double)((const int64_t *)v->data)[i];
+    default:
+        return (double)((const uint8_t *)v->data)[i];
+    }
+}
+
+static bool same_bits(const gradd_view_t *a, const gradd_view_t *b) {
+    size_t bytes = (size_t)gradd_type_bytes(&a->type);
+    return gradd_type_equal(&a->type, &b->type) && (!bytes || !memcmp(a->data, b->data, bytes));
+}
+
+/* tol is relative to the entry or 1, whichever is larger; 0 = same bits. */
+static gradd_status_t agree(const gradd_view_t *a, const gradd_view_t *b, double tol,
+                            const char *what) {
+    if (!gradd_type_equal(&a->type, &b->type)) return GRADD_FAIL(TENSOR, "%s: types differ", what);
+    if (tol <= 0 || !gradd_dtype_is_float(a->type.dtype))
+        return same_bits(a, b) ? GRADD_OK : GRADD_FAIL(TENSOR, "%s: bits differ", what);
+    for (int64_t i = 0, n = gradd_type_count(&a->type); i < n; i++) {
+        double x = element(a, i), y = element(b, i);
+        if (x == y || (x != x && y != y)) continue;
+        if (!(fabs(x - y) <= tol * fmax(1, fabs(y))))
+            return GRADD_FAIL(TENSOR, "%s: element %lld is %.9g, expected %.9g", what, (long long)i,
+                              x, y);
+    }
+    return GRADD_OK;
+}
+
+/* Runs a variation of the call and compares every wanted output. */
+static gradd_status_t vary(job_t *job, const eager_call_t *call, const gradd_view_t *want,
+                           double tol, const char *what) {
+    gradd_view_t got[GRADD_OP_MAX_OUT];
+    GRADD_TRY(eager_call(&job->e, call, got));
+    for (int j = 0; j < call->n_out; j++)
+        if (got[j].data && want[j].data) GRADD_TRY(agree(&got[j], &want[j], tol, what));
+    return GRADD_OK;
+}
+
+static gradd_status_t check_overwriting(job_t *job, const gradd_view_t *out) {
+    for (int k = 0; k < job->call.n_in && k < 32; k++) {
+        eager_call_t call = job->call;
+        if (!(job->op->inplace >> k & 1) || !job->data.in[k].type.dtype) continue;
+        if (!gradd_type_equal(&job->data.in[k].type, &out[0].type)) continue;
+        call.overwrite = k;
+        GRADD_TRY(vary(job, &call, out, 0, "in place"));
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t check_dropping(job_t *job, const gradd_view_t *out) {
+    if (job->op->max_out > 8) return GRADD_OK; /* variadic outputs are not optional */
+    for (int j = job->op->min_out; j < job->call.n_out; j++) {
+        eager_call_t call = job->call;
+        call.dropped = 1ull << j;
+        GRADD_TRY(vary(job, &call, out, 0, "with an unwanted output"));
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t check_forward(job_t *job) {
+    gradd_view_t out[GRADD_OP_MAX_OUT];
+    double tol = job->spec->tol > 0 ? job->spec->tol : 1e-5;
+    if (job->float_as == GRADD_DT_F64) tol = tol < 1e-9 ? tol : 1e-9;
+    omp_set_num_threads(2);
+    GRADD_TRY(eager_call(&job->e, &job->call, out));
+    GRADD_TRY(vary(job, &job->call, out, 0, "second run"));
+    eager_call_t ref = job->call;
+    ref.ref = true;
+    if (job->op->ref && job->spec->tol >= 0) GRADD_TRY(vary(job, &ref, out, tol, "reference"));
+    omp_set_num_threads(1);
+    GRADD_TRY(vary(job, &job->call, out, tol, "one thread"));
+    omp_set_num_threads(2);
+    GRADD_TRY(check_overwriting(job, out));
+    return check_dropping(job, out);
+}
+
+/* ---- gradients ---- */
+
+/* sum over outputs of w * out, with the weights that the gradient starts from */
+static gradd_status_t objective(job_t *job, const gradd_view_t *weights, double *value) {
+    gradd_view_t out[GRADD_OP_MAX_OUT];
+    GRADD_TRY(eager_call(&job->e, &job->call, out));
+    *value = 0;
+    for (int j = 0; j < job->call.n_out; j++)
+        for (int64_t i = 0; weights[j].data && i < gradd_type_count(&out[j].type); i++)
+            *value += element(&weights[j], i) * element(&out[j], i);
+    return GRADD_OK;
+}
+
+static gradd_view_t weights_like(job_t *job, const gradd_type_t *type, uint64_t seed) {
+    gradd_view_t w = {.type = *type};
+    int64_t n = gradd_type_count(type);
+    w.data = gradd_case_alloc(&job->e.heap, (size_t)gradd_type_bytes(type) + 64);
+    for (int64_t i = 0; i < n; i++) {
+        double x = 0.25 + fmod(0.6180339887 * (double)(i + 1) + 0.37 * (double)seed, 1.0);
+        if (type->dtype == GRADD_DT_F32)
+            ((float *)w.data)[i] = (float)x;
+        else
+            ((double *)w.data)[i] = x;
+    }
+    return w;
+}
+
+typedef struct diff_s {
+    gradd_view_t out[GRADD_OP_MAX_OUT], weights[GRADD_OP_MAX_OUT];
+    gradd_val_t in[GRADD_OP_MAX_IN], dout[GRADD_OP_MAX_OUT], din[GRADD_OP_MAX_IN];
+    bool need[GRADD_OP_MAX_IN];
+    bool narrow;  /* an output is f32: coarser differences */
+    double scale; /* largest entry of all gradients */
+} diff_t;
+
+static gradd_status_t probe(job_t *job, diff_t *d, int input) {
+    gradd_view_t *x = &job->data.in[input];
+    const gradd_view_t *got = d->din[input] == GRADD_NONE ? NULL : &job->e.value[d->din[input]];
+    int64_t n = gradd_type_count(&x->type), stride = n / MAX_PROBES + 1;
+    double tol = job->spec->grad_tol > 0 ? job->spec->grad_tol : 1e-5;
+    double h = d->narrow ? 0x1p-6 : 0x1p-20, *data = x->data;
+    if (d->narrow && tol < 1e-3) tol = 1e-3;
+    if (got && !gradd_type_equal(&got->type, &x->type))
+        return GRADD_FAIL(TENSOR, "gradient %d has another type than the input", input);
+    for (int64_t i = 0; i < n; i += stride) {
+        double keep = data[i], above, below;
+        data[i] = keep + h;
+        GRADD_TRY(objective(job, d->weights, &above));
+        data[i] = keep - h;
+        GRADD_TRY(objective(job, d->weights, &below));
+        data[i] = keep;
+        double want = (above - below) / (2 * h), is = got ? element(got, i) : 0;
+        if (!(fabs(is - want) <= tol * fmax(1, fmax(fabs(want), d->scale))))
+            return GRADD_FAIL(TENSOR,
+                              "gradient of input %d, element %lld is %.9g, differences %.9g", input,
+                              (long long)i, is, want);
+    }
+    return GRADD_OK;
+}
+
+/* A rule must give the same gradient when only that one is asked for. */
+static gradd_status_t check_alone(job_t *job, const diff_t *d, int input) {
+    bool need[GRADD_OP_MAX_IN] = {0};
+    gradd_val_t din[GRADD_OP_MAX_IN];
+    need[input] = true;
+    GRADD_TRY(eager_grad(&job->e, &job->call, d->out, d->in, d->dout, need, din));
+    if ((din[input] == GRADD_NONE) != (d->din[input] == GRADD_NONE))
+        return GRADD_FAIL(TENSOR, "gradient %d alone is missing or superfluous", input);
+    if (din[input] == GRADD_NONE) return GRADD_OK;
+    return agree(&job->e.value[din[input]], &job->e.value[d->din[input]], 1e-12, "gradient alone");
+}
+
+/* mask: the outputs a gradient arrives for */
+static gradd_status_t differentiate(job_t *job, diff_t *d, uint64_t mask) {
+    for (int j = 0; j < job->call.n_out; j++) {
+        d->dout[j] = GRADD_NONE;
+        d->weights[j].data = NULL;
+        if (!(mask >> j & 1) || !gradd_dtype_is_float(d->out[j].type.dtype)) continue;
+        if (d->out[j].type.dtype == GRADD_DT_F32) d->narrow = true;
+        d->weights[j] = weights_like(job, &d->out[j].type, (uint64_t)j);
+        d->dout[j] = eager_add(&job->e, d->weights[j], false);
+    }
+    GRADD_TRY(eager_grad(&job->e, &job->call, d->out, d->in, d->dout, d->need, d->din));
+    d->scale = 0;
+    for (int i = 0; i < job->call.n_in; i++)
+        for (int64_t k = 0; d->need[i] && d->din[i] != GRADD_NONE &&
+                            k < gradd_type_count(&job->e.value[d->din[i]].type);
+             k++)
+            d->scale = fmax(d->scale, fabs(element(&job->e.value[d->din[i]], k)));
+    for (int i = 0; i < job->call.n_in; i++) {
+        if (!d->need[i]) continue;
+        GRADD_TRY(check_alone(job, d, i));
+        GRADD_TRY(probe(job, d, i));
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t check_gradient(job_t *job) {
+    static diff_t d;
+    bool any = false;
+    memset(&d, 0, sizeof d);
+    if ((job->op->flags & GRADD_OP_NO_GRAD) || job->spec->grad_tol < 0) return GRADD_OK;
+    GRADD_TRY(eager_call(&job->e, &job->call, d.out));
+    for (int i = 0; i < job->call.n_in; i++) {
+        gradd_view_t *x = &job->data.in[i];
+        d.need[i] = x->type.dtype == GRADD_DT_F64 && !(i < 32 && job->op->no_diff >> i & 1);
+        any |= d.need[i];
+        d.in[i] = x->type.dtype ? eager_add(&job->e, *x, job->data.known[i]) : GRADD_NONE;
+    }
+    int floats = 0;
+    for (int j = 0; j < job->call.n_out; j++)
+        floats += gradd_dtype_is_float(d.out[j].type.dtype);
+    if (!any || !floats) return GRADD_OK;
+    GRADD_TRY(differentiate(job, &d, UINT64_MAX));
+    for (int j = 0; floats > 1 && j < job->call.n_out; j++)
+        if (gradd_dtype_is_float(d.out[j].type.dtype)) GRADD_TRY(differentiate(job, &d, 1ull << j));
+    return GRADD_OK;
+}
+
+/* ---- tests ---- */
+
+TEST(every_row_is_complete) {
+    CHECK_OK(gradd_op_audit());
+    for (size_t f = 0; f < gradd_op_family_count; f++)
+        for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
+            const gradd_op_t *op = &gradd_op_families[f]->v[i];
+            CHECK(gradd_op_by_name(op->name) != NULL);
+            CHECK(gradd_op_find(op->domain, op->name, eager_opset(op)) != NULL);
+        }
+}
+
+TEST_LIMIT(forward_agrees_with_the_plain_loop, 60) {
+    every_case(check_forward, GRADD_DT_F32);
+    every_case(check_forward, GRADD_DT_F64);
+    printf("%d runs\n", checked);
+    CHECK_EQ_INT(failures, 0);
+}
+
+TEST_LIMIT(gradient_agrees_with_differences, 120) {
+    every_case(check_gradient, GRADD_DT_F64);
+    printf("%d cases\n", checked);
+    CHECK_EQ_INT(failures, 0);
+}
+
+/* The driver itself: a wrong derivative and a write past the end must not pass. */
+static gradd_status_t wrong_grad(gradd_grad_t *g) {
+    g->din[0] = g->dout[0];
+    return GRADD_OK;
+}
+
+static gradd_status_t run_overrun(const gradd_run_t *r) {
+    int64_t n = gradd_type_count(&r->out[0].type);
+    memset(r->out[0].data, 0, (size_t)gradd_type_bytes(&r->out[0].type));
+    ((char *)r->out[0].data)[n * (int64_t)gradd_dtype_bytes(r->out[0].type.dtype)] = 0;
+    return GRADD_OK;
+}
+
+TEST(driver_detects_wrong_rows) {
+    static const gradd_case_t spec = {.text = "f32[2,3]"};
+    const gradd_op_t *exp_row = gradd_op_by_name("Exp");
+    if (!exp_row) test_skip("no row 'Exp' in this build");
+    gradd_op_t wrong = *exp_row, overrun = *exp_row;
+    wrong.grad = wrong_grad;
+    overrun.run = run_overrun;
+    static job_t job;
+    job = (job_t){.op = &wrong, .spec = &spec, .float_as = GRADD_DT_F64};
+    CHECK_OK(open_job(&job));
+    CHECK_STATUS(GRADD_E_TENSOR, check_gradient(&job));
+    close_job(&job);
+    job = (job_t){.op = &overrun, .spec = &spec, .float_as = GRADD_DT_F32};
+    CHECK_OK(open_job(&job));
+    CHECK_STATUS(GRADD_E_INTERNAL, check_forward(&job));
+    close_job(&job);
+}
