@@ -1,0 +1,167 @@
+/* Prints the operator rows. See list_ops.h.
+ *
+ * Everything printed comes from the rows themselves, so the list is never out of date. Names in
+ * rows are identifiers of our own sources; JSON needs no escaping for them.
+ */
+#include "server/list_ops.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/registry.h"
+
+typedef struct entry_s {
+    const gradd_op_t *op;
+    const char *family;
+} entry_t;
+
+static int compare(const void *a, const void *b) {
+    const gradd_op_t *x = ((const entry_t *)a)->op, *y = ((const entry_t *)b)->op;
+    int order = strcmp(x->domain, y->domain);
+    if (!order) order = strcmp(x->name, y->name);
+    return order ? order : x->since - y->since;
+}
+
+/* All rows, sorted; NULL if there is no memory. */
+static entry_t *sorted_rows(size_t *out_n) {
+    size_t n = 0, k = 0;
+    for (size_t f = 0; f < gradd_op_family_count; f++)
+        n += gradd_op_families[f]->n;
+    entry_t *rows = malloc((n ? n : 1) * sizeof *rows);
+    if (!rows) return NULL;
+    for (size_t f = 0; f < gradd_op_family_count; f++)
+        for (size_t i = 0; i < gradd_op_families[f]->n; i++)
+            rows[k++] = (entry_t){&gradd_op_families[f]->v[i], gradd_op_families[f]->file};
+    qsort(rows, n, sizeof *rows, compare);
+    *out_n = n;
+    return rows;
+}
+
+/* "f32 f64", each name between `quote`s and with `between` in the middle; "any" for no mask. */
+static void print_types(FILE *out, uint32_t mask, const char *quote, const char *between) {
+    const char *before = "";
+    for (int code = 1; code < GRADD_DT_END; code++) {
+        gradd_dtype_t dtype = (gradd_dtype_t)code;
+        if (!(mask & 1u << code) || !gradd_dtype_bytes(dtype)) continue;
+        fprintf(out, "%s%s%s%s", before, quote, gradd_dtype_name(dtype), quote);
+        before = between;
+    }
+}
+
+/* A mask that names no particular types means anything. */
+static bool is_any(uint32_t mask) {
+    return !mask || mask == UINT32_MAX;
+}
+
+static const char *kind_name(gradd_attr_kind_t kind) {
+    static const char *const names[] = {
+        [GRADD_ATTR_END] = "?",         [GRADD_ATTR_INT] = "int",
+        [GRADD_ATTR_FLOAT] = "float",   [GRADD_ATTR_STRING] = "string",
+        [GRADD_ATTR_INTS] = "ints",     [GRADD_ATTR_FLOATS] = "floats",
+        [GRADD_ATTR_TENSOR] = "tensor", [GRADD_ATTR_GRAPH] = "graph",
+    };
+    return names[kind];
+}
+
+static const char *gradient_of(const gradd_op_t *op) {
+    return op->grad ? "yes" : "no";
+}
+
+/* ---- JSON ---- */
+
+static void json_types(FILE *out, const gradd_op_t *op) {
+    fprintf(out, "\"types\": [");
+    for (int i = 0; i < 4 && (i == 0 || op->types[i]); i++) {
+        fprintf(out, "%s", i ? ", " : "");
+        if (is_any(op->types[i])) {
+            fprintf(out, "\"any\"");
+            continue;
+        }
+        fprintf(out, "[");
+        print_types(out, op->types[i], "\"", ", ");
+        fprintf(out, "]");
+    }
+    fprintf(out, "]");
+}
+
+static void json_attrs(FILE *out, const gradd_op_t *op) {
+    fprintf(out, "\"attributes\": [");
+    for (const gradd_attr_spec_t *a = op->attrs; a && a->name; a++)
+        fprintf(out, "%s{\"name\": \"%s\", \"kind\": \"%s\", \"required\": %s}",
+                a == op->attrs ? "" : ", ", a->name, kind_name(a->kind),
+                a->required ? "true" : "false");
+    fprintf(out, "]");
+}
+
+static void json_row(FILE *out, const entry_t *row) {
+    const gradd_op_t *op = row->op;
+    fprintf(out, "  {\"name\": \"%s\", \"domain\": \"%s\", \"since\": %d, \"until\": ", op->name,
+            op->domain[0] ? op->domain : "ai.onnx", op->since);
+    if (op->until)
+        fprintf(out, "%d, ", op->until);
+    else
+        fprintf(out, "null, ");
+    fprintf(out, "\"inputs\": [%d, %d], \"outputs\": [%d, %d], ", op->min_in, op->max_in,
+            op->min_out, op->max_out);
+    json_types(out, op);
+    fprintf(out, ", ");
+    json_attrs(out, op);
+    fprintf(out, ", \"gradient\": %s, \"from_model\": %s, \"family\": \"%s\"}",
+            op->grad ? "true" : "false", op->flags & GRADD_OP_INTERNAL ? "false" : "true",
+            row->family);
+}
+
+static void list_json(FILE *out, const entry_t *rows, size_t n) {
+    fprintf(out, "[\n");
+    for (size_t i = 0; i < n; i++) {
+        json_row(out, &rows[i]);
+        fprintf(out, "%s\n", i + 1 < n ? "," : "");
+    }
+    fprintf(out, "]\n");
+}
+
+/* ---- text ---- */
+
+static const char *arity(char *buffer, size_t n, int min, int max, int unbounded) {
+    if (max >= unbounded)
+        snprintf(buffer, n, "%d or more", min);
+    else if (min == max)
+        snprintf(buffer, n, "%d", min);
+    else
+        snprintf(buffer, n, "%d to %d", min, max);
+    return buffer;
+}
+
+static void list_text(FILE *out, const entry_t *rows, size_t n) {
+    char in[32], outs[32], opset[32];
+    fprintf(out, "%-30s %-10s %-8s %-10s %-10s %-8s %s\n", "operator", "domain", "opset", "inputs",
+            "outputs", "gradient", "types of the first input");
+    for (size_t i = 0; i < n; i++) {
+        const gradd_op_t *op = rows[i].op;
+        if (op->until)
+            snprintf(opset, sizeof opset, "%d-%d", op->since, op->until);
+        else
+            snprintf(opset, sizeof opset, "%d+", op->since);
+        fprintf(out, "%-30s %-10s %-8s %-10s %-10s %-8s ", op->name,
+                op->domain[0] ? op->domain : "ai.onnx", opset,
+                arity(in, sizeof in, op->min_in, op->max_in, GRADD_OP_MAX_IN),
+                arity(outs, sizeof outs, op->min_out, op->max_out, GRADD_OP_MAX_OUT),
+                gradient_of(op));
+        if (is_any(op->types[0]))
+            fprintf(out, "any");
+        else
+            print_types(out, op->types[0], "", " ");
+        fprintf(out, "%s\n", op->flags & GRADD_OP_INTERNAL ? " (internal)" : "");
+    }
+}
+
+void list_ops(FILE *out, bool json) {
+    size_t n = 0;
+    entry_t *rows = sorted_rows(&n);
+    if (!rows) return;
+    if (json)
+        list_json(out, rows, n);
+    else
+        list_text(out, rows, n);
+    free(rows);
+}
