@@ -23,7 +23,9 @@ from torch import nn
 
 # Module -> the callable that takes its calls now. No entry: the original forward runs.
 _routes: weakref.WeakKeyDictionary[nn.Module, Callable[..., Any]] = weakref.WeakKeyDictionary()
-_MARK = "_gradd_replaced"
+# Function that we made -> the forward that stood on the instance before, or None. A mark on the
+# function would not do: functools.wraps copies marks to whoever wraps it.
+_made: weakref.WeakKeyDictionary[Callable[..., Any], Any] = weakref.WeakKeyDictionary()
 
 
 def attach(module: nn.Module, route: Callable[..., Any]) -> None:
@@ -40,7 +42,7 @@ def detach(module: nn.Module) -> None:
     # Somebody (accelerate's autocast) may have wrapped ours since: then ours stays inside and,
     # having no route any more, passes calls on to the original.
     if forward is not None and _is_ours(forward):
-        earlier = getattr(forward.__func__, _MARK)
+        earlier = _made[forward.__func__]
         if earlier is None:
             del module.__dict__["forward"]
         else:
@@ -68,12 +70,12 @@ def original_forward(module: nn.Module) -> Callable[..., Any]:
     """The forward that the module had before `attach`, bound to the module."""
     forward = module.__dict__.get("forward")
     if forward is not None and _is_ours(forward):
-        forward = getattr(forward.__func__, _MARK)
+        forward = _made[forward.__func__]
     return forward if forward is not None else types.MethodType(type(module).forward, module)
 
 
 def _is_ours(forward: Any) -> bool:
-    return hasattr(getattr(forward, "__func__", forward), _MARK)
+    return getattr(forward, "__func__", None) in _made
 
 
 def _make_forward(module: nn.Module) -> Callable[..., Any]:
@@ -94,7 +96,7 @@ def _make_forward(module: nn.Module) -> Callable[..., Any]:
     forward.__name__ = "forward"
     if earlier is not None:
         forward.__signature__ = _with_self(inspect.signature(earlier))
-    setattr(forward, _MARK, earlier)
+    _made[forward] = earlier
     return forward
 
 

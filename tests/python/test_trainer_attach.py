@@ -1,0 +1,138 @@
+"""The replaced forward: signature, copies, pickles, and giving the original back. No daemon."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from optimum.gradd import attach
+
+
+class Net(nn.Module):
+    """At module level, so that pickle finds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0, **extra: Any) -> torch.Tensor:
+        """The forward's own documentation."""
+        return self.inner(x) * scale
+
+
+class Route:
+    """Counts calls and passes them on, as a bridge in fallback does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.calls = 0
+        self.forward = attach.original_forward(module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return self.forward(*args, **kwargs)
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+X = torch.ones(2, 3)
+
+
+@pytest.mark.quick
+def test_calls_are_routed_and_given_back(net: Net) -> None:
+    expected = net(X, scale=2.0)
+    route = Route(net)
+    attach.attach(net, route)
+    attach.attach(net, route)  # idempotent: a second train() or auto_find_batch_size
+    assert torch.equal(net(X, scale=2.0), expected) and route.calls == 1
+    assert attach.is_attached(net)
+    attach.detach(net)
+    attach.detach(net)
+    assert torch.equal(net(X, scale=2.0), expected) and route.calls == 1
+    assert "forward" not in vars(net) and not attach.is_attached(net)
+
+
+@pytest.mark.quick
+def test_signature_and_documentation_stay(net: Net) -> None:
+    signature, doc = inspect.signature(net.forward), net.forward.__doc__
+    attach.attach(net, Route(net))
+    assert inspect.signature(net.forward) == signature
+    assert net.forward.__doc__ == doc and net.forward.__name__ == "forward"
+
+
+@pytest.mark.quick
+def test_copies_are_plain_modules_of_their_own(net: Net) -> None:
+    route = Route(net)
+    attach.attach(net, route)
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        with torch.no_grad():
+            twin.inner.weight.zero_()
+            twin.inner.bias.fill_(7.0)
+        assert torch.equal(twin(X), torch.full((2, 3), 7.0))
+        assert not attach.is_attached(twin)
+        attach.attach(twin, Route(twin))  # and can be attached themselves
+        assert torch.equal(twin(X), torch.full((2, 3), 7.0))
+    assert route.calls == 0
+    assert not torch.equal(net(X), torch.full((2, 3), 7.0))
+
+
+@pytest.mark.quick
+def test_forward_already_replaced_by_somebody_is_kept(net: Net) -> None:
+    plain = net.forward
+
+    def theirs(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return plain(x, scale) + 1
+
+    net.forward = theirs
+    expected = net(X)
+    route = Route(net)
+    attach.attach(net, route)
+    assert list(inspect.signature(net.forward).parameters) == ["x", "scale"]
+    assert torch.equal(net(X), expected) and route.calls == 1
+    attach.detach(net)
+    assert net.forward is theirs
+
+
+@pytest.mark.quick
+def test_wrapped_by_somebody_later_passes_through_after_detach(net: Net) -> None:
+    expected = net(X)
+    route = Route(net)
+    attach.attach(net, route)
+    ours = net.forward
+
+    @functools.wraps(ours)
+    def autocast_like(*args: Any, **kwargs: Any) -> Any:
+        return ours(*args, **kwargs)
+
+    net.forward = autocast_like
+    assert attach.is_replaced(net)
+    attach.attach(net, route)  # must not wrap a second time
+    assert net.forward is autocast_like
+    net(X)
+    assert route.calls == 1
+    attach.detach(net)
+    assert net.forward is autocast_like
+    assert torch.equal(net(X), expected) and route.calls == 1
+
+
+@pytest.mark.quick
+def test_attached_module_can_be_collected() -> None:
+    import gc
+    import weakref
+
+    net = Net()
+    attach.attach(net, lambda *a, **k: None)
+    ref = weakref.ref(net)
+    del net
+    gc.collect()
+    assert ref() is None
