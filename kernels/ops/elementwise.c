@@ -560,17 +560,18 @@ static gradd_status_t grad_clip(gradd_grad_t *g) {
 #define CHEAP .flags = GRADD_OP_CHEAP
 #define STEP  .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP
 
-static const gradd_case_t cases_pow[] = {{.text = "f32[3,4] f32[]={2}"},
-                                         {.text = "f32[3,4] f32[]={3}"},
+static const gradd_case_t cases_pow[] = {{.text = "f32[3,4]:(0.2,2) f32[]={2}"},
+                                         {.text = "f32[3,4]:(0.2,2) f32[]={3}"},
                                          {.text = "f32[3,4]:(0.2,2) f32[]={0.5}"},
                                          {.text = "f32[3,4]:(0.2,2) f32[1]={-0.5}"},
                                          {.text = "f32[3,4] i64[]={2}"},
+                                         {.text = "f32[3,4] i64[]={3}"},
                                          {.text = "f32[3,4] i32[4]={0,1,2,3}"},
-                                         {.text = "f32[3,4] f32[]={0}"},
-                                         {.text = "f32[3,4] f32[]={1}"},
+                                         {.text = "f32[3,4]:(0.2,2) f32[]={0}"},
+                                         {.text = "f32[3,4]:(0.2,2) f32[]={1}"},
                                          {.text = "f32[2,3]:(0.2,2) f32[3]:(-2,2)"},
                                          {.text = "f32[]:(0.2,2) f32[2,3]:(-2,2)"},
-                                         {.text = "f32[211,173] f32[]={2}"},
+                                         {.text = "f32[211,173]:(0.2,2) f32[]={2}"},
                                          {.text = "i64[4]:(-3,3) i64[4]={0,1,2,3}"},
                                          {.text = "i64[3] f32[]={2}"},
                                          {.text = "i32[2]:(1,3) i32[]={-1}"},

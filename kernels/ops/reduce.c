@@ -1,0 +1,514 @@
+/* Reductions over axes, running sums, and positions of extrema.
+ *
+ * Math: z[kept] = fold over reduced of f(x). Shapes: adjacent dimensions of one kind are merged, so
+ * every reduction is an alternation of kept (K) and reduced (R) dimensions; it ends either in R
+ * (a run is folded) or in K (whole runs are folded into a run of accumulators). Floats accumulate
+ * in short f32 chains that flow into double. A reduction to few elements is cut into pieces of
+ * fixed size, whose partial results are combined in order. Saved for backward: the result of Max,
+ * Min, L2, LogSumExp. Ties of Max and Min share evenly. */
+#include "kernels/cpu/vec.h"
+#include "kernels/dispatch.h"
+#include "kernels/infer.h"
+#include "kernels/rules.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- geometry ------------------------------------------------------------------------------- */
+
+typedef enum { SUM, MEAN, SQUARES, NORM, MAXIMUM, MINIMUM, LOGSUMEXP, PRODUCT } kind_t;
+
+/* Merged dimensions, outermost first: kept ones and reduced ones with their strides. */
+typedef struct reduce_plan_s {
+    kind_t kind;
+    bool ends_kept;    /* innermost run is kept */
+    int64_t run;       /* innermost run */
+    int n_kept, n_red; /* outer dimensions of each kind */
+    int64_t kept[GRADD_MAX_RANK], kept_step[GRADD_MAX_RANK];
+    int64_t red[GRADD_MAX_RANK], red_step[GRADD_MAX_RANK];
+    int64_t outer_kept, outer_red, reduced; /* products; all reduced elements */
+} reduce_plan_t;
+
+static void axes_of(const gradd_run_t *r, bool *mask) {
+    gradd_infer_t c = {.op = r->op, .attrs = r->attrs, .n_in = r->n_in, .in = r->in};
+    if (gradd_known_axes(&c, 1, r->in[0].type.rank, mask)) memset(mask, 0, GRADD_MAX_RANK);
+}
+
+static void plan_reduction(const gradd_type_t *type, const bool *mask, reduce_plan_t *p) {
+    int64_t size[GRADD_MAX_RANK], step[GRADD_MAX_RANK], stride = 1;
+    bool red[GRADD_MAX_RANK];
+    int n = 0; /* merged, innermost first */
+    *p = (reduce_plan_t){.outer_kept = 1, .outer_red = 1, .reduced = 1};
+    for (int i = type->rank - 1; i >= 0; i--) {
+        if (type->dims[i] == 1) continue;
+        if (n && red[n - 1] == mask[i])
+            size[n - 1] *= type->dims[i];
+        else
+            size[n] = type->dims[i], step[n] = stride, red[n] = mask[i], n++;
+        stride *= type->dims[i];
+    }
+    p->ends_kept = n > 0 && !red[0];
+    p->run = n ? size[0] : 1;
+    for (int i = n - 1; i >= 0; i--) {
+        if (red[i]) p->reduced *= size[i];
+        if (i == 0) break;
+        if (red[i]) {
+            p->red[p->n_red] = size[i];
+            p->red_step[p->n_red++] = step[i];
+            p->outer_red *= size[i];
+        } else {
+            p->kept[p->n_kept] = size[i];
+            p->kept_step[p->n_kept++] = step[i];
+            p->outer_kept *= size[i];
+        }
+    }
+}
+
+static int64_t offset_of(int64_t index, int n, const int64_t *dims, const int64_t *steps) {
+    int64_t offset = 0;
+    for (int i = n - 1; i >= 0; i--) {
+        offset += index % dims[i] * steps[i];
+        index /= dims[i];
+    }
+    return offset;
+}
+
+/* ---- kernels: one run to one value ---------------------------------------------------------- */
+
+enum { CHAIN = 512, PIECE = 32768, COLUMNS = 1024, FLUSH = 16 };
+
+#define FOLD_SUM(T, name, term)                                                                    \
+    GRADD_MULTIARCH static double name(const T *x, int64_t n) {                                    \
+        double total = 0;                                                                          \
+        for (int64_t from = 0; from < n; from += CHAIN) {                                          \
+            const int64_t m = n - from < CHAIN ? n - from : CHAIN;                                 \
+            const T *y = x + from;                                                                 \
+            T sum = 0;                                                                             \
+            _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < m; i++) sum += term;    \
+            total += (double)sum;                                                                  \
+        }                                                                                          \
+        return total;                                                                              \
+    }
+FOLD_SUM(float, sum_f32, y[i])
+FOLD_SUM(double, sum_f64, y[i])
+FOLD_SUM(float, squares_f32, y[i] * y[i])
+FOLD_SUM(double, squares_f64, y[i] * y[i])
+
+/* Maximum by comparison in lanes; NaN is found apart because a comparison would lose it. */
+#define FOLD_EXTREMUM(T, name, op, pragma)                                                         \
+    GRADD_MULTIARCH static T name(const T *x, int64_t n) {                                         \
+        T best = x[0];                                                                             \
+        int nan = 0;                                                                               \
+        _Pragma(pragma) for (int64_t i = 0; i < n; i++) {                                          \
+                                                                                                   \
+            best = EXTREMUM_##op(best, x[i]);                                                      \
+            nan |= x[i] != x[i];                                                                   \
+        }                                                                                          \
+        return nan ? (T)NAN : best;                                                                \
+    }
+#define EXTREMUM_max(a, b) ((b) > (a) ? (b) : (a))
+#define EXTREMUM_min(a, b) ((b) < (a) ? (b) : (a))
+FOLD_EXTREMUM(float, max_f32, max, "omp simd reduction(max : best) reduction(| : nan)")
+FOLD_EXTREMUM(double, max_f64, max, "omp simd reduction(max : best) reduction(| : nan)")
+FOLD_EXTREMUM(float, min_f32, min, "omp simd reduction(min : best) reduction(| : nan)")
+FOLD_EXTREMUM(double, min_f64, min, "omp simd reduction(min : best) reduction(| : nan)")
+
+#define fold_sum(x, n) _Generic((x), const float *: sum_f32, const double *: sum_f64)(x, n)
+#define fold_squares(x, n)                                                                         \
+    _Generic((x), const float *: squares_f32, const double *: squares_f64)(x, n)
+#define fold_max(x, n) _Generic((x), const float *: max_f32, const double *: max_f64)(x, n)
+#define fold_min(x, n) _Generic((x), const float *: min_f32, const double *: min_f64)(x, n)
+
+static double start_of(kind_t kind) {
+    return kind == MAXIMUM ? -INFINITY : kind == MINIMUM ? INFINITY : 0;
+}
+
+static double join(kind_t kind, double a, double b) {
+    if (kind == MAXIMUM) return a > b || a != a ? a : b;
+    if (kind == MINIMUM) return a < b || a != a ? a : b;
+    return a + b;
+}
+
+static double finish(kind_t kind, double total, int64_t n) {
+    return kind == MEAN ? total / (double)n : kind == NORM ? sqrt(total) : total;
+}
+
+#define FOLD_RUN(T, name)                                                                          \
+    static double name(kind_t kind, const T *x, int64_t n) {                                       \
+        if (!n) return start_of(kind);                                                             \
+        switch (kind) {                                                                            \
+        case MAXIMUM:                                                                              \
+            return (double)fold_max(x, n);                                                         \
+        case MINIMUM:                                                                              \
+            return (double)fold_min(x, n);                                                         \
+        case SQUARES:                                                                              \
+        case NORM:                                                                                 \
+            return fold_squares(x, n);                                                             \
+        default:                                                                                   \
+            return fold_sum(x, n);                                                                 \
+        }                                                                                          \
+    }
+FOLD_RUN(float, fold_f32)
+FOLD_RUN(double, fold_f64)
+#define fold_run(kind, x, n)                                                                       \
+    _Generic((x), const float *: fold_f32, const double *: fold_f64)(kind, x, n)
+
+/* ---- kernels: runs into a run of accumulators ------------------------------------------------ */
+
+/* Adds rows x[0], x[step], ... to acc, through short chains in the element type. */
+#define COLUMNS_SUM(T, name, term)                                                                 \
+    GRADD_MULTIARCH static void name(const T *x, int64_t rows, int64_t step, int64_t n,            \
+                                     double *acc) {                                                \
+        T chain[COLUMNS];                                                                          \
+        for (int64_t from = 0; from < rows; from += FLUSH) {                                       \
+            const int64_t to = rows - from < FLUSH ? rows : from + FLUSH;                          \
+            memset(chain, 0, sizeof(T) * (size_t)n);                                               \
+            for (int64_t r = from; r < to; r++) {                                                  \
+                const T *y = x + r * step;                                                         \
+                _Pragma("omp simd") for (int64_t i = 0; i < n; i++) chain[i] += term;              \
+            }                                                                                      \
+            _Pragma("omp simd") for (int64_t i = 0; i < n; i++) acc[i] += (double)chain[i];        \
+        }                                                                                          \
+    }
+COLUMNS_SUM(float, columns_sum_f32, y[i])
+COLUMNS_SUM(double, columns_sum_f64, y[i])
+COLUMNS_SUM(float, columns_squares_f32, y[i] * y[i])
+COLUMNS_SUM(double, columns_squares_f64, y[i] * y[i])
+
+#define COLUMNS_FOLD(T, S)                                                                         \
+    static void columns_##S(kind_t kind, const T *x, int64_t rows, int64_t step, int64_t n,        \
+                            double *acc) {                                                         \
+        if (kind == SUM || kind == MEAN)                                                           \
+            columns_sum_##S(x, rows, step, n, acc);                                                \
+        else if (kind == SQUARES || kind == NORM)                                                  \
+            columns_squares_##S(x, rows, step, n, acc);                                            \
+        else                                                                                       \
+            for (int64_t r = 0; r < rows; r++)                                                     \
+                for (int64_t i = 0; i < n; i++)                                                    \
+                    acc[i] = join(kind, acc[i], (double)x[r * step + i]);                          \
+    }
+COLUMNS_FOLD(float, f32)
+COLUMNS_FOLD(double, f64)
+#define columns(kind, x, rows, step, n, acc)                                                       \
+    _Generic((x), const float *: columns_f32, const double *: columns_f64)(kind, x, rows, step, n, \
+                                                                           acc)
+
+/* ---- kernels: whole tensors ------------------------------------------------------------------ */
+
+#define REDUCE_FLOAT(T, S)                                                                         \
+    /* ends in R: each kept element folds its runs */                                              \
+    static void runs_##S(const reduce_plan_t *p, const T *x, T *z) {                               \
+        const int64_t work = p->outer_kept * p->reduced;                                           \
+        _Pragma("omp parallel for schedule(static) if (work >= GRADD_PARALLEL_MIN)") for (         \
+            int64_t k = 0; k < p->outer_kept; k++) {                                               \
+            const T *base = x + offset_of(k, p->n_kept, p->kept, p->kept_step);                    \
+            double total = start_of(p->kind);                                                      \
+            for (int64_t r = 0; r < p->outer_red; r++) {                                           \
+                const T *at = base + offset_of(r, p->n_red, p->red, p->red_step);                  \
+                total = join(p->kind, total, fold_run(p->kind, at, p->run));                       \
+            }                                                                                      \
+            z[k] = (T)finish(p->kind, total, p->reduced);                                          \
+        }                                                                                          \
+    }                                                                                              \
+    /* everything to one element, in pieces of fixed size */                                       \
+    static void whole_##S(const reduce_plan_t *p, const T *x, T *z) {                              \
+        double total = start_of(p->kind), part[64];                                                \
+        for (int64_t from = 0; from < p->run; from += 64 * PIECE) {                                \
+            const int64_t left = p->run - from, n = left < 64 * PIECE ? left : 64 * PIECE;         \
+            const int64_t pieces = (n + PIECE - 1) / PIECE;                                        \
+            _Pragma("omp parallel for schedule(static)") for (int64_t i = 0; i < pieces; i++) {    \
+                const int64_t m = n - i * PIECE < PIECE ? n - i * PIECE : PIECE;                   \
+                part[i] = fold_run(p->kind, x + from + i * PIECE, m);                              \
+            }                                                                                      \
+            for (int64_t i = 0; i < pieces; i++)                                                   \
+                total = join(p->kind, total, part[i]);                                             \
+        }                                                                                          \
+        z[0] = (T)finish(p->kind, total, p->reduced);                                              \
+    }                                                                                              \
+    /* ends in K: a block of columns at a time */                                                  \
+    static void cols_##S(const reduce_plan_t *p, const T *x, T *z) {                               \
+        int64_t width = p->run < COLUMNS ? p->run : COLUMNS;                                       \
+        if (p->outer_kept == 1 && width == p->run && width > 64) width = (width + 31) / 32 * 16;   \
+        const int64_t blocks = (p->run + width - 1) / width;                                       \
+        const int64_t rows = p->n_red ? p->red[p->n_red - 1] : 1;                                  \
+        const int64_t step = p->n_red ? p->red_step[p->n_red - 1] : 0;                             \
+        const int64_t outer = p->outer_red / (rows ? rows : 1);                                    \
+        const int64_t work = p->outer_kept * p->run * p->reduced;                                  \
+        _Pragma("omp parallel for schedule(static) if (work >= GRADD_PARALLEL_MIN)") for (         \
+            int64_t u = 0; u < p->outer_kept * blocks; u++) {                                      \
+            const int64_t k = u / blocks, from = u % blocks * width;                               \
+            const int64_t n = p->run - from < width ? p->run - from : width;                       \
+            const T *base = x + offset_of(k, p->n_kept, p->kept, p->kept_step) + from;             \
+            double acc[COLUMNS];                                                                   \
+            for (int64_t i = 0; i < n; i++)                                                        \
+                acc[i] = start_of(p->kind);                                                        \
+            for (int64_t r = 0; r < outer; r++)                                                    \
+                columns(p->kind, base + offset_of(r, p->n_red - 1, p->red, p->red_step), rows,     \
+                        step, n, acc);                                                             \
+            for (int64_t i = 0; i < n; i++)                                                        \
+                z[k * p->run + from + i] = (T)finish(p->kind, acc[i], p->reduced);                 \
+        }                                                                                          \
+    }                                                                                              \
+    static void reduce_##S(const reduce_plan_t *p, const T *x, T *z) {                             \
+        if (p->ends_kept)                                                                          \
+            cols_##S(p, x, z);                                                                     \
+        else if (p->outer_kept == 1 && p->outer_red == 1 && p->run > PIECE)                        \
+            whole_##S(p, x, z);                                                                    \
+        else                                                                                       \
+            runs_##S(p, x, z);                                                                     \
+    }
+REDUCE_FLOAT(float, f32)
+REDUCE_FLOAT(double, f64)
+#define reduce_float(p, x, z) _Generic((z), float *: reduce_f32, double *: reduce_f64)(p, x, z)
+
+/* The definition: for each result, all its elements in order, in double (integers in int64). */
+static gradd_status_t plain(const gradd_run_t *r, kind_t kind) {
+    reduce_plan_t p;
+    bool mask[GRADD_MAX_RANK];
+    axes_of(r, mask);
+    plan_reduction(&r->in[0].type, mask, &p);
+    const int64_t width = p.ends_kept ? p.run : 1, run = p.ends_kept ? 1 : p.run;
+    const int64_t kept = gradd_type_count(&r->out[0].type), outer = p.reduced ? p.reduced / run : 0;
+    GRADD_SWITCH_NUM(r->in[0].type.dtype, T, {
+        const T *x = r->in[0].data;
+        T *z = r->out[0].data;
+        for (int64_t k = 0; k < kept; k++) {
+            const T *base = x + offset_of(k / width, p.n_kept, p.kept, p.kept_step) + k % width;
+            GRADD_ACC(T) total = kind == PRODUCT ? 1 : 0, best = 0;
+            bool first = true;
+            for (int pass = kind == LOGSUMEXP ? 0 : 1; pass < 2; pass++)
+                for (int64_t i = 0; i < outer * run; i++) {
+                    GRADD_ACC(T) a = base[offset_of(i / run, p.n_red, p.red, p.red_step) + i % run];
+                    bool more = kind == MINIMUM ? a < best : a > best;
+                    if (pass == 0 || kind == MAXIMUM || kind == MINIMUM)
+                        best = first || more || a != a ? a : best;
+                    else if (kind == LOGSUMEXP)
+                        total += (GRADD_ACC(T))exp((double)(a - best));
+                    else if (kind == PRODUCT)
+                        total *= a;
+                    else
+                        total += kind == SQUARES || kind == NORM ? a * a : a;
+                    first = false;
+                    if (best != best) break;
+                }
+            if (kind == MAXIMUM || kind == MINIMUM) total = best;
+            if (kind == MAXIMUM && first) total = (GRADD_ACC(T)) - INFINITY;
+            if (kind == MINIMUM && first) total = (GRADD_ACC(T))INFINITY;
+            if (kind == LOGSUMEXP) total = (GRADD_ACC(T))((double)best + log((double)total));
+            if (kind == MEAN) total = total / (GRADD_ACC(T))(p.reduced);
+            if (kind == NORM) total = (GRADD_ACC(T))sqrt((double)total);
+            z[k] = (T)total;
+        }
+    });
+    return GRADD_OK;
+}
+
+static gradd_status_t reduce(const gradd_run_t *r, kind_t kind) {
+    gradd_dtype_t dtype = r->in[0].type.dtype;
+    bool mask[GRADD_MAX_RANK];
+    reduce_plan_t p;
+    if (!gradd_type_count(&r->out[0].type)) return GRADD_OK;
+    if (!gradd_dtype_is_float(dtype) || !gradd_type_count(&r->in[0].type)) return plain(r, kind);
+    axes_of(r, mask);
+    plan_reduction(&r->in[0].type, mask, &p);
+    p.kind = kind;
+    GRADD_SWITCH_FLOAT(dtype, T, {
+        const T *x = r->in[0].data;
+        T *z = r->out[0].data;
+        reduce_float(&p, x, z);
+    });
+    return GRADD_OK;
+}
+
+#define REDUCE_RUN(name, kind)                                                                     \
+    static gradd_status_t run_##name(const gradd_run_t *r) {                                       \
+        return reduce(r, kind);                                                                    \
+    }                                                                                              \
+    static gradd_status_t ref_##name(const gradd_run_t *r) {                                       \
+        return plain(r, kind);                                                                     \
+    }
+REDUCE_RUN(sum, SUM)
+REDUCE_RUN(mean, MEAN)
+REDUCE_RUN(squares, SQUARES)
+REDUCE_RUN(norm, NORM)
+REDUCE_RUN(max, MAXIMUM)
+REDUCE_RUN(min, MINIMUM)
+static gradd_status_t run_logsumexp(const gradd_run_t *r) {
+    return plain(r, LOGSUMEXP);
+}
+static gradd_status_t run_product(const gradd_run_t *r) {
+    return plain(r, PRODUCT);
+}
+
+/* ---- shape rule ----------------------------------------------------------------------------- */
+
+static gradd_status_t infer_reduce(gradd_infer_t *c) {
+    bool mask[GRADD_MAX_RANK], keep = gradd_attr_int(c->attrs, "keepdims", 1);
+    const gradd_type_t *in = &c->in[0].type;
+    gradd_type_t *out = &c->out[0];
+    GRADD_TRY(gradd_known_axes(c, 1, in->rank, mask));
+    out->dtype = in->dtype;
+    for (int i = 0; i < in->rank; i++)
+        if (!mask[i] || keep) out->dims[out->rank++] = mask[i] ? 1 : in->dims[i];
+    return GRADD_OK;
+}
+
+/* An empty maximum has no value that an integer can express. */
+static gradd_status_t infer_extremum(gradd_infer_t *c) {
+    GRADD_TRY(infer_reduce(c));
+    if (!gradd_type_count(&c->in[0].type) && gradd_type_count(&c->out[0]) &&
+        !gradd_dtype_is_float(c->in[0].type.dtype))
+        return GRADD_FAIL(GRAPH, "extremum of no elements");
+    return GRADD_OK;
+}
+
+/* ---- gradient rules ------------------------------------------------------------------------- */
+
+/* A value of the result's shape with the reduced axes put back as 1, ready to broadcast. */
+static gradd_val_t unreduced(gradd_grad_t *g, gradd_val_t value) {
+    gradd_type_t x = *gradd_val_type(g->b, g->in[0]);
+    gradd_view_t in[2] = {{.type = x}};
+    bool mask[GRADD_MAX_RANK];
+    if (g->b->status) return GRADD_NONE;
+    if (g->n_in > 1 && g->in[1] != GRADD_NONE) {
+        in[1].type = *gradd_val_type(g->b, g->in[1]);
+        in[1].data = (void *)(uintptr_t)g->b->data(g->b, g->in[1]);
+    }
+    gradd_infer_t c = {.op = g->op, .attrs = g->attrs, .n_in = g->n_in, .in = in};
+    g->b->status = gradd_known_axes(&c, 1, x.rank, mask);
+    if (g->b->status) return GRADD_NONE;
+    for (int i = 0; i < x.rank; i++)
+        if (mask[i]) x.dims[i] = 1;
+    return gradd_reshape_to(g->b, value, x.dims, x.rank);
+}
+
+static gradd_val_t spread(gradd_grad_t *g, gradd_val_t value) {
+    gradd_type_t x = *gradd_val_type(g->b, g->in[0]);
+    return GRADD_EMIT(g->b, "Expand", value, gradd_const_i64s(g->b, x.dims, x.rank));
+}
+
+static gradd_val_t scalar_like(gradd_grad_t *g, double value) {
+    return gradd_const_scalar(g->b, gradd_val_type(g->b, g->in[0])->dtype, value);
+}
+
+static gradd_status_t grad_sum(gradd_grad_t *g) {
+    g->din[0] = spread(g, unreduced(g, g->dout[0]));
+    return g->b->status;
+}
+
+static gradd_status_t grad_mean(gradd_grad_t *g) {
+    gradd_type_t x = *gradd_val_type(g->b, g->in[0]), y = *gradd_val_type(g->b, g->dout[0]);
+    double n = (double)gradd_type_count(&x) / (double)gradd_type_count(&y);
+    gradd_val_t d = GRADD_EMIT(g->b, "Mul", unreduced(g, g->dout[0]), scalar_like(g, 1 / n));
+    g->din[0] = spread(g, d);
+    return g->b->status;
+}
+
+static gradd_status_t grad_squares(gradd_grad_t *g) {
+    gradd_val_t twice = GRADD_EMIT(g->b, "Mul", unreduced(g, g->dout[0]), scalar_like(g, 2));
+    g->din[0] = GRADD_EMIT(g->b, "Mul", g->in[0], twice);
+    return g->b->status;
+}
+
+/* x / norm, and 0 where the norm is 0 */
+static gradd_status_t grad_norm(gradd_grad_t *g) {
+    gradd_val_t y = unreduced(g, g->output(g, 0)), zero = scalar_like(g, 0);
+    gradd_val_t slope = GRADD_EMIT(g->b, "Div", unreduced(g, g->dout[0]), y);
+    slope = GRADD_EMIT(g->b, "Where", GRADD_EMIT(g->b, "Equal", y, zero), zero, slope);
+    g->din[0] = GRADD_EMIT(g->b, "Mul", g->in[0], slope);
+    return g->b->status;
+}
+
+static gradd_status_t grad_extremum(gradd_grad_t *g) {
+    gradd_attr_t to = gradd_make_int("to", gradd_val_type(g->b, g->in[0])->dtype);
+    gradd_val_t equal = GRADD_EMIT(g->b, "Equal", g->in[0], unreduced(g, g->output(g, 0)));
+    gradd_val_t hit = gradd_emit_attrs(g->b, "Cast", &equal, 1, &to, 1);
+    gradd_val_t d = unreduced(g, g->dout[0]);
+    gradd_val_t share = GRADD_EMIT(g->b, "Div", d, gradd_reduce_to(g->b, hit, d));
+    g->din[0] = GRADD_EMIT(g->b, "Mul", hit, share);
+    return g->b->status;
+}
+
+static gradd_status_t grad_logsumexp(gradd_grad_t *g) {
+    gradd_val_t below = GRADD_EMIT(g->b, "Sub", g->in[0], unreduced(g, g->output(g, 0)));
+    gradd_val_t share = GRADD_EMIT(g->b, "Exp", below);
+    g->din[0] = GRADD_EMIT(g->b, "Mul", share, unreduced(g, g->dout[0]));
+    return g->b->status;
+}
+
+/* ---- cases and rows ------------------------------------------------------------------------- */
+
+#define CASES_COMMON(T)                                                                            \
+    {.text = T "[2,3,4] i64[1]={-1}"}, {.text = T "[2,3,4] i64[1]={0} | keepdims=0"},              \
+        {.text = T "[2,3,4] i64[2]={0,2}"}, {.text = T "[2,3,4] | keepdims=0"},                    \
+        {.text = T "[2,3,4]"}, {.text = T "[2,3,4] - | noop_with_empty_axes=1"},                   \
+        {.text = T "[2,3,4,5] i64[2]={1,3} | keepdims=0"}, {.text = T "[] | keepdims=1"},          \
+        {.text = T "[2,1,4] i64[1]={1} | keepdims=0"}, {.text = T "[2,3,4,5] i64[2]={2,0}"}
+#define CASES_REDUCE                                                                               \
+    GRADD_CASES(CASES_COMMON("f32"), {.text = "f32[3,0,2] i64[1]={0}", .grad_tol = -1},            \
+                {.text = "f32[211,173] i64[1]={1}"}, {.text = "f32[211,173] i64[1]={0}"},          \
+                {.text = "f32[3,2100] i64[1]={0} | keepdims=0"},                                   \
+                {.text = "f32[70,3,211] i64[2]={0,1} | keepdims=0", .tol = 3e-5},                  \
+                {.text = "f32[100003] | keepdims=0", .tol = 1e-4},                                 \
+                {.text = "i64[2,3] i64[1]={1}"}, {.text = "i32[2,3] i64[1]={0}"})
+
+#define REDUCE_ROW(title, since_, until_, arity, attrs_, fn, gradient, infer_, mask, cases_, ...)  \
+    {                                                                                              \
+        .name = title,                                                                             \
+        .domain = "",                                                                              \
+        .since = since_,                                                                           \
+        .until = until_,                                                                           \
+        .min_in = 1,                                                                               \
+        .max_in = arity,                                                                           \
+        .min_out = 1,                                                                              \
+        .max_out = 1,                                                                              \
+        .types = {mask, GRADD_T_INDEX},                                                            \
+        .attrs = attrs_,                                                                           \
+        .infer = infer_,                                                                           \
+        .grad = gradient,                                                                          \
+        .run = fn,                                                                                 \
+        .cases = cases_,                                                                           \
+        __VA_ARGS__ \
+}
+#define ATTRS_INPUT                                                                                \
+    GRADD_ATTR_LIST({"keepdims", GRADD_ATTR_INT, false},                                           \
+                    {"noop_with_empty_axes", GRADD_ATTR_INT, false})
+#define ATTRS_OLD                                                                                  \
+    GRADD_ATTR_LIST({"keepdims", GRADD_ATTR_INT, false}, {"axes", GRADD_ATTR_INTS, false})
+#define CASES_OLD                                                                                  \
+    GRADD_CASES({.text = "f32[2,3,4] | axes=[-1]"},                                                \
+                {.text = "f32[2,3,4] | axes=[0,2] keepdims=0"}, {.text = "f32[2,3,4]"})
+
+/* Axes became an input with opset 18 (ReduceSum: 13). */
+#define REDUCE_PAIR(title, fn, gradient, infer_, mask, cases_)                                     \
+    REDUCE_ROW(title, 18, 0, 2, ATTRS_INPUT, run_##fn, gradient, infer_, mask, cases_,             \
+               .ref = ref_##fn),                                                                   \
+        REDUCE_ROW(title, 11, 17, 1, ATTRS_OLD, run_##fn, gradient, infer_, mask, CASES_OLD,       \
+                   .ref = ref_##fn)
+
+GRADD_OPS(reduce,
+          REDUCE_ROW("ReduceSum", 13, 0, 2, ATTRS_INPUT, run_sum, grad_sum, infer_reduce,
+                     GRADD_T_NUM, CASES_REDUCE, .ref = ref_sum),
+          REDUCE_PAIR("ReduceMean", mean, grad_mean, infer_reduce, GRADD_T_FLOAT,
+                      GRADD_CASES(CASES_COMMON("f32"), {.text = "f32[211,173] i64[1]={1}"},
+                                  {.text = "f32[211,173] i64[1]={0}"},
+                                  {.text = "f32[2,3,5,7] i64[2]={2,3} | keepdims=1"})),
+          REDUCE_PAIR("ReduceSumSquare", squares, grad_squares, infer_reduce, GRADD_T_NUM,
+                      CASES_REDUCE),
+          REDUCE_PAIR("ReduceL2", norm, grad_norm, infer_reduce, GRADD_T_FLOAT,
+                      GRADD_CASES(CASES_COMMON("f32"), {.text = "f32[211,173] i64[1]={1}"},
+                                  {.text = "f32[211,173] i64[1]={0}"})),
+          REDUCE_PAIR("ReduceMax", max, grad_extremum, infer_extremum, GRADD_T_NUM,
+                      GRADD_CASES(CASES_COMMON("f32"), CASES_COMMON("i64"),
+                                  {.text = "f32[4]={1,nan,2,0} | keepdims=0", .grad_tol = -1},
+                                  {.text = "f32[2,3]={1,nan,2,0,1,2} i64[1]={0}", .grad_tol = -1},
+                                  {.text = "f32[211,173] i64[1]={1}"},
+                                  {.text = "f32[211,173] i64[1]={0}"}, {.text = "f32[100003]"})),
+          REDUCE_PAIR("ReduceMin", min, grad_extremum, infer_extremum, GRADD_T_NUM,
+                      GRADD_CASES(CASES_COMMON("f32"), CASES_COMMON("i32"),
+                                  {.text = "f32[211,173] i64[1]={1}"},
+                                  {.text = "f32[211,173] i64[1]={0}"})),
+          REDUCE_ROW("ReduceLogSumExp", 18, 0, 2, ATTRS_INPUT, run_logsumexp, grad_logsumexp,
+                     infer_reduce, GRADD_T_FLOAT, GRADD_CASES(CASES_COMMON("f32"))),
+          REDUCE_ROW("ReduceProd", 18, 0, 2, ATTRS_INPUT, run_product, NULL, infer_reduce,
+                     GRADD_T_INT, GRADD_CASES(CASES_COMMON("i64")), .flags = GRADD_OP_NO_GRAD));
