@@ -1,0 +1,134 @@
+/* Loops over one row for the normalisation operators, written once for f32 and f64.
+ *
+ * Included twice by kernels/ops/norm.c with REAL (the C type) and NAME(x) (appends a suffix); there
+ * is no guard on purpose. Sums run in 32 independent lanes, which both vectorises and keeps the
+ * rounding error of a long row small; the lanes are added in pairs, so a row always gives the same
+ * bits. RMS passes centred = false as a constant, and the compiler drops what it does not need. y
+ * may be x, and dx may be dy or x: a row is read before it is written, and then element by element.
+ */
+
+static inline REAL NAME(add_lanes)(REAL *lane) {
+    for (int half = 16; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            lane[i] += lane[i + half];
+    return lane[0];
+}
+
+static inline REAL NAME(row_sum)(const REAL *x, int64_t n) {
+    REAL lane[32] = {0};
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32)
+        for (int k = 0; k < 32; k++)
+            lane[k] += x[i + k];
+    for (int k = 0; i < n; i++, k++)
+        lane[k] += x[i];
+    return NAME(add_lanes)(lane);
+}
+
+/* Sum of (x - mean)^2 */
+static inline REAL NAME(row_squares)(const REAL *x, REAL mean, int64_t n) {
+    REAL lane[32] = {0};
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32)
+        for (int k = 0; k < 32; k++)
+            lane[k] += (x[i + k] - mean) * (x[i + k] - mean);
+    for (int k = 0; i < n; i++, k++)
+        lane[k] += (x[i] - mean) * (x[i] - mean);
+    return NAME(add_lanes)(lane);
+}
+
+/* y = (x - mean) * inv * scale + bias; returns mean and inv through the pointers. */
+static inline void NAME(norm_row)(REAL *y, const REAL *x, const REAL *scale, const REAL *bias,
+                                  int64_t n, bool centred, double epsilon, REAL *out_mean,
+                                  REAL *out_inv) {
+    REAL mean = centred ? NAME(row_sum)(x, n) / (REAL)n : (REAL)0;
+    REAL square = NAME(row_squares)(x, mean, n) / (REAL)n;
+    REAL inv = (REAL)(1 / sqrt((double)square + epsilon));
+    if (bias) {
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++)
+            y[i] = (x[i] - mean) * inv * scale[i] + bias[i];
+    } else {
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++)
+            y[i] = (x[i] - mean) * inv * scale[i];
+    }
+    *out_mean = mean;
+    *out_inv = inv;
+}
+
+/* With h = (x - mean) * inv and w = dy * scale:
+ * dx = (w - mean(w) - h * mean(w * h)) * inv (without mean(w) for RMS); dscale += dy * h;
+ * dbias += dy. The sums go through the same 32 lanes. */
+static inline void NAME(norm_row_grad)(REAL *dx, const REAL *dy, const REAL *x, const REAL *scale,
+                                       REAL mean, REAL inv, int64_t n, bool centred,
+                                       REAL *restrict dscale, REAL *restrict dbias) {
+    REAL lane_w[32] = {0}, lane_h[32] = {0};
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32)
+        for (int k = 0; k < 32; k++) {
+            REAL h = (x[i + k] - mean) * inv, w = dy[i + k] * scale[i + k];
+            lane_w[k] += w;
+            lane_h[k] += w * h;
+        }
+    for (int k = 0; i < n; i++, k++) {
+        REAL h = (x[i] - mean) * inv, w = dy[i] * scale[i];
+        lane_w[k] += w;
+        lane_h[k] += w * h;
+    }
+    REAL mean_w = centred ? NAME(add_lanes)(lane_w) / (REAL)n : (REAL)0;
+    REAL mean_h = NAME(add_lanes)(lane_h) / (REAL)n;
+    if (dscale)
+        for (i = 0; i < n; i++)
+            dscale[i] += dy[i] * ((x[i] - mean) * inv);
+    if (dbias)
+        for (i = 0; i < n; i++)
+            dbias[i] += dy[i];
+    if (!dx) return;
+#pragma omp simd
+    for (i = 0; i < n; i++)
+        dx[i] = (dy[i] * scale[i] - mean_w - (x[i] - mean) * inv * mean_h) * inv;
+}
+
+/* Rows [first, end) of a forward pass. */
+static void NAME(norm_rows)(const norm_t *p, int64_t first, int64_t end) {
+    const REAL *x = p->x;
+    REAL *y = p->y, *means = p->mean, *invs = p->inv;
+    for (int64_t row = first; row < end; row++) {
+        REAL mean, inv;
+        if (p->centred)
+            NAME(norm_row)(y + row * p->n, x + row * p->n, p->scale, p->bias, p->n, true,
+                           p->epsilon, &mean, &inv);
+        else
+            NAME(norm_row)(y + row * p->n, x + row * p->n, p->scale, p->bias, p->n, false,
+                           p->epsilon, &mean, &inv);
+        if (means) means[row] = mean;
+        if (invs) invs[row] = inv;
+    }
+}
+
+/* Rows of chunk c of a backward pass; its sums go to part c of dscale and dbias. */
+static void NAME(norm_rows_grad)(const norm_t *p, int64_t c) {
+    int64_t first = p->rows * c / p->chunks, end = p->rows * (c + 1) / p->chunks;
+    const REAL *x = p->x, *dy = p->dy, *means = p->mean, *invs = p->inv;
+    REAL *dx = p->y, *dscale = p->parts_scale, *dbias = p->parts_bias;
+    if (dscale) memset(dscale += c * p->n, 0, sizeof(REAL) * (size_t)p->n);
+    if (dbias) memset(dbias += c * p->n, 0, sizeof(REAL) * (size_t)p->n);
+    for (int64_t row = first; row < end; row++) {
+        int64_t at = row * p->n;
+        if (p->centred)
+            NAME(norm_row_grad)(dx ? dx + at : NULL, dy + at, x + at, p->scale, means[row],
+                                invs[row], p->n, true, dscale, dbias);
+        else
+            NAME(norm_row_grad)(dx ? dx + at : NULL, dy + at, x + at, p->scale, 0, invs[row], p->n,
+                                false, dscale, dbias);
+    }
+}
+
+/* Adds the parts of all chunks, in order. */
+static void NAME(add_parts)(REAL *out, const REAL *parts, int64_t chunks, int64_t n) {
+    memset(out, 0, sizeof(REAL) * (size_t)n);
+    for (int64_t c = 0; c < chunks; c++)
+        for (int64_t i = 0; i < n; i++)
+            out[i] += parts[c * n + i];
+}

@@ -1,0 +1,337 @@
+/* LayerNormalization and RMSNormalization over the trailing axes.
+ *
+ * x is [R rows, N]; y = (x - mean) * inv * scale + bias with inv = 1 / sqrt(var + epsilon); RMS has
+ * no mean, no bias, and the mean square in place of the variance. Saved for backward: mean and inv,
+ * one number per row each (RMSNormalization gets inv as a second output, which ONNX does not have).
+ * LayerNormGrad(dy, x, scale, mean, inv) -> dx, dscale, dbias and RMSNormGrad(dy, x, scale, inv) ->
+ * dx, dscale are internal. The sums over rows are kept per chunk of rows and added in order; the
+ * chunks depend on the shape alone, so the bits do not depend on the number of threads.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/dispatch.h"
+#include "kernels/infer.h"
+#include "kernels/op.h"
+#include "kernels/rules.h"
+
+typedef struct norm_s {
+    const void *x, *dy, *scale, *bias;
+    void *y;          /* y or dx */
+    void *mean, *inv; /* written by forward, read by backward */
+    void *parts_scale, *parts_bias;
+    int64_t rows, n, chunks;
+    double epsilon;
+    bool centred;
+} norm_t;
+
+/* ---- kernels ----------------------------------------------------------------------------------
+ */
+
+#define REAL    float
+#define NAME(x) x##_f32
+#include "kernels/cpu/norm_rows.h"
+#undef REAL
+#undef NAME
+#define REAL    double
+#define NAME(x) x##_f64
+#include "kernels/cpu/norm_rows.h"
+#undef REAL
+#undef NAME
+
+#define ROW_BLOCK  16
+#define MAX_CHUNKS 64
+
+static int64_t count_rows(const gradd_type_t *x, int axis) {
+    int64_t rows = 1;
+    for (int i = 0; i < axis; i++)
+        rows *= x->dims[i];
+    return rows;
+}
+
+static int64_t count_chunks(int64_t rows) {
+    int64_t chunks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
+    return chunks < 1 ? 1 : chunks > MAX_CHUNKS ? MAX_CHUNKS : chunks;
+}
+
+static gradd_status_t read_shape(const gradd_run_t *r, const gradd_type_t *x, norm_t *p) {
+    int axis;
+    GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", -1), x->rank, false, &axis));
+    *p = (norm_t){.rows = count_rows(x, axis), .n = 1};
+    for (int i = axis; i < x->rank; i++)
+        p->n *= x->dims[i];
+    p->chunks = count_chunks(p->rows);
+    p->epsilon = gradd_attr_float(r->attrs, "epsilon", 1e-5);
+    return GRADD_OK;
+}
+
+static void *output(const gradd_run_t *r, int j) {
+    return j < r->n_out ? r->out[j].data : NULL;
+}
+
+static gradd_status_t run_forward(const gradd_run_t *r, norm_t *p) {
+    bool f32 = r->in[0].type.dtype == GRADD_DT_F32;
+    int64_t blocks = (p->rows + ROW_BLOCK - 1) / ROW_BLOCK;
+#pragma omp parallel for schedule(static) if (p->rows * p->n >= GRADD_PARALLEL_MIN)
+    for (int64_t block = 0; block < blocks; block++) {
+        int64_t first = block * ROW_BLOCK, end = first + ROW_BLOCK;
+        if (end > p->rows) end = p->rows;
+        if (f32)
+            norm_rows_f32(p, first, end);
+        else
+            norm_rows_f64(p, first, end);
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t run_layer_norm(const gradd_run_t *r) {
+    norm_t p;
+    GRADD_TRY(read_shape(r, &r->in[0].type, &p));
+    p.centred = true;
+    p.x = r->in[0].data, p.scale = r->in[1].data, p.y = r->out[0].data;
+    p.bias = r->n_in > 2 && r->in[2].type.dtype != GRADD_DT_NONE ? r->in[2].data : NULL;
+    p.mean = output(r, 1), p.inv = output(r, 2);
+    return run_forward(r, &p);
+}
+
+static gradd_status_t run_rms_norm(const gradd_run_t *r) {
+    norm_t p;
+    GRADD_TRY(read_shape(r, &r->in[0].type, &p));
+    p.x = r->in[0].data, p.scale = r->in[1].data, p.y = r->out[0].data;
+    p.inv = output(r, 1);
+    return run_forward(r, &p);
+}
+
+/* outputs: dx, dscale, dbias; any of them may be unwanted */
+static gradd_status_t run_backward(const gradd_run_t *r, norm_t *p) {
+    bool f32 = r->in[0].type.dtype == GRADD_DT_F32;
+    size_t part_bytes = (size_t)(p->chunks * p->n) * gradd_dtype_bytes(r->in[0].type.dtype);
+    void *dscale = output(r, 1), *dbias = output(r, 2);
+    p->dy = r->in[0].data, p->x = r->in[1].data, p->scale = r->in[2].data, p->y = output(r, 0);
+    p->parts_scale = dscale ? r->work : NULL;
+    p->parts_bias = dbias ? (char *)r->work + part_bytes : NULL;
+#pragma omp parallel for schedule(static) if (p->rows * p->n >= GRADD_PARALLEL_MIN)
+    for (int64_t c = 0; c < p->chunks; c++) {
+        if (f32)
+            norm_rows_grad_f32(p, c);
+        else
+            norm_rows_grad_f64(p, c);
+    }
+    for (int j = 0; j < 2; j++) {
+        void *out = j ? dbias : dscale, *parts = j ? p->parts_bias : p->parts_scale;
+        if (out && f32)
+            add_parts_f32(out, parts, p->chunks, p->n);
+        else if (out)
+            add_parts_f64(out, parts, p->chunks, p->n);
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t run_layer_norm_grad(const gradd_run_t *r) {
+    norm_t p;
+    GRADD_TRY(read_shape(r, &r->in[1].type, &p));
+    p.centred = true;
+    p.mean = r->in[3].data, p.inv = r->in[4].data;
+    return run_backward(r, &p);
+}
+
+static gradd_status_t run_rms_norm_grad(const gradd_run_t *r) {
+    norm_t p;
+    GRADD_TRY(read_shape(r, &r->in[1].type, &p));
+    p.inv = r->in[3].data;
+    return run_backward(r, &p);
+}
+
+/* The definition, in double, with plain loops; serves both forward operators. */
+static gradd_status_t ref_forward(const gradd_run_t *r) {
+    norm_t p;
+    GRADD_TRY(read_shape(r, &r->in[0].type, &p));
+    bool layer = !strcmp(r->op->name, "LayerNormalization");
+    bool biased = layer && r->n_in > 2 && r->in[2].type.dtype != GRADD_DT_NONE;
+    GRADD_SWITCH_FLOAT(r->in[0].type.dtype, T, {
+        const T *scale = r->in[1].data, *bias = biased ? r->in[2].data : NULL;
+        T *means = layer ? output(r, 1) : NULL, *invs = output(r, layer ? 2 : 1);
+        for (int64_t row = 0; row < p.rows; row++) {
+            const T *x = (const T *)r->in[0].data + row * p.n;
+            T *y = (T *)r->out[0].data + row * p.n;
+            double mean = 0, square = 0;
+            for (int64_t i = 0; i < p.n && layer; i++)
+                mean += x[i] / (double)p.n;
+            for (int64_t i = 0; i < p.n; i++)
+                square += (x[i] - mean) * (x[i] - mean) / (double)p.n;
+            double inv = 1 / sqrt(square + p.epsilon);
+            for (int64_t i = 0; i < p.n; i++)
+                y[i] = (T)((x[i] - mean) * inv * scale[i] + (bias ? bias[i] : (T)0));
+            if (means) means[row] = (T)mean;
+            if (invs) invs[row] = (T)inv;
+        }
+    });
+    return GRADD_OK;
+}
+
+/* ---- shape rules ------------------------------------------------------------------------------
+ */
+
+static gradd_status_t check_row_vector(const gradd_infer_t *c, int input, const gradd_type_t *x,
+                                       int axis) {
+    const gradd_type_t *v = &c->in[input].type;
+    gradd_type_t want = {.dtype = x->dtype, .rank = x->rank - axis};
+    for (int i = 0; i < want.rank; i++)
+        want.dims[i] = x->dims[axis + i];
+    if (!gradd_type_equal(v, &want)) {
+        char a[GRADD_TYPE_TEXT], b[GRADD_TYPE_TEXT];
+        return GRADD_FAIL(UNSUPPORTED, "input %d is %s, expected %s", input,
+                          gradd_type_format(v, a), gradd_type_format(&want, b));
+    }
+    return GRADD_OK;
+}
+
+static gradd_type_t stats_type(const gradd_type_t *x, int axis) {
+    gradd_type_t out = *x;
+    for (int i = axis; i < x->rank; i++)
+        out.dims[i] = 1;
+    return out;
+}
+
+static gradd_status_t infer_forward(gradd_infer_t *c) {
+    const gradd_type_t *x = &c->in[0].type;
+    int axis;
+    GRADD_TRY(gradd_axis(gradd_attr_int(c->attrs, "axis", -1), x->rank, false, &axis));
+    if (gradd_attr_int(c->attrs, "stash_type", 1) != 1)
+        return GRADD_FAIL(UNSUPPORTED, "stash_type other than float");
+    for (int i = 1; i < c->n_in; i++)
+        if (c->in[i].type.dtype != GRADD_DT_NONE) GRADD_TRY(check_row_vector(c, i, x, axis));
+    c->out[0] = *x;
+    for (int j = 1; j < c->n_out; j++)
+        c->out[j] = stats_type(x, axis);
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_backward(gradd_infer_t *c) {
+    const gradd_type_t *x = &c->in[1].type;
+    int axis;
+    GRADD_TRY(gradd_axis(gradd_attr_int(c->attrs, "axis", -1), x->rank, false, &axis));
+    GRADD_TRY(check_row_vector(c, 2, x, axis));
+    gradd_type_t stats = stats_type(x, axis);
+    if (!gradd_type_equal(x, &c->in[0].type)) return GRADD_FAIL(GRAPH, "dy and x differ in shape");
+    for (int i = 3; i < c->n_in; i++)
+        if (!gradd_type_equal(&c->in[i].type, &stats))
+            return GRADD_FAIL(GRAPH, "input %d does not have one entry per row", i);
+    c->out[0] = *x;
+    for (int j = 1; j < c->n_out; j++)
+        c->out[j] = c->in[2].type;
+    return GRADD_OK;
+}
+
+static size_t work_backward(const gradd_infer_t *c) {
+    const gradd_type_t *x = &c->in[1].type, *scale = &c->in[2].type;
+    int64_t chunks = count_chunks(count_rows(x, x->rank - scale->rank));
+    return 2 * (size_t)chunks * (size_t)gradd_type_bytes(scale);
+}
+
+/* ---- gradient rules ---------------------------------------------------------------------------
+ */
+
+static gradd_status_t grad_norm(gradd_grad_t *g, const char *op, int n_stats) {
+    gradd_builder_t *b = g->b;
+    int n_out = 1;
+    for (int i = 1; i < g->n_in; i++)
+        if (g->need[i]) n_out = i + 1; /* frozen scales cost nothing */
+    for (int j = 1; j < g->n_out; j++)
+        if (g->dout[j] != GRADD_NONE)
+            return GRADD_FAIL(UNSUPPORTED, "a gradient arrives for a saved statistic");
+    if (g->dout[0] == GRADD_NONE) return GRADD_OK;
+    gradd_val_t in[5] = {g->dout[0], g->in[0], g->in[1]}, out[3];
+    for (int i = 0; i < n_stats; i++)
+        in[3 + i] = g->output(g, 1 + i);
+    gradd_attr_t attr = gradd_make_int("axis", gradd_attr_int(g->attrs, "axis", -1));
+    if (b->status) return b->status;
+    b->status = b->emit(b, op, in, 3 + n_stats, &attr, 1, out, n_out);
+    if (b->status) return b->status;
+    for (int i = 0; i < g->n_in && i < n_out; i++)
+        if (g->need[i]) g->din[i] = out[i];
+    return GRADD_OK;
+}
+
+static gradd_status_t grad_layer_norm(gradd_grad_t *g) {
+    return grad_norm(g, "LayerNormGrad", 2);
+}
+
+static gradd_status_t grad_rms_norm(gradd_grad_t *g) {
+    return grad_norm(g, "RMSNormGrad", 1);
+}
+
+/* ---- rows -------------------------------------------------------------------------------------
+ */
+
+#define NORM_ATTRS                                                                                 \
+    GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}, {"epsilon", GRADD_ATTR_FLOAT, false},         \
+                    {"stash_type", GRADD_ATTR_INT, false})
+
+GRADD_OPS(
+    norm,
+    {.name = "LayerNormalization",
+     .domain = "",
+     .since = 17,
+     .min_in = 2,
+     .max_in = 3,
+     .min_out = 1,
+     .max_out = 3,
+     .inplace = 1,
+     .types = {GRADD_T_FLOAT},
+     .attrs = NORM_ATTRS,
+     .infer = infer_forward,
+     .grad = grad_layer_norm,
+     .run = run_layer_norm,
+     .ref = ref_forward,
+     .cases = GRADD_CASES({"f32[3,7] f32[7] f32[7]", 0, 0}, {"f32[2,3,45] f32[45]", 0, 0},
+                          {"f32[2,3,5] f32[3,5] f32[3,5] | axis=1 epsilon=0.01", 0, 0},
+                          {"f32[2,3,5] f32[2,3,5] - | axis=-3", 0, 0},
+                          {"f32[37,70] f32[70] f32[70] | axis=-1 epsilon=1e-12 stash_type=1", 0, 0},
+                          {"f32[0,4] f32[4] f32[4]", 0, 0})},
+    {.name = "LayerNormGrad",
+     .domain = "com.gradd",
+     .since = 1,
+     .min_in = 5,
+     .max_in = 5,
+     .min_out = 1,
+     .max_out = 3,
+     .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
+     .inplace = 3,
+     .types = {GRADD_T_FLOAT},
+     .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
+     .infer = infer_backward,
+     .run = run_layer_norm_grad,
+     .work = work_backward,
+     .cases = GRADD_CASES({"f32[3,7] f32[3,7] f32[7] f32[3,1] f32[3,1]:(0.5,2) -> 3", 0, 0})},
+    {.name = "RMSNormalization",
+     .domain = "",
+     .since = 23,
+     .min_in = 2,
+     .max_in = 2,
+     .min_out = 1,
+     .max_out = 2,
+     .inplace = 1,
+     .types = {GRADD_T_FLOAT},
+     .attrs = NORM_ATTRS,
+     .infer = infer_forward,
+     .grad = grad_rms_norm,
+     .run = run_rms_norm,
+     .ref = ref_forward,
+     .cases = GRADD_CASES({"f32[3,7] f32[7]", 0, 0}, {"f32[2,3,45] f32[45] | epsilon=1e-6", 0, 0},
+                          {"f32[2,3,5] f32[3,5] | axis=1", 0, 0}, {"f32[37,70] f32[70]", 0, 0})},
+    {.name = "RMSNormGrad",
+     .domain = "com.gradd",
+     .since = 1,
+     .min_in = 4,
+     .max_in = 4,
+     .min_out = 1,
+     .max_out = 2,
+     .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
+     .inplace = 3,
+     .types = {GRADD_T_FLOAT},
+     .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
+     .infer = infer_backward,
+     .run = run_rms_norm_grad,
+     .work = work_backward,
+     .cases = GRADD_CASES({"f32[3,7] f32[3,7] f32[7] f32[3,1]:(0.5,2) -> 2", 0, 0})});
