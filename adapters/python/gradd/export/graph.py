@@ -8,6 +8,8 @@ that is not meaning (metadata, shapes of inner values, exporter names) is remove
 
 from __future__ import annotations
 
+import copy
+import functools
 from typing import Any
 
 import onnx
@@ -138,13 +140,30 @@ def _trim_outputs(graph: ir.Graph) -> None:
             node.resize_outputs(count)
 
 
+@functools.lru_cache(maxsize=1)
 def _rules() -> list:
-    return [
+    rules = [
         *_no_op.rules,
         *_cast_constant_of_shape.rules,
         *_collapse_slices.rules,
         *_basic_rules.basic_optimization_rules(),
     ]
+    return [_only_where_it_can_match(rule) for rule in rules]
+
+
+def _only_where_it_can_match(rule: Any) -> Any:
+    """A copy of a rule that looks at the node's type first: most of the matcher's time saved."""
+    roots = [node.op for node in rule._target_pattern.output_nodes]
+    copied = copy.copy(rule)
+    attempt = copied.try_rewrite
+
+    def try_rewrite(model: Any, scope: Any, node: ir.Node, **options: Any) -> Any:
+        if not any(root.matches(node.op_type) for root in roots):
+            return None
+        return attempt(model, scope, node, **options)
+
+    copied.try_rewrite = try_rewrite
+    return copied
 
 
 def _optimize(model: ir.Model) -> None:

@@ -4,7 +4,7 @@ The key has two parts. The call's part is schema_key(). The module's part descri
 in the module that shapes a graph: classes, training flags, Dropout on or off, parameter and
 buffer names, shapes, types and sharing, hooks, plain attributes that forward() may read
 (numbers, strings, configuration objects). Building it walks the whole module, so it is cached
-per module and only rebuilt if a cheap fingerprint, taken every call, has changed.
+per module and only rebuilt if a cheap look at every submodule shows a change.
 """
 
 from __future__ import annotations
@@ -25,46 +25,80 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+_CONTENTS = ("_parameters", "_buffers", "_modules")
 _cache: weakref.WeakKeyDictionary[torch.nn.Module, _ModulePart] = weakref.WeakKeyDictionary()
 
 
+class ModuleKey:
+    """A key whose hash is computed once: hashing a hundred submodules every step is not free."""
+
+    __slots__ = ("_hash", "value")
+
+    def __init__(self, value: Hashable) -> None:
+        self.value = value
+        self._hash = hash(value)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, ModuleKey) or self._hash != other._hash:
+            return False
+        return self.value == other.value
+
+
 class _ModulePart:
-    """Cached module part of the key with what it takes to see that it is out of date."""
+    """Cached module part of the key with what it takes to see that it is out of date.
+
+    Lists of attribute values compare element by element, identical objects first, so that
+    seeing that nothing changed costs well below a microsecond per submodule.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self.tables = [m.__dict__ for m in module.modules()]
-        self.configs = _configs(module)
-        self.print = self.fingerprint()
-        self.key = _module_key(module, self.configs)
+        configs = _configs(module)
+        self.key = ModuleKey(_module_key(module, configs))
+        self._tables: list[tuple[dict, list]] = []
+        self._empty: list[dict] = []
+        self._tensors: list[torch.Tensor] = []
+        self._loose: list[torch.Tensor] = []
+        for sub in module.modules():
+            self._watch(sub.__dict__)
+            self._loose += [v for v in sub.__dict__.values() if isinstance(v, torch.Tensor)]
+            for name, value in sub.__dict__.items():
+                if name in _CONTENTS or name in _HOOKS:
+                    self._watch(value)
+            for table in (sub._parameters, sub._buffers):
+                self._tensors += [t for t in table.values() if t is not None]
+        for config in configs:
+            self._watch(config.__dict__)
+        self._forms = self._take_forms()
+        self._versions = [t._version for t in self._loose]
 
-    def fingerprint(self) -> Hashable:
-        """State of all submodules, as cheap to compare as to take."""
-        return (
-            [_table_state(t) for t in self.tables],
-            [_plain_items(c.__dict__) for c in self.configs],
-        )
-
-
-def _table_state(table: dict[str, Any]) -> list:
-    state: list = [len(table)]
-    for name, value in table.items():
-        kind = type(value)
-        if kind in _PLAIN:
-            state.append(value)
-        elif kind is dict or name in _HOOKS:
-            state.extend((len(value), *map(_slot_state, value.values())))
-        elif isinstance(value, torch.Tensor):
-            state.append((id(value), value._version))
+    def _watch(self, table: dict) -> None:
+        if table:
+            self._tables.append((table, list(table.values())))
         else:
-            state.append(id(value))
-    return state
+            self._empty.append(table)
 
+    def _take_forms(self) -> list:
+        # module.half() changes tensors in place; their memory is no part of the key.
+        return [(t.dtype, t.shape) for t in self._tensors]
 
-def _slot_state(value: Any) -> Hashable:
-    if isinstance(value, torch.Tensor):
-        # The memory is not part of it: re-homing parameters leaves the graph as it is.
-        return (id(value), value.dtype, value.shape)
-    return id(value)
+    def is_fresh(self) -> bool:
+        """True if nothing that the key describes has changed since it was made."""
+        if any(self._empty):
+            return False
+        try:
+            for table, values in self._tables:
+                if list(table.values()) != values:
+                    return False
+        except (RuntimeError, ValueError, TypeError):
+            return False  # attributes that cannot be compared are other objects than before
+        if self._take_forms() != self._forms:
+            return False
+        return [t._version for t in self._loose] == self._versions
 
 
 def _configs(module: torch.nn.Module) -> list[Any]:
@@ -105,10 +139,10 @@ def _state_key(module: torch.nn.Module) -> Hashable:
     return (states, alias_groups(module))
 
 
-def module_key(module: torch.nn.Module) -> Hashable:
+def module_key(module: torch.nn.Module) -> ModuleKey:
     """The module's part of capture_key(), from the cache where nothing has changed."""
     part = _cache.get(module)
-    if part is None or part.print != part.fingerprint():
+    if part is None or not part.is_fresh():
         part = _ModulePart(module)
         _cache[module] = part
     return part.key

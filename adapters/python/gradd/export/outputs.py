@@ -18,7 +18,7 @@ _FLOATS = {
 
 
 def output_name(path: tuple[str, ...]) -> str:
-    """Readable base name of a result leaf: "loss", "logits", "output_0", "past_key_values_0_keys"."""
+    """Readable base name of a result leaf: "loss", "output_0", "past_key_values_0_keys"."""
     if not path:
         return "output"
     text = "_".join(path)
