@@ -1,0 +1,302 @@
+"""The bridge from a module and a callable to the daemon; ORTModule and ORTTrainer are thin users.
+
+    bridge = Bridge(module, forward=module.forward)
+    outputs = bridge(*args, **kwargs)      # what forward(*args, **kwargs) would return
+
+A call finds its captured graph by key (several are kept), compares the addresses of the parameters,
+finds or makes the plan for the concrete shapes, and runs. What cannot run in the daemon goes
+through `fallback.py`. The seed of a forward is drawn from torch's default generator, but only if
+the graph draws random numbers: without dropout torch's random stream is what it would be in
+PyTorch.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from gradd import errors, options, protocol, schema
+from gradd.client import Client, get_client
+from gradd.fallback import DeviceError, Fallback
+from gradd.function import Call, Step
+from gradd.graphs import Graph, Plan, type_of
+from gradd.parameters import State
+from gradd.runs import Run, watch_optimizers
+from gradd.slots import SlotSet
+
+logger = logging.getLogger("gradd")
+
+
+class Bridge:
+    """Runs calls of one module through the daemon. See the top of this file."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        forward: Callable[..., Any] | None = None,
+        *,
+        strict: bool = False,
+        client: Client | None = None,
+        on_capture: Callable[[Any, torch.nn.Module], None] | None = None,
+    ) -> None:
+        """Args:
+        module: Owner of parameters and buffers, which move into shared memory here.
+        forward: What a call means (default: `module.forward` as it is now).
+        strict: Raise instead of falling back to PyTorch.
+        client: Session to use (default: the one of the user's daemon, made when needed).
+        on_capture: Called with every new capture and the module (DebugOptions).
+
+        Raises:
+            SessionError: No daemon could be reached, and the policy does not allow PyTorch then.
+        """
+        self.module = module
+        self.forward = forward if forward is not None else module.forward
+        self.counts: Counter[str] = Counter()
+        self._on_capture = on_capture
+        self._graphs: dict[Hashable, list[Graph]] = {}
+        self._version = 0
+        self._fallback = Fallback(type(module).__name__, strict)
+        self._disabled = bool(options.get("GRADD_DISABLE"))
+        self._self_check = bool(options.get("GRADD_SELF_CHECK"))
+        self._lazy = bool(options.get("GRADD_LAZY"))
+        self._failed: Exception | None = None
+        options.warn_ineffective()
+        if not self._disabled:
+            self._open(client or get_client())
+
+    def _open(self, client: Client) -> None:
+        watch_optimizers()
+        self.client = client
+        self.state = State(client, self.module)
+        self.slots = SlotSet(client)
+        weakref.finalize(self, _finish, client, self.state, self.slots, self._graphs)
+        try:
+            with client.lock:
+                client.connect()
+                self.state.rehome_all()
+        except errors.GraddError as error:
+            self._fallback.decide(error, None)
+            self._failed = error
+
+    # ---- the call ----
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What `forward(*args, **kwargs)` returns, computed by the daemon."""
+        if self._disabled:
+            return self.forward(*args, **kwargs)
+        if self._failed is not None:
+            return self._in_torch(self._failed, None, args, kwargs)
+        key = None
+        try:
+            key = self._key(args, kwargs)
+            reason = self._fallback.known(key)
+            if reason is not None:
+                self._fallback.count(reason)
+                return self.forward(*args, **kwargs)
+            leaves, _, _ = schema.flatten_inputs(args, kwargs)
+            self.client._check_process()
+            with self.client.lock:
+                graph = self._graph(key, args, kwargs)
+                call, tensors = self._prepare(graph, leaves, args, kwargs)
+        except Exception as error:
+            return self._in_torch(error, key, args, kwargs)
+        if tensors:
+            outputs = Step.apply(call, *tensors)
+        else:
+            outputs = call.start()
+            call.run.end()
+        return self._result(graph, outputs)
+
+    def _key(self, args: tuple, kwargs: dict) -> Hashable:
+        from gradd.export import capture_key
+
+        # The module's own key does not know which parameters are frozen; neither does the graph.
+        return (capture_key(self.module, args, kwargs), self._version)
+
+    def _result(self, graph: Graph, outputs: Any) -> Any:
+        leaves: dict[int, Any] = {
+            spec.leaf: value for spec, value in zip(graph.user, outputs, strict=True)
+        }
+        n = max(leaves) + 1 if leaves else 0
+        return graph.cap.unflatten([leaves.get(i) for i in range(n)])
+
+    def _in_torch(self, error: Exception, key: Hashable, args: tuple, kwargs: dict) -> Any:
+        """Runs the call in PyTorch if the policy allows that after this error."""
+        reason = self._fallback.decide(error, key)
+        start = time.perf_counter()
+        result = self.forward(*args, **kwargs)
+        if self._fallback.count(reason):
+            self._fallback.warn(reason, error, (time.perf_counter() - start) * 1e3)
+        return result
+
+    # ---- captures ----
+
+    def _graph(self, key: Hashable, args: tuple, kwargs: dict) -> Graph:
+        from gradd.export import check_dynamic
+
+        graphs = self._graphs.setdefault(key, [])
+        for graph in list(graphs):
+            if not graph.intact():
+                graphs.remove(graph)
+                graph.drop()
+                continue
+            if graph.fixed or check_dynamic(graph.cap, args, kwargs) is None:
+                return graph
+        graph = self._capture(args, kwargs)
+        graphs.append(graph)
+        return graph
+
+    def _capture(self, args: tuple, kwargs: dict) -> Graph:
+        from gradd.export import capture
+
+        self._check_devices(args, kwargs)
+        start = time.perf_counter()
+        cap = capture(self.module, args, kwargs, forward=self.forward)
+        info = self.client.put_graph(cap.onnx, cap.aliases, cap.sources)
+        if info.unsupported:
+            node, op, domain = info.unsupported[0]
+            where = dict(cap.sources).get(node, "")
+            more = f" and {len(info.unsupported) - 1} more" if len(info.unsupported) > 1 else ""
+            raise errors.UnsupportedError(
+                f"operator {domain + '::' if domain else ''}{op} (node {node}"
+                f"{', ' + where if where else ''}){more} is not in the daemon"
+            )
+        self.counts["captures"] += 1
+        logger.info(
+            "captured %s in %.1f s", type(self.module).__name__, time.perf_counter() - start
+        )
+        if self._on_capture is not None:
+            self._on_capture(cap, self.module)
+        return Graph(self.module, cap, info)
+
+    def _check_devices(self, args: tuple, kwargs: dict) -> None:
+        named = [*self.module.named_parameters(), *self.module.named_buffers()]
+        leaves, _, paths = schema.flatten_inputs(args, kwargs)
+        named += [(p, t) for t, p in zip(leaves, paths, strict=True) if torch.is_tensor(t)]
+        for name, tensor in named:
+            if tensor.device.type != "cpu":
+                raise DeviceError(f"{name} is on {tensor.device}; this daemon computes on the CPU")
+
+    # ---- one run ----
+
+    def _prepare(
+        self, graph: Graph, leaves: list, args: tuple, kwargs: dict
+    ) -> tuple[Call, list[torch.Tensor]]:
+        """The run for a call, and the tensors it is differentiable in (none: inference)."""
+        binding, bound = graph.bind(self.state)
+        inputs = self._inputs(graph, leaves)
+        params: tuple[int, ...] = ()
+        input_grads: tuple[str, ...] = ()
+        if torch.is_grad_enabled():
+            params = tuple(i for i in graph.param_at if bound[i].requires_grad)
+            input_grads = tuple(
+                n for n, t in zip(graph.free, inputs, strict=True) if t.requires_grad
+            )
+        differentiable, params, input_grads = graph.differentiable(params, input_grads)
+        lazy = self._lazy_outputs(graph, any(differentiable))
+        if any(differentiable) and self._self_check and not graph.checked:
+            graph.checked = True
+            self._check_first_step(graph, leaves, args, kwargs, params)
+            binding, bound = graph.bind(self.state)
+        real = [i for i in range(len(graph.user)) if i not in lazy]
+        outputs = tuple(graph.user[i].name for i in real) + tuple(o.name for o in graph.changed)
+        gmask = tuple(k for k, i in enumerate(real) if differentiable[i])
+        run = self._run(graph, binding, bound, inputs, params, input_grads, outputs, gmask)
+        call = Call(run, real, differentiable)
+        by_name = dict(zip(graph.free, inputs, strict=True))
+        return call, [*(bound[i] for i in params), *(by_name[n] for n in input_grads)]
+
+    def _run(
+        self,
+        graph: Graph,
+        binding: Any,
+        bound: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        params: tuple[int, ...],
+        input_grads: tuple[str, ...],
+        outputs: tuple[str, ...],
+        gmask: tuple[int, ...],
+        flags: int = 0,
+    ) -> Run:
+        types = tuple(type_of(t) for t in inputs)
+        plan: Plan = graph.plan(self.client, types, params, input_grads, outputs, gmask)
+        self.counts["forwards"] += 1
+        seed = 0
+        if graph.facts.random and not flags & protocol.DROPOUT_OFF:
+            seed = int(torch.empty((), dtype=torch.int64).random_())
+        return Run(self.client, self.slots, graph, plan, binding, bound, inputs, seed, flags)
+
+    @staticmethod
+    def _inputs(graph: Graph, leaves: list) -> list[torch.Tensor]:
+        """The free inputs as tensors, in the order of the graph."""
+        tensors = []
+        for name in graph.free:
+            spec = graph.specs.get(name)
+            if spec is None:
+                tensors.append(graph.free_places[name].get().detach())
+            else:
+                tensors.append(schema.as_tensor_leaf(leaves[spec.leaf]))
+        return tensors
+
+    def _lazy_outputs(self, graph: Graph, differentiable: bool) -> set[int]:
+        """User outputs that only the loss in the graph needs, in training steps."""
+        cap = graph.cap
+        if not (self._lazy and differentiable and self.module.training):
+            return set()
+        if cap.loss_leaf is None:
+            return set()
+        return {i for i, spec in enumerate(graph.user) if spec.leaf in cap.loss_ancestors}
+
+    def _check_first_step(
+        self, graph: Graph, leaves: list, args: tuple, kwargs: dict, params: tuple[int, ...]
+    ) -> None:
+        from gradd import selfcheck
+
+        if self.module.training and params:
+            start = time.perf_counter()
+            selfcheck.check(self, graph, leaves, args, kwargs, params)
+            self.counts["self_checks"] += 1
+            logger.info("self-check passed in %.2f s", time.perf_counter() - start)
+
+    # ---- for users and wrappers ----
+
+    def signal_change(self) -> None:
+        """Python state that forward() reads has changed: captures made so far do not apply."""
+        self._version += 1
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since construction: captures, forwards, fallbacks by reason, memory."""
+        stats: dict[str, Any] = {
+            "captures": self.counts["captures"],
+            "plans": sum(len(g.plans) for gs in self._graphs.values() for g in gs),
+            "forwards": self.counts["forwards"],
+            "self_checks": self.counts["self_checks"],
+            "fallbacks": dict(self._fallback.counts),
+        }
+        if not self._disabled:
+            stats["slots"] = len(self.slots)
+            stats["mirrored"] = self.state.mirrored
+            stats["recoveries"] = self.client.recoveries
+            stats["shared_bytes"] = self.client.segment_bytes()
+        return stats
+
+    def close(self) -> None:
+        """Gives up everything that the daemon holds for this bridge; parameters stay readable."""
+        if not self._disabled:
+            _finish(self.client, self.state, self.slots, self._graphs)
+
+
+def _finish(client: Client, state: State, slots: SlotSet, graphs: dict) -> None:
+    """End of a bridge. Queues only: it may run in a finalizer."""
+    for group in list(graphs.values()):
+        for graph in group:
+            graph.drop()
+    graphs.clear()
+    slots.drop_all()
+    state.drop_all()

@@ -1,0 +1,395 @@
+"""The client: one object per process and daemon directory, through which every request goes.
+
+Commands travel over a ZeroMQ DEALER, descriptors over the control socket. A lock makes requests of
+several threads one sequence (autograd may run backward in another thread). Finalizers never send:
+they queue releases and chores that go out with, or before, the next request.
+
+Death of the daemon shows as hang-up of the control socket. Then the client connects again (starting
+a daemon if it may), passes its segments, repeats what the ledger holds and then the request at
+hand: the caller sees a pause and the same bits.
+
+A child after fork is not the client: every request compares the process id.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradd import control, daemon, errors, protocol
+from gradd.control import ConnectionLost
+from gradd.replay import Ledger
+from gradd.ring import Pool
+from gradd.shm import Segment
+
+logger = logging.getLogger("gradd")
+
+_RETRIES = 5
+_RING_BYTES = 1 << 20
+_clients: dict[Path, Client] = {}
+_registry_lock = threading.Lock()
+
+
+class Client:
+    """A session with one daemon. Use `get_client()`; the constructor does not connect."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.pid = os.getpid()
+        self.lock = threading.RLock()
+        self.ledger = Ledger()
+        self.recoveries = 0
+        self.requests = 0
+        self.session = 0
+        self.daemon_pid = 0
+        self.closed = False
+        self._wire: control.Wire | None = None
+        self._ids = itertools.count(1)
+        self._segments: dict[int, Segment] = {}
+        self._releases: deque[int] = deque()
+        self._chores: deque[tuple[str, dict[str, Any]]] = deque()
+        self.parameters = Pool(self)
+        self.gradients = Pool(self)
+        self.state = Pool(self)
+        self.ring = Pool(self, _RING_BYTES, keep=True)
+
+    # ---- requests ----
+
+    def request(
+        self, verb: str, fields: dict[str, Any], frames: Sequence[bytes] = ()
+    ) -> dict[str, Any]:
+        """Sends one request and returns its reply; the only way to the daemon.
+
+        Args:
+            verb: Name of the verb.
+            fields: The rest of the envelope; must not change while the request may be repeated.
+            frames: Payload frames.
+
+        Raises:
+            SessionError: No daemon, or this process is a fork of the one that connected.
+            GraddError: What the daemon answered, as the class of its code.
+        """
+        with self.lock:
+            self._check_process()
+            failures = 0
+            while True:
+                try:
+                    if self._wire is None:
+                        self._connect()
+                    if self._chores:
+                        self._do_chores()
+                    return self._exchange(verb, fields, frames)
+                except ConnectionLost as lost:
+                    failures += 1
+                    self._lost(lost, verb, failures)
+
+    def next_id(self) -> int:
+        """A number for a plan, binding or run: unique in the session, never used again."""
+        return next(self._ids)
+
+    def _exchange(
+        self, verb: str, fields: dict[str, Any], frames: Sequence[bytes]
+    ) -> dict[str, Any]:
+        releases = self._take_releases()
+        envelope = {"v": verb, **fields}
+        if releases:
+            envelope["rel"] = releases
+        self.requests += 1
+        reply = self._wire.call(envelope, frames)  # type: ignore[union-attr]
+        if not reply.get("ok") and reply.get("session") == "lost":
+            raise ConnectionLost(f"the daemon does not know this session: {reply.get('what')}")
+        return protocol.checked(reply)
+
+    def _take_releases(self) -> list[int]:
+        taken = []
+        while self._releases and len(taken) < protocol.RELEASES_PER_REQUEST:
+            taken.append(self._releases.popleft())
+        return taken
+
+    # ---- verbs that leave something behind: the ledger remembers them ----
+
+    def put_graph(
+        self,
+        onnx: bytes,
+        aliases: Sequence[Sequence[str]],
+        sources: Sequence[Sequence[str]] = (),
+    ) -> protocol.GraphInfo:
+        """Gives the daemon a graph; the same bytes and aliases give the same id."""
+        with self.lock:
+            fields: dict[str, Any] = {"alias": [list(group) for group in aliases]}
+            frames = [onnx]
+            if len(onnx) > protocol.FRAME_BYTES:
+                block = self.ring.allocate(len(onnx))  # held as long as the ledger's entry
+                block.segment.view[block.offset : block.offset + len(onnx)] = onnx
+                fields["onnx"] = block.wire(torch.uint8, (len(onnx),))
+                frames = []
+            elif sources:
+                frames.append(protocol.pack_list(sources))
+            reply = self.request("graph.put", fields, frames)
+            info = protocol.graph_info(reply)
+            self.ledger.graphs[info.id] = (fields, tuple(frames))
+            return info
+
+    def plan(self, fields: dict[str, Any]) -> protocol.PlanInfo:
+        """Compiles a graph for concrete types; `fields` from protocol.plan_fields()."""
+        with self.lock:
+            fields = {"plan": self.next_id(), **fields}
+            reply = self.request("graph.plan", fields)
+            self.ledger.plans[fields["plan"]] = fields
+            return protocol.plan_info(fields["plan"], reply)
+
+    def bind(self, bind: int, tensors: Sequence[list]) -> None:
+        """Names a list of tensors, which must stay where they are until `unbind`."""
+        with self.lock:
+            fields = {"bind": bind, "tensors": list(tensors)}
+            self.request("bind", fields)
+            self.ledger.binds[bind] = fields
+
+    def forward(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Runs a forward; until its release the ledger can run it again."""
+        with self.lock:
+            reply = self.request("forward", fields)
+            self.ledger.runs[fields["run"]] = fields
+            return reply
+
+    # ---- connecting and recovering ----
+
+    def _check_process(self) -> None:
+        if self.pid != os.getpid():
+            raise errors.SessionError(
+                f"session {self.session} was attached in process {self.pid}, this is process "
+                f"{os.getpid()}, a fork of it: wrap the module in this process"
+            )
+        if self.closed:
+            raise errors.SessionError("this client is closed: wrap the module again")
+
+    def _connect(self) -> None:
+        wire = control.Wire(self.path)
+        try:
+            for segment in list(self._segments.values()):
+                wire.segment(segment)
+            self.session = wire.attach()
+            self.daemon_pid = wire.daemon_pid
+            self._wire = wire
+            # A new session knows none of the runs and objects that these would end.
+            self._releases.clear()
+            self._chores.clear()
+            again = self.recoveries > 0
+            runs = self.ledger.resend(self._exchange)
+        except BaseException:
+            self._wire = None
+            wire.close()
+            raise
+        if again:
+            logger.warning(
+                "session restored at daemon %d: %d segments, %d graphs, %d runs replayed",
+                self.daemon_pid,
+                len(self._segments),
+                len(self.ledger.graphs),
+                runs,
+            )
+
+    def _lost(self, lost: ConnectionLost, verb: str, failures: int) -> None:
+        """Takes note of a lost connection; raises when it happens again and again."""
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+        if failures > _RETRIES:
+            raise errors.SessionError(
+                f"the daemon was lost {failures} times while asked to {verb}: {lost}; see "
+                f"{self.path}/daemon.log",
+                "lost",
+            ) from None
+        self.recoveries += 1
+        logger.warning(
+            "daemon %d is gone (%s); parameters are safe in shared memory; reconnecting %d/%d",
+            self.daemon_pid,
+            lost,
+            failures,
+            _RETRIES,
+        )
+        time.sleep(0.05 * (failures - 1))
+
+    def connect(self) -> None:
+        """Connects now (the first request would do it as well)."""
+        with self.lock:
+            self._check_process()
+            if self._wire is None:
+                try:
+                    self._connect()
+                except ConnectionLost as lost:
+                    self._lost(lost, "connect", 1)
+                    self._connect()
+
+    # ---- segments ----
+
+    def create_segment(self, size: int) -> Segment:
+        """A new segment that the daemon has acknowledged. Called by pools under the lock."""
+        segment = Segment(self.next_id(), size)
+        try:
+            self._check_process()
+            failures = 0
+            while True:
+                try:
+                    if self._wire is None:
+                        self._connect()
+                    self._wire.segment(segment)  # type: ignore[union-attr]
+                    break
+                except ConnectionLost as lost:
+                    failures += 1
+                    self._lost(lost, "take a segment", failures)
+        except BaseException:
+            segment.close()
+            raise
+        self._segments[segment.id] = segment
+        return segment
+
+    def drop_segment(self, segment: Segment) -> None:
+        """The segment is no longer needed; the daemon unmaps it before the next request."""
+        self._segments.pop(segment.id, None)
+        self.later("unsegment", {"id": segment.id})
+        segment.close()
+
+    def locate(self, tensor: torch.Tensor) -> tuple[int, int] | None:
+        """(segment id, offset) of a contiguous tensor in this client's segments, or None."""
+        pointer = tensor.data_ptr()
+        size = tensor.numel() * tensor.element_size()
+        for segment in self._segments.values():
+            offset = pointer - segment.address
+            if offset >= 0 and offset + size <= segment.size:
+                return segment.id, offset
+        return None
+
+    def segment_bytes(self) -> int:
+        """Bytes of all shared segments of this client."""
+        return sum(s.size for s in self._segments.values())
+
+    # ---- what finalizers may do ----
+
+    def release(self, run: int) -> None:
+        """Queues the release of a run. Any thread, any time."""
+        self.ledger.runs.pop(run, None)
+        self._releases.append(run)
+
+    def later(self, verb: str, fields: dict[str, Any]) -> None:
+        """Queues a request that has no result. Any thread, any time."""
+        if verb == "unbind":
+            self.ledger.binds.pop(fields["bind"], None)
+        elif verb == "plan.drop":
+            self.ledger.plans.pop(fields["plan"], None)
+        self._chores.append((verb, fields))
+
+    def flush(self) -> None:
+        """Sends what finalizers have queued."""
+        with self.lock:
+            for pool in (self.parameters, self.gradients, self.state, self.ring):
+                pool.drain()
+            if self._wire is not None and (self._releases or self._chores):
+                self.request("release", {"runs": []})
+
+    def _do_chores(self) -> None:
+        if self._releases:
+            self._exchange("release", {"runs": self._take_releases()}, ())
+        again = []
+        while self._chores:
+            verb, fields = self._chores.popleft()
+            try:
+                if verb == "unsegment":
+                    self._wire.unsegment(fields["id"])  # type: ignore[union-attr]
+                else:
+                    self._exchange(verb, fields, ())
+            except errors.StaleError:
+                if verb == "unsegment":
+                    again.append((verb, fields))  # a run still uses it: with the next request
+            except errors.GraddError as error:
+                logger.warning("%s failed: %s", verb, error)
+        self._chores.extend(again)
+
+    # ---- end ----
+
+    def close(self) -> None:
+        """Detaches; the daemon frees all it holds for this client. Tensors stay valid."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+            if self.pid != os.getpid():
+                return
+            if self._wire is not None:
+                try:
+                    self._wire.call({"v": "detach"}, (), timeout=5.0)
+                except (ConnectionLost, errors.GraddError):
+                    pass  # the session ends with the connection anyway
+                self._wire.close()
+                self._wire = None
+            self.ledger.forget_all()
+            for segment in self._segments.values():
+                segment.close()
+            self._segments.clear()
+            if _clients.get(self.path) is self:
+                del _clients[self.path]
+
+    def _after_fork(self) -> None:
+        """In the child: gives up the sockets without a word to the daemon."""
+        if self._wire is not None:
+            self._wire.abandon()
+
+
+def get_client(path: Path | str | None = None) -> Client:
+    """The client of this process for a directory (default: the user's), made when needed."""
+    where = Path(path).absolute() if path is not None else daemon.directory()
+    with _registry_lock:
+        client = _clients.get(where)
+        if client is None or client.closed or client.pid != os.getpid():
+            client = Client(where)
+            _clients[where] = client
+        return client
+
+
+def clients() -> list[Client]:
+    """Clients of this process."""
+    return [c for c in _clients.values() if c.pid == os.getpid() and not c.closed]
+
+
+def find(tensor: torch.Tensor) -> tuple[Client, int, int] | None:
+    """(client, segment id, offset) of the client whose memory holds a tensor, or None."""
+    for client in clients():
+        place = client.locate(tensor)
+        if place is not None:
+            return client, *place
+    return None
+
+
+def close_all() -> None:
+    """Detaches all clients of this process."""
+    for client in clients():
+        client.close()
+
+
+def _in_child() -> None:
+    global _registry_lock
+    _registry_lock = threading.Lock()
+    for client in list(_clients.values()):
+        client.lock = threading.RLock()  # the parent's may be held by a thread that is not here
+        client._after_fork()
+
+
+def client_name() -> str:
+    """How this process introduces itself to `gradd ps`."""
+    script = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+    return script[:64]
+
+
+atexit.register(close_all)
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,184 @@
+"""The two sockets of a session as one object: control socket and ZeroMQ DEALER.
+
+`Wire(path)` connects, says hello on the control socket and remembers the nonce; segments may be
+passed from then on; `attach()` presents the nonce on the DEALER. `call()` sends one envelope and
+waits for the reply with its number while it watches the control socket: its hang-up means that the
+daemon is gone, which is raised as ConnectionLost. One thread at a time; the client has the lock.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from gradd import daemon, errors, protocol
+from gradd.shm import Segment
+
+_CONTROL_SECONDS = 30.0
+_SPIN_SECONDS = 30e-6
+_context: tuple[int, zmq.Context] | None = None
+
+
+class ConnectionLost(Exception):
+    """The daemon is gone or does not know the session; the client recovers from this."""
+
+
+def _zmq_context() -> zmq.Context:
+    """The ZeroMQ context of this process; a fork must not touch its parent's."""
+    global _context
+    if _context is None or _context[0] != os.getpid():
+        _context = (os.getpid(), zmq.Context())
+    return _context[1]
+
+
+class Wire:
+    """One connection to one daemon."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.daemon_pid = 0
+        self._token = b""
+        self._q = 0
+        self._dealer: zmq.Socket | None = None
+        self._control = daemon.connect(path)
+        try:
+            hello = self._ask({"v": "hello", "proto": list(protocol.PROTOCOL), "client": _name()})
+            self.daemon_pid = int(hello.get("pid", 0))
+            self._nonce = hello["nonce"]
+        except BaseException:
+            self._control.close()
+            raise
+
+    # ---- control socket ----
+
+    def _ask(self, fields: dict[str, Any], fd: int | None = None) -> dict[str, Any]:
+        ancillary = []
+        if fd is not None:
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))]
+        try:
+            self._control.sendmsg([protocol.pack(fields)], ancillary)
+            self._control.settimeout(_CONTROL_SECONDS)
+            packet = self._control.recv(65536)
+        except TimeoutError:
+            raise ConnectionLost(f"no answer to {fields['v']} on the control socket") from None
+        except OSError as error:
+            raise ConnectionLost(f"control socket: {error.strerror}") from None
+        if not packet:
+            raise ConnectionLost("the control socket hung up")
+        return protocol.checked(protocol.unpack(packet))
+
+    def segment(self, segment: Segment) -> None:
+        """Passes a segment and waits for the acknowledgement."""
+        self._ask({"v": "segment", "id": segment.id, "bytes": segment.size}, segment.fd)
+
+    def unsegment(self, segment_id: int) -> None:
+        """Takes a segment back. Raises StaleError while something in the daemon uses it."""
+        self._ask({"v": "unsegment", "id": segment_id})
+
+    # ---- commands ----
+
+    def attach(self) -> int:
+        """Binds the DEALER to the session; returns the session's number."""
+        dealer = _zmq_context().socket(zmq.DEALER)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.SNDHWM, 0)
+        dealer.connect(f"ipc://{self.path}/cmd.sock")
+        self._dealer = dealer
+        reply = protocol.checked(self.call({"v": "attach", "nonce": self._nonce}, (), timeout=30.0))
+        self._token = reply["t"]
+        return int(reply.get("session", 0))
+
+    def call(
+        self, envelope: dict[str, Any], frames: Sequence[bytes], timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Sends an envelope (adding number and token) and returns the reply, ok or not.
+
+        Raises:
+            ConnectionLost: The daemon hung up, or nothing came within `timeout` seconds.
+        """
+        self._q += 1
+        envelope["q"] = self._q
+        if self._token:
+            envelope["t"] = self._token
+        dealer = self._dealer
+        if dealer is None:
+            raise ConnectionLost("not attached")
+        if frames:
+            dealer.send_multipart([protocol.pack(envelope), *frames])
+        else:
+            dealer.send(protocol.pack(envelope))
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._wait(dealer, deadline)
+            reply = protocol.unpack(dealer.recv_multipart()[0])
+            # A reply to an earlier request that was interrupted (Ctrl-C) is not ours.
+            if reply.get("q", self._q) == self._q:
+                return reply
+
+    def _wait(self, dealer: zmq.Socket, deadline: float | None) -> None:
+        end = time.perf_counter() + _SPIN_SECONDS
+        while time.perf_counter() < end:
+            if dealer.EVENTS & zmq.POLLIN:
+                return
+        fd = self._control.fileno()
+        while True:
+            ready = dict(zmq.zmq_poll([(dealer, zmq.POLLIN), (fd, zmq.POLLIN)], 1000))
+            if dealer in ready:
+                return
+            if fd in ready:
+                if dealer.EVENTS & zmq.POLLIN:
+                    return
+                raise ConnectionLost("the control socket hung up")
+            if deadline is not None and time.monotonic() > deadline:
+                raise ConnectionLost("no answer in time")
+
+    def alive(self) -> bool:
+        """False once the daemon has hung up."""
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN | select.POLLHUP)
+        return not poller.poll(0)
+
+    # ---- end ----
+
+    def close(self) -> None:
+        """Closes both sockets."""
+        if self._dealer is not None:
+            self._dealer.close(linger=0)
+            self._dealer = None
+        self._control.close()
+
+    def abandon(self) -> None:
+        """In a forked child: closes the copy of the control socket, touches nothing of ZeroMQ."""
+        self._control.close()
+
+
+def _name() -> str:
+    from gradd.client import client_name
+
+    return client_name()
+
+
+def ask_daemon(path: Path, verb: str, **fields: Any) -> dict[str, Any]:
+    """One request that needs no session (`ps`, `stop`), over a DEALER of its own.
+
+    Raises:
+        SessionError: Nobody answers within five seconds.
+    """
+    dealer = _zmq_context().socket(zmq.DEALER)
+    dealer.setsockopt(zmq.LINGER, 0)
+    try:
+        dealer.connect(f"ipc://{path}/cmd.sock")
+        dealer.send(protocol.pack({"v": verb, "q": 1, **fields}))
+        if not dealer.poll(5000, zmq.POLLIN):
+            raise errors.SessionError(f"no daemon answers in {path}")
+        return protocol.checked(protocol.unpack(dealer.recv_multipart()[0]))
+    finally:
+        dealer.close(linger=0)

@@ -1,0 +1,166 @@
+"""Finding and starting the daemon: directory, binary, control socket.
+
+No daemon at the directory's control socket means that one is started: `gradd serve` by fork and
+exec, in a session of its own so that Ctrl-C in the trainer does not reach it. Two clients that
+start one at once are sorted out by the daemon's lock file; both then connect to the one that won.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+from gradd import errors, options
+
+logger = logging.getLogger("gradd")
+
+IDLE_EXIT_SECONDS = 600
+START_SECONDS = 20.0
+_PATH_LIMIT = 107
+started: list[subprocess.Popen] = []  # daemons that this process started, to reap them
+
+
+def directory() -> Path:
+    """The daemon's directory: GRADD_DIR, else under XDG_RUNTIME_DIR, else under the temp folder."""
+    named = options.get("GRADD_DIR")
+    if named:
+        return Path(str(named)).absolute()
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and runtime.startswith("/"):
+        return Path(runtime) / "gradd"
+    return Path(os.environ.get("TMPDIR") or "/tmp") / f"gradd-{os.geteuid()}"  # as the daemon does
+
+
+def check_directory(path: Path, create: bool) -> None:
+    """Makes sure that the directory is ours alone; creates it if asked.
+
+    Raises:
+        SessionError: It is a link, another user's, or open to others; or its path is too long.
+    """
+    length = len(os.fsencode(path / "ctl.sock"))
+    if length > _PATH_LIMIT:
+        raise errors.SessionError(
+            f"the socket path {path}/ctl.sock has {length} bytes, the limit is {_PATH_LIMIT}: "
+            "set GRADD_DIR to a shorter directory"
+        )
+    if create:
+        try:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise errors.SessionError(f"cannot create {path}: {error.strerror}") from None
+    try:
+        info = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(info.st_mode):
+        raise errors.SessionError(f"{path} is not a directory (a link is not accepted)")
+    if info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise errors.SessionError(
+            f"{path} must belong to you with mode 0700, it has uid {info.st_uid} and mode "
+            f"{stat.S_IMODE(info.st_mode):04o}"
+        )
+
+
+def find_binary() -> str:
+    """Path of the daemon's binary: GRADD_BIN, the package, the checkout's build, then PATH.
+
+    Raises:
+        SessionError: There is none; the message lists the places.
+    """
+    named = options.get("GRADD_BIN")
+    here = Path(__file__).resolve().parent
+    build = Path(os.environ.get("GRADD_BUILD") or here.parents[2] / "build")
+    candidates = [Path(str(named))] if named else [here / "_bin" / "gradd", build / "bin" / "gradd"]
+    for path in candidates:
+        if os.access(path, os.X_OK):
+            return str(path)
+    on_path = None if named else shutil.which("gradd")
+    if on_path:
+        return on_path
+    places = ", ".join(str(p) for p in candidates)
+    raise errors.SessionError(
+        f"no daemon listens in {directory()} and its binary was not found ({places}): build it "
+        "with `make`, or set GRADD_BIN"
+    )
+
+
+def try_connect(path: Path) -> socket.socket | None:
+    """A connection to the control socket, or None if nobody listens."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    try:
+        sock.connect(str(path / "ctl.sock"))
+    except (FileNotFoundError, ConnectionRefusedError):
+        sock.close()
+        return None
+    except OSError as error:
+        sock.close()
+        raise errors.SessionError(f"cannot connect to {path}/ctl.sock: {error.strerror}") from None
+    return sock
+
+
+def connect(path: Path, wait: float = START_SECONDS) -> socket.socket:
+    """A connection to the control socket; starts the daemon when nobody listens.
+
+    Args:
+        path: The daemon's directory.
+        wait: Seconds to wait for a daemon that is starting or being restarted.
+
+    Raises:
+        SessionError: No daemon, and none could be started.
+    """
+    autostart = bool(options.get("GRADD_AUTOSTART"))
+    check_directory(path, create=autostart)
+    sock = try_connect(path)
+    if sock is not None:
+        return sock
+    process = _start(path) if autostart else None
+    deadline = time.monotonic() + (wait if autostart else min(wait, 10.0))
+    pause = 0.002
+    while time.monotonic() < deadline:
+        sock = try_connect(path)
+        if sock is not None:
+            return sock
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.05)
+        if process is not None and process.poll() not in (None, 0):
+            # Another client's daemon may have won the lock: it will listen in a moment.
+            if time.monotonic() > deadline - wait / 2:
+                break
+    hint = f"see {path}/daemon.log" if autostart else "GRADD_AUTOSTART is 0: run `gradd serve`"
+    raise errors.SessionError(f"no daemon listens in {path} after {wait:.0f} s ({hint})")
+
+
+def _start(path: Path) -> subprocess.Popen:
+    reap()
+    command = [find_binary(), "serve", "--dir", str(path), "--idle-exit", str(IDLE_EXIT_SECONDS)]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    log = os.open(path / "daemon.log", flags, 0o600)
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+        )
+    except OSError as error:
+        raise errors.SessionError(f"cannot start {command[0]}: {error.strerror}") from None
+    finally:
+        os.close(log)
+    started.append(process)
+    logger.info("started the daemon, pid %d, directory %s", process.pid, path)
+    return process
+
+
+def reap() -> None:
+    """Collects exit states of daemons that this process started."""
+    for process in list(started):
+        if process.poll() is not None:
+            started.remove(process)

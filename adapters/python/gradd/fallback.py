@@ -1,0 +1,140 @@
+"""What runs in PyTorch instead of the daemon: when that is allowed, said, and counted.
+
+The policies are ONNX Runtime Training's flags. A fallback is never silent: one warning per module
+and reason names the module, the operator or construct, and what the call costs in PyTorch; every
+fallback is counted and shown by `model.gradd_stats()`. `strict=True`, GRADD_STRICT=1 or
+ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections import Counter
+from typing import Any
+
+from gradd import errors, options
+
+logger = logging.getLogger("gradd")
+
+
+class FallbackPolicy(enum.IntFlag):
+    """Kinds of failure after which PyTorch takes over."""
+
+    FALLBACK_DISABLE = 1
+    FALLBACK_FORCE_TORCH_FORWARD = 2
+    FALLBACK_FORCE_TORCH_BACKWARD = 4
+    FALLBACK_UNSUPPORTED_DEVICE = 8
+    FALLBACK_UNSUPPORTED_DATA = 16
+    FALLBACK_UNSUPPORTED_TORCH_MODEL = 32
+    FALLBACK_UNSUPPORTED_ONNX_MODEL = 64
+    FALLBACK_BAD_INITIALIZATION = 128
+
+
+DEFAULT_POLICY = (
+    FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE
+    | FallbackPolicy.FALLBACK_UNSUPPORTED_DATA
+    | FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL
+    | FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL
+)
+_DATA_REASONS = {"unsupported_input_type", "unsupported_output_type", "input_mutation"}
+
+
+class DeviceError(errors.UnsupportedError):
+    """Parameters or inputs are where the daemon cannot reach them."""
+
+
+class SelfCheckError(errors.GraddError):
+    """The first training step does not agree with PyTorch; the message names the parameter."""
+
+    code = "INTERNAL"
+
+
+def policy_from_environment() -> FallbackPolicy:
+    """ORTMODULE_FALLBACK_POLICY, one name or several joined by |.
+
+    Raises:
+        ValueError: There is no policy of that name.
+    """
+    text = options.get("ORTMODULE_FALLBACK_POLICY")
+    if not text:
+        return DEFAULT_POLICY
+    policy = FallbackPolicy(0)
+    for name in str(text).split("|"):
+        try:
+            policy |= FallbackPolicy[name.strip()]
+        except KeyError:
+            known = ", ".join(FallbackPolicy.__members__)
+            raise ValueError(f"ORTMODULE_FALLBACK_POLICY={text!r}: expected {known}") from None
+    return policy
+
+
+class Fallback:
+    """Decides, remembers and counts, for one bridge."""
+
+    def __init__(self, module_name: str, strict: bool) -> None:
+        self.module_name = module_name
+        policy = policy_from_environment()
+        disabled = bool(policy & FallbackPolicy.FALLBACK_DISABLE)
+        self.strict = strict or disabled or bool(options.get("GRADD_STRICT"))
+        self.policy = policy
+        self.retry = bool(options.get("ORTMODULE_FALLBACK_RETRY"))
+        self.counts: Counter[str] = Counter()
+        self._decided: dict[Any, str] = {}
+        self._said: set[str] = set()
+
+    def known(self, key: Any) -> str | None:
+        """Reason for which calls of this form run in PyTorch, if that is decided."""
+        return None if self.retry else self._decided.get(key)
+
+    def decide(self, error: Exception, key: Any) -> str:
+        """The reason under which `error` falls back; raises the error where it may not."""
+        flag, reason = classify(error)
+        if self.strict or not self.policy & flag:
+            raise error
+        if key is not None:
+            self._decided[key] = reason
+        return reason
+
+    def count(self, reason: str) -> bool:
+        """Counts one call in PyTorch; True if this reason has not been reported yet."""
+        self.counts[reason] += 1
+        if reason in self._said:
+            return False
+        self._said.add(reason)
+        return True
+
+    def warn(self, reason: str, error: Exception, milliseconds: float) -> None:
+        """The one warning of a reason."""
+        logger.warning(
+            "%s runs in PyTorch, not in the daemon (%s): %s. Such calls cost %.1f ms of forward "
+            "here and save no memory; strict=True or ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE "
+            "raises instead",
+            self.module_name,
+            reason,
+            str(error).rstrip("."),
+            milliseconds,
+        )
+
+
+def classify(error: Exception) -> tuple[FallbackPolicy, str]:
+    """The policy flag that covers an error, and the short reason for the statistics."""
+    from gradd.export import CaptureError
+
+    if isinstance(error, CaptureError):
+        data = error.reason in _DATA_REASONS
+        flag = (
+            FallbackPolicy.FALLBACK_UNSUPPORTED_DATA
+            if data
+            else FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL
+        )
+        return flag, error.reason
+    if isinstance(error, DeviceError):
+        return FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE, "device"
+    if isinstance(error, SelfCheckError):
+        return FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, "self_check"
+    if isinstance(error, (errors.UnsupportedError, errors.ModelError, errors.GraphError)):
+        return FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL, error.code.lower()
+    if isinstance(error, (errors.SessionError, errors.VersionError)):
+        return FallbackPolicy.FALLBACK_BAD_INITIALIZATION, error.code.lower()
+    return FallbackPolicy.FALLBACK_FORCE_TORCH_FORWARD, type(error).__name__

@@ -1,0 +1,168 @@
+"""Outputs that are not computed until somebody reads them.
+
+Models of Hugging Face return logits beside the loss; in a training step nobody looks at them.
+Such an output is a LazyTensor: it knows shape, dtype and its run, and asks the daemon for the value
+at the first use of its content. It is a proper output of the autograd function, so a loss that is
+computed from it outside of the graph gets the right gradients (at the price of a second forward).
+
+Metadata (shape, dtype, `.float()` of a float32) does not read the value. A read after the
+parameters have changed is a StaleError. The value is kept for the life of the run's outputs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+if TYPE_CHECKING:
+    from gradd.export import OutputSpec
+    from gradd.runs import Run
+
+_NO_CHANGE = {
+    torch.Tensor.float: torch.float32,
+    torch.Tensor.double: torch.float64,
+    torch.Tensor.half: torch.float16,
+    torch.Tensor.bfloat16: torch.bfloat16,
+}
+_METADATA = {
+    torch.Tensor.dim,
+    torch.Tensor.size,
+    torch.Tensor.numel,
+    torch.Tensor.nelement,
+    torch.Tensor.element_size,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.is_complex,
+    torch.Tensor.__len__,
+    torch.is_floating_point,
+    torch.is_complex,
+    torch.numel,
+}
+_PROPERTIES = (
+    "shape",
+    "dtype",
+    "device",
+    "layout",
+    "ndim",
+    "requires_grad",
+    "grad_fn",
+    "is_leaf",
+    "output_nr",
+    "_version",
+    "is_cuda",
+    "is_sparse",
+    "is_quantized",
+    "is_meta",
+    "is_nested",
+    "is_mkldnn",
+    "is_xla",
+    "is_mps",
+    "is_xpu",
+    "names",
+    "itemsize",
+    "nbytes",
+)
+for _name in _PROPERTIES:
+    _getter = getattr(getattr(torch.Tensor, _name, None), "__get__", None)
+    if _getter is not None:
+        _METADATA.add(_getter)
+
+
+class LazyTensor(torch.Tensor):
+    """See the top of this file."""
+
+    _run: Run | None
+    _output: str
+    _value: torch.Tensor | None
+
+    @staticmethod
+    def make(run: Run, spec: OutputSpec) -> LazyTensor:
+        """A lazy output of a run."""
+        dtype, shape = run.type_of_output(spec.name)
+        self = torch.Tensor._make_wrapper_subclass(LazyTensor, shape, dtype=dtype)
+        self._run = run
+        self._output = spec.name
+        self._value = None
+        return self
+
+    def gradd_value(self) -> torch.Tensor:
+        """The value, without connection to autograd; asks the daemon the first time."""
+        if self._value is None:
+            self._value = self._run.read(self._output)  # type: ignore[union-attr]
+            self._run = None
+        return self._value
+
+    @property
+    def gradd_is_computed(self) -> bool:
+        """True once the value has been read."""
+        return self._value is not None
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _METADATA or _keeps(func, args):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs) if func in _METADATA else args[0]
+        if func is torch.Tensor.__reduce_ex__ or func is torch.Tensor.__deepcopy__:
+            return func(args[0].gradd_value().clone(), *args[1:], **kwargs)
+        if func in _AUTOGRAD:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        read = _plain if func is torch.Tensor.detach else _connected
+        args = tree_map_only(LazyTensor, read, args)
+        kwargs = tree_map_only(LazyTensor, read, kwargs)
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        """What reaches the value from C++ without passing by __torch_function__."""
+        args = tree_map_only(LazyTensor, _plain, args)
+        kwargs = tree_map_only(LazyTensor, _plain, kwargs or {})
+        return func(*args, **kwargs)
+
+
+_AUTOGRAD = {
+    torch.Tensor.backward,
+    torch.Tensor.register_hook,
+    torch.Tensor.retain_grad,
+    torch.Tensor.grad.__get__,
+    torch.Tensor.retains_grad.__get__,
+}
+
+
+def _keeps(func: Any, args: tuple) -> bool:
+    """Conversions that would return the tensor itself."""
+    if func in _NO_CHANGE:
+        return args[0].dtype is _NO_CHANGE[func]
+    if func is torch.Tensor.cpu:
+        return True
+    if func is torch.Tensor.to and len(args) == 2:
+        return args[1] is args[0].dtype or str(args[1]) == "cpu"
+    return func is torch.Tensor.contiguous
+
+
+def _plain(tensor: LazyTensor) -> torch.Tensor:
+    return tensor.gradd_value()
+
+
+def _connected(tensor: LazyTensor) -> torch.Tensor:
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        return _Read.apply(tensor)
+    return tensor.gradd_value()
+
+
+class _Read(torch.autograd.Function):
+    """Identity from a lazy output to its value: hands the gradient on to the run."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: LazyTensor) -> torch.Tensor:
+        return tensor.gradd_value().detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad

@@ -1,0 +1,117 @@
+"""Every environment variable that the Python side knows, in one table.
+
+`get(name)` reads a variable with the type of its row. Variables of ONNX Runtime Training are in the
+table too: some have their meaning here, the others are accepted without effect, and the first
+module that is wrapped names those that are set (`warn_ineffective`), together with ORTMODULE_*
+names that nobody knows.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+logger = logging.getLogger("gradd")
+
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off", ""}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One variable: name, type ("bool", "text", "int"), default, help, and whether it works."""
+
+    name: str
+    kind: str
+    default: bool | str | int | None
+    help: str
+    effective: bool = True
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("GRADD_DIR", "text", None, "directory of the daemon's sockets"),
+    Option("GRADD_BIN", "text", None, "the daemon's binary for auto-start"),
+    Option("GRADD_AUTOSTART", "bool", True, "start a daemon when none listens"),
+    Option("GRADD_DISABLE", "bool", False, "run everything in PyTorch"),
+    Option("GRADD_STRICT", "bool", False, "raise where a module would fall back to PyTorch"),
+    Option("GRADD_SELF_CHECK", "bool", True, "compare the first training step with PyTorch"),
+    Option("GRADD_LAZY", "bool", True, "leave outputs that only the loss needs uncomputed"),
+    Option("ORTMODULE_LOG_LEVEL", "text", None, "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL"),
+    Option("ORTMODULE_SAVE_ONNX_PATH", "text", None, "folder for DebugOptions(save_onnx=True)"),
+    Option("ORTMODULE_FALLBACK_POLICY", "text", None, "one FALLBACK_... name, or several with |"),
+    Option("ORTMODULE_FALLBACK_RETRY", "bool", False, "try the daemon again in every step"),
+    Option("ORTMODULE_ONNX_OPSET_VERSION", "text", None, "graphs travel as opset 20", False),
+    Option("ORTMODULE_CONV_ALGO_SEARCH", "text", None, "no cuDNN here", False),
+    Option("ORTMODULE_SKIPCHECK_POLICY", "text", None, "checks are always on", False),
+    Option("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", "text", None, "such modules fall back", False),
+    Option("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT", "text", None, "checkpoints are inlined", False),
+    Option("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER", "text", None, "not yet", False),
+    Option("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", "text", None, "not yet", False),
+    Option("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", "text", None, "not yet", False),
+    Option("ORTMODULE_PRINT_INPUT_DENSITY", "text", None, "not yet", False),
+    Option("ORTMODULE_PRINT_MEMORY_STATS", "text", None, "see gradd ps", False),
+    Option("ORTMODULE_MEMORY_OPT_LEVEL", "text", None, "not yet", False),
+    Option("ORTMODULE_MEMORY_OPT_CONFIG", "text", None, "not yet", False),
+    Option("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT", "text", None, "always in place", False),
+    Option("ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT", "text", None, "never needed", False),
+    Option("ORTMODULE_CACHE_DIR", "text", None, "not yet", False),
+    Option("ORTMODULE_ENABLE_ZERO_STAGE3", "text", None, "not yet", False),
+    Option("ORTMODULE_USE_TRITON", "text", None, "no Triton here", False),
+    Option("ORTMODULE_TRITON_CONFIG_FILE", "text", None, "no Triton here", False),
+    Option("ORTMODULE_TRITON_DEBUG", "text", None, "no Triton here", False),
+    Option("ORTMODULE_ENABLE_TUNING", "text", None, "no tuning", False),
+    Option("ORTMODULE_MAX_TUNING_DURATION_MS", "text", None, "no tuning", False),
+    Option("ORTMODULE_TUNING_RESULTS_PATH", "text", None, "no tuning", False),
+    Option("ORTMODULE_USE_FLASH_ATTENTION", "text", None, "the engine chooses", False),
+    Option("ORTMODULE_USE_EFFICIENT_ATTENTION", "text", None, "the engine chooses", False),
+    Option("ORTMODULE_ATEN_SDPA_FALLBACK", "text", None, "the engine chooses", False),
+    Option("ORTMODULE_JSON_CONFIG_PATH", "text", None, "not supported", False),
+)
+_BY_NAME = {o.name: o for o in OPTIONS}
+_warned = False
+
+
+def get(name: str) -> bool | str | int | None:
+    """Value of a variable of the table, with its type.
+
+    Raises:
+        ValueError: The text cannot be read as the option's type.
+        KeyError: There is no such row.
+    """
+    option = _BY_NAME[name]
+    text = os.environ.get(name)
+    if text is None or (text == "" and option.kind != "bool"):
+        return option.default
+    if option.kind == "text":
+        return text
+    if option.kind == "int":
+        return int(text)
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ValueError(f"{name}={text!r}: expected one of 1, 0, true, false, yes, no, on, off")
+
+
+def ineffective() -> list[str]:
+    """Variables that are set and change nothing: rows without effect, unknown ORTMODULE_*."""
+    found = []
+    for name in sorted(os.environ):
+        option = _BY_NAME.get(name)
+        if option is not None and not option.effective:
+            found.append(f"{name} ({option.help})")
+        elif option is None and name.startswith("ORTMODULE_"):
+            found.append(f"{name} (unknown)")
+    return found
+
+
+def warn_ineffective() -> None:
+    """Names the variables of `ineffective()` once per process."""
+    global _warned
+    if _warned:
+        return
+    _warned = True
+    names = ineffective()
+    if names:
+        logger.warning("these variables have no effect in gradd: %s", ", ".join(names))

@@ -1,0 +1,260 @@
+"""Parameters and buffers of a module in shared memory, and the watch over where they are.
+
+`State` copies each parameter and buffer into the client's parameter segment once and points
+`p.data` there ("re-homing"). At every call the addresses are compared, because `.to()`,
+`load_state_dict(assign=True)`, `vector_to_parameters` and engines that own flat buffers move them;
+what moved is re-homed again.
+
+Memory that somebody else refers to as well (a flat buffer whose owner keeps writing into it, a
+state dict that is still alive) must not be left behind: such a tensor stays where it is and its
+values are copied before every forward ("mirrored") until it is alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gradd import errors
+from gradd.ring import Block, blocks_bytes
+from gradd.shm import DTYPE_CODES, nbytes
+
+if TYPE_CHECKING:
+    from gradd.client import Client
+
+logger = logging.getLogger("gradd")
+_generations = itertools.count(1)
+
+
+class Home:
+    """Where one tensor lives: its block, and whether the block is only a copy of it."""
+
+    __slots__ = ("block", "dtype", "mirror", "offset", "pointer", "shape")
+
+    def __init__(self, block: Block, tensor: torch.Tensor, mirror: torch.Tensor | None) -> None:
+        self.block = block
+        self.dtype = tensor.dtype
+        self.shape = tuple(tensor.shape)
+        self.pointer = tensor.data_ptr()
+        self.mirror = mirror
+
+    def wire(self) -> list:
+        """Tensor descriptor for a binding."""
+        return self.block.wire(self.dtype, self.shape)
+
+
+class Binding:
+    """A list of homes that the daemon knows by number; ends by itself when nobody holds it.
+
+    It keeps the blocks pinned, so that a run that was started with it can be replayed although
+    the parameters have moved since.
+    """
+
+    __slots__ = ("_blocks", "_client", "id")
+
+    def __init__(self, client: Client, homes: Sequence[Home]) -> None:
+        self._client = client
+        self._blocks: list[Block] = []
+        self.id = client.next_id()
+        client.bind(self.id, [home.wire() for home in homes])
+        for home in homes:
+            home.block.pins += 1
+            self._blocks.append(home.block)
+
+    def __del__(self) -> None:
+        if self._blocks:
+            self._client.later("unbind", {"bind": self.id})
+            for block in self._blocks:
+                block.drop()
+
+
+class Place:
+    """A name in the module: the table that holds the tensor now."""
+
+    __slots__ = ("key", "name", "table")
+
+    def __init__(self, module: torch.nn.Module, name: str) -> None:
+        path, _, self.key = name.rpartition(".")
+        owner = module.get_submodule(path)
+        self.name = name
+        self.table: dict[str, Any] = owner._parameters
+        if self.key not in self.table:
+            self.table = owner._buffers
+
+    def get(self) -> torch.Tensor:
+        """The tensor that the name stands for now."""
+        return self.table[self.key]
+
+
+def _storage_uses(tensor: torch.Tensor) -> int:
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata)
+
+
+def _uses_when_alone() -> int:
+    """What _storage_uses() says of a storage that only one tensor has."""
+    return _storage_uses(torch.empty(1))
+
+
+def _identity(tensor: torch.Tensor) -> tuple:
+    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape))
+
+
+class State:
+    """Homes of a module's parameters and buffers. The caller holds the client's lock."""
+
+    def __init__(self, client: Client, module: torch.nn.Module) -> None:
+        self.client = client
+        self.module = module
+        self.generation = 0
+        self.mirrored = 0
+        self._homes: dict[tuple, Home] = {}  # _identity() of the tensor -> home
+
+    def rehome_all(self) -> None:
+        """Moves everything into shared memory now: one segment, grouped by dtype."""
+        tensors = [t for t in self._tensors() if self._can_move(t)]
+        tensors.sort(key=lambda t: DTYPE_CODES[t.dtype])
+        self._move(tensors)
+
+    def _tensors(self) -> Iterable[torch.Tensor]:
+        seen: set[tuple] = set()
+        for tensor in itertools.chain(self.module.parameters(), self.module.buffers()):
+            if tensor.numel() and _identity(tensor) not in seen:
+                seen.add(_identity(tensor))
+                yield tensor
+
+    @staticmethod
+    def _can_move(tensor: torch.Tensor) -> bool:
+        return (
+            tensor.device.type == "cpu"
+            and tensor.layout == torch.strided
+            and tensor.dtype in DTYPE_CODES
+            and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        )
+
+    def home_of(self, tensor: torch.Tensor) -> Home | None:
+        """The home of a tensor at its present address, if it has one of the right type."""
+        return self._homes.get(_identity(tensor))
+
+    def settle(self, places: Sequence[Place]) -> list[Home]:
+        """Homes of the tensors at `places`; moves those that have none.
+
+        Raises:
+            TensorError: A tensor cannot live in shared memory (device, type).
+        """
+        tensors = [p.get() for p in places]
+        missing = [t for t in tensors if t.numel() and self.home_of(t) is None]
+        for tensor, place in zip(tensors, places, strict=True):
+            if not self._can_move(tensor):
+                raise errors.TensorError(
+                    f"{place.name} is a {tensor.dtype} {type(tensor).__name__} on "
+                    f"{tensor.device}: only plain tensors on the CPU can be shared"
+                )
+        if missing:
+            unique = {_identity(t): t for t in missing}
+            self._move(list(unique.values()))
+        return [self._settled(t) for t in tensors]
+
+    def _settled(self, tensor: torch.Tensor) -> Home:
+        home = self.home_of(tensor)
+        if home is None:  # an empty tensor: any address will do
+            block = self.client.parameters.allocate(0)
+            home = Home(block, tensor, None)
+            self._homes[_identity(tensor)] = home
+        return home
+
+    def _move(self, tensors: list[torch.Tensor]) -> None:
+        """Gives each tensor a home; moves it there if its memory is its own."""
+        if not tensors:
+            return
+        pool = self.client.parameters
+        todo = []
+        for tensor in tensors:
+            block = self._own_block(tensor)
+            if block is not None:  # another bridge of this process has moved it
+                block.pins += 1
+                self._homes[_identity(tensor)] = Home(block, tensor, None)
+            else:
+                todo.append(tensor)
+        pool.reserve(blocks_bytes([nbytes(t.dtype, t.shape) for t in todo]))
+        others = self._other_users(todo)
+        with torch.inference_mode(False), torch.no_grad():
+            for tensor, other in zip(todo, others, strict=True):
+                self._move_one(tensor, shared=other > 0)
+        self.generation = next(_generations)
+        self._forget_gone()
+
+    def _other_users(self, tensors: list[torch.Tensor]) -> list[int]:
+        """Per tensor: how many tensors outside of the module share its memory."""
+        known = Counter(
+            t.untyped_storage().data_ptr()
+            for t in itertools.chain(self.module.parameters(), self.module.buffers())
+            if self._can_move(t)
+        )
+        alone = _uses_when_alone()
+        return [
+            _storage_uses(t) - alone - max(known[t.untyped_storage().data_ptr()] - 1, 0)
+            for t in tensors
+        ]
+
+    def _move_one(self, tensor: torch.Tensor, shared: bool) -> None:
+        block = self.client.parameters.allocate(nbytes(tensor.dtype, tensor.shape))
+        copy = block.tensor(tensor.dtype, tuple(tensor.shape))
+        copy.copy_(tensor.detach())
+        if shared or tensor.is_inference():
+            self._homes[_identity(tensor)] = Home(block, tensor, copy)
+            self.mirrored += 1
+            return
+        address = tensor.data_ptr()
+        for other in itertools.chain(self.module.parameters(), self.module.buffers()):
+            same = other is not tensor and other.data_ptr() == address
+            if same and other.dtype == tensor.dtype and other.shape == tensor.shape:
+                other.data = copy  # tied by memory: stays tied
+        tensor.data = copy
+        self._homes[_identity(copy)] = Home(block, copy, None)
+
+    def _own_block(self, tensor: torch.Tensor) -> Block | None:
+        place = self.client.locate(tensor)
+        if place is None or not tensor.is_contiguous():
+            return None
+        block = self.client.parameters.live.get(place)
+        if block is None or block.size < nbytes(tensor.dtype, tensor.shape):
+            return None
+        return block
+
+    def _forget_gone(self) -> None:
+        """Drops homes at whose address none of the module's tensors is any more."""
+        here = {_identity(t) for t in self._tensors()}
+        for gone in [i for i in self._homes if i[0] and i not in here]:
+            home = self._homes.pop(gone)
+            if home.mirror is not None:
+                self.mirrored -= 1
+                home.mirror = None
+            home.block.drop()
+
+    def refresh_mirrors(self, pairs: Sequence[tuple[torch.Tensor, Home]]) -> None:
+        """Copies the present values of mirrored tensors; moves those that are alone by now."""
+        others = self._other_users([t for t, _ in pairs])
+        with torch.inference_mode(False), torch.no_grad():
+            for (tensor, home), other in zip(pairs, others, strict=True):
+                if other > 0 or tensor.is_inference():
+                    home.mirror.copy_(tensor.detach())  # type: ignore[union-attr]
+                    continue
+                self._homes.pop(_identity(tensor), None)
+                self.mirrored -= 1
+                home.mirror = None
+                home.block.drop()
+                self._move_one(tensor, shared=False)
+                self.generation = next(_generations)
+
+    def drop_all(self) -> None:
+        """Gives up all homes (the bridge ends); the module's tensors keep their memory."""
+        for home in self._homes.values():
+            home.mirror = None
+            home.block.drop()
+        self._homes.clear()

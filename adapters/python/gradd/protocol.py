@@ -1,0 +1,138 @@
+"""Encoding of docs/protocol.md: envelopes, type descriptors, limits.
+
+Pure functions without sockets. The client adds sequence number, token and releases to the fields
+of a request; what is built here stays the same when a request is sent again after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from gradd import errors
+
+PROTOCOL = (1, 1)  # lowest and highest version spoken here
+FRAME_BYTES = 16 << 20  # a larger payload goes through a segment
+RELEASES_PER_REQUEST = 1024
+DROPOUT_OFF = 1
+FINITE_CHECK = 2
+
+Type = tuple[int, tuple[int, ...]]  # element type code, dims
+
+
+@dataclass(frozen=True)
+class GraphInfo:
+    """Reply of graph.put.
+
+    Attributes:
+        id: sha256 of the bytes and alias groups.
+        inputs: (name, element type code, dims with -1 = dynamic) in graph order.
+        outputs: Names in graph order.
+        unsupported: (node, operator, domain) that the daemon has no kernel for.
+    """
+
+    id: bytes
+    inputs: tuple[tuple[str, int, tuple[int, ...]], ...]
+    outputs: tuple[str, ...]
+    unsupported: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True)
+class PlanInfo:
+    """Reply of graph.plan.
+
+    Attributes:
+        id: Chosen by the client.
+        outputs: Types of the wanted outputs.
+        has: Per wanted gradient: is there a path at all.
+        peak: Planned bytes of one run.
+        ms: Compile time.
+        cached: The daemon had it already.
+    """
+
+    id: int
+    outputs: tuple[Type, ...]
+    has: tuple[bool, ...]
+    peak: int
+    ms: float
+    cached: bool
+
+
+def pack(fields: dict[str, Any]) -> bytes:
+    """One envelope."""
+    return msgpack.packb(fields, use_bin_type=True)
+
+
+def pack_list(rows: Sequence[Sequence[str]]) -> bytes:
+    """A payload frame that is a list of lists of text."""
+    return msgpack.packb([list(row) for row in rows], use_bin_type=True)
+
+
+def unpack(frame: bytes) -> dict[str, Any]:
+    """One reply envelope.
+
+    Raises:
+        InternalError: The bytes are not a msgpack map.
+    """
+    try:
+        reply = msgpack.unpackb(frame, raw=False, strict_map_key=False)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise errors.InternalError(f"the daemon's reply cannot be read: {error}") from None
+    if not isinstance(reply, dict):
+        raise errors.InternalError(f"the daemon's reply is a {type(reply).__name__}, not a map")
+    return reply
+
+
+def checked(reply: dict[str, Any]) -> dict[str, Any]:
+    """The reply itself if it says ok, else its error as an exception."""
+    if reply.get("ok"):
+        return reply
+    raise errors.from_code(
+        str(reply.get("code", "INTERNAL")),
+        str(reply.get("what", "no reason given")),
+        str(reply.get("session", "alive")),
+    )
+
+
+def graph_info(reply: dict[str, Any]) -> GraphInfo:
+    """Decodes the reply of graph.put."""
+    return GraphInfo(
+        id=reply["graph"],
+        inputs=tuple((n, d, tuple(dims)) for n, d, dims in reply["in"]),
+        outputs=tuple(reply["out"]),
+        unsupported=tuple((n, op, domain) for n, op, domain in reply.get("unsupported", ())),
+    )
+
+
+def plan_info(plan_id: int, reply: dict[str, Any]) -> PlanInfo:
+    """Decodes the reply of graph.plan."""
+    return PlanInfo(
+        id=plan_id,
+        outputs=tuple((d, tuple(dims)) for d, dims in reply["out"]),
+        has=tuple(bool(h) for h in reply["has"]),
+        peak=int(reply.get("peak", 0)),
+        ms=float(reply.get("ms", 0.0)),
+        cached=bool(reply.get("cached", False)),
+    )
+
+
+def plan_fields(
+    graph: bytes,
+    inputs: Sequence[Type],
+    bound: Sequence[str],
+    grads: Sequence[str],
+    outputs: Sequence[str],
+    grad_outputs: Sequence[int],
+) -> dict[str, Any]:
+    """Fields of graph.plan, without the plan's id."""
+    return {
+        "graph": graph,
+        "in": [[code, list(dims)] for code, dims in inputs],
+        "bound": list(bound),
+        "grad": list(grads),
+        "out": list(outputs),
+        "gmask": list(grad_outputs),
+    }

@@ -1,0 +1,48 @@
+"""What the client has to say again to a daemon that was restarted.
+
+The ledger holds the fields of every request whose effect must outlive a daemon: graphs, plans,
+bindings, and the forwards of runs that are not released. Segments, the inputs in them and the
+seeds are the client's own, and forward and backward only read parameters; so sending the ledger
+again, in order, gives the new daemon the state of the old one, bit for bit.
+
+Entries are removed by single dict operations, which finalizers of any thread may do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Send = Callable[[str, dict[str, Any], Sequence[bytes]], Any]
+
+
+class Ledger:
+    """Requests to repeat, by what they made."""
+
+    def __init__(self) -> None:
+        self.graphs: dict[bytes, tuple[dict[str, Any], Sequence[bytes]]] = {}
+        self.plans: dict[int, dict[str, Any]] = {}
+        self.binds: dict[int, dict[str, Any]] = {}
+        self.runs: dict[int, dict[str, Any]] = {}
+
+    def resend(self, send: Send) -> int:
+        """Repeats everything through `send`; returns the number of runs that were replayed.
+
+        A forward of the ledger succeeded once with the same inputs, so its failure now (memory is
+        short) is an error of the caller's next request and stops the replay.
+        """
+        for fields, frames in list(self.graphs.values()):
+            send("graph.put", fields, frames)
+        for fields in list(self.plans.values()):
+            send("graph.plan", fields, ())
+        for fields in list(self.binds.values()):
+            send("bind", fields, ())
+        runs = list(self.runs.values())
+        for fields in runs:
+            send("forward", fields, ())
+        return len(runs)
+
+    def forget_all(self) -> None:
+        """Drops every entry (the client closes)."""
+        for table in (self.graphs, self.plans, self.binds, self.runs):
+            table.clear()

@@ -1,0 +1,201 @@
+"""Pools of shared memory: blocks are allocated, exported as tensors, and come back by themselves.
+
+A Pool owns segments and hands out Blocks with a first-fit list that merges neighbours. A block is
+busy while its owner holds it (`hold`/`drop`) or any tensor made from it is alive: each exporter is
+watched by a weak reference whose callback only appends to a queue (it may run in any thread and in
+the middle of anything); the pool empties the queue at its next operation.
+
+Three pools per client: parameters, gradients, and the ring of inputs and outputs. The caller holds
+the client's lock around every method except the weak reference's callback.
+"""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradd.shm import ALIGN, DTYPE_CODES, Segment, make_tensor, nbytes, round_up
+
+if TYPE_CHECKING:
+    from gradd.client import Client
+
+
+class _Tie(weakref.ref):
+    """Weak reference to an exporter that knows its block."""
+
+    __slots__ = ("block",)
+
+
+def _exporter_died(tie: _Tie) -> None:
+    tie.block.returned.append(tie)
+
+
+class Block:
+    """A range of a segment.
+
+    Attributes:
+        segment: The segment.
+        offset: First byte, a multiple of 64.
+        size: Bytes, a multiple of 64.
+        pins: Owners that hold the block, plus living exporters.
+    """
+
+    __slots__ = ("__weakref__", "offset", "pins", "pool", "returned", "segment", "size", "ties")
+
+    def __init__(self, pool: Pool, segment: Segment, offset: int, size: int) -> None:
+        self.pool = pool
+        self.returned = pool.returned
+        self.segment = segment
+        self.offset = offset
+        self.size = size
+        self.pins = 1
+        self.ties: set[_Tie] = set()
+
+    def tensor(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> torch.Tensor:
+        """A new tensor on the block; the block stays busy until no tensor shares its storage."""
+        size = nbytes(dtype, shape)
+        if size == 0:
+            return torch.empty(tuple(shape), dtype=dtype)
+        exporter = self.segment.export(self.offset + offset, size)
+        tie = _Tie(exporter, _exporter_died)
+        tie.block = self
+        self.ties.add(tie)
+        self.pins += 1
+        return make_tensor(exporter, dtype, shape)
+
+    def wire(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> list:
+        """The tensor descriptor of the protocol: [segment, offset, dtype, dims]."""
+        return [self.segment.id, self.offset + offset, DTYPE_CODES[dtype], list(shape)]
+
+    def drop(self) -> None:
+        """The owner lets go; safe in finalizers of any thread. Takes effect at the next drain."""
+        self.returned.append(self)
+
+    @property
+    def idle(self) -> bool:
+        """True if only the owner holds it (after `Pool.drain`)."""
+        return self.pins <= 1
+
+
+class Pool:
+    """Segments for one purpose. See the top of this file."""
+
+    def __init__(self, client: Client, grow: int = 0, keep: bool = False) -> None:
+        """Args:
+        client: Creates and drops the segments.
+        grow: Bytes of a segment when a request does not need more.
+        keep: Keep empty segments for the next step while they were recently needed.
+        """
+        self.client = client
+        self.grow = grow
+        self.keep = keep
+        self.peak_bytes = 0
+        self._emptied = 0
+        self.returned: deque[_Tie | Block] = deque()
+        # Without this table a block that only tensors hold would be a cycle of block and weak
+        # references: the collector would take it and nobody would hear of the exporter's end.
+        self.live: dict[tuple[int, int], Block] = {}
+        self._free: dict[int, tuple[Segment, list[int], dict[int, int]]] = {}
+        self.live_bytes = 0
+
+    def drain(self) -> None:
+        """Gives ranges whose last pin is gone back to the free list."""
+        while self.returned:
+            item = self.returned.popleft()
+            if isinstance(item, Block):
+                block = item
+            else:
+                block = item.block
+                block.ties.discard(item)
+            block.pins -= 1
+            if block.pins == 0:
+                self._give_back(block)
+
+    def allocate(self, size: int) -> Block:
+        """A block of at least `size` bytes, held once by the caller.
+
+        Raises:
+            NoSpaceError: There is no memory for another segment.
+        """
+        if self.returned:
+            self.drain()
+        size = round_up(max(size, 1))
+        found = self._take(size)
+        if found is None:
+            self.reserve(size)
+            found = self._take(size)
+        segment, offset = found  # type: ignore[misc]
+        self.live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        block = Block(self, segment, offset, size)
+        self.live[segment.id, offset] = block
+        return block
+
+    def reserve(self, size: int) -> None:
+        """Makes sure that one segment has `size` bytes in one piece."""
+        size = round_up(max(size, 1))
+        for _, starts, sizes in self._free.values():
+            if any(sizes[s] >= size for s in starts):
+                return
+        segment = self.client.create_segment(max(size, self.grow))
+        self._free[segment.id] = (segment, [0], {0: segment.size})
+
+    def bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(segment.size for segment, _, _ in self._free.values())
+
+    def _take(self, size: int) -> tuple[Segment, int] | None:
+        for segment, starts, sizes in self._free.values():
+            for i, start in enumerate(starts):
+                have = sizes[start]
+                if have < size:
+                    continue
+                del sizes[start]
+                if have == size:
+                    del starts[i]
+                else:
+                    starts[i] = start + size
+                    sizes[start + size] = have - size
+                return segment, start
+        return None
+
+    def _give_back(self, block: Block) -> None:
+        self.live_bytes -= block.size
+        self.live.pop((block.segment.id, block.offset), None)
+        entry = self._free.get(block.segment.id)
+        if entry is None:
+            return  # the segment was dropped with its client
+        segment, starts, sizes = entry
+        start, size = block.offset, block.size
+        i = bisect.bisect_left(starts, start)
+        if i < len(starts) and starts[i] == start + size:
+            size += sizes.pop(starts.pop(i))
+        if i > 0 and starts[i - 1] + sizes[starts[i - 1]] == start:
+            sizes[starts[i - 1]] += size
+        else:
+            starts.insert(i, start)
+            sizes[start] = size
+        if len(starts) == 1 and sizes[starts[0]] == segment.size:
+            self._drop_if_spare(segment)
+
+    def _drop_if_spare(self, segment: Segment) -> None:
+        """Drops an empty segment unless the peak of the last steps needs it."""
+        if self.keep:
+            self._emptied += 1
+            if self._emptied % 64 == 0:
+                self.peak_bytes = self.live_bytes
+                return
+            if len(self._free) == 1 or self.bytes() - segment.size < self.peak_bytes:
+                return
+        del self._free[segment.id]
+        self.client.drop_segment(segment)
+
+
+def blocks_bytes(sizes: Sequence[int]) -> int:
+    """Bytes that blocks of these sizes take together when laid side by side."""
+    return sum(round_up(max(n, 1), ALIGN) for n in sizes)

@@ -1,0 +1,275 @@
+"""One run: the inputs, seed and outputs of a forward, and its backward, release and re-reading.
+
+A run pins its input blocks in the ring until it is released, so that a restarted daemon can be
+given the same forward again, and so that outputs which were left uncomputed (lazy ones) can still
+be asked for: the same graph, inputs and seed, planned for that output, give the value that the
+first forward would have given.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradd import errors, protocol
+from gradd.graphs import Graph, Plan
+from gradd.ring import Block
+from gradd.shm import DTYPES, nbytes
+from gradd.slots import SlotSet
+
+if TYPE_CHECKING:
+    from gradd.client import Client
+    from gradd.parameters import Binding
+
+_steps = 0  # optimizer steps seen in this process: values of lazy outputs end with them
+_hook_lock = threading.Lock()
+_hooked = False
+
+
+def _after_optimizer_step(*_: object) -> None:
+    global _steps
+    _steps += 1
+
+
+def watch_optimizers() -> None:
+    """Counts the steps of all torch optimizers: fused ones do not touch version counters."""
+    global _hooked
+    with _hook_lock:
+        if not _hooked:
+            torch.optim.optimizer.register_optimizer_step_post_hook(_after_optimizer_step)
+            _hooked = True
+
+
+class Run:
+    """A forward in the daemon. Methods take the client's lock themselves."""
+
+    def __init__(
+        self,
+        client: Client,
+        slots: SlotSet,
+        graph: Graph,
+        plan: Plan,
+        binding: Binding,
+        bound: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        seed: int,
+        flags: int = 0,
+    ) -> None:
+        """Args:
+        client: The client.
+        slots: Gradient slots of the bridge.
+        graph: The graph.
+        plan: Its plan for these inputs.
+        binding: The bound inputs as the daemon knows them.
+        bound: The same as tensors.
+        inputs: The free inputs, in order; copied into the ring by `start`.
+        seed: Of the random numbers.
+        flags: Of the protocol.
+        """
+        self.client = client
+        self.slots = slots
+        self.graph = graph
+        self.plan = plan
+        self.binding = binding
+        self.seed = seed
+        self.flags = flags
+        self.id = client.next_id()
+        self.done = False
+        self._sources = list(inputs)
+        self._inputs: list[Block] = []
+        self._types = [(t.dtype, tuple(t.shape)) for t in inputs]
+        self._outputs: list[Block] = []
+        self._versions = [(t, t._version) for t in bound if not t.is_inference()]
+        self._steps = _steps
+
+    # ---- forward ----
+
+    def start(self) -> list[torch.Tensor]:
+        """Copies the inputs and runs the forward; returns the wanted outputs in order."""
+        with self.client.lock:
+            if self._sources:
+                self._copy_inputs()
+            tensors, wires = [], []
+            for dtype_code, dims in self.plan.info.outputs:
+                dtype = DTYPES[dtype_code]
+                block = self.client.ring.allocate(nbytes(dtype, dims))
+                self._outputs.append(block)
+                tensors.append(block.tensor(dtype, dims))
+                wires.append(block.wire(dtype, dims))
+            self.client.forward(self._forward_fields(self.id, self.plan, wires))
+            return tensors
+
+    def _copy_inputs(self) -> None:
+        with torch.no_grad():
+            for source, (dtype, shape) in zip(self._sources, self._types, strict=True):
+                block = self.client.ring.allocate(nbytes(dtype, shape))
+                self._inputs.append(block)
+                block.tensor(dtype, shape).copy_(source.detach())
+        self._sources = []
+
+    def _forward_fields(self, run: int, plan: Plan, outputs: list) -> dict:
+        wires = [
+            b.wire(dtype, shape)
+            for b, (dtype, shape) in zip(self._inputs, self._types, strict=True)
+        ]
+        return {
+            "plan": plan.info.id,
+            "run": run,
+            "seed": self.seed,
+            "flags": self.flags,
+            "b": self.binding.id,
+            "in": wires,
+            "out": outputs,
+        }
+
+    # ---- backward ----
+
+    def backward(
+        self, grad_outputs: Sequence[torch.Tensor | None], keep: bool
+    ) -> list[torch.Tensor | None]:
+        """Gradients of the plan's parameters and inputs, in that order; None where there is none.
+
+        Args:
+            grad_outputs: One per output of the plan; None = no gradient arrives.
+            keep: The activations stay for another backward.
+        """
+        with self.client.lock:
+            if self.done:
+                raise errors.StaleError(
+                    "backward through a run that was released: pass retain_graph=True to the "
+                    "first backward"
+                )
+            slot = self.slots.acquire(self.plan.layout) if self.plan.params else None
+            scratch: list[Block] = []
+            try:
+                arriving = self._copy_grad_outputs(grad_outputs, scratch)
+                wires, rest = self._input_grads(scratch)
+                fields = {
+                    "run": self.id,
+                    "go": arriving,
+                    "b": slot.bind if slot else None,
+                    "g": wires,
+                    "keep": keep,
+                }
+                untouched = set(self.client.request("backward", fields).get("none", ()))
+                n = len(self.plan.params)
+                grads = slot.tensors([i not in untouched for i in range(n)]) if slot else []
+                grads += [None if n + i in untouched else t for i, t in enumerate(rest)]
+            finally:
+                if slot:
+                    self.slots.give_back(slot)
+                for block in scratch:
+                    block.drop()
+            if not keep:
+                self.release()
+            return grads
+
+    def _copy_grad_outputs(
+        self, grad_outputs: Sequence[torch.Tensor | None], scratch: list[Block]
+    ) -> list:
+        arriving = []
+        with torch.no_grad():
+            for i, grad in enumerate(grad_outputs):
+                if grad is None:
+                    continue
+                code, dims = self.plan.info.outputs[i]
+                dtype = DTYPES[code]
+                block = self.client.ring.allocate(nbytes(dtype, dims))
+                scratch.append(block)
+                block.tensor(dtype, dims).copy_(grad.detach())
+                arriving.append([i, block.wire(dtype, dims)])
+        return arriving
+
+    def _input_grads(self, scratch: list[Block]) -> tuple[list, list[torch.Tensor]]:
+        wires, tensors = [], []
+        for name in self.plan.input_grads:
+            dtype, shape = self._types[self.graph.free.index(name)]
+            block = self.client.ring.allocate(nbytes(dtype, shape))
+            scratch.append(block)
+            wires.append(block.wire(dtype, shape))
+            tensors.append(block.tensor(dtype, shape))
+        return wires, tensors
+
+    # ---- values that were not computed ----
+
+    def check_unchanged(self, what: str) -> None:
+        """Raises StaleError if the parameters have changed since the forward."""
+        changed = self._steps != _steps or any(t._version != v for t, v in self._versions)
+        if changed:
+            raise errors.StaleError(
+                f"output '{what}' was not computed because only the loss was needed, and the "
+                "parameters have changed since: read it before optimizer.step(), or set "
+                "GRADD_LAZY=0"
+            )
+
+    def again(self, outputs: tuple[str, ...], grad_outputs: tuple[int, ...]) -> Run:
+        """The same run, planned for other outputs; not started."""
+        plan = self.graph.plan(
+            self.client,
+            self._wire_types(),
+            tuple(self.graph.bound.index(n) for n in self.plan.params) if grad_outputs else (),
+            self.plan.input_grads if grad_outputs else (),
+            outputs,
+            grad_outputs,
+        )
+        other = Run.__new__(Run)
+        other.__dict__.update(self.__dict__)
+        other.plan = plan
+        other.id = self.client.next_id()
+        other.done = False
+        other._outputs = []
+        other._inputs = list(self._inputs)
+        for block in other._inputs:
+            block.pins += 1
+        return other
+
+    def _wire_types(self) -> tuple[protocol.Type, ...]:
+        from gradd.shm import DTYPE_CODES
+
+        return tuple((DTYPE_CODES[dtype], shape) for dtype, shape in self._types)
+
+    def type_of_output(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """dtype and shape of an output that the plan leaves out."""
+        with self.client.lock:
+            sizes = self.graph.output_shape(name, [shape for _, shape in self._types])
+            if sizes is None:
+                (kind,) = self.again((name,), ()).plan.info.outputs
+                return DTYPES[kind[0]], kind[1]
+            return self.graph.output_dtype(name), sizes
+
+    def read(self, output: str) -> torch.Tensor:
+        """Value of an output that the plan left out."""
+        with self.client.lock:
+            self.check_unchanged(output)
+            other = self.again((output,), ())
+            try:
+                return other.start()[0]
+            finally:
+                other.end()
+
+    # ---- end ----
+
+    def release(self) -> None:
+        """The daemon may forget the run; the inputs stay for lazy outputs until `end`."""
+        if not self.done:
+            self.done = True
+            self.client.release(self.id)
+            for block in self._outputs:
+                block.drop()
+            self._outputs = []
+
+    def end(self) -> None:
+        """Releases everything."""
+        self.release()
+        for block in self._inputs:
+            block.drop()
+        self._inputs = []
+        self._sources = []
+
+    def __del__(self) -> None:
+        # Also when __init__ failed half-way, and in whatever thread drops the last reference.
+        if "_inputs" in self.__dict__ and "_outputs" in self.__dict__:
+            self.end()

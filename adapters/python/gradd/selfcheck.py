@@ -1,0 +1,212 @@
+"""The first training step of every capture, compared with PyTorch.
+
+Loss (or outputs) and every gradient are computed twice, with dropout off on both sides: in the
+daemon by the run flag, in PyTorch by a function mode that passes dropout's input through. PyTorch
+works on stand-ins that share the parameters' memory, so `.grad`, hooks, buffers and the random
+state of the trainer stay as they are. The bound is that of the parity tests; where it is missed,
+PyTorch in double precision decides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from gradd import protocol, schema
+from gradd.fallback import SelfCheckError
+from gradd.graphs import Graph
+
+if TYPE_CHECKING:
+    from gradd.bridge import Bridge
+
+_RELATIVE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}
+_OWN = 1e-4  # of a gradient's own largest entry
+_FLOOR = 1e-4  # of the largest entry of all gradients, times _OWN
+_LOSS = 1e-5
+
+Values = tuple[list[torch.Tensor], dict[str, torch.Tensor | None]]
+
+
+class _NoDropout(TorchFunctionMode):
+    """Dropout passes its input through; random state is not touched."""
+
+    _PASS = {
+        torch.nn.functional.dropout,
+        torch.nn.functional.dropout1d,
+        torch.nn.functional.dropout2d,
+        torch.nn.functional.dropout3d,
+        torch.nn.functional.alpha_dropout,
+        torch.nn.functional.feature_alpha_dropout,
+        torch.dropout,
+    }
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in self._PASS:
+            return args[0] if args else kwargs["input"]
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            if len(args) <= 4:
+                kwargs["dropout_p"] = 0.0
+        if func is torch.nn.functional.multi_head_attention_forward:
+            kwargs["training"] = False
+        return func(*args, **kwargs)
+
+
+def check(
+    bridge: Bridge, graph: Graph, leaves: list, args: tuple, kwargs: dict, params: tuple[int, ...]
+) -> None:
+    """Raises SelfCheckError if the daemon's first step differs from PyTorch's.
+
+    Args:
+        bridge: The bridge, whose lock the caller holds.
+        graph: The graph to check.
+        leaves: Flattened arguments of the call.
+        args: The call.
+        kwargs: The call.
+        params: Positions in graph.bound of the parameters that need a gradient.
+    """
+    checked = _checked_outputs(graph, params)
+    ours = _in_daemon(bridge, graph, leaves, params, checked)
+    theirs = _in_torch(bridge, graph, args, kwargs, params, checked, None)
+    bad = _difference(ours, theirs, None)
+    if bad is None:
+        return
+    try:
+        exact = _in_torch(bridge, graph, args, kwargs, params, checked, torch.float64)
+    except (RuntimeError, TypeError, ValueError):
+        exact = None  # the module insists on its own precision
+    bad = _difference(ours, theirs, exact)
+    if bad is not None:
+        raise SelfCheckError(
+            f"the first training step of {type(bridge.module).__name__} differs from PyTorch: "
+            f"{bad}. GRADD_SELF_CHECK=0 disables this check"
+        )
+
+
+def _checked_outputs(graph: Graph, params: tuple[int, ...]) -> list[int]:
+    """The loss alone if the graph holds one, else every differentiable output."""
+    flags, _, _ = graph.differentiable(params, ())
+    for i, spec in enumerate(graph.user):
+        if flags[i] and spec.leaf == graph.cap.loss_leaf:
+            return [i]
+    return [i for i, flag in enumerate(flags) if flag]
+
+
+def _seeds(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients to start from: ones for scalars, else a fixed pattern without structure."""
+    return [
+        torch.cos(torch.arange(t.numel(), dtype=torch.float64) * 1.7).reshape(t.shape).to(t.dtype)
+        if t.dim()
+        else torch.ones_like(t)
+        for t in outputs
+    ]
+
+
+def _in_daemon(
+    bridge: Bridge, graph: Graph, leaves: list, params: tuple[int, ...], checked: list[int]
+) -> Values:
+    binding, bound = graph.bind(bridge.state)
+    inputs = [t.detach() for t in bridge._inputs(graph, leaves)]
+    names = tuple(graph.user[i].name for i in checked)
+    gmask = tuple(range(len(names)))
+    flags = protocol.DROPOUT_OFF
+    run = bridge._run(graph, binding, bound, inputs, params, (), names, gmask, flags)
+    try:
+        outputs = run.start()
+        grads = run.backward(_seeds(outputs), keep=False)
+        return outputs, dict(zip(run.plan.params, grads, strict=True))
+    finally:
+        run.end()
+
+
+def _in_torch(
+    bridge: Bridge,
+    graph: Graph,
+    args: tuple,
+    kwargs: dict,
+    params: tuple[int, ...],
+    checked: list[int],
+    dtype: torch.dtype | None,
+) -> Values:
+    from torch.nn.utils.stateless import _reparametrize_module
+
+    from gradd.export.results import Result
+
+    module = bridge.module
+    wanted = {graph.bound[i] for i in params}
+    stand_ins: dict[str, torch.Tensor] = {}
+    for name, tensor in module.named_parameters():
+        stand_ins[name] = _cast(tensor.detach(), dtype).requires_grad_(tensor.requires_grad)
+    for name, tensor in module.named_buffers():
+        stand_ins[name] = _cast(tensor.detach().clone(), dtype)
+    leaves, _, _ = schema.flatten_inputs(args, kwargs)
+    leaves = [_cast(x.detach(), dtype) if torch.is_tensor(x) else x for x in leaves]
+    args, kwargs = schema.unflatten_inputs(args, kwargs, leaves)
+    random_state = torch.get_rng_state()
+    try:
+        with (
+            torch.enable_grad(),
+            _reparametrize_module(module, stand_ins, tie_weights=True),
+            _NoDropout(),
+        ):
+            flat = Result().flatten(bridge.forward(*args, **kwargs))
+    finally:
+        torch.set_rng_state(random_state)
+    outputs = [flat[graph.user[i].leaf] for i in checked]
+    names = [n for n in stand_ins if n in wanted]
+    grads = torch.autograd.grad(
+        outputs, [stand_ins[n] for n in names], _seeds(outputs), allow_unused=True
+    )
+    return [t.detach() for t in outputs], dict(zip(names, grads, strict=True))
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    if dtype is None or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(dtype)
+
+
+def _difference(ours: Values, theirs: Values, exact: Values | None) -> str | None:
+    """The first disagreement in words, or None."""
+    for i, (a, b) in enumerate(zip(ours[0], theirs[0], strict=True)):
+        truth = exact[0][i] if exact else None
+        bound = max(_RELATIVE.get(b.dtype, _LOSS) * _largest(b), 1e-12)
+        if not _close(a, b, bound, truth):
+            return f"output {i} by {_largest(a - b):.3g} (largest value {_largest(b):.3g})"
+    largest = max((_largest(g) for g in theirs[1].values() if g is not None), default=0.0)
+    for name, b in theirs[1].items():
+        a = ours[1].get(name)
+        if a is None or b is None:
+            value = b if a is None else a
+            if value is not None and _largest(value) > 0.0:
+                who = "the daemon" if a is None else "PyTorch"
+                return f"{who} has no gradient for {name}"
+            continue
+        own = _RELATIVE.get(b.dtype, _OWN)
+        truth = exact[1].get(name) if exact else None
+        if not _close(a, b, own * max(_largest(b), _FLOOR * largest), truth):
+            return (
+                f"the gradient of {name} by {_largest(a - b):.3g} (largest entry "
+                f"{_largest(b):.3g}, of all gradients {largest:.3g})"
+            )
+    return None
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+
+
+def _close(a: torch.Tensor, b: torch.Tensor, bound: float, truth: torch.Tensor | None) -> bool:
+    if torch.equal(torch.isnan(a), torch.isnan(b)) and torch.isnan(a).any():
+        a, b = torch.nan_to_num(a, nan=0.0), torch.nan_to_num(b, nan=0.0)
+    difference = _largest(a.double() - b.double())
+    if difference <= bound or difference != difference and not b.isfinite().all():
+        return True
+    if truth is None:
+        return False
+    return _largest(a.double() - truth.double()) <= 4 * _largest(b.double() - truth.double())

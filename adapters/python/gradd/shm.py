@@ -1,0 +1,117 @@
+"""Shared memory: sealed memfd segments and torch tensors on them.
+
+A segment is created here, passed to the daemon by descriptor, and never changes its size: it is
+sealed against shrinking and growing, so that neither side can take pages away from the other.
+Its space is reserved up front, so a full machine is an error message and not a SIGBUS later.
+
+Tensors are made one by one with `torch.frombuffer` over a memoryview of their own. The memoryview
+is the tensor's exporter: it lives exactly as long as any tensor shares that storage, so a weak
+reference to it tells when the range is free. The mapping itself goes when the last exporter is
+gone, whoever closed the segment before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Sequence
+
+import torch
+
+from gradd import errors
+
+ALIGN = 64
+PAGE = 4096
+_F_ADD_SEALS = 1033
+_SEALS = 0x1 | 0x2 | 0x4  # SEAL, SHRINK, GROW
+
+# torch dtype -> ONNX element type code, which is also the code on the wire.
+DTYPE_CODES: dict[torch.dtype, int] = {
+    torch.float32: 1,
+    torch.uint8: 2,
+    torch.int8: 3,
+    torch.int16: 5,
+    torch.int32: 6,
+    torch.int64: 7,
+    torch.bool: 9,
+    torch.float16: 10,
+    torch.float64: 11,
+    torch.bfloat16: 16,
+}
+DTYPES: dict[int, torch.dtype] = {code: dtype for dtype, code in DTYPE_CODES.items()}
+
+
+def round_up(n: int, unit: int = ALIGN) -> int:
+    """`n` rounded up to a multiple of `unit`."""
+    return (n + unit - 1) // unit * unit
+
+
+def nbytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
+    """Bytes of a contiguous tensor."""
+    count = dtype.itemsize
+    for n in shape:
+        count *= n
+    return count
+
+
+class Segment:
+    """One sealed memfd, mapped for reading and writing.
+
+    Attributes:
+        id: Number under which the daemon knows it, unique in the session.
+        size: Bytes, a multiple of the page size.
+        address: Where it is mapped.
+    """
+
+    def __init__(self, segment_id: int, size: int) -> None:
+        """Creates, reserves, maps and seals the memory.
+
+        Raises:
+            NoSpaceError: The machine cannot back that many bytes.
+        """
+        self.id = segment_id
+        self.size = round_up(max(size, 1), PAGE)
+        self.fd = os.memfd_create("gradd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(self.fd, 0, self.size)
+            self.map = mmap.mmap(self.fd, self.size)
+            fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
+        except OSError as error:
+            os.close(self.fd)
+            if error.errno in (errno.ENOSPC, errno.ENOMEM):
+                raise errors.NoSpaceError(
+                    f"cannot reserve {self.size} bytes of shared memory: {error.strerror}"
+                ) from None
+            raise
+        anchor = ctypes.c_char.from_buffer(self.map)
+        self.address = ctypes.addressof(anchor)
+        del anchor  # it would keep the mapping alive for ever
+        self.view = memoryview(self.map)
+
+    def export(self, offset: int, size: int) -> memoryview:
+        """A fresh exporter over a range: weakly referable, keeps the mapping alive."""
+        return self.view[offset : offset + size]
+
+    def close(self) -> None:
+        """Closes the descriptor and lets go of the mapping; tensors on it stay valid."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        self.view = memoryview(b"")
+        self.map = None
+
+
+def make_tensor(exporter: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """A tensor on an exporter's bytes, a base tensor with a storage of exactly its size.
+
+    `resize_` gives the shape without making a view: a view would keep its base and share one
+    version counter. Tensors without elements own no shared memory.
+    """
+    size = nbytes(dtype, shape)
+    if size == 0:
+        return torch.empty(tuple(shape), dtype=dtype)
+    tensor = torch.frombuffer(exporter, dtype=dtype, count=size // dtype.itemsize)
+    return tensor.resize_(tuple(shape))
