@@ -75,7 +75,7 @@ def original_forward(module: nn.Module) -> Callable[..., Any]:
 
 
 def _is_ours(forward: Any) -> bool:
-    return getattr(forward, "__func__", None) in _made
+    return getattr(forward, "__func__", forward) in _made
 
 
 def _make_forward(module: nn.Module) -> Callable[..., Any]:

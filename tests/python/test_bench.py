@@ -1,0 +1,97 @@
+"""The benchmark's arithmetic and its rule for printing a speed-up; one quick run of a worker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+import report  # noqa: E402
+import stats  # noqa: E402
+import workloads  # noqa: E402
+
+
+@pytest.mark.quick
+def test_interval_covers_the_median_and_shrinks_with_samples() -> None:
+    noise = np.random.default_rng(1)
+    few = stats.median_interval(10 + noise.normal(size=10))
+    many = stats.median_interval(10 + noise.normal(size=1000))
+    assert few.low <= few.value <= few.high
+    assert many.high - many.low < (few.high - few.low) / 3
+    assert abs(many.value - 10) < 0.2
+
+
+@pytest.mark.quick
+def test_speedup_is_printed_only_when_the_interval_excludes_one() -> None:
+    noise = np.random.default_rng(2)
+    base = 100 + 10 * noise.normal(size=40)
+    same = stats.speedup_text(stats.ratio_interval(base, 100 + 10 * noise.normal(size=40)))
+    assert same.startswith("no difference shown")
+    faster = stats.speedup_text(stats.ratio_interval(base, base / 2))
+    assert faster.startswith("2.00x")
+    slower = stats.speedup_text(stats.ratio_interval(base / 2, base))
+    assert slower.startswith("0.50x")  # a slow-down is said as plainly
+    with pytest.raises(ValueError, match="paired"):
+        stats.ratio_interval([1.0], [1.0, 2.0])
+
+
+@pytest.mark.quick
+def test_table_names_failures_and_keeps_intervals(tmp_path: Path) -> None:
+    machine: dict[str, Any] = {"cpu": "Some CPU 9", "threads": 2, "torch": "x", "commit": "c"}
+    machine["date"] = "2026-01-01"
+    engine = {"first_s": 1.0, "loss": 2.0, "ms": {"fwd+bwd": [10.0, 11.0, 12.0]}}
+    engine["memory"] = {"above": 3 * 2**20}
+    fast = {**engine, "ms": {"fwd+bwd": [5.0, 5.5, 6.0]}}
+    result = {
+        "workload": "llama",
+        "what": "w",
+        "tokens": 1,
+        "failed": {"compile": "x\nno compiler"},
+    }
+    result["engines"] = {"eager": engine, "gradd": fast}
+    paths = report.write(tmp_path, machine, [result], quick=True)
+    text = paths[1].read_text()
+    assert "llama, compile failed: no compiler" in text and "2.00x" in text and "3 MiB" in text
+    assert json.loads(paths[0].read_text())["results"][0]["workload"] == "llama"
+    assert paths[2].read_text().count("<svg") == 1 and paths[0].stem.endswith("-quick")
+
+
+@pytest.mark.parametrize("name", workloads.NAMES)
+def test_workloads_are_what_they_say(name: str) -> None:
+    load = workloads.make(name, quick=True)
+    module, batch = load.build()
+    labels = batch["labels"]
+    assert labels.numel() == load.tokens
+    share = float((labels != workloads.IGNORE).float().mean())
+    expected = {"sft": 0.3, "bert": 0.15}.get(name, 1.0)
+    assert abs(share - expected) < 0.05
+    if name == "sft":
+        assert abs(float(batch["attention_mask"].float().mean()) - 0.5) < 0.03
+    frozen = sum(not p.requires_grad for p in module.parameters())
+    assert (frozen > 0) == (name == "lora")
+    out = module(**batch)
+    assert float(out["loss"].detach()) > 0
+
+
+def test_worker_answers_in_lines_of_json() -> None:
+    process = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "worker.py"), "eager", "mlp", "quick"],
+        input='{"do": "warm", "steps": 2}\n{"do": "time", "steps": 3}\n'
+        '{"do": "optimizer"}\n{"do": "memory", "steps": 2}\n{"do": "end"}\n',
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert process.returncode == 0, process.stderr
+    ready, warm, timed, _, memory = map(json.loads, process.stdout.splitlines())
+    assert ready == {"ready": True} and abs(warm["loss"] - 2.35) < 0.1
+    assert len(timed["ms"]) == 3 and min(timed["ms"]) > 0
+    weights = 4 * (784 * 500 + 500 + 5000 + 10)
+    assert memory["state"] == 4 * weights and memory["peak"] >= memory["base"]
