@@ -122,7 +122,7 @@ LIBS := $(B)/lib/libgradd_shm.a $(B)/lib/libgradd_shm.so $(B)/lib/libgradd.a $(B
 BIN  := $(B)/bin/gradd
 
 # ---------------------------------------------------------------- targets
-.PHONY: all setup test check check-asan check-tsan demo bench format lint clean help unit info FORCE
+.PHONY: all setup test check check-asan check-tsan demo bench fuzz format lint docs clean help unit info FORCE
 
 all: $(LIBS) $(BIN) ## build libraries and daemon (sets up first when needed)
 
@@ -146,6 +146,22 @@ check-tsan: ## C tests that use threads under ThreadSanitizer (OpenMP kept to on
 	@TSAN_OPTIONS=halt_on_error=1 OMP_NUM_THREADS=1 \
 	 GRADD_BIN=$(abspath $(B))/tsan/bin/gradd $(B)/tsan/bin/tests --limit-scale 10
 
+# The parser of foreign bytes is compiled by clang with coverage and sanitizers; operators come from
+# the ordinary library. Findings and the growing corpus stay in $(B)/fuzz.
+FUZZ_RUNS ?= 100000
+FUZZ_CC   ?= clang
+FUZZ_SRC  := $(wildcard tests/fuzz/*_onnx.c tests/c/onnx_build.c server/graph/import*.c) \
+             server/graph/arena.c server/graph/prescan.c $(SHM_SRC) $(PB_C)
+fuzz: $(B)/lib/libgradd.a ## feed the ONNX importer with mutated models (clang; FUZZ_RUNS=100000)
+	@command -v $(FUZZ_CC) >/dev/null || { echo "make fuzz needs $(FUZZ_CC) (FUZZ_CC=...)"; exit 1; }
+	@mkdir -p $(B)/fuzz/import; echo "  FUZZ    fuzz_import"
+	$(Q)$(FUZZ_CC) $(CPPFLAGS_ALL) -std=gnu11 -g -O1 -fsanitize=fuzzer,address,undefined \
+	    -fno-sanitize-recover=undefined -o $(B)/fuzz/fuzz_import tests/fuzz/fuzz_import.c $(FUZZ_SRC) \
+	    $(B)/lib/libgradd.a $(ENGINE_LIBS) -lgomp
+	@GRADD_FUZZ_SEEDS=$(B)/fuzz/import $(B)/fuzz/fuzz_import
+	@cd $(B)/fuzz && ./fuzz_import -runs=$(FUZZ_RUNS) -max_len=8192 -timeout=10 -rss_limit_mb=1024 \
+	    -print_final_stats=1 import
+
 demo: all ## train a small Llama through the daemon, next to plain Trainer
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) -m optimum.gradd.demo $(ARGS)
 
@@ -162,6 +178,9 @@ lint: ## formatting and static checks, changes nothing
 	$(Q)$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES)
 	$(Q)$(VENV)/bin/ruff format -q --check . && $(VENV)/bin/ruff check -q .
 	$(Q)sh tests/check_layers.sh && $(PY) tests/check_sizes.py
+
+docs: $(BIN) ## rewrite docs/operators.md from the operator table
+	@$(PY) tools/operators_doc.py $(BIN) docs/operators.md
 
 clean: ## remove build output (keeps .venv)
 	rm -rf $(B)
