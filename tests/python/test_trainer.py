@@ -40,7 +40,7 @@ FULL = {
 def daemon_forwards(trainer: Any) -> int:
     """Forward passes that really ran in the daemon."""
     stats = trainer.gradd_stats()
-    assert stats["fallbacks"] == 0, stats
+    assert not stats["fallbacks"], stats
     return stats["forwards"]
 
 
@@ -219,7 +219,7 @@ def test_strict_raises_and_lenient_falls_back(tmp_path: Path) -> None:
         make_trainer("gradd", tmp_path, Odd(), max_steps=1).train()
     plain, ours = train_pair(tmp_path, Odd, max_steps=2, strict=False)
     assert losses(plain) == losses(ours)
-    assert ours.gradd_stats()["fallbacks"] > 0
+    assert sum(ours.gradd_stats()["fallbacks"].values()) >= 2
 
 
 def test_bf16_autocast_falls_back_to_the_same_losses(tmp_path: Path) -> None:

@@ -80,6 +80,10 @@ class ORTTrainer(Trainer):
             self._bridge_module = model
         attach.attach(model, self._bridge)
 
+    def gradd_stats(self) -> dict[str, Any]:
+        """Counts of captures, daemon forwards and fallbacks by reason; empty without a bridge."""
+        return self._bridge.stats() if self._bridge is not None else {}
+
     # ---- the loss ----
 
     def _forward_to_capture(self, model: nn.Module) -> Callable[..., Any]:
