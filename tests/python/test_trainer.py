@@ -234,3 +234,13 @@ def test_arguments_travel_with_the_checkpoint(tmp_path: Path) -> None:
     args = torch.load(tmp_path / "saved" / "training_args.bin", weights_only=False)
     assert type(args) is type(trainer.args) and args.max_steps == 1
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["model_type"] == "llama"
+
+
+def test_captured_graphs_are_saved_on_request(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    trainer = make_trainer("gradd", tmp_path, max_steps=1, save_onnx=True, onnx_prefix="net")
+    trainer.train()
+    files = list(Path(trainer.args.output_dir).glob("net_*.onnx"))
+    assert [f.name for f in files] == ["net_torch_exported_training.onnx"]
+    graph = onnx.load(files[0]).graph
+    assert "model.embed_tokens.weight" in {i.name for i in graph.input}

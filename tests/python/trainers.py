@@ -85,7 +85,7 @@ def make_trainer(kind: str, folder: Path, model: Any = None, **options: Any) -> 
     if model is None and "model_init" not in chosen:
         model = tiny_llama()
     if kind == "torch":
-        for ours_only in ("strict", "use_module_with_loss"):
+        for ours_only in ("strict", "use_module_with_loss", "save_onnx", "onnx_prefix"):
             arguments.pop(ours_only, None)
         if arguments["optim"] == "adamw_ort_fused":
             arguments["optim"] = "adamw_torch"

@@ -9,6 +9,7 @@ Trainer.
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -73,16 +74,38 @@ class ORTTrainer(Trainer):
         if self._bridge is None or self._bridge_module is not model:
             from gradd.bridge import Bridge
 
+            debug = self._debug_options()
             if self._bridge_module is not None:
                 attach.detach(self._bridge_module)
             strict = bool(getattr(self.args, "strict", False))
-            self._bridge = Bridge(model, forward=self._forward_to_capture(model), strict=strict)
+            self._bridge = Bridge(
+                model,
+                forward=self._forward_to_capture(model),
+                strict=strict,
+                on_capture=debug.save,
+            )
             self._bridge_module = model
         attach.attach(model, self._bridge)
 
     def gradd_stats(self) -> dict[str, Any]:
         """Counts of captures, daemon forwards and fallbacks by reason; empty without a bridge."""
         return self._bridge.stats() if self._bridge is not None else {}
+
+    def _debug_options(self) -> Any:
+        """`save_onnx`, `onnx_prefix` and `onnx_log_level` as ORTModule takes them."""
+        from gradd import DebugOptions, LogLevel
+
+        args = self.args
+        if getattr(args, "save_onnx", False):
+            os.makedirs(args.output_dir, exist_ok=True)
+        debug = DebugOptions(
+            log_level=LogLevel[getattr(args, "onnx_log_level", "WARNING")],
+            save_onnx=bool(getattr(args, "save_onnx", False)),
+            onnx_prefix=getattr(args, "onnx_prefix", None) or "",
+            save_path=args.output_dir,
+        )
+        debug.apply()
+        return debug
 
     # ---- the loss ----
 

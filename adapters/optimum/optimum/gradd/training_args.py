@@ -82,12 +82,6 @@ class ORTTrainingArguments(LegacyArguments, TrainingArguments):
             )
         if self.save_onnx and not self.onnx_prefix:
             raise ValueError("save_onnx=True needs onnx_prefix, the start of the files' names")
-        if self.save_onnx:
-            # The variables that ORTModule's DebugOptions reads, as Optimum set them.
-            os.environ.setdefault(
-                "ORTMODULE_SAVE_ONNX_PATH", os.path.expanduser(self.output_dir or ".")
-            )
-            os.environ["ORTMODULE_LOG_LEVEL"] = self.onnx_log_level
 
     def _drop_what_gradd_replaces(self) -> None:
         if self.use_liger_kernel and not gradd_is_disabled():
