@@ -1,0 +1,300 @@
+/* Start, event loop, end. See daemon.h. */
+#include "server/daemon.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include "server/control.h"
+#include "server/log.h"
+#include "server/requests.h"
+#include "server/version.h"
+
+#define MAX_EVENTS       64
+#define TICK_MS          500
+#define GREETING_MS      30000 /* from connecting to attach */
+#define STALLED_MS       30000
+#define REQUESTS_PER_RUN 64
+#define ROUNDS_PER_POLL  16
+
+/* What an epoll event means: a kind, and the session's number for two of them. */
+enum { ON_CONTROL, ON_PIDFD, ON_LISTENER, ON_ROUTER, ON_ZAP, ON_SIGNAL, ON_QUEUE };
+
+static gradd_status_t watch(daemon_t *daemon, int fd, uint32_t kind, uint32_t number) {
+    struct epoll_event event = {.events = EPOLLIN,
+                                .data.u64 = (uint64_t)kind << 32 | (uint64_t)number};
+    if (epoll_ctl(daemon->epoll, EPOLL_CTL_ADD, fd, &event) == 0) return GRADD_OK;
+    return GRADD_FAIL(IO, "epoll_ctl: %s", strerror(errno));
+}
+
+static void unwatch(daemon_t *daemon, int fd) {
+    epoll_ctl(daemon->epoll, EPOLL_CTL_DEL, fd, NULL);
+}
+
+/* ---- sessions ---- */
+
+void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason, bool cancel) {
+    if (cancel) session->cancel = 1;
+    if (session->state == SESSION_CLOSING) return;
+    session->state = SESSION_CLOSING;
+    session->end_reason = reason;
+    unwatch(daemon, session->control);
+    unwatch(daemon, gradd_lease_pidfd(session->lease));
+    close(session->control);
+    session->control = -1;
+    daemon->idle_since_ms = session_now_ms();
+    for (job_t *job = queue_drop(daemon->queue, &session->lane), *next; job; job = next) {
+        next = job->next;
+        request_destroy((request_t *)job);
+    }
+    gradd_lease_end(session->lease); /* what no run uses is unmapped now */
+    request_t *end = request_create();
+    if (!end) {
+        /* Without memory for the last job the session stays, closed; the next tick tries again. */
+        session->state = SESSION_LIVE;
+        return;
+    }
+    end->session = session;
+    queue_push_first(daemon->queue, &session->lane, &end->job);
+}
+
+void daemon_stop(daemon_t *daemon, const char *reason, bool cancel) {
+    if (!daemon->stopping)
+        log_event(LOG_INFO, "daemon_stop", "reason=%s sessions=%d", reason, daemon->table.n);
+    daemon->stopping = true;
+    for (int i = 0; i < daemon->table.n; i++)
+        daemon_end_session(daemon, daemon->table.sessions[i], reason, cancel);
+}
+
+static void accept_session(daemon_t *daemon) {
+    session_t *session;
+    gradd_status_t st =
+        control_accept(&daemon->table, daemon->control, daemon->router.uid, &session);
+    if (st == GRADD_OK && session) {
+        st = watch(daemon, session->control, ON_CONTROL, session->number);
+        if (st == GRADD_OK)
+            st = watch(daemon, gradd_lease_pidfd(session->lease), ON_PIDFD, session->number);
+        if (st != GRADD_OK || daemon->stopping)
+            daemon_end_session(daemon, session, "refused", true);
+        else
+            log_event(LOG_DEBUG, "connect", "session=%u pid=%d", session->number,
+                      (int)session->pid);
+    }
+    if (st == GRADD_OK) return;
+    log_event(LOG_WARN, "connect_refused", "what=\"%s\"", gradd_error_message());
+    if (st == GRADD_E_IO) { /* out of descriptors: do not spin on a listener that stays readable */
+        unwatch(daemon, daemon->control);
+        daemon->control_paused = true;
+    }
+}
+
+static void read_session(daemon_t *daemon, uint32_t number) {
+    bool open;
+    session_t *session = session_by_number(&daemon->table, number);
+    if (!session || session->control < 0) return;
+    control_read(session, &open);
+    if (!open) daemon_end_session(daemon, session, "connection closed", true);
+}
+
+static void bury_session(daemon_t *daemon, uint32_t number) {
+    session_t *session = session_by_number(&daemon->table, number);
+    if (session) daemon_end_session(daemon, session, "process ended", true);
+}
+
+/* Time limits; called now and then. */
+static void tick(daemon_t *daemon) {
+    int64_t now = session_now_ms(), idle_exit = daemon->options->idle_exit * 1000;
+    for (int i = 0; i < daemon->table.n; i++) {
+        session_t *s = daemon->table.sessions[i];
+        bool attaching = s->state == SESSION_NEW || s->state == SESSION_GREETED;
+        if (attaching && now - s->born_ms > GREETING_MS)
+            daemon_end_session(daemon, s, "never attached", true);
+        else if (s->stalled_ms && now - s->stalled_ms > STALLED_MS)
+            daemon_end_session(daemon, s, "does not read its replies", true);
+        else if (s->state == SESSION_LIVE && s->control < 0)
+            daemon_end_session(daemon, s, "connection closed", true);
+    }
+    if (daemon->control_paused && !daemon->stopping &&
+        watch(daemon, daemon->control, ON_LISTENER, 0) == GRADD_OK)
+        daemon->control_paused = false;
+    if (daemon->table.n > 0) daemon->idle_since_ms = now;
+    if (idle_exit > 0 && now - daemon->idle_since_ms >= idle_exit && !daemon->stopping)
+        daemon_stop(daemon, "idle", false);
+}
+
+/* ---- events ---- */
+
+static void read_signals(daemon_t *daemon) {
+    struct signalfd_siginfo info;
+    while (read(daemon->signals, &info, sizeof info) == (ssize_t)sizeof info)
+        /* The first one lets the request in progress finish, the second one cancels it. */
+        daemon_stop(daemon, "signal", daemon->stopping);
+}
+
+static void handle_event(daemon_t *daemon, uint64_t data) {
+    uint32_t number = (uint32_t)data;
+    switch (data >> 32) {
+    case ON_CONTROL:
+        read_session(daemon, number);
+        break;
+    case ON_PIDFD:
+        bury_session(daemon, number);
+        break;
+    case ON_LISTENER:
+        accept_session(daemon);
+        break;
+    case ON_SIGNAL:
+        read_signals(daemon);
+        break;
+    default: /* the sockets and the queue are looked at in every round */
+        break;
+    }
+}
+
+/* Everything that can be done without waiting. True if there may be more. */
+static bool do_work(daemon_t *daemon) {
+    bool any = router_admit(&daemon->router);
+    for (int i = 0; i < REQUESTS_PER_RUN; i++) {
+        request_t *request = router_receive(&daemon->router);
+        if (!request) break;
+        requests_handle(daemon, request);
+        any = true;
+    }
+    for (job_t *job = queue_reap(daemon->queue), *next; job; job = next) {
+        next = job->next;
+        requests_finish(daemon, (request_t *)job);
+        any = true;
+    }
+    return any;
+}
+
+static void event_loop(daemon_t *daemon) {
+    struct epoll_event events[MAX_EVENTS];
+    int64_t ticked = session_now_ms();
+    unsigned rounds = 0;
+    while (!daemon->stopping || daemon->table.n > 0) {
+        bool busy = do_work(daemon) || queue_spin(daemon->queue);
+        /* Requests that never pause must not keep the other descriptors from their turn. */
+        if (busy && ++rounds % ROUNDS_PER_POLL != 0) continue;
+        /* libzmq tells of a message once: sleep only after a round that found none. */
+        bool quiet = !busy && queue_sleep(daemon->queue);
+        int n = epoll_wait(daemon->epoll, events, MAX_EVENTS, quiet ? TICK_MS : 0);
+        queue_wake(daemon->queue);
+        for (int i = 0; i < n; i++)
+            handle_event(daemon, events[i].data.u64);
+        if (session_now_ms() - ticked >= TICK_MS) {
+            ticked = session_now_ms();
+            tick(daemon);
+        }
+    }
+}
+
+/* ---- start and end ---- */
+
+static void *engine_thread(void *worker) {
+    worker_main(worker);
+    return NULL;
+}
+
+/* The limit of all arenas: what the option says, else 90 % of the machine's memory. */
+static int64_t memory_limit(const options_t *options) {
+    struct sysinfo info;
+    if (options->memory_mib > 0) return options->memory_mib << 20;
+    if (sysinfo(&info) != 0) return INT64_MAX;
+    return (int64_t)((double)info.totalram * (double)info.mem_unit * 0.9);
+}
+
+static gradd_status_t open_signals(int *out_fd) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &set, NULL); /* before any thread starts: all inherit it */
+    signal(SIGPIPE, SIG_IGN);
+    *out_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    return *out_fd >= 0 ? GRADD_OK : GRADD_FAIL(IO, "signalfd: %s", strerror(errno));
+}
+
+/* Each session needs up to 66 descriptors: take what the hard limit allows. */
+static void raise_descriptor_limit(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+static gradd_status_t open_sockets(daemon_t *daemon) {
+    int commands;
+    /* ctl.sock is made last: who can connect to it finds everything ready. */
+    GRADD_TRY(rundir_listen(daemon->dir.cmd, SOCK_STREAM, &commands));
+    gradd_status_t st = router_open(&daemon->router, daemon->dir.cmd, commands, geteuid());
+    if (st != GRADD_OK) {
+        close(commands);
+        return st;
+    }
+    GRADD_TRY(rundir_listen(daemon->dir.ctl, SOCK_SEQPACKET, &daemon->control));
+    GRADD_TRY(watch(daemon, router_fd(&daemon->router), ON_ROUTER, 0));
+    GRADD_TRY(watch(daemon, router_zap_fd(&daemon->router), ON_ZAP, 0));
+    return watch(daemon, daemon->control, ON_LISTENER, 0);
+}
+
+static gradd_status_t start(daemon_t *daemon) {
+    GRADD_TRY(open_signals(&daemon->signals));
+    raise_descriptor_limit();
+    daemon->epoll = epoll_create1(EPOLL_CLOEXEC);
+    if (daemon->epoll < 0) return GRADD_FAIL(IO, "epoll_create1: %s", strerror(errno));
+    GRADD_TRY(watch(daemon, daemon->signals, ON_SIGNAL, 0));
+    GRADD_TRY(queue_create(&daemon->queue));
+    GRADD_TRY(watch(daemon, queue_fd(daemon->queue), ON_QUEUE, 0));
+    daemon->worker = (worker_t){.queue = daemon->queue,
+                                .threads = (int)daemon->options->threads,
+                                .memory_limit = memory_limit(daemon->options)};
+    int rc = pthread_create(&daemon->engine, NULL, engine_thread, &daemon->worker);
+    if (rc != 0) return GRADD_FAIL(IO, "pthread_create: %s", strerror(rc));
+    daemon->engine_runs = true;
+    return open_sockets(daemon);
+}
+
+static void finish(daemon_t *daemon) {
+    if (daemon->engine_runs) {
+        queue_close(daemon->queue, true);
+        pthread_join(daemon->engine, NULL);
+    }
+    router_close(&daemon->router);
+    rundir_unlink(&daemon->dir);
+    if (daemon->control >= 0) close(daemon->control);
+    queue_destroy(daemon->queue);
+    if (daemon->epoll >= 0) close(daemon->epoll);
+    if (daemon->signals >= 0) close(daemon->signals);
+}
+
+gradd_status_t daemon_run(const options_t *options, pid_t *out_other) {
+    static daemon_t daemon; /* one per process; large */
+    daemon = (daemon_t){.options = options, .epoll = -1, .signals = -1, .control = -1};
+    daemon.dir.lock = -1;
+    GRADD_TRY(rundir_init(&daemon.dir, options->dir));
+    GRADD_TRY(rundir_prepare(&daemon.dir));
+    GRADD_TRY(rundir_lock(&daemon.dir, out_other));
+    if (*out_other != 0) return GRADD_OK;
+    prctl(PR_SET_NAME, "gradd");
+    daemon.started_ms = daemon.idle_since_ms = session_now_ms();
+    gradd_status_t st = start(&daemon);
+    if (st == GRADD_OK) {
+        log_event(LOG_INFO, "daemon_start", "version=%s pid=%d dir=%s", GRADD_VERSION,
+                  (int)getpid(), daemon.dir.path);
+        event_loop(&daemon);
+    }
+    finish(&daemon);
+    if (st == GRADD_OK)
+        log_event(LOG_INFO, "daemon_end", "requests=%llu", (unsigned long long)daemon.n_requests);
+    rundir_finish(&daemon.dir); /* last: now another daemon may start */
+    return st;
+}

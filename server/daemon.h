@@ -1,0 +1,48 @@
+/* The daemon: sockets, sessions and the two threads around the engine library.
+ *
+ * The I/O thread (the caller of daemon_run) waits in one epoll set for both channels, the pidfds of
+ * all clients, signals and finished work; it answers hello, segment, attach, ps and stop itself,
+ * whatever the engine is doing, and queues the rest for the engine thread. Nothing that a client
+ * sends or does ends the daemon, except the verb `stop` of its own user.
+ */
+#ifndef GRADD_SERVER_DAEMON_H
+#define GRADD_SERVER_DAEMON_H
+
+#include <pthread.h>
+#include <sys/types.h>
+
+#include "server/options.h"
+#include "server/router.h"
+#include "server/rundir.h"
+#include "server/session.h"
+#include "server/worker.h"
+
+typedef struct daemon_s {
+    const options_t *options; /* Borrowed */
+    rundir_t dir;
+    int epoll, signals, control; /* Owned */
+    bool control_paused;         /* out of descriptors: no accept until some are free */
+    router_t router;
+    session_table_t table;
+    queue_t *queue; /* Owned */
+    worker_t worker;
+    pthread_t engine;
+    bool engine_runs;
+    bool stopping;
+    int64_t started_ms, idle_since_ms;
+    uint64_t n_requests, n_refused;
+} daemon_t;
+
+/* Runs a daemon until it is stopped. *out_other is 0, or the pid of the daemon that runs in this
+ * directory already (-1 when unknown); then nothing was done. */
+gradd_status_t daemon_run(const options_t *options, pid_t *out_other);
+
+/* ---- for the verbs that run in the I/O thread ---- */
+
+/* Begins the end of a session: cancels its run if `cancel`, drops what waits, asks the engine to
+ * give everything back. The session is destroyed when the engine has done so. */
+void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason, bool cancel);
+/* Refuses new work and ends every session; the daemon ends when the last one has. */
+void daemon_stop(daemon_t *daemon, const char *reason, bool cancel);
+
+#endif

@@ -1,0 +1,99 @@
+/* The gradd binary: arguments, commands, exit codes. The only file that prints usage or decides how
+ * the process ends.
+ *
+ * Exit codes: 0 done, 1 failure, 2 wrong usage, 3 no daemon runs, 4 a daemon runs already.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "server/admin.h"
+#include "server/control.h"
+#include "server/daemon.h"
+#include "server/list_ops.h"
+#include "server/log.h"
+#include "server/version.h"
+
+enum { EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NONE, EXIT_ALREADY };
+
+static int failed(gradd_status_t status) {
+    fprintf(stderr, "gradd: %s: %s\n", gradd_status_name(status), gradd_error_message());
+    return EXIT_FAILED;
+}
+
+static int run_serve(const options_t *options) {
+    pid_t other;
+    if (!log_set_level(options->log)) {
+        fprintf(stderr, "gradd: --log: expected error, warn, info or debug, got '%s'\n",
+                options->log);
+        return EXIT_USAGE;
+    }
+    gradd_status_t st = daemon_run(options, &other);
+    if (st != GRADD_OK) return failed(st);
+    if (other == 0) return EXIT_DONE;
+    fprintf(stderr, "gradd: already running pid %ld\n", (long)other);
+    return EXIT_ALREADY;
+}
+
+static int run_admin(const options_t *options,
+                     gradd_status_t (*run)(const options_t *options, bool *out_running)) {
+    bool running;
+    gradd_status_t st = run(options, &running);
+    if (st != GRADD_OK) return failed(st);
+    if (running) return EXIT_DONE;
+    fputs("gradd: no daemon runs\n", stderr);
+    return EXIT_NONE;
+}
+
+static int run_ps(const options_t *options) {
+    return run_admin(options, admin_ps);
+}
+
+static int run_stop(const options_t *options) {
+    return run_admin(options, admin_stop);
+}
+
+static int run_version(const options_t *options) {
+    printf(options->json ? "{\"version\": \"%s\", \"engine\": \"%s\", \"protocol\": [%d, %d]}\n"
+                         : "gradd %s (engine %s), protocol %d to %d\n",
+           GRADD_VERSION, gradd_version(), PROTOCOL_LOWEST, PROTOCOL_HIGHEST);
+    return EXIT_DONE;
+}
+
+static int run_list_ops(const options_t *options) {
+    list_ops(stdout, options->json);
+    return EXIT_DONE;
+}
+
+static int run_help(const options_t *options) {
+    (void)options;
+    options_usage(stdout);
+    return EXIT_DONE;
+}
+
+int main(int argc, char **argv) {
+    static const struct {
+        const char *name;
+        int (*run)(const options_t *options);
+    } commands[] = {
+        {"serve",      run_serve   },
+        {"ps",         run_ps      },
+        {"stop",       run_stop    },
+        {"version",    run_version },
+        {"--version",  run_version },
+        {"--list-ops", run_list_ops},
+        {"help",       run_help    },
+        {"--help",     run_help    },
+    };
+    options_t options;
+    if (options_parse(argc, argv, &options) != GRADD_OK) {
+        fprintf(stderr, "gradd: %s\n", gradd_error_message());
+        options_usage(stderr);
+        return EXIT_USAGE;
+    }
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        if (strcmp(options.command, commands[i].name) == 0) return commands[i].run(&options);
+    fprintf(stderr, options.command[0] ? "gradd: unknown command '%s'\n" : "gradd: no command%s\n",
+            options.command);
+    options_usage(stderr);
+    return EXIT_USAGE;
+}

@@ -1,0 +1,50 @@
+/* The directory of a daemon: where it is, who may own it, its lock and its two listening sockets.
+ *
+ * One flock on `lock` decides which process is the daemon of a directory; the kernel drops it
+ * whenever that process ends, so a stale socket is one whose directory can be locked. Sockets are
+ * replaced only under the lock. We bind and listen ourselves, because zmq_bind would silently take
+ * over the path of a live server.
+ */
+#ifndef GRADD_SERVER_RUNDIR_H
+#define GRADD_SERVER_RUNDIR_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "shm/status.h"
+
+#define RUNDIR_PATH_MAX 108 /* of sockaddr_un, with the final 0 */
+#define RUNDIR_CMD      "cmd.sock"
+#define RUNDIR_CTL      "ctl.sock"
+#define RUNDIR_LOCK     "lock"
+
+typedef struct rundir_s {
+    char path[RUNDIR_PATH_MAX];
+    char cmd[RUNDIR_PATH_MAX];
+    char ctl[RUNDIR_PATH_MAX];
+    int lock; /* Owned; -1 = not locked */
+} rundir_t;
+
+/* Fills the paths: `given` (may be NULL or empty), else $XDG_RUNTIME_DIR/gradd, else gradd-<uid> in
+ * the temporary folder. Fails with IO when a socket's path would be longer than 107 bytes. */
+gradd_status_t rundir_init(rundir_t *dir, const char *given);
+/* Unlocks. Accepts a zeroed or failed one whose lock is -1. */
+void rundir_finish(rundir_t *dir);
+
+/* Creates the directory (0700) if it is missing; refuses one that is a symlink, not ours or open to
+ * others. Fails with IO. */
+gradd_status_t rundir_prepare(const rundir_t *dir);
+
+/* Takes the lock and writes our pid into it. *out_owner is 0 on success; when another daemon holds
+ * it, the call succeeds too and *out_owner is that pid (-1 when it is not readable). */
+gradd_status_t rundir_lock(rundir_t *dir, pid_t *out_owner);
+/* True if some process holds the lock. */
+bool rundir_is_locked(const rundir_t *dir);
+
+/* A listening socket at `path` (mode 0600), replacing what lies there. Only under the lock.
+ * type: SOCK_STREAM or SOCK_SEQPACKET. Fails with IO. */
+gradd_status_t rundir_listen(const char *path, int type, int *out_fd);
+/* Removes both sockets. Only under the lock. */
+void rundir_unlink(const rundir_t *dir);
+
+#endif

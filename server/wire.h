@@ -1,0 +1,124 @@
+/* Messages as msgpack: scan, decode and check what arrives, encode what leaves.
+ *
+ * Nothing that a peer claims is believed: wire_decode first walks the bytes without allocating
+ * (depth, counts, sizes, types) and only then lets msgpack-c build the object tree, whose memory is
+ * thereby bounded by a constant times the length of the message. Fields are checked against the
+ * verb's row and errors name the field, what was expected and what came.
+ */
+#ifndef GRADD_SERVER_WIRE_H
+#define GRADD_SERVER_WIRE_H
+
+#include <msgpack.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "shm/status.h"
+#include "shm/tensor.h"
+
+#define WIRE_MAX_BYTES    (1u << 20) /* of an envelope */
+#define WIRE_MAX_DEPTH    8
+#define WIRE_MAX_ITEMS    (1u << 18) /* objects of all kinds in one message */
+#define WIRE_MAX_FIELDS   24         /* of the outermost map */
+#define WIRE_MAX_VERB     32         /* bytes */
+#define WIRE_MAX_PAYLOADS 7          /* frames after the envelope */
+#define WIRE_MAX_FRAME    (16u << 20)
+
+/* Walks the bytes iteratively: exactly one object, no deeper than max_depth, at most max_items
+ * objects, no ext types, every length inside the bytes. Allocates nothing. Fails with LIMIT. */
+gradd_status_t wire_scan(const void *data, size_t bytes, int max_depth, uint32_t max_items);
+
+/* ---- what arrives ---- */
+
+/* A decoded message. Texts and bytes point into the buffer that was decoded, which must outlive
+ * it. A zeroed one is empty. */
+typedef struct wire_doc_s {
+    msgpack_zone zone; /* Owned: the tree */
+    msgpack_object root;
+    bool live;
+} wire_doc_t;
+
+/* Scans with the limits above and unpacks one map with short, distinct text keys. Fails with LIMIT
+ * or NOMEM; then the doc is empty. */
+gradd_status_t wire_decode(const void *data, size_t bytes, wire_doc_t *out_doc);
+/* The same for any single object with other limits (a payload frame). */
+gradd_status_t wire_decode_any(const void *data, size_t bytes, uint32_t max_items,
+                               wire_doc_t *out_doc);
+void wire_doc_finish(wire_doc_t *doc); /* accepts NULL and empty ones */
+
+/* NULL when the map has no such key. */
+const msgpack_object *wire_get(const wire_doc_t *doc, const char *key);
+
+typedef enum wire_kind_e {
+    WIRE_NONE,
+    WIRE_U64,
+    WIRE_TEXT,
+    WIRE_BYTES,
+    WIRE_TENSOR, /* [segment, offset, dtype, [dims...]] */
+    WIRE_TENSOR_OR_NIL,
+    WIRE_TYPE,  /* [dtype, [dims...]] */
+    WIRE_INDEX, /* a position, or a name */
+    WIRE_LIST,
+    WIRE_PLACED, /* [position, tensor] */
+    WIRE_FLAG,   /* a boolean, 0 or 1 */
+} wire_kind_t;
+
+/* What a verb expects of one field. */
+typedef struct wire_field_s {
+    const char *name;
+    wire_kind_t kind;
+    wire_kind_t item; /* WIRE_LIST: of its entries */
+    bool optional;    /* may be missing; a nil counts as missing then */
+    uint32_t max;     /* WIRE_LIST: entries; WIRE_TEXT and WIRE_BYTES: bytes; 0 = no own limit */
+} wire_field_t;
+
+/* Finds and checks the fields; out_values[i] is NULL for a missing optional one. Unknown fields are
+ * ignored (a newer client of the same protocol may send more). Fails with LIMIT for counts and with
+ * TENSOR for kinds; the sentence begins with "<verb>: field '<name>'". */
+gradd_status_t wire_match(const wire_doc_t *doc, const char *verb, const wire_field_t *fields,
+                          int n_fields, const msgpack_object **out_values);
+
+/* Conversions of checked objects. */
+uint64_t wire_u64(const msgpack_object *o);
+bool wire_flag(const msgpack_object *o); /* false for NULL */
+int wire_count(const msgpack_object *list);
+const msgpack_object *wire_at(const msgpack_object *list, int i);
+/* The dims and the dtype are still to be validated: fails with UNSUPPORTED, LIMIT. */
+gradd_status_t wire_type(const msgpack_object *o, gradd_type_t *out_type);
+gradd_status_t wire_tensor(const msgpack_object *o, gradd_tensor_t *out_tensor);
+
+/* ---- what leaves ---- */
+
+/* A growing buffer. The first failed allocation sticks in `failed`; later calls do nothing. */
+typedef struct wire_out_s {
+    uint8_t *data; /* Owned */
+    size_t bytes, capacity;
+    uint32_t pairs; /* of the outermost map */
+    bool failed;
+} wire_out_t;
+
+void wire_out_finish(wire_out_t *out); /* accepts NULL and zeroed ones */
+
+/* The outermost map: begin, then wire_key and one value in turn, then end, which patches the
+ * number of pairs. begin forgets what was there. */
+void wire_begin(wire_out_t *out);
+void wire_end(wire_out_t *out);
+void wire_key(wire_out_t *out, const char *key);
+
+void wire_put_u64(wire_out_t *out, uint64_t value);
+void wire_put_i64(wire_out_t *out, int64_t value);
+void wire_put_f64(wire_out_t *out, double value);
+void wire_put_text(wire_out_t *out, const char *text);
+void wire_put_bytes(wire_out_t *out, const void *data, size_t bytes);
+void wire_put_nil(wire_out_t *out);
+void wire_put_list(wire_out_t *out, uint32_t n); /* n values follow */
+void wire_put_map(wire_out_t *out, uint32_t n);  /* n texts, each with a value, follow */
+void wire_put_type(wire_out_t *out, const gradd_type_t *type);
+
+/* Whole replies, without begin and end. session: "alive" or "lost", NULL leaves it out. */
+void wire_reply_fail(wire_out_t *out, uint64_t q, gradd_status_t status, const char *what,
+                     const char *session);
+/* begin, ok and q; the verb's own keys and wire_end follow. */
+void wire_reply_begin(wire_out_t *out, uint64_t q);
+
+#endif

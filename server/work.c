@@ -1,0 +1,166 @@
+/* A session's objects in the engine thread, and the thread itself. See worker.h. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+#include "server/log.h"
+#include "server/worker.h"
+
+void *id_list_get(const id_list_t *list, uint64_t id) {
+    for (int i = 0; i < list->n; i++)
+        if (list->items[i].id == id) return list->items[i].object;
+    return NULL;
+}
+
+gradd_status_t id_list_put(id_list_t *list, uint64_t id, void *object) {
+    if (list->n == list->capacity) {
+        int capacity = list->capacity ? 2 * list->capacity : 16;
+        struct id_item_s *items = realloc(list->items, (size_t)capacity * sizeof *items);
+        if (!items) return GRADD_FAIL(NOMEM, "no memory for a list of %d", capacity);
+        list->items = items;
+        list->capacity = capacity;
+    }
+    list->items[list->n++] = (struct id_item_s){id, object};
+    return GRADD_OK;
+}
+
+void *id_list_take(id_list_t *list, uint64_t id) {
+    for (int i = 0; i < list->n; i++) {
+        if (list->items[i].id != id) continue;
+        void *object = list->items[i].object;
+        list->items[i] = list->items[--list->n];
+        return object;
+    }
+    return NULL;
+}
+
+gradd_status_t work_of(session_t *session, work_t **out_work) {
+    if (!session->work) {
+        work_t *work = calloc(1, sizeof *work);
+        if (!work) return GRADD_FAIL(NOMEM, "no memory for a session");
+        work->session = session;
+        session->work = work;
+    }
+    *out_work = session->work;
+    return GRADD_OK;
+}
+
+void work_release_binding(binding_t *binding) {
+    if (!binding || --binding->refs > 0) return;
+    tensors_finish(&binding->tensors);
+    free(binding);
+}
+
+void work_release_run(worker_t *worker, work_t *work, uint64_t id) {
+    work_run_t *run = id_list_take(&work->runs, id);
+    if (!run) return;
+    gradd_run_destroy(run->handle);
+    worker->arena_bytes -= run->arena_bytes;
+    atomic_fetch_sub(&work->session->counts.arena_bytes, run->arena_bytes);
+    run->plan->n_runs--;
+    work_release_binding(run->binding);
+    tensors_finish(&run->in);
+    tensors_finish(&run->out);
+    free(run->inputs);
+    free(run);
+}
+
+void work_drop_plan(worker_t *worker, work_t *work, work_plan_t *plan) {
+    id_list_take(&work->plans, plan->id);
+    cache_release_compiled(worker, plan->compiled);
+    free(plan->in);
+    free(plan->bound);
+    free(plan->rest);
+    free(plan->grads);
+    free(plan);
+}
+
+void work_end(worker_t *worker, session_t *session) {
+    work_t *work = session->work;
+    if (!work) return;
+    while (work->runs.n > 0)
+        work_release_run(worker, work, work->runs.items[0].id);
+    while (work->bindings.n > 0)
+        work_release_binding(id_list_take(&work->bindings, work->bindings.items[0].id));
+    while (work->plans.n > 0)
+        work_drop_plan(worker, work, work->plans.items[0].object);
+    for (int i = 0; i < work->n_graphs; i++) {
+        cache_release_model(worker, work->graphs[i].model);
+        wire_doc_finish(&work->graphs[i].source);
+        zmq_msg_close(&work->graphs[i].source_frame);
+    }
+    work->n_graphs = 0;
+    work_count(work);
+    free(work->runs.items);
+    free(work->bindings.items);
+    free(work->plans.items);
+    free(work);
+    session->work = NULL;
+}
+
+void work_count(work_t *work) {
+    session_counts_t *counts = &work->session->counts;
+    atomic_store_explicit(&counts->graphs, work->n_graphs, memory_order_relaxed);
+    atomic_store_explicit(&counts->plans, work->plans.n, memory_order_relaxed);
+    atomic_store_explicit(&counts->runs, work->runs.n, memory_order_relaxed);
+    atomic_store_explicit(&counts->bindings, work->bindings.n, memory_order_relaxed);
+}
+
+/* The Python source of a node whose name the error sentence quotes ('name'), if the client has
+ * told us; it follows the sentence. */
+static void add_source(const work_t *work, const char *message) {
+    const char *from = strchr(message, '\'');
+    const char *to = from ? strchr(from + 1, '\'') : NULL;
+    if (!to) return;
+    size_t n = (size_t)(to - from - 1);
+    for (int g = 0; g < work->n_graphs; g++) {
+        const msgpack_object *table = &work->graphs[g].source.root;
+        if (!work->graphs[g].source.live) continue;
+        for (uint32_t i = 0; i < table->via.array.size; i++) {
+            const msgpack_object *pair = &table->via.array.ptr[i];
+            const msgpack_object_str *name = &wire_at(pair, 0)->via.str;
+            const msgpack_object_str *source = &wire_at(pair, 1)->via.str;
+            if (name->size != n || memcmp(name->ptr, from + 1, n) != 0) continue;
+            char text[GRADD_ERROR_BYTES];
+            snprintf(text, sizeof text, "%.700s (at %.*s)", message,
+                     source->size < 250 ? (int)source->size : 250, source->ptr);
+            gradd_error_set(text);
+            return;
+        }
+    }
+}
+
+static void run_request(worker_t *worker, request_t *request) {
+    work_t *work = NULL;
+    gradd_status_t st = work_of(request->session, &work);
+    request->started_us = command_now_us();
+    atomic_store(&request->session->counts.running, true);
+    for (int i = 0; st == GRADD_OK && i < wire_count(request->rel); i++)
+        work_release_run(worker, work, wire_u64(wire_at(request->rel, i)));
+    wire_reply_begin(&request->reply, request->q);
+    if (st == GRADD_OK) st = request->command->run(worker, request);
+    if (st != GRADD_OK) {
+        atomic_fetch_add(&worker->n_failed, 1);
+        if (work) add_source(work, gradd_error_message());
+        log_event(LOG_INFO, "request_failed", "session=%u verb=%s code=%s what=\"%s\" where=%s",
+                  request->session->number, request->command->name, gradd_status_name(st),
+                  gradd_error_message(), gradd_error_where());
+    }
+    command_reply(request, st);
+    if (request->session->work) work_count(request->session->work);
+    atomic_store(&request->session->counts.running, false);
+}
+
+void worker_main(worker_t *worker) {
+    job_t *job;
+    prctl(PR_SET_NAME, "gradd-engine");
+    while ((job = queue_take(worker->queue))) {
+        request_t *request = (request_t *)job;
+        if (request->command)
+            run_request(worker, request);
+        else
+            work_end(worker, request->session);
+        queue_finish(worker->queue, job);
+    }
+    cache_finish(worker);
+}
