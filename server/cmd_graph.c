@@ -178,7 +178,7 @@ static gradd_status_t graph_put(worker_t *worker, request_t *request) {
     size_t bytes = 0;
     void *copy = NULL;
     uint8_t id[GRADD_SHA256_BYTES];
-    struct work_graph_s *graph;
+    struct work_graph_s *graph = NULL;
     GRADD_TRY(onnx_bytes(request, &onnx, &bytes, &copy));
     gradd_status_t st = graph_id(onnx, bytes, request->args[PUT_ALIAS], id);
     if (st == GRADD_OK) st = add_graph(worker, request->session->work, id, onnx, bytes, &graph);

@@ -131,7 +131,7 @@ static bool answer(session_t *session, const void *data, size_t bytes, int *fds,
     if (st == GRADD_OK) {
         wire_end(&reply);
     } else {
-        log_event(LOG_INFO, "control_refused", "session=%u code=%s what=\"%s\"", session->number,
+        log_event(LOG_DEBUG, "control_refused", "session=%u code=%s what=\"%s\"", session->number,
                   gradd_status_name(st), gradd_error_message());
         wire_reply_fail(&reply, q, st, gradd_error_message(), "alive");
     }

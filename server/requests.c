@@ -31,7 +31,7 @@ static void reply_and_destroy(daemon_t *daemon, request_t *request) {
 
 static void fail(daemon_t *daemon, request_t *request, gradd_status_t status) {
     daemon->n_refused++;
-    log_event(LOG_INFO, "request_refused", "session=%u verb=%s code=%s what=\"%s\"",
+    log_event(LOG_DEBUG, "request_refused", "session=%u verb=%s code=%s what=\"%s\"",
               request->session ? request->session->number : 0,
               request->command ? request->command->name : "?", gradd_status_name(status),
               gradd_error_message());

@@ -142,9 +142,11 @@ static void run_request(worker_t *worker, request_t *request) {
     if (st != GRADD_OK) {
         atomic_fetch_add(&worker->n_failed, 1);
         if (work) add_source(work, gradd_error_message());
-        log_event(LOG_INFO, "request_failed", "session=%u verb=%s code=%s what=\"%s\" where=%s",
-                  request->session->number, request->command->name, gradd_status_name(st),
-                  gradd_error_message(), gradd_error_where());
+        /* The client gets the sentence; the log shows it only when the fault is ours. */
+        log_event(st == GRADD_E_INTERNAL ? LOG_ERROR : LOG_DEBUG, "request_failed",
+                  "session=%u verb=%s code=%s what=\"%s\" where=%s", request->session->number,
+                  request->command->name, gradd_status_name(st), gradd_error_message(),
+                  gradd_error_where());
     }
     command_reply(request, st);
     if (request->session->work) work_count(request->session->work);
