@@ -148,13 +148,14 @@ def draw(plain: Curve, ours: Curve, tokens: int, path: Path) -> None:
     top.legend(frameon=False, loc="upper right")
     top.set_title("A small Llama learns Python's standard library", loc="left", fontsize=12)
     for curve, color in ((plain, grey), (ours, blue)):
-        rate = [tokens / s for s in curve.seconds[1:]]
-        bottom.plot(range(2, len(rate) + 2), rate, color=color, linewidth=1.2)
+        rate = [tokens / s for s in curve.seconds[2:]]
+        bottom.plot(range(3, len(rate) + 3), rate, color=color, linewidth=1.2)
         bottom.axhline(
             curve.tokens_per_second(tokens), color=color, linewidth=0.8, linestyle=(0, (4, 3))
         )
     bottom.set_ylim(bottom=0)
     bottom.set_ylabel("tokens per second")
+    figure.align_ylabels()
     bottom.set_xlabel("step (dashed: the median)")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)
