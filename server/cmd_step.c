@@ -1,0 +1,199 @@
+/* Verb step: one optimizer step on parameters in the client's memory, through its journal.
+ *
+ * Parameters and state are bindings, which are validated once; gradients come with the request,
+ * because `.grad` may be another tensor every time. Everything that is written is checked to be
+ * disjoint before the first element changes. Engine thread.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/backend.h"
+#include "server/exec/step.h"
+#include "server/worker.h"
+
+enum { STEP_STEP, STEP_JOURNAL, STEP_HYPER, STEP_GROUP, STEP_P, STEP_M, STEP_V, STEP_G };
+
+/* Numbers of one group in field 'hyper', after the clipping norm. */
+enum {
+    HYPER_LR,
+    HYPER_B1,
+    HYPER_B2,
+    HYPER_EPS,
+    HYPER_DECAY,
+    HYPER_MODE,
+    HYPER_BC,
+    HYPER_T,
+    HYPER_N
+};
+
+typedef struct update_s {
+    binding_t *p, *m, *v; /* Borrowed */
+    tensors_t g, journal;
+    step_tensor_t *tensors; /* Owned */
+    gradd_adam_t *groups;   /* Owned */
+    step_request_t request;
+} update_t;
+
+static void update_finish(update_t *u) {
+    tensors_finish(&u->g);
+    tensors_finish(&u->journal);
+    free(u->tensors);
+    free(u->groups);
+}
+
+static gradd_status_t find_list(work_t *work, const msgpack_object *id, const char *field, int n,
+                                binding_t **out) {
+    *out = id_list_get(&work->bindings, wire_u64(id));
+    if (!*out)
+        return GRADD_FAIL(STALE, "step: field '%s': binding %llu is not known (bind it again)",
+                          field, (unsigned long long)wire_u64(id));
+    if ((*out)->tensors.n != n)
+        return GRADD_FAIL(TENSOR, "step: field '%s': expected %d tensors, got %d", field, n,
+                          (*out)->tensors.n);
+    return GRADD_OK;
+}
+
+static gradd_status_t check_type(const char *field, int i, const gradd_type_t *want,
+                                 const gradd_type_t *got) {
+    char expected[GRADD_TYPE_TEXT], found[GRADD_TYPE_TEXT];
+    if (got->dtype == GRADD_DT_F32 && gradd_type_count(want) == gradd_type_count(got))
+        return GRADD_OK;
+    return GRADD_FAIL(TENSOR, "step: %s[%d]: expected f32 elements as in %s, got %s", field, i,
+                      gradd_type_format(want, expected), gradd_type_format(got, found));
+}
+
+static gradd_status_t fill_tensors(update_t *u, const msgpack_object *group, int n) {
+    const gradd_type_t *types = u->p->tensors.types;
+    for (int i = 0; i < n; i++) {
+        GRADD_TRY(check_type("p", i, &types[i], &types[i]));
+        GRADD_TRY(check_type("m", i, &types[i], &u->m->tensors.types[i]));
+        GRADD_TRY(check_type("v", i, &types[i], &u->v->tensors.types[i]));
+        if (u->g.address[i]) GRADD_TRY(check_type("g", i, &types[i], &u->g.types[i]));
+        uint64_t k = wire_u64(wire_at(group, i));
+        u->tensors[i] = (step_tensor_t){.p = u->p->tensors.address[i],
+                                        .m = u->m->tensors.address[i],
+                                        .v = u->v->tensors.address[i],
+                                        .g = u->g.address[i],
+                                        .n = gradd_type_count(&types[i]),
+                                        .group = k < INT32_MAX ? (int)k : -1};
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t fill_groups(update_t *u, const msgpack_object *hyper) {
+    size_t bytes = hyper->via.bin.size, one = sizeof(double) * HYPER_N;
+    if (bytes < sizeof(double) || (bytes - sizeof(double)) % one)
+        return GRADD_FAIL(TENSOR, "step: field 'hyper': %zu bytes are not 8 + %zu per group", bytes,
+                          one);
+    int n = (int)((bytes - sizeof(double)) / one);
+    u->groups = calloc((size_t)n + 1, sizeof u->groups[0]);
+    if (!u->groups) return GRADD_FAIL(NOMEM, "no memory for a step");
+    memcpy(&u->request.max_norm, hyper->via.bin.ptr, sizeof(double));
+    for (int k = 0; k < n; k++) {
+        double x[HYPER_N];
+        memcpy(x, hyper->via.bin.ptr + sizeof(double) + one * (size_t)k, one);
+        if (!(x[HYPER_T] >= 1 && x[HYPER_T] < 9e15) || !(x[HYPER_MODE] >= 0 && x[HYPER_MODE] <= 2))
+            return GRADD_FAIL(TENSOR, "step: group %d: step %g, mode %g", k, x[HYPER_T],
+                              x[HYPER_MODE]);
+        u->groups[k] = (gradd_adam_t){.lr = x[HYPER_LR],
+                                      .beta1 = x[HYPER_B1],
+                                      .beta2 = x[HYPER_B2],
+                                      .eps = x[HYPER_EPS],
+                                      .weight_decay = x[HYPER_DECAY],
+                                      .mode = (gradd_adam_mode_t)x[HYPER_MODE],
+                                      .bias_correction = x[HYPER_BC] != 0,
+                                      .step = (int64_t)x[HYPER_T]};
+    }
+    u->request.groups = u->groups;
+    u->request.n_groups = n;
+    return GRADD_OK;
+}
+
+static gradd_status_t disjoint(const char *a_name, const tensors_t *a, const char *b_name,
+                               const tensors_t *b) {
+    int i, k;
+    if (!spans_overlap(a->spans, a->n_spans, b->spans, b->n_spans, &i, &k)) return GRADD_OK;
+    return GRADD_FAIL(TENSOR, "step: %s[%d] and %s[%d] share memory", a_name, i, b_name, k);
+}
+
+static gradd_status_t check_memory(const update_t *u) {
+    const tensors_t *lists[] = {&u->p->tensors, &u->m->tensors, &u->v->tensors, &u->journal, &u->g};
+    static const char *const names[] = {"p", "m", "v", "journal", "g"};
+    for (int a = 0; a < 5; a++) {
+        int i, k;
+        for (int b = 0; b < a; b++)
+            GRADD_TRY(disjoint(names[a], lists[a], names[b], lists[b]));
+        if (a < 4 && spans_overlap_self(lists[a]->spans, lists[a]->n_spans, &i, &k))
+            return GRADD_FAIL(TENSOR, "step: %s[%d] and %s[%d] share memory", names[a], i, names[a],
+                              k);
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t fill_journal(update_t *u, const msgpack_object *journal,
+                                   gradd_handle_table_t *table) {
+    gradd_tensor_t tensor;
+    msgpack_object list = {
+        .type = MSGPACK_OBJECT_ARRAY, .via.array = {.size = 1, .ptr = (msgpack_object *)journal}
+    };
+    GRADD_TRY(wire_tensor(journal, &tensor));
+    GRADD_TRY(tensors_init(&u->journal, table, &list, "step: journal"));
+    if (gradd_type_bytes(&u->journal.types[0]) < (int64_t)STEP_JOURNAL_BYTES)
+        return GRADD_FAIL(TENSOR, "step: journal: expected %zu bytes, got %lld", STEP_JOURNAL_BYTES,
+                          (long long)gradd_type_bytes(&u->journal.types[0]));
+    u->request.journal = u->journal.address[0];
+    return GRADD_OK;
+}
+
+static gradd_status_t fill(work_t *work, request_t *request, update_t *u) {
+    const msgpack_object *const *args = request->args;
+    gradd_handle_table_t *table = gradd_lease_table(request->session->lease);
+    int n = wire_count(args[STEP_GROUP]);
+    GRADD_TRY(find_list(work, args[STEP_P], "p", n, &u->p));
+    GRADD_TRY(find_list(work, args[STEP_M], "m", n, &u->m));
+    GRADD_TRY(find_list(work, args[STEP_V], "v", n, &u->v));
+    GRADD_TRY(tensors_init(&u->g, table, args[STEP_G], "step: g"));
+    if (u->g.n != n)
+        return GRADD_FAIL(TENSOR, "step: field 'g': expected %d tensors, got %d", n, u->g.n);
+    u->tensors = calloc((size_t)n + 1, sizeof u->tensors[0]);
+    if (!u->tensors) return GRADD_FAIL(NOMEM, "no memory for a step");
+    GRADD_TRY(fill_tensors(u, args[STEP_GROUP], n));
+    GRADD_TRY(fill_groups(u, args[STEP_HYPER]));
+    GRADD_TRY(fill_journal(u, args[STEP_JOURNAL], table));
+    u->request.tensors = u->tensors;
+    u->request.n_tensors = n;
+    u->request.step = wire_u64(args[STEP_STEP]);
+    return check_memory(u);
+}
+
+static gradd_status_t step(worker_t *worker, request_t *request) {
+    update_t u = {0};
+    double norm = 0;
+    gradd_status_t st = fill(request->session->work, request, &u);
+    if (st == GRADD_OK) st = gradd_backend_cpu.queue_enter(NULL, worker->threads);
+    if (st == GRADD_OK) st = step_run(&u.request, &norm);
+    update_finish(&u);
+    GRADD_TRY(st);
+    wire_key(&request->reply, "norm");
+    wire_put_f64(&request->reply, norm);
+    wire_key(&request->reply, "us");
+    wire_put_list(&request->reply, 2);
+    wire_put_i64(&request->reply, request->started_us - request->arrived_us);
+    wire_put_i64(&request->reply, command_now_us() - request->started_us);
+    return GRADD_OK;
+}
+
+GRADD_COMMANDS(
+    step, {
+              .name = "step",
+              .run = step,
+              .needs_session = true,
+              .fields = {[STEP_STEP] = {.name = "step", .kind = WIRE_U64},
+                         [STEP_JOURNAL] = {.name = "journal", .kind = WIRE_TENSOR},
+                         [STEP_HYPER] = {.name = "hyper", .kind = WIRE_BYTES},
+                         [STEP_GROUP] = {.name = "group", .kind = WIRE_LIST, .item = WIRE_U64},
+                         [STEP_P] = {.name = "p", .kind = WIRE_U64},
+                         [STEP_M] = {.name = "m", .kind = WIRE_U64},
+                         [STEP_V] = {.name = "v", .kind = WIRE_U64},
+                         [STEP_G] = {.name = "g", .kind = WIRE_LIST, .item = WIRE_TENSOR_OR_NIL}}
+});
