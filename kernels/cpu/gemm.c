@@ -1,0 +1,103 @@
+/* Matrix products: simplification, choice of the implementation, and the plain definition. See
+ * gemm.h. */
+#include "kernels/cpu/gemm.h"
+
+#include "kernels/cpu/gemm_impl.h"
+#include "kernels/dispatch.h"
+
+#include <string.h>
+
+static void drop_batch(gradd_gemm_t *g, int at) {
+    for (int i = at; i + 1 < g->batch_rank; i++) {
+        g->batch[i] = g->batch[i + 1];
+        g->a_batch[i] = g->a_batch[i + 1];
+        g->b_batch[i] = g->b_batch[i + 1];
+    }
+    g->batch_rank--;
+}
+
+void gradd_gemm_simplify(gradd_gemm_t *g) {
+    for (int i = g->batch_rank - 1; i >= 0; i--)
+        if (g->batch[i] == 1) drop_batch(g, i);
+    for (int i = g->batch_rank - 2; i >= 0; i--) {
+        int64_t n = g->batch[i + 1];
+        if (g->a_batch[i] != g->a_batch[i + 1] * n || g->b_batch[i] != g->b_batch[i + 1] * n)
+            continue;
+        g->batch[i + 1] *= g->batch[i];
+        drop_batch(g, i);
+    }
+    while (g->batch_rank) { /* matrices of rows against one B are one matrix of more rows */
+        int last = g->batch_rank - 1;
+        if (g->b_batch[last] || !g->a_batch[last]) break;
+        if (g->m == 1 && g->a_k == 1) g->a_m = g->a_batch[last];
+        if (g->a_batch[last] != g->m * g->a_m) break;
+        g->m *= g->batch[last];
+        g->batch_rank--;
+    }
+    for (int i = g->batch_rank; i < GRADD_GEMM_BATCH_RANK; i++)
+        g->batch[i] = g->a_batch[i] = g->b_batch[i] = 0;
+}
+
+#define PLAIN_PRODUCT(T, ACC)                                                                      \
+    for (int64_t at = 0; at < batches * g->m; at++) {                                              \
+        int64_t a_at, b_at;                                                                        \
+        gradd_gemm_offsets(g, at / g->m, &a_at, &b_at);                                            \
+        const T *x = (const T *)a + a_at + at % g->m * g->a_m, *y = (const T *)b + b_at;           \
+        T *z = (T *)c + at * g->n;                                                                 \
+        for (int64_t j = 0; j < g->n; j++) {                                                       \
+            ACC sum = 0;                                                                           \
+            for (int64_t l = 0; l < g->k; l++)                                                     \
+                sum += (ACC)x[l * g->a_k] * (ACC)y[l * g->b_k + j * g->b_n];                       \
+            if (g->alpha != 1) sum = (ACC)(g->alpha * (double)sum);                                \
+            if (g->has_bias) sum += (ACC)((const T *)bias)[j];                                     \
+            if (g->accumulate) sum += (ACC)z[j];                                                   \
+            z[j] = (T)sum;                                                                         \
+        }                                                                                          \
+    }
+
+gradd_status_t gradd_gemm_ref(const gradd_gemm_t *g, const void *a, const void *b, const void *bias,
+                              void *c) {
+    const int64_t batches = gradd_gemm_batches(g);
+    switch (g->dtype) {
+    case GRADD_DT_F32:
+        PLAIN_PRODUCT(float, double) return GRADD_OK;
+    case GRADD_DT_F64:
+        PLAIN_PRODUCT(double, double) return GRADD_OK;
+    case GRADD_DT_I32:
+        PLAIN_PRODUCT(int32_t, uint64_t) return GRADD_OK;
+    case GRADD_DT_I64:
+        PLAIN_PRODUCT(int64_t, uint64_t) return GRADD_OK;
+    default:
+        return GRADD_FAIL(UNSUPPORTED, "no matrix product of %s", gradd_dtype_name(g->dtype));
+    }
+}
+
+/* One oneDNN product per matrix, where it has none for the whole batch. */
+static gradd_status_t one_by_one(const gradd_gemm_t *g, const float *a, const float *b,
+                                 const float *bias, float *c, bool *done) {
+    gradd_gemm_t single = *g;
+    single.batch_rank = 0;
+    gradd_gemm_simplify(&single);
+    *done = true;
+    for (int64_t i = 0, n = gradd_gemm_batches(g); i < n && *done; i++) {
+        int64_t a_at, b_at;
+        gradd_gemm_offsets(g, i, &a_at, &b_at);
+        GRADD_TRY(gradd_gemm_onednn(&single, a + a_at, b + b_at, bias, c + i * g->m * g->n, done));
+    }
+    return GRADD_OK;
+}
+
+gradd_status_t gradd_gemm(const gradd_gemm_t *description, const void *a, const void *b,
+                          const void *bias, void *c) {
+    gradd_gemm_t g = *description;
+    bool done = false;
+    if (g.has_bias && g.alpha != 1) return GRADD_FAIL(INTERNAL, "bias with alpha %g", g.alpha);
+    if (!gradd_gemm_batches(&g) || !g.m || !g.n) return GRADD_OK;
+    if (!g.k || !gradd_dtype_is_float(g.dtype)) return gradd_gemm_ref(&g, a, b, bias, c);
+    gradd_gemm_simplify(&g);
+    if (g.dtype == GRADD_DT_F32) {
+        GRADD_TRY(gradd_gemm_onednn(&g, a, b, bias, c, &done));
+        if (!done && g.batch_rank) GRADD_TRY(one_by_one(&g, a, b, bias, c, &done));
+    }
+    return done ? GRADD_OK : gradd_gemm_blocked(&g, a, b, bias, c);
+}

@@ -1,0 +1,50 @@
+/* Matrix products on the CPU: one small interface over oneDNN and over our own blocked product.
+ *
+ * C[batch, m, n] = alpha * A[batch, m, k] B[batch, k, n] (+ bias[n]) (+ C). Every operand has its
+ * own strides in elements, so a transposed matrix or a broadcast batch (stride 0) costs nothing to
+ * name. f32 goes to oneDNN, through a cache of its primitives keyed by the whole description; f64,
+ * i32 and i64, and f32 in builds without oneDNN, to our own loops.
+ *
+ * The same description, inputs and thread count give the same bits. Safe to call from any thread;
+ * calls are made one after the other because they share the primitives.
+ */
+#ifndef GRADD_KERNELS_CPU_GEMM_H
+#define GRADD_KERNELS_CPU_GEMM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "shm/dtype.h"
+#include "shm/tensor.h"
+
+#define GRADD_GEMM_BATCH_RANK GRADD_MAX_RANK
+
+typedef struct gradd_gemm_s {
+    gradd_dtype_t dtype; /* F32, F64, I32 or I64; of all operands */
+    int batch_rank;      /* batch dimensions, outermost first */
+    int64_t batch[GRADD_GEMM_BATCH_RANK];
+    int64_t a_batch[GRADD_GEMM_BATCH_RANK], b_batch[GRADD_GEMM_BATCH_RANK]; /* strides, 0 allowed */
+    int64_t m, n, k;
+    int64_t a_m, a_k; /* strides; one of the two is 1 */
+    int64_t b_k, b_n;
+    double alpha;
+    bool accumulate; /* add to what C holds */
+    bool has_bias;   /* one row of n elements, added to every row of C; needs alpha 1 */
+} gradd_gemm_t;      /* C is contiguous, row-major */
+
+/* Merges batch dimensions and folds a batch of rows into m where strides allow. Idempotent; the
+ * functions below do it themselves. */
+void gradd_gemm_simplify(gradd_gemm_t *g);
+
+gradd_status_t gradd_gemm(const gradd_gemm_t *g, const void *a, const void *b, const void *bias,
+                          void *c);
+/* The definition: plain loops, sums in double (integers: int64). */
+gradd_status_t gradd_gemm_ref(const gradd_gemm_t *g, const void *a, const void *b, const void *bias,
+                              void *c);
+/* Our own blocked, threaded product, whatever gradd_gemm uses; f32 and f64. */
+gradd_status_t gradd_gemm_blocked(const gradd_gemm_t *g, const void *a, const void *b,
+                                  const void *bias, void *c);
+/* "oneDNN 3.2.0" or "blocked". */
+const char *gradd_gemm_library(void);
+
+#endif

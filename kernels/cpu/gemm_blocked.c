@@ -1,0 +1,112 @@
+/* Our own matrix product: blocked for the caches, packed, threaded over tiles of C.
+ *
+ * A tile of ROWS x COLS of C is computed by one thread from start to end: for each stretch of DEPTH
+ * along k, both operands are packed into panels (padded with zeros at the edges, so that strides
+ * and remainders end there) and a register block of MR x NR is updated by fused multiply-adds. The
+ * order of the sums depends on nothing but the shape, so the bits do not depend on the thread
+ * count. */
+#include "kernels/cpu/gemm_impl.h"
+#include "kernels/dispatch.h"
+
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROWS = 96, COLS = 128, DEPTH = 256, MR = 6 };
+
+/* NR elements are one 512-bit vector, or two of 256 bits. */
+#define BLOCKED(T, S, NR)                                                                          \
+    typedef T vec_##S __attribute__((vector_size(64), aligned(64)));                               \
+    typedef struct buffers_##S##_s {                                                               \
+        T a[ROWS * DEPTH], b[DEPTH * COLS], c[ROWS * COLS];                                        \
+    } buffers_##S __attribute__((aligned(64)));                                                    \
+                                                                                                   \
+    __attribute__((optimize("fp-contract=fast"))) GRADD_MULTIARCH static void micro_##S(           \
+        const T *a, const T *b, T *c, int64_t depth) {                                             \
+        vec_##S sum[MR];                                                                           \
+        for (int i = 0; i < MR; i++)                                                               \
+            memcpy(&sum[i], c + i * COLS, 64);                                                     \
+        for (int64_t l = 0; l < depth; l++, a += MR, b += NR) {                                    \
+            const vec_##S row = *(const vec_##S *)b;                                               \
+            _Pragma("GCC unroll 6") for (int i = 0; i < MR; i++) sum[i] += a[i] * row;             \
+        }                                                                                          \
+        for (int i = 0; i < MR; i++)                                                               \
+            memcpy(c + i * COLS, &sum[i], 64);                                                     \
+    }                                                                                              \
+                                                                                                   \
+    /* panels of `width` lanes: out[panel][l][lane]; lane_step and l_step walk the source */       \
+    static void pack_##S(const T *x, int64_t lanes, int64_t depth, int64_t lane_step,              \
+                         int64_t l_step, int64_t width, T *out) {                                  \
+        for (int64_t from = 0; from < lanes; from += width, out += width * depth) {                \
+            const int64_t n = lanes - from < width ? lanes - from : width;                         \
+            const T *y = x + from * lane_step;                                                     \
+            for (int64_t l = 0; l < depth; l++) {                                                  \
+                for (int64_t i = 0; i < n; i++)                                                    \
+                    out[l * width + i] = y[i * lane_step + l * l_step];                            \
+                for (int64_t i = n; i < width; i++)                                                \
+                    out[l * width + i] = 0;                                                        \
+            }                                                                                      \
+        }                                                                                          \
+    }                                                                                              \
+                                                                                                   \
+    static void store_##S(const gradd_gemm_t *g, const T *tile, int64_t rows, int64_t cols,        \
+                          const T *bias, T *c) {                                                   \
+        const T alpha = (T)g->alpha;                                                               \
+        for (int64_t i = 0; i < rows; i++)                                                         \
+            for (int64_t j = 0; j < cols; j++) {                                                   \
+                T value = alpha * tile[i * COLS + j];                                              \
+                if (bias) value += bias[j];                                                        \
+                if (g->accumulate) value += c[i * g->n + j];                                       \
+                c[i * g->n + j] = value;                                                           \
+            }                                                                                      \
+    }                                                                                              \
+                                                                                                   \
+    static void tile_##S(const gradd_gemm_t *g, const T *a, const T *b, const T *bias, T *c,       \
+                         int64_t row, int64_t col, buffers_##S *work) {                            \
+        const int64_t rows = g->m - row < ROWS ? g->m - row : ROWS;                                \
+        const int64_t cols = g->n - col < COLS ? g->n - col : COLS;                                \
+        memset(work->c, 0, sizeof work->c);                                                        \
+        for (int64_t l = 0; l < g->k; l += DEPTH) {                                                \
+            const int64_t depth = g->k - l < DEPTH ? g->k - l : DEPTH;                             \
+            pack_##S(a + row * g->a_m + l * g->a_k, rows, depth, g->a_m, g->a_k, MR, work->a);     \
+            pack_##S(b + l * g->b_k + col * g->b_n, cols, depth, g->b_n, g->b_k, NR, work->b);     \
+            for (int64_t j = 0; j < cols; j += NR)                                                 \
+                for (int64_t i = 0; i < rows; i += MR)                                             \
+                    micro_##S(work->a + i * depth, work->b + j * depth, work->c + i * COLS + j,    \
+                              depth);                                                              \
+        }                                                                                          \
+        store_##S(g, work->c, rows, cols, bias ? bias + col : NULL, c + row * g->n + col);         \
+    }                                                                                              \
+                                                                                                   \
+    static gradd_status_t blocked_##S(const gradd_gemm_t *g, const T *a, const T *b,               \
+                                      const T *bias, T *c) {                                       \
+        const int64_t across = (g->n + COLS - 1) / COLS;                                           \
+        const int64_t tiles = (g->m + ROWS - 1) / ROWS * across;                                   \
+        const int64_t total = tiles * gradd_gemm_batches(g);                                       \
+        const bool alone = total < 2 || total * g->k < 64;                                         \
+        const int threads = alone ? 1 : omp_get_max_threads();                                     \
+        buffers_##S *work = aligned_alloc(64, sizeof *work * (size_t)threads);                     \
+        if (!work) return GRADD_FAIL(NOMEM, "matrix product");                                     \
+        _Pragma("omp parallel for schedule(static) num_threads(threads)") for (int64_t t = 0;      \
+                                                                               t < total; t++) {   \
+            int64_t a_at, b_at, batch = t / tiles, tile = t % tiles;                               \
+            gradd_gemm_offsets(g, batch, &a_at, &b_at);                                            \
+            tile_##S(g, a + a_at, b + b_at, bias, c + batch * g->m * g->n, tile / across * ROWS,   \
+                     tile % across * COLS, &work[omp_get_thread_num()]);                           \
+        }                                                                                          \
+        free(work);                                                                                \
+        return GRADD_OK;                                                                           \
+    }
+
+BLOCKED(float, f32, 16)
+BLOCKED(double, f64, 8)
+
+gradd_status_t gradd_gemm_blocked(const gradd_gemm_t *description, const void *a, const void *b,
+                                  const void *bias, void *c) {
+    gradd_gemm_t g = *description;
+    gradd_gemm_simplify(&g);
+    if (!g.has_bias) bias = NULL;
+    if (g.dtype == GRADD_DT_F32) return blocked_f32(&g, a, b, bias, c);
+    if (g.dtype == GRADD_DT_F64) return blocked_f64(&g, a, b, bias, c);
+    return gradd_gemm_ref(&g, a, b, bias, c);
+}

@@ -1,0 +1,30 @@
+/* Inside the matrix product: what its three files share. Not for other modules. */
+#ifndef GRADD_KERNELS_CPU_GEMM_IMPL_H
+#define GRADD_KERNELS_CPU_GEMM_IMPL_H
+
+#include "kernels/cpu/gemm.h"
+
+/* f32 through oneDNN. *done = false: this build or this shape has no fast implementation there, C
+ * is untouched and the caller must take another way. g is simplified and not empty. */
+gradd_status_t gradd_gemm_onednn(const gradd_gemm_t *g, const void *a, const void *b,
+                                 const void *bias, void *c, bool *done);
+
+/* Element offsets of one matrix of the batch. */
+static inline void gradd_gemm_offsets(const gradd_gemm_t *g, int64_t index, int64_t *a,
+                                      int64_t *b) {
+    *a = *b = 0;
+    for (int i = g->batch_rank - 1; i >= 0; i--) {
+        *a += index % g->batch[i] * g->a_batch[i];
+        *b += index % g->batch[i] * g->b_batch[i];
+        index /= g->batch[i];
+    }
+}
+
+static inline int64_t gradd_gemm_batches(const gradd_gemm_t *g) {
+    int64_t count = 1;
+    for (int i = 0; i < g->batch_rank; i++)
+        count *= g->batch[i];
+    return count;
+}
+
+#endif
