@@ -1,6 +1,6 @@
 """Runs every kind of test and ends with one line: "N passed, N failed".
 
-Order: the checks of the architecture (layers, sizes), the C runner, then pytest with a real daemon
+Order: the checks (layers, sizes, operators page), the C runner, then pytest with a real daemon
 (`--quick`: only what is marked quick). A check script counts as one test. Everything that was
 skipped is listed with its reason by the part that skipped it. Called by `make test`, `make check`.
 """
@@ -69,9 +69,12 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="only Python tests marked quick")
     args = parser.parse_args()
     start = time.monotonic()
+    gradd = (ROOT / args.build / "bin" / "gradd").resolve()
+    operators_page = ["tools/operators_doc.py", str(gradd), "docs/operators.md"]
     counts = [
         run_script("layers", ["sh", "tests/check_layers.sh"]),
         run_script("sizes", [sys.executable, "tests/check_sizes.py"]),
+        run_script("operators page", [sys.executable, *operators_page, "--check"]),
         run_c((ROOT / args.build / "bin" / "tests").resolve()),
         run_python(ROOT / args.build, args.quick),
     ]

@@ -27,7 +27,7 @@ typedef struct level_s {
     const ProtobufCMessageDescriptor *message;
     const ProtobufCFieldDescriptor *field; /* last known field seen */
     const uint8_t *end;
-    uint64_t seen; /* singular fields that occurred, by position in the descriptor */
+    uint64_t seen; /* singular fields that occurred, by position in the descriptor (< 64: tested) */
     size_t index;  /* consecutive occurrences of `field` before this one */
 } level_t;
 
@@ -37,8 +37,6 @@ typedef struct prescan_s {
     int depth, max_depth;
     level_t levels[LEVELS_MAX];
 } prescan_t;
-
-_Static_assert(sizeof(Onnx__NodeProto) < 1024, "messages are small");
 
 /* "graph.node[3].attribute[0]" for the innermost level; keeps both ends if it is too long. */
 static const char *path_of(const prescan_t *s, char *buffer, size_t n) {

@@ -157,6 +157,18 @@ TEST(text_must_be_clean) {
     CHECK_OK(scan(BYTES("\x12\x04\xf0\x9f\x94\xa5"), NULL));
 }
 
+/* The scan keeps one bit per field of a message. */
+static void check_field_count(const ProtobufCMessageDescriptor *message, int depth) {
+    CHECK(message->n_fields <= 64);
+    for (unsigned i = 0; depth < 8 && i < message->n_fields; i++)
+        if (message->fields[i].type == PROTOBUF_C_TYPE_MESSAGE)
+            check_field_count(message->fields[i].descriptor, depth + 1);
+}
+
+TEST(messages_have_few_fields) {
+    check_field_count(&onnx__model_proto__descriptor, 0);
+}
+
 TEST(repeated_singular_fields_are_refused) {
     REFUSED(MODEL, BYTES("\x3a\x00\x3a\x00"), "at graph: the field occurs twice");
     REFUSED(MODEL, BYTES("\x08\x01\x08\x01"), "at ir_version: the field occurs twice");
