@@ -14,7 +14,8 @@
 #endif
 
 #define TILE_ELEMENTS  16384
-#define TURN_TILE      64
+#define TURN_N1        128 /* rows of the target, one cache line or more of the source */
+#define TURN_N0        64
 #define PARALLEL_BYTES (128 * 1024)
 
 enum { KIND_ROWS, KIND_FILL, KIND_TURN, KIND_ANY };
@@ -88,11 +89,29 @@ static inline void turn_8x8(char *to, int64_t t1, const char *from, int64_t f0) 
     }
 }
 
+/* 16 x 16 words: whole cache lines on both sides. */
+static inline void turn_16x16(char *to, int64_t t1, const char *from, int64_t f0) {
+    for (int i = 0; i < 16; i += 8)
+        for (int k = 0; k < 16; k += 8)
+            turn_8x8(to + i * t1 + k * 4, t1, from + i * 4 + k * f0, f0);
+}
+
+static void turn_strip(const tile_t *x, int64_t i, int64_t height, char *to, const char *from) {
+    int64_t k = 0, m0 = x->n0 & ~(int64_t)7;
+    to += i * x->t1, from += i * 4;
+    if (height == 16)
+        for (; k + 16 <= m0; k += 16)
+            turn_16x16(to + k * 4, x->t1, from + k * x->f0, x->f0);
+    for (; k < m0; k += 8)
+        for (int64_t j = 0; j < height; j += 8)
+            turn_8x8(to + j * x->t1 + k * 4, x->t1, from + j * 4 + k * x->f0, x->f0);
+}
+
 static void tile_turn_uint32_t(const tile_t *x, char *to, const char *from) {
-    int64_t m1 = x->n1 & ~(int64_t)7, m0 = x->n0 & ~(int64_t)7;
-    for (int64_t i = 0; i < m1; i += 8)
-        for (int64_t k = 0; k < m0; k += 8)
-            turn_8x8(to + i * x->t1 + k * 4, x->t1, from + i * 4 + k * x->f0, x->f0);
+    int64_t m1 = x->n1 & ~(int64_t)7, m0 = x->n0 & ~(int64_t)7, i = 0;
+    for (; i + 16 <= m1; i += 16)
+        turn_strip(x, i, 16, to, from);
+    if (i < m1) turn_strip(x, i, 8, to, from);
     tile_t right = *x, below = *x;
     right.n1 = m1, right.n0 = x->n0 - m0;
     tile_any_uint32_t(&right, to + m0 * 4, from + m0 * x->f0);
@@ -196,9 +215,9 @@ static void make_walk(const gradd_copy_t *c, int kind, size_t bytes, walk_t *w) 
     w->tile.f0 = last >= 0 ? c->from[last] * size : 0;
     w->tile.t1 = two ? c->to[last - 1] * size : 0;
     w->tile.f1 = two ? c->from[last - 1] * size : 0;
-    int64_t most0 = kind == KIND_TURN ? TURN_TILE : TILE_ELEMENTS;
+    int64_t most0 = kind == KIND_TURN ? TURN_N0 : TILE_ELEMENTS;
     w->b0 = w->n0 < most0 ? w->n0 : most0;
-    int64_t most1 = kind == KIND_TURN ? TURN_TILE : TILE_ELEMENTS / w->b0;
+    int64_t most1 = kind == KIND_TURN ? TURN_N1 : TILE_ELEMENTS / w->b0;
     w->b1 = w->n1 < most1 ? w->n1 : most1;
     add_axis(w, (w->n1 + w->b1 - 1) / w->b1, w->b1 * w->tile.t1, w->b1 * w->tile.f1);
     add_axis(w, (w->n0 + w->b0 - 1) / w->b0, w->b0 * w->tile.t0, w->b0 * w->tile.f0);
