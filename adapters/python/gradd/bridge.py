@@ -201,8 +201,8 @@ class Bridge:
         differentiable, params, input_grads = graph.differentiable(params, input_grads)
         lazy = self._lazy_outputs(graph, any(differentiable))
         if any(differentiable) and self._self_check and not graph.checked:
-            graph.checked = True
             self._check_first_step(graph, leaves, args, kwargs, params)
+            graph.checked = True
             binding, bound = graph.bind(self.state)
         real = [i for i in range(len(graph.user)) if i not in lazy]
         outputs = tuple(graph.user[i].name for i in real) + tuple(o.name for o in graph.changed)

@@ -159,7 +159,12 @@ class Client:
     def forward(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Runs a forward; until its release the ledger can run it again."""
         with self.lock:
-            reply = self.request("forward", fields)
+            try:
+                reply = self.request("forward", fields)
+            except errors.StaleError:
+                # The daemon keeps the most recent plans only; an older one is compiled again.
+                self.request("graph.plan", self.ledger.plans[fields["plan"]])
+                reply = self.request("forward", fields)
             self.ledger.runs[fields["run"]] = fields
             return reply
 

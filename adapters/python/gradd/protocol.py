@@ -101,7 +101,7 @@ def graph_info(reply: dict[str, Any]) -> GraphInfo:
     """Decodes the reply of graph.put."""
     return GraphInfo(
         id=reply["graph"],
-        inputs=tuple((n, d, tuple(dims)) for n, d, dims in reply["in"]),
+        inputs=tuple((n, d, tuple(dims or ())) for n, d, dims in reply["in"]),
         outputs=tuple(reply["out"]),
         unsupported=tuple((n, op, domain) for n, op, domain in reply.get("unsupported", ())),
     )

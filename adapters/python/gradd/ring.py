@@ -29,6 +29,9 @@ class _Tie(weakref.ref):
     """Weak reference to an exporter that knows its block."""
 
     __slots__ = ("block",)
+    # By identity: a weak reference compares and hashes as what it refers to, which cannot be hashed.
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
 
 
 def _exporter_died(tie: _Tie) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradd import errors, protocol
 from gradd.graphs import Graph, Plan
@@ -39,7 +40,7 @@ def watch_optimizers() -> None:
     global _hooked
     with _hook_lock:
         if not _hooked:
-            torch.optim.optimizer.register_optimizer_step_post_hook(_after_optimizer_step)
+            register_optimizer_step_post_hook(_after_optimizer_step)
             _hooked = True
 
 

@@ -1,0 +1,37 @@
+"""gradd: forward and backward of PyTorch trainers in a C daemon over shared memory.
+
+    from gradd import ORTModule
+    model = ORTModule(model)      # the loop, the optimizer and everything else stay as they are
+
+Public names are imported at first use, so that `import gradd` alone loads neither torch nor a
+daemon.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradd import errors, optim
+    from gradd.debug import DebugOptions, LogLevel
+    from gradd.module import ORTModule
+
+__version__ = "0.1.0"
+__all__ = ["DebugOptions", "LogLevel", "ORTModule", "__version__", "errors", "optim"]
+
+_HOMES = {
+    "ORTModule": "gradd.module",
+    "DebugOptions": "gradd.debug",
+    "LogLevel": "gradd.debug",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    if name in ("errors", "optim"):
+        return importlib.import_module(f"gradd.{name}")
+    raise AttributeError(f"module 'gradd' has no attribute {name!r}")

@@ -1,0 +1,106 @@
+"""DebugOptions and LogLevel, as ONNX Runtime Training's users know them."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradd import options
+
+if TYPE_CHECKING:
+    import torch
+
+    from gradd.export import Capture
+
+logger = logging.getLogger("gradd")
+
+
+class LogLevel(enum.IntEnum):
+    """Verbosity; the environment variable ORTMODULE_LOG_LEVEL wins over the argument."""
+
+    VERBOSE = 0
+    DEVINFO = 1
+    INFO = 2
+    WARNING = 3
+    ERROR = 4
+    FATAL = 5
+
+
+_PYTHON_LEVELS = {
+    LogLevel.VERBOSE: logging.DEBUG,
+    LogLevel.DEVINFO: logging.DEBUG,
+    LogLevel.INFO: logging.INFO,
+    LogLevel.WARNING: logging.WARNING,
+    LogLevel.ERROR: logging.ERROR,
+    LogLevel.FATAL: logging.CRITICAL,
+}
+
+
+class DebugOptions:
+    """What to log and whether to save captured graphs.
+
+    Args:
+        log_level: How much to log; ORTMODULE_LOG_LEVEL overrides it.
+        save_onnx: Save every captured graph as `<prefix>_torch_exported_<mode>.onnx`.
+        onnx_prefix: First part of the file name, required with save_onnx.
+        save_path: Folder; ORTMODULE_SAVE_ONNX_PATH overrides it, default is the current one.
+        config: Accepted for compatibility; not used.
+
+    Raises:
+        ValueError: save_onnx without a prefix, or an unknown ORTMODULE_LOG_LEVEL.
+        TypeError: The prefix is not text.
+        OSError: The folder cannot be written to.
+    """
+
+    def __init__(
+        self,
+        log_level: LogLevel = LogLevel.WARNING,
+        save_onnx: bool = False,
+        onnx_prefix: str = "",
+        save_path: str = "",
+        config: Any = None,
+    ) -> None:
+        self.log_level = _level_from_environment() or LogLevel(log_level)
+        self.save_onnx = save_onnx
+        self.onnx_prefix = onnx_prefix
+        self.config = config
+        folder = options.get("ORTMODULE_SAVE_ONNX_PATH") or save_path or os.getcwd()
+        self.save_path = Path(str(folder))
+        if save_onnx:
+            self._check_saving()
+
+    def _check_saving(self) -> None:
+        if not isinstance(self.onnx_prefix, str):
+            raise TypeError(f"onnx_prefix must be a string, got {type(self.onnx_prefix).__name__}")
+        if not self.onnx_prefix:
+            raise ValueError("save_onnx=True needs onnx_prefix")
+        if not self.save_path.is_dir() or not os.access(self.save_path, os.W_OK):
+            raise OSError(f"cannot write to the folder {self.save_path}")
+
+    def apply(self) -> None:
+        """Sets the level of the `gradd` logger, if it is not left at the default."""
+        if self.log_level != LogLevel.WARNING:
+            logger.setLevel(_PYTHON_LEVELS[self.log_level])
+
+    def save(self, capture: Capture, module: torch.nn.Module) -> None:
+        """Writes one captured graph if that is wanted; a bridge calls it after every capture."""
+        if not self.save_onnx:
+            return
+        mode = "training" if module.training else "inference"
+        path = self.save_path / f"{self.onnx_prefix}_torch_exported_{mode}.onnx"
+        path.write_bytes(capture.onnx)
+        logger.info("saved %s", path)
+
+
+def _level_from_environment() -> LogLevel | None:
+    text = options.get("ORTMODULE_LOG_LEVEL")
+    if not text:
+        return None
+    try:
+        return LogLevel[str(text).upper()]
+    except KeyError:
+        known = ", ".join(LogLevel.__members__)
+        raise ValueError(f"ORTMODULE_LOG_LEVEL={text!r}: expected one of {known}") from None

@@ -1,0 +1,209 @@
+"""ORTModule: wraps a module so that its forward and backward run in the daemon.
+
+The wrapper is transparent: parameters, buffers, state_dict keys, attributes and methods are those
+of the wrapped module, and it shares that module's tables of parameters, buffers and submodules.
+Only `forward` differs: it goes through a Bridge.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from gradd.bridge import Bridge
+from gradd.debug import DebugOptions
+
+_OWN = {"_gradd_module", "_gradd_bridge", "_gradd_options", "_gradd_strict", "training"}
+_SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+_DELEGATED = (
+    *("state_dict", "load_state_dict", "_load_from_state_dict", "_save_to_state_dict"),
+    *("parameters", "named_parameters", "buffers", "named_buffers", "children"),
+    *("named_children", "modules", "named_modules", "zero_grad", "extra_repr", "get_parameter"),
+    *("get_buffer", "get_submodule", "get_extra_state", "set_extra_state", "share_memory"),
+)
+_CHAINED = ("apply", "_apply", "to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type")
+_CHAINED += ("requires_grad_", "to_empty")
+_CHANGING = ("register_buffer", "register_parameter", "add_module", "register_module")
+# Methods of these packages run on the wrapped module itself: they look after their own calls.
+_LIBRARIES = ("torch.", "transformers.", "peft.", "accelerate.", "optimum.")
+
+
+class ORTModule(torch.nn.Module):
+    """Runs a module's forward and backward in the gradd daemon.
+
+    Args:
+        module: The module; its parameters and buffers move into shared memory in place.
+        debug_options: Logging and saving of captured graphs.
+        strict: Raise instead of running in PyTorch what the daemon cannot run.
+
+    Raises:
+        TypeError: `module` is not a torch.nn.Module, or is a kind that cannot be wrapped.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        debug_options: DebugOptions | None = None,
+        *,
+        strict: bool = False,
+    ) -> None:
+        _check(module)
+        self._wrap(module, debug_options or DebugOptions(), strict)
+
+    def _wrap(self, module: torch.nn.Module, debug: DebugOptions, strict: bool) -> None:
+        training = module.training
+        self.__dict__["_gradd_module"] = module
+        torch.nn.Module.__init__(self)
+        module.training = training
+        for name in _SHARED:
+            self.__dict__[name] = module.__dict__[name]
+        debug.apply()
+        self.__dict__["_gradd_options"] = debug
+        self.__dict__["_gradd_strict"] = strict
+        self.__dict__["_gradd_bridge"] = Bridge(
+            module, type(module).forward.__get__(module), strict=strict, on_capture=debug.save
+        )
+
+    # ---- the call ----
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the wrapped module's forward returns."""
+        return self._gradd_bridge(*args, **kwargs)
+
+    def gradd_stats(self) -> dict[str, Any]:
+        """Counts since construction: captures, plans, forwards, fallbacks by reason, memory."""
+        return self._gradd_bridge.stats()
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The wrapped module."""
+        return self._gradd_module
+
+    # ---- transparency ----
+
+    @property  # type: ignore[override]
+    def training(self) -> bool:
+        """Mode of the wrapped module."""
+        return self._gradd_module.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        self._gradd_module.training = mode
+
+    def train(self, mode: bool = True) -> ORTModule:
+        """Sets the mode of the wrapped module."""
+        self._gradd_module.train(mode)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        module = self.__dict__.get("_gradd_module")
+        if module is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        value = getattr(module, name)
+        if inspect.ismethod(value) and value.__self__ is module and _is_users(value.__func__):
+            # A method that calls self(...) then goes through the daemon as well.
+            return types.MethodType(value.__func__, self)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            object.__setattr__(self, name, value)
+            return
+        module = self.__dict__.get("_gradd_module")
+        if module is None or name in torch.nn.Module.__dict__ or _is_hook_table(name):
+            self.__dict__[name] = value
+            return
+        setattr(module, name, value)
+        bridge = self.__dict__.get("_gradd_bridge")
+        if bridge is not None:
+            bridge.signal_change()
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._gradd_module, name)
+        self._gradd_bridge.signal_change()
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._gradd_module)})
+
+    def __repr__(self) -> str:
+        return f"ORTModule({self._gradd_module!r})"
+
+    def __len__(self) -> int:
+        return len(self._gradd_module)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._gradd_module)  # type: ignore[call-overload]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._gradd_module[index]  # type: ignore[index]
+
+    # ---- copies ----
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "module": self._gradd_module,
+            "debug_options": self._gradd_options,
+            "strict": self._gradd_strict,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._wrap(state["module"], state["debug_options"], state["strict"])
+
+    def _replicate_for_data_parallel(self) -> Any:
+        raise NotImplementedError(
+            "torch.nn.DataParallel around ORTModule is not supported: use "
+            "DistributedDataParallel, one process per replica"
+        )
+
+
+def _check(module: Any) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"ORTModule wraps a torch.nn.Module, got {type(module).__name__}")
+    if isinstance(module, ORTModule):
+        raise TypeError("the module is an ORTModule already")
+    if isinstance(module, torch.nn.DataParallel):
+        raise TypeError(
+            "ORTModule cannot wrap torch.nn.DataParallel: use DistributedDataParallel around "
+            "ORTModule, one process per replica"
+        )
+
+
+def _is_hook_table(name: str) -> bool:
+    return name.startswith("_") and name.endswith(("_hooks", "_hooks_with_kwargs", "_called"))
+
+
+def _is_users(function: Any) -> bool:
+    """True for methods that the user wrote and that do not depend on super()."""
+    where = getattr(function, "__module__", "") or ""
+    if f"{where}.".startswith(_LIBRARIES):
+        return False
+    code = getattr(function, "__code__", None)
+    return code is not None and "__class__" not in code.co_freevars
+
+
+def _delegate(name: str, chained: bool, changing: bool) -> Any:
+    original = getattr(torch.nn.Module, name)
+
+    def method(self: ORTModule, *args: Any, **kwargs: Any) -> Any:
+        result = getattr(self._gradd_module, name)(*args, **kwargs)
+        if changing:
+            self._gradd_bridge.signal_change()
+        return self if chained else result
+
+    method.__name__, method.__doc__ = name, original.__doc__
+    return method
+
+
+for _name in _DELEGATED:
+    setattr(ORTModule, _name, _delegate(_name, False, False))
+for _name in _CHAINED:
+    setattr(ORTModule, _name, _delegate(_name, True, False))
+for _name in _CHANGING:
+    setattr(ORTModule, _name, _delegate(_name, False, True))
