@@ -175,30 +175,30 @@ static gradd_status_t grad_topk(gradd_grad_t *g) {
 /* ---- rows -------------------------------------------------------------------------------------
  */
 
-GRADD_OPS(topk,
-          {
-              .name = "TopK",
-              .domain = "",
-              .since = 10,
-              .min_in = 2,
-              .max_in = 2,
-              .min_out = 1,
-              .max_out = 2,
-              .types = {GRADD_T_NUM, GRADD_T_INDEX},
-              .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
-                                       {"largest", GRADD_ATTR_INT, false},
-                                       {"sorted", GRADD_ATTR_INT, false}
-                ),
-              .infer = infer_topk,
-              .grad = grad_topk,
-              .run = run_topk,
-              .work = work_topk,
-              .cases = GRADD_CASES({"f32[3,8] i64[1]={2} -> 2", 0, 0},
-                                   {"f32[3,8,2] i64[1]={5} | axis=1 largest=0 sorted=1 -> 2", 0, 0},
-                                   {"f32[9] i64[1]={9} -> 2", 0, 0},
-                                   {"f32[4,3] i64[1]={0} -> 2", 0, 0},
-                                   {"i64[3,9] i64[1]={4} | largest=0 -> 2", 0, 0},
-                                   {"f32[80,9] i64[]={3} -> 2", 0, 0},
-                                   {"f32[5]={1,nan,3,nan,2} i64[1]={3} -> 2", 0, -1}
-                )
+GRADD_OPS(topk, {
+                    .name = "TopK",
+                    .domain = "",
+                    .since = 10,
+                    .min_in = 2,
+                    .max_in = 2,
+                    .min_out = 1,
+                    .max_out = 2,
+                    .types = {GRADD_T_NUM, GRADD_T_INDEX},
+                    .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
+                                             {"largest", GRADD_ATTR_INT, false},
+                                             {"sorted", GRADD_ATTR_INT, false}
+                      ),
+                    .infer = infer_topk,
+                    .grad = grad_topk,
+                    .run = run_topk,
+                    .work = work_topk,
+                    .cases = GRADD_CASES(
+                        {.text = "f32[3,8] i64[1]={2} -> 2"},
+                        {.text = "f32[3,8,2] i64[1]={5} | axis=1 largest=0 sorted=1 -> 2"},
+                        {.text = "f32[9] i64[1]={9} -> 2"},
+                      {.text = "f32[4,3] i64[1]={0} -> 2"},
+                        {.text = "i64[3,9] i64[1]={4} | largest=0 -> 2"},
+                        {.text = "f32[80,9] i64[]={3} -> 2"},
+                        {.text = "f32[5]={1,nan,3,nan,2} i64[1]={3} -> 2", .grad_tol = -1}
+                      )
 });
