@@ -122,7 +122,8 @@ LIBS := $(B)/lib/libgradd_shm.a $(B)/lib/libgradd_shm.so $(B)/lib/libgradd.a $(B
 BIN  := $(B)/bin/gradd
 
 # ---------------------------------------------------------------- targets
-.PHONY: all setup test check check-asan check-tsan demo bench fuzz format lint docs clean help unit info FORCE
+.PHONY: all setup test check check-asan check-tsan demo bench fuzz format lint docs clean help unit \
+        info FORCE
 
 all: $(LIBS) $(BIN) ## build libraries and daemon (sets up first when needed)
 
@@ -159,8 +160,8 @@ fuzz: $(B)/lib/libgradd.a ## feed the ONNX importer with mutated models (clang; 
 	    -fno-sanitize-recover=undefined -o $(B)/fuzz/fuzz_import tests/fuzz/fuzz_import.c $(FUZZ_SRC) \
 	    $(B)/lib/libgradd.a $(ENGINE_LIBS) -lgomp
 	@GRADD_FUZZ_SEEDS=$(B)/fuzz/import $(B)/fuzz/fuzz_import
-	@cd $(B)/fuzz && ./fuzz_import -runs=$(FUZZ_RUNS) -max_len=8192 -timeout=10 -rss_limit_mb=1024 \
-	    -print_final_stats=1 import
+	@cd $(B)/fuzz && ASAN_OPTIONS=quarantine_size_mb=32 ./fuzz_import -runs=$(FUZZ_RUNS) \
+	    -max_len=8192 -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 import
 
 demo: all ## train a small Llama through the daemon, next to plain Trainer
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) -m optimum.gradd.demo $(ARGS)
