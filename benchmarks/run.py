@@ -195,7 +195,8 @@ def main(argv: list[str] | None = None) -> int:
     # A daemon of this run alone: a daemon of yesterday's build must not be measured.
     with tempfile.TemporaryDirectory(prefix="gradd-bench-") as folder:
         env = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "GRADD_DIR": folder}
-        env |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        env |= {"GRADD_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
+        env |= {"TOKENIZERS_PARALLELISM": "false"}
         try:
             for name in options.only:
                 print(f"\n{name}: {workloads.make(name, options.quick).what}", flush=True)

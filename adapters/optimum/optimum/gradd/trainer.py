@@ -75,8 +75,9 @@ class ORTTrainer(Trainer):
             from gradd.bridge import Bridge
 
             debug = self._debug_options()
-            if self._bridge_module is not None:
+            if self._bridge_module is not None:  # model_init: the model of an earlier trial
                 attach.detach(self._bridge_module)
+                self._bridge.close()
             strict = bool(getattr(self.args, "strict", False))
             self._bridge = Bridge(
                 model,
