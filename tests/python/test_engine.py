@@ -221,7 +221,7 @@ class RandomGraph:
         elif kind == 4:
             self.add("Sigmoid", [a], va.sigmoid())
         elif kind == 5:
-            shape = (va.numel(),) if va.dim() > 1 else (2, 3, 4)
+            shape = (va.numel(),) if va.dim() > 1 else (va.numel() // 12, 3, 4)
             self.add("Reshape", [a, self.ints(shape)], va.reshape(shape))
         elif kind == 6:
             perm = list(self.rng.permutation(va.dim()).tolist())
