@@ -1,0 +1,267 @@
+"""Optimizers whose step runs in the daemon, on the shared parameters.
+
+`FusedAdam` has the interface and the three modes of ONNX Runtime Training's optimizer of that name.
+Parameters and state stay in shared memory; one request updates all of them through a redo journal,
+so a daemon that is killed in the middle leaves nothing half done: the next one finishes the step
+with the same bits.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import math
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from gradd import client as clients
+from gradd import errors
+from gradd.client import Client
+from gradd.ring import Block
+
+logger = logging.getLogger("gradd")
+
+# Header page and three chunks of 128 Ki floats; the daemon refuses a smaller region by name.
+JOURNAL_BYTES = 4096 + 3 * 4 * (128 << 10)
+
+
+class AdamWMode(enum.IntEnum):
+    """How weight decay enters.
+
+    ADAM_L2_REGULARIZATION adds it to the gradient; ADAMW_TRANSFORMERS decays the updated weights
+    and adds eps to the uncorrected root; ADAMW_TORCH is torch.optim.AdamW.
+    """
+
+    ADAM_L2_REGULARIZATION = 0
+    ADAMW_TRANSFORMERS = 1
+    ADAMW_TORCH = 2
+
+
+class _Bound:
+    """Tensors that the daemon knows as one binding; keeps their memory alive while it does."""
+
+    def __init__(self, client: Client, tensors: list[torch.Tensor]) -> None:
+        self.key = tuple(t.data_ptr() for t in tensors)
+        self._client = client
+        self._tensors = [t.detach() for t in tensors]
+        self.id = client.next_id()
+        client.bind(self.id, [_wire(client, t) for t in tensors])
+
+    def __del__(self) -> None:
+        self._client.later("unbind", {"bind": self.id})
+
+
+def _wire(client: Client, tensor: torch.Tensor) -> list:
+    place = client.locate(tensor)
+    if place is None:
+        raise errors.TensorError("a tensor of the optimizer has left shared memory during the step")
+    return [*place, 1, list(tensor.shape)]
+
+
+class FusedAdam(torch.optim.Optimizer):
+    """Adam and AdamW in the daemon; f32 parameters.
+
+    Args:
+        params: Parameters or groups, as for torch optimizers. Parameters that no ORTModule has
+            moved into shared memory yet are moved there at the first step.
+        lr: Learning rate.
+        bias_correction: Divide the moments by 1 - beta^t.
+        betas: Decay of the two moments.
+        eps: Term in the denominator.
+        adam_w_mode: See AdamWMode.
+        weight_decay: Decay rate.
+        set_grad_none: Default of zero_grad().
+        max_grad_norm: Clip the global norm of all gradients to this before the update, as
+            torch.nn.utils.clip_grad_norm_ does; `.grad` itself keeps its values. None: no clipping.
+
+    Attributes:
+        grad_norm: Global gradient norm of the last step; None unless max_grad_norm is set.
+        copied_grads: How many gradients had to be copied into shared memory so far, because
+            `.grad` was not the daemon's own (hooks, DDP with bucket views).
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        adam_w_mode: AdamWMode | int = AdamWMode.ADAMW_TRANSFORMERS,
+        weight_decay: float = 0.0,
+        set_grad_none: bool = True,
+        *,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        if lr < 0 or eps < 0 or weight_decay < 0:
+            raise ValueError(f"lr {lr}, eps {eps} and weight_decay {weight_decay} must be >= 0")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas {betas} must lie in [0, 1)")
+        defaults = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": tuple(betas),
+            "eps": eps,
+            "weight_decay": weight_decay,
+        }
+        super().__init__(params, defaults)
+        self.adam_w_mode = AdamWMode(adam_w_mode)
+        self.set_grad_none = set_grad_none
+        self.max_grad_norm = max_grad_norm
+        self.grad_norm: float | None = None
+        self.copied_grads = 0
+        self._client: Client | None = None
+        self._journal: Block | None = None
+        self._journal_step = 0
+        self._bound: dict[str, _Bound] = {}
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Drops or zeroes gradients; the default is the constructor's set_grad_none."""
+        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        return {**state, "adam_w_mode": self.adam_w_mode, "set_grad_none": self.set_grad_none,
+                "max_grad_norm": self.max_grad_norm}  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # What belongs to a session is made anew: a copy has a journal of its own.
+        self.grad_norm = None
+        self.copied_grads = 0
+        self._client, self._journal, self._journal_step = None, None, 0
+        self._bound = {}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update of every parameter that has a gradient.
+
+        Args:
+            closure: Evaluates the model again and returns the loss.
+
+        Returns:
+            What the closure returned, or None.
+
+        Raises:
+            TensorError: A parameter or gradient is not dense f32 on the CPU.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        entries = [
+            (k, p) for k, group in enumerate(self.param_groups) for p in group["params"]
+            if p.grad is not None
+        ]  # fmt: skip
+        if entries:
+            self._check(entries)
+            client = self._session([p for _, p in entries])
+            with client.lock:
+                self._send(client, entries)
+        return loss
+
+    # ---- memory ----
+
+    @staticmethod
+    def _check(entries: list[tuple[int, torch.Tensor]]) -> None:
+        for _, p in entries:
+            for what, t in (("parameter", p), ("gradient", p.grad)):
+                if t.dtype != torch.float32 or t.device.type != "cpu" or t.layout != torch.strided:
+                    raise errors.TensorError(
+                        f"FusedAdam: {what} of shape {tuple(p.shape)} is {t.dtype} on {t.device} "
+                        f"({t.layout}); it takes dense float32 on the CPU"
+                    )
+
+    def _session(self, params: list[torch.Tensor]) -> Client:
+        if self._client is None or self._client.closed:
+            found = next((f for f in map(clients.find, params) if f is not None), None)
+            self._client = found[0] if found else clients.get_client()
+            self._bound.clear()
+            self._journal = None
+        return self._client
+
+    def _shared(self, client: Client, tensor: torch.Tensor, pool: Any) -> torch.Tensor:
+        """The tensor itself if it lies in shared memory, else a copy there."""
+        if tensor.is_contiguous() and client.locate(tensor) is not None:
+            return tensor
+        block = pool.allocate(tensor.numel() * 4)
+        copy = block.tensor(torch.float32, tuple(tensor.shape))
+        block.drop()  # the tensor alone keeps it
+        copy.copy_(tensor.detach())
+        return copy
+
+    def _settle(self, client: Client, p: torch.Tensor) -> dict[str, Any]:
+        """Parameter and state in shared memory; also after load_state_dict replaced them."""
+        if p.numel() and (not p.is_contiguous() or client.locate(p) is None):
+            p.data = self._shared(client, p.data, client.parameters)
+        state = self.state[p]
+        if "exp_avg" not in state:
+            state["step"] = 0
+            state["exp_avg"] = self._shared(client, torch.zeros_like(p), client.state)
+            state["exp_avg_sq"] = self._shared(client, torch.zeros_like(p), client.state)
+        for name in ("exp_avg", "exp_avg_sq"):
+            if p.numel():
+                state[name] = self._shared(client, state[name], client.state)
+        state["step"] = int(state["step"])
+        return state
+
+    def _gradient(self, client: Client, grad: torch.Tensor) -> torch.Tensor:
+        shared = self._shared(client, grad, client.gradients)
+        self.copied_grads += shared is not grad
+        return shared
+
+    def _bind(self, client: Client, name: str, tensors: list[torch.Tensor]) -> int:
+        bound = self._bound.get(name)
+        if bound is None or bound.key != tuple(t.data_ptr() for t in tensors):
+            bound = self._bound[name] = _Bound(client, tensors)
+        return bound.id
+
+    def _journal_wire(self, client: Client) -> list:
+        if self._journal is None:
+            self._journal = client.state.allocate(JOURNAL_BYTES)
+            self._journal.tensor(torch.uint8, (JOURNAL_BYTES,)).zero_()
+            self._journal_step = 0
+        return self._journal.wire(torch.uint8, (JOURNAL_BYTES,))
+
+    # ---- the request ----
+
+    def _hyper(self, kinds: list[tuple[int, int]]) -> bytes:
+        norm = self.max_grad_norm
+        clip = float(norm) if norm is not None and math.isfinite(norm) else 0.0
+        numbers = [clip]
+        for k, t in kinds:
+            g = self.param_groups[k]
+            numbers += [float(g["lr"]), *map(float, g["betas"]), float(g["eps"]),
+                        float(g["weight_decay"]), float(self.adam_w_mode),
+                        float(g["bias_correction"]), float(t)]  # fmt: skip
+        return struct.pack(f"<{len(numbers)}d", *numbers)
+
+    def _send(self, client: Client, entries: list[tuple[int, torch.Tensor]]) -> None:
+        entries = [(k, p) for k, p in entries if p.numel()]
+        states = [self._settle(client, p) for _, p in entries]
+        grads = [self._gradient(client, p.grad) for _, p in entries]
+        of_each = [(k, s["step"] + 1) for (k, _), s in zip(entries, states, strict=True)]
+        kinds = sorted(set(of_each))
+        index = {kind: i for i, kind in enumerate(kinds)}
+        journal = self._journal_wire(client)  # a new one starts at step 0
+        reply = client.request(
+            "step",
+            {
+                "step": self._journal_step,
+                "journal": journal,
+                "hyper": self._hyper(kinds),
+                "group": [index[kind] for kind in of_each],
+                "p": self._bind(client, "p", [p for _, p in entries]),
+                "m": self._bind(client, "m", [s["exp_avg"] for s in states]),
+                "v": self._bind(client, "v", [s["exp_avg_sq"] for s in states]),
+                "g": [_wire(client, g) for g in grads],
+            },
+        )
+        self._journal_step += 1
+        for s in states:
+            s["step"] += 1
+        self.grad_norm = reply["norm"] if self.max_grad_norm is not None else None
+        torch.autograd.graph.increment_version([p for _, p in entries])
