@@ -1,0 +1,326 @@
+/* Matrix products: MatMul, Gemm, and FusedMatMul, which the gradients are made of.
+ *
+ * Math: C[..., M, N] = alpha op(A)[..., M, K] op(B)[..., K, N] (+ beta C0), op swaps the last two
+ * dimensions; batch dimensions broadcast. Saved for backward: the operands. Gradients:
+ * dA = dC op(B)^T, dB = op(A)^T dC, summed over what was broadcast. Against one matrix B, dB is one
+ * product over all rows of A. */
+#include "kernels/cpu/gemm.h"
+#include "kernels/infer.h"
+#include "kernels/rules.h"
+
+#include <string.h>
+
+/* ---- kernels -------------------------------------------------------------------------------- */
+
+typedef gradd_status_t (*product_fn)(const gradd_gemm_t *, const void *, const void *, const void *,
+                                     void *);
+
+/* Strides of the batch dimensions of an operand of rank >= 2 within out; 0 where broadcast. */
+static void batch_strides(const gradd_type_t *in, const gradd_type_t *out, int64_t *steps) {
+    int64_t step = in->dims[in->rank - 1] * in->dims[in->rank - 2];
+    for (int i = out->rank - 3; i >= 0; i--) {
+        int at = i - (out->rank - in->rank);
+        int64_t n = at >= 0 ? in->dims[at] : 1;
+        steps[i] = n == 1 ? 0 : step;
+        step *= n;
+    }
+}
+
+/* a, b, out have rank >= 2. */
+static gradd_gemm_t describe(const gradd_type_t *a, const gradd_type_t *b, const gradd_type_t *out,
+                             bool trans_a, bool trans_b) {
+    gradd_gemm_t g = {.dtype = a->dtype, .alpha = 1, .batch_rank = out->rank - 2};
+    int64_t rows = a->dims[a->rank - 2], cols = a->dims[a->rank - 1];
+    g.m = trans_a ? cols : rows, g.k = trans_a ? rows : cols;
+    g.a_m = trans_a ? 1 : cols, g.a_k = trans_a ? cols : 1;
+    g.n = out->dims[out->rank - 1];
+    g.b_k = trans_b ? 1 : g.n, g.b_n = trans_b ? g.k : 1;
+    memcpy(g.batch, out->dims, sizeof g.batch[0] * (size_t)g.batch_rank);
+    batch_strides(a, out, g.a_batch);
+    batch_strides(b, out, g.b_batch);
+    return g;
+}
+
+/* Vectors become a row (left) or a column (right); out gets the dimensions back that MatMul drops.
+ */
+static void matrices(gradd_type_t *a, gradd_type_t *b, gradd_type_t *out) {
+    bool row = a->rank == 1, col = b->rank == 1;
+    if (row)
+        *a = (gradd_type_t){
+            a->dtype, 2, {1, a->dims[0]}
+        };
+    if (col)
+        *b = (gradd_type_t){
+            b->dtype, 2, {b->dims[0], 1}
+        };
+    if (row) {
+        int at = col ? out->rank : out->rank - 1;
+        if (!col) out->dims[out->rank] = out->dims[out->rank - 1];
+        out->dims[at] = 1;
+        out->rank++;
+    }
+    if (col) out->dims[out->rank++] = 1;
+}
+
+static gradd_status_t matmul(const gradd_run_t *r, product_fn product) {
+    gradd_type_t a = r->in[0].type, b = r->in[1].type, out = r->out[0].type;
+    matrices(&a, &b, &out);
+    gradd_gemm_t g = describe(&a, &b, &out, gradd_attr_int(r->attrs, "transA", 0),
+                              gradd_attr_int(r->attrs, "transB", 0));
+    g.alpha = gradd_attr_float(r->attrs, "alpha", 1);
+    return product(&g, r->in[0].data, r->in[1].data, NULL, r->out[0].data);
+}
+static gradd_status_t run_matmul(const gradd_run_t *r) {
+    return matmul(r, gradd_gemm);
+}
+static gradd_status_t ref_matmul(const gradd_run_t *r) {
+    return matmul(r, gradd_gemm_ref);
+}
+
+/* out = beta * broadcast(c), which the product then adds to */
+#define SPREAD(T)                                                                                  \
+    for (int64_t i = 0; i < m; i++)                                                                \
+        for (int64_t j = 0; j < n; j++)                                                            \
+            ((T *)r->out[0].data)[i * n + j] =                                                     \
+                (T)(beta * (double)((const T *)c->data)[i * step_m + j * step_n]);
+
+static gradd_status_t spread(const gradd_run_t *r, double beta) {
+    const gradd_view_t *c = &r->in[2];
+    int64_t m = r->out[0].type.dims[0], n = r->out[0].type.dims[1];
+    int64_t cols = c->type.rank ? c->type.dims[c->type.rank - 1] : 1;
+    int64_t rows = c->type.rank == 2 ? c->type.dims[0] : 1;
+    int64_t step_m = rows == 1 ? 0 : cols, step_n = cols == 1 ? 0 : 1;
+    switch (c->type.dtype) {
+    case GRADD_DT_F32:
+        SPREAD(float) return GRADD_OK;
+    case GRADD_DT_F64:
+        SPREAD(double) return GRADD_OK;
+    default:
+        return GRADD_FAIL(UNSUPPORTED, "Gemm of %s", gradd_dtype_name(c->type.dtype));
+    }
+}
+
+static gradd_status_t gemm(const gradd_run_t *r, product_fn product) {
+    gradd_gemm_t g =
+        describe(&r->in[0].type, &r->in[1].type, &r->out[0].type,
+                 gradd_attr_int(r->attrs, "transA", 0), gradd_attr_int(r->attrs, "transB", 0));
+    double beta = gradd_attr_float(r->attrs, "beta", 1);
+    const void *bias = NULL;
+    g.alpha = gradd_attr_float(r->attrs, "alpha", 1);
+    if (r->n_in > 2 && r->in[2].type.dtype && beta != 0) {
+        g.has_bias = beta == 1 && g.alpha == 1 && gradd_type_count(&r->in[2].type) == g.n &&
+                     r->in[2].type.rank && r->in[2].type.dims[r->in[2].type.rank - 1] == g.n;
+        g.accumulate = !g.has_bias;
+        if (g.has_bias)
+            bias = r->in[2].data;
+        else
+            GRADD_TRY(spread(r, beta));
+    }
+    return product(&g, r->in[0].data, r->in[1].data, bias, r->out[0].data);
+}
+static gradd_status_t run_gemm(const gradd_run_t *r) {
+    return gemm(r, gradd_gemm);
+}
+static gradd_status_t ref_gemm(const gradd_run_t *r) {
+    return gemm(r, gradd_gemm_ref);
+}
+
+/* ---- shape rules ---------------------------------------------------------------------------- */
+
+static gradd_status_t misfit(const gradd_type_t *a, const gradd_type_t *b) {
+    char ta[GRADD_TYPE_TEXT], tb[GRADD_TYPE_TEXT];
+    return GRADD_FAIL(GRAPH, "shapes %s and %s do not multiply", gradd_type_format(a, ta),
+                      gradd_type_format(b, tb));
+}
+
+static gradd_status_t infer_product(gradd_infer_t *c, bool trans_a, bool trans_b) {
+    gradd_type_t a = c->in[0].type, b = c->in[1].type, *out = &c->out[0];
+    bool row = a.rank == 1, col = b.rank == 1;
+    if (!a.rank || !b.rank || a.dtype != b.dtype) return misfit(&a, &b);
+    if (row)
+        a = (gradd_type_t){
+            a.dtype, 2, {1, a.dims[0]}
+        };
+    if (col)
+        b = (gradd_type_t){
+            b.dtype, 2, {b.dims[0], 1}
+        };
+    int64_t m = a.dims[a.rank - 1 - !trans_a], k = a.dims[a.rank - 1 - trans_a];
+    int64_t l = b.dims[b.rank - 1 - !trans_b], n = b.dims[b.rank - 1 - trans_b];
+    if (k != l) return misfit(&c->in[0].type, &c->in[1].type);
+    a.rank -= 2, b.rank -= 2;
+    out->dtype = a.dtype;
+    GRADD_TRY(gradd_broadcast(&a, &b, out));
+    if (!row) out->dims[out->rank++] = m;
+    if (!col) out->dims[out->rank++] = n;
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_matmul(gradd_infer_t *c) {
+    return infer_product(c, false, false);
+}
+
+static gradd_status_t infer_fused(gradd_infer_t *c) {
+    if (c->in[0].type.rank < 2 || c->in[1].type.rank < 2)
+        return misfit(&c->in[0].type, &c->in[1].type);
+    return infer_product(c, gradd_attr_int(c->attrs, "transA", 0),
+                         gradd_attr_int(c->attrs, "transB", 0));
+}
+
+static gradd_status_t infer_gemm(gradd_infer_t *c) {
+    if (c->in[0].type.rank != 2 || c->in[1].type.rank != 2)
+        return misfit(&c->in[0].type, &c->in[1].type);
+    GRADD_TRY(infer_fused(c));
+    if (c->n_in < 3 || !c->in[2].type.dtype) return GRADD_OK;
+    gradd_type_t both = c->out[0];
+    GRADD_TRY(gradd_broadcast(&c->out[0], &c->in[2].type, &both));
+    if (!gradd_type_same_shape(&both, &c->out[0]) || c->in[2].type.dtype != c->out[0].dtype)
+        return misfit(&c->out[0], &c->in[2].type);
+    return GRADD_OK;
+}
+
+/* ---- gradient rules ------------------------------------------------------------------------- */
+
+static gradd_val_t fused(gradd_builder_t *b, gradd_val_t x, gradd_val_t y, bool trans_x,
+                         bool trans_y, double alpha) {
+    gradd_attr_t attrs[3] = {gradd_make_int("transA", trans_x), gradd_make_int("transB", trans_y),
+                             gradd_make_float("alpha", alpha)};
+    return gradd_emit_attrs(b, "FusedMatMul", (gradd_val_t[]){x, y}, 2, attrs, 3);
+}
+
+/* All rows of a value as one matrix. */
+static gradd_val_t rows_of(gradd_builder_t *b, gradd_val_t value) {
+    gradd_type_t t = *gradd_val_type(b, value);
+    int64_t rows = 1;
+    for (int i = 0; i + 1 < t.rank; i++)
+        rows *= t.dims[i];
+    return gradd_reshape_to(b, value, (int64_t[]){rows, t.dims[t.rank - 1]}, 2);
+}
+
+/* Gradients of d = alpha op(x) op(y) for operands of rank >= 2, in the operands' layout. */
+static gradd_val_t left(gradd_grad_t *g, gradd_val_t x, gradd_val_t y, gradd_val_t d, bool tx,
+                        bool ty, double alpha) {
+    gradd_val_t dx = tx ? fused(g->b, y, d, ty, true, alpha) : fused(g->b, d, y, false, !ty, alpha);
+    return gradd_reduce_to(g->b, dx, x);
+}
+
+static gradd_val_t right(gradd_grad_t *g, gradd_val_t x, gradd_val_t y, gradd_val_t d, bool tx,
+                         bool ty, double alpha) {
+    const gradd_type_t *type_y = gradd_val_type(g->b, y), *type_x = gradd_val_type(g->b, x);
+    if (type_y->rank == 2 && type_x->rank > 2 && !tx) {
+        x = rows_of(g->b, x);
+        d = rows_of(g->b, d);
+    }
+    gradd_val_t dy = ty ? fused(g->b, d, x, true, tx, alpha) : fused(g->b, x, d, !tx, false, alpha);
+    return gradd_reduce_to(g->b, dy, y);
+}
+
+static gradd_status_t grad_fused(gradd_grad_t *g) {
+    bool ta = gradd_attr_int(g->attrs, "transA", 0), tb = gradd_attr_int(g->attrs, "transB", 0);
+    double alpha = gradd_attr_float(g->attrs, "alpha", 1);
+    if (g->need[0]) g->din[0] = left(g, g->in[0], g->in[1], g->dout[0], ta, tb, alpha);
+    if (g->need[1]) g->din[1] = right(g, g->in[0], g->in[1], g->dout[0], ta, tb, alpha);
+    return g->b->status;
+}
+
+static gradd_status_t grad_matmul(gradd_grad_t *g) {
+    gradd_type_t ta = *gradd_val_type(g->b, g->in[0]), tb = *gradd_val_type(g->b, g->in[1]);
+    gradd_type_t td = *gradd_val_type(g->b, g->dout[0]);
+    if (g->b->status) return g->b->status;
+    matrices(&ta, &tb, &td);
+    gradd_val_t a = gradd_reshape_to(g->b, g->in[0], ta.dims, ta.rank);
+    gradd_val_t b = gradd_reshape_to(g->b, g->in[1], tb.dims, tb.rank);
+    gradd_val_t d = gradd_reshape_to(g->b, g->dout[0], td.dims, td.rank);
+    if (g->need[0]) g->din[0] = gradd_reshape_as(g->b, left(g, a, b, d, false, false, 1), g->in[0]);
+    if (g->need[1])
+        g->din[1] = gradd_reshape_as(g->b, right(g, a, b, d, false, false, 1), g->in[1]);
+    return g->b->status;
+}
+
+static gradd_status_t grad_gemm(gradd_grad_t *g) {
+    GRADD_TRY(grad_fused(g));
+    double beta = gradd_attr_float(g->attrs, "beta", 1);
+    if (g->n_in < 3 || !g->need[2]) return g->b->status;
+    gradd_val_t d = gradd_reduce_to(g->b, g->dout[0], g->in[2]);
+    if (beta != 1) {
+        gradd_dtype_t dtype = gradd_val_type(g->b, g->in[2])->dtype;
+        d = GRADD_EMIT(g->b, "Mul", d, gradd_const_scalar(g->b, dtype, beta));
+    }
+    g->din[2] = d;
+    return g->b->status;
+}
+
+/* ---- cases and rows ------------------------------------------------------------------------- */
+
+#define TRANSPOSITIONS                                                                             \
+    {"transA", GRADD_ATTR_INT, false}, {                                                           \
+        "transB", GRADD_ATTR_INT, false                                                            \
+    }
+
+GRADD_OPS(
+    matmul,
+    {.name = "MatMul",
+     .domain = "",
+     .since = 9,
+     .min_in = 2,
+     .max_in = 2,
+     .min_out = 1,
+     .max_out = 1,
+     .types = {GRADD_T_NUM},
+     .infer = infer_matmul,
+     .grad = grad_matmul,
+     .run = run_matmul,
+     .ref = ref_matmul,
+     .cases = GRADD_CASES({.text = "f32[3,4] f32[4,5]"}, {.text = "f32[2,3,4] f32[4,5]"},
+                          {.text = "f32[2,3,4] f32[2,4,5]"}, {.text = "f32[3,4] f32[2,4,5]"},
+                          {.text = "f32[2,1,3,4] f32[3,4,5]"}, {.text = "f32[2,3,1,4] f32[4,1]"},
+                          {.text = "f32[2,2,3,4] f32[2,2,4,3]"}, {.text = "f32[4] f32[4]"},
+                          {.text = "f32[4] f32[4,5]"}, {.text = "f32[3,4] f32[4]"},
+                          {.text = "f32[4] f32[2,4,5]"}, {.text = "f32[2,3,4] f32[4]"},
+                          {.text = "f32[0,4] f32[4,5]"}, {.text = "f32[3,0] f32[0,5]"},
+                          {.text = "f32[1,1] f32[1,1]"}, {.text = "f32[2,17,40] f32[40,33]"},
+                          {.text = "i64[3,4] i64[4,2]"}, {.text = "i32[2,2,3] i32[3,1]"})},
+    {.name = "FusedMatMul",
+     .domain = "com.gradd",
+     .since = 1,
+     .min_in = 2,
+     .max_in = 2,
+     .min_out = 1,
+     .max_out = 1,
+     .flags = GRADD_OP_INTERNAL,
+     .types = {GRADD_T_FLOAT},
+     .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false}),
+     .infer = infer_fused,
+     .grad = grad_fused,
+     .run = run_matmul,
+     .ref = ref_matmul,
+     .cases = GRADD_CASES({.text = "f32[4,3] f32[4,5] | transA=1"},
+                          {.text = "f32[3,4] f32[5,4] | transB=1 alpha=0.5"},
+                          {.text = "f32[4,3] f32[5,4] | transA=1 transB=1 alpha=-2.0"},
+                          {.text = "f32[2,4,3] f32[4,5] | transA=1"},
+                          {.text = "f32[2,3,4] f32[5,4] | transB=1"},
+                          {.text = "f32[2,4,3] f32[2,5,4] | transA=1 transB=1"},
+                          {.text = "f32[2,1,4,3] f32[3,4,5] | transA=1 alpha=0.25"},
+                          {.text = "f32[2,3,4] f32[4,5]"}, {.text = "f32[2,3,0] f32[0,2]"})},
+    {.name = "Gemm",
+     .domain = "",
+     .since = 11,
+     .min_in = 2,
+     .max_in = 3,
+     .min_out = 1,
+     .max_out = 1,
+     .types = {GRADD_T_FLOAT},
+     .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false},
+                              {"beta", GRADD_ATTR_FLOAT, false}),
+     .infer = infer_gemm,
+     .grad = grad_gemm,
+     .run = run_gemm,
+     .ref = ref_gemm,
+     .cases = GRADD_CASES(
+         {.text = "f32[3,4] f32[5,4] f32[5] | transB=1"}, {.text = "f32[3,4] f32[4,5] f32[3,5]"},
+         {.text = "f32[3,4] f32[4,5]"},
+         {.text = "f32[4,3] f32[4,5] f32[3,1] | transA=1 alpha=0.5 beta=2.0"},
+         {.text = "f32[3,4] f32[4,5] f32[1,5]"}, {.text = "f32[3,4] f32[4,5] f32[]"},
+         {.text = "f32[3,4] f32[4,5] f32[5] | beta=0.5"}, {.text = "f32[4,1] f32[1,4] f32[1]"},
+         {.text = "f32[0,4] f32[4,5] f32[5]"}, {.text = "f32[5,1] f32[1,1] f32[5,1]"},
+         {.text = "f32[65,70] f32[33,70] f32[33] | transB=1"})});
