@@ -104,7 +104,8 @@ ENGINE_SRC := $(sort $(wildcard server/graph/*.c server/graph/passes/*.c server/
                                 server/exec/*.c server/api/*.c))
 DAEMON_SRC := $(sort $(wildcard server/*.c))
 TEST_SRC   := $(sort $(wildcard tests/c/test_*.c))
-TEST_HELP_SRC := $(sort $(filter-out $(TEST_SRC),$(wildcard tests/c/*.c)))
+PEER_SRC   := tests/c/peer.c
+TEST_HELP_SRC := $(sort $(filter-out $(TEST_SRC) $(PEER_SRC),$(wildcard tests/c/*.c)))
 PROTO      := $(wildcard server/graph/onnx.proto)
 PB_C       := $(PROTO:%.proto=$(B)/gen/%.pb-c.c)
 
@@ -113,8 +114,8 @@ PB_OBJ     := $(PB_C:$(B)/gen/%.c=$(B)/gen-obj/%.o)
 SHM_OBJ    := $(call obj,$(SHM_SRC))
 ENGINE_OBJ := $(SHM_OBJ) $(call obj,$(KERNEL_SRC) $(ENGINE_SRC)) $(PB_OBJ)
 DAEMON_OBJ := $(call obj,$(DAEMON_SRC))
-TEST_OBJ   := $(call obj,$(TEST_SRC) $(TEST_HELP_SRC))
-ALL_OBJ    := $(ENGINE_OBJ) $(DAEMON_OBJ) $(TEST_OBJ)
+TEST_OBJ   := $(call obj,$(TEST_SRC) $(TEST_HELP_SRC) $(PEER_SRC))
+ALL_OBJ    := $(ENGINE_OBJ) $(DAEMON_OBJ) $(TEST_OBJ) $(B)/benchmarks/bench_ipc.o
 # The runner holds the daemon's modules too, except the one with main().
 TESTED_DAEMON_OBJ := $(filter-out $(B)/server/main.o,$(DAEMON_OBJ))
 
@@ -285,7 +286,12 @@ UNIT_DAEMON := $(filter-out $(UNIT_SHM),$(patsubst tests/c/test_%.c,$(B)/bin/tes
 $(filter-out $(UNIT_SHM),$(UNIT_ALL)): $(B)/bin/test_%: $(B)/unit/%/runner.o \
     $(B)/tests/c/test_%.o $(call obj,$(TEST_HELP_SRC)) $(B)/lib/libgradd.a
 	$(call link,$(if $(filter $@,$(UNIT_DAEMON)),$(DAEMON_LIBS),$(ENGINE_LIBS)))
-$(UNIT_DAEMON): $(TESTED_DAEMON_OBJ)
+$(UNIT_DAEMON): $(TESTED_DAEMON_OBJ) $(call obj,$(PEER_SRC))
+
+# What a request costs, without Python: build/bin/bench_ipc starts the daemon next to it.
+$(B)/bin/bench_ipc: $(B)/benchmarks/bench_ipc.o $(call obj,$(PEER_SRC) $(TEST_HELP_SRC)) \
+    $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a | $(B)/bin/gradd
+	$(call link,$(DAEMON_LIBS))
 .SECONDARY:
 
 -include $(ALL_OBJ:.o=.d) $(B)/tests/runner.d

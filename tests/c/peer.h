@@ -1,0 +1,120 @@
+/* A client of the daemon for tests and benchmarks, and the daemon as a child process.
+ *
+ * It speaks docs/protocol.md with as little help as possible, so that a test can also speak it
+ * wrongly. Requests are built with server/wire.h:
+ *
+ *     wire_out_t *m = peer_request(&peer, "bind");
+ *     wire_key(m, "bind"); wire_put_u64(m, 1); ...
+ *     CHECK_OK(peer_call(&peer));          // the reply's code becomes the status
+ *     peer_number(&peer, "session");
+ *
+ * Functions named peer_* fail the test on transport errors.
+ */
+#ifndef GRADD_TESTS_C_PEER_H
+#define GRADD_TESTS_C_PEER_H
+
+#include <sys/types.h>
+#include <zmq.h>
+
+#include "server/wire.h"
+#include "shm/segment.h"
+
+#define PEER_WAIT_MS 8000
+
+/* ---- the daemon ---- */
+
+typedef struct peer_daemon_s {
+    char dir[64]; /* a fresh temporary directory, removed by peer_daemon_stop */
+    pid_t pid;
+} peer_daemon_t;
+
+/* Starts `gradd serve --dir DIR` (extra: more arguments, NULL at the end, or NULL) and waits until
+ * it listens. */
+void peer_daemon_start(peer_daemon_t *daemon, const char *const *extra);
+/* Starts a second one in the same directory and returns its exit code. */
+int peer_daemon_again(const peer_daemon_t *daemon);
+/* Runs `gradd COMMAND --dir DIR`; returns the exit code, stdout in `output` (0-terminated). */
+int peer_command(const peer_daemon_t *daemon, const char *command, char *output, size_t bytes);
+/* SIGTERM; the daemon must end with exit code 0 within the limit and leave no socket. */
+void peer_daemon_stop(peer_daemon_t *daemon);
+/* Waits for its end; returns the exit code, or 128 + signal. */
+int peer_daemon_wait(peer_daemon_t *daemon, int limit_ms);
+/* Descriptors that the daemon has open. */
+int peer_daemon_fds(const peer_daemon_t *daemon);
+
+/* ---- the client ---- */
+
+typedef struct peer_s {
+    char dir[64];
+    int control;
+    void *context, *dealer;
+    uint8_t nonce[16], token[16];
+    bool attached;
+    uint64_t q;
+    wire_out_t out;
+    zmq_msg_t reply;
+    uint8_t packet[65536];
+    wire_doc_t doc; /* of the last reply */
+    gradd_segment_t segment;
+} peer_t;
+
+/* Connects both sockets; nothing is said yet. */
+void peer_connect(peer_t *peer, const char *dir);
+/* hello with this range of versions; keeps the nonce. */
+gradd_status_t peer_hello(peer_t *peer, int low, int high);
+/* Makes a segment and sends it as `id`. */
+gradd_status_t peer_segment(peer_t *peer, uint64_t id, uint64_t bytes);
+/* Sends any descriptor as a segment. */
+gradd_status_t peer_send_fd(peer_t *peer, uint64_t id, uint64_t bytes, int fd);
+gradd_status_t peer_attach(peer_t *peer);
+/* All of the above: segment 1 of `bytes`. */
+void peer_open(peer_t *peer, const char *dir, uint64_t bytes);
+void peer_close(peer_t *peer);
+
+/* A control packet in place: peer_request's twin for the control socket; send with peer_control. */
+gradd_status_t peer_control(peer_t *peer, int fd);
+
+/* Begins a request with v, q (the next) and t. */
+wire_out_t *peer_request(peer_t *peer, const char *verb);
+/* Sends it with payload frames and waits for the reply. The reply's failure becomes the status and
+ * the error message. */
+gradd_status_t peer_call(peer_t *peer);
+gradd_status_t peer_call_with(peer_t *peer, const void *frame, size_t bytes);
+/* The halves of peer_call. */
+void peer_send(peer_t *peer);
+gradd_status_t peer_receive(peer_t *peer);
+/* True when a reply arrives within ms. */
+bool peer_pending(peer_t *peer, int ms);
+
+int64_t peer_number(const peer_t *peer, const char *key);
+const msgpack_object *peer_value(const peer_t *peer, const char *key);
+
+/* Address in segment 1. */
+void *peer_at(const peer_t *peer, uint64_t offset);
+
+/* [segment 1, offset, f32, dims]; rank up to 2. */
+void peer_put_f32(wire_out_t *out, uint64_t offset, int rank, int64_t d0, int64_t d1);
+
+/* ---- models ---- */
+
+/* y = x * w elementwise (x, w: f32[?, 4]), loss = ReduceSum(y): inputs x, w; outputs y, loss.
+ * Puts it and plans it as `plan` for n rows: w bound and differentiated, x differentiated. */
+gradd_status_t peer_plan_small(peer_t *peer, uint64_t plan, int64_t rows);
+/* y = x @ w @ w @ ... (n_products times), all f32[n, n]; w bound, inference. */
+gradd_status_t peer_plan_slow(peer_t *peer, uint64_t plan, int64_t n, int n_products);
+/* forward of peer_plan_small with the layout below, as run `run`; binding 1 must be bound. */
+void peer_forward_small(peer_t *peer, uint64_t plan, uint64_t run, int64_t rows);
+
+/* Offsets that the small model's helpers use in segment 1 (rows <= 64). */
+enum {
+    AT_X = 0,
+    AT_W = 1024,
+    AT_Y = 2048,
+    AT_LOSS = 3072,
+    AT_DLOSS = 3136,
+    AT_DX = 4096,
+    AT_DW = 5120,
+    SMALL_BYTES = 8192,
+};
+
+#endif
