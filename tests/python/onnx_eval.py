@@ -40,7 +40,7 @@ def evaluate(data: bytes, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
     graph = onnx.ModelProto.FromString(data).graph
     values: dict[str, Tensor | None] = {"": None}
     for tensor in graph.initializer:
-        values[tensor.name] = torch.from_numpy(np.array(numpy_helper.to_array(tensor)))
+        values[tensor.name] = _constant(tensor)
     values.update({i.name: feeds[i.name] for i in graph.input})
     for node in graph.node:
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
@@ -49,6 +49,13 @@ def evaluate(data: bytes, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
         results = result if isinstance(result, tuple) else (result,)
         values.update(zip(node.output, results))
     return {o.name: values[o.name] for o in graph.output}
+
+
+def _constant(tensor: onnx.TensorProto) -> Tensor:
+    array = numpy_helper.to_array(tensor)
+    if tensor.data_type == onnx.TensorProto.BFLOAT16:
+        return torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
 
 
 def _list(value: Tensor) -> list[int]:

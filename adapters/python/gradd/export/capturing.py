@@ -12,13 +12,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import onnx_ir as ir
 import torch
 
 from gradd import schema
-from gradd.export import fx, graph, outputs, refuse, trace, translate
-from gradd.export.aliases import alias_groups
-from gradd.export.types import ONNX_DTYPES, Capture, CaptureError, InputSpec, OutputSpec
+from gradd.export import fx, graph, naming, outputs, refuse, trace, translate
+from gradd.export.types import Capture
 
 _lock = threading.RLock()
 
@@ -47,8 +45,10 @@ def capture(
     """
     with _lock:
         refuse.check_module(module)
+        schema.schema_key(module, args, kwargs)  # raises for arguments of other types
         clock = _Clock()
-        traced = trace.trace(module, args, kwargs, forward or module.forward)
+        forward = forward or module.forward
+        traced = trace.trace(module, args, kwargs, forward)
         clock.lap("trace")
         fx.prepare(traced.program)
         with trace.silence():
@@ -56,8 +56,8 @@ def capture(
             clock.lap("translate")
             cleaned = graph.clean(model, program)
         clock.lap("optimize")
-        done = _assemble(module, args, kwargs, traced, program, cleaned, clock)
-        return done
+        call = naming.Call(module, args, kwargs, forward)
+        return _assemble(call, traced, program, cleaned, clock)
 
 
 class _Clock:
@@ -76,37 +76,24 @@ class _Clock:
 
 
 def _assemble(
-    module: torch.nn.Module,
-    args: tuple,
-    kwargs: dict,
-    traced: trace.Trace,
-    program: Any,
-    cleaned: graph.Cleaned,
-    clock: _Clock,
+    call: naming.Call, traced: trace.Trace, program: Any, cleaned: graph.Cleaned, clock: _Clock
 ) -> Capture:
     model = cleaned.model
-    groups = alias_groups(module)
-    canonical = {name: group[0] for group in groups for name in group}
-    _drop_unused(model.graph, cleaned)
-    states = {canonical.get(n, n): v for n, v in cleaned.states.items()}
-    names = graph.Names(set(states))
-    fixed: dict[ir.Value, str] = {value: name for name, value in states.items()}
-    inputs = _name_inputs(module, args, kwargs, traced, program, cleaned, names, fixed)
-    specs = _name_outputs(traced, program, cleaned, canonical, names, fixed)
-    _order_inputs(model.graph, module, inputs, states, fixed)
-    loss, needed = _loss(traced, program, cleaned)
-    graph.rename(model.graph, fixed)
-    sources = _sources(model.graph)
+    named = naming.Naming(call, traced, program, cleaned)
+    loss = outputs.find_loss(traced.result.paths, cleaned.user_outputs)
+    needed = outputs.ancestors(cleaned.user_outputs, loss)
+    graph.rename(model.graph, named.fixed)
+    sources = tuple((n.name, text) for n in model.graph if (text := trace.source_of(n)))
     data = graph.serialize(model)
-    is_param = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    order = [v.name for v in model.graph.inputs]
+    own = {name for name, _ in call.module.named_parameters(remove_duplicate=False)}
+    order = [v.name for v in model.graph.inputs if v.name in named.states]
     return Capture(
         onnx=data,
-        inputs=tuple(inputs),
-        params=tuple(n for n in order if n in states and n in is_param),
-        buffers=tuple(n for n in order if n in states and n not in is_param),
-        aliases=groups,
-        outputs=tuple(specs),
+        inputs=named.inputs,
+        params=tuple(n for n in order if n in own),
+        buffers=tuple(n for n in order if n not in own),
+        aliases=named.aliases,
+        outputs=named.outputs,
         unflatten=traced.result.unflatten,
         loss_leaf=loss,
         loss_ancestors=needed,
@@ -114,93 +101,3 @@ def _assemble(
         seconds=clock.total(),
         dims=traced.rules,
     )
-
-
-def _drop_unused(model_graph: ir.Graph, cleaned: graph.Cleaned) -> None:
-    used = {v for n in model_graph for v in n.inputs if v is not None}
-    for value in list(model_graph.inputs):
-        if value not in used:
-            model_graph.inputs.remove(value)
-    cleaned.states = {n: v for n, v in cleaned.states.items() if v in used}
-    cleaned.user_inputs = {n: v for n, v in cleaned.user_inputs.items() if v in used}
-
-
-def _dtype(value: ir.Value) -> str:
-    code = int(value.dtype)
-    if code not in ONNX_DTYPES:
-        raise CaptureError("unsupported_operator", f"{value.name} has the type {value.dtype}")
-    return ONNX_DTYPES[code]
-
-
-def _name_inputs(module, args, kwargs, traced, program, cleaned, names, fixed) -> list[InputSpec]:
-    """Names the call's tensors by parameter name of forward(), in the order of the call."""
-    _, _, paths = schema.flatten_inputs(args, kwargs)
-    positional = _positional_names(module)
-    signature = program.graph_signature
-    user = [s.arg.name for s in signature.input_specs if s.kind.name == "USER_INPUT"]
-    specs = []
-    for fx_name, leaf in zip(user, traced.leaf_numbers, strict=True):
-        value = cleaned.user_inputs.get(fx_name)
-        if value is None:
-            continue
-        name = names.fresh(_input_name(paths[leaf], positional), "_in")
-        fixed[value] = name
-        specs.append(InputSpec(name, leaf, _dtype(value)))
-    return specs
-
-
-def _positional_names(module: torch.nn.Module) -> list[str]:
-    import inspect
-
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    try:
-        parameters = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    return [p.name for p in parameters if p.kind in kinds]
-
-
-def _input_name(path: str, positional: list[str]) -> str:
-    head, _, rest = path.partition("_")
-    if not head.isdigit():
-        return path
-    number = int(head)
-    name = positional[number] if number < len(positional) else f"input_{number}"
-    return f"{name}_{rest}" if rest else name
-
-
-def _name_outputs(traced, program, cleaned, canonical, names, fixed) -> list[OutputSpec]:
-    paths = traced.result.paths
-    specs = []
-    for leaf, value in enumerate(cleaned.user_outputs):
-        name = names.fresh(outputs.output_name(paths[leaf]), "_out")
-        fixed[value] = name
-        specs.append(OutputSpec(name, "user", None, leaf, _dtype(value)))
-    for fqn, value in cleaned.buffer_outputs.items():
-        name = names.fresh(f"{fqn}:new")
-        fixed[value] = name
-        specs.append(OutputSpec(name, "buffer", canonical.get(fqn, fqn), None, _dtype(value)))
-    return specs
-
-
-def _order_inputs(model_graph, module, inputs, states, fixed) -> None:
-    """Graph inputs: the call's tensors, then states in the module's own order."""
-    by_name = {name: value for value, name in fixed.items()}
-    ordered = [by_name[spec.name] for spec in inputs]
-    own = [n for n, _ in module.named_parameters(remove_duplicate=False)]
-    own += [n for n, _ in module.named_buffers(remove_duplicate=False)]
-    ordered += [states[n] for n in own if n in states]
-    model_graph.inputs.clear()
-    model_graph.inputs.extend(ordered)
-
-
-def _loss(traced, program, cleaned) -> tuple[int | None, frozenset[int]]:
-    paths, values = traced.result.paths, cleaned.user_outputs
-    number = outputs.find_loss(paths, values)
-    if number is None:
-        return None, frozenset()
-    return number, outputs.ancestors(values[number], values)
-
-
-def _sources(model_graph: ir.Graph) -> tuple[tuple[str, str], ...]:
-    return tuple((n.name, text) for n in model_graph if (text := trace.source_of(n)))

@@ -38,7 +38,8 @@ def rules_of(program: Any, leaf_numbers: list[int]) -> DimRules:
     for symbol, bounds in program.range_constraints.items():
         # An unbounded size has a symbolic infinity as its upper end.
         upper = int(bounds.upper) if getattr(bounds.upper, "is_Integer", False) else None
-        ranges.append((str(symbol), int(bounds.lower), upper))
+        lower = int(bounds.lower) if getattr(bounds.lower, "is_Integer", False) else 0
+        ranges.append((str(symbol), lower, upper))
     return DimRules(tuple(shapes), tuple(ranges), tuple(getattr(program, "_guards_code", ())))
 
 

@@ -77,13 +77,10 @@ def attention(
     """Scaled dot product attention as MatMul, Mul, Where/Add, Softmax, [Dropout], MatMul."""
     rank = len(query.shape)
     if enable_gqa:
-        heads = _static(query.shape[-3], "the number of heads")
-        key, value = _repeat_heads(key, heads), _repeat_heads(value, heads)
-    if scale is None:
-        scale = 1.0 / math.sqrt(_static(query.shape[-1], "the size of a head"))
+        key, value = _repeat_heads(key, query), _repeat_heads(value, query)
     order = [*range(rank - 2), rank - 1, rank - 2]
     scores = op.MatMul(query, op.Transpose(key, perm=order))
-    scores = op.Mul(scores, _scalar(scale, query.dtype))
+    scores = op.Mul(scores, _scale(query, scale))
     some = None
     if is_causal:
         scores = op.Where(_causal(query, key), scores, _scalar(_SMALLEST[query.dtype], query.dtype))
@@ -101,13 +98,30 @@ def attention(
     return result
 
 
-def _repeat_heads(value: Any, heads: int) -> Any:
-    have = _static(value.shape[-3], "the number of key heads")
+def _scale(query: Any, scale: float | None) -> Any:
+    width = query.shape[-1]
+    if scale is not None:
+        return _scalar(scale, query.dtype)
+    if isinstance(width, int):
+        return _scalar(1.0 / math.sqrt(width), query.dtype)
+    size = op.Cast(_size(query, len(query.shape) - 1), to=int(query.dtype))
+    return op.Reciprocal(op.Sqrt(size))
+
+
+def _repeat_heads(value: Any, query: Any) -> Any:
+    """[B, few, S, D] to [B, heads, S, D], each head repeated in place."""
+    have, heads, width = value.shape[-3], query.shape[-3], value.shape[-1]
     if have == heads:
         return value
-    width = _static(value.shape[-1], "the size of a head")
-    times = op.Expand(op.Unsqueeze(value, _ints(2)), _ints(1, 1, heads // have, 1, 1))
-    return op.Reshape(times, _ints(0, heads, -1, width))
+    one = _ints(1)
+    if all(isinstance(n, int) for n in (have, heads, width)):
+        times, shape = _ints(1, 1, heads // have, 1, 1), _ints(0, heads, -1, width)
+    else:
+        wanted = op.Shape(query, start=1, end=2)
+        factor = op.Div(wanted, op.Shape(value, start=1, end=2))
+        times = op.Concat(one, one, factor, one, one, axis=0)
+        shape = op.Concat(_ints(0), wanted, _ints(-1), op.Shape(value, start=3, end=4), axis=0)
+    return op.Reshape(op.Expand(op.Unsqueeze(value, _ints(2)), times), shape)
 
 
 def _causal(query: Any, key: Any) -> Any:
@@ -199,6 +213,56 @@ def _bitwise(bool_op: str, int_op: str) -> Callable:
         return getattr(op, name)(a, b)
 
     return translate
+
+
+def _arange(start: Any, end: Any, step: Any, dtype: int | None) -> Any:
+    if dtype is None or dtype == -1:
+        parts = [torch.tensor(v).dtype for v in (start, end, step) if isinstance(v, (int, float))]
+        is_float = any(d.is_floating_point for d in parts)
+        dtype = ir.DataType.FLOAT if is_float else ir.DataType.INT64
+    dtype = ir.DataType(dtype)
+    inner = dtype if dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) else ir.DataType.INT64
+    if any(isinstance(v, float) for v in (start, end, step)) and inner == ir.DataType.INT64:
+        inner = ir.DataType.FLOAT
+    bounds = [_number(v, inner) for v in (start, end, step)]
+    result = op.Range(*bounds)
+    return result if inner == dtype else op.Cast(result, to=int(dtype))
+
+
+def _number(value: Any, dtype: ir.DataType) -> Any:
+    if isinstance(value, (int, float)):
+        return _scalar(value, dtype)
+    return value if dtype == ir.DataType.INT64 else op.Cast(value, to=int(dtype))
+
+
+def arange(end: Any, dtype: int | None = None, **unused: Any) -> Any:
+    """arange(end)."""
+    return _arange(0, end, 1, dtype)
+
+
+def arange_start(start: Any, end: Any, dtype: int | None = None, **unused: Any) -> Any:
+    """arange(start, end)."""
+    return _arange(start, end, 1, dtype)
+
+
+def arange_step(
+    start: Any, end: Any, step: Any = 1, dtype: int | None = None, **unused: Any
+) -> Any:
+    """arange(start, end, step)."""
+    return _arange(start, end, step, dtype)
+
+
+def diff(value: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
+    """torch.diff: differences of neighbours along one axis."""
+    if value.dtype == ir.DataType.BOOL:
+        raise CaptureError("unsupported_operator", "diff of booleans; cast them first")
+    parts = [part for part in (prepend, value, append) if part is not None]
+    value = op.Concat(*parts, axis=dim) if len(parts) > 1 else value
+    axis, last = _ints(dim), _ints(2**63 - 1)
+    for _ in range(n):
+        right = op.Slice(value, _ints(1), last, axis)
+        value = op.Sub(right, op.Slice(value, _ints(0), _ints(-1), axis))
+    return value
 
 
 # --- losses ----------------------------------------------------------------------------------
@@ -368,6 +432,10 @@ def table() -> dict[Any, Callable]:
         _aten.binary_cross_entropy_with_logits.default: binary_cross_entropy,
         _aten.log_sigmoid.default: log_sigmoid,
         _aten.alias.default: identity,
+        _aten.arange.default: arange,
+        _aten.diff.default: diff,
+        _aten.arange.start: arange_start,
+        _aten.arange.start_step: arange_step,
         _aten._native_batch_norm_legit_functional.default: batch_norm,
         _aten._native_batch_norm_legit.no_stats: batch_norm_no_stats,
         _aten.to.dtype: to_dtype,

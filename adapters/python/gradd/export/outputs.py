@@ -37,10 +37,12 @@ def find_loss(paths: list[tuple[str, ...]], values: list[ir.Value]) -> int | Non
     return (named or scalars or [None])[0]
 
 
-def ancestors(loss: ir.Value, values: list[ir.Value]) -> frozenset[int]:
+def ancestors(values: list[ir.Value], loss: int | None) -> frozenset[int]:
     """Numbers of the values on which the loss depends (itself excluded)."""
+    if loss is None:
+        return frozenset()
     seen: set[ir.Value] = set()
-    stack = [loss]
+    stack = [values[loss]]
     while stack:
         value = stack.pop()
         if value in seen:
@@ -49,4 +51,4 @@ def ancestors(loss: ir.Value, values: list[ir.Value]) -> frozenset[int]:
         producer = value.producer()
         if producer is not None:
             stack.extend(v for v in producer.inputs if v is not None)
-    return frozenset(i for i, v in enumerate(values) if v is not loss and v in seen)
+    return frozenset(i for i, v in enumerate(values) if i != loss and v in seen)

@@ -18,6 +18,8 @@ from gradd.export.types import CaptureError
 
 _FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
+# Hugging Face sets this one with gradient checkpointing: it only calls requires_grad_(True).
+_HARMLESS = frozenset({"make_inputs_require_grads"})
 _patch_lock = threading.RLock()
 
 
@@ -29,14 +31,10 @@ def check_module(module: torch.nn.Module) -> None:
     """
     for name, sub in module.named_modules():
         where = f"{name or 'the root'} ({type(sub).__name__})"
-        for attr in _FORWARD:
-            if getattr(sub, attr):
-                hook = next(iter(getattr(sub, attr).values()))
-                raise CaptureError("forward_hooks", _hook_text(where, hook))
-        for attr in _BACKWARD:
-            if getattr(sub, attr):
-                hook = next(iter(getattr(sub, attr).values()))
-                raise CaptureError("backward_hooks", _hook_text(where, hook))
+        for reason, tables in (("forward_hooks", _FORWARD), ("backward_hooks", _BACKWARD)):
+            for hook in (h for table in tables for h in getattr(sub, table).values()):
+                if getattr(hook, "__name__", "") not in _HARMLESS:
+                    raise CaptureError(reason, _hook_text(where, hook))
     _check_global_hooks()
     check_autocast()
     for name, param in module.named_parameters():
@@ -82,18 +80,33 @@ def check_autocast() -> None:
 
 
 @contextlib.contextmanager
-def _no_autograd_functions() -> Iterator[None]:
-    """Turns torch.autograd.Function.apply of this thread into a CaptureError.
+def _no_custom_backward() -> Iterator[None]:
+    """Turns Function.apply and Tensor.register_hook of this thread into a CaptureError.
 
-    The tracer inlines the forward of such a Function and forgets its backward. Reentrant
-    checkpointing is also a Function, but a transparent one: its body is called directly.
+    The tracer inlines the forward of a Function and forgets its backward, and a hook on a
+    tensor altogether. Reentrant checkpointing is also a Function, but a transparent one: its
+    body is called directly.
     """
     original = torch.autograd.Function.__dict__["apply"]
     me = threading.get_ident()
     found: list[CaptureError] = []
+    register_hook = torch.Tensor.register_hook
+
+    def hook(tensor, function):
+        if threading.get_ident() != me:
+            return register_hook(tensor, function)
+        found.append(
+            CaptureError(
+                "backward_hooks",
+                f"forward() calls register_hook({getattr(function, '__qualname__', function)}) on "
+                "a tensor; the hook would be lost",
+            )
+        )
+        raise found[0]
 
     def apply(cls, *args, **kwargs):
-        if threading.get_ident() != me:
+        # torch.cond and its like are refused later, by what they become.
+        if threading.get_ident() != me or cls.__module__.startswith("torch._higher_order_ops"):
             return original.__get__(None, cls)(*args, **kwargs)
         if cls is torch.utils.checkpoint.CheckpointFunction:
             return args[0](*args[2:])
@@ -108,10 +121,12 @@ def _no_autograd_functions() -> Iterator[None]:
 
     with _patch_lock:
         torch.autograd.Function.apply = classmethod(apply)
+        torch.Tensor.register_hook = hook
         try:
             yield
         finally:
             torch.autograd.Function.apply = original
+            torch.Tensor.register_hook = register_hook
     if found:  # a module that swallows exceptions must not hide the loss of a backward
         raise found[0]
 
@@ -147,7 +162,7 @@ def quiet_trace(module: torch.nn.Module) -> Iterator[None]:
     try:
         with (
             _kept_attributes(module),
-            _no_autograd_functions(),
+            _no_custom_backward(),
             torch.inference_mode(False),
             torch.enable_grad(),
         ):

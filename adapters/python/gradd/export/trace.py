@@ -76,12 +76,26 @@ def trace(module: torch.nn.Module, args: tuple, kwargs: dict, forward: Callable)
         except _RetryError as err:
             error = err.error
             continue
+        _refuse_item(program)
         rules = dims.rules_of(program, numbers)
         if dims.violated(rules, sizes) is None:
             done = Trace(program, rules, result)
             done.leaf_numbers = numbers
             return done
     raise error or CaptureError("export_failed", "no attempt at a trace accepts the given sizes")
+
+
+def _refuse_item(program: Any) -> None:
+    for node in program.graph.nodes:
+        if node.op == "call_function" and isinstance(
+            node.meta.get("val"), (torch.SymFloat, torch.SymBool)
+        ):
+            if "item" in str(node.target) or "local_scalar" in str(node.target):
+                raise CaptureError(
+                    "data_dependent_control_flow",
+                    f"{place_of(node)}: .item() or float() takes a value out of the graph; keep "
+                    "it a tensor",
+                )
 
 
 def _dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
@@ -129,7 +143,8 @@ def _export(module: torch.nn.Module, call: Callable, sample: tuple, spec: tuple)
     shell = _Shell(module, call)
     with refuse.quiet_trace(module), silence():
         try:
-            return torch.export.export(shell, sample, dynamic_shapes=(spec,), strict=False)
+            shapes = (spec,) if sample else None
+            return torch.export.export(shell, sample, dynamic_shapes=shapes, strict=False)
         except CaptureError:
             raise
         except Exception as err:  # the exporter raises whatever the module or torch raises
@@ -145,7 +160,7 @@ def silence() -> Any:
 
 
 class _Silence:
-    LOGGERS = ("torch.onnx", "torch.fx", "torch.export", "torch._export", "torch._dynamo")
+    LOGGERS = ("onnxscript", "onnx_ir", "torch.onnx", "torch.fx", "torch.export", "torch._export", "torch._dynamo")
 
     def __enter__(self) -> None:
         self._warnings = warnings.catch_warnings()
@@ -198,10 +213,13 @@ def _user_line(err: BaseException) -> str:
 
 
 def source_of(node: Any) -> str | None:
-    """ "module.path @ file:line" of the Python line that made an onnx_ir node, if known."""
+    """"module.path @ file:line" of the Python line that made an onnx_ir node, if known."""
     fx_node = node.meta.get("node")
-    if fx_node is None:
-        return None
+    return None if fx_node is None else place_of(fx_node)
+
+
+def place_of(fx_node: torch.fx.Node) -> str:
+    """"module.path @ file:line" of the Python line that made an FX node."""
     stack = fx_node.meta.get("nn_module_stack") or {}
     path = next((p for p, _ in reversed(stack.values()) if p), "") if stack else ""
     line = ""

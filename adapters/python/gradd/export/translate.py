@@ -55,22 +55,37 @@ def to_onnx(program: Any) -> tuple[Any, Any]:
     Raises:
         CaptureError: "unsupported_operator" or "input_mutation".
     """
-    from torch.onnx._internal.exporter import _core, _fx_passes
-
     registry = _registry()
     try:
         if _is_direct(program, registry):
-            if _needs_promotion(program.graph_module):
-                _fx_passes.insert_type_promotion_nodes(program.graph_module)
-        else:
-            program = _core._prepare_exported_program_for_export(program, registry=registry)
-        _check_signature(program.graph_signature)
-        model = _core._exported_program_to_onnx_program(program, registry=registry).model
+            try:
+                return _direct(program, registry)
+            except CaptureError:
+                raise
+            except Exception:  # a translation that only knows core operators
+                pass
+        return _decomposed(program, registry)
     except CaptureError:
         raise
     except Exception as err:
         raise _explain(err) from err
-    return model, program
+
+
+def _direct(program: Any, registry: Any) -> tuple[Any, Any]:
+    from torch.onnx._internal.exporter import _core, _fx_passes
+
+    if _needs_promotion(program.graph_module):
+        _fx_passes.insert_type_promotion_nodes(program.graph_module)
+    _check_signature(program.graph_signature)
+    return _core._exported_program_to_onnx_program(program, registry=registry).model, program
+
+
+def _decomposed(program: Any, registry: Any) -> tuple[Any, Any]:
+    from torch.onnx._internal.exporter import _core
+
+    program = _core._prepare_exported_program_for_export(program, registry=registry)
+    _check_signature(program.graph_signature)
+    return _core._exported_program_to_onnx_program(program, registry=registry).model, program
 
 
 def _is_direct(program: Any, registry: Any) -> bool:
@@ -136,13 +151,19 @@ def _check_signature(signature: Any) -> None:
     if mutated:
         raise CaptureError(
             "input_mutation",
-            f"forward() writes to its argument {next(iter(mutated.values()))!r}; clone it first",
+            f"forward() writes in place to {_argument(mutated)}; clone it first",
         )
     for spec in signature.output_specs:
         if spec.kind.name == "PARAMETER_MUTATION":
             raise CaptureError(
                 "input_mutation", f"forward() writes to the parameter {spec.target!r}"
             )
+
+
+def _argument(mutated: dict[str, str]) -> str:
+    """The tracer calls arguments leaves_0, leaves_1, ...: tensors in the order of the call."""
+    name = next(iter(mutated.values()))
+    return f"tensor {name.rpartition('_')[2]} of its arguments"
 
 
 def _explain(err: BaseException) -> CaptureError:
