@@ -1,41 +1,11 @@
-/* Loops over one row for the normalisation operators, written once for f32 and f64.
+/* Loops over one row for LayerNormalization and RMSNormalization, written once for f32 and f64.
  *
  * Included twice by kernels/ops/norm.c with REAL (the C type) and NAME(x) (appends a suffix); there
- * is no guard on purpose. Sums run in 32 independent lanes, which both vectorises and keeps the
- * rounding error of a long row small; the lanes are added in pairs, so a row always gives the same
- * bits. RMS passes centred = false as a constant, and the compiler drops what it does not need. y
- * may be x, and dx may be dy or x: a row is read before it is written, and then element by element.
+ * is no guard on purpose. RMS passes centred = false as a constant, and the compiler drops what it
+ * does not need. y may be x, and dx may be dy or x: a row is read before it is written, and then
+ * element by element.
  */
-
-static inline REAL NAME(add_lanes)(REAL *lane) {
-    for (int half = 16; half; half /= 2)
-        for (int i = 0; i < half; i++)
-            lane[i] += lane[i + half];
-    return lane[0];
-}
-
-static inline REAL NAME(row_sum)(const REAL *x, int64_t n) {
-    REAL lane[32] = {0};
-    int64_t i = 0;
-    for (; i + 32 <= n; i += 32)
-        for (int k = 0; k < 32; k++)
-            lane[k] += x[i + k];
-    for (int k = 0; i < n; i++, k++)
-        lane[k] += x[i];
-    return NAME(add_lanes)(lane);
-}
-
-/* Sum of (x - mean)^2 */
-static inline REAL NAME(row_squares)(const REAL *x, REAL mean, int64_t n) {
-    REAL lane[32] = {0};
-    int64_t i = 0;
-    for (; i + 32 <= n; i += 32)
-        for (int k = 0; k < 32; k++)
-            lane[k] += (x[i + k] - mean) * (x[i + k] - mean);
-    for (int k = 0; i < n; i++, k++)
-        lane[k] += (x[i] - mean) * (x[i] - mean);
-    return NAME(add_lanes)(lane);
-}
+#include "kernels/cpu/lanes.h"
 
 /* y = (x - mean) * inv * scale + bias; returns mean and inv through the pointers. */
 static inline void NAME(norm_row)(REAL *y, const REAL *x, const REAL *scale, const REAL *bias,
