@@ -1,0 +1,224 @@
+/* The wire: the scanner against hostile bytes, decoding, field checks, encoding.
+ */
+#include "server/wire.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/test.h"
+
+static gradd_status_t scan(const char *bytes, size_t n) {
+    return wire_scan(bytes, n, WIRE_MAX_DEPTH, WIRE_MAX_ITEMS);
+}
+#define SCAN(text) scan(text, sizeof(text) - 1)
+
+TEST(scan_accepts_every_kind) {
+    CHECK_OK(SCAN("\x00"));
+    CHECK_OK(SCAN("\xff"));
+    CHECK_OK(SCAN("\xc0"));
+    CHECK_OK(SCAN("\xc3"));
+    CHECK_OK(SCAN("\xa3"
+                  "abc"));
+    CHECK_OK(SCAN("\xd9\x01"
+                  "a"));
+    CHECK_OK(SCAN("\xc4\x02"
+                  "ab"));
+    CHECK_OK(SCAN("\xcb\0\0\0\0\0\0\0\0"));
+    CHECK_OK(SCAN("\xcf\0\0\0\0\0\0\0\0"));
+    CHECK_OK(SCAN("\x93\x01\x02\x03"));
+    CHECK_OK(SCAN("\xdc\x00\x01\x05"));
+    CHECK_OK(SCAN("\x81\xa1"
+                  "k\x90"));
+    CHECK_OK(SCAN("\xdf\x00\x00\x00\x01\xa1"
+                  "k\x80"));
+}
+
+TEST(scan_refuses_claims_without_bytes) {
+    CHECK_STATUS(GRADD_E_LIMIT, SCAN("\xdd\x10\x00\x00\x00"));
+    CHECK_ERROR_HAS("claims 268435456 entries");
+    CHECK_STATUS(GRADD_E_LIMIT, SCAN("\xdf\xff\xff\xff\xff"));
+    CHECK_STATUS(GRADD_E_LIMIT, SCAN("\xdb\xff\xff\xff\xff"));
+    CHECK_ERROR_HAS("claims 4294967295 bytes");
+    CHECK_STATUS(GRADD_E_LIMIT, SCAN("\xc6\x00\x00\x00\x09x"));
+    CHECK_STATUS(GRADD_E_LIMIT, SCAN("\xdd\x00"));
+    CHECK_STATUS(GRADD_E_LIMIT, SCAN("\xcf\x00"));
+    CHECK_STATUS(GRADD_E_LIMIT, SCAN(""));
+    CHECK_STATUS(GRADD_E_LIMIT, SCAN("\x92\x01"));
+}
+
+TEST(scan_refuses_depth_trailing_bytes_and_ext) {
+    char deep[64];
+    memset(deep, 0x91, sizeof deep);
+    deep[63] = 0;
+    CHECK_STATUS(GRADD_E_LIMIT, scan(deep, sizeof deep));
+    CHECK_ERROR_HAS("deeper than 8");
+    CHECK_OK(scan(deep + 57, 7)); /* six lists and a number: seven levels */
+    CHECK_STATUS(GRADD_E_LIMIT, SCAN("\x01\x02"));
+    CHECK_ERROR_HAS("1 bytes after");
+    CHECK_STATUS(GRADD_E_LIMIT, SCAN("\xd4\x01\x00"));
+    CHECK_ERROR_HAS("0xd4");
+    CHECK_STATUS(GRADD_E_LIMIT, SCAN("\xc1"));
+}
+
+TEST(scan_counts_items) {
+    size_t n = 5 + 1000;
+    char *bytes = calloc(1, n);
+    memcpy(bytes, "\xdd\x00\x00\x03\xe8", 5);
+    CHECK_OK(wire_scan(bytes, n, 4, 1001));
+    CHECK_STATUS(GRADD_E_LIMIT, wire_scan(bytes, n, 4, 1000));
+    free(bytes);
+}
+
+/* Whatever the bytes, the scanner stops inside them and what it accepts can be unpacked. */
+TEST_LIMIT(random_bytes_never_break_decoding, 30) {
+    uint64_t state = 1;
+    int accepted = 0;
+    for (int round = 0; round < 200000; round++) {
+        uint8_t *bytes = malloc(24); /* its own block: a sanitizer sees the first byte behind it */
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        size_t n = 1 + (state >> 33) % 24;
+        for (size_t i = 0; i < n; i++) {
+            state = state * 6364136223846793005u + 1442695040888963407u;
+            bytes[i] = (uint8_t)(state >> 56);
+            if (i == 0 && round % 2) bytes[0] = (uint8_t)(0x80 | (bytes[0] & 0x13));
+        }
+        uint8_t *exact = memcpy(malloc(n), bytes, n);
+        wire_doc_t doc;
+        if (wire_decode_any(exact, n, WIRE_MAX_ITEMS, &doc) == GRADD_OK) {
+            accepted++;
+            wire_doc_finish(&doc);
+        }
+        if (wire_decode(exact, n, &doc) == GRADD_OK) wire_doc_finish(&doc);
+        free(exact);
+        free(bytes);
+    }
+    CHECK(accepted > 100);
+}
+
+static gradd_status_t decode(const wire_out_t *out, wire_doc_t *doc) {
+    return wire_decode(out->data, out->bytes, doc);
+}
+
+TEST(envelope_rules) {
+    wire_doc_t doc;
+    CHECK_STATUS(GRADD_E_LIMIT, wire_decode("\x93\x01\x02\x03", 4, &doc));
+    CHECK_ERROR_HAS("not a map");
+    CHECK_STATUS(GRADD_E_LIMIT, wire_decode("\x81\x01\x02", 3, &doc));
+    CHECK_ERROR_HAS("not named by a text");
+    CHECK_STATUS(GRADD_E_LIMIT, wire_decode("\x82\xa1q\x01\xa1q\x02", 7, &doc));
+    CHECK_ERROR_HAS("'q' comes twice");
+    wire_out_t out = {0};
+    wire_begin(&out);
+    for (int i = 0; i < WIRE_MAX_FIELDS + 1; i++) {
+        char key[8] = {(char)('a' + i), 0};
+        wire_key(&out, key);
+        wire_put_nil(&out);
+    }
+    wire_end(&out);
+    CHECK_STATUS(GRADD_E_LIMIT, decode(&out, &doc));
+    CHECK_ERROR_HAS("more than 24");
+    wire_out_finish(&out);
+    uint8_t *large = calloc(1, WIRE_MAX_BYTES + 1);
+    CHECK_STATUS(GRADD_E_LIMIT, wire_decode(large, WIRE_MAX_BYTES + 1, &doc));
+    free(large);
+}
+
+TEST(numbers_survive_the_round_trip) {
+    static const int64_t numbers[] = {0,     1,     127,        128,        255,       256,
+                                      65535, 65536, 4294967295, 4294967296, INT64_MAX, -1,
+                                      -32,   -33,   -128,       -40000,     INT64_MIN};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        wire_out_t out = {0};
+        wire_doc_t doc;
+        wire_begin(&out);
+        wire_key(&out, "n");
+        wire_put_i64(&out, numbers[i]);
+        wire_key(&out, "f");
+        wire_put_f64(&out, 0.1);
+        wire_end(&out);
+        CHECK_OK(decode(&out, &doc));
+        CHECK_EQ_INT(wire_get(&doc, "n")->via.i64, numbers[i]);
+        CHECK(wire_get(&doc, "f")->via.f64 == 0.1);
+        CHECK(wire_get(&doc, "g") == NULL);
+        wire_doc_finish(&doc);
+        wire_out_finish(&out);
+    }
+}
+
+TEST(texts_of_every_length_survive) {
+    for (size_t n = 0; n < 70000; n = n * 2 + 1) {
+        char *text = malloc(n + 1);
+        wire_out_t out = {0};
+        wire_doc_t doc;
+        memset(text, 'x', n);
+        text[n] = 0;
+        wire_begin(&out);
+        wire_key(&out, "t");
+        wire_put_text(&out, text);
+        wire_key(&out, "b");
+        wire_put_bytes(&out, text, n);
+        wire_end(&out);
+        CHECK_OK(decode(&out, &doc));
+        CHECK_EQ_INT(wire_get(&doc, "t")->via.str.size, n);
+        CHECK_EQ_INT(wire_get(&doc, "b")->via.bin.size, n);
+        CHECK(memcmp(wire_get(&doc, "b")->via.bin.ptr, text, n) == 0);
+        wire_doc_finish(&doc);
+        wire_out_finish(&out);
+        free(text);
+    }
+}
+
+static gradd_status_t match_one(const char *bytes, size_t n, const wire_field_t *field) {
+    wire_doc_t doc;
+    const msgpack_object *value;
+    CHECK_OK(wire_decode(bytes, n, &doc));
+    gradd_status_t st = wire_match(&doc, "verb", field, 1, &value);
+    wire_doc_finish(&doc);
+    return st;
+}
+#define MATCH(text, ...) match_one(text, sizeof(text) - 1, &(wire_field_t){__VA_ARGS__})
+
+TEST(fields_are_named_with_what_was_expected) {
+    CHECK_STATUS(GRADD_E_TENSOR, MATCH("\x80", .name = "run", .kind = WIRE_U64));
+    CHECK_ERROR_HAS("verb: field 'run' is missing, expected an unsigned integer");
+    CHECK_OK(MATCH("\x80", .name = "run", .kind = WIRE_U64, .optional = true));
+    CHECK_OK(MATCH("\x81\xa3run\xc0", .name = "run", .kind = WIRE_U64, .optional = true));
+    CHECK_STATUS(GRADD_E_TENSOR, MATCH("\x81\xa3run\xff", .name = "run", .kind = WIRE_U64));
+    CHECK_ERROR_HAS("field 'run': expected an unsigned integer, got a negative integer");
+    CHECK_STATUS(GRADD_E_LIMIT, MATCH("\x81\xa1v\xa3"
+                                      "abc",
+                                      .name = "v", .kind = WIRE_TEXT, .max = 2));
+    CHECK_ERROR_HAS("has 3 bytes, more than 2");
+    CHECK_STATUS(GRADD_E_LIMIT,
+                 MATCH("\x81\xa1v\x93\x01\x02\x03", .name = "v", .kind = WIRE_LIST, .max = 2));
+    CHECK_STATUS(GRADD_E_TENSOR,
+                 MATCH("\x81\xa1v\x92\x01\xc0", .name = "v", .kind = WIRE_LIST, .item = WIRE_U64));
+    CHECK_ERROR_HAS("field 'v[1]': expected an unsigned integer, got nil");
+    CHECK_STATUS(GRADD_E_TENSOR, MATCH("\x81\xa1v\x91\x93\x01\x02\x03", .name = "v",
+                                       .kind = WIRE_LIST, .item = WIRE_TENSOR));
+    CHECK_ERROR_HAS("'v[0]': expected a tensor [segment, offset, dtype, [dims...]]");
+    CHECK_OK(MATCH("\x81\xa1v\xc3", .name = "v", .kind = WIRE_FLAG));
+    CHECK_STATUS(GRADD_E_TENSOR, MATCH("\x81\xa1v\x02", .name = "v", .kind = WIRE_FLAG));
+    CHECK_STATUS(GRADD_E_TENSOR, MATCH("\x81\xa1v\x92\x00\xc0", .name = "v", .kind = WIRE_PLACED));
+}
+
+static gradd_status_t tensor_of(const char *bytes, size_t n, gradd_tensor_t *tensor) {
+    wire_doc_t doc;
+    CHECK_OK(wire_decode_any(bytes, n, 100, &doc));
+    gradd_status_t st = wire_tensor(&doc.root, tensor);
+    wire_doc_finish(&doc);
+    return st;
+}
+
+TEST(tensors_are_validated) {
+    gradd_tensor_t t;
+    CHECK_OK(tensor_of("\x94\x07\xcd\x01\x00\x01\x92\x02\x03", 9, &t));
+    CHECK_EQ_INT(t.segment, 7);
+    CHECK_EQ_INT(t.offset, 256);
+    CHECK_EQ_INT(gradd_type_bytes(&t.type), 24);
+    CHECK_STATUS(GRADD_E_UNSUPPORTED, tensor_of("\x94\x01\x00\x08\x90", 5, &t)); /* string */
+    /* 2^62 x 2^62 elements overflow */
+    CHECK_STATUS(GRADD_E_LIMIT, tensor_of("\x94\x01\x00\x01\x92\xcf\x40\0\0\0\0\0\0\0"
+                                          "\xcf\x40\0\0\0\0\0\0\0",
+                                          23, &t));
+}
