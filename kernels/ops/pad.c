@@ -13,6 +13,8 @@
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
+#define MAX_PAD ((int64_t)1 << 48) /* sums of sizes and pads stay far from overflow */
+
 typedef struct pads_s {
     int64_t begin[GRADD_MAX_RANK], end[GRADD_MAX_RANK];
 } pads_t;
@@ -31,6 +33,10 @@ static gradd_status_t read_pads(const gradd_view_t *in, int n_in, pads_t *p) {
         int axis;
         GRADD_TRY(gradd_axis(given ? axes[i] : i, rank, false, &axis));
         p->begin[axis] = pads[i], p->end[axis] = pads[n_axes + i];
+        if (p->begin[axis] > MAX_PAD || p->begin[axis] < -MAX_PAD || p->end[axis] > MAX_PAD ||
+            p->end[axis] < -MAX_PAD)
+            return GRADD_FAIL(LIMIT, "axis %d is padded by %lld and %lld", axis, (long long)pads[i],
+                              (long long)pads[n_axes + i]);
     }
     return GRADD_OK;
 }

@@ -1,0 +1,125 @@
+/* Operators refuse what does not fit: wrong shapes and attributes when a graph is compiled, indices
+ * out of range when it runs. Each line is a case in the language of kernels/cases.h with the status
+ * and a part of the sentence that must name the cause. */
+#include "tests/test.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cases.h"
+#include "kernels/registry.h"
+
+typedef struct bad_s {
+    const char *op, *text;
+    gradd_status_t code;
+    const char *part;
+} bad_t;
+
+static const bad_t bad[] = {
+    {"Reshape",            "f32[2,3] i64[1]={7}",                                      GRADD_E_GRAPH,       "cannot be reshaped"       },
+    {"Reshape",            "f32[2,3] i64[2]={-1,-1}",                                  GRADD_E_GRAPH,       "two entries -1"           },
+    {"Reshape",            "f32[2,3] i64[2]={4,-1}",                                   GRADD_E_GRAPH,       "cannot be reshaped"       },
+    {"Reshape",            "f32[2,3] i64[1]={-2}",                                     GRADD_E_GRAPH,       "entry 0 is -2"            },
+    {"Reshape",            "f32[2,3] i64[3]={2,3,0}",                                  GRADD_E_GRAPH,       "entry 2 is 0"             },
+    {"Reshape",            "f32[2,3] i64[3]={4294967296,4294967296,4}",                GRADD_E_LIMIT,       "overflows"                },
+    {"Reshape",            "f32[2,3] i64[2]",                                          GRADD_E_UNSUPPORTED, "not known before the run" },
+    {"Squeeze",            "f32[2,3] i64[1]={0}",                                      GRADD_E_GRAPH,       "axis 0 has size 2"        },
+    {"Unsqueeze",          "f32[2] i64[2]={0,0}",                                      GRADD_E_GRAPH,       "repeated"                 },
+    {"Unsqueeze",          "f32[1,1,1,1,1,1,1,1] i64[1]={0}",                          GRADD_E_LIMIT,       "rank 9"                   },
+    {"Transpose",          "f32[2,3] | perm=[0,0]",                                    GRADD_E_GRAPH,       "repeated"                 },
+    {"Transpose",          "f32[2,3] | perm=[0]",                                      GRADD_E_GRAPH,       "1 entries"                },
+    {"Transpose",          "f32[2,3] | perm=[0,64]",                                   GRADD_E_GRAPH,       "out of range"             },
+    {"Concat",             "f32[2,3] f32[3,3] | axis=1",                               GRADD_E_GRAPH,       "outside axis 1"           },
+    {"Concat",             "f32[2] i64[2] | axis=0",                                   GRADD_E_GRAPH,       "element type"             },
+    {"Concat",             "f32[2,3] f32[2,3] | axis=2",                               GRADD_E_GRAPH,       "axis 2"                   },
+    {"Split",              "f32[5] i64[2]={2,2} -> 2",                                 GRADD_E_GRAPH,       "leave 1 of 5"             },
+    {"Split",              "f32[5] i64[2]={6,-1} -> 2",                                GRADD_E_GRAPH,       "part 0 of 6"              },
+    {"Split",              "f32[5] -> 2",                                              GRADD_E_GRAPH,       "does not divide"          },
+    {"Split",              "f32[6] | num_outputs=3 -> 2",                              GRADD_E_GRAPH,       "num_outputs is 3"         },
+    {"Slice",              "f32[5] i64[1]={0} i64[1]={2} i64[1]={0} i64[1]={0}",       GRADD_E_GRAPH,       "step of axis"             },
+    {"Slice",              "f32[5] i64[2]={0,0} i64[2]={2,2} i64[2]={0,-1}",           GRADD_E_GRAPH,       "repeated"                 },
+    {"Slice",              "f32[5] i64[1]={0} i64[2]={2,2}",                           GRADD_E_GRAPH,       "differ in length"         },
+    {"Pad",                "f32[5] i64[2]={-3,-3}",                                    GRADD_E_GRAPH,       "cannot be padded"         },
+    {"Pad",                "f32[5] i64[2]={-9223372036854775807,9223372036854775806}", GRADD_E_LIMIT,       "padded by"                },
+    {"Pad",                "f32[5] i64[1]={1}",                                        GRADD_E_GRAPH,       "1 entries, expected 2"    },
+    {"Pad",                "f32[5] i64[2]={1,1} | mode=\"mirror\"",                    GRADD_E_UNSUPPORTED, "mirror"                   },
+    {"Pad",                "f32[0] i64[2]={1,1} | mode=\"edge\"",                      GRADD_E_GRAPH,       "empty"                    },
+    {"Expand",             "f32[3] i64[1]={4}",                                        GRADD_E_GRAPH,       "do not broadcast"         },
+    {"Expand",             "f32[1] i64[1]={-1}",                                       GRADD_E_GRAPH,       "entry 0 is -1"            },
+    {"Tile",               "f32[3] i64[2]={1,1}",                                      GRADD_E_GRAPH,       "rank 1"                   },
+    {"Tile",               "f32[3] i64[1]={9223372036854775807}",                      GRADD_E_GRAPH,       "repeated"                 },
+    {"Gather",             "f32[4,2] i64[2]={1,4}",                                    GRADD_E_INDEX,       "index 4 of 4, position 1" },
+    {"Gather",             "f32[4,2] i32[1]={-5}",                                     GRADD_E_INDEX,       "index -5 of 4, position 0"},
+    {"Gather",             "f32[0,2] i64[1]={0}",                                      GRADD_E_INDEX,       "index 0 of 0"             },
+    {"Gather",             "f32[4] f32[1]",                                            GRADD_E_UNSUPPORTED, "input 1"                  },
+    {"GatherND",           "f32[4,2] i64[1,3]",                                        GRADD_E_GRAPH,       "do not fit"               },
+    {"GatherND",           "f32[4,2] i64[2,2]={0,1,3,2}",                              GRADD_E_INDEX,       "index 2 of 2, position 3" },
+    {"GatherND",           "f32[4,2] i64[3,1] | batch_dims=1",                         GRADD_E_GRAPH,       "batch axis 0"             },
+    {"GatherElements",     "f32[4,2] i64[4]",                                          GRADD_E_GRAPH,       "rank 1"                   },
+    {"GatherElements",     "f32[4,2] i64[1,3] | axis=0",                               GRADD_E_GRAPH,       "longer"                   },
+    {"GatherElements",     "f32[4,2] i64[1,2]={0,4}",                                  GRADD_E_INDEX,       "index 4 of 4, position 1" },
+    {"ScatterND",          "f32[4,2] i64[1,1] f32[2]",                                 GRADD_E_GRAPH,       "expected f32[1,2]"        },
+    {"ScatterND",          "f32[4,2] i64[1,1]={4} f32[1,2]",                           GRADD_E_INDEX,       "index 4 of 4"             },
+    {"ScatterND",          "f32[4] i64[1,1] f32[1] | reduction=\"xor\"",               GRADD_E_UNSUPPORTED, "xor"                      },
+    {"ScatterElements",    "f32[4] i64[2] f32[3]",                                     GRADD_E_GRAPH,       "one shape"                },
+    {"ScatterElements",    "f32[4] i64[1]={-5} f32[1]",                                GRADD_E_INDEX,       "index -5 of 4"            },
+    {"ConstantOfShape",    "i64[1]={-1}",                                              GRADD_E_LIMIT,       ""                         },
+    {"Range",              "i64[]={0} i64[]={5} i64[]={0}",                            GRADD_E_GRAPH,       "delta is 0"               },
+    {"Range",              "f32[]={0} f32[]={inf} f32[]={1}",                          GRADD_E_LIMIT,       "entries"                  },
+    {"OneHot",             "i64[2] i64[]={-1} f32[2]",                                 GRADD_E_GRAPH,       "depth is -1"              },
+    {"NonZero",            "f32[3]",                                                   GRADD_E_UNSUPPORTED, "depends on data"          },
+    {"Trilu",              "f32[3]",                                                   GRADD_E_GRAPH,       "rank 1"                   },
+    {"Dropout",            "f32[3] f32[]={1.5} bool[]={1}",                            GRADD_E_INDEX,       "ratio is 1.5"             },
+    {"Dropout",            "f32[3] f32[]={nan} bool[]={1}",                            GRADD_E_INDEX,       "ratio is"                 },
+    {"LayerNormalization", "f32[2,3] f32[2]",                                          GRADD_E_UNSUPPORTED, "expected f32[3]"          },
+    {"LayerNormalization", "f32[2,3] f32[3] | axis=2",                                 GRADD_E_GRAPH,       "axis 2"                   },
+    {"GroupNormalization", "f32[2,5,3] f32[5] f32[5] | num_groups=2",                  GRADD_E_GRAPH,       "divide"                   },
+    {"TopK",               "f32[3] i64[1]={4}",                                        GRADD_E_GRAPH,       "K does not fit"           },
+};
+
+/* Infers and runs; the first failure is the answer. */
+static gradd_status_t attempt(const gradd_op_t *op, gradd_case_data_t *data) {
+    gradd_type_t types[GRADD_OP_MAX_OUT] = {{0}};
+    gradd_view_t in[GRADD_OP_MAX_IN], out[GRADD_OP_MAX_OUT];
+    memcpy(in, data->in, sizeof in);
+    for (int i = 0; i < data->n_in; i++)
+        if (!data->known[i]) in[i].data = NULL;
+    gradd_infer_t c = {
+        .op = op,
+        .attrs = {data->attrs, data->n_attrs},
+        .opset = 20,
+        .n_in = data->n_in,
+        .n_out = data->n_out ? data->n_out : op->min_out,
+        .in = in,
+        .out = types
+    };
+    GRADD_TRY(gradd_op_infer(&c));
+    for (int j = 0; j < c.n_out; j++) {
+        out[j].type = types[j];
+        out[j].data = gradd_case_alloc(data, (size_t)gradd_type_bytes(&types[j]));
+    }
+    gradd_run_t r = {.op = op,
+                     .attrs = c.attrs,
+                     .opset = 20,
+                     .n_in = c.n_in,
+                     .n_out = c.n_out,
+                     .in = data->in,
+                     .out = out};
+    if (op->work) r.work = gradd_case_alloc(data, op->work(&c));
+    return op->run(&r);
+}
+
+TEST(every_bad_case_is_refused_and_named) {
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        gradd_case_data_t data;
+        const gradd_op_t *op = gradd_op_by_name(bad[i].op);
+        CHECK(op != NULL);
+        CHECK_OK(gradd_case_parse(bad[i].text, GRADD_DT_F32, 1, &data));
+        gradd_status_t status = attempt(op, &data);
+        if (status != bad[i].code || !strstr(gradd_error_message(), bad[i].part))
+            test_fail(__FILE__, __LINE__, "%s \"%s\": %s \"%s\", expected %s \"%s\"", bad[i].op,
+                      bad[i].text, gradd_status_name(status), gradd_error_message(),
+                      gradd_status_name(bad[i].code), bad[i].part);
+        gradd_case_free(&data);
+    }
+}
