@@ -191,7 +191,7 @@ class ORTTrainer(Trainer):
             "betas": (args.adam_beta1, args.adam_beta2),
             "eps": args.adam_epsilon,
             "adam_w_mode": AdamWMode.ADAMW_TORCH,
-            "max_grad_norm": args.max_grad_norm,
+            "max_grad_norm": args.max_grad_norm or None,  # 0: no clipping
         }
 
     def _clipping_optimizer(self) -> Any:
