@@ -155,14 +155,16 @@ static gradd_status_t check_forward(job_t *job) {
 
 /* ---- gradients ---- */
 
-/* sum over outputs of w * out, with the weights that the gradient starts from */
-static gradd_status_t objective(job_t *job, const gradd_view_t *weights, double *value) {
+/* Sum over outputs of w * (out - base), with the weights that the gradient starts from. Taking the
+ * unperturbed result away first keeps the digits that a large sum would swallow. */
+static gradd_status_t objective(job_t *job, const gradd_view_t *weights, const gradd_view_t *base,
+                                double *value) {
     gradd_view_t out[GRADD_OP_MAX_OUT];
     GRADD_TRY(eager_call(&job->e, &job->call, out));
     *value = 0;
     for (int j = 0; j < job->call.n_out; j++)
         for (int64_t i = 0; weights[j].data && i < gradd_type_count(&out[j].type); i++)
-            *value += element(&weights[j], i) * element(&out[j], i);
+            *value += element(&weights[j], i) * (element(&out[j], i) - element(&base[j], i));
     return GRADD_OK;
 }
 
@@ -200,9 +202,9 @@ static gradd_status_t probe(job_t *job, diff_t *d, int input) {
     for (int64_t i = 0; i < n; i += stride) {
         double keep = data[i], above, below;
         data[i] = keep + h;
-        GRADD_TRY(objective(job, d->weights, &above));
+        GRADD_TRY(objective(job, d->weights, d->out, &above));
         data[i] = keep - h;
-        GRADD_TRY(objective(job, d->weights, &below));
+        GRADD_TRY(objective(job, d->weights, d->out, &below));
         data[i] = keep;
         double want = (above - below) / (2 * h), is = got ? element(got, i) : 0;
         if (!(fabs(is - want) <= tol * fmax(1, fmax(fabs(want), d->scale))))

@@ -1,0 +1,257 @@
+/* Activations and their gradients.
+ *
+ * Math: y = f(x) elementwise, any shape. Saved for backward: y for Relu, Sigmoid, Tanh, Elu; x for
+ * the others. Each gradient is an internal operator <Name>Grad(dy, saved), one pass over memory.
+ * At the kink of Relu, LeakyRelu, PRelu the slope is that of the left side, as in torch. */
+#include "kernels/cpu/map.h"
+#include "kernels/infer.h"
+#include "kernels/rules.h"
+
+#include <string.h>
+
+/* ---- kernels: a is the operand, in gradients dy, and b what was saved -------------------------
+ */
+
+#define E_RELU(F)           (a < 0 ? GRADD_K(0) : a)
+#define E_RELU_GRAD(F)      (b > 0 ? a : GRADD_K(0))
+#define E_LEAKY(F)          (a > 0 ? a : a * GRADD_K(p[0]))
+#define E_LEAKY_GRAD(F)     (b > 0 ? a : a * GRADD_K(p[0]))
+#define E_SIGMOID(F)        (1 / (1 + F##exp(-a)))
+#define E_SIGMOID_GRAD(F)   (a * b * (1 - b))
+#define E_TANH(F)           (F##tanh(a))
+#define E_TANH_GRAD(F)      (a * (1 - b * b))
+#define E_ELU(F)            (a > 0 ? a : GRADD_K(p[0]) * (F##exp(a) - 1))
+#define E_ELU_GRAD(F)       (b > 0 ? a : a * (b + GRADD_K(p[0])))
+#define E_SOFTPLUS(F)       ((a > 0 ? a : 0) + F##log1p(F##exp(-F##abs(a))))
+#define E_RAMP(x)           ((x) / 6 + GRADD_K(0.5))
+#define E_UNIT(x)           ((x) < 0 ? GRADD_K(0) : (x) > 1 ? GRADD_K(1) : (x))
+#define E_HARDSWISH(F)      (a * E_UNIT(E_RAMP(a)))
+#define E_HARDSWISH_GRAD(F) (b <= -3 ? GRADD_K(0) : b >= 3 ? a : a * (b / 3 + GRADD_K(0.5)))
+
+/* Gelu: x times the normal distribution, by erf or by tanh */
+#define SQRT_HALF      GRADD_K(0.70710678118654752)
+#define BELL(F, x)     (F##exp((x) * (x) * GRADD_K(-0.5)) * GRADD_K(0.39894228040143268))
+#define E_GELU(F)      (a * GRADD_K(0.5) * (1 + F##erf(a * SQRT_HALF)))
+#define E_GELU_GRAD(F) (a * (GRADD_K(0.5) * (1 + F##erf(b * SQRT_HALF)) + b * BELL(F, b)))
+#define INNER(x)       (GRADD_K(0.79788456080286536) * ((x) + GRADD_K(0.044715) * (x) * (x) * (x)))
+#define INNER_SLOPE(x) (GRADD_K(0.79788456080286536) * (1 + GRADD_K(0.134145) * (x) * (x)))
+#define E_GELU_TANH(F) (a * GRADD_K(0.5) * (1 + F##tanh(INNER(a))))
+#define TANH_SLOPE(t, x)                                                                           \
+    (GRADD_K(0.5) * (1 + (t)) + GRADD_K(0.5) * (x) * (1 - (t) * (t)) * INNER_SLOPE(x))
+#define E_GELU_TANH_GRAD(F) (a * TANH_SLOPE(F##tanh(INNER(b)), b))
+
+/* Mish: x tanh(log(1 + e)) with e = exp(x), which is x q / (q + 2) with q = e (e + 2) */
+#define MISH_E(F, x)     (F##exp((x) > 20 ? GRADD_K(20) : (x)))
+#define MISH_T(e)        ((e) * ((e) + 2) / ((e) * ((e) + 2) + 2))
+#define E_MISH(F)        (a * MISH_T(MISH_E(F, a)))
+#define MISH_SLOPE(e, x) (MISH_T(e) + (x) * (1 - MISH_T(e) * MISH_T(e)) * ((e) / (1 + (e))))
+#define E_MISH_GRAD(F)   (a * MISH_SLOPE(MISH_E(F, b), b))
+
+#define UNARY(name, E)  GRADD_ROWS1_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_RUN(name, 0)
+#define BINARY(name, E) GRADD_ROWS2_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_RUN(name, 0)
+/* with the parameter alpha */
+#define RUN_ALPHA(name, otherwise)                                                                 \
+    static gradd_status_t run_##name(const gradd_run_t *r) {                                       \
+        double alpha = gradd_attr_float(r->attrs, "alpha", otherwise);                             \
+        return gradd_map_rows(&name##_rows, 0, r->out, r->in, r->n_in, &alpha, false);             \
+    }                                                                                              \
+    static gradd_status_t run_##name##_ref(const gradd_run_t *r) {                                 \
+        double alpha = gradd_attr_float(r->attrs, "alpha", otherwise);                             \
+        return gradd_map_rows(&name##_refs, 0, r->out, r->in, r->n_in, &alpha, true);              \
+    }
+/* one of two by the attribute approximate */
+#define RUN_APPROXIMATE(name)                                                                      \
+    static gradd_status_t run_##name(const gradd_run_t *r) {                                       \
+        const gradd_rows_t *rows = by_tanh(r->attrs) ? &name##_tanh_rows : &name##_erf_rows;       \
+        return gradd_map_rows(rows, 0, r->out, r->in, r->n_in, NULL, false);                       \
+    }                                                                                              \
+    static gradd_status_t run_##name##_ref(const gradd_run_t *r) {                                 \
+        const gradd_rows_t *rows = by_tanh(r->attrs) ? &name##_tanh_refs : &name##_erf_refs;       \
+        return gradd_map_rows(rows, 0, r->out, r->in, r->n_in, NULL, true);                        \
+    }
+
+UNARY(relu, E_RELU)
+BINARY(relu_grad, E_RELU_GRAD)
+UNARY(sigmoid, E_SIGMOID)
+BINARY(sigmoid_grad, E_SIGMOID_GRAD)
+UNARY(tanh, E_TANH)
+BINARY(tanh_grad, E_TANH_GRAD)
+UNARY(softplus, E_SOFTPLUS)
+UNARY(hardswish, E_HARDSWISH)
+BINARY(hardswish_grad, E_HARDSWISH_GRAD)
+UNARY(mish, E_MISH)
+BINARY(mish_grad, E_MISH_GRAD)
+
+GRADD_ROWS1_FLOAT(leaky, E_LEAKY)
+GRADD_TABLE_FLOAT(leaky)
+RUN_ALPHA(leaky, 0.01)
+GRADD_ROWS2_FLOAT(leaky_grad, E_LEAKY_GRAD)
+GRADD_TABLE_FLOAT(leaky_grad)
+RUN_ALPHA(leaky_grad, 0.01)
+GRADD_ROWS1_FLOAT(elu, E_ELU)
+GRADD_TABLE_FLOAT(elu)
+RUN_ALPHA(elu, 1)
+GRADD_ROWS2_FLOAT(elu_grad, E_ELU_GRAD)
+GRADD_TABLE_FLOAT(elu_grad)
+RUN_ALPHA(elu_grad, 1)
+
+static bool by_tanh(gradd_attrs_t attrs) {
+    return !strcmp(gradd_attr_string(attrs, "approximate", "none"), "tanh");
+}
+GRADD_ROWS1_FLOAT(gelu_erf, E_GELU)
+GRADD_TABLE_FLOAT(gelu_erf)
+GRADD_ROWS1_FLOAT(gelu_tanh, E_GELU_TANH)
+GRADD_TABLE_FLOAT(gelu_tanh)
+RUN_APPROXIMATE(gelu)
+GRADD_ROWS2_FLOAT(gelu_grad_erf, E_GELU_GRAD)
+GRADD_TABLE_FLOAT(gelu_grad_erf)
+GRADD_ROWS2_FLOAT(gelu_grad_tanh, E_GELU_TANH_GRAD)
+GRADD_TABLE_FLOAT(gelu_grad_tanh)
+RUN_APPROXIMATE(gelu_grad)
+
+#define E_PRELU(F) (a > 0 ? a : a * b)
+BINARY(prelu, E_PRELU)
+
+/* ---- shape rules ---------------------------------------------------------------------------- */
+
+static gradd_status_t infer_gelu(gradd_infer_t *c) {
+    const char *kind = gradd_attr_string(c->attrs, "approximate", "none");
+    if (strcmp(kind, "none") && strcmp(kind, "tanh"))
+        return GRADD_FAIL(GRAPH, "approximate=\"%s\" is not defined", kind);
+    return gradd_infer_same(c);
+}
+
+static gradd_status_t infer_prelu(gradd_infer_t *c) {
+    GRADD_TRY(gradd_infer_broadcast(c));
+    if (!gradd_type_equal(&c->out[0], &c->in[0].type))
+        return GRADD_FAIL(GRAPH, "slope does not broadcast to the input");
+    return GRADD_OK;
+}
+
+/* ---- gradient rules ------------------------------------------------------------------------- */
+
+/* <op>(dy, saved) with the attributes of the forward node */
+static gradd_status_t grad_by(gradd_grad_t *g, const char *op, bool from_result) {
+    gradd_val_t in[2] = {g->dout[0], from_result ? g->output(g, 0) : g->in[0]};
+    g->din[0] = gradd_emit_attrs(g->b, op, in, 2, g->attrs.v, g->attrs.n);
+    return g->b->status;
+}
+#define GRAD_BY(name, op, from_result)                                                             \
+    static gradd_status_t grad_##name(gradd_grad_t *g) {                                           \
+        return grad_by(g, op, from_result);                                                        \
+    }
+GRAD_BY(relu, "ReluGrad", true)
+GRAD_BY(leaky, "LeakyReluGrad", false)
+GRAD_BY(sigmoid, "SigmoidGrad", true)
+GRAD_BY(tanh, "TanhGrad", true)
+GRAD_BY(elu, "EluGrad", true)
+GRAD_BY(gelu, "GeluGrad", false)
+GRAD_BY(hardswish, "HardSwishGrad", false)
+GRAD_BY(mish, "MishGrad", false)
+
+static gradd_status_t grad_softplus(gradd_grad_t *g) {
+    g->din[0] = GRADD_EMIT(g->b, "Mul", g->dout[0], GRADD_EMIT(g->b, "Sigmoid", g->in[0]));
+    return g->b->status;
+}
+
+static gradd_status_t grad_prelu(gradd_grad_t *g) {
+    gradd_val_t zero = gradd_const_scalar(g->b, gradd_val_type(g->b, g->in[0])->dtype, 0);
+    gradd_val_t positive = GRADD_EMIT(g->b, "Greater", g->in[0], zero);
+    if (g->need[0])
+        g->din[0] = GRADD_EMIT(g->b, "Where", positive, g->dout[0],
+                               GRADD_EMIT(g->b, "Mul", g->dout[0], g->in[1]));
+    if (g->need[1]) {
+        gradd_val_t d = GRADD_EMIT(g->b, "Mul", g->dout[0], g->in[0]);
+        g->din[1] = gradd_reduce_to(g->b, GRADD_EMIT(g->b, "Where", positive, zero, d), g->in[1]);
+    }
+    return g->b->status;
+}
+
+/* ---- cases and rows ------------------------------------------------------------------------- */
+
+#define ALPHA       GRADD_ATTR_LIST({"alpha", GRADD_ATTR_FLOAT, false})
+#define APPROXIMATE GRADD_ATTR_LIST({"approximate", GRADD_ATTR_STRING, false})
+#define CASES                                                                                      \
+    {.text = "f32[3,5]"}, {.text = "f32[]"}, {.text = "f32[0,2]"}, {.text = "f32[3,7]:(-8,8)"},    \
+        {.text = "f32[6]={-inf,inf,0.5,-100,100,nan}", .grad_tol = -1}, {.text = "f32[211,173]"}
+#define CASES_BACK                                                                                 \
+    {.text = "f32[3,5] f32[3,5]"}, {.text = "f32[] f32[]"}, {.text = "f32[3,7] f32[3,7]:(-8,8)"},  \
+        {.text = "f32[211,173] f32[211,173]"}
+
+#define FORWARD(title, since_, fn, gradient, infer_, attrs_, ...)                                  \
+    {.name = title,                                                                                \
+     .domain = "",                                                                                 \
+     .since = since_,                                                                              \
+     .min_in = 1,                                                                                  \
+     .max_in = 1,                                                                                  \
+     .min_out = 1,                                                                                 \
+     .max_out = 1,                                                                                 \
+     .flags = GRADD_OP_CHEAP,                                                                      \
+     .inplace = 1,                                                                                 \
+     .types = {GRADD_T_FLOAT},                                                                     \
+     .attrs = attrs_,                                                                              \
+     .infer = infer_,                                                                              \
+     .grad = gradient,                                                                             \
+     .run = run_##fn,                                                                              \
+     .ref = run_##fn##_ref,                                                                        \
+     .cases = GRADD_CASES(CASES, __VA_ARGS__)}
+#define BACKWARD(title, fn, attrs_, ...)                                                           \
+    {.name = title,                                                                                \
+     .domain = "com.gradd",                                                                        \
+     .since = 1,                                                                                   \
+     .min_in = 2,                                                                                  \
+     .max_in = 2,                                                                                  \
+     .min_out = 1,                                                                                 \
+     .max_out = 1,                                                                                 \
+     .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,                               \
+     .inplace = 3,                                                                                 \
+     .types = {GRADD_T_FLOAT},                                                                     \
+     .attrs = attrs_,                                                                              \
+     .infer = gradd_infer_broadcast,                                                               \
+     .run = run_##fn,                                                                              \
+     .ref = run_##fn##_ref,                                                                        \
+     .cases = GRADD_CASES(CASES_BACK, __VA_ARGS__)}
+#define PLAIN_CASE {.text = "f32[1]"}
+#define PLAIN_PAIR {.text = "f32[1] f32[1]"}
+
+GRADD_OPS(activation, FORWARD("Relu", 6, relu, grad_relu, gradd_infer_same, NULL, PLAIN_CASE),
+          FORWARD("LeakyRelu", 6, leaky, grad_leaky, gradd_infer_same, ALPHA,
+                  {.text = "f32[3,5] | alpha=0.2"}),
+          FORWARD("Sigmoid", 6, sigmoid, grad_sigmoid, gradd_infer_same, NULL, PLAIN_CASE),
+          FORWARD("Tanh", 6, tanh, grad_tanh, gradd_infer_same, NULL, PLAIN_CASE),
+          FORWARD("Elu", 6, elu, grad_elu, gradd_infer_same, ALPHA,
+                  {.text = "f32[3,5] | alpha=0.7"}),
+          FORWARD("Gelu", 20, gelu, grad_gelu, infer_gelu, APPROXIMATE,
+                  {.text = "f32[3,5]:(-6,6) | approximate=\"tanh\""},
+                  {.text = "f32[3,5] | approximate=\"none\""},
+                  {.text = "f32[211,173] | approximate=\"tanh\""}),
+          FORWARD("Softplus", 1, softplus, grad_softplus, gradd_infer_same, NULL,
+                  {.text = "f32[3,5]:(-40,40)", .tol = 1e-6}),
+          FORWARD("HardSwish", 14, hardswish, grad_hardswish, gradd_infer_same, NULL, PLAIN_CASE),
+          FORWARD("Mish", 18, mish, grad_mish, gradd_infer_same, NULL,
+                  {.text = "f32[3,5]:(-40,40)"}),
+          {.name = "PRelu",
+           .domain = "",
+           .since = 7,
+           .min_in = 2,
+           .max_in = 2,
+           .min_out = 1,
+           .max_out = 1,
+           .flags = GRADD_OP_CHEAP,
+           .inplace = 1,
+           .types = {GRADD_T_FLOAT},
+           .infer = infer_prelu,
+           .grad = grad_prelu,
+           .run = run_prelu,
+           .ref = run_prelu_ref,
+           .cases = GRADD_CASES({.text = "f32[2,3,4] f32[3,1]"}, {.text = "f32[5] f32[1]"},
+                                {.text = "f32[2,3] f32[2,3]"})},
+          BACKWARD("ReluGrad", relu_grad, NULL, {.text = "f32[4] f32[4]={0,-0.0,1,-1}"}),
+          BACKWARD("LeakyReluGrad", leaky_grad, ALPHA, {.text = "f32[4] f32[4] | alpha=0.2"}),
+          BACKWARD("SigmoidGrad", sigmoid_grad, NULL, PLAIN_PAIR),
+          BACKWARD("TanhGrad", tanh_grad, NULL, PLAIN_PAIR),
+          BACKWARD("EluGrad", elu_grad, ALPHA, {.text = "f32[4] f32[4] | alpha=0.7"}),
+          BACKWARD("GeluGrad", gelu_grad, APPROXIMATE,
+                   {.text = "f32[3,5] f32[3,5] | approximate=\"tanh\""}),
+          BACKWARD("HardSwishGrad", hardswish_grad, NULL, PLAIN_PAIR),
+          BACKWARD("MishGrad", mish_grad, NULL, PLAIN_PAIR));
