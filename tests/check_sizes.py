@@ -32,7 +32,8 @@ def c_functions(lines: list[str]) -> list[tuple[str, int, int]]:
     head = ""  # its text up to the opening brace
     for number, line in enumerate(lines, 1):
         if start is None:
-            if re.match(r"[A-Za-z_]", line):
+            macro = re.fullmatch(r"[A-Z0-9_]+\(.*\)\s*(/\*.*\*/)?", line)  # needs no semicolon
+            if re.match(r"[A-Za-z_]", line) and not macro:
                 start, head = number, ""
             else:
                 continue

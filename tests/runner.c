@@ -122,6 +122,15 @@ static double now_s(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* The test that runs now; read by the signal handler. */
+static volatile pid_t current = 0;
+
+/* An interrupted runner takes its test along: the test has a process group of its own. */
+static void stop(int signal_number) {
+    if (current > 0) kill(-current, SIGKILL);
+    _exit(128 + signal_number);
+}
+
 static bool selected(const run_t *run, const char *name) {
     if (run->n_filters == 0) return true;
     for (int i = 0; i < run->n_filters; i++)
@@ -131,6 +140,8 @@ static bool selected(const run_t *run, const char *name) {
 
 static _Noreturn void child_main(const test_case_t *test, int output) {
     setpgid(0, 0);
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
     dup2(output, STDOUT_FILENO);
     dup2(output, STDERR_FILENO);
     test->run();
@@ -182,10 +193,12 @@ static outcome_t run_one(const run_t *run, const test_case_t *test) {
         return FAILED;
     }
     setpgid(child, child);
+    current = child;
     bool ended = wait_limited(child, (double)test->limit_s * run->limit_scale);
     int status = 0;
     kill(-child, SIGKILL);
     waitpid(child, &status, 0);
+    current = 0;
 
     outcome_t outcome = FAILED;
     if (ended && WIFEXITED(status) && WEXITSTATUS(status) == 0) outcome = PASSED;
@@ -227,6 +240,8 @@ int main(int argc, char **argv) {
         else
             return usage(argv[0]);
     }
+    signal(SIGINT, stop);
+    signal(SIGTERM, stop);
     for (const test_case_t *test = cases; test->name; test++) {
         if (!selected(&run, test->name)) continue;
         if (list) {
