@@ -64,11 +64,9 @@ static int connect_to(const char *dir, const char *name, int type) {
     return -1;
 }
 
-void peer_daemon_start(peer_daemon_t *daemon, const char *const *extra) {
+static void start(peer_daemon_t *daemon, const char *const *extra) {
     const char *args[MAX_ARGS] = {"gradd", "serve", "--dir", daemon->dir, "--threads", "2"};
     int n = 6;
-    strcpy(daemon->dir, "/tmp/gradd-test-XXXXXX");
-    CHECK(mkdtemp(daemon->dir) != NULL);
     for (int i = 0; extra && extra[i] && n < MAX_ARGS - 1; i++)
         args[n++] = extra[i];
     daemon->pid = spawn(args, -1);
@@ -81,6 +79,16 @@ void peer_daemon_start(peer_daemon_t *daemon, const char *const *extra) {
         usleep(2000);
     }
     test_fail(__FILE__, __LINE__, "the daemon does not listen");
+}
+
+void peer_daemon_start(peer_daemon_t *daemon, const char *const *extra) {
+    strcpy(daemon->dir, "/tmp/gradd-test-XXXXXX");
+    CHECK(mkdtemp(daemon->dir) != NULL);
+    start(daemon, extra);
+}
+
+void peer_daemon_restart(peer_daemon_t *daemon) {
+    start(daemon, NULL);
 }
 
 static int exit_code(int status) {

@@ -31,6 +31,8 @@ typedef struct peer_daemon_s {
 /* Starts `gradd serve --dir DIR` (extra: more arguments, NULL at the end, or NULL) and waits until
  * it listens. */
 void peer_daemon_start(peer_daemon_t *daemon, const char *const *extra);
+/* Starts it again in the same directory after it has ended. */
+void peer_daemon_restart(peer_daemon_t *daemon);
 /* Starts a second one in the same directory and returns its exit code. */
 int peer_daemon_again(const peer_daemon_t *daemon);
 /* Runs `gradd COMMAND --dir DIR`; returns the exit code, stdout in `output` (0-terminated). */
