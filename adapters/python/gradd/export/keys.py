@@ -9,6 +9,7 @@ per module and only rebuilt if a cheap look at every submodule shows a change.
 
 from __future__ import annotations
 
+import types
 import weakref
 from collections.abc import Hashable
 from typing import Any
@@ -49,6 +50,34 @@ class ModuleKey:
         return self.value == other.value
 
 
+class _BoundMethod:
+    """Equal to one bound method without holding its object.
+
+    A forward that was replaced on a module is bound to it; the cache would keep it alive.
+    """
+
+    __slots__ = ("_function", "_owner")
+
+    def __init__(self, method: types.MethodType) -> None:
+        self._function = method.__func__
+        self._owner = weakref.ref(method.__self__)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, types.MethodType)
+            and other.__func__ is self._function
+            and other.__self__ is self._owner()
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _weakly(value: Any) -> Any:
+    if isinstance(value, types.MethodType) and isinstance(value.__self__, torch.nn.Module):
+        return _BoundMethod(value)
+    return value
+
+
 class _ModulePart:
     """Cached module part of the key with what it takes to see that it is out of date.
 
@@ -78,7 +107,7 @@ class _ModulePart:
 
     def _watch(self, table: dict) -> None:
         if table:
-            self._tables.append((table, list(table.values())))
+            self._tables.append((table, [_weakly(v) for v in table.values()]))
         else:
             self._empty.append(table)
 
