@@ -303,6 +303,10 @@ class Client:
             if self._wire is not None and (self._releases or self._chores):
                 self.request("release", {"runs": []})
 
+    def unreleased_runs(self) -> list[int]:
+        """Runs whose forward would be replayed after a restart."""
+        return list(self.ledger.runs)
+
     def _do_chores(self) -> None:
         if self._releases:
             self._exchange("release", {"runs": self._take_releases()}, ())

@@ -39,6 +39,11 @@ def _zmq_context() -> zmq.Context:
     return _context[1]
 
 
+def warm_up() -> None:
+    """Starts ZeroMQ's threads of this process, which stay until it ends."""
+    _zmq_context().socket(zmq.DEALER).close(linger=0)
+
+
 class Wire:
     """One connection to one daemon."""
 

@@ -1,0 +1,211 @@
+"""The `daemon` fixture: a real daemon in a directory of its own, and the proof of a clean end.
+
+A test that asks for `daemon` gets a fresh daemon; GRADD_DIR points to it, so ORTModule and
+ORTTrainer use it. When the test is over, everything must be gone: sessions, sockets, descriptors,
+mappings and processes; and the daemon must have ended with status 0. Tests may kill it: clients
+then start another one, which is checked in the same way.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+for _folder in ("adapters/python", "adapters/optimum"):
+    if str(ROOT / _folder) not in sys.path:
+        sys.path.insert(0, str(ROOT / _folder))
+torch.set_num_threads(2)
+
+from gradd import client as gradd_client  # noqa: E402
+from gradd import control  # noqa: E402
+from gradd import daemon as gradd_daemon  # noqa: E402
+from gradd import export as gradd_export  # noqa: E402
+
+BINARY = Path(os.environ.get("GRADD_BUILD", ROOT / "build")) / "bin" / "gradd"
+_SECONDS = 10.0
+
+
+class Daemon:
+    """A running daemon of a test.
+
+    Attributes:
+        directory: Its directory.
+        process: The process that the fixture started (a client may have started later ones).
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.killed: set[int] = set()
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen:
+        with open(self.directory.parent / "log", "ab") as log:
+            command = [str(BINARY), "serve", "--dir", str(self.directory)]
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + _SECONDS
+        while time.monotonic() < deadline:
+            sock = gradd_daemon.try_connect(self.directory)
+            if sock is not None:
+                sock.close()
+                return process
+            assert process.poll() is None, f"the daemon ended at once:\n{self.log()}"
+            time.sleep(0.005)
+        process.kill()
+        raise AssertionError(f"the daemon does not listen:\n{self.log()}")
+
+    def log(self) -> str:
+        """What the daemon has written."""
+        path = self.directory.parent / "log"
+        return path.read_text() if path.exists() else ""
+
+    def processes(self) -> list[subprocess.Popen]:
+        """The daemon of the fixture and those that clients of this process started."""
+        return [self.process, *gradd_daemon.started]
+
+    def pid(self) -> int:
+        """The daemon that serves now."""
+        return int(self.ps()["pid"])
+
+    def ps(self) -> dict[str, Any]:
+        """What `gradd ps --json` says."""
+        command = [str(BINARY), "ps", "--json", "--dir", str(self.directory)]
+        return json.loads(subprocess.check_output(command, text=True, timeout=_SECONDS))
+
+    def operators(self) -> set[str]:
+        """Names of the operators that the daemon has."""
+        text = subprocess.check_output([str(BINARY), "--list-ops"], text=True, timeout=_SECONDS)
+        return {line.split()[0] for line in text.splitlines() if line.split()}
+
+    def kill(self) -> None:
+        """kill -9 of the daemon that serves now; returns when it is dead."""
+        pid = self.pid()
+        self.killed.add(pid)
+        os.kill(pid, signal.SIGKILL)
+        for process in self.processes():
+            if process.pid == pid:
+                process.wait(_SECONDS)
+
+    def stop(self) -> None:
+        """Ends every daemon by SIGTERM; each that was not killed must end with status 0."""
+        for process in self.processes():
+            if process.poll() is None:
+                process.terminate()
+        for process in self.processes():
+            status = process.wait(_SECONDS)
+            if process.pid not in self.killed:
+                assert status == 0, f"the daemon ended with status {status}:\n{self.log()}"
+        gradd_daemon.reap()
+
+
+def _own_descriptors() -> list[str]:
+    """What this process has open that could be ours: memfds and sockets."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if "memfd:gradd" in target or target.startswith("socket:"):
+            found.append(target)
+    return sorted(found)
+
+
+def _own_mappings() -> int:
+    with open("/proc/self/maps") as maps:
+        return sum("memfd:gradd" in line for line in maps)
+
+
+def _settle(what: str, read: Any, expected: Any, seconds: float = 3.0) -> None:
+    """Waits until read() gives `expected`: sockets are closed by another thread of ZeroMQ."""
+    deadline = time.monotonic() + seconds
+    while True:
+        got = read()
+        if got == expected:
+            return
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: {got} after the test, {expected} before it")
+        gc.collect()
+        time.sleep(0.02)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    setattr(item, f"report_{report.when}", report)
+
+
+_captures: dict[Any, list[Any]] = {}
+
+
+def _capture_once(capture: Any) -> Any:
+    """Tests use a handful of networks again and again: each is traced once per process."""
+    from gradd.export import capture_key, check_dynamic
+
+    def cached(module: Any, args: tuple, kwargs: dict, *, forward: Any = None) -> Any:
+        if type(module).__module__ != "nets" or forward.__func__ is not type(module).forward:
+            return capture(module, args, kwargs, forward=forward)
+        known = _captures.setdefault(capture_key(module, args, kwargs), [])
+        for one in known:
+            if check_dynamic(one, args, kwargs) is None:
+                return one
+        known.append(capture(module, args, kwargs, forward=forward))
+        return known[-1]
+
+    return cached
+
+
+@pytest.fixture
+def daemon(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    """A daemon for one test. See the top of this file."""
+    if not BINARY.exists():
+        pytest.fail(f"{BINARY} is missing: run make")
+    folder = Path(tempfile.mkdtemp(prefix="gradd-"))
+    directory = folder / "run"
+    monkeypatch.setenv("GRADD_DIR", str(directory))
+    monkeypatch.setenv("GRADD_BIN", str(BINARY))
+    monkeypatch.setenv("GRADD_THREADS", "2")
+    monkeypatch.setattr(gradd_export, "capture", _capture_once(gradd_export.capture))
+    gradd_client.close_all()
+    control.warm_up()  # ZeroMQ's own threads and descriptors belong to the process
+    gc.collect()
+    before = (_own_descriptors(), _own_mappings())
+    server = Daemon(directory)
+    try:
+        yield server
+        passed = getattr(request.node, "report_call", None)
+        if passed is not None and passed.passed:
+            _check_nothing_left(server, before)
+    finally:
+        gradd_client.close_all()
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_nothing_left(server: Daemon, before: tuple[list[str], int]) -> None:
+    gc.collect()
+    for client in gradd_client.clients():
+        client.flush()
+        left = client.unreleased_runs()
+        assert not left, f"runs that nobody released: {left}"
+    gradd_client.close_all()
+    _settle("sessions of the daemon", lambda: server.ps()["sessions"], [])
+    server.stop()
+    leftover = [p for p in ("cmd.sock", "ctl.sock") if (server.directory / p).exists()]
+    assert not leftover, f"sockets left behind: {leftover}"
+    _settle("descriptors", _own_descriptors, before[0])
+    _settle("mappings of shared memory", _own_mappings, before[1])

@@ -1,0 +1,71 @@
+"""Small networks and comparisons that the adapter's tests share."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradd import ORTModule
+
+
+class Net(nn.Module):
+    """Two linear layers; the loss is in the graph when targets are given."""
+
+    def __init__(self, width: int = 16, seed: int = 0, dropout: float = 0.0) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.first = nn.Linear(8, width)
+            self.second = nn.Linear(width, 4)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
+        hidden = self.dropout(torch.relu(self.first(x)))
+        scores = self.second(hidden)
+        if y is None:
+            return scores
+        return -torch.log_softmax(scores, -1).gather(1, y[:, None]).mean(), scores  # TMP
+
+
+def batch(size: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and class numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, 8, generator=generator)
+    return x, torch.randint(0, 4, (size,), generator=generator)
+
+
+def pair(net: nn.Module | None = None, **options: Any) -> tuple[ORTModule, nn.Module]:
+    """A network through the daemon, and the same network in PyTorch."""
+    eager = net if net is not None else Net()
+    return ORTModule(copy.deepcopy(eager), strict=True, **options), eager
+
+
+def assert_close(ours: torch.Tensor, theirs: torch.Tensor, what: str = "values") -> None:
+    """The bound of the parity tests for one tensor."""
+    assert ours.shape == theirs.shape, f"{what}: shape {ours.shape}, expected {theirs.shape}"
+    difference = (ours.detach() - theirs.detach()).abs().max().item() if ours.numel() else 0.0
+    scale = theirs.detach().abs().max().item() if theirs.numel() else 0.0
+    assert difference <= 1e-4 * scale + 1e-7, f"{what} differ by {difference}, scale {scale}"
+
+
+def assert_same_grads(ours: nn.Module, theirs: nn.Module) -> None:
+    """Every parameter has the same gradient on both sides, or none on both."""
+    named = dict(theirs.named_parameters())
+    seen = 0
+    for name, parameter in ours.named_parameters():
+        expected = named[name].grad
+        if expected is None:
+            assert parameter.grad is None, f"{name} has a gradient, PyTorch has none"
+            continue
+        assert parameter.grad is not None, f"{name} has no gradient"
+        assert_close(parameter.grad, expected, f"gradients of {name}")
+        seen += 1
+    assert seen, "no parameter has a gradient: the comparison would prove nothing"
+
+
+def loss_of(result: Any) -> torch.Tensor:
+    """The loss of a Net's result."""
+    return result[0]

@@ -1,0 +1,294 @@
+"""Parameters in shared memory: whoever moves, ties, saves, loads or copies them is served."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from gradd import ORTModule, client
+
+pytestmark = pytest.mark.usefixtures("daemon")
+
+
+def _step_agrees(ours: nn.Module, theirs: nn.Module, seed: int = 0) -> None:
+    for model in (ours, theirs):
+        model.zero_grad()
+        loss_of(model(*batch(5, seed=seed))).backward()
+    assert_close(loss_of(ours(*batch(5, seed=seed))), loss_of(theirs(*batch(5, seed=seed))))
+    assert_same_grads(ours, theirs)
+
+
+def _shared(module: nn.Module) -> list[bool]:
+    return [client.find(p.data) is not None for p in module.parameters()]
+
+
+@pytest.mark.quick
+def test_wrapping_moves_parameters_and_keeps_objects_and_values() -> None:
+    net = Net()
+    before = {name: (id(p), p.detach().clone()) for name, p in net.named_parameters()}
+    ORTModule(net)
+    for name, parameter in net.named_parameters():
+        assert id(parameter) == before[name][0], "optimizers made before still hold the parameters"
+        assert torch.equal(parameter, before[name][1])
+        assert client.find(parameter.data) is not None
+
+
+@pytest.mark.quick
+def test_saved_state_has_the_size_of_the_parameters() -> None:
+    ours, theirs = pair()
+    files = []
+    for model in (ours, theirs):
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        files.append(file.getvalue())
+    assert len(files[0]) <= len(files[1]) + 512
+    loaded = torch.load(io.BytesIO(files[0]))
+    assert list(loaded) == list(theirs.state_dict())
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(loaded[name], value)
+
+
+def test_saved_gradient_has_its_own_size() -> None:
+    ours, _ = pair()
+    loss_of(ours(*batch())).backward()
+    file = io.BytesIO()
+    torch.save(ours.second.bias.grad, file)
+    assert len(file.getvalue()) < 4096
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_load_state_dict(assign: bool) -> None:
+    ours, theirs = pair()
+    _step_agrees(ours, theirs)
+    state = Net(seed=5).state_dict()
+    for model in (ours, theirs):
+        model.load_state_dict(copy.deepcopy(state), assign=assign)
+    _step_agrees(ours, theirs, seed=1)
+    assert all(_shared(ours)), "parameters that came with the state dict were not moved"
+    assert ours.gradd_stats()["fallbacks"] == {}
+
+
+def test_assigned_state_dict_that_stays_alive_is_still_the_parameters() -> None:
+    ours, theirs = pair()
+    states = []
+    for model in (ours, theirs):
+        states.append(Net(seed=5).state_dict())
+        model.load_state_dict(states[-1], assign=True)
+    _step_agrees(ours, theirs)
+    assert ours.gradd_stats()["mirrored"] == 4
+    for state in states:
+        state["first.weight"].mul_(0.5)  # in PyTorch this changes the model
+    _step_agrees(ours, theirs, seed=1)
+    states.clear()
+    del state
+    _step_agrees(ours, theirs, seed=2)
+    assert ours.gradd_stats()["mirrored"] == 0, "memory that is alone moves into the segment"
+    assert all(_shared(ours))
+
+
+def test_vector_to_parameters() -> None:
+    ours, theirs = pair()
+    _step_agrees(ours, theirs)
+    for model in (ours, theirs):
+        vector_to_parameters(parameters_to_vector(model.parameters()) * 0.5, model.parameters())
+    _step_agrees(ours, theirs, seed=1)
+
+
+def test_an_engine_with_a_flat_buffer_keeps_writing_into_it() -> None:
+    """What DeepSpeed does: p.data points into a buffer that the engine updates."""
+    ours, theirs = pair()
+    flats = []
+    for model in (ours, theirs):
+        flat = torch.empty(sum(p.numel() for p in model.parameters()))
+        at = 0
+        for parameter in model.parameters():
+            piece = flat[at : at + parameter.numel()].view_as(parameter)
+            piece.copy_(parameter.detach())
+            parameter.data = piece
+            at += parameter.numel()
+        flats.append(flat)
+    for step in range(3):
+        _step_agrees(ours, theirs, seed=step)
+        for flat in flats:
+            flat.mul_(0.9)
+    assert torch.equal(ours.first.weight.detach().flatten(), flats[0][: 16 * 8])
+
+
+def test_data_pointed_elsewhere_every_step() -> None:
+    ours, theirs = pair()
+    for step in range(4):
+        for model in (ours, theirs):
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone() * 0.9
+        _step_agrees(ours, theirs, seed=step)
+    assert all(_shared(ours))
+
+
+def test_to_double_and_back() -> None:
+    ours, theirs = pair()
+    _step_agrees(ours, theirs)
+    for model in (ours, theirs):
+        model.double()
+    x, y = batch()
+    for model in (ours, theirs):
+        model.zero_grad()
+        loss_of(model(x.double(), y)).backward()
+    assert_same_grads(ours, theirs)
+    for model in (ours, theirs):
+        model.float()
+    _step_agrees(ours, theirs, seed=1)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"foreach": False}])
+def test_torch_optimizers_work_in_place(options: dict) -> None:
+    ours, theirs = pair()
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2, **options) for m in (ours, theirs)]
+    for step in range(4):
+        for model, optimizer in zip((ours, theirs), optimizers, strict=True):
+            loss_of(model(*batch(5, seed=step))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert_close(a, b, "parameters")
+    assert all(_shared(ours))
+
+
+def test_clipping_and_norms() -> None:
+    ours, theirs = pair()
+    norms = []
+    for model in (ours, theirs):
+        loss_of(model(*batch())).backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+    assert_close(norms[0], norms[1])
+    assert_same_grads(ours, theirs)
+
+
+class Tied(nn.Module):
+    """Embedding and head share one weight."""
+
+    def __init__(self, by_memory: bool) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.embed = nn.Embedding(12, 8)
+        self.head = nn.Linear(8, 12, bias=False)
+        if by_memory:
+            self.head.weight.data = self.embed.weight.data
+        else:
+            self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return (self.head(torch.sigmoid(self.embed(ids))) ** 2).mean()
+
+
+def test_tied_weights_are_one_parameter() -> None:
+    ours, theirs = pair(Tied(by_memory=False))
+    ids = torch.arange(10).view(2, 5)
+    for _ in range(2):
+        for model in (ours, theirs):
+            model.zero_grad()
+            model(ids).backward()
+        assert_same_grads(ours, theirs)
+        assert ours.head.weight is ours.embed.weight
+        with torch.no_grad():
+            for model in (ours, theirs):
+                model.head.weight -= 0.1 * model.head.weight.grad
+
+
+def test_weights_tied_by_memory_stay_tied() -> None:
+    eager = Tied(by_memory=True)
+    net = Tied(by_memory=True)
+    net.load_state_dict(eager.state_dict())
+    ours = ORTModule(net, strict=True)
+    ids = torch.arange(10).view(2, 5)
+    assert net.head.weight.data_ptr() == net.embed.weight.data_ptr()
+    ours(ids).backward()
+    eager(ids).backward()
+    total = eager.head.weight.grad + eager.embed.weight.grad
+    grads = [p.grad for p in (net.head.weight, net.embed.weight) if p.grad is not None]
+    assert_close(sum(grads), total, "one buffer, one gradient")
+
+
+class Counting(nn.Module):
+    """BatchNorm: buffers that a forward changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.inner, self.norm, self.outer = nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.outer(self.norm(self.inner(x))) ** 2).mean()
+
+
+def test_buffers_that_a_forward_changes(daemon: object) -> None:
+    ops = daemon.operators()
+    if "BatchNormalization" not in ops:
+        pytest.skip("the daemon has no BatchNormalization yet")
+    ours, theirs = pair(Counting())
+    for step in range(3):
+        for model in (ours, theirs):
+            model.zero_grad()
+            model(batch(6, seed=step)[0]).backward()
+        assert_same_grads(ours, theirs)
+    for name, value in theirs.named_buffers():
+        assert_close(dict(ours.named_buffers())[name].float(), value.float(), name)
+    ours.eval(), theirs.eval()
+    assert_close(ours(batch()[0]), theirs(batch()[0]))
+
+
+def test_exchanged_submodule_is_seen() -> None:
+    ours, theirs = pair()
+    _step_agrees(ours, theirs)
+    torch.manual_seed(7)
+    layer = nn.Linear(16, 4)
+    ours.second = copy.deepcopy(layer)
+    theirs.second = copy.deepcopy(layer)
+    _step_agrees(ours, theirs, seed=1)
+    ours.second.weight = nn.Parameter(torch.ones(4, 16))
+    theirs.second.weight = nn.Parameter(torch.ones(4, 16))
+    _step_agrees(ours, theirs, seed=2)
+
+
+def test_deepcopy_and_pickle_are_independent() -> None:
+    ours, theirs = pair()
+    twin = copy.deepcopy(ours)
+    again = pickle.loads(pickle.dumps(ours))
+    for other in (twin, again):
+        assert isinstance(other, ORTModule)
+        with torch.no_grad():
+            other.first.weight.zero_()
+        assert other.first.weight.data_ptr() != ours.first.weight.data_ptr()
+    _step_agrees(ours, theirs)
+
+
+def test_two_wrappers_of_one_module_share_its_parameters() -> None:
+    ours, theirs = pair()
+    second = ORTModule(ours.module, strict=True)
+    pointers = [p.data_ptr() for p in ours.parameters()]
+    _step_agrees(ours, theirs)
+    _step_agrees(second, theirs, seed=1)
+    assert pointers == [p.data_ptr() for p in ours.parameters()]
+
+
+def test_transposed_parameter() -> None:
+    net = Net()
+    net.first.weight = nn.Parameter(net.first.weight.detach().t().contiguous().t())
+    assert not net.first.weight.is_contiguous()
+    ours, theirs = pair(net)
+    _step_agrees(ours, theirs)
+    _step_agrees(ours, theirs, seed=1)
+
+
+def test_parameters_stay_readable_after_the_client_is_closed() -> None:
+    ours, theirs = pair()
+    client.close_all()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b)

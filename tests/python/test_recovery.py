@@ -1,0 +1,148 @@
+"""A daemon that is killed costs a pause, not a bit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from nets import Net, batch, loss_of
+
+from gradd import ORTModule, client, errors
+
+
+def _train(steps: int, before_backward: dict, dropout: float = 0.0, width: int = 16) -> list:
+    """Losses and gradients of a run; `before_backward[step]` is called between the two passes."""
+    torch.manual_seed(11)
+    model = ORTModule(Net(width=width, dropout=dropout), strict=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    history: list[torch.Tensor] = []
+    for step in range(steps):
+        loss = loss_of(model(*batch(5, seed=step)))
+        before_backward.get(step, lambda: None)()
+        loss.backward()
+        history.append(loss.detach().clone())
+        history += [p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+        optimizer.zero_grad()
+    return history
+
+
+def _assert_equal_bits(a: list[torch.Tensor], b: list[torch.Tensor]) -> None:
+    assert len(a) == len(b)
+    for i, (x, y) in enumerate(zip(a, b, strict=True)):
+        assert torch.equal(x, y), f"entry {i} differs by {(x - y).abs().max()}"
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_kill_between_forward_and_backward(daemon: object, dropout: float) -> None:
+    expected = _train(4, {}, dropout)
+    got = _train(4, {1: daemon.kill, 2: daemon.kill}, dropout)
+    _assert_equal_bits(got, expected)
+    assert client.get_client().recoveries == 2
+
+
+def test_kill_between_steps(daemon: object) -> None:
+    model = ORTModule(Net(), strict=True)
+    first = loss_of(model(*batch()))
+    first.backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    daemon.kill()
+    model.zero_grad()
+    second = loss_of(model(*batch()))
+    second.backward()
+    assert torch.equal(first, second)
+    _assert_equal_bits([p.grad for p in model.parameters()], grads)
+
+
+def test_kill_with_two_outstanding_forwards_and_a_kept_graph(daemon: object) -> None:
+    results = []
+    for kill in (False, True):
+        model = ORTModule(Net(), strict=True)
+        one, two = (loss_of(model(*batch(5, seed=s))) for s in (1, 2))
+        one.backward(retain_graph=True)
+        if kill:
+            daemon.kill()
+        two.backward()
+        one.backward()
+        results.append([p.grad.clone() for p in model.parameters()])
+    _assert_equal_bits(results[1], results[0])
+
+
+def test_kill_during_requests(daemon: object) -> None:
+    """The daemon dies at arbitrary moments of a run of steps."""
+    expected = _train(60, {}, 0.2, width=256)
+    stop = threading.Event()
+
+    def killer() -> None:
+        delay = 0.01
+        while not stop.wait(delay):
+            pid = client.get_client().daemon_pid
+            daemon.killed.add(pid)
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            delay = 0.05 + delay * 0.7
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    try:
+        got = _train(60, {}, 0.2, width=256)
+    finally:
+        stop.set()
+        thread.join()
+    _assert_equal_bits(got, expected)
+    assert client.get_client().recoveries >= 1
+
+
+def test_stopped_daemon_is_started_again(daemon: object) -> None:
+    model = ORTModule(Net(), strict=True)
+    loss_of(model(*batch())).backward()
+    daemon.process.terminate()
+    daemon.process.wait(10)
+    model.zero_grad()
+    loss_of(model(*batch())).backward()
+    assert client.get_client().recoveries == 1
+
+
+def test_recovery_says_so_once(daemon: object, caplog: pytest.LogCaptureFixture) -> None:
+    model = ORTModule(Net(), strict=True)
+    loss = loss_of(model(*batch()))
+    daemon.kill()
+    with caplog.at_level(logging.WARNING, "gradd"):
+        loss.backward()
+    said = [r.getMessage() for r in caplog.records if "parameters are safe" in r.getMessage()]
+    assert len(said) == 1
+
+
+def test_without_autostart_the_error_names_the_directory(
+    daemon: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ORTModule(Net(), strict=True)
+    loss = loss_of(model(*batch()))
+    monkeypatch.setenv("GRADD_AUTOSTART", "0")
+    monkeypatch.setattr("gradd.daemon.START_SECONDS", 0.2)
+    monkeypatch.setattr("gradd.daemon.connect.__defaults__", (0.2,))
+    daemon.kill()
+    start = time.monotonic()
+    with pytest.raises(errors.SessionError, match=str(daemon.directory)):
+        loss.backward()
+    assert time.monotonic() - start < 5
+    del loss, model
+    client.close_all()
+
+
+def test_lazy_output_can_be_read_after_a_restart(daemon: object) -> None:
+    model = ORTModule(Net(dropout=0.3), strict=True)
+    torch.manual_seed(3)
+    _, first = model(*batch())
+    value = first.clone()
+    torch.manual_seed(3)
+    _, second = model(*batch())
+    daemon.kill()
+    assert torch.equal(second.clone(), value)
