@@ -114,7 +114,7 @@ def _leaf_key(leaf: Any, path: str) -> Hashable:
         return (torch.int64 if isinstance(leaf, int) else torch.float32, 0, False, "cpu")
     if isinstance(leaf, _CONSTANTS):
         return (type(leaf), leaf)
-    from gradd.export.types import CaptureError  # that package imports this module
+    from gradd.export.spec import CaptureError  # that package imports this module
 
     raise CaptureError(
         "unsupported_input_type",

@@ -14,7 +14,7 @@ from typing import Any
 
 from gradd.export.dims import check_dynamic
 from gradd.export.keys import capture_key
-from gradd.export.types import Capture, CaptureError, DimRules, InputSpec, OutputSpec
+from gradd.export.spec import Capture, CaptureError, DimRules, InputSpec, OutputSpec
 from gradd.schema import as_tensor_leaf, flatten_inputs, is_tensor_leaf, schema_key
 
 __all__ = [

@@ -16,7 +16,7 @@ import torch
 
 from gradd import schema
 from gradd.export import fx, graph, naming, outputs, refuse, trace, translate
-from gradd.export.types import Capture
+from gradd.export.spec import Capture
 
 _lock = threading.RLock()
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gradd import schema
-from gradd.export.types import Capture, DimRules
+from gradd.export.spec import Capture, DimRules
 
 _SYMBOL = re.compile(r"^[A-Za-z_]\w*$")
 

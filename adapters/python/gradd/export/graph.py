@@ -24,7 +24,7 @@ from onnxscript.rewriter.rules.common import (
     _no_op,
 )
 
-from gradd.export.types import CaptureError
+from gradd.export.spec import CaptureError
 
 IR_VERSION = 10
 _REFUSED = {"Loop", "Scan", "If", "Optional", "OptionalGetElement", "OptionalHasElement"}
@@ -76,6 +76,7 @@ def clean(model: ir.Model, program: Any) -> Cleaned:
     _optimize(model)
     _unmark_dropouts(graph)
     _trim_outputs(graph)
+    _canonical_order(graph)
     _check_nodes(graph)
     done.user_outputs = list(graph.outputs[:n_user])
     names = list(done.buffer_outputs)
@@ -190,6 +191,28 @@ def _optimize(model: ir.Model) -> None:
         passes.OutputFixPass(),
         passes.RemoveUnusedNodesPass(),
     )(model)
+
+
+def _canonical_order(graph: ir.Graph) -> None:
+    """Orders nodes depth first from the outputs, so that order depends on meaning alone.
+
+    Module code may iterate over sets of strings (Gemma-3's layer types): the order of a trace
+    then differs from process to process, and with it the hash of the graph.
+    """
+    order: dict[ir.Node, None] = {}
+    stack = [(v.producer(), False) for v in reversed(graph.outputs)]
+    while stack:
+        node, done = stack.pop()
+        if node is None or node in order:
+            continue
+        if done:
+            order[node] = None
+            continue
+        stack.append((node, True))
+        stack.extend((v.producer(), False) for v in reversed(node.inputs) if v is not None)
+    nodes = list(order)
+    graph.remove(list(graph))
+    graph.extend(nodes)
 
 
 def _check_nodes(graph: ir.Graph) -> None:

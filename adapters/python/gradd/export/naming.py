@@ -18,7 +18,7 @@ import torch
 from gradd import schema
 from gradd.export import graph, outputs
 from gradd.export.aliases import alias_groups
-from gradd.export.types import ONNX_DTYPES, CaptureError, InputSpec, OutputSpec
+from gradd.export.spec import ONNX_DTYPES, CaptureError, InputSpec, OutputSpec
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import onnx_ir as ir
 import onnxscript
 import torch
 
-from gradd.export.types import CaptureError
+from gradd.export.spec import CaptureError
 
 op = onnxscript.values.Opset("", 20)
 _aten = torch.ops.aten

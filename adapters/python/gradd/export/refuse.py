@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import torch
 
-from gradd.export.types import CaptureError
+from gradd.export.spec import CaptureError
 
 _FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gradd.export.types import CaptureError
+from gradd.export.spec import CaptureError
 
 _CONSTANTS = (bool, int, float, str, bytes, complex, type(None), torch.dtype, torch.device)
 

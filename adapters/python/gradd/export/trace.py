@@ -9,8 +9,11 @@ trace are then checked against the real sizes, and the next attempt is more lite
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import re
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,7 +23,7 @@ import torch
 
 from gradd import schema
 from gradd.export import dims, refuse, results
-from gradd.export.types import CaptureError, DimRules
+from gradd.export.spec import CaptureError, DimRules
 
 _FRAME = re.compile(r'\s*File "([^"]+)", line (\d+)')
 
@@ -141,10 +144,14 @@ class _RetryError(Exception):
 
 def _export(module: torch.nn.Module, call: Callable, sample: tuple, spec: tuple) -> Any:
     shell = _Shell(module, call)
+    shapes = (spec,) if sample else None
     with refuse.quiet_trace(module), silence():
         try:
-            shapes = (spec,) if sample else None
-            return torch.export.export(shell, sample, dynamic_shapes=shapes, strict=False)
+            # The exporter prints the partial graph of a failure; the CaptureError says enough.
+            with contextlib.redirect_stderr(io.StringIO()) as text:
+                program = torch.export.export(shell, sample, dynamic_shapes=shapes, strict=False)
+            sys.stderr.write(text.getvalue())
+            return program
         except CaptureError:
             raise
         except Exception as err:  # the exporter raises whatever the module or torch raises
@@ -160,7 +167,15 @@ def silence() -> Any:
 
 
 class _Silence:
-    LOGGERS = ("onnxscript", "onnx_ir", "torch.onnx", "torch.fx", "torch.export", "torch._export", "torch._dynamo")
+    LOGGERS = (
+        "onnxscript",
+        "onnx_ir",
+        "torch.onnx",
+        "torch.fx",
+        "torch.export",
+        "torch._export",
+        "torch._dynamo",
+    )
 
     def __enter__(self) -> None:
         self._warnings = warnings.catch_warnings()
@@ -213,13 +228,13 @@ def _user_line(err: BaseException) -> str:
 
 
 def source_of(node: Any) -> str | None:
-    """"module.path @ file:line" of the Python line that made an onnx_ir node, if known."""
+    """ "module.path @ file:line" of the Python line that made an onnx_ir node, if known."""
     fx_node = node.meta.get("node")
     return None if fx_node is None else place_of(fx_node)
 
 
 def place_of(fx_node: torch.fx.Node) -> str:
-    """"module.path @ file:line" of the Python line that made an FX node."""
+    """ "module.path @ file:line" of the Python line that made an FX node."""
     stack = fx_node.meta.get("nn_module_stack") or {}
     path = next((p for p, _ in reversed(stack.values()) if p), "") if stack else ""
     line = ""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gradd.export import fx, operators
-from gradd.export.types import CaptureError
+from gradd.export.spec import CaptureError
 
 OPSET = 20
 
