@@ -115,7 +115,7 @@ SHM_OBJ    := $(call obj,$(SHM_SRC))
 ENGINE_OBJ := $(SHM_OBJ) $(call obj,$(KERNEL_SRC) $(ENGINE_SRC)) $(PB_OBJ)
 DAEMON_OBJ := $(call obj,$(DAEMON_SRC))
 TEST_OBJ   := $(call obj,$(TEST_SRC) $(TEST_HELP_SRC) $(PEER_SRC))
-ALL_OBJ    := $(ENGINE_OBJ) $(DAEMON_OBJ) $(TEST_OBJ) $(B)/benchmarks/bench_ipc.o
+ALL_OBJ    := $(ENGINE_OBJ) $(DAEMON_OBJ) $(TEST_OBJ) $(B)/benchmarks/bench_ipc.o $(B)/benchmarks/bench_engine.o
 # The runner holds the daemon's modules too, except the one with main().
 TESTED_DAEMON_OBJ := $(filter-out $(B)/server/main.o,$(DAEMON_OBJ))
 
@@ -297,6 +297,9 @@ $(UNIT_DAEMON): $(TESTED_DAEMON_OBJ) $(call obj,$(PEER_SRC))
 $(B)/bin/bench_ipc: $(B)/benchmarks/bench_ipc.o $(call obj,$(PEER_SRC) $(TEST_HELP_SRC)) \
     $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a | $(B)/bin/gradd
 	$(call link,$(DAEMON_LIBS))
+# Where a step's time goes, operator by operator: build/bin/bench_engine model.onnx input=2x3 ...
+$(B)/bin/bench_engine: $(B)/benchmarks/bench_engine.o $(B)/lib/libgradd.a
+	$(call link,$(ENGINE_LIBS))
 .SECONDARY:
 
 -include $(ALL_OBJ:.o=.d) $(B)/tests/runner.d

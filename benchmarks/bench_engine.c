@@ -1,0 +1,183 @@
+/* Where the time of one forward and backward goes, operator by operator, without daemon or Python.
+ *
+ *   bench_engine model.onnx [--repeat N] [--threads N] [--top N] [--loss NAME] input=2x3 ...
+ *
+ * Inputs whose shape the model leaves open are given on the command line. Floats are filled with
+ * small values, integers with 0..30 in turn, booleans with true. Trainable are all float inputs
+ * with a static shape (parameters). Prints the plan's sizes, a table by operator, and the steps
+ * that take longest.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "server/exec/run.h"
+
+#define MAX_ROWS 512
+
+typedef struct row_s {
+    char name[96];
+    double seconds;
+    long calls;
+} row_t;
+
+static row_t by_op[MAX_ROWS], by_step[8192];
+static int n_op, n_step;
+
+static void add(row_t *rows, int *n, int max, const char *name, double seconds) {
+    int i = 0;
+    while (i < *n && strcmp(rows[i].name, name))
+        i++;
+    if (i == max) return;
+    if (i == *n) {
+        snprintf(rows[i].name, sizeof rows[i].name, "%s", name);
+        (*n)++;
+    }
+    rows[i].seconds += seconds;
+    rows[i].calls++;
+}
+
+static void on_step(void *context, const gradd_plan_t *plan, const step_t *step, double seconds) {
+    char name[96], type[GRADD_TYPE_TEXT];
+    const graph_node_t *n = step->node < 0 ? NULL : &plan->graph->nodes[step->node];
+    (void)context;
+    snprintf(name, sizeof name, "%s %s", n && n->backward ? "bwd" : "fwd",
+             n ? step->run.op->name : "copy");
+    add(by_op, &n_op, MAX_ROWS, name, seconds);
+    gradd_type_format(&step->run.in[0].type, type);
+    snprintf(name, sizeof name, "%s %.20s %.40s #%d", n && n->backward ? "bwd" : "fwd",
+             n ? step->run.op->name : "copy", type, step->node);
+    add(by_step, &n_step, 8192, name, seconds);
+}
+
+static int by_seconds(const void *a, const void *b) {
+    double x = ((const row_t *)a)->seconds, y = ((const row_t *)b)->seconds;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+static void print_rows(row_t *rows, int n, int top, int repeat) {
+    qsort(rows, (size_t)n, sizeof rows[0], by_seconds);
+    for (int i = 0; i < n && i < top; i++)
+        printf("  %9.3f ms  %6.1f calls  %s\n", rows[i].seconds * 1e3 / repeat,
+               (double)rows[i].calls / repeat, rows[i].name);
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void die(const char *what) {
+    fprintf(stderr, "bench_engine: %s: %s\n", what, gradd_error_message());
+    exit(1);
+}
+
+static void *read_file(const char *path, size_t *out_bytes) {
+    FILE *f = fopen(path, "rb");
+    if (!f) die(path);
+    fseek(f, 0, SEEK_END);
+    *out_bytes = (size_t)ftell(f);
+    rewind(f);
+    void *bytes = malloc(*out_bytes + 1);
+    if (!bytes || fread(bytes, 1, *out_bytes, f) != *out_bytes) die(path);
+    fclose(f);
+    return bytes;
+}
+
+/* "input=2x3" of the arguments overrides the declared dims. */
+static bool shape_argument(int argc, char **argv, const char *name, gradd_type_t *type) {
+    size_t length = strlen(name);
+    for (int i = 1; i < argc; i++) {
+        if (strncmp(argv[i], name, length) || argv[i][length] != '=') continue;
+        char *at = argv[i] + length + 1;
+        type->rank = 0;
+        while (*at && type->rank < GRADD_MAX_RANK) {
+            type->dims[type->rank++] = strtoll(at, &at, 10);
+            if (*at == 'x') at++;
+        }
+        return true;
+    }
+    return false;
+}
+
+static long option(int argc, char **argv, const char *name, long otherwise) {
+    for (int i = 1; i + 1 < argc; i++)
+        if (!strcmp(argv[i], name)) return atol(argv[i + 1]);
+    return otherwise;
+}
+
+static void *fill(const gradd_type_t *type) {
+    int64_t n = gradd_type_count(type);
+    void *data = aligned_alloc(64, ((size_t)gradd_type_bytes(type) + 127) / 64 * 64);
+    if (!data) die("memory");
+    for (int64_t i = 0; i < n; i++) {
+        if (type->dtype == GRADD_DT_F32)
+            ((float *)data)[i] = (float)((i * 7919) % 201 - 100) / 2e3f;
+        else if (type->dtype == GRADD_DT_I64)
+            ((int64_t *)data)[i] = type->rank ? i % 31 : 100;
+        else
+            memset((char *)data + i * (int64_t)gradd_dtype_bytes(type->dtype), 1, 1);
+    }
+    return data;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) {
+        fprintf(stderr,
+                "usage: bench_engine model.onnx [--repeat N] [--threads N] input=2x3 ...\n");
+        return 2;
+    }
+    size_t bytes;
+    void *file = read_file(argv[1], &bytes);
+    gradd_model_t *model;
+    if (gradd_model_load(file, bytes, &model)) die("load");
+    int n = gradd_model_n_inputs(model), n_grads = 0;
+    gradd_type_t *types = calloc((size_t)n + 1, sizeof types[0]);
+    int32_t *grads = calloc((size_t)n + 1, sizeof grads[0]), out = 0;
+    const void **inputs = calloc((size_t)n + 1, sizeof inputs[0]);
+    void **slots = calloc((size_t)n + 1, sizeof slots[0]);
+    bool *written = calloc((size_t)n + 1, sizeof written[0]);
+    for (int i = 0; i < n; i++) {
+        const char *name = gradd_model_input_name(model, i);
+        types[i] = gradd_model_input_type(model, i);
+        bool given = shape_argument(argc, argv, name, &types[i]);
+        inputs[i] = fill(&types[i]);
+        if (given || !gradd_dtype_is_float(types[i].dtype)) continue;
+        slots[n_grads] = fill(&types[i]);
+        grads[n_grads++] = i;
+    }
+    gradd_plan_options_t options = {
+        types, n, grads, n_grads, &out, 1, &out, 1, (int)option(argc, argv, "--threads", 0)};
+    gradd_plan_t *plan;
+    if (gradd_plan_create(model, &options, &plan)) die("plan");
+    const gradd_plan_info_t *info = gradd_plan_info(plan);
+    printf("plan: %.1f ms, arena %.1f MB, saved %.1f MB, constants %.1f MB, %d + %d nodes\n",
+           info->compile_ms, (double)info->arena_bytes / 1e6, (double)info->saved_bytes / 1e6,
+           (double)info->constant_bytes / 1e6, info->n_nodes_forward, info->n_nodes_backward);
+    float loss, one = 1;
+    void *outputs[1] = {&loss};
+    const void *seeds[1] = {&one};
+    int repeat = (int)option(argc, argv, "--repeat", 5);
+    double best = 1e9;
+    for (int r = -1; r < repeat; r++) { /* the first round warms up */
+        gradd_run_handle_t *run;
+        exec_set_hook(r < 0 ? NULL : on_step, NULL);
+        double start = now();
+        if (gradd_run_create(plan, &run)) die("run");
+        if (gradd_run_forward(run, 1, 0, inputs, outputs, NULL)) die("forward");
+        double middle = now();
+        if (gradd_run_backward(run, seeds, slots, false, written, NULL)) die("backward");
+        double end = now();
+        gradd_run_destroy(run);
+        printf("  forward %.2f ms, backward %.2f ms, loss %g\n", (middle - start) * 1e3,
+               (end - middle) * 1e3, loss);
+        if (r >= 0 && end - start < best) best = end - start;
+    }
+    printf("best %.2f ms\nby operator\n", best * 1e3);
+    print_rows(by_op, n_op, 60, repeat);
+    printf("by step\n");
+    print_rows(by_step, n_step, (int)option(argc, argv, "--top", 20), repeat);
+    return 0;
+}
