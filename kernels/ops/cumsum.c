@@ -1,0 +1,98 @@
+/* CumSum: running sum along one axis.
+ *
+ * Math: z_i = sum of x_j for j <= i (exclusive: j < i; reverse: from the end). Shapes:
+ * [outer, n, inner]. Floats accumulate in double. Nothing is saved: the gradient is the running sum
+ * of dz in the opposite direction. */
+#include "kernels/dispatch.h"
+#include "kernels/infer.h"
+#include "kernels/rules.h"
+
+/* ---- kernels -------------------------------------------------------------------------------- */
+
+static gradd_status_t axis_of(const gradd_view_t *view, int rank, int *out_axis) {
+    int64_t axis = view->type.dtype == GRADD_DT_I32 ? *(const int32_t *)view->data
+                                                    : *(const int64_t *)view->data;
+    return gradd_axis(axis, rank, false, out_axis);
+}
+
+static gradd_status_t run_cumsum(const gradd_run_t *r) {
+    const gradd_type_t *t = &r->in[0].type;
+    const bool exclusive = gradd_attr_int(r->attrs, "exclusive", 0);
+    const bool reverse = gradd_attr_int(r->attrs, "reverse", 0);
+    int64_t outer = 1, inner = 1;
+    int axis;
+    GRADD_TRY(axis_of(&r->in[1], t->rank, &axis));
+    const int64_t n = t->dims[axis];
+    for (int i = 0; i < axis; i++)
+        outer *= t->dims[i];
+    for (int i = axis + 1; i < t->rank; i++)
+        inner *= t->dims[i];
+    GRADD_SWITCH_NUM(t->dtype, T, {
+        for (int64_t lane = 0; lane < outer * inner; lane++) {
+            const int64_t base = lane / inner * n * inner + lane % inner;
+            const T *x = (const T *)r->in[0].data + base;
+            T *z = (T *)r->out[0].data + base;
+            GRADD_ACC(T) sum = 0;
+            for (int64_t i = 0; i < n; i++) {
+                const int64_t at = (reverse ? n - 1 - i : i) * inner;
+                const GRADD_ACC(T) before = sum;
+                if (gradd_dtype_is_float(t->dtype))
+                    sum += x[at];
+                else
+                    sum = (GRADD_ACC(T))((uint64_t)sum + (uint64_t)x[at]); /* wraps around */
+                z[at] = (T)(exclusive ? before : sum);
+            }
+        }
+    });
+    return GRADD_OK;
+}
+
+/* ---- shape rule ----------------------------------------------------------------------------- */
+
+static gradd_status_t infer_cumsum(gradd_infer_t *c) {
+    int axis;
+    if (gradd_type_count(&c->in[1].type) != 1) return GRADD_FAIL(GRAPH, "axis must be one number");
+    if (!c->in[0].type.rank) return GRADD_FAIL(GRAPH, "a scalar has no axis");
+    if (c->in[1].data) GRADD_TRY(axis_of(&c->in[1], c->in[0].type.rank, &axis));
+    return gradd_infer_same(c);
+}
+
+/* ---- gradient rule -------------------------------------------------------------------------- */
+
+static gradd_status_t grad_cumsum(gradd_grad_t *g) {
+    gradd_attr_t attrs[2] = {gradd_make_int("exclusive", gradd_attr_int(g->attrs, "exclusive", 0)),
+                             gradd_make_int("reverse", !gradd_attr_int(g->attrs, "reverse", 0))};
+    gradd_val_t in[2] = {g->dout[0], g->in[1]};
+    if (g->need[0]) g->din[0] = gradd_emit_attrs(g->b, "CumSum", in, 2, attrs, 2);
+    return g->b->status;
+}
+
+/* ---- cases and row -------------------------------------------------------------------------- */
+
+GRADD_OPS(cumsum,
+          {
+              .name = "CumSum",
+              .domain = "",
+              .since = 11,
+              .min_in = 2,
+              .max_in = 2,
+              .min_out = 1,
+              .max_out = 1,
+              .inplace = 1,
+              .types = {GRADD_T_NUM, GRADD_T_INDEX},
+              .attrs = GRADD_ATTR_LIST({"exclusive", GRADD_ATTR_INT, false},
+                                       {"reverse", GRADD_ATTR_INT, false}
+                ),
+              .infer = infer_cumsum,
+              .grad = grad_cumsum,
+              .run = run_cumsum,
+              .cases = GRADD_CASES({.text = "f32[2,3,4] i64[]={1}"},
+                {.text = "f32[5] i32[]={0}"},
+                                   {.text = "f32[2,3] i64[1]={-1} | exclusive=1"},
+                                   {.text = "f32[2,3] i64[]={0} | reverse=1"},
+                                   {.text = "f32[2,4] i64[]={1} | exclusive=1 reverse=1"},
+                                   {.text = "i64[2,5] i64[]={1}"},
+                {.text = "i32[4] i64[]={-1}"},
+                                   {.text = "f32[0,3] i64[]={0}"}
+                )
+});
