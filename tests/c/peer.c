@@ -135,6 +135,16 @@ void peer_daemon_stop(peer_daemon_t *daemon) {
     CHECK(rmdir(daemon->dir) == 0);
 }
 
+void peer_daemon_clean(const peer_daemon_t *daemon) {
+    static const char *const names[] = {"cmd.sock", "ctl.sock", "lock"};
+    char path[128];
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof path, "%s/%s", daemon->dir, names[i]);
+        unlink(path);
+    }
+    CHECK(rmdir(daemon->dir) == 0);
+}
+
 int peer_daemon_fds(const peer_daemon_t *daemon) {
     char path[64];
     int n = 0;

@@ -39,6 +39,8 @@ int peer_daemon_again(const peer_daemon_t *daemon);
 int peer_command(const peer_daemon_t *daemon, const char *command, char *output, size_t bytes);
 /* SIGTERM; the daemon must end with exit code 0 within the limit and leave no socket. */
 void peer_daemon_stop(peer_daemon_t *daemon);
+/* Removes what an ended daemon has left in its directory, and the directory. */
+void peer_daemon_clean(const peer_daemon_t *daemon);
 /* Waits for its end; returns the exit code, or 128 + signal. */
 int peer_daemon_wait(peer_daemon_t *daemon, int limit_ms);
 /* Descriptors that the daemon has open. */

@@ -334,6 +334,7 @@ TEST(one_daemon_per_directory) {
     CHECK_EQ_INT(peer_daemon_wait(&daemon, 1000), 0);
     CHECK_EQ_INT(peer_command(&daemon, "ps", text, sizeof text), 3);
     CHECK_EQ_INT(peer_command(&daemon, "stop", text, sizeof text), 3);
+    peer_daemon_clean(&daemon);
 }
 
 /* kill -9 leaves both sockets behind; the next daemon replaces them. */
@@ -352,6 +353,7 @@ TEST(stale_sockets_are_replaced) {
         kill(daemon.pid, SIGKILL);
         peer_daemon_wait(&daemon, 5000);
     }
+    peer_daemon_clean(&daemon);
 }
 
 TEST(directory_must_be_ours_alone) {
@@ -380,4 +382,5 @@ TEST(idle_daemon_ends) {
     CHECK_OK(peer_call(&peer));
     peer_close(&peer);
     CHECK_EQ_INT(peer_daemon_wait(&daemon, 5000), 0);
+    peer_daemon_clean(&daemon);
 }
