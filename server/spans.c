@@ -12,7 +12,7 @@ int spans_sort(span_t *spans, int n) {
     int kept = 0;
     for (int i = 0; i < n; i++)
         if (spans[i].hi > spans[i].lo) spans[kept++] = spans[i];
-    qsort(spans, (size_t)kept, sizeof *spans, by_lo);
+    if (kept > 1) qsort(spans, (size_t)kept, sizeof *spans, by_lo); /* never NULL */
     return kept;
 }
 
