@@ -26,8 +26,7 @@ typedef struct tile_s {
     int64_t t0, f0; /* bytes between elements */
 } tile_t;
 
-/* ---- inner loops ------------------------------------------------------------------------------
- */
+/* ---- inner loops ----------------------------------------------------------------------------- */
 
 #define SHORT_ROW 16 /* elements; below, a loop beats the call of memcpy */
 
@@ -138,8 +137,7 @@ static tile_fn_t choose_loop(int kind, size_t bytes, int64_t n0) {
     return any[width];
 }
 
-/* ---- simplification ---------------------------------------------------------------------------
- */
+/* ---- simplification -------------------------------------------------------------------------- */
 
 /* Returns false if the box is empty. */
 static bool simplify(const gradd_copy_t *job, gradd_copy_t *out) {
@@ -181,8 +179,7 @@ static int classify(gradd_copy_t *c) {
     return KIND_ANY;
 }
 
-/* ---- units and threads ------------------------------------------------------------------------
- */
+/* ---- units and threads ----------------------------------------------------------------------- */
 
 /* Axes of the odometer: the outer axes, then tiles along n1, then tiles along n0. */
 typedef struct walk_s {

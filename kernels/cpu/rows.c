@@ -36,8 +36,7 @@ static bool is_large(const gradd_rows_t *rows) {
     return rows->n * rows->size >= GRADD_PARALLEL_MIN;
 }
 
-/* ---- typed loops ------------------------------------------------------------------------------
- */
+/* ---- typed loops ----------------------------------------------------------------------------- */
 
 #define GET_ONES(T)                                                                                \
     static void get_ones_##T(const gradd_rows_t *rows, T *to, const T *from) {                     \
@@ -70,8 +69,7 @@ ADD_BOX(double)
 ADD_BOX(int32_t)
 ADD_BOX(int64_t)
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 gradd_status_t gradd_rows_get(const gradd_rows_t *rows, size_t bytes, void *to, const void *from) {
     if (rows->size == 1) {
@@ -95,8 +93,7 @@ gradd_status_t gradd_rows_get(const gradd_rows_t *rows, size_t bytes, void *to, 
     return GRADD_OK;
 }
 
-/* ---- writing ----------------------------------------------------------------------------------
- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 gradd_status_t gradd_rows_put(const gradd_rows_t *rows, size_t bytes, void *to, const void *from) {
     size_t row_bytes = (size_t)rows->size * bytes;

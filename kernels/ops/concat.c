@@ -11,8 +11,7 @@
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
-/* ---- kernels ----------------------------------------------------------------------------------
- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 typedef void (*copy_fn_t)(const gradd_copy_t *, size_t, void *, const void *);
 
@@ -87,8 +86,7 @@ static gradd_status_t ref_split(const gradd_run_t *r) {
     return split(r, gradd_copy_plain);
 }
 
-/* ---- shape rules ------------------------------------------------------------------------------
- */
+/* ---- shape rules ----------------------------------------------------------------------------- */
 
 static gradd_status_t infer_concat(gradd_infer_t *c) {
     gradd_type_t out = c->in[0].type;
@@ -162,8 +160,7 @@ static gradd_status_t infer_split(gradd_infer_t *c) {
     return GRADD_OK;
 }
 
-/* ---- gradient rules ---------------------------------------------------------------------------
- */
+/* ---- gradient rules -------------------------------------------------------------------------- */
 
 /* The part [first, first + size) of dy along axis. */
 static gradd_val_t cut_out(gradd_builder_t *b, gradd_val_t dy, int64_t axis, int64_t first,
@@ -212,8 +209,7 @@ static gradd_status_t grad_split(gradd_grad_t *g) {
     return b->status;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 GRADD_OPS(
     concat,

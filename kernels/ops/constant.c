@@ -14,8 +14,7 @@
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
-/* ---- kernels ----------------------------------------------------------------------------------
- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 /* Spreads one element over the whole output. */
 static void fill(const gradd_view_t *out, const void *element) {
@@ -183,8 +182,7 @@ static gradd_status_t run_trilu(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-/* ---- shape rules ------------------------------------------------------------------------------
- */
+/* ---- shape rules ----------------------------------------------------------------------------- */
 
 static gradd_status_t infer_constant(gradd_infer_t *c) {
     if (c->attrs.n != 1) return GRADD_FAIL(GRAPH, "exactly one value attribute is needed");
@@ -297,8 +295,7 @@ static gradd_status_t infer_trilu(gradd_infer_t *c) {
     return gradd_infer_same(c);
 }
 
-/* ---- gradient rules ---------------------------------------------------------------------------
- */
+/* ---- gradient rules -------------------------------------------------------------------------- */
 
 static gradd_status_t grad_trilu(gradd_grad_t *g) {
     gradd_attr_t attr = gradd_make_int("upper", gradd_attr_int(g->attrs, "upper", 1));
@@ -335,8 +332,7 @@ static gradd_status_t grad_one_hot(gradd_grad_t *g) {
     return b->status;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 GRADD_OPS(
     constant,

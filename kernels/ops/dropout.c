@@ -15,8 +15,7 @@
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
-/* ---- kernels ----------------------------------------------------------------------------------
- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 typedef struct drop_s {
     uint64_t seed, node;
@@ -148,8 +147,7 @@ static gradd_status_t run_random(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-/* ---- shape rules ------------------------------------------------------------------------------
- */
+/* ---- shape rules ----------------------------------------------------------------------------- */
 
 static gradd_status_t infer_dropout(gradd_infer_t *c) {
     for (int i = 1; i < 3; i++)
@@ -173,8 +171,7 @@ static gradd_status_t infer_random(gradd_infer_t *c) {
     return GRADD_OK;
 }
 
-/* ---- gradient rules ---------------------------------------------------------------------------
- */
+/* ---- gradient rules -------------------------------------------------------------------------- */
 
 static gradd_status_t grad_dropout(gradd_grad_t *g) {
     gradd_builder_t *b = g->b;
@@ -192,8 +189,13 @@ static gradd_status_t grad_dropout(gradd_grad_t *g) {
     return b->status;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+/* PyTorch's exporter writes no seed; one that is given would make every step alike: ignored. */
+static const gradd_attr_spec_t dropout_attrs[] = {
+    {"seed", GRADD_ATTR_INT, false},
+    {0}
+};
 
 GRADD_OPS(
     dropout,
@@ -209,8 +211,7 @@ GRADD_OPS(
         .inplace = 1,
         .no_diff = 6,
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_BOOL},
-        .attrs = GRADD_ATTR_LIST({"seed", GRADD_ATTR_INT, false}
-          ),
+        .attrs = dropout_attrs,
         .infer = infer_dropout,
         .grad = grad_dropout,
         .run = run_dropout,

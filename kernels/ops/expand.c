@@ -13,8 +13,7 @@
 
 typedef void (*copy_fn_t)(const gradd_copy_t *, size_t, void *, const void *);
 
-/* ---- kernels ----------------------------------------------------------------------------------
- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 static gradd_status_t expand(const gradd_run_t *r, copy_fn_t copy) {
     const gradd_type_t *x = &r->in[0].type, *y = &r->out[0].type;
@@ -64,8 +63,7 @@ static gradd_status_t ref_tile(const gradd_run_t *r) {
     return tile(r, gradd_copy_plain);
 }
 
-/* ---- shape rules ------------------------------------------------------------------------------
- */
+/* ---- shape rules ----------------------------------------------------------------------------- */
 
 static gradd_status_t infer_expand(gradd_infer_t *c) {
     gradd_type_t want = {.dtype = c->in[0].type.dtype};
@@ -92,8 +90,7 @@ static gradd_status_t infer_tile(gradd_infer_t *c) {
     return GRADD_OK;
 }
 
-/* ---- gradient rules ---------------------------------------------------------------------------
- */
+/* ---- gradient rules -------------------------------------------------------------------------- */
 
 static gradd_status_t grad_expand(gradd_grad_t *g) {
     if (g->need[0]) g->din[0] = gradd_reduce_to(g->b, g->dout[0], g->in[0]);
@@ -134,8 +131,7 @@ static gradd_status_t grad_tile(gradd_grad_t *g) {
     return b->status;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 GRADD_OPS(
     expand,
@@ -147,6 +143,7 @@ GRADD_OPS(
         .max_in = 2,
         .min_out = 1,
         .max_out = 1,
+        .flags = GRADD_OP_CHEAP,
         .types = {0xffffffffu, GRADD_T_INDEX},
         .infer = infer_expand,
         .grad = grad_expand,
@@ -169,6 +166,7 @@ GRADD_OPS(
      .max_in = 2,
      .min_out = 1,
      .max_out = 1,
+     .flags = GRADD_OP_CHEAP,
      .types = {0xffffffffu, GRADD_T_INDEX},
      .infer = infer_tile,
      .grad = grad_tile,

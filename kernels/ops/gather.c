@@ -18,8 +18,7 @@
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
-/* ---- kernels ----------------------------------------------------------------------------------
- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 enum { BY_AXIS, BY_ND, BY_ELEMENT };
 
@@ -71,8 +70,7 @@ static gradd_status_t run_gather_grad(const gradd_run_t *r) {
     return gradd_rows_add(&rows, dx->dtype, r->out[0].data, r->in[0].data);
 }
 
-/* ---- shape rules ------------------------------------------------------------------------------
- */
+/* ---- shape rules ----------------------------------------------------------------------------- */
 
 /* Type of y for indexed data; also checks the axis, the ranks and the batch dims. */
 static gradd_status_t gathered_type(const gradd_infer_t *c, const gradd_type_t *data,
@@ -154,8 +152,7 @@ static size_t work_gather_grad(const gradd_infer_t *c) {
     return numbers(c, &c->out[0]);
 }
 
-/* ---- gradient rules ---------------------------------------------------------------------------
- */
+/* ---- gradient rules -------------------------------------------------------------------------- */
 
 static gradd_status_t grad_gather(gradd_grad_t *g) {
     static const char *const names[] = {"GatherGrad", "GatherNDGrad", "GatherElementsGrad"};
@@ -182,8 +179,7 @@ static gradd_status_t grad_gather_grad(gradd_grad_t *g) {
     return g->b->status;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 #define GATHER_ROW(op_name, other)                                                                 \
     .name = op_name, .domain = "", .since = 1, .min_in = 2, .max_in = 2, .min_out = 1,             \

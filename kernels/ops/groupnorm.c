@@ -25,8 +25,7 @@ typedef struct group_s {
     double epsilon;
 } group_t;
 
-/* ---- kernels ----------------------------------------------------------------------------------
- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 #define REAL    float
 #define NAME(x) x##_f32
@@ -166,8 +165,7 @@ static gradd_status_t run_backward(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-/* ---- shape rules ------------------------------------------------------------------------------
- */
+/* ---- shape rules ----------------------------------------------------------------------------- */
 
 static gradd_status_t check_groups(const gradd_infer_t *c, const gradd_type_t *x,
                                    const gradd_type_t *scale, int64_t *out_groups) {
@@ -219,8 +217,7 @@ static size_t work_backward(const gradd_infer_t *c) {
     return 2 * (size_t)(x->dims[0] * x->dims[1]) * gradd_dtype_bytes(x->dtype);
 }
 
-/* ---- gradient rule ----------------------------------------------------------------------------
- */
+/* ---- gradient rule --------------------------------------------------------------------------- */
 
 static gradd_status_t grad_group_norm(gradd_grad_t *g) {
     gradd_builder_t *b = g->b;
@@ -241,8 +238,7 @@ static gradd_status_t grad_group_norm(gradd_grad_t *g) {
     return b->status;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 GRADD_OPS(groupnorm,
           {.name = "GroupNormalization",

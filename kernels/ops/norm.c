@@ -25,8 +25,7 @@ typedef struct norm_s {
     bool centred;
 } norm_t;
 
-/* ---- kernels ----------------------------------------------------------------------------------
- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 #define REAL    float
 #define NAME(x) x##_f32
@@ -169,8 +168,7 @@ static gradd_status_t ref_forward(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-/* ---- shape rules ------------------------------------------------------------------------------
- */
+/* ---- shape rules ----------------------------------------------------------------------------- */
 
 static gradd_status_t check_row_vector(const gradd_infer_t *c, int input, const gradd_type_t *x,
                                        int axis) {
@@ -229,8 +227,7 @@ static size_t work_backward(const gradd_infer_t *c) {
     return 2 * (size_t)chunks * (size_t)gradd_type_bytes(scale);
 }
 
-/* ---- gradient rules ---------------------------------------------------------------------------
- */
+/* ---- gradient rules -------------------------------------------------------------------------- */
 
 static gradd_status_t grad_norm(gradd_grad_t *g, const char *op, int n_stats) {
     gradd_builder_t *b = g->b;
@@ -261,8 +258,7 @@ static gradd_status_t grad_rms_norm(gradd_grad_t *g) {
     return grad_norm(g, "RMSNormGrad", 1);
 }
 
-/* ---- rows -------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 #define NORM_ATTRS                                                                                 \
     GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}, {"epsilon", GRADD_ATTR_FLOAT, false},         \

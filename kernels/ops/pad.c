@@ -45,8 +45,7 @@ static bool is_constant(gradd_attrs_t attrs) {
     return !strcmp(gradd_attr_string(attrs, "mode", "constant"), "constant");
 }
 
-/* ---- kernels ----------------------------------------------------------------------------------
- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 /* Index in an axis of n >= 1 elements for position i of the padded axis. */
 static int64_t source_index(char mode, int64_t i, int64_t n) {
@@ -166,8 +165,7 @@ static gradd_status_t run_pad_grad(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-/* ---- shape rules ------------------------------------------------------------------------------
- */
+/* ---- shape rules ----------------------------------------------------------------------------- */
 
 static gradd_status_t check_mode(gradd_attrs_t attrs) {
     static const char *const modes[] = {"constant", "edge", "reflect", "wrap"};
@@ -227,8 +225,7 @@ static size_t work_pad_grad(const gradd_infer_t *c) {
     return map_bytes(&c->in[0].type);
 }
 
-/* ---- gradient rule ----------------------------------------------------------------------------
- */
+/* ---- gradient rule --------------------------------------------------------------------------- */
 
 static gradd_val_t total(gradd_builder_t *b, gradd_val_t x) {
     gradd_attr_t keep = gradd_make_int("keepdims", 0);
@@ -267,8 +264,7 @@ static gradd_status_t grad_pad(gradd_grad_t *g) {
     return b->status;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 GRADD_OPS(pad,
           {

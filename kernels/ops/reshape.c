@@ -13,16 +13,14 @@
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
-/* ---- kernel -----------------------------------------------------------------------------------
- */
+/* ---- kernel ---------------------------------------------------------------------------------- */
 
 static gradd_status_t run_view(const gradd_run_t *r) {
     gradd_copy_bytes(r->out[0].data, r->in[0].data, (size_t)gradd_type_bytes(&r->out[0].type));
     return GRADD_OK;
 }
 
-/* ---- shape rules ------------------------------------------------------------------------------
- */
+/* ---- shape rules ----------------------------------------------------------------------------- */
 
 static gradd_status_t infer_reshape(gradd_infer_t *c) {
     const gradd_type_t *in = &c->in[0].type;
@@ -130,16 +128,14 @@ static gradd_status_t infer_flatten(gradd_infer_t *c) {
     return GRADD_OK;
 }
 
-/* ---- gradient rules ---------------------------------------------------------------------------
- */
+/* ---- gradient rules -------------------------------------------------------------------------- */
 
 static gradd_status_t grad_view(gradd_grad_t *g) {
     if (g->need[0]) g->din[0] = gradd_reshape_as(g->b, g->dout[0], g->in[0]);
     return g->b->status;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 #define AXES_TYPES {0xffffffffu, GRADD_T_INDEX}
 

@@ -26,8 +26,7 @@ static const char *reduction_of(gradd_attrs_t attrs) {
     return gradd_attr_string(attrs, "reduction", "none");
 }
 
-/* ---- kernels ----------------------------------------------------------------------------------
- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 static gradd_status_t make_rows(const gradd_run_t *r, gradd_rows_t *out) {
     const gradd_type_t *x = &r->in[0].type;
@@ -79,8 +78,7 @@ static gradd_status_t run_scatter(const gradd_run_t *r) {
     return fold_rows(&rows, kind, x->dtype, y, r->in[2].data);
 }
 
-/* ---- shape rules ------------------------------------------------------------------------------
- */
+/* ---- shape rules ----------------------------------------------------------------------------- */
 
 static gradd_status_t check_reduction(const gradd_infer_t *c) {
     static const char *const known[] = {"none", "add", "mul", "min", "max"};
@@ -138,8 +136,7 @@ static size_t work_scatter(const gradd_infer_t *c) {
     return (size_t)gradd_pick_span(index, 0, end) * sizeof(int64_t);
 }
 
-/* ---- gradient rule ----------------------------------------------------------------------------
- */
+/* ---- gradient rule --------------------------------------------------------------------------- */
 
 static gradd_status_t grad_scatter(gradd_grad_t *g) {
     gradd_builder_t *b = g->b;
@@ -161,8 +158,7 @@ static gradd_status_t grad_scatter(gradd_grad_t *g) {
     return b->status;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 /* The cases of "none" name every index once, or the gradient of u would be ill defined. */
 GRADD_OPS(

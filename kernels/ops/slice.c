@@ -70,8 +70,7 @@ static gradd_status_t read_window(const gradd_view_t *in, int n_in, window_t *w)
     return GRADD_OK;
 }
 
-/* ---- kernels ----------------------------------------------------------------------------------
- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 typedef void (*copy_fn_t)(const gradd_copy_t *, size_t, void *, const void *);
 
@@ -130,8 +129,7 @@ static gradd_status_t ref_slice_grad(const gradd_run_t *r) {
     return slice_grad(r, gradd_copy_plain);
 }
 
-/* ---- shape rules ------------------------------------------------------------------------------
- */
+/* ---- shape rules ----------------------------------------------------------------------------- */
 
 static gradd_status_t infer_slice(gradd_infer_t *c) {
     window_t w;
@@ -161,8 +159,7 @@ static gradd_status_t infer_slice_grad(gradd_infer_t *c) {
     return GRADD_OK;
 }
 
-/* ---- gradient rules ---------------------------------------------------------------------------
- */
+/* ---- gradient rules -------------------------------------------------------------------------- */
 
 static gradd_status_t grad_slice(gradd_grad_t *g) {
     gradd_builder_t *b = g->b;
@@ -203,8 +200,7 @@ static gradd_status_t grad_slice_grad(gradd_grad_t *g) {
     return b->status;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 GRADD_OPS(slice,
           {

@@ -12,8 +12,7 @@
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
-/* ---- kernel -----------------------------------------------------------------------------------
- */
+/* ---- kernel ---------------------------------------------------------------------------------- */
 
 typedef struct lane_s {
     int64_t n, k, stride; /* elements */
@@ -131,8 +130,7 @@ static gradd_status_t run_topk(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-/* ---- shape rule -------------------------------------------------------------------------------
- */
+/* ---- shape rule ------------------------------------------------------------------------------ */
 
 static gradd_status_t infer_topk(gradd_infer_t *c) {
     const gradd_type_t *x = &c->in[0].type;
@@ -158,8 +156,7 @@ static size_t work_topk(const gradd_infer_t *c) {
     return (size_t)(MAX_BLOCKS * 2 * y->dims[axis]) * sizeof(int64_t);
 }
 
-/* ---- gradient rule ----------------------------------------------------------------------------
- */
+/* ---- gradient rule --------------------------------------------------------------------------- */
 
 static gradd_status_t grad_topk(gradd_grad_t *g) {
     gradd_builder_t *b = g->b;
@@ -172,8 +169,7 @@ static gradd_status_t grad_topk(gradd_grad_t *g) {
     return b->status;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 GRADD_OPS(topk, {
                     .name = "TopK",

@@ -24,8 +24,7 @@ static gradd_status_t read_perm(gradd_attrs_t attrs, int rank, int *out_perm) {
     return GRADD_OK;
 }
 
-/* ---- kernel -----------------------------------------------------------------------------------
- */
+/* ---- kernel ---------------------------------------------------------------------------------- */
 
 static gradd_status_t make_job(const gradd_run_t *r, gradd_copy_t *job) {
     const gradd_type_t *in = &r->in[0].type, *out = &r->out[0].type;
@@ -54,8 +53,7 @@ static gradd_status_t ref_transpose(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-/* ---- shape rule -------------------------------------------------------------------------------
- */
+/* ---- shape rule ------------------------------------------------------------------------------ */
 
 static gradd_status_t infer_transpose(gradd_infer_t *c) {
     const gradd_type_t *in = &c->in[0].type;
@@ -67,8 +65,7 @@ static gradd_status_t infer_transpose(gradd_infer_t *c) {
     return GRADD_OK;
 }
 
-/* ---- gradient rule ----------------------------------------------------------------------------
- */
+/* ---- gradient rule --------------------------------------------------------------------------- */
 
 static gradd_status_t grad_transpose(gradd_grad_t *g) {
     int rank = gradd_val_type(g->b, g->in[0])->rank, perm[GRADD_MAX_RANK];
@@ -80,8 +77,7 @@ static gradd_status_t grad_transpose(gradd_grad_t *g) {
     return g->b->status;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 GRADD_OPS(transpose,
           {.name = "Transpose",
