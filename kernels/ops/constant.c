@@ -68,13 +68,22 @@ static gradd_status_t run_size(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
+/* Integers wrap in unsigned arithmetic: i * delta may pass the end of the type although the sum, an
+ * entry of the range, does not. */
 static gradd_status_t run_range(const gradd_run_t *r) {
     int64_t n = r->out[0].type.dims[0];
-    GRADD_SWITCH_NUM(r->in[0].type.dtype, T, {
-        T start = *(const T *)r->in[0].data, delta = *(const T *)r->in[2].data;
-        T *y = r->out[0].data;
+    const void *start = r->in[0].data, *delta = r->in[2].data;
+    if (gradd_dtype_is_int(r->in[0].type.dtype)) {
+        GRADD_SWITCH_INT(r->in[0].type.dtype, T, {
+            uint64_t a = (uint64_t)*(const T *)start, d = (uint64_t)*(const T *)delta;
+            for (int64_t i = 0; i < n; i++)
+                ((T *)r->out[0].data)[i] = (T)(a + (uint64_t)i * d);
+        });
+        return GRADD_OK;
+    }
+    GRADD_SWITCH_FLOAT(r->in[0].type.dtype, T, {
         for (int64_t i = 0; i < n; i++)
-            y[i] = (T)(start + (T)i * delta);
+            ((T *)r->out[0].data)[i] = *(const T *)start + (T)i * *(const T *)delta;
     });
     return GRADD_OK;
 }
@@ -411,6 +420,8 @@ GRADD_OPS(
      .run = run_range,
      .cases = GRADD_CASES({.text = "i64[]={0} i64[]={5} i64[]={1}"},
                           {.text = "i64[]={7} i64[]={0} i64[]={-3}"},
+                          {.text = "i64[]={-9000000000000000000} i64[]={9000000000000000000} "
+                                   "i64[]={4611686018427387904}"},
                           {.text = "f32[]={0} f32[]={1} f32[]={0.25}"},
                           {.text = "i32[]={3} i32[]={3} i32[]={1}"})},
     {.name = "EyeLike",
