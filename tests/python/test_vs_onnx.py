@@ -1,0 +1,202 @@
+"""Every test case of every ONNX operator against onnx.reference: the meaning is ONNX's, not ours.
+
+The cases come from the operator table itself, through libgradd.so, so there is no second list. What
+the reference evaluator cannot judge is named in SKIPPED, with the reason.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+pytestmark = pytest.mark.quick
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = Path(os.environ.get("GRADD_BUILD", ROOT / "build")) / "lib" / "libgradd.so"
+RANDOM = 1 << 2  # GRADD_OP_RANDOM of kernels/op.h
+
+DTYPES: dict[str, tuple[Any, int]] = {
+    "f32": (np.float32, TensorProto.FLOAT),
+    "f64": (np.float64, TensorProto.DOUBLE),
+    "i32": (np.int32, TensorProto.INT32),
+    "i64": (np.int64, TensorProto.INT64),
+    "i8": (np.int8, TensorProto.INT8),
+    "u8": (np.uint8, TensorProto.UINT8),
+    "bool": (np.bool_, TensorProto.BOOL),
+}
+
+# (operator, part of the case's text or "" for all): why the reference cannot judge it
+_EMPTY = "the reference cannot reshape or write empty arrays"
+_NEGATIVE_PAD = "the reference pads with numpy, which refuses negative pads"
+_OLD_FORM = "axes as an attribute are of before opset 13; the row takes both forms"
+SKIPPED: dict[tuple[str, str], str] = {
+    ("Cast", "nan"): "out-of-range conversions are undefined in ONNX; ours saturate",
+    ("Cast", "1e30"): "out-of-range conversions are undefined in ONNX; ours saturate",
+    ("OneHot", "i64[1]={5}"): "the reference takes the depth as a scalar only",
+    ("CumSum", "i64[1]"): "the reference takes the axis as a scalar only",
+    ("Pow", "={-1}"): "numpy refuses negative powers of integers",
+    ("GatherND", "i64[2,0]"): _EMPTY,
+    ("GatherElements", "i64[1,4,2]"): "the reference wants equal sizes, ONNX only not larger ones",
+    ("SoftmaxCrossEntropyLoss", "f32[0,3]"): _EMPTY,
+    (
+        "SoftmaxCrossEntropyLoss",
+        "1000",
+    ): "the reference overflows where ours takes the maximum away",
+    ("NegativeLogLikelihoodLoss", "f32[0,3]"): _EMPTY,
+    ("NegativeLogLikelihoodLoss", "={-1,-1}"): "no row counts: 0 / 0 is NaN, as in torch",
+    ("Pad", "={1,-1,0,2}"): _NEGATIVE_PAD,
+    ("Pad", "={0,-2,0,-1}"): _NEGATIVE_PAD,
+    ("Pad", "={2,-1,1,5}"): _NEGATIVE_PAD,
+    ("ReduceSumSquare", "i32"): "the reference answers in i64",
+    ("ReduceLogSumExp", "f32[] "): "the reference cannot write into a scalar",
+    ("Squeeze", "axes="): _OLD_FORM,
+    ("Unsqueeze", "axes="): _OLD_FORM,
+    ("LogSoftmax", "f32[0,4]"): _EMPTY,
+    ("LogSoftmax", "={90,1000}"): "the reference takes the logarithm of an underflown softmax",
+    ("GroupNormalization", "f32[2] f32[2]"): "the reference fails on the form of opset 18",
+    ("TopK", "i64[]"): "the reference takes k as a vector only",
+}
+
+# Rows that take the form of a later opset as well, which is what their cases show.
+NEWER_FORM = {"GroupNormalization": 21}
+
+
+class Case:
+    """One executed case: its node, inputs and our outputs."""
+
+    def __init__(self, answer: bytes) -> None:
+        head, _, rest = answer.partition(b"\0")
+        self.meta: dict[str, Any] = json.loads(head)
+        self._rest, self._at = rest, 0
+        self.inputs = [self._take(v) for v in self.meta["in"]]
+        self.outputs = [self._take(v) for v in self.meta["out"]]
+
+    def _take(self, view: dict[str, Any] | None) -> np.ndarray | None:
+        if view is None:
+            return None
+        dtype = np.dtype(DTYPES[view["dtype"]][0])
+        count = int(np.prod(view["shape"], dtype=np.int64))
+        array = np.frombuffer(self._rest, dtype, count, self._at).reshape(view["shape"])
+        self._at += count * dtype.itemsize
+        return array
+
+    def model(self) -> onnx.ModelProto:
+        """A model that holds only this node."""
+        names = [f"x{i}" if x is not None else "" for i, x in enumerate(self.inputs)]
+        outs = [f"y{j}" for j in range(len(self.outputs))]
+        attrs = {a["name"]: a["value"] for a in self.meta["attrs"]}
+        node = helper.make_node(self.meta["op"], names, outs, **attrs)
+        value = helper.make_tensor_value_info
+        graph = helper.make_graph(
+            [node],
+            "case",
+            [
+                value(name, DTYPES[view["dtype"]][1], view["shape"])
+                for name, view in zip(names, self.meta["in"], strict=True)
+                if name
+            ],
+            [
+                value(name, DTYPES[view["dtype"]][1], None)
+                for name, view in zip(outs, self.meta["out"], strict=True)
+                if view
+            ],
+        )
+        opset = max(self.meta["opset"], NEWER_FORM.get(self.meta["op"], 0))
+        return helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10
+        )
+
+    def expected(self) -> list[np.ndarray]:
+        """What the reference evaluator computes."""
+        feeds = {f"x{i}": x for i, x in enumerate(self.inputs) if x is not None}
+        return ReferenceEvaluator(self.model()).run(None, feeds)
+
+
+def cases() -> Iterator[Case]:
+    """All cases, run by the library."""
+    library = ctypes.CDLL(str(LIBRARY))
+    export = library.gradd_case_export
+    export.restype = ctypes.c_int64
+    export.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64]
+    message = library.gradd_error_message
+    message.restype = ctypes.c_char_p
+    buffer = ctypes.create_string_buffer(1 << 24)
+    index = 0
+    while size := export(index, buffer, len(buffer)):
+        assert size > 0, f"case {index}: {message().decode()}"
+        assert size <= len(buffer), f"case {index} needs {size} bytes"
+        yield Case(buffer.raw[:size])
+        index += 1
+    assert index > 300, f"only {index} cases: is the operator table linked?"
+
+
+def skip_reason(case: Case) -> str | None:
+    """Why a case is not compared; None if it is."""
+    meta = case.meta
+    if meta["domain"]:
+        return "ours, not ONNX's"
+    if meta["flags"] & RANDOM:
+        return "random numbers"
+    for (op, part), reason in SKIPPED.items():
+        if meta["op"] == op and part in meta["text"]:
+            return reason
+    return None
+
+
+def difference(case: Case) -> str | None:
+    """The first disagreement of a case, or None."""
+    with np.errstate(all="ignore"):
+        expected = case.expected()
+    tolerance = max(case.meta["tol"], 1e-5)
+    for j, (got, want) in enumerate(zip(case.outputs, expected, strict=False)):
+        if got is None:
+            continue
+        want = np.asarray(want)
+        if got.shape != want.shape:
+            return f"output {j} has shape {got.shape}, reference {want.shape}"
+        if got.dtype != want.dtype:
+            return f"output {j} is {got.dtype}, reference {want.dtype}"
+        if got.dtype.kind == "f":
+            ok = np.allclose(got, want, rtol=tolerance, atol=tolerance, equal_nan=True)
+        else:
+            ok = np.array_equal(got, want)
+        if not ok:
+            return f"output {j} differs: {got.ravel()[:8]}, reference {want.ravel()[:8]}"
+    return None
+
+
+def test_every_case_means_what_onnx_says() -> None:
+    """Compares all cases and lists every disagreement."""
+    wrong: list[str] = []
+    compared: dict[str, int] = {}
+    for case in cases():
+        if skip_reason(case):
+            continue
+        name = case.meta["op"]
+        compared[name] = compared.get(name, 0) + 1
+        try:
+            problem = difference(case)
+        except Exception as error:  # the reference's own failure is a finding too
+            problem = f"reference fails: {type(error).__name__}: {error}"
+        if problem:
+            wrong.append(f'{name} "{case.meta["text"]}" (opset {case.meta["opset"]}): {problem}')
+    assert not wrong, "\n" + "\n".join(wrong)
+    assert len(compared) > 40, sorted(compared)
+
+
+def test_comparison_notices_a_wrong_result() -> None:
+    """A changed output must be reported, or the test above could not fail."""
+    case = next(c for c in cases() if c.meta["op"] == "Add" and c.outputs[0].size > 1)
+    assert difference(case) is None
+    case.outputs[0] = case.outputs[0] + np.float32(0.5)
+    assert "differs" in (difference(case) or "")
