@@ -1,6 +1,6 @@
 """The `daemon` fixture: a real daemon in a directory of its own, and the proof of a clean end.
 
-A test that asks for `daemon` gets a fresh daemon; GRADD_DIR points to it, so ORTModule and
+A test that asks for `daemon` gets a fresh daemon (`shared_daemon`: one for its module); GRADD_DIR points to it, so ORTModule and
 ORTTrainer use it. When the test is over, everything must be gone: sessions, sockets, descriptors,
 mappings and processes; and the daemon must have ended with status 0. Tests may kill it: clients
 then start another one, which is checked in the same way.
@@ -8,6 +8,7 @@ then start another one, which is checked in the same way.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -17,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +139,7 @@ def _settle(what: str, read: Any, expected: Any, seconds: float = 3.0) -> None:
         if got == expected:
             return
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what}: {got} after the test, {expected} before it")
+            raise AssertionError(f"{what} left over by the test: {got}")
         gc.collect()
         time.sleep(0.02)
 
@@ -169,9 +171,9 @@ def _capture_once(capture: Any) -> Any:
     return cached
 
 
-@pytest.fixture
-def daemon(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    """A daemon for one test. See the top of this file."""
+@contextlib.contextmanager
+def _serving(monkeypatch: pytest.MonkeyPatch, passed: Callable[[], bool]) -> Iterator[Daemon]:
+    """A daemon in a directory of its own; if `passed()`, also the proof that nothing is left."""
     if not BINARY.exists():
         pytest.fail(f"{BINARY} is missing: run make")
     folder = Path(tempfile.mkdtemp(prefix="gradd-"))
@@ -183,12 +185,12 @@ def daemon(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     gradd_client.close_all()
     control.warm_up()  # ZeroMQ's own threads and descriptors belong to the process
     gc.collect()
-    before = (_own_descriptors(), _own_mappings())
+    # What a failed test before this one holds in its traceback may go during this one.
+    before = (Counter(_own_descriptors()), _own_mappings())
     server = Daemon(directory)
     try:
         yield server
-        passed = getattr(request.node, "report_call", None)
-        if passed is not None and passed.passed:
+        if passed():
             _check_nothing_left(server, before)
     finally:
         gradd_client.close_all()
@@ -196,16 +198,38 @@ def daemon(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check_nothing_left(server: Daemon, before: tuple[list[str], int]) -> None:
+@pytest.fixture
+def daemon(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    """A daemon for one test. See the top of this file."""
+
+    def passed() -> bool:
+        report = getattr(request.node, "report_call", None)
+        return report is not None and report.passed
+
+    with _serving(monkeypatch, passed) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def shared_daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    """A daemon for all tests of a module, with the same proof at the end of the module."""
+    failed = request.session.testsfailed
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        with _serving(monkeypatch, lambda: request.session.testsfailed == failed) as server:
+            yield server
+
+
+def _check_nothing_left(server: Daemon, before: tuple[Counter[str], int]) -> None:
     gc.collect()
     for client in gradd_client.clients():
         client.flush()
         left = client.unreleased_runs()
         assert not left, f"runs that nobody released: {left}"
     gradd_client.close_all()
-    _settle("sessions of the daemon", lambda: server.ps()["sessions"], [])
+    if any(p.poll() is None for p in server.processes()):
+        _settle("sessions of the daemon", lambda: server.ps()["sessions"], [])
     server.stop()
     leftover = [p for p in ("cmd.sock", "ctl.sock") if (server.directory / p).exists()]
     assert not leftover, f"sockets left behind: {leftover}"
-    _settle("descriptors", _own_descriptors, before[0])
-    _settle("mappings of shared memory", _own_mappings, before[1])
+    _settle("descriptors", lambda: list((Counter(_own_descriptors()) - before[0]).elements()), [])
+    _settle("mappings of shared memory", lambda: max(_own_mappings() - before[1], 0), 0)

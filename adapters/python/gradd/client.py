@@ -220,7 +220,7 @@ class Client:
         logger.warning(
             "daemon %d is gone (%s); parameters are safe in shared memory; reconnecting %d/%d",
             self.daemon_pid,
-            lost,
+            str(lost),  # not the exception: a kept log record would keep all its frames
             failures,
             _RETRIES,
         )
@@ -322,7 +322,7 @@ class Client:
                 if verb == "unsegment":
                     again.append((verb, fields))  # a run still uses it: with the next request
             except errors.GraddError as error:
-                logger.warning("%s failed: %s", verb, error)
+                logger.warning("%s failed: %s", verb, str(error))
         self._chores.extend(again)
 
     # ---- end ----

@@ -142,6 +142,9 @@ def _in_torch(
     stand_ins: dict[str, torch.Tensor] = {}
     for name, tensor in module.named_parameters():
         stand_ins[name] = _cast(tensor.detach(), dtype).requires_grad_(tensor.requires_grad)
+    for first, *others in graph.cap.aliases:
+        # Tied by memory, though different objects: one stand-in collects the whole gradient.
+        stand_ins.update({n: stand_ins[first] for n in others if n in stand_ins})
     for name, tensor in module.named_buffers():
         stand_ins[name] = _cast(tensor.detach().clone(), dtype)
     leaves, _, _ = schema.flatten_inputs(args, kwargs)

@@ -1,0 +1,230 @@
+"""What cannot run in the daemon runs in PyTorch: loudly, counted, only where that is allowed."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from nets import Net, assert_close, batch, loss_of
+
+from gradd import ORTModule, errors
+from gradd.export import CaptureError
+from gradd.fallback import FallbackPolicy, SelfCheckError, policy_from_environment
+
+pytestmark = pytest.mark.usefixtures("daemon")
+
+
+class _Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 5
+
+
+class Custom(Net):
+    """Has a custom backward, which no graph holds."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        return _Double.apply(self.first(x)).sum()
+
+
+class Odd(torch.nn.Module):
+    """Uses an operator that the daemon does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (torch.linalg.det(self.w) * x).sum()
+
+
+def _messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if "runs in PyTorch" in r.getMessage()]
+
+
+@pytest.mark.quick
+def test_fallback_gives_torchs_result_warns_once_and_counts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = ORTModule(Custom())
+    x, _ = batch()
+    with caplog.at_level(logging.WARNING, "gradd"):
+        for _ in range(3):
+            model.zero_grad()
+            model(x).backward()
+    (message,) = _messages(caplog)
+    assert "Custom" in message and "autograd_function" in message and " ms " in message
+    assert model.gradd_stats()["fallbacks"] == {"autograd_function": 3}
+    assert_close(model.first.bias.grad, torch.full((16,), 5.0 * len(x)))
+
+
+@pytest.mark.parametrize("how", ["strict", "policy", "variable"])
+def test_strict_raises(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "policy":
+        monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    if how == "variable":
+        monkeypatch.setenv("GRADD_STRICT", "1")
+    model = ORTModule(Custom(), strict=how == "strict")
+    for _ in range(2):
+        with pytest.raises(CaptureError, match="autograd_function"):
+            model(batch()[0])
+
+
+def test_unsupported_operator_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = ORTModule(Odd())
+    x = torch.ones(3)
+    with caplog.at_level(logging.WARNING, "gradd"):
+        assert_close(model(x), torch.linalg.det(model.w) * 3)
+    (message,) = _messages(caplog)
+    assert "Det" in message or "det" in message
+    assert sum(model.gradd_stats()["fallbacks"].values()) == 1
+    with pytest.raises((CaptureError, errors.UnsupportedError), match="(?i)det"):
+        ORTModule(Odd(), strict=True)(x)
+
+
+def test_other_calls_of_the_same_module_still_run_in_the_daemon() -> None:
+    class Sometimes(Net):
+        def forward(self, x: torch.Tensor, odd: bool = False) -> torch.Tensor:
+            hidden = self.first(x)
+            return (_Double.apply(hidden) if odd else hidden * 2).sum()
+
+    model = ORTModule(Sometimes())
+    x, _ = batch()
+    model(x)
+    model(x, odd=True)
+    model(x)
+    stats = model.gradd_stats()
+    assert stats["fallbacks"] == {"autograd_function": 1}
+    assert stats["captures"] == 1
+
+
+def test_unsupported_input_falls_back_as_data(caplog: pytest.LogCaptureFixture) -> None:
+    class Takes(Net):
+        def forward(self, x: torch.Tensor, thing: object = None) -> torch.Tensor:
+            return self.first(x).sum()
+
+    model = ORTModule(Takes())
+    with caplog.at_level(logging.WARNING, "gradd"):
+        for _ in range(2):
+            model(batch()[0], thing=object())
+    (message,) = _messages(caplog)
+    assert "unsupported_input_type" in message and "thing" in message
+    assert model.gradd_stats()["fallbacks"] == {"unsupported_input_type": 2}
+
+
+def test_retry_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTMODULE_FALLBACK_RETRY", "1")
+
+    class Changing(Net):
+        broken = True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.first(x)
+            return (_Double.apply(hidden) if type(self).broken else hidden).sum()
+
+    model = ORTModule(Changing())
+    x, _ = batch()
+    model(x)
+    Changing.broken = False
+    model(x)
+    stats = model.gradd_stats()
+    assert stats["fallbacks"] == {"autograd_function": 1} and stats["captures"] == 1
+
+
+@pytest.mark.quick
+def test_policies_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DATA|FALLBACK_BAD_INITIALIZATION"
+    )
+    assert policy_from_environment() == FallbackPolicy(16 | 128)
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_SOMETIMES")
+    with pytest.raises(ValueError, match="FALLBACK_SOMETIMES"):
+        policy_from_environment()
+
+
+def test_policy_that_does_not_cover_the_failure_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DATA")
+    with pytest.raises(CaptureError):
+        ORTModule(Custom())(batch()[0])
+
+
+def test_no_daemon_raises_unless_the_policy_allows_torch(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADD_DIR", f"{tmp_path}/nobody")
+    monkeypatch.setenv("GRADD_BIN", f"{tmp_path}/missing")
+    with pytest.raises(errors.SessionError, match="binary was not found"):
+        ORTModule(Net())
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_BAD_INITIALIZATION")
+    model = ORTModule(Net())
+    loss_of(model(*batch())).backward()
+    assert model.gradd_stats()["fallbacks"] == {"session": 1}
+
+
+def test_gradd_disable_is_plain_torch(monkeypatch: pytest.MonkeyPatch, daemon: object) -> None:
+    monkeypatch.setenv("GRADD_DISABLE", "1")
+    model = ORTModule(Net())
+    loss, scores = model(*batch())
+    loss.backward()
+    assert type(scores) is torch.Tensor
+    assert daemon.ps()["sessions"] == []
+
+
+def test_self_check_finds_a_wrong_gradient_and_names_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from gradd import runs
+
+    backward = runs.Run.backward
+
+    def wrong(self: runs.Run, *args: object) -> list:
+        grads = backward(self, *args)
+        grads[self.plan.params.index("second.bias")].mul_(1.01)
+        return grads
+
+    monkeypatch.setattr(runs.Run, "backward", lambda self, go, keep: wrong(self, go, keep))
+    with pytest.raises(SelfCheckError, match=r"second\.bias"):
+        ORTModule(Net(), strict=True)(*batch())
+    model = ORTModule(Net())
+    with caplog.at_level(logging.WARNING, "gradd"):
+        model(*batch())
+    (message,) = _messages(caplog)
+    assert "self_check" in message and "second.bias" in message
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    unchecked = ORTModule(Net(), strict=True)
+    unchecked(*batch())
+    assert unchecked.gradd_stats()["self_checks"] == 0
+
+
+def test_self_check_disturbs_nothing() -> None:
+    net = Net(dropout=0.4)
+    model = ORTModule(net, strict=True)
+    calls: list[int] = []
+    for parameter in net.parameters():
+        parameter.register_hook(lambda g: calls.append(1))
+        parameter.grad = torch.ones_like(parameter)
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    drawn = torch.empty((), dtype=torch.int64).random_()
+    after_one_draw = torch.get_rng_state()
+    torch.set_rng_state(state)
+    loss = loss_of(model(*batch()))
+    assert model.gradd_stats()["self_checks"] == 1
+    assert torch.equal(torch.get_rng_state(), after_one_draw), "one seed is drawn, nothing else"
+    assert drawn is not None and calls == []
+    assert all(p.grad.eq(1).all() for p in net.parameters())
+    loss.backward()
+    assert len(calls) == 4
+
+
+def test_without_dropout_torchs_random_stream_is_untouched() -> None:
+    model = ORTModule(Net(), strict=True)
+    state = torch.get_rng_state()
+    for _ in range(2):
+        loss_of(model(*batch())).backward()
+    assert torch.equal(torch.get_rng_state(), state)

@@ -1,0 +1,201 @@
+"""Outputs that only the loss needs are computed when somebody reads them, and are then right."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import numpy
+import pytest
+import torch
+from nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
+from torch import nn
+
+from gradd import ORTModule, errors
+from gradd.lazy import LazyTensor
+
+pytestmark = pytest.mark.usefixtures("daemon")
+
+
+@pytest.mark.quick
+def test_metadata_is_known_without_computing() -> None:
+    ours, theirs = pair()
+    x, y = batch(7)
+    scores, expected = ours(x, y)[1], theirs(x, y)[1]
+    assert isinstance(scores, LazyTensor) and isinstance(scores, torch.Tensor)
+    assert scores.shape == expected.shape and scores.size(-1) == 4 and len(scores) == 7
+    assert scores.dtype is torch.float32 and scores.device.type == "cpu" and scores.ndim == 2
+    assert scores.requires_grad and not scores.is_leaf and scores.is_floating_point()
+    assert scores.float() is scores and scores.to(torch.float32) is scores
+    assert not scores.gradd_is_computed
+
+
+@pytest.mark.quick
+def test_training_steps_do_not_compute_what_nobody_reads() -> None:
+    ours, _ = pair()
+    x, y = batch()
+    for _ in range(3):
+        loss, scores = ours(x, y)
+        loss.backward()
+        assert not scores.gradd_is_computed
+    forwards = ours.gradd_stats()["forwards"]
+    scores.detach()
+    assert scores.gradd_is_computed
+    assert forwards == ours.gradd_stats()["forwards"]
+
+
+READS = {
+    "detach": lambda t: t.detach(),
+    "numpy": lambda t: torch.from_numpy(t.detach().numpy().copy()),
+    "argmax": lambda t: t.argmax(-1),
+    "arithmetic": lambda t: (t * 2 + 1).detach(),
+    "reflected": lambda t: (1 - t).detach(),
+    "index": lambda t: t[1:, 0].detach(),
+    "softmax": lambda t: torch.softmax(t, -1).detach(),
+    "tolist": lambda t: torch.tensor(t.tolist()),
+    "clone": lambda t: t.clone().detach(),
+    "cat": lambda t: torch.cat([t, t]).detach(),
+    "view": lambda t: t.view(-1).detach(),
+    "item": lambda t: torch.tensor(t[0, 0].item()),
+    "data": lambda t: t.data,
+    "iterate": lambda t: torch.stack([row.detach() for row in t]),
+    "double": lambda t: t.double().detach(),
+    "array": lambda t: torch.from_numpy(numpy.array(t.detach())),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_every_way_of_reading_gives_the_value(read: str) -> None:
+    ours, theirs = pair()
+    x, y = batch()
+    mine, expected = ours(x, y)[1], theirs(x, y)[1]
+    assert_close(READS[read](mine).double(), READS[read](expected).double(), read)
+
+
+def test_pickle_copy_save_and_data_ptr() -> None:
+    ours, theirs = pair()
+    x, y = batch()
+    expected = theirs(x, y)[1]
+    scores = ours(x, y)[1]
+    assert_close(pickle.loads(pickle.dumps(scores.detach())), expected)
+    assert_close(copy.deepcopy(ours(x, y)[1].detach()), expected)
+    file = io.BytesIO()
+    torch.save(ours(x, y)[1].detach(), file)
+    file.seek(0)
+    assert_close(torch.load(file), expected)
+    assert scores.data_ptr() == scores.data_ptr() != 0
+
+
+def test_value_is_fetched_once() -> None:
+    ours, _ = pair()
+    scores = ours(*batch())[1]
+    first = scores.detach()
+    requests = ours._gradd_bridge.client.requests
+    assert scores.detach().data_ptr() == first.data_ptr()
+    assert ours._gradd_bridge.client.requests == requests
+
+
+def test_the_read_is_of_the_same_dropout_mask() -> None:
+    """The value belongs to the loss that was returned, not to another draw."""
+    model = ORTModule(Net(dropout=0.5, width=64), strict=True)
+    for step in range(3):
+        x, y = batch(8, seed=step)
+        loss, scores = model(x, y)
+        again = -torch.log_softmax(scores.detach(), -1).gather(1, y[:, None]).mean()
+        assert_close(loss, again, "loss of the values that were read")
+
+
+def test_a_loss_outside_that_uses_a_lazy_output_has_the_right_gradients() -> None:
+    ours, theirs = pair()
+    x, y = batch()
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    for model in (ours, theirs):
+        _, scores = model(x, y)
+        nn.functional.cross_entropy(scores, y, weight=weights).backward()
+    assert_same_grads(ours, theirs)
+
+
+def test_both_losses_together() -> None:
+    ours, theirs = pair()
+    x, y = batch()
+    for model in (ours, theirs):
+        loss, scores = model(x, y)
+        (loss + (scores**2).mean()).backward()
+    assert_same_grads(ours, theirs)
+
+
+class _Square(torch.autograd.Function):
+    """A user's own function: it takes its input without any torch function being called."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x + 0)
+        return (x * x).sum()
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad
+
+
+def test_gradient_through_a_users_autograd_function() -> None:
+    ours, theirs = pair()
+    x, y = batch()
+    for model in (ours, theirs):
+        _Square.apply(model(x, y)[1]).backward()
+    assert_same_grads(ours, theirs)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("fused", [True, False])
+def test_read_after_the_parameters_changed_is_a_named_error(fused: bool) -> None:
+    ours, _ = pair()
+    optimizer = torch.optim.AdamW(ours.parameters(), fused=fused)
+    loss, scores = ours(*batch())
+    loss.backward()
+    optimizer.step()
+    with pytest.raises(errors.StaleError, match="optimizer.step"):
+        scores.detach()
+
+
+def test_read_before_the_change_stays_readable() -> None:
+    ours, _ = pair()
+    loss, scores = ours(*batch())
+    value = scores.detach().clone()
+    loss.backward()
+    with torch.no_grad():
+        ours.first.weight.zero_()
+    assert torch.equal(scores.detach(), value)
+
+
+def test_outputs_are_real_without_a_loss_in_eval_and_when_switched_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, _ = pair()
+    x, y = batch()
+    assert type(ours(x)) is torch.Tensor
+    ours.eval()
+    assert type(ours(x, y)[1]) is torch.Tensor
+    with torch.no_grad():
+        ours.train()
+        assert type(ours(x, y)[1]) is torch.Tensor
+    monkeypatch.setenv("GRADD_LAZY", "0")
+    real, theirs = pair()
+    for model in (real, theirs):
+        loss, scores = model(x, y)
+        assert type(scores) is torch.Tensor
+        (loss + scores.mean()).backward()
+    assert_same_grads(real, theirs)
+
+
+def test_unread_outputs_hold_no_run(daemon: object) -> None:
+    ours, _ = pair()
+    kept = []
+    for step in range(5):
+        loss, scores = ours(*batch(4, seed=step))
+        loss.backward()
+        kept.append(scores)
+    loss_of(ours(*batch()))
+    (session,) = daemon.ps()["sessions"]
+    assert session["runs"] <= 2

@@ -1,0 +1,178 @@
+"""ORTModule is the module: names, attributes, methods, modes, copies; and what it refuses."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
+from torch import nn
+
+from gradd import DebugOptions, LogLevel, ORTModule
+
+pytestmark = pytest.mark.usefixtures("daemon")
+Pair = namedtuple("Pair", ["a", "b"])
+
+
+@pytest.mark.quick
+def test_names_are_those_of_the_module() -> None:
+    ours, theirs = pair()
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert [n for n, _ in ours.named_parameters()] == [n for n, _ in theirs.named_parameters()]
+    assert [n for n, _ in ours.named_modules()] == [n for n, _ in theirs.named_modules()]
+    assert [n for n, _ in ours.named_children()] == [n for n, _ in theirs.named_children()]
+    assert ours.first is ours.module.first
+    assert ours.get_parameter("first.weight") is ours.first.weight
+    assert "first" in dir(ours) and "Net(" in repr(ours)
+    with pytest.raises(AttributeError, match="nothing_like_that"):
+        ours.nothing_like_that  # noqa: B018
+
+
+@pytest.mark.quick
+def test_modes_are_one() -> None:
+    ours, _ = pair()
+    assert ours.training and ours.eval() is ours
+    assert not ours.training and not ours.module.training and not ours.first.training
+    ours.module.train()
+    assert ours.training
+
+
+def test_as_part_of_a_larger_module() -> None:
+    ours, theirs = pair()
+    outer = nn.ModuleDict({"inner": ours})
+    assert list(outer.state_dict()) == [f"inner.{n}" for n in theirs.state_dict()]
+    outer.load_state_dict({f"inner.{n}": v for n, v in Net(seed=8).state_dict().items()})
+    theirs.load_state_dict(Net(seed=8).state_dict())
+    outer.eval()
+    assert not ours.module.training
+    outer.train()
+    for model in (ours, theirs):
+        loss_of(model(*batch())).backward()
+    assert_same_grads(ours, theirs)
+    assert len(list(outer.parameters())) == 4
+
+
+class Scaled(Net):
+    """Python state that forward reads, and methods of the user's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 1.0
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x).sum() * self.factor
+
+    def twice(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x) * 2
+
+    def through_super(self) -> int:
+        return len(list(super().parameters()))
+
+
+def test_users_methods_run_through_the_daemon() -> None:
+    ours, theirs = pair(Scaled())
+    x, _ = batch()
+    assert_close(ours.twice(x), theirs.twice(x))
+    assert ours.gradd_stats()["forwards"] >= 1
+    assert ours.through_super() == 4
+
+
+def test_an_attribute_that_forward_reads_is_seen() -> None:
+    ours, theirs = pair(Scaled())
+    x, _ = batch()
+    for factor in (1.0, 3.0, 1.0):
+        ours.factor = theirs.factor = factor
+        assert_close(ours(x), theirs(x))
+    assert ours.module.factor == 1.0
+    ours.module.factor = theirs.factor = 7.0
+    assert_close(ours(x), theirs(x))
+
+
+class Structured(Net):
+    """Nested inputs and outputs, Python constants among them."""
+
+    def forward(
+        self, inputs: dict[str, Any], pair: Pair, *, scale: float = 1.0, skip: Any = None
+    ) -> dict[str, Any]:
+        a = self.first(inputs["x"][0]) * scale
+        b = self.first(pair.a) + pair.b
+        return {"sum": a + b, "parts": (a, [b, None]), "note": "hello", "pair": Pair(a, b)}
+
+
+def test_nested_inputs_and_outputs() -> None:
+    ours, theirs = pair(Structured())
+    x, z = batch(4, seed=1)[0], batch(4, seed=2)[0]
+    call = ({"x": [x], "unused": None}, Pair(z, torch.tensor(2.0)))
+    a, b = (m(*call, scale=0.5) for m in (ours, theirs))
+    assert list(a) == list(b) and a["note"] == "hello" and a["parts"][1][1] is None
+    assert type(a["pair"]) is Pair and type(a["parts"]) is tuple
+    assert_close(a["sum"], b["sum"])
+    assert_close(a["pair"].b, b["pair"].b)
+    for result in (a, b):
+        (result["sum"].sum() + result["pair"].a.mean()).backward()
+    assert_same_grads(ours, theirs)
+
+
+def test_keyword_order_does_not_matter() -> None:
+    ours, theirs = pair()
+    x, y = batch()
+    assert_close(loss_of(ours(y=y, x=x)), loss_of(theirs(x, y)))
+    assert_close(loss_of(ours(x=x, y=y)), loss_of(theirs(x, y)))
+    assert ours.gradd_stats()["captures"] == 1
+
+
+def test_non_contiguous_inputs() -> None:
+    ours, theirs = pair()
+    x = torch.randn(8, 6).t()
+    _, y = batch()
+    assert not x.is_contiguous()
+    assert_close(loss_of(ours(x, y)), loss_of(theirs(x, y)))
+
+
+@pytest.mark.quick
+def test_what_cannot_be_wrapped() -> None:
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
+        ORTModule(lambda x: x)
+    with pytest.raises(TypeError, match="DataParallel"):
+        ORTModule(nn.DataParallel(Net()))
+    with pytest.raises(TypeError, match="ORTModule already"):
+        ORTModule(ORTModule(Net()))
+    with pytest.raises(NotImplementedError, match="DistributedDataParallel"):
+        ORTModule(Net())._replicate_for_data_parallel()
+
+
+def test_save_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = DebugOptions(save_onnx=True, onnx_prefix="net", save_path=str(tmp_path))
+    model = ORTModule(Net(), options, strict=True)
+    model(*batch())
+    model.eval()
+    model(*batch())
+    import onnx
+
+    for mode in ("training", "inference"):
+        saved = onnx.load(tmp_path / f"net_torch_exported_{mode}.onnx")
+        assert {"first.weight", "second.bias"} <= {i.name for i in saved.graph.input}
+    with pytest.raises(ValueError, match="onnx_prefix"):
+        DebugOptions(save_onnx=True)
+    with pytest.raises(TypeError, match="string"):
+        DebugOptions(save_onnx=True, onnx_prefix=3)
+    with pytest.raises(OSError, match="nowhere"):
+        DebugOptions(save_onnx=True, onnx_prefix="a", save_path=f"{tmp_path}/nowhere")
+    monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "ERROR")
+    assert DebugOptions(log_level=LogLevel.INFO).log_level is LogLevel.ERROR
+
+
+def test_import_of_the_package_loads_no_torch() -> None:
+    import subprocess
+    import sys
+
+    root = Path(__file__).resolve().parents[2] / "adapters" / "python"
+    code = "import sys, gradd; print('torch' in sys.modules, gradd.__version__)"
+    output = subprocess.check_output(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(root)}, text=True
+    )
+    assert output.split() == ["False", "0.1.0"]
