@@ -149,9 +149,9 @@ static gradd_status_t fill(work_t *work, request_t *request, update_t *u) {
     const msgpack_object *const *args = request->args;
     gradd_handle_table_t *table = gradd_lease_table(request->session->lease);
     int n = wire_count(args[STEP_GROUP]);
-    GRADD_TRY(find_list(work, args[STEP_P], "p", n, &u->p));
-    GRADD_TRY(find_list(work, args[STEP_M], "m", n, &u->m));
-    GRADD_TRY(find_list(work, args[STEP_V], "v", n, &u->v));
+    GRADD_TRY(find_list(work, args[STEP_P], "bp", n, &u->p));
+    GRADD_TRY(find_list(work, args[STEP_M], "bm", n, &u->m));
+    GRADD_TRY(find_list(work, args[STEP_V], "bv", n, &u->v));
     GRADD_TRY(tensors_init(&u->g, table, args[STEP_G], "step: g"));
     if (u->g.n != n)
         return GRADD_FAIL(TENSOR, "step: field 'g': expected %d tensors, got %d", n, u->g.n);
@@ -192,8 +192,8 @@ GRADD_COMMANDS(
                          [STEP_JOURNAL] = {.name = "journal", .kind = WIRE_TENSOR},
                          [STEP_HYPER] = {.name = "hyper", .kind = WIRE_BYTES},
                          [STEP_GROUP] = {.name = "group", .kind = WIRE_LIST, .item = WIRE_U64},
-                         [STEP_P] = {.name = "p", .kind = WIRE_U64},
-                         [STEP_M] = {.name = "m", .kind = WIRE_U64},
-                         [STEP_V] = {.name = "v", .kind = WIRE_U64},
+                         [STEP_P] = {.name = "bp", .kind = WIRE_U64},
+                         [STEP_M] = {.name = "bm", .kind = WIRE_U64},
+                         [STEP_V] = {.name = "bv", .kind = WIRE_U64},
                          [STEP_G] = {.name = "g", .kind = WIRE_LIST, .item = WIRE_TENSOR_OR_NIL}}
 });

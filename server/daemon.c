@@ -2,6 +2,7 @@
 #include "server/daemon.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -17,12 +18,10 @@
 #include "server/requests.h"
 #include "server/version.h"
 
-#define MAX_EVENTS       64
-#define TICK_MS          500
+#define MAX_THREADS      1024
 #define GREETING_MS      30000 /* from connecting to attach */
 #define STALLED_MS       30000
 #define REQUESTS_PER_RUN 64
-#define ROUNDS_PER_POLL  16
 
 /* What an epoll event means: a kind, and the session's number for two of them. */
 enum { ON_CONTROL, ON_PIDFD, ON_LISTENER, ON_ROUTER, ON_ZAP, ON_SIGNAL, ON_QUEUE };
@@ -108,8 +107,7 @@ static void bury_session(daemon_t *daemon, uint32_t number) {
     if (session) daemon_end_session(daemon, session, "process ended", true);
 }
 
-/* Time limits; called now and then. */
-static void tick(daemon_t *daemon) {
+void daemon_tick(daemon_t *daemon) {
     int64_t now = session_now_ms(), idle_exit = daemon->options->idle_exit * 1000;
     for (int i = 0; i < daemon->table.n; i++) {
         session_t *s = daemon->table.sessions[i];
@@ -138,7 +136,7 @@ static void read_signals(daemon_t *daemon) {
         daemon_stop(daemon, "signal", daemon->stopping);
 }
 
-static void handle_event(daemon_t *daemon, uint64_t data) {
+void daemon_event(daemon_t *daemon, uint64_t data) {
     uint32_t number = (uint32_t)data;
     switch (data >> 32) {
     case ON_CONTROL:
@@ -158,8 +156,7 @@ static void handle_event(daemon_t *daemon, uint64_t data) {
     }
 }
 
-/* Everything that can be done without waiting. True if there may be more. */
-static bool do_work(daemon_t *daemon) {
+bool daemon_work(daemon_t *daemon) {
     bool any = router_admit(&daemon->router);
     for (int i = 0; i < REQUESTS_PER_RUN; i++) {
         request_t *request = router_receive(&daemon->router);
@@ -175,32 +172,18 @@ static bool do_work(daemon_t *daemon) {
     return any;
 }
 
-static void event_loop(daemon_t *daemon) {
-    struct epoll_event events[MAX_EVENTS];
-    int64_t ticked = session_now_ms();
-    unsigned rounds = 0;
-    while (!daemon->stopping || daemon->table.n > 0) {
-        bool busy = do_work(daemon) || queue_spin(daemon->queue);
-        /* Requests that never pause must not keep the other descriptors from their turn. */
-        if (busy && ++rounds % ROUNDS_PER_POLL != 0) continue;
-        /* libzmq tells of a message once: sleep only after a round that found none. */
-        bool quiet = !busy && queue_sleep(daemon->queue);
-        int n = epoll_wait(daemon->epoll, events, MAX_EVENTS, quiet ? TICK_MS : 0);
-        queue_wake(daemon->queue);
-        for (int i = 0; i < n; i++)
-            handle_event(daemon, events[i].data.u64);
-        if (session_now_ms() - ticked >= TICK_MS) {
-            ticked = session_now_ms();
-            tick(daemon);
-        }
-    }
+bool daemon_ended(const daemon_t *daemon) {
+    return daemon->stopping && daemon->table.n == 0;
 }
 
 /* ---- start and end ---- */
 
-static void *engine_thread(void *worker) {
-    worker_main(worker);
-    return NULL;
+/* The thread count is part of a plan's key and of its bits: make it a number once. */
+static int count_threads(const options_t *options) {
+    cpu_set_t set;
+    if (options->threads > 0)
+        return options->threads < MAX_THREADS ? (int)options->threads : MAX_THREADS;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
 /* The limit of all arenas: what the option says, else 90 % of the machine's memory. */
@@ -254,20 +237,13 @@ static gradd_status_t start(daemon_t *daemon) {
     GRADD_TRY(watch(daemon, daemon->signals, ON_SIGNAL, 0));
     GRADD_TRY(queue_create(&daemon->queue));
     GRADD_TRY(watch(daemon, queue_fd(daemon->queue), ON_QUEUE, 0));
-    daemon->worker = (worker_t){.queue = daemon->queue,
-                                .threads = (int)daemon->options->threads,
+    daemon->worker = (worker_t){.threads = count_threads(daemon->options),
                                 .memory_limit = memory_limit(daemon->options)};
-    int rc = pthread_create(&daemon->engine, NULL, engine_thread, &daemon->worker);
-    if (rc != 0) return GRADD_FAIL(IO, "pthread_create: %s", strerror(rc));
-    daemon->engine_runs = true;
     return open_sockets(daemon);
 }
 
 static void finish(daemon_t *daemon) {
-    if (daemon->engine_runs) {
-        queue_close(daemon->queue, true);
-        pthread_join(daemon->engine, NULL);
-    }
+    cache_finish(&daemon->worker);
     router_close(&daemon->router);
     rundir_unlink(&daemon->dir);
     if (daemon->control >= 0) close(daemon->control);
@@ -290,7 +266,7 @@ gradd_status_t daemon_run(const options_t *options, pid_t *out_other) {
     if (st == GRADD_OK) {
         log_event(LOG_INFO, "daemon_start", "version=%s pid=%d dir=%s", GRADD_VERSION,
                   (int)getpid(), daemon.dir.path);
-        event_loop(&daemon);
+        st = loop_run(&daemon.loop, &daemon);
     }
     finish(&daemon);
     if (st == GRADD_OK)

@@ -1,16 +1,15 @@
 /* The daemon: sockets, sessions and the two threads around the engine library.
  *
- * The I/O thread (the caller of daemon_run) waits in one epoll set for both channels, the pidfds of
- * all clients, signals and finished work; it answers hello, segment, attach, ps and stop itself,
- * whatever the engine is doing, and queues the rest for the engine thread. Nothing that a client
- * sends or does ends the daemon, except the verb `stop` of its own user.
+ * Hello, segment, attach, ps and stop are answered at once, whatever the engine is doing; the rest
+ * is queued for the engine thread (loop.h tells how two threads share the I/O). Nothing that a
+ * client sends or does ends the daemon, except the verb `stop` of its own user.
  */
 #ifndef GRADD_SERVER_DAEMON_H
 #define GRADD_SERVER_DAEMON_H
 
-#include <pthread.h>
 #include <sys/types.h>
 
+#include "server/loop.h"
 #include "server/options.h"
 #include "server/router.h"
 #include "server/rundir.h"
@@ -26,8 +25,7 @@ typedef struct daemon_s {
     session_table_t table;
     queue_t *queue; /* Owned */
     worker_t worker;
-    pthread_t engine;
-    bool engine_runs;
+    loop_t loop;
     bool stopping;
     int64_t started_ms, idle_since_ms;
     uint64_t n_requests, n_refused;
@@ -42,6 +40,14 @@ gradd_status_t daemon_run(const options_t *options, pid_t *out_other);
 /* Begins the end of a session: cancels its run if `cancel`, drops what waits, asks the engine to
  * give everything back. The session is destroyed when the engine has done so. */
 void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason, bool cancel);
+/* Everything that can be done without waiting. True if there may be more. */
+bool daemon_work(daemon_t *daemon);
+/* One event of the epoll set. */
+void daemon_event(daemon_t *daemon, uint64_t data);
+/* Time limits; called now and then. */
+void daemon_tick(daemon_t *daemon);
+/* Nothing is left to do after daemon_stop. */
+bool daemon_ended(const daemon_t *daemon);
 /* Refuses new work and ends every session; the daemon ends when the last one has. */
 void daemon_stop(daemon_t *daemon, const char *reason, bool cancel);
 

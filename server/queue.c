@@ -1,7 +1,7 @@
-/* Lanes, ring and the finished list behind one mutex; two flags spare system calls.
+/* Lanes, ring and the finished list behind one mutex; a flag spares system calls.
  *
- * The mutex is held for a few list operations only. `n_ready` and `n_done` are read without it by
- * the spinning sides; who announces sleep looks again afterwards, so no wake-up is lost.
+ * The mutex is held for a few list operations only. Who announces sleep looks again afterwards, so
+ * no wake-up is lost.
  */
 #include "server/queue.h"
 
@@ -11,32 +11,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 struct queue_s {
     pthread_mutex_t lock;
-    pthread_cond_t ready;       /* the engine sleeps here */
     lane_t *ring, *ring_tail;   /* lanes with a job that may run */
     job_t *done, *done_tail;    /* finished, to be reaped */
     atomic_int n_ready, n_done; /* lanes in the ring, jobs in done */
     atomic_int n_out;           /* jobs pushed and not reaped */
-    bool closed, draining;
     atomic_bool io_sleeps;
     int event; /* Owned */
 };
-
-static int64_t now_us(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
-}
-
-static void relax(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-}
 
 gradd_status_t queue_create(queue_t **out_queue) {
     queue_t *queue = calloc(1, sizeof *queue);
@@ -47,14 +32,12 @@ gradd_status_t queue_create(queue_t **out_queue) {
         return GRADD_FAIL(IO, "eventfd: %s", strerror(errno));
     }
     pthread_mutex_init(&queue->lock, NULL);
-    pthread_cond_init(&queue->ready, NULL);
     *out_queue = queue;
     return GRADD_OK;
 }
 
 void queue_destroy(queue_t *queue) {
     if (!queue) return;
-    pthread_cond_destroy(&queue->ready);
     pthread_mutex_destroy(&queue->lock);
     close(queue->event);
     free(queue);
@@ -117,7 +100,6 @@ static void push(queue_t *queue, lane_t *lane, job_t *job, bool first) {
         ring_prepend(queue, lane);
     else
         ring_append(queue, lane);
-    pthread_cond_signal(&queue->ready);
     pthread_mutex_unlock(&queue->lock);
 }
 
@@ -168,49 +150,20 @@ void queue_wake(queue_t *queue) {
     (void)n; /* EAGAIN: something else woke us */
 }
 
-bool queue_spin(queue_t *queue) {
-    if (atomic_load(&queue->n_done) > 0) return true;
-    if (atomic_load(&queue->n_out) == 0) return false;
-    int64_t end = now_us() + QUEUE_SPIN_US;
-    do {
-        for (int i = 0; i < 32; i++) {
-            if (atomic_load_explicit(&queue->n_done, memory_order_acquire) > 0) return true;
-            relax();
-        }
-    } while (now_us() < end);
-    return false;
-}
-
-void queue_close(queue_t *queue, bool drain) {
-    pthread_mutex_lock(&queue->lock);
-    queue->closed = true;
-    queue->draining = drain;
-    pthread_cond_broadcast(&queue->ready);
-    pthread_mutex_unlock(&queue->lock);
-}
-
 int queue_depth(queue_t *queue) {
     return atomic_load(&queue->n_out);
 }
 
-/* ---- engine thread ---- */
-
-static void spin_for_work(queue_t *queue) {
-    int64_t end = now_us() + QUEUE_SPIN_US;
-    do {
-        for (int i = 0; i < 32; i++) {
-            if (atomic_load_explicit(&queue->n_ready, memory_order_acquire) > 0) return;
-            relax();
-        }
-    } while (now_us() < end);
+bool queue_ready(queue_t *queue) {
+    return atomic_load(&queue->n_ready) > 0;
 }
 
+/* ---- engine thread ---- */
+
 job_t *queue_take(queue_t *queue) {
-    if (atomic_load(&queue->n_ready) == 0) spin_for_work(queue);
+    if (!queue_ready(queue)) return NULL;
     pthread_mutex_lock(&queue->lock);
-    while (!queue->ring && !queue->closed)
-        pthread_cond_wait(&queue->ready, &queue->lock);
-    if (!queue->ring || (queue->closed && !queue->draining)) {
+    if (!queue->ring) {
         pthread_mutex_unlock(&queue->lock);
         return NULL;
     }

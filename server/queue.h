@@ -1,12 +1,11 @@
-/* The two-way queue between the I/O thread and the engine thread.
+/* The two-way queue between whoever does I/O and the engine thread.
  *
  * Each session owns a lane, a first-in first-out list of jobs. The engine takes one job from each
  * lane that has any, in turn, so a client that sends much waits for itself, not for others; within
  * a lane one job runs at a time and in order. Finished jobs come back on one list.
  *
- * Waiting is cheap when work follows work: both sides look for some microseconds before they sleep
- * (see QUEUE_SPIN_US), because waking a thread costs more than a small step. No memory is
- * allocated: links are fields of the job and of the lane.
+ * The queue never blocks: loop.c decides who waits where. No memory is allocated: links are fields
+ * of the job and of the lane.
  */
 #ifndef GRADD_SERVER_QUEUE_H
 #define GRADD_SERVER_QUEUE_H
@@ -16,8 +15,6 @@
 #include <stdint.h>
 
 #include "shm/status.h"
-
-#define QUEUE_SPIN_US 40
 
 /* Embedded in what is queued. */
 typedef struct job_s {
@@ -39,7 +36,7 @@ typedef struct queue_s queue_t;
 gradd_status_t queue_create(queue_t **out_queue);
 void queue_destroy(queue_t *queue); /* both threads have left; accepts NULL */
 
-/* ---- I/O thread ---- */
+/* ---- I/O side: one thread at a time ---- */
 
 void queue_push(queue_t *queue, lane_t *lane, job_t *job);
 /* Puts the job before all others of all lanes: for giving memory back. */
@@ -48,21 +45,19 @@ void queue_push_first(queue_t *queue, lane_t *lane, job_t *job);
 job_t *queue_drop(queue_t *queue, lane_t *lane);
 /* The finished jobs since the last call, oldest first; their lanes are free again. */
 job_t *queue_reap(queue_t *queue);
-/* A descriptor that becomes readable when a job finishes while the I/O thread sleeps. */
+/* A descriptor that becomes readable when a job finishes while the I/O side sleeps. */
 int queue_fd(const queue_t *queue);
 /* Announces sleep; false if there is something to reap, then do not sleep. */
 bool queue_sleep(queue_t *queue);
 void queue_wake(queue_t *queue); /* after sleeping: also empties the descriptor */
-/* Looks for a finished job for at most QUEUE_SPIN_US; only while jobs are out. */
-bool queue_spin(queue_t *queue);
-/* queue_take returns NULL from now on, once no job is left (drain) or at once. */
-void queue_close(queue_t *queue, bool drain);
-/* Jobs that wait or run. */
+/* Jobs that wait or run or were not reaped. */
 int queue_depth(queue_t *queue);
+/* True if queue_take would return a job. */
+bool queue_ready(queue_t *queue);
 
 /* ---- engine thread ---- */
 
-/* The next job, waiting for one; NULL after queue_close. */
+/* The next job, NULL when none may run now. */
 job_t *queue_take(queue_t *queue);
 void queue_finish(queue_t *queue, job_t *job);
 

@@ -1,7 +1,6 @@
-/* A session's objects in the engine thread, and the thread itself. See worker.h. */
+/* A session's objects in the engine thread, and the way of a request there. See worker.h. */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 
 #include "server/log.h"
 #include "server/worker.h"
@@ -153,16 +152,9 @@ static void run_request(worker_t *worker, request_t *request) {
     atomic_store(&request->session->counts.running, false);
 }
 
-void worker_main(worker_t *worker) {
-    job_t *job;
-    prctl(PR_SET_NAME, "gradd-engine");
-    while ((job = queue_take(worker->queue))) {
-        request_t *request = (request_t *)job;
-        if (request->command)
-            run_request(worker, request);
-        else
-            work_end(worker, request->session);
-        queue_finish(worker->queue, job);
-    }
-    cache_finish(worker);
+void worker_run(worker_t *worker, request_t *request) {
+    if (request->command)
+        run_request(worker, request);
+    else
+        work_end(worker, request->session);
 }

@@ -39,7 +39,6 @@ typedef struct compiled_s {
 } compiled_t;
 
 typedef struct worker_s {
-    queue_t *queue; /* Borrowed */
     int threads;
     int64_t memory_limit; /* of the arenas of all runs together */
     int64_t arena_bytes;  /* of the runs that exist */
@@ -153,9 +152,9 @@ gradd_status_t tensors_init_pairs(tensors_t *tensors, gradd_handle_table_t *tabl
                                   uint64_t *out_positions);
 void tensors_finish(tensors_t *tensors); /* accepts NULL and zeroed ones */
 
-/* ---- the thread ---- */
+/* ---- requests ---- */
 
-/* Runs jobs until the queue is closed. */
-void worker_main(worker_t *worker);
+/* Runs one request and completes its reply; one without a command ends its session's work. */
+void worker_run(worker_t *worker, request_t *request);
 
 #endif

@@ -393,7 +393,7 @@ TEST_LIMIT(client_killed_in_a_step, 60) {
     peer_daemon_t daemon;
     peer_t watch;
     int ends[2];
-    char byte;
+    pid_t worker;
     peer_daemon_start(&daemon, NULL);
     serve_good_client(daemon.dir);
     wait_for_sessions(&daemon, 0, 2000);
@@ -405,11 +405,11 @@ TEST_LIMIT(client_killed_in_a_step, 60) {
         peer_t peer;
         open_slow(&peer, daemon.dir, 40 * SLOW_PRODUCTS);
         send_slow_step(&peer, 1);
-        if (fork() == 0) pause(); /* a data loader keeps every descriptor open */
-        CHECK(write(ends[1], "x", 1) == 1);
+        if ((worker = fork()) == 0) pause(); /* a data loader keeps every descriptor open */
+        CHECK(write(ends[1], &worker, sizeof worker) == sizeof worker);
         pause();
     }
-    CHECK(read(ends[0], &byte, 1) == 1);
+    CHECK(read(ends[0], &worker, sizeof worker) == sizeof worker);
     peer_connect(&watch, daemon.dir);
     for (int i = 0; !has_running(&watch); i++) {
         CHECK(i < 1000);
@@ -421,6 +421,7 @@ TEST_LIMIT(client_killed_in_a_step, 60) {
     wait_for_sessions(&daemon, 1, 3000); /* the watcher's own connection is left */
     CHECK(now_s() - start < 2.0);
     peer_close(&watch);
+    kill(worker, SIGKILL);
     wait_for_fds(&daemon, fds);
     serve_good_client(daemon.dir);
     peer_daemon_stop(&daemon);

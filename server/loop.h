@@ -1,0 +1,39 @@
+/* Two threads, one event loop: who waits for clients and who runs their steps.
+ *
+ * Waking a thread costs more than a small step. So the engine thread itself waits for requests
+ * while it has nothing to run: a request is received, run and answered by one thread. Before it
+ * runs a job it hands the loop back and sets a timer; if the job is still running when the timer
+ * fires, the standby thread wakes, takes the loop and serves every client until the engine is free
+ * again. A short step never pays for the second thread, and a long one never makes `ps` wait.
+ *
+ * Whoever holds `lock` owns everything that belongs to I/O: sockets, session table, router. ZeroMQ
+ * allows a socket to move between threads behind such a barrier. Only the engine thread runs jobs,
+ * hence opens OpenMP regions.
+ */
+#ifndef GRADD_SERVER_LOOP_H
+#define GRADD_SERVER_LOOP_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "shm/status.h"
+
+struct daemon_s;
+
+typedef struct loop_s {
+    struct daemon_s *daemon; /* Borrowed */
+    pthread_mutex_t lock;    /* of the I/O role */
+    int timer;               /* Owned: wakes the standby thread */
+    atomic_bool running;     /* the engine thread is inside a job */
+    atomic_bool ended;
+    unsigned rounds;   /* of the loop; by the holder of the lock */
+    int64_t ticked_ms; /* the same */
+} loop_t;
+
+/* Runs both roles until the daemon has ended; the caller becomes the standby thread. Fails with IO
+ * when the threads cannot be started. */
+gradd_status_t loop_run(loop_t *loop, struct daemon_s *daemon);
+
+#endif
