@@ -51,10 +51,7 @@ class ModuleKey:
 
 
 class _BoundMethod:
-    """Equal to one bound method without holding its object.
-
-    A forward that was replaced on a module is bound to it; the cache would keep it alive.
-    """
+    """Equal to one bound method without holding its object."""
 
     __slots__ = ("_function", "_owner")
 
@@ -92,8 +89,12 @@ class _ModulePart:
         self._empty: list[dict] = []
         self._tensors: list[torch.Tensor] = []
         self._loose: list[torch.Tensor] = []
+        # Modules weakly: a forward that was replaced on the instance is bound to the module, so its
+        # table of attributes would keep it alive from here.
+        self._subs: list[tuple[weakref.ref, list]] = []
         for sub in module.modules():
-            self._watch(sub.__dict__)
+            values = [_weakly(v) for v in sub.__dict__.values()]
+            self._subs.append((weakref.ref(sub), values))
             self._loose += [v for v in sub.__dict__.values() if isinstance(v, torch.Tensor)]
             for name, value in sub.__dict__.items():
                 if name in _CONTENTS or name in _HOOKS:
@@ -107,7 +108,7 @@ class _ModulePart:
 
     def _watch(self, table: dict) -> None:
         if table:
-            self._tables.append((table, [_weakly(v) for v in table.values()]))
+            self._tables.append((table, list(table.values())))
         else:
             self._empty.append(table)
 
@@ -120,11 +121,14 @@ class _ModulePart:
         if any(self._empty):
             return False
         try:
+            for ref, values in self._subs:
+                if list(ref().__dict__.values()) != values:  # alive: the module that is asked about
+                    return False
             for table, values in self._tables:
                 if list(table.values()) != values:
                     return False
-        except (RuntimeError, ValueError, TypeError):
-            return False  # attributes that cannot be compared are other objects than before
+        except (AttributeError, RuntimeError, ValueError, TypeError):
+            return False  # a submodule is gone, or an attribute cannot be compared
         if self._take_forms() != self._forms:
             return False
         return [t._version for t in self._loose] == self._versions
