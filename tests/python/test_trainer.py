@@ -187,8 +187,8 @@ def test_model_is_given_back_after_an_error(tmp_path: Path) -> None:
 
 
 def test_model_init_and_early_stop(tmp_path: Path) -> None:
-    plain = make_trainer("torch", tmp_path, max_steps=3, model_init=tiny_llama)
-    ours = make_trainer("gradd", tmp_path, max_steps=3, model_init=tiny_llama)
+    plain = make_trainer("torch", tmp_path, max_steps=3, model_init=lambda: tiny_llama())
+    ours = make_trainer("gradd", tmp_path, max_steps=3, model_init=lambda: tiny_llama())
     for trainer in (plain, ours):
         trainer.train()
         trainer.train()  # a new model each time
