@@ -340,6 +340,13 @@ def _probability_loss(scores: Any, target: Any, weight: Any, name: str, smoothin
     return _reduce(rows, name, count)
 
 
+def mean(value: Any, dtype: int | None = None) -> Any:
+    """mean() over everything, in one node."""
+    if dtype is not None and dtype != -1:
+        value = to_dtype(value, dtype)
+    return op.ReduceMean(value, keepdims=0)
+
+
 def log_sigmoid(value: Any) -> Any:
     """log(sigmoid(x)) as LogSoftmax([x, 0])[0]: exact for any x, value and gradient."""
     pair = op.Unsqueeze(value, _ints(-1))
@@ -431,6 +438,7 @@ def table() -> dict[Any, Callable]:
         _aten.cross_entropy_loss.default: cross_entropy,
         _aten.binary_cross_entropy_with_logits.default: binary_cross_entropy,
         _aten.log_sigmoid.default: log_sigmoid,
+        _aten.mean.default: mean,
         _aten.alias.default: identity,
         _aten.arange.default: arange,
         _aten.diff.default: diff,

@@ -1,0 +1,66 @@
+"""Every model family of the parity list: results and gradients of the graph against torch."""
+
+from __future__ import annotations
+
+import models
+import pytest
+from captured import assert_same
+
+from gradd import export
+
+WAVE = """
+    Add And Cast Concat Cos CumSum Div Dropout Equal Expand Gather GatherElements GatherND Gelu
+    Gemm Greater GreaterOrEqual LayerNormalization LeakyRelu LessOrEqual Log LogSoftmax MatMul
+    Max Mul Neg NegativeLogLikelihoodLoss Not Pad Pow Range Reciprocal ReduceMean Relu Reshape
+    Shape Sigmoid Sin Slice Softmax SoftmaxCrossEntropyLoss Split Sqrt Squeeze Sub Tanh
+    Transpose Unsqueeze Where com.gradd::StopGradient
+"""
+NAMES = [*models.FAMILIES, *(f"{n}_nomask" for n in ("llama", "gpt2", "mistral", "bert_mlm"))]
+
+
+def _mark(name: str):
+    quick = name in (*models.MLPS, "llama", "phi3")
+    return pytest.param(name, marks=pytest.mark.quick if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [_mark(n) for n in NAMES])
+def test_family(name):
+    module, make_batch = models.build(name)
+    cap = assert_same(module, (), make_batch(3, 12, 1))
+    assert set(export.op_histogram(cap)) <= set(WAVE.split())
+    trainable = {n for n, p in module.named_parameters()}
+    assert set(cap.params) <= trainable
+    for batch, seq in ((4, 17), (1, 6)):
+        assert_same(module, (), make_batch(batch, seq, 2), cap=cap, ort=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert_cls"])
+def test_family_in_eval_mode(name):
+    module, make_batch = models.build(name)
+    assert_same(module.eval(), (), make_batch(2, 9, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "over", "count"),
+    [
+        ("gpt2", {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}, 7),
+        ("bert_cls", {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}, 8),
+    ],
+)
+@pytest.mark.slow
+def test_every_dropout_survives(name, over, count):
+    module, make_batch = models.build(name, **over)
+    cap = export.capture(module, (), make_batch(2, 6, 0))
+    assert export.op_histogram(cap)["Dropout"] == count
+    cap = export.capture(module.eval(), (), make_batch(2, 6, 0))
+    assert "Dropout" not in export.op_histogram(cap)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_gives_the_plain_graph(reentrant):
+    module, make_batch = models.build("llama")
+    plain = export.capture(module, (), make_batch(2, 6, 0)).onnx
+    module.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    assert export.capture(module, (), make_batch(2, 6, 0)).onnx == plain

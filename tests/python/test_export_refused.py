@@ -1,0 +1,163 @@
+"""What a graph cannot hold is refused under a stable name, and leaves nothing changed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from captured import Lambda, assert_same
+from torch import nn
+
+from gradd import export
+
+pytestmark = pytest.mark.quick
+
+
+class Doubled(torch.autograd.Function):
+    """A custom backward that a trace would lose."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 7
+
+
+def _refused(module, *args, reason: str) -> str:
+    apply, hook = torch.autograd.Function.apply, torch.Tensor.register_hook
+    with pytest.raises(export.CaptureError) as caught:
+        export.capture(module, args, {})
+    assert caught.value.reason == reason, str(caught.value)
+    assert torch.autograd.Function.apply == apply
+    assert torch.Tensor.register_hook is hook
+    return str(caught.value)
+
+
+def _linear(forward) -> Lambda:
+    return Lambda(forward, lin=nn.Linear(4, 4))
+
+
+X = torch.ones(3, 4)
+
+
+def test_forward_hook_is_named():
+    module = _linear(lambda self, x: self.lin(x).mean())
+    handle = module.lin.register_forward_hook(lambda m, a, out: out * 2)
+    text = _refused(module, X, reason="forward_hooks")
+    assert "lin (Linear)" in text
+    handle.remove()
+    assert_same(module, (X,))
+
+
+def test_backward_hook():
+    module = _linear(lambda self, x: self.lin(x).mean())
+    module.lin.register_full_backward_hook(lambda m, gi, go: None)
+    _refused(module, X, reason="backward_hooks")
+
+
+def test_hook_on_a_tensor_in_forward():
+    def forward(self, x):
+        h = self.lin(x)
+        h.register_hook(lambda g: g * 0.1)
+        return h.mean()
+
+    _refused(_linear(forward), X, reason="backward_hooks")
+
+
+def test_ambient_autocast():
+    with torch.autocast("cpu", torch.bfloat16):
+        text = _refused(_linear(lambda self, x: self.lin(x).mean()), X, reason="autocast")
+    assert "bfloat16" in text
+
+
+def test_autograd_function():
+    text = _refused(
+        _linear(lambda self, x: Doubled.apply(self.lin(x)).mean()), X, reason="autograd_function"
+    )
+    assert "Doubled" in text
+
+
+def test_autograd_function_hidden_by_the_module():
+    def forward(self, x):
+        try:
+            return Doubled.apply(self.lin(x)).mean()
+        except Exception:
+            return self.lin(x).mean()
+
+    _refused(_linear(forward), X, reason="autograd_function")
+
+
+def test_reentrant_checkpoint_is_no_custom_function():
+    from torch.utils.checkpoint import checkpoint
+
+    def forward(self, x):
+        return checkpoint(self.lin, x, use_reentrant=True).square().mean()
+
+    assert_same(_linear(forward), (X.clone().requires_grad_(),))
+
+
+def test_branch_on_a_value():
+    def forward(self, x):
+        return self.lin(x).mean() if x.sum() > 0 else self.lin(-x).mean()
+
+    text = _refused(_linear(forward), X, reason="data_dependent_control_flow")
+    assert "test_export_refused.py" in text
+
+
+def test_item():
+    def forward(self, x):
+        return self.lin(x).mean() * x.sum().item()
+
+    _refused(_linear(forward), X, reason="data_dependent_control_flow")
+
+
+def test_cond():
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: -y, (self.lin(x),)).mean()
+
+    _refused(_linear(forward), X, reason="sequence_or_loop")
+
+
+def test_unknown_argument_type():
+    _refused(_linear(lambda self, x, o: self.lin(x)), X, object(), reason="unsupported_input_type")
+
+
+def test_unknown_result_type():
+    class Odd:
+        pass
+
+    _refused(_linear(lambda self, x: Odd()), X, reason="unsupported_output_type")
+
+
+def test_argument_written_in_place():
+    module = _linear(lambda self, x: self.lin(x.add_(1)).mean())
+    _refused(module, X.clone(), reason="input_mutation")
+
+
+def test_operator_without_translation():
+    module = _linear(lambda self, x: torch.linalg.svd(self.lin(x))[1].sum())
+    text = _refused(module, X, reason="unsupported_operator")
+    assert "svd" in text
+
+
+def test_failure_leaves_module_and_random_state():
+    def forward(self, x):
+        self.seen = x
+        self.count = self.count + 1
+        torch.rand(3)
+        raise ValueError("broken on purpose")
+
+    module = _linear(forward)
+    module.count = 3
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    text = _refused(module, X, reason="export_failed")
+    assert "broken on purpose" in text
+    assert module.count == 3 and not hasattr(module, "seen")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_unknown_reason_is_a_mistake():
+    with pytest.raises(ValueError, match="unknown capture error reason"):
+        export.CaptureError("no_such_reason", "text")

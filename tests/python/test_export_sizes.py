@@ -1,0 +1,71 @@
+"""One capture serves all sizes, or says which size it was specialised on."""
+
+from __future__ import annotations
+
+import models
+import pytest
+import torch
+from captured import Lambda, assert_same
+from torch import nn
+
+from gradd import export
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize("first", [(3, 9), (1, 9), (2, 1), (1, 1)])
+def test_llama_from_any_first_batch(first):
+    module, make_batch = models.build("llama")
+    cap = export.capture(module, (), make_batch(*first, 0))
+    for batch, seq in ((1, 7), (4, 12), (2, 2)):
+        assert_same(module, (), make_batch(batch, seq, 1), cap=cap, ort=False)
+
+
+def test_channels_of_size_one_are_not_enlarged():
+    def forward(self, x):
+        return self.lin(x.transpose(1, 2)).square().mean()
+
+    module = Lambda(forward, lin=nn.Linear(1, 3))
+    cap = assert_same(module, (torch.randn(1, 1, 5),))
+    assert_same(module, (torch.randn(4, 1, 8),), cap=cap)
+    assert export.check_dynamic(cap, (torch.randn(4, 2, 8),), {}) is not None
+
+
+def test_inputs_broadcast_over_the_batch_stay_broadcast():
+    module = Lambda(lambda self, x, m: (self.lin(x) * m).square().mean(), lin=nn.Linear(3, 3))
+    cap = export.capture(module, (torch.randn(2, 3), torch.randn(1, 3)), {})
+    assert_same(module, (torch.randn(5, 3), torch.randn(1, 3)), cap=cap)
+
+
+def test_specialised_size_is_reported():
+    def forward(self, x):
+        for _ in range(x.shape[1]):
+            x = self.lin(x)
+        return x.square().mean()
+
+    module = Lambda(forward, lin=nn.Linear(4, 4))
+    cap = assert_same(module, (torch.randn(3, 4),))
+    assert export.check_dynamic(cap, (torch.randn(9, 4),), {}) is None
+    assert "leaf 0 axis 1" in export.check_dynamic(cap, (torch.randn(9, 5),), {})
+
+
+def test_equal_sizes_are_required_where_the_module_requires_them():
+    module = Lambda(lambda self, x, y: (self.lin(x) - y).square().mean(), lin=nn.Linear(4, 4))
+    cap = assert_same(module, (torch.randn(3, 4), torch.randn(3, 4)))
+    assert export.check_dynamic(cap, (torch.randn(5, 4), torch.randn(5, 4)), {}) is None
+    assert export.check_dynamic(cap, (torch.randn(5, 4), torch.randn(6, 4)), {}) is not None
+
+
+def test_learned_positions_bound_the_length():
+    module, make_batch = models.build("gpt2")
+    cap = export.capture(module, (), make_batch(2, 9, 0))
+    assert export.check_dynamic(cap, (), make_batch(2, 64, 0)) is None
+
+
+@pytest.mark.parametrize("items", [17, torch.tensor(17)])
+def test_number_of_items_is_an_input(items):
+    module, make_batch = models.build("llama")
+    cap = assert_same(module, (), {**make_batch(2, 6, 0), "num_items_in_batch": items})
+    assert any(i.name == "num_items_in_batch" and i.dtype == "i64" for i in cap.inputs)
+    other = {**make_batch(3, 8, 0), "num_items_in_batch": 5}
+    assert_same(module, (), other, cap=cap)
