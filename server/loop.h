@@ -2,9 +2,9 @@
  *
  * Waking a thread costs more than a small step. So the engine thread itself waits for requests
  * while it has nothing to run: a request is received, run and answered by one thread. Before it
- * runs a job it hands the loop back and sets a timer; if the job is still running when the timer
- * fires, the standby thread wakes, takes the loop and serves every client until the engine is free
- * again. A short step never pays for the second thread, and a long one never makes `ps` wait.
+ * runs a job it hands the loop back; a job that runs for more than a millisecond or two wakes the
+ * standby thread, which takes the loop and serves every client until the engine is free again. A
+ * short step never pays for the second thread, and a long one never makes `ps` wait.
  *
  * Whoever holds `lock` owns everything that belongs to I/O: sockets, session table, router. ZeroMQ
  * allows a socket to move between threads behind such a barrier. Only the engine thread runs jobs,
@@ -27,6 +27,8 @@ typedef struct loop_s {
     pthread_mutex_t lock;    /* of the I/O role */
     int timer;               /* Owned: wakes the standby thread */
     atomic_bool running;     /* the engine thread is inside a job */
+    atomic_bool armed;       /* the timer will fire */
+    atomic_uint n_jobs;      /* started so far */
     atomic_bool ended;
     unsigned rounds;   /* of the loop; by the holder of the lock */
     int64_t ticked_ms; /* the same */
