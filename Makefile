@@ -157,7 +157,7 @@ FUZZ_RUNS ?= 100000
 FUZZ_CC   ?= clang
 FUZZ_SRC  := $(wildcard tests/fuzz/*_onnx.c tests/c/onnx_build.c server/graph/import*.c) \
              server/graph/arena.c server/graph/prescan.c $(SHM_SRC) $(PB_C)
-fuzz: $(B)/lib/libgradd.a ## feed the ONNX importer with mutated models (clang; FUZZ_RUNS=100000)
+fuzz: $(B)/lib/libgradd.a ## feed importer and daemon with mutated bytes (clang; FUZZ_RUNS=100000)
 	@command -v $(FUZZ_CC) >/dev/null || { echo "make fuzz needs $(FUZZ_CC) (FUZZ_CC=...)"; exit 1; }
 	@mkdir -p $(B)/fuzz/import; echo "  FUZZ    fuzz_import"
 	$(Q)$(FUZZ_CC) $(CPPFLAGS_ALL) -std=gnu11 -g -O1 -fsanitize=fuzzer,address,undefined \
@@ -166,6 +166,14 @@ fuzz: $(B)/lib/libgradd.a ## feed the ONNX importer with mutated models (clang; 
 	@GRADD_FUZZ_SEEDS=$(B)/fuzz/import $(B)/fuzz/fuzz_import
 	@cd $(B)/fuzz && ASAN_OPTIONS=quarantine_size_mb=32 ./fuzz_import -runs=$(FUZZ_RUNS) \
 	    -max_len=8192 -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 import
+	@mkdir -p $(B)/fuzz/wire; echo "  FUZZ    fuzz_wire"
+	$(Q)$(FUZZ_CC) $(CPPFLAGS_ALL) -std=gnu11 -g -O1 -fsanitize=fuzzer,address,undefined \
+	    -fno-sanitize-recover=undefined -o $(B)/fuzz/fuzz_wire tests/fuzz/fuzz_wire.c \
+	    tests/c/onnx_build.c $(filter-out server/main.c,$(DAEMON_SRC)) $(B)/lib/libgradd.a \
+	    $(DAEMON_LIBS) -lgomp
+	@GRADD_FUZZ_SEEDS=$(B)/fuzz/wire $(B)/fuzz/fuzz_wire
+	@cd $(B)/fuzz && ASAN_OPTIONS=quarantine_size_mb=32 GRADD_LOG=error ./fuzz_wire \
+	    -runs=$(FUZZ_RUNS) -max_len=4096 -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 wire
 
 demo: all ## train a small Llama through the daemon, next to plain Trainer
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) -m optimum.gradd.demo $(ARGS)

@@ -1,0 +1,276 @@
+/* libFuzzer target: any envelopes through scanner, decoder, field checks and the engine's verbs.
+ *
+ * An input is a row of envelopes, each after two bytes of length. They run against a real worker
+ * and a session that has a segment, a plan and two bindings, as a daemon would run them, but in one
+ * thread and without sockets. Checked beside crashes: a failure has a message, every reply can be
+ * decoded, and when the session ends nothing of it is left. `make fuzz` builds and runs it; with
+ * GRADD_FUZZ_SEEDS=<folder> set it writes its seeds there and ends.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "server/worker.h"
+#include "tests/c/onnx_build.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+
+#define SEGMENT_BYTES 8192
+#define MAX_ENVELOPES 12
+#define REQUIRE(cond)                                                                              \
+    do {                                                                                           \
+        if (!(cond)) {                                                                             \
+            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #cond, gradd_error_message());  \
+            abort();                                                                               \
+        }                                                                                          \
+    } while (0)
+
+static worker_t worker = {.threads = 1, .memory_limit = 64 << 20};
+static session_table_t table;
+static session_t *session;
+static uint8_t *onnx;
+static size_t onnx_bytes;
+static uint8_t graph_id[GRADD_SHA256_BYTES];
+
+static gradd_segment_t segment;
+
+static void add_segment(void) {
+    REQUIRE(gradd_lease_add(session->lease, 1, dup(segment.fd), SEGMENT_BYTES) == GRADD_OK);
+}
+
+static void make_session(void) {
+    int ends[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
+    REQUIRE(session_create(&table, ends[0], 0, geteuid(), &session) == GRADD_OK);
+    REQUIRE(gradd_segment_create("fuzz", SEGMENT_BYTES, &segment) == GRADD_OK);
+    add_segment();
+}
+
+/* y = x * w, loss = ReduceSum(y) */
+static void make_model(void) {
+    Onnx__ModelProto *model = build_model();
+    build_input(model, "x", GRADD_DT_F32, 2, BUILD_DIMS(-1, 4));
+    build_input(model, "w", GRADD_DT_F32, 2, BUILD_DIMS(-1, 4));
+    build_node(model, "Mul", "multiply", "x,w", "y");
+    build_attr_int(build_node(model, "ReduceSum", "sum", "y", "loss"), "keepdims", 0);
+    build_output(model, "y");
+    build_output(model, "loss");
+    onnx = build_pack(model, &onnx_bytes);
+    gradd_sha256(onnx, onnx_bytes, graph_id);
+}
+
+/* Runs one envelope as requests.c and work.c do. */
+static gradd_status_t run(const void *data, size_t n, bool with_model) {
+    request_t *request = request_create();
+    REQUIRE(request && zmq_msg_init_size(&request->envelope, n) == 0);
+    memcpy(zmq_msg_data(&request->envelope), data, n);
+    if (with_model) {
+        REQUIRE(zmq_msg_init_size(&request->payloads[0], onnx_bytes) == 0);
+        memcpy(zmq_msg_data(&request->payloads[0]), onnx, onnx_bytes);
+        request->n_payloads = 1;
+    }
+    request->session = session;
+    gradd_status_t st = wire_decode(zmq_msg_data(&request->envelope), n, &request->doc);
+    if (st == GRADD_OK) {
+        const msgpack_object *verb = wire_get(&request->doc, "v");
+        if (verb && verb->type == MSGPACK_OBJECT_STR)
+            request->command = command_find(verb->via.str.ptr, verb->via.str.size);
+        if (request->command) st = command_match(request);
+    }
+    if (st == GRADD_OK && request->command && request->command->run) {
+        wire_doc_t reply;
+        worker_run(&worker, request);
+        st = request->status;
+        REQUIRE(wire_decode_any(request->reply.data, request->reply.bytes, WIRE_MAX_ITEMS,
+                                &reply) == GRADD_OK);
+        wire_doc_finish(&reply);
+    }
+    REQUIRE(st == GRADD_OK || gradd_error_message()[0]);
+    request_destroy(request);
+    return st;
+}
+
+/* ---- seeds: a session's ordinary life ---- */
+
+static void put_tensor(wire_out_t *m, uint64_t offset, int64_t rows) {
+    wire_put_list(m, 4);
+    wire_put_u64(m, 1);
+    wire_put_u64(m, offset);
+    wire_put_u64(m, GRADD_DT_F32);
+    wire_put_list(m, rows ? 2 : 0);
+    if (rows) wire_put_i64(m, rows);
+    if (rows) wire_put_i64(m, 4);
+}
+
+static void put_numbers(wire_out_t *m, const char *key, int n, const int *numbers) {
+    wire_key(m, key);
+    wire_put_list(m, (uint32_t)n);
+    for (int i = 0; i < n; i++)
+        wire_put_i64(m, numbers[i]);
+}
+
+static void begin(wire_out_t *m, const char *verb) {
+    wire_begin(m);
+    wire_key(m, "v");
+    wire_put_text(m, verb);
+}
+
+static void key_u64(wire_out_t *m, const char *key, uint64_t value) {
+    wire_key(m, key);
+    wire_put_u64(m, value);
+}
+
+static void make_plan(wire_out_t *m, uint64_t plan) {
+    gradd_type_t type = {
+        .dtype = GRADD_DT_F32, .rank = 2, .dims = {2, 4}
+    };
+    begin(m, "graph.plan");
+    wire_key(m, "graph");
+    wire_put_bytes(m, graph_id, sizeof graph_id);
+    key_u64(m, "plan", plan);
+    wire_key(m, "in");
+    wire_put_list(m, 2);
+    wire_put_type(m, &type);
+    wire_put_type(m, &type);
+    wire_key(m, "bound");
+    wire_put_list(m, 1);
+    wire_put_text(m, "w");
+    put_numbers(m, "grad", 2, (int[]){1, 0});
+    put_numbers(m, "out", 2, (int[]){0, 1});
+    put_numbers(m, "gmask", 1, (int[]){1});
+    wire_end(m);
+}
+
+static void make_bind(wire_out_t *m, uint64_t id, uint64_t offset) {
+    begin(m, "bind");
+    key_u64(m, "bind", id);
+    wire_key(m, "tensors");
+    wire_put_list(m, 1);
+    put_tensor(m, offset, 2);
+    wire_end(m);
+}
+
+static void make_forward(wire_out_t *m, uint64_t run_id) {
+    begin(m, "forward");
+    key_u64(m, "plan", 1);
+    key_u64(m, "run", run_id);
+    key_u64(m, "seed", 3);
+    key_u64(m, "flags", 0);
+    key_u64(m, "b", 1);
+    wire_key(m, "in");
+    wire_put_list(m, 1);
+    put_tensor(m, 0, 2);
+    wire_key(m, "out");
+    wire_put_list(m, 2);
+    put_tensor(m, 2048, 2);
+    put_tensor(m, 3072, 0);
+    wire_end(m);
+}
+
+static void make_backward(wire_out_t *m, uint64_t run_id) {
+    begin(m, "backward");
+    key_u64(m, "run", run_id);
+    wire_key(m, "go");
+    wire_put_list(m, 1);
+    wire_put_list(m, 2);
+    wire_put_u64(m, 1);
+    put_tensor(m, 3136, 0);
+    key_u64(m, "b", 2);
+    wire_key(m, "g");
+    wire_put_list(m, 1);
+    put_tensor(m, 4096, 2);
+    key_u64(m, "keep", 1);
+    wire_end(m);
+}
+
+static void make_list(wire_out_t *m, const char *verb, const char *key) {
+    begin(m, verb);
+    put_numbers(m, key, 2, (int[]){1, 2});
+    put_numbers(m, "rel", 1, (int[]){1});
+    wire_end(m);
+}
+
+static void make_number(wire_out_t *m, const char *verb, const char *key) {
+    begin(m, verb);
+    key_u64(m, key, 1);
+    wire_end(m);
+}
+
+static void append(FILE *out, const wire_out_t *m) {
+    fputc((int)(m->bytes >> 8), out);
+    fputc((int)(m->bytes & 255), out);
+    fwrite(m->data, 1, m->bytes, out);
+}
+
+static void write_seed(const char *folder, int which) {
+    char path[4096];
+    wire_out_t m = {0};
+    snprintf(path, sizeof path, "%s/seed_%d", folder, which);
+    FILE *out = fopen(path, "wb");
+    REQUIRE(out);
+    make_forward(&m, 1);
+    append(out, &m);
+    if (which == 1) make_plan(&m, 2);
+    if (which == 2) make_bind(&m, 3, 128);
+    if (which == 3) make_list(&m, "release", "runs");
+    if (which == 4) make_number(&m, "plan.drop", "plan");
+    if (which == 5) make_number(&m, "unbind", "bind");
+    if (which > 0) append(out, &m);
+    make_backward(&m, 1);
+    append(out, &m);
+    make_number(&m, "detach", "q");
+    append(out, &m);
+    wire_out_finish(&m);
+    fclose(out);
+}
+
+int LLVMFuzzerInitialize(int *argc, char ***argv) {
+    const char *folder = getenv("GRADD_FUZZ_SEEDS");
+    (void)argc;
+    (void)argv;
+    make_model();
+    make_session();
+    for (int i = 0; folder && i < 6; i++)
+        write_seed(folder, i);
+    if (folder) exit(0);
+    return 0;
+}
+
+/* Every input starts from the same session. */
+static void prepare(void) {
+    wire_out_t m = {0};
+    begin(&m, "graph.put");
+    wire_end(&m);
+    REQUIRE(run(m.data, m.bytes, true) == GRADD_OK);
+    make_plan(&m, 1);
+    REQUIRE(run(m.data, m.bytes, false) == GRADD_OK);
+    make_bind(&m, 1, 1024);
+    REQUIRE(run(m.data, m.bytes, false) == GRADD_OK);
+    make_bind(&m, 2, 5120);
+    REQUIRE(run(m.data, m.bytes, false) == GRADD_OK);
+    wire_out_finish(&m);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
+    prepare();
+    for (int i = 0; i < MAX_ENVELOPES && n >= 2; i++) {
+        size_t size = (size_t)data[0] << 8 | data[1];
+        data += 2;
+        n -= 2;
+        if (size > n) size = n;
+        run(data, size, false);
+        data += size;
+        n -= size;
+    }
+    work_end(&worker, session);
+    REQUIRE(worker.arena_bytes == 0 && atomic_load(&session->counts.arena_bytes) == 0);
+    for (compiled_t *c = worker.compiled; c; c = c->next)
+        REQUIRE(c->refs == 0);
+    /* The segment can be removed exactly when every use of it was given back. */
+    REQUIRE(gradd_handle_remove(gradd_lease_table(session->lease), 1) == GRADD_OK);
+    add_segment();
+    return 0;
+}
