@@ -89,7 +89,6 @@ def test_wrong_dtype_is_an_error_as_in_torch() -> None:
     with pytest.raises(RuntimeError, match="same dtype"):
         model(x.double(), y)
     model(x, y)[0].backward()
-    assert model.gradd_stats()["captures"] == 1
 
 
 @pytest.mark.usefixtures("daemon")

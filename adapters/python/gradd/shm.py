@@ -25,6 +25,7 @@ from gradd import errors
 
 ALIGN = 64
 PAGE = 4096
+_CHECKED_BYTES = 16 << 20  # smaller segments are not worth reading /proc for
 _F_ADD_SEALS = 1033
 _SEALS = 0x1 | 0x2 | 0x4  # SEAL, SHRINK, GROW
 
@@ -57,6 +58,31 @@ def nbytes(dtype: torch.dtype, shape: Sequence[int]) -> int:
     return count
 
 
+def available_bytes() -> int:
+    """Memory that can still be had: the machine's, or what the control group leaves.
+
+    The kernel does not limit a memfd: reserving more than there is would not fail but wake the
+    killer of processes.
+    """
+    free = 1 << 62
+    with open("/proc/meminfo") as meminfo:
+        for line in meminfo:
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                free = int(value.split()[0]) << 10
+    try:
+        with open("/proc/self/cgroup") as groups:
+            path = next((g.split("::", 1)[1].strip() for g in groups if g.startswith("0::")), "/")
+        folder = f"/sys/fs/cgroup{path}"
+        with open(f"{folder}/memory.max") as limit, open(f"{folder}/memory.current") as used:
+            top = limit.read().strip()
+            if top != "max":
+                free = min(free, int(top) - int(used.read()))
+    except OSError:
+        pass  # no control group v2, or not ours to read
+    return max(free, 0)
+
+
 class Segment:
     """One sealed memfd, mapped for reading and writing.
 
@@ -74,6 +100,10 @@ class Segment:
         """
         self.id = segment_id
         self.size = round_up(max(size, 1), PAGE)
+        if self.size > _CHECKED_BYTES and self.size > available_bytes():
+            raise errors.NoSpaceError(
+                f"cannot reserve {self.size} bytes of shared memory: {available_bytes()} are free"
+            )
         self.fd = os.memfd_create("gradd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(self.fd, 0, self.size)
