@@ -87,9 +87,11 @@ def _train(trainer_class: Any, arguments_class: Any, out: Path, curve: Any, **ru
     """Builds the same trainer around either class and trains; fills `curve`."""
     import numpy as np
     from transformers import PrinterCallback
+    from transformers.utils import logging
 
     from . import demo_data, demo_report, memory
 
+    logging.disable_progress_bar()
     arguments = arguments_class(
         output_dir=str(out / "checkpoints"),
         max_steps=run["schedule"],
@@ -142,7 +144,10 @@ def _plain_process(out: Path, options: argparse.Namespace) -> int:
     from .demo_report import Curve
 
     curve = Curve("plain Trainer")
-    _train(Trainer, TrainingArguments, out, curve, schedule=options.steps, steps=options.compare)
+    # On a slow machine the comparison gets shorter, not the demo longer.
+    limit = time.monotonic() + 60 * options.minutes / 4
+    run = {"schedule": options.steps, "steps": options.compare, "deadline": limit}
+    _train(Trainer, TrainingArguments, out, curve, **run)
     (out / "plain.json").write_text(json.dumps(asdict(curve)))
     return 0
 
@@ -153,7 +158,7 @@ def _run_plain(out: Path, options: argparse.Namespace) -> Any:
     print(f"\n2. plain Trainer, PyTorch eager, {options.compare} steps to compare with", flush=True)
     command = [sys.executable, "-m", "optimum.gradd.demo", "--plain-steps-only"]
     command += ["--out", str(out), "--steps", str(options.steps)]
-    command += ["--compare", str(options.compare)]
+    command += ["--compare", str(options.compare), "--minutes", str(options.minutes)]
     subprocess.run(command, check=True)
     return Curve(**json.loads((out / "plain.json").read_text()))
 
