@@ -14,8 +14,6 @@ from torch.nn import functional as F
 
 from gradd import export
 
-pytestmark = pytest.mark.quick
-
 
 def test_weights_of_equal_value_are_all_inputs():
     """D1, D2: no weight folded away, none merged with an equal one."""
@@ -38,7 +36,9 @@ def _batch_norm_net() -> Lambda:
     def forward(self, x):
         return self.head(self.norm(self.lin(x)).relu()).square().mean()
 
-    return Lambda(forward, lin=nn.Linear(5, 6), norm=nn.BatchNorm1d(6), head=nn.Linear(6, 2))
+    return Lambda(
+        forward, lin=nn.Linear(5, 6, bias=False), norm=nn.BatchNorm1d(6), head=nn.Linear(6, 2)
+    )
 
 
 def test_batch_norm_trains_and_updates_its_statistics():
@@ -144,6 +144,7 @@ def test_dropouts_of_one_tensor_stay_two():
         assert constants[node.input[2]].item() is True
 
 
+@pytest.mark.slow
 def test_lora_dropouts_are_not_merged():
     """D8 as it was found: q_proj and v_proj of each layer drop the same input."""
     module, make_batch = models.build("peft_lora_llama", lora_dropout=0.1)
@@ -237,6 +238,7 @@ def run_ort_or_torch(cap, values):
     return onnx_eval.evaluate(cap.onnx, values)[cap.outputs[0].name]
 
 
+@pytest.mark.slow
 def test_left_padding_with_labels_on_pads():
     """Fully masked query rows reach the loss: they must be what torch makes of them."""
     module, make_batch = models.build("llama")

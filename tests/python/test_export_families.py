@@ -19,7 +19,7 @@ NAMES = [*models.FAMILIES, *(f"{n}_nomask" for n in ("llama", "gpt2", "mistral",
 
 
 def _mark(name: str):
-    quick = name in (*models.MLPS, "llama", "phi3")
+    quick = name in models.MLPS
     return pytest.param(name, marks=pytest.mark.quick if quick else pytest.mark.slow)
 
 

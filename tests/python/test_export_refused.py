@@ -9,8 +9,6 @@ from torch import nn
 
 from gradd import export
 
-pytestmark = pytest.mark.quick
-
 
 class Doubled(torch.autograd.Function):
     """A custom backward that a trace would lose."""

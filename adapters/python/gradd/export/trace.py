@@ -107,6 +107,9 @@ def _dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
             "unsupported_input_type",
             f"argument {path!r} is {tensor.dtype}, {tensor.layout}; use dense real tensors",
         )
+    if tensor.is_inference():  # autograd refuses those, and a trace needs autograd
+        with torch.inference_mode(False):
+            return tensor.clone()
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
