@@ -129,6 +129,8 @@ class FusedAdam(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        for group in self.param_groups:  # a state of torch's AdamW has no such key
+            group.setdefault("bias_correction", True)
         # What belongs to a session is made anew: a copy has a journal of its own.
         self.grad_norm = None
         self.copied_grads = 0
@@ -254,9 +256,9 @@ class FusedAdam(torch.optim.Optimizer):
                 "journal": journal,
                 "hyper": self._hyper(kinds),
                 "group": [index[kind] for kind in of_each],
-                "p": self._bind(client, "p", [p for _, p in entries]),
-                "m": self._bind(client, "m", [s["exp_avg"] for s in states]),
-                "v": self._bind(client, "v", [s["exp_avg_sq"] for s in states]),
+                "bp": self._bind(client, "p", [p for _, p in entries]),
+                "bm": self._bind(client, "m", [s["exp_avg"] for s in states]),
+                "bv": self._bind(client, "v", [s["exp_avg_sq"] for s in states]),
                 "g": [_wire(client, g) for g in grads],
             },
         )

@@ -1,0 +1,241 @@
+"""FusedAdam through the daemon: against torch's AdamW and against the formulas, clipping, state
+dicts, gradients that are not the daemon's own, and kills of the daemon around a step."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import subprocess
+
+import pytest
+import torch
+from nets import Net, batch
+
+from gradd import ORTModule, errors
+from gradd.optim import AdamWMode, FusedAdam
+
+TORCH = {"adam_w_mode": AdamWMode.ADAMW_TORCH, "eps": 1e-8}
+
+
+def groups(net):
+    """Weights decay, biases do not; two learning rates."""
+    return [
+        {"params": [p for n, p in net.named_parameters() if "weight" in n], "weight_decay": 0.1},
+        {"params": [p for n, p in net.named_parameters() if "bias" in n], "lr": 3e-3},
+    ]
+
+
+def largest_difference(a, b):
+    pairs = zip(a.parameters(), b.parameters(), strict=True)
+    return max(float((p - q).abs().max()) for p, q in pairs)
+
+
+def train(model, optimizer, steps, seed=0, clip=None):
+    """Trains on the module's own loss; returns the losses."""
+    losses = []
+    for i in range(steps):
+        loss, _ = model(*batch(6, seed + i))
+        loss.backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.quick
+def test_torch_mode_is_torch_adamw(daemon):
+    mine, ref = Net(), Net()
+    model = ORTModule(mine)
+    got = train(model, FusedAdam(groups(mine), lr=1e-2, **TORCH), 12)
+    want = train(ref, torch.optim.AdamW(groups(ref), lr=1e-2, weight_decay=0), 12)
+    assert max(abs(a - b) for a, b in zip(got, want, strict=True)) < 1e-5
+    assert largest_difference(mine, ref) < 1e-5
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_other_modes_match_their_formulas(daemon, mode, bias_correction):
+    lr, (b1, b2), eps, decay = 1e-2, (0.8, 0.95), 1e-6, 0.1
+    p = torch.nn.Parameter(torch.linspace(-1, 1, 70))
+    optimizer = FusedAdam(
+        [p], lr, bias_correction, (b1, b2), eps, AdamWMode(mode), weight_decay=decay
+    )
+    want, m, v = p.detach().double().clone(), torch.zeros(70).double(), torch.zeros(70).double()
+    for t in range(1, 6):
+        grad = torch.sin(torch.arange(70.0) * t)
+        p.grad = grad.clone()
+        optimizer.step()
+        g = grad.double() + (decay * want if mode == 0 else 0)
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+        rate = lr * math.sqrt(1 - b2**t) / (1 - b1**t) if bias_correction else lr
+        want = want - rate * m / (v.sqrt() + eps)
+        want = want * (1 - lr * decay) if mode == 1 else want
+        assert (p.double() - want).abs().max() < 2e-6
+
+
+def test_defaults_are_those_of_onnx_runtime():
+    group = FusedAdam([torch.nn.Parameter(torch.ones(1))])
+    assert group.adam_w_mode == AdamWMode.ADAMW_TRANSFORMERS
+    assert group.defaults["eps"] == 1e-6 and group.defaults["lr"] == 1e-3
+    with pytest.raises(ValueError, match="betas"):
+        FusedAdam([torch.nn.Parameter(torch.ones(1))], betas=(1.0, 0.9))
+
+
+def test_clipping_is_torch_clipping(daemon):
+    mine, ref = Net(), Net()
+    model = ORTModule(mine)
+    optimizer = FusedAdam(mine.parameters(), lr=1e-2, max_grad_norm=0.05, **TORCH)
+    train(model, optimizer, 8)
+    train(ref, torch.optim.AdamW(ref.parameters(), lr=1e-2, weight_decay=0), 8, clip=0.05)
+    assert largest_difference(mine, ref) < 1e-5
+    loss, _ = model(*batch(6, 99))
+    loss.backward()
+    norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in mine.parameters()]))
+    before = [p.grad.clone() for p in mine.parameters()]
+    optimizer.step()
+    assert optimizer.grad_norm == pytest.approx(float(norm), rel=1e-5)
+    for p, g in zip(mine.parameters(), before, strict=True):
+        assert torch.equal(p.grad, g)
+
+
+def test_gradients_from_elsewhere_are_copied_and_counted(daemon):
+    p = torch.nn.Parameter(torch.ones(10))
+    optimizer = FusedAdam([p], lr=0.1, **TORCH)
+    p.grad = torch.ones(20)[::2]
+    optimizer.step()
+    assert optimizer.copied_grads == 1
+    assert torch.allclose(p, torch.full((10,), 0.9), atol=1e-5)
+
+
+def test_parameters_without_gradient_keep_their_step(daemon):
+    a, b = (torch.nn.Parameter(torch.ones(4)) for _ in range(2))
+    ra, rb = (torch.nn.Parameter(torch.ones(4)) for _ in range(2))
+    mine = FusedAdam([a, b], lr=0.1, **TORCH)
+    ref = torch.optim.AdamW([ra, rb], lr=0.1, weight_decay=0)
+    for step in range(4):
+        for p, q in ((a, ra), (b, rb)):
+            p.grad = q.grad = None
+            if p is a or step % 2:
+                p.grad, q.grad = torch.full((4,), step + 0.5), torch.full((4,), step + 0.5)
+        mine.step()
+        ref.step()
+    assert torch.allclose(a, ra, atol=1e-6) and torch.allclose(b, rb, atol=1e-6)
+    assert mine.state[a]["step"] == 4 and mine.state[b]["step"] == 2
+
+
+def test_in_place_update_is_seen_by_autograd(daemon):
+    p = torch.nn.Parameter(torch.ones(4))
+    y = (p * p).sum()
+    p.grad = torch.ones(4)
+    FusedAdam([p], **TORCH).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_state_dict_continues_bit_for_bit(daemon):
+    whole, first = Net(), Net()
+    model, part = ORTModule(whole), ORTModule(first)
+    straight = FusedAdam(whole.parameters(), lr=1e-2)
+    train(model, straight, 6)
+    begun = FusedAdam(first.parameters(), lr=1e-2)
+    train(part, begun, 3)
+    saved = copy.deepcopy((first.state_dict(), begun.state_dict()))
+    second = Net(seed=5)
+    resumed = ORTModule(second)
+    second.load_state_dict(saved[0])
+    optimizer = FusedAdam(second.parameters(), lr=1e-2)
+    optimizer.load_state_dict(saved[1])
+    train(resumed, optimizer, 3, seed=3)
+    assert largest_difference(whole, second) == 0
+
+
+def test_takes_over_the_state_of_torch_adamw(daemon):
+    mine, ref = Net(), Net()
+    reference = torch.optim.AdamW(ref.parameters(), lr=1e-2, weight_decay=0)
+    train(ref, reference, 3)
+    mine.load_state_dict(ref.state_dict())
+    model = ORTModule(mine)
+    optimizer = FusedAdam(mine.parameters(), lr=1e-2, **TORCH)
+    optimizer.load_state_dict(copy.deepcopy(reference.state_dict()))
+    train(model, optimizer, 3, seed=3)
+    train(ref, reference, 3, seed=3)
+    assert largest_difference(mine, ref) < 1e-6
+
+
+def test_scheduler_closure_and_added_group(daemon):
+    p, q = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    optimizer = FusedAdam([p], lr=0.1, **TORCH)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    optimizer.add_param_group({"params": [q], "lr": 0.01})
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (p * p).sum() + (q * q).sum()
+        loss.backward()
+        return loss
+
+    assert float(optimizer.step(closure)) == 6.0
+    schedule.base_lrs.append(0.01)
+    assert torch.allclose(p, torch.full((3,), 0.9), atol=1e-5)
+    assert torch.allclose(q, torch.full((3,), 0.99), atol=1e-5)
+
+
+def test_other_types_are_refused_by_name(daemon):
+    p = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    p.grad = torch.ones_like(p)
+    with pytest.raises(errors.TensorError, match="bfloat16.*float32"):
+        FusedAdam([p]).step()
+
+
+def test_daemon_killed_between_steps(daemon):
+    whole, killed = Net(), Net()
+    train(ORTModule(whole), FusedAdam(whole.parameters(), lr=1e-2, max_grad_norm=0.1), 9)
+    model = ORTModule(killed)
+    optimizer = FusedAdam(killed.parameters(), lr=1e-2, max_grad_norm=0.1)
+    for part in range(3):
+        train(model, optimizer, 3, seed=3 * part)
+        if part < 2:
+            daemon.kill()
+    assert largest_difference(whole, killed) == 0
+
+
+def test_daemon_killed_during_steps(daemon):
+    """Big enough that a kill lands inside of a step; every one must be finished, none twice."""
+    import threading
+    import time
+
+    def parameter():
+        return torch.nn.Parameter(torch.linspace(-1, 1, 1_500_000))
+
+    p, q = parameter(), parameter()
+    grad = torch.linspace(1, -1, 1_500_000)
+    reference = FusedAdam([q], lr=1e-2, max_grad_norm=1.0)
+    q.grad = grad.clone()
+    for _ in range(20):
+        reference.step()
+    optimizer = FusedAdam([p], lr=1e-2, max_grad_norm=1.0)
+    p.grad = grad.clone()
+    optimizer.step()
+    done = threading.Event()
+
+    def killer():
+        for wait in (0.1, 0.25, 0.15, 0.3, 0.2):  # as often as a client tries again, no more
+            if done.wait(wait):
+                return
+            with contextlib.suppress(subprocess.CalledProcessError):  # none runs at this moment
+                daemon.kill()
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    try:
+        for _ in range(19):
+            optimizer.step()
+            time.sleep(0.01)
+    finally:
+        done.set()
+        thread.join()
+    assert torch.equal(p, q)
+    assert optimizer._client.recoveries > 0
