@@ -1,9 +1,10 @@
 """The `daemon` fixture: a real daemon in a directory of its own, and the proof of a clean end.
 
-A test that asks for `daemon` gets a fresh daemon (`shared_daemon`: one for its module); GRADD_DIR points to it, so ORTModule and
-ORTTrainer use it. When the test is over, everything must be gone: sessions, sockets, descriptors,
-mappings and processes; and the daemon must have ended with status 0. Tests may kill it: clients
-then start another one, which is checked in the same way.
+A test that asks for `daemon` gets a fresh daemon, or with `shared_daemon` the one of its module;
+GRADD_DIR points to it, so ORTModule and ORTTrainer use it. When the test (the module) is over,
+everything must be gone: sessions, sockets, descriptors, mappings and processes; and the daemon must
+have ended with status 0. Tests may kill it: clients then start another one, which is checked in the
+same way.
 """
 
 from __future__ import annotations
@@ -214,9 +215,12 @@ def daemon(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def shared_daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """A daemon for all tests of a module, with the same proof at the end of the module."""
     failed = request.session.testsfailed
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        with _serving(monkeypatch, lambda: request.session.testsfailed == failed) as server:
-            yield server
+
+    def passed() -> bool:
+        return request.session.testsfailed == failed
+
+    with pytest.MonkeyPatch.context() as monkeypatch, _serving(monkeypatch, passed) as server:
+        yield server
 
 
 def _check_nothing_left(server: Daemon, before: tuple[Counter[str], int]) -> None:

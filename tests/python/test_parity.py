@@ -1,0 +1,53 @@
+"""Every model family trains in the daemon as it does in PyTorch: losses and all gradients.
+
+Five SGD steps from equal parameters, then other batch and sequence sizes without another capture,
+with and without an attention mask, and the forms in which trainers call such models. The bounds
+and what else is proven are in parity.py.
+"""
+
+from __future__ import annotations
+
+import models
+import parity
+import pytest
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+
+STEPS = 5
+TEXT = ("llama_tied", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
+TEXT += ("bert_mlm", "bert_cls", "peft_lora_llama")
+SIZES = ((1, 11), (3, 6))  # after the steps: batch 1 and another length; both differ
+
+
+def _train(name: str, **options: object) -> parity.Pair:
+    model, make = models.build(name, **options)
+    batches = [make(2, 8, seed) for seed in range(STEPS)]
+    others = [make(*size, 50 + i) for i, size in enumerate(SIZES)]
+    return parity.run(model, batches, others)
+
+
+@pytest.mark.quick
+def test_llama() -> None:
+    _train("llama")
+
+
+def test_llama_without_mask() -> None:
+    _train("llama_nomask")
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_family(name: str) -> None:
+    _train(name)
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_family_without_mask(name: str) -> None:
+    _train(f"{name}_nomask")
+
+
+@pytest.mark.parametrize("name", models.MLPS)
+@pytest.mark.quick
+def test_mlp(name: str) -> None:
+    model, make = models.build(name)
+    batches = [make(6, 0, seed) for seed in range(STEPS)]
+    parity.run(model, batches, [make(1, 0, 50), make(13, 0, 51)])
