@@ -1,7 +1,7 @@
 /* Models and compiled plans that sessions share. See worker.h.
  *
- * What nobody uses is kept for the next client as long as it is small: an idle plan may hold a
- * spare arena, and memory that a client has left must come back at once.
+ * What nobody uses is kept for the next client as long as it is small (a plan holds its folded
+ * constants; arenas belong to runs).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -152,7 +152,7 @@ gradd_status_t cache_compile(worker_t *worker, model_entry_t *model,
 void cache_release_compiled(worker_t *worker, compiled_t *compiled) {
     if (!compiled || --compiled->refs > 0) return;
     const gradd_plan_info_t *info = gradd_plan_info(compiled->plan);
-    if (info->arena_bytes + info->constant_bytes > IDLE_PLAN_BYTES) {
+    if (info->constant_bytes > IDLE_PLAN_BYTES) {
         compiled_t **link = &worker->compiled;
         while (*link != compiled)
             link = &(*link)->next;

@@ -95,6 +95,7 @@ void work_end(worker_t *worker, session_t *session) {
     free(work->plans.items);
     free(work);
     session->work = NULL;
+    gradd_trim(); /* memory that a client has left comes back at once */
 }
 
 void work_count(work_t *work) {

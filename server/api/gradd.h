@@ -111,6 +111,9 @@ gradd_status_t gradd_run_backward(gradd_run_handle_t *run, const void *const *gr
                                   void *const *grads, bool keep, bool *out_written,
                                   const volatile int *cancel);
 
+/* Gives back the arenas that finished runs left for the next ones. Any thread. */
+void gradd_trim(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -4,22 +4,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/exec/pool.h"
+
 gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_handle_t **out_run) {
     struct run_s *run = calloc(1, sizeof *run);
     if (!run) return GRADD_FAIL(NOMEM, "no memory for a run");
     run->plan = plan;
     run->inputs = calloc((size_t)plan->graph->model->n_inputs + 1, sizeof run->inputs[0]);
     gradd_status_t status = run->inputs ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a run");
-    run->arena_bytes = plan->info.arena_bytes;
-    if (!status && plan->spare && plan->spare_bytes >= run->arena_bytes) {
-        run->arena = plan->spare;
-        run->arena_bytes = plan->spare_bytes;
-        plan->spare = NULL;
-    } else if (!status && run->arena_bytes) {
-        status = plan->backend->alloc((size_t)run->arena_bytes, &run->arena);
-    }
+    if (!status)
+        status = pool_take(plan->backend, plan->info.arena_bytes, &run->arena, &run->arena_bytes);
     if (status) {
-        run->arena_bytes = 0;
         gradd_run_destroy(run);
         return status;
     }
@@ -29,13 +24,7 @@ gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_handle_t **out_run
 
 void gradd_run_destroy(gradd_run_handle_t *run) {
     if (!run) return;
-    gradd_plan_t *plan = run->plan;
-    if (run->arena && !plan->spare) {
-        plan->spare = run->arena;
-        plan->spare_bytes = run->arena_bytes;
-    } else if (run->arena) {
-        plan->backend->free(run->arena, (size_t)run->arena_bytes);
-    }
+    pool_give(run->plan->backend, run->arena, run->arena_bytes);
     free(run->inputs);
     free(run);
 }

@@ -339,7 +339,6 @@ void gradd_plan_destroy(gradd_plan_t *p) {
         variant_destroy(v);
     }
     program_finish(&p->forward);
-    if (p->spare) p->backend->free(p->spare, (size_t)p->spare_bytes);
     graph_destroy(p->graph);
     free(p->output_types);
     free(p->has_grad);

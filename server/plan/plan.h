@@ -108,8 +108,6 @@ struct plan_s {
     int n_fixed;
     program_t forward;
     variant_t *variants; /* Owned list; the first is the expected backward */
-    void *spare;         /* Owned: arena of a finished run, kept to save page faults */
-    int64_t spare_bytes;
 };
 
 /* The value whose bytes v shares: follows view operators to their operand. */
