@@ -148,7 +148,7 @@ check-asan: ## C tests under AddressSanitizer and UndefinedBehaviorSanitizer
 TSAN_MODULES := status. handle. lease. queue. session. spans.
 check-tsan: ## C tests of modules with threads of their own under ThreadSanitizer
 	@$(MAKE) --no-print-directory TSAN=1 B=$(B)/tsan $(B)/tsan/bin/tests
-	@TSAN_OPTIONS=halt_on_error=1 OMP_NUM_THREADS=1 $(B)/tsan/bin/tests --limit-scale 10 \
+	@TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1 OMP_NUM_THREADS=1 $(B)/tsan/bin/tests --limit-scale 10 \
 	 $(TSAN_MODULES:%=--filter %)
 
 # The parser of foreign bytes is compiled by clang with coverage and sanitizers; operators come from

@@ -40,7 +40,7 @@ static void unwatch(daemon_t *daemon, int fd) {
 /* ---- sessions ---- */
 
 void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason, bool cancel) {
-    if (cancel) session->cancel = 1;
+    if (cancel) __atomic_store_n(&session->cancel, 1, __ATOMIC_RELAXED);
     if (session->state == SESSION_CLOSING) return;
     session->state = SESSION_CLOSING;
     session->end_reason = reason;

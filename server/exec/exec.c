@@ -92,7 +92,8 @@ gradd_status_t exec_program(const struct run_s *run, program_t *program, const e
     const gradd_backend_t *backend = run->plan->backend;
     GRADD_TRY(backend->queue_enter(NULL, run->plan->threads));
     for (int k = 0; k < program->n; k++) {
-        if (cancel && *cancel) return GRADD_FAIL(STALE, "the run was cancelled");
+        if (cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED))
+            return GRADD_FAIL(STALE, "the run was cancelled");
         gradd_status_t status = run_step(run, &program->steps[k], b);
         if (status) return in_context(run, &program->steps[k], status);
     }
