@@ -37,6 +37,14 @@ typedef struct gradd_view_s {
     void *data; /* Borrowed */
 } gradd_view_t;
 
+/* What a value is. Zero, a tensor, is the only kind that rows handle today; the importer refuses
+ * the others by name. */
+typedef enum gradd_value_kind_e {
+    GRADD_VALUE_TENSOR = 0,
+    GRADD_VALUE_SEQUENCE,
+    GRADD_VALUE_OPTIONAL,
+} gradd_value_kind_t;
+
 typedef enum gradd_attr_kind_e {
     GRADD_ATTR_END = 0, /* ends a table of gradd_attr_spec_t */
     GRADD_ATTR_INT,

@@ -25,8 +25,9 @@ typedef struct model_limits_s {
 extern const model_limits_t model_default_limits;
 
 typedef struct model_value_s {
-    const char *name;             /* "" for an absent optional value */
-    gradd_view_t known;           /* initializer: type and elements; else data == NULL */
+    const char *name;   /* "" for an absent optional value */
+    gradd_view_t known; /* initializer: type and elements; else data == NULL */
+    gradd_value_kind_t holds;
     gradd_dtype_t dtype;          /* declared for graph inputs, else GRADD_DT_NONE */
     int rank;                     /* declared rank of a graph input, -1 = not declared */
     int64_t dims[GRADD_MAX_RANK]; /* declared dims of a graph input, -1 = dynamic */
@@ -41,6 +42,8 @@ typedef struct model_node_s {
     gradd_attrs_t attrs;
     int n_in, n_out;
     const int32_t *in, *out; /* value ids; -1 = absent optional */
+    struct model_s **bodies; /* subgraphs of control flow; the importer refuses them today */
+    int n_bodies;
 } model_node_t;
 
 typedef struct model_s {
