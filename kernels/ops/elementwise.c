@@ -202,8 +202,15 @@ static double exponent_at(const void *y, int64_t i, int dtype) {
 POWER_ROWS(f32, float)
 POWER_ROWS(f64, double)
 
-/* Integer power by squaring; a negative exponent truncates as 1/x^n does. */
-static int64_t power_i64(int64_t x, int64_t n) {
+/* Integer power by squaring, wrapping around; a negative exponent truncates as 1/x^n does, and a
+ * fraction is rounded towards zero. */
+static int64_t power_i64(int64_t x, double y) {
+    if (y != y) return 0;
+    int64_t n = y > 0x1p62 ? INT64_MAX : y < -0x1p62 ? -INT64_MAX : (int64_t)y;
+    if (y != (double)n && n >= 0 && y < 0x1p62) { /* not a whole exponent */
+        double z = pow((double)x, y);
+        return z != z ? 0 : z > 0x1p62 ? INT64_MAX : (int64_t)z;
+    }
     if (n < 0) return x == 1 ? 1 : x == -1 ? (n % 2 ? -1 : 1) : 0;
     uint64_t result = 1, base = (uint64_t)x;
     for (; n; n >>= 1, base *= base)
@@ -213,12 +220,9 @@ static int64_t power_i64(int64_t x, int64_t n) {
 #define POWER_INT(S, T)                                                                            \
     static void row_pow_##S(int64_t n, void *out, const void *const *in, const int64_t *step,      \
                             const double *p) {                                                     \
-        for (int64_t i = 0; i < n; i++) {                                                          \
-            T x = ((const T *)in[0])[i * step[0]];                                                 \
-            double y = exponent_at(in[1], i * step[1], (int)p[0]);                                 \
-            ((T *)out)[i] = (T)(y == rint(y) && fabs(y) < 4096 ? (double)power_i64(x, (int64_t)y)  \
-                                                               : pow((double)x, y));               \
-        }                                                                                          \
+        for (int64_t i = 0; i < n; i++)                                                            \
+            ((T *)out)[i] = (T)power_i64(((const T *)in[0])[i * step[0]],                          \
+                                         exponent_at(in[1], i * step[1], (int)p[0]));              \
     }
 POWER_INT(i32, int32_t)
 POWER_INT(i64, int64_t)
@@ -574,6 +578,8 @@ static const gradd_case_t cases_pow[] = {{.text = "f32[3,4]:(0.2,2) f32[]={2}"},
                                          {.text = "f32[211,173]:(0.2,2) f32[]={2}"},
                                          {.text = "i64[4]:(-3,3) i64[4]={0,1,2,3}"},
                                          {.text = "i64[3] f32[]={2}"},
+                                         {.text = "i64[2]={3037000499,-3} i64[2]={2,39}"},
+                                         {.text = "i32[3]={2,3,4} f32[]={0.5}"},
                                          {.text = "i32[2]:(1,3) i32[]={-1}"},
                                          {0}};
 
