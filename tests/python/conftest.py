@@ -185,7 +185,6 @@ def _serving(monkeypatch: pytest.MonkeyPatch, passed: Callable[[], bool]) -> Ite
     monkeypatch.setattr(gradd_export, "capture", _capture_once(gradd_export.capture))
     gradd_client.close_all()
     control.warm_up()  # ZeroMQ's own threads and descriptors belong to the process
-    gc.collect()
     # What a failed test before this one holds in its traceback may go during this one.
     before = (Counter(_own_descriptors()), _own_mappings())
     server = Daemon(directory)

@@ -102,7 +102,7 @@ class Bridge:
             leaves, _, _ = schema.flatten_inputs(args, kwargs)
             self.client._check_process()
             with self.client.lock:
-                graph = self._graph(key, args, kwargs)
+                graph = self._graph(key, leaves, args, kwargs)
                 call, tensors = self._prepare(graph, leaves, args, kwargs)
         except Exception as error:
             return self._in_torch(error, key, args, kwargs)
@@ -137,16 +137,21 @@ class Bridge:
 
     # ---- captures ----
 
-    def _graph(self, key: Hashable, args: tuple, kwargs: dict) -> Graph:
+    def _graph(self, key: Hashable, leaves: list, args: tuple, kwargs: dict) -> Graph:
+        """The capture that fits a call: same form, no broken assumption about sizes."""
         from gradd.export import check_dynamic
 
         graphs = self._graphs.setdefault(key, [])
+        sizes = tuple(x.shape for x in leaves if isinstance(x, torch.Tensor))
         for graph in list(graphs):
             if not graph.intact():
                 graphs.remove(graph)
                 graph.drop()
                 continue
-            if graph.fixed or check_dynamic(graph.cap, args, kwargs) is None:
+            if sizes in graph.sizes:
+                return graph
+            if check_dynamic(graph.cap, args, kwargs) is None:
+                graph.remember(sizes)
                 return graph
         graph = self._capture(args, kwargs)
         graphs.append(graph)

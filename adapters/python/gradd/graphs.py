@@ -128,9 +128,13 @@ class Graph:
         self._generation = -1
         self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
         self.checked = False
-        # Without assumptions about sizes any call with the same key fits.
-        rules = cap.dims
-        self.fixed = not rules.guards and not rules.ranges and not rules.shapes
+        self.sizes: set[tuple] = set()  # sizes of calls that are known to fit
+
+    def remember(self, sizes: tuple) -> None:
+        """These sizes fit; the next call with them need not be checked."""
+        if len(self.sizes) > 1024:
+            self.sizes.clear()
+        self.sizes.add(sizes)
 
     def differentiable(
         self, params: tuple[int, ...], input_grads: tuple[str, ...]
