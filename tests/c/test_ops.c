@@ -330,3 +330,26 @@ TEST(driver_detects_wrong_rows) {
     CHECK_STATUS(GRADD_E_INTERNAL, check_forward(&job));
     close_job(&job);
 }
+
+/* Values that index memory or would trap are refused by name, in forward and in gradient kernels.
+ */
+static void check_refused(const char *name, const char *text, const char *message) {
+    gradd_case_t spec = {.text = text};
+    gradd_view_t out[GRADD_OP_MAX_OUT];
+    static job_t job;
+    job = (job_t){.op = gradd_op_by_name(name), .spec = &spec, .float_as = GRADD_DT_F32};
+    if (!job.op) test_skip("no row '%s' in this build", name);
+    CHECK_OK(open_job(&job));
+    CHECK_STATUS(GRADD_E_INDEX, eager_call(&job.e, &job.call, out));
+    CHECK_ERROR_HAS(message);
+    close_job(&job);
+}
+
+TEST(bad_values_at_run_time_are_refused) {
+    check_refused("SoftmaxCrossEntropyLoss", "f32[2,3] i64[2]={0,3}", "label 3 of 3, row 1");
+    check_refused("SoftmaxCrossEntropyLoss", "f32[2,3] i64[2]={-100,0}", "label -100 of 3, row 0");
+    check_refused("SoftmaxCrossEntropyLossGrad", "f32[] f32[2,3] i32[2]={0,-1}", "label -1 of 3");
+    check_refused("NegativeLogLikelihoodLoss", "f32[1,3] i64[1]={9}", "label 9 of 3, row 0");
+    check_refused("Div", "i64[3] i64[3]={1,2,0}", "division by zero, element 2");
+    check_refused("Mod", "i32[2] i32[]={0}", "division by zero, element 0");
+}
