@@ -9,6 +9,7 @@ Trainer.
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import warnings
 from collections.abc import Callable
@@ -86,7 +87,7 @@ class ORTTrainer(Trainer):
                 on_capture=debug.save,
             )
             self._bridge_module = model
-        attach.attach(model, self._bridge)
+        attach.attach(model, _route(model, self._bridge))
 
     def gradd_stats(self) -> dict[str, Any]:
         """Counts of captures, daemon forwards and fallbacks by reason; empty without a bridge."""
@@ -116,10 +117,9 @@ class ORTTrainer(Trainer):
         One callable serves both, so that the module has one bridge: the keyword that chooses is a
         constant of the call and therefore part of what makes two captures different.
         """
-        plain = attach.original_forward(model)
+        plain = _without_cache(model, attach.original_forward(model))
         if not self._loss_in_graph:
             return plain
-
         smoother, causal = self.label_smoother, self._is_causal_lm(model)
 
         def forward(*args: Any, gradd_smooth_labels: bool = False, **kwargs: Any) -> Any:
@@ -216,3 +216,36 @@ class ORTTrainer(Trainer):
         optimizer = self._clipping_optimizer()
         if optimizer is not None and self._grad_norm is not None:
             self._grad_norm.fill_(float(optimizer.grad_norm))
+
+
+def _route(model: nn.Module, bridge: Callable[..., Any]) -> Callable[..., Any]:
+    """Where calls go: to the bridge, except the steps of `generate`, whose state is in Python."""
+    plain = attach.original_forward(model)
+
+    def route(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("use_cache") or kwargs.get("past_key_values") is not None:
+            return plain(*args, **kwargs)
+        return bridge(*args, **kwargs)
+
+    return route
+
+
+def _without_cache(model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward, told not to return a cache of keys and values where it would.
+
+    Trainer turns that off in the model's own configuration; inner decoders (T5's) keep a copy of it
+    in which it is on, and a cache is no output that a graph can have.
+    """
+    configs = [getattr(m, "config", None) for m in model.modules()]
+    if not any(getattr(c, "use_cache", False) for c in configs):
+        return forward
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if "use_cache" not in inspect.signature(inner.forward).parameters:
+        return forward
+
+    def uncached(*args: Any, **kwargs: Any) -> Any:
+        if not args:
+            kwargs.setdefault("use_cache", False)
+        return forward(*args, **kwargs)
+
+    return uncached
