@@ -526,3 +526,47 @@ TEST_LIMIT(a_flood_of_one_session_does_not_starve_another, 60) {
     peer_close(&slow);
     peer_daemon_stop(&daemon);
 }
+
+/* Clients die at random moments of their life; a neighbour's results stay the same bits and the
+ * daemon's descriptors return to what they were. */
+TEST_LIMIT(clients_killed_at_random, 90) {
+    peer_daemon_t daemon;
+    peer_t peer;
+    peer_daemon_start(&daemon, NULL);
+    open_slow(&peer, daemon.dir, 3);
+    float *x = peer_at(&peer, 0), *w = peer_at(&peer, SLOW_N * SLOW_N * 4);
+    float *y = peer_at(&peer, 2 * SLOW_N * SLOW_N * 4), *first = malloc(SLOW_N * SLOW_N * 4);
+    for (int i = 0; i < SLOW_N * SLOW_N; i++) {
+        x[i] = (float)(draw() % 1000) / 1000;
+        w[i] = (float)(draw() % 1000) / 100000;
+    }
+    send_slow_step(&peer, 1);
+    CHECK_OK(peer_receive(&peer));
+    memcpy(first, y, SLOW_N * SLOW_N * 4);
+    usleep(100000);
+    int fds = peer_daemon_fds(&daemon);
+    for (int i = 0; i < 60; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            peer_t victim;
+            open_slow(&victim, daemon.dir, 30);
+            for (uint64_t run = 1;; run++) {
+                send_slow_step(&victim, run);
+                if (run % 3 == 0) CHECK_OK(peer_receive(&victim));
+            }
+        }
+        usleep(draw() % 60000);
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+        if (i % 6) continue;
+        memset(y, 0, SLOW_N * SLOW_N * 4);
+        send_slow_step(&peer, 1);
+        CHECK_OK(peer_receive(&peer));
+        CHECK(memcmp(first, y, SLOW_N * SLOW_N * 4) == 0);
+    }
+    wait_for_sessions(&daemon, 1, 3000);
+    wait_for_fds(&daemon, fds);
+    free(first);
+    peer_close(&peer);
+    peer_daemon_stop(&daemon);
+}
