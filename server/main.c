@@ -4,7 +4,9 @@
  * Exit codes: 0 done, 1 failure, 2 wrong usage, 3 no daemon runs, 4 a daemon runs already.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "server/admin.h"
 #include "server/control.h"
@@ -18,6 +20,15 @@ enum { EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NONE, EXIT_ALREADY };
 static int failed(gradd_status_t status) {
     fprintf(stderr, "gradd: %s: %s\n", gradd_status_name(status), gradd_error_message());
     return EXIT_FAILED;
+}
+
+/* The daemon shares its cores with the trainer, whose own threads run while ours wait. OpenMP's
+ * default is to spin for milliseconds after each operator, which takes the core from them; fifty
+ * microseconds still cover the gap between two operators. The runtime reads its settings when it
+ * is loaded, so they are set by starting again. What the user has set stands. */
+static void limit_spinning(char **argv) {
+    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
+    if (setenv("GOMP_SPINCOUNT", "5000", 1) == 0) execv("/proc/self/exe", argv);
 }
 
 static int run_serve(const options_t *options) {
@@ -90,6 +101,7 @@ int main(int argc, char **argv) {
         options_usage(stderr);
         return EXIT_USAGE;
     }
+    if (strcmp(options.command, "serve") == 0) limit_spinning(argv); /* comes back if it cannot */
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         if (strcmp(options.command, commands[i].name) == 0) return commands[i].run(&options);
     fprintf(stderr, options.command[0] ? "gradd: unknown command '%s'\n" : "gradd: no command%s\n",
