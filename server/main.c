@@ -27,8 +27,12 @@ static int failed(gradd_status_t status) {
  * microseconds still cover the gap between two operators. The runtime reads its settings when it
  * is loaded, so they are set by starting again. What the user has set stands. */
 static void limit_spinning(char **argv) {
+    char self[4096]; /* the true path, so that the process keeps its name */
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
-    if (setenv("GOMP_SPINCOUNT", "5000", 1) == 0) execv("/proc/self/exe", argv);
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (n <= 0) return;
+    self[n] = 0;
+    if (setenv("GOMP_SPINCOUNT", "5000", 1) == 0) execv(self, argv);
 }
 
 static int run_serve(const options_t *options) {
