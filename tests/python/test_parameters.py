@@ -240,8 +240,44 @@ def test_buffers_that_a_forward_changes(daemon: object) -> None:
         assert_same_grads(ours, theirs)
     for name, value in theirs.named_buffers():
         assert_close(dict(ours.named_buffers())[name].float(), value.float(), name)
-    ours.eval(), theirs.eval()
+    ours.eval()
+    theirs.eval()
     assert_close(ours(batch()[0]), theirs(batch()[0]))
+
+
+class Running(nn.Module):
+    """A buffer that a forward both reads and changes, and one that it only reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.inner = nn.Linear(8, 6)
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("scale", torch.full((6,), 0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.inner(x)
+        if self.training:
+            self.mean.mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
+        return ((hidden - self.mean) * self.scale).pow(2).mean()
+
+
+def test_running_statistics_and_their_replay(daemon: object) -> None:
+    ours, theirs = pair(Running())
+    for step in range(4):
+        for model in (ours, theirs):
+            model.zero_grad()
+            loss = model(batch(6, seed=step)[0])
+            if step == 2 and model is ours:
+                daemon.kill()  # the replayed forward must read the mean of before
+            loss.backward()
+        assert_same_grads(ours, theirs)
+        assert_close(ours.mean, theirs.mean, "running mean")
+    before = ours.mean.clone()
+    ours.eval()
+    theirs.eval()
+    assert_close(ours(batch()[0]), theirs(batch()[0]))
+    assert torch.equal(ours.mean, before)
 
 
 def test_exchanged_submodule_is_seen() -> None:

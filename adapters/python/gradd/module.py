@@ -65,7 +65,7 @@ class ORTModule(torch.nn.Module):
         self.__dict__["_gradd_options"] = debug
         self.__dict__["_gradd_strict"] = strict
         self.__dict__["_gradd_bridge"] = Bridge(
-            module, type(module).forward.__get__(module), strict=strict, on_capture=debug.save
+            module, module.forward, strict=strict, on_capture=debug.save
         )
 
     # ---- the call ----
