@@ -133,7 +133,11 @@ typedef struct memory_item_s {
     int start, end;
 } memory_item_t;
 
-/* Chooses offsets so that no two items that live at the same time overlap; returns the peak. */
+/* Up to this many items are packed tightly, in quadratic time; a large model has some thousands. */
+#define MEMORY_BY_SIZE_MAX 20000
+
+/* Chooses offsets so that no two items that live at the same time overlap; returns the peak.
+ * Errors: LIMIT (sizes that 64 bits cannot add), NOMEM. */
 gradd_status_t memory_place(memory_item_t *items, int n, int64_t *out_peak);
 
 /* Steps [from, to) of the sequence, and the copies that follow them. */

@@ -61,3 +61,54 @@ TEST(dead_buffers_are_reused) {
     CHECK_OK(memory_place(items, 4, &peak));
     CHECK_EQ_INT(peak, 1024 + 64);
 }
+
+/* Two live values whose sizes wrap around would get a small arena, and kernels write past it. */
+TEST(sizes_that_overflow_are_refused) {
+    const int64_t huge = INT64_C(1) << 62;
+    memory_item_t items[4] = {
+        {huge, -1, 0, 3},
+        {huge, -1, 0, 3},
+        {huge, -1, 0, 3},
+        {huge, -1, 0, 3}
+    };
+    int64_t peak = -1;
+    CHECK_STATUS(GRADD_E_LIMIT, memory_place(items, 4, &peak));
+    memory_item_t last = {INT64_MAX - 8, -1, 0, 0};
+    CHECK_STATUS(GRADD_E_LIMIT, memory_place(&last, 1, &peak));
+    CHECK_EQ_INT(peak, -1);
+}
+
+static int by_offset(const void *a, const void *b) {
+    const memory_item_t *x = a, *y = b;
+    return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+/* A graph of a hostile size is placed in n log n; here all that live at one time are compared. */
+TEST(very_many_buffers_take_little_time) {
+    enum { N = 400000 };
+    unsigned seed = 3;
+    memory_item_t *items = calloc(N, sizeof *items);
+    memory_item_t *alive = calloc(N, sizeof *alive);
+    for (int i = 0; i < N; i++) {
+        int start = i ? rand_r(&seed) % N : 0, length = rand_r(&seed) % (i % 7 ? 8 : 900);
+        items[i] = (memory_item_t){rand_r(&seed) % 5000, -1, start, start + length};
+    }
+    items[5] = (memory_item_t){700, 128, 0, 2 * N}; /* fixed */
+    int64_t peak, sum = 0;
+    CHECK_OK(memory_place(items, N, &peak));
+    CHECK_EQ_INT(items[5].offset, 128);
+    for (int i = 0; i < N; i++)
+        sum += items[i].bytes;
+    CHECK(peak < sum / 100); /* dead buffers are reused */
+    for (int position = 0; position < N; position += N / 50) {
+        int n = 0;
+        for (int i = 0; i < N; i++)
+            if (items[i].bytes && items[i].start <= position && items[i].end >= position)
+                alive[n++] = items[i];
+        qsort(alive, (size_t)n, sizeof alive[0], by_offset);
+        for (int i = 1; i < n; i++)
+            CHECK(alive[i - 1].offset + alive[i - 1].bytes <= alive[i].offset);
+    }
+    free(items);
+    free(alive);
+}
