@@ -2,9 +2,9 @@
 
 Loss (or outputs) and every gradient are computed twice, with dropout off on both sides: in the
 daemon by the run flag, in PyTorch by a function mode that passes dropout's input through. PyTorch
-works on stand-ins that share the parameters' memory, so `.grad`, hooks, buffers and the random
-state of the trainer stay as they are. The bound is that of the parity tests; where it is missed,
-PyTorch in double precision decides.
+works on stand-ins that share the parameters' memory, so `.grad`, hooks, buffers, attributes and
+the random state of the trainer stay as they are. The bound is that of the parity tests; where it
+is missed, PyTorch in double precision decides.
 """
 
 from __future__ import annotations
@@ -135,6 +135,7 @@ def _in_torch(
 ) -> Values:
     from torch.nn.utils.stateless import _reparametrize_module
 
+    from gradd.export.refuse import kept_attributes
     from gradd.export.results import Result
 
     module = bridge.module
@@ -154,6 +155,7 @@ def _in_torch(
     try:
         with (
             torch.enable_grad(),
+            kept_attributes(module),
             _reparametrize_module(module, stand_ins, tie_weights=True),
             _NoDropout(),
         ):

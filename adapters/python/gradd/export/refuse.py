@@ -20,6 +20,8 @@ _FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
 # Hugging Face sets this one with gradient checkpointing: it only calls requires_grad_(True).
 _HARMLESS = frozenset({"make_inputs_require_grads"})
+# Hooks of this module only note intermediate results for the model's own outputs.
+_NOTING = "transformers.utils.output_capturing"
 _patch_lock = threading.RLock()
 
 
@@ -33,7 +35,7 @@ def check_module(module: torch.nn.Module) -> None:
         where = f"{name or 'the root'} ({type(sub).__name__})"
         for reason, tables in (("forward_hooks", _FORWARD), ("backward_hooks", _BACKWARD)):
             for hook in (h for table in tables for h in getattr(sub, table).values()):
-                if getattr(hook, "__name__", "") not in _HARMLESS:
+                if not _is_harmless(hook):
                     raise CaptureError(reason, _hook_text(where, hook))
     _check_global_hooks()
     check_autocast()
@@ -42,6 +44,12 @@ def check_module(module: torch.nn.Module) -> None:
             raise CaptureError(
                 "unsupported_parameter", f"{name} is {param.dtype}, {param.layout}; use dense reals"
             )
+
+
+def _is_harmless(hook: object) -> bool:
+    if getattr(hook, "__module__", "") == _NOTING:
+        return True
+    return getattr(hook, "__name__", "") in _HARMLESS
 
 
 def _hook_text(where: str, hook: object) -> str:
@@ -132,9 +140,9 @@ def _no_custom_backward() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _kept_attributes(module: torch.nn.Module) -> Iterator[None]:
-    """Restores the attributes, parameters and buffers of every submodule, by reference."""
-    tables = ("_parameters", "_buffers", "_modules")
+def kept_attributes(module: torch.nn.Module) -> Iterator[None]:
+    """Restores the attributes, parameters, buffers and hooks of every submodule, by reference."""
+    tables = ("_parameters", "_buffers", "_modules", *_FORWARD)
     saved = [
         (m, dict(m.__dict__), {t: dict(m.__dict__[t]) for t in tables}) for m in module.modules()
     ]
@@ -161,7 +169,7 @@ def quiet_trace(module: torch.nn.Module) -> Iterator[None]:
     rng = torch.get_rng_state()
     try:
         with (
-            _kept_attributes(module),
+            kept_attributes(module),
             _no_custom_backward(),
             torch.inference_mode(False),
             torch.enable_grad(),
