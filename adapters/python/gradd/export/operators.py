@@ -35,6 +35,7 @@ TYPE_STABLE = frozenset(
     }
 )
 
+_IGNORED = -100
 _SMALLEST = {
     ir.DataType.FLOAT16: -65504.0,
     ir.DataType.BFLOAT16: -3.3895313892515355e38,
@@ -273,7 +274,7 @@ def cross_entropy(
     target: Any,
     weight: Any = None,
     reduction: int = 1,
-    ignore_index: int = -100,
+    ignore_index: Any = _IGNORED,
     label_smoothing: float = 0.0,
 ) -> Any:
     """cross_entropy_loss; label smoothing and class probabilities are decomposed."""
@@ -281,6 +282,10 @@ def cross_entropy(
     single = len(scores.shape) == 1
     if single:
         scores, target = op.Unsqueeze(scores, _ints(0)), op.Unsqueeze(target, _ints(0))
+    if not isinstance(ignore_index, int):  # a size of the call, as in question answering
+        ignored = op.Equal(target, op.Cast(ignore_index, to=int(target.dtype)))
+        target = op.Where(ignored, _scalar(_IGNORED, target.dtype), target)
+        ignore_index = _IGNORED
     if target.dtype in _SMALLEST:
         loss = _probability_loss(scores, target, weight, name, label_smoothing)
     elif label_smoothing > 0:
