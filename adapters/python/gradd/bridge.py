@@ -113,7 +113,7 @@ class Bridge:
             call.run.end()
         return self._result(graph, outputs)
 
-    def _key(self, args: tuple, kwargs: dict) -> Hashable:
+    def _key(self, args: tuple, kwargs: dict) -> tuple[Hashable, int]:
         from gradd.export import capture_key
 
         # The module's own key does not know which parameters are frozen; neither does the graph.
@@ -137,9 +137,9 @@ class Bridge:
 
     # ---- captures ----
 
-    def _graph(self, key: Hashable, leaves: list, args: tuple, kwargs: dict) -> Graph:
+    def _graph(self, key: tuple, leaves: list, args: tuple, kwargs: dict) -> Graph:
         """The capture that fits a call: same form, no broken assumption about sizes."""
-        from gradd.export import check_dynamic
+        from gradd.export import check_dynamic, same_but_filled_in
 
         graphs = self._graphs.setdefault(key, [])
         sizes = tuple(x.shape for x in leaves if isinstance(x, torch.Tensor))
@@ -155,6 +155,9 @@ class Bridge:
                 return graph
         graph = self._capture(args, kwargs)
         graphs.append(graph)
+        after = self._key(args, kwargs)
+        if after != key and same_but_filled_in(key[0], after[0]):
+            self._graphs.setdefault(after, graphs)
         return graph
 
     def _capture(self, args: tuple, kwargs: dict) -> Graph:
@@ -277,9 +280,10 @@ class Bridge:
 
     def stats(self) -> dict[str, Any]:
         """Counts since construction: captures, forwards, fallbacks by reason, memory."""
+        graphs = {g for group in self._graphs.values() for g in group}
         stats: dict[str, Any] = {
             "captures": self.counts["captures"],
-            "plans": sum(len(g.plans) for gs in self._graphs.values() for g in gs),
+            "plans": sum(len(g.plans) for g in graphs),
             "forwards": self.counts["forwards"],
             "self_checks": self.counts["self_checks"],
             "fallbacks": dict(self._fallback.counts),

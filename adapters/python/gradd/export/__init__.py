@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradd.export.dims import check_dynamic
-from gradd.export.keys import capture_key
+from gradd.export.keys import capture_key, same_but_filled_in
 from gradd.export.spec import Capture, CaptureError, DimRules, InputSpec, OutputSpec
 from gradd.schema import as_tensor_leaf, flatten_inputs, is_tensor_leaf, schema_key
 
@@ -30,6 +30,7 @@ __all__ = [
     "flatten_inputs",
     "is_tensor_leaf",
     "op_histogram",
+    "same_but_filled_in",
     "schema_key",
 ]
 

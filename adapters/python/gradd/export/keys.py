@@ -27,6 +27,8 @@ _HOOKS = (
     "_backward_pre_hooks",
 )
 _CONTENTS = ("_parameters", "_buffers", "_modules")
+# Hugging Face fills these in at the first call, if they are None, and then goes on as with them.
+_FILLED_IN = {"problem_type"}
 _cache: weakref.WeakKeyDictionary[torch.nn.Module, _ModulePart] = weakref.WeakKeyDictionary()
 
 
@@ -192,3 +194,24 @@ def capture_key(module: torch.nn.Module, args: tuple, kwargs: dict) -> Hashable:
     """
     call = schema.schema_key(module, args, kwargs)
     return (call, module_key(module), refuse.autocast_state())
+
+
+def same_but_filled_in(before: Hashable, after: Hashable) -> bool:
+    """True if a call only filled in values of a configuration that it would have filled in again.
+
+    Args:
+        before: capture_key() before the capture of a call.
+        after: capture_key() of the same call, after it.
+    """
+    (call, module, cast), (call_after, module_after, cast_after) = before, after
+    (*parts, configs), (*parts_after, configs_after) = module.value, module_after.value
+    if (call, cast, parts) != (call_after, cast_after, parts_after):
+        return False
+    for items, items_after in zip(configs, configs_after, strict=True):
+        filled = dict(items_after)
+        for name, value in items:
+            if value is None and name in _FILLED_IN:
+                filled[name] = None
+        if filled != dict(items):
+            return False
+    return True
