@@ -29,7 +29,7 @@ class _Tie(weakref.ref):
     """Weak reference to an exporter that knows its block."""
 
     __slots__ = ("block",)
-    # By identity: a weak reference compares and hashes as what it refers to, which cannot be hashed.
+    # By identity: a weak reference hashes as what it refers to, which cannot be hashed here.
     __hash__ = object.__hash__
     __eq__ = object.__eq__
 
@@ -147,6 +147,14 @@ class Pool:
                 return
         segment = self.client.create_segment(max(size, self.grow))
         self._free[segment.id] = (segment, [0], {0: segment.size})
+
+    def retire(self) -> None:
+        """Nothing will be allocated here again: segments go as soon as they are empty."""
+        self.keep = False
+        self.drain()
+        for segment, starts, sizes in list(self._free.values()):
+            if len(starts) == 1 and sizes[starts[0]] == segment.size:
+                self._drop_if_spare(segment)
 
     def bytes(self) -> int:
         """Bytes of all segments."""
