@@ -10,6 +10,7 @@ gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_handle_t **out_run
     struct run_s *run = calloc(1, sizeof *run);
     if (!run) return GRADD_FAIL(NOMEM, "no memory for a run");
     run->plan = plan;
+    run->backend = plan->backend;
     run->inputs = calloc((size_t)plan->graph->model->n_inputs + 1, sizeof run->inputs[0]);
     gradd_status_t status = run->inputs ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a run");
     if (!status)
@@ -24,7 +25,7 @@ gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_handle_t **out_run
 
 void gradd_run_destroy(gradd_run_handle_t *run) {
     if (!run) return;
-    pool_give(run->plan->backend, run->arena, run->arena_bytes);
+    pool_give(run->backend, run->arena, run->arena_bytes);
     free(run->inputs);
     free(run);
 }

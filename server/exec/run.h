@@ -9,8 +9,9 @@
 #include "server/plan/plan.h"
 
 struct run_s {
-    gradd_plan_t *plan; /* Borrowed */
-    void *arena;        /* Owned */
+    gradd_plan_t *plan; /* Borrowed; not touched when the run is destroyed */
+    const gradd_backend_t *backend;
+    void *arena; /* Owned */
     int64_t arena_bytes;
     uint64_t seed;
     uint32_t flags;

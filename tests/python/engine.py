@@ -96,11 +96,48 @@ def _pointers(arrays):
     )
 
 
-class Model:
+class Cell:
+    """A pointer of the library, and those that must be destroyed before it."""
+
+    def __init__(self, destroy: str):
+        self.pointer = C.c_void_p()
+        self.destroy = destroy
+        self.children: list[Cell] = []
+
+    def close(self) -> None:
+        for child in self.children:
+            child.close()
+        pointer, self.pointer = self.pointer, C.c_void_p()
+        if pointer:
+            getattr(LIB, self.destroy)(pointer)
+
+
+class Handle:
+    """What the library owns. The collector may finalize a run after its plan when both are in one
+    cycle, so the parent knows the pointers (not the objects) that were made from it."""
+
+    destroy = ""
+
+    def __init__(self, parent: Handle | None = None):
+        self.cell = Cell(self.destroy)
+        if parent is not None:
+            parent.cell.children.append(self.cell)
+
+    @property
+    def handle(self) -> C.c_void_p:
+        return self.cell.pointer
+
+    def __del__(self):
+        self.cell.close()
+
+
+class Model(Handle):
     """A loaded ONNX model."""
 
+    destroy = "gradd_model_destroy"
+
     def __init__(self, onnx: bytes):
-        self.handle = C.c_void_p()
+        super().__init__()
         check(LIB.gradd_model_load(onnx, C.c_size_t(len(onnx)), C.byref(self.handle)))
         self.inputs = [
             LIB.gradd_model_input_name(self.handle, i).decode()
@@ -111,16 +148,16 @@ class Model:
             for i in range(LIB.gradd_model_n_outputs(self.handle))
         ]
 
-    def __del__(self):
-        LIB.gradd_model_destroy(self.handle)
 
-
-class Plan:
+class Plan(Handle):
     """A model compiled for the types of `feed`; `grads` and `outputs` are names."""
+
+    destroy = "gradd_plan_destroy"
 
     def __init__(
         self, model: Model, feed: dict, grads=(), outputs=None, grad_outputs=(), threads=0
     ):
+        super().__init__(model)
         self.model = model
         self.outputs = list(model.outputs if outputs is None else outputs)
         self.grads = list(grads)
@@ -132,20 +169,18 @@ class Plan:
             types, len(model.inputs), g, len(self.grads), o, len(self.outputs), go,
             len(grad_outputs), threads,
         )  # fmt: skip
-        self.handle = C.c_void_p()
         check(LIB.gradd_plan_create(model.handle, C.byref(options), C.byref(self.handle)))
         self.info = LIB.gradd_plan_info(self.handle).contents
 
-    def __del__(self):
-        LIB.gradd_plan_destroy(self.handle)
 
-
-class Run:
+class Run(Handle):
     """One forward and its backwards."""
 
+    destroy = "gradd_run_destroy"
+
     def __init__(self, plan: Plan):
+        super().__init__(plan)
         self.plan = plan
-        self.handle = C.c_void_p()
         check(LIB.gradd_run_create(plan.handle, C.byref(self.handle)))
 
     def forward(self, feed: dict, seed=0, flags=0) -> dict:
@@ -173,6 +208,3 @@ class Run:
             )
         )
         return {n: (g if w else None) for n, g, w in zip(plan.grads, out, written, strict=False)}
-
-    def __del__(self):
-        LIB.gradd_run_destroy(self.handle)
