@@ -202,7 +202,7 @@ def test_interrupted_wait_does_not_shift_replies(
     session = model._gradd_bridge.client
     wait = control.Wire._wait
 
-    def interrupted(self: control.Wire, *args: object) -> None:
+    def interrupted(self: control.Wire, *args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(control.Wire, "_wait", interrupted)

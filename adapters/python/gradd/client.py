@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from gradd import control, daemon, errors, protocol
+from gradd import control, daemon, errors, interrupts, protocol
 from gradd.control import ConnectionLost
 from gradd.replay import Ledger
 from gradd.ring import Pool
@@ -63,6 +63,7 @@ class Client:
         self.gradients = Pool(self)
         self.state = Pool(self)
         self.ring = Pool(self, _RING_BYTES, keep=True)
+        self._retired: list[Pool] = []
 
     # ---- requests ----
 
@@ -80,19 +81,24 @@ class Client:
             SessionError: No daemon, or this process is a fork of the one that connected.
             GraddError: What the daemon answered, as the class of its code.
         """
-        with self.lock:
+        with self.lock, interrupts.held():
             self._check_process()
             failures = 0
             while True:
                 try:
                     if self._wire is None:
                         self._connect()
+                    if self._retired:
+                        self._drain_retired()
                     if self._chores:
                         self._do_chores()
                     return self._exchange(verb, fields, frames)
                 except ConnectionLost as lost:
                     failures += 1
                     self._lost(lost, verb, failures)
+                except BaseException:
+                    self._give_up_if_broken(verb)
+                    raise
 
     def next_id(self) -> int:
         """A number for a plan, binding or run: unique in the session, never used again."""
@@ -126,7 +132,7 @@ class Client:
         sources: Sequence[Sequence[str]] = (),
     ) -> protocol.GraphInfo:
         """Gives the daemon a graph; the same bytes and aliases give the same id."""
-        with self.lock:
+        with self.lock, interrupts.held():
             fields: dict[str, Any] = {"alias": [list(group) for group in aliases]}
             frames = [onnx]
             if len(onnx) > protocol.FRAME_BYTES:
@@ -143,7 +149,7 @@ class Client:
 
     def plan(self, fields: dict[str, Any]) -> protocol.PlanInfo:
         """Compiles a graph for concrete types; `fields` from protocol.plan_fields()."""
-        with self.lock:
+        with self.lock, interrupts.held():
             fields = {"plan": self.next_id(), **fields}
             reply = self.request("graph.plan", fields)
             self.ledger.plans[fields["plan"]] = fields
@@ -151,14 +157,14 @@ class Client:
 
     def bind(self, bind: int, tensors: Sequence[list]) -> None:
         """Names a list of tensors, which must stay where they are until `unbind`."""
-        with self.lock:
+        with self.lock, interrupts.held():
             fields = {"bind": bind, "tensors": list(tensors)}
             self.request("bind", fields)
             self.ledger.binds[bind] = fields
 
     def forward(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Runs a forward; until its release the ledger can run it again."""
-        with self.lock:
+        with self.lock, interrupts.held():
             try:
                 reply = self.request("forward", fields)
             except errors.StaleError:
@@ -226,6 +232,23 @@ class Client:
         )
         time.sleep(0.05 * (failures - 1))
 
+    def _give_up_if_broken(self, verb: str) -> None:
+        """After a Ctrl-C that did not wait for a reply: the next request connects anew.
+
+        Until it notices the hang-up, the daemon goes on with what it was doing and may still write
+        into the ring; so new inputs go elsewhere. (Gradient slots it may still write are written
+        again before anybody reads them.)
+        """
+        if self._wire is None or not self._wire.broken:
+            return
+        self._wire.close()
+        self._wire = None
+        self.recoveries += 1
+        self.ring.retire()
+        self._retired.append(self.ring)
+        self.ring = Pool(self, _RING_BYTES, keep=True)
+        logger.warning("interrupted while the daemon was asked to %s; connecting anew", verb)
+
     def connect(self) -> None:
         """Connects now (the first request would do it as well)."""
         with self.lock:
@@ -241,24 +264,29 @@ class Client:
 
     def create_segment(self, size: int) -> Segment:
         """A new segment that the daemon has acknowledged. Called by pools under the lock."""
-        segment = Segment(self.next_id(), size)
-        try:
-            self._check_process()
-            failures = 0
-            while True:
-                try:
-                    if self._wire is None:
-                        self._connect()
-                    self._wire.segment(segment)  # type: ignore[union-attr]
-                    break
-                except ConnectionLost as lost:
-                    failures += 1
-                    self._lost(lost, "take a segment", failures)
-        except BaseException:
-            segment.close()
-            raise
-        self._segments[segment.id] = segment
-        return segment
+        with interrupts.held():
+            segment = Segment(self.next_id(), size)
+            try:
+                self._pass_segment(segment)
+            except BaseException:
+                segment.close()
+                self._give_up_if_broken("take a segment")
+                raise
+            self._segments[segment.id] = segment
+            return segment
+
+    def _pass_segment(self, segment: Segment) -> None:
+        self._check_process()
+        failures = 0
+        while True:
+            try:
+                if self._wire is None:
+                    self._connect()
+                self._wire.segment(segment)  # type: ignore[union-attr]
+                return
+            except ConnectionLost as lost:
+                failures += 1
+                self._lost(lost, "take a segment", failures)
 
     def drop_segment(self, segment: Segment) -> None:
         """The segment is no longer needed; the daemon unmaps it before the next request."""
@@ -298,7 +326,7 @@ class Client:
     def flush(self) -> None:
         """Sends what finalizers have queued."""
         with self.lock:
-            for pool in (self.parameters, self.gradients, self.state, self.ring):
+            for pool in (self.parameters, self.gradients, self.state, self.ring, *self._retired):
                 pool.drain()
             if self._wire is not None and (self._releases or self._chores):
                 self.request("release", {"runs": []})
@@ -306,6 +334,11 @@ class Client:
     def unreleased_runs(self) -> list[int]:
         """Runs whose forward would be replayed after a restart."""
         return list(self.ledger.runs)
+
+    def _drain_retired(self) -> None:
+        for pool in self._retired:
+            pool.drain()
+        self._retired = [pool for pool in self._retired if pool.bytes()]
 
     def _do_chores(self) -> None:
         if self._releases:

@@ -19,11 +19,12 @@ from typing import Any
 
 import zmq
 
-from gradd import daemon, errors, protocol
+from gradd import daemon, errors, interrupts, protocol
 from gradd.shm import Segment
 
 _CONTROL_SECONDS = 30.0
 _SPIN_SECONDS = 30e-6
+_POLL_MS = 500  # how soon a second Ctrl-C is seen
 _context: tuple[int, zmq.Context] | None = None
 
 
@@ -50,6 +51,7 @@ class Wire:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.daemon_pid = 0
+        self.broken = False  # an answer was not waited for: nothing else may be asked here
         self._token = b""
         self._q = 0
         self._dealer: zmq.Socket | None = None
@@ -76,6 +78,9 @@ class Wire:
             raise ConnectionLost(f"no answer to {fields['v']} on the control socket") from None
         except OSError as error:
             raise ConnectionLost(f"control socket: {error.strerror}") from None
+        except BaseException:
+            self.broken = True
+            raise
         if not packet:
             raise ConnectionLost("the control socket hung up")
         return protocol.checked(protocol.unpack(packet))
@@ -106,6 +111,9 @@ class Wire:
     ) -> dict[str, Any]:
         """Sends an envelope (adding number and token) and returns the reply, ok or not.
 
+        A Ctrl-C that cannot wait for the reply leaves the connection broken. An optimizer's step
+        is always waited for: half a step could not be finished by another one.
+
         Raises:
             ConnectionLost: The daemon hung up, or nothing came within `timeout` seconds.
         """
@@ -122,20 +130,29 @@ class Wire:
             dealer.send(protocol.pack(envelope))
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            self._wait(dealer, deadline)
-            reply = protocol.unpack(dealer.recv_multipart()[0])
+            try:
+                self._wait(dealer, deadline, patient=envelope["v"] == "step")
+                frame = dealer.recv_multipart()[0]
+            except ConnectionLost:
+                raise
+            except BaseException:
+                self.broken = True
+                raise
+            reply = protocol.unpack(frame)
             # A reply to an earlier request that was interrupted (Ctrl-C) is not ours.
             if reply.get("q", self._q) == self._q:
                 return reply
 
-    def _wait(self, dealer: zmq.Socket, deadline: float | None) -> None:
+    def _wait(self, dealer: zmq.Socket, deadline: float | None, patient: bool) -> None:
         end = time.perf_counter() + _SPIN_SECONDS
         while time.perf_counter() < end:
             if dealer.EVENTS & zmq.POLLIN:
                 return
         fd = self._control.fileno()
         while True:
-            ready = dict(zmq.zmq_poll([(dealer, zmq.POLLIN), (fd, zmq.POLLIN)], 1000))
+            if not patient:
+                interrupts.deliver_if_due()
+            ready = dict(zmq.zmq_poll([(dealer, zmq.POLLIN), (fd, zmq.POLLIN)], _POLL_MS))
             if dealer in ready:
                 return
             if fd in ready:

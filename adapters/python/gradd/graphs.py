@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gradd import protocol
+from gradd import interrupts, protocol
 from gradd.export import Capture
 from gradd.parameters import Binding, Home, Place, State
 from gradd.shm import DTYPE_CODES, DTYPES
@@ -194,12 +194,13 @@ class Graph:
         return self.binding, tensors  # type: ignore[return-value]
 
     def _settle(self, state: State) -> None:
-        homes = state.settle(self.places)
-        if self.binding is None or homes != self.homes:
-            self.binding = Binding(state.client, homes)
-        self.homes = homes
-        self.pointers = [p.get().data_ptr() for p in self.places]
-        self._generation = state.generation
+        with interrupts.held():
+            homes = state.settle(self.places)
+            if self.binding is None or homes != self.homes:
+                self.binding = Binding(state.client, homes)
+            self.homes = homes
+            self.pointers = [p.get().data_ptr() for p in self.places]
+            self._generation = state.generation
 
     def plan(
         self,

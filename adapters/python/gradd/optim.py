@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from gradd import client as clients
-from gradd import errors
+from gradd import errors, interrupts
 from gradd.client import Client
 from gradd.ring import Block
 
@@ -161,7 +161,7 @@ class FusedAdam(torch.optim.Optimizer):
         if entries:
             self._check(entries)
             client = self._session([p for _, p in entries])
-            with client.lock:
+            with client.lock, interrupts.held():
                 self._send(client, entries)
         return loss
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gradd import errors, protocol
+from gradd import errors, interrupts, protocol
 from gradd.graphs import Graph, Plan
 from gradd.ring import Block
 from gradd.shm import DTYPES, nbytes
@@ -90,7 +90,7 @@ class Run:
 
     def start(self) -> list[torch.Tensor]:
         """Copies the inputs and runs the forward; returns the wanted outputs in order."""
-        with self.client.lock:
+        with self.client.lock, interrupts.held():
             if self._sources:
                 self._copy_inputs()
             tensors, wires = [], []
@@ -137,7 +137,7 @@ class Run:
             grad_outputs: One per output of the plan; None = no gradient arrives.
             keep: The activations stay for another backward.
         """
-        with self.client.lock:
+        with self.client.lock, interrupts.held():
             if self.done:
                 raise errors.StaleError(
                     "backward through a run that was released: pass retain_graph=True to the "

@@ -1,0 +1,77 @@
+"""Ctrl-C while the daemon works: held back until the two sides agree again.
+
+A KeyboardInterrupt may be raised between any two instructions. In the middle of a request that
+would be harmful: the daemon goes on writing into memory that the client believes to be free, or a
+reply and what is noted about it get lost. So requests run inside `held()`: the first Ctrl-C is
+noted and delivered when the request is over, usually milliseconds later. A daemon that takes longer
+than GRACE_SECONDS, or a second Ctrl-C, makes `deliver_if_due()` deliver it in the middle of the
+wait; whoever waits then gives the connection up.
+
+Signal handlers of Python run in the main thread only; in other threads all of this does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+GRACE_SECONDS = 2.0
+
+_depth = 0  # of held() in the main thread
+_handler: Callable[[int, Any], Any] | None = None  # whose call is held back
+_noted = 0
+_first = 0.0
+
+
+def _note(signum: int, frame: Any) -> None:
+    global _noted, _first
+    _noted += 1
+    if _noted == 1:
+        _first = time.monotonic()
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Ctrl-C is delivered at the end of the outermost block of the main thread."""
+    global _depth, _handler
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    if _depth == 0:
+        handler = signal.getsignal(signal.SIGINT)
+        _handler = handler if callable(handler) else None  # ignored, or not ours to replace
+        if _handler is not None:
+            signal.signal(signal.SIGINT, _note)
+    _depth += 1
+    try:
+        yield
+    finally:
+        _depth -= 1
+        if _depth == 0 and _handler is not None:
+            signal.signal(signal.SIGINT, _handler)
+            _deliver()
+
+
+def deliver_if_due() -> None:
+    """Delivers a Ctrl-C that has waited long enough; called while waiting for the daemon.
+
+    Only if that raises KeyboardInterrupt: a handler of the user's could call the model again.
+    """
+    if _noted == 0 or threading.current_thread() is not threading.main_thread():
+        return
+    if _handler is not signal.default_int_handler:
+        return
+    if _noted > 1 or time.monotonic() - _first > GRACE_SECONDS:
+        _deliver()
+
+
+def _deliver() -> None:
+    """Calls the handler that Ctrl-C was meant for; it usually raises KeyboardInterrupt."""
+    global _noted
+    if _noted and _handler is not None:
+        _noted = 0
+        _handler(signal.SIGINT, None)

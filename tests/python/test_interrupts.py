@@ -1,0 +1,159 @@
+"""Ctrl-C while the daemon works: KeyboardInterrupt comes, and nothing after it is wrong.
+
+The daemon is stopped (SIGSTOP) while a request waits, so that each test decides what comes first:
+Ctrl-C, another Ctrl-C, or the daemon's answer.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from nets import Net, assert_same_grads, batch, loss_of
+from torch import nn
+
+from gradd import ORTModule, interrupts, optim
+
+
+class MeanSquare(nn.Module):
+    """A scalar output beside a large input: their blocks have very different sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).pow(2).mean()
+
+
+class Script:
+    """Signals to come, in seconds from now: "int" to this process, "stop", "go" to the daemon."""
+
+    def __init__(self, daemon_pid: int, *events: tuple[float, str]) -> None:
+        self.daemon_pid = daemon_pid
+        self.events = events
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        start = time.monotonic()
+        for at, what in self.events:
+            time.sleep(max(0.0, start + at - time.monotonic()))
+            if what == "int":
+                os.kill(os.getpid(), signal.SIGINT)
+            else:
+                os.kill(self.daemon_pid, signal.SIGSTOP if what == "stop" else signal.SIGCONT)
+
+    def __enter__(self) -> None:
+        if self.events[0] == (0.0, "stop"):
+            os.kill(self.daemon_pid, signal.SIGSTOP)
+            self.events = self.events[1:]
+        self.thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.join()
+        os.kill(self.daemon_pid, signal.SIGCONT)
+
+
+@pytest.fixture(autouse=True)
+def _handler_is_kept() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+LATE = ((0.0, "stop"), (0.1, "int"), (0.4, "go"))
+TWICE = ((0.0, "stop"), (0.1, "int"), (0.2, "int"), (1.5, "go"))
+NEVER = ((0.0, "stop"), (0.1, "int"), (2.0, "go"))
+
+
+@pytest.mark.parametrize("events", [LATE, TWICE, NEVER], ids=["late", "twice", "never"])
+def test_the_next_forward_is_right(
+    events: tuple, daemon: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupts, "GRACE_SECONDS", 0.5 if events is NEVER else 30.0)
+    model = ORTModule(MeanSquare(), strict=True)
+    small, big = torch.randn(3, 64) * 1e3, torch.randn(30000, 64)
+    with torch.no_grad():
+        expected = model(small)
+        model(big)
+        with Script(daemon.pid(), *events):
+            with pytest.raises(KeyboardInterrupt):
+                model(big)
+            # The big run's output lies where this call's input would go.
+            assert torch.equal(model(small), expected)
+        assert torch.equal(model(small), expected)
+    assert model.gradd_stats()["recoveries"] == (0 if events is LATE else 1)
+
+
+@pytest.mark.parametrize("events", [LATE, TWICE], ids=["late", "twice"])
+def test_the_next_step_after_an_interrupted_backward_is_right(
+    events: tuple, daemon: object
+) -> None:
+    ours, theirs = ORTModule(Net(), strict=True), Net()
+    x, y = batch()
+    loss_of(ours(x, y)).backward()
+    ours.zero_grad()
+    kept = loss_of(ours(*batch(seed=5)))
+    loss = loss_of(ours(x, y))
+    with Script(daemon.pid(), *events), pytest.raises(KeyboardInterrupt):
+        loss.backward()
+    ours.zero_grad()
+    kept.backward()  # a run from before the interrupt
+    loss_of(theirs(*batch(seed=5))).backward()
+    assert_same_grads(ours, theirs)
+    for model in (ours, theirs):
+        loss_of(model(x, y)).backward()
+    assert_same_grads(ours, theirs)
+
+
+@pytest.mark.parametrize("events", [LATE, TWICE], ids=["late", "twice"])
+def test_an_interrupted_optimizer_step_counts_once(events: tuple, daemon: object) -> None:
+    torch.manual_seed(0)
+    models = [nn.Linear(8, 8)]
+    models.append(copy.deepcopy(models[0]))
+    optimizers = [optim.FusedAdam(m.parameters(), lr=0.1) for m in models]
+    for i in range(4):
+        grad = torch.randn(8, 8)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            model.weight.grad = grad.clone()
+            if i == 2 and model is models[0]:
+                with Script(daemon.pid(), *events), pytest.raises(KeyboardInterrupt):
+                    optimizer.step()
+            else:
+                optimizer.step()
+    assert torch.equal(models[0].weight, models[1].weight)
+
+
+def test_a_handler_of_the_users_is_called_after_the_request(daemon: object) -> None:
+    model = ORTModule(MeanSquare(), strict=True)
+    x = torch.randn(3, 64)
+    expected = model(x)
+    calls: list[float] = []
+
+    def handler(*_: object) -> None:
+        calls.append(model(x).item())  # it may even use the model
+
+    signal.signal(signal.SIGINT, handler)
+    try:
+        with Script(daemon.pid(), *TWICE):
+            assert torch.equal(model(x), expected)
+        assert calls == [expected.item()]
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_threads_are_not_touched(daemon: object) -> None:
+    model = ORTModule(Net(), strict=True)
+    losses: list[float] = []
+    thread = threading.Thread(target=lambda: losses.append(loss_of(model(*batch())).item()))
+    thread.start()
+    thread.join()
+    assert losses == [loss_of(model(*batch())).item()]
