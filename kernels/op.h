@@ -166,6 +166,7 @@ enum {
     GRADD_OP_CHEAP = 1 << 5,    /* cheap to recompute in backward */
     GRADD_OP_SAME_IS_IDENTITY = 1 << 6, /* out[0] == in[0] whenever their types are equal (Cast,
                                            Expand); implied by VIEW */
+    GRADD_OP_COSTLY = 1 << 7, /* time grows like the product of the sizes of operands and result */
 };
 
 #define GRADD_OP_MAX_IN  64 /* variadic operators included */

@@ -1,16 +1,46 @@
-/* Constant folding. See fold.h. */
+/* Constant folding. See fold.h.
+ *
+ * A result that is small, as shape arithmetic is, is always folded. Larger ones are folded as long
+ * as the graph's constants and the work for them stay within bounds, and computed at run time after
+ * that: 200000 nodes of a hostile model must not become 200000 times 4 MiB or minutes of compiling.
+ */
 #include "server/graph/fold.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 /* Larger results are computed at run time: holding them would cost memory for little time. */
 #define FOLD_MAX_BYTES ((int64_t)4 << 20)
+#define FOLD_SMALL     ((int64_t)1 << 10) /* of operands and results together */
+/* Of one graph: bytes held, and bytes read and written, for results that are not small. */
+#define FOLD_TOTAL_BYTES ((int64_t)64 << 20)
+#define FOLD_TOTAL_WORK  ((int64_t)1 << 30)
 
-static bool foldable(const gradd_infer_t *c) {
+static bool is_known(const gradd_infer_t *c) {
     if (c->op->flags & GRADD_OP_RANDOM) return false;
-    if (!(c->op->flags & GRADD_OP_SHAPE_ONLY))
-        for (int i = 0; i < c->n_in; i++)
-            if (c->in[i].type.dtype != GRADD_DT_NONE && !c->in[i].data) return false;
+    if (c->op->flags & GRADD_OP_SHAPE_ONLY) return true;
+    for (int i = 0; i < c->n_in; i++)
+        if (c->in[i].type.dtype != GRADD_DT_NONE && !c->in[i].data) return false;
+    return true;
+}
+
+/* Bytes that computing the node touches. A product of m k by k n elements takes m n k steps, the
+ * root of the product of the three sizes. */
+static int64_t work_of(const gradd_infer_t *c, int64_t out_bytes) {
+    double sum = (double)out_bytes, product = (double)out_bytes;
+    if (c->op->flags & GRADD_OP_SHAPE_ONLY) return out_bytes;
+    for (int i = 0; i < c->n_in; i++) {
+        if (c->in[i].type.dtype == GRADD_DT_NONE) continue;
+        double bytes = (double)gradd_type_bytes(&c->in[i].type);
+        sum += bytes;
+        if (i < 2) product *= bytes;
+    }
+    if (c->op->flags & GRADD_OP_COSTLY) sum += sqrt(product);
+    return sum < 0x1p62 ? (int64_t)sum : INT64_MAX / 2;
+}
+
+static bool foldable(graph_t *g, const gradd_infer_t *c) {
+    if (!is_known(c)) return false;
     int64_t total = 0;
     for (int j = 0; j < c->n_out; j++) {
         if (c->out[j].dtype == GRADD_DT_NONE) return false;
@@ -18,6 +48,12 @@ static bool foldable(const gradd_infer_t *c) {
         if (bytes > FOLD_MAX_BYTES - total) return false;
         total += bytes;
     }
+    int64_t work = work_of(c, total);
+    if (work <= FOLD_SMALL) return true;
+    if (total > FOLD_TOTAL_BYTES - g->fold_bytes || work > FOLD_TOTAL_WORK - g->fold_work)
+        return false;
+    g->fold_bytes += total;
+    g->fold_work += work;
     return true;
 }
 
@@ -43,7 +79,7 @@ static gradd_status_t run_now(const gradd_infer_t *c, const graph_emit_t *e, gra
 gradd_status_t graph_fold(graph_t *g, const gradd_infer_t *c, const graph_emit_t *e,
                           gradd_val_t *out, bool *out_folded) {
     *out_folded = false;
-    if (!foldable(c)) return GRADD_OK;
+    if (!foldable(g, c)) return GRADD_OK;
     gradd_view_t views[GRADD_OP_MAX_OUT];
     for (int j = 0; j < c->n_out; j++) {
         int64_t bytes = gradd_type_bytes(&c->out[j]);

@@ -9,6 +9,9 @@
 #include "server/graph/fold.h"
 
 #define INITIAL_BUCKETS 1024
+/* Longer chains than a fair hash gives come from a model made to collide: missing an equal node is
+ * harmless, walking the chain for every node is not. */
+#define MAX_CHAIN 64
 
 static gradd_status_t no_memory(void) {
     return GRADD_FAIL(NOMEM, "no memory to compile the graph");
@@ -29,6 +32,7 @@ gradd_status_t graph_new_value(graph_t *g, const graph_value_t *value, gradd_val
     graph_value_t *copy = arena_alloc(g->arena, sizeof *copy);
     if (!copy) return no_memory();
     *copy = *value;
+    copy->root = g->n_values;
     g->values[g->n_values] = copy;
     *out = g->n_values++;
     return GRADD_OK;
@@ -73,14 +77,34 @@ static bool same_operand(const graph_t *g, gradd_val_t a, gradd_val_t b) {
     return bytes <= 64 && !memcmp(va->data, vb->data, (size_t)bytes);
 }
 
+static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        hash = (hash ^ ((const uint8_t *)bytes)[i]) * 0x100000001b3u;
+    return mix(hash, n);
+}
+
+static uint64_t hash_attr(uint64_t hash, const gradd_attr_t *a) {
+    hash = hash_bytes(hash, a->name, strlen(a->name));
+    switch (a->kind) {
+    case GRADD_ATTR_FLOAT:
+        return hash_bytes(hash, &a->f, sizeof a->f);
+    case GRADD_ATTR_STRING:
+        return hash_bytes(hash, a->s, a->n);
+    case GRADD_ATTR_INTS:
+        return hash_bytes(hash, a->ints, a->n * sizeof a->ints[0]);
+    case GRADD_ATTR_FLOATS:
+        return hash_bytes(hash, a->floats, a->n * sizeof a->floats[0]);
+    default:
+        return mix(hash, (uint64_t)a->i);
+    }
+}
+
 static uint64_t hash_emit(const graph_t *g, const graph_emit_t *e) {
     uint64_t hash = mix(1, (uint64_t)(uintptr_t)e->op);
     for (int i = 0; i < e->n_in; i++)
         hash = mix(hash, hash_operand(g, e->in[i]));
-    for (int i = 0; i < e->attrs.n; i++) {
-        const gradd_attr_t *a = &e->attrs.v[i];
-        hash = mix(hash, (uint64_t)a->i + a->n);
-    }
+    for (int i = 0; i < e->attrs.n; i++)
+        hash = hash_attr(hash, &e->attrs.v[i]);
     return hash;
 }
 
@@ -141,8 +165,8 @@ static gradd_status_t rehash(graph_t *g, int n_buckets) {
 static int32_t find_equal(const graph_t *g, const graph_emit_t *e, uint64_t hash) {
     if (e->op->flags & GRADD_OP_RANDOM || !g->n_buckets) return -1;
     int32_t i = g->buckets[hash & (uint64_t)(g->n_buckets - 1)];
-    while (i >= 0 && !same_node(g, &g->nodes[i], e))
-        i = g->chain[i];
+    for (int steps = 0; i >= 0 && !same_node(g, &g->nodes[i], e); steps++)
+        i = steps < MAX_CHAIN ? g->chain[i] : -1;
     return i;
 }
 
@@ -210,6 +234,7 @@ static gradd_status_t append_node(graph_t *g, const graph_emit_t *e, const gradd
         GRADD_TRY(graph_new_value(g, &value, &node.out[j]));
         out[j] = node.out[j];
     }
+    if (e->op->flags & GRADD_OP_VIEW) g->values[out[0]]->root = g->values[e->in[0]]->root;
     g->nodes[id] = node;
     g->n_nodes++;
     if (g->n_nodes > g->n_buckets)

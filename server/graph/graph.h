@@ -28,8 +28,9 @@ typedef struct graph_value_s {
     const void *data; /* Owned by the arena; known at compile time, else NULL */
     value_kind_t kind;
     gradd_value_kind_t holds;
-    int32_t node;  /* producer of a VALUE_NODE, else -1 */
-    int32_t index; /* see value_kind_t */
+    int32_t node;     /* producer of a VALUE_NODE, else -1 */
+    int32_t index;    /* see value_kind_t */
+    gradd_val_t root; /* the value whose bytes it shares: itself unless a view operator made it */
 } graph_value_t;
 
 typedef struct graph_node_s {
@@ -62,7 +63,11 @@ typedef struct graph_s {
     int32_t origin; /* given to nodes emitted now */
     uint64_t random;
     bool in_backward;
+    int64_t fold_bytes, fold_work; /* held by folded constants; read and written to make them */
 } graph_t;
+
+/* Bound on what compiling one model may hold: constants, nodes, attributes. */
+#define GRAPH_MAX_BYTES ((size_t)1 << 30)
 
 typedef struct graph_options_s {
     const gradd_type_t *inputs; /* per model input */
@@ -90,6 +95,7 @@ gradd_status_t graph_emit(graph_t *g, const graph_emit_t *emit, gradd_val_t *out
 /* A constant; the elements are copied. */
 gradd_status_t graph_constant(graph_t *g, const gradd_type_t *type, const void *data,
                               gradd_val_t *out);
+/* `root` is set here. */
 gradd_status_t graph_new_value(graph_t *g, const graph_value_t *value, gradd_val_t *out);
 /* Output j of a node, created if the node did not have it yet. */
 gradd_status_t graph_node_output(graph_t *g, int32_t node, int j, gradd_val_t *out);

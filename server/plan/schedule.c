@@ -6,13 +6,7 @@
 #include "server/plan/plan.h"
 
 gradd_val_t plan_root(const graph_t *g, gradd_val_t v) {
-    for (;;) {
-        const graph_value_t *value = g->values[v];
-        if (value->kind != VALUE_NODE) return v;
-        const graph_node_t *n = &g->nodes[value->node];
-        if (!(n->op->flags & GRADD_OP_VIEW) || value->index != 0) return v;
-        v = n->in[0];
-    }
+    return g->values[v]->root;
 }
 
 static void want(const graph_t *g, gradd_val_t v, bool *wanted) {
