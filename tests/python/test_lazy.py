@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Callable
 
 import numpy
 import pytest
@@ -145,6 +146,56 @@ def test_gradient_through_a_users_autograd_function() -> None:
     for model in (ours, theirs):
         _Square.apply(model(x, y)[1]).backward()
     assert_same_grads(ours, theirs)
+
+
+def _divide(scores: torch.Tensor) -> None:
+    scores.div_(2.0)
+
+
+def _assign(scores: torch.Tensor) -> None:
+    scores[:, 0] = 0.5
+
+
+def _read_then_assign(scores: torch.Tensor) -> None:
+    scores.detach()
+    scores[1:] *= 3.0
+
+
+@pytest.mark.parametrize("change", [_divide, _assign, _read_then_assign])
+def test_a_lazy_output_that_is_changed_in_place(change: Callable[[torch.Tensor], None]) -> None:
+    ours, theirs = pair()
+    x, y = batch()
+    values = []
+    for model in (ours, theirs):
+        _, scores = model(x, y)
+        change(scores)
+        loss = scores.pow(2).sum()
+        loss.backward()
+        values += [scores.detach(), loss]
+    assert_close(values[0], values[2], "changed scores")
+    assert_close(values[1], values[3], "loss")
+    assert_same_grads(ours, theirs)
+
+
+def test_gradient_for_a_lazy_output() -> None:
+    ours, theirs = pair()
+    x, y = batch()
+    grads = []
+    for model in (ours, theirs):
+        _, scores = model(x, y)
+        grads += torch.autograd.grad(scores.pow(3).sum(), scores)
+    assert_close(*grads)
+
+
+def test_printing_never_fails() -> None:
+    ours, theirs = pair()
+    x, y = batch()
+    scores, expected = ours(x, y)[1], theirs(x, y)[1]
+    assert repr(scores.detach()) == repr(expected.detach())
+    loss, scores = ours(x, y)
+    loss.backward()
+    torch.optim.SGD(ours.parameters()).step()
+    assert "not computed" in repr(scores) and "6, 4" in f"{[scores]}"
 
 
 @pytest.mark.quick

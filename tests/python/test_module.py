@@ -10,6 +10,7 @@ import pytest
 import torch
 from nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from gradd import DebugOptions, LogLevel, ORTModule
 
@@ -90,6 +91,30 @@ def test_an_attribute_that_forward_reads_is_seen() -> None:
     assert ours.module.factor == 1.0
     ours.module.factor = theirs.factor = 7.0
     assert_close(ours(x), theirs(x))
+
+
+def test_hooks_of_the_wrapper_run() -> None:
+    ours, theirs = pair()
+    x, y = batch()
+    seen: list[str] = []
+    for model in (ours, theirs):
+        model.register_forward_hook(lambda *_: seen.append("forward"))
+        model.register_full_backward_hook(lambda *_: seen.append("backward"))
+        model(x.clone().requires_grad_(), y)[0].backward()
+    assert seen == ["forward", "backward"] * 2
+    assert_same_grads(ours, theirs)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_inside_a_checkpoint(reentrant: bool) -> None:
+    ours, theirs = pair(Net(dropout=0.0))
+    x, y = batch()
+    for model in (ours, theirs):
+        start = x.clone().requires_grad_()
+        loss, _ = checkpoint(model, start, y, use_reentrant=reentrant)
+        loss.backward()
+    assert_same_grads(ours, theirs)
+    assert ours.gradd_stats()["self_checks"] == 1
 
 
 class Structured(Net):

@@ -75,6 +75,7 @@ class LazyTensor(torch.Tensor):
     _run: Run | None
     _output: str
     _value: torch.Tensor | None
+    _read: torch.Tensor | None  # the value as a step of autograd, once somebody has asked for it
 
     @staticmethod
     def make(run: Run, spec: OutputSpec) -> LazyTensor:
@@ -84,6 +85,7 @@ class LazyTensor(torch.Tensor):
         self._run = run
         self._output = spec.name
         self._value = None
+        self._read = None
         return self
 
     def gradd_value(self) -> torch.Tensor:
@@ -98,6 +100,16 @@ class LazyTensor(torch.Tensor):
         """True once the value has been read."""
         return self._value is not None
 
+    def _is_lost(self) -> bool:
+        return self._value is None and self._run.has_changed()  # type: ignore[union-attr]
+
+    def _describe(self) -> str:
+        """Debuggers and notebooks print what they find: that must not be an error."""
+        sizes = ", ".join(str(n) for n in self.shape)
+        return (
+            f"tensor(<{sizes}> {self.dtype}, not computed, and the parameters have changed since)"
+        )
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -108,9 +120,13 @@ class LazyTensor(torch.Tensor):
                 return func(*args, **kwargs) if func in _METADATA else args[0]
         if func is torch.Tensor.__reduce_ex__ or func is torch.Tensor.__deepcopy__:
             return func(args[0].gradd_value().clone(), *args[1:], **kwargs)
+        if func in _FROM_ROOTS:
+            args, kwargs = tree_map_only(LazyTensor, _latest, (args, kwargs))
         if func in _AUTOGRAD:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
+        if func is torch.Tensor.__repr__ and args[0]._is_lost():
+            return args[0]._describe()
         read = _plain if func is torch.Tensor.detach else _connected
         args = tree_map_only(LazyTensor, read, args)
         kwargs = tree_map_only(LazyTensor, read, kwargs)
@@ -126,8 +142,10 @@ class LazyTensor(torch.Tensor):
         return func(*args, **kwargs)
 
 
+# They start from tensors, or ask for gradients of tensors, whose values they do not need.
+_FROM_ROOTS = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 _AUTOGRAD = {
-    torch.Tensor.backward,
+    *_FROM_ROOTS,
     torch.Tensor.register_hook,
     torch.Tensor.retain_grad,
     torch.Tensor.grad.__get__,
@@ -146,14 +164,19 @@ def _keeps(func: Any, args: tuple) -> bool:
     return func is torch.Tensor.contiguous
 
 
+def _latest(tensor: LazyTensor) -> torch.Tensor:
+    return tensor if tensor._read is None else tensor._read
+
+
 def _plain(tensor: LazyTensor) -> torch.Tensor:
     return tensor.gradd_value()
 
 
 def _connected(tensor: LazyTensor) -> torch.Tensor:
-    if torch.is_grad_enabled() and tensor.requires_grad:
-        return _Read.apply(tensor)
-    return tensor.gradd_value()
+    """The value with its history: always the same tensor, so that it may be changed in place."""
+    if tensor._read is None and torch.is_grad_enabled() and tensor.requires_grad:
+        tensor._read = _Read.apply(tensor)
+    return tensor.gradd_value() if tensor._read is None else tensor._read
 
 
 class _Read(torch.autograd.Function):

@@ -176,7 +176,8 @@ def _check(module: Any) -> None:
 
 
 def _is_hook_table(name: str) -> bool:
-    return name.startswith("_") and name.endswith(("_hooks", "_hooks_with_kwargs", "_called"))
+    ends = ("_hooks", "_hooks_with_kwargs", "_called", "_full_backward_hook")
+    return name.startswith("_") and name.endswith(ends)
 
 
 def _is_users(function: Any) -> bool:

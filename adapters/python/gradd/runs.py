@@ -196,10 +196,13 @@ class Run:
 
     # ---- values that were not computed ----
 
+    def has_changed(self) -> bool:
+        """True if the parameters have changed since the forward."""
+        return self._steps != _steps or any(t._version != v for t, v in self._versions)
+
     def check_unchanged(self, what: str) -> None:
         """Raises StaleError if the parameters have changed since the forward."""
-        changed = self._steps != _steps or any(t._version != v for t, v in self._versions)
-        if changed:
+        if self.has_changed():
             raise errors.StaleError(
                 f"output '{what}' was not computed because only the loss was needed, and the "
                 "parameters have changed since: read it before optimizer.step(), or set "

@@ -158,6 +158,7 @@ def _in_torch(
             kept_attributes(module),
             _reparametrize_module(module, stand_ins, tie_weights=True),
             _NoDropout(),
+            torch.autograd.graph.saved_tensors_hooks(_same, _same),  # not the trainer's hooks
         ):
             flat = Result().flatten(bridge.forward(*args, **kwargs))
     finally:
@@ -168,6 +169,10 @@ def _in_torch(
         outputs, [stand_ins[n] for n in names], _seeds(outputs), allow_unused=True
     )
     return [t.detach() for t in outputs], dict(zip(names, grads, strict=True))
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:

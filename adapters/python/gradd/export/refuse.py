@@ -163,6 +163,10 @@ def _restore(target: dict, saved: dict) -> None:
             target[name] = value
 
 
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 @contextlib.contextmanager
 def quiet_trace(module: torch.nn.Module) -> Iterator[None]:
     """Context of a trace: gradient mode on, random state and module left as they were."""
@@ -173,6 +177,8 @@ def quiet_trace(module: torch.nn.Module) -> Iterator[None]:
             _no_custom_backward(),
             torch.inference_mode(False),
             torch.enable_grad(),
+            # Checkpoints and the like around the call must not see what the trace saves.
+            torch.autograd.graph.saved_tensors_hooks(_same, _same),
         ):
             yield
     finally:
