@@ -232,7 +232,7 @@ def _print_sample(tokenizer: Any, model: Any) -> None:
         )
     text = tokenizer.decode(made[0].tolist()).strip("\n")
     print(f"\n  a sample, continued from {prompt!r} (a few minutes old, so it babbles Python):\n")
-    for line in text.split("\n")[:14]:
+    for line in [row for row in text.split("\n") if row.strip()][:14]:
         print(f"  | {line}")
 
 
