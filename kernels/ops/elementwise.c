@@ -11,20 +11,22 @@
 
 /* ---- kernels -------------------------------------------------------------------------------- */
 
-#define WRAP(op)    ((__typeof__(a))((uint64_t)a op(uint64_t) b))
-#define E_ADD(F)    (a + b)
-#define E_ADD_I(F)  WRAP(+)
-#define E_SUB(F)    (a - b)
-#define E_SUB_I(F)  WRAP(-)
-#define E_MUL(F)    (a * b)
-#define E_MUL_I(F)  WRAP(*)
-#define E_DIV(F)    (a / b)
-#define E_DIV_I(F)  (b == -1 ? (__typeof__(a))(0 - (uint64_t)a) : a / b)
+#define WRAP(op)   ((__typeof__(a))((uint64_t)a op(uint64_t) b))
+#define E_ADD(F)   (a + b)
+#define E_ADD_I(F) WRAP(+)
+#define E_SUB(F)   (a - b)
+#define E_SUB_I(F) WRAP(-)
+#define E_MUL(F)   (a * b)
+#define E_MUL_I(F) WRAP(*)
+#define E_DIV(F)   (a / b)
+/* Zero divisors are refused before (check_divisor); here they must not trap all the same, because a
+ * client may write to its tensor in between. */
+#define E_DIV_I(F)  (b == -1 ? (__typeof__(a))(0 - (uint64_t)a) : b ? a / b : 0)
 #define E_MAX(F)    (a > b || a != a ? a : b)
 #define E_MIN(F)    (a < b || a != a ? a : b)
 #define E_FMOD(F)   ((__typeof__(a))fmod((double)a, (double)b))
-#define E_FMOD_I(F) (b == -1 ? 0 : a % b)
-#define E_MOD_I(F)  (b == -1 ? 0 : (a % b) + ((a % b) != 0 && (a % b < 0) != (b < 0) ? b : 0))
+#define E_FMOD_I(F) (b == -1 || !b ? 0 : a % b)
+#define E_MOD_I(F)  (b == -1 || !b ? 0 : (a % b) + ((a % b) != 0 && (a % b < 0) != (b < 0) ? b : 0))
 #define E_NEG(F)    (-a)
 #define E_NEG_I(F)  ((__typeof__(a))(0 - (uint64_t)a))
 #define E_ABS(F)    (F##abs(a))

@@ -22,7 +22,8 @@ typedef struct loss_s {
     reduction_t reduction;
     bool ignores;
     int64_t ignore;
-    const gradd_view_t *labels, *weights; /* weights NULL = all one */
+    const gradd_view_t *given, *weights; /* labels; weights NULL = all one */
+    int64_t *labels;                     /* checked copy, -1 = the row is ignored */
 } loss_t;
 
 static reduction_t reduction_of(gradd_attrs_t attrs) {
@@ -30,12 +31,13 @@ static reduction_t reduction_of(gradd_attrs_t attrs) {
     return !strcmp(name, "none") ? NONE : !strcmp(name, "sum") ? SUM : MEAN;
 }
 
-/* type: the scores'. */
-static loss_t loss_of(const gradd_run_t *r, const gradd_type_t *type, int labels) {
-    loss_t l = {.n = type->dims[0], .c = type->dims[1], .d = 1, .labels = &r->in[labels]};
+/* type: the scores'. The copy of the labels lies in scratch, behind `skip` numbers of 8 bytes. */
+static loss_t loss_of(const gradd_run_t *r, const gradd_type_t *type, int labels, int64_t skip) {
+    loss_t l = {.n = type->dims[0], .c = type->dims[1], .d = 1, .given = &r->in[labels]};
     for (int i = 2; i < type->rank; i++)
         l.d *= type->dims[i];
     l.rows = l.n * l.d;
+    l.labels = (int64_t *)r->work + skip * l.rows;
     l.reduction = reduction_of(r->attrs);
     l.ignores = gradd_attr_find(r->attrs, "ignore_index") != NULL;
     l.ignore = gradd_attr_int(r->attrs, "ignore_index", 0);
@@ -43,31 +45,36 @@ static loss_t loss_of(const gradd_run_t *r, const gradd_type_t *type, int labels
     return l;
 }
 
-static int64_t label_at(const loss_t *l, int64_t row) {
-    if (l->labels->type.dtype == GRADD_DT_I32) return ((const int32_t *)l->labels->data)[row];
-    return ((const int64_t *)l->labels->data)[row];
+/* Read once: it lies in the client's memory. */
+static int64_t given_label(const loss_t *l, int64_t row) {
+    if (l->given->type.dtype == GRADD_DT_I32)
+        return ((const volatile int32_t *)l->given->data)[row];
+    return ((const volatile int64_t *)l->given->data)[row];
+}
+
+static bool counts(const loss_t *l, int64_t row) {
+    return l->labels[row] >= 0;
 }
 
 /* Weight of a row; 0 for one that is ignored. */
 static double weight_at(const loss_t *l, int64_t row) {
-    int64_t label = label_at(l, row);
-    if (l->ignores && label == l->ignore) return 0;
+    int64_t label = l->labels[row];
+    if (label < 0) return 0;
     if (!l->weights) return 1;
     if (l->weights->type.dtype == GRADD_DT_F32)
         return (double)((const float *)l->weights->data)[label];
     return ((const double *)l->weights->data)[label];
 }
 
-static bool counts(const loss_t *l, int64_t row) {
-    return !(l->ignores && label_at(l, row) == l->ignore);
-}
-
-/* Labels index memory: all are checked before any is used. *total is the sum of weights. */
+/* Labels index memory, and a client may change them while we run: what is checked is a copy, and
+ * only that is used afterwards. *total is the sum of weights. */
 static gradd_status_t check_labels(const loss_t *l, double *total) {
     *total = 0;
     for (int64_t i = 0; i < l->rows; i++) {
-        int64_t label = label_at(l, i);
-        if (!counts(l, i)) continue;
+        int64_t label = given_label(l, i);
+        bool ignored = l->ignores && label == l->ignore;
+        l->labels[i] = ignored ? -1 : label;
+        if (ignored) continue;
         if (label < 0 || label >= l->c)
             return GRADD_FAIL(INDEX, "label %lld of %lld, row %lld", (long long)label,
                               (long long)l->c, (long long)i);
@@ -123,7 +130,7 @@ static double row_scale(const loss_t *l, const gradd_view_t *d, int64_t i, doubl
             if (normalise) log_sum = log_sum_##S(x + at, l->c, l->d, ref, &max);                   \
             if (logp) log_probs_##S(x + at, logp + at, l->c, l->d, max, (T)log_sum);               \
             if (!used) continue;                                                                   \
-            const double own = (double)x[at + label_at(l, i) * l->d];                              \
+            const double own = (double)x[at + l->labels[i] * l->d];                                \
             each[i] = weight_at(l, i) * (log_sum - (own - (double)max));                           \
         }                                                                                          \
     }                                                                                              \
@@ -169,21 +176,21 @@ static double row_scale(const loss_t *l, const gradd_view_t *d, int64_t i, doubl
                     z[at + c * l->d] = (T)(factor * exp(below));                                   \
                 }                                                                                  \
             }                                                                                      \
-            z[at + label_at(l, i) * l->d] -= (T)factor;                                            \
+            z[at + l->labels[i] * l->d] -= (T)factor;                                              \
         }                                                                                          \
     }                                                                                              \
     static void pick_##S(const loss_t *l, const gradd_view_t *d, double total, T *z) {             \
         memset(z, 0, sizeof(T) * (size_t)(l->rows * l->c));                                        \
         for (int64_t i = 0; i < l->rows; i++) {                                                    \
             const int64_t at = i / l->d * l->c * l->d + i % l->d;                                  \
-            if (counts(l, i)) z[at + label_at(l, i) * l->d] = (T) - row_scale(l, d, i, total);     \
+            if (counts(l, i)) z[at + l->labels[i] * l->d] = (T) - row_scale(l, d, i, total);       \
         }                                                                                          \
     }
 LOSS_KERNELS(float, f32)
 LOSS_KERNELS(double, f64)
 
 static gradd_status_t forward(const gradd_run_t *r, bool normalise, bool ref) {
-    loss_t l = loss_of(r, &r->in[0].type, 1);
+    loss_t l = loss_of(r, &r->in[0].type, 1, 1);
     void *logp = r->n_out > 1 ? r->out[1].data : NULL;
     double total, *each = r->work;
     GRADD_TRY(check_labels(&l, &total));
@@ -207,7 +214,7 @@ static gradd_status_t run_likelihood(const gradd_run_t *r) {
 }
 
 static gradd_status_t backward(const gradd_run_t *r, bool ref) {
-    loss_t l = loss_of(r, &r->in[1].type, 2);
+    loss_t l = loss_of(r, &r->in[1].type, 2, 0);
     double total;
     GRADD_TRY(check_labels(&l, &total));
     if (r->in[1].type.dtype == GRADD_DT_F32)
@@ -223,7 +230,7 @@ static gradd_status_t ref_cross_entropy_grad(const gradd_run_t *r) {
     return backward(r, true);
 }
 static gradd_status_t run_likelihood_grad(const gradd_run_t *r) {
-    loss_t l = loss_of(r, &r->out[0].type, 1);
+    loss_t l = loss_of(r, &r->out[0].type, 1, 0);
     double total;
     GRADD_TRY(check_labels(&l, &total));
     if (r->out[0].type.dtype == GRADD_DT_F32)
@@ -233,8 +240,17 @@ static gradd_status_t run_likelihood_grad(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
+/* The loss of each row, and its label. */
 static size_t work_rows(const gradd_infer_t *c) {
-    return sizeof(double) * (size_t)gradd_type_count(&c->in[1].type);
+    return (sizeof(double) + sizeof(int64_t)) * (size_t)gradd_type_count(&c->in[1].type);
+}
+
+static size_t work_cross_entropy_grad(const gradd_infer_t *c) {
+    return sizeof(int64_t) * (size_t)gradd_type_count(&c->in[2].type);
+}
+
+static size_t work_likelihood_grad(const gradd_infer_t *c) {
+    return sizeof(int64_t) * (size_t)gradd_type_count(&c->in[1].type);
 }
 
 /* ---- shape rules ---------------------------------------------------------------------------- */
@@ -379,6 +395,7 @@ GRADD_OPS(
      .infer = infer_cross_entropy_grad,
      .run = run_cross_entropy_grad,
      .ref = ref_cross_entropy_grad,
+     .work = work_cross_entropy_grad,
      .cases = GRADD_CASES({.text = "f32[] f32[4,3] " LABELS " | ignore_index=-100"},
                           {.text = "f32[4] f32[4,3] i32[4]:(0,2) | reduction=\"none\""},
                           {.text = "f32[] f32[2,3,4] i64[2,4]:(0,2) f32[3] | reduction=\"sum\""},
@@ -410,6 +427,7 @@ GRADD_OPS(
      .attrs = GRADD_ATTR_LIST(LOSS_ATTRS, {"shape", GRADD_ATTR_INTS, true}),
      .infer = infer_likelihood_grad,
      .run = run_likelihood_grad,
+     .work = work_likelihood_grad,
      .cases = GRADD_CASES({.text = "f32[] " LABELS " | ignore_index=-100 shape=[4,3]"},
                           {.text = "f32[2,2] i64[2,2]:(0,2) f32[3] | reduction=\"none\" "
                                    "shape=[2,3,2]"})});

@@ -174,7 +174,7 @@ static void collect_scratch(maker_t *m) {
     for (int k = 0; k < s->n; k++) {
         const graph_node_t *n = &m->g->nodes[s->nodes[k]];
         m->out->work[k] = -1;
-        if (!n->op->work) continue;
+        if (!n->op->work || plan_writes_nothing(m->g, n)) continue;
         gradd_view_t in[GRADD_OP_MAX_IN] = {
             {{0}, NULL}
         };

@@ -113,6 +113,10 @@ struct plan_s {
 /* The value whose bytes v shares: follows view operators to their operand. */
 gradd_val_t plan_root(const graph_t *g, gradd_val_t v);
 
+/* True if the node has no element to write: it is not run. [2^40, 0] is such a shape, and a kernel
+ * that loops over its rows would not come back. */
+bool plan_writes_nothing(const graph_t *g, const graph_node_t *n);
+
 /* Nodes that the outputs (forward) and the gradients of one variant (backward) need, in order.
  * `extra` are forward values that must be computed as well. */
 gradd_status_t schedule_forward(const graph_t *g, const bool *extra, sequence_t *out);

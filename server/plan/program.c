@@ -38,6 +38,7 @@ static gradd_status_t add_step(const graph_t *g, const layout_t *layout, int32_t
                                program_t *p) {
     const graph_node_t *n = &g->nodes[id];
     if (n->op->flags & GRADD_OP_VIEW) return GRADD_OK; /* shares its operand's bytes */
+    if (plan_writes_nothing(g, n)) return GRADD_OK;
     step_t *step = &p->steps[p->n];
     GRADD_TRY(step_alloc(p, n->n_in, n->n_out, step));
     step->run.op = n->op;

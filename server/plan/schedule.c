@@ -9,6 +9,12 @@ gradd_val_t plan_root(const graph_t *g, gradd_val_t v) {
     return g->values[v]->root;
 }
 
+bool plan_writes_nothing(const graph_t *g, const graph_node_t *n) {
+    for (int j = 0; j < n->n_out; j++)
+        if (n->out[j] != GRADD_NONE && gradd_type_count(&g->values[n->out[j]]->type)) return false;
+    return true;
+}
+
 static void want(const graph_t *g, gradd_val_t v, bool *wanted) {
     if (v != GRADD_NONE && g->values[v]->kind == VALUE_NODE) wanted[g->values[v]->node] = true;
 }
