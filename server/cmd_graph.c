@@ -153,22 +153,32 @@ static struct work_graph_s *find_graph(work_t *work, const void *id) {
     return NULL;
 }
 
+/* An entry to fill: the graph that was used least recently makes room. Its plans stay; a client
+ * that wants another one is told STALE and puts the graph again. */
+static struct work_graph_s *free_entry(worker_t *worker, work_t *work) {
+    if (work->n_graphs < WORK_MAX_GRAPHS) return &work->graphs[work->n_graphs++];
+    struct work_graph_s *oldest = &work->graphs[0];
+    for (int i = 1; i < work->n_graphs; i++)
+        if (work->graphs[i].used < oldest->used) oldest = &work->graphs[i];
+    work_finish_graph(worker, oldest);
+    return oldest;
+}
+
 static gradd_status_t add_graph(worker_t *worker, work_t *work, const uint8_t *id, const void *onnx,
                                 size_t bytes, struct work_graph_s **out_graph) {
     struct work_graph_s *graph = find_graph(work, id);
     if (!graph) {
-        if (work->n_graphs >= WORK_MAX_GRAPHS)
-            return GRADD_FAIL(LIMIT, "graph.put: this session has %d graphs, the limit",
-                              work->n_graphs);
         model_entry_t *model = cache_find_model(worker, id);
         if (!model) {
             gradd_status_t st = cache_load_model(worker, id, onnx, bytes, &model);
             if (st != GRADD_OK) return gradd_wrap(st, "graph.put");
         }
-        graph = &work->graphs[work->n_graphs++];
+        graph = free_entry(worker, work);
         *graph = (struct work_graph_s){.model = model};
         zmq_msg_init(&graph->source_frame);
     }
+    graph->used = ++worker->clock;
+    work->subject = graph->model;
     *out_graph = graph;
     return GRADD_OK;
 }
@@ -195,22 +205,60 @@ enum { PLAN_GRAPH, PLAN_ID, PLAN_IN, PLAN_BOUND, PLAN_GRAD, PLAN_OUT, PLAN_GMASK
 
 typedef const char *(*name_of_t)(const gradd_model_t *model, int i);
 
+typedef struct named_s {
+    const char *name;
+    int position;
+} named_t;
+
+static int by_name(const void *a, const void *b) {
+    const named_t *x = a, *y = b;
+    int order = strcmp(x->name, y->name);
+    return order ? order : x->position - y->position;
+}
+
+/* The names, sorted: a list may hold as many as the model has, and each is looked up. */
+static gradd_status_t sort_names(const gradd_model_t *model, name_of_t name_of, int n,
+                                 named_t **out_names) {
+    named_t *names = calloc((size_t)n + 1, sizeof *names);
+    if (!names) return GRADD_FAIL(NOMEM, "no memory for a list");
+    for (int k = 0; k < n; k++)
+        names[k] = (named_t){name_of(model, k), k};
+    qsort(names, (size_t)n, sizeof *names, by_name);
+    *out_names = names;
+    return GRADD_OK;
+}
+
+/* Position of the first of that name, or -1. */
+static int find_name(const named_t *names, int n, const msgpack_object_str *text) {
+    int low = 0, high = n;
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        const char *name = names[middle].name;
+        int order = strncmp(name, text->ptr, text->size);
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    bool same = low < n && strlen(names[low].name) == text->size &&
+                memcmp(names[low].name, text->ptr, text->size) == 0;
+    return same ? names[low].position : -1;
+}
+
 /* A list of positions or names of the model's inputs or outputs, each at most once. */
 static gradd_status_t positions(const gradd_model_t *model, const msgpack_object *list,
                                 const char *field, name_of_t name_of, int limit,
                                 int32_t *out_positions) {
     uint8_t *seen = calloc((size_t)limit + 1, 1);
+    named_t *names = NULL;
     gradd_status_t st = seen ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a list");
     for (int i = 0; i < wire_count(list) && st == GRADD_OK; i++) {
         const msgpack_object *o = wire_at(list, i);
         bool named = o->type == MSGPACK_OBJECT_STR;
         int found = -1;
+        if (named && !names && (st = sort_names(model, name_of, limit, &names)) != GRADD_OK) break;
         if (!named && wire_u64(o) < (uint64_t)limit) found = (int)wire_u64(o);
-        for (int k = 0; named && k < limit && found < 0; k++) {
-            const char *name = name_of(model, k);
-            if (strlen(name) == o->via.str.size && memcmp(name, o->via.str.ptr, strlen(name)) == 0)
-                found = k;
-        }
+        if (named) found = find_name(names, limit, &o->via.str);
         if (found < 0 && named)
             st = GRADD_FAIL(TENSOR, "graph.plan: field '%s[%d]': the graph has no '%.*s'", field, i,
                             o->via.str.size < 200 ? (int)o->via.str.size : 200, o->via.str.ptr);
@@ -223,6 +271,7 @@ static gradd_status_t positions(const gradd_model_t *model, const msgpack_object
         else
             out_positions[i] = found;
     }
+    free(names);
     free(seen);
     return st;
 }
@@ -277,12 +326,10 @@ static gradd_status_t ask_fill(plan_ask_t *ask, const gradd_model_t *model,
         positions(model, args[PLAN_BOUND], "bound", gradd_model_input_name, n_in, ask->bound));
     GRADD_TRY(positions(model, args[PLAN_GRAD], "grad", gradd_model_input_name, n_in, ask->grads));
     GRADD_TRY(positions(model, args[PLAN_OUT], "out", gradd_model_output_name, n_out, ask->out));
-    for (int i = 0; i < n_in; i++) {
-        bool is_bound = false;
-        for (int k = 0; k < ask->n_bound && !is_bound; k++)
-            is_bound = ask->bound[k] == i;
-        if (!is_bound) ask->rest[ask->n_rest++] = i;
-    }
+    for (int k = 0; k < ask->n_bound; k++)
+        ask->rest[ask->bound[k]] = -1; /* a mark, overwritten below after it was read */
+    for (int i = 0; i < n_in; i++)
+        if (ask->rest[i] == 0) ask->rest[ask->n_rest++] = i;
     return positions(model, args[PLAN_GMASK], "gmask", NULL, ask->n_out, ask->gmask);
 }
 
@@ -365,6 +412,8 @@ static gradd_status_t graph_plan(worker_t *worker, request_t *request) {
     if (id->via.bin.size == GRADD_SHA256_BYTES) graph = find_graph(work, id->via.bin.ptr);
     if (!graph)
         return GRADD_FAIL(STALE, "graph.plan: this session has not put that graph (graph.put)");
+    graph->used = ++worker->clock;
+    work->subject = graph->model;
     work_plan_t *old = id_list_get(&work->plans, plan_id);
     if (old && old->n_runs > 0)
         return GRADD_FAIL(STALE, "graph.plan: plan %llu exists and has %d unreleased runs",

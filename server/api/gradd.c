@@ -46,13 +46,8 @@ int gradd_model_n_unsupported(const gradd_model_t *model) {
 
 void gradd_model_unsupported(const gradd_model_t *model, int i, const char **out_node,
                              const char **out_op, const char **out_domain) {
-    for (int k = 0; k < model->n_nodes; k++) {
-        const model_node_t *n = &model->nodes[k];
-        if (n->op || i--) continue;
-        *out_node = n->name;
-        *out_op = n->op_type;
-        *out_domain = n->domain;
-        return;
-    }
-    *out_node = *out_op = *out_domain = "";
+    const model_node_t *n = &model->nodes[model->unsupported[i]];
+    *out_node = n->name;
+    *out_op = n->op_type;
+    *out_domain = n->domain;
 }

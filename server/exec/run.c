@@ -105,7 +105,7 @@ static gradd_status_t run_variant(gradd_run_handle_t *run, const variant_t *v,
     void **owned = calloc((size_t)plan->n_grad_outputs + 1, sizeof owned[0]);
     gradd_status_t status =
         filled && owned ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a backward");
-    if (!status && v->zeros) {
+    if (!status && v->full) {
         status = fill_zeros(run, grad_outputs, filled, owned);
         grad_outputs = filled;
     }

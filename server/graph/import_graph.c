@@ -175,7 +175,7 @@ static gradd_status_t find_row(import_t *m, const Onnx__NodeProto *proto, model_
     if (!proto->overload || !proto->overload[0])
         node->op = gradd_op_find(domain, proto->op_type, node->opset);
     if (!node->op)
-        m->model->n_unsupported++;
+        m->model->unsupported[m->model->n_unsupported++] = node->index;
     else if (node->op->flags & GRADD_OP_INTERNAL)
         return GRADD_FAIL(GRAPH, "the operator is internal to gradd and not taken from a model");
     return GRADD_OK;
@@ -208,7 +208,8 @@ static gradd_status_t import_nodes(import_t *m) {
     const Onnx__GraphProto *g = m->graph;
     model_t *model = m->model;
     model->nodes = arena_array(model->arena, g->n_node, sizeof *model->nodes);
-    if (!model->nodes) return GRADD_E_NOMEM;
+    model->unsupported = arena_array(model->arena, g->n_node, sizeof *model->unsupported);
+    if (!model->nodes || !model->unsupported) return GRADD_E_NOMEM;
     for (size_t k = 0; k < g->n_node; k++) {
         model_node_t *node = &model->nodes[k];
         node->index = (int)k;

@@ -57,6 +57,7 @@ typedef struct model_s {
     int n_inputs;
     int32_t *outputs;
     int n_outputs;
+    int32_t *unsupported; /* nodes without a row */
     int n_unsupported;
 } model_t;
 

@@ -98,6 +98,7 @@ static void add_variant(gradd_plan_t *p, variant_t *v) {
     while (*end)
         end = &(*end)->next;
     *end = v;
+    p->n_variants++;
 }
 
 static void all_arrivals(const gradd_plan_t *p, bool *out) {
@@ -120,18 +121,26 @@ static gradd_status_t check_arrivals(const gradd_plan_t *p, const bool *arrives,
     return GRADD_OK;
 }
 
+/* The variant that was compiled for all outputs, with zeros for those that do not arrive. */
+static const variant_t *find_full(const gradd_plan_t *p, bool keep) {
+    for (const variant_t *v = p->variants; v; v = v->next)
+        if (v->keep == keep && v->full) return v;
+    return NULL;
+}
+
 static const variant_t *find_variant(const gradd_plan_t *p, const bool *arrives, bool keep) {
     for (const variant_t *v = p->variants; v; v = v->next)
         if (v->keep == keep && same_arrivals(p, v->arrives, arrives)) return v;
     return NULL;
 }
 
+/* `full`: computed serves whatever arrives. */
 static gradd_status_t new_variant(gradd_plan_t *p, const bool *arrives, const bool *computed,
-                                  bool keep, const variant_t **out) {
+                                  bool full, bool keep, const variant_t **out) {
     variant_t *v;
     GRADD_TRY(variant_differentiate(p, computed, &v));
     v->keep = keep;
-    v->zeros = !same_arrivals(p, arrives, computed);
+    v->full = full;
     memcpy(v->arrives, arrives, sizeof arrives[0] * (size_t)p->graph->n_outputs);
     gradd_status_t status = variant_compile(p, v);
     if (status) {
@@ -149,10 +158,13 @@ gradd_status_t plan_variant(gradd_plan_t *p, const bool *arrives, bool keep,
     if (!full) return no_memory();
     gradd_status_t status = check_arrivals(p, arrives, full);
     if (!status && !(*out = find_variant(p, arrives, keep))) {
-        status = new_variant(p, arrives, arrives, keep, out);
+        bool many = p->n_variants >= PLAN_MAX_VARIANTS;
+        status = many ? GRADD_E_UNSUPPORTED : new_variant(p, arrives, arrives, false, keep, out);
         /* what was saved serves the union: compute that, with zeros for what does not arrive */
-        if (status == GRADD_E_UNSUPPORTED && !same_arrivals(p, arrives, full))
-            status = new_variant(p, arrives, full, keep, out);
+        if (status == GRADD_E_UNSUPPORTED && (*out = find_full(p, keep)))
+            status = GRADD_OK;
+        else if (status == GRADD_E_UNSUPPORTED)
+            status = new_variant(p, full, full, true, keep, out);
     }
     free(full);
     return status;
@@ -162,13 +174,18 @@ gradd_status_t plan_variant(gradd_plan_t *p, const bool *arrives, bool keep,
  */
 
 static gradd_status_t check_list(const char *what, const int32_t *list, int n, int limit) {
-    for (int i = 0; i < n; i++) {
+    bool *seen = calloc((size_t)limit + 1, sizeof seen[0]);
+    gradd_status_t status = seen ? GRADD_OK : no_memory();
+    for (int i = 0; i < n && !status; i++) {
         if (list[i] < 0 || list[i] >= limit)
-            return GRADD_FAIL(TENSOR, "%s %d: %d is outside 0..%d", what, i, list[i], limit - 1);
-        for (int k = 0; k < i; k++)
-            if (list[k] == list[i]) return GRADD_FAIL(TENSOR, "%s %d is repeated", what, list[i]);
+            status = GRADD_FAIL(TENSOR, "%s %d: %d is outside 0..%d", what, i, list[i], limit - 1);
+        else if (seen[list[i]])
+            status = GRADD_FAIL(TENSOR, "%s %d is repeated", what, list[i]);
+        else
+            seen[list[i]] = true;
     }
-    return GRADD_OK;
+    free(seen);
+    return status;
 }
 
 static gradd_status_t check_options(const model_t *m, const gradd_plan_options_t *o) {

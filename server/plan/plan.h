@@ -85,7 +85,7 @@ typedef struct program_s {
 typedef struct variant_s {
     bool *arrives; /* Owned: per plan output */
     bool keep;
-    bool zeros;         /* covers more outputs than arrive: absent gradients are zeros */
+    bool full;          /* serves any set of arriving gradients: absent ones are zeros */
     gradd_val_t *grads; /* Owned: per plan gradient */
     program_t program;
     int64_t arena_bytes;
@@ -108,6 +108,7 @@ struct plan_s {
     int n_fixed;
     program_t forward;
     variant_t *variants; /* Owned list; the first is the expected backward */
+    int n_variants;
 };
 
 /* The value whose bytes v shares: follows view operators to their operand. */
@@ -148,6 +149,10 @@ gradd_status_t memory_place(memory_item_t *items, int n, int64_t *out_peak);
 gradd_status_t program_make(const graph_t *g, const sequence_t *sequence, const layout_t *layout,
                             bool forward, program_t *out);
 void program_finish(program_t *program);
+
+/* A plan of k outputs has 2^k sets of arriving gradients; each variant costs memory. From this many
+ * on one variant serves all further sets. */
+#define PLAN_MAX_VARIANTS 16
 
 /* Backward for exactly these arriving gradients; compiled when first asked for. */
 gradd_status_t plan_variant(gradd_plan_t *plan, const bool *arrives, bool keep,
