@@ -203,6 +203,7 @@ static gradd_status_t forward(worker_t *worker, request_t *request) {
     uint64_t flags = wire_u64(request->args[FORWARD_FLAGS]);
     work_plan_t *plan;
     GRADD_TRY(find_plan(work, wire_u64(request->args[FORWARD_PLAN]), &plan));
+    work->subject = plan->compiled->model;
     if (flags & ~(uint64_t)MAX_FLAGS)
         return GRADD_FAIL(UNSUPPORTED, "forward: field 'flags': unknown bits in %llu",
                           (unsigned long long)flags);
@@ -347,6 +348,7 @@ static gradd_status_t backward(worker_t *worker, request_t *request) {
                           "backward: run %llu is not known: it was released, or a backward "
                           "without 'keep' has used it up",
                           (unsigned long long)id);
+    work->subject = run->plan->compiled->model;
     pass_t pass = {0};
     gradd_status_t st = fill_pass(work, request, run, &pass);
     if (st == GRADD_OK) {

@@ -74,6 +74,12 @@ void work_drop_plan(worker_t *worker, work_t *work, work_plan_t *plan) {
     free(plan);
 }
 
+void work_finish_graph(worker_t *worker, struct work_graph_s *graph) {
+    cache_release_model(worker, graph->model);
+    wire_doc_finish(&graph->source);
+    zmq_msg_close(&graph->source_frame);
+}
+
 void work_end(worker_t *worker, session_t *session) {
     work_t *work = session->work;
     if (!work) return;
@@ -83,11 +89,8 @@ void work_end(worker_t *worker, session_t *session) {
         work_release_binding(id_list_take(&work->bindings, work->bindings.items[0].id));
     while (work->plans.n > 0)
         work_drop_plan(worker, work, work->plans.items[0].object);
-    for (int i = 0; i < work->n_graphs; i++) {
-        cache_release_model(worker, work->graphs[i].model);
-        wire_doc_finish(&work->graphs[i].source);
-        zmq_msg_close(&work->graphs[i].source_frame);
-    }
+    for (int i = 0; i < work->n_graphs; i++)
+        work_finish_graph(worker, &work->graphs[i]);
     work->n_graphs = 0;
     work_count(work);
     free(work->runs.items);
@@ -115,7 +118,8 @@ static void add_source(const work_t *work, const char *message) {
     size_t n = (size_t)(to - from - 1);
     for (int g = 0; g < work->n_graphs; g++) {
         const msgpack_object *table = &work->graphs[g].source.root;
-        if (!work->graphs[g].source.live) continue;
+        /* Names of nodes are unique in their graph only. */
+        if (!work->graphs[g].source.live || work->graphs[g].model != work->subject) continue;
         for (uint32_t i = 0; i < table->via.array.size; i++) {
             const msgpack_object *pair = &table->via.array.ptr[i];
             const msgpack_object_str *name = &wire_at(pair, 0)->via.str;
@@ -137,6 +141,7 @@ static void run_request(worker_t *worker, request_t *request) {
     atomic_store(&request->session->counts.running, true);
     for (int i = 0; st == GRADD_OK && i < wire_count(request->rel); i++)
         work_release_run(worker, work, wire_u64(wire_at(request->rel, i)));
+    if (work) work->subject = NULL;
     wire_reply_begin(&request->reply, request->q);
     if (st == GRADD_OK) st = request->command->run(worker, request);
     if (st != GRADD_OK) {

@@ -13,7 +13,7 @@
 #include "server/spans.h"
 #include "shm/sha256.h"
 
-#define WORK_MAX_GRAPHS   64
+#define WORK_MAX_GRAPHS   64  /* beyond it the graph that was used least recently is dropped */
 #define WORK_MAX_PLANS    256 /* beyond it the plan that was used least recently is dropped */
 #define WORK_MAX_BINDINGS 1024
 #define WORK_MAX_RUNS     1024
@@ -121,10 +121,12 @@ typedef struct work_s {
     session_t *session; /* Borrowed */
     struct work_graph_s {
         model_entry_t *model;
+        uint64_t used;
         wire_doc_t source; /* node -> source line, for error texts */
         zmq_msg_t source_frame;
     } graphs[WORK_MAX_GRAPHS];
     int n_graphs;
+    const model_entry_t *subject; /* Borrowed: the model that the present request is about */
     id_list_t plans, bindings, runs;
 } work_t;
 
@@ -134,6 +136,7 @@ gradd_status_t work_of(session_t *session, work_t **out_work);
 void work_release_run(worker_t *worker, work_t *work, uint64_t id);
 void work_drop_plan(worker_t *worker, work_t *work, work_plan_t *plan); /* it has no runs */
 void work_release_binding(binding_t *binding);
+void work_finish_graph(worker_t *worker, struct work_graph_s *graph);
 /* Gives everything back; session->work is NULL afterwards. */
 void work_end(worker_t *worker, session_t *session);
 /* Refreshes the counts that `ps` shows. */

@@ -151,7 +151,7 @@ class Client:
         """Compiles a graph for concrete types; `fields` from protocol.plan_fields()."""
         with self.lock, interrupts.held():
             fields = {"plan": self.next_id(), **fields}
-            reply = self.request("graph.plan", fields)
+            reply = self.ledger.send_plan(self.request, fields)
             self.ledger.plans[fields["plan"]] = fields
             return protocol.plan_info(fields["plan"], reply)
 
@@ -165,12 +165,7 @@ class Client:
     def forward(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Runs a forward; until its release the ledger can run it again."""
         with self.lock, interrupts.held():
-            try:
-                reply = self.request("forward", fields)
-            except errors.StaleError:
-                # The daemon keeps the most recent plans only; an older one is compiled again.
-                self.request("graph.plan", self.ledger.plans[fields["plan"]])
-                reply = self.request("forward", fields)
+            reply = self.ledger.send_forward(self.request, fields)
             self.ledger.runs[fields["run"]] = fields
             return reply
 
@@ -303,6 +298,10 @@ class Client:
             if offset >= 0 and offset + size <= segment.size:
                 return segment.id, offset
         return None
+
+    def segment_count(self) -> int:
+        """How many shared segments this client has; the daemon accepts 64."""
+        return len(self._segments)
 
     def segment_bytes(self) -> int:
         """Bytes of all shared segments of this client."""

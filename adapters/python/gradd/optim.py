@@ -20,7 +20,7 @@ import torch
 from gradd import client as clients
 from gradd import errors, interrupts
 from gradd.client import Client
-from gradd.ring import Block
+from gradd.ring import Block, blocks_bytes
 
 logger = logging.getLogger("gradd")
 
@@ -195,6 +195,15 @@ class FusedAdam(torch.optim.Optimizer):
         copy.copy_(tensor.detach())
         return copy
 
+    def _reserve(self, client: Client, params: list[torch.Tensor]) -> None:
+        """One segment for everything that has no state yet, rather than two per parameter."""
+        new = [p.numel() * 4 for p in params if "exp_avg" not in self.state.get(p, ())]
+        if new:
+            client.state.reserve(blocks_bytes(new * 2))
+        away = [p.numel() * 4 for p in params if client.locate(p) is None]
+        if away:
+            client.parameters.reserve(blocks_bytes(away))
+
     def _settle(self, client: Client, p: torch.Tensor) -> dict[str, Any]:
         """Parameter and state in shared memory; also after load_state_dict replaced them."""
         if p.numel() and (not p.is_contiguous() or client.locate(p) is None):
@@ -243,6 +252,7 @@ class FusedAdam(torch.optim.Optimizer):
 
     def _send(self, client: Client, entries: list[tuple[int, torch.Tensor]]) -> None:
         entries = [(k, p) for k, p in entries if p.numel()]
+        self._reserve(client, [p for _, p in entries])
         states = [self._settle(client, p) for _, p in entries]
         grads = [self._gradient(client, p.grad) for _, p in entries]
         of_each = [(k, s["step"] + 1) for (k, _), s in zip(entries, states, strict=True)]

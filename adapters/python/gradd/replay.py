@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gradd import errors
+
 Send = Callable[[str, dict[str, Any], Sequence[bytes]], Any]
 
 
@@ -34,13 +36,29 @@ class Ledger:
         for fields, frames in list(self.graphs.values()):
             send("graph.put", fields, frames)
         for fields in list(self.plans.values()):
-            send("graph.plan", fields, ())
+            self.send_plan(send, fields)
         for fields in list(self.binds.values()):
             send("bind", fields, ())
         runs = list(self.runs.values())
         for fields in runs:
-            send("forward", fields, ())
+            self.send_forward(send, fields)
         return len(runs)
+
+    def send_plan(self, send: Send, fields: dict[str, Any]) -> Any:
+        """graph.plan; the daemon keeps the most recent graphs only, an older one is put again."""
+        try:
+            return send("graph.plan", fields, ())
+        except errors.StaleError:
+            send("graph.put", *self.graphs[fields["graph"]])
+            return send("graph.plan", fields, ())
+
+    def send_forward(self, send: Send, fields: dict[str, Any]) -> Any:
+        """forward; the daemon keeps the most recent plans only, an older one is compiled again."""
+        try:
+            return send("forward", fields, ())
+        except errors.StaleError:
+            self.send_plan(send, self.plans[fields["plan"]])
+            return send("forward", fields, ())
 
     def forget_all(self) -> None:
         """Drops every entry (the client closes)."""

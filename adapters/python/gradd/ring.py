@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gradd import errors
 from gradd.shm import ALIGN, DTYPE_CODES, Segment, make_tensor, nbytes, round_up
 
 if TYPE_CHECKING:
     from gradd.client import Client
+
+_EXACT_SEGMENTS = 16  # of a client, with just the bytes that were asked for
 
 
 class _Tie(weakref.ref):
@@ -145,8 +148,19 @@ class Pool:
         for _, starts, sizes in self._free.values():
             if any(sizes[s] >= size for s in starts):
                 return
-        segment = self.client.create_segment(max(size, self.grow))
+        segment = self._new_segment(size)
         self._free[segment.id] = (segment, [0], {0: segment.size})
+
+    def _new_segment(self, size: int) -> Segment:
+        """A session has a limited number of segments: after the first few they get larger."""
+        size = max(size, self.grow)
+        ahead = self.bytes() // 2 if self.client.segment_count() >= _EXACT_SEGMENTS else 0
+        if ahead > size:
+            try:
+                return self.client.create_segment(ahead)
+            except errors.NoSpaceError:
+                pass  # then only what is needed
+        return self.client.create_segment(size)
 
     def retire(self) -> None:
         """Nothing will be allocated here again: segments go as soon as they are empty."""
