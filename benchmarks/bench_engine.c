@@ -148,8 +148,16 @@ int main(int argc, char **argv) {
         slots[n_grads] = fill(&types[i]);
         grads[n_grads++] = i;
     }
-    gradd_plan_options_t options = {
-        types, n, grads, n_grads, &out, 1, &out, 1, (int)option(argc, argv, "--threads", 0)};
+    gradd_plan_options_t options = {types,
+                                    n,
+                                    grads,
+                                    n_grads,
+                                    &out,
+                                    1,
+                                    &out,
+                                    1,
+                                    (int)option(argc, argv, "--threads", 0),
+                                    option(argc, argv, "--plain", 0) ? GRADD_PLAN_PLAIN : 0};
     gradd_plan_t *plan;
     if (gradd_plan_create(model, &options, &plan)) die("plan");
     const gradd_plan_info_t *info = gradd_plan_info(plan);

@@ -51,6 +51,12 @@ void gradd_model_unsupported(const gradd_model_t *model, int i, const char **out
 
 typedef struct plan_s gradd_plan_t;
 
+enum {
+    /* Every operator of the model as it is: the reference that recognised patterns are tested
+     * against. GRADD_FUSE=0 in the environment asks for it, too. */
+    GRADD_PLAN_PLAIN = 1 << 0,
+};
+
 typedef struct gradd_plan_options_s {
     const gradd_type_t *inputs; /* one per model input: concrete types */
     int n_inputs;
@@ -61,7 +67,8 @@ typedef struct gradd_plan_options_s {
     const int32_t
         *grad_outputs; /* positions in `outputs` whose gradient may arrive; empty = inference */
     int n_grad_outputs;
-    int threads; /* 0 = as many as the process may use */
+    int threads;    /* 0 = as many as the process may use */
+    uint32_t flags; /* GRADD_PLAN_... */
 } gradd_plan_options_t;
 
 typedef struct gradd_plan_info_s {

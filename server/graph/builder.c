@@ -154,7 +154,7 @@ gradd_status_t graph_create(const model_t *model, const graph_options_t *options
     g->model = model;
     gradd_status_t status = arena_create(GRAPH_MAX_BYTES, &g->arena);
     if (!status) status = instantiate(g, options);
-    if (!status) status = graph_run_passes(g);
+    if (!status) status = graph_run_passes(g, options->plain);
     if (status) {
         graph_destroy(g);
         return status;

@@ -73,6 +73,7 @@ typedef struct graph_options_s {
     const gradd_type_t *inputs; /* per model input */
     const int32_t *outputs;     /* model outputs wanted */
     int n_outputs;
+    bool plain; /* leave out the passes that recognise patterns */
 } graph_options_t;
 
 /* Everything a new node needs; arrays are copied. */
@@ -122,9 +123,10 @@ gradd_status_t graph_autodiff(graph_t *g, const autodiff_t *ad);
 typedef struct graph_pass_s {
     const char *name;
     int order;
+    bool recognises; /* replaces a pattern by one operator: left out of a plain plan */
     gradd_status_t (*run)(graph_t *g);
 } graph_pass_t;
 
-gradd_status_t graph_run_passes(graph_t *g);
+gradd_status_t graph_run_passes(graph_t *g, bool plain);
 
 #endif

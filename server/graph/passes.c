@@ -17,13 +17,14 @@ static int by_order(const void *a, const void *b) {
     return (*(const graph_pass_t *const *)a)->order - (*(const graph_pass_t *const *)b)->order;
 }
 
-gradd_status_t graph_run_passes(graph_t *g) {
+gradd_status_t graph_run_passes(graph_t *g, bool plain) {
     const graph_pass_t *sorted[sizeof passes / sizeof passes[0]];
     size_t n = sizeof passes / sizeof passes[0];
     for (size_t i = 0; i < n; i++)
         sorted[i] = passes[i];
     qsort(sorted, n, sizeof sorted[0], by_order);
     for (size_t i = 0; i < n; i++) {
+        if (plain && sorted[i]->recognises) continue;
         gradd_status_t status = sorted[i]->run(g);
         if (status) return gradd_wrap(status, "pass %s", sorted[i]->name);
     }

@@ -304,8 +304,13 @@ static gradd_status_t differentiate(gradd_plan_t *p, variant_t **out_primary) {
     return GRADD_OK;
 }
 
+static bool wants_plain(const gradd_plan_options_t *o) {
+    const char *fuse = getenv("GRADD_FUSE");
+    return o->flags & GRADD_PLAN_PLAIN || (fuse && !strcmp(fuse, "0"));
+}
+
 static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_options_t *o) {
-    graph_options_t go = {o->inputs, o->outputs, o->n_outputs};
+    graph_options_t go = {o->inputs, o->outputs, o->n_outputs, wants_plain(o)};
     variant_t *primary = NULL;
     GRADD_TRY(copy_options(p, o));
     GRADD_TRY(graph_create(m, &go, &p->graph));

@@ -38,6 +38,7 @@ class Options(C.Structure):
         ("grad_outputs", C.POINTER(C.c_int32)),
         ("n_grad_outputs", C.c_int),
         ("threads", C.c_int),
+        ("flags", C.c_uint32),
     ]
 
 
@@ -155,7 +156,14 @@ class Plan(Handle):
     destroy = "gradd_plan_destroy"
 
     def __init__(
-        self, model: Model, feed: dict, grads=(), outputs=None, grad_outputs=(), threads=0
+        self,
+        model: Model,
+        feed: dict,
+        grads=(),
+        outputs=None,
+        grad_outputs=(),
+        threads=0,
+        plain=False,
     ):
         super().__init__(model)
         self.model = model
@@ -167,7 +175,7 @@ class Plan(Handle):
         go = _ints([self.outputs.index(n) for n in grad_outputs])
         options = Options(
             types, len(model.inputs), g, len(self.grads), o, len(self.outputs), go,
-            len(grad_outputs), threads,
+            len(grad_outputs), threads, plain,
         )  # fmt: skip
         check(LIB.gradd_plan_create(model.handle, C.byref(options), C.byref(self.handle)))
         self.info = LIB.gradd_plan_info(self.handle).contents
