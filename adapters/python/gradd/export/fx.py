@@ -38,11 +38,32 @@ def prepare(program: Any) -> None:
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             _drop_assertions(module.graph)
+            _copy_attention(module.graph)
             _stop_detached(module.graph, program.graph_signature)
             _stop_regions(module.graph, program.graph_signature)
             module.graph.eliminate_dead_code(is_impure_node=_is_impure)
             module.delete_all_unused_submodules()
             module.recompile()
+
+
+def _copy_attention(graph: torch.fx.Graph) -> None:
+    """contiguous() after an attention becomes a copy.
+
+    With the strides that the traced kernel gave it may have nothing to do, and is then dropped;
+    the decomposition's strides are others, and the view() that follows would fail. In ONNX a
+    copy costs nothing.
+    """
+    aten = torch.ops.aten
+    moves = (aten.transpose.int, aten.permute.default, aten.reshape.default, aten.view.default)
+    for node in graph.nodes:
+        if node.target is not aten.contiguous.default:
+            continue
+        source = node.args[0]
+        while source.target in moves:
+            source = source.args[0]
+        if source.target is aten.scaled_dot_product_attention.default:
+            node.target = aten.clone.default
+            node.args, node.kwargs = node.args[:1], {"memory_format": torch.contiguous_format}
 
 
 def _is_impure(node: torch.fx.Node) -> bool:

@@ -126,8 +126,19 @@ def _attempts(tensors: list[torch.Tensor]) -> Iterator[tuple[tuple, tuple]]:
     for grown in variants:
         sample = tuple(_grow(t, [j for k, j in grown if k == i]) for i, t in enumerate(tensors))
         for kind in (dim.DYNAMIC, dim.AUTO):
-            yield sample, tuple({j: kind for j, n in enumerate(t.shape) if n > 1} for t in sample)
+            yield sample, tuple(dict.fromkeys(_varying(t), kind) for t in sample)
     yield tuple(tensors), tuple({} for _ in tensors)
+
+
+def _varying(tensor: torch.Tensor) -> list[int]:
+    """Axes whose size may differ in the next call.
+
+    Of colour pictures only the batch: networks that cut them into windows keep the tracer busy
+    for many minutes with symbolic heights and widths.
+    """
+    if tensor.dim() == 4 and tensor.is_floating_point() and tensor.shape[1] == 3:
+        return [0] if tensor.shape[0] > 1 else []
+    return [j for j, n in enumerate(tensor.shape) if n > 1]
 
 
 def _grow(tensor: torch.Tensor, axes: list[int]) -> torch.Tensor:
