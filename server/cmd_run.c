@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/exec/pool.h"
 #include "server/worker.h"
 
 #define MAX_FLAGS (GRADD_RUN_DROPOUT_OFF | GRADD_RUN_FINITE_CHECK)
@@ -135,6 +136,8 @@ static gradd_status_t check_forward_memory(const binding_t *binding, const work_
 /* Admission: all arenas together stay below the limit of the daemon. */
 static gradd_status_t make_handle(worker_t *worker, work_plan_t *plan, work_run_t *run) {
     int64_t bytes = gradd_plan_info(plan->compiled->plan)->arena_bytes;
+    /* what finished runs left behind counts, too, unless it is in the way */
+    if (bytes > worker->memory_limit - worker->arena_bytes - pool_bytes()) gradd_trim();
     if (bytes > worker->memory_limit - worker->arena_bytes)
         return GRADD_FAIL(NOMEM,
                           "forward: the run needs %lld MiB of activations; %lld of %lld MiB are in "
@@ -142,7 +145,7 @@ static gradd_status_t make_handle(worker_t *worker, work_plan_t *plan, work_run_
                           (long long)(bytes >> 20), (long long)(worker->arena_bytes >> 20),
                           (long long)(worker->memory_limit >> 20));
     GRADD_TRY(gradd_run_create(plan->compiled->plan, &run->handle));
-    run->arena_bytes = bytes;
+    run->arena_bytes = gradd_run_bytes(run->handle);
     return GRADD_OK;
 }
 
@@ -338,6 +341,14 @@ static void put_untouched(request_t *request, const pass_t *pass, int n) {
         if (!pass->written[i]) wire_put_i64(&request->reply, i);
 }
 
+/* A backward may have made the run's arena larger. */
+static void count_growth(worker_t *worker, work_t *work, work_run_t *run) {
+    int64_t more = gradd_run_bytes(run->handle) - run->arena_bytes;
+    run->arena_bytes += more;
+    worker->arena_bytes += more;
+    atomic_fetch_add(&work->session->counts.arena_bytes, more);
+}
+
 static gradd_status_t backward(worker_t *worker, request_t *request) {
     work_t *work = request->session->work;
     uint64_t id = wire_u64(request->args[BACKWARD_RUN]);
@@ -356,6 +367,7 @@ static gradd_status_t backward(worker_t *worker, request_t *request) {
         st = gradd_run_backward(run->handle, pass.grad_outputs, pass.grads, keep, pass.written,
                                 &request->session->cancel);
     }
+    count_growth(worker, work, run);
     if (st == GRADD_OK) {
         put_untouched(request, &pass, run->plan->n_grads);
         put_times(request);

@@ -104,6 +104,9 @@ enum {
  * call with STALE. */
 gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_handle_t **out_run);
 void gradd_run_destroy(gradd_run_handle_t *run);
+/* Of its arena now: at least the plan's arena_bytes. A reused arena may be larger, and a backward
+ * that keeps the activations may need more. */
+int64_t gradd_run_bytes(const gradd_run_handle_t *run);
 
 /* inputs: one pointer per model input (an input the graph does not use may be NULL); they stay
  * valid and unchanged until the run is destroyed. outputs: one per wanted output. Only outputs are

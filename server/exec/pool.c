@@ -8,6 +8,10 @@
 /* Two: a step of two micro-batch shapes, or two runs in flight, alternate without mapping. */
 #define POOL_SPARES 2
 
+/* A run holds at most twice the arena it asked for, or this much more: a small run must not sit on
+ * the arena of a large one, which would then be allocated a second time. */
+#define POOL_WASTE ((int64_t)64 << 20)
+
 typedef struct spare_s {
     const gradd_backend_t *backend;
     void *memory; /* Owned; NULL = free place */
@@ -22,12 +26,17 @@ static void spare_free(spare_t *s) {
     *s = (spare_t){0};
 }
 
-/* The smallest one that is large enough. */
+static bool fits(const spare_t *s, int64_t bytes) {
+    int64_t waste = s->bytes - bytes;
+    return waste >= 0 && (waste <= bytes || waste <= POOL_WASTE);
+}
+
+/* The smallest one that is large enough, but not far too large. */
 static spare_t *best_fit(const gradd_backend_t *backend, int64_t bytes) {
     spare_t *best = NULL;
     for (int i = 0; i < POOL_SPARES; i++) {
         spare_t *s = &spares[i];
-        if (!s->memory || s->backend != backend || s->bytes < bytes) continue;
+        if (!s->memory || s->backend != backend || !fits(s, bytes)) continue;
         if (!best || s->bytes < best->bytes) best = s;
     }
     return best;
@@ -47,7 +56,7 @@ gradd_status_t pool_take(const gradd_backend_t *backend, int64_t bytes, void **o
     } else {
         /* what is too small now makes room for what is needed */
         for (int i = 0; i < POOL_SPARES; i++)
-            spare_free(&spares[i]);
+            if (spares[i].bytes < bytes) spare_free(&spares[i]);
     }
     pthread_mutex_unlock(&lock);
     return found ? GRADD_OK : backend->alloc((size_t)bytes, out);
@@ -65,6 +74,15 @@ void pool_give(const gradd_backend_t *backend, void *memory, int64_t bytes) {
     }
     pthread_mutex_unlock(&lock);
     spare_free(&given);
+}
+
+int64_t pool_bytes(void) {
+    int64_t bytes = 0;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < POOL_SPARES; i++)
+        bytes += spares[i].bytes;
+    pthread_mutex_unlock(&lock);
+    return bytes;
 }
 
 void gradd_trim(void) {

@@ -10,6 +10,8 @@
 /* Memory of at least `bytes`; *out_bytes is its true size. Errors: NOMEM. */
 gradd_status_t pool_take(const gradd_backend_t *backend, int64_t bytes, void **out,
                          int64_t *out_bytes);
+/* Held for the next run; gradd_trim gives it back. */
+int64_t pool_bytes(void);
 void pool_give(const gradd_backend_t *backend, void *memory, int64_t bytes);
 
 #endif

@@ -30,6 +30,10 @@ void gradd_run_destroy(gradd_run_handle_t *run) {
     free(run);
 }
 
+int64_t gradd_run_bytes(const gradd_run_handle_t *run) {
+    return run->arena_bytes;
+}
+
 /* An input that the steps read must be there. */
 static gradd_status_t check_bases(const gradd_plan_t *plan, const program_t *program,
                                   const exec_bases_t *b) {

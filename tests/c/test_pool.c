@@ -54,6 +54,17 @@ TEST(too_small_spares_make_room) {
     CHECK_EQ_INT(live, 1);
 }
 
+TEST(a_small_run_does_not_take_a_large_arena) {
+    int64_t bytes, large = INT64_C(300) << 20;
+    void *big = take(large, &bytes);
+    pool_give(&counted, big, bytes);
+    CHECK_EQ_INT(pool_bytes(), large);
+    CHECK(take(1000, &bytes) != big); /* and the large one stays for the next large run */
+    CHECK_EQ_INT(bytes, 1000);
+    CHECK(take(large - 4096, &bytes) == big);
+    CHECK_EQ_INT(pool_bytes(), 0);
+}
+
 TEST(trim_gives_everything_back) {
     int64_t bytes;
     void *memory = take(1000, &bytes);
