@@ -34,6 +34,9 @@ class _NoDaemon:
         self.dropped += 1
         segment.close()
 
+    def segment_count(self) -> int:
+        return len(self.segments) - self.dropped
+
 
 # ---- memory ----
 
@@ -72,6 +75,15 @@ def test_blocks_come_back_when_their_tensors_are_gone() -> None:
     del view
     pool.drain()
     assert pool.live_bytes == 0
+
+
+@pytest.mark.quick
+def test_many_blocks_do_not_take_many_segments() -> None:
+    pool = ring.Pool(_NoDaemon())
+    blocks = [pool.allocate(4096) for _ in range(10)]
+    assert pool.bytes() == 10 * 4096, "the first segments have just what was asked for"
+    blocks += [pool.allocate(4096) for _ in range(2000)]
+    assert pool.client.segment_count() < 32 and pool.bytes() < 2 * 2010 * 4096
 
 
 @pytest.mark.quick
