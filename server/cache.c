@@ -1,7 +1,7 @@
 /* Models and compiled plans that sessions share. See worker.h.
  *
- * What nobody uses is kept for the next client as long as it is small (a plan holds its folded
- * constants; arenas belong to runs).
+ * What nobody uses is kept for the next client as long as it is small (a model holds its constants,
+ * a plan the folded ones; arenas belong to runs).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -9,9 +9,11 @@
 #include "server/log.h"
 #include "server/worker.h"
 
-#define IDLE_MODELS     16
-#define IDLE_PLANS      64
-#define IDLE_PLAN_BYTES (8 << 20)
+#define IDLE_MODELS      16
+#define IDLE_PLANS       64
+#define IDLE_PLAN_BYTES  (8 << 20)
+#define IDLE_MODEL_BYTES (32 << 20) /* beyond it, neither the model is kept nor plans made of it   \
+                                     */
 
 model_entry_t *cache_find_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES]) {
     for (model_entry_t *m = worker->models; m; m = m->next) {
@@ -41,27 +43,38 @@ gradd_status_t cache_load_model(worker_t *worker, const uint8_t id[GRADD_SHA256_
     return GRADD_OK;
 }
 
+static bool is_large(const model_entry_t *entry) {
+    return gradd_model_bytes(entry->model) > IDLE_MODEL_BYTES;
+}
+
+static void destroy_model(worker_t *worker, model_entry_t *dead) {
+    model_entry_t **link = &worker->models;
+    while (*link != dead)
+        link = &(*link)->next;
+    *link = dead->next;
+    gradd_model_destroy(dead->model);
+    free(dead);
+}
+
 /* Destroys the idle models that were used least recently until `keep` are left. */
 static void trim_models(worker_t *worker, int keep) {
     for (;;) {
-        model_entry_t **oldest = NULL;
+        model_entry_t *oldest = NULL;
         int n = 0;
-        for (model_entry_t **link = &worker->models; *link; link = &(*link)->next) {
-            if ((*link)->refs > 0) continue;
+        for (model_entry_t *m = worker->models; m; m = m->next) {
+            if (m->refs > 0) continue;
             n++;
-            if (!oldest || (*link)->used < (*oldest)->used) oldest = link;
+            if (!oldest || m->used < oldest->used) oldest = m;
         }
         if (n <= keep) return;
-        model_entry_t *dead = *oldest;
-        *oldest = dead->next;
-        gradd_model_destroy(dead->model);
-        free(dead);
+        destroy_model(worker, oldest);
     }
 }
 
 void cache_release_model(worker_t *worker, model_entry_t *model) {
     if (!model) return;
     model->refs--;
+    if (!model->refs && is_large(model)) destroy_model(worker, model);
     trim_models(worker, IDLE_MODELS);
 }
 
@@ -152,7 +165,7 @@ gradd_status_t cache_compile(worker_t *worker, model_entry_t *model,
 void cache_release_compiled(worker_t *worker, compiled_t *compiled) {
     if (!compiled || --compiled->refs > 0) return;
     const gradd_plan_info_t *info = gradd_plan_info(compiled->plan);
-    if (info->constant_bytes > IDLE_PLAN_BYTES) {
+    if (info->constant_bytes > IDLE_PLAN_BYTES || is_large(compiled->model)) {
         compiled_t **link = &worker->compiled;
         while (*link != compiled)
             link = &(*link)->next;

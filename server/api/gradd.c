@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "server/graph/arena.h"
 #include "server/graph/model.h"
 
 const char *gradd_version(void) {
@@ -15,6 +16,10 @@ gradd_status_t gradd_model_load(const void *bytes, size_t n, gradd_model_t **out
 
 void gradd_model_destroy(gradd_model_t *model) {
     model_destroy(model);
+}
+
+int64_t gradd_model_bytes(const gradd_model_t *model) {
+    return (int64_t)arena_used(model->arena);
 }
 
 int gradd_model_n_inputs(const gradd_model_t *model) {

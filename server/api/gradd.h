@@ -35,6 +35,8 @@ typedef struct model_s gradd_model_t;
 gradd_status_t gradd_model_load(const void *bytes, size_t n, gradd_model_t **out_model);
 void gradd_model_destroy(gradd_model_t *model);
 
+/* Memory that it holds. */
+int64_t gradd_model_bytes(const gradd_model_t *model);
 int gradd_model_n_inputs(const gradd_model_t *model);
 int gradd_model_n_outputs(const gradd_model_t *model);
 const char *gradd_model_input_name(const gradd_model_t *model, int i);

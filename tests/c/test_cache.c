@@ -1,0 +1,63 @@
+/* Models that no session uses: small ones wait for the next client, large ones go at once. */
+#include "server/worker.h"
+
+#include <string.h>
+
+#include "tests/c/onnx_build.h"
+#include "tests/test.h"
+
+/* A model that passes a constant of `bytes` bytes on, under an id of its own. */
+static model_entry_t *load(worker_t *worker, uint8_t id, size_t bytes) {
+    Onnx__ModelProto *proto = build_model();
+    Onnx__TensorProto *init = build_init(proto, "c", GRADD_DT_U8, 1, BUILD_DIMS((int64_t)bytes));
+    uint8_t key[GRADD_SHA256_BYTES] = {id};
+    model_entry_t *entry = NULL;
+    size_t n;
+    build_raw(init, build_alloc(bytes), bytes);
+    build_node(proto, "Identity", "pass", "c", "y");
+    build_output(proto, "y");
+    uint8_t *onnx = build_pack(proto, &n);
+    CHECK_OK(cache_load_model(worker, key, onnx, n, &entry));
+    return entry;
+}
+
+static int count(const worker_t *worker) {
+    int n = 0;
+    for (const model_entry_t *m = worker->models; m; m = m->next)
+        n++;
+    return n;
+}
+
+static compiled_t *compile(worker_t *worker, model_entry_t *model) {
+    int32_t output = 0;
+    gradd_plan_options_t options = {.outputs = &output, .n_outputs = 1};
+    compiled_t *compiled = NULL;
+    bool hit;
+    CHECK_OK(cache_compile(worker, model, &options, &compiled, &hit));
+    return compiled;
+}
+
+TEST(small_models_wait_for_the_next_client) {
+    worker_t worker = {.threads = 1};
+    model_entry_t *small = load(&worker, 1, 1000);
+    cache_release_compiled(&worker, compile(&worker, small));
+    cache_release_model(&worker, small);
+    CHECK_EQ_INT(count(&worker), 1);
+    CHECK(worker.compiled != NULL);
+    cache_finish(&worker);
+    CHECK(!worker.models && !worker.compiled);
+}
+
+TEST(large_models_go_with_their_last_client) {
+    worker_t worker = {.threads = 1};
+    model_entry_t *small = load(&worker, 1, 1000), *large = load(&worker, 2, (size_t)40 << 20);
+    compiled_t *plan = compile(&worker, large);
+    cache_release_model(&worker, large);
+    CHECK_EQ_INT(count(&worker), 2); /* the plan holds it */
+    cache_release_compiled(&worker, plan);
+    CHECK(!worker.compiled);
+    CHECK_EQ_INT(count(&worker), 1);
+    CHECK(worker.models == small);
+    cache_release_model(&worker, small);
+    cache_finish(&worker);
+}
