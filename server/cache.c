@@ -9,11 +9,12 @@
 #include "server/log.h"
 #include "server/worker.h"
 
-#define IDLE_MODELS      16
-#define IDLE_PLANS       64
-#define IDLE_PLAN_BYTES  (8 << 20)
-#define IDLE_MODEL_BYTES (32 << 20) /* beyond it, neither the model is kept nor plans made of it   \
-                                     */
+#define IDLE_MODELS     16
+#define IDLE_PLANS      64
+#define IDLE_PLAN_BYTES (8 << 20)
+#define IDLE_MODEL_BYTES                                                                           \
+    (32 << 20) /* beyond it, neither the model is kept nor plans made of it                        \
+                */
 
 model_entry_t *cache_find_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES]) {
     for (model_entry_t *m = worker->models; m; m = m->next) {
