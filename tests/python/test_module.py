@@ -12,7 +12,7 @@ from nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gradd import DebugOptions, LogLevel, ORTModule
+from gradd import DebugOptions, LogLevel, ORTModule, bridge
 
 pytestmark = pytest.mark.usefixtures("daemon")
 Pair = namedtuple("Pair", ["a", "b"])
@@ -115,6 +115,24 @@ def test_inside_a_checkpoint(reentrant: bool) -> None:
         loss.backward()
     assert_same_grads(ours, theirs)
     assert ours.gradd_stats()["self_checks"] == 1
+
+
+def test_an_attribute_that_changes_in_every_call(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bridge, "_KEPT_FORMS", 3)
+    monkeypatch.setattr(bridge, "_MANY_CAPTURES", 4)
+    ours, theirs = pair(Scaled())
+    x, _ = batch()
+    early = ours(x)
+    for step in range(6):
+        ours.calls = step
+        assert_close(ours(x), theirs(x))
+    assert len(ours._gradd_bridge._graphs) == 3
+    assert caplog.text.count("captured 4 times") == 1
+    early.backward()  # of a capture that is forgotten
+    theirs(x).backward()
+    assert_same_grads(ours, theirs)
 
 
 class Structured(Net):

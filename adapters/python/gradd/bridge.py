@@ -31,6 +31,8 @@ from gradd.runs import Run, watch_optimizers
 from gradd.slots import SlotSet
 
 logger = logging.getLogger("gradd")
+_KEPT_FORMS = 32  # forms of calls (structure, modes, attributes) whose captures are kept
+_MANY_CAPTURES = 16
 
 
 class Bridge:
@@ -158,7 +160,28 @@ class Bridge:
         after = self._key(args, kwargs)
         if after != key and same_but_filled_in(key[0], after[0]):
             self._graphs.setdefault(after, graphs)
+        self._forget_captures(graphs)
         return graph
+
+    def _forget_captures(self, newest: list[Graph]) -> None:
+        """Something that changes in every call must not fill the memory, nor stay unsaid."""
+        if self.counts["captures"] == _MANY_CAPTURES:
+            logger.warning(
+                "%s has been captured %d times: its calls differ in what forward() may read, such "
+                "as attributes of the module or numbers among the arguments; each capture costs "
+                "seconds. Pass what changes as a tensor, or keep it outside of the module",
+                type(self.module).__name__,
+                _MANY_CAPTURES,
+            )
+        while len(self._graphs) > _KEPT_FORMS:
+            others = (k for k, graphs in self._graphs.items() if graphs is not newest)
+            oldest = next(others, None)
+            if oldest is None:
+                return
+            forgotten = self._graphs.pop(oldest)
+            if not any(graphs is forgotten for graphs in self._graphs.values()):
+                for graph in forgotten:
+                    graph.drop()
 
     def _capture(self, args: tuple, kwargs: dict) -> Graph:
         from gradd.export import capture
