@@ -34,9 +34,9 @@ def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
     ]
     for result in results:
         engines = result["engines"]
-        modes = next(iter(engines.values()))["ms"] if engines else {}
+        modes = list(dict.fromkeys(mode for engine in engines.values() for mode in engine["ms"]))
         for mode in modes:
-            times = {name: engine["ms"][mode] for name, engine in engines.items()}
+            times = {n: engine["ms"][mode] for n, engine in engines.items() if mode in engine["ms"]}
             cells = [_cell(times.get(name)) for name in COLORS]
             cells += [_speedup(times, against) for against in ("eager", "compile")]
             lines.append(f"| {result['workload']} | {mode} | " + " | ".join(cells) + " |")
@@ -85,7 +85,7 @@ def _draw(machine: dict[str, Any], results: list[dict[str, Any]], path: Path) ->
 
 
 def _draw_workload(axis: Any, result: dict[str, Any]) -> None:
-    names = [n for n in COLORS if n in result["engines"]]
+    names = [n for n in COLORS if result["engines"].get(n, {}).get("ms")]
     for x, name in enumerate(names):
         m = stats.median_interval(next(iter(result["engines"][name]["ms"].values())))
         axis.bar(x, m.value, width=0.7, color=COLORS[name])

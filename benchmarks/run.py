@@ -58,7 +58,7 @@ class Engine:
         """Ends the process."""
         if self._process.poll() is None:
             self._process.communicate('{"do": "end"}\n', timeout=60)
-        self._log.close()
+        self._log.close()  # closing twice is harmless
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -82,16 +82,32 @@ def measure(name: str, options: argparse.Namespace, env: dict[str, str]) -> dict
             _start(engine_name, name, options, env, engines, result)
         for mode in MODES if not options.no_optimizer else MODES[:1]:
             if mode != MODES[0]:
-                for engine in engines:
-                    engine.do("optimizer")
+                for engine in list(engines):
+                    _ask(engine, "optimizer", 1, engines, result)
             _take_turns(engines, options, mode, result)
-        for engine in engines:
+        for engine in list(engines):
             print(f"  {engine.name:8s} memory", flush=True)
-            result["engines"][engine.name]["memory"] = engine.do("memory", options.memory_steps)
+            answer = _ask(engine, "memory", options.memory_steps, engines, result)
+            if answer is not None:
+                result["engines"][engine.name]["memory"] = answer
     finally:
         for engine in engines:
             engine.end()
     return result
+
+
+def _ask(
+    engine: Engine, what: str, steps: int, engines: list[Engine], result: dict[str, Any]
+) -> dict[str, Any] | None:
+    """One command; an engine that fails at it is named, left out from here on, and gives None."""
+    try:
+        return engine.do(what, steps)
+    except RuntimeError as error:
+        print(f"  {engine.name} failed at {what}\n    " + str(error).replace("\n", "\n    "))
+        result["failed"][engine.name] = str(error)
+        engines.remove(engine)
+        engine.end()
+        return None
 
 
 def _start(
@@ -126,8 +142,12 @@ def _take_turns(
         shift = round_ % max(1, len(engines))
         for engine in engines[shift:] + engines[:shift]:
             time.sleep(options.pause)  # threads of the engine before stop spinning
-            engine.do("time", 1)  # its caches are cold after the others' turn: not counted
-            samples[engine.name] += engine.do("time", options.samples)["ms"]
+            # One sample more than wanted: caches are cold after the others' turn, so the first
+            # does not count.
+            answer = _ask(engine, "time", 1 + options.samples, engines, result)
+            if answer is not None:
+                samples[engine.name] += answer["ms"][1:]
+    samples = {engine.name: samples[engine.name] for engine in engines}
     for engine in engines:
         result["engines"][engine.name]["ms"][mode] = samples[engine.name]
     print("  " + report.one_line(mode, samples), flush=True)
@@ -197,6 +217,8 @@ def main(argv: list[str] | None = None) -> int:
         env = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "GRADD_DIR": folder}
         env |= {"GRADD_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
         env |= {"TOKENIZERS_PARALLELISM": "false"}
+        ours = [str(HERE.parent / "adapters" / name) for name in ("python", "optimum")]
+        env["PYTHONPATH"] = os.pathsep.join([*ours, os.environ.get("PYTHONPATH", "")]).rstrip(":")
         try:
             for name in options.only:
                 print(f"\n{name}: {workloads.make(name, options.quick).what}", flush=True)
