@@ -20,6 +20,9 @@ MACHINE   := $(shell uname -m)
 ARCH      ?= $(if $(filter x86_64,$(MACHINE)),-march=x86-64-v3)
 Q         := $(if $(filter 1,$(V)),,@)
 
+# This tree's adapters, also where several work trees share one .venv.
+export PYTHONPATH := $(CURDIR)/adapters/python:$(CURDIR)/adapters/optimum
+
 comma     := ,
 
 .DEFAULT_GOAL := all
