@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -205,6 +206,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Runs the chosen workloads and writes the results."""
     options = _parse(argv)
+    # Ended from outside: the workers and the daemon end as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     machine = describe_machine(options.threads)
     print(f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}")
     if machine["load_before"] > 0.5:
