@@ -8,6 +8,7 @@ skipped is listed with its reason by the part that skipped it. Called by `make t
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -47,7 +48,9 @@ def run_python(build: Path, quick: bool) -> Count:
     print("== Python tests" + (" (quick)" if quick else ""), flush=True)
     report = build / "pytest.xml"
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}"]
+    workers = str(min(2, len(os.sched_getaffinity(0))))  # captures are one thread of Python each
+    command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "--dist", "worksteal"]
+    command.append(f"--junitxml={report}")
     status = subprocess.run(command + (["-m", "quick"] if quick else []), cwd=ROOT).returncode
     if not report.exists():
         print(f"pytest ended with status {status} and no report")
