@@ -23,7 +23,7 @@ static int failed(gradd_status_t status) {
 }
 
 /* The daemon shares its cores with the trainer, whose own threads run while ours wait. OpenMP's
- * default is to spin for milliseconds after each operator, which takes the core from them; fifty
+ * default is to spin for milliseconds after each operator, which takes the core from them; a few
  * microseconds still cover the gap between two operators. The runtime reads its settings when it
  * is loaded, so they are set by starting again. What the user has set stands. */
 static void limit_spinning(char **argv) {
@@ -32,7 +32,7 @@ static void limit_spinning(char **argv) {
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     if (n <= 0) return;
     self[n] = 0;
-    if (setenv("GOMP_SPINCOUNT", "5000", 1) == 0) execv(self, argv);
+    if (setenv("GOMP_SPINCOUNT", "500", 1) == 0) execv(self, argv);
 }
 
 static int run_serve(const options_t *options) {
