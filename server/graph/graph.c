@@ -162,6 +162,10 @@ static gradd_status_t rehash(graph_t *g, int n_buckets) {
     return GRADD_OK;
 }
 
+gradd_status_t graph_rehash(graph_t *g) {
+    return g->n_buckets ? rehash(g, g->n_buckets) : GRADD_OK;
+}
+
 static int32_t find_equal(const graph_t *g, const graph_emit_t *e, uint64_t hash) {
     if (e->op->flags & GRADD_OP_RANDOM || !g->n_buckets) return -1;
     int32_t i = g->buckets[hash & (uint64_t)(g->n_buckets - 1)];
@@ -173,7 +177,7 @@ static int32_t find_equal(const graph_t *g, const graph_emit_t *e, uint64_t hash
 /* ---- nodes ------------------------------------------------------------------------------------
  */
 
-static gradd_status_t copy_attr(graph_t *g, const gradd_attr_t *from, gradd_attr_t *to) {
+gradd_status_t graph_copy_attr(graph_t *g, const gradd_attr_t *from, gradd_attr_t *to) {
     *to = *from;
     size_t bytes = 0;
     const void *source = NULL;
@@ -207,7 +211,7 @@ static gradd_status_t fill_node(graph_t *g, const graph_emit_t *e, graph_node_t 
     for (int j = 0; j < e->op->max_out; j++)
         n->out[j] = GRADD_NONE;
     for (int i = 0; i < e->attrs.n; i++)
-        GRADD_TRY(copy_attr(g, &e->attrs.v[i], &attrs[i]));
+        GRADD_TRY(graph_copy_attr(g, &e->attrs.v[i], &attrs[i]));
     n->attrs = (gradd_attrs_t){attrs, e->attrs.n};
     return GRADD_OK;
 }

@@ -40,7 +40,9 @@ typedef struct graph_node_s {
     int n_in, n_out;
     gradd_val_t *in, *out; /* GRADD_NONE = absent */
     uint64_t random;       /* Philox coordinate: index of the model's node */
-    int32_t origin; /* model node it comes from (for a gradient: the one it differentiates) */
+    int32_t origin;       /* model node it comes from (for a gradient: the one it differentiates) */
+    const int32_t *parts; /* Owned by the arena: the model nodes a recognised operator stands for */
+    int n_parts;
     bool backward;
     bool dead; /* left out of every schedule */
 } graph_node_t;
@@ -98,6 +100,13 @@ gradd_status_t graph_constant(graph_t *g, const gradd_type_t *type, const void *
                               gradd_val_t *out);
 /* `root` is set here. */
 gradd_status_t graph_new_value(graph_t *g, const graph_value_t *value, gradd_val_t *out);
+/* Brings the nodes back into execution order after passes appended some: stable, and a node that
+ * stood too late goes directly in front of its first reader. */
+gradd_status_t graph_sort(graph_t *g);
+/* An attribute whose arrays belong to the graph's arena. */
+gradd_status_t graph_copy_attr(graph_t *g, const gradd_attr_t *from, gradd_attr_t *to);
+/* Rebuilds the table of equal nodes after nodes changed place. */
+gradd_status_t graph_rehash(graph_t *g);
 /* Output j of a node, created if the node did not have it yet. */
 gradd_status_t graph_node_output(graph_t *g, int32_t node, int j, gradd_val_t *out);
 /* "node 17 'name' (Softmax)" for messages. */

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "kernels/registry.h"
+
 const graph_node_t *match_made_by(const graph_t *g, gradd_val_t v, const char *op) {
     if (v == GRADD_NONE || g->values[v]->kind != VALUE_NODE) return NULL;
     const graph_node_t *n = &g->nodes[g->values[v]->node];
@@ -38,4 +40,109 @@ bool match_reduces_last(const graph_t *g, const graph_node_t *n) {
     for (int i = 0; i < in->rank - 1; i++)
         if (in->dims[i] != out->dims[i]) return false; /* another axis was reduced as well */
     return in->dims[in->rank - 1] != 1;
+}
+
+/* ---- rewriting ------------------------------------------------------------------------------ */
+
+#define MAX_PARTS 128 /* more than any pattern has */
+
+typedef struct parts_s {
+    int32_t nodes[MAX_PARTS]; /* of the graph */
+    int n;
+} parts_t;
+
+static bool is_operand(const match_fused_t *f, gradd_val_t v) {
+    for (int i = 0; i < f->n_in; i++)
+        if (f->in[i] == v) return true;
+    return false;
+}
+
+static void add_part(const graph_t *g, const match_fused_t *f, gradd_val_t v, parts_t *p) {
+    if (v == GRADD_NONE || g->values[v]->kind != VALUE_NODE || is_operand(f, v)) return;
+    for (int i = 0; i < p->n; i++)
+        if (p->nodes[i] == g->values[v]->node) return;
+    if (p->n < MAX_PARTS) p->nodes[p->n++] = g->values[v]->node;
+}
+
+/* The nodes between the operands and the node itself, which comes first. */
+static void collect_parts(const graph_t *g, const graph_node_t *n, const match_fused_t *f,
+                          parts_t *p) {
+    p->nodes[0] = (int32_t)(n - g->nodes);
+    p->n = 1;
+    for (int at = 0; at < p->n; at++)
+        for (int i = 0; i < g->nodes[p->nodes[at]].n_in; i++)
+            add_part(g, f, g->nodes[p->nodes[at]].in[i], p);
+}
+
+/* Model nodes of the parts, with those that an earlier pass had put together already. */
+static gradd_status_t record_parts(graph_t *g, graph_node_t *n, const parts_t *p) {
+    int count = 0;
+    for (int i = 0; i < p->n; i++)
+        count += g->nodes[p->nodes[i]].n_parts ? g->nodes[p->nodes[i]].n_parts : 1;
+    int32_t *list = arena_alloc(g->arena, sizeof list[0] * (size_t)count), at = 0;
+    if (!list) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
+    for (int i = 0; i < p->n; i++) {
+        const graph_node_t *part = &g->nodes[p->nodes[i]];
+        for (int k = 0; k < part->n_parts; k++)
+            list[at++] = part->parts[k];
+        if (!part->n_parts) list[at++] = part->origin;
+    }
+    n->parts = list;
+    n->n_parts = count;
+    return GRADD_OK;
+}
+
+static bool fits(const graph_t *g, const graph_node_t *n, const gradd_op_t *op,
+                 const match_fused_t *f) {
+    gradd_view_t in[GRADD_OP_MAX_IN] = {0};
+    gradd_type_t out[GRADD_OP_MAX_OUT];
+    for (int i = 0; i < f->n_in; i++)
+        if (f->in[i] != GRADD_NONE)
+            in[i] = (gradd_view_t){g->values[f->in[i]]->type, (void *)g->values[f->in[i]]->data};
+    gradd_infer_t infer = {
+        op, {f->attrs, f->n_attrs},
+         g->model->opset, f->n_in, 1, in, out
+    };
+    return !gradd_op_infer(&infer) && gradd_type_equal(&out[0], &g->values[n->out[0]]->type);
+}
+
+gradd_status_t match_replace(graph_t *g, graph_node_t *n, const match_fused_t *f) {
+    const gradd_op_t *op = gradd_op_by_name(f->op);
+    if (!op) return GRADD_FAIL(INTERNAL, "operator %s is missing", f->op);
+    if (f->n_in > GRADD_OP_MAX_IN || !fits(g, n, op, f)) return GRADD_OK;
+    parts_t parts;
+    collect_parts(g, n, f, &parts);
+    gradd_attr_t *attrs = arena_alloc(g->arena, sizeof attrs[0] * (size_t)(f->n_attrs + 1));
+    gradd_val_t *in = arena_alloc(g->arena, sizeof in[0] * (size_t)(f->n_in + 1));
+    gradd_val_t *out = arena_alloc(g->arena, sizeof out[0] * (size_t)op->max_out);
+    if (!attrs || !in || !out) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
+    GRADD_TRY(record_parts(g, n, &parts));
+    for (int i = 0; i < f->n_attrs; i++)
+        GRADD_TRY(graph_copy_attr(g, &f->attrs[i], &attrs[i]));
+    memcpy(in, f->in, sizeof in[0] * (size_t)f->n_in);
+    for (int j = 0; j < op->max_out; j++)
+        out[j] = j ? GRADD_NONE : n->out[0];
+    if (f->random) n->random = f->random->random;
+    n->op = op;
+    n->attrs = (gradd_attrs_t){attrs, f->n_attrs};
+    n->in = in, n->n_in = f->n_in;
+    n->out = out, n->n_out = 1;
+    return GRADD_OK;
+}
+
+gradd_status_t match_emit(graph_t *g, const graph_node_t *like, const match_fused_t *f,
+                          gradd_val_t *out, int n_out) {
+    const gradd_op_t *op = gradd_op_by_name(f->op);
+    if (!op) return GRADD_FAIL(INTERNAL, "operator %s is missing", f->op);
+    g->origin = like->origin;
+    graph_emit_t emit = {
+        .op = op,
+        .opset = g->model->opset,
+        .attrs = {f->attrs, f->n_attrs},
+        .in = f->in,
+        .n_in = f->n_in,
+        .n_out = n_out,
+        .random = f->random ? f->random->random : like->random
+    };
+    return graph_emit(g, &emit, out);
 }

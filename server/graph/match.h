@@ -16,4 +16,27 @@ bool match_with_scalar(const graph_t *g, const graph_node_t *n, double *out,
 /* Whether a reduction sums over the last axis alone, keeping it. */
 bool match_reduces_last(const graph_t *g, const graph_node_t *n);
 
+/* ---- rewriting ---- */
+
+/* The operator that a pattern becomes. Arrays are copied. */
+typedef struct match_fused_s {
+    const char *op;
+    const gradd_val_t *in; /* GRADD_NONE = absent */
+    int n_in;
+    const gradd_attr_t *attrs;
+    int n_attrs;
+    const graph_node_t *random; /* whose Philox coordinate it takes; NULL = the node's own */
+} match_fused_t;
+
+/* Turns the last node of a pattern, whose first output is the pattern's result, into the fused
+ * operator. The nodes between its operands and its result become `parts`: what it stands for. The
+ * old nodes stay and are scheduled only if somebody else reads them. A node whose operator does not
+ * take these operands, or would give another type, is left alone. Errors: NOMEM, INTERNAL (no such
+ * operator). */
+gradd_status_t match_replace(graph_t *g, graph_node_t *n, const match_fused_t *fused);
+/* Adds a node that a pass needs besides (origin and coordinate of `like`), or finds its equal. It
+ * may stand behind its readers: graph_run_passes sorts the list. Node pointers move. */
+gradd_status_t match_emit(graph_t *g, const graph_node_t *like, const match_fused_t *fused,
+                          gradd_val_t *out, int n_out);
+
 #endif

@@ -28,5 +28,5 @@ gradd_status_t graph_run_passes(graph_t *g, bool plain) {
         gradd_status_t status = sorted[i]->run(g);
         if (status) return gradd_wrap(status, "pass %s", sorted[i]->name);
     }
-    return GRADD_OK;
+    return graph_sort(g);
 }

@@ -7,7 +7,6 @@
  * keeps one number per row for backward, the pattern five tensors of the size of x. */
 #include <string.h>
 
-#include "kernels/registry.h"
 #include "kernels/rules.h"
 #include "server/graph/match.h"
 
@@ -59,27 +58,15 @@ static bool is_scale(const graph_t *g, gradd_val_t w, gradd_val_t x) {
     return tw->rank == 1 && tw->dtype == tx->dtype && tw->dims[0] == tx->dims[tx->rank - 1];
 }
 
-static gradd_status_t replace(graph_t *g, graph_node_t *n, const gradd_op_t *op, gradd_val_t x,
-                              gradd_val_t w, double eps) {
-    gradd_attr_t *attrs = arena_alloc(g->arena, sizeof attrs[0] * 2);
-    gradd_val_t *out = arena_alloc(g->arena, sizeof out[0] * (size_t)op->max_out);
-    if (!attrs || !out) return GRADD_E_NOMEM;
-    attrs[0] = gradd_make_int("axis", -1);
-    attrs[1] = gradd_make_float("epsilon", eps);
-    out[0] = n->out[0];
-    for (int j = 1; j < op->max_out; j++)
-        out[j] = GRADD_NONE;
-    n->op = op;
-    n->attrs = (gradd_attrs_t){attrs, 2};
-    n->in[0] = x;
-    n->in[1] = w;
-    n->out = out;
-    return GRADD_OK;
+static gradd_status_t replace(graph_t *g, graph_node_t *n, gradd_val_t x, gradd_val_t w,
+                              double eps) {
+    gradd_attr_t attrs[2] = {gradd_make_int("axis", -1), gradd_make_float("epsilon", eps)};
+    gradd_val_t in[2] = {x, w};
+    match_fused_t fused = {"RMSNormalization", in, 2, attrs, 2, NULL};
+    return match_replace(g, n, &fused);
 }
 
 static gradd_status_t fuse_rms_norm(graph_t *g) {
-    const gradd_op_t *op = gradd_op_by_name("RMSNormalization");
-    if (!op) return GRADD_FAIL(INTERNAL, "operator RMSNormalization is missing");
     for (int i = 0; i < g->n_nodes; i++) {
         graph_node_t *n = &g->nodes[i];
         if (n->backward || strcmp(n->op->name, "Mul")) continue;
@@ -87,7 +74,7 @@ static gradd_status_t fuse_rms_norm(graph_t *g) {
             gradd_val_t x;
             double eps;
             if (!is_normalised(g, n->in[k], &x, &eps) || !is_scale(g, n->in[1 - k], x)) continue;
-            GRADD_TRY(replace(g, n, op, x, n->in[1 - k], eps));
+            GRADD_TRY(replace(g, n, x, n->in[1 - k], eps));
             break;
         }
     }
