@@ -2,49 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import engine as E
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-
-F = TensorProto.FLOAT
-
-
-class Sizes(NamedTuple):
-    """Nodes of a plan."""
-
-    forward: int
-    backward: int
-
-
-class Writer:
-    """Collects nodes and constants of one small model."""
-
-    def __init__(self):
-        self.nodes, self.constants = [], []
-
-    def __call__(self, op, *inputs, **attrs):
-        out = f"t{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op, list(inputs), [out], **attrs))
-        return out
-
-    def constant(self, value, dtype=np.float32):
-        name = f"c{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.array(value, dtype), name))
-        return name
-
-    def model(self, inputs, outputs):
-        graph = helper.make_graph(
-            self.nodes,
-            "g",
-            [helper.make_tensor_value_info(n, F, s) for n, s in inputs.items()],
-            [helper.make_tensor_value_info(n, F, None) for n in outputs],
-            self.constants,
-        )
-        opsets = [helper.make_opsetid("", 20)]
-        return E.Model(helper.make_model(graph, opset_imports=opsets).SerializeToString())
+from onnx import numpy_helper
+from recognise import Writer, arrays, compare
 
 
 def rms_norm(w, x, scale, *, axis=-1, eps=1e-6, square="pow", inverse="reciprocal", swap=False):
@@ -55,33 +17,6 @@ def rms_norm(w, x, scale, *, axis=-1, eps=1e-6, square="pow", inverse="reciproca
     inv = w("Reciprocal", root) if inverse == "reciprocal" else w("Div", w.constant(1), root)
     normal = w("Mul", inv, x) if swap else w("Mul", x, inv)
     return w("Mul", normal, scale) if swap else w("Mul", scale, normal)
-
-
-def run(model, feed, outputs, plain):
-    """Outputs, gradients of all inputs for fixed output gradients, and the plan's sizes."""
-    plan = E.Plan(model, feed, list(feed), outputs, outputs, plain=plain)
-    one = E.Run(plan)
-    out = one.forward(feed)
-    rng = np.random.default_rng(3)
-    seeds = {n: rng.standard_normal(v.shape).astype(np.float32) for n, v in out.items()}
-    sizes = Sizes(plan.info.n_nodes_forward, plan.info.n_nodes_backward)
-    return out, one.backward(seeds), sizes
-
-
-def compare(model, feed, outputs):
-    """Checks recognised against plain; returns both plans' sizes."""
-    fast, plain = (run(model, feed, outputs, p) for p in (False, True))
-    for name in outputs:
-        np.testing.assert_allclose(fast[0][name], plain[0][name], rtol=2e-6, atol=2e-6)
-    for name, want in plain[1].items():
-        scale = max(1e-6, float(np.abs(want).max()))
-        np.testing.assert_allclose(fast[1][name] / scale, want / scale, atol=5e-6)
-    return fast[2], plain[2]
-
-
-def arrays(shapes, seed=0):
-    rng = np.random.default_rng(seed)
-    return {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
 
 
 @pytest.mark.quick
