@@ -153,6 +153,13 @@ typedef struct gradd_grad_s {
     gradd_val_t (*output)(struct gradd_grad_s *g, int j);
 } gradd_grad_t;
 
+/* What one call costs, for people (explain) and estimates; nothing is decided by it. */
+typedef struct gradd_cost_s {
+    double flops;          /* additions and multiplications */
+    int64_t read, written; /* bytes of operands and results */
+    const char *kernel;    /* what carries it out: "loop", "oneDNN f32" */
+} gradd_cost_t;
+
 /* ---- the row ----------------------------------------------------------------------------------
  */
 
@@ -197,6 +204,9 @@ struct gradd_op_s {
                                                     run is not that already */
     size_t (*work)(const gradd_infer_t *c);      /* scratch bytes; NULL = none. c->out is set */
     const gradd_case_t *cases;                   /* ended by {0} */
+    /* Corrects what gradd_op_cost (kernels/cost.h) has filled in: one operation per element of the
+     * largest tensor, all operands read, all results written, by a loop. NULL = that is right. */
+    void (*cost)(const gradd_infer_t *c, gradd_cost_t *cost);
 };
 
 typedef struct gradd_ops_s {
@@ -229,6 +239,11 @@ typedef struct gradd_ops_s {
 #define GRADD_T_BOOL  GRADD_DTB(BOOL)
 #define GRADD_T_ALL   (GRADD_T_NUM | GRADD_T_BOOL)
 #define GRADD_T_INDEX GRADD_T_INT
+/* For rows whose kernel reads bf16 itself (kernels/cpu/bf16.h). Others get casts to f32 around them
+ * when a graph is built. Outputs that are statistics (means, sums of exponentials) stay f32. */
+#define GRADD_T_FLOAT_BF16 (GRADD_T_FLOAT | GRADD_DTB(BF16))
+#define GRADD_T_NUM_BF16   (GRADD_T_NUM | GRADD_DTB(BF16))
+#define GRADD_T_ALL_BF16   (GRADD_T_ALL | GRADD_DTB(BF16))
 
 #ifdef __cplusplus
 }
