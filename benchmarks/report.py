@@ -9,7 +9,7 @@ from typing import Any
 
 import stats
 
-COLORS = {"eager": "#9aa0a8", "compile": "#5b6470", "gradd": "#1f5fbf"}
+COLORS = {"eager": "#9aa0a8", "compile": "#5b6470", "gradd": "#1f5fbf", "plain": "#8fb3e6"}
 
 
 def one_line(mode: str, samples: dict[str, list[float]]) -> str:
@@ -27,10 +27,11 @@ def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
         f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}, "
         f"commit {machine['commit']}, {machine['date']}. Median ms per step with 95 % intervals; "
         "memory: peak PSS of all processes above their start, parameters, gradients and "
-        "optimizer state, in MiB.",
+        "optimizer state, in MiB. plain: gradd with the recognition of patterns off.",
         "",
-        "| workload | mode | eager | compile | gradd | gradd against eager | against compile |",
-        "|---|---|---|---|---|---|---|",
+        "| workload | mode | eager | compile | gradd | plain | gradd against eager "
+        "| against compile | against plain |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for result in results:
         engines = result["engines"]
@@ -39,12 +40,13 @@ def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
             times = {n: engine["ms"][mode] for n, engine in engines.items() if mode in engine["ms"]}
             cells = [_cell(times.get(name)) for name in COLORS]
             cells += [_speedup(times, against) for against in ("eager", "compile")]
-            lines.append(f"| {result['workload']} | {mode} | " + " | ".join(cells) + " |")
+            cells.append(_ratio(times, "plain"))
+            lines.append(f"| {_name(result)} | {mode} | " + " | ".join(cells) + " |")
         lines.append(_extra_row(result, "memory", lambda e: _mib(e.get("memory"))))
         lines.append(_extra_row(result, "first call", lambda e: f"{e['first_s']:.1f} s"))
     for result in results:
         for engine, why in result["failed"].items():
-            lines.append(f"\n{result['workload']}, {engine} failed: {why.splitlines()[-1]}")
+            lines.append(f"\n{_name(result)}, {engine} failed: {why.splitlines()[-1]}")
     return "\n".join(lines)
 
 
@@ -62,6 +64,10 @@ def write(
     return paths
 
 
+def _name(result: dict[str, Any]) -> str:
+    return f"{result['workload']} {result['precision']}"
+
+
 def _draw(machine: dict[str, Any], results: list[dict[str, Any]], path: Path) -> None:
     import matplotlib
 
@@ -73,12 +79,22 @@ def _draw(machine: dict[str, Any], results: list[dict[str, Any]], path: Path) ->
     if not drawn:
         path.write_text("<svg xmlns='http://www.w3.org/2000/svg'/>\n")
         return
+    precisions = list(dict.fromkeys(r["precision"] for r in drawn))
+    rows = [[r for r in drawn if r["precision"] == p] for p in precisions]
+    wide = max(len(row) for row in rows)
     figure, axes = pyplot.subplots(
-        1, len(drawn), figsize=(2.3 * len(drawn) + 0.6, 3.4), layout="constrained", squeeze=False
+        len(rows),
+        wide,
+        figsize=(2.5 * wide + 0.6, 3.2 * len(rows)),
+        layout="constrained",
+        squeeze=False,
     )
-    for axis, result in zip(axes[0], drawn, strict=True):
-        _draw_workload(axis, result)
-    axes[0][0].set_ylabel("ms per step, forward + backward")
+    for line, row in zip(axes, rows, strict=True):
+        for axis, result in zip(line, row, strict=False):
+            _draw_workload(axis, result)
+        for axis in line[len(row) :]:
+            axis.remove()
+        line[0].set_ylabel("ms per step, forward + backward")
     figure.suptitle(f"{machine['cpu']}, {machine['threads']} threads", fontsize=9, color="#5b6470")
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
@@ -100,7 +116,7 @@ def _draw_workload(axis: Any, result: dict[str, Any]) -> None:
             xytext=(0, 2),
             textcoords="offset points",
         )
-    axis.set_title(result["workload"], fontsize=10)
+    axis.set_title(_name(result), fontsize=10)
     axis.set_xticks(range(len(names)), names, fontsize=8)
     axis.tick_params(axis="y", labelsize=8)
     axis.margins(y=0.12)
@@ -124,9 +140,18 @@ def _speedup(times: dict[str, list[float]], against: str) -> str:
     return stats.speedup_text(stats.ratio_interval(times[against], times["gradd"]))
 
 
+def _ratio(times: dict[str, list[float]], against: str) -> str:
+    """The ratio with its interval, also where it shows no difference: what must be excluded is a
+    slow-down."""
+    if "gradd" not in times or against not in times:
+        return "-"
+    ratio = stats.ratio_interval(times[against], times["gradd"])
+    return f"{ratio.value:.2f} ({ratio.low:.3f}-{ratio.high:.3f})"
+
+
 def _extra_row(result: dict[str, Any], label: str, cell: Any) -> str:
     cells = [cell(result["engines"][n]) if n in result["engines"] else "-" for n in COLORS]
-    return f"| {result['workload']} | {label} | " + " | ".join(cells) + " | | |"
+    return f"| {_name(result)} | {label} | " + " | ".join(cells) + " | | | |"
 
 
 def _mib(memory: dict[str, Any] | None) -> str:

@@ -2,14 +2,17 @@
 
 Every engine runs in a process of its own with the same threads; they take turns, round by round, so
 that a slow moment of the machine hits all of them. Medians come with 95 % bootstrap intervals, and
-no speed-up is printed whose interval spans 1.0. Results: JSON, an SVG and a Markdown table.
+no speed-up is printed whose interval spans 1.0. `plain` is gradd with the recognition of patterns
+switched off. Results: JSON, an SVG and a Markdown table.
 
-    python benchmarks/run.py [--quick] [--only llama,mlp] [--engines eager,compile,gradd]
+    python benchmarks/run.py [--quick] [--only llama,mlp] [--engines eager,compile,gradd,plain]
+                             [--precision fp32,bf16,autocast]
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -27,16 +30,16 @@ import report  # noqa: E402
 import workloads  # noqa: E402
 from worker import MODES  # noqa: E402
 
-ENGINES = ("eager", "compile", "gradd")
+ENGINES = ("eager", "compile", "gradd", "plain")
+PRECISIONS = ("fp32", "bf16")
 
 
 class Engine:
     """A worker process, spoken to in lines of JSON."""
 
-    def __init__(self, name: str, workload: str, quick: bool, env: dict[str, str]) -> None:
+    def __init__(self, name: str, what: list[str], env: dict[str, str]) -> None:
         self.name = name
-        command = [sys.executable, str(HERE / "worker.py"), name, workload]
-        command.append("quick" if quick else "full")
+        command = [sys.executable, str(HERE / "worker.py"), name, *what]
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by end()
         self._process = subprocess.Popen(
             command,
@@ -72,15 +75,18 @@ class Engine:
         raise RuntimeError(f"{self.name}: the worker ended\n" + "\n".join(tail))
 
 
-def measure(name: str, options: argparse.Namespace, env: dict[str, str]) -> dict[str, Any]:
+def measure(
+    name: str, precision: str, options: argparse.Namespace, env: dict[str, str]
+) -> dict[str, Any]:
     """All engines on one workload; an engine that fails is reported and left out."""
-    result: dict[str, Any] = {"workload": name, "engines": {}, "failed": {}}
+    result: dict[str, Any] = {"workload": name, "precision": precision}
+    result |= {"engines": {}, "failed": {}}
     load = workloads.make(name, options.quick)
     result |= {"what": load.what, "tokens": load.tokens}
     engines: list[Engine] = []
     try:
         for engine_name in options.engines:
-            _start(engine_name, name, options, env, engines, result)
+            _start(engine_name, options, env, engines, result)
         for mode in MODES if not options.no_optimizer else MODES[:1]:
             if mode != MODES[0]:
                 for engine in list(engines):
@@ -113,7 +119,6 @@ def _ask(
 
 def _start(
     engine_name: str,
-    workload: str,
     options: argparse.Namespace,
     env: dict[str, str],
     engines: list[Engine],
@@ -121,7 +126,9 @@ def _start(
 ) -> None:
     print(f"  {engine_name:8s} first call ...", end="", flush=True)
     try:
-        engine = Engine(engine_name, workload, options.quick, env)
+        size = "quick" if options.quick else "full"
+        what = [result["workload"], size, result["precision"]]
+        engine = Engine(engine_name, what, _env_of(engine_name, env))
         engines.append(engine)
         warm = engine.do("warm", options.warm)
     except RuntimeError as error:
@@ -134,11 +141,21 @@ def _start(
     result["engines"][engine_name] = {"first_s": warm["first_s"], "loss": warm["loss"], "ms": {}}
 
 
+def _env_of(engine_name: str, env: dict[str, str]) -> dict[str, str]:
+    """Recognition is a setting of the daemon, so `plain` has a daemon of its own."""
+    if engine_name != "plain":
+        return env
+    folder = Path(env["GRADD_DIR"]) / "plain"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return {**env, "GRADD_DIR": str(folder), "GRADD_FUSE": "0"}
+
+
 def _take_turns(
     engines: list[Engine], options: argparse.Namespace, mode: str, result: dict[str, Any]
 ) -> None:
     samples: dict[str, list[float]] = {e.name: [] for e in engines}
-    for round_ in range(options.rounds):
+    rounds = options.rounds if mode == MODES[0] else max(2, options.rounds // 2)
+    for round_ in range(rounds):
         # The order turns too: nobody always runs after the same neighbour.
         shift = round_ % max(1, len(engines))
         for engine in engines[shift:] + engines[:shift]:
@@ -187,7 +204,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds")
     parser.add_argument("--only", default=",".join(workloads.NAMES), help="workloads, by comma")
     parser.add_argument("--engines", default=",".join(ENGINES), help="engines, by comma")
-    parser.add_argument("--rounds", type=int, help="rounds of turns (default 12, quick 6)")
+    parser.add_argument("--precision", default=",".join(PRECISIONS), help="precisions, by comma")
+    parser.add_argument(
+        "--rounds", type=int, help="rounds of turns (default 10, quick 6; half with AdamW)"
+    )
     parser.add_argument("--samples", type=int, help="samples per turn (default 2, quick 4)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads per engine")
     parser.add_argument("--no-optimizer", action="store_true", help="forward and backward only")
@@ -195,7 +215,14 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     options.only = options.only.split(",")
     options.engines = options.engines.split(",")
-    options.rounds = options.rounds or (6 if options.quick else 12)
+    options.precision = options.precision.split(",")
+    for given, known in (
+        (options.only, workloads.NAMES),
+        (options.precision, workloads.PRECISIONS),
+    ):
+        if unknown := set(given) - set(known):
+            parser.error(f"{', '.join(unknown)} is none of {', '.join(known)}")
+    options.rounds = options.rounds or (6 if options.quick else 10)
     options.samples = options.samples or (4 if options.quick else 2)
     options.warm = 3
     options.memory_steps = 5
@@ -223,11 +250,13 @@ def main(argv: list[str] | None = None) -> int:
         ours = [str(HERE.parent / "adapters" / name) for name in ("python", "optimum")]
         env["PYTHONPATH"] = os.pathsep.join([*ours, os.environ.get("PYTHONPATH", "")]).rstrip(":")
         try:
-            for name in options.only:
-                print(f"\n{name}: {workloads.make(name, options.quick).what}", flush=True)
-                results.append(measure(name, options, env))
+            for name, precision in itertools.product(options.only, options.precision):
+                what = workloads.make(name, options.quick).what
+                print(f"\n{name} {precision}: {what}", flush=True)
+                results.append(measure(name, precision, options, env))
         finally:
-            _stop_daemon(env)
+            for engine_name in ("gradd", "plain"):
+                _stop_daemon(_env_of(engine_name, env))
     paths = report.write(Path(options.out), machine, results, options.quick)
     print("\n" + report.table(machine, results))
     print("\nwritten: " + ", ".join(str(p) for p in paths))

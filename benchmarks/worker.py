@@ -26,17 +26,18 @@ MODES = ("fwd+bwd", "with AdamW")
 class Worker:
     """Holds the module, its batch and the step that is measured."""
 
-    def __init__(self, engine: str, workload: str, quick: bool) -> None:
+    def __init__(self, engine: str, workload: str, quick: bool, precision: str) -> None:
         import torch
 
         from optimum.gradd import memory
 
         self._torch, self._memory = torch, memory
+        self._autocast = precision == "autocast"
         self._engine = engine
         self._load_code()
         self._base = sum(memory.pss_bytes(pid) for pid in self._pids().values())
         self.load = workloads.make(workload, quick)
-        self.module, self.batch = self.load.build()
+        self.module, self.batch = workloads.in_precision(*self.load.build(), precision)
         self.module.train()
         self._call = self._wrap(engine)
         self._trained = [p for p in self.module.parameters() if p.requires_grad]
@@ -47,7 +48,7 @@ class Worker:
             return self.module
         if engine == "compile":
             return self._torch.compile(self.module)
-        if engine == "gradd":
+        if engine in ("gradd", "plain"):  # plain: its daemon was told not to recognise patterns
             from gradd import ORTModule
 
             return ORTModule(self.module, strict=True)
@@ -57,7 +58,8 @@ class Worker:
         """One forward, backward and, in that mode, one optimizer step."""
         for p in self._trained:
             p.grad = None
-        out = self._call(**self.batch)
+        with self._torch.autocast("cpu", self._torch.bfloat16, enabled=self._autocast):
+            out = self._call(**self.batch)
         loss = out["loss"] if isinstance(out, dict) else out[0]
         loss.backward()
         if self._optimizer is not None:
@@ -93,13 +95,10 @@ class Worker:
         return {}
 
     def _make_optimizer(self) -> Any:
-        if self._engine == "gradd":
-            try:
-                from gradd.optim import AdamWMode, FusedAdam
-            except ImportError:
-                pass
-            else:
-                return FusedAdam(self._trained, lr=1e-5, adam_w_mode=AdamWMode.ADAMW_TORCH)
+        if self._engine in ("gradd", "plain"):
+            from gradd.optim import AdamWMode, FusedAdam
+
+            return FusedAdam(self._trained, lr=1e-5, adam_w_mode=AdamWMode.ADAMW_TORCH)
         return self._torch.optim.AdamW(self._trained, lr=1e-5, fused=True)
 
     def memory(self, steps: int) -> dict[str, Any]:
@@ -121,7 +120,8 @@ class Worker:
 
     def _pids(self) -> dict[str, int]:
         pids = {"trainer": os.getpid()}
-        daemon = self._memory.daemon_pid() if self._engine == "gradd" else None
+        ours = self._engine in ("gradd", "plain")
+        daemon = self._memory.daemon_pid() if ours else None
         if daemon:
             pids["daemon"] = daemon
         return pids
@@ -140,10 +140,10 @@ class Worker:
 
 def main() -> int:
     """Reads commands until `end`."""
-    engine, workload, quick = sys.argv[1], sys.argv[2], sys.argv[3] == "quick"
+    engine, workload, size, precision = sys.argv[1:5]
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # prints of libraries must not reach the parent's parser
-    worker = Worker(engine, workload, quick)
+    worker = Worker(engine, workload, size == "quick", precision)
     print(json.dumps({"ready": True}), file=answers)
     for line in sys.stdin:
         command = json.loads(line)

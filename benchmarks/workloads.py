@@ -72,6 +72,20 @@ def make(name: str, quick: bool) -> Workload:
 
 
 NAMES = ("llama", "sft", "bert", "lora", "mlp")
+PRECISIONS = ("fp32", "bf16", "autocast")
+
+
+def in_precision(
+    module: nn.Module, batch: dict[str, torch.Tensor], precision: str
+) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """The module and its batch in one of PRECISIONS.
+
+    bf16 casts the parameters and the float inputs; autocast leaves both as they are.
+    """
+    if precision == "bf16":
+        module = module.bfloat16()
+        batch = {k: v.bfloat16() if v.is_floating_point() else v for k, v in batch.items()}
+    return module, batch
 
 
 def _ids(size: _LlamaSize) -> torch.Tensor:

@@ -51,6 +51,7 @@ def test_table_names_failures_and_keeps_intervals(tmp_path: Path) -> None:
     fast = {**engine, "ms": {"fwd+bwd": [5.0, 5.5, 6.0]}}
     result = {
         "workload": "llama",
+        "precision": "bf16",
         "what": "w",
         "tokens": 1,
         "failed": {"compile": "x\nno compiler"},
@@ -58,7 +59,7 @@ def test_table_names_failures_and_keeps_intervals(tmp_path: Path) -> None:
     result["engines"] = {"eager": engine, "gradd": fast}
     paths = report.write(tmp_path, machine, [result], quick=True)
     text = paths[1].read_text()
-    assert "llama, compile failed: no compiler" in text and "2.00x" in text and "3 MiB" in text
+    assert "llama bf16, compile failed: no compiler" in text and "2.00x" in text and "3 MiB" in text
     assert json.loads(paths[0].read_text())["results"][0]["workload"] == "llama"
     assert paths[2].read_text().count("<svg") == 1 and paths[0].stem.endswith("-quick")
 
@@ -82,7 +83,7 @@ def test_workloads_are_what_they_say(name: str) -> None:
 
 def test_worker_answers_in_lines_of_json() -> None:
     process = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "worker.py"), "eager", "mlp", "quick"],
+        [sys.executable, str(BENCHMARKS / "worker.py"), "eager", "mlp", "quick", "fp32"],
         input='{"do": "warm", "steps": 2}\n{"do": "time", "steps": 3}\n'
         '{"do": "optimizer"}\n{"do": "memory", "steps": 2}\n{"do": "end"}\n',
         capture_output=True,
