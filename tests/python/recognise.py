@@ -38,11 +38,15 @@ class Writer:
         self.constants.append(numpy_helper.from_array(np.array(value, dtype), name))
         return name
 
-    def model(self, inputs, outputs):
+    def model(self, inputs, outputs, ints=()):
+        """inputs: shapes by name; those named in `ints` hold 64-bit integers."""
         graph = helper.make_graph(
             self.nodes,
             "g",
-            [helper.make_tensor_value_info(n, F, s) for n, s in inputs.items()],
+            [
+                helper.make_tensor_value_info(n, TensorProto.INT64 if n in ints else F, s)
+                for n, s in inputs.items()
+            ],
             [helper.make_tensor_value_info(n, F, None) for n in outputs],
             self.constants,
         )
@@ -50,11 +54,12 @@ class Writer:
         return E.Model(helper.make_model(graph, opset_imports=opsets).SerializeToString())
 
 
-def run(model, feed, outputs, plain):
-    """Outputs, gradients of all inputs for fixed output gradients, and the plan's sizes."""
-    plan = E.Plan(model, feed, list(feed), outputs, outputs, plain=plain)
+def run(model, feed, outputs, plain, threads=0, seed=0):
+    """Outputs, gradients of all float inputs for fixed output gradients, and the plan's sizes."""
+    floats = [n for n, v in feed.items() if np.issubdtype(v.dtype, np.floating)]
+    plan = E.Plan(model, feed, floats, outputs, outputs, threads=threads, plain=plain)
     one = E.Run(plan)
-    out = one.forward(feed)
+    out = one.forward(feed, seed)
     rng = np.random.default_rng(3)
     seeds = {n: rng.standard_normal(v.shape).astype(np.float32) for n, v in out.items()}
     sizes = Sizes(plan.info.n_nodes_forward, plan.info.n_nodes_backward)

@@ -1,0 +1,105 @@
+/* Linear: a matrix product with one weight matrix, and a bias in the product's epilogue.
+ *
+ * Math: y[..., N] = x[..., K] W + b[N], with W [K, N], or [N, K] if transB. Recognition makes it
+ * from MatMul and Add, or from Gemm. Saved for backward: x and W. Gradients: dx = dy W^T; dW = x^T
+ * dy over all rows, in W's own layout; db = sum of dy over all rows, a reduction that has a fixed
+ * order. The bias costs no pass over y. */
+#include "kernels/cpu/gemm.h"
+#include "kernels/infer.h"
+#include "kernels/rules.h"
+
+typedef gradd_status_t (*product_fn)(const gradd_gemm_t *, const void *, const void *, const void *,
+                                     void *);
+
+static int64_t rows_in(const gradd_type_t *x) {
+    int64_t rows = 1;
+    for (int i = 0; i + 1 < x->rank; i++)
+        rows *= x->dims[i];
+    return rows;
+}
+
+static gradd_status_t linear(const gradd_run_t *r, product_fn product) {
+    const gradd_type_t *x = &r->in[0].type, *y = &r->out[0].type;
+    bool trans = gradd_attr_int(r->attrs, "transB", 0);
+    gradd_gemm_t g = {.dtype = x->dtype, .alpha = 1, .has_bias = true};
+    g.m = rows_in(x), g.k = x->dims[x->rank - 1], g.n = y->dims[y->rank - 1];
+    g.a_m = g.k, g.a_k = 1;
+    g.b_k = trans ? 1 : g.n, g.b_n = trans ? g.k : 1;
+    return product(&g, r->in[0].data, r->in[1].data, r->in[2].data, r->out[0].data);
+}
+
+static gradd_status_t run_linear(const gradd_run_t *r) {
+    return linear(r, gradd_gemm);
+}
+
+static gradd_status_t ref_linear(const gradd_run_t *r) {
+    return linear(r, gradd_gemm_ref);
+}
+
+static gradd_status_t infer_linear(gradd_infer_t *c) {
+    const gradd_type_t *x = &c->in[0].type, *w = &c->in[1].type, *b = &c->in[2].type;
+    bool trans = gradd_attr_int(c->attrs, "transB", 0);
+    bool fits = x->rank >= 2 && w->rank == 2 && b->rank == 1 && w->dtype == x->dtype &&
+                b->dtype == x->dtype && w->dims[trans] == x->dims[x->rank - 1] &&
+                w->dims[!trans] == b->dims[0];
+    if (!fits) {
+        char tx[GRADD_TYPE_TEXT], tw[GRADD_TYPE_TEXT], tb[GRADD_TYPE_TEXT];
+        return GRADD_FAIL(GRAPH, "x %s, W %s and bias %s do not make a linear layer",
+                          gradd_type_format(x, tx), gradd_type_format(w, tw),
+                          gradd_type_format(b, tb));
+    }
+    c->out[0] = *x;
+    c->out[0].dims[x->rank - 1] = b->dims[0];
+    return GRADD_OK;
+}
+
+static gradd_val_t product_of(gradd_builder_t *b, gradd_val_t x, gradd_val_t y, bool trans_x,
+                              bool trans_y) {
+    gradd_attr_t attrs[3] = {gradd_make_int("transA", trans_x), gradd_make_int("transB", trans_y),
+                             gradd_make_float("alpha", 1)};
+    return gradd_emit_attrs(b, "FusedMatMul", (gradd_val_t[]){x, y}, 2, attrs, 3);
+}
+
+static gradd_val_t as_matrix(gradd_builder_t *b, gradd_val_t v) {
+    gradd_type_t t = *gradd_val_type(b, v);
+    if (b->status) return GRADD_NONE;
+    return gradd_reshape_to(b, v, (int64_t[]){rows_in(&t), t.dims[t.rank - 1]}, 2);
+}
+
+static gradd_status_t grad_linear(gradd_grad_t *g) {
+    gradd_builder_t *b = g->b;
+    bool trans = gradd_attr_int(g->attrs, "transB", 0);
+    gradd_val_t dy = g->dout[0];
+    if (dy == GRADD_NONE) return GRADD_OK;
+    if (g->need[0]) g->din[0] = product_of(b, dy, g->in[1], false, !trans);
+    if (g->need[1]) {
+        gradd_val_t x = as_matrix(b, g->in[0]), d = as_matrix(b, dy);
+        g->din[1] = trans ? product_of(b, d, x, true, false) : product_of(b, x, d, true, false);
+    }
+    if (g->need[2]) g->din[2] = gradd_reduce_to(b, dy, g->in[2]);
+    return b->status;
+}
+
+GRADD_OPS(linear, {.name = "Linear",
+                   .domain = "com.gradd",
+                   .since = 1,
+                   .min_in = 3,
+                   .max_in = 3,
+                   .min_out = 1,
+                   .max_out = 1,
+                   .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY,
+                   .types = {GRADD_T_FLOAT},
+                   .attrs = GRADD_ATTR_LIST({"transB", GRADD_ATTR_INT, false}),
+                   .infer = infer_linear,
+                   .grad = grad_linear,
+                   .run = run_linear,
+                   .ref = ref_linear,
+                   .cases = GRADD_CASES({.text = "f32[3,4] f32[4,5] f32[5]"},
+                                        {.text = "f32[3,4] f32[5,4] f32[5] | transB=1"},
+                                        {.text = "f32[2,3,4] f32[5,4] f32[5] | transB=1"},
+                                        {.text = "f32[2,3,4] f32[4,1] f32[1]"},
+                                        {.text = "f32[2,1,3,7] f32[7,6] f32[6]"},
+                                        {.text = "f32[0,4] f32[4,5] f32[5]"},
+                                        {.text = "f32[3,0] f32[0,5] f32[5]"},
+                                        {.text = "f32[1,1] f32[1,1] f32[1] | transB=1"},
+                                        {.text = "f32[5,13,70] f32[33,70] f32[33] | transB=1"})});

@@ -1,0 +1,14 @@
+/* Who reads a value, dead code left out: a pass that makes a second copy of some work must know
+ * that nobody else needs the first. Nodes that earlier passes have replaced stay in the list and do
+ * not count unless an output still needs them. */
+#ifndef GRADD_SERVER_GRAPH_READERS_H
+#define GRADD_SERVER_GRAPH_READERS_H
+
+#include "server/graph/graph.h"
+
+/* out[v] = number of operands of live nodes, and of graph outputs, that are v; n_values entries in
+ * the graph's arena. A snapshot: rewrites that follow can only lower a count of an old value, until
+ * they let a node read more than before. Errors: NOMEM. */
+gradd_status_t graph_count_readers(graph_t *g, int32_t **out);
+
+#endif
