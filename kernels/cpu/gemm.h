@@ -46,5 +46,7 @@ gradd_status_t gradd_gemm_blocked(const gradd_gemm_t *g, const void *a, const vo
                                   const void *bias, void *c);
 /* "oneDNN 3.2.0" or "blocked". */
 const char *gradd_gemm_library(void);
+/* What multiplies matrices of this type: "oneDNN f32", "blocked f64", "plain loops". */
+const char *gradd_gemm_kernel(gradd_dtype_t dtype);
 
 #endif

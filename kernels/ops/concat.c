@@ -6,6 +6,7 @@
  */
 #include <string.h>
 
+#include "kernels/cost.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/infer.h"
 #include "kernels/op.h"
@@ -226,6 +227,7 @@ GRADD_OPS(
         .infer = infer_concat,
         .grad = grad_concat,
         .run = run_concat,
+        .cost = gradd_cost_move,
         .ref = ref_concat,
         .cases = GRADD_CASES({.text = "f32[2,3] f32[2,1] f32[2,4] | axis=1"},
                              {.text = "f32[2,3] f32[1,3] | axis=-2"},
@@ -248,6 +250,7 @@ GRADD_OPS(
      .infer = infer_split,
      .grad = grad_split,
      .run = run_split,
+     .cost = gradd_cost_move,
      .ref = ref_split,
      .cases = GRADD_CASES({.text = "f32[2,6] i64[2]={4,2} | axis=1 -> 2"},
                           {.text = "f32[2,6] i64[3]={1,0,5} | axis=-1 -> 3"},

@@ -6,6 +6,7 @@
  */
 #include <string.h>
 
+#include "kernels/cost.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/infer.h"
 #include "kernels/op.h"
@@ -148,6 +149,7 @@ GRADD_OPS(
         .infer = infer_expand,
         .grad = grad_expand,
         .run = run_expand,
+        .cost = gradd_cost_move,
         .ref = ref_expand,
         .cases = GRADD_CASES({.text = "f32[3,1] i64[2]={3,4}"},
           {.text = "f32[3,1] i64[3]={2,1,4}"},
@@ -171,6 +173,7 @@ GRADD_OPS(
      .infer = infer_tile,
      .grad = grad_tile,
      .run = run_tile,
+     .cost = gradd_cost_move,
      .ref = ref_tile,
      .cases = GRADD_CASES({.text = "f32[2,3] i64[2]={2,2}"}, {.text = "f32[2,3,2] i64[3]={1,1,3}"},
                           {.text = "f32[2,3,2] i64[3]={2,1,1}"}, {.text = "i64[3] i64[1]={4}"},

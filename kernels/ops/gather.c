@@ -11,6 +11,7 @@
  */
 #include <string.h>
 
+#include "kernels/cost.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/rows.h"
@@ -185,7 +186,7 @@ static gradd_status_t grad_gather_grad(gradd_grad_t *g) {
     .name = op_name, .domain = "", .since = 1, .min_in = 2, .max_in = 2, .min_out = 1,             \
     .max_out = 1, .types = {0xffffffffu, GRADD_T_INDEX},                                           \
     .attrs = GRADD_ATTR_LIST({other, GRADD_ATTR_INT, false}), .infer = infer_gather,               \
-    .grad = grad_gather, .run = run_gather, .work = work_gather
+    .grad = grad_gather, .run = run_gather, .work = work_gather, .cost = gradd_cost_pick
 #define GATHER_GRAD_ROW(op_name, other)                                                            \
     .name = op_name, .domain = "com.gradd", .since = 1, .min_in = 2, .max_in = 2, .min_out = 1,    \
     .max_out = 1, .flags = GRADD_OP_INTERNAL, .types = {GRADD_T_FLOAT, GRADD_T_INDEX},             \

@@ -252,6 +252,16 @@ static gradd_status_t grad_gemm(gradd_grad_t *g) {
 
 /* ---- cases and rows ------------------------------------------------------------------------- */
 
+/* 2 m n k, with k from the left operand; a bias is one addition per element. */
+static void cost_product(const gradd_infer_t *c, gradd_cost_t *cost) {
+    const gradd_type_t *a = &c->in[0].type;
+    int at = gradd_attr_int(c->attrs, "transA", 0) ? a->rank - 2 : a->rank - 1;
+    double elements = (double)gradd_type_count(&c->out[0]);
+    cost->flops = 2 * elements * (double)a->dims[at];
+    if (c->n_in > 2 && c->in[2].type.dtype) cost->flops += elements;
+    cost->kernel = gradd_gemm_kernel(a->dtype);
+}
+
 #define TRANSPOSITIONS                                                                             \
     {"transA", GRADD_ATTR_INT, false}, {                                                           \
         "transB", GRADD_ATTR_INT, false                                                            \
@@ -267,6 +277,7 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 1,
      .flags = GRADD_OP_COSTLY,
+     .cost = cost_product,
      .types = {GRADD_T_NUM},
      .infer = infer_matmul,
      .grad = grad_matmul,
@@ -289,6 +300,7 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 1,
      .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY,
+     .cost = cost_product,
      .types = {GRADD_T_FLOAT},
      .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false}),
      .infer = infer_fused,
@@ -311,6 +323,7 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 1,
      .flags = GRADD_OP_COSTLY,
+     .cost = cost_product,
      .types = {GRADD_T_FLOAT},
      .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false},
                               {"beta", GRADD_ATTR_FLOAT, false}),

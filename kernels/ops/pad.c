@@ -7,6 +7,7 @@
  */
 #include <string.h>
 
+#include "kernels/cost.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
@@ -281,6 +282,7 @@ GRADD_OPS(pad,
               .infer = infer_pad,
               .grad = grad_pad,
               .run = run_pad,
+              .cost = gradd_cost_move,
               .ref = ref_pad,
               .work = work_pad,
               .cases = GRADD_CASES({.text = "f32[2,3] i64[4]={0,1,2,0}"},
@@ -309,6 +311,7 @@ GRADD_OPS(pad,
                                     {"mode", GRADD_ATTR_STRING, true}),
            .infer = infer_pad_grad,
            .run = run_pad_grad,
+           .cost = gradd_cost_move,
            .work = work_pad_grad,
            .cases = GRADD_CASES({.text = "f32[5,6] | dims=[3,4] begins=[1,2] mode=\"reflect\""},
                                 {.text = "f32[4] | dims=[2] begins=[1] mode=\"edge\""},

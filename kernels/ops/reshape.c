@@ -8,6 +8,7 @@
  */
 #include <string.h>
 
+#include "kernels/cost.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/infer.h"
 #include "kernels/op.h"
@@ -154,6 +155,7 @@ GRADD_OPS(
      .infer = infer_reshape,
      .grad = grad_view,
      .run = run_view,
+     .cost = gradd_cost_move,
      .cases = GRADD_CASES({.text = "f32[2,3,4] i64[2]={6,4}"}, {.text = "f32[2,3,4] i64[2]={0,-1}"},
                           {.text = "f32[] i64[2]={1,-1}"}, {.text = "f32[1,1] i64[0]={}"},
                           {.text = "f32[0,3] i64[2]={3,0} | allowzero=1"},
@@ -171,6 +173,7 @@ GRADD_OPS(
      .infer = infer_squeeze,
      .grad = grad_view,
      .run = run_view,
+     .cost = gradd_cost_move,
      .cases = GRADD_CASES({.text = "f32[1,3,1] i64[1]={0}"}, {.text = "f32[1,3,1] i64[2]={-1,0}"},
                           {.text = "f32[1,3,1]"}, {.text = "f32[1,3,1] -"},
                           {.text = "f32[1,3,1] | axes=[2]"}, {.text = "i64[1] i64[1]={0}"})},
@@ -187,6 +190,7 @@ GRADD_OPS(
      .infer = infer_unsqueeze,
      .grad = grad_view,
      .run = run_view,
+     .cost = gradd_cost_move,
      .cases = GRADD_CASES({.text = "f32[3,2] i64[1]={1}"}, {.text = "f32[3] i64[2]={-1,0}"},
                           {.text = "f32[] i64[1]={0}"}, {.text = "f32[3,2] | axes=[1]"},
                           {.text = "bool[3] i64[1]={-1}"})},
@@ -202,6 +206,7 @@ GRADD_OPS(
      .infer = infer_flatten,
      .grad = grad_view,
      .run = run_view,
+     .cost = gradd_cost_move,
      .cases = GRADD_CASES({.text = "f32[2,3,4]"}, {.text = "f32[2,3,4] | axis=0"},
                           {.text = "f32[2,3,4] | axis=3"}, {.text = "f32[2,3,4] | axis=-1"})},
     {.name = "Identity",
@@ -215,6 +220,7 @@ GRADD_OPS(
      .infer = gradd_infer_same,
      .grad = grad_view,
      .run = run_view,
+     .cost = gradd_cost_move,
      .cases = GRADD_CASES({.text = "f32[2,3]"}, {.text = "i64[3]"}, {.text = "f32[]"},
                           {.text = "f32[0,2]"})},
     {.name = "StopGradient",
@@ -227,4 +233,5 @@ GRADD_OPS(
      .flags = GRADD_OP_VIEW | GRADD_OP_NO_GRAD,
      .infer = gradd_infer_same,
      .run = run_view,
+     .cost = gradd_cost_move,
      .cases = GRADD_CASES({.text = "f32[2,3]"}, {.text = "f32[]"})});

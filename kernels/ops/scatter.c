@@ -10,6 +10,7 @@
  */
 #include <string.h>
 
+#include "kernels/cost.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/rows.h"
@@ -178,6 +179,7 @@ GRADD_OPS(
         .infer = infer_scatter_nd,
         .grad = grad_scatter,
         .run = run_scatter,
+        .cost = gradd_cost_move,
         .work = work_scatter,
         .cases = GRADD_CASES(
             {.text = "f32[5,3] i64[2,1]={4,-4} f32[2,3]"},
@@ -204,6 +206,7 @@ GRADD_OPS(
      .infer = infer_scatter_elements,
      .grad = grad_scatter,
      .run = run_scatter,
+     .cost = gradd_cost_move,
      .work = work_scatter,
      .cases = GRADD_CASES({.text = "f32[3,5] i64[2,2]={0,4,-3,1} f32[2,2] | axis=1"},
                           {.text = "f32[5,3] i64[2,3]={1,0,2,4,1,3} f32[2,3]"},

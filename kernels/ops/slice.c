@@ -6,6 +6,7 @@
  */
 #include <string.h>
 
+#include "kernels/cost.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/infer.h"
 #include "kernels/op.h"
@@ -215,6 +216,7 @@ GRADD_OPS(slice,
               .infer = infer_slice,
               .grad = grad_slice,
               .run = run_slice,
+              .cost = gradd_cost_move,
               .ref = ref_slice,
               .cases = GRADD_CASES(
                   {.text = "f32[4,5] i64[1]={1} i64[1]={3}"},
@@ -243,6 +245,7 @@ GRADD_OPS(slice,
            .infer = infer_slice_grad,
            .grad = grad_slice_grad,
            .run = run_slice_grad,
+           .cost = gradd_cost_move,
            .ref = ref_slice_grad,
            .cases = GRADD_CASES({.text = "f32[2,3] | dims=[4,5] starts=[1,0] steps=[1,2]"},
                                 {.text = "f32[2,3] | dims=[2,7] starts=[0,6] steps=[1,-3]"},

@@ -3,6 +3,7 @@
  * The strided copy merges axes that stay neighbours ([B,S,H,D] -> [B,H,S,D] moves rows of D) and
  * turns 8 x 8 blocks where the innermost axis changes. Nothing is saved: dx = dy by the inverse.
  */
+#include "kernels/cost.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/infer.h"
 #include "kernels/op.h"
@@ -91,6 +92,7 @@ GRADD_OPS(transpose,
            .infer = infer_transpose,
            .grad = grad_transpose,
            .run = run_transpose,
+           .cost = gradd_cost_move,
            .ref = ref_transpose,
            .cases = GRADD_CASES({.text = "f32[3,5]"}, {.text = "f32[2,3,4,5] | perm=[0,2,1,3]"},
                                 {.text = "f32[2,3,4,5] | perm=[0,1,3,2]"},

@@ -91,6 +91,70 @@ gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_
 void gradd_plan_destroy(gradd_plan_t *plan);
 const gradd_plan_info_t *gradd_plan_info(const gradd_plan_t *plan);
 
+/* ---- explanation: what a plan does, row by row -------------------------------------------------
+ */
+
+typedef enum gradd_explain_kind_e {
+    GRADD_EXPLAIN_RUN,   /* an operator that is carried out */
+    GRADD_EXPLAIN_COPY,  /* of a result to an output or gradient that it could not be made in */
+    GRADD_EXPLAIN_VIEW,  /* shares the bytes of its operand: costs nothing */
+    GRADD_EXPLAIN_EMPTY, /* has no element to write: not run */
+} gradd_explain_kind_t;
+
+/* One operator of a plan. Later versions append fields. Texts and lists are the plan's and the
+ * model's. */
+typedef struct gradd_explain_row_s {
+    gradd_explain_kind_t kind;
+    int step; /* position among the steps of its phase, -1 = not run */
+    bool backward;
+    const char *op, *domain;
+    const char *kernel;              /* "oneDNN f32", "loop", "view", "copy", "none" */
+    int node;                        /* model node it comes from or differentiates; -1 = a copy */
+    const char *node_name, *node_op; /* of that node; "" for a copy */
+    const int32_t *parts;            /* model nodes that a recognised operator stands for */
+    int n_parts;
+    gradd_type_t type; /* of the first result */
+    int64_t bytes_read, bytes_written;
+    int64_t work_bytes;  /* scratch */
+    int64_t saved_bytes; /* of its results, kept for backward */
+    double flops;
+    bool leftover; /* forward, on floats, of an operator that patterns are made of */
+} gradd_explain_row_t;
+
+typedef enum gradd_fate_e {
+    GRADD_FATE_UNUSED, /* no wanted output needs it */
+    GRADD_FATE_RUN,
+    GRADD_FATE_FUSED, /* into a recognised operator */
+    GRADD_FATE_VIEW,
+    GRADD_FATE_FOLDED, /* computed when the plan was made */
+    GRADD_FATE_MERGED, /* equal to an earlier node, or gives its operand back */
+} gradd_fate_t;
+
+/* What became of one node of the model. */
+typedef struct gradd_explain_node_s {
+    gradd_fate_t fate;
+    int row; /* the row that computes it, -1 = none */
+    const char *name, *op, *domain;
+} gradd_explain_node_t;
+
+typedef struct gradd_explain_info_s {
+    int n_rows, n_nodes; /* nodes: of the model, in the order of its bytes */
+    const char *library; /* that multiplies matrices */
+    int threads;         /* as asked for: 0 = as many as the process may use */
+    int64_t input_bytes, output_bytes, grad_bytes; /* of the caller's tensors, each once */
+} gradd_explain_info_t;
+
+typedef struct gradd_explain_s gradd_explain_t;
+
+/* Of the forward and the expected backward. Destroy it before the plan. Errors: NOMEM. */
+gradd_status_t gradd_plan_explain(const gradd_plan_t *plan, gradd_explain_t **out_explain);
+void gradd_explain_destroy(gradd_explain_t *explain);
+const gradd_explain_info_t *gradd_explain_info(const gradd_explain_t *explain);
+/* Rows in order of execution: forward, then backward. NULL behind the last one. */
+const gradd_explain_row_t *gradd_explain_row(const gradd_explain_t *explain, int i);
+const gradd_explain_node_t *gradd_explain_node(const gradd_explain_t *explain, int i);
+const char *gradd_fate_name(gradd_fate_t fate); /* "folded" */
+
 /* ---- run: one forward and its backward ----------------------------------------------------------
  */
 

@@ -136,6 +136,7 @@ static gradd_status_t instantiate(graph_t *g, const graph_options_t *options) {
         return GRADD_FAIL(NOMEM, "no memory to compile the graph");
     for (int v = 0; v < m->n_values; v++)
         map[v] = GRADD_NONE;
+    g->of_model = map;
     GRADD_TRY(add_inputs(g, options, map));
     for (int i = 0; i < m->n_nodes; i++) {
         g->origin = i;

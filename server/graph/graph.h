@@ -55,9 +55,10 @@ typedef struct graph_s {
     int n_values, cap_values;
     graph_node_t *nodes; /* Owned, grows */
     int n_nodes, cap_nodes;
-    int n_forward;        /* nodes [0, n_forward) come from the model */
-    gradd_val_t *inputs;  /* per model input */
-    gradd_val_t *outputs; /* per wanted output */
+    int n_forward;         /* nodes [0, n_forward) come from the model */
+    gradd_val_t *of_model; /* per model value: what it became, GRADD_NONE = nothing */
+    gradd_val_t *inputs;   /* per model input */
+    gradd_val_t *outputs;  /* per wanted output */
     int n_outputs;
     int32_t *buckets; /* Owned: hash of nodes, for common subexpressions; -1 ends a chain */
     int32_t *chain;   /* Owned: next node with the same hash */
@@ -95,6 +96,10 @@ void graph_destroy(graph_t *graph);
 
 /* Adds a node (or finds its equal, or folds it) and writes its n_out values. */
 gradd_status_t graph_emit(graph_t *g, const graph_emit_t *emit, gradd_val_t *out);
+/* Whether a bf16 operand meets a row that does not read bf16; graph_emit then calls the second,
+ * which puts the operator between casts to f32 and back (widen.c). */
+bool graph_must_widen(const graph_t *g, const graph_emit_t *emit);
+gradd_status_t graph_emit_widened(graph_t *g, const graph_emit_t *emit, gradd_val_t *out);
 /* A constant; the elements are copied. */
 gradd_status_t graph_constant(graph_t *g, const gradd_type_t *type, const void *data,
                               gradd_val_t *out);

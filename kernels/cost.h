@@ -1,0 +1,20 @@
+/* What an operator call costs: arithmetic, bytes moved, and the kernel that carries it out.
+ *
+ * For people (explain, estimate) and tools; no decision depends on it. Products are counted
+ * exactly, 2 m n k; everything else as one operation per element, which is what it costs next to
+ * them; operators that only move elements count none.
+ */
+#ifndef GRADD_KERNELS_COST_H
+#define GRADD_KERNELS_COST_H
+
+#include "kernels/op.h"
+
+/* The cost of one call with these types; c->out is set, absent operands have no dtype. */
+void gradd_op_cost(const gradd_infer_t *c, gradd_cost_t *out_cost);
+
+/* For rows. It moves or makes elements: no arithmetic. */
+void gradd_cost_move(const gradd_infer_t *c, gradd_cost_t *cost);
+/* It picks elements out of in[0]: moves, and reads of in[0] no more than it writes. */
+void gradd_cost_pick(const gradd_infer_t *c, gradd_cost_t *cost);
+
+#endif

@@ -1,0 +1,202 @@
+/* Explains a plan: one row per operator in order of execution, with type, bytes, arithmetic, kernel
+ * and what it stands for.
+ *
+ * The rows follow the same schedule that the programs were made from; what is said about a step is
+ * read off the step itself. Only the expected backward is shown: variants are made when a run asks
+ * for them. Engine thread, like everything of a plan. See server/api/gradd.h. */
+#include "server/plan/explain.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cost.h"
+#include "kernels/cpu/gemm.h"
+
+static gradd_status_t no_memory(void) {
+    return GRADD_FAIL(NOMEM, "no memory to explain the plan");
+}
+
+static gradd_status_t new_row(gradd_explain_t *e, gradd_explain_row_t **out) {
+    if (e->info.n_rows == e->cap_rows) {
+        int wider = e->cap_rows ? 2 * e->cap_rows : 256;
+        gradd_explain_row_t *moved = realloc(e->rows, sizeof moved[0] * (size_t)wider);
+        if (!moved) return no_memory();
+        e->rows = moved;
+        e->cap_rows = wider;
+    }
+    *out = &e->rows[e->info.n_rows++];
+    **out = (gradd_explain_row_t){.step = -1, .node = -1, .node_name = "", .node_op = ""};
+    return GRADD_OK;
+}
+
+/* Bytes of what a forward node makes that a backward will read. */
+static int64_t saved_by(const gradd_plan_t *p, const graph_node_t *n) {
+    int64_t bytes = 0;
+    for (int j = 0; j < n->n_out; j++) {
+        gradd_val_t v = n->out[j];
+        if (v == GRADD_NONE || v >= p->n_fixed || plan_root(p->graph, v) != v) continue;
+        if (p->saved[v] && p->fixed[v].kind == LOC_ARENA)
+            bytes += gradd_type_bytes(&p->graph->values[v]->type);
+    }
+    return bytes;
+}
+
+/* Cost and scratch of an operator call with these operands. */
+static void measure(const gradd_run_t *run, gradd_explain_row_t *row) {
+    gradd_type_t out[GRADD_OP_MAX_OUT] = {{0}};
+    gradd_cost_t cost;
+    for (int j = 0; j < run->n_out; j++)
+        out[j] = run->out[j].type;
+    gradd_infer_t c = {run->op, run->attrs, run->opset, run->n_in, run->n_out, run->in, out};
+    gradd_op_cost(&c, &cost);
+    row->kernel = cost.kernel;
+    row->flops = cost.flops;
+    row->bytes_read = cost.read;
+    row->bytes_written = cost.written;
+    if (run->op->work) row->work_bytes = (int64_t)run->op->work(&c);
+}
+
+static bool is_leftover(const graph_t *g, const graph_node_t *n) {
+    if (n->backward || n->n_in < 1 || n->in[0] == GRADD_NONE) return false;
+    return explain_is_pattern_part(n->op->name) &&
+           gradd_dtype_is_float(g->values[n->in[0]]->type.dtype);
+}
+
+static void fill_row(const gradd_explain_t *e, const graph_node_t *n, gradd_explain_row_t *row) {
+    const graph_t *g = e->plan->graph;
+    const model_node_t *origin = &g->model->nodes[n->origin];
+    row->backward = n->backward;
+    row->op = n->op->name;
+    row->domain = n->op->domain;
+    row->node = n->origin;
+    row->node_name = origin->name;
+    row->node_op = origin->op_type;
+    row->parts = n->parts;
+    row->n_parts = n->n_parts;
+    if (n->out[0] != GRADD_NONE) row->type = g->values[n->out[0]]->type;
+    row->leftover = is_leftover(g, n);
+    if (!n->backward) row->saved_bytes = saved_by(e->plan, n);
+}
+
+/* One scheduled node; *at moves on when the program has a step for it. */
+static gradd_status_t add_node_row(gradd_explain_t *e, int32_t id, const program_t *program,
+                                   int *at) {
+    const graph_node_t *n = &e->plan->graph->nodes[id];
+    gradd_explain_row_t *row = NULL;
+    GRADD_TRY(new_row(e, &row));
+    e->row_of[id] = e->info.n_rows - 1;
+    fill_row(e, n, row);
+    if (*at < program->n && program->steps[*at].node == id) {
+        row->kind = GRADD_EXPLAIN_RUN;
+        row->step = *at;
+        measure(&program->steps[(*at)++].run, row);
+        return GRADD_OK;
+    }
+    bool view = n->op->flags & GRADD_OP_VIEW;
+    row->kind = view ? GRADD_EXPLAIN_VIEW : GRADD_EXPLAIN_EMPTY;
+    row->kernel = view ? "view" : "none";
+    row->leftover = false;
+    return GRADD_OK;
+}
+
+/* The copies that follow the operators of a program. */
+static gradd_status_t add_copy_rows(gradd_explain_t *e, const program_t *program, int at,
+                                    bool backward) {
+    for (; at < program->n; at++) {
+        gradd_explain_row_t *row = NULL;
+        if (program->steps[at].node >= 0) continue;
+        GRADD_TRY(new_row(e, &row));
+        row->kind = GRADD_EXPLAIN_COPY;
+        row->step = at;
+        row->backward = backward;
+        row->op = program->steps[at].run.op->name;
+        row->domain = program->steps[at].run.op->domain;
+        row->type = program->steps[at].run.out[0].type;
+        measure(&program->steps[at].run, row);
+        row->kernel = "copy";
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t add_phase(gradd_explain_t *e, sequence_t *sequence, const program_t *program,
+                                bool backward) {
+    int at = 0;
+    gradd_status_t status = GRADD_OK;
+    for (int k = 0; k < sequence->n && !status; k++)
+        status = add_node_row(e, sequence->nodes[k], program, &at);
+    if (!status) status = add_copy_rows(e, program, at, backward);
+    free(sequence->nodes);
+    return status;
+}
+
+static gradd_status_t add_rows(gradd_explain_t *e) {
+    const gradd_plan_t *p = e->plan;
+    const graph_t *g = p->graph;
+    sequence_t sequence = {0};
+    bool *extra = calloc((size_t)g->n_values + 1, sizeof extra[0]); /* values were added since */
+    if (!extra) return no_memory();
+    memcpy(extra, p->saved, sizeof extra[0] * (size_t)p->n_fixed);
+    gradd_status_t status = schedule_forward(g, extra, &sequence);
+    free(extra);
+    GRADD_TRY(status);
+    GRADD_TRY(add_phase(e, &sequence, &p->forward, false));
+    if (!p->variants) return GRADD_OK;
+    sequence = (sequence_t){0};
+    GRADD_TRY(schedule_backward(g, p->variants->grads, p->n_grads, &sequence));
+    return add_phase(e, &sequence, &p->variants->program, true);
+}
+
+static void add_info(gradd_explain_t *e) {
+    const gradd_plan_t *p = e->plan;
+    const graph_t *g = p->graph;
+    e->info.n_nodes = g->model->n_nodes;
+    e->info.library = gradd_gemm_library();
+    e->info.threads = p->threads;
+    for (int i = 0; i < g->model->n_inputs; i++)
+        e->info.input_bytes += gradd_type_bytes(&g->values[g->inputs[i]]->type);
+    for (int j = 0; j < p->info.n_outputs; j++)
+        e->info.output_bytes += gradd_type_bytes(&p->info.outputs[j]);
+    for (int i = 0; i < p->n_grads; i++)
+        if (p->has_grad[i])
+            e->info.grad_bytes += gradd_type_bytes(&g->values[g->inputs[p->grads[i]]]->type);
+}
+
+gradd_status_t gradd_plan_explain(const gradd_plan_t *plan, gradd_explain_t **out_explain) {
+    gradd_explain_t *e = calloc(1, sizeof *e);
+    if (!e) return no_memory();
+    e->plan = plan;
+    e->n_row_of = plan->graph->n_nodes;
+    e->row_of = malloc(sizeof e->row_of[0] * ((size_t)e->n_row_of + 1));
+    gradd_status_t status = e->row_of ? GRADD_OK : no_memory();
+    for (int i = 0; !status && i < e->n_row_of; i++)
+        e->row_of[i] = -1;
+    if (!status) status = add_rows(e);
+    if (!status) add_info(e);
+    if (!status) status = explain_nodes(e);
+    if (status) {
+        gradd_explain_destroy(e);
+        return status;
+    }
+    *out_explain = e;
+    return GRADD_OK;
+}
+
+void gradd_explain_destroy(gradd_explain_t *e) {
+    if (!e) return;
+    free(e->rows);
+    free(e->row_of);
+    free(e->nodes);
+    free(e);
+}
+
+const gradd_explain_info_t *gradd_explain_info(const gradd_explain_t *e) {
+    return &e->info;
+}
+
+const gradd_explain_row_t *gradd_explain_row(const gradd_explain_t *e, int i) {
+    return i >= 0 && i < e->info.n_rows ? &e->rows[i] : NULL;
+}
+
+const gradd_explain_node_t *gradd_explain_node(const gradd_explain_t *e, int i) {
+    return i >= 0 && i < e->info.n_nodes ? &e->nodes[i] : NULL;
+}
