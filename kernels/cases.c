@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cpu/bf16.h"
+
 typedef struct parser_s {
     const char *text, *at;
     gradd_dtype_t float_as;
@@ -79,6 +81,9 @@ static void store(gradd_view_t *view, int64_t i, double value, int64_t integer) 
         break;
     case GRADD_DT_F64:
         ((double *)view->data)[i] = value;
+        break;
+    case GRADD_DT_BF16:
+        ((gradd_bf16_t *)view->data)[i] = gradd_f32_bf16((float)value);
         break;
     case GRADD_DT_I64:
         ((int64_t *)view->data)[i] = integer;

@@ -66,6 +66,11 @@ static uint32_t accepted(const gradd_op_t *op, int input) {
     return mask;
 }
 
+bool gradd_op_accepts(const gradd_op_t *op, int input, gradd_dtype_t dtype) {
+    uint32_t mask = accepted(op, input);
+    return !mask || mask & 1u << dtype;
+}
+
 static gradd_status_t check_attrs(const gradd_infer_t *c) {
     for (int i = 0; i < c->attrs.n; i++) {
         const gradd_attr_t *attr = &c->attrs.v[i];
@@ -97,8 +102,7 @@ static gradd_status_t check_inputs(const gradd_infer_t *c) {
             if (i < op->min_in) return GRADD_FAIL(GRAPH, "input %d is missing", i);
             continue;
         }
-        uint32_t mask = accepted(op, i);
-        if (mask && !(mask & (1u << dtype)))
+        if (!gradd_op_accepts(op, i, dtype))
             return GRADD_FAIL(UNSUPPORTED, "input %d: element type %s is not supported", i,
                               gradd_dtype_name(dtype));
     }

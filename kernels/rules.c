@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "kernels/cpu/bf16.h"
+
 gradd_val_t gradd_emit_attrs(gradd_builder_t *b, const char *op, const gradd_val_t *in, int n_in,
                              const gradd_attr_t *attrs, int n_attrs) {
     gradd_val_t out = GRADD_NONE;
@@ -41,6 +43,7 @@ gradd_val_t gradd_const_scalar(gradd_builder_t *b, gradd_dtype_t dtype, double v
     gradd_type_t type = {.dtype = dtype};
     union {
         float f32;
+        gradd_bf16_t bf16;
         double f64;
         int32_t i32;
         int64_t i64;
@@ -48,6 +51,9 @@ gradd_val_t gradd_const_scalar(gradd_builder_t *b, gradd_dtype_t dtype, double v
     switch (dtype) {
     case GRADD_DT_F32:
         u.f32 = (float)value;
+        break;
+    case GRADD_DT_BF16:
+        u.bf16 = gradd_f32_bf16((float)value);
         break;
     case GRADD_DT_F64:
         u.f64 = value;

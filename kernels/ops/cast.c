@@ -1,8 +1,11 @@
 /* Cast, CastLike: conversion between element types.
  *
  * Math: z = (type)a. A float becomes an integer by truncation, out of range by saturation, NaN
- * becomes 0; anything but 0 becomes true. Integers among themselves keep their low bits. The
- * gradient between floats is the cast back; nothing is saved. */
+ * becomes 0; anything but 0 becomes true. Integers among themselves keep their low bits. bf16 is
+ * rounded from f32 to nearest, ties to even. The gradient between floats is the cast back; nothing
+ * is saved. */
+#include "kernels/cost.h"
+#include "kernels/cpu/bf16.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/rules.h"
@@ -11,31 +14,34 @@
 
 /* ---- kernels -------------------------------------------------------------------------------- */
 
-/* Between floats, and from integers: the conversion of the language. */
-#define PLAIN(name, from, to)                                                                      \
+/* Between floats, and from integers: the conversion of the language. READ and WRITE are the
+ * identity but for bf16, which goes through f32. */
+#define PLAIN(name, from, to, READ, WRITE)                                                         \
     GRADD_MULTIARCH static void name(const void *in, void *out, int64_t n) {                       \
         const from *x = in;                                                                        \
         to *z = out;                                                                               \
-        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] = (to)x[i];                       \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] = WRITE(READ(x[i]));              \
     }
-#define SATURATE(name, from, to, lo, hi)                                                           \
+#define SATURATE(name, from, to, lo, hi, READ)                                                     \
     static void name(const void *in, void *out, int64_t n) {                                       \
         const from *x = in;                                                                        \
         to *z = out;                                                                               \
         for (int64_t i = 0; i < n; i++) {                                                          \
-            const double a = (double)x[i];                                                         \
+            const double a = (double)READ(x[i]);                                                   \
             z[i] = a != a ? 0 : (to)(a < lo ? lo : a > hi ? hi : a);                               \
         }                                                                                          \
     }
-#define TRUTH(name, from)                                                                          \
+#define TRUTH(name, from, READ)                                                                    \
     GRADD_MULTIARCH static void name(const void *in, void *out, int64_t n) {                       \
         const from *x = in;                                                                        \
         uint8_t *z = out;                                                                          \
-        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] = x[i] != 0;                      \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] = READ(x[i]) != 0;                \
     }
+#define TO_BF16(a) gradd_f32_bf16((float)(a))
 
-#define FROM_FLOAT(code, to, lo, hi, tag, from) SATURATE(cast_##tag##_##code, from, to, lo, hi)
-#define FROM_INT(code, to, lo, hi, tag, from)   PLAIN(cast_##tag##_##code, from, to)
+#define FROM_FLOAT(code, to, lo, hi, tag, from, READ)                                              \
+    SATURATE(cast_##tag##_##code, from, to, lo, hi, READ)
+#define FROM_ANY(code, to, lo, hi, tag, from, READ) PLAIN(cast_##tag##_##code, from, to, READ, (to))
 
 /* Stored types: enumerator, C type, smallest and largest value as a double that converts back
  * without overflow (used for integers only). bool is apart, its value is a truth. */
@@ -48,15 +54,19 @@
     X(F32, float, 0, 0, __VA_ARGS__)                                                               \
     X(F64, double, 0, 0, __VA_ARGS__)
 
-#define ALL_FROM_FLOAT(tag, from)                                                                  \
-    FLOAT_TYPES(FROM_INT, tag, from)                                                               \
-    INT_TYPES(FROM_FLOAT, tag, from) TRUTH(cast_##tag##_BOOL, from)
+#define ALL_FROM_FLOAT(tag, from, READ)                                                            \
+    FLOAT_TYPES(FROM_ANY, tag, from, READ)                                                         \
+    INT_TYPES(FROM_FLOAT, tag, from, READ)                                                         \
+    TRUTH(cast_##tag##_BOOL, from, READ)                                                           \
+        PLAIN(cast_##tag##_BF16, from, gradd_bf16_t, READ, TO_BF16)
 #define ALL_FROM_INT(tag, from)                                                                    \
-    FLOAT_TYPES(FROM_INT, tag, from)                                                               \
-    INT_TYPES(FROM_INT, tag, from) TRUTH(cast_##tag##_BOOL, from)
+    FLOAT_TYPES(FROM_ANY, tag, from, )                                                             \
+    INT_TYPES(FROM_ANY, tag, from, )                                                               \
+    TRUTH(cast_##tag##_BOOL, from, ) PLAIN(cast_##tag##_BF16, from, gradd_bf16_t, , TO_BF16)
 
-ALL_FROM_FLOAT(F32, float)
-ALL_FROM_FLOAT(F64, double)
+ALL_FROM_FLOAT(F32, float, )
+ALL_FROM_FLOAT(F64, double, )
+ALL_FROM_FLOAT(BF16, gradd_bf16_t, gradd_bf16_f32)
 ALL_FROM_INT(I8, int8_t)
 ALL_FROM_INT(U8, uint8_t)
 ALL_FROM_INT(I32, int32_t)
@@ -67,10 +77,10 @@ typedef void (*cast_fn)(const void *in, void *out, int64_t n);
 
 #define CELL(tag, code) [GRADD_DT_##tag][GRADD_DT_##code] = cast_##tag##_##code
 #define LINE(tag)                                                                                  \
-    CELL(tag, F32), CELL(tag, F64), CELL(tag, I8), CELL(tag, U8), CELL(tag, I32), CELL(tag, I64),  \
-        CELL(tag, BOOL)
-static const cast_fn casts[GRADD_DT_END][GRADD_DT_END] = {LINE(F32), LINE(F64), LINE(I8),  LINE(U8),
-                                                          LINE(I32), LINE(I64), LINE(BOOL)};
+    CELL(tag, F32), CELL(tag, F64), CELL(tag, BF16), CELL(tag, I8), CELL(tag, U8), CELL(tag, I32), \
+        CELL(tag, I64), CELL(tag, BOOL)
+static const cast_fn casts[GRADD_DT_END][GRADD_DT_END] = {
+    LINE(F32), LINE(F64), LINE(BF16), LINE(I8), LINE(U8), LINE(I32), LINE(I64), LINE(BOOL)};
 
 static gradd_status_t run_cast(const gradd_run_t *r) {
     gradd_dtype_t from = r->in[0].type.dtype, to = r->out[0].type.dtype;
@@ -123,48 +133,54 @@ static gradd_status_t grad_cast(gradd_grad_t *g) {
 
 /* ---- cases and rows ------------------------------------------------------------------------- */
 
-#define CAST_MASK (GRADD_T_ALL | GRADD_DTB(I8) | GRADD_DTB(U8))
+#define CAST_MASK (GRADD_T_ALL_BF16 | GRADD_DTB(I8) | GRADD_DTB(U8))
 
-GRADD_OPS(
-    cast,
-    {.name = "Cast",
-     .domain = "",
-     .since = 9,
-     .min_in = 1,
-     .max_in = 1,
-     .min_out = 1,
-     .max_out = 1,
-     .flags = GRADD_OP_CHEAP,
-     .types = {CAST_MASK},
-     .attrs = GRADD_ATTR_LIST({"to", GRADD_ATTR_INT, true}, {"saturate", GRADD_ATTR_INT, false},
-                              {"round_mode", GRADD_ATTR_STRING, false}),
-     .infer = infer_cast,
-     .grad = grad_cast,
-     .run = run_cast,
-     .cases = GRADD_CASES({.text = "f32[2,3] | to=11"}, {.text = "f32[2,3] | to=1"},
-                          {.text = "f32[7]={-1.7,1.7,0,0.3,3e9,-3e9,nan} | to=6"},
-                          {.text = "f32[4]={-1.7,1.7,1e30,-1e30} | to=7"},
-                          {.text = "f32[4]={0,-0.0,0.2,nan} | to=9"}, {.text = "bool[5] | to=1"},
-                          {.text = "bool[5] | to=7"}, {.text = "i64[5]:(-3,3) | to=1"},
-                          {.text = "i64[5]:(-3,3) | to=11"}, {.text = "i64[5]:(-3,3) | to=6"},
-                          {.text = "i64[5]:(-1,1) | to=9"}, {.text = "i32[5]:(-3,3) | to=7"},
-                          {.text = "i64[] | to=1"}, {.text = "f32[0,2] | to=7"},
-                          {.text = "i32[3]={1,-2,300} | to=3"}, {.text = "u8[3]={1,2,200} | to=1"},
-                          {.text = "i64[211,173] | to=1"})},
-    {.name = "CastLike",
-     .domain = "",
-     .since = 15,
-     .min_in = 2,
-     .max_in = 2,
-     .min_out = 1,
-     .max_out = 1,
-     .flags = GRADD_OP_CHEAP,
-     .no_diff = 2,
-     .types = {CAST_MASK},
-     .attrs = GRADD_ATTR_LIST({"saturate", GRADD_ATTR_INT, false},
-                              {"round_mode", GRADD_ATTR_STRING, false}),
-     .infer = infer_cast_like,
-     .grad = grad_cast,
-     .run = run_cast,
-     .cases = GRADD_CASES({.text = "f32[2,3] f64[1]"}, {.text = "i64[3] f32[]"},
-                          {.text = "f32[3] bool[]"}, {.text = "f32[3] f32[2]"})});
+GRADD_OPS(cast,
+          {.name = "Cast",
+           .domain = "",
+           .since = 9,
+           .min_in = 1,
+           .max_in = 1,
+           .min_out = 1,
+           .max_out = 1,
+           .flags = GRADD_OP_CHEAP,
+           .types = {CAST_MASK},
+           .attrs = GRADD_ATTR_LIST({"to", GRADD_ATTR_INT, true},
+                                    {"saturate", GRADD_ATTR_INT, false},
+                                    {"round_mode", GRADD_ATTR_STRING, false}),
+           .infer = infer_cast,
+           .grad = grad_cast,
+           .run = run_cast,
+           .cost = gradd_cost_move,
+           .cases = GRADD_CASES({.text = "f32[2,3] | to=11"}, {.text = "f32[2,3] | to=1"},
+                                {.text = "f32[7]={-1.7,1.7,0,0.3,3e9,-3e9,nan} | to=6"},
+                                {.text = "f32[4]={-1.7,1.7,1e30,-1e30} | to=7"},
+                                {.text = "f32[4]={0,-0.0,0.2,nan} | to=9"},
+                                {.text = "bool[5] | to=1"}, {.text = "bool[5] | to=7"},
+                                {.text = "i64[5]:(-3,3) | to=1"}, {.text = "i64[5]:(-3,3) | to=11"},
+                                {.text = "i64[5]:(-3,3) | to=6"}, {.text = "i64[5]:(-1,1) | to=9"},
+                                {.text = "i32[5]:(-3,3) | to=7"}, {.text = "i64[] | to=1"},
+                                {.text = "f32[0,2] | to=7"}, {.text = "i32[3]={1,-2,300} | to=3"},
+                                {.text = "u8[3]={1,2,200} | to=1"}, {.text = "i64[211,173] | to=1"},
+                                {.text = "f32[2,3] | to=16", .grad_tol = -1},
+                                {.text = "bf16[2,3] | to=1"}, {.text = "bf16[211,173] | to=11"},
+                                {.text = "bf16[5] | to=7"}, {.text = "i32[5]:(-3,3) | to=16"},
+                                {.text = "bf16[3]={0,-0.0,2} | to=9"})},
+          {.name = "CastLike",
+           .domain = "",
+           .since = 15,
+           .min_in = 2,
+           .max_in = 2,
+           .min_out = 1,
+           .max_out = 1,
+           .flags = GRADD_OP_CHEAP,
+           .no_diff = 2,
+           .types = {CAST_MASK},
+           .attrs = GRADD_ATTR_LIST({"saturate", GRADD_ATTR_INT, false},
+                                    {"round_mode", GRADD_ATTR_STRING, false}),
+           .infer = infer_cast_like,
+           .grad = grad_cast,
+           .run = run_cast,
+           .cost = gradd_cost_move,
+           .cases = GRADD_CASES({.text = "f32[2,3] f64[1]"}, {.text = "i64[3] f32[]"},
+                                {.text = "f32[3] bool[]"}, {.text = "f32[3] f32[2]"})});

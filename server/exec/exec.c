@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "kernels/cpu/bf16.h"
 #include "server/exec/run.h"
 
 static struct {
@@ -63,6 +64,8 @@ static gradd_status_t check_finite(const step_t *step) {
                 x = ((const float *)v->data)[i];
             else if (v->type.dtype == GRADD_DT_F64)
                 x = ((const double *)v->data)[i];
+            else if (v->type.dtype == GRADD_DT_BF16)
+                x = (double)gradd_bf16_f32(((const gradd_bf16_t *)v->data)[i]);
             else
                 break;
             if (!isfinite(x))

@@ -262,6 +262,7 @@ gradd_status_t graph_emit(graph_t *g, const graph_emit_t *e, gradd_val_t *out) {
     if (e->n_in > GRADD_OP_MAX_IN || e->n_out > GRADD_OP_MAX_OUT || e->n_out > e->op->max_out)
         return GRADD_FAIL(LIMIT, "%s: %d inputs and %d outputs are too many", e->op->name, e->n_in,
                           e->n_out);
+    if (graph_must_widen(g, e)) return graph_emit_widened(g, e, out);
     view_inputs(g, e->in, e->n_in, in);
     gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types};
     GRADD_TRY(gradd_op_infer(&infer));

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "kernels/cpu/bf16.h"
 #include "kernels/registry.h"
 
 const graph_node_t *match_made_by(const graph_t *g, gradd_val_t v, const char *op) {
@@ -19,6 +20,8 @@ bool match_scalar(const graph_t *g, gradd_val_t v, double *out) {
         *out = *(const float *)value->data;
     else if (value->type.dtype == GRADD_DT_F64)
         *out = *(const double *)value->data;
+    else if (value->type.dtype == GRADD_DT_BF16)
+        *out = (double)gradd_bf16_f32(*(const gradd_bf16_t *)value->data);
     else
         return false;
     return true;

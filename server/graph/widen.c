@@ -1,0 +1,73 @@
+/* Operators whose row does not read bf16 run in f32, between casts.
+ *
+ * Called by graph_emit, so that models, passes and gradient rules need not know which rows read
+ * bf16 themselves. All bf16 operands are widened, so that operands that must have one type still
+ * do; an f32 result that would have been bf16 is rounded back. What it would have been is asked
+ * from the row's own shape rule with the original types; where that rule cannot say (it sees types
+ * that its row never takes), every f32 result is rounded. */
+#include <string.h>
+
+#include "kernels/registry.h"
+#include "server/graph/graph.h"
+
+static bool is_bf16(const graph_t *g, gradd_val_t v) {
+    return v != GRADD_NONE && g->values[v]->type.dtype == GRADD_DT_BF16;
+}
+
+bool graph_must_widen(const graph_t *g, const graph_emit_t *e) {
+    for (int i = 0; i < e->n_in; i++)
+        if (is_bf16(g, e->in[i]) && !gradd_op_accepts(e->op, i, GRADD_DT_BF16)) return true;
+    return false;
+}
+
+static gradd_status_t cast(graph_t *g, const graph_emit_t *like, gradd_val_t from, gradd_dtype_t to,
+                           gradd_val_t *out) {
+    gradd_attr_t attr = {.name = "to", .kind = GRADD_ATTR_INT, .i = to};
+    graph_emit_t e = {
+        .op = gradd_op_by_name("Cast"),
+        .opset = like->opset,
+        .attrs = {&attr, 1},
+        .in = &from,
+        .n_in = 1,
+        .n_out = 1,
+        .random = like->random
+    };
+    return e.op ? graph_emit(g, &e, out) : GRADD_FAIL(INTERNAL, "operator Cast is missing");
+}
+
+/* Marks the outputs that the row gives in bf16 for the operands as they are. */
+static void ask_row(const graph_t *g, const graph_emit_t *e, bool *out_bf16) {
+    gradd_view_t in[GRADD_OP_MAX_IN];
+    gradd_type_t types[GRADD_OP_MAX_OUT] = {0};
+    for (int i = 0; i < e->n_in; i++) {
+        in[i] = (gradd_view_t){0};
+        if (e->in[i] == GRADD_NONE) continue;
+        const graph_value_t *v = g->values[e->in[i]];
+        in[i].type = v->type;
+        /* rules read known elements as the types they expect */
+        in[i].data = v->type.dtype == GRADD_DT_BF16 ? NULL : (void *)(uintptr_t)v->data;
+    }
+    gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types};
+    bool sure = !e->op->infer(&infer);
+    for (int j = 0; j < e->n_out; j++)
+        out_bf16[j] = !sure || types[j].dtype == GRADD_DT_BF16;
+}
+
+gradd_status_t graph_emit_widened(graph_t *g, const graph_emit_t *e, gradd_val_t *out) {
+    gradd_val_t in[GRADD_OP_MAX_IN], wide[GRADD_OP_MAX_OUT];
+    bool rounds[GRADD_OP_MAX_OUT];
+    graph_emit_t inner = *e;
+    inner.in = in;
+    for (int i = 0; i < e->n_in; i++) {
+        in[i] = e->in[i];
+        if (is_bf16(g, e->in[i])) GRADD_TRY(cast(g, e, e->in[i], GRADD_DT_F32, &in[i]));
+    }
+    GRADD_TRY(graph_emit(g, &inner, wide));
+    ask_row(g, e, rounds);
+    for (int j = 0; j < e->n_out; j++) {
+        out[j] = wide[j];
+        if (rounds[j] && wide[j] != GRADD_NONE && g->values[wide[j]]->type.dtype == GRADD_DT_F32)
+            GRADD_TRY(cast(g, e, wide[j], GRADD_DT_BF16, &out[j]));
+    }
+    return GRADD_OK;
+}
