@@ -34,23 +34,19 @@ int64_t gradd_run_bytes(const gradd_run_handle_t *run) {
     return run->arena_bytes;
 }
 
-/* An input that the steps read must be there. */
+/* What the steps touch must be there. */
 static gradd_status_t check_bases(const gradd_plan_t *plan, const program_t *program,
                                   const exec_bases_t *b) {
-    for (int k = 0; k < program->n; k++) {
-        const step_t *step = &program->steps[k];
-        for (int i = 0; i < step->run.n_in + step->run.n_out; i++) {
-            const loc_t *loc = &step->loc[i];
-            if (gradd_type_bytes(&step->view[i].type) == 0) continue;
-            if (loc->kind == LOC_INPUT && !b->inputs[loc->index])
-                return GRADD_FAIL(
-                    TENSOR, "input '%s' is missing",
-                    plan->graph->model->values[plan->graph->model->inputs[loc->index]].name);
-            if (loc->kind == LOC_OUTPUT && !b->outputs[loc->index])
-                return GRADD_FAIL(TENSOR, "no memory was given for output %d", loc->index);
-            if (loc->kind == LOC_GRAD && !b->grads[loc->index])
-                return GRADD_FAIL(TENSOR, "no memory was given for gradient %d", loc->index);
-        }
+    const model_t *m = plan->graph->model;
+    for (int k = 0; k < program->n_external; k++) {
+        const loc_t *loc = &program->external[k];
+        if (loc->kind == LOC_INPUT && !b->inputs[loc->index])
+            return GRADD_FAIL(TENSOR, "input '%s' is missing",
+                              m->values[m->inputs[loc->index]].name);
+        if (loc->kind == LOC_OUTPUT && !b->outputs[loc->index])
+            return GRADD_FAIL(TENSOR, "no memory was given for output %d", loc->index);
+        if (loc->kind == LOC_GRAD && !b->grads[loc->index])
+            return GRADD_FAIL(TENSOR, "no memory was given for gradient %d", loc->index);
     }
     return GRADD_OK;
 }

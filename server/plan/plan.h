@@ -80,6 +80,8 @@ typedef struct program_s {
     arena_t *arena; /* Owned: steps */
     step_t *steps;
     int n;
+    loc_t *external; /* inputs, outputs and gradients that the steps touch, each once */
+    int n_external;
 } program_t;
 
 typedef struct variant_s {

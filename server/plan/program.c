@@ -1,5 +1,7 @@
 /* Turns a placed sequence into steps: operator calls whose operands only lack their base addresses.
  * See plan.h. */
+#include <stdlib.h>
+
 #include "kernels/registry.h"
 #include "server/plan/plan.h"
 
@@ -71,6 +73,35 @@ static gradd_status_t add_copy_step(const graph_t *g, const layout_t *layout, co
     return GRADD_OK;
 }
 
+static bool is_external(const step_t *step, int i) {
+    loc_kind_t kind = step->loc[i].kind;
+    return (kind == LOC_INPUT || kind == LOC_OUTPUT || kind == LOC_GRAD) &&
+           gradd_type_bytes(&step->view[i].type) > 0;
+}
+
+static int by_place(const void *a, const void *b) {
+    const loc_t *x = a, *y = b;
+    return x->kind != y->kind ? (int)x->kind - (int)y->kind : x->index - y->index;
+}
+
+/* What a call must bring along, found once here and not before every step. */
+static gradd_status_t list_external(program_t *p) {
+    size_t most = 0;
+    int n = 0;
+    for (int k = 0; k < p->n; k++)
+        most += (size_t)(p->steps[k].run.n_in + p->steps[k].run.n_out);
+    p->external = arena_array(p->arena, most + 1, sizeof p->external[0]);
+    if (!p->external) return no_memory();
+    for (int k = 0; k < p->n; k++)
+        for (int i = 0; i < p->steps[k].run.n_in + p->steps[k].run.n_out; i++)
+            if (is_external(&p->steps[k], i)) p->external[n++] = p->steps[k].loc[i];
+    qsort(p->external, (size_t)n, sizeof p->external[0], by_place);
+    for (int k = 0; k < n; k++)
+        if (!p->n_external || by_place(&p->external[p->n_external - 1], &p->external[k]))
+            p->external[p->n_external++] = p->external[k];
+    return GRADD_OK;
+}
+
 gradd_status_t program_make(const graph_t *g, const sequence_t *sequence, const layout_t *layout,
                             bool forward, program_t *out) {
     int from = forward ? 0 : sequence->n_forward;
@@ -84,6 +115,7 @@ gradd_status_t program_make(const graph_t *g, const sequence_t *sequence, const 
     for (int c = 0; c < layout->n_copies && !status; c++)
         if (layout->copies[c].after_forward == forward)
             status = add_copy_step(g, layout, &layout->copies[c], &p);
+    if (!status) status = list_external(&p);
     if (status) {
         program_finish(&p);
         return status;
