@@ -10,9 +10,11 @@ import ctypes as C
 import os
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 
-DTYPES = {1: np.float32, 6: np.int32, 7: np.int64, 9: np.bool_, 11: np.float64}
+BF16 = np.dtype(ml_dtypes.bfloat16)
+DTYPES = {1: np.float32, 6: np.int32, 7: np.int64, 9: np.bool_, 11: np.float64, 16: BF16}
 CODES = {np.dtype(v): k for k, v in DTYPES.items()}
 
 
