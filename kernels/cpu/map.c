@@ -7,10 +7,16 @@
 
 #include <omp.h>
 
-enum { BLOCK = 8192 };
+#include "kernels/cpu/bf16.h"
+
+enum {
+    BLOCK = 8192,
+    PIECE = 512 /* elements of bf16 that are converted at once: all buffers stay in the L1 cache */
+};
 
 typedef struct map_plan_s {
     gradd_row_fn row;
+    uint32_t wide; /* bit k: operand k is bf16 and the function wants f32; bit n_in: the result */
     const double *p;
     int n_in, rank; /* rank of the outer loop */
     char *out;
@@ -32,6 +38,8 @@ gradd_row_fn gradd_rows_pick(const gradd_rows_t *rows, gradd_dtype_t dtype) {
         return rows->i32;
     case GRADD_DT_I64:
         return rows->i64;
+    case GRADD_DT_BF16:
+        return rows->bf16 ? rows->bf16 : rows->f32;
     case GRADD_DT_BOOL:
         return rows->boolean;
     default:
@@ -82,6 +90,27 @@ static void merge(map_plan_t *m, const gradd_view_t *out, const gradd_view_t *in
     }
 }
 
+/* The function on n elements that are partly bf16. A result that takes the place of an operand is
+ * written after that piece was widened. */
+static void run_pieces(const map_plan_t *m, int64_t n, char *out, const void *const *in) {
+    float operand[GRADD_MAP_MAX_IN][PIECE] __attribute__((aligned(64)));
+    float result[PIECE] __attribute__((aligned(64)));
+    const bool rounds = m->wide >> m->n_in & 1;
+    const void *at[GRADD_MAP_MAX_IN];
+    for (int64_t from = 0; from < n; from += PIECE) {
+        const int64_t count = n - from < PIECE ? n - from : PIECE;
+        char *to = out + from * m->size_out;
+        for (int k = 0; k < m->n_in; k++) {
+            at[k] = (const char *)in[k] + from * m->step[k] * m->size_in[k];
+            if (!(m->wide >> k & 1)) continue;
+            gradd_bf16_widen(operand[k], at[k], m->step[k] ? count : 1);
+            at[k] = operand[k];
+        }
+        m->row(count, rounds ? (void *)result : to, at, m->step, m->p);
+        if (rounds) gradd_bf16_narrow((gradd_bf16_t *)to, result, count);
+    }
+}
+
 static void run_units(const map_plan_t *m, int64_t from, int64_t to) {
     int64_t index[GRADD_MAX_RANK], run = from / m->blocks, block = from % m->blocks;
     const char *base[GRADD_MAP_MAX_IN];
@@ -99,7 +128,11 @@ static void run_units(const map_plan_t *m, int64_t from, int64_t to) {
         const void *in[GRADD_MAP_MAX_IN];
         for (int k = 0; k < m->n_in; k++)
             in[k] = base[k] + first * m->step[k] * m->size_in[k];
-        m->row(n, m->out + (run * m->inner + first) * m->size_out, in, m->step, m->p);
+        char *out = m->out + (run * m->inner + first) * m->size_out;
+        if (m->wide)
+            run_pieces(m, n, out, in);
+        else
+            m->row(n, out, in, m->step, m->p);
         if (++block < m->blocks) continue;
         block = 0;
         run++;
@@ -114,48 +147,50 @@ static void run_units(const map_plan_t *m, int64_t from, int64_t to) {
     }
 }
 
-static void prepare(map_plan_t *m, gradd_row_fn row, const gradd_view_t *out,
-                    const gradd_view_t *in, int n_in, const double *p) {
-    *m = (map_plan_t){.row = row, .p = p, .n_in = n_in, .out = out->data};
+static void prepare(map_plan_t *m, const gradd_view_t *out, const gradd_view_t *in, bool widen) {
+    m->out = out->data;
     m->size_out = (int64_t)gradd_dtype_bytes(out->type.dtype);
-    for (int k = 0; k < n_in; k++) {
+    for (int k = 0; k < m->n_in; k++) {
         m->in[k] = in[k].data;
         m->size_in[k] = (int64_t)gradd_dtype_bytes(in[k].type.dtype);
+        if (widen && in[k].type.dtype == GRADD_DT_BF16) m->wide |= 1u << k;
     }
+    if (widen && out->type.dtype == GRADD_DT_BF16) m->wide |= 1u << m->n_in;
     merge(m, out, in);
 }
 
-gradd_status_t gradd_map(gradd_row_fn row, const gradd_view_t *out, const gradd_view_t *in,
-                         int n_in, const double *p) {
-    map_plan_t m;
+static gradd_status_t map(map_plan_t *m, const gradd_view_t *out, const gradd_view_t *in,
+                          bool widen) {
     int64_t count = gradd_type_count(&out->type);
     if (!count) return GRADD_OK;
-    if (n_in > GRADD_MAP_MAX_IN) return GRADD_FAIL(INTERNAL, "map of %d operands", n_in);
-    prepare(&m, row, out, in, n_in, p);
-    m.block = m.inner < 2 * BLOCK ? m.inner : BLOCK;
-    m.blocks = (m.inner + m.block - 1) / m.block;
-    int64_t units = count / m.inner * m.blocks;
+    prepare(m, out, in, widen);
+    m->block = m->inner < 2 * BLOCK ? m->inner : BLOCK;
+    m->blocks = (m->inner + m->block - 1) / m->block;
+    int64_t units = count / m->inner * m->blocks;
     if (count < GRADD_PARALLEL_MIN || units < 2) {
-        run_units(&m, 0, units);
+        run_units(m, 0, units);
         return GRADD_OK;
     }
 #pragma omp parallel
     {
         int64_t threads = omp_get_num_threads(), me = omp_get_thread_num();
-        run_units(&m, units * me / threads, units * (me + 1) / threads);
+        run_units(m, units * me / threads, units * (me + 1) / threads);
     }
     return GRADD_OK;
 }
 
-gradd_status_t gradd_map_ref(gradd_row_fn row, const gradd_view_t *out, const gradd_view_t *in,
-                             int n_in, const double *p) {
-    static const int64_t step[GRADD_MAP_MAX_IN];
+/* One element at a time, with a division per dimension. */
+static void map_plainly(const map_plan_t *m, const gradd_view_t *out, const gradd_view_t *in,
+                        bool widen) {
     int64_t stride[GRADD_MAP_MAX_IN][GRADD_MAX_RANK], count = gradd_type_count(&out->type);
-    for (int k = 0; k < n_in; k++)
+    for (int k = 0; k < m->n_in; k++)
         strides_of(&in[k].type, &out->type, stride[k]);
     for (int64_t e = 0; e < count; e++) {
         const void *at[GRADD_MAP_MAX_IN];
-        for (int k = 0; k < n_in; k++) {
+        float wide[GRADD_MAP_MAX_IN], result;
+        char *to = (char *)out->data + e * (int64_t)gradd_dtype_bytes(out->type.dtype);
+        const bool rounds = widen && out->type.dtype == GRADD_DT_BF16;
+        for (int k = 0; k < m->n_in; k++) {
             int64_t offset = 0, rest = e;
             for (int i = out->type.rank - 1; i >= 0; i--) {
                 offset += rest % out->type.dims[i] * stride[k][i];
@@ -163,10 +198,32 @@ gradd_status_t gradd_map_ref(gradd_row_fn row, const gradd_view_t *out, const gr
             }
             at[k] =
                 (const char *)in[k].data + offset * (int64_t)gradd_dtype_bytes(in[k].type.dtype);
+            if (!widen || in[k].type.dtype != GRADD_DT_BF16) continue;
+            wide[k] = gradd_bf16_f32(*(const gradd_bf16_t *)at[k]);
+            at[k] = &wide[k];
         }
-        row(1, (char *)out->data + e * (int64_t)gradd_dtype_bytes(out->type.dtype), at, step, p);
+        m->row(1, rounds ? (void *)&result : to, at, m->step, m->p);
+        if (rounds) *(gradd_bf16_t *)to = gradd_f32_bf16(result);
     }
+}
+
+static gradd_status_t apply(gradd_row_fn row, const gradd_view_t *out, const gradd_view_t *in,
+                            int n_in, const double *p, bool widen, bool ref) {
+    map_plan_t m = {.row = row, .p = p, .n_in = n_in};
+    if (n_in > GRADD_MAP_MAX_IN) return GRADD_FAIL(INTERNAL, "map of %d operands", n_in);
+    if (!ref) return map(&m, out, in, widen);
+    map_plainly(&m, out, in, widen);
     return GRADD_OK;
+}
+
+gradd_status_t gradd_map(gradd_row_fn row, const gradd_view_t *out, const gradd_view_t *in,
+                         int n_in, const double *p) {
+    return apply(row, out, in, n_in, p, true, false);
+}
+
+gradd_status_t gradd_map_ref(gradd_row_fn row, const gradd_view_t *out, const gradd_view_t *in,
+                             int n_in, const double *p) {
+    return apply(row, out, in, n_in, p, true, true);
 }
 
 gradd_status_t gradd_map_rows(const gradd_rows_t *rows, int pick, const gradd_view_t *out,
@@ -175,5 +232,5 @@ gradd_status_t gradd_map_rows(const gradd_rows_t *rows, int pick, const gradd_vi
     if (!row)
         return GRADD_FAIL(UNSUPPORTED, "element type %s is not supported",
                           gradd_dtype_name(in[pick].type.dtype));
-    return (ref ? gradd_map_ref : gradd_map)(row, out, in, n_in, p);
+    return apply(row, out, in, n_in, p, row != rows->bf16, ref);
 }

@@ -23,15 +23,18 @@
 typedef void (*gradd_row_fn)(int64_t n, void *out, const void *const *in, const int64_t *step,
                              const double *p);
 
-/* Functions per element type of the first float or integer operand; NULL = not supported. */
+/* Functions per element type of the first float or integer operand; NULL = not supported. `bf16` is
+ * for rows that only move elements: where it is NULL, bf16 operands go through f32, piece by piece
+ * (widened into a small buffer, the result rounded once), so a row function never sees them. */
 typedef struct gradd_rows_s {
-    gradd_row_fn f32, f64, i32, i64, boolean;
+    gradd_row_fn f32, f64, i32, i64, boolean, bf16;
 } gradd_rows_t;
 
-/* The function for a dtype, NULL if there is none. */
+/* The function for a dtype, NULL if there is none; for BF16 that of f32 unless there is one. */
 gradd_row_fn gradd_rows_pick(const gradd_rows_t *rows, gradd_dtype_t dtype);
 
-/* out may be exactly in[k] where their types are equal. n_in <= GRADD_MAP_MAX_IN. */
+/* out may be exactly in[k] where their types are equal. n_in <= GRADD_MAP_MAX_IN. Operands and
+ * results of type BF16 are f32 for the row function. */
 gradd_status_t gradd_map(gradd_row_fn row, const gradd_view_t *out, const gradd_view_t *in,
                          int n_in, const double *p);
 gradd_status_t gradd_map_ref(gradd_row_fn row, const gradd_view_t *out, const gradd_view_t *in,
@@ -139,10 +142,14 @@ gradd_status_t gradd_map_rows(const gradd_rows_t *rows, int pick, const gradd_vi
     static const gradd_rows_t name##_rows = {.f32 = row_##name##_f32, .f64 = row_##name##_f64};    \
     static const gradd_rows_t name##_refs = {.f32 = ref_##name##_f32, .f64 = ref_##name##_f64};
 #define GRADD_TABLE_NUM(name)                                                                      \
-    static const gradd_rows_t name##_rows = {row_##name##_f32, row_##name##_f64, row_##name##_i32, \
-                                             row_##name##_i64, NULL};                              \
-    static const gradd_rows_t name##_refs = {ref_##name##_f32, ref_##name##_f64, ref_##name##_i32, \
-                                             ref_##name##_i64, NULL};
+    static const gradd_rows_t name##_rows = {.f32 = row_##name##_f32,                              \
+                                             .f64 = row_##name##_f64,                              \
+                                             .i32 = row_##name##_i32,                              \
+                                             .i64 = row_##name##_i64};                             \
+    static const gradd_rows_t name##_refs = {.f32 = ref_##name##_f32,                              \
+                                             .f64 = ref_##name##_f64,                              \
+                                             .i32 = ref_##name##_i32,                              \
+                                             .i64 = ref_##name##_i64};
 
 /* run_<name> and run_<name>_ref of a row whose operands all map directly and that has no
  * parameters. */

@@ -188,7 +188,7 @@ static gradd_status_t grad_prelu(gradd_grad_t *g) {
      .max_out = 1,                                                                                 \
      .flags = GRADD_OP_CHEAP,                                                                      \
      .inplace = 1,                                                                                 \
-     .types = {GRADD_T_FLOAT},                                                                     \
+     .types = {GRADD_T_FLOAT_BF16},                                                                \
      .attrs = attrs_,                                                                              \
      .infer = infer_,                                                                              \
      .grad = gradient,                                                                             \
@@ -205,7 +205,7 @@ static gradd_status_t grad_prelu(gradd_grad_t *g) {
      .max_out = 1,                                                                                 \
      .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,                               \
      .inplace = 3,                                                                                 \
-     .types = {GRADD_T_FLOAT},                                                                     \
+     .types = {GRADD_T_FLOAT_BF16},                                                                \
      .attrs = attrs_,                                                                              \
      .infer = gradd_infer_broadcast,                                                               \
      .run = run_##fn,                                                                              \
@@ -239,7 +239,7 @@ GRADD_OPS(activation, FORWARD("Relu", 6, relu, grad_relu, gradd_infer_same, NULL
            .max_out = 1,
            .flags = GRADD_OP_CHEAP,
            .inplace = 1,
-           .types = {GRADD_T_FLOAT},
+           .types = {GRADD_T_FLOAT_BF16},
            .infer = infer_prelu,
            .grad = grad_prelu,
            .run = run_prelu,

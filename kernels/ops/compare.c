@@ -26,10 +26,16 @@
     GRADD_ROW2(name, i32, uint8_t, int32_t, int32_t, E)                                            \
     GRADD_ROW2(name, i64, uint8_t, int64_t, int64_t, E)                                            \
     GRADD_ROW2(name, boolean, uint8_t, uint8_t, uint8_t, E)                                        \
-    static const gradd_rows_t name##_rows = {row_##name##_f32, row_##name##_f64, row_##name##_i32, \
-                                             row_##name##_i64, row_##name##_boolean};              \
-    static const gradd_rows_t name##_refs = {ref_##name##_f32, ref_##name##_f64, ref_##name##_i32, \
-                                             ref_##name##_i64, ref_##name##_boolean};              \
+    static const gradd_rows_t name##_rows = {.f32 = row_##name##_f32,                              \
+                                             .f64 = row_##name##_f64,                              \
+                                             .i32 = row_##name##_i32,                              \
+                                             .i64 = row_##name##_i64,                              \
+                                             .boolean = row_##name##_boolean};                     \
+    static const gradd_rows_t name##_refs = {.f32 = ref_##name##_f32,                              \
+                                             .f64 = ref_##name##_f64,                              \
+                                             .i32 = ref_##name##_i32,                              \
+                                             .i64 = ref_##name##_i64,                              \
+                                             .boolean = ref_##name##_boolean};                     \
     GRADD_MAP_RUN(name, 0)
 #define LOGIC(name, E)                                                                             \
     GRADD_ROW2(name, boolean, uint8_t, uint8_t, uint8_t, E)                                        \
@@ -108,12 +114,13 @@ static gradd_status_t run_isinf(const gradd_run_t *r) {
         *(T *)out = *(const T *)in[*(const uint8_t *)in[0] ? 1 : 2];                               \
     }
 WHERE_ROW(8, uint8_t)
+WHERE_ROW(16, uint16_t)
 WHERE_ROW(32, uint32_t)
 WHERE_ROW(64, uint64_t)
-static const gradd_rows_t where_rows = {row_where_32, row_where_64, row_where_32, row_where_64,
-                                        row_where_8};
-static const gradd_rows_t where_refs = {ref_where_32, ref_where_64, ref_where_32, ref_where_64,
-                                        ref_where_8};
+static const gradd_rows_t where_rows = {row_where_32, row_where_64, row_where_32,
+                                        row_where_64, row_where_8,  row_where_16};
+static const gradd_rows_t where_refs = {ref_where_32, ref_where_64, ref_where_32,
+                                        ref_where_64, ref_where_8,  ref_where_16};
 GRADD_MAP_RUN(where, 1)
 
 /* ---- shape rules ---------------------------------------------------------------------------- */
@@ -196,11 +203,11 @@ static gradd_status_t grad_where(gradd_grad_t *g) {
      .infer = infer_test,                                                                          \
      __VA_ARGS__}
 
-GRADD_OPS(compare, LOGICAL_ROW("Equal", equal, 11, GRADD_T_ALL, CASES_COMPARE),
-          LOGICAL_ROW("Less", less, 9, GRADD_T_NUM, CASES_COMPARE),
-          LOGICAL_ROW("LessOrEqual", less_equal, 12, GRADD_T_NUM, CASES_COMPARE),
-          LOGICAL_ROW("Greater", greater, 9, GRADD_T_NUM, CASES_COMPARE),
-          LOGICAL_ROW("GreaterOrEqual", greater_equal, 12, GRADD_T_NUM, CASES_COMPARE),
+GRADD_OPS(compare, LOGICAL_ROW("Equal", equal, 11, GRADD_T_ALL_BF16, CASES_COMPARE),
+          LOGICAL_ROW("Less", less, 9, GRADD_T_NUM_BF16, CASES_COMPARE),
+          LOGICAL_ROW("LessOrEqual", less_equal, 12, GRADD_T_NUM_BF16, CASES_COMPARE),
+          LOGICAL_ROW("Greater", greater, 9, GRADD_T_NUM_BF16, CASES_COMPARE),
+          LOGICAL_ROW("GreaterOrEqual", greater_equal, 12, GRADD_T_NUM_BF16, CASES_COMPARE),
           LOGICAL_ROW("And", and, 7, GRADD_T_BOOL, CASES_LOGIC),
           LOGICAL_ROW("Or", or, 7, GRADD_T_BOOL, CASES_LOGIC),
           LOGICAL_ROW("Xor", xor, 7, GRADD_T_BOOL, CASES_LOGIC),
@@ -210,10 +217,10 @@ GRADD_OPS(compare, LOGICAL_ROW("Equal", equal, 11, GRADD_T_ALL, CASES_COMPARE),
                            .text = "bool[3,4]"
 },
                        {.text = "bool[]"}, {.text = "bool[211,173]"})),
-          TEST_ROW("IsNaN", 9, GRADD_T_FLOAT, .run = run_isnan, .ref = run_isnan_ref,
+          TEST_ROW("IsNaN", 9, GRADD_T_FLOAT_BF16, .run = run_isnan, .ref = run_isnan_ref,
                    .cases = GRADD_CASES({.text = "f32[5]={1,nan,inf,-inf,nan}"},
                                         {.text = "f32[2,3]"}, {.text = "f32[0]"})),
-          TEST_ROW("IsInf", 10, GRADD_T_FLOAT, .run = run_isinf,
+          TEST_ROW("IsInf", 10, GRADD_T_FLOAT_BF16, .run = run_isinf,
                    .attrs = GRADD_ATTR_LIST({"detect_negative", GRADD_ATTR_INT, false},
                                             {"detect_positive", GRADD_ATTR_INT, false}),
                    .cases = GRADD_CASES({.text = "f32[5]={1,nan,inf,-inf,nan}"},
@@ -228,7 +235,7 @@ GRADD_OPS(compare, LOGICAL_ROW("Equal", equal, 11, GRADD_T_ALL, CASES_COMPARE),
            .max_out = 1,
            .flags = GRADD_OP_CHEAP,
            .inplace = 6,
-           .types = {GRADD_T_BOOL, GRADD_T_ALL},
+           .types = {GRADD_T_BOOL, GRADD_T_ALL_BF16},
            .infer = infer_where,
            .grad = grad_where,
            .run = run_where,

@@ -8,6 +8,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/cost.h"
+#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
@@ -93,6 +95,12 @@ static gradd_status_t run_eye_like(const gradd_run_t *r) {
     int64_t k = gradd_attr_int(r->attrs, "k", 0), rows = y->dims[0], columns = y->dims[1];
     memset(r->out[0].data, 0, (size_t)gradd_type_bytes(y));
     if (k >= columns || k <= -rows) return GRADD_OK;
+    if (y->dtype == GRADD_DT_BF16) {
+        gradd_bf16_t *to = r->out[0].data;
+        for (int64_t i = k < 0 ? -k : 0; i < rows && i + k < columns; i++)
+            to[i * columns + i + k] = gradd_f32_bf16(1);
+        return GRADD_OK;
+    }
     GRADD_SWITCH_ALL(y->dtype, T, {
         T *to = r->out[0].data;
         for (int64_t i = k < 0 ? -k : 0; i < rows && i + k < columns; i++)
@@ -147,6 +155,8 @@ static bool is_set(const gradd_view_t *x, int64_t i) {
     size_t bytes = gradd_dtype_bytes(x->type.dtype);
     if (x->type.dtype == GRADD_DT_F32) return ((const float *)x->data)[i] != 0;
     if (x->type.dtype == GRADD_DT_F64) return ((const double *)x->data)[i] != 0;
+    if (x->type.dtype == GRADD_DT_BF16)
+        return gradd_bf16_f32(((const gradd_bf16_t *)x->data)[i]) != 0;
     return !is_zero((const char *)x->data + (size_t)i * bytes, bytes);
 }
 
@@ -380,6 +390,7 @@ GRADD_OPS(
      .attrs = GRADD_ATTR_LIST({"value", GRADD_ATTR_TENSOR, false}),
      .infer = infer_constant_of_shape,
      .run = run_constant_of_shape,
+     .cost = gradd_cost_move,
      .cases = GRADD_CASES({.text = "i64[2]={2,3}"}, {.text = "i64[0]={}"}, {.text = "i64[1]={0}"})},
     {.name = "Shape",
      .domain = "",
@@ -392,6 +403,7 @@ GRADD_OPS(
      .attrs = GRADD_ATTR_LIST({"start", GRADD_ATTR_INT, false}, {"end", GRADD_ATTR_INT, false}),
      .infer = infer_shape,
      .run = run_shape,
+     .cost = gradd_cost_move,
      .cases = GRADD_CASES({.text = "f32[2,0,4]"}, {.text = "f32[]"},
                           {.text = "f32[2,3,4] | start=1"},
                           {.text = "bool[2,3,4] | start=-2 end=-1"},
@@ -406,6 +418,7 @@ GRADD_OPS(
      .flags = GRADD_OP_SHAPE_ONLY | GRADD_OP_NO_GRAD,
      .infer = infer_size,
      .run = run_size,
+     .cost = gradd_cost_move,
      .cases = GRADD_CASES({.text = "f32[2,3,4]"}, {.text = "i64[]"}, {.text = "f32[2,0]"})},
     {.name = "Range",
      .domain = "",
@@ -418,6 +431,7 @@ GRADD_OPS(
      .types = {GRADD_T_NUM},
      .infer = infer_range,
      .run = run_range,
+     .cost = gradd_cost_move,
      .cases = GRADD_CASES({.text = "i64[]={0} i64[]={5} i64[]={1}"},
                           {.text = "i64[]={7} i64[]={0} i64[]={-3}"},
                           {.text = "i64[]={-9000000000000000000} i64[]={9000000000000000000} "
@@ -435,8 +449,10 @@ GRADD_OPS(
      .attrs = GRADD_ATTR_LIST({"dtype", GRADD_ATTR_INT, false}, {"k", GRADD_ATTR_INT, false}),
      .infer = infer_eye_like,
      .run = run_eye_like,
+     .cost = gradd_cost_move,
      .cases = GRADD_CASES({.text = "f32[3,4]"}, {.text = "f32[4,3] | k=-2"},
-                          {.text = "i64[3,4] | k=2 dtype=1"}, {.text = "f32[2,2] | k=7"})},
+                          {.text = "i64[3,4] | k=2 dtype=1"}, {.text = "f32[3,4] | dtype=16"},
+                          {.text = "f32[2,2] | k=7"})},
     {.name = "OneHot",
      .domain = "",
      .since = 9,
@@ -450,6 +466,7 @@ GRADD_OPS(
      .infer = infer_one_hot,
      .grad = grad_one_hot,
      .run = run_one_hot,
+     .cost = gradd_cost_move,
      .cases = GRADD_CASES({.text = "i64[2,3] i64[]={5} f32[2]"},
                           {.text = "i64[2,3]:(-6,6) i64[1]={5} f32[2] | axis=1"},
                           {.text = "i32[4] i32[]={3} i64[2]={0,1} | axis=0"},
@@ -465,7 +482,7 @@ GRADD_OPS(
      .infer = infer_non_zero,
      .run = run_non_zero,
      .cases = GRADD_CASES({.text = "i64[2,3]={0,1,0,2,0,3}"}, {.text = "bool[3]={0,0,0}"},
-                          {.text = "f32[2,2]={0,0.5,-1,0}"})},
+                          {.text = "f32[2,2]={0,0.5,-1,0}"}, {.text = "bf16[3]={0,-0.0,2}"})},
     {.name = "Trilu",
      .domain = "",
      .since = 14,
@@ -479,6 +496,7 @@ GRADD_OPS(
      .infer = infer_trilu,
      .grad = grad_trilu,
      .run = run_trilu,
+     .cost = gradd_cost_move,
      .cases = GRADD_CASES({.text = "f32[3,4]"}, {.text = "f32[2,4,3] | upper=0"},
                           {.text = "f32[4,4] i64[]={1}"},
                           {.text = "f32[4,3] i64[1]={-2} | upper=0"},

@@ -5,6 +5,7 @@
  * divisor. Saved for backward: Exp, Sqrt, Reciprocal, Div, Pow, Max, Min their result, the others
  * inputs only. Where operands tie, Max and Min share the gradient evenly among them; Clip passes it
  * inside the closed interval; Sign, Floor, Ceil and Round have gradient zero. */
+#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/map.h"
 #include "kernels/infer.h"
 #include "kernels/rules.h"
@@ -161,6 +162,8 @@ FOLD(sum, add)
 /* x^y, where y may have another type. The exponents that models use have loops of their own. */
 static double exponent_at(const void *y, int64_t i, int dtype) {
     switch (dtype) {
+    case GRADD_DT_BF16: /* known before the run; in a row function it is f32 already */
+        return (double)gradd_bf16_f32(((const gradd_bf16_t *)y)[i]);
     case GRADD_DT_F32:
         return (double)((const float *)y)[i];
     case GRADD_DT_F64:
@@ -228,15 +231,23 @@ static int64_t power_i64(int64_t x, double y) {
     }
 POWER_INT(i32, int32_t)
 POWER_INT(i64, int64_t)
-static const gradd_rows_t pow_rows = {row_pow_f32, row_pow_f64, row_pow_i32, row_pow_i64, NULL};
-static const gradd_rows_t pow_refs = {ref_pow_f32, ref_pow_f64, row_pow_i32, row_pow_i64, NULL};
+static const gradd_rows_t pow_rows = {
+    .f32 = row_pow_f32, .f64 = row_pow_f64, .i32 = row_pow_i32, .i64 = row_pow_i64};
+static const gradd_rows_t pow_refs = {
+    .f32 = ref_pow_f32, .f64 = ref_pow_f64, .i32 = row_pow_i32, .i64 = row_pow_i64};
+
+/* The type that the row function finds the exponents in. */
+static double exponent_dtype(const gradd_run_t *r) {
+    gradd_dtype_t dtype = r->in[1].type.dtype;
+    return (double)(dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : dtype);
+}
 
 static gradd_status_t run_pow(const gradd_run_t *r) {
-    double dtype = (double)r->in[1].type.dtype;
+    double dtype = exponent_dtype(r);
     return gradd_map_rows(&pow_rows, 0, r->out, r->in, 2, &dtype, false);
 }
 static gradd_status_t run_pow_ref(const gradd_run_t *r) {
-    double dtype = (double)r->in[1].type.dtype;
+    double dtype = exponent_dtype(r);
     return gradd_map_rows(&pow_refs, 0, r->out, r->in, 2, &dtype, true);
 }
 
@@ -261,11 +272,12 @@ CLIP_ROW(f32, float)
 CLIP_ROW(f64, double)
 CLIP_ROW(i32, int32_t)
 CLIP_ROW(i64, int64_t)
-static const gradd_rows_t clip_rows = {row_clip_f32, row_clip_f64, row_clip_i32, row_clip_i64,
-                                       NULL};
+static const gradd_rows_t clip_rows = {
+    .f32 = row_clip_f32, .f64 = row_clip_f64, .i32 = row_clip_i32, .i64 = row_clip_i64};
 
 static gradd_status_t run_clip(const gradd_run_t *r) {
     union {
+        gradd_bf16_t bf16;
         float f32;
         double f64;
         int32_t i32;
@@ -280,6 +292,9 @@ static gradd_status_t run_clip(const gradd_run_t *r) {
         }
         in[k] = (gradd_view_t){.type = {.dtype = r->in[0].type.dtype}, .data = &bound[k - 1]};
         switch (r->in[0].type.dtype) {
+        case GRADD_DT_BF16:
+            bound[k - 1].bf16 = gradd_f32_bf16(k == 1 ? -INFINITY : INFINITY);
+            break;
         case GRADD_DT_F32:
             bound[k - 1].f32 = k == 1 ? -INFINITY : INFINITY;
             break;
@@ -524,7 +539,7 @@ static gradd_status_t grad_clip(gradd_grad_t *g) {
      .max_out = 1,                                                                                 \
      .flags = GRADD_OP_CHEAP,                                                                      \
      .inplace = 3,                                                                                 \
-     .types = {GRADD_T_NUM},                                                                       \
+     .types = {GRADD_T_NUM_BF16},                                                                  \
      .infer = gradd_infer_broadcast,                                                               \
      .grad = gradient,                                                                             \
      .run = run_##fn,                                                                              \
@@ -596,7 +611,7 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 1,
      .inplace = 3,
-     .types = {GRADD_T_NUM},
+     .types = {GRADD_T_NUM_BF16},
      .attrs = GRADD_ATTR_LIST({"fmod", GRADD_ATTR_INT, false}),
      .infer = infer_mod,
      .grad = grad_mod,
@@ -614,35 +629,35 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 1,
      .inplace = 1,
-     .types = {GRADD_T_NUM},
+     .types = {GRADD_T_NUM_BF16},
      .infer = infer_pow,
      .grad = grad_pow,
      .run = run_pow,
      .ref = run_pow_ref,
      .cases = cases_pow},
-    FOLD_ROW("Max", max, grad_extremum, GRADD_T_NUM, 8),
-    FOLD_ROW("Min", min, grad_extremum, GRADD_T_NUM, 8),
-    FOLD_ROW("Sum", sum, grad_sum, GRADD_T_NUM, 8),
-    UNARY_ROW("Neg", neg, grad_neg, GRADD_T_NUM, 6, CASES_UNARY_NUM(""), CHEAP),
-    UNARY_ROW("Abs", abs, grad_abs, GRADD_T_NUM, 6, CASES_UNARY_NUM(""), CHEAP),
-    UNARY_ROW("Sign", sign, NULL, GRADD_T_NUM, 9, CASES_UNARY_NUM(""), STEP),
-    UNARY_ROW("Sqrt", sqrt, grad_sqrt, GRADD_T_FLOAT, 6, CASES_UNARY(":(0.1,2)"), CHEAP),
-    UNARY_ROW("Reciprocal", reciprocal, grad_reciprocal, GRADD_T_FLOAT, 6, CASES_UNARY(":(0.3,2)"),
-              CHEAP),
-    UNARY_ROW("Exp", exp, grad_exp, GRADD_T_FLOAT, 6, CASES_UNARY(""), CHEAP),
-    UNARY_ROW("Log", log, grad_log, GRADD_T_FLOAT, 6, CASES_UNARY(":(0.1,3)"), CHEAP),
-    UNARY_ROW("Sin", sin, grad_sin, GRADD_T_FLOAT, 7,
+    FOLD_ROW("Max", max, grad_extremum, GRADD_T_NUM_BF16, 8),
+    FOLD_ROW("Min", min, grad_extremum, GRADD_T_NUM_BF16, 8),
+    FOLD_ROW("Sum", sum, grad_sum, GRADD_T_NUM_BF16, 8),
+    UNARY_ROW("Neg", neg, grad_neg, GRADD_T_NUM_BF16, 6, CASES_UNARY_NUM(""), CHEAP),
+    UNARY_ROW("Abs", abs, grad_abs, GRADD_T_NUM_BF16, 6, CASES_UNARY_NUM(""), CHEAP),
+    UNARY_ROW("Sign", sign, NULL, GRADD_T_NUM_BF16, 9, CASES_UNARY_NUM(""), STEP),
+    UNARY_ROW("Sqrt", sqrt, grad_sqrt, GRADD_T_FLOAT_BF16, 6, CASES_UNARY(":(0.1,2)"), CHEAP),
+    UNARY_ROW("Reciprocal", reciprocal, grad_reciprocal, GRADD_T_FLOAT_BF16, 6,
+              CASES_UNARY(":(0.3,2)"), CHEAP),
+    UNARY_ROW("Exp", exp, grad_exp, GRADD_T_FLOAT_BF16, 6, CASES_UNARY(""), CHEAP),
+    UNARY_ROW("Log", log, grad_log, GRADD_T_FLOAT_BF16, 6, CASES_UNARY(":(0.1,3)"), CHEAP),
+    UNARY_ROW("Sin", sin, grad_sin, GRADD_T_FLOAT_BF16, 7,
               GRADD_CASES({.text = "f32[3,5]:(-9,9)"}, {.text = "f32[0]"},
                           {.text = "f32[4]={5e6,-3e7,0,1e4}", .grad_tol = -1},
                           {.text = "f32[211,173]:(-300,300)"})),
-    UNARY_ROW("Cos", cos, grad_cos, GRADD_T_FLOAT, 7,
+    UNARY_ROW("Cos", cos, grad_cos, GRADD_T_FLOAT_BF16, 7,
               GRADD_CASES({.text = "f32[3,5]:(-9,9)"}, {.text = "f32[]"},
                           {.text = "f32[4]={5e6,-3e7,0,1e4}", .grad_tol = -1},
                           {.text = "f32[211,173]:(-300,300)"})),
-    UNARY_ROW("Erf", erf, grad_erf, GRADD_T_FLOAT, 9, CASES_UNARY("")),
-    UNARY_ROW("Floor", floor, NULL, GRADD_T_FLOAT, 6, CASES_UNARY(":(-9,9)"), STEP),
-    UNARY_ROW("Ceil", ceil, NULL, GRADD_T_FLOAT, 6, CASES_UNARY(":(-9,9)"), STEP),
-    UNARY_ROW("Round", round, NULL, GRADD_T_FLOAT, 11,
+    UNARY_ROW("Erf", erf, grad_erf, GRADD_T_FLOAT_BF16, 9, CASES_UNARY("")),
+    UNARY_ROW("Floor", floor, NULL, GRADD_T_FLOAT_BF16, 6, CASES_UNARY(":(-9,9)"), STEP),
+    UNARY_ROW("Ceil", ceil, NULL, GRADD_T_FLOAT_BF16, 6, CASES_UNARY(":(-9,9)"), STEP),
+    UNARY_ROW("Round", round, NULL, GRADD_T_FLOAT_BF16, 11,
               GRADD_CASES({.text = "f32[6]={0.5,1.5,-0.5,-2.5,2.4,-7.6}"},
                           {.text = "f32[3,4]:(-9,9)"}),
               STEP),
@@ -656,7 +671,7 @@ GRADD_OPS(
      .flags = GRADD_OP_CHEAP,
      .inplace = 1,
      .no_diff = 6,
-     .types = {GRADD_T_NUM},
+     .types = {GRADD_T_NUM_BF16},
      .infer = infer_clip,
      .grad = grad_clip,
      .run = run_clip,
