@@ -373,8 +373,9 @@ static gradd_status_t add_plan(worker_t *worker, work_t *work, uint64_t id, plan
     plan->bound = ask->bound;
     plan->rest = ask->rest;
     plan->grads = ask->grads;
+    plan->out = ask->out;
     ask->in = NULL;
-    ask->bound = ask->rest = ask->grads = NULL;
+    ask->bound = ask->rest = ask->grads = ask->out = NULL;
     return GRADD_OK;
 }
 

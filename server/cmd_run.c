@@ -55,6 +55,10 @@ static const char *input_name(const work_plan_t *plan, int i) {
     return gradd_model_input_name(plan->compiled->model->model, i);
 }
 
+static const char *output_name(const work_plan_t *plan, int i) {
+    return gradd_model_output_name(plan->compiled->model->model, plan->out[i]);
+}
+
 /* Compares tensors [0, n) of a list with the plan's input types of these positions. */
 static gradd_status_t check_inputs(const work_plan_t *plan, const char *verb, const char *what,
                                    const int32_t *positions, int n, const tensors_t *tensors) {
@@ -115,7 +119,8 @@ static gradd_status_t check_forward_types(const work_plan_t *plan, binding_t *bi
     GRADD_TRY(check_inputs(plan, "forward", "input", plan->rest, plan->n_rest, &run->in));
     for (int i = 0; i < plan->n_out; i++)
         if (!gradd_type_equal(&info->outputs[i], &run->out.types[i]))
-            return wrong_type("forward", "output", "", i, &info->outputs[i], &run->out.types[i]);
+            return wrong_type("forward", "output", output_name(plan, i), i, &info->outputs[i],
+                              &run->out.types[i]);
     if (!binding || binding->input_serial == plan->serial) return GRADD_OK;
     if (binding->tensors.n < plan->n_bound)
         return GRADD_FAIL(TENSOR, "forward: binding %llu has %d tensors, the plan takes %d",
@@ -267,8 +272,8 @@ static gradd_status_t fill_grad_outputs(const work_plan_t *plan, const msgpack_o
             st = GRADD_FAIL(TENSOR, "backward: field 'go[%d]': output %llu comes twice", i,
                             (unsigned long long)positions[i]);
         else if (!gradd_type_equal(&info->outputs[positions[i]], &pass->go.types[i]))
-            st = wrong_type("backward", "gradient of output", "", (int)positions[i],
-                            &info->outputs[positions[i]], &pass->go.types[i]);
+            st = wrong_type("backward", "gradient of output", output_name(plan, (int)positions[i]),
+                            (int)positions[i], &info->outputs[positions[i]], &pass->go.types[i]);
         else
             pass->grad_outputs[positions[i]] = pass->go.address[i];
     }

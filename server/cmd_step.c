@@ -80,6 +80,11 @@ static gradd_status_t fill_tensors(update_t *u, const msgpack_object *group, int
     return GRADD_OK;
 }
 
+/* A whole number within these bounds; NaN is none. */
+static bool is_count(double x, double low, double high) {
+    return x >= low && x <= high && x == (double)(int64_t)x;
+}
+
 static gradd_status_t fill_groups(update_t *u, const msgpack_object *hyper) {
     size_t bytes = hyper->via.bin.size, one = sizeof(double) * HYPER_N;
     if (bytes < sizeof(double) || (bytes - sizeof(double)) % one)
@@ -92,7 +97,7 @@ static gradd_status_t fill_groups(update_t *u, const msgpack_object *hyper) {
     for (int k = 0; k < n; k++) {
         double x[HYPER_N];
         memcpy(x, hyper->via.bin.ptr + sizeof(double) + one * (size_t)k, one);
-        if (!(x[HYPER_T] >= 1 && x[HYPER_T] < 9e15) || !(x[HYPER_MODE] >= 0 && x[HYPER_MODE] <= 2))
+        if (!is_count(x[HYPER_T], 1, 9e15) || !is_count(x[HYPER_MODE], 0, 2))
             return GRADD_FAIL(TENSOR, "step: group %d: step %g, mode %g", k, x[HYPER_T],
                               x[HYPER_MODE]);
         u->groups[k] = (gradd_adam_t){.lr = x[HYPER_LR],
@@ -138,6 +143,9 @@ static gradd_status_t fill_journal(update_t *u, const msgpack_object *journal,
     };
     GRADD_TRY(wire_tensor(journal, &tensor));
     GRADD_TRY(tensors_init(&u->journal, table, &list, "step: journal"));
+    if (u->journal.types[0].dtype != GRADD_DT_U8)
+        return GRADD_FAIL(TENSOR, "step: journal: expected u8, got %s",
+                          gradd_dtype_name(u->journal.types[0].dtype));
     if (gradd_type_bytes(&u->journal.types[0]) < (int64_t)STEP_JOURNAL_BYTES)
         return GRADD_FAIL(TENSOR, "step: journal: expected %zu bytes, got %lld", STEP_JOURNAL_BYTES,
                           (long long)gradd_type_bytes(&u->journal.types[0]));

@@ -85,6 +85,7 @@ typedef struct work_plan_s {
     gradd_type_t *in;      /* Owned: one per model input */
     int32_t *bound, *rest; /* Owned: model inputs from the binding and from the message */
     int32_t *grads;        /* Owned: model inputs */
+    int32_t *out;          /* Owned: model outputs */
     int n_runs;            /* runs of this plan; it cannot be dropped before them */
 } work_plan_t;
 

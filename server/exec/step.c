@@ -6,6 +6,8 @@
 #include <string.h>
 
 #define CHUNK_BITS 24
+/* The number of a step shares a word with the number of a chunk. */
+#define STEP_MAX ((UINT64_C(1) << (64 - CHUNK_BITS)) - 1)
 
 static uint64_t load(const uint64_t *word) {
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
@@ -135,6 +137,9 @@ static gradd_status_t check_request(const step_request_t *r) {
         chunks += (t->n + STEP_CHUNK - 1) / STEP_CHUNK;
     }
     if (chunks >= 1 << CHUNK_BITS) return GRADD_FAIL(LIMIT, "too many parameters for one step");
+    if (r->step >= STEP_MAX)
+        return GRADD_FAIL(LIMIT, "step %llu, expected below %llu", (unsigned long long)r->step,
+                          (unsigned long long)STEP_MAX);
     for (int i = 0; i < r->n_groups; i++)
         if (r->groups[i].mode > GRADD_ADAMW_TORCH || r->groups[i].step < 1)
             return GRADD_FAIL(TENSOR, "group %d: mode %d, step %lld", i, r->groups[i].mode,

@@ -52,7 +52,7 @@ typedef struct step_request_s {
 
 /* out_norm: global L2 norm of the gradients before clipping; 0 if nothing asked for it.
  * Repeating the last finished step does nothing and returns its norm.
- * Errors: STALE (journal is at another step or holds another request), SHM (not a journal),
+ * Errors: STALE (journal is at another step or holds another request), SHM (not a journal), LIMIT,
  * NONFINITE never: a non-finite norm clips to a scale that is not finite, as torch does. */
 gradd_status_t step_run(const step_request_t *request, double *out_norm);
 
