@@ -1,0 +1,293 @@
+"""Bad inputs that name memory: bind, forward, backward, step. See hostile.py and hostile_wire.py.
+
+Offsets past the end, sums that wrap, wrong types and shapes, ranges that overlap, journals that are
+none: everything is refused before the first element is touched.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from hostile import (
+    BF16,
+    DROP,
+    F32,
+    F64,
+    GO,
+    GW,
+    GX,
+    HYPER,
+    I64,
+    IDS,
+    JOURNAL,
+    JOURNAL_BYTES,
+    LOSS,
+    ROWS,
+    SEGMENT,
+    U8,
+    Raw,
+    Row,
+    V,
+    W,
+    X,
+    Y,
+    tensor,
+)
+from hostile_wire import BIG, ask
+
+GOOD_X, GOOD_IDS = tensor(X, (ROWS, 4)), tensor(IDS, (ROWS,), I64)
+GOOD_Y, GOOD_LOSS = tensor(Y, (ROWS, 4)), tensor(LOSS, ())
+
+
+# ---- tensors and bindings ----
+
+
+def bind(name: str, code: str, parts: str, one: Any) -> Row:
+    return ask(f"bind: {name}", code, f"bind: tensors[0]|{parts}", "bind", bind=60, tensors=[one])
+
+
+BINDS = [
+    bind("past the end", "TENSOR", f"which has {SEGMENT} bytes", tensor(SEGMENT - 64, (17,))),
+    bind("begins past the end", "TENSOR", f"which has {SEGMENT} bytes", tensor(SEGMENT + 64, (1,))),
+    bind("offset wraps 64 bits", "TENSOR", "offset 18446744073709551552", tensor((1 << 64) - 64,
+        (17,))),
+    bind("offset of 2^63", "TENSOR", "offset 9223372036854775808", tensor(BIG, (1,))),
+    bind("size overflows", "LIMIT", "overflows 64 bits", tensor(0, (1 << 62, 4))),
+    bind("size overflows behind a zero", "LIMIT", "overflows 64 bits", tensor(0, (0, 1 << 62, 4))),
+    bind("misaligned by 1", "TENSOR", "offset 1 of segment 1 is not a multiple of 64", tensor(1,
+        (1,))),
+    bind("misaligned by 32", "TENSOR", "offset 32|not a multiple of 64", tensor(32, (1,))),
+    bind("segment unknown", "SHM", "unknown segment 2", tensor(0, (1,), segment=2)),
+    bind("segment 2^64-1", "SHM", "unknown segment 18446744073709551615",
+         tensor(0, (1,), segment=(1 << 64) - 1)),
+    bind("element type 0", "UNSUPPORTED", "element type 0", tensor(0, (1,), 0)),
+    bind("text elements", "UNSUPPORTED", "element type 8", tensor(0, (1,), 8)),
+    bind("element type 10^6", "UNSUPPORTED", "element type", tensor(0, (1,), 10**6)),
+    ask("bind: nil", "TENSOR", "bind: field 'tensors[0]'|a tensor [segment|got nil", "bind",
+        bind=60, tensors=[None]),
+    ask("bind: three fields", "TENSOR", "bind: field 'tensors[0]'|a list of another form", "bind",
+        bind=60, tensors=[[1, 0, F32]]),
+    ask("bind: five fields", "TENSOR", "bind: field 'tensors[0]'|a list of another form", "bind",
+        bind=60, tensors=[[1, 0, F32, [1], 0]]),
+    ask("bind: rank 9", "TENSOR", "bind: field 'tensors[0]'", "bind", bind=60,
+        tensors=[tensor(0, (1,) * 9)]),
+    ask("bind: a dimension below zero", "TENSOR", "bind: field 'tensors[0]'", "bind", bind=60,
+        tensors=[tensor(0, (-1,))]),
+    ask("bind: a float offset", "TENSOR", "bind: field 'tensors[0]'", "bind", bind=60,
+        tensors=[[1, 0.0, F32, [1]]]),
+    ask("bind: the second one is bad", "SHM", "bind: tensors[1]|unknown segment 9", "bind", bind=60,
+        tensors=[tensor(0, (1,)), tensor(0, (1,), segment=9)]),
+    ask("bind: tensors is a map", "TENSOR", "bind: field 'tensors'|a list|a map", "bind", bind=60,
+        tensors={}),
+    ask("bind: no tensors field", "TENSOR", "bind: field 'tensors' is missing", "bind", bind=60,
+        tensors=DROP),
+    ask("bind: no id", "TENSOR", "bind: field 'bind' is missing", "bind", bind=DROP),
+    ask("bind: id is a text", "TENSOR", "bind: field 'bind'|a text", "bind", bind="w"),
+    ask("unbind: id below zero", "TENSOR", "unbind: field 'bind'|a negative", "unbind", bind=-5),
+    ask("unbind: no id", "TENSOR", "unbind: field 'bind' is missing", "unbind", bind=DROP),
+]  # fmt: skip
+
+# ---- forward ----
+
+
+def forward(name: str, code: str, parts: str, **changes: Any) -> Row:
+    return ask(f"forward: {name}", code, f"forward: |{parts}", "forward", **changes)
+
+
+FORWARDS = [
+    forward("plan unknown", "STALE", "plan 7 is not known", plan=7),
+    forward("no plan", "TENSOR", "field 'plan' is missing", plan=DROP),
+    forward("plan nil", "TENSOR", "field 'plan'|an unsigned integer, got nil", plan=None),
+    forward("run below zero", "TENSOR", "field 'run'|a negative integer", run=-1),
+    forward("seed is a text", "TENSOR", "field 'seed'|a text", seed="3"),
+    forward("seed below zero", "TENSOR", "field 'seed'|a negative integer", seed=-3),
+    forward("flags unknown", "UNSUPPORTED", "field 'flags'|unknown bits in 4", flags=4),
+    forward("flags of 2^63", "UNSUPPORTED", "unknown bits in 9223372036854775808", flags=BIG),
+    forward("no flags", "TENSOR", "field 'flags' is missing", flags=DROP),
+    forward("binding unknown", "STALE", "binding 77 is not known (bind it again)", b=77),
+    forward("no binding", "TENSOR", "field 'b': the plan has 1 bound inputs, got nil", b=None),
+    forward("binding of the wrong type", "TENSOR", "field 'b'|a map", b={}),
+    forward("another kind of binding", "TENSOR", "output 0 and bound input|share memory", b=2,
+            out=[tensor(GW, (ROWS, 4)), GOOD_LOSS]),
+    forward("too few inputs", "TENSOR", "field 'in': the plan takes 2 inputs, got 1",
+        **{"in": [GOOD_X]}),
+    forward("too many inputs", "TENSOR", "the plan takes 2 inputs, got 3",
+            **{"in": [GOOD_X, GOOD_IDS, GOOD_X]}),
+    forward("in is nil", "TENSOR", "field 'in'|a list, got nil", **{"in": None}),
+    forward("an input is nil", "TENSOR", "field 'in[1]'|a tensor|nil", **{"in": [GOOD_X, None]}),
+    forward("input of another type", "TENSOR", "input 0 'x': expected f32[2,4], got f64[2,4]",
+            **{"in": [tensor(X, (2, 4), F64), GOOD_IDS]}),
+    forward("input in bf16", "TENSOR", "input 0 'x': expected f32[2,4], got bf16[2,4]",
+            **{"in": [tensor(X, (2, 4), BF16), GOOD_IDS]}),
+    forward("input of another shape", "TENSOR", "input 0 'x': expected f32[2,4], got f32[4,2]",
+            **{"in": [tensor(X, (4, 2)), GOOD_IDS]}),
+    forward("input of another rank", "TENSOR", "input 1 'ids': expected i64[2], got i64[1,2]",
+            **{"in": [GOOD_X, tensor(IDS, (1, 2), I64)]}),
+    forward("input past the end", "TENSOR", "in[0]|which has 2097152 bytes",
+            **{"in": [tensor(SEGMENT, (2, 4)), GOOD_IDS]}),
+    forward("output past the end", "TENSOR", "out[1]|which has 2097152 bytes",
+            out=[GOOD_Y, tensor(SEGMENT, ())]),
+    forward("output wraps", "TENSOR", "out[0]|18446744073709551552",
+            out=[tensor((1 << 64) - 64, (2, 4)), GOOD_LOSS]),
+    forward("output misaligned", "TENSOR", "out[0]|not a multiple of 64", out=[tensor(Y + 4, (2,
+        4)), GOOD_LOSS]),
+    forward("output missing", "TENSOR", "field 'out': the plan gives 2 outputs, got 1",
+        out=[GOOD_Y]),
+    forward("output nil", "TENSOR", "field 'out[0]'|nil", out=[None, GOOD_LOSS]),
+    forward("output of another type", "TENSOR", "output 0 'y': expected f32[2,4], got i64[2,4]",
+            out=[tensor(Y, (2, 4), I64), GOOD_LOSS]),
+    forward("output of another shape", "TENSOR", "output 1 'loss': expected f32[], got f32[1]",
+            out=[GOOD_Y, tensor(LOSS, (1,))]),
+    forward("outputs overlap", "TENSOR", "output 0 and output 1 share memory", out=[GOOD_Y,
+        tensor(Y, ())]),
+    forward("output over an input", "TENSOR", "output 0 and input 0 share memory", out=[tensor(X,
+        (2, 4)), GOOD_LOSS]),
+    forward("output over the indices", "TENSOR", "output 1 and input 1 share memory", out=[GOOD_Y,
+        tensor(IDS, ())]),
+    forward("output over a parameter", "TENSOR", "output 0 and bound input 0 share memory",
+            out=[tensor(W + 64, (2, 4)), GOOD_LOSS]),
+    ask("forward: rel is a number", "TENSOR", "field 'rel'|a list", "forward", rel=1),
+    ask("forward: rel of texts", "TENSOR", "field 'rel[0]'|a text", "forward", rel=["a"]),
+    ask("forward: rel of 5000", "LIMIT", "field 'rel' has 5000 entries, more than 4096", "forward",
+        rel=[0] * 5000),
+    Row("forward: with a payload", "LIMIT", ("1 payload frames, expected at most 0",),
+        lambda s: s.ask("forward", [b"x"])),
+    ask("release: runs is a number", "TENSOR", "release: field 'runs'|a list", "release", runs=1),
+    ask("release: a run below zero", "TENSOR", "release: field 'runs[1]'|a negative", "release",
+        runs=[1, -1]),
+    ask("release: no runs", "TENSOR", "release: field 'runs' is missing", "release", runs=DROP),
+]  # fmt: skip
+
+# ---- backward ----
+
+
+def backward(name: str, code: str, parts: str, **changes: Any) -> Row:
+    def send(s: Raw) -> dict[str, Any]:
+        assert s.ask("forward")["ok"]
+        reply = s.ask("backward", **changes)
+        assert s.ask("backward")["ok"]  # what was refused has not used the run up
+        return reply
+
+    return Row(f"backward: {name}", code, tuple(parts.split("|")), send)
+
+
+GOOD_GO, GOOD_GX = tensor(GO, ()), tensor(GX, (ROWS, 4))
+BACKWARDS = [
+    ask("backward: run unknown", "STALE", "backward: run 777 is not known", "backward", run=777),
+    backward("no run", "TENSOR", "field 'run' is missing", run=DROP),
+    backward("no gradients arrive", "TENSOR", "without a gradient", go=[]),
+    backward("go is nil", "TENSOR", "field 'go'|a list, got nil", go=None),
+    backward("go without a position", "TENSOR", "field 'go[0]'|a pair", go=[GOOD_GO]),
+    backward("go position out of range", "TENSOR", "field 'go[0]': output 2, expected below 2",
+        go=[[2, GOOD_GO]]),
+    backward("go position of 2^64-1", "TENSOR", "output 18446744073709551615", go=[[(1 << 64) - 1,
+        GOOD_GO]]),
+    backward("go twice", "TENSOR", "field 'go[1]': output 1 comes twice", go=[[1, GOOD_GO]] * 2),
+    backward("go excluded by the plan", "TENSOR", "output 0, which the plan excludes",
+             go=[[0, tensor(V + 1024, (2, 4))]]),
+    backward("go of another type", "TENSOR",
+        "gradient of output 1 'loss': expected f32[], got f32[1]",
+             go=[[1, tensor(GO, (1,))]]),
+    backward("go in f64", "TENSOR", "expected f32[], got f64[]", go=[[1, tensor(GO, (), F64)]]),
+    backward("go past the end", "TENSOR", "go[0]|which has 2097152 bytes", go=[[1, tensor(SEGMENT,
+        ())]]),
+    backward("binding unknown", "STALE", "binding 78 is not known", b=78),
+    backward("too few gradients", "TENSOR",
+        "the plan has 2 gradients; binding and 'g' give 1 and 0", g=[]),
+    backward("too many gradients", "TENSOR", "the plan has 2 gradients|1 and 2", g=[GOOD_GX, None]),
+    backward("no binding", "TENSOR", "the plan has 2 gradients|0 and 1", b=None),
+    backward("gradient of another shape", "TENSOR", "gradient 0 'x': expected f32[2,4], got f32[8]",
+             g=[tensor(GX, (8,))]),
+    backward("gradient of another type", "TENSOR", "expected f32[2,4], got bf16[2,4]",
+        g=[tensor(GX, (2, 4), BF16)]),
+    backward("gradient past the end", "TENSOR", "g[0]|which has 2097152 bytes", g=[tensor(SEGMENT,
+        (2, 4))]),
+    backward("gradient over the input", "TENSOR", "gradient 'g' 0 and input 0 share memory",
+             g=[tensor(X, (2, 4))]),
+    backward("gradient over an output", "TENSOR", "gradient 'g' 0 and output 0 share memory",
+             g=[tensor(Y, (2, 4))]),
+    backward("gradient over what arrives", "TENSOR", "share memory", g=[tensor(GO, (2, 4))]),
+    backward("gradient over a parameter", "TENSOR", "bound input 0 share memory", g=[tensor(W, (2,
+        4))]),
+    backward("gradient over a bound one", "TENSOR",
+        "gradient 'g' 0 and bound gradient 0 share memory",
+             g=[tensor(GW + 64, (2, 4))]),
+    backward("parameters as gradients", "TENSOR",
+        "bound gradient 0 and bound input 0 share memory", b=1),
+    backward("g is a text", "TENSOR", "field 'g'|a list", g="x"),
+    backward("keep is 2", "TENSOR", "field 'keep'|a boolean", keep=2),
+    backward("keep is a text", "TENSOR", "field 'keep'|a boolean, got a text", keep="yes"),
+]  # fmt: skip
+
+# ---- step ----
+
+
+def hyper(**changes: float) -> bytes:
+    values = {"clip": 0, "lr": 1e-2, "b1": 0.9, "b2": 0.999, "eps": 1e-8, "decay": 0}
+    values |= {"mode": 1, "bc": 1, "t": 1} | changes
+    return struct.pack("<9d", *values.values())
+
+
+def step(name: str, code: str, parts: str, **changes: Any) -> Row:
+    return ask(f"step: {name}", code, parts, "step", **changes)
+
+
+def journal(offset: int = JOURNAL, count: int = JOURNAL_BYTES, dtype: int = U8) -> list:
+    return tensor(offset, (count,), dtype)
+
+
+STEPS = [
+    step("no number", "TENSOR", "step: field 'step' is missing", step=DROP),
+    step("number below zero", "TENSOR", "step: field 'step'|a negative integer", step=-1),
+    step("a step too far", "STALE", "the journal is at step 0, the request says 5", step=5),
+    step("step 2^64-1", "LIMIT", "step 18446744073709551615, expected below 1099511627775",
+        step=(1 << 64) - 1),
+    step("journal too small", "TENSOR", f"journal: expected {JOURNAL_BYTES} bytes, got 64",
+        journal=journal(count=64)),
+    step("step 2^40", "LIMIT", "step 1099511627776, expected below", step=1 << 40),
+    step("count 1.5", "TENSOR", "group 0|step 1.5", hyper=hyper(t=1.5)),
+    step("journal past the end", "TENSOR", "journal|which has", journal=journal(SEGMENT - 64)),
+    step("journal of floats", "TENSOR", "journal: expected u8", journal=journal(dtype=F32,
+        count=JOURNAL_BYTES // 4)),
+    step("journal nil", "TENSOR", "step: field 'journal'|a tensor|nil", journal=None),
+    step("journal over a parameter", "TENSOR", "journal[0] and p[0] share memory",
+        journal=journal(0)),
+    step("hyper empty", "TENSOR", "field 'hyper': 0 bytes are not 8 + 64 per group", hyper=b""),
+    step("hyper a byte short", "TENSOR", "field 'hyper': 71 bytes", hyper=HYPER[:-1]),
+    step("hyper a byte long", "TENSOR", "field 'hyper': 73 bytes", hyper=HYPER + b"x"),
+    step("hyper is a text", "TENSOR", "field 'hyper'|bytes|a text", hyper="x" * 72),
+    step("hyper without groups", "TENSOR", "parameter 0: group 0 of 0", hyper=HYPER[:8]),
+    step("mode 3", "TENSOR", "group 0|mode 3", hyper=hyper(mode=3)),
+    step("mode below zero", "TENSOR", "group 0|mode -1", hyper=hyper(mode=-1)),
+    step("mode NaN", "TENSOR", "group 0|mode", hyper=hyper(mode=float("nan"))),
+    step("mode 1.5", "TENSOR", "group 0|mode 1.5", hyper=hyper(mode=1.5)),
+    step("count zero", "TENSOR", "group 0|step 0", hyper=hyper(t=0)),
+    step("count infinite", "TENSOR", "group 0|step inf", hyper=hyper(t=float("inf"))),
+    step("group out of range", "TENSOR", "parameter 0: group 1 of 1", group=[1]),
+    step("group of 2^40", "TENSOR", "parameter 0: group", group=[1 << 40]),
+    step("no groups", "TENSOR", "field 'bp': expected 0 tensors, got 1", group=[], g=[]),
+    step("too many groups", "TENSOR", "field 'bp': expected 2 tensors, got 1", group=[0, 0]),
+    step("groups of texts", "TENSOR", "field 'group[0]'|a text", group=["0"]),
+    step("parameters unknown", "STALE", "field 'bp': binding 70 is not known", bp=70),
+    step("moment unknown", "STALE", "field 'bv': binding 71 is not known", bv=71),
+    step("moments are the parameters", "TENSOR", "m[0] and p[0] share memory", bm=1),
+    step("both moments the same", "TENSOR", "v[0] and m[0] share memory", bv=3),
+    step("too few gradients", "TENSOR", "field 'g': expected 1 tensors, got 0", g=[]),
+    step("gradient of another size", "TENSOR",
+        "g[0]: expected f32 elements as in f32[10,4], got f32[9,4]",
+         g=[tensor(GW, (9, 4))]),
+    step("gradient in f64", "TENSOR", "g[0]: expected f32 elements as in f32[10,4], got f64[10,4]",
+         g=[tensor(GW, (10, 4), F64)]),
+    step("gradient over a parameter", "TENSOR", "g[0] and p[0] share memory", g=[tensor(W, (10,
+        4))]),
+    step("gradient is a number", "TENSOR", "field 'g[0]'|or nil", g=[7]),
+]  # fmt: skip
+
+
+TABLES = {
+    "tensors, bindings": BINDS,
+    "forward, release": FORWARDS,
+    "backward": BACKWARDS,
+    "step": STEPS,
+}
