@@ -1,0 +1,29 @@
+/* One row of logits, as the cross-entropy reads and writes it: f32, f64, or bf16 with f32 inside.
+ *
+ * A row is taken in blocks that fit the first cache: the memory is read once, also for the maximum.
+ * A row that holds +inf or NaN, or nothing but -inf, gives NaN, as torch does. n >= 1. Any thread.
+ */
+#ifndef GRADD_KERNELS_CPU_LOSS_ROWS_H
+#define GRADD_KERNELS_CPU_LOSS_ROWS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "shm/dtype.h"
+
+typedef struct gradd_loss_row_s {
+    double max, sum; /* maximum of x, sum of exp(x - max) */
+    double plain;    /* sum of x, if it was asked for */
+} gradd_loss_row_t;
+
+gradd_loss_row_t gradd_loss_scan(gradd_dtype_t dtype, const void *x, int64_t n, bool plain);
+
+/* z = exp(x - max) * scale - shift, rounded once; z may be x. */
+typedef struct gradd_loss_spread_s {
+    double max, scale, shift;
+} gradd_loss_spread_t;
+
+void gradd_loss_spread(gradd_dtype_t dtype, const void *x, void *z, int64_t n,
+                       const gradd_loss_spread_t *s);
+
+#endif

@@ -1,0 +1,357 @@
+/* CrossEntropy: the loss of a classifier or language model over logits as the model made them.
+ *
+ * Math: row i has V logits x and a label l; loss_i = log sum exp(x) - (1 - e) x[l] - e mean(x) with
+ * the label smoothing e (0 by default). Rows whose label is ignore_index count nothing. With
+ * `shift`, logits [..., S, V] at position s answer for the label at s + 1, and the last position
+ * for none. "mean" divides by the rows that count (0 / 0 = NaN, as in torch); num_items, a scalar,
+ * divides a "sum". Logits may be bf16: calculations and the loss are f32 then.
+ *
+ * Saved for backward: logits, labels, and per row the maximum and 1 / sum exp(x - maximum).
+ * CrossEntropyGrad writes the gradient once, in the logits' type, over the logits if they are not
+ * needed any more; an ignored row costs no exp. */
+#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/loss_rows.h"
+#include "kernels/dispatch.h"
+#include "kernels/infer.h"
+#include "kernels/rules.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- labels --------------------------------------------------------------------------------- */
+
+typedef enum { NONE, SUM, MEAN } reduction_t;
+
+typedef struct loss_s {
+    int64_t rows, classes, positions; /* positions: S with shift, else 0 */
+    gradd_dtype_t dtype;              /* of the logits */
+    reduction_t reduction;
+    bool ignores;
+    int64_t ignore;
+    double smoothing, total; /* total: what the sum is divided by */
+    const gradd_view_t *given;
+    int64_t *labels; /* checked copy, -1 = the row is ignored */
+} loss_t;
+
+static reduction_t reduction_of(gradd_attrs_t attrs) {
+    const char *name = gradd_attr_string(attrs, "reduction", "mean");
+    return !strcmp(name, "none") ? NONE : !strcmp(name, "sum") ? SUM : MEAN;
+}
+
+/* Read once: labels lie in the client's memory, who may change them while we run. */
+static int64_t given_label(const loss_t *l, int64_t at) {
+    if (l->given->type.dtype == GRADD_DT_I32) return ((const volatile int32_t *)l->given->data)[at];
+    return ((const volatile int64_t *)l->given->data)[at];
+}
+
+/* Element of any real type. */
+static double number_at(const gradd_view_t *v, int64_t i) {
+    switch (v->type.dtype) {
+    case GRADD_DT_F32:
+        return (double)((const float *)v->data)[i];
+    case GRADD_DT_BF16:
+        return (double)gradd_bf16_f32(((const gradd_bf16_t *)v->data)[i]);
+    case GRADD_DT_I32:
+        return (double)((const int32_t *)v->data)[i];
+    case GRADD_DT_I64:
+        return (double)((const int64_t *)v->data)[i];
+    default:
+        return ((const double *)v->data)[i];
+    }
+}
+
+static void store(const gradd_view_t *v, int64_t i, double value) {
+    if (v->type.dtype == GRADD_DT_F32)
+        ((float *)v->data)[i] = (float)value;
+    else if (v->type.dtype == GRADD_DT_BF16)
+        ((gradd_bf16_t *)v->data)[i] = gradd_f32_bf16((float)value);
+    else
+        ((double *)v->data)[i] = value;
+}
+
+/* Fills labels and total. */
+static gradd_status_t read_labels(loss_t *l, const gradd_view_t *items) {
+    int64_t counted = 0;
+    for (int64_t i = 0; i < l->rows; i++) {
+        bool last = l->positions && i % l->positions == l->positions - 1;
+        l->labels[i] = -1;
+        if (last) continue;
+        int64_t label = given_label(l, l->positions ? i + 1 : i);
+        if (l->ignores && label == l->ignore) continue;
+        if (label < 0 || label >= l->classes)
+            return GRADD_FAIL(INDEX, "label %lld of %lld, row %lld", (long long)label,
+                              (long long)l->classes, (long long)i);
+        l->labels[i] = label;
+        counted++;
+    }
+    l->total = l->reduction == MEAN ? (double)counted : items ? number_at(items, 0) : 1;
+    return GRADD_OK;
+}
+
+/* `logits` is the index of the logits, which labels follow; `items` that of num_items. */
+static gradd_status_t read_loss(const gradd_run_t *r, int logits, int items, loss_t *l) {
+    const gradd_type_t *x = &r->in[logits].type;
+    *l = (loss_t){.classes = x->dims[x->rank - 1], .dtype = x->dtype, .rows = 1};
+    for (int i = 0; i + 1 < x->rank; i++)
+        l->rows *= x->dims[i];
+    if (gradd_attr_int(r->attrs, "shift", 0)) l->positions = x->dims[x->rank - 2];
+    l->reduction = reduction_of(r->attrs);
+    l->ignores = gradd_attr_find(r->attrs, "ignore_index") != NULL;
+    l->ignore = gradd_attr_int(r->attrs, "ignore_index", 0);
+    l->smoothing = gradd_attr_float(r->attrs, "smoothing", 0);
+    l->given = &r->in[logits + 1];
+    l->labels = r->work;
+    return read_labels(l, r->n_in > items && r->in[items].type.dtype ? &r->in[items] : NULL);
+}
+
+/* ---- forward -------------------------------------------------------------------------------- */
+
+static gradd_loss_row_t plain_scan(const gradd_view_t *x, int64_t at, int64_t n) {
+    gradd_loss_row_t row = {number_at(x, at), 0, 0};
+    for (int64_t i = 0; i < n; i++) {
+        double v = number_at(x, at + i);
+        row.max = v > row.max || v != v ? v : row.max;
+        row.plain += v;
+    }
+    for (int64_t i = 0; i < n; i++)
+        row.sum += exp(number_at(x, at + i) - row.max);
+    return row;
+}
+
+/* Loss of row i; statistics go to `stats` if it has memory. */
+static double forward_row(const loss_t *l, const gradd_view_t *x, int64_t i,
+                          const gradd_view_t *stats, bool ref) {
+    bool used = l->labels[i] >= 0, smooth = l->smoothing != 0;
+    int64_t at = i * l->classes;
+    gradd_loss_row_t row = {0, 1, 0};
+    if (used && ref)
+        row = plain_scan(x, at, l->classes);
+    else if (used)
+        row = gradd_loss_scan(l->dtype,
+                              (const char *)x->data + (size_t)at * gradd_dtype_bytes(l->dtype),
+                              l->classes, smooth);
+    if (stats) {
+        store(stats, 2 * i, row.max);
+        store(stats, 2 * i + 1, 1 / row.sum);
+    }
+    if (!used) return 0;
+    double own = number_at(x, at + l->labels[i]) - row.max, e = l->smoothing;
+    if (!smooth) return log(row.sum) - own;
+    return log(row.sum) - (1 - e) * own - e * (row.plain / (double)l->classes - row.max);
+}
+
+static gradd_status_t forward(const gradd_run_t *r, bool ref) {
+    loss_t l;
+    GRADD_TRY(read_loss(r, 0, 2, &l));
+    double *each = (double *)r->work + l.rows, sum = 0; /* behind the labels */
+    const gradd_view_t *stats = r->n_out > 1 && r->out[1].data ? &r->out[1] : NULL;
+#pragma omp parallel for schedule(static) if (l.rows * l.classes >= GRADD_PARALLEL_MIN)
+    for (int64_t i = 0; i < l.rows; i++)
+        each[i] = forward_row(&l, &r->in[0], i, stats, ref);
+    for (int64_t i = 0; i < l.rows; i++) {
+        sum += each[i];
+        if (l.reduction == NONE) store(&r->out[0], i, each[i]);
+    }
+    if (l.reduction != NONE) store(&r->out[0], 0, sum / l.total);
+    return GRADD_OK;
+}
+
+static gradd_status_t run_loss(const gradd_run_t *r) {
+    return forward(r, false);
+}
+
+static gradd_status_t ref_loss(const gradd_run_t *r) {
+    return forward(r, true);
+}
+
+/* ---- backward ------------------------------------------------------------------------------- */
+
+enum { DY, LOGITS, LABELS, STATS, ITEMS };
+
+static void backward_row(const loss_t *l, const gradd_run_t *r, int64_t i, bool ref) {
+    const gradd_view_t *x = &r->in[LOGITS], *z = &r->out[0];
+    int64_t at = i * l->classes, label = l->labels[i];
+    size_t bytes = gradd_dtype_bytes(l->dtype);
+    if (label < 0) {
+        memset((char *)z->data + (size_t)at * bytes, 0, (size_t)l->classes * bytes);
+        return;
+    }
+    double factor = number_at(&r->in[DY], l->reduction == NONE ? i : 0) / l->total;
+    double max = number_at(&r->in[STATS], 2 * i), inverse = number_at(&r->in[STATS], 2 * i + 1);
+    double even = l->smoothing / (double)l->classes;
+    /* before its place is written */
+    double own = exp(number_at(x, at + label) - max) * inverse - even - (1 - l->smoothing);
+    if (ref) {
+        for (int64_t c = 0; c < l->classes; c++)
+            store(z, at + c, (exp(number_at(x, at + c) - max) * inverse - even) * factor);
+    } else {
+        gradd_loss_spread_t s = {max, inverse * factor, even * factor};
+        gradd_loss_spread(l->dtype, (const char *)x->data + (size_t)at * bytes,
+                          (char *)z->data + (size_t)at * bytes, l->classes, &s);
+    }
+    store(z, at + label, own * factor);
+}
+
+static gradd_status_t backward(const gradd_run_t *r, bool ref) {
+    loss_t l;
+    GRADD_TRY(read_loss(r, LOGITS, ITEMS, &l));
+#pragma omp parallel for schedule(static) if (l.rows * l.classes >= GRADD_PARALLEL_MIN)
+    for (int64_t i = 0; i < l.rows; i++)
+        backward_row(&l, r, i, ref);
+    return GRADD_OK;
+}
+
+static gradd_status_t run_loss_grad(const gradd_run_t *r) {
+    return backward(r, false);
+}
+
+static gradd_status_t ref_loss_grad(const gradd_run_t *r) {
+    return backward(r, true);
+}
+
+/* ---- shape rules ---------------------------------------------------------------------------- */
+
+static gradd_status_t check_shapes(const gradd_infer_t *c, int logits, int items) {
+    const gradd_type_t *x = &c->in[logits].type, *labels = &c->in[logits + 1].type;
+    bool shift = gradd_attr_int(c->attrs, "shift", 0);
+    const char *name = gradd_attr_string(c->attrs, "reduction", "mean");
+    if (strcmp(name, "none") && strcmp(name, "sum") && strcmp(name, "mean"))
+        return GRADD_FAIL(GRAPH, "reduction=\"%s\" is not defined", name);
+    bool fits = x->rank >= 1 + shift && x->dims[x->rank - 1] > 0 &&
+                gradd_type_count(x) == gradd_type_count(labels) * x->dims[x->rank - 1];
+    if (shift)
+        fits = fits && labels->rank && labels->dims[labels->rank - 1] == x->dims[x->rank - 2];
+    if (!fits) {
+        char tx[GRADD_TYPE_TEXT], tl[GRADD_TYPE_TEXT];
+        return GRADD_FAIL(GRAPH, "labels %s do not fit logits %s", gradd_type_format(labels, tl),
+                          gradd_type_format(x, tx));
+    }
+    if (shift && reduction_of(c->attrs) == NONE)
+        return GRADD_FAIL(GRAPH, "shifted labels need a reduction");
+    if (c->n_in <= items || !c->in[items].type.dtype) return GRADD_OK;
+    if (reduction_of(c->attrs) != SUM || gradd_type_count(&c->in[items].type) != 1)
+        return GRADD_FAIL(GRAPH, "num_items must be one number that divides a sum");
+    return GRADD_OK;
+}
+
+static gradd_dtype_t result_dtype(const gradd_type_t *x) {
+    return x->dtype == GRADD_DT_F64 ? GRADD_DT_F64 : GRADD_DT_F32;
+}
+
+static gradd_status_t infer_loss(gradd_infer_t *c) {
+    const gradd_type_t *x = &c->in[0].type;
+    GRADD_TRY(check_shapes(c, 0, 2));
+    if (reduction_of(c->attrs) == NONE) c->out[0] = c->in[1].type;
+    c->out[0].dtype = result_dtype(x);
+    if (c->n_out > 1)
+        c->out[1] = (gradd_type_t){
+            result_dtype(x), 2, {gradd_type_count(x) / x->dims[x->rank - 1], 2}
+        };
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_loss_grad(gradd_infer_t *c) {
+    c->out[0] = c->in[LOGITS].type;
+    GRADD_TRY(check_shapes(c, LOGITS, ITEMS));
+    const gradd_type_t *x = &c->in[LOGITS].type;
+    if (gradd_type_count(&c->in[STATS].type) != 2 * gradd_type_count(x) / x->dims[x->rank - 1])
+        return GRADD_FAIL(GRAPH, "the statistics do not have two entries per row");
+    return GRADD_OK;
+}
+
+/* The label of each row, and in forward its loss. */
+static size_t work_loss(const gradd_infer_t *c) {
+    return (sizeof(int64_t) + sizeof(double)) * (size_t)gradd_type_count(&c->in[1].type);
+}
+
+static size_t work_loss_grad(const gradd_infer_t *c) {
+    return sizeof(int64_t) * (size_t)gradd_type_count(&c->in[LABELS].type);
+}
+
+/* ---- gradient rule -------------------------------------------------------------------------- */
+
+static gradd_status_t grad_loss(gradd_grad_t *g) {
+    gradd_attr_t attrs[4];
+    int n = 0;
+    if (g->n_out > 1 && g->dout[1] != GRADD_NONE)
+        return GRADD_FAIL(UNSUPPORTED, "a gradient arrives for a saved statistic");
+    if (!g->need[0] || g->dout[0] == GRADD_NONE) return GRADD_OK;
+    for (int i = 0; i < g->attrs.n && n < 4; i++)
+        attrs[n++] = g->attrs.v[i];
+    gradd_val_t in[5] = {g->dout[0], g->in[0], g->in[1], g->output(g, 1),
+                         g->n_in > 2 ? g->in[2] : GRADD_NONE};
+    g->din[0] = gradd_emit_attrs(g->b, "CrossEntropyGrad", in, g->n_in + 2, attrs, n);
+    return g->b->status;
+}
+
+/* ---- cases and rows ------------------------------------------------------------------------- */
+
+#define LOSS_ATTRS                                                                                 \
+    GRADD_ATTR_LIST({"reduction", GRADD_ATTR_STRING, false},                                       \
+                    {"ignore_index", GRADD_ATTR_INT, false}, {"shift", GRADD_ATTR_INT, false},     \
+                    {"smoothing", GRADD_ATTR_FLOAT, false})
+#define T_REAL  (GRADD_T_FLOAT | GRADD_T_INT)
+#define LABELS4 "i64[4]={0,-100,2,1}"
+
+GRADD_OPS(
+    crossentropy,
+    {
+        .name = "CrossEntropy",
+        .domain = "com.gradd",
+        .since = 1,
+        .min_in = 2,
+        .max_in = 3,
+        .min_out = 1,
+        .max_out = 2,
+        .flags = GRADD_OP_INTERNAL,
+        .no_diff = 4,
+        .types = {GRADD_T_FLOAT_BF16, GRADD_T_INDEX, T_REAL},
+        .attrs = LOSS_ATTRS,
+        .infer = infer_loss,
+        .grad = grad_loss,
+        .run = run_loss,
+        .ref = ref_loss,
+        .work = work_loss,
+        .cases = GRADD_CASES(
+            {.text = "f32[4,3] i64[4]:(0,2)"},
+            {.text = "f32[4,3] i32[4]:(0,2) | reduction=\"sum\""},
+            {.text = "f32[4,3] " LABELS4 " | ignore_index=-100"},
+            {.text = "f32[4,3] " LABELS4 " | ignore_index=-100 -> 2", .grad_tol = -1},
+            {.text = "f32[2,2,3] " LABELS4 " | ignore_index=-100 reduction=\"none\""},
+            {.text = "f32[2,4,3] i64[2,4]:(0,2) | shift=1"},
+            {.text = "f32[2,4,3] i64[2,4]={0,1,2,0,2,1,0,2} | shift=1 ignore_index=0"},
+            {.text = "f32[1,3] i64[1]={1} | shift=1 reduction=\"sum\""},
+            {.text = "f32[2,4,3] i64[2,4]:(0,2) i64[]={5} | shift=1 reduction=\"sum\""},
+            {.text = "f32[4,3] i64[4]:(0,2) i32[1]={3} | reduction=\"sum\""},
+            {.text = "f32[4,3] " LABELS4 " | ignore_index=-100 smoothing=0.1"},
+            {.text = "f32[2,4,7] i64[2,4]:(0,6) | shift=1 smoothing=0.3 reduction=\"sum\""},
+            {.text = "f32[2,3] i64[2]={-1,-1} | ignore_index=-1", .grad_tol = -1},
+            {.text = "f32[1,1] i64[1]={0}"},
+          {.text = "f32[0,3] i64[0] | reduction=\"sum\""},
+            {.text = "f32[67,1031]:(-9,9) i64[67]:(0,1030) | ignore_index=7"},
+            {.text = "f32[3,2500]:(-30,30) i64[3]:(0,2499) | smoothing=0.05"},
+            {.text = "f32[2,2]={1000,0,0,-1000} i64[2]={1,1}", .grad_tol = -1}
+          )
+},
+    {.name = "CrossEntropyGrad",
+     .domain = "com.gradd",
+     .since = 1,
+     .min_in = 4,
+     .max_in = 5,
+     .min_out = 1,
+     .max_out = 1,
+     .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
+     .inplace = 1 << LOGITS,
+     .types = {GRADD_T_FLOAT, GRADD_T_FLOAT_BF16, GRADD_T_INDEX, T_REAL},
+     .attrs = LOSS_ATTRS,
+     .infer = infer_loss_grad,
+     .run = run_loss_grad,
+     .ref = ref_loss_grad,
+     .work = work_loss_grad,
+     .cases = GRADD_CASES(
+         {.text = "f32[] f32[4,3] " LABELS4 " f32[4,2]:(0.5,1) | ignore_index=-100"},
+         {.text = "f32[4] f32[4,3] i32[4]:(0,2) f32[4,2]:(0.5,1) | reduction=\"none\""},
+         {.text = "f32[] f32[2,3,4] i64[2,3]:(0,3) f32[6,2]:(0.5,1) i64[]={7} | reduction=\"sum\" "
+                  "shift=1 smoothing=0.2"},
+         {.text =
+              "f32[] f32[67,1031]:(-3,3) i64[67]:(0,1030) f32[67,2]:(0.5,1) | ignore_index=7"})});
