@@ -43,7 +43,7 @@ $(SETUP): tools/setup.sh constraints.txt requirements.txt requirements-dev.txt
 # ---------------------------------------------------------------- libraries
 ZMQ_CFLAGS  := $(shell $(PKG_CONFIG) --cflags libzmq 2>/dev/null)
 ZMQ_LIBS    := $(or $(shell $(PKG_CONFIG) --libs libzmq 2>/dev/null),-lzmq)
-MSGPACK_PC  := $(shell for p in msgpack-c msgpack; do $(PKG_CONFIG) --exists $$p && echo $$p && break; done)
+MSGPACK_PC  := $(shell for p in msgpack-c msgpack; do $(PKG_CONFIG) --exists $$p 2>/dev/null && echo $$p && break; done)
 MSGPACK_CFLAGS := $(if $(MSGPACK_PC),$(shell $(PKG_CONFIG) --cflags $(MSGPACK_PC)))
 MSGPACK_LIBS   := $(or $(if $(MSGPACK_PC),$(shell $(PKG_CONFIG) --libs $(MSGPACK_PC))),-lmsgpackc)
 PROTO_CFLAGS := $(shell $(PKG_CONFIG) --cflags libprotobuf-c 2>/dev/null)
