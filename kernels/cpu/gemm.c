@@ -2,6 +2,7 @@
  * gemm.h. */
 #include "kernels/cpu/gemm.h"
 
+#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/gemm_impl.h"
 #include "kernels/dispatch.h"
 
@@ -38,20 +39,21 @@ void gradd_gemm_simplify(gradd_gemm_t *g) {
         g->batch[i] = g->a_batch[i] = g->b_batch[i] = 0;
 }
 
-#define PLAIN_PRODUCT(T, ACC)                                                                      \
+#define TO_BF16(x) gradd_f32_bf16((float)(x))
+#define PLAIN_PRODUCT(T, R, ACC, READ, READ_C, WRITE)                                              \
     for (int64_t at = 0; at < batches * g->m; at++) {                                              \
         int64_t a_at, b_at;                                                                        \
         gradd_gemm_offsets(g, at / g->m, &a_at, &b_at);                                            \
         const T *x = (const T *)a + a_at + at % g->m * g->a_m, *y = (const T *)b + b_at;           \
-        T *z = (T *)c + at * g->n;                                                                 \
+        R *z = (R *)c + at * g->n;                                                                 \
         for (int64_t j = 0; j < g->n; j++) {                                                       \
             ACC sum = 0;                                                                           \
             for (int64_t l = 0; l < g->k; l++)                                                     \
-                sum += (ACC)x[l * g->a_k] * (ACC)y[l * g->b_k + j * g->b_n];                       \
+                sum += (ACC)READ(x[l * g->a_k]) * (ACC)READ(y[l * g->b_k + j * g->b_n]);           \
             if (g->alpha != 1) sum = (ACC)(g->alpha * (double)sum);                                \
-            if (g->has_bias) sum += (ACC)((const T *)bias)[j];                                     \
-            if (g->accumulate) sum += (ACC)z[j];                                                   \
-            z[j] = (T)sum;                                                                         \
+            if (g->has_bias) sum += (ACC)READ(((const T *)bias)[j]);                               \
+            if (g->accumulate) sum += (ACC)READ_C(z[j]);                                           \
+            z[j] = WRITE((ACC)sum);                                                                \
         }                                                                                          \
     }
 
@@ -60,21 +62,30 @@ gradd_status_t gradd_gemm_ref(const gradd_gemm_t *g, const void *a, const void *
     const int64_t batches = gradd_gemm_batches(g);
     switch (g->dtype) {
     case GRADD_DT_F32:
-        PLAIN_PRODUCT(float, double) return GRADD_OK;
+        PLAIN_PRODUCT(float, float, double, , , (float)) return GRADD_OK;
     case GRADD_DT_F64:
-        PLAIN_PRODUCT(double, double) return GRADD_OK;
+        PLAIN_PRODUCT(double, double, double, , , ) return GRADD_OK;
+    case GRADD_DT_BF16:
+        if (gradd_gemm_result(g) == GRADD_DT_F32)
+            PLAIN_PRODUCT(gradd_bf16_t, float, double, gradd_bf16_f32, , (float))
+        else
+            PLAIN_PRODUCT(gradd_bf16_t, gradd_bf16_t, double, gradd_bf16_f32, gradd_bf16_f32,
+                          TO_BF16)
+        return GRADD_OK;
     case GRADD_DT_I32:
-        PLAIN_PRODUCT(int32_t, uint64_t) return GRADD_OK;
+        PLAIN_PRODUCT(int32_t, int32_t, uint64_t, , , (int32_t)) return GRADD_OK;
     case GRADD_DT_I64:
-        PLAIN_PRODUCT(int64_t, uint64_t) return GRADD_OK;
+        PLAIN_PRODUCT(int64_t, int64_t, uint64_t, , , (int64_t)) return GRADD_OK;
     default:
         return GRADD_FAIL(UNSUPPORTED, "no matrix product of %s", gradd_dtype_name(g->dtype));
     }
 }
 
 /* One oneDNN product per matrix, where it has none for the whole batch. */
-static gradd_status_t one_by_one(const gradd_gemm_t *g, const float *a, const float *b,
-                                 const float *bias, float *c, bool *done) {
+static gradd_status_t one_by_one(const gradd_gemm_t *g, const char *a, const char *b,
+                                 const void *bias, char *c, bool *done) {
+    const int64_t size = (int64_t)gradd_dtype_bytes(g->dtype);
+    const int64_t step = g->m * g->n * (int64_t)gradd_dtype_bytes(gradd_gemm_result(g));
     gradd_gemm_t single = *g;
     single.batch_rank = 0;
     gradd_gemm_simplify(&single);
@@ -82,7 +93,8 @@ static gradd_status_t one_by_one(const gradd_gemm_t *g, const float *a, const fl
     for (int64_t i = 0, n = gradd_gemm_batches(g); i < n && *done; i++) {
         int64_t a_at, b_at;
         gradd_gemm_offsets(g, i, &a_at, &b_at);
-        GRADD_TRY(gradd_gemm_onednn(&single, a + a_at, b + b_at, bias, c + i * g->m * g->n, done));
+        GRADD_TRY(
+            gradd_gemm_onednn(&single, a + a_at * size, b + b_at * size, bias, c + i * step, done));
     }
     return GRADD_OK;
 }
@@ -95,7 +107,7 @@ gradd_status_t gradd_gemm(const gradd_gemm_t *description, const void *a, const 
     if (!gradd_gemm_batches(&g) || !g.m || !g.n) return GRADD_OK;
     if (!g.k || !gradd_dtype_is_float(g.dtype)) return gradd_gemm_ref(&g, a, b, bias, c);
     gradd_gemm_simplify(&g);
-    if (g.dtype == GRADD_DT_F32) {
+    if (g.dtype == GRADD_DT_F32 || (g.dtype == GRADD_DT_BF16 && gradd_gemm_bf16_native())) {
         GRADD_TRY(gradd_gemm_onednn(&g, a, b, bias, c, &done));
         if (!done && g.batch_rank) GRADD_TRY(one_by_one(&g, a, b, bias, c, &done));
     }
@@ -107,6 +119,8 @@ const char *gradd_gemm_kernel(gradd_dtype_t dtype) {
     switch (dtype) {
     case GRADD_DT_F32:
         return onednn ? "oneDNN f32" : "blocked f32";
+    case GRADD_DT_BF16:
+        return gradd_gemm_bf16_native() ? "oneDNN bf16" : "blocked f32 of bf16";
     case GRADD_DT_F64:
         return "blocked f64";
     default:

@@ -2,8 +2,9 @@
  *
  * C[batch, m, n] = alpha * A[batch, m, k] B[batch, k, n] (+ bias[n]) (+ C). Every operand has its
  * own strides in elements, so a transposed matrix or a broadcast batch (stride 0) costs nothing to
- * name. f32 goes to oneDNN, through a cache of its primitives keyed by the whole description; f64,
- * i32 and i64, and f32 in builds without oneDNN, to our own loops.
+ * name. f32 goes to oneDNN, through a cache of its primitives keyed by the whole description; bf16
+ * too where the processor multiplies it. Everything else, and all in builds without oneDNN, goes to
+ * our own loops. bf16 is summed in f32 and rounded once.
  *
  * The same description, inputs and thread count give the same bits. Safe to call from any thread;
  * calls are made one after the other because they share the primitives.
@@ -20,8 +21,9 @@
 #define GRADD_GEMM_BATCH_RANK GRADD_MAX_RANK
 
 typedef struct gradd_gemm_s {
-    gradd_dtype_t dtype; /* F32, F64, I32 or I64; of all operands */
-    int batch_rank;      /* batch dimensions, outermost first */
+    gradd_dtype_t dtype;  /* F32, F64, BF16, I32 or I64; of all operands */
+    gradd_dtype_t result; /* of C: NONE = dtype; F32 goes with BF16 operands too */
+    int batch_rank;       /* batch dimensions, outermost first */
     int64_t batch[GRADD_GEMM_BATCH_RANK];
     int64_t a_batch[GRADD_GEMM_BATCH_RANK], b_batch[GRADD_GEMM_BATCH_RANK]; /* strides, 0 allowed */
     int64_t m, n, k;
@@ -44,6 +46,9 @@ gradd_status_t gradd_gemm_ref(const gradd_gemm_t *g, const void *a, const void *
 /* Our own blocked, threaded product, whatever gradd_gemm uses; f32 and f64. */
 gradd_status_t gradd_gemm_blocked(const gradd_gemm_t *g, const void *a, const void *b,
                                   const void *bias, void *c);
+/* Whether this processor and build multiply bf16 directly; otherwise operands are widened to f32,
+ * which is not faster than f32. */
+bool gradd_gemm_bf16_native(void);
 /* "oneDNN 3.2.0" or "blocked". */
 const char *gradd_gemm_library(void);
 /* What multiplies matrices of this type: "oneDNN f32", "blocked f64", "plain loops". */

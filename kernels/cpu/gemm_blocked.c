@@ -4,7 +4,8 @@
  * along k, both operands are packed into panels (padded with zeros at the edges, so that strides
  * and remainders end there) and a register block of MR x NR is updated by fused multiply-adds. The
  * order of the sums depends on nothing but the shape, so the bits do not depend on the thread
- * count. */
+ * count. bf16 operands are widened while they are packed, and the tile is rounded once. */
+#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/gemm_impl.h"
 #include "kernels/dispatch.h"
 
@@ -14,8 +15,9 @@
 
 enum { ROWS = 96, COLS = 128, DEPTH = 256, MR = 6 };
 
-/* NR elements are one 512-bit vector, or two of 256 bits. */
-#define BLOCKED(T, S, NR)                                                                          \
+/* T is what is calculated in, IN the operands and the bias, OUT the result; READ and WRITE convert.
+ * NR elements of T are one 512-bit vector, or two of 256 bits. */
+#define BLOCKED(S, T, NR, IN, OUT, READ, READ_C, WRITE)                                            \
     typedef T vec_##S __attribute__((vector_size(64), aligned(64)));                               \
     typedef struct buffers_##S##_s {                                                               \
         T a[ROWS * DEPTH], b[DEPTH * COLS], c[ROWS * COLS];                                        \
@@ -35,14 +37,14 @@ enum { ROWS = 96, COLS = 128, DEPTH = 256, MR = 6 };
     }                                                                                              \
                                                                                                    \
     /* panels of `width` lanes: out[panel][l][lane]; lane_step and l_step walk the source */       \
-    static void pack_##S(const T *x, int64_t lanes, int64_t depth, int64_t lane_step,              \
+    static void pack_##S(const IN *x, int64_t lanes, int64_t depth, int64_t lane_step,             \
                          int64_t l_step, int64_t width, T *out) {                                  \
         for (int64_t from = 0; from < lanes; from += width, out += width * depth) {                \
             const int64_t n = lanes - from < width ? lanes - from : width;                         \
-            const T *y = x + from * lane_step;                                                     \
+            const IN *y = x + from * lane_step;                                                    \
             for (int64_t l = 0; l < depth; l++) {                                                  \
                 for (int64_t i = 0; i < n; i++)                                                    \
-                    out[l * width + i] = y[i * lane_step + l * l_step];                            \
+                    out[l * width + i] = READ(y[i * lane_step + l * l_step]);                      \
                 for (int64_t i = n; i < width; i++)                                                \
                     out[l * width + i] = 0;                                                        \
             }                                                                                      \
@@ -50,18 +52,18 @@ enum { ROWS = 96, COLS = 128, DEPTH = 256, MR = 6 };
     }                                                                                              \
                                                                                                    \
     static void store_##S(const gradd_gemm_t *g, const T *tile, int64_t rows, int64_t cols,        \
-                          const T *bias, T *c) {                                                   \
+                          const IN *bias, OUT *c) {                                                \
         const T alpha = (T)g->alpha;                                                               \
         for (int64_t i = 0; i < rows; i++)                                                         \
             for (int64_t j = 0; j < cols; j++) {                                                   \
                 T value = alpha * tile[i * COLS + j];                                              \
-                if (bias) value += bias[j];                                                        \
-                if (g->accumulate) value += c[i * g->n + j];                                       \
-                c[i * g->n + j] = value;                                                           \
+                if (bias) value += READ(bias[j]);                                                  \
+                if (g->accumulate) value += READ_C(c[i * g->n + j]);                               \
+                c[i * g->n + j] = WRITE(value);                                                    \
             }                                                                                      \
     }                                                                                              \
                                                                                                    \
-    static void tile_##S(const gradd_gemm_t *g, const T *a, const T *b, const T *bias, T *c,       \
+    static void tile_##S(const gradd_gemm_t *g, const IN *a, const IN *b, const IN *bias, OUT *c,  \
                          int64_t row, int64_t col, buffers_##S *work) {                            \
         const int64_t rows = g->m - row < ROWS ? g->m - row : ROWS;                                \
         const int64_t cols = g->n - col < COLS ? g->n - col : COLS;                                \
@@ -78,8 +80,8 @@ enum { ROWS = 96, COLS = 128, DEPTH = 256, MR = 6 };
         store_##S(g, work->c, rows, cols, bias ? bias + col : NULL, c + row * g->n + col);         \
     }                                                                                              \
                                                                                                    \
-    static gradd_status_t blocked_##S(const gradd_gemm_t *g, const T *a, const T *b,               \
-                                      const T *bias, T *c) {                                       \
+    static gradd_status_t blocked_##S(const gradd_gemm_t *g, const IN *a, const IN *b,             \
+                                      const IN *bias, OUT *c) {                                    \
         const int64_t across = (g->n + COLS - 1) / COLS;                                           \
         const int64_t tiles = (g->m + ROWS - 1) / ROWS * across;                                   \
         const int64_t total = tiles * gradd_gemm_batches(g);                                       \
@@ -98,14 +100,19 @@ enum { ROWS = 96, COLS = 128, DEPTH = 256, MR = 6 };
         return GRADD_OK;                                                                           \
     }
 
-BLOCKED(float, f32, 16)
-BLOCKED(double, f64, 8)
+BLOCKED(f32, float, 16, float, float, , , )
+BLOCKED(f64, double, 8, double, double, , , )
+BLOCKED(bf16, float, 16, gradd_bf16_t, gradd_bf16_t, gradd_bf16_f32, gradd_bf16_f32, gradd_f32_bf16)
+BLOCKED(bf16_f32, float, 16, gradd_bf16_t, float, gradd_bf16_f32, , )
 
 gradd_status_t gradd_gemm_blocked(const gradd_gemm_t *description, const void *a, const void *b,
                                   const void *bias, void *c) {
     gradd_gemm_t g = *description;
     gradd_gemm_simplify(&g);
     if (!g.has_bias) bias = NULL;
+    if (g.dtype == GRADD_DT_BF16 && gradd_gemm_result(&g) == GRADD_DT_F32)
+        return blocked_bf16_f32(&g, a, b, bias, c);
+    if (g.dtype == GRADD_DT_BF16) return blocked_bf16(&g, a, b, bias, c);
     if (g.dtype == GRADD_DT_F32) return blocked_f32(&g, a, b, bias, c);
     if (g.dtype == GRADD_DT_F64) return blocked_f64(&g, a, b, bias, c);
     return gradd_gemm_ref(&g, a, b, bias, c);

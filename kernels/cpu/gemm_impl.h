@@ -4,10 +4,15 @@
 
 #include "kernels/cpu/gemm.h"
 
-/* f32 through oneDNN. *done = false: this build or this shape has no fast implementation there, C
- * is untouched and the caller must take another way. g is simplified and not empty. */
+/* f32 and bf16 through oneDNN. *done = false: this build or this shape has no fast implementation
+ * there, C is untouched and the caller must take another way. g is simplified and not empty. */
 gradd_status_t gradd_gemm_onednn(const gradd_gemm_t *g, const void *a, const void *b,
                                  const void *bias, void *c, bool *done);
+
+/* Element type of C. */
+static inline gradd_dtype_t gradd_gemm_result(const gradd_gemm_t *g) {
+    return g->result ? g->result : g->dtype;
+}
 
 /* Element offsets of one matrix of the batch. */
 static inline void gradd_gemm_offsets(const gradd_gemm_t *g, int64_t index, int64_t *a,

@@ -1,4 +1,4 @@
-/* f32 matrix products through the C API of oneDNN 3.x.
+/* f32 and bf16 matrix products through the C API of oneDNN 3.x.
  *
  * Creating a primitive costs tens of microseconds to milliseconds (code is generated), so finished
  * ones are kept in a hash table under their whole description and the number of threads, together
@@ -10,6 +10,10 @@
 
 const char *gradd_gemm_library(void) {
     return "blocked";
+}
+
+bool gradd_gemm_bf16_native(void) {
+    return false;
 }
 
 gradd_status_t gradd_gemm_onednn(const gradd_gemm_t *g, const void *a, const void *b,
@@ -53,6 +57,12 @@ const char *gradd_gemm_library(void) {
     const dnnl_version_t *v = dnnl_version();
     snprintf(text, sizeof text, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
     return text;
+}
+
+/* Beyond these instructions oneDNN multiplies bf16 by its reference loops, or as f32. */
+bool gradd_gemm_bf16_native(void) {
+    const unsigned needed = dnnl_cpu_isa_avx512_core_bf16;
+    return ((unsigned)dnnl_get_effective_cpu_isa() & needed) == needed;
 }
 
 static gradd_status_t failed(dnnl_status_t status, const char *what) {
@@ -101,19 +111,27 @@ static void destroy_descs(descs_t *d) {
     dnnl_primitive_desc_destroy(d->pd);
 }
 
+static dnnl_data_type_t type_of(gradd_dtype_t dtype) {
+    return dtype == GRADD_DT_BF16 ? dnnl_bf16 : dnnl_f32;
+}
+
+typedef struct matrix_s {
+    gradd_dtype_t dtype;
+    int64_t rows, cols, row_step, col_step;
+} matrix_t;
+
 /* Batch dimensions, then rows and columns. A stride of 0 is a dimension of 1, which broadcasts. */
 static gradd_status_t describe(dnnl_memory_desc_t *out, const gradd_gemm_t *g,
-                               const int64_t *batch_step, int64_t rows, int64_t cols,
-                               int64_t row_step, int64_t col_step) {
+                               const int64_t *batch_step, const matrix_t *m) {
     dnnl_dims_t dims, steps;
     int n = g->batch_rank;
     for (int i = 0; i < n; i++) {
         dims[i] = batch_step[i] ? g->batch[i] : 1;
-        steps[i] = batch_step[i] ? batch_step[i] : rows * cols;
+        steps[i] = batch_step[i] ? batch_step[i] : m->rows * m->cols;
     }
-    dims[n] = rows, dims[n + 1] = cols;
-    steps[n] = row_step, steps[n + 1] = col_step;
-    TRY_DNNL(dnnl_memory_desc_create_with_strides(out, n + 2, dims, dnnl_f32, steps));
+    dims[n] = m->rows, dims[n + 1] = m->cols;
+    steps[n] = m->row_step, steps[n + 1] = m->col_step;
+    TRY_DNNL(dnnl_memory_desc_create_with_strides(out, n + 2, dims, type_of(m->dtype), steps));
     return GRADD_OK;
 }
 
@@ -123,12 +141,16 @@ static gradd_status_t describe_all(const gradd_gemm_t *g, descs_t *d) {
         c_batch[i] = step;
         step *= g->batch[i];
     }
-    GRADD_TRY(describe(&d->a, g, g->a_batch, g->m, g->k, g->a_m, g->a_k));
-    GRADD_TRY(describe(&d->b, g, g->b_batch, g->k, g->n, g->b_k, g->b_n));
-    GRADD_TRY(describe(&d->c, g, c_batch, g->m, g->n, g->n, 1));
+    const matrix_t a = {g->dtype, g->m, g->k, g->a_m, g->a_k};
+    const matrix_t b = {g->dtype, g->k, g->n, g->b_k, g->b_n};
+    const matrix_t c = {gradd_gemm_result(g), g->m, g->n, g->n, 1};
+    const matrix_t bias = {g->dtype, 1, g->n, g->n, 1};
+    GRADD_TRY(describe(&d->a, g, g->a_batch, &a));
+    GRADD_TRY(describe(&d->b, g, g->b_batch, &b));
+    GRADD_TRY(describe(&d->c, g, c_batch, &c));
     if (g->has_bias) {
         static const int64_t none[GRADD_GEMM_BATCH_RANK];
-        GRADD_TRY(describe(&d->bias, g, none, 1, g->n, g->n, 1));
+        GRADD_TRY(describe(&d->bias, g, none, &bias));
     }
     TRY_DNNL(dnnl_primitive_attr_create(&d->attr));
     TRY_DNNL(dnnl_post_ops_create(&d->post));

@@ -3,7 +3,9 @@
  * Math: C[..., M, N] = alpha op(A)[..., M, K] op(B)[..., K, N] (+ beta C0), op swaps the last two
  * dimensions; batch dimensions broadcast. Saved for backward: the operands. Gradients:
  * dA = dC op(B)^T, dB = op(A)^T dC, summed over what was broadcast. Against one matrix B, dB is one
- * product over all rows of A. */
+ * product over all rows of A. bf16 is summed in f32 and rounded once; FusedMatMul with to=1 keeps
+ * the f32 result. */
+#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/infer.h"
 #include "kernels/rules.h"
@@ -29,7 +31,8 @@ static void batch_strides(const gradd_type_t *in, const gradd_type_t *out, int64
 /* a, b, out have rank >= 2. */
 static gradd_gemm_t describe(const gradd_type_t *a, const gradd_type_t *b, const gradd_type_t *out,
                              bool trans_a, bool trans_b) {
-    gradd_gemm_t g = {.dtype = a->dtype, .alpha = 1, .batch_rank = out->rank - 2};
+    gradd_gemm_t g = {
+        .dtype = a->dtype, .result = out->dtype, .alpha = 1, .batch_rank = out->rank - 2};
     int64_t rows = a->dims[a->rank - 2], cols = a->dims[a->rank - 1];
     g.m = trans_a ? cols : rows, g.k = trans_a ? rows : cols;
     g.a_m = trans_a ? 1 : cols, g.a_k = trans_a ? cols : 1;
@@ -77,12 +80,13 @@ static gradd_status_t ref_matmul(const gradd_run_t *r) {
     return matmul(r, gradd_gemm_ref);
 }
 
+#define TO_BF16(x) gradd_f32_bf16((float)(x))
 /* out = beta * broadcast(c), which the product then adds to */
-#define SPREAD(T)                                                                                  \
+#define SPREAD(T, READ, WRITE)                                                                     \
     for (int64_t i = 0; i < m; i++)                                                                \
         for (int64_t j = 0; j < n; j++)                                                            \
             ((T *)r->out[0].data)[i * n + j] =                                                     \
-                (T)(beta * (double)((const T *)c->data)[i * step_m + j * step_n]);
+                WRITE(beta * (double)READ(((const T *)c->data)[i * step_m + j * step_n]));
 
 static gradd_status_t spread(const gradd_run_t *r, double beta) {
     const gradd_view_t *c = &r->in[2];
@@ -92,9 +96,11 @@ static gradd_status_t spread(const gradd_run_t *r, double beta) {
     int64_t step_m = rows == 1 ? 0 : cols, step_n = cols == 1 ? 0 : 1;
     switch (c->type.dtype) {
     case GRADD_DT_F32:
-        SPREAD(float) return GRADD_OK;
+        SPREAD(float, , (float)) return GRADD_OK;
+    case GRADD_DT_BF16:
+        SPREAD(gradd_bf16_t, gradd_bf16_f32, TO_BF16) return GRADD_OK;
     case GRADD_DT_F64:
-        SPREAD(double) return GRADD_OK;
+        SPREAD(double, , ) return GRADD_OK;
     default:
         return GRADD_FAIL(UNSUPPORTED, "Gemm of %s", gradd_dtype_name(c->type.dtype));
     }
@@ -163,8 +169,14 @@ static gradd_status_t infer_matmul(gradd_infer_t *c) {
 static gradd_status_t infer_fused(gradd_infer_t *c) {
     if (c->in[0].type.rank < 2 || c->in[1].type.rank < 2)
         return misfit(&c->in[0].type, &c->in[1].type);
-    return infer_product(c, gradd_attr_int(c->attrs, "transA", 0),
-                         gradd_attr_int(c->attrs, "transB", 0));
+    GRADD_TRY(infer_product(c, gradd_attr_int(c->attrs, "transA", 0),
+                            gradd_attr_int(c->attrs, "transB", 0)));
+    int64_t to = gradd_attr_int(c->attrs, "to", c->out[0].dtype);
+    if (to != (int64_t)c->out[0].dtype && (to != GRADD_DT_F32 || c->out[0].dtype != GRADD_DT_BF16))
+        return GRADD_FAIL(GRAPH, "a product of %s has no result of type %lld",
+                          gradd_dtype_name(c->out[0].dtype), (long long)to);
+    c->out[0].dtype = (gradd_dtype_t)to;
+    return GRADD_OK;
 }
 
 static gradd_status_t infer_gemm(gradd_infer_t *c) {
@@ -215,11 +227,20 @@ static gradd_val_t right(gradd_grad_t *g, gradd_val_t x, gradd_val_t y, gradd_va
     return gradd_reduce_to(g->b, dy, y);
 }
 
+/* The gradient of an f32 result of bf16 operands multiplies them in bf16 too. */
+static gradd_val_t like_operands(gradd_grad_t *g, gradd_val_t d) {
+    gradd_dtype_t dtype = gradd_val_type(g->b, g->in[0])->dtype;
+    gradd_attr_t to = gradd_make_int("to", dtype);
+    if (g->b->status || gradd_val_type(g->b, d)->dtype == dtype) return d;
+    return gradd_emit_attrs(g->b, "Cast", &d, 1, &to, 1);
+}
+
 static gradd_status_t grad_fused(gradd_grad_t *g) {
+    gradd_val_t d = like_operands(g, g->dout[0]);
     bool ta = gradd_attr_int(g->attrs, "transA", 0), tb = gradd_attr_int(g->attrs, "transB", 0);
     double alpha = gradd_attr_float(g->attrs, "alpha", 1);
-    if (g->need[0]) g->din[0] = left(g, g->in[0], g->in[1], g->dout[0], ta, tb, alpha);
-    if (g->need[1]) g->din[1] = right(g, g->in[0], g->in[1], g->dout[0], ta, tb, alpha);
+    if (g->need[0]) g->din[0] = left(g, g->in[0], g->in[1], d, ta, tb, alpha);
+    if (g->need[1]) g->din[1] = right(g, g->in[0], g->in[1], d, ta, tb, alpha);
     return g->b->status;
 }
 
@@ -278,7 +299,7 @@ GRADD_OPS(
      .max_out = 1,
      .flags = GRADD_OP_COSTLY,
      .cost = cost_product,
-     .types = {GRADD_T_NUM},
+     .types = {GRADD_T_NUM_BF16},
      .infer = infer_matmul,
      .grad = grad_matmul,
      .run = run_matmul,
@@ -301,8 +322,9 @@ GRADD_OPS(
      .max_out = 1,
      .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY,
      .cost = cost_product,
-     .types = {GRADD_T_FLOAT},
-     .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false}),
+     .types = {GRADD_T_FLOAT_BF16},
+     .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false},
+                              {"to", GRADD_ATTR_INT, false}),
      .infer = infer_fused,
      .grad = grad_fused,
      .run = run_matmul,
@@ -314,7 +336,9 @@ GRADD_OPS(
                           {.text = "f32[2,3,4] f32[5,4] | transB=1"},
                           {.text = "f32[2,4,3] f32[2,5,4] | transA=1 transB=1"},
                           {.text = "f32[2,1,4,3] f32[3,4,5] | transA=1 alpha=0.25"},
-                          {.text = "f32[2,3,4] f32[4,5]"}, {.text = "f32[2,3,0] f32[0,2]"})},
+                          {.text = "f32[2,3,4] f32[4,5]"}, {.text = "f32[2,3,0] f32[0,2]"},
+                          {.text = "bf16[2,3,4] bf16[4,5] | to=1"},
+                          {.text = "bf16[65,70] bf16[33,70] | transB=1 alpha=0.5 to=1"})},
     {.name = "Gemm",
      .domain = "",
      .since = 11,
@@ -324,7 +348,7 @@ GRADD_OPS(
      .max_out = 1,
      .flags = GRADD_OP_COSTLY,
      .cost = cost_product,
-     .types = {GRADD_T_FLOAT},
+     .types = {GRADD_T_FLOAT_BF16},
      .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false},
                               {"beta", GRADD_ATTR_FLOAT, false}),
      .infer = infer_gemm,

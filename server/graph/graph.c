@@ -263,6 +263,9 @@ gradd_status_t graph_emit(graph_t *g, const graph_emit_t *e, gradd_val_t *out) {
         return GRADD_FAIL(LIMIT, "%s: %d inputs and %d outputs are too many", e->op->name, e->n_in,
                           e->n_out);
     if (graph_must_widen(g, e)) return graph_emit_widened(g, e, out);
+    bool done;
+    GRADD_TRY(graph_emit_wide_product(g, e, out, &done));
+    if (done) return GRADD_OK;
     view_inputs(g, e->in, e->n_in, in);
     gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types};
     GRADD_TRY(gradd_op_infer(&infer));

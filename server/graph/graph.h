@@ -100,6 +100,9 @@ gradd_status_t graph_emit(graph_t *g, const graph_emit_t *emit, gradd_val_t *out
  * which puts the operator between casts to f32 and back (widen.c). */
 bool graph_must_widen(const graph_t *g, const graph_emit_t *emit);
 gradd_status_t graph_emit_widened(graph_t *g, const graph_emit_t *emit, gradd_val_t *out);
+/* A cast to f32 of a bf16 product of the backward becomes a product with an f32 result. */
+gradd_status_t graph_emit_wide_product(graph_t *g, const graph_emit_t *emit, gradd_val_t *out,
+                                       bool *out_done);
 /* A constant; the elements are copied. */
 gradd_status_t graph_constant(graph_t *g, const gradd_type_t *type, const void *data,
                               gradd_val_t *out);

@@ -4,7 +4,10 @@
  * bf16 themselves. All bf16 operands are widened, so that operands that must have one type still
  * do; an f32 result that would have been bf16 is rounded back. What it would have been is asked
  * from the row's own shape rule with the original types; where that rule cannot say (it sees types
- * that its row never takes), every f32 result is rounded. */
+ * that its row never takes), every f32 result is rounded.
+ *
+ * The other way round, a bf16 product of the backward that is only widened (the gradient of a
+ * weight under autocast) is asked for in f32: more exact, and one pass over it less. */
 #include <string.h>
 
 #include "kernels/registry.h"
@@ -18,6 +21,33 @@ bool graph_must_widen(const graph_t *g, const graph_emit_t *e) {
     for (int i = 0; i < e->n_in; i++)
         if (is_bf16(g, e->in[i]) && !gradd_op_accepts(e->op, i, GRADD_DT_BF16)) return true;
     return false;
+}
+
+static const graph_node_t *product_behind(const graph_t *g, const graph_emit_t *e) {
+    if (!g->in_backward || e->n_in != 1 || strcmp(e->op->name, "Cast") || !is_bf16(g, e->in[0]))
+        return NULL;
+    const graph_value_t *v = g->values[e->in[0]];
+    gradd_attrs_t attrs = e->attrs;
+    if (v->kind != VALUE_NODE || gradd_attr_int(attrs, "to", 0) != GRADD_DT_F32) return NULL;
+    const graph_node_t *n = &g->nodes[v->node];
+    return n->backward && !strcmp(n->op->name, "FusedMatMul") ? n : NULL;
+}
+
+gradd_status_t graph_emit_wide_product(graph_t *g, const graph_emit_t *e, gradd_val_t *out,
+                                       bool *out_done) {
+    const graph_node_t *n = product_behind(g, e);
+    gradd_attr_t attrs[8];
+    *out_done = n && n->attrs.n < 8;
+    if (!*out_done) return GRADD_OK;
+    for (int i = 0; i < n->attrs.n; i++)
+        attrs[i] = n->attrs.v[i];
+    attrs[n->attrs.n] = (gradd_attr_t){.name = "to", .kind = GRADD_ATTR_INT, .i = GRADD_DT_F32};
+    graph_emit_t wide = *e;
+    wide.op = n->op;
+    wide.attrs = (gradd_attrs_t){attrs, n->attrs.n + 1};
+    wide.in = n->in;
+    wide.n_in = n->n_in;
+    return graph_emit(g, &wide, out);
 }
 
 static gradd_status_t cast(graph_t *g, const graph_emit_t *like, gradd_val_t from, gradd_dtype_t to,
