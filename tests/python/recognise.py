@@ -28,10 +28,11 @@ class Writer:
     def __init__(self):
         self.nodes, self.constants = [], []
 
-    def __call__(self, op, *inputs, **attrs):
-        out = f"t{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op, list(inputs), [out], **attrs))
-        return out
+    def __call__(self, op, *inputs, outs=1, **attrs):
+        """Adds a node; returns the name of its output, or a list of names if there are several."""
+        out = [f"t{len(self.nodes)}" + (f"_{j}" if j else "") for j in range(outs)]
+        self.nodes.append(helper.make_node(op, list(inputs), out, **attrs))
+        return out[0] if outs == 1 else out
 
     def constant(self, value, dtype=np.float32):
         name = f"c{len(self.constants)}"

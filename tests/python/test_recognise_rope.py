@@ -1,0 +1,117 @@
+"""Rotary position embedding in the forms that models write, against the plain plan."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from recognise import Writer, arrays, compare
+
+LAST = 9223372036854775807
+
+
+def cut(w: Writer, x: str, start: int, end: int, step: int = 1, axis: int = -1) -> str:
+    """x[..., start:end:step]"""
+    window = [w.constant([v], np.int64) for v in (start, end, axis, step)]
+    return w("Slice", x, *window)
+
+
+def halves(w: Writer, x: str, width: int, split: bool) -> tuple[str, str]:
+    """The two halves of the last axis, by two Slices or one Split."""
+    if split:
+        return tuple(w("Split", x, axis=-1, num_outputs=2, outs=2))
+    return cut(w, x, 0, width // 2), cut(w, x, width // 2, LAST)
+
+
+def quarter(w: Writer, x: str, shape: tuple[int, ...], form: str) -> str:
+    """(a, b) -> (-b, a) in one of the forms of exported models."""
+    if form in ("slice", "split"):
+        low, high = halves(w, x, shape[-1], form == "split")
+        return w("Concat", w("Neg", high), low, axis=len(shape) - 1)
+    axis = w.constant([-1], np.int64)
+    odd, even = cut(w, x, 1, LAST, 2), cut(w, x, 0, LAST, 2)
+    if form == "pairs":
+        odd = w("Unsqueeze", w("Neg", odd), axis)
+    else:
+        odd = w("Neg", w("Unsqueeze", odd, axis))
+    joined = w("Concat", odd, w("Unsqueeze", even, axis), axis=-1)
+    return w("Reshape", joined, w.constant(list(shape), np.int64))
+
+
+def rope(w: Writer, x: str, shape: tuple[int, ...], form: str, swap: bool = False) -> str:
+    """x cos + quarter(x) sin; the tables are inputs of the model."""
+    turn = quarter(w, x, shape, form)
+    a = w("Mul", "cos", x) if swap else w("Mul", x, "cos")
+    b = w("Mul", "sin", turn) if swap else w("Mul", turn, "sin")
+    return w("Add", b, a) if swap else w("Add", a, b)
+
+
+FORMS = ["slice", "split", "pairs", "pairs_negated_late"]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "table"),
+    [
+        ((2, 3, 5, 8), (1, 1, 5, 8)),
+        ((2, 3, 5, 8), (2, 1, 5, 8)),
+        ((2, 5, 3, 12), (1, 5, 1, 12)),
+        ((3, 2), (2,)),
+        ((2, 2, 70, 64), (70, 64)),
+    ],
+)
+def test_rope(form, swap, shape, table):
+    w = Writer()
+    shapes = {"x": shape, "cos": table, "sin": table}
+    y = rope(w, "x", shape, form, swap)
+    fast, plain = compare(w.model(shapes, [y]), arrays(shapes), [y])
+    assert fast.forward == 1 < plain.forward
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("width", "turned"), [(10, 4), (16, 2), (64, 32)])
+def test_only_the_first_elements_are_turned(form, width, turned):
+    w = Writer()
+    shape = (2, 4, 3, width)
+    shapes = {"x": shape, "cos": (4, 1, turned), "sin": (2, 4, 1, turned)}
+    first = cut(w, "x", 0, turned, axis=3)
+    y = rope(w, first, (2, 4, 3, turned), form)
+    y = w("Concat", y, cut(w, "x", turned, LAST), axis=-1)
+    fast, _ = compare(w.model(shapes, [y]), arrays(shapes), [y])
+    assert fast.forward == 1
+
+
+def test_gradient_of_x_alone_is_one_node():
+    import engine as E
+
+    w = Writer()
+    shapes = {"x": (2, 3, 5, 8), "cos": (5, 8), "sin": (5, 8)}
+    y = rope(w, "x", shapes["x"], "slice")
+    plan = E.Plan(w.model(shapes, [y]), arrays(shapes), ["x"], [y], [y])
+    assert (plan.info.n_nodes_forward, plan.info.n_nodes_backward) == (1, 1)
+
+
+def test_quarter_turn_that_is_read_elsewhere():
+    w = Writer()
+    shapes = {"x": (2, 3, 5, 8), "cos": (5, 8), "sin": (5, 8)}
+    y = rope(w, "x", shapes["x"], "slice")
+    z = w("Tanh", next(n.output[0] for n in w.nodes if n.op_type == "Concat"))
+    compare(w.model(shapes, [y, z]), arrays(shapes), [y, z])
+
+
+@pytest.mark.parametrize("change", ["not_negated", "order", "other_x", "uneven"])
+def test_what_only_looks_like_rope_stays(change):
+    w = Writer()
+    shape = (2, 3, 4, 6)
+    shapes = {"x": shape, "x2": shape, "cos": (4, 6), "sin": (4, 6)}
+    low, high = cut(w, "x", 0, 2 if change == "uneven" else 3), cut(w, "x", 3, LAST)
+    if change == "uneven":
+        high = cut(w, "x", 2, LAST)
+    parts = [w("Abs" if change == "not_negated" else "Neg", high), low]
+    turn = w("Concat", *(parts[::-1] if change == "order" else parts), axis=-1)
+    x = "x2" if change == "other_x" else "x"
+    y = w("Add", w("Mul", x, "cos"), w("Mul", turn, "sin"))
+    z = w("Abs", "x2")
+    fast, plain = compare(w.model(shapes, [y, z]), arrays(shapes), [y, z])
+    assert fast.forward == plain.forward
