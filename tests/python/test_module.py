@@ -168,6 +168,27 @@ def test_keyword_order_does_not_matter() -> None:
     assert ours.gradd_stats()["captures"] == 1
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: x,
+        lambda x: torch.cat([x, x])[6:],  # starts inside its storage
+        lambda x: torch.stack([x, x], 2)[..., 1],  # strided
+        lambda x: torch._neg_view(-x),  # a bit that says "negate when read"
+        lambda x: x[:1].expand(6, 8),
+        lambda x: nn.Parameter(x),
+        lambda x: x.new_tensor(x.numpy()).index_select(1, torch.arange(8)),
+    ],
+    ids=["plain", "offset", "strided", "neg", "expanded", "parameter", "copied"],
+)
+def test_inputs_in_every_form_arrive_as_their_values(form) -> None:
+    ours, theirs = pair()
+    x, y = batch()
+    x = form(x)
+    with torch.no_grad():
+        assert_close(loss_of(ours(x, y)), loss_of(theirs(x, y)), "loss")
+
+
 def test_non_contiguous_inputs() -> None:
     ours, theirs = pair()
     x = torch.randn(8, 6).t()

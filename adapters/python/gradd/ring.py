@@ -12,6 +12,7 @@ the client's lock around every method except the weak reference's callback.
 from __future__ import annotations
 
 import bisect
+import ctypes
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from gradd.shm import ALIGN, DTYPE_CODES, Segment, make_tensor, nbytes, round_up
 if TYPE_CHECKING:
     from gradd.client import Client
 
+_MOVED_BYTES = 1 << 20
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # a subclass may have no memory of its own
 _EXACT_SEGMENTS = 16  # of a client, with just the bytes that were asked for
 
 
@@ -74,6 +77,18 @@ class Block:
         self.pins += 1
         return make_tensor(exporter, dtype, shape)
 
+    def fill(self, source: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
+        """Copies a tensor of that dtype and shape into the block.
+
+        A small contiguous one is moved as bytes: torch's copy wakes its threads for a few hundred
+        kilobytes already, which takes longer than the copy while the daemon's threads are busy.
+        """
+        size = nbytes(dtype, shape)
+        if size > _MOVED_BYTES or not _is_plain(source, dtype):
+            self.tensor(dtype, shape).copy_(source)
+        elif size:
+            ctypes.memmove(self.segment.address + self.offset, source.data_ptr(), size)
+
     def wire(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> list:
         """The tensor descriptor of the protocol: [segment, offset, dtype, dims]."""
         return [self.segment.id, self.offset + offset, DTYPE_CODES[dtype], list(shape)]
@@ -86,6 +101,19 @@ class Block:
     def idle(self) -> bool:
         """True if only the owner holds it (after `Pool.drain`)."""
         return self.pins <= 1
+
+
+def _is_plain(source: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether the elements lie in memory just as they are to be written."""
+    return (
+        type(source) in _PLAIN_TYPES
+        and source.dtype is dtype
+        and source.device.type == "cpu"
+        and source.layout is torch.strided
+        and source.is_contiguous()
+        and not source.is_neg()
+        and not source.is_conj()
+    )
 
 
 class Pool:

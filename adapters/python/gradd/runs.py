@@ -108,7 +108,7 @@ class Run:
             for source, (dtype, shape) in zip(self._sources, self._types, strict=True):
                 block = self.client.ring.allocate(nbytes(dtype, shape))
                 self._inputs.append(block)
-                block.tensor(dtype, shape).copy_(source.detach())
+                block.fill(source.detach(), dtype, shape)
         self._sources = []
 
     def _forward_fields(self, run: int, plan: Plan, outputs: list) -> dict:
@@ -180,7 +180,7 @@ class Run:
                 dtype = DTYPES[code]
                 block = self.client.ring.allocate(nbytes(dtype, dims))
                 scratch.append(block)
-                block.tensor(dtype, dims).copy_(grad.detach())
+                block.fill(grad.detach(), dtype, dims)
                 arriving.append([i, block.wire(dtype, dims)])
         return arriving
 
