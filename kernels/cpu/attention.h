@@ -1,0 +1,86 @@
+/* Attention on the CPU: softmax(scale q k^T, masked) v and its gradient, without a matrix of
+ * scores.
+ *
+ * q is [B, H, n_q, D], k [B, K, n_k, D], v [B, K, n_k, E], y [B, H, n_q, E] with H a multiple of K;
+ * each has its own strides, so either order of heads and positions is read and written in place.
+ * Scores exist as tiles of 64 keys by 64 queries. They lie transposed, queries side by side: then
+ * no operand of any product needs packing but the queries, and statistics per query are vectors.
+ * Forward keeps one number per query, lse = log(sum(exp(score))), from which backward computes the
+ * probabilities again.
+ *
+ * What a query may look at comes as a range of keys and, where the range has holes, as a boolean
+ * mask; key tiles that no query of a block may look at are skipped, which changes nothing because
+ * masked probabilities are exactly zero. Dropout bits are a function of the logical element, see
+ * rng.h. f32 and f64 compute in their own type, bf16 in f32 with one rounding at the end.
+ *
+ * Bits depend on the shapes and values alone, not on the number of threads. Engine thread.
+ */
+#ifndef GRADD_KERNELS_CPU_ATTENTION_H
+#define GRADD_KERNELS_CPU_ATTENTION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "shm/dtype.h"
+#include "shm/status.h"
+
+#define GRADD_ATTN_TILE 64
+
+/* Three numbers per query: first and one past the last key that the mask allows, and one of these.
+ * A query without any key has the range [0, n_k). */
+enum {
+    GRADD_ATTN_HOLES = 0, /* some keys in between are masked: the mask must be read */
+    GRADD_ATTN_SOLID = 1,
+    GRADD_ATTN_NONE = 2, /* nothing is allowed */
+};
+
+/* What a query without any allowed key gives. */
+enum {
+    GRADD_ATTN_EVEN = 0,      /* the mean of v; scores get no gradient: Where(mask, score, fill) */
+    GRADD_ATTN_EVEN_GRAD = 1, /* the mean of v; scores get one: score + fill, absorbed by fill */
+    GRADD_ATTN_ZERO = 2,      /* zero, without gradients */
+};
+
+typedef struct gradd_attn_side_s {
+    void *data;               /* Borrowed; NULL = absent or not wanted */
+    int64_t batch, head, row; /* strides in elements; along a row elements are neighbours */
+} gradd_attn_side_t;
+
+typedef struct gradd_attn_extra_s {
+    const void *data;              /* Borrowed; NULL = absent */
+    int64_t batch, head, row, col; /* strides in elements, 0 = broadcast */
+} gradd_attn_extra_t;
+
+typedef struct gradd_attn_drop_s {
+    bool active;
+    uint64_t seed, node;
+    uint64_t limit; /* an element is kept if its word is not below; > UINT32_MAX = none is */
+    double scale;   /* 1 / (1 - p) */
+} gradd_attn_drop_t;
+
+typedef struct gradd_attn_s {
+    gradd_dtype_t dtype; /* of q, k, v, y and their gradients; all else is f64 for F64, or f32 */
+    int64_t batch, heads, kv_heads, n_q, n_k, d, d_v;
+    gradd_attn_side_t q, k, v, y, dy, dq, dk, dv;
+    void *lse;                /* [B, H, n_q]; forward may leave it out (NULL) */
+    gradd_attn_extra_t mask;  /* bytes; col is 1 */
+    gradd_attn_extra_t range; /* int32_t, three per row; required with a mask; col is unused */
+    gradd_attn_extra_t bias;  /* added to the scaled and capped scores */
+    void *dbias;              /* of the bias's shape, cleared by the caller; NULL = not wanted */
+    double scale, softcap;    /* softcap 0 = none: else c tanh(score / c) */
+    int empty;                /* GRADD_ATTN_EVEN ... */
+    gradd_attn_drop_t drop;
+} gradd_attn_t;
+
+/* Scratch that the functions below need; depends on nothing but shapes and types. */
+size_t gradd_attn_work(const gradd_attn_t *p, bool backward);
+/* Writes y and, if given, lse. */
+gradd_status_t gradd_attn_forward(const gradd_attn_t *p, void *work);
+/* Reads q, k, v, y, dy, lse; writes those of dq, dk, dv, dbias that are given. */
+gradd_status_t gradd_attn_backward(const gradd_attn_t *p, void *work);
+
+/* Ranges of `rows` rows of n bytes. */
+void gradd_attn_ranges(const uint8_t *mask, int64_t rows, int64_t n, int32_t *out);
+
+#endif

@@ -1,0 +1,226 @@
+/* Attention of one block of 64 queries, written once for f32 and f64. See attention.h.
+ *
+ * Included after attention_tile.h with the same macros. A block walks over the tiles of keys that
+ * its queries may look at. Rows of the tensors are used where they lie; they are copied into the
+ * thread's scratch if they are bf16 or if their width is not a whole number of vectors.
+ */
+
+typedef struct NAME(work_s) { /* one thread's scratch, and what belongs to the block at hand */
+    REAL *qt, *dyt;           /* [D][64] scaled queries, [E][64] gradients, both turned */
+    REAL *q, *k, *v, *y, *dy; /* [64][padded width] room for copies */
+    REAL *out, *dq;           /* [64][padded width] sums */
+    REAL *x, *p, *z;          /* tiles [64 keys][64 queries] */
+    REAL *dk, *dv;            /* [n_k][padded width] sums, where they cannot be made in place */
+    REAL max[TILE], sum[TILE], factor[TILE], delta[TILE];
+    attn_bits_t bits;
+} NAME(work_t);
+
+typedef struct NAME(rows_s) {
+    const REAL *at;
+    int64_t ld;
+} NAME(rows_t);
+
+static int64_t NAME(padded)(int64_t cols) {
+    return (cols + LANES - 1) / LANES * LANES;
+}
+
+/* Takes n elements of a thread's scratch; with base NULL only counts. */
+static REAL *NAME(take)(REAL *base, size_t *used, int64_t n) {
+    REAL *at = base ? base + *used : NULL;
+    *used += (size_t)(n + 31) / 32 * 32;
+    return at;
+}
+
+/* Whether gradients of rows this wide are summed where the caller wants them. */
+static bool NAME(in_place)(const gradd_attn_t *p, int64_t cols) {
+    return p->dtype != GRADD_DT_BF16 && cols % LANES == 0;
+}
+
+/* Elements of a thread's scratch. */
+static size_t NAME(share)(const gradd_attn_t *p, bool backward, REAL *base, NAME(work_t) * w) {
+    const int64_t d = NAME(padded)(p->d), e = NAME(padded)(p->d_v), tile = TILE * TILE;
+    size_t used = 0;
+    w->qt = NAME(take)(base, &used, d * TILE);
+    w->q = NAME(take)(base, &used, d * TILE);
+    w->k = NAME(take)(base, &used, d * TILE);
+    w->v = NAME(take)(base, &used, e * TILE);
+    w->out = NAME(take)(base, &used, e * TILE);
+    w->x = NAME(take)(base, &used, tile);
+    if (!backward) return used;
+    w->dyt = NAME(take)(base, &used, e * TILE);
+    w->y = NAME(take)(base, &used, e * TILE);
+    w->dy = NAME(take)(base, &used, e * TILE);
+    w->dq = NAME(take)(base, &used, d * TILE);
+    w->p = NAME(take)(base, &used, tile);
+    w->z = NAME(take)(base, &used, tile);
+    w->dk = NAME(in_place)(p, p->d) ? NULL : NAME(take)(base, &used, d * p->n_k);
+    w->dv = NAME(in_place)(p, p->d_v) ? NULL : NAME(take)(base, &used, e * p->n_k);
+    return used;
+}
+
+/* ---- rows of tensors ------------------------------------------------------------------------- */
+
+static int64_t NAME(row_at)(const gradd_attn_side_t *s, const attn_block_t *rows) {
+    return rows->b * s->batch + rows->h * s->head + rows->first * s->row;
+}
+
+/* Rows as REAL. `whole`: they will be read in whole vectors. */
+static NAME(rows_t) NAME(rows)(const gradd_attn_t *p, const gradd_attn_side_t *s,
+                               const attn_block_t *rows, int64_t cols, bool whole, REAL *room) {
+    const int64_t at = NAME(row_at)(s, rows), ld = NAME(padded)(cols);
+    const bool narrow = p->dtype == GRADD_DT_BF16;
+    if (!narrow && (!whole || cols % LANES == 0))
+        return (NAME(rows_t)){(const REAL *)s->data + at, s->row};
+    for (int64_t i = 0; i < rows->n; i++) {
+        REAL *to = room + i * ld;
+        if (narrow)
+            NAME(widen)(to, (const gradd_bf16_t *)s->data + at + i * s->row, cols);
+        else
+            memcpy(to, (const REAL *)s->data + at + i * s->row, sizeof(REAL) * (size_t)cols);
+        for (int64_t c = cols; c < ld; c++)
+            to[c] = 0;
+    }
+    return (NAME(rows_t)){room, ld};
+}
+
+/* Writes rows of scratch into a tensor. */
+static void NAME(put_rows)(const gradd_attn_t *p, const gradd_attn_side_t *s,
+                           const attn_block_t *rows, int64_t cols, const REAL *from) {
+    const int64_t at = NAME(row_at)(s, rows), ld = NAME(padded)(cols);
+    for (int64_t i = 0; i < rows->n; i++, from += ld) {
+        if (p->dtype == GRADD_DT_BF16)
+            NAME(narrow)((gradd_bf16_t *)s->data + at + i * s->row, from, cols);
+        else
+            memcpy((REAL *)s->data + at + i * s->row, from, sizeof(REAL) * (size_t)cols);
+    }
+}
+
+/* ---- scores ---------------------------------------------------------------------------------- */
+
+static int64_t NAME(lanes)(const attn_block_t *block) {
+    return NAME(padded)(block->n);
+}
+
+/* Clears the lanes of queries that may not look at anything. */
+static void NAME(clear_dead)(const NAME(work_t) * w, REAL *x, int64_t rows) {
+    for (int64_t i = 0; i < TILE; i++)
+        for (int64_t j = 0; w->bits.dead[i] && j < rows; j++)
+            x[j * TILE + i] = 0;
+}
+
+static void NAME(add_bias)(const gradd_attn_t *p, const attn_block_t *block,
+                           const attn_block_t *keys, REAL *x) {
+    const gradd_attn_extra_t *e = &p->bias;
+    const REAL *bias = (const REAL *)e->data + block->b * e->batch + block->h * e->head +
+                       block->first * e->row + keys->first * e->col;
+    for (int64_t j = 0; j < keys->n && !e->row; j++)
+        for (int64_t i = 0; i < TILE; i++)
+            x[j * TILE + i] += bias[j * e->col];
+    for (int64_t from = 0; from < keys->n && e->row; from += 16) {
+        const int64_t to = keys->n - from < 16 ? keys->n : from + 16;
+        for (int64_t i = 0; i < block->n; i++)
+            for (int64_t j = from; j < to; j++)
+                x[j * TILE + i] += bias[i * e->row + j * e->col];
+    }
+}
+
+static void NAME(add_dbias)(const gradd_attn_t *p, const attn_block_t *block,
+                            const attn_block_t *keys, const REAL *z) {
+    const gradd_attn_extra_t *e = &p->bias;
+    REAL *dbias = (REAL *)p->dbias + block->b * e->batch + block->h * e->head +
+                  block->first * e->row + keys->first * e->col;
+    for (int64_t i = 0; i < block->n; i++)
+        for (int64_t j = 0; j < keys->n; j++)
+            dbias[i * e->row + j * e->col] += z[j * TILE + i];
+}
+
+/* Turned queries, scaled. */
+static NAME(rows_t)
+    NAME(begin)(const gradd_attn_t *p, const attn_block_t *block, bool whole, NAME(work_t) * w) {
+    attn_bits_begin(&w->bits, p, block);
+    NAME(rows_t) q = NAME(rows)(p, &p->q, block, p->d, whole, w->q);
+    NAME(turn)(q.at, q.ld, block->n, p->d, (REAL)p->scale, w->qt);
+    if (w->bits.any_dead) NAME(clear_dead)(w, w->qt, p->d);
+    return q;
+}
+
+/* Scores of a tile into w->x, capped but neither biased nor masked. */
+static void NAME(scores)(const gradd_attn_t *p, const attn_block_t *block, const attn_block_t *keys,
+                         NAME(rows_t) k, NAME(work_t) * w) {
+    const NAME(product_t) product = {.m = keys->n,
+                                     .n = NAME(lanes)(block),
+                                     .k = p->d,
+                                     .a_m = k.ld,
+                                     .a_k = 1,
+                                     .ldb = TILE,
+                                     .ldc = TILE};
+    NAME(product)(&product, k.at, w->qt, w->x);
+    if (p->softcap != 0) NAME(cap)(w->x, keys->n, product.n, (REAL)p->softcap);
+}
+
+/* Bias and mask. */
+static void NAME(limit)(const gradd_attn_t *p, const attn_block_t *block, const attn_block_t *keys,
+                        bool masked, NAME(work_t) * w, REAL *x) {
+    if (p->bias.data) {
+        NAME(add_bias)(p, block, keys, x);
+        if (w->bits.any_dead) NAME(clear_dead)(w, x, keys->n);
+    }
+    if (masked) NAME(select)(x, x, keys->n, NAME(lanes)(block), w->bits.allowed, -(REAL)INFINITY);
+}
+
+static attn_block_t NAME(keys_at)(const gradd_attn_t *p, const attn_block_t *block, int64_t first) {
+    const int64_t n = p->n_k - first < TILE ? p->n_k - first : TILE;
+    return (attn_block_t){block->b, block->h / (p->heads / p->kv_heads), first, n};
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+static void NAME(forward_tile)(const gradd_attn_t *p, const attn_block_t *block, int64_t first,
+                               bool *started, NAME(work_t) * w) {
+    const attn_block_t keys = NAME(keys_at)(p, block, first);
+    const int64_t lanes = NAME(lanes)(block), e = NAME(padded)(p->d_v);
+    const attn_cover_t cover = attn_bits_tile(&w->bits, p, block, first, keys.n);
+    if (cover == ATTN_COVER_NONE) return;
+    NAME(rows_t) k = NAME(rows)(p, &p->k, &keys, p->d, false, w->k);
+    NAME(rows_t) v = NAME(rows)(p, &p->v, &keys, p->d_v, true, w->v);
+    NAME(scores)(p, block, &keys, k, w);
+    NAME(limit)(p, block, &keys, cover == ATTN_COVER_SOME, w, w->x);
+    bool rescale = NAME(soften)(w->x, keys.n, lanes, w->max, w->sum, w->factor);
+    if (rescale && *started) NAME(scale_rows)(w->out, e, block->n, e, w->factor);
+    if (p->drop.active) {
+        attn_bits_drop(&w->bits, p, block, first, keys.n);
+        NAME(select)(w->x, w->x, keys.n, lanes, w->bits.kept, 0);
+    }
+    const NAME(product_t) product = {.m = block->n,
+                                     .n = e,
+                                     .k = keys.n,
+                                     .a_m = 1,
+                                     .a_k = TILE,
+                                     .ldb = v.ld,
+                                     .ldc = e,
+                                     .add = *started};
+    NAME(product)(&product, w->x, v.at, w->out);
+    *started = true;
+}
+
+static void NAME(forward_block)(const gradd_attn_t *p, const attn_block_t *block,
+                                NAME(work_t) * w) {
+    const int64_t e = NAME(padded)(p->d_v);
+    bool started = false;
+    NAME(begin)(p, block, false, w);
+    for (int64_t i = 0; i < TILE; i++)
+        w->max[i] = -(REAL)INFINITY, w->sum[i] = 0;
+    for (int64_t first = w->bits.from / TILE * TILE; first < w->bits.to; first += TILE)
+        NAME(forward_tile)(p, block, first, &started, w);
+    if (!started) memset(w->out, 0, sizeof(REAL) * (size_t)(block->n * e));
+    REAL *lse = p->lse;
+    if (lse) lse += (block->b * p->heads + block->h) * p->n_q + block->first;
+    for (int64_t i = 0; i < block->n; i++) {
+        const bool zero = w->bits.dead[i] && p->empty == GRADD_ATTN_ZERO;
+        const REAL keep = p->drop.active ? (REAL)p->drop.scale : 1;
+        w->factor[i] = zero ? 0 : keep / w->sum[i];
+        if (lse) lse[i] = w->sum[i] == 0 ? 0 : w->max[i] + (REAL)log((double)w->sum[i]);
+    }
+    NAME(scale_rows)(w->out, e, block->n, e, w->factor);
+    NAME(put_rows)(p, &p->y, block, p->d_v, w->out);
+}

@@ -1,0 +1,464 @@
+/* FusedAttention: y = dropout(softmax(cap(scale q k^T) + bias, masked)) v, and its gradient.
+ *
+ * q [B, H, Q, D], k [B, K, N, D], v [B, K, N, E] with H a multiple of K: query head h reads head
+ * h / (H / K) of keys and values. mask (boolean, true = may look) and bias (float) broadcast to
+ * [B, H, Q, N]; ranges (i32 [..., 3], from MaskRanges) sums the mask up per row and is computed if
+ * it is absent. cap(s) = c tanh(s / c) with c = softcap, if not 0. `layout` has a bit for each of
+ * q, k, v, y (1, 2, 4, 8) that is [B, positions, heads, width] instead. `empty` says what rows
+ * without an allowed key give, see kernels/cpu/attention.h.
+ *
+ * bf16 q, k, v, y: bias, statistics and sums are f32. Saved for backward: the operands, y, and lse,
+ * one number per row; probabilities are computed again, dropout bits too (`node` is the coordinate
+ * of the Dropout). FusedAttentionGrad(dy, q, k, v, y, lse, mask, bias, ranges) -> dq, dk, dv,
+ * dbias.
+ */
+#include "kernels/cpu/attention.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/copy.h"
+#include "kernels/cpu/rng.h"
+#include "kernels/dispatch.h"
+#include "kernels/infer.h"
+#include "kernels/op.h"
+#include "kernels/rules.h"
+
+enum { LAYOUT_Q = 1, LAYOUT_K = 2, LAYOUT_V = 4, LAYOUT_Y = 8 };
+/* places of the operands; the gradient's are those of `grad` */
+typedef struct places_s {
+    int q, k, v, mask, bias, ranges;
+} places_t;
+static const places_t forward_at = {0, 1, 2, 3, 4, 5}, backward_at = {1, 2, 3, 6, 7, 8};
+enum { GRAD_Y = 4, GRAD_LSE = 5 };
+
+/* ---- description of a call --------------------------------------------------------------------
+ */
+
+static bool given(const gradd_view_t *in, int n_in, int i) {
+    return i < n_in && in[i].type.dtype != GRADD_DT_NONE;
+}
+
+static gradd_attn_side_t side_of(const gradd_view_t *v, bool positions_first) {
+    const int64_t *n = v->type.dims;
+    gradd_attn_side_t s = {.data = v->data, .batch = n[1] * n[2] * n[3]};
+    s.head = positions_first ? n[3] : n[2] * n[3];
+    s.row = positions_first ? n[2] * n[3] : n[3];
+    return s;
+}
+
+/* Strides of something that broadcasts to [B, H, Q, N]; `last` elements belong to one row. */
+static gradd_attn_extra_t extra_of(const gradd_view_t *v) {
+    gradd_attn_extra_t e = {.data = v->data};
+    int64_t *strides[4] = {&e.batch, &e.head, &e.row, &e.col}, step = 1;
+    for (int i = 3, at = v->type.rank - 1; at >= 0; i--, at--) {
+        *strides[i] = v->type.dims[at] == 1 ? 0 : step;
+        step *= v->type.dims[at];
+    }
+    return e;
+}
+
+static void describe_sizes(gradd_attn_t *p, const gradd_view_t *in, const places_t *at,
+                           int64_t layout) {
+    const int64_t *q = in[at->q].type.dims, *k = in[at->k].type.dims, *v = in[at->v].type.dims;
+    bool q_first = layout & LAYOUT_Q, k_first = layout & LAYOUT_K;
+    p->dtype = in[at->q].type.dtype;
+    p->batch = q[0], p->heads = q[q_first ? 2 : 1], p->n_q = q[q_first ? 1 : 2], p->d = q[3];
+    p->kv_heads = k[k_first ? 2 : 1], p->n_k = k[k_first ? 1 : 2], p->d_v = v[3];
+    p->q = side_of(&in[at->q], q_first);
+    p->k = side_of(&in[at->k], k_first);
+    p->v = side_of(&in[at->v], layout & LAYOUT_V);
+}
+
+static gradd_attn_drop_t describe_drop(const gradd_run_t *r) {
+    double ratio = gradd_attr_float(r->attrs, "dropout", 0);
+    return (gradd_attn_drop_t){
+        .active = ratio > 0 && !r->dropout_off,
+        .seed = r->seed,
+        .node = (uint64_t)gradd_attr_int(r->attrs, "node", (int64_t)r->node),
+        .limit = (uint64_t)(ratio * 0x1p32),
+        .scale = ratio < 1 ? 1 / (1 - ratio) : 0,
+    };
+}
+
+static void describe(gradd_attn_t *p, const gradd_view_t *in, int n_in, const places_t *at,
+                     gradd_attrs_t attrs) {
+    *p = (gradd_attn_t){.scale = gradd_attr_float(attrs, "scale", 1),
+                        .softcap = gradd_attr_float(attrs, "softcap", 0),
+                        .empty = (int)gradd_attr_int(attrs, "empty", GRADD_ATTN_EVEN)};
+    describe_sizes(p, in, at, gradd_attr_int(attrs, "layout", 0));
+    if (given(in, n_in, at->mask)) p->mask = extra_of(&in[at->mask]);
+    if (given(in, n_in, at->bias)) p->bias = extra_of(&in[at->bias]);
+    if (given(in, n_in, at->ranges)) p->range = extra_of(&in[at->ranges]);
+}
+
+/* Rows of a mask, each of n_k bytes. */
+static int64_t mask_rows(const gradd_type_t *mask) {
+    int64_t rows = 1;
+    for (int i = 0; i + 1 < mask->rank; i++)
+        rows *= mask->dims[i];
+    return rows;
+}
+
+/* Ranges behind the kernel's scratch, if the caller brings a mask without. */
+static size_t own_ranges(const gradd_view_t *in, int n_in, const places_t *at) {
+    if (!given(in, n_in, at->mask) || given(in, n_in, at->ranges)) return 0;
+    return 3 * sizeof(int32_t) * (size_t)mask_rows(&in[at->mask].type);
+}
+
+static void find_ranges(gradd_attn_t *p, const gradd_run_t *r, const places_t *at, void *room) {
+    if (!own_ranges(r->in, r->n_in, at)) return;
+    gradd_view_t ranges;
+    ranges.type = r->in[at->mask].type, ranges.data = room;
+    gradd_attn_ranges(p->mask.data, mask_rows(&r->in[at->mask].type), p->n_k, room);
+    ranges.type.dims[ranges.type.rank - 1] = 3;
+    p->range = extra_of(&ranges);
+}
+
+static size_t kernel_work(const gradd_infer_t *c, const places_t *at) {
+    gradd_attn_t p;
+    describe(&p, c->in, c->n_in, at, c->attrs);
+    size_t bytes = gradd_attn_work(&p, at == &backward_at);
+    return (bytes + 63) / 64 * 64 + own_ranges(c->in, c->n_in, at);
+}
+static size_t work_forward(const gradd_infer_t *c) {
+    return kernel_work(c, &forward_at);
+}
+static size_t work_backward(const gradd_infer_t *c) {
+    return kernel_work(c, &backward_at);
+}
+
+static void *behind(const gradd_attn_t *p, void *work, bool backward) {
+    return (char *)work + (gradd_attn_work(p, backward) + 63) / 64 * 64;
+}
+
+/* ---- kernels --------------------------------------------------------------------------------- */
+
+static void *output(const gradd_run_t *r, int j) {
+    return j < r->n_out ? r->out[j].data : NULL;
+}
+
+static gradd_status_t run_attention(const gradd_run_t *r) {
+    gradd_attn_t p;
+    describe(&p, r->in, r->n_in, &forward_at, r->attrs);
+    p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & LAYOUT_Y);
+    p.lse = output(r, 1);
+    p.drop = describe_drop(r);
+    find_ranges(&p, r, &forward_at, behind(&p, r->work, false));
+    return gradd_attn_forward(&p, r->work);
+}
+
+static gradd_status_t run_attention_grad(const gradd_run_t *r) {
+    int64_t layout = gradd_attr_int(r->attrs, "layout", 0);
+    gradd_attn_t p;
+    describe(&p, r->in, r->n_in, &backward_at, r->attrs);
+    p.dy = side_of(&r->in[0], layout & LAYOUT_Y);
+    p.y = side_of(&r->in[GRAD_Y], layout & LAYOUT_Y);
+    p.lse = r->in[GRAD_LSE].data;
+    p.dq = p.q, p.dk = p.k, p.dv = p.v;
+    p.dq.data = output(r, 0), p.dk.data = output(r, 1), p.dv.data = output(r, 2);
+    p.dbias = output(r, 3);
+    p.drop = describe_drop(r);
+    if (p.dbias) gradd_copy_zero(p.dbias, (size_t)gradd_type_bytes(&r->out[3].type));
+    find_ranges(&p, r, &backward_at, behind(&p, r->work, true));
+    return gradd_attn_backward(&p, r->work);
+}
+
+static gradd_status_t run_ranges(const gradd_run_t *r) {
+    const gradd_type_t *mask = &r->in[0].type;
+    gradd_attn_ranges(r->in[0].data, mask_rows(mask), mask->dims[mask->rank - 1], r->out[0].data);
+    return GRADD_OK;
+}
+
+/* ---- the definition ---------------------------------------------------------------------------
+ */
+
+static double element(gradd_dtype_t dtype, const void *data, int64_t i) {
+    if (dtype == GRADD_DT_F64) return ((const double *)data)[i];
+    if (dtype == GRADD_DT_F32) return (double)((const float *)data)[i];
+    return (double)gradd_bf16_f32(((const gradd_bf16_t *)data)[i]);
+}
+
+typedef struct query_s {
+    int64_t b, h, i;
+} query_t;
+
+static int64_t place(const gradd_attn_side_t *s, int64_t b, int64_t h, int64_t row) {
+    return b * s->batch + h * s->head + row * s->row;
+}
+
+static int64_t extra_place(const gradd_attn_extra_t *e, const query_t *at, int64_t j) {
+    return at->b * e->batch + at->h * e->head + at->i * e->row + j * e->col;
+}
+
+/* Score of query and key, before the mask. */
+static double plain_score(const gradd_attn_t *p, const query_t *at, int64_t j) {
+    const int64_t q = place(&p->q, at->b, at->h, at->i);
+    const int64_t k = place(&p->k, at->b, at->h / (p->heads / p->kv_heads), j);
+    double s = 0;
+    for (int64_t c = 0; c < p->d; c++)
+        s += element(p->dtype, p->q.data, q + c) * element(p->dtype, p->k.data, k + c);
+    s *= p->scale;
+    if (p->softcap != 0) s = p->softcap * tanh(s / p->softcap);
+    gradd_dtype_t dtype = p->dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : p->dtype;
+    if (p->bias.data) s += element(dtype, p->bias.data, extra_place(&p->bias, at, j));
+    return s;
+}
+
+static bool may_look(const gradd_attn_t *p, const query_t *at, int64_t j) {
+    return !p->mask.data || ((const uint8_t *)p->mask.data)[extra_place(&p->mask, at, j)];
+}
+
+/* Weight of element c of y: sum over keys; *out_lse = log of the sum of exponentials. */
+static double plain_element(const gradd_attn_t *p, const query_t *at, int64_t c, double *out_lse) {
+    const int64_t kv = at->h / (p->heads / p->kv_heads);
+    const int64_t row = (at->b * p->heads + at->h) * p->n_q + at->i;
+    double max = -INFINITY, sum = 0, y = 0;
+    bool any = false;
+    for (int64_t j = 0; j < p->n_k; j++)
+        any |= may_look(p, at, j);
+    for (int64_t j = 0; j < p->n_k && any; j++)
+        if (may_look(p, at, j)) max = fmax(max, plain_score(p, at, j));
+    for (int64_t j = 0; j < p->n_k; j++) {
+        double weight = !any ? 1 : may_look(p, at, j) ? exp(plain_score(p, at, j) - max) : 0;
+        bool keep = !p->drop.active ||
+                    gradd_rng_word(p->drop.seed, p->drop.node, (uint64_t)(row * p->n_k + j)) >=
+                        p->drop.limit;
+        sum += weight;
+        if (keep) y += weight * element(p->dtype, p->v.data, place(&p->v, at->b, kv, j) + c);
+    }
+    *out_lse = any ? max + log(sum) : log(sum);
+    if (!any && p->empty == GRADD_ATTN_ZERO) return *out_lse = 0;
+    return y / sum * (p->drop.active ? p->drop.scale : 1);
+}
+
+static void store(gradd_dtype_t dtype, void *data, int64_t i, double value) {
+    if (dtype == GRADD_DT_F64)
+        ((double *)data)[i] = value;
+    else if (dtype == GRADD_DT_F32)
+        ((float *)data)[i] = (float)value;
+    else
+        ((gradd_bf16_t *)data)[i] = gradd_f32_bf16((float)value);
+}
+
+static gradd_status_t ref_attention(const gradd_run_t *r) {
+    gradd_attn_t p;
+    describe(&p, r->in, r->n_in, &forward_at, r->attrs);
+    p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & LAYOUT_Y);
+    p.drop = describe_drop(r);
+    for (int64_t row = 0; row < p.batch * p.heads * p.n_q; row++) {
+        const query_t at = {row / p.n_q / p.heads, row / p.n_q % p.heads, row % p.n_q};
+        double lse = 0;
+        for (int64_t c = 0; c < p.d_v; c++)
+            store(p.dtype, p.y.data, place(&p.y, at.b, at.h, at.i) + c,
+                  plain_element(&p, &at, c, &lse));
+        if (output(r, 1)) store(r->out[1].type.dtype, output(r, 1), row, lse);
+    }
+    return GRADD_OK;
+}
+
+/* ---- shape rules ------------------------------------------------------------------------------
+ */
+
+static gradd_status_t misfit(const char *what, const gradd_type_t *t) {
+    char text[GRADD_TYPE_TEXT];
+    return GRADD_FAIL(GRAPH, "attention: %s is %s", what, gradd_type_format(t, text));
+}
+
+/* Whether t broadcasts to [B, H, Q, N], with or without all keys in its last dimension. */
+static bool broadcasts(const gradd_type_t *t, const gradd_attn_t *p, int64_t last) {
+    const int64_t want[4] = {p->batch, p->heads, p->n_q, last};
+    if (t->rank < 1 || t->rank > 4) return false;
+    for (int i = 0; i < t->rank; i++) {
+        int64_t n = t->dims[t->rank - 1 - i];
+        if (n != want[3 - i] && (n != 1 || last == 3)) return false;
+    }
+    return true;
+}
+
+/* A range has the mask's rows. */
+static bool sums_up(const gradd_type_t *ranges, const gradd_type_t *mask) {
+    gradd_type_t want = *mask;
+    want.dtype = GRADD_DT_I32;
+    want.dims[want.rank - 1] = 3;
+    return gradd_type_equal(ranges, &want);
+}
+
+static gradd_status_t check_extras(const gradd_infer_t *c, const places_t *at,
+                                   const gradd_attn_t *p) {
+    const gradd_view_t *in = c->in;
+    gradd_dtype_t wide = p->dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : p->dtype;
+    if (given(in, c->n_in, at->mask)) {
+        const gradd_type_t *mask = &in[at->mask].type;
+        if (mask->dtype != GRADD_DT_BOOL || !broadcasts(mask, p, p->n_k) ||
+            mask->dims[mask->rank - 1] != p->n_k)
+            return misfit("the mask", mask);
+        if (given(in, c->n_in, at->ranges) && !sums_up(&in[at->ranges].type, mask))
+            return misfit("the range of keys", &in[at->ranges].type);
+    }
+    if (given(in, c->n_in, at->bias) &&
+        (in[at->bias].type.dtype != wide || !broadcasts(&in[at->bias].type, p, p->n_k)))
+        return misfit("the bias", &in[at->bias].type);
+    return GRADD_OK;
+}
+
+static gradd_status_t check_operands(const gradd_infer_t *c, const places_t *at, gradd_attn_t *p) {
+    const gradd_type_t *q = &c->in[at->q].type, *k = &c->in[at->k].type, *v = &c->in[at->v].type;
+    int64_t layout = gradd_attr_int(c->attrs, "layout", 0);
+    if (q->rank != 4) return misfit("q", q);
+    if (k->rank != 4 || k->dtype != q->dtype) return misfit("k", k);
+    if (v->rank != 4 || v->dtype != q->dtype) return misfit("v", v);
+    describe(p, c->in, c->n_in, at, c->attrs);
+    if (k->dims[0] != p->batch || k->dims[3] != p->d || p->n_k < 1 || p->n_k > INT32_MAX ||
+        p->kv_heads < 1 || p->heads % p->kv_heads)
+        return misfit("k", k);
+    if (v->dims[0] != p->batch || v->dims[layout & LAYOUT_V ? 2 : 1] != p->kv_heads ||
+        v->dims[layout & LAYOUT_V ? 1 : 2] != p->n_k)
+        return misfit("v", v);
+    double ratio = gradd_attr_float(c->attrs, "dropout", 0);
+    if (!(ratio >= 0 && ratio <= 1)) return GRADD_FAIL(GRAPH, "dropout ratio %g", ratio);
+    return check_extras(c, at, p);
+}
+
+static gradd_type_t result_type(const gradd_attn_t *p, int64_t layout) {
+    bool first = layout & LAYOUT_Y;
+    return (gradd_type_t){
+        p->dtype, 4, {p->batch, first ? p->n_q : p->heads, first ? p->heads : p->n_q, p->d_v}
+    };
+}
+
+static gradd_type_t lse_type(const gradd_attn_t *p) {
+    return (gradd_type_t){
+        p->dtype == GRADD_DT_F64 ? GRADD_DT_F64 : GRADD_DT_F32, 3, {p->batch, p->heads, p->n_q}
+    };
+}
+
+static gradd_status_t infer_attention(gradd_infer_t *c) {
+    gradd_attn_t p;
+    GRADD_TRY(check_operands(c, &forward_at, &p));
+    c->out[0] = result_type(&p, gradd_attr_int(c->attrs, "layout", 0));
+    if (c->n_out > 1) c->out[1] = lse_type(&p);
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_attention_grad(gradd_infer_t *c) {
+    gradd_attn_t p;
+    GRADD_TRY(check_operands(c, &backward_at, &p));
+    gradd_type_t y = result_type(&p, gradd_attr_int(c->attrs, "layout", 0)), lse = lse_type(&p);
+    if (!gradd_type_equal(&c->in[0].type, &y)) return misfit("dy", &c->in[0].type);
+    if (!gradd_type_equal(&c->in[GRAD_Y].type, &y)) return misfit("y", &c->in[GRAD_Y].type);
+    if (!gradd_type_equal(&c->in[GRAD_LSE].type, &lse)) return misfit("lse", &lse);
+    for (int j = 0; j < 3 && j < c->n_out; j++)
+        c->out[j] = c->in[1 + j].type;
+    if (c->n_out > 3) {
+        if (!given(c->in, c->n_in, backward_at.bias))
+            return GRADD_FAIL(GRAPH, "attention: a gradient of no bias");
+        c->out[3] = c->in[backward_at.bias].type;
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_ranges(gradd_infer_t *c) {
+    c->out[0] = c->in[0].type;
+    if (!c->out[0].rank || c->out[0].dims[c->out[0].rank - 1] > INT32_MAX)
+        return misfit("the mask", &c->in[0].type);
+    c->out[0].dtype = GRADD_DT_I32;
+    c->out[0].dims[c->out[0].rank - 1] = 3;
+    return GRADD_OK;
+}
+
+/* ---- gradient rule ----------------------------------------------------------------------------
+ */
+
+static gradd_status_t grad_attention(gradd_grad_t *g) {
+    gradd_builder_t *b = g->b;
+    gradd_attr_t attrs[8];
+    gradd_val_t in[9] = {g->dout[0], g->in[0], g->in[1], g->in[2]}, out[4];
+    int n_out = 0, n_attrs = 0;
+    if (g->n_out > 1 && g->dout[1] != GRADD_NONE)
+        return GRADD_FAIL(UNSUPPORTED, "a gradient arrives for a saved statistic");
+    for (int i = 0; i < 3; i++) {
+        if (g->need[i]) n_out = i + 1;
+        in[6 + i] = 3 + i < g->n_in ? g->in[3 + i] : GRADD_NONE;
+    }
+    if (g->n_in > 4 && g->need[4]) n_out = 4;
+    in[GRAD_Y] = g->output(g, 0);
+    in[GRAD_LSE] = g->output(g, 1);
+    if (b->status || g->dout[0] == GRADD_NONE) return b->status;
+    for (int i = 0; i < g->attrs.n && n_attrs < 7; i++)
+        if (strcmp(g->attrs.v[i].name, "node")) attrs[n_attrs++] = g->attrs.v[i];
+    attrs[n_attrs++] = gradd_make_int("node", gradd_attr_int(g->attrs, "node", (int64_t)g->node));
+    b->status = b->emit(b, "FusedAttentionGrad", in, 9, attrs, n_attrs, out, n_out);
+    if (b->status) return b->status;
+    for (int i = 0; i < 3; i++)
+        if (g->need[i]) g->din[i] = out[i];
+    if (n_out == 4) g->din[4] = out[3];
+    return GRADD_OK;
+}
+
+/* ---- rows -------------------------------------------------------------------------------------
+ */
+
+#define ATTENTION_ATTRS                                                                            \
+    GRADD_ATTR_LIST({"scale", GRADD_ATTR_FLOAT, false}, {"softcap", GRADD_ATTR_FLOAT, false},      \
+                    {"dropout", GRADD_ATTR_FLOAT, false}, {"empty", GRADD_ATTR_INT, false},        \
+                    {"layout", GRADD_ATTR_INT, false}, {"node", GRADD_ATTR_INT, false})
+#define ATTENTION_ROW(title, inputs, n_in, n_out, flags_)                                          \
+    .name = title, .domain = "com.gradd", .since = 1, .min_in = inputs, .max_in = n_in,            \
+    .min_out = 1, .max_out = n_out, .flags = GRADD_OP_INTERNAL | flags_, .attrs = ATTENTION_ATTRS
+
+/* From the fourth operand on; the shape rules look closer. */
+#define EXTRA_TYPES (GRADD_T_FLOAT_BF16 | GRADD_T_BOOL | GRADD_DTB(I32))
+
+GRADD_OPS(
+    attention,
+    {
+        ATTENTION_ROW("FusedAttention", 3, 6, 2, GRADD_OP_RANDOM | GRADD_OP_COSTLY),
+        .types = {GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, EXTRA_TYPES},
+        .infer = infer_attention, .grad = grad_attention, .run = run_attention,
+        .ref = ref_attention, .work = work_forward,
+        .cases = GRADD_CASES(
+            {.text = "f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4]"},
+            {.text = "f32[2,4,9,8] f32[2,2,9,8] f32[2,2,9,8] | scale=0.35 -> 2", .grad_tol = -1},
+            {.text = "f32[2,4,9,8] f32[2,2,9,8] f32[2,2,9,8] bool[2,1,9,9] | scale=0.35"},
+            {.text = "f32[2,4,9,8] f32[2,2,9,8] f32[2,2,9,8] bool[9,9] | empty=2 -> 2",
+                  .grad_tol = -1},
+            {.text =
+                 "f32[1,2,5,8] f32[1,2,4,8] f32[1,2,4,8] bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,"
+                 "0,0,1,1,1,1} | empty=0"},
+            {.text =
+                 "f32[1,2,5,8] f32[1,2,4,8] f32[1,2,4,8] bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,"
+                 "0,0,1,1,1,1} | empty=2 dropout=0.25"},
+            {.text = "f32[2,2,3,5] f32[2,1,6,5] f32[2,1,6,3] - f32[2,3,6] | softcap=1.5"},
+            {.text = "f32[2,2,3,5] f32[2,2,6,5] f32[2,2,6,3] bool[2,1,1,6] f32[2,1,1] | layout=0"},
+            {.text = "f32[2,2,3,5] f32[2,2,6,5] f32[2,2,6,3] bool[6]={0,1,1,0,1,1} f32[2,2,3,6]"},
+            {.text = "f32[2,3,4,16] f32[2,6,2,16] f32[2,6,2,16] bool[3,6] | layout=15 scale=0.25"},
+            {.text = "f32[2,3,4,16] f32[2,2,6,16] f32[2,6,2,16] | layout=5 dropout=0.5"},
+            {.text = "f32[1,2,150,24] f32[1,1,200,24] f32[1,1,200,40] bool[150,200] | scale=0.2"},
+            {.text = "f32[1,2,130,16] f32[1,1,140,16] f32[1,1,140,16] - f32[1,2,130,140] | "
+                     "softcap=3.0 dropout=0.1"},
+            {.text = "f32[0,2,3,4] f32[0,2,3,4] f32[0,2,3,4]"}
+          )
+},
+    {ATTENTION_ROW("FusedAttentionGrad", 6, 9, 4, GRADD_OP_NO_GRAD | GRADD_OP_COSTLY),
+     .types = {GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, EXTRA_TYPES},
+     .infer = infer_attention_grad, .run = run_attention_grad, .work = work_backward,
+     .cases = GRADD_CASES(
+         {.text = "f32[1,1,3,4] f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4] f32[1,1,3,4] "
+                  "f32[1,1,3]:(7,8) -> 3"},
+         {.text = "f32[2,70,4,16] f32[2,70,4,16] f32[2,90,2,16] f32[2,90,2,16] f32[2,70,4,16] "
+                  "f32[2,4,70]:(7,8) bool[70,90] f32[1,4,1,90] | layout=15 scale=0.2 -> 4"})},
+    {.name = "MaskRanges",
+     .domain = "com.gradd",
+     .since = 1,
+     .min_in = 1,
+     .max_in = 1,
+     .min_out = 1,
+     .max_out = 1,
+     .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
+     .types = {GRADD_T_BOOL},
+     .infer = infer_ranges,
+     .run = run_ranges,
+     .cases = GRADD_CASES({.text = "bool[2,3,7]"}, {.text = "bool[70,600]"},
+                          {.text = "bool[2,4]={0,0,0,0,1,1,0,1}"})});
