@@ -14,15 +14,33 @@
 #define STOP_MS      60000
 #define CLIENT_WIDTH 22
 
-/* Sends {v: verb, q: 1, now} and waits. The reply must be finished by the caller. */
-static gradd_status_t ask(const char *path, const char *verb, bool now, zmq_msg_t *reply,
-                          wire_doc_t *out_doc) {
+gradd_status_t admin_ask(const char *path, const wire_out_t *request, int timeout_ms,
+                         zmq_msg_t *reply, wire_doc_t *out_doc) {
     char endpoint[160];
-    int linger = 0, timeout = ANSWER_MS;
-    wire_out_t out = {0};
+    int linger = 0, timeout = timeout_ms;
     gradd_status_t st = GRADD_OK;
     void *context = zmq_ctx_new();
     void *socket = context ? zmq_socket(context, ZMQ_DEALER) : NULL;
+    snprintf(endpoint, sizeof endpoint, "ipc://%s", path);
+    if (!socket || request->failed ||
+        zmq_setsockopt(socket, ZMQ_LINGER, &linger, sizeof linger) != 0 ||
+        zmq_setsockopt(socket, ZMQ_RCVTIMEO, &timeout, sizeof timeout) != 0 ||
+        zmq_connect(socket, endpoint) != 0 ||
+        zmq_send(socket, request->data, request->bytes, 0) < 0)
+        st = GRADD_FAIL(IO, "cannot talk to %s: %s", path, zmq_strerror(errno));
+    else if (zmq_msg_recv(reply, socket, 0) < 0)
+        st = GRADD_FAIL(IO, "the daemon at %s does not answer: %s", path, zmq_strerror(errno));
+    if (st == GRADD_OK)
+        st = wire_decode_any(zmq_msg_data(reply), zmq_msg_size(reply), WIRE_MAX_ITEMS, out_doc);
+    if (socket) zmq_close(socket);
+    if (context) zmq_ctx_term(context);
+    return st;
+}
+
+/* Sends {v: verb, q: 1, now} and waits. The reply must be finished by the caller. */
+static gradd_status_t ask(const char *path, const char *verb, bool now, zmq_msg_t *reply,
+                          wire_doc_t *out_doc) {
+    wire_out_t out = {0};
     wire_begin(&out);
     wire_key(&out, "v");
     wire_put_text(&out, verb);
@@ -31,18 +49,8 @@ static gradd_status_t ask(const char *path, const char *verb, bool now, zmq_msg_
     wire_key(&out, "now");
     wire_put_u64(&out, now);
     wire_end(&out);
-    snprintf(endpoint, sizeof endpoint, "ipc://%s", path);
-    if (!socket || out.failed || zmq_setsockopt(socket, ZMQ_LINGER, &linger, sizeof linger) != 0 ||
-        zmq_setsockopt(socket, ZMQ_RCVTIMEO, &timeout, sizeof timeout) != 0 ||
-        zmq_connect(socket, endpoint) != 0 || zmq_send(socket, out.data, out.bytes, 0) < 0)
-        st = GRADD_FAIL(IO, "cannot talk to %s: %s", path, zmq_strerror(errno));
-    else if (zmq_msg_recv(reply, socket, 0) < 0)
-        st = GRADD_FAIL(IO, "the daemon at %s does not answer: %s", path, zmq_strerror(errno));
-    if (st == GRADD_OK)
-        st = wire_decode_any(zmq_msg_data(reply), zmq_msg_size(reply), WIRE_MAX_ITEMS, out_doc);
+    gradd_status_t st = admin_ask(path, &out, ANSWER_MS, reply, out_doc);
     wire_out_finish(&out);
-    if (socket) zmq_close(socket);
-    if (context) zmq_ctx_term(context);
     return st;
 }
 

@@ -4,12 +4,18 @@
 #define GRADD_SERVER_ADMIN_H
 
 #include <stdbool.h>
+#include <zmq.h>
 
 #include "server/options.h"
+#include "server/wire.h"
 
 /* Both print to stdout. *out_running is false when no daemon runs in the directory; that is not a
  * failure. Fails with IO or the daemon's own code. */
 gradd_status_t admin_ps(const options_t *options, bool *out_running);
+/* Sends one envelope to the command socket at `path` and waits for the answer, which may say that
+ * it failed. The caller closes `reply` (initialised before) and finishes the doc, in any case. */
+gradd_status_t admin_ask(const char *path, const wire_out_t *request, int timeout_ms,
+                         zmq_msg_t *reply, wire_doc_t *out_doc);
 /* Waits until the daemon has ended. */
 gradd_status_t admin_stop(const options_t *options, bool *out_running);
 

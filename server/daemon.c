@@ -173,7 +173,7 @@ bool daemon_work(daemon_t *daemon) {
 }
 
 bool daemon_ended(const daemon_t *daemon) {
-    return daemon->stopping && daemon->table.n == 0;
+    return daemon->stopping && daemon->table.n == 0 && queue_depth(daemon->queue) == 0;
 }
 
 /* ---- start and end ---- */

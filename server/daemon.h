@@ -24,6 +24,7 @@ typedef struct daemon_s {
     router_t router;
     session_table_t table;
     queue_t *queue; /* Owned */
+    lane_t guests;  /* requests without a session that the engine answers */
     worker_t worker;
     loop_t loop;
     bool stopping;

@@ -11,6 +11,7 @@
 #include "server/admin.h"
 #include "server/control.h"
 #include "server/daemon.h"
+#include "server/explain.h"
 #include "server/list_ops.h"
 #include "server/log.h"
 #include "server/version.h"
@@ -100,6 +101,8 @@ int main(int argc, char **argv) {
         {"--help",     run_help    },
     };
     options_t options;
+    if (argc > 1 && !strcmp(argv[1], "explain")) return explain_main(argc - 2, argv + 2);
+    if (argc > 1 && !strcmp(argv[1], "estimate")) return estimate_main(argc - 2, argv + 2);
     if (options_parse(argc, argv, &options) != GRADD_OK) {
         fprintf(stderr, "gradd: %s\n", gradd_error_message());
         options_usage(stderr);

@@ -88,6 +88,8 @@ void options_usage(FILE *out) {
           "  serve       run the daemon (exit code 4: one runs already)\n"
           "  ps          who uses the daemon\n"
           "  stop        end the daemon after the request in progress\n"
+          "  explain     what a plan does, of the daemon or of a file (explain --help)\n"
+          "  estimate    planned memory of training a model (estimate --help)\n"
           "  version     version of binary and protocol\n"
           "  --list-ops  operators of the engine\n\noptions\n",
           out);

@@ -5,6 +5,8 @@
 
 #include "server/log.h"
 
+#define MAX_GUESTS 16
+
 static void send_reply(daemon_t *daemon, session_t *session, const uint8_t *route, size_t n_route,
                        const void *data, size_t bytes) {
     router_sent_t sent = router_send(&daemon->router, route, n_route, data, bytes);
@@ -66,8 +68,12 @@ static gradd_status_t authorize(daemon_t *daemon, request_t *request, const msgp
                                 session_order_t *out_order) {
     session_t *session;
     *out_order = SESSION_RUN;
+    bool queued = request->command->run != NULL;
+    if (daemon->stopping && (queued || request->command->needs_session))
+        return GRADD_FAIL(SESSION, "the daemon is ending");
+    if (!request->command->needs_session && queued && daemon->guests.length >= MAX_GUESTS)
+        return GRADD_FAIL(LIMIT, "%d requests without a session wait, the limit", MAX_GUESTS);
     if (!request->command->needs_session) return GRADD_OK;
-    if (daemon->stopping) return GRADD_FAIL(SESSION, "the daemon is ending");
     GRADD_TRY(session_authorize(&daemon->table, token ? (const uint8_t *)token->via.bin.ptr : NULL,
                                 token ? token->via.bin.size : 0, request->uid, request->route,
                                 request->n_route, &session));
@@ -83,8 +89,9 @@ static gradd_status_t authorize(daemon_t *daemon, request_t *request, const msgp
 static void dispatch(daemon_t *daemon, request_t *request) {
     const command_t *command = request->command;
     if (command->run) {
-        request->session->payload_bytes += request->payload_bytes;
-        queue_push(daemon->queue, &request->session->lane, &request->job);
+        session_t *session = request->session;
+        if (session) session->payload_bytes += request->payload_bytes;
+        queue_push(daemon->queue, session ? &session->lane : &daemon->guests, &request->job);
         return;
     }
     wire_reply_begin(&request->reply, request->q);
@@ -133,7 +140,7 @@ void requests_finish(daemon_t *daemon, request_t *request) {
         return;
     }
     bool detach = request->command->ends_session && request->status == GRADD_OK;
-    session->payload_bytes -= request->payload_bytes;
+    if (session) session->payload_bytes -= request->payload_bytes;
     reply_and_destroy(daemon, request);
     if (detach) daemon_end_session(daemon, session, "detach", false);
 }

@@ -33,11 +33,13 @@ void *id_list_take(id_list_t *list, uint64_t id) {
     return NULL;
 }
 
-gradd_status_t work_of(session_t *session, work_t **out_work) {
+gradd_status_t work_of(worker_t *worker, session_t *session, work_t **out_work) {
     if (!session->work) {
         work_t *work = calloc(1, sizeof *work);
         if (!work) return GRADD_FAIL(NOMEM, "no memory for a session");
         work->session = session;
+        work->next = worker->works;
+        worker->works = work;
         session->work = work;
     }
     *out_work = session->work;
@@ -81,6 +83,13 @@ void work_finish_graph(worker_t *worker, struct work_graph_s *graph) {
     zmq_msg_close(&graph->source_frame);
 }
 
+static void forget(worker_t *worker, const work_t *work) {
+    struct work_s **link = &worker->works;
+    while (*link != work)
+        link = &(*link)->next;
+    *link = work->next;
+}
+
 void work_end(worker_t *worker, session_t *session) {
     work_t *work = session->work;
     if (!work) return;
@@ -97,6 +106,7 @@ void work_end(worker_t *worker, session_t *session) {
     free(work->runs.items);
     free(work->bindings.items);
     free(work->plans.items);
+    forget(worker, work);
     free(work);
     session->work = NULL;
     gradd_trim(); /* memory that a client has left comes back at once */
@@ -137,7 +147,7 @@ static void add_source(const work_t *work, const char *message) {
 
 static void run_request(worker_t *worker, request_t *request) {
     work_t *work = NULL;
-    gradd_status_t st = work_of(request->session, &work);
+    gradd_status_t st = work_of(worker, request->session, &work);
     request->started_us = command_now_us();
     atomic_store(&request->session->counts.running, true);
     for (int i = 0; st == GRADD_OK && i < wire_count(request->rel); i++)
@@ -159,8 +169,16 @@ static void run_request(worker_t *worker, request_t *request) {
     atomic_store(&request->session->counts.running, false);
 }
 
+/* A request of somebody who has no session: nothing of it stays. */
+static void run_guest(worker_t *worker, request_t *request) {
+    wire_reply_begin(&request->reply, request->q);
+    command_reply(request, request->command->run(worker, request));
+}
+
 void worker_run(worker_t *worker, request_t *request) {
-    if (request->command)
+    if (request->command && !request->session)
+        run_guest(worker, request);
+    else if (request->command)
         run_request(worker, request);
     else
         work_end(worker, request->session);

@@ -44,8 +44,9 @@ typedef struct worker_s {
     int64_t arena_bytes;  /* of the runs that exist */
     model_entry_t *models;
     compiled_t *compiled;
-    uint64_t clock;  /* rises with every use: the order of the LRU lists */
-    uint64_t serial; /* names plans for the memory of bindings */
+    struct work_s *works; /* of all sessions that have asked for something */
+    uint64_t clock;       /* rises with every use: the order of the LRU lists */
+    uint64_t serial;      /* names plans for the memory of bindings */
     atomic_llong n_forward, n_backward, n_compiled, n_plan_hits, n_failed;
 } worker_t;
 
@@ -119,7 +120,8 @@ typedef struct work_run_s {
 } work_run_t;
 
 typedef struct work_s {
-    session_t *session; /* Borrowed */
+    struct work_s *next; /* in worker->works */
+    session_t *session;  /* Borrowed */
     struct work_graph_s {
         model_entry_t *model;
         uint64_t used;
@@ -132,7 +134,7 @@ typedef struct work_s {
 } work_t;
 
 /* The session's objects; made at first use. Fails with NOMEM. */
-gradd_status_t work_of(session_t *session, work_t **out_work);
+gradd_status_t work_of(worker_t *worker, session_t *session, work_t **out_work);
 /* Ends one run (of this id); unknown ids are ignored. */
 void work_release_run(worker_t *worker, work_t *work, uint64_t id);
 void work_drop_plan(worker_t *worker, work_t *work, work_plan_t *plan); /* it has no runs */
@@ -158,7 +160,8 @@ void tensors_finish(tensors_t *tensors); /* accepts NULL and zeroed ones */
 
 /* ---- requests ---- */
 
-/* Runs one request and completes its reply; one without a command ends its session's work. */
+/* Runs one request and completes its reply; one without a command ends its session's work, one
+ * without a session asks about all of them. */
 void worker_run(worker_t *worker, request_t *request);
 
 #endif

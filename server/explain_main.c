@@ -1,0 +1,46 @@
+/* Entry of `gradd explain` and `gradd estimate`: arguments, then the command. See explain.h. */
+#include "server/explain.h"
+
+enum { DONE, FAILED, USAGE, NONE }; /* exit codes, as in main.c */
+
+static int failed(const char *command, gradd_status_t status) {
+    fprintf(stderr, "gradd %s: %s: %s\n", command, gradd_status_name(status),
+            gradd_error_message());
+    return FAILED;
+}
+
+/* Wrong arguments are the user's, whatever the code says. */
+static int parse(const char *command, int argc, char **argv, explain_args_t *args,
+                 void (*usage)(FILE *out)) {
+    if (explain_args_parse(argc, argv, args) == GRADD_OK) return DONE;
+    fprintf(stderr, "gradd %s: %s\n", command, gradd_error_message());
+    usage(stderr);
+    return USAGE;
+}
+
+int explain_main(int argc, char **argv) {
+    explain_args_t args;
+    bool running = true;
+    if (parse("explain", argc, argv, &args, explain_args_usage) != DONE) return USAGE;
+    if (args.help) {
+        explain_args_usage(stdout);
+        return DONE;
+    }
+    gradd_status_t status = args.model ? explain_model(&args) : explain_live(&args, &running);
+    if (status != GRADD_OK) return failed("explain", status);
+    if (running) return DONE;
+    fputs("gradd: no daemon runs; to explain a file: gradd explain MODEL.onnx NAME=SIZES...\n",
+          stderr);
+    return NONE;
+}
+
+int estimate_main(int argc, char **argv) {
+    explain_args_t args;
+    if (parse("estimate", argc, argv, &args, estimate_args_usage) != DONE) return USAGE;
+    if (args.help || !args.model) {
+        estimate_args_usage(args.help ? stdout : stderr);
+        return args.help ? DONE : USAGE;
+    }
+    gradd_status_t status = estimate_model(&args);
+    return status == GRADD_OK ? DONE : failed("estimate", status);
+}
