@@ -1,0 +1,344 @@
+/* Classification losses -> CrossEntropy, over logits and labels as the model and the user made
+ * them:
+ *
+ *   SoftmaxCrossEntropyLoss(logits, labels)
+ *   NegativeLogLikelihoodLoss(LogSoftmax(logits), labels)
+ *   label smoothing: (1 - e) of the latter and e / V of the sum over the classes
+ *   [Div(sum of losses, number of items)]
+ *
+ * where logits pass through reshapes, a cast from bf16 to f32, or a transposition that puts the
+ * classes second, and labels through reshapes. Next-token losses shift: labels are padded at the
+ * end and cut at the start, or logits are cut at the end and labels at the start; then the operator
+ * shifts, and nothing is copied. The operands are read where they lie. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/rules.h"
+#include "server/graph/match.h"
+#include "server/graph/readers.h"
+
+typedef struct pattern_s {
+    gradd_val_t logits, labels;
+    gradd_val_t items; /* GRADD_NONE = none */
+    const char *reduction;
+    bool ignores, shift, cut; /* cut: the last position of the logits was sliced off */
+    int64_t ignore;
+    double smoothing;
+} pattern_t;
+
+static const gradd_type_t *type_of(const graph_t *g, gradd_val_t v) {
+    return &g->values[v]->type;
+}
+
+static int64_t last_dim(const graph_t *g, gradd_val_t v) {
+    const gradd_type_t *t = type_of(g, v);
+    return t->rank ? t->dims[t->rank - 1] : 1;
+}
+
+static const graph_node_t *producer(const graph_t *g, gradd_val_t v) {
+    const graph_value_t *value = g->values[v];
+    return value->kind == VALUE_NODE ? &g->nodes[value->node] : NULL;
+}
+
+/* ---- logits --------------------------------------------------------------------------------- */
+
+/* Whether n cuts one position off the given axis, at its start or at its end, and nothing else. */
+static bool cuts_one(const graph_t *g, const graph_node_t *n, int axis, bool at_start) {
+    const gradd_type_t *in = type_of(g, n->in[0]), *out = type_of(g, n->out[0]);
+    if (strcmp(n->op->name, "Slice") || n->n_in < 3 || axis < 0 || in->rank != out->rank)
+        return false;
+    for (int i = 0; i < in->rank; i++)
+        if (in->dims[i] - out->dims[i] != (i == axis)) return false;
+    /* one start per sliced axis; axes of full length start at 0 */
+    const graph_value_t *starts = g->values[n->in[1]];
+    if (!starts->data || starts->type.dtype != GRADD_DT_I64) return false;
+    if (n->n_in > 4 && n->in[4] != GRADD_NONE) {
+        const graph_value_t *steps = g->values[n->in[4]];
+        if (!steps->data || steps->type.dtype != GRADD_DT_I64) return false;
+        for (int64_t i = 0; i < gradd_type_count(&steps->type); i++)
+            if (((const int64_t *)steps->data)[i] != 1) return false;
+    }
+    int64_t largest = 0;
+    for (int64_t i = 0; i < gradd_type_count(&starts->type); i++) {
+        int64_t start = ((const int64_t *)starts->data)[i];
+        if (start < 0 || start > 1) return false;
+        if (start > largest) largest = start;
+    }
+    return largest == at_start;
+}
+
+/* The classes are moved from the last axis to axis 1. */
+static bool moves_classes(const graph_node_t *n, int rank) {
+    const gradd_attr_t *perm = gradd_attr_find(n->attrs, "perm");
+    if (!perm || (int)perm->n != rank || perm->ints[0] != 0 || perm->ints[1] != rank - 1)
+        return false;
+    for (int i = 2; i < rank; i++)
+        if (perm->ints[i] != i - 1) return false;
+    return true;
+}
+
+/* One step upwards from the logits, or GRADD_NONE. */
+static gradd_val_t above_logits(const graph_t *g, pattern_t *p) {
+    const graph_node_t *n = producer(g, p->logits);
+    if (!n || n->n_in < 1 || n->in[0] == GRADD_NONE) return GRADD_NONE;
+    const gradd_type_t *in = type_of(g, n->in[0]), *out = type_of(g, p->logits);
+    bool same = in->rank && last_dim(g, n->in[0]) == last_dim(g, p->logits);
+    if (n->op->flags & GRADD_OP_VIEW && !(n->op->flags & GRADD_OP_NO_GRAD) && same &&
+        in->dtype == out->dtype)
+        return n->in[0];
+    if (!strcmp(n->op->name, "Cast") && in->dtype == GRADD_DT_BF16 && out->dtype == GRADD_DT_F32)
+        return n->in[0];
+    if (!p->cut && cuts_one(g, n, out->rank - 2, false)) {
+        p->cut = true;
+        return n->in[0];
+    }
+    return GRADD_NONE;
+}
+
+/* ---- labels --------------------------------------------------------------------------------- */
+
+static gradd_val_t through_views(const graph_t *g, gradd_val_t v) {
+    const graph_node_t *n;
+    while ((n = producer(g, v)) && n->op->flags & GRADD_OP_VIEW && n->in[0] != GRADD_NONE)
+        v = n->in[0];
+    return v;
+}
+
+/* Whether n appends one entry, the ignored label, to the last axis. */
+static bool appends_ignored(const graph_t *g, const graph_node_t *n, const pattern_t *p) {
+    if (!n || strcmp(n->op->name, "Pad") || n->n_in < 2 || !p->ignores) return false;
+    const gradd_type_t *in = type_of(g, n->in[0]), *out = type_of(g, n->out[0]);
+    const graph_value_t *pads = g->values[n->in[1]];
+    if (strcmp(gradd_attr_string(n->attrs, "mode", "constant"), "constant")) return false;
+    if (!pads->data || pads->type.dtype != GRADD_DT_I64 || in->rank < 1) return false;
+    for (int i = 0; i < in->rank; i++)
+        if (out->dims[i] - in->dims[i] != (i == in->rank - 1)) return false;
+    int64_t n_pads = gradd_type_count(&pads->type); /* starts, then ends; the last is an end */
+    if (((const int64_t *)pads->data)[n_pads - 1] != 1) return false;
+    if (n->n_in < 3 || n->in[2] == GRADD_NONE) return p->ignore == 0;
+    const graph_value_t *fill = g->values[n->in[2]];
+    if (!fill->data || gradd_type_count(&fill->type) != 1) return false;
+    if (fill->type.dtype == GRADD_DT_I64) return *(const int64_t *)fill->data == p->ignore;
+    return fill->type.dtype == GRADD_DT_I32 && *(const int32_t *)fill->data == p->ignore;
+}
+
+/* Labels that were moved by one: finds the user's, which have a position for every row. */
+static void find_shift(const graph_t *g, pattern_t *p) {
+    gradd_val_t moved = through_views(g, p->labels);
+    const graph_node_t *n = producer(g, moved);
+    if (!n || !cuts_one(g, n, type_of(g, moved)->rank - 1, true)) return;
+    gradd_val_t labels = n->in[0];
+    if (!p->cut) {
+        n = producer(g, labels);
+        if (!appends_ignored(g, n, p)) return;
+        labels = n->in[0];
+    }
+    const gradd_type_t *x = type_of(g, p->logits);
+    if (x->rank < 2 || last_dim(g, labels) != x->dims[x->rank - 2]) return;
+    p->labels = labels;
+    p->shift = true;
+}
+
+/* ---- from the loss's operands to the model's --------------------------------------------------
+ */
+
+static void read_attrs(const graph_node_t *n, pattern_t *p) {
+    p->reduction = gradd_attr_string(n->attrs, "reduction", "mean");
+    p->ignores = gradd_attr_find(n->attrs, "ignore_index") != NULL;
+    p->ignore = gradd_attr_int(n->attrs, "ignore_index", 0);
+}
+
+/* Walks up from scores [N, V] or [N, V, D...] and labels; false if it is no such loss. */
+static bool find_sources(const graph_t *g, pattern_t *p) {
+    const gradd_type_t *x = type_of(g, p->logits);
+    if (x->rank > 2) {
+        const graph_node_t *n = match_made_by(g, p->logits, "Transpose");
+        if (!n || !moves_classes(n, x->rank)) return false;
+        p->logits = n->in[0];
+    } else if (x->rank != 2) {
+        return false;
+    }
+    bool whole = strcmp(p->reduction, "none") != 0;
+    pattern_t best = *p;
+    for (gradd_val_t next = p->logits; next != GRADD_NONE; next = above_logits(g, p)) {
+        p->logits = next;
+        pattern_t shifted = *p;
+        if (whole) find_shift(g, &shifted);
+        if (shifted.shift)
+            best = shifted;
+        else if (!best.shift && !p->cut)
+            best = *p;
+    }
+    *p = best;
+    if (whole && !p->shift) p->labels = through_views(g, p->labels);
+    return true;
+}
+
+static gradd_status_t replace(graph_t *g, graph_node_t *n, const pattern_t *p) {
+    gradd_val_t in[3] = {p->logits, p->labels, p->items};
+    gradd_attr_t attrs[4] = {gradd_make_string("reduction", p->reduction)};
+    int n_attrs = 1;
+    if (p->ignores) attrs[n_attrs++] = gradd_make_int("ignore_index", p->ignore);
+    if (p->shift) attrs[n_attrs++] = gradd_make_int("shift", 1);
+    if (p->smoothing > 0) attrs[n_attrs++] = gradd_make_float("smoothing", p->smoothing);
+    return match_replace(g, n,
+                         &(match_fused_t){.op = "CrossEntropy",
+                                          .in = in,
+                                          .n_in = p->items == GRADD_NONE ? 2 : 3,
+                                          .attrs = attrs,
+                                          .n_attrs = n_attrs});
+}
+
+static bool has_input(const graph_node_t *n, int i) {
+    return n->n_in > i && n->in[i] != GRADD_NONE;
+}
+
+/* LogSoftmax over the axis that holds the classes. */
+static const graph_node_t *log_probabilities(const graph_t *g, gradd_val_t v) {
+    const graph_node_t *n = match_made_by(g, v, "LogSoftmax");
+    if (!n) return NULL;
+    int rank = type_of(g, v)->rank;
+    int64_t axis = gradd_attr_int(n->attrs, "axis", -1);
+    return rank >= 2 && (axis < 0 ? axis + rank : axis) == 1 ? n : NULL;
+}
+
+static gradd_status_t fuse_softmax_loss(graph_t *g, graph_node_t *n, const int32_t *readers) {
+    pattern_t p = {.logits = n->in[0], .labels = n->in[1], .items = GRADD_NONE};
+    if (has_input(n, 2)) return GRADD_OK; /* class weights */
+    if (n->n_out > 1 && n->out[1] != GRADD_NONE && readers[n->out[1]]) return GRADD_OK;
+    read_attrs(n, &p);
+    return find_sources(g, &p) ? replace(g, n, &p) : GRADD_OK;
+}
+
+static gradd_status_t fuse_likelihood(graph_t *g, graph_node_t *n, const int32_t *readers) {
+    const graph_node_t *logs = log_probabilities(g, n->in[0]);
+    if (!logs || readers[n->in[0]] != 1 || has_input(n, 2)) return GRADD_OK;
+    pattern_t p = {.logits = logs->in[0], .labels = n->in[1], .items = GRADD_NONE};
+    read_attrs(n, &p);
+    return find_sources(g, &p) ? replace(g, n, &p) : GRADD_OK;
+}
+
+/* ---- label smoothing ------------------------------------------------------------------------- */
+
+/* Mul(v, known scalar) */
+static gradd_val_t scaled(const graph_t *g, gradd_val_t v, double *out_factor) {
+    gradd_val_t other;
+    const graph_node_t *n = match_made_by(g, v, "Mul");
+    return n && match_with_scalar(g, n, out_factor, &other) ? other : GRADD_NONE;
+}
+
+/* Operand of a ReduceSum to one element. */
+static gradd_val_t summed(const graph_t *g, gradd_val_t v) {
+    const graph_node_t *n = match_made_by(g, v, "ReduceSum");
+    return n && gradd_type_count(type_of(g, v)) == 1 ? n->in[0] : GRADD_NONE;
+}
+
+/* Whether v is labels == ignore. */
+static bool is_ignored(const graph_t *g, gradd_val_t v, const pattern_t *p) {
+    const graph_node_t *n = match_made_by(g, v, "Equal");
+    for (int k = 0; n && k < 2; k++) {
+        const graph_value_t *c = g->values[n->in[1 - k]];
+        if (n->in[k] != p->labels || !c->data || gradd_type_count(&c->type) != 1) continue;
+        if (c->type.dtype == GRADD_DT_I64) return *(const int64_t *)c->data == p->ignore;
+        if (c->type.dtype == GRADD_DT_I32) return *(const int32_t *)c->data == p->ignore;
+    }
+    return false;
+}
+
+/* The sum over classes of -log p, zero where the label is ignored. */
+static bool is_even_loss(const graph_t *g, gradd_val_t v, gradd_val_t logs, const pattern_t *p) {
+    double zero;
+    const graph_node_t *n = match_made_by(g, v, "Where");
+    if (!n || !is_ignored(g, n->in[0], p) || !match_scalar(g, n->in[1], &zero) || zero != 0)
+        return false;
+    n = match_made_by(g, n->in[2], "Neg");
+    n = n ? match_made_by(g, n->in[0], "ReduceSum") : NULL;
+    if (!n || n->in[0] != logs) return false;
+    const gradd_type_t *in = type_of(g, logs), *out = type_of(g, n->out[0]);
+    return in->rank == 2 && gradd_type_count(out) == in->dims[0] &&
+           (out->rank == 1 || out->dims[0] == in->dims[0]);
+}
+
+/* The number of labels that count. */
+static bool is_count(const graph_t *g, gradd_val_t v, const pattern_t *p) {
+    gradd_val_t ones = summed(g, v);
+    const graph_node_t *n = match_made_by(g, ones, "Cast");
+    n = n ? match_made_by(g, n->in[0], "Not") : NULL;
+    return n && is_ignored(g, n->in[0], p);
+}
+
+/* v = the mean or sum of the even losses, as the reduction says. */
+static bool is_even_part(const graph_t *g, gradd_val_t v, gradd_val_t logs, const pattern_t *p) {
+    if (!strcmp(p->reduction, "none")) return is_even_loss(g, v, logs, p);
+    if (!strcmp(p->reduction, "mean")) {
+        const graph_node_t *n = match_made_by(g, v, "Div");
+        if (!n || !is_count(g, n->in[1], p)) return false;
+        v = n->in[0];
+    }
+    gradd_val_t rows = summed(g, v);
+    return rows != GRADD_NONE && is_even_loss(g, rows, logs, p);
+}
+
+static gradd_status_t fuse_smoothed(graph_t *g, graph_node_t *n) {
+    for (int k = 0; k < 2; k++) {
+        double keep, each;
+        gradd_val_t hard = scaled(g, n->in[k], &keep), even = scaled(g, n->in[1 - k], &each);
+        const graph_node_t *loss = match_made_by(g, hard, "NegativeLogLikelihoodLoss");
+        if (even == GRADD_NONE || !loss || has_input(loss, 2)) continue;
+        const graph_node_t *logs = log_probabilities(g, loss->in[0]);
+        pattern_t p = {.labels = loss->in[1], .items = GRADD_NONE};
+        read_attrs(loss, &p);
+        if (!logs || !p.ignores || !is_even_part(g, even, loss->in[0], &p)) continue;
+        p.logits = logs->in[0];
+        p.smoothing = each * (double)last_dim(g, loss->in[0]);
+        if (fabs(p.smoothing - (1 - keep)) > 1e-5 || !find_sources(g, &p)) continue;
+        return replace(g, n, &p);
+    }
+    return GRADD_OK;
+}
+
+/* ---- division by a number of items ------------------------------------------------------------
+ */
+
+/* A number without a gradient: an integer, perhaps cast, or a known one. */
+static gradd_val_t count_of(const graph_t *g, gradd_val_t v) {
+    double known;
+    const graph_node_t *n = match_made_by(g, v, "Cast");
+    gradd_val_t source = n ? n->in[0] : v;
+    gradd_dtype_t dtype = type_of(g, source)->dtype;
+    if (gradd_type_count(type_of(g, source)) != 1) return GRADD_NONE;
+    if (dtype == GRADD_DT_I64 || dtype == GRADD_DT_I32) return source;
+    return match_scalar(g, v, &known) ? v : GRADD_NONE;
+}
+
+static gradd_status_t fuse_division(graph_t *g, graph_node_t *n, const int32_t *readers) {
+    const graph_node_t *loss = match_made_by(g, n->in[0], "CrossEntropy");
+    if (!loss || readers[n->in[0]] != 1 || has_input(loss, 2)) return GRADD_OK;
+    pattern_t p = {.logits = loss->in[0], .labels = loss->in[1], .items = count_of(g, n->in[1])};
+    read_attrs(loss, &p);
+    p.shift = gradd_attr_int(loss->attrs, "shift", 0);
+    p.smoothing = gradd_attr_float(loss->attrs, "smoothing", 0);
+    if (p.items == GRADD_NONE || strcmp(p.reduction, "sum")) return GRADD_OK;
+    return replace(g, n, &p);
+}
+
+static gradd_status_t fuse_loss(graph_t *g) {
+    int32_t *readers;
+    GRADD_TRY(graph_count_readers(g, &readers));
+    for (int i = 0; i < g->n_nodes; i++) {
+        graph_node_t *n = &g->nodes[i];
+        if (n->backward) continue;
+        if (!strcmp(n->op->name, "SoftmaxCrossEntropyLoss"))
+            GRADD_TRY(fuse_softmax_loss(g, n, readers));
+        else if (!strcmp(n->op->name, "NegativeLogLikelihoodLoss"))
+            GRADD_TRY(fuse_likelihood(g, n, readers));
+        else if (!strcmp(n->op->name, "Add"))
+            GRADD_TRY(fuse_smoothed(g, n));
+    }
+    for (int i = 0; i < g->n_nodes; i++)
+        if (!g->nodes[i].backward && !strcmp(g->nodes[i].op->name, "Div"))
+            GRADD_TRY(fuse_division(g, &g->nodes[i], readers));
+    return GRADD_OK;
+}
+
+const graph_pass_t graph_pass_fuse_loss = {"fuse_loss", 80, true, fuse_loss};
