@@ -50,7 +50,7 @@ static void print_line(FILE *out, const explain_line_t *line) {
                                 saved[24];
     if (line->step >= 0) snprintf(step, sizeof step, "%d", line->step);
     gradd_type_format(&line->type, type);
-    fprintf(out, "%5s  %-24s %-12s %-22s %10s %10s %8s %10s %10s  ", step, line->op, line->kernel,
+    fprintf(out, "%5s  %-27s %-12s %-22s %10s %10s %8s %10s %10s  ", step, line->op, line->kernel,
             type, blank_zero(line->bytes_read, read), blank_zero(line->bytes_written, written),
             line->flops > 0 ? explain_number(line->flops, flops) : "",
             blank_zero(line->work_bytes, work), blank_zero(line->saved_bytes, saved));
@@ -73,7 +73,7 @@ static void print_phase(FILE *out, const explain_report_t *r, bool backward) {
     if (!steps && !views) return;
     fprintf(out, "\n%s: %d steps, %d without cost, %s FLOP\n", backward ? "backward" : "forward",
             steps, views, explain_number(flops, number));
-    fprintf(out, "%5s  %-24s %-12s %-22s %10s %10s %8s %10s %10s  %s\n", "STEP", "OPERATOR",
+    fprintf(out, "%5s  %-27s %-12s %-22s %10s %10s %8s %10s %10s  %s\n", "STEP", "OPERATOR",
             "KERNEL", "TYPE", "READ", "WRITTEN", "FLOP", "WORKSPACE", "SAVED", "SOURCE");
     for (int i = 0; i < r->n_lines; i++)
         if (r->lines[i].backward == backward) print_line(out, &r->lines[i]);
@@ -119,11 +119,11 @@ static void print_totals(FILE *out, const explain_report_t *r) {
     int n = collect_totals(r, totals);
     for (int k = 0; k < n; k++)
         all += totals[k].flops;
-    fprintf(out, "\n%-24s %-12s %8s %8s %10s %6s %10s\n", "OPERATOR", "KERNEL", "FORWARD",
+    fprintf(out, "\n%-27s %-12s %8s %8s %10s %6s %10s\n", "OPERATOR", "KERNEL", "FORWARD",
             "BACKWARD", "FLOP", "SHARE", "BYTES");
     for (int k = 0; k < n; k++) {
         char flops[24], bytes[24];
-        fprintf(out, "%-24s %-12s %8d %8d %10s %5.1f%% %10s\n", totals[k].op, totals[k].kernel,
+        fprintf(out, "%-27s %-12s %8d %8d %10s %5.1f%% %10s\n", totals[k].op, totals[k].kernel,
                 totals[k].forward, totals[k].backward, explain_number(totals[k].flops, flops),
                 all > 0 ? 100 * totals[k].flops / all : 0, explain_amount(totals[k].bytes, bytes));
     }

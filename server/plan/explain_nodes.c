@@ -18,8 +18,8 @@ const char *gradd_fate_name(gradd_fate_t fate) {
  * taken as it is written. Tests of families list the exceptions that are meant. */
 bool explain_is_pattern_part(const char *op) {
     static const char *const parts[] = {
-        "Softmax", "LogSoftmax", "Sigmoid", "Tanh",       "Erf",  "Pow",
-        "Sqrt",    "Reciprocal", "Exp",     "ReduceMean", "Gelu", "SoftmaxCrossEntropyLoss",
+        "Softmax", "LogSoftmax", "Sigmoid",    "Tanh", "Erf",       "Pow",
+        "Sqrt",    "Reciprocal", "ReduceMean", "Exp",  "ReduceSum",
     };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         if (!strcmp(op, parts[i])) return true;

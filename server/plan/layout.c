@@ -200,7 +200,8 @@ static void write_places(maker_t *m) {
         if (!in_arena(m, v)) continue;
         const memory_item_t *item = &m->items[m->item_of[m->buffer[v]]];
         m->out->loc[v] = (loc_t){LOC_ARENA, 0, item->offset};
-        if (is_saved(m, v) && m->buffer[v] == v) m->out->saved_bytes += item->bytes;
+        /* one made in the room of a dying operand counts as well: only one of both is saved */
+        if (is_saved(m, v)) m->out->saved_bytes += gradd_type_bytes(&m->g->values[v]->type);
     }
     for (int k = 0; k < s->n; k++)
         if (m->out->work[k] >= 0) m->out->work[k] = m->items[m->out->work[k]].offset;

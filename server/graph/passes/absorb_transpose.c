@@ -25,6 +25,21 @@ static gradd_val_t untransposed(const graph_t *g, gradd_val_t operand) {
     return swaps_last_two(producer, v->type.rank) ? producer->in[0] : GRADD_NONE;
 }
 
+/* The product now stands for the transpositions, too. `in` are its new operands. */
+static gradd_status_t record_parts(graph_t *g, graph_node_t *n, const gradd_val_t *in) {
+    int32_t *parts = arena_alloc(g->arena, sizeof parts[0] * ((size_t)n->n_parts + 3));
+    int count = 0;
+    if (!parts) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
+    for (int i = 0; i < n->n_parts; i++)
+        parts[count++] = n->parts[i];
+    if (!count) parts[count++] = n->origin;
+    for (int k = 0; k < 2; k++)
+        if (in[k] != n->in[k]) parts[count++] = g->nodes[g->values[n->in[k]]->node].origin;
+    n->parts = parts;
+    n->n_parts = count;
+    return GRADD_OK;
+}
+
 static gradd_status_t rewrite(graph_t *g, graph_node_t *n, const gradd_op_t *fused) {
     gradd_val_t in[2] = {n->in[0], n->in[1]};
     int64_t flip[2] = {0, 0};
@@ -40,6 +55,7 @@ static gradd_status_t rewrite(graph_t *g, graph_node_t *n, const gradd_op_t *fus
     attrs[0] = gradd_make_int("transA", gradd_attr_int(n->attrs, "transA", 0) ^ flip[0]);
     attrs[1] = gradd_make_int("transB", gradd_attr_int(n->attrs, "transB", 0) ^ flip[1]);
     attrs[2] = gradd_make_float("alpha", gradd_attr_float(n->attrs, "alpha", 1));
+    GRADD_TRY(record_parts(g, n, in));
     n->op = fused;
     n->attrs = (gradd_attrs_t){attrs, 3};
     memcpy(n->in, in, sizeof in);
