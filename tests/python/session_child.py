@@ -1,6 +1,6 @@
 """One of several trainers of test_sessions.py: trains when it is told to and reports the bits.
 
-    python session_child.py FAMILY SEED
+    python session_child.py FAMILY SEED        (FAMILY:bf16 has its parameters in bf16)
 
 Reads commands from standard input, one per line, and answers each with one JSON line:
 "ready" builds and captures the model, "train N" trains N steps from the same start and gives the
@@ -31,8 +31,11 @@ class Trainer:
     """A model in the daemon that can be trained again and again from the same start."""
 
     def __init__(self, family: str, seed: int) -> None:
-        dropout = {"gpt2": {"resid_pdrop": 0.2, "embd_pdrop": 0.1}}.get(family, {})
-        model, self.make = models.build(family, seed=seed, **dropout)
+        family, _, precision = family.partition(":")
+        dropout = {"resid_pdrop": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
+        model, self.make = models.build(family, seed=seed, **(dropout if family == "gpt2" else {}))
+        if precision == "bf16":
+            model = model.bfloat16()
         self.seed = seed
         self.start = copy.deepcopy(model.state_dict())
         self.model = ORTModule(model, strict=True)
@@ -51,11 +54,11 @@ class Trainer:
             loss = result[0] if isinstance(result, tuple) else result.loss
             loss.backward()
             for tensor in (loss, *(p.grad for p in self.model.parameters())):
-                digest.update(tensor.detach().numpy().tobytes())
+                digest.update(_bytes(tensor))
             optimizer.step()
         end = time.monotonic()
         for parameter in self.model.parameters():
-            digest.update(parameter.detach().numpy().tobytes())
+            digest.update(_bytes(parameter))
         stats = self.model.gradd_stats()
         return {
             "digest": digest.hexdigest(),
@@ -65,6 +68,10 @@ class Trainer:
             "captures": stats["captures"],
             "fallbacks": stats["fallbacks"],
         }
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 CHILD = Path(__file__).with_name("session_child.py")
 # GPT-2 with dropout: random numbers too must not depend on who else trains.
-FAMILIES = (("llama", 1), ("gpt2", 2), ("mlp_ce", 3))
+FAMILIES = (("llama", 1), ("gpt2", 2), ("mlp_ce", 3), ("qwen3:bf16", 4))
 STEPS = 12
 
 
@@ -70,7 +70,7 @@ def _all(children: list[Child], command: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_three_families_at_once_and_one_is_killed(daemon: Any, children: list[Child]) -> None:
+def test_four_families_at_once_and_one_is_killed(daemon: Any, children: list[Child]) -> None:
     """Each has the bits of its solo run, also while a neighbour dies in the middle of a step."""
     _all(children, "ready")
     assert len(daemon.ps()["sessions"]) == len(FAMILIES)
