@@ -14,7 +14,7 @@
 #define MAX_PLANS 4096 /* in a list */
 #define TEXT      512
 
-enum { ASK_SESSION, ASK_PLAN, ASK_FROM, ASK_ROWS };
+enum { ASK_SESSION, ASK_PLAN, ASK_FROM, ASK_ROWS, ASK_NODES };
 
 /* ---- sources: the session's table, sorted by node name ----------------------------------------
  */
@@ -215,6 +215,13 @@ static void put_rows(wire_out_t *out, const explain_report_t *r, uint64_t from, 
         put_line(out, &r->lines[from + i]);
 }
 
+static void put_nodes(wire_out_t *out, const explain_report_t *r) {
+    wire_key(out, "nodes");
+    wire_put_list(out, 2 * (uint32_t)r->n_nodes);
+    for (int i = 0; i < 2 * r->n_nodes; i++)
+        wire_put_i64(out, r->nodes[i]);
+}
+
 static gradd_status_t report_of(const work_t *work, const work_plan_t *plan,
                                 explain_report_t *out) {
     gradd_explain_t *explain = NULL;
@@ -242,6 +249,7 @@ static gradd_status_t explain(worker_t *worker, request_t *request) {
     put_number(&request->reply, "session", work->session->number);
     put_number(&request->reply, "plan", (int64_t)plan->id);
     if (first == 0) put_head(&request->reply, &report);
+    if (wire_flag(request->args[ASK_NODES])) put_nodes(&request->reply, &report);
     put_rows(&request->reply, &report, first, count < MAX_PAGE ? count : MAX_PAGE);
     explain_report_finish(&report);
     return GRADD_OK;
@@ -254,5 +262,6 @@ GRADD_COMMANDS(
                  .fields = {[ASK_SESSION] = {.name = "session", .kind = WIRE_U64, .optional = true},
                             [ASK_PLAN] = {.name = "plan", .kind = WIRE_U64, .optional = true},
                             [ASK_FROM] = {.name = "from", .kind = WIRE_U64, .optional = true},
-                            [ASK_ROWS] = {.name = "rows", .kind = WIRE_U64, .optional = true}}
+                            [ASK_ROWS] = {.name = "rows", .kind = WIRE_U64, .optional = true},
+                            [ASK_NODES] = {.name = "nodes", .kind = WIRE_FLAG, .optional = true}}
 });

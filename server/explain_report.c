@@ -138,6 +138,19 @@ static gradd_status_t count_fate(explain_report_t *r, const gradd_explain_node_t
     return fate->op ? GRADD_OK : GRADD_E_NOMEM;
 }
 
+static gradd_status_t add_nodes(explain_report_t *r, const gradd_explain_t *explain) {
+    r->n_nodes = gradd_explain_info(explain)->n_nodes;
+    r->nodes = arena_array(r->arena, 2 * (size_t)r->n_nodes + 1, sizeof r->nodes[0]);
+    if (!r->nodes) return GRADD_E_NOMEM;
+    for (int i = 0; i < r->n_nodes; i++) {
+        const gradd_explain_node_t *node = gradd_explain_node(explain, i);
+        r->nodes[2 * i] = (int32_t)node->fate;
+        r->nodes[2 * i + 1] = node->row;
+        GRADD_TRY(count_fate(r, node));
+    }
+    return GRADD_OK;
+}
+
 gradd_status_t explain_report_make(const gradd_plan_t *plan, const gradd_explain_t *explain,
                                    const explain_source_t *source, explain_report_t *out_report) {
     const gradd_plan_info_t *p = gradd_plan_info(plan);
@@ -155,8 +168,7 @@ gradd_status_t explain_report_make(const gradd_plan_t *plan, const gradd_explain
     gradd_status_t status = arena_create(0, &r.arena);
     for (int i = 0; i < info->n_rows && !status; i++)
         status = add_line(&r, explain, i, source);
-    for (int i = 0; i < info->n_nodes && !status; i++)
-        status = count_fate(&r, gradd_explain_node(explain, i));
+    if (!status) status = add_nodes(&r, explain);
     if (status) {
         explain_report_finish(&r);
         return status;

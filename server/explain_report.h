@@ -41,6 +41,8 @@ typedef struct explain_report_s {
     int n_lines, cap_lines;
     explain_fate_t *fates; /* Owned; sorted by fate, then count */
     int n_fates, cap_fates;
+    int32_t *nodes; /* in the arena; per node of the model its fate and its row; NULL = not known */
+    int n_nodes;
 } explain_report_t;
 
 typedef struct explain_source_s {

@@ -120,6 +120,20 @@ void work_count(work_t *work) {
     atomic_store_explicit(&counts->bindings, work->bindings.n, memory_order_relaxed);
 }
 
+/* "model.layers.0.self_attn, modeling_llama.py:245" from "model.layers.0.self_attn @ /path/...". */
+static void format_source(const msgpack_object_str *source, char *out, size_t bytes) {
+    char text[512];
+    snprintf(text, sizeof text, "%.*s", source->size < 500 ? (int)source->size : 500, source->ptr);
+    char *at = strstr(text, " @ ");
+    if (!at) {
+        snprintf(out, bytes, "%s", text);
+        return;
+    }
+    const char *line = at + strlen(" @ "), *slash = strrchr(line, '/');
+    *at = 0;
+    snprintf(out, bytes, "%s, %s", text, slash ? slash + 1 : line);
+}
+
 /* The Python source of a node whose name the error sentence quotes ('name'), if the client has
  * told us; it follows the sentence. */
 static void add_source(const work_t *work, const char *message) {
@@ -136,9 +150,9 @@ static void add_source(const work_t *work, const char *message) {
             const msgpack_object_str *name = &wire_at(pair, 0)->via.str;
             const msgpack_object_str *source = &wire_at(pair, 1)->via.str;
             if (name->size != n || memcmp(name->ptr, from + 1, n) != 0) continue;
-            char text[GRADD_ERROR_BYTES];
-            snprintf(text, sizeof text, "%.700s (at %.*s)", message,
-                     source->size < 250 ? (int)source->size : 250, source->ptr);
+            char text[GRADD_ERROR_BYTES], place[256];
+            format_source(source, place, sizeof place);
+            snprintf(text, sizeof text, "%.700s (from %s)", message, place);
             gradd_error_set(text);
             return;
         }
