@@ -3,7 +3,7 @@
  * Math: y[..., N] = x[..., K] W + b[N], with W [K, N], or [N, K] if transB. Recognition makes it
  * from MatMul and Add, or from Gemm. Saved for backward: x and W. Gradients: dx = dy W^T; dW = x^T
  * dy over all rows, in W's own layout; db = sum of dy over all rows, a reduction that has a fixed
- * order. The bias costs no pass over y. */
+ * order. The bias costs no pass over y. bf16 is summed in f32 and rounded once, after the bias. */
 #include "kernels/cpu/gemm.h"
 #include "kernels/infer.h"
 #include "kernels/rules.h"
@@ -88,7 +88,7 @@ GRADD_OPS(linear, {.name = "Linear",
                    .min_out = 1,
                    .max_out = 1,
                    .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY,
-                   .types = {GRADD_T_FLOAT},
+                   .types = {GRADD_T_FLOAT_BF16},
                    .attrs = GRADD_ATTR_LIST({"transB", GRADD_ATTR_INT, false}),
                    .infer = infer_linear,
                    .grad = grad_linear,

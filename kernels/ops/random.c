@@ -1,0 +1,184 @@
+/* RandomNormalLike, RandomUniformLike, RandomNormal, RandomUniform and Bernoulli.
+ *
+ * All draw from Philox at (seed of the forward, node, element), see rng.h: a number does not depend
+ * on threads, and is the same when a step is run again. Bernoulli(x) is 1 with probability x, which
+ * is read per element; x outside 0..1 is refused. What is drawn has no gradient; in PyTorch neither
+ * has it. Numbers are made in double and rounded once, to f32, f64 or bf16; Bernoulli gives any of
+ * them, an integer or a boolean. An attribute "seed" fixes the numbers, as ONNX wants.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/rng.h"
+#include "kernels/dispatch.h"
+#include "kernels/infer.h"
+#include "kernels/op.h"
+
+/* ---- kernels --------------------------------------------------------------------------------- */
+
+/* Normal numbers by Box and Muller from two words: those of elements i and i + 16 of a group, for
+ * i % 32 < 16; the pair gives both elements theirs. */
+static double normal_at(uint64_t seed, uint64_t node, uint64_t element) {
+    uint64_t low = element & ~(uint64_t)16;
+    double u = ((double)gradd_rng_word(seed, node, low) + 1) * 0x1p-32;
+    double v = (double)gradd_rng_word(seed, node, low + 16) * 0x1p-32;
+    double radius = sqrt(-2 * log(u)), angle = 6.283185307179586 * v;
+    return element & 16 ? radius * sin(angle) : radius * cos(angle);
+}
+
+typedef struct draw_s {
+    uint64_t seed, node;
+    bool normal;
+    double a, b; /* mean and deviation, or low and width */
+} draw_t;
+
+static uint64_t seed_of(const gradd_run_t *r) {
+    const gradd_attr_t *fixed = gradd_attr_find(r->attrs, "seed");
+    if (!fixed) return r->seed;
+    float own = (float)fixed->f;
+    uint64_t seed = 0;
+    memcpy(&seed, &own, sizeof own);
+    return seed;
+}
+
+static double number_at(const draw_t *d, int64_t i) {
+    uint64_t e = (uint64_t)i;
+    double unit = d->normal ? normal_at(d->seed, d->node, e)
+                            : gradd_rng_uniform(gradd_rng_word(d->seed, d->node, e));
+    return d->a + d->b * unit;
+}
+
+static void put(const gradd_view_t *y, int64_t i, double x) {
+    switch (y->type.dtype) {
+    case GRADD_DT_F32:
+        ((float *)y->data)[i] = (float)x;
+        break;
+    case GRADD_DT_F64:
+        ((double *)y->data)[i] = x;
+        break;
+    case GRADD_DT_BF16:
+        ((gradd_bf16_t *)y->data)[i] = gradd_f32_bf16((float)x);
+        break;
+    case GRADD_DT_I32:
+        ((int32_t *)y->data)[i] = (int32_t)x;
+        break;
+    case GRADD_DT_I64:
+        ((int64_t *)y->data)[i] = (int64_t)x;
+        break;
+    default:
+        ((uint8_t *)y->data)[i] = x != 0;
+    }
+}
+
+static gradd_status_t run_random(const gradd_run_t *r) {
+    int64_t n = gradd_type_count(&r->out[0].type);
+    draw_t d = {.seed = seed_of(r), .node = r->node};
+    d.normal = !strncmp(r->op->name, "RandomNormal", 12);
+    d.a = gradd_attr_float(r->attrs, d.normal ? "mean" : "low", 0);
+    d.b = d.normal ? gradd_attr_float(r->attrs, "scale", 1)
+                   : gradd_attr_float(r->attrs, "high", 1) - d.a;
+#pragma omp parallel for schedule(static) if (n >= GRADD_PARALLEL_MIN)
+    for (int64_t i = 0; i < n; i++)
+        put(&r->out[0], i, number_at(&d, i));
+    return GRADD_OK;
+}
+
+static double probability_at(const gradd_view_t *x, int64_t i) {
+    if (x->type.dtype == GRADD_DT_F32) return (double)((const float *)x->data)[i];
+    if (x->type.dtype == GRADD_DT_F64) return ((const double *)x->data)[i];
+    return (double)gradd_bf16_f32(((const gradd_bf16_t *)x->data)[i]);
+}
+
+static gradd_status_t run_bernoulli(const gradd_run_t *r) {
+    int64_t n = gradd_type_count(&r->out[0].type), bad = n;
+    uint64_t seed = seed_of(r);
+#pragma omp parallel for schedule(static) reduction(min : bad) if (n >= GRADD_PARALLEL_MIN)
+    for (int64_t i = 0; i < n; i++) {
+        double p = probability_at(&r->in[0], i);
+        uint32_t word = gradd_rng_word(seed, r->node, (uint64_t)i);
+        if (!(p >= 0 && p <= 1) && i < bad) bad = i;
+        put(&r->out[0], i, (double)word < p * 0x1p32);
+    }
+    if (bad == n) return GRADD_OK;
+    return GRADD_FAIL(INDEX, "probability %g, element %lld, is not within 0 and 1",
+                      probability_at(&r->in[0], bad), (long long)bad);
+}
+
+/* ---- shape rules ----------------------------------------------------------------------------- */
+
+#define T_DRAWN (GRADD_T_FLOAT_BF16)
+
+static gradd_status_t check_dtype(const gradd_infer_t *c, gradd_dtype_t otherwise,
+                                  uint32_t accepted) {
+    GRADD_TRY(gradd_dtype_check(gradd_attr_int(c->attrs, "dtype", otherwise), &c->out[0].dtype));
+    if (!(1u << c->out[0].dtype & accepted))
+        return GRADD_FAIL(UNSUPPORTED, "random numbers of type %s",
+                          gradd_dtype_name(c->out[0].dtype));
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_like(gradd_infer_t *c) {
+    c->out[0] = c->in[0].type;
+    return check_dtype(c, c->in[0].type.dtype, T_DRAWN);
+}
+
+static gradd_status_t infer_bernoulli(gradd_infer_t *c) {
+    c->out[0] = c->in[0].type;
+    return check_dtype(c, c->in[0].type.dtype, T_DRAWN | GRADD_T_INT | GRADD_T_BOOL);
+}
+
+static gradd_status_t infer_shape(gradd_infer_t *c) {
+    const gradd_attr_t *shape = gradd_attr_find(c->attrs, "shape");
+    if (shape->n > GRADD_MAX_RANK) return GRADD_FAIL(LIMIT, "rank %zu", shape->n);
+    c->out[0].rank = (int)shape->n;
+    memcpy(c->out[0].dims, shape->ints, sizeof shape->ints[0] * shape->n);
+    return check_dtype(c, GRADD_DT_F32, T_DRAWN);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+#define DTYPE_SEED                                                                                 \
+    {"dtype", GRADD_ATTR_INT, false}, {                                                            \
+        "seed", GRADD_ATTR_FLOAT, false                                                            \
+    }
+#define NORMAL                                                                                     \
+    {"mean", GRADD_ATTR_FLOAT, false}, {                                                           \
+        "scale", GRADD_ATTR_FLOAT, false                                                           \
+    }
+#define UNIFORM                                                                                    \
+    {"low", GRADD_ATTR_FLOAT, false}, {                                                            \
+        "high", GRADD_ATTR_FLOAT, false                                                            \
+    }
+#define SHAPE {"shape", GRADD_ATTR_INTS, true}
+#define RANDOM_ROW(op_name, first, inputs, attributes, infer_fn, run_fn)                           \
+    .name = op_name, .domain = "", .since = first, .min_in = inputs, .max_in = inputs,             \
+    .min_out = 1, .max_out = 1, .flags = GRADD_OP_RANDOM | GRADD_OP_NO_GRAD, .attrs = attributes,  \
+    .infer = infer_fn, .run = run_fn
+
+/* Random numbers have no plain definition to compare with (tol = -1): tests/c/test_dropout.c checks
+ * their distribution. */
+GRADD_OPS(random,
+          {RANDOM_ROW("RandomNormalLike", 1, 1, GRADD_ATTR_LIST(DTYPE_SEED, NORMAL), infer_like,
+                      run_random),
+           .cases = GRADD_CASES({.text = "f32[3,5]", .tol = -1},
+                                {.text = "i64[40] | dtype=1 mean=2.0 scale=0.5", .tol = -1},
+                                {.text = "f32[2] | seed=3.0", .tol = -1})},
+          {RANDOM_ROW("RandomUniformLike", 1, 1, GRADD_ATTR_LIST(DTYPE_SEED, UNIFORM), infer_like,
+                      run_random),
+           .cases = GRADD_CASES({.text = "f32[3,5]", .tol = -1},
+                                {.text = "f32[40] | low=-1.0 high=3.0", .tol = -1})},
+          {RANDOM_ROW("RandomNormal", 1, 0, GRADD_ATTR_LIST(DTYPE_SEED, NORMAL, SHAPE), infer_shape,
+                      run_random),
+           .cases = GRADD_CASES({.text = "| shape=[3,5]", .tol = -1},
+                                {.text = "| shape=[40] mean=2.0 scale=0.5 dtype=11", .tol = -1})},
+          {RANDOM_ROW("RandomUniform", 1, 0, GRADD_ATTR_LIST(DTYPE_SEED, UNIFORM, SHAPE),
+                      infer_shape, run_random),
+           .cases = GRADD_CASES({.text = "| shape=[3,50001]", .tol = -1},
+                                {.text = "| shape=[] low=-1.0 high=3.0", .tol = -1})},
+          {RANDOM_ROW("Bernoulli", 15, 1, GRADD_ATTR_LIST(DTYPE_SEED), infer_bernoulli,
+                      run_bernoulli),
+           .types = {GRADD_T_FLOAT_BF16},
+           .cases = GRADD_CASES({.text = "f32[3,5]:(0,1)", .tol = -1},
+                                {.text = "f32[50001]:(0,1) | dtype=9", .tol = -1},
+                                {.text = "f32[4]={0,1,0.5,0.25} | dtype=7", .tol = -1})});
