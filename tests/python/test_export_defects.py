@@ -216,7 +216,7 @@ def test_bce_with_logits_does_not_overflow():
 
 
 def test_autocast_inside_forward_is_captured():
-    """The tenth: ambient autocast is refused (test_export_refused), inside it is explicit."""
+    """The tenth; ambient autocast is in test_autocast_capture."""
 
     def forward(self, x):
         with torch.autocast("cpu", torch.bfloat16):

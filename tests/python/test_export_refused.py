@@ -63,10 +63,26 @@ def test_hook_on_a_tensor_in_forward():
     _refused(_linear(forward), X, reason="backward_hooks")
 
 
-def test_ambient_autocast():
-    with torch.autocast("cpu", torch.bfloat16):
+def test_autocast_to_fp16():
+    with torch.autocast("cpu", torch.float16):
         text = _refused(_linear(lambda self, x: self.lin(x).mean()), X, reason="autocast")
-    assert "bfloat16" in text
+    assert "float16" in text and "around the call" in text
+
+
+def test_autocast_to_fp16_inside_forward():
+    def forward(self, x):
+        with torch.autocast("cpu", torch.float16):
+            return self.lin(x).float().mean()
+
+    assert "inside forward()" in _refused(_linear(forward), X, reason="autocast")
+
+
+def test_compound_operator_that_hides_casts():
+    def forward(self, x):
+        return torch.gru_cell(x, self.lin(x), *([self.lin.weight.repeat(3, 1)] * 2)).mean()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "gru_cell" in _refused(_linear(forward), X, reason="autocast")
 
 
 def test_autograd_function():

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gradd import schema
-from gradd.export import fx, graph, naming, outputs, refuse, trace, translate
+from gradd.export import autocast, fx, graph, naming, outputs, refuse, trace, translate
 from gradd.export.spec import Capture
 
 _lock = threading.RLock()
@@ -46,18 +46,22 @@ def capture(
     with _lock:
         refuse.check_module(module)
         schema.schema_key(module, args, kwargs)  # raises for arguments of other types
-        clock = _Clock()
-        forward = forward or module.forward
-        traced = trace.trace(module, args, kwargs, forward)
-        clock.lap("trace")
-        fx.prepare(traced.program)
-        with trace.silence():
-            model, program = translate.to_onnx(traced.program)
-            clock.lap("translate")
-            cleaned = graph.clean(model, program)
-        clock.lap("optimize")
-        call = naming.Call(module, args, kwargs, forward)
-        return _assemble(call, traced, program, cleaned, clock)
+        cast = autocast.ambient()
+        with autocast.left():
+            return _capture(naming.Call(module, args, kwargs, forward or module.forward), cast)
+
+
+def _capture(call: naming.Call, cast: torch.dtype | None) -> Capture:
+    clock = _Clock()
+    traced = trace.trace(call.module, call.args, call.kwargs, call.forward, cast)
+    clock.lap("trace")
+    fx.prepare(traced.program)
+    with trace.silence():
+        model, program = translate.to_onnx(traced.program)
+        clock.lap("translate")
+        cleaned = graph.clean(model, program)
+    clock.lap("optimize")
+    return _assemble(call, traced, program, cleaned, clock)
 
 
 class _Clock:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.fx
 
+from gradd.export import types
+
 _library = torch.library.Library("gradd", "FRAGMENT")
 _library.define("stop_gradient(Tensor x) -> Tensor")
 _library.impl("stop_gradient", lambda x: x.detach().clone(), "CompositeExplicitAutograd")
@@ -39,6 +41,7 @@ def prepare(program: Any) -> None:
         if isinstance(module, torch.fx.GraphModule):
             _drop_assertions(module.graph)
             _copy_attention(module.graph)
+            types.make_explicit(module.graph, program.graph_signature)
             _stop_detached(module.graph, program.graph_signature)
             _stop_regions(module.graph, program.graph_signature)
             module.graph.eliminate_dead_code(is_impure_node=_is_impure)

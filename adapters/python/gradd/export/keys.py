@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from gradd import schema
-from gradd.export import refuse
+from gradd.export import autocast
 
 _PLAIN = (bool, int, float, str, type(None))
 _HOOKS = (
@@ -193,7 +193,7 @@ def capture_key(module: torch.nn.Module, args: tuple, kwargs: dict) -> Hashable:
         CaptureError: "unsupported_input_type", as schema_key().
     """
     call = schema.schema_key(module, args, kwargs)
-    return (call, module_key(module), refuse.autocast_state())
+    return (call, module_key(module), autocast.state())
 
 
 def same_but_filled_in(before: Hashable, after: Hashable) -> bool:

@@ -1,9 +1,9 @@
 """What a graph cannot hold: checks before a trace, and watching during one.
 
-A hook, an ambient autocast context or a torch.autograd.Function would be lost or baked in
-without any visible difference in the loss, so they are refused by name. quiet_trace() is the
-context in which every trace runs: it catches autograd Functions of this thread and leaves the
-random state and the attributes of every submodule as it found them.
+A hook or a torch.autograd.Function would be lost or baked in without any visible difference in
+the loss, so they are refused by name (autocast.py refuses what it cannot capture).
+quiet_trace() is the context in which every trace runs: it catches autograd Functions of this
+thread and leaves the random state and the attributes of every submodule as it found them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _patch_lock = threading.RLock()
 
 
 def check_module(module: torch.nn.Module) -> None:
-    """Refuses hooks, foreign parameter types and ambient autocast.
+    """Refuses hooks and foreign parameter types.
 
     Raises:
-        CaptureError: "forward_hooks", "backward_hooks", "autocast" or "unsupported_parameter".
+        CaptureError: "forward_hooks", "backward_hooks" or "unsupported_parameter".
     """
     for name, sub in module.named_modules():
         where = f"{name or 'the root'} ({type(sub).__name__})"
@@ -38,7 +38,6 @@ def check_module(module: torch.nn.Module) -> None:
                 if not _is_harmless(hook):
                     raise CaptureError(reason, _hook_text(where, hook))
     _check_global_hooks()
-    check_autocast()
     for name, param in module.named_parameters():
         if param.is_complex() or param.layout is not torch.strided or param.is_nested:
             raise CaptureError(
@@ -65,26 +64,6 @@ def _check_global_hooks() -> None:
     for attr in ("_global_backward_hooks", "_global_backward_pre_hooks"):
         if getattr(hooks, attr):
             raise CaptureError("backward_hooks", f"torch.nn.modules.module.{attr} is not empty")
-
-
-def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
-    """The device types with autocast enabled around the caller, and their element types."""
-    state = []
-    for device in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(device):
-            state.append((device, torch.get_autocast_dtype(device)))
-    return tuple(state)
-
-
-def check_autocast() -> None:
-    """Refuses a capture inside torch.autocast, which would silently give another graph."""
-    if state := autocast_state():
-        device, dtype = state[0]
-        raise CaptureError(
-            "autocast",
-            f"torch.autocast({device!r}, {dtype}) is active around the call; leave it, or enter "
-            "autocast inside the module's forward()",
-        )
 
 
 @contextlib.contextmanager

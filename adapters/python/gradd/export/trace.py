@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from gradd import schema
-from gradd.export import dims, refuse, results
+from gradd.export import autocast, dims, refuse, results
 from gradd.export.spec import CaptureError, DimRules
 
 _FRAME = re.compile(r'\s*File "([^"]+)", line (\d+)')
@@ -53,8 +53,14 @@ class Trace:
         self.leaf_numbers: list[int] = []
 
 
-def trace(module: torch.nn.Module, args: tuple, kwargs: dict, forward: Callable) -> Trace:
-    """Traces forward(*args, **kwargs) of a module in its current mode.
+def trace(
+    module: torch.nn.Module,
+    args: tuple,
+    kwargs: dict,
+    forward: Callable,
+    cast: torch.dtype | None,
+) -> Trace:
+    """Traces forward(*args, **kwargs) of a module in its current mode, under autocast to `cast`.
 
     Raises:
         CaptureError: The reason names what the module does that a graph cannot hold.
@@ -69,7 +75,8 @@ def trace(module: torch.nn.Module, args: tuple, kwargs: dict, forward: Callable)
         for number, value in zip(numbers, values, strict=True):
             filled[number] = value
         new_args, new_kwargs = schema.unflatten_inputs(args, kwargs, filled)
-        return result.flatten(forward(*new_args, **new_kwargs))
+        with autocast.entered(cast):
+            return result.flatten(forward(*new_args, **new_kwargs))
 
     error: CaptureError | None = None
     sizes = [tuple(t.shape) for t in tensors]
@@ -159,7 +166,7 @@ class _RetryError(Exception):
 def _export(module: torch.nn.Module, call: Callable, sample: tuple, spec: tuple) -> Any:
     shell = _Shell(module, call)
     shapes = (spec,) if sample else None
-    with refuse.quiet_trace(module), silence():
+    with refuse.quiet_trace(module), silence(), autocast.lowered():
         try:
             # The exporter prints the partial graph of a failure; the CaptureError says enough.
             with contextlib.redirect_stderr(io.StringIO()) as text:

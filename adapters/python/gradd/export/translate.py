@@ -76,6 +76,7 @@ def _direct(program: Any, registry: Any) -> tuple[Any, Any]:
 
     if _needs_promotion(program.graph_module):
         _fx_passes.insert_type_promotion_nodes(program.graph_module)
+        _name_outputs(program)
     _check_signature(program.graph_signature)
     return _core._exported_program_to_onnx_program(program, registry=registry).model, program
 
@@ -84,8 +85,17 @@ def _decomposed(program: Any, registry: Any) -> tuple[Any, Any]:
     from torch.onnx._internal.exporter import _core
 
     program = _core._prepare_exported_program_for_export(program, registry=registry)
+    _name_outputs(program)
     _check_signature(program.graph_signature)
     return _core._exported_program_to_onnx_program(program, registry=registry).model, program
+
+
+def _name_outputs(program: Any) -> None:
+    """Follows the results that type promotion has put a cast behind, which it does not say."""
+    (results,) = program.graph_module.graph.output_node().args
+    for spec, node in zip(program.graph_signature.output_specs, results, strict=True):
+        if isinstance(node, torch.fx.Node) and hasattr(spec.arg, "name"):
+            spec.arg.name = node.name
 
 
 def _is_direct(program: Any, registry: Any) -> bool:

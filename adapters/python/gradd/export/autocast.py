@@ -1,0 +1,233 @@
+"""Autocast in captures: what is active around a call, and its casts as nodes of the graph.
+
+A trace records operators before autocast has looked at their operands, between markers for
+entering and leaving it. lowered() makes the casts explicit while those markers are still in the
+graph: torch's own pass, which turns them into regions, loses no_grad() regions inside of them.
+Which operands an operator casts is asked of torch's autocast kernels, operator by operator, so
+there is no list of them here. A compound operator that hides such operators would lose their
+casts: the known ones are traced as what they are made of, any other is refused. Equal casts are
+merged later, when the graph has no writes. Depends on internals of the pinned torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx.experimental import proxy_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gradd.export.spec import CaptureError
+
+_aten = torch.ops.aten
+_DEVICE = "cpu"
+_COMPOUND = (
+    *(_aten.einsum.default, _aten.tensordot.default, _aten.inner.default, _aten.bilinear.default),
+    *(_aten.linalg_matmul.default, _aten.linalg_multi_dot.default, _aten.chain_matmul.default),
+    *(_aten.nll_loss_nd.default, _aten.concat.default, _aten.concatenate.default),
+    *(_aten.hstack.default, _aten.vstack.default, _aten.dstack.default),
+    *(_aten.column_stack.default, _aten.row_stack.default),
+)
+
+
+def state() -> tuple[tuple[str, torch.dtype], ...]:
+    """The device types with autocast enabled around the caller, and their element types."""
+    return tuple(
+        (device, torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+        if torch.is_autocast_enabled(device)
+    )
+
+
+def ambient() -> torch.dtype | None:
+    """The element type of the autocast around the caller; None if there is none.
+
+    Raises:
+        CaptureError: "autocast" for another device or element type than the daemon computes in.
+    """
+    found = None
+    for device, dtype in state():
+        _check(device, dtype, "around the call")
+        found = dtype
+    return found
+
+
+def _check(device: str, dtype: torch.dtype, where: str) -> None:
+    if device != _DEVICE or dtype is not torch.bfloat16:
+        raise CaptureError(
+            "autocast",
+            f"torch.autocast({device!r}, {dtype}) is active {where}; the daemon computes in "
+            "torch.bfloat16 on the CPU",
+        )
+
+
+@contextlib.contextmanager
+def entered(dtype: torch.dtype | None) -> Iterator[None]:
+    """Context of the traced call: autocast as it is around the real one."""
+    with contextlib.ExitStack() as stack:
+        mode = proxy_tensor.get_proxy_mode()
+        if mode is not None:
+            stack.enter_context(proxy_tensor.decompose(_Compound(mode.decomposition_table)))
+        if dtype is not None:
+            stack.enter_context(torch.autocast(_DEVICE, dtype, cache_enabled=False))
+        yield
+
+
+class _Compound(dict):
+    """A tracer's table of operators to take apart, with _COMPOUND wherever autocast is on."""
+
+    def __init__(self, table: Any) -> None:
+        super().__init__(table)
+        self.update((op, op.decompose) for op in _COMPOUND if op not in table)
+
+    def __contains__(self, op: object) -> bool:
+        return super().__contains__(op) and (op not in _COMPOUND or bool(state()))
+
+
+def left() -> Any:
+    """Context of a capture: no phase but the traced call may see the ambient autocast."""
+    return torch.autocast(_DEVICE, enabled=False)
+
+
+@contextlib.contextmanager
+def lowered() -> Iterator[None]:
+    """Inside, torch.export makes the casts of autocast explicit in what it exports."""
+    from torch._export.passes import replace_set_grad_with_hop_pass as passes
+
+    original = passes.replace_set_grad_with_hop_pass
+
+    def first_lower(module: torch.fx.GraphModule, signature: Any) -> Any:
+        lower(module)
+        return original(module, signature)
+
+    passes.replace_set_grad_with_hop_pass = first_lower
+    try:
+        yield
+    finally:
+        passes.replace_set_grad_with_hop_pass = original
+
+
+def lower(module: torch.fx.GraphModule) -> None:
+    """Replaces the markers of autocast by the casts that it makes between them, in place.
+
+    Raises:
+        CaptureError: "autocast" if the module enters autocast with another element type.
+    """
+    enter, leave = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
+    active: list[tuple[torch.fx.Node, torch.dtype | None]] = []
+    markers = []
+    for node in list(module.graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target is enter:
+            markers.append(node)
+            active.append((node, _entered_type(node, active)))
+        elif node.target is leave:
+            markers.append(node)
+            active = [(n, d) for n, d in active if n is not node.args[0]]
+        elif active and active[-1][1] is not None:
+            _make_explicit(module.graph, node, active[-1][1])
+    for node in reversed(markers):
+        module.graph.erase_node(node)
+    if markers:
+        module.recompile()
+
+
+def _entered_type(node: torch.fx.Node, active: list) -> torch.dtype | None:
+    """The element type from a marker on; None where autocast is off."""
+    device, dtype, enabled, *_ = node.args
+    if device != _DEVICE:  # says nothing about tensors on the CPU
+        return active[-1][1] if active else None
+    if not enabled:
+        return None
+    dtype = dtype or torch.get_autocast_dtype(_DEVICE)
+    _check(device, dtype, "inside forward()")
+    return dtype
+
+
+def _make_explicit(graph: torch.fx.Graph, node: torch.fx.Node, dtype: torch.dtype) -> None:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return
+    if _has_kernel(node.target, "AutocastCPU"):
+        _cast_operands(graph, node, dtype)
+    elif _has_kernel(node.target, "CompositeImplicitAutograd") and _hides_casts(node, dtype):
+        raise CaptureError(
+            "autocast",
+            f"{node.target.name()} changes its operands' types under autocast in a way that is "
+            "not captured; call it inside torch.autocast('cpu', enabled=False)",
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_kernel(target: torch._ops.OpOverload, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key)
+
+
+class _Enough(Exception):
+    """The operator itself has been reached: all its casts are known."""
+
+
+class _Probe(TorchDispatchMode):
+    """Notes the casts in front of an operator and keeps it from running; or all casts in it."""
+
+    def __init__(self, run: bool) -> None:
+        super().__init__()
+        self.run = run
+        self.types: dict[int, torch.dtype] = {}  # id of a cast tensor -> what it becomes
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _aten._to_copy.default:
+            self.count += 1
+            self.types[id(args[0])] = kwargs.get("dtype") or args[0].dtype
+        elif not self.run and func.namespace != "prim":  # those only read sizes and devices
+            raise _Enough
+        return func(*args, **kwargs)
+
+
+def _probe(node: torch.fx.Node, dtype: torch.dtype | None, run: bool) -> _Probe:
+    """Calls a node's operator with the values of its trace, under autocast or without."""
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    probe = _Probe(run)
+    with (
+        torch.no_grad(),
+        torch.autocast(_DEVICE, dtype, enabled=dtype is not None, cache_enabled=False),
+        contextlib.suppress(_Enough),
+        probe,
+    ):
+        node.target(*args, **kwargs)  # type: ignore[operator]
+    return probe
+
+
+def _hides_casts(node: torch.fx.Node, dtype: torch.dtype) -> bool:
+    """True if something inside a compound operator casts under autocast."""
+    values = [n.meta.get("val") for n in node.all_input_nodes]
+    if not any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in values):
+        return False
+    return _probe(node, dtype, True).count != _probe(node, None, True).count
+
+
+def _cast_operands(graph: torch.fx.Graph, node: torch.fx.Node, dtype: torch.dtype) -> None:
+    """Inserts in front of an operator the casts that autocast makes of its operands."""
+    types = _probe(node, dtype, False).types
+    for source in node.all_input_nodes:
+        wanted = types.get(id(source.meta.get("val")))
+        if wanted is not None and wanted is not source.meta["val"].dtype:
+            node.replace_input_with(source, _cast(graph, source, wanted, node))
+
+
+def _cast(
+    graph: torch.fx.Graph, source: torch.fx.Node, dtype: torch.dtype, user: torch.fx.Node
+) -> torch.fx.Node:
+    with graph.inserting_before(user):
+        node = graph.call_function(_aten.to.dtype, (source, dtype))
+    node.meta = {k: v for k, v in user.meta.items() if k in ("nn_module_stack", "stack_trace")}
+    with torch.no_grad():
+        node.meta["val"] = source.meta["val"].to(dtype)
+    return node
