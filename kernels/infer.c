@@ -39,6 +39,8 @@ gradd_status_t gradd_known_i64s(const gradd_infer_t *c, int input, int64_t *out,
         return GRADD_FAIL(UNSUPPORTED, "input %d depends on data that is not known before the run",
                           input);
     int64_t n = gradd_type_count(&in->type);
+    if (in->type.rank > 1)
+        return GRADD_FAIL(GRAPH, "input %d has rank %d, expected a list", input, in->type.rank);
     if (n > max)
         return GRADD_FAIL(LIMIT, "input %d has %lld entries, at most %d", input, (long long)n, max);
     for (int64_t i = 0; i < n; i++) {

@@ -4,6 +4,7 @@
  * missing required attribute is GRAPH. Nodes without a row keep what gradd_attr_t can hold.
  * Subgraphs are refused in either case: they read values that this import does not follow.
  */
+#include <math.h>
 #include <string.h>
 
 #include "server/graph/import.h"
@@ -62,6 +63,12 @@ static gradd_status_t check_kind(const Onnx__AttributeProto *a) {
                               kinds[k].name);
     if (a->type == KIND(TENSOR) && !a->t) return GRADD_FAIL(GRAPH, "holds no tensor");
     return GRADD_OK;
+}
+
+/* No operator means anything by NaN, but for Constant, whose numbers are data. */
+static gradd_status_t check_number(const Onnx__AttributeProto *a) {
+    if (!isnan(a->f) || !strcmp(a->name, "value_float")) return GRADD_OK;
+    return GRADD_FAIL(GRAPH, "is NaN, expected a number");
 }
 
 static gradd_status_t check_spec(const Onnx__AttributeProto *a, const gradd_op_t *op) {
@@ -135,6 +142,7 @@ static gradd_status_t import_attr(import_t *m, const Onnx__NodeProto *node, size
     for (size_t k = 0; k < position; k++)
         if (!strcmp(node->attribute[k]->name, a->name)) return GRADD_FAIL(GRAPH, "is given twice");
     GRADD_TRY(check_kind(a));
+    if (a->type == KIND(FLOAT)) GRADD_TRY(check_number(a));
     if (op) GRADD_TRY(check_spec(a, op));
     gradd_attr_t attr = {.kind = kinds[a->type].as};
     if (attr.kind == GRADD_ATTR_END) return GRADD_OK;

@@ -15,7 +15,8 @@
 /* Limits on what a model may claim; they bound memory and time before anything is allocated. */
 typedef struct model_limits_s {
     size_t max_bytes;      /* of the serialized model; default 2 GiB */
-    size_t max_heap_bytes; /* estimated heap after unpacking; default 1 GiB */
+    size_t max_heap_bytes; /* estimated heap after unpacking; default 1 GiB, and never more than
+                            * 256 MiB and 16 times the bytes of the model */
     int max_depth;         /* nesting of messages; default 64 */
     int max_nodes;         /* default 200000 */
     int max_values;        /* default 1000000 */

@@ -23,6 +23,11 @@ enum { FIELD_COST = 96, BLOCK_COST = 32, UNKNOWN_COST = 64 };
 
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
 
+/* Models of the real world decode to 25 to 40 times their size as long as they are small. A large
+ * one that does is made of empty messages, and decoding them would hold the engine. */
+#define HEAP_BASE     ((size_t)256 << 20)
+#define HEAP_PER_BYTE ((size_t)16)
+
 typedef struct level_s {
     const ProtobufCMessageDescriptor *message;
     const ProtobufCFieldDescriptor *field; /* last known field seen */
@@ -247,7 +252,8 @@ gradd_status_t model_prescan(const void *bytes, size_t n, const model_limits_t *
     if (n > limits->max_bytes || n > INT32_MAX)
         return GRADD_FAIL(LIMIT, "the model has %zu bytes, the limit is %zu", n,
                           limits->max_bytes < INT32_MAX ? limits->max_bytes : INT32_MAX);
-    prescan_t s = {.at = bytes, .max_heap = limits->max_heap_bytes, .max_depth = LEVELS_MAX};
+    prescan_t s = {.at = bytes, .max_heap = HEAP_BASE + HEAP_PER_BYTE * n, .max_depth = LEVELS_MAX};
+    if (limits->max_heap_bytes < s.max_heap) s.max_heap = limits->max_heap_bytes;
     if (limits->max_depth < LEVELS_MAX) s.max_depth = limits->max_depth;
     s.levels[0] = (level_t){.message = &onnx__model_proto__descriptor, .end = s.at + n};
     GRADD_TRY(add_heap(&s, sizeof(Onnx__ModelProto)));
