@@ -126,12 +126,12 @@ static void format_source(const msgpack_object_str *source, char *out, size_t by
     snprintf(text, sizeof text, "%.*s", source->size < 500 ? (int)source->size : 500, source->ptr);
     char *at = strstr(text, " @ ");
     if (!at) {
-        snprintf(out, bytes, "%s", text);
+        snprintf(out, bytes, "%.150s", text);
         return;
     }
     const char *line = at + strlen(" @ "), *slash = strrchr(line, '/');
     *at = 0;
-    snprintf(out, bytes, "%s, %s", text, slash ? slash + 1 : line);
+    snprintf(out, bytes, "%.150s, %.90s", text, slash ? slash + 1 : line);
 }
 
 /* The Python source of a node whose name the error sentence quotes ('name'), if the client has
