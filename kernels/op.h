@@ -194,7 +194,7 @@ struct gradd_op_s {
     uint32_t flags;
     uint32_t inplace;  /* bit k: out[0] may overwrite in[k] if their types are equal */
     uint32_t no_diff;  /* bit k: input k carries no gradient although it is a float */
-    uint32_t types[4]; /* accepted dtypes (GRADD_DTB bits) of input 0..3, the last non-zero entry
+    uint32_t types[8]; /* accepted dtypes (GRADD_DTB bits) of input 0..7, the last non-zero entry
                           repeats; all zero = anything */
     const gradd_attr_spec_t *attrs; /* ended by {0}; NULL = none */
     gradd_status_t (*infer)(gradd_infer_t *c);

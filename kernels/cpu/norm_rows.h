@@ -1,14 +1,15 @@
-/* Loops over one row for LayerNormalization and RMSNormalization, written once for f32 and f64.
+/* Loops over one row for LayerNormalization and RMSNormalization, written once for f32, f64 and
+ * bf16.
  *
- * Included twice by kernels/ops/norm.c with REAL (the C type) and NAME(x) (appends a suffix); there
- * is no guard on purpose. RMS passes centred = false as a constant, and the compiler drops what it
- * does not need. y may be x, and dx may be dy or x: a row is read before it is written, and then
- * element by element.
+ * Included by kernels/ops/norm.c with REAL, NAME(x) and, for bf16, CELL, LOAD and STORE (see
+ * lanes.h); statistics and sums over rows are REAL. There is no guard on purpose. RMS passes
+ * centred = false as a constant, and the compiler drops what it does not need. y may be x, and dx
+ * may be dy or x: a row is read before it is written, and then element by element.
  */
 #include "kernels/cpu/lanes.h"
 
 /* y = (x - mean) * inv * scale + bias; returns mean and inv through the pointers. */
-static inline void NAME(norm_row)(REAL *y, const REAL *x, const REAL *scale, const REAL *bias,
+static inline void NAME(norm_row)(CELL *y, const CELL *x, const CELL *scale, const CELL *bias,
                                   int64_t n, bool centred, double epsilon, REAL *out_mean,
                                   REAL *out_inv) {
     REAL mean = centred ? NAME(row_sum)(x, n) / (REAL)n : (REAL)0;
@@ -17,11 +18,11 @@ static inline void NAME(norm_row)(REAL *y, const REAL *x, const REAL *scale, con
     if (bias) {
 #pragma omp simd
         for (int64_t i = 0; i < n; i++)
-            y[i] = (x[i] - mean) * inv * scale[i] + bias[i];
+            y[i] = STORE((LOAD(x[i]) - mean) * inv * LOAD(scale[i]) + LOAD(bias[i]));
     } else {
 #pragma omp simd
         for (int64_t i = 0; i < n; i++)
-            y[i] = (x[i] - mean) * inv * scale[i];
+            y[i] = STORE((LOAD(x[i]) - mean) * inv * LOAD(scale[i]));
     }
     *out_mean = mean;
     *out_inv = inv;
@@ -30,19 +31,19 @@ static inline void NAME(norm_row)(REAL *y, const REAL *x, const REAL *scale, con
 /* With h = (x - mean) * inv and w = dy * scale:
  * dx = (w - mean(w) - h * mean(w * h)) * inv (without mean(w) for RMS); dscale += dy * h;
  * dbias += dy. The sums go through the same 32 lanes. */
-static inline void NAME(norm_row_grad)(REAL *dx, const REAL *dy, const REAL *x, const REAL *scale,
+static inline void NAME(norm_row_grad)(CELL *dx, const CELL *dy, const CELL *x, const CELL *scale,
                                        REAL mean, REAL inv, int64_t n, bool centred,
                                        REAL *restrict dscale, REAL *restrict dbias) {
     REAL lane_w[32] = {0}, lane_h[32] = {0};
     int64_t i = 0;
     for (; i + 32 <= n; i += 32)
         for (int k = 0; k < 32; k++) {
-            REAL h = (x[i + k] - mean) * inv, w = dy[i + k] * scale[i + k];
+            REAL h = (LOAD(x[i + k]) - mean) * inv, w = LOAD(dy[i + k]) * LOAD(scale[i + k]);
             lane_w[k] += w;
             lane_h[k] += w * h;
         }
     for (int k = 0; i < n; i++, k++) {
-        REAL h = (x[i] - mean) * inv, w = dy[i] * scale[i];
+        REAL h = (LOAD(x[i]) - mean) * inv, w = LOAD(dy[i]) * LOAD(scale[i]);
         lane_w[k] += w;
         lane_h[k] += w * h;
     }
@@ -50,20 +51,22 @@ static inline void NAME(norm_row_grad)(REAL *dx, const REAL *dy, const REAL *x, 
     REAL mean_h = NAME(add_lanes)(lane_h) / (REAL)n;
     if (dscale)
         for (i = 0; i < n; i++)
-            dscale[i] += dy[i] * ((x[i] - mean) * inv);
+            dscale[i] += LOAD(dy[i]) * ((LOAD(x[i]) - mean) * inv);
     if (dbias)
         for (i = 0; i < n; i++)
-            dbias[i] += dy[i];
+            dbias[i] += LOAD(dy[i]);
     if (!dx) return;
 #pragma omp simd
     for (i = 0; i < n; i++)
-        dx[i] = (dy[i] * scale[i] - mean_w - (x[i] - mean) * inv * mean_h) * inv;
+        dx[i] = STORE((LOAD(dy[i]) * LOAD(scale[i]) - mean_w - (LOAD(x[i]) - mean) * inv * mean_h) *
+                      inv);
 }
 
 /* Rows [first, end) of a forward pass. */
 static void NAME(norm_rows)(const norm_t *p, int64_t first, int64_t end) {
-    const REAL *x = p->x;
-    REAL *y = p->y, *means = p->mean, *invs = p->inv;
+    const CELL *x = p->x;
+    CELL *y = p->y;
+    REAL *means = p->mean, *invs = p->inv;
     for (int64_t row = first; row < end; row++) {
         REAL mean, inv;
         if (p->centred)
@@ -80,8 +83,10 @@ static void NAME(norm_rows)(const norm_t *p, int64_t first, int64_t end) {
 /* Rows of chunk c of a backward pass; its sums go to part c of dscale and dbias. */
 static void NAME(norm_rows_grad)(const norm_t *p, int64_t c) {
     int64_t first = p->rows * c / p->chunks, end = p->rows * (c + 1) / p->chunks;
-    const REAL *x = p->x, *dy = p->dy, *means = p->mean, *invs = p->inv;
-    REAL *dx = p->y, *dscale = p->parts_scale, *dbias = p->parts_bias;
+    const CELL *x = p->x, *dy = p->dy;
+    const REAL *means = p->mean, *invs = p->inv;
+    CELL *dx = p->y;
+    REAL *dscale = p->parts_scale, *dbias = p->parts_bias;
     if (dscale) memset(dscale += c * p->n, 0, sizeof(REAL) * (size_t)p->n);
     if (dbias) memset(dbias += c * p->n, 0, sizeof(REAL) * (size_t)p->n);
     for (int64_t row = first; row < end; row++) {
@@ -95,10 +100,13 @@ static void NAME(norm_rows_grad)(const norm_t *p, int64_t c) {
     }
 }
 
-/* Adds the parts of all chunks, in order. */
-static void NAME(add_parts)(REAL *out, const REAL *parts, int64_t chunks, int64_t n) {
-    memset(out, 0, sizeof(REAL) * (size_t)n);
-    for (int64_t c = 0; c < chunks; c++)
+/* Adds the parts of all chunks, in order, into the first. */
+static void NAME(add_parts)(void *out, void *parts_, int64_t chunks, int64_t n) {
+    REAL *restrict parts = parts_;
+    CELL *to = out;
+    for (int64_t c = 1; c < chunks; c++)
         for (int64_t i = 0; i < n; i++)
-            out[i] += parts[c * n + i];
+            parts[i] += parts[c * n + i];
+    for (int64_t i = 0; i < n; i++)
+        to[i] = STORE(parts[i]);
 }

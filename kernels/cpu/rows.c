@@ -7,8 +7,10 @@
 
 #include <omp.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cpu/bf16.h"
 #include "kernels/dispatch.h"
 
 #define WIDE_ROW 64 /* elements per thread from which columns are cut */
@@ -69,6 +71,64 @@ ADD_BOX(double)
 ADD_BOX(int32_t)
 ADD_BOX(int64_t)
 
+/* bf16: what goes to one row is brought together, in its order, so that the sum can stay f32. */
+typedef struct pair_s {
+    int64_t row, i;
+} pair_t;
+
+static int by_row(const void *a, const void *b) {
+    const pair_t *x = a, *y = b;
+    if (x->row != y->row) return x->row < y->row ? -1 : 1;
+    return x->i < y->i ? -1 : x->i > y->i;
+}
+
+GRADD_MULTIARCH static void add_wide(float *sum, const gradd_bf16_t *from, int64_t n) {
+#pragma omp simd
+    for (int64_t k = 0; k < n; k++)
+        sum[k] += gradd_bf16_f32(from[k]);
+}
+
+/* Pairs [0, n) of one row, columns [col0, col1). */
+static void add_row_bf16(const gradd_rows_t *rows, const pair_t *pairs, int64_t n, const box_t *box,
+                         gradd_bf16_t *to, const gradd_bf16_t *from) {
+    enum { PIECE = 512 };
+    float sum[PIECE];
+    gradd_bf16_t *t = to + pairs->row * rows->size;
+    for (int64_t at = box->col0; at < box->col1; at += PIECE) {
+        const int64_t m = box->col1 - at < PIECE ? box->col1 - at : PIECE;
+        gradd_bf16_widen(sum, t + at, m);
+        for (int64_t p = 0; p < n; p++)
+            add_wide(sum, from + pairs[p].i * rows->size + at, m);
+        gradd_bf16_narrow(t + at, sum, m);
+    }
+}
+
+static void add_box_bf16(const gradd_rows_t *rows, const pair_t *pairs, const box_t *box,
+                         gradd_bf16_t *to, const gradd_bf16_t *from) {
+    for (int64_t i = 0, n; i < rows->n; i += n) {
+        for (n = 1; i + n < rows->n && pairs[i + n].row == pairs[i].row;)
+            n++;
+        if (pairs[i].row < box->row0 || pairs[i].row >= box->row1) continue;
+        add_row_bf16(rows, pairs + i, n, box, to, from);
+    }
+}
+
+static gradd_status_t add_bf16(const gradd_rows_t *rows, gradd_bf16_t *to,
+                               const gradd_bf16_t *from) {
+    pair_t *pairs = malloc(sizeof pairs[0] * ((size_t)rows->n + 1));
+    if (!pairs) return GRADD_FAIL(NOMEM, "no memory to add %lld rows", (long long)rows->n);
+    for (int64_t i = 0; i < rows->n; i++)
+        pairs[i] = (pair_t){rows->row[i], i};
+    qsort(pairs, (size_t)rows->n, sizeof pairs[0], by_row);
+#pragma omp parallel if (is_large(rows))
+    {
+        box_t box = my_box(rows);
+        add_box_bf16(rows, pairs, &box, to, from);
+    }
+    free(pairs);
+    return GRADD_OK;
+}
+
 /* ---- reading --------------------------------------------------------------------------------- */
 
 gradd_status_t gradd_rows_get(const gradd_rows_t *rows, size_t bytes, void *to, const void *from) {
@@ -113,6 +173,7 @@ gradd_status_t gradd_rows_put(const gradd_rows_t *rows, size_t bytes, void *to, 
 
 gradd_status_t gradd_rows_add(const gradd_rows_t *rows, gradd_dtype_t dtype, void *to,
                               const void *from) {
+    if (dtype == GRADD_DT_BF16) return add_bf16(rows, to, from);
     if (dtype != GRADD_DT_F32 && dtype != GRADD_DT_F64 && dtype != GRADD_DT_I32 &&
         dtype != GRADD_DT_I64)
         return GRADD_FAIL(UNSUPPORTED, "rows of %s cannot be added", gradd_dtype_name(dtype));

@@ -189,7 +189,7 @@ static gradd_status_t grad_gather_grad(gradd_grad_t *g) {
     .grad = grad_gather, .run = run_gather, .work = work_gather, .cost = gradd_cost_pick
 #define GATHER_GRAD_ROW(op_name, other)                                                            \
     .name = op_name, .domain = "com.gradd", .since = 1, .min_in = 2, .max_in = 2, .min_out = 1,    \
-    .max_out = 1, .flags = GRADD_OP_INTERNAL, .types = {GRADD_T_FLOAT, GRADD_T_INDEX},             \
+    .max_out = 1, .flags = GRADD_OP_INTERNAL, .types = {GRADD_T_FLOAT_BF16, GRADD_T_INDEX},        \
     .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true}, {other, GRADD_ATTR_INT, false}),     \
     .infer = infer_gather_grad, .grad = grad_gather_grad, .run = run_gather_grad,                  \
     .work = work_gather_grad

@@ -171,11 +171,10 @@ static gradd_status_t infer_fused(gradd_infer_t *c) {
         return misfit(&c->in[0].type, &c->in[1].type);
     GRADD_TRY(infer_product(c, gradd_attr_int(c->attrs, "transA", 0),
                             gradd_attr_int(c->attrs, "transB", 0)));
-    int64_t to = gradd_attr_int(c->attrs, "to", c->out[0].dtype);
-    if (to != (int64_t)c->out[0].dtype && (to != GRADD_DT_F32 || c->out[0].dtype != GRADD_DT_BF16))
-        return GRADD_FAIL(GRAPH, "a product of %s has no result of type %lld",
-                          gradd_dtype_name(c->out[0].dtype), (long long)to);
-    c->out[0].dtype = (gradd_dtype_t)to;
+    int64_t to = gradd_attr_int(c->attrs, "to", GRADD_DT_NONE);
+    if (to != GRADD_DT_NONE && to != GRADD_DT_F32)
+        return GRADD_FAIL(GRAPH, "a product has no result of type %lld", (long long)to);
+    if (to && c->out[0].dtype == GRADD_DT_BF16) c->out[0].dtype = GRADD_DT_F32;
     return GRADD_OK;
 }
 

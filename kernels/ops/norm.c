@@ -5,11 +5,13 @@
  * one number per row each (RMSNormalization gets inv as a second output, which ONNX does not have).
  * LayerNormGrad(dy, x, scale, mean, inv) -> dx, dscale, dbias and RMSNormGrad(dy, x, scale, inv) ->
  * dx, dscale are internal. The sums over rows are kept per chunk of rows and added in order; the
- * chunks depend on the shape alone, so the bits do not depend on the number of threads.
+ * chunks depend on the shape alone, so the bits do not depend on the number of threads. With bf16
+ * operands everything is calculated in f32, and mean and inv stay f32.
  */
 #include <math.h>
 #include <string.h>
 
+#include "kernels/cpu/bf16.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/op.h"
@@ -37,6 +39,36 @@ typedef struct norm_s {
 #include "kernels/cpu/norm_rows.h"
 #undef REAL
 #undef NAME
+
+#undef CELL
+#undef LOAD
+#undef STORE
+#define REAL    float
+#define CELL    gradd_bf16_t
+#define LOAD    gradd_bf16_f32
+#define STORE   gradd_f32_bf16
+#define NAME(x) x##_bf16
+#include "kernels/cpu/norm_rows.h"
+#undef REAL
+#undef NAME
+
+typedef struct kernels_s {
+    void (*rows)(const norm_t *p, int64_t first, int64_t end);
+    void (*rows_grad)(const norm_t *p, int64_t chunk);
+    void (*add_parts)(void *out, void *parts, int64_t chunks, int64_t n);
+} kernels_t;
+
+static const kernels_t *kernels_of(gradd_dtype_t dtype) {
+    static const kernels_t f32 = {norm_rows_f32, norm_rows_grad_f32, add_parts_f32};
+    static const kernels_t f64 = {norm_rows_f64, norm_rows_grad_f64, add_parts_f64};
+    static const kernels_t bf16 = {norm_rows_bf16, norm_rows_grad_bf16, add_parts_bf16};
+    return dtype == GRADD_DT_F32 ? &f32 : dtype == GRADD_DT_F64 ? &f64 : &bf16;
+}
+
+/* Of statistics and sums. */
+static gradd_dtype_t wide_dtype(gradd_dtype_t dtype) {
+    return dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : dtype;
+}
 
 #define ROW_BLOCK  16
 #define MAX_CHUNKS 64
@@ -69,16 +101,13 @@ static void *output(const gradd_run_t *r, int j) {
 }
 
 static gradd_status_t run_forward(const gradd_run_t *r, norm_t *p) {
-    bool f32 = r->in[0].type.dtype == GRADD_DT_F32;
+    const kernels_t *kernels = kernels_of(r->in[0].type.dtype);
     int64_t blocks = (p->rows + ROW_BLOCK - 1) / ROW_BLOCK;
 #pragma omp parallel for schedule(static) if (p->rows * p->n >= GRADD_PARALLEL_MIN)
     for (int64_t block = 0; block < blocks; block++) {
         int64_t first = block * ROW_BLOCK, end = first + ROW_BLOCK;
         if (end > p->rows) end = p->rows;
-        if (f32)
-            norm_rows_f32(p, first, end);
-        else
-            norm_rows_f64(p, first, end);
+        kernels->rows(p, first, end);
     }
     return GRADD_OK;
 }
@@ -103,26 +132,18 @@ static gradd_status_t run_rms_norm(const gradd_run_t *r) {
 
 /* outputs: dx, dscale, dbias; any of them may be unwanted */
 static gradd_status_t run_backward(const gradd_run_t *r, norm_t *p) {
-    bool f32 = r->in[0].type.dtype == GRADD_DT_F32;
-    size_t part_bytes = (size_t)(p->chunks * p->n) * gradd_dtype_bytes(r->in[0].type.dtype);
+    const kernels_t *kernels = kernels_of(r->in[0].type.dtype);
+    size_t part_bytes =
+        (size_t)(p->chunks * p->n) * gradd_dtype_bytes(wide_dtype(r->in[0].type.dtype));
     void *dscale = output(r, 1), *dbias = output(r, 2);
     p->dy = r->in[0].data, p->x = r->in[1].data, p->scale = r->in[2].data, p->y = output(r, 0);
     p->parts_scale = dscale ? r->work : NULL;
     p->parts_bias = dbias ? (char *)r->work + part_bytes : NULL;
 #pragma omp parallel for schedule(static) if (p->rows * p->n >= GRADD_PARALLEL_MIN)
-    for (int64_t c = 0; c < p->chunks; c++) {
-        if (f32)
-            norm_rows_grad_f32(p, c);
-        else
-            norm_rows_grad_f64(p, c);
-    }
-    for (int j = 0; j < 2; j++) {
-        void *out = j ? dbias : dscale, *parts = j ? p->parts_bias : p->parts_scale;
-        if (out && f32)
-            add_parts_f32(out, parts, p->chunks, p->n);
-        else if (out)
-            add_parts_f64(out, parts, p->chunks, p->n);
-    }
+    for (int64_t c = 0; c < p->chunks; c++)
+        kernels->rows_grad(p, c);
+    if (dscale) kernels->add_parts(dscale, p->parts_scale, p->chunks, p->n);
+    if (dbias) kernels->add_parts(dbias, p->parts_bias, p->chunks, p->n);
     return GRADD_OK;
 }
 
@@ -186,6 +207,7 @@ static gradd_status_t check_row_vector(const gradd_infer_t *c, int input, const 
 
 static gradd_type_t stats_type(const gradd_type_t *x, int axis) {
     gradd_type_t out = *x;
+    out.dtype = wide_dtype(x->dtype);
     for (int i = axis; i < x->rank; i++)
         out.dims[i] = 1;
     return out;
@@ -224,7 +246,8 @@ static gradd_status_t infer_backward(gradd_infer_t *c) {
 static size_t work_backward(const gradd_infer_t *c) {
     const gradd_type_t *x = &c->in[1].type, *scale = &c->in[2].type;
     int64_t chunks = count_chunks(count_rows(x, x->rank - scale->rank));
-    return 2 * (size_t)chunks * (size_t)gradd_type_bytes(scale);
+    size_t entry = gradd_dtype_bytes(wide_dtype(scale->dtype));
+    return 2 * (size_t)chunks * (size_t)gradd_type_count(scale) * entry;
 }
 
 /* ---- gradient rules -------------------------------------------------------------------------- */
@@ -266,26 +289,31 @@ static gradd_status_t grad_rms_norm(gradd_grad_t *g) {
 
 GRADD_OPS(
     norm,
-    {.name = "LayerNormalization",
-     .domain = "",
-     .since = 17,
-     .min_in = 2,
-     .max_in = 3,
-     .min_out = 1,
-     .max_out = 3,
-     .inplace = 1,
-     .types = {GRADD_T_FLOAT},
-     .attrs = NORM_ATTRS,
-     .infer = infer_forward,
-     .grad = grad_layer_norm,
-     .run = run_layer_norm,
-     .ref = ref_forward,
-     .cases = GRADD_CASES(
-         {.text = "f32[3,7] f32[7] f32[7]"}, {.text = "f32[2,3,45] f32[45]"},
-         {.text = "f32[2,3,5] f32[3,5] f32[3,5] | axis=1 epsilon=0.01"},
-         {.text = "f32[2,3,5] f32[2,3,5] - | axis=-3"},
-         {.text = "f32[37,70] f32[70] f32[70] | axis=-1 epsilon=1e-12 stash_type=1"},
-         {.text = "f32[0,4] f32[4] f32[4]"}, {.text = "f32[2,401,130] f32[130] f32[130]"})},
+    {
+        .name = "LayerNormalization",
+        .domain = "",
+        .since = 17,
+        .min_in = 2,
+        .max_in = 3,
+        .min_out = 1,
+        .max_out = 3,
+        .inplace = 1,
+        .types = {GRADD_T_FLOAT_BF16                                                       },
+        .attrs = NORM_ATTRS,
+        .infer = infer_forward,
+        .grad = grad_layer_norm,
+        .run = run_layer_norm,
+        .ref = ref_forward,
+        .cases = GRADD_CASES(
+            {.text = "f32[3,7] f32[7] f32[7]"                                         },
+          {.text = "f32[2,3,45] f32[45]"                                            },
+            {.text = "f32[2,3,5] f32[3,5] f32[3,5] | axis=1 epsilon=0.01"             },
+            {.text = "f32[2,3,5] f32[2,3,5] - | axis=-3"                              },
+            {.text = "f32[37,70] f32[70] f32[70] | axis=-1 epsilon=1e-12 stash_type=1"},
+            {.text = "f32[0,4] f32[4] f32[4]"                                         },
+          {.text = "f32[2,401,130] f32[130] f32[130]"                               }
+          )
+},
     {.name = "LayerNormGrad",
      .domain = "com.gradd",
      .since = 1,
@@ -295,7 +323,7 @@ GRADD_OPS(
      .max_out = 3,
      .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
      .inplace = 3,
-     .types = {GRADD_T_FLOAT},
+     .types = {GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT},
      .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
      .infer = infer_backward,
      .run = run_layer_norm_grad,
@@ -309,7 +337,7 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 2,
      .inplace = 1,
-     .types = {GRADD_T_FLOAT},
+     .types = {GRADD_T_FLOAT_BF16},
      .attrs = NORM_ATTRS,
      .infer = infer_forward,
      .grad = grad_rms_norm,
@@ -328,7 +356,7 @@ GRADD_OPS(
      .max_out = 2,
      .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
      .inplace = 3,
-     .types = {GRADD_T_FLOAT},
+     .types = {GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT},
      .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
      .infer = infer_backward,
      .run = run_rms_norm_grad,

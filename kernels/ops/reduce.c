@@ -4,8 +4,10 @@
  * every reduction is an alternation of kept (K) and reduced (R) dimensions; it ends either in R
  * (a run is folded) or in K (whole runs are folded into a run of accumulators). Floats accumulate
  * in short f32 chains that flow into double. A reduction to few elements is cut into pieces of
- * fixed size, whose partial results are combined in order. Saved for backward: the result of Max,
+ * fixed size, whose partial results are combined in order. bf16 is widened where it is read and
+ * rounded once. Saved for backward: the result of Max,
  * Min, L2, LogSumExp. Ties of Max and Min share evenly. */
+#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
@@ -77,47 +79,69 @@ static int64_t offset_of(int64_t index, int n, const int64_t *dims, const int64_
 
 enum { CHAIN = 512, PIECE = 32768, COLUMNS = 1024, FLUSH = 16 };
 
-#define FOLD_SUM(T, name, term)                                                                    \
-    GRADD_MULTIARCH static double name(const T *x, int64_t n) {                                    \
+/* bf16 sums run in f32 chains */
+#define WIDE_f32(x)    (x)
+#define WIDE_f64(x)    (x)
+#define WIDE_bf16(x)   gradd_bf16_f32(x)
+#define NARROW_f32(x)  ((float)(x))
+#define NARROW_f64(x)  (x)
+#define NARROW_bf16(x) gradd_f32_bf16((float)(x))
+
+#define FOLD_SUM(T, C, name, term)                                                                 \
+    GRADD_MULTIARCH static double name(const C *x, int64_t n) {                                    \
         double total = 0;                                                                          \
         for (int64_t from = 0; from < n; from += CHAIN) {                                          \
             const int64_t m = n - from < CHAIN ? n - from : CHAIN;                                 \
-            const T *y = x + from;                                                                 \
+            const C *y = x + from;                                                                 \
             T sum = 0;                                                                             \
             _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < m; i++) sum += term;    \
             total += (double)sum;                                                                  \
         }                                                                                          \
         return total;                                                                              \
     }
-FOLD_SUM(float, sum_f32, y[i])
-FOLD_SUM(double, sum_f64, y[i])
-FOLD_SUM(float, squares_f32, y[i] * y[i])
-FOLD_SUM(double, squares_f64, y[i] * y[i])
+FOLD_SUM(float, float, sum_f32, y[i])
+FOLD_SUM(double, double, sum_f64, y[i])
+FOLD_SUM(float, gradd_bf16_t, sum_bf16, WIDE_bf16(y[i]))
+FOLD_SUM(float, float, squares_f32, y[i] * y[i])
+FOLD_SUM(double, double, squares_f64, y[i] * y[i])
+FOLD_SUM(float, gradd_bf16_t, squares_bf16, WIDE_bf16(y[i]) * WIDE_bf16(y[i]))
 
 /* Maximum by comparison in lanes; NaN is found apart because a comparison would lose it. */
-#define FOLD_EXTREMUM(T, name, op, pragma)                                                         \
-    GRADD_MULTIARCH static T name(const T *x, int64_t n) {                                         \
-        T best = x[0];                                                                             \
+#define FOLD_EXTREMUM(T, C, WIDE, name, op, pragma)                                                \
+    GRADD_MULTIARCH static T name(const C *x, int64_t n) {                                         \
+        T best = WIDE(x[0]);                                                                       \
         int nan = 0;                                                                               \
         _Pragma(pragma) for (int64_t i = 0; i < n; i++) {                                          \
-                                                                                                   \
-            best = EXTREMUM_##op(best, x[i]);                                                      \
-            nan |= x[i] != x[i];                                                                   \
+            const T a = WIDE(x[i]);                                                                \
+            best = EXTREMUM_##op(best, a);                                                         \
+            nan |= a != a;                                                                         \
         }                                                                                          \
         return nan ? (T)NAN : best;                                                                \
     }
 #define EXTREMUM_max(a, b) ((b) > (a) ? (b) : (a))
 #define EXTREMUM_min(a, b) ((b) < (a) ? (b) : (a))
-FOLD_EXTREMUM(float, max_f32, max, "omp simd reduction(max : best) reduction(| : nan)")
-FOLD_EXTREMUM(double, max_f64, max, "omp simd reduction(max : best) reduction(| : nan)")
-FOLD_EXTREMUM(float, min_f32, min, "omp simd reduction(min : best) reduction(| : nan)")
-FOLD_EXTREMUM(double, min_f64, min, "omp simd reduction(min : best) reduction(| : nan)")
+FOLD_EXTREMUM(float, float, WIDE_f32, max_f32, max,
+              "omp simd reduction(max : best) reduction(| : nan)")
+FOLD_EXTREMUM(double, double, WIDE_f64, max_f64, max,
+              "omp simd reduction(max : best) reduction(| : nan)")
+FOLD_EXTREMUM(float, gradd_bf16_t, WIDE_bf16, max_bf16, max,
+              "omp simd reduction(max : best) reduction(| : nan)")
+FOLD_EXTREMUM(float, float, WIDE_f32, min_f32, min,
+              "omp simd reduction(min : best) reduction(| : nan)")
+FOLD_EXTREMUM(double, double, WIDE_f64, min_f64, min,
+              "omp simd reduction(min : best) reduction(| : nan)")
+FOLD_EXTREMUM(float, gradd_bf16_t, WIDE_bf16, min_bf16, min,
+              "omp simd reduction(min : best) reduction(| : nan)")
 
-#define fold_sum(x, n) _Generic((x), const float *: sum_f32, const double *: sum_f64)(x, n)
-#define fold_squares(x, n)                                                                         \
-    _Generic((x), const float *: squares_f32, const double *: squares_f64)(x, n)
-#define fold_max(x, n) _Generic((x), const float *: max_f32, const double *: max_f64)(x, n)
-#define fold_min(x, n) _Generic((x), const float *: min_f32, const double *: min_f64)(x, n)
+#define BY_TYPE(x, name)                                                                           \
+    _Generic((x),                                                                                  \
+        const float *: name##_f32,                                                                 \
+        const double *: name##_f64,                                                                \
+        const gradd_bf16_t *: name##_bf16)
+#define fold_sum(x, n)     BY_TYPE(x, sum)(x, n)
+#define fold_squares(x, n) BY_TYPE(x, squares)(x, n)
+#define fold_max(x, n)     BY_TYPE(x, max)(x, n)
+#define fold_min(x, n)     BY_TYPE(x, min)(x, n)
 
 static double start_of(kind_t kind) {
     return kind == MAXIMUM ? -INFINITY : kind == MINIMUM ? INFINITY : 0;
@@ -150,30 +174,32 @@ static double finish(kind_t kind, double total, int64_t n) {
     }
 FOLD_RUN(float, fold_f32)
 FOLD_RUN(double, fold_f64)
-#define fold_run(kind, x, n)                                                                       \
-    _Generic((x), const float *: fold_f32, const double *: fold_f64)(kind, x, n)
+FOLD_RUN(gradd_bf16_t, fold_bf16)
+#define fold_run(kind, x, n) BY_TYPE(x, fold)(kind, x, n)
 
 /* ---- kernels: runs into a run of accumulators ------------------------------------------------ */
 
 /* Adds rows x[0], x[step], ... to acc, through short chains in the element type. */
-#define COLUMNS_SUM(T, name, term)                                                                 \
-    GRADD_MULTIARCH static void name(const T *x, int64_t rows, int64_t step, int64_t n,            \
+#define COLUMNS_SUM(T, C, name, term)                                                              \
+    GRADD_MULTIARCH static void name(const C *x, int64_t rows, int64_t step, int64_t n,            \
                                      double *acc) {                                                \
         T chain[COLUMNS];                                                                          \
         for (int64_t from = 0; from < rows; from += FLUSH) {                                       \
             const int64_t to = rows - from < FLUSH ? rows : from + FLUSH;                          \
             memset(chain, 0, sizeof(T) * (size_t)n);                                               \
             for (int64_t r = from; r < to; r++) {                                                  \
-                const T *y = x + r * step;                                                         \
+                const C *y = x + r * step;                                                         \
                 _Pragma("omp simd") for (int64_t i = 0; i < n; i++) chain[i] += term;              \
             }                                                                                      \
             _Pragma("omp simd") for (int64_t i = 0; i < n; i++) acc[i] += (double)chain[i];        \
         }                                                                                          \
     }
-COLUMNS_SUM(float, columns_sum_f32, y[i])
-COLUMNS_SUM(double, columns_sum_f64, y[i])
-COLUMNS_SUM(float, columns_squares_f32, y[i] * y[i])
-COLUMNS_SUM(double, columns_squares_f64, y[i] * y[i])
+COLUMNS_SUM(float, float, columns_sum_f32, y[i])
+COLUMNS_SUM(double, double, columns_sum_f64, y[i])
+COLUMNS_SUM(float, gradd_bf16_t, columns_sum_bf16, WIDE_bf16(y[i]))
+COLUMNS_SUM(float, float, columns_squares_f32, y[i] * y[i])
+COLUMNS_SUM(double, double, columns_squares_f64, y[i] * y[i])
+COLUMNS_SUM(float, gradd_bf16_t, columns_squares_bf16, WIDE_bf16(y[i]) * WIDE_bf16(y[i]))
 
 #define COLUMNS_FOLD(T, S)                                                                         \
     static void columns_##S(kind_t kind, const T *x, int64_t rows, int64_t step, int64_t n,        \
@@ -185,13 +211,12 @@ COLUMNS_SUM(double, columns_squares_f64, y[i] * y[i])
         else                                                                                       \
             for (int64_t r = 0; r < rows; r++)                                                     \
                 for (int64_t i = 0; i < n; i++)                                                    \
-                    acc[i] = join(kind, acc[i], (double)x[r * step + i]);                          \
+                    acc[i] = join(kind, acc[i], (double)WIDE_##S(x[r * step + i]));                \
     }
 COLUMNS_FOLD(float, f32)
 COLUMNS_FOLD(double, f64)
-#define columns(kind, x, rows, step, n, acc)                                                       \
-    _Generic((x), const float *: columns_f32, const double *: columns_f64)(kind, x, rows, step, n, \
-                                                                           acc)
+COLUMNS_FOLD(gradd_bf16_t, bf16)
+#define columns(kind, x, rows, step, n, acc) BY_TYPE(x, columns)(kind, x, rows, step, n, acc)
 
 /* ---- kernels: whole tensors ------------------------------------------------------------------ */
 
@@ -207,7 +232,7 @@ COLUMNS_FOLD(double, f64)
                 const T *at = base + offset_of(r, p->n_red, p->red, p->red_step);                  \
                 total = join(p->kind, total, fold_run(p->kind, at, p->run));                       \
             }                                                                                      \
-            z[k] = (T)finish(p->kind, total, p->reduced);                                          \
+            z[k] = NARROW_##S(finish(p->kind, total, p->reduced));                                 \
         }                                                                                          \
     }                                                                                              \
     /* everything to one element, in pieces of fixed size */                                       \
@@ -223,7 +248,7 @@ COLUMNS_FOLD(double, f64)
             for (int64_t i = 0; i < pieces; i++)                                                   \
                 total = join(p->kind, total, part[i]);                                             \
         }                                                                                          \
-        z[0] = (T)finish(p->kind, total, p->reduced);                                              \
+        z[0] = NARROW_##S(finish(p->kind, total, p->reduced));                                     \
     }                                                                                              \
     /* ends in K: a block of columns at a time */                                                  \
     static void cols_##S(const reduce_plan_t *p, const T *x, T *z) {                               \
@@ -246,7 +271,7 @@ COLUMNS_FOLD(double, f64)
                 columns(p->kind, base + offset_of(r, p->n_red - 1, p->red, p->red_step), rows,     \
                         step, n, acc);                                                             \
             for (int64_t i = 0; i < n; i++)                                                        \
-                z[k * p->run + from + i] = (T)finish(p->kind, acc[i], p->reduced);                 \
+                z[k * p->run + from + i] = NARROW_##S(finish(p->kind, acc[i], p->reduced));        \
         }                                                                                          \
     }                                                                                              \
     static void reduce_##S(const reduce_plan_t *p, const T *x, T *z) {                             \
@@ -259,7 +284,16 @@ COLUMNS_FOLD(double, f64)
     }
 REDUCE_FLOAT(float, f32)
 REDUCE_FLOAT(double, f64)
-#define reduce_float(p, x, z) _Generic((z), float *: reduce_f32, double *: reduce_f64)(p, x, z)
+REDUCE_FLOAT(gradd_bf16_t, bf16)
+
+static void reduce_any(const reduce_plan_t *p, gradd_dtype_t dtype, const void *x, void *z) {
+    if (dtype == GRADD_DT_F32)
+        reduce_f32(p, x, z);
+    else if (dtype == GRADD_DT_F64)
+        reduce_f64(p, x, z);
+    else
+        reduce_bf16(p, x, z);
+}
 
 /* The definition: for each result, all its elements in order, in double (integers in int64). */
 static gradd_status_t plain(const gradd_run_t *r, kind_t kind) {
@@ -308,15 +342,18 @@ static gradd_status_t reduce(const gradd_run_t *r, kind_t kind) {
     bool mask[GRADD_MAX_RANK];
     reduce_plan_t p;
     if (!gradd_type_count(&r->out[0].type)) return GRADD_OK;
-    if (!gradd_dtype_is_float(dtype) || !gradd_type_count(&r->in[0].type)) return plain(r, kind);
+    bool empty = !gradd_type_count(&r->in[0].type);
+    if (!gradd_dtype_is_float(dtype) || (empty && dtype != GRADD_DT_BF16)) return plain(r, kind);
     axes_of(r, mask);
     plan_reduction(&r->in[0].type, mask, &p);
     p.kind = kind;
-    GRADD_SWITCH_FLOAT(dtype, T, {
-        const T *x = r->in[0].data;
-        T *z = r->out[0].data;
-        reduce_float(&p, x, z);
-    });
+    if (empty) { /* a fold of nothing everywhere */
+        gradd_bf16_t *z = r->out[0].data, none = NARROW_bf16(finish(kind, start_of(kind), 0));
+        for (int64_t i = 0, n = gradd_type_count(&r->out[0].type); i < n; i++)
+            z[i] = none;
+        return GRADD_OK;
+    }
+    reduce_any(&p, dtype, r->in[0].data, r->out[0].data);
     return GRADD_OK;
 }
 
@@ -488,23 +525,23 @@ static gradd_status_t grad_logsumexp(gradd_grad_t *g) {
 
 GRADD_OPS(reduce,
           REDUCE_ROW("ReduceSum", 13, 0, 2, ATTRS_INPUT, run_sum, grad_sum, infer_reduce,
-                     GRADD_T_NUM, CASES_REDUCE, .ref = ref_sum),
-          REDUCE_PAIR("ReduceMean", mean, grad_mean, infer_reduce, GRADD_T_FLOAT,
+                     GRADD_T_NUM_BF16, CASES_REDUCE, .ref = ref_sum),
+          REDUCE_PAIR("ReduceMean", mean, grad_mean, infer_reduce, GRADD_T_FLOAT_BF16,
                       GRADD_CASES(CASES_COMMON("f32"), {.text = "f32[211,173] i64[1]={1}"},
                                   {.text = "f32[211,173] i64[1]={0}"},
                                   {.text = "f32[2,3,5,7] i64[2]={2,3} | keepdims=1"})),
-          REDUCE_PAIR("ReduceSumSquare", squares, grad_squares, infer_reduce, GRADD_T_NUM,
+          REDUCE_PAIR("ReduceSumSquare", squares, grad_squares, infer_reduce, GRADD_T_NUM_BF16,
                       CASES_REDUCE),
-          REDUCE_PAIR("ReduceL2", norm, grad_norm, infer_reduce, GRADD_T_FLOAT,
+          REDUCE_PAIR("ReduceL2", norm, grad_norm, infer_reduce, GRADD_T_FLOAT_BF16,
                       GRADD_CASES(CASES_COMMON("f32"), {.text = "f32[211,173] i64[1]={1}"},
                                   {.text = "f32[211,173] i64[1]={0}"})),
-          REDUCE_PAIR("ReduceMax", max, grad_extremum, infer_extremum, GRADD_T_NUM,
+          REDUCE_PAIR("ReduceMax", max, grad_extremum, infer_extremum, GRADD_T_NUM_BF16,
                       GRADD_CASES(CASES_COMMON("f32"), CASES_COMMON("i64"),
                                   {.text = "f32[4]={1,nan,2,0} | keepdims=0", .grad_tol = -1},
                                   {.text = "f32[2,3]={1,nan,2,0,1,2} i64[1]={0}", .grad_tol = -1},
                                   {.text = "f32[211,173] i64[1]={1}"},
                                   {.text = "f32[211,173] i64[1]={0}"}, {.text = "f32[100003]"})),
-          REDUCE_PAIR("ReduceMin", min, grad_extremum, infer_extremum, GRADD_T_NUM,
+          REDUCE_PAIR("ReduceMin", min, grad_extremum, infer_extremum, GRADD_T_NUM_BF16,
                       GRADD_CASES(CASES_COMMON("f32"), CASES_COMMON("i32"),
                                   {.text = "f32[211,173] i64[1]={1}"},
                                   {.text = "f32[211,173] i64[1]={0}"})),

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "kernels/cost.h"
+#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/rows.h"
@@ -44,8 +45,26 @@ static gradd_status_t make_rows(const gradd_run_t *r, gradd_rows_t *out) {
     return gradd_pick_elements(x, axis, indices, r->work);
 }
 
+static float folded(char kind, float a, float b) {
+    return kind == '*' ? a * b : kind == '<' ? (b < a ? b : a) : b > a ? b : a;
+}
+
+static void fold_rows_bf16(const gradd_rows_t *rows, char kind, gradd_bf16_t *to,
+                           const gradd_bf16_t *from) {
+    for (int64_t i = 0; i < rows->n; i++) {
+        gradd_bf16_t *t = to + rows->row[i] * rows->size;
+        const gradd_bf16_t *f = from + i * rows->size;
+        for (int64_t k = 0; k < rows->size; k++)
+            t[k] = gradd_f32_bf16(folded(kind, gradd_bf16_f32(t[k]), gradd_bf16_f32(f[k])));
+    }
+}
+
 static gradd_status_t fold_rows(const gradd_rows_t *rows, char kind, gradd_dtype_t dtype, void *to,
                                 const void *from) {
+    if (dtype == GRADD_DT_BF16) {
+        fold_rows_bf16(rows, kind, to, from);
+        return GRADD_OK;
+    }
     GRADD_SWITCH_NUM(dtype, T, {
         for (int64_t i = 0; i < rows->n; i++) {
             T *t = (T *)to + rows->row[i] * rows->size;
@@ -86,7 +105,7 @@ static gradd_status_t check_reduction(const gradd_infer_t *c) {
     const char *how = reduction_of(c->attrs);
     for (int i = 0; i < 5; i++)
         if (!strcmp(how, known[i])) {
-            if (i && !(1u << c->in[0].type.dtype & GRADD_T_NUM))
+            if (i && !(1u << c->in[0].type.dtype & GRADD_T_NUM_BF16))
                 return GRADD_FAIL(UNSUPPORTED, "reduction '%s' of %s", how,
                                   gradd_dtype_name(c->in[0].type.dtype));
             return GRADD_OK;
