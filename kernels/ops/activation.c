@@ -3,6 +3,7 @@
  * Math: y = f(x) elementwise, any shape. Saved for backward: y for Relu, Sigmoid, Tanh, Elu; x for
  * the others. Each gradient is an internal operator <Name>Grad(dy, saved), one pass over memory.
  * At the kink of Relu, LeakyRelu, PRelu the slope is that of the left side, as in torch. */
+#include "kernels/cpu/activate.h"
 #include "kernels/cpu/map.h"
 #include "kernels/infer.h"
 #include "kernels/rules.h"
@@ -28,11 +29,15 @@
 #define E_HARDSWISH(F)      (a * E_UNIT(E_RAMP(a)))
 #define E_HARDSWISH_GRAD(F) (b <= -3 ? GRADD_K(0) : b >= 3 ? a : a * (b / 3 + GRADD_K(0.5)))
 
-/* Gelu: x times the normal distribution, by erf or by tanh */
-#define SQRT_HALF      GRADD_K(0.70710678118654752)
-#define BELL(F, x)     (F##exp((x) * (x) * GRADD_K(-0.5)) * GRADD_K(0.39894228040143268))
-#define E_GELU(F)      (a * GRADD_K(0.5) * (1 + F##erf(a * SQRT_HALF)))
-#define E_GELU_GRAD(F) (a * (GRADD_K(0.5) * (1 + F##erf(b * SQRT_HALF)) + b * BELL(F, b)))
+/* Gelu: x times the normal distribution, or an approximation by tanh. The reference says erf. */
+#define vgelu(x)       _Generic((x), float: act_gelu_f32, double: act_gelu_f64)((x), 0)
+#define vgelu_value(x) vgelu(x).value
+#define vgelu_slope(x) vgelu(x).slope
+#define rgelu_value(x) ((x) * 0.5 * (1 + erf((x) * 0.70710678118654752)))
+#define rgelu_slope(x)                                                                             \
+    (0.5 * (1 + erf((x) * 0.70710678118654752)) + (x) * exp((x) * (x) / -2) * 0.39894228040143268)
+#define E_GELU(F)      (F##gelu_value(a))
+#define E_GELU_GRAD(F) (a * F##gelu_slope(b))
 #define INNER(x)       (GRADD_K(0.79788456080286536) * ((x) + GRADD_K(0.044715) * (x) * (x) * (x)))
 #define INNER_SLOPE(x) (GRADD_K(0.79788456080286536) * (1 + GRADD_K(0.134145) * (x) * (x)))
 #define E_GELU_TANH(F) (a * GRADD_K(0.5) * (1 + F##tanh(INNER(a))))

@@ -1,0 +1,83 @@
+/* Swish: y = x sigmoid(alpha x), elementwise; alpha 1 is SiLU, 1.702 the quick form of GELU.
+ *
+ * Saved for backward: x. SwishGrad(dy, x) = dy s (1 + alpha x (1 - s)) with s = sigmoid(alpha x) is
+ * internal, one pass over memory. */
+#include "kernels/cpu/activate.h"
+#include "kernels/cpu/map.h"
+#include "kernels/infer.h"
+#include "kernels/rules.h"
+
+#define vswish(x) _Generic((x), float: act_swish_f32, double: act_swish_f64)((x), GRADD_K(p[0]))
+#define vswish_value(x) vswish(x).value
+#define vswish_slope(x) vswish(x).slope
+
+static double rsigmoid(double x) {
+    return 1 / (1 + exp(-x));
+}
+#define rswish_value(x) ((x) * rsigmoid(p[0] * (x)))
+#define rswish_slope(x) (rsigmoid(p[0] * (x)) * (1 + p[0] * (x) * (1 - rsigmoid(p[0] * (x)))))
+
+#define E_SWISH(F)      (F##swish_value(a))
+#define E_SWISH_GRAD(F) (a * F##swish_slope(b))
+
+#define RUN_ALPHA(name)                                                                            \
+    static gradd_status_t run_##name(const gradd_run_t *r) {                                       \
+        double alpha = gradd_attr_float(r->attrs, "alpha", 1);                                     \
+        return gradd_map_rows(&name##_rows, 0, r->out, r->in, r->n_in, &alpha, false);             \
+    }                                                                                              \
+    static gradd_status_t run_##name##_ref(const gradd_run_t *r) {                                 \
+        double alpha = gradd_attr_float(r->attrs, "alpha", 1);                                     \
+        return gradd_map_rows(&name##_refs, 0, r->out, r->in, r->n_in, &alpha, true);              \
+    }
+GRADD_ROWS1_FLOAT(swish, E_SWISH)
+GRADD_TABLE_FLOAT(swish)
+RUN_ALPHA(swish)
+GRADD_ROWS2_FLOAT(swish_grad, E_SWISH_GRAD)
+GRADD_TABLE_FLOAT(swish_grad)
+RUN_ALPHA(swish_grad)
+
+static gradd_status_t grad_swish(gradd_grad_t *g) {
+    gradd_val_t in[2] = {g->dout[0], g->in[0]};
+    g->din[0] = gradd_emit_attrs(g->b, "SwishGrad", in, 2, g->attrs.v, g->attrs.n);
+    return g->b->status;
+}
+
+#define ALPHA GRADD_ATTR_LIST({"alpha", GRADD_ATTR_FLOAT, false})
+
+GRADD_OPS(swish,
+          {.name = "Swish",
+           .domain = "",
+           .since = 24,
+           .min_in = 1,
+           .max_in = 1,
+           .min_out = 1,
+           .max_out = 1,
+           .flags = GRADD_OP_CHEAP,
+           .inplace = 1,
+           .types = {GRADD_T_FLOAT_BF16},
+           .attrs = ALPHA,
+           .infer = gradd_infer_same,
+           .grad = grad_swish,
+           .run = run_swish,
+           .ref = run_swish_ref,
+           .cases = GRADD_CASES({.text = "f32[3,5]"}, {.text = "f32[]"}, {.text = "f32[0,2]"},
+                                {.text = "f32[3,7]:(-8,8) | alpha=1.702"},
+                                {.text = "f32[6]={-inf,inf,0.5,-100,100,nan}", .grad_tol = -1},
+                                {.text = "f32[211,173] | alpha=-0.7"})},
+          {.name = "SwishGrad",
+           .domain = "com.gradd",
+           .since = 1,
+           .min_in = 2,
+           .max_in = 2,
+           .min_out = 1,
+           .max_out = 1,
+           .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+           .inplace = 3,
+           .types = {GRADD_T_FLOAT_BF16},
+           .attrs = ALPHA,
+           .infer = gradd_infer_broadcast,
+           .run = run_swish_grad,
+           .ref = run_swish_grad_ref,
+           .cases = GRADD_CASES({.text = "f32[3,5] f32[3,5]"}, {.text = "f32[] f32[]"},
+                                {.text = "f32[3,7] f32[3,7]:(-8,8) | alpha=1.702"},
+                                {.text = "f32[211,173] f32[211,173]"})});
