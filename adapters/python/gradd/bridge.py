@@ -17,7 +17,8 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,9 +31,37 @@ from gradd.parameters import State
 from gradd.runs import Run, watch_optimizers
 from gradd.slots import SlotSet
 
+if TYPE_CHECKING:
+    from gradd.explain import Explanation
+
 logger = logging.getLogger("gradd")
 _KEPT_FORMS = 32  # forms of calls (structure, modes, attributes) whose captures are kept
 _MANY_CAPTURES = 16
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What one call wants: the arguments of its plan, and what the plan leaves out.
+
+    Attributes:
+        params: Positions in `bound` of the parameters whose gradient is wanted.
+        input_grads: Names of the inputs whose gradient is wanted.
+        outputs: Names of the outputs that are computed.
+        gmask: Positions in `outputs` whose gradient may arrive.
+        real: Positions in the graph's user outputs that are computed.
+        differentiable: Per user output.
+    """
+
+    params: tuple[int, ...]
+    input_grads: tuple[str, ...]
+    outputs: tuple[str, ...]
+    gmask: tuple[int, ...]
+    real: list[int]
+    differentiable: list[bool]
+
+    def of_plan(self) -> tuple[tuple, tuple, tuple, tuple]:
+        """What identifies the plan, with the shapes."""
+        return self.params, self.input_grads, self.outputs, self.gmask
 
 
 class Bridge:
@@ -68,6 +97,7 @@ class Bridge:
         self._self_check = bool(options.get("GRADD_SELF_CHECK"))
         self._lazy = bool(options.get("GRADD_LAZY"))
         self._failed: Exception | None = None
+        self._last: tuple[weakref.ref, weakref.ref] | None = None  # graph and plan that ran last
         options.warn_ineffective()
         if not self._disabled:
             self._open(client or get_client())
@@ -222,6 +252,19 @@ class Bridge:
         """The run for a call, and the tensors it is differentiable in (none: inference)."""
         binding, bound = graph.bind(self.state)
         inputs = self._inputs(graph, leaves)
+        wish = self._wish(graph, bound, inputs)
+        if any(wish.differentiable) and self._self_check and not graph.checked:
+            self._check_first_step(graph, leaves, args, kwargs, wish.params)
+            graph.checked = True
+            binding, bound = graph.bind(self.state)
+        run = self._run(graph, binding, bound, inputs, *wish.of_plan())
+        call = Call(run, wish.real, wish.differentiable)
+        self._last = (weakref.ref(graph), weakref.ref(run.plan))
+        by_name = dict(zip(graph.free, inputs, strict=True))
+        return call, [*(bound[i] for i in wish.params), *(by_name[n] for n in wish.input_grads)]
+
+    def _wish(self, graph: Graph, bound: list[torch.Tensor], inputs: list[torch.Tensor]) -> _Wish:
+        """What a call wants to have computed and differentiated."""
         params: tuple[int, ...] = ()
         input_grads: tuple[str, ...] = ()
         if torch.is_grad_enabled():
@@ -231,17 +274,10 @@ class Bridge:
             )
         differentiable, params, input_grads = graph.differentiable(params, input_grads)
         lazy = self._lazy_outputs(graph, any(differentiable))
-        if any(differentiable) and self._self_check and not graph.checked:
-            self._check_first_step(graph, leaves, args, kwargs, params)
-            graph.checked = True
-            binding, bound = graph.bind(self.state)
         real = [i for i in range(len(graph.user)) if i not in lazy]
         outputs = tuple(graph.user[i].name for i in real) + tuple(o.name for o in graph.changed)
         gmask = tuple(k for k, i in enumerate(real) if differentiable[i])
-        run = self._run(graph, binding, bound, inputs, params, input_grads, outputs, gmask)
-        call = Call(run, real, differentiable)
-        by_name = dict(zip(graph.free, inputs, strict=True))
-        return call, [*(bound[i] for i in params), *(by_name[n] for n in input_grads)]
+        return _Wish(params, input_grads, outputs, gmask, real, differentiable)
 
     def _run(
         self,
@@ -296,6 +332,40 @@ class Bridge:
             logger.info("self-check passed in %.2f s", time.perf_counter() - start)
 
     # ---- for users and wrappers ----
+
+    def plan_of(self, args: tuple, kwargs: dict) -> tuple[Graph, Plan]:
+        """Graph and plan of such a call, captured and compiled if need be; nothing is run."""
+        if self._disabled:
+            raise errors.UnsupportedError("GRADD_DISABLE is set: nothing runs in the daemon")
+        if self._failed is not None:
+            raise self._failed
+        leaves, _, _ = schema.flatten_inputs(args, kwargs)
+        with self.client.lock:
+            graph = self._graph(self._key(args, kwargs), leaves, args, kwargs)
+            _, bound = graph.bind(self.state)
+            inputs = self._inputs(graph, leaves)
+            types = tuple(type_of(t) for t in inputs)
+            wish = self._wish(graph, bound, inputs)
+            return graph, graph.plan(self.client, types, *wish.of_plan())
+
+    def explain(self, args: tuple, kwargs: dict) -> Explanation:
+        """What the plan of such a call does; without arguments that of the last call.
+
+        Raises:
+            ValueError: No arguments, and no call has run in the daemon (or its plan is gone).
+        """
+        from gradd.explain import explain_plan
+
+        if args or kwargs:
+            graph, plan = self.plan_of(args, kwargs)
+        else:
+            graph, plan = (r() for r in self._last) if self._last else (None, None)
+            if plan is None:
+                raise ValueError(
+                    "no call has run in the daemon yet, or its plan is gone: pass the arguments "
+                    "of a call, which is then planned and not run"
+                )
+        return explain_plan(self.client, plan, graph, title=type(self.module).__name__)
 
     def signal_change(self) -> None:
         """Python state that forward() reads has changed: captures made so far do not apply."""

@@ -89,9 +89,11 @@ class DebugOptions:
         """Writes one captured graph if that is wanted; a bridge calls it after every capture."""
         if not self.save_onnx:
             return
+        from gradd.explain import with_sources
+
         mode = "training" if module.training else "inference"
         path = self.save_path / f"{self.onnx_prefix}_torch_exported_{mode}.onnx"
-        path.write_bytes(capture.onnx)
+        path.write_bytes(with_sources(capture.onnx, capture.sources))
         logger.info("saved %s", path)
 
 

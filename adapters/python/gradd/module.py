@@ -10,12 +10,15 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gradd.bridge import Bridge
 from gradd.debug import DebugOptions
+
+if TYPE_CHECKING:
+    from gradd.explain import Explanation
 
 _OWN = {"_gradd_module", "_gradd_bridge", "_gradd_options", "_gradd_strict", "training"}
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
@@ -77,6 +80,14 @@ class ORTModule(torch.nn.Module):
     def gradd_stats(self) -> dict[str, Any]:
         """Counts since construction: captures, plans, forwards, fallbacks by reason, memory."""
         return self._gradd_bridge.stats()
+
+    def gradd_explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """What the daemon does in a call with these arguments, which is planned and not run.
+
+        Without arguments: in the call that ran last. The result prints as a table; see
+        gradd.explain.Explanation.
+        """
+        return self._gradd_bridge.explain(args, kwargs)
 
     @property
     def module(self) -> torch.nn.Module:

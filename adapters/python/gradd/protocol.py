@@ -51,6 +51,8 @@ class PlanInfo:
         peak: Planned bytes of one run.
         ms: Compile time.
         cached: The daemon had it already.
+        saved: Of the peak, bytes alive between forward and backward.
+        constant: Bytes of folded constants, held once per plan.
     """
 
     id: int
@@ -59,6 +61,8 @@ class PlanInfo:
     peak: int
     ms: float
     cached: bool
+    saved: int = 0
+    constant: int = 0
 
 
 def pack(fields: dict[str, Any]) -> bytes:
@@ -116,6 +120,8 @@ def plan_info(plan_id: int, reply: dict[str, Any]) -> PlanInfo:
         peak=int(reply.get("peak", 0)),
         ms=float(reply.get("ms", 0.0)),
         cached=bool(reply.get("cached", False)),
+        saved=int(reply.get("saved", 0)),
+        constant=int(reply.get("constant", 0)),
     )
 
 

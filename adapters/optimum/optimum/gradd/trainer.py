@@ -93,6 +93,12 @@ class ORTTrainer(Trainer):
         """Counts of captures, daemon forwards and fallbacks by reason; empty without a bridge."""
         return self._bridge.stats() if self._bridge is not None else {}
 
+    def gradd_explain(self, *args: Any, **kwargs: Any) -> Any:
+        """What the daemon does in a step: see ORTModule.gradd_explain()."""
+        if self._bridge is None:
+            raise ValueError("nothing runs in the daemon: call train() or evaluate() first")
+        return self._bridge.explain(args, kwargs)
+
     def _debug_options(self) -> Any:
         """`save_onnx`, `onnx_prefix` and `onnx_log_level` as ORTModule takes them."""
         from gradd import DebugOptions, LogLevel
