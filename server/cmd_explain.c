@@ -133,7 +133,11 @@ static void put_plans(wire_out_t *out, const worker_t *worker) {
             put_plan(out, w, w->plans.items[i].object);
 }
 
-/* The plan that was asked for; without a wish the one that was used last. */
+static bool is_later(const work_plan_t *a, const work_plan_t *b) {
+    return a->ran != b->ran ? a->ran > b->ran : a->used > b->used;
+}
+
+/* The plan that was asked for; without a wish the one that ran last. */
 static const work_plan_t *choose(const worker_t *worker, const request_t *request,
                                  const work_t **out_work) {
     const msgpack_object *session = request->args[ASK_SESSION], *id = request->args[ASK_PLAN];
@@ -143,7 +147,7 @@ static const work_plan_t *choose(const worker_t *worker, const request_t *reques
         for (int i = 0; i < w->plans.n; i++) {
             const work_plan_t *plan = w->plans.items[i].object;
             if (id && plan->id != wire_u64(id)) continue;
-            if (best && best->used > plan->used) continue;
+            if (best && is_later(best, plan)) continue;
             best = plan;
             *out_work = w;
         }

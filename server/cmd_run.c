@@ -183,7 +183,7 @@ static gradd_status_t fill_run(worker_t *worker, work_t *work, request_t *reques
     /* From here on the run is complete: work_release_run undoes all of it. */
     run->plan = plan;
     plan->n_runs++;
-    plan->used = ++worker->clock;
+    plan->used = plan->ran = ++worker->clock;
     run->binding = binding;
     if (binding) binding->refs++;
     worker->arena_bytes += run->arena_bytes;

@@ -81,6 +81,7 @@ void *id_list_take(id_list_t *list, uint64_t id);                       /* NULL 
 
 typedef struct work_plan_s {
     uint64_t id, serial, used;
+    uint64_t ran;         /* the clock at its last forward, 0 = never */
     compiled_t *compiled; /* Shared: retained */
     int n_in, n_bound, n_rest, n_out, n_grads;
     gradd_type_t *in;      /* Owned: one per model input */

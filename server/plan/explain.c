@@ -186,6 +186,7 @@ void gradd_explain_destroy(gradd_explain_t *e) {
     free(e->rows);
     free(e->row_of);
     free(e->nodes);
+    free(e->parts);
     free(e);
 }
 

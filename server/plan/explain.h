@@ -13,6 +13,7 @@ struct gradd_explain_s {
     int32_t *row_of; /* Owned; per node of the graph: its row, -1 = not scheduled */
     int n_row_of;
     gradd_explain_node_t *nodes; /* Owned; per node of the model */
+    int32_t *parts;              /* Owned: the lists of the rows */
 };
 
 /* Fills e->nodes from rows and row_of. */

@@ -61,6 +61,21 @@ static void by_result(gradd_explain_t *e, int i) {
     }
 }
 
+/* Which nodes a recognised operator stands for: those of the pass's list that no earlier row
+ * computes. A pass that gives its operator new operands may list what lies behind them, too. */
+static void claim_parts(gradd_explain_t *e, int r, int32_t *room) {
+    gradd_explain_row_t *row = &e->rows[r];
+    int n = 0;
+    for (int k = 0; k < row->n_parts; k++) {
+        gradd_explain_node_t *node = &e->nodes[row->parts[k]];
+        if (node->row < 0 && node->fate == GRADD_FATE_UNUSED)
+            set_fate(e, row->parts[k], GRADD_FATE_FUSED, r);
+        if (node->row == r) room[n++] = row->parts[k];
+    }
+    row->parts = room;
+    row->n_parts = n > 1 ? n : 0;
+}
+
 gradd_status_t explain_nodes(gradd_explain_t *e) {
     e->nodes = calloc((size_t)e->info.n_nodes + 1, sizeof e->nodes[0]);
     if (!e->nodes) return GRADD_FAIL(NOMEM, "no memory to explain the plan");
@@ -70,9 +85,14 @@ gradd_status_t explain_nodes(gradd_explain_t *e) {
             (gradd_explain_node_t){.name = n->name, .op = n->op_type, .domain = n->domain};
         by_result(e, i);
     }
+    int total = 0;
     for (int r = 0; r < e->info.n_rows; r++)
-        for (int k = 0; k < e->rows[r].n_parts && !e->rows[r].backward; k++)
-            if (e->nodes[e->rows[r].parts[k]].row < 0)
-                set_fate(e, e->rows[r].parts[k], GRADD_FATE_FUSED, r);
+        total += e->rows[r].n_parts;
+    int32_t *room = e->parts = malloc(sizeof room[0] * ((size_t)total + 1));
+    if (!room) return GRADD_FAIL(NOMEM, "no memory to explain the plan");
+    for (int r = 0; r < e->info.n_rows; r++) {
+        claim_parts(e, r, room);
+        room += e->rows[r].n_parts;
+    }
     return GRADD_OK;
 }
