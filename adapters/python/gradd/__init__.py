@@ -15,15 +15,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradd import errors, optim
     from gradd.debug import DebugOptions, LogLevel
+    from gradd.estimating import estimate
     from gradd.module import ORTModule
 
 __version__ = "0.1.0"
-__all__ = ["DebugOptions", "LogLevel", "ORTModule", "__version__", "errors", "optim"]
+__all__ = [
+    "DebugOptions",
+    "LogLevel",
+    "ORTModule",
+    "__version__",
+    "errors",
+    "estimate",
+    "optim",
+]
 
 _HOMES = {
     "ORTModule": "gradd.module",
     "DebugOptions": "gradd.debug",
     "LogLevel": "gradd.debug",
+    "estimate": "gradd.estimating",
 }
 
 

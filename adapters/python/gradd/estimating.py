@@ -1,0 +1,284 @@
+"""Planned memory of training, before anything is run: `gradd.estimate(model, batch)`.
+
+    print(gradd.estimate(model, batch, optimizer="adamw"))
+    print(gradd.estimate(model, batch, batches=[1, 2, 4, 8], fits_gib=16))
+
+The model is captured and planned, once per batch size, which takes milliseconds; the daemon's plans
+know their peak exactly. Weights are not needed: a model on the meta device will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from gradd import errors, protocol, schema
+from gradd.client import Client, get_client
+from gradd.explain import amount
+from gradd.graphs import Graph, type_of
+from gradd.shm import DTYPES, nbytes
+
+_MAX_BATCH = 1 << 20
+# Bytes of optimizer state: per byte of parameter, per element.
+OPTIMIZERS: dict[str, tuple[int, int]] = {
+    "adamw": (2, 0),  # torch: two moments in the type of the parameter
+    "fused_adam": (0, 8),  # gradd: two moments in f32
+    "momentum": (1, 0),
+    "sgd": (0, 0),
+    "none": (0, 0),
+}
+_TEXTS = {
+    "parameters": "parameters",
+    "frozen": "frozen parameters, buffers",
+    "gradients": "gradients",
+    "second_slot": "second gradient slot",
+    "state": "optimizer state",
+    "activations": "activations, workspace",
+    "constants": "constants of the plan",
+    "ring": "inputs and outputs",
+    "total": "total",
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes of one training step. Prints as a table.
+
+    Attributes:
+        batch: First size of the batch's tensors.
+        optimizer: Whose state is counted.
+        parameters: Parameters that get a gradient.
+        frozen: Other parameters, and buffers.
+        gradients: One gradient per parameter.
+        second_slot: Gradients once more, when several backwards are added up.
+        state: Of the optimizer.
+        activations: Arena of one run: the planned peak of activations and workspace.
+        constants: Folded constants, once per plan.
+        ring: Inputs and outputs of one run.
+    """
+
+    batch: int
+    optimizer: str
+    parameters: int
+    frozen: int
+    gradients: int
+    second_slot: int
+    state: int
+    activations: int
+    constants: int
+    ring: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        numbers = [getattr(self, f.name) for f in fields(self)]
+        return sum(numbers[2:])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "total": self.total}
+
+    def __str__(self) -> str:
+        return str(Estimates((self,)))
+
+
+class Estimates(tuple):
+    """Estimates for several batch sizes. Prints as a table, one column each."""
+
+    def __str__(self) -> str:
+        lines = [f"{'batch':<28}" + "".join(f"{e.batch:>13}" for e in self)]
+        for name, text in _TEXTS.items():
+            values = (amount(getattr(e, name)) for e in self)
+            lines.append(f"{text:<28}" + "".join(f"{v:>13}" for v in values))
+        names = ", ".join(dict.fromkeys(e.optimizer for e in self))
+        return "\n".join([*lines, f"(optimizer: {names})"])
+
+
+def estimate(
+    model: torch.nn.Module,
+    batch: dict[str, Any] | Sequence[Any],
+    optimizer: str = "adamw",
+    *,
+    batches: Sequence[int] | None = None,
+    fits_gib: float | None = None,
+    accumulate: bool = False,
+    client: Client | None = None,
+) -> Any:
+    """Memory that training takes above the bare processes.
+
+    Args:
+        model: A module, or an ORTModule; on the meta device if need be.
+        batch: Keyword (dict) or positional (sequence) arguments of a call; only types and sizes
+            are looked at.
+        optimizer: One of OPTIMIZERS.
+        batches: Batch sizes to plan instead: they replace the first size of the batch's tensors.
+        fits_gib: Find the largest batch whose total is at most this; added as the last column.
+        accumulate: Gradients of several backwards are added up.
+        client: Session to use.
+
+    Returns:
+        An Estimate, or Estimates if `batches` or `fits_gib` is given.
+
+    Raises:
+        ValueError: An unknown optimizer, or not even a batch of 1 fits.
+        CaptureError: The module cannot be captured.
+        GraddError: The daemon cannot plan it.
+    """
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"optimizer {optimizer!r}: expected one of {', '.join(OPTIMIZERS)}")
+    planner = _Planner(model, batch, optimizer, accumulate, client or get_client())
+    if batches is None and fits_gib is None:
+        return planner.of(planner.size)
+    found = [planner.of(size) for size in batches or ()]
+    if fits_gib is not None:
+        found.append(_largest(planner, int(fits_gib * (1 << 30))))
+    return Estimates(found)
+
+
+def _largest(planner: _Planner, limit: int) -> Estimate:
+    """By doubling, then bisection, over plans."""
+    low, high, good = 0, 1, None
+    while high <= _MAX_BATCH:
+        now = planner.of(high)
+        if now.total > limit:
+            break
+        low, high, good = high, high * 2, now
+    while high - low > 1 and high <= _MAX_BATCH:
+        middle = (low + high) // 2
+        now = planner.of(middle)
+        if now.total > limit:
+            high = middle
+        else:
+            low, good = middle, now
+    if good is None:
+        raise ValueError(f"not even a batch of 1 fits into {limit / (1 << 30):g} GiB")
+    return good
+
+
+class _Planner:
+    """A captured model and what stays the same for all batch sizes."""
+
+    def __init__(
+        self, model: torch.nn.Module, batch: Any, optimizer: str, accumulate: bool, client: Client
+    ) -> None:
+        from gradd import export
+
+        self.module = getattr(model, "_gradd_module", model)
+        self.client = client
+        self.accumulate = accumulate
+        self.optimizer = optimizer
+        self.args, self.kwargs = ((), dict(batch)) if isinstance(batch, dict) else (batch, {})
+        if any(p.is_meta for p in self.module.parameters()):
+            self.args, self.kwargs = _mapped(self.args, self.kwargs, _on_meta)
+        leaves = _tensors(self.args, self.kwargs)
+        self.size = leaves[0].shape[0] if leaves and leaves[0].dim() else 1
+        self.graphs: list[Graph] = []
+        self._export = export
+
+    def of(self, size: int) -> Estimate:
+        """The estimate for one batch size."""
+        args, kwargs = _mapped(self.args, self.kwargs, lambda t: self._resized(t, size))
+        with self.client.lock:
+            return replace(self._plan(self._graph(args, kwargs), args, kwargs), batch=size)
+
+    def _resized(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
+        if not tensor.dim() or tensor.shape[0] != self.size or size == self.size:
+            return tensor
+        shape = (size, *tensor.shape[1:])
+        return torch.empty(shape, dtype=tensor.dtype, device="meta")
+
+    def _graph(self, args: tuple, kwargs: dict) -> Graph:
+        """A capture that holds for these sizes."""
+        for graph in self.graphs:
+            if self._export.check_dynamic(graph.cap, args, kwargs) is None:
+                return graph
+        real = any(p.is_meta for p in self.module.parameters())
+        if not real:  # sizes are all that a capture looks at, but devices must agree
+            args, kwargs = _mapped(args, kwargs, _on_cpu)
+        cap = self._export.capture(self.module, args, kwargs)
+        info = self.client.put_graph(cap.onnx, cap.aliases, cap.sources)
+        if info.unsupported:
+            node, op, _ = info.unsupported[0]
+            raise errors.UnsupportedError(f"operator {op} (node {node}) is not in the daemon")
+        self.graphs.append(Graph(self.module, cap, info))
+        return self.graphs[-1]
+
+    def _plan(self, graph: Graph, args: tuple, kwargs: dict) -> Estimate:
+        leaves, _, _ = schema.flatten_inputs(args, kwargs)
+        free = []
+        for name in graph.free:
+            spec = graph.specs.get(name)
+            tensor = leaves[spec.leaf] if spec else graph.free_places[name].get()
+            free.append(type_of(schema.as_tensor_leaf(tensor)))
+        trained = tuple(i for i in graph.param_at if graph.places[i].get().requires_grad)
+        flags, params, _ = graph.differentiable(trained, ())
+        lazy = graph.cap.loss_ancestors if graph.cap.loss_leaf is not None else frozenset()
+        real = [i for i, o in enumerate(graph.user) if not any(flags) or o.leaf not in lazy]
+        outputs = tuple(graph.user[i].name for i in real) + tuple(o.name for o in graph.changed)
+        gmask = tuple(k for k, i in enumerate(real) if flags[i])
+        plan = graph.plan(self.client, tuple(free), params, (), outputs, gmask)
+        graph.plans.clear()  # dropped in the daemon before the next request
+        return self._add_up(graph, plan.info, params, free)
+
+    def _add_up(
+        self, graph: Graph, info: protocol.PlanInfo, params: tuple[int, ...], free: list
+    ) -> Estimate:
+        per_byte, per_element = OPTIMIZERS[self.optimizer]
+        trained = [graph.places[i].get() for i in params]
+        size = sum(_bytes(t) for t in trained)
+        elements = sum(t.numel() for t in trained)
+        known = {id(t) for t in trained}
+        others = {id(t): t for t in (*self.module.parameters(), *self.module.buffers())}
+        moved = [*free, *info.outputs]
+        return Estimate(
+            batch=self.size,
+            optimizer=self.optimizer,
+            parameters=size,
+            frozen=sum(_bytes(t) for key, t in others.items() if key not in known),
+            gradients=size,
+            second_slot=size if self.accumulate else 0,
+            state=size * per_byte + elements * per_element,
+            activations=info.peak,
+            constants=info.constant,
+            ring=sum(nbytes(DTYPES[code], dims) for code, dims in moved),
+        )
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _tensors(args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    return list(_walk([*args, *kwargs.values()]))
+
+
+def _walk(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _walk(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _walk(item)
+
+
+def _mapped(args: tuple, kwargs: dict, change: Any) -> tuple[tuple, dict]:
+    """The same arguments with other tensors."""
+    from torch.utils import _pytree
+
+    args, kwargs = _pytree.tree_map(
+        lambda x: change(x) if isinstance(x, torch.Tensor) else x, (tuple(args), dict(kwargs))
+    )
+    return args, kwargs
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_meta else torch.empty_like(tensor, device="meta")
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor
