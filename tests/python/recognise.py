@@ -51,7 +51,7 @@ class Writer:
             [helper.make_tensor_value_info(n, F, None) for n in outputs],
             self.constants,
         )
-        opsets = [helper.make_opsetid("", 20)]
+        opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.gradd", 1)]
         return E.Model(helper.make_model(graph, opset_imports=opsets).SerializeToString())
 
 

@@ -1,0 +1,380 @@
+/* EmbeddingSum: rows of one to three tables, looked up and added in one pass, and its gradient.
+ *
+ * Math: y[i, :] = table0[ids0[i], :] + table1[ids1[i], :] + table2[ids2[i], :], added in this
+ * order. Inputs: three tables [R, D] (the second and third may be absent), then their ids, whose
+ * shapes broadcast; y has the ids' shape and D. Negative ids count from the end. Saved for
+ * backward: ids.
+ *
+ * EmbeddingGrad(dy, ids; dims, padding) -> dtable adds the rows of dy where they came from:
+ * positions are sorted by table row (stable), every row is summed in rising order by one thread in
+ * short chains, in f32 for bf16, and written once, zeros included. So bits do not depend on
+ * threads. Where an id equals `padding` (torch's padding_idx) nothing is added. */
+#include "kernels/cpu/bf16.h"
+#include "kernels/dispatch.h"
+#include "kernels/infer.h"
+#include "kernels/rules.h"
+
+#include <string.h>
+
+enum { TABLES = 3 };
+
+/* ---- ids to rows ----------------------------------------------------------------------------- */
+
+/* Read once: ids may lie in the client's memory. */
+static int64_t id_at(const gradd_view_t *ids, int64_t i) {
+    if (ids->type.dtype == GRADD_DT_I32) return ((const volatile int32_t *)ids->data)[i];
+    return ((const volatile int64_t *)ids->data)[i];
+}
+
+/* Steps of ids within a shape of `rank` dimensions that it broadcasts to; 0 where it does. */
+static void broadcast_steps(const gradd_type_t *ids, int rank, int64_t *steps) {
+    int64_t step = 1;
+    for (int i = rank - 1; i >= 0; i--) {
+        int at = i - (rank - ids->rank);
+        int64_t n = at >= 0 ? ids->dims[at] : 1;
+        steps[i] = n == 1 ? 0 : step;
+        step *= n;
+    }
+}
+
+/* Table row per position of `shape` (its first `rank` dimensions), checked; an id equal to padding
+ * gives -1. `table` is for the message. */
+static gradd_status_t find_rows(const gradd_view_t *ids, const gradd_type_t *shape, int rank,
+                                int64_t extent, int64_t padding, int table, int64_t *rows) {
+    int64_t steps[GRADD_MAX_RANK], at[GRADD_MAX_RANK] = {0}, from = 0, n = 1;
+    broadcast_steps(&ids->type, rank, steps);
+    for (int a = 0; a < rank; a++)
+        n *= shape->dims[a];
+    for (int64_t i = 0; i < n; i++) {
+        int64_t id = id_at(ids, from), row = id < 0 ? id + extent : id;
+        if (row < 0 || row >= extent)
+            return GRADD_FAIL(INDEX, "table %d: index %lld of %lld, position %lld", table,
+                              (long long)id, (long long)extent, (long long)from);
+        rows[i] = padding >= 0 && id == padding ? -1 : row;
+        for (int a = rank - 1; a >= 0; a--) {
+            from += steps[a];
+            if (++at[a] < shape->dims[a]) break;
+            from -= steps[a] * shape->dims[a];
+            at[a] = 0;
+        }
+    }
+    return GRADD_OK;
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+typedef struct sum_s {
+    int n_tables;
+    int64_t n, width; /* rows of y, elements of one */
+    const void *table[TABLES];
+    const int64_t *row[TABLES];
+    void *y;
+} sum_t;
+
+#define SUM_ROWS(T, R, READ, WRITE)                                                                \
+    GRADD_MULTIARCH static void sum_row_##T(int n_tables, int64_t n, T *y, const T *a, const T *b, \
+                                            const T *c) {                                          \
+        if (n_tables == 1)                                                                         \
+            memcpy(y, a, sizeof(T) * (size_t)n);                                                   \
+        else if (n_tables == 2) {                                                                  \
+            _Pragma("omp simd") for (int64_t i = 0; i < n; i++) y[i] =                             \
+                WRITE(READ(a[i]) + READ(b[i]));                                                    \
+        } else {                                                                                   \
+            _Pragma("omp simd") for (int64_t i = 0; i < n; i++) y[i] =                             \
+                WRITE(READ(a[i]) + READ(b[i]) + READ(c[i]));                                       \
+        }                                                                                          \
+    }                                                                                              \
+    static void sum_rows_##T(const sum_t *s) {                                                     \
+        const bool many = s->n * s->width >= GRADD_PARALLEL_MIN;                                   \
+        _Pragma("omp parallel for schedule(static) if (many)") for (int64_t i = 0; i < s->n;       \
+                                                                    i++) {                         \
+            const T *from[TABLES] = {NULL};                                                        \
+            for (int t = 0; t < s->n_tables; t++)                                                  \
+                from[t] = (const T *)s->table[t] + s->row[t][i] * s->width;                        \
+            sum_row_##T(s->n_tables, s->width, (T *)s->y + i * s->width, from[0], from[1],         \
+                        from[2]);                                                                  \
+        }                                                                                          \
+    }
+
+SUM_ROWS(float, float, , )
+SUM_ROWS(double, double, , )
+SUM_ROWS(gradd_bf16_t, float, gradd_bf16_f32, gradd_f32_bf16)
+
+static bool given(const gradd_view_t *in, int n_in, int i) {
+    return i < n_in && in[i].type.dtype != GRADD_DT_NONE;
+}
+
+static gradd_status_t run_sum(const gradd_run_t *r) {
+    const gradd_type_t *y = &r->out[0].type;
+    sum_t s = {.width = y->dims[y->rank - 1], .y = r->out[0].data, .n = 1};
+    for (int i = 0; i + 1 < y->rank; i++)
+        s.n *= y->dims[i];
+    for (int t = 0; t < TABLES; t++) {
+        if (!given(r->in, r->n_in, t)) continue;
+        int64_t *rows = (int64_t *)r->work + s.n_tables * s.n;
+        GRADD_TRY(
+            find_rows(&r->in[TABLES + t], y, y->rank - 1, r->in[t].type.dims[0], -1, t, rows));
+        s.table[s.n_tables] = r->in[t].data;
+        s.row[s.n_tables++] = rows;
+    }
+    if (y->dtype == GRADD_DT_F32)
+        sum_rows_float(&s);
+    else if (y->dtype == GRADD_DT_F64)
+        sum_rows_double(&s);
+    else
+        sum_rows_gradd_bf16_t(&s);
+    return GRADD_OK;
+}
+
+/* ---- backward -------------------------------------------------------------------------------- */
+
+enum { BLOCK = 256, CHAIN = 64 };
+
+typedef struct scatter_s {
+    int64_t n_rows, width;
+    const int64_t *start; /* n_rows + 1: where a row's positions begin in `order` */
+    const int64_t *order; /* positions in dy, by row, rising within one */
+    const void *dy;
+    void *out;
+} scatter_t;
+
+/* Sorts positions by row; rows of -1 are left out. start has n_rows + 2 entries. */
+static void sort_rows(const int64_t *rows, int64_t n, int64_t n_rows, int64_t *start,
+                      int64_t *order) {
+    memset(start, 0, sizeof start[0] * (size_t)(n_rows + 2));
+    for (int64_t i = 0; i < n; i++)
+        start[rows[i] + 2]++; /* shifted by one more, so that filling below restores the starts */
+    start[1] = 0;             /* those of row -1 */
+    for (int64_t k = 2; k < n_rows + 2; k++)
+        start[k] += start[k - 1];
+    for (int64_t i = 0; i < n; i++)
+        if (rows[i] >= 0) order[start[rows[i] + 1]++] = i;
+}
+
+#define SCATTER_ROWS(T, R, READ, WRITE)                                                            \
+    GRADD_MULTIARCH static void add_row_##T(R *sum, const T *x, int64_t n) {                       \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) sum[i] += READ(x[i]);                  \
+    }                                                                                              \
+    /* columns [at, at + n) of one table row */                                                    \
+    static void gather_row_##T(const scatter_t *s, int64_t row, int64_t at, int64_t n) {           \
+        R total[BLOCK] = {0}, chain[BLOCK];                                                        \
+        T *out = (T *)s->out + row * s->width + at;                                                \
+        const int64_t end = s->start[row + 1];                                                     \
+        for (int64_t k = s->start[row]; k < end;) {                                                \
+            memset(chain, 0, sizeof(R) * (size_t)n);                                               \
+            for (int64_t stop = end - k < CHAIN ? end : k + CHAIN; k < stop; k++)                  \
+                add_row_##T(chain, (const T *)s->dy + s->order[k] * s->width + at, n);             \
+            for (int64_t i = 0; i < n; i++)                                                        \
+                total[i] += chain[i];                                                              \
+        }                                                                                          \
+        for (int64_t i = 0; i < n; i++)                                                            \
+            out[i] = WRITE(total[i]);                                                              \
+    }                                                                                              \
+    static void scatter_##T(const scatter_t *s) {                                                  \
+        const int64_t blocks = (s->width + BLOCK - 1) / BLOCK, units = s->n_rows * blocks;         \
+        _Pragma("omp parallel for schedule(dynamic, 64) if (units > 64)") for (int64_t u = 0;      \
+                                                                               u < units; u++) {   \
+            const int64_t row = u / blocks, at = u % blocks * BLOCK;                               \
+            const int64_t n = s->width - at < BLOCK ? s->width - at : BLOCK;                       \
+            if (s->start[row] == s->start[row + 1])                                                \
+                memset((T *)s->out + row * s->width + at, 0, sizeof(T) * (size_t)n);               \
+            else                                                                                   \
+                gather_row_##T(s, row, at, n);                                                     \
+        }                                                                                          \
+    }
+
+SCATTER_ROWS(float, float, , )
+SCATTER_ROWS(double, double, , )
+SCATTER_ROWS(gradd_bf16_t, float, gradd_bf16_f32, gradd_f32_bf16)
+
+static gradd_status_t run_grad(const gradd_run_t *r) {
+    const gradd_type_t *dy = &r->in[0].type, *out = &r->out[0].type;
+    int64_t n = 1, n_rows = out->dims[0], *rows = r->work;
+    for (int i = 0; i + 1 < dy->rank; i++)
+        n *= dy->dims[i];
+    int64_t *order = rows + n, *start = order + n;
+    GRADD_TRY(find_rows(&r->in[1], dy, dy->rank - 1, n_rows,
+                        gradd_attr_int(r->attrs, "padding", -1), 0, rows));
+    sort_rows(rows, n, n_rows, start, order);
+    scatter_t s = {n_rows, out->dims[1], start, order, r->in[0].data, r->out[0].data};
+    if (out->dtype == GRADD_DT_F32)
+        scatter_float(&s);
+    else if (out->dtype == GRADD_DT_F64)
+        scatter_double(&s);
+    else
+        scatter_gradd_bf16_t(&s);
+    return GRADD_OK;
+}
+
+/* ---- the definitions ------------------------------------------------------------------------- */
+
+static double element(const gradd_view_t *v, int64_t i) {
+    if (v->type.dtype == GRADD_DT_F32) return (double)((const float *)v->data)[i];
+    if (v->type.dtype == GRADD_DT_F64) return ((const double *)v->data)[i];
+    return (double)gradd_bf16_f32(((const gradd_bf16_t *)v->data)[i]);
+}
+
+static void put(const gradd_view_t *v, int64_t i, double x) {
+    if (v->type.dtype == GRADD_DT_F32)
+        ((float *)v->data)[i] = (float)x;
+    else if (v->type.dtype == GRADD_DT_F64)
+        ((double *)v->data)[i] = x;
+    else
+        ((gradd_bf16_t *)v->data)[i] = gradd_f32_bf16((float)x);
+}
+
+static gradd_status_t ref_sum(const gradd_run_t *r) {
+    const gradd_type_t *y = &r->out[0].type;
+    int64_t width = y->dims[y->rank - 1], n = gradd_type_count(y) / (width ? width : 1);
+    int64_t *rows = r->work;
+    for (int t = 0; t < TABLES; t++)
+        if (given(r->in, r->n_in, t))
+            GRADD_TRY(find_rows(&r->in[TABLES + t], y, y->rank - 1, r->in[t].type.dims[0], -1, t,
+                                rows + t * n));
+    for (int64_t i = 0; i < n * width; i++) {
+        double sum = 0;
+        for (int t = 0; t < TABLES; t++)
+            if (given(r->in, r->n_in, t))
+                sum += element(&r->in[t], rows[t * n + i / width] * width + i % width);
+        put(&r->out[0], i, sum);
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t ref_grad(const gradd_run_t *r) {
+    const gradd_type_t *dy = &r->in[0].type, *out = &r->out[0].type;
+    int64_t width = out->dims[1], n = gradd_type_count(dy) / (width ? width : 1), *rows = r->work;
+    GRADD_TRY(find_rows(&r->in[1], dy, dy->rank - 1, out->dims[0],
+                        gradd_attr_int(r->attrs, "padding", -1), 0, rows));
+    for (int64_t i = 0; i < gradd_type_count(out); i++) {
+        double sum = 0;
+        for (int64_t k = 0; k < n; k++)
+            if (rows[k] == i / width) sum += element(&r->in[0], k * width + i % width);
+        put(&r->out[0], i, sum);
+    }
+    return GRADD_OK;
+}
+
+/* ---- shape rules ----------------------------------------------------------------------------- */
+
+static gradd_status_t infer_sum(gradd_infer_t *c) {
+    gradd_type_t shape = {.dtype = GRADD_DT_I64};
+    const gradd_type_t *first = &c->in[0].type;
+    for (int t = 0; t < TABLES; t++) {
+        bool has = given(c->in, c->n_in, t);
+        if (has != given(c->in, c->n_in, TABLES + t))
+            return GRADD_FAIL(GRAPH, "table %d and its ids must come together", t);
+        if (!has) continue;
+        const gradd_type_t *table = &c->in[t].type, *ids = &c->in[TABLES + t].type;
+        if (table->rank != 2 || table->dtype != first->dtype || table->dims[1] != first->dims[1])
+            return GRADD_FAIL(GRAPH, "table %d does not match the first one", t);
+        gradd_type_t both = shape;
+        GRADD_TRY(gradd_broadcast(&shape, ids, &both));
+        shape = both;
+    }
+    if (shape.rank + 1 > GRADD_MAX_RANK) return GRADD_FAIL(LIMIT, "rank %d", shape.rank + 1);
+    c->out[0] = shape;
+    c->out[0].dtype = first->dtype;
+    c->out[0].dims[c->out[0].rank++] = first->dims[1];
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_grad(gradd_infer_t *c) {
+    const gradd_type_t *dy = &c->in[0].type, *ids = &c->in[1].type;
+    const gradd_attr_t *dims = gradd_attr_find(c->attrs, "dims");
+    bool fits = dims->n == 2 && dy->rank >= 1 && dims->ints[1] == dy->dims[dy->rank - 1] &&
+                dims->ints[0] >= 0 && ids->rank <= dy->rank - 1;
+    for (int i = 0; fits && i < ids->rank; i++) {
+        int64_t own = ids->dims[i], full = dy->dims[dy->rank - 1 - ids->rank + i];
+        fits = own == full || own == 1;
+    }
+    if (!fits) return GRADD_FAIL(GRAPH, "dy does not have the shape of the rows looked up");
+    c->out[0] = (gradd_type_t){
+        dy->dtype, 2, {dims->ints[0], dims->ints[1]}
+    };
+    return GRADD_OK;
+}
+
+static size_t work_sum(const gradd_infer_t *c) {
+    const gradd_type_t *y = &c->out[0];
+    int64_t n = 1;
+    for (int i = 0; i + 1 < y->rank; i++)
+        n *= y->dims[i];
+    return sizeof(int64_t) * TABLES * (size_t)n;
+}
+
+static size_t work_grad(const gradd_infer_t *c) {
+    const gradd_type_t *dy = &c->in[0].type;
+    int64_t n = 1;
+    for (int i = 0; i + 1 < dy->rank; i++)
+        n *= dy->dims[i];
+    return sizeof(int64_t) * (2 * (size_t)n + (size_t)c->out[0].dims[0] + 2);
+}
+
+/* ---- gradient rule --------------------------------------------------------------------------- */
+
+static gradd_status_t grad_sum(gradd_grad_t *g) {
+    const gradd_attr_t *paddings = gradd_attr_find(g->attrs, "paddings");
+    if (g->dout[0] == GRADD_NONE) return GRADD_OK;
+    for (int t = 0; t < TABLES && t < g->n_in; t++) {
+        if (!g->need[t]) continue;
+        gradd_type_t table = *gradd_val_type(g->b, g->in[t]);
+        bool padded = paddings && (size_t)t < paddings->n;
+        gradd_attr_t attrs[2] = {gradd_make_ints("dims", table.dims, 2),
+                                 gradd_make_int("padding", padded ? paddings->ints[t] : -1)};
+        gradd_val_t in[2] = {g->dout[0], g->in[TABLES + t]};
+        g->din[t] = gradd_emit_attrs(g->b, "EmbeddingGrad", in, 2, attrs, 2);
+    }
+    return g->b->status;
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+GRADD_OPS(
+    embedding,
+    {
+        .name = "EmbeddingSum",
+        .domain = "com.gradd",
+        .since = 1,
+        .min_in = 1,
+        .max_in = 2 * TABLES,
+        .min_out = 1,
+        .max_out = 1,
+        .flags = GRADD_OP_INTERNAL,
+        .types = {GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_INDEX},
+        .attrs = GRADD_ATTR_LIST({"paddings", GRADD_ATTR_INTS, false}
+          ),
+        .infer = infer_sum,
+        .grad = grad_sum,
+        .run = run_sum,
+        .ref = ref_sum,
+        .work = work_sum,
+        .cases = GRADD_CASES(
+            {.text = "f32[5,3] - - i64[2,4] - -"},
+            {.text = "f32[5,3] f32[6,3] - i64[2,4]:(-5,4) i32[1,4]:(0,5) -"},
+            {.text = "f32[5,7] f32[9,7] f32[2,7] i64[2,4] i64[4] i64[2,1]:(0,1)"},
+            {.text = "f32[5,3] - f32[6,3] i64[] - i64[3]"},
+          {.text = "f32[5,3] - - i64[0,4] - -"},
+            {.text = "f32[40,300] f32[70,300] - i64[3,64]:(0,39) i64[64]:(0,69) -"}
+          )
+},
+    {.name = "EmbeddingGrad",
+     .domain = "com.gradd",
+     .since = 1,
+     .min_in = 2,
+     .max_in = 2,
+     .min_out = 1,
+     .max_out = 1,
+     .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
+     .types = {GRADD_T_FLOAT_BF16, GRADD_T_INDEX},
+     .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true}, {"padding", GRADD_ATTR_INT, false}),
+     .infer = infer_grad,
+     .run = run_grad,
+     .ref = ref_grad,
+     .work = work_grad,
+     .cases = GRADD_CASES({.text = "f32[6,3] i64[6] | dims=[5,3]"},
+                          {.text = "f32[2,4,3] i64[1,4] | dims=[5,3] padding=2"},
+                          {.text = "f32[2,4,3] i32[4] | dims=[7,3] padding=-1"},
+                          {.text = "f32[300,300] i64[300]:(0,1) | dims=[3,300]", .tol = 1e-4},
+                          {.text = "f32[600,70] i64[600]:(-90,89) | dims=[90,70]"},
+                          {.text = "f32[0,3] i64[0] | dims=[5,3]"})});
