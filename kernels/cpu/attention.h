@@ -42,6 +42,14 @@ enum {
     GRADD_ATTN_ZERO = 2,      /* zero, without gradients */
 };
 
+/* Bits of the operators' attribute `layout`: what is [B, positions, heads, width]. */
+enum {
+    GRADD_ATTN_Q_TURNED = 1,
+    GRADD_ATTN_K_TURNED = 2,
+    GRADD_ATTN_V_TURNED = 4,
+    GRADD_ATTN_Y_TURNED = 8,
+};
+
 typedef struct gradd_attn_side_s {
     void *data;               /* Borrowed; NULL = absent or not wanted */
     int64_t batch, head, row; /* strides in elements; along a row elements are neighbours */

@@ -25,7 +25,6 @@
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
-enum { LAYOUT_Q = 1, LAYOUT_K = 2, LAYOUT_V = 4, LAYOUT_Y = 8 };
 /* places of the operands; the gradient's are those of `grad` */
 typedef struct places_s {
     int q, k, v, mask, bias, ranges;
@@ -62,13 +61,13 @@ static gradd_attn_extra_t extra_of(const gradd_view_t *v) {
 static void describe_sizes(gradd_attn_t *p, const gradd_view_t *in, const places_t *at,
                            int64_t layout) {
     const int64_t *q = in[at->q].type.dims, *k = in[at->k].type.dims, *v = in[at->v].type.dims;
-    bool q_first = layout & LAYOUT_Q, k_first = layout & LAYOUT_K;
+    bool q_first = layout & GRADD_ATTN_Q_TURNED, k_first = layout & GRADD_ATTN_K_TURNED;
     p->dtype = in[at->q].type.dtype;
     p->batch = q[0], p->heads = q[q_first ? 2 : 1], p->n_q = q[q_first ? 1 : 2], p->d = q[3];
     p->kv_heads = k[k_first ? 2 : 1], p->n_k = k[k_first ? 1 : 2], p->d_v = v[3];
     p->q = side_of(&in[at->q], q_first);
     p->k = side_of(&in[at->k], k_first);
-    p->v = side_of(&in[at->v], layout & LAYOUT_V);
+    p->v = side_of(&in[at->v], layout & GRADD_ATTN_V_TURNED);
 }
 
 static gradd_attn_drop_t describe_drop(const gradd_run_t *r) {
@@ -142,7 +141,7 @@ static void *output(const gradd_run_t *r, int j) {
 static gradd_status_t run_attention(const gradd_run_t *r) {
     gradd_attn_t p;
     describe(&p, r->in, r->n_in, &forward_at, r->attrs);
-    p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & LAYOUT_Y);
+    p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED);
     p.lse = output(r, 1);
     p.drop = describe_drop(r);
     find_ranges(&p, r, &forward_at, behind(&p, r->work, false));
@@ -153,8 +152,8 @@ static gradd_status_t run_attention_grad(const gradd_run_t *r) {
     int64_t layout = gradd_attr_int(r->attrs, "layout", 0);
     gradd_attn_t p;
     describe(&p, r->in, r->n_in, &backward_at, r->attrs);
-    p.dy = side_of(&r->in[0], layout & LAYOUT_Y);
-    p.y = side_of(&r->in[GRAD_Y], layout & LAYOUT_Y);
+    p.dy = side_of(&r->in[0], layout & GRADD_ATTN_Y_TURNED);
+    p.y = side_of(&r->in[GRAD_Y], layout & GRADD_ATTN_Y_TURNED);
     p.lse = r->in[GRAD_LSE].data;
     p.dq = p.q, p.dk = p.k, p.dv = p.v;
     p.dq.data = output(r, 0), p.dk.data = output(r, 1), p.dv.data = output(r, 2);
@@ -245,7 +244,7 @@ static void store(gradd_dtype_t dtype, void *data, int64_t i, double value) {
 static gradd_status_t ref_attention(const gradd_run_t *r) {
     gradd_attn_t p;
     describe(&p, r->in, r->n_in, &forward_at, r->attrs);
-    p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & LAYOUT_Y);
+    p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED);
     p.drop = describe_drop(r);
     for (int64_t row = 0; row < p.batch * p.heads * p.n_q; row++) {
         const query_t at = {row / p.n_q / p.heads, row / p.n_q % p.heads, row % p.n_q};
@@ -313,8 +312,8 @@ static gradd_status_t check_operands(const gradd_infer_t *c, const places_t *at,
     if (k->dims[0] != p->batch || k->dims[3] != p->d || p->n_k < 1 || p->n_k > INT32_MAX ||
         p->kv_heads < 1 || p->heads % p->kv_heads)
         return misfit("k", k);
-    if (v->dims[0] != p->batch || v->dims[layout & LAYOUT_V ? 2 : 1] != p->kv_heads ||
-        v->dims[layout & LAYOUT_V ? 1 : 2] != p->n_k)
+    if (v->dims[0] != p->batch || v->dims[layout & GRADD_ATTN_V_TURNED ? 2 : 1] != p->kv_heads ||
+        v->dims[layout & GRADD_ATTN_V_TURNED ? 1 : 2] != p->n_k)
         return misfit("v", v);
     double ratio = gradd_attr_float(c->attrs, "dropout", 0);
     if (!(ratio >= 0 && ratio <= 1)) return GRADD_FAIL(GRAPH, "dropout ratio %g", ratio);
@@ -322,7 +321,7 @@ static gradd_status_t check_operands(const gradd_infer_t *c, const places_t *at,
 }
 
 static gradd_type_t result_type(const gradd_attn_t *p, int64_t layout) {
-    bool first = layout & LAYOUT_Y;
+    bool first = layout & GRADD_ATTN_Y_TURNED;
     return (gradd_type_t){
         p->dtype, 4, {p->batch, first ? p->n_q : p->heads, first ? p->heads : p->n_q, p->d_v}
     };

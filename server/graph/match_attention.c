@@ -1,0 +1,251 @@
+/* The pattern of attention:
+ *
+ *   MatMul(q, Transpose(k)) > Mul/Div by a scalar > [Div, Tanh, Mul: soft cap]
+ *     > [Where(mask, ., fill)] [Add(., Where(mask, 0, fill))] [Add(., bias)]
+ *     > Softmax > [Dropout] > MatMul(., v)
+ *
+ * with casts between float types anywhere, operands of Add and Mul in either order, factors on q or
+ * k instead of their product, and heads of k and v repeated by Unsqueeze, Expand, Reshape. */
+#include "server/graph/match_attention.h"
+
+#include <string.h>
+
+#include "kernels/cpu/attention.h"
+
+static const gradd_type_t *type_of(const graph_t *g, gradd_val_t v) {
+    return &g->values[v]->type;
+}
+
+static gradd_val_t through_casts(const graph_t *g, gradd_val_t v) {
+    const graph_node_t *n;
+    while ((n = match_made_by(g, v, "Cast")) && gradd_dtype_is_float(type_of(g, n->in[0])->dtype))
+        v = n->in[0];
+    return v;
+}
+
+/* Casts above v, down to where the type is `dtype`. */
+static gradd_val_t as_type(const graph_t *g, gradd_val_t v, gradd_dtype_t dtype) {
+    const graph_node_t *n;
+    while (type_of(g, v)->dtype != dtype && (n = match_made_by(g, v, "Cast")))
+        v = n->in[0];
+    return v;
+}
+
+/* Peels one multiplication or division by a known scalar. */
+static bool peel_factor(const graph_t *g, gradd_val_t *v, double *factor) {
+    double c;
+    gradd_val_t other;
+    const graph_node_t *n = match_made_by(g, *v, "Mul");
+    if (n && match_with_scalar(g, n, &c, &other)) {
+        if (!gradd_type_same_shape(type_of(g, other), type_of(g, *v))) return false;
+        *v = other;
+        *factor *= c;
+        return true;
+    }
+    n = match_made_by(g, *v, "Div");
+    if (!n || !match_scalar(g, n->in[1], &c) || c == 0) return false;
+    if (!gradd_type_same_shape(type_of(g, n->in[0]), type_of(g, *v))) return false;
+    *v = n->in[0];
+    *factor /= c;
+    return true;
+}
+
+static bool has_perm(const graph_t *g, const graph_node_t *n, int a, int b, int c) {
+    const gradd_attr_t *perm = n ? gradd_attr_find(n->attrs, "perm") : NULL;
+    return perm && perm->n == 4 && type_of(g, n->in[0])->rank == 4 && perm->ints[0] == 0 &&
+           perm->ints[1] == a && perm->ints[2] == b && perm->ints[3] == c;
+}
+
+gradd_val_t match_heads_swapped(const graph_t *g, gradd_val_t v) {
+    const graph_node_t *n = match_made_by(g, v, "Transpose");
+    return has_perm(g, n, 2, 1, 3) ? n->in[0] : GRADD_NONE;
+}
+
+/* [B, few, S, D] under Reshape(Expand(Unsqueeze(.))), else v itself. */
+static gradd_val_t unrepeated(const graph_t *g, gradd_val_t v) {
+    const gradd_type_t *all = type_of(g, v);
+    const graph_node_t *n = match_made_by(g, v, "Reshape");
+    if (!n || all->rank != 4 || type_of(g, n->in[0])->rank != 5) return v;
+    const gradd_type_t *wide = type_of(g, n->in[0]);
+    if (wide->dims[1] * wide->dims[2] != all->dims[1] || wide->dims[3] != all->dims[2] ||
+        wide->dims[4] != all->dims[3])
+        return v;
+    gradd_val_t one = n->in[0];
+    if ((n = match_made_by(g, one, "Expand"))) one = n->in[0];
+    const gradd_type_t *few = type_of(g, one);
+    if (few->rank != 5 || few->dims[2] != 1 || few->dims[1] != wide->dims[1] ||
+        few->dims[0] != wide->dims[0] || few->dims[3] != wide->dims[3])
+        return v;
+    if (!(n = match_made_by(g, one, "Unsqueeze")) && !(n = match_made_by(g, one, "Reshape")))
+        return v;
+    const gradd_type_t *source = type_of(g, n->in[0]);
+    bool same = source->rank == 4 && source->dims[0] == few->dims[0] &&
+                source->dims[1] == few->dims[1] && source->dims[2] == few->dims[3] &&
+                source->dims[3] == few->dims[4];
+    return same ? n->in[0] : v;
+}
+
+/* MatMul(q, Transpose(k)); the transposition may be one of [B, S, H, D] as a whole, in which case
+ * k stays the value with heads in front only if the graph has it. */
+static bool find_operands(const graph_t *g, const graph_node_t *n, match_attention_t *f) {
+    gradd_val_t k = through_casts(g, n->in[1]);
+    while (peel_factor(g, &k, &f->scale))
+        k = through_casts(g, k);
+    const graph_node_t *t = match_made_by(g, k, "Transpose");
+    f->q = through_casts(g, n->in[0]);
+    if (!t || type_of(g, n->in[0])->rank != 4 ||
+        !(has_perm(g, t, 1, 3, 2) || has_perm(g, t, 2, 3, 1)))
+        return false;
+    f->k = has_perm(g, t, 1, 3, 2) ? t->in[0] : k;
+    return true;
+}
+
+/* From capped and scaled scores to q and k. */
+static bool find_product(const graph_t *g, gradd_val_t v, match_attention_t *f) {
+    const graph_node_t *n;
+    double factor = 1;
+    for (;;) {
+        v = through_casts(g, v);
+        if (peel_factor(g, &v, &factor)) continue;
+        if (!(n = match_made_by(g, v, "Tanh"))) break;
+        if (f->softcap != 0 || factor <= 0) return false;
+        f->softcap = factor;
+        v = n->in[0];
+    }
+    f->scale = factor;
+    n = match_made_by(g, v, "MatMul");
+    return n && find_operands(g, n, f);
+}
+
+/* ---- masks and biases ------------------------------------------------------------------------ */
+
+/* Where(mask, *rest, fill) or Where(mask, fill, *rest). */
+static bool take_mask(const graph_t *g, const graph_node_t *n, match_attention_t *f,
+                      gradd_val_t *rest) {
+    double fill;
+    if (f->mask != GRADD_NONE) return false;
+    for (int k = 1; k <= 2; k++)
+        if (match_scalar(g, n->in[k], &fill) && fill <= MATCH_MASKED) {
+            f->mask = n->in[0];
+            f->mask_hides = k == 1;
+            *rest = n->in[3 - k];
+            return true;
+        }
+    return false;
+}
+
+/* What is added to the scores: a mask in disguise, a bias, or the sum of both. */
+static bool take_addend(const graph_t *g, gradd_val_t v, match_attention_t *f) {
+    double zero;
+    gradd_val_t rest;
+    const graph_node_t *n = match_made_by(g, through_casts(g, v), "Where");
+    if (n && take_mask(g, n, f, &rest)) {
+        f->empty = GRADD_ATTN_EVEN_GRAD;
+        if (match_scalar(g, rest, &zero) && zero == 0) return true;
+        v = rest; /* Where(mask, bias, fill) */
+    }
+    n = match_made_by(g, v, "Add");
+    for (int k = 0; n && k < 2; k++) {
+        const graph_node_t *w = match_made_by(g, through_casts(g, n->in[k]), "Where");
+        if (!w || !take_mask(g, w, f, &rest)) continue;
+        if (!match_scalar(g, rest, &zero) || zero != 0) return false;
+        f->empty = GRADD_ATTN_EVEN_GRAD;
+        v = n->in[1 - k];
+        break;
+    }
+    if (f->bias != GRADD_NONE) return false;
+    f->bias = v;
+    return true;
+}
+
+/* From what goes into softmax to q and k. Goes at most `depth` additions up. */
+static bool find_scores(const graph_t *g, gradd_val_t v, match_attention_t *f, int depth) {
+    v = through_casts(g, v);
+    const graph_node_t *n = match_made_by(g, v, "Where");
+    if (n) {
+        if (!take_mask(g, n, f, &v)) return false;
+        f->empty = GRADD_ATTN_EVEN;
+        v = through_casts(g, v);
+    }
+    n = match_made_by(g, v, "Add");
+    for (int k = 0; n && depth > 0 && k < 2; k++) {
+        match_attention_t tried = *f;
+        if (!take_addend(g, n->in[1 - k], &tried)) continue;
+        if (!find_scores(g, n->in[k], &tried, depth - 1)) continue;
+        *f = tried;
+        return true;
+    }
+    return !n && find_product(g, v, f);
+}
+
+/* ---- from the last product ------------------------------------------------------------------- */
+
+static bool is_true(const graph_t *g, gradd_val_t v) {
+    const uint8_t *data = v == GRADD_NONE ? NULL : g->values[v]->data;
+    return data && *data;
+}
+
+/* Dropout in training with a known ratio. */
+static bool take_dropout(const graph_t *g, const graph_node_t *n, match_attention_t *f) {
+    if (n->n_in < 3 || !is_true(g, n->in[2]) || !match_scalar(g, n->in[1], &f->dropout))
+        return false;
+    f->drop = (int32_t)(n - g->nodes);
+    return f->dropout >= 0 && f->dropout <= 1;
+}
+
+static bool read_once(gradd_val_t v, const int32_t *readers, int n_readers) {
+    return v >= n_readers || readers[v] <= 1;
+}
+
+bool match_attention(const graph_t *g, const graph_node_t *n, const int32_t *readers, int n_readers,
+                     match_attention_t *out) {
+    match_attention_t f = {.mask = GRADD_NONE, .bias = GRADD_NONE, .scale = 1, .drop = -1};
+    if (strcmp(n->op->name, "MatMul")) return false;
+    const gradd_type_t *y = type_of(g, n->out[0]);
+    gradd_val_t v = through_casts(g, n->in[0]);
+    const graph_node_t *drop = match_made_by(g, v, "Dropout");
+    if (drop && (!read_once(v, readers, n_readers) || !take_dropout(g, drop, &f))) return false;
+    if (drop) v = through_casts(g, drop->in[0]);
+    const graph_node_t *soft = match_made_by(g, v, "Softmax");
+    if (!soft || y->rank != 4 || !read_once(v, readers, n_readers)) return false;
+    int64_t axis = gradd_attr_int(soft->attrs, "axis", -1);
+    if (axis != -1 && axis != 3) return false;
+    if (!find_scores(g, soft->in[0], &f, 3)) return false;
+    f.q = as_type(g, f.q, y->dtype);
+    f.k = unrepeated(g, as_type(g, f.k, y->dtype));
+    f.v = unrepeated(g, as_type(g, n->in[1], y->dtype));
+    *out = f;
+    return true;
+}
+
+/* ---- rows that allow nothing ----------------------------------------------------------------- */
+
+/* The same question answered by two constants. */
+static bool constants_agree(const graph_t *g, gradd_val_t some, gradd_val_t mask) {
+    const uint8_t *s = g->values[some]->data, *m = g->values[mask]->data;
+    const gradd_type_t *type = type_of(g, mask);
+    if (!s || !m || !type->rank) return false;
+    int64_t n = type->dims[type->rank - 1], rows = n ? gradd_type_count(type) / n : 0;
+    if (gradd_type_count(type_of(g, some)) != rows) return false;
+    for (int64_t i = 0; i < rows; i++) {
+        bool any = false;
+        for (int64_t j = 0; j < n && !any; j++)
+            any = m[i * n + j];
+        if (any != (s[i] != 0)) return false;
+    }
+    return true;
+}
+
+bool match_row_has_any(const graph_t *g, gradd_val_t some, gradd_val_t mask) {
+    static const char *const sums[] = {"ReduceMean", "ReduceSum", "ReduceMax"};
+    double zero;
+    if (constants_agree(g, some, mask)) return true;
+    const graph_node_t *n = match_made_by(g, some, "Greater");
+    if (!n || !match_scalar(g, n->in[1], &zero) || zero != 0) return false;
+    gradd_val_t sum = n->in[0];
+    for (int i = 0; i < 3; i++)
+        if ((n = match_made_by(g, sum, sums[i]))) break;
+    if (!n || !match_reduces_last(g, n)) return false;
+    n = match_made_by(g, n->in[0], "Cast");
+    return n && n->in[0] == mask;
+}

@@ -1,0 +1,30 @@
+/* Attention as models write it, seen from the last product upwards. See match_attention.c. */
+#ifndef GRADD_SERVER_GRAPH_MATCH_ATTENTION_H
+#define GRADD_SERVER_GRAPH_MATCH_ATTENTION_H
+
+#include "server/graph/match.h"
+
+/* What a fill must not exceed so that a masked probability is exactly zero beside any allowed one.
+ */
+#define MATCH_MASKED (-1e30)
+
+typedef struct match_attention_s {
+    gradd_val_t q, k, v; /* [B, heads, positions, width], heads of k and v not repeated */
+    gradd_val_t mask;    /* boolean; GRADD_NONE = none */
+    bool mask_hides;     /* true elements are the masked ones */
+    gradd_val_t bias;    /* float; GRADD_NONE = none */
+    double scale, softcap, dropout;
+    int empty;    /* of kernels/cpu/attention.h */
+    int32_t drop; /* the Dropout node, -1 = none */
+} match_attention_t;
+
+/* Whether a node is MatMul(dropout(softmax(scores)), v); readers as from graph_count_readers. The
+ * probabilities must have no other reader. */
+bool match_attention(const graph_t *g, const graph_node_t *n, const int32_t *readers, int n_readers,
+                     match_attention_t *out);
+/* Whether `some` says for every row of the mask that it allows something. */
+bool match_row_has_any(const graph_t *g, gradd_val_t some, gradd_val_t mask);
+/* Operand of a Transpose that swaps the two axes in the middle of four, or GRADD_NONE. */
+gradd_val_t match_heads_swapped(const graph_t *g, gradd_val_t v);
+
+#endif

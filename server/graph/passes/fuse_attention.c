@@ -1,0 +1,185 @@
+/* Attention -> FusedAttention, which has no matrix of scores (pattern: match_attention.c):
+ *
+ *   MatMul(dropout(softmax(scores)), v)            the operator itself
+ *   Where(row allows something, attention, 0)      rows without an allowed key give zero
+ *   Transpose(attention, 0 2 1 3)                  the operator writes [B, positions, heads, width]
+ *
+ * in this order, each on top of the one before. The same transposition of an operand is absorbed as
+ * well, and a Rope between it and the operand is turned before the transposition instead. Masks are
+ * summed up once by MaskRanges, whoever shares them. */
+#include <string.h>
+
+#include "kernels/cpu/attention.h"
+#include "kernels/rules.h"
+#include "server/graph/match_attention.h"
+#include "server/graph/readers.h"
+
+enum { Q, K, V, MASK, BIAS, RANGES, N_IN };
+
+typedef struct state_s {
+    graph_t *g;
+    int32_t *readers;
+    int n_readers;
+} state_t;
+
+static gradd_status_t emit(graph_t *g, int32_t like, const char *op, const gradd_val_t *in,
+                           int n_in, gradd_attrs_t attrs, gradd_val_t *out) {
+    match_fused_t fused = {op, in, n_in, attrs.v, attrs.n, NULL};
+    graph_node_t node = g->nodes[like]; /* a copy: the list may move */
+    return match_emit(g, &node, &fused, out, 1);
+}
+
+/* ---- operands with positions in front of heads ------------------------------------------------
+ */
+
+/* A table of Rope, [B or 1, 1, S, R] and shorter, as [B or 1, S, 1, R]. */
+static gradd_status_t turn_table(graph_t *g, int32_t like, gradd_val_t table, gradd_val_t *out) {
+    const gradd_type_t *t = &g->values[table]->type;
+    int64_t dims[4] = {1, 1, 1, 1};
+    *out = GRADD_NONE;
+    if (t->rank < 2 || t->rank > 4 || (t->rank >= 3 && t->dims[t->rank - 3] != 1)) return GRADD_OK;
+    if (t->rank == 4) dims[0] = t->dims[0];
+    dims[1] = t->dims[t->rank - 2];
+    dims[3] = t->dims[t->rank - 1];
+    gradd_type_t shape = {GRADD_DT_I64, 1, {4}};
+    gradd_val_t in[2] = {table, GRADD_NONE};
+    GRADD_TRY(graph_constant(g, &shape, dims, &in[1]));
+    return emit(g, like, "Reshape", in, 2, (gradd_attrs_t){0}, out);
+}
+
+/* Rope(Transpose(x)) -> Rope(x), whose transposition it is. */
+static gradd_status_t sink_rope(graph_t *g, int32_t like, gradd_val_t v, gradd_val_t *out) {
+    const graph_node_t *n = match_made_by(g, v, "Rope");
+    gradd_val_t x = n ? match_heads_swapped(g, n->in[0]) : GRADD_NONE;
+    *out = GRADD_NONE;
+    if (x == GRADD_NONE) return GRADD_OK;
+    graph_node_t rope = *n;
+    gradd_val_t in[3] = {x, rope.in[1], rope.in[2]};
+    for (int i = 1; i < 3; i++) {
+        GRADD_TRY(turn_table(g, like, rope.in[i], &in[i]));
+        if (in[i] == GRADD_NONE) return GRADD_OK;
+    }
+    GRADD_TRY(emit(g, like, "Rope", in, 3, rope.attrs, out));
+    if (g->values[*out]->kind != VALUE_NODE) return GRADD_OK;
+    graph_node_t *turned = &g->nodes[g->values[*out]->node];
+    turned->origin = rope.origin;
+    turned->parts = rope.parts, turned->n_parts = rope.n_parts;
+    return GRADD_OK;
+}
+
+static gradd_status_t take_layout(graph_t *g, int32_t like, gradd_val_t *v, int bit, int *layout) {
+    gradd_val_t source = match_heads_swapped(g, *v);
+    if (source == GRADD_NONE) GRADD_TRY(sink_rope(g, like, *v, &source));
+    if (source == GRADD_NONE) return GRADD_OK;
+    *v = source;
+    *layout |= bit;
+    return GRADD_OK;
+}
+
+/* k was found as Transpose(x, 0 2 3 1) of [B, positions, heads, width]: that is x. */
+static void take_turned_key(const graph_t *g, gradd_val_t *k, int *layout) {
+    const graph_node_t *n = match_made_by(g, *k, "Transpose");
+    const gradd_attr_t *perm = n ? gradd_attr_find(n->attrs, "perm") : NULL;
+    if (!perm || perm->n != 4 || perm->ints[1] != 2 || perm->ints[2] != 3 || perm->ints[3] != 1)
+        return;
+    *k = n->in[0];
+    *layout |= GRADD_ATTN_K_TURNED;
+}
+
+/* ---- the operator ---------------------------------------------------------------------------- */
+
+static gradd_status_t emit_mask(graph_t *g, int32_t like, const match_attention_t *f,
+                                gradd_val_t *in) {
+    const graph_node_t *inverse = match_made_by(g, f->mask, "Not");
+    in[MASK] = f->mask;
+    if (f->mask == GRADD_NONE) return GRADD_OK;
+    if (f->mask_hides && inverse)
+        in[MASK] = inverse->in[0];
+    else if (f->mask_hides)
+        GRADD_TRY(emit(g, like, "Not", &f->mask, 1, (gradd_attrs_t){0}, &in[MASK]));
+    return emit(g, like, "MaskRanges", &in[MASK], 1, (gradd_attrs_t){0}, &in[RANGES]);
+}
+
+/* The bias in the type that sums have. */
+static gradd_status_t emit_bias(graph_t *g, int32_t like, const match_attention_t *f,
+                                gradd_val_t *in) {
+    in[BIAS] = f->bias;
+    if (f->bias == GRADD_NONE || g->values[f->bias]->type.dtype != GRADD_DT_BF16) return GRADD_OK;
+    gradd_attr_t to = gradd_make_int("to", GRADD_DT_F32);
+    return emit(g, like, "Cast", &f->bias, 1, (gradd_attrs_t){&to, 1}, &in[BIAS]);
+}
+
+static gradd_status_t fuse_product(state_t *s, int32_t id, const match_attention_t *f) {
+    graph_t *g = s->g;
+    gradd_val_t in[N_IN] = {f->q, f->k, f->v, GRADD_NONE, GRADD_NONE, GRADD_NONE};
+    int layout = 0;
+    take_turned_key(g, &in[K], &layout);
+    GRADD_TRY(take_layout(g, id, &in[Q], GRADD_ATTN_Q_TURNED, &layout));
+    if (!(layout & GRADD_ATTN_K_TURNED))
+        GRADD_TRY(take_layout(g, id, &in[K], GRADD_ATTN_K_TURNED, &layout));
+    GRADD_TRY(take_layout(g, id, &in[V], GRADD_ATTN_V_TURNED, &layout));
+    GRADD_TRY(emit_mask(g, id, f, in));
+    GRADD_TRY(emit_bias(g, id, f, in));
+    gradd_attr_t attrs[5] = {gradd_make_float("scale", f->scale),
+                             gradd_make_float("softcap", f->softcap),
+                             gradd_make_float("dropout", f->dropout),
+                             gradd_make_int("empty", f->empty), gradd_make_int("layout", layout)};
+    match_fused_t fused = {
+        "FusedAttention", in, N_IN, attrs, 5, f->drop < 0 ? NULL : &g->nodes[f->drop]};
+    return match_replace(g, &g->nodes[id], &fused);
+}
+
+/* Replaces node `id` by the attention before it with one attribute changed. */
+static gradd_status_t refine(graph_t *g, int32_t id, const graph_node_t *attention,
+                             const char *name, int64_t value) {
+    gradd_attr_t attrs[8];
+    int n = attention->attrs.n < 8 ? attention->attrs.n : 8;
+    for (int i = 0; i < n; i++) {
+        attrs[i] = attention->attrs.v[i];
+        if (!strcmp(attrs[i].name, name)) attrs[i] = gradd_make_int(name, value);
+    }
+    match_fused_t fused = {"FusedAttention", attention->in, attention->n_in, attrs, n, attention};
+    return match_replace(g, &g->nodes[id], &fused);
+}
+
+static bool read_once(const state_t *s, gradd_val_t v) {
+    return v >= s->n_readers || s->readers[v] <= 1;
+}
+
+static gradd_status_t fuse_where(state_t *s, int32_t id) {
+    const graph_t *g = s->g;
+    const graph_node_t *n = &g->nodes[id];
+    double zero;
+    const graph_node_t *a = match_made_by(g, n->in[1], "FusedAttention");
+    if (!a || !match_scalar(g, n->in[2], &zero) || zero != 0 || !read_once(s, n->in[1]) ||
+        a->in[MASK] == GRADD_NONE || !match_row_has_any(g, n->in[0], a->in[MASK]))
+        return GRADD_OK;
+    return refine(s->g, id, a, "empty", GRADD_ATTN_ZERO);
+}
+
+static gradd_status_t fuse_transpose(state_t *s, int32_t id) {
+    const graph_t *g = s->g;
+    gradd_val_t y = match_heads_swapped(g, g->nodes[id].out[0]);
+    const graph_node_t *a = match_made_by(g, y, "FusedAttention");
+    int64_t layout = a ? gradd_attr_int(a->attrs, "layout", 0) : GRADD_ATTN_Y_TURNED;
+    if (layout & GRADD_ATTN_Y_TURNED || !read_once(s, y)) return GRADD_OK;
+    return refine(s->g, id, a, "layout", layout | GRADD_ATTN_Y_TURNED);
+}
+
+static gradd_status_t fuse_attention(graph_t *g) {
+    state_t s = {.g = g, .n_readers = g->n_values};
+    GRADD_TRY(graph_count_readers(g, &s.readers));
+    for (int32_t i = 0, n = g->n_nodes; i < n; i++) { /* not what is added on the way */
+        match_attention_t f;
+        const char *op = g->nodes[i].op->name;
+        if (!strcmp(op, "Where"))
+            GRADD_TRY(fuse_where(&s, i));
+        else if (!strcmp(op, "Transpose"))
+            GRADD_TRY(fuse_transpose(&s, i));
+        else if (match_attention(g, &g->nodes[i], s.readers, s.n_readers, &f))
+            GRADD_TRY(fuse_product(&s, i, &f));
+    }
+    return GRADD_OK;
+}
+
+const graph_pass_t graph_pass_fuse_attention = {"fuse_attention", 40, true, fuse_attention};
