@@ -239,6 +239,7 @@ static gradd_status_t start(daemon_t *daemon) {
     GRADD_TRY(watch(daemon, queue_fd(daemon->queue), ON_QUEUE, 0));
     daemon->worker = (worker_t){.threads = count_threads(daemon->options),
                                 .memory_limit = memory_limit(daemon->options)};
+    gradd_set_compile_limit(daemon->options->compile_ms);
     return open_sockets(daemon);
 }
 

@@ -53,6 +53,10 @@ void gradd_model_unsupported(const gradd_model_t *model, int i, const char **out
 
 typedef struct plan_s gradd_plan_t;
 
+/* Processor time that compiling one plan, or one more backward of it, may take from now on; 0 = no
+ * limit. Default 10 s. */
+void gradd_set_compile_limit(int64_t ms);
+
 enum {
     /* Every operator of the model as it is: the reference that recognised patterns are tested
      * against. GRADD_FUSE=0 in the environment asks for it, too. */

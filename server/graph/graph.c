@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/registry.h"
+#include "server/graph/budget.h"
 #include "server/graph/fold.h"
 
 #define INITIAL_BUCKETS 1024
@@ -262,6 +263,7 @@ gradd_status_t graph_emit(graph_t *g, const graph_emit_t *e, gradd_val_t *out) {
     if (e->n_in > GRADD_OP_MAX_IN || e->n_out > GRADD_OP_MAX_OUT || e->n_out > e->op->max_out)
         return GRADD_FAIL(LIMIT, "%s: %d inputs and %d outputs are too many", e->op->name, e->n_in,
                           e->n_out);
+    GRADD_TRY(budget_spend(1));
     if (graph_must_widen(g, e)) return graph_emit_widened(g, e, out);
     bool done;
     GRADD_TRY(graph_emit_wide_product(g, e, out, &done));

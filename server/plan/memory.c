@@ -6,6 +6,7 @@
  * a looser arena, but planning takes n log n, so that a hostile graph cannot hold the engine. */
 #include <stdlib.h>
 
+#include "server/graph/budget.h"
 #include "server/plan/plan.h"
 
 static int by_size(const void *a, const void *b) {
@@ -50,13 +51,15 @@ static int64_t lowest_gap(const placed_t *p, const memory_item_t *item) {
     return at;
 }
 
-static void place_by_size(memory_item_t **order, int n, memory_item_t **scratch) {
+static gradd_status_t place_by_size(memory_item_t **order, int n, memory_item_t **scratch) {
     placed_t placed = {scratch, 0};
     qsort(order, (size_t)n, sizeof order[0], by_size);
     for (int i = 0; i < n; i++) {
+        GRADD_TRY(budget_spend(1 + i / 256));
         if (order[i]->offset < 0) order[i]->offset = lowest_gap(&placed, order[i]);
         insert(&placed, order[i]);
     }
+    return GRADD_OK;
 }
 
 /* ---- many buffers ---- */
@@ -149,7 +152,7 @@ gradd_status_t memory_place(memory_item_t *items, int n, int64_t *out_peak) {
     for (int i = 0; !status && i < n; i++)
         order[i] = other[i] = &items[i];
     if (!status && n <= MEMORY_BY_SIZE_MAX)
-        place_by_size(order, n, other);
+        status = place_by_size(order, n, other);
     else if (!status)
         place_by_time(items, order, other, next, n);
     int64_t peak = 0;

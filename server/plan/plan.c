@@ -5,6 +5,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "server/graph/budget.h"
+
 static double now_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -156,6 +158,7 @@ gradd_status_t plan_variant(gradd_plan_t *p, const bool *arrives, bool keep,
                             const variant_t **out) {
     bool *full = calloc((size_t)p->graph->n_outputs + 1, sizeof full[0]);
     if (!full) return no_memory();
+    budget_start();
     gradd_status_t status = check_arrivals(p, arrives, full);
     if (!status && !(*out = find_variant(p, arrives, keep))) {
         bool many = p->n_variants >= PLAN_MAX_VARIANTS;
@@ -166,6 +169,7 @@ gradd_status_t plan_variant(gradd_plan_t *p, const bool *arrives, bool keep,
         else if (status == GRADD_E_UNSUPPORTED)
             status = new_variant(p, full, full, true, keep, out);
     }
+    budget_end();
     free(full);
     return status;
 }
@@ -336,6 +340,10 @@ static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_
     return GRADD_OK;
 }
 
+void gradd_set_compile_limit(int64_t ms) {
+    budget_set_limit(ms);
+}
+
 gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_t *options,
                                  gradd_plan_t **out_plan) {
     double start = now_ms();
@@ -344,7 +352,9 @@ gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_
     if (!p) return no_memory();
     p->backend = &gradd_backend_cpu;
     p->threads = options->threads;
+    budget_start();
     gradd_status_t status = build(p, model, options);
+    budget_end();
     if (status) {
         gradd_plan_destroy(p);
         return status;

@@ -1,0 +1,47 @@
+/* See budget.h. Reading the clock is a system call, so it happens once in a while only. */
+#include "server/graph/budget.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <time.h>
+
+#define STEPS_PER_LOOK 256
+
+static atomic_llong limit_ms = BUDGET_DEFAULT_MS;
+
+static _Thread_local struct {
+    bool running;
+    int64_t steps; /* since the last look */
+    int64_t start_us, limit_us;
+} budget;
+
+static int64_t now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+void budget_set_limit(int64_t ms) {
+    atomic_store(&limit_ms, ms < INT64_MAX / 1000 ? ms : INT64_MAX / 1000);
+}
+
+void budget_start(void) {
+    budget.running = true;
+    budget.steps = 0;
+    budget.start_us = now_us();
+    budget.limit_us = atomic_load(&limit_ms) * 1000;
+}
+
+void budget_end(void) {
+    budget.running = false;
+}
+
+gradd_status_t budget_spend(int64_t steps) {
+    if (!budget.running || budget.limit_us <= 0) return GRADD_OK;
+    budget.steps += steps;
+    if (budget.steps < STEPS_PER_LOOK) return GRADD_OK;
+    budget.steps = 0;
+    if (now_us() - budget.start_us <= budget.limit_us) return GRADD_OK;
+    return GRADD_FAIL(LIMIT, "compiling the graph took more than %lld ms, the limit (--compile-ms)",
+                      (long long)(budget.limit_us / 1000));
+}

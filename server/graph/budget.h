@@ -1,0 +1,27 @@
+/* How long compiling one graph may take.
+ *
+ * One thread compiles for every client, so a model that takes minutes would stop them all. Whoever
+ * loops over nodes says so here; from time to time that looks at the processor time of the thread
+ * and fails once the limit is passed. Processor time, not the clock on the wall: a loaded machine
+ * must not refuse what an idle one accepts.
+ *
+ * The state belongs to the thread. Outside of budget_start and budget_end nothing is counted.
+ */
+#ifndef GRADD_SERVER_GRAPH_BUDGET_H
+#define GRADD_SERVER_GRAPH_BUDGET_H
+
+#include <stdint.h>
+
+#include "shm/status.h"
+
+#define BUDGET_DEFAULT_MS 10000
+
+/* For all threads, from the next budget_start on; 0 = no limit. */
+void budget_set_limit(int64_t ms);
+
+void budget_start(void);
+void budget_end(void);
+/* `steps` units of about a microsecond went by. Fails with LIMIT; the caller names the node. */
+gradd_status_t budget_spend(int64_t steps);
+
+#endif
