@@ -80,6 +80,14 @@ static gradd_status_t grad_linear(gradd_grad_t *g) {
     return b->status;
 }
 
+/* 2 m n k, and one addition of the bias per element. */
+static void cost_linear(const gradd_infer_t *c, gradd_cost_t *cost) {
+    const gradd_type_t *x = &c->in[0].type;
+    double elements = (double)gradd_type_count(&c->out[0]);
+    cost->flops = elements * (2 * (double)x->dims[x->rank - 1] + 1);
+    cost->kernel = gradd_gemm_kernel(x->dtype);
+}
+
 GRADD_OPS(linear, {.name = "Linear",
                    .domain = "com.gradd",
                    .since = 1,
@@ -88,6 +96,7 @@ GRADD_OPS(linear, {.name = "Linear",
                    .min_out = 1,
                    .max_out = 1,
                    .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY,
+                   .cost = cost_linear,
                    .types = {GRADD_T_FLOAT_BF16},
                    .attrs = GRADD_ATTR_LIST({"transB", GRADD_ATTR_INT, false}),
                    .infer = infer_linear,
