@@ -176,8 +176,9 @@ enum {
     GRADD_OP_COSTLY = 1 << 7, /* time grows like the product of the sizes of operands and result */
 };
 
-#define GRADD_OP_MAX_IN  64 /* variadic operators included */
-#define GRADD_OP_MAX_OUT 64
+#define GRADD_OP_MAX_IN    64 /* variadic operators included */
+#define GRADD_OP_MAX_OUT   64
+#define GRADD_OP_MAX_TYPES 10
 
 /* One test case, see kernels/cases.h for the little language. */
 typedef struct gradd_case_s {
@@ -192,11 +193,12 @@ struct gradd_op_s {
     int since, until;   /* opset range, inclusive; until 0 = open */
     int min_in, max_in, min_out, max_out;
     uint32_t flags;
-    uint32_t inplace;  /* bit k: out[0] may overwrite in[k] if their types are equal */
-    uint32_t no_diff;  /* bit k: input k carries no gradient although it is a float */
-    uint32_t types[8]; /* accepted dtypes (GRADD_DTB bits) of input 0..7, the last non-zero entry
+    uint32_t inplace; /* bit k: out[0] may overwrite in[k] if their types are equal */
+    uint32_t no_diff; /* bit k: input k carries no gradient although it is a float */
+    uint32_t types[GRADD_OP_MAX_TYPES]; /* accepted dtypes (GRADD_DTB bits) of the first inputs, the
+                          last non-zero entry
                           repeats; all zero = anything */
-    const gradd_attr_spec_t *attrs; /* ended by {0}; NULL = none */
+    const gradd_attr_spec_t *attrs;     /* ended by {0}; NULL = none */
     gradd_status_t (*infer)(gradd_infer_t *c);
     gradd_status_t (*grad)(gradd_grad_t *g);     /* NULL with GRADD_OP_NO_GRAD */
     gradd_status_t (*run)(const gradd_run_t *r); /* the fast kernel, or the only one */

@@ -61,7 +61,7 @@ gradd_status_t gradd_op_audit(void) {
 
 static uint32_t accepted(const gradd_op_t *op, int input) {
     uint32_t mask = 0;
-    for (int i = 0; i < 8 && i <= input && op->types[i]; i++)
+    for (int i = 0; i < GRADD_OP_MAX_TYPES && i <= input && op->types[i]; i++)
         mask = op->types[i];
     return mask;
 }

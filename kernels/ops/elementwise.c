@@ -7,6 +7,7 @@
  * inside the closed interval; Sign, Floor, Ceil and Round have gradient zero. */
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/map.h"
+#include "kernels/cpu/sum.h"
 #include "kernels/infer.h"
 #include "kernels/rules.h"
 
@@ -157,7 +158,31 @@ static gradd_status_t fold(const gradd_run_t *r, const gradd_rows_t *rows, bool 
     }
 FOLD(max, max)
 FOLD(min, min)
-FOLD(sum, add)
+
+/* Sums of bf16 stay f32 until the end: in the scratch memory where shapes differ. */
+static size_t work_sum(const gradd_infer_t *c) {
+    if (c->n_in < 3 || c->out[0].dtype != GRADD_DT_BF16) return 0;
+    return (size_t)gradd_type_count(&c->out[0]) * sizeof(float);
+}
+
+static gradd_status_t run_sum(const gradd_run_t *r) {
+    gradd_view_t so_far = r->out[0];
+    if (r->n_in > 1 && gradd_sum_fits(r->out, r->in, r->n_in))
+        return gradd_sum(r->out, r->in, r->n_in);
+    if (!r->work) return fold(r, &add_rows, false);
+    so_far.type.dtype = GRADD_DT_F32;
+    so_far.data = r->work;
+    for (int i = 1; i < r->n_in; i++) {
+        gradd_view_t pair[2] = {i == 1 ? r->in[0] : so_far, r->in[i]};
+        const gradd_view_t *out = i + 1 == r->n_in ? r->out : &so_far;
+        GRADD_TRY(gradd_map_rows(&add_rows, 0, out, pair, 2, NULL, false));
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t run_sum_ref(const gradd_run_t *r) {
+    return fold(r, &add_refs, true);
+}
 
 /* x^y, where y may have another type. The exponents that models use have loops of their own. */
 static double exponent_at(const void *y, int64_t i, int dtype) {
@@ -526,8 +551,9 @@ static gradd_status_t grad_clip(gradd_grad_t *g) {
 #define CASES_FOLD                                                                                 \
     GRADD_CASES({.text = "f32[2,3] f32[2,3]"}, {.text = "f32[3] f32[2,1] f32[]"},                  \
                 {.text = "f32[2,3]"}, {.text = "f32[1,3] f32[4,1] f32[2,4,3] f32[3]"},             \
-                {.text = "f32[211,173] f32[173]"}, {.text = "i64[3] i64[3]:(1,5) i64[1]={2}"},     \
-                {.text = "i32[2,2] i32[2]"})
+                {.text = "f32[211,173] f32[173]"},                                                 \
+                {.text = "f32[211,173] f32[211,173] f32[211,173]"},                                \
+                {.text = "i64[3] i64[3]:(1,5) i64[1]={2}"}, {.text = "i32[2,2] i32[2]"})
 
 #define BINARY_ROW(title, fn, gradient, since_, range, ...)                                        \
     {.name = title,                                                                                \
@@ -562,7 +588,7 @@ static gradd_status_t grad_clip(gradd_grad_t *g) {
      .ref = run_##fn##_ref,                                                                        \
      .cases = cases_,                                                                              \
      __VA_ARGS__}
-#define FOLD_ROW(title, fn, gradient, mask, since_)                                                \
+#define FOLD_ROW(title, fn, gradient, mask, since_, work_)                                         \
     {.name = title,                                                                                \
      .domain = "",                                                                                 \
      .since = since_,                                                                              \
@@ -577,6 +603,7 @@ static gradd_status_t grad_clip(gradd_grad_t *g) {
      .grad = gradient,                                                                             \
      .run = run_##fn,                                                                              \
      .ref = run_##fn##_ref,                                                                        \
+     .work = work_,                                                                                \
      .cases = CASES_FOLD}
 #define CHEAP .flags = GRADD_OP_CHEAP
 #define STEP  .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP
@@ -635,9 +662,9 @@ GRADD_OPS(
      .run = run_pow,
      .ref = run_pow_ref,
      .cases = cases_pow},
-    FOLD_ROW("Max", max, grad_extremum, GRADD_T_NUM_BF16, 8),
-    FOLD_ROW("Min", min, grad_extremum, GRADD_T_NUM_BF16, 8),
-    FOLD_ROW("Sum", sum, grad_sum, GRADD_T_NUM_BF16, 8),
+    FOLD_ROW("Max", max, grad_extremum, GRADD_T_NUM_BF16, 8, NULL),
+    FOLD_ROW("Min", min, grad_extremum, GRADD_T_NUM_BF16, 8, NULL),
+    FOLD_ROW("Sum", sum, grad_sum, GRADD_T_NUM_BF16, 8, work_sum),
     UNARY_ROW("Neg", neg, grad_neg, GRADD_T_NUM_BF16, 6, CASES_UNARY_NUM(""), CHEAP),
     UNARY_ROW("Abs", abs, grad_abs, GRADD_T_NUM_BF16, 6, CASES_UNARY_NUM(""), CHEAP),
     UNARY_ROW("Sign", sign, NULL, GRADD_T_NUM_BF16, 9, CASES_UNARY_NUM(""), STEP),

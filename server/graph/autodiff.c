@@ -3,19 +3,26 @@
  * First a forward sweep marks the values that depend on a wanted input through differentiable
  * operators; frozen parameters are not marked, so nothing is emitted for them. Then the forward
  * nodes are visited in reverse; each rule receives the gradients of its outputs and emits nodes for
- * its inputs. Gradients of a value with several readers are added in that fixed order, which makes
- * the sum reproducible. Engine thread. */
+ * its inputs. Gradients of a value with several readers are collected and added in that fixed order
+ * by one operator, which makes the sum reproducible, rounds bf16 once and passes over memory once.
+ * Engine thread. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/rules.h"
 #include "server/graph/graph.h"
 
+typedef struct part_s {
+    struct part_s *next;
+    gradd_val_t grad;
+} part_t;
+
 typedef struct sweep_s {
     graph_t *g;
     bool *needed;      /* per value: its gradient is wanted */
-    gradd_val_t *grad; /* per value: accumulated gradient */
-    int n;             /* values known to both arrays: those that existed before */
+    part_t **parts;    /* per value: its gradients so far, the latest first; in the graph's arena */
+    gradd_val_t *grad; /* per value: their sum, once it is asked for */
+    int n;             /* values known to the arrays: those that existed before */
 } sweep_t;
 
 static bool carries_gradient(const sweep_t *s, const graph_node_t *n, int i) {
@@ -50,11 +57,32 @@ static gradd_status_t add_gradient(sweep_t *s, gradd_val_t value, gradd_val_t gr
         return GRADD_FAIL(INTERNAL, "a gradient has type %s, its value %s",
                           gradd_type_format(got, a), gradd_type_format(want, b));
     }
-    if (s->grad[value] == GRADD_NONE) {
-        s->grad[value] = grad;
-        return GRADD_OK;
+    part_t *part = arena_alloc(g->arena, sizeof *part);
+    if (!part) return GRADD_FAIL(NOMEM, "no memory to differentiate the graph");
+    *part = (part_t){s->parts[value], grad};
+    s->parts[value] = part;
+    return GRADD_OK;
+}
+
+/* The sum of all gradients of a value; nothing is added to it any more. */
+static gradd_status_t sum_gradients(sweep_t *s, gradd_val_t value) {
+    gradd_val_t in[GRADD_OP_MAX_IN];
+    graph_t *g = s->g;
+    part_t *oldest = NULL;
+    int n = 0;
+    for (part_t *p = s->parts[value], *next; p; p = next) {
+        next = p->next;
+        p->next = oldest;
+        oldest = p;
     }
-    s->grad[value] = GRADD_EMIT(&g->builder, "Add", s->grad[value], grad);
+    s->parts[value] = NULL;
+    for (part_t *p = oldest; p; p = p->next) {
+        in[n++] = p->grad;
+        if (n < 2 || (p->next && n < GRADD_OP_MAX_IN)) continue;
+        in[0] = gradd_emit_n(&g->builder, n == 2 ? "Add" : "Sum", n, in);
+        n = 1;
+    }
+    if (n) s->grad[value] = in[0];
     return g->builder.status;
 }
 
@@ -117,8 +145,11 @@ static gradd_status_t reverse_node(sweep_t *s, int32_t id) {
     if (n.dead || n.op->flags & GRADD_OP_NO_GRAD) return GRADD_OK;
     for (int j = 0; j < GRADD_OP_MAX_OUT; j++)
         dout[j] = GRADD_NONE;
+    s->g->origin = n.origin;
+    s->g->random = n.random;
     for (int j = 0; j < n.n_out; j++) {
         if (n.out[j] == GRADD_NONE || n.out[j] >= s->n) continue;
+        GRADD_TRY(sum_gradients(s, n.out[j]));
         dout[j] = s->grad[n.out[j]];
         any |= dout[j] != GRADD_NONE;
     }
@@ -154,6 +185,7 @@ static gradd_status_t sweep_run(sweep_t *s, const autodiff_t *ad) {
         GRADD_TRY(reverse_node(s, id));
     for (int i = 0; i < ad->n_grads; i++) {
         gradd_val_t v = g->inputs[ad->grads[i]];
+        GRADD_TRY(sum_gradients(s, v));
         ad->out_grads[i] = s->needed[v] ? s->grad[v] : GRADD_NONE;
     }
     return GRADD_OK;
@@ -163,13 +195,15 @@ gradd_status_t graph_autodiff(graph_t *g, const autodiff_t *ad) {
     sweep_t s = {.g = g, .n = g->n_values};
     s.needed = calloc((size_t)s.n + 1, sizeof s.needed[0]);
     s.grad = malloc(sizeof s.grad[0] * ((size_t)s.n + 1));
+    s.parts = calloc((size_t)s.n + 1, sizeof s.parts[0]);
     g->in_backward = true;
     g->builder.status = GRADD_OK;
-    gradd_status_t status = s.needed && s.grad
+    gradd_status_t status = s.needed && s.grad && s.parts
                                 ? sweep_run(&s, ad)
                                 : GRADD_FAIL(NOMEM, "no memory to differentiate the graph");
     g->in_backward = false;
     free(s.needed);
     free(s.grad);
+    free(s.parts);
     return status;
 }
