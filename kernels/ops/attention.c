@@ -407,8 +407,8 @@ static gradd_status_t grad_attention(gradd_grad_t *g) {
     .name = title, .domain = "com.gradd", .since = 1, .min_in = inputs, .max_in = n_in,            \
     .min_out = 1, .max_out = n_out, .flags = GRADD_OP_INTERNAL | flags_, .attrs = ATTENTION_ATTRS
 
-/* From the fourth operand on; the shape rules look closer. */
-#define EXTRA_TYPES (GRADD_T_FLOAT_BF16 | GRADD_T_BOOL | GRADD_DTB(I32))
+/* mask, bias and ranges */
+#define EXTRA_TYPES GRADD_T_BOOL, GRADD_T_FLOAT, GRADD_DTB(I32)
 
 GRADD_OPS(
     attention,
@@ -441,7 +441,8 @@ GRADD_OPS(
           )
 },
     {ATTENTION_ROW("FusedAttentionGrad", 6, 9, 4, GRADD_OP_NO_GRAD | GRADD_OP_COSTLY),
-     .types = {GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, EXTRA_TYPES},
+     .types = {GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16,
+               GRADD_T_FLOAT_BF16, GRADD_T_FLOAT, EXTRA_TYPES},
      .infer = infer_attention_grad, .run = run_attention_grad, .work = work_backward,
      .cases = GRADD_CASES(
          {.text = "f32[1,1,3,4] f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4] f32[1,1,3,4] "
