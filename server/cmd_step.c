@@ -11,7 +11,7 @@
 #include "server/exec/step.h"
 #include "server/worker.h"
 
-enum { STEP_STEP, STEP_JOURNAL, STEP_HYPER, STEP_GROUP, STEP_P, STEP_M, STEP_V, STEP_G };
+enum { STEP_STEP, STEP_JOURNAL, STEP_HYPER, STEP_GROUP, STEP_P, STEP_M, STEP_V, STEP_G, STEP_W };
 
 /* Numbers of one group in field 'hyper', after the clipping norm. */
 enum {
@@ -28,6 +28,7 @@ enum {
 
 typedef struct update_s {
     binding_t *p, *m, *v; /* Borrowed */
+    binding_t *w;         /* Borrowed: master weights of the bf16 parameters; or NULL */
     tensors_t g, journal;
     step_tensor_t *tensors; /* Owned */
     gradd_adam_t *groups;   /* Owned */
@@ -41,42 +42,67 @@ static void update_finish(update_t *u) {
     free(u->groups);
 }
 
-static gradd_status_t find_list(work_t *work, const msgpack_object *id, const char *field, int n,
-                                binding_t **out) {
+static gradd_status_t find(work_t *work, const msgpack_object *id, const char *field,
+                           binding_t **out) {
     *out = id_list_get(&work->bindings, wire_u64(id));
     if (!*out)
         return GRADD_FAIL(STALE, "step: field '%s': binding %llu is not known (bind it again)",
                           field, (unsigned long long)wire_u64(id));
+    return GRADD_OK;
+}
+
+static gradd_status_t find_list(work_t *work, const msgpack_object *id, const char *field, int n,
+                                binding_t **out) {
+    GRADD_TRY(find(work, id, field, out));
     if ((*out)->tensors.n != n)
         return GRADD_FAIL(TENSOR, "step: field '%s': expected %d tensors, got %d", field, n,
                           (*out)->tensors.n);
     return GRADD_OK;
 }
 
-static gradd_status_t check_type(const char *field, int i, const gradd_type_t *want,
-                                 const gradd_type_t *got) {
+/* One element of `field` against the parameter that it belongs to. */
+static gradd_status_t check_type(const char *field, int i, gradd_dtype_t dtype,
+                                 const gradd_type_t *parameter, const gradd_type_t *got) {
     char expected[GRADD_TYPE_TEXT], found[GRADD_TYPE_TEXT];
-    if (got->dtype == GRADD_DT_F32 && gradd_type_count(want) == gradd_type_count(got))
+    if (got->dtype == dtype && gradd_type_count(parameter) == gradd_type_count(got))
         return GRADD_OK;
-    return GRADD_FAIL(TENSOR, "step: %s[%d]: expected f32 elements as in %s, got %s", field, i,
-                      gradd_type_format(want, expected), gradd_type_format(got, found));
+    return GRADD_FAIL(TENSOR, "step: %s[%d]: expected %s elements as in %s, got %s", field, i,
+                      gradd_dtype_name(dtype), gradd_type_format(parameter, expected),
+                      gradd_type_format(got, found));
+}
+
+static gradd_status_t fill_tensor(update_t *u, int i, uint64_t group, int *n_masters) {
+    const gradd_type_t *p = &u->p->tensors.types[i];
+    bool half = p->dtype == GRADD_DT_BF16;
+    float *master = NULL;
+    if (!half) GRADD_TRY(check_type("p", i, GRADD_DT_F32, p, p));
+    GRADD_TRY(check_type("m", i, GRADD_DT_F32, p, &u->m->tensors.types[i]));
+    GRADD_TRY(check_type("v", i, GRADD_DT_F32, p, &u->v->tensors.types[i]));
+    if (u->g.address[i]) GRADD_TRY(check_type("g", i, p->dtype, p, &u->g.types[i]));
+    if (half && u->w) {
+        int k = (*n_masters)++;
+        if (k >= u->w->tensors.n) return GRADD_OK; /* counted by the caller */
+        GRADD_TRY(check_type("w", k, GRADD_DT_F32, p, &u->w->tensors.types[k]));
+        master = u->w->tensors.address[k];
+    }
+    u->tensors[i] = (step_tensor_t){.p = u->p->tensors.address[i],
+                                    .m = u->m->tensors.address[i],
+                                    .v = u->v->tensors.address[i],
+                                    .g = u->g.address[i],
+                                    .n = gradd_type_count(p),
+                                    .group = group < INT32_MAX ? (int)group : -1,
+                                    .dtype = p->dtype,
+                                    .master = master};
+    return GRADD_OK;
 }
 
 static gradd_status_t fill_tensors(update_t *u, const msgpack_object *group, int n) {
-    const gradd_type_t *types = u->p->tensors.types;
-    for (int i = 0; i < n; i++) {
-        GRADD_TRY(check_type("p", i, &types[i], &types[i]));
-        GRADD_TRY(check_type("m", i, &types[i], &u->m->tensors.types[i]));
-        GRADD_TRY(check_type("v", i, &types[i], &u->v->tensors.types[i]));
-        if (u->g.address[i]) GRADD_TRY(check_type("g", i, &types[i], &u->g.types[i]));
-        uint64_t k = wire_u64(wire_at(group, i));
-        u->tensors[i] = (step_tensor_t){.p = u->p->tensors.address[i],
-                                        .m = u->m->tensors.address[i],
-                                        .v = u->v->tensors.address[i],
-                                        .g = u->g.address[i],
-                                        .n = gradd_type_count(&types[i]),
-                                        .group = k < INT32_MAX ? (int)k : -1};
-    }
+    int n_masters = 0;
+    for (int i = 0; i < n; i++)
+        GRADD_TRY(fill_tensor(u, i, wire_u64(wire_at(group, i)), &n_masters));
+    if (u->w && n_masters != u->w->tensors.n)
+        return GRADD_FAIL(TENSOR, "step: field 'bw': %d tensors for %d bf16 parameters",
+                          u->w->tensors.n, n_masters);
     return GRADD_OK;
 }
 
@@ -122,13 +148,16 @@ static gradd_status_t disjoint(const char *a_name, const tensors_t *a, const cha
 }
 
 static gradd_status_t check_memory(const update_t *u) {
-    const tensors_t *lists[] = {&u->p->tensors, &u->m->tensors, &u->v->tensors, &u->journal, &u->g};
-    static const char *const names[] = {"p", "m", "v", "journal", "g"};
-    for (int a = 0; a < 5; a++) {
+    static const tensors_t none = {0};
+    const tensors_t *lists[] = {&u->p->tensors, &u->m->tensors,
+                                &u->v->tensors, u->w ? &u->w->tensors : &none,
+                                &u->journal,    &u->g};
+    static const char *const names[] = {"p", "m", "v", "w", "journal", "g"};
+    for (int a = 0; a < 6; a++) {
         int i, k;
         for (int b = 0; b < a; b++)
             GRADD_TRY(disjoint(names[a], lists[a], names[b], lists[b]));
-        if (a < 4 && spans_overlap_self(lists[a]->spans, lists[a]->n_spans, &i, &k))
+        if (a < 5 && spans_overlap_self(lists[a]->spans, lists[a]->n_spans, &i, &k))
             return GRADD_FAIL(TENSOR, "step: %s[%d] and %s[%d] share memory", names[a], i, names[a],
                               k);
     }
@@ -160,6 +189,7 @@ static gradd_status_t fill(work_t *work, request_t *request, update_t *u) {
     GRADD_TRY(find_list(work, args[STEP_P], "bp", n, &u->p));
     GRADD_TRY(find_list(work, args[STEP_M], "bm", n, &u->m));
     GRADD_TRY(find_list(work, args[STEP_V], "bv", n, &u->v));
+    if (args[STEP_W]) GRADD_TRY(find(work, args[STEP_W], "bw", &u->w));
     GRADD_TRY(tensors_init(&u->g, table, args[STEP_G], "step: g"));
     if (u->g.n != n)
         return GRADD_FAIL(TENSOR, "step: field 'g': expected %d tensors, got %d", n, u->g.n);
@@ -203,5 +233,6 @@ GRADD_COMMANDS(
                          [STEP_P] = {.name = "bp", .kind = WIRE_U64},
                          [STEP_M] = {.name = "bm", .kind = WIRE_U64},
                          [STEP_V] = {.name = "bv", .kind = WIRE_U64},
-                         [STEP_G] = {.name = "g", .kind = WIRE_LIST, .item = WIRE_TENSOR_OR_NIL}}
+                         [STEP_G] = {.name = "g", .kind = WIRE_LIST, .item = WIRE_TENSOR_OR_NIL},
+                         [STEP_W] = {.name = "bw", .kind = WIRE_U64, .optional = true}}
 });

@@ -30,12 +30,15 @@ static coefficients_t coefficients(const gradd_adam_t *h, float grad_scale) {
     };
 }
 
-static void update(const coefficients_t *c, const gradd_adam_span_t *s, int64_t from, int64_t to) {
-    const float *p = s->p, *m = s->m, *v = s->v, *g = s->g;
+#define BLOCK ((int64_t)4096)
+
+static void update(const coefficients_t *c, const gradd_adam_span_t *s, const float *p,
+                   const float *g) {
+    const float *m = s->m, *v = s->v;
     float *op = s->out_p, *om = s->out_m, *ov = s->out_v;
     coefficients_t k = *c;
 #pragma omp simd
-    for (int64_t i = from; i < to; i++) {
+    for (int64_t i = 0; i < s->n; i++) {
         float gi = g[i] * k.grad_scale + k.l2 * p[i];
         float mi = m[i] * k.b1 + gi * k.c1;
         float vi = v[i] * k.b2 + gi * gi * k.c2;
@@ -47,15 +50,53 @@ static void update(const coefficients_t *c, const gradd_adam_span_t *s, int64_t 
     }
 }
 
-#define BLOCK ((int64_t)4096)
+static void choose_masters(float *out, const float *master, const gradd_bf16_t *p, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        bool same = gradd_f32_bf16(master[i]).bits == p[i].bits;
+        out[i] = same ? master[i] : gradd_bf16_f32(p[i]);
+    }
+}
+
+/* At most BLOCK elements: what is stored in bf16 is widened on the stack first. */
+static void update_block(const coefficients_t *c, const gradd_adam_span_t *s) {
+    float wide_p[BLOCK], wide_g[BLOCK];
+    const float *p = s->p, *g = s->g;
+    if (s->p16) {
+        if (s->p)
+            choose_masters(wide_p, s->p, s->p16, s->n);
+        else
+            gradd_bf16_widen(wide_p, s->p16, s->n);
+        p = wide_p;
+    }
+    if (s->g16) {
+        gradd_bf16_widen(wide_g, s->g16, s->n);
+        g = wide_g;
+    }
+    update(c, s, p, g);
+}
+
+static gradd_adam_span_t part(const gradd_adam_span_t *s, int64_t from, int64_t n) {
+    return (gradd_adam_span_t){.p = s->p ? s->p + from : NULL,
+                               .m = s->m + from,
+                               .v = s->v + from,
+                               .g = s->g ? s->g + from : NULL,
+                               .p16 = s->p16 ? s->p16 + from : NULL,
+                               .g16 = s->g16 ? s->g16 + from : NULL,
+                               .out_p = s->out_p + from,
+                               .out_m = s->out_m + from,
+                               .out_v = s->out_v + from,
+                               .n = n};
+}
 
 void gradd_adam_update(const gradd_adam_t *hyper, float grad_scale, const gradd_adam_span_t *span) {
     coefficients_t c = coefficients(hyper, grad_scale);
     int64_t blocks = (span->n + BLOCK - 1) / BLOCK;
 #pragma omp parallel for schedule(static) if (blocks > 4)
     for (int64_t b = 0; b < blocks; b++) {
-        int64_t to = (b + 1) * BLOCK;
-        update(&c, span, b * BLOCK, to < span->n ? to : span->n);
+        int64_t from = b * BLOCK, left = span->n - from;
+        gradd_adam_span_t block = part(span, from, left < BLOCK ? left : BLOCK);
+        update_block(&c, &block);
     }
 }
 
@@ -76,7 +117,14 @@ static double block_squares(const float *x, int64_t n) {
 /* Partial sums of fixed blocks, added in block order: the same bits for any number of threads. */
 #define NORM_GROUP 256
 
-double gradd_sum_squares(const float *x, int64_t n) {
+static double part_squares(const float *x, const gradd_bf16_t *x16, int64_t from, int64_t n) {
+    if (x) return block_squares(x + from, n);
+    float wide[BLOCK];
+    gradd_bf16_widen(wide, x16 + from, n);
+    return block_squares(wide, n);
+}
+
+static double sum_squares(const float *x, const gradd_bf16_t *x16, int64_t n) {
     int64_t blocks = (n + BLOCK - 1) / BLOCK;
     double total = 0, partial[NORM_GROUP];
     for (int64_t base = 0; base < blocks; base += NORM_GROUP) {
@@ -84,10 +132,18 @@ double gradd_sum_squares(const float *x, int64_t n) {
 #pragma omp parallel for schedule(static) if (group > 8)
         for (int64_t b = 0; b < group; b++) {
             int64_t from = (base + b) * BLOCK, left = n - from;
-            partial[b] = block_squares(x + from, left < BLOCK ? left : BLOCK);
+            partial[b] = part_squares(x, x16, from, left < BLOCK ? left : BLOCK);
         }
         for (int64_t b = 0; b < group; b++)
             total += partial[b];
     }
     return total;
+}
+
+double gradd_sum_squares(const float *x, int64_t n) {
+    return sum_squares(x, NULL, n);
+}
+
+double gradd_sum_squares_bf16(const gradd_bf16_t *x, int64_t n) {
+    return sum_squares(NULL, x, n);
 }

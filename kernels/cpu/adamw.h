@@ -1,7 +1,8 @@
 /* The Adam family's update of one run of elements, out of place.
  *
  * The result goes to separate memory, so that a caller can commit it through a journal; in place
- * (out_x == x) is allowed, too. f32. Per element i, with g' = grad_scale * g[i]:
+ * (out_x == x) is allowed, too. All arithmetic, the moments and the result are f32; parameters and
+ * gradients may be stored in bf16. Per element i, with g' = grad_scale * g[i]:
  *   mode 0 (L2):    g' += wd * p;  then Adam with the transformers form below
  *   mode 1 (AdamW, transformers): m = b1 m + (1-b1) g';  v = b2 v + (1-b2) g'^2
  *                   p -= lr_c * m / (sqrt(v) + eps), lr_c = lr * sqrt(1-b2^t) / (1-b1^t)
@@ -18,6 +19,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kernels/cpu/bf16.h"
+
 typedef enum gradd_adam_mode_e {
     GRADD_ADAM_L2 = 0,
     GRADD_ADAMW_TRANSFORMERS = 1,
@@ -31,9 +34,12 @@ typedef struct gradd_adam_s {
     int64_t step; /* 1 for the first step */
 } gradd_adam_t;
 
-/* One group of elements; all arrays hold n entries. */
+/* One group of elements; all arrays hold n entries. Parameter and gradient are given either in f32
+ * or in bf16 (p16, g16; then p and g are NULL). With both p16 and p, p are the master weights of
+ * p16: they count wherever they still round to p16, and p16 where somebody has written it since. */
 typedef struct gradd_adam_span_s {
     const float *p, *m, *v, *g;
+    const gradd_bf16_t *p16, *g16;
     float *out_p, *out_m, *out_v;
     int64_t n;
 } gradd_adam_span_t;
@@ -43,5 +49,6 @@ void gradd_adam_update(const gradd_adam_t *hyper, float grad_scale, const gradd_
 
 /* Sum of squares, in double, in an order that depends on nothing but n. */
 double gradd_sum_squares(const float *x, int64_t n);
+double gradd_sum_squares_bf16(const gradd_bf16_t *x, int64_t n); /* the same of the same values */
 
 #endif

@@ -50,7 +50,7 @@ static uint64_t fingerprint(const step_request_t *r) {
     }
     for (int i = 0; i < r->n_tensors; i++) {
         const step_tensor_t *t = &r->tensors[i];
-        int64_t numbers[] = {t->n, t->group, t->g != NULL};
+        int64_t numbers[] = {t->n, t->group, t->g != NULL, t->dtype, t->master != NULL};
         hash = mix(hash, numbers, sizeof numbers);
     }
     return hash;
@@ -60,10 +60,16 @@ static bool clips(const step_request_t *r) {
     return r->max_norm > 0 && isfinite(r->max_norm);
 }
 
+static double tensor_squares(const step_tensor_t *t) {
+    if (!t->g) return 0;
+    if (t->dtype == GRADD_DT_BF16) return gradd_sum_squares_bf16(t->g, t->n);
+    return gradd_sum_squares(t->g, t->n);
+}
+
 static double global_norm(const step_request_t *r) {
     double sum = 0;
     for (int i = 0; i < r->n_tensors; i++)
-        if (r->tensors[i].g) sum += gradd_sum_squares(r->tensors[i].g, r->tensors[i].n);
+        sum += tensor_squares(&r->tensors[i]);
     return sqrt(sum);
 }
 
@@ -76,25 +82,42 @@ static float clip_scale(const step_request_t *r, double norm) {
 
 static void write_journal(const step_request_t *r, const step_tensor_t *t, int64_t from, int64_t n,
                           float scale) {
-    gradd_adam_span_t span = {.p = t->p + from,
-                              .m = t->m + from,
+    gradd_adam_span_t span = {.m = t->m + from,
                               .v = t->v + from,
-                              .g = t->g + from,
                               .out_p = buffer(r, 0),
                               .out_m = buffer(r, 1),
                               .out_v = buffer(r, 2),
                               .n = n};
+    if (t->dtype == GRADD_DT_BF16) {
+        span.p16 = (const gradd_bf16_t *)t->p + from;
+        span.g16 = (const gradd_bf16_t *)t->g + from;
+        span.p = t->master ? t->master + from : NULL;
+    } else {
+        span.p = (const float *)t->p + from;
+        span.g = (const float *)t->g + from;
+    }
     gradd_adam_update(&r->groups[t->group], scale, &span);
 }
 
+static void commit_piece(const step_request_t *r, const step_tensor_t *t, int64_t from, int64_t at,
+                         int64_t n) {
+    const float *p = buffer(r, 0) + at;
+    size_t bytes = sizeof(float) * (size_t)n;
+    if (t->master) memcpy(t->master + from + at, p, bytes);
+    if (t->dtype == GRADD_DT_BF16)
+        gradd_bf16_narrow((gradd_bf16_t *)t->p + from + at, p, n);
+    else
+        memcpy((float *)t->p + from + at, p, bytes);
+    memcpy(t->m + from + at, buffer(r, 1) + at, bytes);
+    memcpy(t->v + from + at, buffer(r, 2) + at, bytes);
+}
+
 static void commit_chunk(const step_request_t *r, const step_tensor_t *t, int64_t from, int64_t n) {
-    float *to[3] = {t->p + from, t->m + from, t->v + from};
     int64_t piece = 16 << 10, pieces = (n + piece - 1) / piece;
 #pragma omp parallel for schedule(static) if (pieces > 1)
     for (int64_t k = 0; k < pieces; k++) {
         int64_t at = k * piece, count = n - at < piece ? n - at : piece;
-        for (int a = 0; a < 3; a++)
-            memcpy(to[a] + at, buffer(r, a) + at, sizeof(float) * (size_t)count);
+        commit_piece(r, t, from, at, count);
     }
 }
 
@@ -134,6 +157,10 @@ static gradd_status_t check_request(const step_request_t *r) {
         if (t->group < 0 || t->group >= r->n_groups)
             return GRADD_FAIL(TENSOR, "parameter %d: group %d of %d", i, t->group, r->n_groups);
         if (t->n < 0) return GRADD_FAIL(TENSOR, "parameter %d: negative size", i);
+        if (t->dtype != GRADD_DT_F32 && t->dtype != GRADD_DT_BF16)
+            return GRADD_FAIL(TENSOR, "parameter %d: neither f32 nor bf16", i);
+        if (t->master && t->dtype == GRADD_DT_F32)
+            return GRADD_FAIL(TENSOR, "parameter %d: f32 has no master weights", i);
         chunks += (t->n + STEP_CHUNK - 1) / STEP_CHUNK;
     }
     if (chunks >= 1 << CHUNK_BITS) return GRADD_FAIL(LIMIT, "too many parameters for one step");

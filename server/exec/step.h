@@ -2,11 +2,13 @@
  * survives a kill at any instruction.
  *
  * Parameters are cut into chunks. The new values of a chunk are first written to a journal (new p,
- * m and v) in the client's memory, then the journal is sealed by a sequence word, then copied over
- * the old values, then the progress word advances. A process that finds the journal sealed for the
- * current chunk copies it again; otherwise it computes the chunk again from untouched values. So a
- * step that was interrupted, by whatever process, is finished by the next one with the same bits.
- * Release stores are enough: the memory outlives the process, not the machine.
+ * m and v, all f32) in the client's memory, then the journal is sealed by a sequence word, then
+ * copied over the old values, then the progress word advances. A bf16 parameter is rounded while it
+ * is copied, so the journal serves its f32 master weights as well. A process that finds the journal
+ * sealed for the current chunk copies it again; otherwise it computes the chunk again from
+ * untouched values. So a step that was interrupted, by whatever process, is finished by the next
+ * one with the same bits. Release stores are enough: the memory outlives the process, not the
+ * machine.
  *
  * Engine thread.
  */
@@ -16,6 +18,7 @@
 #include <stddef.h>
 
 #include "kernels/cpu/adamw.h"
+#include "shm/dtype.h"
 #include "shm/status.h"
 
 #define STEP_CHUNK         ((int64_t)128 << 10) /* elements; the journal holds three chunks */
@@ -33,11 +36,15 @@ typedef struct step_journal_s {
 
 #define STEP_JOURNAL_BYTES (sizeof(step_journal_t) + 3 * sizeof(float) * (size_t)STEP_CHUNK)
 
+/* One parameter of n elements. Moments and master weights are always f32. */
 typedef struct step_tensor_s {
-    float *p, *m, *v;
-    const float *g; /* NULL: this parameter has no gradient in this step */
+    void *p;
+    float *m, *v;
+    const void *g; /* NULL: this parameter has no gradient in this step */
     int64_t n;
     int group;
+    gradd_dtype_t dtype; /* of p and g: f32 or bf16 */
+    float *master;       /* of a bf16 parameter, which is then master rounded; or NULL */
 } step_tensor_t;
 
 typedef struct step_request_s {

@@ -1,5 +1,6 @@
-/* The optimizer step: its mathematics in the three modes, clipping, and the journal under kills at
- * every point where one could matter. */
+/* The optimizer step: its mathematics in the three modes, clipping, parameters in f32, in bf16 and
+ * in bf16 with master weights, and the journal under kills at every point where one could matter.
+ */
 #include "server/exec/step.h"
 
 #include <math.h>
@@ -15,6 +16,8 @@
 #define N_SMALL 1000
 #define N_LARGE ((int64_t)(STEP_CHUNK * 2 + 777))
 
+typedef enum storage_e { F32, BF16, MASTERS } storage_t;
+
 /* Two parameters with state and gradients, and a journal, in memory that a fork shares. */
 typedef struct world_s {
     step_tensor_t tensors[2];
@@ -27,23 +30,55 @@ static float pattern(int64_t i, int salt) {
     return (float)((i * 2654435761u + (uint64_t)salt * 97) % 1999) / 999.0f - 1.0f;
 }
 
-static void world_open(world_t *w, gradd_adam_mode_t mode) {
+static float rounded(float x) {
+    return gradd_bf16_f32(gradd_f32_bf16(x));
+}
+
+static void write_at(gradd_dtype_t dtype, void *array, int64_t i, float x) {
+    if (dtype == GRADD_DT_BF16)
+        ((gradd_bf16_t *)array)[i] = gradd_f32_bf16(x);
+    else
+        ((float *)array)[i] = x;
+}
+
+static float read_at(gradd_dtype_t dtype, const void *array, int64_t i) {
+    if (dtype == GRADD_DT_BF16) return gradd_bf16_f32(((const gradd_bf16_t *)array)[i]);
+    return ((const float *)array)[i];
+}
+
+static void world_open_as(world_t *w, gradd_adam_mode_t mode, storage_t storage) {
     int64_t sizes[2] = {N_SMALL, N_LARGE};
-    w->bytes = STEP_JOURNAL_BYTES + 4 * sizeof(float) * (size_t)(N_SMALL + N_LARGE);
+    gradd_dtype_t dtype = storage == F32 ? GRADD_DT_F32 : GRADD_DT_BF16;
+    w->bytes = STEP_JOURNAL_BYTES + 5 * sizeof(float) * (size_t)(N_SMALL + N_LARGE);
     w->memory = mmap(NULL, w->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(w->memory != MAP_FAILED);
     w->journal = w->memory;
     w->group = (gradd_adam_t){1e-2, 0.9, 0.999, 1e-6, 0.1, mode, true, 1};
     float *at = (float *)((char *)w->memory + STEP_JOURNAL_BYTES);
     for (int t = 0; t < 2; t++) {
-        float *p = at, *m = p + sizes[t], *v = m + sizes[t], *g = v + sizes[t];
-        for (int64_t i = 0; i < sizes[t]; i++) {
-            p[i] = pattern(i, t);
-            g[i] = pattern(i, t + 7);
+        int64_t n = sizes[t];
+        float *p = at, *m = p + n, *v = m + n, *g = v + n, *master = g + n;
+        for (int64_t i = 0; i < n; i++) {
+            write_at(dtype, p, i, pattern(i, t));
+            write_at(dtype, g, i, pattern(i, t + 7));
+            master[i] = rounded(pattern(i, t));
         }
-        w->tensors[t] = (step_tensor_t){p, m, v, g, sizes[t], 0};
-        at = g + sizes[t];
+        w->tensors[t] =
+            (step_tensor_t){p, m, v, g, n, 0, dtype, storage == MASTERS ? master : NULL};
+        at = master + n;
     }
+}
+
+static void world_open(world_t *w, gradd_adam_mode_t mode) {
+    world_open_as(w, mode, F32);
+}
+
+static float parameter(const world_t *w, int tensor, int64_t i) {
+    return read_at(w->tensors[tensor].dtype, w->tensors[tensor].p, i);
+}
+
+static float gradient(const world_t *w, int tensor, int64_t i) {
+    return read_at(w->tensors[tensor].dtype, w->tensors[tensor].g, i);
 }
 
 static void world_close(world_t *w) {
@@ -72,28 +107,44 @@ static void expected(const gradd_adam_t *h, double scale, double *p, double *m, 
     if (h->mode == GRADD_ADAMW_TRANSFORMERS) *p *= 1 - h->lr * h->weight_decay;
 }
 
-static void check_mode(gradd_adam_mode_t mode, double max_norm) {
-    world_t w;
-    world_open(&w, mode);
-    double sum = 0, p[N_SMALL], m[N_SMALL] = {0}, v[N_SMALL] = {0};
+static double all_squares(const world_t *w) {
+    double sum = 0;
     for (int t = 0; t < 2; t++)
-        for (int64_t i = 0; i < w.tensors[t].n; i++)
-            sum += (double)w.tensors[t].g[i] * w.tensors[t].g[i];
-    double norm = sqrt(sum), scale = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1;
+        for (int64_t i = 0; i < w->tensors[t].n; i++)
+            sum += (double)gradient(w, t, i) * gradient(w, t, i);
+    return sum;
+}
+
+/* Five steps of the small tensor. Without masters a bf16 parameter is rounded after each step, with
+ * masters it is what they round to. */
+static void check_stored(gradd_adam_mode_t mode, double max_norm, storage_t storage) {
+    world_t w;
+    world_open_as(&w, mode, storage);
+    double p[N_SMALL], m[N_SMALL] = {0}, v[N_SMALL] = {0};
+    double norm = sqrt(all_squares(&w)), scale = fmin(1, max_norm / (norm + 1e-6));
+    const step_tensor_t *t = &w.tensors[0];
     for (int i = 0; i < N_SMALL; i++)
-        p[i] = w.tensors[0].p[i];
+        p[i] = parameter(&w, 0, i);
     for (uint64_t step = 0; step < 5; step++) {
         step_request_t r = request(&w, step, max_norm);
         double got;
         CHECK_OK(step_run(&r, &got));
         if (max_norm > 0) CHECK_NEAR(got, norm, 1e-9 * norm);
         for (int i = 0; i < N_SMALL; i++) {
-            expected(&w.group, scale, &p[i], &m[i], &v[i], w.tensors[0].g[i]);
-            CHECK_NEAR(w.tensors[0].p[i], p[i], 2e-6);
-            CHECK_NEAR(w.tensors[0].m[i], m[i], 1e-6);
+            expected(&w.group, max_norm > 0 ? scale : 1, &p[i], &m[i], &v[i], gradient(&w, 0, i));
+            float now = parameter(&w, 0, i);
+            if (storage == MASTERS) CHECK(now == rounded(t->master[i]));
+            CHECK_NEAR(storage == MASTERS ? t->master[i] : now, p[i],
+                       storage == BF16 ? 0.0040 * fabs(p[i]) : 2e-6);
+            CHECK_NEAR(t->m[i], m[i], 1e-6);
+            if (storage == BF16) p[i] = now; /* its own rounding does not add up here */
         }
     }
     world_close(&w);
+}
+
+static void check_mode(gradd_adam_mode_t mode, double max_norm) {
+    check_stored(mode, max_norm, F32);
 }
 
 TEST(l2_mode_matches_formulas) {
@@ -112,15 +163,92 @@ TEST(gradients_are_clipped_by_their_global_norm) {
     check_mode(GRADD_ADAMW_TORCH, 1.5);
 }
 
+TEST(bf16_parameters_are_rounded_after_every_step) {
+    check_stored(GRADD_ADAM_L2, 0, BF16);
+    check_stored(GRADD_ADAMW_TRANSFORMERS, 0, BF16);
+    check_stored(GRADD_ADAMW_TORCH, 1.5, BF16);
+}
+
+TEST(master_weights_keep_what_rounding_loses) {
+    check_stored(GRADD_ADAM_L2, 0, MASTERS);
+    check_stored(GRADD_ADAMW_TRANSFORMERS, 0, MASTERS);
+    check_stored(GRADD_ADAMW_TORCH, 1.5, MASTERS);
+}
+
+/* 1.0 minus steps of 2^-10: half the distance to the next bf16 number below is 2^-9. */
+TEST(steps_below_the_last_place_add_up_only_with_masters) {
+    for (storage_t storage = BF16; storage <= MASTERS; storage++) {
+        world_t w;
+        world_open_as(&w, GRADD_ADAMW_TORCH, storage);
+        step_tensor_t *t = &w.tensors[0];
+        write_at(t->dtype, t->p, 7, 1);
+        write_at(t->dtype, (void *)t->g, 7, 1);
+        if (t->master) t->master[7] = 1;
+        w.group.weight_decay = 0;
+        w.group.lr = 0x1p-10;
+        for (uint64_t step = 0; step < 8; step++) {
+            step_request_t r = request(&w, step, 0);
+            double norm;
+            CHECK_OK(step_run(&r, &norm));
+        }
+        CHECK_NEAR(parameter(&w, 0, 7), storage == MASTERS ? 1 - 0x1p-7 : 1, 0);
+        world_close(&w);
+    }
+}
+
+TEST(a_parameter_that_was_written_counts_more_than_its_master) {
+    world_t w;
+    world_open_as(&w, GRADD_ADAMW_TORCH, MASTERS);
+    step_tensor_t *t = &w.tensors[0];
+    t->master[3] = rounded(t->master[3]) * 1.0009765625f; /* rounds to p: counts */
+    float kept = t->master[3], written = 42;
+    CHECK(rounded(kept) == parameter(&w, 0, 3) && rounded(kept) != kept);
+    write_at(t->dtype, t->p, 4, written); /* as load_state_dict would */
+    double p[2] = {kept, written};
+    step_request_t r = request(&w, 0, 0);
+    double norm;
+    CHECK_OK(step_run(&r, &norm));
+    for (int i = 0; i < 2; i++) {
+        double m = 0, v = 0;
+        expected(&w.group, 1, &p[i], &m, &v, gradient(&w, 0, 3 + i));
+        CHECK_NEAR(t->master[3 + i], p[i], 2e-6 * fabs(p[i]));
+    }
+    world_close(&w);
+}
+
+TEST(norm_of_bf16_gradients_is_that_of_their_values) {
+    world_t w;
+    world_open_as(&w, GRADD_ADAMW_TORCH, BF16);
+    float *wide = malloc(sizeof *wide * (size_t)N_LARGE);
+    gradd_bf16_widen(wide, w.tensors[1].g, N_LARGE);
+    CHECK(gradd_sum_squares(wide, N_LARGE) == gradd_sum_squares_bf16(w.tensors[1].g, N_LARGE));
+    free(wide);
+    world_close(&w);
+}
+
+TEST(other_element_types_are_refused) {
+    world_t w;
+    world_open_as(&w, GRADD_ADAMW_TORCH, MASTERS);
+    double norm;
+    w.tensors[1].dtype = GRADD_DT_F32;
+    step_request_t r = request(&w, 0, 0);
+    CHECK_STATUS(GRADD_E_TENSOR, step_run(&r, &norm));
+    CHECK_ERROR_HAS("parameter 1: f32 has no master weights");
+    w.tensors[1].dtype = GRADD_DT_F16;
+    CHECK_STATUS(GRADD_E_TENSOR, step_run(&r, &norm));
+    CHECK_ERROR_HAS("parameter 1: neither f32 nor bf16");
+    world_close(&w);
+}
+
 TEST(parameters_without_gradient_are_left_alone) {
     world_t w;
     world_open(&w, GRADD_ADAMW_TORCH);
     w.tensors[0].g = NULL;
-    float before = w.tensors[0].p[3], other = w.tensors[1].p[3];
+    float before = parameter(&w, 0, 3), other = parameter(&w, 1, 3);
     step_request_t r = request(&w, 0, 0);
     double norm;
     CHECK_OK(step_run(&r, &norm));
-    CHECK(w.tensors[0].p[3] == before && w.tensors[1].p[3] != other);
+    CHECK(parameter(&w, 0, 3) == before && parameter(&w, 1, 3) != other);
     world_close(&w);
 }
 
@@ -130,9 +258,9 @@ TEST(repeated_step_changes_nothing) {
     double norm, again;
     step_request_t r = request(&w, 0, 1);
     CHECK_OK(step_run(&r, &norm));
-    float p = w.tensors[1].p[N_LARGE - 1];
+    float p = parameter(&w, 1, N_LARGE - 1);
     CHECK_OK(step_run(&r, &again));
-    CHECK(w.tensors[1].p[N_LARGE - 1] == p && norm == again);
+    CHECK(parameter(&w, 1, N_LARGE - 1) == p && norm == again);
     step_request_t skipped = request(&w, 5, 1);
     CHECK_STATUS(GRADD_E_STALE, step_run(&skipped, &norm));
     CHECK_ERROR_HAS("the journal is at step 1");
@@ -185,23 +313,24 @@ static int run_with_deaths(world_t *w, int steps, int point) {
 
 static bool same_parameters(const world_t *a, const world_t *b) {
     for (int t = 0; t < 2; t++) {
-        size_t bytes = sizeof(float) * (size_t)a->tensors[t].n;
-        if (memcmp(a->tensors[t].p, b->tensors[t].p, bytes) ||
-            memcmp(a->tensors[t].m, b->tensors[t].m, bytes) ||
-            memcmp(a->tensors[t].v, b->tensors[t].v, bytes))
+        const step_tensor_t *x = &a->tensors[t], *y = &b->tensors[t];
+        size_t bytes = sizeof(float) * (size_t)x->n;
+        if (memcmp(x->p, y->p, gradd_dtype_bytes(x->dtype) * (size_t)x->n) ||
+            memcmp(x->m, y->m, bytes) || memcmp(x->v, y->v, bytes) ||
+            (x->master && memcmp(x->master, y->master, bytes)))
             return false;
     }
     return true;
 }
 
-TEST_LIMIT(kill_at_every_point_loses_no_bit, 60) {
+static void kill_at_every_point(storage_t storage) {
     world_t whole;
-    world_open(&whole, GRADD_ADAMW_TORCH);
+    world_open_as(&whole, GRADD_ADAMW_TORCH, storage);
     CHECK_EQ_INT(run_with_deaths(&whole, 2, -1), 0);
     int point = 0, deaths = 1;
     for (; deaths; point++) {
         world_t w;
-        world_open(&w, GRADD_ADAMW_TORCH);
+        world_open_as(&w, GRADD_ADAMW_TORCH, storage);
         deaths = run_with_deaths(&w, 2, point);
         CHECK(same_parameters(&whole, &w));
         world_close(&w);
@@ -210,10 +339,22 @@ TEST_LIMIT(kill_at_every_point_loses_no_bit, 60) {
     world_close(&whole);
 }
 
-TEST_LIMIT(kill_at_random_times_loses_no_bit, 60) {
+TEST_LIMIT(kill_at_every_point_loses_no_bit, 60) {
+    kill_at_every_point(F32);
+}
+
+TEST_LIMIT(kill_at_every_point_loses_no_bit_of_bf16, 60) {
+    kill_at_every_point(BF16);
+}
+
+TEST_LIMIT(kill_at_every_point_loses_no_bit_of_masters, 60) {
+    kill_at_every_point(MASTERS);
+}
+
+static void kill_at_random_times(storage_t storage) {
     world_t whole, w;
-    world_open(&whole, GRADD_ADAMW_TRANSFORMERS);
-    world_open(&w, GRADD_ADAMW_TRANSFORMERS);
+    world_open_as(&whole, GRADD_ADAMW_TRANSFORMERS, storage);
+    world_open_as(&w, GRADD_ADAMW_TRANSFORMERS, storage);
     const int steps = 40;
     run_with_deaths(&whole, steps, -1);
     unsigned random = 12345;
@@ -239,4 +380,12 @@ TEST_LIMIT(kill_at_random_times_loses_no_bit, 60) {
     }
     CHECK(deaths > 0);
     CHECK(same_parameters(&whole, &w));
+}
+
+TEST_LIMIT(kill_at_random_times_loses_no_bit, 60) {
+    kill_at_random_times(F32);
+}
+
+TEST_LIMIT(kill_at_random_times_loses_no_bit_of_masters, 60) {
+    kill_at_random_times(MASTERS);
 }

@@ -3,7 +3,7 @@
 `FusedAdam` has the interface and the three modes of ONNX Runtime Training's optimizer of that name.
 Parameters and state stay in shared memory; one request updates all of them through a redo journal,
 so a daemon that is killed in the middle leaves nothing half done: the next one finishes the step
-with the same bits.
+with the same bits. All arithmetic and the moments are float32, whatever the parameters are.
 """
 
 from __future__ import annotations
@@ -21,11 +21,16 @@ from gradd import client as clients
 from gradd import errors, interrupts
 from gradd.client import Client
 from gradd.ring import Block, blocks_bytes
+from gradd.shm import DTYPE_CODES, nbytes
 
 logger = logging.getLogger("gradd")
 
 # Header page and three chunks of 128 Ki floats; the daemon refuses a smaller region by name.
 JOURNAL_BYTES = 4096 + 3 * 4 * (128 << 10)
+
+_TYPES = (torch.float32, torch.bfloat16)
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_MASTER = "master"  # name of the float32 master weights in the state of a bf16 parameter
 
 
 class AdamWMode(enum.IntEnum):
@@ -58,11 +63,15 @@ def _wire(client: Client, tensor: torch.Tensor) -> list:
     place = client.locate(tensor)
     if place is None:
         raise errors.TensorError("a tensor of the optimizer has left shared memory during the step")
-    return [*place, 1, list(tensor.shape)]
+    return [*place, DTYPE_CODES[tensor.dtype], list(tensor.shape)]
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """Adam and AdamW in the daemon; f32 parameters.
+    """Adam and AdamW in the daemon; float32 and bfloat16 parameters.
+
+    The moments of a bfloat16 parameter are float32. Without master weights its update is computed
+    in float32 from the parameter's value and rounded to nearest; updates below half of its last
+    place are lost.
 
     Args:
         params: Parameters or groups, as for torch optimizers. Parameters that no ORTModule has
@@ -76,6 +85,9 @@ class FusedAdam(torch.optim.Optimizer):
         set_grad_none: Default of zero_grad().
         max_grad_norm: Clip the global norm of all gradients to this before the update, as
             torch.nn.utils.clip_grad_norm_ does; `.grad` itself keeps its values. None: no clipping.
+        master_weights: Keep a float32 copy of every bfloat16 parameter, which the step updates; the
+            parameter is the copy rounded. A parameter that was written in between (by
+            load_state_dict() of the model, say) counts more than its copy. state_dict() holds it.
 
     Attributes:
         grad_norm: Global gradient norm of the last step; None unless max_grad_norm is set.
@@ -95,6 +107,7 @@ class FusedAdam(torch.optim.Optimizer):
         set_grad_none: bool = True,
         *,
         max_grad_norm: float | None = None,
+        master_weights: bool = False,
     ) -> None:
         if lr < 0 or eps < 0 or weight_decay < 0:
             raise ValueError(f"lr {lr}, eps {eps} and weight_decay {weight_decay} must be >= 0")
@@ -111,6 +124,7 @@ class FusedAdam(torch.optim.Optimizer):
         self.adam_w_mode = AdamWMode(adam_w_mode)
         self.set_grad_none = set_grad_none
         self.max_grad_norm = max_grad_norm
+        self.master_weights = master_weights
         self.grad_norm: float | None = None
         self.copied_grads = 0
         self._client: Client | None = None
@@ -125,7 +139,8 @@ class FusedAdam(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         return {**state, "adam_w_mode": self.adam_w_mode, "set_grad_none": self.set_grad_none,
-                "max_grad_norm": self.max_grad_norm}  # fmt: skip
+                "max_grad_norm": self.max_grad_norm,
+                "master_weights": self.master_weights}  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -136,6 +151,26 @@ class FusedAdam(torch.optim.Optimizer):
         self.copied_grads = 0
         self._client, self._journal, self._journal_step = None, None, 0
         self._bound = {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, but what is float32 by definition is not rounded to the parameter's type."""
+        final: list[dict[str, Any]] = []  # what other hooks have made of it
+
+        def note(_: torch.optim.Optimizer, given: dict[str, Any]) -> None:
+            final.append(given)
+
+        handle = self.register_load_state_dict_pre_hook(note)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+        saved = final[0]
+        ids = [i for group in saved["param_groups"] for i in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        for i, p in zip(ids, params, strict=True):
+            for name, value in saved["state"].get(i, {}).items():
+                if name in (*_MOMENTS, _MASTER):
+                    self.state[p][name] = value.detach().to(p.device, torch.float32, copy=True)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -148,7 +183,7 @@ class FusedAdam(torch.optim.Optimizer):
             What the closure returned, or None.
 
         Raises:
-            TensorError: A parameter or gradient is not dense f32 on the CPU.
+            TensorError: A parameter or gradient is not dense float32 or bfloat16 on the CPU.
         """
         loss = None
         if closure is not None:
@@ -171,10 +206,10 @@ class FusedAdam(torch.optim.Optimizer):
     def _check(entries: list[tuple[int, torch.Tensor]]) -> None:
         for _, p in entries:
             for what, t in (("parameter", p), ("gradient", p.grad)):
-                if t.dtype != torch.float32 or t.device.type != "cpu" or t.layout != torch.strided:
+                if t.dtype not in _TYPES or t.device.type != "cpu" or t.layout != torch.strided:
                     raise errors.TensorError(
                         f"FusedAdam: {what} of shape {tuple(p.shape)} is {t.dtype} on {t.device} "
-                        f"({t.layout}); it takes dense float32 on the CPU"
+                        f"({t.layout}); it takes dense float32 and bfloat16 on the CPU"
                     )
 
     def _session(self, params: list[torch.Tensor]) -> Client:
@@ -189,18 +224,28 @@ class FusedAdam(torch.optim.Optimizer):
         """The tensor itself if it lies in shared memory, else a copy there."""
         if tensor.is_contiguous() and client.locate(tensor) is not None:
             return tensor
-        block = pool.allocate(tensor.numel() * 4)
-        copy = block.tensor(torch.float32, tuple(tensor.shape))
+        block = pool.allocate(nbytes(tensor.dtype, tensor.shape))
+        copy = block.tensor(tensor.dtype, tuple(tensor.shape))
         block.drop()  # the tensor alone keeps it
         copy.copy_(tensor.detach())
         return copy
 
+    def _state_names(self, p: torch.Tensor) -> tuple[str, ...]:
+        """Names of the float32 tensors in a parameter's state."""
+        has_master = self.master_weights and p.dtype is not torch.float32
+        return (*_MOMENTS, _MASTER) if has_master else _MOMENTS
+
     def _reserve(self, client: Client, params: list[torch.Tensor]) -> None:
         """One segment for everything that has no state yet, rather than two per parameter."""
-        new = [p.numel() * 4 for p in params if "exp_avg" not in self.state.get(p, ())]
+        new = [
+            p.numel() * 4
+            for p in params
+            for name in self._state_names(p)
+            if name not in self.state.get(p, ())
+        ]
         if new:
-            client.state.reserve(blocks_bytes(new * 2))
-        away = [p.numel() * 4 for p in params if client.locate(p) is None]
+            client.state.reserve(blocks_bytes(new))
+        away = [nbytes(p.dtype, p.shape) for p in params if client.locate(p) is None]
         if away:
             client.parameters.reserve(blocks_bytes(away))
 
@@ -209,15 +254,20 @@ class FusedAdam(torch.optim.Optimizer):
         if p.numel() and (not p.is_contiguous() or client.locate(p) is None):
             p.data = self._shared(client, p.data, client.parameters)
         state = self.state[p]
-        if "exp_avg" not in state:
-            state["step"] = 0
-            state["exp_avg"] = self._shared(client, torch.zeros_like(p), client.state)
-            state["exp_avg_sq"] = self._shared(client, torch.zeros_like(p), client.state)
-        for name in ("exp_avg", "exp_avg_sq"):
+        state["step"] = int(state.get("step", 0))
+        names = self._state_names(p)
+        for name in names:
+            if name not in state:
+                state[name] = p.detach().float() if name == _MASTER else self._zeros(p)
             if p.numel():
-                state[name] = self._shared(client, state[name], client.state)
-        state["step"] = int(state["step"])
+                state[name] = self._shared(client, state[name].float(), client.state)
+        if _MASTER not in names:
+            state.pop(_MASTER, None)  # of a saved state; it would not be kept up to date
         return state
+
+    @staticmethod
+    def _zeros(p: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(p.shape, dtype=torch.float32)
 
     def _gradient(self, client: Client, grad: torch.Tensor) -> torch.Tensor:
         shared = self._shared(client, grad, client.gradients)
@@ -259,19 +309,20 @@ class FusedAdam(torch.optim.Optimizer):
         kinds = sorted(set(of_each))
         index = {kind: i for i, kind in enumerate(kinds)}
         journal = self._journal_wire(client)  # a new one starts at step 0
-        reply = client.request(
-            "step",
-            {
-                "step": self._journal_step,
-                "journal": journal,
-                "hyper": self._hyper(kinds),
-                "group": [index[kind] for kind in of_each],
-                "bp": self._bind(client, "p", [p for _, p in entries]),
-                "bm": self._bind(client, "m", [s["exp_avg"] for s in states]),
-                "bv": self._bind(client, "v", [s["exp_avg_sq"] for s in states]),
-                "g": [_wire(client, g) for g in grads],
-            },
-        )
+        fields = {
+            "step": self._journal_step,
+            "journal": journal,
+            "hyper": self._hyper(kinds),
+            "group": [index[kind] for kind in of_each],
+            "bp": self._bind(client, "p", [p for _, p in entries]),
+            "bm": self._bind(client, "m", [s["exp_avg"] for s in states]),
+            "bv": self._bind(client, "v", [s["exp_avg_sq"] for s in states]),
+            "g": [_wire(client, g) for g in grads],
+        }
+        masters = [s[_MASTER] for s in states if _MASTER in s]
+        if masters:
+            fields["bw"] = self._bind(client, "w", masters)
+        reply = client.request("step", fields)
         self._journal_step += 1
         for s in states:
             s["step"] += 1
