@@ -2,14 +2,14 @@
  * bf16.
  *
  * Included by kernels/ops/norm.c with REAL, NAME(x) and, for bf16, CELL, LOAD and STORE (see
- * lanes.h); statistics and sums over rows are REAL. There is no guard on purpose. RMS passes
- * centred = false as a constant, and the compiler drops what it does not need. y may be x, and dx
- * may be dy or x: a row is read before it is written, and then element by element.
+ * lanes.h); scale, bias, statistics and sums over rows are REAL. There is no guard on purpose. RMS
+ * passes centred = false as a constant, and the compiler drops what it does not need. y may be x,
+ * and dx may be dy or x: a row is read before it is written, and then element by element.
  */
 #include "kernels/cpu/lanes.h"
 
 /* y = (x - mean) * inv * scale + bias; returns mean and inv through the pointers. */
-static inline void NAME(norm_row)(CELL *y, const CELL *x, const CELL *scale, const CELL *bias,
+static inline void NAME(norm_row)(CELL *y, const CELL *x, const REAL *scale, const REAL *bias,
                                   int64_t n, bool centred, double epsilon, REAL *out_mean,
                                   REAL *out_inv) {
     REAL mean = centred ? NAME(row_sum)(x, n) / (REAL)n : (REAL)0;
@@ -18,11 +18,11 @@ static inline void NAME(norm_row)(CELL *y, const CELL *x, const CELL *scale, con
     if (bias) {
 #pragma omp simd
         for (int64_t i = 0; i < n; i++)
-            y[i] = STORE((LOAD(x[i]) - mean) * inv * LOAD(scale[i]) + LOAD(bias[i]));
+            y[i] = STORE((LOAD(x[i]) - mean) * inv * scale[i] + bias[i]);
     } else {
 #pragma omp simd
         for (int64_t i = 0; i < n; i++)
-            y[i] = STORE((LOAD(x[i]) - mean) * inv * LOAD(scale[i]));
+            y[i] = STORE((LOAD(x[i]) - mean) * inv * scale[i]);
     }
     *out_mean = mean;
     *out_inv = inv;
@@ -31,19 +31,19 @@ static inline void NAME(norm_row)(CELL *y, const CELL *x, const CELL *scale, con
 /* With h = (x - mean) * inv and w = dy * scale:
  * dx = (w - mean(w) - h * mean(w * h)) * inv (without mean(w) for RMS); dscale += dy * h;
  * dbias += dy. The sums go through the same 32 lanes. */
-static inline void NAME(norm_row_grad)(CELL *dx, const CELL *dy, const CELL *x, const CELL *scale,
+static inline void NAME(norm_row_grad)(CELL *dx, const CELL *dy, const CELL *x, const REAL *scale,
                                        REAL mean, REAL inv, int64_t n, bool centred,
                                        REAL *restrict dscale, REAL *restrict dbias) {
     REAL lane_w[32] = {0}, lane_h[32] = {0};
     int64_t i = 0;
     for (; i + 32 <= n; i += 32)
         for (int k = 0; k < 32; k++) {
-            REAL h = (LOAD(x[i + k]) - mean) * inv, w = LOAD(dy[i + k]) * LOAD(scale[i + k]);
+            REAL h = (LOAD(x[i + k]) - mean) * inv, w = LOAD(dy[i + k]) * scale[i + k];
             lane_w[k] += w;
             lane_h[k] += w * h;
         }
     for (int k = 0; i < n; i++, k++) {
-        REAL h = (LOAD(x[i]) - mean) * inv, w = LOAD(dy[i]) * LOAD(scale[i]);
+        REAL h = (LOAD(x[i]) - mean) * inv, w = LOAD(dy[i]) * scale[i];
         lane_w[k] += w;
         lane_h[k] += w * h;
     }
@@ -58,8 +58,7 @@ static inline void NAME(norm_row_grad)(CELL *dx, const CELL *dy, const CELL *x, 
     if (!dx) return;
 #pragma omp simd
     for (i = 0; i < n; i++)
-        dx[i] = STORE((LOAD(dy[i]) * LOAD(scale[i]) - mean_w - (LOAD(x[i]) - mean) * inv * mean_h) *
-                      inv);
+        dx[i] = STORE((LOAD(dy[i]) * scale[i] - mean_w - (LOAD(x[i]) - mean) * inv * mean_h) * inv);
 }
 
 /* Rows [first, end) of a forward pass. */
@@ -101,12 +100,9 @@ static void NAME(norm_rows_grad)(const norm_t *p, int64_t c) {
 }
 
 /* Adds the parts of all chunks, in order, into the first. */
-static void NAME(add_parts)(void *out, void *parts_, int64_t chunks, int64_t n) {
+static void NAME(add_parts)(void *parts_, int64_t chunks, int64_t n) {
     REAL *restrict parts = parts_;
-    CELL *to = out;
     for (int64_t c = 1; c < chunks; c++)
         for (int64_t i = 0; i < n; i++)
             parts[i] += parts[c * n + i];
-    for (int64_t i = 0; i < n; i++)
-        to[i] = STORE(parts[i]);
 }

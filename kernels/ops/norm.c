@@ -5,8 +5,8 @@
  * one number per row each (RMSNormalization gets inv as a second output, which ONNX does not have).
  * LayerNormGrad(dy, x, scale, mean, inv) -> dx, dscale, dbias and RMSNormGrad(dy, x, scale, inv) ->
  * dx, dscale are internal. The sums over rows are kept per chunk of rows and added in order; the
- * chunks depend on the shape alone, so the bits do not depend on the number of threads. With bf16
- * operands everything is calculated in f32, and mean and inv stay f32.
+ * chunks depend on the shape alone, so the bits do not depend on the number of threads. With a bf16
+ * x everything is calculated in f32, mean and inv stay f32, and scale and bias may be f32 as well.
  */
 #include <math.h>
 #include <string.h>
@@ -55,7 +55,7 @@ typedef struct norm_s {
 typedef struct kernels_s {
     void (*rows)(const norm_t *p, int64_t first, int64_t end);
     void (*rows_grad)(const norm_t *p, int64_t chunk);
-    void (*add_parts)(void *out, void *parts, int64_t chunks, int64_t n);
+    void (*add_parts)(void *parts, int64_t chunks, int64_t n);
 } kernels_t;
 
 static const kernels_t *kernels_of(gradd_dtype_t dtype) {
@@ -100,6 +100,27 @@ static void *output(const gradd_run_t *r, int j) {
     return j < r->n_out ? r->out[j].data : NULL;
 }
 
+static size_t align_up(size_t bytes) {
+    return (bytes + 63) & ~(size_t)63;
+}
+
+/* A row vector in the type that is calculated in; bf16 is widened into `room`. */
+static const void *wide(const gradd_view_t *v, int64_t n, void *room) {
+    if (v->type.dtype != GRADD_DT_BF16) return v->data;
+    gradd_bf16_widen(room, v->data, n);
+    return room;
+}
+
+/* The sum over rows, from its parts. */
+static void store_sum(const kernels_t *kernels, const norm_t *p, void *parts,
+                      const gradd_view_t *out) {
+    kernels->add_parts(parts, p->chunks, p->n);
+    if (out->type.dtype == GRADD_DT_BF16)
+        gradd_bf16_narrow(out->data, parts, p->n);
+    else
+        memcpy(out->data, parts, (size_t)gradd_type_bytes(&out->type));
+}
+
 static gradd_status_t run_forward(const gradd_run_t *r, norm_t *p) {
     const kernels_t *kernels = kernels_of(r->in[0].type.dtype);
     int64_t blocks = (p->rows + ROW_BLOCK - 1) / ROW_BLOCK;
@@ -116,8 +137,10 @@ static gradd_status_t run_layer_norm(const gradd_run_t *r) {
     norm_t p;
     GRADD_TRY(read_shape(r, &r->in[0].type, &p));
     p.centred = true;
-    p.x = r->in[0].data, p.scale = r->in[1].data, p.y = r->out[0].data;
-    p.bias = r->n_in > 2 && r->in[2].type.dtype != GRADD_DT_NONE ? r->in[2].data : NULL;
+    size_t room = align_up(sizeof(float) * (size_t)p.n);
+    p.x = r->in[0].data, p.scale = wide(&r->in[1], p.n, r->work), p.y = r->out[0].data;
+    if (r->n_in > 2 && r->in[2].type.dtype != GRADD_DT_NONE)
+        p.bias = wide(&r->in[2], p.n, (char *)r->work + room);
     p.mean = output(r, 1), p.inv = output(r, 2);
     return run_forward(r, &p);
 }
@@ -125,25 +148,29 @@ static gradd_status_t run_layer_norm(const gradd_run_t *r) {
 static gradd_status_t run_rms_norm(const gradd_run_t *r) {
     norm_t p;
     GRADD_TRY(read_shape(r, &r->in[0].type, &p));
-    p.x = r->in[0].data, p.scale = r->in[1].data, p.y = r->out[0].data;
+    p.x = r->in[0].data, p.scale = wide(&r->in[1], p.n, r->work), p.y = r->out[0].data;
     p.inv = output(r, 1);
     return run_forward(r, &p);
+}
+
+static size_t part_bytes(int64_t chunks, int64_t n, gradd_dtype_t x) {
+    return align_up((size_t)(chunks * n) * gradd_dtype_bytes(wide_dtype(x)));
 }
 
 /* outputs: dx, dscale, dbias; any of them may be unwanted */
 static gradd_status_t run_backward(const gradd_run_t *r, norm_t *p) {
     const kernels_t *kernels = kernels_of(r->in[0].type.dtype);
-    size_t part_bytes =
-        (size_t)(p->chunks * p->n) * gradd_dtype_bytes(wide_dtype(r->in[0].type.dtype));
+    size_t parts = part_bytes(p->chunks, p->n, r->in[0].type.dtype);
     void *dscale = output(r, 1), *dbias = output(r, 2);
-    p->dy = r->in[0].data, p->x = r->in[1].data, p->scale = r->in[2].data, p->y = output(r, 0);
+    p->dy = r->in[0].data, p->x = r->in[1].data, p->y = output(r, 0);
     p->parts_scale = dscale ? r->work : NULL;
-    p->parts_bias = dbias ? (char *)r->work + part_bytes : NULL;
+    p->parts_bias = dbias ? (char *)r->work + parts : NULL;
+    p->scale = wide(&r->in[2], p->n, (char *)r->work + 2 * parts);
 #pragma omp parallel for schedule(static) if (p->rows * p->n >= GRADD_PARALLEL_MIN)
     for (int64_t c = 0; c < p->chunks; c++)
         kernels->rows_grad(p, c);
-    if (dscale) kernels->add_parts(dscale, p->parts_scale, p->chunks, p->n);
-    if (dbias) kernels->add_parts(dbias, p->parts_bias, p->chunks, p->n);
+    if (dscale) store_sum(kernels, p, p->parts_scale, &r->out[1]);
+    if (dbias) store_sum(kernels, p, p->parts_bias, &r->out[2]);
     return GRADD_OK;
 }
 
@@ -194,7 +221,8 @@ static gradd_status_t ref_forward(const gradd_run_t *r) {
 static gradd_status_t check_row_vector(const gradd_infer_t *c, int input, const gradd_type_t *x,
                                        int axis) {
     const gradd_type_t *v = &c->in[input].type;
-    gradd_type_t want = {.dtype = x->dtype, .rank = x->rank - axis};
+    bool wider = v->dtype == wide_dtype(x->dtype);
+    gradd_type_t want = {.dtype = wider ? v->dtype : x->dtype, .rank = x->rank - axis};
     for (int i = 0; i < want.rank; i++)
         want.dims[i] = x->dims[axis + i];
     if (!gradd_type_equal(v, &want)) {
@@ -221,6 +249,9 @@ static gradd_status_t infer_forward(gradd_infer_t *c) {
         return GRADD_FAIL(UNSUPPORTED, "stash_type other than float");
     for (int i = 1; i < c->n_in; i++)
         if (c->in[i].type.dtype != GRADD_DT_NONE) GRADD_TRY(check_row_vector(c, i, x, axis));
+    if (c->n_in > 2 && c->in[2].type.dtype != GRADD_DT_NONE &&
+        c->in[2].type.dtype != c->in[1].type.dtype)
+        return GRADD_FAIL(UNSUPPORTED, "scale and bias differ in type");
     c->out[0] = *x;
     for (int j = 1; j < c->n_out; j++)
         c->out[j] = stats_type(x, axis);
@@ -243,11 +274,18 @@ static gradd_status_t infer_backward(gradd_infer_t *c) {
     return GRADD_OK;
 }
 
+/* Room for scale and bias in f32. */
+static size_t work_forward(const gradd_infer_t *c) {
+    if (c->in[0].type.dtype != GRADD_DT_BF16) return 0;
+    return 2 * align_up(sizeof(float) * (size_t)gradd_type_count(&c->in[1].type));
+}
+
+/* Parts of dscale and dbias, and the scale in f32. */
 static size_t work_backward(const gradd_infer_t *c) {
     const gradd_type_t *x = &c->in[1].type, *scale = &c->in[2].type;
-    int64_t chunks = count_chunks(count_rows(x, x->rank - scale->rank));
-    size_t entry = gradd_dtype_bytes(wide_dtype(scale->dtype));
-    return 2 * (size_t)chunks * (size_t)gradd_type_count(scale) * entry;
+    int64_t n = gradd_type_count(scale),
+            chunks = count_chunks(count_rows(x, x->rank - scale->rank));
+    return 2 * part_bytes(chunks, n, x->dtype) + align_up(sizeof(float) * (size_t)n);
 }
 
 /* ---- gradient rules -------------------------------------------------------------------------- */
@@ -304,6 +342,7 @@ GRADD_OPS(
         .grad = grad_layer_norm,
         .run = run_layer_norm,
         .ref = ref_forward,
+        .work = work_forward,
         .cases = GRADD_CASES(
             {.text = "f32[3,7] f32[7] f32[7]"                                         },
           {.text = "f32[2,3,45] f32[45]"                                            },
@@ -343,6 +382,7 @@ GRADD_OPS(
      .grad = grad_rms_norm,
      .run = run_rms_norm,
      .ref = ref_forward,
+     .work = work_forward,
      .cases = GRADD_CASES({.text = "f32[3,7] f32[7]"},
                           {.text = "f32[2,3,45] f32[45] | epsilon=1e-6"},
                           {.text = "f32[2,3,5] f32[3,5] | axis=1"}, {.text = "f32[37,70] f32[70]"},
