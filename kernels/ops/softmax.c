@@ -3,6 +3,7 @@
  * Math: y = exp(x - max) / sum, and its logarithm. Shapes: [outer, n, inner] with the axis in the
  * middle; inner is 1 for the last axis, the fast case. Saved for backward: the result.
  * dx = y (dy - sum(dy y)), for the logarithm dx = dy - exp(y) sum(dy). */
+#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/map.h"
 #include "kernels/cpu/softmax_rows.h"
 #include "kernels/infer.h"
@@ -73,29 +74,63 @@ static gradd_status_t span_of(const gradd_run_t *r, span_t *s) {
             back_log_##S(x, y, z, n, (T)dot_##S(x, NULL, n));                                      \
         else                                                                                       \
             back_##S(x, y, z, n, (T)dot_##S(x, y, n));                                             \
-    }                                                                                              \
-    static void plain_##S(const T *x, const T *y, T *z, int64_t n, int64_t step, bool log_,        \
+    }
+ROWS(float, f32)
+ROWS(double, f64)
+
+/* A bf16 row in pieces, through the functions for f32. The terms are computed twice rather than
+ * rounded in between. */
+static void row_bf16(const gradd_bf16_t *x, const gradd_bf16_t *y, gradd_bf16_t *z, int64_t n,
+                     bool log_, bool back) {
+    enum { PIECE = 512 };
+    float a[PIECE], b[PIECE], max = -INFINITY;
+    double sum = 0;
+    for (int pass = back ? 1 : 0; pass < 3; pass++)
+        for (int64_t at = 0; at < n; at += PIECE) {
+            const int64_t m = n - at < PIECE ? n - at : PIECE;
+            gradd_bf16_widen(a, x + at, m);
+            if (back) gradd_bf16_widen(b, y + at, m);
+            const float best = pass ? max : gradd_row_max_f32(a, m);
+            if (pass == 0)
+                max = best > max || best != best ? best : max;
+            else if (pass == 1)
+                sum += back ? dot_f32(a, log_ ? NULL : b, m) : gradd_row_exp_f32(a, m, max, NULL);
+            else if (back)
+                (log_ ? back_log_f32 : back_f32)(a, b, a, m, (float)sum);
+            else if (log_)
+                shift_f32(a, a, m, max, (float)log(sum));
+            else
+                gradd_row_exp_f32(a, m, max, a), scale_f32(a, m, (float)(1 / sum));
+            if (pass == 2) gradd_bf16_narrow(z + at, a, m);
+        }
+}
+
+/* The definition of one row, and what runs for axes but the last. */
+#define PLAIN(C, S, WIDE, NARROW)                                                                  \
+    static void plain_##S(const C *x, const C *y, C *z, int64_t n, int64_t step, bool log_,        \
                           bool back) {                                                             \
         double max = -INFINITY, sum = 0;                                                           \
         for (int64_t i = 0; i < n * step; i += step) {                                             \
-            const double a = (double)x[i];                                                         \
+            const double a = (double)WIDE(x[i]);                                                   \
             if (back)                                                                              \
-                sum += log_ ? a : a * (double)y[i];                                                \
+                sum += log_ ? a : a * (double)WIDE(y[i]);                                          \
             else                                                                                   \
                 max = a > max || a != a ? a : max;                                                 \
         }                                                                                          \
         for (int64_t i = 0; !back && i < n * step; i += step)                                      \
-            sum += exp((double)x[i] - max);                                                        \
+            sum += exp((double)WIDE(x[i]) - max);                                                  \
         for (int64_t i = 0; i < n * step; i += step) {                                             \
-            const double a = (double)x[i], b = y ? (double)y[i] : 0;                               \
+            const double a = (double)WIDE(x[i]), b = y ? (double)WIDE(y[i]) : 0;                   \
             if (back)                                                                              \
-                z[i] = (T)(log_ ? a - exp(b) * sum : b * (a - sum));                               \
+                z[i] = NARROW(log_ ? a - exp(b) * sum : b * (a - sum));                            \
             else                                                                                   \
-                z[i] = (T)(log_ ? a - max - log(sum) : exp(a - max) / sum);                        \
+                z[i] = NARROW(log_ ? a - max - log(sum) : exp(a - max) / sum);                     \
         }                                                                                          \
     }
-ROWS(float, f32)
-ROWS(double, f64)
+#define TO_BF16(x) gradd_f32_bf16((float)(x))
+PLAIN(float, f32, , (float))
+PLAIN(double, f64, , )
+PLAIN(gradd_bf16_t, bf16, gradd_bf16_f32, TO_BF16)
 
 #define WHOLE(T, S)                                                                                \
     static void whole_##S(const span_t *s, const T *x, const T *y, T *z, bool log_, bool back,     \
@@ -113,6 +148,7 @@ ROWS(double, f64)
     }
 WHOLE(float, f32)
 WHOLE(double, f64)
+WHOLE(gradd_bf16_t, bf16)
 
 static gradd_status_t softmax(const gradd_run_t *r, bool log_, bool back, bool ref) {
     span_t s;
@@ -121,6 +157,8 @@ static gradd_status_t softmax(const gradd_run_t *r, bool log_, bool back, bool r
     if (!gradd_type_count(&r->in[0].type)) return GRADD_OK;
     if (r->in[0].type.dtype == GRADD_DT_F32)
         whole_f32(&s, x, y, r->out[0].data, log_, back, ref);
+    else if (r->in[0].type.dtype == GRADD_DT_BF16)
+        whole_bf16(&s, x, y, r->out[0].data, log_, back, ref);
     else
         whole_f64(&s, x, y, r->out[0].data, log_, back, ref);
     return GRADD_OK;
@@ -186,7 +224,7 @@ static gradd_status_t grad_log_softmax(gradd_grad_t *g) {
      .max_out = 1,                                                                                 \
      .flags = flags_,                                                                              \
      .inplace = inplace_,                                                                          \
-     .types = {GRADD_T_FLOAT},                                                                     \
+     .types = {GRADD_T_FLOAT_BF16},                                                                \
      .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),                                    \
      .infer = infer_softmax,                                                                       \
      .grad = gradient,                                                                             \
