@@ -2,60 +2,65 @@
  *
  *   Mul(w, Mul(x, Reciprocal(Sqrt(Add(ReduceMean(Pow(x, 2), -1), eps)))))
  *
- * with Mul(x, x) for the square, Div(1, .) for the reciprocal, and the operands of products in
- * either order. w is any vector over the last axis (Gemma adds 1 to its weight first). The operator
+ * with Mul(x, x) for the square, Div(1, .) for the reciprocal or Div(x, Sqrt(.)) for the product,
+ * and the operands of products in either order; casts may stand anywhere. w is any vector over the
+ * last axis (Gemma adds 1 to its weight first); without one it is a vector of ones. The operator
  * keeps one number per row for backward, the pattern five tensors of the size of x. */
 #include <string.h>
 
 #include "kernels/rules.h"
-#include "server/graph/match.h"
+#include "server/graph/match_cast.h"
 
 /* Whether v is the square of x. */
 static bool is_square(const graph_t *g, gradd_val_t v, gradd_val_t x) {
     double power;
     const graph_node_t *n = match_made_by(g, v, "Pow");
-    if (n) return n->in[0] == x && match_scalar(g, n->in[1], &power) && power == 2;
-    n = match_made_by(g, v, "Mul");
-    return n && n->in[0] == x && n->in[1] == x;
-}
-
-/* Operand of 1 / sqrt(.). */
-static gradd_val_t under_inverse_root(const graph_t *g, gradd_val_t v) {
-    double one;
-    gradd_val_t root = GRADD_NONE;
-    const graph_node_t *n = match_made_by(g, v, "Reciprocal");
     if (n)
-        root = n->in[0];
-    else if ((n = match_made_by(g, v, "Div")) && match_scalar(g, n->in[0], &one) && one == 1)
-        root = n->in[1];
-    n = match_made_by(g, root, "Sqrt");
-    return n ? n->in[0] : GRADD_NONE;
+        return match_same_uncast(g, n->in[0], x) && match_scalar(g, n->in[1], &power) && power == 2;
+    n = match_made_by(g, v, "Mul");
+    return n && n->in[0] == n->in[1] && match_same_uncast(g, n->in[0], x);
 }
 
-/* Whether `inverse` is 1 / sqrt(mean(x^2) + eps). */
-static bool is_inverse_rms(const graph_t *g, gradd_val_t inverse, gradd_val_t x, double *out_eps) {
+/* Whether `root` is sqrt(mean(x^2) + eps). */
+static bool is_rms(const graph_t *g, gradd_val_t root, gradd_val_t x, double *out_eps) {
     gradd_val_t mean;
-    gradd_val_t sum = under_inverse_root(g, inverse);
-    const graph_node_t *n = match_made_by(g, sum, "Add");
-    if (!n || !match_with_scalar(g, n, out_eps, &mean)) return false;
-    n = match_made_by(g, mean, "ReduceMean");
+    const graph_node_t *n = match_made_by(g, root, "Sqrt");
+    if (!n || !(n = match_made_by(g, n->in[0], "Add"))) return false;
+    if (!match_with_scalar(g, n, out_eps, &mean)) return false;
+    n = match_made_by(g, match_uncast(g, mean), "ReduceMean");
     return n && match_reduces_last(g, n) && is_square(g, n->in[0], x);
 }
 
-/* Whether v is x / rms(x); finds x. */
-static bool is_normalised(const graph_t *g, gradd_val_t v, gradd_val_t *out_x, double *out_eps) {
-    const graph_node_t *n = match_made_by(g, v, "Mul");
-    for (int k = 0; n && k < 2; k++)
-        if (is_inverse_rms(g, n->in[1 - k], n->in[k], out_eps)) {
-            *out_x = n->in[k];
-            return true;
-        }
+/* Operand of 1 / v. */
+static gradd_val_t under_inverse(const graph_t *g, gradd_val_t v) {
+    double one;
+    const graph_node_t *n = match_made_by(g, v, "Reciprocal");
+    if (n) return n->in[0];
+    n = match_made_by(g, v, "Div");
+    return n && match_scalar(g, n->in[0], &one) && one == 1 ? n->in[1] : GRADD_NONE;
+}
+
+/* Whether node n is x / rms(x); finds x. */
+static bool is_normalised(const graph_t *g, const graph_node_t *n, gradd_val_t *out_x,
+                          double *out_eps) {
+    if (n && !strcmp(n->op->name, "Div")) {
+        *out_x = n->in[0];
+        return is_rms(g, n->in[1], n->in[0], out_eps);
+    }
+    for (int k = 0; n && k < 2; k++) {
+        gradd_val_t root = under_inverse(g, match_uncast(g, n->in[1 - k]));
+        if (root == GRADD_NONE || !is_rms(g, root, n->in[k], out_eps)) continue;
+        *out_x = n->in[k];
+        return true;
+    }
     return false;
 }
 
-static bool is_scale(const graph_t *g, gradd_val_t w, gradd_val_t x) {
-    const gradd_type_t *tw = &g->values[w]->type, *tx = &g->values[x]->type;
-    return tw->rank == 1 && tw->dtype == tx->dtype && tw->dims[0] == tx->dims[tx->rank - 1];
+/* The Mul or Div that makes v, looking through casts. */
+static const graph_node_t *product_of(const graph_t *g, gradd_val_t v) {
+    v = match_uncast(g, v);
+    const graph_node_t *n = match_made_by(g, v, "Mul");
+    return n ? n : match_made_by(g, v, "Div");
 }
 
 static gradd_status_t replace(graph_t *g, graph_node_t *n, gradd_val_t x, gradd_val_t w,
@@ -66,18 +71,55 @@ static gradd_status_t replace(graph_t *g, graph_node_t *n, gradd_val_t x, gradd_
     return match_replace(g, n, &fused);
 }
 
-static gradd_status_t fuse_rms_norm(graph_t *g) {
-    for (int i = 0; i < g->n_nodes; i++) {
-        graph_node_t *n = &g->nodes[i];
-        if (n->backward || strcmp(n->op->name, "Mul")) continue;
-        for (int k = 0; k < 2; k++) {
-            gradd_val_t x;
-            double eps;
-            if (!is_normalised(g, n->in[k], &x, &eps) || !is_scale(g, n->in[1 - k], x)) continue;
-            GRADD_TRY(replace(g, n, x, n->in[1 - k], eps));
-            break;
-        }
+static gradd_status_t fuse_scaled(graph_t *g, graph_node_t *n) {
+    for (int k = 0; k < 2; k++) {
+        gradd_val_t x, w;
+        double eps;
+        if (!is_normalised(g, product_of(g, n->in[k]), &x, &eps)) continue;
+        x = match_of_dtype(g, x, g->values[n->out[0]]->type.dtype);
+        if (x == GRADD_NONE || (w = match_row_vector(g, n->in[1 - k], x)) == GRADD_NONE) continue;
+        return replace(g, n, x, w, eps);
     }
+    return GRADD_OK;
+}
+
+/* Ones over the last axis of x. */
+static gradd_status_t make_ones(graph_t *g, gradd_val_t x, gradd_val_t *out) {
+    const gradd_type_t *tx = &g->values[x]->type;
+    gradd_type_t type = {.dtype = GRADD_DT_F32, .rank = 1, .dims = {tx->dims[tx->rank - 1]}};
+    if (tx->dtype == GRADD_DT_F64) type.dtype = tx->dtype;
+    char *data = arena_alloc(g->arena, (size_t)gradd_type_bytes(&type));
+    if (!data) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
+    for (int64_t i = 0; i < type.dims[0]; i++) {
+        if (type.dtype == GRADD_DT_F32)
+            ((float *)data)[i] = 1;
+        else
+            ((double *)data)[i] = 1;
+    }
+    return graph_constant(g, &type, data, out);
+}
+
+static gradd_status_t fuse_plain(graph_t *g, graph_node_t *n) {
+    gradd_val_t x, ones;
+    double eps;
+    if (!is_normalised(g, n, &x, &eps)) return GRADD_OK;
+    x = match_of_dtype(g, x, g->values[n->out[0]]->type.dtype);
+    if (x == GRADD_NONE) return GRADD_OK;
+    GRADD_TRY(make_ones(g, x, &ones));
+    return replace(g, n, x, ones, eps);
+}
+
+/* Scaled ones first: their middles are not worth an operator of their own then, nobody reads them.
+ */
+static gradd_status_t fuse_rms_norm(graph_t *g) {
+    for (int scaled = 1; scaled >= 0; scaled--)
+        for (int i = 0; i < g->n_nodes; i++) {
+            graph_node_t *n = &g->nodes[i];
+            bool mul = !strcmp(n->op->name, "Mul"), div = !strcmp(n->op->name, "Div");
+            if (n->backward || (!mul && !div)) continue;
+            if (scaled && mul) GRADD_TRY(fuse_scaled(g, n));
+            if (!scaled) GRADD_TRY(fuse_plain(g, n));
+        }
     return GRADD_OK;
 }
 

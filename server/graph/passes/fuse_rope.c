@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "kernels/rules.h"
+#include "server/graph/match_cast.h"
 #include "server/graph/match_part.h"
 
 typedef struct found_s {
@@ -88,15 +89,16 @@ static bool is_quarter_of_pairs(const graph_t *g, gradd_val_t v, gradd_val_t *ou
            x_odd == *out_x && same_type(g, v, *out_x);
 }
 
-/* Whether v is quarter(x) * sin. */
+/* Whether v is quarter(x) * sin; casts may stand behind the quarter turn. */
 static bool is_sine_term(const graph_t *g, gradd_val_t v, found_t *out) {
     const graph_node_t *n = match_made_by(g, v, "Mul");
     for (int k = 0; n && k < 2; k++) {
+        gradd_val_t turned = match_uncast(g, n->in[k]);
         out->sin = n->in[1 - k];
         out->interleaved = false;
-        if (is_quarter_of_halves(g, n->in[k], &out->x)) return true;
+        if (is_quarter_of_halves(g, turned, &out->x)) return true;
         out->interleaved = true;
-        if (is_quarter_of_pairs(g, n->in[k], &out->x)) return true;
+        if (is_quarter_of_pairs(g, turned, &out->x)) return true;
     }
     return false;
 }
@@ -107,7 +109,9 @@ static bool is_rope(const graph_t *g, const graph_node_t *n, found_t *out) {
         const graph_node_t *m = match_made_by(g, n->in[1 - k], "Mul");
         for (int j = 0; m && j < 2; j++) {
             out->cos = m->in[1 - j];
-            if (m->in[j] == out->x) return true;
+            if (!match_same_uncast(g, m->in[j], out->x)) continue;
+            out->x = match_of_dtype(g, m->in[j], g->values[n->out[0]]->type.dtype);
+            return out->x != GRADD_NONE;
         }
     }
     return false;
@@ -145,10 +149,8 @@ static bool is_partial(const graph_t *g, const graph_node_t *n, found_t *out) {
 static bool is_widened(const graph_t *g, const graph_node_t *n, found_t *out) {
     if (g->values[n->out[0]]->type.dtype != GRADD_DT_BF16 || !made_by_rope(g, n->in[0], out))
         return false;
-    const graph_node_t *widen = match_made_by(g, out->x, "Cast");
-    if (!widen || !same_type(g, widen->in[0], n->out[0])) return false;
-    out->x = widen->in[0];
-    return true;
+    out->x = match_of_dtype(g, out->x, GRADD_DT_BF16);
+    return out->x != GRADD_NONE;
 }
 
 static gradd_status_t fuse_rope(graph_t *g) {

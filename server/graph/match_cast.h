@@ -1,0 +1,19 @@
+/* Looking through casts, and choosing operands of the right width. Models in bf16 calculate some
+ * parts in f32, with casts around and between them; the operators that stand for such a part do
+ * that themselves. */
+#ifndef GRADD_SERVER_GRAPH_MATCH_CAST_H
+#define GRADD_SERVER_GRAPH_MATCH_CAST_H
+
+#include "server/graph/match.h"
+
+/* The value in front of all casts between float types. */
+gradd_val_t match_uncast(const graph_t *g, gradd_val_t v);
+/* Whether two values are the same but for casts. */
+bool match_same_uncast(const graph_t *g, gradd_val_t a, gradd_val_t b);
+/* v or what is in front of its casts, whichever has the element type; GRADD_NONE if neither. */
+gradd_val_t match_of_dtype(const graph_t *g, gradd_val_t v, gradd_dtype_t dtype);
+/* Scale or bias for a normalisation of x: a vector over the last axis, of x's type or f32 beside
+ * bf16. GRADD_NONE if v is none. */
+gradd_val_t match_row_vector(const graph_t *g, gradd_val_t v, gradd_val_t x);
+
+#endif

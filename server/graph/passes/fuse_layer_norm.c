@@ -1,0 +1,94 @@
+/* Layer normalisation as models write it -> LayerNormalization, after fuse_rms_norm:
+ *
+ *   Add(RMSNormalization(Sub(x, ReduceMean(x, -1)), w), b)
+ *
+ * since layer normalisation is RMS normalisation of what is centred; the bias may be missing. Then
+ * casts around either normalisation go away where x and the result are bf16: the operators
+ * calculate in f32 anyway and round once. */
+#include <string.h>
+
+#include "kernels/rules.h"
+#include "server/graph/match_cast.h"
+
+static gradd_status_t replace(graph_t *g, graph_node_t *n, const graph_node_t *norm, const char *op,
+                              const gradd_val_t *in, int n_in) {
+    gradd_attr_t attrs[2] = {
+        gradd_make_int("axis", gradd_attr_int(norm->attrs, "axis", -1)),
+        gradd_make_float("epsilon", gradd_attr_float(norm->attrs, "epsilon", 1e-5))};
+    match_fused_t fused = {op, in, n_in, attrs, 2, NULL};
+    return match_replace(g, n, &fused);
+}
+
+/* Whether the axes from `axis` on are the last one alone. */
+static bool is_over_last(const graph_t *g, const graph_node_t *norm) {
+    int64_t axis = gradd_attr_int(norm->attrs, "axis", -1);
+    return axis == -1 || axis == g->values[norm->in[0]]->type.rank - 1;
+}
+
+/* RMSNormalization(x - mean(x)) */
+static gradd_status_t fuse_centred(graph_t *g, graph_node_t *n) {
+    const graph_node_t *sub = match_made_by(g, match_uncast(g, n->in[0]), "Sub");
+    if (!sub || !is_over_last(g, n)) return GRADD_OK;
+    const graph_node_t *mean = match_made_by(g, match_uncast(g, sub->in[1]), "ReduceMean");
+    if (!mean || !match_reduces_last(g, mean) || !match_same_uncast(g, mean->in[0], sub->in[0]))
+        return GRADD_OK;
+    gradd_val_t x = match_of_dtype(g, sub->in[0], g->values[n->out[0]]->type.dtype);
+    if (x == GRADD_NONE) return GRADD_OK;
+    gradd_val_t in[2] = {x, n->in[1]};
+    return replace(g, n, n, "LayerNormalization", in, 2);
+}
+
+/* LayerNormalization(x, w) + b */
+static gradd_status_t fuse_bias(graph_t *g, graph_node_t *n) {
+    for (int k = 0; k < 2; k++) {
+        const graph_node_t *norm =
+            match_made_by(g, match_uncast(g, n->in[k]), "LayerNormalization");
+        if (!norm || (norm->n_in > 2 && norm->in[2] != GRADD_NONE) || !is_over_last(g, norm))
+            continue;
+        gradd_dtype_t dtype = g->values[n->out[0]]->type.dtype;
+        gradd_val_t x = match_of_dtype(g, norm->in[0], dtype);
+        if (x == GRADD_NONE) continue;
+        gradd_val_t bias = match_row_vector(g, n->in[1 - k], x);
+        if (bias == GRADD_NONE) continue;
+        gradd_val_t in[3] = {x, norm->in[1], bias};
+        return replace(g, n, norm, "LayerNormalization", in, 3);
+    }
+    return GRADD_OK;
+}
+
+/* Cast(Norm(Cast(x), w, b)), calculated in f32 for an x and a result in bf16 */
+static gradd_status_t fuse_casts(graph_t *g, graph_node_t *n) {
+    if (g->values[n->out[0]]->type.dtype != GRADD_DT_BF16) return GRADD_OK;
+    const graph_node_t *norm = match_made_by(g, n->in[0], "LayerNormalization");
+    if (!norm) norm = match_made_by(g, n->in[0], "RMSNormalization");
+    if (!norm || !is_over_last(g, norm)) return GRADD_OK;
+    gradd_val_t in[3], x = match_of_dtype(g, norm->in[0], GRADD_DT_BF16);
+    if (x == GRADD_NONE) return GRADD_OK;
+    bool narrow = true; /* scale and bias must be of one type */
+    for (int i = 1; i < norm->n_in; i++)
+        narrow = narrow && norm->in[i] != GRADD_NONE &&
+                 match_of_dtype(g, norm->in[i], GRADD_DT_BF16) != GRADD_NONE;
+    in[0] = x;
+    for (int i = 1; i < norm->n_in; i++)
+        in[i] = narrow ? match_of_dtype(g, norm->in[i], GRADD_DT_BF16) : norm->in[i];
+    return replace(g, n, norm, norm->op->name, in, norm->n_in);
+}
+
+static gradd_status_t fuse_layer_norm(graph_t *g) {
+    static const struct {
+        const char *op;
+        gradd_status_t (*fuse)(graph_t *g, graph_node_t *n);
+    } forms[] = {
+        {"RMSNormalization", fuse_centred},
+        {"Add",              fuse_bias   },
+        {"Cast",             fuse_casts  }
+    };
+    for (size_t k = 0; k < sizeof forms / sizeof forms[0]; k++)
+        for (int i = 0; i < g->n_nodes; i++) {
+            graph_node_t *n = &g->nodes[i];
+            if (!n->backward && !strcmp(n->op->name, forms[k].op)) GRADD_TRY(forms[k].fuse(g, n));
+        }
+    return GRADD_OK;
+}
+
+const graph_pass_t graph_pass_fuse_layer_norm = {"fuse_layer_norm", 12, true, fuse_layer_norm};
