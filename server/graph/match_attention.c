@@ -85,18 +85,18 @@ static gradd_val_t unrepeated(const graph_t *g, gradd_val_t v) {
     return same ? n->in[0] : v;
 }
 
-/* MatMul(q, Transpose(k)); the transposition may be one of [B, S, H, D] as a whole, in which case
- * k stays the value with heads in front only if the graph has it. */
+/* MatMul(q, Transpose(k)). Where the graph transposes [B, S, H, D] as a whole, k is that transposed
+ * value. */
 static bool find_operands(const graph_t *g, const graph_node_t *n, match_attention_t *f) {
-    gradd_val_t k = through_casts(g, n->in[1]);
+    const gradd_dtype_t dtype = f->dtype;
+    gradd_val_t k = as_type(g, n->in[1], dtype);
     while (peel_factor(g, &k, &f->scale))
-        k = through_casts(g, k);
+        k = as_type(g, k, dtype);
     const graph_node_t *t = match_made_by(g, k, "Transpose");
-    f->q = through_casts(g, n->in[0]);
-    if (!t || type_of(g, n->in[0])->rank != 4 ||
-        !(has_perm(g, t, 1, 3, 2) || has_perm(g, t, 2, 3, 1)))
+    if (type_of(g, n->in[0])->rank != 4 || !(has_perm(g, t, 1, 3, 2) || has_perm(g, t, 2, 3, 1)))
         return false;
-    f->k = has_perm(g, t, 1, 3, 2) ? t->in[0] : k;
+    f->q = as_type(g, n->in[0], dtype);
+    f->k = has_perm(g, t, 1, 3, 2) ? unrepeated(g, as_type(g, t->in[0], dtype)) : k;
     return true;
 }
 
@@ -160,9 +160,17 @@ static bool take_addend(const graph_t *g, gradd_val_t v, match_attention_t *f) {
 
 /* From what goes into softmax to q and k. Goes at most `depth` additions up. */
 static bool find_scores(const graph_t *g, gradd_val_t v, match_attention_t *f, int depth) {
+    const graph_node_t *n;
+    double outer = 1;
+    gradd_val_t inner = through_casts(g, v);
+    while (peel_factor(g, &inner, &outer))
+        inner = through_casts(g, inner);
+    if (match_made_by(g, inner, "Where") || match_made_by(g, inner, "Add")) {
+        v = inner; /* softmax((scores + mask) / c) */
+        f->outer *= outer;
+    }
     v = through_casts(g, v);
-    const graph_node_t *n = match_made_by(g, v, "Where");
-    if (n) {
+    if ((n = match_made_by(g, v, "Where"))) {
         if (!take_mask(g, n, f, &v)) return false;
         f->empty = GRADD_ATTN_EVEN;
         v = through_casts(g, v);
@@ -199,7 +207,8 @@ static bool read_once(gradd_val_t v, const int32_t *readers, int n_readers) {
 
 bool match_attention(const graph_t *g, const graph_node_t *n, const int32_t *readers, int n_readers,
                      match_attention_t *out) {
-    match_attention_t f = {.mask = GRADD_NONE, .bias = GRADD_NONE, .scale = 1, .drop = -1};
+    match_attention_t f = {
+        .mask = GRADD_NONE, .bias = GRADD_NONE, .scale = 1, .outer = 1, .drop = -1};
     if (strcmp(n->op->name, "MatMul")) return false;
     const gradd_type_t *y = type_of(g, n->out[0]);
     gradd_val_t v = through_casts(g, n->in[0]);
@@ -210,9 +219,10 @@ bool match_attention(const graph_t *g, const graph_node_t *n, const int32_t *rea
     if (!soft || y->rank != 4 || !read_once(v, readers, n_readers)) return false;
     int64_t axis = gradd_attr_int(soft->attrs, "axis", -1);
     if (axis != -1 && axis != 3) return false;
-    if (!find_scores(g, soft->in[0], &f, 3)) return false;
-    f.q = as_type(g, f.q, y->dtype);
-    f.k = unrepeated(g, as_type(g, f.k, y->dtype));
+    f.dtype = y->dtype;
+    if (!find_scores(g, soft->in[0], &f, 3) || f.outer <= 0) return false;
+    if (f.outer != 1 && (f.bias != GRADD_NONE || f.softcap != 0)) return false;
+    f.scale *= f.outer;
     f.v = unrepeated(g, as_type(g, n->in[1], y->dtype));
     *out = f;
     return true;

@@ -13,7 +13,9 @@ typedef struct match_attention_s {
     gradd_val_t mask;    /* boolean; GRADD_NONE = none */
     bool mask_hides;     /* true elements are the masked ones */
     gradd_val_t bias;    /* float; GRADD_NONE = none */
+    gradd_dtype_t dtype; /* of q, k, v and the result */
     double scale, softcap, dropout;
+    double outer; /* factor on what is masked already; part of scale in the end */
     int empty;    /* of kernels/cpu/attention.h */
     int32_t drop; /* the Dropout node, -1 = none */
 } match_attention_t;

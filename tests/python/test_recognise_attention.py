@@ -36,7 +36,7 @@ class Case:
     dropout: float = 0.0
     turned: bool = False  # q, k, v and the result are [B, S, H, D]
     scale: float = 0.3
-    scale_on: str = "scores"  # scores, div, query, key
+    scale_on: str = "scores"  # scores, div, query, key, masked
 
     @property
     def shapes(self):
@@ -96,7 +96,8 @@ def masked(w, case, scores):
     if not case.mask:
         return scores
     if case.form == "add":
-        return w("Add", w("Where", "mask", zero, fill), scores)
+        scores = w("Add", w("Where", "mask", zero, fill), scores)
+        return w("Mul", scores, w.constant(case.scale)) if case.scale_on == "masked" else scores
     if case.form == "hide":
         return w("Where", w("Not", "mask"), fill, scores)
     return w("Where", "mask", scores, fill)
@@ -161,7 +162,7 @@ def run(model, y, feed, plain, threads=0, flags=0):
 
 def close(got, want, tolerance, floor=1e-6):
     got, want = got.astype(np.float64), want.astype(np.float64)
-    scale = max(floor, float(np.abs(want).max()))
+    scale = max(1e-6, floor, float(np.abs(want).max()))
     np.testing.assert_allclose(got / scale, want / scale, atol=tolerance, rtol=0)
 
 
@@ -225,6 +226,10 @@ def test_bias_has_a_gradient(bias, mask, softcap):
 def test_where_the_scale_is(scale_on, softcap):
     nodes = 2 if scale_on == "query" else 1
     check(Case(scale_on=scale_on, softcap=softcap, scale=0.7), nodes=nodes)
+
+
+def test_a_scale_behind_the_mask():
+    check(Case(scale_on="masked", form="add", mask="left"))
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])

@@ -5,8 +5,8 @@
  *   Transpose(attention, 0 2 1 3)                  the operator writes [B, positions, heads, width]
  *
  * in this order, each on top of the one before. The same transposition of an operand is absorbed as
- * well, and a Rope between it and the operand is turned before the transposition instead. Masks are
- * summed up once by MaskRanges, whoever shares them. */
+ * well, and so is one above a Rope or a norm, which then work on [B, positions, heads, width].
+ * Masks are summed up once by MaskRanges, whoever shares them. */
 #include <string.h>
 
 #include "kernels/cpu/attention.h"
@@ -47,29 +47,54 @@ static gradd_status_t turn_table(graph_t *g, int32_t like, gradd_val_t table, gr
     return emit(g, like, "Reshape", in, 2, (gradd_attrs_t){0}, out);
 }
 
-/* Rope(Transpose(x)) -> Rope(x), whose transposition it is. */
-static gradd_status_t sink_rope(graph_t *g, int32_t like, gradd_val_t v, gradd_val_t *out) {
-    const graph_node_t *n = match_made_by(g, v, "Rope");
-    gradd_val_t x = n ? match_heads_swapped(g, n->in[0]) : GRADD_NONE;
+/* Whether an operator does the same to every row of its first operand, wherever rows lie. */
+static bool works_by_row(const graph_t *g, const graph_node_t *n) {
+    if (!strcmp(n->op->name, "Rope")) return true;
+    if (strcmp(n->op->name, "RMSNormalization") && strcmp(n->op->name, "LayerNormalization"))
+        return false;
+    int64_t axis = gradd_attr_int(n->attrs, "axis", -1);
+    return axis == -1 || axis == g->values[n->in[0]]->type.rank - 1;
+}
+
+/* A copy of node `from` that reads x, [B, positions, heads, width]. */
+static gradd_status_t emit_turned(graph_t *g, int32_t like, int32_t from, gradd_val_t x,
+                                  gradd_val_t *out) {
+    graph_node_t node = g->nodes[from];
+    gradd_val_t in[3] = {x, GRADD_NONE, GRADD_NONE};
     *out = GRADD_NONE;
-    if (x == GRADD_NONE) return GRADD_OK;
-    graph_node_t rope = *n;
-    gradd_val_t in[3] = {x, rope.in[1], rope.in[2]};
-    for (int i = 1; i < 3; i++) {
-        GRADD_TRY(turn_table(g, like, rope.in[i], &in[i]));
-        if (in[i] == GRADD_NONE) return GRADD_OK;
+    if (node.n_in > 3) return GRADD_OK;
+    for (int i = 1; i < node.n_in; i++) {
+        in[i] = node.in[i];
+        if (!strcmp(node.op->name, "Rope")) GRADD_TRY(turn_table(g, like, node.in[i], &in[i]));
+        if (in[i] == GRADD_NONE && node.in[i] != GRADD_NONE) return GRADD_OK;
     }
-    GRADD_TRY(emit(g, like, "Rope", in, 3, rope.attrs, out));
+    GRADD_TRY(emit(g, like, node.op->name, in, node.n_in, node.attrs, out));
     if (g->values[*out]->kind != VALUE_NODE) return GRADD_OK;
     graph_node_t *turned = &g->nodes[g->values[*out]->node];
-    turned->origin = rope.origin;
-    turned->parts = rope.parts, turned->n_parts = rope.n_parts;
+    turned->origin = node.origin;
+    turned->parts = node.parts, turned->n_parts = node.n_parts;
+    return GRADD_OK;
+}
+
+/* The value whose heads and positions v has in the other order; GRADD_NONE if there is none.
+ * Rope(Norm(Transpose(x))) becomes Rope(Norm(x)). */
+static gradd_status_t positions_first(graph_t *g, int32_t like, gradd_val_t v, gradd_val_t *out) {
+    int32_t chain[4];
+    int n = 0;
+    while (match_heads_swapped(g, v) == GRADD_NONE && g->values[v]->kind == VALUE_NODE && n < 4 &&
+           works_by_row(g, &g->nodes[g->values[v]->node])) {
+        chain[n] = g->values[v]->node;
+        v = g->nodes[chain[n++]].in[0];
+    }
+    *out = match_heads_swapped(g, v);
+    while (n > 0 && *out != GRADD_NONE)
+        GRADD_TRY(emit_turned(g, like, chain[--n], *out, out));
     return GRADD_OK;
 }
 
 static gradd_status_t take_layout(graph_t *g, int32_t like, gradd_val_t *v, int bit, int *layout) {
-    gradd_val_t source = match_heads_swapped(g, *v);
-    if (source == GRADD_NONE) GRADD_TRY(sink_rope(g, like, *v, &source));
+    gradd_val_t source;
+    GRADD_TRY(positions_first(g, like, *v, &source));
     if (source == GRADD_NONE) return GRADD_OK;
     *v = source;
     *layout |= bit;
