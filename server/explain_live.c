@@ -164,6 +164,7 @@ static void print_plans(const msgpack_object *plans, arena_t *arena) {
            "BACKWARD", "RUNS", "PEAK", "CLIENT", "INPUTS");
     for (int i = 0; is_list(plans, i + 1); i++)
         print_plan(wire_at(plans, i), arena);
+    putchar('\n');
 }
 
 static void print_plans_json(const msgpack_object *plans, arena_t *arena) {

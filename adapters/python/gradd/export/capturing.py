@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gradd import schema
-from gradd.export import autocast, fx, graph, naming, outputs, refuse, trace, translate
+from gradd.export import autocast, fx, graph, naming, outputs, refuse, sources, trace, translate
 from gradd.export.spec import Capture
 
 _lock = threading.RLock()
@@ -87,7 +87,7 @@ def _assemble(
     loss = outputs.find_loss(traced.result.paths, cleaned.user_outputs)
     needed = outputs.ancestors(cleaned.user_outputs, loss)
     graph.rename(model.graph, named.fixed)
-    sources = tuple((n.name, text) for n in model.graph if (text := trace.source_of(n)))
+    found = sources.sources_of(model.graph)
     data = graph.serialize(model)
     own = {name for name, _ in call.module.named_parameters(remove_duplicate=False)}
     order = [v.name for v in model.graph.inputs if v.name in named.states]
@@ -101,7 +101,7 @@ def _assemble(
         unflatten=traced.result.unflatten,
         loss_leaf=loss,
         loss_ancestors=needed,
-        sources=sources,
+        sources=found,
         seconds=clock.total(),
         dims=traced.rules,
     )
