@@ -112,7 +112,9 @@ static gradd_status_t literals(parser_t *p, gradd_view_t *view) {
     while (*p->at != '}') {
         GRADD_TRY(number(p, &value, &integer, &is_float));
         if (n >= count) return BAD(p, "more literals than elements");
-        store(view, n++, value, is_float ? (int64_t)value : integer);
+        /* inf and nan are literals, too, and no integers */
+        if (is_float) integer = fabs(value) < 0x1p62 ? (int64_t)value : 0;
+        store(view, n++, value, integer);
         if (!eat(p, ",")) break;
     }
     if (!eat(p, "}")) return BAD(p, "expected '}'");
