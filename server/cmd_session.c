@@ -1,4 +1,5 @@
 /* Verbs attach, detach: the life of a session on the command channel. */
+#include "kernels/cpu/gemm.h"
 #include "server/daemon.h"
 #include "server/log.h"
 #include "server/version.h"
@@ -17,6 +18,8 @@ static gradd_status_t attach(daemon_t *daemon, request_t *request) {
     wire_put_u64(&request->reply, session->number);
     wire_key(&request->reply, "threads");
     wire_put_i64(&request->reply, daemon->worker.threads);
+    wire_key(&request->reply, "bf16");
+    wire_put_text(&request->reply, gradd_gemm_bf16_native() ? "native" : "widened");
     wire_key(&request->reply, "version");
     wire_put_text(&request->reply, GRADD_VERSION);
     log_event(LOG_INFO, "attach", "session=%u pid=%d uid=%u client=%s", session->number,

@@ -13,6 +13,7 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
+#include "kernels/cpu/gemm.h"
 #include "server/control.h"
 #include "server/log.h"
 #include "server/requests.h"
@@ -265,8 +266,9 @@ gradd_status_t daemon_run(const options_t *options, pid_t *out_other) {
     daemon.started_ms = daemon.idle_since_ms = session_now_ms();
     gradd_status_t st = start(&daemon);
     if (st == GRADD_OK) {
-        log_event(LOG_INFO, "daemon_start", "version=%s pid=%d dir=%s", GRADD_VERSION,
-                  (int)getpid(), daemon.dir.path);
+        log_event(LOG_INFO, "daemon_start", "version=%s pid=%d dir=%s f32=\"%s\" bf16=\"%s\"",
+                  GRADD_VERSION, (int)getpid(), daemon.dir.path, gradd_gemm_kernel(GRADD_DT_F32),
+                  gradd_gemm_kernel(GRADD_DT_BF16));
         st = loop_run(&daemon.loop, &daemon);
     }
     finish(&daemon);
