@@ -58,7 +58,7 @@
     FLOAT_TYPES(FROM_ANY, tag, from, READ)                                                         \
     INT_TYPES(FROM_FLOAT, tag, from, READ)                                                         \
     TRUTH(cast_##tag##_BOOL, from, READ)                                                           \
-        PLAIN(cast_##tag##_BF16, from, gradd_bf16_t, READ, TO_BF16)
+    PLAIN(cast_##tag##_BF16, from, gradd_bf16_t, READ, TO_BF16)
 #define ALL_FROM_INT(tag, from)                                                                    \
     FLOAT_TYPES(FROM_ANY, tag, from, )                                                             \
     INT_TYPES(FROM_ANY, tag, from, )                                                               \
