@@ -118,7 +118,8 @@ SHM_OBJ    := $(call obj,$(SHM_SRC))
 ENGINE_OBJ := $(SHM_OBJ) $(call obj,$(KERNEL_SRC) $(ENGINE_SRC)) $(PB_OBJ)
 DAEMON_OBJ := $(call obj,$(DAEMON_SRC))
 TEST_OBJ   := $(call obj,$(TEST_SRC) $(TEST_HELP_SRC) $(PEER_SRC))
-ALL_OBJ    := $(ENGINE_OBJ) $(DAEMON_OBJ) $(TEST_OBJ) $(B)/benchmarks/bench_ipc.o $(B)/benchmarks/bench_engine.o
+FUZZ_ALL_OBJ := $(call obj,$(wildcard tests/fuzz/*.c) tests/c/onnx_build.c)
+ALL_OBJ    := $(ENGINE_OBJ) $(DAEMON_OBJ) $(TEST_OBJ) $(FUZZ_ALL_OBJ) $(B)/benchmarks/bench_ipc.o $(B)/benchmarks/bench_engine.o
 # The runner holds the daemon's modules too, except the one with main().
 TESTED_DAEMON_OBJ := $(filter-out $(B)/server/main.o,$(DAEMON_OBJ))
 
@@ -126,7 +127,7 @@ LIBS := $(B)/lib/libgradd_shm.a $(B)/lib/libgradd_shm.so $(B)/lib/libgradd.a $(B
 BIN  := $(B)/bin/gradd
 
 # ---------------------------------------------------------------- targets
-.PHONY: all setup test check check-asan check-tsan demo bench fuzz format lint docs clean help unit \
+.PHONY: all setup test check check-asan check-tsan demo bench fuzz fuzz-quick format lint docs clean help unit \
         info FORCE
 
 all: $(LIBS) $(BIN) ## build libraries and daemon (sets up first when needed)
@@ -154,29 +155,34 @@ check-tsan: ## C tests of modules with threads of their own under ThreadSanitize
 	@TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1 OMP_NUM_THREADS=1 $(B)/tsan/bin/tests --limit-scale 10 \
 	 $(TSAN_MODULES:%=--filter %)
 
-# The parser of foreign bytes is compiled by clang with coverage and sanitizers; operators come from
-# the ordinary library. Findings and the growing corpus stay in $(B)/fuzz.
-FUZZ_RUNS ?= 100000
-FUZZ_CC   ?= clang
-FUZZ_SRC  := $(wildcard tests/fuzz/*_onnx.c tests/c/onnx_build.c server/graph/import*.c) \
-             server/graph/arena.c server/graph/prescan.c $(SHM_SRC) $(PB_C)
-fuzz: $(B)/lib/libgradd.a ## feed importer and daemon with mutated bytes (clang; FUZZ_RUNS=100000)
-	@command -v $(FUZZ_CC) >/dev/null || { echo "make fuzz needs $(FUZZ_CC) (FUZZ_CC=...)"; exit 1; }
-	@mkdir -p $(B)/fuzz/import; echo "  FUZZ    fuzz_import"
-	$(Q)$(FUZZ_CC) $(CPPFLAGS_ALL) -std=gnu11 -g -O1 -fsanitize=fuzzer,address,undefined \
-	    -fno-sanitize-recover=undefined -o $(B)/fuzz/fuzz_import tests/fuzz/fuzz_import.c $(FUZZ_SRC) \
-	    $(B)/lib/libgradd.a $(ENGINE_LIBS) -lgomp
-	@GRADD_FUZZ_SEEDS=$(B)/fuzz/import $(B)/fuzz/fuzz_import
-	@cd $(B)/fuzz && ASAN_OPTIONS=quarantine_size_mb=32 ./fuzz_import -runs=$(FUZZ_RUNS) \
-	    -max_len=8192 -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 import
-	@mkdir -p $(B)/fuzz/wire; echo "  FUZZ    fuzz_wire"
-	$(Q)$(FUZZ_CC) $(CPPFLAGS_ALL) -std=gnu11 -g -O1 -fsanitize=fuzzer,address,undefined \
-	    -fno-sanitize-recover=undefined -o $(B)/fuzz/fuzz_wire tests/fuzz/fuzz_wire.c \
-	    tests/c/onnx_build.c $(filter-out server/main.c,$(DAEMON_SRC)) $(B)/lib/libgradd.a \
-	    $(DAEMON_LIBS) -lgomp
-	@GRADD_FUZZ_SEEDS=$(B)/fuzz/wire $(B)/fuzz/fuzz_wire
-	@cd $(B)/fuzz && ASAN_OPTIONS=quarantine_size_mb=32 GRADD_LOG=error ./fuzz_wire \
-	    -runs=$(FUZZ_RUNS) -max_len=4096 -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 wire
+# Fuzzing. With clang the whole engine is built once more with coverage and sanitizers (one thread:
+# tests/fuzz/serial/omp.h) and libFuzzer runs each target. Without it gcc's sanitizers and a driver
+# that mutates blindly (tests/fuzz/standalone.c) stand in. Findings and corpora stay in $(B)/fuzz.
+FUZZ_RUNS    ?= 100000
+FUZZ_CC      ?= clang
+FUZZ_TARGETS ?= wire handle import
+FUZZ_MAX     := -max_len=16384 -timeout=20 -rss_limit_mb=2048
+FUZZ_HELP    := $(filter-out tests/fuzz/fuzz_%.c tests/fuzz/standalone.c,$(wildcard tests/fuzz/*.c)) \
+                tests/c/onnx_build.c
+FUZZ_O       := $(B)/fuzz/obj
+HAVE_FUZZER  := $(shell command -v $(FUZZ_CC) 2>/dev/null)
+FUZZ_MAKE     = $(MAKE) --no-print-directory B=$(FUZZ_O) ASAN=1 UBSAN=1
+ifneq ($(HAVE_FUZZER),)
+FUZZ_MAKE    += CC=$(FUZZ_CC) CFLAGS='-fsanitize=fuzzer-no-link -fno-openmp -isystem tests/fuzz/serial -w' \
+                LDFLAGS='-fsanitize=fuzzer -fno-openmp'
+FUZZ_RUN      = -runs=$(FUZZ_RUNS) $(FUZZ_MAX) -print_final_stats=1 ../corpus_$(1)
+else
+FUZZ_RUN      = -runs=$(FUZZ_RUNS)
+endif
+fuzz: ## mutated input for FUZZ_TARGETS="wire handle import", FUZZ_RUNS=100000 each (clang, or gcc)
+	$(if $(HAVE_FUZZER),,@echo "*** $(FUZZ_CC) is not installed: NO COVERAGE, the mutations are blind ***")
+	@$(FUZZ_MAKE) $(FUZZ_TARGETS:%=$(FUZZ_O)/bin/fuzz_%)
+	@for t in $(FUZZ_TARGETS); do $(MAKE) --no-print-directory fuzz-run-$$t || exit 1; done
+fuzz-run-%:
+	@mkdir -p $(B)/fuzz/$* $(B)/fuzz/corpus_$*; echo "  FUZZ    fuzz_$*, $(FUZZ_RUNS) executions"
+	@GRADD_FUZZ_SEEDS=$(B)/fuzz/corpus_$* $(FUZZ_O)/bin/fuzz_$*
+	@cd $(B)/fuzz/$* && OMP_NUM_THREADS=1 GRADD_LOG=error ASAN_OPTIONS=quarantine_size_mb=32 \
+	    ../obj/bin/fuzz_$* $(call FUZZ_RUN,$*)
 
 demo: all ## train a small Llama through the daemon, next to plain Trainer
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) -m optimum.gradd.demo $(ARGS)
@@ -303,6 +309,16 @@ $(filter-out $(UNIT_SHM),$(UNIT_ALL)): $(B)/bin/test_%: $(B)/unit/%/runner.o \
 $(B)/tests/libhelp.a: $(call obj,$(TEST_HELP_SRC))
 	$(archive)
 $(UNIT_DAEMON): $(TESTED_DAEMON_OBJ) $(call obj,$(PEER_SRC))
+
+# Fuzz targets with the driver of our own; in the fuzz build clang brings libFuzzer's instead.
+FUZZ_DRIVER := $(if $(findstring fuzzer,$(CFLAGS)),,tests/fuzz/standalone.c)
+FUZZ_BINS   := $(FUZZ_TARGETS:%=$(B)/bin/fuzz_%)
+$(FUZZ_BINS): $(B)/bin/fuzz_%: $(B)/tests/fuzz/fuzz_%.o $(call obj,$(FUZZ_HELP) $(FUZZ_DRIVER)) \
+    $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a
+	$(call link,$(DAEMON_LIBS))
+fuzz-quick: $(FUZZ_BINS) ## a few seconds of blind mutations with the ordinary build
+	@for t in $(FUZZ_TARGETS); do printf '%s: ' fuzz_$$t; \
+	    GRADD_LOG=error OMP_NUM_THREADS=1 $(B)/bin/fuzz_$$t -runs=20000 || exit 1; done
 
 # What a request costs, without Python: build/bin/bench_ipc starts the daemon next to it.
 $(B)/bin/bench_ipc: $(B)/benchmarks/bench_ipc.o $(call obj,$(PEER_SRC) $(TEST_HELP_SRC)) \

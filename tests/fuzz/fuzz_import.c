@@ -1,4 +1,5 @@
-/* libFuzzer target: any bytes through prescan, unpack and import. `make fuzz` builds and runs it.
+/* libFuzzer target: any bytes through prescan, unpack and import; a model that loads is planned for
+ * small shapes and, if it is small, run. `make fuzz` builds and runs it.
  *
  * Beside crashes and sanitizer reports it checks what the engine relies on: success and failure are
  * consistent, a failure has a message, and every id of a loaded model is in range and in order.
@@ -15,6 +16,8 @@
 #include "server/graph/model.h"
 #include "tests/c/onnx_build.h"
 #include "tests/fuzz/mutate_onnx.h"
+#include "tests/fuzz/run_model.h"
+#include "tests/fuzz/seed_cases.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 int LLVMFuzzerInitialize(int *argc, char ***argv);
@@ -98,7 +101,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     REQUIRE(status != GRADD_E_INTERNAL);
     /* whatever passes the scan must unpack within its estimate: a rest of NOMEM would be a lie */
     REQUIRE(status != GRADD_E_NOMEM);
-    if (model) check_model(model);
+    if (model) {
+        check_model(model);
+        fuzz_run_model(model, n, n & 1);
+        fuzz_run_model(model, n, !(n & 1));
+    }
     model_destroy(model);
     return 0;
 }
@@ -116,5 +123,6 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
         FILE *file = fopen(path, "wb");
         REQUIRE(file && fwrite(bytes, 1, n, file) == n && fclose(file) == 0);
     }
+    REQUIRE(seed_cases(folder) > 100);
     exit(0);
 }
