@@ -73,6 +73,8 @@ static void add_up(const gradd_model_t *m, const gradd_plan_options_t *o,
     }
     for (int j = 0; j < info->n_outputs; j++)
         e->ring += gradd_type_bytes(&info->outputs[j]);
+    for (int k = 0; k < o->n_grad_outputs; k++) /* the gradients that arrive are copied, too */
+        e->ring += gradd_type_bytes(&info->outputs[o->grad_outputs[k]]);
     e->second_slot = args->accumulate ? e->gradients : 0;
     e->activations = info->arena_bytes;
     e->constants = info->constant_bytes;

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from gradd import errors, protocol, schema
+from gradd import errors, schema
 from gradd.client import Client, get_client
 from gradd.explain import amount
-from gradd.graphs import Graph, type_of
+from gradd.graphs import Graph, Plan, type_of
 from gradd.shm import DTYPES, nbytes
 
 _MAX_BATCH = 1 << 20
@@ -57,7 +57,7 @@ class Estimate:
         state: Of the optimizer.
         activations: Arena of one run: the planned peak of activations and workspace.
         constants: Folded constants, once per plan.
-        ring: Inputs and outputs of one run.
+        ring: Inputs and outputs of one run, and the gradients that arrive.
     """
 
     batch: int
@@ -221,18 +221,18 @@ class _Planner:
         gmask = tuple(k for k, i in enumerate(real) if flags[i])
         plan = graph.plan(self.client, tuple(free), params, (), outputs, gmask)
         graph.plans.clear()  # dropped in the daemon before the next request
-        return self._add_up(graph, plan.info, params, free)
+        return self._add_up(graph, plan, params, free)
 
-    def _add_up(
-        self, graph: Graph, info: protocol.PlanInfo, params: tuple[int, ...], free: list
-    ) -> Estimate:
+    def _add_up(self, graph: Graph, plan: Plan, params: tuple[int, ...], free: list) -> Estimate:
+        info = plan.info
         per_byte, per_element = OPTIMIZERS[self.optimizer]
         trained = [graph.places[i].get() for i in params]
         size = sum(_bytes(t) for t in trained)
         elements = sum(t.numel() for t in trained)
         known = {id(t) for t in trained}
         others = {id(t): t for t in (*self.module.parameters(), *self.module.buffers())}
-        moved = [*free, *info.outputs]
+        arriving = (info.outputs[k] for k in plan.grad_outputs)
+        moved = [*free, *info.outputs, *arriving]
         return Estimate(
             batch=self.size,
             optimizer=self.optimizer,

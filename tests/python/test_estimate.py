@@ -1,0 +1,133 @@
+"""gradd estimate: planned memory is what the daemon takes, and close to what is measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from nets import Net, batch
+from test_explain import command, layer  # noqa: F401
+
+import gradd
+from gradd import ORTModule
+
+
+@pytest.mark.quick
+def test_planned_arena_is_what_the_daemon_reports(daemon: Any) -> None:
+    net = Net(width=512)
+    planned = gradd.estimate(net, batch(64), optimizer="sgd")
+    wrapped = ORTModule(net, strict=True)
+    loss = wrapped(*batch(64))[0]
+    (session,) = daemon.ps()["sessions"]
+    assert session["arena_bytes"] >= planned.activations > 0
+    assert wrapped.gradd_explain().arena_bytes == planned.activations
+    loss.backward()
+
+
+def test_parts_of_an_estimate(daemon: Any) -> None:
+    model, make = models.build("llama")
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    one = gradd.estimate(model, make(2, 16, 0))
+    assert (one.parameters, one.gradients, one.state) == (size, size, 2 * size)
+    assert one.second_slot == 0 and one.total == sum(list(one.as_dict().values())[2:-1])
+    assert gradd.estimate(model, make(2, 16, 0), accumulate=True).second_slot == size
+    fused = gradd.estimate(model, make(2, 16, 0), "fused_adam")
+    assert fused.state == 8 * sum(p.numel() for p in model.parameters())
+    without_weights = gradd.estimate(model.to("meta"), make(2, 16, 0))
+    assert without_weights == one
+    assert daemon.ps()["counters"]["forward"] == 0
+
+
+def test_batches_and_the_largest_that_fits(daemon: Any) -> None:
+    net = Net(width=256)
+    few = gradd.estimate(net, batch(4), batches=[1, 2, 8, 64], fits_gib=0.01)
+    assert [e.batch for e in few[:4]] == [1, 2, 8, 64]
+    assert few[0].activations < few[1].activations < few[2].activations < few[3].activations
+    largest, limit = few[-1], int(0.01 * 2**30)
+    assert largest.total <= limit
+    assert gradd.estimate(net, batch(4), batches=[largest.batch + 1])[0].total > limit
+    assert str(largest.batch) in str(few).splitlines()[0]
+    with pytest.raises(ValueError, match="not even a batch of 1"):
+        gradd.estimate(net, batch(4), fits_gib=1e-9)
+    with pytest.raises(ValueError, match="expected one of"):
+        gradd.estimate(net, batch(4), "adagrad")
+
+
+@pytest.mark.quick
+def test_command_line(layer: Path) -> None:  # noqa: F811
+    args = (layer, "x=2x5x6", "--batch", "1,4", "--optimizer", "momentum", "--json")
+    one, four = json.loads(command("estimate", *args))["estimates"]
+    assert one["parameters"] == one["gradients"] == one["state"] == 4 * (48 + 24)
+    assert one["ring"] == 4 * 30 + 8 and four["ring"] == 4 * 120 + 8
+    assert four["activations"] > one["activations"]
+    assert one["total"] == sum(v for k, v in one.items() if k not in ("batch", "total"))
+    assert "not even a batch" in command("estimate", layer, "x=2x5x6", "--fits", "1e-9", code=1)
+    assert "--optimizer" in command("estimate", layer, "x=2x5x6", "--optimizer", "x", code=1)
+    assert "usage: gradd estimate" in command("estimate", code=2)
+
+
+_TRAIN = """
+import gc, json, torch
+import gradd
+from gradd import ORTModule
+from gradd.client import get_client
+from optimum.gradd.memory import pss_bytes
+
+def step(model, optimizer, x):
+    optimizer.zero_grad()
+    model(x).backward()
+    optimizer.step()
+
+class Net(torch.nn.Sequential):
+    def forward(self, x):
+        return super().forward(x).square().mean()
+
+def make(width):
+    layers = [torch.nn.Linear(width, width) for _ in range(4)]
+    return Net(layers[0], torch.nn.GELU(), layers[1], torch.nn.GELU(), *layers[2:])
+
+def measured():
+    gc.collect()
+    return pss_bytes() + pss_bytes(get_client().daemon_pid)
+
+warm = ORTModule(make(64), strict=True)
+optimizer = torch.optim.AdamW(warm.parameters(), fused=True)
+for _ in range(2):
+    step(warm, optimizer, torch.randn(32, 64))
+before = measured()
+model = ORTModule(make(1536), strict=True)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+x = torch.randn(1024, 1536)
+planned = gradd.estimate(model, [x])
+for _ in range(3):
+    step(model, optimizer, x)
+print(json.dumps([planned.total, measured() - before - x.nbytes]))
+"""
+
+
+@pytest.mark.slow
+def test_total_is_close_to_what_is_measured(daemon: Any) -> None:
+    root = Path(__file__).resolve().parents[2]
+    path = f"{root}/adapters/python:{root}/adapters/optimum"
+    env = {**os.environ, "PYTHONPATH": path, "GRADD_SELF_CHECK": "0", "OMP_NUM_THREADS": "1"}
+    env["MALLOC_MMAP_THRESHOLD_"] = "65536"  # what torch frees goes back to the system
+    done = subprocess.run([sys.executable, "-c", _TRAIN], env=env, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    planned, real = json.loads(done.stdout.splitlines()[-1])
+    assert planned > 150e6
+    assert abs(real - planned) <= 0.08 * planned, (planned / 1e6, real / 1e6)
+
+
+def test_estimate_does_not_move_parameters(daemon: Any) -> None:
+    net = Net()
+    places = [p.data_ptr() for p in net.parameters()]
+    gradd.estimate(net, batch())
+    assert places == [p.data_ptr() for p in net.parameters()]
+    assert torch.is_tensor(net(batch()[0]))
