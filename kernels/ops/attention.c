@@ -403,6 +403,24 @@ static gradd_status_t grad_attention(gradd_grad_t *g) {
     GRADD_ATTR_LIST({"scale", GRADD_ATTR_FLOAT, false}, {"softcap", GRADD_ATTR_FLOAT, false},      \
                     {"dropout", GRADD_ATTR_FLOAT, false}, {"empty", GRADD_ATTR_INT, false},        \
                     {"layout", GRADD_ATTR_INT, false}, {"node", GRADD_ATTR_INT, false})
+/* Two products per pair of query and key; backward makes the scores again and has five. All pairs
+ * are counted, also those that a mask lets the kernel skip. */
+static void count_pairs(const gradd_infer_t *c, const places_t *at, bool backward,
+                        gradd_cost_t *cost) {
+    gradd_attn_t p = {0};
+    describe_sizes(&p, c->in, at, gradd_attr_int(c->attrs, "layout", 0));
+    double pairs = (double)p.batch * (double)p.heads * (double)p.n_q * (double)p.n_k;
+    double d = (double)p.d, d_v = (double)p.d_v;
+    cost->flops = 2 * pairs * (backward ? 3 * d + 2 * d_v : d + d_v);
+    cost->kernel = "tiles";
+}
+static void cost_attention(const gradd_infer_t *c, gradd_cost_t *cost) {
+    count_pairs(c, &forward_at, false, cost);
+}
+static void cost_attention_grad(const gradd_infer_t *c, gradd_cost_t *cost) {
+    count_pairs(c, &backward_at, true, cost);
+}
+
 #define ATTENTION_ROW(title, inputs, n_in, n_out, flags_)                                          \
     .name = title, .domain = "com.gradd", .since = 1, .min_in = inputs, .max_in = n_in,            \
     .min_out = 1, .max_out = n_out, .flags = GRADD_OP_INTERNAL | flags_, .attrs = ATTENTION_ATTRS
@@ -416,7 +434,7 @@ GRADD_OPS(
         ATTENTION_ROW("FusedAttention", 3, 6, 2, GRADD_OP_RANDOM | GRADD_OP_COSTLY),
         .types = {GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, EXTRA_TYPES},
         .infer = infer_attention, .grad = grad_attention, .run = run_attention,
-        .ref = ref_attention, .work = work_forward,
+        .ref = ref_attention, .work = work_forward, .cost = cost_attention,
         .cases = GRADD_CASES(
             {.text = "f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4]"},
             {.text = "f32[2,4,9,8] f32[2,2,9,8] f32[2,2,9,8] | scale=0.35 -> 2", .grad_tol = -1},
@@ -444,6 +462,7 @@ GRADD_OPS(
      .types = {GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16,
                GRADD_T_FLOAT_BF16, GRADD_T_FLOAT, EXTRA_TYPES},
      .infer = infer_attention_grad, .run = run_attention_grad, .work = work_backward,
+     .cost = cost_attention_grad,
      .cases = GRADD_CASES(
          {.text = "f32[1,1,3,4] f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4] f32[1,1,3,4] "
                   "f32[1,1,3]:(7,8) -> 3"},

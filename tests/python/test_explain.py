@@ -269,6 +269,9 @@ def test_model_and_command_line_agree(daemon: Any, tmp_path: Path) -> None:
     live = json.loads(command("explain", "--json", GRADD_DIR=str(daemon.directory)))
     mine = e.as_dict()
     assert live["rows"] == mine["rows"] and len(e.rows) > 50
+    pairs = 2 * 4 * 8 * 8  # rows, heads, queries, keys; heads are 16 wide
+    work = {r.op: r.flops for r in e.rows if r.op.startswith("FusedAttention")}
+    assert work == {"FusedAttention": pairs * 2 * 32, "FusedAttentionGrad": pairs * 2 * 80}
     for name in ("arena_bytes", "saved_bytes", "constant_bytes", "grad_bytes", "nodes"):
         assert live[name] == mine[name]
     text = command("explain", GRADD_DIR=str(daemon.directory))
