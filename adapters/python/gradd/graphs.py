@@ -24,6 +24,7 @@ from gradd.slots import Layout
 _PLANS = 64  # kept per graph; compiling again costs milliseconds
 _RANDOM = {"Dropout", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 _RANDOM |= {"Bernoulli", "Multinomial"}
+_HALF = {DTYPE_CODES[torch.float16], DTYPE_CODES[torch.bfloat16]}
 # No gradient passes these, whatever their inputs are.
 _STOPS = {
     *("StopGradient", "Shape", "Size", "ArgMax", "ArgMin", "NonZero", "IsNaN", "IsInf"),
@@ -66,11 +67,13 @@ class Facts:
 
     Attributes:
         random: It draws random numbers.
+        half: It computes with 16-bit floats somewhere, so its results carry their rounding.
         reach: Per output, the graph inputs for which it can have a gradient.
         types: Per graph input and output, element type code and sizes (None if not declared).
     """
 
     random: bool
+    half: bool
     reach: dict[str, frozenset[str]]
     types: dict[str, tuple[int, Sizes | None]]
 
@@ -82,9 +85,10 @@ def analyse(onnx_bytes: bytes) -> Facts:
     graph = onnx.load_model_from_string(onnx_bytes).graph
     reach: dict[str, frozenset[str]] = {v.name: frozenset([v.name]) for v in graph.input}
     nothing: frozenset[str] = frozenset()
-    random = False
+    random = half = False
     for node in graph.node:
         random = random or node.op_type in _RANDOM
+        half = half or any(a.name == "to" and a.i in _HALF for a in node.attribute)
         found = nothing
         if node.op_type not in _STOPS:
             for name in node.input:
@@ -96,7 +100,8 @@ def analyse(onnx_bytes: bytes) -> Facts:
         declared = value.type.tensor_type
         sizes = tuple(d.dim_param or d.dim_value for d in declared.shape.dim)
         types[value.name] = (declared.elem_type, sizes if declared.HasField("shape") else None)
-    return Facts(random, {v.name: reach.get(v.name, nothing) for v in graph.output}, types)
+        half = half or declared.elem_type in _HALF
+    return Facts(random, half, {v.name: reach.get(v.name, nothing) for v in graph.output}, types)
 
 
 class Graph:

@@ -4,11 +4,13 @@ Loss (or outputs) and every gradient are computed twice, with dropout off on bot
 daemon by the run flag, in PyTorch by a function mode that passes dropout's input through. PyTorch
 works on stand-ins that share the parameters' memory, so `.grad`, hooks, buffers, attributes and
 the random state of the trainer stay as they are. The bound is that of the parity tests; where it
-is missed, PyTorch in double precision decides.
+is missed, PyTorch in double precision decides. What computes in bf16 is compared with PyTorch in
+float32: it may be a few times as far from that as PyTorch's own bf16 is.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,10 +23,11 @@ from gradd.graphs import Graph
 if TYPE_CHECKING:
     from gradd.bridge import Bridge
 
-_RELATIVE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}
 _OWN = 1e-4  # of a gradient's own largest entry
 _FLOOR = 1e-4  # of the largest entry of all gradients, times _OWN
 _LOSS = 1e-5
+_ROUNDING = 2.0**-8  # one step between bf16 numbers, relative
+_WORSE = 4  # times PyTorch's own error
 
 Values = tuple[list[torch.Tensor], dict[str, torch.Tensor | None]]
 
@@ -73,14 +76,15 @@ def check(
     checked = _checked_outputs(graph, params)
     ours = _in_daemon(bridge, graph, leaves, params, checked)
     theirs = _in_torch(bridge, graph, args, kwargs, params, checked, None)
-    bad = _difference(ours, theirs, None)
-    if bad is None:
-        return
-    try:
-        exact = _in_torch(bridge, graph, args, kwargs, params, checked, torch.float64)
-    except (RuntimeError, TypeError, ValueError):
-        exact = None  # the module insists on its own precision
-    bad = _difference(ours, theirs, exact)
+    half = graph.facts.half
+    bad = None if half else _difference(ours, theirs, None)
+    if half or bad is not None:
+        exact = None
+        # A module may insist on its own precision: then nothing exact is to be had.
+        with contextlib.suppress(RuntimeError, TypeError, ValueError):
+            higher = torch.float32 if half else torch.float64
+            exact = _in_torch(bridge, graph, args, kwargs, params, checked, higher)
+        bad = (_rounded_difference if half else _difference)(ours, theirs, exact)
     if bad is not None:
         raise SelfCheckError(
             f"the first training step of {type(bridge.module).__name__} differs from PyTorch: "
@@ -133,6 +137,7 @@ def _in_torch(
     checked: list[int],
     dtype: torch.dtype | None,
 ) -> Values:
+    """The same in PyTorch; with a dtype everything is converted to it first."""
     from torch.nn.utils.stateless import _reparametrize_module
 
     from gradd.export.refuse import kept_attributes
@@ -155,6 +160,7 @@ def _in_torch(
     try:
         with (
             torch.enable_grad(),
+            torch.autocast("cpu", enabled=False) if dtype else contextlib.nullcontext(),
             kept_attributes(module),
             _reparametrize_module(module, stand_ins, tie_weights=True),
             _NoDropout(),
@@ -181,30 +187,73 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return tensor.to(dtype)
 
 
+def _missing(name: str, a: torch.Tensor | None, b: torch.Tensor | None) -> str | None:
+    """Says which side has no gradient, if the other's matters."""
+    value = b if a is None else a
+    if value is None or _largest(value) == 0.0:
+        return None
+    return f"{'the daemon' if a is None else 'PyTorch'} has no gradient for {name}"
+
+
 def _difference(ours: Values, theirs: Values, exact: Values | None) -> str | None:
     """The first disagreement in words, or None."""
     for i, (a, b) in enumerate(zip(ours[0], theirs[0], strict=True)):
         truth = exact[0][i] if exact else None
-        bound = max(_RELATIVE.get(b.dtype, _LOSS) * _largest(b), 1e-12)
-        if not _close(a, b, bound, truth):
+        if not _close(a, b, max(_LOSS * _largest(b), 1e-12), truth):
             return f"output {i} by {_largest(a - b):.3g} (largest value {_largest(b):.3g})"
     largest = max((_largest(g) for g in theirs[1].values() if g is not None), default=0.0)
     for name, b in theirs[1].items():
         a = ours[1].get(name)
         if a is None or b is None:
-            value = b if a is None else a
-            if value is not None and _largest(value) > 0.0:
-                who = "the daemon" if a is None else "PyTorch"
-                return f"{who} has no gradient for {name}"
+            if text := _missing(name, a, b):
+                return text
             continue
-        own = _RELATIVE.get(b.dtype, _OWN)
         truth = exact[1].get(name) if exact else None
-        if not _close(a, b, own * max(_largest(b), _FLOOR * largest), truth):
+        if not _close(a, b, _OWN * max(_largest(b), _FLOOR * largest), truth):
             return (
                 f"the gradient of {name} by {_largest(a - b):.3g} (largest entry "
                 f"{_largest(b):.3g}, of all gradients {largest:.3g})"
             )
     return None
+
+
+def _rounded_difference(ours: Values, theirs: Values, exact: Values | None) -> str | None:
+    """The same for what computes in bf16: by the length of the difference from `exact`.
+
+    Without `exact` PyTorch's own result stands in for it, with an error of a few roundings.
+    """
+    truth = exact or theirs
+    for i, (a, b, e) in enumerate(zip(ours[0], theirs[0], truth[0], strict=True)):
+        if text := _too_far(a, b, e, 0.0, exact is None):
+            return f"output {i} {text}"
+    lengths = [_length(g) for g in truth[1].values() if g is not None]
+    floor = _FLOOR * max(lengths, default=0.0)
+    for name, b in theirs[1].items():
+        a = ours[1].get(name)
+        e = truth[1].get(name)
+        if a is None or b is None or e is None:
+            if text := _missing(name, a, b):
+                return text
+        elif text := _too_far(a, b, e, floor, exact is None):
+            return f"the gradient of {name} {text}"
+    return None
+
+
+def _too_far(
+    a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor, floor: float, guess: bool
+) -> str | None:
+    """In words how far `a` is from `exact`, if that is too far for PyTorch's own `b`."""
+    scale = max(_length(exact), floor)
+    off, own = _length(a.double() - exact.double()), _length(b.double() - exact.double())
+    if guess:
+        own = 2 * _ROUNDING * scale
+    if off <= _WORSE * own + _ROUNDING * scale or off != off and not exact.isfinite().all():
+        return None
+    return f"by {off:.3g} (length {scale:.3g}, PyTorch's own error {own:.3g})"
+
+
+def _length(tensor: torch.Tensor) -> float:
+    return float(tensor.detach().double().norm())
 
 
 def _largest(tensor: torch.Tensor) -> float:
@@ -219,4 +268,4 @@ def _close(a: torch.Tensor, b: torch.Tensor, bound: float, truth: torch.Tensor |
         return True
     if truth is None:
         return False
-    return _largest(a.double() - truth.double()) <= 4 * _largest(b.double() - truth.double())
+    return _largest(a.double() - truth.double()) <= _WORSE * _largest(b.double() - truth.double())

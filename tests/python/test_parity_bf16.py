@@ -1,0 +1,24 @@
+"""Every family in bf16, with bf16 parameters and under autocast, for five steps: as near to fp32 as
+PyTorch's own bf16, within a factor of two (parity_bf16.py says how that is measured)."""
+
+from __future__ import annotations
+
+import models
+import pytest
+import torch
+from parity_bf16 import WAYS, Triple
+
+STEPS = 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_family(daemon, family: str, way: str) -> None:
+    torch.manual_seed(0)
+    model, make_batch = models.build(family)
+    triple = Triple(model, way)
+    try:
+        triple.train([make_batch(3, 12, seed) for seed in range(STEPS)])
+    finally:
+        print(f"{family} {way}: {triple.report}")
