@@ -127,7 +127,7 @@ LIBS := $(B)/lib/libgradd_shm.a $(B)/lib/libgradd_shm.so $(B)/lib/libgradd.a $(B
 BIN  := $(B)/bin/gradd
 
 # ---------------------------------------------------------------- targets
-.PHONY: all setup test check check-asan check-tsan demo bench fuzz fuzz-quick format lint docs clean help unit \
+.PHONY: all setup test check check-asan check-tsan demo bench fuzz fuzz-quick fuzz-bins format lint docs clean help unit \
         info FORCE
 
 all: $(LIBS) $(BIN) ## build libraries and daemon (sets up first when needed)
@@ -135,7 +135,7 @@ all: $(LIBS) $(BIN) ## build libraries and daemon (sets up first when needed)
 setup: ## install what is missing: system packages, .venv, Python packages (repeatable)
 	@sh tools/setup.sh $(VENV)
 
-test: all $(B)/bin/tests ## every test: layers, sizes, C, Python with a real daemon
+test: all $(B)/bin/tests fuzz-bins ## every test: layers, sizes, C, mutated input, Python with a real daemon
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tests/run_all.py --build $(B)
 
 check: lint all $(B)/bin/tests ## the inner loop, a minute: lint, layers, sizes, C, quick Python
@@ -319,7 +319,8 @@ FUZZ_BINS   := $(FUZZ_TARGETS:%=$(B)/bin/fuzz_%)
 $(FUZZ_BINS): $(B)/bin/fuzz_%: $(B)/tests/fuzz/fuzz_%.o $(call obj,$(FUZZ_HELP) $(FUZZ_DRIVER)) \
     $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a
 	$(call link,$(DAEMON_LIBS))
-fuzz-quick: $(FUZZ_BINS) ## a few seconds of blind mutations with the ordinary build
+fuzz-bins: $(FUZZ_BINS)
+fuzz-quick: fuzz-bins ## a few seconds of blind mutations with the ordinary build
 	@for t in $(FUZZ_TARGETS); do printf '%s: ' fuzz_$$t; \
 	    GRADD_LOG=error OMP_NUM_THREADS=1 $(B)/bin/fuzz_$$t -runs=20000 || exit 1; done
 

@@ -43,6 +43,13 @@ def run_c(binary: Path) -> Count:
     return passed, failed if process.returncode == 0 else max(failed, 1)
 
 
+def run_fuzz(folder: Path) -> Count:
+    """A short run of each fuzz target; `make fuzz` is the long one."""
+    binaries = sorted(p for p in folder.glob("fuzz_*") if not p.suffix)
+    results = [run_script(b.name, [str(b), "-runs=20000"]) for b in binaries]
+    return sum(r[0] for r in results), sum(r[1] for r in results) if binaries else 1
+
+
 def run_python(build: Path, quick: bool) -> Count:
     """Runs pytest; the counts come from its report file, not from its text."""
     print("== Python tests" + (" (quick)" if quick else ""), flush=True)
@@ -79,6 +86,7 @@ def main() -> int:
         run_script("sizes", [sys.executable, "tests/check_sizes.py"]),
         run_script("operators page", [sys.executable, *operators_page, "--check"]),
         run_c((ROOT / args.build / "bin" / "tests").resolve()),
+        (0, 0) if args.quick else run_fuzz((ROOT / args.build / "bin").resolve()),
         run_python(ROOT / args.build, args.quick),
     ]
     passed, failed = (sum(column) for column in zip(*counts, strict=True))

@@ -5,7 +5,8 @@
  *
  * The corpus is what the target itself writes as seeds, and grows by whatever inputs are drawn:
  * there is no coverage to guide it. Each execution mutates one member a few times. Everything
- * follows from the seed. A finding ends the process by signal; its input is in ./crash-standalone.
+ * follows from the seed. A finding ends the process by signal; its input lies beside the program,
+ * with the suffix .crash.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -33,6 +34,7 @@ static int n_members;
 static uint64_t state = 1;
 static uint8_t input[MAX_BYTES]; /* what runs now: written out by the signal handler */
 static size_t input_bytes;
+static char crash_path[4096];
 
 static size_t draw(size_t n) {
     state = state * 6364136223846793005u + 1442695040888963407u;
@@ -99,7 +101,7 @@ size_t LLVMFuzzerMutate(uint8_t *data, size_t n, size_t max_n) {
 }
 
 static void on_signal(int number) {
-    int fd = open("crash-standalone", O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    int fd = open(crash_path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
     if (fd >= 0 && write(fd, input, input_bytes) != (ssize_t)input_bytes) _exit(99);
     signal(number, SIG_DFL);
     raise(number);
@@ -155,6 +157,7 @@ static void execute(void) {
 
 int main(int argc, char **argv) {
     long runs = 20000;
+    snprintf(crash_path, sizeof crash_path, "%s.crash", argv[0]);
     for (int i = 1; i < argc; i++) {
         if (!strncmp(argv[i], "-runs=", 6)) runs = atol(argv[i] + 6);
         if (!strncmp(argv[i], "-seed=", 6)) state = strtoull(argv[i] + 6, NULL, 10);
