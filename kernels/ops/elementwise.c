@@ -447,7 +447,11 @@ static gradd_status_t grad_pow(gradd_grad_t *g) {
         gradd_val_t safe = GRADD_EMIT(g->b, "Where", positive, g->in[0], scalar_like(g, 1));
         gradd_val_t slope = GRADD_EMIT(g->b, "Mul", g->output(g, 0), GRADD_EMIT(g->b, "Log", safe));
         gradd_val_t d = GRADD_EMIT(g->b, "Mul", g->dout[0], slope);
-        g->din[1] = gradd_reduce_to(g->b, d, g->in[1]);
+        gradd_dtype_t dtype = gradd_val_type(g->b, g->in[1])->dtype; /* need not be that of x */
+        gradd_attr_t to = gradd_make_int("to", dtype);
+        d = gradd_reduce_to(g->b, d, g->in[1]);
+        bool same = dtype == gradd_val_type(g->b, g->in[0])->dtype;
+        g->din[1] = same ? d : gradd_emit_attrs(g->b, "Cast", &d, 1, &to, 1);
     }
     return g->b->status;
 }

@@ -256,3 +256,17 @@ def test_every_subset_of_gradients_does_not_grow_the_plan():
         got = run.backward(arrive, keep=True)["x"]
         np.testing.assert_array_equal(got, np.full(2, want, np.float32))
     assert peak_mib() - before < 200
+
+
+@pytest.mark.quick
+def test_an_exponent_of_another_type():
+    """Found by fuzz_import: the gradient of the exponent had the type of the base."""
+    nodes = [helper.make_node("Pow", ["x", "e"], ["y"])]
+    feed = {"x": np.array([0.5, 2, 3], np.float32), "e": np.array([2.5, -1, 0.5])}
+    model = E.Model(model_bytes(nodes, feed, ["y"]))
+    run = E.Run(E.Plan(model, feed, ["x", "e"], None, ["y"]))
+    y = run.forward(feed)["y"]
+    got = run.backward({"y": np.ones(3, np.float32)})
+    np.testing.assert_allclose(y, feed["x"] ** feed["e"], rtol=1e-6)
+    np.testing.assert_allclose(got["e"], y * np.log(feed["x"]), rtol=1e-5)
+    np.testing.assert_allclose(got["x"], feed["e"] * feed["x"] ** (feed["e"] - 1), rtol=1e-5)
