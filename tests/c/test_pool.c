@@ -32,6 +32,7 @@ TEST(an_arena_is_used_again) {
     CHECK(take(600, &bytes) == first);
     CHECK_EQ_INT(bytes, 1000);
     CHECK_EQ_INT(live, 1);
+    counted_free(first, 1000);
 }
 
 TEST(the_pool_keeps_two) {
@@ -44,14 +45,17 @@ TEST(the_pool_keeps_two) {
     CHECK_EQ_INT(live, 2); /* the two largest */
     CHECK(take(4000, &bytes[0]) == memory[3]);
     CHECK(take(100, &bytes[0]) == memory[2]);
+    counted_free(memory[3], 4000);
+    counted_free(memory[2], 3000);
 }
 
 TEST(too_small_spares_make_room) {
     int64_t bytes;
     void *small = take(1000, &bytes);
     pool_give(&counted, small, bytes);
-    take(5000, &bytes);
+    void *large = take(5000, &bytes);
     CHECK_EQ_INT(live, 1);
+    counted_free(large, 5000);
 }
 
 TEST(a_small_run_does_not_take_a_large_arena) {
@@ -59,10 +63,13 @@ TEST(a_small_run_does_not_take_a_large_arena) {
     void *big = take(large, &bytes);
     pool_give(&counted, big, bytes);
     CHECK_EQ_INT(pool_bytes(), large);
-    CHECK(take(1000, &bytes) != big); /* and the large one stays for the next large run */
+    void *small = take(1000, &bytes); /* and the large one stays for the next large run */
+    CHECK(small != big);
     CHECK_EQ_INT(bytes, 1000);
     CHECK(take(large - 4096, &bytes) == big);
     CHECK_EQ_INT(pool_bytes(), 0);
+    counted_free(small, 1000);
+    counted_free(big, large);
 }
 
 TEST(trim_gives_everything_back) {

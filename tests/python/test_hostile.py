@@ -7,6 +7,7 @@ segments, descriptors. The processor time that the daemon spent on the row is bo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,7 @@ TABLES: dict[str, list[Row]] = {
     **hostile_operators.TABLES,
     **hostile_runs.TABLES,
 }
+SLOWER = float(os.environ.get("GRADD_TEST_SLOWER", "1"))  # a daemon with sanitizers
 ALL = [row for table in TABLES.values() for row in table]
 
 
@@ -69,7 +71,7 @@ def check_answer(row: Row, reply: dict[str, Any]) -> None:
 
 def check_harmless(row: Row, scene: Scene, spent_ms: float) -> None:
     """Nobody noticed, nothing is left."""
-    assert spent_ms <= row.cpu_ms, f"{row.name}: {spent_ms:.0f} ms of the daemon's time"
+    assert spent_ms <= row.cpu_ms * SLOWER, f"{row.name}: {spent_ms:.0f} ms of the daemon's time"
     alive = scene.bad.call({"v": "release", "runs": [1]})
     assert alive["ok"], f"{row.name}: the session is gone: {alive}"
     assert scene.neighbour.step() == scene.bits, f"{row.name}: the neighbour's bits changed"
