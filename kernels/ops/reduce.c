@@ -295,6 +295,22 @@ static void reduce_any(const reduce_plan_t *p, gradd_dtype_t dtype, const void *
         reduce_bf16(p, x, z);
 }
 
+/* Sums of integers wrap around, as those of numpy do. */
+static int64_t add_i64(int64_t a, int64_t b) {
+    return (int64_t)((uint64_t)a + (uint64_t)b);
+}
+static int64_t mul_i64(int64_t a, int64_t b) {
+    return (int64_t)((uint64_t)a * (uint64_t)b);
+}
+static double add_f64(double a, double b) {
+    return a + b;
+}
+static double mul_f64(double a, double b) {
+    return a * b;
+}
+#define ADD(a, b) _Generic((a), int64_t: add_i64, default: add_f64)(a, b)
+#define MUL(a, b) _Generic((a), int64_t: mul_i64, default: mul_f64)(a, b)
+
 /* The definition: for each result, all its elements in order, in double (integers in int64). */
 static gradd_status_t plain(const gradd_run_t *r, kind_t kind) {
     reduce_plan_t p;
@@ -317,11 +333,11 @@ static gradd_status_t plain(const gradd_run_t *r, kind_t kind) {
                     if (pass == 0 || kind == MAXIMUM || kind == MINIMUM)
                         best = first || more || a != a ? a : best;
                     else if (kind == LOGSUMEXP)
-                        total += (GRADD_ACC(T))exp((double)(a - best));
+                        total += (GRADD_ACC(T))exp((double)a - (double)best);
                     else if (kind == PRODUCT)
-                        total *= a;
+                        total = MUL(total, a);
                     else
-                        total += kind == SQUARES || kind == NORM ? a * a : a;
+                        total = ADD(total, kind == SQUARES || kind == NORM ? MUL(a, a) : a);
                     first = false;
                     if (best != best) break;
                 }
