@@ -198,6 +198,7 @@ class ORTTrainer(Trainer):
             "eps": args.adam_epsilon,
             "adam_w_mode": AdamWMode.ADAMW_TORCH,
             "max_grad_norm": args.max_grad_norm or None,  # 0: no clipping
+            **_optimizer_options(args.optim_args),
         }
 
     def _clipping_optimizer(self) -> Any:
@@ -222,6 +223,21 @@ class ORTTrainer(Trainer):
         optimizer = self._clipping_optimizer()
         if optimizer is not None and self._grad_norm is not None:
             self._grad_norm.fill_(float(optimizer.grad_norm))
+
+
+def _optimizer_options(text: str | None) -> dict[str, Any]:
+    """`optim_args` of adamw_ort_fused: only "master_weights=true" and "master_weights=false"."""
+    if not text:
+        return {}
+    options: dict[str, Any] = {}
+    for item in text.replace(" ", "").split(","):
+        name, _, value = item.partition("=")
+        if name != "master_weights" or value.lower() not in ("true", "false"):
+            raise ValueError(
+                f"optim_args={text!r}: adamw_ort_fused takes master_weights=true or =false"
+            )
+        options[name] = value.lower() == "true"
+    return options
 
 
 def _route(model: nn.Module, bridge: Callable[..., Any]) -> Callable[..., Any]:

@@ -31,10 +31,10 @@ class ORTTrainingArguments(LegacyArguments, TrainingArguments):
 
     Args:
         optim: any name that TrainingArguments takes, or `adamw_ort_fused`: AdamW whose step (and
-            gradient clipping) runs in the daemon on the shared parameters.
+            gradient clipping) runs in the daemon on the shared parameters. With
+            optim_args="master_weights=true" it keeps float32 copies of bfloat16 parameters.
         use_module_with_loss: compute label smoothing inside the captured graph, so that logits
-        never
-            leave the daemon.
+            never leave the daemon.
         save_onnx: write every captured graph as an ONNX file, named after `onnx_prefix`.
         onnx_prefix: start of those file names; required with `save_onnx`.
         onnx_log_level: VERBOSE, INFO, WARNING, ERROR or FATAL.
