@@ -59,6 +59,13 @@ static void fold_rows_bf16(const gradd_rows_t *rows, char kind, gradd_bf16_t *to
     }
 }
 
+/* Integers wrap around. */
+#define PRODUCT(a, b)                                                                              \
+    _Generic((a),                                                                                  \
+        float: (a) * (b),                                                                          \
+        double: (a) * (b),                                                                         \
+        default: (__typeof__(a))((uint64_t)(a) * (uint64_t)(b)))
+
 static gradd_status_t fold_rows(const gradd_rows_t *rows, char kind, gradd_dtype_t dtype, void *to,
                                 const void *from) {
     if (dtype == GRADD_DT_BF16) {
@@ -71,7 +78,7 @@ static gradd_status_t fold_rows(const gradd_rows_t *rows, char kind, gradd_dtype
             const T *f = (const T *)from + i * rows->size;
             for (int64_t k = 0; k < rows->size; k++) {
                 if (kind == '*')
-                    t[k] *= f[k];
+                    t[k] = PRODUCT(t[k], f[k]);
                 else if (kind == '<')
                     t[k] = f[k] < t[k] ? f[k] : t[k];
                 else
