@@ -113,7 +113,7 @@ typedef struct gradd_run_s {
     void *work;       /* scratch of the row's work() bytes, aligned to 64; else NULL */
     uint64_t seed;    /* of the forward call: first Philox coordinate */
     uint64_t node;    /* index of the node in the ONNX bytes: second Philox coordinate */
-    bool dropout_off; /* run flag: random masking operators pass their input through */
+    bool dropout_off; /* run flag: dropout passes its input through, random numbers stand still */
 } gradd_run_t;
 
 /* A value of the graph under construction. */

@@ -4,7 +4,10 @@
  * on threads, and is the same when a step is run again. Bernoulli(x) is 1 with probability x, which
  * is read per element; x outside 0..1 is refused. What is drawn has no gradient; in PyTorch neither
  * has it. Numbers are made in double and rounded once, to f32, f64 or bf16; Bernoulli gives any of
- * them, an integer or a boolean. An attribute "seed" fixes the numbers, as ONNX wants.
+ * them, an integer or a boolean. An attribute "seed" fixes the numbers, as ONNX wants. With the
+ * run's flag dropout_off numbers are held still: uniform ones in the middle, normal ones half a
+ * deviation above the mean, and an event happens if p > 0.5; adapters/python/gradd/quiet.py holds
+ * PyTorch's still in the same way, so that the two can be compared.
  */
 #include <math.h>
 #include <string.h>
@@ -29,7 +32,7 @@ static double normal_at(uint64_t seed, uint64_t node, uint64_t element) {
 
 typedef struct draw_s {
     uint64_t seed, node;
-    bool normal;
+    bool normal, still;
     double a, b; /* mean and deviation, or low and width */
 } draw_t;
 
@@ -44,6 +47,7 @@ static uint64_t seed_of(const gradd_run_t *r) {
 
 static double number_at(const draw_t *d, int64_t i) {
     uint64_t e = (uint64_t)i;
+    if (d->still) return d->a + d->b * 0.5;
     double unit = d->normal ? normal_at(d->seed, d->node, e)
                             : gradd_rng_uniform(gradd_rng_word(d->seed, d->node, e));
     return d->a + d->b * unit;
@@ -73,7 +77,7 @@ static void put(const gradd_view_t *y, int64_t i, double x) {
 
 static gradd_status_t run_random(const gradd_run_t *r) {
     int64_t n = gradd_type_count(&r->out[0].type);
-    draw_t d = {.seed = seed_of(r), .node = r->node};
+    draw_t d = {.seed = seed_of(r), .node = r->node, .still = r->dropout_off};
     d.normal = !strncmp(r->op->name, "RandomNormal", 12);
     d.a = gradd_attr_float(r->attrs, d.normal ? "mean" : "low", 0);
     d.b = d.normal ? gradd_attr_float(r->attrs, "scale", 1)
@@ -96,9 +100,10 @@ static gradd_status_t run_bernoulli(const gradd_run_t *r) {
 #pragma omp parallel for schedule(static) reduction(min : bad) if (n >= GRADD_PARALLEL_MIN)
     for (int64_t i = 0; i < n; i++) {
         double p = probability_at(&r->in[0], i);
-        uint32_t word = gradd_rng_word(seed, r->node, (uint64_t)i);
+        uint32_t drawn = gradd_rng_word(seed, r->node, (uint64_t)i);
+        double word = r->dropout_off ? 0x1p31 : (double)drawn;
         if (!(p >= 0 && p <= 1) && i < bad) bad = i;
-        put(&r->out[0], i, (double)word < p * 0x1p32);
+        put(&r->out[0], i, word < p * 0x1p32);
     }
     if (bad == n) return GRADD_OK;
     return GRADD_FAIL(INDEX, "probability %g, element %lld, is not within 0 and 1",

@@ -42,7 +42,7 @@ static void run(const call_t *c, const float *x, float *y, uint8_t *mask) {
     };
     out[1].type.dtype = GRADD_DT_BOOL;
     const gradd_op_t *op = gradd_op_by_name(c->op);
-    bool random = !strncmp(c->op, "Random", 6);
+    bool random = strncmp(c->op, "Dropout", 7) != 0;
     gradd_run_t r = {
         .op = op,
         .attrs = {&attr, c->has_node ? 1 : 0},
@@ -143,5 +143,34 @@ TEST(normal_and_uniform_have_their_moments) {
         sum[0] += y[i];
     }
     CHECK_NEAR(sum[0] / N, 0.5, 0.004);
+    free(x), free(y);
+}
+
+TEST(bernoulli_has_its_rate_per_element) {
+    float *x = ones(), *y = malloc(sizeof *y * N);
+    int drawn[2] = {0};
+    for (int i = 0; i < N; i++)
+        x[i] = i % 2 ? 0.8f : 0.1f;
+    run(&(call_t){.op = "Bernoulli", .seed = 3, .node = 2}, x, y, NULL);
+    for (int i = 0; i < N; i++) {
+        CHECK(y[i] == 0 || y[i] == 1);
+        drawn[i % 2] += y[i] == 1;
+    }
+    /* five standard deviations of a binomial count */
+    CHECK_NEAR(drawn[0], N / 2 * 0.1, 5 * sqrt(N / 2 * 0.1 * 0.9));
+    CHECK_NEAR(drawn[1], N / 2 * 0.8, 5 * sqrt(N / 2 * 0.8 * 0.2));
+    free(x), free(y);
+}
+
+TEST(flag_holds_other_random_numbers_still) {
+    static const char *const ops[] = {"RandomNormalLike", "RandomUniformLike", "Bernoulli"};
+    float *x = ones(), *y = malloc(sizeof *y * N);
+    for (int i = 0; i < N; i++)
+        x[i] = i % 2 ? 0.8f : 0.1f;
+    for (int k = 0; k < 3; k++) {
+        run(&(call_t){.op = ops[k], .seed = 3, .node = 2, .off = true}, x, y, NULL);
+        for (int i = 0; i < N; i++)
+            CHECK_EQ_INT(y[i] == (k < 2 ? 0.5f : (float)(i % 2)), 1);
+    }
     free(x), free(y);
 }

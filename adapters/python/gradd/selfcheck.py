@@ -1,24 +1,25 @@
 """The first training step of every capture, compared with PyTorch.
 
-Loss (or outputs) and every gradient are computed twice, with dropout off on both sides: in the
-daemon by the run flag, in PyTorch by a function mode that passes dropout's input through. PyTorch
-works on stand-ins that share the parameters' memory, so `.grad`, hooks, buffers, attributes and
-the random state of the trainer stay as they are. The bound is that of the parity tests; where it
-is missed, PyTorch in double precision decides. What computes in bf16 is compared with PyTorch in
-float32: it may be a few times as far from that as PyTorch's own bf16 is.
+Loss (or outputs) and every gradient are computed twice, without chance on both sides: in the
+daemon by the run flag, in PyTorch by a function mode (quiet.py): dropout passes its input through,
+other random numbers stand still. PyTorch works on stand-ins that share the parameters' memory, so
+`.grad`, hooks, buffers, attributes and the random state of the trainer stay as they are. The bound
+is that of the parity tests; where it is missed, PyTorch in double precision decides. What computes
+in bf16 is compared with PyTorch in float32: it may be a few times as far from that as PyTorch's
+own bf16 is.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from gradd import protocol, schema
 from gradd.fallback import SelfCheckError
 from gradd.graphs import Graph
+from gradd.quiet import Quiet
 
 if TYPE_CHECKING:
     from gradd.bridge import Bridge
@@ -30,34 +31,6 @@ _ROUNDING = 2.0**-8  # one step between bf16 numbers, relative
 _WORSE = 4  # times PyTorch's own error
 
 Values = tuple[list[torch.Tensor], dict[str, torch.Tensor | None]]
-
-
-class _NoDropout(TorchFunctionMode):
-    """Dropout passes its input through; random state is not touched."""
-
-    _PASS = {
-        torch.nn.functional.dropout,
-        torch.nn.functional.dropout1d,
-        torch.nn.functional.dropout2d,
-        torch.nn.functional.dropout3d,
-        torch.nn.functional.alpha_dropout,
-        torch.nn.functional.feature_alpha_dropout,
-        torch.dropout,
-    }
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if func in self._PASS:
-            return args[0] if args else kwargs["input"]
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
-            if len(args) <= 4:
-                kwargs["dropout_p"] = 0.0
-        if func is torch.nn.functional.multi_head_attention_forward:
-            kwargs["training"] = False
-        return func(*args, **kwargs)
 
 
 def check(
@@ -163,8 +136,8 @@ def _in_torch(
             torch.autocast("cpu", enabled=False) if dtype else contextlib.nullcontext(),
             kept_attributes(module),
             _reparametrize_module(module, stand_ins, tie_weights=True),
-            _NoDropout(),
-            torch.autograd.graph.saved_tensors_hooks(_same, _same),  # not the trainer's hooks
+            Quiet(),
+            torch.autograd.graph.saved_tensors_hooks(_detached, _same),  # not the trainer's hooks
         ):
             flat = Result().flatten(bridge.forward(*args, **kwargs))
     finally:
@@ -175,6 +148,11 @@ def _in_torch(
         outputs, [stand_ins[n] for n in names], _seeds(outputs), allow_unused=True
     )
     return [t.detach() for t in outputs], dict(zip(names, grads, strict=True))
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    """A result that its own node saves would keep itself alive if no gradient passes there."""
+    return tensor.detach()
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 Parameters and buffers become graph inputs before any optimisation, so that no pass can fold a
 weight, or merge two weights that happen to be equal. The cleanup folds constants and shape
-arithmetic, drops dead nodes and merges equal nodes, but never two Dropouts. Then everything
+arithmetic, drops dead nodes and merges equal nodes, but never two draws. Then everything
 that is not meaning (metadata, shapes of inner values, exporter names) is removed.
 """
 
@@ -72,9 +72,9 @@ def clean(model: ir.Model, program: Any) -> Cleaned:
     _separate_outputs(graph)
     n_user = len(graph.outputs)
     _add_buffer_outputs(graph, signature, done)
-    _mark_dropouts(graph)
+    _mark_draws(graph)
     _optimize(model)
-    _unmark_dropouts(graph)
+    _unmark_draws(graph)
     _trim_outputs(graph)
     _canonical_order(graph)
     _check_nodes(graph)
@@ -116,15 +116,20 @@ def _add_buffer_outputs(graph: ir.Graph, signature: Any, done: Cleaned) -> None:
         done.buffer_outputs[fqn] = value
 
 
-def _mark_dropouts(graph: ir.Graph) -> None:
-    """A seed of its own per Dropout keeps common-subexpression elimination from merging them."""
-    for i, node in enumerate(n for n in graph if n.op_type == "Dropout"):
-        node.attributes["seed"] = ir.AttrInt64("seed", i)
+_DRAWS = {"Dropout", "Bernoulli"}
 
 
-def _unmark_dropouts(graph: ir.Graph) -> None:
+def _mark_draws(graph: ir.Graph) -> None:
+    """A seed of its own per random node keeps common-subexpression elimination from merging them;
+    it knows of the other random operators by itself."""
+    for i, node in enumerate(n for n in graph if n.op_type in _DRAWS):
+        attribute = ir.AttrInt64 if node.op_type == "Dropout" else ir.AttrFloat32
+        node.attributes["seed"] = attribute("seed", i)
+
+
+def _unmark_draws(graph: ir.Graph) -> None:
     for node in graph:
-        if node.op_type == "Dropout":
+        if node.op_type in _DRAWS:
             node.attributes.pop("seed", None)
 
 

@@ -1,0 +1,105 @@
+"""PyTorch without chance, for the comparison with a run of the daemon whose masking is off.
+
+Both sides hold random numbers still in the same way: dropout passes its input through, everything
+else draws the middle of its distribution (a uniform number is at half its range, a normal one half
+a deviation above its mean, an event of probability p happens if p > 0.5). kernels/ops/random.c is
+the other half of this agreement. The random state may move: the caller restores it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+_MIDDLE = 0.5
+
+
+class Quiet(TorchFunctionMode):
+    """Inside this context every draw gives the same numbers."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _STILL:
+            return _STILL[func](*args, **kwargs)
+        if func in _FILLED:
+            return func(*args, **kwargs).detach().fill_(_MIDDLE)
+        if func is F.scaled_dot_product_attention:
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            if len(args) <= 4:
+                kwargs["dropout_p"] = 0.0
+        if func is F.multi_head_attention_forward:
+            kwargs["training"] = False
+        return func(*args, **kwargs)
+
+
+def _same(input: torch.Tensor, *unused: Any, **unused_kw: Any) -> torch.Tensor:
+    return input
+
+
+def _happens(p: torch.Tensor | float) -> Any:
+    return p > _MIDDLE
+
+
+def _channels(
+    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> torch.Tensor:
+    """Dropout of whole channels is exported as a product with a random factor."""
+    if not training or p == 0:
+        return input
+    return input * (float(_happens(1.0 - p)) / (1.0 - p) if p < 1 else 0.0)
+
+
+def _alpha(
+    input: torch.Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
+) -> torch.Tensor:
+    if not training or p == 0:
+        return input
+    if p == 1:
+        return input * 0.0
+    alpha = 1.7580993408473766
+    a = 1.0 / math.sqrt((alpha * alpha * p + 1.0) * (1.0 - p))
+    kept = float(_happens(1.0 - p))
+    return input * (kept * a) + ((kept - 1.0) * alpha * a + alpha * a * p)
+
+
+def _bernoulli(input: torch.Tensor, p: float | None = None, **unused: Any) -> torch.Tensor:
+    chance = input if p is None else torch.full_like(input, p)
+    return _happens(chance.detach()).to(input.dtype)
+
+
+def _bernoulli_(self: torch.Tensor, p: Any = 0.5, **unused: Any) -> torch.Tensor:
+    if isinstance(p, torch.Tensor):
+        return self.copy_(_happens(p.detach()))
+    return self.fill_(float(_happens(p)))
+
+
+def _normal_(self: torch.Tensor, mean: float = 0.0, std: float = 1.0, **unused: Any) -> Any:
+    return self.fill_(mean + _MIDDLE * std)
+
+
+def _uniform_(self: torch.Tensor, low: float = 0.0, high: float = 1.0, **unused: Any) -> Any:
+    return self.fill_(low + _MIDDLE * (high - low))
+
+
+_STILL: dict[Any, Callable[..., Any]] = {
+    F.dropout: _same,
+    torch.dropout: _same,
+    F.dropout1d: _channels,
+    F.dropout2d: _channels,
+    F.dropout3d: _channels,
+    F.alpha_dropout: _alpha,
+    F.feature_alpha_dropout: _alpha,
+    torch.bernoulli: _bernoulli,
+    torch.Tensor.bernoulli: _bernoulli,
+    torch.Tensor.bernoulli_: _bernoulli_,
+    torch.Tensor.normal_: _normal_,
+    torch.Tensor.uniform_: _uniform_,
+}
+_FILLED = frozenset({torch.rand, torch.rand_like, torch.randn, torch.randn_like})
