@@ -1,0 +1,71 @@
+"""The self-check of the first step in bf16: roundings pass, a wrong gradient does not."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from nets import Net, batch
+
+from gradd import ORTModule, runs
+from gradd.fallback import SelfCheckError
+
+BF16 = torch.bfloat16
+WAYS = ("parameters", "autocast")
+
+
+def call(way: str) -> Any:
+    """A first training step, strictly in the daemon; returns the module."""
+    net, (x, y) = Net(), batch()
+    half = way == "parameters"
+    model = ORTModule(net.to(BF16) if half else net, strict=True)
+    with contextlib.nullcontext() if half else torch.autocast("cpu", BF16):
+        loss, _ = model(x.to(BF16) if half else x, y)
+    loss.backward()
+    return model
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    backward = runs.Run.backward
+
+    def changed(self: runs.Run, grad_outputs: Any, keep: bool) -> list:
+        grads = backward(self, grad_outputs, keep)
+        change(grads[self.plan.params.index("second.weight")])
+        return grads
+
+    monkeypatch.setattr(runs.Run, "backward", changed)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rounding_is_no_error(daemon, way: str) -> None:
+    stats = call(way).gradd_stats()
+    assert stats["self_checks"] == 1 and stats["fallbacks"] == {}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "change",
+    [lambda g: g.mul_(1.1), lambda g: g[0].zero_(), lambda g: g.fill_(float("nan"))],
+    ids=["scaled", "a_row_missing", "nan"],
+)
+def test_wrong_gradients_are_found_and_named(daemon, monkeypatch, way: str, change: Any) -> None:
+    spoil(monkeypatch, change)
+    with pytest.raises(SelfCheckError, match=r"the gradient of second\.weight by"):
+        call(way)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_missing_gradient_is_found(daemon, monkeypatch, way: str) -> None:
+    backward = runs.Run.backward
+    monkeypatch.setattr(
+        runs.Run,
+        "backward",
+        lambda self, go, keep: [
+            None if name == "second.weight" else g
+            for name, g in zip(self.plan.params, backward(self, go, keep), strict=True)
+        ],
+    )
+    with pytest.raises(SelfCheckError, match=r"the daemon has no gradient for second\.weight"):
+        call(way)
