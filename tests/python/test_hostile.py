@@ -29,7 +29,9 @@ TABLES: dict[str, list[Row]] = {
     **hostile_operators.TABLES,
     **hostile_runs.TABLES,
 }
-SLOWER = float(os.environ.get("GRADD_TEST_SLOWER", "1"))  # a daemon with sanitizers
+SLOWER = float(
+    os.environ.get("GRADD_TEST_SLOWER", "4")
+)  # a busy machine; more for a daemon with sanitizers
 ALL = [row for table in TABLES.values() for row in table]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -28,6 +29,7 @@ RANDOM = 1 << 2  # GRADD_OP_RANDOM of kernels/op.h
 DTYPES: dict[str, tuple[Any, int]] = {
     "f32": (np.float32, TensorProto.FLOAT),
     "f64": (np.float64, TensorProto.DOUBLE),
+    "bf16": (ml_dtypes.bfloat16, TensorProto.BFLOAT16),
     "i32": (np.int32, TensorProto.INT32),
     "i64": (np.int64, TensorProto.INT64),
     "i8": (np.int8, TensorProto.INT8),
