@@ -106,6 +106,10 @@ install_python() {
         "import optimum_gradd_finder" >"$site/gradd-source.pth"
 }
 
+# Packages may be shared, but the .pth file makes one tree's adapters importable, for all users.
+if [ -L "$venv" ] && ! grep -qsF "set up in $PWD:" "$stamp"; then
+    die "$venv is a link to $(readlink "$venv"), which belongs to another tree: remove the link"
+fi
 # The stamp is an (otherwise empty) makefile, so make can include it and run setup when it is missing.
 fingerprint=$(cat constraints.txt requirements.txt requirements-dev.txt tools/setup.sh | cksum)
 line="# set up in $PWD: $fingerprint"
