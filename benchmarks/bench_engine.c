@@ -1,10 +1,11 @@
 /* Where the time of one forward and backward goes, operator by operator, without daemon or Python.
  *
- *   bench_engine model.onnx [--repeat N] [--threads N] [--top N] [--loss NAME] input=2x3 ...
+ *   bench_engine model.onnx [--repeat N] [--threads N] [--top N] [--loss NAME] [--ids N]
+ *                [--plain 1] input=2x3 ...
  *
  * Inputs whose shape the model leaves open are given on the command line. Floats are filled with
- * small values, integers with 0..30 in turn, booleans with true. Trainable are all float inputs
- * with a static shape (parameters). Prints the plan's sizes, a table by operator, and the steps
+ * small values, integers with 0..N-1 of --ids (31) in turn, booleans with true. Trainable are all
+ * float inputs with a static shape (parameters). Prints the plan's sizes, a table by operator, and the steps
  * that take longest. A step's time is the shortest of all rounds: other processes only add to it.
  */
 #include <stdio.h>
@@ -118,7 +119,7 @@ static long option(int argc, char **argv, const char *name, long otherwise) {
     return otherwise;
 }
 
-static void *fill(const gradd_type_t *type) {
+static void *fill(const gradd_type_t *type, long ids) {
     int64_t n = gradd_type_count(type);
     void *data = aligned_alloc(64, ((size_t)gradd_type_bytes(type) + 127) / 64 * 64);
     if (!data) die("memory");
@@ -128,7 +129,7 @@ static void *fill(const gradd_type_t *type) {
         else if (type->dtype == GRADD_DT_BF16)
             ((gradd_bf16_t *)data)[i] = gradd_f32_bf16((float)((i * 7919) % 201 - 100) / 2e3f);
         else if (type->dtype == GRADD_DT_I64)
-            ((int64_t *)data)[i] = type->rank ? i % 31 : 100;
+            ((int64_t *)data)[i] = type->rank ? i % ids : 100;
         else
             memset((char *)data + i * (int64_t)gradd_dtype_bytes(type->dtype), 1, 1);
     }
@@ -146,6 +147,7 @@ int main(int argc, char **argv) {
     gradd_model_t *model;
     if (gradd_model_load(file, bytes, &model)) die("load");
     int n = gradd_model_n_inputs(model), n_grads = 0;
+    long ids = option(argc, argv, "--ids", 31);
     gradd_type_t *types = calloc((size_t)n + 1, sizeof types[0]);
     int32_t *grads = calloc((size_t)n + 1, sizeof grads[0]), out = 0;
     const void **inputs = calloc((size_t)n + 1, sizeof inputs[0]);
@@ -155,9 +157,9 @@ int main(int argc, char **argv) {
         const char *name = gradd_model_input_name(model, i);
         types[i] = gradd_model_input_type(model, i);
         bool given = shape_argument(argc, argv, name, &types[i]);
-        inputs[i] = fill(&types[i]);
+        inputs[i] = fill(&types[i], ids);
         if (given || !gradd_dtype_is_float(types[i].dtype)) continue;
-        slots[n_grads] = fill(&types[i]);
+        slots[n_grads] = fill(&types[i], ids);
         grads[n_grads++] = i;
     }
     gradd_plan_options_t options = {types,
