@@ -41,9 +41,42 @@ def test_training_steps_do_not_compute_what_nobody_reads() -> None:
         loss.backward()
         assert not scores.gradd_is_computed
     forwards = ours.gradd_stats()["forwards"]
+    assert forwards == 3 + 1 and ours.gradd_stats()["repeated_forwards"] == 0
     scores.detach()
     assert scores.gradd_is_computed
-    assert forwards == ours.gradd_stats()["forwards"]
+    stats = ours.gradd_stats()
+    assert stats["forwards"] == forwards + 1 and stats["repeated_forwards"] == 1
+
+
+def _metric(loss: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    scores.argmax(-1)
+    return loss
+
+
+def _outside(loss: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """The recipe for a weighted loss: targets are given, and the loss in the graph is not used."""
+    target = torch.zeros(len(scores), dtype=torch.int64)
+    return nn.functional.cross_entropy(scores, target, weight=torch.tensor([1.0, 2.0, 3.0, 4.0]))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("use", "first"), [(_metric, 2), (_outside, 3)])
+def test_an_output_that_every_step_uses_costs_no_second_forward(
+    daemon: object, use: Callable[..., torch.Tensor], first: int
+) -> None:
+    ours, theirs = pair()
+    counts = []
+    for step in range(4):
+        before = daemon.ps()["counters"]["forward"]
+        for model in (ours, theirs):
+            model.zero_grad()
+            use(*model(*batch(5, seed=step))).backward()
+        assert_same_grads(ours, theirs)
+        counts.append(daemon.ps()["counters"]["forward"] - before)
+    assert counts == [first + 1, 1, 1, 1], "and the self-check of the first step"
+    stats = ours.gradd_stats()
+    assert stats["forwards"] == sum(counts) and stats["repeated_forwards"] == first - 1
+    assert stats["captures"] == 1
 
 
 READS = {
@@ -62,6 +95,8 @@ READS = {
     "data": lambda t: t.data,
     "iterate": lambda t: torch.stack([row.detach() for row in t]),
     "double": lambda t: t.double().detach(),
+    "copy": lambda t: t.to(torch.float32, copy=True).detach(),
+    "integers": lambda t: t.long().detach() * 0 + t.detach(),
     "array": lambda t: torch.from_numpy(numpy.array(t.detach())),
 }
 
@@ -192,6 +227,7 @@ def test_printing_never_fails() -> None:
     x, y = batch()
     scores, expected = ours(x, y)[1], theirs(x, y)[1]
     assert repr(scores.detach()) == repr(expected.detach())
+    ours, _ = pair()
     loss, scores = ours(x, y)
     loss.backward()
     torch.optim.SGD(ours.parameters()).step()
@@ -250,3 +286,68 @@ def test_unread_outputs_hold_no_run(daemon: object) -> None:
     loss_of(ours(*batch()))
     (session,) = daemon.ps()["sessions"]
     assert session["runs"] <= 2
+
+
+CASTS = {
+    "double": lambda t: t.double(),
+    "to": lambda t: t.to(torch.float64),
+    "device": lambda t: t.to(device="cpu", dtype=torch.float64),
+    "twice": lambda t: t.double().float().to("cpu", torch.float64),
+}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("way", CASTS)
+def test_a_conversion_computes_nothing_and_hands_gradients_on(way: str) -> None:
+    ours, theirs = pair()
+    x, y = batch()
+    mine, expected = (CASTS[way](model(x, y)[1]) for model in (ours, theirs))
+    assert isinstance(mine, LazyTensor) and not mine.gradd_is_computed
+    assert mine.dtype is torch.float64 and mine.shape == expected.shape and mine.requires_grad
+    assert ours.gradd_stats()["repeated_forwards"] == 0
+    for scores in (mine, expected):
+        scores.pow(2).sum().backward()
+    assert_same_grads(ours, theirs)
+
+
+def test_a_conversion_and_its_source_are_two_tensors() -> None:
+    """One of them may be changed in place; neither read costs another forward."""
+    for change_source in (True, False):
+        ours, theirs = pair()
+        x, y = batch()
+        values = []
+        for model in (ours, theirs):
+            _, scores = model(x, y)
+            wide = scores.double()
+            (scores if change_source else wide).mul_(3.0)
+            (wide.sum() + scores.double().pow(2).sum()).backward()
+            values += [wide.detach(), scores.detach()]
+        assert_close(values[0], values[2], "converted")
+        assert_close(values[1], values[3], "source")
+        assert_same_grads(ours, theirs)
+        assert ours.gradd_stats()["repeated_forwards"] == 2, "the read, and the gradient"
+
+
+def test_a_conversion_outlives_its_source_and_goes_stale_with_it() -> None:
+    ours, theirs = pair()
+    x, y = batch()
+    wide, expected = ours(x, y)[1].double(), theirs(x, y)[1].double()
+    assert_close(wide.detach(), expected)
+    ours, _ = pair()
+    loss, scores = ours(x, y)
+    wide = scores.double()
+    loss.backward()
+    torch.optim.SGD(ours.parameters()).step()
+    assert "not computed" in repr(wide)
+    with pytest.raises(errors.StaleError, match=r"optimizer\.step"):
+        wide.sum()
+
+
+def test_a_conversion_without_gradients() -> None:
+    ours, theirs = pair()
+    x, y = batch()
+    _, scores = ours(x, y)
+    with torch.no_grad():
+        wide = scores.double()
+    assert not wide.requires_grad
+    assert_close(wide * 2, theirs(x, y)[1].double() * 2)

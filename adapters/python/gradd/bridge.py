@@ -293,11 +293,12 @@ class Bridge:
     ) -> Run:
         types = tuple(type_of(t) for t in inputs)
         plan: Plan = graph.plan(self.client, types, params, input_grads, outputs, gmask)
-        self.counts["forwards"] += 1
         seed = 0
         if graph.facts.random and not flags & protocol.DROPOUT_OFF:
             seed = int(torch.empty((), dtype=torch.int64).random_())
-        return Run(self.client, self.slots, graph, plan, binding, bound, inputs, seed, flags)
+        return Run(
+            self.client, self.slots, graph, plan, binding, bound, inputs, seed, flags, self.counts
+        )
 
     @staticmethod
     def _inputs(graph: Graph, leaves: list) -> list[torch.Tensor]:
@@ -312,13 +313,17 @@ class Bridge:
         return tensors
 
     def _lazy_outputs(self, graph: Graph, differentiable: bool) -> set[int]:
-        """User outputs that only the loss in the graph needs, in training steps."""
+        """User outputs that in training only the loss in the graph has needed so far."""
         cap = graph.cap
         if not (self._lazy and differentiable and self.module.training):
             return set()
         if cap.loss_leaf is None:
             return set()
-        return {i for i, spec in enumerate(graph.user) if spec.leaf in cap.loss_ancestors}
+        return {
+            i
+            for i, spec in enumerate(graph.user)
+            if spec.leaf in cap.loss_ancestors and spec.name not in graph.asked_for
+        }
 
     def _check_first_step(
         self, graph: Graph, leaves: list, args: tuple, kwargs: dict, params: tuple[int, ...]
@@ -372,12 +377,17 @@ class Bridge:
         self._version += 1
 
     def stats(self) -> dict[str, Any]:
-        """Counts since construction: captures, forwards, fallbacks by reason, memory."""
+        """Counts since construction: captures, forwards, fallbacks by reason, memory.
+
+        `forwards` are all that the daemon ran, `repeated_forwards` among them those that ran again
+        because an output that had been left out was read or got a gradient.
+        """
         graphs = {g for group in self._graphs.values() for g in group}
         stats: dict[str, Any] = {
             "captures": self.counts["captures"],
             "plans": sum(len(g.plans) for g in graphs),
             "forwards": self.counts["forwards"],
+            "repeated_forwards": self.counts["repeated_forwards"],
             "self_checks": self.counts["self_checks"],
             "fallbacks": dict(self._fallback.counts),
         }

@@ -105,15 +105,14 @@ class Call:
         """Gradients for the tensors of `Step`; sums up the rare case of lazy outputs with one."""
         run = self.run
         real = [grad_outputs[p] for p in self.real]
-        lazy = [p for p, g in enumerate(grad_outputs) if g is not None and p not in self.real]
+        lazy = any(g is not None and p not in self.real for p, g in enumerate(grad_outputs))
         if not lazy:
             real += [None] * (len(run.plan.outputs) - len(real))
             return run.backward(real, keep)
         # A loss outside the graph used an output that was left out: run again with it.
         with run.client.lock:
             names = [run.graph.user[p].name for p, g in enumerate(grad_outputs) if g is not None]
-            run.check_unchanged(names[-1])
-            other = run.again(tuple(names), tuple(range(len(names))))
+            other = run.repeat(tuple(names), tuple(range(len(names))))
             try:
                 other.start()
                 grads = other.backward([g for g in grad_outputs if g is not None], False)

@@ -133,6 +133,7 @@ class Graph:
         self._generation = -1
         self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
         self.checked = False
+        self.asked_for: set[str] = set()  # outputs that were left out and then needed after all
         self.sizes: set[tuple] = set()  # sizes of calls that are known to fit
 
     def remember(self, sizes: tuple) -> None:

@@ -3,14 +3,17 @@
 Models of Hugging Face return logits beside the loss; in a training step nobody looks at them.
 Such an output is a LazyTensor: it knows shape, dtype and its run, and asks the daemon for the value
 at the first use of its content. It is a proper output of the autograd function, so a loss that is
-computed from it outside of the graph gets the right gradients (at the price of a second forward).
+computed from it outside of the graph gets the right gradients. Both cost another forward, once:
+from the next call on, an output that was asked for is computed with the others.
 
-Metadata (shape, dtype, `.float()` of a float32) does not read the value. A read after the
+Metadata (shape, dtype) does not read the value, nor does a conversion to another floating type:
+accelerate converts every bf16 output to float32, which gives another LazyTensor. A read after the
 parameters have changed is a StaleError. The value is kept for the life of the run's outputs.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from gradd.export import OutputSpec
     from gradd.runs import Run
 
-_NO_CHANGE = {
+_CONVERSIONS = {
     torch.Tensor.float: torch.float32,
     torch.Tensor.double: torch.float64,
     torch.Tensor.half: torch.float16,
@@ -74,6 +77,8 @@ class LazyTensor(torch.Tensor):
 
     _run: Run | None
     _output: str
+    _source: LazyTensor | None  # what this one is a conversion of; it then has no run of its own
+    _casts: list[weakref.ref]  # conversions of this one that were not computed either
     _value: torch.Tensor | None
     _read: torch.Tensor | None  # the value as a step of autograd, once somebody has asked for it
 
@@ -81,9 +86,24 @@ class LazyTensor(torch.Tensor):
     def make(run: Run, spec: OutputSpec) -> LazyTensor:
         """A lazy output of a run."""
         dtype, shape = run.type_of_output(spec.name)
+        return LazyTensor._new(shape, dtype, run, spec.name, None)
+
+    @staticmethod
+    def cast(source: LazyTensor, dtype: torch.dtype) -> LazyTensor:
+        """A lazy output in another type."""
+        self = LazyTensor._new(source.shape, dtype, None, source._output, source)
+        source._casts.append(weakref.ref(self))
+        return self
+
+    @staticmethod
+    def _new(
+        shape: Any, dtype: torch.dtype, run: Run | None, output: str, source: LazyTensor | None
+    ) -> LazyTensor:
         self = torch.Tensor._make_wrapper_subclass(LazyTensor, shape, dtype=dtype)
         self._run = run
-        self._output = spec.name
+        self._output = output
+        self._source = source
+        self._casts = []
         self._value = None
         self._read = None
         return self
@@ -91,9 +111,19 @@ class LazyTensor(torch.Tensor):
     def gradd_value(self) -> torch.Tensor:
         """The value, without connection to autograd; asks the daemon the first time."""
         if self._value is None:
-            self._value = self._run.read(self._output)  # type: ignore[union-attr]
-            self._run = None
-        return self._value
+            if self._source is not None:
+                self._source.gradd_value()  # which sets this one's as well
+            else:
+                self._set(self._run.read(self._output))  # type: ignore[union-attr]
+        return self._value  # type: ignore[return-value]
+
+    def _set(self, value: torch.Tensor) -> None:
+        """Conversions get theirs now: afterwards the value may be changed in place."""
+        self._value = value
+        for cast in [c for c in (ref() for ref in self._casts) if c is not None]:
+            cast._set(value.to(cast.dtype))
+        self._run = self._source = None
+        self._casts = []
 
     @property
     def gradd_is_computed(self) -> bool:
@@ -101,7 +131,11 @@ class LazyTensor(torch.Tensor):
         return self._value is not None
 
     def _is_lost(self) -> bool:
-        return self._value is None and self._run.has_changed()  # type: ignore[union-attr]
+        if self._value is not None:
+            return False
+        if self._source is not None:
+            return self._source._is_lost()
+        return self._run.has_changed()  # type: ignore[union-attr]
 
     def _describe(self) -> str:
         """Debuggers and notebooks print what they find: that must not be an error."""
@@ -115,9 +149,14 @@ class LazyTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _METADATA or _keeps(func, args):
+        if func in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs) if func in _METADATA else args[0]
+                return func(*args, **kwargs)
+        wanted = _converted_type(func, args, kwargs)
+        if wanted is not None and wanted is args[0].dtype:
+            return args[0]
+        if wanted is not None and not args[0].gradd_is_computed:
+            return _Cast.apply(args[0], wanted)
         if func is torch.Tensor.__reduce_ex__ or func is torch.Tensor.__deepcopy__:
             return func(args[0].gradd_value().clone(), *args[1:], **kwargs)
         if func in _FROM_ROOTS:
@@ -153,15 +192,29 @@ _AUTOGRAD = {
 }
 
 
-def _keeps(func: Any, args: tuple) -> bool:
-    """Conversions that would return the tensor itself."""
-    if func in _NO_CHANGE:
-        return args[0].dtype is _NO_CHANGE[func]
-    if func is torch.Tensor.cpu:
-        return True
-    if func is torch.Tensor.to and len(args) == 2:
-        return args[1] is args[0].dtype or str(args[1]) == "cpu"
-    return func is torch.Tensor.contiguous
+def _converted_type(func: Any, args: tuple, kwargs: dict) -> torch.dtype | None:
+    """The floating type that a conversion of args[0] asks for; None: this is no mere conversion."""
+    tensor = args[0] if args else None
+    if not isinstance(tensor, LazyTensor):
+        return None
+    if func is torch.Tensor.to and kwargs.keys() <= {"dtype", "device"}:
+        return _type_in(tensor.dtype, (*args[1:], *kwargs.values()))
+    if kwargs or len(args) > 1:
+        return None
+    if func is torch.Tensor.cpu or func is torch.Tensor.contiguous:
+        return tensor.dtype
+    return _CONVERSIONS.get(func)
+
+
+def _type_in(own: torch.dtype, given: tuple) -> torch.dtype | None:
+    """The type among the arguments of `to`, if they are nothing but types and the CPU."""
+    wanted = own
+    for value in given:
+        if isinstance(value, torch.dtype):
+            wanted = value
+        elif not isinstance(value, (str, torch.device)) or str(value) != "cpu":
+            return None
+    return wanted if wanted is own or wanted.is_floating_point else None
 
 
 def _latest(tensor: LazyTensor) -> torch.Tensor:
@@ -189,3 +242,16 @@ class _Read(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         return grad
+
+
+class _Cast(torch.autograd.Function):
+    """A conversion that computes nothing: the result is a lazy output as well."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: LazyTensor, dtype: torch.dtype) -> LazyTensor:
+        ctx.dtype = tensor.dtype
+        return LazyTensor.cast(tensor, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad.to(ctx.dtype), None

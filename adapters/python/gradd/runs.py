@@ -9,6 +9,7 @@ first forward would have given.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,7 @@ class Run:
         inputs: Sequence[torch.Tensor],
         seed: int,
         flags: int = 0,
+        counts: Counter[str] | None = None,
     ) -> None:
         """Args:
         client: The client.
@@ -69,6 +71,7 @@ class Run:
         inputs: The free inputs, in order; copied into the ring by `start`.
         seed: Of the random numbers.
         flags: Of the protocol.
+        counts: Where "forwards" and "repeated_forwards" are counted.
         """
         self.client = client
         self.slots = slots
@@ -77,6 +80,7 @@ class Run:
         self.binding = binding
         self.seed = seed
         self.flags = flags
+        self.counts: Counter[str] = Counter() if counts is None else counts
         self.id = client.next_id()
         self.done = False
         self._sources = list(inputs)
@@ -101,6 +105,7 @@ class Run:
                 tensors.append(block.tensor(dtype, dims))
                 wires.append(block.wire(dtype, dims))
             self.client.forward(self._forward_fields(self.id, self.plan, wires))
+            self.counts["forwards"] += 1
             return tensors
 
     def _copy_inputs(self) -> None:
@@ -209,8 +214,8 @@ class Run:
                 "GRADD_LAZY=0"
             )
 
-    def again(self, outputs: tuple[str, ...], grad_outputs: tuple[int, ...]) -> Run:
-        """The same run, planned for other outputs; not started."""
+    def _again(self, outputs: tuple[str, ...], grad_outputs: tuple[int, ...]) -> Run:
+        """The same run, planned for other outputs; not started. Pins the inputs for itself."""
         plan = self.graph.plan(
             self.client,
             self._wire_types(),
@@ -230,6 +235,21 @@ class Run:
             block.pins += 1
         return other
 
+    def repeat(self, outputs: tuple[str, ...], grad_outputs: tuple[int, ...]) -> Run:
+        """The same run for outputs of which some were left out; not started.
+
+        Such a run costs a whole forward, so it is counted, and the next calls compute what was
+        asked for: who reads logits in one step mostly does so in every step.
+
+        Raises:
+            StaleError: The parameters have changed since the forward.
+        """
+        missing = [name for name in outputs if name not in self.plan.outputs]
+        self.check_unchanged(missing[0])
+        self.graph.asked_for.update(missing)
+        self.counts["repeated_forwards"] += 1
+        return self._again(outputs, grad_outputs)
+
     def _wire_types(self) -> tuple[protocol.Type, ...]:
         from gradd.shm import DTYPE_CODES
 
@@ -240,15 +260,14 @@ class Run:
         with self.client.lock:
             sizes = self.graph.output_shape(name, [shape for _, shape in self._types])
             if sizes is None:
-                (kind,) = self.again((name,), ()).plan.info.outputs
+                (kind,) = self._again((name,), ()).plan.info.outputs
                 return DTYPES[kind[0]], kind[1]
             return self.graph.output_dtype(name), sizes
 
     def read(self, output: str) -> torch.Tensor:
         """Value of an output that the plan left out."""
         with self.client.lock:
-            self.check_unchanged(output)
-            other = self.again((output,), ())
+            other = self.repeat((output,), ())
             try:
                 return other.start()[0]
             finally:
