@@ -125,6 +125,48 @@ def test_wrapped_by_somebody_later_passes_through_after_detach(net: Net) -> None
     assert torch.equal(net(X), expected) and route.calls == 1
 
 
+def _wrapped(forward: Any, tells: bool) -> Any:
+    """Around a forward, as accelerate's autocast is; some wrappers do not tell what they wrap."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs) + 1
+
+    if tells:
+        wrapper.__wrapped__ = forward
+    return wrapper
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_second_route_under_somebodys_wrapper_does_not_call_itself(
+    net: Net, tells: bool
+) -> None:
+    """The wrapper stays when the first trainer detaches; the second one takes the module again."""
+    expected = net(X) + 1
+    attach.attach(net, Route(net))
+    net.forward = _wrapped(net.forward, tells)
+    attach.detach(net)
+    route = Route(net)
+    attach.attach(net, route)
+    assert torch.equal(net(X), expected) and route.calls == 1
+    if tells:
+        assert attach.original_forward(net).__func__ is Net.forward
+
+
+@pytest.mark.quick
+def test_a_module_that_calls_itself_is_routed_once() -> None:
+    class Twice(Net):
+        def forward(self, x: torch.Tensor, again: bool = True) -> torch.Tensor:
+            return self(self.inner(x), again=False) if again else x * 2
+
+    net = Twice()
+    expected = net(X)
+    route = Route(net)
+    attach.attach(net, route)
+    assert torch.equal(net(X), expected) and route.calls == 1
+    assert torch.equal(net(X), expected) and route.calls == 2, "the next call is routed again"
+
+
 @pytest.mark.quick
 def test_attached_module_can_be_collected() -> None:
     import gc

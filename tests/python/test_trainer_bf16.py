@@ -141,3 +141,37 @@ def test_resumes_bit_for_bit(daemon, tmp_path: Path, way: str) -> None:
     assert losses(resumed)[-3:] == losses(whole)[-3:]
     for p, q in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+def test_a_second_trainer_on_the_same_model(daemon, tmp_path: Path) -> None:
+    """As when a notebook's cell is run twice: accelerate's wrapper is still on the model."""
+    runs = []
+    for kind in ("gradd", "torch"):
+        model = tiny_llama()
+        for _ in range(2):
+            trainer = make_trainer(kind, tmp_path, model, bf16=True, max_steps=2)
+            trainer.train()
+        trainer.train()  # and the same trainer once more
+        runs.append(trainer)
+    ours, plain = runs
+    assert ours.gradd_stats()["fallbacks"] == {} and ours.gradd_stats()["captures"] == 1
+    assert distance(losses(ours), losses(plain)) <= 4 * ROUNDING
+
+
+def test_one_forward_per_step(daemon, tmp_path: Path) -> None:
+    """Accelerate converts every bf16 output; logits that nobody reads are not computed for it."""
+    ours = make_trainer("gradd", tmp_path, bf16=True, max_steps=4)
+    seen: list[torch.Tensor] = []
+    compute_loss = ours.compute_loss
+
+    def noting(model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        loss, outputs = compute_loss(model, inputs, return_outputs=True, **kwargs)
+        seen.append(outputs["logits"])
+        return loss
+
+    ours.compute_loss = noting
+    ours.train()
+    stats = ours.gradd_stats()
+    assert stats["forwards"] == 4 + stats["self_checks"] and stats["repeated_forwards"] == 0
+    assert daemon.ps()["counters"]["forward"] == stats["forwards"]
+    assert all(t.dtype is torch.float32 and not t.gradd_is_computed for t in seen)

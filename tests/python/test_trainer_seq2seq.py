@@ -56,3 +56,19 @@ def test_generation_during_training_stays_in_pytorch(tmp_path: Path) -> None:
         assert abs(a.get("eval_loss", 0) - b.get("eval_loss", 0)) < 1e-5
     made = [t.predict(Tokens(4), max_length=8).predictions for t in (plain, ours)]
     assert made[0].shape == made[1].shape and (made[0] == made[1]).all()
+
+
+def test_generation_after_a_second_training_in_bf16(tmp_path: Path) -> None:
+    """Accelerate's wrapper is then around our forward, and generation passes through both."""
+    options = {"predict_with_generate": True, "generation_max_length": 10, "bf16": True}
+    arguments = ORTSeq2SeqTrainingArguments(
+        output_dir=str(tmp_path), max_steps=2, eval_strategy="steps", eval_steps=2, strict=True,
+        **{**DEFAULTS, **options},
+    )  # fmt: skip
+    trainer = ORTSeq2SeqTrainer(
+        model=tiny_bart(), args=arguments, train_dataset=Tokens(), eval_dataset=Tokens(8)
+    )
+    for _ in range(2):
+        trainer.train()
+    assert trainer.gradd_stats()["fallbacks"] == {}
+    assert sum("eval_loss" in entry for entry in trainer.state.log_history) >= 1

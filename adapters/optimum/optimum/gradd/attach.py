@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -26,6 +27,8 @@ _routes: weakref.WeakKeyDictionary[nn.Module, Callable[..., Any]] = weakref.Weak
 # Function that we made -> the forward that stood on the instance before, or None. A mark on the
 # function would not do: functools.wraps copies marks to whoever wraps it.
 _made: weakref.WeakKeyDictionary[Callable[..., Any], Any] = weakref.WeakKeyDictionary()
+_calls = threading.local()  # .modules: those whose call this thread has handed to a route
+_WRAPPERS = 16  # how many of other people's wrappers are looked through
 
 
 def attach(module: nn.Module, route: Callable[..., Any]) -> None:
@@ -56,22 +59,31 @@ def is_attached(module: nn.Module) -> bool:
 
 def is_replaced(module: nn.Module) -> bool:
     """True if our forward is installed on the module, bare or under accelerate's wrappers."""
-    forward = module.__dict__.get("forward")
-    seen = 0
-    while forward is not None and seen < 16:
-        if _is_ours(forward):
-            return True
-        forward = getattr(forward, "__wrapped__", None)
-        seen += 1
-    return False
+    return _installed(module) is not None
 
 
 def original_forward(module: nn.Module) -> Callable[..., Any]:
-    """The forward that the module had before `attach`, bound to the module."""
-    forward = module.__dict__.get("forward")
-    if forward is not None and _is_ours(forward):
-        forward = _made[forward.__func__]
+    """The forward that the module had before `attach`, bound to the module.
+
+    Accelerate's wrappers stay on a model after training, with ours inside: what is asked for lies
+    under ours, not on the surface. (The wrappers are around every call of the module anyway.)
+    """
+    ours = _installed(module)
+    forward = _made[ours] if ours is not None else module.__dict__.get("forward")
     return forward if forward is not None else types.MethodType(type(module).forward, module)
+
+
+def _installed(module: nn.Module) -> Callable[..., Any] | None:
+    """Our function on the module, bare or wrapped by others since."""
+    forward = module.__dict__.get("forward")
+    for _ in range(_WRAPPERS):
+        if forward is None:
+            return None
+        function = getattr(forward, "__func__", forward)
+        if function in _made:
+            return function
+        forward = getattr(forward, "__wrapped__", None)
+    return None
 
 
 def _is_ours(forward: Any) -> bool:
@@ -85,8 +97,15 @@ def _make_forward(module: nn.Module) -> Callable[..., Any]:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         route = _routes.get(self)
-        if route is not None:
-            return route(*args, **kwargs)
+        active = _calls.__dict__.setdefault("modules", [])
+        # A call from inside the route means the module itself: a model that calls itself, or a
+        # wrapper around ours that does not tell what it wraps.
+        if route is not None and not any(module is self for module in active):
+            active.append(self)
+            try:
+                return route(*args, **kwargs)
+            finally:
+                active.pop()
         if earlier is not None:
             return earlier(*args, **kwargs)
         return type(self).forward(self, *args, **kwargs)
