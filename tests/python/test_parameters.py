@@ -12,7 +12,9 @@ from nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from gradd import ORTModule, client
+from gradd import ORTModule, client, errors
+from gradd.optim import FusedAdam
+from gradd.parameters import identity, overlapping
 
 pytestmark = pytest.mark.usefixtures("daemon")
 
@@ -328,3 +330,89 @@ def test_parameters_stay_readable_after_the_client_is_closed() -> None:
     client.close_all()
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+class Overlapping(nn.Module):
+    """Two parameters that see the same memory in different ways."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.enc = nn.Linear(6, 6, bias=False)
+        self.dec = nn.Linear(6, 6, bias=False)
+        views = {
+            "transposed": lambda w: w.t(),
+            "rows": lambda w: w[2:5],
+            "first rows": lambda w: w[:4],
+            "columns": lambda w: w[:, 1:4].t(),
+        }
+        self.dec.weight = nn.Parameter(views[kind](self.enc.weight.detach()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.dec(torch.tanh(self.enc(x))) ** 2).mean()
+
+
+KINDS = ["transposed", "rows", "first rows", "columns"]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_that_see_the_same_memory_differently_stay_tied(kind: str) -> None:
+    ours, theirs = ORTModule(Overlapping(kind), strict=True), Overlapping(kind)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b), "wrapping must not change a value"
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (ours, theirs)]
+    for step in range(3):
+        x = torch.randn(5, 6, generator=torch.Generator().manual_seed(step))
+        for model, optimizer in zip((ours, theirs), optimizers, strict=True):
+            model.zero_grad()
+            model(x).backward()
+            optimizer.step()
+        assert_same_grads(ours, theirs)
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert_close(a, b, "parameters")
+    assert ours.gradd_stats()["mirrored"] == 2
+
+
+def test_a_tie_by_transposition_that_is_made_and_cut_after_wrapping() -> None:
+    ours, theirs = ORTModule(Overlapping("transposed"), strict=True), Overlapping("transposed")
+    x = torch.randn(5, 6)
+    for model in (ours, theirs):
+        model.dec.weight.data = model.enc.weight.data.clone()  # cut
+    assert_close(ours(x), theirs(x))
+    assert ours.gradd_stats()["mirrored"] == 0 and all(_shared(ours))
+    for model in (ours, theirs):
+        model.dec.weight.data = model.enc.weight.data.t()  # made
+    assert_close(ours(x), theirs(x))
+    for model in (ours, theirs):
+        with torch.no_grad():
+            model.enc.weight[0] = 2.0
+    assert_close(ours(x), theirs(x))
+    for model in (ours, theirs):
+        model.dec.weight.data = model.dec.weight.data.t()  # the same address, other strides
+    assert_close(ours(x), theirs(x))
+
+
+def test_fused_adam_refuses_to_cut_such_a_tie() -> None:
+    ours = ORTModule(Overlapping("transposed"), strict=True)
+    optimizer = FusedAdam(ours.parameters())
+    ours(torch.randn(5, 6)).backward()
+    before = [p.detach().clone() for p in ours.parameters()]
+    with pytest.raises(errors.TensorError, match=r"\(6, 6\) shares memory .* transpose"):
+        optimizer.step()
+    assert all(torch.equal(p, b) for p, b in zip(ours.parameters(), before, strict=True))
+    assert ours.enc.weight.data_ptr() == ours.dec.weight.data_ptr()
+
+
+@pytest.mark.quick
+def test_which_tensors_overlap() -> None:
+    flat = torch.zeros(40)
+    pieces = [flat[:10], flat[10:20], flat[18:30], flat[30:40]]
+    assert overlapping(pieces) == {identity(pieces[1]), identity(pieces[2])}
+    twins = [flat.view(5, 8), flat.view(5, 8)]
+    assert overlapping(twins) == set(), "the same view twice is one tensor"
+    nested = [flat, flat[3:5], flat[20:21], flat[:0]]
+    assert overlapping(nested) == {identity(t) for t in nested[:3]}
+    assert overlapping([flat.view(5, 8), flat.view(5, 8).t(), torch.ones(3)]) == {
+        identity(t) for t in (flat.view(5, 8), flat.view(5, 8).t())
+    }

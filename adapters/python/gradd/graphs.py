@@ -128,7 +128,7 @@ class Graph:
         self._chain = _owners(module, [*self.bound, *self.free_places])
         self._ties = self._find_ties()
         self.homes: list[Home] = []
-        self.pointers: list[int] = []
+        self.pointers: list[tuple] = []
         self.binding: Binding | None = None
         self._generation = -1
         self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
@@ -180,12 +180,12 @@ class Graph:
         for table, key, child in self._chain:
             if table.get(key) is not child:
                 return False
-        return all(a.get().data_ptr() == b.get().data_ptr() for a, b in self._ties)
+        return all(_where(a.get()) == _where(b.get()) for a, b in self._ties)
 
     def bind(self, state: State) -> tuple[Binding, list[torch.Tensor]]:
         """Compares addresses, re-homes what moved; returns the binding and the bound tensors."""
         tensors = [p.table[p.key] for p in self.places]
-        pointers = [t.data_ptr() for t in tensors]
+        pointers = [_where(t) for t in tensors]
         if state.generation != self._generation or pointers != self.pointers:
             self._settle(state)
             tensors = [p.get() for p in self.places]
@@ -205,7 +205,7 @@ class Graph:
             if self.binding is None or homes != self.homes:
                 self.binding = Binding(state.client, homes)
             self.homes = homes
-            self.pointers = [p.get().data_ptr() for p in self.places]
+            self.pointers = [_where(p.get()) for p in self.places]
             self._generation = state.generation
 
     def plan(
@@ -275,6 +275,11 @@ class Graph:
         """Gives up plans and binding; runs that are not released keep theirs."""
         self.plans.clear()
         self.binding = None
+
+
+def _where(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
+    """Where a tensor lies and how; its type is part of what makes two captures different."""
+    return tensor.data_ptr(), tensor.stride()
 
 
 def type_of(tensor: torch.Tensor) -> protocol.Type:

@@ -20,6 +20,7 @@ import torch
 from gradd import client as clients
 from gradd import errors, interrupts
 from gradd.client import Client
+from gradd.parameters import identity, overlapping
 from gradd.ring import Block, blocks_bytes
 from gradd.shm import DTYPE_CODES, nbytes
 
@@ -212,6 +213,21 @@ class FusedAdam(torch.optim.Optimizer):
                         f"({t.layout}); it takes dense float32 and bfloat16 on the CPU"
                     )
 
+    def _check_ties(self, client: Client, params: list[torch.Tensor]) -> None:
+        """Moving a parameter would cut its tie to one that sees the same memory differently."""
+        away = [p for p in params if not self._is_shared(client, p)]
+        if not away:
+            return
+        every = (p for group in self.param_groups for p in group["params"])
+        partly = overlapping(p for p in every if p.layout is torch.strided)
+        for p in away:
+            if identity(p) in partly:
+                raise errors.TensorError(
+                    f"FusedAdam: the parameter of shape {tuple(p.shape)} shares memory with "
+                    "another one that sees it differently (a transpose or a slice), so it cannot "
+                    "move into shared memory: use an optimizer of torch"
+                )
+
     def _session(self, params: list[torch.Tensor]) -> Client:
         if self._client is None or self._client.closed:
             found = next((f for f in map(clients.find, params) if f is not None), None)
@@ -220,9 +236,13 @@ class FusedAdam(torch.optim.Optimizer):
             self._journal = None
         return self._client
 
+    @staticmethod
+    def _is_shared(client: Client, tensor: torch.Tensor) -> bool:
+        return tensor.is_contiguous() and client.locate(tensor) is not None
+
     def _shared(self, client: Client, tensor: torch.Tensor, pool: Any) -> torch.Tensor:
         """The tensor itself if it lies in shared memory, else a copy there."""
-        if tensor.is_contiguous() and client.locate(tensor) is not None:
+        if self._is_shared(client, tensor):
             return tensor
         block = pool.allocate(nbytes(tensor.dtype, tensor.shape))
         copy = block.tensor(tensor.dtype, tuple(tensor.shape))
@@ -251,7 +271,7 @@ class FusedAdam(torch.optim.Optimizer):
 
     def _settle(self, client: Client, p: torch.Tensor) -> dict[str, Any]:
         """Parameter and state in shared memory; also after load_state_dict replaced them."""
-        if p.numel() and (not p.is_contiguous() or client.locate(p) is None):
+        if p.numel() and not self._is_shared(client, p):
             p.data = self._shared(client, p.data, client.parameters)
         state = self.state[p]
         state["step"] = int(state.get("step", 0))
@@ -302,6 +322,7 @@ class FusedAdam(torch.optim.Optimizer):
 
     def _send(self, client: Client, entries: list[tuple[int, torch.Tensor]]) -> None:
         entries = [(k, p) for k, p in entries if p.numel()]
+        self._check_ties(client, [p for _, p in entries])
         self._reserve(client, [p for _, p in entries])
         states = [self._settle(client, p) for _, p in entries]
         grads = [self._gradient(client, p.grad) for _, p in entries]

@@ -7,7 +7,9 @@ what moved is re-homed again.
 
 Memory that somebody else refers to as well (a flat buffer whose owner keeps writing into it, a
 state dict that is still alive) must not be left behind: such a tensor stays where it is and its
-values are copied before every forward ("mirrored") until it is alone.
+values are copied before every forward ("mirrored") until it is alone. So do parameters that see the
+same memory in different ways (one is the other's transpose, or a slice of it): an update of one is
+an update of the other, which no two separate blocks could give.
 """
 
 from __future__ import annotations
@@ -101,8 +103,31 @@ def _uses_when_alone() -> int:
     return _storage_uses(torch.empty(1))
 
 
-def _identity(tensor: torch.Tensor) -> tuple:
-    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape))
+def identity(tensor: torch.Tensor) -> tuple:
+    """Equal for tensors that see the same memory in the same way."""
+    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def _last_byte(tensor: torch.Tensor) -> int:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    return tensor.data_ptr() + (last + 1) * tensor.element_size() - 1
+
+
+def overlapping(tensors: Iterable[torch.Tensor]) -> set[tuple]:
+    """Identities of those that share bytes with another one that is not the same view.
+
+    Interleaved columns, whose ranges overlap though their elements do not, count as well.
+    """
+    spans = {identity(t): (t.data_ptr(), _last_byte(t)) for t in tensors if t.numel()}
+    found: set[tuple] = set()
+    widest, reach = None, -1  # the one so far that ends last
+    for one, (first, last) in sorted(spans.items(), key=lambda item: item[1]):
+        if first <= reach:
+            found |= {one, widest}  # type: ignore[arg-type]
+        if last > reach:
+            widest, reach = one, last
+    return found
 
 
 class State:
@@ -113,7 +138,7 @@ class State:
         self.module = module
         self.generation = 0
         self.mirrored = 0
-        self._homes: dict[tuple, Home] = {}  # _identity() of the tensor -> home
+        self._homes: dict[tuple, Home] = {}  # identity() of the tensor -> home
 
     def rehome_all(self) -> None:
         """Moves everything into shared memory now: one segment, grouped by dtype."""
@@ -121,11 +146,14 @@ class State:
         tensors.sort(key=lambda t: DTYPE_CODES[t.dtype])
         self._move(tensors)
 
+    def _all(self) -> Iterable[torch.Tensor]:
+        return itertools.chain(self.module.parameters(), self.module.buffers())
+
     def _tensors(self) -> Iterable[torch.Tensor]:
         seen: set[tuple] = set()
-        for tensor in itertools.chain(self.module.parameters(), self.module.buffers()):
-            if tensor.numel() and _identity(tensor) not in seen:
-                seen.add(_identity(tensor))
+        for tensor in self._all():
+            if tensor.numel() and identity(tensor) not in seen:
+                seen.add(identity(tensor))
                 yield tensor
 
     @staticmethod
@@ -139,7 +167,7 @@ class State:
 
     def home_of(self, tensor: torch.Tensor) -> Home | None:
         """The home of a tensor at its present address, if it has one of the right type."""
-        return self._homes.get(_identity(tensor))
+        return self._homes.get(identity(tensor))
 
     def settle(self, places: Sequence[Place]) -> list[Home]:
         """Homes of the tensors at `places`; moves those that have none.
@@ -156,7 +184,7 @@ class State:
                     f"{tensor.device}: only plain tensors on the CPU can be shared"
                 )
         if missing:
-            unique = {_identity(t): t for t in missing}
+            unique = {identity(t): t for t in missing}
             self._move(list(unique.values()))
         return [self._settled(t) for t in tensors]
 
@@ -165,7 +193,7 @@ class State:
         if home is None:  # an empty tensor: any address will do
             block = self.client.parameters.allocate(0)
             home = Home(block, tensor, None)
-            self._homes[_identity(tensor)] = home
+            self._homes[identity(tensor)] = home
         return home
 
     def _move(self, tensors: list[torch.Tensor]) -> None:
@@ -178,7 +206,7 @@ class State:
             block = self._own_block(tensor)
             if block is not None:  # another bridge of this process has moved it
                 block.pins += 1
-                self._homes[_identity(tensor)] = Home(block, tensor, None)
+                self._homes[identity(tensor)] = Home(block, tensor, None)
             else:
                 todo.append(tensor)
         pool.reserve(blocks_bytes([nbytes(t.dtype, t.shape) for t in todo]))
@@ -190,15 +218,16 @@ class State:
         self._forget_gone()
 
     def _other_users(self, tensors: list[torch.Tensor]) -> list[int]:
-        """Per tensor: how many tensors outside of the module share its memory."""
-        known = Counter(
-            t.untyped_storage().data_ptr()
-            for t in itertools.chain(self.module.parameters(), self.module.buffers())
-            if self._can_move(t)
-        )
+        """Per tensor: how many share its memory, other than the same view of it in the module."""
+        own = [(t, t.untyped_storage().data_ptr()) for t in self._all() if self._can_move(t)]
+        known = Counter(pointer for _, pointer in own)
+        partly = overlapping(t for t, pointer in own if known[pointer] > 1)
         alone = _uses_when_alone()
         return [
-            _storage_uses(t) - alone - max(known[t.untyped_storage().data_ptr()] - 1, 0)
+            _storage_uses(t)
+            - alone
+            - max(known[t.untyped_storage().data_ptr()] - 1, 0)
+            + (identity(t) in partly)
             for t in tensors
         ]
 
@@ -207,16 +236,15 @@ class State:
         copy = block.tensor(tensor.dtype, tuple(tensor.shape))
         copy.copy_(tensor.detach())
         if shared or tensor.is_inference():
-            self._homes[_identity(tensor)] = Home(block, tensor, copy)
+            self._homes[identity(tensor)] = Home(block, tensor, copy)
             self.mirrored += 1
             return
-        address = tensor.data_ptr()
-        for other in itertools.chain(self.module.parameters(), self.module.buffers()):
-            same = other is not tensor and other.data_ptr() == address
-            if same and other.dtype == tensor.dtype and other.shape == tensor.shape:
+        view = identity(tensor)
+        for other in self._all():
+            if other is not tensor and identity(other) == view:
                 other.data = copy  # tied by memory: stays tied
         tensor.data = copy
-        self._homes[_identity(copy)] = Home(block, copy, None)
+        self._homes[identity(copy)] = Home(block, copy, None)
 
     def _own_block(self, tensor: torch.Tensor) -> Block | None:
         place = self.client.locate(tensor)
@@ -229,7 +257,7 @@ class State:
 
     def _forget_gone(self) -> None:
         """Drops homes at whose address none of the module's tensors is any more."""
-        here = {_identity(t) for t in self._tensors()}
+        here = {identity(t) for t in self._tensors()}
         for gone in [i for i in self._homes if i[0] and i not in here]:
             home = self._homes.pop(gone)
             if home.mirror is not None:
@@ -245,7 +273,7 @@ class State:
                 if other > 0 or tensor.is_inference():
                     home.mirror.copy_(tensor.detach())  # type: ignore[union-attr]
                     continue
-                self._homes.pop(_identity(tensor), None)
+                self._homes.pop(identity(tensor), None)
                 self.mirrored -= 1
                 home.mirror = None
                 home.block.drop()
