@@ -228,3 +228,34 @@ def test_without_dropout_torchs_random_stream_is_untouched() -> None:
     for _ in range(2):
         loss_of(model(*batch())).backward()
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_hooks_of_the_root_run_in_pytorch(
+    disabled: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Old weight_norm computes the weight in a hook; without it the weight would never change."""
+    if disabled:
+        monkeypatch.setenv("GRADD_DISABLE", "1")
+    taps: list[int] = []
+    grads = []
+    for wrap in (lambda m: m, ORTModule):
+        torch.manual_seed(0)
+        with pytest.warns(FutureWarning):
+            net = torch.nn.utils.weight_norm(torch.nn.Linear(8, 4))
+        net.register_forward_hook(lambda *_: taps.append(1))
+        net.register_full_backward_hook(lambda *_: taps.append(2))
+        model = wrap(net)
+        for _ in range(2):
+            model.zero_grad()
+            model(batch()[0]).pow(2).sum().backward()
+            with torch.no_grad():
+                for p in net.parameters():
+                    p -= 0.01 * p.grad
+        grads.append({name: p.grad for name, p in net.named_parameters()})
+    assert taps == [1, 2] * 4
+    assert set(grads[0]) == set(grads[1]) == {"bias", "weight_g", "weight_v"}
+    for name, grad in grads[0].items():
+        assert_close(grads[1][name], grad, name)
+    expected = {} if disabled else {"forward_hooks": 2}
+    assert model.gradd_stats()["fallbacks"] == expected

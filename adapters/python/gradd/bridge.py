@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -75,6 +75,7 @@ class Bridge:
         strict: bool = False,
         client: Client | None = None,
         on_capture: Callable[[Any, torch.nn.Module], None] | None = None,
+        in_torch: Callable[..., Any] | None = None,
     ) -> None:
         """Args:
         module: Owner of parameters and buffers, which move into shared memory here.
@@ -82,15 +83,18 @@ class Bridge:
         strict: Raise instead of falling back to PyTorch.
         client: Session to use (default: the one of the user's daemon, made when needed).
         on_capture: Called with every new capture and the module (DebugOptions).
+        in_torch: What runs where PyTorch takes over (default: `forward`).
 
         Raises:
             SessionError: No daemon could be reached, and the policy does not allow PyTorch then.
         """
         self.module = module
         self.forward = forward if forward is not None else module.forward
+        self._eager = in_torch if in_torch is not None else self.forward
         self.counts: Counter[str] = Counter()
         self._on_capture = on_capture
-        self._graphs: dict[Hashable, list[Graph]] = {}
+        # Forms and their captures, those used last at the end.
+        self._graphs: OrderedDict[Hashable, list[Graph]] = OrderedDict()
         self._version = 0
         self._fallback = Fallback(type(module).__name__, strict)
         self._disabled = bool(options.get("GRADD_DISABLE"))
@@ -121,7 +125,7 @@ class Bridge:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What `forward(*args, **kwargs)` returns, computed by the daemon."""
         if self._disabled:
-            return self.forward(*args, **kwargs)
+            return self._eager(*args, **kwargs)
         if self._failed is not None:
             return self._in_torch(self._failed, None, args, kwargs)
         key = None
@@ -130,7 +134,7 @@ class Bridge:
             reason = self._fallback.known(key)
             if reason is not None:
                 self._fallback.count(reason)
-                return self.forward(*args, **kwargs)
+                return self._eager(*args, **kwargs)
             leaves, _, _ = schema.flatten_inputs(args, kwargs)
             self.client._check_process()
             with self.client.lock:
@@ -162,7 +166,7 @@ class Bridge:
         """Runs the call in PyTorch if the policy allows that after this error."""
         reason = self._fallback.decide(error, key)
         start = time.perf_counter()
-        result = self.forward(*args, **kwargs)
+        result = self._eager(*args, **kwargs)
         if self._fallback.count(reason):
             self._fallback.warn(reason, error, (time.perf_counter() - start) * 1e3)
         return result

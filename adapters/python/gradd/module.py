@@ -67,8 +67,9 @@ class ORTModule(torch.nn.Module):
         debug.apply()
         self.__dict__["_gradd_options"] = debug
         self.__dict__["_gradd_strict"] = strict
+        # A module with hooks runs in PyTorch, and there those of the root must run as well.
         self.__dict__["_gradd_bridge"] = Bridge(
-            module, module.forward, strict=strict, on_capture=debug.save
+            module, module.forward, strict=strict, on_capture=debug.save, in_torch=module
         )
 
     # ---- the call ----
