@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gradd")
 _KEPT_FORMS = 32  # forms of calls (structure, modes, attributes) whose captures are kept
+_KEPT_SIZES = 32  # captures of one form that differ in the sizes they hold for
 _MANY_CAPTURES = 16
 
 
@@ -177,20 +178,28 @@ class Bridge:
         """The capture that fits a call: same form, no broken assumption about sizes."""
         from gradd.export import check_dynamic, same_but_filled_in
 
-        graphs = self._graphs.setdefault(key, [])
+        graphs = self._graphs.get(key)
+        if graphs is None:
+            graphs = []
+        else:
+            self._graphs.move_to_end(key)
         sizes = tuple(x.shape for x in leaves if isinstance(x, torch.Tensor))
         for graph in list(graphs):
             if not graph.intact():
                 graphs.remove(graph)
                 graph.drop()
                 continue
-            if sizes in graph.sizes:
-                return graph
-            if check_dynamic(graph.cap, args, kwargs) is None:
+            if sizes not in graph.sizes:
+                if check_dynamic(graph.cap, args, kwargs) is not None:
+                    continue
                 graph.remember(sizes)
-                return graph
+            if graph is not graphs[-1]:  # the one that was used last
+                graphs.remove(graph)
+                graphs.append(graph)
+            return graph
         graph = self._capture(args, kwargs)
         graphs.append(graph)
+        self._graphs[key] = graphs
         after = self._key(args, kwargs)
         if after != key and same_but_filled_in(key[0], after[0]):
             self._graphs.setdefault(after, graphs)
@@ -207,6 +216,8 @@ class Bridge:
                 type(self.module).__name__,
                 _MANY_CAPTURES,
             )
+        while len(newest) > _KEPT_SIZES:
+            newest.pop(0).drop()
         while len(self._graphs) > _KEPT_FORMS:
             others = (k for k, graphs in self._graphs.items() if graphs is not newest)
             oldest = next(others, None)

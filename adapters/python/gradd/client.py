@@ -20,6 +20,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -131,21 +132,31 @@ class Client:
         aliases: Sequence[Sequence[str]],
         sources: Sequence[Sequence[str]] = (),
     ) -> protocol.GraphInfo:
-        """Gives the daemon a graph; the same bytes and aliases give the same id."""
+        """Gives the daemon a graph; the same bytes and aliases give the same id.
+
+        A restarted daemon gets it again as long as somebody holds the result.
+        """
         with self.lock, interrupts.held():
             fields: dict[str, Any] = {"alias": [list(group) for group in aliases]}
             frames = [onnx]
+            block = None
             if len(onnx) > protocol.FRAME_BYTES:
-                block = self.ring.allocate(len(onnx))  # held as long as the ledger's entry
+                block = self.ring.allocate(len(onnx))
                 block.segment.view[block.offset : block.offset + len(onnx)] = onnx
                 fields["onnx"] = block.wire(torch.uint8, (len(onnx),))
                 frames = []
             elif sources:
                 frames.append(protocol.pack_list(sources))
-            reply = self.request("graph.put", fields, frames)
-            info = protocol.graph_info(reply)
-            self.ledger.graphs[info.id] = (fields, tuple(frames))
-            return info
+            try:
+                reply = self.request("graph.put", fields, frames)
+            except BaseException:
+                if block is not None:
+                    block.drop()
+                raise
+            info = protocol.graph_info(reply, (fields, tuple(frames)))
+            if block is not None:  # the request refers to it
+                weakref.finalize(info, block.drop).atexit = False
+            return self.ledger.graphs.setdefault(info.id, info)
 
     def plan(self, fields: dict[str, Any]) -> protocol.PlanInfo:
         """Compiles a graph for concrete types; `fields` from protocol.plan_fields()."""

@@ -37,6 +37,7 @@ class Plan:
     """A graph compiled for concrete shapes and a choice of outputs and gradients.
 
     Attributes:
+        graph: What it was compiled from; must be known to a restarted daemon as long as the plan.
         info: The daemon's reply.
         outputs: Wanted output names, in the order of the request.
         params: Names of the parameters whose gradient is wanted: the first of the gradients.
@@ -46,6 +47,7 @@ class Plan:
     """
 
     client: Any
+    graph: protocol.GraphInfo
     info: protocol.PlanInfo
     outputs: tuple[str, ...]
     params: tuple[str, ...]
@@ -248,7 +250,7 @@ class Graph:
         layout = Layout.of(
             [(t.dtype, tuple(t.shape)) for t in (self.places[i].get() for i in params)]
         )
-        plan = Plan(client, info, outputs, names, input_grads, grad_outputs, layout)
+        plan = Plan(client, self.info, info, outputs, names, input_grads, grad_outputs, layout)
         self.plans[key] = plan
         if len(self.plans) > _PLANS:
             self.plans.popitem(last=False)

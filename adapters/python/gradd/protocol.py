@@ -7,7 +7,7 @@ of a request; what is built here stays the same when a request is sent again aft
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
@@ -32,12 +32,14 @@ class GraphInfo:
         inputs: (name, element type code, dims with -1 = dynamic) in graph order.
         outputs: Names in graph order.
         unsupported: (node, operator, domain) that the daemon has no kernel for.
+        put: Fields and frames of the request, for a restarted daemon.
     """
 
     id: bytes
     inputs: tuple[tuple[str, int, tuple[int, ...]], ...]
     outputs: tuple[str, ...]
     unsupported: tuple[tuple[str, str, str], ...]
+    put: tuple[dict[str, Any], Sequence[bytes]] = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -101,13 +103,14 @@ def checked(reply: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def graph_info(reply: dict[str, Any]) -> GraphInfo:
-    """Decodes the reply of graph.put."""
+def graph_info(reply: dict[str, Any], put: tuple[dict[str, Any], Sequence[bytes]]) -> GraphInfo:
+    """Decodes the reply of graph.put; `put` is the request."""
     return GraphInfo(
         id=reply["graph"],
         inputs=tuple((n, d, tuple(dims or ())) for n, d, dims in reply["in"]),
         outputs=tuple(reply["out"]),
         unsupported=tuple((n, op, domain) for n, op, domain in reply.get("unsupported", ())),
+        put=put,
     )
 
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from gradd import errors
+from gradd.protocol import GraphInfo
 
 Send = Callable[[str, dict[str, Any], Sequence[bytes]], Any]
 
@@ -22,7 +24,8 @@ class Ledger:
     """Requests to repeat, by what they made."""
 
     def __init__(self) -> None:
-        self.graphs: dict[bytes, tuple[dict[str, Any], Sequence[bytes]]] = {}
+        # Kept by whoever uses them: captures, and the plans that unreleased runs still hold.
+        self.graphs: WeakValueDictionary[bytes, GraphInfo] = WeakValueDictionary()
         self.plans: dict[int, dict[str, Any]] = {}
         self.binds: dict[int, dict[str, Any]] = {}
         self.runs: dict[int, dict[str, Any]] = {}
@@ -33,10 +36,11 @@ class Ledger:
         A forward of the ledger succeeded once with the same inputs, so its failure now (memory is
         short) is an error of the caller's next request and stops the replay.
         """
-        for fields, frames in list(self.graphs.values()):
-            send("graph.put", fields, frames)
+        for info in list(self.graphs.values()):
+            send("graph.put", *info.put)
         for fields in list(self.plans.values()):
-            self.send_plan(send, fields)
+            if fields["graph"] in self.graphs:  # else it is being dropped
+                self.send_plan(send, fields)
         for fields in list(self.binds.values()):
             send("bind", fields, ())
         runs = list(self.runs.values())
@@ -49,7 +53,7 @@ class Ledger:
         try:
             return send("graph.plan", fields, ())
         except errors.StaleError:
-            send("graph.put", *self.graphs[fields["graph"]])
+            send("graph.put", *self.graphs[fields["graph"]].put)
             return send("graph.plan", fields, ())
 
     def send_forward(self, send: Send, fields: dict[str, Any]) -> Any:
