@@ -96,7 +96,7 @@ class ORTTrainer(Trainer):
     def gradd_explain(self, *args: Any, **kwargs: Any) -> Any:
         """What the daemon does in a step: see ORTModule.gradd_explain()."""
         if self._bridge is None:
-            raise ValueError("nothing runs in the daemon: call train() or evaluate() first")
+            raise ValueError("nothing runs in the daemon before train(): call that first")
         return self._bridge.explain(args, kwargs)
 
     def _debug_options(self) -> Any:
