@@ -1,15 +1,17 @@
 /* Sending and receiving packets with descriptors. See fdpass.h for the contract.
  *
  * Traps that the code avoids: a control buffer that is too small makes the kernel drop descriptors
- * silently (MSG_CTRUNC), so that is an error and what did arrive is closed; CMSG_SPACE rounds up
- * and would let one descriptor more in than was asked for, so the length given is CMSG_LEN; a
- * packet may carry several control messages.
+ * silently (MSG_CTRUNC), and so does a process that may not open as many: both are errors, what did
+ * arrive is closed, and whether the room was used up tells them apart; CMSG_SPACE rounds up and
+ * would let one descriptor more in than was asked for, so the length given is CMSG_LEN; a packet
+ * may carry several control messages.
  */
 #include "shm/fdpass.h"
 
 #include <errno.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -78,6 +80,18 @@ static void close_all(const int *fds, int n) {
         close(fds[i]);
 }
 
+/* A packet of which something was lost, after `n` descriptors had arrived. */
+static gradd_status_t truncated(int flags, size_t capacity, int n, int max_fds) {
+    struct rlimit limit = {0};
+    if (flags & MSG_TRUNC)
+        return GRADD_FAIL(LIMIT, "a control packet is longer than %zu bytes", capacity);
+    if (n >= max_fds)
+        return GRADD_FAIL(LIMIT, "a control packet carries more than %d descriptors", max_fds);
+    getrlimit(RLIMIT_NOFILE, &limit);
+    return GRADD_FAIL(LIMIT, "the receiver can open no more descriptors (RLIMIT_NOFILE is %llu)",
+                      (unsigned long long)limit.rlim_cur);
+}
+
 gradd_status_t gradd_fd_recv(int socket, void *data, size_t capacity, size_t *out_bytes, int *fds,
                              int max_fds, int *out_n_fds, gradd_fd_event_t *out_event) {
     control_t control;
@@ -105,9 +119,7 @@ gradd_status_t gradd_fd_recv(int socket, void *data, size_t capacity, size_t *ou
     }
     if (got > 0 && ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) || n > max_fds)) {
         close_all(fds, n < max_fds ? n : max_fds);
-        if (message.msg_flags & MSG_TRUNC)
-            return GRADD_FAIL(LIMIT, "a control packet is longer than %zu bytes", capacity);
-        return GRADD_FAIL(LIMIT, "a control packet carries more than %d descriptors", max_fds);
+        return truncated(message.msg_flags, capacity, n, max_fds);
     }
     *out_bytes = got > 0 ? (size_t)got : 0;
     *out_n_fds = n;

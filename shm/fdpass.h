@@ -30,8 +30,8 @@ gradd_status_t gradd_fd_send(int socket, const void *data, size_t bytes, const i
 
 /* Receives one packet of at most `capacity` bytes and at most max_fds descriptors. All three out
  * values are set on success; with AGAIN and CLOSED they say 0 bytes and 0 descriptors.
- * Fails with LIMIT (packet or descriptors too many, all of them closed; the socket stays usable) or
- * IO. An empty packet reads as CLOSED, so nobody sends one. */
+ * Fails with LIMIT (packet or descriptors too many, or more than this process may open: all of them
+ * closed; the socket stays usable) or IO. An empty packet reads as CLOSED, so nobody sends one. */
 gradd_status_t gradd_fd_recv(int socket, void *data, size_t capacity, size_t *out_bytes, int *fds,
                              int max_fds, int *out_n_fds, gradd_fd_event_t *out_event);
 

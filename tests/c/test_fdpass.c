@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -137,6 +138,31 @@ TEST(too_many_descriptors_are_all_closed) {
         send_raw(pair[0], 4, rows[i][0]);
         CHECK_STATUS(GRADD_E_LIMIT, receive(pair[1], rows[i][1], &r));
         CHECK_ERROR_HAS("descriptors");
+        CHECK_EQ_INT(open_descriptors(), before);
+    }
+    CHECK_OK(gradd_fd_send(pair[0], "usable", 7, NULL, 0));
+    CHECK_OK(receive(pair[1], 1, &r));
+    CHECK_EQ_STR(r.data, "usable");
+}
+
+/* The kernel reports this like too many: the sender must not be blamed for it. */
+TEST(a_receiver_out_of_descriptors_says_so) {
+    int pair[2];
+    received_t r;
+    struct rlimit limit;
+    make_pair(pair, 0);
+    int before = open_descriptors();
+    CHECK_EQ_INT(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    for (int n_free = 0; n_free < 2; n_free++) {
+        send_raw(pair[0], 4, 3);
+        int next = pair[1] + 1; /* the lowest free number */
+        while (fcntl(next, F_GETFD) >= 0)
+            next++;
+        struct rlimit lower = {(rlim_t)(next + n_free), limit.rlim_max};
+        CHECK_EQ_INT(setrlimit(RLIMIT_NOFILE, &lower), 0);
+        CHECK_STATUS(GRADD_E_LIMIT, receive(pair[1], 4, &r));
+        CHECK_ERROR_HAS("can open no more descriptors (RLIMIT_NOFILE is ");
+        CHECK_EQ_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
         CHECK_EQ_INT(open_descriptors(), before);
     }
     CHECK_OK(gradd_fd_send(pair[0], "usable", 7, NULL, 0));
