@@ -123,6 +123,9 @@ void daemon_tick(daemon_t *daemon) {
     if (daemon->control_paused && !daemon->stopping &&
         watch(daemon, daemon->control, ON_LISTENER, 0) == GRADD_OK)
         daemon->control_paused = false;
+    /* Who cannot reach us starts another daemon; to stay would be for nobody. */
+    if (daemon->table.n == 0 && !daemon->stopping && !rundir_is_reachable(&daemon->dir))
+        daemon_stop(daemon, "the directory or what was in it is gone", false);
     if (daemon->table.n > 0) daemon->idle_since_ms = now;
     if (idle_exit > 0 && now - daemon->idle_since_ms >= idle_exit && !daemon->stopping)
         daemon_stop(daemon, "idle", false);
@@ -257,7 +260,7 @@ static void finish(daemon_t *daemon) {
 gradd_status_t daemon_run(const options_t *options, pid_t *out_other) {
     static daemon_t daemon; /* one per process; large */
     daemon = (daemon_t){.options = options, .epoll = -1, .signals = -1, .control = -1};
-    daemon.dir.lock = -1;
+    daemon.dir.folder = daemon.dir.lock = -1;
     GRADD_TRY(rundir_init(&daemon.dir, options->dir));
     GRADD_TRY(rundir_prepare(&daemon.dir));
     GRADD_TRY(rundir_lock(&daemon.dir, out_other));

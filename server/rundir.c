@@ -33,7 +33,7 @@ gradd_status_t rundir_init(rundir_t *dir, const char *given) {
     if (n <= 0 || n > room)
         return GRADD_FAIL(IO, "directory '%.200s' has %d bytes; a socket's path leaves %d", path, n,
                           room);
-    *dir = (rundir_t){.lock = -1};
+    *dir = (rundir_t){.folder = -1, .lock = -1};
     memcpy(dir->path, path, (size_t)n + 1);
     memcpy(dir->cmd, path, (size_t)n);
     strcpy(dir->cmd + n, "/" RUNDIR_CMD);
@@ -44,10 +44,11 @@ gradd_status_t rundir_init(rundir_t *dir, const char *given) {
 
 void rundir_finish(rundir_t *dir) {
     if (dir->lock >= 0) close(dir->lock);
-    dir->lock = -1;
+    if (dir->folder >= 0) close(dir->folder);
+    dir->folder = dir->lock = -1;
 }
 
-gradd_status_t rundir_prepare(const rundir_t *dir) {
+gradd_status_t rundir_prepare(rundir_t *dir) {
     struct stat st;
     if (mkdir(dir->path, 0700) != 0 && errno != EEXIST)
         return GRADD_FAIL(IO, "cannot create directory %s: %s", dir->path, strerror(errno));
@@ -61,13 +62,21 @@ gradd_status_t rundir_prepare(const rundir_t *dir) {
     if (st.st_mode & 077)
         return GRADD_FAIL(IO, "directory %s has mode %03o; it must be 0700 (chmod 700 it)",
                           dir->path, st.st_mode & 0777);
+    dir->folder = open(dir->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (dir->folder < 0)
+        return GRADD_FAIL(IO, "cannot open directory %s: %s", dir->path, strerror(errno));
     return GRADD_OK;
 }
 
-static int open_lock(const rundir_t *dir, int flags) {
-    char path[RUNDIR_PATH_MAX + sizeof RUNDIR_LOCK];
-    snprintf(path, sizeof path, "%s/" RUNDIR_LOCK, dir->path);
-    return open(path, flags | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
+#define LOCK_PATH (RUNDIR_PATH_MAX + sizeof RUNDIR_LOCK)
+
+static const char *lock_path(const rundir_t *dir, char path[LOCK_PATH]) {
+    snprintf(path, LOCK_PATH, "%s/" RUNDIR_LOCK, dir->path);
+    return path;
+}
+
+static bool same_file(const struct stat *a, const struct stat *b) {
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
 /* The owner writes its pid right after it has locked, so an empty file is read again for a moment.
@@ -87,7 +96,7 @@ static pid_t read_owner(int fd) {
 }
 
 gradd_status_t rundir_lock(rundir_t *dir, pid_t *out_owner) {
-    int fd = open_lock(dir, O_CREAT);
+    int fd = openat(dir->folder, RUNDIR_LOCK, O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0) return GRADD_FAIL(IO, "lock file in %s: %s", dir->path, strerror(errno));
     if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
         if (errno != EWOULDBLOCK) {
@@ -112,11 +121,19 @@ gradd_status_t rundir_lock(rundir_t *dir, pid_t *out_owner) {
 }
 
 bool rundir_is_locked(const rundir_t *dir) {
-    int fd = open_lock(dir, 0);
+    char path[LOCK_PATH];
+    int fd = open(lock_path(dir, path), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0) return false;
     bool locked = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     close(fd);
     return locked;
+}
+
+bool rundir_is_reachable(const rundir_t *dir) {
+    char path[LOCK_PATH];
+    struct stat ours, there;
+    return fstat(dir->lock, &ours) == 0 && lstat(lock_path(dir, path), &there) == 0 &&
+           same_file(&ours, &there) && access(dir->cmd, F_OK) == 0 && access(dir->ctl, F_OK) == 0;
 }
 
 gradd_status_t rundir_listen(const char *path, int type, int *out_fd) {
@@ -146,6 +163,11 @@ gradd_status_t rundir_listen(const char *path, int type, int *out_fd) {
 }
 
 void rundir_unlink(const rundir_t *dir) {
-    unlink(dir->cmd);
-    unlink(dir->ctl);
+    struct stat ours, there;
+    if (dir->lock < 0 || fstat(dir->lock, &ours) != 0 ||
+        fstatat(dir->folder, RUNDIR_LOCK, &there, AT_SYMLINK_NOFOLLOW) != 0 ||
+        !same_file(&ours, &there))
+        return;
+    unlinkat(dir->folder, RUNDIR_CMD, 0);
+    unlinkat(dir->folder, RUNDIR_CTL, 0);
 }

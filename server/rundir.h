@@ -4,6 +4,10 @@
  * whenever that process ends, so a stale socket is one whose directory can be locked. Sockets are
  * replaced only under the lock. We bind and listen ourselves, because zmq_bind would silently take
  * over the path of a live server.
+ *
+ * A path may come to mean another directory while a daemon runs (the end of a login removes
+ * /run/user/UID, a cleaner /tmp/gradd-UID), and another daemon may have locked that one. So what is
+ * removed is named within the directory that we opened, and only while its lock is still ours.
  */
 #ifndef GRADD_SERVER_RUNDIR_H
 #define GRADD_SERVER_RUNDIR_H
@@ -22,29 +26,34 @@ typedef struct rundir_s {
     char path[RUNDIR_PATH_MAX];
     char cmd[RUNDIR_PATH_MAX];
     char ctl[RUNDIR_PATH_MAX];
-    int lock; /* Owned; -1 = not locked */
+    int folder; /* Owned: the directory itself; -1 = not prepared */
+    int lock;   /* Owned; -1 = not locked */
 } rundir_t;
 
 /* Fills the paths: `given` (may be NULL or empty), else $XDG_RUNTIME_DIR/gradd, else gradd-<uid> in
  * the temporary folder. Fails with IO when a socket's path would be longer than 107 bytes. */
 gradd_status_t rundir_init(rundir_t *dir, const char *given);
-/* Unlocks. Accepts a zeroed or failed one whose lock is -1. */
+/* Unlocks. Accepts a failed one whose folder and lock are -1. */
 void rundir_finish(rundir_t *dir);
 
-/* Creates the directory (0700) if it is missing; refuses one that is a symlink, not ours or open to
- * others. Fails with IO. */
-gradd_status_t rundir_prepare(const rundir_t *dir);
+/* Creates the directory (0700) if it is missing and opens it; refuses one that is a symlink, not
+ * ours or open to others. Fails with IO. */
+gradd_status_t rundir_prepare(rundir_t *dir);
 
-/* Takes the lock and writes our pid into it. *out_owner is 0 on success; when another daemon holds
- * it, the call succeeds too and *out_owner is that pid (-1 when it is not readable). */
+/* Takes the lock of a prepared directory and writes our pid into it. *out_owner is 0 on success;
+ * when another daemon holds it, the call succeeds too and *out_owner is that pid (-1 when it is not
+ * readable). */
 gradd_status_t rundir_lock(rundir_t *dir, pid_t *out_owner);
 /* True if some process holds the lock. */
 bool rundir_is_locked(const rundir_t *dir);
+/* True while the paths lead to the lock that we hold and to two sockets: clients find us, and
+ * nobody else can be the daemon there. */
+bool rundir_is_reachable(const rundir_t *dir);
 
 /* A listening socket at `path` (mode 0600), replacing what lies there. Only under the lock.
  * type: SOCK_STREAM or SOCK_SEQPACKET. Fails with IO. */
 gradd_status_t rundir_listen(const char *path, int type, int *out_fd);
-/* Removes both sockets. Only under the lock. */
+/* Removes both sockets, unless another daemon has locked the directory since: then they are its. */
 void rundir_unlink(const rundir_t *dir);
 
 #endif

@@ -372,6 +372,43 @@ TEST(directory_must_be_ours_alone) {
     rmdir(daemon.dir);
 }
 
+static void move_away(peer_daemon_t *daemon, peer_daemon_t *moved) {
+    *moved = *daemon;
+    strcat(moved->dir, "-old");
+    CHECK(rename(daemon->dir, moved->dir) == 0);
+}
+
+/* The end of a login removes the directory of sockets; the daemon of a trainer that goes on meets
+ * the one of the next login, and must leave its sockets alone. */
+TEST(an_old_daemon_leaves_the_sockets_of_a_new_one) {
+    peer_daemon_t old, moved, new;
+    peer_t peer;
+    char text[4096];
+    peer_daemon_start(&old, NULL);
+    peer_open(&peer, old.dir, SMALL_BYTES);
+    move_away(&old, &moved);
+    new = old;
+    peer_daemon_restart(&new);
+    kill(old.pid, SIGTERM);
+    CHECK_EQ_INT(peer_daemon_wait(&old, PEER_WAIT_MS), 0);
+    CHECK_EQ_INT(peer_command(&new, "ps", text, sizeof text), 0);
+    peer_close(&peer);
+    peer_open(&peer, new.dir, SMALL_BYTES);
+    peer_close(&peer);
+    peer_daemon_stop(&new);
+    snprintf(text, sizeof text, "%s/ctl.sock", moved.dir);
+    CHECK(access(text, F_OK) != 0);
+    peer_daemon_clean(&moved);
+}
+
+TEST(a_daemon_that_nobody_can_reach_ends) {
+    peer_daemon_t daemon, moved;
+    peer_daemon_start(&daemon, NULL);
+    move_away(&daemon, &moved);
+    CHECK_EQ_INT(peer_daemon_wait(&daemon, 5000), 0);
+    peer_daemon_clean(&moved);
+}
+
 TEST(idle_daemon_ends) {
     peer_daemon_t daemon;
     peer_t peer;
