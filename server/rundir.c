@@ -12,6 +12,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#define LOCK_TRIES 50 /* of a millisecond each */
+
 static const char *text_or(const char *text, const char *other) {
     return text && text[0] ? text : other;
 }
@@ -95,10 +97,22 @@ static pid_t read_owner(int fd) {
     return -1;
 }
 
+/* Who asks whether it is locked (rundir_is_locked) holds it for an instant: a lock counts as a
+ * daemon's when it stays. */
+static bool take_lock(int fd) {
+    for (int i = 0; i < LOCK_TRIES; i++) {
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0) return true;
+        if (errno != EWOULDBLOCK) return false;
+        usleep(1000);
+    }
+    errno = EWOULDBLOCK;
+    return false;
+}
+
 gradd_status_t rundir_lock(rundir_t *dir, pid_t *out_owner) {
     int fd = openat(dir->folder, RUNDIR_LOCK, O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0) return GRADD_FAIL(IO, "lock file in %s: %s", dir->path, strerror(errno));
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    if (!take_lock(fd)) {
         if (errno != EWOULDBLOCK) {
             int error = errno;
             close(fd);

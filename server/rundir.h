@@ -44,7 +44,7 @@ gradd_status_t rundir_prepare(rundir_t *dir);
  * when another daemon holds it, the call succeeds too and *out_owner is that pid (-1 when it is not
  * readable). */
 gradd_status_t rundir_lock(rundir_t *dir, pid_t *out_owner);
-/* True if some process holds the lock. */
+/* True if some process holds the lock. Holds it itself for a moment. */
 bool rundir_is_locked(const rundir_t *dir);
 /* True while the paths lead to the lock that we hold and to two sockets: clients find us, and
  * nobody else can be the daemon there. */

@@ -8,6 +8,7 @@
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/test.h"
@@ -104,6 +105,36 @@ TEST(a_directory_that_was_emptied_belongs_to_the_next) {
     CHECK(rundir_is_reachable(&second));
     rundir_finish(&first);
     rundir_finish(&second);
+    remove_base();
+}
+
+/* Who asks whether it is locked holds the lock for a moment, and is not a daemon. */
+TEST(a_short_lock_is_waited_for) {
+    rundir_t dir;
+    pid_t other;
+    int ends[2];
+    char go;
+    make_base();
+    CHECK_EQ_INT(close(open(in_base("lock"), O_CREAT | O_RDWR, 0600)), 0);
+    CHECK_EQ_INT(pipe(ends), 0);
+    pid_t asker = fork();
+    if (asker == 0) {
+        int fd = open(in_base("lock"), O_RDWR);
+        bool locked = flock(fd, LOCK_EX) == 0;
+        if (write(ends[1], "x", 1) != 1) _exit(1);
+        usleep(5000);
+        _exit(!locked);
+    }
+    CHECK_EQ_INT(read(ends[0], &go, 1), 1);
+    CHECK_OK(rundir_init(&dir, base));
+    CHECK_OK(rundir_prepare(&dir));
+    CHECK_OK(rundir_lock(&dir, &other));
+    CHECK_EQ_INT(other, 0);
+    CHECK(rundir_is_locked(&dir));
+    rundir_finish(&dir);
+    int status;
+    CHECK_EQ_INT(waitpid(asker, &status, 0), asker);
+    CHECK_EQ_INT(status, 0);
     remove_base();
 }
 
