@@ -19,13 +19,14 @@ static void send_reply(daemon_t *daemon, session_t *session, const uint8_t *rout
     }
 }
 
-/* Sends the reply; a session remembers it, so that the same request can be answered again. */
-static void reply_and_destroy(daemon_t *daemon, request_t *request) {
+/* Sends the reply. If the request was carried out, whatever came of it, its session remembers the
+ * reply, so that the same request can be answered again. */
+static void reply_and_destroy(daemon_t *daemon, request_t *request, bool carried_out) {
     const wire_out_t *reply = &request->reply;
     session_t *session = request->session;
     if (!reply->failed) {
         send_reply(daemon, session, request->route, request->n_route, reply->data, reply->bytes);
-        if (session && request->q > session->q_done)
+        if (session && carried_out)
             session_keep_reply(session, request->q, reply->data, reply->bytes);
     }
     request_destroy(request);
@@ -38,7 +39,7 @@ static void fail(daemon_t *daemon, request_t *request, gradd_status_t status) {
               request->command ? request->command->name : "?", gradd_status_name(status),
               gradd_error_message());
     command_reply(request, status);
-    reply_and_destroy(daemon, request);
+    reply_and_destroy(daemon, request, false);
 }
 
 /* Reads verb, sequence number and token, in this order, so that an error carries the number. */
@@ -90,6 +91,7 @@ static void dispatch(daemon_t *daemon, request_t *request) {
     const command_t *command = request->command;
     if (command->run) {
         session_t *session = request->session;
+        if (session) session_take(session, request->q);
         if (session) session->payload_bytes += request->payload_bytes;
         queue_push(daemon->queue, session ? &session->lane : &daemon->guests, &request->job);
         return;
@@ -101,7 +103,7 @@ static void dispatch(daemon_t *daemon, request_t *request) {
         return;
     }
     command_reply(request, st);
-    reply_and_destroy(daemon, request);
+    reply_and_destroy(daemon, request, true);
 }
 
 void requests_handle(daemon_t *daemon, request_t *request) {
@@ -141,6 +143,6 @@ void requests_finish(daemon_t *daemon, request_t *request) {
     }
     bool detach = request->command->ends_session && request->status == GRADD_OK;
     if (session) session->payload_bytes -= request->payload_bytes;
-    reply_and_destroy(daemon, request);
+    reply_and_destroy(daemon, request, true);
     if (detach) daemon_end_session(daemon, session, "detach", false);
 }

@@ -141,14 +141,11 @@ session_t *session_by_number(session_table_t *table, uint32_t number) {
     return NULL;
 }
 
-gradd_status_t session_order(session_t *session, uint64_t q, session_order_t *out_order) {
+gradd_status_t session_order(const session_t *session, uint64_t q, session_order_t *out_order) {
     if (q > session->q_taken) {
         if (session->lane.length >= SESSION_MAX_WAITING)
             return GRADD_FAIL(LIMIT, "%d requests of this session wait, the limit",
                               SESSION_MAX_WAITING);
-        session->q_taken = q;
-        session->n_requests++;
-        session->active_ms = session_now_ms();
         *out_order = SESSION_RUN;
         return GRADD_OK;
     }
@@ -162,6 +159,12 @@ gradd_status_t session_order(session_t *session, uint64_t q, session_order_t *ou
     }
     return GRADD_FAIL(SESSION, "request %llu comes after request %llu was finished",
                       (unsigned long long)q, (unsigned long long)session->q_done);
+}
+
+void session_take(session_t *session, uint64_t q) {
+    session->q_taken = q;
+    session->n_requests++;
+    session->active_ms = session_now_ms();
 }
 
 void session_keep_reply(session_t *session, uint64_t q, const void *reply, size_t bytes) {

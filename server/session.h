@@ -100,9 +100,13 @@ typedef enum session_order_e {
     SESSION_WAIT,   /* the same request is on its way: say nothing, one reply will come */
 } session_order_t;
 
-/* Decides what to do with sequence number q and remembers it. Fails with SESSION for one that was
- * answered long ago, LIMIT when too many wait. */
-gradd_status_t session_order(session_t *session, uint64_t q, session_order_t *out_order);
+/* Decides what to do with sequence number q. Fails with SESSION for one that was answered long ago,
+ * LIMIT when too many wait. */
+gradd_status_t session_order(const session_t *session, uint64_t q, session_order_t *out_order);
+/* Remembers a new request that is carried out. One that is refused before is not remembered, and
+ * its reply is not kept: earlier requests may be in progress still, whose replies are yet to come,
+ * and sent again it is looked at again. */
+void session_take(session_t *session, uint64_t q);
 /* Keeps a copy of the reply to q. Without memory the reply is simply not repeatable. */
 void session_keep_reply(session_t *session, uint64_t q, const void *reply, size_t bytes);
 

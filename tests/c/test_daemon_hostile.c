@@ -451,6 +451,28 @@ TEST_LIMIT(answers_while_the_engine_is_busy, 60) {
     peer_daemon_stop(&daemon);
 }
 
+/* A request that is refused at once overtakes the one that runs; the reply of that one is kept all
+ * the same, and asking for it meanwhile is no error. */
+TEST_LIMIT(a_refusal_does_not_hide_an_earlier_reply, 60) {
+    peer_daemon_t daemon;
+    peer_t slow;
+    peer_daemon_start(&daemon, NULL);
+    open_slow(&slow, daemon.dir, SLOW_PRODUCTS / 4);
+    send_slow_step(&slow, 1);
+    peer_request(&slow, "forward");
+    CHECK_STATUS(GRADD_E_TENSOR, peer_call(&slow));
+    CHECK_ERROR_HAS("field 'plan' is missing");
+    slow.q -= 2;
+    send_slow_step(&slow, 1);
+    CHECK_OK(peer_receive(&slow));
+    CHECK(!peer_pending(&slow, 100)); /* one reply, although it was asked for twice */
+    slow.q -= 1;
+    send_slow_step(&slow, 1);
+    CHECK_OK(peer_receive(&slow));
+    peer_close(&slow);
+    peer_daemon_stop(&daemon);
+}
+
 TEST_LIMIT(stop_finishes_the_request_in_progress, 60) {
     peer_daemon_t daemon;
     peer_t slow, other;

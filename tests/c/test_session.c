@@ -90,6 +90,9 @@ TEST(sequence_numbers) {
     session_order_t order;
     CHECK_OK(session_order(session, 5, &order));
     CHECK_EQ_INT(order, SESSION_RUN);
+    CHECK_OK(session_order(session, 5, &order)); /* it was refused, and comes again */
+    CHECK_EQ_INT(order, SESSION_RUN);
+    session_take(session, 5);
     CHECK_OK(session_order(session, 5, &order));
     CHECK_EQ_INT(order, SESSION_WAIT);
     session_keep_reply(session, 5, "five", 4);
