@@ -19,7 +19,7 @@ static void put_session(wire_out_t *out, session_t *session) {
     uint64_t bytes;
     session_counts_t *counts = &session->counts;
     gradd_handle_usage(gradd_lease_table(session->lease), &segments, &bytes);
-    wire_put_map(out, 15);
+    wire_put_map(out, 16);
     put_number(out, "session", session->number);
     put_number(out, "pid", session->pid);
     put_number(out, "uid", session->uid);
@@ -28,6 +28,7 @@ static void put_session(wire_out_t *out, session_t *session) {
     put_number(out, "graphs", atomic_load(&counts->graphs));
     put_number(out, "plans", atomic_load(&counts->plans));
     put_number(out, "bindings", atomic_load(&counts->bindings));
+    put_number(out, "tensors", atomic_load(&counts->tensors));
     put_number(out, "runs", atomic_load(&counts->runs));
     put_number(out, "segments", segments);
     put_number(out, "segment_bytes", (int64_t)bytes);

@@ -13,24 +13,31 @@
 
 /* ---- bind, unbind ---- */
 
+static gradd_status_t check_held(const work_t *work, int more, const char *verb) {
+    if (more <= WORK_MAX_HELD - work->n_held) return GRADD_OK;
+    return GRADD_FAIL(LIMIT,
+                      "%s: bindings and unreleased runs of this session would hold %d tensors, the "
+                      "limit is %d",
+                      verb, work->n_held + more, WORK_MAX_HELD);
+}
+
 static gradd_status_t bind_tensors(worker_t *worker, request_t *request) {
     work_t *work = request->session->work;
     uint64_t id = wire_u64(request->args[0]);
     (void)worker;
     binding_t *binding = calloc(1, sizeof *binding);
     if (!binding) return GRADD_FAIL(NOMEM, "no memory for a binding");
+    *binding = (binding_t){.id = id, .work = work, .refs = 1};
     gradd_status_t st = tensors_init(&binding->tensors, gradd_lease_table(request->session->lease),
                                      request->args[1], "bind: tensors");
+    work->n_held += binding->tensors.n; /* until it is released */
     if (st == GRADD_OK) {
         work_release_binding(id_list_take(&work->bindings, id));
-        if (work->bindings.n >= WORK_MAX_BINDINGS)
-            st = GRADD_FAIL(LIMIT, "bind: this session has %d bindings, the limit",
-                            work->bindings.n);
-        else
-            st = id_list_put(&work->bindings, id, binding);
+        st = check_held(work, 0, "bind");
     }
-    binding->id = id;
-    binding->refs = 1;
+    if (st == GRADD_OK && work->bindings.n >= WORK_MAX_BINDINGS)
+        st = GRADD_FAIL(LIMIT, "bind: this session has %d bindings, the limit", work->bindings.n);
+    if (st == GRADD_OK) st = id_list_put(&work->bindings, id, binding);
     if (st != GRADD_OK) work_release_binding(binding);
     return st;
 }
@@ -174,6 +181,7 @@ static gradd_status_t fill_run(worker_t *worker, work_t *work, request_t *reques
     if (work->runs.n >= WORK_MAX_RUNS)
         return GRADD_FAIL(LIMIT, "forward: this session has %d unreleased runs, the limit",
                           work->runs.n);
+    GRADD_TRY(check_held(work, run->in.n + run->out.n, "forward"));
     GRADD_TRY(make_handle(worker, plan, run));
     gradd_status_t st = id_list_put(&work->runs, run->id, run);
     if (st != GRADD_OK) {
@@ -183,6 +191,7 @@ static gradd_status_t fill_run(worker_t *worker, work_t *work, request_t *reques
     /* From here on the run is complete: work_release_run undoes all of it. */
     run->plan = plan;
     plan->n_runs++;
+    work->n_held += run->in.n + run->out.n;
     plan->used = plan->ran = ++worker->clock;
     run->binding = binding;
     if (binding) binding->refs++;

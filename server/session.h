@@ -38,7 +38,7 @@ typedef enum session_state_e {
 
 /* Written by the engine thread, read for `ps`. */
 typedef struct session_counts_s {
-    atomic_int graphs, plans, runs, bindings;
+    atomic_int graphs, plans, runs, bindings, tensors;
     atomic_llong arena_bytes;
     atomic_bool running;
 } session_counts_t;

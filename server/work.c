@@ -48,6 +48,7 @@ gradd_status_t work_of(worker_t *worker, session_t *session, work_t **out_work) 
 
 void work_release_binding(binding_t *binding) {
     if (!binding || --binding->refs > 0) return;
+    binding->work->n_held -= binding->tensors.n;
     tensors_finish(&binding->tensors);
     free(binding);
 }
@@ -59,6 +60,7 @@ void work_release_run(worker_t *worker, work_t *work, uint64_t id) {
     worker->arena_bytes -= run->arena_bytes;
     atomic_fetch_sub(&work->session->counts.arena_bytes, run->arena_bytes);
     run->plan->n_runs--;
+    work->n_held -= run->in.n + run->out.n;
     work_release_binding(run->binding);
     tensors_finish(&run->in);
     tensors_finish(&run->out);
@@ -118,6 +120,7 @@ void work_count(work_t *work) {
     atomic_store_explicit(&counts->plans, work->plans.n, memory_order_relaxed);
     atomic_store_explicit(&counts->runs, work->runs.n, memory_order_relaxed);
     atomic_store_explicit(&counts->bindings, work->bindings.n, memory_order_relaxed);
+    atomic_store_explicit(&counts->tensors, work->n_held, memory_order_relaxed);
 }
 
 /* "model.layers.0.self_attn, modeling_llama.py:245" from "model.layers.0.self_attn @ /path/...". */

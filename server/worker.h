@@ -18,6 +18,9 @@
 #define WORK_MAX_BINDINGS 1024
 #define WORK_MAX_RUNS     1024
 #define WORK_MAX_TENSORS  65536 /* in one list */
+/* In all bindings and unreleased runs of a session: each costs some hundred bytes here. A model of
+ * a thousand parameters has a few thousand bound. */
+#define WORK_MAX_HELD (1 << 20)
 
 /* ---- shared by all sessions (cache.c) ---- */
 
@@ -105,7 +108,8 @@ typedef struct tensors_s {
 
 typedef struct binding_s {
     uint64_t id;
-    int refs; /* 1 for the session, 1 for each run */
+    struct work_s *work; /* Borrowed: whose it is */
+    int refs;            /* 1 for the session, 1 for each run */
     tensors_t tensors;
     uint64_t input_serial, grad_serial; /* the plan that it was last compared with */
 } binding_t;
@@ -132,6 +136,7 @@ typedef struct work_s {
     int n_graphs;
     const model_entry_t *subject; /* Borrowed: the model that the present request is about */
     id_list_t plans, bindings, runs;
+    int n_held; /* tensors of the bindings and runs that exist */
 } work_t;
 
 /* The session's objects; made at first use. Fails with NOMEM. */

@@ -172,6 +172,29 @@ def test_a_binding_of_everything(neighbour: Raw) -> None:
     assert neighbour.ask("unbind", bind=7)["ok"]
 
 
+def test_bindings_hold_a_bounded_number_of_tensors(daemon: Daemon, neighbour: Raw) -> None:
+    """1024 bindings of 65536 tensors each would be gigabytes of the daemon's own memory."""
+    many = [tensor(W, ())] * 30_000
+    bits = neighbour.step()
+    held = _session(daemon)["tensors"]
+    taken = 0
+    while (reply := neighbour.ask("bind", bind=100 + taken, tensors=many))["ok"]:
+        taken += 1
+        assert taken < 40
+    assert (reply["code"], reply["session"]) == ("LIMIT", "alive"), reply
+    assert "bind: bindings and unreleased runs of this session would hold" in reply["what"]
+    assert taken == (1 << 20) // len(many)
+    assert _session(daemon)["tensors"] == held + taken * len(many)
+    assert neighbour.step() == bits  # a small request has room still
+    for i in range(taken):
+        assert neighbour.ask("unbind", bind=100 + i)["ok"]
+    assert _session(daemon)["tensors"] == held
+
+
+def _session(daemon: Daemon) -> dict[str, int]:
+    return daemon.ps()["sessions"][0]
+
+
 def _seconds(session: Raw) -> float:
     start = time.monotonic()
     session.step()
