@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/exec/pool.h"
 #include "server/worker.h"
 
 #define MAX_FLAGS (GRADD_RUN_DROPOUT_OFF | GRADD_RUN_FINITE_CHECK)
@@ -145,18 +144,9 @@ static gradd_status_t check_forward_memory(const binding_t *binding, const work_
     return check_disjoint("forward", "output", &run->out, "bound input", &binding->tensors);
 }
 
-/* Admission: all arenas together stay below the limit of the daemon. */
-static gradd_status_t make_handle(worker_t *worker, work_plan_t *plan, work_run_t *run) {
-    int64_t bytes = gradd_plan_info(plan->compiled->plan)->arena_bytes;
-    /* what finished runs left behind counts, too, unless it is in the way */
-    if (bytes > worker->memory_limit - worker->arena_bytes - pool_bytes()) gradd_trim();
-    if (bytes > worker->memory_limit - worker->arena_bytes)
-        return GRADD_FAIL(NOMEM,
-                          "forward: the run needs %lld MiB of activations; %lld of %lld MiB are in "
-                          "use by unreleased runs",
-                          (long long)(bytes >> 20), (long long)(worker->arena_bytes >> 20),
-                          (long long)(worker->memory_limit >> 20));
-    GRADD_TRY(gradd_run_create(plan->compiled->plan, &run->handle));
+static gradd_status_t make_handle(work_plan_t *plan, work_run_t *run) {
+    gradd_status_t st = gradd_run_create(plan->compiled->plan, &run->handle);
+    if (st != GRADD_OK) return gradd_wrap(st, "forward");
     run->arena_bytes = gradd_run_bytes(run->handle);
     return GRADD_OK;
 }
@@ -182,7 +172,7 @@ static gradd_status_t fill_run(worker_t *worker, work_t *work, request_t *reques
         return GRADD_FAIL(LIMIT, "forward: this session has %d unreleased runs, the limit",
                           work->runs.n);
     GRADD_TRY(check_held(work, run->in.n + run->out.n, "forward"));
-    GRADD_TRY(make_handle(worker, plan, run));
+    GRADD_TRY(make_handle(plan, run));
     gradd_status_t st = id_list_put(&work->runs, run->id, run);
     if (st != GRADD_OK) {
         gradd_run_destroy(run->handle);
@@ -380,6 +370,7 @@ static gradd_status_t backward(worker_t *worker, request_t *request) {
         atomic_fetch_add(&worker->n_backward, 1);
         st = gradd_run_backward(run->handle, pass.grad_outputs, pass.grads, keep, pass.written,
                                 &request->session->cancel);
+        if (st == GRADD_E_NOMEM) st = gradd_wrap(st, "backward");
     }
     count_growth(worker, work, run);
     if (st == GRADD_OK) {

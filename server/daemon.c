@@ -2,7 +2,6 @@
 #include "server/daemon.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -10,12 +9,12 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include "kernels/cpu/gemm.h"
 #include "server/control.h"
 #include "server/log.h"
+#include "server/machine.h"
 #include "server/requests.h"
 #include "server/version.h"
 
@@ -184,18 +183,8 @@ bool daemon_ended(const daemon_t *daemon) {
 
 /* The thread count is part of a plan's key and of its bits: make it a number once. */
 static int count_threads(const options_t *options) {
-    cpu_set_t set;
-    if (options->threads > 0)
-        return options->threads < MAX_THREADS ? (int)options->threads : MAX_THREADS;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
-/* The limit of all arenas: what the option says, else 90 % of the machine's memory. */
-static int64_t memory_limit(const options_t *options) {
-    struct sysinfo info;
-    if (options->memory_mib > 0) return options->memory_mib << 20;
-    if (sysinfo(&info) != 0) return INT64_MAX;
-    return (int64_t)((double)info.totalram * (double)info.mem_unit * 0.9);
+    int64_t threads = options->threads > 0 ? options->threads : machine_processors();
+    return threads < MAX_THREADS ? (int)threads : MAX_THREADS;
 }
 
 static gradd_status_t open_signals(int *out_fd) {
@@ -241,8 +230,8 @@ static gradd_status_t start(daemon_t *daemon) {
     GRADD_TRY(watch(daemon, daemon->signals, ON_SIGNAL, 0));
     GRADD_TRY(queue_create(&daemon->queue));
     GRADD_TRY(watch(daemon, queue_fd(daemon->queue), ON_QUEUE, 0));
-    daemon->worker = (worker_t){.threads = count_threads(daemon->options),
-                                .memory_limit = memory_limit(daemon->options)};
+    daemon->worker = (worker_t){.threads = count_threads(daemon->options)};
+    worker_limit_memory(&daemon->worker, daemon->options->memory_mib << 20);
     gradd_set_compile_limit(daemon->options->compile_ms);
     return open_sockets(daemon);
 }
@@ -269,9 +258,12 @@ gradd_status_t daemon_run(const options_t *options, pid_t *out_other) {
     daemon.started_ms = daemon.idle_since_ms = session_now_ms();
     gradd_status_t st = start(&daemon);
     if (st == GRADD_OK) {
-        log_event(LOG_INFO, "daemon_start", "version=%s pid=%d dir=%s f32=\"%s\" bf16=\"%s\"",
+        log_event(LOG_INFO, "daemon_start",
+                  "version=%s pid=%d dir=%s f32=\"%s\" bf16=\"%s\" threads=%d processors=%d "
+                  "memory_mib=%lld",
                   GRADD_VERSION, (int)getpid(), daemon.dir.path, gradd_gemm_kernel(GRADD_DT_F32),
-                  gradd_gemm_kernel(GRADD_DT_BF16));
+                  gradd_gemm_kernel(GRADD_DT_BF16), daemon.worker.threads, machine_processors(),
+                  (long long)(daemon.worker.memory_limit >> 20));
         st = loop_run(&daemon.loop, &daemon);
     }
     finish(&daemon);

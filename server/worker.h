@@ -45,6 +45,8 @@ typedef struct worker_s {
     int threads;
     int64_t memory_limit; /* of the arenas of all runs together */
     int64_t arena_bytes;  /* of the runs that exist */
+    int64_t unread_bytes; /* admitted since the machine's memory was looked at */
+    const char *root;     /* of the machine's files: "", but for tests */
     model_entry_t *models;
     compiled_t *compiled;
     struct work_s *works; /* of all sessions that have asked for something */
@@ -66,6 +68,14 @@ gradd_status_t cache_compile(worker_t *worker, model_entry_t *model,
 void cache_release_compiled(worker_t *worker, compiled_t *compiled);
 /* Destroys everything; all references are gone. */
 void cache_finish(worker_t *worker);
+
+/* ---- memory (admission.c) ---- */
+
+/* Sets the limit of all arenas together: `limit` bytes, or 0 = 90 % of what there is; from now on
+ * the engine asks before it takes memory for a run. */
+void worker_limit_memory(worker_t *worker, int64_t limit);
+/* The answer, a gradd_admit_t; context is the worker. Fails with NOMEM and the figures. */
+gradd_status_t worker_admit(void *context, int64_t bytes);
 
 /* ---- of one session (work.c) ---- */
 

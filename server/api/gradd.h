@@ -194,6 +194,12 @@ gradd_status_t gradd_run_backward(gradd_run_handle_t *run, const void *const *gr
 /* Gives back the arenas that finished runs left for the next ones. Any thread. */
 void gradd_trim(void);
 
+/* Asked before runs take `bytes` of new memory (an arena that is used again is none); anything but
+ * OK ends the call with that status. */
+typedef gradd_status_t (*gradd_admit_t)(void *context, int64_t bytes);
+/* For the whole process, from now on. NULL = what the system gives, which is the default. */
+void gradd_set_admit(gradd_admit_t admit, void *context);
+
 #ifdef __cplusplus
 }
 #endif

@@ -20,6 +20,17 @@ typedef struct spare_s {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static spare_t spares[POOL_SPARES];
+static gradd_admit_t admit;
+static void *admit_context;
+
+void gradd_set_admit(gradd_admit_t call, void *context) {
+    admit = call;
+    admit_context = context;
+}
+
+gradd_status_t pool_admit(int64_t bytes) {
+    return admit && bytes > 0 ? admit(admit_context, bytes) : GRADD_OK;
+}
 
 static void spare_free(spare_t *s) {
     if (s->memory) s->backend->free(s->memory, (size_t)s->bytes);
@@ -59,7 +70,9 @@ gradd_status_t pool_take(const gradd_backend_t *backend, int64_t bytes, void **o
             if (spares[i].bytes < bytes) spare_free(&spares[i]);
     }
     pthread_mutex_unlock(&lock);
-    return found ? GRADD_OK : backend->alloc((size_t)bytes, out);
+    if (found) return GRADD_OK;
+    GRADD_TRY(pool_admit(bytes)); /* may trim, so not under the lock */
+    return backend->alloc((size_t)bytes, out);
 }
 
 void pool_give(const gradd_backend_t *backend, void *memory, int64_t bytes) {

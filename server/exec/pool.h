@@ -7,7 +7,10 @@
 
 #include "kernels/backend.h"
 
-/* Memory of at least `bytes`; *out_bytes is its true size. Errors: NOMEM. */
+/* Asks who was named by gradd_set_admit whether `bytes` of new memory may be taken. */
+gradd_status_t pool_admit(int64_t bytes);
+/* Memory of at least `bytes`; *out_bytes is its true size. New memory is admitted first. Errors:
+ * NOMEM. */
 gradd_status_t pool_take(const gradd_backend_t *backend, int64_t bytes, void **out,
                          int64_t *out_bytes);
 /* Held for the next run; gradd_trim gives it back. */

@@ -66,6 +66,21 @@ gradd_status_t gradd_run_forward(gradd_run_handle_t *run, uint64_t seed, uint32_
     return GRADD_OK;
 }
 
+/* What a variant takes beside the arena that is there: a wider one, for both live while the saved
+ * values move, and zeros. Admitted at once, before any of it exists. */
+static gradd_status_t admit_variant(const gradd_run_handle_t *run, const variant_t *v,
+                                    const void *const *given) {
+    const gradd_plan_t *plan = run->plan;
+    int64_t bytes = v->arena_bytes > run->arena_bytes ? v->arena_bytes : 0;
+    for (int k = 0; v->full && k < plan->n_grad_outputs; k++) {
+        int j = plan->grad_outputs[k];
+        if (!given[j] &&
+            __builtin_add_overflow(bytes, gradd_type_bytes(&plan->info.outputs[j]), &bytes))
+            bytes = INT64_MAX;
+    }
+    return pool_admit(bytes);
+}
+
 /* A variant may need more room than the expected backward: the saved values move along. */
 static gradd_status_t grow_arena(gradd_run_handle_t *run, int64_t bytes) {
     if (bytes <= run->arena_bytes) return GRADD_OK;
@@ -105,6 +120,7 @@ static gradd_status_t run_variant(gradd_run_handle_t *run, const variant_t *v,
     void **owned = calloc((size_t)plan->n_grad_outputs + 1, sizeof owned[0]);
     gradd_status_t status =
         filled && owned ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a backward");
+    if (!status) status = admit_variant(run, v, grad_outputs);
     if (!status && v->full) {
         status = fill_zeros(run, grad_outputs, filled, owned);
         grad_outputs = filled;

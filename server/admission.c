@@ -1,0 +1,52 @@
+/* Admission of memory: what runs may take, by the daemon's limit and by what the machine has left.
+ *
+ * The engine asks before it takes new memory: an arena that no spare one serves, a wider one for a
+ * backward, zeros. In the steps of a training loop that is never, so reading the machine's files
+ * here costs a request nothing; small pieces add up until reading is worth it. Memory that was
+ * promised is not touched yet and a kernel that runs out of it kills a process, which is why there
+ * is an answer before. Engine thread.
+ */
+#include "server/exec/pool.h"
+#include "server/machine.h"
+#include "server/worker.h"
+
+#define READ_FROM ((int64_t)32 << 20) /* touching as much for the first time takes milliseconds */
+
+gradd_status_t worker_admit(void *context, int64_t bytes) {
+    worker_t *worker = context;
+    int64_t room = worker->memory_limit - worker->arena_bytes;
+    /* what finished runs left behind counts, too, unless it is in the way */
+    if (bytes > room - pool_bytes()) gradd_trim();
+    if (bytes > room)
+        return GRADD_FAIL(NOMEM,
+                          "the run needs %lld MiB of activations; %lld of %lld MiB are in use by "
+                          "unreleased runs",
+                          (long long)(bytes >> 20), (long long)(worker->arena_bytes >> 20),
+                          (long long)(worker->memory_limit >> 20));
+    if (worker->unread_bytes + bytes < READ_FROM) {
+        worker->unread_bytes += bytes;
+        return GRADD_OK;
+    }
+    int64_t left = machine_memory_left(worker->root);
+    if (bytes > left && pool_bytes() > 0) {
+        gradd_trim();
+        left = machine_memory_left(worker->root);
+    }
+    if (bytes > left)
+        return GRADD_FAIL(NOMEM,
+                          "the run needs %lld MiB of activations; the machine, or the control "
+                          "group of the daemon, has %lld MiB left",
+                          (long long)(bytes >> 20), (long long)(left >> 20));
+    worker->unread_bytes = 0;
+    return GRADD_OK;
+}
+
+void worker_limit_memory(worker_t *worker, int64_t limit) {
+    worker->root = "";
+    worker->memory_limit = limit;
+    if (limit <= 0) {
+        int64_t all = machine_memory(worker->root);
+        worker->memory_limit = all == INT64_MAX ? all : all / 10 * 9;
+    }
+    gradd_set_admit(worker_admit, worker);
+}
