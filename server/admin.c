@@ -113,9 +113,10 @@ static void print_table(const msgpack_object *root) {
     const msgpack_object *sessions = find(root, "sessions");
     char version[24], up[24];
     if (!sessions || sessions->type != MSGPACK_OBJECT_ARRAY) return;
-    printf("gradd %s, pid %" PRId64 ", up %s, %d session%s\n",
+    printf("gradd %s, pid %" PRId64 ", up %s, %" PRId64 " thread%s, %d session%s\n",
            text(root, "version", version, sizeof version), number(root, "pid"),
-           duration(number(root, "uptime_ms"), up), wire_count(sessions),
+           duration(number(root, "uptime_ms"), up), number(root, "threads"),
+           number(root, "threads") == 1 ? "" : "s", wire_count(sessions),
            wire_count(sessions) == 1 ? "" : "s");
     if (wire_count(sessions) == 0) return;
     printf("%7s %8s  %-*s %-10s %6s %5s %5s %10s %10s %9s %7s\n", "SESSION", "PID", CLIENT_WIDTH,

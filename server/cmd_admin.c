@@ -62,6 +62,8 @@ static gradd_status_t ps(daemon_t *daemon, request_t *request) {
     wire_put_i64(out, getpid());
     wire_key(out, "uptime_ms");
     wire_put_i64(out, session_now_ms() - daemon->started_ms);
+    wire_key(out, "threads");
+    wire_put_i64(out, daemon->worker.threads);
     wire_key(out, "memory_limit");
     wire_put_i64(out, daemon->worker.memory_limit);
     wire_key(out, "sessions");

@@ -14,6 +14,7 @@
 #include "server/explain.h"
 #include "server/list_ops.h"
 #include "server/log.h"
+#include "server/machine.h"
 #include "server/version.h"
 
 enum { EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NONE, EXIT_ALREADY };
@@ -34,6 +35,18 @@ static void limit_spinning(char **argv) {
     if (n <= 0) return;
     self[n] = 0;
     if (setenv("GOMP_SPINCOUNT", "500", 1) == 0) execv(self, argv);
+}
+
+/* The daemon is for all of the user's trainers, but inherits the processors of the one that started
+ * it: pinned to a core, it would keep all others there, too. A number of threads says that somebody
+ * has thought about it, and keeps the mask. */
+static void leave_inherited_mask(const options_t *options) {
+    int inherited = machine_processors();
+    if (options->threads > 0) return;
+    log_set_level(options->log);
+    machine_unpin();
+    if (machine_processors() != inherited)
+        log_event(LOG_INFO, "processors", "inherited=%d used=%d", inherited, machine_processors());
 }
 
 static int run_serve(const options_t *options) {
@@ -108,7 +121,10 @@ int main(int argc, char **argv) {
         options_usage(stderr);
         return EXIT_USAGE;
     }
-    if (strcmp(options.command, "serve") == 0) limit_spinning(argv); /* comes back if it cannot */
+    if (strcmp(options.command, "serve") == 0) {
+        leave_inherited_mask(&options);
+        limit_spinning(argv); /* OpenMP's runtime reads the mask, too; comes back if it cannot */
+    }
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         if (strcmp(options.command, commands[i].name) == 0) return commands[i].run(&options);
     fprintf(stderr, options.command[0] ? "gradd: unknown command '%s'\n" : "gradd: no command%s\n",

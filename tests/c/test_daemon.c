@@ -5,12 +5,14 @@
 #include "server/session.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "server/machine.h"
 #include "tests/c/peer.h"
 #include "tests/test.h"
 
@@ -407,6 +409,32 @@ TEST(a_daemon_that_nobody_can_reach_ends) {
     move_away(&daemon, &moved);
     CHECK_EQ_INT(peer_daemon_wait(&daemon, 5000), 0);
     peer_daemon_clean(&moved);
+}
+
+/* Who starts it may be pinned; it serves others as well. */
+TEST(the_mask_of_who_starts_it_is_left) {
+    peer_daemon_t daemon;
+    peer_t peer;
+    cpu_set_t all, one;
+    machine_unpin();
+    CHECK(sched_getaffinity(0, sizeof all, &all) == 0);
+    if (CPU_COUNT(&all) < 2) test_skip("one processor");
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+    for (int given = 0; given < 2; given++) {
+        cpu_set_t mask;
+        const char *const threads[] = {"--threads", given ? "1" : "0", NULL};
+        peer_daemon_start(&daemon, threads);
+        peer_connect(&peer, daemon.dir);
+        peer_request(&peer, "ps");
+        CHECK_OK(peer_call(&peer));
+        CHECK_EQ_INT(peer_number(&peer, "threads"), given ? 1 : CPU_COUNT(&all));
+        CHECK(sched_getaffinity(daemon.pid, sizeof mask, &mask) == 0);
+        CHECK(CPU_EQUAL(&mask, given ? &one : &all));
+        peer_close(&peer);
+        peer_daemon_stop(&daemon);
+    }
 }
 
 TEST(idle_daemon_ends) {
