@@ -166,8 +166,10 @@ typedef struct run_s gradd_run_handle_t;
 
 enum {
     GRADD_RUN_DROPOUT_OFF = 1 << 0,
-    GRADD_RUN_FINITE_CHECK = 1
-        << 1, /* fail with NONFINITE at the first node that makes NaN or inf */
+    /* Fail with NONFINITE at the first node that makes a NaN, or an infinity in an output or
+     * gradient. Within the graph infinities are in order: a mask of -inf, an exp that overflows
+     * under a division. */
+    GRADD_RUN_FINITE_CHECK = 1 << 1,
 };
 
 /* A run owns one arena. `cancel`, if not NULL, is read at every node boundary; non-zero ends the

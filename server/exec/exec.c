@@ -1,6 +1,7 @@
 /* The executor: walks the steps of a program on a device. See run.h. */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 
 #include "kernels/cpu/bf16.h"
@@ -43,40 +44,60 @@ static void *address(const exec_bases_t *b, const step_t *step, int i) {
     return NULL;
 }
 
-static gradd_status_t in_context(const struct run_s *run, const step_t *step,
-                                 gradd_status_t status) {
-    if (step->node < 0) return gradd_wrap(status, "copy to an output or gradient");
+static const char *step_text(const struct run_s *run, const step_t *step, char *text,
+                             size_t bytes) {
+    static const char gradient[] = "gradient of ";
+    if (step->node < 0) return "copy to an output or gradient";
     const graph_t *g = run->plan->graph;
     const graph_node_t *n = &g->nodes[step->node];
-    char text[GRAPH_NODE_TEXT];
-    graph_node_text(g, &g->model->nodes[n->origin], text, sizeof text);
-    return gradd_wrap(status, n->backward ? "gradient of %s" : "%s", text);
+    size_t at = n->backward ? sizeof gradient - 1 : 0;
+    memcpy(text, gradient, at);
+    graph_node_text(g, &g->model->nodes[n->origin], text + at, bytes - at);
+    return text;
 }
 
-static gradd_status_t check_finite(const step_t *step) {
+/* Element of a float type; 0 of any other. */
+static double float_at(const gradd_view_t *v, int64_t i) {
+    switch (v->type.dtype) {
+    case GRADD_DT_F32:
+        return (double)((const float *)v->data)[i];
+    case GRADD_DT_F64:
+        return ((const double *)v->data)[i];
+    case GRADD_DT_BF16:
+        return (double)gradd_bf16_f32(((const gradd_bf16_t *)v->data)[i]);
+    default:
+        return 0;
+    }
+}
+
+/* A healthy graph has infinities inside: masks of -inf, an exp that overflows under a division or
+ * in the branch that a Where does not take. Only what leaves must be finite; NaN never heals.
+ * *first_inf is the first step with an infinity, for the text. */
+static gradd_status_t check_finite(const struct run_s *run, const step_t *step,
+                                   const step_t **first_inf) {
+    char text[GRAPH_NODE_TEXT + 16];
     for (int j = 0; j < step->run.n_out; j++) {
         const gradd_view_t *v = &step->run.out[j];
-        if (!v->data) continue;
+        loc_kind_t to = step->loc[step->run.n_in + j].kind;
+        if (!v->data || !gradd_dtype_is_float(v->type.dtype)) continue;
         int64_t n = gradd_type_count(&v->type);
         for (int64_t i = 0; i < n; i++) {
-            double x = 0;
-            if (v->type.dtype == GRADD_DT_F32)
-                x = ((const float *)v->data)[i];
-            else if (v->type.dtype == GRADD_DT_F64)
-                x = ((const double *)v->data)[i];
-            else if (v->type.dtype == GRADD_DT_BF16)
-                x = (double)gradd_bf16_f32(((const gradd_bf16_t *)v->data)[i]);
-            else
-                break;
-            if (!isfinite(x))
-                return GRADD_FAIL(NONFINITE, "output %d, element %lld of %lld is %g", j,
-                                  (long long)i, (long long)n, x);
+            double x = float_at(v, i);
+            if (isfinite(x)) continue;
+            if (!*first_inf && isinf(x)) *first_inf = step;
+            if (isinf(x) && to != LOC_OUTPUT && to != LOC_GRAD) continue;
+            bool known = isinf(x) && *first_inf != step;
+            return GRADD_FAIL(NONFINITE, "output %d, element %lld of %lld is %g%s%s", j,
+                              (long long)i, (long long)n, x,
+                              known ? "; the first infinity came from " : "",
+                              known ? step_text(run, *first_inf, text, sizeof text) : "");
         }
     }
     return GRADD_OK;
 }
 
-static gradd_status_t run_step(const struct run_s *run, step_t *step, const exec_bases_t *b) {
+static gradd_status_t run_step(const struct run_s *run, step_t *step, const exec_bases_t *b,
+                               const step_t **first_inf) {
     int n = step->run.n_in + step->run.n_out;
     for (int i = 0; i < n; i++)
         step->view[i].data = address(b, step, i);
@@ -85,7 +106,7 @@ static gradd_status_t run_step(const struct run_s *run, step_t *step, const exec
     step->run.dropout_off = run->flags & GRADD_RUN_DROPOUT_OFF;
     double start = hook.call ? seconds_now() : 0;
     gradd_status_t status = run->plan->backend->run(NULL, &step->run);
-    if (!status && run->flags & GRADD_RUN_FINITE_CHECK) status = check_finite(step);
+    if (!status && run->flags & GRADD_RUN_FINITE_CHECK) status = check_finite(run, step, first_inf);
     if (hook.call) hook.call(hook.context, run->plan, step, seconds_now() - start);
     return status;
 }
@@ -93,12 +114,15 @@ static gradd_status_t run_step(const struct run_s *run, step_t *step, const exec
 gradd_status_t exec_program(const struct run_s *run, program_t *program, const exec_bases_t *b,
                             const volatile int *cancel) {
     const gradd_backend_t *backend = run->plan->backend;
+    const step_t *first_inf = NULL;
+    char text[GRAPH_NODE_TEXT + 16];
     GRADD_TRY(backend->queue_enter(NULL, run->plan->threads));
     for (int k = 0; k < program->n; k++) {
         if (cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED))
             return GRADD_FAIL(STALE, "the run was cancelled");
-        gradd_status_t status = run_step(run, &program->steps[k], b);
-        if (status) return in_context(run, &program->steps[k], status);
+        gradd_status_t status = run_step(run, &program->steps[k], b, &first_inf);
+        if (status)
+            return gradd_wrap(status, "%s", step_text(run, &program->steps[k], text, sizeof text));
     }
     return backend->wait(NULL);
 }

@@ -177,6 +177,37 @@ def test_finite_check_names_the_first_node():
     assert caught.value.code == "NONFINITE"
 
 
+def test_finite_check_lets_infinities_pass_inside():
+    """A mask of -inf, and an exp that overflows under a division, belong to a healthy graph."""
+    nodes = [
+        helper.make_node("Log", ["m"], ["mask"], name="mask"),  # 0 and -inf
+        helper.make_node("Add", ["x", "mask"], ["s"]),
+        helper.make_node("Softmax", ["s"], ["p"]),
+        helper.make_node("Exp", ["x"], ["e"]),
+        helper.make_node("Reciprocal", ["e"], ["r"]),
+        helper.make_node("Add", ["p", "r"], ["y"]),
+    ]
+    model = E.Model(make_model(nodes, {"x": (3,), "m": (3,)}, ["y"]))
+    feed = {"x": np.array([1, 2, 1000], np.float32), "m": np.array([1, 1, 0], np.float32)}
+    plan = E.Plan(model, feed, ["x"], None, ["y"], plain=True)
+    run = E.Run(plan)
+    want = [1 / (1 + np.e) + np.exp(-1), 1 / (1 + np.exp(-1)) + np.exp(-2), 0]
+    got = run.forward(feed, flags=2)["y"]
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_finite_check_names_where_an_infinity_came_from():
+    nodes = [
+        helper.make_node("Exp", ["x"], ["e"], name="overflow"),
+        helper.make_node("Add", ["e", "x"], ["y"], name="last"),
+    ]
+    model = E.Model(make_model(nodes, {"x": (3,)}, ["y"]))
+    feed = {"x": np.array([1, -1000, 1000], np.float32)}
+    run = E.Run(E.Plan(model, feed, [], None, []))
+    with pytest.raises(E.EngineError, match=r"'last'.*element 2 of 3 is inf.*'overflow' \(Exp\)"):
+        run.forward(feed, flags=2)
+
+
 # ---- random graphs ----------------------------------------------------------------------------
 
 
