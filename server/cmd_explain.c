@@ -251,7 +251,8 @@ static gradd_status_t explain(worker_t *worker, request_t *request) {
     explain_report_t report = {0};
     GRADD_TRY(report_of(work, plan, &report));
     put_number(&request->reply, "session", work->session->number);
-    put_number(&request->reply, "plan", (int64_t)plan->id);
+    wire_key(&request->reply, "plan");
+    wire_put_u64(&request->reply, plan->id); /* the client's choice, up to 2^64 - 1 */
     if (first == 0) put_head(&request->reply, &report);
     if (wire_flag(request->args[ASK_NODES])) put_nodes(&request->reply, &report);
     put_rows(&request->reply, &report, first, count < MAX_PAGE ? count : MAX_PAGE);

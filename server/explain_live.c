@@ -27,6 +27,11 @@ static int64_t integer(const msgpack_object *o) {
     return number ? o->via.i64 : 0;
 }
 
+/* The id of a plan, which a client may choose above what `integer` can hold. */
+static uint64_t plan_id(const msgpack_object *o) {
+    return o && o->type == MSGPACK_OBJECT_POSITIVE_INTEGER ? o->via.u64 : 0;
+}
+
 static double real(const msgpack_object *o) {
     bool number = o && (o->type == MSGPACK_OBJECT_FLOAT64 || o->type == MSGPACK_OBJECT_FLOAT32);
     return number ? o->via.f64 : (double)integer(o);
@@ -106,7 +111,9 @@ static gradd_status_t read_head(const wire_doc_t *doc, explain_report_t *r) {
 
 typedef struct question_s {
     const char *path;
-    int64_t session, plan; /* -1 = the one used last */
+    int64_t session; /* -1 = of any */
+    uint64_t plan;
+    bool has_plan; /* else the one used last */
     int64_t from, rows;
 } question_t;
 
@@ -135,7 +142,10 @@ static gradd_status_t ask(const question_t *question, zmq_msg_t *reply, wire_doc
     wire_put_text(&out, "explain");
     put_wish(&out, "q", 1);
     put_wish(&out, "session", question->session);
-    put_wish(&out, "plan", question->plan);
+    if (question->has_plan) {
+        wire_key(&out, "plan");
+        wire_put_u64(&out, question->plan);
+    }
     put_wish(&out, "from", question->from);
     put_wish(&out, "rows", question->rows);
     wire_end(&out);
@@ -150,10 +160,10 @@ static gradd_status_t ask(const question_t *question, zmq_msg_t *reply, wire_doc
 
 static void print_plan(const msgpack_object *plan, arena_t *arena) {
     char peak[24];
-    printf("%7" PRId64 " %8" PRId64 " %5" PRId64 " %8" PRId64 " %8" PRId64 " %5" PRId64
+    printf("%7" PRId64 " %8" PRId64 " %5" PRIu64 " %8" PRId64 " %8" PRId64 " %5" PRId64
            " %10s  %-16.16s %s\n",
            integer(in_map(plan, "session")), integer(in_map(plan, "pid")),
-           integer(in_map(plan, "plan")), integer(in_map(plan, "forward")),
+           plan_id(in_map(plan, "plan")), integer(in_map(plan, "forward")),
            integer(in_map(plan, "backward")), integer(in_map(plan, "runs")),
            explain_amount(integer(in_map(plan, "peak")), peak),
            text_of(arena, in_map(plan, "client")), text_of(arena, in_map(plan, "inputs")));
@@ -168,12 +178,11 @@ static void print_plans(const msgpack_object *plans, arena_t *arena) {
 }
 
 static void print_plans_json(const msgpack_object *plans, arena_t *arena) {
-    static const char *const numbers[] = {"session",  "pid",  "plan", "forward",
-                                          "backward", "runs", "peak"};
+    static const char *const numbers[] = {"session", "pid", "forward", "backward", "runs", "peak"};
     fputs("{\"plans\": [", stdout);
     for (int i = 0; is_list(plans, i + 1); i++) {
         const msgpack_object *plan = wire_at(plans, i);
-        printf("%s{", i ? ", " : "");
+        printf("%s{\"plan\": %" PRIu64 ", ", i ? ", " : "", plan_id(in_map(plan, "plan")));
         for (size_t k = 0; k < sizeof numbers / sizeof numbers[0]; k++)
             printf("\"%s\": %" PRId64 ", ", numbers[k], integer(in_map(plan, numbers[k])));
         fputs("\"client\": ", stdout);
@@ -207,7 +216,8 @@ static gradd_status_t take_page(question_t *question, const explain_args_t *args
         st = read_line(wire_at(rows, i), r);
     if (st == GRADD_OK && is_list(rows, 1) && !args->list) {
         question->session = integer(wire_get(&doc, "session"));
-        question->plan = integer(wire_get(&doc, "plan"));
+        question->plan = plan_id(wire_get(&doc, "plan"));
+        question->has_plan = true;
         question->from += wire_count(rows);
         *out_more = question->from < integer(wire_get(&doc, "n_rows"));
     }
@@ -217,11 +227,15 @@ static gradd_status_t take_page(question_t *question, const explain_args_t *args
 }
 
 static gradd_status_t take_all(const explain_args_t *args, const char *path, explain_report_t *r) {
-    question_t question = {path, args->session, args->plan, 0, args->list ? 0 : PAGE};
+    question_t question = {.path = path,
+                           .session = args->session,
+                           .plan = (uint64_t)args->plan,
+                           .has_plan = args->plan >= 0,
+                           .rows = args->list ? 0 : PAGE};
     bool more = true;
     while (more)
         GRADD_TRY(take_page(&question, args, r, &more));
-    r->title = arena_printf(r->arena, "session %" PRId64 ", plan %" PRId64, question.session,
+    r->title = arena_printf(r->arena, "session %" PRId64 ", plan %" PRIu64, question.session,
                             question.plan);
     return r->title ? GRADD_OK : GRADD_E_NOMEM;
 }

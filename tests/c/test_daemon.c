@@ -437,6 +437,27 @@ TEST(the_mask_of_who_starts_it_is_left) {
     }
 }
 
+/* A plan's id is any number; the client of `gradd explain` asks for page after page by it. */
+TEST(large_plan_ids_are_explained) {
+    peer_daemon_t daemon;
+    peer_t peer;
+    char text[16384];
+    const uint64_t id = (UINT64_C(1) << 63) + 5;
+    peer_daemon_start(&daemon, NULL);
+    peer_open(&peer, daemon.dir, SMALL_BYTES);
+    CHECK_OK(peer_plan_small(&peer, id, 2));
+    wire_out_t *m = peer_request(&peer, "explain");
+    wire_key(m, "plan");
+    wire_put_u64(m, id);
+    CHECK_OK(peer_call(&peer));
+    CHECK(peer_value(&peer, "plan")->type == MSGPACK_OBJECT_POSITIVE_INTEGER);
+    CHECK(peer_value(&peer, "plan")->via.u64 == id);
+    CHECK_EQ_INT(peer_command(&daemon, "explain", text, sizeof text), 0);
+    CHECK(strstr(text, "plan 9223372036854775813") != NULL);
+    peer_close(&peer);
+    peer_daemon_stop(&daemon);
+}
+
 TEST(idle_daemon_ends) {
     peer_daemon_t daemon;
     peer_t peer;
