@@ -2,17 +2,13 @@
  *
  * Indices are i64 or i32; the loops read them through one small accessor, because they are few
  * compared with the rows that are moved. A bad index is noted inside the parallel loop (the lowest
- * position wins, so the message does not depend on threads) and reported after it.
+ * position wins, so the message does not depend on threads) and reported after it; only for that
+ * text is it read again.
  */
 #include "kernels/cpu/pick.h"
 
 #include "kernels/cpu/copy.h"
 #include "kernels/dispatch.h"
-
-static inline int64_t index_at(const gradd_view_t *v, int64_t i) {
-    return v->type.dtype == GRADD_DT_I32 ? ((const int32_t *)v->data)[i]
-                                         : ((const int64_t *)v->data)[i];
-}
 
 /* index in [-extent, extent) to [0, extent); -1 if it is outside. */
 static inline int64_t wrap(int64_t index, int64_t extent) {
@@ -21,8 +17,8 @@ static inline int64_t wrap(int64_t index, int64_t extent) {
 }
 
 static gradd_status_t bad_index(const gradd_view_t *indices, int64_t at, int64_t extent) {
-    return GRADD_FAIL(INDEX, "index %lld of %lld, position %lld", (long long)index_at(indices, at),
-                      (long long)extent, (long long)at);
+    return GRADD_FAIL(INDEX, "index %lld of %lld, position %lld",
+                      (long long)gradd_pick_index(indices, at), (long long)extent, (long long)at);
 }
 
 int64_t gradd_pick_span(const gradd_type_t *type, int first, int end) {
@@ -37,7 +33,7 @@ gradd_status_t gradd_pick_axis(const gradd_type_t *data, int axis, const gradd_v
     int64_t outer = gradd_pick_span(data, 0, axis), extent = data->dims[axis];
     int64_t n = gradd_type_count(&indices->type), bad = n;
     for (int64_t i = 0; i < n; i++) {
-        out_rows[i] = wrap(index_at(indices, i), extent);
+        out_rows[i] = wrap(gradd_pick_index(indices, i), extent);
         if (out_rows[i] < 0 && bad == n) bad = i;
     }
     if (bad < n) return bad_index(indices, bad, extent);
@@ -59,7 +55,7 @@ gradd_status_t gradd_pick_nd(const gradd_type_t *data, int batch_dims, const gra
     for (int64_t i = 0; i < n; i++) {
         int64_t row = per_batch ? i / per_batch : 0;
         for (int64_t k = 0; k < depth; k++) {
-            int64_t at = wrap(index_at(indices, i * depth + k), extent[k]);
+            int64_t at = wrap(gradd_pick_index(indices, i * depth + k), extent[k]);
             if (at < 0 && i * depth + k < bad) bad = i * depth + k;
             row = row * extent[k] + at;
         }
@@ -78,7 +74,7 @@ gradd_status_t gradd_pick_elements(const gradd_type_t *data, int axis, const gra
     int64_t base = 0; /* offset of the coordinates, the indexed axis left out */
     int last = type->rank - 1;
     for (int64_t i = 0; i < n; i++) {
-        int64_t index = wrap(index_at(indices, i), extent);
+        int64_t index = wrap(gradd_pick_index(indices, i), extent);
         if (index < 0 && bad == n) bad = i;
         out_rows[i] = base + index * stride[axis];
         for (int a = last; a >= 0; a--) {

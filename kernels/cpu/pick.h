@@ -9,6 +9,13 @@
 
 #include "kernels/op.h"
 
+/* Index or label at a position of an i32 or i64 tensor. Read once: it may lie in the memory of a
+ * client, who may change it while we run, so what is checked must be the copy that is used. */
+static inline int64_t gradd_pick_index(const gradd_view_t *v, int64_t at) {
+    if (v->type.dtype == GRADD_DT_I32) return ((const volatile int32_t *)v->data)[at];
+    return ((const volatile int64_t *)v->data)[at];
+}
+
 /* Gather along axis: data seen as [outer, extent, inner] gives outer * count(indices) row numbers
  * of rows of `inner` elements. */
 gradd_status_t gradd_pick_axis(const gradd_type_t *data, int axis, const gradd_view_t *indices,

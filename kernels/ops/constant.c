@@ -11,6 +11,7 @@
 #include "kernels/cost.h"
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/copy.h"
+#include "kernels/cpu/pick.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/op.h"
@@ -109,17 +110,15 @@ static gradd_status_t run_eye_like(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-/* Floats are allowed as indices by ONNX; they are whole numbers. */
+/* Floats are allowed as indices by ONNX; they are whole numbers. Read once, as gradd_pick_index. */
 static int64_t whole_at(const gradd_view_t *v, int64_t i) {
     switch (v->type.dtype) {
-    case GRADD_DT_I32:
-        return ((const int32_t *)v->data)[i];
     case GRADD_DT_F32:
-        return (int64_t)((const float *)v->data)[i];
+        return (int64_t)((const volatile float *)v->data)[i];
     case GRADD_DT_F64:
-        return (int64_t)((const double *)v->data)[i];
+        return (int64_t)((const volatile double *)v->data)[i];
     default:
-        return ((const int64_t *)v->data)[i];
+        return gradd_pick_index(v, i);
     }
 }
 

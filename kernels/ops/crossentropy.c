@@ -11,6 +11,7 @@
  * needed any more; an ignored row costs no exp. */
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/loss_rows.h"
+#include "kernels/cpu/pick.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/rules.h"
@@ -36,12 +37,6 @@ typedef struct loss_s {
 static reduction_t reduction_of(gradd_attrs_t attrs) {
     const char *name = gradd_attr_string(attrs, "reduction", "mean");
     return !strcmp(name, "none") ? NONE : !strcmp(name, "sum") ? SUM : MEAN;
-}
-
-/* Read once: labels lie in the client's memory, who may change them while we run. */
-static int64_t given_label(const loss_t *l, int64_t at) {
-    if (l->given->type.dtype == GRADD_DT_I32) return ((const volatile int32_t *)l->given->data)[at];
-    return ((const volatile int64_t *)l->given->data)[at];
 }
 
 /* Element of any real type. */
@@ -76,7 +71,7 @@ static gradd_status_t read_labels(loss_t *l, const gradd_view_t *items) {
         bool last = l->positions && i % l->positions == l->positions - 1;
         l->labels[i] = -1;
         if (last) continue;
-        int64_t label = given_label(l, l->positions ? i + 1 : i);
+        int64_t label = gradd_pick_index(l->given, l->positions ? i + 1 : i);
         if (l->ignores && label == l->ignore) continue;
         if (label < 0 || label >= l->classes)
             return GRADD_FAIL(INDEX, "label %lld of %lld, row %lld", (long long)label,

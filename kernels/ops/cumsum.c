@@ -3,6 +3,7 @@
  * Math: z_i = sum of x_j for j <= i (exclusive: j < i; reverse: from the end). Shapes:
  * [outer, n, inner]. Floats accumulate in double. Nothing is saved: the gradient is the running sum
  * of dz in the opposite direction. */
+#include "kernels/cpu/pick.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/rules.h"
@@ -10,9 +11,7 @@
 /* ---- kernels -------------------------------------------------------------------------------- */
 
 static gradd_status_t axis_of(const gradd_view_t *view, int rank, int *out_axis) {
-    int64_t axis = view->type.dtype == GRADD_DT_I32 ? *(const int32_t *)view->data
-                                                    : *(const int64_t *)view->data;
-    return gradd_axis(axis, rank, false, out_axis);
+    return gradd_axis(gradd_pick_index(view, 0), rank, false, out_axis);
 }
 
 static gradd_status_t run_cumsum(const gradd_run_t *r) {

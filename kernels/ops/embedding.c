@@ -10,6 +10,7 @@
  * short chains, in f32 for bf16, and written once, zeros included. So bits do not depend on
  * threads. Where an id equals `padding` (torch's padding_idx) nothing is added. */
 #include "kernels/cpu/bf16.h"
+#include "kernels/cpu/pick.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/rules.h"
@@ -19,12 +20,6 @@
 enum { TABLES = 3 };
 
 /* ---- ids to rows ----------------------------------------------------------------------------- */
-
-/* Read once: ids may lie in the client's memory. */
-static int64_t id_at(const gradd_view_t *ids, int64_t i) {
-    if (ids->type.dtype == GRADD_DT_I32) return ((const volatile int32_t *)ids->data)[i];
-    return ((const volatile int64_t *)ids->data)[i];
-}
 
 /* Steps of ids within a shape of `rank` dimensions that it broadcasts to; 0 where it does. */
 static void broadcast_steps(const gradd_type_t *ids, int rank, int64_t *steps) {
@@ -46,7 +41,7 @@ static gradd_status_t find_rows(const gradd_view_t *ids, const gradd_type_t *sha
     for (int a = 0; a < rank; a++)
         n *= shape->dims[a];
     for (int64_t i = 0; i < n; i++) {
-        int64_t id = id_at(ids, from), row = id < 0 ? id + extent : id;
+        int64_t id = gradd_pick_index(ids, from), row = id < 0 ? id + extent : id;
         if (row < 0 || row >= extent)
             return GRADD_FAIL(INDEX, "table %d: index %lld of %lld, position %lld", table,
                               (long long)id, (long long)extent, (long long)from);

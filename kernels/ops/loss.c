@@ -7,6 +7,7 @@
  * Saved for backward: scores and labels. The gradient forms softmax(x) again: one pass of exp
  * against keeping a second tensor as large as the scores. */
 #include "kernels/cpu/map.h"
+#include "kernels/cpu/pick.h"
 #include "kernels/cpu/softmax_rows.h"
 #include "kernels/infer.h"
 #include "kernels/rules.h"
@@ -45,13 +46,6 @@ static loss_t loss_of(const gradd_run_t *r, const gradd_type_t *type, int labels
     return l;
 }
 
-/* Read once: it lies in the client's memory. */
-static int64_t given_label(const loss_t *l, int64_t row) {
-    if (l->given->type.dtype == GRADD_DT_I32)
-        return ((const volatile int32_t *)l->given->data)[row];
-    return ((const volatile int64_t *)l->given->data)[row];
-}
-
 static bool counts(const loss_t *l, int64_t row) {
     return l->labels[row] >= 0;
 }
@@ -71,7 +65,7 @@ static double weight_at(const loss_t *l, int64_t row) {
 static gradd_status_t check_labels(const loss_t *l, double *total) {
     *total = 0;
     for (int64_t i = 0; i < l->rows; i++) {
-        int64_t label = given_label(l, i);
+        int64_t label = gradd_pick_index(l->given, i);
         bool ignored = l->ignores && label == l->ignore;
         l->labels[i] = ignored ? -1 : label;
         if (ignored) continue;
