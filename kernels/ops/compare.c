@@ -95,8 +95,10 @@ static gradd_status_t run_isinf(const gradd_run_t *r) {
         const T *x = in[1], *y = in[2], x0 = *x, y0 = *y;                                          \
         (void)p;                                                                                   \
         if (!step[0]) {                                                                            \
-            const T *from = *c ? x : y;                                                            \
-            const int64_t walk = *c ? step[1] : step[2];                                           \
+            /* Read once: a client that changes it must not make x walk as y does. */              \
+            const bool first = *(const volatile uint8_t *)c != 0;                                  \
+            const T *from = first ? x : y;                                                         \
+            const int64_t walk = first ? step[1] : step[2];                                        \
             for (int64_t i = 0; i < n; i++)                                                        \
                 z[i] = from[i * walk];                                                             \
         } else if (step[1] && step[2])                                                             \
