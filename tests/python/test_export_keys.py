@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import enum
+import functools
 import timeit
+from collections import deque
+from types import SimpleNamespace
 
 import models
 import pytest
 import torch
 from captured import Lambda
 from torch import nn
+from torch.nn import functional as F
 
 from gradd import export
 
@@ -82,6 +87,99 @@ def _set(name, value):
     return lambda m: setattr(m[1], name, value)
 
 
+class Mode(enum.Enum):
+    FAST = 1
+    EXACT = 2
+
+
+def _with_attributes() -> nn.Module:
+    """A network whose layer 1 has an attribute of every kind that can be described."""
+    module, part = _net(), SimpleNamespace(scale=1.0, deep=[1])
+    for name, value in {
+        "items": [1, [2, {"a": 3}]],
+        "table": {"a": 1},
+        "nothing": {},
+        "chosen": {1},
+        "recent": deque([1]),
+        "pair": (0, [2]),
+        "options": part,
+        "kind": torch.float32,
+        "mode": Mode.FAST,
+        "act": F.relu,
+        "part": functools.partial(F.dropout, p=0.1),
+        "scales": [torch.ones(1)],
+    }.items():
+        module[1].__dict__[name] = value
+    module[1].__dict__["ring"] = ring = []
+    ring.append(ring)
+    return module
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.items.append(3),
+        lambda m: m.items[1].append(3),
+        lambda m: m.items[1][1].update(b=1),
+        lambda m: m.table.update(a=2),
+        lambda m: m.nothing.update(a=2),
+        lambda m: m.chosen.add(2),
+        lambda m: m.recent.append(2),
+        lambda m: m.pair[1].append(2),
+        lambda m: setattr(m.options, "scale", 2.0),
+        lambda m: m.options.deep.append(2),
+        lambda m: setattr(m, "kind", torch.bfloat16),
+        lambda m: setattr(m, "mode", Mode.EXACT),
+        lambda m: setattr(m, "act", F.gelu),
+        lambda m: setattr(m, "act", m.forward),
+        lambda m: setattr(m, "part", functools.partial(F.dropout, p=0.2)),
+        lambda m: setattr(m, "pair", (1, [2])),
+        lambda m: m.scales[0].mul_(2),
+        lambda m: m.scales.append(torch.ones(1)),
+        lambda m: m.ring.append(1),
+    ],
+)
+def test_attributes_of_every_kind_are_seen(change):
+    module = _with_attributes()
+    before = export.capture_key(module, X, {})
+    assert export.capture_key(module, X, {}) == before
+    change(module[1])
+    after = export.capture_key(module, X, {})
+    assert after != before
+    assert export.capture_key(module, X, {}) == after
+
+
+def test_equal_attributes_keep_the_key():
+    module = _with_attributes()
+    before = export.capture_key(module, X, {})
+    module[1].items = [1, [2, {"a": 3}]]
+    module[1].part = functools.partial(F.dropout, p=0.1)
+    module[1].options = SimpleNamespace(scale=1.0, deep=[1])
+    assert export.capture_key(module, X, {}) == before
+    module[1].items[1].append(4)
+    assert export.capture_key(module, X, {}) != before
+
+
+def test_functions_are_told_apart_though_one_takes_the_place_of_another():
+    module = _net()
+    keys = []
+    for k in range(20):
+        module[1].act = functools.partial(lambda x, y: x * y, y=k)
+        keys.append(export.capture_key(module, X, {}))
+        module[1].act = lambda x: x
+        keys.append(export.capture_key(module, X, {}))
+    assert len(set(keys)) == len(keys)
+
+
+def test_parameters_in_a_container_may_train():
+    module = _net()
+    module[1].tied = [module[0].weight]
+    before = export.capture_key(module, X, {})
+    with torch.no_grad():
+        module[0].weight.mul_(2)
+    assert export.capture_key(module, X, {}) == before
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -124,6 +222,14 @@ def test_attributes_of_the_configuration_matter():
     batch = make_batch(2, 5, 0)
     before = export.capture_key(module, (), batch)
     module.config.output_hidden_states = True
+    assert export.capture_key(module, (), batch) != before
+
+
+def test_containers_in_the_configuration_matter():
+    module, make_batch = models.build("gemma2")
+    batch = make_batch(2, 5, 0)
+    before = export.capture_key(module, (), batch)
+    module.config.layer_types[0] = "full_attention"
     assert export.capture_key(module, (), batch) != before
 
 

@@ -2,9 +2,9 @@
 
 The key has two parts. The call's part is schema_key(). The module's part describes everything
 in the module that shapes a graph: classes, training flags, Dropout on or off, parameter and
-buffer names, shapes, types and sharing, hooks, plain attributes that forward() may read
-(numbers, strings, configuration objects). Building it walks the whole module, so it is cached
-per module and only rebuilt if a cheap look at every submodule shows a change.
+buffer names, shapes, types and sharing, hooks, attributes and configuration objects that forward()
+may read (freeze.py says how each is described). Building it walks the whole module, so it is
+cached per module and only rebuilt if a cheap look at every submodule shows a change.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import torch
 
 from gradd import schema
 from gradd.export import autocast
+from gradd.export.attributes import FILLED_IN
+from gradd.export.freeze import TABLES, Freezer, is_config, own_tensors
 
-_PLAIN = (bool, int, float, str, type(None))
 _HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -27,18 +28,17 @@ _HOOKS = (
     "_backward_pre_hooks",
 )
 _CONTENTS = ("_parameters", "_buffers", "_modules")
-# Hugging Face fills these in at the first call, if they are None, and then goes on as with them.
-_FILLED_IN = {"problem_type"}
 _cache: weakref.WeakKeyDictionary[torch.nn.Module, _ModulePart] = weakref.WeakKeyDictionary()
 
 
 class ModuleKey:
     """A key whose hash is computed once: hashing a hundred submodules every step is not free."""
 
-    __slots__ = ("_hash", "value")
+    __slots__ = ("_hash", "training", "value")
 
-    def __init__(self, value: Hashable) -> None:
+    def __init__(self, value: Hashable, training: bool) -> None:
         self.value = value
+        self.training = training
         self._hash = hash(value)
 
     def __hash__(self) -> int:
@@ -86,25 +86,26 @@ class _ModulePart:
 
     def __init__(self, module: torch.nn.Module) -> None:
         configs = _configs(module)
-        self.key = ModuleKey(_module_key(module, configs))
+        freezer = Freezer(own_tensors(module))
+        self.key = ModuleKey(_module_key(module, configs, freezer), module.training)
         self._tables: list[tuple[dict, list]] = []
         self._empty: list[dict] = []
         self._tensors: list[torch.Tensor] = []
-        self._loose: list[torch.Tensor] = []
         # Modules weakly: a forward that was replaced on the instance is bound to the module, so its
         # table of attributes would keep it alive from here.
         self._subs: list[tuple[weakref.ref, list]] = []
         for sub in module.modules():
             values = [_weakly(v) for v in sub.__dict__.values()]
             self._subs.append((weakref.ref(sub), values))
-            self._loose += [v for v in sub.__dict__.values() if isinstance(v, torch.Tensor)]
             for name, value in sub.__dict__.items():
                 if name in _CONTENTS or name in _HOOKS:
                     self._watch(value)
             for table in (sub._parameters, sub._buffers):
                 self._tensors += [t for t in table.values() if t is not None]
-        for config in configs:
-            self._watch(config.__dict__)
+        # Replaced attributes show above; these are the ones that change and stay the same object.
+        self._contents = [(c, copy) for c, copy in freezer.watched if len(c)]
+        self._empty += [c for c, _ in freezer.watched if not len(c)]
+        self._loose = [t for t in freezer.tensors if not t.is_inference()]
         self._forms = self._take_forms()
         self._versions = [t._version for t in self._loose]
 
@@ -129,6 +130,9 @@ class _ModulePart:
             for table, values in self._tables:
                 if list(table.values()) != values:
                     return False
+            for container, copy in self._contents:
+                if container != copy:
+                    return False
         except (AttributeError, RuntimeError, ValueError, TypeError):
             return False  # a submodule is gone, or an attribute cannot be compared
         if self._take_forms() != self._forms:
@@ -141,28 +145,23 @@ def _configs(module: torch.nn.Module) -> list[Any]:
     found: dict[int, Any] = {}
     for sub in module.modules():
         for name, value in sub.__dict__.items():
-            if "config" in name and hasattr(value, "__dict__"):
+            if is_config(name, value):
                 found.setdefault(id(value), value)
     return list(found.values())
 
 
-def _plain_items(table: dict[str, Any]) -> tuple:
-    return tuple((k, v) for k, v in table.items() if isinstance(v, _PLAIN))
-
-
-def _module_key(module: torch.nn.Module, configs: list[Any]) -> Hashable:
+def _module_key(module: torch.nn.Module, configs: list[Any], freezer: Freezer) -> Hashable:
     parts = []
     for name, sub in module.named_modules():
-        attributes = []
-        for key, value in sub.__dict__.items():
-            if isinstance(value, _PLAIN):
-                attributes.append((key, value))
-            elif isinstance(value, torch.Tensor):
-                attributes.append((key, id(value), value._version))
+        attributes = tuple(
+            (key, freezer(value, key))
+            for key, value in sub.__dict__.items()
+            if key not in TABLES and not is_config(key, value)
+        )
         hooks = tuple(len(getattr(sub, h)) for h in _HOOKS)
-        forward = sub.__dict__.get("forward")
-        parts.append((name, type(sub), tuple(attributes), hooks, id(forward) if forward else 0))
-    return (tuple(parts), _state_key(module), tuple(_plain_items(c.__dict__) for c in configs))
+        parts.append((name, type(sub), attributes, hooks))
+    settings = tuple(freezer.items_of(c.__dict__) for c in configs)
+    return (tuple(parts), _state_key(module), settings)
 
 
 def _state_key(module: torch.nn.Module) -> Hashable:
@@ -196,6 +195,12 @@ def capture_key(module: torch.nn.Module, args: tuple, kwargs: dict) -> Hashable:
     return (call, module_key(module), autocast.state())
 
 
+def form_of(key: Hashable) -> Hashable:
+    """What a capture_key() says without the attributes: the call, train or eval, autocast."""
+    call, module, cast = key  # type: ignore[misc]
+    return (call, module.training, cast)
+
+
 def same_but_filled_in(before: Hashable, after: Hashable) -> bool:
     """True if a call only filled in values of a configuration that it would have filled in again.
 
@@ -210,7 +215,7 @@ def same_but_filled_in(before: Hashable, after: Hashable) -> bool:
     for items, items_after in zip(configs, configs_after, strict=True):
         filled = dict(items_after)
         for name, value in items:
-            if value is None and name in _FILLED_IN:
+            if value is None and name in FILLED_IN:
                 filled[name] = None
         if filled != dict(items):
             return False

@@ -1,0 +1,124 @@
+"""The attributes of a module and of its submodules: what forward() wrote, and putting it back.
+
+A graph computes outputs and the new values of buffers; anything else that forward() writes would
+be written while it is traced and never again. written() names it, restore() undoes it.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from gradd.export.freeze import TABLES, Freezer, own_tensors
+
+# Hugging Face fills these in at the first call, if they are None, and then goes on as with them.
+FILLED_IN = frozenset({"problem_type"})
+# Written by forward() without any effect on what it computes: marks and copies of what is there.
+_HARMLESS = frozenset(
+    {
+        "_output_capturing_hooks_installed",
+        "long_inv_freq",
+        "full_attention_long_inv_freq",
+        "sliding_attention_long_inv_freq",
+    }
+)
+_ALLOWED = FILLED_IN | _HARMLESS
+_STATE = ("_parameters", "_buffers", "_modules")
+_RESTORED = (*_STATE, "_forward_hooks", "_forward_pre_hooks")
+
+
+class _Sub:
+    """One submodule as it was."""
+
+    def __init__(self, name: str, module: torch.nn.Module, freezer: Freezer) -> None:
+        self.module = module
+        self.where = f"{name or 'the root'} ({type(module).__name__})"
+        self.attributes = dict(module.__dict__)
+        self.tables = {table: dict(module.__dict__[table]) for table in _RESTORED}
+        self.images = _images(module, freezer)
+
+    def written(self, freezer: Freezer) -> str | None:
+        """Name of an attribute that is new, gone or different."""
+        now = _images(self.module, freezer)
+        for name in (*self.images, *(n for n in now if n not in self.images)):
+            if name not in now or name not in self.images or now[name] != self.images[name]:
+                return name
+        for table in _STATE:  # a trace puts values of its own into them: only names count
+            changed = self.tables[table].keys() ^ self.module.__dict__[table].keys()
+            if changed:
+                return min(changed)
+        return None
+
+    def restore(self) -> None:
+        _put_back(self.module.__dict__, self.attributes)
+        for table, content in self.tables.items():
+            _put_back(self.module.__dict__[table], content)
+
+
+def _images(module: torch.nn.Module, freezer: Freezer) -> dict[str, Any]:
+    return {
+        name: freezer(value, name)
+        for name, value in module.__dict__.items()
+        if name not in TABLES and name not in _ALLOWED
+    }
+
+
+class Attributes:
+    """All attributes of a module and its submodules, as they are at construction."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._own = own_tensors(module)  # a trace puts others in their place
+        freezer = Freezer(self._own, _ALLOWED)
+        self._subs = [_Sub(name, sub, freezer) for name, sub in module.named_modules()]
+        self._containers = freezer.watched
+
+    def written(self) -> str | None:
+        """The first attribute that is not as it was, as "place (Class).name", or None."""
+        freezer = Freezer(self._own, _ALLOWED)
+        for sub in self._subs:
+            name = sub.written(freezer)
+            if name is not None:
+                return f"{sub.where}.{name}"
+        return None
+
+    def restore(self) -> None:
+        """Puts back attributes, parameters, buffers and hooks, and the contents of containers."""
+        for sub in self._subs:
+            sub.restore()
+        for container, copy in self._containers:
+            if not _same_items(container, copy):
+                _refill(container, copy)
+
+
+def _put_back(target: dict, saved: dict) -> None:
+    for name in [n for n in target if n not in saved]:
+        del target[name]
+    for name, value in saved.items():
+        if name not in target or target[name] is not value:
+            target[name] = value
+
+
+def _same_items(container: Any, copy: Any) -> bool:
+    if isinstance(container, set):
+        return container == copy
+    if len(container) != len(copy):
+        return False
+    if not isinstance(container, dict):
+        return all(map(operator.is_, container, copy))
+    return all(k in copy and v is copy[k] for k, v in container.items())
+
+
+def _refill(container: Any, copy: Any) -> None:
+    if isinstance(container, dict):
+        copy = {**copy, **{k: v for k, v in container.items() if k in FILLED_IN}}
+        container.clear()
+        for key, value in copy.items():
+            container[key] = value
+    elif isinstance(container, set):
+        container.clear()
+        container.update(copy)
+    else:
+        container.clear()
+        container.extend(copy)
