@@ -30,8 +30,8 @@ def test_family(name):
     assert set(export.op_histogram(cap)) <= set(WAVE.split())
     trainable = {n for n, p in module.named_parameters()}
     assert set(cap.params) <= trainable
-    for batch, seq in ((4, 17), (1, 6)):
-        assert_same(module, (), make_batch(batch, seq, 2), cap=cap, ort=False)
+    assert_same(module, (), make_batch(4, 17, 2), cap=cap, ort=False)
+    assert_same(module, (), make_batch(1, 6, 2), ort=False)
 
 
 @pytest.mark.slow

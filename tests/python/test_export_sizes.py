@@ -15,17 +15,55 @@ from gradd import export
 @pytest.mark.parametrize("first", [(3, 9), (1, 9), (2, 1), (1, 1)])
 def test_llama_from_any_first_batch(first):
     module, make_batch = models.build("llama")
-    cap = export.capture(module, (), make_batch(*first, 0))
-    for batch, seq in ((1, 7), (4, 12), (2, 2)):
-        assert_same(module, (), make_batch(batch, seq, 1), cap=cap, ort=False)
+
+    def make(sizes):
+        batch = make_batch(*sizes, 1)
+        if first[1] == 1:  # without a next token there is no loss
+            batch.pop("labels")
+        return batch
+
+    cap = assert_same(module, (), make(first), ort=False)
+    for sizes in ((1, 7), (4, 12), (2, 2), (3, 1)):
+        other = make(sizes)
+        if [n == 1 for n in sizes] == [n == 1 for n in first]:
+            assert_same(module, (), other, cap=cap, ort=False)
+        else:
+            assert export.check_dynamic(cap, (), other) is not None
 
 
-def test_channels_of_size_one_are_not_enlarged():
+def _centred(self, x):
+    h = self.lin(x)
+    return (h - h.mean(0) if x.shape[0] > 1 else h).square().mean()
+
+
+BY_ONE = {
+    "branch": _centred,
+    "squeeze": lambda self, x: self.lin(x)[:, :1].squeeze(),
+    "squeeze_all": lambda self, x: self.lin(x).squeeze(),
+    "broadcast": lambda self, x: (
+        (self.lin(x) * torch.ones(3, 1)).square().mean()
+        if x.shape[0] in (1, 3)
+        else self.lin(x).mean()
+    ),
+}
+
+
+@pytest.mark.parametrize("sizes", [(4, 1), (1, 4)])
+@pytest.mark.parametrize("name", BY_ONE)
+def test_one_row_is_another_graph(name, sizes):
+    module = Lambda(BY_ONE[name], lin=nn.Linear(4, 4))
+    cap = assert_same(module, (torch.randn(sizes[0], 4),), ort=False)
+    last = (torch.randn(sizes[1], 4),)
+    assert export.check_dynamic(cap, last, {}) is not None
+    assert_same(module, last, ort=False)
+
+
+def test_channels_of_size_one_stay_fixed():
     def forward(self, x):
         return self.lin(x.transpose(1, 2)).square().mean()
 
     module = Lambda(forward, lin=nn.Linear(1, 3))
-    cap = assert_same(module, (torch.randn(1, 1, 5),))
+    cap = assert_same(module, (torch.randn(2, 1, 5),))
     assert_same(module, (torch.randn(4, 1, 8),), cap=cap)
     assert export.check_dynamic(cap, (torch.randn(4, 2, 8),), {}) is not None
 

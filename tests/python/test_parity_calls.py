@@ -154,7 +154,7 @@ def test_logits_beside_the_loss() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gpt2_nomask", "bert_mlm", "mlp_ce"])
 def test_batch_of_one_first(name: str) -> None:
-    """A capture made with one row serves more rows as well."""
+    """More rows than one in later batches, fewer in earlier ones."""
     model, make = _build(name)
     first = [make(1, 8, seed) for seed in range(STEPS)]
     parity.run(model, first, [make(4, 8, 50), make(2, 5, 51)])

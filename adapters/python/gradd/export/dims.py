@@ -1,9 +1,9 @@
 """What a trace assumed about sizes, and whether another call satisfies it.
 
 torch.export gives one symbol per dynamic size, ranges for the symbols, and guards as Python
-expressions. Ranges start at 2 only because the tracer never explores 0 and 1; size 1 computes
-correctly on the same graph (the adapter's self-check guards it), so a lower bound of 2 is
-read as 1.
+expressions. A symbol stands for 2 or more: the tracer takes that for granted, so a branch like
+`if x.shape[0] > 1`, a squeeze() or a broadcast leaves no guard behind. Sizes 0 and 1 are numbers
+in the rules and need a capture of their own.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ def violated(rules: DimRules, sizes: list[tuple[int, ...]]) -> str | None:
             if isinstance(w, int):
                 if w != h:
                     return f"leaf {leaf} axis {axis} has size {h}, captured with the fixed size {w}"
+            elif h < 2:
+                return f"leaf {leaf} axis {axis} has size {h}, captured with 2 or more"
             elif _SYMBOL.match(w):
                 if values.setdefault(w, h) != h:
                     return f"leaf {leaf} axis {axis} has size {h}, another axis needs {values[w]}"
@@ -81,7 +83,7 @@ def violated(rules: DimRules, sizes: list[tuple[int, ...]]) -> str | None:
         value = values.get(name)
         if value is None:
             continue
-        if value < (1 if low == 2 else low) or (high is not None and value > high):
+        if value < low or (high is not None and value > high):
             return f"size {name}={value} is outside [{low}, {high}]"
     for guard in rules.guards:
         if not _holds(guard, values, sizes):

@@ -2,9 +2,9 @@
 
 The module is traced through a shell that shares its parameter tables (so qualified names stay)
 but takes the tensor leaves of the call as flat arguments and returns the tensor leaves of the
-result: argument and result structure never reach the exporter. Sizes 0 and 1 would be
-specialised, so such calls are traced with an enlarged sample first; the rules found by the
-trace are then checked against the real sizes, and the next attempt is more literal.
+result: argument and result structure never reach the exporter. Sizes 0 and 1 are specialised: a
+branch on them or a squeeze() makes another graph. Other sizes are dynamic; where the exporter
+cannot have that, the next attempt is more literal.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def trace(
 
     error: CaptureError | None = None
     sizes = [tuple(t.shape) for t in tensors]
-    for sample, spec in _attempts(tensors):
+    for spec in _attempts(tensors):
         try:
-            program = _export(module, call, sample, spec)
+            program = _export(module, call, tuple(tensors), spec)
         except _RetryError as err:
             error = err.error
             continue
@@ -120,21 +120,11 @@ def _dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def _attempts(tensors: list[torch.Tensor]) -> Iterator[tuple[tuple, tuple]]:
-    """(sample, dynamic shapes) from the most general to the literal one."""
-    dim = torch.export.Dim
-    small = [(i, j) for i, t in enumerate(tensors) for j, n in enumerate(t.shape) if n < 2]
-    first = [(i, j) for i, j in small if j == 0]
-    variants = [small]
-    if first and first != small:
-        variants.append(first)
-    if small:
-        variants.append([])
-    for grown in variants:
-        sample = tuple(_grow(t, [j for k, j in grown if k == i]) for i, t in enumerate(tensors))
-        for kind in (dim.DYNAMIC, dim.AUTO):
-            yield sample, tuple(dict.fromkeys(_varying(t), kind) for t in sample)
-    yield tuple(tensors), tuple({} for _ in tensors)
+def _attempts(tensors: list[torch.Tensor]) -> Iterator[tuple]:
+    """Dynamic shapes from the most general to the literal ones."""
+    for kind in (torch.export.Dim.DYNAMIC, torch.export.Dim.AUTO):
+        yield tuple(dict.fromkeys(_varying(t), kind) for t in tensors)
+    yield tuple({} for _ in tensors)
 
 
 def _varying(tensor: torch.Tensor) -> list[int]:
@@ -146,15 +136,6 @@ def _varying(tensor: torch.Tensor) -> list[int]:
     if tensor.dim() == 4 and tensor.is_floating_point() and tensor.shape[1] == 3:
         return [0] if tensor.shape[0] > 1 else []
     return [j for j, n in enumerate(tensor.shape) if n > 1]
-
-
-def _grow(tensor: torch.Tensor, axes: list[int]) -> torch.Tensor:
-    if not axes:
-        return tensor
-    shape = [(2 if j == 0 else 3) if j in axes else n for j, n in enumerate(tensor.shape)]
-    # The tracer reads no values. Memory of one element is enough for any size.
-    grown = torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(shape).contiguous()
-    return grown.requires_grad_(tensor.requires_grad)
 
 
 class _RetryError(Exception):
