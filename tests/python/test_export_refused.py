@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 from captured import Lambda, assert_same
@@ -170,6 +174,127 @@ def test_failure_leaves_module_and_random_state():
     assert "broken on purpose" in text
     assert module.count == 3 and not hasattr(module, "seen")
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def _count(self, x):
+    self.lin.calls += 1
+    return self.lin(x).mean() * self.lin.calls
+
+
+def _stash(self, x):
+    self.features = self.lin(x)
+    return self.features.mean()
+
+
+def _stash_below(self, x):
+    self.lin.features = self.lin(x)
+    return self.lin.features.mean()
+
+
+def _collect(self, x):
+    self.outs["all"].append(self.lin(x))
+    return self.outs["all"][-1].mean()
+
+
+def _options(self, x):
+    self.options.scale *= 2
+    return self.lin(x).mean() * self.options.scale
+
+
+def _forget(self, x):
+    del self.outs
+    return self.lin(x).mean()
+
+
+def _size(self, x):
+    self.size = x.shape[0]
+    return self.lin(x).mean()
+
+
+WRITERS = {
+    _count: r"lin (Linear).calls",
+    _stash: "the root (Lambda).features",
+    _stash_below: "lin (Linear).features",
+    _collect: "the root (Lambda).outs",
+    _options: "the root (Lambda).options",
+    _forget: "the root (Lambda).outs",
+    _size: "the root (Lambda).size",
+}
+
+
+@pytest.mark.parametrize("forward", WRITERS, ids=lambda f: f.__name__.strip("_"))
+def test_written_attributes_are_refused_and_put_back(forward):
+    module = _linear(forward)
+    module.lin.calls, module.outs, module.options = 1, {"all": []}, SimpleNamespace(scale=1.0)
+    outs, kept = module.outs, module.outs["all"]
+    assert WRITERS[forward] in _refused(module, X, reason="attribute_written")
+    assert module.lin.calls == 1 and module.options.scale == 1.0
+    assert module.outs is outs and outs == {"all": []} and outs["all"] is kept
+    for part in (module, module.lin):
+        assert not {"features", "size"} & set(part.__dict__)
+
+
+def test_writing_what_is_there_is_allowed():
+    def forward(self, x):
+        self.scale, self.names = 2.0, ["a", "b"]
+        return self.lin(x).mean() * self.scale
+
+    module = _linear(forward)
+    module.scale, module.names = 2.0, ["a", "b"]
+    assert_same(module, (X,))
+
+
+def test_buffers_may_be_written():
+    def forward(self, x):
+        self.steps.add_(1)
+        self.mean = self.mean * 0.5 + x.mean(0)
+        return (self.lin(x) * self.mean).mean()
+
+    assert_same(
+        Lambda(forward, lin=nn.Linear(4, 4), steps=torch.zeros(()), mean=torch.ones(4)), (X,)
+    )
+
+
+def _python(self, x):
+    return self.lin(x).mean() * random.random()
+
+
+def _numpy(self, x):
+    return self.lin(x).mean() * float(np.random.rand())
+
+
+def _own_python(self, x):
+    return self.lin(x).mean() * self.draws.random()
+
+
+def _own_numpy(self, x):
+    return self.lin(x).mean() * float(self.lin.draws.random())
+
+
+DRAWS = {
+    _python: "Python's random",
+    _numpy: "numpy.random",
+    _own_python: "the generator draws",
+    _own_numpy: "the generator lin.draws",
+}
+
+
+@pytest.mark.parametrize("forward", DRAWS, ids=lambda f: f.__name__.strip("_"))
+def test_random_numbers_that_are_not_torchs(forward):
+    module = _linear(forward)
+    module.draws, module.lin.draws = random.Random(1), np.random.default_rng(2)
+    random.seed(3)
+    np.random.seed(4)
+
+    def drawn() -> tuple:
+        return random.random(), np.random.rand(), module.draws.random(), module.lin.draws.random()
+
+    expected = drawn()
+    module.draws, module.lin.draws = random.Random(1), np.random.default_rng(2)
+    random.seed(3)
+    np.random.seed(4)
+    assert DRAWS[forward] in _refused(module, X, reason="python_random")
+    assert drawn() == expected
 
 
 def test_unknown_reason_is_a_mistake():

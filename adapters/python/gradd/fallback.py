@@ -38,6 +38,9 @@ DEFAULT_POLICY = (
     | FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL
 )
 _DATA_REASONS = {"unsupported_input_type", "unsupported_output_type", "input_mutation"}
+# A forward() that writes attributes has another key at every call. The first calls may only fill
+# something in, and the next one is captured; after so many, all calls of that form run in PyTorch.
+_WRITES = 3
 
 
 class DeviceError(errors.UnsupportedError):
@@ -82,10 +85,16 @@ class Fallback:
         self.counts: Counter[str] = Counter()
         self._decided: dict[Any, str] = {}
         self._said: set[str] = set()
+        self._writes: Counter[Any] = Counter()  # by form of the call, see _WRITES
 
     def known(self, key: Any) -> str | None:
         """Reason for which calls of this form run in PyTorch, if that is decided."""
-        return None if self.retry else self._decided.get(key)
+        if self.retry:
+            return None
+        reason = self._decided.get(key)
+        if reason is None and self._writes and self._writes[_form(key)] >= _WRITES:
+            return "attribute_written"
+        return reason
 
     def decide(self, error: Exception, key: Any) -> str:
         """The reason under which `error` falls back; raises the error where it may not."""
@@ -94,6 +103,8 @@ class Fallback:
             raise error
         if key is not None:
             self._decided[key] = reason
+            if reason == "attribute_written":
+                self._writes[_form(key)] += 1
         return reason
 
     def count(self, reason: str) -> bool:
@@ -115,6 +126,14 @@ class Fallback:
             str(error).rstrip("."),
             milliseconds,
         )
+
+
+def _form(key: Any) -> Any:
+    """A bridge's key without what attributes say."""
+    from gradd.export import form_of
+
+    capture_key, version = key
+    return form_of(capture_key), version
 
 
 def classify(error: Exception) -> tuple[FallbackPolicy, str]:

@@ -113,7 +113,7 @@ def _in_torch(
     """The same in PyTorch; with a dtype everything is converted to it first."""
     from torch.nn.utils.stateless import _reparametrize_module
 
-    from gradd.export.refuse import kept_attributes
+    from gradd.export.refuse import kept_state
     from gradd.export.results import Result
 
     module = bridge.module
@@ -134,7 +134,7 @@ def _in_torch(
         with (
             torch.enable_grad(),
             torch.autocast("cpu", enabled=False) if dtype else contextlib.nullcontext(),
-            kept_attributes(module),
+            kept_state(module),
             _reparametrize_module(module, stand_ins, tie_weights=True),
             Quiet(),
             torch.autograd.graph.saved_tensors_hooks(_detached, _same),  # not the trainer's hooks

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradd.export.dims import check_dynamic
-from gradd.export.keys import capture_key, same_but_filled_in
+from gradd.export.keys import capture_key, form_of, same_but_filled_in
 from gradd.export.spec import Capture, CaptureError, DimRules, InputSpec, OutputSpec
 from gradd.schema import as_tensor_leaf, flatten_inputs, is_tensor_leaf, schema_key
 
@@ -28,6 +28,7 @@ __all__ = [
     "capture_key",
     "check_dynamic",
     "flatten_inputs",
+    "form_of",
     "is_tensor_leaf",
     "op_histogram",
     "same_but_filled_in",

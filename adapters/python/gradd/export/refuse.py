@@ -3,18 +3,22 @@
 A hook or a torch.autograd.Function would be lost or baked in without any visible difference in
 the loss, so they are refused by name (autocast.py refuses what it cannot capture).
 quiet_trace() is the context in which every trace runs: it catches autograd Functions of this
-thread and leaves the random state and the attributes of every submodule as it found them.
+thread, refuses what forward() writes or draws outside of the graph, and leaves random states and
+the attributes of every submodule as it found them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
+from gradd.export.attributes import Attributes
+from gradd.export.chance import Chance
 from gradd.export.spec import CaptureError
+from gradd.quiet import without_checkpoints
 
 _FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
@@ -71,8 +75,7 @@ def _no_custom_backward() -> Iterator[None]:
     """Turns Function.apply and Tensor.register_hook of this thread into a CaptureError.
 
     The tracer inlines the forward of a Function and forgets its backward, and a hook on a
-    tensor altogether. Reentrant checkpointing is also a Function, but a transparent one: its
-    body is called directly.
+    tensor altogether.
     """
     original = torch.autograd.Function.__dict__["apply"]
     me = threading.get_ident()
@@ -95,8 +98,6 @@ def _no_custom_backward() -> Iterator[None]:
         # torch.cond and its like are refused later, by what they become.
         if threading.get_ident() != me or cls.__module__.startswith("torch._higher_order_ops"):
             return original.__get__(None, cls)(*args, **kwargs)
-        if cls is torch.utils.checkpoint.CheckpointFunction:
-            return args[0](*args[2:])
         found.append(
             CaptureError(
                 "autograd_function",
@@ -119,27 +120,36 @@ def _no_custom_backward() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kept_attributes(module: torch.nn.Module) -> Iterator[None]:
-    """Restores the attributes, parameters, buffers and hooks of every submodule, by reference."""
-    tables = ("_parameters", "_buffers", "_modules", *_FORWARD)
-    saved = [
-        (m, dict(m.__dict__), {t: dict(m.__dict__[t]) for t in tables}) for m in module.modules()
-    ]
+def kept_state(module: torch.nn.Module) -> Iterator[Callable[[], None]]:
+    """Restores the attributes of every submodule and all random states.
+
+    Yields:
+        A function that refuses what forward() has written or drawn so far.
+    """
+    attributes, chance = Attributes(module), Chance(module)
+
+    def refuse_effects() -> None:
+        where = attributes.written()
+        if where is not None:
+            raise CaptureError(
+                "attribute_written",
+                f"forward() writes {where}; a graph computes results and buffers only: return the "
+                "value, or register a tensor as a buffer, or change the attribute outside of "
+                "forward()",
+            )
+        name = chance.drawn()
+        if name is not None:
+            raise CaptureError(
+                "python_random",
+                f"forward() draws from {name}, whose numbers would stay those of the capture; "
+                "draw with torch, or outside of forward()",
+            )
+
     try:
-        yield
+        yield refuse_effects
     finally:
-        for sub, attributes, contents in saved:
-            _restore(sub.__dict__, attributes)
-            for table, content in contents.items():
-                _restore(sub.__dict__[table], content)
-
-
-def _restore(target: dict, saved: dict) -> None:
-    for name in [n for n in target if n not in saved]:
-        del target[name]
-    for name, value in saved.items():
-        if name not in target or target[name] is not value:
-            target[name] = value
+        attributes.restore()
+        chance.restore()
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
@@ -147,18 +157,20 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def quiet_trace(module: torch.nn.Module) -> Iterator[None]:
-    """Context of a trace: gradient mode on, random state and module left as they were."""
-    rng = torch.get_rng_state()
-    try:
-        with (
-            kept_attributes(module),
-            _no_custom_backward(),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            # Checkpoints and the like around the call must not see what the trace saves.
-            torch.autograd.graph.saved_tensors_hooks(_same, _same),
-        ):
-            yield
-    finally:
-        torch.set_rng_state(rng)
+def quiet_trace(module: torch.nn.Module) -> Iterator[Callable[[], None]]:
+    """Context of a trace: gradient mode on, random states and module left as they were.
+
+    Yields:
+        What to call when forward() is done, as of kept_state(). After the trace is too late: the
+        exporter puts back most attributes itself.
+    """
+    with (
+        kept_state(module) as refuse_effects,
+        _no_custom_backward(),
+        without_checkpoints(),  # one is a Function, and the other's frames would outlive the trace
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        # Checkpoints and the like around the call must not see what the trace saves.
+        torch.autograd.graph.saved_tensors_hooks(_same, _same),
+    ):
+        yield refuse_effects

@@ -21,6 +21,7 @@ class CaptureError(Exception):
     """
 
     REASONS = (
+        "attribute_written",
         "autocast",
         "autograd_function",
         "backward_hooks",
@@ -28,6 +29,7 @@ class CaptureError(Exception):
         "export_failed",
         "forward_hooks",
         "input_mutation",
+        "python_random",
         "sequence_or_loop",
         "unsupported_input_type",
         "unsupported_operator",

@@ -145,9 +145,15 @@ class _RetryError(Exception):
 
 
 def _export(module: torch.nn.Module, call: Callable, sample: tuple, spec: tuple) -> Any:
-    shell = _Shell(module, call)
     shapes = (spec,) if sample else None
-    with refuse.quiet_trace(module), silence(), autocast.lowered():
+    with refuse.quiet_trace(module) as refuse_effects, silence(), autocast.lowered():
+
+        def watched(values: tuple) -> tuple:
+            done = call(values)
+            refuse_effects()
+            return done
+
+        shell = _Shell(module, watched)
         try:
             # The exporter prints the partial graph of a failure; the CaptureError says enough.
             with contextlib.redirect_stderr(io.StringIO()) as text:

@@ -1,0 +1,157 @@
+"""Attributes that forward() reads or writes: adapters that are merged, counters, caches, coins."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+from typing import Any
+
+import models
+import pytest
+import torch
+from nets import assert_close
+from torch import nn
+
+from gradd import ORTModule, export
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+
+
+def _lora() -> tuple[ORTModule, nn.Module, dict[str, torch.Tensor]]:
+    module, make = models.build("peft_lora_llama", num_hidden_layers=1)
+    eager = copy.deepcopy(module)
+    return ORTModule(module, strict=True), eager, make(2, 8, 0)
+
+
+def _scale(model: Any) -> None:
+    for sub in model.modules():
+        if hasattr(sub, "set_scale"):
+            sub.set_scale("default", 3.0)
+
+
+def _second_adapter(model: Any) -> None:
+    for sub in model.modules():
+        if hasattr(sub, "lora_A"):
+            sub.set_adapter(["other"])
+
+
+CHANGES = [lambda m: m.merge_adapter(), _scale, _second_adapter]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("change", CHANGES, ids=["merge", "scale", "choose"])
+def test_adapters_may_change_between_calls(change: Any, train: bool) -> None:
+    ours, eager, batch = _lora()
+    for model in (ours.module, eager):
+        torch.manual_seed(7)
+        config = copy.deepcopy(model.peft_config["default"])
+        model.add_adapter("other", config)
+        for name, parameter in model.named_parameters():
+            if "other" in name:
+                parameter.data.normal_(0.0, 0.05)
+        model.train(train)
+    with torch.no_grad():
+        before = eager(**batch).logits
+        assert_close(ours(**batch).logits, before)
+        for model in (ours.module, eager):
+            change(model)
+        after = eager(**batch).logits
+        assert_close(ours(**batch).logits, after)
+    same = torch.allclose(before, after, atol=1e-4)
+    assert same == (change is CHANGES[0]), "the change must show, but for a merge"
+
+
+class Annealed(nn.Module):
+    """Counts its calls, as for warming up a weight of the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.step = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        return self.lin(x).square().mean() * min(1.0, self.step / 10)
+
+
+def _watch_captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    seen: list[int] = []
+    capture = export.capture
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        seen.append(1)
+        return capture(*args, **kwargs)
+
+    monkeypatch.setattr(export, "capture", counted)
+    return seen
+
+
+def test_a_counter_in_forward_runs_in_pytorch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same values as ever, one warning, and no trace for each value of the counter."""
+    seen = _watch_captures(monkeypatch)
+    eager = Annealed()
+    model = ORTModule(copy.deepcopy(eager))
+    x = torch.ones(3, 4)
+    with caplog.at_level(logging.WARNING, "gradd"):
+        for _ in range(8):
+            assert_close(model(x), eager(x))
+    assert model.module.step == 8
+    assert model.gradd_stats()["fallbacks"] == {"attribute_written": 8}
+    assert len(seen) == 3
+    (message,) = [r.getMessage() for r in caplog.records if "runs in PyTorch" in r.getMessage()]
+    assert "the root (Annealed).step" in message
+
+
+class Cached(nn.Module):
+    """Builds a table at the first call and keeps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.table: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table is None:
+            self.table = torch.arange(4.0)
+        return (self.lin(x) * self.table).square().mean()
+
+
+def test_a_table_built_at_the_first_call() -> None:
+    eager = Cached()
+    model = ORTModule(copy.deepcopy(eager))
+    x = torch.ones(3, 4)
+    for _ in range(3):
+        assert_close(model(x), eager(x))
+    assert model.gradd_stats()["fallbacks"] == {"attribute_written": 1}
+    assert model.gradd_stats()["captures"] == 1
+
+
+class Skipping(nn.Module):
+    """Leaves a layer out by Python's coin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        if random.random() < 0.5:
+            hidden = self.second(hidden)
+        return hidden.square().mean()
+
+
+def test_pythons_coin_is_thrown_at_every_call() -> None:
+    eager = Skipping()
+    model = ORTModule(copy.deepcopy(eager))
+    x = torch.ones(3, 4)
+    results = []
+    for m in (model, eager):
+        random.seed(1)
+        results.append([m(x).item() for _ in range(8)])
+    assert results[0] == pytest.approx(results[1])
+    assert len({round(r, 5) for r in results[1]}) == 2
+    assert model.gradd_stats()["fallbacks"] == {"python_random": 8}
