@@ -65,7 +65,9 @@ gradd_status_t command_match(request_t *request) {
 
 void command_reply(request_t *request, gradd_status_t status) {
     wire_out_t *reply = &request->reply;
-    const char *session = !request->session ? NULL : "alive";
+    /* Who was cancelled, because the daemon ends, has no session any more: he shall not take this
+     * for a failure of his request. */
+    const char *session = !request->session ? NULL : request->session->cancel ? "lost" : "alive";
     if (status == GRADD_OK) wire_end(reply);
     if (status == GRADD_OK && reply->failed) status = GRADD_FAIL(NOMEM, "no memory for the reply");
     request->status = status;

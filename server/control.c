@@ -45,6 +45,11 @@ static gradd_status_t run_hello(packet_t *packet) {
                           "install the same version on both sides and restart the daemon",
                           (unsigned long long)low, (unsigned long long)high, GRADD_VERSION,
                           PROTOCOL_LOWEST, PROTOCOL_HIGHEST);
+    if (packet->session->late)
+        return GRADD_FAIL(STALE,
+                          "hello: this daemon, pid %d, is ending after the request in "
+                          "progress: connect again",
+                          (int)getpid());
     GRADD_TRY(session_greet(packet->session, client ? client->via.str.ptr : "?",
                             client ? client->via.str.size : 1));
     wire_key(packet->reply, "proto");

@@ -39,6 +39,15 @@ static void unwatch(daemon_t *daemon, int fd) {
 
 /* ---- sessions ---- */
 
+/* Takes back what the engine has not begun. */
+static void drop_waiting(daemon_t *daemon, session_t *session) {
+    for (job_t *job = queue_drop(daemon->queue, &session->lane), *next; job; job = next) {
+        next = job->next;
+        session->n_pending--;
+        request_destroy((request_t *)job);
+    }
+}
+
 void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason, bool cancel) {
     if (cancel) __atomic_store_n(&session->cancel, 1, __ATOMIC_RELAXED);
     if (session->state == SESSION_CLOSING) return;
@@ -49,10 +58,7 @@ void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason
     close(session->control);
     session->control = -1;
     daemon->idle_since_ms = session_now_ms();
-    for (job_t *job = queue_drop(daemon->queue, &session->lane), *next; job; job = next) {
-        next = job->next;
-        request_destroy((request_t *)job);
-    }
+    drop_waiting(daemon, session);
     gradd_lease_end(session->lease); /* what no run uses is unmapped now */
     request_t *end = request_create();
     if (!end) {
@@ -64,12 +70,33 @@ void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason
     queue_push_first(daemon->queue, &session->lane, &end->job);
 }
 
+void daemon_stop_session(daemon_t *daemon, session_t *session, const char *reason) {
+    if (session->state == SESSION_CLOSING) return;
+    drop_waiting(daemon, session);
+    if (session->n_pending == 0) daemon_end_session(daemon, session, reason, false);
+}
+
 void daemon_stop(daemon_t *daemon, const char *reason, bool cancel) {
     if (!daemon->stopping)
         log_event(LOG_INFO, "daemon_stop", "reason=%s sessions=%d", reason, daemon->table.n);
     daemon->stopping = true;
+    for (int i = 0; i < daemon->table.n; i++) {
+        session_t *session = daemon->table.sessions[i];
+        if (cancel)
+            daemon_end_session(daemon, session, reason, true);
+        else
+            daemon_stop_session(daemon, session, reason);
+    }
+}
+
+/* Those who have connected since daemon_stop are told to come again as long as a request is in
+ * progress. After it they go as well, and nobody else comes in. */
+static void end_late_sessions(daemon_t *daemon) {
     for (int i = 0; i < daemon->table.n; i++)
-        daemon_end_session(daemon, daemon->table.sessions[i], reason, cancel);
+        if (!daemon->table.sessions[i]->late) return;
+    unwatch(daemon, daemon->control);
+    for (int i = 0; i < daemon->table.n; i++)
+        daemon_end_session(daemon, daemon->table.sessions[i], "refused", true);
 }
 
 static void accept_session(daemon_t *daemon) {
@@ -77,10 +104,11 @@ static void accept_session(daemon_t *daemon) {
     gradd_status_t st =
         control_accept(&daemon->table, daemon->control, daemon->router.uid, &session);
     if (st == GRADD_OK && session) {
+        session->late = daemon->stopping;
         st = watch(daemon, session->control, ON_CONTROL, session->number);
         if (st == GRADD_OK)
             st = watch(daemon, gradd_lease_pidfd(session->lease), ON_PIDFD, session->number);
-        if (st != GRADD_OK || daemon->stopping)
+        if (st != GRADD_OK)
             daemon_end_session(daemon, session, "refused", true);
         else
             log_event(LOG_DEBUG, "connect", "session=%u pid=%d", session->number,
@@ -172,6 +200,7 @@ bool daemon_work(daemon_t *daemon) {
         requests_finish(daemon, (request_t *)job);
         any = true;
     }
+    if (daemon->stopping) end_late_sessions(daemon);
     return any;
 }
 

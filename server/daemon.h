@@ -41,6 +41,9 @@ gradd_status_t daemon_run(const options_t *options, pid_t *out_other);
 /* Begins the end of a session: cancels its run if `cancel`, drops what waits, asks the engine to
  * give everything back. The session is destroyed when the engine has done so. */
 void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason, bool cancel);
+/* Ends a session as soon as the request that the engine has begun for it is answered: now, if there
+ * is none. What waits is dropped; the client sends it to the next daemon. */
+void daemon_stop_session(daemon_t *daemon, session_t *session, const char *reason);
 /* Everything that can be done without waiting. True if there may be more. */
 bool daemon_work(daemon_t *daemon);
 /* One event of the epoll set. */
@@ -49,7 +52,8 @@ void daemon_event(daemon_t *daemon, uint64_t data);
 void daemon_tick(daemon_t *daemon);
 /* Nothing is left to do after daemon_stop. */
 bool daemon_ended(const daemon_t *daemon);
-/* Refuses new work and ends every session; the daemon ends when the last one has. */
+/* Refuses new work and ends every session, with `cancel` also in the middle of a request; the
+ * daemon ends when the last one has. Until then who connects is told to come again. */
 void daemon_stop(daemon_t *daemon, const char *reason, bool cancel);
 
 #endif

@@ -93,6 +93,7 @@ static void dispatch(daemon_t *daemon, request_t *request) {
         session_t *session = request->session;
         if (session) session_take(session, request->q);
         if (session) session->payload_bytes += request->payload_bytes;
+        if (session) session->n_pending++;
         queue_push(daemon->queue, session ? &session->lane : &daemon->guests, &request->job);
         return;
     }
@@ -143,6 +144,10 @@ void requests_finish(daemon_t *daemon, request_t *request) {
     }
     bool detach = request->command->ends_session && request->status == GRADD_OK;
     if (session) session->payload_bytes -= request->payload_bytes;
+    if (session) session->n_pending--;
     reply_and_destroy(daemon, request, true);
-    if (detach) daemon_end_session(daemon, session, "detach", false);
+    if (detach)
+        daemon_end_session(daemon, session, "detach", false);
+    else if (session && daemon->stopping)
+        daemon_stop_session(daemon, session, "answered");
 }

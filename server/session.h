@@ -60,6 +60,8 @@ typedef struct session_s {
     lane_t lane; /* Shared with the engine through queue.h */
     uint64_t payload_bytes;
     uint64_t n_requests;
+    int n_pending; /* requests in the lane, with the engine, or not answered yet */
+    bool late;     /* connected while the daemon was ending: its hello is refused */
     int64_t born_ms, active_ms;
     int64_t stalled_ms;      /* since when its replies cannot be sent; 0 = they can */
     const char *end_reason;  /* for the log */

@@ -4,6 +4,7 @@
 #include "server/session.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -491,6 +492,38 @@ TEST_LIMIT(stop_finishes_the_request_in_progress, 60) {
     peer_close(&slow);
 }
 
+/* Stopping ends idle sessions at once, leaves the one whose request runs its connection until the
+ * reply, and tells everybody who comes meanwhile to come again. */
+TEST_LIMIT(stop_answers_who_comes_meanwhile, 60) {
+    peer_daemon_t daemon;
+    peer_t slow, idle, late;
+    peer_daemon_start(&daemon, NULL);
+    open_slow(&slow, daemon.dir, SLOW_PRODUCTS);
+    peer_open(&idle, daemon.dir, SMALL_BYTES);
+    send_slow_step(&slow, 1);
+    while (!has_running(&idle))
+        usleep(1000);
+    kill(daemon.pid, SIGTERM);
+    struct pollfd fds[] = {
+        {.fd = idle.control, .events = POLLIN},
+        {.fd = slow.control, .events = POLLIN}
+    };
+    CHECK_EQ_INT(poll(fds, 1, 2000), 1);
+    CHECK_EQ_INT(poll(fds + 1, 1, 50), 0);
+    for (int i = 0; i < 3; i++) {
+        peer_connect(&late, daemon.dir);
+        CHECK_STATUS(GRADD_E_STALE, peer_hello(&late, 1, 1));
+        CHECK_ERROR_HAS("is ending after the request in progress: connect again");
+        if (i < 2) peer_close(&late); /* the last one stays and must not keep the daemon */
+    }
+    CHECK_OK(peer_receive(&slow));
+    CHECK_EQ_INT(peer_daemon_wait(&daemon, 5000), 0);
+    peer_daemon_clean(&daemon);
+    peer_close(&late);
+    peer_close(&idle);
+    peer_close(&slow);
+}
+
 TEST_LIMIT(stop_now_cancels_the_request_in_progress, 60) {
     peer_daemon_t daemon;
     peer_t slow, other;
@@ -505,6 +538,8 @@ TEST_LIMIT(stop_now_cancels_the_request_in_progress, 60) {
     wire_put_u64(m, 1);
     CHECK_OK(peer_call(&other));
     CHECK_STATUS(GRADD_E_STALE, peer_receive(&slow));
+    const msgpack_object_str *session = &peer_value(&slow, "session")->via.str;
+    CHECK(session->size == 4 && memcmp(session->ptr, "lost", 4) == 0);
     CHECK_EQ_INT(peer_daemon_wait(&daemon, 3000), 0);
     peer_daemon_clean(&daemon);
     peer_close(&other);

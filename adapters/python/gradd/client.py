@@ -259,12 +259,13 @@ class Client:
         """Connects now (the first request would do it as well)."""
         with self.lock:
             self._check_process()
-            if self._wire is None:
+            failures = 0
+            while self._wire is None:
                 try:
                     self._connect()
                 except ConnectionLost as lost:
-                    self._lost(lost, "connect", 1)
-                    self._connect()
+                    failures += 1
+                    self._lost(lost, "connect", failures)
 
     # ---- segments ----
 

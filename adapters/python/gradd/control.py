@@ -8,6 +8,7 @@ daemon is gone, which is raised as ConnectionLost. One thread at a time; the cli
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -22,9 +23,13 @@ import zmq
 from gradd import daemon, errors, interrupts, protocol
 from gradd.shm import Segment
 
+logger = logging.getLogger("gradd")
+
 _CONTROL_SECONDS = 30.0
+_HELLO_SECONDS = 60.0  # for a daemon that is ending, or one that hangs up, to make room
 _SPIN_SECONDS = 30e-6
 _POLL_MS = 500  # how soon a second Ctrl-C is seen
+_LAST_REPLY_MS = 20
 _context: tuple[int, zmq.Context] | None = None
 
 
@@ -50,21 +55,49 @@ class Wire:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.daemon_pid = 0
         self.broken = False  # an answer was not waited for: nothing else may be asked here
         self._token = b""
         self._q = 0
         self._dealer: zmq.Socket | None = None
-        self._control = daemon.connect(path)
-        try:
-            hello = self._ask({"v": "hello", "proto": list(protocol.PROTOCOL), "client": _name()})
-            self.daemon_pid = int(hello.get("pid", 0))
-            self._nonce = hello["nonce"]
-        except BaseException:
-            self._control.close()
-            raise
+        hello = self._greet()
+        self.daemon_pid = int(hello.get("pid", 0))
+        self._nonce: bytes = hello["nonce"]
 
     # ---- control socket ----
+
+    def _greet(self) -> dict[str, Any]:
+        """Connects and says hello; returns the answer.
+
+        A daemon that is ending finishes the requests in progress first, which may take minutes. It
+        says so to everybody who connects, and is waited for as long as it does. In the moment of
+        its end it hangs up. None of this is a failure of the daemon that comes after it.
+        """
+        deadline = time.monotonic() + _HELLO_SECONDS
+        hello = {"v": "hello", "proto": list(protocol.PROTOCOL), "client": _name()}
+        pause, said = 0.005, False
+        while True:
+            self._control = daemon.connect(self.path)
+            try:
+                return self._ask(hello)
+            except errors.StaleError as ending:
+                self._control.close()
+                deadline = time.monotonic() + _HELLO_SECONDS
+                if not said:
+                    logger.warning("waiting for the next daemon: %s", ending.what)
+                said = True
+            except ConnectionLost as lost:
+                self._control.close()
+                if time.monotonic() > deadline:
+                    raise errors.SessionError(
+                        f"no daemon in {self.path} has answered hello for {_HELLO_SECONDS:.0f} s "
+                        f"({lost}); see {self.path}/daemon.log"
+                    ) from None
+            except BaseException:
+                self._control.close()
+                raise
+            interrupts.deliver_if_due()
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.1)
 
     def _ask(self, fields: dict[str, Any], fd: int | None = None) -> dict[str, Any]:
         ancillary = []
@@ -102,8 +135,10 @@ class Wire:
         dealer.setsockopt(zmq.SNDHWM, 0)
         dealer.connect(f"ipc://{self.path}/cmd.sock")
         self._dealer = dealer
-        reply = protocol.checked(self.call({"v": "attach", "nonce": self._nonce}, (), timeout=30.0))
-        self._token = reply["t"]
+        reply = self.call({"v": "attach", "nonce": self._nonce}, (), timeout=30.0)
+        if not reply.get("ok") and reply.get("session") == "lost":
+            raise ConnectionLost(str(reply.get("what")))  # it began to end after hello
+        self._token = protocol.checked(reply)["t"]
         return int(reply.get("session", 0))
 
     def call(
@@ -112,7 +147,7 @@ class Wire:
         """Sends an envelope (adding number and token) and returns the reply, ok or not.
 
         A Ctrl-C that cannot wait for the reply leaves the connection broken. An optimizer's step
-        is always waited for: half a step could not be finished by another one.
+        is always waited for: half a step has to be finished before anything else.
 
         Raises:
             ConnectionLost: The daemon hung up, or nothing came within `timeout` seconds.
@@ -156,7 +191,8 @@ class Wire:
             if dealer in ready:
                 return
             if fd in ready:
-                if dealer.EVENTS & zmq.POLLIN:
+                # A daemon that ends answers first; the answer comes by another thread of ours.
+                if dealer.poll(_LAST_REPLY_MS):
                     return
                 raise ConnectionLost("the control socket hung up")
             if deadline is not None and time.monotonic() > deadline:

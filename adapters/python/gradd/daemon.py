@@ -22,6 +22,7 @@ logger = logging.getLogger("gradd")
 
 IDLE_EXIT_SECONDS = 600
 START_SECONDS = 20.0
+_EXIT_ALREADY = 4  # of `gradd serve`: another process holds the directory
 _PATH_LIMIT = 107
 started: list[subprocess.Popen] = []  # daemons that this process started, to reap them
 
@@ -122,16 +123,23 @@ def connect(path: Path, wait: float = START_SECONDS) -> socket.socket:
     process = _start(path) if autostart else None
     deadline = time.monotonic() + (wait if autostart else min(wait, 10.0))
     pause = 0.002
+    again = time.monotonic() + 0.1
     while time.monotonic() < deadline:
         sock = try_connect(path)
         if sock is not None:
             return sock
         time.sleep(pause)
         pause = min(pause * 1.5, 0.05)
-        if process is not None and process.poll() not in (None, 0):
-            # Another client's daemon may have won the lock: it will listen in a moment.
-            if time.monotonic() > deadline - wait / 2:
-                break
+        if process is None or process.poll() is None:
+            continue
+        if process.returncode in (0, _EXIT_ALREADY):
+            # Another client's daemon has won the lock and will listen in a moment; or a former one
+            # has closed its sockets and is about to give the lock back; or ours was stopped.
+            if time.monotonic() > again:
+                process = _start(path)
+                again = time.monotonic() + 0.5
+        elif time.monotonic() > deadline - wait / 2:
+            break
     hint = f"see {path}/daemon.log" if autostart else "GRADD_AUTOSTART is 0: run `gradd serve`"
     raise errors.SessionError(f"no daemon listens in {path} after {wait:.0f} s ({hint})")
 

@@ -1,0 +1,166 @@
+"""A daemon that is told to stop while a request runs: nobody's training ends.
+
+It finishes the request, which may take minutes, and answers everybody who comes meanwhile with a
+word that makes them wait for its successor.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nets import Net, batch, loss_of
+
+from gradd import ORTModule, client
+
+ROOT = Path(__file__).resolve().parents[2]
+SLOW = """
+import json, os, sys, torch
+from gradd import ORTModule, client
+
+class Slow(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 1200 * 1200).reshape(1200, 1200))
+
+    def forward(self, x):
+        for _ in range(40):
+            x = torch.tanh(x @ self.weight)
+        return x
+
+torch.set_num_threads(1)
+model = ORTModule(Slow(), strict=True)
+x = torch.linspace(1, -1, 1200 * 1200).reshape(1200, 1200)
+for line in sys.stdin:
+    with torch.no_grad():
+        total = model(x).double().sum().item()
+    stats = model.gradd_stats()
+    print(json.dumps({"total": total, "recoveries": stats["recoveries"]}), flush=True)
+client.close_all()
+"""
+
+
+class Slow:
+    """A trainer in a process of its own whose forward takes seconds."""
+
+    def __init__(self) -> None:
+        paths = f"{ROOT / 'adapters/python'}:{Path(__file__).parent}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SLOW],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # The daemon of this test must be one that the test knows and can end.
+            env={**os.environ, "PYTHONPATH": paths, "GRADD_AUTOSTART": "0"},
+        )
+
+    def begin(self) -> None:
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def result(self) -> dict[str, Any]:
+        line = self.process.stdout.readline()
+        assert line, f"the slow trainer ended with status {self.process.wait(30)}"
+        return json.loads(line)
+
+
+@pytest.fixture
+def slow(daemon: Any) -> Iterator[Slow]:
+    trainer = Slow()
+    try:
+        yield trainer
+    finally:
+        trainer.process.kill()
+        trainer.process.wait(30)
+        trainer.process.stdin.close()
+        trainer.process.stdout.close()
+
+
+def _train_one(model: ORTModule, seed: int) -> float:
+    model.zero_grad()
+    loss = loss_of(model(*batch(5, seed)))
+    loss.backward()
+    return loss.item()
+
+
+def _said(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
+    """Warnings of the client with these words."""
+    ours = [r for r in caplog.records if r.name == "gradd" and r.levelno >= logging.WARNING]
+    return [r.getMessage() for r in ours if what in r.getMessage()]
+
+
+def _wait_until_running(daemon: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not any(s["state"] == "running" for s in daemon.ps()["sessions"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_stop_during_a_long_request_ends_no_training(
+    daemon: Any, slow: Slow, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow.begin()
+    first = slow.result()
+    model = ORTModule(Net(), strict=True)
+    expected = _train_one(model, 1)
+    slow.begin()
+    _wait_until_running(daemon)
+    begin = time.monotonic()
+    daemon.process.send_signal(signal.SIGTERM)
+    time.sleep(0.05)
+    with caplog.at_level(logging.WARNING, "gradd"):
+        assert _train_one(model, 1) == expected
+    took = time.monotonic() - begin
+    assert took > 0.6, f"the request took {took:.2f} s: too short to prove anything"
+    assert daemon.process.wait(10) == 0
+    assert slow.result()["total"] == first["total"]
+    slow.begin()
+    assert slow.result() == {"total": first["total"], "recoveries": 1}
+    assert client.get_client().recoveries == 1
+    assert len(_said(caplog, "ending after the request in progress")) == 1
+    slow.process.stdin.close()
+    assert slow.process.wait(30) == 0
+
+
+def test_stop_now_repeats_the_request_at_the_next_daemon(daemon: Any, slow: Slow) -> None:
+    slow.begin()
+    first = slow.result()
+    model = ORTModule(Net(), strict=True)
+    expected = _train_one(model, 1)
+    slow.begin()
+    _wait_until_running(daemon)
+    daemon.process.send_signal(signal.SIGTERM)
+    time.sleep(0.02)
+    daemon.process.send_signal(signal.SIGTERM)
+    assert _train_one(model, 1) == expected
+    assert slow.result() == {"total": first["total"], "recoveries": 1}
+    assert daemon.process.wait(10) == 0
+    slow.process.stdin.close()
+    assert slow.process.wait(30) == 0
+
+
+def test_a_lock_that_is_about_to_be_given_back_is_waited_for(daemon: Any) -> None:
+    """In the moment of its end a daemon has no sockets any more, but the lock."""
+    daemon.process.terminate()
+    daemon.process.wait(10)
+    with open(daemon.directory / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("1\n")
+        lock.flush()
+        timer = threading.Timer(0.6, fcntl.flock, (lock, fcntl.LOCK_UN))
+        timer.start()
+        session = client.get_client()
+        session.connect()
+        timer.join()
+    assert session.daemon_pid == daemon.pid()
