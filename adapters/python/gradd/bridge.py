@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradd import errors, options, protocol, schema
+from gradd.changes import watch_optimizers
 from gradd.client import Client, get_client
 from gradd.fallback import DeviceError, Fallback
 from gradd.function import Call, Step
 from gradd.graphs import Graph, Plan, type_of
 from gradd.parameters import State
-from gradd.runs import Run, watch_optimizers
+from gradd.runs import Run
 from gradd.slots import SlotSet
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from gradd import control, daemon, errors, interrupts, protocol
+from gradd.changes import Snapshot
 from gradd.control import ConnectionLost
 from gradd.replay import Ledger
 from gradd.ring import Pool
@@ -173,12 +174,35 @@ class Client:
             self.request("bind", fields)
             self.ledger.binds[bind] = fields
 
-    def forward(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Runs a forward; until its release the ledger can run it again."""
+    def forward(self, fields: dict[str, Any], read: Snapshot | None = None) -> dict[str, Any]:
+        """Runs a forward; until its release the ledger can run it again.
+
+        Args:
+            fields: Of the request.
+            read: The parameters that it reads; once they have changed it is not run again.
+        """
         with self.lock, interrupts.held():
             reply = self.ledger.send_forward(self.request, fields)
-            self.ledger.runs[fields["run"]] = fields
+            self.ledger.runs[fields["run"]] = (fields, read)
             return reply
+
+    def backward(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Runs the backward of a run.
+
+        Raises:
+            StaleError: The run was released, or lost with a daemon.
+        """
+        with self.lock, interrupts.held():
+            try:
+                return self.request("backward", fields)
+            except errors.StaleError:
+                if fields["run"] not in self.ledger.lost:
+                    raise
+                raise errors.StaleError(
+                    "the daemon was restarted after the forward of this backward, and the "
+                    "parameters have changed since then: its activations are lost. Run the forward "
+                    "again"
+                ) from None
 
     # ---- connecting and recovering ----
 
@@ -203,18 +227,19 @@ class Client:
             self._releases.clear()
             self._chores.clear()
             again = self.recoveries > 0
-            runs = self.ledger.resend(self._exchange)
+            runs, lost = self.ledger.resend(self._exchange)
         except BaseException:
             self._wire = None
             wire.close()
             raise
         if again:
             logger.warning(
-                "session restored at daemon %d: %d segments, %d graphs, %d runs replayed",
+                "session restored at daemon %d: %d segments, %d graphs, %d runs replayed%s",
                 self.daemon_pid,
                 len(self._segments),
                 len(self.ledger.graphs),
                 runs,
+                f"; {lost} lost, their parameters have changed since" if lost else "",
             )
 
     def _lost(self, lost: ConnectionLost, verb: str, failures: int) -> None:
@@ -323,7 +348,7 @@ class Client:
 
     def release(self, run: int) -> None:
         """Queues the release of a run. Any thread, any time."""
-        self.ledger.runs.pop(run, None)
+        self.ledger.forget_run(run)
         self._releases.append(run)
 
     def later(self, verb: str, fields: dict[str, Any]) -> None:

@@ -343,9 +343,11 @@ class FusedAdam(torch.optim.Optimizer):
         masters = [s[_MASTER] for s in states if _MASTER in s]
         if masters:
             fields["bw"] = self._bind(client, "w", masters)
+        # Before the request: a daemon that is lost in the middle leaves changed parameters, from
+        # which no forward of before may be run again.
+        torch.autograd.graph.increment_version([p for _, p in entries])
         reply = client.request("step", fields)
         self._journal_step += 1
         for s in states:
             s["step"] += 1
         self.grad_norm = reply["norm"] if self.max_grad_norm is not None else None
-        torch.autograd.graph.increment_version([p for _, p in entries])

@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from gradd import errors
+from gradd.changes import Snapshot
 from gradd.protocol import GraphInfo
 
 Send = Callable[[str, dict[str, Any], Sequence[bytes]], Any]
@@ -28,10 +29,14 @@ class Ledger:
         self.graphs: WeakValueDictionary[bytes, GraphInfo] = WeakValueDictionary()
         self.plans: dict[int, dict[str, Any]] = {}
         self.binds: dict[int, dict[str, Any]] = {}
-        self.runs: dict[int, dict[str, Any]] = {}
+        self.runs: dict[int, tuple[dict[str, Any], Snapshot | None]] = {}
+        self.lost: set[int] = set()  # runs that could not be repeated and are not released
 
-    def resend(self, send: Send) -> int:
-        """Repeats everything through `send`; returns the number of runs that were replayed.
+    def resend(self, send: Send) -> tuple[int, int]:
+        """Repeats everything through `send`; returns how many runs were replayed, and how many not.
+
+        A run whose parameters have changed is not replayed: it would compute other activations, for
+        which there is no right backward, and write other values into the user's outputs.
 
         A forward of the ledger succeeded once with the same inputs, so its failure now (memory is
         short) is an error of the caller's next request and stops the replay.
@@ -43,10 +48,16 @@ class Ledger:
                 self.send_plan(send, fields)
         for fields in list(self.binds.values()):
             send("bind", fields, ())
-        runs = list(self.runs.values())
-        for fields in runs:
-            self.send_forward(send, fields)
-        return len(runs)
+        runs = list(self.runs.items())
+        lost = 0
+        for run, (fields, read) in runs:
+            if read is not None and read.has_changed():
+                self.lost.add(run)
+                self.runs.pop(run, None)
+                lost += 1
+            else:
+                self.send_forward(send, fields)
+        return len(runs) - lost, lost
 
     def send_plan(self, send: Send, fields: dict[str, Any]) -> Any:
         """graph.plan; the daemon keeps the most recent graphs only, an older one is put again."""
@@ -64,7 +75,12 @@ class Ledger:
             self.send_plan(send, self.plans[fields["plan"]])
             return send("forward", fields, ())
 
+    def forget_run(self, run: int) -> None:
+        """The run is released."""
+        self.runs.pop(run, None)
+        self.lost.discard(run)
+
     def forget_all(self) -> None:
         """Drops every entry (the client closes)."""
-        for table in (self.graphs, self.plans, self.binds, self.runs):
+        for table in (self.graphs, self.plans, self.binds, self.runs, self.lost):
             table.clear()

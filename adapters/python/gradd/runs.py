@@ -8,15 +8,14 @@ first forward would have given.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradd import errors, interrupts, protocol
+from gradd.changes import Snapshot
 from gradd.graphs import Graph, Plan
 from gradd.ring import Block
 from gradd.shm import DTYPES, nbytes
@@ -25,24 +24,6 @@ from gradd.slots import SlotSet
 if TYPE_CHECKING:
     from gradd.client import Client
     from gradd.parameters import Binding
-
-_steps = 0  # optimizer steps seen in this process: values of lazy outputs end with them
-_hook_lock = threading.Lock()
-_hooked = False
-
-
-def _after_optimizer_step(*_: object) -> None:
-    global _steps
-    _steps += 1
-
-
-def watch_optimizers() -> None:
-    """Counts the steps of all torch optimizers: fused ones do not touch version counters."""
-    global _hooked
-    with _hook_lock:
-        if not _hooked:
-            register_optimizer_step_post_hook(_after_optimizer_step)
-            _hooked = True
 
 
 class Run:
@@ -87,8 +68,7 @@ class Run:
         self._inputs: list[Block] = []
         self._types = [(t.dtype, tuple(t.shape)) for t in inputs]
         self._outputs: list[Block] = []
-        self._versions = [(t, t._version) for t in bound if not t.is_inference()]
-        self._steps = _steps
+        self._read = Snapshot(bound)
 
     # ---- forward ----
 
@@ -104,7 +84,7 @@ class Run:
                 self._outputs.append(block)
                 tensors.append(block.tensor(dtype, dims))
                 wires.append(block.wire(dtype, dims))
-            self.client.forward(self._forward_fields(self.id, self.plan, wires))
+            self.client.forward(self._forward_fields(self.id, self.plan, wires), self._read)
             self.counts["forwards"] += 1
             return tensors
 
@@ -160,7 +140,7 @@ class Run:
                     "g": wires,
                     "keep": keep,
                 }
-                untouched = set(self.client.request("backward", fields).get("none", ()))
+                untouched = set(self.client.backward(fields).get("none", ()))
                 n = len(self.plan.params)
                 grads = slot.tensors([i not in untouched for i in range(n)]) if slot else []
                 grads += [None if n + i in untouched else t for i, t in enumerate(rest)]
@@ -203,7 +183,7 @@ class Run:
 
     def has_changed(self) -> bool:
         """True if the parameters have changed since the forward."""
-        return self._steps != _steps or any(t._version != v for t, v in self._versions)
+        return self._read.has_changed()
 
     def check_unchanged(self, what: str) -> None:
         """Raises StaleError if the parameters have changed since the forward."""
