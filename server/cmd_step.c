@@ -11,7 +11,18 @@
 #include "server/exec/step.h"
 #include "server/worker.h"
 
-enum { STEP_STEP, STEP_JOURNAL, STEP_HYPER, STEP_GROUP, STEP_P, STEP_M, STEP_V, STEP_G, STEP_W };
+enum {
+    STEP_STEP,
+    STEP_JOURNAL,
+    STEP_HYPER,
+    STEP_GROUP,
+    STEP_P,
+    STEP_M,
+    STEP_V,
+    STEP_G,
+    STEP_W,
+    STEP_ONCE
+};
 
 /* Numbers of one group in field 'hyper', after the clipping norm. */
 enum {
@@ -201,6 +212,7 @@ static gradd_status_t fill(work_t *work, request_t *request, update_t *u) {
     u->request.tensors = u->tensors;
     u->request.n_tensors = n;
     u->request.step = wire_u64(args[STEP_STEP]);
+    u->request.once = args[STEP_ONCE] ? wire_u64(args[STEP_ONCE]) : 0;
     return check_memory(u);
 }
 
@@ -234,5 +246,6 @@ GRADD_COMMANDS(
                          [STEP_M] = {.name = "bm", .kind = WIRE_U64},
                          [STEP_V] = {.name = "bv", .kind = WIRE_U64},
                          [STEP_G] = {.name = "g", .kind = WIRE_LIST, .item = WIRE_TENSOR_OR_NIL},
-                         [STEP_W] = {.name = "bw", .kind = WIRE_U64, .optional = true}}
+                         [STEP_W] = {.name = "bw", .kind = WIRE_U64, .optional = true},
+                         [STEP_ONCE] = {.name = "once", .kind = WIRE_U64, .optional = true}}
 });

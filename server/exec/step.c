@@ -33,7 +33,8 @@ static uint64_t mix(uint64_t hash, const void *bytes, size_t n) {
     return hash;
 }
 
-/* Shapes, groups and hyper-parameters; not addresses, which differ after a restart. */
+/* Shapes, groups, hyper-parameters and the client's mark; not addresses, which differ after a
+ * restart. */
 static uint64_t fingerprint(const step_request_t *r) {
     uint64_t hash = mix(14695981039346656037u, &r->max_norm, sizeof r->max_norm);
     for (int i = 0; i < r->n_groups; i++) {
@@ -53,6 +54,7 @@ static uint64_t fingerprint(const step_request_t *r) {
         int64_t numbers[] = {t->n, t->group, t->g != NULL, t->dtype, t->master != NULL};
         hash = mix(hash, numbers, sizeof numbers);
     }
+    if (r->once) hash = mix(hash, &r->once, sizeof r->once);
     return hash;
 }
 
@@ -187,6 +189,11 @@ static gradd_status_t open_journal(const step_request_t *r, bool *out_done) {
     }
     uint64_t current = progress >> CHUNK_BITS; /* step in progress, or the next one if chunk is 0 */
     if (r->step + 1 == current && !(progress & ((1u << CHUNK_BITS) - 1))) {
+        if (j->fingerprint != mark)
+            return GRADD_FAIL(STALE,
+                              "step %llu was finished by another request: other parameters, "
+                              "settings or gradients",
+                              (unsigned long long)r->step);
         *out_done = true;
         return GRADD_OK;
     }
@@ -195,7 +202,7 @@ static gradd_status_t open_journal(const step_request_t *r, bool *out_done) {
                           (unsigned long long)current, (unsigned long long)r->step);
     bool begun = progress & ((1u << CHUNK_BITS) - 1) || load(&j->sealed) == progress;
     if (begun && j->fingerprint != mark)
-        return GRADD_FAIL(STALE, "step %llu was begun with other parameters or settings",
+        return GRADD_FAIL(STALE, "step %llu was begun with other parameters, settings or gradients",
                           (unsigned long long)r->step);
     j->fingerprint = mark;
     return GRADD_OK;

@@ -29,7 +29,7 @@ typedef struct step_journal_s {
     uint64_t magic;
     uint64_t progress;    /* step << 24 | chunks finished of it */
     uint64_t sealed;      /* progress value for which the chunk buffers are valid */
-    uint64_t fingerprint; /* of the request in progress: resuming another one is refused */
+    uint64_t fingerprint; /* of the request in progress, or of the last one: no other passes */
     double norm;          /* gradient norm of the step in progress */
     uint8_t pad[64 * 64 - 40];
 } step_journal_t;
@@ -55,10 +55,12 @@ typedef struct step_request_s {
     double max_norm; /* clip the global gradient norm to this; <= 0 or inf: do not clip */
     uint64_t step;   /* 0 for a new journal, then last finished + 1 (or the last finished again) */
     void *journal;   /* STEP_JOURNAL_BYTES, shared, aligned to 64 */
+    uint64_t once;   /* the same in every repetition of this request and in no other; 0 = none */
 } step_request_t;
 
 /* out_norm: global L2 norm of the gradients before clipping; 0 if nothing asked for it.
- * Repeating the last finished step does nothing and returns its norm.
+ * Repeating the last finished step does nothing and returns its norm; another request of the same
+ * number is refused, for its gradients would be lost without a word.
  * Errors: STALE (journal is at another step or holds another request), SHM (not a journal), LIMIT,
  * NONFINITE never: a non-finite norm clips to a scale that is not finite, as torch does. */
 gradd_status_t step_run(const step_request_t *request, double *out_norm);

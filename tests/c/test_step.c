@@ -87,7 +87,7 @@ static void world_close(world_t *w) {
 
 static step_request_t request(world_t *w, uint64_t step, double max_norm) {
     w->group.step = (int64_t)step + 1;
-    return (step_request_t){w->tensors, 2, &w->group, 1, max_norm, step, w->journal};
+    return (step_request_t){w->tensors, 2, &w->group, 1, max_norm, step, w->journal, 77 + step};
 }
 
 /* One element in double, written from the formulas of adamw.h. */
@@ -267,6 +267,30 @@ TEST(repeated_step_changes_nothing) {
     world_close(&w);
 }
 
+/* Who has lost the reply sends the same request again; a new one must not pass for it. */
+TEST(another_request_of_a_finished_step_is_refused) {
+    world_t w;
+    world_open(&w, GRADD_ADAMW_TORCH);
+    double norm;
+    step_request_t r = request(&w, 0, 1);
+    CHECK_OK(step_run(&r, &norm));
+    float p = parameter(&w, 1, 5);
+    r.once++;
+    CHECK_STATUS(GRADD_E_STALE, step_run(&r, &norm));
+    CHECK_ERROR_HAS("step 0 was finished by another request");
+    r.once--;
+    w.group.lr *= 2;
+    CHECK_STATUS(GRADD_E_STALE, step_run(&r, &norm));
+    w.group.lr /= 2;
+    CHECK_OK(step_run(&r, &norm));
+    CHECK(parameter(&w, 1, 5) == p);
+    r.step = 1;
+    r.once++;
+    CHECK_OK(step_run(&r, &norm));
+    CHECK(parameter(&w, 1, 5) != p);
+    world_close(&w);
+}
+
 TEST(foreign_memory_is_no_journal) {
     world_t w;
     world_open(&w, GRADD_ADAMW_TORCH);
@@ -337,6 +361,29 @@ static void kill_at_every_point(storage_t storage) {
     }
     CHECK(point > 12); /* every chunk has several points */
     world_close(&whole);
+}
+
+/* Half a step is finished by the same request only, whatever else is equal. */
+TEST(another_request_does_not_finish_half_a_step) {
+    world_t w;
+    world_open(&w, GRADD_ADAMW_TORCH);
+    pid_t child = fork();
+    step_request_t r = request(&w, 0, 1);
+    double norm;
+    if (!child) {
+        points_left = 6; /* in the second chunk */
+        step_crash_point = die_at_point;
+        _exit(step_run(&r, &norm) ? 1 : 0);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    CHECK(WIFSIGNALED(status));
+    r.once++;
+    CHECK_STATUS(GRADD_E_STALE, step_run(&r, &norm));
+    CHECK_ERROR_HAS("step 0 was begun with other parameters, settings or gradients");
+    r.once--;
+    CHECK_OK(step_run(&r, &norm));
+    world_close(&w);
 }
 
 TEST_LIMIT(kill_at_every_point_loses_no_bit, 60) {

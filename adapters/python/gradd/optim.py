@@ -19,8 +19,10 @@ import torch
 
 from gradd import client as clients
 from gradd import errors, interrupts
+from gradd.changes import Snapshot
 from gradd.client import Client
 from gradd.parameters import identity, overlapping
+from gradd.replay import Send
 from gradd.ring import Block, blocks_bytes
 from gradd.shm import DTYPE_CODES, nbytes
 
@@ -28,6 +30,7 @@ logger = logging.getLogger("gradd")
 
 # Header page and three chunks of 128 Ki floats; the daemon refuses a smaller region by name.
 JOURNAL_BYTES = 4096 + 3 * 4 * (128 << 10)
+_CHUNK_BITS = 24  # of the journal's progress: step << 24 | chunks done of it
 
 _TYPES = (torch.float32, torch.bfloat16)
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -58,6 +61,87 @@ class _Bound:
 
     def __del__(self) -> None:
         self._client.later("unbind", {"bind": self.id})
+
+
+class _Sent:
+    """A step as it was asked for. If the request ends in an exception, nobody knows at first
+    whether the step is done, half done or not begun: its journal tells.
+
+    Half a step must be finished with the gradients that it began with, and before anything else
+    reads or writes the parameters. So from the exception on the client's ledger has it, and does
+    that as soon as there is a connection again.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        fields: dict[str, Any],
+        journal: torch.Tensor,
+        params: list[torch.Tensor],
+        states: list[dict[str, Any]],
+        bound: list[_Bound],
+    ) -> None:
+        self.client = client
+        self.fields = fields
+        self.params = params
+        self.states = states
+        self._journal = journal
+        self._bound = bound  # the daemon knows the tensors by these as long as they live
+        self._grads: list[torch.Tensor] = []
+        self._left: Snapshot | None = None
+        self._places: list[int] = []
+
+    def keep(self, grads: list[torch.Tensor]) -> None:
+        """The request ended in an exception. `.grad` is the user's again: its values are copied."""
+        self._grads = [g.clone() for g in grads]
+        self._left = Snapshot(self.params)
+        self._places = [p.data_ptr() for p in self.params]
+        self.client.ledger.steps.append(self)
+
+    def forget(self) -> None:
+        """The ledger need not finish it any more."""
+        if self in self.client.ledger.steps:
+            self.client.ledger.steps.remove(self)
+
+    def is_done(self) -> bool:
+        """All parameters are updated."""
+        return self._progress() == (self.fields["step"] + 1) << _CHUNK_BITS
+
+    def is_torn(self) -> bool:
+        """Some parameters are updated, others are not."""
+        magic, _, sealed = self._journal[:3].tolist()
+        begin = self.fields["step"] << _CHUNK_BITS
+        progress = self._progress()
+        return bool(magic) and not self.is_done() and (progress != begin or sealed == progress)
+
+    def _progress(self) -> int:
+        return int(self._journal[1])
+
+    def finish(self, send: Send) -> None:
+        """Does the other half, if there is one and it still fits what was left."""
+        if self.is_done():
+            self.forget()
+        if not self.is_torn() or self._was_written():
+            return
+        blocks = []
+        try:
+            wires = []
+            for grad in self._grads:
+                block = self.client.gradients.allocate(nbytes(grad.dtype, grad.shape))
+                blocks.append(block)
+                block.fill(grad, grad.dtype, grad.shape)
+                wires.append(block.wire(grad.dtype, grad.shape))
+            send("step", {**self.fields, "g": wires}, ())
+            self.forget()
+        except errors.GraddError as error:
+            logger.warning("FusedAdam: a step that was interrupted cannot be finished: %s", error)
+        finally:
+            for block in blocks:
+                block.drop()
+
+    def _was_written(self) -> bool:
+        moved = self._places != [p.data_ptr() for p in self.params]
+        return moved or self._left is None or self._left.has_changed()
 
 
 def _wire(client: Client, tensor: torch.Tensor) -> list:
@@ -130,7 +214,9 @@ class FusedAdam(torch.optim.Optimizer):
         self.copied_grads = 0
         self._client: Client | None = None
         self._journal: Block | None = None
+        self._journal_words: torch.Tensor | None = None
         self._journal_step = 0
+        self._doubtful: _Sent | None = None  # the last step, if its request ended in an exception
         self._bound: dict[str, _Bound] = {}
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
@@ -147,10 +233,15 @@ class FusedAdam(torch.optim.Optimizer):
         super().__setstate__(state)
         for group in self.param_groups:  # a state of torch's AdamW has no such key
             group.setdefault("bias_correction", True)
-        # What belongs to a session is made anew: a copy has a journal of its own.
+        # What belongs to a session is made anew: a copy has a journal of its own. With another
+        # state there is nothing left to finish.
+        if self.__dict__.get("_doubtful"):
+            self._doubtful.forget()
+        self._doubtful = None
         self.grad_norm = None
         self.copied_grads = 0
-        self._client, self._journal, self._journal_step = None, None, 0
+        self._client, self._journal, self._journal_words = None, None, None
+        self._journal_step = 0
         self._bound = {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -177,6 +268,10 @@ class FusedAdam(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient.
 
+        An exception leaves the parameters as they were, updated, or (if the daemon was lost in the
+        middle and no other came) updated in part. The rest follows with the next request to a
+        daemon; the next step goes on from there.
+
         Args:
             closure: Evaluates the model again and returns the loss.
 
@@ -185,6 +280,7 @@ class FusedAdam(torch.optim.Optimizer):
 
         Raises:
             TensorError: A parameter or gradient is not dense float32 or bfloat16 on the CPU.
+            StaleError: Half of the last step was done, and it cannot be finished.
         """
         loss = None
         if closure is not None:
@@ -198,6 +294,8 @@ class FusedAdam(torch.optim.Optimizer):
             self._check(entries)
             client = self._session([p for _, p in entries])
             with client.lock, interrupts.held():
+                if self._doubtful is not None:
+                    self._settle_doubt(client, self._doubtful)
                 self._send(client, entries)
         return loss
 
@@ -303,7 +401,7 @@ class FusedAdam(torch.optim.Optimizer):
     def _journal_wire(self, client: Client) -> list:
         if self._journal is None:
             self._journal = client.state.allocate(JOURNAL_BYTES)
-            self._journal.tensor(torch.uint8, (JOURNAL_BYTES,)).zero_()
+            self._journal_words = self._journal.tensor(torch.int64, (JOURNAL_BYTES // 8,)).zero_()
             self._journal_step = 0
         return self._journal.wire(torch.uint8, (JOURNAL_BYTES,))
 
@@ -339,15 +437,54 @@ class FusedAdam(torch.optim.Optimizer):
             "bm": self._bind(client, "m", [s["exp_avg"] for s in states]),
             "bv": self._bind(client, "v", [s["exp_avg_sq"] for s in states]),
             "g": [_wire(client, g) for g in grads],
+            "once": client.next_id(),
         }
         masters = [s[_MASTER] for s in states if _MASTER in s]
         if masters:
             fields["bw"] = self._bind(client, "w", masters)
+        sent = _Sent(
+            client,
+            fields,
+            self._journal_words,  # type: ignore[arg-type]
+            [p for _, p in entries],
+            states,
+            list(self._bound.values()),
+        )
         # Before the request: a daemon that is lost in the middle leaves changed parameters, from
         # which no forward of before may be run again.
-        torch.autograd.graph.increment_version([p for _, p in entries])
-        reply = client.request("step", fields)
-        self._journal_step += 1
-        for s in states:
-            s["step"] += 1
+        torch.autograd.graph.increment_version(sent.params)
+        try:
+            reply = client.request("step", fields)
+        except BaseException as error:
+            refused = isinstance(error, errors.GraddError) and error.code != "SESSION"
+            if not refused or sent.is_torn() or sent.is_done():
+                self._doubtful = sent
+                sent.keep(grads)
+            raise
+        self._count(sent)
         self.grad_norm = reply["norm"] if self.max_grad_norm is not None else None
+
+    def _count(self, sent: _Sent) -> None:
+        """The step is done."""
+        if sent.client is self._client:  # otherwise the journal is a new one
+            self._journal_step += 1
+        for s in sent.states:
+            s["step"] += 1
+
+    def _settle_doubt(self, client: Client, sent: _Sent) -> None:
+        """Finds out what became of a step that ended in an exception.
+
+        The request connects, if need be, and that finishes what is half done; it is answered after
+        whatever was still in progress.
+        """
+        client.request("release", {"runs": []})
+        if sent.is_torn():
+            raise errors.StaleError(
+                f"FusedAdam: step {sent.fields['step']} was interrupted when some parameters were "
+                "updated and others not, and it could not be finished: the parameters were "
+                "written since, or their client was closed. Load the states of model and optimizer"
+            )
+        sent.forget()
+        self._doubtful = None
+        if sent.is_done():
+            self._count(sent)

@@ -11,7 +11,7 @@ Entries are removed by single dict operations, which finalizers of any thread ma
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from gradd import errors
@@ -19,6 +19,13 @@ from gradd.changes import Snapshot
 from gradd.protocol import GraphInfo
 
 Send = Callable[[str, dict[str, Any], Sequence[bytes]], Any]
+
+
+class Step(Protocol):
+    """A step of an optimizer of which half may be done (optim.py)."""
+
+    def finish(self, send: Send) -> None:
+        """Does the other half, if there is one."""
 
 
 class Ledger:
@@ -31,6 +38,7 @@ class Ledger:
         self.binds: dict[int, dict[str, Any]] = {}
         self.runs: dict[int, tuple[dict[str, Any], Snapshot | None]] = {}
         self.lost: set[int] = set()  # runs that could not be repeated and are not released
+        self.steps: list[Step] = []  # begun, and given up by the client: to be finished first
 
     def resend(self, send: Send) -> tuple[int, int]:
         """Repeats everything through `send`; returns how many runs were replayed, and how many not.
@@ -48,6 +56,8 @@ class Ledger:
                 self.send_plan(send, fields)
         for fields in list(self.binds.values()):
             send("bind", fields, ())
+        for step in list(self.steps):
+            step.finish(send)
         runs = list(self.runs.items())
         lost = 0
         for run, (fields, read) in runs:
@@ -82,5 +92,5 @@ class Ledger:
 
     def forget_all(self) -> None:
         """Drops every entry (the client closes)."""
-        for table in (self.graphs, self.plans, self.binds, self.runs, self.lost):
+        for table in (self.graphs, self.plans, self.binds, self.runs, self.lost, self.steps):
             table.clear()
