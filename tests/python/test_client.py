@@ -236,6 +236,32 @@ def test_large_graphs_travel_through_shared_memory(
     assert loss_of(model(*batch())).item() == value
 
 
+def test_a_table_of_sources_is_sent_up_to_the_daemons_limits(
+    daemon: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = ORTModule(Net(), strict=True)
+    model(*batch())
+    session = model._gradd_bridge.client
+    graph = next(iter(model._gradd_bridge._graphs.values()))[0]
+    row = ["node", "source"]
+    for rows, text in ((protocol.SOURCE_ROWS, "x"), (10, "x" * 400_000)):
+        assert len(client._source_frames([[row[0], text]] * rows)) == 1
+    frames = [graph.cap.onnx, protocol.pack_list([row] * protocol.SOURCE_ROWS)]
+    session.request("graph.put", {"alias": []}, frames)
+    frames[1] = protocol.pack_list([row] * (protocol.SOURCE_ROWS + 1))
+    with pytest.raises(errors.LimitError, match="more than 262144 values"):
+        session.request("graph.put", {"alias": []}, frames)
+    frames[1] = protocol.pack_list([["node", "x" * protocol.SOURCE_BYTES]])
+    with pytest.raises(errors.LimitError, match="source table of"):
+        session.request("graph.put", {"alias": []}, frames)
+    assert not [r for r in caplog.records if r.name == "gradd"]
+    monkeypatch.setattr(protocol, "SOURCE_ROWS", 2)
+    other = ORTModule(Net(width=20), strict=True)
+    loss_of(other(*batch())).backward()
+    (said,) = [r.getMessage() for r in caplog.records if r.name == "gradd"]
+    assert "the table of source lines of a graph" in said
+
+
 def test_threads_share_one_session(daemon: object) -> None:
     models = [ORTModule(Net(seed=i), strict=True) for i in range(3)]
     expected = [[loss_of(m(*batch(5, seed=s))).item() for s in range(8)] for m in models]

@@ -147,7 +147,7 @@ class Client:
                 fields["onnx"] = block.wire(torch.uint8, (len(onnx),))
                 frames = []
             elif sources:
-                frames.append(protocol.pack_list(sources))
+                frames += _source_frames(sources)
             try:
                 reply = self.request("graph.put", fields, frames)
             except BaseException:
@@ -433,6 +433,25 @@ def get_client(path: Path | str | None = None) -> Client:
             client = Client(where)
             _clients[where] = client
         return client
+
+
+def _source_frames(sources: Sequence[Sequence[str]]) -> list[bytes]:
+    """The table of sources as a payload frame; none if it is beyond what the daemon accepts.
+
+    It only makes messages better, so a large graph must not fail for it.
+    """
+    if len(sources) <= protocol.SOURCE_ROWS:
+        frame = protocol.pack_list(sources)
+        if len(frame) <= protocol.SOURCE_BYTES:
+            return [frame]
+    logger.warning(
+        "the table of source lines of a graph of %d nodes is larger than %d rows or %d MiB: errors "
+        "and `gradd explain` name its nodes without a line of Python",
+        len(sources),
+        protocol.SOURCE_ROWS,
+        protocol.SOURCE_BYTES >> 20,
+    )
+    return []
 
 
 def clients() -> list[Client]:

@@ -16,6 +16,8 @@ from gradd import errors
 
 PROTOCOL = (1, 1)  # lowest and highest version spoken here
 FRAME_BYTES = 16 << 20  # a larger payload goes through a segment
+SOURCE_BYTES = 4 << 20  # of a table of sources, which takes no other way
+SOURCE_ROWS = ((1 << 18) - 1) // 3  # a message holds 2^18 values: the table, and three per row
 RELEASES_PER_REQUEST = 1024
 DROPOUT_OFF = 1
 FINITE_CHECK = 2
