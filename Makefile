@@ -96,7 +96,8 @@ CPPFLAGS_ALL = -D_GNU_SOURCE -I. -I$(B)/gen $(ZMQ_CFLAGS) $(MSGPACK_CFLAGS) $(PR
                $(DNNL_CFLAGS) $(CPPFLAGS)
 CFLAGS_ALL   = -std=gnu11 $(OPTIMISE) $(ARCH) -fopenmp -fPIC -ffp-contract=off -fno-math-errno \
                -fno-trapping-math $(HARDEN) $(SANITIZE) $(CFLAGS)
-LDFLAGS_ALL  = $(SANITIZE) -fopenmp -Wl,-z,relro,-z,now $(LDFLAGS)
+# The build id tells a client that the daemon is older than the binary (server/build.h).
+LDFLAGS_ALL  = $(SANITIZE) -fopenmp -Wl,-z,relro,-z,now -Wl,--build-id=sha1 $(LDFLAGS)
 ENGINE_LIBS  = $(DNNL_LIBS) $(PROTO_LIBS) -ldl -lpthread -lm
 DAEMON_LIBS  = $(ZMQ_LIBS) $(MSGPACK_LIBS) $(ENGINE_LIBS)
 

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "server/build.h"
 #include "server/log.h"
 #include "server/version.h"
 #include "server/wire.h"
@@ -58,6 +59,8 @@ static gradd_status_t run_hello(packet_t *packet) {
     wire_put_bytes(packet->reply, packet->session->nonce, SESSION_KEY_BYTES);
     wire_key(packet->reply, "version");
     wire_put_text(packet->reply, GRADD_VERSION);
+    wire_key(packet->reply, "build");
+    wire_put_text(packet->reply, build_id());
     wire_key(packet->reply, "pid");
     wire_put_i64(packet->reply, getpid());
     return GRADD_OK;

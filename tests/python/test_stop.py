@@ -23,6 +23,7 @@ import pytest
 from nets import Net, batch, loss_of
 
 from gradd import ORTModule, client
+from gradd import daemon as daemons
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW = """
@@ -164,3 +165,29 @@ def test_a_lock_that_is_about_to_be_given_back_is_waited_for(daemon: Any) -> Non
         session.connect()
         timer.join()
     assert session.daemon_pid == daemon.pid()
+
+
+# ---- another build ----
+
+
+def test_hello_tells_the_build(daemon: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "gradd"):
+        session = client.get_client()
+        session.connect()
+    assert session._wire.build == daemons.build_id() != ""
+    assert not _said(caplog, "")
+
+
+def test_a_daemon_of_another_build_is_named_once(
+    daemon: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(daemons, "build_id", lambda: "5" * 40)
+    model = ORTModule(Net(), strict=True)
+    for seed in (1, 2):
+        _train_one(model, seed)
+    model._gradd_bridge.client._wire.close()  # connects to the same daemon again
+    model._gradd_bridge.client._wire = None
+    _train_one(model, 3)
+    said = _said(caplog, "another build")
+    assert len(said) == 1
+    assert f"daemon {daemon.pid()} is another build than" in said[0] and "gradd stop" in said[0]

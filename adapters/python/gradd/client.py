@@ -221,6 +221,8 @@ class Client:
             for segment in list(self._segments.values()):
                 wire.segment(segment)
             self.session = wire.attach()
+            if wire.daemon_pid != self.daemon_pid:
+                _warn_of_old_build(wire)
             self.daemon_pid = wire.daemon_pid
             self._wire = wire
             # A new session knows none of the runs and objects that these would end.
@@ -452,6 +454,20 @@ def _source_frames(sources: Sequence[Sequence[str]]) -> list[bytes]:
         protocol.SOURCE_BYTES >> 20,
     )
     return []
+
+
+def _warn_of_old_build(wire: control.Wire) -> None:
+    """A daemon outlives a rebuild: what was repaired since it started is not in effect in it."""
+    ours = daemon.build_id()
+    if ours and wire.build != ours:
+        binary = daemon.find_binary()
+        logger.warning(
+            "daemon %d is another build than %s: changes since it was started are not in effect. "
+            "`%s stop` ends it when its requests are done, and trainers go on with a new one",
+            wire.daemon_pid,
+            binary,
+            binary,
+        )
 
 
 def clients() -> list[Client]:

@@ -61,6 +61,7 @@ class Wire:
         self._dealer: zmq.Socket | None = None
         hello = self._greet()
         self.daemon_pid = int(hello.get("pid", 0))
+        self.build = str(hello.get("build", ""))  # which build the daemon is, see daemon.build_id()
         self._nonce: bytes = hello["nonce"]
 
     # ---- control socket ----

@@ -12,6 +12,7 @@ import os
 import shutil
 import socket
 import stat
+import struct
 import subprocess
 import time
 from pathlib import Path
@@ -24,6 +25,9 @@ IDLE_EXIT_SECONDS = 600
 START_SECONDS = 20.0
 _EXIT_ALREADY = 4  # of `gradd serve`: another process holds the directory
 _PATH_LIMIT = 107
+# Header of the linker's id of a binary: an ELF note named GNU, of type 3, with 20 bytes of content.
+_BUILD_NOTE = struct.pack("<3I", 4, 20, 3) + b"GNU\0"
+_NOTES_WITHIN = 1 << 16  # notes lie at the beginning of a file
 started: list[subprocess.Popen] = []  # daemons that this process started, to reap them
 
 
@@ -89,6 +93,20 @@ def find_binary() -> str:
         f"no daemon listens in {directory()} and its binary was not found ({places}): build it "
         "with `make`, or set GRADD_BIN"
     )
+
+
+def build_id() -> str:
+    """Which build the binary is that a client would start now, as its daemon says in hello.
+
+    "" if there is no binary, or one without an id.
+    """
+    try:
+        with open(find_binary(), "rb") as file:
+            head = file.read(_NOTES_WITHIN)
+    except (errors.SessionError, OSError):
+        return ""
+    at = head.find(_BUILD_NOTE)
+    return "" if at < 0 else head[at + len(_BUILD_NOTE) :][:20].hex()
 
 
 def try_connect(path: Path) -> socket.socket | None:
