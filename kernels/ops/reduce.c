@@ -344,7 +344,9 @@ static gradd_status_t plain(const gradd_run_t *r, kind_t kind) {
             if (kind == MAXIMUM || kind == MINIMUM) total = best;
             if (kind == MAXIMUM && first) total = (GRADD_ACC(T)) - INFINITY;
             if (kind == MINIMUM && first) total = (GRADD_ACC(T))INFINITY;
-            if (kind == LOGSUMEXP) total = (GRADD_ACC(T))((double)best + log((double)total));
+            if (kind == LOGSUMEXP) /* of an infinity: that itself, not its distance to itself */
+                total =
+                    isinf((double)best) ? best : (GRADD_ACC(T))((double)best + log((double)total));
             if (kind == MEAN) total = total / (GRADD_ACC(T))(p.reduced);
             if (kind == NORM) total = (GRADD_ACC(T))sqrt((double)total);
             z[k] = (T)total;
@@ -482,6 +484,7 @@ static gradd_status_t grad_extremum(gradd_grad_t *g) {
     return g->b->status;
 }
 
+/* exp(x - y): NaN where both are infinite, as in PyTorch */
 static gradd_status_t grad_logsumexp(gradd_grad_t *g) {
     gradd_val_t below = GRADD_EMIT(g->b, "Sub", g->in[0], unreduced(g, g->output(g, 0)));
     gradd_val_t share = GRADD_EMIT(g->b, "Exp", below);

@@ -41,18 +41,22 @@ class Writer:
 
     def model(self, inputs, outputs, ints=()):
         """inputs: shapes by name; those named in `ints` hold 64-bit integers."""
+        return E.Model(self.proto(inputs, outputs, ints))
+
+    def proto(self, inputs, outputs, ints=(), kind=F):
+        """The model's bytes."""
         graph = helper.make_graph(
             self.nodes,
             "g",
             [
-                helper.make_tensor_value_info(n, TensorProto.INT64 if n in ints else F, s)
+                helper.make_tensor_value_info(n, TensorProto.INT64 if n in ints else kind, s)
                 for n, s in inputs.items()
             ],
-            [helper.make_tensor_value_info(n, F, None) for n in outputs],
+            [helper.make_tensor_value_info(n, kind, None) for n in outputs],
             self.constants,
         )
         opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.gradd", 1)]
-        return E.Model(helper.make_model(graph, opset_imports=opsets).SerializeToString())
+        return helper.make_model(graph, opset_imports=opsets).SerializeToString()
 
 
 def run(model, feed, outputs, plain, threads=0, seed=0):
