@@ -205,11 +205,15 @@ static gradd_status_t infer_rope(gradd_infer_t *c) {
 
 /* ---- gradient rule --------------------------------------------------------------------------- */
 
-/* The turned part of x or dy. */
+/* The turned part of x or dy, in the type of the tables: so are their gradients and the sums. */
 static gradd_val_t turned_part(gradd_grad_t *g, gradd_val_t v) {
     const gradd_type_t *type = gradd_val_type(g->b, v), *table = gradd_val_type(g->b, g->in[1]);
+    if (g->b->status) return GRADD_NONE;
     int64_t zero = 0, turned = table->dims[table->rank - 1], axis = type->rank - 1;
-    if (turned == type->dims[axis]) return v;
+    gradd_attr_t to = gradd_make_int("to", table->dtype);
+    const bool narrow = type->dtype != table->dtype, whole = turned == type->dims[axis];
+    if (narrow) v = gradd_emit_attrs(g->b, "Cast", &v, 1, &to, 1);
+    if (whole) return v;
     return GRADD_EMIT(g->b, "Slice", v, gradd_const_i64s(g->b, &zero, 1),
                       gradd_const_i64s(g->b, &turned, 1), gradd_const_i64s(g->b, &axis, 1));
 }

@@ -115,3 +115,19 @@ def test_what_only_looks_like_rope_stays(change):
     z = w("Abs", "x2")
     fast, plain = compare(w.model(shapes, [y, z]), arrays(shapes), [y, z])
     assert fast.forward == plain.forward
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("turned", [8, 4])
+def test_tables_in_f32_of_a_bf16_tensor_have_a_gradient(form, turned):
+    """Learned frequencies: cos and sin are f32, x and the result bf16."""
+    w = Writer()
+    shapes = {"x": (2, 3, 5, 8), "cos": (5, turned), "sin": (2, 1, 5, turned)}
+    wide = w("Cast", w("Neg", w("Cast", "x", to=16)), to=1)
+    part = wide if turned == 8 else cut(w, wide, 0, turned)
+    y = rope(w, part, (2, 3, 5, turned), form)
+    if turned < 8:
+        y = w("Concat", y, cut(w, wide, turned, LAST), axis=-1)
+    y = w("Cast", w("Cast", y, to=16), to=1)
+    fast, plain = compare(w.model(shapes, [y]), arrays(shapes), [y])
+    assert fast.forward == 4 < plain.forward  # Rope of bf16 between Neg and the casts
