@@ -215,8 +215,9 @@ static gradd_status_t grad_dropout_add(gradd_grad_t *g) {
     if (g->dout[0] == GRADD_NONE) return GRADD_OK;
     if (g->need[1]) g->din[1] = g->dout[0];
     if (!g->need[0]) return b->status;
-    double ratio = gradd_attr_float(g->attrs, "ratio", 0.5);
-    gradd_val_t in[3] = {g->dout[0], gradd_const_scalar(b, GRADD_DT_F32, ratio)};
+    double ratio =
+        gradd_attr_float(g->attrs, "ratio", 0.5); /* not rounded: the mask depends on it */
+    gradd_val_t in[3] = {g->dout[0], gradd_const_scalar(b, GRADD_DT_F64, ratio)};
     if (!b->status) in[2] = b->constant(b, &flag, &yes);
     gradd_attr_t attr = gradd_make_int("node", (int64_t)g->node);
     g->din[0] = gradd_emit_attrs(b, "DropoutGrad", in, 3, &attr, 1);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import engine as E
 import numpy as np
 import pytest
+from onnx import TensorProto
 from recognise import Writer, arrays, compare, run
 
 
@@ -99,3 +100,16 @@ def test_without_dropout_the_sum_remains():
     off = 1  # run flag: masking off
     got = E.Run(E.Plan(model, feed, outputs=[y])).forward(feed, seed=1, flags=off)[y]
     np.testing.assert_array_equal(got, feed["x"] + feed["r"])
+
+
+def test_the_gradient_has_the_ratio_of_the_forward_in_f64():
+    """0.1 rounded to f32 gives another scale, and another mask."""
+    w = Writer()
+    y = w("Add", w("Dropout", "x", w.constant(0.1, np.float64), w.constant(True, np.bool_)), "r")
+    model = E.Model(w.proto({"x": (400,), "r": (400,)}, [y], kind=TensorProto.DOUBLE))
+    feed = {"x": np.ones(400), "r": np.zeros(400)}
+    one = E.Run(E.Plan(model, feed, ["x"], [y], [y]))
+    out = one.forward(feed, seed=3)[y]
+    gradient = one.backward({y: np.ones(400)})["x"]
+    assert set(out) == {0.0, 1 / 0.9}
+    np.testing.assert_array_equal(gradient, out)
