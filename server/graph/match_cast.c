@@ -12,6 +12,13 @@ gradd_val_t match_uncast(const graph_t *g, gradd_val_t v) {
     return v;
 }
 
+bool match_uncast_read_once(const graph_t *g, gradd_val_t v, const graph_readers_t *readers) {
+    const gradd_val_t end = match_uncast(g, v);
+    while (v != end && graph_read_once(readers, v))
+        v = match_made_by(g, v, "Cast")->in[0];
+    return v == end && graph_read_once(readers, v);
+}
+
 bool match_same_uncast(const graph_t *g, gradd_val_t a, gradd_val_t b) {
     return a == b || match_uncast(g, a) == match_uncast(g, b);
 }

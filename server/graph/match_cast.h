@@ -5,9 +5,12 @@
 #define GRADD_SERVER_GRAPH_MATCH_CAST_H
 
 #include "server/graph/match.h"
+#include "server/graph/readers.h"
 
 /* The value in front of all casts between float types. */
 gradd_val_t match_uncast(const graph_t *g, gradd_val_t v);
+/* Whether v, and everything between it and what is in front of its casts, has one reader. */
+bool match_uncast_read_once(const graph_t *g, gradd_val_t v, const graph_readers_t *readers);
 /* Whether two values are the same but for casts. */
 bool match_same_uncast(const graph_t *g, gradd_val_t a, gradd_val_t b);
 /* v or what is in front of its casts, whichever has the element type; GRADD_NONE if neither. */

@@ -47,3 +47,12 @@ out:
     free(w.stack);
     return status;
 }
+
+gradd_status_t graph_find_readers(graph_t *g, graph_readers_t *out) {
+    out->n = g->n_values;
+    return graph_count_readers(g, &out->of);
+}
+
+bool graph_read_once(const graph_readers_t *readers, gradd_val_t v) {
+    return v >= readers->n || readers->of[v] <= 1;
+}

@@ -11,4 +11,15 @@
  * they let a node read more than before. Errors: NOMEM. */
 gradd_status_t graph_count_readers(graph_t *g, int32_t **out);
 
+/* The same with its size, for passes that add values on the way. */
+typedef struct graph_readers_s {
+    int32_t *of;
+    int n;
+} graph_readers_t;
+
+gradd_status_t graph_find_readers(graph_t *g, graph_readers_t *out);
+/* Whether at most one operand is v. Values that are newer than the snapshot count as such: whoever
+ * adds one knows its reader. */
+bool graph_read_once(const graph_readers_t *readers, gradd_val_t v);
+
 #endif

@@ -8,6 +8,7 @@
 
 #include "kernels/rules.h"
 #include "server/graph/match_part.h"
+#include "server/graph/readers.h"
 
 typedef struct found_s {
     const char *activation;
@@ -36,12 +37,14 @@ static bool is_activated(const graph_t *g, gradd_val_t v, found_t *out) {
     return true;
 }
 
-static bool is_gated(const graph_t *g, const graph_node_t *n, found_t *out) {
+/* f(g) that somebody else reads as well stays: it would be computed twice. */
+static bool is_gated(const graph_t *g, const graph_node_t *n, const graph_readers_t *readers,
+                     found_t *out) {
     const gradd_type_t *a = &g->values[n->in[0]]->type, *b = &g->values[n->in[1]]->type;
     if (n->in[0] == n->in[1] || !gradd_type_equal(a, b)) return false;
     for (int k = 0; k < 2; k++) {
         out->u = n->in[1 - k];
-        if (is_activated(g, n->in[k], out)) return true;
+        if (graph_read_once(readers, n->in[k]) && is_activated(g, n->in[k], out)) return true;
     }
     return false;
 }
@@ -70,10 +73,12 @@ static gradd_status_t replace(graph_t *g, graph_node_t *n, const found_t *f) {
 }
 
 static gradd_status_t fuse_gated(graph_t *g) {
+    graph_readers_t readers;
+    GRADD_TRY(graph_find_readers(g, &readers));
     for (int i = 0; i < g->n_nodes; i++) {
         graph_node_t *n = &g->nodes[i];
         found_t f;
-        if (n->backward || strcmp(n->op->name, "Mul") || !is_gated(g, n, &f)) continue;
+        if (n->backward || strcmp(n->op->name, "Mul") || !is_gated(g, n, &readers, &f)) continue;
         GRADD_TRY(replace(g, n, &f));
     }
     return GRADD_OK;

@@ -4,7 +4,8 @@
  *
  * since layer normalisation is RMS normalisation of what is centred; the bias may be missing. Then
  * casts around either normalisation go away where x and the result are bf16: the operators
- * calculate in f32 anyway and round once. */
+ * calculate in f32 anyway and round once. A norm that somebody else reads as well stays: it would
+ * be computed twice. */
 #include <string.h>
 
 #include "kernels/rules.h"
@@ -26,7 +27,8 @@ static bool is_over_last(const graph_t *g, const graph_node_t *norm) {
 }
 
 /* RMSNormalization(x - mean(x)) */
-static gradd_status_t fuse_centred(graph_t *g, graph_node_t *n) {
+static gradd_status_t fuse_centred(graph_t *g, graph_node_t *n, const graph_readers_t *readers) {
+    (void)readers; /* the norm itself becomes another one: nothing is computed twice */
     const graph_node_t *sub = match_made_by(g, match_uncast(g, n->in[0]), "Sub");
     if (!sub || !is_over_last(g, n)) return GRADD_OK;
     const graph_node_t *mean = match_made_by(g, match_uncast(g, sub->in[1]), "ReduceMean");
@@ -39,12 +41,13 @@ static gradd_status_t fuse_centred(graph_t *g, graph_node_t *n) {
 }
 
 /* LayerNormalization(x, w) + b */
-static gradd_status_t fuse_bias(graph_t *g, graph_node_t *n) {
+static gradd_status_t fuse_bias(graph_t *g, graph_node_t *n, const graph_readers_t *readers) {
     for (int k = 0; k < 2; k++) {
         const graph_node_t *norm =
             match_made_by(g, match_uncast(g, n->in[k]), "LayerNormalization");
         if (!norm || (norm->n_in > 2 && norm->in[2] != GRADD_NONE) || !is_over_last(g, norm))
             continue;
+        if (!match_uncast_read_once(g, n->in[k], readers)) continue;
         gradd_dtype_t dtype = g->values[n->out[0]]->type.dtype;
         gradd_val_t x = match_of_dtype(g, norm->in[0], dtype);
         if (x == GRADD_NONE) continue;
@@ -57,11 +60,11 @@ static gradd_status_t fuse_bias(graph_t *g, graph_node_t *n) {
 }
 
 /* Cast(Norm(Cast(x), w, b)), calculated in f32 for an x and a result in bf16 */
-static gradd_status_t fuse_casts(graph_t *g, graph_node_t *n) {
+static gradd_status_t fuse_casts(graph_t *g, graph_node_t *n, const graph_readers_t *readers) {
     if (g->values[n->out[0]]->type.dtype != GRADD_DT_BF16) return GRADD_OK;
     const graph_node_t *norm = match_made_by(g, n->in[0], "LayerNormalization");
     if (!norm) norm = match_made_by(g, n->in[0], "RMSNormalization");
-    if (!norm || !is_over_last(g, norm)) return GRADD_OK;
+    if (!norm || !is_over_last(g, norm) || !graph_read_once(readers, n->in[0])) return GRADD_OK;
     gradd_val_t in[3], x = match_of_dtype(g, norm->in[0], GRADD_DT_BF16);
     if (x == GRADD_NONE) return GRADD_OK;
     bool narrow = true; /* scale and bias must be of one type */
@@ -77,16 +80,19 @@ static gradd_status_t fuse_casts(graph_t *g, graph_node_t *n) {
 static gradd_status_t fuse_layer_norm(graph_t *g) {
     static const struct {
         const char *op;
-        gradd_status_t (*fuse)(graph_t *g, graph_node_t *n);
+        gradd_status_t (*fuse)(graph_t *g, graph_node_t *n, const graph_readers_t *readers);
     } forms[] = {
         {"RMSNormalization", fuse_centred},
         {"Add",              fuse_bias   },
         {"Cast",             fuse_casts  }
     };
+    graph_readers_t readers;
+    GRADD_TRY(graph_find_readers(g, &readers));
     for (size_t k = 0; k < sizeof forms / sizeof forms[0]; k++)
         for (int i = 0; i < g->n_nodes; i++) {
             graph_node_t *n = &g->nodes[i];
-            if (!n->backward && !strcmp(n->op->name, forms[k].op)) GRADD_TRY(forms[k].fuse(g, n));
+            if (!n->backward && !strcmp(n->op->name, forms[k].op))
+                GRADD_TRY(forms[k].fuse(g, n, &readers));
         }
     return GRADD_OK;
 }

@@ -71,11 +71,13 @@ static gradd_status_t replace(graph_t *g, graph_node_t *n, gradd_val_t x, gradd_
     return match_replace(g, n, &fused);
 }
 
-static gradd_status_t fuse_scaled(graph_t *g, graph_node_t *n) {
+/* A middle that somebody else reads stays: it would be computed twice. */
+static gradd_status_t fuse_scaled(graph_t *g, graph_node_t *n, const graph_readers_t *readers) {
     for (int k = 0; k < 2; k++) {
         gradd_val_t x, w;
         double eps;
         if (!is_normalised(g, product_of(g, n->in[k]), &x, &eps)) continue;
+        if (!match_uncast_read_once(g, n->in[k], readers)) continue;
         x = match_of_dtype(g, x, g->values[n->out[0]]->type.dtype);
         if (x == GRADD_NONE || (w = match_row_vector(g, n->in[1 - k], x)) == GRADD_NONE) continue;
         return replace(g, n, x, w, eps);
@@ -112,12 +114,14 @@ static gradd_status_t fuse_plain(graph_t *g, graph_node_t *n) {
 /* Scaled ones first: their middles are not worth an operator of their own then, nobody reads them.
  */
 static gradd_status_t fuse_rms_norm(graph_t *g) {
+    graph_readers_t readers;
+    GRADD_TRY(graph_find_readers(g, &readers));
     for (int scaled = 1; scaled >= 0; scaled--)
         for (int i = 0; i < g->n_nodes; i++) {
             graph_node_t *n = &g->nodes[i];
             bool mul = !strcmp(n->op->name, "Mul"), div = !strcmp(n->op->name, "Div");
             if (n->backward || (!mul && !div)) continue;
-            if (scaled && mul) GRADD_TRY(fuse_scaled(g, n));
+            if (scaled && mul) GRADD_TRY(fuse_scaled(g, n, &readers));
             if (!scaled) GRADD_TRY(fuse_plain(g, n));
         }
     return GRADD_OK;
