@@ -85,8 +85,7 @@ static gradd_val_t unrepeated(const graph_t *g, gradd_val_t v) {
     return same ? n->in[0] : v;
 }
 
-/* MatMul(q, Transpose(k)). Where the graph transposes [B, S, H, D] as a whole, k is that transposed
- * value. */
+/* MatMul(q, Transpose(k)). Where the graph transposes [B, S, H, D] as a whole, k is that. */
 static bool find_operands(const graph_t *g, const graph_node_t *n, match_attention_t *f) {
     const gradd_dtype_t dtype = f->dtype;
     gradd_val_t k = as_type(g, n->in[1], dtype);
@@ -96,7 +95,8 @@ static bool find_operands(const graph_t *g, const graph_node_t *n, match_attenti
     if (type_of(g, n->in[0])->rank != 4 || !(has_perm(g, t, 1, 3, 2) || has_perm(g, t, 2, 3, 1)))
         return false;
     f->q = as_type(g, n->in[0], dtype);
-    f->k = has_perm(g, t, 1, 3, 2) ? unrepeated(g, as_type(g, t->in[0], dtype)) : k;
+    f->k_turned = has_perm(g, t, 2, 3, 1);
+    f->k = f->k_turned ? t->in[0] : unrepeated(g, as_type(g, t->in[0], dtype));
     return true;
 }
 
@@ -234,9 +234,11 @@ bool match_attention(const graph_t *g, const graph_node_t *n, const int32_t *rea
 static bool constants_agree(const graph_t *g, gradd_val_t some, gradd_val_t mask) {
     const uint8_t *s = g->values[some]->data, *m = g->values[mask]->data;
     const gradd_type_t *type = type_of(g, mask);
+    gradd_type_t want = *type;
     if (!s || !m || !type->rank) return false;
-    int64_t n = type->dims[type->rank - 1], rows = n ? gradd_type_count(type) / n : 0;
-    if (gradd_type_count(type_of(g, some)) != rows) return false;
+    want.dims[want.rank - 1] = 1;
+    if (!gradd_type_equal(type_of(g, some), &want)) return false;
+    int64_t n = type->dims[type->rank - 1], rows = gradd_type_count(&want);
     for (int64_t i = 0; i < rows; i++) {
         bool any = false;
         for (int64_t j = 0; j < n && !any; j++)

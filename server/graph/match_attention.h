@@ -10,6 +10,7 @@
 
 typedef struct match_attention_s {
     gradd_val_t q, k, v; /* [B, heads, positions, width], heads of k and v not repeated */
+    bool k_turned;       /* k is [B, positions, heads, width]: one Transpose makes all of k^T */
     gradd_val_t mask;    /* boolean; GRADD_NONE = none */
     bool mask_hides;     /* true elements are the masked ones */
     gradd_val_t bias;    /* float; GRADD_NONE = none */

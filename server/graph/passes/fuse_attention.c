@@ -101,16 +101,6 @@ static gradd_status_t take_layout(graph_t *g, int32_t like, gradd_val_t *v, int 
     return GRADD_OK;
 }
 
-/* k was found as Transpose(x, 0 2 3 1) of [B, positions, heads, width]: that is x. */
-static void take_turned_key(const graph_t *g, gradd_val_t *k, int *layout) {
-    const graph_node_t *n = match_made_by(g, *k, "Transpose");
-    const gradd_attr_t *perm = n ? gradd_attr_find(n->attrs, "perm") : NULL;
-    if (!perm || perm->n != 4 || perm->ints[1] != 2 || perm->ints[2] != 3 || perm->ints[3] != 1)
-        return;
-    *k = n->in[0];
-    *layout |= GRADD_ATTN_K_TURNED;
-}
-
 /* ---- the operator ---------------------------------------------------------------------------- */
 
 static gradd_status_t emit_mask(graph_t *g, int32_t like, const match_attention_t *f,
@@ -137,11 +127,9 @@ static gradd_status_t emit_bias(graph_t *g, int32_t like, const match_attention_
 static gradd_status_t fuse_product(state_t *s, int32_t id, const match_attention_t *f) {
     graph_t *g = s->g;
     gradd_val_t in[N_IN] = {f->q, f->k, f->v, GRADD_NONE, GRADD_NONE, GRADD_NONE};
-    int layout = 0;
-    take_turned_key(g, &in[K], &layout);
+    int layout = f->k_turned ? GRADD_ATTN_K_TURNED : 0;
     GRADD_TRY(take_layout(g, id, &in[Q], GRADD_ATTN_Q_TURNED, &layout));
-    if (!(layout & GRADD_ATTN_K_TURNED))
-        GRADD_TRY(take_layout(g, id, &in[K], GRADD_ATTN_K_TURNED, &layout));
+    if (!f->k_turned) GRADD_TRY(take_layout(g, id, &in[K], GRADD_ATTN_K_TURNED, &layout));
     GRADD_TRY(take_layout(g, id, &in[V], GRADD_ATTN_V_TURNED, &layout));
     GRADD_TRY(emit_mask(g, id, f, in));
     GRADD_TRY(emit_bias(g, id, f, in));
@@ -179,6 +167,8 @@ static gradd_status_t fuse_where(state_t *s, int32_t id) {
     if (!a || !match_scalar(g, n->in[2], &zero) || zero != 0 || !read_once(s, n->in[1]) ||
         a->in[MASK] == GRADD_NONE || !match_row_has_any(g, n->in[0], a->in[MASK]))
         return GRADD_OK;
+    /* what says something of [B, H, Q] would be read as [B, Q, H] */
+    if (gradd_attr_int(a->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED) return GRADD_OK;
     return refine(s->g, id, a, "empty", GRADD_ATTN_ZERO);
 }
 
