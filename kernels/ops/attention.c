@@ -265,13 +265,13 @@ static gradd_status_t misfit(const char *what, const gradd_type_t *t) {
     return GRADD_FAIL(GRAPH, "attention: %s is %s", what, gradd_type_format(t, text));
 }
 
-/* Whether t broadcasts to [B, H, Q, N], with or without all keys in its last dimension. */
-static bool broadcasts(const gradd_type_t *t, const gradd_attn_t *p, int64_t last) {
-    const int64_t want[4] = {p->batch, p->heads, p->n_q, last};
+/* Whether t broadcasts to [B, H, Q, N]. */
+static bool broadcasts(const gradd_type_t *t, const gradd_attn_t *p) {
+    const int64_t want[4] = {p->batch, p->heads, p->n_q, p->n_k};
     if (t->rank < 1 || t->rank > 4) return false;
     for (int i = 0; i < t->rank; i++) {
         int64_t n = t->dims[t->rank - 1 - i];
-        if (n != want[3 - i] && (n != 1 || last == 3)) return false;
+        if (n != want[3 - i] && n != 1) return false;
     }
     return true;
 }
@@ -290,14 +290,14 @@ static gradd_status_t check_extras(const gradd_infer_t *c, const places_t *at,
     gradd_dtype_t wide = p->dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : p->dtype;
     if (given(in, c->n_in, at->mask)) {
         const gradd_type_t *mask = &in[at->mask].type;
-        if (mask->dtype != GRADD_DT_BOOL || !broadcasts(mask, p, p->n_k) ||
+        if (mask->dtype != GRADD_DT_BOOL || !broadcasts(mask, p) ||
             mask->dims[mask->rank - 1] != p->n_k)
             return misfit("the mask", mask);
         if (given(in, c->n_in, at->ranges) && !sums_up(&in[at->ranges].type, mask))
             return misfit("the range of keys", &in[at->ranges].type);
     }
     if (given(in, c->n_in, at->bias) &&
-        (in[at->bias].type.dtype != wide || !broadcasts(&in[at->bias].type, p, p->n_k)))
+        (in[at->bias].type.dtype != wide || !broadcasts(&in[at->bias].type, p)))
         return misfit("the bias", &in[at->bias].type);
     return GRADD_OK;
 }

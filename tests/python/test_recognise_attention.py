@@ -309,3 +309,8 @@ def test_what_only_looks_like_attention_stays(change):
     sizes = [E.Plan(model, feed, ["q"], None, [y], plain=p).info.n_nodes_forward for p in (0, 1)]
     # the last product's own transposition is absorbed in either plan
     assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("mask, bias", [("keys", ()), ("right", (2, 1, 1, 3)), ("", (1, 4, 3, 3))])
+def test_three_keys_are_not_special(mask, bias):
+    check(Case(n_q=3, n_k=3, mask=mask, bias=bias))
