@@ -11,16 +11,10 @@
 #include <string.h>
 
 #include "kernels/cpu/attention.h"
+#include "server/graph/match_cast.h"
 
 static const gradd_type_t *type_of(const graph_t *g, gradd_val_t v) {
     return &g->values[v]->type;
-}
-
-static gradd_val_t through_casts(const graph_t *g, gradd_val_t v) {
-    const graph_node_t *n;
-    while ((n = match_made_by(g, v, "Cast")) && gradd_dtype_is_float(type_of(g, n->in[0])->dtype))
-        v = n->in[0];
-    return v;
 }
 
 /* Casts above v, down to where the type is `dtype`. */
@@ -105,7 +99,7 @@ static bool find_product(const graph_t *g, gradd_val_t v, match_attention_t *f) 
     const graph_node_t *n;
     double factor = 1;
     for (;;) {
-        v = through_casts(g, v);
+        v = match_uncast(g, v);
         if (peel_factor(g, &v, &factor)) continue;
         if (!(n = match_made_by(g, v, "Tanh"))) break;
         if (f->softcap != 0 || factor <= 0) return false;
@@ -138,7 +132,7 @@ static bool take_mask(const graph_t *g, const graph_node_t *n, match_attention_t
 static bool take_addend(const graph_t *g, gradd_val_t v, match_attention_t *f) {
     double zero;
     gradd_val_t rest;
-    const graph_node_t *n = match_made_by(g, through_casts(g, v), "Where");
+    const graph_node_t *n = match_made_by(g, match_uncast(g, v), "Where");
     if (n && take_mask(g, n, f, &rest)) {
         f->empty = GRADD_ATTN_EVEN_GRAD;
         if (match_scalar(g, rest, &zero) && zero == 0) return true;
@@ -146,7 +140,7 @@ static bool take_addend(const graph_t *g, gradd_val_t v, match_attention_t *f) {
     }
     n = match_made_by(g, v, "Add");
     for (int k = 0; n && k < 2; k++) {
-        const graph_node_t *w = match_made_by(g, through_casts(g, n->in[k]), "Where");
+        const graph_node_t *w = match_made_by(g, match_uncast(g, n->in[k]), "Where");
         if (!w || !take_mask(g, w, f, &rest)) continue;
         if (!match_scalar(g, rest, &zero) || zero != 0) return false;
         f->empty = GRADD_ATTN_EVEN_GRAD;
@@ -162,18 +156,18 @@ static bool take_addend(const graph_t *g, gradd_val_t v, match_attention_t *f) {
 static bool find_scores(const graph_t *g, gradd_val_t v, match_attention_t *f, int depth) {
     const graph_node_t *n;
     double outer = 1;
-    gradd_val_t inner = through_casts(g, v);
+    gradd_val_t inner = match_uncast(g, v);
     while (peel_factor(g, &inner, &outer))
-        inner = through_casts(g, inner);
+        inner = match_uncast(g, inner);
     if (match_made_by(g, inner, "Where") || match_made_by(g, inner, "Add")) {
         v = inner; /* softmax((scores + mask) / c) */
         f->outer *= outer;
     }
-    v = through_casts(g, v);
+    v = match_uncast(g, v);
     if ((n = match_made_by(g, v, "Where"))) {
         if (!take_mask(g, n, f, &v)) return false;
         f->empty = GRADD_ATTN_EVEN;
-        v = through_casts(g, v);
+        v = match_uncast(g, v);
     }
     n = match_made_by(g, v, "Add");
     for (int k = 0; n && depth > 0 && k < 2; k++) {
@@ -201,22 +195,19 @@ static bool take_dropout(const graph_t *g, const graph_node_t *n, match_attentio
     return f->dropout >= 0 && f->dropout <= 1;
 }
 
-static bool read_once(gradd_val_t v, const int32_t *readers, int n_readers) {
-    return v >= n_readers || readers[v] <= 1;
-}
-
-bool match_attention(const graph_t *g, const graph_node_t *n, const int32_t *readers, int n_readers,
+bool match_attention(const graph_t *g, const graph_node_t *n, const graph_readers_t *readers,
                      match_attention_t *out) {
     match_attention_t f = {
         .mask = GRADD_NONE, .bias = GRADD_NONE, .scale = 1, .outer = 1, .drop = -1};
     if (strcmp(n->op->name, "MatMul")) return false;
     const gradd_type_t *y = type_of(g, n->out[0]);
-    gradd_val_t v = through_casts(g, n->in[0]);
-    const graph_node_t *drop = match_made_by(g, v, "Dropout");
-    if (drop && (!read_once(v, readers, n_readers) || !take_dropout(g, drop, &f))) return false;
-    if (drop) v = through_casts(g, drop->in[0]);
-    const graph_node_t *soft = match_made_by(g, v, "Softmax");
-    if (!soft || y->rank != 4 || !read_once(v, readers, n_readers)) return false;
+    gradd_val_t v = n->in[0];
+    const graph_node_t *drop = match_made_by(g, match_uncast(g, v), "Dropout");
+    if (drop && (!match_uncast_read_once(g, v, readers) || !take_dropout(g, drop, &f)))
+        return false;
+    if (drop) v = drop->in[0];
+    const graph_node_t *soft = match_made_by(g, match_uncast(g, v), "Softmax");
+    if (!soft || y->rank != 4 || !match_uncast_read_once(g, v, readers)) return false;
     int64_t axis = gradd_attr_int(soft->attrs, "axis", -1);
     if (axis != -1 && axis != 3) return false;
     f.dtype = y->dtype;

@@ -3,6 +3,7 @@
 #define GRADD_SERVER_GRAPH_MATCH_ATTENTION_H
 
 #include "server/graph/match.h"
+#include "server/graph/readers.h"
 
 /* What a fill must not exceed so that a masked probability is exactly zero beside any allowed one.
  */
@@ -21,9 +22,9 @@ typedef struct match_attention_s {
     int32_t drop; /* the Dropout node, -1 = none */
 } match_attention_t;
 
-/* Whether a node is MatMul(dropout(softmax(scores)), v); readers as from graph_count_readers. The
- * probabilities must have no other reader. */
-bool match_attention(const graph_t *g, const graph_node_t *n, const int32_t *readers, int n_readers,
+/* Whether a node is MatMul(dropout(softmax(scores)), v). The probabilities must have no other
+ * reader, before a cast or after it. */
+bool match_attention(const graph_t *g, const graph_node_t *n, const graph_readers_t *readers,
                      match_attention_t *out);
 /* Whether `some` says for every row of the mask that it allows something. */
 bool match_row_has_any(const graph_t *g, gradd_val_t some, gradd_val_t mask);

@@ -79,3 +79,19 @@ def test_a_norm_that_is_read_before_its_cast(tmp_path):
     outputs = [w("Cast", w("Tanh", w("Cast", normal, to=16)), to=1), w("Tanh", normal)]
     ops = planned(w, {"x": (4, 8), "w": (8,)}, outputs, tmp_path)
     assert ops["RMSNormalization"] == 1
+
+
+@pytest.mark.parametrize("leak", ["softmax", "cast", ""])
+def test_probabilities_that_are_read_keep_the_chain_in_bf16_as_well(leak, tmp_path):
+    """Somebody reads them before the cast or after it: computing them twice helps nobody."""
+    w = Writer()
+    q, k, v = (w("Cast", n, to=16) for n in "qkv")
+    scores = w("MatMul", q, w("Transpose", k, perm=[0, 1, 3, 2]))
+    weights = w("Softmax", w("Cast", scores, to=1), axis=-1)
+    narrow = w("Cast", weights, to=16)
+    y = w("Cast", w("MatMul", narrow, v), to=1)
+    outputs = [w("Neg", y)]
+    if leak:
+        outputs.append(w("Neg", w("Cast", narrow if leak == "cast" else weights, to=1)))
+    ops = operators(w, dict.fromkeys("qkv", (2, 3, 8, 8)), outputs, tmp_path)
+    assert (ops["FusedAttention"], ops["Softmax"]) == ((0, 1) if leak else (1, 0))

@@ -18,8 +18,7 @@ enum { Q, K, V, MASK, BIAS, RANGES, N_IN };
 
 typedef struct state_s {
     graph_t *g;
-    int32_t *readers;
-    int n_readers;
+    graph_readers_t readers;
 } state_t;
 
 static gradd_status_t emit(graph_t *g, int32_t like, const char *op, const gradd_val_t *in,
@@ -155,17 +154,14 @@ static gradd_status_t refine(graph_t *g, int32_t id, const graph_node_t *attenti
     return match_replace(g, &g->nodes[id], &fused);
 }
 
-static bool read_once(const state_t *s, gradd_val_t v) {
-    return v >= s->n_readers || s->readers[v] <= 1;
-}
-
 static gradd_status_t fuse_where(state_t *s, int32_t id) {
     const graph_t *g = s->g;
     const graph_node_t *n = &g->nodes[id];
     double zero;
     const graph_node_t *a = match_made_by(g, n->in[1], "FusedAttention");
-    if (!a || !match_scalar(g, n->in[2], &zero) || zero != 0 || !read_once(s, n->in[1]) ||
-        a->in[MASK] == GRADD_NONE || !match_row_has_any(g, n->in[0], a->in[MASK]))
+    if (!a || !match_scalar(g, n->in[2], &zero) || zero != 0 ||
+        !graph_read_once(&s->readers, n->in[1]) || a->in[MASK] == GRADD_NONE ||
+        !match_row_has_any(g, n->in[0], a->in[MASK]))
         return GRADD_OK;
     /* what says something of [B, H, Q] would be read as [B, Q, H] */
     if (gradd_attr_int(a->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED) return GRADD_OK;
@@ -177,13 +173,13 @@ static gradd_status_t fuse_transpose(state_t *s, int32_t id) {
     gradd_val_t y = match_heads_swapped(g, g->nodes[id].out[0]);
     const graph_node_t *a = match_made_by(g, y, "FusedAttention");
     int64_t layout = a ? gradd_attr_int(a->attrs, "layout", 0) : GRADD_ATTN_Y_TURNED;
-    if (layout & GRADD_ATTN_Y_TURNED || !read_once(s, y)) return GRADD_OK;
+    if (layout & GRADD_ATTN_Y_TURNED || !graph_read_once(&s->readers, y)) return GRADD_OK;
     return refine(s->g, id, a, "layout", layout | GRADD_ATTN_Y_TURNED);
 }
 
 static gradd_status_t fuse_attention(graph_t *g) {
-    state_t s = {.g = g, .n_readers = g->n_values};
-    GRADD_TRY(graph_count_readers(g, &s.readers));
+    state_t s = {.g = g};
+    GRADD_TRY(graph_find_readers(g, &s.readers));
     for (int32_t i = 0, n = g->n_nodes; i < n; i++) { /* not what is added on the way */
         match_attention_t f;
         const char *op = g->nodes[i].op->name;
@@ -191,7 +187,7 @@ static gradd_status_t fuse_attention(graph_t *g) {
             GRADD_TRY(fuse_where(&s, i));
         else if (!strcmp(op, "Transpose"))
             GRADD_TRY(fuse_transpose(&s, i));
-        else if (match_attention(g, &g->nodes[i], s.readers, s.n_readers, &f))
+        else if (match_attention(g, &g->nodes[i], &s.readers, &f))
             GRADD_TRY(fuse_product(&s, i, &f));
     }
     return GRADD_OK;
