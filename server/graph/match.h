@@ -6,6 +6,10 @@
 
 #include "server/graph/graph.h"
 
+/* Steps that a matcher takes along one chain of nodes: more than any model has, few enough that a
+ * model made of chains compiles in time. */
+#define MATCH_MAX_WALK 64
+
 /* The node that makes a value if its operator has this name, else NULL. */
 const graph_node_t *match_made_by(const graph_t *g, gradd_val_t v, const char *op);
 /* A float scalar (one element, any rank) that is known at compile time. */

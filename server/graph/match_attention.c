@@ -19,9 +19,11 @@ static const gradd_type_t *type_of(const graph_t *g, gradd_val_t v) {
 
 /* Casts above v, down to where the type is `dtype`. */
 static gradd_val_t as_type(const graph_t *g, gradd_val_t v, gradd_dtype_t dtype) {
-    const graph_node_t *n;
-    while (type_of(g, v)->dtype != dtype && (n = match_made_by(g, v, "Cast")))
+    for (int step = 0; type_of(g, v)->dtype != dtype && step < MATCH_MAX_WALK; step++) {
+        const graph_node_t *n = match_made_by(g, v, "Cast");
+        if (!n) break;
         v = n->in[0];
+    }
     return v;
 }
 
@@ -83,7 +85,7 @@ static gradd_val_t unrepeated(const graph_t *g, gradd_val_t v) {
 static bool find_operands(const graph_t *g, const graph_node_t *n, match_attention_t *f) {
     const gradd_dtype_t dtype = f->dtype;
     gradd_val_t k = as_type(g, n->in[1], dtype);
-    while (peel_factor(g, &k, &f->scale))
+    for (int step = 0; step < MATCH_MAX_WALK && peel_factor(g, &k, &f->scale); step++)
         k = as_type(g, k, dtype);
     const graph_node_t *t = match_made_by(g, k, "Transpose");
     if (type_of(g, n->in[0])->rank != 4 || !(has_perm(g, t, 1, 3, 2) || has_perm(g, t, 2, 3, 1)))
@@ -98,7 +100,7 @@ static bool find_operands(const graph_t *g, const graph_node_t *n, match_attenti
 static bool find_product(const graph_t *g, gradd_val_t v, match_attention_t *f) {
     const graph_node_t *n;
     double factor = 1;
-    for (;;) {
+    for (int step = 0; step < MATCH_MAX_WALK; step++) {
         v = match_uncast(g, v);
         if (peel_factor(g, &v, &factor)) continue;
         if (!(n = match_made_by(g, v, "Tanh"))) break;
@@ -157,7 +159,7 @@ static bool find_scores(const graph_t *g, gradd_val_t v, match_attention_t *f, i
     const graph_node_t *n;
     double outer = 1;
     gradd_val_t inner = match_uncast(g, v);
-    while (peel_factor(g, &inner, &outer))
+    for (int step = 0; step < MATCH_MAX_WALK && peel_factor(g, &inner, &outer); step++)
         inner = match_uncast(g, inner);
     if (match_made_by(g, inner, "Where") || match_made_by(g, inner, "Add")) {
         v = inner; /* softmax((scores + mask) / c) */

@@ -6,9 +6,11 @@ static bool is_float(gradd_dtype_t dtype) {
 }
 
 gradd_val_t match_uncast(const graph_t *g, gradd_val_t v) {
-    const graph_node_t *n;
-    while ((n = match_made_by(g, v, "Cast")) && is_float(g->values[n->in[0]]->type.dtype))
+    for (int step = 0; step < MATCH_MAX_WALK; step++) {
+        const graph_node_t *n = match_made_by(g, v, "Cast");
+        if (!n || !is_float(g->values[n->in[0]]->type.dtype)) break;
         v = n->in[0];
+    }
     return v;
 }
 

@@ -11,10 +11,12 @@
 
 #include "kernels/cpu/attention.h"
 #include "kernels/rules.h"
+#include "server/graph/budget.h"
 #include "server/graph/match_attention.h"
 #include "server/graph/readers.h"
 
 enum { Q, K, V, MASK, BIAS, RANGES, N_IN };
+enum { BUDGET_OF_MATCH = 32 }; /* a match walks up several chains */
 
 typedef struct state_s {
     graph_t *g;
@@ -141,6 +143,13 @@ static gradd_status_t fuse_product(state_t *s, int32_t id, const match_attention
     return match_replace(g, &g->nodes[id], &fused);
 }
 
+static gradd_status_t fuse_matmul(state_t *s, int32_t id) {
+    match_attention_t f;
+    GRADD_TRY(budget_spend(BUDGET_OF_MATCH));
+    if (!match_attention(s->g, &s->g->nodes[id], &s->readers, &f)) return GRADD_OK;
+    return fuse_product(s, id, &f);
+}
+
 /* Replaces node `id` by the attention before it with one attribute changed. */
 static gradd_status_t refine(graph_t *g, int32_t id, const graph_node_t *attention,
                              const char *name, int64_t value) {
@@ -160,11 +169,12 @@ static gradd_status_t fuse_where(state_t *s, int32_t id) {
     double zero;
     const graph_node_t *a = match_made_by(g, n->in[1], "FusedAttention");
     if (!a || !match_scalar(g, n->in[2], &zero) || zero != 0 ||
-        !graph_read_once(&s->readers, n->in[1]) || a->in[MASK] == GRADD_NONE ||
-        !match_row_has_any(g, n->in[0], a->in[MASK]))
+        !graph_read_once(&s->readers, n->in[1]) || a->in[MASK] == GRADD_NONE)
         return GRADD_OK;
     /* what says something of [B, H, Q] would be read as [B, Q, H] */
     if (gradd_attr_int(a->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED) return GRADD_OK;
+    GRADD_TRY(budget_spend(1 + gradd_type_count(&g->values[a->in[MASK]]->type) / 1024));
+    if (!match_row_has_any(g, n->in[0], a->in[MASK])) return GRADD_OK;
     return refine(s->g, id, a, "empty", GRADD_ATTN_ZERO);
 }
 
@@ -181,14 +191,13 @@ static gradd_status_t fuse_attention(graph_t *g) {
     state_t s = {.g = g};
     GRADD_TRY(graph_find_readers(g, &s.readers));
     for (int32_t i = 0, n = g->n_nodes; i < n; i++) { /* not what is added on the way */
-        match_attention_t f;
         const char *op = g->nodes[i].op->name;
         if (!strcmp(op, "Where"))
             GRADD_TRY(fuse_where(&s, i));
         else if (!strcmp(op, "Transpose"))
             GRADD_TRY(fuse_transpose(&s, i));
-        else if (match_attention(g, &g->nodes[i], &s.readers, &f))
-            GRADD_TRY(fuse_product(&s, i, &f));
+        else if (!strcmp(op, "MatMul"))
+            GRADD_TRY(fuse_matmul(&s, i));
     }
     return GRADD_OK;
 }

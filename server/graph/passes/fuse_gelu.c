@@ -11,9 +11,11 @@
 #include <string.h>
 
 #include "kernels/rules.h"
+#include "server/graph/budget.h"
 #include "server/graph/match.h"
 
 enum { MAX_NODES = 20, POINTS = 14 };
+enum { BUDGET_OF_CURVE = 16 }; /* evaluating one */
 
 static const double points[POINTS] = {-3.7, -2.9, -2.1, -1.3, -0.6, -0.2, 0.1,
                                       0.35, 0.8,  1.1,  1.7,  2.3,  3.1,  3.9};
@@ -236,6 +238,7 @@ static bool has_bend(const curve_t *c) {
 static gradd_status_t try_node(graph_t *g, graph_node_t *n) {
     curve_t around = {.g = g, .x = GRADD_NONE}, c = {.g = g};
     double scalar;
+    GRADD_TRY(budget_spend(1));
     collect(&around, n);
     if (!has_bend(&around)) return GRADD_OK;
     for (int at = 0; at < around.n; at++) {
@@ -246,6 +249,7 @@ static gradd_status_t try_node(graph_t *g, graph_node_t *n) {
             if (match_scalar(g, x, &scalar) ||
                 !gradd_type_equal(&g->values[x]->type, &g->values[n->out[0]]->type))
                 continue;
+            GRADD_TRY(budget_spend(BUDGET_OF_CURVE));
             if (evaluate(&c, n, x)) GRADD_TRY(replace_if_known(g, n, &c, &replaced));
             if (replaced) return GRADD_OK;
         }

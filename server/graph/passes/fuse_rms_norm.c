@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "kernels/rules.h"
+#include "server/graph/budget.h"
 #include "server/graph/match_cast.h"
 
 /* Whether v is the square of x. */
@@ -121,6 +122,7 @@ static gradd_status_t fuse_rms_norm(graph_t *g) {
             graph_node_t *n = &g->nodes[i];
             bool mul = !strcmp(n->op->name, "Mul"), div = !strcmp(n->op->name, "Div");
             if (n->backward || (!mul && !div)) continue;
+            GRADD_TRY(budget_spend(1));
             if (scaled && mul) GRADD_TRY(fuse_scaled(g, n, &readers));
             if (!scaled) GRADD_TRY(fuse_plain(g, n));
         }
