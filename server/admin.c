@@ -197,10 +197,14 @@ gradd_status_t admin_stop(const options_t *options, bool *out_running) {
     if (!*out_running) return GRADD_OK;
     zmq_msg_init(&reply);
     gradd_status_t st = ask(dir.cmd, "stop", options->now, &reply, &doc);
+    pid_t pid = st == GRADD_OK ? (pid_t)number(&doc.root, "pid") : 0;
+    if (st == GRADD_OK && pid <= 0)
+        st = GRADD_FAIL(IO, "the daemon at %s does not tell its pid", dir.cmd);
     wire_doc_finish(&doc);
     zmq_msg_close(&reply);
     GRADD_TRY(st);
-    for (int waited = 0; rundir_is_locked(&dir); waited += 10) {
+    /* Trainers start the next one at once, which is none of our business. */
+    for (int waited = 0; rundir_owner(&dir) == pid; waited += 10) {
         if (waited >= STOP_MS)
             return GRADD_FAIL(IO, "the daemon still finishes a request (gradd stop --now cancels)");
         usleep(10000);

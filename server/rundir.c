@@ -134,13 +134,18 @@ gradd_status_t rundir_lock(rundir_t *dir, pid_t *out_owner) {
     return GRADD_OK;
 }
 
-bool rundir_is_locked(const rundir_t *dir) {
+pid_t rundir_owner(const rundir_t *dir) {
     char path[LOCK_PATH];
     int fd = open(lock_path(dir, path), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-    if (fd < 0) return false;
+    if (fd < 0) return 0;
     bool locked = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    pid_t owner = locked ? read_owner(fd) : 0;
     close(fd);
-    return locked;
+    return owner;
+}
+
+bool rundir_is_locked(const rundir_t *dir) {
+    return rundir_owner(dir) != 0;
 }
 
 bool rundir_is_reachable(const rundir_t *dir) {

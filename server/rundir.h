@@ -46,6 +46,8 @@ gradd_status_t rundir_prepare(rundir_t *dir);
 gradd_status_t rundir_lock(rundir_t *dir, pid_t *out_owner);
 /* True if some process holds the lock. Holds it itself for a moment. */
 bool rundir_is_locked(const rundir_t *dir);
+/* The pid of the daemon that holds the lock: 0 = none does, -1 = not readable. */
+pid_t rundir_owner(const rundir_t *dir);
 /* True while the paths lead to the lock that we hold and to two sockets: clients find us, and
  * nobody else can be the daemon there. */
 bool rundir_is_reachable(const rundir_t *dir);

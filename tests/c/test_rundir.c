@@ -58,11 +58,12 @@ TEST(a_daemon_removes_its_sockets) {
     CHECK(!rundir_is_reachable(&dir)); /* no sockets yet */
     listen_both(&dir, fds);
     CHECK(rundir_is_reachable(&dir) && rundir_is_locked(&dir));
+    CHECK_EQ_INT(rundir_owner(&dir), getpid());
     rundir_unlink(&dir);
     CHECK(!exists(dir.cmd) && !exists(dir.ctl));
     CHECK(!rundir_is_reachable(&dir));
     rundir_finish(&dir);
-    CHECK(!rundir_is_locked(&dir));
+    CHECK(!rundir_is_locked(&dir) && rundir_owner(&dir) == 0);
     remove_base();
 }
 

@@ -151,6 +151,37 @@ def test_stop_now_repeats_the_request_at_the_next_daemon(daemon: Any, slow: Slow
     assert slow.process.wait(30) == 0
 
 
+def test_the_command_stop_does_not_wait_for_the_next_daemon(daemon: Any) -> None:
+    """Trainers may start it so early that the lock is never seen free."""
+    command = [os.environ["GRADD_BIN"], "serve", "--dir", str(daemon.directory)]
+    started: list[subprocess.Popen] = []
+    done = threading.Event()
+
+    def compete() -> None:
+        while not done.is_set():
+            one = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+            started.append(one)
+            while one.poll() is None and not done.is_set():
+                time.sleep(0.002)
+
+    threads = [threading.Thread(target=compete) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        time.sleep(0.2)
+        stop = [os.environ["GRADD_BIN"], "stop", "--dir", str(daemon.directory)]
+        assert subprocess.check_output(stop, text=True, timeout=30) == "stopped\n"
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+        daemon.process.wait(10)
+        for one in started:
+            one.terminate()
+        ends = {one.wait(10) for one in started}
+    assert ends <= {0, 4, -signal.SIGTERM}
+
+
 def test_a_lock_that_is_about_to_be_given_back_is_waited_for(daemon: Any) -> None:
     """In the moment of its end a daemon has no sockets any more, but the lock."""
     daemon.process.terminate()
