@@ -5,13 +5,17 @@
  * each has its own strides, so either order of heads and positions is read and written in place.
  * Scores exist as tiles of 64 keys by 64 queries. They lie transposed, queries side by side: then
  * no operand of any product needs packing but the queries, and statistics per query are vectors.
- * Forward keeps one number per query, lse = log(sum(exp(score))), from which backward computes the
- * probabilities again.
+ * Forward keeps two numbers per query, the largest score and the logarithm of the sum of exp(score
+ * - largest), from which backward computes the probabilities again. Their sum would do but for rows
+ * whose scores are all large, which it would leave without the digits of the logarithm.
  *
  * What a query may look at comes as a range of keys and, where the range has holes, as a boolean
- * mask; key tiles that no query of a block may look at are skipped, which changes nothing because
- * masked probabilities are exactly zero. Dropout bits are a function of the logical element, see
- * rng.h. f32 and f64 compute in their own type, bf16 in f32 with one rounding at the end.
+ * mask; key tiles that no query of a block may look at are skipped, which changes nothing where
+ * masked probabilities are exactly zero: beside any allowed key whose score is above
+ * GRADD_ATTN_MASKED. Rows without one are rare (padding, or a bias that hides what the mask leaves)
+ * and looked at key by key, see attention_bits.h. Dropout bits are a function of the logical
+ * element, see rng.h. f32 and f64 compute in their own type, bf16 in f32 with one rounding at the
+ * end.
  *
  * Bits depend on the shapes and values alone, not on the number of threads. Engine thread.
  */
@@ -35,12 +39,21 @@ enum {
     GRADD_ATTN_NONE = 2, /* nothing is allowed */
 };
 
-/* What a query without any allowed key gives. */
+/* What a mask takes away from a masked key. Its score is `fill` plus what is left, and what is left
+ * gets a gradient. A product that is left is absorbed by the fill and not looked at.
+ *
+ *   both     Where(mask, qk + bias, fill)
+ *   score    Where(mask, qk, fill) + bias
+ *   bias     qk + Where(mask, bias, fill)
+ *   none     qk + bias + Where(mask, 0, fill)
+ */
 enum {
-    GRADD_ATTN_EVEN = 0,      /* the mean of v; scores get no gradient: Where(mask, score, fill) */
-    GRADD_ATTN_EVEN_GRAD = 1, /* the mean of v; scores get one: score + fill, absorbed by fill */
-    GRADD_ATTN_ZERO = 2,      /* zero, without gradients */
+    GRADD_ATTN_HIDES_SCORE = 1,
+    GRADD_ATTN_HIDES_BIAS = 2,
 };
+
+/* A fill is not above this. */
+#define GRADD_ATTN_MASKED (-1e30)
 
 /* Bits of the operators' attribute `layout`: what is [B, positions, heads, width]. */
 enum {
@@ -71,21 +84,23 @@ typedef struct gradd_attn_s {
     gradd_dtype_t dtype; /* of q, k, v, y and their gradients; all else is f64 for F64, or f32 */
     int64_t batch, heads, kv_heads, n_q, n_k, d, d_v;
     gradd_attn_side_t q, k, v, y, dy, dq, dk, dv;
-    void *lse;                /* [B, H, n_q]; forward may leave it out (NULL) */
+    void *stats;              /* [B, H, 2, n_q]: largest score, logarithm; NULL = not wanted */
     gradd_attn_extra_t mask;  /* bytes; col is 1 */
     gradd_attn_extra_t range; /* int32_t, three per row; required with a mask; col is unused */
     gradd_attn_extra_t bias;  /* added to the scaled and capped scores */
     void *dbias;              /* of the bias's shape, cleared by the caller; NULL = not wanted */
     double scale, softcap;    /* softcap 0 = none: else c tanh(score / c) */
-    int empty;                /* GRADD_ATTN_EVEN ... */
+    double fill;              /* in place of what the mask hides; -inf is one, too */
+    int hides;                /* bits of GRADD_ATTN_HIDES_... */
+    bool zero;                /* a query without any allowed key gives zero, without gradients */
     gradd_attn_drop_t drop;
 } gradd_attn_t;
 
 /* Scratch that the functions below need; depends on nothing but shapes and types. */
 size_t gradd_attn_work(const gradd_attn_t *p, bool backward);
-/* Writes y and, if given, lse. */
+/* Writes y and, if given, stats. */
 gradd_status_t gradd_attn_forward(const gradd_attn_t *p, void *work);
-/* Reads q, k, v, y, dy, lse; writes those of dq, dk, dv, dbias that are given. */
+/* Reads q, k, v, y, dy, stats; writes those of dq, dk, dv, dbias that are given. */
 gradd_status_t gradd_attn_backward(const gradd_attn_t *p, void *work);
 
 /* Ranges of `rows` rows of n bytes. */

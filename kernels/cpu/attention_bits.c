@@ -1,6 +1,7 @@
 /* Bits of what queries may look at. See attention_bits.h. */
 #include "kernels/cpu/attention_bits.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/rng.h"
@@ -31,6 +32,26 @@ void gradd_attn_ranges(const uint8_t *mask, int64_t rows, int64_t n, int32_t *ou
     }
 }
 
+void attn_bits_mark(attn_bits_t *bits, const gradd_attn_t *p, int64_t i) {
+    bits->dead[i] = bits->holes[i] = false;
+    bits->rare[i] = bits->any_rare = true;
+    bits->lo[i] = 0, bits->hi[i] = (int32_t)p->n_k;
+    bits->from = 0, bits->to = p->n_k;
+}
+
+/* A query without any allowed key. */
+static void begin_dead(attn_bits_t *bits, const gradd_attn_t *p, int64_t i) {
+    const bool uneven = p->bias.data && !(p->hides & GRADD_ATTN_HIDES_BIAS);
+    /* the gradient of the cap is taken at the product */
+    const bool capped = p->softcap != 0 && !(p->hides & GRADD_ATTN_HIDES_SCORE);
+    if (!p->zero && (uneven || capped || isinf(p->fill))) {
+        attn_bits_mark(bits, p, i);
+        return;
+    }
+    bits->dead[i] = bits->any_dead = true;
+    bits->lo[i] = 0, bits->hi[i] = p->zero ? 0 : (int32_t)p->n_k;
+}
+
 static void begin_query(attn_bits_t *bits, const gradd_attn_t *p, const attn_block_t *block,
                         int64_t i) {
     const int32_t *range = p->range.data;
@@ -38,19 +59,17 @@ static void begin_query(attn_bits_t *bits, const gradd_attn_t *p, const attn_blo
     if (!range) return;
     range += offset_of(&p->range, block, block->first + i);
     bits->holes[i] = range[2] == GRADD_ATTN_HOLES;
-    bits->dead[i] = range[2] == GRADD_ATTN_NONE;
-    bits->any_dead |= bits->dead[i];
     /* a range comes from our own kernel, but a wrong one must not lead outside of the tensors */
     bits->lo[i] = range[0] < 0 ? 0 : range[0];
     bits->hi[i] = range[1] > p->n_k ? (int32_t)p->n_k : range[1];
-    if (bits->dead[i])
-        bits->lo[i] = 0, bits->hi[i] = p->empty == GRADD_ATTN_ZERO ? 0 : (int32_t)p->n_k;
+    if (range[2] == GRADD_ATTN_NONE) begin_dead(bits, p, i);
 }
 
 void attn_bits_begin(attn_bits_t *bits, const gradd_attn_t *p, const attn_block_t *block) {
     memset(bits->holes, 0, sizeof bits->holes);
     memset(bits->dead, 0, sizeof bits->dead);
-    bits->any_dead = false;
+    memset(bits->rare, 0, sizeof bits->rare);
+    bits->any_dead = bits->any_rare = false;
     bits->from = p->n_k, bits->to = 0;
     for (int64_t i = 0; i < TILE; i++) {
         bits->lo[i] = 0, bits->hi[i] = (int32_t)p->n_k;
@@ -85,17 +104,30 @@ GRADD_MULTIARCH static uint64_t gather_bits(const uint8_t *bytes, int64_t n) {
     return word;
 }
 
+/* What the mask says of n keys. */
+static uint64_t mask_word(const gradd_attn_t *p, const attn_block_t *block, int64_t i,
+                          int64_t first, int64_t n) {
+    const uint8_t *row = p->mask.data;
+    return gather_bits(row + offset_of(&p->mask, block, block->first + i) + first, n);
+}
+
+static void show_special(attn_bits_t *bits, const gradd_attn_t *p, const attn_block_t *block,
+                         int64_t first, int64_t n) {
+    for (int64_t i = 0; i < TILE; i++)
+        bits->shown[i] = bits->dead[i]   ? 0
+                         : bits->rare[i] ? mask_word(p, block, i, first, n)
+                                         : ~0ull;
+}
+
 attn_cover_t attn_bits_tile(attn_bits_t *bits, const gradd_attn_t *p, const attn_block_t *block,
                             int64_t first, int64_t n) {
     const uint64_t full = span(0, n);
     uint64_t any = 0, all = full;
+    if (attn_bits_special(bits)) show_special(bits, p, block, first, n);
     for (int64_t i = 0; i < TILE; i++) {
         int64_t lo = bits->lo[i] - first, hi = bits->hi[i] - first;
         uint64_t word = i < block->n && lo < n ? span(lo < 0 ? 0 : lo, hi > n ? n : hi) : 0;
-        if (word && bits->holes[i])
-            word &= gather_bits((const uint8_t *)p->mask.data +
-                                    offset_of(&p->mask, block, block->first + i) + first,
-                                n);
+        if (word && bits->holes[i]) word &= mask_word(p, block, i, first, n);
         any |= word;
         if (i >= block->n) word = full;
         all &= word;

@@ -124,14 +124,21 @@ static void NAME(add_bias)(const gradd_attn_t *p, const attn_block_t *block,
     }
 }
 
+/* Where masked keys have a share, those whose bias is hidden give it no gradient. */
 static void NAME(add_dbias)(const gradd_attn_t *p, const attn_block_t *block,
-                            const attn_block_t *keys, const REAL *z) {
+                            const attn_block_t *keys, const NAME(work_t) * w) {
     const gradd_attn_extra_t *e = &p->bias;
+    const bool gated = attn_bits_special(&w->bits) && p->hides & GRADD_ATTN_HIDES_BIAS;
+    const REAL *z = w->z;
     REAL *dbias = (REAL *)p->dbias + block->b * e->batch + block->h * e->head +
                   block->first * e->row + keys->first * e->col;
-    for (int64_t i = 0; i < block->n; i++)
-        for (int64_t j = 0; j < keys->n; j++)
+    for (int64_t i = 0; i < block->n; i++) {
+        const uint64_t word = gated ? w->bits.shown[i] : ~0ull;
+        for (int64_t j = 0; j < keys->n && word == ~0ull; j++)
             dbias[i * e->row + j * e->col] += z[j * TILE + i];
+        for (int64_t j = 0; j < keys->n && word != ~0ull; j++)
+            if (word >> j & 1) dbias[i * e->row + j * e->col] += z[j * TILE + i];
+    }
 }
 
 /* Turned queries, scaled. */
@@ -158,13 +165,21 @@ static void NAME(scores)(const gradd_attn_t *p, const attn_block_t *block, const
     if (p->softcap != 0) NAME(cap)(w->x, keys->n, product.n, (REAL)p->softcap);
 }
 
+/* The fill, in rows where it counts. */
+static void NAME(put_fill)(const gradd_attn_t *p, const NAME(work_t) * w, REAL *x, int64_t keys) {
+    for (int64_t i = 0; i < TILE; i++)
+        for (int64_t j = 0; w->bits.rare[i] && j < keys; j++)
+            if (!(w->bits.shown[i] >> j & 1)) x[j * TILE + i] = (REAL)p->fill;
+}
+
 /* Bias and mask. */
 static void NAME(limit)(const gradd_attn_t *p, const attn_block_t *block, const attn_block_t *keys,
                         bool masked, NAME(work_t) * w, REAL *x) {
-    if (p->bias.data) {
-        NAME(add_bias)(p, block, keys, x);
-        if (w->bits.any_dead) NAME(clear_dead)(w, x, keys->n);
-    }
+    const bool hides_bias = p->hides & GRADD_ATTN_HIDES_BIAS;
+    if (w->bits.any_rare && !hides_bias) NAME(put_fill)(p, w, x, keys->n);
+    if (p->bias.data) NAME(add_bias)(p, block, keys, x);
+    if (p->bias.data && w->bits.any_dead) NAME(clear_dead)(w, x, keys->n);
+    if (w->bits.any_rare && hides_bias) NAME(put_fill)(p, w, x, keys->n);
     if (masked) NAME(select)(x, x, keys->n, NAME(lanes)(block), w->bits.allowed, -(REAL)INFINITY);
 }
 
@@ -203,23 +218,48 @@ static void NAME(forward_tile)(const gradd_attn_t *p, const attn_block_t *block,
     *started = true;
 }
 
-static void NAME(forward_block)(const gradd_attn_t *p, const attn_block_t *block,
+/* Sums over all tiles: out, max, sum. */
+static void NAME(forward_tiles)(const gradd_attn_t *p, const attn_block_t *block,
                                 NAME(work_t) * w) {
-    const int64_t e = NAME(padded)(p->d_v);
     bool started = false;
-    NAME(begin)(p, block, false, w);
     for (int64_t i = 0; i < TILE; i++)
         w->max[i] = -(REAL)INFINITY, w->sum[i] = 0;
     for (int64_t first = w->bits.from / TILE * TILE; first < w->bits.to; first += TILE)
         NAME(forward_tile)(p, block, first, &started, w);
-    if (!started) memset(w->out, 0, sizeof(REAL) * (size_t)(block->n * e));
-    REAL *lse = p->lse;
-    if (lse) lse += (block->b * p->heads + block->h) * p->n_q + block->first;
+    if (!started) memset(w->out, 0, sizeof(REAL) * (size_t)(block->n * NAME(padded)(p->d_v)));
+}
+
+/* Marks the rare queries by their largest scores; returns whether there are any new ones. */
+static bool NAME(find_rare)(const gradd_attn_t *p, const attn_block_t *block, NAME(work_t) * w) {
+    bool found = false;
+    for (int64_t i = 0; i < block->n && p->mask.data; i++) {
+        if (w->bits.dead[i] || w->bits.rare[i] || w->max[i] > (REAL)GRADD_ATTN_MASKED) continue;
+        attn_bits_mark(&w->bits, p, i);
+        found = true;
+    }
+    return found;
+}
+
+/* This block's part of the statistics: largest scores, then n_q further on their logarithms. */
+static REAL *NAME(stats_at)(const gradd_attn_t *p, const attn_block_t *block) {
+    if (!p->stats) return NULL;
+    return (REAL *)p->stats + (block->b * p->heads + block->h) * 2 * p->n_q + block->first;
+}
+
+static void NAME(forward_block)(const gradd_attn_t *p, const attn_block_t *block,
+                                NAME(work_t) * w) {
+    const int64_t e = NAME(padded)(p->d_v);
+    NAME(begin)(p, block, false, w);
+    NAME(forward_tiles)(p, block, w);
+    if (NAME(find_rare)(p, block, w)) NAME(forward_tiles)(p, block, w);
+    REAL *stats = NAME(stats_at)(p, block);
     for (int64_t i = 0; i < block->n; i++) {
-        const bool zero = w->bits.dead[i] && p->empty == GRADD_ATTN_ZERO;
+        const bool zero = w->bits.dead[i] && p->zero;
         const REAL keep = p->drop.active ? (REAL)p->drop.scale : 1;
         w->factor[i] = zero ? 0 : keep / w->sum[i];
-        if (lse) lse[i] = w->sum[i] == 0 ? 0 : w->max[i] + (REAL)log((double)w->sum[i]);
+        if (!stats) continue;
+        stats[i] = zero ? 0 : w->max[i];
+        stats[i + p->n_q] = zero ? 0 : (REAL)log((double)w->sum[i]);
     }
     NAME(scale_rows)(w->out, e, block->n, e, w->factor);
     NAME(put_rows)(p, &p->y, block, p->d_v, w->out);

@@ -46,7 +46,7 @@ static REAL *NAME(tile_probabilities)(const gradd_attn_t *p, const NAME(span_t) 
         x = w->p;
     }
     NAME(limit)(p, &s->block, keys, masked, w, x);
-    NAME(probabilities)(x, x, keys->n, NAME(lanes)(&s->block), w->max);
+    NAME(probabilities)(x, x, keys->n, NAME(lanes)(&s->block), w->max, w->sum);
     return x;
 }
 
@@ -57,8 +57,9 @@ static void NAME(tile_dscores)(const gradd_attn_t *p, const NAME(span_t) * s,
     const bool dbias = p->dbias && s->what & BY_QUERY;
     if (p->drop.active) NAME(select)(w->z, w->z, keys->n, lanes, w->bits.kept, 0);
     NAME(soften_grad)(w->z, prob, keys->n, lanes, w->delta);
-    if (w->bits.any_dead && p->empty != GRADD_ATTN_EVEN_GRAD) NAME(clear_dead)(w, w->z, keys->n);
-    if (dbias) NAME(add_dbias)(p, &s->block, keys, w->z);
+    if (dbias) NAME(add_dbias)(p, &s->block, keys, w);
+    if (attn_bits_special(&w->bits) && p->hides & GRADD_ATTN_HIDES_SCORE)
+        NAME(select)(w->z, w->z, keys->n, lanes, w->bits.shown, 0);
     if (p->softcap != 0) NAME(cap_grad)(w->z, w->x, keys->n, lanes, (REAL)p->softcap);
     NAME(times)(w->z, keys->n, lanes, (REAL)p->scale);
 }
@@ -119,8 +120,7 @@ static void NAME(backward_tile)(const gradd_attn_t *p, NAME(span_t) * s, int64_t
 
 static void NAME(backward_block)(const gradd_attn_t *p, NAME(span_t) * s, NAME(work_t) * w) {
     const attn_block_t *block = &s->block;
-    const REAL *lse =
-        (const REAL *)p->lse + (block->b * p->heads + block->h) * p->n_q + block->first;
+    const REAL *stats = NAME(stats_at)(p, block);
     s->q = NAME(begin)(p, block, true, w);
     s->dy = NAME(rows)(p, &p->dy, block, p->d_v, true, w->dy);
     NAME(rows_t) y = NAME(rows)(p, &p->y, block, p->d_v, false, w->y);
@@ -128,9 +128,11 @@ static void NAME(backward_block)(const gradd_attn_t *p, NAME(span_t) * s, NAME(w
                w->dyt);
     NAME(row_dots)(y.at, y.ld, s->dy.at, s->dy.ld, block->n, p->d_v, w->delta);
     for (int64_t i = 0; i < TILE; i++) {
-        w->max[i] = i < block->n ? lse[i] : 0;
+        w->max[i] = i < block->n ? stats[i] : 0;
+        w->sum[i] = i < block->n ? stats[i + p->n_q] : 0; /* logarithms here */
         if (i >= block->n) w->delta[i] = 0;
     }
+    NAME(find_rare)(p, block, w);
     if (w->bits.from > s->from) s->from = w->bits.from / TILE * TILE;
     if (w->bits.to < s->to) s->to = w->bits.to;
     for (int64_t first = s->from; first < s->to; first += TILE)

@@ -138,11 +138,12 @@ GRADD_MULTIARCH static void NAME(scale_rows)(REAL *c, int64_t ld, int64_t rows, 
     }
 }
 
-/* z = exp(x - lse); z may be x */
+/* z = exp(x - max - log_sum); z may be x */
 GRADD_MULTIARCH static void NAME(probabilities)(REAL *z, const REAL *x, int64_t keys, int64_t lanes,
-                                                const REAL *lse) {
+                                                const REAL *max, const REAL *log_sum) {
     for (int64_t j = 0; j < keys; j++, x += TILE, z += TILE) {
-        _Pragma("omp simd") for (int64_t i = 0; i < lanes; i++) z[i] = EXP(x[i] - lse[i]);
+        _Pragma("omp simd") for (int64_t i = 0; i < lanes; i++) z[i] =
+            EXP((x[i] - max[i]) - log_sum[i]);
     }
 }
 

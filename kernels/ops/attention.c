@@ -4,16 +4,21 @@
  * h / (H / K) of keys and values. mask (boolean, true = may look) and bias (float) broadcast to
  * [B, H, Q, N]; ranges (i32 [..., 3], from MaskRanges) sums the mask up per row and is computed if
  * it is absent. cap(s) = c tanh(s / c) with c = softcap, if not 0. `layout` has a bit for each of
- * q, k, v, y (1, 2, 4, 8) that is [B, positions, heads, width] instead. `empty` says what rows
- * without an allowed key give, see kernels/cpu/attention.h.
+ * q, k, v, y (1, 2, 4, 8) that is [B, positions, heads, width] instead.
  *
- * bf16 q, k, v, y: bias, statistics and sums are f32. Saved for backward: the operands, y, and lse,
- * one number per row; probabilities are computed again, dropout bits too (`node` is the coordinate
- * of the Dropout). FusedAttentionGrad(dy, q, k, v, y, lse, mask, bias, ranges) -> dq, dk, dv,
- * dbias.
+ * A masked key has the score `fill`, plus the bias unless bit 2 of `hides` is set (bit 1: no
+ * gradient goes to its product; see kernels/cpu/attention.h). That is next to nothing beside an
+ * allowed key, but rows may have none, or a bias that hides all of them. With `zero`, rows without
+ * an allowed key give zero. The bias of a masked key is at most 1e29.
+ *
+ * bf16 q, k, v, y: bias, statistics and sums are f32. Saved for backward: the operands, y, and
+ * stats, two numbers per row; probabilities are computed again, dropout bits too (`node` is the
+ * coordinate of the Dropout). FusedAttentionGrad(dy, q, k, v, y, stats, mask, bias, ranges) -> dq,
+ * dk, dv, dbias.
  */
 #include "kernels/cpu/attention.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -25,12 +30,14 @@
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
+enum { HIDES_BOTH = GRADD_ATTN_HIDES_SCORE | GRADD_ATTN_HIDES_BIAS };
+
 /* places of the operands; the gradient's are those of `grad` */
 typedef struct places_s {
     int q, k, v, mask, bias, ranges;
 } places_t;
 static const places_t forward_at = {0, 1, 2, 3, 4, 5}, backward_at = {1, 2, 3, 6, 7, 8};
-enum { GRAD_Y = 4, GRAD_LSE = 5 };
+enum { GRAD_Y = 4, GRAD_STATS = 5 };
 
 /* ---- description of a call --------------------------------------------------------------------
  */
@@ -85,8 +92,11 @@ static void describe(gradd_attn_t *p, const gradd_view_t *in, int n_in, const pl
                      gradd_attrs_t attrs) {
     *p = (gradd_attn_t){.scale = gradd_attr_float(attrs, "scale", 1),
                         .softcap = gradd_attr_float(attrs, "softcap", 0),
-                        .empty = (int)gradd_attr_int(attrs, "empty", GRADD_ATTN_EVEN)};
+                        .fill = gradd_attr_float(attrs, "fill", -FLT_MAX),
+                        .hides = (int)gradd_attr_int(attrs, "hides", HIDES_BOTH),
+                        .zero = gradd_attr_int(attrs, "zero", 0)};
     describe_sizes(p, in, at, gradd_attr_int(attrs, "layout", 0));
+    if (p->dtype != GRADD_DT_F64) p->fill = (double)(float)p->fill; /* maybe infinite */
     if (given(in, n_in, at->mask)) p->mask = extra_of(&in[at->mask]);
     if (given(in, n_in, at->bias)) p->bias = extra_of(&in[at->bias]);
     if (given(in, n_in, at->ranges)) p->range = extra_of(&in[at->ranges]);
@@ -142,7 +152,7 @@ static gradd_status_t run_attention(const gradd_run_t *r) {
     gradd_attn_t p;
     describe(&p, r->in, r->n_in, &forward_at, r->attrs);
     p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED);
-    p.lse = output(r, 1);
+    p.stats = output(r, 1);
     p.drop = describe_drop(r);
     find_ranges(&p, r, &forward_at, behind(&p, r->work, false));
     return gradd_attn_forward(&p, r->work);
@@ -154,7 +164,7 @@ static gradd_status_t run_attention_grad(const gradd_run_t *r) {
     describe(&p, r->in, r->n_in, &backward_at, r->attrs);
     p.dy = side_of(&r->in[0], layout & GRADD_ATTN_Y_TURNED);
     p.y = side_of(&r->in[GRAD_Y], layout & GRADD_ATTN_Y_TURNED);
-    p.lse = r->in[GRAD_LSE].data;
+    p.stats = r->in[GRAD_STATS].data;
     p.dq = p.q, p.dk = p.k, p.dv = p.v;
     p.dq.data = output(r, 0), p.dk.data = output(r, 1), p.dv.data = output(r, 2);
     p.dbias = output(r, 3);
@@ -191,44 +201,52 @@ static int64_t extra_place(const gradd_attn_extra_t *e, const query_t *at, int64
     return at->b * e->batch + at->h * e->head + at->i * e->row + j * e->col;
 }
 
-/* Score of query and key, before the mask. */
-static double plain_score(const gradd_attn_t *p, const query_t *at, int64_t j) {
+/* Product of query and key, scaled and capped. */
+static double plain_product(const gradd_attn_t *p, const query_t *at, int64_t j) {
     const int64_t q = place(&p->q, at->b, at->h, at->i);
     const int64_t k = place(&p->k, at->b, at->h / (p->heads / p->kv_heads), j);
     double s = 0;
     for (int64_t c = 0; c < p->d; c++)
         s += element(p->dtype, p->q.data, q + c) * element(p->dtype, p->k.data, k + c);
     s *= p->scale;
-    if (p->softcap != 0) s = p->softcap * tanh(s / p->softcap);
-    gradd_dtype_t dtype = p->dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : p->dtype;
-    if (p->bias.data) s += element(dtype, p->bias.data, extra_place(&p->bias, at, j));
-    return s;
+    return p->softcap != 0 ? p->softcap * tanh(s / p->softcap) : s;
 }
 
 static bool may_look(const gradd_attn_t *p, const query_t *at, int64_t j) {
     return !p->mask.data || ((const uint8_t *)p->mask.data)[extra_place(&p->mask, at, j)];
 }
 
-/* Weight of element c of y: sum over keys; *out_lse = log of the sum of exponentials. */
-static double plain_element(const gradd_attn_t *p, const query_t *at, int64_t c, double *out_lse) {
+/* What goes into the softmax, rounded as sums of large numbers are. */
+static double plain_score(const gradd_attn_t *p, const query_t *at, int64_t j) {
+    const bool shown = may_look(p, at, j);
+    double s = shown ? plain_product(p, at, j) : p->fill;
+    gradd_dtype_t dtype = p->dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : p->dtype;
+    if (p->bias.data && (shown || !(p->hides & GRADD_ATTN_HIDES_BIAS)))
+        s += element(dtype, p->bias.data, extra_place(&p->bias, at, j));
+    return dtype == GRADD_DT_F64 ? s : (double)(float)s;
+}
+
+/* Element c of y: sum over keys; stats: largest score, logarithm of the sum of exponentials. */
+static double plain_element(const gradd_attn_t *p, const query_t *at, int64_t c, double stats[2]) {
     const int64_t kv = at->h / (p->heads / p->kv_heads);
     const int64_t row = (at->b * p->heads + at->h) * p->n_q + at->i;
     double max = -INFINITY, sum = 0, y = 0;
     bool any = false;
-    for (int64_t j = 0; j < p->n_k; j++)
-        any |= may_look(p, at, j);
-    for (int64_t j = 0; j < p->n_k && any; j++)
-        if (may_look(p, at, j)) max = fmax(max, plain_score(p, at, j));
     for (int64_t j = 0; j < p->n_k; j++) {
-        double weight = !any ? 1 : may_look(p, at, j) ? exp(plain_score(p, at, j) - max) : 0;
+        any |= may_look(p, at, j);
+        max = fmax(max, plain_score(p, at, j));
+    }
+    stats[0] = stats[1] = 0;
+    if (!any && p->zero) return 0;
+    for (int64_t j = 0; j < p->n_k; j++) {
+        double weight = exp(plain_score(p, at, j) - max);
         bool keep = !p->drop.active ||
                     gradd_rng_word(p->drop.seed, p->drop.node, (uint64_t)(row * p->n_k + j)) >=
                         p->drop.limit;
         sum += weight;
         if (keep) y += weight * element(p->dtype, p->v.data, place(&p->v, at->b, kv, j) + c);
     }
-    *out_lse = any ? max + log(sum) : log(sum);
-    if (!any && p->empty == GRADD_ATTN_ZERO) return *out_lse = 0;
+    stats[0] = max, stats[1] = log(sum);
     return y / sum * (p->drop.active ? p->drop.scale : 1);
 }
 
@@ -248,11 +266,13 @@ static gradd_status_t ref_attention(const gradd_run_t *r) {
     p.drop = describe_drop(r);
     for (int64_t row = 0; row < p.batch * p.heads * p.n_q; row++) {
         const query_t at = {row / p.n_q / p.heads, row / p.n_q % p.heads, row % p.n_q};
-        double lse = 0;
+        double stats[2] = {0, 0};
         for (int64_t c = 0; c < p.d_v; c++)
             store(p.dtype, p.y.data, place(&p.y, at.b, at.h, at.i) + c,
-                  plain_element(&p, &at, c, &lse));
-        if (output(r, 1)) store(r->out[1].type.dtype, output(r, 1), row, lse);
+                  plain_element(&p, &at, c, stats));
+        for (int k = 0; k < 2 && output(r, 1); k++)
+            store(r->out[1].type.dtype, output(r, 1), (row / p.n_q * 2 + k) * p.n_q + at.i,
+                  stats[k]);
     }
     return GRADD_OK;
 }
@@ -295,6 +315,8 @@ static gradd_status_t check_extras(const gradd_infer_t *c, const places_t *at,
             return misfit("the mask", mask);
         if (given(in, c->n_in, at->ranges) && !sums_up(&in[at->ranges].type, mask))
             return misfit("the range of keys", &in[at->ranges].type);
+    } else if (given(in, c->n_in, at->ranges)) {
+        return misfit("the range of keys, without a mask,", &in[at->ranges].type);
     }
     if (given(in, c->n_in, at->bias) &&
         (in[at->bias].type.dtype != wide || !broadcasts(&in[at->bias].type, p)))
@@ -327,9 +349,9 @@ static gradd_type_t result_type(const gradd_attn_t *p, int64_t layout) {
     };
 }
 
-static gradd_type_t lse_type(const gradd_attn_t *p) {
+static gradd_type_t stats_type(const gradd_attn_t *p) {
     return (gradd_type_t){
-        p->dtype == GRADD_DT_F64 ? GRADD_DT_F64 : GRADD_DT_F32, 3, {p->batch, p->heads, p->n_q}
+        p->dtype == GRADD_DT_F64 ? GRADD_DT_F64 : GRADD_DT_F32, 4, {p->batch, p->heads, 2, p->n_q}
     };
 }
 
@@ -337,17 +359,18 @@ static gradd_status_t infer_attention(gradd_infer_t *c) {
     gradd_attn_t p;
     GRADD_TRY(check_operands(c, &forward_at, &p));
     c->out[0] = result_type(&p, gradd_attr_int(c->attrs, "layout", 0));
-    if (c->n_out > 1) c->out[1] = lse_type(&p);
+    if (c->n_out > 1) c->out[1] = stats_type(&p);
     return GRADD_OK;
 }
 
 static gradd_status_t infer_attention_grad(gradd_infer_t *c) {
     gradd_attn_t p;
     GRADD_TRY(check_operands(c, &backward_at, &p));
-    gradd_type_t y = result_type(&p, gradd_attr_int(c->attrs, "layout", 0)), lse = lse_type(&p);
+    gradd_type_t y = result_type(&p, gradd_attr_int(c->attrs, "layout", 0)), stats = stats_type(&p);
     if (!gradd_type_equal(&c->in[0].type, &y)) return misfit("dy", &c->in[0].type);
     if (!gradd_type_equal(&c->in[GRAD_Y].type, &y)) return misfit("y", &c->in[GRAD_Y].type);
-    if (!gradd_type_equal(&c->in[GRAD_LSE].type, &lse)) return misfit("lse", &lse);
+    if (!gradd_type_equal(&c->in[GRAD_STATS].type, &stats))
+        return misfit("stats", &c->in[GRAD_STATS].type);
     for (int j = 0; j < 3 && j < c->n_out; j++)
         c->out[j] = c->in[1 + j].type;
     if (c->n_out > 3) {
@@ -383,7 +406,7 @@ static gradd_status_t grad_attention(gradd_grad_t *g) {
     }
     if (g->n_in > 4 && g->need[4]) n_out = 4;
     in[GRAD_Y] = g->output(g, 0);
-    in[GRAD_LSE] = g->output(g, 1);
+    in[GRAD_STATS] = g->output(g, 1);
     if (b->status || g->dout[0] == GRADD_NONE) return b->status;
     for (int i = 0; i < g->attrs.n && n_attrs < 7; i++)
         if (strcmp(g->attrs.v[i].name, "node")) attrs[n_attrs++] = g->attrs.v[i];
@@ -401,7 +424,8 @@ static gradd_status_t grad_attention(gradd_grad_t *g) {
 
 #define ATTENTION_ATTRS                                                                            \
     GRADD_ATTR_LIST({"scale", GRADD_ATTR_FLOAT, false}, {"softcap", GRADD_ATTR_FLOAT, false},      \
-                    {"dropout", GRADD_ATTR_FLOAT, false}, {"empty", GRADD_ATTR_INT, false},        \
+                    {"dropout", GRADD_ATTR_FLOAT, false}, {"fill", GRADD_ATTR_FLOAT, false},       \
+                    {"hides", GRADD_ATTR_INT, false}, {"zero", GRADD_ATTR_INT, false},             \
                     {"layout", GRADD_ATTR_INT, false}, {"node", GRADD_ATTR_INT, false})
 /* Two products per pair of query and key; backward makes the scores again and has five. All pairs
  * are counted, also those that a mask lets the kernel skip. */
@@ -439,14 +463,21 @@ GRADD_OPS(
             {.text = "f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4]"},
             {.text = "f32[2,4,9,8] f32[2,2,9,8] f32[2,2,9,8] | scale=0.35 -> 2", .grad_tol = -1},
             {.text = "f32[2,4,9,8] f32[2,2,9,8] f32[2,2,9,8] bool[2,1,9,9] | scale=0.35"},
-            {.text = "f32[2,4,9,8] f32[2,2,9,8] f32[2,2,9,8] bool[9,9] | empty=2 -> 2",
+            {.text = "f32[2,4,9,8] f32[2,2,9,8] f32[2,2,9,8] bool[9,9] | zero=1 -> 2",
                   .grad_tol = -1},
             {.text =
                  "f32[1,2,5,8] f32[1,2,4,8] f32[1,2,4,8] bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,"
-                 "0,0,1,1,1,1} | empty=0"},
+                 "0,0,1,1,1,1}"},
             {.text =
                  "f32[1,2,5,8] f32[1,2,4,8] f32[1,2,4,8] bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,"
-                 "0,0,1,1,1,1} | empty=2 dropout=0.25"},
+                 "0,0,1,1,1,1} | zero=1 dropout=0.25"},
+            {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,0,0,0,0,1,1,0,1,0,0,1} "
+                     "f32[2,3,4] | hides=1 fill=-60.0"},
+            {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,0,0,0,0,1,1,0,1,0,0,1} "
+                     "f32[2,3,4] | hides=2", .grad_tol = -1},
+            {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,0,0,0,0,1,1,0,1,0,1,0} "
+                     "f32[4]={-3.4e38,0,-inf,0} | hides=0 fill=-3e38 softcap=2.0", .grad_tol = -1},
+            {.text = "f32[2,2,3,5] f32[2,2,3,5] f32[2,2,3,5] bool[2,1,1,3] f32[1,2,1,3]"},
             {.text = "f32[2,2,3,5] f32[2,1,6,5] f32[2,1,6,3] - f32[2,3,6] | softcap=1.5"},
             {.text = "f32[2,2,3,5] f32[2,2,6,5] f32[2,2,6,3] bool[2,1,1,6] f32[2,1,1] | layout=0"},
             {.text = "f32[2,2,3,5] f32[2,2,6,5] f32[2,2,6,3] bool[6]={0,1,1,0,1,1} f32[2,2,3,6]"},
@@ -465,9 +496,9 @@ GRADD_OPS(
      .cost = cost_attention_grad,
      .cases = GRADD_CASES(
          {.text = "f32[1,1,3,4] f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4] f32[1,1,3,4] "
-                  "f32[1,1,3]:(7,8) -> 3"},
+                  "f32[1,1,2,3]:(3,4) -> 3"},
          {.text = "f32[2,70,4,16] f32[2,70,4,16] f32[2,90,2,16] f32[2,90,2,16] f32[2,70,4,16] "
-                  "f32[2,4,70]:(7,8) bool[70,90] f32[1,4,1,90] | layout=15 scale=0.2 -> 4"})},
+                  "f32[2,4,2,70]:(3,4) bool[70,90] f32[1,4,1,90] | layout=15 scale=0.2 -> 4"})},
     {.name = "MaskRanges",
      .domain = "com.gradd",
      .since = 1,

@@ -5,7 +5,8 @@
  *     > Softmax > [Dropout] > MatMul(., v)
  *
  * with casts between float types anywhere, operands of Add and Mul in either order, factors on q or
- * k instead of their product, and heads of k and v repeated by Unsqueeze, Expand, Reshape. */
+ * k instead of their product, and heads of k and v repeated by Unsqueeze, Expand, Reshape. One mask
+ * and one bias are found, in any order; a second mask that is added is a bias. */
 #include "server/graph/match_attention.h"
 
 #include <string.h>
@@ -120,62 +121,77 @@ static bool take_mask(const graph_t *g, const graph_node_t *n, match_attention_t
                       gradd_val_t *rest) {
     double fill;
     if (f->mask != GRADD_NONE) return false;
-    for (int k = 1; k <= 2; k++)
-        if (match_scalar(g, n->in[k], &fill) && fill <= MATCH_MASKED) {
-            f->mask = n->in[0];
-            f->mask_hides = k == 1;
-            *rest = n->in[3 - k];
-            return true;
-        }
+    for (int k = 1; k <= 2; k++) {
+        if (!match_scalar(g, n->in[k], &fill) || fill > GRADD_ATTN_MASKED) continue;
+        f->fill = fill * f->outer;
+        f->mask = n->in[0];
+        f->mask_hides = k == 1;
+        *rest = n->in[3 - k];
+        return f->fill <= GRADD_ATTN_MASKED;
+    }
     return false;
 }
 
-/* What is added to the scores: a mask in disguise, a bias, or the sum of both. */
-static bool take_addend(const graph_t *g, gradd_val_t v, match_attention_t *f) {
-    double zero;
-    gradd_val_t rest;
-    const graph_node_t *n = match_made_by(g, match_uncast(g, v), "Where");
-    if (n && take_mask(g, n, f, &rest)) {
-        f->empty = GRADD_ATTN_EVEN_GRAD;
-        if (match_scalar(g, rest, &zero) && zero == 0) return true;
-        v = rest; /* Where(mask, bias, fill) */
-    }
-    n = match_made_by(g, v, "Add");
-    for (int k = 0; n && k < 2; k++) {
-        const graph_node_t *w = match_made_by(g, match_uncast(g, n->in[k]), "Where");
-        if (!w || !take_mask(g, w, f, &rest)) continue;
-        if (!match_scalar(g, rest, &zero) || zero != 0) return false;
-        f->empty = GRADD_ATTN_EVEN_GRAD;
-        v = n->in[1 - k];
-        break;
-    }
+/* The scores, under a mask. It hides a bias that is found further up, not one found already. */
+static bool take_masked_scores(const graph_t *g, const graph_node_t *n, match_attention_t *f,
+                               gradd_val_t *rest) {
+    f->hides = GRADD_ATTN_HIDES_SCORE | (f->bias == GRADD_NONE ? GRADD_ATTN_HIDES_BIAS : 0);
+    return take_mask(g, n, f, rest);
+}
+
+static bool take_bias(gradd_val_t v, match_attention_t *f) {
     if (f->bias != GRADD_NONE) return false;
     f->bias = v;
     return true;
 }
 
-/* From what goes into softmax to q and k. Goes at most `depth` additions up. */
-static bool find_scores(const graph_t *g, gradd_val_t v, match_attention_t *f, int depth) {
-    const graph_node_t *n;
+/* A mask in disguise, added to the scores: Where(mask, 0, fill), Where(mask, bias, fill) or
+ * Where(mask, 0, fill) + bias. */
+static bool take_added_mask(const graph_t *g, gradd_val_t v, match_attention_t *f) {
+    double zero;
+    gradd_val_t rest;
+    const graph_node_t *n = match_made_by(g, match_uncast(g, v), "Where");
+    if (n && take_mask(g, n, f, &rest)) {
+        if (match_scalar(g, rest, &zero) && zero == 0) return true;
+        f->hides = GRADD_ATTN_HIDES_BIAS;
+        return take_bias(rest, f);
+    }
+    n = match_made_by(g, v, "Add");
+    for (int k = 0; n && k < 2; k++) {
+        const graph_node_t *w = match_made_by(g, match_uncast(g, n->in[k]), "Where");
+        if (!w || !take_mask(g, w, f, &rest)) continue;
+        return match_scalar(g, rest, &zero) && zero == 0 && take_bias(n->in[1 - k], f);
+    }
+    return false;
+}
+
+/* Factors on what is masked: softmax((scores + mask) / c). */
+static gradd_val_t peel_outer(const graph_t *g, gradd_val_t v, match_attention_t *f) {
     double outer = 1;
     gradd_val_t inner = match_uncast(g, v);
     for (int step = 0; step < MATCH_MAX_WALK && peel_factor(g, &inner, &outer); step++)
         inner = match_uncast(g, inner);
-    if (match_made_by(g, inner, "Where") || match_made_by(g, inner, "Add")) {
-        v = inner; /* softmax((scores + mask) / c) */
-        f->outer *= outer;
-    }
-    v = match_uncast(g, v);
+    if (!match_made_by(g, inner, "Where") && !match_made_by(g, inner, "Add"))
+        return match_uncast(g, v);
+    f->outer *= outer;
+    return inner;
+}
+
+/* From what goes into softmax to q and k. Goes at most `depth` additions up, and tries what is
+ * added as a mask first, then as a bias. */
+static bool find_scores(const graph_t *g, gradd_val_t v, match_attention_t *f, int depth) {
+    const graph_node_t *n;
+    v = peel_outer(g, v, f);
     if ((n = match_made_by(g, v, "Where"))) {
-        if (!take_mask(g, n, f, &v)) return false;
-        f->empty = GRADD_ATTN_EVEN;
+        if (!take_masked_scores(g, n, f, &v)) return false;
         v = match_uncast(g, v);
     }
     n = match_made_by(g, v, "Add");
-    for (int k = 0; n && depth > 0 && k < 2; k++) {
+    for (int way = 0; n && depth > 0 && way < 4; way++) {
         match_attention_t tried = *f;
-        if (!take_addend(g, n->in[1 - k], &tried)) continue;
-        if (!find_scores(g, n->in[k], &tried, depth - 1)) continue;
+        const gradd_val_t added = n->in[1 - way % 2];
+        if (way < 2 ? !take_added_mask(g, added, &tried) : !take_bias(added, &tried)) continue;
+        if (!find_scores(g, n->in[way % 2], &tried, depth - 1)) continue;
         *f = tried;
         return true;
     }

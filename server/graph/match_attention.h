@@ -5,20 +5,17 @@
 #include "server/graph/match.h"
 #include "server/graph/readers.h"
 
-/* What a fill must not exceed so that a masked probability is exactly zero beside any allowed one.
- */
-#define MATCH_MASKED (-1e30)
-
 typedef struct match_attention_s {
     gradd_val_t q, k, v; /* [B, heads, positions, width], heads of k and v not repeated */
     bool k_turned;       /* k is [B, positions, heads, width]: one Transpose makes all of k^T */
     gradd_val_t mask;    /* boolean; GRADD_NONE = none */
     bool mask_hides;     /* true elements are the masked ones */
+    double fill;         /* score of masked elements */
+    int hides;           /* what it takes the place of: GRADD_ATTN_HIDES_... */
     gradd_val_t bias;    /* float; GRADD_NONE = none */
     gradd_dtype_t dtype; /* of q, k, v and the result */
     double scale, softcap, dropout;
     double outer; /* factor on what is masked already; part of scale in the end */
-    int empty;    /* of kernels/cpu/attention.h */
     int32_t drop; /* the Dropout node, -1 = none */
 } match_attention_t;
 

@@ -134,12 +134,13 @@ static gradd_status_t fuse_product(state_t *s, int32_t id, const match_attention
     GRADD_TRY(take_layout(g, id, &in[V], GRADD_ATTN_V_TURNED, &layout));
     GRADD_TRY(emit_mask(g, id, f, in));
     GRADD_TRY(emit_bias(g, id, f, in));
-    gradd_attr_t attrs[5] = {gradd_make_float("scale", f->scale),
-                             gradd_make_float("softcap", f->softcap),
-                             gradd_make_float("dropout", f->dropout),
-                             gradd_make_int("empty", f->empty), gradd_make_int("layout", layout)};
+    gradd_attr_t attrs[7] = {
+        gradd_make_float("scale", f->scale),     gradd_make_float("softcap", f->softcap),
+        gradd_make_float("dropout", f->dropout), gradd_make_float("fill", f->fill),
+        gradd_make_int("hides", f->hides),       gradd_make_int("zero", 0),
+        gradd_make_int("layout", layout)};
     match_fused_t fused = {
-        "FusedAttention", in, N_IN, attrs, 5, f->drop < 0 ? NULL : &g->nodes[f->drop]};
+        "FusedAttention", in, N_IN, attrs, 7, f->drop < 0 ? NULL : &g->nodes[f->drop]};
     return match_replace(g, &g->nodes[id], &fused);
 }
 
@@ -175,7 +176,7 @@ static gradd_status_t fuse_where(state_t *s, int32_t id) {
     if (gradd_attr_int(a->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED) return GRADD_OK;
     GRADD_TRY(budget_spend(1 + gradd_type_count(&g->values[a->in[MASK]]->type) / 1024));
     if (!match_row_has_any(g, n->in[0], a->in[MASK])) return GRADD_OK;
-    return refine(s->g, id, a, "empty", GRADD_ATTN_ZERO);
+    return refine(s->g, id, a, "zero", 1);
 }
 
 static gradd_status_t fuse_transpose(state_t *s, int32_t id) {
