@@ -55,6 +55,16 @@ MORE: dict[str, tuple[str, str, dict[str, Any]]] = {
         "GPTNeoXForCausalLM",
         {**_DECODER, "hidden_dropout": 0.0, "attention_dropout": 0.0},
     ),
+    "gpt_neo": (
+        "GPTNeoConfig",
+        "GPTNeoForCausalLM",
+        {
+            **{"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_layers": 2, "num_heads": 4},
+            **{"intermediate_size": 128, "max_position_embeddings": 64, "window_size": 4},
+            **{"attention_types": [[["global", "local"], 1]], "use_cache": False},
+            **{"bos_token_id": 1, "eos_token_id": 1, "resid_dropout": 0.0, "embed_dropout": 0.0},
+        },
+    ),
     "opt": (
         "OPTConfig",
         "OPTForCausalLM",

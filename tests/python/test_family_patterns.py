@@ -91,6 +91,7 @@ ROWS: dict[str, Row] = {
     "gpt2_drop": _GPT2._replace(drop_add=4, drop=1),  # drop: of the embeddings
     "gptj": Row(norm=3, rope=4, attention=2, gelu=2, linear=5, product=8, table=1),
     "gpt_neox": Row(norm=5, rope=4, attention=2, gelu=2, linear=8, product=1, table=1),
+    "gpt_neo": Row(norm=5, attention=2, gelu=2, linear=6, product=7, table=1),
     "opt": Row(norm=5, attention=2, linear=12, product=1, table=1),  # its unit is a ReLU
     "falcon": Row(norm=3, rope=4, attention=2, gelu=2, product=9, table=1),
     "phi": Row(norm=3, rope=4, attention=2, gelu=2, linear=13, table=1),
