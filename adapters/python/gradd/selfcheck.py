@@ -12,6 +12,7 @@ own bf16 is.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,7 @@ import torch
 from gradd import protocol, schema
 from gradd.fallback import SelfCheckError
 from gradd.graphs import Graph
-from gradd.quiet import Quiet
+from gradd.quiet import Quiet, without_checkpoints
 
 if TYPE_CHECKING:
     from gradd.bridge import Bridge
@@ -48,7 +49,7 @@ def check(
     """
     checked = _checked_outputs(graph, params)
     ours = _in_daemon(bridge, graph, leaves, params, checked)
-    theirs = _in_torch(bridge, graph, args, kwargs, params, checked, None)
+    theirs = _in_torch_or_named(bridge, graph, args, kwargs, params, checked)
     half = graph.facts.half
     bad = None if half else _difference(ours, theirs, None)
     if half or bad is not None:
@@ -101,6 +102,20 @@ def _in_daemon(
         run.end()
 
 
+def _in_torch_or_named(
+    bridge: Bridge, graph: Graph, args: tuple, kwargs: dict, params: tuple[int, ...], checked: list
+) -> Values:
+    """PyTorch's side of the comparison; its failure is one of the check, not of training."""
+    try:
+        return _in_torch(bridge, graph, args, kwargs, params, checked, None)
+    except Exception as error:  # whatever the module raises when it runs without chance
+        raise SelfCheckError(
+            f"the first training step of {type(bridge.module).__name__} cannot be compared: in "
+            f"PyTorch it raises {type(error).__name__}: {error}. GRADD_SELF_CHECK=0 disables this "
+            "check"
+        ) from error
+
+
 def _in_torch(
     bridge: Bridge,
     graph: Graph,
@@ -116,38 +131,78 @@ def _in_torch(
     from gradd.export.refuse import kept_state
     from gradd.export.results import Result
 
-    module = bridge.module
+    stand_ins = _stand_ins(bridge.module, graph, dtype)
     wanted = {graph.bound[i] for i in params}
+    leaves, _, _ = schema.flatten_inputs(args, kwargs)
+    leaves = [_leaf(x, dtype) if torch.is_tensor(x) else x for x in leaves]
+    args, kwargs = schema.unflatten_inputs(args, kwargs, leaves)
+    with (
+        kept_state(bridge.module),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False) if dtype else contextlib.nullcontext(),
+        _reparametrize_module(bridge.module, stand_ins, tie_weights=True),
+        Quiet(),
+        without_checkpoints(),
+        torch.autograd.graph.saved_tensors_hooks(_detached, _same),  # not the trainer's hooks
+    ):
+        flat = Result().flatten(bridge.forward(*args, **kwargs))
+        outputs = [flat[graph.user[i].leaf] for i in checked]
+        _backward(outputs, stand_ins.values())
+    grads = {n: t.grad for n, t in stand_ins.items() if n in wanted}
+    return [t.detach() for t in outputs], grads
+
+
+def _stand_ins(
+    module: torch.nn.Module, graph: Graph, dtype: torch.dtype | None
+) -> dict[str, torch.Tensor]:
+    """Leaves that share the memory of parameters, and copies of buffers."""
     stand_ins: dict[str, torch.Tensor] = {}
     for name, tensor in module.named_parameters():
-        stand_ins[name] = _cast(tensor.detach(), dtype).requires_grad_(tensor.requires_grad)
+        stand_ins[name] = _leaf(tensor, dtype)
     for first, *others in graph.cap.aliases:
         # Tied by memory, though different objects: one stand-in collects the whole gradient.
         stand_ins.update({n: stand_ins[first] for n in others if n in stand_ins})
     for name, tensor in module.named_buffers():
         stand_ins[name] = _cast(tensor.detach().clone(), dtype)
-    leaves, _, _ = schema.flatten_inputs(args, kwargs)
-    leaves = [_cast(x.detach(), dtype) if torch.is_tensor(x) else x for x in leaves]
-    args, kwargs = schema.unflatten_inputs(args, kwargs, leaves)
-    random_state = torch.get_rng_state()
+    return stand_ins
+
+
+def _leaf(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return _cast(tensor.detach(), dtype).requires_grad_(tensor.requires_grad)
+
+
+def _backward(outputs: list[torch.Tensor], ours: Iterable[torch.Tensor]) -> None:
+    """Fills `.grad` of our own leaves, and of no others.
+
+    What a module computes again in its backward does not know autograd.grad() or `inputs`, and
+    needs the caller's contexts: they must still be open.
+    """
+    known = {id(t) for t in ours}
+    others = [(t, t.grad) for t in _leaves_of(outputs) if id(t) not in known]
+    for leaf, _ in others:
+        leaf.grad = None  # else it would be added to in place
     try:
-        with (
-            torch.enable_grad(),
-            torch.autocast("cpu", enabled=False) if dtype else contextlib.nullcontext(),
-            kept_state(module),
-            _reparametrize_module(module, stand_ins, tie_weights=True),
-            Quiet(),
-            torch.autograd.graph.saved_tensors_hooks(_detached, _same),  # not the trainer's hooks
-        ):
-            flat = Result().flatten(bridge.forward(*args, **kwargs))
+        live = [(t, s) for t, s in zip(outputs, _seeds(outputs), strict=True) if t.requires_grad]
+        if live:
+            torch.autograd.backward([t for t, _ in live], [s for _, s in live])
     finally:
-        torch.set_rng_state(random_state)
-    outputs = [flat[graph.user[i].leaf] for i in checked]
-    names = [n for n in stand_ins if n in wanted]
-    grads = torch.autograd.grad(
-        outputs, [stand_ins[n] for n in names], _seeds(outputs), allow_unused=True
-    )
-    return [t.detach() for t in outputs], dict(zip(names, grads, strict=True))
+        for leaf, grad in others:
+            leaf.grad = grad
+
+
+def _leaves_of(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors in whose `.grad` a backward from these outputs would write."""
+    found: dict[int, torch.Tensor] = {}
+    nodes = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if hasattr(node, "variable"):
+            found[id(node.variable)] = node.variable
+        more = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= more
+        nodes += more
+    return list(found.values())
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:

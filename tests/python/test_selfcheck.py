@@ -1,0 +1,164 @@
+"""The comparison of a first step with PyTorch: activation checkpoints, eval mode, its own failures.
+
+test_fallback.py has the wrong gradient that it must find, test_bf16_selfcheck.py the same in bf16.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import models
+import pytest
+import torch
+from nets import Net, assert_close, assert_same_grads, batch, loss_of
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from gradd import ORTModule, runs, selfcheck
+from gradd.fallback import SelfCheckError
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+
+GPT2_DROPOUT = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    ("name", "over", "dtype"),
+    [
+        ("llama", {}, torch.float32),
+        ("llama", {}, torch.bfloat16),
+        ("gpt2", GPT2_DROPOUT, torch.float32),
+    ],
+)
+def test_activation_checkpoints(
+    name: str, over: dict[str, Any], dtype: torch.dtype, reentrant: bool
+) -> None:
+    module, make = models.build(name, **over)
+    module = module.to(dtype)
+    module.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    eager = copy.deepcopy(module)
+    model = ORTModule(module, strict=True)
+    for seed in range(2):
+        ours, theirs = (m(**make(2, 8, seed)).loss for m in (model, eager))
+        ours.backward()
+        theirs.backward()
+        if not over:
+            tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+            torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=0)
+    assert model.gradd_stats()["self_checks"] == 1
+    assert model.gradd_stats()["fallbacks"] == {}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint_of_an_input_with_a_gradient(reentrant: bool) -> None:
+    class Part(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.first, x, use_reentrant=reentrant).square().mean()
+
+    model = ORTModule(Part(), strict=True)
+    eager = Part()
+    x = batch()[0].requires_grad_()
+    for m in (model, eager):
+        m(x).backward()
+    assert_same_grads(model.module, eager)
+    assert model.gradd_stats()["self_checks"] == 1
+
+
+def test_gradients_of_others_stay_as_they_are() -> None:
+    """A tensor that is no part of the module takes part in PyTorch's side of the comparison."""
+
+    class Scaled(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).sum() + self.outside[0].detach().sum() * 0
+
+    net = Scaled()
+    outside = torch.ones(3, requires_grad=True)
+    outside.grad = torch.ones(3)
+    net.outside = [outside]
+    kept = outside.grad
+    ORTModule(net, strict=True)(batch()[0]).backward()
+    assert outside.grad is kept and kept.eq(1).all()
+    outputs = [(outside * 2).sum()]
+    selfcheck._backward(outputs, [])
+    assert outside.grad is kept and kept.eq(1).all()
+
+
+def test_training_in_eval_mode_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fine-tuning under eval(): dropout is off, gradients flow."""
+    backward = runs.Run.backward
+
+    def wrong(self: runs.Run, grad_outputs: Any, keep: bool) -> list:
+        grads = backward(self, grad_outputs, keep)
+        grads[self.plan.params.index("second.bias")].mul_(1.01)
+        return grads
+
+    good = ORTModule(Net(dropout=0.3).eval(), strict=True)
+    with torch.no_grad():
+        good(*batch())
+    assert good.gradd_stats()["self_checks"] == 0
+    loss_of(good(*batch())).backward()
+    assert good.gradd_stats()["self_checks"] == 1
+    monkeypatch.setattr(runs.Run, "backward", wrong)
+    with pytest.raises(SelfCheckError, match=r"second\.bias"):
+        ORTModule(Net(dropout=0.3).eval(), strict=True)(*batch())
+
+
+def test_the_check_waits_for_something_that_trains() -> None:
+    model = ORTModule(Net(), strict=True)
+    model.requires_grad_(False)
+    x = batch()[0].requires_grad_()
+    model(x).sum().backward()
+    assert model.gradd_stats()["self_checks"] == 0
+    model.requires_grad_(True)
+    model(x).sum().backward()
+    assert model.gradd_stats()["self_checks"] == 1
+
+
+def test_a_failure_in_pytorch_falls_back_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("not without chance")
+
+    monkeypatch.setattr(selfcheck, "_in_torch", broken)
+    with pytest.raises(SelfCheckError, match="RuntimeError: not without chance"):
+        ORTModule(Net(), strict=True)(*batch())
+    model, eager = ORTModule(Net()), Net()
+    ours, theirs = (loss_of(m(*batch())) for m in (model, eager))
+    assert_close(ours, theirs)
+    assert model.gradd_stats()["fallbacks"] == {"self_check": 1}
+
+
+class ByRows(nn.Module):
+    """Centres the rows if there is more than one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.inner(x)
+        if x.shape[0] > 1:
+            hidden = hidden - hidden.mean(0)
+        return self.outer(hidden.square()).squeeze()
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("sizes", [(4, 1, 6, 1), (1, 4)])
+def test_the_last_batch_may_have_one_row(sizes: tuple[int, ...], train: bool) -> None:
+    eager = ByRows().train(train)
+    model = ORTModule(copy.deepcopy(eager), strict=True)
+    for size in sizes:
+        model.zero_grad()
+        eager.zero_grad()
+        x = torch.randn(size, 8, generator=torch.Generator().manual_seed(size))
+        with torch.set_grad_enabled(train):
+            ours, theirs = model(x), eager(x)
+        assert_close(ours, theirs)
+        if train:
+            ours.sum().backward()
+            theirs.sum().backward()
+            assert_same_grads(model.module, eager)
+    assert model.gradd_stats()["captures"] == 2
