@@ -269,7 +269,7 @@ class Bridge:
         binding, bound = graph.bind(self.state)
         inputs = self._inputs(graph, leaves)
         wish = self._wish(graph, bound, inputs)
-        if any(wish.differentiable) and self._self_check and not graph.checked:
+        if wish.params and self._self_check and not graph.checked:
             self._check_first_step(graph, leaves, args, kwargs, wish.params)
             graph.checked = True
             binding, bound = graph.bind(self.state)
@@ -346,11 +346,10 @@ class Bridge:
     ) -> None:
         from gradd import selfcheck
 
-        if self.module.training and params:
-            start = time.perf_counter()
-            selfcheck.check(self, graph, leaves, args, kwargs, params)
-            self.counts["self_checks"] += 1
-            logger.info("self-check passed in %.2f s", time.perf_counter() - start)
+        start = time.perf_counter()
+        selfcheck.check(self, graph, leaves, args, kwargs, params)
+        self.counts["self_checks"] += 1
+        logger.info("self-check passed in %.2f s", time.perf_counter() - start)
 
     # ---- for users and wrappers ----
 
