@@ -138,9 +138,7 @@ def _wrapped(forward: Any, tells: bool) -> Any:
 
 @pytest.mark.quick
 @pytest.mark.parametrize("tells", [True, False])
-def test_a_second_route_under_somebodys_wrapper_does_not_call_itself(
-    net: Net, tells: bool
-) -> None:
+def test_a_second_route_under_somebodys_wrapper_does_not_call_itself(net: Net, tells: bool) -> None:
     """The wrapper stays when the first trainer detaches; the second one takes the module again."""
     expected = net(X) + 1
     attach.attach(net, Route(net))
