@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import errors, options, protocol, schema
+from gradd import errors, heap, options, protocol, schema
 from gradd.changes import watch_optimizers
 from gradd.client import Client, get_client
 from gradd.fallback import DeviceError, Fallback
@@ -199,6 +199,7 @@ class Bridge:
                 graphs.append(graph)
             return graph
         graph = self._capture(args, kwargs)
+        heap.trim()
         graphs.append(graph)
         self._graphs[key] = graphs
         after = self._key(args, kwargs)
@@ -272,6 +273,7 @@ class Bridge:
         if wish.params and self._self_check and not graph.checked:
             self._check_first_step(graph, leaves, args, kwargs, wish.params)
             graph.checked = True
+            heap.trim()
             binding, bound = graph.bind(self.state)
         run = self._run(graph, binding, bound, inputs, *wish.of_plan())
         call = Call(run, wish.real, wish.differentiable)
