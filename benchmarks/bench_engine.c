@@ -5,8 +5,9 @@
  *
  * Inputs whose shape the model leaves open are given on the command line. Floats are filled with
  * small values, integers with 0..N-1 of --ids (31) in turn, booleans with true. Trainable are all
- * float inputs with a static shape (parameters). Prints the plan's sizes, a table by operator, and the steps
- * that take longest. A step's time is the shortest of all rounds: other processes only add to it.
+ * float inputs with a static shape (parameters). Prints the plan's sizes, a table by operator, and
+ * the steps that take longest. A step's time is the shortest of all rounds: other processes only
+ * add to it.
  */
 #include <stdio.h>
 #include <stdlib.h>
