@@ -79,6 +79,15 @@ def test_label_smoothing(tmp_path: Path, inside: bool) -> None:
     assert daemon_forwards(ours) >= 8
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing(tmp_path: Path, reentrant: bool) -> None:
+    kind = {"use_reentrant": reentrant}
+    options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kind}
+    plain, ours = train_pair(tmp_path, max_steps=2, **options)
+    assert_same_losses(plain, ours, 1e-5)
+    assert ours.gradd_stats()["self_checks"] == ours.gradd_stats()["captures"] == 1
+
+
 def test_custom_loss_outside_the_graph(tmp_path: Path) -> None:
     def loss_of(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
         scores = outputs["logits"][:, :-1].flatten(0, 1)
