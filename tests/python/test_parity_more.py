@@ -114,7 +114,7 @@ class Windows(nn.Module):
 def test_pictures_keep_their_size_and_batches_do_not() -> None:
     torch.manual_seed(0)
     model = ORTModule(Windows(), strict=True)
-    for shape in ((2, 3, 8, 12), (5, 3, 8, 12), (1, 3, 8, 12)):
+    for shape in ((2, 3, 8, 12), (5, 3, 8, 12), (7, 3, 8, 12)):
         x = torch.randn(shape)
         torch.testing.assert_close(model(x), model.module(x), rtol=1e-5, atol=1e-6)
     assert model.gradd_stats()["captures"] == 1
