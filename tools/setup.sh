@@ -107,8 +107,11 @@ install_python() {
 }
 
 # Packages may be shared, but the .pth file makes one tree's adapters importable, for all users.
-if [ -L "$venv" ] && ! grep -qsF "set up in $PWD:" "$stamp"; then
-    die "$venv is a link to $(readlink "$venv"), which belongs to another tree: remove the link"
+if grep -qs "^# set up in " "$stamp" && ! grep -qF "set up in $PWD:" "$stamp"; then
+    case $(readlink -f "$venv") in
+    "$PWD"/*) ;; # the tree was copied or moved, its environment with it
+    *) die "$venv belongs to another tree ($(cat "$stamp")): use an environment of your own" ;;
+    esac
 fi
 # The stamp is an (otherwise empty) makefile, so make can include it and run setup when it is missing.
 fingerprint=$(cat constraints.txt requirements.txt requirements-dev.txt tools/setup.sh | cksum)
