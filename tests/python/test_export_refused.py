@@ -106,6 +106,20 @@ def test_autograd_function_hidden_by_the_module():
     _refused(_linear(forward), X, reason="autograd_function")
 
 
+def test_function_taken_while_tracing_works_afterwards():
+    """torch registers operators lazily and keeps their `apply`; so may a module."""
+    taken = []
+
+    def forward(x):
+        taken.append(Doubled.apply)
+        return x * 2
+
+    export.capture(nn.Identity(), (torch.ones(3),), {}, forward=forward)
+    x = torch.ones(3, requires_grad=True)
+    for apply in taken:
+        assert apply(x).tolist() == [2, 2, 2]
+
+
 def test_reentrant_checkpoint_is_no_custom_function():
     from torch.utils.checkpoint import checkpoint
 

@@ -80,10 +80,11 @@ def _no_custom_backward() -> Iterator[None]:
     original = torch.autograd.Function.__dict__["apply"]
     me = threading.get_ident()
     found: list[CaptureError] = []
+    over = False
     register_hook = torch.Tensor.register_hook
 
     def hook(tensor, function):
-        if threading.get_ident() != me:
+        if over or threading.get_ident() != me:
             return register_hook(tensor, function)
         found.append(
             CaptureError(
@@ -95,8 +96,10 @@ def _no_custom_backward() -> Iterator[None]:
         raise found[0]
 
     def apply(cls, *args, **kwargs):
-        # torch.cond and its like are refused later, by what they become.
-        if threading.get_ident() != me or cls.__module__.startswith("torch._higher_order_ops"):
+        # torch.cond and its like are refused later, by what they become. What torch defines while a
+        # trace runs keeps this function for good: once the trace is over it is the original.
+        foreign = over or threading.get_ident() != me
+        if foreign or cls.__module__.startswith("torch._higher_order_ops"):
             return original.__get__(None, cls)(*args, **kwargs)
         found.append(
             CaptureError(
@@ -115,8 +118,11 @@ def _no_custom_backward() -> Iterator[None]:
         finally:
             torch.autograd.Function.apply = original
             torch.Tensor.register_hook = register_hook
-    if found:  # a module that swallows exceptions must not hide the loss of a backward
-        raise found[0]
+            over = True
+            first = found[0] if found else None
+            found.clear()  # errors hold frames, and so the module
+    if first is not None:  # a module that swallows exceptions must not hide the loss of a backward
+        raise first
 
 
 @contextlib.contextmanager
