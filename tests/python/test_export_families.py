@@ -31,6 +31,13 @@ def test_family(name):
     trainable = {n for n, p in module.named_parameters()}
     assert set(cap.params) <= trainable
     assert_same(module, (), make_batch(4, 17, 2), cap=cap, ort=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert_cls"])
+def test_family_with_one_row(name):
+    """A capture of its own; the daemon's parity tests have it for every family."""
+    module, make_batch = models.build(name)
     assert_same(module, (), make_batch(1, 6, 2), ort=False)
 
 

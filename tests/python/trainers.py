@@ -54,9 +54,9 @@ def pad(features: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 def tiny_llama(seed: int = 0, **config: Any) -> LlamaForCausalLM:
-    """Two layers of width 32, always the same weights for a seed."""
+    """One layer of width 32, always the same weights for a seed."""
     torch.manual_seed(seed)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=VOCABULARY,
