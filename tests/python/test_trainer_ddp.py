@@ -27,6 +27,8 @@ result = {
 if kind == "gradd":
     result["stats"] = trainer.gradd_stats()
 (folder / f"{kind}-{trainer.args.process_index}.json").write_text(json.dumps(result))
+torch.distributed.barrier()  # a rank that leaves while gloo's threads run may abort in torch
+torch.distributed.destroy_process_group()
 """
 
 
