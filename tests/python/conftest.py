@@ -243,10 +243,21 @@ def _check_nothing_left(server: Daemon, before: tuple[Counter[str], int]) -> Non
     _settle("mappings of shared memory", lambda: max(_own_mappings() - before[1], 0), 0)
 
 
-def pytest_collection_finish() -> None:
-    """Half a million objects of torch and transformers live as long as the process.
+def _keep_from_collections() -> None:
+    """Takes everything that is alive out of the garbage collector's sight.
 
-    Every collection of the leak checks would walk over them again.
+    torch and transformers are half a million objects that live as long as the process, and torch
+    keeps some ten thousand more of each capture; every collection would walk over them again.
     """
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    _keep_from_collections()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _lighten_collections() -> Iterator[None]:
+    yield
+    _keep_from_collections()
