@@ -27,7 +27,8 @@ def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
         f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}, "
         f"commit {machine['commit']}, {machine['date']}. Median ms per step with 95 % intervals; "
         "memory: peak PSS of all processes above their start, parameters, gradients and "
-        "optimizer state, in MiB. plain: gradd with the recognition of patterns off.",
+        "optimizer state, in MiB. plain: gradd with the recognition of patterns off."
+        + _starts(results),
         "",
         "| workload | mode | eager | compile | gradd | plain | gradd against eager "
         "| against compile | against plain |",
@@ -39,8 +40,9 @@ def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
         for mode in modes:
             times = {n: engine["ms"][mode] for n, engine in engines.items() if mode in engine["ms"]}
             cells = [_cell(times.get(name)) for name in COLORS]
-            cells += [_speedup(times, against) for against in ("eager", "compile")]
-            cells.append(_ratio(times, "plain"))
+            starts = result.get("starts", 1)
+            cells += [_speedup(times, against, starts) for against in ("eager", "compile")]
+            cells.append(_ratio(times, "plain", starts))
             lines.append(f"| {_name(result)} | {mode} | " + " | ".join(cells) + " |")
         lines.append(_extra_row(result, "memory", lambda e: _mib(e.get("memory"))))
         lines.append(_extra_row(result, "first call", lambda e: f"{e['first_s']:.1f} s"))
@@ -48,6 +50,14 @@ def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
         for engine, why in result["failed"].items():
             lines.append(f"\n{_name(result)}, {engine} failed: {why.splitlines()[-1]}")
     return "\n".join(lines)
+
+
+def _starts(results: list[dict[str, Any]]) -> str:
+    counts = {result.get("starts", 1) for result in results}
+    if counts <= {1}:
+        return ""
+    many = " to ".join(str(n) for n in sorted({min(counts), max(counts)}))
+    return f" Ratios over {many} starts of all processes, with Student's interval."
 
 
 def write(
@@ -134,18 +144,18 @@ def _cell(values: list[float] | None) -> str:
     return f"{_ms(m.value)} ({_ms(m.low)}-{_ms(m.high)})"
 
 
-def _speedup(times: dict[str, list[float]], against: str) -> str:
+def _speedup(times: dict[str, list[float]], against: str, starts: int) -> str:
     if "gradd" not in times or against not in times:
         return "-"
-    return stats.speedup_text(stats.ratio_interval(times[against], times["gradd"]))
+    return stats.speedup_text(stats.ratio_interval(times[against], times["gradd"], starts))
 
 
-def _ratio(times: dict[str, list[float]], against: str) -> str:
+def _ratio(times: dict[str, list[float]], against: str, starts: int) -> str:
     """The ratio with its interval, also where it shows no difference: what must be excluded is a
     slow-down."""
     if "gradd" not in times or against not in times:
         return "-"
-    ratio = stats.ratio_interval(times[against], times["gradd"])
+    ratio = stats.ratio_interval(times[against], times["gradd"], starts)
     return f"{ratio.value:.2f} ({ratio.low:.3f}-{ratio.high:.3f})"
 
 

@@ -6,7 +6,7 @@ no speed-up is printed whose interval spans 1.0. `plain` is gradd with the recog
 switched off. Results: JSON, an SVG and a Markdown table.
 
     python benchmarks/run.py [--quick] [--only llama,mlp] [--engines eager,compile,gradd,plain]
-                             [--precision fp32,bf16,autocast]
+                             [--precision fp32,bf16,autocast] [--starts 6]
 """
 
 from __future__ import annotations
@@ -78,21 +78,44 @@ class Engine:
 def measure(
     name: str, precision: str, options: argparse.Namespace, env: dict[str, str]
 ) -> dict[str, Any]:
-    """All engines on one workload; an engine that fails is reported and left out."""
+    """All engines on one workload, from `options.starts` starts of their processes."""
+    result = _measure_once(name, precision, options, env, 0)
+    for start in range(1, options.starts):
+        _stop_daemons(env)
+        _add_start(result, _measure_once(name, precision, options, env, start))
+    result["starts"] = options.starts
+    return result
+
+
+def _add_start(result: dict[str, Any], more: dict[str, Any]) -> None:
+    """Samples of another start behind the earlier ones; who failed in one start is left out."""
+    result["failed"] |= more["failed"]
+    for name in result["failed"]:
+        result["engines"].pop(name, None)
+    for name, engine in result["engines"].items():
+        for mode, samples in more["engines"][name]["ms"].items():
+            engine["ms"][mode] += samples
+        engine |= {k: v for k, v in more["engines"][name].items() if k == "memory"}
+
+
+def _measure_once(
+    name: str, precision: str, options: argparse.Namespace, env: dict[str, str], start: int
+) -> dict[str, Any]:
+    """One start of all engines; one that fails is reported and left out. Memory: the last time."""
     result: dict[str, Any] = {"workload": name, "precision": precision}
     result |= {"engines": {}, "failed": {}}
     load = workloads.make(name, options.quick)
     result |= {"what": load.what, "tokens": load.tokens}
     engines: list[Engine] = []
     try:
-        for engine_name in options.engines:
+        for engine_name in _turned(options.engines, start):
             _start(engine_name, options, env, engines, result)
         for mode in MODES if not options.no_optimizer else MODES[:1]:
             if mode != MODES[0]:
                 for engine in list(engines):
                     _ask(engine, "optimizer", 1, engines, result)
             _take_turns(engines, options, mode, result)
-        for engine in list(engines):
+        for engine in list(engines) if start == options.starts - 1 else ():
             print(f"  {engine.name:8s} memory", flush=True)
             answer = _ask(engine, "memory", options.memory_steps, engines, result)
             if answer is not None:
@@ -150,6 +173,11 @@ def _env_of(engine_name: str, env: dict[str, str]) -> dict[str, str]:
     return {**env, "GRADD_DIR": str(folder), "GRADD_FUSE": "0"}
 
 
+def _turned(items: list, by: int) -> list:
+    shift = by % max(1, len(items))
+    return items[shift:] + items[:shift]
+
+
 def _take_turns(
     engines: list[Engine], options: argparse.Namespace, mode: str, result: dict[str, Any]
 ) -> None:
@@ -157,8 +185,7 @@ def _take_turns(
     rounds = options.rounds if mode == MODES[0] else max(2, options.rounds // 2)
     for round_ in range(rounds):
         # The order turns too: nobody always runs after the same neighbour.
-        shift = round_ % max(1, len(engines))
-        for engine in engines[shift:] + engines[:shift]:
+        for engine in _turned(engines, round_):
             time.sleep(options.pause)  # threads of the engine before stop spinning
             # One sample more than wanted: caches are cold after the others' turn, so the first
             # does not count.
@@ -209,6 +236,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "--rounds", type=int, help="rounds of turns (default 10, quick 6; half with AdamW)"
     )
     parser.add_argument("--samples", type=int, help="samples per turn (default 2, quick 4)")
+    parser.add_argument(
+        "--starts", type=int, default=1, help="starts of all processes; each runs all rounds"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads per engine")
     parser.add_argument("--no-optimizer", action="store_true", help="forward and backward only")
     parser.add_argument("--out", default=str(HERE / "results"), help="folder of the results")
@@ -255,12 +285,16 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"\n{name} {precision}: {what}", flush=True)
                 results.append(measure(name, precision, options, env))
         finally:
-            for engine_name in ("gradd", "plain"):
-                _stop_daemon(_env_of(engine_name, env))
+            _stop_daemons(env)
     paths = report.write(Path(options.out), machine, results, options.quick)
     print("\n" + report.table(machine, results))
     print("\nwritten: " + ", ".join(str(p) for p in paths))
     return 0
+
+
+def _stop_daemons(env: dict[str, str]) -> None:
+    for engine_name in ("gradd", "plain"):
+        _stop_daemon(_env_of(engine_name, env))
 
 
 def _stop_daemon(env: dict[str, str]) -> None:

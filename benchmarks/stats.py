@@ -1,7 +1,10 @@
 """Medians, bootstrap intervals and the rule for printing a speed-up.
 
 Engines take turns in rounds, so a slow moment of the machine hits all of them: the interval of a
-ratio is bootstrapped over rounds, which keeps what was measured together together.
+ratio is bootstrapped over rounds, which keeps what was measured together together. Two starts of
+the same program differ by a percent or two for good (where its pages came to lie), which no number
+of rounds shows. A ratio from several starts is therefore the geometric mean of the starts' ratios,
+with Student's interval over starts.
 """
 
 from __future__ import annotations
@@ -31,19 +34,49 @@ def median_interval(samples: Sequence[float], seed: int = 0) -> Interval:
     return Interval(float(np.median(data)), float(low), float(high))
 
 
-def ratio_interval(slow: Sequence[float], fast: Sequence[float], seed: int = 0) -> Interval:
+def ratio_interval(
+    slow: Sequence[float], fast: Sequence[float], starts: int = 1, seed: int = 0
+) -> Interval:
     """Median of `slow` over median of `fast` (above 1: `fast` is faster), rounds kept paired.
 
+    Args:
+        slow: Samples, those of one start of the processes side by side.
+        fast: The other engine's, in the same order.
+        starts: Over how many starts they spread evenly.
+        seed: Of the bootstrap.
+
     Raises:
-        ValueError: the two do not hold the same rounds.
+        ValueError: the two do not hold the same rounds, or do not spread evenly.
     """
     a, b = np.asarray(slow, dtype=float), np.asarray(fast, dtype=float)
     if len(a) != len(b) or len(a) == 0:
         raise ValueError(f"paired rounds expected, got {len(a)} and {len(b)}")
+    if starts > 1:
+        return _interval_over_starts(a, b, starts)
     rows = _resample(len(a), seed)
     ratios = np.median(a[rows], axis=1) / np.median(b[rows], axis=1)
     low, high = np.percentile(ratios, [2.5, 97.5])
     return Interval(float(np.median(a) / np.median(b)), float(low), float(high))
+
+
+def _interval_over_starts(a: np.ndarray, b: np.ndarray, starts: int) -> Interval:
+    if len(a) % starts:
+        raise ValueError(f"{len(a)} samples do not spread evenly over {starts} starts")
+    a, b = a.reshape(starts, -1), b.reshape(starts, -1)
+    logs = np.log(np.median(a, axis=1) / np.median(b, axis=1))
+    spread = logs.std(ddof=1) / np.sqrt(starts) * _student(starts - 1)
+    middle = logs.mean()
+    return Interval(*(float(np.exp(x)) for x in (middle, middle - spread, middle + spread)))
+
+
+def _student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t distribution."""
+    exact = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+    if freedom <= len(exact):
+        return exact[freedom - 1]
+    normal = 1.959964  # with the first terms of the Cornish-Fisher expansion
+    third, fifth = normal**3 + normal, 5 * normal**5 + 16 * normal**3 + 3 * normal
+    return normal + third / (4 * freedom) + fifth / (96 * freedom**2)
 
 
 def speedup_text(ratio: Interval) -> str:

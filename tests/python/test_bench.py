@@ -43,6 +43,49 @@ def test_speedup_is_printed_only_when_the_interval_excludes_one() -> None:
 
 
 @pytest.mark.quick
+def test_interval_over_starts_covers_what_rounds_do_not_show() -> None:
+    noise = np.random.default_rng(3)
+    starts, rounds = 6, 20
+    quiet = 1 + 1e-3 * noise.normal(size=(2, starts, rounds))
+    offsets = np.linspace(-0.03, 0.03, starts)[:, None]  # of a whole start
+    slow, fast = quiet[0] * np.exp(offsets), quiet[1]
+    one = stats.ratio_interval(slow[0], fast[0])
+    assert one.high < 1  # sure of itself, and wrong
+    all_ = stats.ratio_interval(slow.ravel(), fast.ravel(), starts)
+    assert abs(all_.value - 1) < 1e-3
+    by_hand = 2.571 * offsets.std(ddof=1) / np.sqrt(starts)  # Student's t, 5 degrees of freedom
+    assert abs(np.log(all_.high) - by_hand) < 1e-3 and abs(np.log(all_.low) + by_hand) < 1e-3
+    with pytest.raises(ValueError, match="evenly"):
+        stats.ratio_interval([1.0] * 5, [1.0] * 5, 2)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("freedom", "t"), [(1, 12.706), (10, 2.228), (15, 2.131), (30, 2.042)])
+def test_student(freedom: int, t: float) -> None:
+    assert abs(stats._student(freedom) - t) < 2e-3
+
+
+@pytest.mark.quick
+def test_starts_are_collected_and_who_fails_is_left_out() -> None:
+    import run
+
+    def result(ms: list[float], failed: dict[str, str]) -> dict[str, Any]:
+        engine = {"ms": {"fwd+bwd": ms}, "first_s": ms[0]}
+        names = {"eager", "gradd"} - set(failed)
+        return {"engines": {n: json.loads(json.dumps(engine)) for n in names}, "failed": failed}
+
+    both = result([1.0, 2.0], {})
+    run._add_start(both, result([3.0, 4.0], {}))
+    assert both["engines"]["eager"] == {"ms": {"fwd+bwd": [1.0, 2.0, 3.0, 4.0]}, "first_s": 1.0}
+    run._add_start(both, result([5.0, 6.0], {"gradd": "why"}))
+    assert list(both["engines"]) == ["eager"] and both["failed"] == {"gradd": "why"}
+    run._add_start(both, result([7.0, 8.0], {}))  # it must not come back
+    assert len(both["engines"]["eager"]["ms"]["fwd+bwd"]) == 8 and list(both["engines"]) == [
+        "eager"
+    ]
+
+
+@pytest.mark.quick
 def test_table_names_failures_and_keeps_intervals(tmp_path: Path) -> None:
     machine: dict[str, Any] = {"cpu": "Some CPU 9", "threads": 2, "torch": "x", "commit": "c"}
     machine["date"] = "2026-01-01"
