@@ -6,7 +6,8 @@
  *
  * with casts between float types anywhere, operands of Add and Mul in either order, factors on q or
  * k instead of their product, and heads of k and v repeated by Unsqueeze, Expand, Reshape. One mask
- * and one bias are found, in any order; a second mask that is added is a bias. */
+ * and one bias are found, in any order; a second mask that is added is a bias. Several last
+ * products may share one softmax (differential attention). */
 #include "server/graph/match_attention.h"
 
 #include <string.h>
@@ -221,11 +222,14 @@ bool match_attention(const graph_t *g, const graph_node_t *n, const graph_reader
     const gradd_type_t *y = type_of(g, n->out[0]);
     gradd_val_t v = n->in[0];
     const graph_node_t *drop = match_made_by(g, match_uncast(g, v), "Dropout");
-    if (drop && (!match_uncast_read_once(g, v, readers) || !take_dropout(g, drop, &f)))
-        return false;
+    const gradd_val_t weights = v;
+    if (drop && !take_dropout(g, drop, &f)) return false;
     if (drop) v = drop->in[0];
     const graph_node_t *soft = match_made_by(g, match_uncast(g, v), "Softmax");
-    if (!soft || y->rank != 4 || !match_uncast_read_once(g, v, readers)) return false;
+    if (!soft || y->rank != 4) return false;
+    /* Products that share their probabilities each compute them again: no matrix is kept. */
+    if (!match_uncast_read_by_products(g, weights, readers)) return false;
+    if (drop && !match_uncast_read_once(g, v, readers)) return false;
     int64_t axis = gradd_attr_int(soft->attrs, "axis", -1);
     if (axis != -1 && axis != 3) return false;
     f.dtype = y->dtype;

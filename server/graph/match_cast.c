@@ -21,6 +21,13 @@ bool match_uncast_read_once(const graph_t *g, gradd_val_t v, const graph_readers
     return v == end && graph_read_once(readers, v);
 }
 
+bool match_uncast_read_by_products(const graph_t *g, gradd_val_t v,
+                                   const graph_readers_t *readers) {
+    if (!graph_read_by_products(readers, v)) return false;
+    const gradd_val_t end = match_uncast(g, v);
+    return v == end || match_uncast_read_once(g, match_made_by(g, v, "Cast")->in[0], readers);
+}
+
 bool match_same_uncast(const graph_t *g, gradd_val_t a, gradd_val_t b) {
     return a == b || match_uncast(g, a) == match_uncast(g, b);
 }

@@ -11,6 +11,8 @@
 gradd_val_t match_uncast(const graph_t *g, gradd_val_t v);
 /* Whether v, and everything between it and what is in front of its casts, has one reader. */
 bool match_uncast_read_once(const graph_t *g, gradd_val_t v, const graph_readers_t *readers);
+/* The same, but v itself may have several readers if all of them multiply it from the left. */
+bool match_uncast_read_by_products(const graph_t *g, gradd_val_t v, const graph_readers_t *readers);
 /* Whether two values are the same but for casts. */
 bool match_same_uncast(const graph_t *g, gradd_val_t a, gradd_val_t b);
 /* v or what is in front of its casts, whichever has the element type; GRADD_NONE if neither. */

@@ -4,12 +4,14 @@
 #include "server/graph/readers.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct walk_s {
     const graph_t *g;
     int32_t *readers;
-    bool *seen;     /* per node */
-    int32_t *stack; /* nodes whose operands have not been counted yet */
+    int32_t *products; /* NULL = not wanted */
+    bool *seen;        /* per node */
+    int32_t *stack;    /* nodes whose operands have not been counted yet */
     int depth;
 } walk_t;
 
@@ -22,37 +24,54 @@ static void read_value(walk_t *w, gradd_val_t v) {
     w->stack[w->depth++] = value->node;
 }
 
-gradd_status_t graph_count_readers(graph_t *g, int32_t **out) {
-    int32_t *readers = arena_alloc(g->arena, sizeof readers[0] * ((size_t)g->n_values + 1));
-    walk_t w = {.g = g, .readers = readers};
+static void read_operands(walk_t *w, const graph_node_t *n) {
+    for (int i = 0; i < n->n_in; i++)
+        read_value(w, n->in[i]);
+    if (w->products && !strcmp(n->op->name, "MatMul")) w->products[n->in[0]]++;
+}
+
+static int32_t *make_counts(graph_t *g) {
+    size_t bytes = sizeof(int32_t) * ((size_t)g->n_values + 1);
+    int32_t *counts = arena_alloc(g->arena, bytes);
+    return counts ? memset(counts, 0, bytes) : NULL;
+}
+
+static gradd_status_t count(graph_t *g, int32_t *readers, int32_t *products) {
+    walk_t w = {.g = g, .readers = readers, .products = products};
     w.seen = calloc((size_t)g->n_nodes + 1, sizeof w.seen[0]);
     w.stack = malloc(sizeof w.stack[0] * ((size_t)g->n_nodes + 1));
     gradd_status_t status = GRADD_OK;
-    if (!readers || !w.seen || !w.stack) {
+    if (!w.seen || !w.stack) {
         status = GRADD_FAIL(NOMEM, "no memory to compile the graph");
         goto out;
     }
-    for (int v = 0; v < g->n_values; v++)
-        readers[v] = 0;
     for (int j = 0; j < g->n_outputs; j++)
         read_value(&w, g->outputs[j]);
-    while (w.depth) {
-        const graph_node_t *n = &g->nodes[w.stack[--w.depth]];
-        for (int i = 0; i < n->n_in; i++)
-            read_value(&w, n->in[i]);
-    }
-    *out = readers;
+    while (w.depth)
+        read_operands(&w, &g->nodes[w.stack[--w.depth]]);
 out:
     free(w.seen);
     free(w.stack);
     return status;
 }
 
+gradd_status_t graph_count_readers(graph_t *g, int32_t **out) {
+    if (!(*out = make_counts(g))) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
+    return count(g, *out, NULL);
+}
+
 gradd_status_t graph_find_readers(graph_t *g, graph_readers_t *out) {
     out->n = g->n_values;
-    return graph_count_readers(g, &out->of);
+    out->of = make_counts(g);
+    out->products = make_counts(g);
+    if (!out->of || !out->products) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
+    return count(g, out->of, out->products);
 }
 
 bool graph_read_once(const graph_readers_t *readers, gradd_val_t v) {
     return v >= readers->n || readers->of[v] <= 1;
+}
+
+bool graph_read_by_products(const graph_readers_t *readers, gradd_val_t v) {
+    return graph_read_once(readers, v) || readers->of[v] == readers->products[v];
 }

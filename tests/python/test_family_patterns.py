@@ -78,6 +78,8 @@ ROWS: dict[str, Row] = {
     "stablelm": _LLAMA,
     "smollm3": _LLAMA,
     "gemma": _LLAMA,
+    # Two attentions per layer over one softmax, whose difference is normalised without a weight.
+    "diffllama": _LLAMA._replace(norm=7, attention=4),
     "qwen2": _LLAMA._replace(linear=6, product=9),  # q, k, v with a bias
     "qwen3": _LLAMA._replace(norm=9),  # and q, k normalised
     "olmo2": _LLAMA._replace(norm=9),
@@ -113,6 +115,7 @@ ROWS: dict[str, Row] = {
 }
 
 ALLOWED: dict[str, dict[str, int]] = {
+    "diffllama": {"ReduceSum": 4, "Exp": 4},  # lambda: exponentials of products of two vectors
     "mlp_mse": {"ReduceMean": 1},  # the mean of the squared error is the loss itself
     "mlp_bce": {"ReduceMean": 1, "LogSoftmax": 1},  # the exporter's form of log-sigmoid
     "bert_cls": {"Tanh": 1},  # the pooler's activation

@@ -295,6 +295,37 @@ def test_probabilities_that_somebody_reads_keep_the_chain():
     )  # and a copy of the weights
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("others", ["products", "product on the right", "sum"])
+def test_products_that_share_their_probabilities(others, dropout):
+    """As in differential attention: one softmax, two halves of the values."""
+    case = Case(n_q=8, n_k=8)  # square, so that the probabilities fit on both sides
+    w = Writer()
+    k = w("Transpose", "k", perm=[0, 1, 3, 2])
+    weights = w("Softmax", w("MatMul", "q", k), axis=-1)
+    if dropout:
+        weights = w("Dropout", weights, w.constant(dropout), w.constant(True, np.bool_))
+    first, second = w("MatMul", weights, "v"), w("MatMul", weights, w("Neg", "v"))
+    if others == "product on the right":
+        second = w("MatMul", "v", weights)
+    if others == "sum":
+        second = w("Add", second, w("ReduceSum", weights, keepdims=1))
+    y = w("Mul", first, w("Exp", second))
+    inputs = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in case.shapes.items()
+    ]
+    outputs = [helper.make_tensor_value_info(y, TensorProto.FLOAT, None)]
+    graph = helper.make_graph(w.nodes, "g", inputs, outputs, w.constants)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    model, feed = E.Model(proto.SerializeToString()), feed_of(case)
+    fast, plain = run(model, y, feed, False), run(model, y, feed, True)
+    # fused: two attentions, Neg, Exp and Mul
+    assert fast[2] == (5 if others == "products" else plain[2])
+    close(fast[0], plain[0], TOLERANCE[np.float32])
+    for name, want in plain[1].items():
+        close(fast[1][name], want, 5e-5)
+
+
 @pytest.mark.parametrize("change", ["axis", "rank", "fill"])
 def test_what_only_looks_like_attention_stays(change):
     w = Writer()
