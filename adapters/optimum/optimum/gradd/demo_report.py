@@ -73,14 +73,14 @@ class Progress(TrainerCallback):
         print(f"\r{line}" if self._tty else line, end=end, flush=True)
 
     def _line(self, step: int, loss: float) -> str:
-        recent = statistics.median(self._curve.seconds[-5:])
-        left = int(recent * (self._total - step))
         width = 24
         bar = "#" * (width * step // self._total)
-        return (
-            f"  step {step:4d}/{self._total}  [{bar:<{width}}]  loss {loss:6.3f}  "
-            f"{self._tokens / recent:7,.0f} tokens/s  {left // 60}:{left % 60:02d} left "
-        )
+        line = f"  step {step:4d}/{self._total}  [{bar:<{width}}]  loss {loss:6.3f}  "
+        if step == 1:  # it also prepares the others, so it says nothing about their time
+            return line + f"  first step: {self._curve.seconds[0]:.1f} s         "
+        recent = statistics.median(self._curve.seconds[1:][-5:])
+        left = int(recent * (self._total - step))
+        return line + f"{self._tokens / recent:7,.0f} tokens/s  {left // 60}:{left % 60:02d} left "
 
 
 def print_losses(plain: Curve, ours: Curve) -> float:
