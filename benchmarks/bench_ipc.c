@@ -1,9 +1,10 @@
 /* What the daemon costs per request: the forward of a plan that computes almost nothing.
  *
  * Usage: build/bin/bench_ipc [requests]
- * A real daemon is started; the client blocks in zmq_poll as a trainer without a spin would. One
- * line each for `forward` (both threads), `ps` (I/O thread alone) and the bare ZeroMQ round trip
- * between two processes, which is the floor. Microseconds.
+ * A real daemon is started. One line each for `forward` (both threads), `ps` (I/O thread alone) and
+ * the bare ZeroMQ round trip between two processes, which is the floor. The client blocks in
+ * zmq_poll; a last line shows `forward` to one that spins, for which no processor falls asleep:
+ * on an idle virtual machine waking one costs as much as all the rest. Microseconds.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -58,16 +59,24 @@ static void report(const char *what, double *us, int n) {
            us[n * 99 / 100], us[n - 1]);
 }
 
-static void bench_forward(peer_t *peer, double *us, int n) {
+static void wait_spinning(void *socket) {
+    int events = 0;
+    size_t bytes = sizeof events;
+    while (!(events & ZMQ_POLLIN))
+        CHECK(zmq_getsockopt(socket, ZMQ_EVENTS, &events, &bytes) == 0);
+}
+
+static void bench_forward(peer_t *peer, double *us, int n, bool spin) {
     for (int i = -WARM_UP; i < n; i++) {
         peer_forward_small(peer, 1, 1, 2);
         double start = now_us();
         peer_send(peer);
+        if (spin) wait_spinning(peer->dealer);
         CHECK(peer_pending(peer, PEER_WAIT_MS));
         CHECK_OK(peer_receive(peer));
         if (i >= 0) us[i] = now_us() - start;
     }
-    report("forward, empty plan", us, n);
+    report(spin ? "the same, client spins" : "forward, empty plan", us, n);
 }
 
 static void bench_ps(peer_t *peer, double *us, int n) {
@@ -137,7 +146,8 @@ int main(int argc, char **argv) {
     peer_put_f32(m, AT_W, 2, 2, 4);
     CHECK_OK(peer_call(&peer));
     bench_ps(&peer, us, n);
-    bench_forward(&peer, us, n);
+    bench_forward(&peer, us, n, false);
+    bench_forward(&peer, us, n, true);
     peer_close(&peer);
     peer_daemon_stop(&daemon);
     free(us);

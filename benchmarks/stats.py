@@ -52,19 +52,29 @@ def ratio_interval(
     if len(a) != len(b) or len(a) == 0:
         raise ValueError(f"paired rounds expected, got {len(a)} and {len(b)}")
     if starts > 1:
-        return _interval_over_starts(a, b, starts)
+        return interval_over_starts(start_ratios(slow, fast, starts))
     rows = _resample(len(a), seed)
     ratios = np.median(a[rows], axis=1) / np.median(b[rows], axis=1)
     low, high = np.percentile(ratios, [2.5, 97.5])
     return Interval(float(np.median(a) / np.median(b)), float(low), float(high))
 
 
-def _interval_over_starts(a: np.ndarray, b: np.ndarray, starts: int) -> Interval:
-    if len(a) % starts:
-        raise ValueError(f"{len(a)} samples do not spread evenly over {starts} starts")
-    a, b = a.reshape(starts, -1), b.reshape(starts, -1)
-    logs = np.log(np.median(a, axis=1) / np.median(b, axis=1))
-    spread = logs.std(ddof=1) / np.sqrt(starts) * _student(starts - 1)
+def start_ratios(slow: Sequence[float], fast: Sequence[float], starts: int) -> list[float]:
+    """Median of `slow` over median of `fast` for each start of the processes.
+
+    Raises:
+        ValueError: The samples do not spread evenly over that many starts.
+    """
+    if len(slow) % starts or len(slow) != len(fast):
+        raise ValueError(f"{len(slow)} samples do not spread evenly over {starts} starts")
+    a, b = (np.asarray(x, dtype=float).reshape(starts, -1) for x in (slow, fast))
+    return list(np.median(a, axis=1) / np.median(b, axis=1))
+
+
+def interval_over_starts(ratios: Sequence[float]) -> Interval:
+    """Geometric mean of the ratios of two or more starts, with Student's interval."""
+    logs = np.log(ratios)
+    spread = logs.std(ddof=1) / np.sqrt(len(logs)) * _student(len(logs) - 1)
     middle = logs.mean()
     return Interval(*(float(np.exp(x)) for x in (middle, middle - spread, middle + spread)))
 

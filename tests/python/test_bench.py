@@ -60,6 +60,25 @@ def test_interval_over_starts_covers_what_rounds_do_not_show() -> None:
 
 
 @pytest.mark.quick
+def test_pool_takes_all_starts_of_all_files(tmp_path: Path, capsys: Any) -> None:
+    import pool
+
+    def file(name: str, starts: int, plain: list[float], workload: str = "mlp") -> str:
+        ours = {"ms": {"fwd+bwd": [1.0] * len(plain)}}
+        engines = {"gradd": ours, "plain": {"ms": {"fwd+bwd": plain}}}
+        result = {"workload": workload, "precision": "fp32", "starts": starts, "engines": engines}
+        (tmp_path / name).write_text(json.dumps({"results": [result]}))
+        return str(tmp_path / name)
+
+    files = [file("a", 2, [1.0, 1.0, 2.0, 2.0]), file("b", 1, [4.0] * 3), file("c", 1, [1], "sft")]
+    assert pool.main(files) == 0
+    low, high = 2 * np.exp(np.array([-1, 1]) * 4.303 * np.log(2) / np.sqrt(3))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == f"| mlp fp32 | fwd+bwd | 3 | 2.000 ({low:.3f}-{high:.3f}) |"
+    assert lines[3].endswith("| 1 | one start has no interval |")
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize(("freedom", "t"), [(1, 12.706), (10, 2.228), (15, 2.131), (30, 2.042)])
 def test_student(freedom: int, t: float) -> None:
     assert abs(stats._student(freedom) - t) < 2e-3
