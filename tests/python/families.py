@@ -90,6 +90,7 @@ MORE: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Starcoder2ForCausalLM",
         {**_GROUPED, "residual_dropout": 0.0, "embedding_dropout": 0.0},
     ),
+    "helium": ("HeliumConfig", "HeliumForCausalLM", {**_GROUPED, "head_dim": 16}),
     "diffllama": ("DiffLlamaConfig", "DiffLlamaForCausalLM", _GROUPED),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", _GROUPED),
     "roberta": ("RobertaConfig", "RobertaForMaskedLM", {**_ENCODER, "pad_token_id": 0}),

@@ -32,6 +32,38 @@ def test_weights_of_equal_value_are_all_inputs():
     assert all(math.prod(t.dims) <= 8 for t in graph.initializer), "a weight became a constant"
 
 
+@pytest.mark.parametrize(
+    ("forward", "kept"),
+    [
+        (lambda self, x: (x / (x.square().sum(-1, True) + 1e-9) * self.w).sum(), "Add"),
+        (lambda self, x: (x * torch.rsqrt(x.square().mean(-1, True) + 1e-8) * self.w).sum(), "Add"),
+        (lambda self, x: ((x - 1e-8) * 1e8 * self.w).sum(), "Sub"),
+        (lambda self, x: ((x * 1.000009 - x) * 1e5 * self.w).sum(), "Mul"),
+        (lambda self, x: ((x / 1.000009 - x) * 1e5 * self.w).sum(), "Div"),
+    ],
+)
+def test_constants_near_zero_or_one_are_kept(forward, kept):
+    """The stock optimizer takes 1e-8 for 0: an epsilon is lost, and a row of zeros becomes NaN."""
+    x = torch.randn(4, 6)
+    if kept == "Add":
+        x[1] = 0
+    if kept == "Sub":
+        x *= 1e-8
+    cap = assert_same(Lambda(forward, w=nn.Parameter(torch.randn(6))), (x,))
+    nodes = onnx.ModelProto.FromString(cap.onnx).graph.node
+    assert kept in {node.op_type for node in nodes}
+
+
+def test_exact_zeros_and_ones_still_go():
+    module = Lambda(
+        lambda self, x: ((x + 0.0) * 1.0 / 1.0 - 0.0).mul(self.w).sum(),
+        w=nn.Parameter(torch.randn(6)),
+    )
+    cap = assert_same(module, (torch.randn(4, 6),))
+    nodes = onnx.ModelProto.FromString(cap.onnx).graph.node
+    assert [node.op_type for node in nodes] == ["Mul", "ReduceSum"]
+
+
 def _batch_norm_net() -> Lambda:
     def forward(self, x):
         return self.head(self.norm(self.lin(x)).relu()).square().mean()

@@ -78,6 +78,7 @@ ROWS: dict[str, Row] = {
     "stablelm": _LLAMA,
     "smollm3": _LLAMA,
     "gemma": _LLAMA,
+    "helium": _LLAMA,  # its epsilon is 1e-8
     # Two attentions per layer over one softmax, whose difference is normalised without a weight.
     "diffllama": _LLAMA._replace(norm=7, attention=4),
     "qwen2": _LLAMA._replace(linear=6, product=9),  # q, k, v with a bias
