@@ -311,13 +311,7 @@ def test_products_that_share_their_probabilities(others, dropout):
     if others == "sum":
         second = w("Add", second, w("ReduceSum", weights, keepdims=1))
     y = w("Mul", first, w("Exp", second))
-    inputs = [
-        helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in case.shapes.items()
-    ]
-    outputs = [helper.make_tensor_value_info(y, TensorProto.FLOAT, None)]
-    graph = helper.make_graph(w.nodes, "g", inputs, outputs, w.constants)
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
-    model, feed = E.Model(proto.SerializeToString()), feed_of(case)
+    model, feed = w.model(case.shapes, [y]), feed_of(case)
     fast, plain = run(model, y, feed, False), run(model, y, feed, True)
     # fused: two attentions, Neg, Exp and Mul
     assert fast[2] == (5 if others == "products" else plain[2])
