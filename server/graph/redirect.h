@@ -1,0 +1,21 @@
+/* Readers of one value read another instead: what a pass does with a result that it has computed in
+ * another way. Collected first and carried out in one walk over the graph. */
+#ifndef GRADD_SERVER_GRAPH_REDIRECT_H
+#define GRADD_SERVER_GRAPH_REDIRECT_H
+
+#include "server/graph/graph.h"
+
+typedef struct graph_redirect_s {
+    gradd_val_t *to; /* per value at the start; GRADD_NONE = itself */
+    int n;
+    bool any;
+} graph_redirect_t;
+
+/* Errors: NOMEM. */
+gradd_status_t graph_redirect_begin(graph_t *g, graph_redirect_t *r);
+/* Whoever reads `from`, a value from before the start, will read `to`, which has its type. */
+void graph_redirect(graph_redirect_t *r, gradd_val_t from, gradd_val_t to);
+/* Changes operands and outputs, and sorts the nodes. Errors: NOMEM. */
+gradd_status_t graph_redirect_end(graph_t *g, const graph_redirect_t *r);
+
+#endif
