@@ -24,10 +24,19 @@ static void read_value(walk_t *w, gradd_val_t v) {
     w->stack[w->depth++] = value->node;
 }
 
+/* MatMul of as many matrices on either side. */
+static bool is_product(const graph_t *g, const graph_node_t *n) {
+    if (strcmp(n->op->name, "MatMul")) return false;
+    const gradd_type_t *a = &g->values[n->in[0]]->type, *b = &g->values[n->in[1]]->type;
+    for (int i = 0; i + 2 < a->rank; i++)
+        if (a->dims[i] != b->dims[i]) return false;
+    return a->rank == b->rank;
+}
+
 static void read_operands(walk_t *w, const graph_node_t *n) {
     for (int i = 0; i < n->n_in; i++)
         read_value(w, n->in[i]);
-    if (w->products && !strcmp(n->op->name, "MatMul")) w->products[n->in[0]]++;
+    if (w->products && is_product(w->g, n)) w->products[n->in[0]]++;
 }
 
 static int32_t *make_counts(graph_t *g) {

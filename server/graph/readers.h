@@ -14,7 +14,7 @@ gradd_status_t graph_count_readers(graph_t *g, int32_t **out);
 /* The same with its size, for passes that add values on the way. */
 typedef struct graph_readers_s {
     int32_t *of;
-    int32_t *products; /* of these the first operands of MatMul */
+    int32_t *products; /* of these the first operands of MatMul without broadcasting */
     int n;
 } graph_readers_t;
 
@@ -22,7 +22,7 @@ gradd_status_t graph_find_readers(graph_t *g, graph_readers_t *out);
 /* Whether at most one operand is v. Values that are newer than the snapshot count as such: whoever
  * adds one knows its reader. */
 bool graph_read_once(const graph_readers_t *readers, gradd_val_t v);
-/* Whether that holds, or all who read v multiply it from the left. */
+/* Whether that holds, or all who read v multiply it from the left, matrix by matrix. */
 bool graph_read_by_products(const graph_readers_t *readers, gradd_val_t v);
 
 #endif

@@ -313,18 +313,73 @@ def test_products_that_share_their_probabilities(others, dropout):
     y = w("Mul", first, w("Exp", second))
     model, feed = w.model(case.shapes, [y]), feed_of(case)
     fast, plain = run(model, y, feed, False), run(model, y, feed, True)
-    # fused: two attentions, Neg, Exp and Mul
-    assert fast[2] == (5 if others == "products" else plain[2])
+    # fused: Neg, values side by side, one attention, its result in two, Exp and Mul
+    assert fast[2] == (6 if others == "products" else plain[2])
     close(fast[0], plain[0], TOLERANCE[np.float32])
     for name, want in plain[1].items():
         close(fast[1][name], want, 5e-5)
 
 
-@pytest.mark.parametrize("change", ["axis", "rank", "fill"])
+@pytest.mark.parametrize("parts", ["in order", "swapped"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_shared_probabilities_whose_results_lie_side_by_side(parts, turned):
+    """Values of different widths; put back in the same order, they were never apart."""
+    w = Writer()
+    k = w("Transpose", "k", perm=[0, 1, 3, 2])
+    weights = w("Softmax", w("MatMul", "q", k), axis=-1)
+    both = [w("MatMul", weights, n) for n in ("v", "u")]
+    if turned:
+        both = [w("Transpose", y, perm=[0, 2, 1, 3]) for y in both]
+    y = w("Neg", w("Concat", *(both if parts == "in order" else both[::-1]), axis=-1))
+    shapes = {"q": (2, 3, 9, 8), "k": (2, 3, 7, 8), "v": (2, 3, 7, 8), "u": (2, 3, 7, 5)}
+    rng = np.random.default_rng(1)
+    feed = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    model = w.model(shapes, [y])
+    fast, plain = run(model, y, feed, False), run(model, y, feed, True)
+    # Concat, attention, Neg; out of order also Split and the other Concat
+    assert fast[2] == (3 if parts == "in order" else 5)
+    close(fast[0], plain[0], TOLERANCE[np.float32])
+    for name, want in plain[1].items():
+        close(fast[1][name], want, 5e-5)
+
+
+@pytest.mark.parametrize("apart", ["scale", "mask", "dropout", "keys", "lengths"])
+def test_attentions_with_probabilities_of_their_own_stay_apart(apart):
+    w = Writer()
+    shapes = dict.fromkeys("qkpvu", (2, 3, 8, 8))
+    shapes |= {"m": (8, 8), "n": (8, 8)}
+
+    def weights(second):
+        other = second and apart
+        k = w("Transpose", "p" if other == "keys" else "k", perm=[0, 1, 3, 2])
+        scores = w("Mul", w("MatMul", "q", k), w.constant(0.5 if other == "scale" else 0.3))
+        mask = w("Greater", "n" if other == "mask" else "m", w.constant(0))
+        p = w("Softmax", w("Where", mask, scores, w.constant(-3e38)), axis=-1)
+        if apart == "dropout":
+            p = w("Dropout", p, w.constant(0.3), w.constant(True, np.bool_))
+        return p
+
+    if apart == "lengths":  # one value for all heads
+        shapes["u"] = (2, 1, 8, 8)
+    y = w("Mul", w("MatMul", weights(False), "v"), w("Exp", w("MatMul", weights(True), "u")))
+    rng = np.random.default_rng(1)
+    feed = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    feed |= {n: np.tril(np.ones((8, 8), np.float32), i) for i, n in enumerate("mn")}
+    model = w.model(shapes, [y])
+    fast, plain = run(model, y, feed, False), run(model, y, feed, True)
+    # dropped twice, both read the softmax itself; broadcast, one of them stays a product
+    assert (fast[2] < plain[2]) == (apart not in ("dropout", "lengths"))
+    close(fast[0], plain[0], TOLERANCE[np.float32])
+    for name in set(shapes) - set("mn"):
+        if plain[1][name] is not None:
+            close(fast[1][name], plain[1][name], 5e-5)
+
+
+@pytest.mark.parametrize("change", ["axis", "fill"])
 def test_what_only_looks_like_attention_stays(change):
     w = Writer()
-    shape = (3, 8, 8) if change == "rank" else (2, 3, 8, 8)
-    k = w("Transpose", "k", perm=[0, 2, 1] if change == "rank" else [0, 1, 3, 2])
+    shape = (2, 3, 8, 8)
+    k = w("Transpose", "k", perm=[0, 1, 3, 2])
     scores = w("MatMul", "q", k)
     if change == "fill":
         scores = w("Where", w("Greater", scores, w.constant(0)), scores, w.constant(-1.0))
