@@ -11,11 +11,10 @@
  *
  * What a query may look at comes as a range of keys and, where the range has holes, as a boolean
  * mask; key tiles that no query of a block may look at are skipped, which changes nothing where
- * masked probabilities are exactly zero: beside any allowed key whose score is above
- * GRADD_ATTN_MASKED. Rows without one are rare (padding, or a bias that hides what the mask leaves)
- * and looked at key by key, see attention_bits.h. Dropout bits are a function of the logical
- * element, see rng.h. f32 and f64 compute in their own type, bf16 in f32 with one rounding at the
- * end.
+ * masked probabilities are exactly zero: beside any allowed key whose score is clearly above the
+ * fill. Rows without one are rare (padding, or a bias that hides what the mask leaves) and looked
+ * at key by key, see attention_bits.h. Dropout bits are a function of the logical element, see
+ * rng.h. f32 and f64 compute in their own type, bf16 in f32 with one rounding at the end.
  *
  * Bits depend on the shapes and values alone, not on the number of threads. Engine thread.
  */
@@ -52,7 +51,9 @@ enum {
     GRADD_ATTN_HIDES_BIAS = 2,
 };
 
-/* A fill is not above this. */
+/* A fill below this is next to nothing beside any score, and absorbs what it is added to. One above
+ * it must take the place of the product (HIDES_SCORE); it has a share where no allowed score is
+ * clearly higher. */
 #define GRADD_ATTN_MASKED (-1e30)
 
 /* Bits of the operators' attribute `layout`: what is [B, positions, heads, width]. */

@@ -6,7 +6,7 @@
  *
  * A query is dead if nothing is allowed and all its scores are the same number, or zero is asked
  * for; its scores are then set to 0. It is rare if its masked keys may have a share: no allowed key
- * has a score above GRADD_ATTN_MASKED. Then it sees all keys, with the scores that the model gives
+ * has a score clearly above theirs. Then it sees all keys, with the scores that the model gives
  * them. Which queries are rare is known before the scores for some (nothing is allowed, and a bias,
  * a cap or an infinite fill counts), from the largest score for others. */
 #ifndef GRADD_KERNELS_CPU_ATTENTION_BITS_H

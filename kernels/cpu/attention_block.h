@@ -229,11 +229,35 @@ static void NAME(forward_tiles)(const gradd_attn_t *p, const attn_block_t *block
     if (!started) memset(w->out, 0, sizeof(REAL) * (size_t)(block->n * NAME(padded)(p->d_v)));
 }
 
+/* The largest bias of a query. NaN if there is one. */
+static REAL NAME(largest_bias)(const gradd_attn_t *p, const attn_block_t *block, int64_t i) {
+    const gradd_attn_extra_t *e = &p->bias;
+    const REAL *row = (const REAL *)e->data + block->b * e->batch + block->h * e->head +
+                      (block->first + i) * e->row;
+    REAL most = row[0];
+    for (int64_t j = 1; j < p->n_k && e->col && most == most; j++)
+        if (!(row[j * e->col] <= most)) most = row[j * e->col];
+    return most;
+}
+
+/* A query is rare if no allowed score is above this. `before` is the limit of the query before it,
+ * which often has the same bias. */
+static REAL NAME(rare_limit)(const gradd_attn_t *p, const attn_block_t *block, int64_t i,
+                             REAL before) {
+    const REAL vanishing = sizeof(REAL) == 8 ? 746 : 104; /* exp(-it) is zero */
+    if (p->fill <= GRADD_ATTN_MASKED) return (REAL)GRADD_ATTN_MASKED;
+    if (!p->bias.data || p->hides & GRADD_ATTN_HIDES_BIAS) return (REAL)p->fill + vanishing;
+    if (i && !p->bias.row) return before;
+    return (REAL)p->fill + NAME(largest_bias)(p, block, i) + vanishing;
+}
+
 /* Marks the rare queries by their largest scores; returns whether there are any new ones. */
 static bool NAME(find_rare)(const gradd_attn_t *p, const attn_block_t *block, NAME(work_t) * w) {
     bool found = false;
+    REAL limit = 0;
     for (int64_t i = 0; i < block->n && p->mask.data; i++) {
-        if (w->bits.dead[i] || w->bits.rare[i] || w->max[i] > (REAL)GRADD_ATTN_MASKED) continue;
+        limit = NAME(rare_limit)(p, block, i, limit);
+        if (w->bits.dead[i] || w->bits.rare[i] || w->max[i] > limit) continue;
         attn_bits_mark(&w->bits, p, i);
         found = true;
     }

@@ -8,7 +8,8 @@
  *
  * A masked key has the score `fill`, plus the bias unless bit 2 of `hides` is set (bit 1: no
  * gradient goes to its product; see kernels/cpu/attention.h). That is next to nothing beside an
- * allowed key, but rows may have none, or a bias that hides all of them. With `zero`, rows without
+ * allowed key, but rows may have none, or a bias that hides all of them. Without bit 1 the fill is
+ * at most -1e30. With `zero`, rows without
  * an allowed key give zero. The bias of a masked key is at most 1e29.
  *
  * bf16 q, k, v, y: bias, statistics and sums are f32. Saved for backward: the operands, y, and
@@ -315,6 +316,8 @@ static gradd_status_t check_extras(const gradd_infer_t *c, const places_t *at,
             return misfit("the mask", mask);
         if (given(in, c->n_in, at->ranges) && !sums_up(&in[at->ranges].type, mask))
             return misfit("the range of keys", &in[at->ranges].type);
+        if (!(p->fill <= GRADD_ATTN_MASKED) && !(p->hides & GRADD_ATTN_HIDES_SCORE))
+            return GRADD_FAIL(GRAPH, "attention: a fill of %g must hide the product", p->fill);
     } else if (given(in, c->n_in, at->ranges)) {
         return misfit("the range of keys, without a mask,", &in[at->ranges].type);
     }
@@ -477,6 +480,12 @@ GRADD_OPS(
                      "f32[2,3,4] | hides=2", .grad_tol = -1},
             {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,0,0,0,0,1,1,0,1,0,1,0} "
                      "f32[4]={-3.4e38,0,-inf,0} | hides=0 fill=-3e38 softcap=2.0", .grad_tol = -1},
+            {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,1,0,0,0,1,1,0,1,0,1,0} "
+                     "f32[4]={-2e4,0,-inf,0} | hides=1 fill=-1e4", .grad_tol = -1},
+            {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,1,0,0,0,1,1,0,1,0,1,0} | "
+                     "fill=-2.0"},
+            {.text = "f32[1,2,70,8] f32[1,1,130,8] f32[1,1,130,8] bool[70,130] f32[1,2,70,130] | "
+                     "hides=1 fill=-100.0"},
             {.text = "f32[2,2,3,5] f32[2,2,3,5] f32[2,2,3,5] bool[2,1,1,3] f32[1,2,1,3]"},
             {.text = "f32[2,2,3,5] f32[2,1,6,5] f32[2,1,6,3] - f32[2,3,6] | softcap=1.5"},
             {.text = "f32[2,2,3,5] f32[2,2,6,5] f32[2,2,6,3] bool[2,1,1,6] f32[2,1,1] | layout=0"},

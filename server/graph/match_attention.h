@@ -8,7 +8,7 @@
 typedef struct match_attention_s {
     gradd_val_t q, k, v; /* [B, heads, positions, width], heads of k and v not repeated */
     bool k_turned;       /* k is [B, positions, heads, width]: one Transpose makes all of k^T */
-    gradd_val_t mask;    /* boolean; GRADD_NONE = none */
+    gradd_val_t mask;    /* boolean, or a float that is 0 or 1; GRADD_NONE = none */
     bool mask_hides;     /* true elements are the masked ones */
     double fill;         /* score of masked elements */
     int hides;           /* what it takes the place of: GRADD_ATTN_HIDES_... */

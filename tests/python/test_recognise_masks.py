@@ -110,6 +110,72 @@ def test_more_than_one_tile(form, bias, n_q, n_k):
     check(form, feed_of(bias, n_q, n_k, dead=True))
 
 
+@pytest.mark.parametrize("form", ["over", "under", "two_masks"])
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("fill", [-1e9, -1e4, -1e3])
+@pytest.mark.parametrize("n", [5, 70])
+def test_a_fill_that_is_not_the_smallest_number(form, bias, fill, n):
+    """Rows of padding see what the mask hides, if the fill is above the padding's bias."""
+    check(form, feed_of(bias, n, n, dead=True), fill=fill)
+
+
+@pytest.mark.parametrize("form", ["over", "under"])
+@pytest.mark.parametrize("far", [-900.0, -1200.0, 900.0])
+def test_scores_as_low_as_the_fill(form, far):
+    """Keys that the mask hides have a share where allowed scores, or their own bias, are near."""
+    feed = feed_of("full", 70, 70)
+    causal = feed["mask"] > 0
+    feed["bias"] = np.where(causal if far < 0 else ~causal, far, 0) + feed["bias"]
+    feed["bias"] = feed["bias"].astype(np.float32)
+    check(form, feed, fill=-1e3)
+
+
+def gated(w: Writer, form: str, scores: str) -> str:
+    """scores * m + (1 - m) * fill with m of zeros and ones."""
+    m = w("Cast", w("Greater", "mask", w.constant(0.5)), to=1)
+    if form == "known":
+        m = w.constant(np.tril(np.ones((1, 1, 5, 5))))
+    if form == "cut":
+        m = w("Slice", w("Unsqueeze", m, w.constant([0], np.int64)), *gate_cut(w))
+        m = w("Squeeze", m, w.constant([0], np.int64))
+    if form == "numbers":
+        m = "mask"
+    fill = w.constant(-1e4)
+    if form == "minus":
+        hidden = w("Mul", w.constant(1e4), w("Sub", w.constant(1), m))
+        return w("Sub", w("Mul", m, scores), hidden)
+    hidden = w("Mul", w("Sub", w.constant(1), m), fill)
+    kept = w("Mul", scores, m)
+    return w("Add", hidden, kept) if form == "swapped" else w("Add", kept, hidden)
+
+
+def gate_cut(w: Writer) -> list[str]:
+    return [w.constant([v], np.int64) for v in (0, 5, 3)]  # all rows of the third axis
+
+
+@pytest.mark.parametrize("form", ["plain", "swapped", "minus", "known", "cut", "numbers"])
+@pytest.mark.parametrize("bias", ["none", *BIASES])
+def test_a_mask_as_a_product(form, bias):
+    """The first GPT's. A mask of numbers that nobody knows to be zeros and ones is none."""
+    feed = feed_of("random" if bias == "none" else bias)
+    w = Writer()
+    scores = gated(w, form, w("MatMul", "q", w("Transpose", "k", perm=[0, 1, 3, 2])))
+    if bias == "none":
+        feed.pop("bias")
+    else:
+        scores = w("Add", scores, "bias")
+    y = w("Neg", w("MatMul", w("Softmax", scores, axis=-1), "v"))
+    model = w.model({n: v.shape for n, v in feed.items()}, [y])
+    with np.errstate(all="ignore"):
+        fast, plain = (run(model, feed, [y], p) for p in (False, True))
+    assert (fast[2].forward < plain[2].forward) == (form != "numbers")
+    np.testing.assert_allclose(fast[0][y], plain[0][y], rtol=1e-5, atol=1e-5)
+    for name, right in plain[1].items():
+        if right is not None and (form == "numbers" or name != "mask"):
+            scale = max(1e-3, float(np.abs(right[np.isfinite(right)]).max(initial=0)))
+            np.testing.assert_allclose(fast[1][name] / scale, right / scale, atol=2e-5)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dead", [False, True])
 def test_below_a_soft_cap(form, dead):

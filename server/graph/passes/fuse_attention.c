@@ -107,9 +107,12 @@ static gradd_status_t take_layout(graph_t *g, int32_t like, gradd_val_t *v, int 
 static gradd_status_t emit_mask(graph_t *g, int32_t like, const match_attention_t *f,
                                 gradd_val_t *in) {
     const graph_node_t *inverse = match_made_by(g, f->mask, "Not");
+    const gradd_attr_t to = gradd_make_int("to", GRADD_DT_BOOL);
     in[MASK] = f->mask;
     if (f->mask == GRADD_NONE) return GRADD_OK;
-    if (f->mask_hides && inverse)
+    if (g->values[f->mask]->type.dtype != GRADD_DT_BOOL)
+        GRADD_TRY(emit(g, like, "Cast", &f->mask, 1, (gradd_attrs_t){&to, 1}, &in[MASK]));
+    else if (f->mask_hides && inverse)
         in[MASK] = inverse->in[0];
     else if (f->mask_hides)
         GRADD_TRY(emit(g, like, "Not", &f->mask, 1, (gradd_attrs_t){0}, &in[MASK]));
