@@ -15,7 +15,19 @@ from typing import Any
 import torch
 
 from gradd import schema
-from gradd.export import autocast, fx, graph, naming, outputs, refuse, sources, trace, translate
+from gradd.export import (
+    autocast,
+    fx,
+    graph,
+    keys,
+    masks,
+    naming,
+    outputs,
+    refuse,
+    sources,
+    trace,
+    translate,
+)
 from gradd.export.spec import Capture
 
 _lock = threading.RLock()
@@ -53,6 +65,7 @@ def capture(
 
 def _capture(call: naming.Call, cast: torch.dtype | None) -> Capture:
     clock = _Clock()
+    binary = keys.binary_buffers(call.module)
     traced = trace.trace(call.module, call.args, call.kwargs, call.forward, cast)
     clock.lap("trace")
     fx.prepare(traced.program)
@@ -61,7 +74,7 @@ def _capture(call: naming.Call, cast: torch.dtype | None) -> Capture:
         clock.lap("translate")
         cleaned = graph.clean(model, program)
     clock.lap("optimize")
-    return _assemble(call, traced, program, cleaned, clock)
+    return _assemble(call, traced, program, cleaned, binary, clock)
 
 
 class _Clock:
@@ -80,12 +93,20 @@ class _Clock:
 
 
 def _assemble(
-    call: naming.Call, traced: trace.Trace, program: Any, cleaned: graph.Cleaned, clock: _Clock
+    call: naming.Call,
+    traced: trace.Trace,
+    program: Any,
+    cleaned: graph.Cleaned,
+    binary: tuple[str, ...],
+    clock: _Clock,
 ) -> Capture:
     model = cleaned.model
     named = naming.Naming(call, traced, program, cleaned)
     loss = outputs.find_loss(traced.result.paths, cleaned.user_outputs)
     needed = outputs.ancestors(cleaned.user_outputs, loss)
+    changed = {spec.fqn for spec in named.outputs}
+    constant = {name: value for name, value in named.states.items() if name not in changed}
+    masks.mark(model.graph, constant, binary)
     graph.rename(model.graph, named.fixed)
     found = sources.sources_of(model.graph)
     data = graph.serialize(model)

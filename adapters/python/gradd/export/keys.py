@@ -2,9 +2,10 @@
 
 The key has two parts. The call's part is schema_key(). The module's part describes everything
 in the module that shapes a graph: classes, training flags, Dropout on or off, parameter and
-buffer names, shapes, types and sharing, hooks, attributes and configuration objects that forward()
-may read (freeze.py says how each is described). Building it walks the whole module, so it is
-cached per module and only rebuilt if a cheap look at every submodule shows a change.
+buffer names, shapes, types and sharing, which buffers are masks of zeros and ones (binary.py says
+how that is known), hooks, attributes and configuration objects that forward() may read (freeze.py
+says how each is described). Building it walks the whole module, so it is cached per module and
+only rebuilt if a cheap look at every submodule shows a change.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from gradd import schema
 from gradd.export import autocast
 from gradd.export.attributes import FILLED_IN
+from gradd.export.binary import Binaries
 from gradd.export.freeze import TABLES, Freezer, is_config, own_tensors
 
 _HOOKS = (
@@ -84,10 +86,12 @@ class _ModulePart:
     seeing that nothing changed costs well below a microsecond per submodule.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, before: _ModulePart | None = None) -> None:
         configs = _configs(module)
         freezer = Freezer(own_tensors(module))
-        self.key = ModuleKey(_module_key(module, configs, freezer), module.training)
+        self.binaries = Binaries(module, before and before.binaries)
+        state = (*_state_key(module), self.binaries.names)
+        self.key = ModuleKey(_module_key(module, configs, freezer, state), module.training)
         self._tables: list[tuple[dict, list]] = []
         self._empty: list[dict] = []
         self._tensors: list[torch.Tensor] = []
@@ -137,7 +141,9 @@ class _ModulePart:
             return False  # a submodule is gone, or an attribute cannot be compared
         if self._take_forms() != self._forms:
             return False
-        return [t._version for t in self._loose] == self._versions
+        if [t._version for t in self._loose] != self._versions:
+            return False
+        return self.binaries.is_fresh()
 
 
 def _configs(module: torch.nn.Module) -> list[Any]:
@@ -150,7 +156,9 @@ def _configs(module: torch.nn.Module) -> list[Any]:
     return list(found.values())
 
 
-def _module_key(module: torch.nn.Module, configs: list[Any], freezer: Freezer) -> Hashable:
+def _module_key(
+    module: torch.nn.Module, configs: list[Any], freezer: Freezer, state: Hashable
+) -> Hashable:
     parts = []
     for name, sub in module.named_modules():
         attributes = tuple(
@@ -161,10 +169,10 @@ def _module_key(module: torch.nn.Module, configs: list[Any], freezer: Freezer) -
         hooks = tuple(len(getattr(sub, h)) for h in _HOOKS)
         parts.append((name, type(sub), attributes, hooks))
     settings = tuple(freezer.items_of(c.__dict__) for c in configs)
-    return (tuple(parts), _state_key(module), settings)
+    return (tuple(parts), state, settings)
 
 
-def _state_key(module: torch.nn.Module) -> Hashable:
+def _state_key(module: torch.nn.Module) -> tuple:
     from gradd.export.aliases import alias_groups
 
     named = list(module.named_parameters(remove_duplicate=False))
@@ -173,13 +181,26 @@ def _state_key(module: torch.nn.Module) -> Hashable:
     return (states, alias_groups(module))
 
 
-def module_key(module: torch.nn.Module) -> ModuleKey:
-    """The module's part of capture_key(), from the cache where nothing has changed."""
+def _part(module: torch.nn.Module) -> _ModulePart:
     part = _cache.get(module)
     if part is None or not part.is_fresh():
-        part = _ModulePart(module)
+        part = _ModulePart(module, part)
         _cache[module] = part
-    return part.key
+    return part
+
+
+def module_key(module: torch.nn.Module) -> ModuleKey:
+    """The module's part of capture_key(), from the cache where nothing has changed."""
+    return _part(module).key
+
+
+def binary_buffers(module: torch.nn.Module) -> tuple[str, ...]:
+    """Names of the buffers that hold zeros and ones as far as module_key() says.
+
+    A capture may rely on these and on no others: a buffer that has become a mask since the key
+    was made can become something else again without another key.
+    """
+    return _part(module).binaries.names
 
 
 def capture_key(module: torch.nn.Module, args: tuple, kwargs: dict) -> Hashable:
