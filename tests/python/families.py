@@ -112,6 +112,20 @@ MORE: dict[str, tuple[str, str, dict[str, Any]]] = {
         "ModernBertForMaskedLM",
         {**_DECODER, "attention_dropout": 0.0, "global_attn_every_n_layers": 2},
     ),
+    "deberta_v2": (  # as microsoft/deberta-v3-base
+        "DebertaV2Config",
+        "DebertaV2ForMaskedLM",
+        {
+            **{**_ENCODER, "type_vocab_size": 0, "position_biased_input": False},
+            **{"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "share_att_key": True},
+            **{"position_buckets": 8, "norm_rel_ebd": "layer_norm"},
+        },
+    ),
+    "openai_gpt": (
+        "OpenAIGPTConfig",
+        "OpenAIGPTLMHeadModel",
+        {k: v for k, v in _GPTJ.items() if k != "rotary_dim"},
+    ),
     "albert": ("AlbertConfig", "AlbertForMaskedLM", {**_ENCODER, "embedding_size": HIDDEN}),
     "t5": ("T5Config", "T5ForConditionalGeneration", _T5),
     "t5_gated": (

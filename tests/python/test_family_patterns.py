@@ -79,8 +79,9 @@ ROWS: dict[str, Row] = {
     "smollm3": _LLAMA,
     "gemma": _LLAMA,
     "helium": _LLAMA,  # its epsilon is 1e-8
-    # Two attentions per layer over one softmax, whose difference is normalised without a weight.
-    "diffllama": _LLAMA._replace(norm=7, attention=4),
+    # The difference of two attentions over one softmax, which run as one over both values, is
+    # normalised without a weight.
+    "diffllama": _LLAMA._replace(norm=7),
     "qwen2": _LLAMA._replace(linear=6, product=9),  # q, k, v with a bias
     "qwen3": _LLAMA._replace(norm=9),  # and q, k normalised
     "olmo2": _LLAMA._replace(norm=9),
@@ -92,6 +93,7 @@ ROWS: dict[str, Row] = {
     "peft_lora_llama": _LLAMA._replace(product=23),  # two more for q, v
     "gpt2": _GPT2,
     "gpt2_drop": _GPT2._replace(drop_add=4, drop=1),  # drop: of the embeddings
+    "openai_gpt": _GPT2._replace(norm=4),  # norms behind the sums, none at the end
     "gptj": Row(norm=3, rope=4, attention=2, gelu=2, linear=5, product=8, table=1),
     "gpt_neox": Row(norm=5, rope=4, attention=2, gelu=2, linear=8, product=1, table=1),
     "gpt_neo": Row(norm=5, attention=2, gelu=2, linear=6, product=7, table=1),
@@ -106,6 +108,9 @@ ROWS: dict[str, Row] = {
     "electra": _BERT,
     "distilbert": _BERT,
     "albert": _BERT._replace(linear=15),  # from embedding to hidden size
+    # Two norms, and two products of contents with relative positions, whose embeddings go through a
+    # norm and the layers of queries and keys once more.
+    "deberta_v2": _BERT._replace(norm=7, linear=18, product=4),
     "modernbert": Row(
         norm=6, rope=4, attention=2, gated=2, gelu=1, linear=1, product=9, table=1
     ),  # no norm before the first attention; the head's bias
