@@ -32,9 +32,64 @@ def _links(op: str, steps: int) -> list[tuple]:
 @pytest.mark.parametrize("op", ["Mul", "Div"])
 def test_attention_above_a_chain_of_factors(daemon: Daemon, op: str) -> None:
     """No pass walks to its end for each of them."""
-    model = attention_above(op, 60_000, 25_000)
+    compiles_in_time(daemon, attention_above(op, 60_000, 25_000), SHAPE)
+
+
+def compiles_in_time(daemon: Daemon, model: bytes, shape: tuple[int, ...]) -> None:
     with Raw(daemon.directory).open() as session:
         before = Balance(daemon.pid(), session).cpu_ms()
-        reply = compile_graph(session, model, [[F32, list(SHAPE)]])
+        reply = compile_graph(session, model, [[F32, list(shape)]])
         assert reply["ok"], reply
         assert Balance(daemon.pid(), session).cpu_ms() - before < 10_000
+
+
+def flat_attention(name: str, scores: str, v: str = "x") -> list:
+    return [
+        N("Softmax", [scores], [f"{name}p"]),
+        N("MatMul", [f"{name}p", v], [f"{name}y"]),
+    ]
+
+
+def test_attention_above_a_chain_of_reshapes(daemon: Daemon) -> None:
+    """From three dimensions to four and back: as deep as the list is long."""
+    steps, nodes = 60_000, [N("MatMul", ["x", "x"], ["v0"])]
+    for i in range(steps):
+        nodes.append(N("Reshape", [f"v{i}", "flat" if i % 2 else "split"], [f"v{i + 1}"]))
+    nodes += flat_attention("a", f"v{steps}")
+    sizes = {"flat": np.array([6, 2, 2], np.int64), "split": np.array([2, 3, 2, 2], np.int64)}
+    model = graph(nodes, sizes, [info("x", (6, 2, 2))], ["ay"]).SerializeToString()
+    compiles_in_time(daemon, model, (6, 2, 2))
+
+
+def test_attentions_that_split_their_batch_in_turns(daemon: Daemon) -> None:
+    nodes, last = [], "x"
+    for i in range(4_000):
+        nodes.append(N("MatMul", ["x", last], [f"s{i}"]))
+        if i % 2:
+            nodes.append(N("Reshape", [f"s{i}", "split"], [f"r{i}"]))
+            nodes.append(N("Softmax", [f"r{i}"], [f"w{i}"]))
+            nodes.append(N("Reshape", [f"w{i}", "flat"], [f"{i}p"]))
+            nodes.append(N("MatMul", [f"{i}p", "x"], [f"{i}y"]))
+        else:
+            nodes += flat_attention(str(i), f"s{i}")
+        last = f"{i}y"
+    sizes = {"flat": np.array([6, 2, 2], np.int64), "split": np.array([2, 3, 2, 2], np.int64)}
+    model = graph(nodes, sizes, [info("x", (6, 2, 2))], [last]).SerializeToString()
+    compiles_in_time(daemon, model, (6, 2, 2))
+
+
+@pytest.mark.parametrize("form", ["chain", "row", "apart"])
+def test_thousands_of_attentions_over_the_same_keys(daemon: Daemon, form: str) -> None:
+    """Values made of the attention before cannot stand beside it."""
+    nodes, last = [N("Transpose", ["x"], ["k"], perm=[0, 1, 3, 2])], "x"
+    for i in range(5_000):
+        scale = f"c{i}" if form == "apart" else "c"
+        nodes.append(N("MatMul", ["x", "k"], [f"s{i}"]))
+        nodes.append(N("Mul", [f"s{i}", scale], [f"t{i}"]))
+        nodes.append(N("Mul", ["x" if form == "row" else last, f"c{i}"], [f"v{i}"]))
+        nodes += flat_attention(str(i), f"t{i}", f"v{i}")
+        nodes.append(N("Add", [f"{i}y", last], [f"a{i}"]))
+        last = f"a{i}"
+    sizes = {"c": np.float32(0.5)} | {f"c{i}": np.float32(i + 1) for i in range(5_000)}
+    model = graph(nodes, sizes, [info("x", (1, 1, 2, 2))], [last]).SerializeToString()
+    compiles_in_time(daemon, model, (1, 1, 2, 2))

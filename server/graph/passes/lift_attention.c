@@ -160,13 +160,13 @@ static gradd_status_t find_lifted(lift_t *s, gradd_val_t v, place_t place, int d
     graph_t *g = s->g;
     const bool flat = is_flat(s, v);
     const graph_node_t *n = reshaping(g, v);
-    if (n && (flat ? splits(s, v, n->in[0]) : splits(s, n->in[0], v)))
+    if (n && depth < MATCH_MAX_WALK && (flat ? splits(s, v, n->in[0]) : splits(s, n->in[0], v)))
         return lift(s, n->in[0], place, depth + 1, out);
-    g->origin = g->values[v]->kind == VALUE_NODE ? g->nodes[g->values[v]->node].origin : g->origin;
-    if (!n && g->values[v]->kind == VALUE_NODE && depth < MATCH_MAX_WALK &&
-        graph_read_by_products(&s->readers, v) &&
-        is_lifted(s, &g->nodes[g->values[v]->node], place))
-        return lift_node(s, g->values[v]->node, place, depth, out);
+    const int32_t node = g->values[v]->kind == VALUE_NODE ? g->values[v]->node : -1;
+    if (node >= 0) g->origin = g->nodes[node].origin; /* of the views below */
+    if (node >= 0 && !n && depth < MATCH_MAX_WALK && graph_read_by_products(&s->readers, v) &&
+        is_lifted(s, &g->nodes[node], place))
+        return lift_node(s, node, place, depth, out);
     *out = v;
     return flat ? split(s, v, out) : GRADD_OK;
 }
@@ -223,9 +223,10 @@ static void choose_split(lift_t *s, const graph_node_t *softmax, gradd_val_t val
     s->batch = 1, s->heads = n;
 }
 
-static void forget(lift_t *s) {
+static gradd_status_t forget(lift_t *s) {
     for (int v = 0; v < s->redirect.n; v++)
         s->lifted[v] = GRADD_NONE;
+    return budget_spend(s->redirect.n / 1024);
 }
 
 static gradd_status_t lift_product(lift_t *s, int32_t id) {
@@ -244,7 +245,7 @@ static gradd_status_t lift_product(lift_t *s, int32_t id) {
     if (!is_lifted(s, &n, IN_SCORES) || !has_product(s, softmax->in[0], 0, &budget))
         return GRADD_OK;
     GRADD_TRY(budget_spend(256 - budget));
-    if (batch != s->batch || heads != s->heads) forget(s);
+    if (batch != s->batch || heads != s->heads) GRADD_TRY(forget(s));
     GRADD_TRY(lift_operand(s, n.in[0], y.rank, IN_SCORES, 0, &four));
     gradd_val_t in[2] = {four, GRADD_NONE}, out;
     GRADD_TRY(lift_operand(s, n.in[1], y.rank, IN_OPERAND, 0, &in[1]));
@@ -276,7 +277,7 @@ static gradd_status_t lift_attention(graph_t *g) {
     GRADD_TRY(graph_redirect_begin(g, &s.redirect));
     s.lifted = arena_alloc(g->arena, sizeof s.lifted[0] * ((size_t)s.redirect.n + 1));
     if (!s.lifted) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
-    forget(&s);
+    GRADD_TRY(forget(&s));
     for (int32_t i = 0, n = g->n_nodes; i < n; i++)
         if (!strcmp(g->nodes[i].op->name, "MatMul")) GRADD_TRY(lift_product(&s, i));
     if (!s.redirect.any) return GRADD_OK;

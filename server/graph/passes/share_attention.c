@@ -15,7 +15,7 @@
 #include "server/graph/readers.h"
 #include "server/graph/redirect.h"
 
-enum { V = 2, RANGES = 5, MAX_SHARED = 8 };
+enum { V = 2, RANGES = 5, MAX_SHARED = 8, MAX_ABOVE = 64 };
 
 typedef struct share_s {
     graph_t *g;
@@ -57,14 +57,40 @@ static gradd_status_t find_attentions(share_t *s) {
     return GRADD_OK;
 }
 
+/* Whether a value can be had before node `first` has run. What it is made of after that must be
+ * little, and no attention: then each of the merged ones depends on such alone as stood in front of
+ * its first, and no two of them on each other. The nodes are in order. */
+static bool is_there_before(const graph_t *g, gradd_val_t v, int32_t first) {
+    gradd_val_t stack[MAX_ABOVE];
+    int depth = 0, steps = 0;
+    stack[depth++] = v;
+    while (depth) {
+        const graph_value_t *value = g->values[stack[--depth]];
+        if (value->kind != VALUE_NODE || value->node < first) continue;
+        const graph_node_t *n = &g->nodes[value->node];
+        if (!strcmp(n->op->name, "FusedAttention") || ++steps > MAX_ABOVE) return false;
+        for (int i = 0; i < n->n_in; i++) {
+            if (n->in[i] == GRADD_NONE) continue;
+            if (depth == MAX_ABOVE) return false;
+            stack[depth++] = n->in[i];
+        }
+    }
+    return true;
+}
+
 /* Takes those that share the probabilities of number `first` out of the list, in order. */
 static int take_shared(share_t *s, int first, int32_t *nodes) {
-    int n = 0;
-    for (int i = first; i < s->n && n < MAX_SHARED; i++) {
+    const graph_t *g = s->g;
+    const graph_node_t *a = &g->nodes[s->attentions[first]];
+    int n = 1, tries = MAX_ABOVE;
+    nodes[0] = s->attentions[first];
+    for (int i = first + 1; i < s->n && n < MAX_SHARED && tries; i++) {
         const int32_t id = s->attentions[i];
-        if (id < 0 || !shares(s->g, &s->g->nodes[s->attentions[first]], &s->g->nodes[id])) continue;
+        if (id < 0 || !shares(g, a, &g->nodes[id])) continue;
+        tries--;
+        if (!is_there_before(g, g->nodes[id].in[V], nodes[0])) continue;
         nodes[n++] = id;
-        if (i > first) s->attentions[i] = -1;
+        s->attentions[i] = -1;
     }
     return n;
 }
@@ -138,6 +164,7 @@ static gradd_status_t merge(share_t *s, const int32_t *nodes, int n) {
 static gradd_status_t share_attention(graph_t *g) {
     share_t s = {.g = g};
     int32_t nodes[MAX_SHARED];
+    GRADD_TRY(graph_sort(g));
     GRADD_TRY(find_attentions(&s));
     GRADD_TRY(graph_redirect_begin(g, &s.redirect));
     for (int i = 0; i < s.n; i++) {
