@@ -113,15 +113,13 @@ static void NAME(add_bias)(const gradd_attn_t *p, const attn_block_t *block,
     const gradd_attn_extra_t *e = &p->bias;
     const REAL *bias = (const REAL *)e->data + block->b * e->batch + block->h * e->head +
                        block->first * e->row + keys->first * e->col;
+    if (e->row && e->col) NAME(add_turned)(bias, e->row, block->n, keys->n, x, TILE);
     for (int64_t j = 0; j < keys->n && !e->row; j++)
         for (int64_t i = 0; i < TILE; i++)
             x[j * TILE + i] += bias[j * e->col];
-    for (int64_t from = 0; from < keys->n && e->row; from += 16) {
-        const int64_t to = keys->n - from < 16 ? keys->n : from + 16;
+    for (int64_t j = 0; j < keys->n && e->row && !e->col; j++)
         for (int64_t i = 0; i < block->n; i++)
-            for (int64_t j = from; j < to; j++)
-                x[j * TILE + i] += bias[i * e->row + j * e->col];
-    }
+            x[j * TILE + i] += bias[i * e->row];
 }
 
 /* Where masked keys have a share, those whose bias is hidden give it no gradient. */
@@ -132,6 +130,10 @@ static void NAME(add_dbias)(const gradd_attn_t *p, const attn_block_t *block,
     const REAL *z = w->z;
     REAL *dbias = (REAL *)p->dbias + block->b * e->batch + block->h * e->head +
                   block->first * e->row + keys->first * e->col;
+    if (!gated && e->row && e->col) {
+        NAME(add_turned)(z, TILE, keys->n, block->n, dbias, e->row);
+        return;
+    }
     for (int64_t i = 0; i < block->n; i++) {
         const uint64_t word = gated ? w->bits.shown[i] : ~0ull;
         for (int64_t j = 0; j < keys->n && word == ~0ull; j++)

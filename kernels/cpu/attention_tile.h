@@ -1,8 +1,9 @@
 /* Products and elementwise steps on tiles of attention, written once for f32 and f64.
  *
- * Included with REAL, NAME(x), LANES (elements of a 512-bit vector), EXP and TANH defined, once per
- * type; there is no guard on purpose. Tiles of scores are [keys][64 queries]; `lanes` is the number
- * of queries, rounded up to whole vectors. Each function is compiled for 512-bit vectors as well.
+ * Included with REAL, NAME(x), LANES (elements of a 512-bit
+ * vector), EACH_LANE (a list over them), EXP and TANH defined, once per type; there is no guard on
+ * purpose. Tiles of scores are [keys][64 queries]; `lanes` is the number of queries, rounded up to
+ * whole vectors. Each function is compiled for 512-bit vectors as well.
  */
 
 typedef REAL NAME(vec) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
@@ -59,16 +60,62 @@ NAME(product)(const NAME(product_t) * p, const REAL *a, const REAL *b, REAL *c) 
     }
 }
 
+/* Swaps the off-diagonal squares of every 2 bit x 2 bit square of a LANES x LANES matrix. */
+#define LOWER(e, bit) ((e) & (bit) ? LANES + (e) - (bit) : (e))
+#define UPPER(e, bit) ((e) & (bit) ? LANES + (e) : (e) + (bit))
+#define SWAP(bit)                                                                                  \
+    _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) if (!(i & (bit))) {                   \
+        const NAME(vec) a = rows[i], b = rows[i + (bit)];                                          \
+        rows[i] = __builtin_shufflevector(a, b, EACH_LANE(LOWER, bit));                            \
+        rows[i + (bit)] = __builtin_shufflevector(a, b, EACH_LANE(UPPER, bit));                    \
+    }
+
+static inline __attribute__((always_inline)) void NAME(transpose)(NAME(vec) * rows) {
+    SWAP(1)
+    SWAP(2)
+    SWAP(4)
+#if LANES == 16
+    SWAP(8)
+#endif
+}
+#undef SWAP
+#undef LOWER
+#undef UPPER
+
+/* to[c][i] = scale from[i][c], or += that. */
+static inline __attribute__((always_inline)) void NAME(flip)(const bool add, const REAL *from,
+                                                             int64_t ld, int64_t rows, int64_t cols,
+                                                             REAL scale, REAL *to, int64_t ld_to) {
+    const int64_t whole_rows = rows / LANES * LANES, whole_cols = cols / LANES * LANES;
+    NAME(vec) square[LANES];
+    for (int64_t i = 0; i < whole_rows; i += LANES)
+        for (int64_t c = 0; c < whole_cols; c += LANES) {
+            _Pragma("GCC unroll 16") for (int k = 0; k < LANES; k++) square[k] =
+                *(const NAME(vec) *)(from + (i + k) * ld + c);
+            NAME(transpose)(square);
+            _Pragma("GCC unroll 16") for (int k = 0; k < LANES; k++) {
+                NAME(vec) *at = (NAME(vec) *)(to + (c + k) * ld_to + i);
+                *at = add ? *at + scale * square[k] : scale * square[k];
+            }
+        }
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t c = i < whole_rows ? whole_cols : 0; c < cols; c++) {
+            const REAL y = scale * from[i * ld + c];
+            to[c * ld_to + i] = add ? to[c * ld_to + i] + y : y;
+        }
+}
+
 /* out[c][i] = scale x[i][c] for the n rows of x; zero for further queries. */
 GRADD_MULTIARCH static void NAME(turn)(const REAL *x, int64_t ld, int64_t n, int64_t cols,
                                        REAL scale, REAL *out) {
     if (n < TILE) memset(out, 0, sizeof(REAL) * (size_t)(cols * TILE));
-    for (int64_t from = 0; from < cols; from += 8) {
-        const int64_t to = cols - from < 8 ? cols : from + 8;
-        for (int64_t i = 0; i < n; i++)
-            for (int64_t c = from; c < to; c++)
-                out[c * TILE + i] = scale * x[i * ld + c];
-    }
+    NAME(flip)(false, x, ld, n, cols, scale, out, TILE);
+}
+
+/* out[c][i] += x[i][c] */
+GRADD_MULTIARCH static void NAME(add_turned)(const REAL *x, int64_t ld, int64_t n, int64_t cols,
+                                             REAL *out, int64_t ld_out) {
+    NAME(flip)(true, x, ld, n, cols, 1, out, ld_out);
 }
 
 /* x = c tanh(x / c) */
