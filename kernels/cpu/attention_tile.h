@@ -1,9 +1,9 @@
 /* Products and elementwise steps on tiles of attention, written once for f32 and f64.
  *
- * Included with REAL, NAME(x), LANES (elements of a 512-bit
- * vector), EACH_LANE (a list over them), EXP and TANH defined, once per type; there is no guard on
- * purpose. Tiles of scores are [keys][64 queries]; `lanes` is the number of queries, rounded up to
- * whole vectors. Each function is compiled for 512-bit vectors as well.
+ * Included with REAL, NAME(x), LANES (elements of a 512-bit vector), EACH_LANE (a list over them),
+ * EXP and TANH defined, once per type; there is no guard on purpose. Tiles of scores are
+ * [keys][64 queries]; `lanes` is the number of queries, rounded up to whole vectors. Each function
+ * is compiled for 512-bit vectors as well.
  */
 
 typedef REAL NAME(vec) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
