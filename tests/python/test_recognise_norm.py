@@ -17,14 +17,17 @@ def mean(w: Writer, x: str) -> str:
 def normalised(w: Writer, x: str, form: str) -> str:
     """x / sqrt(mean(x^2) + eps)"""
     square = w("Mul", x, x) if form == "div" else w("Pow", x, w.constant(2))
-    root = w("Sqrt", w("Add", w.constant(1e-5), mean(w, square)))
-    if form == "div":
+    under = w("Add", w.constant(1e-5), mean(w, square))
+    if form == "power":
+        return w("Mul", w("Pow", under, w.constant(-0.5)), x)
+    root = w("Pow", under, w.constant(0.5)) if form == "half" else w("Sqrt", under)
+    if form in ("div", "half"):
         return w("Div", x, root)
     return w("Mul", w("Reciprocal", root), x)
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("form", ["div", "reciprocal"])
+@pytest.mark.parametrize("form", ["div", "reciprocal", "power", "half"])
 @pytest.mark.parametrize("shape", [(3, 7), (2, 5, 64), (4, 1, 129)])
 def test_rms_norm_without_weight(form, shape):
     w = Writer()
@@ -42,7 +45,7 @@ def test_rms_norm_with_a_weight_of_another_shape():
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("form", ["div", "reciprocal"])
+@pytest.mark.parametrize("form", ["div", "reciprocal", "power", "half"])
 @pytest.mark.parametrize("weight", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(3, 7), (2, 5, 64)])
@@ -67,6 +70,75 @@ def test_centred_by_another_mean_is_rms_norm():
     y = w("Mul", "w", normalised(w, w("Sub", "x", mean(w, "z")), "reciprocal"))
     fast, _ = compare(w.model(shapes, [y]), arrays(shapes), [y])
     assert fast.forward == 3
+
+
+def mean_by(w: Writer, x: str, form: str, width: int, kept: list[int]) -> str:
+    """As torch.var and torch.var_mean are exported."""
+    axes = w.constant(LAST if form == "kept" else [len(kept) - 1], np.int64)
+    if form == "kept":
+        return w("ReduceMean", x, axes, keepdims=1)
+    shape = w.constant(kept, np.int64)
+    if form == "sum":
+        y = w("Reshape", w("ReduceSum", x, axes, keepdims=0), shape)
+        return w("Div", w("Expand", y, shape), w.constant(width))
+    return w("Expand", w("Reshape", w("ReduceMean", x, axes, keepdims=0), shape), shape)
+
+
+@pytest.mark.parametrize("first", ["kept", "put back", "sum"])
+@pytest.mark.parametrize("second", ["kept", "put back", "sum"])
+@pytest.mark.parametrize("inverse", [False, True])
+def test_layer_norm_with_the_weight_in_front_of_the_variance(first, second, inverse):
+    """w * (x - x.mean()) / sqrt(x.var() + eps) + b: the variance centres x once more."""
+    w = Writer()
+    shapes, kept = {"x": (2, 5, 64), "w": (64,), "b": (64,)}, [2, 5, 1]
+    centred = w("Sub", "x", mean_by(w, "x", first, 64, kept))
+    again = w("Sub", "x", mean_by(w, "x", second, 64, kept))
+    variance = mean_by(w, w("Mul", again, again), second, 64, kept)
+    root = w("Sqrt", w("Add", variance, w.constant(1e-5)))
+    y = w("Mul", "w", centred)
+    y = w("Mul", y, w("Reciprocal", root)) if inverse else w("Div", y, root)
+    y = w("Add", y, "b")
+    fast, plain = compare(w.model(shapes, [y]), arrays(shapes), [y])
+    assert fast == (1, 1) and plain.forward > 5
+
+
+@pytest.mark.parametrize("form", ["div", "reciprocal", "power", "half"])
+def test_rms_norm_with_the_weight_on_x(form):
+    w = Writer()
+    shapes = {"x": (2, 5, 64), "w": (64,)}
+    under = w("Add", mean(w, w("Mul", "x", "x")), w.constant(1e-5))
+    y = w("Mul", "x", "w")
+    if form in ("div", "half"):
+        y = w("Div", y, w("Sqrt", under) if form == "div" else w("Pow", under, w.constant(0.5)))
+    else:
+        power = w("Pow", under, w.constant(-0.5))
+        y = w("Mul", w("Reciprocal", w("Sqrt", under)) if form == "reciprocal" else power, y)
+    fast, plain = compare(w.model(shapes, [y]), arrays(shapes), [y])
+    assert fast == (1, 1) and plain.forward > 3
+
+
+@pytest.mark.parametrize("change", ["width", "axis", "source", "order"])
+def test_what_only_looks_like_a_variance(change):
+    w = Writer()
+    shapes = {"x": (4, 4, 4), "z": (4, 4, 4)}
+    other = "z" if change == "source" else "x"
+    axis = w.constant([1 if change == "axis" else 2], np.int64)
+    width = w.constant(5 if change == "width" else 4)
+    centred = w("Sub", "x", mean(w, "x"))
+    again = w("Sub", other, w("Div", w("ReduceSum", other, axis, keepdims=1), width))
+    root = w("Sqrt", w("Add", mean(w, w("Mul", again, again)), w.constant(1e-5)))
+    y = w("Div", root, centred) if change == "order" else w("Div", centred, root)
+    fast, plain = compare(w.model(shapes, [y]), arrays(shapes), [y])
+    assert fast == plain
+
+
+@pytest.mark.parametrize("power", [-0.25, 0.5, -1.0])
+def test_other_powers_are_no_norm(power):
+    w = Writer()
+    under = w("Add", w.constant(1e-5), mean(w, w("Mul", "x", "x")))
+    y = w("Mul", "x", w("Pow", under, w.constant(power)))
+    fast, plain = compare(w.model({"x": (3, 7)}, [y]), arrays({"x": (3, 7)}), [y])
+    assert fast == plain
 
 
 def test_residual_after_layer_norm_is_no_bias():

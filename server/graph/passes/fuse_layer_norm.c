@@ -10,6 +10,7 @@
 
 #include "kernels/rules.h"
 #include "server/graph/match_cast.h"
+#include "server/graph/match_mean.h"
 
 static gradd_status_t replace(graph_t *g, graph_node_t *n, const graph_node_t *norm, const char *op,
                               const gradd_val_t *in, int n_in) {
@@ -29,12 +30,9 @@ static bool is_over_last(const graph_t *g, const graph_node_t *norm) {
 /* RMSNormalization(x - mean(x)) */
 static gradd_status_t fuse_centred(graph_t *g, graph_node_t *n, const graph_readers_t *readers) {
     (void)readers; /* the norm itself becomes another one: nothing is computed twice */
-    const graph_node_t *sub = match_made_by(g, match_uncast(g, n->in[0]), "Sub");
-    if (!sub || !is_over_last(g, n)) return GRADD_OK;
-    const graph_node_t *mean = match_made_by(g, match_uncast(g, sub->in[1]), "ReduceMean");
-    if (!mean || !match_reduces_last(g, mean) || !match_same_uncast(g, mean->in[0], sub->in[0]))
-        return GRADD_OK;
-    gradd_val_t x = match_of_dtype(g, sub->in[0], g->values[n->out[0]]->type.dtype);
+    gradd_val_t x = match_centred(g, n->in[0]);
+    if (x == GRADD_NONE || !is_over_last(g, n)) return GRADD_OK;
+    x = match_of_dtype(g, x, g->values[n->out[0]]->type.dtype);
     if (x == GRADD_NONE) return GRADD_OK;
     gradd_val_t in[2] = {x, n->in[1]};
     return replace(g, n, n, "LayerNormalization", in, 2);

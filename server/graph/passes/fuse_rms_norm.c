@@ -3,33 +3,53 @@
  *   Mul(w, Mul(x, Reciprocal(Sqrt(Add(ReduceMean(Pow(x, 2), -1), eps)))))
  *
  * with Mul(x, x) for the square, Div(1, .) for the reciprocal or Div(x, Sqrt(.)) for the product,
- * and the operands of products in either order; casts may stand anywhere. w is any vector over the
- * last axis (Gemma adds 1 to its weight first); without one it is a vector of ones. The operator
- * keeps one number per row for backward, the pattern five tensors of the size of x. */
+ * Pow(., 0.5) for the root, Pow(., -0.5) for both, the weight on x, and the operands of products in
+ * either order; casts may stand anywhere. w is any vector over the last axis (Gemma adds 1 to its
+ * weight first); without one it is a vector of ones. The operator keeps one number per row for
+ * backward, the pattern five tensors of the size of x. */
 #include <string.h>
 
 #include "kernels/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/match_cast.h"
+#include "server/graph/match_mean.h"
+
+/* Base of v = Pow(base, power) with that very power, or GRADD_NONE. */
+static gradd_val_t under_power(const graph_t *g, gradd_val_t v, double power) {
+    double known;
+    const graph_node_t *n = match_made_by(g, v, "Pow");
+    return n && match_scalar(g, n->in[1], &known) && known == power ? n->in[0] : GRADD_NONE;
+}
+
+/* Whether two values are the same, or centred by the same means: variances come with their own. */
+static bool is_same(const graph_t *g, gradd_val_t a, gradd_val_t b) {
+    if (match_same_uncast(g, a, b)) return true;
+    const gradd_val_t x = match_centred(g, a);
+    return x != GRADD_NONE && match_centred(g, b) == x;
+}
 
 /* Whether v is the square of x. */
 static bool is_square(const graph_t *g, gradd_val_t v, gradd_val_t x) {
-    double power;
-    const graph_node_t *n = match_made_by(g, v, "Pow");
-    if (n)
-        return match_same_uncast(g, n->in[0], x) && match_scalar(g, n->in[1], &power) && power == 2;
-    n = match_made_by(g, v, "Mul");
-    return n && n->in[0] == n->in[1] && match_same_uncast(g, n->in[0], x);
+    const gradd_val_t base = under_power(g, v, 2);
+    if (base != GRADD_NONE) return is_same(g, base, x);
+    const graph_node_t *n = match_made_by(g, v, "Mul");
+    return n && n->in[0] == n->in[1] && is_same(g, n->in[0], x);
 }
 
-/* Whether `root` is sqrt(mean(x^2) + eps). */
-static bool is_rms(const graph_t *g, gradd_val_t root, gradd_val_t x, double *out_eps) {
+/* Whether v is mean(x^2) + eps. */
+static bool is_mean_square(const graph_t *g, gradd_val_t v, gradd_val_t x, double *out_eps) {
     gradd_val_t mean;
-    const graph_node_t *n = match_made_by(g, root, "Sqrt");
-    if (!n || !(n = match_made_by(g, n->in[0], "Add"))) return false;
-    if (!match_with_scalar(g, n, out_eps, &mean)) return false;
-    n = match_made_by(g, match_uncast(g, mean), "ReduceMean");
-    return n && match_reduces_last(g, n) && is_square(g, n->in[0], x);
+    const graph_node_t *n = match_made_by(g, v, "Add");
+    if (!n || !match_with_scalar(g, n, out_eps, &mean)) return false;
+    const gradd_val_t square = match_mean_of_last(g, match_uncast(g, mean));
+    return square != GRADD_NONE && is_square(g, square, x);
+}
+
+/* Whether v is the root of that. */
+static bool is_rms(const graph_t *g, gradd_val_t v, gradd_val_t x, double *out_eps) {
+    const graph_node_t *n = match_made_by(g, v, "Sqrt");
+    const gradd_val_t under = n ? n->in[0] : under_power(g, v, 0.5);
+    return under != GRADD_NONE && is_mean_square(g, under, x, out_eps);
 }
 
 /* Operand of 1 / v. */
@@ -41,6 +61,13 @@ static gradd_val_t under_inverse(const graph_t *g, gradd_val_t v) {
     return n && match_scalar(g, n->in[0], &one) && one == 1 ? n->in[1] : GRADD_NONE;
 }
 
+/* Whether v is 1 / rms(x). */
+static bool is_inverse_rms(const graph_t *g, gradd_val_t v, gradd_val_t x, double *out_eps) {
+    const gradd_val_t square = under_power(g, v, -0.5), root = under_inverse(g, v);
+    if (square != GRADD_NONE) return is_mean_square(g, square, x, out_eps);
+    return root != GRADD_NONE && is_rms(g, root, x, out_eps);
+}
+
 /* Whether node n is x / rms(x); finds x. */
 static bool is_normalised(const graph_t *g, const graph_node_t *n, gradd_val_t *out_x,
                           double *out_eps) {
@@ -49,8 +76,7 @@ static bool is_normalised(const graph_t *g, const graph_node_t *n, gradd_val_t *
         return is_rms(g, n->in[1], n->in[0], out_eps);
     }
     for (int k = 0; n && k < 2; k++) {
-        gradd_val_t root = under_inverse(g, match_uncast(g, n->in[1 - k]));
-        if (root == GRADD_NONE || !is_rms(g, root, n->in[k], out_eps)) continue;
+        if (!is_inverse_rms(g, match_uncast(g, n->in[1 - k]), n->in[k], out_eps)) continue;
         *out_x = n->in[k];
         return true;
     }
@@ -81,6 +107,29 @@ static gradd_status_t fuse_scaled(graph_t *g, graph_node_t *n, const graph_reade
         if (!match_uncast_read_once(g, n->in[k], readers)) continue;
         x = match_of_dtype(g, x, g->values[n->out[0]]->type.dtype);
         if (x == GRADD_NONE || (w = match_row_vector(g, n->in[1 - k], x)) == GRADD_NONE) continue;
+        return replace(g, n, x, w, eps);
+    }
+    return GRADD_OK;
+}
+
+/* Whether node n is v / rms(x). */
+static bool is_over_rms(const graph_t *g, const graph_node_t *n, gradd_val_t v, gradd_val_t x,
+                        double *out_eps) {
+    if (!strcmp(n->op->name, "Div")) return n->in[0] == v && is_rms(g, n->in[1], x, out_eps);
+    const gradd_val_t other = n->in[n->in[0] == v];
+    return is_inverse_rms(g, match_uncast(g, other), x, out_eps);
+}
+
+/* (w x) / rms(x) */
+static gradd_status_t fuse_weighed(graph_t *g, graph_node_t *n, const graph_readers_t *readers) {
+    for (int k = 0; k < 4; k++) {
+        const gradd_val_t v = n->in[k / 2];
+        const graph_node_t *mul = match_made_by(g, match_uncast(g, v), "Mul");
+        double eps;
+        if (!mul || !is_over_rms(g, n, v, mul->in[k % 2], &eps)) continue;
+        const gradd_val_t x = match_of_dtype(g, mul->in[k % 2], g->values[n->out[0]]->type.dtype);
+        const gradd_val_t w = x == GRADD_NONE ? x : match_row_vector(g, mul->in[1 - k % 2], x);
+        if (w == GRADD_NONE || !match_uncast_read_once(g, v, readers)) continue;
         return replace(g, n, x, w, eps);
     }
     return GRADD_OK;
@@ -123,6 +172,7 @@ static gradd_status_t fuse_rms_norm(graph_t *g) {
             bool mul = !strcmp(n->op->name, "Mul"), div = !strcmp(n->op->name, "Div");
             if (n->backward || (!mul && !div)) continue;
             GRADD_TRY(budget_spend(1));
+            if (scaled) GRADD_TRY(fuse_weighed(g, n, &readers));
             if (scaled && mul) GRADD_TRY(fuse_scaled(g, n, &readers));
             if (!scaled) GRADD_TRY(fuse_plain(g, n));
         }

@@ -1,0 +1,13 @@
+/* Means over the last axis, as models and the exporter write them. */
+#ifndef GRADD_SERVER_GRAPH_MATCH_MEAN_H
+#define GRADD_SERVER_GRAPH_MATCH_MEAN_H
+
+#include "server/graph/match.h"
+
+/* x where v is the mean of x over the last axis, which stays as an axis of size 1: ReduceMean, or
+ * ReduceSum divided by the size, with the axis kept or put back by Reshape. Else GRADD_NONE. */
+gradd_val_t match_mean_of_last(const graph_t *g, gradd_val_t v);
+/* x where v, but for casts, is x minus that mean. Else GRADD_NONE. */
+gradd_val_t match_centred(const graph_t *g, gradd_val_t v);
+
+#endif
