@@ -15,6 +15,7 @@
 
 #include "kernels/cpu/attention.h"
 #include "server/graph/match_cast.h"
+#include "server/graph/match_mask.h"
 
 static const gradd_type_t *type_of(const graph_t *g, gradd_val_t v) {
     return &g->values[v]->type;
@@ -116,125 +117,8 @@ static bool find_product(const graph_t *g, gradd_val_t v, match_attention_t *f) 
     return n && find_operands(g, n, f);
 }
 
-/* ---- masks and biases ------------------------------------------------------------------------ */
-
-/* The highest fill that is taken for a mask where it takes the place of the product. */
-#define HIGHEST_FILL (-1e3)
-
-/* Where(mask, *rest, fill) or Where(mask, fill, *rest). */
-static bool take_mask(const graph_t *g, const graph_node_t *n, double highest, match_attention_t *f,
-                      gradd_val_t *rest) {
-    double fill;
-    if (f->mask != GRADD_NONE) return false;
-    for (int k = 1; k <= 2; k++) {
-        if (!match_scalar(g, n->in[k], &fill) || fill > highest) continue;
-        f->fill = fill * f->outer;
-        f->mask = n->in[0];
-        f->mask_hides = k == 1;
-        *rest = n->in[3 - k];
-        return f->fill <= highest;
-    }
-    return false;
-}
-
-/* A mask of the scores hides a bias that is found further up, not one found already. */
-static int hidden_by(const match_attention_t *f) {
-    return GRADD_ATTN_HIDES_SCORE | (f->bias == GRADD_NONE ? GRADD_ATTN_HIDES_BIAS : 0);
-}
-
-/* The scores, under a mask. */
-static bool take_masked_scores(const graph_t *g, const graph_node_t *n, match_attention_t *f,
-                               gradd_val_t *rest) {
-    f->hides = hidden_by(f);
-    return take_mask(g, n, HIGHEST_FILL, f, rest);
-}
-
-/* Whether all elements are zero or one, because they were booleans once. */
-static bool is_zero_one(const graph_t *g, gradd_val_t v) {
-    static const char *const moves[] = {"Slice",   "Reshape", "Unsqueeze",
-                                        "Squeeze", "Expand",  "Transpose"};
-    for (int step = 0; step < MATCH_MAX_WALK; step++) {
-        const graph_node_t *n = match_made_by(g, v, "Cast");
-        if (n && type_of(g, n->in[0])->dtype == GRADD_DT_BOOL) return true;
-        for (size_t i = 0; !n && i < sizeof moves / sizeof moves[0]; i++)
-            n = match_made_by(g, v, moves[i]);
-        if (!n) return false;
-        v = n->in[0];
-    }
-    return false;
-}
-
-/* Whether `filled` is (1 - m) times some fill, both known and in f32. */
-static bool fills_known(const graph_t *g, gradd_val_t filled, gradd_val_t m, double *fill) {
-    const float *c = g->values[filled]->data, *gate = g->values[m]->data;
-    const gradd_type_t *type = type_of(g, m);
-    if (!c || !gate || type->dtype != GRADD_DT_F32 || !gradd_type_equal(type, type_of(g, filled)))
-        return false;
-    *fill = 0;
-    for (int64_t i = 0, n = gradd_type_count(type); i < n; i++) {
-        if (gate[i] == 1 ? c[i] != 0 : gate[i] != 0 || (*fill != 0 && c[i] != *fill)) return false;
-        if (gate[i] == 0) *fill = c[i];
-    }
-    return true;
-}
-
-/* Whether `filled` is Mul(Sub(1, m), fill). */
-static bool fills(const graph_t *g, gradd_val_t filled, gradd_val_t m, double *fill) {
-    double one;
-    gradd_val_t inverse;
-    const graph_node_t *n = match_made_by(g, filled, "Mul");
-    if (!n) return fills_known(g, filled, m, fill);
-    if (!match_with_scalar(g, n, fill, &inverse)) return false;
-    n = match_made_by(g, inverse, "Sub");
-    return n && match_scalar(g, n->in[0], &one) && one == 1 && n->in[1] == m && is_zero_one(g, m);
-}
-
-/* Add(Mul(*rest, m), Mul(Sub(1, m), fill)), or Sub(., Mul(., -fill)). */
-static bool take_gate(const graph_t *g, gradd_val_t v, match_attention_t *f, gradd_val_t *rest) {
-    double fill;
-    const graph_node_t *minus = match_made_by(g, v, "Sub");
-    const graph_node_t *n = minus ? minus : match_made_by(g, v, "Add");
-    for (int k = 0; n && k < (minus ? 2 : 4) && f->mask == GRADD_NONE; k++) {
-        const graph_node_t *kept = match_made_by(g, n->in[k / 2], "Mul");
-        if (!kept || !gradd_type_same_shape(type_of(g, kept->in[k % 2]), type_of(g, v))) continue;
-        const gradd_val_t m = kept->in[1 - k % 2];
-        if (!fills(g, n->in[1 - k / 2], m, &fill)) continue;
-        fill *= (minus ? -1 : 1) * f->outer;
-        if (fill > HIGHEST_FILL) continue;
-        f->fill = fill;
-        f->mask = m;
-        f->hides = hidden_by(f);
-        *rest = kept->in[k % 2];
-        return true;
-    }
-    return false;
-}
-
-static bool take_bias(gradd_val_t v, match_attention_t *f) {
-    if (f->bias != GRADD_NONE) return false;
-    f->bias = v;
-    return true;
-}
-
-/* A mask in disguise, added to the scores: Where(mask, 0, fill), Where(mask, bias, fill) or
- * Where(mask, 0, fill) + bias. */
-static bool take_added_mask(const graph_t *g, gradd_val_t v, match_attention_t *f) {
-    double zero;
-    gradd_val_t rest;
-    const graph_node_t *n = match_made_by(g, match_uncast(g, v), "Where");
-    if (n && take_mask(g, n, GRADD_ATTN_MASKED, f, &rest)) {
-        if (match_scalar(g, rest, &zero) && zero == 0) return true;
-        f->hides = GRADD_ATTN_HIDES_BIAS;
-        return take_bias(rest, f);
-    }
-    n = match_made_by(g, v, "Add");
-    for (int k = 0; n && k < 2; k++) {
-        const graph_node_t *w = match_made_by(g, match_uncast(g, n->in[k]), "Where");
-        if (!w || !take_mask(g, w, GRADD_ATTN_MASKED, f, &rest)) continue;
-        return match_scalar(g, rest, &zero) && zero == 0 && take_bias(n->in[1 - k], f);
-    }
-    return false;
-}
+/* ---- what lies between products and softmax ---------------------------------------------------
+ */
 
 /* Factors on what is masked: softmax((scores + mask) / c). */
 static gradd_val_t peel_outer(const graph_t *g, gradd_val_t v, match_attention_t *f) {
@@ -255,16 +139,16 @@ static bool find_scores(const graph_t *g, gradd_val_t v, match_attention_t *f, i
     const graph_node_t *n;
     v = peel_outer(g, v, f);
     if ((n = match_made_by(g, v, "Where"))) {
-        if (!take_masked_scores(g, n, f, &v)) return false;
+        if (!match_masked_scores(g, n, f, &v)) return false;
         v = match_uncast(g, v);
     }
     gradd_val_t rest;
-    if (take_gate(g, v, f, &rest)) v = match_uncast(g, rest);
+    if (match_gate(g, v, f, &rest)) v = match_uncast(g, rest);
     n = match_made_by(g, v, "Add");
     for (int way = 0; n && depth > 0 && way < 4; way++) {
         match_attention_t tried = *f;
         const gradd_val_t added = n->in[1 - way % 2];
-        if (way < 2 ? !take_added_mask(g, added, &tried) : !take_bias(added, &tried)) continue;
+        if (way < 2 ? !match_added_mask(g, added, &tried) : !match_bias(added, &tried)) continue;
         if (!find_scores(g, n->in[way % 2], &tried, depth - 1)) continue;
         *f = tried;
         return true;
