@@ -89,6 +89,8 @@ typedef struct gradd_attn_s {
     gradd_attn_extra_t mask;  /* bytes; col is 1 */
     gradd_attn_extra_t range; /* int32_t, three per row; required with a mask; col is unused */
     gradd_attn_extra_t bias;  /* added to the scaled and capped scores */
+    const void *sinks;        /* [H], one more score per head that looks at nothing; NULL = none */
+    bool sunk;                /* whether there are such: backward finds them in stats */
     void *dbias;              /* of the bias's shape, cleared by the caller; NULL = not wanted */
     double scale, softcap;    /* softcap 0 = none: else c tanh(score / c) */
     double fill;              /* in place of what the mask hides; -inf is one, too */

@@ -44,7 +44,7 @@ static void begin_dead(attn_bits_t *bits, const gradd_attn_t *p, int64_t i) {
     const bool uneven = p->bias.data && !(p->hides & GRADD_ATTN_HIDES_BIAS);
     /* the gradient of the cap is taken at the product */
     const bool capped = p->softcap != 0 && !(p->hides & GRADD_ATTN_HIDES_SCORE);
-    if (!p->zero && (uneven || capped || isinf(p->fill))) {
+    if (!p->zero && (uneven || capped || p->sunk || isinf(p->fill))) {
         attn_bits_mark(bits, p, i);
         return;
     }

@@ -8,7 +8,7 @@
  * for; its scores are then set to 0. It is rare if its masked keys may have a share: no allowed key
  * has a score clearly above theirs. Then it sees all keys, with the scores that the model gives
  * them. Which queries are rare is known before the scores for some (nothing is allowed, and a bias,
- * a cap or an infinite fill counts), from the largest score for others. */
+ * a cap, a sink or an infinite fill counts), from the largest score for others. */
 #ifndef GRADD_KERNELS_CPU_ATTENTION_BITS_H
 #define GRADD_KERNELS_CPU_ATTENTION_BITS_H
 

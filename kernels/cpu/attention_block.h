@@ -224,8 +224,11 @@ static void NAME(forward_tile)(const gradd_attn_t *p, const attn_block_t *block,
 static void NAME(forward_tiles)(const gradd_attn_t *p, const attn_block_t *block,
                                 NAME(work_t) * w) {
     bool started = false;
-    for (int64_t i = 0; i < TILE; i++)
-        w->max[i] = -(REAL)INFINITY, w->sum[i] = 0;
+    const REAL *sinks = p->sinks;
+    for (int64_t i = 0; i < TILE; i++) {
+        w->max[i] = sinks ? sinks[block->h] : -(REAL)INFINITY;
+        w->sum[i] = sinks && w->max[i] > -(REAL)INFINITY; /* exp(sink - max) */
+    }
     for (int64_t first = w->bits.from / TILE * TILE; first < w->bits.to; first += TILE)
         NAME(forward_tile)(p, block, first, &started, w);
     if (!started) memset(w->out, 0, sizeof(REAL) * (size_t)(block->n * NAME(padded)(p->d_v)));
@@ -284,7 +287,7 @@ static void NAME(forward_block)(const gradd_attn_t *p, const attn_block_t *block
         const REAL keep = p->drop.active ? (REAL)p->drop.scale : 1;
         w->factor[i] = zero ? 0 : keep / w->sum[i];
         if (!stats) continue;
-        stats[i] = zero ? 0 : w->max[i];
+        stats[i] = zero && !p->sunk ? 0 : w->max[i];
         stats[i + p->n_q] = zero ? 0 : (REAL)log((double)w->sum[i]);
     }
     NAME(scale_rows)(w->out, e, block->n, e, w->factor);

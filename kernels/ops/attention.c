@@ -1,4 +1,4 @@
-/* FusedAttention: y = dropout(softmax(cap(scale q k^T) + bias, masked)) v, and its gradient.
+/* FusedAttention: y = dropout(softmax(cap(scale q k^T) + bias, masked, sinks)) v, and its gradient.
  *
  * q [B, H, Q, D], k [B, K, N, D], v [B, K, N, E] with H a multiple of K: query head h reads head
  * h / (H / K) of keys and values. mask (boolean, true = may look) and bias (float) broadcast to
@@ -9,13 +9,17 @@
  * A masked key has the score `fill`, plus the bias unless bit 2 of `hides` is set (bit 1: no
  * gradient goes to its product; see kernels/cpu/attention.h). That is next to nothing beside an
  * allowed key, but rows may have none, or a bias that hides all of them. Without bit 1 the fill is
- * at most -1e30. With `zero`, rows without
- * an allowed key give zero. The bias of a masked key is at most 1e29.
+ * at most -1e30. With `zero`, rows without an allowed key give zero. The bias of a masked key is at
+ * most 1e29.
  *
- * bf16 q, k, v, y: bias, statistics and sums are f32. Saved for backward: the operands, y, and
- * stats, two numbers per row; probabilities are computed again, dropout bits too (`node` is the
+ * sinks [H] (float) is one more score of each row, the same in all rows of a head, whose
+ * probability is lost (learned attention sinks, gpt-oss).
+ *
+ * bf16 q, k, v, y: bias, sinks, statistics and sums are f32. Saved for backward: the operands, y,
+ * and stats, two numbers per row; probabilities are computed again, dropout bits too (`node` is the
  * coordinate of the Dropout). FusedAttentionGrad(dy, q, k, v, y, stats, mask, bias, ranges) -> dq,
- * dk, dv, dbias.
+ * dk, dv, dbias; with `sunk` stats are those of a softmax with sinks, whose own gradient is
+ * -sum(exp(sink - max - logarithm) sum(dy y)) over rows and batches, out of other operators.
  */
 #include "kernels/cpu/attention.h"
 
@@ -38,6 +42,7 @@ typedef struct places_s {
     int q, k, v, mask, bias, ranges;
 } places_t;
 static const places_t forward_at = {0, 1, 2, 3, 4, 5}, backward_at = {1, 2, 3, 6, 7, 8};
+enum { SINKS = 6 }; /* forward only */
 enum { GRAD_Y = 4, GRAD_STATS = 5 };
 
 /* ---- description of a call --------------------------------------------------------------------
@@ -95,7 +100,9 @@ static void describe(gradd_attn_t *p, const gradd_view_t *in, int n_in, const pl
                         .softcap = gradd_attr_float(attrs, "softcap", 0),
                         .fill = gradd_attr_float(attrs, "fill", -FLT_MAX),
                         .hides = (int)gradd_attr_int(attrs, "hides", HIDES_BOTH),
-                        .zero = gradd_attr_int(attrs, "zero", 0)};
+                        .zero = gradd_attr_int(attrs, "zero", 0),
+                        .sunk = gradd_attr_int(attrs, "sunk", 0)};
+    if (at == &forward_at && given(in, n_in, SINKS)) p->sinks = in[SINKS].data, p->sunk = true;
     describe_sizes(p, in, at, gradd_attr_int(attrs, "layout", 0));
     if (p->dtype != GRADD_DT_F64) p->fill = (double)(float)p->fill; /* maybe infinite */
     if (given(in, n_in, at->mask)) p->mask = extra_of(&in[at->mask]);
@@ -231,14 +238,17 @@ static double plain_score(const gradd_attn_t *p, const query_t *at, int64_t j) {
 static double plain_element(const gradd_attn_t *p, const query_t *at, int64_t c, double stats[2]) {
     const int64_t kv = at->h / (p->heads / p->kv_heads);
     const int64_t row = (at->b * p->heads + at->h) * p->n_q + at->i;
-    double max = -INFINITY, sum = 0, y = 0;
+    const gradd_dtype_t wide = p->dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : p->dtype;
+    const double sink = p->sinks ? element(wide, p->sinks, at->h) : -INFINITY;
+    double max = sink, sum = 0, y = 0;
     bool any = false;
     for (int64_t j = 0; j < p->n_k; j++) {
         any |= may_look(p, at, j);
         max = fmax(max, plain_score(p, at, j));
     }
-    stats[0] = stats[1] = 0;
+    stats[0] = p->sinks ? sink : 0, stats[1] = 0;
     if (!any && p->zero) return 0;
+    if (sink > -INFINITY) sum = exp(sink - max);
     for (int64_t j = 0; j < p->n_k; j++) {
         double weight = exp(plain_score(p, at, j) - max);
         bool keep = !p->drop.active ||
@@ -324,6 +334,10 @@ static gradd_status_t check_extras(const gradd_infer_t *c, const places_t *at,
     if (given(in, c->n_in, at->bias) &&
         (in[at->bias].type.dtype != wide || !broadcasts(&in[at->bias].type, p)))
         return misfit("the bias", &in[at->bias].type);
+    if (at == &forward_at && given(in, c->n_in, SINKS)) {
+        const gradd_type_t want = {wide, 1, {p->heads}};
+        if (!gradd_type_equal(&in[SINKS].type, &want)) return misfit("sinks", &in[SINKS].type);
+    }
     return GRADD_OK;
 }
 
@@ -396,9 +410,35 @@ static gradd_status_t infer_ranges(gradd_infer_t *c) {
 /* ---- gradient rule ----------------------------------------------------------------------------
  */
 
+/* -sum over batches and rows of exp(sink - largest - logarithm) sum(dy y) */
+static gradd_val_t grad_sinks(gradd_grad_t *g) {
+    gradd_builder_t *b = g->b;
+    const gradd_type_t stats = *gradd_val_type(b, g->output(g, 1));
+    const int64_t heads = stats.dims[1], all[2] = {0, 2}, last[1] = {-1}, halves[2] = {1, 1};
+    const bool turned = gradd_attr_int(g->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED;
+    const int64_t column[3] = {1, heads, 1}, rows[3] = {stats.dims[0], heads, stats.dims[3]};
+    const int64_t swap[3] = {0, 2, 1};
+    const gradd_attr_t to = gradd_make_int("to", stats.dtype), axis = gradd_make_int("axis", 2);
+    const gradd_attr_t drop = gradd_make_int("keepdims", 0);
+    gradd_val_t dy = gradd_emit_attrs(b, "Cast", &g->dout[0], 1, &to, 1), y = g->output(g, 0);
+    y = gradd_emit_attrs(b, "Cast", &y, 1, &to, 1);
+    gradd_val_t sum[2] = {GRADD_EMIT(b, "Mul", dy, y), gradd_const_i64s(b, last, 1)};
+    gradd_val_t delta = gradd_emit_attrs(b, "ReduceSum", sum, 2, &drop, 1), part[2];
+    if (turned) delta = gradd_transpose(b, delta, swap, 3);
+    const gradd_val_t split[2] = {g->output(g, 1), gradd_const_i64s(b, halves, 2)};
+    if (!b->status) b->status = b->emit(b, "Split", split, 2, &axis, 1, part, 2);
+    if (b->status) return GRADD_NONE;
+    gradd_val_t sink = gradd_reshape_to(b, g->in[SINKS], column, 3);
+    for (int k = 0; k < 2; k++)
+        sink = GRADD_EMIT(b, "Sub", sink, gradd_reshape_to(b, part[k], rows, 3));
+    gradd_val_t share = GRADD_EMIT(b, "Exp", sink);
+    gradd_val_t lost[2] = {GRADD_EMIT(b, "Mul", share, delta), gradd_const_i64s(b, all, 2)};
+    return GRADD_EMIT(b, "Neg", gradd_emit_attrs(b, "ReduceSum", lost, 2, &drop, 1));
+}
+
 static gradd_status_t grad_attention(gradd_grad_t *g) {
     gradd_builder_t *b = g->b;
-    gradd_attr_t attrs[8];
+    gradd_attr_t attrs[9];
     gradd_val_t in[9] = {g->dout[0], g->in[0], g->in[1], g->in[2]}, out[4];
     int n_out = 0, n_attrs = 0;
     if (g->n_out > 1 && g->dout[1] != GRADD_NONE)
@@ -411,8 +451,12 @@ static gradd_status_t grad_attention(gradd_grad_t *g) {
     in[GRAD_Y] = g->output(g, 0);
     in[GRAD_STATS] = g->output(g, 1);
     if (b->status || g->dout[0] == GRADD_NONE) return b->status;
+    const bool sunk = g->n_in > SINKS && g->in[SINKS] != GRADD_NONE;
+    if (sunk && g->need[SINKS]) g->din[SINKS] = grad_sinks(g);
+    if (!n_out) return b->status;
     for (int i = 0; i < g->attrs.n && n_attrs < 7; i++)
         if (strcmp(g->attrs.v[i].name, "node")) attrs[n_attrs++] = g->attrs.v[i];
+    attrs[n_attrs++] = gradd_make_int("sunk", sunk);
     attrs[n_attrs++] = gradd_make_int("node", gradd_attr_int(g->attrs, "node", (int64_t)g->node));
     b->status = b->emit(b, "FusedAttentionGrad", in, 9, attrs, n_attrs, out, n_out);
     if (b->status) return b->status;
@@ -429,7 +473,8 @@ static gradd_status_t grad_attention(gradd_grad_t *g) {
     GRADD_ATTR_LIST({"scale", GRADD_ATTR_FLOAT, false}, {"softcap", GRADD_ATTR_FLOAT, false},      \
                     {"dropout", GRADD_ATTR_FLOAT, false}, {"fill", GRADD_ATTR_FLOAT, false},       \
                     {"hides", GRADD_ATTR_INT, false}, {"zero", GRADD_ATTR_INT, false},             \
-                    {"layout", GRADD_ATTR_INT, false}, {"node", GRADD_ATTR_INT, false})
+                    {"layout", GRADD_ATTR_INT, false}, {"sunk", GRADD_ATTR_INT, false},            \
+                    {"node", GRADD_ATTR_INT, false})
 /* Two products per pair of query and key; backward makes the scores again and has five. All pairs
  * are counted, also those that a mask lets the kernel skip. */
 static void count_pairs(const gradd_infer_t *c, const places_t *at, bool backward,
@@ -458,8 +503,9 @@ static void cost_attention_grad(const gradd_infer_t *c, gradd_cost_t *cost) {
 GRADD_OPS(
     attention,
     {
-        ATTENTION_ROW("FusedAttention", 3, 6, 2, GRADD_OP_RANDOM | GRADD_OP_COSTLY),
-        .types = {GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, EXTRA_TYPES},
+        ATTENTION_ROW("FusedAttention", 3, 7, 2, GRADD_OP_RANDOM | GRADD_OP_COSTLY),
+        .types = {GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, EXTRA_TYPES,
+                  GRADD_T_FLOAT},
         .infer = infer_attention, .grad = grad_attention, .run = run_attention,
         .ref = ref_attention, .work = work_forward, .cost = cost_attention,
         .cases = GRADD_CASES(
@@ -494,6 +540,20 @@ GRADD_OPS(
             {.text = "f32[2,3,4,16] f32[2,2,6,16] f32[2,6,2,16] | layout=5 dropout=0.5"},
             {.text = "f32[1,2,150,24] f32[1,1,200,24] f32[1,1,200,40] bool[150,200] | scale=0.2"},
             {.text = "f32[1,2,130,16] f32[1,1,140,16] f32[1,1,140,16] - f32[1,2,130,140] | "
+                     "softcap=3.0 dropout=0.1"},
+            {.text =
+                 "f32[2,4,9,8] f32[2,2,9,8] f32[2,2,9,8] bool[2,1,9,9] - - f32[4] | scale=0.35"},
+            {.text = "f32[2,9,4,8] f32[2,9,2,8] f32[2,9,2,6] - - - f32[4] | layout=15"},
+            {.text =
+                 "f32[1,2,5,8] f32[1,2,4,8] f32[1,2,4,8] bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,"
+                 "0,0,1,1,1,1} f32[1,2,5,4] - f32[2] | hides=1 fill=-3.0"},
+            {.text =
+                 "f32[1,2,5,8] f32[1,2,4,8] f32[1,2,4,8] bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,"
+                 "0,0,1,1,1,1} - - f32[2] | zero=1 dropout=0.25"},
+            {.text =
+                 "f32[1,2,5,8] f32[1,2,4,8] f32[1,2,4,8] bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,"
+                 "0,0,1,1,1,1} - - f32[2]={-inf,90} -> 2", .grad_tol = -1},
+            {.text = "f32[1,2,70,16] f32[1,1,140,16] f32[1,1,140,16] - f32[70,140] - f32[2] | "
                      "softcap=3.0 dropout=0.1"},
             {.text = "f32[0,2,3,4] f32[0,2,3,4] f32[0,2,3,4]"}
           )

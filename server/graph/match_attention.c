@@ -3,7 +3,8 @@
  *   MatMul(q, Transpose(k)) > Mul/Div by a scalar > [Div, Tanh, Mul: soft cap]
  *     > [Where(mask, ., fill)] [Add(., Where(mask, 0, fill))] [Add(., bias)]
  *     > [Add(Mul(., m), Mul(Sub(1, m), fill)), m a float mask of zeros and ones]
- *     > Softmax > [Dropout] > MatMul(., v)
+ *     > [Concat(., sinks)] > [Sub(., ReduceMax(.))] > Softmax > [all but the last column]
+ *     > [Dropout] > MatMul(., v)
  *
  * with casts between float types anywhere, operands of Add and Mul in either order, factors on q or
  * k instead of their product, and heads of k and v repeated by Unsqueeze, Expand, Reshape. One mask
@@ -16,6 +17,7 @@
 #include "kernels/cpu/attention.h"
 #include "server/graph/match_cast.h"
 #include "server/graph/match_mask.h"
+#include "server/graph/match_part.h"
 
 static const gradd_type_t *type_of(const graph_t *g, gradd_val_t v) {
     return &g->values[v]->type;
@@ -156,6 +158,45 @@ static bool find_scores(const graph_t *g, gradd_val_t v, match_attention_t *f, i
     return !n && find_product(g, v, f);
 }
 
+/* ---- sinks ----------------------------------------------------------------------------------- */
+
+/* The softmax under the weights, of which a sink's column may have been cut off. */
+static const graph_node_t *find_softmax(const graph_t *g, gradd_val_t weights,
+                                        const graph_readers_t *readers, bool *cut) {
+    match_part_t part;
+    gradd_val_t v = match_uncast(g, weights);
+    *cut = match_part(g, v, &part) && part.start == 0 && part.step == 1 &&
+           part.size == match_width(g, part.source) - 1;
+    if (*cut && !match_uncast_read_once(g, part.source, readers)) return NULL;
+    return match_made_by(g, match_uncast(g, *cut ? part.source : v), "Softmax");
+}
+
+/* x where v is x - max(x), which changes no probability. */
+static gradd_val_t peel_largest(const graph_t *g, gradd_val_t v) {
+    const graph_node_t *n = match_made_by(g, match_uncast(g, v), "Sub");
+    const graph_node_t *max = n ? match_made_by(g, match_uncast(g, n->in[1]), "ReduceMax") : NULL;
+    return max && match_reduces_last(g, max) && match_same_uncast(g, max->in[0], n->in[0])
+               ? n->in[0]
+               : v;
+}
+
+/* From scores with one more column, which is the same in all rows of a head, to scores. */
+static bool take_sinks(const graph_t *g, gradd_val_t *v, match_attention_t *f) {
+    const graph_node_t *n = match_made_by(g, match_uncast(g, *v), "Concat");
+    if (!n || n->n_in != 2 ||
+        !match_is_last_axis(g, n->out[0], gradd_attr_int(n->attrs, "axis", 0)))
+        return false;
+    gradd_val_t sinks = match_uncast(g, n->in[1]);
+    const int64_t heads = type_of(g, sinks)->dims[1];
+    const graph_node_t *all = match_made_by(g, sinks, "Expand");
+    if (all) sinks = match_uncast(g, all->in[0]);
+    const gradd_type_t *t = type_of(g, sinks);
+    if (t->rank != 4 || t->dims[1] != heads || gradd_type_count(t) != heads) return false;
+    f->sinks = sinks;
+    *v = n->in[0];
+    return true;
+}
+
 /* ---- from the last product ------------------------------------------------------------------- */
 
 static bool is_true(const graph_t *g, gradd_val_t v) {
@@ -173,8 +214,12 @@ static bool take_dropout(const graph_t *g, const graph_node_t *n, match_attentio
 
 bool match_attention(const graph_t *g, const graph_node_t *n, const graph_readers_t *readers,
                      match_attention_t *out) {
-    match_attention_t f = {
-        .mask = GRADD_NONE, .bias = GRADD_NONE, .scale = 1, .outer = 1, .drop = -1};
+    match_attention_t f = {.mask = GRADD_NONE,
+                           .bias = GRADD_NONE,
+                           .sinks = GRADD_NONE,
+                           .scale = 1,
+                           .outer = 1,
+                           .drop = -1};
     if (strcmp(n->op->name, "MatMul")) return false;
     const gradd_type_t *y = type_of(g, n->out[0]);
     gradd_val_t v = n->in[0];
@@ -182,7 +227,8 @@ bool match_attention(const graph_t *g, const graph_node_t *n, const graph_reader
     const gradd_val_t weights = v;
     if (drop && !take_dropout(g, drop, &f)) return false;
     if (drop) v = drop->in[0];
-    const graph_node_t *soft = match_made_by(g, match_uncast(g, v), "Softmax");
+    bool cut;
+    const graph_node_t *soft = find_softmax(g, v, readers, &cut);
     if (!soft || y->rank != 4) return false;
     /* Products that share their probabilities each compute them again: no matrix is kept. */
     if (!match_uncast_read_by_products(g, weights, readers)) return false;
@@ -190,7 +236,9 @@ bool match_attention(const graph_t *g, const graph_node_t *n, const graph_reader
     int64_t axis = gradd_attr_int(soft->attrs, "axis", -1);
     if (axis != -1 && axis != 3) return false;
     f.dtype = y->dtype;
-    if (!find_scores(g, soft->in[0], &f, 3) || f.outer <= 0) return false;
+    gradd_val_t scores = peel_largest(g, soft->in[0]);
+    if (cut && !take_sinks(g, &scores, &f)) return false;
+    if (!find_scores(g, scores, &f, 3) || f.outer <= 0) return false;
     if (f.outer != 1 && (f.bias != GRADD_NONE || f.softcap != 0)) return false;
     f.scale *= f.outer;
     f.v = unrepeated(g, as_type(g, n->in[1], y->dtype));

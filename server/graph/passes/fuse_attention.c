@@ -15,7 +15,7 @@
 #include "server/graph/match_attention.h"
 #include "server/graph/readers.h"
 
-enum { Q, K, V, MASK, BIAS, RANGES, N_IN };
+enum { Q, K, V, MASK, BIAS, RANGES, SINKS, N_IN };
 enum { BUDGET_OF_MATCH = 32 }; /* a match walks up several chains */
 
 typedef struct state_s {
@@ -119,24 +119,34 @@ static gradd_status_t emit_mask(graph_t *g, int32_t like, const match_attention_
     return emit(g, like, "MaskRanges", &in[MASK], 1, (gradd_attrs_t){0}, &in[RANGES]);
 }
 
-/* The bias in the type that sums have. */
-static gradd_status_t emit_bias(graph_t *g, int32_t like, const match_attention_t *f,
-                                gradd_val_t *in) {
-    in[BIAS] = f->bias;
-    if (f->bias == GRADD_NONE || g->values[f->bias]->type.dtype != GRADD_DT_BF16) return GRADD_OK;
+/* A bias or sinks in the type that sums have. */
+static gradd_status_t emit_wide(graph_t *g, int32_t like, gradd_val_t v, gradd_val_t *out) {
+    *out = v;
+    if (v == GRADD_NONE || g->values[v]->type.dtype != GRADD_DT_BF16) return GRADD_OK;
     gradd_attr_t to = gradd_make_int("to", GRADD_DT_F32);
-    return emit(g, like, "Cast", &f->bias, 1, (gradd_attrs_t){&to, 1}, &in[BIAS]);
+    return emit(g, like, "Cast", &v, 1, (gradd_attrs_t){&to, 1}, out);
+}
+
+static gradd_status_t emit_sinks(graph_t *g, int32_t like, const match_attention_t *f,
+                                 gradd_val_t *in) {
+    if (f->sinks == GRADD_NONE) return GRADD_OK;
+    const int64_t heads = gradd_type_count(&g->values[f->sinks]->type);
+    g->origin = g->nodes[like].origin;
+    gradd_val_t flat = gradd_reshape_to(&g->builder, f->sinks, &heads, 1);
+    GRADD_TRY(g->builder.status);
+    return emit_wide(g, like, flat, &in[SINKS]);
 }
 
 static gradd_status_t fuse_product(state_t *s, int32_t id, const match_attention_t *f) {
     graph_t *g = s->g;
-    gradd_val_t in[N_IN] = {f->q, f->k, f->v, GRADD_NONE, GRADD_NONE, GRADD_NONE};
+    gradd_val_t in[N_IN] = {f->q, f->k, f->v, GRADD_NONE, GRADD_NONE, GRADD_NONE, GRADD_NONE};
     int layout = f->k_turned ? GRADD_ATTN_K_TURNED : 0;
     GRADD_TRY(take_layout(g, id, &in[Q], GRADD_ATTN_Q_TURNED, &layout));
     if (!f->k_turned) GRADD_TRY(take_layout(g, id, &in[K], GRADD_ATTN_K_TURNED, &layout));
     GRADD_TRY(take_layout(g, id, &in[V], GRADD_ATTN_V_TURNED, &layout));
     GRADD_TRY(emit_mask(g, id, f, in));
-    GRADD_TRY(emit_bias(g, id, f, in));
+    GRADD_TRY(emit_wide(g, id, f->bias, &in[BIAS]));
+    GRADD_TRY(emit_sinks(g, id, f, in));
     gradd_attr_t attrs[7] = {
         gradd_make_float("scale", f->scale),     gradd_make_float("softcap", f->softcap),
         gradd_make_float("dropout", f->dropout), gradd_make_float("fill", f->fill),
