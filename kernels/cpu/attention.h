@@ -45,10 +45,14 @@ enum {
  *   score    Where(mask, qk, fill) + bias
  *   bias     qk + Where(mask, bias, fill)
  *   none     qk + bias + Where(mask, 0, fill)
+ *   floor    Max(qk + bias, fill) with the mask bias > fill, or Max(the form before, fill); with
+ *            both other bits. As with Max, a hidden key passes half of its gradient on, one whose
+ *            bias is below the fill nothing.
  */
 enum {
     GRADD_ATTN_HIDES_SCORE = 1,
     GRADD_ATTN_HIDES_BIAS = 2,
+    GRADD_ATTN_FLOOR = 4,
 };
 
 /* A fill below this is next to nothing beside any score, and absorbs what it is added to. One above

@@ -126,7 +126,8 @@ static void NAME(add_bias)(const gradd_attn_t *p, const attn_block_t *block,
 static void NAME(add_dbias)(const gradd_attn_t *p, const attn_block_t *block,
                             const attn_block_t *keys, const NAME(work_t) * w) {
     const gradd_attn_extra_t *e = &p->bias;
-    const bool gated = attn_bits_special(&w->bits) && p->hides & GRADD_ATTN_HIDES_BIAS;
+    const bool gated = attn_bits_special(&w->bits) && p->hides & GRADD_ATTN_HIDES_BIAS &&
+                       !(p->hides & GRADD_ATTN_FLOOR);
     const REAL *z = w->z;
     REAL *dbias = (REAL *)p->dbias + block->b * e->batch + block->h * e->head +
                   block->first * e->row + keys->first * e->col;

@@ -50,6 +50,21 @@ static REAL *NAME(tile_probabilities)(const gradd_attn_t *p, const NAME(span_t) 
     return x;
 }
 
+/* What is left of gradients at a floor, in queries where hidden keys have a share. */
+static void NAME(pass_floor)(const gradd_attn_t *p, const attn_block_t *block,
+                             const attn_block_t *keys, NAME(work_t) * w) {
+    const gradd_attn_extra_t *e = &p->bias;
+    const int64_t at =
+        block->b * e->batch + block->h * e->head + block->first * e->row + keys->first * e->col;
+    const REAL *bias = e->data;
+    for (int64_t i = 0; i < block->n; i++)
+        for (int64_t j = 0; j < keys->n && w->bits.shown[i] != ~0ull; j++) {
+            if (w->bits.shown[i] >> j & 1) continue;
+            const bool below = bias && bias[at + i * e->row + j * e->col] < (REAL)p->fill;
+            w->z[j * TILE + i] *= below ? (REAL)0 : (REAL)0.5;
+        }
+}
+
 /* w->z = gradient of the scaled products q k, times scale */
 static void NAME(tile_dscores)(const gradd_attn_t *p, const NAME(span_t) * s,
                                const attn_block_t *keys, const REAL *prob, NAME(work_t) * w) {
@@ -57,8 +72,10 @@ static void NAME(tile_dscores)(const gradd_attn_t *p, const NAME(span_t) * s,
     const bool dbias = p->dbias && s->what & BY_QUERY;
     if (p->drop.active) NAME(select)(w->z, w->z, keys->n, lanes, w->bits.kept, 0);
     NAME(soften_grad)(w->z, prob, keys->n, lanes, w->delta);
+    const bool special = attn_bits_special(&w->bits), floor = p->hides & GRADD_ATTN_FLOOR;
+    if (special && floor) NAME(pass_floor)(p, &s->block, keys, w);
     if (dbias) NAME(add_dbias)(p, &s->block, keys, w);
-    if (attn_bits_special(&w->bits) && p->hides & GRADD_ATTN_HIDES_SCORE)
+    if (special && !floor && p->hides & GRADD_ATTN_HIDES_SCORE)
         NAME(select)(w->z, w->z, keys->n, lanes, w->bits.shown, 0);
     if (p->softcap != 0) NAME(cap_grad)(w->z, w->x, keys->n, lanes, (REAL)p->softcap);
     NAME(times)(w->z, keys->n, lanes, (REAL)p->scale);

@@ -9,7 +9,8 @@
  * A masked key has the score `fill`, plus the bias unless bit 2 of `hides` is set (bit 1: no
  * gradient goes to its product; see kernels/cpu/attention.h). That is next to nothing beside an
  * allowed key, but rows may have none, or a bias that hides all of them. Without bit 1 the fill is
- * at most -1e30. With `zero`, rows without an allowed key give zero. The bias of a masked key is at
+ * at most -1e30. Bit 4 makes the fill a floor. With
+ * `zero`, rows without an allowed key give zero. The bias of a masked key is at
  * most 1e29.
  *
  * sinks [H] (float) is one more score of each row, the same in all rows of a head, whose

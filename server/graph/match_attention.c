@@ -3,8 +3,8 @@
  *   MatMul(q, Transpose(k)) > Mul/Div by a scalar > [Div, Tanh, Mul: soft cap]
  *     > [Where(mask, ., fill)] [Add(., Where(mask, 0, fill))] [Add(., bias)]
  *     > [Add(Mul(., m), Mul(Sub(1, m), fill)), m a float mask of zeros and ones]
- *     > [Concat(., sinks)] > [Sub(., ReduceMax(.))] > Softmax > [all but the last column]
- *     > [Dropout] > MatMul(., v)
+ *     > [Max(., fill)] > [Concat(., sinks)] > [Sub(., ReduceMax(.))] > Softmax > [all but the last
+ * column] > [Dropout] > MatMul(., v)
  *
  * with casts between float types anywhere, operands of Add and Mul in either order, factors on q or
  * k instead of their product, and heads of k and v repeated by Unsqueeze, Expand, Reshape. One mask
@@ -158,6 +158,22 @@ static bool find_scores(const graph_t *g, gradd_val_t v, match_attention_t *f, i
     return !n && find_product(g, v, f);
 }
 
+/* Scores with a floor: Max(scores, fill), where the same fill was added by a mask. If there is no
+ * mask it is what the bias says. */
+static bool find_floored_scores(const graph_t *g, gradd_val_t v, match_attention_t *f) {
+    double fill;
+    const graph_node_t *n = match_made_by(g, match_uncast(g, v), "Max");
+    if (!n) return find_scores(g, v, f, 3);
+    gradd_val_t scores;
+    if (!match_with_scalar(g, n, &fill, &scores) || !(fill <= GRADD_ATTN_MASKED)) return false;
+    if (!find_scores(g, scores, f, 3) || f->outer != 1) return false;
+    if (f->mask != GRADD_NONE && (f->hides || f->fill != fill)) return false;
+    f->floor = f->mask == GRADD_NONE;
+    f->fill = fill;
+    f->hides = GRADD_ATTN_HIDES_SCORE | GRADD_ATTN_HIDES_BIAS | GRADD_ATTN_FLOOR;
+    return f->mask != GRADD_NONE || f->bias != GRADD_NONE;
+}
+
 /* ---- sinks ----------------------------------------------------------------------------------- */
 
 /* The softmax under the weights, of which a sink's column may have been cut off. */
@@ -238,7 +254,7 @@ bool match_attention(const graph_t *g, const graph_node_t *n, const graph_reader
     f.dtype = y->dtype;
     gradd_val_t scores = peel_largest(g, soft->in[0]);
     if (cut && !take_sinks(g, &scores, &f)) return false;
-    if (!find_scores(g, scores, &f, 3) || f.outer <= 0) return false;
+    if (!find_floored_scores(g, scores, &f) || f.outer <= 0) return false;
     if (f.outer != 1 && (f.bias != GRADD_NONE || f.softcap != 0)) return false;
     f.scale *= f.outer;
     f.v = unrepeated(g, as_type(g, n->in[1], y->dtype));

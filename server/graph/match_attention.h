@@ -13,6 +13,7 @@ typedef struct match_attention_s {
     double fill;         /* score of masked elements */
     int hides;           /* what it takes the place of: GRADD_ATTN_HIDES_... */
     gradd_val_t bias;    /* float; GRADD_NONE = none */
+    bool floor;          /* scores are at least `fill`, and the mask is bias > fill */
     gradd_val_t sinks;   /* float, one per head, of any shape; GRADD_NONE = none */
     gradd_dtype_t dtype; /* of q, k, v and the result */
     double scale, softcap, dropout;

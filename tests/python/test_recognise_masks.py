@@ -245,3 +245,37 @@ def test_dropout_in_rows_without_a_key(threads):
     for name, right in plain[1].items():
         if right is not None:
             np.testing.assert_allclose(fast[1][name], right, atol=5e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("form", ["bias", "mask", "both"])
+@pytest.mark.parametrize("low", [MIN, -np.inf])
+@pytest.mark.parametrize("n", [5, 70])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_floor_under_the_scores(form, low, n, dropout):
+    """XGLM's Max(scores, smallest number): rows of nothing are uniform, and pass on what Max does."""
+    feed = feed_of("random", n, n, dead=True)
+    if form == "bias":
+        feed["bias"] = np.where(feed.pop("mask") > 0, feed["bias"], np.float32(low))
+    if form == "mask":
+        feed.pop("bias")
+    w = Writer()
+    scores = w("MatMul", "q", w("Transpose", "k", perm=[0, 1, 3, 2]))
+    if form != "bias":
+        hidden = w("Where", w("Greater", "mask", w.constant(0.5)), w.constant(0), w.constant(MIN))
+        scores = w("Add", scores, hidden)
+    if form != "mask":
+        scores = w("Add", scores, "bias")
+    weights = w("Softmax", w("Max", scores, w.constant(MIN)), axis=-1)
+    if dropout:
+        weights = w("Dropout", weights, w.constant(dropout), w.constant(True, np.bool_))
+    y = w("Neg", w("MatMul", weights, "v"))
+    model = w.model({n: v.shape for n, v in feed.items()}, [y])
+    fast, plain = (run(model, feed, [y], p, seed=3) for p in (False, True))
+    assert fast[2].forward < plain[2].forward
+    np.testing.assert_allclose(fast[0][y], plain[0][y], rtol=1e-5, atol=1e-5)
+    for name, right in plain[1].items():
+        if right is not None:
+            scale = max(1e-3, float(np.abs(right).max()))
+            np.testing.assert_allclose(
+                fast[1][name] / scale, right / scale, atol=2e-5, err_msg=name
+            )

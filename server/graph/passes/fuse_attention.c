@@ -137,6 +137,18 @@ static gradd_status_t emit_sinks(graph_t *g, int32_t like, const match_attention
     return emit_wide(g, like, flat, &in[SINKS]);
 }
 
+/* What a floor leaves of the keys: those whose bias is above it. */
+static gradd_status_t emit_floor(graph_t *g, int32_t like, const match_attention_t *f,
+                                 gradd_val_t *in) {
+    gradd_val_t pair[2] = {in[BIAS], GRADD_NONE};
+    if (!f->floor) return GRADD_OK;
+    g->origin = g->nodes[like].origin;
+    pair[1] = gradd_const_scalar(&g->builder, g->values[in[BIAS]]->type.dtype, f->fill);
+    GRADD_TRY(g->builder.status);
+    GRADD_TRY(emit(g, like, "Greater", pair, 2, (gradd_attrs_t){0}, &in[MASK]));
+    return emit(g, like, "MaskRanges", &in[MASK], 1, (gradd_attrs_t){0}, &in[RANGES]);
+}
+
 static gradd_status_t fuse_product(state_t *s, int32_t id, const match_attention_t *f) {
     graph_t *g = s->g;
     gradd_val_t in[N_IN] = {f->q, f->k, f->v, GRADD_NONE, GRADD_NONE, GRADD_NONE, GRADD_NONE};
@@ -146,6 +158,7 @@ static gradd_status_t fuse_product(state_t *s, int32_t id, const match_attention
     GRADD_TRY(take_layout(g, id, &in[V], GRADD_ATTN_V_TURNED, &layout));
     GRADD_TRY(emit_mask(g, id, f, in));
     GRADD_TRY(emit_wide(g, id, f->bias, &in[BIAS]));
+    GRADD_TRY(emit_floor(g, id, f, in));
     GRADD_TRY(emit_sinks(g, id, f, in));
     gradd_attr_t attrs[7] = {
         gradd_make_float("scale", f->scale),     gradd_make_float("softcap", f->softcap),

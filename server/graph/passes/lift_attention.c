@@ -79,7 +79,7 @@ static gradd_status_t split(lift_t *s, gradd_val_t v, gradd_val_t *out) {
 /* Whether a node does the same to each element, or to each row of the last axis. */
 static bool is_lifted(const lift_t *s, const graph_node_t *n, place_t place) {
     static const char *const pointwise[] = {"Add",  "Sub", "Mul", "Div",     "Where", "Tanh",
-                                            "Cast", "Not", "And", "Dropout", NULL};
+                                            "Cast", "Not", "And", "Dropout", "Max",   NULL};
     double factor;
     gradd_val_t other;
     const char *name = n->op->name;
