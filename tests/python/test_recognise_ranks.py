@@ -147,3 +147,23 @@ def test_a_softmax_that_pools_is_left_alone(tmp_path):
     scores = w("Transpose", w("Add", w("MatMul", "x", "w"), "b"), perm=[0, 2, 1])
     ops = planned(w, shapes, w("Neg", w("MatMul", w("Softmax", scores), "x")), tmp_path)
     assert ops["Linear"] == 1 and ops["Softmax"] == 1 and ops["FusedAttention"] == 0
+
+
+def test_attentions_that_split_their_batch_in_different_ways(tmp_path):
+    """Six matrices as 2 x 3, then without any split, then as 2 x 3 again, over the same keys."""
+    w = Writer()
+    k = w("Transpose", "k", perm=[0, 2, 1])
+    y = "q"
+    for split in (True, False, True):
+        scores = w("MatMul", y, k)
+        if split:
+            scores = w("Reshape", scores, ints(w, B, H, T, T))
+        p = w("Softmax", scores)
+        if split:
+            p = w("Reshape", p, ints(w, B * H, T, T))
+        y = w("MatMul", p, "v")
+        # weights from elsewhere: no attention, whatever the split
+        y = w("Add", y, w("MatMul", w("Softmax", "z"), "v"))
+    shapes = {n: (B * H, T, D) for n in "qkv"} | {"z": (B * H, T, T)}
+    ops = planned(w, shapes, w("Neg", y), tmp_path)
+    assert ops["FusedAttention"] == 3

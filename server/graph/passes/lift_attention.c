@@ -7,8 +7,8 @@
  * up is read off the softmax or v where one of them is reshaped, else it is [1, N].
  *
  * Only what lies between the two products, and the reshapes, transpositions and factors of their
- * operands, is written again. Nothing is computed twice: a value that others read, too, stays as it
- * is and is reshaped. */
+ * operands, is written again. Nothing is computed twice: but for transpositions, a value that
+ * others read, too, stays as it is and is reshaped. */
 #include <string.h>
 
 #include "kernels/rules.h"
@@ -18,6 +18,7 @@
 #include "server/graph/redirect.h"
 
 enum { FIRST_RANK = 3, RANK = 4 };
+enum { MOST_NODES = 256 }; /* between two products */
 
 typedef struct lift_s {
     graph_t *g;
@@ -153,6 +154,12 @@ static gradd_status_t lift_node(lift_t *s, int32_t node, place_t place, int dept
     return match_emit(s->g, &n, &again, out, 1);
 }
 
+/* Whether nobody else needs the node of v as it is. A transposition is absorbed by whoever reads
+ * it, so a second one costs nothing. */
+static bool is_alone(const lift_t *s, gradd_val_t v) {
+    return graph_read_by_products(&s->readers, v) || match_made_by(s->g, v, "Transpose");
+}
+
 /* The value in four dimensions: [N, ., .] or [batch, heads, ., .] itself, if nothing above it is of
  * three. */
 static gradd_status_t find_lifted(lift_t *s, gradd_val_t v, place_t place, int depth,
@@ -164,7 +171,7 @@ static gradd_status_t find_lifted(lift_t *s, gradd_val_t v, place_t place, int d
         return lift(s, n->in[0], place, depth + 1, out);
     const int32_t node = g->values[v]->kind == VALUE_NODE ? g->values[v]->node : -1;
     if (node >= 0) g->origin = g->nodes[node].origin; /* of the views below */
-    if (node >= 0 && !n && depth < MATCH_MAX_WALK && graph_read_by_products(&s->readers, v) &&
+    if (node >= 0 && !n && depth < MATCH_MAX_WALK && is_alone(s, v) &&
         is_lifted(s, &g->nodes[node], place))
         return lift_node(s, node, place, depth, out);
     *out = v;
@@ -209,45 +216,43 @@ static const graph_node_t *softmax_of(const lift_t *s, gradd_val_t v) {
     return NULL;
 }
 
-/* Splits N as a value of four dimensions does, if its product is N. */
-static bool split_like(lift_t *s, gradd_val_t v, int64_t n) {
-    const gradd_type_t *t = type_of(s, v);
-    if (t->rank != RANK || t->dims[0] * t->dims[1] != n) return false;
-    s->batch = t->dims[0], s->heads = t->dims[1];
-    return true;
-}
-
-static void choose_split(lift_t *s, const graph_node_t *softmax, gradd_val_t value, int64_t n) {
-    const graph_node_t *shaped = reshaping(s->g, match_uncast(s->g, value));
-    if (split_like(s, softmax->out[0], n) || (shaped && split_like(s, shaped->in[0], n))) return;
-    s->batch = 1, s->heads = n;
-}
-
-static gradd_status_t forget(lift_t *s) {
+/* What was lifted belongs to one way of splitting N. */
+static gradd_status_t set_split(lift_t *s, int64_t batch, int64_t heads) {
+    if (batch == s->batch && heads == s->heads) return GRADD_OK;
+    s->batch = batch, s->heads = heads;
     for (int v = 0; v < s->redirect.n; v++)
         s->lifted[v] = GRADD_NONE;
     return budget_spend(s->redirect.n / 1024);
+}
+
+/* Splits N as a value of four dimensions does, if there is one. */
+static gradd_status_t choose_split(lift_t *s, const graph_node_t *softmax, const graph_node_t *n) {
+    const graph_node_t *shaped = reshaping(s->g, match_uncast(s->g, n->in[1]));
+    const gradd_val_t likely[3] = {n->out[0], softmax->out[0],
+                                   shaped ? shaped->in[0] : softmax->out[0]};
+    const gradd_type_t *y = type_of(s, n->out[0]);
+    const int64_t all = y->rank == RANK ? y->dims[0] * y->dims[1] : y->dims[0];
+    for (int i = 0; i < 3; i++) {
+        const gradd_type_t *t = type_of(s, likely[i]);
+        if (t->rank == RANK && t->dims[0] * t->dims[1] == all)
+            return set_split(s, t->dims[0], t->dims[1]);
+    }
+    return set_split(s, 1, all);
 }
 
 static gradd_status_t lift_product(lift_t *s, int32_t id) {
     graph_t *g = s->g;
     const graph_node_t n = g->nodes[id];
     const gradd_type_t y = *type_of(s, n.out[0]);
-    const int64_t batch = s->batch, heads = s->heads;
-    int budget = 256;
-    gradd_val_t four;
     const graph_node_t *softmax = softmax_of(s, n.in[0]);
+    int budget = MOST_NODES;
+    gradd_val_t in[2], out;
     if (!softmax || (y.rank != FIRST_RANK && y.rank != RANK)) return GRADD_OK;
-    if (y.rank == RANK)
-        s->batch = y.dims[0], s->heads = y.dims[1];
-    else
-        choose_split(s, softmax, n.in[1], y.dims[0]);
+    GRADD_TRY(choose_split(s, softmax, &n));
     if (!is_lifted(s, &n, IN_SCORES) || !has_product(s, softmax->in[0], 0, &budget))
         return GRADD_OK;
-    GRADD_TRY(budget_spend(256 - budget));
-    if (batch != s->batch || heads != s->heads) GRADD_TRY(forget(s));
-    GRADD_TRY(lift_operand(s, n.in[0], y.rank, IN_SCORES, 0, &four));
-    gradd_val_t in[2] = {four, GRADD_NONE}, out;
+    GRADD_TRY(budget_spend(MOST_NODES - budget));
+    GRADD_TRY(lift_operand(s, n.in[0], y.rank, IN_SCORES, 0, &in[0]));
     GRADD_TRY(lift_operand(s, n.in[1], y.rank, IN_OPERAND, 0, &in[1]));
     const match_fused_t again = {"MatMul", in, 2, n.attrs.v, n.attrs.n, NULL};
     GRADD_TRY(match_emit(g, &n, &again, &out, 1));
@@ -277,7 +282,7 @@ static gradd_status_t lift_attention(graph_t *g) {
     GRADD_TRY(graph_redirect_begin(g, &s.redirect));
     s.lifted = arena_alloc(g->arena, sizeof s.lifted[0] * ((size_t)s.redirect.n + 1));
     if (!s.lifted) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
-    GRADD_TRY(forget(&s));
+    GRADD_TRY(set_split(&s, 1, 1));
     for (int32_t i = 0, n = g->n_nodes; i < n; i++)
         if (!strcmp(g->nodes[i].op->name, "MatMul")) GRADD_TRY(lift_product(&s, i));
     if (!s.redirect.any) return GRADD_OK;
