@@ -8,7 +8,7 @@
  *
  * with casts between float types anywhere, operands of Add and Mul in either order, factors on q or
  * k instead of their product, and heads of k and v repeated by Unsqueeze, Expand, Reshape. One mask
- * and one bias are found, in any order; a second mask that is added is a bias. Several last
+ * and a few biases are found, in any order; a second mask that is added is a bias. Several last
  * products may share one softmax (differential attention). */
 #include "server/graph/match_attention.h"
 
@@ -18,6 +18,8 @@
 #include "server/graph/match_cast.h"
 #include "server/graph/match_mask.h"
 #include "server/graph/match_part.h"
+
+enum { MOST_TERMS = MATCH_MAX_BIAS + 1 }; /* biases and a mask */
 
 static const gradd_type_t *type_of(const graph_t *g, gradd_val_t v) {
     return &g->values[v]->type;
@@ -87,6 +89,16 @@ static gradd_val_t unrepeated(const graph_t *g, gradd_val_t v) {
     return same ? n->in[0] : v;
 }
 
+/* k where k^T is made in some other way: by a Transpose that moves other axes, too, or by none. */
+static void move_k(const graph_node_t *t, gradd_val_t turned, match_attention_t *f) {
+    const gradd_attr_t *perm = t ? gradd_attr_find(t->attrs, "perm") : NULL;
+    const bool known = perm && perm->n == 4;
+    f->k_moved = true;
+    f->k = known ? t->in[0] : turned;
+    for (int i = 0; i < 4; i++)
+        f->k_perm[i] = known ? perm->ints[i < 2 ? i : 5 - i] : i < 2 ? i : 5 - i;
+}
+
 /* MatMul(q, Transpose(k)). Where the graph transposes [B, S, H, D] as a whole, k is that. */
 static bool find_operands(const graph_t *g, const graph_node_t *n, match_attention_t *f) {
     const gradd_dtype_t dtype = f->dtype;
@@ -94,11 +106,15 @@ static bool find_operands(const graph_t *g, const graph_node_t *n, match_attenti
     for (int step = 0; step < MATCH_MAX_WALK && peel_factor(g, &k, &f->scale); step++)
         k = as_type(g, k, dtype);
     const graph_node_t *t = match_made_by(g, k, "Transpose");
-    if (type_of(g, n->in[0])->rank != 4 || !(has_perm(g, t, 1, 3, 2) || has_perm(g, t, 2, 3, 1)))
-        return false;
+    if (type_of(g, n->in[0])->rank != 4 || type_of(g, k)->rank != 4) return false;
     f->q = as_type(g, n->in[0], dtype);
     f->k_turned = has_perm(g, t, 2, 3, 1);
-    f->k = f->k_turned ? t->in[0] : unrepeated(g, as_type(g, t->in[0], dtype));
+    if (has_perm(g, t, 1, 3, 2))
+        f->k = unrepeated(g, as_type(g, t->in[0], dtype));
+    else if (f->k_turned)
+        f->k = t->in[0];
+    else
+        move_k(t, k, f);
     return true;
 }
 
@@ -163,15 +179,15 @@ static bool find_scores(const graph_t *g, gradd_val_t v, match_attention_t *f, i
 static bool find_floored_scores(const graph_t *g, gradd_val_t v, match_attention_t *f) {
     double fill;
     const graph_node_t *n = match_made_by(g, match_uncast(g, v), "Max");
-    if (!n) return find_scores(g, v, f, 3);
+    if (!n) return find_scores(g, v, f, MOST_TERMS);
     gradd_val_t scores;
     if (!match_with_scalar(g, n, &fill, &scores) || !(fill <= GRADD_ATTN_MASKED)) return false;
-    if (!find_scores(g, scores, f, 3) || f->outer != 1) return false;
+    if (!find_scores(g, scores, f, MOST_TERMS) || f->outer != 1) return false;
     if (f->mask != GRADD_NONE && (f->hides || f->fill != fill)) return false;
     f->floor = f->mask == GRADD_NONE;
     f->fill = fill;
     f->hides = GRADD_ATTN_HIDES_SCORE | GRADD_ATTN_HIDES_BIAS | GRADD_ATTN_FLOOR;
-    return f->mask != GRADD_NONE || f->bias != GRADD_NONE;
+    return f->mask != GRADD_NONE || f->n_bias;
 }
 
 /* ---- sinks ----------------------------------------------------------------------------------- */
@@ -230,12 +246,8 @@ static bool take_dropout(const graph_t *g, const graph_node_t *n, match_attentio
 
 bool match_attention(const graph_t *g, const graph_node_t *n, const graph_readers_t *readers,
                      match_attention_t *out) {
-    match_attention_t f = {.mask = GRADD_NONE,
-                           .bias = GRADD_NONE,
-                           .sinks = GRADD_NONE,
-                           .scale = 1,
-                           .outer = 1,
-                           .drop = -1};
+    match_attention_t f = {
+        .mask = GRADD_NONE, .sinks = GRADD_NONE, .scale = 1, .outer = 1, .drop = -1};
     if (strcmp(n->op->name, "MatMul")) return false;
     const gradd_type_t *y = type_of(g, n->out[0]);
     gradd_val_t v = n->in[0];
@@ -255,7 +267,7 @@ bool match_attention(const graph_t *g, const graph_node_t *n, const graph_reader
     gradd_val_t scores = peel_largest(g, soft->in[0]);
     if (cut && !take_sinks(g, &scores, &f)) return false;
     if (!find_floored_scores(g, scores, &f) || f.outer <= 0) return false;
-    if (f.outer != 1 && (f.bias != GRADD_NONE || f.softcap != 0)) return false;
+    if (f.outer != 1 && f.softcap != 0) return false;
     f.scale *= f.outer;
     f.v = unrepeated(g, as_type(g, n->in[1], y->dtype));
     *out = f;

@@ -5,14 +5,25 @@
 #include "server/graph/match.h"
 #include "server/graph/readers.h"
 
+enum { MATCH_MAX_BIAS = 4 };
+
+typedef struct match_bias_s {
+    gradd_val_t value; /* float, broadcasts to the scores */
+    double factor;
+    bool hidden; /* by the mask */
+} match_bias_t;
+
 typedef struct match_attention_s {
     gradd_val_t q, k, v; /* [B, heads, positions, width], heads of k and v not repeated */
     bool k_turned;       /* k is [B, positions, heads, width]: one Transpose makes all of k^T */
-    gradd_val_t mask;    /* boolean, or a float that is 0 or 1; GRADD_NONE = none */
-    bool mask_hides;     /* true elements are the masked ones */
-    double fill;         /* score of masked elements */
-    int hides;           /* what it takes the place of: GRADD_ATTN_HIDES_... */
-    gradd_val_t bias;    /* float; GRADD_NONE = none */
+    bool k_moved;        /* k is yet to be transposed, by `k_perm` */
+    int64_t k_perm[4];
+    gradd_val_t mask; /* boolean, or a float that counts as false if 0; GRADD_NONE = none */
+    bool mask_hides;  /* true elements are the masked ones */
+    double fill;      /* score of masked elements */
+    int hides;        /* what it takes the place of: GRADD_ATTN_HIDES_... */
+    match_bias_t bias[MATCH_MAX_BIAS]; /* added up */
+    int n_bias;
     bool floor;          /* scores are at least `fill`, and the mask is bias > fill */
     gradd_val_t sinks;   /* float, one per head, of any shape; GRADD_NONE = none */
     gradd_dtype_t dtype; /* of q, k, v and the result */

@@ -27,14 +27,9 @@ static bool take_mask(const graph_t *g, const graph_node_t *n, double highest, m
     return false;
 }
 
-/* A mask of the scores hides a bias that is found further up, not one found already. */
-static int hidden_by(const match_attention_t *f) {
-    return GRADD_ATTN_HIDES_SCORE | (f->bias == GRADD_NONE ? GRADD_ATTN_HIDES_BIAS : 0);
-}
-
 bool match_masked_scores(const graph_t *g, const graph_node_t *n, match_attention_t *f,
                          gradd_val_t *rest) {
-    f->hides = hidden_by(f);
+    f->hides = GRADD_ATTN_HIDES_SCORE;
     return take_mask(g, n, HIGHEST_FILL, f, rest);
 }
 
@@ -91,33 +86,57 @@ bool match_gate(const graph_t *g, gradd_val_t v, match_attention_t *f, gradd_val
         if (fill > HIGHEST_FILL) continue;
         f->fill = fill;
         f->mask = m;
-        f->hides = hidden_by(f);
+        f->hides = GRADD_ATTN_HIDES_SCORE;
         *rest = kept->in[k % 2];
         return true;
     }
     return false;
 }
 
-bool match_bias(gradd_val_t v, match_attention_t *f) {
-    if (f->bias != GRADD_NONE) return false;
-    f->bias = v;
+static bool add_bias(gradd_val_t v, bool hidden, match_attention_t *f) {
+    if (f->n_bias == MATCH_MAX_BIAS) return false;
+    f->bias[f->n_bias++] = (match_bias_t){v, f->outer, hidden};
     return true;
 }
 
-bool match_added_mask(const graph_t *g, gradd_val_t v, match_attention_t *f) {
-    double zero;
-    gradd_val_t rest;
-    const graph_node_t *n = match_made_by(g, match_uncast(g, v), "Where");
-    if (n && take_mask(g, n, GRADD_ATTN_MASKED, f, &rest)) {
-        if (match_scalar(g, rest, &zero) && zero == 0) return true;
-        f->hides = GRADD_ATTN_HIDES_BIAS;
-        return match_bias(rest, f);
+/* A mask of the scores hides what is found further up, not what was found already. */
+bool match_bias(gradd_val_t v, match_attention_t *f) {
+    return add_bias(v, f->hides & GRADD_ATTN_HIDES_SCORE, f);
+}
+
+/* The same, known already: nothing but zeros and one fill, in f32. */
+static bool take_known_mask(const graph_t *g, gradd_val_t v, match_attention_t *f) {
+    const float *data = g->values[v]->data;
+    double fill = 0;
+    if (f->mask != GRADD_NONE || !data || type_of(g, v)->dtype != GRADD_DT_F32) return false;
+    for (int64_t i = 0, n = gradd_type_count(type_of(g, v)); i < n; i++) {
+        if (data[i] == 0) continue;
+        if (data[i] > GRADD_ATTN_MASKED || (fill != 0 && data[i] != fill)) return false;
+        fill = data[i];
     }
+    if (fill == 0) return false;
+    f->fill = fill * f->outer;
+    f->mask = v;
+    f->mask_hides = true;
+    return true;
+}
+
+static bool is_zero(const graph_t *g, gradd_val_t v) {
+    double zero;
+    return match_scalar(g, v, &zero) && zero == 0;
+}
+
+bool match_added_mask(const graph_t *g, gradd_val_t v, match_attention_t *f) {
+    gradd_val_t rest;
+    if (take_known_mask(g, match_uncast(g, v), f)) return true;
+    const graph_node_t *n = match_made_by(g, match_uncast(g, v), "Where");
+    if (n && take_mask(g, n, GRADD_ATTN_MASKED, f, &rest))
+        return is_zero(g, rest) || add_bias(rest, true, f);
     n = match_made_by(g, v, "Add");
     for (int k = 0; n && k < 2; k++) {
         const graph_node_t *w = match_made_by(g, match_uncast(g, n->in[k]), "Where");
         if (!w || !take_mask(g, w, GRADD_ATTN_MASKED, f, &rest)) continue;
-        return match_scalar(g, rest, &zero) && zero == 0 && match_bias(n->in[1 - k], f);
+        return is_zero(g, rest) && match_bias(n->in[1 - k], f);
     }
     return false;
 }

@@ -252,7 +252,7 @@ def test_dropout_in_rows_without_a_key(threads):
 @pytest.mark.parametrize("n", [5, 70])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_floor_under_the_scores(form, low, n, dropout):
-    """XGLM's Max(scores, smallest number): rows of nothing are uniform, and pass on what Max does."""
+    """XGLM: Max(scores, smallest number). Rows of nothing are uniform, gradients those of Max."""
     feed = feed_of("random", n, n, dead=True)
     if form == "bias":
         feed["bias"] = np.where(feed.pop("mask") > 0, feed["bias"], np.float32(low))

@@ -164,6 +164,6 @@ def test_attentions_that_split_their_batch_in_different_ways(tmp_path):
         y = w("MatMul", p, "v")
         # weights from elsewhere: no attention, whatever the split
         y = w("Add", y, w("MatMul", w("Softmax", "z"), "v"))
-    shapes = {n: (B * H, T, D) for n in "qkv"} | {"z": (B * H, T, T)}
+    shapes = dict.fromkeys("qkv", (B * H, T, D)) | {"z": (B * H, T, T)}
     ops = planned(w, shapes, w("Neg", y), tmp_path)
     assert ops["FusedAttention"] == 3

@@ -112,10 +112,10 @@ static gradd_status_t emit_mask(graph_t *g, int32_t like, const match_attention_
     if (f->mask == GRADD_NONE) return GRADD_OK;
     if (g->values[f->mask]->type.dtype != GRADD_DT_BOOL)
         GRADD_TRY(emit(g, like, "Cast", &f->mask, 1, (gradd_attrs_t){&to, 1}, &in[MASK]));
-    else if (f->mask_hides && inverse)
+    if (f->mask_hides && inverse)
         in[MASK] = inverse->in[0];
     else if (f->mask_hides)
-        GRADD_TRY(emit(g, like, "Not", &f->mask, 1, (gradd_attrs_t){0}, &in[MASK]));
+        GRADD_TRY(emit(g, like, "Not", &in[MASK], 1, (gradd_attrs_t){0}, &in[MASK]));
     return emit(g, like, "MaskRanges", &in[MASK], 1, (gradd_attrs_t){0}, &in[RANGES]);
 }
 
@@ -125,6 +125,46 @@ static gradd_status_t emit_wide(graph_t *g, int32_t like, gradd_val_t v, gradd_v
     if (v == GRADD_NONE || g->values[v]->type.dtype != GRADD_DT_BF16) return GRADD_OK;
     gradd_attr_t to = gradd_make_int("to", GRADD_DT_F32);
     return emit(g, like, "Cast", &v, 1, (gradd_attrs_t){&to, 1}, out);
+}
+
+/* Whether the mask hides all of the biases, or some of several: those are made zero where it does,
+ * and nothing is hidden any more. */
+static bool hides_bias(const match_attention_t *f, bool *some) {
+    int hidden = 0;
+    for (int i = 0; i < f->n_bias; i++)
+        hidden += f->bias[i].hidden;
+    *some = hidden && hidden < f->n_bias;
+    return hidden == f->n_bias;
+}
+
+/* One bias in the type that sums have, zero where the mask hides it. */
+static gradd_status_t emit_term(graph_t *g, int32_t like, const match_bias_t *b, gradd_val_t mask,
+                                gradd_val_t *out) {
+    GRADD_TRY(emit_wide(g, like, b->value, out));
+    const gradd_dtype_t dtype = g->values[*out]->type.dtype;
+    g->origin = g->nodes[like].origin;
+    if (b->factor != 1) {
+        gradd_val_t pair[2] = {*out, gradd_const_scalar(&g->builder, dtype, b->factor)};
+        GRADD_TRY(g->builder.status);
+        GRADD_TRY(emit(g, like, "Mul", pair, 2, (gradd_attrs_t){0}, out));
+    }
+    if (mask == GRADD_NONE || !b->hidden) return GRADD_OK;
+    gradd_val_t in[3] = {mask, *out, gradd_const_scalar(&g->builder, dtype, 0)};
+    GRADD_TRY(g->builder.status);
+    return emit(g, like, "Where", in, 3, (gradd_attrs_t){0}, out);
+}
+
+static gradd_status_t emit_bias(graph_t *g, int32_t like, const match_attention_t *f,
+                                gradd_val_t *in) {
+    bool some;
+    hides_bias(f, &some);
+    for (int i = 0; i < f->n_bias; i++) {
+        gradd_val_t pair[2] = {in[BIAS], GRADD_NONE};
+        GRADD_TRY(emit_term(g, like, &f->bias[i], some ? in[MASK] : GRADD_NONE, &pair[1]));
+        in[BIAS] = pair[1];
+        if (i) GRADD_TRY(emit(g, like, "Add", pair, 2, (gradd_attrs_t){0}, &in[BIAS]));
+    }
+    return GRADD_OK;
 }
 
 static gradd_status_t emit_sinks(graph_t *g, int32_t like, const match_attention_t *f,
@@ -153,17 +193,22 @@ static gradd_status_t fuse_product(state_t *s, int32_t id, const match_attention
     graph_t *g = s->g;
     gradd_val_t in[N_IN] = {f->q, f->k, f->v, GRADD_NONE, GRADD_NONE, GRADD_NONE, GRADD_NONE};
     int layout = f->k_turned ? GRADD_ATTN_K_TURNED : 0;
+    g->origin = g->nodes[id].origin;
+    if (f->k_moved) in[K] = gradd_transpose(&g->builder, f->k, f->k_perm, 4);
+    GRADD_TRY(g->builder.status);
     GRADD_TRY(take_layout(g, id, &in[Q], GRADD_ATTN_Q_TURNED, &layout));
     if (!f->k_turned) GRADD_TRY(take_layout(g, id, &in[K], GRADD_ATTN_K_TURNED, &layout));
     GRADD_TRY(take_layout(g, id, &in[V], GRADD_ATTN_V_TURNED, &layout));
     GRADD_TRY(emit_mask(g, id, f, in));
-    GRADD_TRY(emit_wide(g, id, f->bias, &in[BIAS]));
+    GRADD_TRY(emit_bias(g, id, f, in));
     GRADD_TRY(emit_floor(g, id, f, in));
     GRADD_TRY(emit_sinks(g, id, f, in));
+    bool some;
+    const int hides = f->hides | (hides_bias(f, &some) ? GRADD_ATTN_HIDES_BIAS : 0);
     gradd_attr_t attrs[7] = {
         gradd_make_float("scale", f->scale),     gradd_make_float("softcap", f->softcap),
         gradd_make_float("dropout", f->dropout), gradd_make_float("fill", f->fill),
-        gradd_make_int("hides", f->hides),       gradd_make_int("zero", 0),
+        gradd_make_int("hides", hides),          gradd_make_int("zero", 0),
         gradd_make_int("layout", layout)};
     match_fused_t fused = {
         "FusedAttention", in, N_IN, attrs, 7, f->drop < 0 ? NULL : &g->nodes[f->drop]};

@@ -1,0 +1,85 @@
+"""The page about model families, from rows made by hand: nothing is run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+import families_page
+
+pytestmark = pytest.mark.quick
+
+
+def row(family: str, status: str, **more: object) -> dict:
+    return {
+        **{"family": family, "model": f"{family.title()}Model", "status": status},
+        **{"versions": "torch 1.2, transformers 3.4", **more},
+    }
+
+
+TRAINS = row("aa", "daemon", gradient=8.14e-7, leftovers={"Tanh": 1, "Exp": 2})
+FALLS_BACK = row(
+    "bb",
+    "pytorch",
+    reason="unsupported",
+    text="GRADD_E_UNSUPPORTED: operator DFT (node n2, bb.layer @ /home/me/x/bb.py:7) and 3 more is "
+    "not in the daemon; use a | b\ninstead",
+)
+FUNCTION = row(
+    "bc",
+    "pytorch",
+    reason="autograd_function",
+    text="autograd_function: a.b.c.Special.apply was called; it has a | b: write it anew",
+)
+UNTRIED = row("cc", "untried", text="ValueError: " + "word " * 100)
+
+
+def section(page: str, title: str) -> str:
+    """The text under a title."""
+    return page.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def test_page_has_one_table_or_list_for_each_outcome() -> None:
+    page = families_page.page([TRAINS, FALLS_BACK, FUNCTION, UNTRIED])
+    assert "1 of the 3 model classes" in page and "torch 1.2, transformers 3.4" in page
+    assert "| aa | `AaModel` | 8.1e-07 | Exp×2, Tanh |\n" in section(page, "Train in the daemon")
+    assert "BbModel" not in section(page, "Train in the daemon")
+    assert (
+        "| bb | `BbModel` | `unsupported` | operator DFT (bb.layer @ bb.py:7) and 3 more is not in "
+        "the daemon |\n" in section(page, "Run in PyTorch")
+    )
+    shown = "Special.apply was called; it has a \\| b"
+    assert f"| `autograd_function` | {shown} |\n" in section(page, "Run in PyTorch")
+    last = section(page, "Not tried").strip().splitlines()[-1]
+    assert last.startswith("* cc (CcModel): ValueError: word word") and last.endswith(" …")
+    assert len(last) < 200
+    assert "## Errors" not in page and "/home" not in page
+
+
+def test_page_names_the_setting_of_experts() -> None:
+    experts = {**TRAINS, "family": "ff", "experts": "batched_mm", "leftovers": {}}
+    page = families_page.page([TRAINS, experts])
+    told = section(page, "Train in the daemon with one setting")
+    assert 'set_experts_implementation("batched_mm")' in told
+    assert "| ff | `AaModel` | 8.1e-07 |  |" in told and "| aa |" not in told
+    assert "| ff |" not in section(page, "Train in the daemon")
+
+
+def test_page_names_errors_and_differences() -> None:
+    wrong = row("dd", "differs", gradient=0.5, loss=0.25, where="a.weight")
+    died = row("ee", "error", reason="process", text="its process died")
+    told = section(families_page.page([TRAINS, wrong, died]), "Errors and differences")
+    assert "| dd | `DdModel` | gradient of `a.weight` differs by 5.0e-01, the loss by" in told
+    assert "| ee | `EeModel` | `process`: its process died |" in told
+
+
+def test_last_row_of_a_family_counts(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    assert families_page.read(file) == []
+    rows = [FALLS_BACK, {**TRAINS, "status": "untried"}, TRAINS]
+    file.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    assert families_page.read(file) == [TRAINS, FALLS_BACK]
