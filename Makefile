@@ -128,7 +128,7 @@ LIBS := $(B)/lib/libgradd_shm.a $(B)/lib/libgradd_shm.so $(B)/lib/libgradd.a $(B
 BIN  := $(B)/bin/gradd
 
 # ---------------------------------------------------------------- targets
-.PHONY: all setup test check check-asan check-tsan demo bench fuzz fuzz-quick fuzz-bins format lint docs clean help unit \
+.PHONY: all setup test check check-asan check-tsan demo bench families fuzz fuzz-quick fuzz-bins format lint docs clean help unit \
         info FORCE
 
 all: $(LIBS) $(BIN) ## build libraries and daemon (sets up first when needed)
@@ -213,6 +213,11 @@ lint: ## formatting and static checks, changes nothing
 
 docs: $(BIN) ## rewrite docs/operators.md from the operator table
 	@$(PY) tools/operators_doc.py $(BIN) docs/operators.md
+
+# Families that $(B)/families.jsonl holds already are not run again: remove it to start over.
+families: all ## try every text family of transformers (an hour), write docs/families.md
+	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tools/families.py $(B)/families.jsonl
+	@$(PY) tools/families.py $(B)/families.jsonl --page docs/families.md
 
 clean: ## remove build output (keeps .venv)
 	rm -rf $(B)
