@@ -1,0 +1,284 @@
+"""Which families of transformers train in gradd: tries each with a tiny random model.
+
+Usage: families.py RESULTS [--only NAMES] [--seconds N]
+       families.py RESULTS --page docs/families.md
+
+RESULTS gets one line of JSON per family and model class; what it holds already is not run again. A
+model runs forward and backward in PyTorch and through ORTModule, strictly, for three shapes of the
+batch, and loss and all gradients are compared. Every family has a process of its own, with limits
+of time and memory; the daemon is one of this run, in a directory of its own. With --page nothing
+runs: the page is written from RESULTS. `make families` does both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import families_page
+import families_sizes
+import torch
+from families_sizes import Family
+
+SHAPES = ((2, 12), (3, 9), (1, 7))  # rows and length of the batches
+MEMORY_BYTES = 8 << 30  # address space of a child
+TOLERANCE = 1e-3
+FLOOR = 1e-3  # of the largest gradient's norm: smaller ones are measured by that
+BATCHED = "batched_mm"  # of transformers' ways to run experts the one that can be captured
+CONTEXT = multiprocessing.get_context("fork")  # imports take longer than most families
+Step = tuple[float, dict[str, torch.Tensor]]  # loss and gradients by parameter
+Row = dict[str, Any]
+
+
+# ---- one family, in its own process ----
+
+
+def step(model: torch.nn.Module, parameters: torch.nn.Module, batch: dict) -> Step:
+    """Forward and backward; parameters without a gradient count as zeros."""
+    parameters.zero_grad(set_to_none=True)
+    torch.manual_seed(0)
+    loss = model(**batch).loss
+    loss.backward()
+    named = parameters.named_parameters()
+    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in named}
+    return float(loss.detach()), grads
+
+
+def in_torch(family: Family) -> tuple[torch.nn.Module, list[dict], list[Step]]:
+    """The first model that PyTorch can train, its batches, and what PyTorch computes.
+
+    Raises:
+        Exception: What the first one objected to.
+    """
+    batches = [families_sizes.batch(family, seed, *shape) for seed, shape in enumerate(SHAPES, 1)]
+    problem: Exception | None = None
+    try:
+        for model in families_sizes.candidates(family):
+            try:
+                twin = copy.deepcopy(model)
+                steps = [step(twin, twin, copy.deepcopy(batch)) for batch in batches]
+                check_sound(steps)
+                return model, batches, steps
+            except Exception as error:  # of any kind: the code is the family's
+                problem = problem or error
+    except Exception as error:
+        problem = problem or error
+    raise problem or RuntimeError("there is no model to try")
+
+
+def check_sound(steps: list[Step]) -> None:
+    """Raises ArithmeticError where a comparison would prove nothing."""
+    for loss, grads in steps:
+        size = sum(float(g.double().norm()) for g in grads.values())
+        if not 0.0 < size < float("inf") or loss != loss:
+            raise ArithmeticError(f"in PyTorch the loss is {loss}, the norm of gradients {size}")
+
+
+def difference(ours: Step, theirs: Step) -> tuple[float, float, str]:
+    """Relative differences of loss and gradients, and the parameter that has the largest."""
+    floor = FLOOR * max(float(g.double().norm()) for g in theirs[1].values())
+    worst, where = 0.0, ""
+    for name, want in theirs[1].items():
+        off = float((ours[1][name].double() - want.double()).norm())
+        off /= max(float(want.double().norm()), floor)
+        if not off <= worst:  # also NaN
+            worst, where = off if off == off else float("inf"), name
+    return abs(ours[0] - theirs[0]) / max(abs(theirs[0]), 1e-12), worst, where
+
+
+def in_daemon(model: torch.nn.Module, batches: list[dict], theirs: list[Step]) -> Row:
+    """Trains in the daemon and compares; the fields of a row that tell how it went."""
+    from gradd import ORTModule
+
+    wrapped = ORTModule(model, strict=True)
+    losses, grads, names = zip(
+        *(difference(step(wrapped, model, b), t) for b, t in zip(batches, theirs, strict=True))
+    )
+    stats, explained = wrapped.gradd_stats(), wrapped.gradd_explain()
+    if stats["fallbacks"]:
+        raise AssertionError(f"strict, and yet in PyTorch: {stats['fallbacks']}")
+    same = all(off <= TOLERANCE for off in (*losses, *grads))  # NaN is not
+    leftovers = Counter(r.op for r in explained.leftovers if r.phase == "forward")
+    return {
+        "status": "daemon" if same else "differs",
+        "loss": max(losses),
+        "gradient": max(grads),
+        "where": names[grads.index(max(grads))],
+        "operators": explained.counts(),
+        "leftovers": dict(leftovers),
+    }
+
+
+def attempt(model: torch.nn.Module, batches: list[dict], theirs: list[Step]) -> Row:
+    """in_daemon(), or what strict mode raised; where grouped experts are in the way, BATCHED."""
+    spare = copy.deepcopy(model)
+    try:
+        return in_daemon(model, batches, theirs)
+    except Exception as error:
+        row = outcome(error)
+    if "grouped_mm" not in row["text"]:
+        return row
+    spare.set_experts_implementation(BATCHED)
+    try:
+        return {**in_daemon(spare, batches, theirs), "experts": BATCHED}
+    except Exception as error:
+        return {**outcome(error), "experts": BATCHED}
+
+
+def outcome(error: Exception) -> Row:
+    """The fields of a row for what strict mode raised."""
+    from gradd.fallback import DEFAULT_POLICY, classify
+
+    flag, reason = classify(error)
+    status = "pytorch" if flag & DEFAULT_POLICY and reason != "self_check" else "error"
+    return {"status": status, "reason": reason, "text": str(error)[:1000]}
+
+
+def child(family: Family, send: Connection) -> None:
+    """Tries one family; sends a row when something is known, the last one is the result."""
+    warnings.filterwarnings("ignore")
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1), os.dup2(nothing, 2)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    torch.set_num_threads(1)
+    start = time.monotonic()
+    try:
+        model, batches, steps = in_torch(family)
+    except Exception as error:
+        text = (
+            str(error) if isinstance(error, OverflowError) else f"{type(error).__name__}: {error}"
+        )
+        send.send({"status": "untried", "text": text[:1000]})
+        return
+    row = {"parameters": sum(p.numel() for p in model.parameters())}
+    send.send({**row, "status": "error", "reason": "process"})
+    row |= attempt(model, batches, steps)
+    send.send({**row, "seconds": round(time.monotonic() - start, 1)})
+
+
+# ---- all families ----
+
+
+def supervised(family: Family, seconds: float) -> Row:
+    """The row of a family, whatever becomes of its process."""
+    receive, send = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=child, args=(family, send))
+    process.start()
+    send.close()
+    deadline = time.monotonic() + seconds
+    row: Row = {"status": "untried"}
+    end = "its process died"
+    try:
+        while True:
+            if not receive.poll(max(0.0, deadline - time.monotonic())):
+                end = f"no result within {seconds:.0f} s"
+                break
+            row = receive.recv()
+    except EOFError:
+        pass
+    finally:
+        process.kill()
+        process.join()
+    if row["status"] in ("untried", "error"):
+        row.setdefault("text", end)
+    head = {"family": family.name, "model": family.model, "task": family.task}
+    return {**head, "versions": versions(), **row}
+
+
+def versions() -> str:
+    """What a row is true for."""
+    import transformers
+
+    return f"torch {torch.__version__.partition('+')[0]}, transformers {transformers.__version__}"
+
+
+@contextlib.contextmanager
+def own_daemon() -> Iterator[Callable[[], None]]:
+    """A daemon for this run alone; calling the result starts another one if it has died."""
+    from gradd import daemon
+
+    folder = Path(tempfile.mkdtemp(prefix="gradd-families-"))  # mode 0700
+    os.environ.update(GRADD_DIR=str(folder / "run"), GRADD_AUTOSTART="0")
+    command = [daemon.find_binary(), "serve", "--dir", str(folder / "run")]
+    running: list[subprocess.Popen] = []
+
+    def serve() -> None:
+        if running and running[-1].poll() is None:
+            return
+        with open(folder / "log", "ab") as log:
+            running.append(subprocess.Popen(command, stdout=log, stderr=log))
+        daemon.connect(folder / "run").close()  # waits
+
+    try:
+        serve()
+        yield serve
+    finally:
+        for process in running:
+            process.terminate()
+            process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def prepare() -> None:
+    """Imports what every child needs, once."""
+    import onnxscript  # noqa: F401
+    import transformers
+
+    import gradd.export  # noqa: F401
+
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+
+
+def run(results: Path, only: set[str], seconds: float) -> None:
+    """Tries every family that has no row yet."""
+    known = {(r["family"], r["model"]) for r in families_page.read(results)}
+    todo = [f for f in families_sizes.families() if not only or f.name in only]
+    new = [f for f in todo if (f.name, f.model) not in known]
+    if len(new) < len(todo):
+        print(f"{len(todo) - len(new)} are in {results} already: remove it to run them again")
+    prepare()
+    with own_daemon() as serve, open(results, "a") as file:
+        for number, family in enumerate(new, 1):
+            serve()
+            row = supervised(family, seconds)
+            print(json.dumps(row), file=file, flush=True)
+            said = f"{row['gradient']:.1e}" if "gradient" in row else families_page.reason(row)
+            print(f"{number}/{len(new)} {family.name} {family.model}: {row['status']} {said}")
+
+
+def main() -> int:
+    """Runs the families, or writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", type=Path, help="lines of JSON, appended to")
+    parser.add_argument("--only", default="", help="names of families, joined by commas")
+    parser.add_argument("--seconds", type=float, default=240.0, help="limit for one family")
+    parser.add_argument("--page", type=Path, help="write this page from the results; run nothing")
+    args = parser.parse_args()
+    if args.page:
+        args.page.write_text(families_page.page(families_page.read(args.results)))
+        return 0
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ.pop("GRADD_DISABLE", None)
+    run(args.results, set(filter(None, args.only.split(","))), args.seconds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

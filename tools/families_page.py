@@ -1,0 +1,148 @@
+"""docs/families.md from the rows that tools/families.py has written.
+
+page() is pure: it needs neither torch nor transformers. A family that was run twice counts with
+its last row.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+LONGEST = 160  # characters of a reason
+
+HEAD = """# Model families
+
+Does a family of Hugging Face models train in gradd? {trains} of the {tried} model classes below do.
+Written by `make families` with {versions}.
+
+Each class was built small and with random weights from the family's own configuration class: two to
+four layers, of the kinds that the default configuration lists; fp32, text only, dropout off. It
+ran forward and backward in PyTorch eager and through `ORTModule(model, strict=True)`, with three
+batch shapes and with padding, and the loss and the gradient of every parameter were compared. A
+checkpoint may set options that the default configuration does not: `ORTModule` compares the first
+step with PyTorch, `strict=True` raises instead of running in PyTorch, and
+`print(model.gradd_explain())` shows what was recognised.
+
+`make families` takes about an hour on two cores and goes on where it was stopped; remove
+`build/families.jsonl` to start over.
+"""
+DAEMON = """
+## Train in the daemon
+
+*Gradient difference* is the norm of the difference to PyTorch, relative to the norm of the gradient
+(or to a thousandth of the largest norm in the model, if that is more): the largest of all
+parameters and batch shapes. *Not recognised* are operators of activations, normalisation, attention
+and losses that run one by one instead of as one operator: correct, but slower.
+
+"""
+EXPERTS = """
+## Train in the daemon with one setting
+
+Mixture of experts: call `model.set_experts_implementation("batched_mm")` before wrapping the model.
+The default, `grouped_mm`, runs in PyTorch. `batched_mm` copies the weights of the chosen experts
+for every token: expect much memory with long batches or large experts.
+
+"""
+PYTORCH = """
+## Run in PyTorch
+
+The daemon cannot run these. They train in PyTorch, with one warning that gives this reason.
+
+"""
+PROBLEMS = """
+## Errors and differences
+
+These stop with an error, or their loss or gradients differ from those of PyTorch by more than one
+in a thousand. Where gradd's own check of the first step finds a difference (`self_check`), it says
+so and the model trains in PyTorch.
+
+"""
+UNTRIED = """
+## Not tried
+
+With such sizes and text alone PyTorch itself does not run these, or they need a library that is not
+installed. Nothing is known about them.
+
+"""
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file, one per family and class, sorted; none if there is no file."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = {(r["family"], r["model"]): r for r in map(json.loads, lines)}
+    return [rows[key] for key in sorted(rows)]
+
+
+def page(rows: list[Row]) -> str:
+    """The whole page."""
+    by_status = {s: [r for r in rows if r["status"] == s] for s in ("daemon", "pytorch", "untried")}
+    problems = [r for r in rows if r["status"] in ("differs", "error")]
+    text = HEAD.format(
+        trains=len(by_status["daemon"]),
+        tried=len(rows) - len(by_status["untried"]),
+        versions="; ".join(sorted({r["versions"] for r in rows})),
+    )
+    plain = [r for r in by_status["daemon"] if "experts" not in r]
+    experts = [r for r in by_status["daemon"] if "experts" in r]
+    columns = ("Gradient difference", "Not recognised")
+    text += DAEMON + table(columns, plain, lambda r: (gradient(r), leftovers(r)))
+    if experts:
+        text += EXPERTS + table(columns, experts, lambda r: (gradient(r), leftovers(r)))
+    told = ("Reason", "What gradd says")
+    text += PYTORCH + table(told, by_status["pytorch"], lambda r: (f"`{r['reason']}`", reason(r)))
+    if problems:
+        text += PROBLEMS + table(("What",), problems, lambda r: (problem(r),))
+    if by_status["untried"]:
+        text += UNTRIED + "".join(
+            f"* {r['family']} ({r['model']}): {reason(r)}\n" for r in by_status["untried"]
+        )
+    return text
+
+
+def table(columns: tuple[str, ...], rows: list[Row], cells: Any) -> str:
+    """A markdown table with family, class, and what cells(row) gives."""
+    names = ("Family", "Model class", *columns)
+    lines = ["| " + " | ".join(names) + " |", "|" + " --- |" * len(names)]
+    for row in rows:
+        lines.append("| " + " | ".join((row["family"], f"`{row['model']}`", *cells(row))) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def gradient(row: Row) -> str:
+    """ "8.1e-07"."""
+    return f"{row['gradient']:.1e}"
+
+
+def leftovers(row: Row) -> str:
+    """ "Exp×2, Tanh"."""
+    counts = sorted(row["leftovers"].items())
+    return ", ".join(op if count == 1 else f"{op}×{count}" for op, count in counts)
+
+
+def problem(row: Row) -> str:
+    """What is wrong with a row that neither trains nor falls back."""
+    if row["status"] == "differs":
+        where = f"gradient of `{row['where']}`"
+        return f"{where} differs by {gradient(row)}, the loss by {row['loss']:.1e}"
+    return f"`{row['reason']}`: {reason(row)}"
+
+
+def reason(row: Row) -> str:
+    """The message in short: no advice, no code, files without folders."""
+    text = " ".join(row["text"].split())
+    text = re.sub(r"^GRADD_E_[A-Z]+: ", "", text).removeprefix(f"{row.get('reason')}: ")
+    text = re.sub(r"(?<![\w.])/(?:[^/\s():]+/)+", "", text)
+    text = re.sub(r"\(node \w+, ", "(", text)
+    text = re.sub(
+        r" \(\w+(Error|Node): .*", "", text
+    )  # what torch says to those who know its inside
+    text = re.sub(r" Class validation error for validator '\w+':", "", text)
+    text = re.sub(r"(?:\w+\.){2,}(\w+\.apply) ", r"\1 ", text)
+    text = re.split(r"; use |: write |\. Please ", text)[0].rstrip(".:")
+    if len(text) > LONGEST:
+        text = text[:LONGEST].rpartition(" ")[0] + " …"
+    return text.replace("|", "\\|")
