@@ -52,16 +52,19 @@ bool match_reduces_last(const graph_t *g, const graph_node_t *n) {
 typedef struct parts_s {
     int32_t nodes[MAX_PARTS]; /* of the graph */
     int n;
+    const gradd_val_t *ends;
+    int n_ends;
 } parts_t;
 
-static bool is_operand(const match_fused_t *f, gradd_val_t v) {
-    for (int i = 0; i < f->n_in; i++)
-        if (f->in[i] == v) return true;
+static bool is_among(const gradd_val_t *values, int n, gradd_val_t v) {
+    for (int i = 0; i < n; i++)
+        if (values[i] == v) return true;
     return false;
 }
 
 static void add_part(const graph_t *g, const match_fused_t *f, gradd_val_t v, parts_t *p) {
-    if (v == GRADD_NONE || g->values[v]->kind != VALUE_NODE || is_operand(f, v)) return;
+    if (v == GRADD_NONE || g->values[v]->kind != VALUE_NODE) return;
+    if (is_among(f->in, f->n_in, v) || is_among(p->ends, p->n_ends, v)) return;
     for (int i = 0; i < p->n; i++)
         if (p->nodes[i] == g->values[v]->node) return;
     if (p->n < MAX_PARTS) p->nodes[p->n++] = g->values[v]->node;
@@ -110,10 +113,15 @@ static bool fits(const graph_t *g, const graph_node_t *n, const gradd_op_t *op,
 }
 
 gradd_status_t match_replace(graph_t *g, graph_node_t *n, const match_fused_t *f) {
+    return match_replace_above(g, n, f, NULL, 0);
+}
+
+gradd_status_t match_replace_above(graph_t *g, graph_node_t *n, const match_fused_t *f,
+                                   const gradd_val_t *ends, int n_ends) {
     const gradd_op_t *op = gradd_op_by_name(f->op);
     if (!op) return GRADD_FAIL(INTERNAL, "operator %s is missing", f->op);
     if (f->n_in > GRADD_OP_MAX_IN || !fits(g, n, op, f)) return GRADD_OK;
-    parts_t parts;
+    parts_t parts = {.ends = ends, .n_ends = n_ends};
     collect_parts(g, n, f, &parts);
     gradd_attr_t *attrs = arena_alloc(g->arena, sizeof attrs[0] * (size_t)(f->n_attrs + 1));
     gradd_val_t *in = arena_alloc(g->arena, sizeof in[0] * (size_t)(f->n_in + 1));

@@ -38,6 +38,9 @@ typedef struct match_fused_s {
  * take these operands, or would give another type, is left alone. Errors: NOMEM, INTERNAL (no such
  * operator). */
 gradd_status_t match_replace(graph_t *g, graph_node_t *n, const match_fused_t *fused);
+/* The same where operands are new values, made of those at which the pattern ends. */
+gradd_status_t match_replace_above(graph_t *g, graph_node_t *n, const match_fused_t *fused,
+                                   const gradd_val_t *ends, int n_ends);
 /* Adds a node that a pass needs besides (origin and coordinate of `like`), or finds its equal. It
  * may stand behind its readers: graph_run_passes sorts the list. Node pointers move. */
 gradd_status_t match_emit(graph_t *g, const graph_node_t *like, const match_fused_t *fused,

@@ -182,8 +182,9 @@ static bool find_floored_scores(const graph_t *g, gradd_val_t v, match_attention
     if (!n) return find_scores(g, v, f, MOST_TERMS);
     gradd_val_t scores;
     if (!match_with_scalar(g, n, &fill, &scores) || !(fill <= GRADD_ATTN_MASKED)) return false;
-    if (!find_scores(g, scores, f, MOST_TERMS) || f->outer != 1) return false;
-    if (f->mask != GRADD_NONE && (f->hides || f->fill != fill)) return false;
+    if (!find_scores(g, scores, f, MOST_TERMS) || f->outer != 1 || f->softcap != 0) return false;
+    /* beside a mask, what a bias makes of the floor depends on both */
+    if (f->mask != GRADD_NONE && (f->hides || f->n_bias || f->fill != fill)) return false;
     f->floor = f->mask == GRADD_NONE;
     f->fill = fill;
     f->hides = GRADD_ATTN_HIDES_SCORE | GRADD_ATTN_HIDES_BIAS | GRADD_ATTN_FLOOR;
@@ -192,6 +193,16 @@ static bool find_floored_scores(const graph_t *g, gradd_val_t v, match_attention
 
 /* ---- sinks ----------------------------------------------------------------------------------- */
 
+/* Whether only this output of its node is read. */
+static bool is_only_output(const graph_t *g, gradd_val_t v, const graph_readers_t *readers) {
+    const graph_node_t *n = &g->nodes[g->values[v]->node];
+    for (int j = 0; j < n->n_out; j++)
+        if (n->out[j] != v && n->out[j] != GRADD_NONE && n->out[j] < readers->n &&
+            readers->of[n->out[j]])
+            return false;
+    return true;
+}
+
 /* The softmax under the weights, of which a sink's column may have been cut off. */
 static const graph_node_t *find_softmax(const graph_t *g, gradd_val_t weights,
                                         const graph_readers_t *readers, bool *cut) {
@@ -199,7 +210,8 @@ static const graph_node_t *find_softmax(const graph_t *g, gradd_val_t weights,
     gradd_val_t v = match_uncast(g, weights);
     *cut = match_part(g, v, &part) && part.start == 0 && part.step == 1 &&
            part.size == match_width(g, part.source) - 1;
-    if (*cut && !match_uncast_read_once(g, part.source, readers)) return NULL;
+    if (*cut && !(match_uncast_read_once(g, part.source, readers) && is_only_output(g, v, readers)))
+        return NULL;
     return match_made_by(g, match_uncast(g, *cut ? part.source : v), "Softmax");
 }
 
@@ -244,6 +256,18 @@ static bool take_dropout(const graph_t *g, const graph_node_t *n, match_attentio
     return f->dropout >= 0 && f->dropout <= 1;
 }
 
+/* Whether biases and sinks are of the type of the sums, or become it by widening. */
+static bool has_fitting_terms(const graph_t *g, const match_attention_t *f) {
+    const gradd_dtype_t wide = f->dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : f->dtype;
+    for (int i = 0; i <= f->n_bias; i++) {
+        const gradd_val_t v = i < f->n_bias ? f->bias[i].value : f->sinks;
+        if (v == GRADD_NONE) continue;
+        const gradd_dtype_t dtype = type_of(g, v)->dtype;
+        if (dtype != wide && (dtype != GRADD_DT_BF16 || wide != GRADD_DT_F32)) return false;
+    }
+    return true;
+}
+
 bool match_attention(const graph_t *g, const graph_node_t *n, const graph_readers_t *readers,
                      match_attention_t *out) {
     match_attention_t f = {
@@ -267,7 +291,7 @@ bool match_attention(const graph_t *g, const graph_node_t *n, const graph_reader
     gradd_val_t scores = peel_largest(g, soft->in[0]);
     if (cut && !take_sinks(g, &scores, &f)) return false;
     if (!find_floored_scores(g, scores, &f) || f.outer <= 0) return false;
-    if (f.outer != 1 && f.softcap != 0) return false;
+    if ((f.outer != 1 && f.softcap != 0) || !has_fitting_terms(g, &f)) return false;
     f.scale *= f.outer;
     f.v = unrepeated(g, as_type(g, n->in[1], y->dtype));
     *out = f;

@@ -2,6 +2,7 @@
 #include "server/graph/match_mask.h"
 
 #include "kernels/cpu/attention.h"
+#include "server/graph/budget.h"
 #include "server/graph/match_cast.h"
 
 static const gradd_type_t *type_of(const graph_t *g, gradd_val_t v) {
@@ -54,6 +55,7 @@ static bool fills_known(const graph_t *g, gradd_val_t filled, gradd_val_t m, dou
     const gradd_type_t *type = type_of(g, m);
     if (!c || !gate || type->dtype != GRADD_DT_F32 || !gradd_type_equal(type, type_of(g, filled)))
         return false;
+    if (budget_spend(1 + gradd_type_count(type) / 1024)) return false; /* fails again soon */
     *fill = 0;
     for (int64_t i = 0, n = gradd_type_count(type); i < n; i++) {
         if (gate[i] == 1 ? c[i] != 0 : gate[i] != 0 || (*fill != 0 && c[i] != *fill)) return false;
@@ -109,6 +111,7 @@ static bool take_known_mask(const graph_t *g, gradd_val_t v, match_attention_t *
     const float *data = g->values[v]->data;
     double fill = 0;
     if (f->mask != GRADD_NONE || !data || type_of(g, v)->dtype != GRADD_DT_F32) return false;
+    if (budget_spend(1 + gradd_type_count(type_of(g, v)) / 1024)) return false;
     for (int64_t i = 0, n = gradd_type_count(type_of(g, v)); i < n; i++) {
         if (data[i] == 0) continue;
         if (data[i] > GRADD_ATTN_MASKED || (fill != 0 && data[i] != fill)) return false;

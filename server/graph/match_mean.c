@@ -17,6 +17,22 @@ static bool lacks_last(const gradd_type_t *few, const gradd_type_t *all) {
     return true;
 }
 
+/* Whether a reduction that drops an axis names the last one alone. */
+static bool names_last(const graph_t *g, const graph_node_t *n) {
+    const int rank = type_of(g, n->in[0])->rank;
+    const gradd_attr_t *attr = gradd_attr_find(n->attrs, "axes");
+    const graph_value_t *axes = n->n_in > 1 && n->in[1] != GRADD_NONE ? g->values[n->in[1]] : NULL;
+    int64_t axis;
+    if (attr && attr->n == 1)
+        axis = attr->ints[0];
+    else if (axes && axes->data && axes->type.dtype == GRADD_DT_I64 &&
+             gradd_type_count(&axes->type) == 1)
+        axis = *(const int64_t *)axes->data;
+    else
+        return false;
+    return axis == -1 || axis == rank - 1;
+}
+
 /* Operand of the reduction with this name over the last axis. */
 static gradd_val_t under_reduction(const graph_t *g, gradd_val_t v, const char *op) {
     const gradd_type_t *kept = type_of(g, v);
@@ -25,6 +41,7 @@ static gradd_val_t under_reduction(const graph_t *g, gradd_val_t v, const char *
     if (!(n = match_made_by(g, n ? n->in[0] : v, op))) return GRADD_NONE;
     const gradd_type_t *x = type_of(g, n->in[0]), *y = type_of(g, n->out[0]);
     if (kept->rank != x->rank || !lacks_last(kept, x) || !lacks_last(y, x)) return GRADD_NONE;
+    if (y->rank != x->rank && !names_last(g, n)) return GRADD_NONE; /* shapes may agree by chance */
     return x->dims[x->rank - 1] == 1 ? GRADD_NONE : n->in[0];
 }
 

@@ -271,7 +271,8 @@ def test_a_floor_under_the_scores(form, low, n, dropout):
     y = w("Neg", w("MatMul", weights, "v"))
     model = w.model({n: v.shape for n, v in feed.items()}, [y])
     fast, plain = (run(model, feed, [y], p, seed=3) for p in (False, True))
-    assert fast[2].forward < plain[2].forward
+    # what a bias makes of a floor beside a mask depends on both
+    assert (fast[2].forward < plain[2].forward) == (form != "both")
     np.testing.assert_allclose(fast[0][y], plain[0][y], rtol=1e-5, atol=1e-5)
     for name, right in plain[1].items():
         if right is not None:
@@ -279,3 +280,26 @@ def test_a_floor_under_the_scores(form, low, n, dropout):
             np.testing.assert_allclose(
                 fast[1][name] / scale, right / scale, atol=2e-5, err_msg=name
             )
+
+
+@pytest.mark.parametrize("form", ["bias in the mask", "soft cap"])
+def test_what_a_floor_does_not_mix_with(form):
+    """Hidden biases get no gradient, capped scores one at their product: left to the chain."""
+    feed = feed_of("random", 8, 8, dead=True)
+    w = Writer()
+    scores = w("MatMul", "q", w("Transpose", "k", perm=[0, 1, 3, 2]))
+    mask, low = w("Greater", "mask", w.constant(0.5)), w.constant(MIN)
+    if form == "soft cap":
+        feed.pop("bias")
+        scores = w("Mul", w("Tanh", w("Div", scores, w.constant(2))), w.constant(2))
+        hidden = w("Where", mask, w.constant(0), low)
+    else:
+        hidden = w("Where", mask, "bias", low)
+    weights = w("Softmax", w("Max", w("Add", scores, hidden), low), axis=-1)
+    y = w("Neg", w("MatMul", weights, "v"))
+    model = w.model({n: v.shape for n, v in feed.items()}, [y])
+    fast, plain = (run(model, feed, [y], p) for p in (False, True))
+    assert fast[2].forward == plain[2].forward
+    for name, right in plain[1].items():
+        if right is not None:
+            np.testing.assert_allclose(fast[1][name], right, atol=1e-6, err_msg=name)

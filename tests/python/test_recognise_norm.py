@@ -132,6 +132,26 @@ def test_what_only_looks_like_a_variance(change):
     assert fast == plain
 
 
+@pytest.mark.parametrize("back", ["Unsqueeze", "Reshape"])
+@pytest.mark.parametrize("centred", [False, True])
+def test_a_mean_over_another_axis_of_the_same_size(back, centred):
+    """Put back behind the last axis, it has the shape of a mean over that one."""
+    w = Writer()
+    shapes = {"x": (2, 4, 4), "w": (4,)}
+
+    def other_mean(x: str) -> str:
+        m = w("ReduceMean", x, w.constant([1], np.int64), keepdims=0)
+        return w(back, m, w.constant([2] if back == "Unsqueeze" else [2, 4, 1], np.int64))
+
+    x = w("Sub", "x", other_mean("x")) if centred else "x"
+    under = (mean if centred else lambda w, v: other_mean(v))(w, w("Mul", x, x))
+    root = w("Sqrt", w("Add", under, w.constant(1e-5)))
+    y = w("Neg", w("Mul", w("Div", x, root), "w"))
+    fast, plain = compare(w.model(shapes, [y]), arrays(shapes), [y])
+    # centred by another mean it is an RMS norm of the difference
+    assert fast.forward == (4 if centred else plain.forward)
+
+
 @pytest.mark.parametrize("power", [-0.25, 0.5, -1.0])
 def test_other_powers_are_no_norm(power):
     w = Writer()

@@ -109,7 +109,7 @@ def test_rows_of_nothing_that_are_cleared_afterwards(tmp_path):
     check(w, w("Neg", w("Where", some, w("MatMul", p, "v"), w.constant(0))), feed, tmp_path)
 
 
-@pytest.mark.parametrize("change", ["front", "rows", "whole", "two", "leak"])
+@pytest.mark.parametrize("change", ["front", "rows", "whole", "two", "leak", "split"])
 def test_what_is_no_sink(change, tmp_path):
     w = Writer()
     feed = feed_of("")
@@ -127,10 +127,14 @@ def test_what_is_no_sink(change, tmp_path):
     elif change == "leak":
         every = w("Softmax", logits)
         p = w("Slice", every, ints(w, 0), ints(w, -1), ints(w, 3))
+    elif change == "split":  # the sink's own share is read
+        p, share = w("Split", w("Softmax", logits), ints(w, T, 1), outs=2, axis=-1)
     else:
         first = 1 if change == "front" else 0
         p = w("Slice", w("Softmax", logits), ints(w, first), ints(w, first + T), ints(w, 3))
     y = w("Neg", w("MatMul", p, "v"))
+    if change == "split":
+        y = w("Mul", y, share)
     if change == "leak":
         y = w("Add", y, w("ReduceSum", every, keepdims=1))
     check(w, y, feed, tmp_path, fused=False)

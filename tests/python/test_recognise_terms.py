@@ -127,3 +127,18 @@ def test_one_head_of_keys_for_all_queries():
     feed = arrays({"q": (B, H, S, D), "k": (B, 1, S, D), "v": (B, 1, S, D)})
     scores = w("MatMul", "q", w("Transpose", "k", perm=[0, 1, 3, 2]))
     assert check(w, attend(w, scores), feed) == 2
+
+
+@pytest.mark.parametrize("types", [(1, 11), (11, 1), (16, 11)])
+def test_biases_of_different_types(types):
+    """Scores that change their type half way are left to the chain, with either type's biases."""
+    w = Writer()
+    scores = w("MatMul", "q", w("Transpose", "k", perm=[0, 1, 3, 2]))
+    for name, kind in zip("ab", types, strict=True):
+        scores = w("Add", w("Cast", scores, to=kind), w("Cast", name, to=kind))
+    weights = w("Softmax", scores, axis=-1)
+    y = w("Neg", w("Cast", w("MatMul", weights, w("Cast", "v", to=types[1])), to=1))
+    feed = arrays({**SHAPES, "a": (1, H, S, S), "b": (B, 1, 1, S)})
+    model = w.model({n: v.shape for n, v in feed.items()}, [y])
+    fast, plain = (run(model, feed, [y], p) for p in (False, True))
+    np.testing.assert_allclose(fast[0][y], plain[0][y], rtol=1e-5, atol=1e-5)

@@ -210,9 +210,12 @@ static gradd_status_t fuse_product(state_t *s, int32_t id, const match_attention
         gradd_make_float("dropout", f->dropout), gradd_make_float("fill", f->fill),
         gradd_make_int("hides", hides),          gradd_make_int("zero", 0),
         gradd_make_int("layout", layout)};
-    match_fused_t fused = {
+    gradd_val_t ends[3 + MATCH_MAX_BIAS] = {f->k, f->mask, f->sinks};
+    for (int i = 0; i < f->n_bias; i++)
+        ends[3 + i] = f->bias[i].value;
+    const match_fused_t fused = {
         "FusedAttention", in, N_IN, attrs, 7, f->drop < 0 ? NULL : &g->nodes[f->drop]};
-    return match_replace(g, &g->nodes[id], &fused);
+    return match_replace_above(g, &g->nodes[id], &fused, ends, 3 + f->n_bias);
 }
 
 static gradd_status_t fuse_matmul(state_t *s, int32_t id) {

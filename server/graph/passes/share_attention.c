@@ -22,6 +22,7 @@ typedef struct share_s {
     graph_redirect_t redirect;
     int32_t *attentions; /* nodes; those that have been merged are -1 */
     int n;
+    int32_t *concats; /* per value: the last Concat that it is the first operand of, or -1 */
 } share_t;
 
 static bool same_attrs(const graph_node_t *a, const graph_node_t *b) {
@@ -36,12 +37,12 @@ static bool same_attrs(const graph_node_t *a, const graph_node_t *b) {
 /* Whether two attentions have the same probabilities, and values that fit side by side. */
 static bool shares(const graph_t *g, const graph_node_t *a, const graph_node_t *b) {
     const gradd_type_t *va = &g->values[a->in[V]]->type, *vb = &g->values[b->in[V]]->type;
-    const bool dropped = gradd_attr_float(a->attrs, "dropout", 0) > 0;
-    if (a->n_in != b->n_in || !same_attrs(a, b) || (dropped && a->random != b->random))
-        return false;
+    if (a->n_in != b->n_in) return false;
     for (int i = 0; i < a->n_in; i++) /* equal masks have equal ranges */
         if (i != V && i != RANGES && a->in[i] != b->in[i]) return false;
-    return !memcmp(va->dims, vb->dims, sizeof va->dims[0] * 3);
+    const bool dropped = gradd_attr_float(a->attrs, "dropout", 0) > 0;
+    return same_attrs(a, b) && (!dropped || a->random == b->random) &&
+           !memcmp(va->dims, vb->dims, sizeof va->dims[0] * 3);
 }
 
 /* The live ones. */
@@ -112,16 +113,26 @@ static gradd_status_t part(graph_t *g, int32_t like, gradd_val_t y, const int64_
     return match_emit(g, &node, &(match_fused_t){"Split", in, 2, &axis, 1, NULL}, out, n);
 }
 
+static gradd_status_t find_concats(share_t *s) {
+    const graph_t *g = s->g;
+    s->concats = arena_alloc(g->arena, sizeof s->concats[0] * ((size_t)s->redirect.n + 1));
+    if (!s->concats) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
+    for (int v = 0; v < s->redirect.n; v++)
+        s->concats[v] = -1;
+    for (int32_t i = 0; i < g->n_nodes; i++)
+        if (!strcmp(g->nodes[i].op->name, "Concat")) s->concats[g->nodes[i].in[0]] = i;
+    return GRADD_OK;
+}
+
 /* A Concat along the last axis of exactly these values becomes the whole. */
 static void join(share_t *s, const gradd_val_t *parts, int n, gradd_val_t whole) {
-    const graph_t *g = s->g;
-    for (int32_t i = 0; i < g->n_nodes; i++) {
-        const graph_node_t *c = &g->nodes[i];
-        if (strcmp(c->op->name, "Concat") || c->n_in != n || c->out[0] >= s->redirect.n) continue;
-        const int64_t axis = gradd_attr_int(c->attrs, "axis", 0);
-        if ((axis == -1 || axis == 3) && !memcmp(c->in, parts, sizeof parts[0] * (size_t)n))
-            graph_redirect(&s->redirect, c->out[0], whole);
-    }
+    const int32_t node = s->concats[parts[0]];
+    if (node < 0) return;
+    const graph_node_t *c = &s->g->nodes[node];
+    const int64_t axis = gradd_attr_int(c->attrs, "axis", 0);
+    if (c->n_in == n && (axis == -1 || axis == 3) &&
+        !memcmp(c->in, parts, sizeof parts[0] * (size_t)n))
+        graph_redirect(&s->redirect, c->out[0], whole);
 }
 
 /* What the attentions stood for, y stands for now. */
@@ -157,7 +168,6 @@ static gradd_status_t merge(share_t *s, const int32_t *nodes, int n) {
     for (int i = 0; i < n; i++)
         graph_redirect(&s->redirect, old[i], part_of[i]);
     join(s, old, n, y);
-    GRADD_TRY(budget_spend(1 + g->n_nodes / 64));
     return g->values[y]->kind == VALUE_NODE ? add_parts(g, nodes, n, y) : GRADD_OK;
 }
 
@@ -167,6 +177,7 @@ static gradd_status_t share_attention(graph_t *g) {
     GRADD_TRY(graph_sort(g));
     GRADD_TRY(find_attentions(&s));
     GRADD_TRY(graph_redirect_begin(g, &s.redirect));
+    GRADD_TRY(find_concats(&s));
     for (int i = 0; i < s.n; i++) {
         if (s.attentions[i] < 0) continue;
         GRADD_TRY(budget_spend(1 + (s.n - i) / 64));
