@@ -3,8 +3,8 @@
  *   MatMul(q, Transpose(k)) > Mul/Div by a scalar > [Div, Tanh, Mul: soft cap]
  *     > [Where(mask, ., fill)] [Add(., Where(mask, 0, fill))] [Add(., bias)]
  *     > [Add(Mul(., m), Mul(Sub(1, m), fill)), m a float mask of zeros and ones]
- *     > [Max(., fill)] > [Concat(., sinks)] > [Sub(., ReduceMax(.))] > Softmax > [all but the last
- * column] > [Dropout] > MatMul(., v)
+ *     > [Max(., fill)] > [Concat(., sinks)] > [Sub(., ReduceMax(.))] > Softmax
+ *     > [all but the last column] > [Dropout] > MatMul(., v)
  *
  * with casts between float types anywhere, operands of Add and Mul in either order, factors on q or
  * k instead of their product, and heads of k and v repeated by Unsqueeze, Expand, Reshape. One mask
@@ -151,8 +151,8 @@ static gradd_val_t peel_outer(const graph_t *g, gradd_val_t v, match_attention_t
     return inner;
 }
 
-/* From what goes into softmax to q and k. Goes at most `depth` additions up, and tries what is
- * added as a mask first, then as a bias. */
+/* From what goes into softmax, or into a floor under it, to q and k. Goes at most `depth` additions
+ * up, and tries what is added as a mask first, then as a bias. */
 static bool find_scores(const graph_t *g, gradd_val_t v, match_attention_t *f, int depth) {
     const graph_node_t *n;
     v = peel_outer(g, v, f);
@@ -282,7 +282,7 @@ bool match_attention(const graph_t *g, const graph_node_t *n, const graph_reader
     bool cut;
     const graph_node_t *soft = find_softmax(g, v, readers, &cut);
     if (!soft || y->rank != 4) return false;
-    /* Products that share their probabilities each compute them again: no matrix is kept. */
+    /* products that share their probabilities are put together afterwards (share_attention) */
     if (!match_uncast_read_by_products(g, weights, readers)) return false;
     if (drop && !match_uncast_read_once(g, v, readers)) return false;
     int64_t axis = gradd_attr_int(soft->attrs, "axis", -1);
