@@ -88,3 +88,15 @@ def compare(model, feed, outputs):
 def arrays(shapes, seed=0):
     rng = np.random.default_rng(seed)
     return {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+
+
+def check_gradients(got, want, least=1e-3, tolerance=2e-5):
+    """Gradients of a recognised plan beside those of the plain one.
+
+    Each is measured by its largest finite element, or by `least` if that is more.
+    """
+    for name, right in want.items():
+        if right is None:
+            continue
+        scale = max(least, float(np.abs(right[np.isfinite(right)]).max(initial=0)))
+        np.testing.assert_allclose(got[name] / scale, right / scale, atol=tolerance, err_msg=name)
