@@ -3,7 +3,7 @@
  *   MatMul(q, Transpose(k)) > Mul/Div by a scalar > [Div, Tanh, Mul: soft cap]
  *     > [Where(mask, ., fill)] [Add(., Where(mask, 0, fill))] [Add(., bias)]
  *     > [Add(Mul(., m), Mul(Sub(1, m), fill)), m a float mask of zeros and ones]
- *     > [Max(., fill)] > [Concat(., sinks)] > [Sub(., ReduceMax(.))] > Softmax
+ *     > [Max(., fill)] > [Concat(., sinks)] > [Sub(., ReduceMax(.))] > [a factor] > Softmax
  *     > [all but the last column] > [Dropout] > MatMul(., v)
  *
  * with casts between float types anywhere, operands of Add and Mul in either order, factors on q or
@@ -215,13 +215,18 @@ static const graph_node_t *find_softmax(const graph_t *g, gradd_val_t weights,
     return match_made_by(g, match_uncast(g, *cut ? part.source : v), "Softmax");
 }
 
-/* x where v is x - max(x), which changes no probability. */
-static gradd_val_t peel_largest(const graph_t *g, gradd_val_t v) {
-    const graph_node_t *n = match_made_by(g, match_uncast(g, v), "Sub");
+/* x where v is x - max(x), which changes no probability, or a factor times that. */
+static gradd_val_t peel_largest(const graph_t *g, gradd_val_t v, match_attention_t *f) {
+    double factor = 1;
+    gradd_val_t inner = match_uncast(g, v);
+    for (int step = 0; step < MATCH_MAX_WALK && peel_factor(g, &inner, &factor); step++)
+        inner = match_uncast(g, inner);
+    const graph_node_t *n = match_made_by(g, inner, "Sub");
     const graph_node_t *max = n ? match_made_by(g, match_uncast(g, n->in[1]), "ReduceMax") : NULL;
-    return max && match_reduces_last(g, max) && match_same_uncast(g, max->in[0], n->in[0])
-               ? n->in[0]
-               : v;
+    if (!max || !match_reduces_last(g, max) || !match_same_uncast(g, max->in[0], n->in[0]))
+        return v;
+    f->outer *= factor;
+    return n->in[0];
 }
 
 /* From scores with one more column, which is the same in all rows of a head, to scores. */
@@ -288,7 +293,8 @@ bool match_attention(const graph_t *g, const graph_node_t *n, const graph_reader
     int64_t axis = gradd_attr_int(soft->attrs, "axis", -1);
     if (axis != -1 && axis != 3) return false;
     f.dtype = y->dtype;
-    gradd_val_t scores = peel_largest(g, soft->in[0]);
+    gradd_val_t scores = peel_largest(g, soft->in[0], &f);
+    if (cut && f.outer != 1) return false; /* sinks have no factor */
     if (cut && !take_sinks(g, &scores, &f)) return false;
     if (!find_floored_scores(g, scores, &f) || f.outer <= 0) return false;
     if ((f.outer != 1 && f.softcap != 0) || !has_fitting_terms(g, &f)) return false;

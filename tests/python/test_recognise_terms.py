@@ -137,3 +137,21 @@ def test_biases_of_different_types(types):
     model = w.model({n: v.shape for n, v in feed.items()}, [y])
     fast, plain = (run(model, feed, [y], p) for p in (False, True))
     np.testing.assert_allclose(fast[0][y], plain[0][y], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("alpha", [32.0, 3.0])
+def test_scores_that_are_shrunk_before_their_largest_is_taken_off(mask, alpha):
+    """CogView's, in LayoutLMv3: softmax(alpha (s / alpha - max(s / alpha)))."""
+    w = Writer()
+    feed = feed_of()
+    feed.pop("b")
+    scores = w("Add", w("MatMul", "q", w("Transpose", "k", perm=[0, 1, 3, 2])), "a")
+    if mask:
+        low = w("Where", w("Greater", "mask", w.constant(0.5)), w.constant(0), w.constant(MIN))
+        scores = w("Add", scores, low)
+    else:
+        feed.pop("mask")
+    small = w("Div", scores, w.constant(alpha))
+    largest = w("ReduceMax", small, w.constant([-1], np.int64), keepdims=1)
+    check(w, attend(w, w("Mul", w("Sub", small, largest), w.constant(alpha))), feed)
