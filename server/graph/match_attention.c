@@ -17,6 +17,7 @@
 #include "kernels/cpu/attention.h"
 #include "server/graph/match_cast.h"
 #include "server/graph/match_mask.h"
+#include "server/graph/match_mean.h"
 #include "server/graph/match_part.h"
 
 enum { MOST_TERMS = MATCH_MAX_BIAS + 1 }; /* biases and a mask */
@@ -222,9 +223,9 @@ static gradd_val_t peel_largest(const graph_t *g, gradd_val_t v, match_attention
     for (int step = 0; step < MATCH_MAX_WALK && peel_factor(g, &inner, &factor); step++)
         inner = match_uncast(g, inner);
     const graph_node_t *n = match_made_by(g, inner, "Sub");
-    const graph_node_t *max = n ? match_made_by(g, match_uncast(g, n->in[1]), "ReduceMax") : NULL;
-    if (!max || !match_reduces_last(g, max) || !match_same_uncast(g, max->in[0], n->in[0]))
-        return v;
+    const gradd_val_t x =
+        n ? match_under_reduction(g, match_uncast(g, n->in[1]), "ReduceMax") : GRADD_NONE;
+    if (x == GRADD_NONE || !match_same_uncast(g, x, n->in[0])) return v;
     f->outer *= factor;
     return n->in[0];
 }

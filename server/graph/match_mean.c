@@ -33,8 +33,7 @@ static bool names_last(const graph_t *g, const graph_node_t *n) {
     return axis == -1 || axis == rank - 1;
 }
 
-/* Operand of the reduction with this name over the last axis. */
-static gradd_val_t under_reduction(const graph_t *g, gradd_val_t v, const char *op) {
+gradd_val_t match_under_reduction(const graph_t *g, gradd_val_t v, const char *op) {
     const gradd_type_t *kept = type_of(g, v);
     const graph_node_t *n = match_made_by(g, v, "Reshape");
     if (!n) n = match_made_by(g, v, "Unsqueeze");
@@ -48,8 +47,8 @@ static gradd_val_t under_reduction(const graph_t *g, gradd_val_t v, const char *
 gradd_val_t match_mean_of_last(const graph_t *g, gradd_val_t v) {
     double size;
     const graph_node_t *n = match_made_by(g, v, "Div");
-    if (!n) return under_reduction(g, v, "ReduceMean");
-    const gradd_val_t x = under_reduction(g, n->in[0], "ReduceSum");
+    if (!n) return match_under_reduction(g, v, "ReduceMean");
+    const gradd_val_t x = match_under_reduction(g, n->in[0], "ReduceSum");
     if (x == GRADD_NONE || !match_scalar(g, n->in[1], &size)) return GRADD_NONE;
     const gradd_type_t *type = type_of(g, x);
     return size == (double)type->dims[type->rank - 1] ? x : GRADD_NONE;

@@ -141,7 +141,8 @@ def test_biases_of_different_types(types):
 
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("alpha", [32.0, 3.0])
-def test_scores_that_are_shrunk_before_their_largest_is_taken_off(mask, alpha):
+@pytest.mark.parametrize("kept", [0, 1])
+def test_scores_that_are_shrunk_before_their_largest_is_taken_off(mask, alpha, kept):
     """CogView's, in LayoutLMv3: softmax(alpha (s / alpha - max(s / alpha)))."""
     w = Writer()
     feed = feed_of()
@@ -153,5 +154,7 @@ def test_scores_that_are_shrunk_before_their_largest_is_taken_off(mask, alpha):
     else:
         feed.pop("mask")
     small = w("Div", scores, w.constant(alpha))
-    largest = w("ReduceMax", small, w.constant([-1], np.int64), keepdims=1)
+    largest = w("ReduceMax", small, w.constant([-1], np.int64), keepdims=kept)
+    if not kept:
+        largest = w("Unsqueeze", largest, w.constant([-1], np.int64))
     check(w, attend(w, w("Mul", w("Sub", small, largest), w.constant(alpha))), feed)
