@@ -26,8 +26,7 @@
 extern "C" {
 #endif
 
-/* ---- values and attributes --------------------------------------------------------------------
- */
+/* ---- values and attributes ------------------------------------------------------------------- */
 
 /* A tensor a kernel or rule can see. `type.dtype == GRADD_DT_NONE` marks an absent optional input
  * or output. In infer, `data` is non-NULL only if the elements are known at compile time. Elements
@@ -85,8 +84,7 @@ typedef struct gradd_attr_spec_s {
     bool required;
 } gradd_attr_spec_t;
 
-/* ---- contexts ---------------------------------------------------------------------------------
- */
+/* ---- contexts -------------------------------------------------------------------------------- */
 
 typedef struct gradd_op_s gradd_op_t;
 
@@ -160,8 +158,7 @@ typedef struct gradd_cost_s {
     const char *kernel;    /* what carries it out: "loop", "oneDNN f32" */
 } gradd_cost_t;
 
-/* ---- the row ----------------------------------------------------------------------------------
- */
+/* ---- the row --------------------------------------------------------------------------------- */
 
 enum {
     GRADD_OP_VIEW = 1 << 0,       /* out[0] has the bytes of in[0] in the same order: never run if

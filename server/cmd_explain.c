@@ -16,8 +16,7 @@
 
 enum { ASK_SESSION, ASK_PLAN, ASK_FROM, ASK_ROWS, ASK_NODES };
 
-/* ---- sources: the session's table, sorted by node name ----------------------------------------
- */
+/* ---- sources: the session's table, sorted by node name --------------------------------------- */
 
 typedef struct table_s {
     const gradd_explain_t *explain;
@@ -79,8 +78,7 @@ static const char *source_in_table(const void *context, int node) {
     return "";
 }
 
-/* ---- the list of plans ------------------------------------------------------------------------
- */
+/* ---- the list of plans ----------------------------------------------------------------------- */
 
 /* "i64[2,8] i64[2,8]": the inputs that change from call to call tell plans apart. */
 static void put_inputs(wire_out_t *out, const work_plan_t *plan) {
@@ -155,8 +153,7 @@ static const work_plan_t *choose(const worker_t *worker, const request_t *reques
     return best;
 }
 
-/* ---- one plan ---------------------------------------------------------------------------------
- */
+/* ---- one plan -------------------------------------------------------------------------------- */
 
 static void put_number(wire_out_t *out, const char *key, int64_t value) {
     wire_key(out, key);

@@ -122,8 +122,7 @@ static gradd_status_t largest(const explain_file_t *file, const explain_args_t *
     return GRADD_OK;
 }
 
-/* ---- printing ---------------------------------------------------------------------------------
- */
+/* ---- printing -------------------------------------------------------------------------------- */
 
 typedef struct field_s {
     const char *name, *what;

@@ -34,8 +34,7 @@ static const explain_shape_t *given_shape(const explain_args_t *args, const char
     return NULL;
 }
 
-/* ---- sizes ------------------------------------------------------------------------------------
- */
+/* ---- sizes ----------------------------------------------------------------------------------- */
 
 static gradd_status_t learn(asker_t *a, const char *name, size_t n, int64_t size,
                             const char *from) {
@@ -154,8 +153,7 @@ static gradd_status_t check_shapes(const asker_t *a) {
     return GRADD_OK;
 }
 
-/* ---- names ------------------------------------------------------------------------------------
- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 static gradd_status_t find_names(const gradd_model_t *model, const char *list, const char *what,
                                  name_of_t name_of, int limit, int32_t *out, int *out_n) {

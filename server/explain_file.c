@@ -14,8 +14,7 @@
 #define NODE_METADATA   9
 #define MAX_FILE        ((size_t)2 << 30)
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static void *proto_alloc(void *arena, size_t bytes) {
     return arena_alloc(arena, bytes);
@@ -108,8 +107,7 @@ const char *explain_file_symbol(const explain_file_t *file, const char *input, i
     return NULL;
 }
 
-/* ---- writing ----------------------------------------------------------------------------------
- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static size_t put_length(uint8_t *out, size_t n) {
     size_t at = 0;

@@ -11,8 +11,7 @@
 #define ANSWER_MS 60000 /* the engine may be in the middle of a long run */
 #define PAGE      500
 
-/* ---- reading replies: the daemon's bytes are checked like anybody's ----------------------------
- */
+/* ---- reading replies: the daemon's bytes are checked like anybody's -------------------------- */
 
 static const char *text_at(arena_t *arena, const msgpack_object *list, int i) {
     const msgpack_object *o = wire_at(list, i);
@@ -106,8 +105,7 @@ static gradd_status_t read_head(const wire_doc_t *doc, explain_report_t *r) {
     return GRADD_OK;
 }
 
-/* ---- asking ------------------------------------------------------------------------------------
- */
+/* ---- asking ---------------------------------------------------------------------------------- */
 
 typedef struct question_s {
     const char *path;
@@ -155,8 +153,7 @@ static gradd_status_t ask(const question_t *question, zmq_msg_t *reply, wire_doc
     return integer(wire_get(out_doc, "ok")) == 1 ? GRADD_OK : refused(out_doc);
 }
 
-/* ---- printing ----------------------------------------------------------------------------------
- */
+/* ---- printing -------------------------------------------------------------------------------- */
 
 static void print_plan(const msgpack_object *plan, arena_t *arena) {
     char peak[24];
@@ -194,8 +191,7 @@ static void print_plans_json(const msgpack_object *plans, arena_t *arena) {
     fputs("]}\n", stdout);
 }
 
-/* ---- one plan ----------------------------------------------------------------------------------
- */
+/* ---- one plan -------------------------------------------------------------------------------- */
 
 /* Adds one page; *out_more says whether another one follows. The first page fixes which plan. */
 static gradd_status_t take_page(question_t *question, const explain_args_t *args,

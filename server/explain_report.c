@@ -44,8 +44,7 @@ const char *explain_kind_name(gradd_explain_kind_t kind) {
     return kind >= 0 && (size_t)kind < sizeof names / sizeof names[0] ? names[kind] : "?";
 }
 
-/* ---- what an operator stands for --------------------------------------------------------------
- */
+/* ---- what an operator stands for ------------------------------------------------------------- */
 
 static int by_number(const void *a, const void *b) {
     return *(const int32_t *)a - *(const int32_t *)b;
@@ -84,8 +83,7 @@ const char *explain_fused_text(arena_t *arena, const gradd_explain_t *explain,
     return text;
 }
 
-/* ---- from a plan ------------------------------------------------------------------------------
- */
+/* ---- from a plan ----------------------------------------------------------------------------- */
 
 static const char *keep(arena_t *arena, const char *text) {
     return arena_string(arena, text, strlen(text));

@@ -79,8 +79,7 @@ static void print_phase(FILE *out, const explain_report_t *r, bool backward) {
         if (r->lines[i].backward == backward) print_line(out, &r->lines[i]);
 }
 
-/* ---- totals -----------------------------------------------------------------------------------
- */
+/* ---- totals ---------------------------------------------------------------------------------- */
 
 typedef struct total_s {
     const char *op, *kernel;

@@ -10,8 +10,7 @@
 
 #include <string.h>
 
-/* ---- kernels: a is the operand, in gradients dy, and b what was saved -------------------------
- */
+/* ---- kernels: a is the operand, in gradients dy, and b what was saved ------------------------ */
 
 #define E_RELU(F)           (a < 0 ? GRADD_K(0) : a)
 #define E_RELU_GRAD(F)      (b > 0 ? a : GRADD_K(0))

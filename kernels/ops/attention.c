@@ -46,8 +46,7 @@ static const places_t forward_at = {0, 1, 2, 3, 4, 5}, backward_at = {1, 2, 3, 6
 enum { SINKS = 6 }; /* forward only */
 enum { GRAD_Y = 4, GRAD_STATS = 5 };
 
-/* ---- description of a call --------------------------------------------------------------------
- */
+/* ---- description of a call ------------------------------------------------------------------- */
 
 static bool given(const gradd_view_t *in, int n_in, int i) {
     return i < n_in && in[i].type.dtype != GRADD_DT_NONE;
@@ -189,8 +188,7 @@ static gradd_status_t run_ranges(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-/* ---- the definition ---------------------------------------------------------------------------
- */
+/* ---- the definition -------------------------------------------------------------------------- */
 
 static double element(gradd_dtype_t dtype, const void *data, int64_t i) {
     if (dtype == GRADD_DT_F64) return ((const double *)data)[i];
@@ -289,8 +287,7 @@ static gradd_status_t ref_attention(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-/* ---- shape rules ------------------------------------------------------------------------------
- */
+/* ---- shape rules ----------------------------------------------------------------------------- */
 
 static gradd_status_t misfit(const char *what, const gradd_type_t *t) {
     char text[GRADD_TYPE_TEXT];
@@ -408,8 +405,7 @@ static gradd_status_t infer_ranges(gradd_infer_t *c) {
     return GRADD_OK;
 }
 
-/* ---- gradient rule ----------------------------------------------------------------------------
- */
+/* ---- gradient rule --------------------------------------------------------------------------- */
 
 /* -sum over batches and rows of exp(sink - largest - logarithm) sum(dy y) */
 static gradd_val_t grad_sinks(gradd_grad_t *g) {
@@ -467,8 +463,7 @@ static gradd_status_t grad_attention(gradd_grad_t *g) {
     return GRADD_OK;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 #define ATTENTION_ATTRS                                                                            \
     GRADD_ATTR_LIST({"scale", GRADD_ATTR_FLOAT, false}, {"softcap", GRADD_ATTR_FLOAT, false},      \

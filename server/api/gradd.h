@@ -26,8 +26,7 @@ extern "C" {
 
 const char *gradd_version(void); /* "0.1.0" */
 
-/* ---- model: ONNX bytes, validated -------------------------------------------------------------
- */
+/* ---- model: ONNX bytes, validated ------------------------------------------------------------ */
 
 typedef struct model_s gradd_model_t;
 
@@ -48,8 +47,7 @@ int gradd_model_n_unsupported(const gradd_model_t *model);
 void gradd_model_unsupported(const gradd_model_t *model, int i, const char **out_node,
                              const char **out_op, const char **out_domain);
 
-/* ---- plan: a model compiled for concrete shapes ------------------------------------------------
- */
+/* ---- plan: a model compiled for concrete shapes ---------------------------------------------- */
 
 typedef struct plan_s gradd_plan_t;
 
@@ -95,8 +93,7 @@ gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_
 void gradd_plan_destroy(gradd_plan_t *plan);
 const gradd_plan_info_t *gradd_plan_info(const gradd_plan_t *plan);
 
-/* ---- explanation: what a plan does, row by row -------------------------------------------------
- */
+/* ---- explanation: what a plan does, row by row ----------------------------------------------- */
 
 typedef enum gradd_explain_kind_e {
     GRADD_EXPLAIN_RUN,   /* an operator that is carried out */
@@ -159,8 +156,7 @@ const gradd_explain_row_t *gradd_explain_row(const gradd_explain_t *explain, int
 const gradd_explain_node_t *gradd_explain_node(const gradd_explain_t *explain, int i);
 const char *gradd_fate_name(gradd_fate_t fate); /* "folded" */
 
-/* ---- run: one forward and its backward ----------------------------------------------------------
- */
+/* ---- run: one forward and its backward ------------------------------------------------------- */
 
 typedef struct run_s gradd_run_handle_t;
 

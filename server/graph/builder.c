@@ -15,8 +15,7 @@ const char *graph_node_text(const graph_t *g, const model_node_t *origin, char *
     return buffer;
 }
 
-/* ---- the interface of gradient rules -----------------------------------------------------------
- */
+/* ---- the interface of gradient rules --------------------------------------------------------- */
 
 static gradd_status_t rule_emit(gradd_builder_t *b, const char *name, const gradd_val_t *in,
                                 int n_in, const gradd_attr_t *attrs, int n_attrs, gradd_val_t *out,
@@ -53,8 +52,7 @@ static const void *rule_data(gradd_builder_t *b, gradd_val_t value) {
     return value == GRADD_NONE ? NULL : ((graph_t *)b)->values[value]->data;
 }
 
-/* ---- from the model -----------------------------------------------------------------------------
- */
+/* ---- from the model -------------------------------------------------------------------------- */
 
 static gradd_status_t check_input(const model_value_t *declared, const gradd_type_t *given) {
     char text[GRADD_TYPE_TEXT];

@@ -175,8 +175,7 @@ static int32_t find_equal(const graph_t *g, const graph_emit_t *e, uint64_t hash
     return i;
 }
 
-/* ---- nodes ------------------------------------------------------------------------------------
- */
+/* ---- nodes ----------------------------------------------------------------------------------- */
 
 gradd_status_t graph_copy_attr(graph_t *g, const gradd_attr_t *from, gradd_attr_t *to) {
     *to = *from;

@@ -9,8 +9,7 @@
 #include "kernels/registry.h"
 #include "server/graph/import.h"
 
-/* ---- graph inputs and initializers ------------------------------------------------------------
- */
+/* ---- graph inputs and initializers ----------------------------------------------------------- */
 
 static gradd_status_t input_dims(const Onnx__TensorShapeProto *shape, model_value_t *value) {
     value->rank = -1;
@@ -98,8 +97,7 @@ static gradd_status_t create_values(import_t *m) {
     return GRADD_OK;
 }
 
-/* ---- nodes ------------------------------------------------------------------------------------
- */
+/* ---- nodes ----------------------------------------------------------------------------------- */
 
 /* Trailing empty names say nothing; without them the count is the arity. */
 static size_t trimmed(char *const *names, size_t n) {
@@ -222,8 +220,7 @@ static gradd_status_t import_nodes(import_t *m) {
     return GRADD_OK;
 }
 
-/* ---- graph outputs ----------------------------------------------------------------------------
- */
+/* ---- graph outputs --------------------------------------------------------------------------- */
 
 static gradd_status_t import_outputs(import_t *m) {
     const Onnx__GraphProto *g = m->graph;

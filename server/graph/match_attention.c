@@ -136,8 +136,7 @@ static bool find_product(const graph_t *g, gradd_val_t v, match_attention_t *f) 
     return n && find_operands(g, n, f);
 }
 
-/* ---- what lies between products and softmax ---------------------------------------------------
- */
+/* ---- what lies between products and softmax -------------------------------------------------- */
 
 /* Factors on what is masked: softmax((scores + mask) / c). */
 static gradd_val_t peel_outer(const graph_t *g, gradd_val_t v, match_attention_t *f) {

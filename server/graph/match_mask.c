@@ -106,7 +106,7 @@ bool match_bias(gradd_val_t v, match_attention_t *f) {
     return add_bias(v, f->hides & GRADD_ATTN_HIDES_SCORE, f);
 }
 
-/* The same, known already: nothing but zeros and one fill, in f32. */
+/* A mask whose values are known: nothing but zeros and one fill, in f32. */
 static bool take_known_mask(const graph_t *g, gradd_val_t v, match_attention_t *f) {
     const float *data = g->values[v]->data;
     double fill = 0;

@@ -105,8 +105,7 @@ static void place_given(maker_t *m) {
     }
 }
 
-/* ---- in place ----------------------------------------------------------------------------------
- */
+/* ---- in place -------------------------------------------------------------------------------- */
 
 static bool in_arena(const maker_t *m, gradd_val_t root) {
     loc_kind_t kind = m->out->loc[root].kind;
@@ -144,8 +143,7 @@ static void share_buffers(maker_t *m) {
     }
 }
 
-/* ---- buffers -----------------------------------------------------------------------------------
- */
+/* ---- buffers --------------------------------------------------------------------------------- */
 
 static void extend(memory_item_t *item, int start, int end) {
     if (start < item->start) item->start = start;

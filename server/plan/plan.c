@@ -23,8 +23,7 @@ static void *copy_array(const void *from, int n, size_t entry) {
     return to;
 }
 
-/* ---- variants of the backward ------------------------------------------------------------------
- */
+/* ---- variants of the backward ---------------------------------------------------------------- */
 
 static void variant_destroy(variant_t *v) {
     if (!v) return;
@@ -174,8 +173,7 @@ gradd_status_t plan_variant(gradd_plan_t *p, const bool *arrives, bool keep,
     return status;
 }
 
-/* ---- the plan -----------------------------------------------------------------------------------
- */
+/* ---- the plan -------------------------------------------------------------------------------- */
 
 static gradd_status_t check_list(const char *what, const int32_t *list, int n, int limit) {
     bool *seen = calloc((size_t)limit + 1, sizeof seen[0]);

@@ -30,8 +30,7 @@ static gradd_status_t emit(graph_t *g, int32_t like, const char *op, const gradd
     return match_emit(g, &node, &fused, out, 1);
 }
 
-/* ---- operands with positions in front of heads ------------------------------------------------
- */
+/* ---- operands with positions in front of heads ----------------------------------------------- */
 
 /* A table of Rope, [B or 1, 1, S, R] and shorter, as [B or 1, S, 1, R]. */
 static gradd_status_t turn_table(graph_t *g, int32_t like, gradd_val_t table, gradd_val_t *out) {
@@ -127,17 +126,15 @@ static gradd_status_t emit_wide(graph_t *g, int32_t like, gradd_val_t v, gradd_v
     return emit(g, like, "Cast", &v, 1, (gradd_attrs_t){&to, 1}, out);
 }
 
-/* Whether the mask hides all of the biases, or some of several: those are made zero where it does,
- * and nothing is hidden any more. */
-static bool hides_bias(const match_attention_t *f, bool *some) {
+/* How many of the biases the mask hides. */
+static int count_hidden(const match_attention_t *f) {
     int hidden = 0;
     for (int i = 0; i < f->n_bias; i++)
         hidden += f->bias[i].hidden;
-    *some = hidden && hidden < f->n_bias;
-    return hidden == f->n_bias;
+    return hidden;
 }
 
-/* One bias in the type that sums have, zero where the mask hides it. */
+/* One bias in the type that sums have; with a mask zero where that hides it. */
 static gradd_status_t emit_term(graph_t *g, int32_t like, const match_bias_t *b, gradd_val_t mask,
                                 gradd_val_t *out) {
     GRADD_TRY(emit_wide(g, like, b->value, out));
@@ -154,13 +151,13 @@ static gradd_status_t emit_term(graph_t *g, int32_t like, const match_bias_t *b,
     return emit(g, like, "Where", in, 3, (gradd_attrs_t){0}, out);
 }
 
+/* The sum of all biases. The operator's mask hides all of it or nothing. */
 static gradd_status_t emit_bias(graph_t *g, int32_t like, const match_attention_t *f,
                                 gradd_val_t *in) {
-    bool some;
-    hides_bias(f, &some);
+    const gradd_val_t mask = count_hidden(f) < f->n_bias ? in[MASK] : GRADD_NONE;
     for (int i = 0; i < f->n_bias; i++) {
         gradd_val_t pair[2] = {in[BIAS], GRADD_NONE};
-        GRADD_TRY(emit_term(g, like, &f->bias[i], some ? in[MASK] : GRADD_NONE, &pair[1]));
+        GRADD_TRY(emit_term(g, like, &f->bias[i], mask, &pair[1]));
         in[BIAS] = pair[1];
         if (i) GRADD_TRY(emit(g, like, "Add", pair, 2, (gradd_attrs_t){0}, &in[BIAS]));
     }
@@ -203,8 +200,7 @@ static gradd_status_t fuse_product(state_t *s, int32_t id, const match_attention
     GRADD_TRY(emit_bias(g, id, f, in));
     GRADD_TRY(emit_floor(g, id, f, in));
     GRADD_TRY(emit_sinks(g, id, f, in));
-    bool some;
-    const int hides = f->hides | (hides_bias(f, &some) ? GRADD_ATTN_HIDES_BIAS : 0);
+    const int hides = f->hides | (count_hidden(f) == f->n_bias ? GRADD_ATTN_HIDES_BIAS : 0);
     gradd_attr_t attrs[7] = {
         gradd_make_float("scale", f->scale),     gradd_make_float("softcap", f->softcap),
         gradd_make_float("dropout", f->dropout), gradd_make_float("fill", f->fill),

@@ -139,8 +139,7 @@ static void find_shift(const graph_t *g, pattern_t *p) {
     p->shift = true;
 }
 
-/* ---- from the loss's operands to the model's --------------------------------------------------
- */
+/* ---- from the loss's operands to the model's ------------------------------------------------- */
 
 static void read_attrs(const graph_node_t *n, pattern_t *p) {
     p->reduction = gradd_attr_string(n->attrs, "reduction", "mean");
@@ -297,8 +296,7 @@ static gradd_status_t fuse_smoothed(graph_t *g, graph_node_t *n) {
     return GRADD_OK;
 }
 
-/* ---- division by a number of items ------------------------------------------------------------
- */
+/* ---- division by a number of items ----------------------------------------------------------- */
 
 /* A number without a gradient: an integer, perhaps cast, or a known one. */
 static gradd_val_t count_of(const graph_t *g, gradd_val_t v) {
