@@ -13,6 +13,9 @@
  * GRADD_MULTIARCH marks a hot function that is compiled once more for 512-bit vectors and chosen
  * when the program starts. Put the loop into such a static function and call it from the parallel
  * region: OpenMP moves the body of a region into a function of its own, which would not be cloned.
+ * Cloning is for loops that the compiler vectorises. A function with vectors of its own in it is
+ * written twice, with GRADD_VECTOR_BYTES and, marked GRADD_WIDE, with GRADD_WIDE_BYTES, because
+ * vectors that are longer than a register are kept in memory; GRADD_IS_WIDE() chooses.
  */
 #ifndef GRADD_KERNELS_DISPATCH_H
 #define GRADD_KERNELS_DISPATCH_H
@@ -74,12 +77,31 @@
 #define GRADD_ACC(T)                                                                               \
     __typeof__(_Generic((T)0, float: (double)0, double: (double)0, default: (int64_t)0))
 
+/* Length of a register on every machine that this build runs on. */
+#if defined(__AVX512F__)
+#define GRADD_VECTOR_BYTES 64
+#elif defined(__AVX__)
+#define GRADD_VECTOR_BYTES 32
+#else
+#define GRADD_VECTOR_BYTES 16
+#endif
+
+/* Set: GRADD_IS_WIDE() is false. For tests, which compare the two on one machine. */
+extern bool gradd_narrow;
+
 /* Clones need run-time resolvers, which run before a sanitizer is ready: not under sanitizers. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) &&                             \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && defined(__OPTIMIZE__)
-#define GRADD_MULTIARCH __attribute__((noinline, target_clones("arch=x86-64-v4", "default")))
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && defined(__OPTIMIZE__) &&    \
+    !defined(GRADD_NO_WIDE)
+#define GRADD_MULTIARCH  __attribute__((noinline, target_clones("arch=x86-64-v4", "default")))
+#define GRADD_WIDE       __attribute__((noinline, target("arch=x86-64-v4")))
+#define GRADD_WIDE_BYTES 64
+#define GRADD_IS_WIDE()  (__builtin_cpu_supports("x86-64-v4") && !gradd_narrow)
 #else
-#define GRADD_MULTIARCH __attribute__((noinline))
+#define GRADD_MULTIARCH  __attribute__((noinline))
+#define GRADD_WIDE       __attribute__((noinline))
+#define GRADD_WIDE_BYTES GRADD_VECTOR_BYTES
+#define GRADD_IS_WIDE()  false
 #endif
 
 #endif

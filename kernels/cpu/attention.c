@@ -13,6 +13,7 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/attention_bits.h"
 #include "kernels/cpu/bf16.h"
+#include "kernels/cpu/panel.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/dispatch.h"
 
@@ -24,17 +25,12 @@ static inline float exp_f32(float x) {
     return x < -87.0f ? 0.0f : gradd_vexpf(x);
 }
 
-#define EIGHT(F, i, bit)                                                                           \
-    F(i, bit), F(i + 1, bit), F(i + 2, bit), F(i + 3, bit), F(i + 4, bit), F(i + 5, bit),          \
-        F(i + 6, bit), F(i + 7, bit)
-
 /* in this order: steps of a tile, what is made of them, their gradients */
-#define REAL              float
-#define LANES             16
-#define EACH_LANE(F, bit) EIGHT(F, 0, bit), EIGHT(F, 8, bit)
-#define NAME(x)           x##_f32
-#define EXP               exp_f32
-#define TANH              gradd_vtanhf
+#define REAL    float
+#define LANES   16
+#define NAME(x) x##_f32
+#define EXP     exp_f32
+#define TANH    gradd_vtanhf
 #include "kernels/cpu/attention_tile.h"
 
 #include "kernels/cpu/attention_block.h"
@@ -42,16 +38,14 @@ static inline float exp_f32(float x) {
 #include "kernels/cpu/attention_grad.h"
 #undef REAL
 #undef LANES
-#undef EACH_LANE
 #undef NAME
 #undef EXP
 #undef TANH
-#define REAL              double
-#define LANES             8
-#define EACH_LANE(F, bit) EIGHT(F, 0, bit)
-#define NAME(x)           x##_f64
-#define EXP               exp
-#define TANH              tanh
+#define REAL    double
+#define LANES   8
+#define NAME(x) x##_f64
+#define EXP     exp
+#define TANH    tanh
 #include "kernels/cpu/attention_tile.h"
 
 #include "kernels/cpu/attention_block.h"

@@ -1,12 +1,9 @@
 /* Products and elementwise steps on tiles of attention, written once for f32 and f64.
  *
- * Included with REAL, NAME(x), LANES (elements of a 512-bit vector), EACH_LANE (a list over them),
- * EXP and TANH defined, once per type; there is no guard on purpose. Tiles of scores are
- * [keys][64 queries]; `lanes` is the number of queries, rounded up to whole vectors. Each function
- * is compiled for 512-bit vectors as well.
+ * Included with REAL, NAME(x), LANES (elements of a 512-bit vector), EXP and TANH defined, once per
+ * type; there is no guard on purpose. Tiles of scores are [keys][64 queries]; `lanes` is the number
+ * of queries, rounded up to whole vectors. Each function is compiled for 512-bit vectors as well.
  */
-
-typedef REAL NAME(vec) __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
 
 /* C[m, n] = A B, or C += A B. A has any strides, rows of B and C are contiguous, n is a multiple of
  * LANES. */
@@ -16,106 +13,31 @@ typedef struct NAME(product_s) {
     bool add;
 } NAME(product_t);
 
-/* A few rows of C, one vector wide, stay in registers for the whole sum. */
-static inline __attribute__((always_inline)) void
-NAME(panel)(const int rows, const NAME(product_t) * p, const REAL *a, const REAL *b, REAL *c) {
-    NAME(vec) sum[6];
-    for (int i = 0; i < rows; i++)
-        sum[i] = p->add ? *(const NAME(vec) *)(c + i * p->ldc) : (NAME(vec)){0};
-    for (int64_t l = 0; l < p->k; l++, a += p->a_k, b += p->ldb) {
-        const NAME(vec) row = *(const NAME(vec) *)b;
-        _Pragma("GCC unroll 6") for (int i = 0; i < rows; i++) sum[i] += a[i * p->a_m] * row;
-    }
-    for (int i = 0; i < rows; i++)
-        *(NAME(vec) *)(c + i * p->ldc) = sum[i];
-}
+/* product, turn and add_turned, for both widths of vectors */
+#define VEC_BYTES GRADD_VECTOR_BYTES
+#define VEC(x)    NAME(x##_narrow)
+#define VEC_FN    static
+#include "kernels/cpu/attention_vec.h"
+#define VEC_BYTES GRADD_WIDE_BYTES
+#define VEC(x)    NAME(x##_wide)
+#define VEC_FN    GRADD_WIDE static
+#include "kernels/cpu/attention_vec.h"
 
-__attribute__((optimize("fp-contract=fast"))) GRADD_MULTIARCH static void
-NAME(product)(const NAME(product_t) * p, const REAL *a, const REAL *b, REAL *c) {
-    for (int64_t j = 0; j < p->n; j += LANES, b += LANES, c += LANES) {
-        int64_t i = 0;
-        for (; i + 6 <= p->m; i += 6)
-            NAME(panel)(6, p, a + i * p->a_m, b, c + i * p->ldc);
-        const REAL *x = a + i * p->a_m;
-        REAL *z = c + i * p->ldc;
-        switch (p->m - i) {
-        case 5:
-            NAME(panel)(5, p, x, b, z);
-            break;
-        case 4:
-            NAME(panel)(4, p, x, b, z);
-            break;
-        case 3:
-            NAME(panel)(3, p, x, b, z);
-            break;
-        case 2:
-            NAME(panel)(2, p, x, b, z);
-            break;
-        case 1:
-            NAME(panel)(1, p, x, b, z);
-            break;
-        default:
-            break;
-        }
-    }
-}
-
-/* Swaps the off-diagonal squares of every 2 bit x 2 bit square of a LANES x LANES matrix. */
-#define LOWER(e, bit) ((e) & (bit) ? LANES + (e) - (bit) : (e))
-#define UPPER(e, bit) ((e) & (bit) ? LANES + (e) : (e) + (bit))
-#define SWAP(bit)                                                                                  \
-    _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) if (!(i & (bit))) {                   \
-        const NAME(vec) a = rows[i], b = rows[i + (bit)];                                          \
-        rows[i] = __builtin_shufflevector(a, b, EACH_LANE(LOWER, bit));                            \
-        rows[i + (bit)] = __builtin_shufflevector(a, b, EACH_LANE(UPPER, bit));                    \
-    }
-
-static inline __attribute__((always_inline)) void NAME(transpose)(NAME(vec) * rows) {
-    SWAP(1)
-    SWAP(2)
-    SWAP(4)
-#if LANES == 16
-    SWAP(8)
-#endif
-}
-#undef SWAP
-#undef LOWER
-#undef UPPER
-
-/* to[c][i] = scale from[i][c], or += that. */
-static inline __attribute__((always_inline)) void NAME(flip)(const bool add, const REAL *from,
-                                                             int64_t ld, int64_t rows, int64_t cols,
-                                                             REAL scale, REAL *to, int64_t ld_to) {
-    const int64_t whole_rows = rows / LANES * LANES, whole_cols = cols / LANES * LANES;
-    NAME(vec) square[LANES];
-    for (int64_t i = 0; i < whole_rows; i += LANES)
-        for (int64_t c = 0; c < whole_cols; c += LANES) {
-            _Pragma("GCC unroll 16") for (int k = 0; k < LANES; k++) square[k] =
-                *(const NAME(vec) *)(from + (i + k) * ld + c);
-            NAME(transpose)(square);
-            _Pragma("GCC unroll 16") for (int k = 0; k < LANES; k++) {
-                NAME(vec) *at = (NAME(vec) *)(to + (c + k) * ld_to + i);
-                *at = add ? *at + scale * square[k] : scale * square[k];
-            }
-        }
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t c = i < whole_rows ? whole_cols : 0; c < cols; c++) {
-            const REAL y = scale * from[i * ld + c];
-            to[c * ld_to + i] = add ? to[c * ld_to + i] + y : y;
-        }
+static void NAME(product)(const NAME(product_t) * p, const REAL *a, const REAL *b, REAL *c) {
+    (GRADD_IS_WIDE() ? NAME(product_wide) : NAME(product_narrow))(p, a, b, c);
 }
 
 /* out[c][i] = scale x[i][c] for the n rows of x; zero for further queries. */
-GRADD_MULTIARCH static void NAME(turn)(const REAL *x, int64_t ld, int64_t n, int64_t cols,
-                                       REAL scale, REAL *out) {
+static void NAME(turn)(const REAL *x, int64_t ld, int64_t n, int64_t cols, REAL scale, REAL *out) {
     if (n < TILE) memset(out, 0, sizeof(REAL) * (size_t)(cols * TILE));
-    NAME(flip)(false, x, ld, n, cols, scale, out, TILE);
+    (GRADD_IS_WIDE() ? NAME(turn_wide) : NAME(turn_narrow))(x, ld, n, cols, scale, out);
 }
 
 /* out[c][i] += x[i][c] */
-GRADD_MULTIARCH static void NAME(add_turned)(const REAL *x, int64_t ld, int64_t n, int64_t cols,
-                                             REAL *out, int64_t ld_out) {
-    NAME(flip)(true, x, ld, n, cols, 1, out, ld_out);
+static void NAME(add_turned)(const REAL *x, int64_t ld, int64_t n, int64_t cols, REAL *out,
+                             int64_t ld_out) {
+    (GRADD_IS_WIDE() ? NAME(add_turned_wide) : NAME(add_turned_narrow))(x, ld, n, cols, out,
+                                                                        ld_out);
 }
 
 /* x = c tanh(x / c) */

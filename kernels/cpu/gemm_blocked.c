@@ -7,34 +7,35 @@
  * count. bf16 operands are widened while they are packed, and the tile is rounded once. */
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/gemm_impl.h"
+#include "kernels/cpu/panel.h"
 #include "kernels/dispatch.h"
 
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 96, COLS = 128, DEPTH = 256, MR = 6 };
+enum { ROWS = 96, COLS = 128, DEPTH = 256, MR = GRADD_PANEL_ROWS };
+
+/* One register tile of C += A B, operands packed. */
+#define MICRO(name, panel, T, FN)                                                                  \
+    __attribute__((optimize("fp-contract=fast"))) FN void name(const T *a, const T *b, T *c,       \
+                                                               int64_t depth) {                    \
+        const int64_t lanes = GRADD_PANEL_BYTES / sizeof(T);                                       \
+        const gradd_panel_t p = {depth, 1, MR, lanes, COLS, true};                                 \
+        panel(&p, MR, a, b, c);                                                                    \
+    }
 
 /* T is what is calculated in, IN the operands and the bias, OUT the result; READ and WRITE convert.
- * NR elements of T are one 512-bit vector, or two of 256 bits. */
+ * NR elements of T are one 512-bit vector, or several of those that there are. */
 #define BLOCKED(S, T, NR, IN, OUT, READ, READ_C, WRITE)                                            \
-    typedef T vec_##S __attribute__((vector_size(64), aligned(64)));                               \
     typedef struct buffers_##S##_s {                                                               \
         T a[ROWS * DEPTH], b[DEPTH * COLS], c[ROWS * COLS];                                        \
     } buffers_##S __attribute__((aligned(64)));                                                    \
                                                                                                    \
-    __attribute__((optimize("fp-contract=fast"))) GRADD_MULTIARCH static void micro_##S(           \
-        const T *a, const T *b, T *c, int64_t depth) {                                             \
-        vec_##S sum[MR];                                                                           \
-        for (int i = 0; i < MR; i++)                                                               \
-            memcpy(&sum[i], c + i * COLS, 64);                                                     \
-        for (int64_t l = 0; l < depth; l++, a += MR, b += NR) {                                    \
-            const vec_##S row = *(const vec_##S *)b;                                               \
-            _Pragma("GCC unroll 6") for (int i = 0; i < MR; i++) sum[i] += a[i] * row;             \
-        }                                                                                          \
-        for (int i = 0; i < MR; i++)                                                               \
-            memcpy(c + i * COLS, &sum[i], 64);                                                     \
-    }                                                                                              \
+    GRADD_PANEL(panel_narrow_##S, T, GRADD_VECTOR_BYTES)                                           \
+    GRADD_PANEL(panel_wide_##S, T, GRADD_WIDE_BYTES)                                               \
+    MICRO(micro_narrow_##S, panel_narrow_##S, T, static)                                           \
+    MICRO(micro_wide_##S, panel_wide_##S, T, GRADD_WIDE static)                                    \
                                                                                                    \
     /* panels of `width` lanes: out[panel][l][lane]; lane_step and l_step walk the source */       \
     static void pack_##S(const IN *x, int64_t lanes, int64_t depth, int64_t lane_step,             \
@@ -74,8 +75,8 @@ enum { ROWS = 96, COLS = 128, DEPTH = 256, MR = 6 };
             pack_##S(b + l * g->b_k + col * g->b_n, cols, depth, g->b_n, g->b_k, NR, work->b);     \
             for (int64_t j = 0; j < cols; j += NR)                                                 \
                 for (int64_t i = 0; i < rows; i += MR)                                             \
-                    micro_##S(work->a + i * depth, work->b + j * depth, work->c + i * COLS + j,    \
-                              depth);                                                              \
+                    (GRADD_IS_WIDE() ? micro_wide_##S : micro_narrow_##S)(                         \
+                        work->a + i * depth, work->b + j * depth, work->c + i * COLS + j, depth);  \
         }                                                                                          \
         store_##S(g, work->c, rows, cols, bias ? bias + col : NULL, c + row * g->n + col);         \
     }                                                                                              \

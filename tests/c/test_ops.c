@@ -1,9 +1,11 @@
 /* The operator driver: every case of every row, without a list of its own.
  *
  * forward: the shape rule holds; the fast kernel agrees with the row's plain loop in f32 and f64,
- * is repeatable to the bit, hardly depends on the thread count, may overwrite the inputs that the
- * row names, and leaves out outputs that nobody wants. gradient: in f64, of a random weighting of
- * the outputs, against central differences. GRADD_TEST_OP=Name restricts both to one operator. */
+ * is repeatable to the bit, also with shorter vectors, hardly depends on the thread count, may
+ * overwrite the inputs that the row names, and leaves out outputs that nobody wants. gradient: in
+ * f64, of a random weighting of the outputs, against central differences. GRADD_TEST_OP=Name
+ * restricts both to one operator. */
+#include "kernels/dispatch.h"
 #include "kernels/registry.h"
 #include "tests/c/eager.h"
 #include "tests/test.h"
@@ -146,6 +148,10 @@ static gradd_status_t check_forward(job_t *job) {
     eager_call_t ref = job->call;
     ref.ref = true;
     if (job->op->ref && job->spec->tol >= 0) GRADD_TRY(vary(job, &ref, out, tol, "reference"));
+    gradd_narrow = true;
+    gradd_status_t narrow = vary(job, &job->call, out, 0, "shorter vectors");
+    gradd_narrow = false;
+    GRADD_TRY(narrow);
     omp_set_num_threads(1);
     GRADD_TRY(vary(job, &job->call, out, tol, "one thread"));
     omp_set_num_threads(2);
