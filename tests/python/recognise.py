@@ -90,13 +90,18 @@ def arrays(shapes, seed=0):
     return {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
 
 
-def check_gradients(got, want, least=1e-3, tolerance=2e-5):
-    """Gradients of a recognised plan beside those of the plain one.
+def check_output(model, feed, y, seed=0, least=1e-3):
+    """Output y and all gradients of the recognised plan beside the plain one's; both plans' sizes.
 
-    Each is measured by its largest finite element, or by `least` if that is more.
+    A gradient is measured by its largest finite element, or by `least` if that is more.
     """
-    for name, right in want.items():
-        if right is None:
+    with np.errstate(all="ignore"):
+        fast, plain = (run(model, feed, [y], p, seed=seed) for p in (False, True))
+    np.testing.assert_allclose(fast[0][y], plain[0][y], rtol=1e-5, atol=1e-5)
+    for name, want in plain[1].items():
+        if want is None:
+            assert fast[1][name] is None, name
             continue
-        scale = max(least, float(np.abs(right[np.isfinite(right)]).max(initial=0)))
-        np.testing.assert_allclose(got[name] / scale, right / scale, atol=tolerance, err_msg=name)
+        scale = max(least, float(np.abs(want[np.isfinite(want)]).max(initial=0)))
+        np.testing.assert_allclose(fast[1][name] / scale, want / scale, atol=2e-5, err_msg=name)
+    return fast[2], plain[2]

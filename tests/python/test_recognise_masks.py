@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recognise import Writer, check_gradients, run
+from recognise import Writer, check_output, run
 
 MIN = float(np.finfo(np.float32).min)
 FORMS = ["over", "under", "inside", "plus", "plus_first", "plus_last", "two_masks"]
@@ -80,16 +80,8 @@ def feed_of(bias: str, n_q: int = 5, n_k: int = 5, dead: bool = False) -> dict:
 
 def check(form: str, feed: dict, fused: bool = True, **how) -> None:
     model, y = build(form, {n: v.shape for n, v in feed.items()}, **how)
-    with np.errstate(all="ignore"):
-        (out, grads, sizes), (want, gradients, plain) = (run(model, feed, [y], p) for p in (0, 1))
+    sizes, plain = check_output(model, feed, y)
     assert (sizes.forward < plain.forward) == fused
-    np.testing.assert_allclose(out[y], want[y], rtol=1e-5, atol=1e-5)
-    for name, right in gradients.items():
-        if right is None:
-            assert grads[name] is None, name
-            continue
-        scale = max(1e-3, float(np.abs(right[np.isfinite(right)]).max(initial=0)))
-        np.testing.assert_allclose(grads[name] / scale, right / scale, atol=2e-5, err_msg=name)
 
 
 BIASES = ["random", "full", "padding", "infinite", "everything", "everything_infinite"]
@@ -270,11 +262,9 @@ def test_a_floor_under_the_scores(form, low, n, dropout):
         weights = w("Dropout", weights, w.constant(dropout), w.constant(True, np.bool_))
     y = w("Neg", w("MatMul", weights, "v"))
     model = w.model({n: v.shape for n, v in feed.items()}, [y])
-    fast, plain = (run(model, feed, [y], p, seed=3) for p in (False, True))
+    fast, plain = check_output(model, feed, y, seed=3)
     # what a bias makes of a floor beside a mask depends on both
-    assert (fast[2].forward < plain[2].forward) == (form != "both")
-    np.testing.assert_allclose(fast[0][y], plain[0][y], rtol=1e-5, atol=1e-5)
-    check_gradients(fast[1], plain[1])
+    assert (fast.forward < plain.forward) == (form != "both")
 
 
 @pytest.mark.parametrize("form", ["bias in the mask", "soft cap"])

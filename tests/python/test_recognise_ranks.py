@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recognise import Writer, compare, run
+from recognise import Writer, arrays, check_output, compare
 from test_recognise_readers import operators
 
 B, H, S, T, D = 2, 3, 7, 9, 8
@@ -39,19 +39,9 @@ def merged(w: Writer, y: str) -> str:
 SHAPES = {"q": (B, S, H * D), "k": (B, T, H * D), "v": (B, T, H * D)}
 
 
-def arrays(shapes: dict) -> dict:
-    rng = np.random.default_rng(0)
-    return {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
-
-
 def planned(w: Writer, shapes: dict, y: str, folder: Path) -> Counter:
     """Operators of the forward; the numbers are those of the plain plan."""
-    model, feed = w.model(shapes, [y]), arrays(shapes)
-    fast, plain = (run(model, feed, [y], p, seed=5) for p in (False, True))
-    np.testing.assert_allclose(fast[0][y], plain[0][y], rtol=2e-5, atol=2e-6)
-    for name, want in plain[1].items():
-        if want is not None:
-            np.testing.assert_allclose(fast[1][name], want, rtol=2e-4, atol=2e-5, err_msg=name)
+    check_output(w.model(shapes, [y]), arrays(shapes), y, seed=5)
     return operators(w, shapes, [y], folder)
 
 
