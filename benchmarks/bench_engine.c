@@ -4,7 +4,8 @@
  *                [--plain 1] input=2x3 ...
  *
  * Inputs whose shape the model leaves open are given on the command line. Floats are filled with
- * small values, integers with 0..N-1 of --ids (31) in turn, booleans with true. Trainable are all
+ * small values, integers with 0..N-1 of --ids (31) in turn, those of buffers with 0, booleans with
+ * true. Trainable are all
  * float inputs with a static shape (parameters). Prints the plan's sizes, a table by operator, and
  * the steps that take longest. A step's time is the shortest of all rounds: other processes only
  * add to it.
@@ -158,7 +159,7 @@ int main(int argc, char **argv) {
         const char *name = gradd_model_input_name(model, i);
         types[i] = gradd_model_input_type(model, i);
         bool given = shape_argument(argc, argv, name, &types[i]);
-        inputs[i] = fill(&types[i], ids);
+        inputs[i] = fill(&types[i], given ? ids : 1);
         if (given || !gradd_dtype_is_float(types[i].dtype)) continue;
         slots[n_grads] = fill(&types[i], ids);
         grads[n_grads++] = i;

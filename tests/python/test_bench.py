@@ -158,3 +158,19 @@ def test_worker_answers_in_lines_of_json() -> None:
     assert len(timed["ms"]) == 3 and min(timed["ms"]) > 0
     weights = 4 * (784 * 500 + 500 + 5000 + 10)
     assert memory["state"] == 4 * weights and memory["peak"] >= memory["base"]
+
+
+def test_recognition_asks_for_both_plans_of_the_captured_graph(tmp_path: Path) -> None:
+    bench = tmp_path / "bench"
+    bench.write_text(
+        '#!/bin/sh\ntest -s "$1" || exit 1\necho "$@" >> "$0.log"\n'
+        'case "$*" in *"--plain 1"*) echo "best 3.00 ms";; *) echo "best 2.00 ms";; esac\n'
+    )
+    bench.chmod(0o700)
+    command = [sys.executable, str(BENCHMARKS / "recognition.py"), "--bench", str(bench)]
+    command += ["--quick", "--only", "mlp", "--precision", "fp32", "--starts", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "| mlp fp32 | 3 | 1.500 (1.500-1.500) |", done.stderr
+    calls = Path(f"{bench}.log").read_text().splitlines()
+    assert [c.endswith("--plain 1") for c in calls] == [True, False, False, True, True, False]
+    assert all("x=64x784" in c and "--ids 10 " in c for c in calls)
