@@ -89,17 +89,18 @@
 /* Set: GRADD_IS_WIDE() is false. For tests, which compare the two on one machine. */
 extern bool gradd_narrow;
 
-/* Clones need run-time resolvers, which run before a sanitizer is ready: not under sanitizers. */
+/* Clones need run-time resolvers, which run before a sanitizer is ready: not under sanitizers. Nor
+ * where ARCH has 512-bit vectors anyway. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) &&                             \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && defined(__OPTIMIZE__) &&    \
-    !defined(GRADD_NO_WIDE)
+    !defined(__AVX512F__) && !defined(GRADD_NO_WIDE)
 #define GRADD_MULTIARCH  __attribute__((noinline, target_clones("arch=x86-64-v4", "default")))
-#define GRADD_WIDE       __attribute__((noinline, target("arch=x86-64-v4")))
+#define GRADD_WIDE       __attribute__((target("arch=x86-64-v4")))
 #define GRADD_WIDE_BYTES 64
 #define GRADD_IS_WIDE()  (__builtin_cpu_supports("x86-64-v4") && !gradd_narrow)
 #else
-#define GRADD_MULTIARCH  __attribute__((noinline))
-#define GRADD_WIDE       __attribute__((noinline))
+#define GRADD_MULTIARCH __attribute__((noinline))
+#define GRADD_WIDE
 #define GRADD_WIDE_BYTES GRADD_VECTOR_BYTES
 #define GRADD_IS_WIDE()  false
 #endif

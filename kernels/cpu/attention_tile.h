@@ -14,13 +14,13 @@ typedef struct NAME(product_s) {
 } NAME(product_t);
 
 /* product, turn and add_turned, for both widths of vectors */
-#define VEC_BYTES GRADD_VECTOR_BYTES
-#define VEC(x)    NAME(x##_narrow)
-#define VEC_FN    static
+#define VEC_BYTES  GRADD_VECTOR_BYTES
+#define VEC(x)     NAME(x##_narrow)
+#define VEC_TARGET /* that of the build */
 #include "kernels/cpu/attention_vec.h"
-#define VEC_BYTES GRADD_WIDE_BYTES
-#define VEC(x)    NAME(x##_wide)
-#define VEC_FN    GRADD_WIDE static
+#define VEC_BYTES  GRADD_WIDE_BYTES
+#define VEC(x)     NAME(x##_wide)
+#define VEC_TARGET GRADD_WIDE
 #include "kernels/cpu/attention_vec.h"
 
 static void NAME(product)(const NAME(product_t) * p, const REAL *a, const REAL *b, REAL *c) {

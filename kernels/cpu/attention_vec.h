@@ -1,12 +1,13 @@
 /* The steps of attention that are written with vectors: products and transpositions of tiles.
  *
- * Included by attention_tile.h with VEC_BYTES (length of a vector), VEC(x) and VEC_FN (name and
- * attributes of a function) defined, once per type and length; undefines them. */
-#define VEC_LANES (LANES * VEC_BYTES / GRADD_PANEL_BYTES)
+ * Included by attention_tile.h with VEC_BYTES (length of a vector), VEC(x) (name of a function) and
+ * VEC_TARGET (its processor) defined, once per type and length; undefines them. */
+#define VEC_LANES  (LANES * VEC_BYTES / GRADD_PANEL_BYTES)
+#define VEC_INLINE VEC_TARGET static inline __attribute__((always_inline))
 
-GRADD_PANEL(VEC(panel), REAL, VEC_BYTES)
+GRADD_PANEL(VEC(panel), REAL, VEC_BYTES, VEC_TARGET)
 
-__attribute__((optimize("fp-contract=fast"))) VEC_FN void
+__attribute__((optimize("fp-contract=fast"))) VEC_TARGET static void
 VEC(product)(const NAME(product_t) * p, const REAL *a, const REAL *b, REAL *c) {
     const gradd_panel_t panel = {p->k, p->a_m, p->a_k, p->ldb, p->ldc, p->add};
     for (int64_t j = 0; j < p->n; j += LANES, b += LANES, c += LANES) {
@@ -62,23 +63,22 @@ typedef REAL VEC(vec) __attribute__((vector_size(VEC_BYTES), aligned(sizeof(REAL
         rows[i + (bit)] = __builtin_shufflevector(a, b, EACH_LANE(UPPER, bit));                    \
     }
 
-static inline __attribute__((always_inline)) void VEC(transpose)(VEC(vec) * rows) {
-    SWAP(1)
+VEC_INLINE void VEC(transpose)(VEC(vec) * rows) {
+    SWAP(1);
 #if VEC_LANES >= 4
-    SWAP(2)
+    SWAP(2);
 #endif
 #if VEC_LANES >= 8
-    SWAP(4)
+    SWAP(4);
 #endif
 #if VEC_LANES >= 16
-    SWAP(8)
+    SWAP(8);
 #endif
 }
 
 /* to[c][i] = scale from[i][c], or += that. */
-static inline __attribute__((always_inline)) void VEC(flip)(const bool add, const REAL *from,
-                                                            int64_t ld, int64_t rows, int64_t cols,
-                                                            REAL scale, REAL *to, int64_t ld_to) {
+VEC_INLINE void VEC(flip)(const bool add, const REAL *from, int64_t ld, int64_t rows, int64_t cols,
+                          REAL scale, REAL *to, int64_t ld_to) {
     const int64_t whole_rows = rows / VEC_LANES * VEC_LANES;
     const int64_t whole_cols = cols / VEC_LANES * VEC_LANES;
     VEC(vec) square[VEC_LANES];
@@ -99,12 +99,13 @@ static inline __attribute__((always_inline)) void VEC(flip)(const bool add, cons
         }
 }
 
-VEC_FN void VEC(turn)(const REAL *x, int64_t ld, int64_t n, int64_t cols, REAL scale, REAL *out) {
+VEC_TARGET static void VEC(turn)(const REAL *x, int64_t ld, int64_t n, int64_t cols, REAL scale,
+                                 REAL *out) {
     VEC(flip)(false, x, ld, n, cols, scale, out, TILE);
 }
 
-VEC_FN void VEC(add_turned)(const REAL *x, int64_t ld, int64_t n, int64_t cols, REAL *out,
-                            int64_t ld_out) {
+VEC_TARGET static void VEC(add_turned)(const REAL *x, int64_t ld, int64_t n, int64_t cols,
+                                       REAL *out, int64_t ld_out) {
     VEC(flip)(true, x, ld, n, cols, 1, out, ld_out);
 }
 
@@ -116,6 +117,7 @@ VEC_FN void VEC(add_turned)(const REAL *x, int64_t ld, int64_t n, int64_t cols, 
 #undef FOUR
 #undef TWO
 #undef VEC_LANES
+#undef VEC_INLINE
 #undef VEC_BYTES
 #undef VEC
-#undef VEC_FN
+#undef VEC_TARGET

@@ -17,9 +17,9 @@
 enum { ROWS = 96, COLS = 128, DEPTH = 256, MR = GRADD_PANEL_ROWS };
 
 /* One register tile of C += A B, operands packed. */
-#define MICRO(name, panel, T, FN)                                                                  \
-    __attribute__((optimize("fp-contract=fast"))) FN void name(const T *a, const T *b, T *c,       \
-                                                               int64_t depth) {                    \
+#define MICRO(name, panel, T, TARGET)                                                              \
+    __attribute__((optimize("fp-contract=fast"))) TARGET static void name(const T *a, const T *b,  \
+                                                                          T *c, int64_t depth) {   \
         const int64_t lanes = GRADD_PANEL_BYTES / sizeof(T);                                       \
         const gradd_panel_t p = {depth, 1, MR, lanes, COLS, true};                                 \
         panel(&p, MR, a, b, c);                                                                    \
@@ -32,10 +32,10 @@ enum { ROWS = 96, COLS = 128, DEPTH = 256, MR = GRADD_PANEL_ROWS };
         T a[ROWS * DEPTH], b[DEPTH * COLS], c[ROWS * COLS];                                        \
     } buffers_##S __attribute__((aligned(64)));                                                    \
                                                                                                    \
-    GRADD_PANEL(panel_narrow_##S, T, GRADD_VECTOR_BYTES)                                           \
-    GRADD_PANEL(panel_wide_##S, T, GRADD_WIDE_BYTES)                                               \
-    MICRO(micro_narrow_##S, panel_narrow_##S, T, static)                                           \
-    MICRO(micro_wide_##S, panel_wide_##S, T, GRADD_WIDE static)                                    \
+    GRADD_PANEL(panel_narrow_##S, T, GRADD_VECTOR_BYTES, )                                         \
+    GRADD_PANEL(panel_wide_##S, T, GRADD_WIDE_BYTES, GRADD_WIDE)                                   \
+    MICRO(micro_narrow_##S, panel_narrow_##S, T, )                                                 \
+    MICRO(micro_wide_##S, panel_wide_##S, T, GRADD_WIDE)                                           \
                                                                                                    \
     /* panels of `width` lanes: out[panel][l][lane]; lane_step and l_step walk the source */       \
     static void pack_##S(const IN *x, int64_t lanes, int64_t depth, int64_t lane_step,             \

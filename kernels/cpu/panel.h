@@ -1,9 +1,10 @@
 /* Register tiles of matrix products.
  *
- * GRADD_PANEL(name, T, BYTES) defines name(p, rows, a, b, c): C[rows, 64 bytes] = A B, or C += A B,
- * with up to GRADD_PANEL_ROWS rows, which stay in registers for the whole sum. BYTES is the length
- * of the vectors: see dispatch.h. `rows` must be a constant. Each element of C is one chain of
- * multiply-adds over k, so its bits do not depend on BYTES. */
+ * GRADD_PANEL(name, T, BYTES, TARGET) defines name(p, rows, a, b, c): C[rows, 64 bytes] = A B, or C
+ * += A B, with up to GRADD_PANEL_ROWS rows, which stay in registers for the whole sum. BYTES is the
+ * length of the vectors and TARGET nothing, or GRADD_WIDE: see dispatch.h. `rows` must be a
+ * constant. Each element of C is one chain of multiply-adds over k, so its bits do not depend on
+ * BYTES. */
 #ifndef GRADD_KERNELS_CPU_PANEL_H
 #define GRADD_KERNELS_CPU_PANEL_H
 
@@ -19,9 +20,9 @@ typedef struct gradd_panel_s {
     bool add;
 } gradd_panel_t;
 
-#define GRADD_PANEL(name, T, BYTES)                                                                \
-    static inline __attribute__((always_inline)) void name(const gradd_panel_t *p, const int rows, \
-                                                           const T *a, const T *b, T *c) {         \
+#define GRADD_PANEL(name, T, BYTES, TARGET)                                                        \
+    TARGET static inline __attribute__((always_inline)) void name(                                 \
+        const gradd_panel_t *p, const int rows, const T *a, const T *b, T *c) {                    \
         typedef T vec_t __attribute__((vector_size(BYTES), aligned(sizeof(T)), may_alias));        \
         enum { EACH = (BYTES) / sizeof(T), PARTS = GRADD_PANEL_BYTES / (BYTES) };                  \
         vec_t sum[GRADD_PANEL_ROWS][PARTS], row[PARTS];                                            \
