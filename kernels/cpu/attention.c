@@ -12,6 +12,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cpu/attention_bits.h"
+#include "kernels/cpu/attention_pairs.h"
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/vec.h"
@@ -19,6 +20,19 @@
 
 enum { TILE = GRADD_ATTN_TILE, KEYS_PER_TASK = 4 * TILE };
 enum { BY_QUERY = 1, BY_KEY = 2 }; /* what is summed: dq and dbias; dk and dv */
+typedef enum flip_e { FLIP_MOVE, FLIP_SCALE, FLIP_ADD } flip_t;
+
+/* One side of a product: numbers, or pairs of bf16. */
+typedef struct operand_s {
+    const void *at;
+    int64_t row, sum; /* steps from row to row (left side only) and along the sum */
+} operand_t;
+
+/* Whether products are those of pairs: bf16 in rows that are whole pairs. */
+static bool in_pairs(const gradd_attn_t *p) {
+    const int64_t odd = p->d | p->d_v | p->q.row | p->k.row | p->v.row | p->dy.row;
+    return ATTN_PAIRS && p->dtype == GRADD_DT_BF16 && !(odd & 1) && attn_pairs_ready();
+}
 
 /* exp of what is not above 0, without subnormal results, which are slow. */
 static inline float exp_f32(float x) {
@@ -143,6 +157,7 @@ static attn_block_t nth_block(const gradd_attn_t *p, int64_t task) {
             work_t_##S w;                                                                          \
             void *mine = job->work + job->share * (size_t)omp_get_thread_num();                    \
             share_##S(job->p, job->backward, mine, &w);                                            \
+            w.pairs = in_pairs(job->p);                                                            \
             _Pragma("omp for schedule(dynamic)") for (int64_t task = 0; task < tasks; task++)      \
                 fn(job, task, &w);                                                                 \
         }                                                                                          \

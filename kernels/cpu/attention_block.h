@@ -2,16 +2,23 @@
  *
  * Included after attention_tile.h with the same macros. A block walks over the tiles of keys that
  * its queries may look at. Rows of the tensors are used where they lie; they are copied into the
- * thread's scratch if they are bf16 or if their width is not a whole number of vectors.
+ * thread's scratch if they are bf16 or if their width is not a whole number of vectors. Where the
+ * processor multiplies bf16 in pairs, both sides of every product are bf16, see attention_pairs.h:
+ * tiles are rounded for it, and what is a factor of the queries elsewhere comes after the product.
  */
+
+/* False for f64 at compile time. */
+#define PAIRED(w) (ATTN_PAIRS && sizeof(REAL) == sizeof(attn_pair_t) && (w)->pairs)
 
 typedef struct NAME(work_s) { /* one thread's scratch, and what belongs to the block at hand */
     REAL *qt, *dyt;           /* [D][64] scaled queries, [E][64] gradients, both turned */
     REAL *q, *k, *v, *y, *dy; /* [64][padded width] room for copies */
     REAL *out, *dq;           /* [64][padded width] sums */
     REAL *x, *p, *z;          /* tiles [64 keys][64 queries] */
+    REAL *packed;             /* a tile as pairs */
     REAL *dk, *dv;            /* [n_k][padded width] sums, where they cannot be made in place */
     REAL max[TILE], sum[TILE], factor[TILE], delta[TILE];
+    bool pairs;
     attn_bits_t bits;
 } NAME(work_t);
 
@@ -46,6 +53,7 @@ static size_t NAME(share)(const gradd_attn_t *p, bool backward, REAL *base, NAME
     w->v = NAME(take)(base, &used, e * TILE);
     w->out = NAME(take)(base, &used, e * TILE);
     w->x = NAME(take)(base, &used, tile);
+    w->packed = NAME(take)(base, &used, p->dtype == GRADD_DT_BF16 ? tile / 2 : 0);
     if (!backward) return used;
     w->dyt = NAME(take)(base, &used, e * TILE);
     w->y = NAME(take)(base, &used, e * TILE);
@@ -81,6 +89,78 @@ static NAME(rows_t) NAME(rows)(const gradd_attn_t *p, const gradd_attn_side_t *s
             to[c] = 0;
     }
     return (NAME(rows_t)){room, ld};
+}
+
+static const gradd_bf16_t *NAME(rows_bf16)(const gradd_attn_side_t *s, const attn_block_t *rows) {
+    return (const gradd_bf16_t *)s->data + NAME(row_at)(s, rows);
+}
+
+/* Rows as the right side of a product that sums over them. */
+static operand_t NAME(right)(const gradd_attn_t *p, const gradd_attn_side_t *s,
+                             const attn_block_t *rows, int64_t cols, const NAME(work_t) * w,
+                             REAL *room) {
+    if (PAIRED(w)) {
+        const int64_t ld = NAME(padded)(cols);
+        attn_pairs_rows(NAME(rows_bf16)(s, rows), s->row, rows->n, cols, (attn_pair_t *)room, ld);
+        return (operand_t){room, 0, ld};
+    }
+    NAME(rows_t) x = NAME(rows)(p, s, rows, cols, true, room);
+    return (operand_t){x.at, 0, x.ld};
+}
+
+static operand_t NAME(rows_as_pairs)(const gradd_attn_side_t *s, const attn_block_t *rows) {
+    return (operand_t){NAME(rows_bf16)(s, rows), s->row / 2, 1};
+}
+
+/* Rows as the left side of a product that sums along them. */
+static operand_t NAME(left)(const gradd_attn_t *p, const gradd_attn_side_t *s,
+                            const attn_block_t *rows, int64_t cols, const NAME(work_t) * w,
+                            REAL *room) {
+    if (PAIRED(w)) return NAME(rows_as_pairs)(s, rows);
+    NAME(rows_t) x = NAME(rows)(p, s, rows, cols, false, room);
+    return (operand_t){x.at, x.ld, 1};
+}
+
+/* The same of rows that are a right side already. */
+static operand_t NAME(left_too)(const gradd_attn_side_t *s, const attn_block_t *rows,
+                                const NAME(work_t) * w, operand_t right) {
+    if (PAIRED(w)) return NAME(rows_as_pairs)(s, rows);
+    return (operand_t){right.at, right.sum, 1};
+}
+
+/* n queries, a left side, turned: then they are a right side. Products of pairs are scaled later.
+ */
+static void NAME(turn_left)(operand_t x, int64_t n, int64_t cols, REAL scale,
+                            const NAME(work_t) * w, REAL *out) {
+    if (PAIRED(w))
+        NAME(turn_bits)(x.at, x.row, n, cols / 2, out);
+    else
+        NAME(turn)(x.at, x.row, n, cols, scale, out);
+}
+
+/* A tile as the left side of a product that sums over its keys, or over its queries. */
+static operand_t NAME(tile_left)(const REAL *tile, bool over_keys, int64_t keys, int64_t lanes,
+                                 const NAME(work_t) * w) {
+    if (!PAIRED(w)) return over_keys ? (operand_t){tile, 1, TILE} : (operand_t){tile, TILE, 1};
+    const float *x = (const float *)(const void *)tile;
+    attn_pair_t *out = (attn_pair_t *)w->packed;
+    if (over_keys) {
+        attn_pairs_of_keys(x, keys, lanes, out);
+        return (operand_t){out, 1, TILE};
+    }
+    attn_pairs_of_queries(x, keys, lanes, out);
+    return (operand_t){out, TILE / 2, 1};
+}
+
+/* C[m, n] = A B, or C += A B, over k elements. */
+static void NAME(multiply)(const NAME(work_t) * w, int64_t m, int64_t n, int64_t k, operand_t a,
+                           operand_t b, bool add, REAL *c, int64_t ldc) {
+    const int64_t steps = PAIRED(w) ? (k + 1) / 2 : k;
+    const attn_product_t product = {m, n, steps, a.row, a.sum, b.sum, ldc, add};
+    if (PAIRED(w))
+        attn_pairs_product(&product, a.at, b.at, (float *)(void *)c);
+    else
+        NAME(product)(&product, a.at, b.at, c);
 }
 
 /* Writes rows of scratch into a tensor. */
@@ -145,27 +225,21 @@ static void NAME(add_dbias)(const gradd_attn_t *p, const attn_block_t *block,
 }
 
 /* Turned queries, scaled. */
-static NAME(rows_t)
-    NAME(begin)(const gradd_attn_t *p, const attn_block_t *block, bool whole, NAME(work_t) * w) {
+static void NAME(begin)(const gradd_attn_t *p, const attn_block_t *block, operand_t q,
+                        NAME(work_t) * w) {
     attn_bits_begin(&w->bits, p, block);
-    NAME(rows_t) q = NAME(rows)(p, &p->q, block, p->d, whole, w->q);
-    NAME(turn)(q.at, q.ld, block->n, p->d, (REAL)p->scale, w->qt);
-    if (w->bits.any_dead) NAME(clear_dead)(w, w->qt, p->d);
-    return q;
+    NAME(turn_left)(q, block->n, p->d, (REAL)p->scale, w, w->qt);
+    if (w->bits.any_dead) NAME(clear_dead)(w, w->qt, PAIRED(w) ? p->d / 2 : p->d);
 }
 
 /* Scores of a tile into w->x, capped but neither biased nor masked. */
 static void NAME(scores)(const gradd_attn_t *p, const attn_block_t *block, const attn_block_t *keys,
-                         NAME(rows_t) k, NAME(work_t) * w) {
-    const NAME(product_t) product = {.m = keys->n,
-                                     .n = NAME(lanes)(block),
-                                     .k = p->d,
-                                     .a_m = k.ld,
-                                     .a_k = 1,
-                                     .ldb = TILE,
-                                     .ldc = TILE};
-    NAME(product)(&product, k.at, w->qt, w->x);
-    if (p->softcap != 0) NAME(cap)(w->x, keys->n, product.n, (REAL)p->softcap);
+                         operand_t k, NAME(work_t) * w) {
+    const int64_t lanes = NAME(lanes)(block);
+    const operand_t q = {w->qt, 0, TILE};
+    NAME(multiply)(w, keys->n, lanes, p->d, k, q, false, w->x, TILE);
+    if (PAIRED(w)) NAME(times)(w->x, keys->n, lanes, (REAL)p->scale);
+    if (p->softcap != 0) NAME(cap)(w->x, keys->n, lanes, (REAL)p->softcap);
 }
 
 /* The fill, in rows where it counts. */
@@ -199,9 +273,7 @@ static void NAME(forward_tile)(const gradd_attn_t *p, const attn_block_t *block,
     const int64_t lanes = NAME(lanes)(block), e = NAME(padded)(p->d_v);
     const attn_cover_t cover = attn_bits_tile(&w->bits, p, block, first, keys.n);
     if (cover == ATTN_COVER_NONE) return;
-    NAME(rows_t) k = NAME(rows)(p, &p->k, &keys, p->d, false, w->k);
-    NAME(rows_t) v = NAME(rows)(p, &p->v, &keys, p->d_v, true, w->v);
-    NAME(scores)(p, block, &keys, k, w);
+    NAME(scores)(p, block, &keys, NAME(left)(p, &p->k, &keys, p->d, w, w->k), w);
     NAME(limit)(p, block, &keys, cover == ATTN_COVER_SOME, w, w->x);
     bool rescale = NAME(soften)(w->x, keys.n, lanes, w->max, w->sum, w->factor);
     if (rescale && *started) NAME(scale_rows)(w->out, e, block->n, e, w->factor);
@@ -209,15 +281,9 @@ static void NAME(forward_tile)(const gradd_attn_t *p, const attn_block_t *block,
         attn_bits_drop(&w->bits, p, block, first, keys.n);
         NAME(select)(w->x, w->x, keys.n, lanes, w->bits.kept, 0);
     }
-    const NAME(product_t) product = {.m = block->n,
-                                     .n = e,
-                                     .k = keys.n,
-                                     .a_m = 1,
-                                     .a_k = TILE,
-                                     .ldb = v.ld,
-                                     .ldc = e,
-                                     .add = *started};
-    NAME(product)(&product, w->x, v.at, w->out);
+    const operand_t prob = NAME(tile_left)(w->x, true, keys.n, lanes, w);
+    const operand_t v = NAME(right)(p, &p->v, &keys, p->d_v, w, w->v);
+    NAME(multiply)(w, block->n, e, keys.n, prob, v, *started, w->out, e);
     *started = true;
 }
 
@@ -279,7 +345,7 @@ static REAL *NAME(stats_at)(const gradd_attn_t *p, const attn_block_t *block) {
 static void NAME(forward_block)(const gradd_attn_t *p, const attn_block_t *block,
                                 NAME(work_t) * w) {
     const int64_t e = NAME(padded)(p->d_v);
-    NAME(begin)(p, block, false, w);
+    NAME(begin)(p, block, NAME(left)(p, &p->q, block, p->d, w, w->q), w);
     NAME(forward_tiles)(p, block, w);
     if (NAME(find_rare)(p, block, w)) NAME(forward_tiles)(p, block, w);
     REAL *stats = NAME(stats_at)(p, block);

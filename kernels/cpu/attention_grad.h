@@ -11,7 +11,7 @@ typedef struct NAME(span_s) {
     attn_block_t block;
     int64_t from, to;
     int what;
-    NAME(rows_t) q, dy;
+    operand_t q, dy;
     bool started; /* dq holds something */
 } NAME(span_t);
 
@@ -25,16 +25,10 @@ static REAL *NAME(key_sums)(const gradd_attn_side_t *s, REAL *room, const attn_b
 
 /* sums[keys] += tile rows; tile is [keys][queries], rows are those of the queries. */
 static void NAME(add_to_keys)(const NAME(span_t) * s, const attn_block_t *keys, const REAL *tile,
-                              NAME(rows_t) rows, int64_t cols, REAL *sums, int64_t ld) {
-    const NAME(product_t) product = {.m = keys->n,
-                                     .n = NAME(padded)(cols),
-                                     .k = s->block.n,
-                                     .a_m = TILE,
-                                     .a_k = 1,
-                                     .ldb = rows.ld,
-                                     .ldc = ld,
-                                     .add = true};
-    NAME(product)(&product, tile, rows.at, sums);
+                              operand_t rows, int64_t cols, const NAME(work_t) * w, REAL *sums,
+                              int64_t ld) {
+    const operand_t left = NAME(tile_left)(tile, false, keys->n, NAME(lanes)(&s->block), w);
+    NAME(multiply)(w, keys->n, NAME(padded)(cols), s->block.n, left, rows, true, sums, ld);
 }
 
 /* Probabilities of a tile; w->x keeps the capped scores if the cap's gradient needs them. */
@@ -70,7 +64,10 @@ static void NAME(tile_dscores)(const gradd_attn_t *p, const NAME(span_t) * s,
                                const attn_block_t *keys, const REAL *prob, NAME(work_t) * w) {
     const int64_t lanes = NAME(lanes)(&s->block);
     const bool dbias = p->dbias && s->what & BY_QUERY;
-    if (p->drop.active) NAME(select)(w->z, w->z, keys->n, lanes, w->bits.kept, 0);
+    if (p->drop.active) {
+        NAME(select)(w->z, w->z, keys->n, lanes, w->bits.kept, 0);
+        if (PAIRED(w)) NAME(times)(w->z, keys->n, lanes, (REAL)p->drop.scale);
+    }
     NAME(soften_grad)(w->z, prob, keys->n, lanes, w->delta);
     const bool special = attn_bits_special(&w->bits), floor = p->hides & GRADD_ATTN_FLOOR;
     if (special && floor) NAME(pass_floor)(p, &s->block, keys, w);
@@ -93,7 +90,7 @@ static void NAME(tile_dv)(const gradd_attn_t *p, const NAME(span_t) * s, const a
         NAME(times)(w->z, keys->n, lanes, (REAL)p->drop.scale);
         prob = w->z;
     }
-    NAME(add_to_keys)(s, keys, prob, s->dy, p->d_v, dv, ld);
+    NAME(add_to_keys)(s, keys, prob, s->dy, p->d_v, w, dv, ld);
 }
 
 static void NAME(backward_tile)(const gradd_attn_t *p, NAME(span_t) * s, int64_t first,
@@ -102,48 +99,45 @@ static void NAME(backward_tile)(const gradd_attn_t *p, NAME(span_t) * s, int64_t
     const attn_cover_t cover = attn_bits_tile(&w->bits, p, block, first, keys.n);
     int64_t ld = 0;
     if (cover == ATTN_COVER_NONE) return;
-    NAME(rows_t) k = NAME(rows)(p, &p->k, &keys, p->d, true, w->k);
-    NAME(scores)(p, block, &keys, k, w);
+    const operand_t k = NAME(right)(p, &p->k, &keys, p->d, w, w->k);
+    NAME(scores)(p, block, &keys, NAME(left_too)(&p->k, &keys, w, k), w);
     const REAL *prob = NAME(tile_probabilities)(p, s, &keys, cover == ATTN_COVER_SOME, w);
     if (p->drop.active) attn_bits_drop(&w->bits, p, block, first, keys.n);
     NAME(tile_dv)(p, s, &keys, prob, w);
     if (!p->dq.data && !p->dk.data && !p->dbias) return;
-    NAME(rows_t) v = NAME(rows)(p, &p->v, &keys, p->d_v, false, w->v);
-    NAME(product_t)
-    product = {.m = keys.n,
-               .n = NAME(lanes)(block),
-               .k = p->d_v,
-               .a_m = v.ld,
-               .a_k = 1,
-               .ldb = TILE,
-               .ldc = TILE};
-    NAME(product)(&product, v.at, w->dyt, w->z);
+    const int64_t lanes = NAME(lanes)(block), d = NAME(padded)(p->d);
+    const operand_t v = NAME(left)(p, &p->v, &keys, p->d_v, w, w->v);
+    NAME(multiply)(w, keys.n, lanes, p->d_v, v, (operand_t){w->dyt, 0, TILE}, false, w->z, TILE);
     NAME(tile_dscores)(p, s, &keys, prob, w);
     REAL *dk = NAME(key_sums)(&p->dk, w->dk, &keys, p->d, &ld);
-    if (dk && s->what & BY_KEY) NAME(add_to_keys)(s, &keys, w->z, s->q, p->d, dk, ld);
+    if (dk && s->what & BY_KEY) NAME(add_to_keys)(s, &keys, w->z, s->q, p->d, w, dk, ld);
     if (!p->dq.data || !(s->what & BY_QUERY)) return;
-    const int64_t d = NAME(padded)(p->d);
-    product = (NAME(product_t)){.m = block->n,
-                                .n = d,
-                                .k = keys.n,
-                                .a_m = 1,
-                                .a_k = TILE,
-                                .ldb = k.ld,
-                                .ldc = d,
-                                .add = s->started};
-    NAME(product)(&product, w->z, k.at, w->dq);
+    const operand_t left = NAME(tile_left)(w->z, true, keys.n, lanes, w);
+    NAME(multiply)(w, block->n, d, keys.n, left, k, s->started, w->dq, d);
     s->started = true;
+}
+
+/* w->delta */
+static void NAME(deltas)(const gradd_attn_t *p, const NAME(span_t) * s, NAME(work_t) * w) {
+    const attn_block_t *block = &s->block;
+    if (PAIRED(w)) {
+        attn_pairs_dots(NAME(rows_bf16)(&p->y, block), p->y.row, NAME(rows_bf16)(&p->dy, block),
+                        p->dy.row, block->n, p->d_v, (float *)(void *)w->delta);
+        return;
+    }
+    NAME(rows_t) y = NAME(rows)(p, &p->y, block, p->d_v, false, w->y);
+    NAME(row_dots)(y.at, y.ld, s->dy.at, s->dy.sum, block->n, p->d_v, w->delta);
 }
 
 static void NAME(backward_block)(const gradd_attn_t *p, NAME(span_t) * s, NAME(work_t) * w) {
     const attn_block_t *block = &s->block;
     const REAL *stats = NAME(stats_at)(p, block);
-    s->q = NAME(begin)(p, block, true, w);
-    s->dy = NAME(rows)(p, &p->dy, block, p->d_v, true, w->dy);
-    NAME(rows_t) y = NAME(rows)(p, &p->y, block, p->d_v, false, w->y);
-    NAME(turn)(s->dy.at, s->dy.ld, block->n, p->d_v, p->drop.active ? (REAL)p->drop.scale : 1,
-               w->dyt);
-    NAME(row_dots)(y.at, y.ld, s->dy.at, s->dy.ld, block->n, p->d_v, w->delta);
+    s->q = NAME(right)(p, &p->q, block, p->d, w, w->q);
+    s->dy = NAME(right)(p, &p->dy, block, p->d_v, w, w->dy);
+    NAME(begin)(p, block, NAME(left_too)(&p->q, block, w, s->q), w);
+    NAME(turn_left)(NAME(left_too)(&p->dy, block, w, s->dy), block->n, p->d_v,
+                    p->drop.active ? (REAL)p->drop.scale : 1, w, w->dyt);
+    NAME(deltas)(p, s, w);
     for (int64_t i = 0; i < TILE; i++) {
         w->max[i] = i < block->n ? stats[i] : 0;
         w->sum[i] = i < block->n ? stats[i + p->n_q] : 0; /* logarithms here */

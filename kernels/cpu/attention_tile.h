@@ -5,15 +5,7 @@
  * of queries, rounded up to whole vectors. Each function is compiled for 512-bit vectors as well.
  */
 
-/* C[m, n] = A B, or C += A B. A has any strides, rows of B and C are contiguous, n is a multiple of
- * LANES. */
-typedef struct NAME(product_s) {
-    int64_t m, n, k;
-    int64_t a_m, a_k, ldb, ldc;
-    bool add;
-} NAME(product_t);
-
-/* product, turn and add_turned, for both widths of vectors */
+/* product, turn, turn_bits and add_turned, for both widths of vectors */
 #define VEC_BYTES  GRADD_VECTOR_BYTES
 #define VEC(x)     NAME(x##_narrow)
 #define VEC_TARGET /* that of the build */
@@ -23,7 +15,7 @@ typedef struct NAME(product_s) {
 #define VEC_TARGET GRADD_WIDE
 #include "kernels/cpu/attention_vec.h"
 
-static void NAME(product)(const NAME(product_t) * p, const REAL *a, const REAL *b, REAL *c) {
+static void NAME(product)(const attn_product_t *p, const REAL *a, const REAL *b, REAL *c) {
     (GRADD_IS_WIDE() ? NAME(product_wide) : NAME(product_narrow))(p, a, b, c);
 }
 
@@ -31,6 +23,12 @@ static void NAME(product)(const NAME(product_t) * p, const REAL *a, const REAL *
 static void NAME(turn)(const REAL *x, int64_t ld, int64_t n, int64_t cols, REAL scale, REAL *out) {
     if (n < TILE) memset(out, 0, sizeof(REAL) * (size_t)(cols * TILE));
     (GRADD_IS_WIDE() ? NAME(turn_wide) : NAME(turn_narrow))(x, ld, n, cols, scale, out);
+}
+
+/* The same without arithmetic, for elements that are no numbers. */
+static void NAME(turn_bits)(const REAL *x, int64_t ld, int64_t n, int64_t cols, REAL *out) {
+    if (n < TILE) memset(out, 0, sizeof(REAL) * (size_t)(cols * TILE));
+    (GRADD_IS_WIDE() ? NAME(turn_bits_wide) : NAME(turn_bits_narrow))(x, ld, n, cols, out);
 }
 
 /* out[c][i] += x[i][c] */

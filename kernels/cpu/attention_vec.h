@@ -8,7 +8,7 @@
 GRADD_PANEL(VEC(panel), REAL, VEC_BYTES, VEC_TARGET)
 
 __attribute__((optimize("fp-contract=fast"))) VEC_TARGET static void
-VEC(product)(const NAME(product_t) * p, const REAL *a, const REAL *b, REAL *c) {
+VEC(product)(const attn_product_t *p, const REAL *a, const REAL *b, REAL *c) {
     const gradd_panel_t panel = {p->k, p->a_m, p->a_k, p->ldb, p->ldc, p->add};
     for (int64_t j = 0; j < p->n; j += LANES, b += LANES, c += LANES) {
         int64_t i = 0;
@@ -76,9 +76,9 @@ VEC_INLINE void VEC(transpose)(VEC(vec) * rows) {
 #endif
 }
 
-/* to[c][i] = scale from[i][c], or += that. */
-VEC_INLINE void VEC(flip)(const bool add, const REAL *from, int64_t ld, int64_t rows, int64_t cols,
-                          REAL scale, REAL *to, int64_t ld_to) {
+/* to[c][i] = from[i][c], or = scale from[i][c], or += scale from[i][c]. */
+VEC_INLINE void VEC(flip)(const flip_t how, const REAL *from, int64_t ld, int64_t rows,
+                          int64_t cols, REAL scale, REAL *to, int64_t ld_to) {
     const int64_t whole_rows = rows / VEC_LANES * VEC_LANES;
     const int64_t whole_cols = cols / VEC_LANES * VEC_LANES;
     VEC(vec) square[VEC_LANES];
@@ -89,24 +89,31 @@ VEC_INLINE void VEC(flip)(const bool add, const REAL *from, int64_t ld, int64_t 
             VEC(transpose)(square);
             _Pragma("GCC unroll 16") for (int k = 0; k < VEC_LANES; k++) {
                 VEC(vec) *at = (VEC(vec) *)(to + (c + k) * ld_to + i);
-                *at = add ? *at + scale * square[k] : scale * square[k];
+                if (how != FLIP_MOVE) square[k] = scale * square[k];
+                if (how == FLIP_ADD) square[k] = *at + square[k];
+                *at = square[k];
             }
         }
     for (int64_t i = 0; i < rows; i++)
         for (int64_t c = i < whole_rows ? whole_cols : 0; c < cols; c++) {
-            const REAL y = scale * from[i * ld + c];
-            to[c * ld_to + i] = add ? to[c * ld_to + i] + y : y;
+            const REAL y = how == FLIP_MOVE ? from[i * ld + c] : scale * from[i * ld + c];
+            to[c * ld_to + i] = how == FLIP_ADD ? to[c * ld_to + i] + y : y;
         }
 }
 
 VEC_TARGET static void VEC(turn)(const REAL *x, int64_t ld, int64_t n, int64_t cols, REAL scale,
                                  REAL *out) {
-    VEC(flip)(false, x, ld, n, cols, scale, out, TILE);
+    VEC(flip)(FLIP_SCALE, x, ld, n, cols, scale, out, TILE);
+}
+
+VEC_TARGET static void VEC(turn_bits)(const REAL *x, int64_t ld, int64_t n, int64_t cols,
+                                      REAL *out) {
+    VEC(flip)(FLIP_MOVE, x, ld, n, cols, 1, out, TILE);
 }
 
 VEC_TARGET static void VEC(add_turned)(const REAL *x, int64_t ld, int64_t n, int64_t cols,
                                        REAL *out, int64_t ld_out) {
-    VEC(flip)(true, x, ld, n, cols, 1, out, ld_out);
+    VEC(flip)(FLIP_ADD, x, ld, n, cols, 1, out, ld_out);
 }
 
 #undef SWAP
