@@ -86,7 +86,8 @@
 #define GRADD_VECTOR_BYTES 16
 #endif
 
-/* Set: GRADD_IS_WIDE() is false. For tests, which compare the two on one machine. */
+/* Set: GRADD_IS_WIDE() and attn_pairs_ready() are false. For tests, which compare the two on one
+ * machine. */
 extern bool gradd_narrow;
 
 /* Clones need run-time resolvers, which run before a sanitizer is ready: not under sanitizers. Nor

@@ -28,10 +28,10 @@ typedef struct operand_s {
     int64_t row, sum; /* steps from row to row (left side only) and along the sum */
 } operand_t;
 
-/* Whether products are those of pairs: bf16 in rows that are whole pairs. */
+/* Whether products are those of pairs: bf16 in rows that are whole pairs, as all strides are then,
+ * which are multiples of the widths. */
 static bool in_pairs(const gradd_attn_t *p) {
-    const int64_t odd = p->d | p->d_v | p->q.row | p->k.row | p->v.row | p->dy.row;
-    return ATTN_PAIRS && p->dtype == GRADD_DT_BF16 && !(odd & 1) && attn_pairs_ready();
+    return ATTN_PAIRS && p->dtype == GRADD_DT_BF16 && !((p->d | p->d_v) & 1) && attn_pairs_ready();
 }
 
 /* exp of what is not above 0, without subnormal results, which are slow. */
@@ -100,7 +100,7 @@ typedef struct job_s {
     const gradd_attn_t *p;
     char *work;
     size_t share; /* bytes per thread */
-    bool backward;
+    bool backward, pairs;
     int threads;
 } job_t;
 
@@ -108,7 +108,12 @@ typedef void (*task_fn)(const job_t *job, int64_t task, void *work);
 
 static job_t make_job(const gradd_attn_t *p, void *work, bool backward) {
     int most = slots(p, backward), threads = omp_get_max_threads();
-    return (job_t){p, work, share(p, backward), backward, threads < most ? threads : most};
+    return (job_t){.p = p,
+                   .work = work,
+                   .share = share(p, backward),
+                   .backward = backward,
+                   .pairs = in_pairs(p),
+                   .threads = threads < most ? threads : most};
 }
 
 /* The n-th block of queries. */
@@ -157,7 +162,7 @@ static attn_block_t nth_block(const gradd_attn_t *p, int64_t task) {
             work_t_##S w;                                                                          \
             void *mine = job->work + job->share * (size_t)omp_get_thread_num();                    \
             share_##S(job->p, job->backward, mine, &w);                                            \
-            w.pairs = in_pairs(job->p);                                                            \
+            w.pairs = job->pairs;                                                                  \
             _Pragma("omp for schedule(dynamic)") for (int64_t task = 0; task < tasks; task++)      \
                 fn(job, task, &w);                                                                 \
         }                                                                                          \
@@ -167,6 +172,11 @@ TASKS(f32)
 TASKS(f64)
 
 /* ---- entry points ---------------------------------------------------------------------------- */
+
+const char *gradd_attn_kernel(const gradd_attn_t *p) {
+    if (p->dtype == GRADD_DT_BF16) return in_pairs(p) ? "tiles bf16" : "tiles f32 of bf16";
+    return p->dtype == GRADD_DT_F64 ? "tiles f64" : "tiles f32";
+}
 
 gradd_status_t gradd_attn_forward(const gradd_attn_t *p, void *work) {
     const int64_t tasks = most_tasks(p, false);

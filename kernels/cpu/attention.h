@@ -4,7 +4,8 @@
  * q is [B, H, n_q, D], k [B, K, n_k, D], v [B, K, n_k, E], y [B, H, n_q, E] with H a multiple of K;
  * each has its own strides, so either order of heads and positions is read and written in place.
  * Scores exist as tiles of 64 keys by 64 queries. They lie transposed, queries side by side: then
- * no operand of any product needs packing but the queries, and statistics per query are vectors.
+ * no operand of any product of f32 or f64 needs packing but the queries, and statistics per query
+ * are vectors.
  * Forward keeps two numbers per query, the largest score and the logarithm of the sum of exp(score
  * - largest), from which backward computes the probabilities again. Their sum would do but for rows
  * whose scores are all large, which it would leave without the digits of the logarithm.
@@ -110,6 +111,9 @@ size_t gradd_attn_work(const gradd_attn_t *p, bool backward);
 gradd_status_t gradd_attn_forward(const gradd_attn_t *p, void *work);
 /* Reads q, k, v, y, dy, stats; writes those of dq, dk, dv, dbias that are given. */
 gradd_status_t gradd_attn_backward(const gradd_attn_t *p, void *work);
+/* What the products are made of: "tiles f32", "tiles bf16", "tiles f32 of bf16". Needs the type and
+ * the widths. */
+const char *gradd_attn_kernel(const gradd_attn_t *p);
 
 /* Ranges of `rows` rows of n bytes. */
 void gradd_attn_ranges(const uint8_t *mask, int64_t rows, int64_t n, int32_t *out);

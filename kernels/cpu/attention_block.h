@@ -4,15 +4,16 @@
  * its queries may look at. Rows of the tensors are used where they lie; they are copied into the
  * thread's scratch if they are bf16 or if their width is not a whole number of vectors. Where the
  * processor multiplies bf16 in pairs, both sides of every product are bf16, see attention_pairs.h:
- * tiles are rounded for it, and what is a factor of the queries elsewhere comes after the product.
- */
+ * tiles are rounded for it, and the scale and dropout's factor, which otherwise go into the turned
+ * side, multiply the product. */
 
 /* False for f64 at compile time. */
 #define PAIRED(w) (ATTN_PAIRS && sizeof(REAL) == sizeof(attn_pair_t) && (w)->pairs)
 
 typedef struct NAME(work_s) { /* one thread's scratch, and what belongs to the block at hand */
-    REAL *qt, *dyt;           /* [D][64] scaled queries, [E][64] gradients, both turned */
-    REAL *q, *k, *v, *y, *dy; /* [64][padded width] room for copies */
+    REAL *qt, *dyt;           /* [D][64] scaled queries, [E][64] gradients, both turned; pairs: half
+                                 as many rows */
+    REAL *q, *k, *v, *y, *dy; /* [64][padded width] room for copies; pairs: half as many rows */
     REAL *out, *dq;           /* [64][padded width] sums */
     REAL *x, *p, *z;          /* tiles [64 keys][64 queries] */
     REAL *packed;             /* a tile as pairs */
@@ -121,15 +122,14 @@ static operand_t NAME(left)(const gradd_attn_t *p, const gradd_attn_side_t *s,
     return (operand_t){x.at, x.ld, 1};
 }
 
-/* The same of rows that are a right side already. */
+/* Rows as the left side where they are a right side already: elsewhere the same numbers serve. */
 static operand_t NAME(left_too)(const gradd_attn_side_t *s, const attn_block_t *rows,
                                 const NAME(work_t) * w, operand_t right) {
     if (PAIRED(w)) return NAME(rows_as_pairs)(s, rows);
     return (operand_t){right.at, right.sum, 1};
 }
 
-/* n queries, a left side, turned: then they are a right side. Products of pairs are scaled later.
- */
+/* n queries, a left side, turned: then they are a right side. `scale` is not for pairs. */
 static void NAME(turn_left)(operand_t x, int64_t n, int64_t cols, REAL scale,
                             const NAME(work_t) * w, REAL *out) {
     if (PAIRED(w))
@@ -139,16 +139,16 @@ static void NAME(turn_left)(operand_t x, int64_t n, int64_t cols, REAL scale,
 }
 
 /* A tile as the left side of a product that sums over its keys, or over its queries. */
-static operand_t NAME(tile_left)(const REAL *tile, bool over_keys, int64_t keys, int64_t lanes,
+static operand_t NAME(tile_left)(const REAL *tile, bool over_keys, int64_t keys, int64_t queries,
                                  const NAME(work_t) * w) {
     if (!PAIRED(w)) return over_keys ? (operand_t){tile, 1, TILE} : (operand_t){tile, TILE, 1};
     const float *x = (const float *)(const void *)tile;
     attn_pair_t *out = (attn_pair_t *)w->packed;
     if (over_keys) {
-        attn_pairs_of_keys(x, keys, lanes, out);
+        attn_pairs_of_keys(x, keys, queries, out);
         return (operand_t){out, 1, TILE};
     }
-    attn_pairs_of_queries(x, keys, lanes, out);
+    attn_pairs_of_queries(x, keys, queries, out);
     return (operand_t){out, TILE / 2, 1};
 }
 
@@ -224,7 +224,7 @@ static void NAME(add_dbias)(const gradd_attn_t *p, const attn_block_t *block,
     }
 }
 
-/* Turned queries, scaled. */
+/* Turned queries, scaled unless they are pairs. */
 static void NAME(begin)(const gradd_attn_t *p, const attn_block_t *block, operand_t q,
                         NAME(work_t) * w) {
     attn_bits_begin(&w->bits, p, block);
@@ -281,7 +281,7 @@ static void NAME(forward_tile)(const gradd_attn_t *p, const attn_block_t *block,
         attn_bits_drop(&w->bits, p, block, first, keys.n);
         NAME(select)(w->x, w->x, keys.n, lanes, w->bits.kept, 0);
     }
-    const operand_t prob = NAME(tile_left)(w->x, true, keys.n, lanes, w);
+    const operand_t prob = NAME(tile_left)(w->x, true, keys.n, block->n, w);
     const operand_t v = NAME(right)(p, &p->v, &keys, p->d_v, w, w->v);
     NAME(multiply)(w, block->n, e, keys.n, prob, v, *started, w->out, e);
     *started = true;

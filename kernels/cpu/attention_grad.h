@@ -27,7 +27,7 @@ static REAL *NAME(key_sums)(const gradd_attn_side_t *s, REAL *room, const attn_b
 static void NAME(add_to_keys)(const NAME(span_t) * s, const attn_block_t *keys, const REAL *tile,
                               operand_t rows, int64_t cols, const NAME(work_t) * w, REAL *sums,
                               int64_t ld) {
-    const operand_t left = NAME(tile_left)(tile, false, keys->n, NAME(lanes)(&s->block), w);
+    const operand_t left = NAME(tile_left)(tile, false, keys->n, s->block.n, w);
     NAME(multiply)(w, keys->n, NAME(padded)(cols), s->block.n, left, rows, true, sums, ld);
 }
 
@@ -112,7 +112,7 @@ static void NAME(backward_tile)(const gradd_attn_t *p, NAME(span_t) * s, int64_t
     REAL *dk = NAME(key_sums)(&p->dk, w->dk, &keys, p->d, &ld);
     if (dk && s->what & BY_KEY) NAME(add_to_keys)(s, &keys, w->z, s->q, p->d, w, dk, ld);
     if (!p->dq.data || !(s->what & BY_QUERY)) return;
-    const operand_t left = NAME(tile_left)(w->z, true, keys.n, lanes, w);
+    const operand_t left = NAME(tile_left)(w->z, true, keys.n, block->n, w);
     NAME(multiply)(w, block->n, d, keys.n, left, k, s->started, w->dq, d);
     s->started = true;
 }

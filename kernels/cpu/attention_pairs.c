@@ -27,8 +27,7 @@ bool attn_pairs_ready(void) {
 /* ---- products -------------------------------------------------------------------------------- */
 
 /* `rows` rows of `vecs` vectors, in registers for the whole sum; both are constants. The arrays are
- * of unaligned types because GCC's address sanitizer may move them to where 32 bytes are aligned.
- */
+ * of unaligned types because GCC's address sanitizer may place them at 32-byte alignment. */
 INLINE void panel(const attn_product_t *p, const int rows, const int vecs, const attn_pair_t *a,
                   const attn_pair_t *b, float *c) {
     __m512_u sum[8][2];
@@ -72,7 +71,7 @@ PAIRS void attn_pairs_product(const attn_product_t *p, const attn_pair_t *a, con
 
 /* ---- packing --------------------------------------------------------------------------------- */
 
-/* Words of a and b in turn, those of the lower halves. */
+/* 32-bit words with those of a in the lower halves, those of b in the upper. */
 INLINE __m512i zip(__m256i a, __m256i b) {
     return _mm512_or_si512(_mm512_cvtepu16_epi32(a),
                            _mm512_slli_epi32(_mm512_cvtepu16_epi32(b), 16));
@@ -96,9 +95,9 @@ PAIRS void attn_pairs_rows(const gradd_bf16_t *x, int64_t ld, int64_t rows, int6
     }
 }
 
-PAIRS void attn_pairs_of_keys(const float *x, int64_t keys, int64_t lanes, attn_pair_t *out) {
+PAIRS void attn_pairs_of_keys(const float *x, int64_t keys, int64_t queries, attn_pair_t *out) {
     for (int64_t j = 0; j < keys; j += 2, x += 2 * TILE, out += TILE)
-        for (int64_t i = 0; i < lanes; i += LANES) {
+        for (int64_t i = 0; i < queries; i += LANES) {
             const __m512 a = _mm512_loadu_ps(x + i);
             const __m512 b = j + 1 < keys ? _mm512_loadu_ps(x + TILE + i) : _mm512_setzero_ps();
             _mm512_storeu_si512(
@@ -106,11 +105,14 @@ PAIRS void attn_pairs_of_keys(const float *x, int64_t keys, int64_t lanes, attn_
         }
 }
 
-PAIRS void attn_pairs_of_queries(const float *x, int64_t keys, int64_t lanes, attn_pair_t *out) {
+PAIRS void attn_pairs_of_queries(const float *x, int64_t keys, int64_t queries, attn_pair_t *out) {
     for (int64_t j = 0; j < keys; j++, x += TILE, out += TILE / 2)
-        for (int64_t i = 0; i < lanes; i += LANES)
-            _mm256_storeu_si256((__m256i_u *)(out + i / 2),
-                                (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x + i)));
+        for (int64_t i = 0; i < queries; i += LANES) {
+            const int64_t left = queries - i;
+            const __mmask16 valid = (__mmask16)(left < LANES ? (1u << left) - 1 : 0xffffu);
+            const __m256bh y = _mm512_maskz_cvtneps_pbh(valid, _mm512_loadu_ps(x + i));
+            _mm256_storeu_si256((__m256i_u *)(out + i / 2), (__m256i)y);
+        }
 }
 
 GRADD_MULTIARCH void attn_pairs_dots(const gradd_bf16_t *x, int64_t ld_x, const gradd_bf16_t *y,

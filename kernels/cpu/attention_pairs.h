@@ -1,10 +1,12 @@
 /* Products of bf16 matrices for attention, where the processor multiplies bf16 in pairs
- * (AVX512_BF16): inside of attention, not for others.
+ * (AVX512_BF16) and oneDNN does so too: inside of attention, not for others.
  *
- * A pair is two neighbours along the sum in one 32-bit word, the first in the lower half. The left
- * side has them in memory where the sum runs along rows; everything else is packed: two rows of a
- * tensor or of a tile become one row of pairs. Sums are f32, one chain per element in the order of
- * the pairs. The instruction takes subnormal numbers for zero. */
+ * A pair is two neighbours along the sum in one 32-bit word, the first in the lower half. Rows of a
+ * tensor are rows of pairs already where the sum runs along them, and need no more than the
+ * transposition that they need anyway. Where it runs over rows, two rows are packed into one. Tiles
+ * are rounded. What is missing in the last pair is zero on both sides, because zero times infinity
+ * is not. Sums are f32, one chain per element in the order of the pairs. The instruction takes
+ * subnormal numbers for zero. */
 #ifndef GRADD_KERNELS_CPU_ATTENTION_PAIRS_H
 #define GRADD_KERNELS_CPU_ATTENTION_PAIRS_H
 
@@ -13,7 +15,7 @@
 
 #include "kernels/cpu/bf16.h"
 
-/* Whether this build has them: where it has not, nothing below exists but attn_pairs_ready. */
+/* Whether this build has them: where it has not, no function below exists but attn_pairs_ready. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(GRADD_NO_WIDE)
 #define ATTN_PAIRS 1
 #else
@@ -43,9 +45,10 @@ void attn_pairs_rows(const gradd_bf16_t *x, int64_t ld, int64_t rows, int64_t co
                      attn_pair_t *out, int64_t ld_out);
 
 /* A tile [keys][64 queries] of f32, rounded: pairs of keys, out[j][i] = x[2j][i], x[2j + 1][i], or
- * of queries, out[j][i] = x[j][2i], x[j][2i + 1] with rows of 32. lanes is a multiple of 16. */
-void attn_pairs_of_keys(const float *x, int64_t keys, int64_t lanes, attn_pair_t *out);
-void attn_pairs_of_queries(const float *x, int64_t keys, int64_t lanes, attn_pair_t *out);
+ * of queries, out[j][i] = x[j][2i], x[j][2i + 1] with rows of 32. Zero stands for the key and the
+ * query behind the last one. Up to 15 further queries are written. */
+void attn_pairs_of_keys(const float *x, int64_t keys, int64_t queries, attn_pair_t *out);
+void attn_pairs_of_queries(const float *x, int64_t keys, int64_t queries, attn_pair_t *out);
 
 /* Sums of x y along rows, in f32. */
 void attn_pairs_dots(const gradd_bf16_t *x, int64_t ld_x, const gradd_bf16_t *y, int64_t ld_y,

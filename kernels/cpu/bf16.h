@@ -2,8 +2,9 @@
  *
  * A bf16 number is the upper half of an f32: 8 bits of exponent, 8 of precision. It is stored and
  * moved, never calculated with: kernels widen to f32, compute and sum there, and round once when
- * they store. Rounding is to nearest, ties to even; NaN stays NaN, overflow becomes infinity,
- * subnormals are kept. The inline functions have neither branches nor calls and vectorise inside
+ * they store. Products of matrices are the exception, where the processor has them. Rounding is to
+ * nearest, ties to even; NaN stays NaN, overflow becomes infinity, subnormals are kept. The inline
+ * functions have neither branches nor calls and vectorise inside
  * `#pragma omp simd` loops; the block functions are compiled for 512-bit vectors as well.
  *
  * A row that reads bf16 itself lists it in its `types` (GRADD_T_FLOAT_BF16 and the like, op.h); all

@@ -480,7 +480,7 @@ static void count_pairs(const gradd_infer_t *c, const places_t *at, bool backwar
     double pairs = (double)p.batch * (double)p.heads * (double)p.n_q * (double)p.n_k;
     double d = (double)p.d, d_v = (double)p.d_v;
     cost->flops = 2 * pairs * (backward ? 3 * d + 2 * d_v : d + d_v);
-    cost->kernel = "tiles";
+    cost->kernel = gradd_attn_kernel(&p);
 }
 static void cost_attention(const gradd_infer_t *c, gradd_cost_t *cost) {
     count_pairs(c, &forward_at, false, cost);
@@ -551,6 +551,11 @@ GRADD_OPS(
                  "0,0,1,1,1,1} - - f32[2]={-inf,90} -> 2", .grad_tol = -1},
             {.text = "f32[1,2,70,16] f32[1,1,140,16] f32[1,1,140,16] - f32[70,140] - f32[2] | "
                      "softcap=3.0 dropout=0.1"},
+            {.text = "f32[1,2,5,8] f32[1,2,4,8] f32[1,2,4,8] - f32[4]={100,99,0,98}"},
+            {.text = "f32[2,2,3,6] f32[2,1,7,6] f32[2,1,7,4] bool[2,1,1,7] f32[1,2,1,7] | "
+                     "softcap=1.5"},
+            {.text = "f32[1,2,71,64] f32[1,1,131,64] f32[1,1,131,64] bool[71,131] | scale=0.125"},
+            {.text = "f32[1,64,2,32] f32[1,64,1,32] f32[1,64,1,32] | layout=15 scale=0.2"},
             {.text = "f32[0,2,3,4] f32[0,2,3,4] f32[0,2,3,4]"}
           )
 },
@@ -563,7 +568,9 @@ GRADD_OPS(
          {.text = "f32[1,1,3,4] f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4] f32[1,1,3,4] "
                   "f32[1,1,2,3]:(3,4) -> 3"},
          {.text = "f32[2,70,4,16] f32[2,70,4,16] f32[2,90,2,16] f32[2,90,2,16] f32[2,70,4,16] "
-                  "f32[2,4,2,70]:(3,4) bool[70,90] f32[1,4,1,90] | layout=15 scale=0.2 -> 4"})},
+                  "f32[2,4,2,70]:(3,4) bool[70,90] f32[1,4,1,90] | layout=15 scale=0.2 -> 4"},
+         {.text = "f32[1,2,71,16] f32[1,2,71,16] f32[1,1,301,16] f32[1,1,301,16] f32[1,2,71,16] "
+                  "f32[1,2,2,71]:(3,4) -> 3"})},
     {.name = "MaskRanges",
      .domain = "com.gradd",
      .since = 1,

@@ -7,10 +7,10 @@
 #include <math.h>
 #include <string.h>
 
+#if ATTN_PAIRS
+
 enum { TILE = GRADD_ATTN_TILE, MOST = TILE * TILE };
 static const float GUARD = 12345;
-
-#if ATTN_PAIRS
 
 static float number(uint32_t *seed) {
     *seed = *seed * 1664525u + 1013904223u;
@@ -78,32 +78,39 @@ static void check_rows(void) {
         }
 }
 
+static bool same(double a, double b) {
+    return a == b || (a != a && b != b);
+}
+
+static void check_tile(const float *x, int64_t keys, int64_t queries) {
+    static attn_pair_t of_keys[MOST / 2 + 1], of_queries[MOST / 2 + 1];
+    memset(of_keys, 0xee, sizeof of_keys);
+    memset(of_queries, 0xee, sizeof of_queries);
+    attn_pairs_of_keys(x, keys, queries, of_keys);
+    attn_pairs_of_queries(x, keys, queries, of_queries);
+    for (int64_t j = 0; j < (keys + 1) / 2 * 2; j++)
+        for (int64_t i = 0; i < (queries + 1) / 2 * 2; i++) {
+            const gradd_bf16_t rounded = gradd_f32_bf16(x[j * TILE + i]);
+            const double want = (double)gradd_bf16_f32(rounded);
+            const double key = half(&of_keys[j / 2 * TILE + i], j % 2);
+            CHECK(i >= queries || same(key, j < keys ? want : 0));
+            if (j >= keys) continue;
+            const double query = half(&of_queries[j * TILE / 2 + i / 2], i % 2);
+            CHECK(same(query, i < queries ? want : 0));
+        }
+    CHECK(of_keys[(keys + 1) / 2 * TILE] == 0xeeeeeeee);
+    CHECK(of_queries[keys * TILE / 2] == 0xeeeeeeee);
+}
+
 static void check_tiles(void) {
     static float x[MOST];
-    static attn_pair_t of_keys[MOST / 2 + 1], of_queries[MOST / 2 + 1];
+    const float special[] = {INFINITY, NAN, -INFINITY, 1 + 0x1p-8f, 3.4e38f};
     uint32_t seed = 5;
     for (int i = 0; i < MOST; i++)
-        x[i] = number(&seed);
-    x[0] = INFINITY, x[1] = NAN, x[2] = -INFINITY, x[TILE] = 1 + 0x1p-8f, x[TILE + 1] = 3.4e38f;
+        x[i] = i % 3 ? number(&seed) : special[i / 3 % 5];
     for (int64_t keys = 1; keys <= TILE; keys += keys < 4 ? 1 : 15)
-        for (int64_t lanes = 16; lanes <= TILE; lanes += 16) {
-            memset(of_keys, 0xee, sizeof of_keys);
-            memset(of_queries, 0xee, sizeof of_queries);
-            attn_pairs_of_keys(x, keys, lanes, of_keys);
-            attn_pairs_of_queries(x, keys, lanes, of_queries);
-            for (int64_t j = 0; j < (keys + 1) / 2 * 2; j++)
-                for (int64_t i = 0; i < lanes; i++) {
-                    const gradd_bf16_t to = gradd_f32_bf16(j < keys ? x[j * TILE + i] : 0);
-                    const double want = (double)gradd_bf16_f32(to);
-                    const double key = half(&of_keys[j / 2 * TILE + i], j % 2);
-                    CHECK(key == want || (key != key && want != want));
-                    if (j >= keys) continue;
-                    const double query = half(&of_queries[j * TILE / 2 + i / 2], i % 2);
-                    CHECK(query == want || (query != query && want != want));
-                }
-            CHECK(of_keys[(keys + 1) / 2 * TILE] == 0xeeeeeeee);
-            CHECK(of_queries[keys * TILE / 2] == 0xeeeeeeee);
-        }
+        for (int64_t queries = 1; queries <= TILE; queries++)
+            check_tile(x, keys, queries);
 }
 
 static void check_sums(void) {
