@@ -286,6 +286,17 @@ def test_model_and_command_line_agree(daemon: Any, tmp_path: Path) -> None:
     assert file["rows"] == mine["rows"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_says_what_it_multiplies(daemon: Any, dtype: torch.dtype) -> None:
+    model, make = models.build("llama")
+    wrapped = ORTModule(model.to(dtype), strict=True)
+    wrapped(**make(2, 8, 0)).loss.backward()
+    rows = wrapped.gradd_explain().rows
+    (tiles,) = {r.kernel for r in rows if r.op.startswith("FusedAttention")}
+    known = {torch.float32: {"tiles f32"}, torch.bfloat16: {"tiles bf16", "tiles f32 of bf16"}}
+    assert tiles in known[dtype]
+
+
 def test_sources_name_module_and_line(daemon: Any) -> None:
     wrapped = ORTModule(Net(), strict=True)
     wrapped(*batch())[0].backward()
