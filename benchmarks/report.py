@@ -21,6 +21,12 @@ def one_line(mode: str, samples: dict[str, list[float]]) -> str:
     return f"{mode:12s} " + "   ".join(cells) + "  ms"
 
 
+def _stolen(machine: dict[str, Any]) -> str:
+    """How much of its processors the machine did not get, if it is worth a word."""
+    share = machine.get("stolen", 0)
+    return f" The hypervisor took {share:.0%} of the processors' time." if share >= 0.005 else ""
+
+
 def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
     """The Markdown table of all workloads and modes."""
     lines = [
@@ -28,7 +34,8 @@ def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
         f"commit {machine['commit']}, {machine['date']}. Median ms per step with 95 % intervals; "
         "memory: peak PSS of all processes above their start, parameters, gradients and "
         "optimizer state, in MiB. plain: gradd with the recognition of patterns off."
-        + _starts(results),
+        + _starts(results)
+        + _stolen(machine),
         "",
         "| workload | mode | eager | compile | gradd | plain | gradd against eager "
         "| against compile | against plain |",

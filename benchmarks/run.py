@@ -198,6 +198,13 @@ def _take_turns(
     print("  " + report.one_line(mode, samples), flush=True)
 
 
+def _processor_ticks() -> tuple[int, int]:
+    """Since the system's start: all, and those in which the hypervisor ran somebody else."""
+    with open("/proc/stat") as file:
+        ticks = [int(n) for n in file.readline().split()[1:9]]
+    return sum(ticks), ticks[7]
+
+
 def describe_machine(threads: int) -> dict[str, Any]:
     """What a reader needs to know to judge the figures."""
     import torch
@@ -272,6 +279,7 @@ def main(argv: list[str] | None = None) -> int:
             f"note: the machine is busy (load {machine['load_before']:.1f}); intervals will be wide"
         )
     results = []
+    before = _processor_ticks()
     # A daemon of this run alone: a daemon of yesterday's build must not be measured.
     with tempfile.TemporaryDirectory(prefix="gradd-bench-") as folder:
         env = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "GRADD_DIR": folder}
@@ -286,6 +294,8 @@ def main(argv: list[str] | None = None) -> int:
                 results.append(measure(name, precision, options, env))
         finally:
             _stop_daemons(env)
+    all_, stolen = (b - a for a, b in zip(before, _processor_ticks(), strict=True))
+    machine["stolen"] = stolen / max(1, all_)
     paths = report.write(Path(options.out), machine, results, options.quick)
     print("\n" + report.table(machine, results))
     print("\nwritten: " + ", ".join(str(p) for p in paths))

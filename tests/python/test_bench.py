@@ -74,8 +74,19 @@ def test_pool_takes_all_starts_of_all_files(tmp_path: Path, capsys: Any) -> None
     assert pool.main(files) == 0
     low, high = 2 * np.exp(np.array([-1, 1]) * 4.303 * np.log(2) / np.sqrt(3))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2] == f"| mlp fp32 | fwd+bwd | 3 | 2.000 ({low:.3f}-{high:.3f}) |"
-    assert lines[3].endswith("| 1 | one start has no interval |")
+    interval = f"2.000 ({low:.3f}-{high:.3f})"
+    assert lines[2] == f"| mlp fp32 | fwd+bwd | 3 | {interval} | {interval} |"
+    assert lines[3].endswith("| 1 | one start has no interval | one start has no interval |")
+
+
+@pytest.mark.quick
+def test_shortest_quarter_does_not_see_slow_moments() -> None:
+    fast = np.array([[1.0, 9, 1, 9, 9, 1, 9, 9], [3, 1, 9, 9, 9, 9, 9, 9]])
+    assert stats.shortest_quarter(fast).tolist() == [1, 2]
+    assert stats.shortest_quarter(fast[:, :3]).tolist() == [1, 1], "one sample at least"
+    slow = 2 * np.flip(fast, axis=1)
+    ratios = stats.start_ratios(slow.ravel(), fast.ravel(), 2, of=stats.shortest_quarter)
+    assert ratios == [2, 2]
 
 
 @pytest.mark.quick
@@ -107,7 +118,7 @@ def test_starts_are_collected_and_who_fails_is_left_out() -> None:
 @pytest.mark.quick
 def test_table_names_failures_and_keeps_intervals(tmp_path: Path) -> None:
     machine: dict[str, Any] = {"cpu": "Some CPU 9", "threads": 2, "torch": "x", "commit": "c"}
-    machine["date"] = "2026-01-01"
+    machine |= {"date": "2026-01-01", "stolen": 0.061}
     engine = {"first_s": 1.0, "loss": 2.0, "ms": {"fwd+bwd": [10.0, 11.0, 12.0]}}
     engine["memory"] = {"above": 3 * 2**20}
     fast = {**engine, "ms": {"fwd+bwd": [5.0, 5.5, 6.0]}}
@@ -122,6 +133,7 @@ def test_table_names_failures_and_keeps_intervals(tmp_path: Path) -> None:
     paths = report.write(tmp_path, machine, [result], quick=True)
     text = paths[1].read_text()
     assert "llama bf16, compile failed: no compiler" in text and "2.00x" in text and "3 MiB" in text
+    assert "The hypervisor took 6% of the processors' time." in text
     assert json.loads(paths[0].read_text())["results"][0]["workload"] == "llama"
     assert paths[2].read_text().count("<svg") == 1 and paths[0].stem.endswith("-quick")
 
