@@ -63,7 +63,7 @@ def start_ratios(
     slow: Sequence[float],
     fast: Sequence[float],
     starts: int,
-    of: Callable[[np.ndarray], np.ndarray] | None = None,
+    of: Callable[[np.ndarray], np.ndarray] = lambda samples: np.median(samples, axis=1),
 ) -> list[float]:
     """Median of `slow` over median of `fast` for each start of the processes.
 
@@ -79,7 +79,6 @@ def start_ratios(
     if len(slow) % starts or len(slow) != len(fast):
         raise ValueError(f"{len(slow)} samples do not spread evenly over {starts} starts")
     a, b = (np.asarray(x, dtype=float).reshape(starts, -1) for x in (slow, fast))
-    of = of or (lambda samples: np.median(samples, axis=1))
     return list(of(a) / of(b))
 
 
