@@ -1,12 +1,17 @@
-/* Rope: rotary position embedding, the rotation of pairs of elements by angles per position.
+/* Rope, RopeApart: rotary position embedding, the rotation of pairs of elements by angles per
+ * position.
  *
  * x is [..., D]; cos and sin are [..., R] with R even and at most D, and broadcast to x in front.
  * With h = R / 2 the pairs are (i, i + h), or (2i, 2i + 1) with interleaved = 1; (a, b) becomes
- * (a cos_a - b sin_a, b cos_b + a sin_b); elements from R on are copied. `transposed` applies the
- * transposed matrix, which is the gradient by x, whatever the tables hold (for the usual ones, with
- * equal angles in a pair, it is the rotation back). The tables have the type of x, or f32 beside a
- * bf16 x; bf16 is computed in f32 and rounded once. Nothing is saved but the tables. A row is read
- * pair by pair before it is written, so y may be x.
+ * (a cos_a - b sin_a, b cos_b + a sin_b); elements from R on are copied. `shared` says that the
+ * tables are [..., h], one column per pair; `inverse` turns the other way (sin counts negative).
+ * `transposed` applies the transposed matrix, which is the gradient by x, whatever the tables hold
+ * (for the usual ones, with equal angles in a pair, it is the rotation back). The tables have the
+ * type of x, or f32 beside a bf16 x; bf16 is computed in f32 and rounded once. Nothing is saved but
+ * the tables. A row is read pair by pair before it is written, so y may be x.
+ *
+ * RopeApart takes pairs (2i, 2i + 1) and writes them to (i, i + h), as DeepSeek's latent attention
+ * does; transposed, it is the other way round. Its tables are shared, and y is not x.
  */
 #include <string.h>
 
@@ -24,7 +29,9 @@ typedef struct rope_s {
     int64_t jump_c[GRADD_MAX_RANK]; /* elements of cos per index, 0 where it is broadcast */
     int64_t jump_s[GRADD_MAX_RANK];
     int64_t rows, size, turned; /* R = turned elements of each row of size elements */
-    bool interleaved, transposed;
+    bool interleaved, transposed, shared;
+    bool apart;     /* RopeApart */
+    bool clockwise; /* signs of the two products with sin: + in the first element */
 } rope_t;
 
 /* ---- kernels --------------------------------------------------------------------------------- */
@@ -77,7 +84,7 @@ static void seek_row(const rope_t *p, int64_t row, int64_t *index, int64_t *at_c
         typedef C_ C;                                                                              \
         typedef R_ R;                                                                              \
         const int64_t half = r->turned / 2;                                                        \
-        const R sign = r->transposed ? 1 : -1;                                                     \
+        const R sign = r->clockwise ? 1 : -1;                                                      \
         int64_t index[GRADD_MAX_RANK], at_c, at_s;                                                 \
         seek_row(r, first, index, &at_c, &at_s);                                                   \
         for (int64_t row = first; row < end; row++) {                                              \
@@ -99,12 +106,60 @@ ROPE_ROWS(f64, double, double, double, AS_IS, AS_IS, AS_IS)
 ROPE_ROWS(bf16, gradd_bf16_t, gradd_bf16_t, float, gradd_bf16_f32, gradd_bf16_f32, gradd_f32_bf16)
 ROPE_ROWS(bf16_f32, gradd_bf16_t, float, float, gradd_bf16_f32, AS_IS, gradd_f32_bf16)
 
+/* With tables of one column per pair, from one order of the elements to the same or another. */
+#define TURN_SHARED(FROM, TO, LOAD, LOAD_TABLE, STORE)                                             \
+    {                                                                                              \
+        _Pragma("omp simd") for (int64_t i = 0; i < half; i++) {                                   \
+            const R a = LOAD(x[FROM##_FIRST(i)]), b = LOAD(x[FROM##_SECOND(i)]);                   \
+            const R c = LOAD_TABLE(cos[i]), s = sign * LOAD_TABLE(sin[i]);                         \
+            y[TO##_FIRST(i)] = STORE(a * c + b * s);                                               \
+            y[TO##_SECOND(i)] = STORE(b * c - a * s);                                              \
+        }                                                                                          \
+    }
+
+#define SHARED_ROWS(suffix, T_, C_, R_, LOAD, LOAD_TABLE, STORE)                                   \
+    GRADD_MULTIARCH static void shared_##suffix(const rope_t *r, int64_t first, int64_t end) {     \
+        typedef T_ T;                                                                              \
+        typedef C_ C;                                                                              \
+        typedef R_ R;                                                                              \
+        const int64_t half = r->turned / 2;                                                        \
+        const R sign = r->clockwise ? 1 : -1;                                                      \
+        int64_t index[GRADD_MAX_RANK], at_c, at_s;                                                 \
+        seek_row(r, first, index, &at_c, &at_s);                                                   \
+        for (int64_t row = first; row < end; row++) {                                              \
+            const T *x = (const T *)r->x + row * r->size;                                          \
+            const C *cos = (const C *)r->cos + at_c, *sin = (const C *)r->sin + at_s;              \
+            T *y = (T *)r->y + row * r->size;                                                      \
+            if (r->apart && r->transposed)                                                         \
+                TURN_SHARED(HALF, PAIR, LOAD, LOAD_TABLE, STORE)                                   \
+            else if (r->apart)                                                                     \
+                TURN_SHARED(PAIR, HALF, LOAD, LOAD_TABLE, STORE)                                   \
+            else if (r->interleaved)                                                               \
+                TURN_SHARED(PAIR, PAIR, LOAD, LOAD_TABLE, STORE)                                   \
+            else                                                                                   \
+                TURN_SHARED(HALF, HALF, LOAD, LOAD_TABLE, STORE)                                   \
+            if (r->turned < r->size && x != y)                                                     \
+                memcpy(y + r->turned, x + r->turned, sizeof(T) * (size_t)(r->size - r->turned));   \
+            next_row(r, index, &at_c, &at_s);                                                      \
+        }                                                                                          \
+    }
+SHARED_ROWS(f32, float, float, float, AS_IS, AS_IS, AS_IS)
+SHARED_ROWS(f64, double, double, double, AS_IS, AS_IS, AS_IS)
+SHARED_ROWS(bf16, gradd_bf16_t, gradd_bf16_t, float, gradd_bf16_f32, gradd_bf16_f32, gradd_f32_bf16)
+SHARED_ROWS(bf16_f32, gradd_bf16_t, float, float, gradd_bf16_f32, AS_IS, gradd_f32_bf16)
+
 typedef void (*rows_fn_t)(const rope_t *r, int64_t first, int64_t end);
 
-static rows_fn_t pick_rows(gradd_dtype_t x, gradd_dtype_t table) {
-    if (x == GRADD_DT_F32) return rows_f32;
-    if (x == GRADD_DT_F64) return rows_f64;
-    return table == GRADD_DT_F32 ? rows_bf16_f32 : rows_bf16;
+static rows_fn_t pick_rows(gradd_dtype_t x, gradd_dtype_t table, bool shared) {
+    if (x == GRADD_DT_F32) return shared ? shared_f32 : rows_f32;
+    if (x == GRADD_DT_F64) return shared ? shared_f64 : rows_f64;
+    if (table == GRADD_DT_F32) return shared ? shared_bf16_f32 : rows_bf16_f32;
+    return shared ? shared_bf16 : rows_bf16;
+}
+
+/* R, from the type of a table. */
+static int64_t turned_size(const gradd_type_t *table, bool shared) {
+    return table->dims[table->rank - 1] * (shared ? 2 : 1);
 }
 
 /* Element distance of a table per index of x's leading axes. */
@@ -118,29 +173,31 @@ static void table_jumps(const gradd_type_t *table, const gradd_type_t *x, int64_
     }
 }
 
-static rope_t describe(const gradd_run_t *r) {
+static rope_t describe(const gradd_run_t *r, bool apart) {
     const gradd_type_t *x = &r->in[0].type;
-    rope_t p = {.x = r->in[0].data, .cos = r->in[1].data, .sin = r->in[2].data};
+    rope_t p = {.x = r->in[0].data, .cos = r->in[1].data, .sin = r->in[2].data, .apart = apart};
     p.y = r->out[0].data;
     p.rank = x->rank - 1;
     p.rows = 1;
     for (int i = 0; i < p.rank; i++)
         p.rows *= p.dims[i] = x->dims[i];
     p.size = x->dims[p.rank];
-    p.turned = r->in[1].type.dims[r->in[1].type.rank - 1];
+    p.shared = apart || gradd_attr_int(r->attrs, "shared", 0);
+    p.turned = turned_size(&r->in[1].type, p.shared);
     table_jumps(&r->in[1].type, x, p.jump_c);
     table_jumps(&r->in[2].type, x, p.jump_s);
     p.interleaved = gradd_attr_int(r->attrs, "interleaved", 0);
     p.transposed = gradd_attr_int(r->attrs, "transposed", 0);
+    p.clockwise = p.transposed != (gradd_attr_int(r->attrs, "inverse", 0) != 0);
     return p;
 }
 
 #define ROW_BLOCK 64
 
-static gradd_status_t run_rope(const gradd_run_t *r) {
-    rope_t p = describe(r);
+static gradd_status_t run(const gradd_run_t *r, bool apart) {
+    rope_t p = describe(r, apart);
     int64_t blocks = (p.rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    rows_fn_t rows = pick_rows(r->in[0].type.dtype, r->in[1].type.dtype);
+    rows_fn_t rows = pick_rows(r->in[0].type.dtype, r->in[1].type.dtype, p.shared);
 #pragma omp parallel for schedule(static) if (p.rows * p.size >= GRADD_PARALLEL_MIN)
     for (int64_t k = 0; k < blocks; k++) {
         int64_t end = (k + 1) * ROW_BLOCK;
@@ -149,42 +206,66 @@ static gradd_status_t run_rope(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
+static gradd_status_t run_rope(const gradd_run_t *r) {
+    return run(r, false);
+}
+static gradd_status_t run_apart(const gradd_run_t *r) {
+    return run(r, true);
+}
+
+/* Where element `second` of pair i stands in a row. */
+static int64_t place(bool in_pairs, int64_t half, int64_t i, int second) {
+    return in_pairs ? 2 * i + second : i + second * half;
+}
+
 /* The definition: element by element, partner and sign by index. */
-static gradd_status_t ref_rope(const gradd_run_t *r) {
-    rope_t p = describe(r);
+static gradd_status_t ref(const gradd_run_t *r, bool apart) {
+    rope_t p = describe(r, apart);
     int64_t index[GRADD_MAX_RANK], at_c, at_s, half = p.turned / 2;
+    bool from_pairs = apart ? !p.transposed : p.interleaved;
+    bool to_pairs = apart ? p.transposed : p.interleaved;
     GRADD_SWITCH_FLOAT(r->in[0].type.dtype, T, {
         for (int64_t row = 0; row < p.rows; row++) {
             const T *x = (const T *)p.x + row * p.size;
             T *y = (T *)p.y + row * p.size;
             seek_row(&p, row, index, &at_c, &at_s);
             const T *cos = (const T *)p.cos + at_c, *sin = (const T *)p.sin + at_s;
-            for (int64_t i = 0; i < p.size; i++) {
-                bool first = p.interleaved ? i % 2 == 0 : i < half;
-                int64_t step = p.interleaved ? 1 : half, partner = first ? i + step : i - step;
-                double sign = first == p.transposed ? 1 : -1;
-                if (i < p.turned)
-                    y[i] = (T)((double)x[i] * cos[i] +
-                               sign * x[partner] * sin[p.transposed ? partner : i]);
-                else
-                    y[i] = x[i];
+            for (int64_t k = 0; k < p.turned; k++) {
+                int64_t i = k / 2;
+                int second = k % 2;
+                double sign = (second == 0) == p.clockwise ? 1 : -1;
+                int64_t of_sin = p.transposed ? 1 - second : second;
+                double c = cos[p.shared ? i : place(to_pairs, half, i, second)];
+                double s = sin[p.shared ? i : place(to_pairs, half, i, (int)of_sin)];
+                y[place(to_pairs, half, i, second)] =
+                    (T)(c * x[place(from_pairs, half, i, second)] +
+                        sign * s * x[place(from_pairs, half, i, 1 - second)]);
             }
+            for (int64_t k = p.turned; k < p.size; k++)
+                y[k] = x[k];
         }
     });
     return GRADD_OK;
 }
 
+static gradd_status_t ref_rope(const gradd_run_t *r) {
+    return ref(r, false);
+}
+static gradd_status_t ref_apart(const gradd_run_t *r) {
+    return ref(r, true);
+}
+
 /* ---- shape rule ------------------------------------------------------------------------------ */
 
-static gradd_status_t check_table(const gradd_type_t *t, const gradd_type_t *x) {
+static gradd_status_t check_table(const gradd_type_t *t, const gradd_type_t *x, bool shared) {
     char a[GRADD_TYPE_TEXT], b[GRADD_TYPE_TEXT];
     bool wider = x->dtype == GRADD_DT_BF16 && t->dtype == GRADD_DT_F32;
     bool fits = t->rank >= 1 && t->rank <= x->rank && (wider || t->dtype == x->dtype);
     for (int i = 0; fits && i < t->rank - 1; i++)
         fits = t->dims[i] == 1 || t->dims[i] == x->dims[i + x->rank - t->rank];
     if (fits) {
-        int64_t turned = t->dims[t->rank - 1];
-        fits = turned % 2 == 0 && turned <= x->dims[x->rank - 1];
+        int64_t width = t->dims[t->rank - 1], most = x->dims[x->rank - 1];
+        fits = shared ? width <= most / 2 : width % 2 == 0 && width <= most;
     }
     if (!fits)
         return GRADD_FAIL(GRAPH, "a table of type %s does not fit x of type %s",
@@ -192,92 +273,177 @@ static gradd_status_t check_table(const gradd_type_t *t, const gradd_type_t *x) 
     return GRADD_OK;
 }
 
-static gradd_status_t infer_rope(gradd_infer_t *c) {
+static gradd_status_t infer(gradd_infer_t *c, bool shared) {
     const gradd_type_t *x = &c->in[0].type, *cos = &c->in[1].type, *sin = &c->in[2].type;
     if (x->rank < 1) return GRADD_FAIL(GRAPH, "x has no axis to turn");
-    GRADD_TRY(check_table(cos, x));
-    GRADD_TRY(check_table(sin, x));
+    GRADD_TRY(check_table(cos, x, shared));
+    GRADD_TRY(check_table(sin, x, shared));
     if (cos->dtype != sin->dtype || cos->dims[cos->rank - 1] != sin->dims[sin->rank - 1])
         return GRADD_FAIL(GRAPH, "cos and sin differ in type or width");
     c->out[0] = *x;
     return GRADD_OK;
 }
 
+static gradd_status_t infer_rope(gradd_infer_t *c) {
+    return infer(c, gradd_attr_int(c->attrs, "shared", 0));
+}
+
+static gradd_status_t infer_apart(gradd_infer_t *c) {
+    return infer(c, true);
+}
+
 /* ---- gradient rule --------------------------------------------------------------------------- */
 
-/* The turned part of x or dy, in the type of the tables: so are their gradients and the sums. */
-static gradd_val_t turned_part(gradd_grad_t *g, gradd_val_t v) {
-    const gradd_type_t *type = gradd_val_type(g->b, v), *table = gradd_val_type(g->b, g->in[1]);
+/* v in the type of the tables: so are their gradients and the sums. */
+static gradd_val_t as_table(gradd_grad_t *g, gradd_val_t v) {
+    gradd_attr_t to = gradd_make_int("to", gradd_val_type(g->b, g->in[1])->dtype);
+    bool narrow = !g->b->status && gradd_val_type(g->b, v)->dtype != (gradd_dtype_t)to.i;
+    return narrow ? gradd_emit_attrs(g->b, "Cast", &v, 1, &to, 1) : v;
+}
+
+/* v[..., start:end:step] */
+static gradd_val_t cut(gradd_grad_t *g, gradd_val_t v, int64_t start, int64_t end, int64_t step) {
     if (g->b->status) return GRADD_NONE;
-    int64_t zero = 0, turned = table->dims[table->rank - 1], axis = type->rank - 1;
-    gradd_attr_t to = gradd_make_int("to", table->dtype);
-    const bool narrow = type->dtype != table->dtype, whole = turned == type->dims[axis];
-    if (narrow) v = gradd_emit_attrs(g->b, "Cast", &v, 1, &to, 1);
-    if (whole) return v;
-    return GRADD_EMIT(g->b, "Slice", v, gradd_const_i64s(g->b, &zero, 1),
-                      gradd_const_i64s(g->b, &turned, 1), gradd_const_i64s(g->b, &axis, 1));
+    int64_t axis = gradd_val_type(g->b, v)->rank - 1;
+    return GRADD_EMIT(g->b, "Slice", v, gradd_const_i64s(g->b, &start, 1),
+                      gradd_const_i64s(g->b, &end, 1), gradd_const_i64s(g->b, &axis, 1),
+                      gradd_const_i64s(g->b, &step, 1));
 }
 
-/* (a, b) -> (-b, a): the rotation by a quarter */
-static gradd_val_t quarter_turn(gradd_grad_t *g, gradd_val_t v) {
-    gradd_dtype_t dtype = gradd_val_type(g->b, g->in[1])->dtype;
-    gradd_val_t zeros = gradd_zeros_like(g->b, g->in[1]);
-    gradd_val_t ones = GRADD_EMIT(g->b, "Add", zeros, gradd_const_scalar(g->b, dtype, 1));
-    gradd_attr_t attr = gradd_make_int("interleaved", gradd_attr_int(g->attrs, "interleaved", 0));
-    gradd_val_t in[3] = {v, zeros, ones};
-    return gradd_emit_attrs(g->b, "Rope", in, 3, &attr, 1);
+/* The first or second elements of the pairs of x or dy, in the type of the tables. */
+static gradd_val_t members(gradd_grad_t *g, gradd_val_t v, int64_t turned, bool in_pairs,
+                           int second) {
+    v = as_table(g, v);
+    if (in_pairs) return cut(g, v, second, turned, 2);
+    return cut(g, v, second * turned / 2, (second + 1) * turned / 2, 1);
 }
 
-/* The tables are linear, too: dcos = dy x and dsin = dy quarter_turn(x), summed over what was
- * broadcast; transposed, it is dy that turns. */
-static gradd_status_t grad_tables(gradd_grad_t *g) {
+/* The members of one pair, put where they stand in a row with tables of R columns. */
+static gradd_val_t joined(gradd_grad_t *g, gradd_val_t first, gradd_val_t second, bool in_pairs) {
+    gradd_attr_t axis = gradd_make_int("axis", -1);
+    gradd_val_t in[2] = {first, second};
+    if (!in_pairs) return gradd_emit_attrs(g->b, "Concat", in, 2, &axis, 1);
+    if (g->b->status) return GRADD_NONE;
+    gradd_type_t type = *gradd_val_type(g->b, first);
+    int64_t last = -1;
+    for (int k = 0; k < 2; k++)
+        in[k] = GRADD_EMIT(g->b, "Unsqueeze", in[k], gradd_const_i64s(g->b, &last, 1));
+    gradd_val_t pairs = gradd_emit_attrs(g->b, "Concat", in, 2, &axis, 1);
+    type.dims[type.rank - 1] *= 2;
+    return GRADD_EMIT(g->b, "Reshape", pairs, gradd_const_i64s(g->b, type.dims, type.rank));
+}
+
+/* The tables are linear, too. With x = (a, b) and dy = (p, q) in pairs, and sign -1 for the usual
+ * direction: dcos = (p a, q b) and dsin = sign (p b, -q a), or, transposed, sign (-q a, p b); the
+ * two columns are summed where they are one, and both over what was broadcast. */
+static gradd_status_t grad_tables(gradd_grad_t *g, bool apart) {
     bool transposed = gradd_attr_int(g->attrs, "transposed", 0);
-    gradd_val_t x = turned_part(g, g->in[0]), dy = turned_part(g, g->dout[0]);
+    bool shared = apart || gradd_attr_int(g->attrs, "shared", 0);
+    bool interleaved = gradd_attr_int(g->attrs, "interleaved", 0);
+    bool clockwise = transposed != (gradd_attr_int(g->attrs, "inverse", 0) != 0);
     if (g->b->status) return g->b->status;
-    if (g->need[1]) g->din[1] = gradd_reduce_to(g->b, GRADD_EMIT(g->b, "Mul", dy, x), g->in[1]);
-    if (!g->need[2]) return g->b->status;
-    if (transposed)
-        dy = quarter_turn(g, dy);
+    int64_t turned = turned_size(gradd_val_type(g->b, g->in[1]), shared);
+    bool from_pairs = apart ? !transposed : interleaved,
+         to_pairs = apart ? transposed : interleaved;
+    gradd_val_t a = members(g, g->in[0], turned, from_pairs, 0);
+    gradd_val_t b = members(g, g->in[0], turned, from_pairs, 1);
+    gradd_val_t p = members(g, g->dout[0], turned, to_pairs, 0);
+    gradd_val_t q = members(g, g->dout[0], turned, to_pairs, 1);
+    gradd_val_t by_cos[2] = {GRADD_EMIT(g->b, "Mul", p, a), GRADD_EMIT(g->b, "Mul", q, b)};
+    gradd_val_t pb = GRADD_EMIT(g->b, "Mul", p, b), qa = GRADD_EMIT(g->b, "Mul", q, a);
+    if (clockwise)
+        qa = GRADD_EMIT(g->b, "Neg", qa);
     else
-        x = quarter_turn(g, x);
-    g->din[2] = gradd_reduce_to(g->b, GRADD_EMIT(g->b, "Mul", dy, x), g->in[2]);
+        pb = GRADD_EMIT(g->b, "Neg", pb);
+    gradd_val_t by_sin[2] = {transposed ? qa : pb, transposed ? pb : qa};
+    gradd_val_t *by[2] = {by_cos, by_sin};
+    for (int k = 0; k < 2; k++) {
+        if (!g->need[1 + k]) continue;
+        gradd_val_t sum = shared ? GRADD_EMIT(g->b, "Add", by[k][0], by[k][1])
+                                 : joined(g, by[k][0], by[k][1], to_pairs);
+        g->din[1 + k] = gradd_reduce_to(g->b, sum, g->in[1 + k]);
+    }
     return g->b->status;
 }
 
-static gradd_status_t grad_rope(gradd_grad_t *g) {
-    gradd_attr_t attrs[2] = {
-        gradd_make_int("interleaved", gradd_attr_int(g->attrs, "interleaved", 0)),
+static gradd_status_t grad(gradd_grad_t *g, bool apart) {
+    gradd_attr_t attrs[4] = {
         gradd_make_int("transposed", !gradd_attr_int(g->attrs, "transposed", 0)),
+        gradd_make_int("inverse", gradd_attr_int(g->attrs, "inverse", 0)),
+        gradd_make_int("interleaved", gradd_attr_int(g->attrs, "interleaved", 0)),
+        gradd_make_int("shared", gradd_attr_int(g->attrs, "shared", 0)),
     };
     gradd_val_t in[3] = {g->dout[0], g->in[1], g->in[2]};
-    if (g->need[0]) g->din[0] = gradd_emit_attrs(g->b, "Rope", in, 3, attrs, 2);
-    return g->need[1] || g->need[2] ? grad_tables(g) : g->b->status;
+    if (g->need[0])
+        g->din[0] =
+            gradd_emit_attrs(g->b, apart ? "RopeApart" : "Rope", in, 3, attrs, apart ? 2 : 4);
+    return g->need[1] || g->need[2] ? grad_tables(g, apart) : g->b->status;
+}
+
+static gradd_status_t grad_rope(gradd_grad_t *g) {
+    return grad(g, false);
+}
+static gradd_status_t grad_apart(gradd_grad_t *g) {
+    return grad(g, true);
 }
 
 /* ---- row ------------------------------------------------------------------------------------- */
 
-GRADD_OPS(rope, {.name = "Rope",
-                 .domain = "com.gradd",
-                 .since = 1,
-                 .min_in = 3,
-                 .max_in = 3,
-                 .min_out = 1,
-                 .max_out = 1,
-                 .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP,
-                 .inplace = 1,
-                 .types = {GRADD_T_FLOAT_BF16},
-                 .attrs = GRADD_ATTR_LIST({"interleaved", GRADD_ATTR_INT, false},
-                                          {"transposed", GRADD_ATTR_INT, false}),
-                 .infer = infer_rope,
-                 .grad = grad_rope,
-                 .run = run_rope,
-                 .ref = ref_rope,
-                 .cases = GRADD_CASES(
-                     {.text = "f32[2,3,5,8] f32[2,1,5,8] f32[2,1,5,8]"},
-                     {.text = "f32[2,3,5,8] f32[1,1,5,8] f32[5,8] | transposed=1"},
-                     {.text = "f32[2,5,3,10] f32[2,5,1,6] f32[1,5,1,6]"},
-                     {.text = "f32[2,5,3,10] f32[2,5,1,6] f32[1,5,1,6] | interleaved=1"},
-                     {.text = "f32[2,3,4,8] f32[4,8] f32[4,8] | interleaved=1 transposed=1"},
-                     {.text = "f32[3,2] f32[2] f32[2]"}, {.text = "f32[0,3,4] f32[3,4] f32[3,4]"},
-                     {.text = "f32[7,3,60,72] f32[60,64] f32[60,64]"},
-                     {.text = "f32[7,60,3,66] f32[60,1,66] f32[60,1,66] | interleaved=1"})});
+GRADD_OPS(
+    rope,
+    {.name = "Rope",
+     .domain = "com.gradd",
+     .since = 1,
+     .min_in = 3,
+     .max_in = 3,
+     .min_out = 1,
+     .max_out = 1,
+     .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP,
+     .inplace = 1,
+     .types = {GRADD_T_FLOAT_BF16},
+     .attrs = GRADD_ATTR_LIST({"interleaved", GRADD_ATTR_INT, false},
+                              {"inverse", GRADD_ATTR_INT, false}, {"shared", GRADD_ATTR_INT, false},
+                              {"transposed", GRADD_ATTR_INT, false}),
+     .infer = infer_rope,
+     .grad = grad_rope,
+     .run = run_rope,
+     .ref = ref_rope,
+     .cases = GRADD_CASES(
+         {.text = "f32[2,3,5,8] f32[2,1,5,8] f32[2,1,5,8]"},
+         {.text = "f32[2,3,5,8] f32[1,1,5,8] f32[5,8] | transposed=1"},
+         {.text = "f32[2,5,3,10] f32[2,5,1,6] f32[1,5,1,6]"},
+         {.text = "f32[2,5,3,10] f32[2,5,1,6] f32[1,5,1,6] | interleaved=1"},
+         {.text = "f32[2,3,4,8] f32[4,8] f32[4,8] | interleaved=1 transposed=1"},
+         {.text = "f32[2,3,4,8] f32[4,8] f32[4,8] | inverse=1"},
+         {.text = "f32[2,3,4,8] f32[4,8] f32[1,1,4,8] | inverse=1 transposed=1"},
+         {.text = "f32[2,3,4,8] f32[4,4] f32[1,1,4,4] | shared=1"},
+         {.text = "f32[2,3,4,9] f32[4,3] f32[4,3] | shared=1 inverse=1 transposed=1"},
+         {.text = "f32[2,3,4,9] f32[4,3] f32[4,3] | shared=1 interleaved=1"},
+         {.text = "f32[2,3,4,8] f32[4,4] f32[4,4] | shared=1 interleaved=1 transposed=1"},
+         {.text = "f32[3,2] f32[2] f32[2]"}, {.text = "f32[0,3,4] f32[3,4] f32[3,4]"},
+         {.text = "f32[7,3,60,72] f32[60,64] f32[60,64]"},
+         {.text = "f32[7,3,60,72] f32[60,32] f32[60,32] | shared=1"},
+         {.text = "f32[7,60,3,66] f32[60,1,66] f32[60,1,66] | interleaved=1"})},
+    {.name = "RopeApart",
+     .domain = "com.gradd",
+     .since = 1,
+     .min_in = 3,
+     .max_in = 3,
+     .min_out = 1,
+     .max_out = 1,
+     .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP,
+     .types = {GRADD_T_FLOAT_BF16},
+     .attrs = GRADD_ATTR_LIST({"inverse", GRADD_ATTR_INT, false},
+                              {"transposed", GRADD_ATTR_INT, false}),
+     .infer = infer_apart,
+     .grad = grad_apart,
+     .run = run_apart,
+     .ref = ref_apart,
+     .cases = GRADD_CASES({.text = "f32[2,3,5,8] f32[2,1,5,4] f32[2,1,5,4]"},
+                          {.text = "f32[2,3,5,8] f32[1,1,5,4] f32[5,4] | transposed=1"},
+                          {.text = "f32[2,5,3,10] f32[2,5,1,3] f32[1,5,1,3] | inverse=1"},
+                          {.text = "f32[2,5,3,10] f32[5,1,3] f32[5,1,3] | inverse=1 transposed=1"},
+                          {.text = "f32[3,2] f32[1] f32[1]"},
+                          {.text = "f32[0,3,4] f32[3,2] f32[3,2]"},
+                          {.text = "f32[7,3,60,66] f32[60,32] f32[60,32]"},
+                          {.text = "f32[7,3,60,66] f32[60,32] f32[60,32] | transposed=1"})});

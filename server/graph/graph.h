@@ -109,7 +109,7 @@ gradd_status_t graph_constant(graph_t *g, const gradd_type_t *type, const void *
 /* `root` is set here. */
 gradd_status_t graph_new_value(graph_t *g, const graph_value_t *value, gradd_val_t *out);
 /* Brings the nodes back into execution order after passes appended some: stable, and a node that
- * stood too late goes directly in front of its first reader. */
+ * stood too late goes directly in front of its first reader. Roots of values are right again. */
 gradd_status_t graph_sort(graph_t *g);
 /* An attribute whose arrays belong to the graph's arena. */
 gradd_status_t graph_copy_attr(graph_t *g, const gradd_attr_t *from, gradd_attr_t *to);

@@ -20,14 +20,6 @@ static void follow(const graph_redirect_t *r, gradd_val_t *v) {
         *v = r->to[*v];
 }
 
-/* Views share the bytes of what they read now. */
-static void find_roots(graph_t *g) {
-    for (int i = 0; i < g->n_nodes; i++) {
-        const graph_node_t *n = &g->nodes[i];
-        if (n->op->flags & GRADD_OP_VIEW) g->values[n->out[0]]->root = g->values[n->in[0]]->root;
-    }
-}
-
 gradd_status_t graph_redirect_end(graph_t *g, const graph_redirect_t *r) {
     if (!r->any) return GRADD_OK;
     for (int i = 0; i < g->n_nodes; i++)
@@ -35,7 +27,5 @@ gradd_status_t graph_redirect_end(graph_t *g, const graph_redirect_t *r) {
             follow(r, &g->nodes[i].in[k]);
     for (int j = 0; j < g->n_outputs; j++)
         follow(r, &g->outputs[j]);
-    GRADD_TRY(graph_sort(g));
-    find_roots(g);
-    return GRADD_OK;
+    return graph_sort(g);
 }

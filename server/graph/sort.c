@@ -70,7 +70,17 @@ static gradd_status_t permute(sort_t *s) {
     return graph_rehash(g);
 }
 
-gradd_status_t graph_sort(graph_t *g) {
+/* Views share the bytes of what they read now; what was a view and is not any more has its own. */
+static void find_roots(graph_t *g) {
+    for (int i = 0; i < g->n_nodes; i++) {
+        const graph_node_t *n = &g->nodes[i];
+        const bool view = n->op->flags & GRADD_OP_VIEW;
+        if (n->n_out < 1 || n->out[0] == GRADD_NONE) continue;
+        g->values[n->out[0]]->root = view ? g->values[n->in[0]]->root : n->out[0];
+    }
+}
+
+static gradd_status_t sort_nodes(graph_t *g) {
     if (is_sorted(g)) return GRADD_OK;
     int32_t *memory = malloc(sizeof memory[0] * 3 * (size_t)g->n_nodes);
     if (!memory) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
@@ -83,4 +93,10 @@ gradd_status_t graph_sort(graph_t *g) {
     if (!status) status = permute(&s);
     free(memory);
     return status;
+}
+
+gradd_status_t graph_sort(graph_t *g) {
+    GRADD_TRY(sort_nodes(g));
+    find_roots(g);
+    return GRADD_OK;
 }
