@@ -23,6 +23,16 @@ def test_product_and_bias(transposed, swap, shape):
     assert fast.backward == 3  # dx, dw, db
 
 
+def test_expanded_bias():
+    """GPT-NeoX Japanese: the bias of the attention's last layer, expanded to the residual."""
+    w = Writer()
+    shapes = {"x": (2, 5, 8), "w": (8, 6), "b": (6,)}
+    bias = w("Expand", "b", w.constant([2, 5, 6], np.int64))
+    y = w("Add", w("MatMul", "x", "w"), bias)
+    fast, plain = compare(w.model(shapes, [y]), arrays(shapes), [y])
+    assert (fast.forward, plain.forward) == (1, 3)
+
+
 @pytest.mark.parametrize("transposed", [0, 1])
 def test_gemm_between_views(transposed):
     w = Writer()

@@ -3,8 +3,9 @@
  *   Add(MatMul(x, W), b)      with FusedMatMul for a transposed W, operands in either order
  *   Gemm(x, W, b)             with alpha = beta = 1
  *
- * b is a vector over the last axis, W a matrix. A product that somebody else reads as well stays:
- * it would be computed twice. Runs after absorb_transpose, so a stored W [N, K] arrives as transB.
+ * b is a vector over the last axis, perhaps expanded to the sum's shape, W a matrix. A product that
+ * somebody else reads as well stays: it would be computed twice. Runs after absorb_transpose, so a
+ * stored W [N, K] arrives as transB.
  */
 #include <string.h>
 
@@ -20,8 +21,10 @@ static bool is_product(const graph_t *g, const graph_node_t *n, int64_t *out_tra
            !gradd_attr_int(n->attrs, "transA", 0) && gradd_attr_float(n->attrs, "alpha", 1) == 1;
 }
 
-static bool is_bias(const graph_t *g, gradd_val_t b, gradd_val_t y) {
-    const gradd_type_t *tb = &g->values[b]->type, *ty = &g->values[y]->type;
+static bool is_bias(const graph_t *g, gradd_val_t b, gradd_val_t y, gradd_val_t *out) {
+    const graph_node_t *expand = match_made_by(g, b, "Expand");
+    *out = expand ? expand->in[0] : b;
+    const gradd_type_t *tb = &g->values[*out]->type, *ty = &g->values[y]->type;
     return tb->rank == 1 && tb->dims[0] == ty->dims[ty->rank - 1];
 }
 
@@ -37,20 +40,22 @@ static gradd_status_t fuse_add(graph_t *g, graph_node_t *n, const int32_t *reade
     for (int k = 0; k < 2; k++) {
         gradd_val_t y = n->in[k];
         int64_t trans;
+        gradd_val_t bias;
         const graph_node_t *product = match_made_by(g, y, "MatMul");
         if (!product) product = match_made_by(g, y, "FusedMatMul");
         if (!product || readers[y] != 1 || !is_product(g, product, &trans)) continue;
-        if (is_bias(g, n->in[1 - k], y)) return replace(g, n, product, n->in[1 - k], trans);
+        if (is_bias(g, n->in[1 - k], y, &bias)) return replace(g, n, product, bias, trans);
     }
     return GRADD_OK;
 }
 
 static gradd_status_t fuse_gemm(graph_t *g, graph_node_t *n) {
     int64_t trans;
+    gradd_val_t bias;
     if (n->n_in < 3 || n->in[2] == GRADD_NONE || !is_product(g, n, &trans)) return GRADD_OK;
-    if (gradd_attr_float(n->attrs, "beta", 1) != 1 || !is_bias(g, n->in[2], n->out[0]))
+    if (gradd_attr_float(n->attrs, "beta", 1) != 1 || !is_bias(g, n->in[2], n->out[0], &bias))
         return GRADD_OK;
-    return replace(g, n, n, n->in[2], trans);
+    return replace(g, n, n, bias, trans);
 }
 
 static gradd_status_t fuse_linear(graph_t *g) {
