@@ -8,55 +8,13 @@ says why.
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import families
 import pytest
 import torch
-from conftest import BINARY
-
-from gradd import export
-
-
-class Row(NamedTuple):
-    """Operators of the forward of one family.
-
-    norm: RMS and layer normalisations. rope: rotary embeddings, of queries and keys. attention:
-    self and cross. gated: SwiGLU and its kin. gelu: GELU in any form. linear: products with a bias.
-    product: products without. table: embeddings, sums of them as one. loss: cross-entropies.
-    drop_add: dropouts that go into a residual sum. drop: dropouts that stand alone.
-    """
-
-    norm: int = 0
-    rope: int = 0
-    attention: int = 0
-    gated: int = 0
-    gelu: int = 0
-    linear: int = 0
-    product: int = 0
-    table: int = 0
-    loss: int = 1
-    drop_add: int = 0
-    drop: int = 0
-
-
-KINDS = {
-    "norm": ("RMSNormalization", "LayerNormalization"),
-    "rope": ("Rope",),
-    "attention": ("FusedAttention",),
-    "gated": ("GatedActivation",),
-    "gelu": ("Gelu",),
-    "linear": ("Linear",),
-    "product": ("MatMul", "FusedMatMul", "Gemm"),
-    "table": ("EmbeddingSum", "Gather"),
-    "loss": ("CrossEntropy",),
-    "drop_add": ("DropoutAdd",),
-    "drop": ("Dropout",),
-}
+from pattern_counts import Row, check, counts, explained, leftovers
 
 # Per layer a norm before attention and one before the unit, and a last one; q and k are rotated;
 # seven products per layer and the head.
@@ -137,37 +95,16 @@ def test_every_family_has_a_row() -> None:
     assert set(ALLOWED) <= set(ROWS)
 
 
-def explained(name: str, folder: Path, *options: str, bf16: bool = False) -> dict[str, Any]:
-    """The plan of one training step."""
+def planned(name: str, folder: Path, *options: str, bf16: bool = False) -> dict[str, Any]:
+    """The plan of one training step of a family."""
     model, make_batch = families.build(name)
     if bf16:
         model = model.bfloat16()
-    batch = make_batch(3, 12, 0)
-    cap = export.capture(model, (), batch)
-    path = folder / f"{name}.onnx"
-    path.write_bytes(cap.onnx)
-    leaves, _, _ = export.flatten_inputs((), batch)
-    sizes = {i.name: leaves[i.leaf].shape for i in cap.inputs}
-    given = [f"{n}={'x'.join(map(str, shape))}" for n, shape in sizes.items()]
-    trained = ["--train", ",".join(cap.params), "--json"]
-    command = [str(BINARY), "explain", str(path), *given, *trained, *options]
-    return json.loads(subprocess.check_output(command, text=True, timeout=60))
+    return explained(model, make_batch(3, 12, 0), folder / f"{name}.onnx", *options)
 
 
-def counts(plan: dict[str, Any]) -> Row:
-    """What was planned, by kind."""
-    ops = Counter(r["op"] for r in plan["rows"] if r["phase"] == "forward" and r["step"] >= 0)
-    return Row(**{kind: sum(ops[op] for op in names) for kind, names in KINDS.items()})
-
-
-def leftovers(plan: dict[str, Any]) -> dict[str, int]:
-    return dict(Counter(r["op"] for r in plan["rows"] if r["leftover"]))
-
-
-def check(name: str, plan: dict[str, Any]) -> None:
-    assert counts(plan) == ROWS[name]
-    where = [(r["op"], r["node_name"]) for r in plan["rows"] if r["leftover"]]
-    assert leftovers(plan) == ALLOWED.get(name, {}), where
+def check_family(name: str, plan: dict[str, Any]) -> None:
+    check(plan, ROWS[name], ALLOWED.get(name, {}))
 
 
 def _mark(name: str):
@@ -177,21 +114,21 @@ def _mark(name: str):
 
 @pytest.mark.parametrize("name", [_mark(n) for n in ROWS])
 def test_family(name: str, tmp_path: Path) -> None:
-    check(name, explained(name, tmp_path))
+    check_family(name, planned(name, tmp_path))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IN_BF16)
 def test_family_in_bf16(name: str, tmp_path: Path) -> None:
-    plan = explained(name, tmp_path, bf16=True)
-    check(name, plan)
+    plan = planned(name, tmp_path, bf16=True)
+    check_family(name, plan)
     assert {r["dtype"] for r in plan["rows"] if r["op"] == "FusedAttention"} == {"bf16"}
 
 
 @pytest.mark.slow
 def test_family_without_recognition(tmp_path: Path) -> None:
     """The counts can fail: the plain plan has none of the operators, and leftovers instead."""
-    plan = explained("llama", tmp_path, "--plain")
+    plan = planned("llama", tmp_path, "--plain")
     plain = counts(plan)
     assert (plain.norm, plain.rope, plain.attention, plain.gated, plain.loss) == (0,) * 5
     assert plain.product == ROWS["llama"].product + 4  # two in each attention
@@ -204,12 +141,7 @@ def test_family_of_torch(tmp_path: Path) -> None:
     """torch's own encoder layer, whose norms and linear layers are torch's."""
     layer = torch.nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
     model = torch.nn.Sequential(layer, torch.nn.Linear(16, 1)).train()
-    cap = export.capture(model, (torch.randn(2, 5, 16),), {})
-    path = tmp_path / "encoder.onnx"
-    path.write_bytes(cap.onnx)
-    command = [str(BINARY), "explain", str(path), f"{cap.inputs[0].name}=2x5x16"]
-    command += ["--train", ",".join(cap.params), "--json"]
-    plan = json.loads(subprocess.check_output(command, text=True, timeout=60))
+    plan = explained(model, (torch.randn(2, 5, 16),), tmp_path / "encoder.onnx")
     # torch splits q, k and v with three Gathers, which count as tables here
     assert counts(plan) == Row(norm=2, attention=1, linear=5, table=3, loss=0)
     assert leftovers(plan) == {}
