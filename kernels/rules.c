@@ -33,6 +33,10 @@ gradd_attr_t gradd_make_ints(const char *name, const int64_t *values, size_t n) 
     return (gradd_attr_t){.name = name, .kind = GRADD_ATTR_INTS, .ints = values, .n = n};
 }
 
+gradd_attr_t gradd_make_floats(const char *name, const double *values, size_t n) {
+    return (gradd_attr_t){.name = name, .kind = GRADD_ATTR_FLOATS, .floats = values, .n = n};
+}
+
 const gradd_type_t *gradd_val_type(gradd_builder_t *b, gradd_val_t value) {
     static const gradd_type_t none;
     return b->status || value == GRADD_NONE ? &none : b->type(b, value);

@@ -20,6 +20,7 @@ gradd_attr_t gradd_make_int(const char *name, int64_t value);
 gradd_attr_t gradd_make_float(const char *name, double value);
 gradd_attr_t gradd_make_string(const char *name, const char *value);
 gradd_attr_t gradd_make_ints(const char *name, const int64_t *values, size_t n);
+gradd_attr_t gradd_make_floats(const char *name, const double *values, size_t n);
 
 const gradd_type_t *gradd_val_type(gradd_builder_t *b, gradd_val_t value);
 /* Rank-0 constant of that dtype. */

@@ -1,14 +1,17 @@
-/* EmbeddingSum: rows of one to three tables, looked up and added in one pass, and its gradient.
+/* EmbeddingSum: rows of one to nine tables, looked up and added in one pass, and its gradient.
  *
- * Math: y[i, :] = table0[ids0[i], :] + table1[ids1[i], :] + table2[ids2[i], :], added in this
- * order. Inputs: three tables [R, D] (the second and third may be absent), then their ids, whose
- * shapes broadcast; y has the ids' shape and D. Negative ids count from the end. Saved for
- * backward: ids.
+ * Math: y[i, :] = scale0 table0[ids0[i], :] + scale1 table1[ids1[i], :] + ..., added in this order,
+ * in f32 for bf16, which is rounded once; without `scales` all are 1. Inputs: T tables [R, D], then
+ * the T ids of these, whose shapes broadcast; y has the ids' shape and D. Negative ids count from
+ * the end. Saved for backward: ids.
  *
- * EmbeddingGrad(dy, ids; dims, padding) -> dtable adds the rows of dy where they came from:
+ * EmbeddingGrad(dy, ids; dims, padding, scale) -> dtable adds the rows of dy where they came from:
  * positions are sorted by table row (stable), every row is summed in rising order by one thread in
- * short chains, in f32 for bf16, and written once, zeros included. So bits do not depend on
- * threads. Where an id equals `padding` (torch's padding_idx) nothing is added. */
+ * short chains, in f32 for bf16, multiplied by `scale` and written once, zeros included. So bits do
+ * not depend on threads. Where an id equals `padding` (torch's padding_idx) nothing is added.
+ *
+ * Up to three tables without scales, which is what most models have, are added in one loop; others
+ * one after another to a block of columns. */
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/dispatch.h"
@@ -17,7 +20,7 @@
 
 #include <string.h>
 
-enum { TABLES = 3 };
+enum { TABLES = 9, FEW = 3, BLOCK = 256 };
 
 /* ---- ids to rows ----------------------------------------------------------------------------- */
 
@@ -63,6 +66,7 @@ typedef struct sum_s {
     int64_t n, width; /* rows of y, elements of one */
     const void *table[TABLES];
     const int64_t *row[TABLES];
+    const double *scale; /* one per table; NULL = all 1 */
     void *y;
 } sum_t;
 
@@ -83,7 +87,7 @@ typedef struct sum_s {
         const bool many = s->n * s->width >= GRADD_PARALLEL_MIN;                                   \
         _Pragma("omp parallel for schedule(static) if (many)") for (int64_t i = 0; i < s->n;       \
                                                                     i++) {                         \
-            const T *from[TABLES] = {NULL};                                                        \
+            const T *from[FEW] = {NULL};                                                           \
             for (int t = 0; t < s->n_tables; t++)                                                  \
                 from[t] = (const T *)s->table[t] + s->row[t][i] * s->width;                        \
             sum_row_##T(s->n_tables, s->width, (T *)s->y + i * s->width, from[0], from[1],         \
@@ -95,35 +99,83 @@ SUM_ROWS(float, float, , )
 SUM_ROWS(double, double, , )
 SUM_ROWS(gradd_bf16_t, float, gradd_bf16_f32, gradd_f32_bf16)
 
-static bool given(const gradd_view_t *in, int n_in, int i) {
-    return i < n_in && in[i].type.dtype != GRADD_DT_NONE;
+#define SUM_MANY(T, R, READ, WRITE)                                                                \
+    /* columns [at, at + n) of row i */                                                            \
+    GRADD_MULTIARCH static void sum_block_##T(const sum_t *s, int64_t i, int64_t at, int64_t n) {  \
+        R sum[BLOCK];                                                                              \
+        T *y = (T *)s->y + i * s->width + at;                                                      \
+        for (int t = 0; t < s->n_tables; t++) {                                                    \
+            const T *x = (const T *)s->table[t] + s->row[t][i] * s->width + at;                    \
+            const R scale = s->scale ? (R)s->scale[t] : 1;                                         \
+            if (t == 0) {                                                                          \
+                _Pragma("omp simd") for (int64_t k = 0; k < n; k++) sum[k] = scale * READ(x[k]);   \
+            } else {                                                                               \
+                _Pragma("omp simd") for (int64_t k = 0; k < n; k++) sum[k] += scale * READ(x[k]);  \
+            }                                                                                      \
+        }                                                                                          \
+        _Pragma("omp simd") for (int64_t k = 0; k < n; k++) y[k] = WRITE(sum[k]);                  \
+    }                                                                                              \
+    static void sum_long_row_##T(const sum_t *s, int64_t i) {                                      \
+        for (int64_t at = 0; at < s->width; at += BLOCK)                                           \
+            sum_block_##T(s, i, at, s->width - at < BLOCK ? s->width - at : BLOCK);                \
+    }                                                                                              \
+    static void sum_many_##T(const sum_t *s) {                                                     \
+        const bool many = s->n * s->width >= GRADD_PARALLEL_MIN;                                   \
+        _Pragma("omp parallel for schedule(static) if (many)") for (int64_t i = 0; i < s->n; i++)  \
+            sum_long_row_##T(s, i);                                                                \
+    }                                                                                              \
+    static void sum_##T(const sum_t *s) {                                                          \
+        if (s->scale || s->n_tables > FEW)                                                         \
+            sum_many_##T(s);                                                                       \
+        else                                                                                       \
+            sum_rows_##T(s);                                                                       \
+    }
+
+SUM_MANY(float, float, , )
+SUM_MANY(double, double, , )
+SUM_MANY(gradd_bf16_t, float, gradd_bf16_f32, gradd_f32_bf16)
+
+static const double *find_scales(gradd_attrs_t attrs) {
+    const gradd_attr_t *scales = gradd_attr_find(attrs, "scales");
+    return scales ? scales->floats : NULL;
+}
+
+/* Rows of all tables, n numbers for each. */
+static gradd_status_t find_all_rows(const gradd_run_t *r, int64_t n, int64_t *rows) {
+    const gradd_type_t *y = &r->out[0].type;
+    const int tables = r->n_in / 2;
+    for (int t = 0; t < tables; t++)
+        GRADD_TRY(find_rows(&r->in[tables + t], y, y->rank - 1, r->in[t].type.dims[0], -1, t,
+                            rows + t * n));
+    return GRADD_OK;
 }
 
 static gradd_status_t run_sum(const gradd_run_t *r) {
     const gradd_type_t *y = &r->out[0].type;
-    sum_t s = {.width = y->dims[y->rank - 1], .y = r->out[0].data, .n = 1};
+    sum_t s = {.n_tables = r->n_in / 2,
+               .n = 1,
+               .width = y->dims[y->rank - 1],
+               .scale = find_scales(r->attrs),
+               .y = r->out[0].data};
     for (int i = 0; i + 1 < y->rank; i++)
         s.n *= y->dims[i];
-    for (int t = 0; t < TABLES; t++) {
-        if (!given(r->in, r->n_in, t)) continue;
-        int64_t *rows = (int64_t *)r->work + s.n_tables * s.n;
-        GRADD_TRY(
-            find_rows(&r->in[TABLES + t], y, y->rank - 1, r->in[t].type.dims[0], -1, t, rows));
-        s.table[s.n_tables] = r->in[t].data;
-        s.row[s.n_tables++] = rows;
+    GRADD_TRY(find_all_rows(r, s.n, r->work));
+    for (int t = 0; t < s.n_tables; t++) {
+        s.table[t] = r->in[t].data;
+        s.row[t] = (const int64_t *)r->work + t * s.n;
     }
     if (y->dtype == GRADD_DT_F32)
-        sum_rows_float(&s);
+        sum_float(&s);
     else if (y->dtype == GRADD_DT_F64)
-        sum_rows_double(&s);
+        sum_double(&s);
     else
-        sum_rows_gradd_bf16_t(&s);
+        sum_gradd_bf16_t(&s);
     return GRADD_OK;
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-enum { BLOCK = 256, CHAIN = 64 };
+enum { CHAIN = 64 };
 
 typedef struct scatter_s {
     int64_t n_rows, width;
@@ -131,6 +183,7 @@ typedef struct scatter_s {
     const int64_t *order; /* positions in dy, by row, rising within one */
     const void *dy;
     void *out;
+    double scale;
 } scatter_t;
 
 /* Sorts positions by row; rows of -1 are left out. start has n_rows + 2 entries. */
@@ -163,7 +216,7 @@ static void sort_rows(const int64_t *rows, int64_t n, int64_t n_rows, int64_t *s
                 total[i] += chain[i];                                                              \
         }                                                                                          \
         for (int64_t i = 0; i < n; i++)                                                            \
-            out[i] = WRITE(total[i]);                                                              \
+            out[i] = WRITE((R)s->scale * total[i]);                                                \
     }                                                                                              \
     static void scatter_##T(const scatter_t *s) {                                                  \
         const int64_t blocks = (s->width + BLOCK - 1) / BLOCK, units = s->n_rows * blocks;         \
@@ -191,7 +244,13 @@ static gradd_status_t run_grad(const gradd_run_t *r) {
     GRADD_TRY(find_rows(&r->in[1], dy, dy->rank - 1, n_rows,
                         gradd_attr_int(r->attrs, "padding", -1), 0, rows));
     sort_rows(rows, n, n_rows, start, order);
-    scatter_t s = {n_rows, out->dims[1], start, order, r->in[0].data, r->out[0].data};
+    scatter_t s = {n_rows,
+                   out->dims[1],
+                   start,
+                   order,
+                   r->in[0].data,
+                   r->out[0].data,
+                   gradd_attr_float(r->attrs, "scale", 1)};
     if (out->dtype == GRADD_DT_F32)
         scatter_float(&s);
     else if (out->dtype == GRADD_DT_F64)
@@ -222,15 +281,13 @@ static gradd_status_t ref_sum(const gradd_run_t *r) {
     const gradd_type_t *y = &r->out[0].type;
     int64_t width = y->dims[y->rank - 1], n = gradd_type_count(y) / (width ? width : 1);
     int64_t *rows = r->work;
-    for (int t = 0; t < TABLES; t++)
-        if (given(r->in, r->n_in, t))
-            GRADD_TRY(find_rows(&r->in[TABLES + t], y, y->rank - 1, r->in[t].type.dims[0], -1, t,
-                                rows + t * n));
+    const double *scale = find_scales(r->attrs);
+    GRADD_TRY(find_all_rows(r, n, rows));
     for (int64_t i = 0; i < n * width; i++) {
         double sum = 0;
-        for (int t = 0; t < TABLES; t++)
-            if (given(r->in, r->n_in, t))
-                sum += element(&r->in[t], rows[t * n + i / width] * width + i % width);
+        for (int t = 0; t < r->n_in / 2; t++)
+            sum += (scale ? scale[t] : 1) *
+                   element(&r->in[t], rows[t * n + i / width] * width + i % width);
         put(&r->out[0], i, sum);
     }
     return GRADD_OK;
@@ -245,24 +302,34 @@ static gradd_status_t ref_grad(const gradd_run_t *r) {
         double sum = 0;
         for (int64_t k = 0; k < n; k++)
             if (rows[k] == i / width) sum += element(&r->in[0], k * width + i % width);
-        put(&r->out[0], i, sum);
+        put(&r->out[0], i, gradd_attr_float(r->attrs, "scale", 1) * sum);
     }
     return GRADD_OK;
 }
 
 /* ---- shape rules ----------------------------------------------------------------------------- */
 
+static gradd_status_t check_per_table(gradd_attrs_t attrs, const char *name, int tables) {
+    const gradd_attr_t *attr = gradd_attr_find(attrs, name);
+    if (!attr || attr->n == (size_t)tables) return GRADD_OK;
+    return GRADD_FAIL(GRAPH, "%d tables, but %zu %s", tables, attr->n, name);
+}
+
 static gradd_status_t infer_sum(gradd_infer_t *c) {
     gradd_type_t shape = {.dtype = GRADD_DT_I64};
     const gradd_type_t *first = &c->in[0].type;
-    for (int t = 0; t < TABLES; t++) {
-        bool has = given(c->in, c->n_in, t);
-        if (has != given(c->in, c->n_in, TABLES + t))
-            return GRADD_FAIL(GRAPH, "table %d and its ids must come together", t);
-        if (!has) continue;
-        const gradd_type_t *table = &c->in[t].type, *ids = &c->in[TABLES + t].type;
+    const int tables = c->n_in / 2;
+    if (c->n_in % 2) return GRADD_FAIL(GRAPH, "tables and ids must come in pairs");
+    GRADD_TRY(check_per_table(c->attrs, "paddings", tables));
+    GRADD_TRY(check_per_table(c->attrs, "scales", tables));
+    for (int t = 0; t < tables; t++) {
+        const gradd_type_t *table = &c->in[t].type, *ids = &c->in[tables + t].type;
         if (table->rank != 2 || table->dtype != first->dtype || table->dims[1] != first->dims[1])
             return GRADD_FAIL(GRAPH, "table %d does not match the first one", t);
+        if (!gradd_dtype_is_float(table->dtype) ||
+            (ids->dtype != GRADD_DT_I64 && ids->dtype != GRADD_DT_I32))
+            return GRADD_FAIL(GRAPH, "table %d: rows of %s picked by %s", t,
+                              gradd_dtype_name(table->dtype), gradd_dtype_name(ids->dtype));
         gradd_type_t both = shape;
         GRADD_TRY(gradd_broadcast(&shape, ids, &both));
         shape = both;
@@ -295,7 +362,7 @@ static size_t work_sum(const gradd_infer_t *c) {
     int64_t n = 1;
     for (int i = 0; i + 1 < y->rank; i++)
         n *= y->dims[i];
-    return sizeof(int64_t) * TABLES * (size_t)n;
+    return sizeof(int64_t) * (size_t)(c->n_in / 2) * (size_t)n;
 }
 
 static size_t work_grad(const gradd_infer_t *c) {
@@ -310,15 +377,17 @@ static size_t work_grad(const gradd_infer_t *c) {
 
 static gradd_status_t grad_sum(gradd_grad_t *g) {
     const gradd_attr_t *paddings = gradd_attr_find(g->attrs, "paddings");
+    const double *scales = find_scales(g->attrs);
+    const int tables = g->n_in / 2;
     if (g->dout[0] == GRADD_NONE) return GRADD_OK;
-    for (int t = 0; t < TABLES && t < g->n_in; t++) {
+    for (int t = 0; t < tables; t++) {
         if (!g->need[t]) continue;
         gradd_type_t table = *gradd_val_type(g->b, g->in[t]);
-        bool padded = paddings && (size_t)t < paddings->n;
-        gradd_attr_t attrs[2] = {gradd_make_ints("dims", table.dims, 2),
-                                 gradd_make_int("padding", padded ? paddings->ints[t] : -1)};
-        gradd_val_t in[2] = {g->dout[0], g->in[TABLES + t]};
-        g->din[t] = gradd_emit_attrs(g->b, "EmbeddingGrad", in, 2, attrs, 2);
+        gradd_attr_t attrs[3] = {gradd_make_ints("dims", table.dims, 2),
+                                 gradd_make_int("padding", paddings ? paddings->ints[t] : -1),
+                                 gradd_make_float("scale", scales ? scales[t] : 1)};
+        gradd_val_t in[2] = {g->dout[0], g->in[tables + t]};
+        g->din[t] = gradd_emit_attrs(g->b, "EmbeddingGrad", in, 2, attrs, 3);
     }
     return g->b->status;
 }
@@ -331,13 +400,14 @@ GRADD_OPS(
         .name = "EmbeddingSum",
         .domain = "com.gradd",
         .since = 1,
-        .min_in = 1,
+        .min_in = 2,
         .max_in = 2 * TABLES,
         .min_out = 1,
         .max_out = 1,
         .flags = GRADD_OP_INTERNAL,
-        .types = {GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_INDEX},
-        .attrs = GRADD_ATTR_LIST({"paddings", GRADD_ATTR_INTS, false}
+        .types = {GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16 | GRADD_T_INDEX},
+        .attrs = GRADD_ATTR_LIST({"paddings", GRADD_ATTR_INTS, false},
+                                 {"scales", GRADD_ATTR_FLOATS, false}
           ),
         .infer = infer_sum,
         .grad = grad_sum,
@@ -345,12 +415,20 @@ GRADD_OPS(
         .ref = ref_sum,
         .work = work_sum,
         .cases = GRADD_CASES(
-            {.text = "f32[5,3] - - i64[2,4] - -"},
-            {.text = "f32[5,3] f32[6,3] - i64[2,4]:(-5,4) i32[1,4]:(0,5) -"},
+            {.text = "f32[5,3] i64[2,4]"},
+            {.text = "f32[5,3] f32[6,3] i64[2,4]:(-5,4) i32[1,4]:(0,5)"},
             {.text = "f32[5,7] f32[9,7] f32[2,7] i64[2,4] i64[4] i64[2,1]:(0,1)"},
-            {.text = "f32[5,3] - f32[6,3] i64[] - i64[3]"},
-          {.text = "f32[5,3] - - i64[0,4] - -"},
-            {.text = "f32[40,300] f32[70,300] - i64[3,64]:(0,39) i64[64]:(0,69) -"}
+            {.text = "f32[5,3] f32[6,3] i64[] i64[3]"},
+          {.text = "f32[5,3] i64[0,4]"},
+            {.text = "f32[40,300] f32[70,300] i64[3,64]:(0,39) i64[64]:(0,69)"},
+            {.text = "f32[5,3] i64[2,4] | scales=[-2.5]"},
+            {.text = "f32[5,3] f32[6,3] i64[2,4] i64[4] | scales=[8.0,1.0] paddings=[-1,-1]"},
+            {.text = "f32[5,3] f32[6,3] i64[0,4] i64[4] | scales=[8.0,1.0]"},
+            {.text = "f32[5,3] f32[6,3] f32[7,3] f32[5,3] i64[2,4] i64[4] i32[2,1] i64[]"},
+            {.text =
+                 "f32[9,600] f32[8,600] f32[7,600] f32[6,600] f32[5,600] f32[5,600] f32[5,600] "
+                 "f32[5,600] f32[5,600] i64[40,3] i64[3] i64[40,1] i64[40,3] i64[1] i64[40,3] "
+                 "i64[40,3]:(-5,4) i64[3] i64[] | scales=[0.5,1.0,2.0,1.0,1.0,3.0,1.0,1.0,-1.0]"}
           )
 },
     {.name = "EmbeddingGrad",
@@ -362,7 +440,8 @@ GRADD_OPS(
      .max_out = 1,
      .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
      .types = {GRADD_T_FLOAT_BF16, GRADD_T_INDEX},
-     .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true}, {"padding", GRADD_ATTR_INT, false}),
+     .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true}, {"padding", GRADD_ATTR_INT, false},
+                              {"scale", GRADD_ATTR_FLOAT, false}),
      .infer = infer_grad,
      .run = run_grad,
      .ref = ref_grad,
@@ -372,4 +451,5 @@ GRADD_OPS(
                           {.text = "f32[2,4,3] i32[4] | dims=[7,3] padding=-1"},
                           {.text = "f32[300,300] i64[300]:(0,1) | dims=[3,300]", .tol = 1e-4},
                           {.text = "f32[600,70] i64[600]:(-90,89) | dims=[90,70]"},
+                          {.text = "f32[2,4,3] i64[4] | dims=[5,3] padding=2 scale=-5.5"},
                           {.text = "f32[0,3] i64[0] | dims=[5,3]"})});

@@ -1,23 +1,34 @@
 /* Sums of embeddings -> EmbeddingSum:
  *
- *   Add(Gather(W, ids), Gather(P, positions)), and one Add more for a third table
+ *   Add(Gather(W, ids), Gather(P, positions)), and one Add more for every further table
  *   Where(ids == padding, StopGradient(Gather(W, ids)), Gather(W, ids))
  *
  * The second is how a table with padding_idx is exported: rows of padding get no gradient. It is
  * taken alone as well, because it costs a pass over the rows in each direction. Operands in either
- * order; ids broadcast. A plain Gather on its own stays what it is. */
+ * order; ids broadcast. A plain Gather on its own stays what it is.
+ *
+ * Between rows and sum may stand a Mul of one table's rows by a known number (its scale), an Expand
+ * (ids broadcast), a view that keeps the last axis (a Reshape of the ids, if no Expand is above it)
+ * and a StopGradient (one of the table). What is added for them is a view. */
 #include <string.h>
 
 #include "kernels/rules.h"
 #include "server/graph/match.h"
 #include "server/graph/readers.h"
 
-enum { TABLES = 3 };
+enum { TABLES = 9 };
+
+typedef struct table_s {
+    gradd_val_t rows, ids;
+    int64_t padding;
+    double scale;
+    const gradd_type_t *shape; /* the ids take its leading dimensions; NULL = those they have */
+    bool frozen;
+} table_t;
 
 typedef struct lookup_s {
     int n;
-    gradd_val_t table[TABLES], ids[TABLES];
-    int64_t padding[TABLES];
+    table_t of[TABLES];
 } lookup_t;
 
 /* Rows of one matrix, picked by integers. */
@@ -51,77 +62,158 @@ static bool is_padding(const graph_t *g, gradd_val_t v, gradd_val_t ids, int64_t
 }
 
 /* The form with padding; rows are read by the Where and the StopGradient alone. */
-static bool is_padded(const graph_t *g, const graph_node_t *n, const int32_t *readers,
+static bool is_padded(const graph_t *g, const graph_node_t *n, const graph_readers_t *readers,
                       lookup_t *out) {
     const graph_node_t *rows = n->n_in == 3 ? picked(g, n->in[2]) : NULL;
     const graph_node_t *stop = rows ? match_made_by(g, n->in[1], "StopGradient") : NULL;
-    if (!stop || stop->in[0] != n->in[2] || readers[n->in[2]] != 2 || readers[n->in[1]] != 1)
+    if (!stop || stop->in[0] != n->in[2] || n->in[2] >= readers->n || readers->of[n->in[2]] != 2 ||
+        !graph_read_once(readers, n->in[1]))
         return false;
-    *out = (lookup_t){.n = 1, .table = {rows->in[0]}, .ids = {rows->in[1]}};
-    return is_padding(g, n->in[0], rows->in[1], &out->padding[0]);
+    *out = (lookup_t){.n = 1, .of = {{.rows = rows->in[0], .ids = rows->in[1], .scale = 1}}};
+    return is_padding(g, n->in[0], rows->in[1], &out->of[0].padding);
 }
 
-/* What is looked up in v: one table, or up to two of a sum that is recognised already. */
-static bool find_lookup(const graph_t *g, gradd_val_t v, const int32_t *readers, lookup_t *out) {
+/* What v itself looks up: one table, or those of a sum that is recognised already. */
+static bool is_lookup(const graph_t *g, gradd_val_t v, lookup_t *out) {
     const graph_node_t *n = picked(g, v);
-    *out = (lookup_t){0};
-    if (readers[v] != 1) return false;
+    *out = (lookup_t){.n = 1};
     if (n) {
-        *out = (lookup_t){.n = 1, .table = {n->in[0]}, .ids = {n->in[1]}, .padding = {-1}};
+        out->of[0] = (table_t){.rows = n->in[0], .ids = n->in[1], .padding = -1, .scale = 1};
         return true;
     }
     n = match_made_by(g, v, "EmbeddingSum");
     if (!n) return false;
     const gradd_attr_t *paddings = gradd_attr_find(n->attrs, "paddings");
-    for (; out->n < TABLES && n->in[out->n] != GRADD_NONE; out->n++) {
-        out->table[out->n] = n->in[out->n];
-        out->ids[out->n] = n->in[TABLES + out->n];
-        out->padding[out->n] = paddings->ints[out->n];
-    }
+    const gradd_attr_t *scales = gradd_attr_find(n->attrs, "scales");
+    out->n = n->n_in / 2;
+    for (int t = 0; t < out->n; t++)
+        out->of[t] = (table_t){.rows = n->in[t],
+                               .ids = n->in[out->n + t],
+                               .padding = paddings->ints[t],
+                               .scale = scales ? scales->floats[t] : 1};
     return true;
 }
 
-static gradd_status_t replace(graph_t *g, graph_node_t *n, const lookup_t *l) {
-    gradd_val_t in[2 * TABLES];
-    int64_t paddings[TABLES];
-    for (int t = 0; t < TABLES; t++) {
-        in[t] = t < l->n ? l->table[t] : GRADD_NONE;
-        in[TABLES + t] = t < l->n ? l->ids[t] : GRADD_NONE;
-        paddings[t] = t < l->n ? l->padding[t] : -1;
+/* What stands between a sum and the rows that it adds, walked upwards. */
+typedef struct way_s {
+    gradd_val_t v;
+    bool frozen, scaled;
+    double scale;
+    const gradd_type_t *shape; /* of the last view that changes it */
+} way_t;
+
+static bool keeps_rows(const gradd_type_t *in, const gradd_type_t *out) {
+    if (in->dtype != out->dtype || in->rank < 1 || out->rank < 1) return false;
+    return in->dims[in->rank - 1] == out->dims[out->rank - 1] && out->dims[out->rank - 1] > 0;
+}
+
+static bool step_up(const graph_t *g, way_t *w) {
+    if (g->values[w->v]->kind != VALUE_NODE) return false;
+    const graph_node_t *n = &g->nodes[g->values[w->v]->node];
+    gradd_val_t from = n->n_in ? n->in[0] : GRADD_NONE;
+    const bool view = n->op->flags & GRADD_OP_VIEW, mul = !strcmp(n->op->name, "Mul");
+    if (n->backward || (mul && (w->scaled || !match_with_scalar(g, n, &w->scale, &from))) ||
+        from == GRADD_NONE)
+        return false;
+    const gradd_type_t *in = &g->values[from]->type, *out = &g->values[w->v]->type;
+    const bool same = gradd_type_equal(in, out);
+    if (!keeps_rows(in, out)) return false;
+    if (mul) {
+        w->scaled = true;
+        if (!same) return false;
+    } else if (view) {
+        if (n->op->flags & GRADD_OP_NO_GRAD) w->frozen = true;
+        if (!same && !w->shape) w->shape = out;
+    } else if (strcmp(n->op->name, "Expand") || w->shape) {
+        return false; /* ids that are reshaped afterwards would have to be expanded */
     }
-    gradd_attr_t attr = gradd_make_ints("paddings", paddings, TABLES);
-    return match_replace(
-        g, n,
-        &(match_fused_t){
-            .op = "EmbeddingSum", .in = in, .n_in = 2 * TABLES, .attrs = &attr, .n_attrs = 1});
+    w->v = from;
+    return true;
+}
+
+/* What is looked up in v. A scale and another shape are understood for one table alone. */
+static bool find_lookup(const graph_t *g, gradd_val_t v, const graph_readers_t *readers,
+                        lookup_t *out) {
+    way_t way = {.v = v, .scale = 1};
+    int steps = 0;
+    while (graph_read_once(readers, way.v) && !is_lookup(g, way.v, out))
+        if (++steps > MATCH_MAX_WALK || !step_up(g, &way)) return false;
+    if (!graph_read_once(readers, way.v)) return false;
+    if ((way.scaled || way.shape) && (out->n > 1 || out->of[0].scale != 1)) return false;
+    for (int t = 0; t < out->n; t++)
+        out->of[t].frozen = way.frozen;
+    if (way.scaled) out->of[0].scale = way.scale;
+    out->of[0].shape = way.shape;
+    return true;
+}
+
+/* The table and its ids as the operator reads them. */
+static gradd_status_t make_operands(graph_t *g, const graph_node_t *like, const table_t *t,
+                                    gradd_val_t *out_rows, gradd_val_t *out_ids) {
+    *out_rows = t->rows;
+    *out_ids = t->ids;
+    if (t->frozen && !g->values[t->rows]->data && !match_made_by(g, t->rows, "StopGradient"))
+        GRADD_TRY(match_emit(g, like,
+                             &(match_fused_t){.op = "StopGradient", .in = &t->rows, .n_in = 1},
+                             out_rows, 1));
+    if (!t->shape) return GRADD_OK;
+    const gradd_attr_t literal = gradd_make_int("allowzero", 1);
+    const gradd_val_t in[2] = {t->ids,
+                               gradd_const_i64s(&g->builder, t->shape->dims, t->shape->rank - 1)};
+    GRADD_TRY(g->builder.status);
+    const match_fused_t reshape = {
+        .op = "Reshape", .in = in, .n_in = 2, .attrs = &literal, .n_attrs = 1};
+    return match_emit(g, like, &reshape, out_ids, 1);
+}
+
+static gradd_status_t replace(graph_t *g, int node, const lookup_t *l) {
+    const graph_node_t like = g->nodes[node];
+    gradd_val_t in[2 * TABLES], ends[2 * TABLES];
+    int64_t paddings[TABLES];
+    double scales[TABLES];
+    bool scaled = false;
+    for (int t = 0; t < l->n; t++) {
+        ends[t] = l->of[t].rows;
+        ends[l->n + t] = l->of[t].ids;
+        paddings[t] = l->of[t].padding;
+        scales[t] = l->of[t].scale;
+        scaled = scaled || scales[t] != 1;
+        GRADD_TRY(make_operands(g, &like, &l->of[t], &in[t], &in[l->n + t]));
+    }
+    const gradd_attr_t attrs[2] = {gradd_make_ints("paddings", paddings, (size_t)l->n),
+                                   gradd_make_floats("scales", scales, (size_t)l->n)};
+    const match_fused_t fused = {.op = "EmbeddingSum",
+                                 .in = in,
+                                 .n_in = 2 * l->n,
+                                 .attrs = attrs,
+                                 .n_attrs = scaled ? 2 : 1};
+    return match_replace_above(g, &g->nodes[node], &fused, ends, 2 * l->n);
 }
 
 /* The longer operand comes first: (a + b) + c is how its numbers were added. */
-static gradd_status_t fuse_sum(graph_t *g, graph_node_t *n, const int32_t *readers) {
+static gradd_status_t fuse_sum(graph_t *g, int node, const graph_readers_t *readers) {
+    const graph_node_t *n = &g->nodes[node];
     lookup_t a, b;
     if (!find_lookup(g, n->in[0], readers, &a) || !find_lookup(g, n->in[1], readers, &b))
         return GRADD_OK;
     lookup_t *all = a.n >= b.n ? &a : &b, *more = a.n >= b.n ? &b : &a;
-    if (a.n + b.n > TABLES) return GRADD_OK;
-    for (int t = 0; t < more->n; t++, all->n++) {
-        all->table[all->n] = more->table[t];
-        all->ids[all->n] = more->ids[t];
-        all->padding[all->n] = more->padding[t];
-    }
-    return replace(g, n, all);
+    if (more->n > 1 || all->n == TABLES) return GRADD_OK;
+    all->of[all->n++] = more->of[0];
+    return replace(g, node, all);
 }
 
 static gradd_status_t fuse_embedding(graph_t *g) {
-    int32_t *readers;
+    const int n_nodes = g->n_nodes;
+    graph_readers_t readers;
     lookup_t one;
-    GRADD_TRY(graph_count_readers(g, &readers));
-    for (int i = 0; i < g->n_nodes; i++) {
-        graph_node_t *n = &g->nodes[i];
+    GRADD_TRY(graph_find_readers(g, &readers));
+    for (int i = 0; i < n_nodes; i++) {
+        const graph_node_t *n = &g->nodes[i];
         if (n->backward) continue;
-        if (!strcmp(n->op->name, "Where") && is_padded(g, n, readers, &one))
-            GRADD_TRY(replace(g, n, &one));
+        if (!strcmp(n->op->name, "Where") && is_padded(g, n, &readers, &one))
+            GRADD_TRY(replace(g, i, &one));
         else if (!strcmp(n->op->name, "Add"))
-            GRADD_TRY(fuse_sum(g, n, readers));
+            GRADD_TRY(fuse_sum(g, i, &readers));
     }
     return GRADD_OK;
 }
