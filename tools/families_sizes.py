@@ -1,8 +1,9 @@
 """Tiny random models of the families that transformers knows, for tools/families.py.
 
-build(family) makes one from the family's own configuration class: every size that a configuration
-is known to name is made small, dropout is off, and the layers are few but of every kind that the
-default configuration has. Sizes that do not fit together are left out one after the other.
+candidates(family) makes them from the family's own configuration class: every size that a
+configuration is known to name is made small, dropout is off unless a rate is given, and the layers
+are few but of every kind that the default configuration has. Sizes that do not fit together are
+left out one after the other.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ _NEVER_NONE = {
     *("vocab_size", "head_dim", "num_key_value_heads", "num_experts_per_tok"),
     *("moe_intermediate_size", "n_routed_experts", "num_experts"),
 }
-_DROPOUT = ("drop", "jitter")
+_DROPOUT = "drop"
+_NEVER_DROPPED = ("layerdrop", "drop_path", "jitter")  # whole layers, in Python; noise
 # What one family wants beyond the sizes above.
 OWN: dict[str, dict[str, Any]] = {
     "dots1": {"n_shared_experts": 1},
@@ -66,6 +68,7 @@ OWN: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "lilt": {"hidden_size": 96},  # a multiple of six
     "mamba2": {"num_heads": 8, "head_dim": 16},  # twice the hidden size
+    "mistral4": {"head_dim": 24},  # of which a third is turned: qk_rope_head_dim
     "reformer": {"axial_pos_embds": False},  # else one length only
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},
@@ -108,8 +111,12 @@ def families() -> list[Family]:
     return sorted(found.values())
 
 
-def candidates(family: Family) -> Iterator[torch.nn.Module]:
+def candidates(family: Family, dropout: float = 0.0) -> Iterator[torch.nn.Module]:
     """Models to try, in this order; then, if some could not be made, raises why.
+
+    Args:
+        family: The family and its class.
+        dropout: Every rate of dropout that the configuration has, if it is a number by default.
 
     Raises:
         Exception: Whatever the configuration or the model objects to.
@@ -121,7 +128,7 @@ def candidates(family: Family) -> Iterator[torch.nn.Module]:
     problem: Exception | None = None
     tried: list[dict] = []
     for left_out in _LEFT_OUT:
-        values = configuration_values(model_class.config_class, family, left_out)
+        values = configuration_values(model_class.config_class, family, left_out, dropout)
         if values in tried:
             continue
         tried.append(values)
@@ -158,20 +165,22 @@ def configured(config_class: type, family: Family, values: dict[str, Any]) -> An
     return config
 
 
-def configuration_values(config_class: type, family: Family, left_out: tuple) -> dict[str, Any]:
+def configuration_values(
+    config_class: type, family: Family, left_out: tuple, dropout: float
+) -> dict[str, Any]:
     """Arguments for the configuration class: small sizes for what its default names."""
     default = config_class()
-    values = shrunk(default.to_dict()) | OWN.get(family.name, {})
+    values = shrunk(default.to_dict(), dropout) | OWN.get(family.name, {})
     for name in getattr(config_class, "sub_configs", {}):
         part = getattr(default, name, None)
         if part is not None and hasattr(part, "to_dict"):
-            values[name] = shrunk(part.to_dict())
+            values[name] = shrunk(part.to_dict(), dropout)
             if "model_type" in part.to_dict():
                 values[name]["model_type"] = part.model_type
     return {name: value for name, value in values.items() if name not in left_out}
 
 
-def shrunk(default: dict[str, Any]) -> dict[str, Any]:
+def shrunk(default: dict[str, Any], dropout: float) -> dict[str, Any]:
     """The entries of a default configuration that are to be others, with their new values."""
     layered, count = layer_lists(default)
     values: dict[str, Any] = {}
@@ -182,8 +191,10 @@ def shrunk(default: dict[str, Any]) -> dict[str, Any]:
             values[name] = count
         elif name in TOKENS and value is not None:
             values[name] = TOKENS[name]
-        elif isinstance(value, float) and any(part in name for part in _DROPOUT):
+        elif isinstance(value, float) and any(part in name for part in _NEVER_DROPPED):
             values[name] = 0.0
+        elif isinstance(value, float) and _DROPOUT in name:
+            values[name] = dropout
     if "qk_rope_head_dim" in default:  # latent attention
         same = {"head_dim": SIZES["qk_rope_head_dim"], "num_key_value_heads": 4}
         values |= {name: value for name, value in same.items() if name in values}

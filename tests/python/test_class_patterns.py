@@ -1,0 +1,90 @@
+"""Every model class that trains is planned as its authors wrote it: counts written by hand.
+
+docs/families.md lists the classes; the rows of counts_*.py say how many operators of each kind a
+reader of their source finds, and what is left that belongs to no pattern. The models are those of
+`make families`, with one batch of two rows of twelve tokens, but every rate of dropout that they
+know is 0.1. test_family_patterns.py does the same for other settings of fewer families, mostly
+without dropout.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+from pathlib import Path
+
+import counts_decoders
+import counts_encoders
+import counts_experts
+import counts_seq2seq
+import pytest
+import torch
+from pattern_counts import check, explained
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+import families_sizes
+from families_sizes import Family
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = (counts_encoders, counts_decoders, counts_experts, counts_seq2seq)
+ROWS = {key: row for part in PARTS for key, row in part.ROWS.items()}
+LEFT = {key: left for part in PARTS for key, left in part.LEFT.items()}
+# Tokens of a batch where every token makes operators of its own: a step each in rwkv and xlstm.
+LENGTH = {"rwkv": 6, "xlstm": 6}
+RATE = {"diffllama": 0.0}  # of dropout; its attention refuses to have any
+IN_BF16 = (
+    ("deepseek_v3", "DeepseekV3ForCausalLM"),
+    ("gpt_oss", "GptOssForCausalLM"),
+    ("m2m_100", "M2M100ForConditionalGeneration"),
+    ("nanochat", "NanoChatForCausalLM"),
+    ("roformer", "RoFormerForMaskedLM"),
+)
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[tuple[str, str], Family]:
+    return {(f.name, f.model): f for f in families_sizes.families()}
+
+
+@pytest.mark.quick
+def test_every_class_that_trains_has_a_row() -> None:
+    page = (ROOT / "docs" / "families.md").read_text()
+    trains = page[page.index("## Train in the daemon") : page.index("## Run in PyTorch")]
+    assert set(re.findall(r"^\| (\S+) \| `(\w+)` \|", trains, re.MULTILINE)) == set(ROWS)
+    assert set(LEFT) <= set(ROWS) and set(IN_BF16) <= set(ROWS)
+    assert sum(len(part.ROWS) for part in PARTS) == len(ROWS)
+
+
+def trainable(family: Family, batch: dict[str, torch.Tensor]) -> torch.nn.Module:
+    """The first model of a family that PyTorch can train."""
+    problem: Exception | None = None
+    for model in families_sizes.candidates(family, RATE.get(family.name, 0.1)):
+        try:
+            loss = copy.deepcopy(model)(**copy.deepcopy(batch)).loss
+            loss.backward()
+            if torch.isfinite(loss):
+                return model
+        except Exception as error:  # of any kind: the code is the family's
+            problem = problem or error
+    raise problem or ArithmeticError(f"{family}: the loss is not finite")
+
+
+def check_class(key: tuple[str, str], family: Family, path: Path, dtype: torch.dtype) -> None:
+    batch = families_sizes.batch(family, 1, 2, LENGTH.get(family.name, 12))
+    model = trainable(family, batch).to(dtype)
+    if key in counts_experts.ROWS:
+        model.set_experts_implementation("batched_mm")
+    check(explained(model, batch, path), ROWS[key], LEFT.get(key, {}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ROWS, ids="-".join)
+def test_class(key: tuple[str, str], known: dict, tmp_path: Path) -> None:
+    check_class(key, known[key], tmp_path / "model.onnx", torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", IN_BF16, ids="-".join)
+def test_class_in_bf16(key: tuple[str, str], known: dict, tmp_path: Path) -> None:
+    check_class(key, known[key], tmp_path / "model.onnx", torch.bfloat16)
