@@ -78,12 +78,17 @@ class Engine:
 def measure(
     name: str, precision: str, options: argparse.Namespace, env: dict[str, str]
 ) -> dict[str, Any]:
-    """All engines on one workload, from `options.starts` starts of their processes."""
+    """All engines on one workload, from `options.starts` starts of their processes, or from those
+    that were done when somebody ended this process (`starts` says how many)."""
     result = _measure_once(name, precision, options, env, 0)
-    for start in range(1, options.starts):
-        _stop_daemons(env)
-        _add_start(result, _measure_once(name, precision, options, env, start))
-    result["starts"] = options.starts
+    result["starts"] = 1
+    try:
+        for start in range(1, options.starts):
+            _stop_daemons(env)
+            _add_start(result, _measure_once(name, precision, options, env, start))
+            result["starts"] += 1
+    except SystemExit:
+        print(f"\nended after {result['starts']} of {options.starts} starts")
     return result
 
 
@@ -292,6 +297,8 @@ def main(argv: list[str] | None = None) -> int:
                 what = workloads.make(name, options.quick).what
                 print(f"\n{name} {precision}: {what}", flush=True)
                 results.append(measure(name, precision, options, env))
+                if results[-1]["starts"] < options.starts:
+                    break
         finally:
             _stop_daemons(env)
     all_, stolen = (b - a for a, b in zip(before, _processor_ticks(), strict=True))
