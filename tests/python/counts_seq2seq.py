@@ -17,9 +17,8 @@ ROWS: dict[tuple[str, str], Row] = {
         norm=5, attention=2, gelu=2, linear=12, product=1, table=1, drop_add=4, drop=3
     ),
     # encoder layer 6 linear/2 norms/1 attention, decoder layer 10 linear/3 norms/2 attentions, 2+2
-    # layers; layernorm_embedding in both (5+7 norms); head: lm_head(x) + final_logits_bias = the
-    # 33rd linear; token + position = 1 table each side. final_logits_bias is a buffer of zeros: the
-    # head has no bias
+    # layers; layernorm_embedding in both (5+7 norms); head: lm_head(x) + final_logits_bias; token +
+    # position = 1 table each side. final_logits_bias is a buffer of zeros: the head has no bias
     ("bart", "BartForConditionalGeneration"): Row(
         norm=12, attention=6, gelu=4, linear=32, product=1, table=2, drop_add=10, drop=6
     ),
@@ -40,7 +39,7 @@ ROWS: dict[tuple[str, str], Row] = {
         norm=5, attention=2, gelu=2, linear=12, product=1, table=1, drop_add=4, drop=3
     ),
     # pre-norm BART: encoder 6 linear/2 norms per layer + last norm, decoder 10 linear/3 norms per
-    # layer + last norm; head + final_logits_bias = the 33rd linear. final_logits_bias is a buffer
+    # layer + last norm; head + final_logits_bias. final_logits_bias is a buffer
     # of zeros: the head has no bias
     ("blenderbot", "BlenderbotForConditionalGeneration"): Row(
         norm=12, attention=6, gelu=4, linear=32, product=1, table=2, drop_add=10, drop=6
@@ -54,7 +53,7 @@ ROWS: dict[tuple[str, str], Row] = {
     ),
     # like BART; encoder: token + position = 1 table; decoder: norm between token lookup and the
     # addition of positions, so token lookup alone = 1, position lookup by arange not counted; head
-    # + final_logits_bias = the 33rd linear. final_logits_bias is a buffer of zeros: the head has no
+    # + final_logits_bias. final_logits_bias is a buffer of zeros: the head has no
     # bias. Positions are added behind the decoder's norm: a table of their own
     ("blenderbot-small", "BlenderbotSmallForConditionalGeneration"): Row(
         norm=12, attention=6, gelu=4, linear=32, product=1, table=3, drop_add=10, drop=6
@@ -83,7 +82,7 @@ ROWS: dict[tuple[str, str], Row] = {
         norm=4, attention=2, gelu=2, linear=12, product=1, table=1, drop_add=4, drop=3
     ),
     # BART without layernorm_embedding and without last norms: 2 norms per encoder layer, 3 per
-    # decoder layer; head + final_logits_bias = the 33rd linear. final_logits_bias is a buffer of
+    # decoder layer; head + final_logits_bias. final_logits_bias is a buffer of
     # zeros: the head has no bias
     ("marian", "MarianMTModel"): Row(
         norm=10, attention=6, gelu=4, linear=32, product=1, table=2, drop_add=10, drop=6
@@ -94,7 +93,7 @@ ROWS: dict[tuple[str, str], Row] = {
         norm=6, attention=2, gelu=2, linear=12, product=1, table=1, drop_add=4, drop=3
     ),
     # pre-norm BART with layernorm_embedding and last norm on both sides (6+8 norms); head +
-    # final_logits_bias = the 33rd linear. shift_tokens_right: ReduceSum =
+    # final_logits_bias. shift_tokens_right: ReduceSum =
     # prev_output_tokens.ne(pad).sum(dim=1) (integers: where the last token of the labels is),
     # gathers 1 = prev_output_tokens.gather(1, index_of_eos) of that token id. final_logits_bias is
     # a buffer of zeros: the head has no bias
@@ -113,7 +112,7 @@ ROWS: dict[tuple[str, str], Row] = {
     ("mvp", "MvpForCausalLM"): Row(
         norm=5, attention=2, gelu=2, linear=12, product=1, table=1, drop_add=4, drop=3
     ),
-    # like BART, attention by hand (bmm), no prompt; head + final_logits_bias = the 33rd linear.
+    # like BART, attention by hand (bmm), no prompt; head + final_logits_bias.
     # final_logits_bias is a buffer of zeros: the head has no bias
     ("mvp", "MvpForConditionalGeneration"): Row(
         norm=12, attention=6, gelu=4, linear=32, product=1, table=2, drop_add=10, drop=6
@@ -136,7 +135,7 @@ ROWS: dict[tuple[str, str], Row] = {
         norm=5, attention=2, gelu=2, linear=12, product=1, table=1, drop_add=4, drop=3
     ),
     # pre-norm, encoder 6 linear/2 norms per layer + last, decoder 10 linear/3 norms per layer +
-    # last; head + final_logits_bias = the 33rd linear. final_logits_bias is a buffer of zeros: the
+    # last; head + final_logits_bias. final_logits_bias is a buffer of zeros: the
     # head has no bias
     ("pegasus", "PegasusForConditionalGeneration"): Row(
         norm=12, attention=6, gelu=4, linear=32, product=1, table=2, drop_add=10, drop=6
@@ -146,7 +145,7 @@ ROWS: dict[tuple[str, str], Row] = {
     ("plbart", "PLBartForCausalLM"): Row(
         norm=5, attention=2, gelu=2, linear=12, product=1, table=1, drop_add=4, drop=3
     ),
-    # as BART; head + final_logits_bias = the 33rd linear. shift_tokens_right as in MBart: ReduceSum
+    # as BART; head + final_logits_bias. shift_tokens_right as in MBart: ReduceSum
     # = prev_output_tokens.ne(pad).sum(dim=1) (integers), gathers 1 = prev_output_tokens.gather(1,
     # index_of_eos). final_logits_bias is a buffer of zeros: the head has no bias
     ("plbart", "PLBartForConditionalGeneration"): Row(
