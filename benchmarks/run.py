@@ -119,7 +119,7 @@ def _measure_once(
             if mode != MODES[0]:
                 for engine in list(engines):
                     _ask(engine, "optimizer", 1, engines, result)
-            _take_turns(engines, options, mode, result)
+            _take_turns(engines, options, load.samples, mode, result)
         for engine in list(engines) if start == options.starts - 1 else ():
             print(f"  {engine.name:8s} memory", flush=True)
             answer = _ask(engine, "memory", options.memory_steps, engines, result)
@@ -184,7 +184,11 @@ def _turned(items: list, by: int) -> list:
 
 
 def _take_turns(
-    engines: list[Engine], options: argparse.Namespace, mode: str, result: dict[str, Any]
+    engines: list[Engine],
+    options: argparse.Namespace,
+    samples_each: int,
+    mode: str,
+    result: dict[str, Any],
 ) -> None:
     samples: dict[str, list[float]] = {e.name: [] for e in engines}
     rounds = options.rounds if mode == MODES[0] else max(2, options.rounds // 2)
@@ -194,7 +198,7 @@ def _take_turns(
             time.sleep(options.pause)  # threads of the engine before stop spinning
             # One sample more than wanted: caches are cold after the others' turn, so the first
             # does not count.
-            answer = _ask(engine, "time", 1 + options.samples, engines, result)
+            answer = _ask(engine, "time", 1 + options.samples * samples_each, engines, result)
             if answer is not None:
                 samples[engine.name] += answer["ms"][1:]
     samples = {engine.name: samples[engine.name] for engine in engines}
