@@ -77,34 +77,13 @@ static void seek_row(const rope_t *p, int64_t row, int64_t *index, int64_t *at_c
     }
 }
 
-/* Rows [first, end) of elements T with tables of C, computed in R. */
-#define ROPE_ROWS(suffix, T_, C_, R_, LOAD, LOAD_TABLE, STORE)                                     \
-    GRADD_MULTIARCH static void rows_##suffix(const rope_t *r, int64_t first, int64_t end) {       \
-        typedef T_ T;                                                                              \
-        typedef C_ C;                                                                              \
-        typedef R_ R;                                                                              \
-        const int64_t half = r->turned / 2;                                                        \
-        const R sign = r->clockwise ? 1 : -1;                                                      \
-        int64_t index[GRADD_MAX_RANK], at_c, at_s;                                                 \
-        seek_row(r, first, index, &at_c, &at_s);                                                   \
-        for (int64_t row = first; row < end; row++) {                                              \
-            const T *x = (const T *)r->x + row * r->size;                                          \
-            const C *cos = (const C *)r->cos + at_c, *sin = (const C *)r->sin + at_s;              \
-            T *y = (T *)r->y + row * r->size;                                                      \
-            if (r->interleaved)                                                                    \
-                TURN(PAIR_FIRST, PAIR_SECOND, LOAD, LOAD_TABLE, STORE)                             \
-            else                                                                                   \
-                TURN(HALF_FIRST, HALF_SECOND, LOAD, LOAD_TABLE, STORE)                             \
-            if (r->turned < r->size && x != y)                                                     \
-                memcpy(y + r->turned, x + r->turned, sizeof(T) * (size_t)(r->size - r->turned));   \
-            next_row(r, index, &at_c, &at_s);                                                      \
-        }                                                                                          \
-    }
 #define AS_IS(x) (x)
-ROPE_ROWS(f32, float, float, float, AS_IS, AS_IS, AS_IS)
-ROPE_ROWS(f64, double, double, double, AS_IS, AS_IS, AS_IS)
-ROPE_ROWS(bf16, gradd_bf16_t, gradd_bf16_t, float, gradd_bf16_f32, gradd_bf16_f32, gradd_f32_bf16)
-ROPE_ROWS(bf16_f32, gradd_bf16_t, float, float, gradd_bf16_f32, AS_IS, gradd_f32_bf16)
+
+#define TURN_ROW(LOAD, LOAD_TABLE, STORE)                                                          \
+    if (r->interleaved)                                                                            \
+        TURN(PAIR_FIRST, PAIR_SECOND, LOAD, LOAD_TABLE, STORE)                                     \
+    else                                                                                           \
+        TURN(HALF_FIRST, HALF_SECOND, LOAD, LOAD_TABLE, STORE)
 
 /* With tables of one column per pair, from one order of the elements to the same or another. */
 #define TURN_SHARED(FROM, TO, LOAD, LOAD_TABLE, STORE)                                             \
@@ -117,8 +96,19 @@ ROPE_ROWS(bf16_f32, gradd_bf16_t, float, float, gradd_bf16_f32, AS_IS, gradd_f32
         }                                                                                          \
     }
 
-#define SHARED_ROWS(suffix, T_, C_, R_, LOAD, LOAD_TABLE, STORE)                                   \
-    GRADD_MULTIARCH static void shared_##suffix(const rope_t *r, int64_t first, int64_t end) {     \
+#define TURN_SHARED_ROW(LOAD, LOAD_TABLE, STORE)                                                   \
+    if (r->apart && r->transposed)                                                                 \
+        TURN_SHARED(HALF, PAIR, LOAD, LOAD_TABLE, STORE)                                           \
+    else if (r->apart)                                                                             \
+        TURN_SHARED(PAIR, HALF, LOAD, LOAD_TABLE, STORE)                                           \
+    else if (r->interleaved)                                                                       \
+        TURN_SHARED(PAIR, PAIR, LOAD, LOAD_TABLE, STORE)                                           \
+    else                                                                                           \
+        TURN_SHARED(HALF, HALF, LOAD, LOAD_TABLE, STORE)
+
+/* Rows [first, end) of elements T with tables of C, computed in R. */
+#define ROPE_ROWS(name, BODY, T_, C_, R_, LOAD, LOAD_TABLE, STORE)                                 \
+    GRADD_MULTIARCH static void name(const rope_t *r, int64_t first, int64_t end) {                \
         typedef T_ T;                                                                              \
         typedef C_ C;                                                                              \
         typedef R_ R;                                                                              \
@@ -130,23 +120,20 @@ ROPE_ROWS(bf16_f32, gradd_bf16_t, float, float, gradd_bf16_f32, AS_IS, gradd_f32
             const T *x = (const T *)r->x + row * r->size;                                          \
             const C *cos = (const C *)r->cos + at_c, *sin = (const C *)r->sin + at_s;              \
             T *y = (T *)r->y + row * r->size;                                                      \
-            if (r->apart && r->transposed)                                                         \
-                TURN_SHARED(HALF, PAIR, LOAD, LOAD_TABLE, STORE)                                   \
-            else if (r->apart)                                                                     \
-                TURN_SHARED(PAIR, HALF, LOAD, LOAD_TABLE, STORE)                                   \
-            else if (r->interleaved)                                                               \
-                TURN_SHARED(PAIR, PAIR, LOAD, LOAD_TABLE, STORE)                                   \
-            else                                                                                   \
-                TURN_SHARED(HALF, HALF, LOAD, LOAD_TABLE, STORE)                                   \
+            BODY(LOAD, LOAD_TABLE, STORE)                                                          \
             if (r->turned < r->size && x != y)                                                     \
                 memcpy(y + r->turned, x + r->turned, sizeof(T) * (size_t)(r->size - r->turned));   \
             next_row(r, index, &at_c, &at_s);                                                      \
         }                                                                                          \
     }
-SHARED_ROWS(f32, float, float, float, AS_IS, AS_IS, AS_IS)
-SHARED_ROWS(f64, double, double, double, AS_IS, AS_IS, AS_IS)
-SHARED_ROWS(bf16, gradd_bf16_t, gradd_bf16_t, float, gradd_bf16_f32, gradd_bf16_f32, gradd_f32_bf16)
-SHARED_ROWS(bf16_f32, gradd_bf16_t, float, float, gradd_bf16_f32, AS_IS, gradd_f32_bf16)
+#define BOTH_ROWS(suffix, ...)                                                                     \
+    ROPE_ROWS(rows_##suffix, TURN_ROW, __VA_ARGS__)                                                \
+    ROPE_ROWS(shared_##suffix, TURN_SHARED_ROW, __VA_ARGS__)
+
+BOTH_ROWS(f32, float, float, float, AS_IS, AS_IS, AS_IS)
+BOTH_ROWS(f64, double, double, double, AS_IS, AS_IS, AS_IS)
+BOTH_ROWS(bf16, gradd_bf16_t, gradd_bf16_t, float, gradd_bf16_f32, gradd_bf16_f32, gradd_f32_bf16)
+BOTH_ROWS(bf16_f32, gradd_bf16_t, float, float, gradd_bf16_f32, AS_IS, gradd_f32_bf16)
 
 typedef void (*rows_fn_t)(const rope_t *r, int64_t first, int64_t end);
 
