@@ -310,7 +310,7 @@ def main(argv: list[str] | None = None) -> int:
     paths = report.write(Path(options.out), machine, results, options.quick)
     print("\n" + report.table(machine, results))
     print("\nwritten: " + ", ".join(str(p) for p in paths))
-    return 0
+    return 0 if results[-1]["starts"] == options.starts else 143  # ended by SIGTERM
 
 
 def _stop_daemons(env: dict[str, str]) -> None:

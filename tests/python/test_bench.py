@@ -60,6 +60,24 @@ def test_interval_over_starts_covers_what_rounds_do_not_show() -> None:
 
 
 @pytest.mark.quick
+def test_an_ended_run_keeps_the_starts_that_were_done(monkeypatch: Any) -> None:
+    import argparse
+
+    import run
+
+    def once(name: str, precision: str, options: Any, env: dict, start: int) -> dict[str, Any]:
+        if start == 2:
+            sys.exit(143)  # what SIGTERM becomes
+        return {"engines": {"gradd": {"ms": {"fwd+bwd": [float(start)]}}}, "failed": {}}
+
+    monkeypatch.setattr(run, "_measure_once", once)
+    monkeypatch.setattr(run, "_stop_daemons", lambda env: None)
+    result = run.measure("mlp", "fp32", argparse.Namespace(starts=5), {})
+    assert result["starts"] == 2
+    assert result["engines"]["gradd"]["ms"]["fwd+bwd"] == [0.0, 1.0]
+
+
+@pytest.mark.quick
 def test_pool_takes_all_starts_of_all_files(tmp_path: Path, capsys: Any) -> None:
     import pool
 
