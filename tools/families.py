@@ -67,19 +67,14 @@ def in_torch(family: Family) -> tuple[torch.nn.Module, list[dict], list[Step]]:
         Exception: What the first one objected to.
     """
     batches = [families_sizes.batch(family, seed, *shape) for seed, shape in enumerate(SHAPES, 1)]
-    problem: Exception | None = None
-    try:
-        for model in families_sizes.candidates(family):
-            try:
-                twin = copy.deepcopy(model)
-                steps = [step(twin, twin, copy.deepcopy(batch)) for batch in batches]
-                check_sound(steps)
-                return model, batches, steps
-            except Exception as error:  # of any kind: the code is the family's
-                problem = problem or error
-    except Exception as error:
-        problem = problem or error
-    raise problem or RuntimeError("there is no model to try")
+
+    def attempt(model: torch.nn.Module) -> tuple[torch.nn.Module, list[dict], list[Step]]:
+        twin = copy.deepcopy(model)
+        steps = [step(twin, twin, copy.deepcopy(batch)) for batch in batches]
+        check_sound(steps)
+        return model, batches, steps
+
+    return families_sizes.first_that(family, attempt)
 
 
 def check_sound(steps: list[Step]) -> None:

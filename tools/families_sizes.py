@@ -9,11 +9,12 @@ left out one after the other.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+Result = TypeVar("Result")
 MAX_PARAMETERS = 30_000_000
 MAX_LAYERS = 4
 _BY_VALUE: dict[Any, str] = {
@@ -109,6 +110,31 @@ def families() -> list[Family]:
             if task != "classification" or name not in known:
                 found.setdefault((name, model), Family(name, model, task))
     return sorted(found.values())
+
+
+def first_that(
+    family: Family, attempt: Callable[[torch.nn.Module], Result], dropout: float = 0.0
+) -> Result:
+    """What an attempt returns for the first model with which it succeeds.
+
+    Args:
+        family: The family and its class.
+        attempt: Called with a model; raises an exception of any kind if that will not do.
+        dropout: As for candidates().
+
+    Raises:
+        Exception: What the first model, or making it, objected to.
+    """
+    problem: Exception | None = None
+    try:
+        for model in candidates(family, dropout):
+            try:
+                return attempt(model)
+            except Exception as error:  # of any kind: the code is the family's
+                problem = problem or error
+    except Exception as error:
+        problem = problem or error
+    raise problem or RuntimeError("there is no model to try")
 
 
 def candidates(family: Family, dropout: float = 0.0) -> Iterator[torch.nn.Module]:

@@ -58,16 +58,15 @@ def test_every_class_that_trains_has_a_row() -> None:
 
 def trainable(family: Family, batch: dict[str, torch.Tensor]) -> torch.nn.Module:
     """The first model of a family that PyTorch can train."""
-    problem: Exception | None = None
-    for model in families_sizes.candidates(family, RATE.get(family.name, 0.1)):
-        try:
-            loss = copy.deepcopy(model)(**copy.deepcopy(batch)).loss
-            loss.backward()
-            if torch.isfinite(loss):
-                return model
-        except Exception as error:  # of any kind: the code is the family's
-            problem = problem or error
-    raise problem or ArithmeticError(f"{family}: the loss is not finite")
+
+    def attempt(model: torch.nn.Module) -> torch.nn.Module:
+        loss = copy.deepcopy(model)(**copy.deepcopy(batch)).loss
+        loss.backward()
+        if not torch.isfinite(loss):
+            raise ArithmeticError(f"{family}: the loss is {loss}")
+        return model
+
+    return families_sizes.first_that(family, attempt, RATE.get(family.name, 0.1))
 
 
 def check_class(key: tuple[str, str], family: Family, path: Path, dtype: torch.dtype) -> None:
