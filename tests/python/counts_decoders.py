@@ -29,10 +29,10 @@ ROWS: dict[tuple[str, str], Row] = {
     # parallel block with a single LayerNorm per layer, ln_f; qkv_proj and out_proj without bias (2
     # products per layer), fc_in, fc_out with bias (2 linear per layer), head with bias; gelu_new 1
     # per layer; rope (every-two) on the first 8 of 16 dims, q and k; eager attention only. Dropout:
-    # behind attention and behind the unit of each layer, both into one sum with the residual, of
-    # which the inner sum takes one; of the embeddings
+    # behind attention and behind the unit of each layer, both into one sum with the residual; of
+    # the embeddings
     ("codegen", "CodeGenForCausalLM"): Row(
-        norm=3, rope=4, attention=2, gelu=2, linear=5, product=4, table=1, drop_add=2, drop=3
+        norm=3, rope=4, attention=2, gelu=2, linear=5, product=4, table=1, drop_add=4, drop=1
     ),
     # parallel block: one LayerNorm (handwritten, no bias) per layer + last one; use_qk_norm false;
     # 7 products per layer + tied head; logits * logit_scale
@@ -166,10 +166,9 @@ ROWS: dict[tuple[str, str], Row] = {
     # per layer query_key_value, dense, dense_h_to_4h, dense_4h_to_h all with bias = 4 linear;
     # partial rope (4 of 16 dims, rest concatenated back); parallel residual with two layernorms of
     # the same input; exact gelu; head without bias. Dropout: behind attention and behind the unit
-    # of each layer, both into one sum with the residual, of which the inner sum takes one; of the
-    # embeddings
+    # of each layer, both into one sum with the residual; of the embeddings
     ("gpt_neox", "GPTNeoXForCausalLM"): Row(
-        norm=5, rope=4, attention=2, gelu=2, linear=8, product=1, table=1, drop_add=2, drop=3
+        norm=5, rope=4, attention=2, gelu=2, linear=8, product=1, table=1, drop_add=4, drop=1
     ),
     # per layer 4 Linear without bias, head without bias = 9 products, of which the last layer's
     # attention.dense gets dense_bias added (bias_dropout_add, bias.expand_as(residual)) -> 1 linear
@@ -184,9 +183,9 @@ ROWS: dict[tuple[str, str], Row] = {
     # 5; interleaved (rotate_every_two) partial rope, 8 of 16 dims; picks:
     # torch.gather(embed_positions, position_ids) once per layer; gelu_new; attention by hand.
     # Dropout: behind attention and behind the unit of each layer, both into one sum with the
-    # residual, of which the inner sum takes one; of the embeddings
+    # residual; of the embeddings
     ("gptj", "GPTJForCausalLM"): Row(
-        norm=3, rope=4, attention=2, gelu=2, linear=5, product=8, table=1, drop_add=2, drop=3
+        norm=3, rope=4, attention=2, gelu=2, linear=5, product=8, table=1, drop_add=4, drop=1
     ),
     # as Llama, with constant multipliers on embeddings, residuals, attention scores and logits (all
     # 1.0 here)
@@ -330,9 +329,9 @@ ROWS: dict[tuple[str, str], Row] = {
     # parallel attention and mlp from ONE LayerNorm per layer, last one; per layer
     # q,k,v,dense,fc1,fc2 with bias = 6 linear, head with bias; gelu_new; qk_layernorm false;
     # partial rope. Dropout: behind attention and behind the unit of each layer, both into one sum
-    # with the residual, of which the inner sum takes one; of the embeddings
+    # with the residual; of the embeddings
     ("phi", "PhiForCausalLM"): Row(
-        norm=3, rope=4, attention=2, gelu=2, linear=13, table=1, drop_add=2, drop=3
+        norm=3, rope=4, attention=2, gelu=2, linear=13, table=1, drop_add=4, drop=1
     ),
     # per layer qkv_proj, o, gate_up_proj, down = 4 products, head; silu(gate)*up on the halves of
     # one product (chunk). Dropout: behind attention and behind mlp of each layer into the sum; no

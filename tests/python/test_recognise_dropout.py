@@ -92,6 +92,41 @@ def test_the_sum_of_two_dropouts():
     assert fast[2].forward == 2 and plain[2].forward == 3
 
 
+@pytest.mark.parametrize("swap", range(4))
+def test_two_dropouts_and_a_residual(swap):
+    """The sum is taken in another order; the masks, and so the gradients, are the same bits."""
+    w = Writer()
+    shapes = dict.fromkeys("abr", (50, 60))
+    first, second = drop(w, "a", 0.2), drop(w, "b", 0.7)
+    both = w("Add", second, first) if swap & 1 else w("Add", first, second)
+    y = w("Add", "r", both) if swap & 2 else w("Add", both, "r")
+    model, feed = w.model(shapes, [y]), arrays(shapes)
+    fast, plain = (run(model, feed, [y], p, seed=3) for p in (False, True))
+    np.testing.assert_allclose(fast[0][y], plain[0][y], rtol=1e-6, atol=1e-6)
+    for name, want in plain[1].items():
+        assert fast[1][name].tobytes() == want.tobytes(), name
+    assert fast[2].forward == 2 and plain[2].forward == 4
+
+
+@pytest.mark.parametrize("read", ["second", "both"])
+def test_two_dropouts_of_which_one_or_the_sum_is_read_elsewhere(read):
+    w = Writer()
+    shapes = dict.fromkeys("abr", (5, 6))
+    second = drop(w, "b", 0.7)
+    both = w("Add", drop(w, "a", 0.2), second)
+    y, z = w("Add", both, "r"), w("Tanh", second if read == "second" else both)
+    fast, plain = same_bits(w.model(shapes, [y, z]), arrays(shapes), [y, z], seed=3)
+    assert fast[2].forward == plain[2].forward - 1  # the inner sum takes one dropout
+
+
+def test_two_dropouts_and_a_broadcast_residual():
+    w = Writer()
+    shapes = {"a": (5, 6), "b": (5, 6), "r": (6,)}
+    y = w("Add", w("Add", drop(w, "a", 0.2), drop(w, "b", 0.7)), "r")
+    fast, plain = same_bits(w.model(shapes, [y]), arrays(shapes), [y], seed=3)
+    assert fast[2].forward == plain[2].forward - 1
+
+
 def test_without_dropout_the_sum_remains():
     w = Writer()
     shapes = {"x": (5, 7), "r": (5, 7)}
