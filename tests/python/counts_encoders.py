@@ -191,10 +191,10 @@ ROWS: dict[tuple[str, str], Row] = {
     # layer (bottleneck input+attention 2, q k v 3, attn out 1, 3 ffn x 2 = 6, intermediate 1,
     # output 1, output bottleneck 1) = 30, + embedding_transformation (on the trigram concat) + head
     # dense + head matmul with += decoder.bias. Act is ReLU. SDPA. No pooler. Tokens go through a
-    # linear layer before positions and types are added: 3 tables. Dropout: only OutputBottleneck of
+    # linear layer before positions and types are added: 2 tables. Dropout: only OutputBottleneck of
     # each layer into the sum (use_bottleneck: none behind attention, none in FFNs); embeddings
     ("mobilebert", "MobileBertForMaskedLM"): Row(
-        norm=1, attention=2, linear=33, table=3, drop_add=2, drop=1
+        norm=1, attention=2, linear=33, table=2, drop_add=2, drop=1
     ),
     # norm: embeddings 1, layer 0 only mlp_norm (attn_norm is Identity), layer 1 two, final 1, head
     # 1. Per layer 4 products: fused Wqkv, Wo, Wi (chunked in input and gate, gelu(input)*gate), Wo.
@@ -294,14 +294,14 @@ ROWS: dict[tuple[str, str], Row] = {
     ),
     # BERT + map_inputs_layer (linear on concat of word 64, shape 512, pronunciation 768 lookups). 6
     # linears per layer, head dense + decoder. Word, shape and pronunciation are concatenated and
-    # mapped before positions and types are added: 5 tables
+    # mapped before positions and types are added: 4 tables
     ("roc_bert", "RoCBertForCausalLM"): Row(
-        norm=6, attention=2, gelu=3, linear=15, table=5, drop_add=4, drop=1
+        norm=6, attention=2, gelu=3, linear=15, table=4, drop_add=4, drop=1
     ),
     # As RoCBertForCausalLM, bidirectional mask. Word, shape and pronunciation are concatenated and
-    # mapped before positions and types are added: 5 tables
+    # mapped before positions and types are added: 4 tables
     ("roc_bert", "RoCBertForMaskedLM"): Row(
-        norm=6, attention=2, gelu=3, linear=15, table=5, drop_add=4, drop=1
+        norm=6, attention=2, gelu=3, linear=15, table=4, drop_add=4, drop=1
     ),
     # BERT with interleaved RoPE on q and k (rotary_value false), eager attention only. Embedding =
     # word + type; sin/cos come from a frozen sinusoidal table by arange under no_grad (not

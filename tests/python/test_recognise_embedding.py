@@ -76,6 +76,39 @@ def test_three_tables_in_any_order(nesting, first):
     assert fast.backward == 3
 
 
+@pytest.mark.parametrize("swap", range(4))
+@pytest.mark.parametrize("padding", [None, 1])
+def test_rows_behind_a_layer(swap, padding):
+    """Tokens go through a layer; positions and types are added up before they are added to it."""
+    w = Writer()
+    tokens = w("Tanh", "x")
+    places, types = lookup(w, "p", "k"), lookup(w, "t", "j", padding)
+    inner = w("Add", places, tokens) if swap & 1 else w("Add", tokens, places)
+    y = w("Add", types, inner) if swap & 2 else w("Add", inner, types)
+    ids = {"k": ((1, 5), 6), "j": ((3, 5), 2)}
+    tables = {"x": (3, 5, D), "p": (6, D), "t": (2, D)}
+    check(w, tables, ids, [y], nodes=3)  # tanh, rows, sum
+
+
+def test_three_rows_behind_a_layer():
+    w = Writer()
+    y = w("Tanh", "x")
+    ids = {"i": ((3, 5), 7), "k": ((1, 5), 6), "j": ((3, 5), 2)}
+    for table, index in zip("wpt", ids, strict=True):
+        y = w("Add", y, lookup(w, table, index))
+    check(w, {"x": (3, 5, D), "w": (7, D), "p": (6, D), "t": (2, D)}, ids, [y], nodes=3)
+
+
+def test_rows_behind_a_sum_that_is_read_elsewhere_stay():
+    w = Writer()
+    inner = w("Add", "x", lookup(w, "p", "k"))
+    y, z = w("Add", inner, lookup(w, "t", "j")), w("Tanh", inner)
+    ids = {"k": ((1, 5), 6), "j": ((3, 5), 2)}
+    tables = {"x": (3, 5, D), "p": (6, D), "t": (2, D)}
+    fast, plain = compare_sizes(w, tables, ids, [y, z])
+    assert fast == plain
+
+
 def test_one_table_with_padding():
     w = Writer()
     y = lookup(w, "w", "i", 3)

@@ -2,7 +2,9 @@
  *
  *   Add(Gather(W, ids), Gather(P, positions)), and one Add more for every further table
  *   Where(ids == padding, StopGradient(Gather(W, ids)), Gather(W, ids))
+ *   Add(Add(x, Gather(P, positions)), Gather(T, types))
  *
+ * In the last, x is no lookup (tokens behind a linear layer); the rows are added up before it is.
  * The second is how a table with padding_idx is exported: rows of padding get no gradient. It is
  * taken alone as well, because it costs a pass over the rows in each direction. Operands in either
  * order; ids broadcast. A plain Gather on its own stays what it is.
@@ -190,16 +192,48 @@ static gradd_status_t replace(graph_t *g, int node, const lookup_t *l) {
     return match_replace_above(g, &g->nodes[node], &fused, ends, 2 * l->n);
 }
 
-/* The longer operand comes first: (a + b) + c is how its numbers were added. */
+/* Whether a + b are lookups of one operator. The longer operand comes first: (a + b) + c is how its
+ * numbers were added. */
+static bool find_sum(const graph_t *g, gradd_val_t a, gradd_val_t b, const graph_readers_t *readers,
+                     lookup_t *out) {
+    lookup_t one;
+    if (!find_lookup(g, a, readers, out) || !find_lookup(g, b, readers, &one)) return false;
+    if (out->n < one.n) {
+        const lookup_t longer = one;
+        one = *out, *out = longer;
+    }
+    if (one.n > 1 || out->n == TABLES) return false;
+    out->of[out->n++] = one.of[0];
+    return true;
+}
+
+/* (x + first) + last -> x + (first + last) where only these two are lookups. */
+static gradd_status_t fuse_behind(graph_t *g, int node, const graph_readers_t *readers) {
+    const graph_node_t n = g->nodes[node];
+    for (int k = 0; k < 4; k++) {
+        const gradd_val_t sum = n.in[k / 2], last = n.in[1 - k / 2];
+        const graph_node_t *inner = match_made_by(g, sum, "Add");
+        if (!inner || !graph_read_once(readers, sum)) continue;
+        const gradd_val_t x = inner->in[k % 2], first = inner->in[1 - k % 2];
+        lookup_t all;
+        if (!find_sum(g, first, last, readers, &all)) continue;
+        gradd_val_t in[2] = {first, last};
+        const gradd_val_t ends[3] = {x, first, last};
+        const match_fused_t add = {"Add", in, 2, NULL, 0, NULL};
+        gradd_val_t rows;
+        GRADD_TRY(match_emit(g, &n, &add, &rows, 1));
+        GRADD_TRY(replace(g, g->values[rows]->node, &all));
+        in[0] = x, in[1] = rows;
+        return match_replace_above(g, &g->nodes[node], &add, ends, 3);
+    }
+    return GRADD_OK;
+}
+
 static gradd_status_t fuse_sum(graph_t *g, int node, const graph_readers_t *readers) {
     const graph_node_t *n = &g->nodes[node];
-    lookup_t a, b;
-    if (!find_lookup(g, n->in[0], readers, &a) || !find_lookup(g, n->in[1], readers, &b))
-        return GRADD_OK;
-    lookup_t *all = a.n >= b.n ? &a : &b, *more = a.n >= b.n ? &b : &a;
-    if (more->n > 1 || all->n == TABLES) return GRADD_OK;
-    all->of[all->n++] = more->of[0];
-    return replace(g, node, all);
+    lookup_t all;
+    if (find_sum(g, n->in[0], n->in[1], readers, &all)) return replace(g, node, &all);
+    return fuse_behind(g, node, readers);
 }
 
 static gradd_status_t fuse_embedding(graph_t *g) {
