@@ -170,7 +170,7 @@ def _start(
 
 
 def _env_of(engine_name: str, env: dict[str, str]) -> dict[str, str]:
-    """Recognition is a setting of the daemon, so `plain` has a daemon of its own."""
+    """`plain` has a daemon of its own, so that its memory is its own."""
     if engine_name != "plain":
         return env
     folder = Path(env["GRADD_DIR"]) / "plain"

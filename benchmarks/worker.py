@@ -48,7 +48,7 @@ class Worker:
             return self.module
         if engine == "compile":
             return self._torch.compile(self.module)
-        if engine in ("gradd", "plain"):  # plain: its daemon was told not to recognise patterns
+        if engine in ("gradd", "plain"):  # plain: GRADD_FUSE is 0
             from gradd import ORTModule
 
             return ORTModule(self.module, strict=True)

@@ -201,7 +201,7 @@ static gradd_status_t graph_put(worker_t *worker, request_t *request) {
 
 /* ---- graph.plan ---- */
 
-enum { PLAN_GRAPH, PLAN_ID, PLAN_IN, PLAN_BOUND, PLAN_GRAD, PLAN_OUT, PLAN_GMASK };
+enum { PLAN_GRAPH, PLAN_ID, PLAN_IN, PLAN_BOUND, PLAN_GRAD, PLAN_OUT, PLAN_GMASK, PLAN_PLAIN };
 
 typedef const char *(*name_of_t)(const gradd_model_t *model, int i);
 
@@ -433,6 +433,7 @@ static gradd_status_t graph_plan(worker_t *worker, request_t *request) {
                                         .grad_outputs = ask.gmask,
                                         .n_grad_outputs = ask.n_gmask,
                                         .threads = worker->threads};
+        if (wire_flag(request->args[PLAN_PLAIN])) options.flags |= GRADD_PLAN_PLAIN;
         st = cache_compile(worker, graph->model, &options, &compiled, &hit);
     }
     if (st == GRADD_OK && (st = add_plan(worker, work, plan_id, &ask, compiled)) != GRADD_OK)
@@ -489,7 +490,8 @@ GRADD_COMMANDS(
                           .kind = WIRE_LIST,
                           .item = WIRE_U64,
                           .optional = true,
-                          .max = MAX_LIST}}},
+                          .max = MAX_LIST},
+          [PLAN_PLAIN] = {.name = "plain", .kind = WIRE_FLAG, .optional = true}}},
     {.name = "plan.drop",
      .run = plan_drop,
      .needs_session = true,

@@ -269,6 +269,8 @@ PLANS = [
     plan("mask out of range", "TENSOR", "field 'gmask[0]'|position 2, expected below 2", gmask=[2]),
     plan("mask twice", "TENSOR", "field 'gmask[1]'|twice", gmask=[0, 0]),
     plan("mask by name", "TENSOR", "field 'gmask[0]'|an unsigned integer|a text", gmask=["loss"]),
+    plan("plain is 2", "TENSOR", "field 'plain'|a boolean", plain=2),
+    plan("plain is a text", "TENSOR", "field 'plain'|a boolean, got a text", plain="yes"),
     plan("70000 entries", "LIMIT", "field 'bound' has 70000 entries, more than 65536",
         bound=[0] * 70000),
     ask("plan.drop: no id", "TENSOR", "plan.drop: field 'plan' is missing", "plan.drop", plan=DROP),

@@ -167,6 +167,8 @@ def _start(path: Path) -> subprocess.Popen:
     command = [find_binary(), "serve", "--dir", str(path), "--idle-exit", str(IDLE_EXIT_SECONDS)]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     log = os.open(path / "daemon.log", flags, 0o600)
+    # A trainer asks for its own plans (graphs.py); the daemon is everybody's.
+    env = {name: text for name, text in os.environ.items() if name != "GRADD_FUSE"}
     try:
         process = subprocess.Popen(
             command,
@@ -175,6 +177,7 @@ def _start(path: Path) -> subprocess.Popen:
             stderr=log,
             start_new_session=True,
             cwd="/",
+            env=env,
         )
     except OSError as error:
         raise errors.SessionError(f"cannot start {command[0]}: {error.strerror}") from None

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gradd import interrupts, protocol
+from gradd import interrupts, options, protocol
 from gradd.export import Capture
 from gradd.parameters import Binding, Home, Place, State
 from gradd.shm import DTYPE_CODES, DTYPES
@@ -114,6 +114,7 @@ class Graph:
         self.info = info
         self.module = module
         self.facts = analyse(cap.onnx)
+        self.plain = not options.get("GRADD_FUSE")
         self.user = [o for o in cap.outputs if o.kind == "user"]
         self.changed = [o for o in cap.outputs if o.kind == "buffer"]
         changed = {o.fqn for o in self.changed}
@@ -245,6 +246,7 @@ class Graph:
             [*names, *input_grads],
             outputs,
             grad_outputs,
+            self.plain,
         )
         info = client.plan(fields)
         layout = Layout.of(

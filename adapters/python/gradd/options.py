@@ -35,6 +35,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("GRADD_AUTOSTART", "bool", True, "start a daemon when none listens"),
     Option("GRADD_DISABLE", "bool", False, "run everything in PyTorch"),
     Option("GRADD_STRICT", "bool", False, "raise where a module would fall back to PyTorch"),
+    Option("GRADD_FUSE", "bool", True, "recognise patterns; 0 runs every operator as it is"),
     Option("GRADD_SELF_CHECK", "bool", True, "compare the first training step with PyTorch"),
     Option("GRADD_LAZY", "bool", True, "leave outputs that only the loss needs uncomputed"),
     Option("ORTMODULE_LOG_LEVEL", "text", None, "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL"),

@@ -137,8 +137,9 @@ def plan_fields(
     grads: Sequence[str],
     outputs: Sequence[str],
     grad_outputs: Sequence[int],
+    plain: bool = False,
 ) -> dict[str, Any]:
-    """Fields of graph.plan, without the plan's id."""
+    """Fields of graph.plan, without the plan's id; plain leaves patterns unrecognised."""
     return {
         "graph": graph,
         "in": [[code, list(dims)] for code, dims in inputs],
@@ -146,4 +147,5 @@ def plan_fields(
         "grad": list(grads),
         "out": list(outputs),
         "gmask": list(grad_outputs),
+        "plain": int(plain),
     }
