@@ -84,7 +84,7 @@ def measure(
     result["starts"] = 1
     try:
         for start in range(1, options.starts):
-            _stop_daemons(env)
+            stop_daemons(env)
             _add_start(result, _measure_once(name, precision, options, env, start))
             result["starts"] += 1
     except SystemExit:
@@ -113,7 +113,7 @@ def _measure_once(
     result |= {"what": load.what, "tokens": load.tokens}
     engines: list[Engine] = []
     try:
-        for engine_name in _turned(options.engines, start):
+        for engine_name in turned(options.engines, start):
             _start(engine_name, options, env, engines, result)
         for mode in MODES if not options.no_optimizer else MODES[:1]:
             if mode != MODES[0]:
@@ -178,7 +178,7 @@ def _env_of(engine_name: str, env: dict[str, str]) -> dict[str, str]:
     return {**env, "GRADD_DIR": str(folder), "GRADD_FUSE": "0"}
 
 
-def _turned(items: list, by: int) -> list:
+def turned(items: list, by: int) -> list:
     shift = by % max(1, len(items))
     return items[shift:] + items[:shift]
 
@@ -194,7 +194,7 @@ def _take_turns(
     rounds = options.rounds if mode == MODES[0] else max(2, options.rounds // 2)
     for round_ in range(rounds):
         # The order turns too: nobody always runs after the same neighbour.
-        for engine in _turned(engines, round_):
+        for engine in turned(engines, round_):
             time.sleep(options.pause)  # threads of the engine before stop spinning
             # One sample more than wanted: caches are cold after the others' turn, so the first
             # does not count.
@@ -207,7 +207,7 @@ def _take_turns(
     print("  " + report.one_line(mode, samples), flush=True)
 
 
-def _processor_ticks() -> tuple[int, int]:
+def processor_ticks() -> tuple[int, int]:
     """Since the system's start: all, and those in which the hypervisor ran somebody else."""
     with open("/proc/stat") as file:
         ticks = [int(n) for n in file.readline().split()[1:9]]
@@ -288,14 +288,10 @@ def main(argv: list[str] | None = None) -> int:
             f"note: the machine is busy (load {machine['load_before']:.1f}); intervals will be wide"
         )
     results = []
-    before = _processor_ticks()
+    before = processor_ticks()
     # A daemon of this run alone: a daemon of yesterday's build must not be measured.
     with tempfile.TemporaryDirectory(prefix="gradd-bench-") as folder:
-        env = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "GRADD_DIR": folder}
-        env |= {"GRADD_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
-        env |= {"TOKENIZERS_PARALLELISM": "false"}
-        ours = [str(HERE.parent / "adapters" / name) for name in ("python", "optimum")]
-        env["PYTHONPATH"] = os.pathsep.join([*ours, os.environ.get("PYTHONPATH", "")]).rstrip(":")
+        env = environment(folder, options.threads)
         try:
             for name, precision in itertools.product(options.only, options.precision):
                 what = workloads.make(name, options.quick).what
@@ -304,8 +300,8 @@ def main(argv: list[str] | None = None) -> int:
                 if results[-1]["starts"] < options.starts:
                     break
         finally:
-            _stop_daemons(env)
-    all_, stolen = (b - a for a, b in zip(before, _processor_ticks(), strict=True))
+            stop_daemons(env)
+    all_, stolen = (b - a for a, b in zip(before, processor_ticks(), strict=True))
     machine["stolen"] = stolen / max(1, all_)
     paths = report.write(Path(options.out), machine, results, options.quick)
     print("\n" + report.table(machine, results))
@@ -313,7 +309,17 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if results[-1]["starts"] == options.starts else 143  # ended by SIGTERM
 
 
-def _stop_daemons(env: dict[str, str]) -> None:
+def environment(folder: str, threads: int) -> dict[str, str]:
+    """For trainers with a daemon of their own in this folder."""
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads), "GRADD_DIR": folder}
+    env |= {"GRADD_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    env |= {"TOKENIZERS_PARALLELISM": "false"}
+    ours = [str(HERE.parent / "adapters" / name) for name in ("python", "optimum")]
+    env["PYTHONPATH"] = os.pathsep.join([*ours, os.environ.get("PYTHONPATH", "")]).rstrip(":")
+    return env
+
+
+def stop_daemons(env: dict[str, str]) -> None:
     for engine_name in ("gradd", "plain"):
         _stop_daemon(_env_of(engine_name, env))
 

@@ -71,7 +71,7 @@ def test_an_ended_run_keeps_the_starts_that_were_done(monkeypatch: Any) -> None:
         return {"engines": {"gradd": {"ms": {"fwd+bwd": [float(start)]}}}, "failed": {}}
 
     monkeypatch.setattr(run, "_measure_once", once)
-    monkeypatch.setattr(run, "_stop_daemons", lambda env: None)
+    monkeypatch.setattr(run, "stop_daemons", lambda env: None)
     result = run.measure("mlp", "fp32", argparse.Namespace(starts=5), {})
     assert result["starts"] == 2
     assert result["engines"]["gradd"]["ms"]["fwd+bwd"] == [0.0, 1.0]
@@ -205,3 +205,18 @@ def test_recognition_asks_for_both_plans_of_the_captured_graph(tmp_path: Path) -
     calls = Path(f"{bench}.log").read_text().splitlines()
     assert [c.endswith("--plain 1") for c in calls] == [True, False, False, True, True, False]
     assert all("x=64x784" in c and "--ids 10 " in c for c in calls)
+
+
+@pytest.mark.slow
+def test_both_plans_in_one_trainer(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "together.py"), "--quick", "--only", "mlp"]
+    command += ["--precision", "bf16", "--starts", "2", "--rounds", "3", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*.json")
+    (result,) = json.loads(path.read_text())["results"]
+    assert result["starts"] == 2
+    gradd, plain = (result["engines"][name] for name in ("gradd", "plain"))
+    assert len(gradd["ms"]["fwd+bwd"]) == len(plain["ms"]["fwd+bwd"]) == 6  # a sample per turn
+    assert gradd["loss"] == pytest.approx(plain["loss"], rel=1e-2)
+    assert done.stdout.count("  fwd+bwd ") == 2  # a line per start
