@@ -41,10 +41,10 @@ def trainer(name: str, precision: str, size: str, rounds: int, start: int) -> di
         workers[engine] = Worker(engine, name, size == "quick", precision)
         warm = workers[engine].warm(3)
         answer["loss"][engine], answer["first_s"][engine] = warm["loss"], warm["first_s"]
-    for round_ in range(rounds):
-        for engine in run.turned(list(ENGINES), round_):
-            steps = 1 + workers[engine].load.samples  # the first does not count: cold caches
-            answer["ms"][engine] += workers[engine].time(steps)["ms"][1:]
+    for turn in range(rounds * workers["gradd"].load.samples):
+        for engine in run.turned(list(ENGINES), turn):
+            workers[engine].step()  # does not count: cold caches
+            answer["ms"][engine] += workers[engine].time(1)["ms"]
     return answer
 
 
@@ -97,7 +97,12 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(workloads.NAMES), help="workloads, by comma")
     parser.add_argument("--precision", default="fp32,bf16", help="precisions, by comma")
     parser.add_argument("--starts", type=int, default=10, help="trainers, each with a daemon")
-    parser.add_argument("--rounds", type=int, default=10, help="turns of each plan in a start")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=10,
+        help="samples of each plan in a start; ten times as many of a short step",
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads per engine")
     parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--out", default=str(run.HERE / "results"), help="folder of the results")
