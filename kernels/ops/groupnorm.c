@@ -89,8 +89,9 @@ typedef struct group_s {
         }                                                                                          \
     }                                                                                              \
     static void add_batch_##S(const group_t *p, const T *parts, T *out) {                          \
-        int64_t per = p->per_group ? p->channels / p->groups : 1;                                  \
-        memset(out, 0, sizeof(T) * (size_t)(p->channels / per));                                   \
+        /* there may be groups and no channels */                                                  \
+        int64_t n = p->per_group ? p->groups : p->channels, per = n ? p->channels / n : 1;         \
+        memset(out, 0, sizeof(T) * (size_t)n);                                                     \
         for (int64_t b = 0; b < p->batch; b++)                                                     \
             for (int64_t c = 0; c < p->channels; c++)                                              \
                 out[c / per] += parts[b * p->channels + c];                                        \
@@ -258,6 +259,7 @@ GRADD_OPS(groupnorm,
            .cases = GRADD_CASES({.text = "f32[2,6,5] f32[6] f32[6] | num_groups=3"},
                                 {.text = "f32[2,6,3,3] f32[2] f32[2] | num_groups=2 epsilon=0.01"},
                                 {.text = "f32[3,4] f32[4] f32[4] | num_groups=1"},
+                                {.text = "f32[2,0,5] f32[3] f32[3] | num_groups=3"},
                                 {.text = "f32[2,8,50,50] f32[8] f32[8] | num_groups=4"})},
           {.name = "GroupNormGrad",
            .domain = "com.gradd",
