@@ -122,10 +122,11 @@ static bool may_overwrite(const maker_t *m, const graph_node_t *n, int k, int po
     if (!gradd_type_equal(&g->values[n->in[k]]->type, &g->values[n->out[0]]->type)) return false;
     int64_t bytes = gradd_type_bytes(&g->values[root]->type);
     if (bytes != gradd_type_bytes(&g->values[n->out[0]]->type)) return false;
-    for (int i = 0; i < n->n_in; i++) /* the same bytes read through another shape */
-        if (i != k && n->in[i] != GRADD_NONE && n->in[i] != n->in[k] &&
-            plan_root(g, n->in[i]) == root)
-            return false;
+    for (int i = 0; i < n->n_in; i++) {
+        if (i == k || n->in[i] == GRADD_NONE || plan_root(g, n->in[i]) != root) continue;
+        /* the same bytes read through another shape, or at other places than those written */
+        if (n->in[i] != n->in[k] || !(n->op->inplace >> i & 1)) return false;
+    }
     return true;
 }
 
