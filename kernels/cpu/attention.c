@@ -135,12 +135,14 @@ static attn_block_t nth_block(const gradd_attn_t *p, int64_t task) {
         const gradd_attn_t *p = job->p;                                                            \
         const bool by_batch = !p->dbias || p->bias.batch, by_head = !p->dbias || p->bias.head;     \
         const int64_t columns = by_head ? p->kv_heads : 1;                                         \
-        for (int64_t i = 0, n = p->batch * p->kv_heads; i < n; i++) {                              \
-            const attn_block_t keys = {i / p->kv_heads, i % p->kv_heads, 0, p->n_k};               \
-            const int64_t row = by_batch ? keys.b : 0, column = by_head ? keys.h : 0;              \
-            if (row * columns + column == task)                                                    \
+        const int64_t row = task / columns, column = task % columns;                               \
+        const int64_t last_b = by_batch ? row + 1 : p->batch;                                      \
+        const int64_t last_h = by_head ? column + 1 : p->kv_heads;                                 \
+        for (int64_t b = by_batch ? row : 0; b < last_b; b++)                                      \
+            for (int64_t h = by_head ? column : 0; h < last_h; h++) {                              \
+                const attn_block_t keys = {b, h, 0, p->n_k};                                       \
                 backward_keys_##S(p, &keys, BY_QUERY | BY_KEY, work);                              \
-        }                                                                                          \
+            }                                                                                      \
     }                                                                                              \
                                                                                                    \
     static void keys_task_##S(const job_t *job, int64_t task, void *work) {                        \
