@@ -119,7 +119,7 @@ static gradd_status_t infer_flatten(gradd_infer_t *c) {
     int axis;
     /* axis counts from the end as for any other operator: -1 is the last axis, not "after it" */
     int64_t given = gradd_attr_int(c->attrs, "axis", 1);
-    GRADD_TRY(gradd_axis(given < 0 ? given + in->rank : given, in->rank, true, &axis));
+    GRADD_TRY(gradd_axis(given, in->rank, given >= 0, &axis));
     gradd_type_t out = {
         .dtype = in->dtype, .rank = 2, .dims = {1, 1}
     };

@@ -113,6 +113,7 @@ PIECES = [
 ]  # fmt: skip
 
 NUMBERS = [
+    op("axis -3", "GRAPH", "axis -3 is out of range for rank 2", "Flatten", axis=-3),
     op("no broadcast", "GRAPH", "f32[2,3] and f32[2,2] do not broadcast", "Add", [ones(2, 2)]),
     op("another type", "GRAPH", "", "Add", [ones(2, 3).astype(i64)]),
     op("truth values of floats", "UNSUPPORTED", "input 0", "And", [ones(2, 3)]),
