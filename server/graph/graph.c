@@ -225,6 +225,14 @@ static void view_inputs(const graph_t *g, const gradd_val_t *in, int n, gradd_vi
     }
 }
 
+/* A shape that depends on data reads all of it. */
+static int64_t known_bytes(const gradd_view_t *in, int n) {
+    int64_t bytes = 0;
+    for (int i = 0; i < n; i++)
+        if (in[i].data) bytes += gradd_type_bytes(&in[i].type);
+    return bytes;
+}
+
 static gradd_status_t append_node(graph_t *g, const graph_emit_t *e, const gradd_type_t *types,
                                   uint64_t hash, gradd_val_t *out) {
     int cap = g->cap_nodes;
@@ -262,12 +270,12 @@ gradd_status_t graph_emit(graph_t *g, const graph_emit_t *e, gradd_val_t *out) {
     if (e->n_in > GRADD_OP_MAX_IN || e->n_out > GRADD_OP_MAX_OUT || e->n_out > e->op->max_out)
         return GRADD_FAIL(LIMIT, "%s: %d inputs and %d outputs are too many", e->op->name, e->n_in,
                           e->n_out);
-    GRADD_TRY(budget_spend(1));
+    view_inputs(g, e->in, e->n_in, in);
+    GRADD_TRY(budget_spend(1 + known_bytes(in, e->n_in) / 1024));
     if (graph_must_widen(g, e)) return graph_emit_widened(g, e, out);
     bool done;
     GRADD_TRY(graph_emit_wide_product(g, e, out, &done));
     if (done) return GRADD_OK;
-    view_inputs(g, e->in, e->n_in, in);
     gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types};
     GRADD_TRY(gradd_op_infer(&infer));
     if (is_identity(e, in, types)) {

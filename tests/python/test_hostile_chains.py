@@ -93,3 +93,18 @@ def test_thousands_of_attentions_over_the_same_keys(daemon: Daemon, form: str) -
     sizes = {"c": np.float32(0.5)} | {f"c{i}": np.float32(i + 1) for i in range(5_000)}
     model = graph(nodes, sizes, [info("x", (1, 1, 2, 2))], [last]).SerializeToString()
     compiles_in_time(daemon, model, (1, 1, 2, 2))
+
+
+def test_losses_above_a_chain_of_reshapes(daemon: Daemon) -> None:
+    steps, losses, nodes = 60_000, 30_000, []
+    for i in range(steps):
+        last = f"v{i}" if i else "x"
+        nodes.append(N("Reshape", [last, "flat" if i % 2 else "deep"], [f"v{i + 1}"]))
+    for i in range(losses):
+        ends = [f"v{steps}", "labels"]
+        nodes.append(N("SoftmaxCrossEntropyLoss", ends, [f"l{i}"], ignore_index=-1 - i))
+    nodes.append(N("Identity", ["l0"], ["y"]))
+    known = {"flat": np.array([2, 3], np.int64), "deep": np.array([1, 2, 3], np.int64)}
+    known["labels"] = np.array([0, 1], np.int64)
+    model = graph(nodes, known, [info("x", (2, 3))], ["y"]).SerializeToString()
+    compiles_in_time(daemon, model, (2, 3))
