@@ -16,7 +16,7 @@ static const gradd_type_t *type_of(const graph_t *g, gradd_val_t v) {
 static bool take_mask(const graph_t *g, const graph_node_t *n, double highest, match_attention_t *f,
                       gradd_val_t *rest) {
     double fill;
-    if (f->mask != GRADD_NONE) return false;
+    if (f->mask != GRADD_NONE || !type_of(g, n->in[0])->rank) return false;
     for (int k = 1; k <= 2; k++) {
         if (!match_scalar(g, n->in[k], &fill) || fill > highest) continue;
         f->fill = fill * f->outer;
@@ -83,7 +83,7 @@ bool match_gate(const graph_t *g, gradd_val_t v, match_attention_t *f, gradd_val
         const graph_node_t *kept = match_made_by(g, n->in[k / 2], "Mul");
         if (!kept || !gradd_type_same_shape(type_of(g, kept->in[k % 2]), type_of(g, v))) continue;
         const gradd_val_t m = kept->in[1 - k % 2];
-        if (!fills(g, n->in[1 - k / 2], m, &fill)) continue;
+        if (!type_of(g, m)->rank || !fills(g, n->in[1 - k / 2], m, &fill)) continue;
         fill *= (minus ? -1 : 1) * f->outer;
         if (fill > HIGHEST_FILL) continue;
         f->fill = fill;
@@ -110,9 +110,10 @@ bool match_bias(gradd_val_t v, match_attention_t *f) {
 static bool take_known_mask(const graph_t *g, gradd_val_t v, match_attention_t *f) {
     const float *data = g->values[v]->data;
     double fill = 0;
-    if (f->mask != GRADD_NONE || !data || type_of(g, v)->dtype != GRADD_DT_F32) return false;
-    if (budget_spend(1 + gradd_type_count(type_of(g, v)) / 1024)) return false;
-    for (int64_t i = 0, n = gradd_type_count(type_of(g, v)); i < n; i++) {
+    const gradd_type_t *type = type_of(g, v);
+    if (f->mask != GRADD_NONE || !data || type->dtype != GRADD_DT_F32 || !type->rank) return false;
+    if (budget_spend(1 + gradd_type_count(type) / 1024)) return false;
+    for (int64_t i = 0, n = gradd_type_count(type); i < n; i++) {
         if (data[i] == 0) continue;
         if (data[i] > GRADD_ATTN_MASKED || (fill != 0 && data[i] != fill)) return false;
         fill = data[i];

@@ -288,3 +288,36 @@ def test_what_a_floor_does_not_mix_with(form):
     for name, right in plain[1].items():
         if right is not None:
             np.testing.assert_allclose(fast[1][name], right, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("form", ["filled", "added", "gate", "floor"])
+def test_a_mask_without_axes_is_none(form):
+    """One truth value for all scores: the chain stays as it is, and compiles."""
+    feed = feed_of("random")
+    feed.pop("mask")
+    feed["bias"] = np.array(0.7, np.float32)
+    w = Writer()
+    scores = w("MatMul", "q", w("Transpose", "k", perm=[0, 1, 3, 2]))
+    one, zero, low = w.constant(1), w.constant(0), w.constant(MIN)
+    hidden = w("Greater", "bias", w.constant(0.5))
+    if form == "filled":
+        scores = w("Where", hidden, low, scores)
+    if form == "added":
+        scores = w("Add", scores, w("Where", hidden, low, zero))
+    if form == "gate":
+        gate = w("Cast", hidden, to=1)
+        scores = w("Add", w("Mul", scores, gate), w("Mul", w("Sub", one, gate), w.constant(-1e4)))
+    if form == "floor":
+        scores = w("Max", w("Add", scores, "bias"), low)
+    y = w("Neg", w("MatMul", w("Softmax", scores, axis=-1), "v"))
+    check_output(w.model({n: v.shape for n, v in feed.items()}, [y]), feed, y)
+
+
+def test_a_known_mask_without_axes():
+    feed = feed_of("random")
+    feed.pop("mask"), feed.pop("bias")
+    w = Writer()
+    scores = w("MatMul", "q", w("Transpose", "k", perm=[0, 1, 3, 2]))
+    y = w("Softmax", w("Add", scores, w.constant(np.float32(-2e30))), axis=-1)
+    y = w("Neg", w("MatMul", y, "v"))
+    check_output(w.model({n: v.shape for n, v in feed.items()}, [y]), feed, y)

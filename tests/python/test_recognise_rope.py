@@ -241,3 +241,13 @@ def test_tables_in_f32_of_a_bf16_tensor_have_a_gradient(form, turned):
     y = w("Cast", w("Cast", y, to=16), to=1)
     fast, plain = compare(w.model(shapes, [y]), arrays(shapes), [y])
     assert fast.forward == 4 < plain.forward  # Rope of bf16 between Neg and the casts
+
+
+@pytest.mark.parametrize("table", [(1, 1, 0, 8), (0, 8)])
+def test_tables_of_no_positions_under_attention(table):
+    w = Writer()
+    shapes = {"q": (2, 0, 3, 8), "k": (2, 3, 5, 8), "v": (2, 3, 5, 8), "cos": table, "sin": table}
+    q = rope(w, w("Transpose", "q", perm=[0, 2, 1, 3]), (2, 3, 0, 8), FORMS[0])
+    scores = w("MatMul", q, w("Transpose", "k", perm=[0, 1, 3, 2]))
+    y = w("MatMul", w("Softmax", scores, axis=-1), "v")
+    compare(w.model(shapes, [y]), arrays(shapes), [y])

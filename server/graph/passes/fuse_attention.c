@@ -44,7 +44,8 @@ static gradd_status_t turn_table(graph_t *g, int32_t like, gradd_val_t table, gr
     gradd_type_t shape = {GRADD_DT_I64, 1, {4}};
     gradd_val_t in[2] = {table, GRADD_NONE};
     GRADD_TRY(graph_constant(g, &shape, dims, &in[1]));
-    return emit(g, like, "Reshape", in, 2, (gradd_attrs_t){0}, out);
+    const gradd_attr_t zero = gradd_make_int("allowzero", 1);
+    return emit(g, like, "Reshape", in, 2, (gradd_attrs_t){&zero, 1}, out);
 }
 
 /* Whether an operator does the same to every row of its first operand, wherever rows lie. */
@@ -178,7 +179,7 @@ static gradd_status_t emit_sinks(graph_t *g, int32_t like, const match_attention
 static gradd_status_t emit_floor(graph_t *g, int32_t like, const match_attention_t *f,
                                  gradd_val_t *in) {
     gradd_val_t pair[2] = {in[BIAS], GRADD_NONE};
-    if (!f->floor) return GRADD_OK;
+    if (!f->floor || !g->values[in[BIAS]]->type.rank) return GRADD_OK;
     g->origin = g->nodes[like].origin;
     pair[1] = gradd_const_scalar(&g->builder, g->values[in[BIAS]]->type.dtype, f->fill);
     GRADD_TRY(g->builder.status);

@@ -14,7 +14,9 @@
 #include <string.h>
 
 #include "kernels/rules.h"
+#include "server/graph/budget.h"
 #include "server/graph/match.h"
+#include "server/graph/match_mean.h"
 #include "server/graph/readers.h"
 
 typedef struct pattern_s {
@@ -98,9 +100,11 @@ static gradd_val_t above_logits(const graph_t *g, pattern_t *p) {
 /* ---- labels --------------------------------------------------------------------------------- */
 
 static gradd_val_t through_views(const graph_t *g, gradd_val_t v) {
-    const graph_node_t *n;
-    while ((n = producer(g, v)) && n->op->flags & GRADD_OP_VIEW && n->in[0] != GRADD_NONE)
+    for (int step = 0; step < MATCH_MAX_WALK; step++) {
+        const graph_node_t *n = producer(g, v);
+        if (!n || !(n->op->flags & GRADD_OP_VIEW) || n->in[0] == GRADD_NONE) break;
         v = n->in[0];
+    }
     return v;
 }
 
@@ -159,7 +163,8 @@ static bool find_sources(const graph_t *g, pattern_t *p) {
     }
     bool whole = strcmp(p->reduction, "none") != 0;
     pattern_t best = *p;
-    for (gradd_val_t next = p->logits; next != GRADD_NONE; next = above_logits(g, p)) {
+    gradd_val_t next = p->logits;
+    for (int step = 0; step < MATCH_MAX_WALK && next != GRADD_NONE; step++) {
         p->logits = next;
         pattern_t shifted = *p;
         if (whole) find_shift(g, &shifted);
@@ -167,6 +172,7 @@ static bool find_sources(const graph_t *g, pattern_t *p) {
             best = shifted;
         else if (!best.shift && !p->cut)
             best = *p;
+        next = above_logits(g, p);
     }
     *p = best;
     if (whole && !p->shift) p->labels = through_views(g, p->labels);
@@ -179,7 +185,7 @@ static gradd_status_t replace(graph_t *g, graph_node_t *n, const pattern_t *p) {
     int n_attrs = 1;
     if (p->ignores) attrs[n_attrs++] = gradd_make_int("ignore_index", p->ignore);
     if (p->shift) attrs[n_attrs++] = gradd_make_int("shift", 1);
-    if (p->smoothing > 0) attrs[n_attrs++] = gradd_make_float("smoothing", p->smoothing);
+    if (p->smoothing != 0) attrs[n_attrs++] = gradd_make_float("smoothing", p->smoothing);
     return match_replace(g, n,
                          &(match_fused_t){.op = "CrossEntropy",
                                           .in = in,
@@ -252,10 +258,8 @@ static bool is_even_loss(const graph_t *g, gradd_val_t v, gradd_val_t logs, cons
         return false;
     n = match_made_by(g, n->in[2], "Neg");
     n = n ? match_made_by(g, n->in[0], "ReduceSum") : NULL;
-    if (!n || n->in[0] != logs) return false;
-    const gradd_type_t *in = type_of(g, logs), *out = type_of(g, n->out[0]);
-    return in->rank == 2 && gradd_type_count(out) == in->dims[0] &&
-           (out->rank == 1 || out->dims[0] == in->dims[0]);
+    if (!n || n->in[0] != logs || !match_names_last(g, n)) return false;
+    return type_of(g, logs)->rank == 2 && type_of(g, n->out[0])->rank == 1;
 }
 
 /* The number of labels that count. */
@@ -326,6 +330,7 @@ static gradd_status_t fuse_loss(graph_t *g) {
     for (int i = 0; i < g->n_nodes; i++) {
         graph_node_t *n = &g->nodes[i];
         if (n->backward) continue;
+        GRADD_TRY(budget_spend(1));
         if (!strcmp(n->op->name, "SoftmaxCrossEntropyLoss"))
             GRADD_TRY(fuse_softmax_loss(g, n, readers));
         else if (!strcmp(n->op->name, "NegativeLogLikelihoodLoss"))
