@@ -1,4 +1,5 @@
-/* Admission of memory: what runs may take, by the daemon's limit and by what the machine has left.
+/* Admission of memory: what runs may take, by the daemon's limit and by what the machine has left,
+ * and what models and plans may, by what the machine has left.
  *
  * The engine asks before it takes new memory: an arena that no spare one serves, a wider one for a
  * backward, zeros. In the steps of a training loop that is never, so reading the machine's files
@@ -12,17 +13,8 @@
 
 #define READ_FROM ((int64_t)32 << 20) /* touching as much for the first time takes milliseconds */
 
-gradd_status_t worker_admit(void *context, int64_t bytes) {
-    worker_t *worker = context;
-    int64_t room = worker->memory_limit - worker->arena_bytes;
-    /* what finished runs left behind counts, too, unless it is in the way */
-    if (bytes > room - pool_bytes()) gradd_trim();
-    if (bytes > room)
-        return GRADD_FAIL(NOMEM,
-                          "the run needs %lld MiB of activations; %lld of %lld MiB are in use by "
-                          "unreleased runs",
-                          (long long)(bytes >> 20), (long long)(worker->arena_bytes >> 20),
-                          (long long)(worker->memory_limit >> 20));
+static gradd_status_t ask_machine(worker_t *worker, const char *what, const char *of,
+                                  int64_t bytes) {
     if (worker->unread_bytes + bytes < READ_FROM) {
         worker->unread_bytes += bytes;
         return GRADD_OK;
@@ -34,11 +26,33 @@ gradd_status_t worker_admit(void *context, int64_t bytes) {
     }
     if (bytes > left)
         return GRADD_FAIL(NOMEM,
-                          "the run needs %lld MiB of activations; the machine, or the control "
-                          "group of the daemon, has %lld MiB left",
-                          (long long)(bytes >> 20), (long long)(left >> 20));
+                          "the %s needs %lld MiB of %s; the machine, or the control group of the "
+                          "daemon, has %lld MiB left",
+                          what, (long long)(bytes >> 20), of, (long long)(left >> 20));
     worker->unread_bytes = 0;
     return GRADD_OK;
+}
+
+gradd_status_t worker_admit(void *context, int64_t bytes) {
+    worker_t *worker = context;
+    int64_t room = worker->memory_limit - worker->arena_bytes;
+    /* what finished runs left behind counts, too, unless it is in the way */
+    if (bytes > room - pool_bytes()) gradd_trim();
+    if (bytes > room)
+        return GRADD_FAIL(NOMEM,
+                          "the run needs %lld MiB of activations; %lld of %lld MiB are in use by "
+                          "unreleased runs",
+                          (long long)(bytes >> 20), (long long)(worker->arena_bytes >> 20),
+                          (long long)(worker->memory_limit >> 20));
+    return ask_machine(worker, "run", "activations", bytes);
+}
+
+gradd_status_t worker_admit_model(worker_t *worker, int64_t bytes) {
+    return ask_machine(worker, "model", "memory", bytes);
+}
+
+gradd_status_t worker_admit_plan(worker_t *worker, int64_t bytes) {
+    return ask_machine(worker, "plan", "constants", bytes);
 }
 
 void worker_limit_memory(worker_t *worker, int64_t limit) {

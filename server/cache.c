@@ -28,6 +28,7 @@ model_entry_t *cache_find_model(worker_t *worker, const uint8_t id[GRADD_SHA256_
 
 gradd_status_t cache_load_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES],
                                 const void *onnx, size_t bytes, model_entry_t **out_model) {
+    GRADD_TRY(worker_admit_model(worker, 2 * (int64_t)bytes)); /* unpacked, and the constants */
     model_entry_t *entry = calloc(1, sizeof *entry);
     if (!entry) return GRADD_FAIL(NOMEM, "no memory for a model");
     gradd_status_t st = gradd_model_load(onnx, bytes, &entry->model);
@@ -147,7 +148,10 @@ gradd_status_t cache_compile(worker_t *worker, model_entry_t *model,
     compiled_t *entry = calloc(1, sizeof *entry);
     if (!entry) return GRADD_FAIL(NOMEM, "no memory for a plan");
     gradd_status_t st = gradd_plan_create(model->model, options, &entry->plan);
+    if (st == GRADD_OK)
+        st = worker_admit_plan(worker, gradd_plan_info(entry->plan)->constant_bytes);
     if (st != GRADD_OK) {
+        gradd_plan_destroy(entry->plan);
         free(entry);
         return st;
     }

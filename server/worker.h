@@ -76,6 +76,10 @@ void cache_finish(worker_t *worker);
 void worker_limit_memory(worker_t *worker, int64_t limit);
 /* The answer, a gradd_admit_t; context is the worker. Fails with NOMEM and the figures. */
 gradd_status_t worker_admit(void *context, int64_t bytes);
+/* Whether the machine has room for a model that is loaded next, and once more what a new plan has
+ * taken for its constants. Fails with NOMEM and the figures. */
+gradd_status_t worker_admit_model(worker_t *worker, int64_t bytes);
+gradd_status_t worker_admit_plan(worker_t *worker, int64_t bytes);
 
 /* ---- of one session (work.c) ---- */
 

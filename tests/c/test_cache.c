@@ -1,22 +1,30 @@
 /* Models that no session uses: small ones wait for the next client, large ones go at once. */
 #include "server/worker.h"
 
+#include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "tests/c/onnx_build.h"
 #include "tests/test.h"
 
-/* A model that passes a constant of `bytes` bytes on, under an id of its own. */
-static model_entry_t *load(worker_t *worker, uint8_t id, size_t bytes) {
+/* A model that passes a constant of `bytes` bytes on. */
+static uint8_t *make_model(size_t bytes, size_t *out_n) {
     Onnx__ModelProto *proto = build_model();
     Onnx__TensorProto *init = build_init(proto, "c", GRADD_DT_U8, 1, BUILD_DIMS((int64_t)bytes));
-    uint8_t key[GRADD_SHA256_BYTES] = {id};
-    model_entry_t *entry = NULL;
-    size_t n;
     build_raw(init, build_alloc(bytes), bytes);
     build_node(proto, "Identity", "pass", "c", "y");
     build_output(proto, "y");
-    uint8_t *onnx = build_pack(proto, &n);
+    return build_pack(proto, out_n);
+}
+
+/* Such a model, loaded under an id of its own. */
+static model_entry_t *load(worker_t *worker, uint8_t id, size_t bytes) {
+    uint8_t key[GRADD_SHA256_BYTES] = {id};
+    model_entry_t *entry = NULL;
+    size_t n;
+    uint8_t *onnx = make_model(bytes, &n);
     CHECK_OK(cache_load_model(worker, key, onnx, n, &entry));
     return entry;
 }
@@ -38,7 +46,7 @@ static compiled_t *compile(worker_t *worker, model_entry_t *model) {
 }
 
 TEST(small_models_wait_for_the_next_client) {
-    worker_t worker = {.threads = 1};
+    worker_t worker = {.threads = 1, .root = ""};
     model_entry_t *small = load(&worker, 1, 1000);
     cache_release_compiled(&worker, compile(&worker, small));
     cache_release_model(&worker, small);
@@ -49,7 +57,7 @@ TEST(small_models_wait_for_the_next_client) {
 }
 
 TEST(large_models_go_with_their_last_client) {
-    worker_t worker = {.threads = 1};
+    worker_t worker = {.threads = 1, .root = ""};
     model_entry_t *small = load(&worker, 1, 1000), *large = load(&worker, 2, (size_t)40 << 20);
     compiled_t *plan = compile(&worker, large);
     cache_release_model(&worker, large);
@@ -60,4 +68,30 @@ TEST(large_models_go_with_their_last_client) {
     CHECK(worker.models == small);
     cache_release_model(&worker, small);
     cache_finish(&worker);
+}
+
+/* What the machine has left bounds models and what plans hold, too. */
+TEST(a_full_machine_takes_no_model) {
+    char root[] = "/tmp/gradd-cache-XXXXXX", proc[64], file[96];
+    CHECK(mkdtemp(root) != NULL);
+    snprintf(proc, sizeof proc, "%s/proc", root);
+    snprintf(file, sizeof file, "%s/meminfo", proc);
+    CHECK_EQ_INT(mkdir(proc, 0700), 0);
+    FILE *meminfo = fopen(file, "w");
+    CHECK(meminfo != NULL);
+    fprintf(meminfo, "MemTotal: 99999 kB\nMemAvailable: %d kB\nSwapFree: 0 kB\n", 60 << 10);
+    fclose(meminfo);
+
+    worker_t worker = {.threads = 1, .root = root};
+    uint8_t key[GRADD_SHA256_BYTES] = {1};
+    model_entry_t *entry = NULL;
+    size_t n;
+    uint8_t *onnx = make_model((size_t)40 << 20, &n);
+    CHECK_STATUS(GRADD_E_NOMEM, cache_load_model(&worker, key, onnx, n, &entry));
+    CHECK_ERROR_HAS("the model needs 80 MiB of memory; the machine");
+    CHECK(!worker.models);
+    CHECK_STATUS(GRADD_E_NOMEM, worker_admit_plan(&worker, (int64_t)64 << 20));
+    CHECK_ERROR_HAS("the plan needs 64 MiB of constants; the machine");
+    CHECK_OK(worker_admit_plan(&worker, (int64_t)50 << 20));
+    unlink(file), rmdir(proc), rmdir(root);
 }
