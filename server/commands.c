@@ -70,6 +70,9 @@ void command_reply(request_t *request, gradd_status_t status) {
     const char *session = !request->session ? NULL : request->session->cancel ? "lost" : "alive";
     if (status == GRADD_OK) wire_end(reply);
     if (status == GRADD_OK && reply->failed) status = GRADD_FAIL(NOMEM, "no memory for the reply");
+    if (status == GRADD_OK && reply->bytes > WIRE_MAX_REPLY)
+        status = GRADD_FAIL(LIMIT, "%s: the reply has %zu bytes, more than %u",
+                            request->command->name, reply->bytes, WIRE_MAX_REPLY);
     request->status = status;
     if (status == GRADD_OK) return;
     reply->failed = false;

@@ -14,7 +14,7 @@
 #define FRAME_SLACK   4096
 #define HANDSHAKE_MS  5000
 #define LINGER_MS     1000
-#define HIGH_WATER    256
+#define HIGH_WATER    64 /* times WIRE_MAX_REPLY is what a peer that does not read costs */
 #define RECEIVE_WATER 64
 
 static gradd_status_t set_int(void *socket, int option, int value) {

@@ -23,6 +23,7 @@
 #define WIRE_MAX_VERB     32         /* bytes */
 #define WIRE_MAX_PAYLOADS 7          /* frames after the envelope */
 #define WIRE_MAX_FRAME    (16u << 20)
+#define WIRE_MAX_REPLY    (4u << 20)
 
 /* Walks the bytes iteratively: exactly one object, no deeper than max_depth, at most max_items
  * objects, no ext types, every length inside the bytes. Allocates nothing. Fails with LIMIT. */

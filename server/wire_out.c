@@ -90,6 +90,28 @@ void wire_put_f64(wire_out_t *out, double value) {
     put_head(out, 0xcb, bits, 8);
 }
 
+/* Bytes of the character at p; 0 if there is none in UTF-8 (RFC 3629). */
+static size_t character(const uint8_t *p, size_t left) {
+    static const uint8_t lowest[5] = {0, 0, 0xc2, 0xe0, 0xf0};
+    size_t n = p[0] < 0x80 ? 1 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
+    if (n > left || p[0] < lowest[n] || p[0] > 0xf4) return 0;
+    for (size_t i = 1; i < n; i++)
+        if ((p[i] & 0xc0) != 0x80) return 0;
+    bool overlong = (p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xf0 && p[1] < 0x90);
+    bool outside = (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf4 && p[1] > 0x8f);
+    return overlong || outside ? 0 : n;
+}
+
+/* Clients refuse a message with a text that is not UTF-8: a name may be anything, and may be cut.
+ */
+static void mend(uint8_t *text, size_t n) {
+    for (size_t i = 0; i < n;) {
+        size_t bytes = character(text + i, n - i);
+        if (!bytes) text[i] = '?';
+        i += bytes ? bytes : 1;
+    }
+}
+
 void wire_put_text(wire_out_t *out, const char *text) {
     size_t n = strlen(text);
     if (n < 32)
@@ -99,6 +121,7 @@ void wire_put_text(wire_out_t *out, const char *text) {
     else
         put_head(out, 0xdb, n, 4);
     put_raw(out, text, n);
+    if (!out->failed) mend(out->data + out->bytes - n, n);
 }
 
 void wire_put_bytes(wire_out_t *out, const void *data, size_t bytes) {

@@ -168,6 +168,32 @@ TEST(texts_of_every_length_survive) {
     }
 }
 
+/* Python's msgpack refuses a message with a text that is not UTF-8. */
+TEST(texts_are_utf8_whatever_a_name_is) {
+    static const char *const texts[][2] = {
+        {"h\xc3\xa9 \xe2\x82\xac \xf0\x9f\x99\x82", "h\xc3\xa9 \xe2\x82\xac \xf0\x9f\x99\x82"},
+        {"cut \xe2\x82",                            "cut ??"                                 },
+        {"\x80 \xff",                               "? ?"                                    },
+        {"overlong \xc0\xaf \xe0\x80\xaf",          "overlong ?? ???"                        },
+        {"surrogate \xed\xa0\x80",                  "surrogate ???"                          },
+        {"beyond \xf4\x90\x80\x80",                 "beyond ????"                            },
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        wire_out_t out = {0};
+        wire_doc_t doc;
+        wire_begin(&out);
+        wire_key(&out, "t");
+        wire_put_text(&out, texts[i][0]);
+        wire_end(&out);
+        CHECK_OK(decode(&out, &doc));
+        const msgpack_object_str *text = &wire_get(&doc, "t")->via.str;
+        CHECK_EQ_INT(text->size, strlen(texts[i][1]));
+        CHECK(memcmp(text->ptr, texts[i][1], text->size) == 0);
+        wire_doc_finish(&doc);
+        wire_out_finish(&out);
+    }
+}
+
 static gradd_status_t match_one(const char *bytes, size_t n, const wire_field_t *field) {
     wire_doc_t doc;
     const msgpack_object *value;

@@ -451,7 +451,16 @@ def emptied() -> Any:
 
 
 TENSOR_TYPE = helper.make_tensor_type_proto(FLOAT, [2])
+
+
+def long_names() -> Any:
+    names = [f"{k:x>1000}" for k in range(5000)]
+    return graph([relu()], inputs=[info("x"), *(info(name) for name in names)])
+
+
 INPUTS = [
+    bad("names for a reply of 5 MB", "LIMIT", "graph.put: the reply has|more than 4194304",
+        long_names),
     bad("input of rank 9", "LIMIT", "graph input 0 'x': rank 9 is above the limit of 8",
         declared(info("x", [1] * 9))),
     bad("input with a negative dimension", "GRAPH", "graph input 0 'x': dimension 1 is -5",
