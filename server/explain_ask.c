@@ -59,6 +59,10 @@ static int64_t size_in(const asker_t *a, const explain_shape_t *shape, int dim) 
     return dim == 0 && a->batch > 0 ? a->batch : shape->dims[dim];
 }
 
+static bool is_batch(const explain_shape_t *symbol) {
+    return same("batch", symbol->name, symbol->n_name);
+}
+
 /* What the given shapes say about the symbols of their inputs. */
 static gradd_status_t learn_symbols(asker_t *a) {
     const gradd_model_t *m = a->file->model;
@@ -67,8 +71,8 @@ static gradd_status_t learn_symbols(asker_t *a) {
     if (!(a->symbols = arena_array(a->arena, room, sizeof a->symbols[0]))) return GRADD_E_NOMEM;
     for (int i = 0; i < a->args->n_symbols; i++) {
         const explain_shape_t *s = &a->args->symbols[i];
-        bool batch = a->batch > 0 && s->n_name == 5 && !memcmp(s->name, "batch", 5);
-        GRADD_TRY(learn(a, s->name, s->n_name, batch ? a->batch : s->dims[0], "--dim"));
+        int64_t size = a->batch > 0 && is_batch(s) ? a->batch : s->dims[0];
+        GRADD_TRY(learn(a, s->name, s->n_name, size, "--dim"));
     }
     for (int i = 0; i < n; i++) {
         const char *input = gradd_model_input_name(m, i);
@@ -200,15 +204,32 @@ static int default_outputs(const gradd_model_t *m, bool trains, int32_t *out) {
     return n;
 }
 
-/* Positions in `outputs` of the named ones; the first by default. */
-static gradd_status_t find_grad_outputs(const asker_t *a, const int32_t *outputs, int n_outputs,
+/* The position of the first output of floats, which only a plan can tell. */
+static gradd_status_t first_float(const asker_t *a, const gradd_plan_options_t *o, int32_t *out,
+                                  int *out_n) {
+    gradd_plan_options_t forward = *o;
+    gradd_plan_t *plan = NULL;
+    forward.n_grads = 0;
+    if (o->n_outputs > 1) GRADD_TRY(gradd_plan_create(a->file->model, &forward, &plan));
+    out[0] = 0;
+    for (int i = 0; plan && i < o->n_outputs; i++) {
+        if (!gradd_dtype_is_float(gradd_plan_info(plan)->outputs[i].dtype)) continue;
+        out[0] = i;
+        break;
+    }
+    *out_n = 1;
+    gradd_plan_destroy(plan);
+    return GRADD_OK;
+}
+
+/* Positions in `outputs` of the named ones; the first of floats by default. */
+static gradd_status_t find_grad_outputs(const asker_t *a, const gradd_plan_options_t *o,
                                         int32_t *out, int *out_n) {
+    const int32_t *outputs = o->outputs;
+    const int n_outputs = o->n_outputs;
     const gradd_model_t *m = a->file->model;
     int n = 0;
-    if (!a->args->grad) {
-        out[(*out_n)++] = 0;
-        return GRADD_OK;
-    }
+    if (!a->args->grad) return first_float(a, o, out, out_n);
     GRADD_TRY(find_names(m, a->args->grad, "output", gradd_model_output_name,
                          gradd_model_n_outputs(m), out, &n));
     for (int k = 0; k < n; k++) {
@@ -222,6 +243,18 @@ static gradd_status_t find_grad_outputs(const asker_t *a, const int32_t *outputs
     }
     *out_n = n;
     return GRADD_OK;
+}
+
+/* A batch size that nothing takes would give the same figures for every one. */
+static gradd_status_t check_batch(const asker_t *a) {
+    bool taken = a->batch <= 0;
+    for (int i = 0; i < a->args->n_shapes; i++)
+        taken |= a->args->shapes[i].rank > 0;
+    for (int i = 0; i < a->args->n_symbols; i++)
+        taken |= is_batch(&a->args->symbols[i]);
+    if (taken) return GRADD_OK;
+    return GRADD_FAIL(UNSUPPORTED, "--batch and --fits set the first size of inputs that are given "
+                                   "as NAME=SIZES, or --dim batch=SIZE: neither is there");
 }
 
 static gradd_status_t fill(asker_t *a, gradd_plan_options_t *o) {
@@ -251,7 +284,7 @@ static gradd_status_t fill(asker_t *a, gradd_plan_options_t *o) {
     else
         o->n_outputs = default_outputs(m, o->n_grads > 0, outputs);
     if (o->n_grads && o->n_outputs)
-        GRADD_TRY(find_grad_outputs(a, outputs, o->n_outputs, arriving, &o->n_grad_outputs));
+        GRADD_TRY(find_grad_outputs(a, o, arriving, &o->n_grad_outputs));
     return GRADD_OK;
 }
 
@@ -261,6 +294,7 @@ gradd_status_t explain_ask(const explain_file_t *file, const explain_args_t *arg
     gradd_plan_options_t options = {0};
     GRADD_TRY(arena_create(0, &a.arena));
     gradd_status_t status = check_shapes(&a);
+    if (!status) status = check_batch(&a);
     if (!status) status = learn_symbols(&a);
     if (!status) status = fill(&a, &options);
     if (status) {

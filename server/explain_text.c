@@ -25,19 +25,29 @@ const char *explain_number(double value, char buffer[24]) {
     return buffer;
 }
 
+/* At most n bytes of a text. It comes from a file or a trainer: no byte may command a terminal. */
+static void print_plain(FILE *out, const char *text, size_t n) {
+    for (size_t i = 0; i < n && text[i]; i++) {
+        unsigned char c = (unsigned char)text[i];
+        fputc(c < 0x20 || c == 0x7f ? '?' : c, out);
+    }
+}
+
 /* "model.layers.0.mlp (modeling_llama.py:172)" from "model.layers.0.mlp @ /path/...py:172". */
 static void print_source(FILE *out, const explain_line_t *line) {
     const char *at = strstr(line->source, " @ ");
     if (line->node < 0) return;
     if (line->backward) fputs("gradient of ", out);
     if (!line->source[0]) {
-        fprintf(out, "%s", line->node_name);
+        print_plain(out, line->node_name, SIZE_MAX);
     } else if (!at) {
-        fputs(line->source, out);
+        print_plain(out, line->source, SIZE_MAX);
     } else {
         const char *file = strrchr(at, '/');
-        fprintf(out, "%.*s (%s)", (int)(at - line->source), line->source,
-                file ? file + 1 : at + strlen(" @ "));
+        print_plain(out, line->source, (size_t)(at - line->source));
+        fputs(" (", out);
+        print_plain(out, file ? file + 1 : at + strlen(" @ "), SIZE_MAX);
+        fputc(')', out);
     }
 }
 

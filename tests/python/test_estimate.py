@@ -13,7 +13,8 @@ import models
 import pytest
 import torch
 from nets import Net, batch
-from test_explain import command, layer  # noqa: F401
+from onnx import TensorProto, helper
+from test_explain import command, layer, value, write  # noqa: F401
 
 import gradd
 from gradd import ORTModule
@@ -71,6 +72,32 @@ def test_command_line(layer: Path) -> None:  # noqa: F811
     assert "not even a batch" in command("estimate", layer, "x=2x5x6", "--fits", "1e-9", code=1)
     assert "--optimizer" in command("estimate", layer, "x=2x5x6", "--optimizer", "x", code=1)
     assert "usage: gradd estimate" in command("estimate", code=2)
+    fixed = command("estimate", layer, "--dim", "seq=3", "--dim", "batch=2", "--json")
+    one = command("estimate", layer, "--dim", "seq=3", "--dim", "batch=9", "--batch", "2", "--json")
+    assert json.loads(one)["estimates"][0]["total"] == json.loads(fixed)["estimates"][0]["total"]
+
+
+@pytest.mark.quick
+def test_a_batch_that_nothing_takes(tmp_path: Path) -> None:
+    node = helper.make_node("Mul", ["x", "w"], ["loss"])
+    path = write(
+        tmp_path / "m.onnx", [node], [value("x", ["s0"]), value("w", [])], [value("loss", ["s0"])]
+    )
+    for option in ("--batch", "--fits"):
+        text = command("estimate", path, "--dim", "s0=4", option, "8", code=1)
+        assert "neither is there" in text
+
+
+@pytest.mark.quick
+def test_gradients_arrive_at_the_first_output_of_floats(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("ArgMax", ["s"], ["ids"], axis=0, keepdims=0),
+        helper.make_node("Mul", ["x", "w"], ["s"]),
+    ]
+    out = [helper.make_tensor_value_info("ids", TensorProto.INT64, []), value("s", [4])]
+    path = write(tmp_path / "m.onnx", nodes[::-1], [value("x", [4]), value("w", [4])], out)
+    (one,) = json.loads(command("estimate", path, "--json"))["estimates"]
+    assert one["gradients"] == 4 * (4 + 4)
 
 
 _TRAIN = """

@@ -415,3 +415,14 @@ def test_wrapped_module_prints(daemon: Any) -> None:
     assert e.leftovers == [] and sum(e.counts().values()) == sum(
         r.step >= 0 for r in e.rows if r.phase == "forward"
     )
+
+
+@pytest.mark.quick
+def test_a_source_commands_no_terminal(layer: Path) -> None:
+    model = onnx.load(layer)
+    for node in model.graph.node:
+        entry = node.metadata_props.add()
+        entry.key, entry.value = "gradd.source", f"{node.name}\n\x1b]0;title\x07 @ /a/b.py:1"
+    onnx.save(model, layer)
+    text = command("explain", layer, "x=2x5x6", "--train", "all")
+    assert "first??]0;title? (b.py:1)" in text and "\x1b" not in text
