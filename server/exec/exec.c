@@ -52,7 +52,7 @@ static const char *step_text(const struct run_s *run, const step_t *step, char *
     const graph_node_t *n = &g->nodes[step->node];
     size_t at = n->backward ? sizeof gradient - 1 : 0;
     memcpy(text, gradient, at);
-    graph_node_text(g, &g->model->nodes[n->origin], text + at, bytes - at);
+    graph_node_text(g, graph_origin(g, n), text + at, bytes - at);
     return text;
 }
 

@@ -7,6 +7,11 @@
 #include "kernels/registry.h"
 #include "server/graph/graph.h"
 
+const model_node_t *graph_origin(const graph_t *g, const graph_node_t *n) {
+    static const model_node_t none = {.index = -1, .name = "", .op_type = "", .domain = ""};
+    return n->origin < g->model->n_nodes ? &g->model->nodes[n->origin] : &none;
+}
+
 const char *graph_node_text(const graph_t *g, const model_node_t *origin, char *buffer,
                             size_t bytes) {
     (void)g;

@@ -117,6 +117,8 @@ gradd_status_t graph_copy_attr(graph_t *g, const gradd_attr_t *from, gradd_attr_
 gradd_status_t graph_rehash(graph_t *g);
 /* Output j of a node, created if the node did not have it yet. */
 gradd_status_t graph_node_output(graph_t *g, int32_t node, int j, gradd_val_t *out);
+/* The model's node that n comes from; one without a name if the model has no nodes. */
+const model_node_t *graph_origin(const graph_t *g, const graph_node_t *n);
 /* "node 17 'name' (Softmax)" for messages. */
 const char *graph_node_text(const graph_t *g, const model_node_t *origin, char *buffer,
                             size_t bytes);

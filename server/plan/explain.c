@@ -64,7 +64,7 @@ static bool is_leftover(const graph_t *g, const graph_node_t *n) {
 
 static void fill_row(const gradd_explain_t *e, const graph_node_t *n, gradd_explain_row_t *row) {
     const graph_t *g = e->plan->graph;
-    const model_node_t *origin = &g->model->nodes[n->origin];
+    const model_node_t *origin = graph_origin(g, n);
     row->backward = n->backward;
     row->op = n->op->name;
     row->domain = n->op->domain;

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 F = TensorProto.FLOAT
 
@@ -304,3 +304,34 @@ def test_random_graphs_match_torch(seed):
                 continue
             scale = max(1.0, float(w.abs().max()))
             np.testing.assert_allclose(got[name] / scale, w.numpy() / scale, atol=2e-6)
+
+
+@pytest.mark.parametrize("reduction", ["none", "add"])
+@pytest.mark.parametrize("op", ["ScatterElements", "ScatterND"])
+def test_updates_that_are_the_data_as_well(op, reduction):
+    """The result may not take the place of what is read at other places than it is written."""
+    deep = op == "ScatterND"
+    index = np.array([[1], [2], [0]] if deep else [1, 2, 0], np.int64)
+    nodes = [
+        helper.make_node("Add", ["a", "b"], ["x"]),
+        helper.make_node(op, ["x", "index", "x"], ["y"], reduction=reduction),
+        helper.make_node("Neg", ["y"], ["z"]),
+    ]
+    known = [numpy_helper.from_array(index, "index")]
+    model = E.Model(make_model(nodes, {"a": (3,), "b": (3,)}, ["z"], known))
+    feed = {"a": np.array([1, 2, 3], np.float32), "b": np.zeros(3, np.float32)}
+    result = E.Run(E.Plan(model, feed)).forward(feed)["z"]
+    moved = np.array([3, 1, 2], np.float32)
+    np.testing.assert_array_equal(-result, moved + (feed["a"] if reduction == "add" else 0))
+
+
+def test_a_gradient_without_a_node_that_is_not_finite():
+    """Twice the input itself: the sum of gradients has no node to name."""
+    model = E.Model(make_model([], {"x": (2,)}, ["x", "x"]))
+    model.outputs = ["x", "again"]  # by position
+    feed = {"x": np.ones(2, np.float32)}
+    plan = E.Plan(model, feed, ["x"], grad_outputs=["x", "again"])
+    run = E.Run(plan)
+    run.forward(feed, flags=1 << 1)  # GRADD_RUN_FINITE_CHECK
+    with pytest.raises(E.EngineError, match="gradient of"):
+        run.backward({n: np.full(2, np.nan, np.float32) for n in model.outputs})
