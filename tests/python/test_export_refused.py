@@ -167,6 +167,19 @@ def test_argument_written_in_place():
     _refused(module, X.clone(), reason="input_mutation")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda given, y: given["rows"].append(y),
+        lambda given, y: given.pop("x"),
+        lambda given, y: given.update(x=y),
+    ],
+)
+def test_containers_of_arguments_that_forward_changes(change):
+    module = _linear(lambda self, given: (y := self.lin(given["x"]), change(given, y))[0].mean())
+    _refused(module, {"x": X, "rows": [X]}, reason="input_mutation")
+
+
 def test_operator_without_translation():
     module = _linear(lambda self, x: torch.linalg.svd(self.lin(x))[1].sum())
     text = _refused(module, X, reason="unsupported_operator")

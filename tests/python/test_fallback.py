@@ -117,6 +117,72 @@ def test_unsupported_input_falls_back_as_data(caplog: pytest.LogCaptureFixture) 
     assert model.gradd_stats()["fallbacks"] == {"unsupported_input_type": 2}
 
 
+def test_a_call_that_is_wrong_itself_does_not_move_the_next_one() -> None:
+    """What fails in PyTorch as well says nothing about calls of its form."""
+    model = ORTModule(Net())
+    x, y = batch()
+    with pytest.raises(RuntimeError):
+        model(torch.randn(4, x.shape[1] + 1), y)
+    loss_of(model(x, y)).backward()
+    stats = model.gradd_stats()
+    assert stats["fallbacks"] == {} and stats["forwards"] > 0
+
+
+class Hidden(torch.nn.Module):
+    """Keeps layers in a plain list, where neither torch nor a graph finds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(8, 8)
+        self.blocks = [torch.nn.Linear(8, 8)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[0](self.first(x)).sum()
+
+
+def test_a_parameter_in_a_plain_list_is_named_and_trained(caplog: pytest.LogCaptureFixture) -> None:
+    model = ORTModule(Hidden())
+    with caplog.at_level(logging.WARNING, "gradd"):
+        model(torch.ones(2, 8)).backward()
+    (message,) = _messages(caplog)
+    assert "unsupported_parameter" in message and "of shape [8" in message
+    assert model.module.blocks[0].weight.grad is not None
+
+
+def test_a_list_that_forward_fills_is_filled() -> None:
+    class Collecting(Net):
+        def forward(self, x: torch.Tensor, into: list) -> torch.Tensor:
+            hidden = self.first(x)
+            into.append(hidden.pow(2).mean())
+            return hidden.sum()
+
+    model = ORTModule(Collecting())
+    extra: list[torch.Tensor] = []
+    model(batch()[0], extra)
+    assert len(extra) == 1 and extra[0].requires_grad
+    assert model.gradd_stats()["fallbacks"] == {"input_mutation": 1}
+
+
+def test_a_hook_of_all_modules_after_a_capture_runs() -> None:
+    model = ORTModule(Net())
+    x, y = batch()
+    model(x, y)
+    seen: list[str] = []
+    hook = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, *_: seen.append(type(module).__name__)
+    )
+    try:
+        model(x, y)
+    finally:
+        hook.remove()
+    assert "Linear" in seen
+    before = model.gradd_stats()
+    model(x, y)
+    after = model.gradd_stats()
+    assert after["fallbacks"] == before["fallbacks"] == {"forward_hooks": 1}
+    assert after["captures"] == 1
+
+
 def test_retry_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTMODULE_FALLBACK_RETRY", "1")
 

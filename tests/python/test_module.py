@@ -93,6 +93,15 @@ def test_an_attribute_that_forward_reads_is_seen() -> None:
     assert_close(ours(x), theirs(x))
 
 
+def test_numbers_and_texts_set_through_the_wrapper_are_captured_once() -> None:
+    ours, theirs = pair(Scaled())
+    x, _ = batch()
+    for factor in (1.0, 3.0) * 3:
+        ours.factor = theirs.factor = factor
+        assert_close(ours(x), theirs(x))
+    assert ours.gradd_stats()["captures"] == 2
+
+
 def test_hooks_of_the_wrapper_run() -> None:
     ours, theirs = pair()
     x, y = batch()

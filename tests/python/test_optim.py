@@ -239,3 +239,16 @@ def test_daemon_killed_during_steps(daemon):
         thread.join()
     assert torch.equal(p, q)
     assert optimizer._client.recoveries > 0
+
+
+def test_a_step_without_gradients_has_no_norm() -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = FusedAdam([p], lr=1e-2, max_grad_norm=1.0)
+    optimizer.step()
+    assert optimizer.grad_norm == 0.0
+    p.grad = torch.full((3,), 2.0)
+    optimizer.step()
+    assert optimizer.grad_norm == pytest.approx(12**0.5)
+    p.grad = None
+    optimizer.step()
+    assert optimizer.grad_norm == 0.0

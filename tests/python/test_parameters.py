@@ -77,6 +77,19 @@ def test_load_state_dict(assign: bool) -> None:
     assert ours.gradd_stats()["fallbacks"] == {}
 
 
+def test_what_other_processes_share_stays_theirs() -> None:
+    """share_memory() and a wrapper in every process: all step one copy of the weights."""
+    eager = Net().share_memory()
+    ours = ORTModule(eager, strict=True)
+    theirs = copy.deepcopy(eager)
+    weights = eager.first.weight
+    place = weights.data_ptr()
+    for seed in range(2):
+        _step_agrees(ours, theirs, seed=seed)
+    assert weights.data_ptr() == place and weights.is_shared()
+    assert ours.gradd_stats()["mirrored"] == 4
+
+
 def test_assigned_state_dict_that_stays_alive_is_still_the_parameters() -> None:
     ours, theirs = pair()
     states = []

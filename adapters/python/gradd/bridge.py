@@ -119,7 +119,7 @@ class Bridge:
                 client.connect()
                 self.state.rehome_all()
         except errors.GraddError as error:
-            self._fallback.decide(error, None)
+            self._fallback.decide(error)
             self._failed = error
 
     # ---- the call ----
@@ -132,18 +132,19 @@ class Bridge:
             return self._in_torch(self._failed, None, args, kwargs)
         key = None
         try:
-            key = self._key(args, kwargs)
-            reason = self._fallback.known(key)
-            if reason is not None:
-                self._fallback.count(reason)
-                return self._eager(*args, **kwargs)
-            leaves, _, _ = schema.flatten_inputs(args, kwargs)
             self.client._check_process()
-            with self.client.lock:
-                graph = self._graph(key, leaves, args, kwargs)
-                call, tensors = self._prepare(graph, leaves, args, kwargs)
+            with self.client.lock:  # another thread's capture puts stand-ins into the module
+                key = self._key(args, kwargs)
+                reason = self._fallback.known(key)
+                if reason is None:
+                    leaves, _, _ = schema.flatten_inputs(args, kwargs)
+                    graph = self._graph(key, leaves, args, kwargs)
+                    call, tensors = self._prepare(graph, leaves, args, kwargs)
         except Exception as error:
             return self._in_torch(error, key, args, kwargs)
+        if reason is not None:
+            self._fallback.count(reason)
+            return self._eager(*args, **kwargs)
         if tensors:
             outputs = Step.apply(call, *tensors)
         else:
@@ -166,9 +167,11 @@ class Bridge:
 
     def _in_torch(self, error: Exception, key: Hashable, args: tuple, kwargs: dict) -> Any:
         """Runs the call in PyTorch if the policy allows that after this error."""
-        reason = self._fallback.decide(error, key)
+        reason = self._fallback.decide(error)
         start = time.perf_counter()
         result = self._eager(*args, **kwargs)
+        if key is not None:
+            self._fallback.remember(key, reason)
         if self._fallback.count(reason):
             self._fallback.warn(reason, error, (time.perf_counter() - start) * 1e3)
         return result

@@ -95,9 +95,13 @@ class OutOfMemoryError(GraddError, MemoryError):
 
 
 class NoSpaceError(GraddError):
-    """There is no space to back shared memory."""
+    """There is no space to back shared memory. Its text is for accelerate as well."""
 
     code = "NOSPC"
+
+    def __init__(self, what: str, session: str = "alive") -> None:
+        super().__init__(what, session)
+        self.args = (f"{self.args[0]}; the machine is out of memory.",)
 
 
 class NonFiniteError(GraddError, ArithmeticError):

@@ -96,16 +96,22 @@ class Fallback:
             return "attribute_written"
         return reason
 
-    def decide(self, error: Exception, key: Any) -> str:
+    def decide(self, error: Exception) -> str:
         """The reason under which `error` falls back; raises the error where it may not."""
         flag, reason = classify(error)
         if self.strict or not self.policy & flag:
             raise error
-        if key is not None:
-            self._decided[key] = reason
-            if reason == "attribute_written":
-                self._writes[_form(key)] += 1
         return reason
+
+    def remember(self, key: Any, reason: str) -> None:
+        """Calls of this form run in PyTorch from now on.
+
+        Only a call that PyTorch has carried out says so: one that fails there as well was wrong
+        itself, and the next of its form may be right.
+        """
+        self._decided[key] = reason
+        if reason == "attribute_written":
+            self._writes[_form(key)] += 1
 
     def count(self, reason: str) -> bool:
         """Counts one call in PyTorch; True if this reason has not been reported yet."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gradd import schema
 from gradd.bridge import Bridge
 from gradd.debug import DebugOptions
 
@@ -131,7 +132,7 @@ class ORTModule(torch.nn.Module):
             return
         setattr(module, name, value)
         bridge = self.__dict__.get("_gradd_bridge")
-        if bridge is not None:
+        if bridge is not None and not isinstance(value, schema.CONSTANTS):  # those are in the key
             bridge.signal_change()
 
     def __delattr__(self, name: str) -> None:

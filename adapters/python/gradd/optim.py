@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import enum
 import logging
-import math
 import struct
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -286,6 +286,8 @@ class FusedAdam(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self.max_grad_norm is not None:
+            self.grad_norm = 0.0  # of no gradients
         entries = [
             (k, p) for k, group in enumerate(self.param_groups) for p in group["params"]
             if p.grad is not None
@@ -409,7 +411,8 @@ class FusedAdam(torch.optim.Optimizer):
 
     def _hyper(self, kinds: list[tuple[int, int]]) -> bytes:
         norm = self.max_grad_norm
-        clip = float(norm) if norm is not None and math.isfinite(norm) else 0.0
+        # inf: the norm alone
+        clip = min(float(norm), sys.float_info.max) if norm and norm > 0 else 0.0
         numbers = [clip]
         for k, t in kinds:
             g = self.param_groups[k]

@@ -228,6 +228,7 @@ class State:
             - alone
             - max(known[t.untyped_storage().data_ptr()] - 1, 0)
             + (identity(t) in partly)
+            + t.is_shared()  # with other processes, by torch.multiprocessing
             for t in tensors
         ]
 

@@ -17,7 +17,7 @@ import torch
 # 0-d tensor inputs. Every other python number is a constant of the graph and part of the key.
 NUMERIC_INPUTS = frozenset({"num_items_in_batch"})
 
-_CONSTANTS = (bool, int, float, str, bytes, complex, type(None), torch.dtype, torch.device)
+CONSTANTS = (bool, int, float, str, bytes, complex, type(None), torch.dtype, torch.device)
 
 
 def _walk(value: Any, path: str, leaves: list, paths: list) -> Hashable:
@@ -112,7 +112,7 @@ def _leaf_key(leaf: Any, path: str) -> Hashable:
     if is_tensor_leaf(leaf, path):
         # Same key as the 0-d tensor that as_tensor_leaf() makes of it.
         return (torch.int64 if isinstance(leaf, int) else torch.float32, 0, False, "cpu")
-    if isinstance(leaf, _CONSTANTS):
+    if isinstance(leaf, CONSTANTS):
         return (type(leaf), leaf)
     from gradd.export.spec import CaptureError  # that package imports this module
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradd import protocol, schema
+from gradd.export.spec import CaptureError
 from gradd.fallback import SelfCheckError
 from gradd.graphs import Graph
 from gradd.quiet import Quiet, without_checkpoints
@@ -59,6 +60,8 @@ def check(
         with contextlib.suppress(RuntimeError, TypeError, ValueError):
             higher = torch.float32 if half else torch.float64
             exact = _in_torch(bridge, graph, args, kwargs, params, checked, higher)
+        if half and exact and _same_bits(exact, theirs):
+            exact = None  # forward() enters autocast by itself
         bad = (_rounded_difference if half else _difference)(ours, theirs, exact)
     if bad is not None:
         raise SelfCheckError(
@@ -109,6 +112,8 @@ def _in_torch_or_named(
     """PyTorch's side of the comparison; its failure is one of the check, not of training."""
     try:
         return _in_torch(bridge, graph, args, kwargs, params, checked, None)
+    except CaptureError:
+        raise
     except Exception as error:  # whatever the module raises when it runs without chance
         raise SelfCheckError(
             f"the first training step of {type(bridge.module).__name__} cannot be compared: in "
@@ -181,6 +186,14 @@ def _backward(outputs: list[torch.Tensor], ours: Iterable[torch.Tensor]) -> None
     known = {id(t) for t in ours}
     others = [(t, t.grad) for t in _leaves_of(outputs) if id(t) not in known]
     for leaf, _ in others:
+        if isinstance(leaf, torch.nn.Parameter):
+            raise CaptureError(
+                "unsupported_parameter",
+                f"forward() uses a trainable parameter of shape {list(leaf.shape)} that is not "
+                "registered in the module (in a plain list?) and would get no gradient; register "
+                "it, or keep modules in a ModuleList",
+            )
+    for leaf, _ in others:
         leaf.grad = None  # else it would be added to in place
     try:
         live = [(t, s) for t, s in zip(outputs, _seeds(outputs), strict=True) if t.requires_grad]
@@ -219,6 +232,13 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     if dtype is None or not tensor.is_floating_point():
         return tensor
     return tensor.to(dtype)
+
+
+def _same_bits(exact: Values, theirs: Values) -> bool:
+    """Whether the higher precision made no difference at all."""
+    pairs = [*zip(exact[0], theirs[0], strict=True)]
+    pairs += [(g, theirs[1][n]) for n, g in exact[1].items() if g is not None]
+    return all(b is not None and torch.equal(a.float(), b.float()) for a, b in pairs)
 
 
 def _missing(name: str, a: torch.Tensor | None, b: torch.Tensor | None) -> str | None:

@@ -30,6 +30,10 @@ _HOOKS = (
     "_backward_pre_hooks",
 )
 _CONTENTS = ("_parameters", "_buffers", "_modules")
+# Settings that saving a model writes; no forward() reads them, and types are in the key anyway.
+_WRITTEN = frozenset({"architectures", "dtype", "torch_dtype"})
+# Settings of generate(), which evaluation fills in.
+_GENERATION = "generation_config"
 _cache: weakref.WeakKeyDictionary[torch.nn.Module, _ModulePart] = weakref.WeakKeyDictionary()
 
 
@@ -90,7 +94,8 @@ class _ModulePart:
         configs = _configs(module)
         freezer = Freezer(own_tensors(module))
         self.binaries = Binaries(module, before and before.binaries)
-        state = (*_state_key(module), self.binaries.names)
+        self._hooks = global_hooks()
+        state = (*_state_key(module), self.binaries.names, self._hooks)
         self.key = ModuleKey(_module_key(module, configs, freezer, state), module.training)
         self._tables: list[tuple[dict, list]] = []
         self._empty: list[dict] = []
@@ -125,7 +130,7 @@ class _ModulePart:
 
     def is_fresh(self) -> bool:
         """True if nothing that the key describes has changed since it was made."""
-        if any(self._empty):
+        if any(self._empty) or global_hooks() != self._hooks:
             return False
         try:
             for ref, values in self._subs:
@@ -146,12 +151,17 @@ class _ModulePart:
         return self.binaries.is_fresh()
 
 
+def global_hooks() -> tuple[int, ...]:
+    """How many hooks of all modules there are, of each kind."""
+    return tuple(len(getattr(torch.nn.modules.module, f"_global{name}")) for name in _HOOKS)
+
+
 def _configs(module: torch.nn.Module) -> list[Any]:
     """Configuration objects (anything called config with attributes of its own), each once."""
     found: dict[int, Any] = {}
     for sub in module.modules():
         for name, value in sub.__dict__.items():
-            if is_config(name, value):
+            if is_config(name, value) and name != _GENERATION:
                 found.setdefault(id(value), value)
     return list(found.values())
 
@@ -168,7 +178,10 @@ def _module_key(
         )
         hooks = tuple(len(getattr(sub, h)) for h in _HOOKS)
         parts.append((name, type(sub), attributes, hooks))
-    settings = tuple(freezer.items_of(c.__dict__) for c in configs)
+    settings = tuple(
+        tuple((n, image) for n, image in freezer.items_of(c.__dict__) if n not in _WRITTEN)
+        for c in configs
+    )
     return (tuple(parts), state, settings)
 
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
+from gradd import schema
 from gradd.export.spec import CaptureError
-
-_CONSTANTS = (bool, int, float, str, bytes, complex, type(None), torch.dtype, torch.device)
 
 
 class Leaf:
@@ -48,7 +47,7 @@ class Result:
             self.paths.append(path)
             self._tensors.append(value)
             return Leaf(len(self.paths) - 1)
-        if isinstance(value, _CONSTANTS):
+        if isinstance(value, schema.CONSTANTS):
             return value
         if isinstance(value, Mapping):
             items = {k: self._walk(v, (*path, str(k))) for k, v in value.items()}
@@ -77,10 +76,10 @@ class Result:
             rest = {
                 k: copy.copy(v)
                 for k, v in layer.__dict__.items()
-                if k not in tensors and isinstance(v, _CONSTANTS)
+                if k not in tensors and isinstance(v, schema.CONSTANTS)
             }
             layers.append((type(layer), rest, tensors))
-        rest = {k: v for k, v in cache.__dict__.items() if isinstance(v, _CONSTANTS)}
+        rest = {k: v for k, v in cache.__dict__.items() if isinstance(v, schema.CONSTANTS)}
         return _Cache(type(cache), rest, layers)
 
     def unflatten(self, leaves: list) -> Any:

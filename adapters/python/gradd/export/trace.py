@@ -65,7 +65,7 @@ def trace(
     Raises:
         CaptureError: The reason names what the module does that a graph cannot hold.
     """
-    leaves, _, paths = schema.flatten_inputs(args, kwargs)
+    leaves, structure, paths = schema.flatten_inputs(args, kwargs)
     numbers = [i for i, (x, p) in enumerate(zip(leaves, paths)) if schema.is_tensor_leaf(x, p)]
     tensors = [_dense(schema.as_tensor_leaf(leaves[i]), paths[i]) for i in numbers]
     result = results.Result()
@@ -76,7 +76,15 @@ def trace(
             filled[number] = value
         new_args, new_kwargs = schema.unflatten_inputs(args, kwargs, filled)
         with autocast.entered(cast):
-            return result.flatten(forward(*new_args, **new_kwargs))
+            returned = result.flatten(forward(*new_args, **new_kwargs))
+        left, structure_left, _ = schema.flatten_inputs(new_args, new_kwargs)
+        if structure_left != structure or any(a is not b for a, b in zip(left, filled)):
+            raise CaptureError(
+                "input_mutation",
+                "forward() changes a list or dict among its arguments, which a graph cannot; "
+                "return the values instead",
+            )
+        return returned
 
     error: CaptureError | None = None
     sizes = [tuple(t.shape) for t in tensors]
@@ -183,6 +191,7 @@ class _Silence:
         "torch.export",
         "torch._export",
         "torch._dynamo",
+        "torch._subclasses",
     )
 
     def __enter__(self) -> None:
