@@ -64,6 +64,14 @@ def test_fifty_steps_with_fused_adamw(tmp_path: Path) -> None:
     np.testing.assert_allclose(norms(plain), norms(ours), rtol=1e-3)
 
 
+@pytest.mark.parametrize("most", [float("inf"), -1.0])
+def test_norm_without_clipping(tmp_path: Path, most: float) -> None:
+    options = {"max_steps": 3, "max_grad_norm": most, "optim": "adamw_ort_fused"}
+    plain, ours = train_pair(tmp_path, **options)
+    assert_same_losses(plain, ours, 1e-5)
+    np.testing.assert_allclose(norms(plain), norms(ours), rtol=1e-3)
+
+
 def test_num_items_in_batch_changes_every_step(tmp_path: Path) -> None:
     """Rows of different lengths: each step has another number of labels and other shapes."""
     options = {"max_steps": 6, "gradient_accumulation_steps": 2, "data_collator": pad}
@@ -107,6 +115,7 @@ def test_checkpoint_is_that_of_trainer(tmp_path: Path) -> None:
         Path(t.args.output_dir, "checkpoint-2/optimizer.pt").stat().st_size for t in (plain, ours)
     ]
     assert sizes[1] <= 1.1 * sizes[0]  # tensors in shared memory must not drag their segment along
+    assert ours.gradd_stats()["captures"] == 1, "saving changes the configuration"
     loaded = AutoModelForCausalLM.from_pretrained(Path(ours.args.output_dir, "checkpoint-4"))
     for (name, a), (_, b) in zip(
         loaded.state_dict().items(), ours.model.state_dict().items(), strict=True

@@ -75,6 +75,21 @@ def test_renamed_argument_is_mapped(
 
 
 @pytest.mark.quick
+def test_old_arguments_beside_their_successors(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning):
+        args = make(
+            tmp_path,
+            warmup_steps=500,
+            warmup_ratio=0.1,
+            include_inputs_for_metrics=True,
+            include_for_metrics=["loss"],
+        )
+    assert args.warmup_steps == 500 and args.include_for_metrics == ["loss", "inputs"]
+    with pytest.warns(FutureWarning):
+        assert make(tmp_path, warmup_ratio=1.0).get_warmup_steps(300) == 300
+
+
+@pytest.mark.quick
 def test_old_optimizer_name_and_ignored_arguments_are_named(tmp_path: Path) -> None:
     with pytest.warns(FutureWarning) as caught:
         args = make(tmp_path, optim="adamw_hf", overwrite_output_dir=True, fp16_backend="apex")

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import pickle
+import types
 from typing import Any
 
 import pytest
@@ -176,3 +177,18 @@ def test_attached_module_can_be_collected() -> None:
     del net
     gc.collect()
     assert ref() is None
+
+
+def test_a_copy_keeps_a_forward_of_its_own_that_was_there_before(net: Net) -> None:
+    """accelerate puts one on the instance; a copy made in training must not run the original."""
+    net.forward = types.MethodType(lambda self, x: self.inner(x) + 1, net)
+    before = net.forward
+    attach.attach(net, Route(net))
+    twin = copy.deepcopy(net)
+    with torch.no_grad():
+        net.inner.weight.zero_()
+        net.inner.bias.zero_()
+    assert torch.equal(net(X), torch.ones(2, 3))
+    assert not torch.equal(twin(X), torch.ones(2, 3))
+    attach.detach(net)
+    assert net.forward == before

@@ -18,15 +18,37 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+
+@dataclass(frozen=True)
+class _Earlier:
+    """The forward that stood on an instance before ours."""
+
+    function: Callable[..., Any] | None  # None: that of the class
+    bound: bool  # to the module, as accelerate's are: a copy of the module has it bound to itself
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Earlier:
+        forward = module.__dict__.get("forward")
+        bound = isinstance(forward, types.MethodType) and forward.__self__ is module
+        return cls(forward.__func__ if bound else forward, bound)
+
+    def on(self, module: nn.Module) -> Callable[..., Any]:
+        """The same on the module itself or on a copy."""
+        if self.function is None:
+            return types.MethodType(type(module).forward, module)
+        return types.MethodType(self.function, module) if self.bound else self.function
+
+
 # Module -> the callable that takes its calls now. No entry: the original forward runs.
 _routes: weakref.WeakKeyDictionary[nn.Module, Callable[..., Any]] = weakref.WeakKeyDictionary()
-# Function that we made -> the forward that stood on the instance before, or None. A mark on the
-# function would not do: functools.wraps copies marks to whoever wraps it.
-_made: weakref.WeakKeyDictionary[Callable[..., Any], Any] = weakref.WeakKeyDictionary()
+# Function that we made -> what stood on the instance before. A mark on the function would not do:
+# functools.wraps copies marks to whoever wraps it.
+_made: weakref.WeakKeyDictionary[Callable[..., Any], _Earlier] = weakref.WeakKeyDictionary()
 _calls = threading.local()  # .modules: those whose call this thread has handed to a route
 _WRAPPERS = 16  # how many of other people's wrappers are looked through
 
@@ -46,10 +68,10 @@ def detach(module: nn.Module) -> None:
     # having no route any more, passes calls on to the original.
     if forward is not None and _is_ours(forward):
         earlier = _made[forward.__func__]
-        if earlier is None:
+        if earlier.function is None:
             del module.__dict__["forward"]
         else:
-            module.forward = earlier
+            module.forward = earlier.on(module)
 
 
 def is_attached(module: nn.Module) -> bool:
@@ -69,8 +91,7 @@ def original_forward(module: nn.Module) -> Callable[..., Any]:
     under ours, not on the surface. (The wrappers are around every call of the module anyway.)
     """
     ours = _installed(module)
-    forward = _made[ours] if ours is not None else module.__dict__.get("forward")
-    return forward if forward is not None else types.MethodType(type(module).forward, module)
+    return (_made[ours] if ours is not None else _Earlier.of(module)).on(module)
 
 
 def _installed(module: nn.Module) -> Callable[..., Any] | None:
@@ -92,8 +113,8 @@ def _is_ours(forward: Any) -> bool:
 
 def _make_forward(module: nn.Module) -> Callable[..., Any]:
     """Builds the function to bind. It must not close over `module`: copies would share it."""
-    earlier = module.__dict__.get("forward")  # what somebody put on the instance before us
-    pattern = earlier if earlier is not None else type(module).forward
+    earlier = _Earlier.of(module)
+    pattern = earlier.function if earlier.function is not None else type(module).forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         route = _routes.get(self)
@@ -106,15 +127,13 @@ def _make_forward(module: nn.Module) -> Callable[..., Any]:
                 return route(*args, **kwargs)
             finally:
                 active.pop()
-        if earlier is not None:
-            return earlier(*args, **kwargs)
-        return type(self).forward(self, *args, **kwargs)
+        return earlier.on(self)(*args, **kwargs)
 
     functools.update_wrapper(forward, pattern)
     # pickle stores a bound method by its name: the loaded copy then finds its class's own forward.
     forward.__name__ = "forward"
-    if earlier is not None:
-        forward.__signature__ = _with_self(inspect.signature(earlier))
+    if earlier.function is not None:
+        forward.__signature__ = _with_self(inspect.signature(earlier.on(module)))
     _made[forward] = earlier
     return forward
 

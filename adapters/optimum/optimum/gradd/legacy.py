@@ -7,6 +7,7 @@ A script keeps running and every such argument is named once in a FutureWarning.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ from typing import Any
 # so that a copy of the arguments (dataclasses.replace) does not map it a second time.
 _MAPPED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "evaluation_strategy": ("eval_strategy", lambda v: v),
-    "warmup_ratio": ("warmup_steps", float),
+    # 1 would be one step
+    "warmup_ratio": ("warmup_steps", lambda v: min(float(v), math.nextafter(1.0, 0.0))),
     "no_cuda": ("use_cpu", bool),
     "use_mps_device": ("use_cpu", lambda v: not v),
     "per_gpu_train_batch_size": ("per_device_train_batch_size", int),
@@ -108,7 +110,12 @@ class LegacyArguments:
             if value in (None, False):
                 continue
             setattr(self, old, False if isinstance(value, bool) else None)
+            if old == "warmup_ratio" and self.warmup_steps:  # as it was: steps win
+                _warn("`warmup_ratio` has no effect: warmup_steps is given")
+                continue
             converted = convert(value)
+            if old == "include_inputs_for_metrics":
+                converted = [*self.include_for_metrics, *converted]
             setattr(self, new, converted)
             _warn(f"`{old}` is now `{new}`: taken as {new}={converted!r}")
         for old, reason in _IGNORED.items():

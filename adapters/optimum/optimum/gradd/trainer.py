@@ -197,7 +197,8 @@ class ORTTrainer(Trainer):
             "betas": (args.adam_beta1, args.adam_beta2),
             "eps": args.adam_epsilon,
             "adam_w_mode": AdamWMode.ADAMW_TORCH,
-            "max_grad_norm": args.max_grad_norm or None,  # 0: no clipping
+            # 0 and less: no clipping
+            "max_grad_norm": args.max_grad_norm if (args.max_grad_norm or 0) > 0 else None,
             **_optimizer_options(args.optim_args),
         }
 
