@@ -241,7 +241,7 @@ def test_daemon_killed_during_steps(daemon):
     assert optimizer._client.recoveries > 0
 
 
-def test_a_step_without_gradients_has_no_norm() -> None:
+def test_a_step_without_gradients_has_no_norm(daemon):
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = FusedAdam([p], lr=1e-2, max_grad_norm=1.0)
     optimizer.step()
