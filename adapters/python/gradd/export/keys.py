@@ -29,6 +29,7 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+_GLOBAL_HOOKS = tuple(getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOKS)
 _CONTENTS = ("_parameters", "_buffers", "_modules")
 # Settings that saving a model writes; no forward() reads them, and types are in the key anyway.
 _WRITTEN = frozenset({"architectures", "dtype", "torch_dtype"})
@@ -94,8 +95,8 @@ class _ModulePart:
         configs = _configs(module)
         freezer = Freezer(own_tensors(module))
         self.binaries = Binaries(module, before and before.binaries)
-        self._hooks = global_hooks()
-        state = (*_state_key(module), self.binaries.names, self._hooks)
+        hooks = tuple(len(table) for table in _GLOBAL_HOOKS)
+        state = (*_state_key(module), self.binaries.names, hooks)
         self.key = ModuleKey(_module_key(module, configs, freezer, state), module.training)
         self._tables: list[tuple[dict, list]] = []
         self._empty: list[dict] = []
@@ -103,6 +104,8 @@ class _ModulePart:
         # Modules weakly: a forward that was replaced on the instance is bound to the module, so its
         # table of attributes would keep it alive from here.
         self._subs: list[tuple[weakref.ref, list]] = []
+        for table in _GLOBAL_HOOKS:
+            self._watch(table)
         for sub in module.modules():
             values = [_weakly(v) for v in sub.__dict__.values()]
             self._subs.append((weakref.ref(sub), values))
@@ -130,7 +133,7 @@ class _ModulePart:
 
     def is_fresh(self) -> bool:
         """True if nothing that the key describes has changed since it was made."""
-        if any(self._empty) or global_hooks() != self._hooks:
+        if any(self._empty):
             return False
         try:
             for ref, values in self._subs:
@@ -149,11 +152,6 @@ class _ModulePart:
         if [t._version for t in self._loose] != self._versions:
             return False
         return self.binaries.is_fresh()
-
-
-def global_hooks() -> tuple[int, ...]:
-    """How many hooks of all modules there are, of each kind."""
-    return tuple(len(getattr(torch.nn.modules.module, f"_global{name}")) for name in _HOOKS)
 
 
 def _configs(module: torch.nn.Module) -> list[Any]:
