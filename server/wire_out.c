@@ -102,8 +102,7 @@ static size_t character(const uint8_t *p, size_t left) {
     return overlong || outside ? 0 : n;
 }
 
-/* Clients refuse a message with a text that is not UTF-8: a name may be anything, and may be cut.
- */
+/* Clients refuse messages whose texts are not UTF-8. A name may be anything, and may be cut. */
 static void mend(uint8_t *text, size_t n) {
     for (size_t i = 0; i < n;) {
         size_t bytes = character(text + i, n - i);

@@ -39,8 +39,7 @@ gradd_val_t match_under_reduction(const graph_t *g, gradd_val_t v, const char *o
     if (!(n = match_made_by(g, n ? n->in[0] : v, op))) return GRADD_NONE;
     const gradd_type_t *x = type_of(g, n->in[0]), *y = type_of(g, n->out[0]);
     if (kept->rank != x->rank || !lacks_last(kept, x) || !lacks_last(y, x)) return GRADD_NONE;
-    if (y->rank != x->rank && !match_names_last(g, n))
-        return GRADD_NONE; /* shapes may agree by chance */
+    if (y->rank != x->rank && !match_names_last(g, n)) return GRADD_NONE;
     return x->dims[x->rank - 1] == 1 ? GRADD_NONE : n->in[0];
 }
 
