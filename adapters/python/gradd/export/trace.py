@@ -12,9 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import re
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,10 +20,8 @@ from typing import Any
 import torch
 
 from gradd import schema
-from gradd.export import autocast, dims, refuse, results
+from gradd.export import autocast, dims, places, refuse, results
 from gradd.export.spec import CaptureError, DimRules
-
-_FRAME = re.compile(r'\s*File "([^"]+)", line (\d+)')
 
 
 class _Shell(torch.nn.Module):
@@ -111,8 +107,8 @@ def _refuse_item(program: Any) -> None:
             if "item" in str(node.target) or "local_scalar" in str(node.target):
                 raise CaptureError(
                     "data_dependent_control_flow",
-                    f"{place_of(node)}: .item() or float() takes a value out of the graph; keep "
-                    "it a tensor",
+                    f"{places.place_of(node)}: .item() or float() takes a value out of the graph; "
+                    "keep it a tensor",
                 )
 
 
@@ -214,7 +210,7 @@ def _explain(err: BaseException, module: torch.nn.Module) -> CaptureError:
         if isinstance(cause, CaptureError):
             return cause
     text = f"{type(err).__name__}: {err}"
-    where = _user_line(err)
+    where = places.user_line(_chain(err))
     first = text.strip().splitlines()[0][:300]
     if any("DataDependent" in type(c).__name__ for c in _chain(err)) or "data-dependent" in text:
         return CaptureError(
@@ -230,33 +226,3 @@ def _chain(err: BaseException) -> Iterator[BaseException]:
     while seen is not None:
         yield seen
         seen = seen.__cause__ or seen.__context__
-
-
-def _user_line(err: BaseException) -> str:
-    """The innermost frame outside torch and gradd: where the module did what cannot be traced."""
-    inside = ("/torch/", "/gradd/export/", "/gradd/schema.py", "/sympy/")
-    best = "in forward()"
-    for cause in _chain(err):
-        for frame in traceback.extract_tb(cause.__traceback__):
-            name = frame.filename.replace("\\", "/")
-            if not any(part in name for part in inside):
-                best = f"{frame.name}() @ {frame.filename}:{frame.lineno}"
-    return best
-
-
-def source_of(node: Any) -> str | None:
-    """ "module.path @ file:line" of the Python line that made an onnx_ir node, if known."""
-    fx_node = node.meta.get("node")
-    return None if fx_node is None else place_of(fx_node)
-
-
-def place_of(fx_node: torch.fx.Node) -> str:
-    """ "module.path @ file:line" of the Python line that made an FX node."""
-    stack = fx_node.meta.get("nn_module_stack") or {}
-    path = next((p for p, _ in reversed(stack.values()) if p), "") if stack else ""
-    line = ""
-    for text in (fx_node.meta.get("stack_trace") or "").splitlines():
-        match = _FRAME.match(text)
-        if match and "/torch/" not in match[1] and "/gradd/" not in match[1]:
-            line = f"{match[1]}:{match[2]}"
-    return f"{path or 'module'} @ {line or '?'}"

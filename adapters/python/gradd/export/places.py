@@ -1,0 +1,61 @@
+"""Places in the user's code: which Python line made a node of a graph, or raised an error.
+
+What lies in the packages of torch, sympy and gradd itself is not the user's. Files are compared
+with the real folders of those packages, so a project may live in a folder of any name.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import traceback
+from collections.abc import Iterable
+from typing import Any
+
+import sympy
+import torch
+
+_FRAME = re.compile(r'\s*File "([^"]+)", line (\d+)')
+
+
+def _folder(file: str) -> str:
+    return os.path.join(os.path.dirname(os.path.realpath(file)), "")
+
+
+_OURS = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+_INSIDE = (_folder(torch.__file__), _folder(sympy.__file__), os.path.join(_OURS, ""))
+
+
+@functools.lru_cache(maxsize=4096)
+def is_users(filename: str) -> bool:
+    """True for files outside of torch, sympy and gradd."""
+    return not os.path.realpath(filename).startswith(_INSIDE)
+
+
+def user_line(errors: Iterable[BaseException]) -> str:
+    """The innermost of the user's frames: where the module did what cannot be traced."""
+    best = "in forward()"
+    for cause in errors:
+        for frame in traceback.extract_tb(cause.__traceback__):
+            if is_users(frame.filename):
+                best = f"{frame.name}() @ {frame.filename}:{frame.lineno}"
+    return best
+
+
+def source_of(node: Any) -> str | None:
+    """ "module.path @ file:line" of the Python line that made an onnx_ir node, if known."""
+    fx_node = node.meta.get("node")
+    return None if fx_node is None else place_of(fx_node)
+
+
+def place_of(fx_node: torch.fx.Node) -> str:
+    """ "module.path @ file:line" of the Python line that made an FX node."""
+    stack = fx_node.meta.get("nn_module_stack") or {}
+    path = next((p for p, _ in reversed(stack.values()) if p), "") if stack else ""
+    line = ""
+    for text in (fx_node.meta.get("stack_trace") or "").splitlines():
+        match = _FRAME.match(text)
+        if match and is_users(match[1]):
+            line = f"{match[1]}:{match[2]}"
+    return f"{path or 'module'} @ {line or '?'}"
