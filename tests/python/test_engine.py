@@ -151,6 +151,56 @@ def test_no_path_is_no_gradient():
     np.testing.assert_allclose(got["a"], 2 * feed["a"])
 
 
+def straight_through(value, x):
+    nodes = [
+        helper.make_node("Mul", ["x", "x"], ["h"]),
+        helper.make_node("Mul", ["value", "h"], ["v"]),
+        helper.make_node("StraightThrough", ["v", "h"], ["s"], name="straight", domain="com.gradd"),
+        helper.make_node("Mul", ["s", "s"], ["y"]),
+    ]
+    shapes = {"x": x.shape, "value": value.shape}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(n, F, shape) for n, shape in shapes.items()],
+        [helper.make_tensor_value_info("y", F, None)],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.gradd", 1)]
+    return E.Model(helper.make_model(graph, opset_imports=opsets).SerializeToString())
+
+
+@pytest.mark.parametrize("shape", [(3,), (), (0, 2)])
+def test_straight_through_has_the_history_of_its_second_operand(shape):
+    rng = np.random.default_rng(0)
+    feed = {n: rng.standard_normal(shape).astype(np.float32) for n in ("x", "value")}
+    plan = E.Plan(straight_through(**feed), feed, ["x", "value"], None, ["y"])
+    assert [plan.info.has_grad[i] for i in range(2)] == [True, False]
+    run = E.Run(plan)
+    v = feed["value"] * feed["x"] ** 2
+    np.testing.assert_allclose(run.forward(feed)["y"], v * v, rtol=1e-6)
+    got = run.backward({"y": np.ones(shape, np.float32)})
+    np.testing.assert_allclose(got["x"], 2 * v * 2 * feed["x"], rtol=1e-6)
+    assert got["value"] is None
+
+
+def test_straight_through_wants_equal_types():
+    feed = {"x": np.zeros((2, 3), np.float32), "value": np.zeros((2, 1), np.float32)}
+    model = straight_through(**feed)
+    E.Plan(model, feed, [], None, [])  # v has the shape of h
+    nodes = [helper.make_node("StraightThrough", ["x", "w"], ["y"], name="s", domain="com.gradd")]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(n, F, s) for n, s in (("x", (2, 3)), ("w", (3, 2)))],
+        [helper.make_tensor_value_info("y", F, None)],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.gradd", 1)]
+    model = E.Model(helper.make_model(graph, opset_imports=opsets).SerializeToString())
+    bad = {"x": np.zeros((2, 3), np.float32), "w": np.zeros((3, 2), np.float32)}
+    with pytest.raises(E.EngineError, match=r"'s'.*value is f32\[2,3\] and x is f32\[3,2\]"):
+        E.Plan(model, bad, [], None, [])
+
+
 def test_errors_name_the_node():
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="linear_7")]
     model = E.Model(make_model(nodes, {"x": (2, 3), "w": ("k", 4)}, ["y"]))

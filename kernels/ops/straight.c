@@ -1,0 +1,51 @@
+/* com.gradd StraightThrough: y = value, with the gradient of x.
+ *
+ * What a write that autograd does not see leaves behind (under torch.no_grad(), through detach()):
+ * the elements are those of `value`, but the history stays that of `x`, so dx = dy and nothing
+ * reaches `value`. Also known as the straight-through estimator (Bengio et al., 2013,
+ * arXiv:1308.3432). The gradient is not the derivative on purpose: the cases compare values only,
+ * tests/python/test_engine.py has the gradient.
+ */
+#include "kernels/cost.h"
+#include "kernels/cpu/copy.h"
+#include "kernels/infer.h"
+#include "kernels/op.h"
+
+static gradd_status_t run_straight(const gradd_run_t *r) {
+    if (r->out[0].data == r->in[0].data) return GRADD_OK;
+    gradd_copy_bytes(r->out[0].data, r->in[0].data, (size_t)gradd_type_bytes(&r->out[0].type));
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_straight(gradd_infer_t *c) {
+    if (!gradd_type_equal(&c->in[0].type, &c->in[1].type)) {
+        char a[GRADD_TYPE_TEXT], b[GRADD_TYPE_TEXT];
+        return GRADD_FAIL(GRAPH, "value is %s and x is %s: they must be of one type",
+                          gradd_type_format(&c->in[0].type, a),
+                          gradd_type_format(&c->in[1].type, b));
+    }
+    c->out[0] = c->in[0].type;
+    return GRADD_OK;
+}
+
+static gradd_status_t grad_straight(gradd_grad_t *g) {
+    g->din[1] = g->dout[0];
+    return GRADD_OK;
+}
+
+GRADD_OPS(straight, {.name = "StraightThrough",
+                     .domain = "com.gradd",
+                     .since = 1,
+                     .min_in = 2,
+                     .max_in = 2,
+                     .min_out = 1,
+                     .max_out = 1,
+                     .inplace = 1,
+                     .no_diff = 1,
+                     .infer = infer_straight,
+                     .grad = grad_straight,
+                     .run = run_straight,
+                     .cost = gradd_cost_move,
+                     .cases = GRADD_CASES({.text = "f32[2,3] f32[2,3]", .grad_tol = -1},
+                                          {.text = "f32[] f32[]", .grad_tol = -1},
+                                          {.text = "f32[0,2] f32[0,2]", .grad_tol = -1})});
