@@ -22,6 +22,7 @@ from gradd.export import (
     keys,
     masks,
     naming,
+    observe,
     outputs,
     refuse,
     sources,
@@ -66,6 +67,8 @@ def capture(
 def _capture(call: naming.Call, cast: torch.dtype | None) -> Capture:
     clock = _Clock()
     binary = keys.binary_buffers(call.module)
+    observe.observe(call, cast)
+    clock.lap("observe")
     traced = trace.trace(call.module, call.args, call.kwargs, call.forward, cast)
     clock.lap("trace")
     fx.prepare(traced.program)

@@ -1,0 +1,156 @@
+"""One eager forward beside a capture: what forward() really does, before it is traced.
+
+A trace shows what torch's operators do to the call's tensors. It does not show what the Python code
+around them took from elsewhere, which buffers it replaced, or which part of the result came out of
+a custom autograd.Function. So the forward of the user runs once in PyTorch, in the module's current
+mode and on the call's own values, and leaves nothing behind: buffers and arguments are copies,
+attributes and random states are put back, and what autograd saves for a backward is thrown away at
+once, so that the memory of activations is never held. Parameters are the real ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from gradd import schema
+from gradd.export import autocast, refuse, results
+from gradd.export.naming import Call
+from gradd.quiet import without_checkpoints
+
+
+@dataclass(frozen=True)
+class BufferSeen:
+    """A buffer around the observed forward.
+
+    Attributes:
+        before: The values that it had, in memory of their own.
+        after: The tensor that stood in its place afterwards; None if it was removed.
+        replaced: forward() put another tensor in its place.
+    """
+
+    before: torch.Tensor
+    after: torch.Tensor | None
+    replaced: bool
+
+    def changed(self) -> bool:
+        """True if form or values differ; NaN equals itself."""
+        a, b = self.before, self.after
+        if b is None or a.shape != b.shape or a.dtype != b.dtype:
+            return True
+        if a.is_floating_point() or a.is_complex():
+            return not torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) or not torch.equal(
+                torch.isnan(a), torch.isnan(b)
+            )
+        return not torch.equal(a, b)
+
+
+@dataclass
+class Observation:
+    """What one eager forward showed.
+
+    Attributes:
+        outputs: Tensor leaves of the result in the order of the capture's user outputs, with the
+            graph of their grad_fn (which saved no tensors: it can be walked, not run).
+        buffers: By qualified name, tied buffers under each of their names.
+        error: What forward() raised; then outputs and buffers are empty.
+    """
+
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    buffers: dict[str, BufferSeen] = field(default_factory=dict)
+    error: Exception | None = None
+
+
+def observe(call: Call, cast: torch.dtype | None) -> Observation:
+    """Runs the forward of a call once, under autocast to `cast`.
+
+    Args:
+        call: The call that is going to be traced.
+        cast: Element type of the autocast around the call, or None.
+    """
+    seen = Observation()
+    with refuse.kept_state(call.module), contextlib.ExitStack() as stack:
+        stack.enter_context(_quiet(cast))
+        buffers = _Buffers(call.module)
+        args, kwargs = _own_arguments(call)
+        try:
+            returned = call.forward(*args, **kwargs)
+            seen.outputs = list(results.Result().flatten(returned))
+        except Exception as error:  # whatever the module raises; the trace will say it better
+            seen.error = error.with_traceback(None)
+        else:
+            seen.buffers = buffers.seen()
+    return seen
+
+
+@contextlib.contextmanager
+def _quiet(cast: torch.dtype | None) -> Iterator[None]:
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        without_checkpoints(),
+        torch.autograd.graph.saved_tensors_hooks(_dropped, _gone),
+        autocast.entered(cast),
+    ):
+        yield
+
+
+def _dropped(tensor: torch.Tensor) -> None:
+    return None
+
+
+def _gone(nothing: None) -> torch.Tensor:
+    raise RuntimeError("forward() runs a backward of its own, for which nothing was kept")
+
+
+def _own_arguments(call: Call) -> tuple[tuple, dict]:
+    """The call's arguments with copies in the place of tensors: forward() may write them."""
+    leaves, _, _ = schema.flatten_inputs(call.args, call.kwargs)
+    copies = [_copy(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+    return schema.unflatten_inputs(call.args, call.kwargs, copies)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+class _Buffers:
+    """Copies in the place of all buffers; refuse.kept_state() puts the real ones back.
+
+    A buffer that has several names is one copy.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._places: list[tuple[str, dict, str]] = []
+        self._before: dict[int, torch.Tensor] = {}  # id of a copy -> its values at the start
+        self._copies: dict[str, torch.Tensor] = {}
+        made: dict[int, torch.Tensor] = {}
+        for path, sub in module.named_modules(remove_duplicate=False):
+            for key, tensor in list(sub._buffers.items()):
+                if tensor is None:
+                    continue
+                name = f"{path}.{key}" if path else key
+                copy = made.get(id(tensor))
+                if copy is None:
+                    copy = made[id(tensor)] = made[id(copy)] = _stand_in(tensor)
+                    self._before[id(copy)] = copy.detach().clone()
+                sub._buffers[key] = copy
+                self._places.append((name, sub._buffers, key))
+                self._copies[name] = copy
+
+    def seen(self) -> dict[str, BufferSeen]:
+        found = {}
+        for name, table, key in self._places:
+            copy, after = self._copies[name], table.get(key)
+            found[name] = BufferSeen(self._before[id(copy)], after, after is not copy)
+        return found
+
+
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that forward() cannot tell from the buffer."""
+    copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    copy.__dict__.update(tensor.__dict__)
+    return copy
