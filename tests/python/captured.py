@@ -1,7 +1,7 @@
 """Compares a captured graph with the module it came from: results, buffers and every gradient.
 
-Two independent evaluations: onnxruntime for the values (StopGradient replaced by Identity) and
-onnx_eval for the gradients, which differentiates the graph with torch's autograd. A lost
+Two independent evaluations: onnxruntime for the values (com.gradd's operators are Identity there)
+and onnx_eval for the gradients, which differentiates the graph with torch's autograd. A lost
 detach() or a wrong gradient path shows in the second and nowhere else.
 """
 
@@ -62,8 +62,9 @@ def run_ort(cap: export.Capture, values: dict[str, torch.Tensor]) -> dict[str, n
     model = onnx.ModelProto.FromString(cap.onnx)
     for node in model.graph.node:
         if node.domain == "com.gradd":
-            assert node.op_type == "StopGradient"
+            assert node.op_type in ("StopGradient", "StraightThrough")
             node.domain, node.op_type = "", "Identity"
+            del node.input[1:]
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1

@@ -2,7 +2,8 @@
 
 A loss comparison cannot see a lost detach() or a wrong gradient path; evaluating the graph with
 torch and comparing every gradient can. Covers the operators that captures of the tested models
-contain; an unknown operator raises. com.gradd::StopGradient is detach(), Dropout draws from
+contain; an unknown operator raises. com.gradd::StopGradient is detach(), StraightThrough has its
+first operand's values and its second's gradient, Dropout draws from
 torch's generator (so that p > 0 graphs can at least be run).
 """
 
@@ -183,6 +184,16 @@ def _binary(function: Callable) -> Callable:
     return lambda x, a, n: function(x[0], x[1])
 
 
+class _Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
+        return None, grad
+
+
 def _unary(function: Callable) -> Callable:
     return lambda x, a, n: function(x[0])
 
@@ -252,4 +263,5 @@ _OPS: dict[str, Callable] = {
     "Unsqueeze": _unsqueeze,
     "Where": lambda x, a, n: torch.where(x[0], x[1], x[2]),
     "com.gradd:StopGradient": _unary(torch.Tensor.detach),
+    "com.gradd:StraightThrough": lambda x, a, n: _Straight.apply(x[0], x[1]),
 }

@@ -17,6 +17,7 @@ import torch
 from gradd import schema
 from gradd.export import (
     autocast,
+    functions,
     fx,
     graph,
     keys,
@@ -29,7 +30,7 @@ from gradd.export import (
     trace,
     translate,
 )
-from gradd.export.spec import Capture
+from gradd.export.spec import Capture, CaptureError
 
 _lock = threading.RLock()
 
@@ -67,7 +68,9 @@ def capture(
 def _capture(call: naming.Call, cast: torch.dtype | None) -> Capture:
     clock = _Clock()
     binary = keys.binary_buffers(call.module)
-    observe.observe(call, cast)
+    seen = observe.observe(call, cast)
+    for name in functions.custom_functions(seen.outputs):
+        raise refuse.custom_function(name)
     clock.lap("observe")
     traced = trace.trace(call.module, call.args, call.kwargs, call.forward, cast)
     clock.lap("trace")
@@ -77,7 +80,24 @@ def _capture(call: naming.Call, cast: torch.dtype | None) -> Capture:
         clock.lap("translate")
         cleaned = graph.clean(model, program)
     clock.lap("optimize")
-    return _assemble(call, traced, program, cleaned, binary, clock)
+    capture = _assemble(call, traced, program, cleaned, binary, clock)
+    _check_buffers(seen, capture)
+    return capture
+
+
+def _check_buffers(seen: observe.Observation, capture: Capture) -> None:
+    """Every buffer that forward() changes in PyTorch must be a result of the graph."""
+    results = {spec.fqn for spec in capture.outputs if spec.kind == "buffer"}
+    for group in capture.aliases:
+        if not results.isdisjoint(group):
+            results.update(group)
+    for name, buffer in seen.buffers.items():
+        if name not in results and buffer.changed():
+            raise CaptureError(
+                "attribute_written",
+                f"forward() changes the buffer {name!r} in a way that the graph has lost; write "
+                "to it with copy_() under torch.no_grad()",
+            )
 
 
 class _Clock:

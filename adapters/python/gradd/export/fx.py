@@ -13,11 +13,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from gradd.export import types
-
-_library = torch.library.Library("gradd", "FRAGMENT")
-_library.define("stop_gradient(Tensor x) -> Tensor")
-_library.impl("stop_gradient", lambda x: x.detach().clone(), "CompositeExplicitAutograd")
+from gradd.export import types, writes
+from gradd.export.nodes import DETACH, OFF, is_float, is_mutable, rename_outputs, replace, stop
 
 _ASSERTIONS = {
     "aten::_assert_tensor_metadata",
@@ -28,8 +25,6 @@ _ASSERTIONS = {
     "aten::sym_constrain_range",
     "aten::sym_constrain_range_for_size",
 }
-_DETACH = {"aten::detach", "aten::detach_"}
-_OFF = "gradd_no_grad"
 
 
 def prepare(program: Any) -> None:
@@ -42,6 +37,7 @@ def prepare(program: Any) -> None:
             _drop_assertions(module.graph)
             _copy_attention(module.graph)
             types.make_explicit(module.graph, program.graph_signature)
+            writes.make_explicit(module.graph, program.graph_signature)
             _stop_detached(module.graph, program.graph_signature)
             _stop_regions(module.graph, program.graph_signature)
             module.graph.eliminate_dead_code(is_impure_node=_is_impure)
@@ -75,12 +71,6 @@ def _is_impure(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and is_mutable(node.target)
 
 
-def is_mutable(target: Any) -> bool:
-    """True if the operator writes to one of its arguments."""
-    schema = getattr(target, "_schema", None)
-    return bool(schema is not None and schema.is_mutable)
-
-
 def _is_grad_region(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "") == (
         "wrap_with_set_grad_enabled"
@@ -88,7 +78,7 @@ def _is_grad_region(node: torch.fx.Node) -> bool:
 
 
 def _inline_grad_regions(module: torch.fx.GraphModule, signature: Any) -> None:
-    """Inlines set_grad_enabled regions; nodes that ran without gradients get the mark _OFF."""
+    """Inlines set_grad_enabled regions; nodes that ran without gradients get the mark OFF."""
     while regions := [n for n in module.graph.nodes if _is_grad_region(n)]:
         for node in regions:
             _inline_region(module, node, signature)
@@ -110,7 +100,7 @@ def _inline_region(module: torch.fx.GraphModule, node: torch.fx.Node, signature:
                 copy = module.graph.node_copy(inner, lambda n: env[n])
                 if inner.op == "get_attr":
                     copy.target = _move_attribute(module, body, inner.target)
-                copy.meta[_OFF] = not enabled
+                copy.meta[OFF] = not enabled
                 env[inner] = copy
     _replace_outputs(module.graph, node, outputs, signature)
 
@@ -126,23 +116,12 @@ def _move_attribute(module: torch.fx.GraphModule, body: torch.fx.GraphModule, na
 
 def _replace_outputs(graph: Any, node: torch.fx.Node, outputs: tuple, signature: Any) -> None:
     if isinstance(outputs, torch.fx.Node):
-        _replace(node, outputs, signature)
+        replace(node, outputs, signature)
     else:
         for user in list(node.users):
-            _replace(user, outputs[user.args[1]], signature)
+            replace(user, outputs[user.args[1]], signature)
             graph.erase_node(user)
     graph.erase_node(node)
-
-
-def _replace(old: torch.fx.Node, new: torch.fx.Node, signature: Any) -> None:
-    old.replace_all_uses_with(new)
-    _rename_outputs(signature, old.name, new.name)
-
-
-def _rename_outputs(signature: Any, old: str, new: str) -> None:
-    for spec in signature.output_specs:
-        if getattr(spec.arg, "name", None) == old:
-            spec.arg.name = new
 
 
 def _drop_assertions(graph: torch.fx.Graph) -> None:
@@ -152,58 +131,35 @@ def _drop_assertions(graph: torch.fx.Graph) -> None:
                 graph.erase_node(node)
 
 
-def _is_float(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
-
-
-def _stop(graph: torch.fx.Graph, source: torch.fx.Node) -> torch.fx.Node:
-    node = graph.call_function(torch.ops.gradd.stop_gradient.default, (source,))
-    node.meta = {k: v for k, v in source.meta.items() if k != _OFF}
-    return node
-
-
 def _stop_detached(graph: torch.fx.Graph, signature: Any) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or not hasattr(node.target, "_schema"):
             continue
-        if node.target.name() not in _DETACH:
+        if node.target.name() not in DETACH:
             continue
         source = node.args[0]
-        if _is_float(node):
+        if is_float(node):
             with graph.inserting_before(node):
-                stopped = _stop(graph, source)
-            stopped.meta = {k: v for k, v in node.meta.items() if k != _OFF}
+                stopped = stop(graph, source)
+            stopped.meta = {k: v for k, v in node.meta.items() if k != OFF}
             source = stopped
-        _replace(node, source, signature)
+        replace(node, source, signature)
         graph.erase_node(node)
 
 
 def _stop_regions(graph: torch.fx.Graph, signature: Any) -> None:
     """Puts a StopGradient where a value computed without gradients is used with them."""
     for node in list(graph.nodes):
-        if not node.meta.get(_OFF):
+        if not node.meta.get(OFF):
             continue
-        if node.op == "call_function" and is_mutable(node.target):
-            _stop_operands(graph, node)
-        if not _is_float(node):
+        if not is_float(node):
             continue
-        outside = [u for u in node.users if not u.meta.get(_OFF)]
+        outside = [u for u in node.users if not u.meta.get(OFF)]
         if not outside:
             continue
         with graph.inserting_after(node):
-            stopped = _stop(graph, node)
+            stopped = stop(graph, node)
         for user in outside:
             user.replace_input_with(node, stopped)
             if user.op == "output":
-                _rename_outputs(signature, node.name, stopped.name)
-
-
-def _stop_operands(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """An in-place update under no_grad must not become a path for gradients once functional."""
-    target = node.args[0] if node.args else None
-    for source in list(node.all_input_nodes):
-        if source is target or source.meta.get(_OFF) or not _is_float(source):
-            continue
-        with graph.inserting_before(node):
-            node.replace_input_with(source, _stop(graph, source))
+                rename_outputs(signature, node.name, stopped.name)

@@ -73,7 +73,7 @@ def clean(model: ir.Model, program: Any) -> Cleaned:
     n_user = len(graph.outputs)
     _add_buffer_outputs(graph, signature, done)
     _mark_draws(graph)
-    _optimize(model)
+    _optimize_or_named(model)
     _unmark_draws(graph)
     _trim_outputs(graph)
     _canonical_order(graph)
@@ -211,6 +211,19 @@ def _optimize(model: ir.Model) -> None:
         passes.OutputFixPass(),
         passes.RemoveUnusedNodesPass(),
     )(model)
+
+
+def _optimize_or_named(model: ir.Model) -> None:
+    try:
+        _optimize(model)
+    except Exception as error:  # whatever a rewrite raises for a form that it does not expect
+        causes = [error]
+        while (cause := causes[-1].__cause__) is not None:
+            causes.append(cause)
+        texts = [str(c).splitlines()[0] for c in causes if str(c)]
+        raise CaptureError(
+            "export_failed", f"the translated graph cannot be simplified: {'; '.join(texts[-2:])}"
+        ) from error
 
 
 def _canonical_order(graph: ir.Graph) -> None:

@@ -19,6 +19,7 @@ import torch
 from gradd import schema
 from gradd.export import autocast, refuse, results
 from gradd.export.naming import Call
+from gradd.export.untouched import ParametersUntouched
 from gradd.quiet import without_checkpoints
 
 
@@ -76,6 +77,7 @@ def observe(call: Call, cast: torch.dtype | None) -> Observation:
         stack.enter_context(_quiet(cast))
         buffers = _Buffers(call.module)
         args, kwargs = _own_arguments(call)
+        stack.enter_context(ParametersUntouched(call.module))
         try:
             returned = call.forward(*args, **kwargs)
             seen.outputs = list(results.Result().flatten(returned))

@@ -176,9 +176,19 @@ def embedding(
 
 def stop_gradient(value: Any) -> Any:
     """com.gradd::StopGradient: identity forward, no gradient backward."""
+    return _own("StopGradient", value)
+
+
+def straight_through(value: Any, x: Any) -> Any:
+    """com.gradd::StraightThrough: the first operand's values, the second's gradient."""
+    return _own("StraightThrough", value, x)
+
+
+def _own(name: str, value: Any, *others: Any) -> Any:
+    """A node of our domain whose result has the type of its first operand."""
     from torch.onnx._internal.exporter import _core
 
-    node = ir.Node("com.gradd", "StopGradient", [value], version=1)
+    node = ir.Node("com.gradd", name, [value, *others], version=1)
     if value.dtype is not None:
         node.outputs[0].dtype = value.dtype
     node.outputs[0].shape = value.shape
@@ -458,5 +468,6 @@ def table() -> dict[Any, Callable]:
         _aten.__and__.Tensor: _bitwise("And", "BitwiseAnd"),
         _aten.__or__.Tensor: _bitwise("Or", "BitwiseOr"),
         torch.ops.gradd.stop_gradient.default: stop_gradient,
+        torch.ops.gradd.straight_through.default: straight_through,
     }
     return rows

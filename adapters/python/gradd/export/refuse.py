@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import types
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -70,14 +72,52 @@ def _check_global_hooks() -> None:
             raise CaptureError("backward_hooks", f"torch.nn.modules.module.{attr} is not empty")
 
 
+class _Watched(torch.autograd.Function):
+    """Owner of the code that stands in for Function.apply while a trace runs."""
+
+    @classmethod
+    def apply(cls, *args, **kwargs):
+        # Runs with the globals of torch's own function, hence the import.
+        from gradd.export import refuse
+
+        assert __class__ is not None  # code may only be exchanged if it has the same free names
+        return refuse._called(cls, args, kwargs)
+
+
+_APPLY = torch.autograd.Function.__dict__["apply"].__func__
+_PLAIN = types.FunctionType(
+    _APPLY.__code__, _APPLY.__globals__, "apply", _APPLY.__defaults__, _APPLY.__closure__
+)
+_traces: dict[int, list[CaptureError]] = {}  # thread that traces -> what was found
+
+
+def _called(cls: type, args: tuple, kwargs: dict) -> Any:
+    """A call of Function.apply, however it was reached, while some thread traces."""
+    found = _traces.get(threading.get_ident())
+    # torch.cond and its like are refused later, by what they become.
+    if found is None or cls.__module__.startswith("torch._higher_order_ops"):
+        return _PLAIN(cls, *args, **kwargs)
+    found.append(custom_function(f"{cls.__module__}.{cls.__qualname__}"))
+    raise found[0]
+
+
+def custom_function(name: str) -> CaptureError:
+    """What is said of a torch.autograd.Function."""
+    return CaptureError(
+        "autograd_function",
+        f"forward() applies {name}, a torch.autograd.Function whose backward() cannot be "
+        "captured: write it with ordinary operations or keep that part in torch",
+    )
+
+
 @contextlib.contextmanager
 def _no_custom_backward() -> Iterator[None]:
     """Turns Function.apply and Tensor.register_hook of this thread into a CaptureError.
 
-    The tracer inlines the forward of a Function and forgets its backward, and a hook on a
-    tensor altogether.
+    The tracer inlines the forward of a Function and forgets its backward, and a hook on a tensor
+    altogether. A module may keep F.apply in an attribute, so it is the code of torch's function
+    that is exchanged, not the name under which it is found.
     """
-    original = torch.autograd.Function.__dict__["apply"]
     me = threading.get_ident()
     found: list[CaptureError] = []
     over = False
@@ -95,30 +135,17 @@ def _no_custom_backward() -> Iterator[None]:
         )
         raise found[0]
 
-    def apply(cls, *args, **kwargs):
-        # torch.cond and its like are refused later, by what they become. What torch defines while a
-        # trace runs keeps this function for good: once the trace is over it is the original.
-        foreign = over or threading.get_ident() != me
-        if foreign or cls.__module__.startswith("torch._higher_order_ops"):
-            return original.__get__(None, cls)(*args, **kwargs)
-        found.append(
-            CaptureError(
-                "autograd_function",
-                f"{cls.__module__}.{cls.__qualname__}.apply was called; its backward() cannot be "
-                "captured: write it with ordinary operations or keep that part in torch",
-            )
-        )
-        raise found[0]
-
     with _patch_lock:
-        torch.autograd.Function.apply = classmethod(apply)
+        _traces[me] = found
+        _APPLY.__code__ = _Watched.__dict__["apply"].__func__.__code__
         torch.Tensor.register_hook = hook
         try:
             yield
         finally:
-            torch.autograd.Function.apply = original
+            _APPLY.__code__ = _PLAIN.__code__
             torch.Tensor.register_hook = register_hook
             over = True
+            del _traces[me]
             first = found[0] if found else None
             found.clear()  # errors hold frames, and so the module
     if first is not None:  # a module that swallows exceptions must not hide the loss of a backward

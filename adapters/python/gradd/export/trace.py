@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from gradd import schema
-from gradd.export import autocast, dims, places, refuse, results
+from gradd.export import assigned, autocast, dims, places, refuse, regions, results
 from gradd.export.spec import CaptureError, DimRules
 
 
@@ -71,8 +71,10 @@ def trace(
         for number, value in zip(numbers, values, strict=True):
             filled[number] = value
         new_args, new_kwargs = schema.unflatten_inputs(args, kwargs, filled)
-        with autocast.entered(cast):
+        with autocast.entered(cast), regions.followed():
+            write_back = assigned.kept(module)
             returned = result.flatten(forward(*new_args, **new_kwargs))
+            write_back()
         left, structure_left, _ = schema.flatten_inputs(new_args, new_kwargs)
         if structure_left != structure or any(a is not b for a, b in zip(left, filled)):
             raise CaptureError(

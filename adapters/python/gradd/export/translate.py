@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gradd.export import fx, operators
+from gradd.export import nodes, operators
 from gradd.export.spec import CaptureError
 
 OPSET = 20
@@ -109,7 +109,7 @@ def _is_direct(program: Any, registry: Any) -> bool:
                         return False
                 continue
             target = node.target
-            if target.name() in _DECOMPOSE or fx.is_mutable(target):
+            if target.name() in _DECOMPOSE or nodes.is_mutable(target):
                 return False
             if not registry.is_registered(target):
                 return False

@@ -1,0 +1,58 @@
+"""Small steps on FX graphs of exported programs, and the operators of ours that they may hold.
+
+gradd::stop_gradient(x) has the values of x and no history; it becomes com.gradd::StopGradient.
+gradd::straight_through(value, x) has the values of `value` and the history of x; it becomes
+com.gradd::StraightThrough. Both make memory of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+
+_library = torch.library.Library("gradd", "FRAGMENT")
+_library.define("stop_gradient(Tensor x) -> Tensor")
+_library.impl("stop_gradient", lambda x: x.detach().clone(), "CompositeExplicitAutograd")
+_library.define("straight_through(Tensor value, Tensor x) -> Tensor")
+_library.impl(
+    "straight_through", lambda value, x: value.detach().clone(), "CompositeExplicitAutograd"
+)
+
+DETACH = frozenset({"aten::detach", "aten::detach_"})
+OFF = "gradd_no_grad"  # mark of nodes that ran without gradients
+DATA = "gradd_data"  # mark of detach() that stands for Tensor.data
+
+
+def is_float(node: torch.fx.Node) -> bool:
+    """True if the node's value is one tensor of floats."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def is_mutable(target: Any) -> bool:
+    """True if the operator writes to one of its arguments."""
+    schema = getattr(target, "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
+
+
+def stop(graph: torch.fx.Graph, source: torch.fx.Node) -> torch.fx.Node:
+    """A stop_gradient of `source`, at the graph's point of insertion."""
+    node = graph.call_function(torch.ops.gradd.stop_gradient.default, (source,))
+    node.meta = {k: v for k, v in source.meta.items() if k not in (OFF, DATA)}
+    return node
+
+
+def replace(old: torch.fx.Node, new: torch.fx.Node, signature: Any) -> None:
+    """`new` takes the place of `old` for all readers but `new` itself and what it is made of."""
+    made_of = {new, *new.all_input_nodes}
+    old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in made_of)
+    rename_outputs(signature, old.name, new.name)
+
+
+def rename_outputs(signature: Any, old: str, new: str) -> None:
+    """Follows in the program's signature what has become of an output."""
+    for spec in signature.output_specs:
+        if getattr(spec.arg, "name", None) == old:
+            spec.arg.name = new

@@ -1,0 +1,256 @@
+"""In-place writes that autograd does not see, made explicit in the exported program.
+
+PyTorch keeps data and history apart. A write under no_grad(), or through a detached alias, changes
+the data of every tensor over that memory, and no tensor's history: gradients flow as if it had not
+happened. Once the program is functional there is only one of both, so such a write becomes
+
+    fresh = stop_gradient(target); fresh.write_(...); target.copy_(straight_through(fresh, target))
+
+whose values are those of the write and whose gradient is that of the target as it was. Aliases stay
+aliases here: torch's functionalisation, which comes later, carries each write to all of them. Which
+nodes share memory is read off the storages of the trace's tensors.
+
+Detached aliases of memory that is written, and views of it that were made under no_grad(), become
+plain aliases whose every read goes through a stop_gradient of its own, at the time of the read.
+Memory that nobody writes is left to fx.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.fx
+
+from gradd.export import places
+from gradd.export.nodes import (
+    DATA,
+    DETACH,
+    OFF,
+    is_float,
+    is_mutable,
+    rename_outputs,
+    replace,
+    stop,
+)
+from gradd.export.spec import CaptureError
+
+_aten = torch.ops.aten
+
+
+def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
+    """Rewrites all writes of a flat graph (regions inlined), in place.
+
+    Args:
+        graph: Of an exported program; nodes that ran without gradients have the mark OFF.
+        signature: The program's.
+
+    Raises:
+        CaptureError: "unsupported_operator" for a write whose gradient cannot be expressed.
+    """
+    written = {s for node in graph.nodes for t in _targets(node) for s in _storages(t)}
+    if written:
+        _Pass(graph, signature, written).run()
+
+
+def _targets(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The operands that a node writes to (detach_() writes no data)."""
+    if node.op != "call_function" or not is_mutable(node.target) or _is_detach(node):
+        return []
+    schema = node.target._schema  # type: ignore[union-attr]
+    found = []
+    for i, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = node.kwargs.get(argument.name, node.args[i] if i < len(node.args) else None)
+            found += [v for v in _flat(value) if isinstance(v, torch.fx.Node)]
+    return found
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flat(item)
+    else:
+        yield value
+
+
+def _is_detach(node: torch.fx.Node) -> bool:
+    return hasattr(node.target, "_schema") and node.target.name() in DETACH
+
+
+def _storages(node: torch.fx.Node) -> set[int]:
+    """Addresses of the storages of a node's values; they are equal for tensors that share memory.
+
+    The trace's tensors hold them, so an address stands for one storage only.
+    """
+    tensors = [v for v in _flat(node.meta.get("val")) if isinstance(v, torch.Tensor)]
+    return {t.untyped_storage()._cdata for t in tensors}
+
+
+class _Pass:
+    """One walk in the order of execution.
+
+    Attributes:
+        written: Storages that are written somewhere.
+        live: Nodes with a history: gradients may flow through them to a parameter or an input.
+        live_storages: Written storages of which some alias has a history so far.
+        stopped: Aliases over written storages that have no history of their own.
+        through_data: Those of them that come from Tensor.data.
+    """
+
+    def __init__(self, graph: torch.fx.Graph, signature: Any, written: set[int]) -> None:
+        self.graph = graph
+        self.signature = signature
+        self.written = written
+        self.live: set[torch.fx.Node] = set()
+        self.live_storages: set[int] = set()
+        self.stopped: set[torch.fx.Node] = set()
+        self.through_data: set[torch.fx.Node] = set()
+
+    def run(self) -> None:
+        for node in list(self.graph.nodes):
+            if node.op == "placeholder":
+                self._add(node, self._has_history(node))
+            elif node.op == "output":
+                self._stop_reads(node, set())
+            elif targets := _targets(node):
+                self._write(node, targets)
+            elif node.op == "call_function" and (source := self._aliased(node)) is not None:
+                self._alias(node, source)
+            else:
+                self._compute(node)
+
+    def _has_history(self, node: torch.fx.Node) -> bool:
+        if not is_float(node):
+            return False
+        name = node.name
+        if name in self.signature.inputs_to_buffers:
+            return False
+        return name in self.signature.inputs_to_parameters or node.meta["val"].requires_grad
+
+    def _add(self, node: torch.fx.Node, live: bool) -> None:
+        if live:
+            self.live.add(node)
+            self.live_storages |= _storages(node) & self.written
+
+    def _aliased(self, node: torch.fx.Node) -> torch.fx.Node | None:
+        """The operand that a node is an alias of, if that memory is written."""
+        shared = _storages(node) & self.written
+        return next((n for n in node.all_input_nodes if shared & _storages(n)), None)
+
+    # ---- reads ----
+
+    def _stop_reads(self, node: torch.fx.Node, spared: set[torch.fx.Node]) -> None:
+        """Operands without a history of their own are read through a stop."""
+        for operand in node.all_input_nodes:
+            if operand not in self.stopped or operand in spared or not is_float(operand):
+                continue
+            with self.graph.inserting_before(node):
+                stopped = stop(self.graph, operand)
+            node.replace_input_with(operand, stopped)
+            if node.op == "output":
+                rename_outputs(self.signature, operand.name, stopped.name)
+
+    def _compute(self, node: torch.fx.Node) -> None:
+        """A node that makes memory of its own."""
+        off = bool(node.meta.get(OFF))
+        reads = not (off or _is_detach(node))
+        live = reads and any(self._is_live(n) for n in node.all_input_nodes)
+        if off and is_float(node) and _storages(node) & self.written:
+            # Whoever writes to it later must meet this memory, not a copy for some readers.
+            node.meta[OFF] = False
+            with self.graph.inserting_after(node):
+                stopped = stop(self.graph, node)
+            node.replace_all_uses_with(stopped, delete_user_cb=lambda user: user is not stopped)
+            rename_outputs(self.signature, node.name, stopped.name)
+            return
+        if not off:
+            self._stop_reads(node, set())
+        self._add(node, live)
+
+    def _is_live(self, node: torch.fx.Node) -> bool:
+        return node in self.live and node not in self.stopped
+
+    # ---- aliases ----
+
+    def _alias(self, node: torch.fx.Node, source: torch.fx.Node) -> None:
+        """A view, a detached alias, or an element of a list of views."""
+        if source in self.stopped or _is_detach(node) or node.meta.get(OFF):
+            self.stopped.add(node)
+        elif source in self.live:
+            self.live.add(node)
+        if source in self.through_data or node.meta.get(DATA):
+            self.through_data.add(node)
+        if _is_detach(node):
+            node.target = _aten.alias.default
+        node.meta[OFF] = False
+
+    # ---- writes ----
+
+    def _write(self, node: torch.fx.Node, targets: list[torch.fx.Node]) -> None:
+        target = targets[0]
+        unseen = bool(node.meta.get(OFF)) or target in self.stopped
+        others = [n for n in node.all_input_nodes if n not in targets]
+        arriving = not node.meta.get(OFF) and any(self._is_live(n) for n in others)
+        live = bool(_storages(target) & self.live_storages)
+        if target in self.stopped:
+            self.stopped.add(node)
+        if target in self.through_data:
+            self.through_data.add(node)
+        if not is_float(target) or not unseen:
+            self._stop_reads(node, set(targets))
+            self._add(node, is_float(target) and (arriving or target in self.live))
+        elif arriving:
+            raise _refusal(
+                node, "a value with a gradient to a detached alias", "write to a clone()"
+            )
+        elif live:
+            self._straighten(node, targets)
+        else:
+            for other in others:
+                self._stop_operand(node, other)
+        node.meta[OFF] = False
+
+    def _stop_operand(self, node: torch.fx.Node, operand: torch.fx.Node) -> None:
+        if is_float(operand):
+            with self.graph.inserting_before(node):
+                node.replace_input_with(operand, stop(self.graph, operand))
+
+    def _straighten(self, node: torch.fx.Node, targets: list[torch.fx.Node]) -> None:
+        """The form at the top of this file."""
+        target = targets[0]
+        if len(targets) > 1 or not isinstance(node.meta.get("val"), torch.Tensor):
+            raise _refusal(node, "several tensors without their gradients", "write one by one")
+        if target in self.through_data:  # not even torch knows what an earlier node has saved
+            raise _refusal(node, "through .data to a value with a gradient", "use torch.no_grad()")
+        graph = self.graph
+        for other in [n for n in node.all_input_nodes if n is not target]:
+            self._stop_operand(node, other)
+        with graph.inserting_before(node):
+            fresh = stop(graph, target)
+        node.replace_input_with(target, fresh)
+        with graph.inserting_after(node):
+            straight = graph.call_function(
+                torch.ops.gradd.straight_through.default, (fresh, target)
+            )
+        with graph.inserting_after(straight):
+            done = graph.call_function(_aten.copy_.default, (target, straight))
+        for new in (straight, done):
+            new.meta = {k: v for k, v in node.meta.items() if k != OFF}
+        replace(node, done, self.signature)
+        self._follow(target, done)
+
+    def _follow(self, target: torch.fx.Node, done: torch.fx.Node) -> None:
+        """The result of a write is the tensor that was written."""
+        for table in (self.live, self.stopped, self.through_data):
+            if target in table:
+                table.add(done)
+
+
+def _refusal(node: torch.fx.Node, what: str, advice: str) -> CaptureError:
+    where = places.place_of(node)
+    return CaptureError(
+        "unsupported_operator",
+        f"{where}: {node.target} writes {what}, which a graph cannot hold; {advice}",
+    )

@@ -1,0 +1,88 @@
+"""Random programs of 20 instructions: right, refused by name, or refused by PyTorch as well."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import random_graphs
+import torch
+from random_graphs import Program, Result
+
+from gradd import ORTModule
+from gradd.export import CaptureError
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+
+BF16 = torch.bfloat16
+QUICK = [(seed, torch.float32) for seed in range(20)] + [(seed, BF16) for seed in range(100, 110)]
+WHOLE = [(1000 + seed, BF16 if seed % 4 == 3 else torch.float32) for seed in range(1000)]
+
+
+def far(ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor, floor: float) -> str:
+    """In words how far `ours` is off, or nothing; PyTorch's own error decides where it is large."""
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return f"{ours.dtype}{list(ours.shape)}, not {theirs.dtype}{list(theirs.shape)}"
+    if not torch.equal(theirs.isnan(), ours.isnan()):
+        return "NaN elsewhere"
+    ours, theirs, exact = (torch.nan_to_num(t.double()) for t in (ours, theirs, exact))
+    scale = max(float(exact.norm()), floor)
+    off, own = float((ours - exact).norm()), float((theirs - exact).norm())
+    half = 2.0**-7 if floor else 1e-5
+    return (
+        "" if off <= 4 * own + half * scale + 1e-12 else f"off by {off:.3g}, PyTorch by {own:.3g}"
+    )
+
+
+def differences(ours: Result, theirs: Result, exact: Result, half: bool) -> list[str]:
+    norms = [float(g.norm()) for g in exact.grads.values() if g is not None]
+    floor = max(norms, default=0.0) * (2.0**-7 if half else 1e-4)
+    found = []
+    for name in ("loss", "output"):
+        a, b, e = (getattr(side, name) for side in (ours, theirs, exact))
+        found.append(f"{name} {text}" if (text := far(a, b, e, 1e-3 if half else 0.0)) else "")
+    for name, theirs_g in theirs.grads.items():
+        a, e = ours.grads[name], exact.grads[name]
+        if (a is None) != (theirs_g is None):
+            given = a if theirs_g is None else theirs_g
+            if given.count_nonzero():
+                found.append(f"{name}: {'no' if a is None else 'a'} gradient")
+        elif a is not None and (text := far(a, theirs_g, e, floor)):
+            found.append(f"{name}: {text}")
+    return [text for text in found if text]
+
+
+def outcome(seed: int, dtype: torch.dtype) -> str:
+    """ "right", "refused" (by name), "impossible" (PyTorch refuses it), else what is wrong."""
+    module = Program(seed).to(dtype)
+    x = random_graphs.draw_input(seed).to(dtype)
+    theirs = random_graphs.run(copy.deepcopy(module), x)
+    if theirs.error is not None:
+        return "impossible"
+    exact = random_graphs.run(random_graphs.exact_twin(module), x.double())
+    ours = random_graphs.run(ORTModule(copy.deepcopy(module), strict=True), x)
+    if isinstance(ours.error, CaptureError):
+        return f"refused: {ours.error}"
+    if ours.error is not None:
+        return f"raised {type(ours.error).__name__}: {ours.error}"
+    found = differences(ours, theirs, exact, dtype is BF16)
+    return f"wrong: {found}" if found else "right"
+
+
+def check(seed: int, dtype: torch.dtype) -> None:
+    text = outcome(seed, dtype)
+    good = text.startswith(("right", "refused", "impossible"))
+    assert good, f"{text}\n{Program(seed).drawn}"
+
+
+@pytest.mark.parametrize(("seed", "dtype"), QUICK)
+def test_random_graphs(monkeypatch, seed: int, dtype: torch.dtype) -> None:
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")  # the capture alone has to be right
+    check(seed, dtype)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("seed", "dtype"), WHOLE)
+def test_many_random_graphs(monkeypatch, seed: int, dtype: torch.dtype) -> None:
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    check(seed, dtype)
