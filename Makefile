@@ -128,7 +128,7 @@ LIBS := $(B)/lib/libgradd_shm.a $(B)/lib/libgradd_shm.so $(B)/lib/libgradd.a $(B
 BIN  := $(B)/bin/gradd
 
 # ---------------------------------------------------------------- targets
-.PHONY: all setup test check check-asan check-tsan demo bench families fuzz fuzz-quick fuzz-bins format lint docs clean help unit \
+.PHONY: all setup test nightly check check-asan check-tsan demo bench families fuzz fuzz-quick fuzz-bins format lint docs clean help unit \
         info FORCE
 
 all: $(LIBS) $(BIN) ## build libraries and daemon (sets up first when needed)
@@ -138,6 +138,9 @@ setup: ## install what is missing: system packages, .venv, Python packages (repe
 
 test: all $(B)/bin/tests fuzz-bins ## every test: layers, sizes, C, mutated input, Python with a real daemon
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tests/run_all.py --build $(B)
+
+nightly: all ## the long property tests; keeps the result in benchmarks/results/nightly.txt
+	@GRADD_BIN=$(abspath $(B)/bin/gradd) nice $(PY) tests/run_all.py --build $(B) --nightly benchmarks/results/nightly.txt
 
 check: lint all $(B)/bin/tests ## the inner loop, a minute: lint, layers, sizes, C, quick Python
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tests/run_all.py --build $(B) --quick
