@@ -197,6 +197,8 @@ CASES = {
     "detach_, then written": lambda n, h: h * h.clone().detach_().mul_(2),
     "data is read": lambda n, h: h * h.data.abs(),
     "a parameter's data is read": lambda n, h: h * n.scale.data,
+    "data is written": lambda n, h: (h.data.clamp_(-0.1, 0.1), h.data[:, 0].zero_(), h)[2],
+    "a buffer's data is written": lambda n, h: (n.mean.data.add_(0.5), h * n.mean)[1],
     "data of a copy is written": lambda n, h: h + h.detach().clone().data.mul_(3),
     "a detached slice is assigned": lambda n, h: (
         z := h.clone(),
@@ -226,17 +228,46 @@ def test_bf16(body: Callable) -> None:
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=5e-2, atol=1e-3)
 
 
+def _read_before(n: nn.Module, h: torch.Tensor) -> torch.Tensor:
+    product = h * h
+    h.data.clamp_(-0.1, 0.1)
+    return product
+
+
+def _buffer_read_before(n: nn.Module, h: torch.Tensor) -> torch.Tensor:
+    product = h * n.mean
+    n.mean.data.add_(0.5)
+    return product
+
+
+def _result_kept(n: nn.Module, h: torch.Tensor) -> torch.Tensor:
+    soft = h.tanh()
+    with torch.inference_mode():
+        soft.mul_(0.5)
+    return soft
+
+
+def _data_read_before(n: nn.Module, h: torch.Tensor) -> torch.Tensor:
+    product = n.scale * h.data
+    with torch.no_grad():
+        h.mul_(2)
+    return product
+
+
+# In all but the last PyTorch's backward silently takes values from after the write.
 REFUSED = {
-    "a write through .data": lambda n, h: (h.data.clamp_(-0.1, 0.1), h)[1],
-    "a write to a column of .data": lambda n, h: (h.data[:, 0].zero_(), h)[1],
-    "an assignment to .data": lambda n, h: (setattr(h, "data", h.data * 2), h)[1],
+    "read before": _read_before,
+    "a buffer read before": _buffer_read_before,
+    "a result that a backward keeps": _result_kept,
+    "data read before": _data_read_before,
+    "an assignment to data": lambda n, h: (setattr(h, "data", h.data * 2), h)[1],
     "a gradient into an alias": lambda n, h: h + h.detach().mul_(n.scale),
 }
 
 
 @pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED)
 def test_what_no_graph_can_hold_is_refused_by_name(body: Callable) -> None:
-    with pytest.raises(CaptureError, match=r"\.data|detached alias") as error:
+    with pytest.raises(CaptureError, match=r"\.data|inference mode|detached alias") as error:
         export.capture(Body(body), (torch.randn(3, 4),), {})
     assert error.value.reason in ("unsupported_operator", "attribute_written")
 

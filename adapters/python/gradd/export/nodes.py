@@ -23,6 +23,7 @@ _library.impl(
 DETACH = frozenset({"aten::detach", "aten::detach_"})
 OFF = "gradd_no_grad"  # mark of nodes that ran without gradients
 DATA = "gradd_data"  # mark of detach() that stands for Tensor.data
+INFERENCE = "gradd_inference"  # mark of nodes that ran in inference mode
 
 
 def is_float(node: torch.fx.Node) -> bool:

@@ -1,8 +1,9 @@
 """Ways out of autograd that the tracer does not record by itself: Tensor.data, inference_mode.
 
-Inside followed(), Tensor.data is a detach() with a mark (writes.py must know the difference: a
-write through .data also escapes the check for values that a backward needs), and inference_mode is
-no_grad, which the tracer knows. Assigning to .data exchanges memory, which no graph can hold.
+Inside followed(), Tensor.data is a detach() and inference_mode is no_grad, which the tracer knows.
+Both leave marks, for writes.py must know the difference: a write through .data or in inference mode
+also escapes torch's check for values that a backward needs. Assigning to .data exchanges memory,
+which no graph can hold.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch.fx.experimental import proxy_tensor
 from torch.overrides import TorchFunctionMode
 
-from gradd.export.nodes import DATA
+from gradd.export.nodes import DATA, INFERENCE
 from gradd.export.spec import CaptureError
 
 _READ = torch.Tensor.data.__get__
@@ -49,6 +50,12 @@ def _mark(tensor: torch.Tensor) -> None:
         known.proxy.node.meta[DATA] = True
 
 
+def _nodes() -> list[torch.fx.Node]:
+    """The nodes that were traced so far."""
+    mode = proxy_tensor.get_proxy_mode()
+    return [] if mode is None else list(mode.tracer.graph.nodes)
+
+
 @contextlib.contextmanager
 def _inference_is_no_grad() -> Iterator[None]:
     """inference_mode(flag) of this thread does what set_grad_enabled(not flag) does."""
@@ -60,14 +67,17 @@ def _inference_is_no_grad() -> Iterator[None]:
     def enter_here(self: Any) -> None:
         if over or threading.get_ident() != me:
             return enter(self)
-        self._gradd_region = torch.set_grad_enabled(not self.mode)
+        self._gradd_region = torch.set_grad_enabled(not self.mode), len(_nodes())
         return None
 
     def leave_here(self: Any, *exc: Any) -> Any:
         region = self.__dict__.pop("_gradd_region", None)
         if region is None:
             return leave(self, *exc)
-        torch._C._set_grad_enabled(region.prev)
+        grad, start = region
+        torch._C._set_grad_enabled(grad.prev)
+        for node in _nodes()[start:] if self.mode else ():
+            node.meta[INFERENCE] = True
         return None
 
     with _patch_lock:

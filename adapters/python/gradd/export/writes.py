@@ -27,6 +27,7 @@ from gradd.export import places
 from gradd.export.nodes import (
     DATA,
     DETACH,
+    INFERENCE,
     OFF,
     is_float,
     is_mutable,
@@ -88,6 +89,20 @@ def _storages(node: torch.fx.Node) -> set[int]:
     return {t.untyped_storage()._cdata for t in tensors}
 
 
+# Their backward does not need their result.
+_FORGET = frozenset(
+    {
+        *("add", "addmm", "baddbmm", "bmm", "cat", "clone", "div", "embedding", "layer_norm"),
+        *("linear", "matmul", "mm", "mul", "neg", "rsub", "stack", "sub", "sum", "where"),
+    }
+)
+
+
+def _forgets_result(node: torch.fx.Node) -> bool:
+    packet = getattr(node.target, "overloadpacket", None)
+    return packet is not None and packet.__name__ in _FORGET
+
+
 class _Pass:
     """One walk in the order of execution.
 
@@ -97,6 +112,9 @@ class _Pass:
         live_storages: Written storages of which some alias has a history so far.
         stopped: Aliases over written storages that have no history of their own.
         through_data: Those of them that come from Tensor.data.
+        kept: Written storages that a node with a backward has read so far, or made and may have
+            kept: what that backward sees then, a graph cannot say.
+        kept_data: The same for reads of aliases that come from Tensor.data.
     """
 
     def __init__(self, graph: torch.fx.Graph, signature: Any, written: set[int]) -> None:
@@ -107,6 +125,8 @@ class _Pass:
         self.live_storages: set[int] = set()
         self.stopped: set[torch.fx.Node] = set()
         self.through_data: set[torch.fx.Node] = set()
+        self.kept: set[int] = set()
+        self.kept_data: set[int] = set()
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
@@ -165,9 +185,21 @@ class _Pass:
             node.replace_all_uses_with(stopped, delete_user_cb=lambda user: user is not stopped)
             rename_outputs(self.signature, node.name, stopped.name)
             return
+        if live:
+            self._keep(node)
         if not off:
             self._stop_reads(node, set())
         self._add(node, live)
+        if live and not _forgets_result(node):
+            self.kept |= _storages(node) & self.written
+
+    def _keep(self, node: torch.fx.Node) -> None:
+        """The backward of this node may need what it reads."""
+        for operand in node.all_input_nodes:
+            storages = _storages(operand) & self.written
+            self.kept |= storages
+            if operand in self.through_data:
+                self.kept_data |= storages
 
     def _is_live(self, node: torch.fx.Node) -> bool:
         return node in self.live and node not in self.stopped
@@ -194,6 +226,9 @@ class _Pass:
         others = [n for n in node.all_input_nodes if n not in targets]
         arriving = not node.meta.get(OFF) and any(self._is_live(n) for n in others)
         live = bool(_storages(target) & self.live_storages)
+        self._check_versions(node, target)
+        if arriving or target in self.live and not unseen:
+            self._keep(node)
         if target in self.stopped:
             self.stopped.add(node)
         if target in self.through_data:
@@ -212,6 +247,18 @@ class _Pass:
                 self._stop_operand(node, other)
         node.meta[OFF] = False
 
+    def _check_versions(self, node: torch.fx.Node, target: torch.fx.Node) -> None:
+        """Refuses a write to what a backward may need, where torch would not notice it either.
+
+        Tensor.data has versions of its own, and inference mode counts none; a backward would
+        then use the new values. Any other such write is an error in torch's backward.
+        """
+        storages = _storages(target)
+        unnoticed = target in self.through_data or node.meta.get(INFERENCE)
+        if storages & self.kept_data or unnoticed and storages & self.kept:
+            how = "in inference mode" if node.meta.get(INFERENCE) else "beside or through .data"
+            raise _refusal(node, f"{how} to what a backward may need", "use torch.no_grad()")
+
     def _stop_operand(self, node: torch.fx.Node, operand: torch.fx.Node) -> None:
         if is_float(operand):
             with self.graph.inserting_before(node):
@@ -222,8 +269,6 @@ class _Pass:
         target = targets[0]
         if len(targets) > 1 or not isinstance(node.meta.get("val"), torch.Tensor):
             raise _refusal(node, "several tensors without their gradients", "write one by one")
-        if target in self.through_data:  # not even torch knows what an earlier node has saved
-            raise _refusal(node, "through .data to a value with a gradient", "use torch.no_grad()")
         graph = self.graph
         for other in [n for n in node.all_input_nodes if n is not target]:
             self._stop_operand(node, other)
