@@ -44,7 +44,7 @@ typedef struct gradd_backend_s {
 extern const gradd_backend_t gradd_backend_cpu;
 
 /* Number of threads a CPU queue gets for the request 0: OMP_NUM_THREADS, else the processor set of
- * the process. */
+ * the process. A plan knows its own number; this one is for callers without a plan. */
 int gradd_cpu_threads(void);
 
 #endif

@@ -97,6 +97,7 @@ typedef struct gradd_infer_s {
     int n_in, n_out;
     const gradd_view_t *in;
     gradd_type_t *out;
+    int threads; /* of the plan, for work(); 0 = as many as the process may use */
 } gradd_infer_t;
 
 /* Kernel call. Outputs never overlap inputs, except that out[0] may be exactly in[k] for a k in the
@@ -112,6 +113,8 @@ typedef struct gradd_run_s {
     uint64_t seed;    /* of the forward call: first Philox coordinate */
     uint64_t node;    /* index of the node in the ONNX bytes: second Philox coordinate */
     bool dropout_off; /* run flag: dropout passes its input through, random numbers stand still */
+    int threads;      /* those that work() was asked for. Parallel regions take the number that the
+                         queue was entered with, which is the same */
 } gradd_run_t;
 
 /* A value of the graph under construction. */

@@ -26,15 +26,32 @@ static int failed(gradd_status_t status) {
 
 /* The daemon shares its cores with the trainer, whose own threads run while ours wait. OpenMP's
  * default is to spin for milliseconds after each operator, which takes the core from them; a few
- * microseconds still cover the gap between two operators. The runtime reads its settings when it
- * is loaded, so they are set by starting again. What the user has set stands. */
-static void limit_spinning(char **argv) {
+ * microseconds still cover the gap between two operators. What the user has set stands. */
+static bool limit_spinning(void) {
+    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return false;
+    return setenv("GOMP_SPINCOUNT", "500", 1) == 0;
+}
+
+/* Threads are the plan's. What a trainer has set for its own, as torchrun does, is not for the
+ * daemon that it happens to start: a limit would hold in every parallel region. */
+static bool leave_inherited_threads(void) {
+    static const char *const names[] = {"OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "OMP_DYNAMIC",
+                                        "OMP_MAX_ACTIVE_LEVELS"};
+    bool changed = false;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (getenv(names[i])) changed |= unsetenv(names[i]) == 0;
+    return changed;
+}
+
+/* OpenMP's runtime reads its settings when it is loaded, so they are set by starting again. */
+static void settle_openmp(char **argv) {
     char self[4096]; /* the true path, so that the process keeps its name */
-    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    bool changed = limit_spinning();
+    changed |= leave_inherited_threads();
+    ssize_t n = changed ? readlink("/proc/self/exe", self, sizeof self - 1) : 0;
     if (n <= 0) return;
     self[n] = 0;
-    if (setenv("GOMP_SPINCOUNT", "500", 1) == 0) execv(self, argv);
+    execv(self, argv);
 }
 
 /* The daemon is for all of the user's trainers, but inherits the processors of the one that started
@@ -123,7 +140,7 @@ int main(int argc, char **argv) {
     }
     if (strcmp(options.command, "serve") == 0) {
         leave_inherited_mask(&options);
-        limit_spinning(argv); /* OpenMP's runtime reads the mask, too; comes back if it cannot */
+        settle_openmp(argv); /* OpenMP's runtime reads the mask, too; comes back if it cannot */
     }
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         if (strcmp(options.command, commands[i].name) == 0) return commands[i].run(&options);

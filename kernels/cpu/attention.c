@@ -79,7 +79,8 @@ static int64_t most_tasks(const gradd_attn_t *p, bool backward) {
 }
 
 static int slots(const gradd_attn_t *p, bool backward) {
-    int64_t tasks = most_tasks(p, backward), threads = gradd_cpu_threads();
+    int64_t tasks = most_tasks(p, backward);
+    int64_t threads = p->threads > 0 ? p->threads : gradd_cpu_threads();
     return (int)(tasks < threads ? tasks : threads);
 }
 
@@ -107,13 +108,12 @@ typedef struct job_s {
 typedef void (*task_fn)(const job_t *job, int64_t task, void *work);
 
 static job_t make_job(const gradd_attn_t *p, void *work, bool backward) {
-    int most = slots(p, backward), threads = omp_get_max_threads();
     return (job_t){.p = p,
                    .work = work,
                    .share = share(p, backward),
                    .backward = backward,
                    .pairs = in_pairs(p),
-                   .threads = threads < most ? threads : most};
+                   .threads = slots(p, backward)};
 }
 
 /* The n-th block of queries. */

@@ -103,9 +103,10 @@ typedef struct gradd_attn_s {
     int hides;                /* bits of GRADD_ATTN_HIDES_... */
     bool zero;                /* a query without any allowed key gives zero, without gradients */
     gradd_attn_drop_t drop;
+    int threads; /* at most so many work; 0 = as many as the process may use */
 } gradd_attn_t;
 
-/* Scratch that the functions below need; depends on nothing but shapes and types. */
+/* Scratch that the functions below need; depends on nothing but shapes, types and threads. */
 size_t gradd_attn_work(const gradd_attn_t *p, bool backward);
 /* Writes y and, if given, stats. */
 gradd_status_t gradd_attn_forward(const gradd_attn_t *p, void *work);

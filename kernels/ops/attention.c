@@ -136,6 +136,7 @@ static void find_ranges(gradd_attn_t *p, const gradd_run_t *r, const places_t *a
 static size_t kernel_work(const gradd_infer_t *c, const places_t *at) {
     gradd_attn_t p;
     describe(&p, c->in, c->n_in, at, c->attrs);
+    p.threads = c->threads;
     size_t bytes = gradd_attn_work(&p, at == &backward_at);
     return (bytes + 63) / 64 * 64 + own_ranges(c->in, c->n_in, at);
 }
@@ -159,6 +160,7 @@ static void *output(const gradd_run_t *r, int j) {
 static gradd_status_t run_attention(const gradd_run_t *r) {
     gradd_attn_t p;
     describe(&p, r->in, r->n_in, &forward_at, r->attrs);
+    p.threads = r->threads;
     p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED);
     p.stats = output(r, 1);
     p.drop = describe_drop(r);
@@ -170,6 +172,7 @@ static gradd_status_t run_attention_grad(const gradd_run_t *r) {
     int64_t layout = gradd_attr_int(r->attrs, "layout", 0);
     gradd_attn_t p;
     describe(&p, r->in, r->n_in, &backward_at, r->attrs);
+    p.threads = r->threads;
     p.dy = side_of(&r->in[0], layout & GRADD_ATTN_Y_TURNED);
     p.y = side_of(&r->in[GRAD_Y], layout & GRADD_ATTN_Y_TURNED);
     p.stats = r->in[GRAD_STATS].data;
@@ -272,6 +275,7 @@ static void store(gradd_dtype_t dtype, void *data, int64_t i, double value) {
 static gradd_status_t ref_attention(const gradd_run_t *r) {
     gradd_attn_t p;
     describe(&p, r->in, r->n_in, &forward_at, r->attrs);
+    p.threads = r->threads;
     p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED);
     p.drop = describe_drop(r);
     for (int64_t row = 0; row < p.batch * p.heads * p.n_q; row++) {

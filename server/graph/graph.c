@@ -276,7 +276,7 @@ gradd_status_t graph_emit(graph_t *g, const graph_emit_t *e, gradd_val_t *out) {
     bool done;
     GRADD_TRY(graph_emit_wide_product(g, e, out, &done));
     if (done) return GRADD_OK;
-    gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types};
+    gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types, 0};
     GRADD_TRY(gradd_op_infer(&infer));
     if (is_identity(e, in, types)) {
         out[0] = e->in[0];
@@ -305,7 +305,7 @@ gradd_status_t graph_node_output(graph_t *g, int32_t node, int j, gradd_val_t *o
     gradd_type_t types[GRADD_OP_MAX_OUT];
     view_inputs(g, n->in, n->n_in, in);
     int n_out = j + 1 > n->n_out ? j + 1 : n->n_out;
-    gradd_infer_t infer = {n->op, n->attrs, n->opset, n->n_in, n_out, in, types};
+    gradd_infer_t infer = {n->op, n->attrs, n->opset, n->n_in, n_out, in, types, 0};
     GRADD_TRY(gradd_op_infer(&infer));
     graph_value_t value = {.type = types[j], .kind = VALUE_NODE, .node = node, .index = j};
     GRADD_TRY(graph_new_value(g, &value, out));

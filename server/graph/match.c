@@ -107,7 +107,7 @@ static bool fits(const graph_t *g, const graph_node_t *n, const gradd_op_t *op,
             in[i] = (gradd_view_t){g->values[f->in[i]]->type, (void *)g->values[f->in[i]]->data};
     gradd_infer_t infer = {
         op, {f->attrs, f->n_attrs},
-         g->model->opset, f->n_in, 1, in, out
+         g->model->opset, f->n_in, 1, in, out, 0
     };
     return !gradd_op_infer(&infer) && gradd_type_equal(&out[0], &g->values[n->out[0]]->type);
 }

@@ -77,7 +77,7 @@ static void ask_row(const graph_t *g, const graph_emit_t *e, bool *out_bf16) {
         /* rules read known elements as the types they expect */
         in[i].data = v->type.dtype == GRADD_DT_BF16 ? NULL : (void *)(uintptr_t)v->data;
     }
-    gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types};
+    gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types, 0};
     bool sure = !e->op->infer(&infer);
     for (int j = 0; j < e->n_out; j++)
         out_bf16[j] = !sure || types[j].dtype == GRADD_DT_BF16;

@@ -47,7 +47,8 @@ static void measure(const gradd_run_t *run, gradd_explain_row_t *row) {
     gradd_cost_t cost;
     for (int j = 0; j < run->n_out; j++)
         out[j] = run->out[j].type;
-    gradd_infer_t c = {run->op, run->attrs, run->opset, run->n_in, run->n_out, run->in, out};
+    gradd_infer_t c = {run->op,    run->attrs, run->opset, run->n_in,
+                       run->n_out, run->in,    out,        run->threads};
     gradd_op_cost(&c, &cost);
     row->kernel = cost.kernel;
     row->flops = cost.flops;

@@ -184,7 +184,7 @@ static void collect_scratch(maker_t *m) {
                                        (void *)m->g->values[n->in[i]]->data};
         for (int j = 0; j < n->n_out; j++)
             if (n->out[j] != GRADD_NONE) out[j] = m->g->values[n->out[j]]->type;
-        gradd_infer_t c = {n->op, n->attrs, n->opset, n->n_in, n->n_out, in, out};
+        gradd_infer_t c = {n->op, n->attrs, n->opset, n->n_in, n->n_out, in, out, m->o->threads};
         size_t bytes = n->op->work(&c);
         if (!bytes) continue;
         m->out->work[k] = m->n_items; /* item for now, offset below */
@@ -222,7 +222,7 @@ static gradd_status_t make(maker_t *m) {
 
 gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, layout_t *out) {
     size_t n = (size_t)g->n_values + 1, steps = (size_t)options->sequence->n + 1;
-    *out = (layout_t){.n_values = g->n_values};
+    *out = (layout_t){.n_values = g->n_values, .threads = options->threads};
     out->loc = calloc(n, sizeof out->loc[0]);
     out->work = calloc(steps, sizeof out->work[0]);
     out->copies = calloc((size_t)(g->n_outputs + options->n_grads) + 1, sizeof out->copies[0]);

@@ -79,7 +79,8 @@ static gradd_status_t variant_compile(gradd_plan_t *p, variant_t *v) {
                               .n_fixed = p->n_fixed,
                               .keep = v->keep,
                               .grads = v->grads,
-                              .n_grads = p->n_grads};
+                              .n_grads = p->n_grads,
+                              .threads = p->threads};
         status = layout_make(g, &o, &layout);
     }
     if (!status) status = program_make(g, &sequence, &layout, false, &v->program);
@@ -158,7 +159,8 @@ gradd_status_t plan_variant(gradd_plan_t *p, const bool *arrives, bool keep,
     bool *full = calloc((size_t)p->graph->n_outputs + 1, sizeof full[0]);
     if (!full) return no_memory();
     budget_start();
-    gradd_status_t status = check_arrivals(p, arrives, full);
+    gradd_status_t status = p->backend->queue_enter(NULL, p->threads);
+    if (!status) status = check_arrivals(p, arrives, full);
     if (!status && !(*out = find_variant(p, arrives, keep))) {
         bool many = p->n_variants >= PLAN_MAX_VARIANTS;
         status = many ? GRADD_E_UNSUPPORTED : new_variant(p, arrives, arrives, false, keep, out);
@@ -257,7 +259,8 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
                               .n_fixed = p->n_fixed,
                               .grads = primary ? primary->grads : NULL,
                               .n_grads = primary ? p->n_grads : 0,
-                              .place_outputs = true};
+                              .place_outputs = true,
+                              .threads = p->threads};
         status = layout_make(g, &o, &layout);
     }
     if (!status) status = program_make(g, &sequence, &layout, true, &p->forward);
@@ -349,9 +352,10 @@ gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_
     gradd_plan_t *p = calloc(1, sizeof *p);
     if (!p) return no_memory();
     p->backend = &gradd_backend_cpu;
-    p->threads = options->threads;
+    p->threads = options->threads > 0 ? options->threads : gradd_cpu_threads();
     budget_start();
-    gradd_status_t status = build(p, model, options);
+    gradd_status_t status = p->backend->queue_enter(NULL, p->threads); /* to fold constants */
+    if (!status) status = build(p, model, options);
     budget_end();
     if (status) {
         gradd_plan_destroy(p);

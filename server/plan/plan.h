@@ -54,6 +54,7 @@ typedef struct layout_s {
     copy_t *copies;
     int n_copies;
     int64_t arena_bytes, saved_bytes;
+    int threads; /* that scratch is made for */
 } layout_t;
 
 typedef struct layout_options_s {
@@ -65,6 +66,7 @@ typedef struct layout_options_s {
     const gradd_val_t *grads; /* per plan gradient: value or GRADD_NONE; NULL = forward only */
     int n_grads;
     bool place_outputs; /* the sequence holds the forward: bind or copy outputs */
+    int threads;        /* that will run it: scratch is per thread */
 } layout_options_t;
 
 typedef struct step_s {

@@ -47,6 +47,7 @@ static gradd_status_t add_step(const graph_t *g, const layout_t *layout, int32_t
     step->run.attrs = n->attrs;
     step->run.opset = n->opset;
     step->run.node = n->random;
+    step->run.threads = layout->threads;
     step->work = work;
     step->node = id;
     for (int i = 0; i < n->n_in; i++)

@@ -4,6 +4,7 @@
 #include "kernels/cpu/bf16.h"
 #include "kernels/registry.h"
 
+#include <omp.h>
 #include <string.h>
 
 enum { FENCE = 64, FENCE_BYTE = 0xa5, FILL_BYTE = 0xff };
@@ -48,7 +49,8 @@ static gradd_status_t infer(const eager_call_t *call, gradd_infer_t *c, gradd_vi
                          .n_in = call->n_in,
                          .n_out = call->n_out,
                          .in = seen,
-                         .out = types};
+                         .out = types,
+                         .threads = omp_get_max_threads()};
     return gradd_op_infer(c);
 }
 
@@ -79,7 +81,8 @@ gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *ou
                      .out = out,
                      .work = work ? fenced(e, work) : NULL,
                      .seed = 7,
-                     .node = e->node};
+                     .node = e->node,
+                     .threads = c.threads};
     GRADD_TRY((call->ref && call->op->ref ? call->op->ref : call->op->run)(&r));
     if (work) GRADD_TRY(check_fence(call->op, r.work, work));
     for (int j = 0; j < call->n_out; j++)
