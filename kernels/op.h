@@ -174,6 +174,8 @@ enum {
     GRADD_OP_SAME_IS_IDENTITY = 1 << 6, /* out[0] == in[0] whenever their types are equal (Cast,
                                            Expand); implied by VIEW */
     GRADD_OP_COSTLY = 1 << 7, /* time grows like the product of the sizes of operands and result */
+    GRADD_OP_FLAT = 1 << 8,   /* beside NO_GRAD: constant between steps. Its gradient is zero, not
+                                 absent: as in torch, what it makes depends on its inputs */
 };
 
 #define GRADD_OP_MAX_IN    64 /* variadic operators included */
@@ -195,6 +197,7 @@ struct gradd_op_s {
     uint32_t flags;
     uint32_t inplace; /* bit k: out[0] may overwrite in[k] if their types are equal */
     uint32_t no_diff; /* bit k: input k carries no gradient although it is a float */
+    uint32_t counts;  /* bit j: output j holds integers or booleans, whatever the inputs are */
     uint32_t types[GRADD_OP_MAX_TYPES]; /* accepted dtypes (GRADD_DTB bits) of the first inputs, the
                           last non-zero entry
                           repeats; all zero = anything */

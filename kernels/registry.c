@@ -71,6 +71,12 @@ bool gradd_op_accepts(const gradd_op_t *op, int input, gradd_dtype_t dtype) {
     return !mask || mask & 1u << dtype;
 }
 
+bool gradd_op_carries(const gradd_op_t *op, int input) {
+    const uint32_t floats = GRADD_DTB(F32) | GRADD_DTB(F64) | GRADD_DTB(F16) | GRADD_DTB(BF16);
+    uint32_t mask = accepted(op, input);
+    return (!mask || mask & floats) && !(op->no_diff >> (input < 31 ? input : 31) & 1);
+}
+
 static gradd_status_t check_attrs(const gradd_infer_t *c) {
     for (int i = 0; i < c->attrs.n; i++) {
         const gradd_attr_t *attr = &c->attrs.v[i];

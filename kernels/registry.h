@@ -17,6 +17,8 @@ const gradd_op_t *gradd_op_by_name(const char *name);
 gradd_status_t gradd_op_audit(void);
 /* Whether the row takes that dtype as input i. */
 bool gradd_op_accepts(const gradd_op_t *op, int input, gradd_dtype_t dtype);
+/* Whether a gradient of the row's results can go on to input i, whatever the shapes are. */
+bool gradd_op_carries(const gradd_op_t *op, int input);
 /* The engine and the test driver call these instead of the row's functions: they check arity,
  * dtypes and attribute names first, and the result types afterwards. */
 gradd_status_t gradd_op_infer(gradd_infer_t *c);

@@ -147,6 +147,50 @@ static void put_model(wire_out_t *out, const model_entry_t *entry) {
     }
 }
 
+/* [dtype, [size, name or nil...] or nil] */
+static void put_declared(wire_out_t *out, const gradd_model_t *model, int i, bool is_input) {
+    gradd_type_t type =
+        is_input ? gradd_model_input_type(model, i) : gradd_model_output_type(model, i);
+    wire_put_list(out, 2);
+    wire_put_u64(out, (uint64_t)type.dtype);
+    if (type.rank < 0)
+        wire_put_nil(out);
+    else
+        wire_put_list(out, (uint32_t)type.rank);
+    for (int d = 0; d < type.rank; d++) {
+        const char *name = is_input ? gradd_model_input_symbol(model, i, d)
+                                    : gradd_model_output_symbol(model, i, d);
+        if (type.dims[d] >= 0)
+            wire_put_i64(out, type.dims[d]);
+        else if (name[0])
+            wire_put_text(out, name);
+        else
+            wire_put_nil(out);
+    }
+}
+
+/* What the graph is: the rows know, and nobody else has to. */
+static void put_facts(wire_out_t *out, const gradd_model_t *model) {
+    int n_in = gradd_model_n_inputs(model), n_out = gradd_model_n_outputs(model);
+    wire_key(out, "random");
+    wire_put_u64(out, gradd_model_is_random(model));
+    wire_key(out, "half");
+    wire_put_u64(out, gradd_model_is_half(model));
+    wire_key(out, "reach");
+    wire_put_list(out, (uint32_t)n_out);
+    for (int j = 0; j < n_out; j++) {
+        size_t bytes;
+        const uint8_t *bits = gradd_model_reach(model, j, &bytes);
+        while (bytes && !bits[bytes - 1])
+            bytes--;
+        wire_put_bytes(out, bits, bytes);
+    }
+    wire_key(out, "types");
+    wire_put_list(out, (uint32_t)(n_in + n_out));
+    for (int i = 0; i < n_in + n_out; i++)
+        put_declared(out, model, i < n_in ? i : i - n_in, i < n_in);
+}
+
 static struct work_graph_s *find_graph(work_t *work, const void *id) {
     for (int i = 0; i < work->n_graphs; i++)
         if (memcmp(work->graphs[i].model->id, id, GRADD_SHA256_BYTES) == 0) return &work->graphs[i];
@@ -196,6 +240,7 @@ static gradd_status_t graph_put(worker_t *worker, request_t *request) {
     GRADD_TRY(st);
     GRADD_TRY(take_source(request, graph));
     put_model(&request->reply, graph->model);
+    put_facts(&request->reply, graph->model->model);
     return GRADD_OK;
 }
 

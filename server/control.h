@@ -13,7 +13,7 @@
 
 #define CONTROL_MAX_PACKET (64 << 10)
 #define PROTOCOL_LOWEST    1
-#define PROTOCOL_HIGHEST   1
+#define PROTOCOL_HIGHEST   2
 
 /* Accepts what waits at the listener: at most one connection per call. *out_session is NULL when
  * there was none. Fails when a connection was refused; the listener stays usable. */

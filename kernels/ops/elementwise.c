@@ -610,7 +610,7 @@ static gradd_status_t grad_clip(gradd_grad_t *g) {
      .work = work_,                                                                                \
      .cases = CASES_FOLD}
 #define CHEAP .flags = GRADD_OP_CHEAP
-#define STEP  .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP
+#define STEP  .flags = GRADD_OP_NO_GRAD | GRADD_OP_FLAT | GRADD_OP_CHEAP
 
 static const gradd_case_t cases_pow[] = {{.text = "f32[3,4]:(0.2,2) f32[]={2}"},
                                          {.text = "f32[3,4]:(0.2,2) f32[]={3}"},

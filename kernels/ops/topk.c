@@ -179,6 +179,7 @@ GRADD_OPS(topk, {
                     .max_in = 2,
                     .min_out = 1,
                     .max_out = 2,
+                    .counts = 2,
                     .types = {GRADD_T_NUM, GRADD_T_INDEX},
                     .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
                                              {"largest", GRADD_ATTR_INT, false},

@@ -38,11 +38,41 @@ const char *gradd_model_output_name(const gradd_model_t *model, int i) {
     return model->values[model->outputs[i]].name;
 }
 
-gradd_type_t gradd_model_input_type(const gradd_model_t *model, int i) {
-    const model_value_t *v = &model->values[model->inputs[i]];
+static gradd_type_t declared_type(const model_value_t *v) {
     gradd_type_t type = {.dtype = v->dtype, .rank = v->rank};
     memcpy(type.dims, v->dims, sizeof type.dims);
     return type;
+}
+
+gradd_type_t gradd_model_input_type(const gradd_model_t *model, int i) {
+    return declared_type(&model->values[model->inputs[i]]);
+}
+
+gradd_type_t gradd_model_output_type(const gradd_model_t *model, int i) {
+    return declared_type(&model->declared[i]);
+}
+
+const char *gradd_model_input_symbol(const gradd_model_t *model, int i, int dim) {
+    const model_value_t *v = &model->values[model->inputs[i]];
+    return v->symbols ? v->symbols[dim] : "";
+}
+
+const char *gradd_model_output_symbol(const gradd_model_t *model, int i, int dim) {
+    const model_value_t *v = &model->declared[i];
+    return v->symbols ? v->symbols[dim] : "";
+}
+
+bool gradd_model_is_random(const gradd_model_t *model) {
+    return model->random;
+}
+
+bool gradd_model_is_half(const gradd_model_t *model) {
+    return model->half;
+}
+
+const uint8_t *gradd_model_reach(const gradd_model_t *model, int i, size_t *out_bytes) {
+    *out_bytes = model->reach_bytes;
+    return model->reach + (size_t)i * model->reach_bytes;
 }
 
 int gradd_model_n_unsupported(const gradd_model_t *model) {

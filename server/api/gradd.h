@@ -42,6 +42,20 @@ const char *gradd_model_input_name(const gradd_model_t *model, int i);
 const char *gradd_model_output_name(const gradd_model_t *model, int i);
 /* Declared type of an input: dims -1 where dynamic, rank -1 where not declared. */
 gradd_type_t gradd_model_input_type(const gradd_model_t *model, int i);
+/* The same for an output, as the file declares it: dtype NONE where it does not. Nothing relies on
+ * it; a plan finds the true type. */
+gradd_type_t gradd_model_output_type(const gradd_model_t *model, int i);
+/* Name of a dynamic dimension of input or output i, "" if it has none. */
+const char *gradd_model_input_symbol(const gradd_model_t *model, int i, int dim);
+const char *gradd_model_output_symbol(const gradd_model_t *model, int i, int dim);
+/* What the operators' rows say of the whole model: it draws random numbers; it computes with 16-bit
+ * floats somewhere. */
+bool gradd_model_is_random(const gradd_model_t *model);
+bool gradd_model_is_half(const gradd_model_t *model);
+/* Which inputs a gradient of output i can reach: bit k of byte k / 8 is input k. Shapes are not
+ * known here, so a plan may find no path where this says there can be one, never the reverse.
+ * Borrowed from the model. */
+const uint8_t *gradd_model_reach(const gradd_model_t *model, int i, size_t *out_bytes);
 /* Operators of the model that this engine has no row for: count, and one of them. */
 int gradd_model_n_unsupported(const gradd_model_t *model);
 void gradd_model_unsupported(const gradd_model_t *model, int i, const char **out_node,

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/registry.h"
 #include "kernels/rules.h"
 #include "server/graph/graph.h"
 
@@ -27,7 +28,7 @@ typedef struct sweep_s {
 
 static bool carries_gradient(const sweep_t *s, const graph_node_t *n, int i) {
     gradd_val_t v = n->in[i];
-    return v != GRADD_NONE && s->needed[v] && !(n->op->no_diff >> (i < 31 ? i : 31) & 1);
+    return v != GRADD_NONE && s->needed[v] && gradd_op_carries(n->op, i);
 }
 
 static void mark_needed(sweep_t *s, const autodiff_t *ad) {

@@ -116,6 +116,7 @@ gradd_status_t model_load(const void *bytes, size_t n, const model_limits_t *lim
     if ((status = create_model(&m))) goto out;
     if ((status = check_header(&m))) goto out;
     if ((status = import_graph(&m))) goto out;
+    if ((status = model_find_facts(m.model))) goto out;
     *out_model = m.model;
     m.model = NULL;
 out:

@@ -11,7 +11,23 @@
 
 /* ---- graph inputs and initializers ----------------------------------------------------------- */
 
-static gradd_status_t input_dims(const Onnx__TensorShapeProto *shape, model_value_t *value) {
+/* Keeps the name of a dynamic dimension. */
+static gradd_status_t dim_name(import_t *m, const char *name, model_value_t *value, int d) {
+    if (!name || !name[0]) return GRADD_OK;
+    GRADD_TRY(import_check_name(m, "name of a dimension", name, true));
+    if (!value->symbols) {
+        value->symbols = arena_array(m->model->arena, GRADD_MAX_RANK, sizeof value->symbols[0]);
+        for (int i = 0; value->symbols && i < GRADD_MAX_RANK; i++)
+            value->symbols[i] = "";
+    }
+    const char *copy = arena_string(m->model->arena, name, strlen(name));
+    if (!value->symbols || !copy) return GRADD_E_NOMEM;
+    value->symbols[d] = copy;
+    return GRADD_OK;
+}
+
+static gradd_status_t input_dims(import_t *m, const Onnx__TensorShapeProto *shape,
+                                 model_value_t *value) {
     value->rank = -1;
     for (int d = 0; d < GRADD_MAX_RANK; d++)
         value->dims[d] = -1;
@@ -23,6 +39,7 @@ static gradd_status_t input_dims(const Onnx__TensorShapeProto *shape, model_valu
     for (int d = 0; d < value->rank; d++) {
         const Onnx__TensorShapeProto__Dimension *dim = shape->dim[d];
         fixed.dims[d] = 1;
+        GRADD_TRY(dim_name(m, dim->dim_param, value, d));
         if (!dim->has_dim_value || dim->dim_param) continue;
         if (dim->dim_value < 0)
             return GRADD_FAIL(GRAPH, "dimension %d is %lld", d, (long long)dim->dim_value);
@@ -31,7 +48,8 @@ static gradd_status_t input_dims(const Onnx__TensorShapeProto *shape, model_valu
     return gradd_type_check(&fixed);
 }
 
-static gradd_status_t import_input(const Onnx__ValueInfoProto *info, model_value_t *value) {
+static gradd_status_t import_input(import_t *m, const Onnx__ValueInfoProto *info,
+                                   model_value_t *value) {
     const Onnx__TypeProto *type = info->type;
     if (type && (type->sequence_type || type->optional_type))
         return GRADD_FAIL(UNSUPPORTED, "is %s, only tensors are supported",
@@ -39,7 +57,7 @@ static gradd_status_t import_input(const Onnx__ValueInfoProto *info, model_value
     if (!type || !type->tensor_type)
         return GRADD_FAIL(GRAPH, "has no tensor type, only tensors are supported");
     GRADD_TRY(gradd_dtype_check(type->tensor_type->elem_type, &value->dtype));
-    return input_dims(type->tensor_type->shape, value);
+    return input_dims(m, type->tensor_type->shape, value);
 }
 
 static gradd_status_t import_inputs(import_t *m) {
@@ -49,7 +67,7 @@ static gradd_status_t import_inputs(import_t *m) {
     if (!model->inputs) return GRADD_E_NOMEM;
     for (size_t i = 0; i < g->n_input; i++) {
         int32_t id = m->defs[i].id; /* inputs are the first definitions */
-        gradd_status_t status = import_input(g->input[i], &model->values[id]);
+        gradd_status_t status = import_input(m, g->input[i], &model->values[id]);
         if (status)
             return gradd_wrap(status, "graph input %zu '%.*s'", i, IMPORT_TEXT(g->input[i]->name));
         model->inputs[model->n_inputs++] = id;
@@ -244,6 +262,21 @@ static gradd_status_t import_outputs(import_t *m) {
     return GRADD_OK;
 }
 
+/* What the file says of the outputs. A model whose outputs are described wrongly, or not at all,
+ * is a model all the same: their types are those that a plan finds. */
+static gradd_status_t import_declarations(import_t *m) {
+    model_t *model = m->model;
+    model->declared =
+        arena_array(model->arena, (size_t)model->n_outputs, sizeof model->declared[0]);
+    if (!model->declared) return GRADD_E_NOMEM;
+    for (int j = 0; j < model->n_outputs; j++) {
+        gradd_status_t status = import_input(m, m->graph->output[j], &model->declared[j]);
+        if (status == GRADD_E_NOMEM) return status;
+        if (status) model->declared[j] = (model_value_t){.rank = -1};
+    }
+    return GRADD_OK;
+}
+
 gradd_status_t import_graph(import_t *m) {
     const Onnx__GraphProto *g = m->graph;
     if (g->n_node > (size_t)m->limits.max_nodes)
@@ -259,5 +292,6 @@ gradd_status_t import_graph(import_t *m) {
     GRADD_TRY(import_inputs(m));
     GRADD_TRY(import_initializers(m));
     GRADD_TRY(import_nodes(m));
-    return import_outputs(m);
+    GRADD_TRY(import_outputs(m));
+    return import_declarations(m);
 }

@@ -32,6 +32,7 @@ typedef struct model_value_s {
     gradd_dtype_t dtype;          /* declared for graph inputs, else GRADD_DT_NONE */
     int rank;                     /* declared rank of a graph input, -1 = not declared */
     int64_t dims[GRADD_MAX_RANK]; /* declared dims of a graph input, -1 = dynamic */
+    const char **symbols;         /* names of its dynamic dims, "" = none; NULL: no dim has one */
 } model_value_t;
 
 typedef struct model_node_s {
@@ -58,8 +59,16 @@ typedef struct model_s {
     int n_inputs;
     int32_t *outputs;
     int n_outputs;
-    int32_t *unsupported; /* nodes without a row */
+    model_value_t *declared; /* per output what the file says of it, which nothing relies on */
+    int32_t *unsupported;    /* nodes without a row */
     int n_unsupported;
+    bool random;          /* it draws random numbers */
+    bool half;            /* it computes with 16-bit floats somewhere */
+    const uint8_t *reach; /* per output reach_bytes: bit i is set if a gradient of it can reach
+                           * input i. Shapes are not known: a plan may find no path (an axis is
+                           * empty, a factor known), never one that is not here. What
+                           * GRADD_OP_FLAT operators make reaches their inputs, with zeros */
+    size_t reach_bytes;
 } model_t;
 
 /* limits NULL = defaults. Errors: MODEL (bytes are not ONNX, name where it broke), GRAPH (invalid;
@@ -68,6 +77,9 @@ typedef struct model_s {
 gradd_status_t model_load(const void *bytes, size_t n, const model_limits_t *limits,
                           model_t **out_model);
 void model_destroy(model_t *model); /* accepts NULL */
+
+/* Fills random, half and reach; the last part of model_load. Errors: LIMIT, NOMEM. */
+gradd_status_t model_find_facts(model_t *model);
 
 /* Iterative scan of serialized ONNX before it is unpacked; *out_heap is an upper estimate. */
 gradd_status_t model_prescan(const void *bytes, size_t n, const model_limits_t *limits,

@@ -312,11 +312,11 @@ TEST(newer_and_older_protocols) {
     peer_t peer;
     peer_daemon_start(&daemon, NULL);
     peer_connect(&peer, daemon.dir);
-    CHECK_STATUS(GRADD_E_VERSION, peer_hello(&peer, 2, 5));
-    CHECK_ERROR_HAS("client speaks protocol 2 to 5, this daemon");
+    CHECK_STATUS(GRADD_E_VERSION, peer_hello(&peer, 3, 5));
+    CHECK_ERROR_HAS("client speaks protocol 3 to 5, this daemon");
     CHECK_STATUS(GRADD_E_VERSION, peer_hello(&peer, 0, 0));
     CHECK_OK(peer_hello(&peer, 0, 9));
-    CHECK_EQ_INT(peer_number(&peer, "proto"), 1);
+    CHECK_EQ_INT(peer_number(&peer, "proto"), 2);
     CHECK_OK(peer_attach(&peer));
     peer_close(&peer);
     peer_daemon_stop(&daemon);

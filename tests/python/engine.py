@@ -74,6 +74,9 @@ def _load() -> C.CDLL:
     lib.gradd_error_message.restype = C.c_char_p
     lib.gradd_model_input_name.restype = C.c_char_p
     lib.gradd_model_output_name.restype = C.c_char_p
+    lib.gradd_model_reach.restype = C.POINTER(C.c_ubyte)
+    for name in ("gradd_model_is_random", "gradd_model_is_half"):
+        getattr(lib, name).restype = C.c_bool
     lib.gradd_plan_info.restype = C.POINTER(Info)
     for name in ("gradd_model_destroy", "gradd_plan_destroy", "gradd_run_destroy"):
         getattr(lib, name).restype = None
@@ -150,6 +153,15 @@ class Model(Handle):
             LIB.gradd_model_output_name(self.handle, i).decode()
             for i in range(LIB.gradd_model_n_outputs(self.handle))
         ]
+        self.random = LIB.gradd_model_is_random(self.handle)
+        self.half = LIB.gradd_model_is_half(self.handle)
+
+    def reach(self, output: int = 0) -> set[str]:
+        """Names of the inputs that a gradient of this output can reach."""
+        size = C.c_size_t()
+        bits = LIB.gradd_model_reach(self.handle, output, C.byref(size))
+        number = int.from_bytes(bytes(bits[: size.value]), "little")
+        return {name for i, name in enumerate(self.inputs) if number >> i & 1}
 
 
 class Plan(Handle):

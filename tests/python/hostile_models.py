@@ -458,7 +458,26 @@ def long_names() -> Any:
     return graph([relu()], inputs=[info("x"), *(info(name) for name in names)])
 
 
+def many_ends(n_in: int, n_out: int, nodes: int = 0) -> Callable[[], Any]:
+    """Inputs and outputs by thousands, and nodes to walk over for each 64 of them."""
+    names = [f"i{k}" for k in range(n_in)]
+    chain = [N("Relu", ["x" if k == 0 else f"v{k - 1}"], [f"v{k}"]) for k in range(nodes)]
+    return lambda: graph(
+        [relu(), *chain], inputs=[info("x"), *map(info, names)], outputs=["y"] * n_out
+    )
+
+
 INPUTS = [
+    bad("20000 outputs of 1000 inputs", "LIMIT",
+        "graph.put: 20000 graph outputs of 1001 inputs and 1 nodes are too many",
+        many_ends(1000, 20_000)),
+    bad("120000 outputs of 60000 nodes", "LIMIT",
+        "graph.put: 120000 graph outputs of 1 inputs and 60001 nodes are too many",
+        many_ends(0, 120_000, 60_000)),
+    bad("a dimension with a long name", "LIMIT", "graph input 0 'x': the name of a dimension",
+        declared(info("x", ["n" * 2000]))),
+    bad("a dimension with a bell in its name", "GRAPH", "input 0 'x': the name of a dimension",
+        declared(info("x", ["a\ab"]))),
     bad("names for a reply of 5 MB", "LIMIT", "graph.put: the reply has|more than 4194304",
         long_names),
     bad("input of rank 9", "LIMIT", "graph input 0 'x': rank 9 is above the limit of 8",

@@ -315,7 +315,7 @@ class Bridge:
         types = tuple(type_of(t) for t in inputs)
         plan: Plan = graph.plan(self.client, types, params, input_grads, outputs, gmask)
         seed = 0
-        if graph.facts.random and not flags & protocol.DROPOUT_OFF:
+        if graph.info.random and not flags & protocol.DROPOUT_OFF:
             seed = int(torch.empty((), dtype=torch.int64).random_())
         return Run(
             self.client, self.slots, graph, plan, binding, bound, inputs, seed, flags, self.counts

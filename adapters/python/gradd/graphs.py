@@ -22,14 +22,6 @@ from gradd.shm import DTYPE_CODES, DTYPES
 from gradd.slots import Layout
 
 _PLANS = 64  # kept per graph; compiling again costs milliseconds
-_RANDOM = {"Dropout", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-_RANDOM |= {"Bernoulli", "Multinomial"}
-_HALF = {DTYPE_CODES[torch.float16], DTYPE_CODES[torch.bfloat16]}
-# No gradient passes these, whatever their inputs are.
-_STOPS = {
-    *("StopGradient", "Shape", "Size", "ArgMax", "ArgMin", "NonZero", "IsNaN", "IsInf"),
-    *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor"),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,52 +52,6 @@ class Plan:
         self.client.later("plan.drop", {"plan": self.info.id})
 
 
-Sizes = tuple[int | str, ...]  # a size is a number or the name of a symbol
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the bytes of a graph say.
-
-    Attributes:
-        random: It draws random numbers.
-        half: It computes with 16-bit floats somewhere, so its results carry their rounding.
-        reach: Per output, the graph inputs for which it can have a gradient.
-        types: Per graph input and output, element type code and sizes (None if not declared).
-    """
-
-    random: bool
-    half: bool
-    reach: dict[str, frozenset[str]]
-    types: dict[str, tuple[int, Sizes | None]]
-
-
-def analyse(onnx_bytes: bytes) -> Facts:
-    """Reads the facts off a serialised model."""
-    import onnx
-
-    graph = onnx.load_model_from_string(onnx_bytes).graph
-    reach: dict[str, frozenset[str]] = {v.name: frozenset([v.name]) for v in graph.input}
-    nothing: frozenset[str] = frozenset()
-    random = half = False
-    for node in graph.node:
-        random = random or node.op_type in _RANDOM
-        half = half or any(a.name == "to" and a.i in _HALF for a in node.attribute)
-        found = nothing
-        if node.op_type not in _STOPS:
-            for name in node.input:
-                found = found | reach.get(name, nothing)
-        for name in node.output:
-            reach[name] = found
-    types = {}
-    for value in (*graph.input, *graph.output):
-        declared = value.type.tensor_type
-        sizes = tuple(d.dim_param or d.dim_value for d in declared.shape.dim)
-        types[value.name] = (declared.elem_type, sizes if declared.HasField("shape") else None)
-        half = half or declared.elem_type in _HALF
-    return Facts(random, half, {v.name: reach.get(v.name, nothing) for v in graph.output}, types)
-
-
 class Graph:
     """One capture that the daemon knows. The caller holds the client's lock."""
 
@@ -113,7 +59,6 @@ class Graph:
         self.cap = cap
         self.info = info
         self.module = module
-        self.facts = analyse(cap.onnx)
         self.plain = not options.get("GRADD_FUSE")
         self.user = [o for o in cap.outputs if o.kind == "user"]
         self.changed = [o for o in cap.outputs if o.kind == "buffer"]
@@ -156,13 +101,13 @@ class Graph:
         """
         wanted = {self.bound[i] for i in params} | set(input_grads)
         flags = [
-            bool(self.facts.reach[o.name] & wanted) and self.output_dtype(o.name).is_floating_point
+            bool(self.info.reach[o.name] & wanted) and self.output_dtype(o.name).is_floating_point
             for o in self.user
         ]
         used: set[str] = set()
         for output, flag in zip(self.user, flags, strict=True):
             if flag:
-                used |= self.facts.reach[output.name]
+                used |= self.info.reach[output.name]
         params = tuple(i for i in params if self.bound[i] in used)
         return flags, params, tuple(n for n in input_grads if n in used)
 
@@ -260,16 +205,16 @@ class Graph:
 
     def output_dtype(self, name: str) -> torch.dtype:
         """Declared dtype of an output."""
-        return DTYPES[self.facts.types[name][0]]
+        return DTYPES[self.info.types[name][0]]
 
     def output_shape(self, name: str, free: list[tuple[int, ...]]) -> tuple[int, ...] | None:
         """Shape of an output for these shapes of the free inputs, if the graph declares it."""
         known: dict[str, int] = {}
         for input_name, shape in zip(self.free, free, strict=True):
-            for size, value in zip(self.facts.types[input_name][1] or (), shape, strict=False):
+            for size, value in zip(self.info.types[input_name][1] or (), shape, strict=False):
                 if isinstance(size, str):
                     known[size] = value
-        sizes = self.facts.types[name][1]
+        sizes = self.info.types[name][1]
         if sizes is None:
             return None
         found = [known.get(s) if isinstance(s, str) else s for s in sizes]

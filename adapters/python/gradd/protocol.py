@@ -14,7 +14,7 @@ import msgpack
 
 from gradd import errors
 
-PROTOCOL = (1, 1)  # lowest and highest version spoken here
+PROTOCOL = (2, 2)  # lowest and highest version spoken here
 FRAME_BYTES = 16 << 20  # a larger payload goes through a segment
 SOURCE_BYTES = 4 << 20  # of a table of sources, which takes no other way
 SOURCE_ROWS = ((1 << 18) - 1) // 3  # a message holds 2^18 values: the table, and three per row
@@ -23,6 +23,7 @@ DROPOUT_OFF = 1
 FINITE_CHECK = 2
 
 Type = tuple[int, tuple[int, ...]]  # element type code, dims
+Sizes = tuple[int | str | None, ...]  # a size, the name of a dynamic one, or nothing known
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class GraphInfo:
         inputs: (name, element type code, dims with -1 = dynamic) in graph order.
         outputs: Names in graph order.
         unsupported: (node, operator, domain) that the daemon has no kernel for.
+        random: It draws random numbers.
+        half: It computes with 16-bit floats somewhere, so its results carry their rounding.
+        reach: Per output, the names of the inputs that its gradient can reach.
+        types: Per input and output, element type code and sizes (None if not declared).
         put: Fields and frames of the request, for a restarted daemon.
     """
 
@@ -41,6 +46,10 @@ class GraphInfo:
     inputs: tuple[tuple[str, int, tuple[int, ...]], ...]
     outputs: tuple[str, ...]
     unsupported: tuple[tuple[str, str, str], ...]
+    random: bool
+    half: bool
+    reach: dict[str, frozenset[str]] = field(repr=False)
+    types: dict[str, tuple[int, Sizes | None]] = field(repr=False)
     put: tuple[dict[str, Any], Sequence[bytes]] = field(compare=False, repr=False)
 
 
@@ -107,13 +116,30 @@ def checked(reply: dict[str, Any]) -> dict[str, Any]:
 
 def graph_info(reply: dict[str, Any], put: tuple[dict[str, Any], Sequence[bytes]]) -> GraphInfo:
     """Decodes the reply of graph.put; `put` is the request."""
+    inputs = tuple((n, d, tuple(dims or ())) for n, d, dims in reply["in"])
+    outputs = tuple(reply["out"])
+    names = [n for n, _, _ in inputs]
+    types = {
+        name: (code, None if sizes is None else tuple(sizes))
+        for name, (code, sizes) in reversed(list(zip((*names, *outputs), reply["types"])))
+    }  # of an input that is an output as well: the input's
     return GraphInfo(
         id=reply["graph"],
-        inputs=tuple((n, d, tuple(dims or ())) for n, d, dims in reply["in"]),
-        outputs=tuple(reply["out"]),
+        inputs=inputs,
+        outputs=outputs,
         unsupported=tuple((n, op, domain) for n, op, domain in reply.get("unsupported", ())),
+        random=bool(reply["random"]),
+        half=bool(reply["half"]),
+        reach={o: _named(names, bits) for o, bits in zip(outputs, reply["reach"], strict=True)},
+        types=types,
         put=put,
     )
+
+
+def _named(names: Sequence[str], bits: bytes) -> frozenset[str]:
+    """The names whose bits are set, the first in the lowest bit of the first byte."""
+    number = int.from_bytes(bits, "little")
+    return frozenset(n for i, n in enumerate(names) if number >> i & 1)
 
 
 def plan_info(plan_id: int, reply: dict[str, Any]) -> PlanInfo:

@@ -144,6 +144,8 @@ class Run:
                 n = len(self.plan.params)
                 grads = slot.tensors([i not in untouched for i in range(n)]) if slot else []
                 grads += [None if n + i in untouched else t for i, t in enumerate(rest)]
+                for i in untouched:
+                    grads[i] = self._flat_gradient(i, [k for k, _ in arriving])
             finally:
                 if slot:
                     self.slots.give_back(slot)
@@ -152,6 +154,18 @@ class Run:
             if not keep:
                 self.release()
             return grads
+
+    def _flat_gradient(self, index: int, arriving: Sequence[int]) -> torch.Tensor | None:
+        """What torch gives where the daemon has no path: zeros behind a step (round, sign)."""
+        name = (*self.plan.params, *self.plan.input_grads)[index]
+        reach = self.plan.graph.reach
+        if not any(name in reach[self.plan.outputs[k]] for k in arriving):
+            return None
+        if index < len(self.plan.params):
+            dtype, shape = self.plan.layout.items[index]
+        else:
+            dtype, shape = self._types[self.graph.free.index(name)]
+        return torch.zeros(shape, dtype=dtype)
 
     def _copy_grad_outputs(
         self, grad_outputs: Sequence[torch.Tensor | None], scratch: list[Block]

@@ -52,7 +52,7 @@ def check(
     checked = _checked_outputs(graph, params)
     ours = _in_daemon(bridge, graph, leaves, params, checked)
     theirs = _in_torch_or_named(bridge, graph, args, kwargs, params, checked)
-    half = graph.facts.half
+    half = graph.info.half
     bad = None if half else _difference(ours, theirs, None)
     if half or bad is not None:
         exact = None
