@@ -10,6 +10,7 @@ same way.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import json
 import os
@@ -158,6 +159,7 @@ _captures: dict[Any, list[Any]] = {}
 def _capture_once(capture: Any) -> Any:
     """Tests use a handful of networks again and again: each is traced once per process."""
     from gradd.export import capture_key, check_dynamic
+    from gradd.export.capturing import observed
 
     def cached(module: Any, args: tuple, kwargs: dict, *, forward: Any = None) -> Any:
         kind = type(module)
@@ -167,9 +169,11 @@ def _capture_once(capture: Any) -> Any:
         known = _captures.setdefault(capture_key(module, args, kwargs), [])
         for one in known:
             if check_dynamic(one, args, kwargs) is None:
-                return one
-        known.append(capture(module, args, kwargs, forward=forward))
-        return known[-1]
+                return dataclasses.replace(one, guards=observed(module, args, kwargs, forward))
+        cap = capture(module, args, kwargs, forward=forward)
+        if not cap.outside:  # guards lead to their module
+            known.append(dataclasses.replace(cap, guards=None))
+        return cap
 
     return cached
 

@@ -12,8 +12,11 @@ PyTorch.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import logging
 import time
+import types
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
@@ -34,11 +37,14 @@ from gradd.slots import SlotSet
 
 if TYPE_CHECKING:
     from gradd.explain import Explanation
+    from gradd.export.guards.check import Guards
 
 logger = logging.getLogger("gradd")
 _KEPT_FORMS = 32  # forms of calls (structure, modes, attributes) whose captures are kept
+_KEPT_READS = 8  # captures of one form that differ in what forward() read from outside
 _KEPT_SIZES = 32  # captures of one form that differ in the sizes they hold for
 _MANY_CAPTURES = 16
+_MANY_CHANGES = 16  # of one place that forward() reads, until its calls run in PyTorch
 
 
 @dataclass(frozen=True)
@@ -91,12 +97,17 @@ class Bridge:
             SessionError: No daemon could be reached, and the policy does not allow PyTorch then.
         """
         self.module = module
-        self.forward = forward if forward is not None else module.forward
-        self._eager = in_torch if in_torch is not None else self.forward
+        self._forward = forward if forward is not None else module.forward
+        own = inspect.getattr_static(type(module), "forward", None)
+        self._of_class = own is not None and getattr(self._forward, "__func__", None) is own
+        self._eager = in_torch if in_torch is not None else self._forward
         self.counts: Counter[str] = Counter()
         self._on_capture = on_capture
         # Forms and their captures, those used last at the end.
         self._graphs: OrderedDict[Hashable, list[Graph]] = OrderedDict()
+        # Not in the graphs, which a finalizer holds: they may lead to the owner of this bridge.
+        self._guards: weakref.WeakKeyDictionary[Graph, Guards] = weakref.WeakKeyDictionary()
+        self._changes: Counter[str] = Counter()
         self._version = 0
         self._fallback = Fallback(type(module).__name__, strict)
         self._disabled = bool(options.get("GRADD_DISABLE"))
@@ -121,6 +132,14 @@ class Bridge:
         except errors.GraddError as error:
             self._fallback.decide(error)
             self._failed = error
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """What a call means: that of the module's class, if it was that; it may be replaced."""
+        found = inspect.getattr_static(type(self.module), "forward", None)
+        if self._of_class and isinstance(found, types.FunctionType):
+            return types.MethodType(found, self.module)
+        return self._forward
 
     # ---- the call ----
 
@@ -188,7 +207,8 @@ class Bridge:
         else:
             self._graphs.move_to_end(key)
         sizes = tuple(x.shape for x in leaves if isinstance(x, torch.Tensor))
-        for graph in list(graphs):
+        outdated: list[Graph] = []
+        for graph in reversed(list(graphs)):
             if not graph.intact():
                 graphs.remove(graph)
                 graph.drop()
@@ -197,10 +217,14 @@ class Bridge:
                 if check_dynamic(graph.cap, args, kwargs) is not None:
                     continue
                 graph.remember(sizes)
+            if not self._guards[graph].holds():
+                outdated.append(graph)
+                continue
             if graph is not graphs[-1]:  # the one that was used last
                 graphs.remove(graph)
                 graphs.append(graph)
             return graph
+        self._outside_changed(graphs, outdated)
         graph = self._capture(args, kwargs)
         heap.trim()
         graphs.append(graph)
@@ -210,6 +234,33 @@ class Bridge:
             self._graphs.setdefault(after, graphs)
         self._forget_captures(graphs)
         return graph
+
+    def _outside_changed(self, graphs: list[Graph], outdated: list[Graph]) -> None:
+        """Something that forward() read from outside of the module has another value.
+
+        Raises:
+            CaptureError: "outside_state": it does so again and again.
+        """
+        from gradd.export import CaptureError
+        from gradd.export.guards.check import describe
+
+        if not outdated:
+            return
+        changed = self._guards[outdated[0]].changed()
+        text = describe(changed)
+        logger.info("%s is captured again: %s", type(self.module).__name__, text)
+        for slot in changed:
+            self._changes[slot.label] += 1
+            if self._changes[slot.label] > _MANY_CHANGES:
+                raise CaptureError(
+                    "outside_state",
+                    f"forward() reads {slot.label}, which has had another value in "
+                    f"{_MANY_CHANGES} captures: pass it as a tensor, or keep it in a buffer",
+                )
+        if len(outdated) >= _KEPT_READS:
+            oldest = outdated[-1]
+            graphs.remove(oldest)
+            oldest.drop()
 
     def _forget_captures(self, newest: list[Graph]) -> None:
         """Something that changes in every call must not fill the memory, nor stay unsaid."""
@@ -254,7 +305,9 @@ class Bridge:
         )
         if self._on_capture is not None:
             self._on_capture(cap, self.module)
-        return Graph(self.module, cap, info)
+        graph = Graph(self.module, dataclasses.replace(cap, guards=None), info)
+        self._guards[graph] = cap.guards
+        return graph
 
     def _check_devices(self, args: tuple, kwargs: dict) -> None:
         named = [*self.module.named_parameters(), *self.module.named_buffers()]

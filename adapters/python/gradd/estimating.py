@@ -198,7 +198,7 @@ class _Planner:
         real = any(p.is_meta for p in self.module.parameters())
         if not real:  # sizes are all that a capture looks at, but devices must agree
             args, kwargs = _mapped(args, kwargs, _on_cpu)
-        cap = self._export.capture(self.module, args, kwargs)
+        cap = self._export.capture(self.module, args, kwargs, observed=False)
         info = self.client.put_graph(cap.onnx, cap.aliases, cap.sources)
         if info.unsupported:
             node, op, _ = info.unsupported[0]

@@ -40,7 +40,9 @@ DEFAULT_POLICY = (
 _DATA_REASONS = {"unsupported_input_type", "unsupported_output_type", "input_mutation"}
 # A forward() that writes attributes has another key at every call. The first calls may only fill
 # something in, and the next one is captured; after so many, all calls of that form run in PyTorch.
+# The same holds for what it writes outside of the module, which is in no key.
 _WRITES = 3
+_WRITING = ("attribute_written", "outside_written")
 
 
 class DeviceError(errors.UnsupportedError):
@@ -85,15 +87,16 @@ class Fallback:
         self.counts: Counter[str] = Counter()
         self._decided: dict[Any, str] = {}
         self._said: set[str] = set()
-        self._writes: Counter[Any] = Counter()  # by form of the call, see _WRITES
+        self._writes: Counter[Any] = Counter()  # by form of the call and reason, see _WRITES
 
     def known(self, key: Any) -> str | None:
         """Reason for which calls of this form run in PyTorch, if that is decided."""
         if self.retry:
             return None
         reason = self._decided.get(key)
-        if reason is None and self._writes and self._writes[_form(key)] >= _WRITES:
-            return "attribute_written"
+        if reason is None and self._writes:
+            form = _form(key)
+            return next((r for r in _WRITING if self._writes[form, r] >= _WRITES), None)
         return reason
 
     def decide(self, error: Exception) -> str:
@@ -109,9 +112,10 @@ class Fallback:
         Only a call that PyTorch has carried out says so: one that fails there as well was wrong
         itself, and the next of its form may be right.
         """
-        self._decided[key] = reason
-        if reason == "attribute_written":
-            self._writes[_form(key)] += 1
+        if reason in _WRITING:
+            self._writes[_form(key), reason] += 1
+        if reason != "outside_written":
+            self._decided[key] = reason
 
     def count(self, reason: str) -> bool:
         """Counts one call in PyTorch; True if this reason has not been reported yet."""

@@ -71,9 +71,10 @@ class Graph:
         self.places = [Place(module, n) for n in self.bound]
         is_param = set(cap.params)
         self.param_at = [i for i, n in enumerate(self.bound) if n in is_param]
-        self.free_places = {n: Place(module, n) for n in self.free if n in states}
+        self.free_places: dict[str, Any] = {n: Place(module, n) for n in self.free if n in states}
         self.changed_places = [Place(module, o.fqn) for o in self.changed]
         self._chain = _owners(module, [*self.bound, *self.free_places])
+        self.free_places.update(cap.outside)  # read from where forward() found them
         self._ties = self._find_ties()
         self.homes: list[Home] = []
         self.pointers: list[tuple] = []

@@ -36,11 +36,13 @@ __all__ = [
 ]
 
 
-def capture(module: Any, args: tuple, kwargs: dict, *, forward: Any = None) -> Capture:
+def capture(
+    module: Any, args: tuple, kwargs: dict, *, forward: Any = None, observed: bool = True
+) -> Capture:
     """Captures one call of a module; see gradd.export.capturing.capture()."""
     from gradd.export import capturing
 
-    return capturing.capture(module, args, kwargs, forward=forward)
+    return capturing.capture(module, args, kwargs, forward=forward, observed=observed)
 
 
 def op_histogram(cap: Capture) -> dict[str, int]:

@@ -16,7 +16,7 @@ from gradd.export.freeze import TABLES, Freezer, own_tensors
 # Hugging Face fills these in at the first call, if they are None, and then goes on as with them.
 FILLED_IN = frozenset({"problem_type"})
 # Written by forward() without any effect on what it computes: marks and copies of what is there.
-_HARMLESS = frozenset(
+HARMLESS = frozenset(
     {
         "_output_capturing_hooks_installed",
         "long_inv_freq",
@@ -24,7 +24,7 @@ _HARMLESS = frozenset(
         "sliding_attention_long_inv_freq",
     }
 )
-_ALLOWED = FILLED_IN | _HARMLESS
+_ALLOWED = FILLED_IN | HARMLESS
 _STATE = ("_parameters", "_buffers", "_modules")
 _RESTORED = (*_STATE, "_forward_hooks", "_forward_pre_hooks")
 

@@ -7,6 +7,7 @@ patches process-wide state of torch.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -41,6 +42,7 @@ def capture(
     kwargs: dict,
     *,
     forward: Callable | None = None,
+    observed: bool = True,
 ) -> Capture:
     """Captures one call of a module, in the module's current train or eval mode.
 
@@ -50,6 +52,8 @@ def capture(
         args: Positional arguments; only sizes and types of tensors are looked at.
         kwargs: Keyword arguments.
         forward: What to trace instead of module.forward.
+        observed: False for a capture that is looked at and not run (estimates, models without
+            weights): its forward does not run in PyTorch, and what it reads is not watched.
 
     Returns:
         The capture.
@@ -62,27 +66,40 @@ def capture(
         schema.schema_key(module, args, kwargs)  # raises for arguments of other types
         cast = autocast.ambient()
         with autocast.left():
-            return _capture(naming.Call(module, args, kwargs, forward or module.forward), cast)
+            call = naming.Call(module, args, kwargs, forward or module.forward)
+            return _capture(call, cast, observed)
 
 
-def _capture(call: naming.Call, cast: torch.dtype | None) -> Capture:
+def _capture(call: naming.Call, cast: torch.dtype | None, observed: bool) -> Capture:
     clock = _Clock()
     binary = keys.binary_buffers(call.module)
-    seen = observe.observe(call, cast)
+    seen = observe.observe(call, cast) if observed else observe.Observation()
     for name in functions.custom_functions(seen.outputs):
         raise refuse.custom_function(name)
     clock.lap("observe")
-    traced = trace.trace(call.module, call.args, call.kwargs, call.forward, cast)
+    with observe.kept_outside(seen):
+        traced = trace.trace(call, cast, seen.gradients)
     clock.lap("trace")
+    observe.bind(seen, traced.program)
     fx.prepare(traced.program)
     with trace.silence():
         model, program = translate.to_onnx(traced.program)
         clock.lap("translate")
-        cleaned = graph.clean(model, program)
+        cleaned = graph.clean(model, program, observe.inputs(seen))
     clock.lap("optimize")
     capture = _assemble(call, traced, program, cleaned, binary, clock)
     _check_buffers(seen, capture)
-    return capture
+    return dataclasses.replace(capture, guards=observe.guards(seen))
+
+
+def observed(
+    module: torch.nn.Module, args: tuple, kwargs: dict, forward: Callable | None = None
+) -> Any:
+    """The guards of a capture of this call without the capture."""
+    cast = autocast.ambient()
+    with _lock, autocast.left():
+        call = naming.Call(module, args, kwargs, forward or module.forward)
+        return observe.guards(observe.observe(call, cast))
 
 
 def _check_buffers(seen: observe.Observation, capture: Capture) -> None:
@@ -148,4 +165,5 @@ def _assemble(
         sources=found,
         seconds=clock.total(),
         dims=traced.rules,
+        outside=tuple((named.outside[name], source) for name, source in cleaned.sources.items()),
     )

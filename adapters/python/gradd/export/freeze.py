@@ -59,6 +59,11 @@ def version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
+def typed(value: float) -> tuple:
+    """A number with its type: 1, 1.0 and True differ, 0.0 and -0.0 differ, NaN equals itself."""
+    return (type(value), value.hex() if isinstance(value, float) else value)
+
+
 def is_config(name: str, value: Any) -> bool:
     """True for an object called config that has attributes of its own."""
     return "config" in name and hasattr(value, "__dict__") and not isinstance(value, _NO_SETTINGS)
@@ -98,6 +103,8 @@ class Freezer:
 
     def __call__(self, value: Any, name: str = "") -> Hashable:
         """The image of a value that is found under this name."""
+        if isinstance(value, (bool, int, float)):
+            return typed(value)
         if isinstance(value, _VALUES):
             return value
         if isinstance(value, torch.Tensor):
@@ -112,7 +119,7 @@ class Freezer:
         if _is_settings(name, value):
             return (type(value), self._container(value.__dict__))
         if isinstance(value, numbers.Number):  # numpy's, for example
-            return (type(value), value)
+            return (type(value), repr(value))
         return One(value)
 
     def items_of(self, table: dict) -> tuple:

@@ -44,16 +44,19 @@ class Cleaned:
         self.model = model
         self.user_inputs: dict[str, ir.Value] = {}
         self.states: dict[str, ir.Value] = {}
+        self.outside: dict[str, ir.Value] = {}
+        self.sources: dict[str, Any] = {}
         self.user_outputs: list[ir.Value] = []
         self.buffer_outputs: dict[str, ir.Value] = {}
 
 
-def clean(model: ir.Model, program: Any) -> Cleaned:
+def clean(model: ir.Model, program: Any, outside: dict[str, Any] | None = None) -> Cleaned:
     """Turns the exporter's model into a weightless graph with explicit buffer outputs.
 
     Args:
         model: Translated model; changed in place.
         program: The ExportedProgram it was made from.
+        outside: Names of constants that become inputs, and where their values come from.
 
     Raises:
         CaptureError: "sequence_or_loop" for graphs with control flow or sequences.
@@ -63,12 +66,13 @@ def clean(model: ir.Model, program: Any) -> Cleaned:
     signature = program.graph_signature
     states = _state_names(signature)
     done.user_inputs = {v.name: v for v in graph.inputs}
+    done.sources = dict(outside or {})
     for name in list(graph.initializers):
-        if name in states:
+        if name in states or name in done.sources:
             value = graph.initializers.pop(name)
             value.const_value = None
             graph.inputs.append(value)
-            done.states[name] = value
+            (done.states if name in states else done.outside)[name] = value
     _separate_outputs(graph)
     n_user = len(graph.outputs)
     _add_buffer_outputs(graph, signature, done)

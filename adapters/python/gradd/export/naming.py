@@ -40,6 +40,7 @@ class Naming:
         aliases: Groups of tied names.
         inputs: Specs of the call's inputs.
         outputs: Specs of the outputs.
+        outside: Exporter's name of each input from outside -> its name.
     """
 
     def __init__(self, call: Call, traced: Any, program: Any, cleaned: graph.Cleaned) -> None:
@@ -51,6 +52,7 @@ class Naming:
         _drop_unused(cleaned)
         self.states = self._name_states(cleaned)
         self.inputs = tuple(self._name_inputs(call, traced, program, cleaned))
+        self.outside = self._name_outside(cleaned)
         self.outputs = tuple(self._name_outputs(traced, cleaned))
         self._order_inputs(call.module)
 
@@ -82,6 +84,13 @@ class Naming:
             specs.append(InputSpec(name, leaf, _dtype(value)))
         return specs
 
+    def _name_outside(self, cleaned: graph.Cleaned) -> dict[str, str]:
+        names = {}
+        for number, (key, value) in enumerate(cleaned.outside.items()):
+            names[key] = self.fixed[value] = self._names.fresh(f"outside_{number}")
+            _dtype(value)
+        return names
+
     def _name_outputs(self, traced: Any, cleaned: graph.Cleaned) -> list[OutputSpec]:
         paths = traced.result.paths
         specs = []
@@ -97,9 +106,10 @@ class Naming:
         return specs
 
     def _order_inputs(self, module: torch.nn.Module) -> None:
-        """The call's tensors first, then states in the module's own order."""
+        """The call's tensors first, those of outside, then states in the module's own order."""
         values = {name: value for value, name in self.fixed.items()}
         ordered = [values[spec.name] for spec in self.inputs]
+        ordered += [values[name] for name in self.outside.values()]
         own = [n for n, _ in module.named_parameters(remove_duplicate=False)]
         own += [n for n, _ in module.named_buffers(remove_duplicate=False)]
         ordered += [self.states[n] for n in own if n in self.states]
@@ -111,6 +121,8 @@ def _drop_unused(cleaned: graph.Cleaned) -> None:
     used = {v for node in cleaned.model.graph for v in node.inputs if v is not None}
     cleaned.states = {n: v for n, v in cleaned.states.items() if v in used}
     cleaned.user_inputs = {n: v for n, v in cleaned.user_inputs.items() if v in used}
+    cleaned.outside = {n: v for n, v in cleaned.outside.items() if v in used}
+    cleaned.sources = {n: cleaned.sources[n] for n in cleaned.outside}
 
 
 def _dtype(value: ir.Value) -> str:

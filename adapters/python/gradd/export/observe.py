@@ -11,16 +11,22 @@ once, so that the memory of activations is never held. Parameters are the real o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from gradd import schema
 from gradd.export import autocast, refuse, results
+from gradd.export.guards.check import Guards, describe
+from gradd.export.guards.outside import Outside
+from gradd.export.guards.watch import Disturbed, Watch
 from gradd.export.naming import Call
-from gradd.export.untouched import ParametersUntouched
+from gradd.export.spec import CaptureError
 from gradd.quiet import without_checkpoints
+
+_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -57,47 +63,139 @@ class Observation:
         outputs: Tensor leaves of the result in the order of the capture's user outputs, with the
             graph of their grad_fn (which saved no tensors: it can be walked, not run).
         buffers: By qualified name, tied buffers under each of their names.
-        error: What forward() raised; then outputs and buffers are empty.
+        error: What forward() raised; then everything else is empty.
+        gradients: Whether the trace has to run with gradients enabled: where forward() asks for the
+            mode, it is that of the caller.
+        outside: What forward() read from outside; None if it raised or was not run.
+        used: Ids of the outside tensors that operators have read.
     """
 
     outputs: list[torch.Tensor] = field(default_factory=list)
     buffers: dict[str, BufferSeen] = field(default_factory=dict)
     error: Exception | None = None
+    gradients: bool = True
+    outside: Outside | None = None
+    used: frozenset[int] = frozenset()
 
 
 def observe(call: Call, cast: torch.dtype | None) -> Observation:
     """Runs the forward of a call once, under autocast to `cast`.
 
+    Where forward() asks whether gradients are recorded and the caller records none, it runs a
+    second time without them: the outputs are those of the first, everything else is of the second.
+
     Args:
         call: The call that is going to be traced.
         cast: Element type of the autocast around the call, or None.
+
+    Raises:
+        CaptureError: "outside_state" or "outside_written": forward() reads something that cannot
+            be watched, or writes something that a graph would not write. What it wrote is undone.
     """
-    seen = Observation()
-    with refuse.kept_state(call.module), contextlib.ExitStack() as stack:
-        stack.enter_context(_quiet(cast))
-        buffers = _Buffers(call.module)
-        args, kwargs = _own_arguments(call)
-        stack.enter_context(ParametersUntouched(call.module))
-        try:
-            returned = call.forward(*args, **kwargs)
-            seen.outputs = list(results.Result().flatten(returned))
-        except Exception as error:  # whatever the module raises; the trace will say it better
-            seen.error = error.with_traceback(None)
-        else:
-            seen.buffers = buffers.seen()
+    seen, asks = _undisturbed(call, cast, True)
+    if asks and not torch.is_grad_enabled() and seen.error is None:
+        outputs = seen.outputs
+        seen, _ = _undisturbed(call, cast, False)
+        seen.outputs = outputs
     return seen
 
 
+def _undisturbed(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Observation, bool]:
+    """Again, if another thread has collected garbage meanwhile: ages of objects are lost then."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(Disturbed):
+            return _observe(call, cast, gradients)
+    return _observe(call, cast, gradients)
+
+
+def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Observation, bool]:
+    seen = Observation(gradients=gradients)
+    with contextlib.ExitStack() as stack:
+        with refuse.kept_state(call.module), _quiet(cast, gradients):
+            buffers = _Buffers(call.module)
+            args, kwargs = _own_arguments(call)
+            watch = Watch(call, buffers.copies(), args, kwargs)
+            stack.callback(watch.close)
+            with watch.on():
+                _run(seen, watch, call.forward, args, kwargs)
+                watch.settle()
+            if seen.error is None:
+                seen.buffers = buffers.seen()
+        asks = watch.asks_for_gradients()
+        if seen.error is not None or asks and gradients != torch.is_grad_enabled():
+            watch.undo()
+        else:
+            seen.outside = watch.outside(seen.outputs)
+            seen.used = frozenset(watch.tensors.used)
+    return seen, asks
+
+
+def _run(seen: Observation, watch: Watch, forward: Callable, args: tuple, kwargs: dict) -> None:
+    try:
+        with watch.recording():
+            returned = forward(*args, **kwargs)
+        seen.outputs = list(results.Result().flatten(returned))
+    except Exception as error:  # whatever the module raises; the trace will say it better
+        seen.error = error.with_traceback(None)
+
+
 @contextlib.contextmanager
-def _quiet(cast: torch.dtype | None) -> Iterator[None]:
+def _quiet(cast: torch.dtype | None, gradients: bool) -> Iterator[None]:
     with (
         torch.inference_mode(False),
-        torch.enable_grad(),
+        torch.set_grad_enabled(gradients),
         without_checkpoints(),
         torch.autograd.graph.saved_tensors_hooks(_dropped, _gone),
         autocast.entered(cast),
     ):
         yield
+
+
+@contextlib.contextmanager
+def kept_outside(seen: Observation) -> Iterator[None]:
+    """Undoes what a trace writes into places of outside that the forward only read."""
+    try:
+        yield
+    finally:
+        if seen.outside is not None:
+            seen.outside.put_back()
+
+
+def bind(seen: Observation, program: Any) -> None:
+    """Matches tensors of outside with the constants of a trace.
+
+    Raises:
+        CaptureError: The forward raises although its trace did not, or something that it reads can
+            neither become an input nor be watched.
+    """
+    if seen.error is not None:
+        raise CaptureError(
+            "export_failed", f"forward() raises {type(seen.error).__name__}: {seen.error}"
+        )
+    if seen.outside is not None:
+        seen.outside.bind(program.constants, seen.used)
+
+
+def inputs(seen: Observation) -> dict[str, Any]:
+    """Name of a constant that becomes an input -> where its value is read."""
+    return seen.outside.inputs if seen.outside is not None else {}
+
+
+def guards(seen: Observation) -> Guards | None:
+    """What has to stay as it is for a capture to apply.
+
+    Raises:
+        CaptureError: "outside_written": something that forward() reads has changed meanwhile.
+    """
+    if seen.outside is None:
+        return None
+    made = Guards(seen.outside.slots)
+    if not made.holds():
+        raise CaptureError(
+            "outside_written",
+            f"{describe(made.changed())} changes while the module is captured",
+        )
+    return made
 
 
 def _dropped(tensor: torch.Tensor) -> None:
@@ -142,6 +240,9 @@ class _Buffers:
                 sub._buffers[key] = copy
                 self._places.append((name, sub._buffers, key))
                 self._copies[name] = copy
+
+    def copies(self) -> list[torch.Tensor]:
+        return list(self._copies.values())
 
     def seen(self) -> dict[str, BufferSeen]:
         found = {}

@@ -190,8 +190,8 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def quiet_trace(module: torch.nn.Module) -> Iterator[Callable[[], None]]:
-    """Context of a trace: gradient mode on, random states and module left as they were.
+def quiet_trace(module: torch.nn.Module, gradients: bool) -> Iterator[Callable[[], None]]:
+    """Context of a trace: gradient mode as given, random states and module left as they were.
 
     Yields:
         What to call when forward() is done, as of kept_state(). After the trace is too late: the
@@ -202,7 +202,7 @@ def quiet_trace(module: torch.nn.Module) -> Iterator[Callable[[], None]]:
         _no_custom_backward(),
         without_checkpoints(),  # one is a Function, and the other's frames would outlive the trace
         torch.inference_mode(False),
-        torch.enable_grad(),
+        torch.set_grad_enabled(gradients),
         # Checkpoints and the like around the call must not see what the trace saves.
         torch.autograd.graph.saved_tensors_hooks(_same, _same),
     ):

@@ -29,6 +29,8 @@ class CaptureError(Exception):
         "export_failed",
         "forward_hooks",
         "input_mutation",
+        "outside_state",
+        "outside_written",
         "python_random",
         "sequence_or_loop",
         "unsupported_input_type",
@@ -100,6 +102,9 @@ class Capture:
         sources: (node name, "module.path @ file:line"), for messages; not part of the bytes.
         seconds: Time spent per phase.
         dims: Assumptions about sizes, see check_dynamic().
+        outside: Inputs that come neither from the call nor from the module: name and source, whose
+            get() gives the tensor of now. They belong to one module.
+        guards: What forward() read from outside, of one module; None if it is not watched.
     """
 
     onnx: bytes
@@ -114,6 +119,8 @@ class Capture:
     sources: tuple[tuple[str, str], ...]
     seconds: dict[str, float]
     dims: DimRules = field(default_factory=DimRules)
+    outside: tuple[tuple[str, Any], ...] = ()
+    guards: Any = None
 
 
 # ONNX TensorProto.DataType code -> our name; one list for the whole adapter side of capture.

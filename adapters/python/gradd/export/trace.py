@@ -21,6 +21,7 @@ import torch
 
 from gradd import schema
 from gradd.export import assigned, autocast, dims, places, refuse, regions, results
+from gradd.export.naming import Call
 from gradd.export.spec import CaptureError, DimRules
 
 
@@ -49,31 +50,31 @@ class Trace:
         self.leaf_numbers: list[int] = []
 
 
-def trace(
-    module: torch.nn.Module,
-    args: tuple,
-    kwargs: dict,
-    forward: Callable,
-    cast: torch.dtype | None,
-) -> Trace:
-    """Traces forward(*args, **kwargs) of a module in its current mode, under autocast to `cast`.
+def trace(call: Call, cast: torch.dtype | None, gradients: bool = True) -> Trace:
+    """Traces a call in its module's current mode, under autocast to `cast`.
+
+    Args:
+        call: The call.
+        cast: Element type of the autocast around it, or None.
+        gradients: Whether gradients are enabled inside; False only for a forward() that asks.
 
     Raises:
         CaptureError: The reason names what the module does that a graph cannot hold.
     """
+    args, kwargs = call.args, call.kwargs
     leaves, structure, paths = schema.flatten_inputs(args, kwargs)
     numbers = [i for i, (x, p) in enumerate(zip(leaves, paths)) if schema.is_tensor_leaf(x, p)]
     tensors = [_dense(schema.as_tensor_leaf(leaves[i]), paths[i]) for i in numbers]
     result = results.Result()
 
-    def call(values: tuple) -> tuple:
+    def run(values: tuple) -> tuple:
         filled = list(leaves)
         for number, value in zip(numbers, values, strict=True):
             filled[number] = value
         new_args, new_kwargs = schema.unflatten_inputs(args, kwargs, filled)
         with autocast.entered(cast), regions.followed():
-            write_back = assigned.kept(module)
-            returned = result.flatten(forward(*new_args, **new_kwargs))
+            write_back = assigned.kept(call.module)
+            returned = result.flatten(call.forward(*new_args, **new_kwargs))
             write_back()
         left, structure_left, _ = schema.flatten_inputs(new_args, new_kwargs)
         if structure_left != structure or any(a is not b for a, b in zip(left, filled)):
@@ -88,7 +89,7 @@ def trace(
     sizes = [tuple(t.shape) for t in tensors]
     for spec in _attempts(tensors):
         try:
-            program = _export(module, call, tuple(tensors), spec)
+            program = _export(call.module, run, tuple(tensors), spec, gradients)
         except _RetryError as err:
             error = err.error
             continue
@@ -150,9 +151,11 @@ class _RetryError(Exception):
         self.error = error
 
 
-def _export(module: torch.nn.Module, call: Callable, sample: tuple, spec: tuple) -> Any:
+def _export(
+    module: torch.nn.Module, call: Callable, sample: tuple, spec: tuple, gradients: bool
+) -> Any:
     shapes = (spec,) if sample else None
-    with refuse.quiet_trace(module) as refuse_effects, silence(), autocast.lowered():
+    with refuse.quiet_trace(module, gradients) as refuse_effects, silence(), autocast.lowered():
 
         def watched(values: tuple) -> tuple:
             done = call(values)

@@ -1,0 +1,219 @@
+"""Calls of what is written in C, or of code that is not recorded: what they take from outside.
+
+Python code that is recorded speaks for itself. Of everything else only the arguments are seen, so
+it has to be known: policy.py lists what reads nothing but its arguments. Functions that read
+attributes or items by name are taken as the reads they are.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import operator
+import random
+import types
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradd.export.guards import images, policy
+from gradd.export.guards.reads import Reads, own_dict
+from gradd.export.guards.slots import ABSENT, static
+
+_BY_KEY = frozenset(
+    {
+        *("get", "pop", "setdefault", "__getitem__", "__contains__", "__setitem__"),
+        *("__delitem__", "__missing__"),
+    }
+)
+_NOT_USED = frozenset(
+    {"type", "isinstance", "issubclass", "callable", "id", "super", "object", "print"}
+)
+_C_METHODS = (
+    *(types.MethodDescriptorType, types.WrapperDescriptorType),
+    *(types.ClassMethodDescriptorType, types.GetSetDescriptorType),
+)
+_SHARING = frozenset({"from_numpy", "as_tensor", "asarray"})  # tensors over an array's memory
+_GRAD_FLAGS = frozenset({"is_grad_enabled", "is_inference_mode_enabled"})
+
+
+class Calls:
+    """Looks at calls and notes what they read."""
+
+    def __init__(self, reads: Reads) -> None:
+        self._reads = reads
+        self._context = contextvars.copy_context()
+
+    def called(self, function: Any, args: list) -> None:
+        """function(*args) is about to run; keyword arguments are at the end of `args`."""
+        kind = type(function)
+        if kind is types.MethodType:
+            self.called(function.__func__, [function.__self__, *args])
+        elif kind is types.FunctionType:
+            if not policy.is_recorded(function.__code__):
+                self._not_recorded(function, args)
+        elif kind is types.BuiltinFunctionType:
+            self._builtin(function, args)
+        elif kind is types.MethodWrapperType:
+            self._method(function.__self__, function.__name__, args)
+        elif kind in _C_METHODS:
+            if args:
+                self._method(args[0], function.__name__, args[1:])
+        elif isinstance(function, type):
+            self._made(function, args)
+        else:
+            self._object(function, kind, args)
+
+    def _use_all(self, args: list) -> None:
+        for value in args:
+            self._reads.use(value)
+
+    def _object(self, function: Any, kind: type, args: list) -> None:
+        """Calls of instances."""
+        reads = self._reads
+        if kind is functools.partial:
+            reads.use(function)
+            self.called(function.func, [*function.args, *args, *function.keywords.values()])
+        elif isinstance(static(kind, "__call__"), types.FunctionType):
+            reads.of_class(kind, "__call__")
+            if isinstance(function, torch.nn.Module):
+                reads.attribute(function, "forward")
+        elif kind in (operator.attrgetter, operator.itemgetter):
+            self._getter(function, args)
+        elif kind is operator.methodcaller:
+            reads.attribute(args[0], function.__reduce__()[1][0])
+        elif policy.is_value(kind) or kind.__module__.startswith("torch"):
+            self._use_all(args)
+        else:
+            reads.blank(f"calls a {kind.__module__}.{kind.__qualname__}", function)
+
+    def _getter(self, function: Any, args: list) -> None:
+        for name in function.__reduce__()[1]:
+            if type(function) is operator.itemgetter:
+                self._reads.subscript(args[0], name)
+                continue
+            owner = args[0]
+            for part in name.split("."):
+                self._reads.attribute(owner, part)
+                owner = getattr(owner, part, None)
+
+    def _made(self, cls: type, args: list) -> None:
+        """A class is called."""
+        if cls.__name__ in _NOT_USED and cls.__module__ == "builtins":
+            return
+        if cls.__flags__ & (1 << 9) and not cls.__module__.startswith(("torch", "numpy")):
+            for name in ("__init__", "__new__"):
+                self._reads.of_class(cls, name)
+        self._use_all(args)
+
+    def _not_recorded(self, function: types.FunctionType, args: list) -> None:
+        if not policy.is_array_code(function.__code__):
+            return
+        module, name = function.__module__ or "", function.__name__
+        if name in _GRAD_FLAGS or not args and policy.is_flag(module, name):
+            self._flag(function, module, name)
+        elif not policy.is_pure(module or "torch", name):
+            self._reads.blank(f"calls {module}.{name}()")
+        self._take_arrays(module, name, args)
+
+    def _flag(self, function: Any, module: str, name: str) -> None:
+        if name in _GRAD_FLAGS:
+            self._reads.grad_mode = True
+        try:
+            value = function()
+        except Exception:  # for a device that is not there
+            return
+        if not isinstance(value, torch.Tensor):
+            self._reads.answer(function, f"{module}.{name}()", value)
+
+    def _take_arrays(self, module: str, name: str, args: list) -> None:
+        for value in args:
+            if isinstance(value, torch.Tensor) and module.startswith("numpy"):
+                self._reads.tensors.taken(value)
+            elif isinstance(value, np.ndarray) and name in _SHARING:
+                self._reads.array(value, taken=False)
+            else:
+                self._reads.use(value)
+
+    # ---- functions and methods in C ----
+
+    def _builtin(self, function: Any, args: list) -> None:
+        owner, name = function.__self__, function.__name__
+        plain = owner is None or isinstance(owner, types.ModuleType)
+        if not plain and not type(owner).__module__.startswith("pybind11"):
+            self._method(owner, name, args)
+            return
+        module = function.__module__ or getattr(owner, "__name__", "builtins")
+        if module == "builtins" and self._by_name(name, args):
+            return
+        if name in _GRAD_FLAGS or not args and policy.is_flag(module, name):
+            self._flag(function, module, name)
+        elif not policy.is_pure(module, name):
+            self._reads.blank(f"calls {module}.{name}()")
+        self._take_arrays(module, name, args)
+
+    def _by_name(self, name: str, args: list) -> bool:
+        """Builtins that read or write one attribute, and those that look at nothing."""
+        reads = self._reads
+        if name in ("getattr", "hasattr", "setattr", "delattr") and len(args) > 1:
+            if isinstance(args[1], str):
+                look = reads.stored if name in ("setattr", "delattr") else reads.attribute
+                look(args[0], args[1])
+        elif name in ("vars", "dir") and args:
+            reads.attribute(args[0], "__dict__")
+            if name == "dir" and (table := own_dict(args[0])) is not None:
+                reads.contents(table)
+        elif name == "next" and args:
+            reads.use(args[0])
+        elif name in ("globals", "locals", "vars", "dir"):
+            return True
+        else:
+            return name in _NOT_USED
+        return True
+
+    def _method(self, owner: Any, name: str, args: list) -> None:
+        reads = self._reads
+        if isinstance(owner, torch.Tensor):
+            self._use_all(args)
+        elif name in ("__getattribute__", "__setattr__", "__delattr__", "__getattr__"):
+            if args and isinstance(args[0], str):
+                reads.generic(owner, args[0])
+        elif isinstance(owner, type):
+            if not policy.is_pure_of_class(owner, name):
+                reads.blank(f"calls {owner.__module__}.{owner.__qualname__}.{name}()")
+            self._use_all(args)
+        elif isinstance(owner, images.CONTAINERS):
+            self._of_container(owner, name, args)
+        elif isinstance(owner, contextvars.ContextVar):
+            self._of_context(owner, name)
+        elif isinstance(owner, np.ndarray):
+            reads.array(owner)
+            self._take_arrays("numpy", name, args)
+        elif owner is random._inst or owner is getattr(np.random.mtrand, "_rand", None):
+            return  # a trace that draws from these is refused
+        elif name in ("__init__", "__new__", "__init_subclass__"):
+            self._use_all(args)
+        elif name == "__next__":
+            reads.use(owner)
+        elif policy.is_value(type(owner)):
+            self._use_all(args)
+        else:
+            kind = type(owner)
+            reads.blank(f"calls {kind.__module__}.{kind.__qualname__}.{name}()", owner)
+
+    def _of_container(self, owner: Any, name: str, args: list) -> None:
+        if isinstance(owner, dict) and name in _BY_KEY and args:
+            label = f"[{images.short(args[0])}] of a dict"
+            self._reads.item(owner, args[0], label, self._reads._by(owner))
+            self._use_all(args[1:])
+        else:
+            self._reads.contents(owner)
+            self._use_all(args)
+
+    def _of_context(self, variable: contextvars.ContextVar, name: str) -> None:
+        """As it was before the call: forward() may set it for itself."""
+        if name == "get":
+            before = self._context.get(variable, ABSENT)
+            ask = functools.partial(variable.get, ABSENT)
+            self._reads.answer(ask, f"context variable {variable.name}", before, variable)

@@ -1,0 +1,108 @@
+"""The set of places that a capture depends on, and the fast answer to "is all as it was?".
+
+The answer comes from one generated function of identity tests. Only where one of them fails are
+values compared: an equal value that is another object is looked for from then on, everything else
+is a change with a name.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from gradd.export.guards.slots import ABSENT, Item, Slot
+
+_PER_LINE = 64
+# Values that no equal object takes the place of: their names may be shared by tests.
+_SHARED = (type, types.FunctionType, types.ModuleType, types.BuiltinFunctionType, type(ABSENT))
+
+
+class Guards:
+    """Everything that a forward() read from outside, as it was.
+
+    Attributes:
+        slots: The places.
+    """
+
+    def __init__(self, slots: Iterable[Slot]) -> None:
+        self.slots = list(slots)
+        self._values: dict[str, Any] = {}  # what the generated function compares with, by name
+        self._own: dict[int, str] = {}  # number of a slot -> name of its value, if it is its own
+        self._holds = self._compile()
+
+    def _compile(self) -> Callable[[], bool]:
+        self._values, self._own = {}, {}
+        tests = list(dict.fromkeys(self._test(i, slot) for i, slot in enumerate(self.slots)))
+        lines = [
+            f"    if not ({' and '.join(tests[i : i + _PER_LINE])}):\n        return False\n"
+            for i in range(0, len(tests), _PER_LINE)
+        ]
+        exec("def holds():\n" + "".join(lines) + "    return True\n", self._values)
+        return self._values["holds"]
+
+    def _test(self, number: int, slot: Slot) -> str:
+        def name(value: Any) -> str:
+            if value is None or value is True or value is False:
+                return repr(value)
+            if value is slot.value and type(slot) is Item and not isinstance(value, _SHARED):
+                known = self._own[number] = f"w{number}"
+            else:
+                known = f"v{id(value)}"
+            self._values[known] = value
+            return known
+
+        return slot.test(name)
+
+    def holds(self) -> bool:
+        """True if every place still has its value."""
+        try:
+            if self._holds():
+                return True
+        except Exception:  # an entry is gone, or somebody's comparison raises
+            pass
+        return not self.changed()
+
+    def changed(self) -> list[Slot]:
+        """The places whose value is another one now.
+
+        Where all values are the same, but some are other objects, those are looked for from then
+        on.
+        """
+        moved = []
+        for slot in self.slots:
+            try:
+                if not slot.same():
+                    moved.append(slot)
+            except Exception:  # what cannot be read any more has changed
+                moved.append(slot)
+        if not moved:
+            self._rebind()
+        return moved
+
+    def _rebind(self) -> None:
+        whole = False
+        for number, slot in enumerate(self.slots):
+            before = slot.value
+            slot.rebind()
+            if slot.value is before:
+                continue
+            known = self._own.get(number)
+            if known is not None:
+                self._values[known] = slot.value
+            else:
+                whole = True
+        if whole:
+            self._holds = self._compile()
+
+
+def describe(slots: Iterable[Slot]) -> str:
+    """The changes of these places for a message."""
+    texts = []
+    for slot in slots:
+        try:
+            texts.append(slot.change())
+        except Exception:
+            texts.append(slot.label)
+    more = f" and {len(texts) - 3} more" if len(texts) > 3 else ""
+    return "; ".join(texts[:3]) + more

@@ -1,0 +1,203 @@
+"""Tensors and arrays of outside as inputs of the graph.
+
+The exporter keeps a tensor that is neither parameter nor argument as a constant. Where that
+constant is a tensor (or the memory of a numpy array) which a place of outside holds, it becomes an
+input instead, whose value is read from that place at every call. What Python took the value of
+stays a constant, and its bytes are watched; what no place leads to is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradd.export.functions import nodes_of
+from gradd.export.guards.slots import Bytes, Contents, Item, Slot
+from gradd.export.spec import CaptureError
+
+_WATCHED = 1 << 16  # bytes of a constant that are compared at every call
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where an input of outside is read: the place, or the tensor itself where it cannot move."""
+
+    slot: Slot | None
+    tensor: torch.Tensor | None = None
+
+    def get(self) -> torch.Tensor:
+        """The tensor of now."""
+        value = self.tensor if self.slot is None else self.slot.now()
+        return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+class Form(Slot):
+    """A place whose tensor or array may be exchanged for one of the same form; `key` is the form.
+
+    `owner` is the place that it stands for.
+    """
+
+    __slots__ = ()
+    KIND = "form"
+
+    def now(self) -> Any:
+        return form(self.owner.now())
+
+    def put_back(self) -> None:
+        self.owner.put_back()
+
+    def rebind(self) -> None:
+        """The form is the same."""
+
+
+def form(value: Any) -> tuple:
+    """What a graph assumes about an input."""
+    if isinstance(value, np.ndarray):
+        return (np.ndarray, value.dtype.str, value.shape)
+    if not isinstance(value, torch.Tensor):
+        return (type(value),)
+    return (type(value), value.dtype, tuple(value.shape), value.requires_grad, value.device.type)
+
+
+def refuse_trainable(outputs: list[torch.Tensor], known: Callable[[torch.Tensor], bool]) -> None:
+    """Refuses outside tensors that PyTorch would give a gradient, and the daemon would not.
+
+    Args:
+        outputs: Outputs of the forward, with their graph.
+        known: True for parameters, buffers and tensors of the call.
+
+    Raises:
+        CaptureError: "unsupported_parameter".
+    """
+    for leaf in leaves_of(outputs):
+        if not known(leaf):
+            what = "parameter" if isinstance(leaf, torch.nn.Parameter) else "tensor"
+            raise CaptureError(
+                "unsupported_parameter",
+                f"forward() uses a trainable {what} of shape {list(leaf.shape)} that is not "
+                "registered in the module (in a plain list?) and would get no gradient; register "
+                "it, or keep modules in a ModuleList",
+            )
+
+
+def leaves_of(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors in whose `.grad` a backward from these outputs would write."""
+    nodes = (node for node in nodes_of(outputs) if hasattr(node, "variable"))
+    return list({id(node.variable): node.variable for node in nodes}.values())
+
+
+class Outside:
+    """Decides for one capture what becomes of every outside tensor and array.
+
+    Attributes:
+        inputs: Exporter's name of a constant -> where its value is read from.
+        slots: The places to watch, with forms in the place of identities for inputs.
+    """
+
+    def __init__(self, slots: list[Slot], tensors: list, by_value: set[int]) -> None:
+        """Args:
+        slots: The places of outside.
+        tensors: The tensors of outside that forward() had in its hands.
+        by_value: Ids of tensors and arrays whose value Python has taken.
+        """
+        self.inputs: dict[str, Source] = {}
+        self.slots = slots
+        self._tensors = tensors
+        self._by_value = by_value
+        self._holders: dict[int, Slot] = {}
+        self._elements: set[int] = set()
+        for slot in slots:
+            if isinstance(slot, Contents):
+                self._elements.update(map(id, slot.value[-1]))
+            elif type(slot) is Item or id(slot.value) not in self._holders:
+                self._holders.setdefault(id(slot.value), slot)
+            if isinstance(slot.value, tuple):
+                self._elements.update(map(id, slot.value))
+
+    def put_back(self) -> None:
+        """Puts back what has changed since the forward was recorded."""
+        for slot in self.slots:
+            with contextlib.suppress(Exception):  # what is gone cannot be put back
+                if not slot.same():
+                    slot.put_back()
+
+    def bind(self, constants: dict[str, Any], used: set[int]) -> None:
+        """Matches the constants of a trace.
+
+        Args:
+            constants: By the exporter's name.
+            used: Ids of the tensors that operators have read.
+
+        Raises:
+            CaptureError: "outside_state".
+        """
+        places = {_memory(c): n for n, c in constants.items() if isinstance(c, torch.Tensor)}
+        for tensor in self._tensors:
+            name = places.get(_memory(tensor)) if tensor.numel() else None
+            if name is not None and id(tensor) not in self._by_value:
+                self._bind_tensor(name, tensor)
+            elif id(tensor) in used or id(tensor) in self._by_value:
+                self._watch(tensor)
+        for slot in [s for s in self.slots if isinstance(s, Bytes)]:
+            if isinstance(slot.owner, np.ndarray):
+                self._bind_array(slot, places)
+
+    def _bind_tensor(self, name: str, tensor: torch.Tensor) -> None:
+        holder = self._holders.get(id(tensor))
+        if holder is not None:
+            self._read_from(name, holder)
+        elif id(tensor) in self._elements:
+            self.inputs[name] = Source(None, tensor)
+        else:
+            raise CaptureError(
+                "outside_state",
+                f"forward() uses a tensor of shape {list(tensor.shape)} that it reaches in a way "
+                "which cannot be watched (a cached function, a weak reference, code in C?); keep "
+                "it in a buffer",
+            )
+
+    def _read_from(self, name: str, holder: Slot) -> None:
+        self.inputs[name] = Source(holder)
+        self.slots = [s for s in self.slots if s is not holder]
+        self.slots.append(Form(holder, None, form(holder.value), holder.label))
+
+    def _watch(self, tensor: torch.Tensor) -> None:
+        if tensor.is_sparse or tensor.device.type != "cpu" or tensor.nbytes > _WATCHED:
+            raise CaptureError(
+                "outside_state",
+                f"forward() takes values out of an outside tensor of shape {list(tensor.shape)}, "
+                "which is too large to be compared at every call; pass it as an argument or keep "
+                "it in a buffer",
+            )
+        slot = Bytes(tensor, None, None, f"a tensor of shape {list(tensor.shape)}")
+        slot.value = slot.now()
+        self.slots.append(slot)
+
+    def _bind_array(self, slot: Bytes, places: dict[tuple, str]) -> None:
+        array = slot.owner
+        holder = self._holders.get(id(array))
+        if holder is not None and id(array) not in self._by_value and array.flags.writeable:
+            name = places.get(_memory(torch.from_numpy(array)))
+            if name is not None:
+                self.slots = [s for s in self.slots if s is not slot]
+                self._read_from(name, holder)
+                return
+        if array.nbytes > _WATCHED:
+            raise CaptureError(
+                "outside_state",
+                f"forward() takes values out of {slot.label}, which is too large to be compared "
+                "at every call; make it a buffer",
+            )
+
+
+def _memory(tensor: torch.Tensor) -> tuple:
+    try:
+        pointer = tensor.data_ptr()
+    except RuntimeError:
+        return (id(tensor),)
+    return (pointer, tensor.dtype, tuple(tensor.shape), tensor.stride())

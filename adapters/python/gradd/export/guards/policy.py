@@ -1,0 +1,166 @@
+"""Whose code is recorded, and which code that cannot be recorded is known to be harmless.
+
+Python code of users and libraries is recorded alike. Of torch only the modules are: its functions
+compute from their arguments and from a few flags. Of the standard library what only serves messages
+is left out. A call into C shows its arguments only, so what it may read besides has to be known:
+modules that are not named here are refused with their name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+from types import CodeType
+
+import numpy as np
+import torch
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_NUMPY = os.path.dirname(np.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_PACKAGES = ("site-packages" + os.sep, "dist-packages" + os.sep)
+_RECORDED = tuple(
+    _TORCH + os.path.join("nn", part)
+    for part in (
+        os.path.join("modules", ""),
+        *(os.path.join("utils", n) for n in ("parametri", "spectral_norm", "weight_norm")),
+        "attention",
+    )
+)
+MODULE_FILE = _TORCH + os.path.join("nn", "modules", "module.py")
+# Parts of the standard library that serve messages, types and contexts, or only pass calls on.
+_QUIET = frozenset(
+    {
+        *("logging", "warnings", "contextlib", "typing", "abc", "inspect", "re", "threading"),
+        *("weakref", "traceback", "linecache", "tokenize", "ast", "dis", "opcode", "importlib"),
+        *("_weakrefset", "unittest", "multiprocessing", "concurrent", "gc", "zipimport"),
+    }
+)
+_MESSAGES = tuple(_STDLIB + part for part in ("logging" + os.sep, "warnings.py", "traceback.py"))
+_QUIET_FROZEN = ("<frozen importlib", "<frozen zipimport", "<frozen abc", "<frozen runpy")
+# Modules whose C functions compute from their arguments alone.
+_PURE = frozenset(
+    {
+        *("builtins", "math", "cmath", "_operator", "itertools", "_functools", "_collections"),
+        *("_abc", "_struct", "_weakref", "_string", "_sre", "_bisect", "_heapq", "_json"),
+        *("_typing", "_codecs", "_contextvars", "_warnings", "_statistics", "gc", "marshal"),
+        *("zlib", "binascii", "_md5", "_sha1", "_sha2", "_sha256", "_sha512", "_hashlib", "_imp"),
+        *("unicodedata", "_decimal", "decimal", "errno", "_ast", "_symtable", "atexit"),
+    }
+)
+_IMPURE_BUILTINS = frozenset({"open", "input", "breakpoint"})
+_PURE_ELSEWHERE = {
+    "posix": {"fspath", "getpid", "cpu_count"},
+    "nt": {"fspath", "getpid", "cpu_count"},
+    "sys": {"intern", "getsizeof", "exc_info", "_getframe", "getrefcount", "getrecursionlimit"},
+    "_thread": {"get_ident", "allocate_lock", "RLock", "get_native_id"},
+    "numpy.random": {"default_rng", "SeedSequence"},
+}
+# Functions of torch and numpy that read files or clocks.
+_READERS = frozenset(
+    {"load", "fromfile", "from_file", "genfromtxt", "loadtxt", "memmap", "hub", "load_library"}
+)
+# Classes in C whose methods read nothing but the object and the arguments, and change neither.
+_VALUES = frozenset(
+    {
+        *("str", "bytes", "int", "float", "complex", "bool", "tuple", "frozenset", "range"),
+        *("slice", "mappingproxy", "Pattern", "Match", "method", "function", "getset_descriptor"),
+        *("builtin_function_or_method", "code", "cell", "memoryview", "property", "super"),
+        *("dict_keys", "dict_values", "dict_items", "odict_keys", "odict_values", "odict_items"),
+        *("NoneType", "Decimal", "Fraction", "date", "datetime", "timedelta", "timezone"),
+        *("SimpleQueue", "lock", "RLock", "Token", "Context", "weakref", "ReferenceType", "type"),
+        *("_lru_cache_wrapper", "partial", "module", "object", "itemgetter", "attrgetter"),
+        *("_abc_data", "Struct", "GenericAlias", "UnionType", "traceback", "frame", "ndarray"),
+    }
+)
+_MAKERS = frozenset({"torch", "numpy", "collections", "itertools", "functools"})
+_CLOCKS = frozenset({"now", "today", "utcnow", "fromtimestamp"})
+_FLAG = re.compile(r"^(is|are|get)_|_enabled$|_is_available$")
+# Constant outside of the compiler, or part of every key, or no flag at all.
+_NO_FLAG = frozenset(
+    {
+        *("is_tracing", "is_scripting", "is_compiling", "is_exporting", "is_dynamo_compiling"),
+        *("is_torchdynamo_compiling", "is_autocast_enabled", "get_autocast_dtype"),
+        *("get_rng_state", "get_default_dtype", "is_autocast_cpu_enabled", "get_device_module"),
+        *("is_in_onnx_export", "get_autocast_gpu_dtype", "get_autocast_cpu_dtype"),
+    }
+)
+
+
+def is_aside(code: CodeType) -> bool:
+    """True where an import or a message begins: what runs below is not recorded either."""
+    name = code.co_filename
+    if name.startswith("<frozen importlib"):
+        return code.co_name == "_find_and_load"
+    return name.startswith(_MESSAGES)
+
+
+def is_recorded(code: CodeType) -> bool:
+    """True if the instructions of this code are looked at."""
+    name = code.co_filename
+    if name.startswith("<frozen"):
+        return not name.startswith(_QUIET_FROZEN)
+    if name.startswith(_TORCH):
+        return name.startswith(_RECORDED)
+    if name.startswith((_NUMPY, _OURS)):
+        return False
+    if is_standard_file(name):
+        return name[len(_STDLIB) :].split(os.sep)[0].removesuffix(".py") not in _QUIET
+    return True
+
+
+def is_library(name: str) -> bool:
+    """True for files that a user does not edit."""
+    if name.startswith((_STDLIB, _TORCH, "<frozen")):
+        return True
+    return any(part in name for part in _PACKAGES)
+
+
+def is_standard(module: str) -> bool:
+    """True for modules of the standard library, whose own names nobody changes."""
+    return module.partition(".")[0] in sys.stdlib_module_names and module != "__main__"
+
+
+def is_standard_file(name: str) -> bool:
+    """True for its files."""
+    if name.startswith("<frozen"):
+        return True
+    return name.startswith(_STDLIB) and not any(part in name for part in _PACKAGES)
+
+
+def is_array_code(code: CodeType) -> bool:
+    """True for functions of torch and numpy, which compute from their arguments."""
+    return code.co_filename.startswith((_TORCH, _NUMPY))
+
+
+def is_pure(module: str, name: str) -> bool:
+    """True if a C function reads nothing but its arguments (and flags of torch)."""
+    root = module.partition(".")[0]
+    if root in ("torch", "numpy"):
+        if module.startswith("numpy.random"):
+            return name in _PURE_ELSEWHERE["numpy.random"]
+        return name not in _READERS
+    if module == "builtins":
+        return name not in _IMPURE_BUILTINS
+    return module in _PURE or name in _PURE_ELSEWHERE.get(module, ())
+
+
+def is_value(kind: type) -> bool:
+    """True if methods in C of such objects read nothing else."""
+    return kind.__name__ in _VALUES or kind.__module__.partition(".")[0] in ("torch", "numpy")
+
+
+def is_pure_of_class(cls: type, name: str) -> bool:
+    """True for class methods in C that only make objects."""
+    root = cls.__module__.partition(".")[0]
+    if name in _CLOCKS:
+        return False
+    return name == "__new__" or root in _PURE or root in _MAKERS
+
+
+def is_flag(module: str, name: str) -> bool:
+    """True for functions of torch without arguments that tell a setting."""
+    return module.startswith("torch") and bool(_FLAG.search(name)) and name not in _NO_FLAG

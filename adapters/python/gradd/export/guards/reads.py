@@ -1,0 +1,355 @@
+"""Which places an instruction reads: attributes, items, cells and contents of outside objects.
+
+Everything is found out without running code of the user: classes are searched statically, and what
+properties, __getattr__ and the like do shows when their own frames run. Whether a place was there
+before the call is decided afterwards (recorder.py); here every place is noted once, with the value
+of its first read.
+"""
+
+from __future__ import annotations
+
+import _thread
+import collections
+import functools
+import gc
+import types
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradd.export.attributes import FILLED_IN, HARMLESS
+from gradd.export.freeze import TABLES
+from gradd.export.guards import images, policy
+from gradd.export.guards.slots import (
+    ABSENT,
+    HEAP_TYPE,
+    Answer,
+    Bytes,
+    Cell,
+    Class,
+    Contents,
+    Entry,
+    Field,
+    Item,
+    Member,
+    Slot,
+    static,
+)
+from gradd.export.guards.tensors import VALUE_METHODS, Tensors
+
+_IGNORED = FILLED_IN | HARMLESS | {"training"}
+# Values in a module's own dictionary of which capture_key() sees every change by identity.
+_IN_KEY = (str, type(None), types.FunctionType, types.BuiltinFunctionType, type, torch.dtype)
+_IMMUTABLE_TYPE = 1 << 8
+_LARGE = 100_000  # elements of a container that are compared at every call
+_GRADIENT = frozenset({"requires_grad", "grad_fn", "is_leaf"})
+_FIXED = (
+    *(types.CodeType, types.FrameType, types.TracebackType, types.MappingProxyType),
+    *(types.GetSetDescriptorType, types.MemberDescriptorType),
+)
+
+
+def own_dict(value: Any) -> dict | None:
+    """The instance dictionary of an object."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+class Reads:
+    """The places read so far.
+
+    Attributes:
+        slots: By kind, owner and key.
+        blanks: What cannot be watched: text, and the object whose age decides if it matters.
+        arrays_taken: Ids of numpy arrays whose values Python has taken.
+        grad_mode: forward() has asked whether gradients are recorded.
+        where: Place in the user's code that runs now, for messages.
+    """
+
+    def __init__(self, module: torch.nn.Module, tensors: Tensors, passed: Iterable[Any]) -> None:
+        """Args:
+        module: The module, whose structure is part of capture_key().
+        tensors: Watches the tensors.
+        passed: Containers that belong to the call.
+        """
+        self.slots: dict[tuple, Slot] = {}
+        self.blanks: list[tuple[str, Any]] = []
+        self.arrays_taken: set[int] = set()
+        self.grad_mode = False
+        self.where = ""
+        self.tensors = tensors
+        self._passed = list(passed)  # keeps ids from being used again
+        self.skipped = {id(v) for v in self._passed}
+        self.tree = {id(m) for m in module.modules()}
+        self._tree_dicts = {id(m.__dict__) for m in module.modules()}
+        self._written: set[tuple] = set()
+        self._owners: dict[int, Any] = {}  # id of an instance dictionary -> the object
+        self._parameters: dict[int, tuple[dict, str]] = {}
+        for sub in module.modules():
+            self.skipped.update(id(sub.__dict__[t]) for t in TABLES if t in sub.__dict__)
+            for name, tensor in sub._parameters.items():
+                self._parameters[id(tensor)] = (sub._parameters, name)
+
+    def clear(self) -> None:
+        """Lets go of everything: a suspended generator may hold its tracer for ever."""
+        for held in (self.slots, self.blanks, self._passed, self._owners, self._parameters):
+            held.clear()
+        del self.tensors
+
+    def blank(self, text: str, by: Any = None) -> None:
+        """Notes something that cannot be watched."""
+        self.blanks.append((f"{text} ({self.where})", by))
+
+    def _add(self, slot: Slot) -> None:
+        self.slots[(slot.KIND, id(slot.owner), slot.key)] = slot
+
+    # ---- kinds of places ----
+
+    def item(self, table: Any, key: Any, label: str, by: Any = None) -> None:
+        """An entry of a dictionary or list, or its absence."""
+        place = ("item", id(table), key)
+        if place in self.slots or id(table) in self.skipped or place in self._written:
+            return
+        try:
+            value = dict.get(table, key, ABSENT) if isinstance(table, dict) else table[key]
+        except (IndexError, TypeError):
+            return
+        if id(table) in self._tree_dicts:
+            known = isinstance(value, _IN_KEY) or id(value) in self.tree
+            if key in _IGNORED or key in TABLES or known:
+                return
+        elif key in FILLED_IN:
+            return
+        by = self._owners.get(id(table), by)
+        self._add(Item(table, key, value, label, by))
+
+    def of_class(self, cls: type, name: str) -> None:
+        """An attribute of a class."""
+        if ("class", id(cls), name) in self.slots or name in ("__class__", "__dict__"):
+            return
+        fixed = not cls.__flags__ & HEAP_TYPE or cls.__flags__ & _IMMUTABLE_TYPE
+        if fixed or issubclass(cls, torch.Tensor) or policy.is_standard(cls.__module__):
+            return
+        value = static(cls, name)
+        if value is not ABSENT or not cls.__module__.startswith("torch."):
+            self._add(Class(cls, name, value, f"{cls.__qualname__}.{name}"))
+
+    def field(self, owner: Any, name: str) -> None:
+        """An attribute that is kept in C."""
+        if ("field", id(owner), name) not in self.slots:
+            value = getattr(owner, name, ABSENT)
+            self._add(Field(owner, name, value, f"{type(owner).__name__}.{name}"))
+
+    def cell(self, cell: Any, label: str) -> None:
+        """A variable of an enclosing function."""
+        if isinstance(cell, types.CellType) and ("cell", id(cell), None) not in self.slots:
+            slot = Cell(cell, None, None, f"the variable {label} of an enclosing function")
+            slot.value = slot.now()
+            self._add(slot)
+
+    def answer(self, question: Any, label: str, value: Any, by: Any = None) -> None:
+        """What a harmless function says."""
+        key = ("answer", id(question if by is None else by), label)
+        if key not in self.slots:
+            self.slots[key] = Answer(question, label, value, label, by)
+
+    def contents(self, container: Any) -> None:
+        """All elements of a container, and of the containers in it."""
+        if ("contents", id(container), None) in self.slots or id(container) in self.skipped:
+            return
+        if len(container) > _LARGE:
+            self.blank(f"reads all {len(container)} elements of an outside container", container)
+            return
+        label = f"a {type(container).__name__} ({self.where})"
+        self._add(Contents(container, None, images.image(container), label, self._by(container)))
+        for value in list(container.values() if isinstance(container, dict) else container):
+            if isinstance(value, (tuple, np.ndarray, *images.CONTAINERS)):
+                self.use(value)
+            elif isinstance(value, torch.Tensor):
+                self.tensors.note(value)
+
+    def _by(self, value: Any) -> Any:
+        return self._owners.get(id(value), value)
+
+    def array(self, array: np.ndarray, taken: bool = True) -> None:
+        """The contents of a numpy array; not `taken`: as the memory of a tensor."""
+        if taken:
+            self.arrays_taken.add(id(array))
+        if ("bytes", id(array), None) in self.slots:
+            return
+        if array.dtype.hasobject:
+            self.blank("reads a numpy array of objects", array)
+            return
+        slot = Bytes(array, None, None, f"a numpy array of shape {list(array.shape)}")
+        slot.value = slot.now()
+        self._add(slot)
+
+    def use(self, value: Any, depth: int = 4) -> None:
+        """A value is taken as it is: by an operator, a loop, or a function in C."""
+        if isinstance(value, images.CONTAINERS):
+            self.contents(value)
+        elif isinstance(value, (tuple, frozenset)) and depth:
+            for element in value:
+                self.use(element, depth - 1)
+        elif isinstance(value, torch.Tensor):
+            self.tensors.note(value)
+        elif isinstance(value, np.ndarray):
+            self.array(value)
+        elif isinstance(value, functools.partial):
+            self.use(value.args)
+            self.contents(value.keywords)
+        elif static(type(value), "__next__") is not ABSENT:
+            if not isinstance(value, (enumerate, zip, map, filter)) or gc.is_tracked(value):
+                self.blank(f"takes elements from an outside {type(value).__name__}", value)
+
+    # ---- attributes ----
+
+    def stored(self, owner: Any, name: str) -> None:
+        """owner.name is written: its value from before counts.
+
+        Of the module's own attributes capture() itself sees that, and says it better.
+        """
+        if id(owner) in self.tree:
+            self._written.add(("item", id(own_dict(owner)), name))
+        elif not isinstance(owner, torch.Tensor):
+            self.attribute(owner, name)
+
+    def attribute(self, owner: Any, name: str) -> None:
+        """owner.name is read, written or deleted."""
+        kind = type(owner)
+        if isinstance(owner, torch.Tensor):
+            self._of_tensor(owner, name)
+        elif isinstance(owner, types.ModuleType):
+            self.item(owner.__dict__, name, f"{owner.__name__}.{name}", owner)
+        elif isinstance(owner, type):
+            self._of_type(owner, name)
+        elif kind is super:
+            self._of_super(owner, name)
+        elif kind in _FIXED:
+            return
+        else:
+            self._of_object(owner, kind, name)
+
+    def _of_object(self, owner: Any, kind: type, name: str) -> None:
+        if isinstance(static(kind, "__getattribute__"), types.FunctionType):
+            self.of_class(kind, "__getattribute__")  # its own frame shows what it reads
+        elif issubclass(kind, _thread._local):
+            self.field(owner, name)
+        elif kind in weakref.ProxyTypes:
+            self.blank(f"reads .{name} through a weak proxy", owner)
+        else:
+            self.generic(owner, name)
+
+    def _of_type(self, cls: type, name: str) -> None:
+        if name == "__dict__":
+            return
+        if static(cls, name) is ABSENT and type(cls) is not type:
+            self.of_class(type(cls), name)
+        self.of_class(cls, name)
+
+    def _of_super(self, owner: Any, name: str) -> None:
+        start, mro = owner.__thisclass__, owner.__self_class__.__mro__
+        for base in mro[mro.index(start) + 1 :]:
+            if name in base.__dict__:
+                self.of_class(base, name)
+                return
+
+    def generic(self, owner: Any, name: str) -> None:
+        """What object.__getattribute__ reads."""
+        kind, table = type(owner), own_dict(owner)
+        found = static(kind, name)
+        if name == "__dict__" and table is not None:
+            self._owners[id(table)] = owner
+            return
+        if found is not ABSENT and hasattr(type(found), "__set__"):
+            self.of_class(kind, name)
+            if isinstance(found, types.MemberDescriptorType):
+                self.field(owner, name)
+            return
+        label = f"{kind.__qualname__}.{name}"
+        if table is not None and name in table:
+            self.item(table, name, label, owner)
+            return
+        tree = id(owner) in self.tree
+        if found is not ABSENT:
+            if table is not None and not tree:
+                self.item(table, name, label, owner)
+            self.of_class(kind, name)
+            return
+        if isinstance(owner, torch.nn.Module) and self._of_module(owner, name):
+            return
+        if table is not None:
+            self.item(table, name, label, owner)
+        self.of_class(kind, name)
+        if static(kind, "__getattr__") is not ABSENT:
+            self.of_class(kind, "__getattr__")
+
+    def _of_module(self, owner: torch.nn.Module, name: str) -> bool:
+        """Parameters, buffers and submodules; those of the tree are in the key."""
+        for table in ("_parameters", "_buffers", "_modules"):
+            held = owner.__dict__.get(table, {})
+            if name in held:
+                if id(owner) not in self.tree:
+                    self.item(held, name, f"{type(owner).__qualname__}.{name}", owner)
+                return True
+        return False
+
+    def _of_tensor(self, tensor: torch.Tensor, name: str) -> None:
+        if name in tensor.__dict__:
+            self.item(tensor.__dict__, name, f"a tensor's .{name}", tensor)
+            return
+        if name in _GRADIENT:
+            place = self._parameters.get(id(tensor))
+            if place is not None:
+                slot = Entry(*place, getattr(tensor, name), f"{place[1]}.{name}")
+                slot.field = name
+                self.slots.setdefault(("entry", id(place[0]), (place[1], name)), slot)
+            elif not self.tensors.is_input(tensor):
+                self.grad_mode = True
+        self.tensors.note(tensor)
+        if name in VALUE_METHODS:
+            self.tensors.taken(tensor)
+
+    # ---- items ----
+
+    def subscript(self, container: Any, key: Any) -> None:
+        """container[key] is read, written or deleted."""
+        kind = type(container)
+        if isinstance(container, torch.Tensor):
+            self.tensors.note(container)
+            self.use(key)
+        elif kind is types.MappingProxyType:
+            self.subscript(gc.get_referents(container)[0], key)
+        elif isinstance(static(kind, "__getitem__"), types.FunctionType):
+            self.of_class(kind, "__getitem__")
+        elif isinstance(container, dict):
+            self.item(container, key, f"[{images.short(key)}] of a dict", self._by(container))
+            if isinstance(container, collections.defaultdict):
+                self.of_class(kind, "__missing__")
+        elif isinstance(container, images.CONTAINERS):
+            if isinstance(key, int):
+                self.item(container, key, f"element {key} of a {kind.__name__}")
+            else:
+                self.contents(container)
+        elif isinstance(container, np.ndarray):
+            self.array(container)
+        elif not isinstance(container, (str, bytes, tuple, range, type, types.GenericAlias)):
+            if not kind.__module__.startswith(("torch", "numpy")):
+                self.blank(f"reads an element of a {kind.__name__}", container)
+
+    def contains(self, container: Any, key: Any) -> None:
+        """key in container."""
+        if isinstance(container, dict):
+            if not isinstance(static(type(container), "__contains__"), types.FunctionType):
+                self.item(container, key, f"[{images.short(key)}] of a dict", self._by(container))
+        elif isinstance(container, set):
+            if ("member", id(container), key) not in self.slots:
+                self._add(Member(container, key, key in container, f"{images.short(key)} in a set"))
+        else:
+            self.use(container)

@@ -1,0 +1,309 @@
+"""Recording what one forward() takes from outside, instruction by instruction.
+
+A tracer of this thread is called before every instruction of recorded code (policy.py) and reads
+its operands (frames.py): a global's dictionary, the object whose attribute is read, the function
+that is called. reads.py and calls.py note the places. Objects that were born during the call are
+told from those of outside by the garbage collector's youngest generation, which keeps everything
+new while collections are off.
+
+Other threads are neither recorded nor disturbed. A tracer that was there before (a debugger, a
+measurement of coverage) is put back afterwards and misses this one call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import sys
+import threading
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from gradd.export.guards import frames, images, policy
+from gradd.export.guards.calls import Calls
+from gradd.export.guards.instructions import readings
+from gradd.export.guards.reads import Reads
+from gradd.export.guards.slots import Answer, Slot
+from gradd.export.guards.tensors import Tensors
+
+_MANY = 4000  # places after which those in objects of the call itself are sorted out
+
+
+class Recorder:
+    """Records one call; see the top of this file.
+
+    Attributes:
+        reads: What was read.
+        failure: Why the recording is not complete, if it is not.
+        disturbed: Another thread has collected garbage: it may be complete the next time.
+    """
+
+    def __init__(self, module: torch.nn.Module, tensors: Tensors, passed: list) -> None:
+        """Args:
+        module: The module whose forward runs.
+        tensors: Watches the tensors.
+        passed: Containers that belong to the call.
+        """
+        self.reads = Reads(module, tensors, passed)
+        self.failure: BaseException | str | None = None
+        self.disturbed = False
+        self._calls = Calls(self.reads)
+        self._tracers: dict[int, tuple[CodeType, Any]] = {}
+        self._handlers = {
+            name.removeprefix("_on_"): getattr(self, name)
+            for name in dir(self)
+            if name.startswith("_on_")
+        }
+        self._standard: set[int] = set()  # codes of the standard library
+        self._before = 0
+        self._aside_depth = 0
+        self._thread = threading.get_ident()
+
+    @contextlib.contextmanager
+    def ageing(self) -> Iterator[None]:
+        """Inside, what was born since stays the youngest generation. Around recording()."""
+        collecting = gc.isenabled()
+        gc.collect(1)
+        gc.disable()
+        gc.callbacks.append(self._collected)
+        try:
+            yield
+        finally:
+            gc.callbacks.remove(self._collected)
+            if collecting:
+                gc.enable()
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Inside, what this thread runs is recorded."""
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+    def _collected(self, phase: str, info: dict) -> None:
+        if threading.get_ident() == self._thread:
+            self.failure = self.failure or "forward() collects garbage"
+        else:
+            self.disturbed = True
+
+    # ---- frames ----
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        if self._aside_depth:
+            return None
+        if policy.is_aside(code):
+            return self._aside(frame)
+        known = self._tracers.get(id(code))
+        if known is None:
+            known = self._tracers[id(code)] = (code, self._tracer_of(code))
+        tracer = known[1]
+        if tracer is None:
+            return None
+        try:
+            if code.co_filename == policy.MODULE_FILE and self._is_of_tree(frame, code):
+                return None
+            self._function(frames.function(frame), code)
+        except Exception as error:
+            self.failure = self.failure or error
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return tracer
+
+    def _aside(self, frame: FrameType) -> Any:
+        """What runs at an import or below a message is no part of the forward."""
+        frame.f_trace_lines = False
+        self._aside_depth += 1
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            if event == "return":
+                self._aside_depth -= 1
+            return trace
+
+        return trace
+
+    def _is_of_tree(self, frame: FrameType, code: CodeType) -> bool:
+        """torch's own handling of a module's call and attributes: the key covers it."""
+        owner = frame.f_locals.get("self")
+        if owner is None or id(owner) not in self.reads.tree:
+            return False
+        if code.co_name == "_wrapped_call_impl":
+            self.reads.attribute(owner, "forward")
+        return True
+
+    def _function(self, function: Any, code: CodeType) -> None:
+        """Defaults of a function, and the code of what a user may edit while it runs."""
+        if id(code) in self._standard or getattr(function, "__code__", None) is not code:
+            return
+        reads = self.reads
+        for name in ("__defaults__", "__kwdefaults__"):
+            if getattr(function, name):
+                reads.field(function, name)
+        if not policy.is_library(code.co_filename):
+            reads.field(function, "__code__")
+
+    def _tracer_of(self, code: CodeType) -> Any:
+        if not policy.is_recorded(code):
+            return None
+        if policy.is_standard_file(code.co_filename):
+            self._standard.add(id(code))
+        table, handlers = readings(code), self._handlers
+        where = f"{code.co_name}() @ {code.co_filename}"
+        reads = self.reads
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            if event == "opcode" and handlers:
+                reading = table.get(frame.f_lasti)
+                if reading is not None:
+                    try:
+                        reads.where = f"{where}:{frame.f_lineno}"
+                        handlers[reading[0]](frame, reading[1])
+                    except Exception as error:
+                        self.failure = self.failure or error
+            return trace
+
+        return trace
+
+    # ---- instructions ----
+
+    def _on_load_global(self, frame: FrameType, name: str) -> None:
+        if id(frame.f_code) in self._standard:
+            return
+        table = frame.f_globals
+        if name in table or not policy.is_library(frame.f_code.co_filename):
+            self.reads.item(table, name, f"the global {name}")
+        if len(self.reads.slots) - self._before > _MANY:
+            self.forget_young()
+
+    def _on_store_global(self, frame: FrameType, name: str) -> None:
+        self.reads.item(frame.f_globals, name, f"the global {name}")
+
+    def _on_cell(self, frame: FrameType, index: int) -> None:
+        names = frame.f_code.co_freevars
+        if names:
+            place = index - self._first_free(frame.f_code)
+            if place >= 0:
+                self.reads.cell(frames.cell(frame, index), names[place])
+
+    @staticmethod
+    def _first_free(code: CodeType) -> int:
+        own = set(code.co_varnames)
+        return code.co_nlocals + sum(name not in own for name in code.co_cellvars)
+
+    def _on_load_attr(self, frame: FrameType, name: str) -> None:
+        self.reads.attribute(frames.peek(frame, 1), name)
+
+    def _on_load_super(self, frame: FrameType, name: str) -> None:
+        self.reads.attribute(super(frames.peek(frame, 2), frames.peek(frame, 1)), name)
+
+    def _on_store_attr(self, frame: FrameType, name: str) -> None:
+        self.reads.stored(frames.peek(frame, 1), name)
+
+    def _on_load_item(self, frame: FrameType, _: int) -> None:
+        self.reads.subscript(frames.peek(frame, 2), frames.peek(frame, 1))
+
+    _on_store_item = _on_load_item
+
+    def _on_contains(self, frame: FrameType, _: int) -> None:
+        self.reads.contains(frames.peek(frame, 1), frames.peek(frame, 2))
+
+    def _on_use_one(self, frame: FrameType, _: int) -> None:
+        self.reads.use(frames.peek(frame, 1))
+
+    def _on_use_two(self, frame: FrameType, _: int) -> None:
+        self.reads.use(frames.peek(frame, 1))
+        self.reads.use(frames.peek(frame, 2))
+
+    def _on_use_third(self, frame: FrameType, _: int) -> None:
+        self.reads.use(frames.peek(frame, 3))
+
+    def _on_call(self, frame: FrameType, count: int, keywords: int = 0) -> None:
+        first, second = (frames.peek(frame, count + n + keywords) for n in (2, 1))
+        args = [frames.peek(frame, i + keywords) for i in range(count, 0, -1)]
+        if sys.version_info >= (3, 13):
+            function, owner = first, second
+        elif first is frames.NULL:
+            function, owner = second, frames.NULL
+        else:
+            function, owner = first, second
+        self._calls.called(function, args if owner is frames.NULL else [owner, *args])
+
+    def _on_call_keywords(self, frame: FrameType, count: int) -> None:
+        self._on_call(frame, count, 1)
+
+    def _on_call_spread(self, frame: FrameType, flags: int) -> None:
+        named = flags & 1
+        args = frames.peek(frame, 1 + named)
+        values = list(args) if isinstance(args, (tuple, list)) else []
+        if named and isinstance(words := frames.peek(frame, 1), dict):
+            values += dict.values(words)
+        self._calls.called(frames.peek(frame, 2 + named), values)
+
+    # ---- afterwards ----
+
+    def close(self) -> None:
+        """Nothing is needed any more. Frames that live on may still hold a tracer of this call."""
+        self._tracers.clear()
+        self._handlers.clear()
+        self.reads.clear()
+
+    @staticmethod
+    def young() -> set[int]:
+        """Ids of what was born since ageing() was entered and lives."""
+        return {id(o) for o in gc.get_objects(generation=0)}
+
+    def forget_young(self) -> None:
+        """Lets go of places in objects that the call itself has made."""
+        young = self.young()
+        slots = self.reads.slots
+        for key in [k for k, slot in slots.items() if id(slot.by) in young]:
+            del slots[key]
+        self._before = len(slots)
+
+    def places(self) -> list[Slot]:
+        """The places of outside. To be called inside ageing().
+
+        The collector does not track dictionaries and lists of plain values, nor arrays: such an
+        object was there before only if another place leads to it.
+        """
+        self.forget_young()
+        kept, doubtful = [], []
+        for slot in self.reads.slots.values():
+            untracked = not gc.is_tracked(slot.by) and slot.by is slot.owner
+            (doubtful if untracked and not isinstance(slot, Answer) else kept).append(slot)
+        reached: set[int] = set()
+        new = kept
+        while new:
+            for slot in new:
+                _reach(slot.value, reached)
+                _reach(slot.owner, reached, 1)
+            new = [slot for slot in doubtful if id(slot.by) in reached]
+            doubtful = [slot for slot in doubtful if id(slot.by) not in reached]
+            kept = kept + new
+        return kept
+
+    def unseen(self, young: set[int]) -> list[str]:
+        """What cannot be watched, in words, unless it is about something young."""
+        return [text for text, by in self.reads.blanks if by is None or id(by) not in young]
+
+
+def _reach(value: Any, found: set[int], depth: int = 3) -> None:
+    """Ids of what hangs on a value through plain containers."""
+    found.add(id(value))
+    if not depth:
+        return
+    if isinstance(value, functools.partial):
+        value = (value.args, value.keywords)
+    if isinstance(value, dict):
+        value = list(dict.values(value)) if len(value) < 4096 else ()
+    elif not isinstance(value, (list, tuple, set, frozenset, *images.CONTAINERS)):
+        return
+    for element in value:
+        if not isinstance(element, (*images.PLAIN, float)):
+            _reach(element, found, depth - 1)

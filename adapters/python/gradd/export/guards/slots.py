@@ -1,0 +1,323 @@
+"""The places that a forward() reads: what stood there, how to look again, how to put it back.
+
+Each kind of place knows its present value, whether that is still the same, and one Python
+expression that tests it as fast as can be (mostly one lookup and one identity). A place holds its
+owner, so identities cannot be taken over by other objects.
+"""
+
+from __future__ import annotations
+
+import gc
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradd.export.guards import images
+
+ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()
+HEAP_TYPE = 1 << 9  # a class that can be changed
+_LITERALS = (str, int, bytes)
+
+
+def _table(cls: type) -> dict:
+    """The dictionary behind a class's read-only view."""
+    return gc.get_referents(cls.__dict__)[0]
+
+
+def static(cls: type, name: str) -> Any:
+    """What a class has under a name, its bases included; no descriptor runs."""
+    for base in type.__dict__["__mro__"].__get__(cls):
+        found = base.__dict__.get(name, ABSENT)
+        if found is not ABSENT:
+            return found
+    return ABSENT
+
+
+class Slot:
+    """A place with a value that compares by images.alike().
+
+    Attributes:
+        owner: The object that holds the value.
+        key: Where in it.
+        value: What stood there at the first read.
+        label: What the place is called in messages.
+        by: The object whose age says whether the place was there before the call.
+    """
+
+    __slots__ = ("by", "key", "label", "owner", "value")
+    KIND = ""
+
+    def __init__(self, owner: Any, key: Any, value: Any, label: str, by: Any = None) -> None:
+        self.owner, self.key, self.value, self.label = owner, key, value, label
+        self.by = owner if by is None else by
+
+    def now(self) -> Any:
+        """The present value, or ABSENT."""
+        raise NotImplementedError
+
+    def put_back(self) -> None:
+        """Makes the place what it was."""
+        raise NotImplementedError
+
+    def same(self) -> bool:
+        return images.alike(self.value, self.now())
+
+    def test(self, name: Callable[[Any], str]) -> str:
+        """An expression that is false, or raises, if something else stands there."""
+        return f"{name(self)}.same()"
+
+    def rebind(self) -> None:
+        """Takes an equal value that is another object as the one to look for."""
+        now = self.now()
+        if now is not self.value:
+            self.value = now
+
+    def change(self) -> str:
+        """What has happened, in words."""
+        return f"{self.label}: {images.short(self.value)} -> {images.short(self.now())}"
+
+
+class Item(Slot):
+    """An entry of a dictionary, a list or an object's attributes."""
+
+    __slots__ = ()
+    KIND = "item"
+
+    def now(self) -> Any:
+        if isinstance(self.owner, dict):  # never by code of the user, nor __missing__()
+            return dict.get(self.owner, self.key, ABSENT)
+        try:
+            return self.owner[self.key]
+        except IndexError:
+            return ABSENT
+
+    def put_back(self) -> None:
+        if self.value is not ABSENT:
+            self.owner[self.key] = self.value
+        elif self.key in self.owner:
+            del self.owner[self.key]
+
+    def test(self, name: Callable[[Any], str]) -> str:
+        key = repr(self.key) if type(self.key) in _LITERALS else name(self.key)
+        if self.value is ABSENT and type(self.owner) is dict:
+            return f"{key} not in {name(self.owner)}"
+        if type(self.owner) in (dict, list):
+            return f"{name(self.owner)}[{key}] is {name(self.value)}"
+        return f"{name(self)}.now() is {name(self.value)}"
+
+
+class Class(Slot):
+    """An attribute of a class, found on it or on a base."""
+
+    __slots__ = ()
+    KIND = "class"
+
+    def now(self) -> Any:
+        return static(self.owner, self.key)
+
+    def put_back(self) -> None:
+        if self.value is not ABSENT:
+            setattr(self.owner, self.key, self.value)
+        else:
+            delattr(self.owner, self.key)
+
+    def test(self, name: Callable[[Any], str]) -> str:
+        """Looks into the dictionaries of the class and its bases, as far as it is found."""
+        tests = []
+        for base in type.__dict__["__mro__"].__get__(self.owner):
+            if not base.__flags__ & HEAP_TYPE:
+                continue
+            table = _table(base)
+            if self.key in table:
+                tests.append(f"{name(table)}[{self.key!r}] is {name(self.value)}")
+                break
+            tests.append(f"{self.key!r} not in {name(table)}")
+        return " and ".join(tests) or "True"
+
+
+class Cell(Slot):
+    """A closure cell."""
+
+    __slots__ = ()
+    KIND = "cell"
+
+    def now(self) -> Any:
+        try:
+            return self.owner.cell_contents
+        except ValueError:
+            return ABSENT
+
+    def put_back(self) -> None:
+        if self.value is ABSENT:
+            del self.owner.cell_contents
+        else:
+            self.owner.cell_contents = self.value
+
+    def test(self, name: Callable[[Any], str]) -> str:
+        if self.value is ABSENT:
+            return super().test(name)
+        return f"{name(self.owner)}.cell_contents is {name(self.value)}"
+
+
+class Field(Slot):
+    """An attribute that is kept in C: of a function, of an object with __slots__, of a tensor."""
+
+    __slots__ = ()
+    KIND = "field"
+
+    def now(self) -> Any:
+        return getattr(self.owner, self.key, ABSENT)
+
+    def put_back(self) -> None:
+        if self.value is ABSENT:
+            delattr(self.owner, self.key)
+        else:
+            setattr(self.owner, self.key, self.value)
+
+    def test(self, name: Callable[[Any], str]) -> str:
+        if self.value is ABSENT or getattr(self.owner, self.key, ABSENT) is not self.value:
+            return super().test(name)
+        return f"{name(self.owner)}.{self.key} is {name(self.value)}"
+
+
+class Entry(Slot):
+    """A property of the tensor under a name in a table: the tensor may be exchanged."""
+
+    __slots__ = ("field",)
+    KIND = "entry"
+
+    def now(self) -> Any:
+        return getattr(self.owner.get(self.key), self.field, ABSENT)
+
+    def put_back(self) -> None:
+        setattr(self.owner[self.key], self.field, self.value)
+
+    def test(self, name: Callable[[Any], str]) -> str:
+        return f"{name(self.owner)}[{self.key!r}].{self.field} is {name(self.value)}"
+
+
+class Answer(Slot):
+    """What a harmless call says: a flag of torch, a context variable. `owner` is called."""
+
+    __slots__ = ()
+    KIND = "answer"
+
+    def rebind(self) -> None:
+        """Answers are compared by value anyway."""
+
+    def now(self) -> Any:
+        return self.owner()
+
+    def put_back(self) -> None:
+        """Such a change ends with the call, or is the caller's own."""
+
+    def test(self, name: Callable[[Any], str]) -> str:
+        constant = self.value is None or isinstance(self.value, (bool, torch.dtype))
+        if constant or self.value is ABSENT:
+            return f"{name(self.owner)}() is {name(self.value)}"
+        return f"{name(images.alike)}({name(self.owner)}(), {name(self.value)})"
+
+
+class Contents(Slot):
+    """All elements of a container; `value` is images.image() of it."""
+
+    __slots__ = ()
+    KIND = "contents"
+
+    def now(self) -> Any:
+        return self.owner
+
+    def put_back(self) -> None:
+        images.refill(self.owner, self.value)
+
+    def same(self) -> bool:
+        return images.contents_alike(self.owner, self.value)
+
+    def test(self, name: Callable[[Any], str]) -> str:
+        if not self.value[0]:
+            return f"not {name(self.owner)}"
+        if type(self.owner) is list and len(self.value[0]) < 9:
+            owner = name(self.owner)
+            parts = [f"{owner}[{i}] is {name(v)}" for i, v in enumerate(self.value[0])]
+            return " and ".join([f"len({owner}) == {len(parts)}", *parts])
+        test = _same_set if isinstance(self.owner, set) else _same_objects
+        return f"{name(test)}({name(self.owner)}, {name(self.value)})"
+
+    def rebind(self) -> None:
+        if not _same_objects(self.owner, self.value):
+            self.value = images.image(self.owner)
+
+    def change(self) -> str:
+        before = self.value[0] if len(self.value) == 1 else dict(zip(*self.value, strict=True))
+        return f"{self.label}: {images.short(before)} -> {images.short(self.owner)}"
+
+
+def _same_objects(container: Any, copy: tuple) -> bool:
+    """Identities only: what fails here is compared by value afterwards."""
+    if len(container) != len(copy[0]):
+        return False
+    if len(copy) == 2 and not all(map(operator.is_, container.values(), copy[1])):
+        return False
+    return all(map(operator.is_, container, copy[0]))
+
+
+_same_set = images.contents_alike
+
+
+class Member(Slot):
+    """Whether a set has an element."""
+
+    __slots__ = ()
+    KIND = "member"
+
+    def now(self) -> Any:
+        return self.key in self.owner
+
+    def put_back(self) -> None:
+        (self.owner.add if self.value else self.owner.discard)(self.key)
+
+    def test(self, name: Callable[[Any], str]) -> str:
+        return f"{name(self.key)} {'in' if self.value else 'not in'} {name(self.owner)}"
+
+
+class Bytes(Slot):
+    """The bytes of a numpy array or of a small tensor, which is also held by identity elsewhere."""
+
+    __slots__ = ()
+    KIND = "bytes"
+
+    def now(self) -> Any:
+        return raw(self.owner)
+
+    def same(self) -> bool:
+        return self.value == raw(self.owner)
+
+    def put_back(self) -> None:
+        _, _, content = self.value
+        array = _as_bytes(self.owner)
+        array[...] = np.frombuffer(content, np.uint8).reshape(array.shape)
+
+    def test(self, name: Callable[[Any], str]) -> str:
+        return f"{name(raw)}({name(self.owner)}) == {name(self.value)}"
+
+    def rebind(self) -> None:
+        """The bytes are the same."""
+
+    def change(self) -> str:
+        return f"{self.label}: its contents"
+
+
+def _as_bytes(value: Any) -> np.ndarray:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().contiguous().flatten().view(torch.uint8).numpy()
+    return value.reshape(-1).view(np.uint8)
+
+
+def raw(value: Any) -> tuple:
+    """Form and bytes of an array or a tensor."""
+    if isinstance(value, torch.Tensor):
+        return (value.dtype, tuple(value.shape), _as_bytes(value).tobytes())
+    return (value.dtype.str, value.shape, value.tobytes())

@@ -1,0 +1,170 @@
+"""Tensors that forward() reaches outside of its arguments, parameters and buffers.
+
+Every operator that runs passes a dispatch mode here, so no way of reaching a tensor escapes. A
+tensor of outside becomes an input of the graph, unless Python took its value (`if self.flag:`,
+`int(t)`, `t.tolist()`), which is then part of what the capture read. What forward() writes in
+place into such a tensor, or into a parameter, is undone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_TAKES_VALUE = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "item"})
+VALUE_METHODS = frozenset({"tolist", "numpy", "item", "__array__", "data_ptr", "__dlpack__"})
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors_in(value)
+
+
+def _pointer(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except Exception:  # sparse tensors and the like have no storage
+        return 0
+
+
+class Tensors(TorchDispatchMode):
+    """Watches the operators of one forward.
+
+    Attributes:
+        foreign: Tensors that no operator made and that do not belong to the call, by id; weakly,
+            because some are activations that an operator returned in another skin.
+        by_value: Ids of those whose value Python has taken.
+        used: Ids of those that an operator has read.
+        written: Tensors that were there before and were written in place, as they were.
+    """
+
+    def __init__(self, own: dict[int, torch.Tensor], inputs: Iterable[torch.Tensor]) -> None:
+        """Args:
+        own: Parameters and buffers, and the stand-ins of buffers, by id.
+        inputs: Tensors of the call.
+        """
+        super().__init__()
+        self.foreign: dict[int, weakref.ref[torch.Tensor]] = {}
+        self.by_value: set[int] = set()
+        self.used: set[int] = set()
+        self.written: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._own = own
+        self._inputs = {id(t) for t in inputs}
+        self._made: set[int] = set()
+        self._from: dict[int, frozenset[int]] = {}  # made of foreign ones only
+        self._kept = {p: weakref.ref(t) for t in own.values() if (p := _pointer(t))}
+        self._saved: set[int] = set()
+
+    def free_to_write(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Stand-ins: nothing is lost if forward() writes them."""
+        for tensor in tensors:
+            self._kept.pop(_pointer(tensor), None)
+
+    def is_own(self, tensor: torch.Tensor) -> bool:
+        """True for parameters and buffers."""
+        return id(tensor) in self._own
+
+    def is_input(self, tensor: torch.Tensor) -> bool:
+        """True for tensors of the call."""
+        return id(tensor) in self._inputs
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """Python code has this tensor in its hands."""
+        key = id(tensor)
+        if key in self._own or key in self._inputs or key in self._made or self._knows(tensor):
+            return
+        self.foreign[key] = weakref.ref(tensor)
+        pointer = _pointer(tensor)
+        kept = self._kept.get(pointer)
+        if pointer and (kept is None or kept() is None):
+            self._kept[pointer] = weakref.ref(tensor)
+
+    def _knows(self, tensor: torch.Tensor) -> bool:
+        known = self.foreign.get(id(tensor))
+        return known is not None and known() is tensor
+
+    def taken(self, tensor: torch.Tensor) -> None:
+        """Python code takes the value of this tensor."""
+        self.note(tensor)
+        self.by_value |= self._origin(tensor)
+
+    def _origin(self, tensor: torch.Tensor) -> frozenset[int]:
+        if self._knows(tensor):
+            return frozenset([id(tensor)])
+        return self._from.get(id(tensor), frozenset())
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.rpartition("::")[2]
+        operands = [*_tensors_in(args), *_tensors_in(kwargs.values())]
+        if name.startswith("lift_fresh"):
+            self._made.update(map(id, operands))  # a literal of forward()
+        origin: frozenset[int] = frozenset()
+        for tensor in operands:
+            self.note(tensor)
+            if self._knows(tensor):
+                self.used.add(id(tensor))
+            origin |= self._origin(tensor)
+        if func._schema.is_mutable:
+            self._keep_written(func._schema, args, kwargs)
+        result = func(*args, **kwargs)
+        if origin and name in _TAKES_VALUE:
+            self.by_value |= origin
+        for tensor in _tensors_in((result,)):
+            if self._knows(tensor) or id(tensor) in self._own or id(tensor) in self._inputs:
+                continue
+            self._made.add(id(tensor))
+            if origin:
+                self._from[id(tensor)] = origin
+            else:
+                self._from.pop(id(tensor), None)
+        return result
+
+    def _keep_written(self, schema: Any, args: tuple, kwargs: dict) -> None:
+        values = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
+        for argument in schema.arguments:
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            for tensor in _tensors_in((values.get(argument.name),)):
+                pointer = _pointer(tensor)
+                known = self._kept.get(pointer)
+                kept = known() if known is not None else None
+                if kept is not None and pointer not in self._saved:
+                    self._saved.add(pointer)
+                    self.written.append((kept, kept.detach().clone()))
+
+    def put_back(self, young: set[int]) -> list[torch.Tensor]:
+        """Undoes writes, but to what is `young`; returns the tensors whose values had changed."""
+        changed = []
+        with torch.no_grad():
+            for tensor, before in self.written:
+                if id(tensor) in young:
+                    continue
+                now = tensor.detach()
+                if now.shape != before.shape or not _same_bits(now, before):
+                    changed.append(tensor)
+                    tensor.data.copy_(before)
+        self.written.clear()
+        return changed
+
+    def old(self, young: set[int]) -> list[torch.Tensor]:
+        """The tensors of outside."""
+        alive = (ref() for ref in self.foreign.values())
+        return [t for t in alive if t is not None and id(t) not in young]
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.is_floating_point():
+        return torch.equal(torch.isnan(a), torch.isnan(b)) and torch.equal(
+            torch.nan_to_num(a), torch.nan_to_num(b)
+        )
+    return torch.equal(a, b)

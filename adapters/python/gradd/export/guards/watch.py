@@ -1,0 +1,189 @@
+"""Recorder and tensor watch around one forward, and what comes of them.
+
+watch = Watch(call, stand_ins, args, kwargs)
+with watch.on():
+    with watch.recording():
+        forward(*args, **kwargs)
+    watch.settle()
+outside = watch.outside(outputs)     # when the module's own state has been put back
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from gradd.export.guards import frames
+from gradd.export.guards.check import describe
+from gradd.export.guards.outside import Outside, refuse_trainable
+from gradd.export.guards.recorder import Recorder
+from gradd.export.guards.slots import Answer, Slot
+from gradd.export.guards.tensors import Tensors
+from gradd.export.naming import Call
+from gradd.export.spec import CaptureError
+
+logger = logging.getLogger("gradd")
+_said: list[str] = []
+# What every forward depends on without asking: types of new tensors, modes of functions (devices).
+_FLAGS = (torch.get_default_dtype, torch._C._len_torch_function_stack)
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield value
+        for element in dict.values(value):
+            yield from _containers(element)
+    elif isinstance(value, (list, tuple)):
+        yield value
+        for element in value:
+            yield from _containers(element)
+
+
+def _leaves(containers: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for container in containers:
+        for value in container.values() if isinstance(container, dict) else container:
+            if isinstance(value, torch.Tensor):
+                yield value
+
+
+class Disturbed(CaptureError):
+    """Another thread has collected garbage, so that nobody can tell what is new."""
+
+
+class Watch:
+    """See the top of this file.
+
+    Attributes:
+        tensors: The watch over operators.
+        able: False where this interpreter shows no operands: nothing is recorded then.
+    """
+
+    def __init__(
+        self, call: Call, stand_ins: list[torch.Tensor], args: tuple, kwargs: dict
+    ) -> None:
+        """Args:
+        call: The call, whose module has stand-ins in the place of its buffers.
+        stand_ins: Those.
+        args: What forward() is going to be called with.
+        kwargs: The same.
+        """
+        self._call, module = call, call.module
+        passed = [*_containers(args), *_containers(kwargs)]
+        own = {id(t): t for t in (*module.parameters(), *module.buffers(), *stand_ins)}
+        self.tensors = Tensors(own, _leaves(passed))
+        self.tensors.free_to_write(stand_ins)
+        self.able = frames.supported()
+        self._recorder = Recorder(module, self.tensors, passed)
+        self._slots: list[Slot] = []
+        self._old: list[torch.Tensor] = []
+        self._unseen: list[str] = []
+        self._written: list[torch.Tensor] = []
+        if not self.able and not _said:
+            _said.append("said")
+            logger.warning(
+                "this Python does not show what forward() reads from outside (globals, closures, "
+                "helper objects): a change of such a value goes unnoticed; use CPython 3.11 to 3.13"
+            )
+
+    def on(self) -> Any:
+        """Context of recording() and settle()."""
+        return self._recorder.ageing()
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Context of the forward."""
+        forward = self._call.forward
+        if getattr(forward, "__self__", None) is self._call.module:
+            self._recorder.reads.attribute(self._call.module, forward.__name__)
+        with self.tensors, self._recorder.recording() if self.able else contextlib.nullcontext():
+            yield
+
+    def settle(self) -> None:
+        """Sorts out what is of outside, and undoes writes into parameters and outside tensors."""
+        young = self._recorder.young()
+        self._old = self.tensors.old(young)
+        self._unseen = self._recorder.unseen(young)
+        self._slots = self._recorder.places()
+        self._written = self.tensors.put_back(young)
+
+    def close(self) -> None:
+        """Ends the watch."""
+        self._recorder.close()
+        self._slots, self._old, self._written = [], [], []
+
+    def asks_for_gradients(self) -> bool:
+        """True if forward() asked whether gradients are recorded."""
+        return self._recorder.reads.grad_mode
+
+    def undo(self) -> str:
+        """Puts back what forward() wrote outside, and says what it was."""
+        changed = [s for s in self._slots if not _same(s)]
+        text = describe(changed)
+        for slot in reversed(changed):
+            slot.put_back()
+        return text
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        return self.tensors.is_own(tensor) or self.tensors.is_input(tensor)
+
+    def outside(self, outputs: list[torch.Tensor]) -> Outside:
+        """What forward() read.
+
+        Args:
+            outputs: What it returned.
+
+        Raises:
+            CaptureError: See observe().
+        """
+        changed = self.undo()
+        if self._recorder.disturbed:
+            raise Disturbed(
+                "outside_state", "another thread collects garbage whenever forward() is recorded"
+            )
+        failure = self._recorder.failure
+        if failure is not None:
+            text = failure if isinstance(failure, str) else f"{type(failure).__name__}: {failure}"
+            raise CaptureError(
+                "outside_state", f"what forward() reads could not be recorded: {text}"
+            )
+        self._refuse_writes(changed)
+        if self._unseen:
+            raise CaptureError(
+                "outside_state",
+                f"forward() {self._unseen[0]}, and nobody could tell when that gives something "
+                "else; do it outside of forward() and pass the result as a tensor",
+            )
+        refuse_trainable(outputs, self._is_known)
+        self._slots += [Answer(f, None, f(), f"torch.{f.__name__}()") for f in _FLAGS]
+        by_value = self.tensors.by_value | self._recorder.reads.arrays_taken
+        return Outside(self._slots, self._old, by_value)
+
+    def _refuse_writes(self, changed: str) -> None:
+        names = {id(t): n for n, t in self._call.module.named_parameters()}
+        for tensor in self._written:
+            if id(tensor) in names:
+                raise CaptureError(
+                    "input_mutation", f"forward() writes to the parameter {names[id(tensor)]!r}"
+                )
+            raise CaptureError(
+                "outside_written",
+                f"forward() writes in place to a tensor of shape {list(tensor.shape)} that is "
+                "neither a buffer nor made in the call; register it as a buffer",
+            )
+        if changed:
+            raise CaptureError(
+                "outside_written",
+                f"forward() writes {changed}; a graph computes results and buffers "
+                "only: return the value, or write it outside of forward()",
+            )
+
+
+def _same(slot: Slot) -> bool:
+    try:
+        return slot.same()
+    except Exception:  # what cannot be read any more has changed
+        return False

@@ -1,0 +1,283 @@
+"""What forward() reads from outside its arguments, parameters and buffers: never a stale value."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+import sys
+import time
+from typing import Any
+
+import outside_cases
+import pytest
+import torch
+from nets import assert_close
+from outside_cases import CASES, Base
+from torch import nn
+
+from gradd import ORTModule, export
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+
+
+def _same(ours: Any, eager: nn.Module, what: str) -> None:
+    """One training step on both sides."""
+    results = []
+    for net in (ours, eager):
+        for parameter in net.parameters():
+            parameter.grad = None
+        out = net(X)
+        if out.requires_grad:
+            out.square().sum().backward()
+        results.append(out)
+    assert results[0].dtype == results[1].dtype, what
+    assert_close(*results, what)
+    for (name, a), b in zip(ours.named_parameters(), eager.parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None), f"{what}: {name}"
+        if b.grad is not None:
+            assert_close(a.grad, b.grad, f"{what}: {name}")
+
+
+@pytest.fixture
+def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cases change, in classes and functions of torch, ends with the test."""
+    monkeypatch.setattr(torch.nn.functional, "softsign", torch.nn.functional.softsign)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_change_outside_is_seen(name: str, put_back: None) -> None:
+    make, changes = CASES[name]
+    eager = make()
+    ours = ORTModule(copy.deepcopy(eager), strict=True)
+    _same(ours, eager, "at first")
+    for number, change in enumerate(changes):
+        change(ours)
+        change(eager)
+        _same(ours, eager, f"after change {number}")
+    assert ours.gradd_stats()["forwards"] > len(changes)
+
+
+def test_nothing_is_captured_again_for_a_value_that_was_there_before() -> None:
+    ours = ORTModule(outside_cases.Global(), strict=True)
+    for value in (1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 1.0):
+        outside_cases.ALPHA = value
+        ours(X)
+    outside_cases.ALPHA = float("1.0")  # equal, but another object
+    ours(X)
+    assert ours.gradd_stats()["captures"] == 3
+
+
+def test_what_has_changed_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    ours = ORTModule(outside_cases.Global(), strict=True)
+    outside_cases.ALPHA = 1.0
+    ours(X)
+    outside_cases.ALPHA = 2.5
+    with caplog.at_level(logging.INFO, "gradd"):
+        ours(X)
+    assert "is captured again: the global ALPHA: 1.0 -> 2.5" in caplog.text
+
+
+def test_what_changes_at_every_call_ends_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradd.bridge._MANY_CHANGES", 3)
+    eager = outside_cases.Global()
+    ours = ORTModule(copy.deepcopy(eager))
+    for value in range(7):
+        outside_cases.ALPHA = float(value)
+        _same(ours, eager, f"{value}")
+    assert ours.gradd_stats()["captures"] == 4
+    assert ours.gradd_stats()["fallbacks"] == {"outside_state": 3}
+
+
+class Tensors(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.box = {"t": torch.ones(4)}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin(x) * outside_cases.PLAIN + SHARED["t"]
+
+
+SHARED = {"t": torch.ones(4)}
+
+
+def test_a_tensor_outside_is_an_input() -> None:
+    """Written in place or exchanged for another one of its form: the same capture."""
+    eager = Tensors()
+    ours = ORTModule(copy.deepcopy(eager), strict=True)
+    for value in range(4):
+        outside_cases.PLAIN.data.fill_(value)
+        SHARED["t"] = torch.full((4,), float(value))
+        _same(ours, eager, f"{value}")
+    assert ours.gradd_stats()["captures"] == 1
+    SHARED["t"] = torch.ones(1)
+    _same(ours, eager, "another shape")
+    assert ours.gradd_stats()["captures"] == 2
+    SHARED["t"] = torch.ones(4, requires_grad=True)
+    with pytest.raises(export.CaptureError, match="would get no gradient"):
+        ours(X)
+    SHARED["t"] = torch.ones(4)
+
+
+def test_modes_that_forward_asks_for() -> None:
+    class Asks(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.lin(x)
+            if torch.is_grad_enabled():
+                y = y * 2
+            return y * 3 if y.requires_grad else y
+
+    eager = Asks()
+    ours = ORTModule(copy.deepcopy(eager), strict=True)
+    for _ in range(2):
+        _same(ours, eager, "with gradients")
+        with torch.no_grad():
+            assert_close(ours(X), eager(X))
+    assert ours.gradd_stats()["captures"] == 2
+
+
+def test_the_default_type() -> None:
+    class Makes(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ones(4) * 0.1 + self.lin(x).sum().to(torch.get_default_dtype())
+
+    eager = Makes()
+    ours = ORTModule(copy.deepcopy(eager))
+    _same(ours, eager, "single")
+    torch.set_default_dtype(torch.float64)
+    try:
+        _same(ours, eager, "double")
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+STATE: dict[str, Any] = {"n": 0, "log": [], "kept": torch.zeros(4), "array": None}
+
+
+class Counts(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        STATE["n"] += 1
+        return self.lin(x) * STATE["n"]
+
+
+class Logs(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.lin(x)
+        STATE["log"].append(float(y.sum()) if y.device.type == "meta" else 1)
+        return y * len(STATE["log"])
+
+
+class Keeps(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        STATE["kept"].add_(1)
+        return self.lin(x) * STATE["kept"]
+
+
+class Sets(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Sets.calls = getattr(Sets, "calls", 0) + 1
+        return self.lin(x) * Sets.calls
+
+
+@pytest.mark.parametrize("kind", [Counts, Logs, Keeps, Sets])
+def test_what_forward_writes_outside_is_written_once_per_call(kind: type) -> None:
+    """It runs in PyTorch by name, and trying to capture it leaves no trace."""
+    expected = []
+    for wrap in (lambda m: m, ORTModule):
+        STATE.update(n=0, log=[], kept=torch.zeros(4))
+        if hasattr(Sets, "calls"):
+            del Sets.calls
+        net = wrap(kind())
+        expected.append([net(X).detach() for _ in range(6)])
+    for eager, ours in zip(*expected, strict=True):
+        assert_close(ours, eager)
+    assert net.gradd_stats()["fallbacks"] == {"outside_written": 6}
+
+
+CACHE: dict[int, torch.Tensor] = {}
+
+
+def test_a_cache_outside_is_filled_once() -> None:
+    class Caching(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.shape[1] not in CACHE:
+                CACHE[x.shape[1]] = torch.arange(float(x.shape[1]))
+            return self.lin(x) * CACHE[x.shape[1]]
+
+    eager = Caching()
+    CACHE.clear()
+    ours = ORTModule(copy.deepcopy(eager))
+    for _ in range(3):
+        _same(ours, eager, "cached")
+    stats = ours.gradd_stats()
+    assert stats["captures"] == 1 and sum(stats["fallbacks"].values()) <= 1
+
+
+class Clock(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin(x) * (1 + time.perf_counter() * 0)
+
+
+class Opens(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with open("/proc/self/stat") as file:
+            return self.lin(x) * (1 + 0 * len(file.read()))
+
+
+COINS = random.Random(0)
+NUMBERS = iter([1.0] * 1000)
+
+
+class Coins(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin(x) * (1 + 0 * COINS.random())
+
+
+class Stream(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin(x) * next(NUMBERS)
+
+
+@pytest.mark.parametrize("kind", [Clock, Opens, Coins, Stream])
+def test_what_cannot_be_watched_is_refused_by_name(kind: type) -> None:
+    with pytest.raises(export.CaptureError, match="forward\\(\\)") as caught:
+        ORTModule(kind(), strict=True)(X)
+    assert caught.value.reason in ("outside_state", "outside_written"), caught.value
+    eager = kind()
+    _same(ORTModule(copy.deepcopy(eager)), eager, "in PyTorch")
+
+
+def test_writes_into_parameters_are_undone() -> None:
+    class Writes(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.lin.weight.data.mul_(0.9)
+            return self.lin(x)
+
+    eager = Writes()
+    ours = ORTModule(copy.deepcopy(eager))
+    for _ in range(3):
+        assert_close(ours(X), eager(X))
+
+
+def test_a_tracer_of_the_trainer_stays() -> None:
+    seen: list[str] = []
+
+    def tracer(frame: Any, event: str, argument: Any) -> Any:
+        seen.append(frame.f_code.co_name)
+        return None
+
+    ours = ORTModule(Base_forward(), strict=True)
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        ours(X)
+        assert sys.gettrace() is tracer
+    finally:
+        sys.settrace(before)
+    assert seen
+
+
+class Base_forward(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin(x)
