@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/backend.h"
+#include "kernels/cpu/fingerprint.h"
 #include "server/worker.h"
 
 #define MAX_FLAGS (GRADD_RUN_DROPOUT_OFF | GRADD_RUN_FINITE_CHECK)
@@ -111,7 +113,19 @@ static gradd_status_t check_self(const char *verb, const char *what, const tenso
 
 /* ---- forward ---- */
 
-enum { FORWARD_PLAN, FORWARD_RUN, FORWARD_SEED, FORWARD_FLAGS, FORWARD_B, FORWARD_IN, FORWARD_OUT };
+enum {
+    FORWARD_PLAN,
+    FORWARD_RUN,
+    FORWARD_SEED,
+    FORWARD_FLAGS,
+    FORWARD_B,
+    FORWARD_IN,
+    FORWARD_OUT,
+    FORWARD_LOOK,
+    FORWARD_GEN,
+    FORWARD_SUM
+};
+enum { LOOK_NOT, LOOK_DRAWN, LOOK_SUM }; /* what the client wants to know of the bound inputs */
 
 static gradd_status_t check_forward_types(const work_plan_t *plan, binding_t *binding,
                                           const work_run_t *run) {
@@ -205,6 +219,41 @@ static gradd_status_t find_plan(work_t *work, uint64_t id, work_plan_t **out_pla
                       (unsigned long long)id);
 }
 
+/* Puts the generation of the bound inputs, their fingerprints, into the reply. If the client says
+ * which it expects and it is another, puts `changed` instead: then nothing may be run. */
+static gradd_status_t look(worker_t *worker, request_t *request, const work_run_t *run,
+                           bool *out_changed) {
+    const msgpack_object *gen = request->args[FORWARD_GEN], *sum = request->args[FORWARD_SUM];
+    uint64_t asked = LOOK_NOT, drawn, whole = 0;
+    if (request->args[FORWARD_LOOK]) asked = wire_u64(request->args[FORWARD_LOOK]);
+    bool in_full = sum || asked == LOOK_SUM;
+    int n = run->binding ? run->plan->n_bound : 0;
+    *out_changed = false;
+    if (asked > LOOK_SUM)
+        return GRADD_FAIL(UNSUPPORTED, "forward: field 'look': %llu, expected 0 to 2",
+                          (unsigned long long)asked);
+    if (!gen && !sum && asked == LOOK_NOT) return GRADD_OK;
+    gradd_bytes_t *list = calloc((size_t)n + 1, sizeof *list);
+    if (!list) return GRADD_FAIL(NOMEM, "no memory for a run");
+    for (int i = 0; i < n; i++) {
+        const tensors_t *bound = &run->binding->tensors;
+        size_t bytes = bound->address[i] ? (size_t)gradd_type_bytes(&bound->types[i]) : 0;
+        list[i] = (gradd_bytes_t){bound->address[i], bytes};
+    }
+    gradd_status_t st = gradd_backend_cpu.queue_enter(NULL, worker->threads);
+    drawn = gradd_print_drawn(list, n);
+    *out_changed = gen && wire_u64(gen) != drawn;
+    if (in_full && !*out_changed) whole = gradd_print_sum(list, n);
+    if (sum && wire_u64(sum) != whole) *out_changed = true;
+    free(list);
+    wire_key(&request->reply, *out_changed ? "changed" : "gen");
+    wire_put_u64(&request->reply, *out_changed ? 1 : drawn);
+    if (*out_changed || !in_full) return st;
+    wire_key(&request->reply, "sum");
+    wire_put_u64(&request->reply, whole);
+    return st;
+}
+
 static gradd_status_t forward(worker_t *worker, request_t *request) {
     work_t *work = request->session->work;
     uint64_t flags = wire_u64(request->args[FORWARD_FLAGS]);
@@ -223,6 +272,12 @@ static gradd_status_t forward(worker_t *worker, request_t *request) {
         tensors_finish(&run->out);
         free(run->inputs);
         free(run);
+        return st;
+    }
+    bool changed;
+    st = look(worker, request, run, &changed);
+    if (st != GRADD_OK || changed) {
+        work_release_run(worker, work, run->id);
         return st;
     }
     atomic_fetch_add(&worker->n_forward, 1);
@@ -412,7 +467,10 @@ GRADD_COMMANDS(
                 [FORWARD_FLAGS] = {.name = "flags", .kind = WIRE_U64},
                 [FORWARD_B] = {.name = "b", .kind = WIRE_U64, .optional = true},
                 [FORWARD_IN] = {.name = "in", .kind = WIRE_LIST, .item = WIRE_TENSOR},
-                [FORWARD_OUT] = {.name = "out", .kind = WIRE_LIST, .item = WIRE_TENSOR}}},
+                [FORWARD_OUT] = {.name = "out", .kind = WIRE_LIST, .item = WIRE_TENSOR},
+                [FORWARD_LOOK] = {.name = "look", .kind = WIRE_U64, .optional = true},
+                [FORWARD_GEN] = {.name = "gen", .kind = WIRE_U64, .optional = true},
+                [FORWARD_SUM] = {.name = "sum", .kind = WIRE_U64, .optional = true}}},
     {.name = "backward",
      .run = backward,
      .needs_session = true,

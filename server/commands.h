@@ -19,7 +19,7 @@
 #include "server/session.h"
 #include "server/wire.h"
 
-#define COMMAND_MAX_FIELDS 10
+#define COMMAND_MAX_FIELDS 12
 
 struct daemon_s;
 struct worker_s;

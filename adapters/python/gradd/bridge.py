@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import errors, heap, options, protocol, schema
+from gradd import errors, heap, options, protocol, schema, watch
 from gradd.changes import watch_optimizers
 from gradd.client import Client, get_client
 from gradd.fallback import DeviceError, Fallback
@@ -152,7 +152,8 @@ class Bridge:
         key = None
         try:
             self.client._check_process()
-            with self.client.lock:  # another thread's capture puts stand-ins into the module
+            # Another thread's capture puts stand-ins into the module.
+            with self.client.lock, watch.ours:
                 key = self._key(args, kwargs)
                 reason = self._fallback.known(key)
                 if reason is None:

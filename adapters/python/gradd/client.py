@@ -34,6 +34,7 @@ from gradd.control import ConnectionLost
 from gradd.replay import Ledger
 from gradd.ring import Pool
 from gradd.shm import Segment
+from gradd.watch import data_ptr
 
 logger = logging.getLogger("gradd")
 
@@ -61,7 +62,7 @@ class Client:
         self._segments: dict[int, Segment] = {}
         self._releases: deque[int] = deque()
         self._chores: deque[tuple[str, dict[str, Any]]] = deque()
-        self.parameters = Pool(self)
+        self.parameters = Pool(self, watched=True)
         self.gradients = Pool(self)
         self.state = Pool(self)
         self.ring = Pool(self, _RING_BYTES, keep=True)
@@ -174,17 +175,30 @@ class Client:
             self.request("bind", fields)
             self.ledger.binds[bind] = fields
 
-    def forward(self, fields: dict[str, Any], read: Snapshot | None = None) -> dict[str, Any]:
+    def forward(
+        self, fields: dict[str, Any], read: Snapshot | None = None, again: bool = False
+    ) -> bool:
         """Runs a forward; until its release the ledger can run it again.
 
         Args:
             fields: Of the request.
             read: The parameters that it reads; once they have changed it is not run again.
+            again: It is a repetition: `read` is of the first one.
+
+        Returns:
+            False if nothing was run because the parameters have changed since the first one.
         """
         with self.lock, interrupts.held():
-            reply = self.ledger.send_forward(self.request, fields)
+            more: dict[str, Any] = {}
+            if read is not None:
+                more = read.expected() if again else read.asked()
+            reply = self.ledger.send_forward(self.request, {**fields, **more})
+            if reply.get("changed"):
+                return False
+            if read is not None and not again:
+                read.take(reply)
             self.ledger.runs[fields["run"]] = (fields, read)
-            return reply
+            return True
 
     def backward(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Runs the backward of a run.
@@ -330,7 +344,7 @@ class Client:
 
     def locate(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         """(segment id, offset) of a contiguous tensor in this client's segments, or None."""
-        pointer = tensor.data_ptr()
+        pointer = data_ptr(tensor)
         size = tensor.numel() * tensor.element_size()
         for segment in self._segments.values():
             offset = pointer - segment.address
@@ -414,6 +428,7 @@ class Client:
                 self._wire.close()
                 self._wire = None
             self.ledger.forget_all()
+            self.parameters.unwatch()
             for segment in self._segments.values():
                 segment.close()
             self._segments.clear()

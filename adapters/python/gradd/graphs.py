@@ -20,6 +20,7 @@ from gradd.export import Capture
 from gradd.parameters import Binding, Home, Place, State
 from gradd.shm import DTYPE_CODES, DTYPES
 from gradd.slots import Layout
+from gradd.watch import data_ptr
 
 _PLANS = 64  # kept per graph; compiling again costs milliseconds
 
@@ -229,7 +230,7 @@ class Graph:
 
 def _where(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
     """Where a tensor lies and how; its type is part of what makes two captures different."""
-    return tensor.data_ptr(), tensor.stride()
+    return data_ptr(tensor), tensor.stride()
 
 
 def type_of(tensor: torch.Tensor) -> protocol.Type:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_map_only
 
+from gradd import errors
+
 if TYPE_CHECKING:
     from gradd.export import OutputSpec
     from gradd.runs import Run
@@ -131,11 +133,11 @@ class LazyTensor(torch.Tensor):
         return self._value is not None
 
     def _is_lost(self) -> bool:
-        if self._value is not None:
-            return False
-        if self._source is not None:
-            return self._source._is_lost()
-        return self._run.has_changed()  # type: ignore[union-attr]
+        try:
+            self.gradd_value()
+        except errors.StaleError:
+            return True
+        return False
 
     def _describe(self) -> str:
         """Debuggers and notebooks print what they find: that must not be an error."""

@@ -25,6 +25,7 @@ from gradd.parameters import identity, overlapping
 from gradd.replay import Send
 from gradd.ring import Block, blocks_bytes
 from gradd.shm import DTYPE_CODES, nbytes
+from gradd.watch import data_ptr
 
 logger = logging.getLogger("gradd")
 
@@ -53,7 +54,7 @@ class _Bound:
     """Tensors that the daemon knows as one binding; keeps their memory alive while it does."""
 
     def __init__(self, client: Client, tensors: list[torch.Tensor]) -> None:
-        self.key = tuple(t.data_ptr() for t in tensors)
+        self.key = tuple(data_ptr(t) for t in tensors)
         self._client = client
         self._tensors = [t.detach() for t in tensors]
         self.id = client.next_id()
@@ -95,7 +96,7 @@ class _Sent:
         """The request ended in an exception. `.grad` is the user's again: its values are copied."""
         self._grads = [g.clone() for g in grads]
         self._left = Snapshot(self.params)
-        self._places = [p.data_ptr() for p in self.params]
+        self._places = [data_ptr(p) for p in self.params]
         self.client.ledger.steps.append(self)
 
     def forget(self) -> None:
@@ -140,7 +141,7 @@ class _Sent:
                 block.drop()
 
     def _was_written(self) -> bool:
-        moved = self._places != [p.data_ptr() for p in self.params]
+        moved = self._places != [data_ptr(p) for p in self.params]
         return moved or self._left is None or self._left.has_changed()
 
 
@@ -396,7 +397,7 @@ class FusedAdam(torch.optim.Optimizer):
 
     def _bind(self, client: Client, name: str, tensors: list[torch.Tensor]) -> int:
         bound = self._bound.get(name)
-        if bound is None or bound.key != tuple(t.data_ptr() for t in tensors):
+        if bound is None or bound.key != tuple(data_ptr(t) for t in tensors):
             bound = self._bound[name] = _Bound(client, tensors)
         return bound.id
 

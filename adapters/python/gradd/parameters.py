@@ -25,6 +25,7 @@ import torch
 from gradd import errors
 from gradd.ring import Block, blocks_bytes
 from gradd.shm import DTYPE_CODES, nbytes
+from gradd.watch import accesses, data_ptr, untyped_storage, uses
 
 if TYPE_CHECKING:
     from gradd.client import Client
@@ -42,7 +43,7 @@ class Home:
         self.block = block
         self.dtype = tensor.dtype
         self.shape = tuple(tensor.shape)
-        self.pointer = tensor.data_ptr()
+        self.pointer = data_ptr(tensor)
         self.mirror = mirror
 
     def wire(self) -> list:
@@ -93,25 +94,20 @@ class Place:
         return self.table[self.key]
 
 
-def _storage_uses(tensor: torch.Tensor) -> int:
-    storage = tensor.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata)
-
-
 def _uses_when_alone() -> int:
-    """What _storage_uses() says of a storage that only one tensor has."""
-    return _storage_uses(torch.empty(1))
+    """What uses() says of a storage that only one tensor has."""
+    return uses(torch.empty(1))
 
 
 def identity(tensor: torch.Tensor) -> tuple:
     """Equal for tensors that see the same memory in the same way."""
-    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+    return (data_ptr(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
 def _last_byte(tensor: torch.Tensor) -> int:
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((size - 1) * stride for size, stride in steps)
-    return tensor.data_ptr() + (last + 1) * tensor.element_size() - 1
+    return data_ptr(tensor) + (last + 1) * tensor.element_size() - 1
 
 
 def overlapping(tensors: Iterable[torch.Tensor]) -> set[tuple]:
@@ -119,7 +115,7 @@ def overlapping(tensors: Iterable[torch.Tensor]) -> set[tuple]:
 
     Interleaved columns, whose ranges overlap though their elements do not, count as well.
     """
-    spans = {identity(t): (t.data_ptr(), _last_byte(t)) for t in tensors if t.numel()}
+    spans = {identity(t): (data_ptr(t), _last_byte(t)) for t in tensors if t.numel()}
     found: set[tuple] = set()
     widest, reach = None, -1  # the one so far that ends last
     for one, (first, last) in sorted(spans.items(), key=lambda item: item[1]):
@@ -139,6 +135,7 @@ class State:
         self.generation = 0
         self.mirrored = 0
         self._homes: dict[tuple, Home] = {}  # identity() of the tensor -> home
+        accesses.expect()
 
     def rehome_all(self) -> None:
         """Moves everything into shared memory now: one segment, grouped by dtype."""
@@ -219,14 +216,14 @@ class State:
 
     def _other_users(self, tensors: list[torch.Tensor]) -> list[int]:
         """Per tensor: how many share its memory, other than the same view of it in the module."""
-        own = [(t, t.untyped_storage().data_ptr()) for t in self._all() if self._can_move(t)]
+        own = [(t, untyped_storage(t).data_ptr()) for t in self._all() if self._can_move(t)]
         known = Counter(pointer for _, pointer in own)
         partly = overlapping(t for t, pointer in own if known[pointer] > 1)
         alone = _uses_when_alone()
         return [
-            _storage_uses(t)
+            uses(t)
             - alone
-            - max(known[t.untyped_storage().data_ptr()] - 1, 0)
+            - max(known[untyped_storage(t).data_ptr()] - 1, 0)
             + (identity(t) in partly)
             + t.is_shared()  # with other processes, by torch.multiprocessing
             for t in tensors
@@ -269,6 +266,7 @@ class State:
     def refresh_mirrors(self, pairs: Sequence[tuple[torch.Tensor, Home]]) -> None:
         """Copies the present values of mirrored tensors; moves those that are alone by now."""
         others = self._other_users([t for t, _ in pairs])
+        accesses.count += 1  # the copies are what runs have read
         with torch.inference_mode(False), torch.no_grad():
             for (tensor, home), other in zip(pairs, others, strict=True):
                 if other > 0 or tensor.is_inference():

@@ -61,12 +61,17 @@ class Ledger:
         runs = list(self.runs.items())
         lost = 0
         for run, (fields, read) in runs:
-            if read is not None and read.has_changed():
+            if read is None:
+                self.send_forward(send, fields)
+                continue
+            changed = read.has_changed()
+            if not changed:
+                reply = self.send_forward(send, {**fields, **read.expected()})
+                changed = bool(reply.get("changed"))
+            if changed:
                 self.lost.add(run)
                 self.runs.pop(run, None)
                 lost += 1
-            else:
-                self.send_forward(send, fields)
         return len(runs) - lost, lost
 
     def send_plan(self, send: Send, fields: dict[str, Any]) -> Any:

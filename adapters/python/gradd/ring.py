@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradd import errors
+from gradd import errors, watch
 from gradd.shm import ALIGN, DTYPE_CODES, Segment, make_tensor, nbytes, round_up
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Block:
         if size > _MOVED_BYTES or not _is_plain(source, dtype):
             self.tensor(dtype, shape).copy_(source)
         elif size:
-            ctypes.memmove(self.segment.address + self.offset, source.data_ptr(), size)
+            ctypes.memmove(self.segment.address + self.offset, watch.data_ptr(source), size)
 
     def wire(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> list:
         """The tensor descriptor of the protocol: [segment, offset, dtype, dims]."""
@@ -119,15 +119,19 @@ def _is_plain(source: torch.Tensor, dtype: torch.dtype) -> bool:
 class Pool:
     """Segments for one purpose. See the top of this file."""
 
-    def __init__(self, client: Client, grow: int = 0, keep: bool = False) -> None:
+    def __init__(
+        self, client: Client, grow: int = 0, keep: bool = False, watched: bool = False
+    ) -> None:
         """Args:
         client: Creates and drops the segments.
         grow: Bytes of a segment when a request does not need more.
         keep: Keep empty segments for the next step while they were recently needed.
+        watched: Who takes its memory past torch's version counters is noted (watch.py).
         """
         self.client = client
         self.grow = grow
         self.keep = keep
+        self.watched = watched
         self.peak_bytes = 0
         self._emptied = 0
         self.returned: deque[_Tie | Block] = deque()
@@ -178,6 +182,8 @@ class Pool:
                 return
         segment = self._new_segment(size)
         self._free[segment.id] = (segment, [0], {0: segment.size})
+        if self.watched:
+            watch.add(segment.address, segment.size)
 
     def _new_segment(self, size: int) -> Segment:
         """A session has a limited number of segments: after the first few they get larger."""
@@ -197,6 +203,11 @@ class Pool:
         for segment, starts, sizes in list(self._free.values()):
             if len(starts) == 1 and sizes[starts[0]] == segment.size:
                 self._drop_if_spare(segment)
+
+    def unwatch(self) -> None:
+        """Nobody compares what is written here any more."""
+        for segment, _, _ in self._free.values():
+            watch.remove(segment.address)
 
     def bytes(self) -> int:
         """Bytes of all segments."""
@@ -246,6 +257,8 @@ class Pool:
             if len(self._free) == 1 or self.bytes() - segment.size < self.peak_bytes:
                 return
         del self._free[segment.id]
+        if self.watched:
+            watch.remove(segment.address)
         self.client.drop_segment(segment)
 
 

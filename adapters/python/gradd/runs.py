@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -69,6 +69,7 @@ class Run:
         self._types = [(t.dtype, tuple(t.shape)) for t in inputs]
         self._outputs: list[Block] = []
         self._read = Snapshot(bound)
+        self._again_of = ""  # the output that this run repeats another one for
 
     # ---- forward ----
 
@@ -84,7 +85,10 @@ class Run:
                 self._outputs.append(block)
                 tensors.append(block.tensor(dtype, dims))
                 wires.append(block.wire(dtype, dims))
-            self.client.forward(self._forward_fields(self.id, self.plan, wires), self._read)
+            fields = self._forward_fields(self.id, self.plan, wires)
+            read = self._read if self.plan.grad_outputs or self._again_of else None
+            if not self.client.forward(fields, read, bool(self._again_of)):
+                self._raise_changed(self._again_of)
             self.counts["forwards"] += 1
             return tensors
 
@@ -202,11 +206,14 @@ class Run:
     def check_unchanged(self, what: str) -> None:
         """Raises StaleError if the parameters have changed since the forward."""
         if self.has_changed():
-            raise errors.StaleError(
-                f"output '{what}' was not computed because only the loss was needed, and the "
-                "parameters have changed since: read it before optimizer.step(), or set "
-                "GRADD_LAZY=0"
-            )
+            self._raise_changed(what)
+
+    def _raise_changed(self, what: str) -> NoReturn:
+        raise errors.StaleError(
+            f"output '{what}' was not computed because only the loss was needed, and the "
+            "parameters have changed since: read it before optimizer.step(), or set "
+            "GRADD_LAZY=0"
+        )
 
     def _again(self, outputs: tuple[str, ...], grad_outputs: tuple[int, ...]) -> Run:
         """The same run, planned for other outputs; not started. Pins the inputs for itself."""
@@ -242,7 +249,9 @@ class Run:
         self.check_unchanged(missing[0])
         self.graph.asked_for.update(missing)
         self.counts["repeated_forwards"] += 1
-        return self._again(outputs, grad_outputs)
+        other = self._again(outputs, grad_outputs)
+        other._again_of = missing[0]
+        return other
 
     def _wire_types(self) -> tuple[protocol.Type, ...]:
         from gradd.shm import DTYPE_CODES

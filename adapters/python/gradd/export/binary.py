@@ -2,17 +2,22 @@
 
 A model may keep its mask as floats and subtract it from 1 (OpenAI-GPT does). The graph then says
 that the buffer is a mask (masks.py), which holds for as long as its values are zeros and ones: so
-the module's key says which buffers are. Values are looked at when a key is made; in between, a
-buffer that was found is known by its version and its address. Writes through .data, which have
-no version, are not seen.
+the module's key says which buffers are. Values are looked at when a key is made. In between, a
+buffer that was found is known by its version, its address and its values, for writes through .data
+have no version: all values of a small buffer, drawn ones of a large one, and all again after its
+memory was given away (watch.py).
 """
 
 from __future__ import annotations
 
 import torch
 
+from gradd.watch import accesses, data_ptr
+
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _FIRST = 16  # elements that rule out most buffers
+_SMALL_BYTES = 64 << 10
+_DRAWN = 512  # elements of a larger buffer
 
 
 class Binaries:
@@ -31,25 +36,56 @@ class Binaries:
         before: Of the same module, to look only at values that have changed since.
         """
         named = list(module.named_buffers(remove_duplicate=False))
-        known = {} if before is None else dict(zip(map(id, before._watched), before._states))
+        known = {} if before is None else {id(k.tensor): k for k in before._known if k.is_same()}
         candidates = {id(t): t for _, t in named if _can_be_mask(t)}
-        states = {i: _state(t) for i, t in candidates.items()}
-        found = {i: t for i, t in candidates.items() if known.get(i) == states[i] or _is_binary(t)}
-        # Strongly, as the module's key holds them too: ids of tensors that are gone come again.
-        self._watched = list(found.values())
-        self._states = [states[i] for i in found]
+        found = {i: t for i, t in candidates.items() if i in known or _is_binary(t)}
+        self._known = [known[i] if i in known else _Known(t) for i, t in found.items()]
         shared = _shared(module, found)
         self.names = tuple(n for n, t in named if id(t) in found and id(t) not in shared)
 
     def is_fresh(self) -> bool:
         """True if all of them still hold zeros and ones; looks at values only after a write."""
-        states = [_state(t) for t in self._watched]
-        if states == self._states:
-            return True
-        if not all(_can_be_mask(t) and _is_binary(t) for t in self._watched):
+        changed = [k for k in self._known if not k.is_same()]
+        if not all(_can_be_mask(k.tensor) and _is_binary(k.tensor) for k in changed):
             return False
-        self._states = states
+        for known in changed:
+            known.keep()
         return True
+
+
+class _Known:
+    """A buffer of zeros and ones as it was when somebody looked at all of it."""
+
+    __slots__ = ("_accesses", "_drawn", "_state", "_values", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        # Strongly, as the module's key holds it too: ids of tensors that are gone come again.
+        self.tensor = tensor
+        self.keep()
+
+    def keep(self) -> None:
+        """What the tensor holds now is what is_same() compares with."""
+        tensor = self.tensor
+        self._accesses = accesses.count
+        self._state = _state(tensor)
+        self._drawn = None
+        if tensor.nbytes > _SMALL_BYTES:
+            places = torch.linspace(0, tensor.numel() - 1, _DRAWN, dtype=torch.float64).long()
+            # Places in even steps would all be in one column of a matrix.
+            places = (places + torch.arange(_DRAWN) % 61).clamp_(max=tensor.numel() - 1)
+            self._drawn = torch.unravel_index(places, tensor.shape)
+        self._values = tensor.clone() if self._drawn is None else tensor[self._drawn]
+
+    def is_same(self) -> bool:
+        """False if the tensor was written since, or may have been."""
+        tensor = self.tensor
+        if _state(tensor) != self._state:
+            return False
+        if self._drawn is None:
+            return torch.equal(tensor, self._values)
+        if accesses.count != self._accesses or accesses.is_given(tensor):
+            return False  # who has looked at all of it keeps it again
+        return torch.equal(tensor[self._drawn], self._values)
 
 
 def _can_be_mask(tensor: torch.Tensor) -> bool:
@@ -66,7 +102,7 @@ def _can_be_mask(tensor: torch.Tensor) -> bool:
 
 def _state(tensor: torch.Tensor) -> tuple:
     """Changes with every write that torch knows of."""
-    return (tensor._version, tensor.data_ptr(), tensor.dtype, tensor.requires_grad)
+    return (tensor._version, data_ptr(tensor), tensor.dtype, tensor.requires_grad)
 
 
 def _is_binary(tensor: torch.Tensor) -> bool:
@@ -103,4 +139,4 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((size - 1) * stride for size, stride in steps)
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    return data_ptr(tensor), data_ptr(tensor) + (last + 1) * tensor.element_size()

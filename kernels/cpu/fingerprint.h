@@ -1,0 +1,27 @@
+/* What a list of tensors holds, in one number: whether somebody has written them since.
+ *
+ * gradd_print_drawn looks at some cache lines of each, always the same ones: a write of all
+ * elements, as an optimizer makes, is seen for microseconds, whatever the size. gradd_print_sum
+ * looks at every byte, at the speed of memory. Both are functions of the bytes, their sizes and
+ * their order alone: not of addresses, of the number of threads or of the process. Neither is a
+ * defence against somebody who wants two contents to look alike. Engine thread.
+ */
+#ifndef GRADD_KERNELS_CPU_FINGERPRINT_H
+#define GRADD_KERNELS_CPU_FINGERPRINT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Cache lines that are drawn from one tensor; a smaller one is read as a whole. */
+#define GRADD_PRINT_LINES 16
+
+typedef struct gradd_bytes_s {
+    const void *data; /* Borrowed; NULL only without bytes */
+    size_t bytes;
+} gradd_bytes_t;
+
+uint64_t gradd_print_drawn(const gradd_bytes_t *list, int n);
+/* Opens parallel regions. A single changed element always changes it. */
+uint64_t gradd_print_sum(const gradd_bytes_t *list, int n);
+
+#endif
