@@ -10,7 +10,7 @@
 #include "kernels/cpu/fingerprint.h"
 #include "server/worker.h"
 
-#define MAX_FLAGS (GRADD_RUN_DROPOUT_OFF | GRADD_RUN_FINITE_CHECK)
+#define MAX_FLAGS (GRADD_RUN_DROPOUT_OFF | GRADD_RUN_FINITE_CHECK | GRADD_RUN_ONCE)
 
 /* ---- bind, unbind ---- */
 

@@ -180,6 +180,8 @@ enum {
      * gradient. Within the graph infinities are in order: a mask of -inf, an exp that overflows
      * under a division. */
     GRADD_RUN_FINITE_CHECK = 1 << 1,
+    /* The arena goes back to the system with the run instead of waiting for the next one. */
+    GRADD_RUN_ONCE = 1 << 2,
 };
 
 /* A run owns one arena. `cancel`, if not NULL, is read at every node boundary; non-zero ends the

@@ -25,7 +25,10 @@ gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_handle_t **out_run
 
 void gradd_run_destroy(gradd_run_handle_t *run) {
     if (!run) return;
-    pool_give(run->backend, run->arena, run->arena_bytes);
+    if (!(run->flags & GRADD_RUN_ONCE))
+        pool_give(run->backend, run->arena, run->arena_bytes);
+    else if (run->arena)
+        run->backend->free(run->arena, (size_t)run->arena_bytes);
     free(run->inputs);
     free(run);
 }

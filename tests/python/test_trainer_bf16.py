@@ -172,6 +172,6 @@ def test_one_forward_per_step(daemon, tmp_path: Path) -> None:
     ours.compute_loss = noting
     ours.train()
     stats = ours.gradd_stats()
-    assert stats["forwards"] == 4 + stats["self_checks"] and stats["repeated_forwards"] == 0
+    assert stats["forwards"] == 4 + stats["self_check_forwards"] and stats["repeated_forwards"] == 0
     assert daemon.ps()["counters"]["forward"] == stats["forwards"]
     assert all(t.dtype is torch.float32 and not t.gradd_is_computed for t in seen)

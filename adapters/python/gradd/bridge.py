@@ -25,14 +25,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import errors, heap, options, protocol, schema, watch
+from gradd import checktimes, errors, heap, options, protocol, schema, watch
 from gradd.changes import watch_optimizers
 from gradd.client import Client, get_client
-from gradd.fallback import DeviceError, Fallback
+from gradd.fallback import DeviceError, Fallback, SelfCheckError
 from gradd.function import Call, Step
 from gradd.graphs import Graph, Plan, type_of
+from gradd.otherdata import Data
 from gradd.parameters import State
 from gradd.runs import Run
+from gradd.selfcheck import Checks
 from gradd.slots import SlotSet
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ _MANY_CHANGES = 16  # of one place that forward() reads, until its calls run in 
 
 
 @dataclass(frozen=True)
-class _Wish:
+class Wish:
     """What one call wants: the arguments of its plan, and what the plan leaves out.
 
     Attributes:
@@ -58,6 +60,8 @@ class _Wish:
         gmask: Positions in `outputs` whose gradient may arrive.
         real: Positions in the graph's user outputs that are computed.
         differentiable: Per user output.
+        asked: What requires a gradient, in reach or not (parameters by position, inputs by name),
+            and whether gradients are on.
     """
 
     params: tuple[int, ...]
@@ -66,6 +70,12 @@ class _Wish:
     gmask: tuple[int, ...]
     real: list[int]
     differentiable: list[bool]
+    asked: tuple[tuple[int, ...], tuple[str, ...], bool]
+
+    @property
+    def grad(self) -> bool:
+        """Whether gradients are on."""
+        return self.asked[2]
 
     def of_plan(self) -> tuple[tuple, tuple, tuple, tuple]:
         """What identifies the plan, with the shapes."""
@@ -111,7 +121,8 @@ class Bridge:
         self._version = 0
         self._fallback = Fallback(type(module).__name__, strict)
         self._disabled = bool(options.get("GRADD_DISABLE"))
-        self._self_check = bool(options.get("GRADD_SELF_CHECK"))
+        mode = options.self_check()
+        self._checks = None if mode == checktimes.OFF else Checks(mode)
         self._lazy = bool(options.get("GRADD_LAZY"))
         self._failed: Exception | None = None
         self._last: tuple[weakref.ref, weakref.ref] | None = None  # graph and plan that ran last
@@ -190,9 +201,10 @@ class Bridge:
         reason = self._fallback.decide(error)
         start = time.perf_counter()
         result = self._eager(*args, **kwargs)
-        if key is not None:
+        if key is not None and not isinstance(error, SelfCheckError):  # that is known by its sizes
             self._fallback.remember(key, reason)
-        if self._fallback.count(reason):
+        # Another self-check that fails is news; what it says of a call that it knows is not.
+        if self._fallback.count(reason, str(error) if reason == "self_check" else ""):
             self._fallback.warn(reason, error, (time.perf_counter() - start) * 1e3)
         return result
 
@@ -327,32 +339,40 @@ class Bridge:
         binding, bound = graph.bind(self.state)
         inputs = self._inputs(graph, leaves)
         wish = self._wish(graph, bound, inputs)
-        if wish.params and self._self_check and not graph.checked:
-            self._check_first_step(graph, leaves, args, kwargs, wish.params)
-            graph.checked = True
-            heap.trim()
-            binding, bound = graph.bind(self.state)
+        if self._checks is not None:
+            kind = self._checks.due(graph, wish)
+            if kind is not None:
+                self._checks.run(self, graph, wish, kind, Data(args, kwargs, leaves))
+                binding, bound = graph.bind(self.state)
         run = self._run(graph, binding, bound, inputs, *wish.of_plan())
         call = Call(run, wish.real, wish.differentiable)
         self._last = (weakref.ref(graph), weakref.ref(run.plan))
         by_name = dict(zip(graph.free, inputs, strict=True))
         return call, [*(bound[i] for i in wish.params), *(by_name[n] for n in wish.input_grads)]
 
-    def _wish(self, graph: Graph, bound: list[torch.Tensor], inputs: list[torch.Tensor]) -> _Wish:
-        """What a call wants to have computed and differentiated."""
+    def _wish(
+        self,
+        graph: Graph,
+        bound: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        whole: bool = False,
+    ) -> Wish:
+        """What a call wants to have computed and differentiated; if `whole`, every output."""
         params: tuple[int, ...] = ()
         input_grads: tuple[str, ...] = ()
-        if torch.is_grad_enabled():
+        grad = torch.is_grad_enabled()
+        if grad:
             params = tuple(i for i in graph.param_at if bound[i].requires_grad)
             input_grads = tuple(
                 n for n, t in zip(graph.free, inputs, strict=True) if t.requires_grad
             )
+        asked = (params, input_grads, grad)
         differentiable, params, input_grads = graph.differentiable(params, input_grads)
-        lazy = self._lazy_outputs(graph, any(differentiable))
+        lazy = set() if whole else self._lazy_outputs(graph, any(differentiable))
         real = [i for i in range(len(graph.user)) if i not in lazy]
         outputs = tuple(graph.user[i].name for i in real) + tuple(o.name for o in graph.changed)
         gmask = tuple(k for k, i in enumerate(real) if differentiable[i])
-        return _Wish(params, input_grads, outputs, gmask, real, differentiable)
+        return Wish(params, input_grads, outputs, gmask, real, differentiable, asked)
 
     def _run(
         self,
@@ -399,16 +419,6 @@ class Bridge:
             for i, spec in enumerate(graph.user)
             if spec.leaf in cap.loss_ancestors and spec.name not in graph.asked_for
         }
-
-    def _check_first_step(
-        self, graph: Graph, leaves: list, args: tuple, kwargs: dict, params: tuple[int, ...]
-    ) -> None:
-        from gradd import selfcheck
-
-        start = time.perf_counter()
-        selfcheck.check(self, graph, leaves, args, kwargs, params)
-        self.counts["self_checks"] += 1
-        logger.info("self-check passed in %.2f s", time.perf_counter() - start)
 
     # ---- for users and wrappers ----
 
@@ -462,7 +472,7 @@ class Bridge:
             "plans": sum(len(g.plans) for g in graphs),
             "forwards": self.counts["forwards"],
             "repeated_forwards": self.counts["repeated_forwards"],
-            "self_checks": self.counts["self_checks"],
+            **(self._checks or Checks(checktimes.OFF)).stats(),
             "fallbacks": dict(self._fallback.counts),
         }
         if not self._disabled:

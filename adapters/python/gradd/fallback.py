@@ -50,7 +50,7 @@ class DeviceError(errors.UnsupportedError):
 
 
 class SelfCheckError(errors.GraddError):
-    """The first training step does not agree with PyTorch; the message names the parameter."""
+    """The daemon does not agree with PyTorch; the message names the value and the step."""
 
     code = "INTERNAL"
 
@@ -86,7 +86,7 @@ class Fallback:
         self.retry = bool(options.get("ORTMODULE_FALLBACK_RETRY"))
         self.counts: Counter[str] = Counter()
         self._decided: dict[Any, str] = {}
-        self._said: set[str] = set()
+        self._said: set[tuple[str, str]] = set()
         self._writes: Counter[Any] = Counter()  # by form of the call and reason, see _WRITES
 
     def known(self, key: Any) -> str | None:
@@ -117,12 +117,17 @@ class Fallback:
         if reason != "outside_written":
             self._decided[key] = reason
 
-    def count(self, reason: str) -> bool:
-        """Counts one call in PyTorch; True if this reason has not been reported yet."""
+    def count(self, reason: str, detail: str = "") -> bool:
+        """Counts one call in PyTorch; True if this reason has not been reported yet.
+
+        Args:
+            reason: For the statistics.
+            detail: What distinguishes reports under one reason.
+        """
         self.counts[reason] += 1
-        if reason in self._said:
+        if (reason, detail) in self._said:
             return False
-        self._said.add(reason)
+        self._said.add((reason, detail))
         return True
 
     def warn(self, reason: str, error: Exception, milliseconds: float) -> None:

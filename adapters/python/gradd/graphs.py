@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from gradd import interrupts, options, protocol
+from gradd.checktimes import Kind
 from gradd.export import Capture
 from gradd.parameters import Binding, Home, Place, State
 from gradd.shm import DTYPE_CODES, DTYPES
@@ -82,7 +83,7 @@ class Graph:
         self.binding: Binding | None = None
         self._generation = -1
         self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
-        self.checked = False
+        self.kinds: dict[Hashable, Kind] = {}  # of plans, for the self-checks
         self.asked_for: set[str] = set()  # outputs that were left out and then needed after all
         self.sizes: set[tuple] = set()  # sizes of calls that are known to fit
 

@@ -36,7 +36,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("GRADD_DISABLE", "bool", False, "run everything in PyTorch"),
     Option("GRADD_STRICT", "bool", False, "raise where a module would fall back to PyTorch"),
     Option("GRADD_FUSE", "bool", True, "recognise patterns; 0 runs every operator as it is"),
-    Option("GRADD_SELF_CHECK", "bool", True, "compare the first training step with PyTorch"),
+    Option("GRADD_SELF_CHECK", "text", "decades", "0, first, or decades: compare with PyTorch"),
     Option("GRADD_LAZY", "bool", True, "leave outputs that only the loss needs uncomputed"),
     Option("ORTMODULE_LOG_LEVEL", "text", None, "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL"),
     Option("ORTMODULE_SAVE_ONNX_PATH", "text", None, "folder for DebugOptions(save_onnx=True)"),
@@ -93,6 +93,22 @@ def get(name: str) -> bool | str | int | None:
     if text.lower() in _FALSE:
         return False
     raise ValueError(f"{name}={text!r}: expected one of 1, 0, true, false, yes, no, on, off")
+
+
+def self_check() -> str:
+    """GRADD_SELF_CHECK: "0" (never), "first" (call of a kind) or "decades" (and 2, 10, 100, ...).
+
+    Raises:
+        ValueError: Another text; what means true in other options is "decades", false is "0".
+    """
+    text = os.environ.get("GRADD_SELF_CHECK", "decades").lower()
+    if text in _FALSE:
+        return "0"
+    if text in _TRUE or text == "decades":
+        return "decades"
+    if text == "first":
+        return text
+    raise ValueError(f"GRADD_SELF_CHECK={text!r}: expected one of 0, first, decades")
 
 
 def ineffective() -> list[str]:

@@ -21,6 +21,7 @@ SOURCE_ROWS = ((1 << 18) - 1) // 3  # a message holds 2^18 values: the table, an
 RELEASES_PER_REQUEST = 1024
 DROPOUT_OFF = 1
 FINITE_CHECK = 2
+ONCE = 4  # the arena is not kept for the next run
 
 Type = tuple[int, tuple[int, ...]]  # element type code, dims
 Sizes = tuple[int | str | None, ...]  # a size, the name of a dynamic one, or nothing known

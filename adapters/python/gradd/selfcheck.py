@@ -1,326 +1,348 @@
-"""The first training step of every capture, compared with PyTorch.
+"""Comparison of the daemon with PyTorch: at the first call of every kind of plan, and again later.
 
-Loss (or outputs) and every gradient are computed twice, without chance on both sides: in the
-daemon by the run flag, in PyTorch by a function mode (quiet.py): dropout passes its input through,
-other random numbers stand still. PyTorch works on stand-ins that share the parameters' memory, so
-`.grad`, hooks, buffers, attributes and the random state of the trainer stay as they are. The bound
-is that of the parity tests; where it is missed, PyTorch in double precision decides. What computes
-in bf16 is compared with PyTorch in float32: it may be a few times as far from that as PyTorch's
-own bf16 is.
+A call is computed twice without chance: in the daemon by the run flag, in PyTorch by a function
+mode (quiet.py). All outputs, the new values of buffers and the gradients of parameters and inputs
+are compared, also of those that the graph believes out of reach. The daemon's side is over, and its
+arena is given back, before PyTorch's begins.
+
+A difference is no verdict. PyTorch in double precision (in f32 for what computes in bf16) says
+whether the daemon is further off than PyTorch is; then the same is computed from other data. An
+error shows there as well; a unit of a ReLU whose input was within rounding of zero does not.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import protocol, schema
+from gradd import checktimes, errors, heap, protocol
+from gradd.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Finding, Key, Tally, Trial
+from gradd.checktimes import Kind, Times
 from gradd.export.spec import CaptureError
 from gradd.fallback import SelfCheckError
 from gradd.graphs import Graph
-from gradd.quiet import Quiet, without_checkpoints
+from gradd.otherdata import Data, cut, others
+from gradd.reference import Reference, Task, seed
 
 if TYPE_CHECKING:
-    from gradd.bridge import Bridge
+    from gradd.bridge import Bridge, Wish
 
-_OWN = 1e-4  # of a gradient's own largest entry
-_FLOOR = 1e-4  # of the largest entry of all gradients, times _OWN
-_LOSS = 1e-5
-_ROUNDING = 2.0**-8  # one step between bf16 numbers, relative
-_WORSE = 4  # times PyTorch's own error in bf16
-_WORSE_F32 = 10  # in f32; attention that keeps no weights loses a digit where they saturate
-
-Values = tuple[list[torch.Tensor], dict[str, torch.Tensor | None]]
+logger = logging.getLogger("gradd")
+_PART = 0.25  # of a whole check, that one of few rows takes at least
+_OFF = "GRADD_SELF_CHECK=0 disables this check"
 
 
-def check(
-    bridge: Bridge, graph: Graph, leaves: list, args: tuple, kwargs: dict, params: tuple[int, ...]
-) -> None:
-    """Raises SelfCheckError if the daemon's first step differs from PyTorch's.
+@dataclass
+class _Outcome:
+    """What one comparison found."""
 
-    Args:
-        bridge: The bridge, whose lock the caller holds.
-        graph: The graph to check.
-        leaves: Flattened arguments of the call.
-        args: The call.
-        kwargs: The call.
-        params: Positions in graph.bound of the parameters that need a gradient.
-    """
-    checked = _checked_outputs(graph, params)
-    ours = _in_daemon(bridge, graph, leaves, params, checked)
-    theirs = _in_torch_or_named(bridge, graph, args, kwargs, params, checked)
-    half = graph.info.half
-    bad = None if half else _difference(ours, theirs, None)
-    if half or bad is not None:
-        exact = None
-        # A module may insist on its own precision: then nothing exact is to be had.
-        with contextlib.suppress(RuntimeError, TypeError, ValueError):
-            higher = torch.float32 if half else torch.float64
-            exact = _in_torch(bridge, graph, args, kwargs, params, checked, higher)
-        if half and exact and _same_bits(exact, theirs):
-            exact = None  # forward() enters autocast by itself
-        bad = (_rounded_difference if half else _difference)(ours, theirs, exact)
-    if bad is not None:
-        raise SelfCheckError(
-            f"the first training step of {type(bridge.module).__name__} differs from PyTorch: "
-            f"{bad}. GRADD_SELF_CHECK=0 disables this check"
-        )
+    findings: list[Finding]
+    tally: Tally
 
 
-def _checked_outputs(graph: Graph, params: tuple[int, ...]) -> list[int]:
-    """The loss alone if the graph holds one, else every differentiable output."""
-    flags, _, _ = graph.differentiable(params, ())
-    for i, spec in enumerate(graph.user):
-        if flags[i] and spec.leaf == graph.cap.loss_leaf:
-            return [i]
-    return [i for i, flag in enumerate(flags) if flag]
+class _Incomparable(SelfCheckError):
+    """PyTorch itself fails on these data."""
 
 
-def _seeds(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Gradients to start from: ones for scalars, else a fixed pattern without structure."""
-    return [
-        torch.cos(torch.arange(t.numel(), dtype=torch.float64) * 1.7).reshape(t.shape).to(t.dtype)
-        if t.dim()
-        else torch.ones_like(t)
-        for t in outputs
-    ]
+class Checks:
+    """The self-checks of one bridge, whose lock the caller of every method holds."""
+
+    def __init__(self, mode: str) -> None:
+        self.times = Times(mode)
+        self.counts: Counter[str] = Counter()
+        self.seconds = 0.0
+        self.last_step = 0
+
+    def due(self, graph: Graph, wish: Wish) -> Kind | None:
+        """Counts a call; its kind of plan, if `run` is to be called."""
+        return self.times.due(graph.kinds, (wish.of_plan(), wish.asked))
+
+    def run(self, bridge: Bridge, graph: Graph, wish: Wish, kind: Kind, data: Data) -> None:
+        """Checks a call, if that is due; a call that is known to differ is an error at once.
+
+        Raises:
+            SelfCheckError: The daemon's values differ from PyTorch's; the message says which.
+            CaptureError: PyTorch's own graph shows what no capture can hold.
+        """
+        sizes = tuple(x.shape for x in data.leaves if torch.is_tensor(x))
+        if bridge._fallback.retry:
+            kind.failed.clear()
+        known = kind.failure(sizes)
+        if known is not None:
+            raise SelfCheckError(known)
+        if sizes in kind.passed and kind.calls < kind.due:
+            return
+        start = checktimes.clock()
+        check = _Check(bridge, graph, wish, self.counts)
+        again = (kind.done or kind.waits) and not kind.failed
+        try:
+            if again:
+                check.again(data, kind)
+            else:
+                check.first(data)
+            kind.succeed(sizes, check.says_something)
+        except SelfCheckError as error:
+            self.counts["failures"] += 1
+            text = _sentence(bridge, kind, error.what)
+            kind.fail(sizes, text, check.proven and not isinstance(error, _Incomparable))
+            raise SelfCheckError(text) from error.__cause__
+        finally:
+            seconds = checktimes.clock() - start
+            self.seconds += seconds
+            self.last_step = kind.calls
+            shorter = not again and cut(graph.cap, data) is not None
+            self.times.over(kind, seconds * _PART if shorter else seconds)
+            heap.trim()
+        self.counts["passed"] += 1
+        logger.info("self-check of call %d passed in %.2f s", kind.calls, seconds)
+
+    def stats(self) -> dict[str, Any]:
+        """What a bridge's statistics say about its checks."""
+        return {
+            "self_checks": self.counts["passed"],
+            "self_check_failures": self.counts["failures"],
+            "self_checks_on_few_rows": self.counts["few"],
+            "self_check_forwards": self.counts["forwards"],
+            "self_check_seconds": self.seconds,
+            "last_checked_step": self.last_step,
+        }
 
 
-def _in_daemon(
-    bridge: Bridge, graph: Graph, leaves: list, params: tuple[int, ...], checked: list[int]
-) -> Values:
-    binding, bound = graph.bind(bridge.state)
-    inputs = [t.detach() for t in bridge._inputs(graph, leaves)]
-    names = tuple(graph.user[i].name for i in checked)
-    gmask = tuple(range(len(names)))
-    flags = protocol.DROPOUT_OFF
-    run = bridge._run(graph, binding, bound, inputs, params, (), names, gmask, flags)
-    try:
-        outputs = run.start()
-        grads = run.backward(_seeds(outputs), keep=False)
-        return outputs, dict(zip(run.plan.params, grads, strict=True))
-    finally:
-        run.end()
+def _sentence(bridge: Bridge, kind: Kind, text: str) -> str:
+    name = type(bridge.module).__name__
+    if kind.calls > 1:
+        return f"step {kind.calls} of {name} {text}. {_OFF}"
+    what = "training step" if torch.is_grad_enabled() else "call without gradients"
+    return f"the first {what} of {name} {text}. {_OFF}"
 
 
-def _in_torch_or_named(
-    bridge: Bridge, graph: Graph, args: tuple, kwargs: dict, params: tuple[int, ...], checked: list
-) -> Values:
-    """PyTorch's side of the comparison; its failure is one of the check, not of training."""
-    try:
-        return _in_torch(bridge, graph, args, kwargs, params, checked, None)
-    except CaptureError:
-        raise
-    except Exception as error:  # whatever the module raises when it runs without chance
-        raise SelfCheckError(
-            f"the first training step of {type(bridge.module).__name__} cannot be compared: in "
-            f"PyTorch it raises {type(error).__name__}: {error}. GRADD_SELF_CHECK=0 disables this "
-            "check"
-        ) from error
+class _Check:
+    """The check of one call."""
 
+    def __init__(self, bridge: Bridge, graph: Graph, wish: Wish, counts: Counter[str]) -> None:
+        self.bridge = bridge
+        self.graph = graph
+        self.wish = wish
+        self.counts = counts
+        self.half = graph.info.half
+        self.says_something = False
+        self.proven = True
 
-def _in_torch(
-    bridge: Bridge,
-    graph: Graph,
-    args: tuple,
-    kwargs: dict,
-    params: tuple[int, ...],
-    checked: list[int],
-    dtype: torch.dtype | None,
-) -> Values:
-    """The same in PyTorch; with a dtype everything is converted to it first."""
-    from torch.nn.utils.stateless import _reparametrize_module
+    def first(self, data: Data) -> None:
+        """The whole call; outputs that its plan leaves out are compared on few rows."""
+        self._examine(data, self.wish)
+        whole = self._whole_wish(data)
+        if whole is None:
+            return
+        less = cut(self.graph.cap, data)
+        if less is not None and self._agrees(less, whole):
+            return
+        self._examine(data, whole, self.half)
 
-    from gradd.export.refuse import kept_state
-    from gradd.export.results import Result
+    def again(self, data: Data, kind: Kind) -> None:
+        """Few rows of a later call; only if they differ, or cannot be run, the whole of it."""
+        less = cut(self.graph.cap, data, kind.calls) if kind.rows else None
+        if less is not None:
+            self.counts["few"] += 1
+            if self._agrees(less, self.wish):
+                return
+            logger.info("a self-check on few rows differs; the whole batch is compared")
+        self._examine(data, self.wish)
+        kind.rows = kind.rows and less is None  # the whole is right: what differs is the cut
 
-    stand_ins = _stand_ins(bridge.module, graph, dtype)
-    wanted = {graph.bound[i] for i in params}
-    leaves, _, _ = schema.flatten_inputs(args, kwargs)
-    leaves = [_leaf(x, dtype) if torch.is_tensor(x) else x for x in leaves]
-    args, kwargs = schema.unflatten_inputs(args, kwargs, leaves)
-    with (
-        kept_state(bridge.module),
-        torch.enable_grad(),
-        torch.autocast("cpu", enabled=False) if dtype else contextlib.nullcontext(),
-        _reparametrize_module(bridge.module, stand_ins, tie_weights=True),
-        Quiet(),
-        without_checkpoints(),
-        torch.autograd.graph.saved_tensors_hooks(_detached, _same),  # not the trainer's hooks
-    ):
-        flat = Result().flatten(bridge.forward(*args, **kwargs))
-        outputs = [flat[graph.user[i].leaf] for i in checked]
-        _backward(outputs, stand_ins.values())
-    grads = {n: t.grad for n, t in stand_ins.items() if n in wanted}
-    return [t.detach() for t in outputs], grads
+    def _examine(self, data: Data, wish: Wish, exact: bool = False) -> None:
+        """Compares a whole call; raises SelfCheckError for what is an error."""
+        outcome = self._compare(data, wish, exact)
+        self.says_something = self.says_something or outcome.tally.says_something()
+        findings = outcome.findings
+        del outcome  # a second set of gradients would need a second slot
+        if findings:
+            self._judge(findings, data, wish)
 
+    def _agrees(self, data: Data, wish: Wish) -> bool:
+        """Whether a cut batch runs and agrees."""
+        try:
+            outcome = self._compare(data, wish, self.half, passing=True)
+        except (_Incomparable, errors.GraddError):
+            return False
+        self.says_something = self.says_something or outcome.tally.says_something()
+        return not outcome.findings
 
-def _stand_ins(
-    module: torch.nn.Module, graph: Graph, dtype: torch.dtype | None
-) -> dict[str, torch.Tensor]:
-    """Leaves that share the memory of parameters, and copies of buffers."""
-    stand_ins: dict[str, torch.Tensor] = {}
-    for name, tensor in module.named_parameters():
-        stand_ins[name] = _leaf(tensor, dtype)
-    for first, *others in graph.cap.aliases:
-        # Tied by memory, though different objects: one stand-in collects the whole gradient.
-        stand_ins.update({n: stand_ins[first] for n in others if n in stand_ins})
-    for name, tensor in module.named_buffers():
-        stand_ins[name] = _cast(tensor.detach().clone(), dtype)
-    return stand_ins
+    def _whole_wish(self, data: Data) -> Wish | None:
+        """A plan for all outputs and their gradients, if the call's own plan shows less."""
+        whole = self.bridge._wish(self.graph, *self._tensors(data.leaves)[1:], whole=True)
+        seeded = self._seeded(self.wish)
+        if self.half or whole.real != self.wish.real:
+            return whole
+        return whole if any(i not in seeded for i in self._differentiable(whole)) else None
 
+    @staticmethod
+    def _differentiable(wish: Wish) -> list[int]:
+        return [wish.real[k] for k in wish.gmask]
 
-def _leaf(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    return _cast(tensor.detach(), dtype).requires_grad_(tensor.requires_grad)
+    def _seeded(self, wish: Wish) -> list[int]:
+        """Outputs from which a backward starts: the loss alone if the graph holds one."""
+        if wish is self.wish:
+            for i in wish.real:
+                if self.graph.user[i].leaf == self.graph.cap.loss_leaf:
+                    return [i]
+        return list(wish.real)
 
+    # ---- one comparison ----
 
-def _backward(outputs: list[torch.Tensor], ours: Iterable[torch.Tensor]) -> None:
-    """Fills `.grad` of our own leaves, and of no others.
+    def _compare(
+        self, data: Data, wish: Wish, exact: bool = False, passing: bool = False
+    ) -> _Outcome:
+        """Both sides, and a third in higher precision if they differ or `exact` asks for it.
 
-    What a module computes again in its backward does not know autograd.grad() or `inputs`, and
-    needs the caller's contexts: they must still be open.
-    """
-    known = {id(t) for t in ours}
-    others = [(t, t.grad) for t in _leaves_of(outputs) if id(t) not in known]
-    for leaf, _ in others:
-        if isinstance(leaf, torch.nn.Parameter):
-            raise CaptureError(
-                "unsupported_parameter",
-                f"forward() uses a trainable parameter of shape {list(leaf.shape)} that is not "
-                "registered in the module (in a plain list?) and would get no gradient; register "
-                "it, or keep modules in a ModuleList",
-            )
-    for leaf, _ in others:
-        leaf.grad = None  # else it would be added to in place
-    try:
-        live = [(t, s) for t, s in zip(outputs, _seeds(outputs), strict=True) if t.requires_grad]
-        if live:
-            torch.autograd.backward([t for t, _ in live], [s for _, s in live])
-    finally:
-        for leaf, grad in others:
-            leaf.grad = grad
+        Args:
+            data: The call.
+            wish: What of it.
+            exact: Compare with a higher precision anyway.
+            passing: The plan is not needed afterwards.
+        """
+        ours, task = self._in_daemon(data, wish, passing or wish is not self.wish)
+        tally = Tally(ours, self.half)
+        self._in_torch(task, data, tally)
+        findings = tally.findings()
+        values = [f for f in findings if f.apart is not None]
+        if values or exact:
+            judge = self._against_f32 if self.half else self._against_f64
+            still = judge(task, data, tally)
+            findings = [f for f in findings if f.apart is None] + still
+        return _Outcome(findings, tally)
 
+    def _against_f64(self, task: Task, data: Data, tally: Tally) -> list[Finding]:
+        """What is further off than PyTorch is."""
+        bad = [f for f in tally.findings() if f.apart is not None]
+        exact = Tally(tally.ours, False, tally.kept)
+        if not self._in_higher(torch.float64, task, data, exact):
+            return bad
+        still = {f.key for f in exact.findings({f.key for f in bad})}
+        return [f for f in bad if f.key in still]
 
-def _leaves_of(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors in whose `.grad` a backward from these outputs would write."""
-    found: dict[int, torch.Tensor] = {}
-    nodes = [t.grad_fn for t in outputs if t.grad_fn is not None]
-    seen = set(nodes)
-    while nodes:
-        node = nodes.pop()
-        if hasattr(node, "variable"):
-            found[id(node.variable)] = node.variable
-        more = {n for n, _ in node.next_functions if n is not None} - seen
-        seen |= more
-        nodes += more
-    return list(found.values())
+    def _against_f32(self, task: Task, data: Data, tally: Tally) -> list[Finding]:
+        """The same for what computes in bf16; PyTorch's own results are not kept for it.
 
+        How far they are off is at least what lies between the two distances. What that does not
+        excuse is computed once more and measured.
+        """
+        guess = [f for f in tally.findings() if f.apart is not None]
+        exact = Tally(tally.ours, True)
+        if not self._in_higher(torch.float32, task, data, exact):
+            return guess
+        shared = [k for k in exact.apart if k in tally.apart]
+        if all(exact.apart[k].off == tally.apart[k].off for k in shared):
+            return guess  # forward() enters autocast by itself
+        for k in shared:
+            exact.own[k] = abs(exact._size(k, exact.apart[k]) - tally._size(k, tally.apart[k]))
+        suspects = {f.key for f in exact.findings() if f.apart is not None}
+        if not suspects:
+            return []
+        again = Tally(tally.ours, True)
+        again.keep = suspects
+        self._in_torch(task, data, again)
+        last = Tally(tally.ours, True, again.kept)
+        self._in_higher(torch.float32, task, data, last)
+        return [f for f in last.findings(suspects) if f.apart is not None]
 
-def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    """A result that its own node saves would keep itself alive if no gradient passes there."""
-    return tensor.detach()
+    def _tensors(self, leaves: list) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
+        binding, bound = self.graph.bind(self.bridge.state)
+        return binding, bound, self.bridge._inputs(self.graph, leaves)
 
+    def _in_daemon(
+        self, data: Data, wish: Wish, passing: bool
+    ) -> tuple[dict[Key, torch.Tensor | None], Task]:
+        """The daemon's values, and what PyTorch is to compute."""
+        bridge, graph = self.bridge, self.graph
+        binding, bound, inputs = self._tensors(data.leaves)
+        inputs = [t.detach() for t in inputs]
+        before = set(graph.plans)
+        flags = protocol.DROPOUT_OFF | protocol.ONCE
+        run = bridge._run(graph, binding, bound, inputs, *wish.of_plan(), flags)
+        values: dict[Key, torch.Tensor | None] = {}
+        for name, buffer in bridge.module.named_buffers(remove_duplicate=False):
+            values[BUFFER, name] = buffer
+        self.counts["forwards"] += 1
+        try:
+            with torch.no_grad():
+                results = run.start()
+                outputs = dict(zip(wish.real, results, strict=False))
+                changed = results[len(wish.real) :]
+                task = self._task(outputs, wish)
+                starts = [task.seeds.get(i) for i in wish.real] + [None] * len(changed)
+                starts = [s if k in wish.gmask else None for k, s in enumerate(starts)]
+                if any(s is not None for s in starts):
+                    grads = run.backward(starts, keep=False)
+                    keys = [(GRADIENT, n) for n in run.plan.params]
+                    keys += [(INPUT, n) for n in run.plan.input_grads]
+                    values.update(zip(keys, grads, strict=True))
+        finally:
+            run.end()
+            if passing:
+                for key in set(graph.plans) - before:
+                    del graph.plans[key]
+            del run
+        values.update({(OUTPUT, str(i)): t for i, t in outputs.items()})
+        for spec, value in zip(graph.changed, changed, strict=True):
+            values[BUFFER, spec.fqn] = value
+        bridge.client.flush()  # gives the arena back
+        return values, task
 
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+    def _task(self, outputs: dict[int, torch.Tensor], wish: Wish) -> Task:
+        seeds = {}
+        for i in self._seeded(wish) if self.wish.grad else ():
+            tensor = outputs[i]
+            # Without a finite value, the gradients of all other outputs would be lost in NaN.
+            if tensor.is_floating_point() and (wish is self.wish or bool(tensor.isfinite().any())):
+                seeds[i] = seed(tensor)
+        return Task(tuple(outputs), seeds, self.wish.grad)
 
+    def _in_torch(self, task: Task, data: Data, tally: Tally) -> None:
+        """PyTorch's side; its failure is one of the check, not of training."""
+        try:
+            Reference(self.bridge, self.graph, task).run(data, tally.add)
+        except CaptureError:
+            raise
+        except Exception as error:  # whatever the module raises when it runs without chance
+            raise _Incomparable(
+                f"cannot be compared: in PyTorch it raises {type(error).__name__}: {error}"
+            ) from error
 
-def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    if dtype is None or not tensor.is_floating_point():
-        return tensor
-    return tensor.to(dtype)
-
-
-def _same_bits(exact: Values, theirs: Values) -> bool:
-    """Whether the higher precision made no difference at all."""
-    pairs = [*zip(exact[0], theirs[0], strict=True)]
-    pairs += [(g, theirs[1][n]) for n, g in exact[1].items() if g is not None]
-    return all(b is not None and torch.equal(a.float(), b.float()) for a, b in pairs)
-
-
-def _missing(name: str, a: torch.Tensor | None, b: torch.Tensor | None) -> str | None:
-    """Says which side has no gradient, if the other's matters."""
-    value = b if a is None else a
-    if value is None or _largest(value) == 0.0:
-        return None
-    return f"{'the daemon' if a is None else 'PyTorch'} has no gradient for {name}"
-
-
-def _difference(ours: Values, theirs: Values, exact: Values | None) -> str | None:
-    """The first disagreement in words, or None."""
-    for i, (a, b) in enumerate(zip(ours[0], theirs[0], strict=True)):
-        truth = exact[0][i] if exact else None
-        if not _close(a, b, max(_LOSS * _largest(b), 1e-12), truth):
-            return f"output {i} by {_largest(a - b):.3g} (largest value {_largest(b):.3g})"
-    largest = max((_largest(g) for g in theirs[1].values() if g is not None), default=0.0)
-    for name, b in theirs[1].items():
-        a = ours[1].get(name)
-        if a is None or b is None:
-            if text := _missing(name, a, b):
-                return text
-            continue
-        truth = exact[1].get(name) if exact else None
-        if not _close(a, b, _OWN * max(_largest(b), _FLOOR * largest), truth):
-            return (
-                f"the gradient of {name} by {_largest(a - b):.3g} (largest entry "
-                f"{_largest(b):.3g}, of all gradients {largest:.3g})"
-            )
-    return None
-
-
-def _rounded_difference(ours: Values, theirs: Values, exact: Values | None) -> str | None:
-    """The same for what computes in bf16: by the length of the difference from `exact`.
-
-    Without `exact` PyTorch's own result stands in for it, with an error of a few roundings.
-    """
-    truth = exact or theirs
-    for i, (a, b, e) in enumerate(zip(ours[0], theirs[0], truth[0], strict=True)):
-        if text := _too_far(a, b, e, 0.0, exact is None):
-            return f"output {i} {text}"
-    lengths = [_length(g) for g in truth[1].values() if g is not None]
-    floor = _FLOOR * max(lengths, default=0.0)
-    for name, b in theirs[1].items():
-        a = ours[1].get(name)
-        e = truth[1].get(name)
-        if a is None or b is None or e is None:
-            if text := _missing(name, a, b):
-                return text
-        elif text := _too_far(a, b, e, floor, exact is None):
-            return f"the gradient of {name} {text}"
-    return None
-
-
-def _too_far(
-    a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor, floor: float, guess: bool
-) -> str | None:
-    """In words how far `a` is from `exact`, if that is too far for PyTorch's own `b`."""
-    scale = max(_length(exact), floor)
-    off, own = _length(a.double() - exact.double()), _length(b.double() - exact.double())
-    if guess:
-        own = 2 * _ROUNDING * scale
-    if off <= _WORSE * own + _ROUNDING * scale or off != off and not exact.isfinite().all():
-        return None
-    return f"by {off:.3g} (length {scale:.3g}, PyTorch's own error {own:.3g})"
-
-
-def _length(tensor: torch.Tensor) -> float:
-    return float(tensor.detach().double().norm())
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
-
-
-def _close(a: torch.Tensor, b: torch.Tensor, bound: float, truth: torch.Tensor | None) -> bool:
-    if torch.equal(torch.isnan(a), torch.isnan(b)) and torch.isnan(a).any():
-        a, b = torch.nan_to_num(a, nan=0.0), torch.nan_to_num(b, nan=0.0)
-    difference = _largest(a.double() - b.double())
-    if difference <= bound or difference != difference and not b.isfinite().all():
-        return True
-    if truth is None:
+    def _in_higher(self, dtype: torch.dtype, task: Task, data: Data, tally: Tally) -> bool:
+        """False if nothing exact is to be had: a module may insist on its own precision."""
+        with contextlib.suppress(RuntimeError, TypeError, ValueError, CaptureError):
+            Reference(self.bridge, self.graph, task, dtype).run(data, tally.add)
+            return True
         return False
-    own = _largest(b.double() - truth.double())
-    return _largest(a.double() - truth.double()) <= _WORSE_F32 * own
+
+    # ---- the verdict ----
+
+    def _judge(self, findings: list[Finding], data: Data, wish: Wish) -> None:
+        """Raises SelfCheckError for what differs again on other data, or cannot be decided."""
+        for finding in findings:
+            if finding.apart is None:
+                raise SelfCheckError(f"differs from PyTorch: {finding.text}")
+        trial = Trial(findings)
+        for used, other in others(data):
+            if self._hears(trial, used, other, wish):
+                break
+        guilty = trial.guilty()
+        if guilty is not None:
+            raise SelfCheckError(f"differs from PyTorch: {guilty.text}")
+        if trial.open:
+            self.proven = False
+            raise SelfCheckError(f"differs from PyTorch: {trial.open[0].text}")
+        logger.info("what differs from PyTorch is within rounding: other data agree")
+
+    def _hears(self, trial: Trial, used: frozenset[int], data: Data, wish: Wish) -> bool:
+        try:
+            outcome = self._compare(data, wish, self.half and wish is not self.wish)
+        except (_Incomparable, errors.GraddError):
+            return False  # these data mean nothing to the module
+        return trial.hear(outcome.tally, outcome.findings, used)

@@ -1,0 +1,285 @@
+"""How far two results are apart, and how far they may be.
+
+Values are compared as they come, one by one, so that a whole set of gradients need not exist twice.
+Equal NaNs are equal, and so are equal infinities. f32 results are judged by their largest
+difference, what computes in bf16 by the length of the difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+OUTPUT, BUFFER, GRADIENT, INPUT = "output", "buffer", "the gradient of", "the gradient of input"
+Key = tuple[str, str]  # one of the kinds above, and a name or number
+Values = Mapping[Key, torch.Tensor | None]
+
+_OWN = 1e-4  # of a gradient's own largest entry
+_FLOOR = 1e-4  # of the largest entry of all gradients, times _OWN
+_VALUE = 1e-5  # of an output's or a buffer's largest entry
+_ROUNDING = 2.0**-8  # one step between bf16 numbers, relative
+_WORSE = 4  # times PyTorch's own error in bf16
+_WORSE_F32 = 10  # in f32; attention that keeps no weights loses a digit where they saturate
+_COUNTED = 0.02  # of whole numbers, such as positions of a maximum, that bf16 turns over
+_INDEPENDENT = 3  # other data in which an error shows, if there are so many
+_WORST = 64  # entries of a value that differs which are remembered
+_INFORMATIVE = 0.01  # of its size: a value that nearly vanishes says nothing
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Apart:
+    """What lies between two tensors a and b.
+
+    Attributes:
+        top: Largest difference.
+        off: Length of the difference.
+        large: Largest finite entry of b.
+        long: Length of the finite entries of b.
+        n: Number of entries.
+        finite: Whether some entry of b is finite.
+    """
+
+    top: float
+    off: float
+    large: float
+    long: float
+    n: int
+    finite: bool
+
+
+def apart(a: torch.Tensor, b: torch.Tensor) -> Apart:
+    """Compares two tensors of one shape, in pieces that need little memory."""
+    top = off = large = long = 0.0
+    finite = False
+    for x, y in _pieces(a, b):
+        d, y = _difference(x, y)
+        here = float(d.max())
+        finite = finite or bool(y.isfinite().any())
+        if not math.isfinite(here) or not math.isfinite(float(y.sum())):
+            y = torch.nan_to_num(y, nan=0.0, posinf=0.0, neginf=0.0)
+        top = max(top, here)
+        off = math.hypot(off, float(d.norm()))
+        large, long = max(large, float(y.abs().max())), math.hypot(long, float(y.norm()))
+    return Apart(top, off, large, long, b.numel(), finite)
+
+
+def _pieces(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    a, b = a.detach().reshape(-1), b.detach().reshape(-1)
+    for start in range(0, b.numel(), _CHUNK):
+        yield a[start : start + _CHUNK], b[start : start + _CHUNK]
+
+
+def _difference(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Absolute differences (0 or 1 for whole numbers), and b as floats."""
+    if not b.is_floating_point() or not a.is_floating_point():
+        return (a != b).float(), b.double()
+    wide = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
+    a, b = a.to(wide), b.to(wide)
+    d = (a - b).abs()
+    if not math.isfinite(float(d.sum())):
+        same = (a == b) | (a.isnan() & b.isnan())
+        d = torch.where(same, torch.zeros_like(d), d).nan_to_num_(nan=math.inf, posinf=math.inf)
+    return d, b
+
+
+def is_zero(tensor: torch.Tensor) -> bool:
+    """Whether there is nothing in it but zeros."""
+    return not tensor.numel() or not bool(tensor.any())
+
+
+@dataclass
+class Finding:
+    """One value that differs.
+
+    Attributes:
+        key: Which.
+        text: What is wrong with it, in words.
+        apart: By how much; None where one side has no such value, which needs no other data.
+        worst: Positions of the entries that are furthest off, their differences, and what share of
+            the larger of both values that is.
+    """
+
+    key: Key
+    text: str
+    apart: Apart | None = None
+    worst: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+
+
+class Tally:
+    """Collects how far the values of one run in PyTorch are from ours."""
+
+    def __init__(self, ours: Values, half: bool, others: Values | None = None) -> None:
+        """Args:
+        ours: The daemon's values.
+        half: They carry the rounding of bf16.
+        others: PyTorch's own, where this run is one in higher precision.
+        """
+        self.ours = ours
+        self.half = half
+        self.apart: dict[Key, Apart] = {}
+        self.own: dict[Key, float] = {}  # PyTorch's own error, where it is known
+        self.kept: dict[Key, torch.Tensor] = {}  # what PyTorch says where it differs
+        self.keep: Collection[Key] = ()  # and where it is wanted anyway
+        self._others = others or {}
+        self._missing: list[Finding] = []
+
+    def add(self, key: Key, theirs: torch.Tensor | None) -> None:
+        """One value of PyTorch's; None for a gradient that there is not."""
+        ours = self.ours.get(key)
+        if ours is None or theirs is None:
+            self._add_missing(key, ours, theirs)
+            return
+        theirs = theirs.detach()
+        if ours.shape != theirs.shape:
+            text = f"{_name(key)} has shape {list(ours.shape)}, in PyTorch {list(theirs.shape)}"
+            self._missing.append(Finding(key, text))
+            return
+        self.apart[key] = found = apart(ours, theirs)
+        other = self._others.get(key)
+        if other is not None:
+            self.own[key] = self._size(key, apart(other, theirs))
+        if key in self.keep or not self._is_good(key, found, 0.0):
+            self.kept[key] = theirs
+
+    def _add_missing(
+        self, key: Key, ours: torch.Tensor | None, theirs: torch.Tensor | None
+    ) -> None:
+        value = theirs if ours is None else ours
+        if value is not None and not is_zero(value):
+            side = "the daemon" if ours is None else "PyTorch"
+            self._missing.append(Finding(key, f"{side} has no gradient for {key[1]}"))
+
+    def findings(self, among: Collection[Key] | None = None) -> list[Finding]:
+        """What differs by more than its bound, among all values or these."""
+        found = list(self._missing)
+        floors = {kind: self._floor(kind) for kind in (GRADIENT, INPUT)}
+        for key, one in self.apart.items():
+            floor = floors.get(key[0], 0.0)
+            if (among is None or key in among) and not self._is_good(key, one, floor):
+                text = f"{_name(key)} by {self._text(key, one, floor)}"
+                found.append(Finding(key, text, one, self._worst(key)))
+        return found
+
+    def says_something(self) -> bool:
+        """Whether a finite value was compared, and a gradient that is not zero if there are any."""
+        gradients = [a for k, a in self.apart.items() if k[0] in (GRADIENT, INPUT)]
+        return any(a.large > 0 for a in gradients) or (
+            not gradients and any(a.finite for a in self.apart.values())
+        )
+
+    def _bound(self, key: Key) -> float:
+        """How far the largest entries of one value may be apart."""
+        share = _ROUNDING if self.half else _OWN if key[0] in (GRADIENT, INPUT) else _VALUE
+        return share * self.apart[key].large
+
+    def _counts(self, key: Key) -> bool:
+        return not self.ours[key].is_floating_point()  # type: ignore[union-attr]
+
+    def _size(self, key: Key, found: Apart) -> float:
+        if self._counts(key):
+            return found.off**2  # how many
+        return found.off if self.half else found.top
+
+    def _floor(self, kind: str) -> float:
+        """What a gradient's bound is at least relative to: a share of the largest of its kind."""
+        same = [a for k, a in self.apart.items() if k[0] == kind]
+        return _FLOOR * max((a.long if self.half else a.large for a in same), default=0.0)
+
+    def _is_good(self, key: Key, found: Apart, floor: float) -> bool:
+        size, own = self._size(key, found), self.own.get(key)
+        if self._counts(key):
+            return size <= (_COUNTED * found.n if self.half else 0.0) + _WORSE * (own or 0.0)
+        if self.half:
+            scale = max(found.long, floor)
+            # Without anything exact PyTorch's own result stands in for it, a few roundings off.
+            error = 2 * _ROUNDING * scale if own is None else own
+            return size <= _WORSE * error + _ROUNDING * scale
+        if own is not None and math.isfinite(own) and size <= _WORSE_F32 * own:
+            return True
+        if key[0] in (GRADIENT, INPUT):
+            return size <= _OWN * max(found.large, floor)
+        return size <= max(_VALUE * found.large, 1e-12)
+
+    def _worst(self, key: Key) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        ours, theirs = self.ours[key], self.kept.get(key)
+        if ours is None or theirs is None or self._counts(key):
+            return None
+        a, b = ours.detach().reshape(-1), theirs.reshape(-1)
+        d = _difference(a, b)[0]
+        top, at = d.topk(min(_WORST, d.numel()))
+        larger = torch.maximum(a[at].abs(), b[at].abs()).to(top.dtype)
+        share = (top / larger).nan_to_num_(nan=1.0, posinf=1.0).clamp_(max=1.0)
+        return at, top, share
+
+    def would_show(self, finding: Finding) -> bool:
+        """Whether an error like that of other data would be seen in these, were it there."""
+        key, before = finding.key, finding.apart
+        ours, now = self.ours.get(key), self.apart.get(key)
+        if ours is None or now is None or before is None or not now.finite:
+            return False
+        if finding.worst is None:
+            return True
+        at, top, share = finding.worst
+        expected = torch.minimum(share * ours.detach().reshape(-1)[at].abs().to(share.dtype), top)
+        enough = float(expected.max()) > 2 * self._bound(key)
+        return enough and now.large >= _INFORMATIVE * before.large
+
+    def _text(self, key: Key, one: Apart, floor: float) -> str:
+        if self._counts(key):
+            return f"{one.off**2:.0f} of {one.n} numbers"
+        if self.half:
+            own = self.own.get(key)
+            error = "not known" if own is None else f"{own:.3g}"
+            scale = max(one.long, floor)
+            return f"{one.off:.3g} (length {scale:.3g}, PyTorch's own error {error})"
+        if key[0] not in (GRADIENT, INPUT):
+            return f"{one.top:.3g} (largest value {one.large:.3g})"
+        largest = floor / _FLOOR
+        return f"{one.top:.3g} (largest entry {one.large:.3g}, of all gradients {largest:.3g})"
+
+
+class Trial:
+    """Whether what differs is an error: it must show in other data, wherever it could.
+
+    A unit whose input is within rounding of zero differs again in every set of rows that holds the
+    row where that is so. Only sets without a common row, and data in which every row is new, are
+    independent of each other.
+    """
+
+    def __init__(self, findings: list[Finding]) -> None:
+        self._suspects = {f.key: f for f in findings}
+        self._evidence: dict[Key, list[frozenset[int]]] = {key: [] for key in self._suspects}
+        self._heard = 0
+
+    def hear(self, tally: Tally, findings: list[Finding], used: frozenset[int]) -> bool:
+        """Takes the comparison of other data, made of the rows `used`; True if that is enough."""
+        self._heard += 1
+        differing = {f.key for f in findings}
+        for key, finding in list(self._suspects.items()):
+            if key not in differing:
+                if tally.would_show(finding):
+                    del self._suspects[key]
+                    del self._evidence[key]
+            elif all(used.isdisjoint(other) for other in self._evidence[key]):
+                self._evidence[key].append(used)
+        return not self._suspects or max(map(len, self._evidence.values())) >= _INDEPENDENT
+
+    def guilty(self) -> Finding | None:
+        """What is an error. Without any other data, all that differs is."""
+        for key, finding in self._suspects.items():
+            if not self._heard or len(self._evidence[key]) >= 2:
+                return finding
+        return None
+
+    @property
+    def open(self) -> list[Finding]:
+        """What no other data speak for or against."""
+        return list(self._suspects.values())
+
+
+def _name(key: Key) -> str:
+    return f"{key[0]} {key[1]}"

@@ -1,0 +1,99 @@
+"""Other data of the same form for a call: fewer rows, or the same sizes with other contents.
+
+A batch is cut along the first axis that its tensors share, which costs little; whether a capture
+may take the smaller sizes is for its rules to say. A batch of the same sizes is made of a few of
+its own rows, repeated (real data, ties and padding included, with few different numbers in it), or
+of numbers that are a little smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from gradd import schema
+from gradd.export import Capture, check_dynamic
+
+_SETS = 10  # of rows, at most
+_MOVED = 6  # sets of other numbers
+_SHRINK = 2.0**-8  # relative; downwards, so that probabilities stay what they are
+
+
+@dataclass(frozen=True)
+class Data:
+    """The arguments of a call, and their leaves."""
+
+    args: tuple
+    kwargs: dict
+    leaves: list
+
+    @staticmethod
+    def of(args: tuple, kwargs: dict) -> Data:
+        """A call as the user made it."""
+        return Data(args, kwargs, schema.flatten_inputs(args, kwargs)[0])
+
+    def replaced(self, new: dict[int, torch.Tensor]) -> Data:
+        """The same with other tensors at some leaves, which ask for gradients as before."""
+        leaves = list(self.leaves)
+        for i, tensor in new.items():
+            wants = leaves[i].requires_grad
+            leaves[i] = tensor.detach().requires_grad_(wants)
+        args, kwargs = schema.unflatten_inputs(self.args, self.kwargs, leaves)
+        return Data(args, kwargs, leaves)
+
+
+def rows(data: Data) -> tuple[int, list[int]]:
+    """Size of the first axis that all tensors with axes share, and their leaves; (0, []) if none.
+
+    A table beside the batch that has another length, such as position numbers, is left alone.
+    """
+    with_axes = [i for i, x in enumerate(data.leaves) if torch.is_tensor(x) and x.dim()]
+    sizes = [data.leaves[i].shape[0] for i in with_axes]
+    if not sizes or len(set(sizes)) > 1:
+        return 0, []
+    return sizes[0], with_axes
+
+
+def cut(capture: Capture, data: Data, start: int = 0) -> Data | None:
+    """A few rows of a batch, or None where there are no rows or the capture refuses so few."""
+    n, leaves = rows(data)
+    k = 4 if n >= 8 else 2
+    if n <= k:
+        return None
+    start = start % (n - k + 1)
+    less = data.replaced({i: data.leaves[i][start : start + k].clone() for i in leaves})
+    return less if check_dynamic(capture, less.args, less.kwargs) is None else None
+
+
+def others(data: Data) -> Iterator[tuple[frozenset[int], Data]]:
+    """Data of the same sizes, a limited number, each with the rows that it is made of.
+
+    First some rows again and again, a sixteenth of them or a quarter; then all with numbers that
+    are a little smaller. These know no row, as they are new in all of them.
+    """
+    n, leaves = rows(data)
+    seen = set()
+    for j in range(_SETS if n >= 2 else 0):
+        k = max(1, n // (16 if j % 2 else 4))
+        start = (j * n) // _SETS if n >= _SETS else j % n
+        if (start, k) not in seen:
+            seen.add((start, k))
+            index = (torch.arange(n) % k + start) % n
+            tiled = {i: data.leaves[i].detach()[index] for i in leaves}
+            yield frozenset(index.tolist()), data.replaced(tiled)
+    tensors = {i: x.detach() for i, x in enumerate(data.leaves) if torch.is_tensor(x)}
+    for j in range(_MOVED):
+        # Whole numbers move along their axis; a model that sees a row as a set would see the same.
+        new = {i: _other(x, j, n >= 2) for i, x in tensors.items()}
+        if any(not torch.equal(new[i], x) for i, x in tensors.items()):
+            yield frozenset(), data.replaced(new)
+
+
+def _other(tensor: torch.Tensor, j: int, has_rows: bool) -> torch.Tensor:
+    if tensor.is_floating_point():
+        pattern = torch.cos(torch.arange(tensor.numel(), dtype=torch.float64) * (1.3 + j))
+        factor = 1 - _SHRINK * pattern.abs().reshape(tensor.shape)
+        return (tensor.double() * factor).to(tensor.dtype)
+    return tensor if has_rows or not tensor.dim() else tensor.roll(j + 1, -1)
