@@ -165,7 +165,8 @@ typedef struct gradd_cost_s {
 
 enum {
     GRADD_OP_VIEW = 1 << 0,       /* out[0] has the bytes of in[0] in the same order: never run if
-                                     the planner can alias; run() copies */
+                                     the planner can alias; run() copies. Further inputs are read
+                                     when the graph is built, or by the gradient rule alone */
     GRADD_OP_SHAPE_ONLY = 1 << 1, /* reads the shapes of its inputs only: known at compile time */
     GRADD_OP_RANDOM = 1 << 2,     /* never folded, merged or reordered */
     GRADD_OP_NO_GRAD = 1 << 3,  /* the marker "not differentiable": gradient is zero or undefined */
@@ -219,6 +220,11 @@ typedef struct gradd_ops_s {
     const gradd_op_t *v;
     size_t n;
 } gradd_ops_t;
+
+/* A view through which passes may look: its operand has the same gradient as its result. */
+static inline bool gradd_op_is_transparent(const gradd_op_t *op) {
+    return op->flags & GRADD_OP_VIEW && !(op->flags & GRADD_OP_NO_GRAD) && !(op->no_diff & 1);
+}
 
 /* Ends every kernels/ops/<family>.c: GRADD_OPS(family, {row}, {row}); `family` = the file name. */
 #define GRADD_OPS(family, ...)                                                                     \

@@ -51,6 +51,8 @@ gradd_status_t gradd_map_rows(const gradd_rows_t *rows, int pick, const gradd_vi
 #define vexp(x)   _Generic((x), float: gradd_vexpf, double: exp)(x)
 #define vlog(x)   _Generic((x), float: gradd_vlogf, double: log)(x)
 #define vlog1p(x) _Generic((x), float: gradd_vlog1pf, double: log1p)(x)
+#define vexpm1(x) _Generic((x), float: gradd_vexpm1f, double: expm1)(x)
+#define vlogp(x)  _Generic((x), float: gradd_vlog1p_anyf, double: log1p)(x)
 #define vtanh(x)  _Generic((x), float: gradd_vtanhf, double: tanh)(x)
 #define verf(x)   _Generic((x), float: gradd_verff, double: erf)(x)
 #define vsqrt(x)  _Generic((x), float: sqrtf, double: sqrt)(x)
@@ -61,6 +63,8 @@ gradd_status_t gradd_map_rows(const gradd_rows_t *rows, int pick, const gradd_vi
 #define rexp      exp
 #define rlog      log
 #define rlog1p    log1p
+#define rexpm1    expm1
+#define rlogp     log1p
 #define rtanh     tanh
 #define rerf      erf
 #define rsqrt     sqrt

@@ -1,4 +1,4 @@
-/* exp, log, tanh, erf, sin, cos for f32 in a form that compilers vectorise.
+/* exp, expm1, log, log1p, tanh, erf, sin, cos for f32 in a form that compilers vectorise.
  *
  * No calls, no branches, no tables: select and fused multiply-add only, so a loop under
  * `#pragma omp simd` runs them on whole vectors, and a scalar tail gives the same bits. Errors
@@ -84,6 +84,31 @@ static inline float gradd_vlog1pf(float u) {
     const float s = 1.0f + u;
     const float y = gradd_vlogf(s) + (u - (s - 1.0f)) / s;
     return u == INFINITY ? u : y;
+}
+
+/* log(1 + u) for any u. */
+static inline float gradd_vlog1p_anyf(float u) {
+    return u == -1.0f ? -INFINITY : gradd_vlog1pf(u);
+}
+
+/* exp(x) - 1 = 2^n (exp(r) - 1) + (2^n - 1), n and r as in gradd_vexpf: no digit of a small x is
+ * lost. Where 2^n could overflow before the product, 1 is nothing. */
+static inline float gradd_vexpm1f(float x) {
+    const float a = x > 88.0f ? 88.0f : x < -104.0f ? -104.0f : x;
+    const float t = GRADD_FMA(a, 1.44269504f, 12582912.0f);
+    const int32_t n = (int32_t)(gradd_f32_bits(t) - 0x4b400000u);
+    const float nf = t - 12582912.0f;
+    float r = GRADD_FMA(nf, -0.693145752f, a);
+    r = GRADD_FMA(nf, -1.42860677e-6f, r);
+    float p = GRADD_FMA(0.00139517174f, r, 0.00836959854f);
+    p = GRADD_FMA(p, r, 0.0416661873f);
+    p = GRADD_FMA(p, r, 0.166665122f);
+    p = GRADD_FMA(p, r, 0.5f);
+    p = GRADD_FMA(p, r * r, r);
+    const int32_t half = n >> 1;
+    const float scale = gradd_exp2i(half) * gradd_exp2i(n - half);
+    const float y = GRADD_FMA(p, scale, scale - 1.0f);
+    return x > 88.0f ? gradd_vexpf(x) : x == 0.0f ? x : y;
 }
 
 static inline float gradd_vtanhf(float x) {

@@ -3,13 +3,17 @@
  * Math: z = f(a), f(a, b), or a fold over any number of operands (Max, Min, Sum). Shapes: any,
  * which broadcast to one. Integers wrap around; integer division truncates and refuses a zero
  * divisor. Saved for backward: Exp, Sqrt, Reciprocal, Div, Pow, Max, Min their result, the others
- * inputs only. Where operands tie, Max and Min share the gradient evenly among them; Clip passes it
- * inside the closed interval; Sign, Floor, Ceil and Round have gradient zero. */
+ * inputs only. At edges the slope is that of torch: where operands tie, Max and Min share the
+ * gradient evenly among them (two operands both get all of it where one is NaN); Clip passes it
+ * inside the closed interval and not to NaN; Abs has 0 at 0 and NaN; a power passes nothing to an
+ * exponent >= 0 of 0. Sign, Floor, Ceil and Round have gradient zero. */
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/map.h"
 #include "kernels/cpu/sum.h"
 #include "kernels/infer.h"
 #include "kernels/rules.h"
+
+#include <string.h>
 
 /* ---- kernels -------------------------------------------------------------------------------- */
 
@@ -33,7 +37,7 @@
 #define E_NEG_I(F)  ((__typeof__(a))(0 - (uint64_t)a))
 #define E_ABS(F)    (F##abs(a))
 #define E_ABS_I(F)  ((__typeof__(a))(a < 0 ? 0 - (uint64_t)a : (uint64_t)a))
-#define E_SIGN(F)   (a > 0 ? GRADD_K(1) : a < 0 ? GRADD_K(-1) : a)
+#define E_SIGN(F)   (a > 0 ? GRADD_K(1) : a < 0 ? GRADD_K(-1) : GRADD_K(0)) /* of NaN 0, as torch */
 #define E_SQRT(F)   (F##sqrt(a))
 #define E_RECIP(F)  (1 / a)
 #define E_EXP(F)    (F##exp(a))
@@ -224,6 +228,8 @@ static double exponent_at(const void *y, int64_t i, int dtype) {
             row_cube_##S(n, out, in, step, p);                                                     \
         else if (one && y == -0.5)                                                                 \
             row_rsqrt_##S(n, out, in, step, p);                                                    \
+        else if (one && y == 0.5)                                                                  \
+            row_sqrt_##S(n, out, in, step, p);                                                     \
         else                                                                                       \
             ref_pow_##S(n, out, in, step, p);                                                      \
     }                                                                                              \
@@ -403,8 +409,9 @@ static gradd_status_t grad_div(gradd_grad_t *g) {
 static gradd_status_t grad_mod(gradd_grad_t *g) {
     if (g->need[0]) g->din[0] = gradd_reduce_to(g->b, g->dout[0], g->in[0]);
     if (g->need[1]) {
-        gradd_val_t whole = GRADD_EMIT(g->b, "Sub", g->in[0], g->output(g, 0));
-        gradd_val_t quotient = GRADD_EMIT(g->b, "Div", whole, g->in[1]);
+        gradd_val_t ratio = GRADD_EMIT(g->b, "Div", g->in[0], g->in[1]);
+        gradd_val_t whole = GRADD_EMIT(g->b, "Floor", GRADD_EMIT(g->b, "Abs", ratio));
+        gradd_val_t quotient = GRADD_EMIT(g->b, "Mul", GRADD_EMIT(g->b, "Sign", ratio), whole);
         gradd_val_t d = GRADD_EMIT(g->b, "Neg", GRADD_EMIT(g->b, "Mul", g->dout[0], quotient));
         g->din[1] = gradd_reduce_to(g->b, d, g->in[1]);
     }
@@ -439,14 +446,21 @@ static gradd_val_t pow_base(gradd_grad_t *g) {
     return gradd_reduce_to(g->b, GRADD_EMIT(g->b, "Mul", g->dout[0], slope), g->in[0]);
 }
 
+/* dy x^y log(x), which is NaN for negative x, and 0 for x = 0 unless y is negative */
+static gradd_val_t pow_exponent(gradd_grad_t *g) {
+    gradd_builder_t *b = g->b;
+    gradd_dtype_t dtype = gradd_val_type(b, g->in[1])->dtype;
+    gradd_val_t zero = scalar_like(g, 0), none = gradd_const_scalar(b, dtype, 0);
+    gradd_val_t slope = GRADD_EMIT(b, "Mul", g->output(g, 0), GRADD_EMIT(b, "Log", g->in[0]));
+    gradd_val_t flat = GRADD_EMIT(b, "And", GRADD_EMIT(b, "Equal", g->in[0], zero),
+                                  GRADD_EMIT(b, "GreaterOrEqual", g->in[1], none));
+    return GRADD_EMIT(b, "Where", flat, zero, GRADD_EMIT(b, "Mul", g->dout[0], slope));
+}
+
 static gradd_status_t grad_pow(gradd_grad_t *g) {
     if (g->need[0]) g->din[0] = pow_base(g);
     if (g->need[1]) {
-        gradd_val_t zero = scalar_like(g, 0);
-        gradd_val_t positive = GRADD_EMIT(g->b, "Greater", g->in[0], zero);
-        gradd_val_t safe = GRADD_EMIT(g->b, "Where", positive, g->in[0], scalar_like(g, 1));
-        gradd_val_t slope = GRADD_EMIT(g->b, "Mul", g->output(g, 0), GRADD_EMIT(g->b, "Log", safe));
-        gradd_val_t d = GRADD_EMIT(g->b, "Mul", g->dout[0], slope);
+        gradd_val_t d = pow_exponent(g);
         gradd_dtype_t dtype = gradd_val_type(g->b, g->in[1])->dtype; /* need not be that of x */
         gradd_attr_t to = gradd_make_int("to", dtype);
         d = gradd_reduce_to(g->b, d, g->in[1]);
@@ -456,7 +470,26 @@ static gradd_status_t grad_pow(gradd_grad_t *g) {
     return g->b->status;
 }
 
+/* Of two operands: half to each where they are equal, nothing to the one that is beaten. A
+ * comparison with NaN is false, so both get all of it there. */
+static gradd_status_t grad_extremum_of_two(gradd_grad_t *g) {
+    gradd_builder_t *b = g->b;
+    bool max = !strcmp(g->op->name, "Max");
+    gradd_val_t zero = scalar_like(g, 0);
+    gradd_val_t half = GRADD_EMIT(b, "Mul", g->dout[0], scalar_like(g, 0.5));
+    gradd_val_t equal = GRADD_EMIT(b, "Equal", g->in[0], g->in[1]);
+    gradd_val_t share = GRADD_EMIT(b, "Where", equal, half, g->dout[0]);
+    for (int i = 0; i < 2; i++) {
+        if (!g->need[i]) continue;
+        gradd_val_t beaten = max ? GRADD_EMIT(b, "Less", g->in[i], g->in[1 - i])
+                                 : GRADD_EMIT(b, "Greater", g->in[i], g->in[1 - i]);
+        g->din[i] = gradd_reduce_to(b, GRADD_EMIT(b, "Where", beaten, zero, share), g->in[i]);
+    }
+    return b->status;
+}
+
 static gradd_status_t grad_extremum(gradd_grad_t *g) {
+    if (g->n_in == 2) return grad_extremum_of_two(g);
     gradd_val_t hit[GRADD_OP_MAX_IN];
     gradd_attr_t to = gradd_make_int("to", gradd_val_type(g->b, g->in[0])->dtype);
     if (g->n_in == 1) {

@@ -5,8 +5,9 @@
  *
  * reduction "none" writes (the last of repeated indices wins; ONNX leaves that open), "add" adds in
  * rising order of j. Gradients of "none": dx = dy with zeros at the places written, du = dy
- * gathered there; of "add": dx = dy, du the same gather. mul, min and max run forward only: they
- * are serial.
+ * gathered there; of "add": dx = dy, du the same gather; of "min" and "max" (which keep a NaN) all
+ * elements that equal the result share its gradient evenly. mul runs forward only; these three are
+ * serial.
  */
 #include <string.h>
 
@@ -46,7 +47,7 @@ static gradd_status_t make_rows(const gradd_run_t *r, gradd_rows_t *out) {
 }
 
 static float folded(char kind, float a, float b) {
-    return kind == '*' ? a * b : kind == '<' ? (b < a ? b : a) : b > a ? b : a;
+    return kind == '*' ? a * b : kind == '<' ? (b < a || b != b ? b : a) : b > a || b != b ? b : a;
 }
 
 static void fold_rows_bf16(const gradd_rows_t *rows, char kind, gradd_bf16_t *to,
@@ -80,9 +81,9 @@ static gradd_status_t fold_rows(const gradd_rows_t *rows, char kind, gradd_dtype
                 if (kind == '*')
                     t[k] = PRODUCT(t[k], f[k]);
                 else if (kind == '<')
-                    t[k] = f[k] < t[k] ? f[k] : t[k];
+                    t[k] = f[k] < t[k] || f[k] != f[k] ? f[k] : t[k];
                 else
-                    t[k] = f[k] > t[k] ? f[k] : t[k];
+                    t[k] = f[k] > t[k] || f[k] != f[k] ? f[k] : t[k];
             }
         }
     });
@@ -165,10 +166,41 @@ static size_t work_scatter(const gradd_infer_t *c) {
 
 /* ---- gradient rule --------------------------------------------------------------------------- */
 
+static gradd_val_t emit_at(gradd_grad_t *g, const char *op, const gradd_val_t *in, int n_in,
+                           const char *how) {
+    gradd_attr_t attrs[2];
+    int n = 0;
+    if (how) attrs[n++] = gradd_make_string("reduction", how);
+    if (!is_nd(g->op)) attrs[n++] = gradd_make_int("axis", gradd_attr_int(g->attrs, "axis", 0));
+    return gradd_emit_attrs(g->b, op, in, n_in, attrs, n);
+}
+
+/* Of max and min: whoever equals the result gets an equal share of its gradient. */
+static gradd_status_t grad_extremum(gradd_grad_t *g) {
+    gradd_builder_t *b = g->b;
+    const char *gather = is_nd(g->op) ? "GatherND" : "GatherElements";
+    gradd_attr_t to = gradd_make_int("to", gradd_val_type(b, g->in[0])->dtype);
+    gradd_val_t y = g->output(g, 0);
+    gradd_val_t there = emit_at(g, gather, (gradd_val_t[]){y, g->in[1]}, 2, NULL);
+    gradd_val_t own = GRADD_EMIT(b, "Equal", g->in[0], y);
+    gradd_val_t other = GRADD_EMIT(b, "Equal", g->in[2], there);
+    own = gradd_emit_attrs(b, "Cast", &own, 1, &to, 1);
+    other = gradd_emit_attrs(b, "Cast", &other, 1, &to, 1);
+    gradd_val_t count = emit_at(g, g->op->name, (gradd_val_t[]){own, g->in[1], other}, 3, "add");
+    gradd_val_t share = GRADD_EMIT(b, "Div", g->dout[0], count);
+    if (g->need[0]) g->din[0] = GRADD_EMIT(b, "Mul", own, share);
+    if (g->need[2]) {
+        share = emit_at(g, gather, (gradd_val_t[]){share, g->in[1]}, 2, NULL);
+        g->din[2] = GRADD_EMIT(b, "Mul", other, share);
+    }
+    return b->status;
+}
+
 static gradd_status_t grad_scatter(gradd_grad_t *g) {
     gradd_builder_t *b = g->b;
     const char *how = reduction_of(g->attrs);
     bool add = !strcmp(how, "add"), nd = is_nd(g->op);
+    if (!strcmp(how, "max") || !strcmp(how, "min")) return grad_extremum(g);
     if (!add && strcmp(how, "none"))
         return GRADD_FAIL(UNSUPPORTED, "no gradient of %s with reduction '%s'", g->op->name, how);
     gradd_attr_t attr = gradd_make_int("axis", gradd_attr_int(g->attrs, "axis", 0));
@@ -188,55 +220,54 @@ static gradd_status_t grad_scatter(gradd_grad_t *g) {
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 /* The cases of "none" name every index once, or the gradient of u would be ill defined. */
-GRADD_OPS(
-    scatter,
-    {
-        .name = "ScatterND",
-        .domain = "",
-        .since = 11,
-        .min_in = 3,
-        .max_in = 3,
-        .min_out = 1,
-        .max_out = 1,
-        .inplace = 1,
-        .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
-        .attrs = GRADD_ATTR_LIST({"reduction", GRADD_ATTR_STRING, false}
-          ),
-        .infer = infer_scatter_nd,
-        .grad = grad_scatter,
-        .run = run_scatter,
-        .cost = gradd_cost_move,
-        .work = work_scatter,
-        .cases = GRADD_CASES(
-            {.text = "f32[5,3] i64[2,1]={4,-4} f32[2,3]"},
-            {.text = "f32[4,5] i64[3,2]={0,0,3,4,1,-1} f32[3]"},
-            {.text = "f32[4,5] i64[3,2]={0,0,0,0,1,2} f32[3] | reduction=\"add\""},
-            {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"max\"", .grad_tol = -1},
-            {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"min\"", .grad_tol = -1},
-            {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"mul\"", .grad_tol = -1},
-            {.text = "i64[6] i64[2,1]={5,0} i64[2]"},
-          {.text = "f32[3] i64[0,1] f32[0]"}
-          )
+GRADD_OPS(scatter,
+          {
+              .name = "ScatterND",
+              .domain = "",
+              .since = 11,
+              .min_in = 3,
+              .max_in = 3,
+              .min_out = 1,
+              .max_out = 1,
+              .inplace = 1,
+              .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
+              .attrs = GRADD_ATTR_LIST({"reduction", GRADD_ATTR_STRING, false}
+                ),
+              .infer = infer_scatter_nd,
+              .grad = grad_scatter,
+              .run = run_scatter,
+              .cost = gradd_cost_move,
+              .work = work_scatter,
+              .cases = GRADD_CASES(
+                  {.text = "f32[5,3] i64[2,1]={4,-4} f32[2,3]"},
+                  {.text = "f32[4,5] i64[3,2]={0,0,3,4,1,-1} f32[3]"},
+                  {.text = "f32[4,5] i64[3,2]={0,0,0,0,1,2} f32[3] | reduction=\"add\""},
+                  {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"max\""},
+                  {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"min\""},
+                  {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"mul\"",
+                        .grad_tol = -1},
+                  {.text = "i64[6] i64[2,1]={5,0} i64[2]"},
+                {.text = "f32[3] i64[0,1] f32[0]"}
+                )
 },
-    {.name = "ScatterElements",
-     .domain = "",
-     .since = 11,
-     .min_in = 3,
-     .max_in = 3,
-     .min_out = 1,
-     .max_out = 1,
-     .inplace = 1,
-     .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
-     .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
-                              {"reduction", GRADD_ATTR_STRING, false}),
-     .infer = infer_scatter_elements,
-     .grad = grad_scatter,
-     .run = run_scatter,
-     .cost = gradd_cost_move,
-     .work = work_scatter,
-     .cases = GRADD_CASES({.text = "f32[3,5] i64[2,2]={0,4,-3,1} f32[2,2] | axis=1"},
-                          {.text = "f32[5,3] i64[2,3]={1,0,2,4,1,3} f32[2,3]"},
-                          {.text = "f32[5,3] i64[4,3] f32[4,3] | reduction=\"add\""},
-                          {.text = "f32[2,5] i32[2,4] f32[2,4] | axis=-1 reduction=\"max\"",
-                           .grad_tol = -1},
-                          {.text = "i64[1,4] i64[1,2]={3,0} i64[1,2] | axis=1"})});
+          {.name = "ScatterElements",
+           .domain = "",
+           .since = 11,
+           .min_in = 3,
+           .max_in = 3,
+           .min_out = 1,
+           .max_out = 1,
+           .inplace = 1,
+           .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
+           .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
+                                    {"reduction", GRADD_ATTR_STRING, false}),
+           .infer = infer_scatter_elements,
+           .grad = grad_scatter,
+           .run = run_scatter,
+           .cost = gradd_cost_move,
+           .work = work_scatter,
+           .cases = GRADD_CASES({.text = "f32[3,5] i64[2,2]={0,4,-3,1} f32[2,2] | axis=1"},
+                                {.text = "f32[5,3] i64[2,3]={1,0,2,4,1,3} f32[2,3]"},
+                                {.text = "f32[5,3] i64[4,3] f32[4,3] | reduction=\"add\""},
+                                {.text = "f32[2,5] i32[2,4] f32[2,4] | axis=-1 reduction=\"max\""},
+                                {.text = "i64[1,4] i64[1,2]={3,0} i64[1,2] | axis=1"})});

@@ -259,8 +259,9 @@ static gradd_status_t append_node(graph_t *g, const graph_emit_t *e, const gradd
 
 /* An operator that gives back its operand when the types are equal. */
 static bool is_identity(const graph_emit_t *e, const gradd_view_t *in, const gradd_type_t *out) {
-    if (e->op->flags & GRADD_OP_NO_GRAD) return false; /* StopGradient must stay */
-    if (!(e->op->flags & (GRADD_OP_VIEW | GRADD_OP_SAME_IS_IDENTITY))) return false;
+    /* StopGradient and WithSlope must stay */
+    if (!(e->op->flags & GRADD_OP_SAME_IS_IDENTITY) && !gradd_op_is_transparent(e->op))
+        return false;
     return e->n_out == 1 && gradd_type_equal(&in[0].type, &out[0]);
 }
 

@@ -38,7 +38,7 @@ static void find_lifetimes(maker_t *m) {
         m->start[v] = m->end[v] = -1;
     for (int k = 0; k < s->n; k++) {
         const graph_node_t *n = &m->g->nodes[s->nodes[k]];
-        for (int i = 0; i < n->n_in; i++)
+        for (int i = 0, reads = plan_reads(n); i < reads; i++)
             use(m, n->in[i], k);
         for (int j = 0; j < n->n_out; j++) {
             if (n->out[j] == GRADD_NONE) continue;

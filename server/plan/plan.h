@@ -118,6 +118,9 @@ struct plan_s {
 /* The value whose bytes v shares: follows view operators to their operand. */
 gradd_val_t plan_root(const graph_t *g, gradd_val_t v);
 
+/* How many of its operands a node needs when it runs: of a view, only what it is a view of. */
+int plan_reads(const graph_node_t *n);
+
 /* True if the node has no element to write: it is not run. [2^40, 0] is such a shape, and a kernel
  * that loops over its rows would not come back. */
 bool plan_writes_nothing(const graph_t *g, const graph_node_t *n);

@@ -9,6 +9,10 @@ gradd_val_t plan_root(const graph_t *g, gradd_val_t v) {
     return g->values[v]->root;
 }
 
+int plan_reads(const graph_node_t *n) {
+    return n->op->flags & GRADD_OP_VIEW && n->n_in > 1 ? 1 : n->n_in;
+}
+
 bool plan_writes_nothing(const graph_t *g, const graph_node_t *n) {
     for (int j = 0; j < n->n_out; j++)
         if (n->out[j] != GRADD_NONE && gradd_type_count(&g->values[n->out[j]]->type)) return false;
@@ -23,7 +27,7 @@ static void want(const graph_t *g, gradd_val_t v, bool *wanted) {
 static gradd_status_t collect(const graph_t *g, bool *wanted, bool backward, sequence_t *out) {
     for (int32_t id = g->n_nodes - 1; id >= 0; id--) {
         if (!wanted[id] || g->nodes[id].backward != backward) continue;
-        for (int i = 0; i < g->nodes[id].n_in; i++)
+        for (int i = 0, n = plan_reads(&g->nodes[id]); i < n; i++)
             want(g, g->nodes[id].in[i], wanted);
     }
     int n = 0;
@@ -72,7 +76,7 @@ void schedule_mark_saved(const graph_t *g, const sequence_t *sequence, const gra
     for (int k = 0; k < sequence->n; k++) {
         const graph_node_t *n = &g->nodes[sequence->nodes[k]];
         if (!n->backward) continue;
-        for (int i = 0; i < n->n_in; i++)
+        for (int i = 0, reads = plan_reads(n); i < reads; i++)
             mark(g, n->in[i], saved);
     }
     for (int i = 0; i < n_grads; i++)

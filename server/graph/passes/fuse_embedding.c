@@ -113,7 +113,8 @@ static bool step_up(const graph_t *g, way_t *w) {
     if (g->values[w->v]->kind != VALUE_NODE) return false;
     const graph_node_t *n = &g->nodes[g->values[w->v]->node];
     gradd_val_t from = n->n_in ? n->in[0] : GRADD_NONE;
-    const bool view = n->op->flags & GRADD_OP_VIEW, mul = !strcmp(n->op->name, "Mul");
+    const bool stops = n->op->flags & GRADD_OP_NO_GRAD && n->op->flags & GRADD_OP_VIEW;
+    const bool view = stops || gradd_op_is_transparent(n->op), mul = !strcmp(n->op->name, "Mul");
     if (n->backward || (mul && (w->scaled || !match_with_scalar(g, n, &w->scale, &from))) ||
         from == GRADD_NONE)
         return false;
@@ -124,7 +125,7 @@ static bool step_up(const graph_t *g, way_t *w) {
         w->scaled = true;
         if (!same) return false;
     } else if (view) {
-        if (n->op->flags & GRADD_OP_NO_GRAD) w->frozen = true;
+        if (stops) w->frozen = true;
         if (!same && !w->shape) w->shape = out;
     } else if (strcmp(n->op->name, "Expand") || w->shape) {
         return false; /* ids that are reshaped afterwards would have to be expanded */

@@ -85,9 +85,7 @@ static gradd_val_t above_logits(const graph_t *g, pattern_t *p) {
     if (!n || n->n_in < 1 || n->in[0] == GRADD_NONE) return GRADD_NONE;
     const gradd_type_t *in = type_of(g, n->in[0]), *out = type_of(g, p->logits);
     bool same = in->rank && last_dim(g, n->in[0]) == last_dim(g, p->logits);
-    if (n->op->flags & GRADD_OP_VIEW && !(n->op->flags & GRADD_OP_NO_GRAD) && same &&
-        in->dtype == out->dtype)
-        return n->in[0];
+    if (gradd_op_is_transparent(n->op) && same && in->dtype == out->dtype) return n->in[0];
     if (!strcmp(n->op->name, "Cast") && in->dtype == GRADD_DT_BF16 && out->dtype == GRADD_DT_F32)
         return n->in[0];
     if (!p->cut && cuts_one(g, n, out->rank - 2, false)) {
