@@ -62,7 +62,7 @@ def run_ort(cap: export.Capture, values: dict[str, torch.Tensor]) -> dict[str, n
     model = onnx.ModelProto.FromString(cap.onnx)
     for node in model.graph.node:
         if node.domain == "com.gradd":
-            assert node.op_type in ("StopGradient", "StraightThrough")
+            assert node.op_type in ("StopGradient", "StraightThrough", "WithSlope")
             node.domain, node.op_type = "", "Identity"
             del node.input[1:]
     options = onnxruntime.SessionOptions()

@@ -194,6 +194,22 @@ class _Straight(torch.autograd.Function):
         return None, grad
 
 
+class _Sloped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, *pairs: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*pairs)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple:
+        given: list[Any] = [None]
+        for x, slope in zip(ctx.saved_tensors[::2], ctx.saved_tensors[1::2], strict=True):
+            zero = torch.zeros((), dtype=grad.dtype)
+            part = torch.where(slope, grad, zero) if slope.dtype == torch.bool else grad * slope
+            given += [part.sum_to_size(x.shape).to(x.dtype), None]
+        return tuple(given)
+
+
 def _unary(function: Callable) -> Callable:
     return lambda x, a, n: function(x[0])
 
@@ -264,4 +280,7 @@ _OPS: dict[str, Callable] = {
     "Where": lambda x, a, n: torch.where(x[0], x[1], x[2]),
     "com.gradd:StopGradient": _unary(torch.Tensor.detach),
     "com.gradd:StraightThrough": lambda x, a, n: _Straight.apply(x[0], x[1]),
+    "com.gradd:WithSlope": lambda x, a, n: _Sloped.apply(*x),
+    "com.gradd:Expm1": _unary(torch.expm1),
+    "com.gradd:Log1p": _unary(torch.log1p),
 }

@@ -14,12 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
-import onnxscript
 import torch
 
+from gradd.export import losses, pointwise, reductions
+from gradd.export.build import ints as _ints
+from gradd.export.build import op, stop_gradient, straight_through
+from gradd.export.build import scalar as _scalar
 from gradd.export.spec import CaptureError
 
-op = onnxscript.values.Opset("", 20)
 _aten = torch.ops.aten
 
 # Operators with mixed element types among their arguments for which that is no promotion.
@@ -42,14 +44,6 @@ _SMALLEST = {
     ir.DataType.FLOAT: -3.4028234663852886e38,
     ir.DataType.DOUBLE: -1.7976931348623157e308,
 }
-
-
-def _scalar(value: float, dtype: Any) -> Any:
-    return op.Constant(value=ir.tensor(value, dtype=ir.DataType(dtype)))
-
-
-def _ints(*values: int) -> Any:
-    return op.Constant(value=ir.tensor(list(values), dtype=ir.DataType.INT64))
 
 
 def _like(value: Any, like: Any) -> Any:
@@ -172,28 +166,6 @@ def embedding(
         return rows
     is_padding = op.Equal(indices, _scalar(padding_idx, indices.dtype))
     return op.Where(op.Unsqueeze(is_padding, _ints(-1)), stop_gradient(rows), rows)
-
-
-def stop_gradient(value: Any) -> Any:
-    """com.gradd::StopGradient: identity forward, no gradient backward."""
-    return _own("StopGradient", value)
-
-
-def straight_through(value: Any, x: Any) -> Any:
-    """com.gradd::StraightThrough: the first operand's values, the second's gradient."""
-    return _own("StraightThrough", value, x)
-
-
-def _own(name: str, value: Any, *others: Any) -> Any:
-    """A node of our domain whose result has the type of its first operand."""
-    from torch.onnx._internal.exporter import _core
-
-    node = ir.Node("com.gradd", name, [value, *others], version=1)
-    if value.dtype is not None:
-        node.outputs[0].dtype = value.dtype
-    node.outputs[0].shape = value.shape
-    _core.current_tracer.nodes.append(node)
-    return node.outputs[0]
 
 
 def to_dtype(value: Any, dtype: int, *unused: Any, **unused_kw: Any) -> Any:
@@ -362,31 +334,6 @@ def mean(value: Any, dtype: int | None = None) -> Any:
     return op.ReduceMean(value, keepdims=0)
 
 
-def log_sigmoid(value: Any) -> Any:
-    """log(sigmoid(x)) as LogSoftmax([x, 0])[0]: exact for any x, value and gradient."""
-    pair = op.Unsqueeze(value, _ints(-1))
-    pair = op.Concat(pair, op.Mul(pair, _scalar(0.0, value.dtype)), axis=-1)
-    return op.Gather(op.LogSoftmax(pair, axis=-1), _scalar(0, ir.DataType.INT64), axis=-1)
-
-
-def binary_cross_entropy(
-    scores: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1
-) -> Any:
-    """binary_cross_entropy_with_logits; the stock translation overflows below -88."""
-    one = _scalar(1.0, scores.dtype)
-    logs = log_sigmoid(scores)
-    if pos_weight is not None:
-        factor = op.Add(op.Mul(op.Sub(pos_weight, one), target), one)
-        logs = op.Mul(logs, factor)
-    loss = op.Sub(op.Mul(op.Sub(one, target), scores), logs)
-    if weight is not None:
-        loss = op.Mul(loss, weight)
-    if reduction == 0:
-        return loss
-    reduce = op.ReduceMean if reduction == 1 else op.ReduceSum
-    return reduce(loss, keepdims=0)
-
-
 # --- batch normalisation ---------------------------------------------------------------------
 
 
@@ -451,8 +398,6 @@ def table() -> dict[Any, Callable]:
         _aten.dropout.default: dropout,
         _aten.embedding.default: embedding,
         _aten.cross_entropy_loss.default: cross_entropy,
-        _aten.binary_cross_entropy_with_logits.default: binary_cross_entropy,
-        _aten.log_sigmoid.default: log_sigmoid,
         _aten.mean.default: mean,
         _aten.alias.default: identity,
         _aten.arange.default: arange,
@@ -470,4 +415,4 @@ def table() -> dict[Any, Callable]:
         torch.ops.gradd.stop_gradient.default: stop_gradient,
         torch.ops.gradd.straight_through.default: straight_through,
     }
-    return rows
+    return rows | pointwise.table() | reductions.table() | losses.table()

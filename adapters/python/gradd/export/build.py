@@ -1,0 +1,141 @@
+"""What translations are written with: constants, casts, and the operators of our own domain.
+
+A translation takes onnx_ir values and emits nodes of opset 20 and com.gradd. Functions whose
+derivative at edges (ties, bounds, zeros, overflow) is defined by torch and not by the composition
+that computes their value say both: with_slope(value, x, slope).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import onnxscript
+
+from gradd.export.spec import CaptureError
+
+op = onnxscript.values.Opset("", 20)
+FLOATS = (
+    ir.DataType.FLOAT16,
+    ir.DataType.BFLOAT16,
+    ir.DataType.FLOAT,
+    ir.DataType.DOUBLE,
+)
+_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def scalar(value: float, dtype: Any) -> Any:
+    """A constant of rank 0."""
+    return op.Constant(value=ir.tensor(value, dtype=ir.DataType(dtype)))
+
+
+def ints(*values: int) -> Any:
+    """A constant list of int64."""
+    return op.Constant(value=ir.tensor(list(values), dtype=ir.DataType.INT64))
+
+
+def cast(value: Any, dtype: Any) -> Any:
+    """The value in another type; itself where it is known to have that type."""
+    return value if value.dtype == dtype else op.Cast(value, to=int(dtype))
+
+
+def typed(value: Any, dtype: Any, shape: Any = None) -> Any:
+    """Tells the type of a value that was just computed; the exporter only knows those of aten."""
+    value.dtype, value.shape = dtype, value.shape if shape is None else ir.Shape(shape)
+    return value
+
+
+def wide(value: Any) -> Any:
+    """Half floats as float, other values as they are: formulas of several steps round once."""
+    if value.dtype not in _HALF:
+        return value
+    return typed(op.Cast(value, to=int(ir.DataType.FLOAT)), ir.DataType.FLOAT, list(value.shape))
+
+
+def narrow(value: Any, like: Any) -> Any:
+    """What was computed from wide(like), in the type of `like`."""
+    return op.Cast(value, to=int(like.dtype)) if like.dtype in _HALF else value
+
+
+def is_float(value: Any) -> bool:
+    """True for real floating point numbers, which alone have gradients."""
+    return value.dtype in FLOATS
+
+
+def own(name: str, value: Any, *others: Any, **attributes: int) -> Any:
+    """A node of our domain whose result has the type of its first operand."""
+    from torch.onnx._internal.exporter import _core
+
+    given = [ir.AttrInt64(key, number) for key, number in attributes.items()]
+    node = ir.Node("com.gradd", name, [value, *others], given, version=1)
+    if value.dtype is not None:
+        node.outputs[0].dtype = value.dtype
+    node.outputs[0].shape = value.shape
+    _core.current_tracer.nodes.append(node)
+    return node.outputs[0]
+
+
+def stop_gradient(value: Any) -> Any:
+    """com.gradd::StopGradient: identity forward, no gradient backward."""
+    return own("StopGradient", value)
+
+
+def straight_through(value: Any, x: Any) -> Any:
+    """com.gradd::StraightThrough: the first operand's values, the second's gradient."""
+    return own("StraightThrough", value, x)
+
+
+def with_slope(value: Any, *pairs: Any) -> Any:
+    """com.gradd::WithSlope: `value`, and for each pair (x, slope) the gradient dy * slope to x.
+
+    Args:
+        value: The result.
+        *pairs: x, slope, x, slope, ...; a boolean slope is a mask. Pairs whose x is no float (or
+            None) are left out.
+    """
+    given = list(zip(pairs[::2], pairs[1::2], strict=True))
+    kept = [part for x, slope in given if x is not None and is_float(x) for part in (x, slope)]
+    return own("WithSlope", value, *kept) if kept else value
+
+
+def all_axes(value: Any, dims: Any = None) -> list[int]:
+    """Axes of a reduction: those given (a number or a list), or all."""
+    if isinstance(dims, int):
+        return [dims]
+    return list(dims) if dims else list(range(len(value.shape)))
+
+
+def size(value: Any, axis: int) -> Any:
+    """One size of a value, int64 of rank 0, known when a plan is made."""
+    axis %= max(len(value.shape), 1)
+    return op.Squeeze(op.Shape(value, start=axis, end=axis + 1))
+
+
+def count(value: Any, axes: list[int], dtype: Any) -> Any:
+    """How many elements the axes hold together, of rank 0."""
+    sizes = [value.shape[axis] for axis in axes]
+    if all(isinstance(n, int) for n in sizes):
+        total = 1
+        for n in sizes:
+            total *= n
+        return scalar(float(total), dtype)
+    result = size(value, axes[0])
+    for axis in axes[1:]:
+        result = op.Mul(result, size(value, axis))
+    return op.Cast(result, to=int(dtype))
+
+
+def reduced(loss: Any, reduction: int) -> Any:
+    """What torch's losses do last: nothing (0), the mean (1) or the sum (2)."""
+    if reduction == 0:
+        return loss
+    return (op.ReduceMean if reduction == 1 else op.ReduceSum)(loss, keepdims=0)
+
+
+def refuse(name: str, why: str) -> Any:
+    """A translation that says why there is none."""
+
+    def translate(*unused: Any, **unused_kw: Any) -> Any:
+        raise CaptureError("unsupported_operator", f"{name} {why}")
+
+    return translate
