@@ -281,6 +281,7 @@ _OPS: dict[str, Callable] = {
     "com.gradd:StopGradient": _unary(torch.Tensor.detach),
     "com.gradd:StraightThrough": lambda x, a, n: _Straight.apply(x[0], x[1]),
     "com.gradd:WithSlope": lambda x, a, n: _Sloped.apply(*x),
+    "Softplus": _unary(torch.nn.functional.softplus),
     "com.gradd:Expm1": _unary(torch.expm1),
     "com.gradd:Log1p": _unary(torch.log1p),
 }

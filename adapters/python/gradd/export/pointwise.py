@@ -287,10 +287,8 @@ def divide_rounded(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
     a, b = _pair(x, y)
     if rounding_mode is None or not is_float(y if _is_number(x) else x):
         return op.Div(a, b)
-    like = y if _is_number(x) else x
-    a, b = (_value(v, wide(like).dtype) for v in (x, y))
-    ratio = op.Div(a, b)
-    return narrow(op.Mul(op.Sign(ratio), op.Floor(op.Abs(ratio))), like)
+    ratio = op.Div(a, b)  # torch rounds to the type before it cuts
+    return op.Mul(op.Sign(ratio), op.Floor(op.Abs(ratio)))
 
 
 def heaviside(x: Any, values: Any) -> Any:

@@ -1,0 +1,291 @@
+"""What is known of rows of the table of edges: which were wrong, and where torch is no measure.
+
+FOUND_WRONG runs in every test run. A reason in SKIP is one why torch's own numbers cannot be
+compared with: documented as undefined, the rounding of torch itself, or a quantity that leaves the
+range in torch and not here.
+"""
+
+from __future__ import annotations
+
+_TIES = (
+    "zeros",
+    "ties",
+    "flat",
+    "rows",
+    "halves",
+    "bounds",
+    "constant",
+    "x60",
+    "1e5",
+    "inf",
+    "nan",
+)
+_TOPK = dict.fromkeys(_TIES, "torch documents that which of equal elements topk takes is undefined")
+_NO_VALUE = {"inf": "the value is NaN, and its gradient NaN or infinite"}
+_WELFORD = {"inf": "the mean of infinities is NaN by Welford's way and infinite by the sum"}
+_SQUARED = "torch squares the divisor, which leaves the range; here it stays finite"
+_NO_DIGITS = {"1e-22": "products of 1e-44 have no digits left"}
+_ROUNDING = "scores of 1e4 and more: torch's own rounding is of the size of the gradient"
+_LARGE = {"x60": _ROUNDING, "1e5": _ROUNDING}
+_CONSTANT = {"constant": "the deviation is torch's rounding of the mean of equal numbers"}
+_MANY_NANS = {"nan": "of several NaNs torch takes the last, here the first"}
+_REPEATED = "torch documents that which of repeated indices wins is undefined"
+_UNDEFINED = "C leaves the conversion to an integer undefined"
+_CONVERSION = dict.fromkeys(("inf", "nan"), _UNDEFINED)
+_IGNORED = "what no result depends on has no gradient here, 0 times NaN in torch"
+
+SKIP: dict[str, dict[str, str]] = {
+    "int from float": _CONVERSION,
+    "int32 from float": _CONVERSION,
+    "addcdiv": {"1e-22": _SQUARED},
+    "complex abs": {**_NO_DIGITS, "inf": "NaN beside infinity"},
+    "std": _CONSTANT,
+    "var dim": _NO_VALUE,
+    "var dim biased": _NO_VALUE,
+    "var correction 0": _NO_VALUE,
+    "std_mean": _WELFORD,
+    "var_mean": _WELFORD,
+    "var_mean all": _WELFORD,
+    "renorm": {"nan": "a norm that is NaN has a gradient that is NaN here"},
+    "topk": _TOPK,
+    "topk smallest": _TOPK,
+    "topk with indices": _TOPK,
+    "cross_entropy ignored": {"inf": _IGNORED, "nan": _IGNORED},
+    "weighted kl by hand": {"x60": _SQUARED},
+    "nll_loss weight": _NO_DIGITS,
+    "layer_norm eps": _CONSTANT,
+    "attention": _LARGE,
+    "attention causal": _LARGE,
+    "attention masked": {**_LARGE, "nan": _IGNORED},
+    "attention bias": _LARGE,
+    "adaptive_max_pool1d 1": _MANY_NANS,
+    "adaptive_max_pool2d 1": _MANY_NANS,
+    "interpolate linear": {"inf": "a neighbour of weight 0 that is infinite gives NaN here"},
+    "index_put": {"zeros": _REPEATED, "constant": _REPEATED},
+}
+
+# Differences of rounding that are larger than those of other rows: what absolute
+# difference is none, in units of 1e-6 of the largest input.
+NOISE = {
+    "layer_norm": 100.0,
+    "group_norm": 300.0,
+    "instance_norm": 100.0,
+    "attention bias": 20.0,
+}
+
+FOUND_WRONG = frozenset(
+    """
+abs|absolute|sgn|expm1|log1p|logit|logit eps|sinc|special.sinc|special.entr|special.logit
+special.xlog1py|special.expm1|special.log1p|special.xlogy|angle|clamp_|clamp tensors
+clamp one tensor|clamp max tensor|clamp_min tensor|clamp_max tensor|clamp constant tensors|clip
+div floor|div floor scalar|floor_divide|remainder|fmod|pow 0.5|pow tensors|pow positive base
+pow of zero|maximum|minimum|max of two|min of two|maximum with itself|heaviside|xlogy
+xlogy probabilities|xlogy scalar|logaddexp|logaddexp2|lerp tensor|relu|relu_|relu6|hardtanh
+hardtanh 0.3|hardtanh_|relu6_|hardswish|softshrink|elu|elu alpha|logsigmoid
+std|std dim|std dim biased|std correction 2|std dims|std_mean|norm 3|norm 0.5|norm inf
+vector_norm 1.5|vector_norm 3|vector_norm -1|vector_norm inf|vector_norm -inf|dist 3|max|min
+max dim|max dim values|max dim keepdim|min dim|min dim values|max dim middle|max dim and sum
+logcumsumexp|logcumsumexp 0|trace|amax all
+bce|bce sum|bce none|bce weight|bce target gradient|bce hard labels|bce of sigmoid|bce logits
+bce logits none|bce logits target gradient|bce logits pos_weight|bce logits weight|l1_loss
+l1_loss none|smooth_l1_loss|smooth_l1_loss beta|huber_loss|huber_loss delta|multi_margin_loss
+multi_margin_loss p 2|multi_margin_loss weight|multilabel_margin_loss
+multilabel_margin_loss none|multilabel_margin_loss row|multilabel_soft_margin_loss
+adaptive_max_pool1d 1|adaptive_max_pool2d 1|relu squared|layer norm std by hand
+diagonal|diagonal offset|diagonal below|diagonal batch|diagonal other dims|diagonal beside inf
+diag of matrix|scatter_reduce mean True|scatter_reduce mean False|scatter_reduce amax True
+scatter_reduce amax False|scatter_reduce amin True|scatter_reduce amin False
+""".replace("\n", "|")
+    .strip("|")
+    .split("|")
+)
+
+# Rows that are run in fp32 only.
+_STEPS = "torch rounds to bf16 after each step of the formula, here only at the end"
+NOT_IN_BF16 = {
+    "signbit": "the sign of a NaN",
+    "sinc": _STEPS,
+    "special.sinc": _STEPS,
+    "round decimals": _STEPS,
+    "erf": "torch gives 0 for 1e-22",
+    "cosine_similarity itself": _STEPS,
+    "cosine_similarity 0": _STEPS,
+    "complex abs": "there are no complex numbers of two bf16",
+}
+
+# Rows that the daemon does not run: a word of the error to their names.
+_BY_WORD: dict[str, tuple[str, ...]] = {
+    "Tan": ("tan",),
+    "Asin": ("asin",),
+    "Acos": ("acos",),
+    "Atan": (
+        "atan",
+        "atan2",
+    ),
+    "Sinh": ("sinh",),
+    "Cosh": ("cosh",),
+    "Asinh": ("asinh",),
+    "Acosh": ("acosh",),
+    "Atanh": ("atanh",),
+    "prims.erf_inv": ("erfinv",),
+    "special.erfcx": ("special.erfcx",),
+    "special.log_ndtr": ("special.log_ndtr",),
+    "prims.ndtri": ("special.ndtri",),
+    "prims.bessel_i0e": ("special.i0e",),
+    "prims.digamma": (
+        "special.psi",
+        "digamma",
+    ),
+    "prims.lgamma": (
+        "lgamma",
+        "mvlgamma",
+    ),
+    "prims.bessel_i0": ("i0",),
+    "BitShift": ("shift ints",),
+    "BitwiseAnd": ("bitwise ints",),
+    "prims.fmax": ("fmax",),
+    "prims.fmin": ("fmin",),
+    "prims.hypot": ("hypot",),
+    "prims.signbit": ("copysign",),
+    "prims.scalar_tensor": ("copysign scalar",),
+    "prims.nextafter": ("nextafter",),
+    "HardSigmoid": ("hardsigmoid",),
+    "aten.rrelu_with_noise_functional": ("rrelu eval",),
+    "Celu": ("celu",),
+    "Selu": ("selu",),
+    "aten.polygamma": ("polygamma",),
+    "prims.frexp": ("frexp",),
+    "prims.gcd": ("gcd lcm",),
+    "QuantizeLinear": ("fake_quantize",),
+    "ReduceProd": (
+        "prod",
+        "prod dim",
+        "prod of nothing",
+    ),
+    "aten.median": (
+        "median",
+        "median all",
+    ),
+    "aten.nanmedian": ("nanmedian",),
+    "aten.mode": ("mode",),
+    "aten.kthvalue": ("kthvalue",),
+    "prims.prod": ("cumprod",),
+    "aten.cummax": ("cummax",),
+    "aten.cummin": ("cummin",),
+    "data_dependent_control_flow": (
+        "cov",
+        "corrcoef",
+        "gaussian_nll_loss",
+        "gaussian_nll_loss full",
+    ),
+    "Einsum": (
+        "einsum",
+        "einsum batch",
+        "attention by hand",
+        "attention by hand min",
+        "mT",
+    ),
+    "Det": (
+        "det",
+        "logdet",
+    ),
+    "aten._cdist_forward": (
+        "cdist",
+        "cdist itself",
+        "cdist 1",
+    ),
+    "aten._pdist_forward": ("pdist",),
+    "histc": ("histc",),
+    "Expand": ("bincount",),
+    "export_failed": (
+        "ctc_loss",
+        "combinations",
+    ),
+    "BatchNormalization": (
+        "batch_norm",
+        "batch_norm 1d",
+        "batch_norm eval",
+    ),
+    "AveragePool": (
+        "local_response_norm",
+        "avg_pool1d",
+        "avg_pool2d",
+        "avg_pool2d padding",
+        "adaptive_avg_pool1d 4",
+        "adaptive_avg_pool2d",
+        "lp_pool1d",
+        "lp_pool2d 3",
+        "avg_pool1d whole",
+    ),
+    "SequenceEmpty": (
+        "embedding_bag mean",
+        "embedding_bag sum",
+        "embedding_bag max",
+    ),
+    "Conv": (
+        "conv1d",
+        "conv1d padding",
+        "conv2d",
+    ),
+    "ConvTranspose": ("conv_transpose1d",),
+    "MaxPool": (
+        "max_pool1d",
+        "max_pool1d overlapping",
+        "max_pool2d",
+        "max_pool2d overlapping",
+        "max_pool indices",
+        "max_pool1d whole",
+        "max_pool2d whole",
+    ),
+    "adaptive_max_pool": (
+        "adaptive_max_pool1d 4",
+        "adaptive_max_pool2d",
+    ),
+    "Resize": (
+        "interpolate nearest",
+        "interpolate bilinear",
+    ),
+    "GridSample": ("grid_sample",),
+    "DepthToSpace": ("pixel_shuffle",),
+    "Col2Im": ("fold image",),
+    "SequenceConstruct": (
+        "hstack",
+        "vstack",
+        "dstack",
+        "column_stack",
+    ),
+    "SplitToSequence": (
+        "split",
+        "split one used",
+        "unbind",
+    ),
+    "aten.masked_select": ("masked_select",),
+    "NonZero": (
+        "boolean index",
+        "nonzero",
+        "index_put mask",
+        "setitem mask",
+        "masked_scatter",
+    ),
+    "aten.index_reduce": (
+        "index_reduce mean",
+        "index_reduce amax",
+        "index_reduce prod",
+    ),
+    "aten.scatter": (
+        "scatter reduce add",
+        "scatter reduce multiply",
+    ),
+    "unsupported_operator": ("diagonal_scatter",),
+    "Equal": ("eye",),
+    "aten.searchsorted": (
+        "searchsorted",
+        "isin",
+    ),
+    "Unique": ("unique",),
+    "ScatterElements": (
+        "scatter_reduce prod True",
+        "scatter_reduce prod False",
+    ),
+}
+REFUSED = {name: word for word, names in _BY_WORD.items() for name in names}

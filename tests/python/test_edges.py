@@ -1,0 +1,92 @@
+"""Torch's operations on edge data, against eager torch (the table is in edge_*.py).
+
+In each run: every row that was once found wrong, and a twentieth of the others, drawn by
+GRADD_EDGE_SEED (default: the number of the week, so that a failure of today is one of tomorrow).
+The whole table, bf16 and the route through torch's decomposition too, is a nightly test.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+
+import edge_layers
+import edge_losses
+import edge_notes
+import edge_ops
+import edge_pointwise
+import edge_reductions
+import edge_shapes
+import pytest
+import torch
+
+from gradd.errors import UnsupportedError
+from gradd.export import CaptureError
+
+THEMES = (edge_pointwise, edge_reductions, edge_losses, edge_layers, edge_shapes)
+TABLE = {row.name: row for theme in THEMES for row in theme.ROWS}
+RUNNABLE = [name for name in TABLE if name not in edge_notes.REFUSED]
+SEED = os.environ.get("GRADD_EDGE_SEED", str(datetime.date.today().isocalendar()[1]))
+
+
+def _drawn() -> list[str]:
+    others = sorted(set(RUNNABLE) - edge_notes.FOUND_WRONG)
+    return sorted(random.Random(SEED).sample(others, len(others) // 20))
+
+
+def _check(name: str, **options) -> None:
+    found = edge_ops.compare(TABLE[name], **options)
+    assert not found, f"GRADD_EDGE_SEED={SEED}\n" + "\n".join(found)
+
+
+def test_the_notes_name_rows():
+    assert len(TABLE) == sum(len(theme.ROWS) for theme in THEMES), "two rows of one name"
+    notes = {*edge_notes.FOUND_WRONG, *edge_notes.SKIP, *edge_notes.NOISE, *edge_notes.REFUSED}
+    notes |= {*edge_notes.NOT_IN_BF16}
+    assert not notes - set(TABLE)
+    kinds = {kind for reasons in edge_notes.SKIP.values() for kind in reasons}
+    assert not kinds - set(edge_ops.DATA)
+
+
+@pytest.mark.parametrize("name", sorted(edge_notes.FOUND_WRONG))
+def test_what_was_wrong(name, shared_daemon):
+    _check(name)
+
+
+@pytest.mark.parametrize("name", _drawn())
+def test_a_twentieth(name, shared_daemon):
+    _check(name)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sorted(set(RUNNABLE) - edge_notes.FOUND_WRONG))
+def test_whole_table(name, shared_daemon):
+    _check(name)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [n for n in RUNNABLE if n not in edge_notes.NOT_IN_BF16])
+def test_whole_table_in_bf16(name, shared_daemon):
+    _check(name, dtype=torch.bfloat16)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_whole_table_decomposed(name, shared_daemon):
+    _check(name, decomposed=True)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sorted(edge_notes.REFUSED))
+def test_refused_by_name(name, shared_daemon):
+    with pytest.raises((CaptureError, UnsupportedError, RuntimeError)) as error:
+        edge_ops.compare(TABLE[name])
+    assert edge_notes.REFUSED[name] in str(error.value)
+
+
+@pytest.mark.quick
+def test_half_of_bf16_values_lie_on_bounds(shared_daemon):
+    """Where equality is common another subgradient shows at once."""
+    for name in ("clamp_", "hardtanh", "relu6", "max dim", "maximum"):
+        _check(name, dtype=torch.bfloat16)
