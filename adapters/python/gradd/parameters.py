@@ -266,7 +266,7 @@ class State:
     def refresh_mirrors(self, pairs: Sequence[tuple[torch.Tensor, Home]]) -> None:
         """Copies the present values of mirrored tensors; moves those that are alone by now."""
         others = self._other_users([t for t, _ in pairs])
-        accesses.count += 1  # the copies are what runs have read
+        accesses.touch()  # the copies are what runs have read
         with torch.inference_mode(False), torch.no_grad():
             for (tensor, home), other in zip(pairs, others, strict=True):
                 if other > 0 or tensor.is_inference():

@@ -13,6 +13,7 @@ changes.py. An alias that lives on (a list of `.data`, an array) is an access in
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Iterable
@@ -38,12 +39,13 @@ class Accesses:
     """Counts accesses; one for the process.
 
     Attributes:
-        count: Rises with every noted access.
+        count: Another number after every noted access.
         given: Addresses of the storages that were accessed and of which an alias may still live.
     """
 
     def __init__(self) -> None:
-        self.count = 0
+        self._numbers = itertools.count()
+        self.count = next(self._numbers)
         self.given: set[int] = set()
         self._seen = 0
         self._patience = _PATIENCE
@@ -67,8 +69,13 @@ class Accesses:
         for begin, end in _spans:
             if begin <= address < end:
                 self.given.add(untyped_storage(tensor).data_ptr())
-                self.count += 1
+                self.touch()
                 return
+
+    def touch(self) -> None:
+        """Memory of parameters may be written from now on."""
+        # Another number whatever threads do: of two additions at once one might be lost.
+        self.count = next(self._numbers)
 
     def expect(self) -> None:
         """A new model is trained: what its loop does is not known yet."""
