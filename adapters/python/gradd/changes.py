@@ -33,7 +33,8 @@ class _Mark:
 
     def __del__(self) -> None:
         global _gone
-        _gone = max(_gone, self.step)
+        if _gone is not None:  # at the end of the process there are no globals
+            _gone = max(_gone, self.step)
 
 
 _marks: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Mark] = weakref.WeakKeyDictionary()
