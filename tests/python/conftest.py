@@ -159,17 +159,19 @@ _captures: dict[Any, list[Any]] = {}
 def _capture_once(capture: Any) -> Any:
     """Tests use a handful of networks again and again: each is traced once per process."""
     from gradd.export import capture_key, check_dynamic
-    from gradd.export.capturing import observed
+    from gradd.export.capturing import observed as watched
 
-    def cached(module: Any, args: tuple, kwargs: dict, *, forward: Any = None) -> Any:
+    def cached(
+        module: Any, args: tuple, kwargs: dict, *, forward: Any = None, observed: bool = True
+    ) -> Any:
         kind = type(module)
         ours = kind.__module__ == "nets" or kind.__name__ == "LlamaForCausalLM"
         if not ours or getattr(forward, "__func__", None) is not kind.forward:
-            return capture(module, args, kwargs, forward=forward)
+            return capture(module, args, kwargs, forward=forward, observed=observed)
         known = _captures.setdefault(capture_key(module, args, kwargs), [])
         for one in known:
             if check_dynamic(one, args, kwargs) is None:
-                return dataclasses.replace(one, guards=observed(module, args, kwargs, forward))
+                return dataclasses.replace(one, guards=watched(module, args, kwargs, forward))
         cap = capture(module, args, kwargs, forward=forward)
         if not cap.outside:  # guards lead to their module
             known.append(dataclasses.replace(cap, guards=None))

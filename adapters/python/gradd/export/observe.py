@@ -111,7 +111,7 @@ def _undisturbed(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple
 def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Observation, bool]:
     seen = Observation(gradients=gradients)
     with contextlib.ExitStack() as stack:
-        with refuse.kept_state(call.module), _quiet(cast, gradients):
+        with refuse.kept_state(call.module) as effects, _quiet(cast, gradients):
             buffers = _Buffers(call.module)
             args, kwargs = _own_arguments(call)
             watch = Watch(call, buffers.copies(), args, kwargs)
@@ -119,15 +119,28 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
             with watch.on():
                 _run(seen, watch, call.forward, args, kwargs)
                 watch.settle()
+            own = _own_effect(effects)
             if seen.error is None:
                 seen.buffers = buffers.seen()
         asks = watch.asks_for_gradients()
         if seen.error is not None or asks and gradients != torch.is_grad_enabled():
             watch.undo()
         else:
-            seen.outside = watch.outside(seen.outputs)
+            try:
+                seen.outside = watch.outside(seen.outputs)
+            except CaptureError as error:
+                raise own or error from None
             seen.used = frozenset(watch.tensors.used)
     return seen, asks
+
+
+def _own_effect(effects: Callable[[], None]) -> CaptureError | None:
+    """What the trace is going to refuse about the module itself, which says more."""
+    try:
+        effects()
+    except CaptureError as error:
+        return error
+    return None
 
 
 def _run(seen: Observation, watch: Watch, forward: Callable, args: tuple, kwargs: dict) -> None:
@@ -145,6 +158,7 @@ def _quiet(cast: torch.dtype | None, gradients: bool) -> Iterator[None]:
         torch.inference_mode(False),
         torch.set_grad_enabled(gradients),
         without_checkpoints(),
+        torch.compiler.set_stance("force_eager"),  # compiled code would show nothing
         torch.autograd.graph.saved_tensors_hooks(_dropped, _gone),
         autocast.entered(cast),
     ):

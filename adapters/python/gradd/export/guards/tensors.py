@@ -45,6 +45,8 @@ class Tensors(TorchDispatchMode):
         written: Tensors that were there before and were written in place, as they were.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, own: dict[int, torch.Tensor], inputs: Iterable[torch.Tensor]) -> None:
         """Args:
         own: Parameters and buffers, and the stand-ins of buffers, by id.
@@ -104,7 +106,8 @@ class Tensors(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = func._schema.name.rpartition("::")[2]
+        schema = getattr(func, "_schema", None)  # torch.cond and its like have none
+        name = schema.name.rpartition("::")[2] if schema is not None else ""
         operands = [*_tensors_in(args), *_tensors_in(kwargs.values())]
         if name.startswith("lift_fresh"):
             self._made.update(map(id, operands))  # a literal of forward()
@@ -114,8 +117,8 @@ class Tensors(TorchDispatchMode):
             if self._knows(tensor):
                 self.used.add(id(tensor))
             origin |= self._origin(tensor)
-        if func._schema.is_mutable:
-            self._keep_written(func._schema, args, kwargs)
+        if schema is not None and schema.is_mutable:
+            self._keep_written(schema, args, kwargs)
         result = func(*args, **kwargs)
         if origin and name in _TAKES_VALUE:
             self.by_value |= origin

@@ -124,7 +124,8 @@ class Watch:
         changed = [s for s in self._slots if not _same(s)]
         text = describe(changed)
         for slot in reversed(changed):
-            slot.put_back()
+            with contextlib.suppress(Exception):  # what is gone cannot be put back
+                slot.put_back()
         return text
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
