@@ -1,7 +1,10 @@
 /* The pool of spare arenas: reuse, a bound on what is kept, trimming. */
 #include "server/exec/pool.h"
 
+#include <stdlib.h>
+
 #include "server/api/gradd.h"
+#include "server/exec/run.h"
 #include "tests/test.h"
 
 static int live; /* allocations that were not freed */
@@ -79,4 +82,18 @@ TEST(trim_gives_everything_back) {
     gradd_trim();
     CHECK_EQ_INT(live, 0);
     CHECK(take(0, &bytes) == NULL);
+}
+
+TEST(a_run_that_happens_once_keeps_no_arena) {
+    for (int once = 0; once < 2; once++) {
+        gradd_trim();
+        struct run_s *run = calloc(1, sizeof *run);
+        CHECK(run != NULL);
+        run->backend = &counted;
+        run->arena = take(1000, &run->arena_bytes);
+        run->flags = once ? GRADD_RUN_ONCE | GRADD_RUN_DROPOUT_OFF : GRADD_RUN_DROPOUT_OFF;
+        gradd_run_destroy(run);
+        CHECK_EQ_INT(pool_bytes(), once ? 0 : 1000);
+    }
+    gradd_trim();
 }

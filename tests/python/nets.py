@@ -30,6 +30,52 @@ class Net(nn.Module):
         return nn.functional.cross_entropy(scores, y), scores
 
 
+class Heads(nn.Module):
+    """A loss, outputs that it does not depend on, and buffers that a call in train mode changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.body, self.head, self.other = nn.Linear(8, 8), nn.Linear(8, 1), nn.Linear(8, 3)
+        self.register_buffer("mean", torch.ones(8))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = torch.tanh(self.body(x))
+        if self.training:
+            self.mean.copy_(0.9 * self.mean + 0.1 * hidden.detach().mean(0))
+            self.calls.add_(1)
+        hidden = hidden - self.mean
+        other = self.other(hidden)
+        return {"loss": self.head(hidden).square().mean(), "other": other, "best": other.argmax(-1)}
+
+
+class Relu(nn.Module):
+    """One ReLU between two layers, its sums long enough to be rounded differently."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(300, 32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(torch.relu(self.inner(x)))
+
+
+class Words(nn.Module):
+    """Embeds tokens and guesses labels; -100 is ignored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.embed, self.out = nn.Embedding(13, 8), nn.Linear(8, 13)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> Any:
+        scores = self.out(self.embed(ids))
+        return nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten()), scores
+
+
 def batch(size: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and class numbers."""
     generator = torch.Generator().manual_seed(seed)

@@ -101,12 +101,15 @@ class Finding:
         apart: By how much; None where one side has no such value, which needs no other data.
         worst: Positions of the entries that are furthest off, their differences, and what share of
             the larger of both values that is.
+        excused: PyTorch is as far off. It may be so elsewhere, and the daemon wrong all the same;
+            other data say.
     """
 
     key: Key
     text: str
     apart: Apart | None = None
     worst: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    excused: bool = False
 
 
 class Tally:
@@ -125,6 +128,7 @@ class Tally:
         self.kept: dict[Key, torch.Tensor] = {}  # what PyTorch says where it differs
         self.keep: Collection[Key] = ()  # and where it is wanted anyway
         self._others = others or {}
+        self._more: dict[Key, bool] = {}
         self._missing: list[Finding] = []
 
     def add(self, key: Key, theirs: torch.Tensor | None) -> None:
@@ -142,6 +146,7 @@ class Tally:
         other = self._others.get(key)
         if other is not None:
             self.own[key] = self._size(key, apart(other, theirs))
+            self._more[key] = self._is_off_more_often(key, ours, other, theirs)
         if key in self.keep or not self._is_good(key, found, 0.0):
             self.kept[key] = theirs
 
@@ -152,6 +157,20 @@ class Tally:
         if value is not None and not is_zero(value):
             side = "the daemon" if ours is None else "PyTorch"
             self._missing.append(Finding(key, f"{side} has no gradient for {key[1]}"))
+
+    def _is_off_more_often(
+        self, key: Key, ours: torch.Tensor, other: torch.Tensor, exact: torch.Tensor
+    ) -> bool:
+        """Whether many more entries of ours are off than of PyTorch's.
+
+        One unit that PyTorch has on the other side of zero must not excuse all that we may have.
+        """
+        bound = self._bound(key)
+        n, own = (
+            sum(int((_difference(x, y)[0] > bound).sum()) for x, y in _pieces(t, exact))
+            for t in (ours, other)
+        )
+        return n > _WORSE * own
 
     def findings(self, among: Collection[Key] | None = None) -> list[Finding]:
         """What differs by more than its bound, among all values or these."""
@@ -198,7 +217,8 @@ class Tally:
             # Without anything exact PyTorch's own result stands in for it, a few roundings off.
             error = 2 * _ROUNDING * scale if own is None else own
             return size <= _WORSE * error + _ROUNDING * scale
-        if own is not None and math.isfinite(own) and size <= _WORSE_F32 * own:
+        excused = own is not None and math.isfinite(own) and size <= _WORSE_F32 * own
+        if excused and not self._more.get(key):
             return True
         if key[0] in (GRADIENT, INPUT):
             return size <= _OWN * max(found.large, floor)
@@ -253,32 +273,44 @@ class Trial:
     def __init__(self, findings: list[Finding]) -> None:
         self._suspects = {f.key: f for f in findings}
         self._evidence: dict[Key, list[frozenset[int]]] = {key: [] for key in self._suspects}
-        self._heard = 0
+        self._heard = self._agreed = 0
 
     def hear(self, tally: Tally, findings: list[Finding], used: frozenset[int]) -> bool:
         """Takes the comparison of other data, made of the rows `used`; True if that is enough."""
         self._heard += 1
-        differing = {f.key for f in findings}
+        unlike = {f.key for f in findings}
+        differing = {f.key for f in findings if not f.excused}
+        self._agreed += tally.says_something() and differing.isdisjoint(self._suspects)
         for key, finding in list(self._suspects.items()):
-            if key not in differing:
-                if tally.would_show(finding):
-                    del self._suspects[key]
-                    del self._evidence[key]
-            elif all(used.isdisjoint(other) for other in self._evidence[key]):
+            if key not in unlike and tally.would_show(finding):
+                del self._suspects[key]
+                del self._evidence[key]
+            elif key in differing and all(used.isdisjoint(x) for x in self._evidence[key]):
                 self._evidence[key].append(used)
-        return not self._suspects or max(map(len, self._evidence.values())) >= _INDEPENDENT
+        return self._is_over()
+
+    def _is_over(self) -> bool:
+        if not self._suspects:
+            return True
+        most = max(map(len, self._evidence.values()))
+        if not most and all(f.excused for f in self._suspects.values()):
+            return self._heard >= _INDEPENDENT  # PyTorch is as far off everywhere
+        return most >= _INDEPENDENT
 
     def guilty(self) -> Finding | None:
         """What is an error. Without any other data, all that differs is."""
         for key, finding in self._suspects.items():
-            if not self._heard or len(self._evidence[key]) >= 2:
+            if len(self._evidence[key]) >= 2 or not (self._heard or finding.excused):
                 return finding
         return None
 
     @property
     def open(self) -> list[Finding]:
-        """What no other data speak for or against."""
-        return list(self._suspects.values())
+        """What no other data speak for or against, or too few."""
+        enough = self._agreed >= _INDEPENDENT
+        return [
+            f for k, f in self._suspects.items() if self._evidence[k] or not (enough or f.excused)
+        ]
 
 
 def _name(key: Key) -> str:

@@ -3,7 +3,7 @@
 A batch is cut along the first axis that its tensors share, which costs little; whether a capture
 may take the smaller sizes is for its rules to say. A batch of the same sizes is made of a few of
 its own rows, repeated (real data, ties and padding included, with few different numbers in it), or
-of numbers that are a little smaller.
+of numbers that are a little larger or smaller.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gradd import schema
 from gradd.export import Capture, check_dynamic
 
 _SETS = 10  # of rows, at most
-_MOVED = 6  # sets of other numbers
-_SHRINK = 2.0**-8  # relative; downwards, so that probabilities stay what they are
+_MOVED = 10  # sets of other numbers
+_SHIFT = 2.0**-8  # relative
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def others(data: Data) -> Iterator[tuple[frozenset[int], Data]]:
     """Data of the same sizes, a limited number, each with the rows that it is made of.
 
     First some rows again and again, a sixteenth of them or a quarter; then all with numbers that
-    are a little smaller. These know no row, as they are new in all of them.
+    are a little different. These know no row, as they are new in all of them.
     """
     n, leaves = rows(data)
     seen = set()
@@ -92,8 +92,9 @@ def others(data: Data) -> Iterator[tuple[frozenset[int], Data]]:
 
 
 def _other(tensor: torch.Tensor, j: int, has_rows: bool) -> torch.Tensor:
-    if tensor.is_floating_point():
+    if tensor.is_floating_point() and tensor.numel():
         pattern = torch.cos(torch.arange(tensor.numel(), dtype=torch.float64) * (1.3 + j))
-        factor = 1 - _SHRINK * pattern.abs().reshape(tensor.shape)
-        return (tensor.double() * factor).to(tensor.dtype)
+        moved = (tensor.double() * (1 + _SHIFT * pattern.reshape(tensor.shape))).to(tensor.dtype)
+        # Probabilities stay what they are.
+        return torch.minimum(torch.maximum(moved, tensor.amin()), tensor.amax())
     return tensor if has_rows or not tensor.dim() else tensor.roll(j + 1, -1)

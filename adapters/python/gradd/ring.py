@@ -209,6 +209,14 @@ class Pool:
         for segment, _, _ in self._free.values():
             watch.remove(segment.address)
 
+    def forget_peak(self) -> None:
+        """What was needed until now will not be needed again: its segments go if they are empty."""
+        self.drain()
+        self.peak_bytes = self.live_bytes
+        for segment, starts, sizes in list(self._free.values()):
+            if len(starts) == 1 and sizes[starts[0]] == segment.size > self.grow:
+                self._drop(segment)
+
     def bytes(self) -> int:
         """Bytes of all segments."""
         return sum(segment.size for segment, _, _ in self._free.values())
@@ -256,6 +264,9 @@ class Pool:
                 return
             if len(self._free) == 1 or self.bytes() - segment.size < self.peak_bytes:
                 return
+        self._drop(segment)
+
+    def _drop(self, segment: Segment) -> None:
         del self._free[segment.id]
         if self.watched:
             watch.remove(segment.address)

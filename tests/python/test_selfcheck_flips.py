@@ -1,0 +1,159 @@
+"""A difference is proven before it convicts: right ReLU models pass, wrong gradients never do.
+
+A unit whose input is zero in PyTorch, and a rounding beside it in the daemon, passes a gradient on
+one side only. 24 seeds, or 200 with GRADD_NIGHTLY=1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from nets import Relu
+
+from gradd import ORTModule, agreement, runs
+from gradd.agreement import GRADIENT, Tally, Trial
+from gradd.fallback import SelfCheckError
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+
+SEEDS = 200 if os.environ.get("GRADD_NIGHTLY") == "1" else 24
+
+
+def fresh(model: ORTModule, seed: int, rows: int) -> torch.Tensor:
+    """New weights, and a batch in which one unit of one row is exactly at zero in PyTorch."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 300, generator=generator)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) / 8)
+        layer = model.inner
+        row, unit = seed % rows, seed % 32
+        layer.bias[unit] -= layer(x)[row, unit]
+    return x
+
+
+def first_call(model: ORTModule, x: torch.Tensor) -> None:
+    """A call that counts as the first of its kind."""
+    for group in model._gradd_bridge._graphs.values():
+        for graph in group:
+            graph.kinds.clear()
+    model(x)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[ORTModule]:
+    yield ORTModule(Relu(), strict=True)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16])
+def test_a_right_model_passes(model: ORTModule, rows: int, monkeypatch: Any) -> None:
+    trials = []
+    hear = Trial.hear
+    monkeypatch.setattr(Trial, "hear", lambda self, *args: trials.append(self) or hear(self, *args))
+    for seed in range(SEEDS):
+        first_call(model, fresh(model, seed, rows))
+    assert rows == 1 or trials, "no seed has a unit on two sides of zero: this proves nothing"
+
+
+def _zero_row(g: torch.Tensor, i: int) -> None:
+    g[i % len(g)] = 0
+
+
+def _turn_row(g: torch.Tensor, i: int) -> None:
+    g[i % len(g)] *= -1
+
+
+def _more(g: torch.Tensor, i: int) -> None:
+    g.mul_(1.01)
+
+
+def _shifted(g: torch.Tensor, i: int) -> None:
+    g.add_(0.05 * g.abs().max())
+
+
+def _swapped(g: torch.Tensor, i: int) -> None:
+    g.copy_(g.flip(0))
+
+
+@pytest.mark.parametrize("rows", [2, 16])
+@pytest.mark.parametrize("change", [_zero_row, _turn_row, _more, _shifted, _swapped])
+def test_a_wrong_gradient_is_convicted(
+    model: ORTModule, change: Callable, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backward = runs.Run.backward
+    which = {"seed": 0}
+
+    def wrong(self: runs.Run, grad_outputs: Any, keep: bool) -> list:
+        grads = backward(self, grad_outputs, keep)
+        names = list(self.plan.params)
+        name = ("inner.weight", "outer.weight", "outer.bias")[which["seed"] % 3]
+        change(grads[names.index(name)], which["active"])
+        return grads
+
+    monkeypatch.setattr(runs.Run, "backward", wrong)
+    for seed in range(SEEDS // (1 if SEEDS > 100 else 4)):
+        x = fresh(model, seed, rows)
+        # A row of a weight that has no gradient cannot be wrong: take a unit that is active.
+        unit = int(torch.relu(model.inner(x)).sum(0).argmax())
+        which.update(seed=seed, active=unit if seed % 3 == 0 else seed % 4)
+        with pytest.raises(SelfCheckError, match=r"the gradient of (inner|outer)\.\w+ by"):
+            first_call(model, x)
+
+
+def test_only_independent_data_count() -> None:
+    """The same row in every set of rows is one piece of evidence."""
+
+    def tally(ours: float, theirs: float) -> Tally:
+        one = Tally({(GRADIENT, "w"): torch.tensor([ours, 1.0])}, False)
+        one.add((GRADIENT, "w"), torch.tensor([theirs, 1.0]))
+        return one
+
+    wrong, right = tally(0.5, 0.0), tally(0.5, 0.5)
+    trial = Trial(wrong.findings())
+    for used in ({1, 2}, {2, 3}, {2}):
+        assert not trial.hear(wrong, wrong.findings(), frozenset(used))
+    assert trial.guilty() is None and trial.open
+    assert not trial.hear(wrong, wrong.findings(), frozenset({4}))
+    assert trial.guilty() is not None
+    assert trial.hear(right, [], frozenset({5})) and not trial.open and trial.guilty() is None
+
+
+def test_data_in_which_the_value_vanishes_say_nothing() -> None:
+    def tally(ours: torch.Tensor, theirs: torch.Tensor) -> Tally:
+        one = Tally({(GRADIENT, "w"): ours}, False)
+        one.add((GRADIENT, "w"), theirs)
+        return one
+
+    w = torch.ones(4)
+    finding = tally(w, torch.tensor([0.0, 1.0, 1.0, 1.0])).findings()
+    for values, shows in (([1.0, 1, 1, 1], True), ([0.0, 1, 1, 1], False), ([1e-5] * 4, False)):
+        other = torch.tensor(values)
+        assert tally(other, other.clone()).would_show(finding[0]) is shows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])
+def test_distances(dtype: torch.dtype) -> None:
+    a = torch.arange(5).to(dtype)
+    b = a.clone()
+    b[3] += 2
+    found = agreement.apart(a, b)
+    whole = dtype is torch.int64
+    assert (found.top, found.off) == ((1.0, 1.0) if whole else (2.0, 2.0))
+    assert found.large == 5.0 and found.finite and found.n == 5
+
+
+def test_distances_of_what_is_not_finite() -> None:
+    inf, nan = float("inf"), float("nan")
+    a = torch.tensor([nan, inf, -inf, 1.0])
+    same = agreement.apart(a, a.clone())
+    assert same.top == 0 and same.large == 1.0 and same.finite
+    for i, other in ((0, 1.0), (1, -inf), (1, nan), (3, nan), (3, inf)):
+        b = a.clone()
+        b[i] = other
+        assert agreement.apart(a, b).top == agreement.apart(b, a).top == inf
+    assert not agreement.apart(torch.full((2,), nan), torch.full((2,), nan)).finite
+    assert agreement.apart(torch.ones(0), torch.ones(0)).top == 0
