@@ -150,7 +150,7 @@ class Pair:
         stats = self.wrapped.gradd_stats()
         assert stats["fallbacks"] == {}
         assert stats["captures"] == captures, f"{stats['captures']} captures, not {captures}"
-        assert stats["self_checks"] == captures
+        assert stats["self_checks"] >= captures
         assert stats["forwards"] >= len(self._history) + captures
         for name, parameter in self.wrapped.named_parameters():
             moved = not torch.equal(parameter, self.first[name])

@@ -149,7 +149,7 @@ class Triple:
     def finish(self) -> None:
         """Asserts that the daemon did the work, in one capture, and that weights moved."""
         stats = self.ours.model.gradd_stats()
-        assert stats["fallbacks"] == {} and stats["captures"] == 1 and stats["self_checks"] == 1
+        assert stats["fallbacks"] == {} and stats["captures"] == 1 and stats["self_checks"] >= 1
         assert stats["forwards"] >= self.steps + 1
         moved = [
             not torch.equal(p.detach().float(), q.detach().float())

@@ -123,7 +123,7 @@ def test_inside_a_checkpoint(reentrant: bool) -> None:
         loss, _ = checkpoint(model, start, y, use_reentrant=reentrant)
         loss.backward()
     assert_same_grads(ours, theirs)
-    assert ours.gradd_stats()["self_checks"] == 1
+    assert ours.gradd_stats()["self_checks"] == 1 + reentrant, "the first pass has no gradients"
 
 
 def test_an_attribute_that_changes_in_every_call(
