@@ -181,9 +181,6 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
     "Einsum": (
         "einsum",
         "einsum batch",
-        "attention by hand",
-        "attention by hand min",
-        "mT",
     ),
     "Det": (
         "det",

@@ -220,6 +220,12 @@ def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     return op.Gather(op.Reshape(moved, flat), places, axis=-1)
 
 
+def transposed(x: Any) -> Any:
+    """mT: the stock translation is an Einsum."""
+    rank = len(x.shape)
+    return op.Transpose(x, perm=[*range(rank - 2), rank - 1, rank - 2])
+
+
 def scatter_reduce(
     x: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True
 ) -> Any:
@@ -304,6 +310,7 @@ def table() -> dict[Any, Callable]:
         _aten.adaptive_max_pool3d.default: adaptive_max_pool,
         _aten.sort.default: sort,
         _aten.sort.stable: sort_stable,
+        _aten.mT.default: transposed,
         _aten.diagonal.default: diagonal,
         _aten.diagonal_copy.default: diagonal,
         _aten.scatter_reduce.two: scatter_reduce,
