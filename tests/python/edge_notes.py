@@ -58,6 +58,8 @@ SKIP: dict[str, dict[str, str]] = {
     "attention causal": _LARGE,
     "attention masked": {**_LARGE, "nan": _IGNORED},
     "attention bias": _LARGE,
+    "attention by hand": _LARGE,
+    "attention by hand min": _LARGE,
     "adaptive_max_pool1d 1": _MANY_NANS,
     "adaptive_max_pool2d 1": _MANY_NANS,
     "interpolate linear": {"inf": "a neighbour of weight 0 that is infinite gives NaN here"},
@@ -71,6 +73,7 @@ NOISE = {
     "group_norm": 300.0,
     "instance_norm": 100.0,
     "attention bias": 20.0,
+    "attention by hand min": 20.0,
 }
 
 FOUND_WRONG = frozenset(
