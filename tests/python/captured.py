@@ -52,7 +52,7 @@ def feeds(
         out[name] = states[name].detach().clone().requires_grad_()
     for name in cap.buffers:
         out[name] = states[name].detach().clone()
-    return out
+    return out | {name: source.get().detach().clone() for name, source in cap.outside}
 
 
 def run_ort(cap: export.Capture, values: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:

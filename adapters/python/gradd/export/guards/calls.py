@@ -110,7 +110,9 @@ class Calls:
     def _not_recorded(self, function: types.FunctionType, args: list) -> None:
         if not policy.is_array_code(function.__code__):
             return
-        module, name = function.__module__ or "", function.__name__
+        # Of the code, not of what it wraps: torch.no_grad() makes functions under others' names.
+        module = function.__globals__.get("__name__", "")
+        name = function.__code__.co_name
         if name in _GRAD_FLAGS or not args and policy.is_flag(module, name):
             self._flag(function, module, name)
         elif not policy.is_pure(module or "torch", name):
@@ -182,7 +184,8 @@ class Calls:
         elif isinstance(owner, type):
             if not policy.is_pure_of_class(owner, name):
                 reads.blank(f"calls {owner.__module__}.{owner.__qualname__}.{name}()")
-            self._use_all(args)
+            if name != "__new__":  # which takes its arguments as they are
+                self._use_all(args)
         elif isinstance(owner, images.CONTAINERS):
             self._of_container(owner, name, args)
         elif isinstance(owner, contextvars.ContextVar):

@@ -40,7 +40,11 @@ _QUIET = frozenset(
     }
 )
 _MESSAGES = tuple(_STDLIB + part for part in ("logging" + os.sep, "warnings.py", "traceback.py"))
-_QUIET_FROZEN = ("<frozen importlib", "<frozen zipimport", "<frozen abc", "<frozen runpy")
+_QUIET_FROZEN = tuple(
+    f"<frozen {name}" for name in ("importlib", "zipimport", "abc", "runpy", "posixpath", "generic")
+)
+# Packages that torch's tracers compute with, below what they call of a user.
+_QUIET_PACKAGES = tuple(os.sep + n + os.sep for n in ("sympy", "mpmath", "networkx", "triton"))
 # Modules whose C functions compute from their arguments alone.
 _PURE = frozenset(
     {
@@ -105,11 +109,18 @@ def is_recorded(code: CodeType) -> bool:
         return not name.startswith(_QUIET_FROZEN)
     if name.startswith(_TORCH):
         return name.startswith(_RECORDED)
-    if name.startswith((_NUMPY, _OURS)):
+    if name.startswith((_NUMPY, _OURS)) or any(part in name for part in _QUIET_PACKAGES):
         return False
     if is_standard_file(name):
         return name[len(_STDLIB) :].split(os.sep)[0].removesuffix(".py") not in _QUIET
     return True
+
+
+def is_generated(code: CodeType, names: dict) -> bool:
+    """True for functions that torch and numpy make from text."""
+    if not code.co_filename.startswith("<") or code.co_filename.startswith("<frozen"):
+        return False
+    return str(names.get("__name__", "")).partition(".")[0] in ("torch", "numpy")
 
 
 def is_library(name: str) -> bool:

@@ -226,6 +226,9 @@ class Reads:
         if isinstance(owner, torch.Tensor):
             self._of_tensor(owner, name)
         elif isinstance(owner, types.ModuleType):
+            lazy = type(owner) is not types.ModuleType or "__getattr__" in owner.__dict__
+            if lazy and name not in owner.__dict__:
+                return  # it is loaded now
             self.item(owner.__dict__, name, f"{owner.__name__}.{name}", owner)
         elif isinstance(owner, type):
             self._of_type(owner, name)

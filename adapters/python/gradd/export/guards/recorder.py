@@ -105,7 +105,7 @@ class Recorder:
         if known is None:
             known = self._tracers[id(code)] = (code, self._tracer_of(code))
         tracer = known[1]
-        if tracer is None:
+        if tracer is None or self._is_of_torch(frame, code):
             return None
         try:
             if code.co_filename == policy.MODULE_FILE and self._is_of_tree(frame, code):
@@ -127,6 +127,13 @@ class Recorder:
             return trace
 
         return trace
+
+    def _is_of_torch(self, frame: FrameType, code: CodeType) -> bool:
+        """What torch makes from text, and the standard library where torch calls it."""
+        if id(code) in self._standard and frame.f_back is not None:
+            caller = self._tracers.get(id(frame.f_back.f_code))
+            return caller is None or caller[1] is None
+        return policy.is_generated(code, frame.f_globals)
 
     def _is_of_tree(self, frame: FrameType, code: CodeType) -> bool:
         """torch's own handling of a module's call and attributes: the key covers it."""
