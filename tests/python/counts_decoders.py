@@ -430,7 +430,6 @@ ROWS: dict[tuple[str, str], Row] = {
 
 # What belongs to no pattern; the comment of the row says what it is.
 LEFT: dict[tuple[str, str], dict[str, int]] = {
-    ("apertus", "ApertusForCausalLM"): {"Exp": 2},
     ("arcee", "ArceeForCausalLM"): {"Pow": 2},
     ("bitnet", "BitNetForCausalLM"): {"Pow": 2},
     ("diffllama", "DiffLlamaForCausalLM"): {"Exp": 4, "ReduceSum": 4},

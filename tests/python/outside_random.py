@@ -94,7 +94,7 @@ SOURCES = (
         ("oN.a", "dataclasses.asdict(oN)['a']", "ON().a"),
         ("oN.a = V", "oN = ON(V)", "ON.a = V"),
     ),
-    Source("self.mN = 1.5", ("self.mN", "getattr(self, 'm' + 'N')"), ("net.mN = V",)),
+    Source("self.mN = 1.5", ("self.mN", "getattr(self, '_mN'[1:])"), ("net.mN = V",)),
     Source("self.oN = [1.5, {'a': 2.0}]", ("self.oN[1]['a']",), ("net.oN[1]['a'] = V",)),
     Source("PN = functools.partial(pow, 1.5)", ("PN(2)",), ("PN = functools.partial(pow, V)",)),
     Source(

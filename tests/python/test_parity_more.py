@@ -62,7 +62,7 @@ def test_question_answering() -> None:
         intermediate_size=64,
         **off,
     )
-    torch.manual_seed(0)
+    torch.manual_seed(1)
 
     def make(rows: int, length: int, seed: int) -> dict[str, torch.Tensor]:
         start = torch.arange(rows) % length

@@ -27,6 +27,9 @@ _BY_KEY = frozenset(
         *("__delitem__", "__missing__"),
     }
 )
+# Methods of `object` that look at a whole object, as copy does, and those that look at none of it.
+_OF_WHOLE = frozenset({"__reduce_ex__", "__reduce__", "__getstate__", "__dir__", "__sizeof__"})
+_OF_IDENTITY = frozenset({"__hash__", "__eq__", "__ne__", "__repr__", "__str__", "__format__"})
 _NOT_USED = frozenset(
     {"type", "isinstance", "issubclass", "callable", "id", "super", "object", "print"}
 )
@@ -201,9 +204,19 @@ class Calls:
             reads.use(owner)
         elif policy.is_value(type(owner)):
             self._use_all(args)
+        elif name in _OF_WHOLE and static(type(owner), name) is static(object, name):
+            self._whole(owner)
+        elif name in _OF_IDENTITY and static(type(owner), name) is static(object, name):
+            return
         else:
             kind = type(owner)
             reads.blank(f"calls {kind.__module__}.{kind.__qualname__}.{name}()", owner)
+
+    def _whole(self, owner: Any) -> None:
+        table = own_dict(owner)
+        if table is not None:
+            self._reads.attribute(owner, "__dict__")
+            self._reads.contents(table)
 
     def _of_container(self, owner: Any, name: str, args: list) -> None:
         if isinstance(owner, dict) and name in _BY_KEY and args:

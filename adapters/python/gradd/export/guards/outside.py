@@ -69,7 +69,7 @@ def refuse_trainable(outputs: list[torch.Tensor], known: Callable[[torch.Tensor]
 
     Args:
         outputs: Outputs of the forward, with their graph.
-        known: True for parameters, buffers and tensors of the call.
+        known: True for parameters, buffers, tensors of the call, and what was born in it.
 
     Raises:
         CaptureError: "unsupported_parameter".

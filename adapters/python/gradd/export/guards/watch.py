@@ -158,7 +158,8 @@ class Watch:
                 f"forward() {self._unseen[0]}, and nobody could tell when that gives something "
                 "else; do it outside of forward() and pass the result as a tensor",
             )
-        refuse_trainable(outputs, self._is_known)
+        old = {id(t) for t in self._old}  # a leaf that forward() has made itself is no loss
+        refuse_trainable(outputs, lambda t: id(t) not in old or self._is_known(t))
         self._slots += [Answer(f, None, f(), f"torch.{f.__name__}()") for f in _FLAGS]
         by_value = self.tensors.by_value | self._recorder.reads.arrays_taken
         return Outside(self._slots, self._old, by_value)
