@@ -3,7 +3,7 @@
  *   MatMul(q, Transpose(k)) > Mul/Div by a scalar > [Div, Tanh, Mul: soft cap]
  *     > [Where(mask, ., fill)] [Add(., Where(mask, 0, fill))] [Add(., bias)]
  *     > [Add(Mul(., m), Mul(Sub(1, m), fill)), m a float mask of zeros and ones]
- *     > [Max(., fill)] > [Concat(., sinks)] > [Sub(., ReduceMax(.))] > [a factor] > Softmax
+ *     > [Max(., fill)] > [Concat(., sinks)] > [Sub(., largest of it)] > [a factor] > Softmax
  *     > [all but the last column] > [Dropout] > MatMul(., v)
  *
  * with casts between float types anywhere, operands of Add and Mul in either order, factors on q or
@@ -215,6 +215,17 @@ static const graph_node_t *find_softmax(const graph_t *g, gradd_val_t weights,
     return match_made_by(g, match_uncast(g, *cut ? part.source : v), "Softmax");
 }
 
+/* x where v is its largest entry along the last axis: reduced, or taken from where it is. */
+static gradd_val_t above_largest(const graph_t *g, gradd_val_t v) {
+    const graph_node_t *taken = match_made_by(g, v, "GatherElements");
+    if (!taken) return match_under_reduction(g, v, "ReduceMax");
+    const graph_node_t *at = match_made_by(g, taken->in[1], "ArgMax");
+    const bool last =
+        at && match_is_last_axis(g, taken->in[0], gradd_attr_int(taken->attrs, "axis", 0)) &&
+        match_is_last_axis(g, at->in[0], gradd_attr_int(at->attrs, "axis", 0));
+    return last && match_same_uncast(g, taken->in[0], at->in[0]) ? taken->in[0] : GRADD_NONE;
+}
+
 /* x where v is x - max(x), which changes no probability, or a factor times that. */
 static gradd_val_t peel_largest(const graph_t *g, gradd_val_t v, match_attention_t *f) {
     double factor = 1;
@@ -222,8 +233,7 @@ static gradd_val_t peel_largest(const graph_t *g, gradd_val_t v, match_attention
     for (int step = 0; step < MATCH_MAX_WALK && peel_factor(g, &inner, &factor); step++)
         inner = match_uncast(g, inner);
     const graph_node_t *n = match_made_by(g, inner, "Sub");
-    const gradd_val_t x =
-        n ? match_under_reduction(g, match_uncast(g, n->in[1]), "ReduceMax") : GRADD_NONE;
+    const gradd_val_t x = n ? above_largest(g, match_uncast(g, n->in[1])) : GRADD_NONE;
     if (x == GRADD_NONE || !match_same_uncast(g, x, n->in[0])) return v;
     f->outer *= factor;
     return n->in[0];

@@ -412,9 +412,8 @@ ROWS: dict[tuple[str, str], Row] = {
     # q@C, q@n = 3. gated: sigmoid(ogate)*h_norm and silu(gate)*up per layer. Tanh: soft_cap of
     # igate and fgate (2 per layer) and of the logits. Exp: scaF_act, scaI_act, exp(-m) = 3 per step
     # and layer. picks: fgate, igate, query, key, value at t = 5 per step and layer. attention_mask
-    # ignored. The norms over heads are layer normalisations. log-sigmoid is a LogSoftmax of two and
-    # a pick
-    ("xlstm", "xLSTMForCausalLM"): Row(norm=7, gated=4, linear=4, product=53, table=73),
+    # ignored. The norms over heads are layer normalisations. log-sigmoid is a softplus
+    ("xlstm", "xLSTMForCausalLM"): Row(norm=7, gated=4, linear=4, product=53, table=61),
     # MLA: q_a, q_b, kv_a_proj_with_mqa, kv_b, o = 5 products + 3 mlp per layer, tied head; norms
     # input, post, q_a, kv_a = 4 per layer, last one; rope interleaved (even/odd slices) on q_rot
     # and the shared k_rot
@@ -442,6 +441,6 @@ LEFT: dict[tuple[str, str], dict[str, int]] = {
     ("persimmon", "PersimmonForCausalLM"): {"Pow": 2},
     ("rwkv", "RwkvForCausalLM"): {"Pow": 2, "Exp": 46},
     ("vaultgemma", "VaultGemmaForCausalLM"): {"Tanh": 1},
-    ("xlstm", "xLSTMForCausalLM"): {"Tanh": 5, "LogSoftmax": 12, "Exp": 36},
+    ("xlstm", "xLSTMForCausalLM"): {"Tanh": 5, "Exp": 36},
     ("doge", "DogeForCausalLM"): {"Exp": 2},
 }
