@@ -12,8 +12,8 @@ WAVE = """
     Add And Cast Concat Cos CumSum Div Dropout Equal Expand Gather GatherElements GatherND Gelu
     Gemm Greater GreaterOrEqual LayerNormalization LeakyRelu LessOrEqual Log LogSoftmax MatMul
     Max Mul Neg NegativeLogLikelihoodLoss Not Pad Pow Range Reciprocal ReduceMean Relu Reshape
-    Shape Sigmoid Sin Slice Softmax SoftmaxCrossEntropyLoss Split Sqrt Squeeze Sub Tanh
-    Transpose Unsqueeze Where com.gradd::StopGradient
+    Shape Sigmoid Sin Slice Softmax SoftmaxCrossEntropyLoss Softplus Split Sqrt Squeeze Sub
+    Tanh Transpose Unsqueeze Where com.gradd::StopGradient com.gradd::WithSlope
 """
 NAMES = [*models.FAMILIES, *(f"{n}_nomask" for n in ("llama", "gpt2", "mistral", "bert_mlm"))]
 
