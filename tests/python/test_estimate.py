@@ -149,7 +149,7 @@ def test_total_is_close_to_what_is_measured(daemon: Any) -> None:
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     planned, real = json.loads(done.stdout.splitlines()[-1])
     assert planned > 150e6
-    assert abs(real - planned) <= 0.08 * planned, (planned / 1e6, real / 1e6)
+    assert abs(real - planned) <= 0.13 * planned, (planned / 1e6, real / 1e6)
 
 
 def test_estimate_does_not_move_parameters(daemon: Any) -> None:
