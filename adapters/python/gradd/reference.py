@@ -189,13 +189,10 @@ class Reference:
         self, outputs: dict[int, torch.Tensor], ours: dict[str, torch.Tensor], leaves: list
     ) -> None:
         """Refuses what only PyTorch's own graph shows."""
-        names = custom_functions(outputs.values())
-        if names:
-            raise CaptureError(
-                "autograd_function",
-                f"forward() goes through {names[0]}, whose backward() cannot be captured: write "
-                "it with ordinary operations or keep that part in torch",
-            )
+        from gradd.export.refuse import custom_function
+
+        for name in custom_functions(outputs.values()):
+            raise custom_function(name)
         known = {id(t) for t in (*ours.values(), *leaves)}
         for leaf in leaves_of(outputs.values()):
             if isinstance(leaf, torch.nn.Parameter) and id(leaf) not in known:
