@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 for _folder in ("adapters/python", "adapters/optimum"):
     if str(ROOT / _folder) not in sys.path:
         sys.path.insert(0, str(ROOT / _folder))
-torch.set_num_threads(2)
+torch.set_num_threads(1)  # as many as leave a core to the other worker
 
 from gradd import client as gradd_client  # noqa: E402
 from gradd import control  # noqa: E402

@@ -207,7 +207,7 @@ def test_recognition_asks_for_both_plans_of_the_captured_graph(tmp_path: Path) -
     assert all("x=64x784" in c and "--ids 10 " in c for c in calls)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_both_plans_in_one_trainer(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "together.py"), "--quick", "--only", "mlp"]
     command += ["--precision", "bf16", "--starts", "2", "--rounds", "3", "--out", str(tmp_path)]

@@ -3,8 +3,8 @@
 docs/families.md lists the classes; the rows of counts_*.py say how many operators of each kind a
 reader of their source finds, and what is left that belongs to no pattern. The models are those of
 `make families`, with one batch of two rows of twelve tokens, but every rate of dropout that they
-know is 0.1. test_family_patterns.py does the same for other settings of fewer families, mostly
-without dropout.
+know is 0.1. Ten of them, drawn by week, are in every run. test_family_patterns.py does the same for
+other settings of fewer families, mostly without dropout.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import counts_seq2seq
 import pytest
 import torch
 from pattern_counts import check, explained
+from selection import drawn, every_run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import families_sizes
@@ -78,12 +79,12 @@ def check_class(key: tuple[str, str], family: Family, path: Path, dtype: torch.d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", ROWS, ids="-".join)
+@pytest.mark.parametrize("key", every_run(drawn(ROWS, 10), ROWS), ids="-".join)
 def test_class(key: tuple[str, str], known: dict, tmp_path: Path) -> None:
     check_class(key, known[key], tmp_path / "model.onnx", torch.float32)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", IN_BF16, ids="-".join)
+@pytest.mark.parametrize("key", every_run(drawn(IN_BF16, 1), IN_BF16), ids="-".join)
 def test_class_in_bf16(key: tuple[str, str], known: dict, tmp_path: Path) -> None:
     check_class(key, known[key], tmp_path / "model.onnx", torch.bfloat16)

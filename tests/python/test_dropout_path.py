@@ -174,6 +174,7 @@ def train(seed: int, ours: bool) -> float:
         return float(net.eval()(x, y))
 
 
+@pytest.mark.nightly  # hundreds of steps
 def test_training_converges_as_in_torch() -> None:
     ours, theirs = ([train(seed, side) for seed in range(4)] for side in (True, False))
     mean, want = sum(ours) / 4, sum(theirs) / 4

@@ -1,15 +1,11 @@
 """Torch's operations on edge data, against eager torch (the table is in edge_*.py).
 
 In each run: every row that was once found wrong, and a twentieth of the others, drawn by
-GRADD_EDGE_SEED (default: the number of the week, so that a failure of today is one of tomorrow).
+week (selection.py).
 The whole table, bf16 and the route through torch's decomposition too, is a nightly test.
 """
 
 from __future__ import annotations
-
-import datetime
-import os
-import random
 
 import edge_layers
 import edge_losses
@@ -20,6 +16,7 @@ import edge_reductions
 import edge_shapes
 import pytest
 import torch
+from selection import SEED, drawn
 
 from gradd.errors import UnsupportedError
 from gradd.export import CaptureError
@@ -27,17 +24,16 @@ from gradd.export import CaptureError
 THEMES = (edge_pointwise, edge_reductions, edge_losses, edge_layers, edge_shapes)
 TABLE = {row.name: row for theme in THEMES for row in theme.ROWS}
 RUNNABLE = [name for name in TABLE if name not in edge_notes.REFUSED]
-SEED = os.environ.get("GRADD_EDGE_SEED", str(datetime.date.today().isocalendar()[1]))
 
 
 def _drawn() -> list[str]:
-    others = sorted(set(RUNNABLE) - edge_notes.FOUND_WRONG)
-    return sorted(random.Random(SEED).sample(others, len(others) // 20))
+    others = set(RUNNABLE) - edge_notes.FOUND_WRONG
+    return drawn(others, len(others) // 20)
 
 
 def _check(name: str, **options) -> None:
     found = edge_ops.compare(TABLE[name], **options)
-    assert not found, f"GRADD_EDGE_SEED={SEED}\n" + "\n".join(found)
+    assert not found, f"GRADD_DRAW={SEED}\n" + "\n".join(found)
 
 
 def test_the_notes_name_rows():

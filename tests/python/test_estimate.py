@@ -100,12 +100,11 @@ def test_gradients_arrive_at_the_first_output_of_floats(tmp_path: Path) -> None:
     assert one["gradients"] == 4 * (4 + 4)
 
 
-_TRAIN = """
+_TRAIN = '''
 import gc, json, torch
 import gradd
 from gradd import ORTModule
 from gradd.client import get_client
-from optimum.gradd.memory import pss_bytes
 
 def step(model, optimizer, x):
     optimizer.zero_grad()
@@ -120,9 +119,15 @@ def make(width):
     layers = [torch.nn.Linear(width, width) for _ in range(4)]
     return Net(layers[0], torch.nn.GELU(), layers[1], torch.nn.GELU(), *layers[2:])
 
+def held(pid):
+    """Proportional bytes without files: what libraries count for depends on who else has them."""
+    with open(f"/proc/{pid}/smaps_rollup") as rollup:
+        kilobytes = {line.split()[0]: int(line.split()[1]) for line in rollup if "Pss" in line}
+    return 1024 * (kilobytes["Pss_Anon:"] + kilobytes["Pss_Shmem:"])
+
 def measured():
     gc.collect()
-    return pss_bytes() + pss_bytes(get_client().daemon_pid)
+    return held("self") + held(get_client().daemon_pid)
 
 warm = ORTModule(make(64), strict=True)
 optimizer = torch.optim.AdamW(warm.parameters(), fused=True)
@@ -136,7 +141,7 @@ planned = gradd.estimate(model, [x])
 for _ in range(3):
     step(model, optimizer, x)
 print(json.dumps([planned.total, measured() - before - x.nbytes]))
-"""
+'''
 
 
 @pytest.mark.slow
@@ -149,6 +154,7 @@ def test_total_is_close_to_what_is_measured(daemon: Any) -> None:
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     planned, real = json.loads(done.stdout.splitlines()[-1])
     assert planned > 150e6
+    # 0.05 more: what oneDNN takes for itself with several threads is not planned.
     assert abs(real - planned) <= 0.13 * planned, (planned / 1e6, real / 1e6)
 
 

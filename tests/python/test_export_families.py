@@ -5,6 +5,7 @@ from __future__ import annotations
 import models
 import pytest
 from captured import assert_same
+from selection import every_run
 
 from gradd import export
 
@@ -19,8 +20,10 @@ NAMES = [*models.FAMILIES, *(f"{n}_nomask" for n in ("llama", "gpt2", "mistral",
 
 
 def _mark(name: str):
-    quick = name in models.MLPS
-    return pytest.param(name, marks=pytest.mark.quick if quick else pytest.mark.slow)
+    """The daemon's parity tests have the others in every run."""
+    quick, kept = name in models.MLPS, name in ("llama", "gpt2_nomask", "bert_cls")
+    mark = pytest.mark
+    return pytest.param(name, marks=mark.quick if quick else mark.slow if kept else mark.nightly)
 
 
 @pytest.mark.parametrize("name", [_mark(n) for n in NAMES])
@@ -65,7 +68,7 @@ def test_every_dropout_survives(name, over, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("reentrant", every_run((True,), [False, True]))
 def test_checkpointing_gives_the_plain_graph(reentrant):
     module, make_batch = models.build("llama")
     plain = export.capture(module, (), make_batch(2, 6, 0)).onnx

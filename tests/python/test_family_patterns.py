@@ -15,6 +15,7 @@ import families
 import pytest
 import torch
 from pattern_counts import Row, check, counts, explained, leftovers
+from selection import every_run
 
 # Per layer a norm before attention and one before the unit, and a last one; q and k are rotated;
 # seven products per layer and the head.
@@ -86,6 +87,10 @@ ALLOWED: dict[str, dict[str, int]] = {
     "gemma2": {"Tanh": 1},  # the soft cap of the logits, behind the last product
 }
 
+# Of the others the classes of test_class_patterns.py are near relatives.
+EVERY_RUN = ("llama", "gemma3", "peft_lora_llama", "gpt2_drop", "openai_gpt", "bert_cls", "t5")
+EVERY_RUN += ("deberta_v2", "modernbert")
+
 # Families in another precision: the same counts, whatever casts the exporter puts in between.
 IN_BF16 = ("llama", "qwen3", "gemma2", "gemma3", "gpt2", "bert_mlm", "phi3", "t5", "bart", "opt")
 
@@ -108,8 +113,9 @@ def check_family(name: str, plan: dict[str, Any]) -> None:
 
 
 def _mark(name: str):
-    quick = name.startswith("mlp")
-    return pytest.param(name, marks=pytest.mark.quick if quick else pytest.mark.slow)
+    quick, kept = name.startswith("mlp"), name in EVERY_RUN
+    mark = pytest.mark
+    return pytest.param(name, marks=mark.quick if quick else mark.slow if kept else mark.nightly)
 
 
 @pytest.mark.parametrize("name", [_mark(n) for n in ROWS])
@@ -118,7 +124,7 @@ def test_family(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", IN_BF16)
+@pytest.mark.parametrize("name", every_run(("llama", "bert_mlm"), IN_BF16))
 def test_family_in_bf16(name: str, tmp_path: Path) -> None:
     plan = planned(name, tmp_path, bf16=True)
     check_family(name, plan)

@@ -18,6 +18,7 @@ def _wide(width: int) -> tuple[ORTModule, nn.Module]:
     return ORTModule(Net(width), strict=True), Net(width)
 
 
+@pytest.mark.nightly  # eighty captures
 def test_more_graphs_than_the_daemon_keeps(daemon: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")
     x, y = batch()

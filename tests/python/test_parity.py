@@ -10,6 +10,7 @@ from __future__ import annotations
 import models
 import parity
 import pytest
+from selection import every_run
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 
@@ -42,7 +43,7 @@ def test_family(name: str) -> None:
     _train(name)
 
 
-@pytest.mark.parametrize("name", TEXT)
+@pytest.mark.parametrize("name", every_run(("gemma2", "gpt2", "bert_mlm"), TEXT))
 def test_family_without_mask(name: str) -> None:
     _train(f"{name}_nomask", SAME_CAPTURE)
 

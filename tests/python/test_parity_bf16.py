@@ -7,13 +7,15 @@ import models
 import pytest
 import torch
 from parity_bf16 import WAYS, Triple
+from selection import every_run
 
 STEPS = 5
+EVERY_RUN = (*models.MLPS, "llama", "gemma2", "gpt2", "bert_cls")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", models.FAMILIES)
+@pytest.mark.parametrize("family", every_run(EVERY_RUN, models.FAMILIES))
 def test_family(daemon, family: str, way: str) -> None:
     torch.manual_seed(0)
     model, make_batch = models.build(family)

@@ -58,6 +58,7 @@ def test_generation_during_training_stays_in_pytorch(tmp_path: Path) -> None:
     assert made[0].shape == made[1].shape and (made[0] == made[1]).all()
 
 
+@pytest.mark.nightly
 def test_generation_after_a_second_training_in_bf16(tmp_path: Path) -> None:
     """Accelerate's wrapper is then around our forward, and generation passes through both."""
     options = {"predict_with_generate": True, "generation_max_length": 10, "bf16": True}

@@ -1,0 +1,28 @@
+"""Which of many cases of one kind run every time; the others are left to `make nightly`.
+
+What is drawn changes with GRADD_DRAW (default: the number of the week, so that a failure of today
+is one of tomorrow).
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+SEED = os.environ.get("GRADD_DRAW", str(datetime.date.today().isocalendar()[1]))
+
+
+def drawn(cases: Iterable[Any], count: int) -> list[Any]:
+    """`count` of the cases, the same ones throughout a week."""
+    ordered = sorted(cases)
+    return sorted(random.Random(SEED).sample(ordered, count))
+
+
+def every_run(kept: Collection[Any], cases: Iterable[Any]) -> list[Any]:
+    """The cases as parameters of a test, of which all but the kept ones are marked nightly."""
+    return [c if c in kept else pytest.param(c, marks=pytest.mark.nightly) for c in cases]
