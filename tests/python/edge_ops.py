@@ -88,17 +88,20 @@ DATA: dict[str, Callable[[list[int], torch.Generator], torch.Tensor]] = {
     "inf": lambda s, g: _placed([INF, -INF], s, g),
     "nan": lambda s, g: _placed([NAN], s, g),
 }
+# Another size of the first axis, and so another capture: not among the kinds of one run.
+EMPTY = "empty"
 
 
-def _one(spec: str, kind: str, gen: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+def _shape(spec: str) -> list[int]:
+    return [int(n) for n in spec.lstrip("tpuqnb").rpartition(":")[2].split(",") if n]
+
+
+def _one(
+    spec: str, shape: list[int], kind: str, gen: torch.Generator, dtype: torch.dtype
+) -> torch.Tensor:
     letter = spec[0] if spec[:1].isalpha() else ""
-    sizes = spec[len(letter) :]
-    limit = 2
     if letter == "i":
-        first, _, sizes = sizes.partition(":")
-        limit = int(first)
-    shape = [int(n) for n in sizes.split(",") if n]
-    if letter == "i":
+        limit = int(spec[1:].partition(":")[0])
         if kind in ("zeros", "constant"):  # one index again and again
             return torch.zeros(shape, dtype=torch.int64)
         return torch.randint(limit, shape, generator=gen)
@@ -106,7 +109,7 @@ def _one(spec: str, kind: str, gen: torch.Generator, dtype: torch.dtype) -> torc
         if kind in ("zeros", "inf"):
             return torch.full(shape, kind == "inf")
         return torch.rand(shape, generator=gen) < 0.5
-    raw = DATA[kind](shape, gen)
+    raw = DATA.get(kind, DATA["ordinary"])(shape, gen)
     if letter == "t":
         return torch.where(raw > 0, 1.0, -1.0).to(dtype)
     if letter in ("p", "u"):
@@ -118,9 +121,18 @@ def _one(spec: str, kind: str, gen: torch.Generator, dtype: torch.dtype) -> torc
 
 
 def arguments(row: Row, kind: str, dtype: torch.dtype, seed: int = 0) -> list[torch.Tensor]:
-    """Inputs of a row; the same for the same arguments."""
+    """Inputs of a row; the same for the same arguments.
+
+    "empty" is a batch without rows: the first axis of the first input is taken for that of the
+    batch, and for that of every input which has the same size.
+    """
     gen = torch.Generator().manual_seed(zlib.crc32(f"{row.name} {kind} {seed}".encode()))
-    return [_one(spec, kind, gen, dtype) for spec in row.inputs]
+    shapes = [_shape(spec) for spec in row.inputs]
+    if kind == EMPTY:
+        batch = shapes[0][:1]
+        shapes = [[0, *s[1:]] if s[:1] == batch and batch else s for s in shapes]
+    pairs = zip(row.inputs, shapes, strict=True)
+    return [_one(spec, shape, kind, gen, dtype) for spec, shape in pairs]
 
 
 # --- running ---------------------------------------------------------------------------------
@@ -201,7 +213,11 @@ def _unchecked() -> Iterator[None]:
 
 
 def compare(
-    row: Row, dtype: torch.dtype = torch.float32, kinds: Any = None, decomposed: bool = False
+    row: Row,
+    dtype: torch.dtype = torch.float32,
+    kinds: Any = None,
+    decomposed: bool = False,
+    train: bool = True,
 ) -> list[str]:
     """Runs a row on all kinds of data.
 
@@ -210,6 +226,7 @@ def compare(
         dtype: Of the float inputs.
         kinds: Keys of DATA; None = all.
         decomposed: Capture it by way of torch's decomposition, as beside an in-place operation.
+        train: False for values alone, in eval mode and without gradients.
 
     Returns:
         One line per difference; empty if the row is right.
@@ -221,9 +238,9 @@ def compare(
 
     found: list[str] = []
     rtol = row.rtol if dtype == torch.float32 else max(row.rtol, 2e-2)
-    plain = Alone(row)
-    with _unchecked():
-        wrapped = ORTModule(Alone(row, decomposed), strict=True)
+    plain = Alone(row).train(train)
+    with _unchecked(), torch.set_grad_enabled(train):
+        wrapped = ORTModule(Alone(row, decomposed).train(train), strict=True)
         for kind in kinds or DATA:
             if kind in edge_notes.SKIP.get(row.name, ()):
                 continue

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from nets import Net, batch, loss_of
 
@@ -80,6 +81,7 @@ class Trainer:
         self.process.communicate()
 
 
+@pytest.mark.nightly  # test_sessions.py has language models in every run
 def test_three_processes_at_once_have_the_bits_of_their_solo_runs(
     daemon: object, tmp_path: Path
 ) -> None:

@@ -74,6 +74,18 @@ def test_whole_table_decomposed(name, shared_daemon):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_whole_table_without_gradients(name, shared_daemon):
+    _check(name, train=False)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_whole_table_without_rows(name, shared_daemon):
+    _check(name, kinds=[edge_ops.EMPTY])
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(edge_notes.REFUSED))
 def test_refused_by_name(name, shared_daemon):
     with pytest.raises((CaptureError, UnsupportedError, RuntimeError)) as error:

@@ -63,11 +63,10 @@ def test_bytes_are_the_same_in_every_process():
     module, make_batch = models.build("gemma3", seed=1)
     here = hashlib.sha256(export.capture(module, (), make_batch(3, 12, 0)).onnx).hexdigest()
     package = str(Path(export.__file__).resolve().parents[2])
-    for seed in ("1", "2"):
-        command = [sys.executable, "-W", "ignore", "-c", _SCRIPT, package, str(HERE)]
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        text = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        assert text.stdout.split()[-1] == here
+    command = [sys.executable, "-W", "ignore", "-c", _SCRIPT, package, str(HERE)]
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}  # this process has another
+    text = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert text.stdout.split()[-1] == here
 
 
 def test_module_weights_and_random_state_are_untouched():

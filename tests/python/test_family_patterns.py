@@ -88,7 +88,7 @@ ALLOWED: dict[str, dict[str, int]] = {
 }
 
 # Of the others the classes of test_class_patterns.py are near relatives.
-EVERY_RUN = ("llama", "gemma3", "peft_lora_llama", "gpt2_drop", "openai_gpt", "bert_cls", "t5")
+EVERY_RUN = ("llama", "gemma3", "peft_lora_llama", "gpt2_drop", "openai_gpt", "bert_cls")
 EVERY_RUN += ("deberta_v2", "modernbert")
 
 # Families in another precision: the same counts, whatever casts the exporter puts in between.
