@@ -83,7 +83,11 @@ def attention(
         scores = op.Where(attn_mask, scores, _scalar(_SMALLEST[query.dtype], query.dtype))
         some = _row_has_any(attn_mask)
     elif attn_mask is not None:
-        scores = op.Add(scores, attn_mask)
+        # Rows without a key give 0 in torch: the softmax must not see infinities alone.
+        masked = op.Equal(attn_mask, _scalar(-math.inf, attn_mask.dtype))
+        smallest = _scalar(_SMALLEST[attn_mask.dtype], attn_mask.dtype)
+        scores = op.Add(scores, op.Where(masked, smallest, attn_mask))
+        some = _row_has_any(op.Not(masked))
     weights = op.Softmax(scores, axis=-1)
     if dropout_p > 0:
         weights = dropout(weights, dropout_p, True)
