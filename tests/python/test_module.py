@@ -249,3 +249,21 @@ def test_import_of_the_package_loads_no_torch() -> None:
         [sys.executable, "-c", code], env={"PYTHONPATH": str(root)}, text=True
     )
     assert output.split() == ["False", "0.1.0"]
+
+
+def test_a_forward_that_is_replaced_after_the_wrap() -> None:
+    ours, theirs = pair()
+    x, y = batch()
+    first = ours._gradd_module, theirs
+    assert_close(ours(x, y)[0], theirs(x, y)[0])
+    for module in first:
+        of = module.forward
+        module.forward = lambda x, y, of=of: (of(x, y)[0] * 100, x)
+    for model in (ours, theirs):
+        model(x, y)[0].backward()
+    assert_close(ours(x, y)[0], theirs(x, y)[0])
+    assert_same_grads(ours, theirs)
+    for module in first:
+        del module.forward
+    assert_close(ours(x, y)[0], theirs(x, y)[0])
+    assert ours.gradd_stats()["fallbacks"] == {}

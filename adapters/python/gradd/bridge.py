@@ -97,20 +97,20 @@ class Bridge:
     ) -> None:
         """Args:
         module: Owner of parameters and buffers, which move into shared memory here.
-        forward: What a call means (default: `module.forward` as it is now).
+        forward: What a call means (default: `module.forward`, as it is at each call).
         strict: Raise instead of falling back to PyTorch.
         client: Session to use (default: the one of the user's daemon, made when needed).
         on_capture: Called with every new capture and the module (DebugOptions).
-        in_torch: What runs where PyTorch takes over (default: `forward`).
+        in_torch: What runs where PyTorch takes over (default: `forward`, else the module).
 
         Raises:
             SessionError: No daemon could be reached, and the policy does not allow PyTorch then.
         """
         self.module = module
-        self._forward = forward if forward is not None else module.forward
+        self._forward = forward
         own = inspect.getattr_static(type(module), "forward", None)
-        self._of_class = own is not None and getattr(self._forward, "__func__", None) is own
-        self._eager = in_torch if in_torch is not None else self._forward
+        self._of_class = own is not None and getattr(forward, "__func__", None) is own
+        self._eager = next(f for f in (in_torch, forward, module) if f is not None)
         self.counts: Counter[str] = Counter()
         self._on_capture = on_capture
         # Forms and their captures, those used last at the end.
@@ -147,6 +147,8 @@ class Bridge:
     @property
     def forward(self) -> Callable[..., Any]:
         """What a call means: that of the module's class, if it was that; it may be replaced."""
+        if self._forward is None:
+            return self.module.forward
         found = inspect.getattr_static(type(self.module), "forward", None)
         if self._of_class and isinstance(found, types.FunctionType):
             return types.MethodType(found, self.module)

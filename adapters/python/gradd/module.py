@@ -70,7 +70,7 @@ class ORTModule(torch.nn.Module):
         self.__dict__["_gradd_strict"] = strict
         # A module with hooks runs in PyTorch, and there those of the root must run as well.
         self.__dict__["_gradd_bridge"] = Bridge(
-            module, module.forward, strict=strict, on_capture=debug.save, in_torch=module
+            module, strict=strict, on_capture=debug.save, in_torch=module
         )
 
     # ---- the call ----
