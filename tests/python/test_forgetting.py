@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
@@ -95,3 +96,16 @@ def test_a_run_outlives_the_capture_it_was_made_of(
     assert_same_grads(ours, theirs)
     del loss
     assert _known_graphs() == 1
+
+
+def test_modules_without_parameters_leave_nothing(daemon: Any) -> None:
+    class Double(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    for _ in range(4):
+        assert ORTModule(Double(), strict=True)(torch.ones(2)).tolist() == [2.0, 2.0]
+        gc.collect()
+    client.get_client().flush()
+    (session,) = daemon.ps()["sessions"]
+    assert session["bindings"] == 0

@@ -62,15 +62,16 @@ class Binding:
 
     def __init__(self, client: Client, homes: Sequence[Home]) -> None:
         self._client = client
-        self._blocks: list[Block] = []
+        self._blocks: list[Block] | None = None  # the daemon does not know it yet
         self.id = client.next_id()
         client.bind(self.id, [home.wire() for home in homes])
+        self._blocks = []
         for home in homes:
             home.block.pins += 1
             self._blocks.append(home.block)
 
     def __del__(self) -> None:
-        if self._blocks:
+        if self._blocks is not None:
             self._client.later("unbind", {"bind": self.id})
             for block in self._blocks:
                 block.drop()
