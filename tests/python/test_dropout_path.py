@@ -199,6 +199,29 @@ def sampled(x: torch.Tensor) -> torch.Tensor:
     return x * torch.bernoulli(torch.sigmoid(x))
 
 
+def gumbel(x: torch.Tensor) -> torch.Tensor:
+    return F.gumbel_softmax(x, tau=0.7)
+
+
+def chosen(x: torch.Tensor) -> torch.Tensor:
+    return F.gumbel_softmax(x, hard=True)
+
+
+def waiting(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.empty_like(x).exponential_(2.0) + torch.empty_like(x).log_normal_(0.1, 0.2)
+
+
+def trials(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.empty_like(x).geometric_(0.3) + torch.normal(1.0, 2.0, (400, 8))
+
+
+def numbers(x: torch.Tensor) -> torch.Tensor:
+    ours = (
+        torch.randint(7, (8,)) + torch.randint(2, 9, (8,)) + torch.randint(low=1, high=5, size=(8,))
+    )
+    return x * ours + torch.randint_like(x, 4) + torch.randint_like(x, 3, 8)
+
+
 class Noisy(nn.Module):
     def __init__(self, draw: Any) -> None:
         super().__init__()
@@ -208,7 +231,10 @@ class Noisy(nn.Module):
         return self.draw(self.layer(x))
 
 
-@pytest.mark.parametrize("draw", [alpha, channels, noise, sampled])
+DRAWS = [alpha, channels, noise, sampled, gumbel, chosen, waiting, trials, numbers]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
 def test_other_draws_pass_the_self_check_and_have_torchs_moments(draw: Any) -> None:
     """Mean and deviation over many draws, at five standard errors."""
     torch.manual_seed(12)

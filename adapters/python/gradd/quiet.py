@@ -124,8 +124,55 @@ def _normal_(self: torch.Tensor, mean: float = 0.0, std: float = 1.0, **unused: 
     return self.fill_(mean + _MIDDLE * std)
 
 
+def _normal(mean: Any, std: Any = 1.0, *args: Any, **kwargs: Any) -> torch.Tensor:
+    middle = mean + _MIDDLE * std
+    if isinstance(middle, torch.Tensor):
+        return middle.detach()
+    return torch.normal(mean, std, *args, **kwargs).fill_(middle)
+
+
 def _uniform_(self: torch.Tensor, low: float = 0.0, high: float = 1.0, **unused: Any) -> Any:
     return self.fill_(low + _MIDDLE * (high - low))
+
+
+def _exponential_(self: torch.Tensor, lambd: float = 1.0, **unused: Any) -> Any:
+    return self.fill_(-math.log(_MIDDLE) / lambd)
+
+
+def _geometric_(self: torch.Tensor, p: float, **unused: Any) -> Any:
+    return self.fill_(math.floor(math.log1p(-_MIDDLE) / math.log1p(-p)) + 1)
+
+
+def _log_normal_(self: torch.Tensor, mean: float = 1.0, std: float = 2.0, **unused: Any) -> Any:
+    return self.fill_(math.exp(mean + _MIDDLE * std))
+
+
+def _randint(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return _middle_of(torch.randint(*args, **kwargs), args[:2], kwargs)
+
+
+def _randint_like(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return _middle_of(torch.randint_like(input, *args, **kwargs), args, kwargs)
+
+
+def _middle_of(drawn: torch.Tensor, args: tuple, kwargs: dict) -> torch.Tensor:
+    """randint's arguments are (high), (low, high), by position or by name."""
+    bounds = [x for x in args if isinstance(x, int)]
+    high = kwargs.get("high", bounds[-1] if bounds else 1)
+    low = kwargs.get("low", bounds[0] if len(bounds) > ("high" not in kwargs) else 0)
+    return drawn.fill_(math.floor(low + _MIDDLE * (high - low)))
+
+
+def _gumbel_softmax(
+    logits: torch.Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
+) -> torch.Tensor:
+    """torch's draws from exponential_() where no function mode sees it."""
+    noise = -math.log(-math.log(_MIDDLE))
+    soft = ((logits + noise) / tau).softmax(dim)
+    if not hard:
+        return soft
+    chosen = torch.zeros_like(logits).scatter_(dim, soft.argmax(dim, keepdim=True), 1.0)
+    return chosen - soft.detach() + soft
 
 
 _STILL: dict[Any, Callable[..., Any]] = {
@@ -139,7 +186,14 @@ _STILL: dict[Any, Callable[..., Any]] = {
     torch.bernoulli: _bernoulli,
     torch.Tensor.bernoulli: _bernoulli,
     torch.Tensor.bernoulli_: _bernoulli_,
+    torch.normal: _normal,
     torch.Tensor.normal_: _normal_,
     torch.Tensor.uniform_: _uniform_,
+    torch.Tensor.exponential_: _exponential_,
+    torch.Tensor.geometric_: _geometric_,
+    torch.Tensor.log_normal_: _log_normal_,
+    torch.randint: _randint,
+    torch.randint_like: _randint_like,
+    F.gumbel_softmax: _gumbel_softmax,
 }
 _FILLED = frozenset({torch.rand, torch.rand_like, torch.randn, torch.randn_like})
