@@ -157,3 +157,19 @@ def test_distances_of_what_is_not_finite() -> None:
         assert agreement.apart(a, b).top == agreement.apart(b, a).top == inf
     assert not agreement.apart(torch.full((2,), nan), torch.full((2,), nan)).finite
     assert agreement.apart(torch.ones(0), torch.ones(0)).top == 0
+
+
+@pytest.mark.quick
+def test_what_terms_that_cancel_leave_is_no_difference() -> None:
+    """The bias of keys before a softmax: its gradient is zero but for rounding."""
+
+    def found(ours: float, theirs: float) -> list[str]:
+        keys = (GRADIENT, "others"), (GRADIENT, "bias")
+        large = torch.tensor([2.3])
+        tally = Tally({keys[0]: large, keys[1]: torch.tensor([ours])}, False)
+        for key, value in zip(keys, (large, torch.tensor([theirs])), strict=True):
+            tally.add(key, value)
+        return [finding.key[1] for finding in tally.findings()]
+
+    assert found(8.94e-8, 0.0) == found(4.77e-7, 1.8e-7) == []
+    assert found(1e-5, 0.0) == found(1e-5, 2e-5) == found(3e-6, 1e-7) == ["bias"]

@@ -19,6 +19,7 @@ Values = Mapping[Key, torch.Tensor | None]
 
 _OWN = 1e-4  # of a gradient's own largest entry
 _FLOOR = 1e-4  # of the largest entry of all gradients, times _OWN
+_VANISHES = 1e-6  # of the largest entry of all: what is less is what terms that cancel leave
 _VALUE = 1e-5  # of an output's or a buffer's largest entry
 _ROUNDING = 2.0**-8  # one step between bf16 numbers, relative
 _WORSE = 4  # times PyTorch's own error in bf16
@@ -221,7 +222,8 @@ class Tally:
         if excused and not self._more.get(key):
             return True
         if key[0] in (GRADIENT, INPUT):
-            return size <= _OWN * max(found.large, floor)
+            least = _VANISHES * floor / _FLOOR
+            return size <= max(_OWN * max(found.large, floor), least if found.large <= least else 0)
         return size <= max(_VALUE * found.large, 1e-12)
 
     def _worst(self, key: Key) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
