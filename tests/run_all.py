@@ -3,8 +3,8 @@
 Order: the checks (layers, sizes, operators page), the C runner, then pytest with a real daemon
 (`--quick`: only what is marked quick). A check script counts as one test. Everything that was
 skipped is listed with its reason by the part that skipped it, and the slowest Python tests are.
-`--nightly FILE` runs the long property tests alone and writes what came out to FILE. Called by
-`make test`, `make check`, `make nightly`.
+`--nightly FILE [--only TEST...]` runs the long property tests alone, file by file, and keeps in
+FILE what the last run of each said. Called by `make test`, `make check`, `make nightly`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections import Counter
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -55,14 +55,14 @@ def run_fuzz(folder: Path) -> Count:
     return sum(r[0] for r in results), sum(r[1] for r in results) if binaries else 1
 
 
-def run_python(build: Path, marked: str) -> Count:
+def run_python(build: Path, marked: str, files: Sequence[str] = ()) -> Count:
     """Runs pytest on what is marked so; the counts come from its report file, not its text."""
-    print(f"== Python tests ({marked})", flush=True)
+    print(" ".join(["== Python tests", f"({marked})", *files]), flush=True)
     report = build / "pytest.xml"
     report.unlink(missing_ok=True)
     workers = str(min(2, len(os.sched_getaffinity(0))))  # captures are one thread of Python each
     command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "--dist", "worksteal"]
-    command += [f"--junitxml={report}", "-m", marked, "--durations=20"]
+    command += [f"--junitxml={report}", "-m", marked, "--durations=20", *files]
     status = subprocess.run(command, cwd=ROOT).returncode
     if not report.exists():
         print(f"pytest ended with status {status} and no report")
@@ -77,29 +77,57 @@ def run_python(build: Path, marked: str) -> Count:
     return passed, failed if status == 0 else max(failed, 1)
 
 
-def run_nightly(build: Path, file: Path) -> int:
-    """Runs the long property tests and keeps their result."""
-    start = time.monotonic()
+def nightly_files() -> list[str]:
+    """The files of tests that have long ones."""
+    tests = sorted((ROOT / "tests" / "python").glob("test_*.py"))
+    return [
+        str(t.relative_to(ROOT)) for t in tests if re.search("nightly|every_run", t.read_text())
+    ]
+
+
+def run_nightly(build: Path, file: Path, chosen: list[str]) -> int:
+    """Runs the long property tests, one file after the other, and keeps each one's last result.
+
+    The result is written after every file of tests, so that what an end leaves out keeps its line.
+    """
     os.environ["GRADD_NIGHTLY"] = "1"
-    passed, failed = run_python(build, "nightly")
-    cases = ElementTree.parse(build / "pytest.xml").getroot().iter("testcase")
-    counts: Counter[tuple[str, str]] = Counter()
-    bad = []
-    for case in cases:
-        name = str(case.get("name"))
-        wrong = case.find("failure") is not None or case.find("error") is not None
-        counts[f"{case.get('classname')}::{name.partition('[')[0]}", "failed" * wrong] += 1
-        if wrong:
-            bad.append(f"  {case.get('classname')}::{name}")
-    lines = ["Long property tests, the last run of `make nightly`.", ""]
-    lines += [f"machine: {len(os.sched_getaffinity(0))} cores, {platform.machine()}"]
-    lines += [f"torch {metadata.version('torch')}, Python {platform.python_version()}", ""]
-    lines += [f"{n:6d} {how or 'passed'}  {test}" for (test, how), n in sorted(counts.items())]
-    lines += ["", *bad, f"{time.monotonic() - start:.0f} s"]
-    lines += [f"{passed} passed, {failed} failed", ""]
-    file.write_text("\n".join(lines))
+    kept = dict(re.findall(r"^(?! )(\S+): (.*(?:\n  .*)*)", read_or_nothing(file), re.MULTILINE))
+    known = nightly_files()
+    passed = failed = 0
+    for tests in chosen or known:
+        start = time.monotonic()
+        count = run_python(build, "nightly", [tests])
+        took = time.monotonic() - start
+        lines = [f"{count[0]} passed, {count[1]} failed, {took:.0f} s", *failures(build)]
+        kept[tests] = "\n  ".join(lines)
+        passed, failed = passed + count[0], failed + count[1]
+        file.write_text(nightly_page({name: kept[name] for name in known if name in kept}))
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
+
+
+def read_or_nothing(file: Path) -> str:
+    """The text of a file that may be missing."""
+    return file.read_text() if file.exists() else ""
+
+
+def failures(build: Path) -> list[str]:
+    """Names of the tests that failed in the last run of pytest."""
+    report = build / "pytest.xml"
+    cases = ElementTree.parse(report).getroot().iter("testcase") if report.exists() else ()
+    wrong = (c for c in cases if c.find("failure") is not None or c.find("error") is not None)
+    return [str(case.get("name")) for case in wrong]
+
+
+def nightly_page(results: dict[str, str]) -> str:
+    """benchmarks/results/nightly.txt."""
+    head = [
+        "Long property tests: what the last run of each file said (`make nightly`).",
+        f"machine: {len(os.sched_getaffinity(0))} cores, {platform.machine()}",
+        f"torch {metadata.version('torch')}, Python {platform.python_version()}",
+        "",
+    ]
+    return "\n".join([*head, *(f"{name}: {text}" for name, text in results.items()), ""])
 
 
 def main() -> int:
@@ -108,9 +136,10 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build")
     parser.add_argument("--quick", action="store_true", help="only Python tests marked quick")
     parser.add_argument("--nightly", type=Path, help="the long property tests; keep the result")
+    parser.add_argument("--only", nargs="*", default=[], help="of these: some files of tests")
     args = parser.parse_args()
     if args.nightly:
-        return run_nightly(ROOT / args.build, args.nightly)
+        return run_nightly(ROOT / args.build, args.nightly, args.only)
     start = time.monotonic()
     gradd = (ROOT / args.build / "bin" / "gradd").resolve()
     operators_page = ["tools/operators_doc.py", str(gradd), "docs/operators.md"]

@@ -81,7 +81,7 @@ def _capture(call: naming.Call, cast: torch.dtype | None, observed: bool) -> Cap
         traced = trace.trace(call, cast, seen.gradients)
     clock.lap("trace")
     observe.bind(seen, traced.program)
-    fx.prepare(traced.program)
+    _prepare(traced.program)
     with trace.silence():
         model, program = translate.to_onnx(traced.program)
         clock.lap("translate")
@@ -90,6 +90,16 @@ def _capture(call: naming.Call, cast: torch.dtype | None, observed: bool) -> Cap
     capture = _assemble(call, traced, program, cleaned, binary, clock)
     _check_buffers(seen, capture)
     return dataclasses.replace(capture, guards=observe.guards(seen))
+
+
+def _prepare(program: Any) -> None:
+    try:
+        fx.prepare(program)
+    except CaptureError:
+        raise
+    except Exception as error:  # torch.fx itself fails on some graphs with sizes that data decide
+        text = f"the traced graph cannot be rewritten: {type(error).__name__}: {error}"
+        raise CaptureError("export_failed", text) from error
 
 
 def observed(

@@ -25,6 +25,9 @@ _DECOMPOSE = {
     "aten::rnn_tanh.input",
     "aten::rnn_relu.input",
 }
+# Operators that torch takes apart although they have a translation, into parts with other
+# derivatives at ties and NaN.
+_LOST = {"aten::softshrink", "aten::multi_margin_loss"}
 
 
 @functools.lru_cache(maxsize=1)
@@ -84,10 +87,21 @@ def _direct(program: Any, registry: Any) -> tuple[Any, Any]:
 def _decomposed(program: Any, registry: Any) -> tuple[Any, Any]:
     from torch.onnx._internal.exporter import _core
 
+    _refuse_lost(program)
     program = _core._prepare_exported_program_for_export(program, registry=registry)
     _name_outputs(program)
     _check_signature(program.graph_signature)
     return _core._exported_program_to_onnx_program(program, registry=registry).model, program
+
+
+def _refuse_lost(program: Any) -> None:
+    for node in program.graph_module.graph.nodes:
+        if getattr(node.target, "_schema", None) and node.target.name() in _LOST:
+            raise CaptureError(
+                "unsupported_operator",
+                f"{node.target} beside an in-place operation is not translated; write that "
+                "operation out of place (y = y + x for y += x)",
+            )
 
 
 def _name_outputs(program: Any) -> None:
