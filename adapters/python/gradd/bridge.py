@@ -118,6 +118,7 @@ class Bridge:
         # Not in the graphs, which a finalizer holds: they may lead to the owner of this bridge.
         self._guards: weakref.WeakKeyDictionary[Graph, Guards] = weakref.WeakKeyDictionary()
         self._changes: Counter[str] = Counter()
+        self._refused: dict[Hashable, Exception] = {}  # by form and layouts
         self._version = 0
         self._fallback = Fallback(type(module).__name__, strict)
         self._disabled = bool(options.get("GRADD_DISABLE"))
@@ -215,6 +216,7 @@ class Bridge:
     def _graph(self, key: tuple, leaves: list, args: tuple, kwargs: dict) -> Graph:
         """The capture that fits a call: same form, no broken assumption about sizes."""
         from gradd.export import check_dynamic, same_but_filled_in
+        from gradd.export.guards.check import layouts
 
         graphs = self._graphs.get(key)
         if graphs is None:
@@ -232,7 +234,10 @@ class Bridge:
                 if check_dynamic(graph.cap, args, kwargs) is not None:
                     continue
                 graph.remember(sizes)
-            if not self._guards[graph].holds():
+            guards = self._guards[graph]
+            if guards.layout and graph.layouts != layouts(filter(torch.is_tensor, leaves)):
+                continue
+            if not guards.holds():
                 outdated.append(graph)
                 continue
             if graph is not graphs[-1]:  # the one that was used last
@@ -240,7 +245,7 @@ class Bridge:
                 graphs.append(graph)
             return graph
         self._outside_changed(graphs, outdated)
-        graph = self._capture(args, kwargs)
+        graph = self._capture_of(key, leaves, args, kwargs)
         heap.trim()
         graphs.append(graph)
         self._graphs[key] = graphs
@@ -249,6 +254,21 @@ class Bridge:
             self._graphs.setdefault(after, graphs)
         self._forget_captures(graphs)
         return graph
+
+    def _capture_of(self, key: tuple, leaves: list, args: tuple, kwargs: dict) -> Graph:
+        """A new capture, unless one with such strides was refused before."""
+        from gradd.export import CaptureError
+        from gradd.export.guards.check import layouts
+
+        call = (key, layouts(filter(torch.is_tensor, leaves)))
+        if call in self._refused:
+            raise self._refused[call]
+        try:
+            return self._capture(args, kwargs)
+        except CaptureError as error:
+            if error.reason == "memory_layout" and len(self._refused) < _KEPT_FORMS:
+                self._refused[call] = error.with_traceback(None)
+            raise
 
     def _outside_changed(self, graphs: list[Graph], outdated: list[Graph]) -> None:
         """Something that forward() read from outside of the module has another value.
@@ -301,6 +321,7 @@ class Bridge:
 
     def _capture(self, args: tuple, kwargs: dict) -> Graph:
         from gradd.export import capture
+        from gradd.export.guards.check import layouts
 
         self._check_devices(args, kwargs)
         start = time.perf_counter()
@@ -322,6 +343,9 @@ class Bridge:
             self._on_capture(cap, self.module)
         graph = Graph(self.module, dataclasses.replace(cap, guards=None), info)
         self._guards[graph] = cap.guards
+        if cap.guards.layout:
+            leaves, _, _ = schema.flatten_inputs(args, kwargs)
+            graph.layouts = layouts(filter(torch.is_tensor, leaves))
         return graph
 
     def _check_devices(self, args: tuple, kwargs: dict) -> None:

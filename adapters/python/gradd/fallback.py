@@ -114,7 +114,7 @@ class Fallback:
         """
         if reason in _WRITING:
             self._writes[_form(key), reason] += 1
-        if reason != "outside_written":
+        if reason not in ("outside_written", "memory_layout"):  # the bridge knows these better
             self._decided[key] = reason
 
     def count(self, reason: str, detail: str = "") -> bool:

@@ -68,6 +68,7 @@ class Observation:
             mode, it is that of the caller.
         outside: What forward() read from outside; None if it raised or was not run.
         used: Ids of the outside tensors that operators have read.
+        layout: By which names forward() asks how tensors lie in memory.
     """
 
     outputs: list[torch.Tensor] = field(default_factory=list)
@@ -76,6 +77,7 @@ class Observation:
     gradients: bool = True
     outside: Outside | None = None
     used: frozenset[int] = frozenset()
+    layout: frozenset[str] = frozenset()
 
 
 def observe(call: Call, cast: torch.dtype | None) -> Observation:
@@ -122,7 +124,7 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
             own = _own_effect(effects)
             if seen.error is None:
                 seen.buffers = buffers.seen()
-        asks = watch.asks_for_gradients()
+        asks, seen.layout = watch.asks_for_gradients(), watch.asks_for_layouts()
         if seen.error is not None or asks and gradients != torch.is_grad_enabled():
             watch.undo()
         else:
@@ -190,6 +192,26 @@ def bind(seen: Observation, program: Any) -> None:
         seen.outside.bind(program.constants, seen.used)
 
 
+def check_layouts(seen: Observation, call: Call) -> None:
+    """Refuses what copies of the call's tensors would answer in another way.
+
+    Raises:
+        CaptureError: "memory_layout".
+    """
+    strided = any(name.startswith("as_strided") for name in seen.layout)
+    leaves, _, _ = schema.flatten_inputs(call.args, call.kwargs)
+    for x in leaves if seen.layout else ():
+        if not torch.is_tensor(x) or x.is_contiguous():
+            continue
+        if strided or torch.empty_like(x).stride() != x.stride():
+            raise CaptureError(
+                "memory_layout",
+                f"forward() asks for {', '.join(sorted(seen.layout))}, and a tensor of shape "
+                f"{list(x.shape)} among its arguments has the strides {x.stride()}: pass "
+                "x.contiguous()",
+            )
+
+
 def inputs(seen: Observation) -> dict[str, Any]:
     """Name of a constant that becomes an input -> where its value is read."""
     return seen.outside.inputs if seen.outside is not None else {}
@@ -203,7 +225,7 @@ def guards(seen: Observation) -> Guards | None:
     """
     if seen.outside is None:
         return None
-    made = Guards(seen.outside.slots)
+    made = Guards(seen.outside.slots, bool(seen.layout))
     if not made.holds():
         raise CaptureError(
             "outside_written",

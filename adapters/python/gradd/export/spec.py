@@ -30,6 +30,7 @@ class CaptureError(Exception):
         "forward_hooks",
         "input_mutation",
         "outside_state",
+        "memory_layout",
         "outside_written",
         "python_random",
         "sequence_or_loop",

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from gradd.export.guards import images, policy
-from gradd.export.guards.reads import Reads, own_dict
+from gradd.export.guards.reads import LAYOUT, Reads, own_dict
 from gradd.export.guards.slots import ABSENT, static
 
 _BY_KEY = frozenset(
@@ -152,6 +152,7 @@ class Calls:
         module = function.__module__ or getattr(owner, "__name__", "builtins")
         if module == "builtins" and self._by_name(name, args):
             return
+        self._reads.layout |= LAYOUT & {name}
         if name in _GRAD_FLAGS or not args and policy.is_flag(module, name):
             self._flag(function, module, name)
         elif not policy.is_pure(module, name):

@@ -11,6 +11,8 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 from gradd.export.guards.slots import ABSENT, Item, Slot
 
 _PER_LINE = 64
@@ -23,10 +25,12 @@ class Guards:
 
     Attributes:
         slots: The places.
+        layout: Whether the capture is for calls of its layouts alone (see layouts()).
     """
 
-    def __init__(self, slots: Iterable[Slot]) -> None:
+    def __init__(self, slots: Iterable[Slot], layout: bool = False) -> None:
         self.slots = list(slots)
+        self.layout = layout
         self._values: dict[str, Any] = {}  # what the generated function compares with, by name
         self._own: dict[int, str] = {}  # number of a slot -> name of its value, if it is its own
         self._holds = self._compile()
@@ -94,6 +98,11 @@ class Guards:
                 whole = True
         if whole:
             self._holds = self._compile()
+
+
+def layouts(tensors: Iterable[torch.Tensor]) -> tuple:
+    """How tensors lie in memory, as far as a forward() may ask: None for what is contiguous."""
+    return tuple(None if t.is_contiguous() else t.stride() for t in tensors)
 
 
 def describe(slots: Iterable[Slot]) -> str:

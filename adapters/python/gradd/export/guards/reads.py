@@ -45,6 +45,9 @@ _IGNORED = FILLED_IN | HARMLESS | {"training"}
 _IN_KEY = (str, type(None), types.FunctionType, types.BuiltinFunctionType, type, torch.dtype)
 _IMMUTABLE_TYPE = 1 << 8
 _LARGE = 100_000  # elements of a container that are compared at every call
+# What a tensor's memory layout decides; code in C is asked by these names too (calls.py).
+LAYOUT = frozenset({"is_contiguous", "stride", "as_strided", "as_strided_", "as_strided_copy"})
+_PLACE = frozenset({"storage_offset", "_version"})  # differ from call to call
 _GRADIENT = frozenset({"requires_grad", "grad_fn", "is_leaf"})
 _FIXED = (
     *(types.CodeType, types.FrameType, types.TracebackType, types.MappingProxyType),
@@ -69,6 +72,7 @@ class Reads:
         blanks: What cannot be watched: text, and the object whose age decides if it matters.
         arrays_taken: Ids of numpy arrays whose values Python has taken.
         grad_mode: forward() has asked whether gradients are recorded.
+        layout: By which names forward() has asked how tensors lie in memory.
         where: Place in the user's code that runs now, for messages.
     """
 
@@ -82,6 +86,7 @@ class Reads:
         self.blanks: list[tuple[str, Any]] = []
         self.arrays_taken: set[int] = set()
         self.grad_mode = False
+        self.layout: set[str] = set()
         self.where = ""
         self.tensors = tensors
         self._passed = list(passed)  # keeps ids from being used again
@@ -316,6 +321,9 @@ class Reads:
             elif not self.tensors.is_input(tensor):
                 self.grad_mode = True
         self.tensors.note(tensor)
+        self.layout |= LAYOUT & {name}
+        if name in _PLACE and self.tensors.is_input(tensor):
+            self.blank(f"reads .{name} of an argument")
         if name in VALUE_METHODS:
             self.tensors.taken(tensor)
 

@@ -119,6 +119,10 @@ class Watch:
         """True if forward() asked whether gradients are recorded."""
         return self._recorder.reads.grad_mode
 
+    def asks_for_layouts(self) -> frozenset[str]:
+        """The names by which forward() asked how tensors lie in memory."""
+        return frozenset(self._recorder.reads.layout)
+
     def undo(self) -> str:
         """Puts back what forward() wrote outside, and says what it was."""
         changed = [s for s in self._slots if not _same(s)]
