@@ -23,6 +23,24 @@ static gradd_status_t run_view(const gradd_run_t *r) {
 
 /* ---- shape rules ----------------------------------------------------------------------------- */
 
+/* The entry -1 of a tensor without elements, as torch's flatten has it: what makes the products of
+ * all sizes but zeros equal. The entry itself is 0 where the input has more zeros. -1: none fits. */
+static int64_t open_of_nothing(const gradd_type_t *in, const gradd_type_t *out, int open) {
+    int64_t have = 1, given = 1;
+    int zeros = 0;
+    for (int i = 0; i < in->rank; i++) {
+        zeros += !in->dims[i];
+        have *= in->dims[i] ? in->dims[i] : 1;
+    }
+    for (int i = 0; i < out->rank; i++) {
+        if (i == open) continue;
+        zeros -= !out->dims[i];
+        given *= out->dims[i] ? out->dims[i] : 1;
+    }
+    if (zeros > 0) return 0;
+    return have % given ? -1 : have / given;
+}
+
 static gradd_status_t infer_reshape(gradd_infer_t *c) {
     const gradd_type_t *in = &c->in[0].type;
     int64_t want[GRADD_MAX_RANK];
@@ -51,8 +69,8 @@ static gradd_status_t infer_reshape(gradd_infer_t *c) {
     int64_t count = gradd_type_count(in);
     if (open >= 0 && known > 0 && count % known == 0)
         out.dims[open] = count / known;
-    else if (open >= 0 && !(known == 0 && count == 0))
-        known = -1;
+    else if (open >= 0)
+        known = out.dims[open] = known || count ? -1 : open_of_nothing(in, &out, open);
     if (open >= 0 ? known < 0 : known != count) {
         char text[GRADD_TYPE_TEXT], shape[GRADD_TYPE_TEXT];
         return GRADD_FAIL(GRAPH, "%s cannot be reshaped to %s", gradd_type_format(in, text),
@@ -159,7 +177,8 @@ GRADD_OPS(
      .cases = GRADD_CASES({.text = "f32[2,3,4] i64[2]={6,4}"}, {.text = "f32[2,3,4] i64[2]={0,-1}"},
                           {.text = "f32[] i64[2]={1,-1}"}, {.text = "f32[1,1] i64[0]={}"},
                           {.text = "f32[0,3] i64[2]={3,0} | allowzero=1"},
-                          {.text = "i64[6] i64[3]={3,1,2}"}, {.text = "bool[4] i64[1]={-1}"})},
+                          {.text = "i64[6] i64[3]={3,1,2}"},
+                          {.text = "f32[0,3,4] i64[2]={0,-1}"}, {.text = "f32[2,0] i64[2]={-1,0}"}, {.text = "bool[4] i64[1]={-1}"})},
     {.name = "Squeeze",
      .domain = "",
      .since = 1,

@@ -18,7 +18,7 @@ import pytest
 import torch
 from selection import SEED, drawn
 
-from gradd.errors import UnsupportedError
+from gradd.errors import GraddError, UnsupportedError
 from gradd.export import CaptureError
 
 THEMES = (edge_pointwise, edge_reductions, edge_losses, edge_layers, edge_shapes)
@@ -36,13 +36,23 @@ def _check(name: str, **options) -> None:
     assert not found, f"GRADD_DRAW={SEED}\n" + "\n".join(found)
 
 
+def _check_or_refused(name: str, refused: dict[str, str], **options) -> None:
+    if name not in refused:
+        _check(name, **options)
+        return
+    with pytest.raises((CaptureError, GraddError)) as error:
+        edge_ops.compare(TABLE[name], **options)
+    assert refused[name] in str(error.value)
+
+
 def test_the_notes_name_rows():
     assert len(TABLE) == sum(len(theme.ROWS) for theme in THEMES), "two rows of one name"
     notes = {*edge_notes.FOUND_WRONG, *edge_notes.SKIP, *edge_notes.NOISE, *edge_notes.REFUSED}
-    notes |= {*edge_notes.NOT_IN_BF16}
+    notes |= {*edge_notes.NOT_IN_BF16, *edge_notes.REFUSED_DECOMPOSED, *edge_notes.REFUSED_IN_EVAL}
+    notes |= {*edge_notes.REFUSED_WITHOUT_ROWS}
     assert not notes - set(TABLE)
     kinds = {kind for reasons in edge_notes.SKIP.values() for kind in reasons}
-    assert not kinds - set(edge_ops.DATA)
+    assert not kinds - {*edge_ops.DATA, edge_ops.EMPTY}
 
 
 @pytest.mark.parametrize("name", sorted(edge_notes.FOUND_WRONG))
@@ -70,25 +80,19 @@ def test_whole_table_in_bf16(name, shared_daemon):
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_whole_table_decomposed(name, shared_daemon):
-    word = edge_notes.REFUSED_DECOMPOSED.get(name)
-    if word is None:
-        _check(name, decomposed=True)
-        return
-    with pytest.raises((CaptureError, UnsupportedError)) as error:
-        edge_ops.compare(TABLE[name], decomposed=True)
-    assert word in str(error.value)
+    _check_or_refused(name, edge_notes.REFUSED_DECOMPOSED, decomposed=True)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_whole_table_without_gradients(name, shared_daemon):
-    _check(name, train=False)
+    _check_or_refused(name, edge_notes.REFUSED_IN_EVAL, train=False)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_whole_table_without_rows(name, shared_daemon):
-    _check(name, kinds=[edge_ops.EMPTY])
+    _check_or_refused(name, edge_notes.REFUSED_WITHOUT_ROWS, kinds=[edge_ops.EMPTY])
 
 
 @pytest.mark.nightly

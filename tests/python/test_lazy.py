@@ -358,3 +358,32 @@ def test_a_conversion_without_gradients() -> None:
         wide = scores.double()
     assert not wide.requires_grad
     assert_close(wide * 2, theirs(x, y)[1].double() * 2)
+
+
+@pytest.mark.parametrize("ask", ["hook", "retain"])
+def test_a_gradient_that_would_pass_through_another_output(ask: str) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = self.layer(x)
+            return {"loss": torch.nn.functional.cross_entropy(logits, y), "logits": logits}
+
+    model = ORTModule(Both(), strict=True)
+    x, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 1, 0])
+    model(x, y)["loss"].backward()
+    out = model(x, y)
+    if ask == "hook":
+        out["logits"].register_hook(lambda g: g if g is None else g * 5)
+    else:
+        out["logits"].retain_grad()
+    with pytest.raises(errors.UnsupportedError, match=r"logits.*retain_grad"):
+        out["loss"].backward()
+    out = model(x, y)
+    out["logits"].register_hook(lambda g: g * 5)
+    model.zero_grad()
+    out["logits"].sum().backward()  # the loss has no part in it
+    want = 5 * x.sum(0)
+    assert torch.allclose(model.layer.weight.grad, want.expand(3, 4), rtol=1e-5, atol=1e-5)

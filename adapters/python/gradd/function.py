@@ -8,6 +8,7 @@ AccumulateGrad takes over without a copy. `retain_graph=True` keeps the daemon's
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class Step(torch.autograd.Function):
     def forward(ctx: Any, call: Call, *tensors: torch.Tensor) -> tuple:
         outputs = call.start()
         ctx.call = call
+        call.given = [weakref.ref(t) for t in outputs]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(
             *(t for t, d in zip(outputs, call.differentiable, strict=True) if not d)
@@ -57,11 +59,17 @@ class Step(torch.autograd.Function):
         if all(g is None for g in grad_outputs):
             return (None,) * (len(ctx.needs_input_grad))
         call = ctx.call
+        call.check_readers(grad_outputs)
         keep = _keeps_graph()
         grads = call.backward(grad_outputs, keep)
         if not keep:
             ctx.call = None
         return (None, *grads)
+
+
+def _is_waited_for(output: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunctionSubclass():  # a look is no reason to compute it
+        return bool(output._backward_hooks) or output.retains_grad
 
 
 class Call:
@@ -80,6 +88,7 @@ class Call:
         self.real = real
         self.differentiable = differentiable
         self.commit = commit
+        self.given: list[weakref.ref] = []  # the outputs as the user has them
 
     def start(self) -> list[torch.Tensor]:
         """Runs the forward; returns all user outputs, lazy ones among them."""
@@ -98,6 +107,25 @@ class Call:
             if tensor is None:
                 outputs[position] = LazyTensor.make(run, graph.user[position])
         return outputs
+
+    def check_readers(self, grad_outputs: tuple[torch.Tensor | None, ...]) -> None:
+        """The loss of a graph does not pass through the other outputs, as it does in PyTorch.
+
+        Raises:
+            UnsupportedError: A hook or retain_grad() waits for what would have passed there.
+        """
+        cap, user = self.run.graph.cap, self.run.graph.user
+        arrives = {spec.leaf for spec, g in zip(user, grad_outputs, strict=True) if g is not None}
+        if cap.loss_leaf not in arrives:
+            return
+        for spec, ref in zip(user, self.given, strict=True):
+            output = ref() if spec.leaf in cap.loss_ancestors else None
+            if output is not None and _is_waited_for(output):
+                raise errors.UnsupportedError(
+                    f"{spec.name!r}, an output on which the loss depends, has a hook or "
+                    "retain_grad(): the loss of a graph passes no gradient through other outputs. "
+                    "Compute the loss outside of the module, or that part in PyTorch"
+                )
 
     def backward(
         self, grad_outputs: tuple[torch.Tensor | None, ...], keep: bool
