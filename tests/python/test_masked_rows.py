@@ -110,3 +110,18 @@ def test_such_attention_is_one_operator(name: str, tmp_path: Path) -> None:
     assert (
         counts(explained(model, (torch.randn(2, 5, 8), padded(1)), tmp_path / "m")).attention == 1
     )
+
+
+def test_an_encoder_on_nested_tensors_runs_in_pytorch() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True)
+    x = torch.randn(2, 5, 8)
+    for nested, fallbacks in ((True, {"unsupported_operator": 1}), (False, {})):
+        eager = nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested)
+        model = ORTModule(copy.deepcopy(eager))
+        for train in (True, False):
+            for each in (model, eager):
+                each.train(train)
+            with torch.set_grad_enabled(train):
+                ours, theirs = (e(x, src_key_padding_mask=padded(3)) for e in (model, eager))
+            torch.testing.assert_close(ours, theirs)
+        assert model.gradd_stats()["fallbacks"] == fallbacks

@@ -35,10 +35,12 @@ def check_module(module: torch.nn.Module) -> None:
     """Refuses hooks and foreign parameter types.
 
     Raises:
-        CaptureError: "forward_hooks", "backward_hooks" or "unsupported_parameter".
+        CaptureError: "forward_hooks", "backward_hooks", "unsupported_operator" or
+            "unsupported_parameter".
     """
     for name, sub in module.named_modules():
         where = f"{name or 'the root'} ({type(sub).__name__})"
+        _check_nested(sub, where)
         for reason, tables in (("forward_hooks", _FORWARD), ("backward_hooks", _BACKWARD)):
             for hook in (h for table in tables for h in getattr(sub, table).values()):
                 if not _is_harmless(hook):
@@ -49,6 +51,18 @@ def check_module(module: torch.nn.Module) -> None:
             raise CaptureError(
                 "unsupported_parameter", f"{name} is {param.dtype}, {param.layout}; use dense reals"
             )
+
+
+def _check_nested(sub: torch.nn.Module, where: str) -> None:
+    """torch computes such an encoder on nested tensors, which leave zeros where padding was."""
+    if torch.is_grad_enabled() or sub.training:
+        return
+    if isinstance(sub, torch.nn.TransformerEncoder) and getattr(sub, "use_nested_tensor", False):
+        raise CaptureError(
+            "unsupported_operator",
+            f"{where} runs on nested tensors in eval mode without gradients, which give zeros at "
+            "padded positions; build it with enable_nested_tensor=False",
+        )
 
 
 def _is_harmless(hook: object) -> bool:
