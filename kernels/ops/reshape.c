@@ -24,7 +24,8 @@ static gradd_status_t run_view(const gradd_run_t *r) {
 /* ---- shape rules ----------------------------------------------------------------------------- */
 
 /* The entry -1 of a tensor without elements, as torch's flatten has it: what makes the products of
- * all sizes but zeros equal. The entry itself is 0 where the input has more zeros. -1: none fits. */
+ * all sizes but zeros equal. The entry itself is 0 where the input has more zeros. -1: none fits.
+ */
 static int64_t open_of_nothing(const gradd_type_t *in, const gradd_type_t *out, int open) {
     int64_t have = 1, given = 1;
     int zeros = 0;
@@ -177,8 +178,8 @@ GRADD_OPS(
      .cases = GRADD_CASES({.text = "f32[2,3,4] i64[2]={6,4}"}, {.text = "f32[2,3,4] i64[2]={0,-1}"},
                           {.text = "f32[] i64[2]={1,-1}"}, {.text = "f32[1,1] i64[0]={}"},
                           {.text = "f32[0,3] i64[2]={3,0} | allowzero=1"},
-                          {.text = "i64[6] i64[3]={3,1,2}"},
-                          {.text = "f32[0,3,4] i64[2]={0,-1}"}, {.text = "f32[2,0] i64[2]={-1,0}"}, {.text = "bool[4] i64[1]={-1}"})},
+                          {.text = "i64[6] i64[3]={3,1,2}"}, {.text = "f32[0,3,4] i64[2]={0,-1}"},
+                          {.text = "f32[2,0] i64[2]={-1,0}"}, {.text = "bool[4] i64[1]={-1}"})},
     {.name = "Squeeze",
      .domain = "",
      .since = 1,
