@@ -31,12 +31,12 @@ static int64_t open_of_nothing(const gradd_type_t *in, const gradd_type_t *out, 
     int zeros = 0;
     for (int i = 0; i < in->rank; i++) {
         zeros += !in->dims[i];
-        have *= in->dims[i] ? in->dims[i] : 1;
+        if (__builtin_mul_overflow(have, in->dims[i] ? in->dims[i] : 1, &have)) return -1;
     }
     for (int i = 0; i < out->rank; i++) {
         if (i == open) continue;
         zeros -= !out->dims[i];
-        given *= out->dims[i] ? out->dims[i] : 1;
+        if (__builtin_mul_overflow(given, out->dims[i] ? out->dims[i] : 1, &given)) return -1;
     }
     if (zeros > 0) return 0;
     return have % given ? -1 : have / given;

@@ -156,3 +156,14 @@ def test_pythons_coin_is_thrown_at_every_call() -> None:
     assert results[0] == pytest.approx(results[1])
     assert len({round(r, 5) for r in results[1]}) == 2
     assert model.gradd_stats()["fallbacks"] == {"python_random": 8}
+
+
+def test_a_setting_that_a_call_fills_in_is_filled_in_by_every_call() -> None:
+    model, make = models.build("bert_cls")
+    wrapped, config = ORTModule(model, strict=True), model.config
+    config.problem_type = None
+    for _ in range(2):
+        wrapped(**make(2, 5, 0)).loss.backward()
+        assert config.problem_type == "single_label_classification"
+        config.problem_type = None
+    assert wrapped.gradd_stats()["captures"] == 1

@@ -217,6 +217,7 @@ class Bridge:
         """The capture that fits a call: same form, no broken assumption about sizes."""
         from gradd.export import check_dynamic, same_but_filled_in
         from gradd.export.guards.check import layouts
+        from gradd.export.keys import unfilled
 
         graphs = self._graphs.get(key)
         if graphs is None:
@@ -243,9 +244,14 @@ class Bridge:
             if graph is not graphs[-1]:  # the one that was used last
                 graphs.remove(graph)
                 graphs.append(graph)
+            for table, name, value in graph.filled:
+                if table[name] is None:
+                    table[name] = value
             return graph
         self._outside_changed(graphs, outdated)
+        empty = unfilled(self.module)
         graph = self._capture_of(key, leaves, args, kwargs)
+        graph.filled = [(t, n, t[n]) for t, n in empty if t[n] is not None]
         heap.trim()
         graphs.append(graph)
         self._graphs[key] = graphs

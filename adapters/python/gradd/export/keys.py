@@ -233,6 +233,12 @@ def form_of(key: Hashable) -> Hashable:
     return (call, module.training, cast)
 
 
+def unfilled(module: torch.nn.Module) -> list[tuple[dict, str]]:
+    """Tables and names of settings that a first call may fill in: they are None now."""
+    tables = [config.__dict__ for config in _configs(module)]
+    return [(t, n) for t in tables for n in FILLED_IN if n in t and t[n] is None]
+
+
 def same_but_filled_in(before: Hashable, after: Hashable) -> bool:
     """True if a call only filled in values of a configuration that it would have filled in again.
 
