@@ -103,6 +103,11 @@ def test_refused_by_name(name, shared_daemon):
     assert edge_notes.REFUSED[name] in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["flatten", "unfold image"])
+def test_sizes_of_a_batch_without_rows(name, shared_daemon):
+    _check(name, kinds=[edge_ops.EMPTY])
+
+
 @pytest.mark.quick
 def test_half_of_bf16_values_lie_on_bounds(shared_daemon):
     """Where equality is common another subgradient shows at once."""

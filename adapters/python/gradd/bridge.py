@@ -349,7 +349,7 @@ class Bridge:
             self._on_capture(cap, self.module)
         graph = Graph(self.module, dataclasses.replace(cap, guards=None), info)
         self._guards[graph] = cap.guards
-        if cap.guards.layout:
+        if cap.guards is not None and cap.guards.layout:
             leaves, _, _ = schema.flatten_inputs(args, kwargs)
             graph.layouts = layouts(filter(torch.is_tensor, leaves))
         return graph
