@@ -326,12 +326,14 @@ class Bridge:
                     graph.drop()
 
     def _capture(self, args: tuple, kwargs: dict) -> Graph:
-        from gradd.export import capture
+        from gradd.export import CaptureError, capture
         from gradd.export.guards.check import layouts
 
         self._check_devices(args, kwargs)
         start = time.perf_counter()
         cap = capture(self.module, args, kwargs, forward=self.forward)
+        if cap.guards is None:
+            raise CaptureError("outside_state", "what forward() reads was not recorded")
         info = self.client.put_graph(cap.onnx, cap.aliases, cap.sources)
         if info.unsupported:
             node, op, domain = info.unsupported[0]
@@ -349,7 +351,7 @@ class Bridge:
             self._on_capture(cap, self.module)
         graph = Graph(self.module, dataclasses.replace(cap, guards=None), info)
         self._guards[graph] = cap.guards
-        if cap.guards is not None and cap.guards.layout:
+        if cap.guards.layout:
             leaves, _, _ = schema.flatten_inputs(args, kwargs)
             graph.layouts = layouts(filter(torch.is_tensor, leaves))
         return graph

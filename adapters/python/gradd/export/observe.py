@@ -83,8 +83,9 @@ class Observation:
 def observe(call: Call, cast: torch.dtype | None) -> Observation:
     """Runs the forward of a call once, under autocast to `cast`.
 
-    Where forward() asks whether gradients are recorded and the caller records none, it runs a
-    second time without them: the outputs are those of the first, everything else is of the second.
+    Where forward() asks whether gradients are recorded, or fails while they are, and the caller
+    records none, it runs a second time without them: the outputs are those of the first if there
+    are any, everything else is of the second.
 
     Args:
         call: The call that is going to be traced.
@@ -95,11 +96,12 @@ def observe(call: Call, cast: torch.dtype | None) -> Observation:
             be watched, or writes something that a graph would not write. What it wrote is undone.
     """
     seen, asks = _undisturbed(call, cast, True)
-    if asks and not torch.is_grad_enabled() and seen.error is None:
-        outputs = seen.outputs
-        seen, _ = _undisturbed(call, cast, False)
-        seen.outputs = outputs
-    return seen
+    if torch.is_grad_enabled() or not (asks or seen.error is not None):
+        return seen
+    again, _ = _undisturbed(call, cast, False)  # parameters may be made in inference mode
+    if seen.error is None:
+        again.outputs = seen.outputs
+    return again
 
 
 def _undisturbed(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Observation, bool]:
