@@ -3,8 +3,8 @@
 docs/families.md lists the classes; the rows of counts_*.py say how many operators of each kind a
 reader of their source finds, and what is left that belongs to no pattern. The models are those of
 `make families`, with one batch of two rows of twelve tokens, but every rate of dropout that they
-know is 0.1. Four of them, drawn by week, are in every run. test_family_patterns.py does the same for
-other settings of fewer families, mostly without dropout.
+know is 0.1. Four of them, drawn by week, are in every run. test_family_patterns.py does the same
+for other settings of fewer families, mostly without dropout.
 """
 
 from __future__ import annotations
