@@ -216,8 +216,6 @@ class Bridge:
     def _graph(self, key: tuple, leaves: list, args: tuple, kwargs: dict) -> Graph:
         """The capture that fits a call: same form, no broken assumption about sizes."""
         from gradd.export import check_dynamic, same_but_filled_in
-        from gradd.export.guards.check import layouts
-        from gradd.export.keys import unfilled
 
         graphs = self._graphs.get(key)
         if graphs is None:
@@ -236,7 +234,7 @@ class Bridge:
                     continue
                 graph.remember(sizes)
             guards = self._guards[graph]
-            if guards.layout and graph.layouts != layouts(filter(torch.is_tensor, leaves)):
+            if not guards.fits(leaves):
                 continue
             if not guards.holds():
                 outdated.append(graph)
@@ -249,9 +247,7 @@ class Bridge:
                     table[name] = value
             return graph
         self._outside_changed(graphs, outdated)
-        empty = unfilled(self.module)
         graph = self._capture_of(key, leaves, args, kwargs)
-        graph.filled = [(t, n, t[n]) for t, n in empty if t[n] is not None]
         heap.trim()
         graphs.append(graph)
         self._graphs[key] = graphs
@@ -265,16 +261,20 @@ class Bridge:
         """A new capture, unless one with such strides was refused before."""
         from gradd.export import CaptureError
         from gradd.export.guards.check import layouts
+        from gradd.export.keys import unfilled
 
-        call = (key, layouts(filter(torch.is_tensor, leaves)))
+        call = (key, layouts(leaves))
         if call in self._refused:
             raise self._refused[call]
+        empty = unfilled(self.module)
         try:
-            return self._capture(args, kwargs)
+            graph = self._capture(args, kwargs)
         except CaptureError as error:
             if error.reason == "memory_layout" and len(self._refused) < _KEPT_FORMS:
                 self._refused[call] = error.with_traceback(None)
             raise
+        graph.filled = [(t, n, t[n]) for t, n in empty if t[n] is not None]
+        return graph
 
     def _outside_changed(self, graphs: list[Graph], outdated: list[Graph]) -> None:
         """Something that forward() read from outside of the module has another value.
@@ -327,7 +327,6 @@ class Bridge:
 
     def _capture(self, args: tuple, kwargs: dict) -> Graph:
         from gradd.export import CaptureError, capture
-        from gradd.export.guards.check import layouts
 
         self._check_devices(args, kwargs)
         start = time.perf_counter()
@@ -351,9 +350,6 @@ class Bridge:
             self._on_capture(cap, self.module)
         graph = Graph(self.module, dataclasses.replace(cap, guards=None), info)
         self._guards[graph] = cap.guards
-        if cap.guards.layout:
-            leaves, _, _ = schema.flatten_inputs(args, kwargs)
-            graph.layouts = layouts(filter(torch.is_tensor, leaves))
         return graph
 
     def _check_devices(self, args: tuple, kwargs: dict) -> None:

@@ -115,6 +115,8 @@ class Call:
             UnsupportedError: A hook or retain_grad() waits for what would have passed there.
         """
         cap, user = self.run.graph.cap, self.run.graph.user
+        if not cap.loss_ancestors:
+            return
         arrives = {spec.leaf for spec, g in zip(user, grad_outputs, strict=True) if g is not None}
         if cap.loss_leaf not in arrives:
             return

@@ -82,7 +82,6 @@ class Graph:
         self.pointers: list[tuple] = []
         self.binding: Binding | None = None
         self.filled: list[tuple[dict, str, object]] = []  # settings that forward() filled in
-        self.layouts: tuple | None = None  # of the call's tensors, where forward() asks for such
         self._generation = -1
         self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
         self.kinds: dict[Hashable, Kind] = {}  # of plans, for the self-checks

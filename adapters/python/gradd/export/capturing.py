@@ -76,7 +76,6 @@ def _capture(call: naming.Call, cast: torch.dtype | None, observed: bool) -> Cap
     seen = observe.observe(call, cast) if observed else observe.Observation()
     for name in functions.custom_functions(seen.outputs):
         raise refuse.custom_function(name)
-    observe.check_layouts(seen, call)
     clock.lap("observe")
     with observe.kept_outside(seen):
         traced = trace.trace(call, cast, seen.gradients)

@@ -19,7 +19,7 @@ import torch
 
 from gradd import schema
 from gradd.export import autocast, refuse, results
-from gradd.export.guards.check import Guards, describe
+from gradd.export.guards.check import Guards, describe, layouts
 from gradd.export.guards.outside import Outside
 from gradd.export.guards.watch import Disturbed, Watch
 from gradd.export.naming import Call
@@ -68,7 +68,7 @@ class Observation:
             mode, it is that of the caller.
         outside: What forward() read from outside; None if it raised or was not run.
         used: Ids of the outside tensors that operators have read.
-        layout: By which names forward() asks how tensors lie in memory.
+        layouts: How the call's tensors lie in memory, if forward() asks for such.
     """
 
     outputs: list[torch.Tensor] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Observation:
     gradients: bool = True
     outside: Outside | None = None
     used: frozenset[int] = frozenset()
-    layout: frozenset[str] = frozenset()
+    layouts: tuple | None = None
 
 
 def observe(call: Call, cast: torch.dtype | None) -> Observation:
@@ -126,7 +126,7 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
             own = _own_effect(effects)
             if seen.error is None:
                 seen.buffers = buffers.seen()
-        asks, seen.layout = watch.asks_for_gradients(), watch.asks_for_layouts()
+        asks = watch.asks_for_gradients()
         if seen.error is not None or asks and gradients != torch.is_grad_enabled():
             watch.undo()
         else:
@@ -135,7 +135,31 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
             except CaptureError as error:
                 raise own or error from None
             seen.used = frozenset(watch.tensors.used)
+            seen.layouts = _layouts(watch.asks_for_layouts(), call)
     return seen, asks
+
+
+def _layouts(asked: frozenset[str], call: Call) -> tuple | None:
+    """How the call's tensors lie in memory, if forward() asked by any of these names.
+
+    Raises:
+        CaptureError: "memory_layout": copies of the tensors would answer in another way.
+    """
+    if not asked:
+        return None
+    leaves, _, _ = schema.flatten_inputs(call.args, call.kwargs)
+    strided = any(name.startswith("as_strided") for name in asked)
+    for x in leaves:
+        if not torch.is_tensor(x) or x.is_contiguous():
+            continue
+        if strided or torch.empty_like(x).stride() != x.stride():
+            raise CaptureError(
+                "memory_layout",
+                f"forward() asks for {', '.join(sorted(asked))}, and a tensor of shape "
+                f"{list(x.shape)} among its arguments has the strides {x.stride()}: pass "
+                "x.contiguous()",
+            )
+    return layouts(leaves)
 
 
 def _own_effect(effects: Callable[[], None]) -> CaptureError | None:
@@ -194,26 +218,6 @@ def bind(seen: Observation, program: Any) -> None:
         seen.outside.bind(program.constants, seen.used)
 
 
-def check_layouts(seen: Observation, call: Call) -> None:
-    """Refuses what copies of the call's tensors would answer in another way.
-
-    Raises:
-        CaptureError: "memory_layout".
-    """
-    strided = any(name.startswith("as_strided") for name in seen.layout)
-    leaves, _, _ = schema.flatten_inputs(call.args, call.kwargs)
-    for x in leaves if seen.layout else ():
-        if not torch.is_tensor(x) or x.is_contiguous():
-            continue
-        if strided or torch.empty_like(x).stride() != x.stride():
-            raise CaptureError(
-                "memory_layout",
-                f"forward() asks for {', '.join(sorted(seen.layout))}, and a tensor of shape "
-                f"{list(x.shape)} among its arguments has the strides {x.stride()}: pass "
-                "x.contiguous()",
-            )
-
-
 def inputs(seen: Observation) -> dict[str, Any]:
     """Name of a constant that becomes an input -> where its value is read."""
     return seen.outside.inputs if seen.outside is not None else {}
@@ -227,7 +231,7 @@ def guards(seen: Observation) -> Guards | None:
     """
     if seen.outside is None:
         return None
-    made = Guards(seen.outside.slots, bool(seen.layout))
+    made = Guards(seen.outside.slots, seen.layouts)
     if not made.holds():
         raise CaptureError(
             "outside_written",

@@ -25,12 +25,12 @@ class Guards:
 
     Attributes:
         slots: The places.
-        layout: Whether the capture is for calls of its layouts alone (see layouts()).
+        layouts: Those of the call's tensors, where forward() asks for such; else None.
     """
 
-    def __init__(self, slots: Iterable[Slot], layout: bool = False) -> None:
+    def __init__(self, slots: Iterable[Slot], layouts: tuple | None = None) -> None:
         self.slots = list(slots)
-        self.layout = layout
+        self.layouts = layouts
         self._values: dict[str, Any] = {}  # what the generated function compares with, by name
         self._own: dict[int, str] = {}  # number of a slot -> name of its value, if it is its own
         self._holds = self._compile()
@@ -57,6 +57,10 @@ class Guards:
             return known
 
         return slot.test(name)
+
+    def fits(self, leaves: Iterable[Any]) -> bool:
+        """True if a call's tensors lie in memory as those of the capture, where that counts."""
+        return self.layouts is None or self.layouts == layouts(leaves)
 
     def holds(self) -> bool:
         """True if every place still has its value."""
@@ -100,8 +104,9 @@ class Guards:
             self._holds = self._compile()
 
 
-def layouts(tensors: Iterable[torch.Tensor]) -> tuple:
+def layouts(leaves: Iterable[Any]) -> tuple:
     """How tensors lie in memory, as far as a forward() may ask: None for what is contiguous."""
+    tensors = (x for x in leaves if isinstance(x, torch.Tensor))
     return tuple(None if t.is_contiguous() else t.stride() for t in tensors)
 
 
