@@ -23,6 +23,16 @@ def drawn(cases: Iterable[Any], count: int) -> list[Any]:
     return sorted(random.Random(SEED).sample(ordered, count))
 
 
+def by_mark(quick: Collection[Any], slow: Collection[Any], cases: Iterable[Any]) -> list[Any]:
+    """The cases as parameters of a test: marked quick, slow, or, all others, nightly."""
+
+    def mark(case: Any) -> Any:
+        chosen = "quick" if case in quick else "slow" if case in slow else "nightly"
+        return getattr(pytest.mark, chosen)
+
+    return [pytest.param(case, marks=mark(case)) for case in cases]
+
+
 def every_run(kept: Collection[Any], cases: Iterable[Any]) -> list[Any]:
     """The cases as parameters of a test, of which all but the kept ones are marked nightly."""
     return [c if c in kept else pytest.param(c, marks=pytest.mark.nightly) for c in cases]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import models
 import pytest
 from captured import assert_same
-from selection import every_run
+from selection import by_mark, every_run
 
 from gradd import export
 
@@ -19,14 +19,10 @@ WAVE = """
 NAMES = [*models.FAMILIES, *(f"{n}_nomask" for n in ("llama", "gpt2", "mistral", "bert_mlm"))]
 
 
-def _mark(name: str):
-    """The daemon's parity tests have the others in every run."""
-    quick, kept = name in models.MLPS, name in ("llama", "gpt2_nomask", "bert_cls")
-    mark = pytest.mark
-    return pytest.param(name, marks=mark.quick if quick else mark.slow if kept else mark.nightly)
+EVERY_RUN = ("llama", "gpt2_nomask", "bert_cls")  # the daemon's parity tests have the others
 
 
-@pytest.mark.parametrize("name", [_mark(n) for n in NAMES])
+@pytest.mark.parametrize("name", by_mark(models.MLPS, EVERY_RUN, NAMES))
 def test_family(name):
     module, make_batch = models.build(name)
     cap = assert_same(module, (), make_batch(3, 12, 1))

@@ -15,7 +15,7 @@ import families
 import pytest
 import torch
 from pattern_counts import Row, check, counts, explained, leftovers
-from selection import every_run
+from selection import by_mark, every_run
 
 # Per layer a norm before attention and one before the unit, and a last one; q and k are rotated;
 # seven products per layer and the head.
@@ -112,13 +112,10 @@ def check_family(name: str, plan: dict[str, Any]) -> None:
     check(plan, ROWS[name], ALLOWED.get(name, {}))
 
 
-def _mark(name: str):
-    quick, kept = name.startswith("mlp"), name in EVERY_RUN
-    mark = pytest.mark
-    return pytest.param(name, marks=mark.quick if quick else mark.slow if kept else mark.nightly)
+MLPS = [name for name in ROWS if name.startswith("mlp")]
 
 
-@pytest.mark.parametrize("name", [_mark(n) for n in ROWS])
+@pytest.mark.parametrize("name", by_mark(MLPS, EVERY_RUN, ROWS))
 def test_family(name: str, tmp_path: Path) -> None:
     check_family(name, planned(name, tmp_path))
 
