@@ -115,6 +115,7 @@ def in_daemon(model: torch.nn.Module, batches: list[dict], theirs: list[Step]) -
         "loss": max(losses),
         "gradient": max(grads),
         "where": names[grads.index(max(grads))],
+        "captures": stats["captures"],
         "operators": explained.counts(),
         "leftovers": dict(leftovers),
     }

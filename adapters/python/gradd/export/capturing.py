@@ -65,9 +65,15 @@ def capture(
         refuse.check_module(module)
         schema.schema_key(module, args, kwargs)  # raises for arguments of other types
         cast = autocast.ambient()
-        with autocast.left():
+        # Checkpoints and the like around the call must not see what tracing and translating save.
+        unseen = torch.autograd.graph.saved_tensors_hooks(_same, _same)
+        with autocast.left(), unseen:
             call = naming.Call(module, args, kwargs, forward or module.forward)
             return _capture(call, cast, observed)
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _capture(call: naming.Call, cast: torch.dtype | None, observed: bool) -> Capture:

@@ -199,10 +199,6 @@ def kept_state(module: torch.nn.Module) -> Iterator[Callable[[], None]]:
         chance.restore()
 
 
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
 @contextlib.contextmanager
 def quiet_trace(module: torch.nn.Module, gradients: bool) -> Iterator[Callable[[], None]]:
     """Context of a trace: gradient mode as given, random states and module left as they were.
@@ -217,7 +213,5 @@ def quiet_trace(module: torch.nn.Module, gradients: bool) -> Iterator[Callable[[
         without_checkpoints(),  # one is a Function, and the other's frames would outlive the trace
         torch.inference_mode(False),
         torch.set_grad_enabled(gradients),
-        # Checkpoints and the like around the call must not see what the trace saves.
-        torch.autograd.graph.saved_tensors_hooks(_same, _same),
     ):
         yield refuse_effects
