@@ -303,7 +303,6 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
         "scatter reduce multiply",
     ),
     "unsupported_operator": ("diagonal_scatter",),
-    "Equal": ("eye",),
     "aten.searchsorted": (
         "searchsorted",
         "isin",

@@ -239,6 +239,13 @@ def arange_step(
     return _arange(start, end, step, dtype)
 
 
+def eye(n: Any, m: Any = None, dtype: int | None = None, **unused: Any) -> Any:
+    """eye(n) and eye(n, m): where row and column have the same number."""
+    rows, columns = _arange(0, n, 1, None), _arange(0, n if m is None else m, 1, None)
+    kind = ir.DataType.FLOAT if dtype in (None, -1) else dtype
+    return op.Cast(op.Equal(op.Unsqueeze(rows, _ints(-1)), columns), to=int(kind))
+
+
 def diff(value: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
     """torch.diff: differences of neighbours along one axis."""
     if value.dtype == ir.DataType.BOOL:
@@ -408,6 +415,8 @@ def table() -> dict[Any, Callable]:
         _aten.diff.default: diff,
         _aten.arange.start: arange_start,
         _aten.arange.start_step: arange_step,
+        _aten.eye.default: eye,
+        _aten.eye.m: eye,
         _aten._native_batch_norm_legit_functional.default: batch_norm,
         _aten._native_batch_norm_legit.no_stats: batch_norm_no_stats,
         _aten.to.dtype: to_dtype,
