@@ -107,12 +107,32 @@ def test_tied_weights_are_one_input_under_the_first_name():
     assert "lm_head.weight" not in cap.params and "model.embed_tokens.weight" in cap.params
 
 
-def test_parameters_tied_by_memory_only():
+def test_parameters_with_one_memory_are_two():
     module = Lambda(lambda s, x: (s.a(x) + s.b(x)).mean(), a=nn.Linear(4, 4), b=nn.Linear(4, 4))
     module.b.weight.data = module.a.weight.data
     cap = export.capture(module, (torch.randn(3, 4),), {})
-    assert cap.params == ("a.weight", "a.bias", "b.bias")
-    assert cap.aliases == (("a.weight", "b.weight"),)
+    assert cap.params == ("a.weight", "a.bias", "b.weight", "b.bias")
+    assert cap.aliases == ()
+
+
+def test_a_buffer_with_the_memory_of_a_parameter_has_no_gradient():
+    module = Lambda(lambda s, x: (s.a(x) * s.a.seen).mean(), a=nn.Linear(4, 4))
+    module.a.register_buffer("seen", module.a.bias.detach())
+    cap = assert_same(module, (torch.randn(3, 4),))
+    assert cap.params == ("a.weight", "a.bias") and cap.buffers == ("a.seen",)
+    assert cap.aliases == ()
+
+
+def test_a_write_to_memory_with_two_names_is_refused():
+    def forward(s, x):
+        s.seen.mul_(0.5)
+        return (s.a(x) * s.other).mean()
+
+    module = Lambda(forward, a=nn.Linear(4, 4))
+    module.register_buffer("seen", torch.ones(4))
+    module.register_buffer("other", module.seen.view(4))
+    with pytest.raises(export.CaptureError, match="shares its memory"):
+        export.capture(module, (torch.randn(3, 4),), {})
 
 
 def test_results_keep_their_structure():

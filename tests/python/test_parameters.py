@@ -217,18 +217,42 @@ def test_tied_weights_are_one_parameter() -> None:
                 model.head.weight -= 0.1 * model.head.weight.grad
 
 
-def test_weights_tied_by_memory_stay_tied() -> None:
+def test_parameters_with_one_memory_stay_tied_and_have_gradients_of_their_own() -> None:
     eager = Tied(by_memory=True)
     net = Tied(by_memory=True)
     net.load_state_dict(eager.state_dict())
     ours = ORTModule(net, strict=True)
     ids = torch.arange(10).view(2, 5)
-    assert net.head.weight.data_ptr() == net.embed.weight.data_ptr()
-    ours(ids).backward()
-    eager(ids).backward()
-    total = eager.head.weight.grad + eager.embed.weight.grad
-    grads = [p.grad for p in (net.head.weight, net.embed.weight) if p.grad is not None]
-    assert_close(sum(grads), total, "one buffer, one gradient")
+    optimizers = [torch.optim.Adam(model.parameters(), 0.1) for model in (ours, eager)]
+    for _ in range(3):
+        assert net.head.weight.data_ptr() == net.embed.weight.data_ptr()
+        for model, optimizer in zip((ours, eager), optimizers, strict=True):
+            optimizer.zero_grad()
+            model(ids).backward()
+        assert_same_grads(ours, eager)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert_close(net.head.weight, eager.head.weight)
+
+
+def test_parameters_whose_memory_becomes_one() -> None:
+    ours, eager = pair(Tied(by_memory=False))
+    ids = torch.arange(10).view(2, 5)
+    for tie in (lambda net: None, _tie, _untie):
+        for model in (ours, eager):
+            tie(getattr(model, "module", model))
+            model.zero_grad()
+            model(ids).backward()
+        assert_same_grads(ours, eager)
+
+
+def _tie(net: nn.Module) -> None:
+    net.head.weight = nn.Parameter(net.embed.weight.detach().clone())
+    net.head.weight.data = net.embed.weight.data
+
+
+def _untie(net: nn.Module) -> None:
+    net.head.weight.data = net.embed.weight.data * 2
 
 
 class Centred(nn.Module):

@@ -327,8 +327,11 @@ class Bridge:
 
     def _capture(self, args: tuple, kwargs: dict) -> Graph:
         from gradd.export import CaptureError, capture
+        from gradd.export.refuse import check_call
 
         self._check_devices(args, kwargs)
+        if self._forward is None:  # else the module's own call leads here
+            check_call(self.module)
         start = time.perf_counter()
         cap = capture(self.module, args, kwargs, forward=self.forward)
         if cap.guards is None:

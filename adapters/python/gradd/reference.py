@@ -122,9 +122,6 @@ class Reference:
         found: dict[str, torch.Tensor] = {}
         for name, tensor in self.module.named_parameters():
             found[name] = tensor.detach().requires_grad_(tensor.requires_grad and self.task.grad)
-        for first, *others in self.graph.cap.aliases:
-            # Tied by memory, though different objects: one stand-in collects the whole gradient.
-            found.update({n: found[first] for n in others if n in found and first in found})
         return found
 
     def _argument(self, leaf: Any) -> Any:

@@ -103,12 +103,12 @@ class _ModulePart:
         self._tensors: list[torch.Tensor] = []
         # Modules weakly: a forward that was replaced on the instance is bound to the module, so its
         # table of attributes would keep it alive from here.
-        self._subs: list[tuple[weakref.ref, list]] = []
+        self._subs: list[tuple[weakref.ref, type, list]] = []
         for table in _GLOBAL_HOOKS:
             self._watch(table)
         for sub in module.modules():
             values = [_weakly(v) for v in sub.__dict__.values()]
-            self._subs.append((weakref.ref(sub), values))
+            self._subs.append((weakref.ref(sub), type(sub), values))
             for name, value in sub.__dict__.items():
                 if name in _CONTENTS or name in _HOOKS:
                     self._watch(value)
@@ -118,6 +118,7 @@ class _ModulePart:
         self._contents = [(c, copy) for c, copy in freezer.watched if len(c)]
         self._empty += [c for c, _ in freezer.watched if not len(c)]
         self._loose = [t for t in freezer.tensors if not t.is_inference()]
+        self._buffers = list(module.buffers())
         self._forms = self._take_forms()
         self._versions = [t._version for t in self._loose]
 
@@ -129,15 +130,17 @@ class _ModulePart:
 
     def _take_forms(self) -> list:
         # module.half() changes tensors in place; their memory is no part of the key.
-        return [(t.dtype, t.shape) for t in self._tensors]
+        forms = [(t.dtype, t.shape) for t in self._tensors]
+        return [*forms, *(t.requires_grad for t in self._buffers)]
 
     def is_fresh(self) -> bool:
         """True if nothing that the key describes has changed since it was made."""
         if any(self._empty):
             return False
         try:
-            for ref, values in self._subs:
-                if list(ref().__dict__.values()) != values:  # alive: the module that is asked about
+            for ref, kind, values in self._subs:
+                sub = ref()  # alive: the module that is asked about
+                if type(sub) is not kind or list(sub.__dict__.values()) != values:
                     return False
             for table, values in self._tables:
                 if list(table.values()) != values:
@@ -186,10 +189,10 @@ def _module_key(
 def _state_key(module: torch.nn.Module) -> tuple:
     from gradd.export.aliases import alias_groups
 
-    named = list(module.named_parameters(remove_duplicate=False))
-    named += list(module.named_buffers(remove_duplicate=False))
+    buffers = list(module.named_buffers(remove_duplicate=False))
+    named = [*module.named_parameters(remove_duplicate=False), *buffers]
     states = tuple((n, t.dtype, tuple(t.shape), t.device.type) for n, t in named)
-    return (states, alias_groups(module))
+    return (states, alias_groups(module), tuple(n for n, t in buffers if t.requires_grad))
 
 
 def _part(module: torch.nn.Module) -> _ModulePart:

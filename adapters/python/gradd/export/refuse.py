@@ -53,6 +53,20 @@ def check_module(module: torch.nn.Module) -> None:
             )
 
 
+def check_call(module: torch.nn.Module) -> None:
+    """Refuses a root that does something around forward(), where only forward() is captured.
+
+    Raises:
+        CaptureError: "forward_hooks".
+    """
+    owner = next(cls for cls in type(module).__mro__ if "__call__" in cls.__dict__)
+    if not owner.__module__.startswith("torch."):
+        raise CaptureError(
+            "forward_hooks",
+            f"{owner.__qualname__} has a __call__() of its own; put its work into forward()",
+        )
+
+
 def _check_nested(sub: torch.nn.Module, where: str) -> None:
     """torch computes such an encoder on nested tensors, which leave zeros where padding was."""
     if torch.is_grad_enabled() or sub.training:

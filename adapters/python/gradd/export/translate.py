@@ -199,6 +199,12 @@ def _explain(err: BaseException) -> CaptureError:
         if type(seen).__name__ == "DispatchError" or "No ONNX function found" in str(seen):
             line = str(seen).strip().splitlines()[0]
             return CaptureError("unsupported_operator", line)
+        if "expected compiled_fn to be GraphModule" in str(seen):  # torch cannot functionalise it
+            return CaptureError(
+                "input_mutation",
+                "forward() writes to a buffer that shares its memory with another buffer or a "
+                "parameter; register a clone()",
+            )
         text = text or f"{type(seen).__name__}: {str(seen).strip().splitlines()[:1]}"
         seen = seen.__cause__ or seen.__context__
     return CaptureError("unsupported_operator", text[:500])

@@ -9,7 +9,6 @@ stays a constant, and its bytes are watched; what no place leads to is refused.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 
 from gradd.export.functions import nodes_of
 from gradd.export.guards.slots import Bytes, Contents, Item, Slot
+from gradd.export.guards.tensors import Tensors
 from gradd.export.spec import CaptureError
 
 _WATCHED = 1 << 16  # bytes of a constant that are compared at every call
@@ -64,25 +64,45 @@ def form(value: Any) -> tuple:
     return (type(value), value.dtype, tuple(value.shape), value.requires_grad, value.device.type)
 
 
-def refuse_trainable(outputs: list[torch.Tensor], known: Callable[[torch.Tensor], bool]) -> None:
-    """Refuses outside tensors that PyTorch would give a gradient, and the daemon would not.
+def refuse_trainable(
+    outputs: list[torch.Tensor], old: list[torch.Tensor], tensors: Tensors
+) -> None:
+    """Refuses tensors that PyTorch would give a gradient, and the daemon would not.
 
     Args:
         outputs: Outputs of the forward, with their graph.
-        known: True for parameters, buffers, tensors of the call, and what was born in it.
+        old: Tensors of outside that forward() had in its hands.
+        tensors: What watched the operators: it knows parameters, buffers and tensors of the call.
 
     Raises:
         CaptureError: "unsupported_parameter".
     """
+    strangers = {id(t) for t in old if not (tensors.is_own(t) or tensors.is_input(t))}
     for leaf in leaves_of(outputs):
-        if not known(leaf):
+        shape = list(leaf.shape)
+        if id(leaf) in strangers:  # others have been made by forward() itself
             what = "parameter" if isinstance(leaf, torch.nn.Parameter) else "tensor"
-            raise CaptureError(
-                "unsupported_parameter",
-                f"forward() uses a trainable {what} of shape {list(leaf.shape)} that is not "
-                "registered in the module (in a plain list?) and would get no gradient; register "
-                "it, or keep modules in a ModuleList",
+            _refuse(
+                f"a trainable {what} of shape {shape} that is not registered in the module (in a "
+                "plain list?)",
+                "register it, or keep modules in a ModuleList",
             )
+        if tensors.is_own(leaf) and not isinstance(leaf, torch.nn.Parameter):
+            _refuse(f"a buffer of shape {shape} that requires a gradient", "make it a Parameter")
+    nodes = set(nodes_of(outputs))
+    for tensor in old:
+        if tensor.grad_fn in nodes and id(tensor) in strangers:
+            _refuse(
+                f"a tensor of shape {list(tensor.shape)} that was computed outside of it with "
+                "gradients",
+                "pass it as an argument",
+            )
+
+
+def _refuse(what: str, remedy: str) -> None:
+    raise CaptureError(
+        "unsupported_parameter", f"forward() uses {what} and would get no gradient; {remedy}"
+    )
 
 
 def leaves_of(outputs: list[torch.Tensor]) -> list[torch.Tensor]:

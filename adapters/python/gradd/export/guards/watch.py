@@ -21,7 +21,7 @@ from gradd.export.guards import frames
 from gradd.export.guards.check import describe
 from gradd.export.guards.outside import Outside, refuse_trainable
 from gradd.export.guards.recorder import Recorder
-from gradd.export.guards.slots import Answer, Slot
+from gradd.export.guards.slots import Answer, Slot, static
 from gradd.export.guards.tensors import Tensors
 from gradd.export.naming import Call
 from gradd.export.spec import CaptureError
@@ -96,9 +96,11 @@ class Watch:
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """Context of the forward."""
-        forward = self._call.forward
-        if getattr(forward, "__self__", None) is self._call.module:
-            self._recorder.reads.attribute(self._call.module, forward.__name__)
+        forward, module = self._call.forward, self._call.module
+        if getattr(forward, "__self__", None) is module:
+            # A function that was put in its place may have any name.
+            own = forward.__func__ is static(type(module), "forward")
+            self._recorder.reads.attribute(module, "forward" if own else forward.__name__)
         with self.tensors, self._recorder.recording() if self.able else contextlib.nullcontext():
             yield
 
@@ -132,9 +134,6 @@ class Watch:
                 slot.put_back()
         return text
 
-    def _is_known(self, tensor: torch.Tensor) -> bool:
-        return self.tensors.is_own(tensor) or self.tensors.is_input(tensor)
-
     def outside(self, outputs: list[torch.Tensor]) -> Outside:
         """What forward() read.
 
@@ -162,8 +161,7 @@ class Watch:
                 f"forward() {self._unseen[0]}, and nobody could tell when that gives something "
                 "else; do it outside of forward() and pass the result as a tensor",
             )
-        old = {id(t) for t in self._old}  # a leaf that forward() has made itself is no loss
-        refuse_trainable(outputs, lambda t: id(t) not in old or self._is_known(t))
+        refuse_trainable(outputs, self._old, self.tensors)
         self._slots += [Answer(f, None, f(), f"torch.{f.__name__}()") for f in _FLAGS]
         by_value = self.tensors.by_value | self._recorder.reads.arrays_taken
         return Outside(self._slots, self._old, by_value)

@@ -1,0 +1,103 @@
+"""Classes that change under a wrapped module: other methods, another class, a call of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from nets import assert_close
+from torch import nn
+
+from gradd import ORTModule
+from gradd.export import CaptureError
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+class Child(Base):
+    pass
+
+
+class Louder(Child):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 10
+
+
+class Absolute(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).abs()
+
+
+def _pair() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    net = Child()
+    twin = Child()
+    twin.load_state_dict(net.state_dict())
+    return ORTModule(net), twin
+
+
+def _same(ours: nn.Module, theirs: nn.Module) -> None:
+    x = torch.randn(4, 5)
+    for model in (ours, theirs):
+        model.zero_grad()
+    mine, right = ours(x), theirs(x)
+    assert_close(mine, right)
+    mine.sum().backward(), right.sum().backward()
+    inner = [getattr(m, "module", m).inner.weight.grad for m in (ours, theirs)]
+    assert_close(*inner)
+
+
+@pytest.mark.parametrize("owner", [Base, Child])
+def test_a_forward_that_is_patched_and_put_back(owner: type, shared_daemon) -> None:
+    ours, theirs = _pair()
+    own = owner.__dict__.get("forward")
+    _same(ours, theirs)
+    for factor in (2.0, 3.0):
+        with mock.patch.object(owner, "forward", lambda s, x, f=factor: s.inner(x) * f):
+            _same(ours, theirs)
+            _same(ours, theirs)
+        _same(ours, theirs)
+    assert owner.__dict__.get("forward") is own
+    assert ours.gradd_stats()["fallbacks"] == {}
+
+
+def test_first_seen_while_it_is_patched(shared_daemon) -> None:
+    ours, theirs = _pair()
+    with mock.patch.object(Child, "forward", lambda s, x: s.inner(x) * 0):
+        _same(ours, theirs)
+    _same(ours, theirs)
+    assert ours.gradd_stats()["fallbacks"] == {}
+
+
+@pytest.mark.parametrize("place", ["root", "submodule"])
+def test_another_class(place: str, shared_daemon) -> None:
+    ours, theirs = _pair()
+    kinds: tuple[Any, ...] = (Child, Louder, Base, Child)
+    kinds = kinds if place == "root" else (nn.Linear, Absolute, nn.Linear)
+    for kind in kinds:
+        for net in (ours.module, theirs):
+            (net if place == "root" else net.inner).__class__ = kind
+        _same(ours, theirs)
+    assert ours.gradd_stats()["fallbacks"] == {}
+
+
+def test_a_call_of_its_own_runs_in_pytorch(shared_daemon) -> None:
+    class Doubled(Base):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return super().__call__(x) * 2
+
+    net, x = Doubled(), torch.ones(4, 5)
+    assert_close(ORTModule(net)(x), net.inner(x) * 2)
+    with pytest.raises(CaptureError, match="__call__"):
+        ORTModule(net, strict=True)(x)
+    outer = nn.Sequential(Doubled())
+    assert_close(ORTModule(outer, strict=True)(x), outer[0].inner(x) * 2)
