@@ -46,11 +46,17 @@ SKIP: dict[str, dict[str, str]] = {
     "int32 from float": _CONVERSION,
     "addcdiv": {"1e-22": _SQUARED},
     "complex abs": {**_NO_DIGITS, "inf": "NaN beside infinity"},
+    "polar": dict.fromkeys(("inf", "nan"), "torch's products of complex numbers spread NaN"),
+    "adaptive_max_pool3d": _MANY_NANS,
     "std": _CONSTANT,
+    "std whole biased": _CONSTANT,
     "var dim": _NO_VALUE,
     "var dim biased": _NO_VALUE,
     "var correction 0": _NO_VALUE,
     "std_mean": _WELFORD,
+    "std_mean whole": _WELFORD,
+    "std_mean correction": _WELFORD,
+    "var_mean whole": _WELFORD,
     "var_mean": _WELFORD,
     "var_mean all": _WELFORD,
     "renorm": {"nan": "a norm that is NaN has a gradient that is NaN here"},
@@ -102,6 +108,7 @@ bce logits none|bce logits target gradient|bce logits pos_weight|bce logits weig
 l1_loss none|smooth_l1_loss|smooth_l1_loss beta|huber_loss|huber_loss delta|multi_margin_loss
 multi_margin_loss p 2|multi_margin_loss weight|multilabel_margin_loss
 multilabel_margin_loss none|multilabel_margin_loss row|multilabel_soft_margin_loss
+hamming_window|blackman_window
 adaptive_max_pool1d 1|adaptive_max_pool2d 1|relu squared|layer norm std by hand
 diagonal|diagonal offset|diagonal below|diagonal batch|diagonal other dims|diagonal beside inf
 diag of matrix|scatter_reduce mean True|scatter_reduce mean False|scatter_reduce amax True
@@ -139,7 +146,8 @@ REFUSED_DECOMPOSED = {
 
 # Rows that are refused in eval mode, or for a batch without rows.
 REFUSED_IN_EVAL = {"vander": "prims.prod"}
-REFUSED_WITHOUT_ROWS = {"any all": "extremum of no", "any bools": "extremum of no"}
+_REDUCED = ("any all", "any bools", "all dims", "any dims", "all of floats")
+REFUSED_WITHOUT_ROWS = dict.fromkeys(_REDUCED, "extremum of no")
 
 # Rows that the daemon does not run: a word of the error to their names.
 _BY_WORD: dict[str, tuple[str, ...]] = {
@@ -169,8 +177,11 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
         "mvlgamma",
     ),
     "prims.bessel_i0": ("i0",),
-    "BitShift": ("shift ints",),
-    "BitwiseAnd": ("bitwise ints",),
+    "BitShift": ("shift ints", "shift functions"),
+    "BitwiseAnd": ("bitwise ints", "bitwise scalars", "bitwise number first"),
+    "BitwiseOr": ("bitwise functions",),
+    "aten.__lshift__": ("shift left",),
+    "aten.__rshift__": ("shift right",),
     "prims.fmax": ("fmax",),
     "prims.fmin": ("fmin",),
     "prims.hypot": ("hypot",),
@@ -184,7 +195,7 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
     "aten.polygamma": ("polygamma",),
     "prims.frexp": ("frexp",),
     "prims.gcd": ("gcd lcm",),
-    "QuantizeLinear": ("fake_quantize",),
+    "QuantizeLinear": ("fake_quantize", "fake_quantize channels", "fake_quantize tensors"),
     "ReduceProd": (
         "prod",
         "prod dim",
@@ -201,6 +212,8 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
     "aten.cummax": ("cummax",),
     "aten.cummin": ("cummin",),
     "data_dependent_control_flow": (
+        "equal",
+        "allclose",
         "cov",
         "corrcoef",
         "gaussian_nll_loss",
@@ -209,6 +222,7 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
     "Einsum": (
         "einsum",
         "einsum batch",
+        "mH",
     ),
     "Det": (
         "det",
@@ -236,6 +250,7 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
         "batch_norm eval",
     ),
     "AveragePool": (
+        "avg_pool3d",
         "local_response_norm",
         "avg_pool1d",
         "avg_pool2d",
@@ -258,6 +273,8 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
     ),
     "ConvTranspose": ("conv_transpose1d",),
     "MaxPool": (
+        "max_pool3d",
+        "max_pool1d indices",
         "max_pool1d",
         "max_pool1d overlapping",
         "max_pool2d",
@@ -272,6 +289,11 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
     ),
     "Resize": (
         "interpolate nearest",
+        "interpolate nearest 1d",
+        "interpolate nearest 3d",
+        "interpolate bicubic",
+        "interpolate trilinear",
+        "interpolate antialias",
         "interpolate bilinear",
     ),
     "GridSample": ("grid_sample",),
@@ -307,7 +329,10 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
         "searchsorted",
         "isin",
     ),
-    "Unique": ("unique",),
+    "Unique": ("unique", "unique dim"),
+    "unique_consecutive": ("unique_consecutive",),
+    "STFT": ("stft",),
+    "out of range for rank": ("view_as_real",),
     "ScatterElements": (
         "scatter_reduce prod True",
         "scatter_reduce prod False",

@@ -11,6 +11,7 @@ import edge_layers
 import edge_losses
 import edge_notes
 import edge_ops
+import edge_other_names
 import edge_pointwise
 import edge_reductions
 import edge_shapes
@@ -21,7 +22,10 @@ from selection import SEED, drawn
 from gradd.errors import GraddError, UnsupportedError
 from gradd.export import CaptureError
 
-THEMES = (edge_pointwise, edge_reductions, edge_losses, edge_layers, edge_shapes)
+THEMES = (
+    *(edge_pointwise, edge_reductions, edge_losses, edge_layers, edge_shapes),
+    edge_other_names,
+)
 TABLE = {row.name: row for theme in THEMES for row in theme.ROWS}
 RUNNABLE = [name for name in TABLE if name not in edge_notes.REFUSED]
 

@@ -246,6 +246,29 @@ def eye(n: Any, m: Any = None, dtype: int | None = None, **unused: Any) -> Any:
     return op.Cast(op.Equal(op.Unsqueeze(rows, _ints(-1)), columns), to=int(kind))
 
 
+def _window(make: Callable) -> Callable:
+    """A window of torch's, of a size that is known: a constant."""
+
+    def translate(size: Any, *shape: Any, dtype: int | None = None, **unused: Any) -> Any:
+        values = make(_static(size, "the size of a window"), *shape, dtype=torch.float32)
+        kind = ir.DataType.FLOAT if dtype in (None, -1) else ir.DataType(dtype)
+        constant = op.Constant(value=ir.tensor(values.numpy()))
+        return constant if kind == ir.DataType.FLOAT else op.Cast(constant, to=int(kind))
+
+    return translate
+
+
+def _windows() -> dict[Any, Callable]:
+    names = ("hann", "hamming", "blackman", "bartlett", "kaiser")
+    packets = [(getattr(_aten, f"{n}_window"), getattr(torch, f"{n}_window")) for n in names]
+    return {
+        getattr(packet, overload): _window(make)
+        for packet, make in packets
+        for overload in packet.overloads()
+        if not overload.endswith("out")
+    }
+
+
 def diff(value: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
     """torch.diff: differences of neighbours along one axis."""
     if value.dtype == ir.DataType.BOOL:
@@ -428,4 +451,4 @@ def table() -> dict[Any, Callable]:
         torch.ops.gradd.stop_gradient.default: stop_gradient,
         torch.ops.gradd.straight_through.default: straight_through,
     }
-    return rows | pointwise.table() | reductions.table() | losses.table()
+    return rows | _windows() | pointwise.table() | reductions.table() | losses.table()
