@@ -219,7 +219,7 @@ class Bridge:
 
         graphs = self._graphs.get(key)
         if graphs is None:
-            graphs = []
+            graphs = self._alike(key)
         else:
             self._graphs.move_to_end(key)
         sizes = tuple(x.shape for x in leaves if isinstance(x, torch.Tensor))
@@ -256,6 +256,21 @@ class Bridge:
             self._graphs.setdefault(after, graphs)
         self._forget_captures(graphs)
         return graph
+
+    def _alike(self, key: tuple) -> list[Graph]:
+        """Captures of calls that differ only in attributes which forward() did not read."""
+        from gradd.export.keys import changed_attributes
+
+        for (other, version), graphs in reversed(self._graphs.items()):
+            changed = changed_attributes(other, key[0]) if version == key[1] else None
+            if changed is None:
+                continue
+            alike = [g for g in graphs if self._guards[g].ignores(changed)]
+            if alike:
+                self._graphs[key] = alike
+                self._forget_forms(alike)
+                return alike
+        return []
 
     def _capture_of(self, key: tuple, leaves: list, args: tuple, kwargs: dict) -> Graph:
         """A new capture, unless one with such strides was refused before."""
@@ -315,14 +330,18 @@ class Bridge:
             )
         while len(newest) > _KEPT_SIZES:
             newest.pop(0).drop()
+        self._forget_forms(newest)
+
+    def _forget_forms(self, newest: list[Graph]) -> None:
         while len(self._graphs) > _KEPT_FORMS:
             others = (k for k, graphs in self._graphs.items() if graphs is not newest)
             oldest = next(others, None)
             if oldest is None:
                 return
             forgotten = self._graphs.pop(oldest)
-            if not any(graphs is forgotten for graphs in self._graphs.values()):
-                for graph in forgotten:
+            kept = {g for group in self._graphs.values() for g in group}
+            for graph in forgotten:
+                if graph not in kept:
                     graph.drop()
 
     def _capture(self, args: tuple, kwargs: dict) -> Graph:

@@ -35,6 +35,8 @@ _CONTENTS = ("_parameters", "_buffers", "_modules")
 _WRITTEN = frozenset({"architectures", "dtype", "torch_dtype"})
 # Settings of generate(), which evaluation fills in.
 _GENERATION = "generation_config"
+# What torch's own code for modules reads, which nobody records.
+_OF_TORCH = frozenset(torch.nn.Module().__dict__)
 _cache: weakref.WeakKeyDictionary[torch.nn.Module, _ModulePart] = weakref.WeakKeyDictionary()
 
 
@@ -228,6 +230,29 @@ def capture_key(module: torch.nn.Module, args: tuple, kwargs: dict) -> Hashable:
     """
     call = schema.schema_key(module, args, kwargs)
     return (call, module_key(module), autocast.state())
+
+
+def changed_attributes(before: Hashable, after: Hashable) -> set[tuple[str, str]] | None:
+    """What differs between two capture_key()s: path of a submodule and name of its attribute.
+
+    None if anything else differs: the call, classes, parameters, hooks, modes, configurations.
+    """
+    (call, module, cast), (call_after, module_after, cast_after) = before, after
+    (parts, *rest), (parts_after, *rest_after) = module.value, module_after.value
+    if (call, cast, rest) != (call_after, cast_after, rest_after):
+        return None
+    if len(parts) != len(parts_after):
+        return None
+    found: set[tuple[str, str]] = set()
+    for (path, kind, own, hooks), (*same, own_after, hooks_after) in zip(
+        parts, parts_after, strict=True
+    ):
+        if ([path, kind], hooks) != (same, hooks_after):
+            return None
+        if own is not own_after and own != own_after:
+            pairs = set(own) ^ set(own_after)
+            found.update((path, name) for name, _ in pairs)
+    return None if any(name in _OF_TORCH for _, name in found) else found
 
 
 def form_of(key: Hashable) -> Hashable:

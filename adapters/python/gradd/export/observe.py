@@ -69,6 +69,7 @@ class Observation:
         outside: What forward() read from outside; None if it raised or was not run.
         used: Ids of the outside tensors that operators have read.
         layouts: How the call's tensors lie in memory, if forward() asks for such.
+        read: Attributes of the module that forward() read, see Watch.attributes_read().
     """
 
     outputs: list[torch.Tensor] = field(default_factory=list)
@@ -78,6 +79,7 @@ class Observation:
     outside: Outside | None = None
     used: frozenset[int] = frozenset()
     layouts: tuple | None = None
+    read: frozenset[tuple[str, str]] | None = None
 
 
 def observe(call: Call, cast: torch.dtype | None) -> Observation:
@@ -135,6 +137,7 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
             except CaptureError as error:
                 raise own or error from None
             seen.used = frozenset(watch.tensors.used)
+            seen.read = watch.attributes_read()
             seen.layouts = _layouts(watch.asks_for_layouts(), call)
     return seen, asks
 
@@ -231,7 +234,7 @@ def guards(seen: Observation) -> Guards | None:
     """
     if seen.outside is None:
         return None
-    made = Guards(seen.outside.slots, seen.layouts)
+    made = Guards(seen.outside.slots, seen.layouts, seen.read)
     if not made.holds():
         raise CaptureError(
             "outside_written",

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gradd.export.guards.reads import WHOLE
 from gradd.export.guards.slots import ABSENT, Item, Slot
 
 _PER_LINE = 64
@@ -26,11 +27,19 @@ class Guards:
     Attributes:
         slots: The places.
         layouts: Those of the call's tensors, where forward() asks for such; else None.
+        read: Attributes of the module that it read: path of the submodule and name; None if that
+            is not known.
     """
 
-    def __init__(self, slots: Iterable[Slot], layouts: tuple | None = None) -> None:
+    def __init__(
+        self,
+        slots: Iterable[Slot],
+        layouts: tuple | None = None,
+        read: frozenset[tuple[str, str]] | None = None,
+    ) -> None:
         self.slots = list(slots)
         self.layouts = layouts
+        self.read = read
         self._values: dict[str, Any] = {}  # what the generated function compares with, by name
         self._own: dict[int, str] = {}  # number of a slot -> name of its value, if it is its own
         self._holds = self._compile()
@@ -61,6 +70,13 @@ class Guards:
     def fits(self, leaves: Iterable[Any]) -> bool:
         """True if a call's tensors lie in memory as those of the capture, where that counts."""
         return self.layouts is None or self.layouts == layouts(leaves)
+
+    def ignores(self, attributes: Iterable[tuple[str, str]]) -> bool:
+        """True if forward() read none of these attributes of the module (path and name)."""
+        read = self.read
+        return read is not None and not any(
+            (path, name) in read or (path, WHOLE) in read for path, name in attributes
+        )
 
     def holds(self) -> bool:
         """True if every place still has its value."""

@@ -44,6 +44,7 @@ _IGNORED = FILLED_IN | HARMLESS | {"training"}
 # Values in a module's own dictionary of which capture_key() sees every change by identity.
 _IN_KEY = (str, type(None), types.FunctionType, types.BuiltinFunctionType, type, torch.dtype)
 _IMMUTABLE_TYPE = 1 << 8
+WHOLE = "*"
 _LARGE = 100_000  # elements of a container that are compared at every call
 # What a tensor's memory layout decides; code in C is asked by these names too (calls.py).
 LAYOUT = frozenset({"is_contiguous", "stride", "as_strided", "as_strided_", "as_strided_copy"})
@@ -73,6 +74,8 @@ class Reads:
         arrays_taken: Ids of numpy arrays whose values Python has taken.
         grad_mode: forward() has asked whether gradients are recorded.
         layout: By which names forward() has asked how tensors lie in memory.
+        of_tree: Attributes of the module and its submodules: id of the instance dictionary and
+            name; WHOLE stands for all of them.
         where: Place in the user's code that runs now, for messages.
     """
 
@@ -87,6 +90,7 @@ class Reads:
         self.arrays_taken: set[int] = set()
         self.grad_mode = False
         self.layout: set[str] = set()
+        self.of_tree: set[tuple[int, str]] = set()
         self.where = ""
         self.tensors = tensors
         self._passed = list(passed)  # keeps ids from being used again
@@ -118,6 +122,8 @@ class Reads:
 
     def item(self, table: Any, key: Any, label: str, by: Any = None) -> None:
         """An entry of a dictionary or list, or its absence."""
+        if id(table) in self._tree_dicts:
+            self.of_tree.add((id(table), key))
         place = ("item", id(table), key)
         if place in self.slots or id(table) in self.skipped or place in self._written:
             return
@@ -166,6 +172,8 @@ class Reads:
 
     def contents(self, container: Any) -> None:
         """All elements of a container, and of the containers in it."""
+        if id(container) in self._tree_dicts:
+            self.of_tree.add((id(container), WHOLE))
         if ("contents", id(container), None) in self.slots or id(container) in self.skipped:
             return
         if len(container) > _LARGE:
@@ -222,6 +230,7 @@ class Reads:
         """
         if id(owner) in self.tree:
             self._written.add(("item", id(own_dict(owner)), name))
+            self.of_tree.add((id(own_dict(owner)), name))
         elif not isinstance(owner, torch.Tensor):
             self.attribute(owner, name)
 
@@ -271,6 +280,8 @@ class Reads:
     def generic(self, owner: Any, name: str) -> None:
         """What object.__getattribute__ reads."""
         kind, table = type(owner), own_dict(owner)
+        if id(owner) in self.tree:
+            self.of_tree.add((id(table), name))
         found = static(kind, name)
         if name == "__dict__" and table is not None:
             self._owners[id(table)] = owner

@@ -121,6 +121,16 @@ class Watch:
         """True if forward() asked whether gradients are recorded."""
         return self._recorder.reads.grad_mode
 
+    def attributes_read(self) -> frozenset[tuple[str, str]] | None:
+        """Attributes of the module that forward() read: path of the submodule and name.
+
+        None where that is not recorded.
+        """
+        if not self.able or self._recorder.failure is not None:
+            return None
+        paths = {id(sub.__dict__): path for path, sub in self._call.module.named_modules()}
+        return frozenset((paths[i], n) for i, n in self._recorder.reads.of_tree if i in paths)
+
     def asks_for_layouts(self) -> frozenset[str]:
         """The names by which forward() asked how tensors lie in memory."""
         return frozenset(self._recorder.reads.layout)
