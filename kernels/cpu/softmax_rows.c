@@ -20,18 +20,22 @@ enum { CHAIN = 512 };
         double total = 0;                                                                          \
         for (int64_t from = 0; from < n; from += CHAIN) {                                          \
             const int64_t to = n - from < CHAIN ? n : from + CHAIN;                                \
-            T sum = 0;                                                                             \
+            T sum = 0, ones = 0; /* apart: beside a 1 the others would lose their digits */        \
             if (z) {                                                                               \
-                _Pragma("omp simd reduction(+ : sum)") for (int64_t i = from; i < to; i++) {       \
+                _Pragma("omp simd reduction(+ : sum, ones)") for (int64_t i = from; i < to; i++) { \
                     const T e = vexp(x[i] - shift);                                                \
                     z[i] = e;                                                                      \
-                    sum += e;                                                                      \
+                    sum += e == 1 ? 0 : e;                                                         \
+                    ones += e == 1;                                                                \
                 }                                                                                  \
             } else {                                                                               \
-                _Pragma("omp simd reduction(+ : sum)") for (int64_t i = from; i < to; i++) sum +=  \
-                    vexp(x[i] - shift);                                                            \
+                _Pragma("omp simd reduction(+ : sum, ones)") for (int64_t i = from; i < to; i++) { \
+                    const T e = vexp(x[i] - shift);                                                \
+                    sum += e == 1 ? 0 : e;                                                         \
+                    ones += e == 1;                                                                \
+                }                                                                                  \
             }                                                                                      \
-            total += (double)sum;                                                                  \
+            total += (double)sum + (double)ones;                                                   \
         }                                                                                          \
         return total;                                                                              \
     }

@@ -6,9 +6,9 @@
  * for none. "mean" divides by the rows that count (0 / 0 = NaN, as in torch); num_items, a scalar,
  * divides a "sum". Logits may be bf16: calculations and the loss are f32 then.
  *
- * Saved for backward: logits, labels, and per row the maximum and 1 / sum exp(x - maximum).
- * CrossEntropyGrad writes the gradient once, in the logits' type, over the logits if they are not
- * needed any more; an ignored row costs no exp. */
+ * Saved for backward: logits, labels, and per row the maximum and sum exp(x - maximum) - 1, which
+ * keeps its digits where one class has all. CrossEntropyGrad writes the gradient once, in the
+ * logits' type, over the logits if they are not needed any more; an ignored row costs no exp. */
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/loss_rows.h"
 #include "kernels/cpu/pick.h"
@@ -127,7 +127,7 @@ static double forward_row(const loss_t *l, const gradd_view_t *x, int64_t i,
                               l->classes, smooth);
     if (stats) {
         store(stats, 2 * i, row.max);
-        store(stats, 2 * i + 1, 1 / row.sum);
+        store(stats, 2 * i + 1, row.sum - 1); /* of the maximum; the rest keeps its digits */
     }
     if (!used) return 0;
     double own = number_at(x, at + l->labels[i]) - row.max, e = l->smoothing;
@@ -172,10 +172,11 @@ static void backward_row(const loss_t *l, const gradd_run_t *r, int64_t i, bool 
         return;
     }
     double factor = number_at(&r->in[DY], l->reduction == NONE ? i : 0) / l->total;
-    double max = number_at(&r->in[STATS], 2 * i), inverse = number_at(&r->in[STATS], 2 * i + 1);
+    double max = number_at(&r->in[STATS], 2 * i), rest = number_at(&r->in[STATS], 2 * i + 1);
+    double inverse = 1 / (1 + rest);
     double even = l->smoothing / (double)l->classes;
-    /* before its place is written */
-    double own = exp(number_at(x, at + label) - max) * inverse - even - (1 - l->smoothing);
+    /* p - 1 of the label, in full where p is near 1, before its place is written */
+    double own = (expm1(number_at(x, at + label) - max) - rest) * inverse - even + l->smoothing;
     if (ref) {
         for (int64_t c = 0; c < l->classes; c++)
             store(z, at + c, (exp(number_at(x, at + c) - max) * inverse - even) * factor);

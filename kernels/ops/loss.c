@@ -158,19 +158,23 @@ static double row_scale(const loss_t *l, const gradd_view_t *d, int64_t i, doubl
                 continue;                                                                          \
             }                                                                                      \
             const double factor = row_scale(l, d, i, total);                                       \
+            const int64_t label = l->labels[i] * l->d;                                             \
+            double own; /* p - 1, without the digits that a p near 1 would cost */                 \
             if (l->d == 1 && !ref) {                                                               \
                 const double sum =                                                                 \
                     gradd_row_exp(x + at, l->c, gradd_row_max(x + at, l->c), z + at);              \
+                own = ((double)z[at + label] - sum) / sum;                                         \
                 scale_##S(z + at, l->c, (T)(factor / sum));                                        \
             } else {                                                                               \
                 T max;                                                                             \
                 const double log_sum = log_sum_##S(x + at, l->c, l->d, true, &max);                \
+                own = expm1((double)x[at + label] - (double)max - log_sum);                        \
                 for (int64_t c = 0; c < l->c; c++) {                                               \
                     const double below = (double)x[at + c * l->d] - (double)max - log_sum;         \
                     z[at + c * l->d] = (T)(factor * exp(below));                                   \
                 }                                                                                  \
             }                                                                                      \
-            z[at + l->labels[i] * l->d] -= (T)factor;                                              \
+            z[at + label] = (T)(factor * own);                                                     \
         }                                                                                          \
     }                                                                                              \
     static void pick_##S(const loss_t *l, const gradd_view_t *d, double total, T *z) {             \
