@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import checktimes, errors, heap, options, protocol, schema, watch
+from gradd import checktimes, errors, heap, options, protocol, schema, transforms, watch
 from gradd.changes import watch_optimizers
 from gradd.client import Client, get_client
 from gradd.fallback import DeviceError, Fallback, SelfCheckError
@@ -165,6 +165,7 @@ class Bridge:
             return self._in_torch(self._failed, None, args, kwargs)
         key = None
         try:
+            transforms.check()
             self.client._check_process()
             # Another thread's capture puts stand-ins into the module.
             with self.client.lock, watch.ours:
