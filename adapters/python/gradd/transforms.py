@@ -9,6 +9,10 @@ tensors; it costs less than a microsecond. What a transform does to a backward i
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+
 import torch
 from torch.autograd import forward_ad
 
@@ -16,6 +20,7 @@ _level = torch._C._functorch.maybe_current_level
 _recording = torch._C._get_tracing_state
 _n_modes = torch._C._len_torch_dispatch_stack
 _MODES = ("FAKE", "PROXY", "FUNCTIONAL")
+_captures: dict[int, list[Exception]] = {}  # thread that captures -> the wrappers it came across
 
 
 def check() -> None:
@@ -57,3 +62,45 @@ def _refuse() -> None:
                 f"the operators of this call are recorded by a tracer ({name.lower()} mode), as "
                 "torch.export or make_fx does",
             )
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """Context of a capture: a wrapped module that its forward() calls ends it.
+
+    Raises:
+        CaptureError: "nested_wrapper", whatever the forward made of it.
+    """
+    me = threading.get_ident()
+    found = _captures[me] = []
+    try:
+        yield
+    except Exception:
+        if not found:
+            raise
+    finally:
+        del _captures[me]
+    if found:
+        raise found[0].with_traceback(None)
+
+
+def check_nested(module: torch.nn.Module) -> None:
+    """Refuses a call of a wrapped module by a forward() that is being captured.
+
+    That says nothing about the wrapped module: the error goes to whoever captures.
+
+    Raises:
+        CaptureError: "nested_wrapper".
+    """
+    found = _captures.get(threading.get_ident()) if _captures else None
+    if found is None:
+        return
+    from gradd.export import CaptureError
+
+    error = CaptureError(
+        "nested_wrapper",
+        f"forward() calls another ORTModule (of {type(module).__name__}), which runs in the daemon "
+        "by itself: wrap the outer module or the inner one, not both",
+    )
+    found.append(error)
+    raise error

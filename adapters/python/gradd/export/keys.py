@@ -189,7 +189,13 @@ def _state_key(module: torch.nn.Module) -> tuple:
     named = list(module.named_parameters(remove_duplicate=False))
     named += list(module.named_buffers(remove_duplicate=False))
     states = tuple((n, t.dtype, tuple(t.shape), t.device.type) for n, t in named)
-    return (states, alias_groups(module))
+    wrapped = tuple(
+        (name, key)
+        for name, sub in module.named_modules()
+        for key, child in sub._modules.items()
+        if child is not None and "_gradd_bridge" in child.__dict__
+    )
+    return (states, alias_groups(module), wrapped)
 
 
 def _part(module: torch.nn.Module) -> _ModulePart:

@@ -34,6 +34,7 @@ class CaptureError(Exception):
         "input_mutation",
         "outside_state",
         "memory_layout",
+        "nested_wrapper",
         "outside_written",
         "python_random",
         "sequence_or_loop",
