@@ -22,6 +22,7 @@ from gradd.export import autocast
 from gradd.export.attributes import FILLED_IN
 from gradd.export.binary import Binaries
 from gradd.export.freeze import TABLES, Freezer, is_config, own_tensors
+from gradd.kinds import is_plain
 
 _HOOKS = (
     "_forward_hooks",
@@ -188,7 +189,7 @@ def _state_key(module: torch.nn.Module) -> tuple:
 
     named = list(module.named_parameters(remove_duplicate=False))
     named += list(module.named_buffers(remove_duplicate=False))
-    states = tuple((n, t.dtype, tuple(t.shape), t.device.type) for n, t in named)
+    states = tuple((n, t.dtype, tuple(t.shape), t.device.type, _kind(t)) for n, t in named)
     wrapped = tuple(
         (name, key)
         for name, sub in module.named_modules()
@@ -196,6 +197,10 @@ def _state_key(module: torch.nn.Module) -> tuple:
         if child is not None and "_gradd_bridge" in child.__dict__
     )
     return (states, alias_groups(module), wrapped)
+
+
+def _kind(tensor: torch.Tensor) -> type | None:
+    return None if is_plain(type(tensor)) else type(tensor)
 
 
 def _part(module: torch.nn.Module) -> _ModulePart:

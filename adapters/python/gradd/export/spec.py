@@ -38,6 +38,7 @@ class CaptureError(Exception):
         "outside_written",
         "python_random",
         "sequence_or_loop",
+        "tensor_subclass",
         "unsupported_input_type",
         "unsupported_operator",
         "unsupported_output_type",
