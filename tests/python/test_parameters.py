@@ -483,3 +483,28 @@ def test_a_gradient_of_an_earlier_size_is_in_nobodys_way(change: Callable) -> No
             bound = 3e-2 if a.dtype is torch.bfloat16 else 1e-4
             assert (a.grad - b.grad).abs().max() <= bound * b.grad.abs().max()
     assert ours.gradd_stats()["fallbacks"] == {} and ours.gradd_stats()["captures"] == 2
+
+
+class Sliced(nn.Module):
+    def __init__(self, part: slice) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList([torch.full((8,), float(i)) for i in range(1, 4)])
+        self.out, self.part = nn.Linear(8, 4), part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for scale in self.scales[self.part]:
+            x = x * scale + scale
+        return self.out(x)
+
+
+@pytest.mark.parametrize(
+    "part", [slice(1), slice(None, None, -1), slice(1, None), slice(0)], ids=str
+)
+def test_a_slice_of_a_list_of_parameters(part: slice) -> None:
+    theirs = Sliced(part)
+    ours = ORTModule(copy.deepcopy(theirs), strict=True)
+    for model in (ours, theirs):
+        for _ in range(2):
+            model.zero_grad()
+            model(batch()[0]).square().sum().backward()
+    assert_same_grads(ours, theirs)

@@ -72,7 +72,7 @@ def trace(call: Call, cast: torch.dtype | None, gradients: bool = True) -> Trace
         for number, value in zip(numbers, values, strict=True):
             filled[number] = value
         new_args, new_kwargs = schema.unflatten_inputs(args, kwargs, filled)
-        with autocast.entered(cast), regions.followed():
+        with autocast.entered(cast), regions.followed(call.module):
             write_back = assigned.kept(call.module)
             returned = result.flatten(call.forward(*new_args, **new_kwargs))
             write_back()
