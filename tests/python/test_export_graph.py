@@ -189,3 +189,24 @@ def test_capture_does_not_depend_on_the_grad_mode_around_it():
         assert export.capture(module, (torch.randn(3, 4),), {}).onnx == plain
     with torch.inference_mode():
         assert export.capture(module, (torch.randn(3, 4),), {}).onnx == plain
+
+
+def test_a_pair_of_caches_is_taken_apart_and_rebuilt():
+    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+    from gradd.export.results import Result
+
+    pair = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    for cache, size in ((pair.self_attention_cache, 3), (pair.cross_attention_cache, 5)):
+        cache.update(torch.ones(2, 4, size, 8), torch.zeros(2, 4, size, 8), 0)
+    pair.is_updated[0] = True
+    result = Result()
+    leaves = result.flatten({"loss": torch.ones(()), "cache": pair})
+    assert len(leaves) == len(result.paths) == 5
+    got = result.unflatten([leaf + 1 for leaf in leaves])["cache"]
+    assert type(got) is EncoderDecoderCache and got.is_updated == {0: True}
+    assert got.is_updated is not pair.is_updated and got.get_seq_length() == 3
+    for name in ("self_attention_cache", "cross_attention_cache"):
+        ours, theirs = getattr(got, name).layers[0], getattr(pair, name).layers[0]
+        assert torch.equal(ours.keys, theirs.keys + 1)
+        assert torch.equal(ours.values, theirs.values + 1)

@@ -325,3 +325,96 @@ def test_hooks_of_the_root_run_in_pytorch(
         assert_close(grads[1][name], grad, name)
     expected = {} if disabled else {"forward_hooks": 2}
     assert model.gradd_stats()["fallbacks"] == expected
+
+
+class Named(torch.nn.Parameter):
+    """A class that differs from nn.Parameter by name only."""
+
+
+class Tagged(torch.Tensor):
+    """A class that torch's functions give to their results."""
+
+
+class Doubling(torch.nn.Parameter):
+    """A class with a meaning of its own."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.nn.functional.linear else result
+
+
+class WithBuffer(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.ones(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.first(x) + self.shift).square()
+
+
+def _set(module: WithBuffer, place: str, kind: type) -> None:
+    for name, old in (("weight", module.first.weight), ("bias", module.first.bias)):
+        if place == name:
+            new = old.detach().clone().as_subclass(torch.Tensor)
+            as_parameter = issubclass(kind, torch.nn.Parameter)
+            new = kind(new) if as_parameter else torch.nn.Parameter(new.as_subclass(kind))
+            setattr(module.first, name, new)
+    if place == "buffer":
+        module.shift = module.shift.clone().as_subclass(kind)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("place", "kind", "named"),
+    [
+        ("weight", Named, False),
+        ("bias", Named, False),
+        ("weight", Doubling, True),
+        ("bias", Tagged, True),
+        ("buffer", Tagged, True),
+    ],
+)
+def test_classes_of_tensors(place: str, kind: type, named: bool, after: bool) -> None:
+    """Those that torch takes for plain ones run in the daemon, others in PyTorch by name."""
+    plain, module = WithBuffer(), WithBuffer()
+    _set(plain, place, kind)
+    if not after:
+        _set(module, place, kind)
+    model = ORTModule(module)
+    x = batch()[0]
+    if after:
+        model(x)
+        _set(module, place, kind)
+    forwards = model.gradd_stats()["forwards"]
+    for _ in range(2):
+        for m in (plain, model):
+            m.zero_grad()
+            m(x).sum().backward()
+        assert type(model(x)) is type(plain(x))
+        assert_close(model(x), plain(x))
+        for a, b in zip(plain.first.parameters(), model.first.parameters(), strict=True):
+            assert_close(a.grad, b.grad)
+    stats = model.gradd_stats()
+    assert (set(stats["fallbacks"]) == {"tensor_subclass"}) is named
+    assert (stats["forwards"] == forwards) is named
+    _set(module, place, torch.nn.Parameter if place != "buffer" else torch.Tensor)
+    before = model.gradd_stats()["forwards"]
+    model(x)
+    assert model.gradd_stats()["forwards"] > before
+
+
+@pytest.mark.parametrize("kind", [Named, torch.nn.Parameter, Tagged])
+def test_classes_of_arguments(kind: type) -> None:
+    model, plain = ORTModule(WithBuffer()), WithBuffer()
+    x = batch()[0].requires_grad_(kind is not Tagged)
+    given = x.detach().as_subclass(Tagged) if kind is Tagged else kind(x.detach())
+    out, expected = model(given), plain(given)
+    assert type(out) is type(expected)
+    assert_close(out, expected)
+    assert model.gradd_stats()["fallbacks"] == ({"tensor_subclass": 1} if kind is Tagged else {})
+    model(x.detach())
+    assert sum(model.gradd_stats()["fallbacks"].values()) == (kind is Tagged)
+    with pytest.raises(CaptureError, match=r"tensor_subclass.*'0' is a .*Tagged"):
+        ORTModule(WithBuffer(), strict=True)(x.detach().as_subclass(Tagged))

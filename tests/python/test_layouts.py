@@ -71,3 +71,27 @@ def test_nobody_asks() -> None:
 def test_what_differs_in_every_call_is_refused(question: Callable) -> None:
     with pytest.raises(CaptureError, match="of an argument"):
         ORTModule(Asks(question), strict=True)(ROWS)
+
+
+@pytest.mark.parametrize("name", ["weight", "argument"])
+def test_a_gradient_that_is_read_is_refused(name: str) -> None:
+    """It is None when the forward is captured, and something else after the first backward."""
+
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            grad = self.layer.weight.grad if name == "weight" else x.grad
+            return self.layer(x) if grad is None else self.layer(x) * grad.sum()
+
+    theirs = Reads()
+    ours = ORTModule(copy.deepcopy(theirs))
+    xs = [torch.ones(3, 4, requires_grad=True) for _ in range(2)]
+    for _ in range(3):
+        for model, x in zip((ours, theirs), xs, strict=True):
+            model(x).square().sum().backward()
+        assert_close(ours.layer.weight.grad, theirs.layer.weight.grad)
+        assert_close(xs[0].grad, xs[1].grad)
+    assert ours.gradd_stats()["fallbacks"] == {"outside_state": 3}

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gradd import DebugOptions, LogLevel, ORTModule, bridge
+from gradd.export import CaptureError
 
 pytestmark = pytest.mark.usefixtures("daemon")
 Pair = namedtuple("Pair", ["a", "b"])
@@ -54,6 +55,57 @@ def test_as_part_of_a_larger_module() -> None:
         loss_of(model(*batch())).backward()
     assert_same_grads(ours, theirs)
     assert len(list(outer.parameters())) == 4
+
+
+class Beside(nn.Module):
+    """Reaches another module in several ways."""
+
+    def __init__(self, inner: nn.Module, how: str) -> None:
+        super().__init__()
+        self.last, self.how = nn.Linear(4, 2), how
+        if how == "child":
+            self.inner = inner
+        elif how == "deeper":
+            self.inner = nn.Sequential(nn.ModuleDict({"it": inner}))
+        elif how == "closure":
+            self.call = lambda x: inner(x)
+        else:
+            self.__dict__["inner"] = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "closure":
+            return self.last(self.call(x))
+        return self.last((self.inner[0]["it"] if self.how == "deeper" else self.inner)(x))
+
+
+@pytest.mark.parametrize("how", ["child", "deeper", "closure", "attribute"])
+def test_a_wrapper_in_a_wrapped_module_runs_by_itself(how: str) -> None:
+    inner, theirs = pair()
+    outer, plain = ORTModule(Beside(inner, how)), Beside(theirs, how)
+    outer.last.load_state_dict(plain.last.state_dict())
+    x, _ = batch()
+    for ours, other in ((outer, plain), (outer, plain), (inner, theirs)):
+        out, expected = ours(x), other(x)
+        assert_close(out, expected)
+        for loss in (out, expected):
+            loss.square().sum().backward()
+        assert_same_grads(inner, theirs)
+    assert outer.gradd_stats()["fallbacks"] == {"nested_wrapper": 2}
+    assert inner.gradd_stats()["fallbacks"] == {} and inner.gradd_stats()["captures"] == 1
+
+
+def test_a_wrapper_inside_is_said_in_strict_mode_and_forgotten_with_it() -> None:
+    inner, _ = pair()
+    module = Beside(inner, "child")
+    x, _ = batch()
+    with pytest.raises(CaptureError, match="nested_wrapper.*wrap the outer module or the inner"):
+        ORTModule(module, strict=True)(x)
+    outer = ORTModule(module)
+    outer(x)
+    module.inner = inner.module
+    outer(x)
+    assert outer.gradd_stats()["fallbacks"] == {"nested_wrapper": 1}
+    assert outer.gradd_stats()["captures"] == 1
 
 
 class Scaled(Net):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import checktimes, errors, heap, options, protocol, schema, watch
+from gradd import checktimes, errors, heap, options, protocol, schema, transforms, watch
 from gradd.changes import watch_optimizers
 from gradd.client import Client, get_client
 from gradd.fallback import DeviceError, Fallback, SelfCheckError
@@ -161,10 +161,12 @@ class Bridge:
         """What `forward(*args, **kwargs)` returns, computed by the daemon."""
         if self._disabled:
             return self._eager(*args, **kwargs)
+        transforms.check_nested(self.module)
         if self._failed is not None:
             return self._in_torch(self._failed, None, args, kwargs)
-        key = None
+        key = failure = None
         try:
+            transforms.check()
             self.client._check_process()
             # Another thread's capture puts stand-ins into the module.
             with self.client.lock, watch.ours:
@@ -175,7 +177,12 @@ class Bridge:
                     graph = self._graph(key, leaves, args, kwargs)
                     call, tensors = self._prepare(graph, leaves, args, kwargs)
         except Exception as error:
-            return self._in_torch(error, key, args, kwargs)
+            failure = error
+        if failure is not None:
+            try:  # not above: errors of what runs now have nothing to do with this one
+                return self._in_torch(failure, key, args, kwargs)
+            finally:
+                failure = None  # it holds this frame
         if reason is not None:
             self._fallback.count(reason)
             return self._eager(*args, **kwargs)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gradd import errors
+from gradd import batched, errors
 from gradd.lazy import LazyTensor
 from gradd.runs import Run
 
@@ -61,7 +61,12 @@ class Step(torch.autograd.Function):
         call = ctx.call
         call.check_readers(grad_outputs)
         keep = _keeps_graph()
-        grads = call.backward(grad_outputs, keep)
+        if batched.is_transformed(grad_outputs):
+            grads = batched.one_by_one(lambda own: call.backward(own, True), grad_outputs)
+            if not keep:
+                call.run.release()
+        else:
+            grads = call.backward(grad_outputs, keep)
         if not keep:
             ctx.call = None
         return (None, *grads)

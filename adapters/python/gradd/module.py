@@ -16,6 +16,7 @@ import torch
 
 from gradd import schema
 from gradd.bridge import Bridge
+from gradd.compiled import left_alone
 from gradd.debug import DebugOptions
 
 if TYPE_CHECKING:
@@ -214,6 +215,8 @@ def _delegate(name: str, chained: bool, changing: bool) -> Any:
     method.__name__, method.__doc__ = name, original.__doc__
     return method
 
+
+left_alone(ORTModule.forward, "an ORTModule runs in the daemon")
 
 for _name in _DELEGATED:
     setattr(ORTModule, _name, _delegate(_name, False, False))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradd import errors
+from gradd.kinds import is_plain
 from gradd.ring import Block, blocks_bytes
 from gradd.shm import DTYPE_CODES, nbytes
 from gradd.watch import accesses, data_ptr, untyped_storage, uses
@@ -160,7 +161,7 @@ class State:
             tensor.device.type == "cpu"
             and tensor.layout == torch.strided
             and tensor.dtype in DTYPE_CODES
-            and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and is_plain(type(tensor))
         )
 
     def home_of(self, tensor: torch.Tensor) -> Home | None:

@@ -151,9 +151,11 @@ class Reference:
 
     def _forward(self, args: tuple, kwargs: dict, take: Take) -> dict[int, torch.Tensor]:
         """Hands on the outputs; returns those from which a backward can start."""
+        from gradd.export.regions import slices_hold_parameters
         from gradd.export.results import Result
 
-        flat = Result().flatten(self.bridge.forward(*args, **kwargs))
+        with slices_hold_parameters(self.module):
+            flat = Result().flatten(self.bridge.forward(*args, **kwargs))
         outputs = {i: flat[spec.leaf] for i, spec in enumerate(self.graph.user)}
         for i in self.task.outputs:
             take((OUTPUT, str(i)), outputs[i])

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from gradd import kinds
+
 # Numbers under these names differ from step to step and are data, not structure: they become
 # 0-d tensor inputs. Every other python number is a constant of the graph and part of the key.
 NUMERIC_INPUTS = frozenset({"num_items_in_batch"})
@@ -106,8 +108,14 @@ def as_tensor_leaf(leaf: Any) -> torch.Tensor:
     return torch.tensor(leaf, dtype=torch.int64 if isinstance(leaf, int) else torch.float32)
 
 
+def _is_taken(kind: type) -> bool:
+    return kinds.is_plain(kind) or kind.__module__ == "gradd.lazy"  # which stands for a plain one
+
+
 def _leaf_key(leaf: Any, path: str) -> Hashable:
     if isinstance(leaf, torch.Tensor):
+        if type(leaf) is not torch.Tensor and not _is_taken(type(leaf)):
+            raise kinds.refusal(f"argument {path!r}", type(leaf))
         return (leaf.dtype, leaf.dim(), leaf.requires_grad, leaf.device.type)
     if is_tensor_leaf(leaf, path):
         # Same key as the 0-d tensor that as_tensor_leaf() makes of it.
@@ -130,7 +138,7 @@ def schema_key(module: torch.nn.Module, args: tuple, kwargs: dict) -> Hashable:
 
     Raises:
         CaptureError: "unsupported_input_type" for an argument that is neither a tensor nor a
-            constant.
+            constant, "tensor_subclass" for a tensor of a class with a meaning of its own.
     """
     del module  # same signature as capture_key(); the module's own state is in that key
     leaves, structure, paths = flatten_inputs(args, kwargs)

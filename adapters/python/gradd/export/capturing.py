@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gradd import schema
+from gradd import schema, transforms
 from gradd.export import (
     autocast,
     functions,
@@ -67,7 +67,7 @@ def capture(
         cast = autocast.ambient()
         # Checkpoints and the like around the call must not see what tracing and translating save.
         unseen = torch.autograd.graph.saved_tensors_hooks(_same, _same)
-        with autocast.left(), unseen:
+        with autocast.left(), unseen, transforms.capturing():
             call = naming.Call(module, args, kwargs, forward or module.forward)
             return _capture(call, cast, observed)
 
@@ -113,7 +113,7 @@ def observed(
 ) -> Any:
     """The guards of a capture of this call without the capture."""
     cast = autocast.ambient()
-    with _lock, autocast.left():
+    with _lock, autocast.left(), transforms.capturing():
         call = naming.Call(module, args, kwargs, forward or module.forward)
         return observe.guards(observe.observe(call, cast))
 

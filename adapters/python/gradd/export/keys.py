@@ -22,6 +22,7 @@ from gradd.export import autocast
 from gradd.export.attributes import FILLED_IN
 from gradd.export.binary import Binaries
 from gradd.export.freeze import TABLES, Freezer, is_config, own_tensors
+from gradd.kinds import is_plain
 
 _HOOKS = (
     "_forward_hooks",
@@ -193,8 +194,19 @@ def _state_key(module: torch.nn.Module) -> tuple:
 
     buffers = list(module.named_buffers(remove_duplicate=False))
     named = [*module.named_parameters(remove_duplicate=False), *buffers]
-    states = tuple((n, t.dtype, tuple(t.shape), t.device.type) for n, t in named)
-    return (states, alias_groups(module), tuple(n for n, t in buffers if t.requires_grad))
+    states = tuple((n, t.dtype, tuple(t.shape), t.device.type, _kind(t)) for n, t in named)
+    trained = tuple(n for n, t in buffers if t.requires_grad)
+    wrapped = tuple(
+        (name, key)
+        for name, sub in module.named_modules()
+        for key, child in sub._modules.items()
+        if child is not None and "_gradd_bridge" in child.__dict__
+    )
+    return (states, alias_groups(module), trained, wrapped)
+
+
+def _kind(tensor: torch.Tensor) -> type | None:
+    return None if is_plain(type(tensor)) else type(tensor)
 
 
 def _part(module: torch.nn.Module) -> _ModulePart:

@@ -20,6 +20,7 @@ import torch
 from gradd.export.attributes import Attributes
 from gradd.export.chance import Chance
 from gradd.export.spec import CaptureError
+from gradd.kinds import is_plain, refusal
 from gradd.quiet import without_checkpoints
 
 _FORWARD = ("_forward_hooks", "_forward_pre_hooks")
@@ -35,8 +36,8 @@ def check_module(module: torch.nn.Module) -> None:
     """Refuses hooks and foreign parameter types.
 
     Raises:
-        CaptureError: "forward_hooks", "backward_hooks", "unsupported_operator" or
-            "unsupported_parameter".
+        CaptureError: "forward_hooks", "backward_hooks", "unsupported_operator",
+            "tensor_subclass" or "unsupported_parameter".
     """
     for name, sub in module.named_modules():
         where = f"{name or 'the root'} ({type(sub).__name__})"
@@ -46,6 +47,9 @@ def check_module(module: torch.nn.Module) -> None:
                 if not _is_harmless(hook):
                     raise CaptureError(reason, _hook_text(where, hook))
     _check_global_hooks()
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if not is_plain(type(tensor)):
+            raise refusal(name, type(tensor))
     for name, param in module.named_parameters():
         if param.is_complex() or param.layout is not torch.strided or param.is_nested:
             raise CaptureError(

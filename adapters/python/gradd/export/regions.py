@@ -90,7 +90,32 @@ def _inference_is_no_grad() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def followed() -> Iterator[None]:
-    """Context of the traced call. See the top of this file."""
-    with _inference_is_no_grad(), _Data():
+def slices_hold_parameters(module: torch.nn.Module) -> Iterator[None]:
+    """A slice of a ParameterList makes Parameters of what stands for the module's own.
+
+    Those would be new ones, of which nobody knows; so the slice takes what it was given.
+    """
+    kind = torch.nn.ParameterList
+    own = kind.__setitem__
+    me = threading.get_ident()
+    standing = {id(p) for p in module.parameters()}
+
+    def setitem(self: Any, index: int, value: Any) -> None:
+        if id(value) in standing and threading.get_ident() == me:
+            setattr(self, str(self._get_abs_string_index(index)), value)
+        else:
+            own(self, index, value)
+
+    with _patch_lock:
+        kind.__setitem__ = setitem
+        try:
+            yield
+        finally:
+            kind.__setitem__ = own
+
+
+@contextlib.contextmanager
+def followed(module: torch.nn.Module) -> Iterator[None]:
+    """Context of the traced call of a module. See the top of this file."""
+    with _inference_is_no_grad(), slices_hold_parameters(module), _Data():
         yield

@@ -58,6 +58,10 @@ class Result:
             return _Sequence(type(value), items)
         if _is_cache(value):
             return self._walk_cache(value, path)
+        if _is_pair_of_caches(value):
+            return _Pair(
+                type(value), {k: self._walk(v, (*path, k)) for k, v in value.__dict__.items()}
+            )
         raise CaptureError(
             "unsupported_output_type",
             f"forward() returns a {type(value).__module__}.{type(value).__qualname__} at "
@@ -102,6 +106,17 @@ class _Cache:
         self.kind, self.rest, self.layers = kind, rest, layers
 
 
+class _Pair:
+    def __init__(self, kind: type, attributes: dict) -> None:
+        self.kind, self.attributes = kind, attributes
+
+
+def _is_pair_of_caches(value: Any) -> bool:
+    """An EncoderDecoderCache: one cache of the decoder, one of what it reads of the encoder."""
+    where = type(value).__module__
+    return where == "transformers.cache_utils" and hasattr(value, "cross_attention_cache")
+
+
 def _is_cache(value: Any) -> bool:
     return type(value).__module__ == "transformers.cache_utils" and hasattr(value, "layers")
 
@@ -119,6 +134,10 @@ def _fill(template: Any, leaves: list) -> Any:
         return template.kind(items)
     if isinstance(template, _Cache):
         return _fill_cache(template, leaves)
+    if isinstance(template, _Pair):
+        pair = template.kind.__new__(template.kind)
+        pair.__dict__.update({k: _fill(v, leaves) for k, v in template.attributes.items()})
+        return pair
     return template
 
 

@@ -72,7 +72,7 @@ def trace(call: Call, cast: torch.dtype | None, gradients: bool = True) -> Trace
         for number, value in zip(numbers, values, strict=True):
             filled[number] = value
         new_args, new_kwargs = schema.unflatten_inputs(args, kwargs, filled)
-        with autocast.entered(cast), regions.followed():
+        with autocast.entered(cast), regions.followed(call.module):
             write_back = assigned.kept(call.module)
             returned = result.flatten(call.forward(*new_args, **new_kwargs))
             write_back()
@@ -155,7 +155,12 @@ def _export(
     module: torch.nn.Module, call: Callable, sample: tuple, spec: tuple, gradients: bool
 ) -> Any:
     shapes = (spec,) if sample else None
-    with refuse.quiet_trace(module, gradients) as refuse_effects, silence(), autocast.lowered():
+    with (
+        refuse.quiet_trace(module, gradients) as refuse_effects,
+        silence(),
+        autocast.lowered(),
+        _no_stale_gradients(),
+    ):
 
         def watched(values: tuple) -> tuple:
             done = call(values)
@@ -176,6 +181,30 @@ def _export(
             if error.reason == "export_failed":
                 raise _RetryError(error) from err
             raise error from err
+
+
+@contextlib.contextmanager
+def _no_stale_gradients() -> Iterator[None]:
+    """The tracer copies `.grad` of parameters too, and fails on one of an earlier size or type.
+
+    Such a gradient is left over from before the parameter was resized through `.data`; the next
+    zero_grad() drops it. Other threads may trace meanwhile: theirs would fail as well.
+    """
+    from torch._subclasses import meta_utils
+
+    read = meta_utils.safe_grad
+
+    def fitting(tensor: torch.Tensor) -> torch.Tensor | None:
+        grad = read(tensor)
+        if grad is None or (grad.shape == tensor.shape and grad.dtype == tensor.dtype):
+            return grad
+        return None
+
+    meta_utils.safe_grad = fitting
+    try:
+        yield
+    finally:
+        meta_utils.safe_grad = read
 
 
 def silence() -> Any:

@@ -49,6 +49,7 @@ _LARGE = 100_000  # elements of a container that are compared at every call
 # What a tensor's memory layout decides; code in C is asked by these names too (calls.py).
 LAYOUT = frozenset({"is_contiguous", "stride", "as_strided", "as_strided_", "as_strided_copy"})
 _PLACE = frozenset({"storage_offset", "_version"})  # differ from call to call
+_ACCUMULATED = frozenset({"grad", "_grad"})  # from step to step
 _GRADIENT = frozenset({"requires_grad", "grad_fn", "is_leaf"})
 _FIXED = (
     *(types.CodeType, types.FrameType, types.TracebackType, types.MappingProxyType),
@@ -333,8 +334,11 @@ class Reads:
                 self.grad_mode = True
         self.tensors.note(tensor)
         self.layout |= LAYOUT & {name}
-        if name in _PLACE and self.tensors.is_input(tensor):
+        given = self.tensors.is_input(tensor)
+        if name in _PLACE and given:
             self.blank(f"reads .{name} of an argument")
+        if name in _ACCUMULATED and (given or id(tensor) in self._parameters):
+            self.blank(f"reads .{name} of a parameter or argument")
         if name in VALUE_METHODS:
             self.tensors.taken(tensor)
 

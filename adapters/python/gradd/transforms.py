@@ -1,0 +1,106 @@
+"""Calls that torch transforms or records: what they compute is no matter of values alone.
+
+Under vmap, grad, jvp and their like the tensors of a call stand for others (a batch of them, a
+tensor with its tangent), and under torch.jit.trace, torch.export or make_fx the operators that run
+are written down. A run in the daemon has no such meaning: it would fail inside torch, or leave
+constants in the record. check() refuses those calls by name, before anything looks at their
+tensors; it costs less than a microsecond. What a transform does to a backward is in batched.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import torch
+from torch.autograd import forward_ad
+
+_level = torch._C._functorch.maybe_current_level
+_recording = torch._C._get_tracing_state
+_n_modes = torch._C._len_torch_dispatch_stack
+_MODES = ("FAKE", "PROXY", "FUNCTIONAL")
+_captures: dict[int, list[Exception]] = {}  # thread that captures -> the wrappers it came across
+
+
+def check() -> None:
+    """Refuses a call that happens under a transform of torch's, or while one records.
+
+    Raises:
+        CaptureError: "func_transform", "forward_ad" or "being_traced".
+    """
+    if (
+        _level() is None
+        and forward_ad._current_level < 0
+        and _recording() is None
+        and not _n_modes()
+    ):
+        return
+    _refuse()
+
+
+def _refuse() -> None:
+    from gradd.export import CaptureError
+
+    if _level() is not None:
+        kind = torch._C._functorch.peek_interpreter_stack().key().name.lower()
+        raise CaptureError(
+            "func_transform",
+            f"the call is under a transform of torch.func ({kind}), whose tensors only PyTorch "
+            "can compute with",
+        )
+    if forward_ad._current_level >= 0:
+        raise CaptureError(
+            "forward_ad", "forward-mode derivatives (dual_level) are not available in the daemon"
+        )
+    if _recording() is not None:
+        raise CaptureError("being_traced", "torch.jit records the operators of this call")
+    for name in _MODES:
+        if torch._C._get_dispatch_mode(getattr(torch._C._TorchDispatchModeKey, name)) is not None:
+            raise CaptureError(
+                "being_traced",
+                f"the operators of this call are recorded by a tracer ({name.lower()} mode), as "
+                "torch.export or make_fx does",
+            )
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """Context of a capture: a wrapped module that its forward() calls ends it.
+
+    Raises:
+        CaptureError: "nested_wrapper", whatever the forward made of it.
+    """
+    me = threading.get_ident()
+    found = _captures[me] = []
+    try:
+        yield
+    except Exception:
+        if not found:
+            raise
+    finally:
+        del _captures[me]
+    if found:
+        raise found[0].with_traceback(None)
+
+
+def check_nested(module: torch.nn.Module) -> None:
+    """Refuses a call of a wrapped module by a forward() that is being captured.
+
+    That says nothing about the wrapped module: the error goes to whoever captures.
+
+    Raises:
+        CaptureError: "nested_wrapper".
+    """
+    found = _captures.get(threading.get_ident()) if _captures else None
+    if found is None:
+        return
+    from gradd.export import CaptureError
+
+    error = CaptureError(
+        "nested_wrapper",
+        f"forward() calls another ORTModule (of {type(module).__name__}), which runs in the daemon "
+        "by itself: wrap the outer module or the inner one, not both",
+    )
+    found.append(error)
+    raise error
