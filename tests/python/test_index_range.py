@@ -159,6 +159,41 @@ def test_module_with_padding_in_a_stack() -> None:
     assert any(_agree(module, PLACES, EDGES))
 
 
+LABELS = torch.tensor([[1, 2, -1, 0, 0], [0, 3, -1, -1, 7]])
+
+
+def test_labels_of_margin_losses() -> None:
+    one = Op(functional.multi_margin_loss, (2, 10))
+    assert any(_agree(one, LABELS[0, :2], EDGES))
+    many = Op(functional.multilabel_margin_loss, (2, 10))
+    wide = functional.pad(LABELS, (0, 5), value=-1)
+    assert any(_agree(many, wide, EDGES[1:]))  # -1 ends the labels
+    assert any(_agree(many, wide.flip(1), EDGES[1:]))  # they are looked at behind that as well
+
+
+@pytest.mark.parametrize("f", [lambda x, i: x.gather(1, i), torch.take_along_dim])
+def test_limits_that_are_sizes_of_the_call(f: Callable) -> None:
+    class Sized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+            return f(x * self.scale, index)
+
+    ours, torch_own = ORTModule(Sized(), strict=True), Sized()
+    for n in (3, 6, 4):
+        x, index = torch.randn(n, n + 2), torch.arange(n + 2).repeat(n, 1)
+        torch.testing.assert_close(ours(x, index), torch_own(x, index))
+        limit = n + 2 if f is not torch.take_along_dim else x.numel()
+        for wrong in (-1, limit):
+            bad = _edge(index, wrong, 1)
+            with pytest.raises(RuntimeError, match="out of bounds"):
+                torch_own(x, bad)
+            with pytest.raises(IndexError, match=f"index {wrong} of {limit}, position 1"):
+                ours(x, bad)
+
+
 @pytest.mark.quick
 def test_the_message_names_the_line() -> None:
     ours = ORTModule(nn.Sequential(nn.Embedding(10, 4), nn.Tanh()), strict=True)
