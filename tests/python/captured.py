@@ -18,6 +18,8 @@ from torch import nn
 from gradd import export
 from gradd.export.results import Result
 
+_PASSED_ON = ("CheckIndex", "StopGradient", "StraightThrough", "WithSlope")
+
 
 class Lambda(nn.Module):
     """A module from a function of (self, *args); keyword arguments become attributes."""
@@ -62,7 +64,7 @@ def run_ort(cap: export.Capture, values: dict[str, torch.Tensor]) -> dict[str, n
     model = onnx.ModelProto.FromString(cap.onnx)
     for node in model.graph.node:
         if node.domain == "com.gradd":
-            assert node.op_type in ("StopGradient", "StraightThrough", "WithSlope")
+            assert node.op_type in _PASSED_ON
             node.domain, node.op_type = "", "Identity"
             del node.input[1:]
     options = onnxruntime.SessionOptions()

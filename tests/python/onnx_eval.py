@@ -3,8 +3,8 @@
 A loss comparison cannot see a lost detach() or a wrong gradient path; evaluating the graph with
 torch and comparing every gradient can. Covers the operators that captures of the tested models
 contain; an unknown operator raises. com.gradd::StopGradient is detach(), StraightThrough has its
-first operand's values and its second's gradient, Dropout draws from
-torch's generator (so that p > 0 graphs can at least be run).
+first operand's values and its second's gradient, CheckIndex asserts, Dropout draws from torch's
+generator (so that p > 0 graphs can at least be run).
 """
 
 from __future__ import annotations
@@ -129,6 +129,11 @@ def _gemm(x: list, a: dict, n: int) -> Tensor:
     right = x[1].T if a.get("transB") else x[1]
     result = a.get("alpha", 1.0) * (left @ right)
     return result + a.get("beta", 1.0) * x[2] if len(x) > 2 and x[2] is not None else result
+
+
+def _checked(index: Tensor, limit: Tensor) -> Tensor:
+    assert ((index >= 0) & (index < limit)).all()
+    return index
 
 
 def _nll(x: list, a: dict, logs: Tensor) -> Tensor:
@@ -278,6 +283,7 @@ _OPS: dict[str, Callable] = {
     "Transpose": lambda x, a, n: x[0].permute(a["perm"]),
     "Unsqueeze": _unsqueeze,
     "Where": lambda x, a, n: torch.where(x[0], x[1], x[2]),
+    "com.gradd:CheckIndex": lambda x, a, n: _checked(x[0], x[1]),
     "com.gradd:StopGradient": _unary(torch.Tensor.detach),
     "com.gradd:StraightThrough": lambda x, a, n: _Straight.apply(x[0], x[1]),
     "com.gradd:WithSlope": lambda x, a, n: _Sloped.apply(*x),

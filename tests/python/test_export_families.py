@@ -14,7 +14,8 @@ WAVE = """
     Gemm Greater GreaterOrEqual LayerNormalization LeakyRelu LessOrEqual Log LogSoftmax MatMul
     Max Mul Neg NegativeLogLikelihoodLoss Not Pad Pow Range Reciprocal ReduceMean Relu Reshape
     Shape Sigmoid Sin Slice Softmax SoftmaxCrossEntropyLoss Softplus Split Sqrt Squeeze Sub
-    Tanh Transpose Unsqueeze Where com.gradd::StopGradient com.gradd::WithSlope
+    Tanh Transpose Unsqueeze Where com.gradd::CheckIndex com.gradd::StopGradient
+    com.gradd::WithSlope
 """
 NAMES = [*models.FAMILIES, *(f"{n}_nomask" for n in ("llama", "gpt2", "mistral", "bert_mlm"))]
 

@@ -85,6 +85,13 @@ def straight_through(value: Any, x: Any) -> Any:
     return own("StraightThrough", value, x)
 
 
+def check_index(indices: Any, limit: Any) -> Any:
+    """com.gradd::CheckIndex: the indices, if all are within [0, limit), a number or a value."""
+    if isinstance(limit, int):
+        limit = scalar(limit, ir.DataType.INT64)
+    return own("CheckIndex", indices, limit)
+
+
 def with_slope(value: Any, *pairs: Any) -> Any:
     """com.gradd::WithSlope: `value`, and for each pair (x, slope) the gradient dy * slope to x.
 

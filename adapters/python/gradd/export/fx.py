@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from gradd.export import types, writes
+from gradd.export import indices, types, writes
 from gradd.export.nodes import DETACH, OFF, is_float, is_mutable, rename_outputs, replace, stop
 
 _ASSERTIONS = {
@@ -40,6 +40,7 @@ def prepare(program: Any) -> None:
             writes.make_explicit(module.graph, program.graph_signature)
             _stop_detached(module.graph, program.graph_signature)
             _stop_regions(module.graph, program.graph_signature)
+            indices.check(module.graph)
             module.graph.eliminate_dead_code(is_impure_node=_is_impure)
             module.delete_all_unused_submodules()
             module.recompile()

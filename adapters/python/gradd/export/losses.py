@@ -8,7 +8,19 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from gradd.export.build import ints, narrow, op, own, reduced, scalar, size, typed, wide, with_slope
+from gradd.export.build import (
+    check_index,
+    ints,
+    narrow,
+    op,
+    own,
+    reduced,
+    scalar,
+    size,
+    typed,
+    wide,
+    with_slope,
+)
 from gradd.export.pointwise import log_sigmoid
 
 _aten = torch.ops.aten
@@ -101,7 +113,7 @@ def multi_margin(
 ) -> Any:
     """multi_margin_loss(): sum of max(0, margin - x[y] + x[k])^p for k != y, over the classes."""
     x, label, single = _matrix(scores, target)
-    label = op.Reshape(label, ints(-1, 1))
+    label = check_index(op.Reshape(label, ints(-1, 1)), size(x, 1))
     right = op.GatherElements(x, label, axis=1)
     above = op.Add(op.Sub(scalar(float(margin), x.dtype), right), x)
     rest = op.Not(op.Equal(label, _classes(x)))
@@ -124,7 +136,8 @@ def multilabel_margin(scores: Any, target: Any, reduction: int = 1) -> Any:
     zero = scalar(0, ir.DataType.INT64)
     ends = op.Cast(op.Equal(label, none), to=int(ir.DataType.INT64))
     valid = op.Equal(op.CumSum(ends, one), zero)
-    safe = op.Where(valid, label, zero)
+    named = op.Where(op.Equal(label, none), zero, label)
+    safe = op.Where(valid, check_index(named, size(x, 1)), zero)  # torch checks all of them
     marks = op.Cast(valid, to=int(ir.DataType.INT64))
     marked = op.ScatterElements(op.Mul(safe, zero), safe, marks, axis=1, reduction="add")
     right = op.Unsqueeze(op.GatherElements(x, safe, axis=1), ints(2))

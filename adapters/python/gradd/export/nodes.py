@@ -2,7 +2,8 @@
 
 gradd::stop_gradient(x) has the values of x and no history; it becomes com.gradd::StopGradient.
 gradd::straight_through(value, x) has the values of `value` and the history of x; it becomes
-com.gradd::StraightThrough. Both make memory of their own.
+com.gradd::StraightThrough. gradd::check_index(x, limit) has the values of x, which must be within
+[0, limit); it becomes com.gradd::CheckIndex. All make memory of their own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ _library.define("straight_through(Tensor value, Tensor x) -> Tensor")
 _library.impl(
     "straight_through", lambda value, x: value.detach().clone(), "CompositeExplicitAutograd"
 )
+_library.define("check_index(Tensor x, SymInt limit) -> Tensor")
+_library.impl("check_index", lambda x, limit: x.clone(), "CompositeExplicitAutograd")
 
 DETACH = frozenset({"aten::detach", "aten::detach_"})
 OFF = "gradd_no_grad"  # mark of nodes that ran without gradients
@@ -36,6 +39,15 @@ def is_mutable(target: Any) -> bool:
     """True if the operator writes to one of its arguments."""
     schema = getattr(target, "_schema", None)
     return bool(schema is not None and schema.is_mutable)
+
+
+def argument(node: torch.fx.Node, name: str) -> Any:
+    """An argument of an operator's call by its name in the schema; None if it is not given."""
+    if name in node.kwargs:
+        return node.kwargs[name]
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    position = names.index(name)
+    return node.args[position] if position < len(node.args) else None
 
 
 def stop(graph: torch.fx.Graph, source: torch.fx.Node) -> torch.fx.Node:

@@ -17,8 +17,8 @@ import onnx_ir as ir
 import torch
 
 from gradd.export import losses, pointwise, reductions
+from gradd.export.build import check_index, op, stop_gradient, straight_through
 from gradd.export.build import ints as _ints
-from gradd.export.build import op, stop_gradient, straight_through
 from gradd.export.build import scalar as _scalar
 from gradd.export.spec import CaptureError
 
@@ -448,6 +448,7 @@ def table() -> dict[Any, Callable]:
         _aten.contiguous.default: identity,
         _aten.__and__.Tensor: _bitwise("And", "BitwiseAnd"),
         _aten.__or__.Tensor: _bitwise("Or", "BitwiseOr"),
+        torch.ops.gradd.check_index.default: check_index,
         torch.ops.gradd.stop_gradient.default: stop_gradient,
         torch.ops.gradd.straight_through.default: straight_through,
     }

@@ -220,6 +220,15 @@ def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     return op.Gather(op.Reshape(moved, flat), places, axis=-1)
 
 
+def gather(x: Any, dim: int, index: Any, sparse_grad: bool = False) -> Any:
+    """gather(); the stock translation forgets the indices of a scalar, of which 0 alone is one."""
+    if len(x.shape) and len(index.shape):
+        return op.GatherElements(x, index, axis=dim)
+    source = x if len(x.shape) else op.Reshape(x, ints(1))
+    found = op.GatherElements(source, op.Reshape(index, ints(-1)), axis=dim)
+    return op.Reshape(found, op.Shape(index))
+
+
 def transposed(x: Any) -> Any:
     """mT: the stock translation is an Einsum."""
     rank = len(x.shape)
@@ -308,6 +317,7 @@ def table() -> dict[Any, Callable]:
         _aten.adaptive_max_pool1d.default: adaptive_max_pool,
         _aten.adaptive_max_pool2d.default: adaptive_max_pool,
         _aten.adaptive_max_pool3d.default: adaptive_max_pool,
+        _aten.gather.default: gather,
         _aten.sort.default: sort,
         _aten.sort.stable: sort_stable,
         _aten.mT.default: transposed,

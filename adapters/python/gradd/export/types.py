@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.fx
 
+from gradd.export.nodes import argument
+
 _aten = torch.ops.aten
 _WITH_DTYPE = frozenset(
     {
@@ -53,16 +55,8 @@ def _cast(graph: torch.fx.Graph, source: torch.fx.Node, dtype: torch.dtype) -> t
     return node
 
 
-def _argument(node: torch.fx.Node, name: str) -> Any:
-    if name in node.kwargs:
-        return node.kwargs[name]
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    position = names.index(name)
-    return node.args[position] if position < len(node.args) else None
-
-
 def _convert_first(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    wanted, source = _argument(node, "dtype"), node.args[0]
+    wanted, source = argument(node, "dtype"), node.args[0]
     if wanted is None or _type(source) in (None, wanted):
         return
     with graph.inserting_before(node):

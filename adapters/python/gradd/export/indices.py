@@ -1,0 +1,98 @@
+"""Indices that torch refuses are refused by the graph.
+
+ONNX counts negative indices from the end, in Gather, GatherElements and the Scatters, and its
+OneHot ignores classes out of range. torch raises for both, except in advanced indexing, take() and
+index_fill(), so gradd::check_index, which becomes com.gradd::CheckIndex, goes in front of the
+indices of the operators that raise. In the exported program, before any decomposition: several of
+them are taken apart into advanced indexing, and what they were is gone then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+
+from gradd.export.nodes import argument
+
+_aten = torch.ops.aten
+_ALONG_DIM = {
+    "aten::gather",
+    "aten::index_add",
+    "aten::index_copy",
+    "aten::index_select",
+    "aten::scatter",
+    "aten::scatter_add",
+    "aten::scatter_reduce",
+}
+
+
+def check(graph: torch.fx.Graph) -> None:
+    """Inserts the checks, in place.
+
+    Args:
+        graph: Of an exported program.
+    """
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not hasattr(node.target, "_schema"):
+            continue
+        name = node.target.name().partition(".")[0].removesuffix("_")
+        if name in _ALONG_DIM:
+            _check(graph, node, "index", node.args[0], argument(node, "dim"))
+        elif name == "aten::embedding":
+            _check(graph, node, "indices", node.args[0], 0)
+        elif name == "aten::take_along_dim" and argument(node, "dim") is None:
+            _check(graph, node, "indices", node.args[0], None)
+        elif name == "aten::one_hot" and argument(node, "num_classes") not in (None, -1):
+            _check(graph, node, "self", argument(node, "num_classes"))
+
+
+def _check(graph: torch.fx.Graph, node: torch.fx.Node, name: str, limit: Any, *dim: Any) -> None:
+    """The argument `name` goes through a check; the limit is a number, or a size of a tensor."""
+    index = argument(node, name)
+    if not isinstance(index, torch.fx.Node):
+        return
+    with graph.inserting_before(node):
+        if dim:
+            limit = _size(graph, limit, *dim)
+        checked = _expanded(graph, index, limit) or _checked(graph, index, limit, node)
+    position = [a.name for a in node.target._schema.arguments].index(name)  # type: ignore
+    if name in node.kwargs:
+        node.update_kwarg(name, checked)
+    else:
+        node.update_arg(position, checked)
+
+
+def _checked(graph: torch.fx.Graph, index: Any, limit: Any, reader: torch.fx.Node) -> torch.fx.Node:
+    checked = graph.call_function(torch.ops.gradd.check_index.default, (index, limit))
+    checked.meta = {**reader.meta, "val": index.meta["val"]}
+    return checked
+
+
+def _expanded(graph: torch.fx.Graph, index: torch.fx.Node, limit: Any) -> torch.fx.Node | None:
+    """Indices that were expanded are checked before that: the same numbers, and fewer of them."""
+    if index.target is not _aten.expand.default or 0 in index.meta["val"].shape:
+        return None
+    few = _checked(graph, index.args[0], limit, index)
+    many = graph.call_function(index.target, (few, *index.args[1:]), index.kwargs)
+    many.meta = dict(index.meta)
+    return many
+
+
+def _size(graph: torch.fx.Graph, source: torch.fx.Node, dim: int | None) -> Any:
+    """The size along `dim`, or of all elements: a number, or a node that computes it."""
+    value = source.meta["val"]
+    if value.dim() == 0:
+        return 1
+    if dim is not None:
+        return _known(graph, value.shape[dim], _aten.sym_size.int, (source, dim))
+    return _known(graph, value.numel(), _aten.sym_numel.default, (source,))
+
+
+def _known(graph: torch.fx.Graph, size: Any, function: Any, args: tuple) -> Any:
+    if isinstance(size, int):
+        return size
+    node = graph.call_function(function, args)
+    node.meta = {"val": size}
+    return node
