@@ -110,7 +110,6 @@ def _with(value: float) -> torch.Tensor:
         pytest.param(_with(float("nan")), id="nan"),
         pytest.param(_with(-0.0), id="negative-zero"),
         pytest.param(torch.zeros(4, 4), id="zeros"),
-        pytest.param(torch.ones(4, 4).tril().requires_grad_(), id="requires-grad"),
     ],
 )
 def test_buffers_of_other_values_are_not_masks(mask):

@@ -343,8 +343,9 @@ def test_exchanged_submodule_is_seen() -> None:
     ours.second = copy.deepcopy(layer)
     theirs.second = copy.deepcopy(layer)
     _step_agrees(ours, theirs, seed=1)
-    ours.second.weight = nn.Parameter(torch.ones(4, 16))
-    theirs.second.weight = nn.Parameter(torch.ones(4, 16))
+    weight = torch.linspace(-1, 1, 64).view(4, 16)
+    ours.second.weight = nn.Parameter(weight.clone())
+    theirs.second.weight = nn.Parameter(weight.clone())
     _step_agrees(ours, theirs, seed=2)
 
 

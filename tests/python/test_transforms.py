@@ -16,6 +16,7 @@ from nets import Net, assert_close
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gradd import ORTModule, errors
@@ -258,3 +259,33 @@ def test_a_graph_that_may_not_be_cut_is_an_error(case: str) -> None:
     with pytest.raises(Exception, match=said):
         run(X)
     assert_close(model(X), Net()(X))
+
+
+class _Doubling(TorchDispatchMode):
+    """Sees every operator, and changes what one of them computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        out = func(*args, **(kwargs or {}))
+        return out * 2 if func is torch.ops.aten.relu.default else out
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_dispatch_mode_sees_every_operator(before: bool) -> None:
+    net = Net(dropout=0.0)
+    model, modes = ORTModule(net), []
+    if before:
+        model(X)
+    outs = []
+    for called in (model, net):
+        modes.append(_Doubling())
+        with modes[-1]:
+            outs.append(called(X))
+    assert_close(*outs)
+    assert modes[0].seen == modes[1].seen > 0
+    assert_close(model(X), net(X))
+    assert model.gradd_stats()["fallbacks"] == {"being_traced": 1}

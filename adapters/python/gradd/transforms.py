@@ -62,6 +62,14 @@ def _refuse() -> None:
                 f"the operators of this call are recorded by a tracer ({name.lower()} mode), as "
                 "torch.export or make_fx does",
             )
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    mode = type(_get_current_dispatch_mode())
+    raise CaptureError(
+        "being_traced",
+        f"{mode.__module__}.{mode.__qualname__} watches every operator (a TorchDispatchMode), which "
+        "the daemon does not show",
+    )
 
 
 @contextlib.contextmanager
