@@ -67,7 +67,7 @@ def _refuse() -> None:
     mode = type(_get_current_dispatch_mode())
     raise CaptureError(
         "being_traced",
-        f"{mode.__module__}.{mode.__qualname__} watches every operator (a TorchDispatchMode), which "
+        f"the dispatch mode {mode.__module__}.{mode.__qualname__} watches every operator, which "
         "the daemon does not show",
     )
 
