@@ -42,7 +42,9 @@ CHANGES = [lambda m: m.merge_adapter(), _scale, _second_adapter]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("train", every_run((True,), [False, True]))
-@pytest.mark.parametrize("change", CHANGES, ids=["merge", "scale", "choose"])
+@pytest.mark.parametrize(
+    "change", every_run(CHANGES[:1], CHANGES), ids=["merge", "scale", "choose"]
+)
 def test_adapters_may_change_between_calls(change: Any, train: bool) -> None:
     ours, eager, batch = _lora()
     for model in (ours.module, eager):

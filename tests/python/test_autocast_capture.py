@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from captured import Lambda, feeds, leaves_of
+from selection import every_run
 from torch import nn
 
 from gradd import export
@@ -160,7 +161,10 @@ def test_capture_leaves_autocast_as_it_was():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "bert_cls", "peft_lora_llama"])
+@pytest.mark.parametrize(
+    "family",
+    every_run(("llama", "gpt2"), ("llama", "gemma2", "gpt2", "bert_cls", "peft_lora_llama")),
+)
 def test_families(family):
     module, make_batch = models.build(family)
     with cast():

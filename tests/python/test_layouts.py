@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from nets import assert_close
+from selection import every_run
 from torch import Tensor, nn
 
 from gradd import ORTModule
@@ -43,7 +44,7 @@ QUESTIONS = {
 }
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("question", every_run(("contiguous", "as_strided"), QUESTIONS))
 @pytest.mark.parametrize("first", ["rows", "columns"])
 def test_another_layout_is_another_capture(question: str, first: str) -> None:
     eager = Asks(QUESTIONS[question])

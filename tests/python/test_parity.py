@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("shared_daemon")
 STEPS = 5
 TEXT = ("llama_tied", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")
 TEXT += ("bert_mlm", "bert_cls", "peft_lora_llama")
-EVERY_RUN = ("llama_tied", "qwen3", "gemma3", "gpt2", "bert_cls", "peft_lora_llama")
+EVERY_RUN = ("llama_tied", "gemma3", "gpt2", "peft_lora_llama")
 # After the steps: batch 1, which is a capture of its own, and another length; then both differ.
 SIZES = ((1, 11), (3, 6))
 SAME_CAPTURE = ((4, 11), (3, 6))
@@ -44,7 +44,7 @@ def test_family(name: str) -> None:
     _train(name)
 
 
-@pytest.mark.parametrize("name", every_run(("gemma2", "gpt2", "bert_mlm"), TEXT))
+@pytest.mark.parametrize("name", every_run(("gemma2",), TEXT))
 def test_family_without_mask(name: str) -> None:
     _train(f"{name}_nomask", SAME_CAPTURE)
 

@@ -31,6 +31,7 @@ def _compare(model: nn.Module, make: object) -> None:
     parity.run(model.train(), first, [make(1, 11, 50), make(3, 6, 51)])
 
 
+@pytest.mark.nightly
 def test_t5() -> None:
     import transformers
 
