@@ -17,7 +17,7 @@ import torch
 
 from gradd import schema
 from gradd.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Key
-from gradd.export.functions import custom_functions, nodes_of
+from gradd.export.functions import custom_functions, leaves_of
 from gradd.export.spec import CaptureError
 from gradd.graphs import Graph
 from gradd.otherdata import Data
@@ -262,15 +262,6 @@ def _backward(outputs: list[torch.Tensor], seeds: list[torch.Tensor], known: set
     finally:
         for leaf, grad in others:
             leaf.grad = grad
-
-
-def leaves_of(outputs: Any) -> list[torch.Tensor]:
-    """The tensors in whose `.grad` a backward from these outputs would write."""
-    found: dict[int, torch.Tensor] = {}
-    for node in nodes_of(outputs):
-        if hasattr(node, "variable"):
-            found[id(node.variable)] = node.variable
-    return list(found.values())
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:

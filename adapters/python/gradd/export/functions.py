@@ -28,6 +28,12 @@ def nodes_of(outputs: Iterable[torch.Tensor]) -> Iterator[Any]:
         nodes += more
 
 
+def leaves_of(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors in whose `.grad` a backward from these outputs would write."""
+    nodes = (node for node in nodes_of(outputs) if hasattr(node, "variable"))
+    return list({id(node.variable): node.variable for node in nodes}.values())
+
+
 def custom_functions(outputs: Iterable[torch.Tensor]) -> list[str]:
     """Qualified names ("module.Class") of the autograd Functions on which these tensors depend.
 

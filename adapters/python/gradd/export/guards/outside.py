@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradd.export.functions import nodes_of
+from gradd.export.functions import leaves_of, nodes_of
 from gradd.export.guards.slots import Bytes, Contents, Item, Slot
 from gradd.export.guards.tensors import Tensors
 from gradd.export.spec import CaptureError
@@ -103,12 +103,6 @@ def _refuse(what: str, remedy: str) -> None:
     raise CaptureError(
         "unsupported_parameter", f"forward() uses {what} and would get no gradient; {remedy}"
     )
-
-
-def leaves_of(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors in whose `.grad` a backward from these outputs would write."""
-    nodes = (node for node in nodes_of(outputs) if hasattr(node, "variable"))
-    return list({id(node.variable): node.variable for node in nodes}.values())
 
 
 class Outside:
