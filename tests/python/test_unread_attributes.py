@@ -12,7 +12,7 @@ import torch
 from nets import assert_close
 from torch import nn
 
-from gradd import ORTModule
+from gradd import ORTModule, export
 
 
 class Base(nn.Module):
@@ -130,3 +130,45 @@ def test_another_size_may_read_more(shared_daemon, monkeypatch: pytest.MonkeyPat
         for rows in (4, 1, 4):
             x = torch.randn(rows, 5)
             assert_close(ours(x), theirs(x))
+
+
+def test_what_fails_is_not_tried_in_every_step(
+    shared_daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refused(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.det(self.inner(x)[:3]) * (self.factor if self.step < 90 else 2.0)
+
+    tried: list[int] = []
+    real = export.capture
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        tried.append(1)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(export, "capture", counting)
+    net = Refused()
+    theirs, ours = copy.deepcopy(net), ORTModule(net)
+    for step in range(100):
+        net.step = theirs.step = step
+        x = torch.randn(4, 5)
+        assert_close(ours(x), theirs(x))
+    assert len(tried) < 16
+    (count,) = ours.gradd_stats()["fallbacks"].values()
+    assert count == 100
+
+
+def test_what_failed_often_is_tried_again(shared_daemon) -> None:
+    class Sometimes(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.inner(x)
+            return torch.linalg.det(h[:3]) if self.step < 12 else h.square().sum()
+
+    net = Sometimes()
+    theirs, ours = copy.deepcopy(net), ORTModule(net)
+    for step in range(60):
+        net.step = theirs.step = min(step, 12)
+        x = torch.randn(4, 5)
+        assert_close(ours(x), theirs(x))
+    assert ours.gradd_stats()["captures"] == 1
+    assert sum(ours.gradd_stats()["fallbacks"].values()) < 40

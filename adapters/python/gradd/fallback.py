@@ -42,6 +42,9 @@ _DATA_REASONS = {"unsupported_input_type", "unsupported_output_type", "input_mut
 # something in, and the next one is captured; after so many, all calls of that form run in PyTorch.
 # The same holds for what it writes outside of the module, which is in no key.
 _WRITES = 3
+# A capture that fails costs seconds, and an attribute that changes in every step asks for one.
+_TRIES = 8
+_LONGEST = 1024  # calls
 _WRITING = ("attribute_written", "outside_written")
 
 
@@ -74,6 +77,26 @@ def policy_from_environment() -> FallbackPolicy:
     return policy
 
 
+class _Tries:
+    """Captures of one form of call that failed, each with other attributes of the module."""
+
+    def __init__(self) -> None:
+        self.failed = self.wait = 0
+        self.reason = ""
+
+    def add(self, reason: str) -> None:
+        """Another one: after some, the next is made after twice as many calls as the last."""
+        self.failed, self.reason = self.failed + 1, reason
+        self.wait = min(2 ** (self.failed - _TRIES), _LONGEST) if self.failed >= _TRIES else 0
+
+    def postponed(self) -> str | None:
+        """The last reason, if a call is not to be tried now."""
+        if not self.wait:
+            return None
+        self.wait -= 1
+        return self.reason
+
+
 class Fallback:
     """Decides, remembers and counts, for one bridge."""
 
@@ -86,6 +109,7 @@ class Fallback:
         self.retry = bool(options.get("ORTMODULE_FALLBACK_RETRY"))
         self.counts: Counter[str] = Counter()
         self._decided: dict[Any, str] = {}
+        self._tries: dict[Any, _Tries] = {}
         self._said: set[tuple[str, str]] = set()
         self._writes: Counter[Any] = Counter()  # by form of the call and reason, see _WRITES
 
@@ -96,7 +120,10 @@ class Fallback:
         reason = self._decided.get(key)
         if reason is None and self._writes:
             form = _form(key)
-            return next((r for r in _WRITING if self._writes[form, r] >= _WRITES), None)
+            reason = next((r for r in _WRITING if self._writes[form, r] >= _WRITES), None)
+        if reason is None and self._tries:
+            tries = self._tries.get(_form(key)[0])
+            return tries and tries.postponed()
         return reason
 
     def decide(self, error: Exception) -> str:
@@ -116,6 +143,7 @@ class Fallback:
             self._writes[_form(key), reason] += 1
         if reason not in ("outside_written", "memory_layout"):  # the bridge knows these better
             self._decided[key] = reason
+            self._tries.setdefault(_form(key)[0], _Tries()).add(reason)
 
     def count(self, reason: str, detail: str = "") -> bool:
         """Counts one call in PyTorch; True if this reason has not been reported yet.
