@@ -172,6 +172,8 @@ class Bridge:
             with self.client.lock, watch.ours:
                 key = self._key(args, kwargs)
                 reason = self._fallback.known(key)
+                if reason is None and not self._captured(key):
+                    reason = self._fallback.postponed(key)
                 if reason is None:
                     leaves, _, _ = schema.flatten_inputs(args, kwargs)
                     graph = self._graph(key, leaves, args, kwargs)
@@ -224,11 +226,7 @@ class Bridge:
         """The capture that fits a call: same form, no broken assumption about sizes."""
         from gradd.export import check_dynamic, same_but_filled_in
 
-        graphs = self._graphs.get(key)
-        if graphs is None:
-            graphs = self._alike(key)
-        else:
-            self._graphs.move_to_end(key)
+        graphs = self._captured(key)
         sizes = tuple(x.shape for x in leaves if isinstance(x, torch.Tensor))
         outdated: list[Graph] = []
         for graph in reversed(list(graphs)):
@@ -264,8 +262,15 @@ class Bridge:
         self._forget_captures(graphs)
         return graph
 
+    def _captured(self, key: tuple) -> list[Graph]:
+        """Captures of this form, or of one that differs in attributes which no forward() read."""
+        graphs = self._graphs.get(key)
+        if graphs is None:
+            return self._alike(key)
+        self._graphs.move_to_end(key)
+        return graphs
+
     def _alike(self, key: tuple) -> list[Graph]:
-        """Captures of calls that differ only in attributes which forward() did not read."""
         from gradd.export.keys import changed_attributes
 
         for (other, version), graphs in reversed(self._graphs.items()):

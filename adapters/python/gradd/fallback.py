@@ -121,10 +121,12 @@ class Fallback:
         if reason is None and self._writes:
             form = _form(key)
             reason = next((r for r in _WRITING if self._writes[form, r] >= _WRITES), None)
-        if reason is None and self._tries:
-            tries = self._tries.get(_form(key)[0])
-            return tries and tries.postponed()
         return reason
+
+    def postponed(self, key: Any) -> str | None:
+        """Reason for which a call that needs a capture is not to be tried now."""
+        tries = self._tries.get(_form(key)[0]) if self._tries and not self.retry else None
+        return tries and tries.postponed()
 
     def decide(self, error: Exception) -> str:
         """The reason under which `error` falls back; raises the error where it may not."""
