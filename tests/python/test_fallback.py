@@ -8,7 +8,7 @@ import pytest
 import torch
 from nets import Net, assert_close, batch, loss_of
 
-from gradd import ORTModule, errors
+from gradd import ORTModule, errors, watch
 from gradd.export import CaptureError
 from gradd.fallback import FallbackPolicy, SelfCheckError, policy_from_environment
 
@@ -418,3 +418,13 @@ def test_classes_of_arguments(kind: type) -> None:
     assert sum(model.gradd_stats()["fallbacks"].values()) == (kind is Tagged)
     with pytest.raises(CaptureError, match=r"tensor_subclass.*'0' is a .*Tagged"):
         ORTModule(WithBuffer(), strict=True)(x.detach().as_subclass(Tagged))
+
+
+def test_writes_to_a_named_parameter_are_watched(daemon) -> None:
+    net = Net()
+    net.first.weight = Named(net.first.weight.detach().clone())
+    model = ORTModule(net, strict=True)
+    loss_of(model(*batch())).backward()
+    before = watch.accesses.count
+    net.first.weight.data  # noqa: B018
+    assert watch.accesses.count != before

@@ -21,8 +21,9 @@ from typing import Any
 
 import torch
 
+from gradd.kinds import is_plain
+
 _NAMES = ("data", "numpy", "data_ptr", "untyped_storage", "__dlpack__")
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _original: dict[str, Any] = {name: getattr(torch.Tensor, name) for name in _NAMES}
 _own = {name for name in _NAMES if name in torch.Tensor.__dict__}  # the rest is inherited
 _PATIENCE = 6  # forwards
@@ -128,7 +129,7 @@ class _Watched:
     def __get__(self, tensor: torch.Tensor | None, kind: type | None = None) -> Any:
         if tensor is None:
             return self.original
-        if type(tensor) in _PLAIN:
+        if is_plain(type(tensor)):
             accesses.note(tensor)
         return self.get(tensor, kind)
 
