@@ -115,3 +115,13 @@ def assert_same_grads(ours: nn.Module, theirs: nn.Module) -> None:
 def loss_of(result: Any) -> torch.Tensor:
     """The loss of a Net's result."""
     return result[0]
+
+
+def step_agrees(ours: nn.Module, theirs: nn.Module, x: torch.Tensor) -> None:
+    """One forward and backward of both: the same result and the same gradients."""
+    for model in (ours, theirs):
+        model.zero_grad()
+    mine, right = ours(x), theirs(x)
+    assert_close(mine, right)
+    mine.sum().backward(), right.sum().backward()
+    assert_same_grads(ours, theirs)

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from nets import assert_close
+from nets import assert_close, step_agrees
 from torch import nn
 
 from gradd import ORTModule
@@ -46,14 +46,7 @@ def _pair() -> tuple[nn.Module, nn.Module]:
 
 
 def _same(ours: nn.Module, theirs: nn.Module) -> None:
-    x = torch.randn(4, 5)
-    for model in (ours, theirs):
-        model.zero_grad()
-    mine, right = ours(x), theirs(x)
-    assert_close(mine, right)
-    mine.sum().backward(), right.sum().backward()
-    inner = [getattr(m, "module", m).inner.weight.grad for m in (ours, theirs)]
-    assert_close(*inner)
+    step_agrees(ours, theirs, torch.randn(4, 5))
 
 
 @pytest.mark.parametrize("owner", [Base, Child])

@@ -124,9 +124,9 @@ class Watch:
     def attributes_read(self) -> frozenset[tuple[str, str]] | None:
         """Attributes of the module that forward() read: path of the submodule and name.
 
-        None where that is not recorded.
+        None where that is not recorded. After outside(), which raises if the recording failed.
         """
-        if not self.able or self._recorder.failure is not None:
+        if not self.able:
             return None
         paths = {id(sub.__dict__): path for path, sub in self._call.module.named_modules()}
         return frozenset((paths[i], n) for i, n in self._recorder.reads.of_tree if i in paths)
