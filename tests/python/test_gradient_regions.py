@@ -158,6 +158,23 @@ def _made_without(n: nn.Module, h: torch.Tensor) -> torch.Tensor:
     return made + h
 
 
+def _history_by_a_view(take: Callable) -> Callable:
+    """A tensor gets its history by a write to a view; what comes of it is clamped in place."""
+
+    def body(n: nn.Module, h: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            made = n.first(h)
+        sibling = made[1:]
+        take(made).copy_(take(h * n.scale))
+        bounded, rows = made * 3 + made, sibling * 2
+        with torch.no_grad():
+            bounded.clamp_(-0.1, 0.1)
+            made.mul_(0.5)
+        return bounded + made + rows.sum()
+
+    return body
+
+
 def _view_taken_before(n: nn.Module, h: torch.Tensor) -> torch.Tensor:
     view = h[:, :2]
     with torch.no_grad():
@@ -190,6 +207,10 @@ CASES = {
     "nested regions": _nested,
     "straight through": _straight_through,
     "made without gradients": _made_without,
+    "a history by a slice": _history_by_a_view(lambda t: t[:]),
+    "a history by a row": _history_by_a_view(lambda t: t[2]),
+    "a history by a transposed view": _history_by_a_view(lambda t: t.t()),
+    "a history by a view of a view": _history_by_a_view(lambda t: t[1:][:, 1:]),
     "a view taken before": _view_taken_before,
     "a moving average": _moving_average,
     "a buffer through out=": _buffer_out,

@@ -202,7 +202,10 @@ class _Pass:
                 self.kept_data |= storages
 
     def _is_live(self, node: torch.fx.Node) -> bool:
-        return node in self.live and node not in self.stopped
+        """A history that was written to one alias is that of all that have one."""
+        if node in self.stopped:
+            return False
+        return node in self.live or bool(_storages(node) & self.live_storages)
 
     # ---- aliases ----
 
@@ -210,7 +213,7 @@ class _Pass:
         """A view, a detached alias, or an element of a list of views."""
         if source in self.stopped or _is_detach(node) or node.meta.get(OFF):
             self.stopped.add(node)
-        elif source in self.live:
+        elif self._is_live(source):
             self.live.add(node)
         if source in self.through_data or node.meta.get(DATA):
             self.through_data.add(node)
@@ -227,7 +230,7 @@ class _Pass:
         arriving = not node.meta.get(OFF) and any(self._is_live(n) for n in others)
         live = bool(_storages(target) & self.live_storages)
         self._check_versions(node, target)
-        if arriving or target in self.live and not unseen:
+        if arriving or not unseen and self._is_live(target):
             self._keep(node)
         if target in self.stopped:
             self.stopped.add(node)
@@ -235,7 +238,7 @@ class _Pass:
             self.through_data.add(node)
         if not is_float(target) or not unseen:
             self._stop_reads(node, set(targets))
-            self._add(node, is_float(target) and (arriving or target in self.live))
+            self._add(node, is_float(target) and (arriving or self._is_live(target)))
         elif arriving:
             raise _refusal(
                 node, "a value with a gradient to a detached alias", "write to a clone()"
