@@ -301,8 +301,8 @@ def _own_numpy(self, x):
 DRAWS = {
     _python: "Python's random",
     _numpy: "numpy.random",
-    _own_python: "the generator draws",
-    _own_numpy: "the generator lin.draws",
+    _own_python: "a random.Random",
+    _own_numpy: "a numpy Generator",
 }
 
 

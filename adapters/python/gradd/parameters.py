@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from gradd import errors
 from gradd.kinds import is_plain
@@ -151,6 +152,8 @@ class State:
     def _tensors(self) -> Iterable[torch.Tensor]:
         seen: set[tuple] = set()
         for tensor in self._all():
+            if is_lazy(tensor):
+                continue  # it has no size before the first forward, which runs in PyTorch
             if tensor.numel() and identity(tensor) not in seen:
                 seen.add(identity(tensor))
                 yield tensor

@@ -16,12 +16,14 @@ from collections.abc import Hashable
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from gradd import schema
 from gradd.export import autocast
 from gradd.export.attributes import FILLED_IN
 from gradd.export.binary import Binaries
 from gradd.export.freeze import TABLES, Freezer, is_config, own_tensors
+from gradd.export.spec import CaptureError
 from gradd.kinds import is_plain
 
 _HOOKS = (
@@ -194,6 +196,11 @@ def _state_key(module: torch.nn.Module) -> tuple:
 
     buffers = list(module.named_buffers(remove_duplicate=False))
     named = [*module.named_parameters(remove_duplicate=False), *buffers]
+    for name, tensor in named:
+        if is_lazy(tensor):
+            raise CaptureError(
+                "unsupported_parameter", f"{name} has no size before the first forward"
+            )
     states = tuple((n, t.dtype, tuple(t.shape), t.device.type, _kind(t)) for n, t in named)
     trained = tuple(n for n, t in buffers if t.requires_grad)
     wrapped = tuple(

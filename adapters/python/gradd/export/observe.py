@@ -21,6 +21,7 @@ from gradd import schema
 from gradd.export import autocast, refuse, results
 from gradd.export.guards.check import Guards, describe, layouts
 from gradd.export.guards.outside import Outside
+from gradd.export.guards.reads import Abandoned
 from gradd.export.guards.watch import Disturbed, Watch
 from gradd.export.naming import Call
 from gradd.export.spec import CaptureError
@@ -179,6 +180,8 @@ def _run(seen: Observation, watch: Watch, forward: Callable, args: tuple, kwargs
         with watch.recording():
             returned = forward(*args, **kwargs)
         seen.outputs = list(results.Result().flatten(returned))
+    except Abandoned:
+        pass  # what it was about to do is going to be refused
     except Exception as error:  # whatever the module raises; the trace will say it better
         seen.error = error.with_traceback(None)
 

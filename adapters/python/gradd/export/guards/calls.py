@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import inspect
+import io
 import operator
 import random
+import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,15 +41,26 @@ _C_METHODS = (
     *(types.MethodDescriptorType, types.WrapperDescriptorType),
     *(types.ClassMethodDescriptorType, types.GetSetDescriptorType),
 )
+_SCREENS = (sys.stdout, sys.stderr)
 _SHARING = frozenset({"from_numpy", "as_tensor", "asarray"})  # tensors over an array's memory
+_CACHED = type(functools.lru_cache(len))
 _GRAD_FLAGS = frozenset({"is_grad_enabled", "is_inference_mode_enabled"})
+# What a graph, which draws numbers of its own, cannot carry.
+_SEEDING = frozenset(
+    {"manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "fork_rng"}
+)
 
 
 class Calls:
-    """Looks at calls and notes what they read."""
+    """Looks at calls and notes what they read.
+
+    Attributes:
+        names: Gives the names of the keyword arguments of the call at hand.
+    """
 
     def __init__(self, reads: Reads) -> None:
         self._reads = reads
+        self.names: Callable[[], tuple[str, ...]] = tuple
         self._context = contextvars.copy_context()
 
     def called(self, function: Any, args: list) -> None:
@@ -84,8 +99,15 @@ class Calls:
                 reads.attribute(function, "forward")
         elif kind in (operator.attrgetter, operator.itemgetter):
             self._getter(function, args)
+        elif kind.__name__ == "cython_function_or_method":
+            owner = getattr(function, "__self__", None)
+            owner = args[0] if owner is None and args else owner
+            self._method(owner, function.__name__, args)
         elif kind is operator.methodcaller:
             reads.attribute(args[0], function.__reduce__()[1][0])
+        elif kind is _CACHED:
+            self._use_all(args)
+            reads.cached(function, args, self.names())
         elif policy.is_value(kind) or kind.__module__.startswith("torch"):
             self._use_all(args)
         else:
@@ -111,6 +133,9 @@ class Calls:
         self._use_all(args)
 
     def _not_recorded(self, function: types.FunctionType, args: list) -> None:
+        inner = inspect.unwrap(function)
+        if inner.__name__ in _SEEDING and str(inner.__module__).startswith("torch"):
+            self._reads.drawn(f"calls torch.{inner.__name__}()")
         if not policy.is_array_code(function.__code__):
             return
         # Of the code, not of what it wraps: torch.no_grad() makes functions under others' names.
@@ -172,6 +197,9 @@ class Calls:
                 reads.contents(table)
         elif name == "next" and args:
             reads.use(args[0])
+        elif name == "print":
+            for file in (a for a in args if isinstance(a, io.IOBase) and a not in _SCREENS):
+                reads.blank(f"prints to a {type(file).__name__}", file)
         elif name in ("globals", "locals", "vars", "dir"):
             return True
         else:
@@ -182,6 +210,11 @@ class Calls:
         reads = self._reads
         if isinstance(owner, torch.Tensor):
             self._use_all(args)
+        elif isinstance(owner, torch.Generator):
+            reads.use(owner)
+        elif isinstance(owner, (np.random.Generator, np.random.RandomState)):
+            if owner is not getattr(np.random.mtrand, "_rand", None):  # kept as it is (chance.py)
+                reads.drawn(f"draws from a numpy {type(owner).__name__}", owner)
         elif name in ("__getattribute__", "__setattr__", "__delattr__", "__getattr__"):
             if args and isinstance(args[0], str):
                 reads.generic(owner, args[0])
@@ -197,7 +230,9 @@ class Calls:
         elif isinstance(owner, np.ndarray):
             reads.array(owner)
             self._take_arrays("numpy", name, args)
-        elif owner is random._inst or owner is getattr(np.random.mtrand, "_rand", None):
+        elif isinstance(owner, random.Random):
+            if owner is not random._inst:
+                reads.drawn("draws from a random.Random", owner)
             return  # a trace that draws from these is refused
         elif name in ("__init__", "__new__", "__init_subclass__"):
             self._use_all(args)
@@ -220,6 +255,8 @@ class Calls:
             self._reads.contents(table)
 
     def _of_container(self, owner: Any, name: str, args: list) -> None:
+        if isinstance(owner, set) and name == "pop":  # an equal set may give another element
+            self._reads.blank("takes an element out of a set", owner)
         if isinstance(owner, dict) and name in _BY_KEY and args:
             label = f"[{images.short(args[0])}] of a dict"
             self._reads.item(owner, args[0], label, self._reads._by(owner))

@@ -9,6 +9,7 @@ runs; elsewhere nothing here is used.
 from __future__ import annotations
 
 import ctypes
+import dis
 import functools
 import sys
 from types import FrameType
@@ -18,6 +19,7 @@ _FRAME = 24  # of PyFrameObject: its _PyInterpreterFrame
 _TOP = 64  # of _PyInterpreterFrame: number of places in use
 _PLACES = 72  # the places: locals, cells, stack
 _FUNCTION = {(3, 11): 0, (3, 12): 16, (3, 13): 16}.get(sys.version_info[:2], -1)
+_INSTRUCTION = 2  # bytes of an instruction
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _address = ctypes.c_void_p.from_address
 _object = ctypes.py_object.from_address
@@ -34,6 +36,17 @@ def peek(frame: FrameType, depth: int) -> Any:
         return _object(places + _PLACES + _WORD * (top - depth)).value
     except ValueError:
         return NULL
+
+
+def names_of_call(frame: FrameType) -> tuple[str, ...]:
+    """Names of the keyword arguments of the call that a frame is about to make."""
+    code, at = frame.f_code, frame.f_lasti
+    raw = code.co_code
+    if raw[at] == dis.opmap.get("CALL_KW"):
+        return peek(frame, 1)
+    if at >= _INSTRUCTION and raw[at - _INSTRUCTION] == dis.opmap.get("KW_NAMES"):
+        return code.co_consts[raw[at - _INSTRUCTION + 1]]
+    return ()
 
 
 def cell(frame: FrameType, index: int) -> Any:

@@ -123,4 +123,4 @@ def short(value: Any) -> str:
         return text if len(text) <= 60 else f"{text[:57]}..."
     if isinstance(value, (type, types.FunctionType)):
         return getattr(value, "__qualname__", repr(value))
-    return f"a {type(value).__name__}"
+    return repr(value) if type(value).__name__ == "Absent" else f"a {type(value).__name__}"

@@ -75,7 +75,7 @@ _VALUES = frozenset(
         *("builtin_function_or_method", "code", "cell", "memoryview", "property", "super"),
         *("dict_keys", "dict_values", "dict_items", "odict_keys", "odict_values", "odict_items"),
         *("NoneType", "Decimal", "Fraction", "date", "datetime", "timedelta", "timezone"),
-        *("SimpleQueue", "lock", "RLock", "Token", "Context", "weakref", "ReferenceType", "type"),
+        *("lock", "RLock", "Token", "Context", "weakref", "ReferenceType", "type"),
         *("_lru_cache_wrapper", "partial", "module", "object", "itemgetter", "attrgetter"),
         *("_abc_data", "Struct", "GenericAlias", "UnionType", "traceback", "frame", "ndarray"),
     }

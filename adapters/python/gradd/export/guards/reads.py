@@ -38,13 +38,22 @@ from gradd.export.guards.slots import (
     Slot,
     static,
 )
-from gradd.export.guards.tensors import VALUE_METHODS, Tensors
+from gradd.export.guards.tensors import MEMORY_METHODS, VALUE_METHODS, Tensors
+from gradd.export.spec import CaptureError
 
 _IGNORED = FILLED_IN | HARMLESS | {"training"}
 # Values in a module's own dictionary of which capture_key() sees every change by identity.
 _IN_KEY = (str, type(None), types.FunctionType, types.BuiltinFunctionType, type, torch.dtype)
 _IMMUTABLE_TYPE = 1 << 8
 WHOLE = "*"
+_UNWATCHED = (
+    "and nobody could tell when that gives something else; do it outside of forward() and pass "
+    "the result as a tensor"
+)
+_DRAWN = (
+    "and its numbers would stay those of the capture; draw with torch, without a generator or seed "
+    "of its own, or outside of forward()"
+)
 _LARGE = 100_000  # elements of a container that are compared at every call
 # What a tensor's memory layout decides; code in C is asked by these names too (calls.py).
 LAYOUT = frozenset({"is_contiguous", "stride", "as_strided", "as_strided_", "as_strided_copy"})
@@ -57,6 +66,13 @@ _FIXED = (
 )
 
 
+class Abandoned(BaseException):
+    """Ends a recorded forward before it takes or writes what nobody could put back.
+
+    No Exception, so that a forward which catches those does not swallow it.
+    """
+
+
 def own_dict(value: Any) -> dict | None:
     """The instance dictionary of an object."""
     try:
@@ -66,17 +82,48 @@ def own_dict(value: Any) -> dict | None:
     return found if isinstance(found, dict) else None
 
 
+class _Ages:
+    """Tells objects that were there before the call from those that it has made.
+
+    Inside Recorder.ageing() what is new is the collector's youngest generation.
+    """
+
+    def __init__(self) -> None:
+        self._old_iterators: set[int] | None = None
+
+    def is_old(self, value: Any) -> bool:
+        """True also for what the collector does not track: nobody knows its age."""
+        if not gc.is_tracked(value):
+            return True
+        if static(type(value), "__next__") is ABSENT:
+            return not any(o is value for o in gc.get_objects(generation=0))
+        if self._old_iterators is None:  # loops ask often: one look at all objects
+            found: dict[type, bool] = {}
+            self._old_iterators = set()
+            for o in (*gc.get_objects(generation=1), *gc.get_objects(generation=2)):
+                kind = type(o)
+                known = found.get(kind)
+                if known is None:
+                    known = found[kind] = static(kind, "__next__") is not ABSENT
+                if known:
+                    self._old_iterators.add(id(o))
+        return id(value) in self._old_iterators
+
+
 class Reads:
     """The places read so far.
 
     Attributes:
         slots: By kind, owner and key.
-        blanks: What cannot be watched: text, and the object whose age decides if it matters.
+        blanks: What cannot be watched: the refusal, and the object whose age decides if it
+            matters.
         arrays_taken: Ids of numpy arrays whose values Python has taken.
         grad_mode: forward() has asked whether gradients are recorded.
         layout: By which names forward() has asked how tensors lie in memory.
         of_tree: Attributes of the module and its submodules: id of the instance dictionary and
             name; WHOLE stands for all of them.
+        ageless: Ids of owners of places that the collector did not track when they were first read.
+            A dictionary of plain values is one; it looks new once something else is put into it.
         where: Place in the user's code that runs now, for messages.
     """
 
@@ -87,18 +134,21 @@ class Reads:
         passed: Containers that belong to the call.
         """
         self.slots: dict[tuple, Slot] = {}
-        self.blanks: list[tuple[str, Any]] = []
+        self.blanks: list[tuple[CaptureError, Any]] = []
         self.arrays_taken: set[int] = set()
         self.grad_mode = False
         self.layout: set[str] = set()
         self.of_tree: set[tuple[int, str]] = set()
+        self.ageless: set[int] = set()
         self.where = ""
+        self._ages = _Ages()
         self.tensors = tensors
         self._passed = list(passed)  # keeps ids from being used again
         self.skipped = {id(v) for v in self._passed}
         self.tree = {id(m) for m in module.modules()}
         self._tree_dicts = {id(m.__dict__) for m in module.modules()}
         self._written: set[tuple] = set()
+        self._cached: list[tuple[Any, list, dict]] = []
         self._owners: dict[int, Any] = {}  # id of an instance dictionary -> the object
         self._parameters: dict[int, tuple[dict, str]] = {}
         for sub in module.modules():
@@ -108,16 +158,39 @@ class Reads:
 
     def clear(self) -> None:
         """Lets go of everything: a suspended generator may hold its tracer for ever."""
-        for held in (self.slots, self.blanks, self._passed, self._owners, self._parameters):
+        for held in (
+            self.slots,
+            self.blanks,
+            self._passed,
+            self._owners,
+            self._parameters,
+            self._cached,
+        ):
             held.clear()
         del self.tensors
 
     def blank(self, text: str, by: Any = None) -> None:
-        """Notes something that cannot be watched."""
-        self.blanks.append((f"{text} ({self.where})", by))
+        """Notes something that cannot be watched, before it happens.
+
+        Raises:
+            Abandoned: It is something of outside: the capture is refused for it anyway, and an
+                iterator, a generator of random numbers or a file is still as it was.
+        """
+        self._refuse("outside_state", text, _UNWATCHED, by)
+
+    def drawn(self, text: str, by: Any = None) -> None:
+        """The same for random numbers other than those of torch's default generator."""
+        self._refuse("python_random", text, _DRAWN, by)
+
+    def _refuse(self, reason: str, text: str, why: str, by: Any) -> None:
+        self.blanks.append((CaptureError(reason, f"forward() {text} ({self.where}), {why}"), by))
+        if by is None or self._ages.is_old(by):
+            raise Abandoned
 
     def _add(self, slot: Slot) -> None:
         self.slots[(slot.KIND, id(slot.owner), slot.key)] = slot
+        if slot.by is slot.owner and not gc.is_tracked(slot.by):
+            self.ageless.add(id(slot.by))
 
     # ---- kinds of places ----
 
@@ -128,6 +201,8 @@ class Reads:
         place = ("item", id(table), key)
         if place in self.slots or id(table) in self.skipped or place in self._written:
             return
+        if ("contents", id(table), None) in self.slots:
+            return  # as they were; a method may have changed them meanwhile
         try:
             value = dict.get(table, key, ABSENT) if isinstance(table, dict) else table[key]
         except (IndexError, TypeError):
@@ -170,6 +245,26 @@ class Reads:
         key = ("answer", id(question if by is None else by), label)
         if key not in self.slots:
             self.slots[key] = Answer(question, label, value, label, by)
+
+    def cached(self, function: Any, args: list, names: tuple[str, ...]) -> None:
+        """A call of what functools.lru_cache has wrapped: ask_cached() asks it again."""
+        first = len(args) - len(names)
+        self._cached.append((function, args[:first], dict(zip(names, args[first:], strict=True))))
+
+    def ask_cached(self, young: set[int]) -> None:
+        """What the cache says for arguments that a later call can give again.
+
+        When the forward is done: the answers are there, so that nothing runs.
+        """
+        for function, args, words in self._cached:
+            values = (*args, *words.values())
+            known = all(isinstance(v, (*images.PLAIN, float)) or id(v) not in young for v in values)
+            if not known or id(function) in young:
+                continue
+            ask = functools.partial(function, *args, **words)
+            name = getattr(function, "__qualname__", "a cached function")
+            self.answer(ask, f"{name}({', '.join(map(images.short, values))})", ask(), function)
+        self._cached.clear()
 
     def contents(self, container: Any) -> None:
         """All elements of a container, and of the containers in it."""
@@ -218,6 +313,8 @@ class Reads:
         elif isinstance(value, functools.partial):
             self.use(value.args)
             self.contents(value.keywords)
+        elif isinstance(value, torch.Generator):
+            self.drawn("draws from a torch.Generator")
         elif static(type(value), "__next__") is not ABSENT:
             if not isinstance(value, (enumerate, zip, map, filter)) or gc.is_tracked(value):
                 self.blank(f"takes elements from an outside {type(value).__name__}", value)
@@ -234,6 +331,8 @@ class Reads:
             self.of_tree.add((id(own_dict(owner)), name))
         elif not isinstance(owner, torch.Tensor):
             self.attribute(owner, name)
+        elif name == "data":
+            self.blank("assigns to .data of a tensor", owner)
 
     def attribute(self, owner: Any, name: str) -> None:
         """owner.name is read, written or deleted."""
@@ -341,6 +440,8 @@ class Reads:
             self.blank(f"reads .{name} of a parameter or argument")
         if name in VALUE_METHODS:
             self.tensors.taken(tensor)
+        if name in MEMORY_METHODS:
+            self.tensors.exposed(tensor)
 
     # ---- items ----
 

@@ -29,6 +29,7 @@ from gradd.export.guards.instructions import readings
 from gradd.export.guards.reads import Reads
 from gradd.export.guards.slots import Answer, Slot
 from gradd.export.guards.tensors import Tensors
+from gradd.export.spec import CaptureError
 
 _MANY = 4000  # places after which those in objects of the call itself are sorted out
 
@@ -239,6 +240,7 @@ class Recorder:
             function, owner = second, frames.NULL
         else:
             function, owner = first, second
+        self._calls.names = functools.partial(frames.names_of_call, frame)
         self._calls.called(function, args if owner is frames.NULL else [owner, *args])
 
     def _on_call_keywords(self, frame: FrameType, count: int) -> None:
@@ -250,6 +252,7 @@ class Recorder:
         values = list(args) if isinstance(args, (tuple, list)) else []
         if named and isinstance(words := frames.peek(frame, 1), dict):
             values += dict.values(words)
+        self._calls.names = lambda: tuple(words) if named else ()
         self._calls.called(frames.peek(frame, 2 + named), values)
 
     # ---- afterwards ----
@@ -267,7 +270,7 @@ class Recorder:
 
     def forget_young(self) -> None:
         """Lets go of places in objects that the call itself has made."""
-        young = self.young()
+        young = self.young() - self.reads.ageless
         slots = self.reads.slots
         for key in [k for k, slot in slots.items() if id(slot.by) in young]:
             del slots[key]
@@ -276,14 +279,14 @@ class Recorder:
     def places(self) -> list[Slot]:
         """The places of outside. To be called inside ageing().
 
-        The collector does not track dictionaries and lists of plain values, nor arrays: such an
-        object was there before only if another place leads to it.
+        The collector does not track dictionaries of plain values, nor arrays: such an object was
+        there before only if another place leads to it.
         """
         self.forget_young()
         kept, doubtful = [], []
         for slot in self.reads.slots.values():
-            untracked = not gc.is_tracked(slot.by) and slot.by is slot.owner
-            (doubtful if untracked and not isinstance(slot, Answer) else kept).append(slot)
+            untracked = id(slot.by) in self.reads.ageless and not isinstance(slot, Answer)
+            (doubtful if untracked else kept).append(slot)
         reached: set[int] = set()
         new = kept
         while new:
@@ -295,9 +298,9 @@ class Recorder:
             kept = kept + new
         return kept
 
-    def unseen(self, young: set[int]) -> list[str]:
-        """What cannot be watched, in words, unless it is about something young."""
-        return [text for text, by in self.reads.blanks if by is None or id(by) not in young]
+    def unseen(self, young: set[int]) -> list[CaptureError]:
+        """The refusals of what cannot be watched, unless it is about something young."""
+        return [error for error, by in self.reads.blanks if by is None or id(by) not in young]
 
 
 def _reach(value: Any, found: set[int], depth: int = 3) -> None:

@@ -16,7 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _TAKES_VALUE = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "item"})
-VALUE_METHODS = frozenset({"tolist", "numpy", "item", "__array__", "data_ptr", "__dlpack__"})
+MEMORY_METHODS = frozenset({"numpy", "__array__", "data_ptr", "__dlpack__"})
+VALUE_METHODS = MEMORY_METHODS | {"tolist", "item"}
 
 
 def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -97,6 +98,15 @@ class Tensors(TorchDispatchMode):
         self.note(tensor)
         self.by_value |= self._origin(tensor)
 
+    def exposed(self, tensor: torch.Tensor) -> None:
+        """Its memory is about to be written, or in other hands than torch's, which may do that."""
+        pointer = _pointer(tensor)
+        known = self._kept.get(pointer)
+        kept = known() if known is not None else None
+        if kept is not None and pointer not in self._saved:
+            self._saved.add(pointer)
+            self.written.append((kept, kept.detach().clone()))
+
     def _origin(self, tensor: torch.Tensor) -> frozenset[int]:
         if self._knows(tensor):
             return frozenset([id(tensor)])
@@ -138,12 +148,7 @@ class Tensors(TorchDispatchMode):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             for tensor in _tensors_in((values.get(argument.name),)):
-                pointer = _pointer(tensor)
-                known = self._kept.get(pointer)
-                kept = known() if known is not None else None
-                if kept is not None and pointer not in self._saved:
-                    self._saved.add(pointer)
-                    self.written.append((kept, kept.detach().clone()))
+                self.exposed(tensor)
 
     def put_back(self, young: set[int]) -> list[torch.Tensor]:
         """Undoes writes, but to what is `young`; returns the tensors whose values had changed."""

@@ -80,7 +80,7 @@ class Watch:
         self._recorder = Recorder(module, self.tensors, passed)
         self._slots: list[Slot] = []
         self._old: list[torch.Tensor] = []
-        self._unseen: list[str] = []
+        self._unseen: list[CaptureError] = []
         self._written: list[torch.Tensor] = []
         if not self.able and not _said:
             _said.append("said")
@@ -107,6 +107,7 @@ class Watch:
     def settle(self) -> None:
         """Sorts out what is of outside, and undoes writes into parameters and outside tensors."""
         young = self._recorder.young()
+        self._recorder.reads.ask_cached(young)
         self._old = self.tensors.old(young)
         self._unseen = self._recorder.unseen(young)
         self._slots = self._recorder.places()
@@ -166,11 +167,7 @@ class Watch:
             )
         self._refuse_writes(changed)
         if self._unseen:
-            raise CaptureError(
-                "outside_state",
-                f"forward() {self._unseen[0]}, and nobody could tell when that gives something "
-                "else; do it outside of forward() and pass the result as a tensor",
-            )
+            raise self._unseen[0]
         refuse_trainable(outputs, self._old, self.tensors)
         self._slots += [Answer(f, None, f(), f"torch.{f.__name__}()") for f in _FLAGS]
         by_value = self.tensors.by_value | self._recorder.reads.arrays_taken
