@@ -178,6 +178,7 @@ class Bridge:
                     leaves, _, _ = schema.flatten_inputs(args, kwargs)
                     graph = self._graph(key, leaves, args, kwargs)
                     call, tensors = self._prepare(graph, leaves, args, kwargs)
+                    sources = graph.shared.sources(leaves) if graph.shared is not None else []
         except Exception as error:
             failure = error
         if failure is not None:
@@ -193,7 +194,7 @@ class Bridge:
         else:
             outputs = call.start()
             call.run.end()
-        return self._result(graph, outputs)
+        return self._result(call, outputs, sources, leaves)
 
     def _key(self, args: tuple, kwargs: dict) -> tuple[Hashable, int]:
         from gradd.export import capture_key
@@ -201,12 +202,17 @@ class Bridge:
         # The module's own key does not know which parameters are frozen; neither does the graph.
         return (capture_key(self.module, args, kwargs), self._version)
 
-    def _result(self, graph: Graph, outputs: Any) -> Any:
-        leaves: dict[int, Any] = {
+    @staticmethod
+    def _result(call: Call, outputs: Any, sources: list, leaves: list) -> Any:
+        graph = call.run.graph
+        results: dict[int, Any] = {
             spec.leaf: value for spec, value in zip(graph.user, outputs, strict=True)
         }
-        n = max(leaves) + 1 if leaves else 0
-        return graph.cap.unflatten([leaves.get(i) for i in range(n)])
+        if graph.shared is not None:
+            graph.shared.fill(results, sources, leaves)
+            call.watch_views(results)
+        n = max(results) + 1 if results else 0
+        return graph.cap.unflatten([results.get(i) for i in range(n)])
 
     def _in_torch(self, error: Exception, key: Hashable, args: tuple, kwargs: dict) -> Any:
         """Runs the call in PyTorch if the policy allows that after this error."""
@@ -473,16 +479,9 @@ class Bridge:
 
     def _lazy_outputs(self, graph: Graph, differentiable: bool) -> set[int]:
         """User outputs that in training only the loss in the graph has needed so far."""
-        cap = graph.cap
         if not (self._lazy and differentiable and self.module.training):
             return set()
-        if cap.loss_leaf is None:
-            return set()
-        return {
-            i
-            for i, spec in enumerate(graph.user)
-            if spec.leaf in cap.loss_ancestors and spec.name not in graph.asked_for
-        }
+        return {i for i in graph.left_out() if graph.user[i].name not in graph.asked_for}
 
     # ---- for users and wrappers ----
 

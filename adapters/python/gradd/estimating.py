@@ -215,8 +215,8 @@ class _Planner:
             free.append(type_of(schema.as_tensor_leaf(tensor)))
         trained = tuple(i for i in graph.param_at if graph.places[i].get().requires_grad)
         flags, params, _ = graph.differentiable(trained, ())
-        lazy = graph.cap.loss_ancestors if graph.cap.loss_leaf is not None else frozenset()
-        real = [i for i, o in enumerate(graph.user) if not any(flags) or o.leaf not in lazy]
+        lazy = graph.left_out() if any(flags) else set()
+        real = [i for i in range(len(graph.user)) if i not in lazy]
         outputs = tuple(graph.user[i].name for i in real) + tuple(o.name for o in graph.changed)
         gmask = tuple(k for k, i in enumerate(real) if flags[i])
         plan = graph.plan(self.client, tuple(free), params, (), outputs, gmask)

@@ -94,6 +94,7 @@ class Call:
         self.differentiable = differentiable
         self.commit = commit
         self.given: list[weakref.ref] = []  # the outputs as the user has them
+        self.views: list[tuple[str, weakref.ref]] = []  # of outputs on which the loss depends
 
     def start(self) -> list[torch.Tensor]:
         """Runs the forward; returns all user outputs, lazy ones among them."""
@@ -113,6 +114,15 @@ class Call:
                 outputs[position] = LazyTensor.make(run, graph.user[position])
         return outputs
 
+    def watch_views(self, results: dict[int, Any]) -> None:
+        """Remembers results that are views of others, by number of the leaf, for check_readers."""
+        cap = self.run.graph.cap
+        names = {spec.leaf: spec.name for spec in self.run.graph.user}
+        for spec in cap.shared:
+            if spec.kind == "output" and not spec.same and spec.source in cap.loss_ancestors:
+                name = f"a view of {names[spec.source]}"
+                self.views.append((name, weakref.ref(results[spec.leaf])))
+
     def check_readers(self, grad_outputs: tuple[torch.Tensor | None, ...]) -> None:
         """The loss of a graph does not pass through the other outputs, as it does in PyTorch.
 
@@ -125,11 +135,16 @@ class Call:
         arrives = {spec.leaf for spec, g in zip(user, grad_outputs, strict=True) if g is not None}
         if cap.loss_leaf not in arrives:
             return
-        for spec, ref in zip(user, self.given, strict=True):
-            output = ref() if spec.leaf in cap.loss_ancestors else None
+        given = [
+            (spec.name, ref)
+            for spec, ref in zip(user, self.given, strict=True)
+            if spec.leaf in cap.loss_ancestors
+        ]
+        for name, ref in (*given, *self.views):
+            output = ref()
             if output is not None and _is_waited_for(output):
                 raise errors.UnsupportedError(
-                    f"{spec.name!r}, an output on which the loss depends, has a hook or "
+                    f"{name!r}, an output on which the loss depends, has a hook or "
                     "retain_grad(): the loss of a graph passes no gradient through other outputs. "
                     "Compute the loss outside of the module, or that part in PyTorch"
                 )

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from gradd import interrupts, options, protocol
+from gradd.aliased import Aliased
 from gradd.checktimes import Kind
 from gradd.export import Capture
 from gradd.parameters import Binding, Home, Place, State
@@ -64,6 +65,7 @@ class Graph:
         self.plain = not options.get("GRADD_FUSE")
         self.user = [o for o in cap.outputs if o.kind == "user"]
         self.changed = [o for o in cap.outputs if o.kind == "buffer"]
+        self.shared = Aliased(module, cap) if cap.shared else None
         changed = {o.fqn for o in self.changed}
         states = set(cap.params) | set(cap.buffers)
         order = [name for name, _, _ in info.inputs]
@@ -75,7 +77,8 @@ class Graph:
         self.param_at = [i for i, n in enumerate(self.bound) if n in is_param]
         self.free_places: dict[str, Any] = {n: Place(module, n) for n in self.free if n in states}
         self.changed_places = [Place(module, o.fqn) for o in self.changed]
-        self._chain = _owners(module, [*self.bound, *self.free_places])
+        returned = [s.source for s in cap.shared if s.kind == "state"]
+        self._chain = _owners(module, [*self.bound, *self.free_places, *returned])
         self.free_places.update(cap.outside)  # read from where forward() found them
         self._ties = self._find_ties()
         self.homes: list[Home] = []
@@ -128,10 +131,12 @@ class Graph:
         return ties
 
     def intact(self) -> bool:
-        """False if submodules were exchanged or a tie was cut since the capture."""
+        """False if submodules were exchanged, a tie was cut, or memory was laid out anew."""
         for table, key, child in self._chain:
             if table.get(key) is not child:
                 return False
+        if self.shared is not None and not self.shared.intact():
+            return False
         return all(_where(a.get()) == _where(b.get()) for a, b in self._ties)
 
     def bind(self, state: State) -> tuple[Binding, list[torch.Tensor]]:
@@ -206,6 +211,18 @@ class Graph:
         if len(self.plans) > _PLANS:
             self.plans.popitem(last=False)
         return plan
+
+    def left_out(self) -> set[int]:
+        """Positions of the user outputs on which the loss depends, and no other result."""
+        cap = self.cap
+        if cap.loss_leaf is None:
+            return set()
+        bases = self.shared.bases if self.shared is not None else ()
+        return {
+            i
+            for i, spec in enumerate(self.user)
+            if spec.leaf in cap.loss_ancestors and spec.leaf not in bases
+        }
 
     def output_dtype(self, name: str) -> torch.dtype:
         """Declared dtype of an output."""

@@ -55,6 +55,11 @@ def seed(tensor: torch.Tensor) -> torch.Tensor:
     return pattern.repeat(n // _PERIOD + 1)[:n].reshape(tensor.shape)
 
 
+def shared_name(leaf: int) -> str:
+    """What a result is called that is a view of another result or of an argument."""
+    return f"view {leaf}"
+
+
 class Reference:
     """One run in PyTorch."""
 
@@ -159,6 +164,9 @@ class Reference:
         outputs = {i: flat[spec.leaf] for i, spec in enumerate(self.graph.user)}
         for i in self.task.outputs:
             take((OUTPUT, str(i)), outputs[i])
+        for spec in self.graph.cap.shared:
+            if not spec.same and spec.kind in ("output", "argument"):
+                take((OUTPUT, shared_name(spec.leaf)), flat[spec.leaf])
         return {i: t for i, t in outputs.items() if t.requires_grad}
 
     def _check_arguments(self, before: list, after: list) -> None:

@@ -27,7 +27,7 @@ from gradd.export.spec import CaptureError
 from gradd.fallback import SelfCheckError
 from gradd.graphs import Graph
 from gradd.otherdata import Data, cut, others
-from gradd.reference import Reference, Task, seed
+from gradd.reference import Reference, Task, seed, shared_name
 
 if TYPE_CHECKING:
     from gradd.bridge import Bridge, Wish
@@ -292,6 +292,10 @@ class _Check:
                     del graph.plans[key]
             del run
         values.update({(OUTPUT, str(i)): t for i, t in outputs.items()})
+        if graph.shared is not None:
+            results = {graph.user[i].leaf: t for i, t in outputs.items()}
+            for leaf, view in graph.shared.views(results, data.leaves).items():
+                values[OUTPUT, shared_name(leaf)] = view
         for spec, value in zip(graph.changed, changed, strict=True):
             values[BUFFER, spec.fqn] = value
         bridge.client.flush()  # gives the arena back

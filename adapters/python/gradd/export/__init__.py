@@ -14,7 +14,14 @@ from typing import Any
 
 from gradd.export.dims import check_dynamic
 from gradd.export.keys import capture_key, form_of, same_but_filled_in
-from gradd.export.spec import Capture, CaptureError, DimRules, InputSpec, OutputSpec
+from gradd.export.spec import (
+    Capture,
+    CaptureError,
+    DimRules,
+    InputSpec,
+    OutputSpec,
+    SharedSpec,
+)
 from gradd.schema import as_tensor_leaf, flatten_inputs, is_tensor_leaf, schema_key
 
 __all__ = [
@@ -23,6 +30,7 @@ __all__ = [
     "DimRules",
     "InputSpec",
     "OutputSpec",
+    "SharedSpec",
     "as_tensor_leaf",
     "capture",
     "capture_key",

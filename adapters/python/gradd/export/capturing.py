@@ -27,11 +27,13 @@ from gradd.export import (
     observe,
     outputs,
     refuse,
+    shared,
     sources,
     trace,
     translate,
 )
-from gradd.export.spec import Capture, CaptureError
+from gradd.export.guards.check import layouts
+from gradd.export.spec import Capture, CaptureError, SharedSpec
 
 _lock = threading.RLock()
 
@@ -87,20 +89,42 @@ def _capture(call: naming.Call, cast: torch.dtype | None, observed: bool) -> Cap
         traced = trace.trace(call, cast, seen.gradients)
     clock.lap("trace")
     observe.bind(seen, traced.program)
-    _prepare(traced.program)
+    _prepare(fx.inline, traced.program)
+    specs = _shared(call, seen, traced)
+    _prepare(fx.prepare, traced.program)
     with trace.silence():
         model, program = translate.to_onnx(traced.program)
         clock.lap("translate")
-        cleaned = graph.clean(model, program, observe.inputs(seen))
+        dropped = _dropped(specs, len(traced.result.paths))
+        cleaned = graph.clean(model, program, observe.inputs(seen), dropped)
     clock.lap("optimize")
     capture = _assemble(call, traced, program, cleaned, binary, clock)
     _check_buffers(seen, capture)
-    return dataclasses.replace(capture, guards=observe.guards(seen))
+    return dataclasses.replace(capture, guards=observe.guards(seen), shared=specs)
 
 
-def _prepare(program: Any) -> None:
+def _shared(
+    call: naming.Call, seen: observe.Observation, traced: trace.Trace
+) -> tuple[SharedSpec, ...]:
+    """The results that are no outputs; views of arguments bind the capture to their layouts."""
+    leaves, _, _ = schema.flatten_inputs(call.args, call.kwargs)
+    if not seen.handed.leaves:
+        return ()
+    specs = shared.find(seen.handed, traced, leaves, seen.outside)
+    if shared.depends_on_layout(specs, traced):
+        seen.layouts = layouts(leaves)
+    return specs
+
+
+def _dropped(specs: tuple[SharedSpec, ...], count: int) -> frozenset[int]:
+    """The results that are no outputs of the graph, which needs one."""
+    dropped = {spec.leaf for spec in specs}
+    return frozenset(dropped if len(dropped) < count else dropped - {0})
+
+
+def _prepare(step: Callable[[Any], None], program: Any) -> None:
     try:
-        fx.prepare(program)
+        step(program)
     except CaptureError:
         raise
     except Exception as error:  # torch.fx itself fails on some graphs with sizes that data decide
@@ -158,7 +182,7 @@ def _assemble(
 ) -> Capture:
     model = cleaned.model
     named = naming.Naming(call, traced, program, cleaned)
-    loss = outputs.find_loss(traced.result.paths, cleaned.user_outputs)
+    loss = outputs.find_loss([traced.result.paths[i] for i in cleaned.leaves], cleaned.user_outputs)
     needed = outputs.ancestors(cleaned.user_outputs, loss)
     changed = {spec.fqn for spec in named.outputs}
     constant = {name: value for name, value in named.states.items() if name not in changed}
@@ -176,8 +200,8 @@ def _assemble(
         aliases=named.aliases,
         outputs=named.outputs,
         unflatten=traced.result.unflatten,
-        loss_leaf=loss,
-        loss_ancestors=needed,
+        loss_leaf=None if loss is None else cleaned.leaves[loss],
+        loss_ancestors=frozenset(cleaned.leaves[i] for i in needed),
         sources=found,
         seconds=clock.total(),
         dims=traced.rules,

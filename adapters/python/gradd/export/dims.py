@@ -91,9 +91,36 @@ def violated(rules: DimRules, sizes: list[tuple[int, ...]]) -> str | None:
     return None
 
 
-def _holds(expression: str, values: dict[str, int], sizes: list[tuple[int, ...]]) -> bool:
-    scope = {
-        "L": {"leaves": [_Sized(s) for s in sizes]},
+def symbols(rules: DimRules, leaves: list) -> dict[str, int]:
+    """The symbols that are a size of a tensor among the leaves of a call, and their values."""
+    values: dict[str, int] = {}
+    for leaf, want in rules.shapes:
+        if isinstance(leaves[leaf], torch.Tensor):
+            pairs = zip(want, leaves[leaf].shape, strict=True)
+            values.update({w: n for w, n in pairs if isinstance(w, str) and _SYMBOL.match(w)})
+    return values
+
+
+def form(texts: tuple, values: dict[str, int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Sizes, strides and offset of SharedSpec.form in numbers.
+
+    Raises:
+        NameError: They depend on something else than these symbols.
+    """
+    sizes, strides, offset = texts
+    scope = _scope(values)
+    number = functools.partial(_number, scope)
+    return tuple(map(number, sizes)), tuple(map(number, strides)), number(offset)
+
+
+def _number(scope: dict[str, Any], text: int | str) -> int:
+    if isinstance(text, int):
+        return text
+    return int(eval(_compiled(text), {"__builtins__": {}}, scope))
+
+
+def _scope(values: dict[str, int]) -> dict[str, Any]:
+    return {
         "Max": max,
         "Min": min,
         "max": max,
@@ -104,9 +131,13 @@ def _holds(expression: str, values: dict[str, int], sizes: list[tuple[int, ...]]
         "Ne": lambda a, b: a != b,
         **values,
     }
+
+
+def _holds(expression: str, values: dict[str, int], sizes: list[tuple[int, ...]]) -> bool:
+    scope = {"L": {"leaves": [_Sized(s) for s in sizes]}, **_scope(values)}
     try:
         return bool(eval(_compiled(expression), {"__builtins__": {}}, scope))
-    except (NameError, SyntaxError, TypeError, ZeroDivisionError, IndexError):
+    except (AttributeError, IndexError, NameError, SyntaxError, TypeError, ZeroDivisionError):
         return False  # an assumption that cannot be read counts as broken: capture again
 
 

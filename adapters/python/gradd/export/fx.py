@@ -27,11 +27,15 @@ _ASSERTIONS = {
 }
 
 
-def prepare(program: Any) -> None:
-    """Rewrites an ExportedProgram in place: StopGradient made explicit, assertions removed."""
+def inline(program: Any) -> None:
+    """Inlines the regions with or without gradients of an ExportedProgram, in place."""
     for module in list(program.graph_module.modules()):
         if isinstance(module, torch.fx.GraphModule):
             _inline_grad_regions(module, program.graph_signature)
+
+
+def prepare(program: Any) -> None:
+    """Rewrites an inlined ExportedProgram in place: StopGradient explicit, assertions removed."""
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             _drop_assertions(module.graph)

@@ -47,16 +47,23 @@ class Cleaned:
         self.outside: dict[str, ir.Value] = {}
         self.sources: dict[str, Any] = {}
         self.user_outputs: list[ir.Value] = []
+        self.leaves: list[int] = []  # numbers of the results that they are
         self.buffer_outputs: dict[str, ir.Value] = {}
 
 
-def clean(model: ir.Model, program: Any, outside: dict[str, Any] | None = None) -> Cleaned:
+def clean(
+    model: ir.Model,
+    program: Any,
+    outside: dict[str, Any] | None = None,
+    dropped: frozenset[int] = frozenset(),
+) -> Cleaned:
     """Turns the exporter's model into a weightless graph with explicit buffer outputs.
 
     Args:
         model: Translated model; changed in place.
         program: The ExportedProgram it was made from.
         outside: Names of constants that become inputs, and where their values come from.
+        dropped: Numbers of the results that are no outputs.
 
     Raises:
         CaptureError: "sequence_or_loop" for graphs with control flow or sequences.
@@ -73,6 +80,9 @@ def clean(model: ir.Model, program: Any, outside: dict[str, Any] | None = None) 
             value.const_value = None
             graph.inputs.append(value)
             (done.states if name in states else done.outside)[name] = value
+    done.leaves = [i for i in range(len(graph.outputs)) if i not in dropped]
+    for number in sorted(dropped, reverse=True):
+        del graph.outputs[number]
     _separate_outputs(graph)
     n_user = len(graph.outputs)
     _add_buffer_outputs(graph, signature, done)

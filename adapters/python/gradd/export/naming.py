@@ -94,7 +94,7 @@ class Naming:
     def _name_outputs(self, traced: Any, cleaned: graph.Cleaned) -> list[OutputSpec]:
         paths = traced.result.paths
         specs = []
-        for leaf, value in enumerate(cleaned.user_outputs):
+        for leaf, value in zip(cleaned.leaves, cleaned.user_outputs, strict=True):
             name = self._names.fresh(outputs.output_name(paths[leaf]), "_out")
             self.fixed[value] = name
             specs.append(OutputSpec(name, "user", None, leaf, _dtype(value)))

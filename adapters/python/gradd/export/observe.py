@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from gradd import schema
-from gradd.export import autocast, refuse, results
+from gradd.export import autocast, refuse, results, shared
 from gradd.export.guards.check import Guards, describe, layouts
 from gradd.export.guards.outside import Outside
 from gradd.export.guards.reads import Abandoned
@@ -71,6 +71,7 @@ class Observation:
         used: Ids of the outside tensors that operators have read.
         layouts: How the call's tensors lie in memory, if forward() asks for such.
         read: Attributes of the module that forward() read, see Watch.attributes_read().
+        handed: The outputs beside what the caller has, see shared.py.
     """
 
     outputs: list[torch.Tensor] = field(default_factory=list)
@@ -81,6 +82,7 @@ class Observation:
     used: frozenset[int] = frozenset()
     layouts: tuple | None = None
     read: frozenset[tuple[str, str]] | None = None
+    handed: shared.Handed = field(default_factory=shared.Handed)
 
 
 def observe(call: Call, cast: torch.dtype | None) -> Observation:
@@ -103,7 +105,7 @@ def observe(call: Call, cast: torch.dtype | None) -> Observation:
         return seen
     again, _ = _undisturbed(call, cast, False)  # parameters may be made in inference mode
     if seen.error is None:
-        again.outputs = seen.outputs
+        again.outputs, again.handed = seen.outputs, seen.handed
     return again
 
 
@@ -121,6 +123,7 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
         with refuse.kept_state(call.module) as effects, _quiet(cast, gradients):
             buffers = _Buffers(call.module)
             args, kwargs = _own_arguments(call)
+            leaves, _, _ = schema.flatten_inputs(args, kwargs)
             watch = Watch(call, buffers.copies(), args, kwargs)
             stack.callback(watch.close)
             with watch.on():
@@ -129,6 +132,10 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
             own = _own_effect(effects)
             if seen.error is None:
                 seen.buffers = buffers.seen()
+                seen.handed = shared.Handed(seen.outputs)
+                for number, leaf in enumerate(leaves):
+                    seen.handed.add("argument", number, leaf)
+                seen.handed.add_state(call.module, seen.buffers)
         asks = watch.asks_for_gradients()
         if seen.error is not None or asks and gradients != torch.is_grad_enabled():
             watch.undo()
@@ -180,6 +187,8 @@ def _run(seen: Observation, watch: Watch, forward: Callable, args: tuple, kwargs
         with watch.recording():
             returned = forward(*args, **kwargs)
         seen.outputs = list(results.Result().flatten(returned))
+        for leaf in seen.outputs:
+            watch.tensors.note(leaf)  # no operator may have read it
     except Abandoned:
         pass  # what it was about to do is going to be refused
     except Exception as error:  # whatever the module raises; the trace will say it better

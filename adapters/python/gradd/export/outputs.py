@@ -27,7 +27,7 @@ def output_name(path: tuple[str, ...]) -> str:
 
 
 def find_loss(paths: list[tuple[str, ...]], values: list[ir.Value]) -> int | None:
-    """Leaf number of the loss, or None (see the top of this file)."""
+    """Position of the loss among these results, or None (see the top of this file)."""
     scalars = [
         i
         for i, value in enumerate(values)

@@ -74,6 +74,34 @@ class OutputSpec:
 
 
 @dataclass(frozen=True)
+class SharedSpec:
+    """A result leaf that is a tensor which the caller has or gets anyway, or shares its memory.
+
+    It is no graph output: the bridge puts it together from its source.
+
+    Attributes:
+        leaf: Its number among the result leaves.
+        kind: What the source is: "output" (another result leaf, ready before this one),
+            "argument", "state" (a parameter or a buffer) or "outside".
+        source: Number of the leaf, qualified name, or what has get().
+        same: It is the very object of the source.
+        way: How its history follows: "view", or cut off by "no_grad", "detach" or "data".
+        form: Sizes, strides, and the distance from the start of the source, in elements; numbers
+            or expressions over the symbols of `DimRules`. None: those of the source. With a form,
+            the source lies in memory as `strides` say, or contiguously.
+        strides: Of a source that belongs to the module or to outside; else None.
+    """
+
+    leaf: int
+    kind: str
+    source: Any
+    same: bool = True
+    way: str = "view"
+    form: tuple[tuple[int | str, ...], tuple[int | str, ...], int | str] | None = None
+    strides: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
 class DimRules:
     """What the trace assumed about sizes; check_dynamic() evaluates it for another call.
 
@@ -111,6 +139,8 @@ class Capture:
         outside: Inputs that come neither from the call nor from the module: name and source, whose
             get() gives the tensor of now. They belong to one module.
         guards: What forward() read from outside, of one module; None if it is not watched.
+        shared: Result leaves that are no outputs of the graph, in an order in which they can be
+            made. If all are, one is an output nevertheless, as a graph needs one.
     """
 
     onnx: bytes
@@ -127,6 +157,7 @@ class Capture:
     dims: DimRules = field(default_factory=DimRules)
     outside: tuple[tuple[str, Any], ...] = ()
     guards: Any = None
+    shared: tuple[SharedSpec, ...] = ()
 
 
 # ONNX TensorProto.DataType code -> our name; one list for the whole adapter side of capture.

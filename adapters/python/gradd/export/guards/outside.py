@@ -133,6 +133,12 @@ class Outside:
             if isinstance(slot.value, tuple):
                 self._elements.update(map(id, slot.value))
 
+    def sources(self) -> list[Source]:
+        """Where the tensors of outside are found; after bind()."""
+        bound = [s for s in self.inputs.values() if isinstance(s.get(), torch.Tensor)]
+        known = {id(s.get()) for s in bound}
+        return bound + [Source(None, t) for t in self._tensors if id(t) not in known]
+
     def put_back(self) -> None:
         """Puts back what has changed since the forward was recorded."""
         for slot in self.slots:
@@ -150,11 +156,15 @@ class Outside:
         Raises:
             CaptureError: "outside_state".
         """
-        places = {_memory(c): n for n, c in constants.items() if isinstance(c, torch.Tensor)}
+        places: dict[tuple, list[str]] = {}  # an array may be several constants
+        for name, constant in constants.items():
+            if isinstance(constant, torch.Tensor):
+                places.setdefault(_memory(constant), []).append(name)
         for tensor in self._tensors:
-            name = places.get(_memory(tensor)) if tensor.numel() else None
-            if name is not None and id(tensor) not in self._by_value:
-                self._bind_tensor(name, tensor)
+            names = places.get(_memory(tensor), []) if tensor.numel() else []
+            if names and id(tensor) not in self._by_value:
+                for name in names:
+                    self._bind_tensor(name, tensor)
             elif id(tensor) in used or id(tensor) in self._by_value:
                 self._watch(tensor)
         for slot in [s for s in self.slots if isinstance(s, Bytes)]:
@@ -177,6 +187,8 @@ class Outside:
 
     def _read_from(self, name: str, holder: Slot) -> None:
         self.inputs[name] = Source(holder)
+        if holder not in self.slots:  # the form of what it holds is watched already
+            return
         self.slots = [s for s in self.slots if s is not holder]
         self.slots.append(Form(holder, None, form(holder.value), holder.label))
 
@@ -192,14 +204,15 @@ class Outside:
         slot.value = slot.now()
         self.slots.append(slot)
 
-    def _bind_array(self, slot: Bytes, places: dict[tuple, str]) -> None:
+    def _bind_array(self, slot: Bytes, places: dict[tuple, list[str]]) -> None:
         array = slot.owner
         holder = self._holders.get(id(array))
         if holder is not None and id(array) not in self._by_value and array.flags.writeable:
-            name = places.get(_memory(torch.from_numpy(array)))
-            if name is not None:
+            names = places.get(_memory(torch.from_numpy(array)), [])
+            if names:
                 self.slots = [s for s in self.slots if s is not slot]
-                self._read_from(name, holder)
+                for name in names:
+                    self._read_from(name, holder)
                 return
         if array.nbytes > _WATCHED:
             raise CaptureError(
