@@ -175,6 +175,18 @@ def _history_by_a_view(take: Callable) -> Callable:
     return body
 
 
+def _written_copy(copied: Callable) -> Callable:
+    """What reshape() and the like had to copy is written; the view that it came from is read."""
+
+    def body(n: nn.Module, h: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            view = h[..., 1:]
+        made = copied(view).add_(1)
+        return h + view.sum() + made.square().sum()
+
+    return body
+
+
 def _view_taken_before(n: nn.Module, h: torch.Tensor) -> torch.Tensor:
     view = h[:, :2]
     with torch.no_grad():
@@ -211,6 +223,10 @@ CASES = {
     "a history by a row": _history_by_a_view(lambda t: t[2]),
     "a history by a transposed view": _history_by_a_view(lambda t: t.t()),
     "a history by a view of a view": _history_by_a_view(lambda t: t[1:][:, 1:]),
+    "a copy by reshape": _written_copy(lambda t: t.reshape(-1)),
+    "a copy by contiguous": _written_copy(lambda t: t.contiguous()),
+    "a copy by flatten": _written_copy(lambda t: t.flatten()),
+    "no copy by reshape": _written_copy(lambda t: t.reshape(t.shape).clone()),
     "a view taken before": _view_taken_before,
     "a moving average": _moving_average,
     "a buffer through out=": _buffer_out,

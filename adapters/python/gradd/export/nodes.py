@@ -23,6 +23,8 @@ _library.impl(
 _library.define("check_index(Tensor x, SymInt limit) -> Tensor")
 _library.impl("check_index", lambda x, limit: x.clone(), "CompositeExplicitAutograd")
 
+# They give a view where the layout of their operand allows it, else a copy.
+MAY_COPY = frozenset({"contiguous", "flatten", "ravel", "reshape", "reshape_as"})
 DETACH = frozenset({"aten::detach", "aten::detach_"})
 OFF = "gradd_no_grad"  # mark of nodes that ran without gradients
 DATA = "gradd_data"  # mark of detach() that stands for Tensor.data
@@ -48,6 +50,12 @@ def argument(node: torch.fx.Node, name: str) -> Any:
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
     position = names.index(name)
     return node.args[position] if position < len(node.args) else None
+
+
+def packet(node: torch.fx.Node) -> str:
+    """Name of a node's operator without its overload: "reshape"."""
+    found = getattr(node.target, "overloadpacket", None)
+    return "" if found is None else found.__name__
 
 
 def stop(graph: torch.fx.Graph, source: torch.fx.Node) -> torch.fx.Node:

@@ -18,7 +18,7 @@ import torch
 import torch.fx
 
 from gradd.export import dims
-from gradd.export.nodes import DATA, OFF, is_mutable
+from gradd.export.nodes import DATA, MAY_COPY, OFF, is_mutable, packet
 from gradd.export.spec import CaptureError, SharedSpec
 from gradd.watch import untyped_storage
 
@@ -28,7 +28,6 @@ _MAY_BE_NOTHING = frozenset(
     {"alpha_dropout", "contiguous", "dropout", "feature_alpha_dropout", "feature_dropout", "to"}
 )
 _DETACH = frozenset({"detach", "detach_"})
-_MAY_COPY = frozenset({"contiguous", "flatten", "ravel", "reshape", "reshape_as"})
 
 
 @dataclass
@@ -87,7 +86,7 @@ def depends_on_layout(shared: tuple[SharedSpec, ...], traced: Any) -> bool:
         if not isinstance(node, torch.fx.Node):
             continue
         if spec is None:
-            source = _behind(node, _MAY_COPY)
+            source = _behind(node, MAY_COPY)
             if source.op == "placeholder" and source is not node:
                 return True
         elif spec.kind == "argument" and _behind(node, _DETACH).op != "placeholder":
@@ -101,7 +100,7 @@ def _nodes(traced: Any) -> tuple[torch.fx.Node, ...]:
 
 
 def _behind(node: torch.fx.Node, moves: frozenset[str]) -> torch.fx.Node:
-    while _packet(node) in moves:
+    while packet(node) in moves:
         node = node.args[0]  # type: ignore[assignment]
     return node
 
@@ -112,11 +111,6 @@ def _storage(tensor: torch.Tensor) -> int | None:
         return untyped_storage(tensor).data_ptr() if tensor.numel() else None
     except (NotImplementedError, RuntimeError):  # sparse, functional
         return None
-
-
-def _packet(node: torch.fx.Node) -> str:
-    packet = getattr(node.target, "overloadpacket", None)
-    return "" if packet is None else packet.__name__
 
 
 def _storages(node: torch.fx.Node) -> set[int]:
@@ -131,13 +125,13 @@ def _aliased(node: torch.fx.Node) -> torch.fx.Node | None:
     for operand in node.all_input_nodes:
         if storages & _storages(operand):
             return operand
-    return node.all_input_nodes[0] if _packet(node) in _MAY_BE_NOTHING else None
+    return node.all_input_nodes[0] if packet(node) in _MAY_BE_NOTHING else None
 
 
 def _makes_a_view(node: torch.fx.Node) -> bool:
     if node.target is operator.getitem:  # the list was made by a node of its own
         return False
-    return not is_mutable(node.target) and _packet(node) not in _MAY_BE_NOTHING
+    return not is_mutable(node.target) and packet(node) not in _MAY_BE_NOTHING
 
 
 @dataclass(frozen=True)
@@ -160,7 +154,7 @@ def _origin(node: torch.fx.Node) -> _Origin:
     while (source := _aliased(node)) is not None:
         if node.meta.get(DATA):
             way = max(way, _WAYS.index("data"))
-        elif _packet(node) in _DETACH:
+        elif packet(node) in _DETACH:
             way = max(way, _WAYS.index("detach"))
         elif node.meta.get(OFF) and _makes_a_view(node):
             way = max(way, _WAYS.index("no_grad"))

@@ -28,9 +28,11 @@ from gradd.export.nodes import (
     DATA,
     DETACH,
     INFERENCE,
+    MAY_COPY,
     OFF,
     is_float,
     is_mutable,
+    packet,
     rename_outputs,
     replace,
     stop,
@@ -52,6 +54,7 @@ def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
     """
     written = {s for node in graph.nodes for t in _targets(node) for s in _storages(t)}
     if written:
+        _keep_copies(graph, written)
         _Pass(graph, signature, written).run()
 
 
@@ -99,8 +102,25 @@ _FORGET = frozenset(
 
 
 def _forgets_result(node: torch.fx.Node) -> bool:
-    packet = getattr(node.target, "overloadpacket", None)
-    return packet is not None and packet.__name__ in _FORGET
+    return packet(node) in _FORGET
+
+
+def _keep_copies(graph: torch.fx.Graph, written: set[int]) -> None:
+    """A reshape() that copied, for the layout of its operand, and whose result is written.
+
+    What replaces the operand here is contiguous: the reshape would be a view of it.
+    """
+    for node in graph.nodes:
+        source = node.args[0] if packet(node) in MAY_COPY else None
+        if source is None or not _storages(node) & written or _storages(node) & _storages(source):
+            continue
+        with graph.inserting_before(node):
+            copy = graph.call_function(
+                _aten.clone.default, (source,), {"memory_format": torch.contiguous_format}
+            )
+        value = node.meta["val"].view(source.meta["val"].shape)
+        copy.meta = {**node.meta, "val": value}
+        node.replace_input_with(source, copy)
 
 
 class _Pass:
