@@ -101,6 +101,14 @@ def _grad_of(x: torch.Tensor) -> bool:
     return torch.is_grad_enabled()  # out= refuses operands that require a gradient
 
 
+def _refuse_overlap(to: torch.Tensor, from_: torch.Tensor) -> None:
+    """Raises where the order of elements would decide; torch itself cannot always tell."""
+    same_memory = to.untyped_storage().data_ptr() == from_.untyped_storage().data_ptr()
+    form = [(t.shape, t.stride(), t.storage_offset()) for t in (to, from_)]
+    if same_memory and form[0] != form[1]:
+        raise RuntimeError("a tensor is written from another view of its memory")
+
+
 def _count(shape: Shape) -> int:
     product = 1
     for size in shape:
@@ -184,6 +192,7 @@ class Program(nn.Module):
     def __init__(self, seed: int, length: int = 20) -> None:
         super().__init__()
         self.drawn = Drawn(seed)
+        self.drawing = True
         self.taken = [1, 1]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -191,6 +200,7 @@ class Program(nn.Module):
             self.last = nn.Linear(WIDTH, 1)
             self.scale = nn.Parameter(torch.rand(WIDTH) + 0.5)
         self._draw(length, draw_input(seed))
+        self.drawing = False
         self.taken = sorted(self.drawn.random.sample(range(1, len(self.drawn.shapes)), 2))
 
     def _draw(self, length: int, x: torch.Tensor) -> None:
@@ -205,13 +215,15 @@ class Program(nn.Module):
         twin = Program.__new__(Program)
         nn.Module.__init__(twin)
         for name, value in self.__dict__.items():
-            plain = name in ("drawn", "taken")
+            plain = name in ("drawing", "drawn", "taken")
             twin.__dict__[name] = value if plain else copy.deepcopy(value, memo)
         return twin
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         tensors = [x, self.first(x) * 1.0]
         for step in self.drawn.instructions:
+            if self.drawing and step.name in WRITES_FROM:
+                _refuse_overlap(*(tensors[i] for i in step.operands))
             with REGIONS[step.region]():
                 result = step.run(self, *(tensors[i] for i in step.operands))
             if step.keeps:
