@@ -2,8 +2,10 @@
 
 softmax(x, dtype=float32) converts x first, its translation converts the result; the same holds
 for sums and means. A normalisation takes bf16 values with f32 weights (autocast), computes in f32
-and rounds once; ONNX wants one type. Both become casts around the operator in the exported
-program, which neither decomposition nor translation can get wrong.
+and rounds once; ONNX wants one type. A number that is computed from sizes (`x * x.shape[1] ** 0.5`)
+takes part in whatever type the tensors beside it have, and for halves in f32. All become casts
+around the operator in the exported program, which neither decomposition nor translation can get
+wrong.
 """
 
 from __future__ import annotations
@@ -23,6 +25,14 @@ _WITH_DTYPE = frozenset(
         *(_aten.prod.default, _aten.prod.dim_int),
     }
 )
+# Pointwise, of tensors and numbers.
+_WITH_NUMBERS = frozenset(
+    getattr(getattr(_aten, name), kind)
+    for name in ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "rsub")
+    for kind in ("Tensor", "Scalar")
+    if kind in getattr(_aten, name).overloads()
+)
+_HALVES = (torch.bfloat16, torch.float16)
 _NORMS = frozenset({_aten.layer_norm.default, _aten.group_norm.default, _aten.rms_norm.default})
 
 
@@ -40,6 +50,8 @@ def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
             _convert_first(graph, node)
         elif node.target in _NORMS:
             _compute_in_one_type(graph, node, signature)
+        elif node.target in _WITH_NUMBERS and any(map(_is_number, node.args)):
+            _number_in_type(graph, node, signature)
 
 
 def _type(node: Any) -> torch.dtype | None:
@@ -63,21 +75,52 @@ def _convert_first(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
         node.replace_input_with(source, _cast(graph, source, wanted))
 
 
-def _compute_in_one_type(graph: torch.fx.Graph, node: torch.fx.Node, signature: Any) -> None:
-    source = node.args[0]
-    own = _type(source)
+def _is_number(operand: Any) -> bool:
+    value = operand.meta.get("val") if isinstance(operand, torch.fx.Node) else None
+    return isinstance(value, (torch.SymInt, torch.SymFloat))
+
+
+def _number_in_type(graph: torch.fx.Graph, node: torch.fx.Node, signature: Any) -> None:
+    tensor = next((n for n in node.all_input_nodes if _type(n) is not None), None)
+    if tensor is None:
+        return
+    own = _type(tensor)
+    if not own.is_floating_point and not _is_whole(node):
+        return  # the result has another type than the tensor
+    wide = torch.float32 if own in _HALVES else own
+    for number in [n for n in node.args if _is_number(n)]:
+        with graph.inserting_before(node):
+            made = graph.call_function(_aten.scalar_tensor.default, (number,), {"dtype": wide})
+        made.meta["val"] = tensor.meta["val"].new_empty((), dtype=wide)
+        node.replace_input_with(number, made)
+    node.target = node.target.overloadpacket.Tensor
+    _compute_in_one_type(graph, node, signature, wide)
+
+
+def _is_whole(node: torch.fx.Node) -> bool:
+    """All numbers beside a tensor of integers are integers, and so is the result."""
+    numbers = [n.meta["val"] for n in node.args if _is_number(n)]
+    return all(isinstance(v, torch.SymInt) for v in numbers) and (
+        not node.meta["val"].is_floating_point()
+    )
+
+
+def _compute_in_one_type(
+    graph: torch.fx.Graph, node: torch.fx.Node, signature: Any, wide: torch.dtype = torch.float32
+) -> None:
+    own = next((t for t in map(_type, node.args) if t is not None), None)
     if own is None or all(_type(n) in (None, own) for n in node.all_input_nodes):
         return
     for operand in list(node.all_input_nodes):
-        if _type(operand) is not torch.float32:
+        if _type(operand) not in (None, wide):
             with graph.inserting_before(node):
-                node.replace_input_with(operand, _cast(graph, operand, torch.float32))
+                node.replace_input_with(operand, _cast(graph, operand, wide))
     users = list(node.users)
-    with torch.no_grad():
-        result = node.meta["val"].dtype
-        node.meta["val"] = node.meta["val"].to(torch.float32)
-    if result is torch.float32:
+    result = node.meta["val"].dtype
+    if not result.is_floating_point or result is wide:
         return
+    with torch.no_grad():
+        node.meta["val"] = node.meta["val"].to(wide)
     with graph.inserting_after(node):
         back = _cast(graph, node, result)
     for user in users:

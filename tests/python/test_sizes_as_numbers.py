@@ -1,0 +1,63 @@
+"""Numbers that are computed from sizes, in arithmetic with tensors: for every size and type."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from gradd import ORTModule
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+
+USES = {
+    "divided by a root": lambda x, n: x / n**0.5,
+    "divided by math.sqrt": lambda x, n: x / math.sqrt(n),
+    "times a power": lambda x, n: x * n**-0.5,
+    "plus a quotient": lambda x, n: x + n / 3,
+    "from a root": lambda x, n: n**0.5 - x,
+    "times a size": lambda x, n: x * n,
+    "divided by a size": lambda x, n: x / n,
+    "size divided by it": lambda x, n: n / (x.abs() + 1),
+    "minus a size": lambda x, n: x - n,
+    "compared": lambda x, n: (x > n / 9).to(x.dtype) * x,
+    "equal": lambda x, n: (x == n / 8).to(x.dtype) + x,
+    "mean": lambda x, n: x.sum(-1) / n,
+    "mean times a root": lambda x, n: x.mean() * n**0.5,
+    "scaled sum": lambda x, n: torch.add(x, x, alpha=n**0.5),
+    "integers": lambda x, n: x * (torch.arange(n) * n + n).to(x.dtype),
+    "in place": lambda x, n: x.clone().mul_(n**-0.5).add_(n),
+}
+
+
+class Sized(nn.Module):
+    def __init__(self, use: Callable) -> None:
+        super().__init__()
+        self.scale, self.use = nn.Parameter(torch.full((1,), 1.5)), use
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.use(x * self.scale, x.shape[-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_sizes_take_part_in_the_tensors_type(use: Callable, dtype: torch.dtype) -> None:
+    plain = Sized(use).to(dtype)
+    wrapped = ORTModule(copy.deepcopy(plain), strict=True)
+    for n in (8, 12, 15):
+        x = torch.linspace(-2, 3, 3 * n, dtype=torch.float64).reshape(3, n).to(dtype)
+        results = []
+        for module in (plain, wrapped):
+            module.zero_grad()
+            out = module(x)
+            out.float().square().mean().backward()
+            results.append((out, module.scale.grad))
+        for theirs, ours in zip(*results, strict=True):
+            assert ours.dtype is theirs.dtype
+            off = 2.0**-6 if dtype is torch.bfloat16 else 1e-5
+            bound = float(theirs.detach().abs().max()) * off
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=bound)
