@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 
 import pytest
 import torch
@@ -93,3 +95,16 @@ def test_what_forward_raises_is_kept() -> None:
 
     seen = _observe(Broken(), torch.ones(3))
     assert isinstance(seen.error, KeyError) and not seen.outputs
+
+
+def test_nothing_of_it_stays_alive() -> None:
+    """The graph of its outputs would keep what autograd knows of the parameters."""
+    gc.collect()
+    gc.disable()
+    try:
+        seen = _observe(nn.Linear(4, 4), torch.ones(3, 4))
+        refs = [weakref.ref(seen), *map(weakref.ref, seen.outputs)]
+        del seen
+        assert [ref() for ref in refs] == [None] * 2
+    finally:
+        gc.enable()

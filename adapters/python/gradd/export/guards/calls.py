@@ -52,16 +52,20 @@ _SEEDING = frozenset(
 
 
 class Calls:
-    """Looks at calls and notes what they read.
-
-    Attributes:
-        names: Gives the names of the keyword arguments of the call at hand.
-    """
+    """Looks at calls and notes what they read."""
 
     def __init__(self, reads: Reads) -> None:
         self._reads = reads
-        self.names: Callable[[], tuple[str, ...]] = tuple
+        self._names: Callable[[], tuple[str, ...]] = tuple
         self._context = contextvars.copy_context()
+
+    def called_with(self, function: Any, args: list, names: Callable[[], tuple]) -> None:
+        """called(), where names() gives those of the keyword arguments."""
+        self._names = names
+        try:
+            self.called(function, args)
+        finally:
+            self._names = tuple  # which leads to the frame of the call
 
     def called(self, function: Any, args: list) -> None:
         """function(*args) is about to run; keyword arguments are at the end of `args`."""
@@ -107,7 +111,7 @@ class Calls:
             reads.attribute(args[0], function.__reduce__()[1][0])
         elif kind is _CACHED:
             self._use_all(args)
-            reads.cached(function, args, self.names())
+            reads.cached(function, args, self._names())
         elif policy.is_value(kind) or kind.__module__.startswith("torch"):
             self._use_all(args)
         else:

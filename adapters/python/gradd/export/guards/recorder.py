@@ -240,8 +240,8 @@ class Recorder:
             function, owner = second, frames.NULL
         else:
             function, owner = first, second
-        self._calls.names = functools.partial(frames.names_of_call, frame)
-        self._calls.called(function, args if owner is frames.NULL else [owner, *args])
+        values = args if owner is frames.NULL else [owner, *args]
+        self._calls.called_with(function, values, lambda: frames.names_of_call(frame))
 
     def _on_call_keywords(self, frame: FrameType, count: int) -> None:
         self._on_call(frame, count, 1)
@@ -250,10 +250,11 @@ class Recorder:
         named = flags & 1
         args = frames.peek(frame, 1 + named)
         values = list(args) if isinstance(args, (tuple, list)) else []
-        if named and isinstance(words := frames.peek(frame, 1), dict):
+        words = frames.peek(frame, 1) if named else None
+        if isinstance(words, dict):
             values += dict.values(words)
-        self._calls.names = lambda: tuple(words) if named else ()
-        self._calls.called(frames.peek(frame, 2 + named), values)
+        names = tuple(words) if isinstance(words, dict) else ()
+        self._calls.called_with(frames.peek(frame, 2 + named), values, lambda: names)
 
     # ---- afterwards ----
 
