@@ -24,11 +24,18 @@ class Aliased:
 
     Attributes:
         bases: Leaves of the results that others are views of: they have to be computed.
+        of_loss: Leaves that are views of what the loss depends on, and what to call them.
     """
 
     def __init__(self, module: torch.nn.Module, cap: Capture) -> None:
         self.specs = cap.shared
         self.bases = {s.source for s in cap.shared if s.kind == "output" and not s.same}
+        names = {spec.leaf: spec.name for spec in cap.outputs if spec.kind == "user"}
+        self.of_loss = [
+            (s.leaf, f"a view of {names[s.source]}")
+            for s in cap.shared
+            if s.kind == "output" and not s.same and s.source in cap.loss_ancestors
+        ]
         self._rules = cap.dims
         self._getters = [self._getter(module, spec) for spec in cap.shared]
         self._forms: dict[tuple, list] = {}

@@ -172,11 +172,12 @@ class Bridge:
             with self.client.lock, watch.ours:
                 key = self._key(args, kwargs)
                 reason = self._fallback.known(key)
-                if reason is None and not self._captured(key):
+                graphs = self._captured(key) if reason is None else []
+                if reason is None and not graphs:
                     reason = self._fallback.postponed(key)
                 if reason is None:
                     leaves, _, _ = schema.flatten_inputs(args, kwargs)
-                    graph = self._graph(key, leaves, args, kwargs)
+                    graph = self._graph(key, graphs, leaves, args, kwargs)
                     call, tensors = self._prepare(graph, leaves, args, kwargs)
                     sources = graph.shared.sources(leaves) if graph.shared is not None else []
         except Exception as error:
@@ -228,11 +229,12 @@ class Bridge:
 
     # ---- captures ----
 
-    def _graph(self, key: tuple, leaves: list, args: tuple, kwargs: dict) -> Graph:
-        """The capture that fits a call: same form, no broken assumption about sizes."""
+    def _graph(
+        self, key: tuple, graphs: list[Graph], leaves: list, args: tuple, kwargs: dict
+    ) -> Graph:
+        """The one of these captures that fits a call, whose sizes it allows, or a new one."""
         from gradd.export import check_dynamic, same_but_filled_in
 
-        graphs = self._captured(key)
         sizes = tuple(x.shape for x in leaves if isinstance(x, torch.Tensor))
         outdated: list[Graph] = []
         for graph in reversed(list(graphs)):
@@ -493,7 +495,8 @@ class Bridge:
             raise self._failed
         leaves, _, _ = schema.flatten_inputs(args, kwargs)
         with self.client.lock:
-            graph = self._graph(self._key(args, kwargs), leaves, args, kwargs)
+            key = self._key(args, kwargs)
+            graph = self._graph(key, self._captured(key), leaves, args, kwargs)
             _, bound = graph.bind(self.state)
             inputs = self._inputs(graph, leaves)
             types = tuple(type_of(t) for t in inputs)

@@ -116,12 +116,8 @@ class Call:
 
     def watch_views(self, results: dict[int, Any]) -> None:
         """Remembers results that are views of others, by number of the leaf, for check_readers."""
-        cap = self.run.graph.cap
-        names = {spec.leaf: spec.name for spec in self.run.graph.user}
-        for spec in cap.shared:
-            if spec.kind == "output" and not spec.same and spec.source in cap.loss_ancestors:
-                name = f"a view of {names[spec.source]}"
-                self.views.append((name, weakref.ref(results[spec.leaf])))
+        shared = self.run.graph.shared
+        self.views = [(name, weakref.ref(results[leaf])) for leaf, name in shared.of_loss]
 
     def check_readers(self, grad_outputs: tuple[torch.Tensor | None, ...]) -> None:
         """The loss of a graph does not pass through the other outputs, as it does in PyTorch.

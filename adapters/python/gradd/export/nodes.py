@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.utils import _pytree as pytree
+
+from gradd.watch import untyped_storage
 
 _library = torch.library.Library("gradd", "FRAGMENT")
 _library.define("stop_gradient(Tensor x) -> Tensor")
@@ -56,6 +59,16 @@ def packet(node: torch.fx.Node) -> str:
     """Name of a node's operator without its overload: "reshape"."""
     found = getattr(node.target, "overloadpacket", None)
     return "" if found is None else found.__name__
+
+
+def storages(node: torch.fx.Node) -> set[int]:
+    """Addresses of the storages of a node's values; they are equal for tensors that share memory.
+
+    The trace's tensors hold them, so an address stands for one storage only.
+    """
+    value = node.meta.get("val")
+    values = [value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
+    return {untyped_storage(v)._cdata for v in values if isinstance(v, torch.Tensor)}
 
 
 def stop(graph: torch.fx.Graph, source: torch.fx.Node) -> torch.fx.Node:

@@ -18,7 +18,7 @@ import torch
 import torch.fx
 
 from gradd.export import dims
-from gradd.export.nodes import DATA, MAY_COPY, OFF, is_mutable, packet
+from gradd.export.nodes import DATA, MAY_COPY, OFF, is_mutable, packet, storages
 from gradd.export.spec import CaptureError, SharedSpec
 from gradd.watch import untyped_storage
 
@@ -113,17 +113,11 @@ def _storage(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def _storages(node: torch.fx.Node) -> set[int]:
-    value = node.meta.get("val")
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return {untyped_storage(v)._cdata for v in values if isinstance(v, torch.Tensor)}
-
-
 def _aliased(node: torch.fx.Node) -> torch.fx.Node | None:
     """The operand that a node is an alias of."""
-    storages = _storages(node)
+    own = storages(node)
     for operand in node.all_input_nodes:
-        if storages & _storages(operand):
+        if own & storages(operand):
             return operand
     return node.all_input_nodes[0] if packet(node) in _MAY_BE_NOTHING else None
 

@@ -36,6 +36,7 @@ from gradd.export.nodes import (
     rename_outputs,
     replace,
     stop,
+    storages,
 )
 from gradd.export.spec import CaptureError
 
@@ -52,7 +53,7 @@ def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
     Raises:
         CaptureError: "unsupported_operator" for a write whose gradient cannot be expressed.
     """
-    written = {s for node in graph.nodes for t in _targets(node) for s in _storages(t)}
+    written = {s for node in graph.nodes for t in _targets(node) for s in storages(t)}
     if written:
         _keep_copies(graph, written)
         _Pass(graph, signature, written).run()
@@ -83,15 +84,6 @@ def _is_detach(node: torch.fx.Node) -> bool:
     return hasattr(node.target, "_schema") and node.target.name() in DETACH
 
 
-def _storages(node: torch.fx.Node) -> set[int]:
-    """Addresses of the storages of a node's values; they are equal for tensors that share memory.
-
-    The trace's tensors hold them, so an address stands for one storage only.
-    """
-    tensors = [v for v in _flat(node.meta.get("val")) if isinstance(v, torch.Tensor)]
-    return {t.untyped_storage()._cdata for t in tensors}
-
-
 # Their backward does not need their result.
 _FORGET = frozenset(
     {
@@ -112,7 +104,7 @@ def _keep_copies(graph: torch.fx.Graph, written: set[int]) -> None:
     """
     for node in graph.nodes:
         source = node.args[0] if packet(node) in MAY_COPY else None
-        if source is None or not _storages(node) & written or _storages(node) & _storages(source):
+        if source is None or not storages(node) & written or storages(node) & storages(source):
             continue
         with graph.inserting_before(node):
             copy = graph.call_function(
@@ -172,12 +164,12 @@ class _Pass:
     def _add(self, node: torch.fx.Node, live: bool) -> None:
         if live:
             self.live.add(node)
-            self.live_storages |= _storages(node) & self.written
+            self.live_storages |= storages(node) & self.written
 
     def _aliased(self, node: torch.fx.Node) -> torch.fx.Node | None:
         """The operand that a node is an alias of, if that memory is written."""
-        shared = _storages(node) & self.written
-        return next((n for n in node.all_input_nodes if shared & _storages(n)), None)
+        shared = storages(node) & self.written
+        return next((n for n in node.all_input_nodes if shared & storages(n)), None)
 
     # ---- reads ----
 
@@ -197,7 +189,7 @@ class _Pass:
         off = bool(node.meta.get(OFF))
         reads = not (off or _is_detach(node))
         live = reads and any(self._is_live(n) for n in node.all_input_nodes)
-        if off and is_float(node) and _storages(node) & self.written:
+        if off and is_float(node) and storages(node) & self.written:
             # Whoever writes to it later must meet this memory, not a copy for some readers.
             node.meta[OFF] = False
             with self.graph.inserting_after(node):
@@ -211,21 +203,21 @@ class _Pass:
             self._stop_reads(node, set())
         self._add(node, live)
         if live and not _forgets_result(node):
-            self.kept |= _storages(node) & self.written
+            self.kept |= storages(node) & self.written
 
     def _keep(self, node: torch.fx.Node) -> None:
         """The backward of this node may need what it reads."""
         for operand in node.all_input_nodes:
-            storages = _storages(operand) & self.written
-            self.kept |= storages
+            shared = storages(operand) & self.written
+            self.kept |= shared
             if operand in self.through_data:
-                self.kept_data |= storages
+                self.kept_data |= shared
 
     def _is_live(self, node: torch.fx.Node) -> bool:
         """A history that was written to one alias is that of all that have one."""
         if node in self.stopped:
             return False
-        return node in self.live or bool(_storages(node) & self.live_storages)
+        return node in self.live or bool(storages(node) & self.live_storages)
 
     # ---- aliases ----
 
@@ -248,7 +240,7 @@ class _Pass:
         unseen = bool(node.meta.get(OFF)) or target in self.stopped
         others = [n for n in node.all_input_nodes if n not in targets]
         arriving = not node.meta.get(OFF) and any(self._is_live(n) for n in others)
-        live = bool(_storages(target) & self.live_storages)
+        live = bool(storages(target) & self.live_storages)
         self._check_versions(node, target)
         if arriving or not unseen and self._is_live(target):
             self._keep(node)
@@ -276,9 +268,9 @@ class _Pass:
         Tensor.data has versions of its own, and inference mode counts none; a backward would
         then use the new values. Any other such write is an error in torch's backward.
         """
-        storages = _storages(target)
+        shared = storages(target)
         unnoticed = target in self.through_data or node.meta.get(INFERENCE)
-        if storages & self.kept_data or unnoticed and storages & self.kept:
+        if shared & self.kept_data or unnoticed and shared & self.kept:
             how = "in inference mode" if node.meta.get(INFERENCE) else "beside or through .data"
             raise _refusal(node, f"{how} to what a backward may need", "use torch.no_grad()")
 
