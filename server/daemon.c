@@ -18,7 +18,6 @@
 #include "server/requests.h"
 #include "server/version.h"
 
-#define MAX_THREADS      1024
 #define GREETING_MS      30000 /* from connecting to attach */
 #define STALLED_MS       30000
 #define REQUESTS_PER_RUN 64
@@ -210,12 +209,6 @@ bool daemon_ended(const daemon_t *daemon) {
 
 /* ---- start and end ---- */
 
-/* The thread count is part of a plan's key and of its bits: make it a number once. */
-static int count_threads(const options_t *options) {
-    int64_t threads = options->threads > 0 ? options->threads : machine_processors();
-    return threads < MAX_THREADS ? (int)threads : MAX_THREADS;
-}
-
 static gradd_status_t open_signals(int *out_fd) {
     sigset_t set;
     sigemptyset(&set);
@@ -259,7 +252,8 @@ static gradd_status_t start(daemon_t *daemon) {
     GRADD_TRY(watch(daemon, daemon->signals, ON_SIGNAL, 0));
     GRADD_TRY(queue_create(&daemon->queue));
     GRADD_TRY(watch(daemon, queue_fd(daemon->queue), ON_QUEUE, 0));
-    daemon->worker = (worker_t){.threads = count_threads(daemon->options)};
+    /* Part of a plan's key and of its bits: made a number once. */
+    daemon->worker = (worker_t){.threads = machine_threads(daemon->options->threads)};
     worker_limit_memory(&daemon->worker, daemon->options->memory_mib << 20);
     gradd_set_compile_limit(daemon->options->compile_ms);
     return open_sockets(daemon);

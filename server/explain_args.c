@@ -165,7 +165,7 @@ static const char model_help[] =
     "  --train all|A,B    inputs whose gradient is wanted; all = every float input of fixed size\n"
     "  --out A,B          outputs wanted (default: the loss when training, else all)\n"
     "  --grad A           outputs whose gradient may arrive (default: the first wanted float)\n"
-    "  --threads N        threads of the plan\n"
+    "  --threads N        threads of the plan (default: as a daemon started here)\n"
     "  --json             one JSON object\n";
 
 void explain_args_usage(FILE *out) {

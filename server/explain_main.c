@@ -1,5 +1,7 @@
 /* Entry of `gradd explain` and `gradd estimate`: arguments, then the command. See explain.h. */
 #include "server/explain.h"
+#include "server/machine.h"
+#include "server/options.h"
 
 enum { DONE, FAILED, USAGE, NONE }; /* exit codes, as in main.c */
 
@@ -9,10 +11,23 @@ static int failed(const char *command, gradd_status_t status) {
     return FAILED;
 }
 
+/* What is planned here is what a daemon started here would plan: with as many threads. */
+static gradd_status_t settle_threads(explain_args_t *args) {
+    char *serve[] = {"gradd", "serve"};
+    options_t daemon;
+    if (args->threads > 0) return GRADD_OK;
+    GRADD_TRY(options_parse(2, serve, &daemon));
+    if (daemon.threads == 0) machine_unpin();
+    args->threads = machine_threads(daemon.threads);
+    return GRADD_OK;
+}
+
 /* Wrong arguments are the user's, whatever the code says. */
 static int parse(const char *command, int argc, char **argv, explain_args_t *args,
                  void (*usage)(FILE *out)) {
-    if (explain_args_parse(argc, argv, args) == GRADD_OK) return DONE;
+    gradd_status_t status = explain_args_parse(argc, argv, args);
+    if (status == GRADD_OK) status = settle_threads(args);
+    if (status == GRADD_OK) return DONE;
     fprintf(stderr, "gradd %s: %s\n", command, gradd_error_message());
     usage(stderr);
     return USAGE;

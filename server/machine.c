@@ -13,6 +13,7 @@
 #include <string.h>
 
 #define MAX_PROCESSORS 8192 /* the most that Linux is built for */
+#define MAX_THREADS    1024
 #define PATH_BYTES     4096
 
 /* ---- files ---- */
@@ -171,4 +172,9 @@ void machine_unpin(void) {
     memset(set, 0xff, bytes); /* the kernel takes those that exist and are allowed */
     sched_setaffinity(0, bytes, set);
     CPU_FREE(set);
+}
+
+int machine_threads(int64_t wanted) {
+    int64_t threads = wanted > 0 ? wanted : machine_processors();
+    return threads < MAX_THREADS ? (int)threads : MAX_THREADS;
 }

@@ -20,5 +20,7 @@ int64_t machine_memory_left(const char *root);
 int machine_processors(void);
 /* Lets it use all that the control group allows, whatever mask it has inherited. */
 void machine_unpin(void);
+/* Threads of a daemon that was asked for `wanted`; 0 = one per processor. At least 1. */
+int machine_threads(int64_t wanted);
 
 #endif

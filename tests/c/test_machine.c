@@ -158,4 +158,7 @@ TEST(an_inherited_mask_can_be_left) {
     CHECK_EQ_INT(machine_processors(), 1);
     machine_unpin();
     CHECK_EQ_INT(machine_processors(), all);
+    CHECK_EQ_INT(machine_threads(0), all);
+    CHECK_EQ_INT(machine_threads(3), 3);
+    CHECK_EQ_INT(machine_threads(INT64_MAX), 1024);
 }

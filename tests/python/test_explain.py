@@ -284,6 +284,11 @@ def test_model_and_command_line_agree(daemon: Any, tmp_path: Path) -> None:
     trained = ",".join(n for n, p in model.named_parameters())
     file = explained(path, *sizes, "--train", trained, "--out", "loss")
     assert file["rows"] == mine["rows"]
+    pinned = {"OMP_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "1"}  # a trainer's, not the plan's
+    plain, inherited = (
+        json.loads(command("explain", path, *sizes, "--json", **env)) for env in ({}, pinned)
+    )
+    assert plain["rows"] == inherited["rows"] and plain["threads"] == inherited["threads"] == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
