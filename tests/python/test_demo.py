@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 
-@pytest.mark.quick
 def test_corpus_and_tokenizer_need_no_network_and_repeat() -> None:
     from optimum.gradd import demo_data
 

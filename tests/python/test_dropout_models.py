@@ -154,7 +154,6 @@ def test_losses_and_gradients_are_distributed_as_torchs(family: str) -> None:
     assert sum(d > SIGMAS for d in other.values()) >= 3, "another rate went unnoticed"
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("family", list(RATES))
 def test_masks_do_not_depend_on_recognition_or_threads(family: str) -> None:
     ours = Ours(family, 0.3)

@@ -135,7 +135,6 @@ def test_regular_package_serves_our_trainer(regular_package: Path) -> None:
     assert out == "optimum.gradd.training_args 1"
 
 
-@pytest.mark.quick
 def test_eager_trainer_of_an_old_release_gives_way(tmp_path: Path) -> None:
     package = tmp_path / "optimum" / "onnxruntime"
     package.mkdir(parents=True)

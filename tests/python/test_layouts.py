@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gradd import ORTModule
 from gradd.export import CaptureError
 
-pytestmark = [pytest.mark.usefixtures("shared_daemon"), pytest.mark.quick]
+pytestmark = pytest.mark.usefixtures("shared_daemon")
 
 
 class Asks(nn.Module):
@@ -61,6 +61,7 @@ def test_another_layout_is_another_capture(question: str, first: str) -> None:
     assert loose.gradd_stats()["fallbacks"] == {"memory_layout": 2}
 
 
+@pytest.mark.quick
 def test_nobody_asks() -> None:
     model = ORTModule(Asks(lambda x: x.contiguous().mean()), strict=True)
     for x in LAYOUTS.values():
