@@ -93,6 +93,9 @@ def run_nightly(build: Path, file: Path, chosen: list[str]) -> int:
     os.environ["GRADD_NIGHTLY"] = "1"
     kept = dict(re.findall(r"^(?! )(\S+): (.*(?:\n  .*)*)", read_or_nothing(file), re.MULTILINE))
     known = nightly_files()
+    if unknown := sorted(set(chosen) - set(known)):
+        print(f"no file of long tests: {', '.join(unknown)}; there are:", *known, sep="\n  ")
+        return 2
     passed = failed = 0
     for tests in chosen or known:
         start = time.monotonic()

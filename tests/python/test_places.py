@@ -61,6 +61,21 @@ def test_nodes_and_errors_keep_their_lines(tmp_path: Path, name: str) -> None:
     assert f"{file}:{LINE + 1}" in str(error.value)
 
 
+class Measured(torch.nn.Module):
+    def forward(self, x: torch.Tensor, check: bool | None = None) -> torch.Tensor:
+        return torch.distributions.Normal(x, 1.0, validate_args=check).log_prob(x).sum()
+
+
+def test_errors_inside_torch_name_its_layers() -> None:
+    """No line of the user's: that of torch.nn, never code that torch evaluates ("<string>")."""
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(4, momentum=None))
+    with pytest.raises(export.CaptureError, match=r"forward\(\) @ .*batchnorm\.py:\d+: Python"):
+        export.capture(module, (torch.randn(2, 4),), {})
+    with pytest.raises(export.CaptureError, match="pass validate_args=False"):
+        export.capture(Measured(), (torch.randn(2, 4),), {})
+    assert export.capture(Measured(), (torch.randn(2, 4), False), {}).sources
+
+
 PROGRAM = """
 import net, torch
 from gradd import export

@@ -11,6 +11,7 @@ import os
 import re
 import traceback
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 import sympy
@@ -23,6 +24,7 @@ def _folder(file: str) -> str:
     return os.path.join(os.path.dirname(os.path.realpath(file)), "")
 
 
+_TORCH_NN = _folder(torch.nn.modules.__file__)
 _OURS = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _INSIDE = (_folder(torch.__file__), _folder(sympy.__file__), os.path.join(_OURS, ""))
 
@@ -34,13 +36,29 @@ def is_users(filename: str) -> bool:
 
 
 def user_line(errors: Iterable[BaseException]) -> str:
-    """The innermost of the user's frames: where the module did what cannot be traced."""
-    best = "in forward()"
+    """The innermost of the user's frames, else of torch.nn's: what could not be traced."""
+    best, of_torch = "", "in forward()"
     for cause in errors:
-        for frame in traceback.extract_tb(cause.__traceback__):
-            if is_users(frame.filename):
-                best = f"{frame.name}() @ {frame.filename}:{frame.lineno}"
-    return best
+        for frame, line in traceback.walk_tb(cause.__traceback__):
+            code = frame.f_code
+            if is_users(code.co_filename) and not _is_made(frame):
+                best = f"{code.co_name}() @ {code.co_filename}:{line}"
+            elif code.co_filename.startswith(_TORCH_NN):
+                of_torch = f"{code.co_name}() @ {code.co_filename}:{line}"
+    return best or of_torch
+
+
+def _is_made(frame: FrameType) -> bool:
+    """Code of no file ("<string>") that belongs to no program: what sympy and torch evaluate."""
+    nowhere = frame.f_code.co_filename.startswith("<")
+    return nowhere and frame.f_globals.get("__name__") != "__main__"
+
+
+def passes(errors: Iterable[BaseException], package: str) -> bool:
+    """True if an error came through code of the package whose `__file__` is given."""
+    folder = os.path.dirname(package)
+    tracebacks = (traceback.walk_tb(e.__traceback__) for e in errors)
+    return any(f.f_code.co_filename.startswith(folder) for t in tracebacks for f, _ in t)
 
 
 def source_of(node: Any) -> str | None:

@@ -247,10 +247,12 @@ def _explain(err: BaseException, module: torch.nn.Module) -> CaptureError:
     where = places.user_line(_chain(err))
     first = text.strip().splitlines()[0][:300]
     if any("DataDependent" in type(c).__name__ for c in _chain(err)) or "data-dependent" in text:
+        instead = "use torch.where, torch.cond or move the decision out of forward()"
+        if places.passes(_chain(err), torch.distributions.__file__):
+            instead = "torch.distributions checks its arguments: pass validate_args=False"
         return CaptureError(
             "data_dependent_control_flow",
-            f"{where}: Python code depends on the value of a tensor ({first}); use torch.where, "
-            "torch.cond or move the decision out of forward()",
+            f"{where}: Python code depends on the value of a tensor ({first}); {instead}",
         )
     return CaptureError("export_failed", f"{where}: {first}")
 
