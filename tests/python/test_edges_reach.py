@@ -76,6 +76,7 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 def test_every_translation_is_in_the_table(reached):
     for row in TABLE.values():
         for decomposed in (False, True):

@@ -24,10 +24,10 @@ def _key(*args, **kwargs):
     return export.schema_key(nn.Identity(), args, kwargs)
 
 
-def test_sizes_and_keyword_order_do_not_matter():
+def test_sizes_do_not_matter_but_order_does():
     a, b = torch.zeros(2, 3), torch.zeros(7, 1)
     assert _key(a) == _key(b)
-    assert _key(x=a, y=b) == _key(y=b, x=a)
+    assert _key(x=a, y=b) == _key(x=b, y=a) != _key(y=b, x=a)
     assert hash(_key([a, {"k": b}])) == hash(_key([b, {"k": a}]))
 
 

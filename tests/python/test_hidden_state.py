@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import collections
+import copy
 import functools
 import io
 import itertools
@@ -112,6 +113,8 @@ ITERATORS = {
     "cycle": (lambda: itertools.cycle([1, 2, 3]), next),
     "chain": (lambda: itertools.chain(range(1, 9), range(9)), next),
     "a list's": (lambda: iter([1.0, 2.0, 3.0, 4.0, 5.0]), next),
+    "reversed range": (lambda: reversed(range(9)), next),
+    "looped range": (lambda: iter(range(1, 9)), _loop),
     "reversed": (lambda: reversed([1.0, 2.0, 3.0, 4.0, 5.0]), next),
     "zip": (lambda: zip([1, 2, 3, 4, 5], [5, 4, 3, 2, 1], strict=True), lambda s: next(s)[1]),
     "map": (lambda: map(float, range(9)), next),
@@ -339,3 +342,29 @@ def test_lazy_modules_run_in_torch_until_they_have_a_size() -> None:
         module(torch.ones(2, 3)).sum().backward()
     assert module.gradd_stats()["fallbacks"] == {"unsupported_parameter": 1}
     assert module.gradd_stats()["captures"] == 1
+
+
+REVERSED = {
+    "range": lambda x: sum(x[:, i] * i for i in reversed(range(2))),
+    "list": lambda x: sum(x[:, i] * i for i in reversed([0, 1])),
+    "nested": lambda x: sum(x[:, i] * j for i in reversed(range(2)) for j in reversed(range(3))),
+}
+
+
+class Loops(nn.Module):
+    """A layer whose result is scaled with what a loop gives."""
+
+    def __init__(self, loop: Callable) -> None:
+        super().__init__()
+        self.layer, self.loop = nn.Linear(2, 1), loop
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.loop(x).sum()
+
+
+@pytest.mark.parametrize("name", REVERSED)
+def test_iterators_of_the_call_itself_are_free(name: str) -> None:
+    eager = Loops(REVERSED[name])
+    x = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
+    ours = ORTModule(copy.deepcopy(eager), strict=True)(x)
+    torch.testing.assert_close(ours, eager(x))

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -74,6 +75,30 @@ def test_errors_inside_torch_name_its_layers() -> None:
     with pytest.raises(export.CaptureError, match="pass validate_args=False"):
         export.capture(Measured(), (torch.randn(2, 4),), {})
     assert export.capture(Measured(), (torch.randn(2, 4), False), {}).sources
+
+
+class Does(torch.nn.Module):
+    def __init__(self, what: Callable) -> None:
+        super().__init__()
+        self.layer, self.what = torch.nn.Linear(4, 4), what
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.what(self.layer, x)
+
+
+REFUSED = {
+    "masked_select": (lambda f, x: f(x).masked_select(x > 0), "depends on data"),
+    "nonzero": (lambda f, x: (f(x), f(x).nonzero())[1], "depends on data"),
+    "vmap": (lambda f, x: torch.vmap(f)(x), "func_transform: .*torch.vmap"),
+    "jvp": (lambda f, x: torch.func.jvp(f, (x,), (x,))[1], "func_transform: .*forward-mode"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_reasons_name_what_a_graph_cannot_hold(name: str) -> None:
+    does, reason = REFUSED[name]
+    with pytest.raises(export.CaptureError, match=reason):
+        export.capture(Does(does), (torch.randn(2, 4),), {})
 
 
 PROGRAM = """

@@ -28,7 +28,8 @@ import torch
 from gradd import checktimes, errors, heap, options, protocol, schema, transforms, watch
 from gradd.changes import watch_optimizers
 from gradd.client import Client, get_client
-from gradd.fallback import DeviceError, Fallback, SelfCheckError
+from gradd.export.identity import Same
+from gradd.fallback import MANY_CAPTURES, DeviceError, Fallback, SelfCheckError
 from gradd.function import Call, Step
 from gradd.graphs import Graph, Plan, type_of
 from gradd.otherdata import Data
@@ -45,7 +46,6 @@ logger = logging.getLogger("gradd")
 _KEPT_FORMS = 32  # forms of calls (structure, modes, attributes) whose captures are kept
 _KEPT_READS = 8  # captures of one form that differ in what forward() read from outside
 _KEPT_SIZES = 32  # captures of one form that differ in the sizes they hold for
-_MANY_CAPTURES = 16
 _MANY_CHANGES = 16  # of one place that forward() reads, until its calls run in PyTorch
 
 
@@ -155,12 +155,23 @@ class Bridge:
             return types.MethodType(found, self.module)
         return self._forward
 
+    def _ordered(self, kwargs: dict) -> dict:
+        """Keyword arguments in the order of their names, where forward() cannot see another."""
+        if len(kwargs) < 2:
+            return kwargs
+        forward = type(self.module).forward if self._of_class else self._forward
+        code = getattr(forward or self.module.forward, "__code__", None)
+        if code is None or code.co_flags & inspect.CO_VARKEYWORDS:
+            return kwargs
+        return {name: kwargs[name] for name in sorted(kwargs)}
+
     # ---- the call ----
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What `forward(*args, **kwargs)` returns, computed by the daemon."""
         if self._disabled:
             return self._eager(*args, **kwargs)
+        kwargs = self._ordered(kwargs)
         transforms.check_nested(self.module)
         if self._failed is not None:
             return self._in_torch(self._failed, None, args, kwargs)
@@ -262,6 +273,8 @@ class Bridge:
         self._outside_changed(graphs, outdated)
         graph = self._capture_of(key, leaves, args, kwargs)
         heap.trim()
+        if not graphs:
+            self._fallback.captured(key)
         graphs.append(graph)
         self._graphs[key] = graphs
         after = self._key(args, kwargs)
@@ -295,7 +308,7 @@ class Bridge:
     def _capture_of(self, key: tuple, leaves: list, args: tuple, kwargs: dict) -> Graph:
         """A new capture, unless one with such strides was refused before."""
         from gradd.export import CaptureError
-        from gradd.export.guards.check import layouts
+        from gradd.export.guards.arguments import layouts
         from gradd.export.keys import unfilled
 
         call = (key, layouts(leaves))
@@ -340,13 +353,14 @@ class Bridge:
 
     def _forget_captures(self, newest: list[Graph]) -> None:
         """Something that changes in every call must not fill the memory, nor stay unsaid."""
-        if self.counts["captures"] == _MANY_CAPTURES:
+        if self.counts["captures"] == MANY_CAPTURES:
             logger.warning(
                 "%s has been captured %d times: its calls differ in what forward() may read, such "
                 "as attributes of the module or numbers among the arguments; each capture costs "
-                "seconds. Pass what changes as a tensor, or keep it outside of the module",
+                "seconds, and without strict=True most calls with new ones now run in PyTorch "
+                "(many_captures). Pass what changes as a tensor, or keep it outside of the module",
                 type(self.module).__name__,
-                _MANY_CAPTURES,
+                MANY_CAPTURES,
             )
         while len(newest) > _KEPT_SIZES:
             newest.pop(0).drop()
@@ -414,7 +428,8 @@ class Bridge:
         if self._checks is not None:
             kind = self._checks.due(graph, wish)
             if kind is not None:
-                self._checks.run(self, graph, wish, kind, Data(args, kwargs, leaves))
+                data = Data(args, kwargs, leaves, Same(self.module, leaves))
+                self._checks.run(self, graph, wish, kind, data)
                 binding, bound = graph.bind(self.state)
         run = self._run(graph, binding, bound, inputs, *wish.of_plan())
         call = Call(run, wish.real, wish.differentiable)
@@ -493,6 +508,7 @@ class Bridge:
             raise errors.UnsupportedError("GRADD_DISABLE is set: nothing runs in the daemon")
         if self._failed is not None:
             raise self._failed
+        kwargs = self._ordered(kwargs)
         leaves, _, _ = schema.flatten_inputs(args, kwargs)
         with self.client.lock:
             key = self._key(args, kwargs)

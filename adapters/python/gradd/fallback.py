@@ -45,6 +45,7 @@ _WRITES = 3
 # A capture that fails costs seconds, and an attribute that changes in every step asks for one.
 _TRIES = 8
 _LONGEST = 1024  # calls
+MANY_CAPTURES = 16  # of one form with other attributes or numbers, until the next has to wait
 _WRITING = ("attribute_written", "outside_written")
 
 
@@ -78,16 +79,17 @@ def policy_from_environment() -> FallbackPolicy:
 
 
 class _Tries:
-    """Captures of one form of call that failed, each with other attributes of the module."""
+    """Captures of one form of call, each with other attributes of the module or other numbers."""
 
-    def __init__(self) -> None:
-        self.failed = self.wait = 0
+    def __init__(self, free: int) -> None:
+        self.made = self.wait = 0
+        self.free = free
         self.reason = ""
 
     def add(self, reason: str) -> None:
-        """Another one: after some, the next is made after twice as many calls as the last."""
-        self.failed, self.reason = self.failed + 1, reason
-        self.wait = min(2 ** (self.failed - _TRIES), _LONGEST) if self.failed >= _TRIES else 0
+        """Another one: after `free`, the next is made after twice as many calls as the last."""
+        self.made, self.reason = self.made + 1, reason
+        self.wait = min(2 ** (self.made - self.free), _LONGEST) if self.made >= self.free else 0
 
     def postponed(self) -> str | None:
         """The last reason, if a call is not to be tried now."""
@@ -109,7 +111,8 @@ class Fallback:
         self.retry = bool(options.get("ORTMODULE_FALLBACK_RETRY"))
         self.counts: Counter[str] = Counter()
         self._decided: dict[Any, str] = {}
-        self._tries: dict[Any, _Tries] = {}
+        self._failed: dict[Any, _Tries] = {}
+        self._captured: dict[Any, _Tries] = {}
         self._said: set[tuple[str, str]] = set()
         self._writes: Counter[Any] = Counter()  # by form of the call and reason, see _WRITES
 
@@ -125,8 +128,20 @@ class Fallback:
 
     def postponed(self, key: Any) -> str | None:
         """Reason for which a call that needs a capture is not to be tried now."""
-        tries = self._tries.get(_form(key)[0]) if self._tries and not self.retry else None
-        return tries and tries.postponed()
+        if self.retry or not (self._failed or self._captured):
+            return None
+        form = _loose_form(key)
+        known = (table.get(form) for table in (self._failed, self._captured))
+        return next((reason for t in known if t and (reason := t.postponed())), None)
+
+    def captured(self, key: Any) -> None:
+        """A call was captured whose attributes and numbers were new: that must not go on for ever.
+
+        Where nothing may run in PyTorch, it does.
+        """
+        if not self.strict and self.policy & FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL:
+            tries = self._captured.setdefault(_loose_form(key), _Tries(MANY_CAPTURES))
+            tries.add("many_captures")
 
     def decide(self, error: Exception) -> str:
         """The reason under which `error` falls back; raises the error where it may not."""
@@ -145,7 +160,7 @@ class Fallback:
             self._writes[_form(key), reason] += 1
         if reason not in ("outside_written", "memory_layout"):  # the bridge knows these better
             self._decided[key] = reason
-            self._tries.setdefault(_form(key)[0], _Tries()).add(reason)
+            self._failed.setdefault(_loose_form(key), _Tries(_TRIES)).add(reason)
 
     def count(self, reason: str, detail: str = "") -> bool:
         """Counts one call in PyTorch; True if this reason has not been reported yet.
@@ -179,6 +194,15 @@ def _form(key: Any) -> Any:
 
     capture_key, version = key
     return form_of(capture_key), version
+
+
+def _loose_form(key: Any) -> Any:
+    """The same without the values of numbers and strings among the arguments."""
+    from gradd.export import form_of
+
+    (structure, leaves, same), *rest = form_of(key[0])
+    kinds = tuple(leaf[0] if isinstance(leaf[0], type) else leaf for leaf in leaves)
+    return (structure, kinds, same, *rest)
 
 
 def classify(error: Exception) -> tuple[FallbackPolicy, str]:

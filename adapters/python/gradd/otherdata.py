@@ -15,6 +15,7 @@ import torch
 
 from gradd import schema
 from gradd.export import Capture, check_dynamic
+from gradd.export.identity import Same, like
 
 _SETS = 10  # of rows, at most
 _MOVED = 10  # sets of other numbers
@@ -23,33 +24,33 @@ _SHIFT = 2.0**-8  # relative
 
 @dataclass(frozen=True)
 class Data:
-    """The arguments of a call, and their leaves."""
+    """The arguments of a call, their leaves, and which of these are one tensor."""
 
     args: tuple
     kwargs: dict
     leaves: list
-
-    @staticmethod
-    def of(args: tuple, kwargs: dict) -> Data:
-        """A call as the user made it."""
-        return Data(args, kwargs, schema.flatten_inputs(args, kwargs)[0])
+    same: Same
 
     def replaced(self, new: dict[int, torch.Tensor]) -> Data:
         """The same with other tensors at some leaves, which ask for gradients as before."""
         leaves = list(self.leaves)
         for i, tensor in new.items():
             wants = leaves[i].requires_grad
-            leaves[i] = tensor.detach().requires_grad_(wants)
+            leaves[i] = like(tensor.detach().requires_grad_(wants), leaves[i])
+        self.same.follow(leaves)
         args, kwargs = schema.unflatten_inputs(self.args, self.kwargs, leaves)
-        return Data(args, kwargs, leaves)
+        return Data(args, kwargs, leaves, self.same)
 
 
 def rows(data: Data) -> tuple[int, list[int]]:
     """Size of the first axis that all tensors with axes share, and their leaves; (0, []) if none.
 
-    A table beside the batch that has another length, such as position numbers, is left alone.
+    A table beside the batch that has another length, such as position numbers, is left alone, and
+    so is what belongs to the module.
     """
-    with_axes = [i for i, x in enumerate(data.leaves) if torch.is_tensor(x) and x.dim()]
+    own = data.same.own()
+    tensors = ((i, x) for i, x in enumerate(data.leaves) if torch.is_tensor(x) and i not in own)
+    with_axes = [i for i, x in tensors if x.dim()]
     sizes = [data.leaves[i].shape[0] for i in with_axes]
     if not sizes or len(set(sizes)) > 1:
         return 0, []
@@ -83,7 +84,9 @@ def others(data: Data) -> Iterator[tuple[frozenset[int], Data]]:
             index = (torch.arange(n) % k + start) % n
             tiled = {i: data.leaves[i].detach()[index] for i in leaves}
             yield frozenset(index.tolist()), data.replaced(tiled)
-    tensors = {i: x.detach() for i, x in enumerate(data.leaves) if torch.is_tensor(x)}
+    own = data.same.own()
+    given = {i: x for i, x in enumerate(data.leaves) if torch.is_tensor(x) and i not in own}
+    tensors = {i: x.detach() for i, x in given.items()}
     for j in range(_MOVED):
         # Whole numbers move along their axis; a model that sees a row as a set would see the same.
         new = {i: _other(x, j, n >= 2) for i, x in tensors.items()}

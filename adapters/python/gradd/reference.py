@@ -18,6 +18,7 @@ import torch
 from gradd import schema
 from gradd.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Key
 from gradd.export.functions import custom_functions, leaves_of
+from gradd.export.identity import like
 from gradd.export.spec import CaptureError
 from gradd.graphs import Graph
 from gradd.otherdata import Data
@@ -91,8 +92,12 @@ class Reference:
 
         with torch.inference_mode(False), torch.no_grad():
             parameters = self._parameters()
-            buffers = {n: self._cast(t.detach().clone()) for n, t in self.module.named_buffers()}
+            buffers = {
+                n: like(self._cast(t.detach().clone()), t) for n, t in self.module.named_buffers()
+            }
             leaves = [self._argument(x) for x in data.leaves]
+            own = {name: known for table in (parameters, buffers) for name, known in table.items()}
+            data.same.fill(leaves, own)
         known = {n: (t, t._version) for n, t in buffers.items()}
         args, kwargs = schema.unflatten_inputs(data.args, data.kwargs, leaves)
         precise = self.dtype and Precise(parameters.values(), self.dtype)
@@ -126,14 +131,15 @@ class Reference:
         """Leaves that share the memory of the parameters, by their names."""
         found: dict[str, torch.Tensor] = {}
         for name, tensor in self.module.named_parameters():
-            found[name] = tensor.detach().requires_grad_(tensor.requires_grad and self.task.grad)
+            leaf = tensor.detach().requires_grad_(tensor.requires_grad and self.task.grad)
+            found[name] = like(leaf, tensor)
         return found
 
     def _argument(self, leaf: Any) -> Any:
         if not torch.is_tensor(leaf):
             return leaf
         copy = self._cast(leaf.detach().clone())
-        return copy.requires_grad_(leaf.requires_grad and self.task.grad)
+        return like(copy.requires_grad_(leaf.requires_grad and self.task.grad), leaf)
 
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.dtype is None or not tensor.is_floating_point():
@@ -222,8 +228,9 @@ class Reference:
         for name, tensor in parameters.items():
             wanted.setdefault(id(tensor), (tensor, (GRADIENT, name)))
         for name, spec in self.graph.specs.items():
-            if torch.is_tensor(leaves[spec.leaf]):
-                wanted[id(leaves[spec.leaf])] = leaves[spec.leaf], (INPUT, name)
+            leaf = leaves[spec.leaf]
+            if torch.is_tensor(leaf):
+                wanted.setdefault(id(leaf), (leaf, (INPUT, name)))
         wanted = {i: (t, key) for i, (t, key) in wanted.items() if t.requires_grad}
         taken: set[int] = set()
 

@@ -2,13 +2,14 @@
 
 flatten_inputs() is used in every forward, so it is a plain recursive walk without torch's
 pytree registry. A leaf is whatever is not a list, tuple or mapping; tensors are leaves, and so
-are None, numbers and strings. Keyword arguments are walked in sorted order: f(a=1, b=2) and
-f(b=2, a=1) are the same call.
+are None, numbers and strings. Keyword arguments are walked in the order of the call, which a
+forward(**kwargs) sees: f(a=1, b=2) and f(b=2, a=1) are two forms of call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ def _walk(value: Any, path: str, leaves: list, paths: list) -> Hashable:
         keys = list(value)
         return (
             type(value),
-            tuple(keys),
+            tuple(k if type(k) is str else (type(k), repr(k)) for k in keys),
             tuple(_walk(value[k], f"{path}_{k}", leaves, paths) for k in keys),
         )
     if isinstance(value, (list, tuple)):
@@ -61,8 +62,8 @@ def flatten_inputs(args: tuple, kwargs: dict) -> tuple[list, Hashable, list[str]
     structure: list = [len(args)]
     for i, value in enumerate(args):
         structure.append(_walk(value, str(i), leaves, paths))
-    for name in sorted(kwargs):
-        structure.append((name, _walk(kwargs[name], name, leaves, paths)))
+    for name, value in kwargs.items():
+        structure.append((name, _walk(value, name, leaves, paths)))
     return leaves, tuple(structure), paths
 
 
@@ -70,8 +71,30 @@ def unflatten_inputs(args: tuple, kwargs: dict, leaves: list) -> tuple[tuple, di
     """Rebuilds (args, kwargs) of the same structure with other leaves."""
     it = iter(leaves)
     new_args = tuple(_rebuild(a, it) for a in args)
-    rebuilt = {name: _rebuild(kwargs[name], it) for name in sorted(kwargs)}
-    return new_args, {name: rebuilt[name] for name in kwargs}
+    return new_args, {name: _rebuild(value, it) for name, value in kwargs.items()}
+
+
+def same_tensors(
+    leaves: Iterable[Any], own: Mapping[int, str]
+) -> tuple[tuple[int, int | str], ...]:
+    """Leaves that are a tensor known already: () unless forward() could tell with `is`.
+
+    Args:
+        leaves: The leaves of a call.
+        own: Names of the module's parameters and buffers by id.
+
+    Returns:
+        Number of a leaf -> number of the first leaf that is the same tensor, or a name from `own`.
+    """
+    ids = [id(x) if isinstance(x, torch.Tensor) else None for x in leaves]
+    known = [i for i in ids if i is not None]
+    if len(set(known)) == len(known) and own.keys().isdisjoint(known):
+        return ()
+    found: list[tuple[int, int | str]] = []
+    for number, key in enumerate(ids):
+        if key is not None and (key in own or ids.index(key) < number):
+            found.append((number, own.get(key, ids.index(key))))
+    return tuple(found)
 
 
 def _rebuild(value: Any, it: Any) -> Any:
@@ -116,12 +139,16 @@ def _leaf_key(leaf: Any, path: str) -> Hashable:
     if isinstance(leaf, torch.Tensor):
         if type(leaf) is not torch.Tensor and not _is_taken(type(leaf)):
             raise kinds.refusal(f"argument {path!r}", type(leaf))
-        return (leaf.dtype, leaf.dim(), leaf.requires_grad, leaf.device.type)
+        form = (leaf.dtype, leaf.dim(), leaf.requires_grad, leaf.device.type)
+        if leaf.layout is torch.strided and not leaf.is_nested and type(leaf) is torch.Tensor:
+            return form
+        return (*form, leaf.layout, leaf.is_nested, isinstance(leaf, torch.nn.Parameter))
     if is_tensor_leaf(leaf, path):
         # Same key as the 0-d tensor that as_tensor_leaf() makes of it.
         return (torch.int64 if isinstance(leaf, int) else torch.float32, 0, False, "cpu")
     if isinstance(leaf, CONSTANTS):
-        return (type(leaf), leaf)
+        # repr() tells 0.0 from -0.0, and NaN equals itself.
+        return (type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf)
     from gradd.export.spec import CaptureError  # that package imports this module
 
     raise CaptureError(
@@ -131,10 +158,16 @@ def _leaf_key(leaf: Any, path: str) -> Hashable:
     )
 
 
-def schema_key(module: torch.nn.Module, args: tuple, kwargs: dict) -> Hashable:
+def schema_key(
+    module: torch.nn.Module,
+    args: tuple,
+    kwargs: dict,
+    own: Mapping[int, str] = MappingProxyType({}),
+) -> Hashable:
     """Key of a call's form: structure, dtypes, ranks, constants, which inputs need a gradient.
 
-    Sizes are not part of it. Costs a few microseconds per leaf; called in every forward.
+    Which arguments are one tensor, or one of `own` (see same_tensors()), is part of it; sizes are
+    not. Costs a few microseconds per leaf; called in every forward.
 
     Raises:
         CaptureError: "unsupported_input_type" for an argument that is neither a tensor nor a
@@ -142,4 +175,5 @@ def schema_key(module: torch.nn.Module, args: tuple, kwargs: dict) -> Hashable:
     """
     del module  # same signature as capture_key(); the module's own state is in that key
     leaves, structure, paths = flatten_inputs(args, kwargs)
-    return (structure, tuple(_leaf_key(leaf, p) for leaf, p in zip(leaves, paths, strict=True)))
+    forms = tuple(_leaf_key(leaf, p) for leaf, p in zip(leaves, paths, strict=True))
+    return (structure, forms, same_tensors(leaves, own))

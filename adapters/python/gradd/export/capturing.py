@@ -32,7 +32,7 @@ from gradd.export import (
     trace,
     translate,
 )
-from gradd.export.guards.check import layouts
+from gradd.export.guards.arguments import layouts
 from gradd.export.spec import Capture, CaptureError, SharedSpec
 
 _lock = threading.RLock()
@@ -128,6 +128,12 @@ def _prepare(step: Callable[[Any], None], program: Any) -> None:
     except CaptureError:
         raise
     except Exception as error:  # torch.fx itself fails on some graphs with sizes that data decide
+        place = fx.sized_by_data(program)
+        if place is not None:
+            text = (
+                f"{place}: the number of results depends on data that is not known before the run"
+            )
+            raise CaptureError("unsupported_operator", text) from error
         text = f"the traced graph cannot be rewritten: {type(error).__name__}: {error}"
         raise CaptureError("export_failed", text) from error
 

@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from gradd.export import indices, types, writes
 from gradd.export.nodes import DETACH, OFF, is_float, is_mutable, rename_outputs, replace, stop
+from gradd.export.places import place_of
+from gradd.export.spec import CaptureError
 
 _ASSERTIONS = {
     "aten::_assert_tensor_metadata",
@@ -25,6 +28,7 @@ _ASSERTIONS = {
     "aten::sym_constrain_range",
     "aten::sym_constrain_range_for_size",
 }
+_TRANSFORMS = frozenset({"_add_batch_dim", "_remove_batch_dim", "_wrap_for_grad"})
 
 
 def inline(program: Any) -> None:
@@ -34,10 +38,32 @@ def inline(program: Any) -> None:
             _inline_grad_regions(module, program.graph_signature)
 
 
+def sized_by_data(program: Any) -> str | None:
+    """The place in the user's code of a result whose size only a run tells; None if none is so."""
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and free_unbacked_symbols(value.shape):
+            return place_of(node)
+    return None
+
+
+def _refuse_transforms(graph: torch.fx.Graph) -> None:
+    """torch.vmap(), jvp() and their like leave the steps of their stack in the graph."""
+    for node in graph.nodes:
+        name = getattr(node.target, "__name__", "")
+        if node.op == "call_function" and (name in _TRANSFORMS or "_make_dual" in name):
+            raise CaptureError(
+                "func_transform",
+                f"{place_of(node)}: forward() transforms a function ({name}: torch.vmap, "
+                "torch.func or forward-mode derivatives), which a graph cannot hold",
+            )
+
+
 def prepare(program: Any) -> None:
     """Rewrites an inlined ExportedProgram in place: StopGradient explicit, assertions removed."""
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
+            _refuse_transforms(module.graph)
             _drop_assertions(module.graph)
             _copy_attention(module.graph)
             types.make_explicit(module.graph, program.graph_signature)

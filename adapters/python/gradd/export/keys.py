@@ -100,6 +100,7 @@ class _ModulePart:
         configs = _configs(module)
         freezer = Freezer(own_tensors(module))
         self.binaries = Binaries(module, before and before.binaries)
+        self.own = own_names(module)
         hooks = tuple(len(table) for table in _GLOBAL_HOOKS)
         state = (*_state_key(module), self.binaries.names, hooks)
         self.key = ModuleKey(_module_key(module, configs, freezer, state), module.training)
@@ -247,8 +248,15 @@ def capture_key(module: torch.nn.Module, args: tuple, kwargs: dict) -> Hashable:
     Raises:
         CaptureError: "unsupported_input_type", as schema_key().
     """
-    call = schema.schema_key(module, args, kwargs)
-    return (call, module_key(module), autocast.state())
+    part = _part(module)
+    call = schema.schema_key(module, args, kwargs, part.own)
+    return (call, part.key, autocast.state())
+
+
+def own_names(module: torch.nn.Module) -> dict[int, str]:
+    """Id of every parameter and buffer -> its first name."""
+    named = (*module.named_parameters(), *module.named_buffers())
+    return {id(tensor): name for name, tensor in named}
 
 
 def changed_attributes(before: Hashable, after: Hashable) -> set[tuple[str, str]] | None:

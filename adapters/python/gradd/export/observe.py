@@ -19,10 +19,12 @@ import torch
 
 from gradd import schema
 from gradd.export import autocast, refuse, results, shared
-from gradd.export.guards.check import Guards, describe, layouts
+from gradd.export.guards.arguments import Asked, layouts
+from gradd.export.guards.check import Guards, describe
 from gradd.export.guards.outside import Outside
 from gradd.export.guards.reads import Abandoned
 from gradd.export.guards.watch import Disturbed, Watch
+from gradd.export.identity import Same, standing
 from gradd.export.naming import Call
 from gradd.export.spec import CaptureError
 from gradd.quiet import without_checkpoints
@@ -70,6 +72,7 @@ class Observation:
         outside: What forward() read from outside; None if it raised or was not run.
         used: Ids of the outside tensors that operators have read.
         layouts: How the call's tensors lie in memory, if forward() asks for such.
+        asked: What else it asks them.
         read: Attributes of the module that forward() read, see Watch.attributes_read().
         handed: The outputs beside what the caller has, see shared.py.
     """
@@ -81,6 +84,7 @@ class Observation:
     outside: Outside | None = None
     used: frozenset[int] = frozenset()
     layouts: tuple | None = None
+    asked: Asked | None = None
     read: frozenset[tuple[str, str]] | None = None
     handed: shared.Handed = field(default_factory=shared.Handed)
 
@@ -121,8 +125,9 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
     seen = Observation(gradients=gradients)
     with contextlib.ExitStack() as stack:
         with refuse.kept_state(call.module) as effects, _quiet(cast, gradients):
+            same = Same(call.module, schema.flatten_inputs(call.args, call.kwargs)[0])
             buffers = _Buffers(call.module)
-            args, kwargs = _own_arguments(call)
+            args, kwargs = _own_arguments(call, same)
             leaves, _, _ = schema.flatten_inputs(args, kwargs)
             watch = Watch(call, buffers.copies(), args, kwargs)
             stack.callback(watch.close)
@@ -147,6 +152,7 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
             seen.used = frozenset(watch.tensors.used)
             seen.read = watch.attributes_read()
             seen.layouts = _layouts(watch.asks_for_layouts(), call)
+            seen.asked = _asked(watch.asks_arguments(), call, leaves)
     return seen, asks
 
 
@@ -171,6 +177,24 @@ def _layouts(asked: frozenset[str], call: Call) -> tuple | None:
                 "x.contiguous()",
             )
     return layouts(leaves)
+
+
+def _asked(names: frozenset[str], call: Call, copies: list) -> Asked:
+    """What forward() asks the call's tensors.
+
+    Raises:
+        CaptureError: "outside_state": the copies with which it ran have answered otherwise.
+    """
+    given, _, _ = schema.flatten_inputs(call.args, call.kwargs)
+    asked = Asked(names, given)
+    name = asked.differ(copies)
+    if name is not None:
+        raise CaptureError(
+            "outside_state",
+            f"forward() reads .{name} of an argument, which a graph does not know: decide by it "
+            "outside of forward()",
+        )
+    return asked
 
 
 def _own_effect(effects: Callable[[], None]) -> CaptureError | None:
@@ -246,7 +270,7 @@ def guards(seen: Observation) -> Guards | None:
     """
     if seen.outside is None:
         return None
-    made = Guards(seen.outside.slots, seen.layouts, seen.read)
+    made = Guards(seen.outside.slots, seen.layouts, seen.asked, seen.read)
     if not made.holds():
         raise CaptureError(
             "outside_written",
@@ -263,15 +287,12 @@ def _gone(nothing: None) -> torch.Tensor:
     raise RuntimeError("forward() runs a backward of its own, for which nothing was kept")
 
 
-def _own_arguments(call: Call) -> tuple[tuple, dict]:
+def _own_arguments(call: Call, same: Same) -> tuple[tuple, dict]:
     """The call's arguments with copies in the place of tensors: forward() may write them."""
     leaves, _, _ = schema.flatten_inputs(call.args, call.kwargs)
-    copies = [_copy(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+    copies = [_stand_in(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+    same.fill(copies, standing(call.module))
     return schema.unflatten_inputs(call.args, call.kwargs, copies)
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 class _Buffers:
@@ -310,7 +331,9 @@ class _Buffers:
 
 
 def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that forward() cannot tell from the buffer."""
-    copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    copy.__dict__.update(tensor.__dict__)
-    return copy
+    """A copy that forward() cannot tell from the buffer or argument."""
+    copy = tensor.detach().clone()
+    if isinstance(tensor, torch.nn.Parameter):
+        copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
+    copy.__dict__ = tensor.__dict__  # what forward() reads there is known by its place
+    return copy.requires_grad_(tensor.requires_grad)

@@ -21,6 +21,7 @@ import torch
 
 from gradd import schema
 from gradd.export import assigned, autocast, dims, places, refuse, regions, results
+from gradd.export.identity import Originals, Same, like, standing
 from gradd.export.naming import Call
 from gradd.export.spec import CaptureError, DimRules
 
@@ -66,11 +67,15 @@ def trace(call: Call, cast: torch.dtype | None, gradients: bool = True) -> Trace
     numbers = [i for i, (x, p) in enumerate(zip(leaves, paths)) if schema.is_tensor_leaf(x, p)]
     tensors = [_dense(schema.as_tensor_leaf(leaves[i]), paths[i]) for i in numbers]
     result = results.Result()
+    same, originals = Same(call.module, leaves), Originals(call.module)
 
     def run(values: tuple) -> tuple:
+        originals.impersonate()
         filled = list(leaves)
         for number, value in zip(numbers, values, strict=True):
-            filled[number] = value
+            tensor = leaves[number]
+            filled[number] = like(value, tensor) if torch.is_tensor(tensor) else value
+        same.fill(filled, standing(call.module))
         new_args, new_kwargs = schema.unflatten_inputs(args, kwargs, filled)
         with autocast.entered(cast), regions.followed(call.module):
             write_back = assigned.kept(call.module)

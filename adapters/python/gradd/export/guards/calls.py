@@ -138,8 +138,9 @@ class Calls:
 
     def _not_recorded(self, function: types.FunctionType, args: list) -> None:
         inner = inspect.unwrap(function)
-        if inner.__name__ in _SEEDING and str(inner.__module__).startswith("torch"):
-            self._reads.drawn(f"calls torch.{inner.__name__}()")
+        name = getattr(inner, "__name__", "")  # a decorated object may have none
+        if name in _SEEDING and str(inner.__module__).startswith("torch"):
+            self._reads.drawn(f"calls torch.{name}()")
         if not policy.is_array_code(function.__code__):
             return
         # Of the code, not of what it wraps: torch.no_grad() makes functions under others' names.

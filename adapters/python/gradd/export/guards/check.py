@@ -8,11 +8,10 @@ is a change with a name.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
-
+from gradd.export.guards.arguments import Asked, layouts
 from gradd.export.guards.reads import WHOLE
 from gradd.export.guards.slots import ABSENT, Item, Slot
 
@@ -27,6 +26,7 @@ class Guards:
     Attributes:
         slots: The places.
         layouts: Those of the call's tensors, where forward() asks for such; else None.
+        asked: What else it asks them, see arguments.py.
         read: Attributes of the module that it read: path of the submodule and name; None if that
             is not known.
     """
@@ -35,10 +35,12 @@ class Guards:
         self,
         slots: Iterable[Slot],
         layouts: tuple | None = None,
+        asked: Asked | None = None,
         read: frozenset[tuple[str, str]] | None = None,
     ) -> None:
         self.slots = list(slots)
         self.layouts = layouts
+        self.asked = asked
         self.read = read
         self._values: dict[str, Any] = {}  # what the generated function compares with, by name
         self._own: dict[int, str] = {}  # number of a slot -> name of its value, if it is its own
@@ -67,9 +69,11 @@ class Guards:
 
         return slot.test(name)
 
-    def fits(self, leaves: Iterable[Any]) -> bool:
-        """True if a call's tensors lie in memory as those of the capture, where that counts."""
-        return self.layouts is None or self.layouts == layouts(leaves)
+    def fits(self, leaves: Sequence[Any]) -> bool:
+        """True if a call's tensors answer as those of the capture, where forward() asks them."""
+        if self.layouts is not None and self.layouts != layouts(leaves):
+            return False
+        return self.asked is None or self.asked.differ(leaves) is None
 
     def ignores(self, attributes: Iterable[tuple[str, str]]) -> bool:
         """True if forward() read none of these attributes of the module (path and name)."""
@@ -118,12 +122,6 @@ class Guards:
                 whole = True
         if whole:
             self._holds = self._compile()
-
-
-def layouts(leaves: Iterable[Any]) -> tuple:
-    """How tensors lie in memory, as far as a forward() may ask: None for what is contiguous."""
-    tensors = (x for x in leaves if isinstance(x, torch.Tensor))
-    return tuple(None if t.is_contiguous() else t.stride() for t in tensors)
 
 
 def describe(slots: Iterable[Slot]) -> str:

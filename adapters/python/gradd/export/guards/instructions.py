@@ -26,7 +26,9 @@ _KINDS = {
     "store_item": ("STORE_SUBSCR", "DELETE_SUBSCR"),
     "contains": ("CONTAINS_OP",),
     "use_third": ("BINARY_SLICE", "STORE_SLICE"),
-    "use_two": ("BINARY_OP", "COMPARE_OP", "DICT_UPDATE", "DICT_MERGE", "MATCH_KEYS"),
+    "identity": ("IS_OP",),
+    "compare": ("COMPARE_OP",),
+    "use_two": ("BINARY_OP", "DICT_UPDATE", "DICT_MERGE", "MATCH_KEYS"),
     "use_one": (
         *("GET_ITER", "UNPACK_SEQUENCE", "UNPACK_EX", "LIST_EXTEND", "SET_UPDATE", "GET_LEN"),
         *("FORMAT_VALUE", "FORMAT_SIMPLE", "CONVERT_VALUE", "TO_BOOL", "GET_YIELD_FROM_ITER"),

@@ -23,6 +23,7 @@ import torch
 from gradd.export.attributes import FILLED_IN, HARMLESS
 from gradd.export.freeze import TABLES
 from gradd.export.guards import images, policy
+from gradd.export.guards.arguments import is_fact
 from gradd.export.guards.slots import (
     ABSENT,
     HEAP_TYPE,
@@ -120,6 +121,7 @@ class Reads:
         arrays_taken: Ids of numpy arrays whose values Python has taken.
         grad_mode: forward() has asked whether gradients are recorded.
         layout: By which names forward() has asked how tensors lie in memory.
+        facts: What else it has asked the call's tensors, see arguments.py.
         of_tree: Attributes of the module and its submodules: id of the instance dictionary and
             name; WHOLE stands for all of them.
         ageless: Ids of owners of places that the collector did not track when they were first read.
@@ -138,6 +140,7 @@ class Reads:
         self.arrays_taken: set[int] = set()
         self.grad_mode = False
         self.layout: set[str] = set()
+        self.facts: set[str] = set()
         self.of_tree: set[tuple[int, str]] = set()
         self.ageless: set[int] = set()
         self.where = ""
@@ -203,6 +206,7 @@ class Reads:
             return
         if ("contents", id(table), None) in self.slots:
             return  # as they were; a method may have changed them meanwhile
+        self._key(table, key)
         try:
             value = dict.get(table, key, ABSENT) if isinstance(table, dict) else table[key]
         except (IndexError, TypeError):
@@ -333,6 +337,8 @@ class Reads:
             self.attribute(owner, name)
         elif name == "data":
             self.blank("assigns to .data of a tensor", owner)
+        elif is_fact(name) and not self.tensors.is_made(owner):
+            self.blank(f"writes .{name} of a tensor that it has not made", owner)
 
     def attribute(self, owner: Any, name: str) -> None:
         """owner.name is read, written or deleted."""
@@ -420,7 +426,10 @@ class Reads:
         return False
 
     def _of_tensor(self, tensor: torch.Tensor, name: str) -> None:
-        if name in tensor.__dict__:
+        if is_fact(name) and self.tensors.is_input(tensor):
+            self.facts.add(name)
+            return
+        if name in tensor.__dict__ or not hasattr(torch.Tensor, name):
             self.item(tensor.__dict__, name, f"a tensor's .{name}", tensor)
             return
         if name in _GRADIENT:
@@ -442,6 +451,35 @@ class Reads:
             self.tensors.taken(tensor)
         if name in MEMORY_METHODS:
             self.tensors.exposed(tensor)
+
+    # ---- identity ----
+
+    def compared(self, a: Any, b: Any) -> None:
+        """`a is b`, `a == b` and the like: which tensor, or which class of tensors."""
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            for tensor in (a, b):
+                self._told_apart(tensor)
+        elif isinstance(a, type) and issubclass(a, torch.Tensor):
+            self._by_class(b)
+
+    def _told_apart(self, tensor: torch.Tensor) -> None:
+        """Of a call's tensors and the module's own the key says which are one."""
+        self.tensors.note(tensor)
+        if self.tensors.is_foreign(tensor):
+            self.blank("compares a tensor from outside by identity", tensor)
+
+    def _by_class(self, cls: Any) -> None:
+        """A trace runs on tensors of other classes, for which isinstance() alone is right."""
+        if isinstance(cls, type) and issubclass(cls, torch.Tensor):
+            self.blank(f"decides by type() of a {cls.__name__}; ask isinstance()")
+
+    def _key(self, container: Any, key: Any) -> None:
+        """A tensor, its id or its class is looked for in a container."""
+        if isinstance(key, torch.Tensor) or type(key) is int and self.tensors.is_id(key):
+            if id(container) not in self.skipped:
+                self.blank("looks for a tensor among the keys of a container", container)
+        else:
+            self._by_class(key)
 
     # ---- items ----
 
@@ -476,7 +514,11 @@ class Reads:
             if not isinstance(static(type(container), "__contains__"), types.FunctionType):
                 self.item(container, key, f"[{images.short(key)}] of a dict", self._by(container))
         elif isinstance(container, set):
+            self._key(container, key)
             if ("member", id(container), key) not in self.slots:
                 self._add(Member(container, key, key in container, f"{images.short(key)} in a set"))
         else:
             self.use(container)
+            if isinstance(container, (list, tuple)):
+                for element in container:
+                    self.compared(element, key)

@@ -31,6 +31,8 @@ from gradd.export.guards.slots import Answer, Slot
 from gradd.export.guards.tensors import Tensors
 from gradd.export.spec import CaptureError
 
+_OF_RANGE = type(iter(range(0)))
+_CALL = 14  # bytes from the beginning of a call to the instruction behind it, at most
 _MANY = 4000  # places after which those in objects of the call itself are sorted out
 
 
@@ -63,6 +65,7 @@ class Recorder:
         self._before = 0
         self._aside_depth = 0
         self._thread = threading.get_ident()
+        self._reversed: tuple[CodeType | None, int] = (None, 0)
 
     @contextlib.contextmanager
     def ageing(self) -> Iterator[None]:
@@ -222,7 +225,21 @@ class Recorder:
         self.reads.contains(frames.peek(frame, 1), frames.peek(frame, 2))
 
     def _on_use_one(self, frame: FrameType, _: int) -> None:
-        self.reads.use(frames.peek(frame, 1))
+        value = frames.peek(frame, 1)
+        # Nobody knows how old iterators of ranges are, but that reversed() has made this one.
+        made, at = self._reversed
+        if type(value) is _OF_RANGE and made is frame.f_code and 0 < frame.f_lasti - at <= _CALL:
+            return
+        self.reads.use(value)
+
+    def _on_identity(self, frame: FrameType, _: int) -> None:
+        self.reads.compared(frames.peek(frame, 2), frames.peek(frame, 1))
+
+    def _on_compare(self, frame: FrameType, _: int) -> None:
+        self._on_use_two(frame, _)
+        a, b = frames.peek(frame, 2), frames.peek(frame, 1)
+        if isinstance(a, type):
+            self.reads.compared(a, b)
 
     def _on_use_two(self, frame: FrameType, _: int) -> None:
         self.reads.use(frames.peek(frame, 1))
@@ -240,6 +257,8 @@ class Recorder:
             function, owner = second, frames.NULL
         else:
             function, owner = first, second
+        if function is reversed:
+            self._reversed = (frame.f_code, frame.f_lasti)
         values = args if owner is frames.NULL else [owner, *args]
         self._calls.called_with(function, values, lambda: frames.names_of_call(frame))
 

@@ -78,6 +78,18 @@ class Tensors(TorchDispatchMode):
         """True for tensors of the call."""
         return id(tensor) in self._inputs
 
+    def is_made(self, tensor: torch.Tensor) -> bool:
+        """True for what an operator of this forward has returned."""
+        return id(tensor) in self._made and not self.is_own(tensor) and not self.is_input(tensor)
+
+    def is_foreign(self, tensor: torch.Tensor) -> bool:
+        """True for tensors of outside that have been noted."""
+        return self._knows(tensor)
+
+    def is_id(self, number: int) -> bool:
+        """True for id() of a tensor of the call or the module."""
+        return number in self._inputs or number in self._own
+
     def note(self, tensor: torch.Tensor) -> None:
         """Python code has this tensor in its hands."""
         key = id(tensor)

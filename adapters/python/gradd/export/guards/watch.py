@@ -136,6 +136,10 @@ class Watch:
         """The names by which forward() asked how tensors lie in memory."""
         return frozenset(self._recorder.reads.layout)
 
+    def asks_arguments(self) -> frozenset[str]:
+        """What else forward() asked the call's tensors, see arguments.py."""
+        return frozenset(self._recorder.reads.facts)
+
     def undo(self) -> str:
         """Puts back what forward() wrote outside, and says what it was."""
         changed = [s for s in self._slots if not _same(s)]

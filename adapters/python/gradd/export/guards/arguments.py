@@ -1,0 +1,69 @@
+"""What a forward() may ask a call's tensors beside their values, types and sizes.
+
+How they lie in memory, where they came from, what somebody has written to their attributes: where a
+forward asks for such, a capture holds for calls whose tensors give the same answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from gradd.export.guards import images
+from gradd.export.guards.slots import ABSENT
+
+# By name: the answer as far as a forward can decide by it.
+_FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "is_leaf": lambda t: t.is_leaf,
+    "grad_fn": lambda t: t.grad_fn is None,
+    "output_nr": lambda t: t.output_nr,
+    "retains_grad": lambda t: t.retains_grad,
+    "_base": lambda t: t._base is None,
+    "_is_view": lambda t: t._is_view(),
+    "is_inference": lambda t: t.is_inference(),
+    "is_shared": lambda t: t.is_shared(),
+    "_backward_hooks": lambda t: bool(t._backward_hooks),
+    "__dict__": lambda t: tuple(t.__dict__.items()),
+}
+
+
+def is_fact(name: str) -> bool:
+    """True for what else than values, types and sizes an attribute of a tensor tells."""
+    return name in _FACTS or not hasattr(torch.Tensor, name)
+
+
+class Asked:
+    """Answers of a call's tensors to what a forward asks."""
+
+    def __init__(self, names: Iterable[str], leaves: Iterable[Any]) -> None:
+        """Args:
+        names: Attributes for which is_fact() holds.
+        leaves: Of the call.
+        """
+        self._names = sorted(names)
+        self._answers = self._ask(leaves)
+
+    def _ask(self, leaves: Iterable[Any]) -> list[tuple]:
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        return [tuple(_answer(t, name) for t in tensors) for name in self._names]
+
+    def differ(self, leaves: Iterable[Any]) -> str | None:
+        """The first name for which tensors give other answers."""
+        if not self._names:
+            return None
+        now = self._ask(leaves)
+        pairs = zip(self._names, self._answers, now, strict=True)
+        return next((name for name, then, answer in pairs if not images.alike(then, answer)), None)
+
+
+def _answer(tensor: torch.Tensor, name: str) -> Any:
+    ask = _FACTS.get(name)
+    return ask(tensor) if ask is not None else tensor.__dict__.get(name, ABSENT)
+
+
+def layouts(leaves: Iterable[Any]) -> tuple:
+    """How tensors lie in memory, as far as a forward() may ask: None for what is contiguous."""
+    tensors = (x for x in leaves if isinstance(x, torch.Tensor) and x.layout is torch.strided)
+    return tuple(None if t.is_contiguous() else t.stride() for t in tensors)

@@ -1,0 +1,318 @@
+"""What Python code asks a tensor beside its values: which one it is, its class, its attributes.
+
+A capture runs on stand-ins, so the answers have to be those that the call's own tensors give, be it
+the first call or another one later; or the call runs in PyTorch, by name.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradd import ORTModule
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+CLASSES = {Tensor: 2.0, nn.Parameter: 3.0}
+SEEN: dict[Any, float] = {}
+ONE = torch.ones(3, 4)
+
+
+class Net(nn.Module):
+    """A layer, a loose parameter, a buffer; forward() is a function of the module and the call."""
+
+    def __init__(self, function: Callable) -> None:
+        super().__init__()
+        self.layer, self.wide = nn.Linear(4, 4), nn.Linear(8, 2)
+        self.scale = nn.Parameter(torch.full((4,), 1.5))
+        self.register_buffer("shift", torch.full((4,), 0.25))
+        self.layer.weight.rate, self.shift.factor = 3.0, 5.0
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.function(self, *args, **kwargs)
+
+
+def tensor(seed: int = 0, *, like: type = Tensor, needs: bool = False, **tags: Any) -> Tensor:
+    made = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+    made = nn.Parameter(made) if like is nn.Parameter else made.requires_grad_(needs)
+    made.__dict__.update(tags)
+    return made
+
+
+def close_calls(
+    model: ORTModule, eager: nn.Module, args: tuple, kwargs: dict, what: str, theirs: tuple = ()
+) -> None:
+    """Results and gradients of one call; `theirs`: the arguments of PyTorch, if others."""
+    found = []
+    for module, given in ((model, args), (eager, theirs or args)):
+        out = module(*given, **kwargs)
+        values = {k: v for k, v in [*enumerate(given), *kwargs.items()] if torch.is_tensor(v)}
+        known = {"out": out}
+        if out.requires_grad:
+            own = eager if module is eager else model.module
+            wanted = dict(own.named_parameters()) | {str(k): v for k, v in values.items()}
+            wanted = {k: v for k, v in wanted.items() if v.requires_grad}
+            seed = torch.arange(1.0, 1 + out.numel()).view_as(out)
+            grads = torch.autograd.grad(
+                out, list(wanted.values()), seed, allow_unused=True, retain_graph=True
+            )
+            known = {"out": out, **dict(zip(wanted, grads, strict=True))}
+        found.append(known)
+    assert found[0].keys() == found[1].keys()
+    for name, want in found[1].items():
+        got = found[0][name]
+        if want is None or not want.any():
+            assert got is None or not got.any(), (what, name)
+        else:
+            torch.testing.assert_close(got, want, msg=lambda m, n=name: f"{what} {n}: {m}")
+
+
+def both(function: Callable, calls: list[tuple[tuple, dict]], **how: Any) -> ORTModule:
+    """Runs the calls one after the other in PyTorch and in the daemon."""
+    torch.manual_seed(0)
+    eager = Net(function)
+    model = ORTModule(copy.deepcopy(eager), **how)
+    for module in (eager, model.module):  # deepcopy() drops what is written to a tensor
+        module.layer.weight.rate, module.shift.factor = 3.0, 5.0
+    for number, (args, kwargs) in enumerate(calls):
+        close_calls(model, eager, args, kwargs, f"call {number}")
+    return model
+
+
+def run(function: Callable, *calls: tuple) -> ORTModule:
+    return both(function, [(args, {}) for args in calls])
+
+
+# ---- the order of keyword arguments ----
+
+ORDERS = {
+    "cat": lambda s, **kw: s.wide(torch.cat(list(kw.values()), -1)),
+    "first": lambda s, **kw: s.layer(next(iter(kw.values()))),
+    "numbers": lambda s, x, **kw: s.layer(x) * sum(i * v for i, v in enumerate(kw.values(), 1)),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_keywords_keep_their_order(name: str) -> None:
+    x, a, b = tensor(1), tensor(2), tensor(3)
+    first: dict[str, Any] = {"a": a, "b": b}
+    if name == "numbers":
+        first = {"x": x, "a": 2.0, "b": 7.0}
+    turned = dict(reversed(first.items()))
+    model = both(ORDERS[name], [((), first), ((), turned), ((), first)])
+    assert model.gradd_stats()["fallbacks"] == {}
+
+
+@pytest.mark.parametrize("keys", [(1, True), (1, 1.0), (0.0, -0.0)])
+def test_keys_of_dictionaries_have_a_type(keys: tuple) -> None:
+    def function(s: Net, d: dict) -> Tensor:
+        return s.layer(sum(v * math.copysign(2.0, k) + len(str(k)) for k, v in d.items()))
+
+    run(function, *(({key: tensor(1)},) for key in (*keys, keys[0])))
+
+
+@pytest.mark.parametrize("values", [(0.0, -0.0), (1, True, 1.0), (math.nan, math.nan)])
+def test_numbers_are_told_apart(values: tuple) -> None:
+    function = lambda s, x, v: s.layer(x) * math.copysign(2.0, v) + len(str(v))  # noqa: E731
+    model = run(function, *((tensor(1), v) for v in (*values, values[0])))
+    assert model.gradd_stats()["captures"] == len({str(v) for v in values})
+
+
+# ---- which tensor it is ----
+
+SAME = {
+    "is": lambda s, x, y: s.layer(x) * (2 if y is x else 1),
+    "is not": lambda s, x, y: s.layer(x) + (s.layer(y) if y is not x else 0),
+    "set": lambda s, x, y: s.layer(x + y) * len({x, y}),
+    "dict": lambda s, x, y: s.layer(x) * {x: 2.0, y: 3.0}[x],
+    "id": lambda s, x, y: s.layer(sum({id(v): v for v in (x, y)}.values())),
+    "in a list": lambda s, x, y: s.layer(x) * sum(x is v for v in [y, x]),
+    "both": lambda s, x, y: s.layer(x) * y,
+    "parameter": lambda s, x, y: s.layer(x) * y * (2 if y is s.scale else 1),
+    "buffer": lambda s, x, y: s.layer(x) * y * (2 if y is s.shift else 1),
+    "any parameter": lambda s, x, y: s.layer(x) * y * (1 + sum(y is p for p in s.parameters())),
+}
+
+
+@pytest.mark.parametrize("needs", [False, True])
+@pytest.mark.parametrize("name", SAME)
+def test_which_arguments_are_one(name: str, needs: bool) -> None:
+    x, y = tensor(1, needs=needs), tensor(2, needs=needs)
+    model = run(SAME[name], (x, x), (x, y), (y, y), (y, x))
+    assert model.gradd_stats()["captures"] == 2
+    assert model.gradd_stats()["fallbacks"] == {}
+
+
+@pytest.mark.parametrize("own", ["scale", "shift"])
+@pytest.mark.parametrize("name", ["parameter", "buffer", "any parameter", "both"])
+def test_arguments_that_are_the_modules_own(name: str, own: str) -> None:
+    function = SAME[name]
+    given = lambda s, x, which: function(s, x, x if which is None else which)  # noqa: E731
+    torch.manual_seed(0)
+    eager = Net(given)
+    model = ORTModule(copy.deepcopy(eager), strict=True)
+    x = tensor(1)
+    for which in (own, None, own):
+        pairs = [(m, m.get_parameter(own) if own == "scale" else m.get_buffer(own))
+                 for m in (model.module, eager)]  # fmt: skip
+        ours, theirs = ((t if which else None) for _, t in pairs)
+        close_calls(model, eager, (x, ours), {}, name, (x, theirs))
+
+
+def test_outside_tensors_are_not_compared() -> None:
+    model = run(lambda s, x: s.layer(x) * (2 if x is ONE else 1), (ONE,), (tensor(1),), (ONE,))
+    assert model.gradd_stats()["fallbacks"] == {"outside_state": 3}
+
+
+@pytest.mark.parametrize("key", [lambda x: x, id])
+def test_tensors_are_no_keys_of_outside(key: Callable) -> None:
+    x, y = tensor(1), tensor(2)
+    SEEN.clear()
+    SEEN[key(x)] = 4.0
+    model = run(lambda s, t: s.layer(t) * SEEN.get(key(t), 1.0), (x,), (y,), (x,))
+    assert model.gradd_stats()["fallbacks"] == {"outside_state": 3}
+
+
+# ---- its class ----
+
+
+def test_parameters_among_the_arguments() -> None:
+    plain, other = tensor(1, needs=True), tensor(1, like=nn.Parameter)
+    function = lambda s, x: s.layer(x) * (2 if isinstance(x, nn.Parameter) else 1)  # noqa: E731
+    model = run(function, (other,), (plain,), (other,))
+    assert model.gradd_stats()["fallbacks"] == {} and model.gradd_stats()["captures"] == 2
+
+
+def test_parameters_of_the_module_are_parameters() -> None:
+    def function(s: Net, x: Tensor) -> Tensor:
+        known = [isinstance(t, nn.Parameter) for t in (s.scale, s.shift, s.layer.weight, x)]
+        return s.layer(x) * (1 + known.index(False)) * (3 if s.scale.is_leaf else 1)
+
+    model = run(function, (tensor(1),), (tensor(2),))
+    assert model.gradd_stats()["fallbacks"] == {}
+
+
+BY_CLASS = {
+    "is": lambda s, x: s.layer(x) * (2 if type(x) is Tensor else 1),
+    "==": lambda s, x: s.layer(x) * (2 if type(x) == Tensor else 1),  # noqa: E721
+    "__class__": lambda s, x: s.layer(x) * (2 if x.__class__ is Tensor else 1),
+    "in": lambda s, x: s.layer(x) * (2 if type(x) in (Tensor, nn.Parameter) else 1),
+    "table": lambda s, x: s.layer(x) * CLASSES[type(x)],
+    "get": lambda s, x: s.layer(x) * CLASSES.get(type(x), 1.0),
+    "own": lambda s, x: s.layer(x) * (2 if type(s.scale) is nn.Parameter else 1),
+}
+
+
+@pytest.mark.parametrize("name", BY_CLASS)
+def test_classes_of_tensors_are_not_compared(name: str) -> None:
+    model = run(BY_CLASS[name], (tensor(1),), (tensor(2, like=nn.Parameter),), (tensor(1),))
+    assert set(model.gradd_stats()["fallbacks"]) == {"outside_state"}
+
+
+def test_isinstance_is_no_reason() -> None:
+    function = lambda s, x: s.layer(x) * (2 if isinstance(x, (Tensor, float)) else 1)  # noqa: E731
+    assert run(function, (tensor(1),)).gradd_stats()["fallbacks"] == {}
+
+
+# ---- its attributes ----
+
+TAGS = {
+    "getattr": lambda s, x: s.layer(x) * getattr(x, "scale", 1.0),
+    "hasattr": lambda s, x: s.layer(x) * (2 if hasattr(x, "scale") else 1),
+    "vars": lambda s, x: s.layer(x) * vars(x).get("scale", 1.0),
+    "nested": lambda s, x: s.layer(x) * (x.scale if "scale" in x.__dict__ else 1.0),
+}
+
+
+@pytest.mark.parametrize("name", TAGS)
+@pytest.mark.parametrize("first", [0, 1])
+def test_attributes_of_arguments(name: str, first: int) -> None:
+    calls = [tensor(1), tensor(1, scale=5.0), tensor(2, scale=-0.0), tensor(2, scale=0.0)]
+    run(TAGS[name], *((x,) for x in (*calls[first:], *calls)))
+
+
+def test_other_attributes_are_no_matter() -> None:
+    model = run(TAGS["getattr"], (tensor(1, scale=2.0, other=1),), (tensor(1, scale=2.0, other=2),))
+    assert model.gradd_stats()["captures"] == 1 and model.gradd_stats()["fallbacks"] == {}
+
+
+OWN = {
+    "parameter": lambda s, x: s.layer(x) * getattr(s.layer.weight, "rate", 1.0),
+    "buffer": lambda s, x: s.layer(x) * s.shift * getattr(s.shift, "factor", 1.0),
+    "late": lambda s, x: s.layer(x) * (2 if hasattr(s.scale, "late") else 1),
+    "object": lambda s, x: s.layer(x) * getattr(s.scale, "late", collections.Counter())["a"],
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_attributes_of_the_modules_own(name: str) -> None:
+    torch.manual_seed(0)
+    eager = Net(OWN[name])
+    model = ORTModule(copy.deepcopy(eager), strict=True)
+    modules = (eager, model.module)
+    x = tensor(1)
+    for rate in (3.0, 3.0, 4.0, -4.0):
+        for module in modules:
+            module.layer.weight.rate = module.shift.factor = rate
+            if rate == 4.0:
+                module.scale.late = {"a": 2.0}
+        close_calls(model, eager, (x,), {}, f"{rate}")
+
+
+def writes(s: Net, x: Tensor) -> Tensor:
+    s.shift.factor = s.shift.factor + 1
+    return s.layer(x) * s.shift.factor
+
+
+def test_attributes_that_forward_writes() -> None:
+    model = run(writes, *[(tensor(1),)] * 3)
+    assert model.gradd_stats()["fallbacks"] == {"outside_state": 3}
+
+
+FACTS = {
+    "is_leaf": lambda s, x: s.layer(x) * (2 if x.is_leaf else 1),
+    "grad_fn": lambda s, x: s.layer(x) * (2 if x.grad_fn is None else 1),
+    "_base": lambda s, x: s.layer(x) * (2 if x._base is None else 1),
+    "_is_view": lambda s, x: s.layer(x) * (2 if x._is_view() else 1),
+    "output_nr": lambda s, x: s.layer(x) * (x.output_nr + 1),
+    "is_inference": lambda s, x: s.layer(x) * (2 if x.is_inference() else 1),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+@pytest.mark.parametrize("first", [0, 1])
+def test_where_an_argument_comes_from(name: str, first: int) -> None:
+    leaf = tensor(1, needs=True)
+    other = (leaf * 1).view(3, 4)
+    if name == "output_nr":
+        other = torch.stack([leaf, leaf]).unbind()[1]
+    if name == "is_inference":
+        leaf = tensor(1)
+        with torch.inference_mode():
+            other = leaf * 1
+    calls = [(leaf,), (other,), (leaf,)]
+    function = FACTS[name]
+    if name == "is_inference":
+        with torch.no_grad():
+            model = run(function, *calls[first:])
+    else:
+        model = run(function, *calls[first:])
+    assert set(model.gradd_stats()["fallbacks"]) == {"outside_state"}
+
+
+# ---- its layout ----
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_sparse_arguments_run_in_pytorch(first: int) -> None:
+    x = tensor(1)
+    calls = [x, x.to_sparse(), x, x.to_sparse_csr()]
+    model = run(lambda s, t: s.layer(t), *((t,) for t in calls[first:]))
+    assert model.gradd_stats()["fallbacks"] == {"unsupported_input_type": 2}
