@@ -102,6 +102,22 @@ def test_layer_norm_with_the_weight_in_front_of_the_variance(first, second, inve
     assert fast == (1, 1) and plain.forward > 5
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_layer_norm_by_a_variance_that_is_centred_again(times, stopped):
+    """As gradd translates torch.var: means without gradients, and the mean of what is left."""
+    w = Writer()
+    left, shapes = "x", {"x": (2, 5, 64), "w": (64,), "b": (64,)}
+    for _ in range(times):
+        middle = mean(w, left)
+        middle = w("StopGradient", middle, domain="com.gradd") if stopped else middle
+        left = w("Sub", left, middle)
+    root = w("Sqrt", w("Add", mean(w, w("Mul", left, left)), w.constant(1e-5)))
+    y = w("Add", w("Mul", "w", w("Div", w("Sub", "x", mean(w, "x")), root)), "b")
+    fast, plain = compare(w.model(shapes, [y]), arrays(shapes), [y])
+    assert fast == (1, 1) and plain.forward > 5
+
+
 @pytest.mark.parametrize("form", ["div", "reciprocal", "power", "half"])
 def test_rms_norm_with_the_weight_on_x(form):
     w = Writer()

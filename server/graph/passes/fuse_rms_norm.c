@@ -21,11 +21,27 @@ static gradd_val_t under_power(const graph_t *g, gradd_val_t v, double power) {
     return n && match_scalar(g, n->in[1], &known) && known == power ? n->in[0] : GRADD_NONE;
 }
 
-/* Whether two values are the same, or centred by the same means: variances come with their own. */
+/* What v was before the mean over the last axis was taken off, maybe more than once and maybe
+ * without a gradient: in a variance neither makes a difference, for deviations add up to 0. */
+static gradd_val_t under_deviations(const graph_t *g, gradd_val_t v) {
+    gradd_val_t found = GRADD_NONE;
+    for (;;) {
+        const graph_node_t *n = match_made_by(g, match_uncast(g, v), "Sub");
+        if (!n) return found;
+        gradd_val_t mean = match_uncast(g, n->in[1]);
+        const graph_node_t *stop = match_made_by(g, mean, "StopGradient");
+        if (stop) mean = match_uncast(g, stop->in[0]);
+        const gradd_val_t x = match_mean_of_last(g, mean);
+        if (x == GRADD_NONE || !match_same_uncast(g, x, n->in[0])) return found;
+        found = v = n->in[0];
+    }
+}
+
+/* Whether the squares of a are those of b: variances come with means of their own. */
 static bool is_same(const graph_t *g, gradd_val_t a, gradd_val_t b) {
     if (match_same_uncast(g, a, b)) return true;
-    const gradd_val_t x = match_centred(g, a);
-    return x != GRADD_NONE && match_centred(g, b) == x;
+    const gradd_val_t x = match_centred(g, b);
+    return x != GRADD_NONE && under_deviations(g, a) == x;
 }
 
 /* Whether v is the square of x. */

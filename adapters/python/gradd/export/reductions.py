@@ -13,6 +13,7 @@ import onnx_ir as ir
 import torch
 
 from gradd.export.build import (
+    FLOATS,
     all_axes,
     cast,
     count,
@@ -24,6 +25,7 @@ from gradd.export.build import (
     scalar,
     size,
     stop_gradient,
+    straight_through,
     typed,
     wide,
     with_slope,
@@ -72,7 +74,7 @@ def vector_norm(
     z = wide(source)
     y = _norm_value(z, p, axes)
     result = narrow(y, source)
-    if p != 0:
+    if p != 0:  # torch gives None for 0, not zeros
         result = with_slope(result, source, _slope_of_norm(z, y, p, axes))
     return result if keepdim else op.Squeeze(result, ints(*axes))
 
@@ -103,8 +105,44 @@ def std(x: Any, dim: Any = None, correction: float | None = None, keepdim: bool 
     number = count(x, axes, double) if len(x.shape) else scalar(1.0, double)
     taken = scalar(1.0 if correction is None else float(correction), double)
     freedom = op.Max(op.Sub(number, taken), scalar(0.0, double))
-    norm = op.ReduceL2(left, along, keepdims=int(keepdim))
-    return op.Cast(op.Div(norm, op.Sqrt(freedom)), to=int(x.dtype))
+    norm = op.ReduceL2(left, along, keepdims=1)
+    result = op.Cast(op.Div(norm, op.Sqrt(freedom)), to=int(x.dtype))
+    if len(x.shape) and _lacks_freedom(x, axes, correction):
+        result = with_slope(typed(result, x.dtype), x, op.Mul(x, scalar(math.nan, x.dtype)))
+    return result if keepdim else op.Squeeze(result, along)
+
+
+def _lacks_freedom(x: Any, axes: list[int], correction: float | None) -> bool:
+    """True if deviations are divided by 0, or all are 0: the gradient is NaN.
+
+    Of sizes that are known, as those of 1 are: they are a form of call of their own.
+    """
+    sizes = [x.shape[axis] for axis in axes]
+    if not all(isinstance(n, int) for n in sizes):
+        return False
+    return math.prod(sizes) == (1 if correction is None else correction)
+
+
+def var(x: Any, dim: Any = None, correction: float | None = None, keepdim: bool = False) -> Any:
+    """var(): mean square of deviations, from which their own mean is taken once more.
+
+    The first mean is off by its rounding, of which the square would remain: of 1e4 +- 0.01 in f32
+    a thousandth. Means need no gradient, because deviations add up to 0.
+    """
+    axes, z = all_axes(x, dim), wide(x)
+    dtype = z.dtype
+    if not axes:
+        z, axes, keepdim = typed(op.Unsqueeze(z, ints(0)), dtype, [1]), [0], False
+    along = ints(*axes)
+    left = op.Sub(z, stop_gradient(op.ReduceMean(z, along, keepdims=1)))
+    left = op.Sub(left, stop_gradient(op.ReduceMean(left, along, keepdims=1)))
+    square = op.ReduceMean(op.Mul(left, left), along, keepdims=int(keepdim))
+    taken = 1.0 if correction is None else float(correction)
+    if taken:
+        number = count(z, axes, dtype)
+        freedom = op.Max(op.Sub(number, scalar(taken, dtype)), scalar(0.0, dtype))
+        square = op.Mul(square, op.Div(number, freedom))
+    return narrow(square, x)
 
 
 def _unbiased(function: Callable, has_dim: bool) -> Callable:
@@ -124,6 +162,36 @@ def std_mean(
     axes = all_axes(x, dim)
     mean = op.ReduceMean(x, ints(*axes), keepdims=int(keepdim)) if axes else op.Identity(x)
     return std(x, dim, correction, keepdim), mean
+
+
+def var_mean(
+    x: Any, dim: Any = None, correction: float | None = None, keepdim: bool = False
+) -> Any:
+    """var_mean()."""
+    axes = all_axes(x, dim)
+    mean = op.ReduceMean(x, ints(*axes), keepdims=int(keepdim)) if axes else op.Identity(x)
+    return var(x, dim, correction, keepdim), mean
+
+
+def cosine_similarity(x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    """cosine_similarity(): norms of at least eps, which have the gradient of the norms."""
+    x, y = _alike(x, y)
+    parts = []
+    for value in (x, y):
+        norm = typed(op.ReduceL2(value, ints(dim), keepdims=1), value.dtype)
+        bounded = straight_through(op.Clip(norm, scalar(eps, value.dtype)), norm)
+        parts.append(op.Div(value, bounded))
+    return op.ReduceSum(op.Mul(*parts), ints(dim), keepdims=0)
+
+
+def _alike(x: Any, y: Any) -> tuple[Any, Any]:
+    """Both in the wider type and of the sizes that they broadcast to."""
+    dtype = max(x.dtype, y.dtype, key=FLOATS.index)
+    a, b = (typed(cast(v, dtype), dtype, list(v.shape)) for v in (x, y))
+    if list(a.shape) == list(b.shape):
+        return a, b
+    a, b = op.Expand(a, op.Shape(b)), op.Expand(b, op.Shape(a))
+    return typed(a, dtype), typed(b, dtype)
 
 
 # --- choices ---------------------------------------------------------------------------------
@@ -308,6 +376,13 @@ def table() -> dict[Any, Callable]:
         _aten.std_mean.default: _unbiased(std_mean, False),
         _aten.std_mean.dim: _unbiased(std_mean, True),
         _aten.std_mean.correction: std_mean,
+        _aten.var.default: _unbiased(var, False),
+        _aten.var.dim: _unbiased(var, True),
+        _aten.var.correction: var,
+        _aten.var_mean.default: _unbiased(var_mean, False),
+        _aten.var_mean.dim: _unbiased(var_mean, True),
+        _aten.var_mean.correction: var_mean,
+        _aten.cosine_similarity.default: cosine_similarity,
         _aten.max.default: _extremum(True),
         _aten.min.default: _extremum(False),
         _aten.max.dim: _extremum_along(True),
