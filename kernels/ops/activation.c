@@ -2,8 +2,9 @@
  *
  * Math: y = f(x) elementwise, any shape. Saved for backward: y for Relu, Sigmoid, Tanh, Elu; x for
  * the others. Each gradient is an internal operator <Name>Grad(dy, saved), one pass over memory.
- * At the kink of Relu, LeakyRelu, PRelu the slope is that of the left side, and Relu, Elu and
- * HardSwish pass the gradient to a NaN, as in torch. */
+ * At the kink of Relu, LeakyRelu, PRelu the slope is that of the left side; at a NaN Relu passes
+ * the gradient, Elu and HardSwish give NaN, as in torch. Elu knows its side by the sign of y: where
+ * alpha is negative, the capture writes it with WithSlope. */
 #include "kernels/cpu/activate.h"
 #include "kernels/cpu/map.h"
 #include "kernels/infer.h"
@@ -22,12 +23,12 @@
 #define E_TANH(F)           (F##tanh(a))
 #define E_TANH_GRAD(F)      (a * (1 - b * b))
 #define E_ELU(F)            (a > 0 ? a : GRADD_K(p[0]) * F##expm1(a))
-#define E_ELU_GRAD(F)       (b <= 0 ? a * (b + GRADD_K(p[0])) : a)
+#define E_ELU_GRAD(F)       (b > 0 ? a : a * (b + GRADD_K(p[0])))
 #define E_SOFTPLUS(F)       ((a > 0 ? a : 0) + F##log1p(F##exp(-F##abs(a))))
 #define E_RAMP(x)           ((x) / 6 + GRADD_K(0.5))
 #define E_UNIT(x)           ((x) < 0 ? GRADD_K(0) : (x) > 1 ? GRADD_K(1) : (x))
 #define E_HARDSWISH(F)      (a * E_UNIT(E_RAMP(a)))
-#define E_HARDSWISH_GRAD(F) (b <= -3 ? GRADD_K(0) : b < 3 ? a * (b / 3 + GRADD_K(0.5)) : a)
+#define E_HARDSWISH_GRAD(F) (b <= -3 ? GRADD_K(0) : b >= 3 ? a : a * (b / 3 + GRADD_K(0.5)))
 
 /* Gelu: x times the normal distribution, or an approximation by tanh. The reference says erf. */
 #define vgelu(x)       _Generic((x), float: act_gelu_f32, double: act_gelu_f64)((x), 0)

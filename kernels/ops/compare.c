@@ -18,6 +18,7 @@
 #define E_XOR(F)        (a ^ b)
 #define E_NOT(F)        (!a)
 #define E_ISNAN(F)      (a != a)
+#define E_SIGNBIT(F)    (signbit(a) != 0)
 
 /* The reference of a comparison must not widen i64, and of a float need not. */
 #define COMPARE(name, E)                                                                           \
@@ -61,6 +62,11 @@ GRADD_ROW1(isnan, f32, uint8_t, float, double, E_ISNAN)
 GRADD_ROW1(isnan, f64, uint8_t, double, double, E_ISNAN)
 GRADD_TABLE_FLOAT(isnan)
 GRADD_MAP_RUN(isnan, 0)
+
+GRADD_ROW1(signbit, f32, uint8_t, float, double, E_SIGNBIT)
+GRADD_ROW1(signbit, f64, uint8_t, double, double, E_SIGNBIT)
+GRADD_TABLE_FLOAT(signbit)
+GRADD_MAP_RUN(signbit, 0)
 
 /* p[0], p[1]: whether negative and positive infinity count */
 #define ISINF_ROW(S, T)                                                                            \
@@ -192,9 +198,9 @@ static gradd_status_t grad_where(gradd_grad_t *g) {
      .run = run_##fn,                                                                              \
      .ref = run_##fn##_ref,                                                                        \
      .cases = cases_}
-#define TEST_ROW(title, since_, mask, ...)                                                         \
+#define TEST_ROW(domain_, title, since_, mask, ...)                                                \
     {.name = title,                                                                                \
-     .domain = "",                                                                                 \
+     .domain = domain_,                                                                            \
      .since = since_,                                                                              \
      .min_in = 1,                                                                                  \
      .max_in = 1,                                                                                  \
@@ -213,16 +219,20 @@ GRADD_OPS(compare, LOGICAL_ROW("Equal", equal, 11, GRADD_T_ALL_BF16, CASES_COMPA
           LOGICAL_ROW("And", and, 7, GRADD_T_BOOL, CASES_LOGIC),
           LOGICAL_ROW("Or", or, 7, GRADD_T_BOOL, CASES_LOGIC),
           LOGICAL_ROW("Xor", xor, 7, GRADD_T_BOOL, CASES_LOGIC),
-          TEST_ROW("Not", 1, GRADD_T_BOOL, .inplace = 1, .run = run_not, .ref = run_not_ref,
+          TEST_ROW("", "Not", 1, GRADD_T_BOOL, .inplace = 1, .run = run_not, .ref = run_not_ref,
                    .cases = GRADD_CASES(
                        {
                            .text = "bool[3,4]"
 },
                        {.text = "bool[]"}, {.text = "bool[211,173]"})),
-          TEST_ROW("IsNaN", 9, GRADD_T_FLOAT_BF16, .run = run_isnan, .ref = run_isnan_ref,
+          TEST_ROW("", "IsNaN", 9, GRADD_T_FLOAT_BF16, .run = run_isnan, .ref = run_isnan_ref,
                    .cases = GRADD_CASES({.text = "f32[5]={1,nan,inf,-inf,nan}"},
                                         {.text = "f32[2,3]"}, {.text = "f32[0]"})),
-          TEST_ROW("IsInf", 10, GRADD_T_FLOAT_BF16, .run = run_isinf,
+          TEST_ROW("com.gradd", "SignBit", 1, GRADD_T_FLOAT_BF16, .run = run_signbit,
+                   .ref = run_signbit_ref,
+                   .cases = GRADD_CASES({.text = "f32[6]={0,-0.0,1,-1,inf,-inf}"},
+                                        {.text = "f32[2,3]"}, {.text = "f32[0]"})),
+          TEST_ROW("", "IsInf", 10, GRADD_T_FLOAT_BF16, .run = run_isinf,
                    .attrs = GRADD_ATTR_LIST({"detect_negative", GRADD_ATTR_INT, false},
                                             {"detect_positive", GRADD_ATTR_INT, false}),
                    .cases = GRADD_CASES({.text = "f32[5]={1,nan,inf,-inf,nan}"},

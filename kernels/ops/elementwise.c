@@ -282,16 +282,17 @@ static gradd_status_t run_pow_ref(const gradd_run_t *r) {
     return gradd_map_rows(&pow_refs, 0, r->out, r->in, 2, &dtype, true);
 }
 
-/* Clip: absent bounds become a scalar that bounds nothing. */
+/* Clip: absent bounds become a scalar that bounds nothing; a bound that is NaN gives NaN. */
 #define CLIP_ROW(S, T)                                                                             \
     GRADD_MULTIARCH static void row_clip_##S(int64_t n, void *out, const void *const *in,          \
                                              const int64_t *step, const double *p) {               \
         T *z = out;                                                                                \
         const T *x = in[0], lo = *(const T *)in[1], hi = *(const T *)in[2];                        \
         (void)p;                                                                                   \
-        if (!step[0]) {                                                                            \
+        if (!step[0] || lo != lo || hi != hi) {                                                    \
+            const T only = lo != lo ? lo : hi != hi || *x > hi ? hi : *x < lo ? lo : *x;           \
             for (int64_t i = 0; i < n; i++)                                                        \
-                z[i] = *x > hi ? hi : *x < lo ? lo : *x;                                           \
+                z[i] = only;                                                                       \
             return;                                                                                \
         }                                                                                          \
         _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {                                      \

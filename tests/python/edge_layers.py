@@ -41,6 +41,11 @@ ROWS = [
     row("bilinear", lambda x, y, w: F.bilinear(x, y, w), "3,4", "3,2", "5,4,2"),
     row("embedding", lambda w, i: F.embedding(i, w), "5,4", "i5:2,3"),
     row("embedding padding", lambda w, i: F.embedding(i, w, padding_idx=0), "5,4", "i5:2,3"),
+    row(
+        "embedding padding negative",
+        lambda i, w: F.embedding(i, 2 * w, padding_idx=-2),
+        *("i5:2,3", "5,4"),
+    ),
     row("embedding_bag mean", lambda w, i: F.embedding_bag(i, w, mode="mean"), "5,4", "i5:2,3"),
     row("embedding_bag sum", lambda w, i: F.embedding_bag(i, w, mode="sum"), "5,4", "i5:2,3"),
     row("embedding_bag max", lambda w, i: F.embedding_bag(i, w, mode="max"), "5,4", "i5:2,3"),

@@ -224,6 +224,12 @@ ROWS = [
         "5,1,4",
     ),
     row("cosine_similarity", lambda x, y: F.cosine_similarity(x, y, dim=1), *TWO),
+    row("cosine_similarity eps", lambda x, y: F.cosine_similarity(x, y, dim=1, eps=5.0), *TWO),
+    row(
+        "cosine_similarity broadcast",
+        lambda x, y: F.cosine_similarity(x, y, dim=-1),
+        *("3,4", "2,1,4"),
+    ),
     row("cosine_similarity itself", lambda x: F.cosine_similarity(x, x, dim=1)),
     row("cosine_similarity 0", lambda x, y: F.cosine_similarity(x, y, dim=0, eps=1e-3), *TWO),
     row("pairwise_distance", lambda x, y: F.pairwise_distance(x, y), *TWO),

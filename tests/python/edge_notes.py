@@ -53,6 +53,9 @@ SKIP: dict[str, dict[str, str]] = {
     "var dim": _NO_VALUE,
     "var dim biased": _NO_VALUE,
     "var correction 0": _NO_VALUE,
+    "var correction 2": _NO_VALUE,
+    "var keepdim": _NO_VALUE,
+    "signbit of zeros": dict.fromkeys(("inf", "nan"), "which sign a product's NaN has is open"),
     "std_mean": _WELFORD,
     "std_mean whole": _WELFORD,
     "std_mean correction": _WELFORD,
@@ -113,6 +116,13 @@ adaptive_max_pool1d 1|adaptive_max_pool2d 1|relu squared|layer norm std by hand
 diagonal|diagonal offset|diagonal below|diagonal batch|diagonal other dims|diagonal beside inf
 diag of matrix|scatter_reduce mean True|scatter_reduce mean False|scatter_reduce amax True
 scatter_reduce amax False|scatter_reduce amin True|scatter_reduce amin False
+signbit|signbit of zeros|signbit chooses|elu negative|elu 0|elu_|elu scales|elu negative scales
+celu|celu negative|celu_|selu|selu_|hardshrink|hardshrink 0.3|softshrink 0.3|hardtanh 0.7|clamp nan
+clamp max nan|clamp_min nan|clip nan|clamp constant nan|div floor alone|div trunc 0.3|remainder 0.1
+fmod 0.1|remainder of 0.1|comparisons 0.3|equals 0.3|std over one|std over one dims
+std over one keepdim|var over one|addmm beta 0|addmm alpha 0|addmm 0|addmv beta 0
+addmv alpha 0|addr beta 0|addr alpha 0|addbmm beta 0|addbmm alpha 0|baddbmm beta 0
+embedding padding negative|cosine_similarity eps|cosine_similarity broadcast
 """.replace("\n", "|")
     .strip("|")
     .split("|")
@@ -121,7 +131,6 @@ scatter_reduce amax False|scatter_reduce amin True|scatter_reduce amin False
 # Rows that are run in fp32 only.
 _STEPS = "torch rounds to bf16 after each step of the formula, here only at the end"
 NOT_IN_BF16 = {
-    "signbit": "the sign of a NaN",
     "sinc": _STEPS,
     "special.sinc": _STEPS,
     "round decimals": _STEPS,
@@ -137,6 +146,9 @@ NOT_IN_BF16 = {
 # Rows that are refused by way of the decomposition: a word of the error.
 REFUSED_DECOMPOSED = {
     "softshrink": "beside an in-place operation",
+    "softshrink 0.3": "beside an in-place operation",
+    "hardshrink": "beside an in-place operation",
+    "hardshrink 0.3": "beside an in-place operation",
     "multi_margin_loss": "beside an in-place operation",
     "multi_margin_loss p 2": "beside an in-place operation",
     "multi_margin_loss weight": "beside an in-place operation",
@@ -190,8 +202,6 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
     "prims.nextafter": ("nextafter",),
     "HardSigmoid": ("hardsigmoid",),
     "aten.rrelu_with_noise_functional": ("rrelu eval",),
-    "Celu": ("celu",),
-    "Selu": ("selu",),
     "aten.polygamma": ("polygamma",),
     "prims.frexp": ("frexp",),
     "prims.gcd": ("gcd lcm",),

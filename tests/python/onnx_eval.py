@@ -285,6 +285,7 @@ _OPS: dict[str, Callable] = {
     "Where": lambda x, a, n: torch.where(x[0], x[1], x[2]),
     "com.gradd:CheckIndex": lambda x, a, n: _checked(x[0], x[1]),
     "com.gradd:StopGradient": _unary(torch.Tensor.detach),
+    "com.gradd:SignBit": _unary(torch.signbit),
     "com.gradd:StraightThrough": lambda x, a, n: _Straight.apply(x[0], x[1]),
     "com.gradd:WithSlope": lambda x, a, n: _Sloped.apply(*x),
     "Softplus": _unary(torch.nn.functional.softplus),

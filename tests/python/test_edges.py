@@ -19,6 +19,7 @@ import pytest
 import torch
 from selection import SEED, drawn
 
+from gradd import ORTModule
 from gradd.errors import GraddError, UnsupportedError
 from gradd.export import CaptureError
 
@@ -117,3 +118,53 @@ def test_half_of_bf16_values_lie_on_bounds(shared_daemon):
     """Where equality is common another subgradient shows at once."""
     for name in ("clamp_", "hardtanh", "relu6", "max dim", "maximum"):
         _check(name, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "name",
+    (
+        *("remainder 0.1", "fmod 0.1", "remainder of 0.1", "comparisons 0.3", "equals 0.3"),
+        *("hardshrink 0.3", "softshrink 0.3", "hardtanh 0.7", "div trunc 0.3", "signbit"),
+    ),
+)
+def test_numbers_beside_bf16_are_rounded_where_torch_does(name, shared_daemon):
+    _check(name, dtype=torch.bfloat16)
+
+
+class _Padded(torch.nn.Module):
+    """A table of the call's own rows, whose last but one is padding."""
+
+    def forward(self, table, indices):
+        return torch.nn.functional.embedding(indices, 2 * table, padding_idx=-2)
+
+
+def test_a_negative_padding_index_counts_from_the_rows_of_the_call(shared_daemon):
+    wrapped = ORTModule(_Padded(), strict=True)
+    for rows in (5, 7, 5, 4):
+        indices = torch.arange(rows)
+        tables = [torch.ones(rows, 3, requires_grad=True) for _ in range(2)]
+        for module, table in zip((_Padded(), wrapped), tables, strict=True):
+            module(table, indices).sum().backward()
+        assert torch.equal(tables[0].grad, tables[1].grad)
+    assert wrapped.gradd_stats()["captures"] == 1
+
+
+def test_a_result_without_slope_has_gradients_of_zeros(shared_daemon):
+    class Floor(torch.nn.Linear):
+        def forward(self, x):
+            return torch.div(super().forward(x), 0.3, rounding_mode="floor")
+
+    wrapped = ORTModule(Floor(3, 2), strict=True)
+    wrapped(torch.ones(4, 3)).sum().backward()
+    assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in wrapped.parameters())
+
+
+def test_a_variance_far_from_zero_keeps_its_digits(shared_daemon):
+    class Variances(torch.nn.Module):
+        def forward(self, x):
+            return x.var(-1), x.var(), torch.var_mean(x, 0)[0], x.std(-1)
+
+    x = 1e4 + torch.randn(6, 8, generator=torch.Generator().manual_seed(0)) * 1e-2
+    found = ORTModule(Variances(), strict=True)(x)
+    for got, want in zip(found, Variances()(x.double()), strict=True):
+        assert torch.allclose(got.double(), want, rtol=1e-6)

@@ -105,6 +105,12 @@ def with_slope(value: Any, *pairs: Any) -> Any:
     return own("WithSlope", value, *kept) if kept else value
 
 
+def without_slope(value: Any, *operands: Any) -> Any:
+    """`value`, with gradients of zeros to the operands, where torch gives zeros and not None."""
+    floats = [x for x in operands if not isinstance(x, (int, float)) and is_float(x)]
+    return with_slope(value, *[part for x in floats for part in (x, op.Less(x, x))])
+
+
 def all_axes(value: Any, dims: Any = None) -> list[int]:
     """Axes of a reduction: those given (a number or a list), or all."""
     if isinstance(dims, int):

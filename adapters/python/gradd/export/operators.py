@@ -16,7 +16,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from gradd.export import losses, pointwise, reductions
+from gradd.export import losses, pointwise, products, reductions
 from gradd.export.build import check_index, op, stop_gradient, straight_through
 from gradd.export.build import ints as _ints
 from gradd.export.build import scalar as _scalar
@@ -157,18 +157,25 @@ def dropout(value: Any, p: float, train: bool) -> Any:
 def embedding(
     weight: Any,
     indices: Any,
-    padding_idx: int = -1,
+    padding_idx: Any = -1,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """Gather; rows of the padding index get no gradient, as torch defines it."""
+    """Gather; rows of the padding index get no gradient, as torch defines it.
+
+    A negative padding index of a table whose size is the call's is computed from that size.
+    """
     if scale_grad_by_freq or sparse:
         flag = "scale_grad_by_freq" if scale_grad_by_freq else "sparse"
         raise CaptureError("unsupported_operator", f"Embedding({flag}=True) is not supported")
     rows = op.Gather(weight, indices)
-    if padding_idx < 0:
-        return rows
-    is_padding = op.Equal(indices, _scalar(padding_idx, indices.dtype))
+    if isinstance(padding_idx, int):
+        if padding_idx < 0:
+            return rows
+        row = _scalar(padding_idx, indices.dtype)
+    else:
+        row = op.Cast(padding_idx, to=int(indices.dtype))
+    is_padding = op.Equal(indices, row)
     return op.Where(op.Unsqueeze(is_padding, _ints(-1)), stop_gradient(rows), rows)
 
 
@@ -452,4 +459,5 @@ def table() -> dict[Any, Callable]:
         torch.ops.gradd.stop_gradient.default: stop_gradient,
         torch.ops.gradd.straight_through.default: straight_through,
     }
-    return rows | _windows() | pointwise.table() | reductions.table() | losses.table()
+    themes = (pointwise, products, reductions, losses)
+    return functools.reduce(lambda known, theme: known | theme.table(), themes, rows | _windows())

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from gradd.export.build import (
@@ -23,6 +24,7 @@ from gradd.export.build import (
     typed,
     wide,
     with_slope,
+    without_slope,
 )
 
 _aten = torch.ops.aten
@@ -36,10 +38,16 @@ def _value(x: Any, dtype: Any) -> Any:
 
 
 def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Any:
-    """No gradient on the bounds, unlike clamp(); all of it to NaN."""
-    low, high = scalar(min_val, x.dtype), scalar(max_val, x.dtype)
-    outside = op.Or(op.LessOrEqual(x, low), op.GreaterOrEqual(x, high))
-    return with_slope(op.Clip(x, low, high), x, op.Not(outside))
+    """No gradient on the bounds, unlike clamp(), nor to NaN.
+
+    (Where torch's vectors end, a NaN in the last few elements of a tensor has a gradient.) Values
+    are cut to bounds in the type of x, gradients by bounds that are not rounded.
+    """
+    z = wide(x)
+    low, high = scalar(min_val, z.dtype), scalar(max_val, z.dtype)
+    inside = op.And(op.Greater(z, low), op.Less(z, high))
+    value = op.Clip(x, scalar(min_val, x.dtype), scalar(max_val, x.dtype))
+    return with_slope(value, x, inside)
 
 
 def relu6(x: Any) -> Any:
@@ -89,13 +97,52 @@ def clamp_max_tensor(x: Any, max: Any) -> Any:
 
 
 def softshrink(x: Any, lambd: float = 0.5) -> Any:
-    """softshrink(); NaN passes in both directions."""
+    """softshrink(); NaN stays one, and has no gradient.
+
+    The bound is rounded to the type of x for the gradient only.
+    """
+    z = wide(x)
+    low, high = scalar(-lambd, z.dtype), scalar(lambd, z.dtype)
+    nothing = op.Mul(z, scalar(0.0, z.dtype))
+    y = op.Where(op.Less(z, low), op.Sub(z, low), nothing)
+    y = op.Where(op.Greater(z, high), op.Sub(z, high), y)
+    return with_slope(narrow(y, x), x, _beyond(x, lambd))
+
+
+def _beyond(x: Any, lambd: float) -> Any:
+    return op.Or(op.Less(x, scalar(-lambd, x.dtype)), op.Greater(x, scalar(lambd, x.dtype)))
+
+
+def hardshrink(x: Any, lambd: float = 0.5) -> Any:
+    """hardshrink(); NaN stays one, and has no gradient."""
     low, high = scalar(-lambd, x.dtype), scalar(lambd, x.dtype)
-    nothing = op.Mul(x, scalar(0.0, x.dtype))
-    y = op.Where(op.Less(x, low), op.Sub(x, low), nothing)
-    y = op.Where(op.Greater(x, high), op.Sub(x, high), y)
     small = op.And(op.GreaterOrEqual(x, low), op.LessOrEqual(x, high))
-    return with_slope(y, x, op.Not(small))
+    y = op.Where(small, scalar(0.0, x.dtype), x)
+    return with_slope(y, x, _beyond(x, lambd))
+
+
+def elu(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
+    """elu(); the operator knows the side by the sign of its result, a negative alpha hides it."""
+    if alpha >= 0 and scale == 1 and input_scale == 1:
+        return op.Elu(x, alpha=float(alpha))
+    z = wide(x)
+    zero, low = scalar(0.0, z.dtype), alpha * scale
+    stretched = op.Mul(z, scalar(input_scale, z.dtype))
+    left = op.Mul(expm1(stretched), scalar(low, z.dtype))
+    value = op.Where(op.Less(z, zero), left, op.Mul(z, scalar(scale, z.dtype)))
+    left = op.Mul(op.Exp(stretched), scalar(low * input_scale, z.dtype))
+    right = op.Greater(z, zero)
+    return with_slope(narrow(value, x), x, op.Where(right, scalar(scale, z.dtype), left))
+
+
+def celu(x: Any, alpha: float = 1.0) -> Any:
+    """celu()."""
+    return elu(x, alpha, 1.0, 1.0 / alpha)
+
+
+def selu(x: Any) -> Any:
+    """selu(), with the constants of its paper."""
+    return elu(x, 1.6732632423543772, 1.0507009873554805)
 
 
 # --- logarithms and exponentials -------------------------------------------------------------
@@ -230,10 +277,18 @@ def lerp(start: Any, end: Any, weight: Any) -> Any:
 
 
 def angle(x: Any) -> Any:
-    """pi for negative numbers, 0 for others, NaN for NaN; no gradient."""
-    z = stop_gradient(x)
+    """pi for negative numbers, 0 for others, NaN for NaN; the gradient is 0."""
     zero, half_turn = scalar(0.0, x.dtype), scalar(math.pi, x.dtype)
-    return op.Where(op.IsNaN(z), z, op.Where(op.Less(z, zero), half_turn, zero))
+    value = op.Where(op.IsNaN(x), x, op.Where(op.Less(x, zero), half_turn, zero))
+    return without_slope(value, x)
+
+
+def signbit(x: Any) -> Any:
+    """signbit(): also of -0.0 and NaN."""
+    if is_float(x):
+        return typed(own("SignBit", x), ir.DataType.BOOL)
+    zero = scalar(0, ir.DataType.INT64)
+    return op.Less(op.Cast(x, to=int(ir.DataType.INT64)), zero)
 
 
 def _whole(x: Any, y: Any) -> tuple[Any, Any]:
@@ -256,14 +311,18 @@ def _pair(x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def floor_divide(x: Any, y: Any) -> Any:
-    """x // y, which is not floor(x / y): 1 // 0.1 is 9. No gradient."""
+    """x // y, which is not floor(x / y): 1 // 0.1 is 9. torch has no derivative."""
+    return stop_gradient(_floor(x, y))
+
+
+def _floor(x: Any, y: Any) -> Any:
     like = y if _is_number(x) else x
     if not is_float(like):
         a, b = _pair(x, y)
         return op.Div(op.Sub(a, op.Mod(a, b)), b)
     dtype = wide(like).dtype
     a, b = (typed(_value(v, dtype), dtype) for v in (x, y))
-    return stop_gradient(narrow(_whole(a, b)[0], like))
+    return narrow(_whole(a, b)[0], like)
 
 
 def remainder(x: Any, y: Any) -> Any:
@@ -281,14 +340,19 @@ def remainder(x: Any, y: Any) -> Any:
 
 
 def divide_rounded(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
-    """div() with a rounding mode."""
+    """div() with a rounding mode: gradients are 0."""
     if rounding_mode == "floor":
-        return floor_divide(x, y)
+        return without_slope(_floor(x, y), x, y)
     a, b = _pair(x, y)
     if rounding_mode is None or not is_float(y if _is_number(x) else x):
         return op.Div(a, b)
-    ratio = op.Div(a, b)  # torch rounds to the type before it cuts
-    return op.Mul(op.Sign(ratio), op.Floor(op.Abs(ratio)))
+    if _is_number(y):
+        z = wide(x)
+        ratio = op.Div(z, scalar(y, z.dtype))
+    else:
+        ratio = op.Div(a, b)  # torch rounds to the type before it cuts, but not by a number
+    whole = op.Mul(op.Sign(ratio), op.Floor(op.Abs(ratio)))
+    return without_slope(narrow(whole, x) if _is_number(y) else whole, x, y)
 
 
 def heaviside(x: Any, values: Any) -> Any:
@@ -311,6 +375,11 @@ def table() -> dict[Any, Callable]:
         _aten.clamp_min.Tensor: clamp_tensor,
         _aten.clamp_max.Tensor: clamp_max_tensor,
         _aten.softshrink.default: softshrink,
+        _aten.hardshrink.default: hardshrink,
+        _aten.elu.default: elu,
+        _aten.celu.default: celu,
+        _aten.selu.default: selu,
+        _aten.signbit.default: signbit,
         _aten.expm1.default: expm1,
         _aten.special_expm1.default: expm1,
         _aten.log1p.default: log1p,

@@ -27,7 +27,7 @@ _DECOMPOSE = {
 }
 # Operators that torch takes apart although they have a translation, into parts with other
 # derivatives at ties and NaN.
-_LOST = {"aten::softshrink", "aten::multi_margin_loss"}
+_LOST = {"aten::hardshrink", "aten::softshrink", "aten::multi_margin_loss"}
 
 
 @functools.lru_cache(maxsize=1)

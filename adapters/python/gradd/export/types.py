@@ -25,6 +25,14 @@ _WITH_DTYPE = frozenset(
         *(_aten.prod.default, _aten.prod.dim_int),
     }
 )
+# torch rounds numbers beside halves to their type here; elsewhere it computes with them in f32.
+_ROUNDED = frozenset(
+    {
+        *(_aten.remainder.Scalar, _aten.remainder.Scalar_Tensor, _aten.fmod.Scalar),
+        *(getattr(_aten, n).Scalar for n in ("eq", "ne", "lt", "le", "gt", "ge")),
+        *(getattr(_aten, n).Tensor for n in ("eq", "ne", "lt", "le", "gt", "ge")),
+    }
+)
 # Pointwise, of tensors and numbers.
 _WITH_NUMBERS = frozenset(
     getattr(getattr(_aten, name), kind)
@@ -46,6 +54,7 @@ def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
+        _round_numbers(node)
         if node.target in _WITH_DTYPE:
             _convert_first(graph, node)
         elif node.target in _NORMS:
@@ -73,6 +82,16 @@ def _convert_first(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
         return
     with graph.inserting_before(node):
         node.replace_input_with(source, _cast(graph, source, wanted))
+
+
+def _round_numbers(node: torch.fx.Node) -> None:
+    places = range(2) if node.target in _ROUNDED else ()
+    if node.target is _aten.floor_divide.default:
+        places = range(1)  # of x // 0.1 the number is as it is
+    dtype = next((t for t in map(_type, node.args) if t is not None), None)
+    for i in places if dtype in _HALVES else ():
+        if isinstance(node.args[i], (int, float)):
+            node.update_arg(i, torch.tensor(node.args[i], dtype=dtype).item())
 
 
 def _is_number(operand: Any) -> bool:
