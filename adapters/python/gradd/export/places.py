@@ -43,7 +43,7 @@ def user_line(errors: Iterable[BaseException]) -> str:
             code = frame.f_code
             if is_users(code.co_filename) and not _is_made(frame):
                 best = f"{code.co_name}() @ {code.co_filename}:{line}"
-            elif code.co_filename.startswith(_TORCH_NN):
+            elif os.path.realpath(code.co_filename).startswith(_TORCH_NN):
                 of_torch = f"{code.co_name}() @ {code.co_filename}:{line}"
     return best or of_torch
 
