@@ -50,13 +50,13 @@ def measure(
             engines[build] = run.Engine("gradd", [name, size, precision], env)
             warm = engines[build].do("warm", 3)
             print(f"  {build:7s} first call {warm['first_s']:.1f} s, loss {warm['loss']:.6f}")
+            # Before another process comes and shares pages of libraries that the baseline holds.
+            print(f"  {build:7s} {_memory(engines[build].do('memory', 3))}")
         each = workloads.make(name, options.quick).samples * 2
         for turn in range(options.rounds):
             for build in run.turned(list(envs), turn):
                 time.sleep(0.1)  # threads of the one before stop spinning
                 samples[build] += engines[build].do("time", 1 + each)["ms"][1:]
-        for build in envs:
-            print(f"  {build:7s} {_memory(engines[build].do('memory', 3))}")
     finally:
         for engine in engines.values():
             engine.end()
