@@ -75,7 +75,7 @@ static gradd_status_t add_shape(const char *word, explain_shape_t *list, int *n)
 
 static gradd_status_t read_batches(const char *text, explain_args_t *args) {
     while (*text) {
-        int64_t batch;
+        int64_t batch = 0;
         if (args->n_batches == EXPLAIN_MAX_BATCHES)
             return GRADD_FAIL(LIMIT, "--batch: more than %d sizes", EXPLAIN_MAX_BATCHES);
         GRADD_TRY(read_number("--batch", &text, &batch));
