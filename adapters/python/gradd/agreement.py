@@ -162,16 +162,17 @@ class Tally:
     def _is_off_more_often(
         self, key: Key, ours: torch.Tensor, other: torch.Tensor, exact: torch.Tensor
     ) -> bool:
-        """Whether many more entries of ours are off than of PyTorch's.
+        """Whether many more entries of ours are off than of PyTorch's, and by more all together.
 
         One unit that PyTorch has on the other side of zero must not excuse all that we may have.
+        Where many of PyTorch's entries are off by about the bound, a few times as far is not more.
         """
         bound = self._bound(key)
         n, own = (
             sum(int((_difference(x, y)[0] > bound).sum()) for x, y in _pieces(t, exact))
             for t in (ours, other)
         )
-        return n > _WORSE * own
+        return n > _WORSE * own and apart(ours, exact).off > _WORSE * apart(other, exact).off
 
     def findings(self, among: Collection[Key] | None = None) -> list[Finding]:
         """What differs by more than its bound, among all values or these."""
