@@ -45,7 +45,7 @@ def first_call(model: ORTModule, x: torch.Tensor) -> None:
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[ORTModule]:
+def model(shared_daemon: Any) -> Iterator[ORTModule]:
     yield ORTModule(Relu(), strict=True)
 
 
