@@ -146,8 +146,10 @@ class Tally:
         self.apart[key] = found = apart(ours, theirs)
         other = self._others.get(key)
         if other is not None:
-            self.own[key] = self._size(key, apart(other, theirs))
-            self._more[key] = self._is_off_more_often(key, ours, other, theirs)
+            own = apart(other, theirs)
+            self.own[key] = self._size(key, own)
+            longer = found.off > _WORSE * own.off
+            self._more[key] = longer and self._is_off_more_often(key, ours, other, theirs)
         if key in self.keep or not self._is_good(key, found, 0.0):
             self.kept[key] = theirs
 
@@ -162,17 +164,18 @@ class Tally:
     def _is_off_more_often(
         self, key: Key, ours: torch.Tensor, other: torch.Tensor, exact: torch.Tensor
     ) -> bool:
-        """Whether many more entries of ours are off than of PyTorch's, and by more all together.
+        """Whether many more entries of ours are off than of PyTorch's.
 
         One unit that PyTorch has on the other side of zero must not excuse all that we may have.
-        Where many of PyTorch's entries are off by about the bound, a few times as far is not more.
+        Only asked where ours are off by more all together: beside many of PyTorch's entries that
+        are off by about the bound, a few times as far is not more.
         """
         bound = self._bound(key)
         n, own = (
             sum(int((_difference(x, y)[0] > bound).sum()) for x, y in _pieces(t, exact))
             for t in (ours, other)
         )
-        return n > _WORSE * own and apart(ours, exact).off > _WORSE * apart(other, exact).off
+        return n > _WORSE * own
 
     def findings(self, among: Collection[Key] | None = None) -> list[Finding]:
         """What differs by more than its bound, among all values or these."""
