@@ -133,9 +133,8 @@ def _dense(tensor: torch.Tensor, path: str) -> torch.Tensor:
 
 
 def _attempts(tensors: list[torch.Tensor]) -> Iterator[tuple]:
-    """Dynamic shapes from the most general to the literal ones."""
-    for kind in (torch.export.Dim.DYNAMIC, torch.export.Dim.AUTO):
-        yield tuple(dict.fromkeys(_varying(t), kind) for t in tensors)
+    """Sizes as symbols, but for those that the trace itself has to fix; then literal ones."""
+    yield tuple(dict.fromkeys(_varying(t), torch.export.Dim.AUTO) for t in tensors)
     yield tuple({} for _ in tensors)
 
 
