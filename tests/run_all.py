@@ -10,6 +10,7 @@ FILE what the last run of each said. Called by `make test`, `make check`, `make 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import os
 import platform
 import re
@@ -31,21 +32,31 @@ def run_script(title: str, command: list[str]) -> Count:
     return (1, 0) if subprocess.run(command, cwd=ROOT).returncode == 0 else (0, 1)
 
 
+def workers() -> int:
+    """Processes of tests beside each other: two, as captures are one thread of Python each."""
+    return min(2, len(os.sched_getaffinity(0)))
+
+
 def run_c(binary: Path) -> Count:
-    """Runs the C tests, passing their output through; the last line carries the counts."""
+    """Runs the C tests in equal parts beside each other and prints what each part said."""
     print("== C tests", flush=True)
-    command = [str(binary)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        last = ""
-        for line in process.stdout or []:
-            print(line, end="", flush=True)
-            last = line
-    match = re.fullmatch(r"(\d+) passed, (\d+) failed\n", last)
+    parts = [f"{part}/{workers()}" for part in range(1, workers() + 1)]
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        counts = list(threads.map(lambda part: run_c_part(binary, part), parts))
+    return sum(c[0] for c in counts), sum(c[1] for c in counts)
+
+
+def run_c_part(binary: Path, part: str) -> Count:
+    """The last line of the output carries the counts."""
+    command = [str(binary), "--part", part]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    print(f"part {part}:\n{done.stdout}", end="", flush=True)
+    match = re.search(r"^(\d+) passed, (\d+) failed\n\Z", done.stdout, re.MULTILINE)
     if not match:
-        print(f"C tests: {binary} ended with status {process.returncode} and no result")
+        print(f"C tests: {binary} ended with status {done.returncode} and no result")
         return 0, 1
     passed, failed = int(match[1]), int(match[2])
-    return passed, failed if process.returncode == 0 else max(failed, 1)
+    return passed, failed if done.returncode == 0 else max(failed, 1)
 
 
 def run_fuzz(folder: Path) -> Count:
@@ -60,8 +71,7 @@ def run_python(build: Path, marked: str, files: Sequence[str] = ()) -> Count:
     print(" ".join(["== Python tests", f"({marked})", *files]), flush=True)
     report = build / "pytest.xml"
     report.unlink(missing_ok=True)
-    workers = str(min(2, len(os.sched_getaffinity(0))))  # captures are one thread of Python each
-    command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "--dist", "worksteal"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers()), "--dist", "worksteal"]
     command += [f"--junitxml={report}", "-m", marked, "--durations=20", *files]
     status = subprocess.run(command, cwd=ROOT).returncode
     if not report.exists():

@@ -1,10 +1,11 @@
 /* Runs the C tests, each in its own process with a time limit.
  *
- * Usage: tests [--list] [--filter TEXT]... [--limit-scale N] [--verbose]
+ * Usage: tests [--list] [--filter TEXT]... [--part I/N] [--limit-scale N] [--verbose]
  * The list comes from the makefile (test_list.inc: module, name, seconds). The output of a test is
  * shown when it fails. The last line is "N passed, N failed"; skipped tests are listed before it
  * with their reasons. Each test leads its own process group, which is killed afterwards, so nothing
- * that a test forked outlives it. Single-threaded.
+ * that a test forked outlives it. Single-threaded: of N runners beside each other, the one with
+ * --part I/N (I from 1) runs every N-th of the chosen tests.
  */
 #include "tests/test.h"
 
@@ -47,6 +48,7 @@ typedef enum { PASSED, FAILED, SKIPPED } outcome_t;
 typedef struct run_s {
     const char *filters[MAX_FILTERS];
     int n_filters;
+    int part, n_parts;
     int limit_scale;
     bool verbose;
     int n_passed, n_failed, n_skipped;
@@ -138,6 +140,12 @@ static bool selected(const run_t *run, const char *name) {
     return false;
 }
 
+/* "I/N"; false where that is no part. */
+static bool parse_part(run_t *run, const char *text) {
+    return sscanf(text, "%d/%d", &run->part, &run->n_parts) == 2 && run->part >= 1 &&
+           run->part <= run->n_parts;
+}
+
 static _Noreturn void child_main(const test_case_t *test, int output) {
     setpgid(0, 0);
     signal(SIGINT, SIG_DFL);
@@ -219,14 +227,16 @@ static outcome_t run_one(const run_t *run, const test_case_t *test) {
 }
 
 static int usage(const char *program) {
-    fprintf(stderr, "usage: %s [--list] [--filter TEXT]... [--limit-scale N] [--verbose]\n",
+    fprintf(stderr,
+            "usage: %s [--list] [--filter TEXT]... [--part I/N] [--limit-scale N] [--verbose]\n",
             program);
     return 2;
 }
 
 int main(int argc, char **argv) {
-    run_t run = {.limit_scale = 1};
+    run_t run = {.part = 1, .n_parts = 1, .limit_scale = 1};
     bool list = false;
+    int n_selected = 0;
     for (int i = 1; i < argc; i++) {
         bool more = i + 1 < argc;
         if (strcmp(argv[i], "--list") == 0)
@@ -235,6 +245,8 @@ int main(int argc, char **argv) {
             run.verbose = true;
         else if (strcmp(argv[i], "--filter") == 0 && more && run.n_filters < MAX_FILTERS)
             run.filters[run.n_filters++] = argv[++i];
+        else if (strcmp(argv[i], "--part") == 0 && more && parse_part(&run, argv[i + 1]))
+            i++;
         else if (strcmp(argv[i], "--limit-scale") == 0 && more && atoi(argv[i + 1]) > 0)
             run.limit_scale = atoi(argv[++i]);
         else
@@ -244,6 +256,7 @@ int main(int argc, char **argv) {
     signal(SIGTERM, stop);
     for (const test_case_t *test = cases; test->name; test++) {
         if (!selected(&run, test->name)) continue;
+        if (n_selected++ % run.n_parts != run.part - 1) continue;
         if (list) {
             puts(test->name);
             continue;

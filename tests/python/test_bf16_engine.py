@@ -68,7 +68,7 @@ def distances(got, exact):
 
 @pytest.mark.parametrize("plain", every_run((False,), [False, True]), ids=["fused", "plain"])
 @pytest.mark.parametrize(
-    "family", every_run(("llama", "gemma2"), ("llama", "gpt2", "bert_mlm", "qwen3", "gemma2"))
+    "family", every_run(("gemma2",), ("llama", "gpt2", "bert_mlm", "qwen3", "gemma2"))
 )
 def test_bf16_model_is_as_near_to_fp32_as_torch(family: str, plain: bool) -> None:
     module, make_batch = models.build(family)

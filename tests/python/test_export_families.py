@@ -52,7 +52,12 @@ def test_family_in_eval_mode(name):
     ("name", "over", "count"),
     [
         ("gpt2", {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}, 7),
-        ("bert_cls", {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}, 8),
+        pytest.param(
+            "bert_cls",
+            {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
+            8,
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def test_a_batch_without_any_label() -> None:
     pair.step(make(2, 8, 2))
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2_nomask"])
+@pytest.mark.parametrize("name", every_run(("gpt2_nomask",), ["llama", "gpt2_nomask"]))
 def test_loss_outside_of_the_model(name: str) -> None:
     """No labels are given: the logits are real, and their gradient comes from PyTorch."""
 
@@ -97,7 +97,7 @@ def test_loss_outside_of_the_model(name: str) -> None:
     _train(name, lambda b: b, loss_of=loss_of)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", every_run(("llama",), ["llama", "gpt2"]))
 def test_position_ids(name: str) -> None:
     def change(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         batch = _pad(batch, left=True)
@@ -118,7 +118,7 @@ def test_packed_sequences() -> None:
     _train("llama_nomask", change)
 
 
-@pytest.mark.parametrize("number", [torch.tensor, int, float])
+@pytest.mark.parametrize("number", every_run((torch.tensor, int), [torch.tensor, int, float]))
 def test_num_items_in_batch(number: Any) -> None:
     """What Trainer passes; the count differs in every batch and is not baked into the graph."""
 

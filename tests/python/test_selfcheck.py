@@ -29,7 +29,7 @@ GPT2_DROPOUT = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
 @pytest.mark.parametrize(
     ("name", "over", "dtype"),
     [
-        ("llama", {}, torch.float32),
+        pytest.param("llama", {}, torch.float32, marks=pytest.mark.nightly),
         ("llama", {}, torch.bfloat16),
         ("gpt2", GPT2_DROPOUT, torch.float32),
     ],

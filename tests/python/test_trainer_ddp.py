@@ -11,34 +11,34 @@ from pathlib import Path
 import pytest
 
 SCRIPT = """
-import json, os, sys
+import json, sys
 from pathlib import Path
 import torch
 from trainers import losses, make_trainer
 
-kind, folder = sys.argv[1], Path(sys.argv[2])
-trainer = make_trainer(kind, folder, max_steps=4, gradient_accumulation_steps=2)
-trainer.train()
-result = {
-    "losses": losses(trainer),
-    "wrapped": type(trainer.model_wrapped).__name__,
-    "sum": float(sum(p.detach().double().abs().sum() for p in trainer.model.parameters())),
-}
-if kind == "gradd":
-    result["stats"] = trainer.gradd_stats()
-(folder / f"{kind}-{trainer.args.process_index}.json").write_text(json.dumps(result))
+folder = Path(sys.argv[1])
+for kind in ("torch", "gradd"):
+    trainer = make_trainer(kind, folder, max_steps=4, gradient_accumulation_steps=2)
+    trainer.train()
+    result = {
+        "losses": losses(trainer),
+        "wrapped": type(trainer.model_wrapped).__name__,
+        "sum": float(sum(p.detach().double().abs().sum() for p in trainer.model.parameters())),
+    }
+    if kind == "gradd":
+        result["stats"] = trainer.gradd_stats()
+    (folder / f"{kind}-{trainer.args.process_index}.json").write_text(json.dumps(result))
 torch.distributed.barrier()  # a rank that leaves while gloo's threads run may abort in torch
-if kind == "torch":
-    os._exit(0)
 torch.distributed.destroy_process_group()
 """
 
 
-def launch(kind: str, folder: Path) -> list[dict]:
+def launch(folder: Path) -> dict[str, list[dict]]:
+    """What both ranks report of each kind of trainer."""
     script = folder / "train.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc_per_node", "2", str(script), kind, str(folder)]
+    command += ["--nproc_per_node", "2", str(script), str(folder)]
     here = str(Path(__file__).parent)
     done = subprocess.run(
         command,
@@ -48,13 +48,16 @@ def launch(kind: str, folder: Path) -> list[dict]:
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": here},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((folder / f"{kind}-{rank}.json").read_text()) for rank in (0, 1)]
+    return {
+        kind: [json.loads((folder / f"{kind}-{rank}.json").read_text()) for rank in (0, 1)]
+        for kind in ("torch", "gradd")
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("daemon")
 def test_two_processes_train_as_with_trainer(tmp_path: Path) -> None:
-    plain, ours = launch("torch", tmp_path), launch("gradd", tmp_path)
+    plain, ours = launch(tmp_path).values()
     assert ours[0]["wrapped"] == plain[0]["wrapped"] == "DistributedDataParallel"
     # Ranks that are not synchronised drift apart silently: compare all of their weights.
     assert ours[0]["sum"] == ours[1]["sum"]
