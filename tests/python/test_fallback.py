@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 
 import pytest
@@ -126,6 +127,58 @@ def test_a_call_that_is_wrong_itself_does_not_move_the_next_one() -> None:
     loss_of(model(x, y)).backward()
     stats = model.gradd_stats()
     assert stats["fallbacks"] == {} and stats["forwards"] > 0
+
+
+class BySize(Net):
+    """Decides by a value, but only for batches of five rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] == 5 and (x > 0).any():
+            return self.first(x) * 2
+        return self.first(x)
+
+
+class Tries(Net):
+    """Swallows what a wrong width raises."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            return self.first(x)
+        except RuntimeError:
+            return x * 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "odd", "common"),
+    [(BySize, (5, 8), ((3, 8), (4, 8), (3, 8), (7, 8))), (Tries, (3, 4), ((3, 8), (6, 8)))],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_one_odd_call_moves_no_other_size(
+    kind: type, odd: tuple[int, int], common: tuple, first: bool
+) -> None:
+    eager = kind()
+    model = ORTModule(copy.deepcopy(eager))
+    calls = [odd, *common] if first else [common[0], odd, *common[1:]]
+    for shape in [*calls, odd, common[0]]:
+        x = torch.randn(shape)
+        torch.testing.assert_close(model(x), eager(x))
+    stats = model.gradd_stats()
+    assert sum(stats["fallbacks"].values()) == 2 and stats["captures"] == 1, stats
+
+
+def test_few_sizes_are_tried_where_none_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    monkeypatch.setattr(
+        "gradd.export.capturing._capture", lambda call, *_: tried.append(call) or _refuse()
+    )
+    model = ORTModule(Net())
+    for rows in range(2, 300):
+        model(torch.randn(rows, 8))
+    assert len(tried) == 4
+
+
+def _refuse() -> None:
+    raise CaptureError("export_failed", "for a test")
 
 
 class Hidden(torch.nn.Module):

@@ -175,7 +175,7 @@ class Bridge:
         transforms.check_nested(self.module)
         if self._failed is not None:
             return self._in_torch(self._failed, None, args, kwargs)
-        key = failure = None
+        key = failure = graph = sizes = None
         try:
             transforms.check()
             self.client._check_process()
@@ -183,19 +183,23 @@ class Bridge:
             with self.client.lock, watch.ours:
                 key = self._key(args, kwargs)
                 reason = self._fallback.known(key)
-                graphs = self._captured(key) if reason is None else []
-                if reason is None and not graphs:
-                    reason = self._fallback.postponed(key)
                 if reason is None:
                     leaves, _, _ = schema.flatten_inputs(args, kwargs)
-                    graph = self._graph(key, graphs, leaves, args, kwargs)
+                    graphs = self._captured(key)
+                    sizes = tuple(x.shape for x in leaves if isinstance(x, torch.Tensor))
+                    graph, outdated = self._fitting(graphs, sizes, leaves, args, kwargs)
+                    if graph is None:
+                        reason = self._fallback.no_capture(key, sizes, first=not graphs)
+                if reason is None:
+                    graph = graph or self._new_graph(key, graphs, outdated, leaves, args, kwargs)
                     call, tensors = self._prepare(graph, leaves, args, kwargs)
                     sources = graph.shared.sources(leaves) if graph.shared is not None else []
         except Exception as error:
             failure = error
         if failure is not None:
             try:  # not above: errors of what runs now have nothing to do with this one
-                return self._in_torch(failure, key, args, kwargs)
+                refused = sizes if graph is None else None
+                return self._in_torch(failure, key, args, kwargs, refused)
             finally:
                 failure = None  # it holds this frame
         if reason is not None:
@@ -226,13 +230,28 @@ class Bridge:
         n = max(results) + 1 if results else 0
         return graph.cap.unflatten([results.get(i) for i in range(n)])
 
-    def _in_torch(self, error: Exception, key: Hashable, args: tuple, kwargs: dict) -> Any:
-        """Runs the call in PyTorch if the policy allows that after this error."""
+    def _in_torch(
+        self,
+        error: Exception,
+        key: Hashable,
+        args: tuple,
+        kwargs: dict,
+        refused: tuple | None = None,
+    ) -> Any:
+        """Runs the call in PyTorch if the policy allows that after this error.
+
+        Args:
+            error: Why.
+            key: Of the call, if it is known.
+            args: The call's.
+            kwargs: The same.
+            refused: Sizes of the call's tensors if it could not be captured.
+        """
         reason = self._fallback.decide(error)
         start = time.perf_counter()
         result = self._eager(*args, **kwargs)
         if key is not None and not isinstance(error, SelfCheckError):  # that is known by its sizes
-            self._fallback.remember(key, reason)
+            self._fallback.remember(key, reason, refused)
         # Another self-check that fails is news; what it says of a call that it knows is not.
         if self._fallback.count(reason, str(error) if reason == "self_check" else ""):
             self._fallback.warn(reason, error, (time.perf_counter() - start) * 1e3)
@@ -240,13 +259,15 @@ class Bridge:
 
     # ---- captures ----
 
-    def _graph(
-        self, key: tuple, graphs: list[Graph], leaves: list, args: tuple, kwargs: dict
-    ) -> Graph:
-        """The one of these captures that fits a call, whose sizes it allows, or a new one."""
-        from gradd.export import check_dynamic, same_but_filled_in
+    def _fitting(
+        self, graphs: list[Graph], sizes: tuple, leaves: list, args: tuple, kwargs: dict
+    ) -> tuple[Graph | None, list[Graph]]:
+        """The one of these captures that fits a call, whose sizes it allows.
 
-        sizes = tuple(x.shape for x in leaves if isinstance(x, torch.Tensor))
+        And those that would, but for what forward() reads from outside.
+        """
+        from gradd.export import check_dynamic
+
         outdated: list[Graph] = []
         for graph in reversed(list(graphs)):
             if not graph.intact():
@@ -269,7 +290,21 @@ class Bridge:
             for table, name, value in graph.filled:
                 if table[name] is None:
                     table[name] = value
-            return graph
+            return graph, outdated
+        return None, outdated
+
+    def _new_graph(
+        self,
+        key: tuple,
+        graphs: list[Graph],
+        outdated: list[Graph],
+        leaves: list,
+        args: tuple,
+        kwargs: dict,
+    ) -> Graph:
+        """A capture for a call that none of `graphs` fits; it becomes one of them."""
+        from gradd.export import same_but_filled_in
+
         self._outside_changed(graphs, outdated)
         graph = self._capture_of(key, leaves, args, kwargs)
         heap.trim()
@@ -512,7 +547,10 @@ class Bridge:
         leaves, _, _ = schema.flatten_inputs(args, kwargs)
         with self.client.lock:
             key = self._key(args, kwargs)
-            graph = self._graph(key, self._captured(key), leaves, args, kwargs)
+            graphs = self._captured(key)
+            sizes = tuple(x.shape for x in leaves if isinstance(x, torch.Tensor))
+            graph, outdated = self._fitting(graphs, sizes, leaves, args, kwargs)
+            graph = graph or self._new_graph(key, graphs, outdated, leaves, args, kwargs)
             _, bound = graph.bind(self.state)
             inputs = self._inputs(graph, leaves)
             types = tuple(type_of(t) for t in inputs)

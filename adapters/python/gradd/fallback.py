@@ -45,6 +45,8 @@ _WRITES = 3
 # A capture that fails costs seconds, and an attribute that changes in every step asks for one.
 _TRIES = 8
 _LONGEST = 1024  # calls
+# One may have failed for its sizes: others are tried at once, and after 16 and 256 calls.
+_OTHER_SIZES, _LATER = 3, 16
 MANY_CAPTURES = 16  # of one form with other attributes or numbers, until the next has to wait
 _WRITING = ("attribute_written", "outside_written")
 
@@ -99,6 +101,29 @@ class _Tries:
         return self.reason
 
 
+class _Uncaptured:
+    """A form of call that could not be captured: what has been captured already may run."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self._sizes: set[Any] = set()
+        self._calls = 0
+
+    def add(self, sizes: tuple) -> None:
+        """It failed with these sizes."""
+        self._sizes.add(sizes)
+
+    def is_due(self, sizes: tuple) -> bool:
+        """Other sizes than those may do; but captures cost seconds, so few are tried."""
+        self._calls += 1
+        failed = len(self._sizes)
+        return (
+            sizes not in self._sizes
+            and failed <= _OTHER_SIZES
+            and self._calls >= _LATER ** (failed - 1)
+        )
+
+
 class Fallback:
     """Decides, remembers and counts, for one bridge."""
 
@@ -111,6 +136,7 @@ class Fallback:
         self.retry = bool(options.get("ORTMODULE_FALLBACK_RETRY"))
         self.counts: Counter[str] = Counter()
         self._decided: dict[Any, str] = {}
+        self._uncaptured: dict[Any, _Uncaptured] = {}
         self._failed: dict[Any, _Tries] = {}
         self._captured: dict[Any, _Tries] = {}
         self._said: set[tuple[str, str]] = set()
@@ -118,17 +144,27 @@ class Fallback:
 
     def known(self, key: Any) -> str | None:
         """Reason for which calls of this form run in PyTorch, if that is decided."""
+        return None if self.retry else self._decided.get(key)
+
+    def no_capture(self, key: Any, sizes: tuple, first: bool) -> str | None:
+        """Reason for which a call that needs a capture runs in PyTorch.
+
+        Args:
+            key: Of the call.
+            sizes: Of its tensors.
+            first: Nothing has been captured under this key.
+        """
         if self.retry:
             return None
-        reason = self._decided.get(key)
+        known = self._uncaptured.get(key)
+        reason = known.reason if known is not None and not known.is_due(sizes) else None
         if reason is None and self._writes:
             form = _form(key)
             reason = next((r for r in _WRITING if self._writes[form, r] >= _WRITES), None)
-        return reason
+        return self._postponed(key) if reason is None and first else reason
 
-    def postponed(self, key: Any) -> str | None:
-        """Reason for which a call that needs a capture is not to be tried now."""
-        if self.retry or not (self._failed or self._captured):
+    def _postponed(self, key: Any) -> str | None:
+        if not (self._failed or self._captured):
             return None
         form = _loose_form(key)
         known = (table.get(form) for table in (self._failed, self._captured))
@@ -150,8 +186,10 @@ class Fallback:
             raise error
         return reason
 
-    def remember(self, key: Any, reason: str) -> None:
+    def remember(self, key: Any, reason: str, refused: tuple | None) -> None:
         """Calls of this form run in PyTorch from now on.
+
+        Where a capture was `refused` for the sizes of the call, those that fit go on to be used.
 
         Only a call that PyTorch has carried out says so: one that fails there as well was wrong
         itself, and the next of its form may be right.
@@ -159,7 +197,10 @@ class Fallback:
         if reason in _WRITING:
             self._writes[_form(key), reason] += 1
         if reason not in ("outside_written", "memory_layout"):  # the bridge knows these better
-            self._decided[key] = reason
+            if refused is None:
+                self._decided[key] = reason
+            else:
+                self._uncaptured.setdefault(key, _Uncaptured(reason)).add(refused)
             self._failed.setdefault(_loose_form(key), _Tries(_TRIES)).add(reason)
 
     def count(self, reason: str, detail: str = "") -> bool:

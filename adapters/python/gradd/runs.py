@@ -213,7 +213,7 @@ class Run:
         raise errors.StaleError(
             f"output '{what}' was not computed because only the loss was needed, and the "
             "parameters have changed since: read it before optimizer.step(), or set "
-            "GRADD_LAZY=0"
+            "GRADD_LAZY=0; the next forwards compute it, as somebody has asked for it"
         )
 
     def _again(self, outputs: tuple[str, ...], grad_outputs: tuple[int, ...]) -> Run:
@@ -244,11 +244,11 @@ class Run:
         asked for: who reads logits in one step mostly does so in every step.
 
         Raises:
-            StaleError: The parameters have changed since the forward.
+            StaleError: The parameters have changed since the forward; the next calls compute it.
         """
         missing = [name for name in outputs if name not in self.plan.outputs]
-        self.check_unchanged(missing[0])
         self.graph.asked_for.update(missing)
+        self.check_unchanged(missing[0])
         self.counts["repeated_forwards"] += 1
         other = self._again(outputs, grad_outputs)
         other._again_of = missing[0]

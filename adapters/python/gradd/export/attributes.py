@@ -25,8 +25,20 @@ HARMLESS = frozenset(
     }
 )
 _ALLOWED = FILLED_IN | HARMLESS
+# Hugging Face sets this hook with gradient checkpointing: it only calls requires_grad_(True).
+_HARMLESS_HOOKS = frozenset({"make_inputs_require_grads"})
+# Hooks of this module only note intermediate results for the model's own outputs.
+_NOTING = "transformers.utils.output_capturing"
 _STATE = ("_parameters", "_buffers", "_modules")
-_RESTORED = (*_STATE, "_forward_hooks", "_forward_pre_hooks")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_RESTORED = (*_STATE, *_HOOKS)
+
+
+def is_harmless(hook: object) -> bool:
+    """True for hooks of a module that do nothing which a graph would lose."""
+    if getattr(hook, "__module__", "") == _NOTING:
+        return True
+    return getattr(hook, "__name__", "") in _HARMLESS_HOOKS
 
 
 class _Sub:
@@ -49,6 +61,10 @@ class _Sub:
             changed = self.tables[table].keys() ^ self.module.__dict__[table].keys()
             if changed:
                 return min(changed)
+        for table in _HOOKS:
+            old, new = self.tables[table], self.module.__dict__[table]
+            if any(not is_harmless((old | new)[key]) for key in old.keys() ^ new.keys()):
+                return table
         return None
 
     def restore(self) -> None:

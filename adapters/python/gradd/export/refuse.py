@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from gradd.export.attributes import Attributes
+from gradd.export.attributes import Attributes, is_harmless
 from gradd.export.chance import Chance
 from gradd.export.spec import CaptureError
 from gradd.kinds import is_plain, refusal
@@ -25,10 +25,6 @@ from gradd.quiet import without_checkpoints
 
 _FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
-# Hugging Face sets this one with gradient checkpointing: it only calls requires_grad_(True).
-_HARMLESS = frozenset({"make_inputs_require_grads"})
-# Hooks of this module only note intermediate results for the model's own outputs.
-_NOTING = "transformers.utils.output_capturing"
 _patch_lock = threading.RLock()
 
 
@@ -44,7 +40,7 @@ def check_module(module: torch.nn.Module) -> None:
         _check_nested(sub, where)
         for reason, tables in (("forward_hooks", _FORWARD), ("backward_hooks", _BACKWARD)):
             for hook in (h for table in tables for h in getattr(sub, table).values()):
-                if not _is_harmless(hook):
+                if not is_harmless(hook):
                     raise CaptureError(reason, _hook_text(where, hook))
     _check_global_hooks()
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -81,12 +77,6 @@ def _check_nested(sub: torch.nn.Module, where: str) -> None:
             f"{where} runs on nested tensors in eval mode without gradients, which give zeros at "
             "padded positions; build it with enable_nested_tensor=False",
         )
-
-
-def _is_harmless(hook: object) -> bool:
-    if getattr(hook, "__module__", "") == _NOTING:
-        return True
-    return getattr(hook, "__name__", "") in _HARMLESS
 
 
 def _hook_text(where: str, hook: object) -> str:

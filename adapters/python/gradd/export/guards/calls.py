@@ -45,6 +45,7 @@ _SCREENS = (sys.stdout, sys.stderr)
 _SHARING = frozenset({"from_numpy", "as_tensor", "asarray"})  # tensors over an array's memory
 _CACHED = type(functools.lru_cache(len))
 _GRAD_FLAGS = frozenset({"is_grad_enabled", "is_inference_mode_enabled"})
+_HOOKING = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 # What a graph, which draws numbers of its own, cannot carry.
 _SEEDING = frozenset(
     {"manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "fork_rng"}
@@ -139,6 +140,10 @@ class Calls:
     def _not_recorded(self, function: types.FunctionType, args: list) -> None:
         inner = inspect.unwrap(function)
         name = getattr(inner, "__name__", "")  # a decorated object may have none
+        if name in _HOOKING and args and isinstance(args[0], torch.Tensor):
+            self._reads.effect(f"calls {name}() of a tensor", reason="backward_hooks")
+        if str(inner.__module__).startswith("torch.optim.") or name.startswith("clip_grad"):
+            self._reads.effect(f"calls {name}(), which writes to gradients or parameters")
         if name in _SEEDING and str(inner.__module__).startswith("torch"):
             self._reads.drawn(f"calls torch.{name}()")
         if not policy.is_array_code(function.__code__):
@@ -194,8 +199,10 @@ class Calls:
         reads = self._reads
         if name in ("getattr", "hasattr", "setattr", "delattr") and len(args) > 1:
             if isinstance(args[1], str):
-                look = reads.stored if name in ("setattr", "delattr") else reads.attribute
-                look(args[0], args[1])
+                if name in ("setattr", "delattr"):
+                    reads.stored(*args[:3])
+                else:
+                    reads.attribute(args[0], args[1])
         elif name in ("vars", "dir") and args:
             reads.attribute(args[0], "__dict__")
             if name == "dir" and (table := own_dict(args[0])) is not None:
@@ -214,7 +221,7 @@ class Calls:
     def _method(self, owner: Any, name: str, args: list) -> None:
         reads = self._reads
         if isinstance(owner, torch.Tensor):
-            self._use_all(args)
+            self._of_tensor(owner, name, args)
         elif isinstance(owner, torch.Generator):
             reads.use(owner)
         elif isinstance(owner, (np.random.Generator, np.random.RandomState)):
@@ -223,6 +230,8 @@ class Calls:
         elif name in ("__getattribute__", "__setattr__", "__delattr__", "__getattr__"):
             if args and isinstance(args[0], str):
                 reads.generic(owner, args[0])
+        elif isinstance(owner, types.GetSetDescriptorType) and name in ("__set__", "__delete__"):
+            self._reads.stored(args[0], owner.__name__, *args[1:2])
         elif isinstance(owner, type):
             if not policy.is_pure_of_class(owner, name):
                 reads.blank(f"calls {owner.__module__}.{owner.__qualname__}.{name}()")
@@ -252,6 +261,15 @@ class Calls:
         else:
             kind = type(owner)
             reads.blank(f"calls {kind.__module__}.{kind.__qualname__}.{name}()", owner)
+
+    def _of_tensor(self, tensor: torch.Tensor, name: str, args: list) -> None:
+        if name == "requires_grad_":
+            self._reads.flagged(tensor, args[0] if args else True)
+        elif name in ("__setattr__", "__delattr__"):
+            self._reads.stored(tensor, *args[:2])
+        elif name == "retain_grad" and not tensor.is_leaf:
+            self._reads.effect("calls retain_grad() of a result")
+        self._use_all(args)
 
     def _whole(self, owner: Any) -> None:
         table = own_dict(owner)

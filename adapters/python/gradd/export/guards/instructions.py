@@ -21,7 +21,8 @@ _KINDS = {
     ),
     "load_attr": ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"),
     "load_super": ("LOAD_SUPER_ATTR",),
-    "store_attr": ("STORE_ATTR", "DELETE_ATTR"),
+    "store_attr": ("STORE_ATTR",),
+    "delete_attr": ("DELETE_ATTR",),
     "load_item": ("BINARY_SUBSCR",),
     "store_item": ("STORE_SUBSCR", "DELETE_SUBSCR"),
     "contains": ("CONTAINS_OP",),
@@ -48,7 +49,7 @@ _SHIFTED = {"LOAD_GLOBAL": 1}  # low bits of the argument that are not part of t
 if sys.version_info >= (3, 12):
     _SHIFTED |= {"LOAD_ATTR": 1, "LOAD_SUPER_ATTR": 2}
 _NAMED = frozenset(
-    {"load_global", "store_global", "load_attr", "load_super", "store_attr"}
+    {"load_global", "store_global", "load_attr", "load_super", "store_attr", "delete_attr"}
 )  # the number is one of co_names
 
 Reading = tuple[str, object]  # what it means, and the name or number that it carries

@@ -55,6 +55,7 @@ _DRAWN = (
     "and its numbers would stay those of the capture; draw with torch, without a generator or seed "
     "of its own, or outside of forward()"
 )
+_UNDONE = "which a graph does not do; do it outside of forward()"
 _LARGE = 100_000  # elements of a container that are compared at every call
 # What a tensor's memory layout decides; code in C is asked by these names too (calls.py).
 LAYOUT = frozenset({"is_contiguous", "stride", "as_strided", "as_strided_", "as_strided_copy"})
@@ -325,8 +326,8 @@ class Reads:
 
     # ---- attributes ----
 
-    def stored(self, owner: Any, name: str) -> None:
-        """owner.name is written: its value from before counts.
+    def stored(self, owner: Any, name: str, value: Any = ABSENT) -> None:
+        """owner.name is set to `value`, or deleted: its value from before counts.
 
         Of the module's own attributes capture() itself sees that, and says it better.
         """
@@ -337,8 +338,28 @@ class Reads:
             self.attribute(owner, name)
         elif name == "data":
             self.blank("assigns to .data of a tensor", owner)
+        elif name == "requires_grad":
+            self.flagged(owner, value)
+        elif name in _ACCUMULATED:
+            self.effect(f"writes .{name} of a tensor", owner)
         elif is_fact(name) and not self.tensors.is_made(owner):
             self.blank(f"writes .{name} of a tensor that it has not made", owner)
+
+    def effect(self, text: str, by: Any = None, reason: str = "outside_written") -> None:
+        """Notes what forward() is about to do beside computing results, see blank().
+
+        Raises:
+            Abandoned: See there.
+        """
+        self._refuse(reason, text, _UNDONE, by)
+
+    def flagged(self, tensor: torch.Tensor, value: Any) -> None:
+        """tensor.requires_grad is set to `value`; what it is already has to stay so."""
+        if self.tensors.is_made(tensor):
+            return
+        if value is not tensor.requires_grad:
+            self.effect("changes .requires_grad of a tensor that it has not made", tensor)
+        self._of_tensor(tensor, "requires_grad")
 
     def attribute(self, owner: Any, name: str) -> None:
         """owner.name is read, written or deleted."""
@@ -433,13 +454,10 @@ class Reads:
             self.item(tensor.__dict__, name, f"a tensor's .{name}", tensor)
             return
         if name in _GRADIENT:
-            place = self._parameters.get(id(tensor))
-            if place is not None:
-                slot = Entry(*place, getattr(tensor, name), f"{place[1]}.{name}")
-                slot.field = name
-                self.slots.setdefault(("entry", id(place[0]), (place[1], name)), slot)
+            if id(tensor) in self._parameters:
+                self._flag_of(tensor, name)
             elif not self.tensors.is_input(tensor):
-                self.grad_mode = True
+                self._ask_for_gradients()
         self.tensors.note(tensor)
         self.layout |= LAYOUT & {name}
         given = self.tensors.is_input(tensor)
@@ -451,6 +469,24 @@ class Reads:
             self.tensors.taken(tensor)
         if name in MEMORY_METHODS:
             self.tensors.exposed(tensor)
+
+    def _flag_of(self, parameter: torch.Tensor, name: str) -> None:
+        place = self._parameters[id(parameter)]
+        slot = Entry(*place, getattr(parameter, name), f"{place[1]}.{name}")
+        slot.field = name
+        self.slots.setdefault(("entry", id(place[0]), (place[1], name)), slot)
+
+    def _ask_for_gradients(self) -> None:
+        """Whether a result has a gradient is up to the mode and to every parameter before it.
+
+        Those of the call's tensors are in the key.
+        """
+        self.grad_mode = True
+        for ask in (torch.is_grad_enabled, torch.is_inference_mode_enabled):
+            self.answer(ask, f"torch.{ask.__name__}()", ask())
+        for table, name in list(self._parameters.values()):
+            if table.get(name) is not None:
+                self._flag_of(table[name], "requires_grad")
 
     # ---- identity ----
 

@@ -32,6 +32,7 @@ from gradd.export.guards.tensors import Tensors
 from gradd.export.spec import CaptureError
 
 _OF_RANGE = type(iter(range(0)))
+_EFFECTS = frozenset({"zero_grad", "requires_grad_"})  # methods of modules that write to tensors
 _CALL = 14  # bytes from the beginning of a call to the instruction behind it, at most
 _MANY = 4000  # places after which those in objects of the call itself are sorted out
 
@@ -144,6 +145,8 @@ class Recorder:
         owner = frame.f_locals.get("self")
         if owner is None or id(owner) not in self.reads.tree:
             return False
+        if code.co_name in _EFFECTS:
+            return False
         if code.co_name == "_wrapped_call_impl":
             self.reads.attribute(owner, "forward")
         return True
@@ -214,6 +217,9 @@ class Recorder:
         self.reads.attribute(super(frames.peek(frame, 2), frames.peek(frame, 1)), name)
 
     def _on_store_attr(self, frame: FrameType, name: str) -> None:
+        self.reads.stored(frames.peek(frame, 1), name, frames.peek(frame, 2))
+
+    def _on_delete_attr(self, frame: FrameType, name: str) -> None:
         self.reads.stored(frames.peek(frame, 1), name)
 
     def _on_load_item(self, frame: FrameType, _: int) -> None:
