@@ -154,7 +154,11 @@ class Tries(Net):
 )
 @pytest.mark.parametrize("first", [True, False])
 def test_one_odd_call_moves_no_other_size(
-    kind: type, odd: tuple[int, int], common: tuple, first: bool
+    kind: type,
+    odd: tuple[int, int],
+    common: tuple,
+    first: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     eager = kind()
     model = ORTModule(copy.deepcopy(eager))
@@ -164,6 +168,7 @@ def test_one_odd_call_moves_no_other_size(
         torch.testing.assert_close(model(x), eager(x))
     stats = model.gradd_stats()
     assert sum(stats["fallbacks"].values()) == 2 and stats["captures"] == 1, stats
+    assert kind is BySize or "catches an exception of a submodule" in caplog.text
 
 
 def test_few_sizes_are_tried_where_none_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:

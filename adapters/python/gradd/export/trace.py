@@ -258,6 +258,8 @@ def _explain(err: BaseException, module: torch.nn.Module) -> CaptureError:
             "data_dependent_control_flow",
             f"{where}: Python code depends on the value of a tensor ({first}); {instead}",
         )
+    if "Unexpected key _export_root" in first:  # the tracer lost track of where it is
+        first = "forward() catches an exception of a submodule; decide by sizes or types instead"
     return CaptureError("export_failed", f"{where}: {first}")
 
 
