@@ -193,7 +193,8 @@ class Recorder:
             self.forget_young()
 
     def _on_store_global(self, frame: FrameType, name: str) -> None:
-        self.reads.item(frame.f_globals, name, f"the global {name}")
+        if id(frame.f_code) not in self._standard:  # memos of the standard library
+            self.reads.item(frame.f_globals, name, f"the global {name}")
 
     def _on_cell(self, frame: FrameType, index: int) -> None:
         names = frame.f_code.co_freevars
