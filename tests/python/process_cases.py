@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import concurrent.futures
+import contextlib
 import contextvars
 import ctypes
 import decimal
@@ -22,7 +23,7 @@ import random
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -275,3 +276,111 @@ REFUSED.update(
         ),
     }
 )
+
+
+def modes() -> tuple:
+    """What a forward() may leave behind."""
+    return (
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_cache_enabled(),
+        torch.get_num_threads(),
+        torch.get_float32_matmul_precision(),
+        torch.get_deterministic_debug_mode(),
+        torch.is_anomaly_enabled(),
+        torch.is_warn_always_enabled(),
+        torch.backends.cudnn.deterministic,
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch._C._len_torch_function_stack(),
+        np.geterr()["over"],
+        decimal.getcontext().prec,
+        LOGGER.level,
+    )
+
+
+def _set_all(values: tuple) -> None:
+    torch.set_grad_enabled(values[0])
+    torch.set_default_dtype(values[1])
+    torch.set_autocast_enabled("cpu", values[2])
+    torch.set_autocast_dtype("cpu", values[3])
+    torch.set_autocast_cache_enabled(values[4])
+    torch.set_num_threads(values[5])
+    torch.set_float32_matmul_precision(values[6])
+    torch.set_deterministic_debug_mode(values[7])
+    torch.set_anomaly_enabled(values[8])
+    torch.set_warn_always(values[9])
+    torch.backends.cudnn.deterministic = values[10]
+    torch.backends.cuda.matmul.allow_tf32 = values[11]
+    torch.backends.cuda.enable_flash_sdp(values[12])
+    while torch._C._len_torch_function_stack() > values[13]:
+        torch._C._pop_torch_function_stack()
+    np.seterr(over=values[14])
+    decimal.getcontext().prec = values[15]
+    LOGGER.setLevel(values[16])
+
+
+@contextlib.contextmanager
+def kept_modes() -> Iterator[None]:
+    """Puts back what a forward() has set."""
+    before = modes()
+    try:
+        yield
+    finally:
+        _set_all(before)
+
+
+def _makes_doubles() -> torch.Tensor:
+    torch.set_default_dtype(torch.float64)
+    made = torch.ones(4)
+    torch.set_default_dtype(torch.float32)
+    return made
+
+
+def _in_contexts() -> Any:
+    with torch.no_grad():
+        asked = 1.0 if torch.is_grad_enabled() else 2.0
+        with torch.set_grad_enabled(True):
+            asked *= 3.0 if torch.is_grad_enabled() else 5.0
+    with (
+        torch.autocast("cpu", enabled=False),
+        np.errstate(over="ignore"),
+        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+    ):
+        return asked
+
+
+def _in_turns() -> float:
+    before = torch.is_grad_enabled()
+    torch.set_grad_enabled(False)
+    torch.set_grad_enabled(before)
+    return 2.0
+
+
+# What forward() sets, by name.
+SET: dict[str, Ask] = {
+    "a default dtype for a while": _makes_doubles,
+    "a default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "no gradients": lambda: torch.set_grad_enabled(False),
+    "no gradients in C": lambda: torch._C._set_grad_enabled(False),
+    "a context that is never left": lambda: torch.no_grad().__enter__(),
+    "a function mode": lambda: torch.overrides.BaseTorchFunctionMode().__enter__(),
+    "autocast": lambda: torch.set_autocast_enabled("cpu", True),
+    "the type of autocast": lambda: torch.set_autocast_dtype("cpu", torch.float16),
+    "autocast's cache": lambda: torch.set_autocast_cache_enabled(False),
+    "threads": lambda: torch.set_num_threads(2),
+    "precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "determinism": lambda: torch.use_deterministic_algorithms(True),
+    "anomalies": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
+    "warnings": lambda: torch.set_warn_always(True),
+    "an attribute of a backend": lambda: setattr(torch.backends.cudnn, "deterministic", True),
+    "one below": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    "a kind of attention": lambda: torch.backends.cuda.enable_flash_sdp(False),
+    "errors of numpy": lambda: np.seterr(over="ignore"),
+    "the precision of decimals": lambda: setattr(decimal.getcontext(), "prec", 5),
+    "a context of decimals": lambda: decimal.setcontext(decimal.Context(prec=5)),
+    "a level": lambda: LOGGER.setLevel(logging.DEBUG),
+}
+LEFT: dict[str, Ask] = {"contexts": _in_contexts, "in turns": _in_turns}

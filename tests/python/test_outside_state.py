@@ -288,6 +288,46 @@ def test_a_state_of_the_process_is_refused_by_name(name: str) -> None:
     assert sum(stats["fallbacks"].values()) == 4, stats
 
 
+class SetsMode(Base):
+    """Calls something that may set a mode, and uses a tensor that it returns."""
+
+    def __init__(self, what: Any) -> None:
+        super().__init__()
+        self.what = (what,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.lin(x)
+        made = self.what[0]()
+        return y * made if isinstance(made, (float, torch.Tensor)) else y
+
+
+@pytest.mark.parametrize("name", process_cases.SET)
+def test_a_mode_that_forward_sets_is_refused_by_name(name: str) -> None:
+    """It is set in every call, as PyTorch does it, and an attempt to capture leaves no trace."""
+    what, found = process_cases.SET[name], []
+    with pytest.raises(export.CaptureError) as caught, process_cases.kept_modes():
+        ORTModule(SetsMode(what), strict=True)(X)
+    assert caught.value.reason == "outside_written", caught.value
+    ours = ORTModule(SetsMode(what))
+    for net in (ours, SetsMode(what)):
+        for _ in range(3):
+            with process_cases.kept_modes():
+                out = net(X)
+                found.append((out.dtype, out.requires_grad, process_cases.modes()))
+    assert found[:3] == found[3:]
+    assert sum(ours.gradd_stats()["fallbacks"].values()) == 3
+
+
+@pytest.mark.parametrize("name", process_cases.LEFT)
+def test_a_mode_that_forward_puts_back_is_its_own(name: str) -> None:
+    what = process_cases.LEFT[name]
+    ours, eager = ORTModule(SetsMode(what), strict=True), SetsMode(what)
+    for gradients in (True, False, True):
+        with torch.set_grad_enabled(gradients):
+            _same(ours, eager, f"gradients {gradients}")
+            assert torch.is_grad_enabled() == gradients
+
+
 def test_what_a_weak_reference_led_to_may_die() -> None:
     question = (lambda: process_cases.DIES() is None,)
     ours, eager = (wrap(Asks(question[0])) for wrap in (ORTModule, lambda m: m))

@@ -25,6 +25,7 @@ from gradd.export.guards.outside import Outside
 from gradd.export.guards.reads import Abandoned
 from gradd.export.guards.watch import Disturbed, Watch
 from gradd.export.identity import Same, standing
+from gradd.export.modes import Modes
 from gradd.export.naming import Call
 from gradd.export.spec import CaptureError
 from gradd.quiet import without_checkpoints
@@ -132,7 +133,7 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
             watch = Watch(call, buffers.copies(), args, kwargs)
             stack.callback(watch.close)
             with watch.on():
-                _run(seen, watch, call.forward, args, kwargs)
+                left = _run(seen, watch, call.forward, args, kwargs)
                 watch.settle()
             own = _own_effect(effects)
             if seen.error is None:
@@ -149,6 +150,8 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
                 seen.outside = watch.outside(seen.outputs)
             except CaptureError as error:
                 raise own or error from None
+            if left is not None:
+                raise own or _mode_left(left)
             seen.used = frozenset(watch.tensors.used)
             seen.read = watch.attributes_read()
             seen.layouts = _layouts(watch.asks_for_layouts(), call)
@@ -206,7 +209,19 @@ def _own_effect(effects: Callable[[], None]) -> CaptureError | None:
     return None
 
 
-def _run(seen: Observation, watch: Watch, forward: Callable, args: tuple, kwargs: dict) -> None:
+def _mode_left(name: str) -> CaptureError:
+    return CaptureError(
+        "outside_written",
+        f"forward() changes {name} and leaves it so, which a graph would not do: use a with "
+        "statement, or change it outside of forward()",
+    )
+
+
+def _run(
+    seen: Observation, watch: Watch, forward: Callable, args: tuple, kwargs: dict
+) -> str | None:
+    """Runs it; returns a mode of the process that it has changed, which is put back."""
+    modes = Modes()
     try:
         with watch.recording():
             returned = forward(*args, **kwargs)
@@ -217,6 +232,7 @@ def _run(seen: Observation, watch: Watch, forward: Callable, args: tuple, kwargs
         pass  # what it was about to do is going to be refused
     except Exception as error:  # whatever the module raises; the trace will say it better
         seen.error = error.with_traceback(None)
+    return modes.put_back()
 
 
 @contextlib.contextmanager

@@ -62,6 +62,7 @@ class Calls:
         self._reads = reads
         self._names: Callable[[], tuple[str, ...]] = tuple
         self._context = contextvars.copy_context()
+        self._gradients = torch.is_grad_enabled()  # before forward() switches them itself
 
     def called_with(self, function: Any, args: list, names: Callable[[], tuple]) -> None:
         """called(), where names() gives those of the keyword arguments."""
@@ -138,6 +139,8 @@ class Calls:
         """A class is called."""
         if cls.__name__ in _NOT_USED and cls.__module__ == "builtins":
             return
+        if cls is torch.set_grad_enabled and args[:1] == [True]:
+            self._flag(torch.is_grad_enabled, "torch", "is_grad_enabled")  # it may stay on
         if policy.is_opener(cls):
             self._reads.blank(f"makes a {cls.__module__}.{cls.__qualname__}")
         if cls.__flags__ & (1 << 9) and not cls.__module__.startswith(("torch", "numpy")):
@@ -156,6 +159,8 @@ class Calls:
         # Of the code, not of what it wraps: torch.no_grad() makes functions under others' names.
         module = function.__globals__.get("__name__", "")
         name = function.__code__.co_name
+        if "." not in inner.__qualname__ and policy.is_setter(module, inner.__name__):
+            self._reads.setting(f"calls {module}.{inner.__name__}()")
         if name in _GRAD_FLAGS or not args and policy.is_flag(module, name):
             self._flag(function, module, name)
         elif not policy.is_pure(module or "torch", name):
@@ -167,7 +172,9 @@ class Calls:
         module, name = function.__globals__.get("__name__", ""), function.__code__.co_name
         if not policy.is_standard(module):
             return
-        if policy.is_elsewhere(module, name):
+        if policy.is_setter(module, name):
+            self._reads.setting(f"calls {module}.{function.__qualname__}()")
+        elif policy.is_elsewhere(module, name):
             self._reads.blank(f"calls {module}.{function.__qualname__}()")
         elif policy.is_asked(module, name):
             self._ask(function, f"{module}.{function.__qualname__}", args)
@@ -189,7 +196,11 @@ class Calls:
     def _flag(self, function: Any, module: str, name: str) -> None:
         if name in _GRAD_FLAGS:
             self._reads.grad_mode = True
-        self._reads.answer(function, f"{module}.{name}()")
+        label = f"{module}.{name}()"
+        if name == "is_grad_enabled":
+            self._reads.answer(function, label, self._gradients)
+        else:
+            self._reads.answer(function, label)
 
     def _take_arrays(self, module: str, name: str, args: list) -> None:
         for value in args:
@@ -217,6 +228,8 @@ class Calls:
             self._flag(function, module, name)
         elif policy.is_asked(module, name):
             self._ask(function, f"{module}.{name}", args)
+        elif policy.is_setter(module, name):
+            self._reads.setting(f"calls {module}.{name}()")
         elif name == "_getframe" and args and args[0] != 0:
             self._reads.blank("looks at the frames of its callers")
         elif not policy.is_pure(module, name):

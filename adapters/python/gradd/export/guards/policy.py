@@ -112,6 +112,17 @@ _ASKED = {
         *("getLevelName", "getLoggerClass", "getLogRecordFactory"),
     },
 }
+# Functions that set such a state: those of torch by their form, others by name.
+_SETS = re.compile(r"^_?set_|^use_deterministic_algorithms$|^enable_\w+_sdp$")
+_SETTERS = {
+    "numpy": {"seterr", "seterrcall", "seterrobj", "setbufsize", "set_printoptions"},
+    "decimal": {"setcontext"},
+    "_decimal": {"setcontext"},
+    "logging": {
+        *("setLevel", "disable", "addHandler", "removeHandler", "addFilter", "removeFilter"),
+        *("basicConfig", "addLevelName", "setLoggerClass", "setLogRecordFactory"),
+    },
+}
 _OF_NUMPY = frozenset({"geterr", "geterrcall", "geterrobj", "getbufsize", "get_printoptions"})
 # Parts of torch whose objects are tools of its own, and change as they are used.
 _TOOLS = ("torch._", "torch.library", "torch.jit", "torch.fx", "torch.export", "torch.ops")
@@ -167,6 +178,11 @@ def is_standard_file(name: str) -> bool:
     return name.startswith(_STDLIB) and not any(part in name for part in _PACKAGES)
 
 
+def is_torch_file(name: str) -> bool:
+    """True for torch's own files."""
+    return name.startswith(_TORCH)
+
+
 def is_array_code(code: CodeType) -> bool:
     """True for functions of torch and numpy, which compute from their arguments."""
     return code.co_filename.startswith((_TORCH, _NUMPY))
@@ -210,6 +226,22 @@ def is_opener(cls: type) -> bool:
 def is_asked(module: str, name: str) -> bool:
     """True for functions whose answer is a state of the process."""
     return name in _ASKED.get(module.partition(".")[0], ())
+
+
+def is_setter(module: str, name: str) -> bool:
+    """True for functions (not methods) that set a state of the process."""
+    root = module.partition(".")[0]
+    return root == "torch" and bool(_SETS.search(name)) or name in _SETTERS.get(root, ())
+
+
+def is_setting(owner: object, name: str) -> bool:
+    """True for attributes of torch's modules and their parts that stand for a state in C."""
+    kind = type(owner)
+    if kind.__module__.startswith("torch.backends"):
+        return True
+    if kind is ModuleType or not isinstance(owner, ModuleType):
+        return False
+    return name not in owner.__dict__ and hasattr(type(getattr(kind, name, None)), "__set__")
 
 
 def is_elsewhere(module: str, name: str) -> bool:

@@ -57,6 +57,10 @@ _DRAWN = (
     "and its numbers would stay those of the capture; draw with torch, without a generator or seed "
     "of its own, or outside of forward()"
 )
+_SET = (
+    "a state of the process, which a graph would leave as it is: set it outside of forward(), or "
+    "in a with statement"
+)
 _LARGE = 100_000  # elements of a container that are compared at every call
 # What a tensor's memory layout decides; code in C is asked by these names too (calls.py).
 LAYOUT = frozenset({"is_contiguous", "stride", "as_strided", "as_strided_", "as_strided_copy"})
@@ -194,6 +198,11 @@ class Reads:
     def drawn(self, text: str, by: Any = None) -> None:
         """The same for random numbers other than those of torch's default generator."""
         self._refuse("python_random", text, _DRAWN, by)
+
+    def setting(self, text: str) -> None:
+        """The same for a state of the process that forward() sets; torch's contexts end it."""
+        if not policy.is_torch_file(self.where.partition(" @ ")[2]):
+            self._refuse("outside_written", text, _SET, None)
 
     def _refuse(self, reason: str, text: str, why: str, by: Any) -> None:
         self.blanks.append((CaptureError(reason, f"forward() {text} ({self.where}), {why}"), by))
@@ -378,6 +387,9 @@ class Reads:
         if id(owner) in self.tree:
             self._written.add(("item", id(own_dict(owner)), name))
             self.of_tree.add((id(own_dict(owner)), name))
+        elif policy.is_setting(owner, name):
+            where = getattr(owner, "__name__", type(owner).__qualname__)
+            self.setting(f"sets {where}.{name}")
         elif not isinstance(owner, torch.Tensor):
             self.attribute(owner, name)
         elif name == "data":
