@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from gradd.export.spec import CaptureError
+
 _CPU = "cpu"
 # Name -> read, write.
 _MODES: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
@@ -51,11 +53,17 @@ class Modes:
     def __init__(self) -> None:
         self._before = {name: read() for name, (read, _) in _MODES.items()}
 
-    def put_back(self) -> str | None:
-        """Puts back what is another one now; returns a name if there was any."""
+    def put_back(self) -> CaptureError | None:
+        """Puts back what is another one now; returns the refusal if there was any."""
         changed = None
         for name, (read, write) in _MODES.items():
             if read() != self._before[name]:
                 changed = changed or name
                 write(self._before[name])
-        return changed
+        if changed is None:
+            return None
+        return CaptureError(
+            "outside_written",
+            f"forward() changes {changed} and leaves it so, which a graph would not do: use a with "
+            "statement, or change it outside of forward()",
+        )

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from gradd import schema
-from gradd.export import autocast, refuse, results, shared
+from gradd.export import autocast, lost, refuse, results, shared
 from gradd.export.guards.arguments import Asked, layouts
 from gradd.export.guards.check import Guards, describe
 from gradd.export.guards.outside import Outside
@@ -133,7 +133,7 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
             watch = Watch(call, buffers.copies(), args, kwargs)
             stack.callback(watch.close)
             with watch.on():
-                left = _run(seen, watch, call.forward, args, kwargs)
+                found = _run(seen, watch, call.forward, args, kwargs)
                 watch.settle()
             own = _own_effect(effects)
             if seen.error is None:
@@ -150,8 +150,8 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
                 seen.outside = watch.outside(seen.outputs)
             except CaptureError as error:
                 raise own or error from None
-            if left is not None:
-                raise own or _mode_left(left)
+            if found is not None:
+                raise own or found
             seen.used = frozenset(watch.tensors.used)
             seen.read = watch.attributes_read()
             seen.layouts = _layouts(watch.asks_for_layouts(), call)
@@ -209,30 +209,24 @@ def _own_effect(effects: Callable[[], None]) -> CaptureError | None:
     return None
 
 
-def _mode_left(name: str) -> CaptureError:
-    return CaptureError(
-        "outside_written",
-        f"forward() changes {name} and leaves it so, which a graph would not do: use a with "
-        "statement, or change it outside of forward()",
-    )
-
-
 def _run(
     seen: Observation, watch: Watch, forward: Callable, args: tuple, kwargs: dict
-) -> str | None:
-    """Runs it; returns a mode of the process that it has changed, which is put back."""
-    modes = Modes()
+) -> CaptureError | None:
+    """Runs it; returns what is to be said of modes that it leaves, and of its result."""
+    modes, found = Modes(), None
     try:
         with watch.recording():
             returned = forward(*args, **kwargs)
-        seen.outputs = list(results.Result().flatten(returned))
+        result = results.Result()
+        seen.outputs = list(result.flatten(returned))
+        found = lost.refusal(returned, result, seen.outputs, watch.tensors.is_made)
         for leaf in seen.outputs:
             watch.tensors.note(leaf)  # no operator may have read it
     except Abandoned:
         pass  # what it was about to do is going to be refused
     except Exception as error:  # whatever the module raises; the trace will say it better
         seen.error = error.with_traceback(None)
-    return modes.put_back()
+    return modes.put_back() or found
 
 
 @contextlib.contextmanager
