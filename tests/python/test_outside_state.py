@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 import time
+import warnings
 from typing import Any
 
 import outside_cases
@@ -326,6 +327,26 @@ def test_a_mode_that_forward_puts_back_is_its_own(name: str) -> None:
         with torch.set_grad_enabled(gradients):
             _same(ours, eager, f"gradients {gradients}")
             assert torch.is_grad_enabled() == gradients
+
+
+def test_messages_appear_at_the_capture(capsys: pytest.CaptureFixture) -> None:
+    """A known limit: they keep nobody from the daemon, and are not repeated."""
+
+    class Talks(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            print("printed")
+            warnings.warn("warned", stacklevel=1)
+            logging.getLogger("gradd_test_talks").error("logged")
+            return self.lin(x)
+
+    ours, eager = ORTModule(Talks(), strict=True), Base_forward()
+    with pytest.warns(UserWarning, match="warned"):
+        _same(ours, eager, "first")
+    assert "printed" in capsys.readouterr().out
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _same(ours, eager, "second")
+    assert "printed" not in capsys.readouterr().out
 
 
 def test_what_a_weak_reference_led_to_may_die() -> None:
