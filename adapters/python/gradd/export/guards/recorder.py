@@ -135,8 +135,7 @@ class Recorder:
     def _is_of_torch(self, frame: FrameType, code: CodeType) -> bool:
         """What torch makes from text, and the standard library where torch calls it."""
         if id(code) in self._standard and frame.f_back is not None:
-            caller = self._tracers.get(id(frame.f_back.f_code))
-            return caller is None or caller[1] is None
+            return frame.f_back.f_trace is None  # through other parts of the library, too
         return policy.is_generated(code, frame.f_globals)
 
     def _is_of_tree(self, frame: FrameType, code: CodeType) -> bool:
