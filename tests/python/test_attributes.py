@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import logging
 import random
@@ -13,6 +14,7 @@ import torch
 from nets import assert_close
 from selection import every_run
 from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
 
 from gradd import ORTModule, export
 
@@ -169,3 +171,69 @@ def test_a_setting_that_a_call_fills_in_is_filled_in_by_every_call() -> None:
         assert config.problem_type == "single_label_classification"
         config.problem_type = None
     assert wrapped.gradd_stats()["captures"] == 1
+
+
+class _Bag(dict):
+    """A result of the user's own class."""
+
+
+class _Row(list):
+    """Another one."""
+
+
+def _tagged(y: torch.Tensor) -> torch.Tensor:
+    y.tag = "t"
+    return y
+
+
+def _with(value: Any) -> Any:
+    value.tag = 1
+    return value
+
+
+# What forward() makes of its result; whether the caller would miss something.
+_RESULTS: dict[str, tuple[Any, bool]] = {
+    "a tensor": (_tagged, True),
+    "a nested one": (lambda y: {"a": [y, (_tagged(y * 2),)]}, True),
+    "a detached one": (lambda y: _tagged(y.detach()), True),
+    "a view": (lambda y: (y, _tagged(y[:, :2])), True),
+    "by its dictionary": (lambda y: (y.__dict__.update(tag=1), y)[1], True),
+    "a dictionary": (lambda y: _with(_Bag(a=y)), True),
+    "a list": (lambda y: _with(_Row([y])), True),
+    "a ModelOutput": (lambda y: _with(BaseModelOutput(last_hidden_state=y)), True),
+    "a factory": (lambda y: collections.defaultdict(int, a=y), True),
+    "another tensor": (lambda y: (_tagged(y) * 2, y.view(-1)), False),
+    "for a while": (lambda y: (delattr(_tagged(y), "tag"), y)[1], False),
+    "plain containers": (
+        lambda y: [_Bag(a=y), _Row([y]), BaseModelOutput(last_hidden_state=y)],
+        False,
+    ),
+}
+
+
+def _visible(value: Any) -> Any:
+    """Classes and attributes of a result."""
+    own = sorted(getattr(value, "__dict__", {}))
+    if isinstance(value, torch.Tensor):
+        return (torch.Tensor, own)
+    factory = getattr(value, "default_factory", None)
+    inner = list(value.values()) if isinstance(value, dict) else value
+    return (type(value), own, factory, [_visible(v) for v in inner])
+
+
+@pytest.mark.parametrize("name", _RESULTS)
+def test_attributes_of_a_result(name: str) -> None:
+    """They are there, if need be because PyTorch runs the call."""
+    make, lost = _RESULTS[name]
+
+    class Returns(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            return make(super().forward(x))
+
+    eager = Returns(4, 4)
+    ours, x = ORTModule(copy.deepcopy(eager)), torch.ones(2, 4)
+    for _ in range(2):
+        assert _visible(ours(x)) == _visible(eager(x))
+    stats = ours.gradd_stats()
+    assert stats["fallbacks"] == ({"attribute_written": 2} if lost else {}), stats
+    assert stats["captures"] == (0 if lost else 1)

@@ -6,10 +6,13 @@ import copy
 import logging
 import random
 import sys
+import threading
 import time
+import warnings
 from typing import Any
 
 import outside_cases
+import process_cases
 import pytest
 import torch
 from nets import assert_close
@@ -247,6 +250,142 @@ def test_what_cannot_be_watched_is_refused_by_name(kind: type) -> None:
     assert caught.value.reason in expected, caught.value
     eager = kind()
     _same(ORTModule(copy.deepcopy(eager)), eager, "in PyTorch")
+
+
+class Asks(Base):
+    def __init__(self, question: Any) -> None:
+        super().__init__()
+        self.question = (question,)  # a module's functions would be in its key
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin(x) + self.question[0]()
+
+
+def _ask(case: tuple, strict: bool) -> Any:
+    """Both sides around the changes of a question."""
+    question, back, change = case
+    back()
+    ours, eager = ORTModule(Asks(question), strict=strict), Asks(question)
+    try:
+        for number, step in enumerate((back, change, change, back)):
+            if number != 2:
+                step()
+            _same(ours, eager, f"step {number}")
+    finally:
+        back()
+    return ours.gradd_stats()
+
+
+@pytest.mark.parametrize("name", process_cases.WATCHED)
+def test_a_state_of_the_process_is_asked_again(name: str) -> None:
+    stats = _ask(process_cases.WATCHED[name], strict=True)
+    assert stats["captures"] <= 3, stats
+
+
+@pytest.mark.parametrize("name", process_cases.REFUSED)
+def test_a_state_of_the_process_is_refused_by_name(name: str) -> None:
+    stats = _ask(process_cases.REFUSED[name], strict=False)
+    assert set(stats["fallbacks"]) <= {"outside_state", "python_random"}, stats
+    assert sum(stats["fallbacks"].values()) == 4, stats
+
+
+class SetsMode(Base):
+    """Calls something that may set a mode, and uses a tensor that it returns."""
+
+    def __init__(self, what: Any) -> None:
+        super().__init__()
+        self.what = (what,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.lin(x)
+        made = self.what[0]()
+        return y * made if isinstance(made, (float, torch.Tensor)) else y
+
+
+@pytest.mark.parametrize("name", process_cases.SET)
+def test_a_mode_that_forward_sets_is_refused_by_name(name: str) -> None:
+    """It is set in every call, as PyTorch does it, and an attempt to capture leaves no trace."""
+    what, found = process_cases.SET[name], []
+    with pytest.raises(export.CaptureError) as caught, process_cases.kept_modes():
+        ORTModule(SetsMode(what), strict=True)(X)
+    assert caught.value.reason == "outside_written", caught.value
+    ours = ORTModule(SetsMode(what))
+    for net in (ours, SetsMode(what)):
+        for _ in range(3):
+            with process_cases.kept_modes():
+                out = net(X)
+                found.append((out.dtype, out.requires_grad, process_cases.modes()))
+    assert found[:3] == found[3:]
+    assert sum(ours.gradd_stats()["fallbacks"].values()) == 3
+
+
+@pytest.mark.parametrize("name", process_cases.LEFT)
+def test_a_mode_that_forward_puts_back_is_its_own(name: str) -> None:
+    what = process_cases.LEFT[name]
+    ours, eager = ORTModule(SetsMode(what), strict=True), SetsMode(what)
+    for gradients in (True, False, True):
+        with torch.set_grad_enabled(gradients):
+            _same(ours, eager, f"gradients {gradients}")
+            assert torch.is_grad_enabled() == gradients
+
+
+def test_messages_appear_at_the_capture(capsys: pytest.CaptureFixture) -> None:
+    """A known limit: they keep nobody from the daemon, and are not repeated."""
+
+    class Talks(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            print("printed")
+            warnings.warn("warned", stacklevel=1)
+            logging.getLogger("gradd_test_talks").error("logged")
+            return self.lin(x)
+
+    ours, eager = ORTModule(Talks(), strict=True), Base_forward()
+    with pytest.warns(UserWarning, match="warned"):
+        _same(ours, eager, "first")
+    assert "printed" in capsys.readouterr().out
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _same(ours, eager, "second")
+    assert "printed" not in capsys.readouterr().out
+
+
+def test_what_a_weak_reference_led_to_may_die() -> None:
+    question = (lambda: process_cases.DIES() is None,)
+    ours, eager = (wrap(Asks(question[0])) for wrap in (ORTModule, lambda m: m))
+    _same(ours, eager, "alive")
+    del process_cases.HELD["dies"]
+    assert process_cases.DIES() is None  # a capture keeps nothing alive
+    _same(ours, eager, "dead")
+
+
+def test_a_class_that_is_registered_late() -> None:
+    ours, eager = (
+        wrap(Asks(lambda: isinstance(process_cases.THING, process_cases.Abstract)))
+        for wrap in (ORTModule, lambda m: m)
+    )
+    _same(ours, eager, "before")
+    process_cases.Abstract.register(process_cases.Thing)
+    _same(ours, eager, "after")
+
+
+def test_another_thread_has_another_name() -> None:
+    ours, eager = (
+        wrap(Asks(lambda: len(threading.current_thread().name)))
+        for wrap in (ORTModule, lambda m: m)
+    )
+    _same(ours, eager, "here")
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            _same(ours, eager, "there")
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="a name of another length")
+    thread.start()
+    thread.join()
+    assert not failed, failed
 
 
 def test_writes_into_parameters_are_undone() -> None:

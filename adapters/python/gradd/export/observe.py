@@ -18,13 +18,14 @@ from typing import Any
 import torch
 
 from gradd import schema
-from gradd.export import autocast, refuse, results, shared
+from gradd.export import autocast, lost, refuse, results, shared
 from gradd.export.guards.arguments import Asked, layouts
 from gradd.export.guards.check import Guards, describe
 from gradd.export.guards.outside import Outside
 from gradd.export.guards.reads import Abandoned
 from gradd.export.guards.watch import Disturbed, Watch
 from gradd.export.identity import Same, standing
+from gradd.export.modes import Modes
 from gradd.export.naming import Call
 from gradd.export.spec import CaptureError
 from gradd.quiet import without_checkpoints
@@ -132,7 +133,7 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
             watch = Watch(call, buffers.copies(), args, kwargs)
             stack.callback(watch.close)
             with watch.on():
-                _run(seen, watch, call.forward, args, kwargs)
+                found = _run(seen, watch, call.forward, args, kwargs)
                 watch.settle()
             own = _own_effect(effects)
             if seen.error is None:
@@ -149,6 +150,8 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
                 seen.outside = watch.outside(seen.outputs)
             except CaptureError as error:
                 raise own or error from None
+            if found is not None:
+                raise own or found
             seen.used = frozenset(watch.tensors.used)
             seen.read = watch.attributes_read()
             seen.layouts = _layouts(watch.asks_for_layouts(), call)
@@ -206,17 +209,24 @@ def _own_effect(effects: Callable[[], None]) -> CaptureError | None:
     return None
 
 
-def _run(seen: Observation, watch: Watch, forward: Callable, args: tuple, kwargs: dict) -> None:
+def _run(
+    seen: Observation, watch: Watch, forward: Callable, args: tuple, kwargs: dict
+) -> CaptureError | None:
+    """Runs it; returns what is to be said of modes that it leaves, and of its result."""
+    modes, found = Modes(), None
     try:
         with watch.recording():
             returned = forward(*args, **kwargs)
-        seen.outputs = list(results.Result().flatten(returned))
+        result = results.Result()
+        seen.outputs = list(result.flatten(returned))
+        found = lost.refusal(returned, result, seen.outputs, watch.tensors.is_made)
         for leaf in seen.outputs:
             watch.tensors.note(leaf)  # no operator may have read it
     except Abandoned:
         pass  # what it was about to do is going to be refused
     except Exception as error:  # whatever the module raises; the trace will say it better
         seen.error = error.with_traceback(None)
+    return modes.put_back() or found
 
 
 @contextlib.contextmanager

@@ -7,6 +7,8 @@ attributes or items by name are taken as the reads they are.
 
 from __future__ import annotations
 
+import _thread
+import abc
 import contextvars
 import functools
 import inspect
@@ -15,6 +17,7 @@ import operator
 import random
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +47,7 @@ _C_METHODS = (
 _SCREENS = (sys.stdout, sys.stderr)
 _SHARING = frozenset({"from_numpy", "as_tensor", "asarray"})  # tensors over an array's memory
 _CACHED = type(functools.lru_cache(len))
+_LOCKS = (type(_thread.allocate_lock()), _thread.RLock)
 _GRAD_FLAGS = frozenset({"is_grad_enabled", "is_inference_mode_enabled"})
 _HOOKING = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 # What a graph, which draws numbers of its own, cannot carry.
@@ -59,6 +63,7 @@ class Calls:
         self._reads = reads
         self._names: Callable[[], tuple[str, ...]] = tuple
         self._context = contextvars.copy_context()
+        self._gradients = torch.is_grad_enabled()  # before forward() switches them itself
 
     def called_with(self, function: Any, args: list, names: Callable[[], tuple]) -> None:
         """called(), where names() gives those of the keyword arguments."""
@@ -100,6 +105,7 @@ class Calls:
             self.called(function.func, [*function.args, *args, *function.keywords.values()])
         elif isinstance(static(kind, "__call__"), types.FunctionType):
             reads.of_class(kind, "__call__")
+            reads.library_object(function)
             if isinstance(function, torch.nn.Module):
                 reads.attribute(function, "forward")
         elif kind in (operator.attrgetter, operator.itemgetter):
@@ -110,6 +116,8 @@ class Calls:
             self._method(owner, function.__name__, args)
         elif kind is operator.methodcaller:
             reads.attribute(args[0], function.__reduce__()[1][0])
+        elif isinstance(function, weakref.ref):
+            reads.answer(functools.partial(_lives, function), "a weak reference lives", by=function)
         elif kind is _CACHED:
             self._use_all(args)
             reads.cached(function, args, self._names())
@@ -132,6 +140,10 @@ class Calls:
         """A class is called."""
         if cls.__name__ in _NOT_USED and cls.__module__ == "builtins":
             return
+        if cls is torch.set_grad_enabled and args[:1] == [True]:
+            self._flag(torch.is_grad_enabled, "torch", "is_grad_enabled")  # it may stay on
+        if policy.is_opener(cls):
+            self._reads.blank(f"makes a {cls.__module__}.{cls.__qualname__}")
         if cls.__flags__ & (1 << 9) and not cls.__module__.startswith(("torch", "numpy")):
             for name in ("__init__", "__new__"):
                 self._reads.of_class(cls, name)
@@ -147,25 +159,53 @@ class Calls:
         if name in _SEEDING and str(inner.__module__).startswith("torch"):
             self._reads.drawn(f"calls torch.{name}()")
         if not policy.is_array_code(function.__code__):
+            self._of_quiet(function, args)
             return
         # Of the code, not of what it wraps: torch.no_grad() makes functions under others' names.
         module = function.__globals__.get("__name__", "")
         name = function.__code__.co_name
+        if "." not in inner.__qualname__ and policy.is_setter(module, inner.__name__):
+            self._reads.setting(f"calls {module}.{inner.__name__}()")
         if name in _GRAD_FLAGS or not args and policy.is_flag(module, name):
             self._flag(function, module, name)
         elif not policy.is_pure(module or "torch", name):
             self._reads.blank(f"calls {module}.{name}()")
         self._take_arrays(module, name, args)
 
+    def _of_quiet(self, function: types.FunctionType, args: list) -> None:
+        """Functions of the standard library that are not recorded."""
+        module, name = function.__globals__.get("__name__", ""), function.__code__.co_name
+        if not policy.is_standard(module):
+            return
+        if policy.is_setter(module, name):
+            self._reads.setting(f"calls {module}.{function.__qualname__}()")
+        elif policy.is_elsewhere(module, name):
+            self._reads.blank(f"calls {module}.{function.__qualname__}()")
+        elif policy.is_asked(module, name):
+            self._ask(function, f"{module}.{function.__qualname__}", args)
+
+    def _ask(self, function: Any, label: str, args: list) -> None:
+        """A function that reads a state of the process: it is called again at every call."""
+        names = self._names()
+        first = len(args) - len(names)
+        words = dict(zip(names, args[first:], strict=True))
+        owner = args[0] if first and not isinstance(args[0], images.PLAIN) else function
+        rest = args if owner is function else args[1:]
+        if not all(isinstance(value, images.PLAIN) for value in rest):
+            self._reads.blank(f"calls {label}() with objects", owner)
+            return
+        ask = functools.partial(function, *args[:first], **words)
+        text = f"{label}({', '.join(map(images.short, rest))})"
+        self._reads.answer(ask, text, by=owner)
+
     def _flag(self, function: Any, module: str, name: str) -> None:
         if name in _GRAD_FLAGS:
             self._reads.grad_mode = True
-        try:
-            value = function()
-        except Exception:  # for a device that is not there
-            return
-        if not isinstance(value, torch.Tensor):
-            self._reads.answer(function, f"{module}.{name}()", value)
+        label = f"{module}.{name}()"
+        if name == "is_grad_enabled":
+            self._reads.answer(function, label, self._gradients)
+        else:
+            self._reads.answer(function, label)
 
     def _take_arrays(self, module: str, name: str, args: list) -> None:
         for value in args:
@@ -174,6 +214,7 @@ class Calls:
             elif isinstance(value, np.ndarray) and name in _SHARING:
                 self._reads.array(value, taken=False)
             else:
+                self._reads.library_object(value)
                 self._reads.use(value)
 
     # ---- functions and methods in C ----
@@ -190,6 +231,12 @@ class Calls:
         self._reads.layout |= LAYOUT & {name}
         if name in _GRAD_FLAGS or not args and policy.is_flag(module, name):
             self._flag(function, module, name)
+        elif policy.is_asked(module, name):
+            self._ask(function, f"{module}.{name}", args)
+        elif policy.is_setter(module, name):
+            self._reads.setting(f"calls {module}.{name}()")
+        elif name == "_getframe" and args and args[0] != 0:
+            self._reads.blank("looks at the frames of its callers")
         elif not policy.is_pure(module, name):
             self._reads.blank(f"calls {module}.{name}()")
         self._take_arrays(module, name, args)
@@ -214,9 +261,20 @@ class Calls:
                 reads.blank(f"prints to a {type(file).__name__}", file)
         elif name in ("globals", "locals", "vars", "dir"):
             return True
+        elif name in ("isinstance", "issubclass") and len(args) > 1:
+            self._of_kind(args[0] if name == "issubclass" else type(args[0]), args[1])
         else:
             return name in _NOT_USED
         return True
+
+    def _of_kind(self, kind: Any, asked: Any) -> None:
+        """Abstract classes of users: a class may be registered with one that it is no part of."""
+        for cls in asked if isinstance(asked, tuple) else (asked,):
+            if isinstance(cls, abc.ABCMeta) and not policy.is_standard(cls.__module__):
+                if isinstance(kind, type) and not issubclass(kind, cls):
+                    ask = functools.partial(issubclass, kind, cls)
+                    label = f"{kind.__qualname__} is a {cls.__qualname__}"
+                    self._reads.answer(ask, label, by=cls)
 
     def _method(self, owner: Any, name: str, args: list) -> None:
         reads = self._reads
@@ -225,7 +283,8 @@ class Calls:
         elif isinstance(owner, torch.Generator):
             reads.use(owner)
         elif isinstance(owner, (np.random.Generator, np.random.RandomState)):
-            if owner is not getattr(np.random.mtrand, "_rand", None):  # kept as it is (chance.py)
+            kept = owner is getattr(np.random.mtrand, "_rand", None)  # as it is (chance.py)
+            if not kept or name == "get_state":
                 reads.drawn(f"draws from a numpy {type(owner).__name__}", owner)
         elif name in ("__getattribute__", "__setattr__", "__delattr__", "__getattr__"):
             if args and isinstance(args[0], str):
@@ -245,14 +304,21 @@ class Calls:
             reads.array(owner)
             self._take_arrays("numpy", name, args)
         elif isinstance(owner, random.Random):
-            if owner is not random._inst:
+            if owner is not random._inst or name == "getstate":
                 reads.drawn("draws from a random.Random", owner)
+            if name == "seed" and (not args or args[0] is None) and owner is not random._inst:
+                reads.drawn("makes a random.Random without a seed")
             return  # a trace that draws from these is refused
         elif name in ("__init__", "__new__", "__init_subclass__"):
             self._use_all(args)
         elif name == "__next__":
             reads.use(owner)
+        elif isinstance(owner, _LOCKS):
+            self._of_lock(owner, name, args)
+        elif type(owner) is _CACHED and name in ("cache_info", "cache_clear"):
+            reads.blank(f"calls {name}() of {getattr(owner, '__qualname__', 'a cache')}", owner)
         elif policy.is_value(type(owner)):
+            reads.use(owner)
             self._use_all(args)
         elif name in _OF_WHOLE and static(type(owner), name) is static(object, name):
             self._whole(owner)
@@ -277,6 +343,12 @@ class Calls:
             self._reads.attribute(owner, "__dict__")
             self._reads.contents(table)
 
+    def _of_lock(self, lock: Any, name: str, args: list) -> None:
+        if name == "locked":
+            self._reads.answer(lock.locked, "a lock is locked", by=lock)
+        elif name == "acquire" and args:  # may give up, and says so
+            self._reads.blank("tries to acquire a lock", lock)
+
     def _of_container(self, owner: Any, name: str, args: list) -> None:
         if isinstance(owner, set) and name == "pop":  # an equal set may give another element
             self._reads.blank("takes an element out of a set", owner)
@@ -294,3 +366,7 @@ class Calls:
             before = self._context.get(variable, ABSENT)
             ask = functools.partial(variable.get, ABSENT)
             self._reads.answer(ask, f"context variable {variable.name}", before, variable)
+
+
+def _lives(reference: weakref.ref) -> bool:
+    return reference() is not None

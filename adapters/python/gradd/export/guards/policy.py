@@ -3,7 +3,8 @@
 Python code of users and libraries is recorded alike. Of torch only the modules are: its functions
 compute from their arguments and from a few flags. Of the standard library what only serves messages
 is left out. A call into C shows its arguments only, so what it may read besides has to be known:
-modules that are not named here are refused with their name.
+modules that are not named here are refused with their name. What answers from a state that has no
+place in Python (a level of logging, a limit of the interpreter) is asked again at every call.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import re
 import sys
 import sysconfig
-from types import CodeType
+from types import CodeType, ModuleType
 
 import numpy as np
 import torch
@@ -34,35 +35,42 @@ MODULE_FILE = _TORCH + os.path.join("nn", "modules", "module.py")
 # Parts of the standard library that serve messages, types and contexts, or only pass calls on.
 _QUIET = frozenset(
     {
-        *("logging", "warnings", "contextlib", "typing", "abc", "inspect", "re", "threading"),
-        *("weakref", "traceback", "linecache", "tokenize", "ast", "dis", "opcode", "importlib"),
-        *("_weakrefset", "unittest", "multiprocessing", "concurrent", "gc", "zipimport"),
+        *("logging", "warnings", "contextlib", "typing", "abc", "inspect", "re", "zipimport"),
+        *("traceback", "linecache", "tokenize", "ast", "dis", "opcode", "importlib"),
+        *("unittest", "multiprocessing", "concurrent"),
     }
 )
+# Those of them that answer from other processes, other threads or what was called before.
+_ELSEWHERE = frozenset({"unittest", "multiprocessing", "concurrent"})
+_CALLERS = frozenset({"stack", "trace", "getouterframes", "getinnerframes"})  # of inspect
+# What weak containers do when something dies, whoever runs then.
+_DEATHS = frozenset({"remove", "_remove", "_commit_removals", "_scrub_removals"})
+_WEAK = (_STDLIB + "weakref.py", _STDLIB + "_weakrefset.py")
 _MESSAGES = tuple(_STDLIB + part for part in ("logging" + os.sep, "warnings.py", "traceback.py"))
-_QUIET_FROZEN = tuple(
-    f"<frozen {name}" for name in ("importlib", "zipimport", "abc", "runpy", "posixpath", "generic")
-)
+_QUIET_FROZEN = tuple(f"<frozen {name}" for name in ("importlib", "zipimport", "abc", "runpy"))
 # Packages that torch's tracers compute with, below what they call of a user.
 _QUIET_PACKAGES = tuple(os.sep + n + os.sep for n in ("sympy", "mpmath", "networkx", "triton"))
 # Modules whose C functions compute from their arguments alone.
 _PURE = frozenset(
     {
         *("builtins", "math", "cmath", "_operator", "itertools", "_functools", "_collections"),
-        *("_abc", "_struct", "_weakref", "_string", "_sre", "_bisect", "_heapq", "_json"),
-        *("_typing", "_codecs", "_contextvars", "_warnings", "_statistics", "gc", "marshal"),
+        *("_abc", "_struct", "_string", "_sre", "_bisect", "_heapq", "_json"),
+        *("_typing", "_codecs", "_warnings", "_statistics", "marshal"),
         *("zlib", "binascii", "_md5", "_sha1", "_sha2", "_sha256", "_sha512", "_hashlib", "_imp"),
-        *("unicodedata", "_decimal", "decimal", "errno", "_ast", "_symtable", "atexit"),
+        *("unicodedata", "_decimal", "decimal", "errno", "_ast", "_symtable"),
     }
 )
 _IMPURE_BUILTINS = frozenset({"open", "input", "breakpoint"})
+_OF_PATHS = frozenset({"_path_normpath", "_path_splitroot", "_path_splitroot_ex"})
 _PURE_ELSEWHERE = {
-    "posix": {"fspath", "getpid", "cpu_count"},
-    "nt": {"fspath", "getpid", "cpu_count"},
-    "sys": {"intern", "getsizeof", "exc_info", "_getframe", "getrefcount", "getrecursionlimit"},
-    "_thread": {"get_ident", "allocate_lock", "RLock", "get_native_id"},
+    "posix": {"fspath", "getpid", "cpu_count"} | _OF_PATHS,
+    "nt": {"fspath", "getpid", "cpu_count"} | _OF_PATHS,
+    "sys": {"intern", "getsizeof", "exc_info", "_getframe"},
+    "_thread": {"allocate_lock", "RLock"},
+    "_weakref": {"proxy", "_remove_dead_weakref"},
     "numpy.random": {"default_rng", "SeedSequence"},
 }
+_OPENERS = frozenset({"FileIO", "mmap", "socket", "Thread", "Timer"})  # what is no mere value
 # Functions of torch and numpy that read files or clocks.
 _READERS = frozenset(
     {"load", "fromfile", "from_file", "genfromtxt", "loadtxt", "memmap", "hub", "load_library"}
@@ -72,17 +80,17 @@ _VALUES = frozenset(
     {
         *("str", "bytes", "int", "float", "complex", "bool", "tuple", "frozenset", "range"),
         *("slice", "mappingproxy", "Pattern", "Match", "method", "function", "getset_descriptor"),
-        *("builtin_function_or_method", "code", "cell", "memoryview", "property", "super"),
+        *("builtin_function_or_method", "code", "cell", "property", "super"),
         *("dict_keys", "dict_values", "dict_items", "odict_keys", "odict_values", "odict_items"),
         *("NoneType", "Decimal", "Fraction", "date", "datetime", "timedelta", "timezone"),
-        *("lock", "RLock", "Token", "Context", "weakref", "ReferenceType", "type"),
+        *("lock", "RLock", "Token", "weakref", "ReferenceType", "type"),
         *("_lru_cache_wrapper", "partial", "module", "object", "itemgetter", "attrgetter"),
         *("_abc_data", "Struct", "GenericAlias", "UnionType", "traceback", "frame", "ndarray"),
     }
 )
 _MAKERS = frozenset({"torch", "numpy", "collections", "itertools", "functools"})
 _CLOCKS = frozenset({"now", "today", "utcnow", "fromtimestamp"})
-_FLAG = re.compile(r"^(is|are|get)_|_enabled$|_is_available$")
+_FLAG = re.compile(r"^_?(is|are|get)_|_enabled$|_is_available$")
 # Constant outside of the compiler, or part of every key, or no flag at all.
 _NO_FLAG = frozenset(
     {
@@ -90,8 +98,34 @@ _NO_FLAG = frozenset(
         *("is_torchdynamo_compiling", "is_autocast_enabled", "get_autocast_dtype"),
         *("get_rng_state", "get_default_dtype", "is_autocast_cpu_enabled", "get_device_module"),
         *("is_in_onnx_export", "get_autocast_gpu_dtype", "get_autocast_cpu_dtype"),
+        *("_get_tracing_state", "_is_tracing"),
     }
 )
+# Functions that answer from a state of the process, which can be asked at every call.
+_ASKED = {
+    "sys": {"getrecursionlimit"},
+    "_thread": {"get_ident", "get_native_id"},
+    "decimal": {"getcontext"},
+    "_decimal": {"getcontext"},
+    "logging": {
+        *("isEnabledFor", "getEffectiveLevel", "hasHandlers", "getLogger", "getChild"),
+        *("getLevelName", "getLoggerClass", "getLogRecordFactory"),
+    },
+}
+# Functions that set such a state: those of torch by their form, others by name.
+_SETS = re.compile(r"^_?set_|^use_deterministic_algorithms$|^enable_\w+_sdp$")
+_SETTERS = {
+    "numpy": {"seterr", "seterrcall", "seterrobj", "setbufsize", "set_printoptions"},
+    "decimal": {"setcontext"},
+    "_decimal": {"setcontext"},
+    "logging": {
+        *("setLevel", "disable", "addHandler", "removeHandler", "addFilter", "removeFilter"),
+        *("basicConfig", "addLevelName", "setLoggerClass", "setLogRecordFactory"),
+    },
+}
+_OF_NUMPY = frozenset({"geterr", "geterrcall", "geterrobj", "getbufsize", "get_printoptions"})
+# Parts of torch whose objects are tools of its own, and change as they are used.
+_TOOLS = ("torch._", "torch.library", "torch.jit", "torch.fx", "torch.export", "torch.ops")
 
 
 def is_aside(code: CodeType) -> bool:
@@ -109,6 +143,8 @@ def is_recorded(code: CodeType) -> bool:
         return not name.startswith(_QUIET_FROZEN)
     if name.startswith(_TORCH):
         return name.startswith(_RECORDED)
+    if name in _WEAK:
+        return code.co_name not in _DEATHS
     if name.startswith((_NUMPY, _OURS)) or any(part in name for part in _QUIET_PACKAGES):
         return False
     if is_standard_file(name):
@@ -142,6 +178,11 @@ def is_standard_file(name: str) -> bool:
     return name.startswith(_STDLIB) and not any(part in name for part in _PACKAGES)
 
 
+def is_torch_file(name: str) -> bool:
+    """True for torch's own files."""
+    return name.startswith(_TORCH)
+
+
 def is_array_code(code: CodeType) -> bool:
     """True for functions of torch and numpy, which compute from their arguments."""
     return code.co_filename.startswith((_TORCH, _NUMPY))
@@ -153,7 +194,7 @@ def is_pure(module: str, name: str) -> bool:
     if root in ("torch", "numpy"):
         if module.startswith("numpy.random"):
             return name in _PURE_ELSEWHERE["numpy.random"]
-        return name not in _READERS
+        return name not in _READERS and not (root == "numpy" and name in _OF_NUMPY)
     if module == "builtins":
         return name not in _IMPURE_BUILTINS
     return module in _PURE or name in _PURE_ELSEWHERE.get(module, ())
@@ -175,3 +216,46 @@ def is_pure_of_class(cls: type, name: str) -> bool:
 def is_flag(module: str, name: str) -> bool:
     """True for functions of torch without arguments that tell a setting."""
     return module.startswith("torch") and bool(_FLAG.search(name)) and name not in _NO_FLAG
+
+
+def is_opener(cls: type) -> bool:
+    """True for classes whose objects are files and the like."""
+    return cls.__name__ in _OPENERS and is_standard(cls.__module__)
+
+
+def is_asked(module: str, name: str) -> bool:
+    """True for functions whose answer is a state of the process."""
+    return name in _ASKED.get(module.partition(".")[0], ())
+
+
+def is_setter(module: str, name: str) -> bool:
+    """True for functions (not methods) that set a state of the process."""
+    root = module.partition(".")[0]
+    return root == "torch" and bool(_SETS.search(name)) or name in _SETTERS.get(root, ())
+
+
+def is_setting(owner: object, name: str) -> bool:
+    """True for attributes of torch's modules and their parts that stand for a state in C."""
+    kind = type(owner)
+    if kind.__module__.startswith("torch.backends"):
+        return True
+    if kind is ModuleType or not isinstance(owner, ModuleType):
+        return False
+    return name not in owner.__dict__ and hasattr(type(getattr(kind, name, None)), "__set__")
+
+
+def is_elsewhere(module: str, name: str) -> bool:
+    """True for functions of quiet modules that answer from what nobody can watch."""
+    root = module.partition(".")[0]
+    return root in _ELSEWHERE or root == "inspect" and name in _CALLERS
+
+
+def is_whole(kind: type) -> bool:
+    """True if the methods of such objects are code of torch or numpy, which is not recorded."""
+    if issubclass(kind, (torch.Tensor, torch.nn.Module, np.ndarray, ModuleType, type)):
+        return False
+    for base in kind.__mro__:
+        root = base.__module__.partition(".")[0]
+        if root in ("torch", "numpy"):
+            return not base.__module__.startswith(_TOOLS)
+    return False

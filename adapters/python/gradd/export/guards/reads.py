@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _thread
 import collections
+import decimal
 import functools
 import gc
 import types
@@ -47,6 +48,7 @@ _IGNORED = FILLED_IN | HARMLESS | {"training"}
 _IN_KEY = (str, type(None), types.FunctionType, types.BuiltinFunctionType, type, torch.dtype)
 _IMMUTABLE_TYPE = 1 << 8
 WHOLE = "*"
+_ASK = object()
 _UNWATCHED = (
     "and nobody could tell when that gives something else; do it outside of forward() and pass "
     "the result as a tensor"
@@ -56,10 +58,16 @@ _DRAWN = (
     "of its own, or outside of forward()"
 )
 _UNDONE = "which a graph does not do; do it outside of forward()"
+_SET = (
+    "a state of the process, which a graph would leave as it is: set it outside of forward(), or "
+    "in a with statement"
+)
 _LARGE = 100_000  # elements of a container that are compared at every call
 # What a tensor's memory layout decides; code in C is asked by these names too (calls.py).
 LAYOUT = frozenset({"is_contiguous", "stride", "as_strided", "as_strided_", "as_strided_copy"})
 _PLACE = frozenset({"storage_offset", "_version"})  # differ from call to call
+_VIEWS = tuple(type(getattr({}, n)()) for n in ("keys", "values", "items"))
+_SIMPLE = (*images.PLAIN, float)  # answers that compare by value
 _ACCUMULATED = frozenset({"grad", "_grad"})  # from step to step
 _GRADIENT = frozenset({"requires_grad", "grad_fn", "is_leaf"})
 _FIXED = (
@@ -82,6 +90,12 @@ def own_dict(value: Any) -> dict | None:
     except AttributeError:
         return None
     return found if isinstance(found, dict) else None
+
+
+def _rules() -> tuple:
+    """What the arithmetic of decimal numbers depends on."""
+    context = decimal.getcontext()
+    return (context.prec, context.rounding, context.Emin, context.Emax, context.clamp)
 
 
 class _Ages:
@@ -186,6 +200,11 @@ class Reads:
         """The same for random numbers other than those of torch's default generator."""
         self._refuse("python_random", text, _DRAWN, by)
 
+    def setting(self, text: str) -> None:
+        """The same for a state of the process that forward() sets; torch's contexts end it."""
+        if not policy.is_torch_file(self.where.partition(" @ ")[2]):
+            self._refuse("outside_written", text, _SET, None)
+
     def _refuse(self, reason: str, text: str, why: str, by: Any) -> None:
         self.blanks.append((CaptureError(reason, f"forward() {text} ({self.where}), {why}"), by))
         if by is None or self._ages.is_old(by):
@@ -245,11 +264,42 @@ class Reads:
             slot.value = slot.now()
             self._add(slot)
 
-    def answer(self, question: Any, label: str, value: Any, by: Any = None) -> None:
-        """What a harmless function says."""
+    def answer(self, question: Any, label: str, value: Any = _ASK, by: Any = None) -> None:
+        """What a harmless function says; it is asked, unless the answer is given."""
         key = ("answer", id(question if by is None else by), label)
-        if key not in self.slots:
-            self.slots[key] = Answer(question, label, value, label, by)
+        if key in self.slots:
+            return
+        if value is _ASK:
+            try:
+                value = question()
+            except Exception:  # for a device that is not there
+                return
+            if isinstance(value, torch.Tensor):
+                return
+        self.slots[key] = Answer(question, label, value, label, by)
+
+    def library_object(self, value: Any) -> None:
+        """All attributes of an object whose methods are code of torch or numpy."""
+        if policy.is_whole(type(value)) and (table := own_dict(value)) is not None:
+            self._owners[id(table)] = value
+            self.contents(table)
+
+    def _told(self, owner: Any, name: str) -> None:
+        """An attribute that code which is not recorded computes."""
+        value = getattr(owner, name, None)
+        if isinstance(value, _SIMPLE):
+            label = f"{getattr(owner, '__name__', type(owner).__qualname__)}.{name}"
+            self.answer(functools.partial(getattr, owner, name), label, value, owner)
+
+    def _computed(self, owner: Any, name: str, found: property) -> None:
+        """A property: the frame of its getter shows what it reads, if that is recorded."""
+        code = getattr(found.fget, "__code__", None)
+        if code is None or policy.is_recorded(code):
+            return
+        if policy.is_whole(type(owner)) and own_dict(owner):
+            self.library_object(owner)
+        elif not isinstance(owner, torch.nn.Module):
+            self._told(owner, name)
 
     def cached(self, function: Any, args: list, names: tuple[str, ...]) -> None:
         """A call of what functools.lru_cache has wrapped: ask_cached() asks it again."""
@@ -315,6 +365,10 @@ class Reads:
             self.tensors.note(value)
         elif isinstance(value, np.ndarray):
             self.array(value)
+        elif isinstance(value, _VIEWS):
+            self.use(gc.get_referents(value)[0])
+        elif type(value) is decimal.Decimal:
+            self.answer(_rules, "the rules of decimal numbers")
         elif isinstance(value, functools.partial):
             self.use(value.args)
             self.contents(value.keywords)
@@ -334,6 +388,9 @@ class Reads:
         if id(owner) in self.tree:
             self._written.add(("item", id(own_dict(owner)), name))
             self.of_tree.add((id(own_dict(owner)), name))
+        elif policy.is_setting(owner, name):
+            where = getattr(owner, "__name__", type(owner).__qualname__)
+            self.setting(f"sets {where}.{name}")
         elif not isinstance(owner, torch.Tensor):
             self.attribute(owner, name)
         elif name == "data":
@@ -369,6 +426,8 @@ class Reads:
         elif isinstance(owner, types.ModuleType):
             lazy = type(owner) is not types.ModuleType or "__getattr__" in owner.__dict__
             if lazy and name not in owner.__dict__:
+                if hasattr(type(static(type(owner), name)), "__set__"):
+                    self._told(owner, name)
                 return  # it is loaded now
             self.item(owner.__dict__, name, f"{owner.__name__}.{name}", owner)
         elif isinstance(owner, type):
@@ -376,7 +435,10 @@ class Reads:
         elif kind is super:
             self._of_super(owner, name)
         elif kind in _FIXED:
-            return
+            if name == "f_back":
+                self.blank("looks at the frames of its callers")
+        elif kind is types.CellType:
+            self.cell(owner, name)
         else:
             self._of_object(owner, kind, name)
 
@@ -417,6 +479,11 @@ class Reads:
             self.of_class(kind, name)
             if isinstance(found, types.MemberDescriptorType):
                 self.field(owner, name)
+            elif isinstance(found, types.GetSetDescriptorType):
+                if not policy.is_value(kind) and isinstance(getattr(owner, name, ()), _SIMPLE):
+                    self.field(owner, name)
+            elif isinstance(found, property):
+                self._computed(owner, name, found)
             return
         label = f"{kind.__qualname__}.{name}"
         if table is not None and name in table:
@@ -433,8 +500,12 @@ class Reads:
         if table is not None:
             self.item(table, name, label, owner)
         self.of_class(kind, name)
-        if static(kind, "__getattr__") is not ABSENT:
+        getter = static(kind, "__getattr__")
+        if getter is not ABSENT:
             self.of_class(kind, "__getattr__")
+            if isinstance(getter, types.FunctionType) and policy.is_array_code(getter.__code__):
+                if not policy.is_recorded(getter.__code__):
+                    self._told(owner, name)
 
     def _of_module(self, owner: torch.nn.Module, name: str) -> bool:
         """Parameters, buffers and submodules; those of the tree are in the key."""

@@ -136,8 +136,7 @@ class Recorder:
     def _is_of_torch(self, frame: FrameType, code: CodeType) -> bool:
         """What torch makes from text, and the standard library where torch calls it."""
         if id(code) in self._standard and frame.f_back is not None:
-            caller = self._tracers.get(id(frame.f_back.f_code))
-            return caller is None or caller[1] is None
+            return frame.f_back.f_trace is None  # through other parts of the library, too
         return policy.is_generated(code, frame.f_globals)
 
     def _is_of_tree(self, frame: FrameType, code: CodeType) -> bool:
@@ -196,7 +195,8 @@ class Recorder:
             self.forget_young()
 
     def _on_store_global(self, frame: FrameType, name: str) -> None:
-        self.reads.item(frame.f_globals, name, f"the global {name}")
+        if id(frame.f_code) not in self._standard:  # memos of the standard library
+            self.reads.item(frame.f_globals, name, f"the global {name}")
 
     def _on_cell(self, frame: FrameType, index: int) -> None:
         names = frame.f_code.co_freevars
