@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gradd.export import nodes, operators
+from gradd.export.places import place_of
 from gradd.export.spec import CaptureError
 
 OPSET = 20
@@ -88,10 +89,34 @@ def _decomposed(program: Any, registry: Any) -> tuple[Any, Any]:
     from torch.onnx._internal.exporter import _core
 
     _refuse_lost(program)
+    traced = _results(program)
     program = _core._prepare_exported_program_for_export(program, registry=registry)
     _name_outputs(program)
     _check_signature(program.graph_signature)
+    _check_results(traced, _results(program))
     return _core._exported_program_to_onnx_program(program, registry=registry).model, program
+
+
+def _results(program: Any) -> list[torch.fx.Node]:
+    """The nodes whose values forward() returns, in order."""
+    named = {node.name: node for node in program.graph_module.graph.nodes}
+    specs = program.graph_signature.output_specs
+    names = [getattr(s.arg, "name", None) for s in specs if s.kind.name == "USER_OUTPUT"]
+    return [named[name] for name in names if name in named]
+
+
+def _check_results(traced: list[torch.fx.Node], decomposed: list[torch.fx.Node]) -> None:
+    """Taking operators apart must not change what the trace says of the results."""
+    for node, new in zip(traced, decomposed, strict=True):
+        a, b = node.meta.get("val"), new.meta.get("val")
+        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+            continue
+        if a.dim() != b.dim() or a.dtype != b.dtype:
+            raise CaptureError(
+                "unsupported_operator",
+                f"{place_of(node)}: {node.target} gives {a.dtype} of rank {a.dim()}; torch's "
+                f"decomposition makes it {b.dtype} of rank {b.dim()}",
+            )
 
 
 def _refuse_lost(program: Any) -> None:
