@@ -93,6 +93,7 @@ def _capture(call: naming.Call, cast: torch.dtype | None, observed: bool) -> Cap
     _prepare(fx.inline, traced.program)
     specs = _shared(call, seen, traced)
     _prepare(fx.prepare, traced.program)
+    refuse.check_states(call.module, traced.program)
     with trace.silence(), decompositions.sound():
         model, program = translate.to_onnx(traced.program)
         clock.lap("translate")
