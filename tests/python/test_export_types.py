@@ -137,6 +137,23 @@ def test_operators_called_by_their_schema(shared_daemon, monkeypatch):
     _assert_same(Lambda(forward, lin=nn.Linear(3, CLASSES)), _data(), monkeypatch)
 
 
+def test_indices_along_the_last_axis(shared_daemon, monkeypatch):
+    def forward(self, x, y):
+        h = self.lin(x)
+        best = torch.gather(h.tanh(), -1, h.topk(3)[1])
+        return best, h.gather(-1, h.argsort(-1)), torch.std_mean(h, -1, keepdim=True)[0] + h.norm()
+
+    _assert_same(Lambda(forward, lin=nn.Linear(3, CLASSES)), _data(), monkeypatch)
+
+
+def test_indices_into_an_axis_of_the_call(shared_daemon, monkeypatch):
+    def forward(self, x, y):
+        rows = self.lin(x).T.exp()  # its last axis has the size of the call
+        return torch.gather(rows, -1, y[None, :].expand(len(rows), -1))
+
+    _assert_same(Lambda(forward, lin=nn.Linear(3, CLASSES)), _data(), monkeypatch)
+
+
 # --- what may still be wrong ------------------------------------------------------------------
 
 # Positions where torch's rules have other names for the same thing.

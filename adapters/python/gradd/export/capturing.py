@@ -89,6 +89,8 @@ def _capture(call: naming.Call, cast: torch.dtype | None, observed: bool) -> Cap
     with observe.kept_outside(seen), decompositions.sound():
         traced = trace.trace(call, cast, seen.gradients)
     clock.lap("trace")
+    if not traced.result.paths and not traced.program.graph_signature.buffers_to_mutate:
+        raise CaptureError("unsupported_output_type", "forward() returns no tensor")
     observe.bind(seen, traced.program)
     _prepare(fx.inline, traced.program)
     specs = _shared(call, seen, traced)

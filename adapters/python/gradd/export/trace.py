@@ -258,6 +258,12 @@ def _explain(err: BaseException, module: torch.nn.Module) -> CaptureError:
             "data_dependent_control_flow",
             f"{where}: Python code depends on the value of a tensor ({first}); {instead}",
         )
+    if "found a fake tensor in the exported program" in text:
+        return CaptureError(
+            "export_failed",
+            f"{where}: torch cannot trace what forward() differentiates itself "
+            "(torch.autograd.grad) or makes of the values of a traced tensor",
+        )
     return CaptureError("export_failed", f"{where}: {first}")
 
 

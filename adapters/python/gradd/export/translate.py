@@ -8,6 +8,7 @@ first. Depends on internals of the pinned torch: everything that does is in this
 from __future__ import annotations
 
 import functools
+import traceback
 from typing import Any
 
 import torch
@@ -29,6 +30,9 @@ _DECOMPOSE = {
 # Operators that torch takes apart although they have a translation, into parts with other
 # derivatives at ties and NaN.
 _LOST = {"aten::hardshrink", "aten::softshrink", "aten::multi_margin_loss"}
+
+# Errors that only say that there was another one.
+_WRAPPERS = frozenset({"ConversionError", "GraphConstructionError", "PassError"})
 
 
 @functools.lru_cache(maxsize=1)
@@ -223,13 +227,27 @@ def _explain(err: BaseException) -> CaptureError:
             return seen
         if type(seen).__name__ == "DispatchError" or "No ONNX function found" in str(seen):
             line = str(seen).strip().splitlines()[0]
-            return CaptureError("unsupported_operator", line)
+            return CaptureError("unsupported_operator", _named(err, line))
         if "expected compiled_fn to be GraphModule" in str(seen):  # torch cannot functionalise it
             return CaptureError(
                 "input_mutation",
                 "forward() writes to a buffer that shares its memory with another buffer or a "
                 "parameter; register a clone()",
             )
-        text = text or f"{type(seen).__name__}: {str(seen).strip().splitlines()[:1]}"
+        if not text or type(seen).__name__ not in _WRAPPERS:
+            text = f"{type(seen).__name__}: {''.join(str(seen).strip().splitlines()[:1])[:300]}"
         seen = seen.__cause__ or seen.__context__
-    return CaptureError("unsupported_operator", text[:500])
+    return CaptureError("unsupported_operator", _named(err, text))
+
+
+def _named(err: BaseException, text: str) -> str:
+    """The text, and in front of it the operator that was being worked on, with its place."""
+    found, seen = None, [err]
+    while (cause := seen[-1].__cause__ or seen[-1].__context__) is not None:
+        seen.append(cause)
+    for error in seen:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            for value in frame.f_locals.values():
+                if isinstance(value, torch.fx.Node) and value.op == "call_function":
+                    found = value
+    return text if found is None else f"{place_of(found)}: {found.target} ({text})"
