@@ -186,6 +186,42 @@ def test_operator_without_translation():
     assert "svd" in text
 
 
+def test_a_gradient_that_forward_takes_of_its_argument():
+    def forward(self, x, w):
+        return torch.autograd.grad((self.lin(x) * w).sum(), w, create_graph=True)[0]
+
+    text = _refused(_linear(forward), X, X.clone().requires_grad_(), reason="export_failed")
+    assert "torch.autograd.grad" in text
+
+
+NAMED = {  # what is refused, its reason, and what else the text says
+    "bucketize": (
+        lambda self, x: self.lin(x) + torch.bucketize(x, x[:, 0]),
+        "unsupported_operator",
+        "py:",
+    ),
+    "repeat": (
+        lambda self, x: self.lin(x).repeat_interleave(torch.tensor([1, 2, 3]), 0, output_size=6),
+        "unsupported_operator",
+        "aten.repeat_interleave.Tensor",
+    ),
+    "diagonal": (
+        lambda self, x: self.lin(x).clone().fill_diagonal_(0.0),
+        "unsupported_operator",
+        "as_strided_scatter",
+    ),
+    "nothing": (lambda self, x: None, "unsupported_output_type", "returns no tensor"),
+    "no leaves": (lambda self, x: (3, []), "unsupported_output_type", "returns no tensor"),
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_a_refusal_names_the_line(case):
+    forward, reason, text = NAMED[case]
+    found = _refused(_linear(forward), X, reason=reason)
+    assert text in found and (".py:" in found or reason == "unsupported_output_type")
+
+
 def test_failure_leaves_module_and_random_state():
     def forward(self, x):
         self.seen = x

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from gradd import ORTModule, client, errors
+from gradd.export import CaptureError
 from gradd.optim import FusedAdam
 from gradd.parameters import identity, overlapping
 
@@ -298,6 +299,75 @@ def test_buffers_that_a_forward_changes() -> None:
     ours.eval()
     theirs.eval()
     assert_close(ours(batch()[0]), theirs(batch()[0]))
+
+
+def _turned(h: torch.Tensor, freqs: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding as the first Llama wrote it."""
+    pairs = torch.view_as_complex(h.reshape(len(h), -1, 2))
+    return torch.view_as_real(pairs * freqs).flatten(1)
+
+
+def _byte(dtype: torch.dtype) -> tuple:
+    return torch.ones(6).to(dtype), lambda h, b: h * b.float(), str(dtype)
+
+
+BUFFERS: dict[str, Callable[[], tuple]] = {  # a buffer, its use, and what the reason says
+    "complex": lambda: (torch.polar(torch.ones(3), torch.ones(3)), _turned, "torch.complex64"),
+    "conjugated": lambda: (torch.polar(torch.ones(3), torch.ones(3)).conj(), _turned, "complex64"),
+    "sparse": lambda: (torch.eye(6).to_sparse(), lambda h, b: torch.sparse.mm(b, h.T), "sparse"),
+    "csr": lambda: (torch.eye(6).to_sparse_csr(), lambda h, b: b @ h.T, "torch.sparse_csr"),
+    "float8": lambda: _byte(torch.float8_e4m3fn),
+    "uint16": lambda: _byte(torch.uint16),
+    "quantized": lambda: (
+        torch.quantize_per_tensor(torch.ones(6), 0.1, 0, torch.qint8),
+        lambda h, b: h * b.dequantize(),
+        "torch.qint8",
+    ),
+    "nested": lambda: (
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(6)]),
+        lambda h, b: h * b.unbind()[1],
+        "b is",
+    ),
+    "meta": lambda: (torch.ones(6, device="meta"), lambda h, b: h * len(b), "on meta"),
+}
+
+
+class Odd(nn.Module):
+    """Reads a buffer of a kind that the daemon has not."""
+
+    def __init__(self, buffer: torch.Tensor, use: Callable) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.inner = nn.Linear(8, 6)
+        self.use = use
+        self.register_buffer("b", buffer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.use(self.inner(x), self.b)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_buffers_that_cannot_be_shared_run_in_pytorch_by_name(kind: str) -> None:
+    buffer, use, text = BUFFERS[kind]()
+    plain, model = Odd(buffer, use), ORTModule(Odd(buffer, use))
+    for _ in range(2):
+        results = [m(batch()[0]) for m in (plain, model)]
+        assert torch.equal(*results)
+        for result in results:
+            result.sum().backward()
+    assert torch.equal(plain.inner.weight.grad, model.inner.weight.grad)
+    with pytest.raises((errors.GraddError, CaptureError)) as error:
+        ORTModule(Odd(buffer, use), strict=True)(batch()[0])
+    assert text in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["complex", "float8", "uint16"])
+def test_buffers_of_such_types_that_are_not_read_are_left_alone(kind: str) -> None:
+    buffer, _, _ = BUFFERS[kind]()
+    model = ORTModule(Odd(buffer, lambda h, b: h), strict=True)
+    model(batch()[0]).sum().backward()
+    assert model.b is buffer
 
 
 class Running(nn.Module):

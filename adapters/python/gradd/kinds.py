@@ -25,6 +25,11 @@ def is_plain(kind: type) -> bool:
     )
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """True if the elements lie in one storage with strides: not sparse, nested or quantized."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+
+
 def refusal(what: str, kind: type) -> Exception:
     """What is said of a tensor whose class is not plain.
 

@@ -24,7 +24,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from gradd import errors
-from gradd.kinds import is_plain
+from gradd.kinds import is_dense, is_plain
 from gradd.ring import Block, blocks_bytes
 from gradd.shm import DTYPE_CODES, nbytes
 from gradd.watch import accesses, data_ptr, untyped_storage, uses
@@ -147,7 +147,8 @@ class State:
         self._move(tensors)
 
     def _all(self) -> Iterable[torch.Tensor]:
-        return itertools.chain(self.module.parameters(), self.module.buffers())
+        both = itertools.chain(self.module.parameters(), self.module.buffers())
+        return filter(is_dense, both)  # with others calls run in PyTorch
 
     def _tensors(self) -> Iterable[torch.Tensor]:
         seen: set[tuple] = set()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from gradd.kinds import is_dense
 from gradd.watch import accesses, data_ptr
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -37,7 +38,7 @@ class Binaries:
         """
         named = list(module.named_buffers(remove_duplicate=False))
         known = {} if before is None else {id(k.tensor): k for k in before._known if k.is_same()}
-        candidates = {id(t): t for _, t in named if _can_be_mask(t)}
+        candidates = {id(t): t for _, t in named if is_dense(t) and _can_be_mask(t)}
         found = {i: t for i, t in candidates.items() if i in known or _is_binary(t)}
         self._known = [known[i] if i in known else _Known(t) for i, t in found.items()]
         shared = _shared(module, found)

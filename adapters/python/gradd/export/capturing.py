@@ -18,6 +18,7 @@ import torch
 from gradd import schema, transforms
 from gradd.export import (
     autocast,
+    decompositions,
     functions,
     fx,
     graph,
@@ -85,14 +86,17 @@ def _capture(call: naming.Call, cast: torch.dtype | None, observed: bool) -> Cap
     for name in functions.custom_functions(seen.outputs):
         raise refuse.custom_function(name)
     clock.lap("observe")
-    with observe.kept_outside(seen):
+    with observe.kept_outside(seen), decompositions.sound():
         traced = trace.trace(call, cast, seen.gradients)
     clock.lap("trace")
+    if not traced.result.paths and not traced.program.graph_signature.buffers_to_mutate:
+        raise CaptureError("unsupported_output_type", "forward() returns no tensor")
     observe.bind(seen, traced.program)
     _prepare(fx.inline, traced.program)
     specs = _shared(call, seen, traced)
     _prepare(fx.prepare, traced.program)
-    with trace.silence():
+    refuse.check_states(call.module, traced.program)
+    with trace.silence(), decompositions.sound():
         model, program = translate.to_onnx(traced.program)
         clock.lap("translate")
         dropped = _dropped(specs, len(traced.result.paths))

@@ -16,7 +16,6 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 from onnxscript import rewriter
-from onnxscript.optimizer import _constant_folding
 from onnxscript.rewriter.rules.common import (
     _basic_rules,
     _cast_constant_of_shape,
@@ -24,6 +23,7 @@ from onnxscript.rewriter.rules.common import (
     _no_op,
 )
 
+from gradd.export import inference
 from gradd.export.spec import CaptureError
 
 IR_VERSION = 10
@@ -204,14 +204,10 @@ def _changes_value(node: ir.Node) -> bool:
 def _optimize(model: ir.Model) -> None:
     ir.passes.Sequential(
         passes.InlinePass(),
+        passes.RemoveUnusedNodesPass(),  # so that only what is computed is compared
         ir.passes.PassManager(
             [
-                _constant_folding.FoldConstantsPass(
-                    shape_inference=True,
-                    input_size_limit=_constant_folding.DEFAULT_CONSTANT_FOLD_INPUT_SIZE_LIMIT,
-                    output_size_limit=_constant_folding.DEFAULT_CONSTANT_FOLD_OUTPUT_SIZE_LIMIT,
-                    should_fold=lambda node: None,
-                ),
+                inference.Folding(),
                 rewriter.RewritePass(_rules()),
                 passes.RemoveUnusedNodesPass(),
             ],
@@ -234,6 +230,9 @@ def _optimize_or_named(model: ir.Model) -> None:
         causes = [error]
         while (cause := causes[-1].__cause__) is not None:
             causes.append(cause)
+        for named in causes:
+            if isinstance(named, CaptureError):
+                raise named from error
         texts = [str(c).splitlines()[0] for c in causes if str(c)]
         raise CaptureError(
             "export_failed", f"the translated graph cannot be simplified: {'; '.join(texts[-2:])}"

@@ -86,7 +86,8 @@ def _size(graph: torch.fx.Graph, source: torch.fx.Node, dim: int | None) -> Any:
     if value.dim() == 0:
         return 1
     if dim is not None:
-        return _known(graph, value.shape[dim], _aten.sym_size.int, (source, dim))
+        axis = dim % value.dim()  # the translation takes the last one, -1, for none
+        return _known(graph, value.shape[axis], _aten.sym_size.int, (source, axis))
     return _known(graph, value.numel(), _aten.sym_numel.default, (source,))
 
 

@@ -24,7 +24,7 @@ from gradd.export.attributes import FILLED_IN
 from gradd.export.binary import Binaries
 from gradd.export.freeze import TABLES, Freezer, is_config, own_tensors
 from gradd.export.spec import CaptureError
-from gradd.kinds import is_plain
+from gradd.kinds import is_dense, is_plain
 
 _HOOKS = (
     "_forward_hooks",
@@ -201,6 +201,11 @@ def _state_key(module: torch.nn.Module) -> tuple:
         if is_lazy(tensor):
             raise CaptureError(
                 "unsupported_parameter", f"{name} has no size before the first forward"
+            )
+        if not is_dense(tensor):
+            raise CaptureError(
+                "unsupported_parameter",
+                f"{name} is {tensor.dtype}, {tensor.layout}; only dense tensors can be shared",
             )
     states = tuple((n, t.dtype, tuple(t.shape), t.device.type, _kind(t)) for n, t in named)
     trained = tuple(n for n, t in buffers if t.requires_grad)

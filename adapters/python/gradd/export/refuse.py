@@ -17,11 +17,13 @@ from typing import Any
 
 import torch
 
+from gradd.export import places
 from gradd.export.attributes import Attributes, is_harmless
 from gradd.export.chance import Chance
 from gradd.export.spec import CaptureError
 from gradd.kinds import is_plain, refusal
 from gradd.quiet import without_checkpoints
+from gradd.shm import DTYPE_CODES
 
 _FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
@@ -51,6 +53,28 @@ def check_module(module: torch.nn.Module) -> None:
             raise CaptureError(
                 "unsupported_parameter", f"{name} is {param.dtype}, {param.layout}; use dense reals"
             )
+
+
+def check_states(module: torch.nn.Module, program: Any) -> None:
+    """Refuses what a graph reads of the module and the daemon has no element type for.
+
+    Raises:
+        CaptureError: "unsupported_parameter".
+    """
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    own = dict(module.named_parameters(remove_duplicate=False))
+    own |= dict(module.named_buffers(remove_duplicate=False))
+    for node in program.graph.nodes:
+        tensor = own.get(names.get(node.name, ""))
+        if tensor is None or not node.users or tensor.dtype in DTYPE_CODES:
+            continue
+        reader = places.place_of(next(iter(node.users)))
+        raise CaptureError(
+            "unsupported_parameter",
+            f"{reader}: forward() reads {names[node.name]!r}, of {tensor.dtype}, which the daemon "
+            "does not have; keep it as real numbers of a usual type",
+        )
 
 
 def check_call(module: torch.nn.Module) -> None:

@@ -260,6 +260,12 @@ def _explain(err: BaseException, module: torch.nn.Module) -> CaptureError:
         )
     if "Unexpected key _export_root" in first:  # the tracer lost track of where it is
         first = "forward() catches an exception of a submodule; decide by sizes or types instead"
+    if "found a fake tensor in the exported program" in text:
+        return CaptureError(
+            "export_failed",
+            f"{where}: torch cannot trace what forward() differentiates itself "
+            "(torch.autograd.grad) or makes of the values of a traced tensor",
+        )
     return CaptureError("export_failed", f"{where}: {first}")
 
 

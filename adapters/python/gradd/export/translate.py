@@ -8,11 +8,13 @@ first. Depends on internals of the pinned torch: everything that does is in this
 from __future__ import annotations
 
 import functools
+import traceback
 from typing import Any
 
 import torch
 
 from gradd.export import nodes, operators
+from gradd.export.places import place_of
 from gradd.export.spec import CaptureError
 
 OPSET = 20
@@ -28,6 +30,9 @@ _DECOMPOSE = {
 # Operators that torch takes apart although they have a translation, into parts with other
 # derivatives at ties and NaN.
 _LOST = {"aten::hardshrink", "aten::softshrink", "aten::multi_margin_loss"}
+
+# Errors that only say that there was another one.
+_WRAPPERS = frozenset({"ConversionError", "GraphConstructionError", "PassError"})
 
 
 @functools.lru_cache(maxsize=1)
@@ -88,10 +93,34 @@ def _decomposed(program: Any, registry: Any) -> tuple[Any, Any]:
     from torch.onnx._internal.exporter import _core
 
     _refuse_lost(program)
+    traced = _results(program)
     program = _core._prepare_exported_program_for_export(program, registry=registry)
     _name_outputs(program)
     _check_signature(program.graph_signature)
+    _check_results(traced, _results(program))
     return _core._exported_program_to_onnx_program(program, registry=registry).model, program
+
+
+def _results(program: Any) -> list[torch.fx.Node]:
+    """The nodes whose values forward() returns, in order."""
+    named = {node.name: node for node in program.graph_module.graph.nodes}
+    specs = program.graph_signature.output_specs
+    names = [getattr(s.arg, "name", None) for s in specs if s.kind.name == "USER_OUTPUT"]
+    return [named[name] for name in names if name in named]
+
+
+def _check_results(traced: list[torch.fx.Node], decomposed: list[torch.fx.Node]) -> None:
+    """Taking operators apart must not change what the trace says of the results."""
+    for node, new in zip(traced, decomposed, strict=True):
+        a, b = node.meta.get("val"), new.meta.get("val")
+        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+            continue
+        if a.dim() != b.dim() or a.dtype != b.dtype:
+            raise CaptureError(
+                "unsupported_operator",
+                f"{place_of(node)}: {node.target} gives {a.dtype} of rank {a.dim()}; torch's "
+                f"decomposition makes it {b.dtype} of rank {b.dim()}",
+            )
 
 
 def _refuse_lost(program: Any) -> None:
@@ -198,13 +227,27 @@ def _explain(err: BaseException) -> CaptureError:
             return seen
         if type(seen).__name__ == "DispatchError" or "No ONNX function found" in str(seen):
             line = str(seen).strip().splitlines()[0]
-            return CaptureError("unsupported_operator", line)
+            return CaptureError("unsupported_operator", _named(err, line))
         if "expected compiled_fn to be GraphModule" in str(seen):  # torch cannot functionalise it
             return CaptureError(
                 "input_mutation",
                 "forward() writes to a buffer that shares its memory with another buffer or a "
                 "parameter; register a clone()",
             )
-        text = text or f"{type(seen).__name__}: {str(seen).strip().splitlines()[:1]}"
+        if not text or type(seen).__name__ not in _WRAPPERS:
+            text = f"{type(seen).__name__}: {''.join(str(seen).strip().splitlines()[:1])[:300]}"
         seen = seen.__cause__ or seen.__context__
-    return CaptureError("unsupported_operator", text[:500])
+    return CaptureError("unsupported_operator", _named(err, text))
+
+
+def _named(err: BaseException, text: str) -> str:
+    """The text, and in front of it the operator that was being worked on, with its place."""
+    found, seen = None, [err]
+    while (cause := seen[-1].__cause__ or seen[-1].__context__) is not None:
+        seen.append(cause)
+    for error in seen:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            for value in frame.f_locals.values():
+                if isinstance(value, torch.fx.Node) and value.op == "call_function":
+                    found = value
+    return text if found is None else f"{place_of(found)}: {found.target} ({text})"

@@ -1,0 +1,31 @@
+"""torch's own rules in Python for operators, without those that take their arguments wrongly.
+
+FakeTensor asks torch's table of decompositions for the result of an operator on symbolic sizes.
+Some entries are functions of torch's Python interface, whose parameters have another order than the
+operator's: the reduction of nll_loss arrives as `size_average`, and "none" has a mean's rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+_aten = torch.ops.aten
+MISREAD = (
+    *(_aten.nll_loss.default, _aten.std_mean.dim),
+    *(_aten.add.Scalar, _aten.sub.Scalar, _aten.add_.Scalar, _aten.sub_.Scalar),
+    *(_aten.baddbmm.dtype, _aten.baddbmm.dtype_out),
+)
+
+
+@contextlib.contextmanager
+def sound() -> Iterator[None]:
+    """torch computes those operators from what they consist of in C, as a call does."""
+    table = torch._decomp.decomposition_table
+    taken = {target: table.pop(target) for target in MISREAD if target in table}
+    try:
+        yield
+    finally:
+        table.update(taken)
