@@ -227,7 +227,8 @@ WRONG = {
 def test_a_wrong_translation_is_refused(what, way, monkeypatch):
     registry = translate._registry()
     target = torch.ops.aten.tanh.default
-    monkeypatch.setattr(registry, "functions", copy.copy(registry.functions))
+    own = {target: list(found) for target, found in registry.functions.items()}
+    monkeypatch.setattr(registry, "functions", own)
     registry.register_op(target, WRONG[what])
     text = _refused(_module(_nll, lambda n: torch.tanh(n[:, None]), way), *_data())
     assert "aten.tanh.default" in text and what in text
