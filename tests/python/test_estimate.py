@@ -34,7 +34,7 @@ def test_planned_arena_is_what_the_daemon_reports(daemon: Any) -> None:
 
 
 def test_parts_of_an_estimate(daemon: Any) -> None:
-    model, make = models.build("llama")
+    model, make = models.build("mlp_ce")
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     one = gradd.estimate(model, make(2, 16, 0))
     assert (one.parameters, one.gradients, one.state) == (size, size, 2 * size)

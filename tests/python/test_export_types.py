@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from captured import Lambda
+from selection import drawn, every_run
 from torch import nn
 
 from gradd import ORTModule, export
@@ -101,7 +102,7 @@ def _cases() -> list[tuple[str, str]]:
     return [(n, "plain") for n in LOSSES] + [(n, "beside a write") for n in classes]
 
 
-@pytest.mark.parametrize(("name", "way"), _cases())
+@pytest.mark.parametrize(("name", "way"), every_run(drawn(_cases(), 8), _cases()))
 def test_a_loss_per_row_is_one(name, way, shared_daemon, monkeypatch):
     def all_uses(n):
         return [use(n) for use in USES.values()]
@@ -114,7 +115,9 @@ def test_uses_of_a_loss_per_row(use, shared_daemon, monkeypatch):
     _assert_same(_module(LOSSES["nll"], USES[use], "plain"), _data(), monkeypatch)
 
 
-@pytest.mark.parametrize("name", ["nll", "nll weight", "nll ignored", "ce", "ce ignored"])
+@pytest.mark.parametrize(
+    "name", every_run(("nll", "ce"), ["nll", "nll weight", "nll ignored", "ce", "ce ignored"])
+)
 @pytest.mark.parametrize(("shape", "way"), zip([(3,), (3, 2)], DECOMPOSED, strict=True))
 def test_a_loss_per_place_is_one(name, shape, way, shared_daemon, monkeypatch):
     def spread(o, y, **options):

@@ -244,8 +244,14 @@ def asks_a_leaf(self, x, y):
     return h * 3 if h.is_leaf else h
 
 
+def asks_within_no_grad(self, x, y):
+    with torch.no_grad():
+        h = self.l(x)
+    return self.d(x) + (h.mean() if h.requires_grad else 0)
+
+
 TAKEN = [flags_as_they_are, tensors_of_its_own, hook_for_a_moment]
-ASKING = [asks_a_result, asks_for_the_graph, asks_a_leaf]
+ASKING = [asks_a_result, asks_for_the_graph, asks_a_leaf, asks_within_no_grad]
 
 
 @pytest.mark.parametrize("forward", [*TAKEN, *ASKING], ids=lambda f: f.__name__)
@@ -268,3 +274,4 @@ def test_answers_follow_frozen_parameters(
         with torch.set_grad_enabled(step != 1):
             ours, theirs = model(x, None), eager(x, None)
         assert_equal([ours], [theirs], f"step {step}")
+    assert model.gradd_stats()["captures"] <= 5  # one for each combination

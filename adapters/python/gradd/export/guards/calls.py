@@ -63,7 +63,6 @@ class Calls:
         self._reads = reads
         self._names: Callable[[], tuple[str, ...]] = tuple
         self._context = contextvars.copy_context()
-        self._gradients = torch.is_grad_enabled()  # before forward() switches them itself
 
     def called_with(self, function: Any, args: list, names: Callable[[], tuple]) -> None:
         """called(), where names() gives those of the keyword arguments."""
@@ -154,9 +153,11 @@ class Calls:
         name = getattr(inner, "__name__", "")  # a decorated object may have none
         if name in _HOOKING and args and isinstance(args[0], torch.Tensor):
             self._reads.effect(f"calls {name}() of a tensor", reason="backward_hooks")
-        if str(inner.__module__).startswith("torch.optim.") or name.startswith("clip_grad"):
+        if str(getattr(inner, "__module__", "")).startswith("torch.optim.") or name.startswith(
+            "clip_grad"
+        ):
             self._reads.effect(f"calls {name}(), which writes to gradients or parameters")
-        if name in _SEEDING and str(inner.__module__).startswith("torch"):
+        if name in _SEEDING and str(getattr(inner, "__module__", "")).startswith("torch"):
             self._reads.drawn(f"calls torch.{name}()")
         if not policy.is_array_code(function.__code__):
             self._of_quiet(function, args)
@@ -164,8 +165,9 @@ class Calls:
         # Of the code, not of what it wraps: torch.no_grad() makes functions under others' names.
         module = function.__globals__.get("__name__", "")
         name = function.__code__.co_name
-        if "." not in inner.__qualname__ and policy.is_setter(module, inner.__name__):
-            self._reads.setting(f"calls {module}.{inner.__name__}()")
+        given = getattr(inner, "__qualname__", ".")
+        if "." not in given and policy.is_setter(module, given):
+            self._reads.setting(f"calls {module}.{given}()")
         if name in _GRAD_FLAGS or not args and policy.is_flag(module, name):
             self._flag(function, module, name)
         elif not policy.is_pure(module or "torch", name):
@@ -203,7 +205,7 @@ class Calls:
             self._reads.grad_mode = True
         label = f"{module}.{name}()"
         if name == "is_grad_enabled":
-            self._reads.answer(function, label, self._gradients)
+            self._reads.answer(function, label, self._reads.gradients)
         else:
             self._reads.answer(function, label)
 

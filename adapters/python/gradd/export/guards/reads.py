@@ -135,6 +135,7 @@ class Reads:
             matters.
         arrays_taken: Ids of numpy arrays whose values Python has taken.
         grad_mode: forward() has asked whether gradients are recorded.
+        gradients: Whether they were, before forward() switched them itself.
         layout: By which names forward() has asked how tensors lie in memory.
         facts: What else it has asked the call's tensors, see arguments.py.
         of_tree: Attributes of the module and its submodules: id of the instance dictionary and
@@ -154,6 +155,7 @@ class Reads:
         self.blanks: list[tuple[CaptureError, Any]] = []
         self.arrays_taken: set[int] = set()
         self.grad_mode = False
+        self.gradients = torch.is_grad_enabled()
         self.layout: set[str] = set()
         self.facts: set[str] = set()
         self.of_tree: set[tuple[int, str]] = set()
@@ -553,8 +555,7 @@ class Reads:
         Those of the call's tensors are in the key.
         """
         self.grad_mode = True
-        for ask in (torch.is_grad_enabled, torch.is_inference_mode_enabled):
-            self.answer(ask, f"torch.{ask.__name__}()", ask())
+        self.answer(torch.is_grad_enabled, "torch.is_grad_enabled()", self.gradients)
         for table, name in list(self._parameters.values()):
             if table.get(name) is not None:
                 self._flag_of(table[name], "requires_grad")
