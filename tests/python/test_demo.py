@@ -45,7 +45,7 @@ def test_demo_from_end_to_end(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     command = [sys.executable, "-m", "optimum.gradd.demo", "--out", str(out)]
     done = subprocess.run(
-        [*command, "--steps", "5", "--compare", "3", "--minutes", "4"],
+        [*command, "--steps", "5", "--compare", "3", "--minutes", "4", "--characters", "1000000"],
         capture_output=True,
         text=True,
         timeout=280,

@@ -6,13 +6,16 @@ import models
 import pytest
 import torch
 from captured import Lambda, assert_same
+from selection import every_run
 from torch import nn
 
 from gradd import export
 
+SIZES = [(3, 9), (1, 9), (2, 1), (1, 1)]
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [(3, 9), (1, 9), (2, 1), (1, 1)])
+@pytest.mark.parametrize("first", every_run(((3, 9), (1, 1)), SIZES))
 def test_llama_from_any_first_batch(first):
     module, make_batch = models.build("llama")
 

@@ -102,8 +102,10 @@ def _cases() -> list[tuple[str, str]]:
     return [(n, "plain") for n in LOSSES] + [(n, "beside a write") for n in classes]
 
 
-@pytest.mark.parametrize(("name", "way"), every_run(drawn(_cases(), 8), _cases()))
-def test_a_loss_per_row_is_one(name, way, shared_daemon, monkeypatch):
+@pytest.mark.parametrize("case", every_run(drawn(_cases(), 8), _cases()), ids="-".join)
+def test_a_loss_per_row_is_one(case, shared_daemon, monkeypatch):
+    name, way = case
+
     def all_uses(n):
         return [use(n) for use in USES.values()]
 

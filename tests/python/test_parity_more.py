@@ -125,6 +125,7 @@ def test_pictures_keep_their_size_and_batches_do_not() -> None:
     assert stats["captures"] == 2 and stats["fallbacks"] == {}
 
 
+@pytest.mark.nightly
 def test_swin_is_refused_or_captured_in_seconds() -> None:
     import transformers
 

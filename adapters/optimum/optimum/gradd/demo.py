@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         return _plain_process(out, options)
     started = time.monotonic()
     print(f"gradd demo: a small Llama learns Python's standard library ({_machine()})\n")
-    tokenizer = _prepare_data(out)
+    tokenizer = _prepare_data(out, options.characters)
     plain = _run_plain(out, options)
     ours, trainer = _run_ours(out, options, started + 60 * options.minutes)
     return _finish(out, options, started, tokenizer, plain, ours, trainer)
@@ -45,6 +45,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=240, help="steps through the daemon")
     parser.add_argument("--compare", type=int, default=25, help="steps with plain Trainer")
     parser.add_argument("--minutes", type=float, default=4.0, help="stop training after this time")
+    parser.add_argument("--characters", type=int, default=6_000_000, help="of text to learn from")
     parser.add_argument("--plain-steps-only", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -58,13 +59,13 @@ def _machine() -> str:
 # ---------------------------------------------------------------- data
 
 
-def _prepare_data(out: Path) -> Any:
+def _prepare_data(out: Path, limit: int) -> Any:
     import numpy as np
 
     from . import demo_data
 
     print("1. text and tokenizer", flush=True)
-    texts = demo_data.read_corpus()
+    texts = demo_data.read_corpus(limit)
     characters = sum(map(len, texts))
     print(f"  {len(texts)} source files, {characters / 1e6:.1f} million characters", flush=True)
     began = time.monotonic()

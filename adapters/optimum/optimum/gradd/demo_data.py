@@ -20,7 +20,7 @@ BLOCK = 128  # tokens per sample
 _SKIP = {"site-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", "turtledemo"}
 
 
-def read_corpus(limit: int = 6_000_000) -> list[str]:
+def read_corpus(limit: int) -> list[str]:
     """Source files of the standard library in a fixed shuffled order, up to `limit` characters."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(p for p in root.rglob("*.py") if not _SKIP & set(p.relative_to(root).parts))
