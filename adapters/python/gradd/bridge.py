@@ -186,7 +186,7 @@ class Bridge:
                 if reason is None:
                     leaves, _, _ = schema.flatten_inputs(args, kwargs)
                     graphs = self._captured(key)
-                    sizes = tuple(x.shape for x in leaves if isinstance(x, torch.Tensor))
+                    sizes = _sizes(leaves)
                     graph, outdated = self._fitting(graphs, sizes, leaves, args, kwargs)
                     if graph is None:
                         reason = self._fallback.no_capture(key, sizes, first=not graphs)
@@ -548,7 +548,7 @@ class Bridge:
         with self.client.lock:
             key = self._key(args, kwargs)
             graphs = self._captured(key)
-            sizes = tuple(x.shape for x in leaves if isinstance(x, torch.Tensor))
+            sizes = _sizes(leaves)
             graph, outdated = self._fitting(graphs, sizes, leaves, args, kwargs)
             graph = graph or self._new_graph(key, graphs, outdated, leaves, args, kwargs)
             _, bound = graph.bind(self.state)
@@ -606,6 +606,11 @@ class Bridge:
         """Gives up everything that the daemon holds for this bridge; parameters stay readable."""
         if not self._disabled:
             _finish(self.client, self.state, self.slots, self._graphs)
+
+
+def _sizes(leaves: list) -> tuple:
+    """Shapes of the tensors of a call."""
+    return tuple(x.shape for x in leaves if isinstance(x, torch.Tensor))
 
 
 def _finish(client: Client, state: State, slots: SlotSet, graphs: dict) -> None:

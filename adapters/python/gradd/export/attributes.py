@@ -29,9 +29,11 @@ _ALLOWED = FILLED_IN | HARMLESS
 _HARMLESS_HOOKS = frozenset({"make_inputs_require_grads"})
 # Hooks of this module only note intermediate results for the model's own outputs.
 _NOTING = "transformers.utils.output_capturing"
-_STATE = ("_parameters", "_buffers", "_modules")
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_RESTORED = (*_STATE, *_HOOKS)
+STATE = ("_parameters", "_buffers", "_modules")
+FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+HOOKS = (*FORWARD_HOOKS, *BACKWARD_HOOKS)
+_RESTORED = (*STATE, *HOOKS)
 
 
 def is_harmless(hook: object) -> bool:
@@ -57,11 +59,11 @@ class _Sub:
         for name in (*self.images, *(n for n in now if n not in self.images)):
             if name not in now or name not in self.images or now[name] != self.images[name]:
                 return name
-        for table in _STATE:  # a trace puts values of its own into them: only names count
+        for table in STATE:  # a trace puts values of its own into them: only names count
             changed = self.tables[table].keys() ^ self.module.__dict__[table].keys()
             if changed:
                 return min(changed)
-        for table in _HOOKS:
+        for table in HOOKS:
             old, new = self.tables[table], self.module.__dict__[table]
             if any(not is_harmless((old | new)[key]) for key in old.keys() ^ new.keys()):
                 return table

@@ -20,20 +20,13 @@ from torch.nn.parameter import is_lazy
 
 from gradd import schema
 from gradd.export import autocast
-from gradd.export.attributes import FILLED_IN
+from gradd.export.attributes import FILLED_IN, HOOKS, STATE
 from gradd.export.binary import Binaries
 from gradd.export.freeze import TABLES, Freezer, is_config, own_tensors
 from gradd.export.spec import CaptureError
 from gradd.kinds import is_dense, is_plain
 
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
-_GLOBAL_HOOKS = tuple(getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOKS)
-_CONTENTS = ("_parameters", "_buffers", "_modules")
+_GLOBAL_HOOKS = tuple(getattr(torch.nn.modules.module, f"_global{name}") for name in HOOKS)
 # Settings that saving a model writes; no forward() reads them, and types are in the key anyway.
 _WRITTEN = frozenset({"architectures", "dtype", "torch_dtype"})
 # Settings of generate(), which evaluation fills in.
@@ -116,7 +109,7 @@ class _ModulePart:
             values = [_weakly(v) for v in sub.__dict__.values()]
             self._subs.append((weakref.ref(sub), type(sub), values))
             for name, value in sub.__dict__.items():
-                if name in _CONTENTS or name in _HOOKS:
+                if name in STATE or name in HOOKS:
                     self._watch(value)
             for table in (sub._parameters, sub._buffers):
                 self._tensors += [t for t in table.values() if t is not None]
@@ -183,7 +176,7 @@ def _module_key(
             for key, value in sub.__dict__.items()
             if key not in TABLES and not is_config(key, value)
         )
-        hooks = tuple(len(getattr(sub, h)) for h in _HOOKS)
+        hooks = tuple(len(getattr(sub, h)) for h in HOOKS)
         parts.append((name, type(sub), attributes, hooks))
     settings = tuple(
         tuple((n, image) for n, image in freezer.items_of(c.__dict__) if n not in _WRITTEN)

@@ -18,15 +18,13 @@ from typing import Any
 import torch
 
 from gradd.export import places
-from gradd.export.attributes import Attributes, is_harmless
+from gradd.export.attributes import BACKWARD_HOOKS, FORWARD_HOOKS, Attributes, is_harmless
 from gradd.export.chance import Chance
 from gradd.export.spec import CaptureError
-from gradd.kinds import is_plain, refusal
+from gradd.kinds import is_dense, is_plain, refusal
 from gradd.quiet import without_checkpoints
 from gradd.shm import DTYPE_CODES
 
-_FORWARD = ("_forward_hooks", "_forward_pre_hooks")
-_BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
 _patch_lock = threading.RLock()
 
 
@@ -40,7 +38,10 @@ def check_module(module: torch.nn.Module) -> None:
     for name, sub in module.named_modules():
         where = f"{name or 'the root'} ({type(sub).__name__})"
         _check_nested(sub, where)
-        for reason, tables in (("forward_hooks", _FORWARD), ("backward_hooks", _BACKWARD)):
+        for reason, tables in (
+            ("forward_hooks", FORWARD_HOOKS),
+            ("backward_hooks", BACKWARD_HOOKS),
+        ):
             for hook in (h for table in tables for h in getattr(sub, table).values()):
                 if not is_harmless(hook):
                     raise CaptureError(reason, _hook_text(where, hook))
@@ -49,7 +50,7 @@ def check_module(module: torch.nn.Module) -> None:
         if not is_plain(type(tensor)):
             raise refusal(name, type(tensor))
     for name, param in module.named_parameters():
-        if param.is_complex() or param.layout is not torch.strided or param.is_nested:
+        if param.is_complex() or not is_dense(param):
             raise CaptureError(
                 "unsupported_parameter", f"{name} is {param.dtype}, {param.layout}; use dense reals"
             )
