@@ -21,6 +21,7 @@ from gradd import client as clients
 from gradd import errors, interrupts
 from gradd.changes import Snapshot
 from gradd.client import Client
+from gradd.holders import others
 from gradd.parameters import identity, overlapping
 from gradd.replay import Send
 from gradd.ring import Block, blocks_bytes
@@ -79,12 +80,14 @@ class _Sent:
         fields: dict[str, Any],
         journal: torch.Tensor,
         params: list[torch.Tensor],
+        held: list[tuple[torch.Tensor, torch.Tensor]],
         states: list[dict[str, Any]],
         bound: list[_Bound],
     ) -> None:
         self.client = client
         self.fields = fields
         self.params = params
+        self.held = held
         self.states = states
         self._journal = journal
         self._bound = bound  # the daemon knows the tensors by these as long as they live
@@ -179,6 +182,8 @@ class FusedAdam(torch.optim.Optimizer):
         grad_norm: Global gradient norm of the last step; None unless max_grad_norm is set.
         copied_grads: How many gradients had to be copied into shared memory so far, because
             `.grad` was not the daemon's own (hooks, DDP with bucket views).
+        copied_params: The same of parameters, whose memory somebody else holds (a state dict that
+            is alive, an array of NumPy): they stay there, and a copy of them is updated.
     """
 
     def __init__(
@@ -213,12 +218,14 @@ class FusedAdam(torch.optim.Optimizer):
         self.master_weights = master_weights
         self.grad_norm: float | None = None
         self.copied_grads = 0
+        self.copied_params = 0
         self._client: Client | None = None
         self._journal: Block | None = None
         self._journal_words: torch.Tensor | None = None
         self._journal_step = 0
         self._doubtful: _Sent | None = None  # the last step, if its request ended in an exception
         self._bound: dict[str, _Bound] = {}
+        self._copies: dict[torch.Tensor, torch.Tensor] = {}
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drops or zeroes gradients; the default is the constructor's set_grad_none."""
@@ -241,9 +248,11 @@ class FusedAdam(torch.optim.Optimizer):
         self._doubtful = None
         self.grad_norm = None
         self.copied_grads = 0
+        self.copied_params = 0
         self._client, self._journal, self._journal_words = None, None, None
         self._journal_step = 0
         self._bound = {}
+        self._copies = {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but what is float32 by definition is not rounded to the parameter's type."""
@@ -366,14 +375,34 @@ class FusedAdam(torch.optim.Optimizer):
         ]
         if new:
             client.state.reserve(blocks_bytes(new))
-        away = [nbytes(p.dtype, p.shape) for p in params if client.locate(p) is None]
+        away = [
+            nbytes(p.dtype, p.shape)
+            for p in params
+            if client.locate(p) is None and p not in self._copies
+        ]
         if away:
             client.parameters.reserve(blocks_bytes(away))
 
-    def _settle(self, client: Client, p: torch.Tensor) -> dict[str, Any]:
-        """Parameter and state in shared memory; also after load_state_dict replaced them."""
-        if p.numel() and not self._is_shared(client, p):
+    def _stepped(self, client: Client, p: torch.Tensor) -> torch.Tensor:
+        """What the daemon updates: the parameter, in shared memory from now on.
+
+        Where somebody else holds its memory, the parameter stays there: a copy is updated.
+        """
+        if self._is_shared(client, p):
+            self._copies.pop(p, None)
+            return p
+        if not others(p):
             p.data = self._shared(client, p.data, client.parameters)
+            return p
+        copy = self._copies.get(p)
+        if copy is None or copy.shape != p.shape or copy.dtype is not p.dtype:
+            copy = self._shared(client, p.data, client.parameters)
+            self._copies[p] = copy
+        self.copied_params += 1
+        return copy.copy_(p.detach())
+
+    def _settle(self, client: Client, p: torch.Tensor) -> dict[str, Any]:
+        """State in shared memory; also after load_state_dict replaced it."""
         state = self.state[p]
         state["step"] = int(state.get("step", 0))
         names = self._state_names(p)
@@ -426,6 +455,7 @@ class FusedAdam(torch.optim.Optimizer):
         entries = [(k, p) for k, p in entries if p.numel()]
         self._check_ties(client, [p for _, p in entries])
         self._reserve(client, [p for _, p in entries])
+        params = [self._stepped(client, p) for _, p in entries]
         states = [self._settle(client, p) for _, p in entries]
         grads = [self._gradient(client, p.grad) for _, p in entries]
         of_each = [(k, s["step"] + 1) for (k, _), s in zip(entries, states, strict=True)]
@@ -437,7 +467,7 @@ class FusedAdam(torch.optim.Optimizer):
             "journal": journal,
             "hyper": self._hyper(kinds),
             "group": [index[kind] for kind in of_each],
-            "bp": self._bind(client, "p", [p for _, p in entries]),
+            "bp": self._bind(client, "p", params),
             "bm": self._bind(client, "m", [s["exp_avg"] for s in states]),
             "bv": self._bind(client, "v", [s["exp_avg_sq"] for s in states]),
             "g": [_wire(client, g) for g in grads],
@@ -450,13 +480,14 @@ class FusedAdam(torch.optim.Optimizer):
             client,
             fields,
             self._journal_words,  # type: ignore[arg-type]
-            [p for _, p in entries],
+            params,
+            [(p, copy) for (_, p), copy in zip(entries, params, strict=True) if copy is not p],
             states,
             list(self._bound.values()),
         )
         # Before the request: a daemon that is lost in the middle leaves changed parameters, from
         # which no forward of before may be run again.
-        torch.autograd.graph.increment_version(sent.params)
+        torch.autograd.graph.increment_version([p for _, p in entries])
         try:
             reply = client.request("step", fields)
         except BaseException as error:
@@ -474,6 +505,9 @@ class FusedAdam(torch.optim.Optimizer):
             self._journal_step += 1
         for s in sent.states:
             s["step"] += 1
+        with torch.no_grad():
+            for p, copy in sent.held:
+                p.copy_(copy)
 
     def _settle_doubt(self, client: Client, sent: _Sent) -> None:
         """Finds out what became of a step that ended in an exception.

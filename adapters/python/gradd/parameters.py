@@ -6,10 +6,10 @@
 what moved is re-homed again.
 
 Memory that somebody else refers to as well (a flat buffer whose owner keeps writing into it, a
-state dict that is still alive) must not be left behind: such a tensor stays where it is and its
-values are copied before every forward ("mirrored") until it is alone. So do parameters that see the
-same memory in different ways (one is the other's transpose, or a slice of it): an update of one is
-an update of the other, which no two separate blocks could give.
+state dict that is still alive, an array of NumPy) must not be left behind: such a tensor stays
+where it is and its values are copied before every forward ("mirrored") until it is alone. So do
+parameters that see the same memory in different ways (one is the other's transpose, or a slice of
+it): an update of one is an update of the other, which no two separate blocks could give.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from gradd import errors
+from gradd.holders import others
 from gradd.kinds import is_dense, is_plain
 from gradd.ring import Block, blocks_bytes
 from gradd.shm import DTYPE_CODES, nbytes
-from gradd.watch import accesses, data_ptr, untyped_storage, uses
+from gradd.watch import accesses, data_ptr, untyped_storage
 
 if TYPE_CHECKING:
     from gradd.client import Client
@@ -95,11 +96,6 @@ class Place:
     def get(self) -> torch.Tensor:
         """The tensor that the name stands for now."""
         return self.table[self.key]
-
-
-def _uses_when_alone() -> int:
-    """What uses() says of a storage that only one tensor has."""
-    return uses(torch.empty(1))
 
 
 def identity(tensor: torch.Tensor) -> tuple:
@@ -213,9 +209,9 @@ class State:
             else:
                 todo.append(tensor)
         pool.reserve(blocks_bytes([nbytes(t.dtype, t.shape) for t in todo]))
-        others = self._other_users(todo)
+        counts = self._other_users(todo)
         with torch.inference_mode(False), torch.no_grad():
-            for tensor, other in zip(todo, others, strict=True):
+            for tensor, other in zip(todo, counts, strict=True):
                 self._move_one(tensor, shared=other > 0)
         self.generation = next(_generations)
         self._forget_gone()
@@ -225,13 +221,8 @@ class State:
         own = [(t, untyped_storage(t).data_ptr()) for t in self._all() if self._can_move(t)]
         known = Counter(pointer for _, pointer in own)
         partly = overlapping(t for t, pointer in own if known[pointer] > 1)
-        alone = _uses_when_alone()
         return [
-            uses(t)
-            - alone
-            - max(known[untyped_storage(t).data_ptr()] - 1, 0)
-            + (identity(t) in partly)
-            + t.is_shared()  # with other processes, by torch.multiprocessing
+            others(t) - max(known[untyped_storage(t).data_ptr()] - 1, 0) + (identity(t) in partly)
             for t in tensors
         ]
 
@@ -271,10 +262,10 @@ class State:
 
     def refresh_mirrors(self, pairs: Sequence[tuple[torch.Tensor, Home]]) -> None:
         """Copies the present values of mirrored tensors; moves those that are alone by now."""
-        others = self._other_users([t for t, _ in pairs])
+        counts = self._other_users([t for t, _ in pairs])
         accesses.touch()  # the copies are what runs have read
         with torch.inference_mode(False), torch.no_grad():
-            for (tensor, home), other in zip(pairs, others, strict=True):
+            for (tensor, home), other in zip(pairs, counts, strict=True):
                 if other > 0 or tensor.is_inference():
                     home.mirror.copy_(tensor.detach())  # type: ignore[union-attr]
                     continue
