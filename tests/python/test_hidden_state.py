@@ -336,6 +336,47 @@ def test_a_cache_that_is_cleared_is_seen(take: Callable) -> None:
     assert run(ORTModule(Case(*case), strict=True)) == run(Case(*case))
 
 
+@functools.lru_cache
+def _pair(n: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    return torch.full((n,), _factor), {"a": torch.full((n,), 2 * _factor)}
+
+
+@functools.lru_cache(0)
+def _never(n: int) -> torch.Tensor:
+    return torch.full((n,), _factor)
+
+
+COLD: dict[str, tuple[Callable, Callable]] = {
+    "a tensor": (_mask, lambda: _mask(2)),
+    "the first of two": (_pair, lambda: _pair(2)[0]),
+    "in a dictionary": (_pair, lambda: _pair(2)[1]["a"]),
+}
+
+
+@pytest.mark.parametrize("kind", COLD)
+def test_what_a_cache_keeps_from_the_captured_call_is_watched(kind: str) -> None:
+    """The cache is empty at the first call, which is captured; later its tensor is written."""
+    cache, take = COLD[kind]
+
+    def run(module: nn.Module) -> list[float]:
+        cache.cache_clear()
+        found = outputs(module, float)
+        for factor in (2.0, 3.0):
+            take().mul_(factor)
+            found += outputs(module, float)
+        return found
+
+    case = (lambda: None, lambda _: take())
+    assert run(ORTModule(Case(*case), strict=True)) == run(Case(*case))
+
+
+def test_a_cache_that_keeps_nothing_runs_in_pytorch() -> None:
+    case = (lambda: None, lambda _: _never(2))
+    module = ORTModule(Case(*case))
+    assert outputs(module, float) == outputs(Case(*case), float)
+    assert module.gradd_stats()["captures"] == 0
+
+
 def test_lazy_modules_run_in_torch_until_they_have_a_size() -> None:
     module = ORTModule(nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.LazyLinear(3)))
     for _ in range(3):

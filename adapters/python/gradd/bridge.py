@@ -482,7 +482,7 @@ class Bridge:
         """What a call wants to have computed and differentiated; if `whole`, every output."""
         params: tuple[int, ...] = ()
         input_grads: tuple[str, ...] = ()
-        grad = torch.is_grad_enabled()
+        grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         if grad:
             params = tuple(i for i in graph.param_at if bound[i].requires_grad)
             input_grads = tuple(

@@ -18,6 +18,7 @@ import torch
 from gradd import schema, transforms
 from gradd.export import (
     autocast,
+    backward,
     decompositions,
     functions,
     fx,
@@ -85,6 +86,9 @@ def _capture(call: naming.Call, cast: torch.dtype | None, observed: bool) -> Cap
     seen = observe.observe(call, cast) if observed else observe.Observation()
     for name in functions.custom_functions(seen.outputs):
         raise refuse.custom_function(name)
+    why = backward.refusal(seen.outputs) if torch.is_grad_enabled() else None
+    if why is not None:
+        raise CaptureError("backward_refused", f"PyTorch refuses the backward of forward(): {why}")
     clock.lap("observe")
     with observe.kept_outside(seen), decompositions.sound():
         traced = trace.trace(call, cast, seen.gradients)

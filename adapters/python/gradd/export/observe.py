@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from gradd import schema
-from gradd.export import autocast, lost, refuse, results, shared
+from gradd.export import autocast, backward, lost, refuse, results, shared
 from gradd.export.guards.arguments import Asked, layouts
 from gradd.export.guards.check import Guards, describe
 from gradd.export.guards.outside import Outside
@@ -95,9 +95,9 @@ class Observation:
 def observe(call: Call, cast: torch.dtype | None) -> Observation:
     """Runs the forward of a call once, under autocast to `cast`.
 
-    Where forward() asks whether gradients are recorded, or fails while they are, and the caller
-    records none, it runs a second time without them: the outputs are those of the first if there
-    are any, everything else is of the second.
+    Where forward() asks whether gradients are recorded, switches them on, or fails while they are,
+    and the caller records none, it runs a second time without them: the outputs are those of the
+    first if there are any, everything else is of the second.
 
     Args:
         call: The call that is going to be traced.
@@ -117,7 +117,7 @@ def observe(call: Call, cast: torch.dtype | None) -> Observation:
 
 
 def _undisturbed(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Observation, bool]:
-    """Again, if another thread has collected garbage meanwhile: ages of objects are lost then."""
+    """Again, if it cannot be told which objects are older than the forward."""
     for _ in range(_TRIES - 1):
         with contextlib.suppress(Disturbed):
             return _observe(call, cast, gradients)
@@ -134,7 +134,7 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
             leaves, _, _ = schema.flatten_inputs(args, kwargs)
             watch = Watch(call, buffers.copies(), args, kwargs)
             stack.callback(watch.close)
-            with watch.on():
+            with watch.on(), _enabling(watch.gradients_switched_on):
                 found = _run(seen, watch, call.forward, args, kwargs)
                 watch.settle()
             own = _own_effect(effects)
@@ -145,6 +145,8 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
                     seen.handed.add("argument", number, leaf)
                 seen.handed.add_state(call.module, seen.buffers)
         asks = watch.asks_for_gradients()
+        if not gradients and any(t.grad_fn is not None for t in seen.outputs):
+            found = found or _enabled()
         if seen.error is not None or asks and gradients != torch.is_grad_enabled():
             watch.undo()
         else:
@@ -238,7 +240,7 @@ def _quiet(cast: torch.dtype | None, gradients: bool) -> Iterator[None]:
         torch.set_grad_enabled(gradients),
         without_checkpoints(),
         torch.compiler.set_stance("force_eager"),  # compiled code would show nothing
-        torch.autograd.graph.saved_tensors_hooks(_dropped, _gone),
+        backward.hooks(),
         autocast.entered(cast),
     ):
         yield
@@ -291,12 +293,35 @@ def guards(seen: Observation) -> Guards | None:
     return made
 
 
-def _dropped(tensor: torch.Tensor) -> None:
-    return None
+@contextlib.contextmanager
+def _enabling(note: Callable[[], None]) -> Iterator[None]:
+    """Notes every enable_grad() or inference_mode(False) that is entered, however it is written."""
+    kinds = (torch.enable_grad, torch.inference_mode)
+    before = [kind.__enter__ for kind in kinds]
+
+    def noting(enter: Callable) -> Callable:
+        def noted(self: Any) -> None:
+            if not getattr(self, "mode", False):  # inference_mode(True) switches them off
+                note()
+            enter(self)
+
+        return noted
+
+    for kind, enter in zip(kinds, before, strict=True):
+        kind.__enter__ = noting(enter)
+    try:
+        yield
+    finally:
+        for kind, enter in zip(kinds, before, strict=True):
+            kind.__enter__ = enter
 
 
-def _gone(nothing: None) -> torch.Tensor:
-    raise RuntimeError("forward() runs a backward of its own, for which nothing was kept")
+def _enabled() -> CaptureError:
+    return CaptureError(
+        "unsupported_output_type",
+        "forward() switches gradients on (torch.enable_grad) in a call that records none, and "
+        "returns what has one; call it with gradients enabled",
+    )
 
 
 def _own_arguments(call: Call, same: Same) -> tuple[tuple, dict]:

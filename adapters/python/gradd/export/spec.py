@@ -25,6 +25,7 @@ class CaptureError(Exception):
         "autocast",
         "autograd_function",
         "backward_hooks",
+        "backward_refused",
         "being_traced",
         "data_dependent_control_flow",
         "export_failed",

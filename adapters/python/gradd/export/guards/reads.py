@@ -160,6 +160,7 @@ class Reads:
         self.facts: set[str] = set()
         self.of_tree: set[tuple[int, str]] = set()
         self.ageless: set[int] = set()
+        self.cold = False  # a cache has kept what this forward made: the next one finds it there
         self.where = ""
         self._ages = _Ages()
         self.tensors = tensors
@@ -320,7 +321,9 @@ class Reads:
                 continue
             ask = functools.partial(function, *args, **words)
             name = getattr(function, "__qualname__", "a cached function")
-            self.answer(ask, f"{name}({', '.join(map(images.short, values))})", ask(), function)
+            said = ask()
+            self.cold |= id(said) in young
+            self.answer(ask, f"{name}({', '.join(map(images.short, values))})", said, function)
         self._cached.clear()
 
     def contents(self, container: Any) -> None:
@@ -549,13 +552,17 @@ class Reads:
         slot.field = name
         self.slots.setdefault(("entry", id(place[0]), (place[1], name)), slot)
 
+    def ask_grad_mode(self) -> None:
+        """What forward() does depends on whether the caller records gradients."""
+        self.grad_mode = True
+        self.answer(torch.is_grad_enabled, "torch.is_grad_enabled()", self.gradients)
+
     def _ask_for_gradients(self) -> None:
         """Whether a result has a gradient is up to the mode and to every parameter before it.
 
         Those of the call's tensors are in the key.
         """
-        self.grad_mode = True
-        self.answer(torch.is_grad_enabled, "torch.is_grad_enabled()", self.gradients)
+        self.ask_grad_mode()
         for table, name in list(self._parameters.values()):
             if table.get(name) is not None:
                 self._flag_of(table[name], "requires_grad")

@@ -51,7 +51,7 @@ def _leaves(containers: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 class Disturbed(CaptureError):
-    """Another thread has collected garbage, so that nobody can tell what is new."""
+    """Another forward has to tell what is new: garbage was collected, or a cache was cold."""
 
 
 class Watch:
@@ -118,8 +118,12 @@ class Watch:
         self._recorder.close()
         self._slots, self._old, self._written = [], [], []
 
+    def gradients_switched_on(self) -> None:
+        """forward() enters enable_grad() or its like: without effect if the caller has it on."""
+        self._recorder.reads.ask_grad_mode()
+
     def asks_for_gradients(self) -> bool:
-        """True if forward() asked whether gradients are recorded."""
+        """True if forward() asked whether gradients are recorded, or switched them on."""
         return self._recorder.reads.grad_mode
 
     def attributes_read(self) -> frozenset[tuple[str, str]] | None:
@@ -162,6 +166,11 @@ class Watch:
         if self._recorder.disturbed:
             raise Disturbed(
                 "outside_state", "another thread collects garbage whenever forward() is recorded"
+            )
+        if self._recorder.reads.cold:
+            raise Disturbed(
+                "outside_state",
+                "forward() calls a cached function that makes another in every call",
             )
         failure = self._recorder.failure
         if failure is not None:
