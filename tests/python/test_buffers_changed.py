@@ -166,3 +166,21 @@ def test_a_capture_does_not_write_parameters(write: Callable) -> None:
         assert_close(model(x), eager(x))
         assert_close(model.layer.weight, eager.layer.weight)
     assert sum(model.gradd_stats()["fallbacks"].values()) == 2
+
+
+class Named(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.l, self.name = nn.Linear(4, 4), name
+        self.register_buffer(name, torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        buffer = getattr(self, self.name)
+        buffer.mul_(0.9).add_(x.mean(0))
+        return self.l(x) * buffer
+
+
+@pytest.mark.parametrize("name", ["code", "graph"])
+def test_a_name_that_the_exporter_needs_is_refused(name: str) -> None:
+    with pytest.raises(CaptureError, match=rf"unsupported_parameter: .*'{name}', and torch.fx"):
+        export.capture(Named(name), (torch.randn(2, 4),), {})

@@ -30,6 +30,15 @@ def hidden(p: float) -> tuple[nn.Module, torch.Tensor, float]:
     return module, torch.eye(N), 1.0
 
 
+def in_place(p: float) -> tuple[nn.Module, torch.Tensor, float]:
+    drop = nn.Dropout(p, inplace=True)
+    return (
+        Lambda(lambda self, x: self.drop(self.lin(x)), lin=linear(), drop=drop),
+        torch.eye(N),
+        1.0,
+    )
+
+
 def linear() -> nn.Linear:
     layer = nn.Linear(N, N, bias=False)
     nn.init.ones_(layer.weight)
@@ -79,7 +88,7 @@ def lora(p: float) -> tuple[nn.Module, torch.Tensor, float]:
     return module, torch.ones(N, N), 1.0
 
 
-PLACES = [hidden, residual, embedding, attention, lora]
+PLACES = [hidden, in_place, residual, embedding, attention, lora]
 Place = Callable[[float], tuple[nn.Module, torch.Tensor, float]]
 
 
@@ -214,3 +223,35 @@ def test_a_rate_of_zero_is_another_graph() -> None:
     want = F.cross_entropy(net.second.bias.detach().expand(len(y), -1), y)
     torch.testing.assert_close(gone.detach(), want, rtol=1e-5, atol=0)
     assert not net.first.weight.grad.any() and net.second.bias.grad.any()
+
+
+def rows(y: torch.Tensor) -> torch.Tensor:
+    return y[:, :, None]
+
+
+FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dropout": lambda y: F.dropout(y, 0.3, True),
+    "in place": lambda y: F.dropout(y, 0.3, True, True).mul_(2),
+    "in place, read again": lambda y: F.dropout(y, 0.3, True, True) + y,
+    "dropout_": lambda y: torch.dropout_(y, 0.3, True),
+    "alpha": lambda y: F.alpha_dropout(y, 0.3, True),
+    "alpha, read again": lambda y: F.alpha_dropout(y, 0.3, True, True) + y,
+    "torch.alpha_dropout": lambda y: torch.alpha_dropout(y, 0.3, True),
+    "torch.alpha_dropout_": lambda y: torch.alpha_dropout_(y, 0.3, train=True),
+    "feature alpha": lambda y: F.feature_alpha_dropout(rows(y), 0.3, True),
+    "channels": lambda y: F.dropout1d(rows(y), 0.3, True),
+    "channels, read again": lambda y: (F.dropout1d(rows(y), 0.3, True, True), y * y)[1],
+    "torch.feature_dropout": lambda y: torch.feature_dropout(rows(y), 0.3, True),
+    "torch.feature_dropout_": lambda y: torch.feature_dropout_(rows(y), 0.3, True),
+    "native": lambda y: torch.native_dropout(y, 0.3, True)[0],
+    "native mask": lambda y: y * torch.native_dropout(y, 0.3, True)[1],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_passes_the_self_check(form: str) -> None:
+    """It compares with dropout that lets everything through, on both sides."""
+    module = Lambda(lambda self, x: FORMS[form](self.lin(x)).sum(), lin=nn.Linear(4, 4))
+    model = ORTModule(module, strict=True)
+    model(torch.randn(3, 4)).backward()
+    assert model.gradd_stats()["self_checks"] == 1

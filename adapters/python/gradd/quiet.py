@@ -93,7 +93,8 @@ def _channels(
     """Dropout of whole channels is exported as a product with a random factor."""
     if not training or p == 0:
         return input
-    return input * (float(_happens(1.0 - p)) / (1.0 - p) if p < 1 else 0.0)
+    factor = float(_happens(1.0 - p)) / (1.0 - p) if p < 1 else 0.0
+    return _result(input, input * factor, inplace)
 
 
 def _alpha(
@@ -102,11 +103,19 @@ def _alpha(
     if not training or p == 0:
         return input
     if p == 1:
-        return input * 0.0
+        return _result(input, input * 0.0, inplace)
     alpha = 1.7580993408473766
     a = 1.0 / math.sqrt((alpha * alpha * p + 1.0) * (1.0 - p))
     kept = float(_happens(1.0 - p))
-    return input * (kept * a) + ((kept - 1.0) * alpha * a + alpha * a * p)
+    return _result(input, input * (kept * a) + ((kept - 1.0) * alpha * a + alpha * a * p), inplace)
+
+
+def _result(input: torch.Tensor, value: torch.Tensor, inplace: bool) -> torch.Tensor:
+    return input.copy_(value) if inplace else value
+
+
+def _native(input: torch.Tensor, *unused: Any, **unused_kw: Any) -> tuple:
+    return input, torch.ones_like(input, dtype=torch.bool)
 
 
 def _bernoulli(input: torch.Tensor, p: float | None = None, **unused: Any) -> torch.Tensor:
@@ -178,6 +187,14 @@ def _gumbel_softmax(
 _STILL: dict[Any, Callable[..., Any]] = {
     F.dropout: _same,
     torch.dropout: _same,
+    torch.dropout_: _same,
+    torch.native_dropout: _native,
+    torch.alpha_dropout: lambda input, p, train: _alpha(input, p, train),
+    torch.alpha_dropout_: lambda input, p, train: _alpha(input, p, train, True),
+    torch.feature_alpha_dropout: lambda input, p, train: _alpha(input, p, train),
+    torch.feature_alpha_dropout_: lambda input, p, train: _alpha(input, p, train, True),
+    torch.feature_dropout: lambda input, p, train: _channels(input, p, train),
+    torch.feature_dropout_: lambda input, p, train: _channels(input, p, train, True),
     F.dropout1d: _channels,
     F.dropout2d: _channels,
     F.dropout3d: _channels,

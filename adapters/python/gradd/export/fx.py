@@ -66,6 +66,7 @@ def prepare(program: Any) -> None:
             _refuse_transforms(module.graph)
             _drop_assertions(module.graph)
             _copy_attention(module.graph)
+            _copy_dropout(module.graph)
             types.make_explicit(module.graph, program.graph_signature)
             writes.make_explicit(module.graph, program.graph_signature)
             _stop_detached(module.graph, program.graph_signature)
@@ -94,6 +95,16 @@ def _copy_attention(graph: torch.fx.Graph) -> None:
         if source.target is aten.scaled_dot_product_attention.default:
             node.target = aten.clone.default
             node.args, node.kwargs = node.args[:1], {"memory_format": torch.contiguous_format}
+
+
+def _copy_dropout(graph: torch.fx.Graph) -> None:
+    """Dropout in place becomes Dropout and a copy; torch's decomposition draws its own numbers."""
+    aten = torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=aten.dropout_.default):
+        with graph.inserting_before(node):
+            dropped = graph.call_function(aten.dropout.default, node.args, node.kwargs)
+        dropped.meta = {**node.meta, "val": node.meta["val"].clone()}
+        node.target, node.args, node.kwargs = aten.copy_.default, (node.args[0], dropped), {}
 
 
 def _is_impure(node: torch.fx.Node) -> bool:

@@ -8,6 +8,7 @@ first. Depends on internals of the pinned torch: everything that does is in this
 from __future__ import annotations
 
 import functools
+import re
 import traceback
 from typing import Any
 
@@ -233,6 +234,13 @@ def _explain(err: BaseException) -> CaptureError:
                 "input_mutation",
                 "forward() writes to a buffer that shares its memory with another buffer or a "
                 "parameter; register a clone()",
+            )
+        taken = re.search(r"attribute '(\w+)' already exists", str(seen))
+        if taken:  # of torch.fx.GraphModule
+            return CaptureError(
+                "unsupported_parameter",
+                f"forward() writes the buffer {taken[1]!r}, and torch.fx uses that name for "
+                "something else; give it another one",
             )
         if not text or type(seen).__name__ not in _WRAPPERS:
             text = f"{type(seen).__name__}: {''.join(str(seen).strip().splitlines()[:1])[:300]}"
