@@ -152,7 +152,6 @@ REFUSED_DECOMPOSED = {
     "multi_margin_loss": "beside an in-place operation",
     "multi_margin_loss p 2": "beside an in-place operation",
     "multi_margin_loss weight": "beside an in-place operation",
-    "cross_entropy single": "data-dependent",
     "chunk": "SplitToSequence",
 }
 
@@ -249,6 +248,8 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
     "export_failed": (
         "ctc_loss",
         "combinations",
+    ),
+    "depends on data that is not known before the run": (
         "boolean index",
         "nonzero",
         "masked_select",

@@ -113,9 +113,8 @@ def _storage(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def _aliased(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The operand that a node is an alias of."""
-    own = storages(node)
+def _aliased(node: torch.fx.Node, own: set[int]) -> torch.fx.Node | None:
+    """The operand that a node, as far as its memory is `own`, is an alias of."""
     for operand in node.all_input_nodes:
         if own & storages(operand):
             return operand
@@ -145,7 +144,8 @@ class _Origin:
 
 def _origin(node: torch.fx.Node) -> _Origin:
     way = steps = 0
-    while (source := _aliased(node)) is not None:
+    own = storages(node)  # one of several, behind an operator with several results
+    while (source := _aliased(node, own)) is not None:
         if node.meta.get(DATA):
             way = max(way, _WAYS.index("data"))
         elif packet(node) in _DETACH:
@@ -154,6 +154,7 @@ def _origin(node: torch.fx.Node) -> _Origin:
             way = max(way, _WAYS.index("no_grad"))
         steps += _makes_a_view(node)
         node = source
+        own = own & storages(node) or storages(node)
     return _Origin(node, way, steps)
 
 
