@@ -1,18 +1,31 @@
-/* TopK: the K largest (or smallest) entries along an axis, with their positions.
+/* TopK: the K largest (or smallest) entries along an axis, with their positions. And com.gradd
+ * TorchTopK and TorchSort, which choose and order equal entries as torch.topk and torch.sort do.
  *
- * x is [outer, n, inner]; values and indices are [outer, K, inner], ordered by value (always: ONNX
- * allows any order with sorted = 0), equal values by rising index. NaN counts as larger than every
+ * x is [outer, n, inner]; values and indices are [outer, K, inner]. NaN counts as larger than every
  * number, as in PyTorch. K must be known when the graph is compiled. Backward needs the indices,
  * an output of the forward node: dx = zeros with dvalues added at them.
+ *
+ * ONNX says of TopK that the lower index comes first among equal values, and ours are ordered so
+ * whatever `sorted` says. PyTorch calls that order undefined, but its CPU kernels are plain
+ * algorithms with one result, and which of equal elements they take decides who gets the gradient:
+ * zeros behind a ReLU, scores of a router in bf16. So captured modules use rows of their own, which
+ * take the steps that PyTorch takes (kernels/cpu/select.h), a slice of n entries at a time:
+ *
+ *     TorchTopK, 64 k <= n   partial sort of k, whatever `sorted` says
+ *     TorchTopK, otherwise   the k-th entry selected; if `sorted`, those in front of it sorted
+ *     TorchSort              sorted; 32768 or more integers of rank 1, upwards: sorted stably
+ *
+ * A slice is worked on by one thread, so results do not depend on their number.
  */
 #include <string.h>
 
+#include "kernels/cpu/order.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
-/* ---- kernel ---------------------------------------------------------------------------------- */
+/* ---- TopK ------------------------------------------------------------------------------------ */
 
 typedef struct lane_s {
     int64_t n, k, stride; /* elements */
@@ -130,7 +143,97 @@ static gradd_status_t run_topk(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-/* ---- shape rule ------------------------------------------------------------------------------ */
+/* ---- TorchTopK, TorchSort -------------------------------------------------------------------- */
+
+static gradd_order_t how_of_topk(gradd_attrs_t attrs, int64_t n, int64_t k) {
+    if (k <= n / 64) return GRADD_ORDER_PARTIAL;
+    return gradd_attr_int(attrs, "sorted", 1) ? GRADD_ORDER_SELECT_SORT : GRADD_ORDER_SELECT;
+}
+
+/* PyTorch sorts large vectors of integers by radix, which is stable. */
+static gradd_order_t how_of_sort(const gradd_type_t *x, bool down) {
+    const bool integers = x->dtype == GRADD_DT_I32 || x->dtype == GRADD_DT_I64;
+    return integers && x->rank == 1 && !down && x->dims[0] >= 32768 ? GRADD_ORDER_SORT_STABLY
+                                                                    : GRADD_ORDER_SORT;
+}
+
+static gradd_status_t describe(const gradd_op_t *op, gradd_attrs_t attrs, const gradd_type_t *x,
+                               const gradd_type_t *y, gradd_slice_t *out) {
+    const bool sorts = op->max_in == 1;
+    const bool down = gradd_attr_int(attrs, sorts ? "descending" : "largest", !sorts);
+    int axis;
+    GRADD_TRY(gradd_axis(gradd_attr_int(attrs, "axis", -1), x->rank, false, &axis));
+    const int64_t n = x->dims[axis], k = y->dims[axis];
+    *out = (gradd_slice_t){.n = n,
+                           .k = k,
+                           .stride = 1,
+                           .flip = -(int64_t)down,
+                           .dtype = x->dtype,
+                           .how = sorts ? how_of_sort(x, down) : how_of_topk(attrs, n, k)};
+    for (int i = axis + 1; i < x->rank; i++)
+        out->stride *= x->dims[i];
+    return GRADD_OK;
+}
+
+static int64_t count_shares(int64_t n_slices, int threads) {
+    const int64_t most = threads > 0 ? threads : MAX_BLOCKS;
+    return n_slices < most ? n_slices : most;
+}
+
+static void copy_element(char *to, const char *from, size_t bytes) {
+    if (bytes == 4)
+        memcpy(to, from, 4);
+    else if (bytes == 8)
+        memcpy(to, from, 8);
+    else
+        memcpy(to, from, 2);
+}
+
+static void run_slice(const gradd_run_t *r, const gradd_slice_t *s, int64_t number,
+                      gradd_entry_t *room) {
+    const int64_t outer = number / s->stride, inner = number % s->stride;
+    const size_t bytes = gradd_dtype_bytes(s->dtype);
+    const char *x = (const char *)r->in[0].data + (outer * s->n * s->stride + inner) * bytes;
+    char *y = r->out[0].data;
+    int64_t *index = r->n_out > 1 ? r->out[1].data : NULL;
+    gradd_slice_order(s, x, room);
+    for (int64_t j = 0; j < s->k; j++) {
+        const int64_t to = (outer * s->k + j) * s->stride + inner, at = room[j].at;
+        if (y) copy_element(y + to * bytes, x + at * s->stride * bytes, bytes);
+        if (index) index[to] = at;
+    }
+}
+
+static gradd_status_t run_like_torch(const gradd_run_t *r) {
+    gradd_slice_t s;
+    GRADD_TRY(describe(r->op, r->attrs, &r->in[0].type, &r->out[0].type, &s));
+    const int64_t all = gradd_type_count(&r->in[0].type);
+    if (gradd_type_count(&r->out[0].type) == 0) return GRADD_OK;
+    const int64_t slices = all / s.n, shares = count_shares(slices, r->threads);
+#pragma omp parallel for schedule(static) if (all >= GRADD_PARALLEL_MIN)
+    for (int64_t share = 0; share < shares; share++) {
+        gradd_entry_t *room = (gradd_entry_t *)r->work + share * gradd_slice_room(&s);
+        for (int64_t i = slices * share / shares; i < slices * (share + 1) / shares; i++)
+            run_slice(r, &s, i, room);
+    }
+    return GRADD_OK;
+}
+
+static size_t work_like_torch(const gradd_infer_t *c) {
+    gradd_slice_t s;
+    const gradd_type_t *x = &c->in[0].type;
+    if (describe(c->op, c->attrs, x, &c->out[0], &s) || !s.n) return 0;
+    const int64_t shares = count_shares(gradd_type_count(x) / s.n, c->threads);
+    return (size_t)(shares * gradd_slice_room(&s)) * sizeof(gradd_entry_t);
+}
+
+/* ---- shape rules ----------------------------------------------------------------------------- */
+
+static void infer_places(gradd_infer_t *c) {
+    if (c->n_out < 2) return;
+    c->out[1] = c->out[0];
+    c->out[1].dtype = GRADD_DT_I64;
+}
 
 static gradd_status_t infer_topk(gradd_infer_t *c) {
     const gradd_type_t *x = &c->in[0].type;
@@ -142,10 +245,15 @@ static gradd_status_t infer_topk(gradd_infer_t *c) {
         return GRADD_FAIL(GRAPH, "K does not fit an axis of %lld", (long long)x->dims[axis]);
     c->out[0] = *x;
     c->out[0].dims[axis] = k;
-    if (c->n_out > 1) {
-        c->out[1] = c->out[0];
-        c->out[1].dtype = GRADD_DT_I64;
-    }
+    infer_places(c);
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_sort(gradd_infer_t *c) {
+    int axis;
+    c->out[0] = c->in[0].type;
+    GRADD_TRY(gradd_axis(gradd_attr_int(c->attrs, "axis", -1), c->out[0].rank, false, &axis));
+    infer_places(c);
     return GRADD_OK;
 }
 
@@ -171,31 +279,76 @@ static gradd_status_t grad_topk(gradd_grad_t *g) {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-GRADD_OPS(topk, {
-                    .name = "TopK",
-                    .domain = "",
-                    .since = 10,
-                    .min_in = 2,
-                    .max_in = 2,
-                    .min_out = 1,
-                    .max_out = 2,
-                    .counts = 2,
-                    .types = {GRADD_T_NUM, GRADD_T_INDEX},
-                    .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
-                                             {"largest", GRADD_ATTR_INT, false},
-                                             {"sorted", GRADD_ATTR_INT, false}
-                      ),
-                    .infer = infer_topk,
-                    .grad = grad_topk,
-                    .run = run_topk,
-                    .work = work_topk,
-                    .cases = GRADD_CASES(
-                        {.text = "f32[3,8] i64[1]={2} -> 2"},
-                        {.text = "f32[3,8,2] i64[1]={5} | axis=1 largest=0 sorted=1 -> 2"},
-                        {.text = "f32[9] i64[1]={9} -> 2"},
-                      {.text = "f32[4,3] i64[1]={0} -> 2"},
-                        {.text = "i64[3,9] i64[1]={4} | largest=0 -> 2"},
-                        {.text = "f32[80,9] i64[]={3} -> 2"},
-                        {.text = "f32[5]={1,nan,3,nan,2} i64[1]={3} -> 2", .grad_tol = -1}
-                      )
-});
+GRADD_OPS(
+    topk,
+    {
+        .name = "TopK",
+        .domain = "",
+        .since = 10,
+        .min_in = 2,
+        .max_in = 2,
+        .min_out = 1,
+        .max_out = 2,
+        .counts = 2,
+        .types = {GRADD_T_NUM, GRADD_T_INDEX},
+        .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
+                                 {"largest", GRADD_ATTR_INT, false},
+                                 {"sorted", GRADD_ATTR_INT, false}
+          ),
+        .infer = infer_topk,
+        .grad = grad_topk,
+        .run = run_topk,
+        .work = work_topk,
+        .cases = GRADD_CASES({.text = "f32[3,8] i64[1]={2} -> 2"},
+                             {.text = "f32[3,8,2] i64[1]={5} | axis=1 largest=0 sorted=1 -> 2"},
+                             {.text = "f32[9] i64[1]={9} -> 2"},
+                             {.text = "f32[4,3] i64[1]={0} -> 2"},
+                             {.text = "i64[3,9] i64[1]={4} | largest=0 -> 2"},
+                             {.text = "f32[80,9] i64[]={3} -> 2"},
+                             {.text = "f32[5]={1,nan,3,nan,2} i64[1]={3} -> 2", .grad_tol = -1}
+          )
+},
+    {.name = "TorchTopK",
+     .domain = "com.gradd",
+     .since = 1,
+     .min_in = 2,
+     .max_in = 2,
+     .min_out = 1,
+     .max_out = 2,
+     .counts = 2,
+     .types = {GRADD_T_NUM_BF16, GRADD_T_INDEX},
+     .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}, {"largest", GRADD_ATTR_INT, false},
+                              {"sorted", GRADD_ATTR_INT, false}),
+     .infer = infer_topk,
+     .grad = grad_topk,
+     .run = run_like_torch,
+     .work = work_like_torch,
+     .cases = GRADD_CASES({.text = "f32[3,8] i64[1]={2} -> 2"},
+                          {.text = "f32[3,8,2] i64[1]={5} | axis=1 largest=0 sorted=0 -> 2"},
+                          {.text = "f32[9] i64[1]={9} -> 2"}, {.text = "f32[4,3] i64[1]={0} -> 2"},
+                          {.text = "f32[0,3] i64[1]={2} -> 2"},
+                          {.text = "f32[5,300] i64[1]={4} -> 2"},
+                          {.text = "f32[3,70] i64[1]={40} -> 2"},
+                          {.text = "i64[3,9] i64[1]={4} | largest=0 -> 2"},
+                          {.text = "i32[3,400] i64[]={4} | sorted=0 -> 2"},
+                          {.text = "f32[5]={1,nan,3,nan,2} i64[1]={3} -> 2", .grad_tol = -1})},
+    {.name = "TorchSort",
+     .domain = "com.gradd",
+     .since = 1,
+     .min_in = 1,
+     .max_in = 1,
+     .min_out = 1,
+     .max_out = 2,
+     .counts = 2,
+     .types = {GRADD_T_NUM_BF16},
+     .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
+                              {"descending", GRADD_ATTR_INT, false}),
+     .infer = infer_sort,
+     .grad = grad_topk,
+     .run = run_like_torch,
+     .work = work_like_torch,
+     .cases = GRADD_CASES({.text = "f32[3,8] -> 2"},
+                          {.text = "f32[3,50,2] | axis=1 descending=1 -> 2"},
+                          {.text = "f32[0,3] -> 2"}, {.text = "f32[3,0] -> 2"},
+                          {.text = "i64[3,90] -> 2"}, {.text = "i32[33000]:(0,9) -> 2"},
+                          {.text = "f32[5]={1,nan,3,nan,2} -> 2", .grad_tol = -1})});

@@ -7,20 +7,6 @@ range in torch and not here.
 
 from __future__ import annotations
 
-_TIES = (
-    "zeros",
-    "ties",
-    "flat",
-    "rows",
-    "halves",
-    "bounds",
-    "constant",
-    "x60",
-    "1e5",
-    "inf",
-    "nan",
-)
-_TOPK = dict.fromkeys(_TIES, "torch documents that which of equal elements topk takes is undefined")
 _NO_VALUE = {"inf": "the value is NaN, and its gradient NaN or infinite"}
 _WELFORD = {"inf": "the mean of infinities is NaN by Welford's way and infinite by the sum"}
 _SQUARED = "torch squares the divisor, which leaves the range; here it stays finite"
@@ -63,9 +49,6 @@ SKIP: dict[str, dict[str, str]] = {
     "var_mean": _WELFORD,
     "var_mean all": _WELFORD,
     "renorm": {"nan": "a norm that is NaN has a gradient that is NaN here"},
-    "topk": _TOPK,
-    "topk smallest": _TOPK,
-    "topk with indices": _TOPK,
     "cross_entropy ignored": {"inf": _IGNORED, "nan": _IGNORED},
     "cross_entropy ignored smoothing": {"inf": _IGNORED, "nan": _IGNORED},
     "weighted kl by hand": {"x60": _SQUARED},
@@ -105,7 +88,8 @@ hardtanh 0.3|hardtanh_|relu6_|hardswish|softshrink|elu|elu alpha|logsigmoid
 std|std dim|std dim biased|std correction 2|std dims|std_mean|norm 3|norm 0.5|norm inf
 vector_norm 1.5|vector_norm 3|vector_norm -1|vector_norm inf|vector_norm -inf|dist 3|max|min
 max dim|max dim values|max dim keepdim|min dim|min dim values|max dim middle|max dim and sum
-logcumsumexp|logcumsumexp 0|trace|amax all
+logcumsumexp|logcumsumexp 0|trace|amax all|topk of 40
+topk of 40 unsorted|topk of 40 smallest|sort of 40|msort of 40
 bce|bce sum|bce none|bce weight|bce target gradient|bce hard labels|bce of sigmoid|bce logits
 bce logits none|bce logits target gradient|bce logits pos_weight|bce logits weight|l1_loss
 l1_loss none|smooth_l1_loss|smooth_l1_loss beta|huber_loss|huber_loss delta|multi_margin_loss

@@ -64,15 +64,29 @@ def is_float(value: Any) -> bool:
 
 def own(name: str, value: Any, *others: Any, **attributes: int) -> Any:
     """A node of our domain whose result has the type of its first operand."""
+    (result,) = _own_node(name, [value, *others], attributes, 1).outputs
+    if value.dtype is not None:
+        result.dtype = value.dtype
+    result.shape = value.shape
+    return result
+
+
+def own_order(name: str, value: Any, *others: Any, **attributes: int) -> tuple[Any, Any]:
+    """com.gradd::TorchTopK and TorchSort: values and places, as torch chooses on the CPU."""
+    values, places = _own_node(name, [value, *others], attributes, 2).outputs
+    if value.dtype is not None:
+        values.dtype = value.dtype
+    places.dtype = ir.DataType.INT64
+    return values, places
+
+
+def _own_node(name: str, operands: list[Any], attributes: dict[str, int], outputs: int) -> ir.Node:
     from torch.onnx._internal.exporter import _core
 
     given = [ir.AttrInt64(key, number) for key, number in attributes.items()]
-    node = ir.Node("com.gradd", name, [value, *others], given, version=1)
-    if value.dtype is not None:
-        node.outputs[0].dtype = value.dtype
-    node.outputs[0].shape = value.shape
+    node = ir.Node("com.gradd", name, operands, given, num_outputs=outputs, version=1)
     _core.current_tracer.nodes.append(node)
-    return node.outputs[0]
+    return node
 
 
 def stop_gradient(value: Any) -> Any:

@@ -55,10 +55,16 @@ class Folding(_constant_folding.FoldConstantsPass):
 
 
 def _infer_own(node: ir.Node) -> None:
-    """Operators of our domain have the sizes of their first operand, all but one its type too."""
-    (result,), first = node.outputs, node.inputs[0]
+    """Operators of our domain have the sizes of their first operand, most its type too."""
+    (result, *places), first = node.outputs, node.inputs[0]
     result.shape = first.shape
+    if node.op_type == "TorchTopK" and first.shape is not None:
+        sizes = list(first.shape)
+        sizes[node.attributes["axis"].as_int()] = None
+        result.shape = ir.Shape(sizes)
     result.type = ir.TensorType(ir.DataType.BOOL) if node.op_type == "SignBit" else first.type
+    for value in places:
+        value.shape, value.type = result.shape, ir.TensorType(ir.DataType.INT64)
 
 
 def _traced(node: ir.Node, value: ir.Value) -> ir.TensorType | None:

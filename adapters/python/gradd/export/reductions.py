@@ -21,6 +21,7 @@ from gradd.export.build import (
     is_float,
     narrow,
     op,
+    own_order,
     refuse,
     scalar,
     size,
@@ -252,17 +253,28 @@ def adaptive_max_pool(x: Any, output_size: Any) -> Any:
 
 
 def sort(x: Any, dim: int = -1, descending: bool = False) -> Any:
-    """sort(), stable."""
+    """sort(): equal elements in the order in which torch leaves them."""
+    return sort_stable(x, False, dim, descending)
+
+
+def sort_stable(x: Any, stable: Any = None, dim: int = -1, descending: bool = False) -> Any:
+    """sort(stable=...); ONNX's TopK is stable."""
     if len(x.shape) == 0:
         return op.Identity(x), scalar(0, ir.DataType.INT64)
     axis = dim % len(x.shape)
+    if not stable:
+        return own_order("TorchSort", x, axis=axis, descending=int(descending))
     number = op.Shape(x, start=axis, end=axis + 1)
     return op.TopK(x, number, axis=axis, largest=int(descending), sorted=1)
 
 
-def sort_stable(x: Any, stable: Any = None, dim: int = -1, descending: bool = False) -> Any:
-    """sort(stable=True)."""
-    return sort(x, dim, descending)
+def topk(x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    """topk(): among equal elements those that torch takes, and in its order."""
+    if len(x.shape) == 0:
+        return op.Identity(x), scalar(0, ir.DataType.INT64)
+    number = ints(k) if isinstance(k, int) else op.Reshape(k, ints(1))
+    flags = {"largest": int(largest), "sorted": int(sorted)}
+    return own_order("TorchTopK", x, number, axis=dim % len(x.shape), **flags)
 
 
 # --- places ----------------------------------------------------------------------------------
@@ -395,6 +407,7 @@ def table() -> dict[Any, Callable]:
         _aten.gather.default: gather,
         _aten.sort.default: sort,
         _aten.sort.stable: sort_stable,
+        _aten.topk.default: topk,
         _aten.mT.default: transposed,
         _aten.diagonal.default: diagonal,
         _aten.diagonal_copy.default: diagonal,

@@ -269,8 +269,8 @@ def _explain(err: BaseException, module: torch.nn.Module) -> CaptureError:
     if "support saved tensor hooks" in text:  # the place is inside of the transform
         return CaptureError(
             "func_transform",
-            "forward() differentiates a function (torch.func.grad, vjp, jacrev or hessian), which a "
-            "graph cannot hold",
+            "forward() differentiates a function (torch.func.grad, vjp, jacrev or hessian), which "
+            "a graph cannot hold",
         )
     if ".numpy() is not supported" in text:
         first = "forward() takes the values of a tensor (.numpy()), which a graph does not know"
