@@ -1,4 +1,4 @@
-"""Backwards that PyTorch itself refuses: the captured graph would have a gradient where it has none.
+"""Backwards that PyTorch itself refuses: a captured graph would have gradients all the same.
 
 A value that a node saved for its backward may be written afterwards, and some operators have no
 derivative. Both show in the graph of an eager forward. What its nodes save is not kept: the version
