@@ -20,6 +20,8 @@ Values = Mapping[Key, torch.Tensor | None]
 _OWN = 1e-4  # of a gradient's own largest entry
 _FLOOR = 1e-4  # of the largest entry of all gradients, times _OWN
 _VANISHES = 1e-6  # of the largest entry of all: what is less is what terms that cancel leave
+_INSIDE = 100  # times what roundings of whole operators do: they round inside as well
+_NOTHING = 1e-3  # of what roundings do to a value: an exact one that small is zero
 _VALUE = 1e-5  # of an output's or a buffer's largest entry
 _ROUNDING = 2.0**-8  # one step between bf16 numbers, relative
 _WORSE = 4  # times PyTorch's own error in bf16
@@ -127,6 +129,7 @@ class Tally:
         self.apart: dict[Key, Apart] = {}
         self.own: dict[Key, float] = {}  # PyTorch's own error, where it is known
         self.kept: dict[Key, torch.Tensor] = {}  # what PyTorch says where it differs
+        self.noise: dict[Key, float] = {}  # what roundings to f32 do to a value, where it is known
         self.keep: Collection[Key] = ()  # and where it is wanted anyway
         self._others = others or {}
         self._more: dict[Key, bool] = {}
@@ -224,6 +227,9 @@ class Tally:
             return size <= _WORSE * error + _ROUNDING * scale
         excused = own is not None and math.isfinite(own) and size <= _WORSE_F32 * own
         if excused and not self._more.get(key):
+            return True
+        noise = self.noise.get(key, 0.0)
+        if found.large <= _NOTHING * noise and size <= _INSIDE * noise:
             return True
         if key[0] in (GRADIENT, INPUT):
             least = _VANISHES * floor / _FLOOR

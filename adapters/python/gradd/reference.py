@@ -24,6 +24,7 @@ from gradd.graphs import Graph
 from gradd.otherdata import Data
 from gradd.precise import Precise
 from gradd.quiet import Quiet, without_checkpoints
+from gradd.shaken import Shaken
 
 if TYPE_CHECKING:
     from gradd.bridge import Bridge
@@ -65,19 +66,26 @@ class Reference:
     """One run in PyTorch."""
 
     def __init__(
-        self, bridge: Bridge, graph: Graph, task: Task, dtype: torch.dtype | None = None
+        self,
+        bridge: Bridge,
+        graph: Graph,
+        task: Task,
+        dtype: torch.dtype | None = None,
+        shaken: int | None = None,
     ) -> None:
         """Args:
         bridge: The bridge, whose lock the caller holds.
         graph: The graph whose values are compared.
         task: What to compute.
         dtype: A higher precision, in which everything is computed.
+        shaken: Seed of results that are a rounding of f32 off, see shaken.py.
         """
         self.bridge = bridge
         self.module = bridge.module
         self.graph = graph
         self.task = task
         self.dtype = dtype
+        self.shaken = shaken
 
     def run(self, data: Data, take: Take) -> None:
         """Hands every output, buffer and gradient to `take`; those that there are not as None.
@@ -111,6 +119,7 @@ class Reference:
             precise or contextlib.nullcontext(),
             Quiet(),
             without_checkpoints(),
+            contextlib.nullcontext() if self.shaken is None else Shaken(self.shaken),
             # not the trainer's hooks
             torch.autograd.graph.saved_tensors_hooks(
                 precise.pack if precise else _detached, precise.unpack if precise else _same

@@ -1,0 +1,83 @@
+"""Values that are exactly zero: roundings alone make the f32 ones, here and in PyTorch.
+
+`model(x).sum()` of a model that ends in a softmax or a norm is such a loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradd import ORTModule, runs
+from gradd.fallback import SelfCheckError
+from gradd.shaken import Shaken
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+
+
+class Ending(nn.Module):
+    def __init__(self, end: Callable[[Tensor], Tensor], width: int) -> None:
+        super().__init__()
+        torch.manual_seed(width)
+        self.linear, self.end = nn.Linear(width, width), end
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.linear(x)).sum()
+
+
+ENDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "layer_norm": lambda y: F.layer_norm(y, y.shape[-1:]),
+    "large layer_norm": lambda y: 1e3 * F.layer_norm(y * 1e3, y.shape[-1:]),
+    "softmax": lambda y: y.softmax(-1),
+    "log_softmax": lambda y: y.log_softmax(-1).exp(),
+    "normalize": lambda y: F.normalize(y, dim=-1).square(),
+    "centred": lambda y: y - y.mean(-1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize(("width", "rows"), [(2, 2), (8, 5), (64, 1), (64, 33)])
+@pytest.mark.parametrize("end", ENDS)
+def test_what_roundings_leave_is_no_difference(end: str, width: int, rows: int) -> None:
+    model = ORTModule(Ending(ENDS[end], width), strict=True)
+    for _ in range(2):  # both are checked
+        model(torch.randn(rows, width)).backward()
+
+
+def test_an_encoder_layer() -> None:
+    torch.manual_seed(0)
+    model = ORTModule(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), strict=True)
+    model(torch.randn(2, 5, 16)).sum().backward()
+
+
+@pytest.mark.parametrize("end", ["layer_norm", "softmax"])
+def test_more_than_that_is_convicted(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = runs.Run.backward
+
+    def wrong(self: runs.Run, grad_outputs: Any, keep: bool) -> list:
+        grads = right(self, grad_outputs, keep)
+        grads[0].add_(1e-3)
+        return grads
+
+    monkeypatch.setattr(runs.Run, "backward", wrong)
+    model = ORTModule(Ending(ENDS[end], 8), strict=True)
+    with pytest.raises(SelfCheckError, match=r"differs from PyTorch: the gradient of linear\."):
+        model(torch.randn(5, 8)).backward()
+
+
+def test_results_are_shaken_and_memory_is_not() -> None:
+    x = torch.ones(1000, dtype=torch.float64)
+    with Shaken(0):
+        view = x.view(10, 100)
+        product = x * 1.0
+    assert torch.equal(view.reshape(-1), torch.ones_like(x)) and torch.equal(x, torch.ones_like(x))
+    off = (product - 1.0).abs()
+    assert 0 < float(off.max()) <= 2.0**-23
+    with Shaken(0):
+        assert torch.equal(x * 1.0, product)
+    with Shaken(1):
+        assert not torch.equal(x * 1.0, product)
