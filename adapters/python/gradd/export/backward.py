@@ -8,8 +8,9 @@ at that time is enough, and an alias without memory that shares the counter of v
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def refusal(outputs: Iterable[torch.Tensor]) -> str | None:
 def _saved(node: Any) -> list[Saved]:
     _looked.found = found = []
     try:
-        for name in _names(node):
+        for name in _names(type(node)):
             with contextlib.suppress(RuntimeError):
                 getattr(node, name)
     finally:
@@ -77,8 +78,9 @@ def _saved(node: Any) -> list[Saved]:
     return found
 
 
-def _names(node: Any) -> Iterator[str]:
-    return (name for name in dir(type(node)) if name.startswith("_saved_"))
+@functools.cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_saved_"))
 
 
 def _operator(node: Any) -> str:
