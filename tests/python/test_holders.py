@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from nets import assert_close
+from selection import every_run
 from torch import nn
 
 from gradd import ORTModule, holders
@@ -83,9 +84,13 @@ class Table(nn.Module):
         return (self.linear(x) * self.table.view(4, 3)).square().sum()
 
 
-@pytest.mark.parametrize("buffer", [False, True])
-@pytest.mark.parametrize("make", HELD)
-def test_writes_pass_in_both_directions(make: Callable, buffer: bool) -> None:
+PLACES = [(make, buffer) for make in HELD for buffer in (False, True)]
+ALWAYS = [*PLACES[::2], (_array, True), (_file, True)]
+
+
+@pytest.mark.parametrize("place", every_run(ALWAYS, PLACES))
+def test_writes_pass_in_both_directions(place: tuple[Callable, bool]) -> None:
+    make, buffer = place
     (ours, a), (theirs, b) = make(), make()
     model, eager = ORTModule(Table(ours, buffer), strict=True), Table(theirs, buffer)
     x = torch.randn(4, 4)

@@ -30,7 +30,7 @@ GPT2_DROPOUT = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
     ("name", "over", "dtype"),
     [
         pytest.param("llama", {}, torch.float32, marks=pytest.mark.nightly),
-        ("llama", {}, torch.bfloat16),
+        pytest.param("llama", {}, torch.bfloat16, marks=pytest.mark.nightly),
         ("gpt2", GPT2_DROPOUT, torch.float32),
     ],
 )
