@@ -13,6 +13,8 @@ import logging
 from collections import Counter
 from typing import Any
 
+import torch
+
 from gradd import errors, options
 
 logger = logging.getLogger("gradd")
@@ -110,11 +112,11 @@ class _Uncaptured:
         self._calls = 0
 
     def add(self, sizes: tuple) -> None:
-        """It failed with these sizes."""
+        """It failed with this mode of gradients and these sizes."""
         self._sizes.add(sizes)
 
     def is_due(self, sizes: tuple) -> bool:
-        """Other sizes than those may do; but captures cost seconds, so few are tried."""
+        """Others than those may do; but captures cost seconds, so few are tried."""
         self._calls += 1
         failed = len(self._sizes)
         return (
@@ -157,7 +159,8 @@ class Fallback:
         if self.retry:
             return None
         known = self._uncaptured.get(key)
-        reason = known.reason if known is not None and not known.is_due(sizes) else None
+        due = known is not None and known.is_due((torch.is_grad_enabled(), *sizes))
+        reason = known.reason if known is not None and not due else None
         if reason is None and self._writes:
             form = _form(key)
             reason = next((r for r in _WRITING if self._writes[form, r] >= _WRITES), None)
@@ -200,7 +203,8 @@ class Fallback:
             if refused is None:
                 self._decided[key] = reason
             else:
-                self._uncaptured.setdefault(key, _Uncaptured(reason)).add(refused)
+                tried = (torch.is_grad_enabled(), *refused)
+                self._uncaptured.setdefault(key, _Uncaptured(reason)).add(tried)
             self._failed.setdefault(_loose_form(key), _Tries(_TRIES)).add(reason)
 
     def count(self, reason: str, detail: str = "") -> bool:
