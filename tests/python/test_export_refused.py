@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from captured import Lambda, assert_same
 from torch import nn
+from torch.func import functional_call
 
 from gradd import export
 
@@ -363,3 +365,39 @@ def test_random_numbers_that_are_not_torchs(forward):
 def test_unknown_reason_is_a_mistake():
     with pytest.raises(ValueError, match="unknown capture error reason"):
         export.CaptureError("no_such_reason", "text")
+
+
+def test_the_reason_names_what_torch_takes_apart():
+    def forward(self, x):
+        return nn.functional.hardshrink(self.lin(x).relu_()).sum()
+
+    text = _refused(_linear(forward), X, reason="unsupported_operator")
+    assert "hardshrink.default is not translated beside relu_.default (" in text
+    assert Path(__file__).name in text
+
+
+def test_writes_that_torch_cannot_functionalise_are_named():
+    def diagonal(self, x):
+        return torch.diagonal(self.lin(x)).add_(-1).pow_(2).sum()
+
+    def twice(self, x, y):
+        x.add_(1)
+        return (self.lin(x) + self.lin(y)).sum()
+
+    text = _refused(_linear(diagonal), X, reason="unsupported_operator")
+    assert "writes in place to a view" in text
+    x = torch.ones(3, 4)
+    text = _refused(_linear(twice), x, x, reason="input_mutation")
+    assert "shares its memory with another" in text
+
+
+def test_a_tensor_in_place_of_a_parameter_is_named():
+    net = _linear(lambda self, x: self.lin(x).sum())
+    others = {name: (p * 2).detach().requires_grad_() for name, p in net.named_parameters()}
+    with pytest.raises(export.CaptureError, match="functional_call") as caught:
+        functional_call(
+            Lambda(lambda self, x: export.capture(self.net, (x,), {}), net=net),
+            {f"net.{name}": value for name, value in others.items()},
+            (X,),
+        )
+    assert caught.value.reason == "unsupported_parameter"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import models
 import pytest
 import torch
@@ -9,7 +11,7 @@ from captured import Lambda, assert_same
 from selection import every_run
 from torch import nn
 
-from gradd import export
+from gradd import ORTModule, export
 
 SIZES = [(3, 9), (1, 9), (2, 1), (1, 1)]
 
@@ -111,3 +113,47 @@ def test_number_of_items_is_an_input(items):
     assert any(i.name == "num_items_in_batch" and i.dtype == "i64" for i in cap.inputs)
     other = {**make_batch(3, 8, 0), "num_items_in_batch": 5}
     assert_same(module, (), other, cap=cap)
+
+
+def _rows(self, x):
+    total = 0
+    for row in self.lin(x):
+        total = total + row.sum() * row
+    return total
+
+
+UNPACKED = {
+    "edges": (lambda self, x, pair: _edges(self.lin(x), *pair), lambda n: (2, n)),
+    "rows": (lambda self, x, pair: _rows(self, x), lambda n: (n, 1)),
+    "axis": (lambda self, x, pair: sum(self.lin(x).T.unbind(-1)), lambda n: (2, n)),
+}
+
+
+def _edges(h, source, target):
+    return torch.zeros_like(h).index_add(0, target, h[source])
+
+
+@pytest.mark.usefixtures("shared_daemon")
+@pytest.mark.parametrize("name", UNPACKED)
+def test_a_tensor_is_unpacked_into_its_rows(name):
+    function, shape = UNPACKED[name]
+    net = Lambda(function, lin=nn.Linear(4, 4))
+    mine, theirs = ORTModule(copy.deepcopy(net), strict=True), net
+    for n in (3, 5, 3, 1):
+        x, pair = torch.randn(n, 4), torch.randint(0, n, shape(n))
+        results = []
+        for module in (mine, theirs):
+            module.zero_grad()
+            result = module(x, pair)
+            result.square().sum().backward()
+            results.append((result, module.lin.weight.grad))
+        torch.testing.assert_close(*results)
+    assert not mine.gradd_stats()["fallbacks"]
+
+
+@pytest.mark.usefixtures("shared_daemon")
+def test_a_tensor_of_other_rows_is_not_unpacked_as_before():
+    net = ORTModule(Lambda(UNPACKED["edges"][0], lin=nn.Linear(4, 4)))
+    net(torch.randn(3, 4), torch.zeros(2, 3, dtype=torch.long))
+    with pytest.raises(TypeError, match="takes 3 positional arguments but 4"):
+        net(torch.randn(3, 4), torch.zeros(3, 3, dtype=torch.long))

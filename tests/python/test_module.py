@@ -135,6 +135,24 @@ def test_users_methods_run_through_the_daemon() -> None:
     assert ours.through_super() == 4
 
 
+def test_items_of_a_container_are_replaced_and_deleted() -> None:
+    layers = [nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)]
+    ours, theirs = pair(nn.Sequential(*layers))
+    x = torch.randn(3, 6)
+    head = nn.Linear(8, 3)
+    assert_close(ours(x), theirs(x))
+    ours[2], theirs[2] = head, copy.deepcopy(head)
+    assert_close(ours(x), theirs(x))
+    assert ours(x).shape == (3, 3)
+    del ours[-1], theirs[-1]
+    assert_close(ours(x), theirs(x))
+    assert len(ours) == 2
+    named = ORTModule(nn.ModuleDict({"a": head}))
+    named["b"] = nn.ReLU()
+    assert list(named) == ["a", "b"]
+    assert "b" in named
+
+
 def test_an_attribute_that_forward_reads_is_seen() -> None:
     ours, theirs = pair(Scaled())
     x, _ = batch()

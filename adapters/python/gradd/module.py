@@ -158,6 +158,14 @@ class ORTModule(torch.nn.Module):
     def __getitem__(self, index: Any) -> Any:
         return self._gradd_module[index]  # type: ignore[index]
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._gradd_module[index] = value  # type: ignore[index]
+        self._gradd_bridge.signal_change()
+
+    def __delitem__(self, index: Any) -> None:
+        del self._gradd_module[index]  # type: ignore[attr-defined]
+        self._gradd_bridge.signal_change()
+
     # ---- copies ----
 
     def __getstate__(self) -> dict[str, Any]:

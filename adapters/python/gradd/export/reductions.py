@@ -99,7 +99,7 @@ def std(x: Any, dim: Any = None, correction: float | None = None, keepdim: bool 
     """
     axes, double = all_axes(x, dim), ir.DataType.DOUBLE
     z = op.Cast(x, to=int(double))
-    if not axes:
+    if not len(x.shape):
         z, axes, keepdim = op.Unsqueeze(z, ints(0)), [0], False
     along = ints(*axes)
     left = op.Sub(z, stop_gradient(op.ReduceMean(z, along, keepdims=1)))
@@ -108,7 +108,7 @@ def std(x: Any, dim: Any = None, correction: float | None = None, keepdim: bool 
     freedom = op.Max(op.Sub(number, taken), scalar(0.0, double))
     norm = op.ReduceL2(left, along, keepdims=1)
     result = op.Cast(op.Div(norm, op.Sqrt(freedom)), to=int(x.dtype))
-    if len(x.shape) and _lacks_freedom(x, axes, correction):
+    if _lacks_freedom(x, axes, correction):
         result = with_slope(typed(result, x.dtype), x, op.Mul(x, scalar(math.nan, x.dtype)))
     return result if keepdim else op.Squeeze(result, along)
 
@@ -118,7 +118,7 @@ def _lacks_freedom(x: Any, axes: list[int], correction: float | None) -> bool:
 
     Of sizes that are known, as those of 1 are: they are a form of call of their own.
     """
-    sizes = [x.shape[axis] for axis in axes]
+    sizes = [x.shape[axis] for axis in axes] if len(x.shape) else [1]
     if not all(isinstance(n, int) for n in sizes):
         return False
     return math.prod(sizes) == (1 if correction is None else correction)
@@ -132,7 +132,7 @@ def var(x: Any, dim: Any = None, correction: float | None = None, keepdim: bool 
     """
     axes, z = all_axes(x, dim), wide(x)
     dtype = z.dtype
-    if not axes:
+    if not len(x.shape):
         z, axes, keepdim = typed(op.Unsqueeze(z, ints(0)), dtype, [1]), [0], False
     along = ints(*axes)
     left = op.Sub(z, stop_gradient(op.ReduceMean(z, along, keepdims=1)))
@@ -156,12 +156,15 @@ def _unbiased(function: Callable, has_dim: bool) -> Callable:
     return of_dim if has_dim else of_all
 
 
+def _mean(x: Any, axes: list[int], keepdim: bool) -> Any:
+    return op.ReduceMean(x, ints(*axes), keepdims=int(keepdim)) if len(x.shape) else op.Identity(x)
+
+
 def std_mean(
     x: Any, dim: Any = None, correction: float | None = None, keepdim: bool = False
 ) -> Any:
     """std_mean()."""
-    axes = all_axes(x, dim)
-    mean = op.ReduceMean(x, ints(*axes), keepdims=int(keepdim)) if axes else op.Identity(x)
+    mean = _mean(x, all_axes(x, dim), keepdim)
     return std(x, dim, correction, keepdim), mean
 
 
@@ -169,8 +172,7 @@ def var_mean(
     x: Any, dim: Any = None, correction: float | None = None, keepdim: bool = False
 ) -> Any:
     """var_mean()."""
-    axes = all_axes(x, dim)
-    mean = op.ReduceMean(x, ints(*axes), keepdims=int(keepdim)) if axes else op.Identity(x)
+    mean = _mean(x, all_axes(x, dim), keepdim)
     return var(x, dim, correction, keepdim), mean
 
 
@@ -315,6 +317,21 @@ def transposed(x: Any) -> Any:
     return op.Transpose(x, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
+def reversed_axes(x: Any) -> Any:
+    """T: the axes in reverse."""
+    return op.Transpose(x, perm=list(range(len(x.shape)))[::-1])
+
+
+def unbind(x: Any, dim: int = 0) -> Any:
+    """unbind(); the stock translation makes a list where the trace has only learnt the size."""
+    parts = str(x.shape[dim])
+    if not parts.isdecimal():
+        raise CaptureError("unsupported_operator", "unbind along an axis of changing size")
+    at = ints(dim)
+    cuts = (op.Slice(x, ints(i), ints(i + 1), at) for i in range(int(parts)))
+    return tuple(op.Squeeze(cut, at) for cut in cuts)
+
+
 def scatter_reduce(
     x: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True
 ) -> Any:
@@ -409,6 +426,8 @@ def table() -> dict[Any, Callable]:
         _aten.sort.stable: sort_stable,
         _aten.topk.default: topk,
         _aten.mT.default: transposed,
+        _aten.numpy_T.default: reversed_axes,
+        _aten.unbind.int: unbind,
         _aten.diagonal.default: diagonal,
         _aten.diagonal_copy.default: diagonal,
         _aten.scatter_reduce.two: scatter_reduce,

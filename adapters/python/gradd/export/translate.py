@@ -66,14 +66,15 @@ def to_onnx(program: Any) -> tuple[Any, Any]:
     """
     registry = _registry()
     try:
-        if _is_direct(program, registry):
+        apart = _taken_apart(program, registry)
+        if apart is None:
             try:
                 return _direct(program, registry)
             except CaptureError:
                 raise
             except Exception:  # a translation that only knows core operators
-                pass
-        return _decomposed(program, registry)
+                apart = "another operator"
+        return _decomposed(program, registry, apart)
     except CaptureError:
         raise
     except Exception as err:
@@ -90,10 +91,10 @@ def _direct(program: Any, registry: Any) -> tuple[Any, Any]:
     return _core._exported_program_to_onnx_program(program, registry=registry).model, program
 
 
-def _decomposed(program: Any, registry: Any) -> tuple[Any, Any]:
+def _decomposed(program: Any, registry: Any, apart: str) -> tuple[Any, Any]:
     from torch.onnx._internal.exporter import _core
 
-    _refuse_lost(program)
+    _refuse_lost(program, apart)
     traced = _results(program)
     program = _core._prepare_exported_program_for_export(program, registry=registry)
     _name_outputs(program)
@@ -124,13 +125,13 @@ def _check_results(traced: list[torch.fx.Node], decomposed: list[torch.fx.Node])
             )
 
 
-def _refuse_lost(program: Any) -> None:
+def _refuse_lost(program: Any, apart: str) -> None:
     for node in program.graph_module.graph.nodes:
         if getattr(node.target, "_schema", None) and node.target.name() in _LOST:
             raise CaptureError(
                 "unsupported_operator",
-                f"{node.target} beside an in-place operation is not translated; write that "
-                "operation out of place (y = y + x for y += x)",
+                f"{place_of(node)}: {node.target} is not translated beside {apart}, for which "
+                "torch takes all operators apart",
             )
 
 
@@ -142,22 +143,23 @@ def _name_outputs(program: Any) -> None:
             spec.arg.name = node.name
 
 
-def _is_direct(program: Any, registry: Any) -> bool:
+def _taken_apart(program: Any, registry: Any) -> str | None:
+    """What only torch's decompositions can translate, which take the whole graph apart."""
     for module in program.graph_module.modules():
         if module is not program.graph_module:
-            return False  # control flow: let the exporter decompose the bodies
+            return "control flow"
         for node in module.graph.nodes:
-            if node.op != "call_function" or not hasattr(node.target, "_schema"):
-                if node.op == "call_function" and not registry.is_registered(node.target):
-                    if getattr(node.target, "__name__", "") != "getitem":
-                        return False
-                continue
-            target = node.target
-            if target.name() in _DECOMPOSE or nodes.is_mutable(target):
-                return False
-            if not registry.is_registered(target):
-                return False
-    return True
+            if node.op == "call_function" and not _is_direct(node.target, registry):
+                return f"{getattr(node.target, '__name__', node.target)} ({place_of(node)})"
+    return None
+
+
+def _is_direct(target: Any, registry: Any) -> bool:
+    if not hasattr(target, "_schema"):
+        return registry.is_registered(target) or getattr(target, "__name__", "") == "getitem"
+    if target.name() in _DECOMPOSE or nodes.is_mutable(target):
+        return False
+    return registry.is_registered(target)
 
 
 def _needs_promotion(module: torch.fx.GraphModule) -> bool:
@@ -234,6 +236,18 @@ def _explain(err: BaseException) -> CaptureError:
                 "input_mutation",
                 "forward() writes to a buffer that shares its memory with another buffer or a "
                 "parameter; register a clone()",
+            )
+        if "to have an entirely functional graph" in str(seen):
+            return CaptureError(
+                "unsupported_operator",
+                "forward() writes in place to a view that torch's exporter cannot put back (as "
+                "diagonal().add_()); write it out of place",
+            )
+        if "size_bytes_is_heap_allocated_" in str(seen):
+            return CaptureError(
+                "input_mutation",
+                "forward() writes in place to an argument that shares its memory with another "
+                "one; clone it first",
             )
         taken = re.search(r"attribute '(\w+)' already exists", str(seen))
         if taken:  # of torch.fx.GraphModule

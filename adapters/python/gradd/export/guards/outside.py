@@ -88,7 +88,11 @@ def refuse_trainable(
                 "register it, or keep modules in a ModuleList",
             )
         if tensors.is_own(leaf) and not isinstance(leaf, torch.nn.Parameter):
-            _refuse(f"a buffer of shape {shape} that requires a gradient", "make it a Parameter")
+            _refuse(
+                f"a tensor of the module, of shape {shape}, that requires a gradient and is no "
+                "Parameter (a buffer, or what functional_call put there)",
+                "make it a Parameter, or call the module as it is first",
+            )
     nodes = set(nodes_of(outputs))
     for tensor in old:
         if tensor.grad_fn in nodes and id(tensor) in strangers:
