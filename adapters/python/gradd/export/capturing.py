@@ -91,7 +91,7 @@ def _capture(call: naming.Call, cast: torch.dtype | None, observed: bool) -> Cap
         raise CaptureError("backward_refused", f"PyTorch refuses the backward of forward(): {why}")
     clock.lap("observe")
     with observe.kept_outside(seen), decompositions.sound():
-        traced = trace.trace(call, cast, seen.gradients)
+        traced = trace.trace(call, cast, seen.gradients, seen.asking)
     clock.lap("trace")
     if not traced.result.paths and not traced.program.graph_signature.buffers_to_mutate:
         raise CaptureError("unsupported_output_type", "forward() returns no tensor")

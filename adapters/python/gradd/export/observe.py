@@ -78,6 +78,7 @@ class Observation:
         asked: What else it asks them.
         read: Attributes of the module that forward() read, see Watch.attributes_read().
         handed: The outputs beside what the caller has, see shared.py.
+        asking: Globals of code that asks type() for the class of a number.
     """
 
     outputs: list[torch.Tensor] = field(default_factory=list)
@@ -90,6 +91,7 @@ class Observation:
     asked: Asked | None = None
     read: frozenset[tuple[str, str]] | None = None
     handed: shared.Handed = field(default_factory=shared.Handed)
+    asking: list[dict] = field(default_factory=list)
 
 
 def observe(call: Call, cast: torch.dtype | None) -> Observation:
@@ -158,6 +160,7 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
                 raise own or found
             seen.used = frozenset(watch.tensors.used)
             seen.read = watch.attributes_read()
+            seen.asking = watch.asks_kinds()
             seen.layouts = _layouts(watch.asks_for_layouts(), call)
             seen.asked = _asked(watch.asks_arguments(), call, leaves)
     return seen, asks

@@ -14,13 +14,13 @@ import io
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from gradd import schema
-from gradd.export import assigned, autocast, dims, places, refuse, regions, results
+from gradd.export import answers, assigned, autocast, dims, places, refuse, regions, results
 from gradd.export.identity import Originals, Same, like, standing
 from gradd.export.naming import Call
 from gradd.export.spec import CaptureError, DimRules
@@ -51,13 +51,16 @@ class Trace:
         self.leaf_numbers: list[int] = []
 
 
-def trace(call: Call, cast: torch.dtype | None, gradients: bool = True) -> Trace:
+def trace(
+    call: Call, cast: torch.dtype | None, gradients: bool = True, asking: Sequence[dict] = ()
+) -> Trace:
     """Traces a call in its module's current mode, under autocast to `cast`.
 
     Args:
         call: The call.
         cast: Element type of the autocast around it, or None.
         gradients: Whether gradients are enabled inside; False only for a forward() that asks.
+        asking: Globals of code that asks type() for the class of a number.
 
     Raises:
         CaptureError: The reason names what the module does that a graph cannot hold.
@@ -94,7 +97,8 @@ def trace(call: Call, cast: torch.dtype | None, gradients: bool = True) -> Trace
     sizes = [tuple(t.shape) for t in tensors]
     for spec in _attempts(tensors):
         try:
-            program = _export(call.module, run, tuple(tensors), spec, gradients)
+            with answers.as_untraced(asking):
+                program = _export(call.module, run, tuple(tensors), spec, gradients)
         except _RetryError as err:
             error = err.error
             continue

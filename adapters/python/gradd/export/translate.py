@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gradd.export import nodes, operators
+from gradd.export import nodes, operators, quotients
 from gradd.export.places import place_of
 from gradd.export.spec import CaptureError
 
@@ -88,6 +88,7 @@ def _direct(program: Any, registry: Any) -> tuple[Any, Any]:
         _fx_passes.insert_type_promotion_nodes(program.graph_module)
         _name_outputs(program)
     _check_signature(program.graph_signature)
+    quotients.round_down(program)
     return _core._exported_program_to_onnx_program(program, registry=registry).model, program
 
 
@@ -100,6 +101,7 @@ def _decomposed(program: Any, registry: Any, apart: str) -> tuple[Any, Any]:
     _name_outputs(program)
     _check_signature(program.graph_signature)
     _check_results(traced, _results(program))
+    quotients.round_down(program)
     return _core._exported_program_to_onnx_program(program, registry=registry).model, program
 
 

@@ -48,6 +48,7 @@ _SCREENS = (sys.stdout, sys.stderr)
 _SHARING = frozenset({"from_numpy", "as_tensor", "asarray"})  # tensors over an array's memory
 _CACHED = type(functools.lru_cache(len))
 _LOCKS = (type(_thread.allocate_lock()), _thread.RLock)
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _GRAD_FLAGS = frozenset({"is_grad_enabled", "is_inference_mode_enabled"})
 _HOOKING = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 # What a graph, which draws numbers of its own, cannot carry.
@@ -139,6 +140,8 @@ class Calls:
         """A class is called."""
         if cls.__name__ in _NOT_USED and cls.__module__ == "builtins":
             return
+        if cls is map and args[0] is type:
+            self._reads.blank("maps type() over values; ask isinstance()")
         if cls is torch.set_grad_enabled and args[:1] == [True]:
             self._flag(torch.is_grad_enabled, "torch", "is_grad_enabled")  # it may stay on
         if policy.is_opener(cls):
@@ -272,6 +275,8 @@ class Calls:
     def _of_kind(self, kind: Any, asked: Any) -> None:
         """Abstract classes of users: a class may be registered with one that it is no part of."""
         for cls in asked if isinstance(asked, tuple) else (asked,):
+            if cls in _SYMBOLS and kind in images.NUMBERS:
+                self._reads.blank(f"asks whether a number is a {cls.__name__}")
             if isinstance(cls, abc.ABCMeta) and not policy.is_standard(cls.__module__):
                 if isinstance(kind, type) and not issubclass(kind, cls):
                     ask = functools.partial(issubclass, kind, cls)

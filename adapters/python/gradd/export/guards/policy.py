@@ -183,6 +183,13 @@ def is_torch_file(name: str) -> bool:
     return name.startswith(_TORCH)
 
 
+def is_of_tracer(name: str) -> bool:
+    """True for files of torch, of what it traces with, and of gradd."""
+    if name.startswith((_TORCH, _OURS, "<eval_with_key>")):
+        return True
+    return any(part in name for part in _QUIET_PACKAGES)
+
+
 def is_array_code(code: CodeType) -> bool:
     """True for functions of torch and numpy, which compute from their arguments."""
     return code.co_filename.startswith((_TORCH, _NUMPY))

@@ -142,6 +142,7 @@ class Reads:
             name; WHOLE stands for all of them.
         ageless: Ids of owners of places that the collector did not track when they were first read.
             A dictionary of plain values is one; it looks new once something else is put into it.
+        asking: Globals of code that asks type() for the class of a number, by id.
         where: Place in the user's code that runs now, for messages.
     """
 
@@ -160,6 +161,7 @@ class Reads:
         self.facts: set[str] = set()
         self.of_tree: set[tuple[int, str]] = set()
         self.ageless: set[int] = set()
+        self.asking: dict[int, dict] = {}
         self.cold = False  # a cache has kept what this forward made: the next one finds it there
         self.where = ""
         self._ages = _Ages()
@@ -569,13 +571,20 @@ class Reads:
 
     # ---- identity ----
 
-    def compared(self, a: Any, b: Any) -> None:
+    def compared(self, a: Any, b: Any, identity: bool = False) -> None:
         """`a is b`, `a == b` and the like: which tensor, or which class of tensors."""
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
             for tensor in (a, b):
                 self._told_apart(tensor)
         elif isinstance(a, type) and issubclass(a, torch.Tensor):
             self._by_class(b)
+        elif identity and type(a) is int and type(b) is int:
+            self._numbers_by_identity()
+
+    def _numbers_by_identity(self) -> None:
+        """A size is another object in a trace; nobody else should ask."""
+        if not policy.is_library(self.where.partition(" @ ")[2]):
+            self.blank("compares numbers by identity (is); compare them with ==")
 
     def _told_apart(self, tensor: torch.Tensor) -> None:
         """Of a call's tensors and the module's own the key says which are one."""

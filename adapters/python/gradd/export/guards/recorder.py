@@ -32,6 +32,7 @@ from gradd.export.guards.tensors import Tensors
 from gradd.export.spec import CaptureError
 
 _OF_RANGE = type(iter(range(0)))
+_NUMBERS = (int, float, bool)
 _EFFECTS = frozenset({"zero_grad", "requires_grad_"})  # methods of modules that write to tensors
 _CALL = 14  # bytes from the beginning of a call to the instruction behind it, at most
 _MANY = 4000  # places after which those in objects of the call itself are sorted out
@@ -239,7 +240,7 @@ class Recorder:
         self.reads.use(value)
 
     def _on_identity(self, frame: FrameType, _: int) -> None:
-        self.reads.compared(frames.peek(frame, 2), frames.peek(frame, 1))
+        self.reads.compared(frames.peek(frame, 2), frames.peek(frame, 1), identity=True)
 
     def _on_compare(self, frame: FrameType, _: int) -> None:
         self._on_use_two(frame, _)
@@ -265,6 +266,9 @@ class Recorder:
             function, owner = first, second
         if function is reversed:
             self._reversed = (frame.f_code, frame.f_lasti)
+        if function is type and count == 1 and type(args[0]) in _NUMBERS:
+            if not policy.is_standard_file(frame.f_code.co_filename):
+                self.reads.asking[id(frame.f_globals)] = frame.f_globals
         values = args if owner is frames.NULL else [owner, *args]
         self._calls.called_with(function, values, lambda: frames.names_of_call(frame))
 

@@ -22,7 +22,7 @@ HEAP_TYPE = 1 << 9  # a class that can be changed
 _LITERALS = (str, int, bytes)
 
 
-def _table(cls: type) -> dict:
+def table_of(cls: type) -> dict:
     """The dictionary behind a class's read-only view."""
     return gc.get_referents(cls.__dict__)[0]
 
@@ -130,7 +130,7 @@ class Class(Slot):
         for base in type.__dict__["__mro__"].__get__(self.owner):
             if not base.__flags__ & HEAP_TYPE:
                 continue
-            table = _table(base)
+            table = table_of(base)
             if self.key in table:
                 tests.append(f"{name(table)}[{self.key!r}] is {name(self.value)}")
                 break

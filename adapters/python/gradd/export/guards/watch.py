@@ -140,6 +140,10 @@ class Watch:
         """The names by which forward() asked how tensors lie in memory."""
         return frozenset(self._recorder.reads.layout)
 
+    def asks_kinds(self) -> list[dict]:
+        """Globals of code that asked type() for the class of a number."""
+        return list(self._recorder.reads.asking.values())
+
     def asks_arguments(self) -> frozenset[str]:
         """What else forward() asked the call's tensors, see arguments.py."""
         return frozenset(self._recorder.reads.facts)
