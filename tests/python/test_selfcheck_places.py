@@ -63,6 +63,14 @@ def test_every_output(monkeypatch: Any, name: str, grad: bool, train: bool) -> N
         ORTModule(Heads().train(train), strict=True)(batch()[0])
 
 
+def test_another_shape_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = runs.Run.start
+    monkeypatch.setattr(runs.Run, "start", lambda self: [t[:-1] for t in start(self)])
+    model = ORTModule(torch.nn.Linear(4, 3), strict=True)
+    with pytest.raises(SelfCheckError, match=r"output 0 has shape \[4, 3\], in PyTorch \[5, 3\]"):
+        model(torch.randn(5, 4))
+
+
 def test_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ORTModule(Heads().eval(), strict=True)
     with torch.inference_mode():

@@ -252,7 +252,8 @@ class Reference:
             if precise is None or leaf.dtype == self.dtype:
                 arrived(leaf, grad)
 
-        start = [(outputs[i], s) for i, s in self.task.seeds.items() if i in outputs]
+        seeded = ((outputs[i], s) for i, s in self.task.seeds.items() if i in outputs)
+        start = [(t, s) for t, s in seeded if t.shape == s.shape]  # else that is the finding
         outputs.clear()
         if start:
             tensors, seeds = [t for t, _ in start], [s.to(t.dtype) for t, s in start]
