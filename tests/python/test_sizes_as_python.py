@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import fractions
 import functools
 import math
 import numbers
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from nets import pair, step_agrees
@@ -46,6 +48,9 @@ KINDS = {
     "__class__": lambda n: n.__class__ is int,
     "case": lambda n: _case(n),
     "dispatch": lambda n: _name(n) == "int",
+    "array": lambda n: np.array([n, 4]).dtype.kind == "i",
+    "of numpy": lambda n: isinstance(np.prod((n, 4)), np.integer) and np.sqrt(n) > 1,
+    "fraction": lambda n: fractions.Fraction(n, 2) == fractions.Fraction(2 * n, 4),
     "methods": lambda n: hasattr(n, "to_bytes") and n.bit_length() > 0 and n.real == n,
 }
 TEXTS = {

@@ -21,6 +21,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.fx import _symbolic_trace
 
@@ -111,6 +112,11 @@ def _attribute(self: Any, name: str) -> Any:
     return getattr(number_of(self), name)
 
 
+def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    """What numpy makes of a number; of an object that it does not know, one of objects."""
+    return np.array(number_of(self), dtype)
+
+
 def number_of(symbol: Any) -> Any:
     """The number of this capture; a rule binds the capture to it."""
     return _KINDS[type(symbol)](symbol)
@@ -119,7 +125,7 @@ def number_of(symbol: Any) -> Any:
 def _methods(kind: type) -> dict[str, Any]:
     """What takes the place of a symbol's methods."""
     new = {name: _text(getattr(kind, name)) for name in ("__repr__", "__str__", "__format__")}
-    new["__getattr__"] = _attribute
+    new["__getattr__"], new["__array__"] = _attribute, _array
     if kind is not torch.SymBool:
         new |= {name: _compared(getattr(kind, name)) for name in _COMPARISONS}
     if kind is torch.SymInt:
