@@ -37,6 +37,7 @@ SKIP: dict[str, dict[str, str]] = {
     "std": _CONSTANT,
     "std whole biased": _CONSTANT,
     "var dim": _NO_VALUE,
+    "var whole biased": _NO_VALUE,
     "var dim biased": _NO_VALUE,
     "var correction 0": _NO_VALUE,
     "var correction 2": _NO_VALUE,
