@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gradd.export import doubles, nodes, norms, operators, pointwise
+from gradd.export import doubles, nodes, norms, operators, pointwise, shapes
 from gradd.export.places import place_of
 from gradd.export.spec import CaptureError
 
@@ -55,6 +55,9 @@ def _registry() -> Any:
     for target, function in (pointwise.of_doubles() | norms.of_doubles()).items():
         stock = registry.get_decomps(target)[0].onnx_function
         registry.register_op(target, _by_type(function, stock))
+    for target, (place, function) in shapes.of_sizes().items():
+        stock = registry.get_decomps(target)[0].onnx_function
+        registry.register_op(target, _by_argument(place, function, stock))
     return registry
 
 
@@ -62,6 +65,14 @@ def _by_type(of_doubles: Callable, of_others: Callable) -> Callable:
     def translate(x: Any, *args: Any, **kwargs: Any) -> Any:
         chosen = of_doubles if x.dtype == doubles.DOUBLE else of_others
         return chosen(x, *args, **kwargs)
+
+    return translate
+
+
+def _by_argument(place: int, of_sizes: Callable, of_numbers: Callable) -> Callable:
+    def translate(*args: Any, **kwargs: Any) -> Any:
+        known = isinstance(args[place], (bool, int, float))
+        return (of_numbers if known else of_sizes)(*args, **kwargs)
 
     return translate
 
