@@ -212,6 +212,11 @@ def _unchecked() -> Iterator[None]:
             os.environ["GRADD_SELF_CHECK"] = before
 
 
+# Of tolerances, and what is no difference, in parts of the largest input.
+_FINER = {torch.float64: 1e-8}
+_UNIT = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 1e-2}
+
+
 def compare(
     row: Row,
     dtype: torch.dtype = torch.float32,
@@ -237,7 +242,7 @@ def compare(
     from gradd import ORTModule
 
     found: list[str] = []
-    rtol = row.rtol if dtype == torch.float32 else max(row.rtol, 2e-2)
+    rtol = max(row.rtol, 2e-2) if dtype == torch.bfloat16 else row.rtol * _FINER.get(dtype, 1)
     plain = Alone(row).train(train)
     with _unchecked(), torch.set_grad_enabled(train):
         wrapped = ORTModule(Alone(row, decomposed).train(train), strict=True)
@@ -251,7 +256,7 @@ def compare(
             except (RuntimeError, IndexError, ValueError):
                 continue  # torch refuses such data
             got = _results(wrapped, args)
-            unit = edge_notes.NOISE.get(row.name, 1.0) * (1e-6 if dtype == torch.float32 else 1e-2)
+            unit = edge_notes.NOISE.get(row.name, 1.0) * _UNIT[dtype]
             largest = _largest(args)
             floors = {"value": unit * largest, "gradient": unit * max(1.0, largest)}
             for what, mine, right in zip(("value", "gradient"), got, want, strict=True):

@@ -54,7 +54,7 @@ def test_the_notes_name_rows():
     assert len(TABLE) == sum(len(theme.ROWS) for theme in THEMES), "two rows of one name"
     notes = {*edge_notes.FOUND_WRONG, *edge_notes.SKIP, *edge_notes.NOISE, *edge_notes.REFUSED}
     notes |= {*edge_notes.NOT_IN_BF16, *edge_notes.REFUSED_DECOMPOSED, *edge_notes.REFUSED_IN_EVAL}
-    notes |= {*edge_notes.REFUSED_WITHOUT_ROWS}
+    notes |= {*edge_notes.REFUSED_WITHOUT_ROWS, *edge_notes.NOT_IN_DOUBLES}
     assert not notes - set(TABLE)
     kinds = {kind for reasons in edge_notes.SKIP.values() for kind in reasons}
     assert not kinds - {*edge_ops.DATA, edge_ops.EMPTY}
@@ -70,6 +70,11 @@ def test_a_twentieth(name, shared_daemon):
     _check(name)
 
 
+@pytest.mark.parametrize("name", [n for n in _drawn() if n not in edge_notes.NOT_IN_DOUBLES])
+def test_a_twentieth_in_doubles(name, shared_daemon):
+    _check(name, dtype=torch.float64)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(set(RUNNABLE) - edge_notes.FOUND_WRONG))
 def test_whole_table(name, shared_daemon):
@@ -80,6 +85,12 @@ def test_whole_table(name, shared_daemon):
 @pytest.mark.parametrize("name", [n for n in RUNNABLE if n not in edge_notes.NOT_IN_BF16])
 def test_whole_table_in_bf16(name, shared_daemon):
     _check(name, dtype=torch.bfloat16)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [n for n in RUNNABLE if n not in edge_notes.NOT_IN_DOUBLES])
+def test_whole_table_in_doubles(name, shared_daemon):
+    _check(name, dtype=torch.float64)
 
 
 @pytest.mark.nightly

@@ -6,12 +6,16 @@ import copy
 
 import models
 import pytest
+import sympy
 import torch
+import torch.nn.functional as F
 from captured import Lambda, assert_same
 from selection import every_run
 from torch import nn
+from torch.utils._sympy.functions import Mod
 
 from gradd import ORTModule, export
+from gradd.export import dims, spec
 
 SIZES = [(3, 9), (1, 9), (2, 1), (1, 1)]
 
@@ -157,3 +161,59 @@ def test_a_tensor_of_other_rows_is_not_unpacked_as_before():
     net(torch.randn(3, 4), torch.zeros(2, 3, dtype=torch.long))
     with pytest.raises(TypeError, match="takes 3 positional arguments but 4"):
         net(torch.randn(3, 4), torch.zeros(3, 3, dtype=torch.long))
+
+
+def _daemon_agrees(net: nn.Module, inputs: list[torch.Tensor]) -> ORTModule:
+    mine = ORTModule(copy.deepcopy(net), strict=True)
+    for x in inputs:
+        results = []
+        for module in (mine, net):
+            module.zero_grad()
+            result = module(x)
+            (result * (torch.arange(result.numel()) % 7).view_as(result)).sum().backward()
+            results.append((result, module.lin.weight.grad))
+        torch.testing.assert_close(*results)
+    return mine
+
+
+# torch takes them apart in another way for each remainder.
+WINDOWS = {
+    "average": lambda y: F.adaptive_avg_pool1d(y, 3),
+    "average of images": lambda y: F.adaptive_avg_pool2d(y[:, None], (3, 5)),
+    "area": lambda y: F.interpolate(y[:, None], size=(3, 5), mode="area"),
+}
+
+
+@pytest.mark.usefixtures("shared_daemon")
+@pytest.mark.parametrize("name", every_run({"average"}, WINDOWS))
+def test_windows_that_do_not_divide_a_size(name):
+    net = Lambda(lambda self, x: WINDOWS[name](self.lin(x).transpose(1, 2)), lin=nn.Linear(4, 4))
+    mine = _daemon_agrees(net, [torch.randn(2, n, 4) for n in (7, 8, 13)])
+    assert mine.gradd_stats()["captures"] == 2
+
+
+TIMES = {
+    "rows": lambda y, n: y.repeat_interleave(n, 0),
+    "columns": lambda y, n: y.repeat_interleave(n, -1),
+    "all": lambda y, n: y.repeat_interleave(n),
+    "computed": lambda y, n: torch.repeat_interleave(y, n // 2, dim=1),
+}
+
+
+@pytest.mark.usefixtures("shared_daemon")
+@pytest.mark.parametrize("name", TIMES)
+def test_elements_are_repeated_as_often_as_a_size_says(name):
+    net = Lambda(lambda self, x: TIMES[name](self.lin(x), x.shape[0]), lin=nn.Linear(4, 3))
+    mine = _daemon_agrees(net, [torch.randn(n, 4) for n in (5, 7, 4)])
+    assert mine.gradd_stats()["captures"] == 1
+
+
+@pytest.mark.quick
+def test_a_decision_about_another_size_is_refused():
+    known, other = (sympy.Symbol(name, integer=True) for name in ("s0", "u0"))
+    rules = spec.DimRules(((0, ("s0",)),), (), ())
+    new = dims.with_decisions(rules, [sympy.Eq(Mod(known, 3), 1)], [(7,)])
+    assert dims.violated(new, [(10,)]) is None
+    assert "does not hold" in dims.violated(new, [(8,)])
+    with pytest.raises(export.CaptureError, match="sizes of no argument"):
+        dims.with_decisions(rules, [sympy.Eq(other, 1)], [(7,)])

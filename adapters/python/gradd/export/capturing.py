@@ -102,6 +102,7 @@ def _capture(call: naming.Call, cast: torch.dtype | None, observed: bool) -> Cap
     refuse.check_states(call.module, traced.program)
     with trace.silence(), decompositions.sound():
         model, program = translate.to_onnx(traced.program)
+        traced.close()
         clock.lap("translate")
         dropped = _dropped(specs, len(traced.result.paths))
         cleaned = graph.clean(model, program, observe.inputs(seen), dropped)

@@ -8,15 +8,19 @@ in the rules and need a capture of their own.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 import re
+from collections.abc import Iterable
 from types import CodeType
 from typing import Any
 
 import torch
+from torch.utils._sympy.printers import PythonPrinter
 
 from gradd import schema
-from gradd.export.spec import Capture, DimRules
+from gradd.export.spec import Capture, CaptureError, DimRules
 
 _SYMBOL = re.compile(r"^[A-Za-z_]\w*$")
 
@@ -41,6 +45,40 @@ def rules_of(program: Any, leaf_numbers: list[int]) -> DimRules:
         lower = int(bounds.lower) if getattr(bounds.lower, "is_Integer", False) else 0
         ranges.append((str(symbol), lower, upper))
     return DimRules(tuple(shapes), tuple(ranges), tuple(getattr(program, "_guards_code", ())))
+
+
+def decisions(program: Any) -> tuple[Any, ...]:
+    """What was decided about the sizes of an exported program, as expressions.
+
+    Taking operators apart decides more, of which the program's own guards say nothing: an adaptive
+    pool by whether its windows divide the size.
+    """
+    for node in program.graph.nodes:
+        for size in getattr(node.meta.get("val"), "shape", ()):
+            if isinstance(size, torch.SymInt):
+                return tuple(guard.expr for guard in size.node.shape_env.guards)
+    return ()
+
+
+def with_decisions(rules: DimRules, more: Iterable[Any], sizes: list[tuple[int, ...]]) -> DimRules:
+    """The rules of a trace and what was decided since.
+
+    Args:
+        rules: Of the trace.
+        more: Decisions.
+        sizes: Of the tensors of the traced call.
+
+    Raises:
+        CaptureError: A decision is about something else than sizes of arguments.
+    """
+    texts = map(PythonPrinter().doprint, more)
+    new = dataclasses.replace(rules, guards=(*rules.guards, *texts))
+    broken = violated(new, sizes)
+    if broken is not None:
+        raise CaptureError(
+            "unsupported_operator", f"torch takes operators apart by sizes of no argument: {broken}"
+        )
+    return new
 
 
 class _Sized:
@@ -121,6 +159,7 @@ def _number(scope: dict[str, Any], text: int | str) -> int:
 
 def _scope(values: dict[str, int]) -> dict[str, Any]:
     return {
+        "math": math,
         "Max": max,
         "Min": min,
         "max": max,

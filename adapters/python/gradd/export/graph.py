@@ -23,7 +23,7 @@ from onnxscript.rewriter.rules.common import (
     _no_op,
 )
 
-from gradd.export import inference
+from gradd.export import doubles, inference
 from gradd.export.spec import CaptureError
 
 IR_VERSION = 10
@@ -88,6 +88,7 @@ def clean(
     _add_buffer_outputs(graph, signature, done)
     _mark_draws(graph)
     _optimize_or_named(model)
+    doubles.check(graph)
     _unmark_draws(graph)
     _trim_outputs(graph)
     _canonical_order(graph)

@@ -16,7 +16,7 @@ import torch
 from onnxscript.optimizer import _constant_folding
 from torch.onnx._internal.exporter import _core
 
-from gradd.export import places
+from gradd.export import doubles, places
 from gradd.export.spec import CaptureError
 from gradd.export.translate import OPSET
 
@@ -30,6 +30,14 @@ class Folding(_constant_folding.FoldConstantsPass):
             input_size_limit=_constant_folding.DEFAULT_CONSTANT_FOLD_INPUT_SIZE_LIMIT,
             output_size_limit=_constant_folding.DEFAULT_CONSTANT_FOLD_OUTPUT_SIZE_LIMIT,
         )
+
+    def process_node(self, node: ir.Node, is_function: bool) -> Any:
+        """As the pass does it, but for casts of numbers that are doubles."""
+        done = super().process_node(node, is_function)
+        exact = doubles.exact_constant(node) if node.op_type in ("Cast", "CastLike") else None
+        if exact is None:
+            return done
+        return _constant_folding.Replacement(exact.outputs, [exact])
 
     def _do_inference(self, node: ir.Node) -> None:
         said = [(value.shape, value.type) for value in node.outputs]

@@ -21,6 +21,7 @@ from gradd.export.build import (
     wide,
     with_slope,
 )
+from gradd.export.doubles import as_float
 from gradd.export.pointwise import log_sigmoid
 
 _aten = torch.ops.aten
@@ -54,7 +55,8 @@ def binary_cross_entropy(prob: Any, target: Any, weight: Any = None, reduction: 
     log_of, log_rest = op.Log(p), own("Log1p", op.Neg(p))
     loss = op.Mul(op.Sub(t, one), op.Max(log_rest, least))
     loss = op.Sub(loss, op.Mul(t, op.Max(log_of, least)))
-    spread = op.Max(op.Mul(rest, p), scalar(1e-12, p.dtype))
+    least = scalar(as_float(1e-12), p.dtype)  # torch's, also of doubles
+    spread = op.Max(op.Mul(rest, p), least)
     slopes = (prob, op.Div(op.Sub(p, t), spread), target, op.Sub(log_rest, log_of))
     loss = with_slope(narrow(loss, prob), *slopes)
     return reduced(loss if weight is None else op.Mul(loss, weight), reduction)

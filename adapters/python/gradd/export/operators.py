@@ -20,6 +20,7 @@ from gradd.export import losses, pointwise, products, reductions
 from gradd.export.build import check_index, op, stop_gradient, straight_through
 from gradd.export.build import ints as _ints
 from gradd.export.build import scalar as _scalar
+from gradd.export.doubles import is_exact
 from gradd.export.spec import CaptureError
 
 _aten = torch.ops.aten
@@ -150,7 +151,8 @@ def dropout(value: Any, p: float, train: bool) -> Any:
     if not train or p == 0:
         return op.Identity(value)
     mode = op.Constant(value=ir.tensor(True))
-    kept, _ = op.Dropout(value, _scalar(p, ir.DataType.FLOAT), mode)
+    kind = ir.DataType.DOUBLE if value.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    kept, _ = op.Dropout(value, _scalar(p, kind), mode)
     return kept
 
 
@@ -209,18 +211,32 @@ def _bitwise(bool_op: str, int_op: str) -> Callable:
     return translate
 
 
+def _default_float() -> ir.DataType:
+    wide = torch.get_default_dtype() is torch.float64
+    return ir.DataType.DOUBLE if wide else ir.DataType.FLOAT
+
+
 def _arange(start: Any, end: Any, step: Any, dtype: int | None) -> Any:
     if dtype is None or dtype == -1:
         parts = [torch.tensor(v).dtype for v in (start, end, step) if isinstance(v, (int, float))]
         is_float = any(d.is_floating_point for d in parts)
-        dtype = ir.DataType.FLOAT if is_float else ir.DataType.INT64
+        dtype = _default_float() if is_float else ir.DataType.INT64
     dtype = ir.DataType(dtype)
     inner = dtype if dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) else ir.DataType.INT64
     if any(isinstance(v, float) for v in (start, end, step)) and inner == ir.DataType.INT64:
         inner = ir.DataType.FLOAT
+    if inner == ir.DataType.FLOAT and any(map(_is_rounded, (start, end, step))):
+        inner = ir.DataType.DOUBLE  # how many there are, torch decides in doubles
     bounds = [_number(v, inner) for v in (start, end, step)]
     result = op.Range(*bounds)
     return result if inner == dtype else op.Cast(result, to=int(dtype))
+
+
+def _is_rounded(bound: Any) -> bool:
+    """True for numbers that a float may not hold: Python's, and those computed from sizes."""
+    if isinstance(bound, (int, float)):
+        return not is_exact(bound)
+    return bound.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 
 def _number(value: Any, dtype: ir.DataType) -> Any:
@@ -257,10 +273,12 @@ def _window(make: Callable) -> Callable:
     """A window of torch's, of a size that is known: a constant."""
 
     def translate(size: Any, *shape: Any, dtype: int | None = None, **unused: Any) -> Any:
-        values = make(_static(size, "the size of a window"), *shape, dtype=torch.float32)
         kind = ir.DataType.FLOAT if dtype in (None, -1) else ir.DataType(dtype)
+        wide = torch.float64 if kind == ir.DataType.DOUBLE else torch.float32
+        values = make(_static(size, "the size of a window"), *shape, dtype=wide)
         constant = op.Constant(value=ir.tensor(values.numpy()))
-        return constant if kind == ir.DataType.FLOAT else op.Cast(constant, to=int(kind))
+        held = kind in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+        return constant if held else op.Cast(constant, to=int(kind))
 
     return translate
 

@@ -26,6 +26,7 @@ from gradd.export.build import (
     with_slope,
     without_slope,
 )
+from gradd.export.doubles import DOUBLE, as_float, is_exact
 
 _aten = torch.ops.aten
 
@@ -123,7 +124,8 @@ def hardshrink(x: Any, lambd: float = 0.5) -> Any:
 
 def elu(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
     """elu(); the operator knows the side by the sign of its result, a negative alpha hides it."""
-    if alpha >= 0 and scale == 1 and input_scale == 1:
+    held = x.dtype != DOUBLE or is_exact(alpha)
+    if alpha >= 0 and scale == 1 and input_scale == 1 and held:
         return op.Elu(x, alpha=float(alpha))
     z = wide(x)
     zero, low = scalar(0.0, z.dtype), alpha * scale
@@ -362,6 +364,57 @@ def heaviside(x: Any, values: Any) -> Any:
 
 
 _OVERFLOWS = "overflows as ONNX expresses it; write it with operations that stay finite"
+
+
+# --- of doubles ------------------------------------------------------------------------------
+# torch's own derivatives of hardsigmoid() and celu() have a number that is rounded to a float.
+
+
+def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
+    """leaky_relu() with a slope that is no attribute."""
+    slope = scalar(negative_slope, x.dtype)
+    return op.Where(op.Greater(x, scalar(0.0, x.dtype)), x, op.Mul(x, slope))
+
+
+def hardsigmoid(x: Any) -> Any:
+    """hardsigmoid(), which divides by 6; no gradient on the bounds."""
+    three, six = scalar(3.0, x.dtype), scalar(6.0, x.dtype)
+    shifted = op.Clip(op.Add(x, three), scalar(0.0, x.dtype), six)
+    inside = op.And(op.Greater(x, scalar(-3.0, x.dtype)), op.Less(x, three))
+    slope = op.Where(inside, scalar(as_float(1 / 6), x.dtype), scalar(0.0, x.dtype))
+    return with_slope(op.Div(shifted, six), x, slope)
+
+
+def celu_of_doubles(x: Any, alpha: float = 1.0) -> Any:
+    """celu()."""
+    steep = 1.0 / as_float(alpha)
+    left = op.Mul(op.Exp(op.Mul(x, scalar(steep, x.dtype))), scalar(alpha * steep, x.dtype))
+    right = op.Greater(x, scalar(0.0, x.dtype))
+    return with_slope(celu(x, alpha), x, op.Where(right, scalar(1.0, x.dtype), left))
+
+
+def _is_infinite(sign: int) -> Callable:
+    def translate(x: Any) -> Any:
+        """isinf() and its relatives; the library looks at floats, among which 1e300 is infinite."""
+        found = op.IsInf(x)
+        if not sign:
+            return found
+        side = op.Greater if sign > 0 else op.Less
+        return op.And(found, side(x, scalar(0.0, x.dtype)))
+
+    return translate
+
+
+def of_doubles() -> dict[Any, Callable]:
+    """aten overload -> translation for doubles, where that of floats rounds numbers or values."""
+    return {
+        _aten.leaky_relu.default: leaky_relu,
+        _aten.hardsigmoid.default: hardsigmoid,
+        _aten.celu.default: celu_of_doubles,
+        _aten.isinf.default: _is_infinite(0),
+        _aten.isposinf.default: _is_infinite(1),
+        _aten.isneginf.default: _is_infinite(-1),
+    }
 
 
 def table() -> dict[Any, Callable]:

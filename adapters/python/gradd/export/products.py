@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 
 from gradd.export.build import ints, is_float, op, scalar, typed, with_slope
+from gradd.export.doubles import DOUBLE, is_exact
 
 _aten = torch.ops.aten
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -51,9 +52,9 @@ def _sum(added: Any, product: Any, beta: Any, alpha: Any, drops: bool) -> Any:
 
 
 def addmm(added: Any, x: Any, y: Any, beta: Any = 1, alpha: Any = 1) -> Any:
-    """addmm(); one Gemm where nothing is left out."""
+    """addmm(); one Gemm where nothing is left out and its attributes, floats, hold the factors."""
     usual = all(isinstance(v, (int, float)) and v != 0 for v in (beta, alpha))
-    if usual:
+    if usual and (added.dtype != DOUBLE or all(map(is_exact, (beta, alpha)))):
         return op.Gemm(x, y, added, alpha=float(alpha), beta=float(beta))
     return _sum(added, op.MatMul(x, y), beta, alpha, True)
 

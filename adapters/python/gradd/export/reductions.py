@@ -207,7 +207,8 @@ def _extremum(largest: bool) -> Callable:
         if not is_float(x):
             return y
         hit = op.Equal(x, y)
-        hit = cast(op.Or(hit, op.And(op.IsNaN(x), op.IsNaN(y))), ir.DataType.FLOAT)
+        shares = x.dtype if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+        hit = cast(op.Or(hit, op.And(op.IsNaN(x), op.IsNaN(y))), shares)
         return with_slope(y, x, op.Div(hit, op.ReduceSum(hit, keepdims=0)))
 
     return translate

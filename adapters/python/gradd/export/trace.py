@@ -49,6 +49,15 @@ class Trace:
         self.result = result
         # Flat position of a traced argument -> leaf number of the call.
         self.leaf_numbers: list[int] = []
+        self.sizes: list[tuple[int, ...]] = []  # of those arguments
+        self._decided = dims.decisions(program)
+
+    def close(self) -> None:
+        """Makes rules of what was decided about sizes after the trace."""
+        known = set(self._decided)
+        more = [guard for guard in dims.decisions(self.program) if guard not in known]
+        if more:
+            self.rules = dims.with_decisions(self.rules, more, self.sizes)
 
 
 def trace(
@@ -106,7 +115,7 @@ def trace(
         rules = dims.rules_of(program, numbers)
         if dims.violated(rules, sizes) is None:
             done = Trace(program, rules, result)
-            done.leaf_numbers = numbers
+            done.leaf_numbers, done.sizes = numbers, sizes
             return done
     raise error or CaptureError("export_failed", "no attempt at a trace accepts the given sizes")
 

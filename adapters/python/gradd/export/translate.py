@@ -2,7 +2,7 @@
 
 The train-mode program is translated directly where every operator is functional and known,
 which skips the exporter's decomposition (half of its time); otherwise the program is decomposed
-first. Depends on internals of the pinned torch: everything that does is in this file.
+first. Depends on internals of the pinned torch, as does doubles.py, which widens its constants.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import re
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from gradd.export import nodes, operators, quotients
+from gradd.export import doubles, nodes, norms, operators, pointwise, quotients, shapes
 from gradd.export.places import place_of
 from gradd.export.spec import CaptureError
 
@@ -51,7 +52,29 @@ def _registry() -> Any:
         logger.setLevel(level)
     for target, function in operators.table().items():
         registry.register_op(target, function)
+    for target, function in (pointwise.of_doubles() | norms.of_doubles()).items():
+        stock = registry.get_decomps(target)[0].onnx_function
+        registry.register_op(target, _by_type(function, stock))
+    for target, (place, function) in shapes.of_sizes().items():
+        stock = registry.get_decomps(target)[0].onnx_function
+        registry.register_op(target, _by_argument(place, function, stock))
     return registry
+
+
+def _by_type(of_doubles: Callable, of_others: Callable) -> Callable:
+    def translate(x: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen = of_doubles if x.dtype == doubles.DOUBLE else of_others
+        return chosen(x, *args, **kwargs)
+
+    return translate
+
+
+def _by_argument(place: int, of_sizes: Callable, of_numbers: Callable) -> Callable:
+    def translate(*args: Any, **kwargs: Any) -> Any:
+        known = isinstance(args[place], (bool, int, float))
+        return (of_numbers if known else of_sizes)(*args, **kwargs)
+
+    return translate
 
 
 def to_onnx(program: Any) -> tuple[Any, Any]:
@@ -82,14 +105,21 @@ def to_onnx(program: Any) -> tuple[Any, Any]:
 
 
 def _direct(program: Any, registry: Any) -> tuple[Any, Any]:
-    from torch.onnx._internal.exporter import _core, _fx_passes
+    from torch.onnx._internal.exporter import _fx_passes
 
     if _needs_promotion(program.graph_module):
         _fx_passes.insert_type_promotion_nodes(program.graph_module)
         _name_outputs(program)
     _check_signature(program.graph_signature)
+    return _translated(program, registry), program
+
+
+def _translated(program: Any, registry: Any) -> Any:
+    from torch.onnx._internal.exporter import _core
+
     quotients.round_down(program)
-    return _core._exported_program_to_onnx_program(program, registry=registry).model, program
+    with doubles.translating(program):
+        return _core._exported_program_to_onnx_program(program, registry=registry).model
 
 
 def _decomposed(program: Any, registry: Any, apart: str) -> tuple[Any, Any]:
@@ -101,8 +131,7 @@ def _decomposed(program: Any, registry: Any, apart: str) -> tuple[Any, Any]:
     _name_outputs(program)
     _check_signature(program.graph_signature)
     _check_results(traced, _results(program))
-    quotients.round_down(program)
-    return _core._exported_program_to_onnx_program(program, registry=registry).model, program
+    return _translated(program, registry), program
 
 
 def _results(program: Any) -> list[torch.fx.Node]:
