@@ -11,6 +11,7 @@ import _thread
 import abc
 import contextvars
 import functools
+import gc
 import inspect
 import io
 import operator
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradd.export.guards import images, policy
+from gradd.export.guards import images, methods, policy
 from gradd.export.guards.reads import LAYOUT, Reads, own_dict
 from gradd.export.guards.slots import ABSENT, static
 
@@ -76,6 +77,9 @@ class Calls:
     def called(self, function: Any, args: list) -> None:
         """function(*args) is about to run; keyword arguments are at the end of `args`."""
         kind = type(function)
+        asked = methods.of_builtin(function, args)
+        if asked:
+            self._reads.operated(asked, *args)
         if kind is types.MethodType:
             self.called(function.__func__, [function.__self__, *args])
         elif kind is types.FunctionType:
@@ -274,6 +278,8 @@ class Calls:
 
     def _of_kind(self, kind: Any, asked: Any) -> None:
         """Abstract classes of users: a class may be registered with one that it is no part of."""
+        if isinstance(kind, type) and not issubclass(kind, torch.Tensor):
+            self._reads.bases(kind)
         for cls in asked if isinstance(asked, tuple) else (asked,):
             if cls in _SYMBOLS and kind in images.NUMBERS:
                 self._reads.blank(f"asks whether a number is a {cls.__name__}")
@@ -305,6 +311,8 @@ class Calls:
                 self._use_all(args)
         elif isinstance(owner, images.CONTAINERS):
             self._of_container(owner, name, args)
+        elif type(owner) is types.MappingProxyType:
+            self._through(owner, name, args)
         elif isinstance(owner, contextvars.ContextVar):
             self._of_context(owner, name)
         elif isinstance(owner, np.ndarray):
@@ -334,6 +342,14 @@ class Calls:
         else:
             kind = type(owner)
             reads.blank(f"calls {kind.__module__}.{kind.__qualname__}.{name}()", owner)
+
+    def _through(self, proxy: types.MappingProxyType, name: str, args: list) -> None:
+        """A method of a read-only view is that of the mapping behind it."""
+        behind = gc.get_referents(proxy)[0]
+        if isinstance(behind, images.CONTAINERS):
+            self._of_container(behind, name, args)
+        else:
+            self._reads.attribute(behind, name)  # its frames show what it reads
 
     def _of_tensor(self, tensor: torch.Tensor, name: str, args: list) -> None:
         if name == "requires_grad_":

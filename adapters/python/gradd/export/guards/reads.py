@@ -25,10 +25,12 @@ from gradd.export.attributes import FILLED_IN, HARMLESS
 from gradd.export.freeze import TABLES
 from gradd.export.guards import images, policy
 from gradd.export.guards.arguments import is_fact
+from gradd.export.guards.methods import TensorMethods, of_code, operands
 from gradd.export.guards.slots import (
     ABSENT,
     HEAP_TYPE,
     Answer,
+    Bases,
     Bytes,
     Cell,
     Class,
@@ -66,8 +68,10 @@ _LARGE = 100_000  # elements of a container that are compared at every call
 # What a tensor's memory layout decides; code in C is asked by these names too (calls.py).
 LAYOUT = frozenset({"is_contiguous", "stride", "as_strided", "as_strided_", "as_strided_copy"})
 _PLACE = frozenset({"storage_offset", "_version"})  # differ from call to call
-_VIEWS = tuple(type(getattr({}, n)()) for n in ("keys", "values", "items"))
+VIEWS = tuple(type(getattr({}, n)()) for n in ("keys", "values", "items"))
 _SIMPLE = (*images.PLAIN, float)  # answers that compare by value
+_CLASS = object.__dict__["__class__"]
+_NO_METHODS = frozenset({*_SIMPLE, list, tuple, dict, set, frozenset, types.FunctionType})
 _ACCUMULATED = frozenset({"grad", "_grad"})  # from step to step
 _GRADIENT = frozenset({"requires_grad", "grad_fn", "is_leaf"})
 _FIXED = (
@@ -90,6 +94,12 @@ def own_dict(value: Any) -> dict | None:
     except AttributeError:
         return None
     return found if isinstance(found, dict) else None
+
+
+def _is_fixed(cls: type) -> bool:
+    """True for classes whose attributes nobody changes."""
+    fixed = not cls.__flags__ & HEAP_TYPE or cls.__flags__ & _IMMUTABLE_TYPE
+    return bool(fixed) or policy.is_standard(cls.__module__)
 
 
 def _rules() -> tuple:
@@ -140,6 +150,7 @@ class Reads:
         facts: What else it has asked the call's tensors, see arguments.py.
         of_tree: Attributes of the module and its submodules: id of the instance dictionary and
             name; WHOLE stands for all of them.
+        methods: The methods of tensors that it uses.
         ageless: Ids of owners of places that the collector did not track when they were first read.
             A dictionary of plain values is one; it looks new once something else is put into it.
         asking: Globals of code that asks type() for the class of a number, by id.
@@ -166,6 +177,7 @@ class Reads:
         self.where = ""
         self._ages = _Ages()
         self.tensors = tensors
+        self.methods = TensorMethods()
         self._passed = list(passed)  # keeps ids from being used again
         self.skipped = {id(v) for v in self._passed}
         self.tree = {id(m) for m in module.modules()}
@@ -249,12 +261,61 @@ class Reads:
         """An attribute of a class."""
         if ("class", id(cls), name) in self.slots or name in ("__class__", "__dict__"):
             return
-        fixed = not cls.__flags__ & HEAP_TYPE or cls.__flags__ & _IMMUTABLE_TYPE
-        if fixed or issubclass(cls, torch.Tensor) or policy.is_standard(cls.__module__):
+        if issubclass(cls, torch.Tensor):
+            self.methods.use(name)
+        if _is_fixed(cls) or issubclass(cls, torch.Tensor):
             return
+        self.bases(cls)
         value = static(cls, name)
         if value is not ABSENT or not cls.__module__.startswith("torch."):
             self._add(Class(cls, name, value, f"{cls.__qualname__}.{name}"))
+
+    def bases(self, cls: type) -> None:
+        """What a class inherits from."""
+        if ("bases", id(cls), cls.__bases__) not in self.slots and not _is_fixed(cls):
+            slot = Bases(cls, cls.__bases__, None, f"the bases of {cls.__qualname__}")
+            slot.value = slot.now()
+            self._add(slot)
+
+    def shape(self, owner: Any, kind: type, table: dict | None) -> None:
+        """Which dictionary an object has, and which class: either may be exchanged."""
+        if _is_fixed(kind) and kind is not types.FunctionType or id(owner) in self.tree:
+            return
+        if table is not None and type(static(kind, "__dict__")) is types.GetSetDescriptorType:
+            self.field(owner, "__dict__")
+        if kind is not types.FunctionType and static(kind, "__class__") is _CLASS:
+            self.field(owner, "__class__")
+
+    def operated(self, names: Iterable[str], *values: Any) -> None:
+        """The classes of operands are asked for methods with these names."""
+        for value in (found for v in values for found in operands(v)):
+            kind = type(value)
+            if kind in _NO_METHODS:
+                continue
+            if isinstance(value, torch.Tensor):
+                for name in names:
+                    self.methods.use(name)
+            elif not (_is_fixed(kind) or kind.__module__.startswith(("torch", "numpy"))):
+                for name in names:
+                    self.of_class(kind, name)
+
+    def of_torch(self, code: types.CodeType, table: dict) -> None:
+        """A function of torch runs that nobody records: what it calls by name."""
+        for name in code.co_names:
+            value = table.get(name)
+            if callable(value) and not isinstance(value, type):
+                self.item(table, name, f"{table.get('__name__')}.{name}")
+            if "torch" in code.co_names and callable(torch.__dict__.get(name)):
+                self.item(torch.__dict__, name, f"torch.{name}")
+            if hasattr(torch.Tensor, name):
+                self.methods.use(name)
+        for name in of_code(code):
+            self.methods.use(name)
+
+    def watch_methods(self) -> None:
+        """The forward is over: places for the methods of tensors."""
+        for slot in self.methods.slots():
+            self._add(slot)
 
     def field(self, owner: Any, name: str) -> None:
         """An attribute that is kept in C."""
@@ -372,11 +433,13 @@ class Reads:
             self.tensors.note(value)
         elif isinstance(value, np.ndarray):
             self.array(value)
-        elif isinstance(value, _VIEWS):
+        elif isinstance(value, (*VIEWS, types.MappingProxyType)):
             self.use(gc.get_referents(value)[0])
         elif type(value) is decimal.Decimal:
             self.answer(_rules, "the rules of decimal numbers")
         elif isinstance(value, functools.partial):
+            for name in ("func", "args", "keywords"):  # __setstate__() may change them
+                self.field(value, name)
             self.use(value.args)
             self.contents(value.keywords)
         elif isinstance(value, torch.Generator):
@@ -479,6 +542,7 @@ class Reads:
         if id(owner) in self.tree:
             self.of_tree.add((id(table), name))
         found = static(kind, name)
+        self.shape(owner, kind, table)
         if name == "__dict__" and table is not None:
             self._owners[id(table)] = owner
             return
@@ -525,6 +589,7 @@ class Reads:
         return False
 
     def _of_tensor(self, tensor: torch.Tensor, name: str) -> None:
+        self.methods.use(name)
         if is_fact(name) and self.tensors.is_input(tensor):
             self.facts.add(name)
             return
@@ -634,7 +699,9 @@ class Reads:
 
     def contains(self, container: Any, key: Any) -> None:
         """key in container."""
-        if isinstance(container, dict):
+        if type(container) is types.MappingProxyType:
+            self.contains(gc.get_referents(container)[0], key)
+        elif isinstance(container, dict):
             if not isinstance(static(type(container), "__contains__"), types.FunctionType):
                 self.item(container, key, f"[{images.short(key)}] of a dict", self._by(container))
         elif isinstance(container, set):
