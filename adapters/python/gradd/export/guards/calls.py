@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradd.export.guards import images, methods, policy
+from gradd.export.guards import images, methods, policy, tracing
 from gradd.export.guards.reads import LAYOUT, Reads, own_dict
 from gradd.export.guards.slots import ABSENT, static
 
@@ -172,6 +172,8 @@ class Calls:
         # Of the code, not of what it wraps: torch.no_grad() makes functions under others' names.
         module = function.__globals__.get("__name__", "")
         name = function.__code__.co_name
+        if tracing.of_function(module, name):
+            self._reads.asks_tracer(f"calls {name}()")
         given = getattr(inner, "__qualname__", ".")
         if "." not in given and policy.is_setter(module, given):
             self._reads.setting(f"calls {module}.{given}()")
@@ -238,6 +240,8 @@ class Calls:
         if module == "builtins" and self._by_name(name, args):
             return
         self._reads.layout |= LAYOUT & {name}
+        if tracing.of_function(module, name):
+            self._reads.asks_tracer(f"calls {name}()")
         if name in _GRAD_FLAGS or not args and policy.is_flag(module, name):
             self._flag(function, module, name)
         elif policy.is_asked(module, name):
@@ -281,6 +285,8 @@ class Calls:
         if isinstance(kind, type) and not issubclass(kind, torch.Tensor):
             self._reads.bases(kind)
         for cls in asked if isinstance(asked, tuple) else (asked,):
+            if tracing.is_stand_in(cls):
+                self._reads.asks_tracer(f"asks whether a tensor is a {cls.__name__}")
             if cls in _SYMBOLS and kind in images.NUMBERS:
                 self._reads.blank(f"asks whether a number is a {cls.__name__}")
             if isinstance(cls, abc.ABCMeta) and not policy.is_standard(cls.__module__):
@@ -333,6 +339,8 @@ class Calls:
         elif type(owner) is _CACHED and name in ("cache_info", "cache_clear"):
             reads.blank(f"calls {name}() of {getattr(owner, '__qualname__', 'a cache')}", owner)
         elif policy.is_value(type(owner)):
+            if isinstance(owner, str) and name in ("format", "format_map", "__mod__"):
+                reads.operated(methods.TEXT, *args)
             reads.use(owner)
             self._use_all(args)
         elif name in _OF_WHOLE and static(type(owner), name) is static(object, name):

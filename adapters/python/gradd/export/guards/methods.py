@@ -32,14 +32,14 @@ HELD = ("__contains__", "__iter__", "__getitem__", "__eq__")
 ENTERED = ("__enter__", "__exit__")
 _TRUTH = ("__bool__", "__len__")
 _LOOP = ("__iter__", "__next__", "__getitem__", "__len__")
-_TEXT = ("__format__", "__str__", "__repr__")
+TEXT = ("__format__", "__str__", "__repr__")
 _BY_INSTRUCTION = {
     "UNARY_NEGATIVE": ("__neg__",),
     "UNARY_POSITIVE": ("__pos__",),
     "UNARY_INVERT": ("__invert__",),
     "GET_LEN": ("__len__",),
     **dict.fromkeys(("UNARY_NOT", "TO_BOOL"), _TRUTH),
-    **dict.fromkeys(("FORMAT_VALUE", "FORMAT_SIMPLE", "CONVERT_VALUE"), _TEXT),
+    **dict.fromkeys(("FORMAT_VALUE", "FORMAT_SIMPLE", "CONVERT_VALUE"), TEXT),
 }
 _OF_BUILTINS = {
     **{name: (f"__{name}__",) for name in ("len", "abs", "round", "hash", "reversed", "dir")},
@@ -48,7 +48,7 @@ _OF_BUILTINS = {
         ("list", "tuple", "set", "frozenset", "enumerate", "zip", "iter", "map"), _LOOP
     ),
     **dict.fromkeys(("any", "all", "filter"), (*_LOOP, *_TRUTH)),
-    **dict.fromkeys(("repr", "ascii", "format", "str"), _TEXT),
+    **dict.fromkeys(("repr", "ascii", "format", "str"), TEXT),
     "sum": ("__add__", "__radd__", *_LOOP),
     "pow": ("__pow__", "__rpow__"),
     "divmod": ("__divmod__", "__rdivmod__", "__mod__", "__floordiv__"),

@@ -23,9 +23,9 @@ import torch
 
 from gradd.export.attributes import FILLED_IN, HARMLESS
 from gradd.export.freeze import TABLES
-from gradd.export.guards import images, policy
+from gradd.export.guards import images, policy, tracing
 from gradd.export.guards.arguments import is_fact
-from gradd.export.guards.methods import TensorMethods, of_code, operands
+from gradd.export.guards.methods import TEXT, TensorMethods, of_code, operands
 from gradd.export.guards.slots import (
     ABSENT,
     HEAP_TYPE,
@@ -54,6 +54,10 @@ _ASK = object()
 _UNWATCHED = (
     "and nobody could tell when that gives something else; do it outside of forward() and pass "
     "the result as a tensor"
+)
+_TRACED = (
+    "which is something else while a call is captured: decide by it outside of forward(), or ask "
+    "for sizes, types and isinstance()"
 )
 _DRAWN = (
     "and its numbers would stay those of the capture; draw with torch, without a generator or seed "
@@ -213,6 +217,14 @@ class Reads:
         """
         self._refuse("outside_state", text, _UNWATCHED, by)
 
+    def asks_tracer(self, text: str, by: Any = None) -> None:
+        """The same for what answers otherwise while torch traces; torch's own code may ask it."""
+        place = self.where.partition(" @ ")[2]
+        if policy.is_torch_file(place) or policy.is_standard_file(place):
+            return
+        if tracing.FOR_TRACERS not in place:
+            self._refuse("outside_state", text, _TRACED, by)
+
     def drawn(self, text: str, by: Any = None) -> None:
         """The same for random numbers other than those of torch's default generator."""
         self._refuse("python_random", text, _DRAWN, by)
@@ -290,6 +302,8 @@ class Reads:
         """The classes of operands are asked for methods with these names."""
         for value in (found for v in values for found in operands(v)):
             kind = type(value)
+            if TEXT[0] in names and tracing.has_text(value):
+                self.asks_tracer("makes a text of a tensor or its class")
             if kind in _NO_METHODS:
                 continue
             if isinstance(value, torch.Tensor):
@@ -494,6 +508,8 @@ class Reads:
         if isinstance(owner, torch.Tensor):
             self._of_tensor(owner, name)
         elif isinstance(owner, types.ModuleType):
+            if tracing.of_module(owner, name):
+                self.asks_tracer(f"reads {owner.__name__}.{name}")
             lazy = type(owner) is not types.ModuleType or "__getattr__" in owner.__dict__
             if lazy and name not in owner.__dict__:
                 if hasattr(type(static(type(owner), name)), "__set__"):
@@ -523,6 +539,8 @@ class Reads:
             self.generic(owner, name)
 
     def _of_type(self, cls: type, name: str) -> None:
+        if tracing.of_class(cls, name):
+            self.asks_tracer(f"reads .{name} of a class of tensors")
         if name == "__dict__":
             return
         if static(cls, name) is ABSENT and type(cls) is not type:
@@ -590,6 +608,8 @@ class Reads:
 
     def _of_tensor(self, tensor: torch.Tensor, name: str) -> None:
         self.methods.use(name)
+        if tracing.of_tensor(tensor, name):
+            self.asks_tracer(f"reads .{name} of a tensor")
         if is_fact(name) and self.tensors.is_input(tensor):
             self.facts.add(name)
             return

@@ -275,7 +275,8 @@ class Recorder:
 
     def _on_operate(self, frame: FrameType, number: int) -> None:
         a, b = frames.peek(frame, 2), frames.peek(frame, 1)
-        self.reads.operated(methods.of_operator(number), a, b)
+        text = type(a) is str  # text % values
+        self.reads.operated(methods.TEXT if text else methods.of_operator(number), a, b)
         self._on_use_two(frame, number)
 
     def _on_use_two(self, frame: FrameType, _: int) -> None:
