@@ -349,6 +349,32 @@ class CalledByFunction(Base):
         return F.layer_norm(self.lin(x), (4,)) * torch.arange(4.0)
 
 
+# ---- tensors in containers, in another form ----
+
+HELD = {"list": [torch.ones(4)], "tuple": (torch.ones(4),), "dict": {"a": torch.ones(4)}}
+
+
+def _first(name: str) -> torch.Tensor:
+    return next(iter(HELD[name].values() if name == "dict" else HELD[name]))
+
+
+def _resized(name: str) -> None:
+    @case(
+        f"a tensor of a {name} that is resized",
+        lambda n: _first(name).resize_(1).fill_(3.0),
+        lambda n: _first(name).resize_(3, 4).fill_(2.0),
+        lambda n: setattr(_first(name), "data", torch.full((4,), 5.0)),
+    )
+    class Resized(Base):
+        def forward(self, x):
+            held = HELD[name].values() if name == "dict" else HELD[name]
+            return self.lin(x) * sum(held)
+
+
+for _name in HELD:
+    _resized(_name)
+
+
 # ---- read-only mappings and views ----
 
 PROXIES: dict[str, Callable[[Any], float]] = {

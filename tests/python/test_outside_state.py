@@ -72,6 +72,38 @@ def test_a_change_outside_is_seen(name: str, put_back: None) -> None:
     assert ours.gradd_stats()["forwards"] > len(changes)
 
 
+PARAMETERS: dict[str, tuple[Callable, Callable]] = {
+    "_backward_hooks": (
+        lambda p: 3.0 if p._backward_hooks else 1.0,
+        lambda p: p.register_hook(lambda g: g),
+    ),
+    "_post_accumulate_grad_hooks": (
+        lambda p: 3.0 if p._post_accumulate_grad_hooks else 1.0,
+        lambda p: p.register_post_accumulate_grad_hook(lambda p: None),
+    ),
+    "is_shared": (lambda p: 3.0 if p.is_shared() else 1.0, lambda p: p.share_memory_()),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_what_a_parameter_tells_is_asked_again(name: str) -> None:
+    ask, change = PARAMETERS[name]
+
+    class AsksParameter(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.lin(x) * ask(self.lin.weight)
+
+    eager = AsksParameter()
+    ours = ORTModule(copy.deepcopy(eager))
+    _same(ours, eager, "before")
+    _same(ours, eager, "again")
+    for net in (ours, eager):
+        change(dict(net.named_parameters())["lin.weight"])
+    _same(ours, eager, "after")
+    assert ours.gradd_stats()["captures"] == 1
+    assert set(ours.gradd_stats()["fallbacks"]) <= {"outside_state", "backward_hooks"}
+
+
 class Uses(Base):
     def __init__(self, function: Callable) -> None:
         super().__init__()

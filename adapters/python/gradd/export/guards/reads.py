@@ -24,7 +24,7 @@ import torch
 from gradd.export.attributes import FILLED_IN, HARMLESS
 from gradd.export.freeze import TABLES
 from gradd.export.guards import images, policy, tracing
-from gradd.export.guards.arguments import is_fact
+from gradd.export.guards.arguments import fact_of, is_fact, is_plain_fact
 from gradd.export.guards.methods import TEXT, TensorMethods, of_code, operands
 from gradd.export.guards.slots import (
     ABSENT,
@@ -621,6 +621,8 @@ class Reads:
                 self._flag_of(tensor, name)
             elif not self.tensors.is_input(tensor):
                 self._ask_for_gradients()
+        elif id(tensor) in self._parameters and is_fact(name):
+            self._fact_of(tensor, name)
         self.tensors.note(tensor)
         self.layout |= LAYOUT & {name}
         given = self.tensors.is_input(tensor)
@@ -638,6 +640,14 @@ class Reads:
         slot = Entry(*place, getattr(parameter, name), f"{place[1]}.{name}")
         slot.field = name
         self.slots.setdefault(("entry", id(place[0]), (place[1], name)), slot)
+
+    def _fact_of(self, parameter: torch.Tensor, name: str) -> None:
+        """What a parameter answers beside values, types and sizes."""
+        table, key = self._parameters[id(parameter)]
+        ask = functools.partial(fact_of, table, key, name)
+        if not is_plain_fact(name, ask()):
+            self.blank(f"reads .{name} of the parameter {key}, which a graph does not know")
+        self.answer(ask, f"{key}.{name}", by=table)
 
     def ask_grad_mode(self) -> None:
         """What forward() does depends on whether the caller records gradients."""
