@@ -50,6 +50,12 @@ def check_module(module: torch.nn.Module) -> None:
         if not is_plain(type(tensor)):
             raise refusal(name, type(tensor))
     for name, param in module.named_parameters():
+        if not isinstance(param, torch.nn.Parameter):
+            raise CaptureError(
+                "unsupported_parameter",
+                f"{name} is a tensor that is no Parameter (functional_call put it there?): make "
+                "it a Parameter, or call the module as it is first",
+            )
         if param.is_complex() or not is_dense(param):
             raise CaptureError(
                 "unsupported_parameter", f"{name} is {param.dtype}, {param.layout}; use dense reals"
