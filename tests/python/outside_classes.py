@@ -125,6 +125,18 @@ class Scale:
     def __lt__(self, other):
         return True
 
+    def __index__(self):
+        return 0
+
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return 7
+
+    def __call__(self, y):
+        return y * 2
+
 
 SCALE = Scale()
 
@@ -143,6 +155,9 @@ SPECIAL: dict[str, tuple[Callable, Any]] = {
     "__neg__": (lambda: -SCALE, lambda self: 5.0),
     "__contains__": (lambda: 2.0 if 1 in SCALE else 3.0, lambda self, key: False),
     "__iter__": (lambda: sum(SCALE), lambda self: iter((5.0,))),
+    "__index__": (lambda: (2.0, 3.0)[SCALE], lambda self: 1),
+    "__eq__": (lambda: 2.0 if [1].count(SCALE) else 3.0, lambda self, other: False),
+    "__call__": (lambda: sum(map(SCALE, [1.0])), lambda self, y: y * 5),
     "__lt__": (lambda: 2.0 if SCALE < 1 else 3.0, lambda self, other: False),
 }
 
@@ -158,6 +173,43 @@ def _special(name: str) -> None:
 
 for _name in SPECIAL:
     _special(_name)
+
+
+GET = operator.methodcaller("gradd_called")
+NAMED = operator.attrgetter("named")
+
+
+class Named:
+    named = 2.0
+
+
+NAMED_ONES = [Named()]
+
+
+@case(
+    "a method that map() calls",
+    _method("gradd_called", lambda t: t * 3),
+    _setter(Named, "named", 5.0),
+    lambda n: setattr(NAMED_ONES[0], "named", 7.0),
+)
+class Mapped(Base):
+    def __init__(self):
+        super().__init__()
+        torch.Tensor.gradd_called = lambda t: torch.tanh(t)
+
+    def forward(self, x):
+        first = sorted([(2, 1), (1, 2)], key=operator.itemgetter(1), reverse=True)[0][0]
+        return sum(map(GET, [self.lin(x)])) * first * sum(map(NAMED, NAMED_ONES))
+
+
+@case(
+    "the name of a class and of a function",
+    _setter(Named, "__name__", "Longer"),
+    _setter(_method, "__name__", "longer_than_that"),
+)
+class Names(Base):
+    def forward(self, x):
+        return self.lin(x) * len(Named.__name__) * len(_method.__name__)
 
 
 @case("a special method of with", _setter(Scale, "__enter__", lambda self: 5.0))
@@ -220,7 +272,11 @@ class Plain(Relu):
     pass
 
 
-TOOL, CALLED, PLAIN, MOVED = Tool(), Called(), Plain(), Tool2()
+class Matched(Relu):
+    pass
+
+
+TOOL, CALLED, PLAIN, MOVED, MATCHED = Tool(), Called(), Plain(), Tool2(), Matched()
 
 
 @case("bases of a helper", _setter(Tool, "__bases__", (Sin,)))
@@ -239,6 +295,16 @@ class WithSuper(Base):
 class WithKind(Base):
     def forward(self, x):
         return self.lin(x) * (2.0 if isinstance(PLAIN, Relu) else 3.0)
+
+
+@case("bases that a pattern asks", _setter(Matched, "__bases__", (Sin,)))
+class WithPattern(Base):
+    def forward(self, x):
+        match MATCHED:
+            case Relu():
+                return self.lin(x) * 2.0
+            case _:
+                return self.lin(x) * 3.0
 
 
 @case("the class of a helper", _setter(MOVED, "__class__", Tool))

@@ -80,6 +80,7 @@ class Calls:
         asked = methods.of_builtin(function, args)
         if asked:
             self._reads.operated(asked, *args)
+            self._handed(args)
         if kind is types.MethodType:
             self.called(function.__func__, [function.__self__, *args])
         elif kind is types.FunctionType:
@@ -96,6 +97,17 @@ class Calls:
             self._made(function, args)
         else:
             self._object(function, kind, args)
+
+    def _handed(self, args: list) -> None:
+        """Objects among the arguments of a builtin that it calls: map(), sorted(), min()."""
+        for one in args:
+            kind = type(one)
+            if kind in (operator.attrgetter, operator.itemgetter, operator.methodcaller):
+                for value in methods.elements(args):
+                    if kind is not operator.itemgetter or isinstance(value, images.CONTAINERS):
+                        self._object(one, kind, [value])
+            elif isinstance(static(kind, "__call__"), types.FunctionType):
+                self._reads.of_class(kind, "__call__")
 
     def _use_all(self, args: list) -> None:
         for value in args:
@@ -275,12 +287,12 @@ class Calls:
         elif name in ("globals", "locals", "vars", "dir"):
             return True
         elif name in ("isinstance", "issubclass") and len(args) > 1:
-            self._of_kind(args[0] if name == "issubclass" else type(args[0]), args[1])
+            self.of_kind(args[0] if name == "issubclass" else type(args[0]), args[1])
         else:
             return name in _NOT_USED
         return True
 
-    def _of_kind(self, kind: Any, asked: Any) -> None:
+    def of_kind(self, kind: Any, asked: Any) -> None:
         """Abstract classes of users: a class may be registered with one that it is no part of."""
         if isinstance(kind, type) and not issubclass(kind, torch.Tensor):
             self._reads.bases(kind)
@@ -381,6 +393,7 @@ class Calls:
             self._reads.blank("tries to acquire a lock", lock)
 
     def _of_container(self, owner: Any, name: str, args: list) -> None:
+        self._reads.operated(methods.KEYED, *args)
         if isinstance(owner, set) and name == "pop":  # an equal set may give another element
             self._reads.blank("takes an element out of a set", owner)
         if isinstance(owner, dict) and name in _BY_KEY and args:

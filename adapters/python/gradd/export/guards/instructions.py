@@ -31,6 +31,7 @@ _KINDS = {
     "compare": ("COMPARE_OP",),
     "operate": ("BINARY_OP",),
     "enter": ("BEFORE_WITH",),
+    "match_class": ("MATCH_CLASS",),
     "use_two": ("DICT_UPDATE", "DICT_MERGE", "MATCH_KEYS"),
     "use_one": (
         *("GET_ITER", "UNPACK_SEQUENCE", "UNPACK_EX", "LIST_EXTEND", "SET_UPDATE", "GET_LEN"),

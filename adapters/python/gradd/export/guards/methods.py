@@ -28,7 +28,8 @@ _WORDS = {
 COMPARED = ("__eq__", "__ne__", "__lt__", "__gt__", "__le__", "__ge__")
 GOT = ("__getitem__",)
 SET = ("__setitem__", "__delitem__", "__getitem__")
-HELD = ("__contains__", "__iter__", "__getitem__", "__eq__")
+KEYED = ("__hash__", "__eq__", "__index__")
+HELD = ("__contains__", "__iter__", "__getitem__", *KEYED)
 ENTERED = ("__enter__", "__exit__")
 _TRUTH = ("__bool__", "__len__")
 _LOOP = ("__iter__", "__next__", "__getitem__", "__len__")
@@ -121,6 +122,13 @@ def operands(value: Any, depth: int = 2) -> Iterator[Any]:
         kinds = {type(e): e for _, e in zip(range(_MANY), elements, strict=False)}
         for element in kinds.values():
             yield from operands(element, depth - 1)
+
+
+def elements(values: list) -> Iterator[Any]:
+    """What the lists and tuples among values hold, as far as anybody looks."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from value[:_MANY]
 
 
 def is_between(code: CodeType) -> bool:

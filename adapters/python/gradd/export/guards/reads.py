@@ -74,6 +74,7 @@ LAYOUT = frozenset({"is_contiguous", "stride", "as_strided", "as_strided_", "as_
 _PLACE = frozenset({"storage_offset", "_version"})  # differ from call to call
 VIEWS = tuple(type(getattr({}, n)()) for n in ("keys", "values", "items"))
 _SIMPLE = (*images.PLAIN, float)  # answers that compare by value
+_NAMES = frozenset({"__name__", "__qualname__"})  # of classes: kept in C
 _CLASS = object.__dict__["__class__"]
 _NO_METHODS = frozenset({*_SIMPLE, list, tuple, dict, set, frozenset, types.FunctionType})
 _ACCUMULATED = frozenset({"grad", "_grad"})  # from step to step
@@ -543,6 +544,8 @@ class Reads:
             self.asks_tracer(f"reads .{name} of a class of tensors")
         if name == "__dict__":
             return
+        if name in _NAMES and not _is_fixed(cls):
+            self.field(cls, name)
         if static(cls, name) is ABSENT and type(cls) is not type:
             self.of_class(type(cls), name)
         self.of_class(cls, name)
@@ -569,7 +572,8 @@ class Reads:
             if isinstance(found, types.MemberDescriptorType):
                 self.field(owner, name)
             elif isinstance(found, types.GetSetDescriptorType):
-                if not policy.is_value(kind) and isinstance(getattr(owner, name, ()), _SIMPLE):
+                told = kind is types.FunctionType or not policy.is_value(kind)
+                if told and isinstance(getattr(owner, name, ()), _SIMPLE):
                     self.field(owner, name)
             elif isinstance(found, property):
                 self._computed(owner, name, found)

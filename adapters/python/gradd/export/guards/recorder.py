@@ -245,6 +245,7 @@ class Recorder:
 
     def _item_of(self, container: Any, key: Any, names: tuple[str, ...]) -> None:
         self.reads.operated(names, container)
+        self.reads.operated(methods.KEYED, key)
         self.reads.subscript(container, key)
 
     def _on_contains(self, frame: FrameType, _: int) -> None:
@@ -253,6 +254,9 @@ class Recorder:
 
     def _on_enter(self, frame: FrameType, _: int) -> None:
         self.reads.operated(methods.ENTERED, frames.peek(frame, 1))
+
+    def _on_match_class(self, frame: FrameType, _: int) -> None:
+        self._calls.of_kind(type(frames.peek(frame, 3)), frames.peek(frame, 2))
 
     def _on_use_one(self, frame: FrameType, instruction: str) -> None:
         value = frames.peek(frame, 1)
