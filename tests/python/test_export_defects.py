@@ -280,3 +280,18 @@ def test_left_padding_with_labels_on_pads():
     cap = assert_same(module, (), batch)
     assert cap.loss_ancestors == {1}
     assert run_ort(cap, feeds(module, cap, (), batch))["loss"] > 0
+
+
+@pytest.mark.parametrize(
+    "unused",
+    [lambda y: y.abs().amax(), lambda y: y.mean(), lambda y: (y.exp(), y.abs().sum().detach())],
+)
+def test_unused_readers_of_a_result(unused):
+    """torch forgets who reads an output, and fails when such a reader is taken out."""
+
+    def forward(self, x):
+        y = self.lin(x)
+        unused(y)
+        return y
+
+    assert_same(Lambda(forward, lin=nn.Linear(4, 4)), (torch.randn(2, 4),))

@@ -391,9 +391,10 @@ def test_writes_that_torch_cannot_functionalise_are_named():
     assert "shares its memory with another" in text
 
 
-def test_a_tensor_in_place_of_a_parameter_is_named():
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_tensor_in_place_of_a_parameter_is_named(trained):
     net = _linear(lambda self, x: self.lin(x).sum())
-    others = {name: (p * 2).detach().requires_grad_() for name, p in net.named_parameters()}
+    others = {n: (p * 2).detach().requires_grad_(trained) for n, p in net.named_parameters()}
     with pytest.raises(export.CaptureError, match="functional_call") as caught:
         functional_call(
             Lambda(lambda self, x: export.capture(self.net, (x,), {}), net=net),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import copy
 import logging
 import random
@@ -9,9 +10,11 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import outside_cases
+import outside_classes
 import process_cases
 import pytest
 import torch
@@ -44,9 +47,16 @@ def _same(ours: Any, eager: nn.Module, what: str) -> None:
 
 
 @pytest.fixture
-def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What cases change, in classes and functions of torch, ends with the test."""
     monkeypatch.setattr(torch.nn.functional, "softsign", torch.nn.functional.softsign)
+    monkeypatch.setattr(torch, "layer_norm", torch.layer_norm)
+    monkeypatch.setattr(builtins, "pow", pow)
+    own = {cls: set(cls.__dict__) for cls in (torch.Tensor, nn.Parameter)}
+    yield
+    for cls, names in own.items():
+        for name in set(cls.__dict__) - names:
+            delattr(cls, name)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -60,6 +70,91 @@ def test_a_change_outside_is_seen(name: str, put_back: None) -> None:
         change(eager)
         _same(ours, eager, f"after change {number}")
     assert ours.gradd_stats()["forwards"] > len(changes)
+
+
+PARAMETERS: dict[str, tuple[Callable, Callable]] = {
+    "_backward_hooks": (
+        lambda p: 3.0 if p._backward_hooks else 1.0,
+        lambda p: p.register_hook(lambda g: g),
+    ),
+    "_post_accumulate_grad_hooks": (
+        lambda p: 3.0 if p._post_accumulate_grad_hooks else 1.0,
+        lambda p: p.register_post_accumulate_grad_hook(lambda p: None),
+    ),
+    "is_shared": (lambda p: 3.0 if p.is_shared() else 1.0, lambda p: p.share_memory_()),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_what_a_parameter_tells_is_asked_again(name: str) -> None:
+    ask, change = PARAMETERS[name]
+
+    class AsksParameter(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.lin(x) * ask(self.lin.weight)
+
+    eager = AsksParameter()
+    ours = ORTModule(copy.deepcopy(eager))
+    _same(ours, eager, "before")
+    _same(ours, eager, "again")
+    for net in (ours, eager):
+        change(dict(net.named_parameters())["lin.weight"])
+    _same(ours, eager, "after")
+    assert ours.gradd_stats()["captures"] == 1
+    assert set(ours.gradd_stats()["fallbacks"]) <= {"outside_state", "backward_hooks"}
+
+
+class Uses(Base):
+    def __init__(self, function: Callable) -> None:
+        super().__init__()
+        self.function = (function,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function[0](self.lin(x))
+
+
+def _thrice(value: Any) -> Any:
+    if not callable(value):
+        return property(lambda tensor: torch.mul(value.__get__(tensor), 3))
+    return lambda *args, **kwargs: torch.mul(value(*args, **kwargs), 3)
+
+
+@pytest.mark.parametrize("name", outside_classes.FUNCTIONS)
+def test_a_function_of_torch_that_is_replaced_is_applied_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's own function hands itself to the tracer by its name, which is another's now."""
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    owner, function = outside_classes.FUNCTIONS[name]
+    eager, before = Uses(function), getattr(owner, name)
+    ours = ORTModule(copy.deepcopy(eager), strict=True)
+    _same(ours, eager, "as it is")
+    if name == "split":
+        monkeypatch.setattr(owner, name, lambda *a: [t * 3 for t in before(*a)])
+    else:
+        monkeypatch.setattr(owner, name, _thrice(before))
+    _same(ours, eager, "replaced")
+    monkeypatch.setattr(owner, name, before)
+    _same(ours, eager, "put back")
+
+
+@pytest.mark.parametrize("name", outside_classes.METHODS)
+def test_a_method_of_tensors_that_is_replaced_is_refused_by_name(
+    name: str, monkeypatch: pytest.MonkeyPatch, put_back: None
+) -> None:
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    eager = Uses(outside_classes.METHODS[name])
+    ours = ORTModule(copy.deepcopy(eager))
+    before = getattr(torch.Tensor, name)
+    _same(ours, eager, "as it is")
+    setattr(torch.Tensor, name, _thrice(before))
+    _same(ours, eager, "replaced")
+    with pytest.raises(export.CaptureError, match=f"torch.Tensor.{name} is replaced by"):
+        export.capture(eager, (X,), {})
+    setattr(torch.Tensor, name, before)
+    _same(ours, eager, "put back")
+    assert ours.gradd_stats()["fallbacks"] == {"outside_state": 1}
+    assert ours.gradd_stats()["captures"] == 1
 
 
 def test_nothing_is_captured_again_for_a_value_that_was_there_before() -> None:

@@ -29,6 +29,7 @@ from gradd.export import (
     observe,
     outputs,
     refuse,
+    replaced,
     shared,
     sources,
     trace,
@@ -67,6 +68,7 @@ def capture(
     """
     with _lock:
         refuse.check_module(module)
+        replaced.check_methods()
         schema.schema_key(module, args, kwargs)  # raises for arguments of other types
         cast = autocast.ambient()
         # Checkpoints and the like around the call must not see what tracing and translating save.

@@ -35,6 +35,7 @@ def inline(program: Any) -> None:
     """Inlines the regions with or without gradients of an ExportedProgram, in place."""
     for module in list(program.graph_module.modules()):
         if isinstance(module, torch.fx.GraphModule):
+            _mend_users(module.graph)
             _inline_grad_regions(module, program.graph_signature)
 
 
@@ -105,6 +106,17 @@ def _copy_dropout(graph: torch.fx.Graph) -> None:
             dropped = graph.call_function(aten.dropout.default, node.args, node.kwargs)
         dropped.meta = {**node.meta, "val": node.meta["val"].clone()}
         node.target, node.args, node.kwargs = aten.copy_.default, (node.args[0], dropped), {}
+
+
+def _mend_users(graph: torch.fx.Graph) -> None:
+    """Lists every reader of a node among its users.
+
+    Where torch takes a graph apart by gradient modes, it forgets the readers of an output whose own
+    results nobody reads, and torch.fx fails as soon as one of them is erased.
+    """
+    for node in graph.nodes:
+        for operand in node.all_input_nodes:
+            operand.users.setdefault(node)
 
 
 def _is_impure(node: torch.fx.Node) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from gradd.export import places
+from gradd.export import places, replaced
 from gradd.export.attributes import BACKWARD_HOOKS, FORWARD_HOOKS, Attributes, is_harmless
 from gradd.export.chance import Chance
 from gradd.export.spec import CaptureError
@@ -50,6 +50,12 @@ def check_module(module: torch.nn.Module) -> None:
         if not is_plain(type(tensor)):
             raise refusal(name, type(tensor))
     for name, param in module.named_parameters():
+        if not isinstance(param, torch.nn.Parameter):
+            raise CaptureError(
+                "unsupported_parameter",
+                f"{name} is a tensor that is no Parameter (functional_call put it there?): make "
+                "it a Parameter, or call the module as it is first",
+            )
         if param.is_complex() or not is_dense(param):
             raise CaptureError(
                 "unsupported_parameter", f"{name} is {param.dtype}, {param.layout}; use dense reals"
@@ -243,6 +249,7 @@ def quiet_trace(module: torch.nn.Module, gradients: bool) -> Iterator[Callable[[
     with (
         kept_state(module) as refuse_effects,
         _no_custom_backward(),
+        replaced.own_functions(),
         without_checkpoints(),  # one is a Function, and the other's frames would outlive the trace
         torch.inference_mode(False),
         torch.set_grad_enabled(gradients),

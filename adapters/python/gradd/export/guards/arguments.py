@@ -25,6 +25,7 @@ _FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "is_inference": lambda t: t.is_inference(),
     "is_shared": lambda t: t.is_shared(),
     "_backward_hooks": lambda t: bool(t._backward_hooks),
+    "_post_accumulate_grad_hooks": lambda t: bool(t._post_accumulate_grad_hooks),
     "__dict__": lambda t: tuple(t.__dict__.items()),
 }
 
@@ -32,6 +33,17 @@ _FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
 def is_fact(name: str) -> bool:
     """True for what else than values, types and sizes an attribute of a tensor tells."""
     return name in _FACTS or not hasattr(torch.Tensor, name)
+
+
+def fact_of(table: dict, key: Any, name: str) -> Any:
+    """What the tensor in an entry of a table, or ABSENT, answers."""
+    tensor = table.get(key)
+    return _answer(tensor, name) if isinstance(tensor, torch.Tensor) else ABSENT
+
+
+def is_plain_fact(name: str, answer: Any) -> bool:
+    """True if what stands for a parameter in a trace gives this answer."""
+    return answer is (name in ("grad_fn", "_base", "is_leaf")) or name == "output_nr" and not answer
 
 
 class Asked:

@@ -11,6 +11,7 @@ import _thread
 import abc
 import contextvars
 import functools
+import gc
 import inspect
 import io
 import operator
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradd.export.guards import images, policy
+from gradd.export.guards import images, methods, policy, tracing
 from gradd.export.guards.reads import LAYOUT, Reads, own_dict
 from gradd.export.guards.slots import ABSENT, static
 
@@ -76,6 +77,10 @@ class Calls:
     def called(self, function: Any, args: list) -> None:
         """function(*args) is about to run; keyword arguments are at the end of `args`."""
         kind = type(function)
+        asked = methods.of_builtin(function, args)
+        if asked:
+            self._reads.operated(asked, *args)
+            self._handed(args)
         if kind is types.MethodType:
             self.called(function.__func__, [function.__self__, *args])
         elif kind is types.FunctionType:
@@ -92,6 +97,17 @@ class Calls:
             self._made(function, args)
         else:
             self._object(function, kind, args)
+
+    def _handed(self, args: list) -> None:
+        """Objects among the arguments of a builtin that it calls: map(), sorted(), min()."""
+        for one in args:
+            kind = type(one)
+            if kind in (operator.attrgetter, operator.itemgetter, operator.methodcaller):
+                for value in methods.elements(args):
+                    if kind is not operator.itemgetter or isinstance(value, images.CONTAINERS):
+                        self._object(one, kind, [value])
+            elif isinstance(static(kind, "__call__"), types.FunctionType):
+                self._reads.of_class(kind, "__call__")
 
     def _use_all(self, args: list) -> None:
         for value in args:
@@ -168,6 +184,8 @@ class Calls:
         # Of the code, not of what it wraps: torch.no_grad() makes functions under others' names.
         module = function.__globals__.get("__name__", "")
         name = function.__code__.co_name
+        if tracing.of_function(module, name):
+            self._reads.asks_tracer(f"calls {name}()")
         given = getattr(inner, "__qualname__", ".")
         if "." not in given and policy.is_setter(module, given):
             self._reads.setting(f"calls {module}.{given}()")
@@ -234,6 +252,8 @@ class Calls:
         if module == "builtins" and self._by_name(name, args):
             return
         self._reads.layout |= LAYOUT & {name}
+        if tracing.of_function(module, name):
+            self._reads.asks_tracer(f"calls {name}()")
         if name in _GRAD_FLAGS or not args and policy.is_flag(module, name):
             self._flag(function, module, name)
         elif policy.is_asked(module, name):
@@ -267,14 +287,18 @@ class Calls:
         elif name in ("globals", "locals", "vars", "dir"):
             return True
         elif name in ("isinstance", "issubclass") and len(args) > 1:
-            self._of_kind(args[0] if name == "issubclass" else type(args[0]), args[1])
+            self.of_kind(args[0] if name == "issubclass" else type(args[0]), args[1])
         else:
             return name in _NOT_USED
         return True
 
-    def _of_kind(self, kind: Any, asked: Any) -> None:
+    def of_kind(self, kind: Any, asked: Any) -> None:
         """Abstract classes of users: a class may be registered with one that it is no part of."""
+        if isinstance(kind, type) and not issubclass(kind, torch.Tensor):
+            self._reads.bases(kind)
         for cls in asked if isinstance(asked, tuple) else (asked,):
+            if tracing.is_stand_in(cls):
+                self._reads.asks_tracer(f"asks whether a tensor is a {cls.__name__}")
             if cls in _SYMBOLS and kind in images.NUMBERS:
                 self._reads.blank(f"asks whether a number is a {cls.__name__}")
             if isinstance(cls, abc.ABCMeta) and not policy.is_standard(cls.__module__):
@@ -305,6 +329,8 @@ class Calls:
                 self._use_all(args)
         elif isinstance(owner, images.CONTAINERS):
             self._of_container(owner, name, args)
+        elif type(owner) is types.MappingProxyType:
+            self._through(owner, name, args)
         elif isinstance(owner, contextvars.ContextVar):
             self._of_context(owner, name)
         elif isinstance(owner, np.ndarray):
@@ -325,6 +351,8 @@ class Calls:
         elif type(owner) is _CACHED and name in ("cache_info", "cache_clear"):
             reads.blank(f"calls {name}() of {getattr(owner, '__qualname__', 'a cache')}", owner)
         elif policy.is_value(type(owner)):
+            if isinstance(owner, str) and name in ("format", "format_map", "__mod__"):
+                reads.operated(methods.TEXT, *args)
             reads.use(owner)
             self._use_all(args)
         elif name in _OF_WHOLE and static(type(owner), name) is static(object, name):
@@ -334,6 +362,14 @@ class Calls:
         else:
             kind = type(owner)
             reads.blank(f"calls {kind.__module__}.{kind.__qualname__}.{name}()", owner)
+
+    def _through(self, proxy: types.MappingProxyType, name: str, args: list) -> None:
+        """A method of a read-only view is that of the mapping behind it."""
+        behind = gc.get_referents(proxy)[0]
+        if isinstance(behind, images.CONTAINERS):
+            self._of_container(behind, name, args)
+        else:
+            self._reads.attribute(behind, name)  # its frames show what it reads
 
     def _of_tensor(self, tensor: torch.Tensor, name: str, args: list) -> None:
         if name == "requires_grad_":
@@ -357,6 +393,7 @@ class Calls:
             self._reads.blank("tries to acquire a lock", lock)
 
     def _of_container(self, owner: Any, name: str, args: list) -> None:
+        self._reads.operated(methods.KEYED, *args)
         if isinstance(owner, set) and name == "pop":  # an equal set may give another element
             self._reads.blank("takes an element out of a set", owner)
         if isinstance(owner, dict) and name in _BY_KEY and args:

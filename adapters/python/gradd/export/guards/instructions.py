@@ -29,7 +29,10 @@ _KINDS = {
     "use_third": ("BINARY_SLICE", "STORE_SLICE"),
     "identity": ("IS_OP",),
     "compare": ("COMPARE_OP",),
-    "use_two": ("BINARY_OP", "DICT_UPDATE", "DICT_MERGE", "MATCH_KEYS"),
+    "operate": ("BINARY_OP",),
+    "enter": ("BEFORE_WITH",),
+    "match_class": ("MATCH_CLASS",),
+    "use_two": ("DICT_UPDATE", "DICT_MERGE", "MATCH_KEYS"),
     "use_one": (
         *("GET_ITER", "UNPACK_SEQUENCE", "UNPACK_EX", "LIST_EXTEND", "SET_UPDATE", "GET_LEN"),
         *("FORMAT_VALUE", "FORMAT_SIMPLE", "CONVERT_VALUE", "TO_BOOL", "GET_YIELD_FROM_ITER"),
@@ -52,7 +55,8 @@ _NAMED = frozenset(
     {"load_global", "store_global", "load_attr", "load_super", "store_attr", "delete_attr"}
 )  # the number is one of co_names
 
-Reading = tuple[str, object]  # what it means, and the name or number that it carries
+# What it means, and the name or number that it carries; for "use_one" the instruction's own name.
+Reading = tuple[str, object]
 
 
 def readings(code: CodeType) -> dict[int, Reading]:
@@ -72,7 +76,8 @@ def readings(code: CodeType) -> dict[int, Reading]:
         if known is not None:
             kind, name = known
             argument >>= _SHIFTED.get(name, 0)
-            reading = (kind, code.co_names[argument] if kind in _NAMED else argument)
+            carried = code.co_names[argument] if kind in _NAMED else argument
+            reading = (kind, name if kind == "use_one" else carried)
             # An event comes at the first word of the instruction, prefixes included.
             found[begin] = found[at] = reading
     return found

@@ -55,6 +55,19 @@ class Form(Slot):
         """The form is the same."""
 
 
+class Element(Slot):
+    """A tensor among the elements of a container, which are watched; `owner` is the tensor."""
+
+    __slots__ = ()
+    KIND = "element"
+
+    def now(self) -> Any:
+        return self.owner
+
+    def put_back(self) -> None:
+        """It stays where it is, in whatever form."""
+
+
 def form(value: Any) -> tuple:
     """What a graph assumes about an input."""
     if isinstance(value, np.ndarray):
@@ -181,6 +194,8 @@ class Outside:
             self._read_from(name, holder)
         elif id(tensor) in self._elements:
             self.inputs[name] = Source(None, tensor)
+            element = Element(tensor, None, None, "a tensor in an outside container")
+            self.slots.append(Form(element, None, form(tensor), element.label))
         else:
             raise CaptureError(
                 "outside_state",

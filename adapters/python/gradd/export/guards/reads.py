@@ -23,12 +23,14 @@ import torch
 
 from gradd.export.attributes import FILLED_IN, HARMLESS
 from gradd.export.freeze import TABLES
-from gradd.export.guards import images, policy
-from gradd.export.guards.arguments import is_fact
+from gradd.export.guards import images, policy, tracing
+from gradd.export.guards.arguments import fact_of, is_fact, is_plain_fact
+from gradd.export.guards.methods import TEXT, TensorMethods, of_code, operands
 from gradd.export.guards.slots import (
     ABSENT,
     HEAP_TYPE,
     Answer,
+    Bases,
     Bytes,
     Cell,
     Class,
@@ -53,6 +55,10 @@ _UNWATCHED = (
     "and nobody could tell when that gives something else; do it outside of forward() and pass "
     "the result as a tensor"
 )
+_TRACED = (
+    "which is something else while a call is captured: decide by it outside of forward(), or ask "
+    "for sizes, types and isinstance()"
+)
 _DRAWN = (
     "and its numbers would stay those of the capture; draw with torch, without a generator or seed "
     "of its own, or outside of forward()"
@@ -66,8 +72,11 @@ _LARGE = 100_000  # elements of a container that are compared at every call
 # What a tensor's memory layout decides; code in C is asked by these names too (calls.py).
 LAYOUT = frozenset({"is_contiguous", "stride", "as_strided", "as_strided_", "as_strided_copy"})
 _PLACE = frozenset({"storage_offset", "_version"})  # differ from call to call
-_VIEWS = tuple(type(getattr({}, n)()) for n in ("keys", "values", "items"))
+VIEWS = tuple(type(getattr({}, n)()) for n in ("keys", "values", "items"))
 _SIMPLE = (*images.PLAIN, float)  # answers that compare by value
+_NAMES = frozenset({"__name__", "__qualname__"})  # of classes: kept in C
+_CLASS = object.__dict__["__class__"]
+_NO_METHODS = frozenset({*_SIMPLE, list, tuple, dict, set, frozenset, types.FunctionType})
 _ACCUMULATED = frozenset({"grad", "_grad"})  # from step to step
 _GRADIENT = frozenset({"requires_grad", "grad_fn", "is_leaf"})
 _FIXED = (
@@ -90,6 +99,12 @@ def own_dict(value: Any) -> dict | None:
     except AttributeError:
         return None
     return found if isinstance(found, dict) else None
+
+
+def _is_fixed(cls: type) -> bool:
+    """True for classes whose attributes nobody changes."""
+    fixed = not cls.__flags__ & HEAP_TYPE or cls.__flags__ & _IMMUTABLE_TYPE
+    return bool(fixed) or policy.is_standard(cls.__module__)
 
 
 def _rules() -> tuple:
@@ -140,6 +155,7 @@ class Reads:
         facts: What else it has asked the call's tensors, see arguments.py.
         of_tree: Attributes of the module and its submodules: id of the instance dictionary and
             name; WHOLE stands for all of them.
+        methods: The methods of tensors that it uses.
         ageless: Ids of owners of places that the collector did not track when they were first read.
             A dictionary of plain values is one; it looks new once something else is put into it.
         asking: Globals of code that asks type() for the class of a number, by id.
@@ -166,6 +182,7 @@ class Reads:
         self.where = ""
         self._ages = _Ages()
         self.tensors = tensors
+        self.methods = TensorMethods()
         self._passed = list(passed)  # keeps ids from being used again
         self.skipped = {id(v) for v in self._passed}
         self.tree = {id(m) for m in module.modules()}
@@ -200,6 +217,14 @@ class Reads:
                 iterator, a generator of random numbers or a file is still as it was.
         """
         self._refuse("outside_state", text, _UNWATCHED, by)
+
+    def asks_tracer(self, text: str, by: Any = None) -> None:
+        """The same for what answers otherwise while torch traces; torch's own code may ask it."""
+        place = self.where.partition(" @ ")[2]
+        if policy.is_torch_file(place) or policy.is_standard_file(place):
+            return
+        if tracing.FOR_TRACERS not in place:
+            self._refuse("outside_state", text, _TRACED, by)
 
     def drawn(self, text: str, by: Any = None) -> None:
         """The same for random numbers other than those of torch's default generator."""
@@ -249,12 +274,63 @@ class Reads:
         """An attribute of a class."""
         if ("class", id(cls), name) in self.slots or name in ("__class__", "__dict__"):
             return
-        fixed = not cls.__flags__ & HEAP_TYPE or cls.__flags__ & _IMMUTABLE_TYPE
-        if fixed or issubclass(cls, torch.Tensor) or policy.is_standard(cls.__module__):
+        if issubclass(cls, torch.Tensor):
+            self.methods.use(name)
+        if _is_fixed(cls) or issubclass(cls, torch.Tensor):
             return
+        self.bases(cls)
         value = static(cls, name)
         if value is not ABSENT or not cls.__module__.startswith("torch."):
             self._add(Class(cls, name, value, f"{cls.__qualname__}.{name}"))
+
+    def bases(self, cls: type) -> None:
+        """What a class inherits from."""
+        if ("bases", id(cls), cls.__bases__) not in self.slots and not _is_fixed(cls):
+            slot = Bases(cls, cls.__bases__, None, f"the bases of {cls.__qualname__}")
+            slot.value = slot.now()
+            self._add(slot)
+
+    def shape(self, owner: Any, kind: type, table: dict | None) -> None:
+        """Which dictionary an object has, and which class: either may be exchanged."""
+        if _is_fixed(kind) and kind is not types.FunctionType or id(owner) in self.tree:
+            return
+        if table is not None and type(static(kind, "__dict__")) is types.GetSetDescriptorType:
+            self.field(owner, "__dict__")
+        if kind is not types.FunctionType and static(kind, "__class__") is _CLASS:
+            self.field(owner, "__class__")
+
+    def operated(self, names: Iterable[str], *values: Any) -> None:
+        """The classes of operands are asked for methods with these names."""
+        for value in (found for v in values for found in operands(v)):
+            kind = type(value)
+            if TEXT[0] in names and tracing.has_text(value):
+                self.asks_tracer("makes a text of a tensor or its class")
+            if kind in _NO_METHODS:
+                continue
+            if isinstance(value, torch.Tensor):
+                for name in names:
+                    self.methods.use(name)
+            elif not (_is_fixed(kind) or kind.__module__.startswith(("torch", "numpy"))):
+                for name in names:
+                    self.of_class(kind, name)
+
+    def of_torch(self, code: types.CodeType, table: dict) -> None:
+        """A function of torch runs that nobody records: what it calls by name."""
+        for name in code.co_names:
+            value = table.get(name)
+            if callable(value) and not isinstance(value, type):
+                self.item(table, name, f"{table.get('__name__')}.{name}")
+            if "torch" in code.co_names and callable(torch.__dict__.get(name)):
+                self.item(torch.__dict__, name, f"torch.{name}")
+            if hasattr(torch.Tensor, name):
+                self.methods.use(name)
+        for name in of_code(code):
+            self.methods.use(name)
+
+    def watch_methods(self) -> None:
+        """The forward is over: places for the methods of tensors."""
+        for slot in self.methods.slots():
+            self._add(slot)
 
     def field(self, owner: Any, name: str) -> None:
         """An attribute that is kept in C."""
@@ -372,11 +448,13 @@ class Reads:
             self.tensors.note(value)
         elif isinstance(value, np.ndarray):
             self.array(value)
-        elif isinstance(value, _VIEWS):
+        elif isinstance(value, (*VIEWS, types.MappingProxyType)):
             self.use(gc.get_referents(value)[0])
         elif type(value) is decimal.Decimal:
             self.answer(_rules, "the rules of decimal numbers")
         elif isinstance(value, functools.partial):
+            for name in ("func", "args", "keywords"):  # __setstate__() may change them
+                self.field(value, name)
             self.use(value.args)
             self.contents(value.keywords)
         elif isinstance(value, torch.Generator):
@@ -431,6 +509,8 @@ class Reads:
         if isinstance(owner, torch.Tensor):
             self._of_tensor(owner, name)
         elif isinstance(owner, types.ModuleType):
+            if tracing.of_module(owner, name):
+                self.asks_tracer(f"reads {owner.__name__}.{name}")
             lazy = type(owner) is not types.ModuleType or "__getattr__" in owner.__dict__
             if lazy and name not in owner.__dict__:
                 if hasattr(type(static(type(owner), name)), "__set__"):
@@ -460,8 +540,12 @@ class Reads:
             self.generic(owner, name)
 
     def _of_type(self, cls: type, name: str) -> None:
+        if tracing.of_class(cls, name):
+            self.asks_tracer(f"reads .{name} of a class of tensors")
         if name == "__dict__":
             return
+        if name in _NAMES and not _is_fixed(cls):
+            self.field(cls, name)
         if static(cls, name) is ABSENT and type(cls) is not type:
             self.of_class(type(cls), name)
         self.of_class(cls, name)
@@ -479,6 +563,7 @@ class Reads:
         if id(owner) in self.tree:
             self.of_tree.add((id(table), name))
         found = static(kind, name)
+        self.shape(owner, kind, table)
         if name == "__dict__" and table is not None:
             self._owners[id(table)] = owner
             return
@@ -487,7 +572,8 @@ class Reads:
             if isinstance(found, types.MemberDescriptorType):
                 self.field(owner, name)
             elif isinstance(found, types.GetSetDescriptorType):
-                if not policy.is_value(kind) and isinstance(getattr(owner, name, ()), _SIMPLE):
+                told = kind is types.FunctionType or not policy.is_value(kind)
+                if told and isinstance(getattr(owner, name, ()), _SIMPLE):
                     self.field(owner, name)
             elif isinstance(found, property):
                 self._computed(owner, name, found)
@@ -525,6 +611,9 @@ class Reads:
         return False
 
     def _of_tensor(self, tensor: torch.Tensor, name: str) -> None:
+        self.methods.use(name)
+        if tracing.of_tensor(tensor, name):
+            self.asks_tracer(f"reads .{name} of a tensor")
         if is_fact(name) and self.tensors.is_input(tensor):
             self.facts.add(name)
             return
@@ -536,6 +625,8 @@ class Reads:
                 self._flag_of(tensor, name)
             elif not self.tensors.is_input(tensor):
                 self._ask_for_gradients()
+        elif id(tensor) in self._parameters and is_fact(name):
+            self._fact_of(tensor, name)
         self.tensors.note(tensor)
         self.layout |= LAYOUT & {name}
         given = self.tensors.is_input(tensor)
@@ -553,6 +644,14 @@ class Reads:
         slot = Entry(*place, getattr(parameter, name), f"{place[1]}.{name}")
         slot.field = name
         self.slots.setdefault(("entry", id(place[0]), (place[1], name)), slot)
+
+    def _fact_of(self, parameter: torch.Tensor, name: str) -> None:
+        """What a parameter answers beside values, types and sizes."""
+        table, key = self._parameters[id(parameter)]
+        ask = functools.partial(fact_of, table, key, name)
+        if not is_plain_fact(name, ask()):
+            self.blank(f"reads .{name} of the parameter {key}, which a graph does not know")
+        self.answer(ask, f"{key}.{name}", by=table)
 
     def ask_grad_mode(self) -> None:
         """What forward() does depends on whether the caller records gradients."""
@@ -634,7 +733,9 @@ class Reads:
 
     def contains(self, container: Any, key: Any) -> None:
         """key in container."""
-        if isinstance(container, dict):
+        if type(container) is types.MappingProxyType:
+            self.contains(gc.get_referents(container)[0], key)
+        elif isinstance(container, dict):
             if not isinstance(static(type(container), "__contains__"), types.FunctionType):
                 self.item(container, key, f"[{images.short(key)}] of a dict", self._by(container))
         elif isinstance(container, set):

@@ -17,16 +17,17 @@ import functools
 import gc
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
-from gradd.export.guards import frames, images, policy
+from gradd.export.guards import frames, images, methods, policy
 from gradd.export.guards.calls import Calls
 from gradd.export.guards.instructions import readings
-from gradd.export.guards.reads import Reads
+from gradd.export.guards.reads import VIEWS, Reads
 from gradd.export.guards.slots import Answer, Slot
 from gradd.export.guards.tensors import Tensors
 from gradd.export.spec import CaptureError
@@ -34,6 +35,11 @@ from gradd.export.spec import CaptureError
 _OF_RANGE = type(iter(range(0)))
 _NUMBERS = (int, float, bool)
 _EFFECTS = frozenset({"zero_grad", "requires_grad_"})  # methods of modules that write to tensors
+# What holds objects that a reader gets at: found by the collector's own means.
+_THROUGH = (
+    *(functools.partial, types.MappingProxyType, types.MethodType, types.BuiltinFunctionType),
+    *(types.MethodWrapperType, *VIEWS),
+)
 _CALL = 14  # bytes from the beginning of a call to the instruction behind it, at most
 _MANY = 4000  # places after which those in objects of the call itself are sorted out
 
@@ -110,6 +116,8 @@ class Recorder:
         known = self._tracers.get(id(code))
         if known is None:
             known = self._tracers[id(code)] = (code, self._tracer_of(code))
+            if methods.is_between(code):
+                self.reads.of_torch(code, frame.f_globals)
         tracer = known[1]
         if tracer is None or self._is_of_torch(frame, code):
             return None
@@ -159,6 +167,10 @@ class Recorder:
         for name in ("__defaults__", "__kwdefaults__"):
             if getattr(function, name):
                 reads.field(function, name)
+        table = function.__kwdefaults__ or {}
+        for key in table:
+            label = f"the default of {key} of {function.__qualname__}()"
+            reads.item(table, key, label, function)
         if not policy.is_library(code.co_filename):
             reads.field(function, "__code__")
 
@@ -192,6 +204,8 @@ class Recorder:
         table = frame.f_globals
         if name in table or not policy.is_library(frame.f_code.co_filename):
             self.reads.item(table, name, f"the global {name}")
+        if name not in table:
+            self.reads.item(frame.f_builtins, name, f"the builtin {name}")
         if len(self.reads.slots) - self._before > _MANY:
             self.forget_young()
 
@@ -224,15 +238,29 @@ class Recorder:
         self.reads.stored(frames.peek(frame, 1), name)
 
     def _on_load_item(self, frame: FrameType, _: int) -> None:
-        self.reads.subscript(frames.peek(frame, 2), frames.peek(frame, 1))
+        self._item_of(frames.peek(frame, 2), frames.peek(frame, 1), methods.GOT)
 
-    _on_store_item = _on_load_item
+    def _on_store_item(self, frame: FrameType, _: int) -> None:
+        self._item_of(frames.peek(frame, 2), frames.peek(frame, 1), methods.SET)
+
+    def _item_of(self, container: Any, key: Any, names: tuple[str, ...]) -> None:
+        self.reads.operated(names, container)
+        self.reads.operated(methods.KEYED, key)
+        self.reads.subscript(container, key)
 
     def _on_contains(self, frame: FrameType, _: int) -> None:
+        self.reads.operated(methods.HELD, frames.peek(frame, 1), frames.peek(frame, 2))
         self.reads.contains(frames.peek(frame, 1), frames.peek(frame, 2))
 
-    def _on_use_one(self, frame: FrameType, _: int) -> None:
+    def _on_enter(self, frame: FrameType, _: int) -> None:
+        self.reads.operated(methods.ENTERED, frames.peek(frame, 1))
+
+    def _on_match_class(self, frame: FrameType, _: int) -> None:
+        self._calls.of_kind(type(frames.peek(frame, 3)), frames.peek(frame, 2))
+
+    def _on_use_one(self, frame: FrameType, instruction: str) -> None:
         value = frames.peek(frame, 1)
+        self.reads.operated(methods.of_instruction(instruction), value)
         # Nobody knows how old iterators of ranges are, but that reversed() has made this one.
         made, at = self._reversed
         if type(value) is _OF_RANGE and made is frame.f_code and 0 < frame.f_lasti - at <= _CALL:
@@ -245,14 +273,22 @@ class Recorder:
     def _on_compare(self, frame: FrameType, _: int) -> None:
         self._on_use_two(frame, _)
         a, b = frames.peek(frame, 2), frames.peek(frame, 1)
+        self.reads.operated(methods.COMPARED, a, b)
         if isinstance(a, type):
             self.reads.compared(a, b)
+
+    def _on_operate(self, frame: FrameType, number: int) -> None:
+        a, b = frames.peek(frame, 2), frames.peek(frame, 1)
+        text = type(a) is str  # text % values
+        self.reads.operated(methods.TEXT if text else methods.of_operator(number), a, b)
+        self._on_use_two(frame, number)
 
     def _on_use_two(self, frame: FrameType, _: int) -> None:
         self.reads.use(frames.peek(frame, 1))
         self.reads.use(frames.peek(frame, 2))
 
     def _on_use_third(self, frame: FrameType, _: int) -> None:
+        self.reads.operated(methods.SET, frames.peek(frame, 3))
         self.reads.use(frames.peek(frame, 3))
 
     def _on_call(self, frame: FrameType, count: int, keywords: int = 0) -> None:
@@ -278,7 +314,9 @@ class Recorder:
     def _on_call_spread(self, frame: FrameType, flags: int) -> None:
         named = flags & 1
         args = frames.peek(frame, 1 + named)
-        values = list(args) if isinstance(args, (tuple, list)) else []
+        # f(*elements) gives what it has as it is: a list, a view of a dictionary.
+        self.reads.use(args)
+        values = list(args) if isinstance(args, (tuple, list, *VIEWS)) else []
         words = frames.peek(frame, 1) if named else None
         if isinstance(words, dict):
             values += dict.values(words)
@@ -338,8 +376,8 @@ def _reach(value: Any, found: set[int], depth: int = 3) -> None:
     found.add(id(value))
     if not depth:
         return
-    if isinstance(value, functools.partial):
-        value = (value.args, value.keywords)
+    if isinstance(value, _THROUGH):
+        value = gc.get_referents(value)
     if isinstance(value, dict):
         value = list(dict.values(value)) if len(value) < 4096 else ()
     elif not isinstance(value, (list, tuple, set, frozenset, *images.CONTAINERS)):

@@ -138,6 +138,27 @@ class Class(Slot):
         return " and ".join(tests) or "True"
 
 
+class Bases(Slot):
+    """The bases of a class, in the order in which attributes are looked for."""
+
+    __slots__ = ()
+    KIND = "bases"
+
+    def now(self) -> Any:
+        return type.__dict__["__mro__"].__get__(self.owner)
+
+    def put_back(self) -> None:
+        self.owner.__bases__ = self.key
+
+    def test(self, name: Callable[[Any], str]) -> str:
+        return f"{name(self.owner)}.__mro__ is {name(self.value)}"
+
+    def change(self) -> str:
+        """Both by the classes' names."""
+        before, now = (", ".join(c.__qualname__ for c in v) for v in (self.value, self.now()))
+        return f"{self.label}: {before} -> {now}"
+
+
 class Cell(Slot):
     """A closure cell."""
 
