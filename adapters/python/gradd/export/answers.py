@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch.fx import _symbolic_trace
 
-from gradd.export.guards import policy
+from gradd.export.guards import policy, tracing
 from gradd.export.guards.slots import table_of
 
 _KINDS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
@@ -42,8 +42,6 @@ _PASS_ON = (
     os.path.join("torch", "_utils.py"),
     os.path.join("transformers", "utils", "import_utils.py"),
 )
-# Written for tracers: its models are captured as they say.
-_FOR_TRACERS = os.sep + "transformers" + os.sep
 
 
 def _user_asks(depth: int = 2) -> bool:
@@ -196,7 +194,7 @@ def traces(name: str) -> bool:
     while frame is not None and frame.f_code.co_filename.endswith(_PASS_ON):
         frame = frame.f_back
     asker = "" if frame is None else frame.f_code.co_filename
-    if policy.is_of_tracer(asker) or _FOR_TRACERS in asker:
+    if policy.is_of_tracer(asker) or tracing.FOR_TRACERS in asker:
         return _plain[name]()
     return False
 

@@ -300,7 +300,7 @@ class Calls:
             if tracing.is_stand_in(cls):
                 self._reads.asks_tracer(f"asks whether a tensor is a {cls.__name__}")
             if cls in _SYMBOLS and kind in images.NUMBERS:
-                self._reads.blank(f"asks whether a number is a {cls.__name__}")
+                self._reads.asks_tracer(f"asks whether a number is a {cls.__name__}")
             if isinstance(cls, abc.ABCMeta) and not policy.is_standard(cls.__module__):
                 if isinstance(kind, type) and not issubclass(kind, cls):
                     ask = functools.partial(issubclass, kind, cls)
