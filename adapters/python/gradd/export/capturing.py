@@ -139,12 +139,9 @@ def _prepare(step: Callable[[Any], None], program: Any) -> None:
     except CaptureError:
         raise
     except Exception as error:  # torch.fx itself fails on some graphs with sizes that data decide
-        place = fx.sized_by_data(program)
-        if place is not None:
-            text = (
-                f"{place}: the number of results depends on data that is not known before the run"
-            )
-            raise CaptureError("unsupported_operator", text) from error
+        sized = fx.sized_by_data(program.graph.nodes)
+        if sized is not None:
+            raise sized from error
         text = f"the traced graph cannot be rewritten: {type(error).__name__}: {error}"
         raise CaptureError("export_failed", text) from error
 

@@ -8,6 +8,7 @@ gradd::stop_gradient, which becomes com.gradd::StopGradient. Runs before any dec
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -36,16 +37,27 @@ def inline(program: Any) -> None:
     for module in list(program.graph_module.modules()):
         if isinstance(module, torch.fx.GraphModule):
             _mend_users(module.graph)
+            _refuse_sized_outputs(module.graph)
             _inline_grad_regions(module, program.graph_signature)
 
 
-def sized_by_data(program: Any) -> str | None:
-    """The place in the user's code of a result whose size only a run tells; None if none is so."""
-    for node in program.graph.nodes:
+def sized_by_data(nodes: Iterable[torch.fx.Node]) -> CaptureError | None:
+    """What is said of the first node whose size only a run tells; None if none is so."""
+    for node in nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and free_unbacked_symbols(value.shape):
-            return place_of(node)
+            return CaptureError(
+                "unsupported_operator",
+                f"{place_of(node)}: the number of results depends on data that is not known before "
+                "the run",
+            )
     return None
+
+
+def _refuse_sized_outputs(graph: torch.fx.Graph) -> None:
+    error = sized_by_data(graph.output_node().all_input_nodes)
+    if error is not None:
+        raise error
 
 
 def _refuse_transforms(graph: torch.fx.Graph) -> None:

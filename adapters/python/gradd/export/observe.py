@@ -155,7 +155,7 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
             try:
                 seen.outside = watch.outside(seen.outputs)
             except CaptureError as error:
-                raise own or error from None
+                raise own or found or error from None
             if found is not None:
                 raise own or found
             seen.used = frozenset(watch.tensors.used)

@@ -184,8 +184,8 @@ class Calls:
         # Of the code, not of what it wraps: torch.no_grad() makes functions under others' names.
         module = function.__globals__.get("__name__", "")
         name = function.__code__.co_name
-        if tracing.of_function(module, name):
-            self._reads.asks_tracer(f"calls {name}()")
+        if tracing.of_function(module, name) and self._reads.asks_tracer(f"calls {name}()"):
+            return
         given = getattr(inner, "__qualname__", ".")
         if "." not in given and policy.is_setter(module, given):
             self._reads.setting(f"calls {module}.{given}()")
@@ -252,8 +252,8 @@ class Calls:
         if module == "builtins" and self._by_name(name, args):
             return
         self._reads.layout |= LAYOUT & {name}
-        if tracing.of_function(module, name):
-            self._reads.asks_tracer(f"calls {name}()")
+        if tracing.of_function(module, name) and self._reads.asks_tracer(f"calls {name}()"):
+            return
         if name in _GRAD_FLAGS or not args and policy.is_flag(module, name):
             self._flag(function, module, name)
         elif policy.is_asked(module, name):

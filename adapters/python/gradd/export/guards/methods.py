@@ -167,15 +167,13 @@ class TensorMethods:
 
     def __init__(self) -> None:
         self._found: dict[str, tuple] = {}
+        for name in ("__getattr__", "__getattribute__"):  # asked for whatever name
+            self.use(name)
 
     def use(self, name: str) -> None:
         """Notes the use of a name, by whatever tensor."""
         if name not in self._found:
             self._found[name] = tuple(c.__dict__.get(name, ABSENT) for c in self._CLASSES)
-
-    def names(self) -> frozenset[str]:
-        """All of them."""
-        return frozenset(self._found)
 
     def slots(self) -> Iterator[Slot]:
         """The places to watch."""

@@ -218,13 +218,22 @@ class Reads:
         """
         self._refuse("outside_state", text, _UNWATCHED, by)
 
-    def asks_tracer(self, text: str, by: Any = None) -> None:
-        """The same for what answers otherwise while torch traces; torch's own code may ask it."""
+    def asks_tracer(self, text: str) -> bool:
+        """What answers otherwise while torch traces; torch's own code may ask it.
+
+        The forward goes on: its result may say more, and nothing is lost.
+
+        Returns:
+            True if the capture is going to be refused for it.
+        """
         place = self.where.partition(" @ ")[2]
         if policy.is_torch_file(place) or policy.is_standard_file(place):
-            return
-        if tracing.FOR_TRACERS not in place:
-            self._refuse("outside_state", text, _TRACED, by)
+            return False
+        if tracing.FOR_TRACERS in place:
+            return False
+        text = f"forward() {text} ({self.where}), {_TRACED}"
+        self.blanks.append((CaptureError("outside_state", text), None))
+        return True
 
     def drawn(self, text: str, by: Any = None) -> None:
         """The same for random numbers other than those of torch's default generator."""
