@@ -80,6 +80,8 @@ ROWS = [
     row("fill_", lambda x: x * torch.zeros_like(x).fill_(0.1)),
     row("leaky_relu_", _written(lambda y: F.leaky_relu_(y, 0.1))),
     row("a column", _written(lambda y: y[:, 1].mul_(0.1))),
+    row("nearly silu", lambda x: x * torch.sigmoid(1.0000009 * x)),
+    row("nearly quick gelu", lambda x: x * torch.sigmoid(1.702004 * x)),
     row("complex", lambda x: (torch.complex(x, x) * 0.1).real),
 ]
 

@@ -341,5 +341,4 @@ REFUSED = {name: word for word, names in _BY_WORD.items() for name in names}
 NOT_IN_DOUBLES = {
     "celu_": "torch's derivative has a number that it rounds to a float, taken apart it has not",
     "softmax dtype": "computes in floats, as it is told",
-    "gelu new by hand": "its 0.7978845608 has ten digits and is recognised as the root of 2 / pi",
 }

@@ -208,6 +208,25 @@ def test_elements_are_repeated_as_often_as_a_size_says(name):
     assert mine.gradd_stats()["captures"] == 1
 
 
+DECISIONS = {
+    "product": lambda y, n: y * (n > 5),
+    "sum": lambda y, n: (n > 5) + y,
+    "both": lambda y, n: y * ((y > 0) & (n > 5)),
+    "either": lambda y, n: y * ((y > 0) | (n > 5)),
+    "one of two": lambda y, n: y * ((y > 0) ^ (n > 5)),
+    "equal": lambda y, n: y * ((y > 0) == (n > 5)),
+    "of numbers": lambda y, n: y * (torch.ones_like(y).long() * (n > 5)),
+}
+
+
+@pytest.mark.usefixtures("shared_daemon")
+@pytest.mark.parametrize("name", every_run({"product", "both"}, DECISIONS))
+def test_a_decision_about_a_size_is_a_number(name, monkeypatch):
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    net = Lambda(lambda self, x: DECISIONS[name](self.lin(x), x.shape[0]), lin=nn.Linear(4, 3))
+    _daemon_agrees(net, [torch.randn(n, 4) for n in (7, 3, 6, 5)])
+
+
 @pytest.mark.quick
 def test_a_decision_about_another_size_is_refused():
     known, other = (sympy.Symbol(name, integer=True) for name in ("s0", "u0"))

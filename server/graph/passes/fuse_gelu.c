@@ -191,9 +191,10 @@ static bool agrees(const double *y, double (*f)(double, double), double alpha, d
     return true;
 }
 
-/* Constants of a bf16 model are rounded to 8 bits, those of others to f32. */
+/* Constants of a bf16 model are rounded to 8 bits, those of an f32 model to f32, others are not. */
 static double tolerance_of(const graph_t *g, const graph_node_t *n) {
-    return g->values[n->out[0]]->type.dtype == GRADD_DT_BF16 ? 6e-3 : 1e-5;
+    gradd_dtype_t dtype = g->values[n->out[0]]->type.dtype;
+    return dtype == GRADD_DT_BF16 ? 6e-3 : dtype == GRADD_DT_F64 ? 1e-13 : 1e-5;
 }
 
 /* A factor that was meant as 1 or 1.702 is that. */

@@ -36,7 +36,10 @@ _ROUNDED = frozenset(
 # Pointwise, of tensors and numbers.
 _WITH_NUMBERS = frozenset(
     getattr(getattr(_aten, name), kind)
-    for name in ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "rsub")
+    for name in (
+        *("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "rsub"),
+        *("__and__", "__or__", "__xor__", "bitwise_and", "bitwise_or", "bitwise_xor"),
+    )
     for kind in ("Tensor", "Scalar")
     if kind in getattr(_aten, name).overloads()
 )
@@ -96,7 +99,7 @@ def _round_numbers(node: torch.fx.Node) -> None:
 
 def _is_number(operand: Any) -> bool:
     value = operand.meta.get("val") if isinstance(operand, torch.fx.Node) else None
-    return isinstance(value, (torch.SymInt, torch.SymFloat))
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _number_in_type(graph: torch.fx.Graph, node: torch.fx.Node, signature: Any) -> None:
@@ -104,7 +107,7 @@ def _number_in_type(graph: torch.fx.Graph, node: torch.fx.Node, signature: Any) 
     if tensor is None:
         return
     own = _type(tensor)
-    if not own.is_floating_point and not _is_whole(node):
+    if not own.is_floating_point and not _is_whole(node, own):
         return  # the result has another type than the tensor
     wide = torch.float32 if own in _HALVES else own
     for number in [n for n in node.args if _is_number(n)]:
@@ -116,12 +119,11 @@ def _number_in_type(graph: torch.fx.Graph, node: torch.fx.Node, signature: Any) 
     _compute_in_one_type(graph, node, signature, wide)
 
 
-def _is_whole(node: torch.fx.Node) -> bool:
-    """All numbers beside a tensor of integers are integers, and so is the result."""
+def _is_whole(node: torch.fx.Node, own: torch.dtype) -> bool:
+    """Numbers beside a tensor of integers are integers, decisions beside one of booleans."""
+    kinds = (torch.SymBool,) if own is torch.bool else (torch.SymInt, torch.SymBool)
     numbers = [n.meta["val"] for n in node.args if _is_number(n)]
-    return all(isinstance(v, torch.SymInt) for v in numbers) and (
-        not node.meta["val"].is_floating_point()
-    )
+    return all(isinstance(v, kinds) for v in numbers) and not node.meta["val"].is_floating_point()
 
 
 def _compute_in_one_type(
