@@ -11,7 +11,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "kernels/cpu/gemm.h"
+#include "kernels/backend.h"
+#include "kernels/registry.h"
 #include "server/control.h"
 #include "server/log.h"
 #include "server/machine.h"
@@ -269,6 +270,15 @@ static void finish(daemon_t *daemon) {
     if (daemon->signals >= 0) close(daemon->signals);
 }
 
+/* What multiplies matrices of that type. */
+static const char *product_kernel(gradd_dtype_t dtype) {
+    gradd_view_t in[2] = {0};
+    in[0].type.dtype = in[1].type.dtype = dtype;
+    const gradd_infer_t c = {.op = gradd_op_by_name("MatMul"), .n_in = 2, .n_out = 1, .in = in};
+    const gradd_kernel_t *kernel = gradd_backend_kernel(&gradd_backend_cpu, &c);
+    return kernel ? kernel->name : "none";
+}
+
 gradd_status_t daemon_run(const options_t *options, pid_t *out_other) {
     static daemon_t daemon; /* one per process; large */
     daemon = (daemon_t){.options = options, .epoll = -1, .signals = -1, .control = -1};
@@ -284,8 +294,8 @@ gradd_status_t daemon_run(const options_t *options, pid_t *out_other) {
         log_event(LOG_INFO, "daemon_start",
                   "version=%s pid=%d dir=%s f32=\"%s\" bf16=\"%s\" threads=%d processors=%d "
                   "memory_mib=%lld",
-                  GRADD_VERSION, (int)getpid(), daemon.dir.path, gradd_gemm_kernel(GRADD_DT_F32),
-                  gradd_gemm_kernel(GRADD_DT_BF16), daemon.worker.threads, machine_processors(),
+                  GRADD_VERSION, (int)getpid(), daemon.dir.path, product_kernel(GRADD_DT_F32),
+                  product_kernel(GRADD_DT_BF16), daemon.worker.threads, machine_processors(),
                   (long long)(daemon.worker.memory_limit >> 20));
         st = loop_run(&daemon.loop, &daemon);
     }

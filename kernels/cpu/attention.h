@@ -103,6 +103,7 @@ typedef struct gradd_attn_s {
     int hides;                /* bits of GRADD_ATTN_HIDES_... */
     bool zero;                /* a query without any allowed key gives zero, without gradients */
     gradd_attn_drop_t drop;
+    bool pairs;  /* multiply bf16 in pairs; needs gradd_attn_pairs */
     int threads; /* at most so many work; 0 = as many as the process may use */
 } gradd_attn_t;
 
@@ -112,9 +113,8 @@ size_t gradd_attn_work(const gradd_attn_t *p, bool backward);
 gradd_status_t gradd_attn_forward(const gradd_attn_t *p, void *work);
 /* Reads q, k, v, y, dy, stats; writes those of dq, dk, dv, dbias that are given. */
 gradd_status_t gradd_attn_backward(const gradd_attn_t *p, void *work);
-/* What the products are made of: "tiles f32", "tiles bf16", "tiles f32 of bf16". Needs the type and
- * the widths. */
-const char *gradd_attn_kernel(const gradd_attn_t *p);
+/* Whether the processor's products of pairs can do it. Needs the type and the widths. */
+bool gradd_attn_pairs(const gradd_attn_t *p);
 
 /* Ranges of `rows` rows of n bytes. */
 void gradd_attn_ranges(const uint8_t *mask, int64_t rows, int64_t n, int32_t *out);

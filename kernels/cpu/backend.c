@@ -71,9 +71,10 @@ static gradd_status_t cpu_queue_enter(gradd_queue_t *queue, int threads) {
     return GRADD_OK;
 }
 
-static gradd_status_t cpu_run(gradd_queue_t *queue, const gradd_run_t *run) {
+static gradd_status_t cpu_run(gradd_queue_t *queue, const gradd_kernel_t *kernel,
+                              const gradd_run_t *run) {
     (void)queue;
-    return run->op->run(run);
+    return kernel->run(run);
 }
 
 static gradd_status_t cpu_wait(gradd_queue_t *queue) {
@@ -96,6 +97,16 @@ static gradd_status_t cpu_event(gradd_queue_t *queue, gradd_event_t *event) {
     return GRADD_OK;
 }
 
+#define X(family) extern const gradd_kernels_t gradd_cpu_kernels_##family;
+#include "op_list.inc"
+#undef X
+
+static const gradd_kernels_t *const cpu_kernels[] = {
+#define X(family) &gradd_cpu_kernels_##family,
+#include "op_list.inc"
+#undef X
+};
+
 const gradd_backend_t gradd_backend_cpu = {
     .abi = GRADD_BACKEND_ABI,
     .size = sizeof(gradd_backend_t),
@@ -113,4 +124,18 @@ const gradd_backend_t gradd_backend_cpu = {
     .event_destroy = cpu_event_destroy,
     .event_record = cpu_event,
     .event_wait = cpu_event,
+    .kernels = cpu_kernels,
+    .n_kernels = sizeof cpu_kernels / sizeof cpu_kernels[0],
 };
+
+gradd_status_t gradd_cpu_call(const gradd_infer_t *c, gradd_run_t *run) {
+    const gradd_kernel_t *kernel = gradd_backend_kernel(&gradd_backend_cpu, c);
+    if (!kernel) return gradd_no_kernel(&gradd_backend_cpu, c);
+    size_t work = kernel->work ? kernel->work(c) : 0;
+    void *memory = NULL;
+    if (work) GRADD_TRY(cpu_alloc(work, &memory));
+    run->work = memory;
+    gradd_status_t status = kernel->run(run);
+    cpu_free(memory, work);
+    return status;
+}

@@ -7,8 +7,8 @@
  * functions have neither branches nor calls and vectorise inside
  * `#pragma omp simd` loops; the block functions are compiled for 512-bit vectors as well.
  *
- * A row that reads bf16 itself lists it in its `types` (GRADD_T_FLOAT_BF16 and the like, op.h); all
- * other rows get casts around them when the graph is built.
+ * A kernel that does not read bf16 says so in the `types` of its row (GRADD_T_F32_F64, op.h) and
+ * gets casts around it when the graph is built.
  */
 #ifndef GRADD_KERNELS_CPU_BF16_H
 #define GRADD_KERNELS_CPU_BF16_H

@@ -114,16 +114,7 @@ gradd_status_t gradd_gemm(const gradd_gemm_t *description, const void *a, const 
     return done ? GRADD_OK : gradd_gemm_blocked(&g, a, b, bias, c);
 }
 
-const char *gradd_gemm_kernel(gradd_dtype_t dtype) {
-    bool onednn = !strncmp(gradd_gemm_library(), "oneDNN", 6);
-    switch (dtype) {
-    case GRADD_DT_F32:
-        return onednn ? "oneDNN f32" : "blocked f32";
-    case GRADD_DT_BF16:
-        return gradd_gemm_bf16_native() ? "oneDNN bf16" : "blocked f32 of bf16";
-    case GRADD_DT_F64:
-        return "blocked f64";
-    default:
-        return "plain loops";
-    }
+bool gradd_gemm_accepts(const gradd_infer_t *c) {
+    if (c->in[0].type.dtype == GRADD_DT_BF16) return gradd_gemm_bf16_native();
+    return !strncmp(gradd_gemm_library(), "oneDNN", 6);
 }

@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kernels/kernel.h"
 #include "shm/dtype.h"
 #include "shm/tensor.h"
 
@@ -51,7 +52,17 @@ gradd_status_t gradd_gemm_blocked(const gradd_gemm_t *g, const void *a, const vo
 bool gradd_gemm_bf16_native(void);
 /* "oneDNN 3.2.0" or "blocked". */
 const char *gradd_gemm_library(void);
-/* What multiplies matrices of this type: "oneDNN f32", "blocked f64", "plain loops". */
-const char *gradd_gemm_kernel(gradd_dtype_t dtype);
+
+/* Rows of an operator that is one product of in[0] and in[1]. */
+#define GRADD_GEMM_KERNELS(title, ...)                                                             \
+    {title, "oneDNN f32", .types = {GRADD_DTB(F32)}, .accepts = gradd_gemm_accepts, __VA_ARGS__},  \
+        {title, "oneDNN bf16", .types = {GRADD_DTB(BF16)}, .accepts = gradd_gemm_accepts,          \
+         __VA_ARGS__},                                                                             \
+        {title, "blocked f32", .types = {GRADD_DTB(F32)}, __VA_ARGS__},                            \
+        {title, "blocked f32 of bf16", .types = {GRADD_DTB(BF16)}, __VA_ARGS__}, {                 \
+        title, "blocked f64", .types = {GRADD_DTB(F64)}, __VA_ARGS__                               \
+    }
+/* Whether oneDNN multiplies the type of in[0] fast. */
+bool gradd_gemm_accepts(const gradd_infer_t *c);
 
 #endif

@@ -6,6 +6,7 @@
  * order. The bias costs no pass over y. bf16 is summed in f32 and rounded once, after the bias. */
 #include "kernels/cpu/gemm.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/rules.h"
 
 typedef gradd_status_t (*product_fn)(const gradd_gemm_t *, const void *, const void *, const void *,
@@ -85,7 +86,6 @@ static void cost_linear(const gradd_infer_t *c, gradd_cost_t *cost) {
     const gradd_type_t *x = &c->in[0].type;
     double elements = (double)gradd_type_count(&c->out[0]);
     cost->flops = elements * (2 * (double)x->dims[x->rank - 1] + 1);
-    cost->kernel = gradd_gemm_kernel(x->dtype);
 }
 
 GRADD_OPS(linear, {.name = "Linear",
@@ -96,12 +96,10 @@ GRADD_OPS(linear, {.name = "Linear",
                    .min_out = 1,
                    .max_out = 1,
                    .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY,
-                   .cost = cost_linear,
-                   .types = {GRADD_T_FLOAT_BF16},
+                   .types = {GRADD_T_FLOAT},
                    .attrs = GRADD_ATTR_LIST({"transB", GRADD_ATTR_INT, false}),
                    .infer = infer_linear,
                    .grad = grad_linear,
-                   .run = run_linear,
                    .ref = ref_linear,
                    .cases = GRADD_CASES({.text = "f32[3,4] f32[4,5] f32[5]"},
                                         {.text = "f32[3,4] f32[5,4] f32[5] | transB=1"},
@@ -112,3 +110,5 @@ GRADD_OPS(linear, {.name = "Linear",
                                         {.text = "f32[3,0] f32[0,5] f32[5]"},
                                         {.text = "f32[1,1] f32[1,1] f32[1] | transB=1"},
                                         {.text = "f32[5,13,70] f32[33,70] f32[33] | transB=1"})});
+
+GRADD_KERNELS(cpu, linear, GRADD_GEMM_KERNELS("Linear", .run = run_linear, .cost = cost_linear));

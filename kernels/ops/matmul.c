@@ -8,6 +8,7 @@
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/rules.h"
 
 #include <string.h>
@@ -279,7 +280,6 @@ static void cost_product(const gradd_infer_t *c, gradd_cost_t *cost) {
     double elements = (double)gradd_type_count(&c->out[0]);
     cost->flops = 2 * elements * (double)a->dims[at];
     if (c->n_in > 2 && c->in[2].type.dtype) cost->flops += elements;
-    cost->kernel = gradd_gemm_kernel(a->dtype);
 }
 
 #define TRANSPOSITIONS                                                                             \
@@ -297,11 +297,9 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 1,
      .flags = GRADD_OP_COSTLY,
-     .cost = cost_product,
-     .types = {GRADD_T_NUM_BF16},
+     .types = {GRADD_T_NUM},
      .infer = infer_matmul,
      .grad = grad_matmul,
-     .run = run_matmul,
      .ref = ref_matmul,
      .cases = GRADD_CASES({.text = "f32[3,4] f32[4,5]"}, {.text = "f32[2,3,4] f32[4,5]"},
                           {.text = "f32[2,3,4] f32[2,4,5]"}, {.text = "f32[3,4] f32[2,4,5]"},
@@ -320,13 +318,11 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 1,
      .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY,
-     .cost = cost_product,
-     .types = {GRADD_T_FLOAT_BF16},
+     .types = {GRADD_T_FLOAT},
      .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false},
                               {"to", GRADD_ATTR_INT, false}),
      .infer = infer_fused,
      .grad = grad_fused,
-     .run = run_matmul,
      .ref = ref_matmul,
      .cases = GRADD_CASES({.text = "f32[4,3] f32[4,5] | transA=1"},
                           {.text = "f32[3,4] f32[5,4] | transB=1 alpha=0.5"},
@@ -345,13 +341,11 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 1,
      .flags = GRADD_OP_COSTLY,
-     .cost = cost_product,
-     .types = {GRADD_T_FLOAT_BF16},
+     .types = {GRADD_T_FLOAT},
      .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false},
                               {"beta", GRADD_ATTR_FLOAT, false}),
      .infer = infer_gemm,
      .grad = grad_gemm,
-     .run = run_gemm,
      .ref = ref_gemm,
      .cases = GRADD_CASES(
          {.text = "f32[3,4] f32[5,4] f32[5] | transB=1"}, {.text = "f32[3,4] f32[4,5] f32[3,5]"},
@@ -361,3 +355,9 @@ GRADD_OPS(
          {.text = "f32[3,4] f32[4,5] f32[5] | beta=0.5"}, {.text = "f32[4,1] f32[1,4] f32[1]"},
          {.text = "f32[0,4] f32[4,5] f32[5]"}, {.text = "f32[5,1] f32[1,1] f32[5,1]"},
          {.text = "f32[65,70] f32[33,70] f32[33] | transB=1"})});
+
+GRADD_KERNELS(cpu, matmul, GRADD_GEMM_KERNELS("MatMul", .run = run_matmul, .cost = cost_product),
+              {"MatMul", "plain loops", .types = {GRADD_T_INT}, .run = run_matmul,
+               .cost = cost_product},
+              GRADD_GEMM_KERNELS("FusedMatMul", .run = run_matmul, .cost = cost_product),
+              GRADD_GEMM_KERNELS("Gemm", .run = run_gemm, .cost = cost_product));

@@ -105,7 +105,7 @@ static gradd_status_t run_step(const struct run_s *run, step_t *step, const exec
     step->run.seed = run->seed;
     step->run.dropout_off = run->flags & GRADD_RUN_DROPOUT_OFF;
     double start = hook.call ? seconds_now() : 0;
-    gradd_status_t status = run->plan->backend->run(NULL, &step->run);
+    gradd_status_t status = run->plan->backend->run(NULL, step->kernel, &step->run);
     if (!status && run->flags & GRADD_RUN_FINITE_CHECK) status = check_finite(run, step, first_inf);
     if (hook.call) hook.call(hook.context, run->plan, step, seconds_now() - start);
     return status;

@@ -273,11 +273,11 @@ gradd_status_t graph_emit(graph_t *g, const graph_emit_t *e, gradd_val_t *out) {
                           e->n_out);
     view_inputs(g, e->in, e->n_in, in);
     GRADD_TRY(budget_spend(1 + known_bytes(in, e->n_in) / 1024));
-    if (graph_must_widen(g, e)) return graph_emit_widened(g, e, out);
+    gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types, 0};
+    if (graph_must_widen(g, &infer)) return graph_emit_widened(g, e, out);
     bool done;
     GRADD_TRY(graph_emit_wide_product(g, e, out, &done));
     if (done) return GRADD_OK;
-    gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types, 0};
     GRADD_TRY(gradd_op_infer(&infer));
     if (is_identity(e, in, types)) {
         out[0] = e->in[0];

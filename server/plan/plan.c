@@ -72,6 +72,7 @@ static gradd_status_t variant_compile(gradd_plan_t *p, variant_t *v) {
     for (int i = 0; !status && i < g->n_values; i++)
         if (reads[i] && (i >= p->n_fixed || !p->saved[i]))
             status = GRADD_FAIL(UNSUPPORTED, "a value for this backward was not saved");
+    if (!status) status = plan_choose(p, &sequence);
     if (!status) {
         layout_options_t o = {.sequence = &sequence,
                               .saved = p->saved,
@@ -79,14 +80,13 @@ static gradd_status_t variant_compile(gradd_plan_t *p, variant_t *v) {
                               .n_fixed = p->n_fixed,
                               .keep = v->keep,
                               .grads = v->grads,
-                              .n_grads = p->n_grads,
-                              .threads = p->threads};
+                              .n_grads = p->n_grads};
         status = layout_make(g, &o, &layout);
     }
-    if (!status) status = program_make(g, &sequence, &layout, false, &v->program);
+    if (!status) status = program_make(p, &sequence, &layout, false, &v->program);
     v->arena_bytes = layout.arena_bytes;
     layout_finish(&layout);
-    free(sequence.nodes);
+    sequence_finish(&sequence);
     free(reads);
     return status;
 }
@@ -216,7 +216,7 @@ static gradd_status_t mark_saved(gradd_plan_t *p, const variant_t *v, bool *save
     sequence_t sequence = {0};
     GRADD_TRY(schedule_backward(p->graph, v->grads, p->n_grads, &sequence));
     schedule_mark_saved(p->graph, &sequence, v->grads, p->n_grads, saved);
-    free(sequence.nodes);
+    sequence_finish(&sequence);
     return GRADD_OK;
 }
 
@@ -238,8 +238,8 @@ static gradd_status_t join(const graph_t *g, const variant_t *v, int n_grads, co
             memcpy(out->nodes + forward.n, backward.nodes,
                    sizeof out->nodes[0] * (size_t)backward.n);
     }
-    free(forward.nodes);
-    free(backward.nodes);
+    sequence_finish(&forward);
+    sequence_finish(&backward);
     return status;
 }
 
@@ -253,18 +253,18 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
     sequence_t sequence = {0};
     layout_t layout = {0};
     gradd_status_t status = join(g, primary, p->n_grads, p->saved, &sequence);
+    if (!status) status = plan_choose(p, &sequence);
     if (!status) {
         layout_options_t o = {.sequence = &sequence,
                               .saved = p->saved,
                               .n_fixed = p->n_fixed,
                               .grads = primary ? primary->grads : NULL,
                               .n_grads = primary ? p->n_grads : 0,
-                              .place_outputs = true,
-                              .threads = p->threads};
+                              .place_outputs = true};
         status = layout_make(g, &o, &layout);
     }
-    if (!status) status = program_make(g, &sequence, &layout, true, &p->forward);
-    if (!status && primary) status = program_make(g, &sequence, &layout, false, &primary->program);
+    if (!status) status = program_make(p, &sequence, &layout, true, &p->forward);
+    if (!status && primary) status = program_make(p, &sequence, &layout, false, &primary->program);
     if (!status) {
         keep_places(p, &layout);
         if (primary) primary->arena_bytes = layout.arena_bytes;
@@ -274,7 +274,7 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
         p->info.n_nodes_backward = primary ? primary->program.n : 0;
     }
     layout_finish(&layout);
-    free(sequence.nodes);
+    sequence_finish(&sequence);
     return status;
 }
 
@@ -315,7 +315,7 @@ static bool wants_plain(const gradd_plan_options_t *o) {
 }
 
 static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_options_t *o) {
-    graph_options_t go = {o->inputs, o->outputs, o->n_outputs, wants_plain(o)};
+    graph_options_t go = {o->inputs, o->outputs, o->n_outputs, wants_plain(o), p->backend};
     variant_t *primary = NULL;
     GRADD_TRY(copy_options(p, o));
     GRADD_TRY(graph_create(m, &go, &p->graph));

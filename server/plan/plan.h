@@ -1,6 +1,7 @@
 /* A plan: a graph with its gradient, ordered, placed in memory, ready to run.
  *
- *   graph --schedule--> sequence of nodes --layout--> a place for every value --program--> steps
+ *   graph --schedule--> sequence of nodes --choose--> their kernels --layout--> a place for every
+ *   value --program--> steps
  *
  * A run has one arena. Forward and the expected backward are placed jointly, so that gradients fit
  * where dead activations were. Values that a backward needs ("saved") keep their place. A backward
@@ -32,9 +33,16 @@ typedef struct loc_s {
     int64_t offset;
 } loc_t;
 
+/* What runs a node. */
+typedef struct call_s {
+    const gradd_kernel_t *kernel; /* NULL: a view, or there is no element to write */
+    int64_t work_bytes;           /* scratch */
+} call_t;
+
 /* A list of nodes in execution order, with the values that must leave it. */
 typedef struct sequence_s {
     int32_t *nodes; /* Owned */
+    call_t *calls;  /* Owned: per node, once they are chosen */
     int n;
     int n_forward; /* of these, in front: forward nodes */
 } sequence_t;
@@ -54,7 +62,6 @@ typedef struct layout_s {
     copy_t *copies;
     int n_copies;
     int64_t arena_bytes, saved_bytes;
-    int threads; /* that scratch is made for */
 } layout_t;
 
 typedef struct layout_options_s {
@@ -66,16 +73,17 @@ typedef struct layout_options_s {
     const gradd_val_t *grads; /* per plan gradient: value or GRADD_NONE; NULL = forward only */
     int n_grads;
     bool place_outputs; /* the sequence holds the forward: bind or copy outputs */
-    int threads;        /* that will run it: scratch is per thread */
 } layout_options_t;
 
 typedef struct step_s {
+    const gradd_kernel_t *kernel;
     gradd_run_t run;    /* in and out point to the views below; work is set per run */
     gradd_view_t *view; /* n_in + n_out: data is set per run */
     loc_t *loc;         /* n_in + n_out */
     const void **data;  /* n_in + n_out: LOC_CONST elements */
     int64_t work;       /* offset or -1 */
-    int32_t node;       /* of the graph; -1 = a copy */
+    int64_t work_bytes;
+    int32_t node; /* of the graph; -1 = a copy */
 } step_t;
 
 typedef struct program_s {
@@ -130,9 +138,14 @@ bool plan_writes_nothing(const graph_t *g, const graph_node_t *n);
 gradd_status_t schedule_forward(const graph_t *g, const bool *extra, sequence_t *out);
 gradd_status_t schedule_backward(const graph_t *g, const gradd_val_t *grads, int n_grads,
                                  sequence_t *out);
+void sequence_finish(sequence_t *sequence);
 /* Marks (by root) the forward values that the backward nodes of `sequence` and `grads` read. */
 void schedule_mark_saved(const graph_t *g, const sequence_t *sequence, const gradd_val_t *grads,
                          int n_grads, bool *saved);
+
+/* Chooses the device's kernel for every node and asks it what it needs. Errors: UNSUPPORTED, which
+ * names the node. */
+gradd_status_t plan_choose(const gradd_plan_t *plan, sequence_t *sequence);
 
 gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, layout_t *out);
 void layout_finish(layout_t *layout);
@@ -153,8 +166,8 @@ typedef struct memory_item_s {
 gradd_status_t memory_place(memory_item_t *items, int n, int64_t *out_peak);
 
 /* Steps [from, to) of the sequence, and the copies that follow them. */
-gradd_status_t program_make(const graph_t *g, const sequence_t *sequence, const layout_t *layout,
-                            bool forward, program_t *out);
+gradd_status_t program_make(const gradd_plan_t *plan, const sequence_t *sequence,
+                            const layout_t *layout, bool forward, program_t *out);
 void program_finish(program_t *program);
 
 /* A plan of k outputs has 2^k sets of arriving gradients; each variant costs memory. From this many

@@ -36,20 +36,23 @@ static void set_operand(const graph_t *g, const layout_t *layout, step_t *step, 
     step->data[i] = g->values[root]->data;
 }
 
-static gradd_status_t add_step(const graph_t *g, const layout_t *layout, int32_t id, int64_t work,
-                               program_t *p) {
-    const graph_node_t *n = &g->nodes[id];
-    if (n->op->flags & GRADD_OP_VIEW) return GRADD_OK; /* shares its operand's bytes */
-    if (plan_writes_nothing(g, n)) return GRADD_OK;
+static gradd_status_t add_step(const gradd_plan_t *plan, const sequence_t *sequence,
+                               const layout_t *layout, int k, program_t *p) {
+    const graph_t *g = plan->graph;
+    const graph_node_t *n = &g->nodes[sequence->nodes[k]];
+    const call_t *call = &sequence->calls[k];
+    if (!call->kernel) return GRADD_OK;
     step_t *step = &p->steps[p->n];
     GRADD_TRY(step_alloc(p, n->n_in, n->n_out, step));
+    step->kernel = call->kernel;
     step->run.op = n->op;
     step->run.attrs = n->attrs;
     step->run.opset = n->opset;
     step->run.node = n->random;
-    step->run.threads = layout->threads;
-    step->work = work;
-    step->node = id;
+    step->run.threads = plan->threads;
+    step->work = layout->work[k];
+    step->work_bytes = call->work_bytes;
+    step->node = sequence->nodes[k];
     for (int i = 0; i < n->n_in; i++)
         set_operand(g, layout, step, i, n->in[i]);
     for (int j = 0; j < n->n_out; j++)
@@ -58,12 +61,17 @@ static gradd_status_t add_step(const graph_t *g, const layout_t *layout, int32_t
     return GRADD_OK;
 }
 
-static gradd_status_t add_copy_step(const graph_t *g, const layout_t *layout, const copy_t *copy,
-                                    program_t *p) {
+static gradd_status_t add_copy_step(const gradd_plan_t *plan, const layout_t *layout,
+                                    const copy_t *copy, program_t *p) {
+    const graph_t *g = plan->graph;
     step_t *step = &p->steps[p->n];
+    gradd_view_t in = {g->values[copy->from]->type, NULL};
+    gradd_infer_t c = {.op = gradd_op_by_name("Identity"), .n_in = 1, .n_out = 1, .in = &in};
+    if (!c.op) return GRADD_FAIL(INTERNAL, "operator Identity is missing");
     GRADD_TRY(step_alloc(p, 1, 1, step));
-    step->run.op = gradd_op_by_name("Identity");
-    if (!step->run.op) return GRADD_FAIL(INTERNAL, "operator Identity is missing");
+    step->kernel = gradd_backend_kernel(plan->backend, &c);
+    if (!step->kernel) return gradd_no_kernel(plan->backend, &c);
+    step->run.op = c.op;
     step->run.opset = g->model->opset;
     step->work = -1;
     step->node = -1;
@@ -103,8 +111,8 @@ static gradd_status_t list_external(program_t *p) {
     return GRADD_OK;
 }
 
-gradd_status_t program_make(const graph_t *g, const sequence_t *sequence, const layout_t *layout,
-                            bool forward, program_t *out) {
+gradd_status_t program_make(const gradd_plan_t *plan, const sequence_t *sequence,
+                            const layout_t *layout, bool forward, program_t *out) {
     int from = forward ? 0 : sequence->n_forward;
     int to = forward ? sequence->n_forward : sequence->n;
     program_t p = {0};
@@ -112,10 +120,10 @@ gradd_status_t program_make(const graph_t *g, const sequence_t *sequence, const 
     p.steps = arena_array(p.arena, (size_t)(to - from + layout->n_copies) + 1, sizeof p.steps[0]);
     gradd_status_t status = p.steps ? GRADD_OK : no_memory();
     for (int k = from; k < to && !status; k++)
-        status = add_step(g, layout, sequence->nodes[k], layout->work[k], &p);
+        status = add_step(plan, sequence, layout, k, &p);
     for (int c = 0; c < layout->n_copies && !status; c++)
         if (layout->copies[c].after_forward == forward)
-            status = add_copy_step(g, layout, &layout->copies[c], &p);
+            status = add_copy_step(plan, layout, &layout->copies[c], &p);
     if (!status) status = list_external(&p);
     if (status) {
         program_finish(&p);
