@@ -61,7 +61,7 @@ extern const gradd_backend_t gradd_backend_cpu;
 int gradd_cpu_threads(void);
 
 /* Runs one call on the CPU here and now; for folding and tests. c->out is set, run holds operands
- * and coordinates, its scratch is set here. */
+ * and coordinates, scratch and state are set here. */
 gradd_status_t gradd_cpu_call(const gradd_infer_t *c, gradd_run_t *run);
 
 #endif

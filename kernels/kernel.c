@@ -23,6 +23,18 @@ bool gradd_kernel_runs(const gradd_kernel_t *kernel, const gradd_infer_t *c) {
     return !kernel->accepts || kernel->accepts(c);
 }
 
+gradd_status_t gradd_kernel_prepare(const gradd_kernel_t *kernel, const gradd_infer_t *c,
+                                    gradd_prepared_t *out) {
+    if (kernel->prepare) return kernel->prepare(c, out);
+    *out = (gradd_prepared_t){.work = kernel->work ? kernel->work(c) : 0};
+    return GRADD_OK;
+}
+
+void gradd_kernel_unprepare(const gradd_kernel_t *kernel, gradd_prepared_t *prepared) {
+    if (prepared->state) kernel->unprepare(prepared);
+    *prepared = (gradd_prepared_t){0};
+}
+
 const gradd_kernel_t *gradd_backend_kernel(const gradd_backend_t *backend, const gradd_infer_t *c) {
     for (size_t f = 0; f < backend->n_kernels; f++)
         for (size_t i = 0; i < backend->kernels[f]->n; i++)
@@ -58,8 +70,9 @@ static gradd_status_t audit_family(const gradd_kernels_t *kernels) {
         if (!k->op || !find_in(ops, k->op))
             return GRADD_FAIL(INTERNAL, "a kernel of %s runs '%s', which is not of that family",
                               kernels->file, k->op ? k->op : "");
-        if (!k->name || !k->run)
-            return GRADD_FAIL(INTERNAL, "a kernel of %s has no name or no run", k->op);
+        if (!k->name || !k->run || !k->prepare != !k->unprepare || (k->prepare && k->work))
+            return GRADD_FAIL(INTERNAL, "the kernel '%s' of %s is incomplete",
+                              k->name ? k->name : "", k->op);
     }
     return GRADD_OK;
 }

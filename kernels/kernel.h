@@ -23,6 +23,13 @@ typedef struct gradd_cost_s {
     int64_t read, written; /* bytes of operands and results */
 } gradd_cost_t;
 
+/* What a kernel has made ready for calls with certain operands, one call at a time. */
+typedef struct gradd_prepared_s {
+    size_t work;  /* scratch bytes of a call */
+    void *state;  /* Owned by whoever prepared; given back with unprepare; NULL = none */
+    size_t bytes; /* that the state holds */
+} gradd_prepared_t;
+
 typedef struct gradd_kernel_s {
     const char *op;   /* the operator's name */
     const char *name; /* what explain prints: "loop", "oneDNN f32" */
@@ -33,6 +40,10 @@ typedef struct gradd_kernel_s {
     bool (*accepts)(const gradd_infer_t *c);
     gradd_status_t (*run)(const gradd_run_t *r);
     size_t (*work)(const gradd_infer_t *c); /* scratch bytes; NULL = none. c->out is set */
+    /* For kernels with a state, in place of work: calls with these operands follow, on as many
+     * threads as OpenMP would take now. c->out is set; in and out are not kept. */
+    gradd_status_t (*prepare)(const gradd_infer_t *c, gradd_prepared_t *out);
+    void (*unprepare)(gradd_prepared_t *prepared);
     /* Corrects what gradd_kernel_cost (kernels/cost.h) has filled in: one operation per element of
      * the largest tensor, all operands read, all results written. NULL = that is right. */
     void (*cost)(const gradd_infer_t *c, gradd_cost_t *cost);
@@ -58,6 +69,11 @@ bool gradd_kernel_takes(const gradd_kernel_t *kernel, const gradd_op_t *op, int 
                         gradd_dtype_t dtype);
 /* Whether the row runs this call of the operator that it names. */
 bool gradd_kernel_runs(const gradd_kernel_t *kernel, const gradd_infer_t *c);
+
+/* Scratch and state for calls with these operands; c->out is set. */
+gradd_status_t gradd_kernel_prepare(const gradd_kernel_t *kernel, const gradd_infer_t *c,
+                                    gradd_prepared_t *out);
+void gradd_kernel_unprepare(const gradd_kernel_t *kernel, gradd_prepared_t *prepared);
 
 #ifdef __cplusplus
 }

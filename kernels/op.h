@@ -98,7 +98,7 @@ typedef struct gradd_infer_s {
     int n_in, n_out;
     const gradd_view_t *in;
     gradd_type_t *out;
-    int threads; /* of the plan, for work(); 0 = as many as the process may use */
+    int threads; /* of the plan, for what kernels prepare; 0 = as many as the process may use */
 } gradd_infer_t;
 
 /* Kernel call. Outputs never overlap inputs, except that out[0] may be exactly in[k] for a k in the
@@ -110,7 +110,8 @@ typedef struct gradd_run_s {
     int n_in, n_out;
     const gradd_view_t *in;
     const gradd_view_t *out;
-    void *work;       /* scratch of the kernel's work() bytes, aligned to 64; else NULL */
+    void *work;       /* scratch, as much as the kernel asked for, aligned to 64; else NULL */
+    void *state;      /* Borrowed; what the kernel prepared for calls like this one, else NULL */
     uint64_t seed;    /* of the forward call: first Philox coordinate */
     uint64_t node;    /* index of the node in the ONNX bytes: second Philox coordinate */
     bool dropout_off; /* run flag: dropout passes its input through, random numbers stand still */

@@ -131,11 +131,14 @@ const gradd_backend_t gradd_backend_cpu = {
 gradd_status_t gradd_cpu_call(const gradd_infer_t *c, gradd_run_t *run) {
     const gradd_kernel_t *kernel = gradd_backend_kernel(&gradd_backend_cpu, c);
     if (!kernel) return gradd_no_kernel(&gradd_backend_cpu, c);
-    size_t work = kernel->work ? kernel->work(c) : 0;
-    void *memory = NULL;
-    if (work) GRADD_TRY(cpu_alloc(work, &memory));
-    run->work = memory;
-    gradd_status_t status = kernel->run(run);
-    cpu_free(memory, work);
+    gradd_prepared_t prepared;
+    void *work = NULL;
+    GRADD_TRY(gradd_kernel_prepare(kernel, c, &prepared));
+    gradd_status_t status = prepared.work ? cpu_alloc(prepared.work, &work) : GRADD_OK;
+    run->work = work;
+    run->state = prepared.state;
+    if (!status) status = kernel->run(run);
+    cpu_free(work, prepared.work);
+    gradd_kernel_unprepare(kernel, &prepared);
     return status;
 }

@@ -9,9 +9,6 @@
 #include "kernels/kernel.h"
 #include "kernels/rules.h"
 
-typedef gradd_status_t (*product_fn)(const gradd_gemm_t *, const void *, const void *, const void *,
-                                     void *);
-
 static int64_t rows_in(const gradd_type_t *x) {
     int64_t rows = 1;
     for (int i = 0; i + 1 < x->rank; i++)
@@ -19,22 +16,30 @@ static int64_t rows_in(const gradd_type_t *x) {
     return rows;
 }
 
-static gradd_status_t linear(const gradd_run_t *r, product_fn product) {
-    const gradd_type_t *x = &r->in[0].type, *y = &r->out[0].type;
-    bool trans = gradd_attr_int(r->attrs, "transB", 0);
+static gradd_gemm_t describe(const gradd_view_t *in, const gradd_type_t *y, gradd_attrs_t attrs) {
+    const gradd_type_t *x = &in[0].type;
+    bool trans = gradd_attr_int(attrs, "transB", 0);
     gradd_gemm_t g = {.dtype = x->dtype, .alpha = 1, .has_bias = true};
     g.m = rows_in(x), g.k = x->dims[x->rank - 1], g.n = y->dims[y->rank - 1];
     g.a_m = g.k, g.a_k = 1;
     g.b_k = trans ? 1 : g.n, g.b_n = trans ? g.k : 1;
-    return product(&g, r->in[0].data, r->in[1].data, r->in[2].data, r->out[0].data);
+    return g;
+}
+
+static gradd_status_t prepare_linear(const gradd_infer_t *c, gradd_prepared_t *out) {
+    gradd_gemm_t g = describe(c->in, &c->out[0], c->attrs);
+    g.threads = c->threads;
+    return gradd_gemm_prepare(&g, out);
 }
 
 static gradd_status_t run_linear(const gradd_run_t *r) {
-    return linear(r, gradd_gemm);
+    return gradd_gemm(r->state, r->in[0].data, r->in[1].data, r->in[2].data, r->out[0].data,
+                      r->work);
 }
 
 static gradd_status_t ref_linear(const gradd_run_t *r) {
-    return linear(r, gradd_gemm_ref);
+    gradd_gemm_t g = describe(r->in, &r->out[0].type, r->attrs);
+    return gradd_gemm_ref(&g, r->in[0].data, r->in[1].data, r->in[2].data, r->out[0].data);
 }
 
 static gradd_status_t infer_linear(gradd_infer_t *c) {
@@ -111,4 +116,6 @@ GRADD_OPS(linear, {.name = "Linear",
                                         {.text = "f32[1,1] f32[1,1] f32[1] | transB=1"},
                                         {.text = "f32[5,13,70] f32[33,70] f32[33] | transB=1"})});
 
-GRADD_KERNELS(cpu, linear, GRADD_GEMM_KERNELS("Linear", .run = run_linear, .cost = cost_linear));
+GRADD_KERNELS(cpu, linear,
+              GRADD_GEMM_KERNELS("Linear", .prepare = prepare_linear, .run = run_linear,
+                                 .cost = cost_linear));

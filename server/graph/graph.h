@@ -113,6 +113,8 @@ gradd_status_t graph_new_value(graph_t *g, const graph_value_t *value, gradd_val
 /* Brings the nodes back into execution order after passes appended some: stable, and a node that
  * stood too late goes directly in front of its first reader. Roots of values are right again. */
 gradd_status_t graph_sort(graph_t *g);
+/* Whether both lists say the same in the same order. */
+bool graph_same_attrs(gradd_attrs_t a, gradd_attrs_t b);
 /* An attribute whose arrays belong to the graph's arena. */
 gradd_status_t graph_copy_attr(graph_t *g, const gradd_attr_t *from, gradd_attr_t *to);
 /* Rebuilds the table of equal nodes after nodes changed place. */

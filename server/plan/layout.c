@@ -178,10 +178,11 @@ static void collect_scratch(maker_t *m) {
     const sequence_t *s = m->o->sequence;
     for (int k = 0; k < s->n; k++) {
         m->out->work[k] = -1;
-        if (!s->calls[k].work_bytes) continue;
+        const int64_t bytes = (int64_t)s->calls[k].prepared.work;
+        if (!bytes) continue;
         m->out->work[k] = m->n_items; /* item for now, offset below */
         m->items[m->n_items++] =
-            (memory_item_t){.bytes = s->calls[k].work_bytes, .offset = -1, .start = k, .end = k};
+            (memory_item_t){.bytes = bytes, .offset = -1, .start = k, .end = k};
     }
 }
 

@@ -373,6 +373,7 @@ void gradd_plan_destroy(gradd_plan_t *p) {
         variant_destroy(v);
     }
     program_finish(&p->forward);
+    plan_unprepare(p);
     graph_destroy(p->graph);
     free(p->output_types);
     free(p->has_grad);

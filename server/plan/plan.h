@@ -36,8 +36,12 @@ typedef struct loc_s {
 /* What runs a node. */
 typedef struct call_s {
     const gradd_kernel_t *kernel; /* NULL: a view, or there is no element to write */
-    int64_t work_bytes;           /* scratch */
+    gradd_prepared_t prepared;    /* the state is Borrowed from the plan */
 } call_t;
+
+/* What a kernel has prepared, for all calls of a plan that are the same to it. */
+typedef struct ready_s ready_t;
+#define PLAN_READY_BUCKETS 256
 
 /* A list of nodes in execution order, with the values that must leave it. */
 typedef struct sequence_s {
@@ -121,6 +125,8 @@ struct plan_s {
     program_t forward;
     variant_t *variants; /* Owned list; the first is the expected backward */
     int n_variants;
+    ready_t *ready[PLAN_READY_BUCKETS]; /* Owned: hash table */
+    int64_t ready_bytes;                /* that kernels have prepared */
 };
 
 /* The value whose bytes v shares: follows view operators to their operand. */
@@ -143,9 +149,12 @@ void sequence_finish(sequence_t *sequence);
 void schedule_mark_saved(const graph_t *g, const sequence_t *sequence, const gradd_val_t *grads,
                          int n_grads, bool *saved);
 
-/* Chooses the device's kernel for every node and asks it what it needs. Errors: UNSUPPORTED, which
- * names the node. */
-gradd_status_t plan_choose(const gradd_plan_t *plan, sequence_t *sequence);
+/* Chooses the device's kernel for every node and prepares it. The device's queue has been entered:
+ * what is prepared is prepared for that number of threads. Equal calls share a state, which lives
+ * as long as the plan. Errors name the node: UNSUPPORTED if there is no kernel, LIMIT. */
+gradd_status_t plan_choose(gradd_plan_t *plan, sequence_t *sequence);
+/* Gives back what the kernels have prepared. */
+void plan_unprepare(gradd_plan_t *plan);
 
 gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, layout_t *out);
 void layout_finish(layout_t *layout);

@@ -51,7 +51,8 @@ static gradd_status_t add_step(const gradd_plan_t *plan, const sequence_t *seque
     step->run.node = n->random;
     step->run.threads = plan->threads;
     step->work = layout->work[k];
-    step->work_bytes = call->work_bytes;
+    step->work_bytes = (int64_t)call->prepared.work;
+    step->run.state = call->prepared.state;
     step->node = sequence->nodes[k];
     for (int i = 0; i < n->n_in; i++)
         set_operand(g, layout, step, i, n->in[i]);

@@ -89,7 +89,7 @@ gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *ou
     gradd_view_t seen[GRADD_OP_MAX_IN], in[GRADD_OP_MAX_IN];
     gradd_type_t types[GRADD_OP_MAX_OUT];
     gradd_infer_t c;
-    size_t work = 0;
+    gradd_prepared_t prepared;
     GRADD_TRY(infer(call, &c, seen, types));
     if (!kernel) return gradd_no_kernel(&gradd_backend_cpu, &c);
     memcpy(in, call->in, sizeof in[0] * (size_t)call->n_in);
@@ -103,7 +103,8 @@ gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *ou
             out[j].data = fenced(e, (size_t)gradd_type_bytes(&types[j]));
         if (!out[j].data) return GRADD_FAIL(NOMEM, "output %d", j);
     }
-    if (kernel->work) work = kernel->work(&c);
+    GRADD_TRY(gradd_kernel_prepare(kernel, &c, &prepared));
+    const size_t work = prepared.work;
     gradd_run_t r = {.op = call->op,
                      .attrs = call->attrs,
                      .opset = c.opset,
@@ -112,10 +113,13 @@ gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *ou
                      .in = in,
                      .out = out,
                      .work = work ? fenced(e, work) : NULL,
+                     .state = prepared.state,
                      .seed = 7,
                      .node = e->node,
                      .threads = c.threads};
-    GRADD_TRY((call->ref ? call->op->ref : kernel->run)(&r));
+    gradd_status_t status = (call->ref ? call->op->ref : kernel->run)(&r);
+    gradd_kernel_unprepare(kernel, &prepared);
+    GRADD_TRY(status);
     if (work) GRADD_TRY(check_fence(call->op, r.work, work));
     for (int j = 0; j < call->n_out; j++)
         if (out[j].data)

@@ -122,7 +122,8 @@ def test_totals_are_those_of_the_plan(layer: Path) -> None:
         "w": np.zeros((6, 8), np.float32),
         "v": np.zeros((8, 3), np.float32),
     }
-    info = E.Plan(E.Model(layer.read_bytes()), feed, ["w", "v"], ["loss"], ["loss"]).info
+    model = E.Model(layer.read_bytes())
+    info = E.Plan(model, feed, ["w", "v"], ["loss"], ["loss"], threads=e["threads"]).info
     assert e["arena_bytes"] == info.arena_bytes > 0
     assert e["saved_bytes"] == info.saved_bytes == sum(r["saved_bytes"] for r in e["rows"]) > 0
     for phase, count in (("forward", info.n_nodes_forward), ("backward", info.n_nodes_backward)):
