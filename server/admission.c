@@ -52,7 +52,7 @@ gradd_status_t worker_admit_model(worker_t *worker, int64_t bytes) {
 }
 
 gradd_status_t worker_admit_plan(worker_t *worker, int64_t bytes) {
-    return ask_machine(worker, "plan", "constants", bytes);
+    return ask_machine(worker, "plan", "memory", bytes);
 }
 
 void worker_limit_memory(worker_t *worker, int64_t limit) {

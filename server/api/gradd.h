@@ -95,7 +95,8 @@ typedef struct gradd_plan_info_s {
     const bool *has_grad;   /* one per `grads`: false = no path, the gradient is exactly absent */
     int64_t arena_bytes;    /* planned peak of activations and workspace of one run */
     int64_t saved_bytes;    /* of these, alive between forward and backward */
-    int64_t constant_bytes; /* folded constants, held once per plan */
+    int64_t constant_bytes; /* held once per plan: folded constants, the graph, the steps, what
+                               kernels have prepared; grows when a backward is compiled later */
     int n_nodes_forward, n_nodes_backward;
     double compile_ms;
 } gradd_plan_info_t;

@@ -95,12 +95,21 @@ static bool same_arrivals(const gradd_plan_t *p, const bool *a, const bool *b) {
     return !memcmp(a, b, sizeof a[0] * (size_t)p->graph->n_outputs);
 }
 
+/* What the plan holds beside the arenas of its runs. */
+static void count_bytes(gradd_plan_t *p) {
+    size_t bytes = arena_used(p->graph->arena) + arena_used(p->forward.arena);
+    for (const variant_t *v = p->variants; v; v = v->next)
+        bytes += arena_used(v->program.arena);
+    p->info.constant_bytes = (int64_t)bytes + p->ready_bytes;
+}
+
 static void add_variant(gradd_plan_t *p, variant_t *v) {
     variant_t **end = &p->variants;
     while (*end)
         end = &(*end)->next;
     *end = v;
     p->n_variants++;
+    count_bytes(p);
 }
 
 static void all_arrivals(const gradd_plan_t *p, bool *out) {
@@ -337,7 +346,7 @@ static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_
     p->info.n_grads = o->n_grads;
     p->info.outputs = p->output_types;
     p->info.has_grad = p->has_grad;
-    p->info.constant_bytes = (int64_t)arena_used(p->graph->arena);
+    count_bytes(p);
     return GRADD_OK;
 }
 

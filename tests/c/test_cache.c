@@ -91,7 +91,7 @@ TEST(a_full_machine_takes_no_model) {
     CHECK_ERROR_HAS("the model needs 80 MiB of memory; the machine");
     CHECK(!worker.models);
     CHECK_STATUS(GRADD_E_NOMEM, worker_admit_plan(&worker, (int64_t)64 << 20));
-    CHECK_ERROR_HAS("the plan needs 64 MiB of constants; the machine");
+    CHECK_ERROR_HAS("the plan needs 64 MiB of memory; the machine");
     CHECK_OK(worker_admit_plan(&worker, (int64_t)50 << 20));
     unlink(file), rmdir(proc), rmdir(root);
 }
