@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "kernels/cpu/bf16.h"
+
 /* Scalars of one step, rounded once as torch rounds them: computed in double, used in float. */
 typedef struct coefficients_s {
     float b1, c1, b2, c2; /* c = 1 - b */

@@ -19,7 +19,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kernels/cpu/bf16.h"
+#include "kernels/bf16.h"
 
 typedef enum gradd_adam_mode_e {
     GRADD_ADAM_L2 = 0,

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "kernels/cpu/bf16.h"
+#include "kernels/bf16.h"
 #include "server/exec/run.h"
 
 static struct {

@@ -5,6 +5,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "kernels/cpu/bf16.h"
+
 #define CHUNK_BITS 24
 /* The number of a step shares a word with the number of a chunk. */
 #define STEP_MAX ((UINT64_C(1) << (64 - CHUNK_BITS)) - 1)

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "kernels/cpu/bf16.h"
+#include "kernels/bf16.h"
 #include "kernels/registry.h"
 
 const graph_node_t *match_made_by(const graph_t *g, gradd_val_t v, const char *op) {

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kernels/cpu/bf16.h"
 #include "tests/test.h"
 
 #define N_SMALL 1000
