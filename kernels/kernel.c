@@ -8,6 +8,9 @@
 #include "kernels/backend.h"
 #include "kernels/registry.h"
 
+const gradd_backend_t *const gradd_backends[] = {&gradd_backend_cpu};
+const size_t gradd_backend_count = sizeof gradd_backends / sizeof gradd_backends[0];
+
 bool gradd_kernel_takes(const gradd_kernel_t *kernel, const gradd_op_t *op, int input,
                         gradd_dtype_t dtype) {
     uint32_t mask = gradd_types_at(kernel->types[0] ? kernel->types : op->types, input);

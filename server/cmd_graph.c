@@ -477,8 +477,9 @@ static gradd_status_t graph_plan(worker_t *worker, request_t *request) {
                                         .n_outputs = ask.n_out,
                                         .grad_outputs = ask.gmask,
                                         .n_grad_outputs = ask.n_gmask,
-                                        .threads = worker->threads};
-        if (wire_flag(request->args[PLAN_PLAIN])) options.flags |= GRADD_PLAN_PLAIN;
+                                        .device = worker->device};
+        if (worker->plain || wire_flag(request->args[PLAN_PLAIN]))
+            options.flags |= GRADD_PLAN_PLAIN;
         st = cache_compile(worker, graph->model, &options, &compiled, &hit);
     }
     if (st == GRADD_OK && (st = add_plan(worker, work, plan_id, &ask, compiled)) != GRADD_OK)

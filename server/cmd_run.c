@@ -8,6 +8,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cpu/fingerprint.h"
+#include "server/exec/device.h"
 #include "server/worker.h"
 
 #define MAX_FLAGS (GRADD_RUN_DROPOUT_OFF | GRADD_RUN_FINITE_CHECK | GRADD_RUN_ONCE)
@@ -181,7 +182,7 @@ static gradd_status_t fill_run(worker_t *worker, work_t *work, request_t *reques
         run->inputs[plan->bound[i]] = binding->tensors.address[i];
     for (int i = 0; i < plan->n_rest; i++)
         run->inputs[plan->rest[i]] = run->in.address[i];
-    work_release_run(worker, work, run->id); /* a live run of this id starts anew */
+    work_release_run(work, run->id); /* a live run of this id starts anew */
     if (work->runs.n >= WORK_MAX_RUNS)
         return GRADD_FAIL(LIMIT, "forward: this session has %d unreleased runs, the limit",
                           work->runs.n);
@@ -199,7 +200,6 @@ static gradd_status_t fill_run(worker_t *worker, work_t *work, request_t *reques
     plan->used = plan->ran = ++worker->clock;
     run->binding = binding;
     if (binding) binding->refs++;
-    worker->arena_bytes += run->arena_bytes;
     atomic_fetch_add(&work->session->counts.arena_bytes, run->arena_bytes);
     return GRADD_OK;
 }
@@ -240,7 +240,8 @@ static gradd_status_t look(worker_t *worker, request_t *request, const work_run_
         size_t bytes = bound->address[i] ? (size_t)gradd_type_bytes(&bound->types[i]) : 0;
         list[i] = (gradd_bytes_t){bound->address[i], bytes};
     }
-    gradd_status_t st = gradd_backend_cpu.queue_enter(NULL, worker->threads);
+    const gradd_device_t *d = worker->device;
+    gradd_status_t st = d->backend->queue_enter(d->queue);
     drawn = gradd_print_drawn(list, n);
     *out_changed = gen && wire_u64(gen) != drawn;
     if (in_full && !*out_changed) whole = gradd_print_sum(list, n);
@@ -277,14 +278,14 @@ static gradd_status_t forward(worker_t *worker, request_t *request) {
     bool changed;
     st = look(worker, request, run, &changed);
     if (st != GRADD_OK || changed) {
-        work_release_run(worker, work, run->id);
+        work_release_run(work, run->id);
         return st;
     }
     atomic_fetch_add(&worker->n_forward, 1);
     st = gradd_run_forward(run->handle, wire_u64(request->args[FORWARD_SEED]), (uint32_t)flags,
                            run->inputs, run->out.address, &request->session->cancel);
     if (st != GRADD_OK) {
-        work_release_run(worker, work, run->id);
+        work_release_run(work, run->id);
         return st;
     }
     put_times(request);
@@ -401,10 +402,9 @@ static void put_untouched(request_t *request, const pass_t *pass, int n) {
 }
 
 /* A backward may have made the run's arena larger. */
-static void count_growth(worker_t *worker, work_t *work, work_run_t *run) {
+static void count_growth(work_t *work, work_run_t *run) {
     int64_t more = gradd_run_bytes(run->handle) - run->arena_bytes;
     run->arena_bytes += more;
-    worker->arena_bytes += more;
     atomic_fetch_add(&work->session->counts.arena_bytes, more);
 }
 
@@ -427,12 +427,12 @@ static gradd_status_t backward(worker_t *worker, request_t *request) {
                                 &request->session->cancel);
         if (st == GRADD_E_NOMEM) st = gradd_wrap(st, "backward");
     }
-    count_growth(worker, work, run);
+    count_growth(work, run);
     if (st == GRADD_OK) {
         put_untouched(request, &pass, run->plan->n_grads);
         put_times(request);
         /* The activations are used up: their memory goes back now, not at `release`. */
-        if (!keep) work_release_run(worker, work, id);
+        if (!keep) work_release_run(work, id);
     }
     pass_finish(&pass);
     return st;
@@ -440,8 +440,9 @@ static gradd_status_t backward(worker_t *worker, request_t *request) {
 
 static gradd_status_t release(worker_t *worker, request_t *request) {
     work_t *work = request->session->work;
+    (void)worker;
     for (int i = 0; i < wire_count(request->args[0]); i++)
-        work_release_run(worker, work, wire_u64(wire_at(request->args[0], i)));
+        work_release_run(work, wire_u64(wire_at(request->args[0], i)));
     return GRADD_OK;
 }
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "kernels/backend.h"
+#include "server/exec/device.h"
 #include "server/exec/step.h"
 #include "server/worker.h"
 
@@ -220,7 +221,8 @@ static gradd_status_t step(worker_t *worker, request_t *request) {
     update_t u = {0};
     double norm = 0;
     gradd_status_t st = fill(request->session->work, request, &u);
-    if (st == GRADD_OK) st = gradd_backend_cpu.queue_enter(NULL, worker->threads);
+    const gradd_device_t *d = worker->device;
+    if (st == GRADD_OK) st = d->backend->queue_enter(d->queue);
     if (st == GRADD_OK) st = step_run(&u.request, &norm);
     update_finish(&u);
     GRADD_TRY(st);

@@ -11,8 +11,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "kernels/backend.h"
-#include "kernels/registry.h"
 #include "server/control.h"
 #include "server/log.h"
 #include "server/machine.h"
@@ -253,15 +251,19 @@ static gradd_status_t start(daemon_t *daemon) {
     GRADD_TRY(watch(daemon, daemon->signals, ON_SIGNAL, 0));
     GRADD_TRY(queue_create(&daemon->queue));
     GRADD_TRY(watch(daemon, queue_fd(daemon->queue), ON_QUEUE, 0));
-    /* Part of a plan's key and of its bits: made a number once. */
-    daemon->worker = (worker_t){.threads = machine_threads(daemon->options->threads)};
-    worker_limit_memory(&daemon->worker, daemon->options->memory_mib << 20);
-    gradd_set_compile_limit(daemon->options->compile_ms);
+    daemon->worker = (worker_t){.root = "", .plain = !strcmp(daemon->options->fuse, "0")};
+    const gradd_device_options_t device = {
+        .threads = machine_threads(daemon->options->threads),
+        .memory_limit = daemon->options->memory_mib << 20,
+        .compile_ms = daemon->options->compile_ms,
+    };
+    GRADD_TRY(worker_open_device(&daemon->worker, &device));
     return open_sockets(daemon);
 }
 
 static void finish(daemon_t *daemon) {
     cache_finish(&daemon->worker);
+    gradd_device_close(daemon->worker.device);
     router_close(&daemon->router);
     rundir_unlink(&daemon->dir);
     if (daemon->control >= 0) close(daemon->control);
@@ -270,13 +272,14 @@ static void finish(daemon_t *daemon) {
     if (daemon->signals >= 0) close(daemon->signals);
 }
 
-/* What multiplies matrices of that type. */
-static const char *product_kernel(gradd_dtype_t dtype) {
-    gradd_view_t in[2] = {0};
-    in[0].type.dtype = in[1].type.dtype = dtype;
-    const gradd_infer_t c = {.op = gradd_op_by_name("MatMul"), .n_in = 2, .n_out = 1, .in = in};
-    const gradd_kernel_t *kernel = gradd_backend_kernel(&gradd_backend_cpu, &c);
-    return kernel ? kernel->name : "none";
+static void log_start(const daemon_t *daemon) {
+    const gradd_device_info_t *device = gradd_device_info(daemon->worker.device);
+    log_event(LOG_INFO, "daemon_start",
+              "version=%s pid=%d dir=%s device=%s products=\"%s\" bf16=%s threads=%d "
+              "processors=%d memory_mib=%lld",
+              GRADD_VERSION, (int)getpid(), daemon->dir.path, device->name, device->library,
+              device->native_bf16 ? "native" : "widened", device->threads, machine_processors(),
+              (long long)(device->memory_limit >> 20));
 }
 
 gradd_status_t daemon_run(const options_t *options, pid_t *out_other) {
@@ -291,12 +294,7 @@ gradd_status_t daemon_run(const options_t *options, pid_t *out_other) {
     daemon.started_ms = daemon.idle_since_ms = session_now_ms();
     gradd_status_t st = start(&daemon);
     if (st == GRADD_OK) {
-        log_event(LOG_INFO, "daemon_start",
-                  "version=%s pid=%d dir=%s f32=\"%s\" bf16=\"%s\" threads=%d processors=%d "
-                  "memory_mib=%lld",
-                  GRADD_VERSION, (int)getpid(), daemon.dir.path, product_kernel(GRADD_DT_F32),
-                  product_kernel(GRADD_DT_BF16), daemon.worker.threads, machine_processors(),
-                  (long long)(daemon.worker.memory_limit >> 20));
+        log_start(&daemon);
         st = loop_run(&daemon.loop, &daemon);
     }
     finish(&daemon);

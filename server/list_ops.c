@@ -11,9 +11,6 @@
 #include "kernels/backend.h"
 #include "kernels/registry.h"
 
-static const gradd_backend_t *const devices[] = {&gradd_backend_cpu};
-enum { N_DEVICES = sizeof devices / sizeof devices[0] };
-
 typedef struct entry_s {
     const gradd_op_t *op;
     const char *family;
@@ -76,13 +73,13 @@ typedef void (*print_kernel_t)(FILE *out, const gradd_backend_t *device, const g
 
 /* The kernels of all devices for an operator, in the order in which they are asked. */
 static void each_kernel(FILE *out, const gradd_op_t *op, print_kernel_t print) {
-    for (int d = 0; d < N_DEVICES; d++) {
+    for (size_t d = 0; d < gradd_backend_count; d++) {
         bool first = true;
-        for (size_t f = 0; f < devices[d]->n_kernels; f++)
-            for (size_t i = 0; i < devices[d]->kernels[f]->n; i++) {
-                const gradd_kernel_t *kernel = &devices[d]->kernels[f]->v[i];
+        for (size_t f = 0; f < gradd_backends[d]->n_kernels; f++)
+            for (size_t i = 0; i < gradd_backends[d]->kernels[f]->n; i++) {
+                const gradd_kernel_t *kernel = &gradd_backends[d]->kernels[f]->v[i];
                 if (strcmp(kernel->op, op->name)) continue;
-                print(out, devices[d], op, kernel, first);
+                print(out, gradd_backends[d], op, kernel, first);
                 first = false;
             }
     }
@@ -112,7 +109,7 @@ static void json_types(FILE *out, const uint32_t *types) {
 static void json_kernel(FILE *out, const gradd_backend_t *device, const gradd_op_t *op,
                         const gradd_kernel_t *kernel, bool first) {
     fprintf(out, "%s{\"device\": \"%s\", \"name\": \"%s\", ",
-            first && device == devices[0] ? "" : ", ", device->name, kernel->name);
+            first && device == gradd_backends[0] ? "" : ", ", device->name, kernel->name);
     json_types(out, types_of(kernel, op));
     fprintf(out, "}");
 }

@@ -50,25 +50,25 @@ gradd_status_t gradd_primitive_run(const gradd_primitive_t *p, const void *a, co
 
 struct gradd_primitive_s {
     dnnl_primitive_t primitive;
+    dnnl_stream_t stream; /* the calling thread */
     dnnl_memory_t a, b, bias, c, work;
     size_t work_bytes;
 };
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static dnnl_engine_t engine; /* for all: the processor */
-static dnnl_stream_t stream; /* without state: the calling thread */
+static char name[32];
 
 static void start(void) {
+    const dnnl_version_t *v = dnnl_version();
+    snprintf(name, sizeof name, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
     dnnl_set_primitive_cache_capacity(KEPT_PRIMITIVES);
-    if (dnnl_engine_create(&engine, dnnl_cpu, 0) == dnnl_success)
-        dnnl_stream_create(&stream, engine, dnnl_stream_default_flags);
+    if (dnnl_engine_create(&engine, dnnl_cpu, 0) != dnnl_success) engine = NULL;
 }
 
 const char *gradd_gemm_library(void) {
-    static char text[32];
-    const dnnl_version_t *v = dnnl_version();
-    snprintf(text, sizeof text, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
-    return text;
+    pthread_once(&once, start);
+    return name;
 }
 
 /* Beyond these instructions oneDNN multiplies bf16 by its reference loops, or as f32. */
@@ -95,6 +95,7 @@ void gradd_primitive_destroy(gradd_primitive_t *p) {
     dnnl_memory_destroy(p->c);
     dnnl_memory_destroy(p->work);
     dnnl_primitive_destroy(p->primitive);
+    dnnl_stream_destroy(p->stream);
     free(p);
 }
 
@@ -180,22 +181,23 @@ static gradd_status_t make_memory(const gradd_gemm_t *g, const descs_t *d, gradd
 
 /* Leaves p->primitive NULL if oneDNN has nothing, or only its plain reference loops. */
 static gradd_status_t build(const gradd_gemm_t *g, descs_t *d, gradd_primitive_t *p) {
-    const char *name = "";
+    const char *kind = "";
     GRADD_TRY(describe_all(g, d));
     dnnl_status_t status =
         dnnl_matmul_primitive_desc_create(&d->pd, engine, d->a, d->b, d->bias, d->c, d->attr);
     if (status == dnnl_unimplemented || status == dnnl_invalid_arguments) return GRADD_OK;
     if (status != dnnl_success) return failed(status, "matmul description");
-    TRY_DNNL(dnnl_primitive_desc_query(d->pd, dnnl_query_impl_info_str, 0, &name));
-    if (!strncmp(name, "ref", 3)) return GRADD_OK;
+    TRY_DNNL(dnnl_primitive_desc_query(d->pd, dnnl_query_impl_info_str, 0, &kind));
+    if (!strncmp(kind, "ref", 3)) return GRADD_OK;
     GRADD_TRY(make_memory(g, d, p));
+    TRY_DNNL(dnnl_stream_create(&p->stream, engine, dnnl_stream_default_flags));
     TRY_DNNL(dnnl_primitive_create(&p->primitive, d->pd));
     return GRADD_OK;
 }
 
 gradd_status_t gradd_primitive_create(const gradd_gemm_t *g, gradd_primitive_t **out) {
     pthread_once(&once, start);
-    if (!stream) return GRADD_FAIL(INTERNAL, "oneDNN: there is no engine for the processor");
+    if (!engine) return GRADD_FAIL(INTERNAL, "oneDNN: there is no engine for the processor");
     gradd_primitive_t *p = calloc(1, sizeof *p);
     if (!p) return GRADD_FAIL(NOMEM, "matrix product");
     descs_t d = {0};
@@ -229,8 +231,8 @@ gradd_status_t gradd_primitive_run(const gradd_primitive_t *p, const void *a, co
     TRY_DNNL(dnnl_memory_set_data_handle(p->c, c));
     TRY_DNNL(dnnl_memory_set_data_handle(p->work, work));
     if (p->bias) TRY_DNNL(dnnl_memory_set_data_handle(p->bias, (void *)(uintptr_t)bias));
-    TRY_DNNL(dnnl_primitive_execute(p->primitive, stream, n, args));
-    TRY_DNNL(dnnl_stream_wait(stream));
+    TRY_DNNL(dnnl_primitive_execute(p->primitive, p->stream, n, args));
+    TRY_DNNL(dnnl_stream_wait(p->stream));
     return GRADD_OK;
 }
 

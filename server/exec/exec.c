@@ -7,16 +7,6 @@
 #include "kernels/bf16.h"
 #include "server/exec/run.h"
 
-static struct {
-    exec_hook_t call;
-    void *context;
-} hook;
-
-void exec_set_hook(exec_hook_t call, void *context) {
-    hook.call = call;
-    hook.context = context;
-}
-
 static double seconds_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -104,19 +94,18 @@ static gradd_status_t run_step(const struct run_s *run, step_t *step, const exec
     step->run.work = step->work < 0 ? NULL : b->arena + step->work;
     step->run.seed = run->seed;
     step->run.dropout_off = run->flags & GRADD_RUN_DROPOUT_OFF;
-    double start = hook.call ? seconds_now() : 0;
-    gradd_status_t status = run->plan->backend->run(NULL, step->kernel, &step->run);
+    const gradd_device_t *d = run->device;
+    double start = d->hook ? seconds_now() : 0;
+    gradd_status_t status = d->backend->run(d->queue, step->kernel, &step->run);
     if (!status && run->flags & GRADD_RUN_FINITE_CHECK) status = check_finite(run, step, first_inf);
-    if (hook.call) hook.call(hook.context, run->plan, step, seconds_now() - start);
+    if (d->hook) d->hook(d->hook_context, run->plan, step, seconds_now() - start);
     return status;
 }
 
-gradd_status_t exec_program(const struct run_s *run, program_t *program, const exec_bases_t *b,
-                            const volatile int *cancel) {
-    const gradd_backend_t *backend = run->plan->backend;
+static gradd_status_t run_steps(const struct run_s *run, program_t *program, const exec_bases_t *b,
+                                const volatile int *cancel) {
     const step_t *first_inf = NULL;
     char text[GRAPH_NODE_TEXT + 16];
-    GRADD_TRY(backend->queue_enter(NULL, run->plan->threads));
     for (int k = 0; k < program->n; k++) {
         if (cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED))
             return GRADD_FAIL(STALE, "the run was cancelled");
@@ -124,5 +113,15 @@ gradd_status_t exec_program(const struct run_s *run, program_t *program, const e
         if (status)
             return gradd_wrap(status, "%s", step_text(run, &program->steps[k], text, sizeof text));
     }
-    return backend->wait(NULL);
+    return GRADD_OK;
+}
+
+gradd_status_t exec_program(const struct run_s *run, program_t *program, const exec_bases_t *b,
+                            const volatile int *cancel) {
+    const gradd_device_t *d = run->device;
+    GRADD_TRY(d->backend->queue_enter(d->queue));
+    gradd_status_t status = run_steps(run, program, b, cancel);
+    /* also after a failure: who is told of it may give the memory away */
+    gradd_status_t waited = d->backend->wait(d->queue);
+    return status ? status : waited;
 }

@@ -4,17 +4,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/exec/pool.h"
-
 gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_handle_t **out_run) {
     struct run_s *run = calloc(1, sizeof *run);
     if (!run) return GRADD_FAIL(NOMEM, "no memory for a run");
     run->plan = plan;
-    run->backend = plan->backend;
+    run->device = plan->device;
     run->inputs = calloc((size_t)plan->graph->model->n_inputs + 1, sizeof run->inputs[0]);
     gradd_status_t status = run->inputs ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a run");
     if (!status)
-        status = pool_take(plan->backend, plan->info.arena_bytes, &run->arena, &run->arena_bytes);
+        status = pool_take(run->device, plan->info.arena_bytes, &run->arena, &run->arena_bytes);
     if (status) {
         gradd_run_destroy(run);
         return status;
@@ -25,10 +23,11 @@ gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_handle_t **out_run
 
 void gradd_run_destroy(gradd_run_handle_t *run) {
     if (!run) return;
-    if (!(run->flags & GRADD_RUN_ONCE))
-        pool_give(run->backend, run->arena, run->arena_bytes);
-    else if (run->arena)
-        run->backend->free(run->arena, (size_t)run->arena_bytes);
+    run->device->backend->wait(run->device->queue);
+    if (run->flags & GRADD_RUN_ONCE)
+        pool_drop(run->device, run->arena, run->arena_bytes);
+    else
+        pool_give(run->device, run->arena, run->arena_bytes);
     free(run->inputs);
     free(run);
 }
@@ -81,21 +80,7 @@ static gradd_status_t admit_variant(const gradd_run_handle_t *run, const variant
             __builtin_add_overflow(bytes, gradd_type_bytes(&plan->info.outputs[j]), &bytes))
             bytes = INT64_MAX;
     }
-    return pool_admit(bytes);
-}
-
-/* A variant may need more room than the expected backward: the saved values move along. */
-static gradd_status_t grow_arena(gradd_run_handle_t *run, int64_t bytes) {
-    if (bytes <= run->arena_bytes) return GRADD_OK;
-    void *wider;
-    GRADD_TRY(run->plan->backend->alloc((size_t)bytes, &wider));
-    if (run->arena_bytes) {
-        run->plan->backend->copy(NULL, wider, run->arena, (size_t)run->arena_bytes);
-        run->plan->backend->free(run->arena, (size_t)run->arena_bytes);
-    }
-    run->arena = wider;
-    run->arena_bytes = bytes;
-    return GRADD_OK;
+    return pool_admit(run->device, bytes);
 }
 
 /* Zeros for the outputs whose gradient a variant reads although none arrives. */
@@ -128,7 +113,7 @@ static gradd_status_t run_variant(gradd_run_handle_t *run, const variant_t *v,
         status = fill_zeros(run, grad_outputs, filled, owned);
         grad_outputs = filled;
     }
-    if (!status) status = grow_arena(run, v->arena_bytes);
+    if (!status) status = pool_grow(run->device, v->arena_bytes, &run->arena, &run->arena_bytes);
     if (!status) {
         exec_bases_t b = {.arena = run->arena,
                           .inputs = run->inputs,

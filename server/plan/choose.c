@@ -35,7 +35,8 @@ static gradd_infer_t describe(const gradd_plan_t *p, const graph_node_t *n, oper
     }
     for (int j = 0; j < n->n_out; j++)
         o->out[j] = n->out[j] == GRADD_NONE ? (gradd_type_t){0} : g->values[n->out[j]]->type;
-    return (gradd_infer_t){n->op, n->attrs, n->opset, n->n_in, n->n_out, o->in, o->out, p->threads};
+    return (gradd_infer_t){n->op,    n->attrs, n->opset, n->n_in,
+                           n->n_out, o->in,    o->out,   p->device->info.threads};
 }
 
 static uint64_t hash_type(uint64_t hash, const gradd_type_t *type) {
@@ -107,8 +108,8 @@ static gradd_status_t prepare_shared(gradd_plan_t *p, const gradd_infer_t *c, ca
 static gradd_status_t choose(gradd_plan_t *p, const graph_node_t *n, call_t *out) {
     operands_t operands;
     gradd_infer_t c = describe(p, n, &operands);
-    out->kernel = gradd_backend_kernel(p->backend, &c);
-    if (!out->kernel) return gradd_no_kernel(p->backend, &c);
+    out->kernel = gradd_backend_kernel(p->device->backend, &c);
+    if (!out->kernel) return gradd_no_kernel(p->device->backend, &c);
     if (out->kernel->prepare) return prepare_shared(p, &c, out);
     return gradd_kernel_prepare(out->kernel, &c, &out->prepared);
 }

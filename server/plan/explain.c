@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "kernels/cost.h"
-#include "kernels/cpu/gemm.h"
 
 static gradd_status_t no_memory(void) {
     return GRADD_FAIL(NOMEM, "no memory to explain the plan");
@@ -152,8 +151,7 @@ static void add_info(gradd_explain_t *e) {
     const gradd_plan_t *p = e->plan;
     const graph_t *g = p->graph;
     e->info.n_nodes = g->model->n_nodes;
-    e->info.library = gradd_gemm_library();
-    e->info.threads = p->threads;
+    e->info.device = &p->device->info;
     for (int i = 0; i < g->model->n_inputs; i++)
         e->info.input_bytes += gradd_type_bytes(&g->values[g->inputs[i]]->type);
     for (int j = 0; j < p->info.n_outputs; j++)

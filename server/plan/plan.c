@@ -167,9 +167,9 @@ gradd_status_t plan_variant(gradd_plan_t *p, const bool *arrives, bool keep,
                             const variant_t **out) {
     bool *full = calloc((size_t)p->graph->n_outputs + 1, sizeof full[0]);
     if (!full) return no_memory();
-    budget_start();
-    gradd_status_t status = p->backend->queue_enter(NULL, p->threads);
-    if (!status) status = check_arrivals(p, arrives, full);
+    budget_start(p->device->compile_ms);
+    gradd_cpu_enter(p->device->info.threads); /* to fold and prepare */
+    gradd_status_t status = check_arrivals(p, arrives, full);
     if (!status && !(*out = find_variant(p, arrives, keep))) {
         bool many = p->n_variants >= PLAN_MAX_VARIANTS;
         status = many ? GRADD_E_UNSUPPORTED : new_variant(p, arrives, arrives, false, keep, out);
@@ -318,13 +318,9 @@ static gradd_status_t differentiate(gradd_plan_t *p, variant_t **out_primary) {
     return GRADD_OK;
 }
 
-static bool wants_plain(const gradd_plan_options_t *o) {
-    const char *fuse = getenv("GRADD_FUSE");
-    return o->flags & GRADD_PLAN_PLAIN || (fuse && !strcmp(fuse, "0"));
-}
-
 static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_options_t *o) {
-    graph_options_t go = {o->inputs, o->outputs, o->n_outputs, wants_plain(o), p->backend};
+    graph_options_t go = {o->inputs, o->outputs, o->n_outputs, o->flags & GRADD_PLAN_PLAIN,
+                          p->device->backend};
     variant_t *primary = NULL;
     GRADD_TRY(copy_options(p, o));
     GRADD_TRY(graph_create(m, &go, &p->graph));
@@ -350,21 +346,16 @@ static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_
     return GRADD_OK;
 }
 
-void gradd_set_compile_limit(int64_t ms) {
-    budget_set_limit(ms);
-}
-
 gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_t *options,
                                  gradd_plan_t **out_plan) {
     double start = now_ms();
     GRADD_TRY(check_options(model, options));
     gradd_plan_t *p = calloc(1, sizeof *p);
     if (!p) return no_memory();
-    p->backend = &gradd_backend_cpu;
-    p->threads = options->threads > 0 ? options->threads : gradd_cpu_threads();
-    budget_start();
-    gradd_status_t status = p->backend->queue_enter(NULL, p->threads); /* to fold constants */
-    if (!status) status = build(p, model, options);
+    p->device = options->device;
+    budget_start(p->device->compile_ms);
+    gradd_cpu_enter(p->device->info.threads); /* to fold and prepare */
+    gradd_status_t status = build(p, model, options);
     budget_end();
     if (status) {
         gradd_plan_destroy(p);
@@ -377,6 +368,7 @@ gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_
 
 void gradd_plan_destroy(gradd_plan_t *p) {
     if (!p) return;
+    p->device->backend->wait(p->device->queue); /* its steps may still be under way */
     for (variant_t *v = p->variants, *next; v; v = next) {
         next = v->next;
         variant_destroy(v);

@@ -15,6 +15,7 @@
 
 #include "kernels/backend.h"
 #include "server/api/gradd.h"
+#include "server/exec/device.h"
 #include "server/graph/graph.h"
 
 typedef enum loc_kind_e {
@@ -109,9 +110,8 @@ typedef struct variant_s {
 } variant_t;
 
 struct plan_s {
-    graph_t *graph; /* Owned */
-    const gradd_backend_t *backend;
-    int threads;
+    graph_t *graph;         /* Owned */
+    gradd_device_t *device; /* Borrowed: that runs it */
     gradd_plan_info_t info;
     gradd_type_t *output_types; /* Owned */
     bool *has_grad;             /* Owned */
@@ -149,8 +149,8 @@ void sequence_finish(sequence_t *sequence);
 void schedule_mark_saved(const graph_t *g, const sequence_t *sequence, const gradd_val_t *grads,
                          int n_grads, bool *saved);
 
-/* Chooses the device's kernel for every node and prepares it. The device's queue has been entered:
- * what is prepared is prepared for that number of threads. Equal calls share a state, which lives
+/* Chooses the device's kernel for every node and prepares it, for the number of threads that the
+ * calling thread has entered. Equal calls share a state, which lives
  * as long as the plan. Errors name the node: UNSUPPORTED if there is no kernel, LIMIT. */
 gradd_status_t plan_choose(gradd_plan_t *plan, sequence_t *sequence);
 /* Gives back what the kernels have prepared. */

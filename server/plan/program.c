@@ -49,7 +49,7 @@ static gradd_status_t add_step(const gradd_plan_t *plan, const sequence_t *seque
     step->run.attrs = n->attrs;
     step->run.opset = n->opset;
     step->run.node = n->random;
-    step->run.threads = plan->threads;
+    step->run.threads = plan->device->info.threads;
     step->work = layout->work[k];
     step->work_bytes = (int64_t)call->prepared.work;
     step->run.state = call->prepared.state;
@@ -70,8 +70,8 @@ static gradd_status_t add_copy_step(const gradd_plan_t *plan, const layout_t *la
     gradd_infer_t c = {.op = gradd_op_by_name("Identity"), .n_in = 1, .n_out = 1, .in = &in};
     if (!c.op) return GRADD_FAIL(INTERNAL, "operator Identity is missing");
     GRADD_TRY(step_alloc(p, 1, 1, step));
-    step->kernel = gradd_backend_kernel(plan->backend, &c);
-    if (!step->kernel) return gradd_no_kernel(plan->backend, &c);
+    step->kernel = gradd_backend_kernel(plan->device->backend, &c);
+    if (!step->kernel) return gradd_no_kernel(plan->device->backend, &c);
     step->run.op = c.op;
     step->run.opset = g->model->opset;
     step->work = -1;

@@ -11,6 +11,19 @@
 
 enum { SIZE = 16 };
 
+static gradd_device_t *open_device(const gradd_backend_t *backend) {
+    const gradd_device_options_t o = {.threads = 1};
+    gradd_device_t *device;
+    CHECK_OK(device_open(backend, &o, &device));
+    return device;
+}
+
+static void destroy(gradd_plan_t *plan) {
+    gradd_device_t *device = plan->device;
+    gradd_plan_destroy(plan);
+    gradd_device_close(device);
+}
+
 static model_t *load(Onnx__ModelProto *proto, const char *output) {
     model_t *m = NULL;
     size_t n;
@@ -52,7 +65,7 @@ static gradd_plan_t *layers(int n, model_t **out_model) {
                                     .n_outputs = 1,
                                     .grad_outputs = &first,
                                     .n_grad_outputs = 1,
-                                    .threads = 1};
+                                    .device = open_device(&gradd_backend_cpu)};
     gradd_plan_t *plan = NULL;
     CHECK_OK(gradd_plan_create(*out_model, &o, &plan));
     return plan;
@@ -68,7 +81,7 @@ TEST(equal_products_share_a_state) {
         CHECK(steps[i].run.state == steps[0].run.state);
     CHECK(steps[8].run.state != steps[0].run.state);
     CHECK_EQ_INT(p2->ready_bytes, p8->ready_bytes);
-    gradd_plan_destroy(p2), gradd_plan_destroy(p8);
+    destroy(p2), destroy(p8);
     model_destroy(m2), model_destroy(m8);
 }
 
@@ -83,7 +96,7 @@ TEST(a_plan_counts_what_it_holds) {
     CHECK_OK(plan_variant(p, &arrives, true, &kept)); /* another program */
     CHECK(gradd_plan_info(p)->constant_bytes >
           before + (int64_t)arena_used(kept->program.arena) - 1);
-    gradd_plan_destroy(p);
+    destroy(p);
     model_destroy(m);
 }
 
@@ -105,7 +118,16 @@ static const gradd_kernel_t rows[] = {
 };
 static const gradd_kernels_t family = {"activation", rows, sizeof rows / sizeof rows[0]};
 static const gradd_kernels_t *const families[] = {&family};
-static const gradd_backend_t device = {.name = "test", .kernels = families, .n_kernels = 1};
+
+/* The CPU with these kernels alone. */
+static const gradd_backend_t *small(void) {
+    static gradd_backend_t b;
+    b = gradd_backend_cpu;
+    b.name = "test";
+    b.kernels = families;
+    b.n_kernels = 1;
+    return &b;
+}
 
 typedef struct trial_s {
     model_t *model;
@@ -123,10 +145,8 @@ static gradd_status_t choose(const char *op, gradd_dtype_t dtype, int rank, tria
     build_node(proto, op, "node", "x", "z");
     const int32_t output = 0;
     const graph_options_t o = {
-        .inputs = &x, .outputs = &output, .n_outputs = 1, .backend = &device};
-    *t = (trial_t){
-        .model = load(proto, "z"), .plan = {.backend = &device, .threads = 1}
-    };
+        .inputs = &x, .outputs = &output, .n_outputs = 1, .backend = small()};
+    *t = (trial_t){.model = load(proto, "z"), .plan = {.device = open_device(small())}};
     CHECK_OK(graph_create(t->model, &o, &t->plan.graph));
     bool *none = calloc((size_t)t->plan.graph->n_values + 1, sizeof none[0]);
     CHECK_OK(schedule_forward(t->plan.graph, none, &t->forward));
@@ -141,6 +161,7 @@ static const char *kernel(const trial_t *t, int i) {
 static void finish(trial_t *t) {
     sequence_finish(&t->forward);
     graph_destroy(t->plan.graph);
+    gradd_device_close(t->plan.device);
     model_destroy(t->model);
 }
 
