@@ -7,6 +7,8 @@
  * promised is not touched yet and a kernel that runs out of it kills a process, which is why there
  * is an answer before. Engine thread.
  */
+#include <string.h>
+
 #include "server/exec/device.h"
 #include "server/machine.h"
 #include "server/worker.h"
@@ -54,4 +56,14 @@ gradd_status_t worker_open_device(worker_t *worker, const gradd_device_options_t
     o.admit = worker_admit;
     o.admit_context = worker;
     return gradd_device_open(&o, &worker->device);
+}
+
+gradd_status_t worker_find_device(worker_t *worker, const char *name, size_t n,
+                                  gradd_device_t **out_device) {
+    const char *ours = gradd_device_info(worker->device)->name;
+    if (name && (strlen(ours) != n || memcmp(ours, name, n)))
+        return GRADD_FAIL(UNSUPPORTED, "there is no device '%.*s', only '%s'", n < 60 ? (int)n : 60,
+                          name, ours);
+    *out_device = worker->device;
+    return GRADD_OK;
 }

@@ -68,10 +68,13 @@ void cache_release_compiled(worker_t *worker, compiled_t *compiled);
 /* Destroys everything; all references are gone. */
 void cache_finish(worker_t *worker);
 
-/* ---- memory (admission.c) ---- */
+/* ---- device and memory (admission.c) ---- */
 
 /* Opens the device, which asks worker_admit; a memory limit of 0 is 90 % of what there is. */
 gradd_status_t worker_open_device(worker_t *worker, const gradd_device_options_t *options);
+/* The device of that name, n bytes; NULL = the default. Fails with UNSUPPORTED. */
+gradd_status_t worker_find_device(worker_t *worker, const char *name, size_t n,
+                                  gradd_device_t **out_device);
 /* Whether the machine has room for what a run takes; context is the worker. Fails with NOMEM and
  * the figures. */
 gradd_status_t worker_admit(void *context, int64_t bytes);

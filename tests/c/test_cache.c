@@ -82,6 +82,39 @@ TEST(large_models_go_with_their_last_client) {
     close_worker(&worker);
 }
 
+/* A plan of one device is none of another, though all else is the same. */
+TEST(the_device_is_part_of_a_plans_key) {
+    worker_t worker = open_worker("");
+    const gradd_device_options_t o = {.threads = 1};
+    gradd_device_t *first = worker.device, *second;
+    CHECK_OK(gradd_device_open(&o, &second));
+    model_entry_t *model = load(&worker, 1, 1000);
+    compiled_t *a = compile(&worker, model);
+    CHECK(compile(&worker, model) == a);
+    worker.device = second;
+    compiled_t *b = compile(&worker, model);
+    CHECK(b != a);
+    worker.device = first;
+    cache_release_compiled(&worker, a), cache_release_compiled(&worker, a);
+    cache_release_compiled(&worker, b);
+    cache_release_model(&worker, model);
+    close_worker(&worker);
+    gradd_device_close(second);
+}
+
+TEST(a_device_is_found_by_its_name) {
+    worker_t worker = open_worker("");
+    gradd_device_t *found = NULL;
+    CHECK_OK(worker_find_device(&worker, "cpu", 3, &found));
+    CHECK(found == worker.device);
+    found = NULL;
+    CHECK_OK(worker_find_device(&worker, NULL, 0, &found));
+    CHECK(found == worker.device);
+    CHECK_STATUS(GRADD_E_UNSUPPORTED, worker_find_device(&worker, "cpus", 4, &found));
+    CHECK_ERROR_HAS("there is no device 'cpus', only 'cpu'");
+    close_worker(&worker);
+}
+
 /* What the machine has left bounds models and what plans hold, too. */
 TEST(a_full_machine_takes_no_model) {
     char root[] = "/tmp/gradd-cache-XXXXXX", proc[64], file[96];
