@@ -17,6 +17,17 @@
 
 typedef struct gradd_queue_s gradd_queue_t; /* device's own: a stream */
 
+typedef struct gradd_bytes_s {
+    const void *data; /* Borrowed; NULL only without bytes */
+    size_t bytes;
+} gradd_bytes_t;
+
+/* Positions of the first NaN and of the first infinity, each -1 if there is none. */
+typedef struct gradd_scan_s {
+    int64_t nan, inf;
+    bool negative; /* that infinity */
+} gradd_scan_t;
+
 typedef struct gradd_backend_s {
     uint32_t abi;  /* GRADD_BACKEND_ABI of the table's author */
     uint32_t size; /* sizeof of the table's author */
@@ -25,13 +36,15 @@ typedef struct gradd_backend_s {
     /* `threads`, at least 1: for a device that computes with the host's. */
     gradd_status_t (*queue_create)(int threads, gradd_queue_t **out);
     void (*queue_destroy)(gradd_queue_t *queue); /* waits; accepts NULL */
-    /* Makes the calling thread ready to give work; called once before a sequence of calls. */
+    /* Makes the calling thread ready for a sequence of calls; not needed by wait, alloc and free.
+     */
     gradd_status_t (*queue_enter)(gradd_queue_t *queue);
     /* Waits for all that was enqueued; reports what failed on the device. */
     gradd_status_t (*wait)(gradd_queue_t *queue);
 
     /* Memory of the device for what is enqueued from now on, aligned to at least 64 bytes. Errors:
-     * NOMEM. bytes may be 0. Free waits its turn: what was enqueued before may still use it. */
+     * NOMEM. bytes may be 0. Free waits its turn: what was enqueued before may still use it;
+     * accepts NULL. */
     gradd_status_t (*alloc)(gradd_queue_t *queue, size_t bytes, void **out);
     void (*free)(gradd_queue_t *queue, void *memory, size_t bytes);
     gradd_status_t (*copy)(gradd_queue_t *queue, void *to, const void *from, size_t bytes);
@@ -39,6 +52,14 @@ typedef struct gradd_backend_s {
     /* One operator by a kernel of this device. */
     gradd_status_t (*run)(gradd_queue_t *queue, const gradd_kernel_t *kernel,
                           const gradd_run_t *run);
+
+    /* What a tensor of floats holds. Waits. */
+    gradd_status_t (*scan)(gradd_queue_t *queue, const gradd_view_t *view, gradd_scan_t *out);
+    /* What a list of tensors holds, in one number: of all bytes, so that a single changed element
+     * always changes it, or of drawn ones, so that a write of all elements does. A function of the
+     * bytes, their sizes and their order alone, the same on every device. Waits. */
+    gradd_status_t (*fingerprint)(gradd_queue_t *queue, const gradd_bytes_t *list, int n,
+                                  bool whole, uint64_t *out);
 
     /* For people: what multiplies matrices ("oneDNN 3.2.0"), and whether it multiplies that type
      * itself or in a wider one. */

@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/backend.h"
-#include "kernels/cpu/fingerprint.h"
 #include "server/exec/device.h"
 #include "server/worker.h"
 
@@ -219,20 +217,10 @@ static gradd_status_t find_plan(work_t *work, uint64_t id, work_plan_t **out_pla
                       (unsigned long long)id);
 }
 
-/* Puts the generation of the bound inputs, their fingerprints, into the reply. If the client says
- * which it expects and it is another, puts `changed` instead: then nothing may be run. */
-static gradd_status_t look(worker_t *worker, request_t *request, const work_run_t *run,
-                           bool *out_changed) {
-    const msgpack_object *gen = request->args[FORWARD_GEN], *sum = request->args[FORWARD_SUM];
-    uint64_t asked = LOOK_NOT, drawn, whole = 0;
-    if (request->args[FORWARD_LOOK]) asked = wire_u64(request->args[FORWARD_LOOK]);
-    bool in_full = sum || asked == LOOK_SUM;
+/* What the plan's device finds in the bound inputs. */
+static gradd_status_t fingerprint(const work_run_t *run, bool whole, uint64_t *out) {
+    const gradd_device_t *d = gradd_plan_device(run->plan->compiled->plan);
     int n = run->binding ? run->plan->n_bound : 0;
-    *out_changed = false;
-    if (asked > LOOK_SUM)
-        return GRADD_FAIL(UNSUPPORTED, "forward: field 'look': %llu, expected 0 to 2",
-                          (unsigned long long)asked);
-    if (!gen && !sum && asked == LOOK_NOT) return GRADD_OK;
     gradd_bytes_t *list = calloc((size_t)n + 1, sizeof *list);
     if (!list) return GRADD_FAIL(NOMEM, "no memory for a run");
     for (int i = 0; i < n; i++) {
@@ -240,19 +228,34 @@ static gradd_status_t look(worker_t *worker, request_t *request, const work_run_
         size_t bytes = bound->address[i] ? (size_t)gradd_type_bytes(&bound->types[i]) : 0;
         list[i] = (gradd_bytes_t){bound->address[i], bytes};
     }
-    const gradd_device_t *d = worker->device;
     gradd_status_t st = d->backend->queue_enter(d->queue);
-    drawn = gradd_print_drawn(list, n);
-    *out_changed = gen && wire_u64(gen) != drawn;
-    if (in_full && !*out_changed) whole = gradd_print_sum(list, n);
-    if (sum && wire_u64(sum) != whole) *out_changed = true;
+    if (st == GRADD_OK) st = d->backend->fingerprint(d->queue, list, n, whole, out);
     free(list);
+    return st;
+}
+
+/* Puts the generation of the bound inputs, their fingerprints, into the reply. If the client says
+ * which it expects and it is another, puts `changed` instead: then nothing may be run. */
+static gradd_status_t look(request_t *request, const work_run_t *run, bool *out_changed) {
+    const msgpack_object *gen = request->args[FORWARD_GEN], *sum = request->args[FORWARD_SUM];
+    uint64_t asked = LOOK_NOT, drawn, whole = 0;
+    if (request->args[FORWARD_LOOK]) asked = wire_u64(request->args[FORWARD_LOOK]);
+    bool in_full = sum || asked == LOOK_SUM;
+    *out_changed = false;
+    if (asked > LOOK_SUM)
+        return GRADD_FAIL(UNSUPPORTED, "forward: field 'look': %llu, expected 0 to 2",
+                          (unsigned long long)asked);
+    if (!gen && !sum && asked == LOOK_NOT) return GRADD_OK;
+    GRADD_TRY(fingerprint(run, false, &drawn));
+    *out_changed = gen && wire_u64(gen) != drawn;
+    if (in_full && !*out_changed) GRADD_TRY(fingerprint(run, true, &whole));
+    if (sum && wire_u64(sum) != whole) *out_changed = true;
     wire_key(&request->reply, *out_changed ? "changed" : "gen");
     wire_put_u64(&request->reply, *out_changed ? 1 : drawn);
-    if (*out_changed || !in_full) return st;
+    if (*out_changed || !in_full) return GRADD_OK;
     wire_key(&request->reply, "sum");
     wire_put_u64(&request->reply, whole);
-    return st;
+    return GRADD_OK;
 }
 
 static gradd_status_t forward(worker_t *worker, request_t *request) {
@@ -276,7 +279,7 @@ static gradd_status_t forward(worker_t *worker, request_t *request) {
         return st;
     }
     bool changed;
-    st = look(worker, request, run, &changed);
+    st = look(request, run, &changed);
     if (st != GRADD_OK || changed) {
         work_release_run(work, run->id);
         return st;

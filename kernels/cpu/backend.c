@@ -8,7 +8,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "kernels/cpu/fingerprint.h"
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/scan.h"
 
 /* From here on memory comes straight from the kernel with huge pages, so that a large arena costs
  * few page faults and goes back when it is freed. */
@@ -115,6 +117,22 @@ static gradd_status_t cpu_wait(gradd_queue_t *queue) {
     return GRADD_OK;
 }
 
+/* ---- looking ----------------------------------------------------------------------------------
+ */
+
+static gradd_status_t cpu_scan(gradd_queue_t *queue, const gradd_view_t *view, gradd_scan_t *out) {
+    (void)queue;
+    *out = gradd_cpu_scan(view);
+    return GRADD_OK;
+}
+
+static gradd_status_t cpu_fingerprint(gradd_queue_t *queue, const gradd_bytes_t *list, int n,
+                                      bool whole, uint64_t *out) {
+    (void)queue;
+    *out = whole ? gradd_print_sum(list, n) : gradd_print_drawn(list, n);
+    return GRADD_OK;
+}
+
 /* ---- the table ------------------------------------------------------------------------------- */
 
 static bool cpu_multiplies(gradd_dtype_t dtype) {
@@ -144,6 +162,8 @@ const gradd_backend_t gradd_backend_cpu = {
     .copy = cpu_copy,
     .zero = cpu_zero,
     .run = cpu_run,
+    .scan = cpu_scan,
+    .fingerprint = cpu_fingerprint,
     .library = gradd_gemm_library,
     .multiplies = cpu_multiplies,
     .kernels = cpu_kernels,

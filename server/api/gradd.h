@@ -141,6 +141,7 @@ gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_
                                  gradd_plan_t **out_plan);
 void gradd_plan_destroy(gradd_plan_t *plan);
 const gradd_plan_info_t *gradd_plan_info(const gradd_plan_t *plan);
+gradd_device_t *gradd_plan_device(const gradd_plan_t *plan);
 
 /* ---- explanation: what a plan does, row by row ----------------------------------------------- */
 

@@ -1,10 +1,8 @@
 /* The executor: walks the steps of a program on a device. See run.h. */
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#include "kernels/bf16.h"
 #include "server/exec/run.h"
 
 static double seconds_now(void) {
@@ -46,43 +44,37 @@ static const char *step_text(const struct run_s *run, const step_t *step, char *
     return text;
 }
 
-/* Element of a float type; 0 of any other. */
-static double float_at(const gradd_view_t *v, int64_t i) {
-    switch (v->type.dtype) {
-    case GRADD_DT_F32:
-        return (double)((const float *)v->data)[i];
-    case GRADD_DT_F64:
-        return ((const double *)v->data)[i];
-    case GRADD_DT_BF16:
-        return (double)gradd_bf16_f32(((const gradd_bf16_t *)v->data)[i]);
-    default:
-        return 0;
-    }
-}
-
 /* A healthy graph has infinities inside: masks of -inf, an exp that overflows under a division or
  * in the branch that a Where does not take. Only what leaves must be finite; NaN never heals.
  * *first_inf is the first step with an infinity, for the text. */
-static gradd_status_t check_finite(const struct run_s *run, const step_t *step,
+static gradd_status_t check_output(const struct run_s *run, const step_t *step, int j,
                                    const step_t **first_inf) {
     char text[GRAPH_NODE_TEXT + 16];
-    for (int j = 0; j < step->run.n_out; j++) {
-        const gradd_view_t *v = &step->run.out[j];
-        loc_kind_t to = step->loc[step->run.n_in + j].kind;
-        if (!v->data || !gradd_dtype_is_float(v->type.dtype)) continue;
-        int64_t n = gradd_type_count(&v->type);
-        for (int64_t i = 0; i < n; i++) {
-            double x = float_at(v, i);
-            if (isfinite(x)) continue;
-            if (!*first_inf && isinf(x)) *first_inf = step;
-            if (isinf(x) && to != LOC_OUTPUT && to != LOC_GRAD) continue;
-            bool known = isinf(x) && *first_inf != step;
-            return GRADD_FAIL(NONFINITE, "output %d, element %lld of %lld is %g%s%s", j,
-                              (long long)i, (long long)n, x,
-                              known ? "; the first infinity came from " : "",
-                              known ? step_text(run, *first_inf, text, sizeof text) : "");
-        }
-    }
+    gradd_scan_t found;
+    const gradd_device_t *d = run->device;
+    const gradd_view_t *v = &step->run.out[j];
+    const loc_kind_t to = step->loc[step->run.n_in + j].kind;
+    if (!v->data || !gradd_dtype_is_float(v->type.dtype)) return GRADD_OK;
+    GRADD_TRY(d->backend->scan(d->queue, v, &found));
+    if (found.inf >= 0 && !*first_inf) *first_inf = step;
+    bool leaves = found.inf >= 0 && (to == LOC_OUTPUT || to == LOC_GRAD);
+    bool inf = leaves && (found.nan < 0 || found.inf < found.nan);
+    if (!inf && found.nan < 0) return GRADD_OK;
+    bool known = inf && *first_inf != step;
+    return GRADD_FAIL(NONFINITE, "output %d, element %lld of %lld is %s%s%s", j,
+                      (long long)(inf ? found.inf : found.nan),
+                      (long long)gradd_type_count(&v->type),
+                      !inf             ? "nan"
+                      : found.negative ? "-inf"
+                                       : "inf",
+                      known ? "; the first infinity came from " : "",
+                      known ? step_text(run, *first_inf, text, sizeof text) : "");
+}
+
+static gradd_status_t check_finite(const struct run_s *run, const step_t *step,
+                                   const step_t **first_inf) {
+    for (int j = 0; j < step->run.n_out; j++)
+        GRADD_TRY(check_output(run, step, j, first_inf));
     return GRADD_OK;
 }
 
@@ -119,7 +111,6 @@ static gradd_status_t run_steps(const struct run_s *run, program_t *program, con
 gradd_status_t exec_program(const struct run_s *run, program_t *program, const exec_bases_t *b,
                             const volatile int *cancel) {
     const gradd_device_t *d = run->device;
-    GRADD_TRY(d->backend->queue_enter(d->queue));
     gradd_status_t status = run_steps(run, program, b, cancel);
     /* also after a failure: who is told of it may give the memory away */
     gradd_status_t waited = d->backend->wait(d->queue);

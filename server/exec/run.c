@@ -63,6 +63,7 @@ gradd_status_t gradd_run_forward(gradd_run_handle_t *run, uint64_t seed, uint32_
     run->has_forward = false;
     exec_bases_t b = {.arena = run->arena, .inputs = run->inputs, .outputs = outputs};
     GRADD_TRY(check_bases(plan, &plan->forward, &b));
+    GRADD_TRY(run->device->backend->queue_enter(run->device->queue));
     GRADD_TRY(exec_program(run, &plan->forward, &b, cancel));
     run->has_forward = plan->variants != NULL;
     return GRADD_OK;
@@ -83,51 +84,65 @@ static gradd_status_t admit_variant(const gradd_run_handle_t *run, const variant
     return pool_admit(run->device, bytes);
 }
 
+/* Gradients of the outputs as a variant reads them: what arrives, and zeros in between. */
+typedef struct arrivals_s {
+    const void **address; /* Owned array: per output */
+    void **zeros;         /* Owned array, and the device's memory: per output */
+} arrivals_t;
+
 /* Zeros for the outputs whose gradient a variant reads although none arrives. */
-static gradd_status_t fill_zeros(const gradd_run_handle_t *run, const void *const *given,
-                                 const void **filled, void **owned) {
+static gradd_status_t fill_zeros(const gradd_run_handle_t *run, arrivals_t *a) {
     const gradd_plan_t *plan = run->plan;
-    for (int j = 0; j < plan->info.n_outputs; j++)
-        filled[j] = given[j];
+    const gradd_backend_t *b = run->device->backend;
     for (int k = 0; k < plan->n_grad_outputs; k++) {
         int j = plan->grad_outputs[k];
         size_t bytes = (size_t)gradd_type_bytes(&plan->info.outputs[j]);
-        if (given[j]) continue;
-        owned[k] = calloc(1, bytes + 1);
-        if (!owned[k]) return GRADD_FAIL(NOMEM, "no memory for the zero gradient of output %d", j);
-        filled[j] = owned[k];
+        if (a->address[j]) continue;
+        gradd_status_t status = b->alloc(run->device->queue, bytes, &a->zeros[j]);
+        if (status) return gradd_wrap(status, "zero gradient of output %d", j);
+        GRADD_TRY(b->zero(run->device->queue, a->zeros[j], bytes));
+        a->address[j] = a->zeros[j];
     }
     return GRADD_OK;
+}
+
+static gradd_status_t arrivals_init(const gradd_run_handle_t *run, const variant_t *v,
+                                    const void *const *given, arrivals_t *a) {
+    const size_t n = (size_t)run->plan->info.n_outputs;
+    a->address = calloc(n + 1, sizeof a->address[0]);
+    a->zeros = calloc(n + 1, sizeof a->zeros[0]);
+    if (!a->address || !a->zeros) return GRADD_FAIL(NOMEM, "no memory for a backward");
+    memcpy(a->address, given, sizeof given[0] * n);
+    return v->full ? fill_zeros(run, a) : GRADD_OK;
+}
+
+static void arrivals_finish(const gradd_run_handle_t *run, arrivals_t *a) {
+    const gradd_plan_t *plan = run->plan;
+    for (int j = 0; a->zeros && j < plan->info.n_outputs; j++)
+        run->device->backend->free(run->device->queue, a->zeros[j],
+                                   (size_t)gradd_type_bytes(&plan->info.outputs[j]));
+    free(a->address);
+    free(a->zeros);
 }
 
 static gradd_status_t run_variant(gradd_run_handle_t *run, const variant_t *v,
                                   const void *const *grad_outputs, void *const *grads,
                                   const volatile int *cancel) {
-    gradd_plan_t *plan = run->plan;
-    const void **filled = calloc((size_t)plan->info.n_outputs + 1, sizeof filled[0]);
-    void **owned = calloc((size_t)plan->n_grad_outputs + 1, sizeof owned[0]);
-    gradd_status_t status =
-        filled && owned ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a backward");
-    if (!status) status = admit_variant(run, v, grad_outputs);
-    if (!status && v->full) {
-        status = fill_zeros(run, grad_outputs, filled, owned);
-        grad_outputs = filled;
-    }
+    arrivals_t arrivals = {0};
+    gradd_status_t status = admit_variant(run, v, grad_outputs);
+    if (!status) status = arrivals_init(run, v, grad_outputs, &arrivals);
     if (!status) status = pool_grow(run->device, v->arena_bytes, &run->arena, &run->arena_bytes);
     if (!status) {
         exec_bases_t b = {.arena = run->arena,
                           .inputs = run->inputs,
                           .grads = grads,
-                          .grad_outputs = grad_outputs};
+                          .grad_outputs = arrivals.address};
         program_t *program = (program_t *)&v->program; /* its views are scratch of this call */
-        status = check_bases(plan, program, &b);
+        status = check_bases(run->plan, program, &b);
         if (!status) run->has_forward = v->keep;
         if (!status) status = exec_program(run, program, &b, cancel);
     }
-    for (int k = 0; owned && k < plan->n_grad_outputs; k++)
-        free(owned[k]);
-    free(filled);
-    free(owned);
+    arrivals_finish(run, &arrivals);
     return status;
 }
 
@@ -148,6 +163,7 @@ gradd_status_t gradd_run_backward(gradd_run_handle_t *run, const void *const *gr
     gradd_status_t status = plan_variant(plan, arrives, keep, &v);
     free(arrives);
     GRADD_TRY(status);
+    GRADD_TRY(run->device->backend->queue_enter(run->device->queue));
     GRADD_TRY(run_variant(run, v, grad_outputs, grads, cancel));
     for (int i = 0; i < plan->n_grads; i++)
         out_written[i] = v->grads[i] != GRADD_NONE;

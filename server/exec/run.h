@@ -28,7 +28,7 @@ typedef struct exec_bases_s {
     const void *const *grad_outputs;
 } exec_bases_t;
 
-/* Waits, also if it fails. */
+/* The device's queue has been entered. Waits, also if it fails. */
 gradd_status_t exec_program(const struct run_s *run, program_t *program, const exec_bases_t *bases,
                             const volatile int *cancel);
 

@@ -388,3 +388,7 @@ void gradd_plan_destroy(gradd_plan_t *p) {
 const gradd_plan_info_t *gradd_plan_info(const gradd_plan_t *plan) {
     return &plan->info;
 }
+
+gradd_device_t *gradd_plan_device(const gradd_plan_t *plan) {
+    return plan->device;
+}
