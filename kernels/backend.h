@@ -32,6 +32,7 @@ typedef struct gradd_backend_s {
     uint32_t abi;  /* GRADD_BACKEND_ABI of the table's author */
     uint32_t size; /* sizeof of the table's author */
     const char *name;
+    bool host; /* it reads the process's memory where it lies */
 
     /* `threads`, at least 1: for a device that computes with the host's. */
     gradd_status_t (*queue_create)(int threads, gradd_queue_t **out);

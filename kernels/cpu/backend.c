@@ -153,6 +153,7 @@ const gradd_backend_t gradd_backend_cpu = {
     .abi = GRADD_BACKEND_ABI,
     .size = sizeof(gradd_backend_t),
     .name = "cpu",
+    .host = true,
     .queue_create = cpu_queue_create,
     .queue_destroy = cpu_queue_destroy,
     .queue_enter = cpu_queue_enter,

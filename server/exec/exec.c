@@ -25,7 +25,9 @@ static void *address(const exec_bases_t *b, const step_t *step, int i) {
     case LOC_GRAD_OUTPUT:
         return (void *)b->grad_outputs[loc->index];
     case LOC_CONST:
-        return (void *)step->data[i];
+        return (char *)b->constants[loc->index].memory + loc->offset;
+    case LOC_HOST:
+        return (void *)(intptr_t)loc->offset;
     case LOC_NONE:
         break;
     }

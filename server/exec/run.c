@@ -61,7 +61,10 @@ gradd_status_t gradd_run_forward(gradd_run_handle_t *run, uint64_t seed, uint32_
     run->seed = seed;
     run->flags = flags;
     run->has_forward = false;
-    exec_bases_t b = {.arena = run->arena, .inputs = run->inputs, .outputs = outputs};
+    exec_bases_t b = {.arena = run->arena,
+                      .constants = plan->constants.blocks,
+                      .inputs = run->inputs,
+                      .outputs = outputs};
     GRADD_TRY(check_bases(plan, &plan->forward, &b));
     GRADD_TRY(run->device->backend->queue_enter(run->device->queue));
     GRADD_TRY(exec_program(run, &plan->forward, &b, cancel));
@@ -134,6 +137,7 @@ static gradd_status_t run_variant(gradd_run_handle_t *run, const variant_t *v,
     if (!status) status = pool_grow(run->device, v->arena_bytes, &run->arena, &run->arena_bytes);
     if (!status) {
         exec_bases_t b = {.arena = run->arena,
+                          .constants = run->plan->constants.blocks,
                           .inputs = run->inputs,
                           .grads = grads,
                           .grad_outputs = arrivals.address};

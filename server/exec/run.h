@@ -22,6 +22,7 @@ struct run_s {
 /* External addresses of one program. */
 typedef struct exec_bases_s {
     char *arena;
+    const constant_block_t *constants;
     const void *const *inputs;
     void *const *outputs;
     void *const *grads;

@@ -84,6 +84,7 @@ static gradd_status_t variant_compile(gradd_plan_t *p, variant_t *v) {
         status = layout_make(g, &o, &layout);
     }
     if (!status) status = program_make(p, &sequence, &layout, false, &v->program);
+    if (!status) status = constants_upload(p);
     v->arena_bytes = layout.arena_bytes;
     layout_finish(&layout);
     sequence_finish(&sequence);
@@ -100,7 +101,7 @@ static void count_bytes(gradd_plan_t *p) {
     size_t bytes = arena_used(p->graph->arena) + arena_used(p->forward.arena);
     for (const variant_t *v = p->variants; v; v = v->next)
         bytes += arena_used(v->program.arena);
-    p->info.constant_bytes = (int64_t)bytes + p->ready_bytes;
+    p->info.constant_bytes = (int64_t)bytes + p->ready_bytes + p->constants.bytes;
 }
 
 static void add_variant(gradd_plan_t *p, variant_t *v) {
@@ -274,6 +275,7 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
     }
     if (!status) status = program_make(p, &sequence, &layout, true, &p->forward);
     if (!status && primary) status = program_make(p, &sequence, &layout, false, &primary->program);
+    if (!status) status = constants_upload(p);
     if (!status) {
         keep_places(p, &layout);
         if (primary) primary->arena_bytes = layout.arena_bytes;
@@ -374,6 +376,7 @@ void gradd_plan_destroy(gradd_plan_t *p) {
         variant_destroy(v);
     }
     program_finish(&p->forward);
+    constants_finish(p);
     plan_unprepare(p);
     graph_destroy(p->graph);
     free(p->output_types);

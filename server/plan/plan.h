@@ -25,7 +25,8 @@ typedef enum loc_kind_e {
     LOC_OUTPUT,      /* index = position in the plan's outputs */
     LOC_GRAD,        /* index = position in the plan's gradients */
     LOC_GRAD_OUTPUT, /* index = position in the plan's outputs */
-    LOC_CONST,       /* the value's own data */
+    LOC_CONST,       /* index = block of the plan's constants, offset into it */
+    LOC_HOST,        /* offset = address of a constant in the process's memory */
 } loc_kind_t;
 
 typedef struct loc_s {
@@ -85,7 +86,6 @@ typedef struct step_s {
     gradd_run_t run;    /* in and out point to the views below; work is set per run */
     gradd_view_t *view; /* n_in + n_out: data is set per run */
     loc_t *loc;         /* n_in + n_out */
-    const void **data;  /* n_in + n_out: LOC_CONST elements */
     int64_t work;       /* offset or -1 */
     int64_t work_bytes;
     int32_t node; /* of the graph; -1 = a copy */
@@ -109,6 +109,22 @@ typedef struct variant_s {
     struct variant_s *next;
 } variant_t;
 
+typedef struct constant_block_s {
+    void *memory; /* Owned: of the device */
+    int64_t bytes;
+} constant_block_t;
+
+/* The constants that steps read. The forward and the expected backward have one block; a backward
+ * that is compiled later adds one if it reads others. */
+typedef struct constants_s {
+    loc_t *loc; /* Owned: per value of the graph; LOC_NONE = not in a block */
+    int n;
+    constant_block_t *blocks; /* Owned */
+    int n_blocks;
+    int64_t waiting_bytes; /* of the block that comes next */
+    int64_t bytes;         /* of all blocks */
+} constants_t;
+
 struct plan_s {
     graph_t *graph;         /* Owned */
     gradd_device_t *device; /* Borrowed: that runs it */
@@ -122,6 +138,7 @@ struct plan_s {
     bool *saved;  /* Owned: per value (root) of the graph when the forward was laid out */
     loc_t *fixed; /* Owned: their places */
     int n_fixed;
+    constants_t constants;
     program_t forward;
     variant_t *variants; /* Owned list; the first is the expected backward */
     int n_variants;
@@ -174,9 +191,15 @@ typedef struct memory_item_s {
  * Errors: LIMIT (sizes that 64 bits cannot add), NOMEM. */
 gradd_status_t memory_place(memory_item_t *items, int n, int64_t *out_peak);
 
+/* The place of a known value for a step, which is filled by the next upload. */
+gradd_status_t constants_place(gradd_plan_t *plan, gradd_val_t v, loc_t *out);
+/* Copies what was placed since the last one to the device. */
+gradd_status_t constants_upload(gradd_plan_t *plan);
+void constants_finish(gradd_plan_t *plan);
+
 /* Steps [from, to) of the sequence, and the copies that follow them. */
-gradd_status_t program_make(const gradd_plan_t *plan, const sequence_t *sequence,
-                            const layout_t *layout, bool forward, program_t *out);
+gradd_status_t program_make(gradd_plan_t *plan, const sequence_t *sequence, const layout_t *layout,
+                            bool forward, program_t *out);
 void program_finish(program_t *program);
 
 /* A plan of k outputs has 2^k sets of arriving gradients; each variant costs memory. From this many

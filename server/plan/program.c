@@ -13,8 +13,7 @@ static gradd_status_t step_alloc(program_t *p, int n_in, int n_out, step_t *step
     size_t n = (size_t)(n_in + n_out) + 1;
     step->view = arena_array(p->arena, n, sizeof step->view[0]);
     step->loc = arena_array(p->arena, n, sizeof step->loc[0]);
-    step->data = arena_array(p->arena, n, sizeof step->data[0]);
-    if (!step->view || !step->loc || !step->data) return no_memory();
+    if (!step->view || !step->loc) return no_memory();
     step->run.n_in = n_in;
     step->run.n_out = n_out;
     step->run.in = step->view;
@@ -22,21 +21,18 @@ static gradd_status_t step_alloc(program_t *p, int n_in, int n_out, step_t *step
     return GRADD_OK;
 }
 
-static void set_operand(const graph_t *g, const layout_t *layout, step_t *step, int i,
-                        gradd_val_t v) {
-    if (v == GRADD_NONE) return;
+static gradd_status_t set_operand(gradd_plan_t *plan, const layout_t *layout, step_t *step, int i,
+                                  gradd_val_t v) {
+    const graph_t *g = plan->graph;
+    if (v == GRADD_NONE) return GRADD_OK;
     step->view[i].type = g->values[v]->type;
-    if (g->values[v]->data) { /* a known value may be a view of another known one */
-        step->loc[i].kind = LOC_CONST;
-        step->data[i] = g->values[v]->data;
-        return;
-    }
-    gradd_val_t root = plan_root(g, v);
-    step->loc[i] = layout->loc[root];
-    step->data[i] = g->values[root]->data;
+    if (!g->values[v]->data) v = plan_root(g, v); /* a known value has elements of its own */
+    if (g->values[v]->data) return constants_place(plan, v, &step->loc[i]);
+    step->loc[i] = layout->loc[v];
+    return GRADD_OK;
 }
 
-static gradd_status_t add_step(const gradd_plan_t *plan, const sequence_t *sequence,
+static gradd_status_t add_step(gradd_plan_t *plan, const sequence_t *sequence,
                                const layout_t *layout, int k, program_t *p) {
     const graph_t *g = plan->graph;
     const graph_node_t *n = &g->nodes[sequence->nodes[k]];
@@ -55,15 +51,15 @@ static gradd_status_t add_step(const gradd_plan_t *plan, const sequence_t *seque
     step->run.state = call->prepared.state;
     step->node = sequence->nodes[k];
     for (int i = 0; i < n->n_in; i++)
-        set_operand(g, layout, step, i, n->in[i]);
+        GRADD_TRY(set_operand(plan, layout, step, i, n->in[i]));
     for (int j = 0; j < n->n_out; j++)
-        set_operand(g, layout, step, n->n_in + j, n->out[j]);
+        GRADD_TRY(set_operand(plan, layout, step, n->n_in + j, n->out[j]));
     p->n++;
     return GRADD_OK;
 }
 
-static gradd_status_t add_copy_step(const gradd_plan_t *plan, const layout_t *layout,
-                                    const copy_t *copy, program_t *p) {
+static gradd_status_t add_copy_step(gradd_plan_t *plan, const layout_t *layout, const copy_t *copy,
+                                    program_t *p) {
     const graph_t *g = plan->graph;
     step_t *step = &p->steps[p->n];
     gradd_view_t in = {g->values[copy->from]->type, NULL};
@@ -76,7 +72,7 @@ static gradd_status_t add_copy_step(const gradd_plan_t *plan, const layout_t *la
     step->run.opset = g->model->opset;
     step->work = -1;
     step->node = -1;
-    set_operand(g, layout, step, 0, copy->from);
+    GRADD_TRY(set_operand(plan, layout, step, 0, copy->from));
     step->view[1].type = g->values[copy->from]->type;
     step->loc[1] = copy->to;
     p->n++;
@@ -112,8 +108,8 @@ static gradd_status_t list_external(program_t *p) {
     return GRADD_OK;
 }
 
-gradd_status_t program_make(const gradd_plan_t *plan, const sequence_t *sequence,
-                            const layout_t *layout, bool forward, program_t *out) {
+gradd_status_t program_make(gradd_plan_t *plan, const sequence_t *sequence, const layout_t *layout,
+                            bool forward, program_t *out) {
     int from = forward ? 0 : sequence->n_forward;
     int to = forward ? sequence->n_forward : sequence->n;
     program_t p = {0};
