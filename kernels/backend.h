@@ -11,6 +11,7 @@
 #ifndef GRADD_KERNELS_BACKEND_H
 #define GRADD_KERNELS_BACKEND_H
 
+#include "kernels/adam.h"
 #include "kernels/kernel.h"
 
 #define GRADD_BACKEND_ABI 2u
@@ -37,8 +38,8 @@ typedef struct gradd_backend_s {
     /* `threads`, at least 1: for a device that computes with the host's. */
     gradd_status_t (*queue_create)(int threads, gradd_queue_t **out);
     void (*queue_destroy)(gradd_queue_t *queue); /* waits; accepts NULL */
-    /* Makes the calling thread ready for a sequence of calls; not needed by wait, alloc and free.
-     */
+    /* Makes the calling thread ready for a sequence of calls, which ends with wait; not needed by
+     * alloc and free. */
     gradd_status_t (*queue_enter)(gradd_queue_t *queue);
     /* Waits for all that was enqueued; reports what failed on the device. */
     gradd_status_t (*wait)(gradd_queue_t *queue);
@@ -61,6 +62,15 @@ typedef struct gradd_backend_s {
      * bytes, their sizes and their order alone, the same on every device. Waits. */
     gradd_status_t (*fingerprint)(gradd_queue_t *queue, const gradd_bytes_t *list, int n,
                                   bool whole, uint64_t *out);
+
+    /* The optimizer's step: the sum of squares of all spans, in double (waits); the update; its
+     * commit; and one word that others may look for once all in front of it is done, whoever ends
+     * this process. */
+    gradd_status_t (*norm2)(gradd_queue_t *queue, const gradd_span_t *list, int n, double *out);
+    gradd_status_t (*adam)(gradd_queue_t *queue, const gradd_adam_t *hyper, float grad_scale,
+                           const gradd_adam_span_t *span);
+    gradd_status_t (*adam_commit)(gradd_queue_t *queue, const gradd_adam_commit_t *commit);
+    gradd_status_t (*store)(gradd_queue_t *queue, uint64_t *word, uint64_t value);
 
     /* For people: what multiplies matrices ("oneDNN 3.2.0"), and whether it multiplies that type
      * itself or in a wider one. */

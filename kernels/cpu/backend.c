@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "kernels/cpu/adamw.h"
 #include "kernels/cpu/fingerprint.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/scan.h"
@@ -133,6 +134,36 @@ static gradd_status_t cpu_fingerprint(gradd_queue_t *queue, const gradd_bytes_t 
     return GRADD_OK;
 }
 
+/* ---- the optimizer's step ----------------------------------------------------------------------
+ */
+
+static gradd_status_t cpu_norm2(gradd_queue_t *queue, const gradd_span_t *list, int n,
+                                double *out) {
+    (void)queue;
+    *out = gradd_sum_squares(list, n);
+    return GRADD_OK;
+}
+
+static gradd_status_t cpu_adam(gradd_queue_t *queue, const gradd_adam_t *hyper, float grad_scale,
+                               const gradd_adam_span_t *span) {
+    (void)queue;
+    gradd_adam_update(hyper, grad_scale, span);
+    return GRADD_OK;
+}
+
+static gradd_status_t cpu_adam_commit(gradd_queue_t *queue, const gradd_adam_commit_t *commit) {
+    (void)queue;
+    gradd_adam_commit(commit);
+    return GRADD_OK;
+}
+
+/* Release is enough: the memory outlives the process, not the machine. */
+static gradd_status_t cpu_store(gradd_queue_t *queue, uint64_t *word, uint64_t value) {
+    (void)queue;
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+    return GRADD_OK;
+}
+
 /* ---- the table ------------------------------------------------------------------------------- */
 
 static bool cpu_multiplies(gradd_dtype_t dtype) {
@@ -165,6 +196,10 @@ const gradd_backend_t gradd_backend_cpu = {
     .run = cpu_run,
     .scan = cpu_scan,
     .fingerprint = cpu_fingerprint,
+    .norm2 = cpu_norm2,
+    .adam = cpu_adam,
+    .adam_commit = cpu_adam_commit,
+    .store = cpu_store,
     .library = gradd_gemm_library,
     .multiplies = cpu_multiplies,
     .kernels = cpu_kernels,

@@ -6,7 +6,7 @@
 
 #include "tests/test.h"
 
-typedef enum kind_e { COPY, ZERO, FREE, RUN } kind_t;
+typedef enum kind_e { COPY, ZERO, FREE, RUN, ADAM, COMMIT, STORE } kind_t;
 
 typedef struct item_s {
     kind_t kind;
@@ -16,6 +16,11 @@ typedef struct item_s {
     const gradd_kernel_t *kernel;
     gradd_run_t run;
     gradd_view_t views[GRADD_OP_MAX_IN + GRADD_OP_MAX_OUT];
+    gradd_adam_t hyper;
+    float scale;
+    gradd_adam_span_t span;
+    gradd_adam_commit_t commit;
+    uint64_t value;
 } item_t;
 
 struct gradd_queue_s {
@@ -61,6 +66,12 @@ static gradd_status_t carry_out(gradd_queue_t *q, item_t *item) {
         item->run.in = item->views;
         item->run.out = item->views + item->run.n_in;
         return item->kernel->run(&item->run);
+    case ADAM:
+        return gradd_backend_cpu.adam(NULL, &item->hyper, item->scale, &item->span);
+    case COMMIT:
+        return gradd_backend_cpu.adam_commit(NULL, &item->commit);
+    case STORE:
+        return gradd_backend_cpu.store(NULL, item->to, item->value);
     }
     return GRADD_OK;
 }
@@ -133,11 +144,52 @@ static gradd_status_t lazy_run(gradd_queue_t *q, const gradd_kernel_t *kernel,
     return GRADD_OK;
 }
 
-static gradd_status_t lazy_scan(gradd_queue_t *q, const gradd_view_t *view, gradd_scan_t *out) {
+static gradd_status_t lazy_adam(gradd_queue_t *q, const gradd_adam_t *hyper, float scale,
+                                const gradd_adam_span_t *span) {
     CHECK(q->entered);
-    GRADD_TRY(lazy_wait(q));
+    item_t *item = add(q, ADAM);
+    item->hyper = *hyper;
+    item->scale = scale;
+    item->span = *span;
+    return GRADD_OK;
+}
+
+static gradd_status_t lazy_commit(gradd_queue_t *q, const gradd_adam_commit_t *commit) {
+    CHECK(q->entered);
+    add(q, COMMIT)->commit = *commit;
+    return GRADD_OK;
+}
+
+static gradd_status_t lazy_store(gradd_queue_t *q, uint64_t *word, uint64_t value) {
+    CHECK(q->entered);
+    item_t *item = add(q, STORE);
+    item->to = word;
+    item->value = value;
+    return GRADD_OK;
+}
+
+/* In the middle of a sequence. */
+static gradd_status_t wait_for_result(gradd_queue_t *q) {
+    CHECK(q->entered);
+    gradd_status_t status = lazy_wait(q);
     q->entered = true;
+    return status;
+}
+
+static gradd_status_t lazy_scan(gradd_queue_t *q, const gradd_view_t *view, gradd_scan_t *out) {
+    GRADD_TRY(wait_for_result(q));
     return gradd_backend_cpu.scan(NULL, view, out);
+}
+
+static gradd_status_t lazy_fingerprint(gradd_queue_t *q, const gradd_bytes_t *list, int n,
+                                       bool whole, uint64_t *out) {
+    GRADD_TRY(wait_for_result(q));
+    return gradd_backend_cpu.fingerprint(NULL, list, n, whole, out);
+}
+
+static gradd_status_t lazy_norm2(gradd_queue_t *q, const gradd_span_t *list, int n, double *out) {
+    GRADD_TRY(wait_for_result(q));
+    return gradd_backend_cpu.norm2(NULL, list, n, out);
 }
 
 gradd_device_t *lazy_open(void) {
@@ -157,6 +209,11 @@ gradd_device_t *lazy_open(void) {
     backend.zero = lazy_zero;
     backend.run = lazy_run;
     backend.scan = lazy_scan;
+    backend.fingerprint = lazy_fingerprint;
+    backend.norm2 = lazy_norm2;
+    backend.adam = lazy_adam;
+    backend.adam_commit = lazy_commit;
+    backend.store = lazy_store;
     CHECK_OK(device_open(&backend, &o, &device));
     return device;
 }
