@@ -203,6 +203,7 @@ static gradd_status_t check_list(const char *what, const int32_t *list, int n, i
 }
 
 static gradd_status_t check_options(const model_t *m, const gradd_plan_options_t *o) {
+    if (!o->device) return GRADD_FAIL(UNSUPPORTED, "the plan is for no device");
     if (o->n_inputs != m->n_inputs)
         return GRADD_FAIL(TENSOR, "expected types of %d inputs, got %d", m->n_inputs, o->n_inputs);
     GRADD_TRY(check_list("gradient of input", o->grads, o->n_grads, m->n_inputs));
