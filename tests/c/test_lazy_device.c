@@ -209,6 +209,26 @@ TEST(nothing_is_under_way_after_a_run_has_failed) {
     gradd_model_destroy(model);
 }
 
+/* What is freed afterwards is the caller's: its tensors, and the steps with their states. */
+TEST(the_ends_of_a_run_and_of_a_plan_wait) {
+    gradd_model_t *model = load();
+    gradd_device_t *lazy = lazy_open();
+    world_t w = open_world(model, lazy);
+    gradd_run_handle_t *run;
+    CHECK_OK(gradd_run_create(w.plan, &run));
+    CHECK_OK(lazy->backend->queue_enter(lazy->queue));
+    CHECK_OK(lazy->backend->zero(lazy->queue, w.y, sizeof(vector_t)));
+    gradd_run_destroy(run);
+    CHECK_EQ_INT(lazy_waiting(lazy), 0);
+    CHECK_OK(lazy->backend->queue_enter(lazy->queue));
+    CHECK_OK(lazy->backend->zero(lazy->queue, w.y, sizeof(vector_t)));
+    const int blocks = w.plan->constants.n_blocks;
+    close_world(&w);
+    CHECK_EQ_INT(lazy_waiting(lazy), blocks); /* which go in their turn */
+    gradd_device_close(lazy);
+    gradd_model_destroy(model);
+}
+
 TEST(the_finite_check_waits) {
     gradd_model_t *model = load();
     gradd_device_t *lazy = lazy_open();
