@@ -14,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "kernels/cpu/bf16.h"
+#include "kernels/bf16.h"
 #include "server/exec/run.h"
 
 #define MAX_ROWS 512
@@ -167,16 +167,14 @@ int main(int argc, char **argv) {
         slots[n_grads] = fill(&types[i], ids);
         grads[n_grads++] = i;
     }
-    gradd_plan_options_t options = {types,
-                                    n,
-                                    grads,
-                                    n_grads,
-                                    &out,
-                                    1,
-                                    &out,
-                                    1,
-                                    (int)option(argc, argv, "--threads", 0),
-                                    option(argc, argv, "--plain", 0) ? GRADD_PLAN_PLAIN : 0};
+    const gradd_device_options_t with = {.threads = (int)option(argc, argv, "--threads", 0)};
+    gradd_device_t *device;
+    if (gradd_device_open(&with, &device)) die("device");
+    gradd_plan_options_t options = {
+        types,   n,    grads,
+        n_grads, &out, 1,
+        &out,    1,    option(argc, argv, "--plain", 0) ? GRADD_PLAN_PLAIN : 0,
+        device};
     gradd_plan_t *plan;
     if (gradd_plan_create(model, &options, &plan)) die("plan");
     const gradd_plan_info_t *info = gradd_plan_info(plan);
@@ -192,7 +190,7 @@ int main(int argc, char **argv) {
     double best = 1e9;
     for (int r = -1; r < repeat; r++) { /* the first round warms up */
         gradd_run_handle_t *run;
-        exec_set_hook(r < 0 ? NULL : on_step, NULL);
+        device_set_hook(device, r < 0 ? NULL : on_step, NULL);
         double start = now();
         if (gradd_run_create(plan, &run)) die("run");
         if (gradd_run_forward(run, 1, 0, inputs, outputs, NULL)) die("forward");

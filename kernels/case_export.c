@@ -1,6 +1,7 @@
 /* Export of executed test cases. See case_export.h. */
 #include "kernels/case_export.h"
 
+#include "kernels/backend.h"
 #include "kernels/cases.h"
 #include "kernels/registry.h"
 
@@ -41,23 +42,20 @@ static gradd_status_t compute(const gradd_op_t *op, gradd_case_data_t *data, gra
         .out = types
     };
     GRADD_TRY(gradd_op_infer(&c));
-    size_t work = op->work ? op->work(&c) : 0;
     gradd_run_t r = {.op = op,
                      .attrs = c.attrs,
                      .opset = c.opset,
                      .n_in = data->n_in,
                      .n_out = data->n_out,
                      .in = data->in,
-                     .out = out,
-                     .work = work ? gradd_case_alloc(data, work) : NULL};
-    if (work && !r.work) return GRADD_FAIL(NOMEM, "scratch of %s", op->name);
+                     .out = out};
     for (int j = 0; j < data->n_out; j++) {
         out[j] = (gradd_view_t){.type = types[j]};
         if (!types[j].dtype) continue;
         out[j].data = gradd_case_alloc(data, (size_t)gradd_type_bytes(&types[j]) + 1);
         if (!out[j].data) return GRADD_FAIL(NOMEM, "output of %s", op->name);
     }
-    return op->run(&r);
+    return gradd_cpu_call(&c, &r);
 }
 
 static void put_text(FILE *to, const char *text) {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cpu/bf16.h"
+#include "kernels/bf16.h"
 
 typedef struct parser_s {
     const char *text, *at;

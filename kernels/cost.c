@@ -1,12 +1,13 @@
-/* The cost of operators whose row says nothing else. See cost.h. */
+/* The cost of calls whose kernel says nothing else. See cost.h. */
 #include "kernels/cost.h"
 
 static int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-void gradd_op_cost(const gradd_infer_t *c, gradd_cost_t *out_cost) {
-    gradd_cost_t cost = {.kernel = "loop"};
+void gradd_kernel_cost(const gradd_kernel_t *kernel, const gradd_infer_t *c,
+                       gradd_cost_t *out_cost) {
+    gradd_cost_t cost = {0};
     int64_t elements = 0;
     for (int i = 0; i < c->n_in; i++) {
         if (c->in[i].type.dtype == GRADD_DT_NONE) continue;
@@ -19,7 +20,7 @@ void gradd_op_cost(const gradd_infer_t *c, gradd_cost_t *out_cost) {
         elements = larger(elements, gradd_type_count(&c->out[j]));
     }
     cost.flops = (double)elements;
-    if (c->op->cost) c->op->cost(c, &cost);
+    if (kernel->cost) kernel->cost(c, &cost);
     *out_cost = cost;
 }
 

@@ -1,4 +1,4 @@
-/* What an operator call costs: arithmetic, bytes moved, and the kernel that carries it out.
+/* What an operator call costs: arithmetic and bytes moved.
  *
  * For people (explain, estimate) and tools; no decision depends on it. Products are counted
  * exactly, 2 m n k; everything else as one operation per element, which is what it costs next to
@@ -7,10 +7,12 @@
 #ifndef GRADD_KERNELS_COST_H
 #define GRADD_KERNELS_COST_H
 
-#include "kernels/op.h"
+#include "kernels/kernel.h"
 
-/* The cost of one call with these types; c->out is set, absent operands have no dtype. */
-void gradd_op_cost(const gradd_infer_t *c, gradd_cost_t *out_cost);
+/* The cost of one call of the kernel with these types; c->out is set, absent operands have no
+ * dtype. */
+void gradd_kernel_cost(const gradd_kernel_t *kernel, const gradd_infer_t *c,
+                       gradd_cost_t *out_cost);
 
 /* For rows. It moves or makes elements: no arithmetic. */
 void gradd_cost_move(const gradd_infer_t *c, gradd_cost_t *cost);

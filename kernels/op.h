@@ -1,8 +1,9 @@
-/* The operator contract: everything that is true of one operator, in one row.
+/* The operator contract: everything that is true of one operator on every device, in one row.
  *
  * Adding an operator means adding one row to one file kernels/ops/<family>.c. The row holds its
- * ONNX name, domain and opset range, arity, attributes, accepted dtypes, shape rule, gradient rule,
- * CPU kernel and test cases. There is no enum of operators: a node points to its row.
+ * ONNX name, domain and opset range, arity, attributes, element types, shape rule, gradient rule,
+ * definition and test cases. How a device runs it is a row of its own behind it (kernels/kernel.h).
+ * There is no enum of operators: a node points to its row.
  *
  * Shapes are always concrete here. The engine compiles a graph once per tuple of input shapes, so
  * the shape rule sees numbers, and inputs whose elements are known at compile time (shape
@@ -97,11 +98,11 @@ typedef struct gradd_infer_s {
     int n_in, n_out;
     const gradd_view_t *in;
     gradd_type_t *out;
-    int threads; /* of the plan, for work(); 0 = as many as the process may use */
+    int threads; /* of the plan, for what kernels prepare; 0 = as many as the process may use */
 } gradd_infer_t;
 
 /* Kernel call. Outputs never overlap inputs, except that out[0] may be exactly in[k] for a k in the
- * row's `inplace` mask. An unwanted optional output has data == NULL. */
+ * kernel's `inplace` mask. An unwanted optional output has data == NULL. */
 typedef struct gradd_run_s {
     const gradd_op_t *op;
     gradd_attrs_t attrs;
@@ -109,7 +110,8 @@ typedef struct gradd_run_s {
     int n_in, n_out;
     const gradd_view_t *in;
     const gradd_view_t *out;
-    void *work;       /* scratch of the row's work() bytes, aligned to 64; else NULL */
+    void *work;       /* scratch, as much as the kernel asked for, aligned to 64; else NULL */
+    void *state;      /* Borrowed; what the kernel prepared for calls like this one, else NULL */
     uint64_t seed;    /* of the forward call: first Philox coordinate */
     uint64_t node;    /* index of the node in the ONNX bytes: second Philox coordinate */
     bool dropout_off; /* run flag: dropout passes its input through, random numbers stand still */
@@ -154,18 +156,11 @@ typedef struct gradd_grad_s {
     gradd_val_t (*output)(struct gradd_grad_s *g, int j);
 } gradd_grad_t;
 
-/* What one call costs, for people (explain) and estimates; nothing is decided by it. */
-typedef struct gradd_cost_s {
-    double flops;          /* additions and multiplications */
-    int64_t read, written; /* bytes of operands and results */
-    const char *kernel;    /* what carries it out: "loop", "oneDNN f32" */
-} gradd_cost_t;
-
 /* ---- the row --------------------------------------------------------------------------------- */
 
 enum {
     GRADD_OP_VIEW = 1 << 0,       /* out[0] has the bytes of in[0] in the same order: never run if
-                                     the planner can alias; run() copies. Further inputs are read
+                                     the planner can alias; kernels copy. Further inputs are read
                                      when the graph is built, or by the gradient rule alone */
     GRADD_OP_SHAPE_ONLY = 1 << 1, /* reads the shapes of its inputs only: known at compile time */
     GRADD_OP_RANDOM = 1 << 2,     /* never folded, merged or reordered */
@@ -196,23 +191,18 @@ struct gradd_op_s {
     int since, until;   /* opset range, inclusive; until 0 = open */
     int min_in, max_in, min_out, max_out;
     uint32_t flags;
-    uint32_t inplace; /* bit k: out[0] may overwrite in[k] if their types are equal */
     uint32_t no_diff; /* bit k: input k carries no gradient although it is a float */
     uint32_t counts;  /* bit j: output j holds integers or booleans, whatever the inputs are */
-    uint32_t types[GRADD_OP_MAX_TYPES]; /* accepted dtypes (GRADD_DTB bits) of the first inputs, the
-                          last non-zero entry
-                          repeats; all zero = anything */
-    const gradd_attr_spec_t *attrs;     /* ended by {0}; NULL = none */
+    /* Element types (GRADD_DTB bits) of the first inputs for which it is defined; the last non-zero
+     * entry repeats; all zero = anything. Which of them a kernel takes, its own row says. */
+    uint32_t types[GRADD_OP_MAX_TYPES];
+    const gradd_attr_spec_t *attrs; /* ended by {0}; NULL = none */
     gradd_status_t (*infer)(gradd_infer_t *c);
-    gradd_status_t (*grad)(gradd_grad_t *g);     /* NULL with GRADD_OP_NO_GRAD */
-    gradd_status_t (*run)(const gradd_run_t *r); /* the fast kernel, or the only one */
-    gradd_status_t (*ref)(const gradd_run_t *r); /* plain loop that defines the operator, if
-                                                    run is not that already */
-    size_t (*work)(const gradd_infer_t *c);      /* scratch bytes; NULL = none. c->out is set */
-    const gradd_case_t *cases;                   /* ended by {0} */
-    /* Corrects what gradd_op_cost (kernels/cost.h) has filled in: one operation per element of the
-     * largest tensor, all operands read, all results written, by a loop. NULL = that is right. */
-    void (*cost)(const gradd_infer_t *c, gradd_cost_t *cost);
+    gradd_status_t (*grad)(gradd_grad_t *g); /* NULL with GRADD_OP_NO_GRAD */
+    /* The plain loop that defines the operator. It runs on the host, in f32 and f64 at least, with
+     * the scratch that the CPU's kernel asks for. */
+    gradd_status_t (*ref)(const gradd_run_t *r);
+    const gradd_case_t *cases; /* ended by {0} */
 };
 
 typedef struct gradd_ops_s {
@@ -220,6 +210,14 @@ typedef struct gradd_ops_s {
     const gradd_op_t *v;
     size_t n;
 } gradd_ops_t;
+
+/* What a list of masks, of an operator's or a kernel's row, says of input i; 0 = anything. */
+static inline uint32_t gradd_types_at(const uint32_t *types, int input) {
+    uint32_t mask = 0;
+    for (int i = 0; i < GRADD_OP_MAX_TYPES && i <= input && types[i]; i++)
+        mask = types[i];
+    return mask;
+}
 
 /* A view through which passes may look: its operand has the same gradient as its result. */
 static inline bool gradd_op_is_transparent(const gradd_op_t *op) {
@@ -243,18 +241,16 @@ static inline bool gradd_op_is_transparent(const gradd_op_t *op) {
         __VA_ARGS__, {0}                                                                           \
     }
 
-/* Common dtype masks. */
-#define GRADD_T_FLOAT (GRADD_DTB(F32) | GRADD_DTB(F64))
+/* Common dtype masks of operators: wherever one is defined for floats, bf16 is among them. */
+#define GRADD_T_FLOAT (GRADD_T_F32_F64 | GRADD_DTB(BF16))
 #define GRADD_T_INT   (GRADD_DTB(I64) | GRADD_DTB(I32))
 #define GRADD_T_NUM   (GRADD_T_FLOAT | GRADD_T_INT)
 #define GRADD_T_BOOL  GRADD_DTB(BOOL)
 #define GRADD_T_ALL   (GRADD_T_NUM | GRADD_T_BOOL)
 #define GRADD_T_INDEX GRADD_T_INT
-/* For rows whose kernel reads bf16 itself (kernels/cpu/bf16.h). Others get casts to f32 around them
- * when a graph is built. Outputs that are statistics (means, sums of exponentials) stay f32. */
-#define GRADD_T_FLOAT_BF16 (GRADD_T_FLOAT | GRADD_DTB(BF16))
-#define GRADD_T_NUM_BF16   (GRADD_T_NUM | GRADD_DTB(BF16))
-#define GRADD_T_ALL_BF16   (GRADD_T_ALL | GRADD_DTB(BF16))
+/* For kernels that do not read bf16 themselves: they get casts to f32 around them when a graph is
+ * built. Outputs that are statistics (means, sums of exponentials) stay f32. */
+#define GRADD_T_F32_F64 (GRADD_DTB(F32) | GRADD_DTB(F64))
 
 #ifdef __cplusplus
 }

@@ -43,7 +43,7 @@ static gradd_status_t audit_row(const gradd_op_t *op) {
     const char *missing = NULL;
     if (!op->name || !op->domain || op->since < 1) return GRADD_FAIL(INTERNAL, "row without name");
     if (!op->infer) missing = "infer";
-    if (!op->run) missing = "run";
+    if (!op->ref) missing = "ref";
     if (!op->grad && !(op->flags & GRADD_OP_NO_GRAD)) missing = "grad or GRADD_OP_NO_GRAD";
     if (!op->cases || !op->cases[0].text) missing = "cases";
     if (op->max_out < 1 || op->max_in < op->min_in || op->max_out < op->min_out) missing = "arity";
@@ -59,21 +59,14 @@ gradd_status_t gradd_op_audit(void) {
     return GRADD_OK;
 }
 
-static uint32_t accepted(const gradd_op_t *op, int input) {
-    uint32_t mask = 0;
-    for (int i = 0; i < GRADD_OP_MAX_TYPES && i <= input && op->types[i]; i++)
-        mask = op->types[i];
-    return mask;
-}
-
 bool gradd_op_accepts(const gradd_op_t *op, int input, gradd_dtype_t dtype) {
-    uint32_t mask = accepted(op, input);
+    uint32_t mask = gradd_types_at(op->types, input);
     return !mask || mask & 1u << dtype;
 }
 
 bool gradd_op_carries(const gradd_op_t *op, int input) {
     const uint32_t floats = GRADD_DTB(F32) | GRADD_DTB(F64) | GRADD_DTB(F16) | GRADD_DTB(BF16);
-    uint32_t mask = accepted(op, input);
+    uint32_t mask = gradd_types_at(op->types, input);
     return (!mask || mask & floats) && !(op->no_diff >> (input < 31 ? input : 31) & 1);
 }
 

@@ -12,15 +12,15 @@ extern const size_t gradd_op_family_count;
 const gradd_op_t *gradd_op_find(const char *domain, const char *name, int opset);
 /* Row by name alone, newest opset first; what gradient rules and passes emit. NULL if none. */
 const gradd_op_t *gradd_op_by_name(const char *name);
-/* Checks that every row is complete (infer, run, grad or marker, cases); the failure names row and
+/* Checks that every row is complete (infer, ref, grad or marker, cases); the failure names row and
  * field. */
 gradd_status_t gradd_op_audit(void);
-/* Whether the row takes that dtype as input i. */
+/* Whether the operator is defined for that dtype as input i. */
 bool gradd_op_accepts(const gradd_op_t *op, int input, gradd_dtype_t dtype);
 /* Whether a gradient of the row's results can go on to input i, whatever the shapes are. */
 bool gradd_op_carries(const gradd_op_t *op, int input);
-/* The engine and the test driver call these instead of the row's functions: they check arity,
- * dtypes and attribute names first, and the result types afterwards. */
+/* The engine and the test driver call this instead of the row's function: it checks arity, dtypes
+ * and attribute names first, and the result types afterwards. */
 gradd_status_t gradd_op_infer(gradd_infer_t *c);
 
 #endif

@@ -1,5 +1,5 @@
-/* Admission of memory: what runs may take, by the daemon's limit and by what the machine has left,
- * and what models and plans may, by what the machine has left.
+/* Admission of memory: what runs, models and plans may take, by what the machine has left. The
+ * limit of all runs together is the device's.
  *
  * The engine asks before it takes new memory: an arena that no spare one serves, a wider one for a
  * backward, zeros. In the steps of a training loop that is never, so reading the machine's files
@@ -7,7 +7,9 @@
  * promised is not touched yet and a kernel that runs out of it kills a process, which is why there
  * is an answer before. Engine thread.
  */
-#include "server/exec/pool.h"
+#include <string.h>
+
+#include "server/exec/device.h"
 #include "server/machine.h"
 #include "server/worker.h"
 
@@ -20,8 +22,8 @@ static gradd_status_t ask_machine(worker_t *worker, const char *what, const char
         return GRADD_OK;
     }
     int64_t left = machine_memory_left(worker->root);
-    if (bytes > left && pool_bytes() > 0) {
-        gradd_trim();
+    if (bytes > left && pool_bytes(worker->device) > 0) {
+        gradd_device_trim(worker->device);
         left = machine_memory_left(worker->root);
     }
     if (bytes > left)
@@ -34,17 +36,7 @@ static gradd_status_t ask_machine(worker_t *worker, const char *what, const char
 }
 
 gradd_status_t worker_admit(void *context, int64_t bytes) {
-    worker_t *worker = context;
-    int64_t room = worker->memory_limit - worker->arena_bytes;
-    /* what finished runs left behind counts, too, unless it is in the way */
-    if (bytes > room - pool_bytes()) gradd_trim();
-    if (bytes > room)
-        return GRADD_FAIL(NOMEM,
-                          "the run needs %lld MiB of activations; %lld of %lld MiB are in use by "
-                          "unreleased runs",
-                          (long long)(bytes >> 20), (long long)(worker->arena_bytes >> 20),
-                          (long long)(worker->memory_limit >> 20));
-    return ask_machine(worker, "run", "activations", bytes);
+    return ask_machine(context, "run", "activations", bytes);
 }
 
 gradd_status_t worker_admit_model(worker_t *worker, int64_t bytes) {
@@ -52,15 +44,26 @@ gradd_status_t worker_admit_model(worker_t *worker, int64_t bytes) {
 }
 
 gradd_status_t worker_admit_plan(worker_t *worker, int64_t bytes) {
-    return ask_machine(worker, "plan", "constants", bytes);
+    return ask_machine(worker, "plan", "memory", bytes);
 }
 
-void worker_limit_memory(worker_t *worker, int64_t limit) {
-    worker->root = "";
-    worker->memory_limit = limit;
-    if (limit <= 0) {
+gradd_status_t worker_open_device(worker_t *worker, const gradd_device_options_t *options) {
+    gradd_device_options_t o = *options;
+    if (o.memory_limit <= 0) {
         int64_t all = machine_memory(worker->root);
-        worker->memory_limit = all == INT64_MAX ? all : all / 10 * 9;
+        o.memory_limit = all == INT64_MAX ? all : all / 10 * 9;
     }
-    gradd_set_admit(worker_admit, worker);
+    o.admit = worker_admit;
+    o.admit_context = worker;
+    return gradd_device_open(&o, &worker->device);
+}
+
+gradd_status_t worker_find_device(worker_t *worker, const char *name, size_t n,
+                                  gradd_device_t **out_device) {
+    const char *ours = gradd_device_info(worker->device)->name;
+    if (name && (strlen(ours) != n || memcmp(ours, name, n)))
+        return GRADD_FAIL(UNSUPPORTED, "there is no device '%.*s', only '%s'", n < 60 ? (int)n : 60,
+                          name, ours);
+    *out_device = worker->device;
+    return GRADD_OK;
 }

@@ -116,7 +116,7 @@ static void make_key(const model_entry_t *model, const gradd_plan_options_t *o,
     gradd_sha256_t hash;
     gradd_sha256_init(&hash);
     gradd_sha256_update(&hash, model->id, sizeof model->id);
-    hash_u64(&hash, (uint64_t)o->threads);
+    hash_u64(&hash, (uint64_t)(uintptr_t)o->device); /* open as long as there are plans */
     hash_u64(&hash, (uint64_t)o->flags);
     hash_u64(&hash, (uint64_t)o->n_inputs);
     for (int i = 0; i < o->n_inputs; i++) {

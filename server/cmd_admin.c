@@ -55,6 +55,7 @@ static void put_counters(wire_out_t *out, const daemon_t *daemon) {
 }
 
 static gradd_status_t ps(daemon_t *daemon, request_t *request) {
+    const gradd_device_info_t *device = gradd_device_info(daemon->worker.device);
     wire_out_t *out = &request->reply;
     wire_key(out, "version");
     wire_put_text(out, GRADD_VERSION);
@@ -63,9 +64,9 @@ static gradd_status_t ps(daemon_t *daemon, request_t *request) {
     wire_key(out, "uptime_ms");
     wire_put_i64(out, session_now_ms() - daemon->started_ms);
     wire_key(out, "threads");
-    wire_put_i64(out, daemon->worker.threads);
+    wire_put_i64(out, device->threads);
     wire_key(out, "memory_limit");
-    wire_put_i64(out, daemon->worker.memory_limit);
+    wire_put_i64(out, device->memory_limit);
     wire_key(out, "sessions");
     wire_put_list(out, (uint32_t)daemon->table.n);
     for (int i = 0; i < daemon->table.n; i++)

@@ -246,7 +246,17 @@ static gradd_status_t graph_put(worker_t *worker, request_t *request) {
 
 /* ---- graph.plan ---- */
 
-enum { PLAN_GRAPH, PLAN_ID, PLAN_IN, PLAN_BOUND, PLAN_GRAD, PLAN_OUT, PLAN_GMASK, PLAN_PLAIN };
+enum {
+    PLAN_GRAPH,
+    PLAN_ID,
+    PLAN_IN,
+    PLAN_BOUND,
+    PLAN_GRAD,
+    PLAN_OUT,
+    PLAN_GMASK,
+    PLAN_PLAIN,
+    PLAN_DEVICE
+};
 
 typedef const char *(*name_of_t)(const gradd_model_t *model, int i);
 
@@ -450,6 +460,25 @@ static void put_plan(wire_out_t *out, const compiled_t *compiled, bool hit) {
     wire_put_u64(out, hit ? 1 : 0);
 }
 
+/* Finds or compiles the plan that was asked for. */
+static gradd_status_t compile(worker_t *worker, request_t *request, const plan_ask_t *ask,
+                              model_entry_t *model, compiled_t **out, bool *out_hit) {
+    const msgpack_object *name = request->args[PLAN_DEVICE];
+    gradd_plan_options_t options = {.inputs = ask->in,
+                                    .n_inputs = ask->n_in,
+                                    .grads = ask->grads,
+                                    .n_grads = ask->n_grads,
+                                    .outputs = ask->out,
+                                    .n_outputs = ask->n_out,
+                                    .grad_outputs = ask->gmask,
+                                    .n_grad_outputs = ask->n_gmask};
+    if (worker->plain || wire_flag(request->args[PLAN_PLAIN])) options.flags |= GRADD_PLAN_PLAIN;
+    gradd_status_t st = worker_find_device(worker, name ? name->via.str.ptr : NULL,
+                                           name ? name->via.str.size : 0, &options.device);
+    if (st != GRADD_OK) return gradd_wrap(st, "graph.plan: field 'device'");
+    return cache_compile(worker, model, &options, out, out_hit);
+}
+
 static gradd_status_t graph_plan(worker_t *worker, request_t *request) {
     work_t *work = request->session->work;
     const msgpack_object *id = request->args[PLAN_GRAPH];
@@ -468,19 +497,7 @@ static gradd_status_t graph_plan(worker_t *worker, request_t *request) {
     compiled_t *compiled = NULL;
     bool hit = false;
     gradd_status_t st = ask_fill(&ask, graph->model->model, request->args);
-    if (st == GRADD_OK) {
-        gradd_plan_options_t options = {.inputs = ask.in,
-                                        .n_inputs = ask.n_in,
-                                        .grads = ask.grads,
-                                        .n_grads = ask.n_grads,
-                                        .outputs = ask.out,
-                                        .n_outputs = ask.n_out,
-                                        .grad_outputs = ask.gmask,
-                                        .n_grad_outputs = ask.n_gmask,
-                                        .threads = worker->threads};
-        if (wire_flag(request->args[PLAN_PLAIN])) options.flags |= GRADD_PLAN_PLAIN;
-        st = cache_compile(worker, graph->model, &options, &compiled, &hit);
-    }
+    if (st == GRADD_OK) st = compile(worker, request, &ask, graph->model, &compiled, &hit);
     if (st == GRADD_OK && (st = add_plan(worker, work, plan_id, &ask, compiled)) != GRADD_OK)
         cache_release_compiled(worker, compiled);
     if (st == GRADD_OK) put_plan(&request->reply, compiled, hit);
@@ -536,7 +553,8 @@ GRADD_COMMANDS(
                           .item = WIRE_U64,
                           .optional = true,
                           .max = MAX_LIST},
-          [PLAN_PLAIN] = {.name = "plain", .kind = WIRE_FLAG, .optional = true}}},
+          [PLAN_PLAIN] = {.name = "plain", .kind = WIRE_FLAG, .optional = true},
+          [PLAN_DEVICE] = {.name = "device", .kind = WIRE_TEXT, .optional = true}}},
     {.name = "plan.drop",
      .run = plan_drop,
      .needs_session = true,

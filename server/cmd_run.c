@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/backend.h"
-#include "kernels/cpu/fingerprint.h"
+#include "server/exec/device.h"
 #include "server/worker.h"
 
 #define MAX_FLAGS (GRADD_RUN_DROPOUT_OFF | GRADD_RUN_FINITE_CHECK | GRADD_RUN_ONCE)
@@ -181,7 +180,7 @@ static gradd_status_t fill_run(worker_t *worker, work_t *work, request_t *reques
         run->inputs[plan->bound[i]] = binding->tensors.address[i];
     for (int i = 0; i < plan->n_rest; i++)
         run->inputs[plan->rest[i]] = run->in.address[i];
-    work_release_run(worker, work, run->id); /* a live run of this id starts anew */
+    work_release_run(work, run->id); /* a live run of this id starts anew */
     if (work->runs.n >= WORK_MAX_RUNS)
         return GRADD_FAIL(LIMIT, "forward: this session has %d unreleased runs, the limit",
                           work->runs.n);
@@ -199,7 +198,6 @@ static gradd_status_t fill_run(worker_t *worker, work_t *work, request_t *reques
     plan->used = plan->ran = ++worker->clock;
     run->binding = binding;
     if (binding) binding->refs++;
-    worker->arena_bytes += run->arena_bytes;
     atomic_fetch_add(&work->session->counts.arena_bytes, run->arena_bytes);
     return GRADD_OK;
 }
@@ -219,20 +217,10 @@ static gradd_status_t find_plan(work_t *work, uint64_t id, work_plan_t **out_pla
                       (unsigned long long)id);
 }
 
-/* Puts the generation of the bound inputs, their fingerprints, into the reply. If the client says
- * which it expects and it is another, puts `changed` instead: then nothing may be run. */
-static gradd_status_t look(worker_t *worker, request_t *request, const work_run_t *run,
-                           bool *out_changed) {
-    const msgpack_object *gen = request->args[FORWARD_GEN], *sum = request->args[FORWARD_SUM];
-    uint64_t asked = LOOK_NOT, drawn, whole = 0;
-    if (request->args[FORWARD_LOOK]) asked = wire_u64(request->args[FORWARD_LOOK]);
-    bool in_full = sum || asked == LOOK_SUM;
+/* What the plan's device finds in the bound inputs. */
+static gradd_status_t fingerprint(const work_run_t *run, bool whole, uint64_t *out) {
+    const gradd_device_t *d = gradd_plan_device(run->plan->compiled->plan);
     int n = run->binding ? run->plan->n_bound : 0;
-    *out_changed = false;
-    if (asked > LOOK_SUM)
-        return GRADD_FAIL(UNSUPPORTED, "forward: field 'look': %llu, expected 0 to 2",
-                          (unsigned long long)asked);
-    if (!gen && !sum && asked == LOOK_NOT) return GRADD_OK;
     gradd_bytes_t *list = calloc((size_t)n + 1, sizeof *list);
     if (!list) return GRADD_FAIL(NOMEM, "no memory for a run");
     for (int i = 0; i < n; i++) {
@@ -240,18 +228,34 @@ static gradd_status_t look(worker_t *worker, request_t *request, const work_run_
         size_t bytes = bound->address[i] ? (size_t)gradd_type_bytes(&bound->types[i]) : 0;
         list[i] = (gradd_bytes_t){bound->address[i], bytes};
     }
-    gradd_status_t st = gradd_backend_cpu.queue_enter(NULL, worker->threads);
-    drawn = gradd_print_drawn(list, n);
-    *out_changed = gen && wire_u64(gen) != drawn;
-    if (in_full && !*out_changed) whole = gradd_print_sum(list, n);
-    if (sum && wire_u64(sum) != whole) *out_changed = true;
+    gradd_status_t st = d->backend->queue_enter(d->queue);
+    if (st == GRADD_OK) st = d->backend->fingerprint(d->queue, list, n, whole, out);
     free(list);
+    return st;
+}
+
+/* Puts the generation of the bound inputs, their fingerprints, into the reply. If the client says
+ * which it expects and it is another, puts `changed` instead: then nothing may be run. */
+static gradd_status_t look(request_t *request, const work_run_t *run, bool *out_changed) {
+    const msgpack_object *gen = request->args[FORWARD_GEN], *sum = request->args[FORWARD_SUM];
+    uint64_t asked = LOOK_NOT, drawn, whole = 0;
+    if (request->args[FORWARD_LOOK]) asked = wire_u64(request->args[FORWARD_LOOK]);
+    bool in_full = sum || asked == LOOK_SUM;
+    *out_changed = false;
+    if (asked > LOOK_SUM)
+        return GRADD_FAIL(UNSUPPORTED, "forward: field 'look': %llu, expected 0 to 2",
+                          (unsigned long long)asked);
+    if (!gen && !sum && asked == LOOK_NOT) return GRADD_OK;
+    GRADD_TRY(fingerprint(run, false, &drawn));
+    *out_changed = gen && wire_u64(gen) != drawn;
+    if (in_full && !*out_changed) GRADD_TRY(fingerprint(run, true, &whole));
+    if (sum && wire_u64(sum) != whole) *out_changed = true;
     wire_key(&request->reply, *out_changed ? "changed" : "gen");
     wire_put_u64(&request->reply, *out_changed ? 1 : drawn);
-    if (*out_changed || !in_full) return st;
+    if (*out_changed || !in_full) return GRADD_OK;
     wire_key(&request->reply, "sum");
     wire_put_u64(&request->reply, whole);
-    return st;
+    return GRADD_OK;
 }
 
 static gradd_status_t forward(worker_t *worker, request_t *request) {
@@ -275,16 +279,16 @@ static gradd_status_t forward(worker_t *worker, request_t *request) {
         return st;
     }
     bool changed;
-    st = look(worker, request, run, &changed);
+    st = look(request, run, &changed);
     if (st != GRADD_OK || changed) {
-        work_release_run(worker, work, run->id);
+        work_release_run(work, run->id);
         return st;
     }
     atomic_fetch_add(&worker->n_forward, 1);
     st = gradd_run_forward(run->handle, wire_u64(request->args[FORWARD_SEED]), (uint32_t)flags,
                            run->inputs, run->out.address, &request->session->cancel);
     if (st != GRADD_OK) {
-        work_release_run(worker, work, run->id);
+        work_release_run(work, run->id);
         return st;
     }
     put_times(request);
@@ -401,10 +405,9 @@ static void put_untouched(request_t *request, const pass_t *pass, int n) {
 }
 
 /* A backward may have made the run's arena larger. */
-static void count_growth(worker_t *worker, work_t *work, work_run_t *run) {
+static void count_growth(work_t *work, work_run_t *run) {
     int64_t more = gradd_run_bytes(run->handle) - run->arena_bytes;
     run->arena_bytes += more;
-    worker->arena_bytes += more;
     atomic_fetch_add(&work->session->counts.arena_bytes, more);
 }
 
@@ -427,12 +430,12 @@ static gradd_status_t backward(worker_t *worker, request_t *request) {
                                 &request->session->cancel);
         if (st == GRADD_E_NOMEM) st = gradd_wrap(st, "backward");
     }
-    count_growth(worker, work, run);
+    count_growth(work, run);
     if (st == GRADD_OK) {
         put_untouched(request, &pass, run->plan->n_grads);
         put_times(request);
         /* The activations are used up: their memory goes back now, not at `release`. */
-        if (!keep) work_release_run(worker, work, id);
+        if (!keep) work_release_run(work, id);
     }
     pass_finish(&pass);
     return st;
@@ -440,8 +443,9 @@ static gradd_status_t backward(worker_t *worker, request_t *request) {
 
 static gradd_status_t release(worker_t *worker, request_t *request) {
     work_t *work = request->session->work;
+    (void)worker;
     for (int i = 0; i < wire_count(request->args[0]); i++)
-        work_release_run(worker, work, wire_u64(wire_at(request->args[0], i)));
+        work_release_run(work, wire_u64(wire_at(request->args[0], i)));
     return GRADD_OK;
 }
 

@@ -1,11 +1,11 @@
 /* Verbs attach, detach: the life of a session on the command channel. */
-#include "kernels/cpu/gemm.h"
 #include "server/daemon.h"
 #include "server/log.h"
 #include "server/version.h"
 
 static gradd_status_t attach(daemon_t *daemon, request_t *request) {
     const msgpack_object *nonce = request->args[0];
+    const gradd_device_info_t *device = gradd_device_info(daemon->worker.device);
     session_t *session;
     GRADD_TRY(session_attach(&daemon->table, (const uint8_t *)nonce->via.bin.ptr,
                              nonce->via.bin.size, request->uid, request->route, request->n_route,
@@ -17,9 +17,9 @@ static gradd_status_t attach(daemon_t *daemon, request_t *request) {
     wire_key(&request->reply, "session");
     wire_put_u64(&request->reply, session->number);
     wire_key(&request->reply, "threads");
-    wire_put_i64(&request->reply, daemon->worker.threads);
+    wire_put_i64(&request->reply, device->threads);
     wire_key(&request->reply, "bf16");
-    wire_put_text(&request->reply, gradd_gemm_bf16_native() ? "native" : "widened");
+    wire_put_text(&request->reply, device->native_bf16 ? "native" : "widened");
     wire_key(&request->reply, "version");
     wire_put_text(&request->reply, GRADD_VERSION);
     log_event(LOG_INFO, "attach", "session=%u pid=%d uid=%u client=%s", session->number,

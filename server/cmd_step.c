@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/backend.h"
 #include "server/exec/step.h"
 #include "server/worker.h"
 
@@ -220,8 +219,7 @@ static gradd_status_t step(worker_t *worker, request_t *request) {
     update_t u = {0};
     double norm = 0;
     gradd_status_t st = fill(request->session->work, request, &u);
-    if (st == GRADD_OK) st = gradd_backend_cpu.queue_enter(NULL, worker->threads);
-    if (st == GRADD_OK) st = step_run(&u.request, &norm);
+    if (st == GRADD_OK) st = step_run(worker->device, &u.request, &norm);
     update_finish(&u);
     GRADD_TRY(st);
     wire_key(&request->reply, "norm");

@@ -11,7 +11,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "kernels/cpu/gemm.h"
 #include "server/control.h"
 #include "server/log.h"
 #include "server/machine.h"
@@ -252,21 +251,35 @@ static gradd_status_t start(daemon_t *daemon) {
     GRADD_TRY(watch(daemon, daemon->signals, ON_SIGNAL, 0));
     GRADD_TRY(queue_create(&daemon->queue));
     GRADD_TRY(watch(daemon, queue_fd(daemon->queue), ON_QUEUE, 0));
-    /* Part of a plan's key and of its bits: made a number once. */
-    daemon->worker = (worker_t){.threads = machine_threads(daemon->options->threads)};
-    worker_limit_memory(&daemon->worker, daemon->options->memory_mib << 20);
-    gradd_set_compile_limit(daemon->options->compile_ms);
+    daemon->worker = (worker_t){.root = "", .plain = !strcmp(daemon->options->fuse, "0")};
+    const gradd_device_options_t device = {
+        .threads = machine_threads(daemon->options->threads),
+        .memory_limit = daemon->options->memory_mib << 20,
+        .compile_ms = daemon->options->compile_ms,
+    };
+    GRADD_TRY(worker_open_device(&daemon->worker, &device));
     return open_sockets(daemon);
 }
 
 static void finish(daemon_t *daemon) {
     cache_finish(&daemon->worker);
+    gradd_device_close(daemon->worker.device);
     router_close(&daemon->router);
     rundir_unlink(&daemon->dir);
     if (daemon->control >= 0) close(daemon->control);
     queue_destroy(daemon->queue);
     if (daemon->epoll >= 0) close(daemon->epoll);
     if (daemon->signals >= 0) close(daemon->signals);
+}
+
+static void log_start(const daemon_t *daemon) {
+    const gradd_device_info_t *device = gradd_device_info(daemon->worker.device);
+    log_event(LOG_INFO, "daemon_start",
+              "version=%s pid=%d dir=%s device=%s products=\"%s\" bf16=%s threads=%d "
+              "processors=%d memory_mib=%lld",
+              GRADD_VERSION, (int)getpid(), daemon->dir.path, device->name, device->library,
+              device->native_bf16 ? "native" : "widened", device->threads, machine_processors(),
+              (long long)(device->memory_limit >> 20));
 }
 
 gradd_status_t daemon_run(const options_t *options, pid_t *out_other) {
@@ -281,12 +294,7 @@ gradd_status_t daemon_run(const options_t *options, pid_t *out_other) {
     daemon.started_ms = daemon.idle_since_ms = session_now_ms();
     gradd_status_t st = start(&daemon);
     if (st == GRADD_OK) {
-        log_event(LOG_INFO, "daemon_start",
-                  "version=%s pid=%d dir=%s f32=\"%s\" bf16=\"%s\" threads=%d processors=%d "
-                  "memory_mib=%lld",
-                  GRADD_VERSION, (int)getpid(), daemon.dir.path, gradd_gemm_kernel(GRADD_DT_F32),
-                  gradd_gemm_kernel(GRADD_DT_BF16), daemon.worker.threads, machine_processors(),
-                  (long long)(daemon.worker.memory_limit >> 20));
+        log_start(&daemon);
         st = loop_run(&daemon.loop, &daemon);
     }
     finish(&daemon);

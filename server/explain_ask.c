@@ -270,8 +270,8 @@ static gradd_status_t fill(asker_t *a, gradd_plan_options_t *o) {
                                 .grads = grads,
                                 .outputs = outputs,
                                 .grad_outputs = arriving,
-                                .threads = (int)a->args->threads,
-                                .flags = a->args->plain ? GRADD_PLAN_PLAIN : 0};
+                                .flags = a->args->plain ? GRADD_PLAN_PLAIN : 0,
+                                .device = o->device};
     GRADD_TRY(settle_all(a, types));
     if (a->args->train && !strcmp(a->args->train, "all"))
         o->n_grads = all_parameters(m, grads);
@@ -291,13 +291,17 @@ static gradd_status_t fill(asker_t *a, gradd_plan_options_t *o) {
 gradd_status_t explain_ask(const explain_file_t *file, const explain_args_t *args, int64_t batch,
                            explain_ask_t *out_ask) {
     asker_t a = {.file = file, .args = args, .batch = batch};
+    const gradd_device_options_t device = {.threads = (int)args->threads,
+                                           .compile_ms = GRADD_COMPILE_MS};
     gradd_plan_options_t options = {0};
     GRADD_TRY(arena_create(0, &a.arena));
-    gradd_status_t status = check_shapes(&a);
+    gradd_status_t status = gradd_device_open(&device, &options.device);
+    if (!status) status = check_shapes(&a);
     if (!status) status = check_batch(&a);
     if (!status) status = learn_symbols(&a);
     if (!status) status = fill(&a, &options);
     if (status) {
+        gradd_device_close(options.device);
         arena_destroy(a.arena);
         return status;
     }
@@ -306,6 +310,7 @@ gradd_status_t explain_ask(const explain_file_t *file, const explain_args_t *arg
 }
 
 void explain_ask_finish(explain_ask_t *ask) {
+    gradd_device_close(ask->options.device);
     arena_destroy(ask->arena);
     *ask = (explain_ask_t){0};
 }

@@ -35,8 +35,8 @@ gradd_status_t explain_file_annotate(const explain_file_t *file, const gradd_exp
 /* ---- which plan (explain_ask.c) ---- */
 
 typedef struct explain_ask_s {
-    arena_t *arena; /* Owned: the arrays of options */
-    gradd_plan_options_t options;
+    arena_t *arena;               /* Owned: the arrays of options */
+    gradd_plan_options_t options; /* the device is Owned */
 } explain_ask_t;
 
 /* Turns names and sizes into options. batch > 0 replaces the first size of the shapes that were

@@ -1,4 +1,6 @@
 /* Entry of `gradd explain` and `gradd estimate`: arguments, then the command. See explain.h. */
+#include <string.h>
+
 #include "server/explain.h"
 #include "server/machine.h"
 #include "server/options.h"
@@ -12,11 +14,12 @@ static int failed(const char *command, gradd_status_t status) {
 }
 
 /* What is planned here is what a daemon started here would plan: with as many threads. */
-static gradd_status_t settle_threads(explain_args_t *args) {
+static gradd_status_t plan_as_daemon(explain_args_t *args) {
     char *serve[] = {"gradd", "serve"};
     options_t daemon;
-    if (args->threads > 0) return GRADD_OK;
     GRADD_TRY(options_parse(2, serve, &daemon));
+    args->plain |= !strcmp(daemon.fuse, "0");
+    if (args->threads > 0) return GRADD_OK;
     if (daemon.threads == 0) machine_unpin();
     args->threads = machine_threads(daemon.threads);
     return GRADD_OK;
@@ -26,7 +29,7 @@ static gradd_status_t settle_threads(explain_args_t *args) {
 static int parse(const char *command, int argc, char **argv, explain_args_t *args,
                  void (*usage)(FILE *out)) {
     gradd_status_t status = explain_args_parse(argc, argv, args);
-    if (status == GRADD_OK) status = settle_threads(args);
+    if (status == GRADD_OK) status = plan_as_daemon(args);
     if (status == GRADD_OK) return DONE;
     fprintf(stderr, "gradd %s: %s\n", command, gradd_error_message());
     usage(stderr);

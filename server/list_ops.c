@@ -1,4 +1,4 @@
-/* Prints the operator rows. See list_ops.h.
+/* Prints the operator rows and the kernel rows of each device. See list_ops.h.
  *
  * Everything printed comes from the rows themselves, so the list is never out of date. Names in
  * rows are identifiers of our own sources; JSON needs no escaping for them.
@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/backend.h"
 #include "kernels/registry.h"
 
 typedef struct entry_s {
@@ -67,21 +68,50 @@ static const char *gradient_of(const gradd_op_t *op) {
     return op->grad ? "yes" : "no";
 }
 
+typedef void (*print_kernel_t)(FILE *out, const gradd_backend_t *device, const gradd_op_t *op,
+                               const gradd_kernel_t *kernel, bool first);
+
+/* The kernels of all devices for an operator, in the order in which they are asked. */
+static void each_kernel(FILE *out, const gradd_op_t *op, print_kernel_t print) {
+    for (size_t d = 0; d < gradd_backend_count; d++) {
+        bool first = true;
+        for (size_t f = 0; f < gradd_backends[d]->n_kernels; f++)
+            for (size_t i = 0; i < gradd_backends[d]->kernels[f]->n; i++) {
+                const gradd_kernel_t *kernel = &gradd_backends[d]->kernels[f]->v[i];
+                if (strcmp(kernel->op, op->name)) continue;
+                print(out, gradd_backends[d], op, kernel, first);
+                first = false;
+            }
+    }
+}
+
+static const uint32_t *types_of(const gradd_kernel_t *kernel, const gradd_op_t *op) {
+    return kernel->types[0] ? kernel->types : op->types;
+}
+
 /* ---- JSON ---- */
 
-static void json_types(FILE *out, const gradd_op_t *op) {
+static void json_types(FILE *out, const uint32_t *types) {
     fprintf(out, "\"types\": [");
-    for (int i = 0; i < 4 && (i == 0 || op->types[i]); i++) {
+    for (int i = 0; i < GRADD_OP_MAX_TYPES && (i == 0 || types[i]); i++) {
         fprintf(out, "%s", i ? ", " : "");
-        if (is_any(op->types[i])) {
+        if (is_any(types[i])) {
             fprintf(out, "\"any\"");
             continue;
         }
         fprintf(out, "[");
-        print_types(out, op->types[i], "\"", ", ");
+        print_types(out, types[i], "\"", ", ");
         fprintf(out, "]");
     }
     fprintf(out, "]");
+}
+
+static void json_kernel(FILE *out, const gradd_backend_t *device, const gradd_op_t *op,
+                        const gradd_kernel_t *kernel, bool first) {
+    fprintf(out, "%s{\"device\": \"%s\", \"name\": \"%s\", ",
+            first && device == gradd_backends[0] ? "" : ", ", device->name, kernel->name);
+    json_types(out, types_of(kernel, op));
+    fprintf(out, "}");
 }
 
 static void json_attrs(FILE *out, const gradd_op_t *op) {
@@ -103,12 +133,14 @@ static void json_row(FILE *out, const entry_t *row) {
         fprintf(out, "null, ");
     fprintf(out, "\"inputs\": [%d, %d], \"outputs\": [%d, %d], ", op->min_in, op->max_in,
             op->min_out, op->max_out);
-    json_types(out, op);
+    json_types(out, op->types);
     fprintf(out, ", ");
     json_attrs(out, op);
-    fprintf(out, ", \"gradient\": %s, \"from_model\": %s, \"family\": \"%s\"}",
+    fprintf(out, ", \"gradient\": %s, \"from_model\": %s, \"family\": \"%s\", \"kernels\": [",
             op->grad ? "true" : "false", op->flags & GRADD_OP_INTERNAL ? "false" : "true",
             row->family);
+    each_kernel(out, op, json_kernel);
+    fprintf(out, "]}");
 }
 
 static void list_json(FILE *out, const entry_t *rows, size_t n) {
@@ -132,10 +164,23 @@ static const char *arity(char *buffer, size_t n, int min, int max, int unbounded
     return buffer;
 }
 
+/* " cpu: oneDNN f32 (f32), blocked f64 (f64)"; without types where it takes all that there are. */
+static void text_kernel(FILE *out, const gradd_backend_t *device, const gradd_op_t *op,
+                        const gradd_kernel_t *kernel, bool first) {
+    if (first)
+        fprintf(out, " | %s: %s", device->name, kernel->name);
+    else
+        fprintf(out, ", %s", kernel->name);
+    if (types_of(kernel, op)[0] == op->types[0]) return;
+    fprintf(out, " (");
+    print_types(out, kernel->types[0], "", " ");
+    fprintf(out, ")");
+}
+
 static void list_text(FILE *out, const entry_t *rows, size_t n) {
     char in[32], outs[32], opset[32];
     fprintf(out, "%-30s %-10s %-8s %-10s %-10s %-8s %s\n", "operator", "domain", "opset", "inputs",
-            "outputs", "gradient", "types of the first input");
+            "outputs", "gradient", "types of the first input | kernels of the device");
     for (size_t i = 0; i < n; i++) {
         const gradd_op_t *op = rows[i].op;
         if (op->until)
@@ -151,7 +196,9 @@ static void list_text(FILE *out, const entry_t *rows, size_t n) {
             fprintf(out, "any");
         else
             print_types(out, op->types[0], "", " ");
-        fprintf(out, "%s\n", op->flags & GRADD_OP_INTERNAL ? " (internal)" : "");
+        fprintf(out, "%s", op->flags & GRADD_OP_INTERNAL ? " (internal)" : "");
+        each_kernel(out, op, text_kernel);
+        fprintf(out, "\n");
     }
 }
 

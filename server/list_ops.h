@@ -1,4 +1,5 @@
-/* The table of operators as text or JSON: `gradd --list-ops [--json]`, docs/operators.md. */
+/* The table of operators and of what runs them, as text or JSON: `gradd --list-ops [--json]`,
+ * docs/operators.md. */
 #ifndef GRADD_SERVER_LIST_OPS_H
 #define GRADD_SERVER_LIST_OPS_H
 
@@ -7,7 +8,8 @@
 
 /* Sorted by domain and name. JSON is an array of objects: name, domain, since, until (null = still
  * valid), inputs and outputs as [min, max], types (of each input, the last repeats), attributes,
- * gradient, from_model, family. Write errors are left to the caller's ferror. */
+ * gradient, from_model, family, kernels: objects with device, name and types, of which the first
+ * that takes a call runs it. Write errors are left to the caller's ferror. */
 void list_ops(FILE *out, bool json);
 
 #endif

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/api/gradd.h"
+
 typedef enum option_type_e { BOOL, INT, TEXT } option_type_t;
 
 typedef struct option_row_s {

@@ -53,11 +53,10 @@ void work_release_binding(binding_t *binding) {
     free(binding);
 }
 
-void work_release_run(worker_t *worker, work_t *work, uint64_t id) {
+void work_release_run(work_t *work, uint64_t id) {
     work_run_t *run = id_list_take(&work->runs, id);
     if (!run) return;
     gradd_run_destroy(run->handle);
-    worker->arena_bytes -= run->arena_bytes;
     atomic_fetch_sub(&work->session->counts.arena_bytes, run->arena_bytes);
     run->plan->n_runs--;
     work->n_held -= run->in.n + run->out.n;
@@ -96,7 +95,7 @@ void work_end(worker_t *worker, session_t *session) {
     work_t *work = session->work;
     if (!work) return;
     while (work->runs.n > 0)
-        work_release_run(worker, work, work->runs.items[0].id);
+        work_release_run(work, work->runs.items[0].id);
     while (work->bindings.n > 0)
         work_release_binding(id_list_take(&work->bindings, work->bindings.items[0].id));
     while (work->plans.n > 0)
@@ -111,7 +110,7 @@ void work_end(worker_t *worker, session_t *session) {
     forget(worker, work);
     free(work);
     session->work = NULL;
-    gradd_trim(); /* memory that a client has left comes back at once */
+    gradd_device_trim(worker->device); /* memory that a client has left comes back at once */
 }
 
 void work_count(work_t *work) {
@@ -168,7 +167,7 @@ static void run_request(worker_t *worker, request_t *request) {
     request->started_us = command_now_us();
     atomic_store(&request->session->counts.running, true);
     for (int i = 0; st == GRADD_OK && i < wire_count(request->rel); i++)
-        work_release_run(worker, work, wire_u64(wire_at(request->rel, i)));
+        work_release_run(work, wire_u64(wire_at(request->rel, i)));
     if (work) work->subject = NULL;
     wire_reply_begin(&request->reply, request->q);
     if (st == GRADD_OK) st = request->command->run(worker, request);

@@ -42,11 +42,10 @@ typedef struct compiled_s {
 } compiled_t;
 
 typedef struct worker_s {
-    int threads;
-    int64_t memory_limit; /* of the arenas of all runs together */
-    int64_t arena_bytes;  /* of the runs that exist */
-    int64_t unread_bytes; /* admitted since the machine's memory was looked at */
-    const char *root;     /* of the machine's files: "", but for tests */
+    gradd_device_t *device; /* Owned; what never changes of it, its info, is for any thread */
+    bool plain;             /* no pattern is recognised, whoever asks */
+    int64_t unread_bytes;   /* admitted since the machine's memory was looked at */
+    const char *root;       /* of the machine's files: "", but for tests */
     model_entry_t *models;
     compiled_t *compiled;
     struct work_s *works; /* of all sessions that have asked for something */
@@ -69,12 +68,15 @@ void cache_release_compiled(worker_t *worker, compiled_t *compiled);
 /* Destroys everything; all references are gone. */
 void cache_finish(worker_t *worker);
 
-/* ---- memory (admission.c) ---- */
+/* ---- device and memory (admission.c) ---- */
 
-/* Sets the limit of all arenas together: `limit` bytes, or 0 = 90 % of what there is; from now on
- * the engine asks before it takes memory for a run. */
-void worker_limit_memory(worker_t *worker, int64_t limit);
-/* The answer, a gradd_admit_t; context is the worker. Fails with NOMEM and the figures. */
+/* Opens the device, which asks worker_admit; a memory limit of 0 is 90 % of what there is. */
+gradd_status_t worker_open_device(worker_t *worker, const gradd_device_options_t *options);
+/* The device of that name, n bytes; NULL = the default. Fails with UNSUPPORTED. */
+gradd_status_t worker_find_device(worker_t *worker, const char *name, size_t n,
+                                  gradd_device_t **out_device);
+/* Whether the machine has room for what a run takes; context is the worker. Fails with NOMEM and
+ * the figures. */
 gradd_status_t worker_admit(void *context, int64_t bytes);
 /* Whether the machine has room for a model that is loaded next, and once more what a new plan has
  * taken for its constants. Fails with NOMEM and the figures. */
@@ -156,7 +158,7 @@ typedef struct work_s {
 /* The session's objects; made at first use. Fails with NOMEM. */
 gradd_status_t work_of(worker_t *worker, session_t *session, work_t **out_work);
 /* Ends one run (of this id); unknown ids are ignored. */
-void work_release_run(worker_t *worker, work_t *work, uint64_t id);
+void work_release_run(work_t *work, uint64_t id);
 void work_drop_plan(worker_t *worker, work_t *work, work_plan_t *plan); /* it has no runs */
 void work_release_binding(binding_t *binding);
 void work_finish_graph(worker_t *worker, struct work_graph_s *graph);

@@ -2,7 +2,8 @@
 # Fails when a tier includes upwards. Directions: shm -> libc, kernels -> shm, server -> kernels and
 # shm; adapters/optimum -> adapters/python, never back. It works on text because includes are
 # written from the repository root. Shared memory knows no transport and no engine library, the
-# engine knows no transport, and only kernels/cpu and kernels/ops may name the matrix library.
+# engine knows no transport, and only kernels/cpu and kernels/ops may name the matrix library. What
+# the server wants of a device it asks the device's table, so it includes nothing of kernels/cpu.
 cd "$(dirname "$0")/.." || exit 1
 inc='^[[:space:]]*#[[:space:]]*include[[:space:]]*'
 engine='server/graph server/plan server/exec server/api'
@@ -15,6 +16,7 @@ bad=$(
     scan "$inc<(zmq|msgpack|cuda|dnnl|protobuf-c)" shm
     scan "$inc[<\"](zmq|msgpack)" kernels $engine
     scan "$inc[<\"]dnnl" server
+    scan "$inc\"kernels/cpu/" server
     grep -RnE --include='*.py' '(from|import) +optimum\.gradd' adapters/python 2>/dev/null
 )
 [ -z "$bad" ] && exit 0

@@ -19,7 +19,9 @@ same). A model may use ONNX opset 13 to 25 and `com.gradd` 1. A graph with any o
 is named in the reply to `graph.put`, and falls back to PyTorch.
 
 "Types" lists the element types of each input, the last one for all further inputs. A required
-attribute is bold.
+attribute is bold. The last columns say what runs the operator on each device: the first kernel that
+accepts a call. Where a kernel takes fewer types than the operator has, those of the first input are
+in parentheses. bf16 that none of them takes is cast to f32 and back.
 
 """
 INTERNAL = """
@@ -45,6 +47,16 @@ def opset(row: dict) -> str:
     return f"{row['since']}+" if row["until"] is None else f"{row['since']}-{row['until']}"
 
 
+def kernels(row: dict, device: str) -> str:
+    """What runs the operator on a device, in order; "-" if nothing does."""
+    names = []
+    for kernel in (k for k in row["kernels"] if k["device"] == device):
+        first = kernel["types"][0]
+        narrow = first != row["types"][0]
+        names.append(f"{kernel['name']} ({' '.join(first)})" if narrow else kernel["name"])
+    return ", ".join(names) or "-"
+
+
 def types(row: dict) -> str:
     """Element types of each input, separated by semicolons."""
     return "; ".join(t if t == "any" else " ".join(t) for t in row["types"])
@@ -58,11 +70,14 @@ def attributes(row: dict) -> str:
 
 def table(rows: list[dict]) -> str:
     """A markdown table of these rows."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    devices = list(dict.fromkeys(k["device"] for row in rows for k in row["kernels"]))
+    columns = [*COLUMNS, *(device.upper() for device in devices)]
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
     for row in rows:
         name = row["name"] if row["domain"] == "ai.onnx" else f"{row['domain']} {row['name']}"
         cells = [name, opset(row), span(row["inputs"]), span(row["outputs"]), types(row)]
         cells += [attributes(row), "yes" if row["gradient"] else "no"]
+        cells += [kernels(row, device) for device in devices]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,10 @@
-/* Adam update and gradient norm. See adamw.h. */
+/* See adamw.h. */
 #include "kernels/cpu/adamw.h"
 
 #include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/bf16.h"
 
 /* Scalars of one step, rounded once as torch rounds them: computed in double, used in float. */
 typedef struct coefficients_s {
@@ -100,6 +103,28 @@ void gradd_adam_update(const gradd_adam_t *hyper, float grad_scale, const gradd_
     }
 }
 
+#define COMMIT_PIECE ((int64_t)16 << 10)
+
+static void commit_piece(const gradd_adam_commit_t *c, int64_t from, int64_t n) {
+    const size_t bytes = sizeof(float) * (size_t)n;
+    if (c->out_master) memcpy(c->out_master + from, c->p + from, bytes);
+    if (c->dtype == GRADD_DT_BF16)
+        gradd_bf16_narrow((gradd_bf16_t *)c->out_p + from, c->p + from, n);
+    else
+        memcpy((float *)c->out_p + from, c->p + from, bytes);
+    memcpy(c->out_m + from, c->m + from, bytes);
+    memcpy(c->out_v + from, c->v + from, bytes);
+}
+
+void gradd_adam_commit(const gradd_adam_commit_t *c) {
+    int64_t pieces = (c->n + COMMIT_PIECE - 1) / COMMIT_PIECE;
+#pragma omp parallel for schedule(static) if (pieces > 1)
+    for (int64_t k = 0; k < pieces; k++) {
+        int64_t from = k * COMMIT_PIECE, left = c->n - from;
+        commit_piece(c, from, left < COMMIT_PIECE ? left : COMMIT_PIECE);
+    }
+}
+
 static double block_squares(const float *x, int64_t n) {
     double lanes[8] = {0};
     int64_t i = 0;
@@ -140,10 +165,11 @@ static double sum_squares(const float *x, const gradd_bf16_t *x16, int64_t n) {
     return total;
 }
 
-double gradd_sum_squares(const float *x, int64_t n) {
-    return sum_squares(x, NULL, n);
-}
-
-double gradd_sum_squares_bf16(const gradd_bf16_t *x, int64_t n) {
-    return sum_squares(NULL, x, n);
+double gradd_sum_squares(const gradd_span_t *list, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) {
+        const bool half = list[i].dtype == GRADD_DT_BF16;
+        sum += sum_squares(half ? NULL : list[i].data, half ? list[i].data : NULL, list[i].n);
+    }
+    return sum;
 }

@@ -1,54 +1,13 @@
-/* The Adam family's update of one run of elements, out of place.
- *
- * The result goes to separate memory, so that a caller can commit it through a journal; in place
- * (out_x == x) is allowed, too. All arithmetic, the moments and the result are f32; parameters and
- * gradients may be stored in bf16. Per element i, with g' = grad_scale * g[i]:
- *   mode 0 (L2):    g' += wd * p;  then Adam with the transformers form below
- *   mode 1 (AdamW, transformers): m = b1 m + (1-b1) g';  v = b2 v + (1-b2) g'^2
- *                   p -= lr_c * m / (sqrt(v) + eps), lr_c = lr * sqrt(1-b2^t) / (1-b1^t)
- *                   p -= lr * wd * p   (on the updated p)
- *   mode 2 (AdamW, torch): p -= lr * wd * p first;
- *                   p -= lr / (1-b1^t) * m / (sqrt(v) / sqrt(1-b2^t) + eps)
- * Sources: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019); the modes and
- * their order are those of ONNX Runtime Training's FusedAdam. Without bias correction both
- * denominators are 1.
- */
+/* Adam on the CPU: update, commit and the sum of squares. What they mean is in kernels/adam.h. Each
+ * runs on the calling thread's OpenMP team. */
 #ifndef GRADD_KERNELS_CPU_ADAMW_H
 #define GRADD_KERNELS_CPU_ADAMW_H
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "kernels/adam.h"
 
-#include "kernels/cpu/bf16.h"
-
-typedef enum gradd_adam_mode_e {
-    GRADD_ADAM_L2 = 0,
-    GRADD_ADAMW_TRANSFORMERS = 1,
-    GRADD_ADAMW_TORCH = 2,
-} gradd_adam_mode_t;
-
-typedef struct gradd_adam_s {
-    double lr, beta1, beta2, eps, weight_decay;
-    gradd_adam_mode_t mode;
-    bool bias_correction;
-    int64_t step; /* 1 for the first step */
-} gradd_adam_t;
-
-/* One group of elements; all arrays hold n entries. Parameter and gradient are given either in f32
- * or in bf16 (p16, g16; then p and g are NULL). With both p16 and p, p are the master weights of
- * p16: they count wherever they still round to p16, and p16 where somebody has written it since. */
-typedef struct gradd_adam_span_s {
-    const float *p, *m, *v, *g;
-    const gradd_bf16_t *p16, *g16;
-    float *out_p, *out_m, *out_v;
-    int64_t n;
-} gradd_adam_span_t;
-
-/* Runs on the calling thread's OpenMP team. */
 void gradd_adam_update(const gradd_adam_t *hyper, float grad_scale, const gradd_adam_span_t *span);
-
-/* Sum of squares, in double, in an order that depends on nothing but n. */
-double gradd_sum_squares(const float *x, int64_t n);
-double gradd_sum_squares_bf16(const gradd_bf16_t *x, int64_t n); /* the same of the same values */
+void gradd_adam_commit(const gradd_adam_commit_t *commit);
+/* Of all spans together: in double, in an order that depends on nothing but their sizes. */
+double gradd_sum_squares(const gradd_span_t *list, int n);
 
 #endif

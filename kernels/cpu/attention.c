@@ -28,9 +28,8 @@ typedef struct operand_s {
     int64_t row, sum; /* steps from row to row (left side only) and along the sum */
 } operand_t;
 
-/* Whether products are those of pairs: bf16 in rows that are whole pairs, as all strides are then,
- * which are multiples of the widths. */
-static bool in_pairs(const gradd_attn_t *p) {
+/* bf16 in rows that are whole pairs, as all strides are then, which are multiples of the widths. */
+bool gradd_attn_pairs(const gradd_attn_t *p) {
     return ATTN_PAIRS && p->dtype == GRADD_DT_BF16 && !((p->d | p->d_v) & 1) && attn_pairs_ready();
 }
 
@@ -112,7 +111,7 @@ static job_t make_job(const gradd_attn_t *p, void *work, bool backward) {
                    .work = work,
                    .share = share(p, backward),
                    .backward = backward,
-                   .pairs = in_pairs(p),
+                   .pairs = p->pairs,
                    .threads = slots(p, backward)};
 }
 
@@ -174,11 +173,6 @@ TASKS(f32)
 TASKS(f64)
 
 /* ---- entry points ---------------------------------------------------------------------------- */
-
-const char *gradd_attn_kernel(const gradd_attn_t *p) {
-    if (p->dtype == GRADD_DT_BF16) return in_pairs(p) ? "tiles bf16" : "tiles f32 of bf16";
-    return p->dtype == GRADD_DT_F64 ? "tiles f64" : "tiles f32";
-}
 
 gradd_status_t gradd_attn_forward(const gradd_attn_t *p, void *work) {
     const int64_t tasks = most_tasks(p, false);

@@ -27,48 +27,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/attention.h"
 #include "shm/dtype.h"
 #include "shm/status.h"
 
 #define GRADD_ATTN_TILE 64
-
-/* Three numbers per query: first and one past the last key that the mask allows, and one of these.
- * A query without any key has the range [0, n_k). */
-enum {
-    GRADD_ATTN_HOLES = 0, /* some keys in between are masked: the mask must be read */
-    GRADD_ATTN_SOLID = 1,
-    GRADD_ATTN_NONE = 2, /* nothing is allowed */
-};
-
-/* What a mask takes away from a masked key. Its score is `fill` plus what is left, and what is left
- * gets a gradient. A product that is left is absorbed by the fill and not looked at.
- *
- *   both     Where(mask, qk + bias, fill)
- *   score    Where(mask, qk, fill) + bias
- *   bias     qk + Where(mask, bias, fill)
- *   none     qk + bias + Where(mask, 0, fill)
- *   floor    Max(qk + bias, fill) with the mask bias > fill, or Max(the form before, fill); with
- *            both other bits. As with Max, a hidden key passes half of its gradient on, one whose
- *            bias is below the fill nothing.
- */
-enum {
-    GRADD_ATTN_HIDES_SCORE = 1,
-    GRADD_ATTN_HIDES_BIAS = 2,
-    GRADD_ATTN_FLOOR = 4,
-};
-
-/* A fill below this is next to nothing beside any score, and absorbs what it is added to. One above
- * it must take the place of the product (HIDES_SCORE); it has a share where no allowed score is
- * clearly higher. */
-#define GRADD_ATTN_MASKED (-1e30)
-
-/* Bits of the operators' attribute `layout`: what is [B, positions, heads, width]. */
-enum {
-    GRADD_ATTN_Q_TURNED = 1,
-    GRADD_ATTN_K_TURNED = 2,
-    GRADD_ATTN_V_TURNED = 4,
-    GRADD_ATTN_Y_TURNED = 8,
-};
 
 typedef struct gradd_attn_side_s {
     void *data;               /* Borrowed; NULL = absent or not wanted */
@@ -103,6 +66,7 @@ typedef struct gradd_attn_s {
     int hides;                /* bits of GRADD_ATTN_HIDES_... */
     bool zero;                /* a query without any allowed key gives zero, without gradients */
     gradd_attn_drop_t drop;
+    bool pairs;  /* multiply bf16 in pairs; needs gradd_attn_pairs */
     int threads; /* at most so many work; 0 = as many as the process may use */
 } gradd_attn_t;
 
@@ -112,9 +76,8 @@ size_t gradd_attn_work(const gradd_attn_t *p, bool backward);
 gradd_status_t gradd_attn_forward(const gradd_attn_t *p, void *work);
 /* Reads q, k, v, y, dy, stats; writes those of dq, dk, dv, dbias that are given. */
 gradd_status_t gradd_attn_backward(const gradd_attn_t *p, void *work);
-/* What the products are made of: "tiles f32", "tiles bf16", "tiles f32 of bf16". Needs the type and
- * the widths. */
-const char *gradd_attn_kernel(const gradd_attn_t *p);
+/* Whether the processor's products of pairs can do it. Needs the type and the widths. */
+bool gradd_attn_pairs(const gradd_attn_t *p);
 
 /* Ranges of `rows` rows of n bytes. */
 void gradd_attn_ranges(const uint8_t *mask, int64_t rows, int64_t n, int32_t *out);

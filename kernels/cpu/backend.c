@@ -3,21 +3,46 @@
 #include "kernels/backend.h"
 
 #include <omp.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#include "kernels/cpu/adamw.h"
+#include "kernels/cpu/fingerprint.h"
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/scan.h"
 
 /* From here on memory comes straight from the kernel with huge pages, so that a large arena costs
  * few page faults and goes back when it is freed. */
 #define MAP_FROM ((size_t)2 << 20)
 
-int gradd_cpu_threads(void) {
-    static int threads; /* read before the first parallel region changes it */
-    if (!threads) threads = omp_get_max_threads();
-    return threads;
+struct gradd_queue_s {
+    int threads;
+};
+
+/* OpenMP's number is one of the calling thread, which a queue changes: read before the first. */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static int process_threads;
+
+static void read_threads(void) {
+    process_threads = omp_get_max_threads();
 }
 
-static gradd_status_t cpu_alloc(size_t bytes, void **out) {
+int gradd_cpu_threads(void) {
+    pthread_once(&once, read_threads);
+    return process_threads;
+}
+
+void gradd_cpu_enter(int threads) {
+    gradd_cpu_threads();
+    omp_set_dynamic(0); /* the same number of threads every time: the same bits */
+    omp_set_num_threads(threads);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static gradd_status_t take(size_t bytes, void **out) {
     void *memory;
     if (bytes >= MAP_FROM) {
         memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -33,12 +58,22 @@ static gradd_status_t cpu_alloc(size_t bytes, void **out) {
     return GRADD_OK;
 }
 
-static void cpu_free(void *memory, size_t bytes) {
+static void give_back(void *memory, size_t bytes) {
     if (!memory) return;
     if (bytes >= MAP_FROM)
         munmap(memory, bytes);
     else
         free(memory);
+}
+
+static gradd_status_t cpu_alloc(gradd_queue_t *queue, size_t bytes, void **out) {
+    (void)queue;
+    return take(bytes, out);
+}
+
+static void cpu_free(gradd_queue_t *queue, void *memory, size_t bytes) {
+    (void)queue;
+    give_back(memory, bytes);
 }
 
 static gradd_status_t cpu_copy(gradd_queue_t *queue, void *to, const void *from, size_t bytes) {
@@ -53,27 +88,29 @@ static gradd_status_t cpu_zero(gradd_queue_t *queue, void *memory, size_t bytes)
     return GRADD_OK;
 }
 
+/* ---- queue ----------------------------------------------------------------------------------- */
+
 static gradd_status_t cpu_queue_create(int threads, gradd_queue_t **out) {
-    (void)threads;
-    *out = NULL;
+    gradd_queue_t *queue = malloc(sizeof *queue);
+    if (!queue) return GRADD_FAIL(NOMEM, "no memory for a queue");
+    queue->threads = threads;
+    *out = queue;
     return GRADD_OK;
 }
 
 static void cpu_queue_destroy(gradd_queue_t *queue) {
-    (void)queue;
+    free(queue);
 }
 
-static gradd_status_t cpu_queue_enter(gradd_queue_t *queue, int threads) {
-    int all = gradd_cpu_threads();
-    (void)queue;
-    omp_set_dynamic(0); /* the same number of threads every time: the same bits */
-    omp_set_num_threads(threads > 0 ? threads : all);
+static gradd_status_t cpu_queue_enter(gradd_queue_t *queue) {
+    gradd_cpu_enter(queue->threads);
     return GRADD_OK;
 }
 
-static gradd_status_t cpu_run(gradd_queue_t *queue, const gradd_run_t *run) {
+static gradd_status_t cpu_run(gradd_queue_t *queue, const gradd_kernel_t *kernel,
+                              const gradd_run_t *run) {
     (void)queue;
-    return run->op->run(run);
+    return kernel->run(run);
 }
 
 static gradd_status_t cpu_wait(gradd_queue_t *queue) {
@@ -81,36 +118,105 @@ static gradd_status_t cpu_wait(gradd_queue_t *queue) {
     return GRADD_OK;
 }
 
-static gradd_status_t cpu_event_create(gradd_event_t **out) {
-    *out = NULL;
-    return GRADD_OK;
-}
+/* ---- looking ----------------------------------------------------------------------------------
+ */
 
-static void cpu_event_destroy(gradd_event_t *event) {
-    (void)event;
-}
-
-static gradd_status_t cpu_event(gradd_queue_t *queue, gradd_event_t *event) {
+static gradd_status_t cpu_scan(gradd_queue_t *queue, const gradd_view_t *view, gradd_scan_t *out) {
     (void)queue;
-    (void)event;
+    *out = gradd_cpu_scan(view);
     return GRADD_OK;
 }
+
+static gradd_status_t cpu_fingerprint(gradd_queue_t *queue, const gradd_bytes_t *list, int n,
+                                      bool whole, uint64_t *out) {
+    (void)queue;
+    *out = whole ? gradd_print_sum(list, n) : gradd_print_drawn(list, n);
+    return GRADD_OK;
+}
+
+/* ---- the optimizer's step ----------------------------------------------------------------------
+ */
+
+static gradd_status_t cpu_norm2(gradd_queue_t *queue, const gradd_span_t *list, int n,
+                                double *out) {
+    (void)queue;
+    *out = gradd_sum_squares(list, n);
+    return GRADD_OK;
+}
+
+static gradd_status_t cpu_adam(gradd_queue_t *queue, const gradd_adam_t *hyper, float grad_scale,
+                               const gradd_adam_span_t *span) {
+    (void)queue;
+    gradd_adam_update(hyper, grad_scale, span);
+    return GRADD_OK;
+}
+
+static gradd_status_t cpu_adam_commit(gradd_queue_t *queue, const gradd_adam_commit_t *commit) {
+    (void)queue;
+    gradd_adam_commit(commit);
+    return GRADD_OK;
+}
+
+/* Release is enough: the memory outlives the process, not the machine. */
+static gradd_status_t cpu_store(gradd_queue_t *queue, uint64_t *word, uint64_t value) {
+    (void)queue;
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+    return GRADD_OK;
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+static bool cpu_multiplies(gradd_dtype_t dtype) {
+    return dtype != GRADD_DT_BF16 || gradd_gemm_bf16_native();
+}
+
+#define X(family) extern const gradd_kernels_t gradd_cpu_kernels_##family;
+#include "op_list.inc"
+#undef X
+
+static const gradd_kernels_t *const cpu_kernels[] = {
+#define X(family) &gradd_cpu_kernels_##family,
+#include "op_list.inc"
+#undef X
+};
 
 const gradd_backend_t gradd_backend_cpu = {
     .abi = GRADD_BACKEND_ABI,
     .size = sizeof(gradd_backend_t),
     .name = "cpu",
+    .host = true,
+    .queue_create = cpu_queue_create,
+    .queue_destroy = cpu_queue_destroy,
+    .queue_enter = cpu_queue_enter,
+    .wait = cpu_wait,
     .alloc = cpu_alloc,
     .free = cpu_free,
     .copy = cpu_copy,
     .zero = cpu_zero,
-    .queue_create = cpu_queue_create,
-    .queue_destroy = cpu_queue_destroy,
-    .queue_enter = cpu_queue_enter,
     .run = cpu_run,
-    .wait = cpu_wait,
-    .event_create = cpu_event_create,
-    .event_destroy = cpu_event_destroy,
-    .event_record = cpu_event,
-    .event_wait = cpu_event,
+    .scan = cpu_scan,
+    .fingerprint = cpu_fingerprint,
+    .norm2 = cpu_norm2,
+    .adam = cpu_adam,
+    .adam_commit = cpu_adam_commit,
+    .store = cpu_store,
+    .library = gradd_gemm_library,
+    .multiplies = cpu_multiplies,
+    .kernels = cpu_kernels,
+    .n_kernels = sizeof cpu_kernels / sizeof cpu_kernels[0],
 };
+
+gradd_status_t gradd_cpu_call(const gradd_infer_t *c, gradd_run_t *run) {
+    const gradd_kernel_t *kernel = gradd_backend_kernel(&gradd_backend_cpu, c);
+    if (!kernel) return gradd_no_kernel(&gradd_backend_cpu, c);
+    gradd_prepared_t prepared;
+    void *work = NULL;
+    GRADD_TRY(gradd_kernel_prepare(kernel, c, &prepared));
+    gradd_status_t status = prepared.work ? take(prepared.work, &work) : GRADD_OK;
+    run->work = work;
+    run->state = prepared.state;
+    if (!status) status = kernel->run(run);
+    give_back(work, prepared.work);
+    gradd_kernel_unprepare(kernel, &prepared);
+    return status;
+}

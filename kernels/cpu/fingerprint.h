@@ -9,16 +9,10 @@
 #ifndef GRADD_KERNELS_CPU_FINGERPRINT_H
 #define GRADD_KERNELS_CPU_FINGERPRINT_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "kernels/backend.h"
 
 /* Cache lines that are drawn from one tensor; a smaller one is read as a whole. */
 #define GRADD_PRINT_LINES 16
-
-typedef struct gradd_bytes_s {
-    const void *data; /* Borrowed; NULL only without bytes */
-    size_t bytes;
-} gradd_bytes_t;
 
 uint64_t gradd_print_drawn(const gradd_bytes_t *list, int n);
 /* Opens parallel regions. A single changed element always changes it. */

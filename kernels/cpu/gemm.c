@@ -6,6 +6,8 @@
 #include "kernels/cpu/gemm_impl.h"
 #include "kernels/dispatch.h"
 
+#include <omp.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void drop_batch(gradd_gemm_t *g, int at) {
@@ -81,49 +83,106 @@ gradd_status_t gradd_gemm_ref(const gradd_gemm_t *g, const void *a, const void *
     }
 }
 
-/* One oneDNN product per matrix, where it has none for the whole batch. */
-static gradd_status_t one_by_one(const gradd_gemm_t *g, const char *a, const char *b,
-                                 const void *bias, char *c, bool *done) {
-    const int64_t size = (int64_t)gradd_dtype_bytes(g->dtype);
-    const int64_t step = g->m * g->n * (int64_t)gradd_dtype_bytes(gradd_gemm_result(g));
-    gradd_gemm_t single = *g;
-    single.batch_rank = 0;
-    gradd_gemm_simplify(&single);
-    *done = true;
-    for (int64_t i = 0, n = gradd_gemm_batches(g); i < n && *done; i++) {
-        int64_t a_at, b_at;
-        gradd_gemm_offsets(g, i, &a_at, &b_at);
-        GRADD_TRY(
-            gradd_gemm_onednn(&single, a + a_at * size, b + b_at * size, bias, c + i * step, done));
+/* ---- products that are ready ----------------------------------------------------------------- */
+
+typedef enum way_e {
+    NOTHING, /* to write */
+    PLAIN,
+    BLOCKED,
+    WHOLE, /* one primitive */
+    SINGLY /* one per matrix: oneDNN has none for the whole batch */
+} way_t;
+
+typedef struct ready_s {
+    gradd_gemm_t g; /* simplified */
+    way_t way;
+    gradd_primitive_t *primitive; /* Owned */
+} ready_t;
+
+static bool is_fast(gradd_dtype_t dtype) {
+    if (dtype == GRADD_DT_BF16) return gradd_gemm_bf16_native();
+    return dtype == GRADD_DT_F32 && !strncmp(gradd_gemm_library(), "oneDNN", 6);
+}
+
+static gradd_status_t find_way(ready_t *r) {
+    r->way = NOTHING;
+    if (!gradd_gemm_batches(&r->g) || !r->g.m || !r->g.n) return GRADD_OK;
+    r->way = PLAIN;
+    if (!r->g.k || !gradd_dtype_is_float(r->g.dtype)) return GRADD_OK;
+    r->way = BLOCKED;
+    if (!is_fast(r->g.dtype)) return GRADD_OK;
+    GRADD_TRY(gradd_primitive_create(&r->g, &r->primitive));
+    if (r->primitive) {
+        r->way = WHOLE;
+    } else if (r->g.batch_rank) {
+        gradd_gemm_t single = r->g;
+        single.batch_rank = 0;
+        gradd_gemm_simplify(&single);
+        GRADD_TRY(gradd_primitive_create(&single, &r->primitive));
+        if (r->primitive) r->way = SINGLY;
     }
     return GRADD_OK;
 }
 
-gradd_status_t gradd_gemm(const gradd_gemm_t *description, const void *a, const void *b,
-                          const void *bias, void *c) {
-    gradd_gemm_t g = *description;
-    bool done = false;
-    if (g.has_bias && g.alpha != 1) return GRADD_FAIL(INTERNAL, "bias with alpha %g", g.alpha);
-    if (!gradd_gemm_batches(&g) || !g.m || !g.n) return GRADD_OK;
-    if (!g.k || !gradd_dtype_is_float(g.dtype)) return gradd_gemm_ref(&g, a, b, bias, c);
-    gradd_gemm_simplify(&g);
-    if (g.dtype == GRADD_DT_F32 || (g.dtype == GRADD_DT_BF16 && gradd_gemm_bf16_native())) {
-        GRADD_TRY(gradd_gemm_onednn(&g, a, b, bias, c, &done));
-        if (!done && g.batch_rank) GRADD_TRY(one_by_one(&g, a, b, bias, c, &done));
+gradd_status_t gradd_gemm_prepare(const gradd_gemm_t *g, gradd_prepared_t *out) {
+    if (g->has_bias && g->alpha != 1) return GRADD_FAIL(INTERNAL, "bias with alpha %g", g->alpha);
+    ready_t *r = calloc(1, sizeof *r);
+    if (!r) return GRADD_FAIL(NOMEM, "matrix product");
+    r->g = *g;
+    gradd_gemm_simplify(&r->g);
+    if (!r->g.threads) r->g.threads = omp_get_max_threads();
+    gradd_status_t status = find_way(r);
+    if (status) {
+        free(r);
+        return status;
     }
-    return done ? GRADD_OK : gradd_gemm_blocked(&g, a, b, bias, c);
+    *out = (gradd_prepared_t){.state = r, .bytes = sizeof *r};
+    if (r->way == BLOCKED) out->work = gradd_gemm_blocked_work(&r->g);
+    if (r->primitive) {
+        out->work = gradd_primitive_work(r->primitive);
+        out->bytes += GRADD_PRIMITIVE_BYTES;
+    }
+    return GRADD_OK;
 }
 
-const char *gradd_gemm_kernel(gradd_dtype_t dtype) {
-    bool onednn = !strncmp(gradd_gemm_library(), "oneDNN", 6);
-    switch (dtype) {
-    case GRADD_DT_F32:
-        return onednn ? "oneDNN f32" : "blocked f32";
-    case GRADD_DT_BF16:
-        return gradd_gemm_bf16_native() ? "oneDNN bf16" : "blocked f32 of bf16";
-    case GRADD_DT_F64:
-        return "blocked f64";
-    default:
-        return "plain loops";
+void gradd_gemm_unprepare(gradd_prepared_t *prepared) {
+    ready_t *r = prepared->state;
+    gradd_primitive_destroy(r->primitive);
+    free(r);
+}
+
+static gradd_status_t one_by_one(const ready_t *r, const char *a, const char *b, const void *bias,
+                                 char *c, void *work) {
+    const gradd_gemm_t *g = &r->g;
+    const int64_t size = (int64_t)gradd_dtype_bytes(g->dtype);
+    const int64_t step = g->m * g->n * (int64_t)gradd_dtype_bytes(gradd_gemm_result(g));
+    for (int64_t i = 0, n = gradd_gemm_batches(g); i < n; i++) {
+        int64_t a_at, b_at;
+        gradd_gemm_offsets(g, i, &a_at, &b_at);
+        GRADD_TRY(gradd_primitive_run(r->primitive, a + a_at * size, b + b_at * size, bias,
+                                      c + i * step, work));
     }
+    return GRADD_OK;
+}
+
+gradd_status_t gradd_gemm(const void *state, const void *a, const void *b, const void *bias,
+                          void *c, void *work) {
+    const ready_t *r = state;
+    switch (r->way) {
+    case NOTHING:
+        return GRADD_OK;
+    case PLAIN:
+        return gradd_gemm_ref(&r->g, a, b, bias, c);
+    case BLOCKED:
+        return gradd_gemm_blocked(&r->g, a, b, bias, c, work);
+    case WHOLE:
+        return gradd_primitive_run(r->primitive, a, b, bias, c, work);
+    case SINGLY:
+        return one_by_one(r, a, b, bias, c, work);
+    }
+    return GRADD_FAIL(INTERNAL, "matrix product");
+}
+
+bool gradd_gemm_accepts(const gradd_infer_t *c) {
+    return is_fast(c->in[0].type.dtype);
 }

@@ -2,12 +2,14 @@
  *
  * C[batch, m, n] = alpha * A[batch, m, k] B[batch, k, n] (+ bias[n]) (+ C). Every operand has its
  * own strides in elements, so a transposed matrix or a broadcast batch (stride 0) costs nothing to
- * name. f32 goes to oneDNN, through a cache of its primitives keyed by the whole description; bf16
- * too where the processor multiplies it. Everything else, and all in builds without oneDNN, goes to
- * our own loops. bf16 is summed in f32 and rounded once.
+ * name. f32 goes to oneDNN, bf16 too where the processor multiplies it. Everything else, and all in
+ * builds without oneDNN, goes to our own loops, as do products for which oneDNN has nothing fast.
+ * bf16 is summed in f32 and rounded once.
  *
- * The same description, inputs and thread count give the same bits. Safe to call from any thread;
- * calls are made one after the other because they share the primitives.
+ * A product is made ready once and then called often: its primitive costs some 90 KiB and a
+ * fraction of a millisecond, and scratch of the library is the caller's memory. The same
+ * description, inputs and thread count give the same bits. Any thread; a product that is ready
+ * serves one at a time.
  */
 #ifndef GRADD_KERNELS_CPU_GEMM_H
 #define GRADD_KERNELS_CPU_GEMM_H
@@ -15,6 +17,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kernels/kernel.h"
 #include "shm/dtype.h"
 #include "shm/tensor.h"
 
@@ -32,26 +35,43 @@ typedef struct gradd_gemm_s {
     double alpha;
     bool accumulate; /* add to what C holds */
     bool has_bias;   /* one row of n elements, added to every row of C; needs alpha 1 */
+    int threads;     /* 0 = as many as OpenMP would take now */
 } gradd_gemm_t;      /* C is contiguous, row-major */
 
 /* Merges batch dimensions and folds a batch of rows into m where strides allow. Idempotent; the
  * functions below do it themselves. */
 void gradd_gemm_simplify(gradd_gemm_t *g);
 
-gradd_status_t gradd_gemm(const gradd_gemm_t *g, const void *a, const void *b, const void *bias,
-                          void *c);
+gradd_status_t gradd_gemm_prepare(const gradd_gemm_t *g, gradd_prepared_t *out);
+void gradd_gemm_unprepare(gradd_prepared_t *prepared);
+/* `state` and `work` are those of prepare; the number of threads is the same as there. */
+gradd_status_t gradd_gemm(const void *state, const void *a, const void *b, const void *bias,
+                          void *c, void *work);
 /* The definition: plain loops, sums in double (integers: int64). */
 gradd_status_t gradd_gemm_ref(const gradd_gemm_t *g, const void *a, const void *b, const void *bias,
                               void *c);
-/* Our own blocked, threaded product, whatever gradd_gemm uses; f32 and f64. */
+/* Our own blocked, threaded product, whatever gradd_gemm uses; f32, f64 and bf16. Its scratch. */
+size_t gradd_gemm_blocked_work(const gradd_gemm_t *g);
 gradd_status_t gradd_gemm_blocked(const gradd_gemm_t *g, const void *a, const void *b,
-                                  const void *bias, void *c);
+                                  const void *bias, void *c, void *work);
 /* Whether this processor and build multiply bf16 directly; otherwise operands are widened to f32,
  * which is not faster than f32. */
 bool gradd_gemm_bf16_native(void);
 /* "oneDNN 3.2.0" or "blocked". */
 const char *gradd_gemm_library(void);
-/* What multiplies matrices of this type: "oneDNN f32", "blocked f64", "plain loops". */
-const char *gradd_gemm_kernel(gradd_dtype_t dtype);
+
+/* Rows of an operator that is one product of in[0] and in[1]. */
+#define GRADD_GEMM_KERNEL(title, name_, dtype, ...)                                                \
+    {title, name_, .types = {dtype}, .unprepare = gradd_gemm_unprepare, __VA_ARGS__}
+#define GRADD_GEMM_KERNELS(title, ...)                                                             \
+    GRADD_GEMM_KERNEL(title, "oneDNN f32", GRADD_DTB(F32), .accepts = gradd_gemm_accepts,          \
+                      __VA_ARGS__),                                                                \
+        GRADD_GEMM_KERNEL(title, "oneDNN bf16", GRADD_DTB(BF16), .accepts = gradd_gemm_accepts,    \
+                          __VA_ARGS__),                                                            \
+        GRADD_GEMM_KERNEL(title, "blocked f32", GRADD_DTB(F32), __VA_ARGS__),                      \
+        GRADD_GEMM_KERNEL(title, "blocked f32 of bf16", GRADD_DTB(BF16), __VA_ARGS__),             \
+        GRADD_GEMM_KERNEL(title, "blocked f64", GRADD_DTB(F64), __VA_ARGS__)
+/* Whether oneDNN multiplies the type of in[0] fast. */
+bool gradd_gemm_accepts(const gradd_infer_t *c);
 
 #endif

@@ -16,6 +16,17 @@
 
 enum { ROWS = 96, COLS = 128, DEPTH = 256, MR = GRADD_PANEL_ROWS };
 
+static int64_t tiles_of(const gradd_gemm_t *g) {
+    return (g->m + ROWS - 1) / ROWS * ((g->n + COLS - 1) / COLS);
+}
+
+/* Threads that work, each with buffers of its own. */
+static int workers(const gradd_gemm_t *g) {
+    const int64_t total = tiles_of(g) * gradd_gemm_batches(g);
+    if (total < 2 || total * g->k < 64) return 1;
+    return g->threads ? g->threads : omp_get_max_threads();
+}
+
 /* One register tile of C += A B, operands packed. */
 #define MICRO(name, panel, T, TARGET)                                                              \
     __attribute__((optimize("fp-contract=fast"))) TARGET static void name(const T *a, const T *b,  \
@@ -82,14 +93,11 @@ enum { ROWS = 96, COLS = 128, DEPTH = 256, MR = GRADD_PANEL_ROWS };
     }                                                                                              \
                                                                                                    \
     static gradd_status_t blocked_##S(const gradd_gemm_t *g, const IN *a, const IN *b,             \
-                                      const IN *bias, OUT *c) {                                    \
+                                      const IN *bias, OUT *c, buffers_##S *work) {                 \
         const int64_t across = (g->n + COLS - 1) / COLS;                                           \
-        const int64_t tiles = (g->m + ROWS - 1) / ROWS * across;                                   \
+        const int64_t tiles = tiles_of(g);                                                         \
         const int64_t total = tiles * gradd_gemm_batches(g);                                       \
-        const bool alone = total < 2 || total * g->k < 64;                                         \
-        const int threads = alone ? 1 : omp_get_max_threads();                                     \
-        buffers_##S *work = aligned_alloc(64, sizeof *work * (size_t)threads);                     \
-        if (!work) return GRADD_FAIL(NOMEM, "matrix product");                                     \
+        const int threads = workers(g);                                                            \
         _Pragma("omp parallel for schedule(static) num_threads(threads)") for (int64_t t = 0;      \
                                                                                t < total; t++) {   \
             int64_t a_at, b_at, batch = t / tiles, tile = t % tiles;                               \
@@ -97,7 +105,6 @@ enum { ROWS = 96, COLS = 128, DEPTH = 256, MR = GRADD_PANEL_ROWS };
             tile_##S(g, a + a_at, b + b_at, bias, c + batch * g->m * g->n, tile / across * ROWS,   \
                      tile % across * COLS, &work[omp_get_thread_num()]);                           \
         }                                                                                          \
-        free(work);                                                                                \
         return GRADD_OK;                                                                           \
     }
 
@@ -106,15 +113,22 @@ BLOCKED(f64, double, 8, double, double, , , )
 BLOCKED(bf16, float, 16, gradd_bf16_t, gradd_bf16_t, gradd_bf16_f32, gradd_bf16_f32, gradd_f32_bf16)
 BLOCKED(bf16_f32, float, 16, gradd_bf16_t, float, gradd_bf16_f32, , )
 
+size_t gradd_gemm_blocked_work(const gradd_gemm_t *description) {
+    gradd_gemm_t g = *description;
+    gradd_gemm_simplify(&g);
+    const size_t each = g.dtype == GRADD_DT_F64 ? sizeof(buffers_f64) : sizeof(buffers_f32);
+    return each * (size_t)workers(&g);
+}
+
 gradd_status_t gradd_gemm_blocked(const gradd_gemm_t *description, const void *a, const void *b,
-                                  const void *bias, void *c) {
+                                  const void *bias, void *c, void *work) {
     gradd_gemm_t g = *description;
     gradd_gemm_simplify(&g);
     if (!g.has_bias) bias = NULL;
-    if (g.dtype == GRADD_DT_BF16 && gradd_gemm_result(&g) == GRADD_DT_F32)
-        return blocked_bf16_f32(&g, a, b, bias, c);
-    if (g.dtype == GRADD_DT_BF16) return blocked_bf16(&g, a, b, bias, c);
-    if (g.dtype == GRADD_DT_F32) return blocked_f32(&g, a, b, bias, c);
-    if (g.dtype == GRADD_DT_F64) return blocked_f64(&g, a, b, bias, c);
-    return gradd_gemm_ref(&g, a, b, bias, c);
+    if (g.dtype == GRADD_DT_F32) return blocked_f32(&g, a, b, bias, c, work);
+    if (g.dtype == GRADD_DT_F64) return blocked_f64(&g, a, b, bias, c, work);
+    if (g.dtype != GRADD_DT_BF16)
+        return GRADD_FAIL(UNSUPPORTED, "no blocked product of %s", gradd_dtype_name(g.dtype));
+    if (gradd_gemm_result(&g) == GRADD_DT_F32) return blocked_bf16_f32(&g, a, b, bias, c, work);
+    return blocked_bf16(&g, a, b, bias, c, work);
 }

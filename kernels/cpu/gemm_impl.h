@@ -4,10 +4,19 @@
 
 #include "kernels/cpu/gemm.h"
 
-/* f32 and bf16 through oneDNN. *done = false: this build or this shape has no fast implementation
- * there, C is untouched and the caller must take another way. g is simplified and not empty. */
-gradd_status_t gradd_gemm_onednn(const gradd_gemm_t *g, const void *a, const void *b,
-                                 const void *bias, void *c, bool *done);
+/* A product of oneDNN, in f32 or bf16. */
+typedef struct gradd_primitive_s gradd_primitive_t;
+
+/* Bytes that one holds, nearly all of them generated code: measured, the library does not say. */
+#define GRADD_PRIMITIVE_BYTES ((size_t)88 << 10)
+
+/* *out = NULL: this build or this shape has no fast implementation there, and the caller must take
+ * another way. g is simplified and not empty. */
+gradd_status_t gradd_primitive_create(const gradd_gemm_t *g, gradd_primitive_t **out);
+void gradd_primitive_destroy(gradd_primitive_t *p);
+size_t gradd_primitive_work(const gradd_primitive_t *p);
+gradd_status_t gradd_primitive_run(const gradd_primitive_t *p, const void *a, const void *b,
+                                   const void *bias, void *c, void *work);
 
 /* Element type of C. */
 static inline gradd_dtype_t gradd_gemm_result(const gradd_gemm_t *g) {

@@ -1,9 +1,8 @@
 /* f32 and bf16 matrix products through the C API of oneDNN 3.x.
  *
- * Creating a primitive costs tens of microseconds to milliseconds (code is generated), so finished
- * ones are kept in a hash table under their whole description and the number of threads, together
- * with memory objects whose pointers are exchanged per call. The table is emptied when it is full:
- * a program sees a bounded set of shapes, and building one again is only slow, never wrong. */
+ * A primitive is made once (code is generated), with memory objects whose pointers are exchanged
+ * per call. Its scratch is the caller's. The library keeps the last primitives for whoever makes
+ * equal ones; here few, because nobody counts them. */
 #include "kernels/cpu/gemm_impl.h"
 
 #ifdef GRADD_NO_ONEDNN
@@ -16,47 +15,60 @@ bool gradd_gemm_bf16_native(void) {
     return false;
 }
 
-gradd_status_t gradd_gemm_onednn(const gradd_gemm_t *g, const void *a, const void *b,
-                                 const void *bias, void *c, bool *done) {
-    (void)g, (void)a, (void)b, (void)bias, (void)c;
-    *done = false;
+gradd_status_t gradd_primitive_create(const gradd_gemm_t *g, gradd_primitive_t **out) {
+    (void)g;
+    *out = NULL;
     return GRADD_OK;
+}
+
+void gradd_primitive_destroy(gradd_primitive_t *p) {
+    (void)p;
+}
+
+size_t gradd_primitive_work(const gradd_primitive_t *p) {
+    (void)p;
+    return 0;
+}
+
+gradd_status_t gradd_primitive_run(const gradd_primitive_t *p, const void *a, const void *b,
+                                   const void *bias, void *c, void *work) {
+    (void)p, (void)a, (void)b, (void)bias, (void)c, (void)work;
+    return GRADD_FAIL(INTERNAL, "built without oneDNN");
 }
 
 #else
 
 #include <dnnl.h>
-#include <omp.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { BUCKETS = 1024, MAX_ENTRIES = 2048 };
+/* Primitives that the library keeps after the last plan that has them: constants that are folded,
+ * and the next plan of the same shapes, find theirs. */
+#define KEPT_PRIMITIVES 64
 
-typedef struct key_s {
-    gradd_gemm_t g;
-    int64_t threads;
-} gemm_key_t;
+struct gradd_primitive_s {
+    dnnl_primitive_t primitive;
+    dnnl_stream_t stream; /* the calling thread */
+    dnnl_memory_t a, b, bias, c, work;
+    size_t work_bytes;
+};
 
-typedef struct entry_s {
-    struct entry_s *next;
-    gemm_key_t key;
-    dnnl_primitive_t primitive; /* NULL: there is no fast implementation */
-    dnnl_memory_t a, b, bias, c;
-} entry_t;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static dnnl_engine_t engine; /* for all: the processor */
+static char name[32];
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static dnnl_engine_t engine;
-static dnnl_stream_t stream;
-static entry_t *table[BUCKETS];
-static int n_entries;
+static void start(void) {
+    const dnnl_version_t *v = dnnl_version();
+    snprintf(name, sizeof name, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
+    dnnl_set_primitive_cache_capacity(KEPT_PRIMITIVES);
+    if (dnnl_engine_create(&engine, dnnl_cpu, 0) != dnnl_success) engine = NULL;
+}
 
 const char *gradd_gemm_library(void) {
-    static char text[32];
-    const dnnl_version_t *v = dnnl_version();
-    snprintf(text, sizeof text, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
-    return text;
+    pthread_once(&once, start);
+    return name;
 }
 
 /* Beyond these instructions oneDNN multiplies bf16 by its reference loops, or as f32. */
@@ -75,23 +87,16 @@ static gradd_status_t failed(dnnl_status_t status, const char *what) {
         if (dnnl_status_ != dnnl_success) return failed(dnnl_status_, #expr);                      \
     } while (0)
 
-static void destroy(entry_t *e) {
-    dnnl_memory_destroy(e->a);
-    dnnl_memory_destroy(e->b);
-    dnnl_memory_destroy(e->bias);
-    dnnl_memory_destroy(e->c);
-    dnnl_primitive_destroy(e->primitive);
-    free(e);
-}
-
-static void empty_table(void) {
-    for (int i = 0; i < BUCKETS; i++)
-        for (entry_t *e = table[i], *next; e; e = next) {
-            next = e->next;
-            destroy(e);
-        }
-    memset(table, 0, sizeof table);
-    n_entries = 0;
+void gradd_primitive_destroy(gradd_primitive_t *p) {
+    if (!p) return;
+    dnnl_memory_destroy(p->a);
+    dnnl_memory_destroy(p->b);
+    dnnl_memory_destroy(p->bias);
+    dnnl_memory_destroy(p->c);
+    dnnl_memory_destroy(p->work);
+    dnnl_primitive_destroy(p->primitive);
+    dnnl_stream_destroy(p->stream);
+    free(p);
 }
 
 typedef struct descs_s {
@@ -158,96 +163,77 @@ static gradd_status_t describe_all(const gradd_gemm_t *g, descs_t *d) {
         TRY_DNNL(dnnl_post_ops_append_eltwise(d->post, dnnl_eltwise_linear, (float)g->alpha, 0));
     if (g->accumulate) TRY_DNNL(dnnl_post_ops_append_sum(d->post, 1, 0, dnnl_data_type_undef));
     TRY_DNNL(dnnl_primitive_attr_set_post_ops(d->attr, d->post));
+    TRY_DNNL(dnnl_primitive_attr_set_scratchpad_mode(d->attr, dnnl_scratchpad_mode_user));
     return GRADD_OK;
 }
 
-/* Leaves e->primitive NULL if oneDNN has nothing, or only its plain reference loops. */
-static gradd_status_t build(entry_t *e, descs_t *d) {
-    const char *name = "";
-    GRADD_TRY(describe_all(&e->key.g, d));
+static gradd_status_t make_memory(const gradd_gemm_t *g, const descs_t *d, gradd_primitive_t *p) {
+    const_dnnl_memory_desc_t work =
+        dnnl_primitive_desc_query_md(d->pd, dnnl_query_scratchpad_md, 0);
+    p->work_bytes = dnnl_memory_desc_get_size(work);
+    TRY_DNNL(dnnl_memory_create(&p->a, d->a, engine, DNNL_MEMORY_NONE));
+    TRY_DNNL(dnnl_memory_create(&p->b, d->b, engine, DNNL_MEMORY_NONE));
+    TRY_DNNL(dnnl_memory_create(&p->c, d->c, engine, DNNL_MEMORY_NONE));
+    TRY_DNNL(dnnl_memory_create(&p->work, work, engine, DNNL_MEMORY_NONE));
+    if (g->has_bias) TRY_DNNL(dnnl_memory_create(&p->bias, d->bias, engine, DNNL_MEMORY_NONE));
+    return GRADD_OK;
+}
+
+/* Leaves p->primitive NULL if oneDNN has nothing, or only its plain reference loops. */
+static gradd_status_t build(const gradd_gemm_t *g, descs_t *d, gradd_primitive_t *p) {
+    const char *kind = "";
+    GRADD_TRY(describe_all(g, d));
     dnnl_status_t status =
         dnnl_matmul_primitive_desc_create(&d->pd, engine, d->a, d->b, d->bias, d->c, d->attr);
     if (status == dnnl_unimplemented || status == dnnl_invalid_arguments) return GRADD_OK;
     if (status != dnnl_success) return failed(status, "matmul description");
-    TRY_DNNL(dnnl_primitive_desc_query(d->pd, dnnl_query_impl_info_str, 0, &name));
-    if (!strncmp(name, "ref", 3)) return GRADD_OK;
-    TRY_DNNL(dnnl_memory_create(&e->a, d->a, engine, DNNL_MEMORY_NONE));
-    TRY_DNNL(dnnl_memory_create(&e->b, d->b, engine, DNNL_MEMORY_NONE));
-    TRY_DNNL(dnnl_memory_create(&e->c, d->c, engine, DNNL_MEMORY_NONE));
-    if (e->key.g.has_bias)
-        TRY_DNNL(dnnl_memory_create(&e->bias, d->bias, engine, DNNL_MEMORY_NONE));
-    TRY_DNNL(dnnl_primitive_create(&e->primitive, d->pd));
+    TRY_DNNL(dnnl_primitive_desc_query(d->pd, dnnl_query_impl_info_str, 0, &kind));
+    if (!strncmp(kind, "ref", 3)) return GRADD_OK;
+    GRADD_TRY(make_memory(g, d, p));
+    TRY_DNNL(dnnl_stream_create(&p->stream, engine, dnnl_stream_default_flags));
+    TRY_DNNL(dnnl_primitive_create(&p->primitive, d->pd));
     return GRADD_OK;
 }
 
-static uint64_t hash(const gemm_key_t *key) {
-    uint64_t h = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < sizeof *key; i++)
-        h = (h ^ ((const unsigned char *)key)[i]) * 0x100000001b3u;
-    return h ^ h >> 32;
-}
-
-static gradd_status_t find(const gemm_key_t *key, entry_t **out) {
-    entry_t **bucket = &table[hash(key) % BUCKETS];
-    for (entry_t *e = *bucket; e; e = e->next)
-        if (!memcmp(&e->key, key, sizeof *key)) {
-            *out = e;
-            return GRADD_OK;
-        }
-    if (!engine) {
-        TRY_DNNL(dnnl_engine_create(&engine, dnnl_cpu, 0));
-        TRY_DNNL(dnnl_stream_create(&stream, engine, dnnl_stream_default_flags));
-    }
-    if (n_entries >= MAX_ENTRIES) empty_table();
-    entry_t *e = calloc(1, sizeof *e);
-    if (!e) return GRADD_FAIL(NOMEM, "matrix product");
+gradd_status_t gradd_primitive_create(const gradd_gemm_t *g, gradd_primitive_t **out) {
+    pthread_once(&once, start);
+    if (!engine) return GRADD_FAIL(INTERNAL, "oneDNN: there is no engine for the processor");
+    gradd_primitive_t *p = calloc(1, sizeof *p);
+    if (!p) return GRADD_FAIL(NOMEM, "matrix product");
     descs_t d = {0};
-    e->key = *key;
-    gradd_status_t status = build(e, &d);
+    gradd_status_t status = build(g, &d, p);
     destroy_descs(&d);
-    if (status) {
-        destroy(e);
-        return status;
+    if (status || !p->primitive) {
+        gradd_primitive_destroy(p);
+        p = NULL;
     }
-    e->next = *bucket;
-    *bucket = e;
-    n_entries++;
-    *out = e;
-    return GRADD_OK;
-}
-
-static gradd_status_t execute(const entry_t *e, const void *a, const void *b, const void *bias,
-                              void *c) {
-    int n = 3;
-    dnnl_exec_arg_t args[4] = {
-        {DNNL_ARG_SRC,     e->a},
-        {DNNL_ARG_WEIGHTS, e->b},
-        {DNNL_ARG_DST,     e->c}
-    };
-    if (e->bias) args[n++] = (dnnl_exec_arg_t){DNNL_ARG_BIAS, e->bias};
-    /* the library takes what it only reads as void * too */
-    TRY_DNNL(dnnl_memory_set_data_handle(e->a, (void *)(uintptr_t)a));
-    TRY_DNNL(dnnl_memory_set_data_handle(e->b, (void *)(uintptr_t)b));
-    TRY_DNNL(dnnl_memory_set_data_handle(e->c, c));
-    if (e->bias) TRY_DNNL(dnnl_memory_set_data_handle(e->bias, (void *)(uintptr_t)bias));
-    TRY_DNNL(dnnl_primitive_execute(e->primitive, stream, n, args));
-    TRY_DNNL(dnnl_stream_wait(stream));
-    return GRADD_OK;
-}
-
-gradd_status_t gradd_gemm_onednn(const gradd_gemm_t *g, const void *a, const void *b,
-                                 const void *bias, void *c, bool *done) {
-    gemm_key_t key;
-    entry_t *e = NULL;
-    memset(&key, 0, sizeof key); /* padding is part of the key */
-    memcpy(&key.g, g, sizeof *g);
-    key.threads = omp_get_max_threads();
-    pthread_mutex_lock(&lock);
-    gradd_status_t status = find(&key, &e);
-    *done = !status && e->primitive;
-    if (*done) status = execute(e, a, b, bias, c);
-    pthread_mutex_unlock(&lock);
+    if (!status) *out = p;
     return status;
+}
+
+size_t gradd_primitive_work(const gradd_primitive_t *p) {
+    return p->work_bytes;
+}
+
+gradd_status_t gradd_primitive_run(const gradd_primitive_t *p, const void *a, const void *b,
+                                   const void *bias, void *c, void *work) {
+    int n = 4;
+    dnnl_exec_arg_t args[5] = {
+        {DNNL_ARG_SRC,        p->a   },
+        {DNNL_ARG_WEIGHTS,    p->b   },
+        {DNNL_ARG_DST,        p->c   },
+        {DNNL_ARG_SCRATCHPAD, p->work}
+    };
+    if (p->bias) args[n++] = (dnnl_exec_arg_t){DNNL_ARG_BIAS, p->bias};
+    /* the library takes what it only reads as void * too */
+    TRY_DNNL(dnnl_memory_set_data_handle(p->a, (void *)(uintptr_t)a));
+    TRY_DNNL(dnnl_memory_set_data_handle(p->b, (void *)(uintptr_t)b));
+    TRY_DNNL(dnnl_memory_set_data_handle(p->c, c));
+    TRY_DNNL(dnnl_memory_set_data_handle(p->work, work));
+    if (p->bias) TRY_DNNL(dnnl_memory_set_data_handle(p->bias, (void *)(uintptr_t)bias));
+    TRY_DNNL(dnnl_primitive_execute(p->primitive, p->stream, n, args));
+    TRY_DNNL(dnnl_stream_wait(p->stream));
+    return GRADD_OK;
 }
 
 #endif

@@ -8,6 +8,7 @@
 #include "kernels/cpu/activate.h"
 #include "kernels/cpu/map.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/rules.h"
 
 #include <string.h>
@@ -193,12 +194,10 @@ static gradd_status_t grad_prelu(gradd_grad_t *g) {
      .min_out = 1,                                                                                 \
      .max_out = 1,                                                                                 \
      .flags = GRADD_OP_CHEAP,                                                                      \
-     .inplace = 1,                                                                                 \
-     .types = {GRADD_T_FLOAT_BF16},                                                                \
+     .types = {GRADD_T_FLOAT},                                                                     \
      .attrs = attrs_,                                                                              \
      .infer = infer_,                                                                              \
      .grad = gradient,                                                                             \
-     .run = run_##fn,                                                                              \
      .ref = run_##fn##_ref,                                                                        \
      .cases = GRADD_CASES(CASES, __VA_ARGS__)}
 #define BACKWARD(title, fn, attrs_, ...)                                                           \
@@ -210,11 +209,9 @@ static gradd_status_t grad_prelu(gradd_grad_t *g) {
      .min_out = 1,                                                                                 \
      .max_out = 1,                                                                                 \
      .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,                               \
-     .inplace = 3,                                                                                 \
-     .types = {GRADD_T_FLOAT_BF16},                                                                \
+     .types = {GRADD_T_FLOAT},                                                                     \
      .attrs = attrs_,                                                                              \
      .infer = gradd_infer_broadcast,                                                               \
-     .run = run_##fn,                                                                              \
      .ref = run_##fn##_ref,                                                                        \
      .cases = GRADD_CASES(CASES_BACK, __VA_ARGS__)}
 #define PLAIN_CASE {.text = "f32[1]"}
@@ -244,11 +241,9 @@ GRADD_OPS(activation, FORWARD("Relu", 6, relu, grad_relu, gradd_infer_same, NULL
            .min_out = 1,
            .max_out = 1,
            .flags = GRADD_OP_CHEAP,
-           .inplace = 1,
-           .types = {GRADD_T_FLOAT_BF16},
+           .types = {GRADD_T_FLOAT},
            .infer = infer_prelu,
            .grad = grad_prelu,
-           .run = run_prelu,
            .ref = run_prelu_ref,
            .cases = GRADD_CASES({.text = "f32[2,3,4] f32[3,1]"}, {.text = "f32[5] f32[1]"},
                                 {.text = "f32[2,3] f32[2,3]"})},
@@ -261,3 +256,22 @@ GRADD_OPS(activation, FORWARD("Relu", 6, relu, grad_relu, gradd_infer_same, NULL
                    {.text = "f32[3,5] f32[3,5] | approximate=\"tanh\""}),
           BACKWARD("HardSwishGrad", hardswish_grad, NULL, PLAIN_PAIR),
           BACKWARD("MishGrad", mish_grad, NULL, PLAIN_PAIR));
+
+GRADD_KERNELS(cpu, activation, {"Relu", "loop", .inplace = 1, .run = run_relu},
+              {"LeakyRelu", "loop", .inplace = 1, .run = run_leaky},
+              {"Sigmoid", "loop", .inplace = 1, .run = run_sigmoid},
+              {"Tanh", "loop", .inplace = 1, .run = run_tanh},
+              {"Elu", "loop", .inplace = 1, .run = run_elu},
+              {"Gelu", "loop", .inplace = 1, .run = run_gelu},
+              {"Softplus", "loop", .inplace = 1, .run = run_softplus},
+              {"HardSwish", "loop", .inplace = 1, .run = run_hardswish},
+              {"Mish", "loop", .inplace = 1, .run = run_mish},
+              {"PRelu", "loop", .inplace = 1, .run = run_prelu},
+              {"ReluGrad", "loop", .inplace = 3, .run = run_relu_grad},
+              {"LeakyReluGrad", "loop", .inplace = 3, .run = run_leaky_grad},
+              {"SigmoidGrad", "loop", .inplace = 3, .run = run_sigmoid_grad},
+              {"TanhGrad", "loop", .inplace = 3, .run = run_tanh_grad},
+              {"EluGrad", "loop", .inplace = 3, .run = run_elu_grad},
+              {"GeluGrad", "loop", .inplace = 3, .run = run_gelu_grad},
+              {"HardSwishGrad", "loop", .inplace = 3, .run = run_hardswish_grad},
+              {"MishGrad", "loop", .inplace = 3, .run = run_mish_grad});

@@ -4,6 +4,7 @@
  * in numpy. Shapes: [outer, n, inner] -> [outer, 1 or nothing, inner], i64. No gradient. */
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 
 /* ---- kernel --------------------------------------------------------------------------------- */
 
@@ -94,7 +95,7 @@ static gradd_status_t infer_arg(gradd_infer_t *c) {
          GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}, {"keepdims", GRADD_ATTR_INT, false},     \
                          {"select_last_index", GRADD_ATTR_INT, false}),                            \
      .infer = infer_arg,                                                                           \
-     .run = fn,                                                                                    \
+     .ref = fn,                                                                                    \
      .cases =                                                                                      \
          GRADD_CASES({.text = "f32[2,3,4] | axis=1"}, {.text = "f32[2,3,4] | axis=-1 keepdims=0"}, \
                      {.text = "f32[5]"}, {.text = "i64[2,5]:(0,1) | axis=1"},                      \
@@ -103,3 +104,7 @@ static gradd_status_t infer_arg(gradd_infer_t *c) {
                      {.text = "f32[67,1031] | axis=1"})}
 
 GRADD_OPS(argmax, ARG_ROW("ArgMax", run_argmax), ARG_ROW("ArgMin", run_argmin));
+
+GRADD_KERNELS(cpu, argmax,
+              {"ArgMax", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT}, .run = run_argmax},
+              {"ArgMin", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT}, .run = run_argmin});

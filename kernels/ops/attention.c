@@ -33,6 +33,7 @@
 #include "kernels/cpu/rng.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
@@ -157,9 +158,10 @@ static void *output(const gradd_run_t *r, int j) {
     return j < r->n_out ? r->out[j].data : NULL;
 }
 
-static gradd_status_t run_attention(const gradd_run_t *r) {
+static gradd_status_t forward(const gradd_run_t *r, bool pairs) {
     gradd_attn_t p;
     describe(&p, r->in, r->n_in, &forward_at, r->attrs);
+    p.pairs = pairs;
     p.threads = r->threads;
     p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED);
     p.stats = output(r, 1);
@@ -168,10 +170,18 @@ static gradd_status_t run_attention(const gradd_run_t *r) {
     return gradd_attn_forward(&p, r->work);
 }
 
-static gradd_status_t run_attention_grad(const gradd_run_t *r) {
+static gradd_status_t run_attention(const gradd_run_t *r) {
+    return forward(r, false);
+}
+static gradd_status_t run_attention_pairs(const gradd_run_t *r) {
+    return forward(r, true);
+}
+
+static gradd_status_t backward(const gradd_run_t *r, bool pairs) {
     int64_t layout = gradd_attr_int(r->attrs, "layout", 0);
     gradd_attn_t p;
     describe(&p, r->in, r->n_in, &backward_at, r->attrs);
+    p.pairs = pairs;
     p.threads = r->threads;
     p.dy = side_of(&r->in[0], layout & GRADD_ATTN_Y_TURNED);
     p.y = side_of(&r->in[GRAD_Y], layout & GRADD_ATTN_Y_TURNED);
@@ -183,6 +193,25 @@ static gradd_status_t run_attention_grad(const gradd_run_t *r) {
     if (p.dbias) gradd_copy_zero(p.dbias, (size_t)gradd_type_bytes(&r->out[3].type));
     find_ranges(&p, r, &backward_at, behind(&p, r->work, true));
     return gradd_attn_backward(&p, r->work);
+}
+
+static gradd_status_t run_attention_grad(const gradd_run_t *r) {
+    return backward(r, false);
+}
+static gradd_status_t run_attention_grad_pairs(const gradd_run_t *r) {
+    return backward(r, true);
+}
+
+static bool has_pairs(const gradd_infer_t *c, const places_t *at) {
+    gradd_attn_t p = {0};
+    describe_sizes(&p, c->in, at, gradd_attr_int(c->attrs, "layout", 0));
+    return gradd_attn_pairs(&p);
+}
+static bool accepts_pairs(const gradd_infer_t *c) {
+    return has_pairs(c, &forward_at);
+}
+static bool accepts_grad_pairs(const gradd_infer_t *c) {
+    return has_pairs(c, &backward_at);
 }
 
 static gradd_status_t run_ranges(const gradd_run_t *r) {
@@ -484,7 +513,6 @@ static void count_pairs(const gradd_infer_t *c, const places_t *at, bool backwar
     double pairs = (double)p.batch * (double)p.heads * (double)p.n_q * (double)p.n_k;
     double d = (double)p.d, d_v = (double)p.d_v;
     cost->flops = 2 * pairs * (backward ? 3 * d + 2 * d_v : d + d_v);
-    cost->kernel = gradd_attn_kernel(&p);
 }
 static void cost_attention(const gradd_infer_t *c, gradd_cost_t *cost) {
     count_pairs(c, &forward_at, false, cost);
@@ -498,16 +526,15 @@ static void cost_attention_grad(const gradd_infer_t *c, gradd_cost_t *cost) {
     .min_out = 1, .max_out = n_out, .flags = GRADD_OP_INTERNAL | flags_, .attrs = ATTENTION_ATTRS
 
 /* mask, bias and ranges */
-#define EXTRA_TYPES GRADD_T_BOOL, GRADD_T_FLOAT, GRADD_DTB(I32)
+#define EXTRA_TYPES(floats) GRADD_T_BOOL, floats, GRADD_DTB(I32)
 
 GRADD_OPS(
     attention,
     {
         ATTENTION_ROW("FusedAttention", 3, 7, 2, GRADD_OP_RANDOM | GRADD_OP_COSTLY),
-        .types = {GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, EXTRA_TYPES,
+        .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT),
                   GRADD_T_FLOAT},
-        .infer = infer_attention, .grad = grad_attention, .run = run_attention,
-        .ref = ref_attention, .work = work_forward, .cost = cost_attention,
+        .infer = infer_attention, .grad = grad_attention, .ref = ref_attention,
         .cases = GRADD_CASES(
             {.text = "f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4]"},
             {.text = "f32[2,4,9,8] f32[2,2,9,8] f32[2,2,9,8] | scale=0.35 -> 2", .grad_tol = -1},
@@ -564,10 +591,9 @@ GRADD_OPS(
           )
 },
     {ATTENTION_ROW("FusedAttentionGrad", 6, 9, 4, GRADD_OP_NO_GRAD | GRADD_OP_COSTLY),
-     .types = {GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16,
-               GRADD_T_FLOAT_BF16, GRADD_T_FLOAT, EXTRA_TYPES},
-     .infer = infer_attention_grad, .run = run_attention_grad, .work = work_backward,
-     .cost = cost_attention_grad,
+     .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT,
+               GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT)},
+     .infer = infer_attention_grad, .ref = run_attention_grad,
      .cases = GRADD_CASES(
          {.text = "f32[1,1,3,4] f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4] f32[1,1,3,4] "
                   "f32[1,1,2,3]:(3,4) -> 3"},
@@ -585,6 +611,38 @@ GRADD_OPS(
      .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
      .types = {GRADD_T_BOOL},
      .infer = infer_ranges,
-     .run = run_ranges,
+     .ref = run_ranges,
      .cases = GRADD_CASES({.text = "bool[2,3,7]"}, {.text = "bool[70,600]"},
                           {.text = "bool[2,4]={0,0,0,0,1,1,0,1}"})});
+
+/* `own`: the type of q, k, v, y and their gradients */
+#define FORWARD_KERNEL(name_, own, ...)                                                            \
+    {                                                                                              \
+        "FusedAttention",                                                                          \
+        name_,                                                                                     \
+        .types = {own, own, own, EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64},                   \
+        .work = work_forward,                                                                      \
+        .cost = cost_attention,                                                                    \
+        __VA_ARGS__ \
+}
+#define BACKWARD_KERNEL(name_, own, ...)                                                           \
+    {                                                                                              \
+        "FusedAttentionGrad",                                                                      \
+        name_,                                                                                     \
+        .types = {own, own, own, own, own, GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64)},         \
+        .work = work_backward,                                                                     \
+        .cost = cost_attention_grad,                                                               \
+        __VA_ARGS__ \
+    }
+
+GRADD_KERNELS(cpu, attention, FORWARD_KERNEL("tiles f32", GRADD_DTB(F32), .run = run_attention),
+              FORWARD_KERNEL("tiles f64", GRADD_DTB(F64), .run = run_attention),
+              FORWARD_KERNEL("tiles bf16", GRADD_DTB(BF16), .accepts = accepts_pairs,
+                             .run = run_attention_pairs),
+              FORWARD_KERNEL("tiles f32 of bf16", GRADD_DTB(BF16), .run = run_attention),
+              BACKWARD_KERNEL("tiles f32", GRADD_DTB(F32), .run = run_attention_grad),
+              BACKWARD_KERNEL("tiles f64", GRADD_DTB(F64), .run = run_attention_grad),
+              BACKWARD_KERNEL("tiles bf16", GRADD_DTB(BF16), .accepts = accepts_grad_pairs,
+                              .run = run_attention_grad_pairs),
+              BACKWARD_KERNEL("tiles f32 of bf16", GRADD_DTB(BF16), .run = run_attention_grad),
+              {"MaskRanges", "loop", .run = run_ranges});

@@ -8,6 +8,7 @@
 #include "kernels/cpu/bf16.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/rules.h"
 
 #include <math.h>
@@ -133,7 +134,7 @@ static gradd_status_t grad_cast(gradd_grad_t *g) {
 
 /* ---- cases and rows ------------------------------------------------------------------------- */
 
-#define CAST_MASK (GRADD_T_ALL_BF16 | GRADD_DTB(I8) | GRADD_DTB(U8))
+#define CAST_MASK (GRADD_T_ALL | GRADD_DTB(I8) | GRADD_DTB(U8))
 
 GRADD_OPS(cast,
           {.name = "Cast",
@@ -150,8 +151,7 @@ GRADD_OPS(cast,
                                     {"round_mode", GRADD_ATTR_STRING, false}),
            .infer = infer_cast,
            .grad = grad_cast,
-           .run = run_cast,
-           .cost = gradd_cost_move,
+           .ref = run_cast,
            .cases = GRADD_CASES({.text = "f32[2,3] | to=11"}, {.text = "f32[2,3] | to=1"},
                                 {.text = "f32[7]={-1.7,1.7,0,0.3,3e9,-3e9,nan} | to=6"},
                                 {.text = "f32[4]={-1.7,1.7,1e30,-1e30} | to=7"},
@@ -180,7 +180,9 @@ GRADD_OPS(cast,
                                     {"round_mode", GRADD_ATTR_STRING, false}),
            .infer = infer_cast_like,
            .grad = grad_cast,
-           .run = run_cast,
-           .cost = gradd_cost_move,
+           .ref = run_cast,
            .cases = GRADD_CASES({.text = "f32[2,3] f64[1]"}, {.text = "i64[3] f32[]"},
                                 {.text = "f32[3] bool[]"}, {.text = "f32[3] f32[2]"})});
+
+GRADD_KERNELS(cpu, cast, {"Cast", "loop", .run = run_cast, .cost = gradd_cost_move},
+              {"CastLike", "loop", .run = run_cast, .cost = gradd_cost_move});

@@ -15,6 +15,7 @@
 #include "kernels/cpu/pick.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/op.h"
 
 /* ---- kernel ---------------------------------------------------------------------------------- */
@@ -80,11 +81,9 @@ GRADD_OPS(checkindex,
               .min_out = 1,
               .max_out = 1,
               .flags = GRADD_OP_NO_GRAD,
-              .inplace = 1,
               .types = {GRADD_T_INDEX, GRADD_DTB(I64)},
               .infer = infer_check_index,
-              .run = run_check_index,
-              .cost = gradd_cost_move,
+              .ref = run_check_index,
               .cases = GRADD_CASES({.text = "i64[2,3]={0,4,2,3,1,4} i64[]={5}"},
                                    {.text = "i32[2]={0,4} i64[1]={5}"},
                                    {.text = "i32[2]={0,2147483647} i64[]={9000000000000000000}"},
@@ -93,3 +92,7 @@ GRADD_OPS(checkindex,
                                    {.text = "i64[70,1000]:(0,8) i64[]={9}"}
                 )
 });
+
+GRADD_KERNELS(cpu, checkindex,
+              {"CheckIndex", "loop", .inplace = 1, .run = run_check_index,
+               .cost = gradd_cost_move});

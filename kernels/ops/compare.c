@@ -4,6 +4,7 @@
  * Nothing is saved for backward; Where routes the gradient by its condition. */
 #include "kernels/cpu/map.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/rules.h"
 
 /* ---- kernels -------------------------------------------------------------------------------- */
@@ -193,9 +194,7 @@ static gradd_status_t grad_where(gradd_grad_t *g) {
      .max_out = 1,                                                                                 \
      .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,                                                   \
      .types = {mask},                                                                              \
-     .inplace = (mask) == GRADD_T_BOOL ? 3 : 0,                                                    \
      .infer = infer_compare,                                                                       \
-     .run = run_##fn,                                                                              \
      .ref = run_##fn##_ref,                                                                        \
      .cases = cases_}
 #define TEST_ROW(domain_, title, since_, mask, ...)                                                \
@@ -211,28 +210,27 @@ static gradd_status_t grad_where(gradd_grad_t *g) {
      .infer = infer_test,                                                                          \
      __VA_ARGS__}
 
-GRADD_OPS(compare, LOGICAL_ROW("Equal", equal, 11, GRADD_T_ALL_BF16, CASES_COMPARE),
-          LOGICAL_ROW("Less", less, 9, GRADD_T_NUM_BF16, CASES_COMPARE),
-          LOGICAL_ROW("LessOrEqual", less_equal, 12, GRADD_T_NUM_BF16, CASES_COMPARE),
-          LOGICAL_ROW("Greater", greater, 9, GRADD_T_NUM_BF16, CASES_COMPARE),
-          LOGICAL_ROW("GreaterOrEqual", greater_equal, 12, GRADD_T_NUM_BF16, CASES_COMPARE),
+GRADD_OPS(compare, LOGICAL_ROW("Equal", equal, 11, GRADD_T_ALL, CASES_COMPARE),
+          LOGICAL_ROW("Less", less, 9, GRADD_T_NUM, CASES_COMPARE),
+          LOGICAL_ROW("LessOrEqual", less_equal, 12, GRADD_T_NUM, CASES_COMPARE),
+          LOGICAL_ROW("Greater", greater, 9, GRADD_T_NUM, CASES_COMPARE),
+          LOGICAL_ROW("GreaterOrEqual", greater_equal, 12, GRADD_T_NUM, CASES_COMPARE),
           LOGICAL_ROW("And", and, 7, GRADD_T_BOOL, CASES_LOGIC),
           LOGICAL_ROW("Or", or, 7, GRADD_T_BOOL, CASES_LOGIC),
           LOGICAL_ROW("Xor", xor, 7, GRADD_T_BOOL, CASES_LOGIC),
-          TEST_ROW("", "Not", 1, GRADD_T_BOOL, .inplace = 1, .run = run_not, .ref = run_not_ref,
+          TEST_ROW("", "Not", 1, GRADD_T_BOOL, .ref = run_not_ref,
                    .cases = GRADD_CASES(
                        {
                            .text = "bool[3,4]"
 },
                        {.text = "bool[]"}, {.text = "bool[211,173]"})),
-          TEST_ROW("", "IsNaN", 9, GRADD_T_FLOAT_BF16, .run = run_isnan, .ref = run_isnan_ref,
+          TEST_ROW("", "IsNaN", 9, GRADD_T_FLOAT, .ref = run_isnan_ref,
                    .cases = GRADD_CASES({.text = "f32[5]={1,nan,inf,-inf,nan}"},
                                         {.text = "f32[2,3]"}, {.text = "f32[0]"})),
-          TEST_ROW("com.gradd", "SignBit", 1, GRADD_T_FLOAT_BF16, .run = run_signbit,
-                   .ref = run_signbit_ref,
+          TEST_ROW("com.gradd", "SignBit", 1, GRADD_T_FLOAT, .ref = run_signbit_ref,
                    .cases = GRADD_CASES({.text = "f32[6]={0,-0.0,1,-1,inf,-inf}"},
                                         {.text = "f32[2,3]"}, {.text = "f32[0]"})),
-          TEST_ROW("", "IsInf", 10, GRADD_T_FLOAT_BF16, .run = run_isinf,
+          TEST_ROW("", "IsInf", 10, GRADD_T_FLOAT, .ref = run_isinf,
                    .attrs = GRADD_ATTR_LIST({"detect_negative", GRADD_ATTR_INT, false},
                                             {"detect_positive", GRADD_ATTR_INT, false}),
                    .cases = GRADD_CASES({.text = "f32[5]={1,nan,inf,-inf,nan}"},
@@ -246,11 +244,9 @@ GRADD_OPS(compare, LOGICAL_ROW("Equal", equal, 11, GRADD_T_ALL_BF16, CASES_COMPA
            .min_out = 1,
            .max_out = 1,
            .flags = GRADD_OP_CHEAP,
-           .inplace = 6,
-           .types = {GRADD_T_BOOL, GRADD_T_ALL_BF16},
+           .types = {GRADD_T_BOOL, GRADD_T_ALL},
            .infer = infer_where,
            .grad = grad_where,
-           .run = run_where,
            .ref = run_where_ref,
            .cases = GRADD_CASES(
                {.text = "bool[2,3] f32[2,3] f32[2,3]"},
@@ -261,3 +257,14 @@ GRADD_OPS(compare, LOGICAL_ROW("Equal", equal, 11, GRADD_T_ALL_BF16, CASES_COMPA
                {.text = "bool[5] i32[5] i32[1]"}, {.text = "bool[2,3] bool[3] bool[2,1]"},
                {.text = "bool[0] f32[1] f32[]"},
                {.text = "bool[211,173] f32[211,173] f32[]={0}"})});
+
+GRADD_KERNELS(cpu, compare, {"Equal", "loop", .run = run_equal}, {"Less", "loop", .run = run_less},
+              {"LessOrEqual", "loop", .run = run_less_equal},
+              {"Greater", "loop", .run = run_greater},
+              {"GreaterOrEqual", "loop", .run = run_greater_equal},
+              {"And", "loop", .inplace = 3, .run = run_and},
+              {"Or", "loop", .inplace = 3, .run = run_or},
+              {"Xor", "loop", .inplace = 3, .run = run_xor},
+              {"Not", "loop", .inplace = 1, .run = run_not}, {"IsNaN", "loop", .run = run_isnan},
+              {"SignBit", "loop", .run = run_signbit}, {"IsInf", "loop", .run = run_isinf},
+              {"Where", "loop", .inplace = 6, .run = run_where});

@@ -9,6 +9,7 @@
 #include "kernels/cost.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
@@ -226,8 +227,6 @@ GRADD_OPS(
           ),
         .infer = infer_concat,
         .grad = grad_concat,
-        .run = run_concat,
-        .cost = gradd_cost_move,
         .ref = ref_concat,
         .cases = GRADD_CASES({.text = "f32[2,3] f32[2,1] f32[2,4] | axis=1"},
                              {.text = "f32[2,3] f32[1,3] | axis=-2"},
@@ -249,8 +248,6 @@ GRADD_OPS(
                               {"num_outputs", GRADD_ATTR_INT, false}),
      .infer = infer_split,
      .grad = grad_split,
-     .run = run_split,
-     .cost = gradd_cost_move,
      .ref = ref_split,
      .cases = GRADD_CASES({.text = "f32[2,6] i64[2]={4,2} | axis=1 -> 2"},
                           {.text = "f32[2,6] i64[3]={1,0,5} | axis=-1 -> 3"},
@@ -258,3 +255,6 @@ GRADD_OPS(
                           {.text = "f32[2,4,3] | axis=1 -> 2"},
                           {.text = "f32[2,4,3] | axis=1 split=[3,1] -> 2"},
                           {.text = "i64[6] i64[2]={4,2} -> 2"})});
+
+GRADD_KERNELS(cpu, concat, {"Concat", "loop", .run = run_concat, .cost = gradd_cost_move},
+              {"Split", "loop", .run = run_split, .cost = gradd_cost_move});

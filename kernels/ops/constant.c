@@ -14,6 +14,7 @@
 #include "kernels/cpu/pick.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
@@ -370,7 +371,7 @@ GRADD_OPS(
                                  {"value_floats", GRADD_ATTR_FLOATS, false}
           ),
         .infer = infer_constant,
-        .run = run_constant,
+        .ref = run_constant,
         .cases = GRADD_CASES({.text = "| value_int=-7"},
           {.text = "| value_ints=[1,2,3]"},
                              {.text = "| value_float=0.5"},
@@ -388,8 +389,7 @@ GRADD_OPS(
      .types = {GRADD_DTB(I64)},
      .attrs = GRADD_ATTR_LIST({"value", GRADD_ATTR_TENSOR, false}),
      .infer = infer_constant_of_shape,
-     .run = run_constant_of_shape,
-     .cost = gradd_cost_move,
+     .ref = run_constant_of_shape,
      .cases = GRADD_CASES({.text = "i64[2]={2,3}"}, {.text = "i64[0]={}"}, {.text = "i64[1]={0}"})},
     {.name = "Shape",
      .domain = "",
@@ -401,8 +401,7 @@ GRADD_OPS(
      .flags = GRADD_OP_SHAPE_ONLY | GRADD_OP_NO_GRAD,
      .attrs = GRADD_ATTR_LIST({"start", GRADD_ATTR_INT, false}, {"end", GRADD_ATTR_INT, false}),
      .infer = infer_shape,
-     .run = run_shape,
-     .cost = gradd_cost_move,
+     .ref = run_shape,
      .cases = GRADD_CASES({.text = "f32[2,0,4]"}, {.text = "f32[]"},
                           {.text = "f32[2,3,4] | start=1"},
                           {.text = "bool[2,3,4] | start=-2 end=-1"},
@@ -416,8 +415,7 @@ GRADD_OPS(
      .max_out = 1,
      .flags = GRADD_OP_SHAPE_ONLY | GRADD_OP_NO_GRAD,
      .infer = infer_size,
-     .run = run_size,
-     .cost = gradd_cost_move,
+     .ref = run_size,
      .cases = GRADD_CASES({.text = "f32[2,3,4]"}, {.text = "i64[]"}, {.text = "f32[2,0]"})},
     {.name = "Range",
      .domain = "",
@@ -429,8 +427,7 @@ GRADD_OPS(
      .flags = GRADD_OP_NO_GRAD,
      .types = {GRADD_T_NUM},
      .infer = infer_range,
-     .run = run_range,
-     .cost = gradd_cost_move,
+     .ref = run_range,
      .cases = GRADD_CASES({.text = "i64[]={0} i64[]={5} i64[]={1}"},
                           {.text = "i64[]={7} i64[]={0} i64[]={-3}"},
                           {.text = "i64[]={-9000000000000000000} i64[]={9000000000000000000} "
@@ -447,8 +444,7 @@ GRADD_OPS(
      .flags = GRADD_OP_SHAPE_ONLY | GRADD_OP_NO_GRAD,
      .attrs = GRADD_ATTR_LIST({"dtype", GRADD_ATTR_INT, false}, {"k", GRADD_ATTR_INT, false}),
      .infer = infer_eye_like,
-     .run = run_eye_like,
-     .cost = gradd_cost_move,
+     .ref = run_eye_like,
      .cases = GRADD_CASES({.text = "f32[3,4]"}, {.text = "f32[4,3] | k=-2"},
                           {.text = "i64[3,4] | k=2 dtype=1"}, {.text = "f32[3,4] | dtype=16"},
                           {.text = "f32[2,2] | k=7"})},
@@ -464,8 +460,7 @@ GRADD_OPS(
      .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
      .infer = infer_one_hot,
      .grad = grad_one_hot,
-     .run = run_one_hot,
-     .cost = gradd_cost_move,
+     .ref = run_one_hot,
      .cases = GRADD_CASES({.text = "i64[2,3] i64[]={5} f32[2]"},
                           {.text = "i64[2,3]:(-6,6) i64[1]={5} f32[2] | axis=1"},
                           {.text = "i32[4] i32[]={3} i64[2]={0,1} | axis=0"},
@@ -479,7 +474,7 @@ GRADD_OPS(
      .max_out = 1,
      .flags = GRADD_OP_NO_GRAD,
      .infer = infer_non_zero,
-     .run = run_non_zero,
+     .ref = run_non_zero,
      .cases = GRADD_CASES({.text = "i64[2,3]={0,1,0,2,0,3}"}, {.text = "bool[3]={0,0,0}"},
                           {.text = "f32[2,2]={0,0.5,-1,0}"}, {.text = "bf16[3]={0,-0.0,2}"})},
     {.name = "Trilu",
@@ -489,16 +484,30 @@ GRADD_OPS(
      .max_in = 2,
      .min_out = 1,
      .max_out = 1,
-     .inplace = 1,
      .types = {0xffffffffu, GRADD_T_INDEX},
      .attrs = GRADD_ATTR_LIST({"upper", GRADD_ATTR_INT, false}),
      .infer = infer_trilu,
      .grad = grad_trilu,
-     .run = run_trilu,
-     .cost = gradd_cost_move,
+     .ref = run_trilu,
      .cases = GRADD_CASES({.text = "f32[3,4]"}, {.text = "f32[2,4,3] | upper=0"},
                           {.text = "f32[4,4] i64[]={1}"},
                           {.text = "f32[4,3] i64[1]={-2} | upper=0"},
                           {.text = "bool[3,3] i64[]={9} | upper=0"}, {.text = "f32[3,3] i64[]={9}"},
                           {.text = "f32[2,150,140] i64[]={-3} | upper=0"},
                           {.text = "f32[2,0,3]"})});
+
+GRADD_KERNELS(cpu, constant,
+              {
+                  "Constant", "loop", .run = run_constant
+},
+              {"ConstantOfShape", "loop", .run = run_constant_of_shape, .cost = gradd_cost_move},
+              {"Shape", "loop", .run = run_shape, .cost = gradd_cost_move},
+              {"Size", "loop", .run = run_size, .cost = gradd_cost_move},
+              {"Range", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT}, .run = run_range,
+               .cost = gradd_cost_move},
+              {"EyeLike", "loop", .run = run_eye_like, .cost = gradd_cost_move},
+              {"OneHot", "loop",
+               .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_F32_F64 | GRADD_T_INT, 0xffffffffu},
+               .run = run_one_hot, .cost = gradd_cost_move},
+              {"NonZero", "loop", .run = run_non_zero},
+              {"Trilu", "loop", .inplace = 1, .run = run_trilu, .cost = gradd_cost_move});

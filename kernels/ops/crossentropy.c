@@ -14,6 +14,7 @@
 #include "kernels/cpu/pick.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/rules.h"
 
 #include <math.h>
@@ -286,7 +287,6 @@ static gradd_status_t grad_loss(gradd_grad_t *g) {
     GRADD_ATTR_LIST({"reduction", GRADD_ATTR_STRING, false},                                       \
                     {"ignore_index", GRADD_ATTR_INT, false}, {"shift", GRADD_ATTR_INT, false},     \
                     {"smoothing", GRADD_ATTR_FLOAT, false})
-#define T_REAL  (GRADD_T_FLOAT | GRADD_T_INT)
 #define LABELS4 "i64[4]={0,-100,2,1}"
 
 GRADD_OPS(
@@ -301,13 +301,11 @@ GRADD_OPS(
         .max_out = 2,
         .flags = GRADD_OP_INTERNAL,
         .no_diff = 4,
-        .types = {GRADD_T_FLOAT_BF16, GRADD_T_INDEX, T_REAL},
+        .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_NUM},
         .attrs = LOSS_ATTRS,
         .infer = infer_loss,
         .grad = grad_loss,
-        .run = run_loss,
         .ref = ref_loss,
-        .work = work_loss,
         .cases = GRADD_CASES(
             {.text = "f32[4,3] i64[4]:(0,2)"},
             {.text = "f32[4,3] i32[4]:(0,2) | reduction=\"sum\""},
@@ -337,13 +335,10 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 1,
      .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
-     .inplace = 1 << LOGITS,
-     .types = {GRADD_T_FLOAT, GRADD_T_FLOAT_BF16, GRADD_T_INDEX, T_REAL},
+     .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_NUM},
      .attrs = LOSS_ATTRS,
      .infer = infer_loss_grad,
-     .run = run_loss_grad,
      .ref = ref_loss_grad,
-     .work = work_loss_grad,
      .cases = GRADD_CASES(
          {.text = "f32[] f32[4,3] " LABELS4 " f32[4,2]:(0.5,1) | ignore_index=-100"},
          {.text = "f32[4] f32[4,3] i32[4]:(0,2) f32[4,2]:(0.5,1) | reduction=\"none\""},
@@ -351,3 +346,14 @@ GRADD_OPS(
                   "shift=1 smoothing=0.2"},
          {.text =
               "f32[] f32[67,1031]:(-3,3) i64[67]:(0,1030) f32[67,2]:(0.5,1) | ignore_index=7"})});
+
+GRADD_KERNELS(cpu, crossentropy,
+              {
+                  "CrossEntropy", "loop",
+                  .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_F32_F64 | GRADD_T_INT},
+                  .run = run_loss, .work = work_loss
+},
+              {"CrossEntropyGrad", "loop",
+               .types = {GRADD_T_F32_F64, GRADD_T_FLOAT, GRADD_T_INDEX,
+                         GRADD_T_F32_F64 | GRADD_T_INT},
+               .inplace = 1 << LOGITS, .run = run_loss_grad, .work = work_loss_grad});

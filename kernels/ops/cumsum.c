@@ -6,6 +6,7 @@
 #include "kernels/cpu/pick.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/rules.h"
 
 /* ---- kernels -------------------------------------------------------------------------------- */
@@ -77,14 +78,13 @@ GRADD_OPS(cumsum,
               .max_in = 2,
               .min_out = 1,
               .max_out = 1,
-              .inplace = 1,
               .types = {GRADD_T_NUM, GRADD_T_INDEX},
               .attrs = GRADD_ATTR_LIST({"exclusive", GRADD_ATTR_INT, false},
                                        {"reverse", GRADD_ATTR_INT, false}
                 ),
               .infer = infer_cumsum,
               .grad = grad_cumsum,
-              .run = run_cumsum,
+              .ref = run_cumsum,
               .cases = GRADD_CASES({.text = "f32[2,3,4] i64[]={1}"},
                 {.text = "f32[5] i32[]={0}"},
                                    {.text = "f32[2,3] i64[1]={-1} | exclusive=1"},
@@ -94,4 +94,10 @@ GRADD_OPS(cumsum,
                 {.text = "i32[4] i64[]={-1}"},
                                    {.text = "f32[0,3] i64[]={0}"}
                 )
+});
+
+GRADD_KERNELS(cpu, cumsum,
+              {
+                  "CumSum", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX},
+                  .inplace = 1, .run = run_cumsum
 });

@@ -11,6 +11,7 @@
 #include "kernels/cpu/map.h"
 #include "kernels/cpu/sum.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/rules.h"
 
 #include <string.h>
@@ -602,11 +603,9 @@ static gradd_status_t grad_clip(gradd_grad_t *g) {
      .min_out = 1,                                                                                 \
      .max_out = 1,                                                                                 \
      .flags = GRADD_OP_CHEAP,                                                                      \
-     .inplace = 3,                                                                                 \
-     .types = {GRADD_T_NUM_BF16},                                                                  \
+     .types = {GRADD_T_NUM},                                                                       \
      .infer = gradd_infer_broadcast,                                                               \
      .grad = gradient,                                                                             \
-     .run = run_##fn,                                                                              \
      .ref = run_##fn##_ref,                                                                        \
      .cases = CASES_BINARY(range),                                                                 \
      __VA_ARGS__}
@@ -618,15 +617,13 @@ static gradd_status_t grad_clip(gradd_grad_t *g) {
      .max_in = 1,                                                                                  \
      .min_out = 1,                                                                                 \
      .max_out = 1,                                                                                 \
-     .inplace = 1,                                                                                 \
      .types = {mask},                                                                              \
      .infer = gradd_infer_same,                                                                    \
      .grad = gradient,                                                                             \
-     .run = run_##fn,                                                                              \
      .ref = run_##fn##_ref,                                                                        \
      .cases = cases_,                                                                              \
      __VA_ARGS__}
-#define FOLD_ROW(title, fn, gradient, mask, since_, work_)                                         \
+#define FOLD_ROW(title, fn, gradient, mask, since_)                                                \
     {.name = title,                                                                                \
      .domain = "",                                                                                 \
      .since = since_,                                                                              \
@@ -635,13 +632,10 @@ static gradd_status_t grad_clip(gradd_grad_t *g) {
      .min_out = 1,                                                                                 \
      .max_out = 1,                                                                                 \
      .flags = GRADD_OP_CHEAP,                                                                      \
-     .inplace = 1,                                                                                 \
      .types = {mask},                                                                              \
      .infer = gradd_infer_broadcast,                                                               \
      .grad = gradient,                                                                             \
-     .run = run_##fn,                                                                              \
      .ref = run_##fn##_ref,                                                                        \
-     .work = work_,                                                                                \
      .cases = CASES_FOLD}
 #define CHEAP .flags = GRADD_OP_CHEAP
 #define STEP  .flags = GRADD_OP_NO_GRAD | GRADD_OP_FLAT | GRADD_OP_CHEAP
@@ -675,12 +669,10 @@ GRADD_OPS(
      .max_in = 2,
      .min_out = 1,
      .max_out = 1,
-     .inplace = 3,
-     .types = {GRADD_T_NUM_BF16},
+     .types = {GRADD_T_NUM},
      .attrs = GRADD_ATTR_LIST({"fmod", GRADD_ATTR_INT, false}),
      .infer = infer_mod,
      .grad = grad_mod,
-     .run = run_mod,
      .ref = run_mod_ref,
      .cases = GRADD_CASES({.text = "i64[3,4]:(-9,9) i64[4]={3,-3,2,-1}"},
                           {.text = "i32[5]:(-9,9) i32[]={-4}"},
@@ -693,36 +685,34 @@ GRADD_OPS(
      .max_in = 2,
      .min_out = 1,
      .max_out = 1,
-     .inplace = 1,
-     .types = {GRADD_T_NUM_BF16},
+     .types = {GRADD_T_NUM},
      .infer = infer_pow,
      .grad = grad_pow,
-     .run = run_pow,
      .ref = run_pow_ref,
      .cases = cases_pow},
-    FOLD_ROW("Max", max, grad_extremum, GRADD_T_NUM_BF16, 8, NULL),
-    FOLD_ROW("Min", min, grad_extremum, GRADD_T_NUM_BF16, 8, NULL),
-    FOLD_ROW("Sum", sum, grad_sum, GRADD_T_NUM_BF16, 8, work_sum),
-    UNARY_ROW("Neg", neg, grad_neg, GRADD_T_NUM_BF16, 6, CASES_UNARY_NUM(""), CHEAP),
-    UNARY_ROW("Abs", abs, grad_abs, GRADD_T_NUM_BF16, 6, CASES_UNARY_NUM(""), CHEAP),
-    UNARY_ROW("Sign", sign, NULL, GRADD_T_NUM_BF16, 9, CASES_UNARY_NUM(""), STEP),
-    UNARY_ROW("Sqrt", sqrt, grad_sqrt, GRADD_T_FLOAT_BF16, 6, CASES_UNARY(":(0.1,2)"), CHEAP),
-    UNARY_ROW("Reciprocal", reciprocal, grad_reciprocal, GRADD_T_FLOAT_BF16, 6,
-              CASES_UNARY(":(0.3,2)"), CHEAP),
-    UNARY_ROW("Exp", exp, grad_exp, GRADD_T_FLOAT_BF16, 6, CASES_UNARY(""), CHEAP),
-    UNARY_ROW("Log", log, grad_log, GRADD_T_FLOAT_BF16, 6, CASES_UNARY(":(0.1,3)"), CHEAP),
-    UNARY_ROW("Sin", sin, grad_sin, GRADD_T_FLOAT_BF16, 7,
+    FOLD_ROW("Max", max, grad_extremum, GRADD_T_NUM, 8),
+    FOLD_ROW("Min", min, grad_extremum, GRADD_T_NUM, 8),
+    FOLD_ROW("Sum", sum, grad_sum, GRADD_T_NUM, 8),
+    UNARY_ROW("Neg", neg, grad_neg, GRADD_T_NUM, 6, CASES_UNARY_NUM(""), CHEAP),
+    UNARY_ROW("Abs", abs, grad_abs, GRADD_T_NUM, 6, CASES_UNARY_NUM(""), CHEAP),
+    UNARY_ROW("Sign", sign, NULL, GRADD_T_NUM, 9, CASES_UNARY_NUM(""), STEP),
+    UNARY_ROW("Sqrt", sqrt, grad_sqrt, GRADD_T_FLOAT, 6, CASES_UNARY(":(0.1,2)"), CHEAP),
+    UNARY_ROW("Reciprocal", reciprocal, grad_reciprocal, GRADD_T_FLOAT, 6, CASES_UNARY(":(0.3,2)"),
+              CHEAP),
+    UNARY_ROW("Exp", exp, grad_exp, GRADD_T_FLOAT, 6, CASES_UNARY(""), CHEAP),
+    UNARY_ROW("Log", log, grad_log, GRADD_T_FLOAT, 6, CASES_UNARY(":(0.1,3)"), CHEAP),
+    UNARY_ROW("Sin", sin, grad_sin, GRADD_T_FLOAT, 7,
               GRADD_CASES({.text = "f32[3,5]:(-9,9)"}, {.text = "f32[0]"},
                           {.text = "f32[4]={5e6,-3e7,0,1e4}", .grad_tol = -1},
                           {.text = "f32[211,173]:(-300,300)"})),
-    UNARY_ROW("Cos", cos, grad_cos, GRADD_T_FLOAT_BF16, 7,
+    UNARY_ROW("Cos", cos, grad_cos, GRADD_T_FLOAT, 7,
               GRADD_CASES({.text = "f32[3,5]:(-9,9)"}, {.text = "f32[]"},
                           {.text = "f32[4]={5e6,-3e7,0,1e4}", .grad_tol = -1},
                           {.text = "f32[211,173]:(-300,300)"})),
-    UNARY_ROW("Erf", erf, grad_erf, GRADD_T_FLOAT_BF16, 9, CASES_UNARY("")),
-    UNARY_ROW("Floor", floor, NULL, GRADD_T_FLOAT_BF16, 6, CASES_UNARY(":(-9,9)"), STEP),
-    UNARY_ROW("Ceil", ceil, NULL, GRADD_T_FLOAT_BF16, 6, CASES_UNARY(":(-9,9)"), STEP),
-    UNARY_ROW("Round", round, NULL, GRADD_T_FLOAT_BF16, 11,
+    UNARY_ROW("Erf", erf, grad_erf, GRADD_T_FLOAT, 9, CASES_UNARY("")),
+    UNARY_ROW("Floor", floor, NULL, GRADD_T_FLOAT, 6, CASES_UNARY(":(-9,9)"), STEP),
+    UNARY_ROW("Ceil", ceil, NULL, GRADD_T_FLOAT, 6, CASES_UNARY(":(-9,9)"), STEP),
+    UNARY_ROW("Round", round, NULL, GRADD_T_FLOAT, 11,
               GRADD_CASES({.text = "f32[6]={0.5,1.5,-0.5,-2.5,2.4,-7.6}"},
                           {.text = "f32[3,4]:(-9,9)"}),
               STEP),
@@ -734,13 +724,31 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 1,
      .flags = GRADD_OP_CHEAP,
-     .inplace = 1,
      .no_diff = 6,
-     .types = {GRADD_T_NUM_BF16},
+     .types = {GRADD_T_NUM},
      .infer = infer_clip,
      .grad = grad_clip,
-     .run = run_clip,
+     .ref = run_clip,
      .cases = GRADD_CASES({.text = "f32[3,4] f32[]={-0.5} f32[]={0.7}"}, {.text = "f32[3,4]"},
                           {.text = "f32[3,4] - f32[]={0.7}"}, {.text = "f32[3,4] f32[1]={-0.5}"},
                           {.text = "i64[5] i64[]={1} i64[]={3}"}, {.text = "i32[5] - i32[]={3}"},
                           {.text = "f32[211,173] f32[]={0.0}"})});
+
+GRADD_KERNELS(
+    cpu, elementwise, {"Add", "loop", .inplace = 3, .run = run_add},
+    {"Sub", "loop", .inplace = 3, .run = run_sub}, {"Mul", "loop", .inplace = 3, .run = run_mul},
+    {"Div", "loop", .inplace = 3, .run = run_div}, {"Mod", "loop", .inplace = 3, .run = run_mod},
+    {"Pow", "loop", .inplace = 1, .run = run_pow}, {"Max", "loop", .inplace = 1, .run = run_max},
+    {"Min", "loop", .inplace = 1, .run = run_min},
+    {"Sum", "loop", .inplace = 1, .run = run_sum, .work = work_sum},
+    {"Neg", "loop", .inplace = 1, .run = run_neg}, {"Abs", "loop", .inplace = 1, .run = run_abs},
+    {"Sign", "loop", .inplace = 1, .run = run_sign},
+    {"Sqrt", "loop", .inplace = 1, .run = run_sqrt},
+    {"Reciprocal", "loop", .inplace = 1, .run = run_reciprocal},
+    {"Exp", "loop", .inplace = 1, .run = run_exp}, {"Log", "loop", .inplace = 1, .run = run_log},
+    {"Sin", "loop", .inplace = 1, .run = run_sin}, {"Cos", "loop", .inplace = 1, .run = run_cos},
+    {"Erf", "loop", .inplace = 1, .run = run_erf},
+    {"Floor", "loop", .inplace = 1, .run = run_floor},
+    {"Ceil", "loop", .inplace = 1, .run = run_ceil},
+    {"Round", "loop", .inplace = 1, .run = run_round},
+    {"Clip", "loop", .inplace = 1, .run = run_clip});

@@ -16,6 +16,7 @@
 #include "kernels/cpu/pick.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/rules.h"
 
 #include <string.h>
@@ -405,15 +406,13 @@ GRADD_OPS(
         .min_out = 1,
         .max_out = 1,
         .flags = GRADD_OP_INTERNAL,
-        .types = {GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16 | GRADD_T_INDEX},
+        .types = {GRADD_T_FLOAT, GRADD_T_FLOAT | GRADD_T_INDEX},
         .attrs = GRADD_ATTR_LIST({"paddings", GRADD_ATTR_INTS, false},
                                  {"scales", GRADD_ATTR_FLOATS, false}
           ),
         .infer = infer_sum,
         .grad = grad_sum,
-        .run = run_sum,
         .ref = ref_sum,
-        .work = work_sum,
         .cases = GRADD_CASES(
             {.text = "f32[5,3] i64[2,4]"},
             {.text = "f32[5,3] f32[6,3] i64[2,4]:(-5,4) i32[1,4]:(0,5)"},
@@ -439,13 +438,11 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 1,
      .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
-     .types = {GRADD_T_FLOAT_BF16, GRADD_T_INDEX},
+     .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
      .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true}, {"padding", GRADD_ATTR_INT, false},
                               {"scale", GRADD_ATTR_FLOAT, false}),
      .infer = infer_grad,
-     .run = run_grad,
      .ref = ref_grad,
-     .work = work_grad,
      .cases = GRADD_CASES({.text = "f32[6,3] i64[6] | dims=[5,3]"},
                           {.text = "f32[2,4,3] i64[1,4] | dims=[5,3] padding=2"},
                           {.text = "f32[2,4,3] i32[4] | dims=[7,3] padding=-1"},
@@ -453,3 +450,6 @@ GRADD_OPS(
                           {.text = "f32[600,70] i64[600]:(-90,89) | dims=[90,70]"},
                           {.text = "f32[2,4,3] i64[4] | dims=[5,3] padding=2 scale=-5.5"},
                           {.text = "f32[0,3] i64[0] | dims=[5,3]"})});
+
+GRADD_KERNELS(cpu, embedding, {"EmbeddingSum", "loop", .run = run_sum, .work = work_sum},
+              {"EmbeddingGrad", "loop", .run = run_grad, .work = work_grad});

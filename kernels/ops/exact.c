@@ -4,6 +4,7 @@
  * loses every digit of an x below 1e-7. Saved for backward: Expm1 its result, Log1p its operand. */
 #include "kernels/cpu/map.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/rules.h"
 
 #define E_EXPM1(F) (F##expm1(a))
@@ -39,11 +40,9 @@ static gradd_status_t grad_log1p(gradd_grad_t *g) {
      .min_out = 1,                                                                                 \
      .max_out = 1,                                                                                 \
      .flags = GRADD_OP_CHEAP,                                                                      \
-     .inplace = 1,                                                                                 \
-     .types = {GRADD_T_FLOAT_BF16},                                                                \
+     .types = {GRADD_T_FLOAT},                                                                     \
      .infer = gradd_infer_same,                                                                    \
      .grad = grad_##fn,                                                                            \
-     .run = run_##fn,                                                                              \
      .ref = run_##fn##_ref,                                                                        \
      .cases = GRADD_CASES({.text = "f32[3,5]:(-0.9,3)"}, {.text = "f32[]:(-0.9,3)"},               \
                           {.text = "f32[0,2]"}, {.text = "f32[211,173]:(-0.9,9)"}, __VA_ARGS__)}
@@ -53,3 +52,6 @@ GRADD_OPS(exact,
               {.text = "f32[7]={-inf,inf,nan,1e-22,-1e-22,88.6,-120}", .grad_tol = -1}),
           ROW("Log1p", log1p, {.text = "f32[3,5]:(-1e-5,1e-5)"}, {.text = "f32[37]:(0,1e6)"},
               {.text = "f32[7]={-1,inf,nan,1e-22,-1e-22,-2,3e38}", .grad_tol = -1}));
+
+GRADD_KERNELS(cpu, exact, {"Expm1", "loop", .inplace = 1, .run = run_expm1},
+              {"Log1p", "loop", .inplace = 1, .run = run_log1p});

@@ -9,6 +9,7 @@
 #include "kernels/cost.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
@@ -148,8 +149,6 @@ GRADD_OPS(
         .types = {0xffffffffu, GRADD_T_INDEX},
         .infer = infer_expand,
         .grad = grad_expand,
-        .run = run_expand,
-        .cost = gradd_cost_move,
         .ref = ref_expand,
         .cases = GRADD_CASES({.text = "f32[3,1] i64[2]={3,4}"},
           {.text = "f32[3,1] i64[3]={2,1,4}"},
@@ -172,9 +171,10 @@ GRADD_OPS(
      .types = {0xffffffffu, GRADD_T_INDEX},
      .infer = infer_tile,
      .grad = grad_tile,
-     .run = run_tile,
-     .cost = gradd_cost_move,
      .ref = ref_tile,
      .cases = GRADD_CASES({.text = "f32[2,3] i64[2]={2,2}"}, {.text = "f32[2,3,2] i64[3]={1,1,3}"},
                           {.text = "f32[2,3,2] i64[3]={2,1,1}"}, {.text = "i64[3] i64[1]={4}"},
                           {.text = "f32[2,2] i64[2]={1,1}"}, {.text = "f32[2,2] i64[2]={0,1}"})});
+
+GRADD_KERNELS(cpu, expand, {"Expand", "loop", .run = run_expand, .cost = gradd_cost_move},
+              {"Tile", "loop", .run = run_tile, .cost = gradd_cost_move});

@@ -13,6 +13,7 @@
 #include "kernels/cpu/bf16.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
@@ -275,12 +276,10 @@ GRADD_OPS(gated,
            .min_out = 1,
            .max_out = 1,
            .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP,
-           .inplace = 3,
-           .types = {GRADD_T_FLOAT_BF16},
+           .types = {GRADD_T_FLOAT},
            .attrs = ATTRS,
            .infer = infer_gated,
            .grad = grad_gated,
-           .run = run_gated,
            .ref = ref_gated,
            .cases = GRADD_CASES(
                {.text = "f32[3,5] f32[3,5] | activation=\"swish\""},
@@ -303,11 +302,9 @@ GRADD_OPS(gated,
            .min_out = 1,
            .max_out = 2,
            .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
-           .inplace = 7,
-           .types = {GRADD_T_FLOAT_BF16},
+           .types = {GRADD_T_FLOAT},
            .attrs = ATTRS,
            .infer = infer_gated_grad,
-           .run = run_gated_grad,
            .ref = ref_gated_grad,
            .cases = GRADD_CASES(
                {.text = "f32[3,5] f32[3,5] f32[3,5] | activation=\"swish\" alpha=1.702 -> 2"},
@@ -316,3 +313,6 @@ GRADD_OPS(gated,
                {.text = "f32[3,5] f32[3,5] f32[3,5] | activation=\"relu\" -> 2"},
                {.text = "f32[3,5] f32[3,10] | activation=\"sigmoid\" gate=1"},
                {.text = "f32[173,211] f32[173,422] | activation=\"swish\""})});
+
+GRADD_KERNELS(cpu, gated, {"GatedActivation", "loop", .inplace = 3, .run = run_gated},
+              {"GatedActivationGrad", "loop", .inplace = 7, .run = run_gated_grad});

@@ -16,6 +16,7 @@
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
@@ -186,13 +187,12 @@ static gradd_status_t grad_gather_grad(gradd_grad_t *g) {
     .name = op_name, .domain = "", .since = 1, .min_in = 2, .max_in = 2, .min_out = 1,             \
     .max_out = 1, .types = {0xffffffffu, GRADD_T_INDEX},                                           \
     .attrs = GRADD_ATTR_LIST({other, GRADD_ATTR_INT, false}), .infer = infer_gather,               \
-    .grad = grad_gather, .run = run_gather, .work = work_gather, .cost = gradd_cost_pick
+    .grad = grad_gather, .ref = run_gather
 #define GATHER_GRAD_ROW(op_name, other)                                                            \
     .name = op_name, .domain = "com.gradd", .since = 1, .min_in = 2, .max_in = 2, .min_out = 1,    \
-    .max_out = 1, .flags = GRADD_OP_INTERNAL, .types = {GRADD_T_FLOAT_BF16, GRADD_T_INDEX},        \
+    .max_out = 1, .flags = GRADD_OP_INTERNAL, .types = {GRADD_T_FLOAT, GRADD_T_INDEX},             \
     .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true}, {other, GRADD_ATTR_INT, false}),     \
-    .infer = infer_gather_grad, .grad = grad_gather_grad, .run = run_gather_grad,                  \
-    .work = work_gather_grad
+    .infer = infer_gather_grad, .grad = grad_gather_grad, .ref = run_gather_grad
 
 GRADD_OPS(gather,
           {GATHER_ROW("Gather", "axis"),
@@ -227,3 +227,12 @@ GRADD_OPS(gather,
           {GATHER_GRAD_ROW("GatherElementsGrad", "axis"),
            .cases = GRADD_CASES({.text = "f32[2,9] i64[2,9] | dims=[3,5] axis=1"},
                                 {.text = "f32[8,2] i64[8,2] | dims=[5,3] axis=0"})});
+
+GRADD_KERNELS(cpu, gather,
+              {"Gather", "loop", .run = run_gather, .work = work_gather, .cost = gradd_cost_pick},
+              {"GatherND", "loop", .run = run_gather, .work = work_gather, .cost = gradd_cost_pick},
+              {"GatherElements", "loop", .run = run_gather, .work = work_gather,
+               .cost = gradd_cost_pick},
+              {"GatherGrad", "loop", .run = run_gather_grad, .work = work_gather_grad},
+              {"GatherNDGrad", "loop", .run = run_gather_grad, .work = work_gather_grad},
+              {"GatherElementsGrad", "loop", .run = run_gather_grad, .work = work_gather_grad});

@@ -12,6 +12,7 @@
 
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
@@ -255,7 +256,7 @@ GRADD_OPS(groupnorm,
                                     {"stash_type", GRADD_ATTR_INT, false}),
            .infer = infer_forward,
            .grad = grad_group_norm,
-           .run = run_forward,
+           .ref = run_forward,
            .cases = GRADD_CASES({.text = "f32[2,6,5] f32[6] f32[6] | num_groups=3"},
                                 {.text = "f32[2,6,3,3] f32[2] f32[2] | num_groups=2 epsilon=0.01"},
                                 {.text = "f32[3,4] f32[4] f32[4] | num_groups=1"},
@@ -272,8 +273,7 @@ GRADD_OPS(groupnorm,
            .types = {GRADD_T_FLOAT},
            .attrs = GRADD_ATTR_LIST({"num_groups", GRADD_ATTR_INT, true}),
            .infer = infer_backward,
-           .run = run_backward,
-           .work = work_backward,
+           .ref = run_backward,
            .cases = GRADD_CASES({.text = "f32[2,6,5] f32[2,6,5] f32[6] f32[2,3] f32[2,3]:(0.5,2) "
                                          "| num_groups=3 -> 3"})},
           {.name = "InstanceNormalization",
@@ -287,7 +287,13 @@ GRADD_OPS(groupnorm,
            .attrs = GRADD_ATTR_LIST({"epsilon", GRADD_ATTR_FLOAT, false}),
            .infer = infer_forward,
            .grad = grad_group_norm,
-           .run = run_forward,
+           .ref = run_forward,
            .cases = GRADD_CASES({.text = "f32[2,3,7] f32[3] f32[3]"},
                                 {.text = "f32[2,3,4,5] f32[3] f32[3] | epsilon=0.001"},
                                 {.text = "f32[0,3,4] f32[3] f32[3]"})});
+
+GRADD_KERNELS(cpu, groupnorm,
+              {"GroupNormalization", "loop", .types = {GRADD_T_F32_F64}, .run = run_forward},
+              {"GroupNormGrad", "loop", .types = {GRADD_T_F32_F64}, .run = run_backward,
+               .work = work_backward},
+              {"InstanceNormalization", "loop", .types = {GRADD_T_F32_F64}, .run = run_forward});

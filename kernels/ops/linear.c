@@ -6,10 +6,8 @@
  * order. The bias costs no pass over y. bf16 is summed in f32 and rounded once, after the bias. */
 #include "kernels/cpu/gemm.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/rules.h"
-
-typedef gradd_status_t (*product_fn)(const gradd_gemm_t *, const void *, const void *, const void *,
-                                     void *);
 
 static int64_t rows_in(const gradd_type_t *x) {
     int64_t rows = 1;
@@ -18,22 +16,30 @@ static int64_t rows_in(const gradd_type_t *x) {
     return rows;
 }
 
-static gradd_status_t linear(const gradd_run_t *r, product_fn product) {
-    const gradd_type_t *x = &r->in[0].type, *y = &r->out[0].type;
-    bool trans = gradd_attr_int(r->attrs, "transB", 0);
+static gradd_gemm_t describe(const gradd_view_t *in, const gradd_type_t *y, gradd_attrs_t attrs) {
+    const gradd_type_t *x = &in[0].type;
+    bool trans = gradd_attr_int(attrs, "transB", 0);
     gradd_gemm_t g = {.dtype = x->dtype, .alpha = 1, .has_bias = true};
     g.m = rows_in(x), g.k = x->dims[x->rank - 1], g.n = y->dims[y->rank - 1];
     g.a_m = g.k, g.a_k = 1;
     g.b_k = trans ? 1 : g.n, g.b_n = trans ? g.k : 1;
-    return product(&g, r->in[0].data, r->in[1].data, r->in[2].data, r->out[0].data);
+    return g;
+}
+
+static gradd_status_t prepare_linear(const gradd_infer_t *c, gradd_prepared_t *out) {
+    gradd_gemm_t g = describe(c->in, &c->out[0], c->attrs);
+    g.threads = c->threads;
+    return gradd_gemm_prepare(&g, out);
 }
 
 static gradd_status_t run_linear(const gradd_run_t *r) {
-    return linear(r, gradd_gemm);
+    return gradd_gemm(r->state, r->in[0].data, r->in[1].data, r->in[2].data, r->out[0].data,
+                      r->work);
 }
 
 static gradd_status_t ref_linear(const gradd_run_t *r) {
-    return linear(r, gradd_gemm_ref);
+    gradd_gemm_t g = describe(r->in, &r->out[0].type, r->attrs);
+    return gradd_gemm_ref(&g, r->in[0].data, r->in[1].data, r->in[2].data, r->out[0].data);
 }
 
 static gradd_status_t infer_linear(gradd_infer_t *c) {
@@ -85,7 +91,6 @@ static void cost_linear(const gradd_infer_t *c, gradd_cost_t *cost) {
     const gradd_type_t *x = &c->in[0].type;
     double elements = (double)gradd_type_count(&c->out[0]);
     cost->flops = elements * (2 * (double)x->dims[x->rank - 1] + 1);
-    cost->kernel = gradd_gemm_kernel(x->dtype);
 }
 
 GRADD_OPS(linear, {.name = "Linear",
@@ -96,12 +101,10 @@ GRADD_OPS(linear, {.name = "Linear",
                    .min_out = 1,
                    .max_out = 1,
                    .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY,
-                   .cost = cost_linear,
-                   .types = {GRADD_T_FLOAT_BF16},
+                   .types = {GRADD_T_FLOAT},
                    .attrs = GRADD_ATTR_LIST({"transB", GRADD_ATTR_INT, false}),
                    .infer = infer_linear,
                    .grad = grad_linear,
-                   .run = run_linear,
                    .ref = ref_linear,
                    .cases = GRADD_CASES({.text = "f32[3,4] f32[4,5] f32[5]"},
                                         {.text = "f32[3,4] f32[5,4] f32[5] | transB=1"},
@@ -112,3 +115,7 @@ GRADD_OPS(linear, {.name = "Linear",
                                         {.text = "f32[3,0] f32[0,5] f32[5]"},
                                         {.text = "f32[1,1] f32[1,1] f32[1] | transB=1"},
                                         {.text = "f32[5,13,70] f32[33,70] f32[33] | transB=1"})});
+
+GRADD_KERNELS(cpu, linear,
+              GRADD_GEMM_KERNELS("Linear", .prepare = prepare_linear, .run = run_linear,
+                                 .cost = cost_linear));

@@ -9,6 +9,7 @@
 
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/rules.h"
 
 typedef struct lanes_s {
@@ -106,12 +107,11 @@ GRADD_OPS(
      .max_in = 1,
      .min_out = 1,
      .max_out = 1,
-     .inplace = 0,
      .types = {GRADD_T_FLOAT},
      .attrs = AXIS,
      .infer = infer_lanes,
      .grad = grad_forward,
-     .run = run_forward,
+     .ref = run_forward,
      .cases = GRADD_CASES({.text = "f32[2,3,4] | axis=1"}, {.text = "f32[5] | axis=-1"},
                           {.text = "f32[3,0] | axis=1"}, {.text = "f32[3,7]:(-30,30) | axis=1"},
                           {.text = "f32[6]={-inf,1e5,-1e5,inf,nan,1} | axis=0", .grad_tol = -1},
@@ -124,10 +124,13 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 1,
      .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
-     .inplace = 0,
      .types = {GRADD_T_FLOAT},
      .attrs = AXIS,
      .infer = infer_lanes,
-     .run = run_backward,
+     .ref = run_backward,
      .cases = GRADD_CASES({.text = "f32[2,3] f32[2,3] f32[2,3] | axis=1"},
                           {.text = "f32[2,0] f32[2,0] f32[2,0] | axis=1"})});
+
+GRADD_KERNELS(cpu, logcumsumexp,
+              {"LogCumSumExp", "loop", .types = {GRADD_T_F32_F64}, .run = run_forward},
+              {"LogCumSumExpGrad", "loop", .types = {GRADD_T_F32_F64}, .run = run_backward});

@@ -10,6 +10,7 @@
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/softmax_rows.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/rules.h"
 
 #include <string.h>
@@ -371,9 +372,7 @@ GRADD_OPS(
         .attrs = GRADD_ATTR_LIST(LOSS_ATTRS),
         .infer = infer_loss,
         .grad = grad_cross_entropy,
-        .run = run_cross_entropy,
         .ref = ref_cross_entropy,
-        .work = work_rows,
         .cases = GRADD_CASES(CASES_LOSS(""), CASES_LOSS(" -> 2"),
                              {.text = "f32[67,1031]:(-9,9) i64[67]:(0,1030) | ignore_index=7"},
                              {.text = "f32[2,2]={1000,0,0,-1000} i64[2]={1,1}", .grad_tol = -1}
@@ -387,13 +386,10 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 1,
      .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
-     .inplace = 2,
      .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT},
      .attrs = GRADD_ATTR_LIST(LOSS_ATTRS),
      .infer = infer_cross_entropy_grad,
-     .run = run_cross_entropy_grad,
      .ref = ref_cross_entropy_grad,
-     .work = work_cross_entropy_grad,
      .cases = GRADD_CASES({.text = "f32[] f32[4,3] " LABELS " | ignore_index=-100"},
                           {.text = "f32[4] f32[4,3] i32[4]:(0,2) | reduction=\"none\""},
                           {.text = "f32[] f32[2,3,4] i64[2,4]:(0,2) f32[3] | reduction=\"sum\""},
@@ -410,8 +406,7 @@ GRADD_OPS(
      .attrs = GRADD_ATTR_LIST(LOSS_ATTRS),
      .infer = infer_loss,
      .grad = grad_likelihood,
-     .run = run_likelihood,
-     .work = work_rows,
+     .ref = run_likelihood,
      .cases = GRADD_CASES(CASES_LOSS(""))},
     {.name = "NegativeLogLikelihoodLossGrad",
      .domain = "com.gradd",
@@ -424,8 +419,23 @@ GRADD_OPS(
      .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT},
      .attrs = GRADD_ATTR_LIST(LOSS_ATTRS, {"shape", GRADD_ATTR_INTS, true}),
      .infer = infer_likelihood_grad,
-     .run = run_likelihood_grad,
-     .work = work_likelihood_grad,
+     .ref = run_likelihood_grad,
      .cases = GRADD_CASES({.text = "f32[] " LABELS " | ignore_index=-100 shape=[4,3]"},
                           {.text = "f32[2,2] i64[2,2]:(0,2) f32[3] | reduction=\"none\" "
                                    "shape=[2,3,2]"})});
+
+GRADD_KERNELS(cpu, loss,
+              {
+                  "SoftmaxCrossEntropyLoss", "loop",
+                  .types = {GRADD_T_F32_F64, GRADD_T_INDEX, GRADD_T_F32_F64},
+                  .run = run_cross_entropy, .work = work_rows
+},
+              {"SoftmaxCrossEntropyLossGrad", "loop",
+               .types = {GRADD_T_F32_F64, GRADD_T_F32_F64, GRADD_T_INDEX, GRADD_T_F32_F64},
+               .inplace = 2, .run = run_cross_entropy_grad, .work = work_cross_entropy_grad},
+              {"NegativeLogLikelihoodLoss", "loop",
+               .types = {GRADD_T_F32_F64, GRADD_T_INDEX, GRADD_T_F32_F64}, .run = run_likelihood,
+               .work = work_rows},
+              {"NegativeLogLikelihoodLossGrad", "loop",
+               .types = {GRADD_T_F32_F64, GRADD_T_INDEX, GRADD_T_F32_F64},
+               .run = run_likelihood_grad, .work = work_likelihood_grad});

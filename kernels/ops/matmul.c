@@ -8,14 +8,12 @@
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/rules.h"
 
 #include <string.h>
 
 /* ---- kernels -------------------------------------------------------------------------------- */
-
-typedef gradd_status_t (*product_fn)(const gradd_gemm_t *, const void *, const void *, const void *,
-                                     void *);
 
 /* Strides of the batch dimensions of an operand of rank >= 2 within out; 0 where broadcast. */
 static void batch_strides(const gradd_type_t *in, const gradd_type_t *out, int64_t *steps) {
@@ -65,19 +63,26 @@ static void matrices(gradd_type_t *a, gradd_type_t *b, gradd_type_t *out) {
     if (col) out->dims[out->rank++] = 1;
 }
 
-static gradd_status_t matmul(const gradd_run_t *r, product_fn product) {
-    gradd_type_t a = r->in[0].type, b = r->in[1].type, out = r->out[0].type;
+static gradd_gemm_t describe_matmul(const gradd_view_t *in, const gradd_type_t *result,
+                                    gradd_attrs_t attrs) {
+    gradd_type_t a = in[0].type, b = in[1].type, out = *result;
     matrices(&a, &b, &out);
-    gradd_gemm_t g = describe(&a, &b, &out, gradd_attr_int(r->attrs, "transA", 0),
-                              gradd_attr_int(r->attrs, "transB", 0));
-    g.alpha = gradd_attr_float(r->attrs, "alpha", 1);
-    return product(&g, r->in[0].data, r->in[1].data, NULL, r->out[0].data);
+    gradd_gemm_t g = describe(&a, &b, &out, gradd_attr_int(attrs, "transA", 0),
+                              gradd_attr_int(attrs, "transB", 0));
+    g.alpha = gradd_attr_float(attrs, "alpha", 1);
+    return g;
+}
+static gradd_status_t prepare_matmul(const gradd_infer_t *c, gradd_prepared_t *out) {
+    gradd_gemm_t g = describe_matmul(c->in, &c->out[0], c->attrs);
+    g.threads = c->threads;
+    return gradd_gemm_prepare(&g, out);
 }
 static gradd_status_t run_matmul(const gradd_run_t *r) {
-    return matmul(r, gradd_gemm);
+    return gradd_gemm(r->state, r->in[0].data, r->in[1].data, NULL, r->out[0].data, r->work);
 }
 static gradd_status_t ref_matmul(const gradd_run_t *r) {
-    return matmul(r, gradd_gemm_ref);
+    gradd_gemm_t g = describe_matmul(r->in, &r->out[0].type, r->attrs);
+    return gradd_gemm_ref(&g, r->in[0].data, r->in[1].data, NULL, r->out[0].data);
 }
 
 #define TO_BF16(x) gradd_f32_bf16((float)(x))
@@ -106,29 +111,37 @@ static gradd_status_t spread(const gradd_run_t *r, double beta) {
     }
 }
 
-static gradd_status_t gemm(const gradd_run_t *r, product_fn product) {
-    gradd_gemm_t g =
-        describe(&r->in[0].type, &r->in[1].type, &r->out[0].type,
-                 gradd_attr_int(r->attrs, "transA", 0), gradd_attr_int(r->attrs, "transB", 0));
-    double beta = gradd_attr_float(r->attrs, "beta", 1);
-    const void *bias = NULL;
-    g.alpha = gradd_attr_float(r->attrs, "alpha", 1);
-    if (r->n_in > 2 && r->in[2].type.dtype && beta != 0) {
-        g.has_bias = beta == 1 && g.alpha == 1 && gradd_type_count(&r->in[2].type) == g.n &&
-                     r->in[2].type.rank && r->in[2].type.dims[r->in[2].type.rank - 1] == g.n;
+/* A bias of one row goes into the product; other forms of C0 are spread over the result first. */
+static gradd_gemm_t describe_gemm(const gradd_view_t *in, int n_in, const gradd_type_t *out,
+                                  gradd_attrs_t attrs) {
+    gradd_gemm_t g = describe(&in[0].type, &in[1].type, out, gradd_attr_int(attrs, "transA", 0),
+                              gradd_attr_int(attrs, "transB", 0));
+    double beta = gradd_attr_float(attrs, "beta", 1);
+    g.alpha = gradd_attr_float(attrs, "alpha", 1);
+    if (n_in > 2 && in[2].type.dtype && beta != 0) {
+        const gradd_type_t *c = &in[2].type;
+        g.has_bias = beta == 1 && g.alpha == 1 && gradd_type_count(c) == g.n && c->rank &&
+                     c->dims[c->rank - 1] == g.n;
         g.accumulate = !g.has_bias;
-        if (g.has_bias)
-            bias = r->in[2].data;
-        else
-            GRADD_TRY(spread(r, beta));
     }
-    return product(&g, r->in[0].data, r->in[1].data, bias, r->out[0].data);
+    return g;
+}
+static gradd_status_t prepare_gemm(const gradd_infer_t *c, gradd_prepared_t *out) {
+    gradd_gemm_t g = describe_gemm(c->in, c->n_in, &c->out[0], c->attrs);
+    g.threads = c->threads;
+    return gradd_gemm_prepare(&g, out);
 }
 static gradd_status_t run_gemm(const gradd_run_t *r) {
-    return gemm(r, gradd_gemm);
+    gradd_gemm_t g = describe_gemm(r->in, r->n_in, &r->out[0].type, r->attrs);
+    if (g.accumulate) GRADD_TRY(spread(r, gradd_attr_float(r->attrs, "beta", 1)));
+    return gradd_gemm(r->state, r->in[0].data, r->in[1].data, g.has_bias ? r->in[2].data : NULL,
+                      r->out[0].data, r->work);
 }
 static gradd_status_t ref_gemm(const gradd_run_t *r) {
-    return gemm(r, gradd_gemm_ref);
+    gradd_gemm_t g = describe_gemm(r->in, r->n_in, &r->out[0].type, r->attrs);
+    if (g.accumulate) GRADD_TRY(spread(r, gradd_attr_float(r->attrs, "beta", 1)));
+    return gradd_gemm_ref(&g, r->in[0].data, r->in[1].data, g.has_bias ? r->in[2].data : NULL,
+                          r->out[0].data);
 }
 
 /* ---- shape rules ---------------------------------------------------------------------------- */
@@ -279,7 +292,6 @@ static void cost_product(const gradd_infer_t *c, gradd_cost_t *cost) {
     double elements = (double)gradd_type_count(&c->out[0]);
     cost->flops = 2 * elements * (double)a->dims[at];
     if (c->n_in > 2 && c->in[2].type.dtype) cost->flops += elements;
-    cost->kernel = gradd_gemm_kernel(a->dtype);
 }
 
 #define TRANSPOSITIONS                                                                             \
@@ -297,11 +309,9 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 1,
      .flags = GRADD_OP_COSTLY,
-     .cost = cost_product,
-     .types = {GRADD_T_NUM_BF16},
+     .types = {GRADD_T_NUM},
      .infer = infer_matmul,
      .grad = grad_matmul,
-     .run = run_matmul,
      .ref = ref_matmul,
      .cases = GRADD_CASES({.text = "f32[3,4] f32[4,5]"}, {.text = "f32[2,3,4] f32[4,5]"},
                           {.text = "f32[2,3,4] f32[2,4,5]"}, {.text = "f32[3,4] f32[2,4,5]"},
@@ -320,13 +330,11 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 1,
      .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY,
-     .cost = cost_product,
-     .types = {GRADD_T_FLOAT_BF16},
+     .types = {GRADD_T_FLOAT},
      .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false},
                               {"to", GRADD_ATTR_INT, false}),
      .infer = infer_fused,
      .grad = grad_fused,
-     .run = run_matmul,
      .ref = ref_matmul,
      .cases = GRADD_CASES({.text = "f32[4,3] f32[4,5] | transA=1"},
                           {.text = "f32[3,4] f32[5,4] | transB=1 alpha=0.5"},
@@ -345,13 +353,11 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 1,
      .flags = GRADD_OP_COSTLY,
-     .cost = cost_product,
-     .types = {GRADD_T_FLOAT_BF16},
+     .types = {GRADD_T_FLOAT},
      .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false},
                               {"beta", GRADD_ATTR_FLOAT, false}),
      .infer = infer_gemm,
      .grad = grad_gemm,
-     .run = run_gemm,
      .ref = ref_gemm,
      .cases = GRADD_CASES(
          {.text = "f32[3,4] f32[5,4] f32[5] | transB=1"}, {.text = "f32[3,4] f32[4,5] f32[3,5]"},
@@ -361,3 +367,13 @@ GRADD_OPS(
          {.text = "f32[3,4] f32[4,5] f32[5] | beta=0.5"}, {.text = "f32[4,1] f32[1,4] f32[1]"},
          {.text = "f32[0,4] f32[4,5] f32[5]"}, {.text = "f32[5,1] f32[1,1] f32[5,1]"},
          {.text = "f32[65,70] f32[33,70] f32[33] | transB=1"})});
+
+GRADD_KERNELS(cpu, matmul,
+              GRADD_GEMM_KERNELS("MatMul", .prepare = prepare_matmul, .run = run_matmul,
+                                 .cost = cost_product),
+              GRADD_GEMM_KERNEL("MatMul", "plain loops", GRADD_T_INT, .prepare = prepare_matmul,
+                                .run = run_matmul, .cost = cost_product),
+              GRADD_GEMM_KERNELS("FusedMatMul", .prepare = prepare_matmul, .run = run_matmul,
+                                 .cost = cost_product),
+              GRADD_GEMM_KERNELS("Gemm", .prepare = prepare_gemm, .run = run_gemm,
+                                 .cost = cost_product));

@@ -14,6 +14,7 @@
 #include "kernels/cpu/bf16.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
@@ -327,32 +328,24 @@ static gradd_status_t grad_rms_norm(gradd_grad_t *g) {
 
 GRADD_OPS(
     norm,
-    {
-        .name = "LayerNormalization",
-        .domain = "",
-        .since = 17,
-        .min_in = 2,
-        .max_in = 3,
-        .min_out = 1,
-        .max_out = 3,
-        .inplace = 1,
-        .types = {GRADD_T_FLOAT_BF16                                                       },
-        .attrs = NORM_ATTRS,
-        .infer = infer_forward,
-        .grad = grad_layer_norm,
-        .run = run_layer_norm,
-        .ref = ref_forward,
-        .work = work_forward,
-        .cases = GRADD_CASES(
-            {.text = "f32[3,7] f32[7] f32[7]"                                         },
-          {.text = "f32[2,3,45] f32[45]"                                            },
-            {.text = "f32[2,3,5] f32[3,5] f32[3,5] | axis=1 epsilon=0.01"             },
-            {.text = "f32[2,3,5] f32[2,3,5] - | axis=-3"                              },
-            {.text = "f32[37,70] f32[70] f32[70] | axis=-1 epsilon=1e-12 stash_type=1"},
-            {.text = "f32[0,4] f32[4] f32[4]"                                         },
-          {.text = "f32[2,401,130] f32[130] f32[130]"                               }
-          )
-},
+    {.name = "LayerNormalization",
+     .domain = "",
+     .since = 17,
+     .min_in = 2,
+     .max_in = 3,
+     .min_out = 1,
+     .max_out = 3,
+     .types = {GRADD_T_FLOAT},
+     .attrs = NORM_ATTRS,
+     .infer = infer_forward,
+     .grad = grad_layer_norm,
+     .ref = ref_forward,
+     .cases = GRADD_CASES(
+         {.text = "f32[3,7] f32[7] f32[7]"}, {.text = "f32[2,3,45] f32[45]"},
+         {.text = "f32[2,3,5] f32[3,5] f32[3,5] | axis=1 epsilon=0.01"},
+         {.text = "f32[2,3,5] f32[2,3,5] - | axis=-3"},
+         {.text = "f32[37,70] f32[70] f32[70] | axis=-1 epsilon=1e-12 stash_type=1"},
+         {.text = "f32[0,4] f32[4] f32[4]"}, {.text = "f32[2,401,130] f32[130] f32[130]"})},
     {.name = "LayerNormGrad",
      .domain = "com.gradd",
      .since = 1,
@@ -361,12 +354,10 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 3,
      .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
-     .inplace = 3,
-     .types = {GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT},
+     .types = {GRADD_T_FLOAT},
      .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
      .infer = infer_backward,
-     .run = run_layer_norm_grad,
-     .work = work_backward,
+     .ref = run_layer_norm_grad,
      .cases = GRADD_CASES({.text = "f32[3,7] f32[3,7] f32[7] f32[3,1] f32[3,1]:(0.5,2) -> 3"})},
     {.name = "RMSNormalization",
      .domain = "",
@@ -375,14 +366,11 @@ GRADD_OPS(
      .max_in = 2,
      .min_out = 1,
      .max_out = 2,
-     .inplace = 1,
-     .types = {GRADD_T_FLOAT_BF16},
+     .types = {GRADD_T_FLOAT},
      .attrs = NORM_ATTRS,
      .infer = infer_forward,
      .grad = grad_rms_norm,
-     .run = run_rms_norm,
      .ref = ref_forward,
-     .work = work_forward,
      .cases = GRADD_CASES({.text = "f32[3,7] f32[7]"},
                           {.text = "f32[2,3,45] f32[45] | epsilon=1e-6"},
                           {.text = "f32[2,3,5] f32[3,5] | axis=1"}, {.text = "f32[37,70] f32[70]"},
@@ -395,10 +383,21 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 2,
      .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
-     .inplace = 3,
-     .types = {GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT_BF16, GRADD_T_FLOAT},
+     .types = {GRADD_T_FLOAT},
      .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
      .infer = infer_backward,
-     .run = run_rms_norm_grad,
-     .work = work_backward,
+     .ref = run_rms_norm_grad,
      .cases = GRADD_CASES({.text = "f32[3,7] f32[3,7] f32[7] f32[3,1]:(0.5,2) -> 2"})});
+
+GRADD_KERNELS(cpu, norm,
+              {
+                  "LayerNormalization", "loop", .inplace = 1, .run = run_layer_norm,
+                  .work = work_forward
+},
+              {"LayerNormGrad", "loop",
+               .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_F32_F64},
+               .inplace = 3, .run = run_layer_norm_grad, .work = work_backward},
+              {"RMSNormalization", "loop", .inplace = 1, .run = run_rms_norm, .work = work_forward},
+              {"RMSNormGrad", "loop",
+               .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_F32_F64},
+               .inplace = 3, .run = run_rms_norm_grad, .work = work_backward});

@@ -11,6 +11,7 @@
 #include "kernels/cpu/copy.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
@@ -281,10 +282,7 @@ GRADD_OPS(pad,
                 ),
               .infer = infer_pad,
               .grad = grad_pad,
-              .run = run_pad,
-              .cost = gradd_cost_move,
               .ref = ref_pad,
-              .work = work_pad,
               .cases = GRADD_CASES({.text = "f32[2,3] i64[4]={0,1,2,0}"},
                                    {.text = "f32[2,3] i64[4]={1,-1,0,2} f32[]"},
                                    {.text = "f32[2,5] i64[4]={0,-2,0,-1}"},
@@ -310,9 +308,11 @@ GRADD_OPS(pad,
                                     {"begins", GRADD_ATTR_INTS, true},
                                     {"mode", GRADD_ATTR_STRING, true}),
            .infer = infer_pad_grad,
-           .run = run_pad_grad,
-           .cost = gradd_cost_move,
-           .work = work_pad_grad,
+           .ref = run_pad_grad,
            .cases = GRADD_CASES({.text = "f32[5,6] | dims=[3,4] begins=[1,2] mode=\"reflect\""},
                                 {.text = "f32[4] | dims=[2] begins=[1] mode=\"edge\""},
                                 {.text = "f32[4] | dims=[2] begins=[1] mode=\"wrap\""})});
+
+GRADD_KERNELS(cpu, pad, {"Pad", "loop", .run = run_pad, .work = work_pad, .cost = gradd_cost_move},
+              {"PadGrad", "loop", .types = {GRADD_T_F32_F64}, .run = run_pad_grad,
+               .work = work_pad_grad, .cost = gradd_cost_move});

@@ -16,6 +16,7 @@
 #include "kernels/cpu/rng.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/op.h"
 
 /* ---- kernels --------------------------------------------------------------------------------- */
@@ -112,7 +113,7 @@ static gradd_status_t run_bernoulli(const gradd_run_t *r) {
 
 /* ---- shape rules ----------------------------------------------------------------------------- */
 
-#define T_DRAWN (GRADD_T_FLOAT_BF16)
+#define T_DRAWN (GRADD_T_FLOAT)
 
 static gradd_status_t check_dtype(const gradd_infer_t *c, gradd_dtype_t otherwise,
                                   uint32_t accepted) {
@@ -156,10 +157,10 @@ static gradd_status_t infer_shape(gradd_infer_t *c) {
         "high", GRADD_ATTR_FLOAT, false                                                            \
     }
 #define SHAPE {"shape", GRADD_ATTR_INTS, true}
-#define RANDOM_ROW(op_name, first, inputs, more, attributes, infer_fn, run_fn)                     \
+#define RANDOM_ROW(op_name, first, inputs, more, attributes, infer_fn, ref_fn)                     \
     .name = op_name, .domain = "", .since = first, .min_in = inputs, .max_in = inputs,             \
     .min_out = 1, .max_out = 1, .flags = GRADD_OP_RANDOM | GRADD_OP_NO_GRAD | more,                \
-    .attrs = attributes, .infer = infer_fn, .run = run_fn
+    .attrs = attributes, .infer = infer_fn, .ref = ref_fn
 
 /* Random numbers have no plain definition to compare with (tol = -1): tests/c/test_dropout.c checks
  * their distribution. */
@@ -183,7 +184,13 @@ GRADD_OPS(random,
                                 {.text = "| shape=[] low=-1.0 high=3.0", .tol = -1})},
           {RANDOM_ROW("Bernoulli", 15, 1, GRADD_OP_FLAT, GRADD_ATTR_LIST(DTYPE_SEED),
                       infer_bernoulli, run_bernoulli),
-           .types = {GRADD_T_FLOAT_BF16},
+           .types = {GRADD_T_FLOAT},
            .cases = GRADD_CASES({.text = "f32[3,5]:(0,1)", .tol = -1},
                                 {.text = "f32[50001]:(0,1) | dtype=9", .tol = -1},
                                 {.text = "f32[4]={0,1,0.5,0.25} | dtype=7", .tol = -1})});
+
+GRADD_KERNELS(cpu, random, {"RandomNormalLike", "loop", .run = run_random},
+              {"RandomUniformLike", "loop", .run = run_random},
+              {"RandomNormal", "loop", .run = run_random},
+              {"RandomUniform", "loop", .run = run_random},
+              {"Bernoulli", "loop", .run = run_bernoulli});

@@ -11,6 +11,7 @@
 #include "kernels/cpu/vec.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/rules.h"
 
 #include <math.h>
@@ -508,7 +509,8 @@ static gradd_status_t grad_logsumexp(gradd_grad_t *g) {
                 {.text = "f32[100003] | keepdims=0", .tol = 1e-4},                                 \
                 {.text = "i64[2,3] i64[1]={1}"}, {.text = "i32[2,3] i64[1]={0}"})
 
-#define REDUCE_ROW(title, since_, until_, arity, attrs_, fn, gradient, infer_, mask, cases_, ...)  \
+#define REDUCE_ROW(title, since_, until_, arity, attrs_, ref_, gradient, infer_, mask, flags_,     \
+                   ...)                                                                            \
     {                                                                                              \
         .name = title,                                                                             \
         .domain = "",                                                                              \
@@ -522,9 +524,9 @@ static gradd_status_t grad_logsumexp(gradd_grad_t *g) {
         .attrs = attrs_,                                                                           \
         .infer = infer_,                                                                           \
         .grad = gradient,                                                                          \
-        .run = fn,                                                                                 \
-        .cases = cases_,                                                                           \
-        __VA_ARGS__ \
+        .ref = ref_,                                                                               \
+        .flags = flags_,                                                                           \
+        .cases = __VA_ARGS__ \
 }
 #define ATTRS_INPUT                                                                                \
     GRADD_ATTR_LIST({"keepdims", GRADD_ATTR_INT, false},                                           \
@@ -537,34 +539,44 @@ static gradd_status_t grad_logsumexp(gradd_grad_t *g) {
 
 /* Axes became an input with opset 18 (ReduceSum: 13). */
 #define REDUCE_PAIR(title, fn, gradient, infer_, mask, cases_)                                     \
-    REDUCE_ROW(title, 18, 0, 2, ATTRS_INPUT, run_##fn, gradient, infer_, mask, cases_,             \
-               .ref = ref_##fn),                                                                   \
-        REDUCE_ROW(title, 11, 17, 1, ATTRS_OLD, run_##fn, gradient, infer_, mask, CASES_OLD,       \
-                   .ref = ref_##fn)
+    REDUCE_ROW(title, 18, 0, 2, ATTRS_INPUT, ref_##fn, gradient, infer_, mask, 0, cases_),         \
+        REDUCE_ROW(title, 11, 17, 1, ATTRS_OLD, ref_##fn, gradient, infer_, mask, 0, CASES_OLD)
 
 GRADD_OPS(reduce,
-          REDUCE_ROW("ReduceSum", 13, 0, 2, ATTRS_INPUT, run_sum, grad_sum, infer_reduce,
-                     GRADD_T_NUM_BF16, CASES_REDUCE, .ref = ref_sum),
-          REDUCE_PAIR("ReduceMean", mean, grad_mean, infer_reduce, GRADD_T_FLOAT_BF16,
+          REDUCE_ROW("ReduceSum", 13, 0, 2, ATTRS_INPUT, ref_sum, grad_sum, infer_reduce,
+                     GRADD_T_NUM, 0, CASES_REDUCE),
+          REDUCE_PAIR("ReduceMean", mean, grad_mean, infer_reduce, GRADD_T_FLOAT,
                       GRADD_CASES(CASES_COMMON("f32"), {.text = "f32[211,173] i64[1]={1}"},
                                   {.text = "f32[211,173] i64[1]={0}"},
                                   {.text = "f32[2,3,5,7] i64[2]={2,3} | keepdims=1"})),
-          REDUCE_PAIR("ReduceSumSquare", squares, grad_squares, infer_reduce, GRADD_T_NUM_BF16,
+          REDUCE_PAIR("ReduceSumSquare", squares, grad_squares, infer_reduce, GRADD_T_NUM,
                       CASES_REDUCE),
-          REDUCE_PAIR("ReduceL2", norm, grad_norm, infer_reduce, GRADD_T_FLOAT_BF16,
+          REDUCE_PAIR("ReduceL2", norm, grad_norm, infer_reduce, GRADD_T_FLOAT,
                       GRADD_CASES(CASES_COMMON("f32"), {.text = "f32[211,173] i64[1]={1}"},
                                   {.text = "f32[211,173] i64[1]={0}"})),
-          REDUCE_PAIR("ReduceMax", max, grad_extremum, infer_extremum, GRADD_T_NUM_BF16,
+          REDUCE_PAIR("ReduceMax", max, grad_extremum, infer_extremum, GRADD_T_NUM,
                       GRADD_CASES(CASES_COMMON("f32"), CASES_COMMON("i64"),
                                   {.text = "f32[4]={1,nan,2,0} | keepdims=0", .grad_tol = -1},
                                   {.text = "f32[2,3]={1,nan,2,0,1,2} i64[1]={0}", .grad_tol = -1},
                                   {.text = "f32[211,173] i64[1]={1}"},
                                   {.text = "f32[211,173] i64[1]={0}"}, {.text = "f32[100003]"})),
-          REDUCE_PAIR("ReduceMin", min, grad_extremum, infer_extremum, GRADD_T_NUM_BF16,
+          REDUCE_PAIR("ReduceMin", min, grad_extremum, infer_extremum, GRADD_T_NUM,
                       GRADD_CASES(CASES_COMMON("f32"), CASES_COMMON("i32"),
                                   {.text = "f32[211,173] i64[1]={1}"},
                                   {.text = "f32[211,173] i64[1]={0}"})),
           REDUCE_ROW("ReduceLogSumExp", 18, 0, 2, ATTRS_INPUT, run_logsumexp, grad_logsumexp,
-                     infer_reduce, GRADD_T_FLOAT, GRADD_CASES(CASES_COMMON("f32"))),
+                     infer_reduce, GRADD_T_FLOAT, 0, GRADD_CASES(CASES_COMMON("f32"))),
           REDUCE_ROW("ReduceProd", 18, 0, 2, ATTRS_INPUT, run_product, NULL, infer_reduce,
-                     GRADD_T_INT, GRADD_CASES(CASES_COMMON("i64")), .flags = GRADD_OP_NO_GRAD));
+                     GRADD_T_INT, GRADD_OP_NO_GRAD, GRADD_CASES(CASES_COMMON("i64"))));
+
+GRADD_KERNELS(cpu, reduce,
+              {
+                  "ReduceSum", "loop", .run = run_sum
+},
+              {"ReduceMean", "loop", .run = run_mean},
+              {"ReduceSumSquare", "loop", .run = run_squares},
+              {"ReduceL2", "loop", .run = run_norm}, {"ReduceMax", "loop", .run = run_max},
+              {"ReduceMin", "loop", .run = run_min},
+              {"ReduceLogSumExp", "loop", .types = {GRADD_T_F32_F64, GRADD_T_INDEX},
+               .run = run_logsumexp},
+              {"ReduceProd", "loop", .run = run_product});

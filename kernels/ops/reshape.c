@@ -11,6 +11,7 @@
 #include "kernels/cost.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
@@ -173,8 +174,7 @@ GRADD_OPS(
      .attrs = GRADD_ATTR_LIST({"allowzero", GRADD_ATTR_INT, false}),
      .infer = infer_reshape,
      .grad = grad_view,
-     .run = run_view,
-     .cost = gradd_cost_move,
+     .ref = run_view,
      .cases = GRADD_CASES({.text = "f32[2,3,4] i64[2]={6,4}"}, {.text = "f32[2,3,4] i64[2]={0,-1}"},
                           {.text = "f32[] i64[2]={1,-1}"}, {.text = "f32[1,1] i64[0]={}"},
                           {.text = "f32[0,3] i64[2]={3,0} | allowzero=1"},
@@ -191,8 +191,7 @@ GRADD_OPS(
      .attrs = GRADD_ATTR_LIST({"axes", GRADD_ATTR_INTS, false}),
      .infer = infer_squeeze,
      .grad = grad_view,
-     .run = run_view,
-     .cost = gradd_cost_move,
+     .ref = run_view,
      .cases = GRADD_CASES({.text = "f32[1,3,1] i64[1]={0}"}, {.text = "f32[1,3,1] i64[2]={-1,0}"},
                           {.text = "f32[1,3,1]"}, {.text = "f32[1,3,1] -"},
                           {.text = "f32[1,3,1] | axes=[2]"}, {.text = "i64[1] i64[1]={0}"})},
@@ -208,8 +207,7 @@ GRADD_OPS(
      .attrs = GRADD_ATTR_LIST({"axes", GRADD_ATTR_INTS, false}),
      .infer = infer_unsqueeze,
      .grad = grad_view,
-     .run = run_view,
-     .cost = gradd_cost_move,
+     .ref = run_view,
      .cases = GRADD_CASES({.text = "f32[3,2] i64[1]={1}"}, {.text = "f32[3] i64[2]={-1,0}"},
                           {.text = "f32[] i64[1]={0}"}, {.text = "f32[3,2] | axes=[1]"},
                           {.text = "bool[3] i64[1]={-1}"})},
@@ -224,8 +222,7 @@ GRADD_OPS(
      .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
      .infer = infer_flatten,
      .grad = grad_view,
-     .run = run_view,
-     .cost = gradd_cost_move,
+     .ref = run_view,
      .cases = GRADD_CASES({.text = "f32[2,3,4]"}, {.text = "f32[2,3,4] | axis=0"},
                           {.text = "f32[2,3,4] | axis=3"}, {.text = "f32[2,3,4] | axis=-1"})},
     {.name = "Identity",
@@ -238,8 +235,7 @@ GRADD_OPS(
      .flags = GRADD_OP_VIEW,
      .infer = gradd_infer_same,
      .grad = grad_view,
-     .run = run_view,
-     .cost = gradd_cost_move,
+     .ref = run_view,
      .cases = GRADD_CASES({.text = "f32[2,3]"}, {.text = "i64[3]"}, {.text = "f32[]"},
                           {.text = "f32[0,2]"})},
     {.name = "StopGradient",
@@ -251,6 +247,12 @@ GRADD_OPS(
      .max_out = 1,
      .flags = GRADD_OP_VIEW | GRADD_OP_NO_GRAD,
      .infer = gradd_infer_same,
-     .run = run_view,
-     .cost = gradd_cost_move,
+     .ref = run_view,
      .cases = GRADD_CASES({.text = "f32[2,3]"}, {.text = "f32[]"})});
+
+GRADD_KERNELS(cpu, reshape, {"Reshape", "loop", .run = run_view, .cost = gradd_cost_move},
+              {"Squeeze", "loop", .run = run_view, .cost = gradd_cost_move},
+              {"Unsqueeze", "loop", .run = run_view, .cost = gradd_cost_move},
+              {"Flatten", "loop", .run = run_view, .cost = gradd_cost_move},
+              {"Identity", "loop", .run = run_view, .cost = gradd_cost_move},
+              {"StopGradient", "loop", .run = run_view, .cost = gradd_cost_move});

@@ -18,6 +18,7 @@
 #include "kernels/cpu/bf16.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
@@ -386,14 +387,12 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 1,
      .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP,
-     .inplace = 1,
-     .types = {GRADD_T_FLOAT_BF16},
+     .types = {GRADD_T_FLOAT},
      .attrs = GRADD_ATTR_LIST({"interleaved", GRADD_ATTR_INT, false},
                               {"inverse", GRADD_ATTR_INT, false}, {"shared", GRADD_ATTR_INT, false},
                               {"transposed", GRADD_ATTR_INT, false}),
      .infer = infer_rope,
      .grad = grad_rope,
-     .run = run_rope,
      .ref = ref_rope,
      .cases = GRADD_CASES(
          {.text = "f32[2,3,5,8] f32[2,1,5,8] f32[2,1,5,8]"},
@@ -419,12 +418,11 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 1,
      .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP,
-     .types = {GRADD_T_FLOAT_BF16},
+     .types = {GRADD_T_FLOAT},
      .attrs = GRADD_ATTR_LIST({"inverse", GRADD_ATTR_INT, false},
                               {"transposed", GRADD_ATTR_INT, false}),
      .infer = infer_apart,
      .grad = grad_apart,
-     .run = run_apart,
      .ref = ref_apart,
      .cases = GRADD_CASES({.text = "f32[2,3,5,8] f32[2,1,5,4] f32[2,1,5,4]"},
                           {.text = "f32[2,3,5,8] f32[1,1,5,4] f32[5,4] | transposed=1"},
@@ -434,3 +432,6 @@ GRADD_OPS(
                           {.text = "f32[0,3,4] f32[3,2] f32[3,2]"},
                           {.text = "f32[7,3,60,66] f32[60,32] f32[60,32]"},
                           {.text = "f32[7,3,60,66] f32[60,32] f32[60,32] | transposed=1"})});
+
+GRADD_KERNELS(cpu, rope, {"Rope", "loop", .inplace = 1, .run = run_rope},
+              {"RopeApart", "loop", .run = run_apart});

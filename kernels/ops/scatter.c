@@ -18,6 +18,7 @@
 #include "kernels/cpu/rows.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
@@ -113,7 +114,7 @@ static gradd_status_t check_reduction(const gradd_infer_t *c) {
     const char *how = reduction_of(c->attrs);
     for (int i = 0; i < 5; i++)
         if (!strcmp(how, known[i])) {
-            if (i && !(1u << c->in[0].type.dtype & GRADD_T_NUM_BF16))
+            if (i && !(1u << c->in[0].type.dtype & GRADD_T_NUM))
                 return GRADD_FAIL(UNSUPPORTED, "reduction '%s' of %s", how,
                                   gradd_dtype_name(c->in[0].type.dtype));
             return GRADD_OK;
@@ -229,15 +230,12 @@ GRADD_OPS(scatter,
               .max_in = 3,
               .min_out = 1,
               .max_out = 1,
-              .inplace = 1,
               .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
               .attrs = GRADD_ATTR_LIST({"reduction", GRADD_ATTR_STRING, false}
                 ),
               .infer = infer_scatter_nd,
               .grad = grad_scatter,
-              .run = run_scatter,
-              .cost = gradd_cost_move,
-              .work = work_scatter,
+              .ref = run_scatter,
               .cases = GRADD_CASES(
                   {.text = "f32[5,3] i64[2,1]={4,-4} f32[2,3]"},
                   {.text = "f32[4,5] i64[3,2]={0,0,3,4,1,-1} f32[3]"},
@@ -257,17 +255,20 @@ GRADD_OPS(scatter,
            .max_in = 3,
            .min_out = 1,
            .max_out = 1,
-           .inplace = 1,
            .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
            .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
                                     {"reduction", GRADD_ATTR_STRING, false}),
            .infer = infer_scatter_elements,
            .grad = grad_scatter,
-           .run = run_scatter,
-           .cost = gradd_cost_move,
-           .work = work_scatter,
+           .ref = run_scatter,
            .cases = GRADD_CASES({.text = "f32[3,5] i64[2,2]={0,4,-3,1} f32[2,2] | axis=1"},
                                 {.text = "f32[5,3] i64[2,3]={1,0,2,4,1,3} f32[2,3]"},
                                 {.text = "f32[5,3] i64[4,3] f32[4,3] | reduction=\"add\""},
                                 {.text = "f32[2,5] i32[2,4] f32[2,4] | axis=-1 reduction=\"max\""},
                                 {.text = "i64[1,4] i64[1,2]={3,0} i64[1,2] | axis=1"})});
+
+GRADD_KERNELS(cpu, scatter,
+              {"ScatterND", "loop", .inplace = 1, .run = run_scatter, .work = work_scatter,
+               .cost = gradd_cost_move},
+              {"ScatterElements", "loop", .inplace = 1, .run = run_scatter, .work = work_scatter,
+               .cost = gradd_cost_move});

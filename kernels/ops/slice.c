@@ -9,6 +9,7 @@
 #include "kernels/cost.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
@@ -215,8 +216,6 @@ GRADD_OPS(slice,
               .types = {0xffffffffu, GRADD_T_INDEX},
               .infer = infer_slice,
               .grad = grad_slice,
-              .run = run_slice,
-              .cost = gradd_cost_move,
               .ref = ref_slice,
               .cases = GRADD_CASES(
                   {.text = "f32[4,5] i64[1]={1} i64[1]={3}"},
@@ -244,9 +243,10 @@ GRADD_OPS(slice,
                                     {"steps", GRADD_ATTR_INTS, true}),
            .infer = infer_slice_grad,
            .grad = grad_slice_grad,
-           .run = run_slice_grad,
-           .cost = gradd_cost_move,
            .ref = ref_slice_grad,
            .cases = GRADD_CASES({.text = "f32[2,3] | dims=[4,5] starts=[1,0] steps=[1,2]"},
                                 {.text = "f32[2,3] | dims=[2,7] starts=[0,6] steps=[1,-3]"},
                                 {.text = "f32[0,3] | dims=[4,3] starts=[0,0] steps=[1,1]"})});
+
+GRADD_KERNELS(cpu, slice, {"Slice", "loop", .run = run_slice, .cost = gradd_cost_move},
+              {"SliceGrad", "loop", .run = run_slice_grad, .cost = gradd_cost_move});

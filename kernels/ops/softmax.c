@@ -7,6 +7,7 @@
 #include "kernels/cpu/map.h"
 #include "kernels/cpu/softmax_rows.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/rules.h"
 
 /* ---- kernels -------------------------------------------------------------------------------- */
@@ -214,7 +215,7 @@ static gradd_status_t grad_log_softmax(gradd_grad_t *g) {
     GRADD_CASES({.text = "f32[3,5] f32[3,5]:(0,1)"},                                               \
                 {.text = "f32[2,3,4] f32[2,3,4]:(-3,0) | axis=1"},                                 \
                 {.text = "f32[67,1031] f32[67,1031]:(0,0.002)", .tol = 5e-5})
-#define SOFTMAX_ROW(title, domain_, since_, arity, flags_, inplace_, fn, gradient, cases_)         \
+#define SOFTMAX_ROW(title, domain_, since_, arity, flags_, fn, gradient, cases_)                   \
     {.name = title,                                                                                \
      .domain = domain_,                                                                            \
      .since = since_,                                                                              \
@@ -223,19 +224,21 @@ static gradd_status_t grad_log_softmax(gradd_grad_t *g) {
      .min_out = 1,                                                                                 \
      .max_out = 1,                                                                                 \
      .flags = flags_,                                                                              \
-     .inplace = inplace_,                                                                          \
-     .types = {GRADD_T_FLOAT_BF16},                                                                \
+     .types = {GRADD_T_FLOAT},                                                                     \
      .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),                                    \
      .infer = infer_softmax,                                                                       \
      .grad = gradient,                                                                             \
-     .run = run_##fn,                                                                              \
      .ref = ref_##fn,                                                                              \
      .cases = cases_}
 #define INTERNAL (GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD)
 
-GRADD_OPS(softmax, SOFTMAX_ROW("Softmax", "", 13, 1, 0, 1, softmax, grad_softmax, CASES),
-          SOFTMAX_ROW("LogSoftmax", "", 13, 1, 0, 1, log_softmax, grad_log_softmax, CASES),
-          SOFTMAX_ROW("SoftmaxGrad", "com.gradd", 1, 2, INTERNAL, 3, softmax_grad, NULL,
-                      CASES_BACK),
-          SOFTMAX_ROW("LogSoftmaxGrad", "com.gradd", 1, 2, INTERNAL, 3, log_softmax_grad, NULL,
+GRADD_OPS(softmax, SOFTMAX_ROW("Softmax", "", 13, 1, 0, softmax, grad_softmax, CASES),
+          SOFTMAX_ROW("LogSoftmax", "", 13, 1, 0, log_softmax, grad_log_softmax, CASES),
+          SOFTMAX_ROW("SoftmaxGrad", "com.gradd", 1, 2, INTERNAL, softmax_grad, NULL, CASES_BACK),
+          SOFTMAX_ROW("LogSoftmaxGrad", "com.gradd", 1, 2, INTERNAL, log_softmax_grad, NULL,
                       CASES_BACK));
+
+GRADD_KERNELS(cpu, softmax, {"Softmax", "loop", .inplace = 1, .run = run_softmax},
+              {"LogSoftmax", "loop", .inplace = 1, .run = run_log_softmax},
+              {"SoftmaxGrad", "loop", .inplace = 3, .run = run_softmax_grad},
+              {"LogSoftmaxGrad", "loop", .inplace = 3, .run = run_log_softmax_grad});

@@ -5,6 +5,7 @@
 #include "kernels/cpu/activate.h"
 #include "kernels/cpu/map.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/rules.h"
 
 #define vswish(x) _Generic((x), float: act_swish_f32, double: act_swish_f64)((x), GRADD_K(p[0]))
@@ -53,12 +54,10 @@ GRADD_OPS(swish,
            .min_out = 1,
            .max_out = 1,
            .flags = GRADD_OP_CHEAP,
-           .inplace = 1,
-           .types = {GRADD_T_FLOAT_BF16},
+           .types = {GRADD_T_FLOAT},
            .attrs = ALPHA,
            .infer = gradd_infer_same,
            .grad = grad_swish,
-           .run = run_swish,
            .ref = run_swish_ref,
            .cases = GRADD_CASES({.text = "f32[3,5]"}, {.text = "f32[]"}, {.text = "f32[0,2]"},
                                 {.text = "f32[3,7]:(-8,8) | alpha=1.702"},
@@ -72,12 +71,13 @@ GRADD_OPS(swish,
            .min_out = 1,
            .max_out = 1,
            .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
-           .inplace = 3,
-           .types = {GRADD_T_FLOAT_BF16},
+           .types = {GRADD_T_FLOAT},
            .attrs = ALPHA,
            .infer = gradd_infer_broadcast,
-           .run = run_swish_grad,
            .ref = run_swish_grad_ref,
            .cases = GRADD_CASES({.text = "f32[3,5] f32[3,5]"}, {.text = "f32[] f32[]"},
                                 {.text = "f32[3,7] f32[3,7]:(-8,8) | alpha=1.702"},
                                 {.text = "f32[211,173] f32[211,173]"})});
+
+GRADD_KERNELS(cpu, swish, {"Swish", "loop", .inplace = 1, .run = run_swish},
+              {"SwishGrad", "loop", .inplace = 3, .run = run_swish_grad});

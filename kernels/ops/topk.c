@@ -22,6 +22,7 @@
 #include "kernels/cpu/order.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
@@ -297,8 +298,7 @@ GRADD_OPS(
           ),
         .infer = infer_topk,
         .grad = grad_topk,
-        .run = run_topk,
-        .work = work_topk,
+        .ref = run_topk,
         .cases = GRADD_CASES({.text = "f32[3,8] i64[1]={2} -> 2"},
                              {.text = "f32[3,8,2] i64[1]={5} | axis=1 largest=0 sorted=1 -> 2"},
                              {.text = "f32[9] i64[1]={9} -> 2"},
@@ -316,13 +316,12 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 2,
      .counts = 2,
-     .types = {GRADD_T_NUM_BF16, GRADD_T_INDEX},
+     .types = {GRADD_T_NUM, GRADD_T_INDEX},
      .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}, {"largest", GRADD_ATTR_INT, false},
                               {"sorted", GRADD_ATTR_INT, false}),
      .infer = infer_topk,
      .grad = grad_topk,
-     .run = run_like_torch,
-     .work = work_like_torch,
+     .ref = run_like_torch,
      .cases = GRADD_CASES({.text = "f32[3,8] i64[1]={2} -> 2"},
                           {.text = "f32[3,8,2] i64[1]={5} | axis=1 largest=0 sorted=0 -> 2"},
                           {.text = "f32[9] i64[1]={9} -> 2"}, {.text = "f32[4,3] i64[1]={0} -> 2"},
@@ -340,15 +339,22 @@ GRADD_OPS(
      .min_out = 1,
      .max_out = 2,
      .counts = 2,
-     .types = {GRADD_T_NUM_BF16},
+     .types = {GRADD_T_NUM},
      .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
                               {"descending", GRADD_ATTR_INT, false}),
      .infer = infer_sort,
      .grad = grad_topk,
-     .run = run_like_torch,
-     .work = work_like_torch,
+     .ref = run_like_torch,
      .cases = GRADD_CASES({.text = "f32[3,8] -> 2"},
                           {.text = "f32[3,50,2] | axis=1 descending=1 -> 2"},
                           {.text = "f32[0,3] -> 2"}, {.text = "f32[3,0] -> 2"},
                           {.text = "i64[3,90] -> 2"}, {.text = "i32[33000]:(0,9) -> 2"},
                           {.text = "f32[5]={1,nan,3,nan,2} -> 2", .grad_tol = -1})});
+
+GRADD_KERNELS(cpu, topk,
+              {
+                  "TopK", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX},
+                  .run = run_topk, .work = work_topk
+},
+              {"TorchTopK", "loop", .run = run_like_torch, .work = work_like_torch},
+              {"TorchSort", "loop", .run = run_like_torch, .work = work_like_torch});

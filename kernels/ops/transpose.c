@@ -6,6 +6,7 @@
 #include "kernels/cost.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/infer.h"
+#include "kernels/kernel.h"
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
@@ -91,8 +92,6 @@ GRADD_OPS(transpose,
            .attrs = GRADD_ATTR_LIST({"perm", GRADD_ATTR_INTS, false}),
            .infer = infer_transpose,
            .grad = grad_transpose,
-           .run = run_transpose,
-           .cost = gradd_cost_move,
            .ref = ref_transpose,
            .cases = GRADD_CASES({.text = "f32[3,5]"}, {.text = "f32[2,3,4,5] | perm=[0,2,1,3]"},
                                 {.text = "f32[2,3,4,5] | perm=[0,1,3,2]"},
@@ -101,3 +100,5 @@ GRADD_OPS(transpose,
                                 {.text = "f32[1,3,1,2] | perm=[3,2,1,0]"}, {.text = "f32[]"},
                                 {.text = "f32[0,3] | perm=[1,0]"}, {.text = "i64[5,3]"},
                                 {.text = "bool[9,10]"}, {.text = "i64[9,2,11] | perm=[2,1,0]"})});
+
+GRADD_KERNELS(cpu, transpose, {"Transpose", "loop", .run = run_transpose, .cost = gradd_cost_move});

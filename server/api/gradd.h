@@ -6,7 +6,8 @@
  *
  * Conventions: every fallible function returns gradd_status_t; the sentence that explains a failure
  * is gradd_error_message() of the same thread. Sizes are bytes, dims are elements. Tensors are
- * contiguous, row-major, aligned to 64 bytes. One thread may use a plan or its runs at a time;
+ * contiguous, row-major, aligned to 64 bytes. The library has no state of its own: a device with
+ * its plans and runs belongs to one thread at a time, and several devices may be used at once;
  * models are immutable and may be shared.
  */
 #ifndef GRADD_H
@@ -25,6 +26,43 @@ extern "C" {
 #endif
 
 const char *gradd_version(void); /* "0.1.0" */
+
+/* ---- device: what runs plans ----------------------------------------------------------------- */
+
+typedef struct device_s gradd_device_t;
+
+/* Asked before runs take `bytes` of new memory (an arena that is used again is none); anything but
+ * OK ends the call with that status. */
+typedef gradd_status_t (*gradd_admit_t)(void *context, int64_t bytes);
+
+#define GRADD_COMPILE_MS 10000 /* what the daemon gives by default */
+
+typedef struct gradd_device_options_s {
+    const char *name;     /* NULL = "cpu" */
+    int threads;          /* 0 = as many as the process may use */
+    int64_t memory_limit; /* of the arenas of all its runs together; 0 = none */
+    int64_t compile_ms;  /* processor time for one plan, or one more backward of it; 0 = no limit */
+    gradd_admit_t admit; /* NULL = what the system gives */
+    void *admit_context; /* Borrowed */
+} gradd_device_options_t;
+
+/* What does not change while it is open. */
+typedef struct gradd_device_info_s {
+    const char *name;
+    const char *library; /* that multiplies matrices */
+    bool native_bf16;    /* it multiplies bf16 itself, not as f32 */
+    int threads;
+    int64_t memory_limit; /* INT64_MAX = none */
+} gradd_device_info_t;
+
+/* Errors: UNSUPPORTED (there is no device of that name), NOMEM. */
+gradd_status_t gradd_device_open(const gradd_device_options_t *options,
+                                 gradd_device_t **out_device);
+/* Its plans and runs are gone. */
+void gradd_device_close(gradd_device_t *device);
+const gradd_device_info_t *gradd_device_info(const gradd_device_t *device);
+/* Gives back the arenas that finished runs left for the next ones. */
+void gradd_device_trim(gradd_device_t *device);
 
 /* ---- model: ONNX bytes, validated ------------------------------------------------------------ */
 
@@ -65,13 +103,9 @@ void gradd_model_unsupported(const gradd_model_t *model, int i, const char **out
 
 typedef struct plan_s gradd_plan_t;
 
-/* Processor time that compiling one plan, or one more backward of it, may take from now on; 0 = no
- * limit. Default 10 s. */
-void gradd_set_compile_limit(int64_t ms);
-
 enum {
     /* Every operator of the model as it is: the reference that recognised patterns are tested
-     * against. GRADD_FUSE=0 in the environment asks for it, too. */
+     * against. */
     GRADD_PLAN_PLAIN = 1 << 0,
 };
 
@@ -85,8 +119,8 @@ typedef struct gradd_plan_options_s {
     const int32_t
         *grad_outputs; /* positions in `outputs` whose gradient may arrive; empty = inference */
     int n_grad_outputs;
-    int threads;    /* 0 = as many as the process may use */
-    uint32_t flags; /* GRADD_PLAN_... */
+    uint32_t flags;         /* GRADD_PLAN_... */
+    gradd_device_t *device; /* that will run it */
 } gradd_plan_options_t;
 
 typedef struct gradd_plan_info_s {
@@ -95,17 +129,19 @@ typedef struct gradd_plan_info_s {
     const bool *has_grad;   /* one per `grads`: false = no path, the gradient is exactly absent */
     int64_t arena_bytes;    /* planned peak of activations and workspace of one run */
     int64_t saved_bytes;    /* of these, alive between forward and backward */
-    int64_t constant_bytes; /* folded constants, held once per plan */
+    int64_t constant_bytes; /* held once per plan: folded constants, the graph, the steps, what
+                               kernels have prepared; grows when a backward is compiled later */
     int n_nodes_forward, n_nodes_backward;
     double compile_ms;
 } gradd_plan_info_t;
 
-/* The plan keeps the model's nodes by reference: destroy plans before their model.
+/* The plan keeps the model's nodes by reference: destroy plans before their model and their device.
  * Errors: GRAPH and UNSUPPORTED name the node; TENSOR for input types that do not fit. */
 gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_t *options,
                                  gradd_plan_t **out_plan);
 void gradd_plan_destroy(gradd_plan_t *plan);
 const gradd_plan_info_t *gradd_plan_info(const gradd_plan_t *plan);
+gradd_device_t *gradd_plan_device(const gradd_plan_t *plan);
 
 /* ---- explanation: what a plan does, row by row ----------------------------------------------- */
 
@@ -154,8 +190,7 @@ typedef struct gradd_explain_node_s {
 
 typedef struct gradd_explain_info_s {
     int n_rows, n_nodes; /* nodes: of the model, in the order of its bytes */
-    const char *library; /* that multiplies matrices */
-    int threads;         /* as asked for: 0 = as many as the process may use */
+    const gradd_device_info_t *device;
     int64_t input_bytes, output_bytes, grad_bytes; /* of the caller's tensors, each once */
 } gradd_explain_info_t;
 
@@ -187,6 +222,7 @@ enum {
 /* A run owns one arena. `cancel`, if not NULL, is read at every node boundary; non-zero ends the
  * call with STALE. */
 gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_handle_t **out_run);
+/* Waits: nothing that the run was given is touched afterwards. */
 void gradd_run_destroy(gradd_run_handle_t *run);
 /* Of its arena now: at least the plan's arena_bytes. A reused arena may be larger, and a backward
  * that keeps the activations may need more. */
@@ -204,15 +240,6 @@ gradd_status_t gradd_run_forward(gradd_run_handle_t *run, uint64_t seed, uint32_
 gradd_status_t gradd_run_backward(gradd_run_handle_t *run, const void *const *grad_outputs,
                                   void *const *grads, bool keep, bool *out_written,
                                   const volatile int *cancel);
-
-/* Gives back the arenas that finished runs left for the next ones. Any thread. */
-void gradd_trim(void);
-
-/* Asked before runs take `bytes` of new memory (an arena that is used again is none); anything but
- * OK ends the call with that status. */
-typedef gradd_status_t (*gradd_admit_t)(void *context, int64_t bytes);
-/* For the whole process, from now on. NULL = what the system gives, which is the default. */
-void gradd_set_admit(gradd_admit_t admit, void *context);
 
 #ifdef __cplusplus
 }

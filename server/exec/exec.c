@@ -1,21 +1,9 @@
 /* The executor: walks the steps of a program on a device. See run.h. */
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#include "kernels/cpu/bf16.h"
 #include "server/exec/run.h"
-
-static struct {
-    exec_hook_t call;
-    void *context;
-} hook;
-
-void exec_set_hook(exec_hook_t call, void *context) {
-    hook.call = call;
-    hook.context = context;
-}
 
 static double seconds_now(void) {
     struct timespec t;
@@ -37,7 +25,9 @@ static void *address(const exec_bases_t *b, const step_t *step, int i) {
     case LOC_GRAD_OUTPUT:
         return (void *)b->grad_outputs[loc->index];
     case LOC_CONST:
-        return (void *)step->data[i];
+        return (char *)b->constants[loc->index].memory + loc->offset;
+    case LOC_HOST:
+        return (void *)(intptr_t)loc->offset;
     case LOC_NONE:
         break;
     }
@@ -56,43 +46,37 @@ static const char *step_text(const struct run_s *run, const step_t *step, char *
     return text;
 }
 
-/* Element of a float type; 0 of any other. */
-static double float_at(const gradd_view_t *v, int64_t i) {
-    switch (v->type.dtype) {
-    case GRADD_DT_F32:
-        return (double)((const float *)v->data)[i];
-    case GRADD_DT_F64:
-        return ((const double *)v->data)[i];
-    case GRADD_DT_BF16:
-        return (double)gradd_bf16_f32(((const gradd_bf16_t *)v->data)[i]);
-    default:
-        return 0;
-    }
-}
-
 /* A healthy graph has infinities inside: masks of -inf, an exp that overflows under a division or
  * in the branch that a Where does not take. Only what leaves must be finite; NaN never heals.
  * *first_inf is the first step with an infinity, for the text. */
-static gradd_status_t check_finite(const struct run_s *run, const step_t *step,
+static gradd_status_t check_output(const struct run_s *run, const step_t *step, int j,
                                    const step_t **first_inf) {
     char text[GRAPH_NODE_TEXT + 16];
-    for (int j = 0; j < step->run.n_out; j++) {
-        const gradd_view_t *v = &step->run.out[j];
-        loc_kind_t to = step->loc[step->run.n_in + j].kind;
-        if (!v->data || !gradd_dtype_is_float(v->type.dtype)) continue;
-        int64_t n = gradd_type_count(&v->type);
-        for (int64_t i = 0; i < n; i++) {
-            double x = float_at(v, i);
-            if (isfinite(x)) continue;
-            if (!*first_inf && isinf(x)) *first_inf = step;
-            if (isinf(x) && to != LOC_OUTPUT && to != LOC_GRAD) continue;
-            bool known = isinf(x) && *first_inf != step;
-            return GRADD_FAIL(NONFINITE, "output %d, element %lld of %lld is %g%s%s", j,
-                              (long long)i, (long long)n, x,
-                              known ? "; the first infinity came from " : "",
-                              known ? step_text(run, *first_inf, text, sizeof text) : "");
-        }
-    }
+    gradd_scan_t found;
+    const gradd_device_t *d = run->device;
+    const gradd_view_t *v = &step->run.out[j];
+    const loc_kind_t to = step->loc[step->run.n_in + j].kind;
+    if (!v->data || !gradd_dtype_is_float(v->type.dtype)) return GRADD_OK;
+    GRADD_TRY(d->backend->scan(d->queue, v, &found));
+    if (found.inf >= 0 && !*first_inf) *first_inf = step;
+    bool leaves = found.inf >= 0 && (to == LOC_OUTPUT || to == LOC_GRAD);
+    bool inf = leaves && (found.nan < 0 || found.inf < found.nan);
+    if (!inf && found.nan < 0) return GRADD_OK;
+    bool known = inf && *first_inf != step;
+    return GRADD_FAIL(NONFINITE, "output %d, element %lld of %lld is %s%s%s", j,
+                      (long long)(inf ? found.inf : found.nan),
+                      (long long)gradd_type_count(&v->type),
+                      !inf             ? "nan"
+                      : found.negative ? "-inf"
+                                       : "inf",
+                      known ? "; the first infinity came from " : "",
+                      known ? step_text(run, *first_inf, text, sizeof text) : "");
+}
+
+static gradd_status_t check_finite(const struct run_s *run, const step_t *step,
+                                   const step_t **first_inf) {
+    for (int j = 0; j < step->run.n_out; j++)
+        GRADD_TRY(check_output(run, step, j, first_inf));
     return GRADD_OK;
 }
 
@@ -104,19 +88,18 @@ static gradd_status_t run_step(const struct run_s *run, step_t *step, const exec
     step->run.work = step->work < 0 ? NULL : b->arena + step->work;
     step->run.seed = run->seed;
     step->run.dropout_off = run->flags & GRADD_RUN_DROPOUT_OFF;
-    double start = hook.call ? seconds_now() : 0;
-    gradd_status_t status = run->plan->backend->run(NULL, &step->run);
+    const gradd_device_t *d = run->device;
+    double start = d->hook ? seconds_now() : 0;
+    gradd_status_t status = d->backend->run(d->queue, step->kernel, &step->run);
     if (!status && run->flags & GRADD_RUN_FINITE_CHECK) status = check_finite(run, step, first_inf);
-    if (hook.call) hook.call(hook.context, run->plan, step, seconds_now() - start);
+    if (d->hook) d->hook(d->hook_context, run->plan, step, seconds_now() - start);
     return status;
 }
 
-gradd_status_t exec_program(const struct run_s *run, program_t *program, const exec_bases_t *b,
-                            const volatile int *cancel) {
-    const gradd_backend_t *backend = run->plan->backend;
+static gradd_status_t run_steps(const struct run_s *run, program_t *program, const exec_bases_t *b,
+                                const volatile int *cancel) {
     const step_t *first_inf = NULL;
     char text[GRAPH_NODE_TEXT + 16];
-    GRADD_TRY(backend->queue_enter(NULL, run->plan->threads));
     for (int k = 0; k < program->n; k++) {
         if (cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED))
             return GRADD_FAIL(STALE, "the run was cancelled");
@@ -124,5 +107,14 @@ gradd_status_t exec_program(const struct run_s *run, program_t *program, const e
         if (status)
             return gradd_wrap(status, "%s", step_text(run, &program->steps[k], text, sizeof text));
     }
-    return backend->wait(NULL);
+    return GRADD_OK;
+}
+
+gradd_status_t exec_program(const struct run_s *run, program_t *program, const exec_bases_t *b,
+                            const volatile int *cancel) {
+    const gradd_device_t *d = run->device;
+    gradd_status_t status = run_steps(run, program, b, cancel);
+    /* also after a failure: who is told of it may give the memory away */
+    gradd_status_t waited = d->backend->wait(d->queue);
+    return status ? status : waited;
 }

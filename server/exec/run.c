@@ -4,17 +4,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/exec/pool.h"
-
 gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_handle_t **out_run) {
     struct run_s *run = calloc(1, sizeof *run);
     if (!run) return GRADD_FAIL(NOMEM, "no memory for a run");
     run->plan = plan;
-    run->backend = plan->backend;
+    run->device = plan->device;
     run->inputs = calloc((size_t)plan->graph->model->n_inputs + 1, sizeof run->inputs[0]);
     gradd_status_t status = run->inputs ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a run");
     if (!status)
-        status = pool_take(plan->backend, plan->info.arena_bytes, &run->arena, &run->arena_bytes);
+        status = pool_take(run->device, plan->info.arena_bytes, &run->arena, &run->arena_bytes);
     if (status) {
         gradd_run_destroy(run);
         return status;
@@ -25,10 +23,11 @@ gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_handle_t **out_run
 
 void gradd_run_destroy(gradd_run_handle_t *run) {
     if (!run) return;
-    if (!(run->flags & GRADD_RUN_ONCE))
-        pool_give(run->backend, run->arena, run->arena_bytes);
-    else if (run->arena)
-        run->backend->free(run->arena, (size_t)run->arena_bytes);
+    run->device->backend->wait(run->device->queue);
+    if (run->flags & GRADD_RUN_ONCE)
+        pool_drop(run->device, run->arena, run->arena_bytes);
+    else
+        pool_give(run->device, run->arena, run->arena_bytes);
     free(run->inputs);
     free(run);
 }
@@ -62,8 +61,12 @@ gradd_status_t gradd_run_forward(gradd_run_handle_t *run, uint64_t seed, uint32_
     run->seed = seed;
     run->flags = flags;
     run->has_forward = false;
-    exec_bases_t b = {.arena = run->arena, .inputs = run->inputs, .outputs = outputs};
+    exec_bases_t b = {.arena = run->arena,
+                      .constants = plan->constants.blocks,
+                      .inputs = run->inputs,
+                      .outputs = outputs};
     GRADD_TRY(check_bases(plan, &plan->forward, &b));
+    GRADD_TRY(run->device->backend->queue_enter(run->device->queue));
     GRADD_TRY(exec_program(run, &plan->forward, &b, cancel));
     run->has_forward = plan->variants != NULL;
     return GRADD_OK;
@@ -81,68 +84,69 @@ static gradd_status_t admit_variant(const gradd_run_handle_t *run, const variant
             __builtin_add_overflow(bytes, gradd_type_bytes(&plan->info.outputs[j]), &bytes))
             bytes = INT64_MAX;
     }
-    return pool_admit(bytes);
+    return pool_admit(run->device, bytes);
 }
 
-/* A variant may need more room than the expected backward: the saved values move along. */
-static gradd_status_t grow_arena(gradd_run_handle_t *run, int64_t bytes) {
-    if (bytes <= run->arena_bytes) return GRADD_OK;
-    void *wider;
-    GRADD_TRY(run->plan->backend->alloc((size_t)bytes, &wider));
-    if (run->arena_bytes) {
-        run->plan->backend->copy(NULL, wider, run->arena, (size_t)run->arena_bytes);
-        run->plan->backend->free(run->arena, (size_t)run->arena_bytes);
-    }
-    run->arena = wider;
-    run->arena_bytes = bytes;
-    return GRADD_OK;
-}
+/* Gradients of the outputs as a variant reads them: what arrives, and zeros in between. */
+typedef struct arrivals_s {
+    const void **address; /* Owned array: per output */
+    void **zeros;         /* Owned array, and the device's memory: per output */
+} arrivals_t;
 
 /* Zeros for the outputs whose gradient a variant reads although none arrives. */
-static gradd_status_t fill_zeros(const gradd_run_handle_t *run, const void *const *given,
-                                 const void **filled, void **owned) {
+static gradd_status_t fill_zeros(const gradd_run_handle_t *run, arrivals_t *a) {
     const gradd_plan_t *plan = run->plan;
-    for (int j = 0; j < plan->info.n_outputs; j++)
-        filled[j] = given[j];
+    const gradd_backend_t *b = run->device->backend;
     for (int k = 0; k < plan->n_grad_outputs; k++) {
         int j = plan->grad_outputs[k];
         size_t bytes = (size_t)gradd_type_bytes(&plan->info.outputs[j]);
-        if (given[j]) continue;
-        owned[k] = calloc(1, bytes + 1);
-        if (!owned[k]) return GRADD_FAIL(NOMEM, "no memory for the zero gradient of output %d", j);
-        filled[j] = owned[k];
+        if (a->address[j]) continue;
+        gradd_status_t status = b->alloc(run->device->queue, bytes, &a->zeros[j]);
+        if (status) return gradd_wrap(status, "zero gradient of output %d", j);
+        GRADD_TRY(b->zero(run->device->queue, a->zeros[j], bytes));
+        a->address[j] = a->zeros[j];
     }
     return GRADD_OK;
+}
+
+static gradd_status_t arrivals_init(const gradd_run_handle_t *run, const variant_t *v,
+                                    const void *const *given, arrivals_t *a) {
+    const size_t n = (size_t)run->plan->info.n_outputs;
+    a->address = calloc(n + 1, sizeof a->address[0]);
+    a->zeros = calloc(n + 1, sizeof a->zeros[0]);
+    if (!a->address || !a->zeros) return GRADD_FAIL(NOMEM, "no memory for a backward");
+    memcpy(a->address, given, sizeof given[0] * n);
+    return v->full ? fill_zeros(run, a) : GRADD_OK;
+}
+
+static void arrivals_finish(const gradd_run_handle_t *run, arrivals_t *a) {
+    const gradd_plan_t *plan = run->plan;
+    for (int j = 0; a->zeros && j < plan->info.n_outputs; j++)
+        run->device->backend->free(run->device->queue, a->zeros[j],
+                                   (size_t)gradd_type_bytes(&plan->info.outputs[j]));
+    free(a->address);
+    free(a->zeros);
 }
 
 static gradd_status_t run_variant(gradd_run_handle_t *run, const variant_t *v,
                                   const void *const *grad_outputs, void *const *grads,
                                   const volatile int *cancel) {
-    gradd_plan_t *plan = run->plan;
-    const void **filled = calloc((size_t)plan->info.n_outputs + 1, sizeof filled[0]);
-    void **owned = calloc((size_t)plan->n_grad_outputs + 1, sizeof owned[0]);
-    gradd_status_t status =
-        filled && owned ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a backward");
-    if (!status) status = admit_variant(run, v, grad_outputs);
-    if (!status && v->full) {
-        status = fill_zeros(run, grad_outputs, filled, owned);
-        grad_outputs = filled;
-    }
-    if (!status) status = grow_arena(run, v->arena_bytes);
+    arrivals_t arrivals = {0};
+    gradd_status_t status = admit_variant(run, v, grad_outputs);
+    if (!status) status = arrivals_init(run, v, grad_outputs, &arrivals);
+    if (!status) status = pool_grow(run->device, v->arena_bytes, &run->arena, &run->arena_bytes);
     if (!status) {
         exec_bases_t b = {.arena = run->arena,
+                          .constants = run->plan->constants.blocks,
                           .inputs = run->inputs,
                           .grads = grads,
-                          .grad_outputs = grad_outputs};
+                          .grad_outputs = arrivals.address};
         program_t *program = (program_t *)&v->program; /* its views are scratch of this call */
-        status = check_bases(plan, program, &b);
+        status = check_bases(run->plan, program, &b);
         if (!status) run->has_forward = v->keep;
         if (!status) status = exec_program(run, program, &b, cancel);
     }
-    for (int k = 0; owned && k < plan->n_grad_outputs; k++)
-        free(owned[k]);
-    free(filled);
-    free(owned);
+    arrivals_finish(run, &arrivals);
     return status;
 }
 
@@ -163,6 +167,7 @@ gradd_status_t gradd_run_backward(gradd_run_handle_t *run, const void *const *gr
     gradd_status_t status = plan_variant(plan, arrives, keep, &v);
     free(arrives);
     GRADD_TRY(status);
+    GRADD_TRY(run->device->backend->queue_enter(run->device->queue));
     GRADD_TRY(run_variant(run, v, grad_outputs, grads, cancel));
     for (int i = 0; i < plan->n_grads; i++)
         out_written[i] = v->grads[i] != GRADD_NONE;

@@ -1,7 +1,7 @@
 /* Execution of a plan: one run = one forward and its backward(s), with one arena.
  *
  * The executor sets the base addresses of every step's operands and hands the step to the device
- * table; it calls nothing else. One hook per node serves tracing and checks. Engine thread.
+ * table; it calls nothing else. When a program returns, the device is done with it.
  */
 #ifndef GRADD_SERVER_EXEC_RUN_H
 #define GRADD_SERVER_EXEC_RUN_H
@@ -10,7 +10,7 @@
 
 struct run_s {
     gradd_plan_t *plan; /* Borrowed; not touched when the run is destroyed */
-    const gradd_backend_t *backend;
+    gradd_device_t *device;
     void *arena; /* Owned */
     int64_t arena_bytes;
     uint64_t seed;
@@ -19,22 +19,17 @@ struct run_s {
     bool has_forward;    /* the saved values are valid */
 };
 
-/* Called after each node when set; `seconds` is its own time on a synchronous device. */
-typedef void (*exec_hook_t)(void *context, const gradd_plan_t *plan, const step_t *step,
-                            double seconds);
-
-/* Process-wide hook for tracing and tests; NULL = none. */
-void exec_set_hook(exec_hook_t hook, void *context);
-
 /* External addresses of one program. */
 typedef struct exec_bases_s {
     char *arena;
+    const constant_block_t *constants;
     const void *const *inputs;
     void *const *outputs;
     void *const *grads;
     const void *const *grad_outputs;
 } exec_bases_t;
 
+/* The device's queue has been entered. Waits, also if it fails. */
 gradd_status_t exec_program(const struct run_s *run, program_t *program, const exec_bases_t *bases,
                             const volatile int *cancel);
 

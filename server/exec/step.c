@@ -2,29 +2,33 @@
 #include "server/exec/step.h"
 
 #include <math.h>
-#include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include "server/exec/device.h"
 
 #define CHUNK_BITS 24
 /* The number of a step shares a word with the number of a chunk. */
 #define STEP_MAX ((UINT64_C(1) << (64 - CHUNK_BITS)) - 1)
 
-static uint64_t load(const uint64_t *word) {
-    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+/* A step on its way. */
+typedef struct stepping_s {
+    const step_request_t *r;
+    const gradd_backend_t *b;
+    gradd_queue_t *queue;
+    step_journal_t *journal; /* the device's */
+    step_journal_t head;     /* what its words will say when the queue is here */
+} stepping_t;
+
+/* A word of the journal, in turn with all else. */
+static gradd_status_t put(stepping_t *s, uint64_t *head_word, uint64_t value) {
+    const size_t at = (size_t)((char *)head_word - (char *)&s->head);
+    *head_word = value;
+    return s->b->store(s->queue, (uint64_t *)((char *)s->journal + at), value);
 }
 
-static void store(uint64_t *word, uint64_t value) {
-    __atomic_store_n(word, value, __ATOMIC_RELEASE);
-}
-
-static float *buffer(const step_request_t *r, int which) {
-    return (float *)((char *)r->journal + sizeof(step_journal_t)) + which * STEP_CHUNK;
-}
-
-void (*step_crash_point)(void);
-
-static void crash_point(void) {
-    if (step_crash_point) step_crash_point();
+static float *buffer(const stepping_t *s, int which) {
+    return (float *)(s->journal + 1) + which * STEP_CHUNK;
 }
 
 static uint64_t mix(uint64_t hash, const void *bytes, size_t n) {
@@ -62,17 +66,19 @@ static bool clips(const step_request_t *r) {
     return r->max_norm > 0 && isfinite(r->max_norm);
 }
 
-static double tensor_squares(const step_tensor_t *t) {
-    if (!t->g) return 0;
-    if (t->dtype == GRADD_DT_BF16) return gradd_sum_squares_bf16(t->g, t->n);
-    return gradd_sum_squares(t->g, t->n);
-}
-
-static double global_norm(const step_request_t *r) {
-    double sum = 0;
-    for (int i = 0; i < r->n_tensors; i++)
-        sum += tensor_squares(&r->tensors[i]);
-    return sqrt(sum);
+static gradd_status_t global_norm(const stepping_t *s, double *out) {
+    const step_request_t *r = s->r;
+    gradd_span_t *list = calloc((size_t)r->n_tensors + 1, sizeof list[0]);
+    int n = 0;
+    if (!list) return GRADD_FAIL(NOMEM, "no memory for a step");
+    for (int i = 0; i < r->n_tensors; i++) {
+        const step_tensor_t *t = &r->tensors[i];
+        if (t->g) list[n++] = (gradd_span_t){t->g, t->dtype, t->n};
+    }
+    gradd_status_t status = s->b->norm2(s->queue, list, n, out);
+    free(list);
+    *out = sqrt(*out);
+    return status;
 }
 
 /* As torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)). */
@@ -82,13 +88,13 @@ static float clip_scale(const step_request_t *r, double norm) {
     return scale > 1 ? 1 : (float)scale;
 }
 
-static void write_journal(const step_request_t *r, const step_tensor_t *t, int64_t from, int64_t n,
-                          float scale) {
+static gradd_status_t write_journal(const stepping_t *s, const step_tensor_t *t, int64_t from,
+                                    int64_t n, float scale) {
     gradd_adam_span_t span = {.m = t->m + from,
                               .v = t->v + from,
-                              .out_p = buffer(r, 0),
-                              .out_m = buffer(r, 1),
-                              .out_v = buffer(r, 2),
+                              .out_p = buffer(s, 0),
+                              .out_m = buffer(s, 1),
+                              .out_v = buffer(s, 2),
                               .n = n};
     if (t->dtype == GRADD_DT_BF16) {
         span.p16 = (const gradd_bf16_t *)t->p + from;
@@ -98,58 +104,47 @@ static void write_journal(const step_request_t *r, const step_tensor_t *t, int64
         span.p = (const float *)t->p + from;
         span.g = (const float *)t->g + from;
     }
-    gradd_adam_update(&r->groups[t->group], scale, &span);
+    return s->b->adam(s->queue, &s->r->groups[t->group], scale, &span);
 }
 
-static void commit_piece(const step_request_t *r, const step_tensor_t *t, int64_t from, int64_t at,
-                         int64_t n) {
-    const float *p = buffer(r, 0) + at;
-    size_t bytes = sizeof(float) * (size_t)n;
-    if (t->master) memcpy(t->master + from + at, p, bytes);
-    if (t->dtype == GRADD_DT_BF16)
-        gradd_bf16_narrow((gradd_bf16_t *)t->p + from + at, p, n);
-    else
-        memcpy((float *)t->p + from + at, p, bytes);
-    memcpy(t->m + from + at, buffer(r, 1) + at, bytes);
-    memcpy(t->v + from + at, buffer(r, 2) + at, bytes);
+static gradd_status_t commit_chunk(const stepping_t *s, const step_tensor_t *t, int64_t from,
+                                   int64_t n) {
+    const gradd_adam_commit_t commit = {.p = buffer(s, 0),
+                                        .m = buffer(s, 1),
+                                        .v = buffer(s, 2),
+                                        .out_p = (char *)t->p +
+                                                 gradd_dtype_bytes(t->dtype) * (size_t)from,
+                                        .dtype = t->dtype,
+                                        .out_master = t->master ? t->master + from : NULL,
+                                        .out_m = t->m + from,
+                                        .out_v = t->v + from,
+                                        .n = n};
+    return s->b->adam_commit(s->queue, &commit);
 }
 
-static void commit_chunk(const step_request_t *r, const step_tensor_t *t, int64_t from, int64_t n) {
-    int64_t piece = 16 << 10, pieces = (n + piece - 1) / piece;
-#pragma omp parallel for schedule(static) if (pieces > 1)
-    for (int64_t k = 0; k < pieces; k++) {
-        int64_t at = k * piece, count = n - at < piece ? n - at : piece;
-        commit_piece(r, t, from, at, count);
+static gradd_status_t run_chunk(stepping_t *s, const step_tensor_t *t, int64_t from, int64_t n,
+                                float scale) {
+    const uint64_t now = s->head.progress;
+    if (s->head.sealed != now) {
+        GRADD_TRY(write_journal(s, t, from, n, scale));
+        GRADD_TRY(put(s, &s->head.sealed, now));
     }
+    GRADD_TRY(commit_chunk(s, t, from, n));
+    return put(s, &s->head.progress, now + 1);
 }
 
-static void run_chunk(const step_request_t *r, const step_tensor_t *t, int64_t from, int64_t n,
-                      float scale) {
-    step_journal_t *j = r->journal;
-    uint64_t now = load(&j->progress);
-    crash_point();
-    if (load(&j->sealed) != now) {
-        write_journal(r, t, from, n, scale);
-        crash_point();
-        store(&j->sealed, now);
-    }
-    crash_point();
-    commit_chunk(r, t, from, n);
-    crash_point();
-    store(&j->progress, now + 1);
-}
-
-static void run_chunks(const step_request_t *r, float scale) {
-    const step_journal_t *j = r->journal;
-    uint64_t done = load(&j->progress) & ((1u << CHUNK_BITS) - 1), at = 0;
+static gradd_status_t run_chunks(stepping_t *s, float scale) {
+    const step_request_t *r = s->r;
+    uint64_t done = s->head.progress & ((1u << CHUNK_BITS) - 1), at = 0;
     for (int i = 0; i < r->n_tensors; i++) {
         const step_tensor_t *t = &r->tensors[i];
         for (int64_t from = 0; t->g && from < t->n; from += STEP_CHUNK) {
             int64_t left = t->n - from;
             if (at++ < done) continue;
-            run_chunk(r, t, from, left < STEP_CHUNK ? left : STEP_CHUNK, scale);
+            GRADD_TRY(run_chunk(s, t, from, left < STEP_CHUNK ? left : STEP_CHUNK, scale));
         }
     }
+    return GRADD_OK;
 }
 
 static gradd_status_t check_request(const step_request_t *r) {
@@ -176,52 +171,61 @@ static gradd_status_t check_request(const step_request_t *r) {
     return GRADD_OK;
 }
 
-/* Opens the journal for this step; *out_done if it is finished already. */
-static gradd_status_t open_journal(const step_request_t *r, bool *out_done) {
-    step_journal_t *j = r->journal;
-    uint64_t mark = fingerprint(r), progress = load(&j->progress);
-    *out_done = false;
-    if (j->magic && j->magic != STEP_JOURNAL_MAGIC)
+static gradd_status_t read_journal(stepping_t *s) {
+    GRADD_TRY(s->b->copy(s->queue, &s->head, s->journal, offsetof(step_journal_t, pad)));
+    GRADD_TRY(s->b->wait(s->queue));
+    GRADD_TRY(s->b->queue_enter(s->queue));
+    if (s->head.magic && s->head.magic != STEP_JOURNAL_MAGIC)
         return GRADD_FAIL(SHM, "the region given as journal is not one");
-    if (!j->magic) {
-        store(&j->sealed, ~0ull);
-        store(&j->magic, STEP_JOURNAL_MAGIC);
-    }
+    if (s->head.magic) return GRADD_OK;
+    GRADD_TRY(put(s, &s->head.sealed, ~UINT64_C(0)));
+    return put(s, &s->head.magic, STEP_JOURNAL_MAGIC);
+}
+
+/* Opens the journal for this step; *out_done if it is finished already. */
+static gradd_status_t open_journal(stepping_t *s, bool *out_done) {
+    const step_request_t *r = s->r;
+    GRADD_TRY(read_journal(s));
+    const uint64_t mark = fingerprint(r), progress = s->head.progress;
+    const uint64_t chunk = progress & ((1u << CHUNK_BITS) - 1);
     uint64_t current = progress >> CHUNK_BITS; /* step in progress, or the next one if chunk is 0 */
-    if (r->step + 1 == current && !(progress & ((1u << CHUNK_BITS) - 1))) {
-        if (j->fingerprint != mark)
-            return GRADD_FAIL(STALE,
-                              "step %llu was finished by another request: other parameters, "
-                              "settings or gradients",
-                              (unsigned long long)r->step);
-        *out_done = true;
-        return GRADD_OK;
-    }
+    *out_done = r->step + 1 == current && !chunk;
+    if (*out_done && s->head.fingerprint != mark)
+        return GRADD_FAIL(STALE,
+                          "step %llu was finished by another request: other parameters, settings "
+                          "or gradients",
+                          (unsigned long long)r->step);
+    if (*out_done) return GRADD_OK;
     if (r->step != current)
         return GRADD_FAIL(STALE, "the journal is at step %llu, the request says %llu",
                           (unsigned long long)current, (unsigned long long)r->step);
-    bool begun = progress & ((1u << CHUNK_BITS) - 1) || load(&j->sealed) == progress;
-    if (begun && j->fingerprint != mark)
+    bool begun = chunk || s->head.sealed == progress;
+    if (begun && s->head.fingerprint != mark)
         return GRADD_FAIL(STALE, "step %llu was begun with other parameters, settings or gradients",
                           (unsigned long long)r->step);
-    j->fingerprint = mark;
-    return GRADD_OK;
+    return put(s, &s->head.fingerprint, mark);
 }
 
-gradd_status_t step_run(const step_request_t *r, double *out_norm) {
-    step_journal_t *j = r->journal;
+static gradd_status_t run(stepping_t *s) {
     bool done;
+    double norm = 0;
+    uint64_t bits;
+    GRADD_TRY(s->b->queue_enter(s->queue));
+    GRADD_TRY(open_journal(s, &done));
+    if (done) return GRADD_OK;
+    if (clips(s->r)) GRADD_TRY(global_norm(s, &norm));
+    memcpy(&bits, &norm, sizeof bits);
+    GRADD_TRY(put(s, &s->head.norm, bits));
+    GRADD_TRY(run_chunks(s, clip_scale(s->r, norm)));
+    return put(s, &s->head.progress, (s->r->step + 1) << CHUNK_BITS);
+}
+
+gradd_status_t step_run(gradd_device_t *device, const step_request_t *r, double *out_norm) {
+    stepping_t s = {.r = r, .b = device->backend, .queue = device->queue, .journal = r->journal};
     GRADD_TRY(check_request(r));
-    GRADD_TRY(open_journal(r, &done));
-    if (done) {
-        *out_norm = j->norm;
-        return GRADD_OK;
-    }
-    double norm = clips(r) ? global_norm(r) : 0;
-    j->norm = norm;
-    run_chunks(r, clip_scale(r, norm));
-    crash_point();
-    store(&j->progress, (r->step + 1) << CHUNK_BITS);
-    *out_norm = norm;
-    return GRADD_OK;
+    gradd_status_t status = run(&s);
+    gradd_status_t waited = s.b->wait(s.queue);
+    if (!status) status = waited;
+    if (!status) memcpy(out_norm, &s.head.norm, sizeof *out_norm);
+    return status;
 }

@@ -7,17 +7,18 @@
  * is copied, so the journal serves its f32 master weights as well. A process that finds the journal
  * sealed for the current chunk copies it again; otherwise it computes the chunk again from
  * untouched values. So a step that was interrupted, by whatever process, is finished by the next
- * one with the same bits. Release stores are enough: the memory outlives the process, not the
- * machine.
+ * one with the same bits.
  *
- * Engine thread.
+ * All of it happens on a device, in the order of its queue; the host reads the first words of the
+ * journal and the norm.
  */
 #ifndef GRADD_SERVER_EXEC_STEP_H
 #define GRADD_SERVER_EXEC_STEP_H
 
 #include <stddef.h>
 
-#include "kernels/cpu/adamw.h"
+#include "kernels/adam.h"
+#include "server/api/gradd.h"
 #include "shm/dtype.h"
 #include "shm/status.h"
 
@@ -30,7 +31,7 @@ typedef struct step_journal_s {
     uint64_t progress;    /* step << 24 | chunks finished of it */
     uint64_t sealed;      /* progress value for which the chunk buffers are valid */
     uint64_t fingerprint; /* of the request in progress, or of the last one: no other passes */
-    double norm;          /* gradient norm of the step in progress */
+    uint64_t norm;        /* gradient norm of the step in progress: the bits of a double */
     uint8_t pad[64 * 64 - 40];
 } step_journal_t;
 
@@ -58,14 +59,11 @@ typedef struct step_request_s {
     uint64_t once;   /* the same in every repetition of this request and in no other; 0 = none */
 } step_request_t;
 
-/* out_norm: global L2 norm of the gradients before clipping; 0 if nothing asked for it.
+/* Waits. out_norm: global L2 norm of the gradients before clipping; 0 if nothing asked for it.
  * Repeating the last finished step does nothing and returns its norm; another request of the same
  * number is refused, for its gradients would be lost without a word.
  * Errors: STALE (journal is at another step or holds another request), SHM (not a journal), LIMIT,
  * NONFINITE never: a non-finite norm clips to a scale that is not finite, as torch does. */
-gradd_status_t step_run(const step_request_t *request, double *out_norm);
-
-/* Called between any two stores that matter, when set; tests end the process there. */
-extern void (*step_crash_point)(void);
+gradd_status_t step_run(gradd_device_t *device, const step_request_t *request, double *out_norm);
 
 #endif

@@ -1,13 +1,10 @@
 /* See budget.h. Reading the clock is a system call, so it happens once in a while only. */
 #include "server/graph/budget.h"
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <time.h>
 
 #define STEPS_PER_LOOK 256
-
-static atomic_llong limit_ms = BUDGET_DEFAULT_MS;
 
 static _Thread_local struct {
     bool running;
@@ -21,15 +18,11 @@ static int64_t now_us(void) {
     return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
 
-void budget_set_limit(int64_t ms) {
-    atomic_store(&limit_ms, ms < INT64_MAX / 1000 ? ms : INT64_MAX / 1000);
-}
-
-void budget_start(void) {
+void budget_start(int64_t limit_ms) {
     budget.running = true;
     budget.steps = 0;
     budget.start_us = now_us();
-    budget.limit_us = atomic_load(&limit_ms) * 1000;
+    budget.limit_us = limit_ms < INT64_MAX / 1000 ? limit_ms * 1000 : INT64_MAX;
 }
 
 void budget_end(void) {

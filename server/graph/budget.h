@@ -14,12 +14,8 @@
 
 #include "shm/status.h"
 
-#define BUDGET_DEFAULT_MS 10000
-
-/* For all threads, from the next budget_start on; 0 = no limit. */
-void budget_set_limit(int64_t ms);
-
-void budget_start(void);
+/* limit_ms of processor time from now on; 0 = no limit. */
+void budget_start(int64_t limit_ms);
 void budget_end(void);
 /* `steps` units of about a microsecond went by. Fails with LIMIT; the caller names the node. */
 gradd_status_t budget_spend(int64_t steps);

@@ -156,6 +156,7 @@ gradd_status_t graph_create(const model_t *model, const graph_options_t *options
     g->builder = (gradd_builder_t){
         .emit = rule_emit, .constant = rule_constant, .type = rule_type, .data = rule_data};
     g->model = model;
+    g->backend = options->backend;
     gradd_status_t status = arena_create(GRAPH_MAX_BYTES, &g->arena);
     if (!status) status = instantiate(g, options);
     if (!status) status = graph_run_passes(g, options->plain);

@@ -7,7 +7,6 @@
 #include "server/graph/fold.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 /* Larger results are computed at run time: holding them would cost memory for little time. */
 #define FOLD_MAX_BYTES ((int64_t)4 << 20)
@@ -70,14 +69,7 @@ static gradd_status_t run_now(const gradd_infer_t *c, const graph_emit_t *e, gra
     for (int j = 0; j < c->n_out; j++)
         empty = empty && !gradd_type_count(&c->out[j]);
     if (empty) return GRADD_OK; /* of whatever shape: no loop over its rows */
-    size_t work = c->op->work ? c->op->work(c) : 0;
-    if (work) {
-        run.work = aligned_alloc(GRADD_TENSOR_ALIGN, (work + 63) / 64 * 64);
-        if (!run.work) return GRADD_FAIL(NOMEM, "no memory to fold a constant");
-    }
-    gradd_status_t status = c->op->run(&run);
-    free(run.work);
-    return status;
+    return gradd_cpu_call(c, &run);
 }
 
 gradd_status_t graph_fold(graph_t *g, const gradd_infer_t *c, const graph_emit_t *e,

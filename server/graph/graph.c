@@ -130,19 +130,24 @@ static bool same_attr(const gradd_attr_t *a, const gradd_attr_t *b) {
     }
 }
 
+bool graph_same_attrs(gradd_attrs_t a, gradd_attrs_t b) {
+    if (a.n != b.n) return false;
+    for (int i = 0; i < a.n; i++)
+        if (!same_attr(&a.v[i], &b.v[i])) return false;
+    return true;
+}
+
 static bool same_node(const graph_t *g, const graph_node_t *n, const graph_emit_t *e) {
     if (n->op != e->op || n->opset != e->opset || n->n_in != e->n_in || n->n_out < e->n_out ||
-        n->attrs.n != e->attrs.n || n->dead)
+        n->dead)
         return false;
     /* what is cheap to compute again is not kept alive from forward to backward */
     if ((n->op->flags & GRADD_OP_CHEAP) && n->backward != g->in_backward) return false;
     for (int i = 0; i < e->n_in; i++)
         if (!same_operand(g, n->in[i], e->in[i])) return false;
-    for (int i = 0; i < e->attrs.n; i++)
-        if (!same_attr(&n->attrs.v[i], &e->attrs.v[i])) return false;
     for (int j = 0; j < e->n_out; j++)
         if (n->out[j] == GRADD_NONE) return false;
-    return true;
+    return graph_same_attrs(n->attrs, e->attrs);
 }
 
 static gradd_status_t rehash(graph_t *g, int n_buckets) {
@@ -273,11 +278,11 @@ gradd_status_t graph_emit(graph_t *g, const graph_emit_t *e, gradd_val_t *out) {
                           e->n_out);
     view_inputs(g, e->in, e->n_in, in);
     GRADD_TRY(budget_spend(1 + known_bytes(in, e->n_in) / 1024));
-    if (graph_must_widen(g, e)) return graph_emit_widened(g, e, out);
+    gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types, 0};
+    if (graph_must_widen(g, &infer)) return graph_emit_widened(g, e, out);
     bool done;
     GRADD_TRY(graph_emit_wide_product(g, e, out, &done));
     if (done) return GRADD_OK;
-    gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types, 0};
     GRADD_TRY(gradd_op_infer(&infer));
     if (is_identity(e, in, types)) {
         out[0] = e->in[0];

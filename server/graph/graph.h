@@ -12,7 +12,7 @@
 #ifndef GRADD_SERVER_GRAPH_GRAPH_H
 #define GRADD_SERVER_GRAPH_GRAPH_H
 
-#include "kernels/op.h"
+#include "kernels/backend.h"
 #include "server/graph/arena.h"
 #include "server/graph/model.h"
 
@@ -66,7 +66,8 @@ typedef struct graph_s {
     int32_t origin; /* given to nodes emitted now */
     uint64_t random;
     bool in_backward;
-    int64_t fold_bytes, fold_work; /* held by folded constants; read and written to make them */
+    int64_t fold_bytes, fold_work;  /* held by folded constants; read and written to make them */
+    const gradd_backend_t *backend; /* the device that will run it: casts are put for its kernels */
 } graph_t;
 
 /* Bound on what compiling one model may hold: constants, nodes, attributes. */
@@ -77,6 +78,7 @@ typedef struct graph_options_s {
     const int32_t *outputs;     /* model outputs wanted */
     int n_outputs;
     bool plain; /* leave out the passes that recognise patterns */
+    const gradd_backend_t *backend;
 } graph_options_t;
 
 /* Everything a new node needs; arrays are copied. */
@@ -96,9 +98,9 @@ void graph_destroy(graph_t *graph);
 
 /* Adds a node (or finds its equal, or folds it) and writes its n_out values. */
 gradd_status_t graph_emit(graph_t *g, const graph_emit_t *emit, gradd_val_t *out);
-/* Whether a bf16 operand meets a row that does not read bf16; graph_emit then calls the second,
- * which puts the operator between casts to f32 and back (widen.c). */
-bool graph_must_widen(const graph_t *g, const graph_emit_t *emit);
+/* Whether an operand is bf16 and no kernel takes the operands as they are; graph_emit then calls
+ * the second, which puts the operator between casts to f32 and back (widen.c). */
+bool graph_must_widen(const graph_t *g, const gradd_infer_t *c);
 gradd_status_t graph_emit_widened(graph_t *g, const graph_emit_t *emit, gradd_val_t *out);
 /* A cast to f32 of a bf16 product of the backward becomes a product with an f32 result. */
 gradd_status_t graph_emit_wide_product(graph_t *g, const graph_emit_t *emit, gradd_val_t *out,
@@ -111,6 +113,8 @@ gradd_status_t graph_new_value(graph_t *g, const graph_value_t *value, gradd_val
 /* Brings the nodes back into execution order after passes appended some: stable, and a node that
  * stood too late goes directly in front of its first reader. Roots of values are right again. */
 gradd_status_t graph_sort(graph_t *g);
+/* Whether both lists say the same in the same order. */
+bool graph_same_attrs(gradd_attrs_t a, gradd_attrs_t b);
 /* An attribute whose arrays belong to the graph's arena. */
 gradd_status_t graph_copy_attr(graph_t *g, const gradd_attr_t *from, gradd_attr_t *to);
 /* Rebuilds the table of equal nodes after nodes changed place. */

@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-#include "kernels/cpu/attention.h"
+#include "kernels/attention.h"
 #include "server/graph/match_cast.h"
 #include "server/graph/match_mask.h"
 #include "server/graph/match_mean.h"

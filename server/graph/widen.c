@@ -1,10 +1,10 @@
-/* Operators whose row does not read bf16 run in f32, between casts.
+/* Operators that the device has no bf16 kernel for run in f32, between casts.
  *
- * Called by graph_emit, so that models, passes and gradient rules need not know which rows read
+ * Called by graph_emit, so that models, passes and gradient rules need not know which kernels read
  * bf16 themselves. All bf16 operands are widened, so that operands that must have one type still
  * do; an f32 result that would have been bf16 is rounded back. What it would have been is asked
- * from the row's own shape rule with the original types; where that rule cannot say (it sees types
- * that its row never takes), every f32 result is rounded.
+ * from the operator's shape rule with the original types; where that rule cannot say (it reads no
+ * elements that are bf16), every f32 result is rounded.
  *
  * The other way round, a bf16 product of the backward that is only widened (the gradient of a
  * weight under autocast) is asked for in f32: more exact, and one pass over it less. */
@@ -17,10 +17,11 @@ static bool is_bf16(const graph_t *g, gradd_val_t v) {
     return v != GRADD_NONE && g->values[v]->type.dtype == GRADD_DT_BF16;
 }
 
-bool graph_must_widen(const graph_t *g, const graph_emit_t *e) {
-    for (int i = 0; i < e->n_in; i++)
-        if (is_bf16(g, e->in[i]) && !gradd_op_accepts(e->op, i, GRADD_DT_BF16)) return true;
-    return false;
+bool graph_must_widen(const graph_t *g, const gradd_infer_t *c) {
+    bool any = false;
+    for (int i = 0; i < c->n_in; i++)
+        any |= c->in[i].type.dtype == GRADD_DT_BF16;
+    return any && !gradd_backend_kernel(g->backend, c);
 }
 
 static const graph_node_t *product_behind(const graph_t *g, const graph_emit_t *e) {
@@ -65,7 +66,7 @@ static gradd_status_t cast(graph_t *g, const graph_emit_t *like, gradd_val_t fro
     return e.op ? graph_emit(g, &e, out) : GRADD_FAIL(INTERNAL, "operator Cast is missing");
 }
 
-/* Marks the outputs that the row gives in bf16 for the operands as they are. */
+/* Marks the outputs that the operator gives in bf16 for the operands as they are. */
 static void ask_row(const graph_t *g, const graph_emit_t *e, bool *out_bf16) {
     gradd_view_t in[GRADD_OP_MAX_IN];
     gradd_type_t types[GRADD_OP_MAX_OUT] = {0};

@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "kernels/cost.h"
-#include "kernels/cpu/gemm.h"
 
 static gradd_status_t no_memory(void) {
     return GRADD_FAIL(NOMEM, "no memory to explain the plan");
@@ -42,19 +41,20 @@ static int64_t saved_by(const gradd_plan_t *p, const graph_node_t *n) {
 }
 
 /* Cost and scratch of an operator call with these operands. */
-static void measure(const gradd_run_t *run, gradd_explain_row_t *row) {
+static void measure(const step_t *step, gradd_explain_row_t *row) {
+    const gradd_run_t *run = &step->run;
     gradd_type_t out[GRADD_OP_MAX_OUT] = {{0}};
     gradd_cost_t cost;
     for (int j = 0; j < run->n_out; j++)
         out[j] = run->out[j].type;
     gradd_infer_t c = {run->op,    run->attrs, run->opset, run->n_in,
                        run->n_out, run->in,    out,        run->threads};
-    gradd_op_cost(&c, &cost);
-    row->kernel = cost.kernel;
+    gradd_kernel_cost(step->kernel, &c, &cost);
+    row->kernel = step->kernel->name;
     row->flops = cost.flops;
     row->bytes_read = cost.read;
     row->bytes_written = cost.written;
-    if (run->op->work) row->work_bytes = (int64_t)run->op->work(&c);
+    row->work_bytes = step->work_bytes;
 }
 
 static bool is_leftover(const graph_t *g, const graph_node_t *n) {
@@ -90,7 +90,7 @@ static gradd_status_t add_node_row(gradd_explain_t *e, int32_t id, const program
     if (*at < program->n && program->steps[*at].node == id) {
         row->kind = GRADD_EXPLAIN_RUN;
         row->step = *at;
-        measure(&program->steps[(*at)++].run, row);
+        measure(&program->steps[(*at)++], row);
         return GRADD_OK;
     }
     bool view = n->op->flags & GRADD_OP_VIEW;
@@ -113,7 +113,7 @@ static gradd_status_t add_copy_rows(gradd_explain_t *e, const program_t *program
         row->op = program->steps[at].run.op->name;
         row->domain = program->steps[at].run.op->domain;
         row->type = program->steps[at].run.out[0].type;
-        measure(&program->steps[at].run, row);
+        measure(&program->steps[at], row);
         row->kernel = "copy";
     }
     return GRADD_OK;
@@ -126,7 +126,7 @@ static gradd_status_t add_phase(gradd_explain_t *e, sequence_t *sequence, const 
     for (int k = 0; k < sequence->n && !status; k++)
         status = add_node_row(e, sequence->nodes[k], program, &at);
     if (!status) status = add_copy_rows(e, program, at, backward);
-    free(sequence->nodes);
+    sequence_finish(sequence);
     return status;
 }
 
@@ -151,8 +151,7 @@ static void add_info(gradd_explain_t *e) {
     const gradd_plan_t *p = e->plan;
     const graph_t *g = p->graph;
     e->info.n_nodes = g->model->n_nodes;
-    e->info.library = gradd_gemm_library();
-    e->info.threads = p->threads;
+    e->info.device = &p->device->info;
     for (int i = 0; i < g->model->n_inputs; i++)
         e->info.input_bytes += gradd_type_bytes(&g->values[g->inputs[i]]->type);
     for (int j = 0; j < p->info.n_outputs; j++)

@@ -112,10 +112,16 @@ static bool in_arena(const maker_t *m, gradd_val_t root) {
     return (kind == LOC_NONE && m->start[root] >= 0) || kind == LOC_ARENA;
 }
 
+static uint32_t inplace(const maker_t *m, int position) {
+    const gradd_kernel_t *kernel = m->o->sequence->calls[position].kernel;
+    return kernel ? kernel->inplace : 0;
+}
+
 /* Whether operand k of a node at this position may be overwritten by its result. */
 static bool may_overwrite(const maker_t *m, const graph_node_t *n, int k, int position) {
     const graph_t *g = m->g;
-    if (!(n->op->inplace >> k & 1) || k >= n->n_in || n->in[k] == GRADD_NONE) return false;
+    const uint32_t mask = inplace(m, position);
+    if (!(mask >> k & 1) || k >= n->n_in || n->in[k] == GRADD_NONE) return false;
     gradd_val_t root = plan_root(g, n->in[k]);
     if (!in_arena(m, root) || m->end[root] != position) return false;
     if (is_fixed(m, root) && m->o->keep) return false;
@@ -125,7 +131,7 @@ static bool may_overwrite(const maker_t *m, const graph_node_t *n, int k, int po
     for (int i = 0; i < n->n_in; i++) {
         if (i == k || n->in[i] == GRADD_NONE || plan_root(g, n->in[i]) != root) continue;
         /* the same bytes read through another shape, or at other places than those written */
-        if (n->in[i] != n->in[k] || !(n->op->inplace >> i & 1)) return false;
+        if (n->in[i] != n->in[k] || !(mask >> i & 1)) return false;
     }
     return true;
 }
@@ -134,7 +140,7 @@ static void share_buffers(maker_t *m) {
     const sequence_t *s = m->o->sequence;
     for (int k = 0; k < s->n; k++) {
         const graph_node_t *n = &m->g->nodes[s->nodes[k]];
-        if (!n->op->inplace || n->n_out < 1 || n->out[0] == GRADD_NONE) continue;
+        if (!inplace(m, k) || n->n_out < 1 || n->out[0] == GRADD_NONE) continue;
         if (m->out->loc[n->out[0]].kind != LOC_NONE) continue; /* external */
         for (int i = 0; i < n->n_in; i++) {
             if (!may_overwrite(m, n, i, k)) continue;
@@ -171,25 +177,12 @@ static void collect_buffers(maker_t *m) {
 static void collect_scratch(maker_t *m) {
     const sequence_t *s = m->o->sequence;
     for (int k = 0; k < s->n; k++) {
-        const graph_node_t *n = &m->g->nodes[s->nodes[k]];
         m->out->work[k] = -1;
-        if (!n->op->work || plan_writes_nothing(m->g, n)) continue;
-        gradd_view_t in[GRADD_OP_MAX_IN] = {
-            {{0}, NULL}
-        };
-        gradd_type_t out[GRADD_OP_MAX_OUT] = {{0}};
-        for (int i = 0; i < n->n_in; i++)
-            if (n->in[i] != GRADD_NONE)
-                in[i] = (gradd_view_t){m->g->values[n->in[i]]->type,
-                                       (void *)m->g->values[n->in[i]]->data};
-        for (int j = 0; j < n->n_out; j++)
-            if (n->out[j] != GRADD_NONE) out[j] = m->g->values[n->out[j]]->type;
-        gradd_infer_t c = {n->op, n->attrs, n->opset, n->n_in, n->n_out, in, out, m->o->threads};
-        size_t bytes = n->op->work(&c);
+        const int64_t bytes = (int64_t)s->calls[k].prepared.work;
         if (!bytes) continue;
         m->out->work[k] = m->n_items; /* item for now, offset below */
         m->items[m->n_items++] =
-            (memory_item_t){.bytes = (int64_t)bytes, .offset = -1, .start = k, .end = k};
+            (memory_item_t){.bytes = bytes, .offset = -1, .start = k, .end = k};
     }
 }
 
@@ -222,7 +215,7 @@ static gradd_status_t make(maker_t *m) {
 
 gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, layout_t *out) {
     size_t n = (size_t)g->n_values + 1, steps = (size_t)options->sequence->n + 1;
-    *out = (layout_t){.n_values = g->n_values, .threads = options->threads};
+    *out = (layout_t){.n_values = g->n_values};
     out->loc = calloc(n, sizeof out->loc[0]);
     out->work = calloc(steps, sizeof out->work[0]);
     out->copies = calloc((size_t)(g->n_outputs + options->n_grads) + 1, sizeof out->copies[0]);

@@ -72,6 +72,7 @@ static gradd_status_t variant_compile(gradd_plan_t *p, variant_t *v) {
     for (int i = 0; !status && i < g->n_values; i++)
         if (reads[i] && (i >= p->n_fixed || !p->saved[i]))
             status = GRADD_FAIL(UNSUPPORTED, "a value for this backward was not saved");
+    if (!status) status = plan_choose(p, &sequence);
     if (!status) {
         layout_options_t o = {.sequence = &sequence,
                               .saved = p->saved,
@@ -79,14 +80,14 @@ static gradd_status_t variant_compile(gradd_plan_t *p, variant_t *v) {
                               .n_fixed = p->n_fixed,
                               .keep = v->keep,
                               .grads = v->grads,
-                              .n_grads = p->n_grads,
-                              .threads = p->threads};
+                              .n_grads = p->n_grads};
         status = layout_make(g, &o, &layout);
     }
-    if (!status) status = program_make(g, &sequence, &layout, false, &v->program);
+    if (!status) status = program_make(p, &sequence, &layout, false, &v->program);
+    if (!status) status = constants_upload(p);
     v->arena_bytes = layout.arena_bytes;
     layout_finish(&layout);
-    free(sequence.nodes);
+    sequence_finish(&sequence);
     free(reads);
     return status;
 }
@@ -95,12 +96,21 @@ static bool same_arrivals(const gradd_plan_t *p, const bool *a, const bool *b) {
     return !memcmp(a, b, sizeof a[0] * (size_t)p->graph->n_outputs);
 }
 
+/* What the plan holds beside the arenas of its runs. */
+static void count_bytes(gradd_plan_t *p) {
+    size_t bytes = arena_used(p->graph->arena) + arena_used(p->forward.arena);
+    for (const variant_t *v = p->variants; v; v = v->next)
+        bytes += arena_used(v->program.arena);
+    p->info.constant_bytes = (int64_t)bytes + p->ready_bytes + p->constants.bytes;
+}
+
 static void add_variant(gradd_plan_t *p, variant_t *v) {
     variant_t **end = &p->variants;
     while (*end)
         end = &(*end)->next;
     *end = v;
     p->n_variants++;
+    count_bytes(p);
 }
 
 static void all_arrivals(const gradd_plan_t *p, bool *out) {
@@ -158,9 +168,9 @@ gradd_status_t plan_variant(gradd_plan_t *p, const bool *arrives, bool keep,
                             const variant_t **out) {
     bool *full = calloc((size_t)p->graph->n_outputs + 1, sizeof full[0]);
     if (!full) return no_memory();
-    budget_start();
-    gradd_status_t status = p->backend->queue_enter(NULL, p->threads);
-    if (!status) status = check_arrivals(p, arrives, full);
+    budget_start(p->device->compile_ms);
+    gradd_cpu_enter(p->device->info.threads); /* to fold and prepare */
+    gradd_status_t status = check_arrivals(p, arrives, full);
     if (!status && !(*out = find_variant(p, arrives, keep))) {
         bool many = p->n_variants >= PLAN_MAX_VARIANTS;
         status = many ? GRADD_E_UNSUPPORTED : new_variant(p, arrives, arrives, false, keep, out);
@@ -193,6 +203,7 @@ static gradd_status_t check_list(const char *what, const int32_t *list, int n, i
 }
 
 static gradd_status_t check_options(const model_t *m, const gradd_plan_options_t *o) {
+    if (!o->device) return GRADD_FAIL(UNSUPPORTED, "the plan is for no device");
     if (o->n_inputs != m->n_inputs)
         return GRADD_FAIL(TENSOR, "expected types of %d inputs, got %d", m->n_inputs, o->n_inputs);
     GRADD_TRY(check_list("gradient of input", o->grads, o->n_grads, m->n_inputs));
@@ -216,7 +227,7 @@ static gradd_status_t mark_saved(gradd_plan_t *p, const variant_t *v, bool *save
     sequence_t sequence = {0};
     GRADD_TRY(schedule_backward(p->graph, v->grads, p->n_grads, &sequence));
     schedule_mark_saved(p->graph, &sequence, v->grads, p->n_grads, saved);
-    free(sequence.nodes);
+    sequence_finish(&sequence);
     return GRADD_OK;
 }
 
@@ -238,8 +249,8 @@ static gradd_status_t join(const graph_t *g, const variant_t *v, int n_grads, co
             memcpy(out->nodes + forward.n, backward.nodes,
                    sizeof out->nodes[0] * (size_t)backward.n);
     }
-    free(forward.nodes);
-    free(backward.nodes);
+    sequence_finish(&forward);
+    sequence_finish(&backward);
     return status;
 }
 
@@ -253,18 +264,19 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
     sequence_t sequence = {0};
     layout_t layout = {0};
     gradd_status_t status = join(g, primary, p->n_grads, p->saved, &sequence);
+    if (!status) status = plan_choose(p, &sequence);
     if (!status) {
         layout_options_t o = {.sequence = &sequence,
                               .saved = p->saved,
                               .n_fixed = p->n_fixed,
                               .grads = primary ? primary->grads : NULL,
                               .n_grads = primary ? p->n_grads : 0,
-                              .place_outputs = true,
-                              .threads = p->threads};
+                              .place_outputs = true};
         status = layout_make(g, &o, &layout);
     }
-    if (!status) status = program_make(g, &sequence, &layout, true, &p->forward);
-    if (!status && primary) status = program_make(g, &sequence, &layout, false, &primary->program);
+    if (!status) status = program_make(p, &sequence, &layout, true, &p->forward);
+    if (!status && primary) status = program_make(p, &sequence, &layout, false, &primary->program);
+    if (!status) status = constants_upload(p);
     if (!status) {
         keep_places(p, &layout);
         if (primary) primary->arena_bytes = layout.arena_bytes;
@@ -274,7 +286,7 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
         p->info.n_nodes_backward = primary ? primary->program.n : 0;
     }
     layout_finish(&layout);
-    free(sequence.nodes);
+    sequence_finish(&sequence);
     return status;
 }
 
@@ -309,13 +321,9 @@ static gradd_status_t differentiate(gradd_plan_t *p, variant_t **out_primary) {
     return GRADD_OK;
 }
 
-static bool wants_plain(const gradd_plan_options_t *o) {
-    const char *fuse = getenv("GRADD_FUSE");
-    return o->flags & GRADD_PLAN_PLAIN || (fuse && !strcmp(fuse, "0"));
-}
-
 static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_options_t *o) {
-    graph_options_t go = {o->inputs, o->outputs, o->n_outputs, wants_plain(o)};
+    graph_options_t go = {o->inputs, o->outputs, o->n_outputs, o->flags & GRADD_PLAN_PLAIN,
+                          p->device->backend};
     variant_t *primary = NULL;
     GRADD_TRY(copy_options(p, o));
     GRADD_TRY(graph_create(m, &go, &p->graph));
@@ -337,12 +345,8 @@ static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_
     p->info.n_grads = o->n_grads;
     p->info.outputs = p->output_types;
     p->info.has_grad = p->has_grad;
-    p->info.constant_bytes = (int64_t)arena_used(p->graph->arena);
+    count_bytes(p);
     return GRADD_OK;
-}
-
-void gradd_set_compile_limit(int64_t ms) {
-    budget_set_limit(ms);
 }
 
 gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_t *options,
@@ -351,11 +355,10 @@ gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_
     GRADD_TRY(check_options(model, options));
     gradd_plan_t *p = calloc(1, sizeof *p);
     if (!p) return no_memory();
-    p->backend = &gradd_backend_cpu;
-    p->threads = options->threads > 0 ? options->threads : gradd_cpu_threads();
-    budget_start();
-    gradd_status_t status = p->backend->queue_enter(NULL, p->threads); /* to fold constants */
-    if (!status) status = build(p, model, options);
+    p->device = options->device;
+    budget_start(p->device->compile_ms);
+    gradd_cpu_enter(p->device->info.threads); /* to fold and prepare */
+    gradd_status_t status = build(p, model, options);
     budget_end();
     if (status) {
         gradd_plan_destroy(p);
@@ -368,11 +371,14 @@ gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_
 
 void gradd_plan_destroy(gradd_plan_t *p) {
     if (!p) return;
+    p->device->backend->wait(p->device->queue); /* its steps may still be under way */
     for (variant_t *v = p->variants, *next; v; v = next) {
         next = v->next;
         variant_destroy(v);
     }
     program_finish(&p->forward);
+    constants_finish(p);
+    plan_unprepare(p);
     graph_destroy(p->graph);
     free(p->output_types);
     free(p->has_grad);
@@ -385,4 +391,8 @@ void gradd_plan_destroy(gradd_plan_t *p) {
 
 const gradd_plan_info_t *gradd_plan_info(const gradd_plan_t *plan) {
     return &plan->info;
+}
+
+gradd_device_t *gradd_plan_device(const gradd_plan_t *plan) {
+    return plan->device;
 }

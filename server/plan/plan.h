@@ -1,6 +1,7 @@
 /* A plan: a graph with its gradient, ordered, placed in memory, ready to run.
  *
- *   graph --schedule--> sequence of nodes --layout--> a place for every value --program--> steps
+ *   graph --schedule--> sequence of nodes --choose--> their kernels --layout--> a place for every
+ *   value --program--> steps
  *
  * A run has one arena. Forward and the expected backward are placed jointly, so that gradients fit
  * where dead activations were. Values that a backward needs ("saved") keep their place. A backward
@@ -14,6 +15,7 @@
 
 #include "kernels/backend.h"
 #include "server/api/gradd.h"
+#include "server/exec/device.h"
 #include "server/graph/graph.h"
 
 typedef enum loc_kind_e {
@@ -23,7 +25,8 @@ typedef enum loc_kind_e {
     LOC_OUTPUT,      /* index = position in the plan's outputs */
     LOC_GRAD,        /* index = position in the plan's gradients */
     LOC_GRAD_OUTPUT, /* index = position in the plan's outputs */
-    LOC_CONST,       /* the value's own data */
+    LOC_CONST,       /* index = block of the plan's constants, offset into it */
+    LOC_HOST,        /* offset = address of a constant in the process's memory */
 } loc_kind_t;
 
 typedef struct loc_s {
@@ -32,9 +35,20 @@ typedef struct loc_s {
     int64_t offset;
 } loc_t;
 
+/* What runs a node. */
+typedef struct call_s {
+    const gradd_kernel_t *kernel; /* NULL: a view, or there is no element to write */
+    gradd_prepared_t prepared;    /* the state is Borrowed from the plan */
+} call_t;
+
+/* What a kernel has prepared, for all calls of a plan that are the same to it. */
+typedef struct ready_s ready_t;
+#define PLAN_READY_BUCKETS 256
+
 /* A list of nodes in execution order, with the values that must leave it. */
 typedef struct sequence_s {
     int32_t *nodes; /* Owned */
+    call_t *calls;  /* Owned: per node, once they are chosen */
     int n;
     int n_forward; /* of these, in front: forward nodes */
 } sequence_t;
@@ -54,7 +68,6 @@ typedef struct layout_s {
     copy_t *copies;
     int n_copies;
     int64_t arena_bytes, saved_bytes;
-    int threads; /* that scratch is made for */
 } layout_t;
 
 typedef struct layout_options_s {
@@ -66,16 +79,16 @@ typedef struct layout_options_s {
     const gradd_val_t *grads; /* per plan gradient: value or GRADD_NONE; NULL = forward only */
     int n_grads;
     bool place_outputs; /* the sequence holds the forward: bind or copy outputs */
-    int threads;        /* that will run it: scratch is per thread */
 } layout_options_t;
 
 typedef struct step_s {
+    const gradd_kernel_t *kernel;
     gradd_run_t run;    /* in and out point to the views below; work is set per run */
     gradd_view_t *view; /* n_in + n_out: data is set per run */
     loc_t *loc;         /* n_in + n_out */
-    const void **data;  /* n_in + n_out: LOC_CONST elements */
     int64_t work;       /* offset or -1 */
-    int32_t node;       /* of the graph; -1 = a copy */
+    int64_t work_bytes;
+    int32_t node; /* of the graph; -1 = a copy */
 } step_t;
 
 typedef struct program_s {
@@ -96,10 +109,25 @@ typedef struct variant_s {
     struct variant_s *next;
 } variant_t;
 
+typedef struct constant_block_s {
+    void *memory; /* Owned: of the device */
+    int64_t bytes;
+} constant_block_t;
+
+/* The constants that steps read. The forward and the expected backward have one block; a backward
+ * that is compiled later adds one if it reads others. */
+typedef struct constants_s {
+    loc_t *loc; /* Owned: per value of the graph; LOC_NONE = not in a block */
+    int n;
+    constant_block_t *blocks; /* Owned */
+    int n_blocks;
+    int64_t waiting_bytes; /* of the block that comes next */
+    int64_t bytes;         /* of all blocks */
+} constants_t;
+
 struct plan_s {
-    graph_t *graph; /* Owned */
-    const gradd_backend_t *backend;
-    int threads;
+    graph_t *graph;         /* Owned */
+    gradd_device_t *device; /* Borrowed: that runs it */
     gradd_plan_info_t info;
     gradd_type_t *output_types; /* Owned */
     bool *has_grad;             /* Owned */
@@ -110,9 +138,12 @@ struct plan_s {
     bool *saved;  /* Owned: per value (root) of the graph when the forward was laid out */
     loc_t *fixed; /* Owned: their places */
     int n_fixed;
+    constants_t constants;
     program_t forward;
     variant_t *variants; /* Owned list; the first is the expected backward */
     int n_variants;
+    ready_t *ready[PLAN_READY_BUCKETS]; /* Owned: hash table */
+    int64_t ready_bytes;                /* that kernels have prepared */
 };
 
 /* The value whose bytes v shares: follows view operators to their operand. */
@@ -130,9 +161,17 @@ bool plan_writes_nothing(const graph_t *g, const graph_node_t *n);
 gradd_status_t schedule_forward(const graph_t *g, const bool *extra, sequence_t *out);
 gradd_status_t schedule_backward(const graph_t *g, const gradd_val_t *grads, int n_grads,
                                  sequence_t *out);
+void sequence_finish(sequence_t *sequence);
 /* Marks (by root) the forward values that the backward nodes of `sequence` and `grads` read. */
 void schedule_mark_saved(const graph_t *g, const sequence_t *sequence, const gradd_val_t *grads,
                          int n_grads, bool *saved);
+
+/* Chooses the device's kernel for every node and prepares it, for the number of threads that the
+ * calling thread has entered. Equal calls share a state, which lives
+ * as long as the plan. Errors name the node: UNSUPPORTED if there is no kernel, LIMIT. */
+gradd_status_t plan_choose(gradd_plan_t *plan, sequence_t *sequence);
+/* Gives back what the kernels have prepared. */
+void plan_unprepare(gradd_plan_t *plan);
 
 gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, layout_t *out);
 void layout_finish(layout_t *layout);
@@ -152,8 +191,14 @@ typedef struct memory_item_s {
  * Errors: LIMIT (sizes that 64 bits cannot add), NOMEM. */
 gradd_status_t memory_place(memory_item_t *items, int n, int64_t *out_peak);
 
+/* The place of a known value for a step, which is filled by the next upload. */
+gradd_status_t constants_place(gradd_plan_t *plan, gradd_val_t v, loc_t *out);
+/* Copies what was placed since the last one to the device. */
+gradd_status_t constants_upload(gradd_plan_t *plan);
+void constants_finish(gradd_plan_t *plan);
+
 /* Steps [from, to) of the sequence, and the copies that follow them. */
-gradd_status_t program_make(const graph_t *g, const sequence_t *sequence, const layout_t *layout,
+gradd_status_t program_make(gradd_plan_t *plan, const sequence_t *sequence, const layout_t *layout,
                             bool forward, program_t *out);
 void program_finish(program_t *program);
 

@@ -13,8 +13,7 @@ static gradd_status_t step_alloc(program_t *p, int n_in, int n_out, step_t *step
     size_t n = (size_t)(n_in + n_out) + 1;
     step->view = arena_array(p->arena, n, sizeof step->view[0]);
     step->loc = arena_array(p->arena, n, sizeof step->loc[0]);
-    step->data = arena_array(p->arena, n, sizeof step->data[0]);
-    if (!step->view || !step->loc || !step->data) return no_memory();
+    if (!step->view || !step->loc) return no_memory();
     step->run.n_in = n_in;
     step->run.n_out = n_out;
     step->run.in = step->view;
@@ -22,52 +21,58 @@ static gradd_status_t step_alloc(program_t *p, int n_in, int n_out, step_t *step
     return GRADD_OK;
 }
 
-static void set_operand(const graph_t *g, const layout_t *layout, step_t *step, int i,
-                        gradd_val_t v) {
-    if (v == GRADD_NONE) return;
+static gradd_status_t set_operand(gradd_plan_t *plan, const layout_t *layout, step_t *step, int i,
+                                  gradd_val_t v) {
+    const graph_t *g = plan->graph;
+    if (v == GRADD_NONE) return GRADD_OK;
     step->view[i].type = g->values[v]->type;
-    if (g->values[v]->data) { /* a known value may be a view of another known one */
-        step->loc[i].kind = LOC_CONST;
-        step->data[i] = g->values[v]->data;
-        return;
-    }
-    gradd_val_t root = plan_root(g, v);
-    step->loc[i] = layout->loc[root];
-    step->data[i] = g->values[root]->data;
+    if (!g->values[v]->data) v = plan_root(g, v); /* a known value has elements of its own */
+    if (g->values[v]->data) return constants_place(plan, v, &step->loc[i]);
+    step->loc[i] = layout->loc[v];
+    return GRADD_OK;
 }
 
-static gradd_status_t add_step(const graph_t *g, const layout_t *layout, int32_t id, int64_t work,
-                               program_t *p) {
-    const graph_node_t *n = &g->nodes[id];
-    if (n->op->flags & GRADD_OP_VIEW) return GRADD_OK; /* shares its operand's bytes */
-    if (plan_writes_nothing(g, n)) return GRADD_OK;
+static gradd_status_t add_step(gradd_plan_t *plan, const sequence_t *sequence,
+                               const layout_t *layout, int k, program_t *p) {
+    const graph_t *g = plan->graph;
+    const graph_node_t *n = &g->nodes[sequence->nodes[k]];
+    const call_t *call = &sequence->calls[k];
+    if (!call->kernel) return GRADD_OK;
     step_t *step = &p->steps[p->n];
     GRADD_TRY(step_alloc(p, n->n_in, n->n_out, step));
+    step->kernel = call->kernel;
     step->run.op = n->op;
     step->run.attrs = n->attrs;
     step->run.opset = n->opset;
     step->run.node = n->random;
-    step->run.threads = layout->threads;
-    step->work = work;
-    step->node = id;
+    step->run.threads = plan->device->info.threads;
+    step->work = layout->work[k];
+    step->work_bytes = (int64_t)call->prepared.work;
+    step->run.state = call->prepared.state;
+    step->node = sequence->nodes[k];
     for (int i = 0; i < n->n_in; i++)
-        set_operand(g, layout, step, i, n->in[i]);
+        GRADD_TRY(set_operand(plan, layout, step, i, n->in[i]));
     for (int j = 0; j < n->n_out; j++)
-        set_operand(g, layout, step, n->n_in + j, n->out[j]);
+        GRADD_TRY(set_operand(plan, layout, step, n->n_in + j, n->out[j]));
     p->n++;
     return GRADD_OK;
 }
 
-static gradd_status_t add_copy_step(const graph_t *g, const layout_t *layout, const copy_t *copy,
+static gradd_status_t add_copy_step(gradd_plan_t *plan, const layout_t *layout, const copy_t *copy,
                                     program_t *p) {
+    const graph_t *g = plan->graph;
     step_t *step = &p->steps[p->n];
+    gradd_view_t in = {g->values[copy->from]->type, NULL};
+    gradd_infer_t c = {.op = gradd_op_by_name("Identity"), .n_in = 1, .n_out = 1, .in = &in};
+    if (!c.op) return GRADD_FAIL(INTERNAL, "operator Identity is missing");
     GRADD_TRY(step_alloc(p, 1, 1, step));
-    step->run.op = gradd_op_by_name("Identity");
-    if (!step->run.op) return GRADD_FAIL(INTERNAL, "operator Identity is missing");
+    step->kernel = gradd_backend_kernel(plan->device->backend, &c);
+    if (!step->kernel) return gradd_no_kernel(plan->device->backend, &c);
+    step->run.op = c.op;
     step->run.opset = g->model->opset;
     step->work = -1;
     step->node = -1;
-    set_operand(g, layout, step, 0, copy->from);
+    GRADD_TRY(set_operand(plan, layout, step, 0, copy->from));
     step->view[1].type = g->values[copy->from]->type;
     step->loc[1] = copy->to;
     p->n++;
@@ -103,7 +108,7 @@ static gradd_status_t list_external(program_t *p) {
     return GRADD_OK;
 }
 
-gradd_status_t program_make(const graph_t *g, const sequence_t *sequence, const layout_t *layout,
+gradd_status_t program_make(gradd_plan_t *plan, const sequence_t *sequence, const layout_t *layout,
                             bool forward, program_t *out) {
     int from = forward ? 0 : sequence->n_forward;
     int to = forward ? sequence->n_forward : sequence->n;
@@ -112,10 +117,10 @@ gradd_status_t program_make(const graph_t *g, const sequence_t *sequence, const 
     p.steps = arena_array(p.arena, (size_t)(to - from + layout->n_copies) + 1, sizeof p.steps[0]);
     gradd_status_t status = p.steps ? GRADD_OK : no_memory();
     for (int k = from; k < to && !status; k++)
-        status = add_step(g, layout, sequence->nodes[k], layout->work[k], &p);
+        status = add_step(plan, sequence, layout, k, &p);
     for (int c = 0; c < layout->n_copies && !status; c++)
         if (layout->copies[c].after_forward == forward)
-            status = add_copy_step(g, layout, &layout->copies[c], &p);
+            status = add_copy_step(plan, layout, &layout->copies[c], &p);
     if (!status) status = list_external(&p);
     if (status) {
         program_finish(&p);

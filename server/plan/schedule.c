@@ -71,6 +71,12 @@ static void mark(const graph_t *g, gradd_val_t v, bool *saved) {
     if (value->kind == VALUE_NODE && !g->nodes[value->node].backward) saved[root] = true;
 }
 
+void sequence_finish(sequence_t *sequence) {
+    free(sequence->nodes);
+    free(sequence->calls);
+    *sequence = (sequence_t){0};
+}
+
 void schedule_mark_saved(const graph_t *g, const sequence_t *sequence, const gradd_val_t *grads,
                          int n_grads, bool *saved) {
     for (int k = 0; k < sequence->n; k++) {

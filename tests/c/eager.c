@@ -1,6 +1,7 @@
 /* Eager builder of the operator tests. See eager.h. */
 #include "tests/c/eager.h"
 
+#include "kernels/backend.h"
 #include "kernels/cpu/bf16.h"
 #include "kernels/registry.h"
 
@@ -54,12 +55,43 @@ static gradd_status_t infer(const eager_call_t *call, gradd_infer_t *c, gradd_vi
     return gradd_op_infer(c);
 }
 
+gradd_status_t eager_run(gradd_run_t *run) {
+    gradd_type_t out[GRADD_OP_MAX_OUT];
+    for (int j = 0; j < run->n_out; j++)
+        out[j] = run->out[j].type;
+    const gradd_infer_t c = {run->op,    run->attrs, run->opset, run->n_in,
+                             run->n_out, run->in,    out,        0};
+    return gradd_cpu_call(&c, run);
+}
+
+bool eager_takes(const gradd_op_t *op, int input, gradd_dtype_t dtype) {
+    const gradd_backend_t *b = &gradd_backend_cpu;
+    for (size_t f = 0; f < b->n_kernels; f++)
+        for (size_t i = 0; i < b->kernels[f]->n; i++) {
+            const gradd_kernel_t *k = &b->kernels[f]->v[i];
+            if (!strcmp(k->op, op->name) && gradd_kernel_takes(k, op, input, dtype)) return true;
+        }
+    return false;
+}
+
+const gradd_kernel_t *eager_kernel(const eager_call_t *call) {
+    const gradd_infer_t c = {.op = call->op,
+                             .attrs = call->attrs,
+                             .opset = eager_opset(call->op),
+                             .n_in = call->n_in,
+                             .n_out = call->n_out,
+                             .in = call->in};
+    return call->kernel ? call->kernel : gradd_backend_kernel(&gradd_backend_cpu, &c);
+}
+
 gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *out) {
+    const gradd_kernel_t *kernel = eager_kernel(call);
     gradd_view_t seen[GRADD_OP_MAX_IN], in[GRADD_OP_MAX_IN];
     gradd_type_t types[GRADD_OP_MAX_OUT];
     gradd_infer_t c;
-    size_t work = 0;
+    gradd_prepared_t prepared;
     GRADD_TRY(infer(call, &c, seen, types));
+    if (!kernel) return gradd_no_kernel(&gradd_backend_cpu, &c);
     memcpy(in, call->in, sizeof in[0] * (size_t)call->n_in);
     if (call->overwrite >= 0) in[call->overwrite] = eager_copy(e, in[call->overwrite]);
     for (int j = 0; j < call->n_out; j++) {
@@ -71,7 +103,8 @@ gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *ou
             out[j].data = fenced(e, (size_t)gradd_type_bytes(&types[j]));
         if (!out[j].data) return GRADD_FAIL(NOMEM, "output %d", j);
     }
-    if (call->op->work) work = call->op->work(&c);
+    GRADD_TRY(gradd_kernel_prepare(kernel, &c, &prepared));
+    const size_t work = prepared.work;
     gradd_run_t r = {.op = call->op,
                      .attrs = call->attrs,
                      .opset = c.opset,
@@ -80,10 +113,13 @@ gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *ou
                      .in = in,
                      .out = out,
                      .work = work ? fenced(e, work) : NULL,
+                     .state = prepared.state,
                      .seed = 7,
                      .node = e->node,
                      .threads = c.threads};
-    GRADD_TRY((call->ref && call->op->ref ? call->op->ref : call->op->run)(&r));
+    gradd_status_t status = (call->ref ? call->op->ref : kernel->run)(&r);
+    gradd_kernel_unprepare(kernel, &prepared);
+    GRADD_TRY(status);
     if (work) GRADD_TRY(check_fence(call->op, r.work, work));
     for (int j = 0; j < call->n_out; j++)
         if (out[j].data)
@@ -103,7 +139,7 @@ gradd_val_t eager_add(eager_t *e, gradd_view_t view, bool known) {
     return e->n_values++;
 }
 
-/* ---- rows that take no bf16 run in f32, as in a graph ---- */
+/* ---- operators without a bf16 kernel run in f32, as in a graph ---- */
 
 static gradd_view_t recast(eager_t *e, gradd_view_t view, gradd_dtype_t to) {
     gradd_view_t out = {.type = view.type};
@@ -119,9 +155,7 @@ static gradd_view_t recast(eager_t *e, gradd_view_t view, gradd_dtype_t to) {
 
 static gradd_status_t call_widened(eager_t *e, eager_call_t *call, gradd_view_t *in,
                                    gradd_view_t *out) {
-    bool widen = false;
-    for (int i = 0; i < call->n_in; i++)
-        widen |= in[i].type.dtype == GRADD_DT_BF16 && !gradd_op_accepts(call->op, i, GRADD_DT_BF16);
+    const bool widen = !eager_kernel(call);
     for (int i = 0; widen && i < call->n_in; i++)
         if (in[i].type.dtype == GRADD_DT_BF16) in[i] = recast(e, in[i], GRADD_DT_F32);
     GRADD_TRY(eager_call(e, call, out));

@@ -6,7 +6,7 @@
 #define GRADD_TESTS_EAGER_H
 
 #include "kernels/cases.h"
-#include "kernels/op.h"
+#include "kernels/kernel.h"
 
 enum { EAGER_MAX_VALUES = 512 };
 
@@ -22,15 +22,20 @@ typedef struct eager_s {
 /* One run of one operator. */
 typedef struct eager_call_s {
     const gradd_op_t *op;
+    const gradd_kernel_t *kernel; /* NULL = the CPU's */
     gradd_attrs_t attrs;
     const gradd_view_t *in;
     const bool *known; /* inputs the shape rule may read; NULL = none */
     int n_in, n_out;
-    bool ref;         /* the row's plain loop in place of the fast kernel */
+    bool ref;         /* the operator's plain loop in place of the kernel */
     int overwrite;    /* input that out[0] takes the place of; -1 = none */
     uint64_t dropped; /* bit j: output j is not wanted */
 } eager_call_t;
 
+/* Runs a call whose operands are all there on the CPU. */
+gradd_status_t eager_run(gradd_run_t *run);
+/* Whether some kernel of the CPU takes that dtype as input i. */
+bool eager_takes(const gradd_op_t *op, int input, gradd_dtype_t dtype);
 void eager_begin(eager_t *e);
 void eager_end(eager_t *e);
 /* Runs and fills out[0..n_out). */
@@ -39,6 +44,8 @@ gradd_val_t eager_add(eager_t *e, gradd_view_t view, bool known);
 /* Copy of a view in fresh memory. */
 gradd_view_t eager_copy(eager_t *e, gradd_view_t view);
 int eager_opset(const gradd_op_t *op);
+/* The kernel of a call with these operands, by their types alone; NULL = it needs casts. */
+const gradd_kernel_t *eager_kernel(const eager_call_t *call);
 
 /* Gradients of one call: din[i] is GRADD_NONE for zero. dout and need as in op.h. */
 gradd_status_t eager_grad(eager_t *e, const eager_call_t *call, const gradd_view_t *out,

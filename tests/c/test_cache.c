@@ -29,6 +29,18 @@ static model_entry_t *load(worker_t *worker, uint8_t id, size_t bytes) {
     return entry;
 }
 
+static worker_t open_worker(const char *root) {
+    const gradd_device_options_t o = {.threads = 1};
+    worker_t worker = {.root = root};
+    CHECK_OK(worker_open_device(&worker, &o));
+    return worker;
+}
+
+static void close_worker(worker_t *worker) {
+    cache_finish(worker);
+    gradd_device_close(worker->device);
+}
+
 static int count(const worker_t *worker) {
     int n = 0;
     for (const model_entry_t *m = worker->models; m; m = m->next)
@@ -38,7 +50,7 @@ static int count(const worker_t *worker) {
 
 static compiled_t *compile(worker_t *worker, model_entry_t *model) {
     int32_t output = 0;
-    gradd_plan_options_t options = {.outputs = &output, .n_outputs = 1};
+    gradd_plan_options_t options = {.outputs = &output, .n_outputs = 1, .device = worker->device};
     compiled_t *compiled = NULL;
     bool hit;
     CHECK_OK(cache_compile(worker, model, &options, &compiled, &hit));
@@ -46,18 +58,18 @@ static compiled_t *compile(worker_t *worker, model_entry_t *model) {
 }
 
 TEST(small_models_wait_for_the_next_client) {
-    worker_t worker = {.threads = 1, .root = ""};
+    worker_t worker = open_worker("");
     model_entry_t *small = load(&worker, 1, 1000);
     cache_release_compiled(&worker, compile(&worker, small));
     cache_release_model(&worker, small);
     CHECK_EQ_INT(count(&worker), 1);
     CHECK(worker.compiled != NULL);
-    cache_finish(&worker);
+    close_worker(&worker);
     CHECK(!worker.models && !worker.compiled);
 }
 
 TEST(large_models_go_with_their_last_client) {
-    worker_t worker = {.threads = 1, .root = ""};
+    worker_t worker = open_worker("");
     model_entry_t *small = load(&worker, 1, 1000), *large = load(&worker, 2, (size_t)40 << 20);
     compiled_t *plan = compile(&worker, large);
     cache_release_model(&worker, large);
@@ -67,7 +79,40 @@ TEST(large_models_go_with_their_last_client) {
     CHECK_EQ_INT(count(&worker), 1);
     CHECK(worker.models == small);
     cache_release_model(&worker, small);
-    cache_finish(&worker);
+    close_worker(&worker);
+}
+
+/* A plan of one device is none of another, though all else is the same. */
+TEST(the_device_is_part_of_a_plans_key) {
+    worker_t worker = open_worker("");
+    const gradd_device_options_t o = {.threads = 1};
+    gradd_device_t *first = worker.device, *second;
+    CHECK_OK(gradd_device_open(&o, &second));
+    model_entry_t *model = load(&worker, 1, 1000);
+    compiled_t *a = compile(&worker, model);
+    CHECK(compile(&worker, model) == a);
+    worker.device = second;
+    compiled_t *b = compile(&worker, model);
+    CHECK(b != a);
+    worker.device = first;
+    cache_release_compiled(&worker, a), cache_release_compiled(&worker, a);
+    cache_release_compiled(&worker, b);
+    cache_release_model(&worker, model);
+    close_worker(&worker);
+    gradd_device_close(second);
+}
+
+TEST(a_device_is_found_by_its_name) {
+    worker_t worker = open_worker("");
+    gradd_device_t *found = NULL;
+    CHECK_OK(worker_find_device(&worker, "cpu", 3, &found));
+    CHECK(found == worker.device);
+    found = NULL;
+    CHECK_OK(worker_find_device(&worker, NULL, 0, &found));
+    CHECK(found == worker.device);
+    CHECK_STATUS(GRADD_E_UNSUPPORTED, worker_find_device(&worker, "cpus", 4, &found));
+    CHECK_ERROR_HAS("there is no device 'cpus', only 'cpu'");
+    close_worker(&worker);
 }
 
 /* What the machine has left bounds models and what plans hold, too. */
@@ -82,7 +127,7 @@ TEST(a_full_machine_takes_no_model) {
     fprintf(meminfo, "MemTotal: 99999 kB\nMemAvailable: %d kB\nSwapFree: 0 kB\n", 60 << 10);
     fclose(meminfo);
 
-    worker_t worker = {.threads = 1, .root = root};
+    worker_t worker = open_worker(root);
     uint8_t key[GRADD_SHA256_BYTES] = {1};
     model_entry_t *entry = NULL;
     size_t n;
@@ -91,7 +136,8 @@ TEST(a_full_machine_takes_no_model) {
     CHECK_ERROR_HAS("the model needs 80 MiB of memory; the machine");
     CHECK(!worker.models);
     CHECK_STATUS(GRADD_E_NOMEM, worker_admit_plan(&worker, (int64_t)64 << 20));
-    CHECK_ERROR_HAS("the plan needs 64 MiB of constants; the machine");
+    CHECK_ERROR_HAS("the plan needs 64 MiB of memory; the machine");
     CHECK_OK(worker_admit_plan(&worker, (int64_t)50 << 20));
+    close_worker(&worker);
     unlink(file), rmdir(proc), rmdir(root);
 }

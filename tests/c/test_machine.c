@@ -102,8 +102,11 @@ TEST(groups_of_version_1) {
 
 /* ---- admission ---- */
 
-static gradd_status_t admit(worker_t *worker, int64_t bytes) {
-    return worker_admit(worker, bytes);
+static worker_t open_worker(int64_t limit) {
+    const gradd_device_options_t o = {.threads = 1, .memory_limit = limit};
+    worker_t worker = {.root = root};
+    CHECK_OK(worker_open_device(&worker, &o));
+    return worker;
 }
 
 TEST(runs_are_admitted_up_to_what_is_left) {
@@ -111,13 +114,12 @@ TEST(runs_are_admitted_up_to_what_is_left) {
     put("sys/fs/cgroup/job/memory.max", "%lld\n", (long long)(16 * GIB));
     put("sys/fs/cgroup/job/memory.current", "%lld\n", (long long)(10 * GIB));
     put("sys/fs/cgroup/job/memory.swap.max", "0\n");
-    worker_t worker = {.root = root, .memory_limit = 14 * GIB, .arena_bytes = 5 * GIB};
-    CHECK_OK(admit(&worker, 6 * GIB));
-    CHECK_STATUS(GRADD_E_NOMEM, admit(&worker, 7 * GIB));
+    worker_t worker = open_worker(14 * GIB);
+    CHECK_OK(worker_admit(&worker, 6 * GIB));
+    CHECK_STATUS(GRADD_E_NOMEM, worker_admit(&worker, 7 * GIB));
     CHECK_ERROR_HAS("needs 7168 MiB of activations; the machine, or the control group of the "
                     "daemon, has 6144 MiB left");
-    CHECK_STATUS(GRADD_E_NOMEM, admit(&worker, 10 * GIB));
-    CHECK_ERROR_HAS("needs 10240 MiB of activations; 5120 of 14336 MiB are in use");
+    gradd_device_close(worker.device);
     remove_machine();
 }
 
@@ -127,22 +129,26 @@ TEST(small_pieces_add_up) {
     put("sys/fs/cgroup/job/memory.max", "%lld\n", (long long)GIB);
     put("sys/fs/cgroup/job/memory.current", "%lld\n", (long long)GIB);
     put("sys/fs/cgroup/job/memory.swap.max", "0\n");
-    worker_t worker = {.root = root, .memory_limit = 14 * GIB};
+    worker_t worker = open_worker(14 * GIB);
     int n = 0;
-    while (n < 100 && admit(&worker, 1 << 20) == GRADD_OK)
+    while (n < 100 && worker_admit(&worker, 1 << 20) == GRADD_OK)
         n++;
     CHECK_EQ_INT(n, 31);
-    CHECK_STATUS(GRADD_E_NOMEM, admit(&worker, 1 << 20)); /* and it stays so */
+    CHECK_STATUS(GRADD_E_NOMEM, worker_admit(&worker, 1 << 20)); /* and it stays so */
+    gradd_device_close(worker.device);
     remove_machine();
 }
 
 TEST(the_default_limit_is_a_share_of_what_there_is) {
-    worker_t worker = {0};
-    worker_limit_memory(&worker, 5 << 20);
-    CHECK_EQ_INT(worker.memory_limit, 5 << 20);
-    worker_limit_memory(&worker, 0);
-    CHECK(worker.memory_limit > 0 && worker.memory_limit < machine_memory(""));
-    gradd_set_admit(NULL, NULL);
+    worker_t worker = open_worker(5 << 20);
+    CHECK_EQ_INT(gradd_device_info(worker.device)->memory_limit, 5 << 20);
+    gradd_device_close(worker.device);
+    make_machine("0::/job\n");
+    put("sys/fs/cgroup/job/memory.max", "%lld\n", (long long)(10 * GIB));
+    worker = open_worker(0);
+    CHECK_EQ_INT(gradd_device_info(worker.device)->memory_limit, 9 * GIB);
+    gradd_device_close(worker.device);
+    remove_machine();
 }
 
 /* ---- processors ---- */

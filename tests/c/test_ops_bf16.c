@@ -1,12 +1,13 @@
-/* The operator driver in bf16: every case of every row that takes bf16, without a list of its own.
+/* The operator driver in bf16: every case of every operator that a kernel runs in bf16, without a
+ * list of its own.
  *
- * forward: the kernel on rounded inputs against the row's plain loop in f64 on the same inputs; the
- * result may differ by its own rounding and a little of f32 arithmetic. One that multiplies bf16
- * where the processor can may differ from that, and rounds on the way. It repeats to the bit and
- * may overwrite the inputs that the row names. gradient: the rule in bf16, whose operators run as
- * in a graph (natively, or in f32 between casts), against the rule in f64, with and without the
- * processor's products. Inputs of a case whose position takes no bf16 (statistics) are f32.
- * GRADD_TEST_OP=Name restricts both to one operator. */
+ * forward: the kernel on rounded inputs against the operator's plain loop in f64 on the same
+ * inputs; the result may differ by its own rounding and a little of f32 arithmetic. One that
+ * multiplies bf16 where the processor can may differ from that, and rounds on the way. It repeats
+ * to the bit and may overwrite the inputs that its row names. gradient: the rule in bf16, whose
+ * operators run as in a graph (natively, or in f32 between casts), against the rule in f64, with
+ * and without the processor's products. Inputs of a case whose position takes no bf16 (statistics)
+ * are f32. GRADD_TEST_OP=Name restricts both to one operator. */
 #include "kernels/cpu/attention_pairs.h"
 #include "kernels/cpu/bf16.h"
 #include "kernels/dispatch.h"
@@ -74,7 +75,7 @@ static gradd_status_t open_job(job_t *job, bool *out_any) {
         job->exact[i] = d->in[i];
         if (d->in[i].type.dtype != GRADD_DT_BF16) continue;
         job->exact[i] = converted(d, &d->in[i], GRADD_DT_F64);
-        if (gradd_op_accepts(job->op, i, GRADD_DT_BF16))
+        if (eager_takes(job->op, i, GRADD_DT_BF16))
             *out_any = true;
         else
             d->in[i] = converted(d, &d->in[i], GRADD_DT_F32);
@@ -170,7 +171,8 @@ static gradd_status_t check_forward(job_t *job) {
     for (int k = 0; k < job->call.n_in && k < 32; k++) {
         eager_call_t call = job->call;
         call.overwrite = k;
-        if ((job->op->inplace >> k & 1) && gradd_type_equal(&call.in[k].type, &out[0].type))
+        if ((eager_kernel(&call)->inplace >> k & 1) &&
+            gradd_type_equal(&call.in[k].type, &out[0].type))
             GRADD_TRY(check_again(job, &call, out, "in place"));
     }
     return job->spec->tol < 0 ? GRADD_OK : check_values(job, narrow, out); /* < 0: random numbers */

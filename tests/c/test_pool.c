@@ -1,99 +1,153 @@
-/* The pool of spare arenas: reuse, a bound on what is kept, trimming. */
-#include "server/exec/pool.h"
-
+/* The arenas of a device: reuse, a bound on what is kept, trimming, the limit. */
 #include <stdlib.h>
 
-#include "server/api/gradd.h"
 #include "server/exec/run.h"
 #include "tests/test.h"
 
 static int live; /* allocations that were not freed */
 
-static gradd_status_t counted_alloc(size_t bytes, void **out) {
+static gradd_status_t counted_alloc(gradd_queue_t *queue, size_t bytes, void **out) {
     live++;
-    return gradd_backend_cpu.alloc(bytes, out);
+    return gradd_backend_cpu.alloc(queue, bytes, out);
 }
 
-static void counted_free(void *memory, size_t bytes) {
+static void counted_free(gradd_queue_t *queue, void *memory, size_t bytes) {
     live--;
-    gradd_backend_cpu.free(memory, bytes);
+    gradd_backend_cpu.free(queue, memory, bytes);
 }
 
-static const gradd_backend_t counted = {.alloc = counted_alloc, .free = counted_free};
+static gradd_backend_t counted;
 
-static void *take(int64_t bytes, int64_t *out_bytes) {
+static gradd_device_t *open_counted(int64_t limit) {
+    const gradd_device_options_t o = {.threads = 1, .memory_limit = limit};
+    gradd_device_t *device;
+    counted = gradd_backend_cpu;
+    counted.alloc = counted_alloc;
+    counted.free = counted_free;
+    CHECK_OK(device_open(&counted, &o, &device));
+    return device;
+}
+
+static void *take(gradd_device_t *device, int64_t bytes, int64_t *out_bytes) {
     void *memory;
-    CHECK_OK(pool_take(&counted, bytes, &memory, out_bytes));
+    CHECK_OK(pool_take(device, bytes, &memory, out_bytes));
     CHECK(*out_bytes >= bytes);
     return memory;
 }
 
+static void close_counted(gradd_device_t *device) {
+    CHECK_EQ_INT(device->arena_bytes, 0);
+    gradd_device_close(device);
+    CHECK_EQ_INT(live, 0);
+}
+
 TEST(an_arena_is_used_again) {
+    gradd_device_t *d = open_counted(0);
     int64_t bytes;
-    void *first = take(1000, &bytes);
-    pool_give(&counted, first, bytes);
-    CHECK(take(600, &bytes) == first);
+    void *first = take(d, 1000, &bytes);
+    pool_give(d, first, bytes);
+    CHECK(take(d, 600, &bytes) == first);
     CHECK_EQ_INT(bytes, 1000);
     CHECK_EQ_INT(live, 1);
-    counted_free(first, 1000);
+    pool_drop(d, first, bytes);
+    close_counted(d);
 }
 
 TEST(the_pool_keeps_two) {
+    gradd_device_t *d = open_counted(0);
     int64_t bytes[4];
     void *memory[4];
     for (int i = 0; i < 4; i++)
-        memory[i] = take(1000 * (i + 1), &bytes[i]);
+        memory[i] = take(d, 1000 * (i + 1), &bytes[i]);
     for (int i = 0; i < 4; i++)
-        pool_give(&counted, memory[i], bytes[i]);
+        pool_give(d, memory[i], bytes[i]);
     CHECK_EQ_INT(live, 2); /* the two largest */
-    CHECK(take(4000, &bytes[0]) == memory[3]);
-    CHECK(take(100, &bytes[0]) == memory[2]);
-    counted_free(memory[3], 4000);
-    counted_free(memory[2], 3000);
+    CHECK(take(d, 4000, &bytes[0]) == memory[3]);
+    CHECK(take(d, 100, &bytes[0]) == memory[2]);
+    pool_drop(d, memory[3], 4000);
+    pool_drop(d, memory[2], 3000);
+    close_counted(d);
 }
 
 TEST(too_small_spares_make_room) {
+    gradd_device_t *d = open_counted(0);
     int64_t bytes;
-    void *small = take(1000, &bytes);
-    pool_give(&counted, small, bytes);
-    void *large = take(5000, &bytes);
+    pool_give(d, take(d, 1000, &bytes), 1000);
+    void *large = take(d, 5000, &bytes);
     CHECK_EQ_INT(live, 1);
-    counted_free(large, 5000);
+    pool_drop(d, large, 5000);
+    close_counted(d);
 }
 
 TEST(a_small_run_does_not_take_a_large_arena) {
+    gradd_device_t *d = open_counted(0);
     int64_t bytes, large = INT64_C(300) << 20;
-    void *big = take(large, &bytes);
-    pool_give(&counted, big, bytes);
-    CHECK_EQ_INT(pool_bytes(), large);
-    void *small = take(1000, &bytes); /* and the large one stays for the next large run */
+    void *big = take(d, large, &bytes);
+    pool_give(d, big, bytes);
+    CHECK_EQ_INT(pool_bytes(d), large);
+    void *small = take(d, 1000, &bytes); /* and the large one stays for the next large run */
     CHECK(small != big);
     CHECK_EQ_INT(bytes, 1000);
-    CHECK(take(large - 4096, &bytes) == big);
-    CHECK_EQ_INT(pool_bytes(), 0);
-    counted_free(small, 1000);
-    counted_free(big, large);
+    CHECK(take(d, large - 4096, &bytes) == big);
+    CHECK_EQ_INT(pool_bytes(d), 0);
+    pool_drop(d, small, 1000);
+    pool_drop(d, big, large);
+    close_counted(d);
 }
 
 TEST(trim_gives_everything_back) {
+    gradd_device_t *d = open_counted(0);
     int64_t bytes;
-    void *memory = take(1000, &bytes);
-    pool_give(&counted, memory, bytes);
-    gradd_trim();
+    pool_give(d, take(d, 1000, &bytes), 1000);
+    gradd_device_trim(d);
     CHECK_EQ_INT(live, 0);
-    CHECK(take(0, &bytes) == NULL);
+    CHECK(take(d, 0, &bytes) == NULL);
+    close_counted(d);
 }
 
 TEST(a_run_that_happens_once_keeps_no_arena) {
+    gradd_device_t *d = open_counted(0);
     for (int once = 0; once < 2; once++) {
-        gradd_trim();
+        gradd_device_trim(d);
         struct run_s *run = calloc(1, sizeof *run);
         CHECK(run != NULL);
-        run->backend = &counted;
-        run->arena = take(1000, &run->arena_bytes);
+        run->device = d;
+        run->arena = take(d, 1000, &run->arena_bytes);
         run->flags = once ? GRADD_RUN_ONCE | GRADD_RUN_DROPOUT_OFF : GRADD_RUN_DROPOUT_OFF;
         gradd_run_destroy(run);
-        CHECK_EQ_INT(pool_bytes(), once ? 0 : 1000);
+        CHECK_EQ_INT(pool_bytes(d), once ? 0 : 1000);
     }
-    gradd_trim();
+    close_counted(d);
+}
+
+TEST(an_arena_grows_with_what_it_holds) {
+    gradd_device_t *d = open_counted(0);
+    int64_t bytes;
+    void *memory = take(d, 64, &bytes);
+    *(int *)memory = 42;
+    CHECK_OK(pool_grow(d, 32, &memory, &bytes));
+    CHECK_EQ_INT(bytes, 64);
+    CHECK_OK(pool_grow(d, 5000, &memory, &bytes));
+    CHECK_EQ_INT(*(int *)memory, 42);
+    CHECK_EQ_INT(bytes, 5000);
+    CHECK_EQ_INT(d->arena_bytes, 5000);
+    CHECK_EQ_INT(live, 1);
+    pool_drop(d, memory, bytes);
+    close_counted(d);
+}
+
+/* Spares count as well, but never stand in the way. */
+TEST(runs_stay_below_the_limit) {
+    const int64_t mib = 1 << 20;
+    gradd_device_t *d = open_counted(14 * mib);
+    int64_t bytes;
+    void *held = take(d, 5 * mib, &bytes), *other = take(d, 4 * mib, &bytes);
+    pool_give(d, other, bytes);
+    CHECK_STATUS(GRADD_E_NOMEM, pool_take(d, 10 * mib, &other, &bytes));
+    CHECK_ERROR_HAS("needs 10 MiB of activations; 5 of 14 MiB are in use by unreleased runs");
+    other = take(d, 9 * mib, &bytes);
+    CHECK_EQ_INT(live, 2);
+    pool_drop(d, held, 5 * mib);
+    pool_drop(d, other, 9 * mib);
+    close_counted(d);
 }

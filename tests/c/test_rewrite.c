@@ -18,7 +18,11 @@ static graph_t *chain(model_t **out_model) {
         GRADD_DT_F32, 2, {2, 3}
     };
     int32_t output = 0;
-    graph_options_t options = {.inputs = &x, .outputs = &output, .n_outputs = 1, .plain = true};
+    graph_options_t options = {.inputs = &x,
+                               .outputs = &output,
+                               .n_outputs = 1,
+                               .plain = true,
+                               .backend = &gradd_backend_cpu};
     graph_t *g = NULL;
     CHECK_OK(model_load(bytes, n, NULL, out_model));
     CHECK_OK(graph_create(*out_model, &options, &g));

@@ -3,6 +3,7 @@
  */
 #include "server/exec/step.h"
 
+#include <limits.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -11,12 +12,30 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kernels/cpu/adamw.h"
+#include "kernels/cpu/bf16.h"
+#include "tests/c/lazy_device.h"
 #include "tests/test.h"
 
 #define N_SMALL 1000
 #define N_LARGE ((int64_t)(STEP_CHUNK * 2 + 777))
 
 typedef enum storage_e { F32, BF16, MASTERS } storage_t;
+
+static gradd_device_t *open_on(const gradd_backend_t *backend) {
+    const gradd_device_options_t o = {.threads = 2};
+    gradd_device_t *device;
+    CHECK_OK(device_open(backend, &o, &device));
+    return device;
+}
+
+/* On the CPU. */
+static gradd_status_t run(const step_request_t *r, double *out_norm) {
+    gradd_device_t *device = open_on(&gradd_backend_cpu);
+    gradd_status_t status = step_run(device, r, out_norm);
+    gradd_device_close(device);
+    return status;
+}
 
 /* Two parameters with state and gradients, and a journal, in memory that a fork shares. */
 typedef struct world_s {
@@ -128,7 +147,7 @@ static void check_stored(gradd_adam_mode_t mode, double max_norm, storage_t stor
     for (uint64_t step = 0; step < 5; step++) {
         step_request_t r = request(&w, step, max_norm);
         double got;
-        CHECK_OK(step_run(&r, &got));
+        CHECK_OK(run(&r, &got));
         if (max_norm > 0) CHECK_NEAR(got, norm, 1e-9 * norm);
         for (int i = 0; i < N_SMALL; i++) {
             expected(&w.group, max_norm > 0 ? scale : 1, &p[i], &m[i], &v[i], gradient(&w, 0, i));
@@ -189,7 +208,7 @@ TEST(steps_below_the_last_place_add_up_only_with_masters) {
         for (uint64_t step = 0; step < 8; step++) {
             step_request_t r = request(&w, step, 0);
             double norm;
-            CHECK_OK(step_run(&r, &norm));
+            CHECK_OK(run(&r, &norm));
         }
         CHECK_NEAR(parameter(&w, 0, 7), storage == MASTERS ? 1 - 0x1p-7 : 1, 0);
         world_close(&w);
@@ -207,7 +226,7 @@ TEST(a_parameter_that_was_written_counts_more_than_its_master) {
     double p[2] = {kept, written};
     step_request_t r = request(&w, 0, 0);
     double norm;
-    CHECK_OK(step_run(&r, &norm));
+    CHECK_OK(run(&r, &norm));
     for (int i = 0; i < 2; i++) {
         double m = 0, v = 0;
         expected(&w.group, 1, &p[i], &m, &v, gradient(&w, 0, 3 + i));
@@ -221,7 +240,9 @@ TEST(norm_of_bf16_gradients_is_that_of_their_values) {
     world_open_as(&w, GRADD_ADAMW_TORCH, BF16);
     float *wide = malloc(sizeof *wide * (size_t)N_LARGE);
     gradd_bf16_widen(wide, w.tensors[1].g, N_LARGE);
-    CHECK(gradd_sum_squares(wide, N_LARGE) == gradd_sum_squares_bf16(w.tensors[1].g, N_LARGE));
+    const gradd_span_t f32 = {wide, GRADD_DT_F32, N_LARGE};
+    const gradd_span_t bf16 = {w.tensors[1].g, GRADD_DT_BF16, N_LARGE};
+    CHECK(gradd_sum_squares(&f32, 1) == gradd_sum_squares(&bf16, 1));
     free(wide);
     world_close(&w);
 }
@@ -232,10 +253,10 @@ TEST(other_element_types_are_refused) {
     double norm;
     w.tensors[1].dtype = GRADD_DT_F32;
     step_request_t r = request(&w, 0, 0);
-    CHECK_STATUS(GRADD_E_TENSOR, step_run(&r, &norm));
+    CHECK_STATUS(GRADD_E_TENSOR, run(&r, &norm));
     CHECK_ERROR_HAS("parameter 1: f32 has no master weights");
     w.tensors[1].dtype = GRADD_DT_F16;
-    CHECK_STATUS(GRADD_E_TENSOR, step_run(&r, &norm));
+    CHECK_STATUS(GRADD_E_TENSOR, run(&r, &norm));
     CHECK_ERROR_HAS("parameter 1: neither f32 nor bf16");
     world_close(&w);
 }
@@ -247,7 +268,7 @@ TEST(parameters_without_gradient_are_left_alone) {
     float before = parameter(&w, 0, 3), other = parameter(&w, 1, 3);
     step_request_t r = request(&w, 0, 0);
     double norm;
-    CHECK_OK(step_run(&r, &norm));
+    CHECK_OK(run(&r, &norm));
     CHECK(parameter(&w, 0, 3) == before && parameter(&w, 1, 3) != other);
     world_close(&w);
 }
@@ -257,12 +278,12 @@ TEST(repeated_step_changes_nothing) {
     world_open(&w, GRADD_ADAMW_TORCH);
     double norm, again;
     step_request_t r = request(&w, 0, 1);
-    CHECK_OK(step_run(&r, &norm));
+    CHECK_OK(run(&r, &norm));
     float p = parameter(&w, 1, N_LARGE - 1);
-    CHECK_OK(step_run(&r, &again));
+    CHECK_OK(run(&r, &again));
     CHECK(parameter(&w, 1, N_LARGE - 1) == p && norm == again);
     step_request_t skipped = request(&w, 5, 1);
-    CHECK_STATUS(GRADD_E_STALE, step_run(&skipped, &norm));
+    CHECK_STATUS(GRADD_E_STALE, run(&skipped, &norm));
     CHECK_ERROR_HAS("the journal is at step 1");
     world_close(&w);
 }
@@ -273,20 +294,20 @@ TEST(another_request_of_a_finished_step_is_refused) {
     world_open(&w, GRADD_ADAMW_TORCH);
     double norm;
     step_request_t r = request(&w, 0, 1);
-    CHECK_OK(step_run(&r, &norm));
+    CHECK_OK(run(&r, &norm));
     float p = parameter(&w, 1, 5);
     r.once++;
-    CHECK_STATUS(GRADD_E_STALE, step_run(&r, &norm));
+    CHECK_STATUS(GRADD_E_STALE, run(&r, &norm));
     CHECK_ERROR_HAS("step 0 was finished by another request");
     r.once--;
     w.group.lr *= 2;
-    CHECK_STATUS(GRADD_E_STALE, step_run(&r, &norm));
+    CHECK_STATUS(GRADD_E_STALE, run(&r, &norm));
     w.group.lr /= 2;
-    CHECK_OK(step_run(&r, &norm));
+    CHECK_OK(run(&r, &norm));
     CHECK(parameter(&w, 1, 5) == p);
     r.step = 1;
     r.once++;
-    CHECK_OK(step_run(&r, &norm));
+    CHECK_OK(run(&r, &norm));
     CHECK(parameter(&w, 1, 5) != p);
     world_close(&w);
 }
@@ -297,42 +318,11 @@ TEST(foreign_memory_is_no_journal) {
     memset(w.journal, 0x5a, 64);
     double norm;
     step_request_t r = request(&w, 0, 0);
-    CHECK_STATUS(GRADD_E_SHM, step_run(&r, &norm));
+    CHECK_STATUS(GRADD_E_SHM, run(&r, &norm));
     world_close(&w);
 }
 
-/* ---- kills ----------------------------------------------------------------------------------- */
-
-static int points_left;
-
-static void die_at_point(void) {
-    if (points_left-- == 0) kill(getpid(), SIGKILL);
-}
-
-/* Runs `steps` steps in children that die at the given point counted from each start; returns the
- * number of deaths. point < 0: nobody dies. */
-static int run_with_deaths(world_t *w, int steps, int point) {
-    int deaths = 0;
-    for (int step = 0; step < steps;) {
-        pid_t child = fork();
-        if (!child) {
-            points_left = deaths ? 1 << 30 : point; /* the first child dies, the next finishes */
-            step_crash_point = point < 0 ? NULL : die_at_point;
-            step_request_t r = request(w, (uint64_t)step, 1);
-            double norm;
-            _exit(step_run(&r, &norm) ? 1 : 0);
-        }
-        int status;
-        waitpid(child, &status, 0);
-        if (WIFSIGNALED(status)) {
-            deaths++;
-            continue;
-        }
-        CHECK_EQ_INT(WEXITSTATUS(status), 0);
-        step++;
-    }
-    return deaths;
-}
+/* ---- order ----------------------------------------------------------------------------------- */
 
 static bool same_parameters(const world_t *a, const world_t *b) {
     for (int t = 0; t < 2; t++) {
@@ -346,19 +336,99 @@ static bool same_parameters(const world_t *a, const world_t *b) {
     return true;
 }
 
+TEST(a_device_that_works_later_leaves_the_same_bits) {
+    gradd_device_t *lazy = lazy_open();
+    for (storage_t storage = F32; storage <= MASTERS; storage++) {
+        world_t now, late;
+        world_open_as(&now, GRADD_ADAMW_TORCH, storage);
+        world_open_as(&late, GRADD_ADAMW_TORCH, storage);
+        for (uint64_t step = 0; step < 3; step++) {
+            double a, b;
+            step_request_t r = request(&now, step, 1), s = request(&late, step, 1);
+            CHECK_OK(run(&r, &a));
+            CHECK_OK(step_run(lazy, &s, &b));
+            CHECK(a == b);
+            CHECK_EQ_INT(lazy_waiting(lazy), 0);
+        }
+        CHECK(same_parameters(&now, &late));
+        CHECK(!memcmp(now.journal, late.journal, sizeof(step_journal_t)));
+        world_close(&now), world_close(&late);
+    }
+    gradd_device_close(lazy);
+}
+
+/* ---- kills ----------------------------------------------------------------------------------- */
+
+static int points_left;
+
+/* In front of everything that the step asks of the device. */
+static void point(void) {
+    if (points_left-- == 0) kill(getpid(), SIGKILL);
+}
+
+static gradd_status_t mortal_adam(gradd_queue_t *queue, const gradd_adam_t *hyper, float scale,
+                                  const gradd_adam_span_t *span) {
+    point();
+    return gradd_backend_cpu.adam(queue, hyper, scale, span);
+}
+
+static gradd_status_t mortal_commit(gradd_queue_t *queue, const gradd_adam_commit_t *commit) {
+    point();
+    return gradd_backend_cpu.adam_commit(queue, commit);
+}
+
+static gradd_status_t mortal_store(gradd_queue_t *queue, uint64_t *word, uint64_t value) {
+    point();
+    return gradd_backend_cpu.store(queue, word, value);
+}
+
+/* Runs the step and dies at the given point. */
+static gradd_status_t run_mortal(const step_request_t *r, int at) {
+    gradd_backend_t mortal = gradd_backend_cpu;
+    double norm;
+    mortal.adam = mortal_adam;
+    mortal.adam_commit = mortal_commit;
+    mortal.store = mortal_store;
+    points_left = at;
+    return step_run(open_on(&mortal), r, &norm);
+}
+
+/* Runs `steps` steps in children that die at the given point counted from each start; returns the
+ * number of deaths. at < 0: nobody dies. */
+static int run_with_deaths(world_t *w, int steps, int at) {
+    int deaths = 0;
+    for (int step = 0; step < steps;) {
+        pid_t child = fork();
+        if (!child) {
+            step_request_t r = request(w, (uint64_t)step, 1);
+            /* the first child dies, the next finishes */
+            _exit(run_mortal(&r, deaths || at < 0 ? INT_MAX : at) ? 1 : 0);
+        }
+        int status;
+        waitpid(child, &status, 0);
+        if (WIFSIGNALED(status)) {
+            deaths++;
+            continue;
+        }
+        CHECK_EQ_INT(WEXITSTATUS(status), 0);
+        step++;
+    }
+    return deaths;
+}
+
 static void kill_at_every_point(storage_t storage) {
     world_t whole;
     world_open_as(&whole, GRADD_ADAMW_TORCH, storage);
     CHECK_EQ_INT(run_with_deaths(&whole, 2, -1), 0);
-    int point = 0, deaths = 1;
-    for (; deaths; point++) {
+    int at = 0, deaths = 1;
+    for (; deaths; at++) {
         world_t w;
         world_open_as(&w, GRADD_ADAMW_TORCH, storage);
-        deaths = run_with_deaths(&w, 2, point);
+        deaths = run_with_deaths(&w, 2, at);
         CHECK(same_parameters(&whole, &w));
         world_close(&w);
     }
-    CHECK(point > 12); /* every chunk has several points */
+    CHECK(at > 12); /* every chunk has several points */
     world_close(&whole);
 }
 
@@ -369,19 +439,15 @@ TEST(another_request_does_not_finish_half_a_step) {
     pid_t child = fork();
     step_request_t r = request(&w, 0, 1);
     double norm;
-    if (!child) {
-        points_left = 6; /* in the second chunk */
-        step_crash_point = die_at_point;
-        _exit(step_run(&r, &norm) ? 1 : 0);
-    }
+    if (!child) _exit(run_mortal(&r, 9) ? 1 : 0); /* in the second chunk */
     int status;
     waitpid(child, &status, 0);
     CHECK(WIFSIGNALED(status));
     r.once++;
-    CHECK_STATUS(GRADD_E_STALE, step_run(&r, &norm));
+    CHECK_STATUS(GRADD_E_STALE, run(&r, &norm));
     CHECK_ERROR_HAS("step 0 was begun with other parameters, settings or gradients");
     r.once--;
-    CHECK_OK(step_run(&r, &norm));
+    CHECK_OK(run(&r, &norm));
     world_close(&w);
 }
 
@@ -420,7 +486,7 @@ static void kill_at_random_times(storage_t storage) {
             for (uint64_t k = now; k < (uint64_t)steps; k++) {
                 step_request_t r = request(&w, k, 1);
                 double norm;
-                if (step_run(&r, &norm)) _exit(1);
+                if (run(&r, &norm)) _exit(1);
             }
             _exit(0);
         }

@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "server/exec/device.h"
 #include "server/worker.h"
 #include "tests/c/onnx_build.h"
 
@@ -28,7 +29,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv);
         }                                                                                          \
     } while (0)
 
-static worker_t worker = {.threads = 1, .memory_limit = 64 << 20};
+static worker_t worker = {.root = ""};
 static session_table_t table;
 static session_t *session;
 static uint8_t *onnx;
@@ -231,6 +232,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     const char *folder = getenv("GRADD_FUZZ_SEEDS");
     (void)argc;
     (void)argv;
+    const gradd_device_options_t device = {.threads = 1, .memory_limit = 64 << 20};
+    REQUIRE(worker_open_device(&worker, &device) == GRADD_OK);
     make_model();
     make_session();
     for (int i = 0; folder && i < 6; i++)
@@ -266,7 +269,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         n -= size;
     }
     work_end(&worker, session);
-    REQUIRE(worker.arena_bytes == 0 && atomic_load(&session->counts.arena_bytes) == 0);
+    REQUIRE(worker.device->arena_bytes == 0 && atomic_load(&session->counts.arena_bytes) == 0);
     for (compiled_t *c = worker.compiled; c; c = c->next)
         REQUIRE(c->refs == 0);
     /* The segment can be removed exactly when every use of it was given back. */

@@ -82,6 +82,14 @@ static bool choose_types(trial_t *t, const gradd_model_t *model) {
     return true;
 }
 
+/* One for all executions: opened in the first. */
+static gradd_device_t *device(void) {
+    static gradd_device_t *d;
+    const gradd_device_options_t o = {.threads = 1, .compile_ms = GRADD_COMPILE_MS};
+    FUZZ_REQUIRE(d || gradd_device_open(&o, &d) == GRADD_OK);
+    return d;
+}
+
 static gradd_status_t plan(trial_t *t, gradd_model_t *model, bool plain, gradd_plan_t **out) {
     gradd_plan_options_t o = {.inputs = t->in,
                               .n_inputs = t->n_in,
@@ -91,8 +99,8 @@ static gradd_status_t plan(trial_t *t, gradd_model_t *model, bool plain, gradd_p
                               .n_outputs = t->n_outs,
                               .grad_outputs = t->gouts,
                               .n_grad_outputs = t->n_gouts,
-                              .threads = 1,
-                              .flags = plain ? GRADD_PLAN_PLAIN : 0};
+                              .flags = plain ? GRADD_PLAN_PLAIN : 0,
+                              .device = device()};
     gradd_error_set("");
     gradd_status_t status = gradd_plan_create(model, &o, out);
     FUZZ_REQUIRE(status == GRADD_OK || gradd_error_message()[0]);

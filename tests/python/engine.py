@@ -6,7 +6,9 @@ engine's own and not the transport's. Arrays are numpy, contiguous.
 
 from __future__ import annotations
 
+import atexit
 import ctypes as C
+import functools
 import os
 from pathlib import Path
 
@@ -39,8 +41,22 @@ class Options(C.Structure):
         ("n_outputs", C.c_int),
         ("grad_outputs", C.POINTER(C.c_int32)),
         ("n_grad_outputs", C.c_int),
-        ("threads", C.c_int),
         ("flags", C.c_uint32),
+        ("device", C.c_void_p),
+    ]
+
+
+ADMIT = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_int64)
+
+
+class DeviceOptions(C.Structure):
+    _fields_ = [
+        ("name", C.c_char_p),
+        ("threads", C.c_int),
+        ("memory_limit", C.c_int64),
+        ("compile_ms", C.c_int64),
+        ("admit", ADMIT),
+        ("admit_context", C.c_void_p),
     ]
 
 
@@ -78,7 +94,13 @@ def _load() -> C.CDLL:
     for name in ("gradd_model_is_random", "gradd_model_is_half"):
         getattr(lib, name).restype = C.c_bool
     lib.gradd_plan_info.restype = C.POINTER(Info)
-    for name in ("gradd_model_destroy", "gradd_plan_destroy", "gradd_run_destroy"):
+    for name in (
+        "gradd_model_destroy",
+        "gradd_plan_destroy",
+        "gradd_run_destroy",
+        "gradd_device_close",
+        "gradd_device_trim",
+    ):
         getattr(lib, name).restype = None
     return lib
 
@@ -111,11 +133,12 @@ class Cell:
         self.children: list[Cell] = []
 
     def close(self) -> None:
+        if not self.pointer:
+            return
         for child in self.children:
             child.close()
         pointer, self.pointer = self.pointer, C.c_void_p()
-        if pointer:
-            getattr(LIB, self.destroy)(pointer)
+        getattr(LIB, self.destroy)(pointer)
 
 
 class Handle:
@@ -135,6 +158,29 @@ class Handle:
 
     def __del__(self):
         self.cell.close()
+
+
+class Device(Handle):
+    """What runs plans. `admit` is asked for new memory of runs: bytes to status."""
+
+    destroy = "gradd_device_close"
+
+    def __init__(self, threads=0, admit=None):
+        super().__init__()
+        self.admit = ADMIT((lambda _, size: admit(size)) if admit else 0)
+        options = DeviceOptions(threads=threads, compile_ms=10000, admit=self.admit)
+        check(LIB.gradd_device_open(C.byref(options), C.byref(self.handle)))
+
+    def trim(self) -> None:
+        LIB.gradd_device_trim(self.handle)
+
+
+@functools.cache
+def device(threads: int = 0) -> Device:
+    """The device of that many threads, one for all tests of the process."""
+    opened = Device(threads)
+    atexit.register(opened.cell.close)  # while the modules are still there
+    return opened
 
 
 class Model(Handle):
@@ -178,8 +224,11 @@ class Plan(Handle):
         grad_outputs=(),
         threads=0,
         plain=False,
+        on=None,
     ):
         super().__init__(model)
+        self.device = on or device(threads)
+        self.device.cell.children.append(self.cell)
         self.model = model
         self.outputs = list(model.outputs if outputs is None else outputs)
         self.grads = list(grads)
@@ -189,7 +238,7 @@ class Plan(Handle):
         go = _ints([self.outputs.index(n) for n in grad_outputs])
         options = Options(
             types, len(model.inputs), g, len(self.grads), o, len(self.outputs), go,
-            len(grad_outputs), threads, plain,
+            len(grad_outputs), plain, self.device.handle,
         )  # fmt: skip
         check(LIB.gradd_plan_create(model.handle, C.byref(options), C.byref(self.handle)))
         self.info = LIB.gradd_plan_info(self.handle).contents

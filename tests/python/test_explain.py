@@ -122,7 +122,8 @@ def test_totals_are_those_of_the_plan(layer: Path) -> None:
         "w": np.zeros((6, 8), np.float32),
         "v": np.zeros((8, 3), np.float32),
     }
-    info = E.Plan(E.Model(layer.read_bytes()), feed, ["w", "v"], ["loss"], ["loss"]).info
+    model = E.Model(layer.read_bytes())
+    info = E.Plan(model, feed, ["w", "v"], ["loss"], ["loss"], threads=e["threads"]).info
     assert e["arena_bytes"] == info.arena_bytes > 0
     assert e["saved_bytes"] == info.saved_bytes == sum(r["saved_bytes"] for r in e["rows"]) > 0
     for phase, count in (("forward", info.n_nodes_forward), ("backward", info.n_nodes_backward)):
@@ -146,6 +147,8 @@ def test_a_recognised_operator_says_what_it_stands_for(tmp_path: Path) -> None:
     assert e["nodes"] == {"fused": dict(Counter(n.op_type for n in w.nodes))}
     plain = explained(path, "x=4x16", "--plain")
     assert "fused" not in plain["nodes"]
+    switched = command("explain", path, "x=4x16", "--json", GRADD_FUSE="0")
+    assert json.loads(switched)["rows"] == plain["rows"]
     assert {r["op"] for r in plain["rows"] if r["leftover"]} == {
         *("Pow", "ReduceMean", "Sqrt", "Reciprocal")
     }

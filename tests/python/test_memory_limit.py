@@ -6,10 +6,8 @@ and one for fewer gradients than the forward has saved for reads zeros.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes as C
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import conftest
 import engine as E
@@ -21,7 +19,6 @@ from onnx import TensorProto, helper
 from gradd.shm import Segment
 
 FACTORS = (0.5, 1.0, 1.5, 2.0, 2.5)
-ADMIT = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_int64)
 NOMEM = next(i for i in range(32) if E.LIB.gradd_status_name(i) == b"NOMEM")
 MIB = 1 << 20
 
@@ -62,44 +59,37 @@ def slope(x: np.ndarray) -> np.ndarray:
     return sum(f * (1 - np.tanh(f * x) ** 2) for f in map(np.float32, FACTORS))
 
 
-@contextlib.contextmanager
-def asked(answer: Callable[[int], int]) -> Iterator[list[int]]:
-    """The bytes that runs ask for, each answered with a status."""
+def asked(answer: Callable[[int], int]) -> tuple[E.Device, list[int]]:
+    """A device, and the bytes that its runs ask for, each answered with a status."""
     sizes: list[int] = []
 
-    def admit(_: int | None, size: int) -> int:
+    def admit(size: int) -> int:
         sizes.append(size)
         return answer(size)
 
-    callback = ADMIT(admit)
-    E.LIB.gradd_trim()
-    E.LIB.gradd_set_admit(callback, None)
-    try:
-        yield sizes
-    finally:
-        E.LIB.gradd_set_admit(None, None)
+    return E.Device(admit=admit), sizes
 
 
 @pytest.mark.quick
 def test_a_wider_arena_is_asked_for() -> None:
     feed = {"x": np.linspace(-1, 1, 3000, dtype=np.float32)}
-    plan = E.Plan(E.Model(branches()), feed, ["x"], None, ["loss"])
-    one = np.ones((), np.float32)
     refuse = False
-    with asked(lambda _: NOMEM if refuse else 0) as sizes:
-        run = E.Run(plan)
-        run.forward(feed)
-        assert sizes == [plan.info.arena_bytes]
-        refuse = True
-        with pytest.raises(E.EngineError) as caught:
-            run.backward({"loss": one}, keep=True)
-        assert caught.value.code == "NOMEM"
-        assert len(sizes) == 2
-        assert sizes[1] > plan.info.arena_bytes
-        refuse = False
-        kept = run.backward({"loss": one}, keep=True)["x"]  # nothing was lost
-        again = run.backward({"loss": one})["x"]
-        assert len(sizes) == 3  # the arena is wide now
+    device, sizes = asked(lambda _: NOMEM if refuse else 0)
+    plan = E.Plan(E.Model(branches()), feed, ["x"], None, ["loss"], on=device)
+    one = np.ones((), np.float32)
+    run = E.Run(plan)
+    run.forward(feed)
+    assert sizes == [plan.info.arena_bytes]
+    refuse = True
+    with pytest.raises(E.EngineError) as caught:
+        run.backward({"loss": one}, keep=True)
+    assert caught.value.code == "NOMEM"
+    assert len(sizes) == 2
+    assert sizes[1] > plan.info.arena_bytes
+    refuse = False
+    kept = run.backward({"loss": one}, keep=True)["x"]  # nothing was lost
+    again = run.backward({"loss": one})["x"]
+    assert len(sizes) == 3  # the arena is wide now
     np.testing.assert_allclose(kept, slope(feed["x"]), rtol=1e-5)
     assert np.array_equal(kept, again)
 
@@ -110,15 +100,16 @@ def test_zeros_for_what_does_not_arrive_are_asked_for() -> None:
     nodes = [helper.make_node("Tanh", [f"x{i}"], [n]) for i, n in enumerate(names)]
     inputs = [f"x{i}" for i in range(5)]
     feed = {n: np.linspace(-1, 1, 1000, dtype=np.float32) for n in inputs}
-    plan = E.Plan(E.Model(model(nodes, inputs, names)), feed, inputs, None, names)
+    device, sizes = asked(lambda _: 0)
+    plan = E.Plan(E.Model(model(nodes, inputs, names)), feed, inputs, None, names, on=device)
     ones = np.ones(1000, np.float32)
     sets = [s for k in range(1, 6) for s in itertools.combinations(names, k)]
     seen = []
     for arrive in sets:
         run = E.Run(plan)
         run.forward(feed)
-        with asked(lambda _: 0) as sizes:
-            run.backward(dict.fromkeys(arrive, ones))
+        sizes.clear()
+        run.backward(dict.fromkeys(arrive, ones))
         seen.append(sum(sizes))
     assert not any(seen[:15])
     assert seen[20:] == [(5 - len(arrive)) * ones.nbytes for arrive in sets[20:]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import conftest
 import pytest
 from nets import Net, assert_close, assert_same_grads, batch, loss_of
 
@@ -56,3 +57,9 @@ def test_the_daemon_that_a_trainer_starts_recognises(
 def test_an_unreadable_value_is_named(daemon: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Exception, match="GRADD_FUSE='maybe': expected one of 1, 0, true"):
         trained(monkeypatch, "maybe")
+
+
+def test_a_daemon_may_be_told_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADD_FUSE", "0")
+    with conftest._serving(monkeypatch, lambda: True):
+        assert trained(monkeypatch, "1")[0].gradd_explain().counts()["Gemm"] == 2

@@ -93,7 +93,7 @@ class Explanation:
         threads: Of the plan.
         arena_bytes: Planned peak of one run: activations and workspace.
         saved_bytes: Of these, alive between forward and backward.
-        constant_bytes: Held once per plan.
+        constant_bytes: Held once per plan: constants, steps, what kernels have prepared.
         input_bytes: Of all graph inputs, parameters included.
         output_bytes: Of the outputs.
         grad_bytes: Of the gradients.

@@ -9,7 +9,7 @@
  * Masks are summed up once by MaskRanges, whoever shares them. */
 #include <string.h>
 
-#include "kernels/cpu/attention.h"
+#include "kernels/attention.h"
 #include "kernels/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/match_attention.h"

@@ -8,7 +8,7 @@
  * results are put side by side in the same order, the Split goes away as well. */
 #include <string.h>
 
-#include "kernels/cpu/attention.h"
+#include "kernels/attention.h"
 #include "kernels/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/match.h"

@@ -1,0 +1,98 @@
+/* Which row of a device runs a call, and whether a device's rows are complete. See kernel.h and
+ * backend.h. */
+#include "kernels/kernel.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/backend.h"
+#include "kernels/registry.h"
+
+const gradd_backend_t *const gradd_backends[] = {&gradd_backend_cpu};
+const size_t gradd_backend_count = sizeof gradd_backends / sizeof gradd_backends[0];
+
+bool gradd_kernel_takes(const gradd_kernel_t *kernel, const gradd_op_t *op, int input,
+                        gradd_dtype_t dtype) {
+    uint32_t mask = gradd_types_at(kernel->types[0] ? kernel->types : op->types, input);
+    return !mask || mask & 1u << dtype;
+}
+
+bool gradd_kernel_runs(const gradd_kernel_t *kernel, const gradd_infer_t *c) {
+    if (strcmp(kernel->op, c->op->name)) return false;
+    for (int i = 0; i < c->n_in; i++) {
+        gradd_dtype_t dtype = c->in[i].type.dtype;
+        if (dtype && !gradd_kernel_takes(kernel, c->op, i, dtype)) return false;
+    }
+    return !kernel->accepts || kernel->accepts(c);
+}
+
+gradd_status_t gradd_kernel_prepare(const gradd_kernel_t *kernel, const gradd_infer_t *c,
+                                    gradd_prepared_t *out) {
+    if (kernel->prepare) return kernel->prepare(c, out);
+    *out = (gradd_prepared_t){.work = kernel->work ? kernel->work(c) : 0};
+    return GRADD_OK;
+}
+
+void gradd_kernel_unprepare(const gradd_kernel_t *kernel, gradd_prepared_t *prepared) {
+    if (prepared->state) kernel->unprepare(prepared);
+    *prepared = (gradd_prepared_t){0};
+}
+
+const gradd_kernel_t *gradd_backend_kernel(const gradd_backend_t *backend, const gradd_infer_t *c) {
+    for (size_t f = 0; f < backend->n_kernels; f++)
+        for (size_t i = 0; i < backend->kernels[f]->n; i++)
+            if (gradd_kernel_runs(&backend->kernels[f]->v[i], c)) return &backend->kernels[f]->v[i];
+    return NULL;
+}
+
+gradd_status_t gradd_no_kernel(const gradd_backend_t *backend, const gradd_infer_t *c) {
+    char types[256] = "";
+    size_t at = 0;
+    for (int i = 0; i < c->n_in && at + 16 < sizeof types; i++)
+        at += (size_t)snprintf(types + at, sizeof types - at, "%s%s", i ? ", " : " of ",
+                               gradd_dtype_name(c->in[i].type.dtype));
+    return GRADD_FAIL(UNSUPPORTED, "the device '%s' has no kernel for %s%s", backend->name,
+                      c->op->name, types);
+}
+
+/* ---- audit ----------------------------------------------------------------------------------- */
+
+static const gradd_op_t *find_in(const gradd_ops_t *family, const char *name) {
+    for (size_t i = 0; i < family->n; i++)
+        if (!strcmp(family->v[i].name, name)) return &family->v[i];
+    return NULL;
+}
+
+static gradd_status_t audit_family(const gradd_kernels_t *kernels) {
+    const gradd_ops_t *ops = NULL;
+    for (size_t f = 0; f < gradd_op_family_count; f++)
+        if (!strcmp(gradd_op_families[f]->file, kernels->file)) ops = gradd_op_families[f];
+    if (!ops) return GRADD_FAIL(INTERNAL, "kernels of %s, which is no family", kernels->file);
+    for (size_t i = 0; i < kernels->n; i++) {
+        const gradd_kernel_t *k = &kernels->v[i];
+        if (!k->op || !find_in(ops, k->op))
+            return GRADD_FAIL(INTERNAL, "a kernel of %s runs '%s', which is not of that family",
+                              kernels->file, k->op ? k->op : "");
+        if (!k->name || !k->run || !k->prepare != !k->unprepare || (k->prepare && k->work))
+            return GRADD_FAIL(INTERNAL, "the kernel '%s' of %s is incomplete",
+                              k->name ? k->name : "", k->op);
+    }
+    return GRADD_OK;
+}
+
+gradd_status_t gradd_kernel_audit(const gradd_backend_t *backend, bool complete) {
+    for (size_t f = 0; f < backend->n_kernels; f++)
+        GRADD_TRY(audit_family(backend->kernels[f]));
+    for (size_t f = 0; complete && f < gradd_op_family_count; f++)
+        for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
+            const char *name = gradd_op_families[f]->v[i].name;
+            bool found = false;
+            for (size_t k = 0; k < backend->n_kernels && !found; k++)
+                for (size_t j = 0; j < backend->kernels[k]->n && !found; j++)
+                    found = !strcmp(backend->kernels[k]->v[j].op, name);
+            if (!found)
+                return GRADD_FAIL(INTERNAL, "operator %s has no kernel on the device '%s'", name,
+                                  backend->name);
+        }
+    return GRADD_OK;
+}

@@ -1,0 +1,81 @@
+/* How a device runs an operator: kernel rows.
+ *
+ * A family's rows for a device stand behind its operators in the same file. Several rows may name
+ * one operator, the fastest first: the first that takes the element types of the operands and
+ * accepts the call is the one that runs. A bf16 operand that no row takes gets a cast to f32 in
+ * front of it when the graph is built.
+ *
+ * Threading: rows are constant; run may open OpenMP regions and must give the same bits for the
+ * same number of threads; the other functions run on the engine thread.
+ */
+#ifndef GRADD_KERNELS_KERNEL_H
+#define GRADD_KERNELS_KERNEL_H
+
+#include "kernels/op.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What one call costs, for people (explain) and estimates; nothing is decided by it. */
+typedef struct gradd_cost_s {
+    double flops;          /* additions and multiplications */
+    int64_t read, written; /* bytes of operands and results */
+} gradd_cost_t;
+
+/* What a kernel has made ready for calls with certain operands, one call at a time. */
+typedef struct gradd_prepared_s {
+    size_t work;  /* scratch bytes of a call */
+    void *state;  /* Owned by whoever prepared; given back with unprepare; NULL = none */
+    size_t bytes; /* that the state holds */
+} gradd_prepared_t;
+
+typedef struct gradd_kernel_s {
+    const char *op;   /* the operator's name */
+    const char *name; /* what explain prints: "loop", "oneDNN f32" */
+    /* Element types that it takes, like those of the operator's row; all zero = the same. */
+    uint32_t types[GRADD_OP_MAX_TYPES];
+    uint32_t inplace; /* bit k: out[0] may overwrite in[k] if their types are equal */
+    /* Whether it runs this call; NULL = always. c->out is not known yet. */
+    bool (*accepts)(const gradd_infer_t *c);
+    gradd_status_t (*run)(const gradd_run_t *r);
+    size_t (*work)(const gradd_infer_t *c); /* scratch bytes; NULL = none. c->out is set */
+    /* For kernels with a state, in place of work: calls with these operands follow, on as many
+     * threads as OpenMP would take now. c->out is set; in and out are not kept. */
+    gradd_status_t (*prepare)(const gradd_infer_t *c, gradd_prepared_t *out);
+    void (*unprepare)(gradd_prepared_t *prepared);
+    /* Corrects what gradd_kernel_cost (kernels/cost.h) has filled in: one operation per element of
+     * the largest tensor, all operands read, all results written. NULL = that is right. */
+    void (*cost)(const gradd_infer_t *c, gradd_cost_t *cost);
+} gradd_kernel_t;
+
+/* The rows of a family for one device. */
+typedef struct gradd_kernels_s {
+    const char *file; /* family */
+    const gradd_kernel_t *v;
+    size_t n;
+} gradd_kernels_t;
+
+/* Behind GRADD_OPS in kernels/ops/<family>.c: GRADD_KERNELS(cpu, family, {row}, {row}). */
+#define GRADD_KERNELS(device, family, ...)                                                         \
+    static const gradd_kernel_t gradd_##device##_rows_##family[] = {__VA_ARGS__};                  \
+    extern const gradd_kernels_t gradd_##device##_kernels_##family;                                \
+    const gradd_kernels_t gradd_##device##_kernels_##family = {                                    \
+        #family, gradd_##device##_rows_##family,                                                   \
+        sizeof gradd_##device##_rows_##family / sizeof gradd_##device##_rows_##family[0]}
+
+/* Whether the row takes that dtype as input i of its operator. */
+bool gradd_kernel_takes(const gradd_kernel_t *kernel, const gradd_op_t *op, int input,
+                        gradd_dtype_t dtype);
+/* Whether the row runs this call of the operator that it names. */
+bool gradd_kernel_runs(const gradd_kernel_t *kernel, const gradd_infer_t *c);
+
+/* Scratch and state for calls with these operands; c->out is set. */
+gradd_status_t gradd_kernel_prepare(const gradd_kernel_t *kernel, const gradd_infer_t *c,
+                                    gradd_prepared_t *out);
+void gradd_kernel_unprepare(const gradd_kernel_t *kernel, gradd_prepared_t *prepared);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,52 @@
+/* Opens and closes devices. See device.h. */
+#include "server/exec/device.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+gradd_status_t device_open(const gradd_backend_t *backend, const gradd_device_options_t *options,
+                           gradd_device_t **out_device) {
+    gradd_device_t *d = calloc(1, sizeof *d);
+    if (!d) return GRADD_FAIL(NOMEM, "no memory for a device");
+    d->backend = backend;
+    d->info.name = backend->name;
+    d->info.library = backend->library();
+    d->info.native_bf16 = backend->multiplies(GRADD_DT_BF16);
+    d->info.threads = options->threads > 0 ? options->threads : gradd_cpu_threads();
+    d->info.memory_limit = options->memory_limit > 0 ? options->memory_limit : INT64_MAX;
+    d->compile_ms = options->compile_ms;
+    d->admit = options->admit;
+    d->admit_context = options->admit_context;
+    gradd_status_t status = backend->queue_create(d->info.threads, &d->queue);
+    if (status) {
+        free(d);
+        return status;
+    }
+    *out_device = d;
+    return GRADD_OK;
+}
+
+gradd_status_t gradd_device_open(const gradd_device_options_t *options,
+                                 gradd_device_t **out_device) {
+    const char *name = options->name ? options->name : gradd_backends[0]->name;
+    for (size_t i = 0; i < gradd_backend_count; i++)
+        if (!strcmp(gradd_backends[i]->name, name))
+            return device_open(gradd_backends[i], options, out_device);
+    return GRADD_FAIL(UNSUPPORTED, "there is no device '%.60s'", name);
+}
+
+void gradd_device_close(gradd_device_t *d) {
+    if (!d) return;
+    gradd_device_trim(d);
+    d->backend->queue_destroy(d->queue);
+    free(d);
+}
+
+const gradd_device_info_t *gradd_device_info(const gradd_device_t *d) {
+    return &d->info;
+}
+
+void device_set_hook(gradd_device_t *d, device_hook_t hook, void *context) {
+    d->hook = hook;
+    d->hook_context = context;
+}

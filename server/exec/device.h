@@ -1,0 +1,67 @@
+/* A device that is open: one queue of a backend and what plans and runs on it share. The functions
+ * of gradd.h that begin with gradd_device_ are here.
+ *
+ * Arenas of finished runs are kept for the next one: mapping and first touching some hundred
+ * megabytes costs more than a small step. There are few of them, whatever the number of plans, so
+ * that many sequence lengths do not hold many arenas. What is given back may still be in use by
+ * work in the queue: the next run comes behind it.
+ *
+ * One thread at a time uses a device, its plans and its runs.
+ */
+#ifndef GRADD_SERVER_EXEC_DEVICE_H
+#define GRADD_SERVER_EXEC_DEVICE_H
+
+#include "kernels/backend.h"
+#include "server/api/gradd.h"
+
+/* Two: a step of two micro-batch shapes, or two runs in flight, alternate without mapping. */
+#define DEVICE_SPARES 2
+
+struct plan_s;
+struct step_s;
+
+/* Called after each step when set; `seconds` is its own time on a synchronous device. */
+typedef void (*device_hook_t)(void *context, const struct plan_s *plan, const struct step_s *step,
+                              double seconds);
+
+typedef struct spare_s {
+    void *memory; /* Owned; NULL = free place */
+    int64_t bytes;
+} spare_t;
+
+struct device_s {
+    const gradd_backend_t *backend;
+    gradd_queue_t *queue; /* Owned */
+    gradd_device_info_t info;
+    int64_t compile_ms;
+    gradd_admit_t admit;
+    void *admit_context;
+    int64_t arena_bytes; /* of the runs that exist */
+    spare_t spares[DEVICE_SPARES];
+    device_hook_t hook;
+    void *hook_context;
+};
+
+/* For tracing and tests; NULL = none. */
+void device_set_hook(gradd_device_t *device, device_hook_t hook, void *context);
+/* A device of that backend, which need not be in the list. */
+gradd_status_t device_open(const gradd_backend_t *backend, const gradd_device_options_t *options,
+                           gradd_device_t **out_device);
+
+/* ---- arenas (pool.c) ---- */
+
+/* Whether runs may take `bytes` of new memory: below the limit, and admitted. Errors: NOMEM. */
+gradd_status_t pool_admit(gradd_device_t *device, int64_t bytes);
+/* An arena of at least `bytes`; *out_bytes is its true size. New memory is admitted first. Errors:
+ * NOMEM. */
+gradd_status_t pool_take(gradd_device_t *device, int64_t bytes, void **out, int64_t *out_bytes);
+/* Moves an arena with all that it holds into a wider one, which was admitted. */
+gradd_status_t pool_grow(gradd_device_t *device, int64_t bytes, void **memory,
+                         int64_t *memory_bytes);
+/* Keeps the arena for the next run, or gives it back to the system. */
+void pool_give(gradd_device_t *device, void *memory, int64_t bytes);
+void pool_drop(gradd_device_t *device, void *memory, int64_t bytes);
+/* Of the spare ones. */
+int64_t pool_bytes(const gradd_device_t *device);
+
+#endif

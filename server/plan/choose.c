@@ -1,0 +1,140 @@
+/* Chooses what runs the nodes of a sequence, the first kernel of the device that takes the call,
+ * and has it prepared. See plan.h.
+ *
+ * A state (a primitive with its generated code) costs time and memory, and the layers of a model
+ * call for the same ones. So the plan keeps what was prepared in a table, by all that a kernel sees
+ * when it prepares: attributes, types, and operands that are known. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/graph/budget.h"
+#include "server/plan/plan.h"
+
+/* Units of the budget that preparing a state takes: about a microsecond each. */
+#define PREPARE_STEPS 200
+
+typedef struct operands_s {
+    gradd_view_t in[GRADD_OP_MAX_IN];
+    gradd_type_t out[GRADD_OP_MAX_OUT];
+} operands_t;
+
+struct ready_s {
+    ready_t *next;
+    const gradd_kernel_t *kernel;
+    gradd_infer_t call; /* in and out point behind this struct; attributes are the graph's */
+    gradd_prepared_t prepared;
+};
+
+static gradd_infer_t describe(const gradd_plan_t *p, const graph_node_t *n, operands_t *o) {
+    const graph_t *g = p->graph;
+    for (int i = 0; i < n->n_in; i++) {
+        o->in[i] = (gradd_view_t){0};
+        if (n->in[i] == GRADD_NONE) continue;
+        const graph_value_t *v = g->values[n->in[i]];
+        o->in[i] = (gradd_view_t){v->type, (void *)v->data};
+    }
+    for (int j = 0; j < n->n_out; j++)
+        o->out[j] = n->out[j] == GRADD_NONE ? (gradd_type_t){0} : g->values[n->out[j]]->type;
+    return (gradd_infer_t){n->op,    n->attrs, n->opset, n->n_in,
+                           n->n_out, o->in,    o->out,   p->device->info.threads};
+}
+
+static uint64_t hash_type(uint64_t hash, const gradd_type_t *type) {
+    hash = (hash ^ (uint64_t)type->dtype) * 0x100000001b3u;
+    for (int d = 0; d < type->rank; d++)
+        hash = (hash ^ (uint64_t)type->dims[d]) * 0x100000001b3u;
+    return hash ^ hash >> 32;
+}
+
+static ready_t **bucket_of(gradd_plan_t *p, const gradd_infer_t *c) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (int i = 0; i < c->n_in; i++)
+        hash = hash_type(hash, &c->in[i].type);
+    for (int j = 0; j < c->n_out; j++)
+        hash = hash_type(hash, &c->out[j]);
+    return &p->ready[hash % PLAN_READY_BUCKETS];
+}
+
+static bool same_call(const gradd_infer_t *a, const gradd_infer_t *b) {
+    if (a->op != b->op || a->opset != b->opset || a->n_in != b->n_in || a->n_out != b->n_out)
+        return false;
+    for (int i = 0; i < a->n_in; i++)
+        if (a->in[i].data != b->in[i].data || !gradd_type_equal(&a->in[i].type, &b->in[i].type))
+            return false;
+    for (int j = 0; j < a->n_out; j++)
+        if (!gradd_type_equal(&a->out[j], &b->out[j])) return false;
+    return graph_same_attrs(a->attrs, b->attrs);
+}
+
+/* An entry that no table holds yet, nothing prepared. */
+static ready_t *new_entry(const gradd_kernel_t *kernel, const gradd_infer_t *c) {
+    const size_t in_bytes = sizeof c->in[0] * (size_t)c->n_in;
+    const size_t out_bytes = sizeof c->out[0] * (size_t)c->n_out;
+    ready_t *r = calloc(1, sizeof *r + in_bytes + out_bytes);
+    if (!r) return NULL;
+    gradd_view_t *in = memcpy(r + 1, c->in, in_bytes);
+    r->kernel = kernel;
+    r->call = *c;
+    r->call.in = in;
+    r->call.out = memcpy((char *)in + in_bytes, c->out, out_bytes);
+    return r;
+}
+
+static gradd_status_t prepare_shared(gradd_plan_t *p, const gradd_infer_t *c, call_t *out) {
+    ready_t **bucket = bucket_of(p, c);
+    for (const ready_t *r = *bucket; r; r = r->next)
+        if (r->kernel == out->kernel && same_call(&r->call, c)) {
+            out->prepared = r->prepared;
+            return GRADD_OK;
+        }
+    GRADD_TRY(budget_spend(PREPARE_STEPS));
+    if (p->ready_bytes > (int64_t)GRAPH_MAX_BYTES)
+        return GRADD_FAIL(LIMIT, "the plan's kernels hold %lld bytes, more than %zu",
+                          (long long)p->ready_bytes, GRAPH_MAX_BYTES);
+    ready_t *r = new_entry(out->kernel, c);
+    if (!r) return GRADD_FAIL(NOMEM, "no memory to plan the graph");
+    gradd_status_t status = gradd_kernel_prepare(out->kernel, c, &r->prepared);
+    if (status) {
+        free(r);
+        return status;
+    }
+    r->next = *bucket;
+    *bucket = r;
+    p->ready_bytes += (int64_t)(sizeof *r + r->prepared.bytes);
+    out->prepared = r->prepared;
+    return GRADD_OK;
+}
+
+static gradd_status_t choose(gradd_plan_t *p, const graph_node_t *n, call_t *out) {
+    operands_t operands;
+    gradd_infer_t c = describe(p, n, &operands);
+    out->kernel = gradd_backend_kernel(p->device->backend, &c);
+    if (!out->kernel) return gradd_no_kernel(p->device->backend, &c);
+    if (out->kernel->prepare) return prepare_shared(p, &c, out);
+    return gradd_kernel_prepare(out->kernel, &c, &out->prepared);
+}
+
+gradd_status_t plan_choose(gradd_plan_t *p, sequence_t *sequence) {
+    char text[GRAPH_NODE_TEXT];
+    const graph_t *g = p->graph;
+    sequence->calls = calloc((size_t)sequence->n + 1, sizeof sequence->calls[0]);
+    if (!sequence->calls) return GRADD_FAIL(NOMEM, "no memory to plan the graph");
+    for (int k = 0; k < sequence->n; k++) {
+        const graph_node_t *n = &g->nodes[sequence->nodes[k]];
+        if (n->op->flags & GRADD_OP_VIEW || plan_writes_nothing(g, n)) continue;
+        gradd_status_t status = choose(p, n, &sequence->calls[k]);
+        if (status)
+            return gradd_wrap(status, "%s",
+                              graph_node_text(g, graph_origin(g, n), text, sizeof text));
+    }
+    return GRADD_OK;
+}
+
+void plan_unprepare(gradd_plan_t *p) {
+    for (int i = 0; i < PLAN_READY_BUCKETS; i++)
+        for (ready_t *r = p->ready[i], *next; r; r = next) {
+            next = r->next;
+            gradd_kernel_unprepare(r->kernel, &r->prepared);
+            free(r);
+        }
+}
