@@ -240,6 +240,9 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
         "boolean index",
         "nonzero",
         "masked_select",
+        "unique",
+        "unique dim",
+        "unique_consecutive",
         "repeat_interleave tensor",
     ),
     "BatchNormalization": (
@@ -326,8 +329,6 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
         "searchsorted",
         "isin",
     ),
-    "Unique": ("unique", "unique dim"),
-    "unique_consecutive": ("unique_consecutive",),
     "STFT": ("stft",),
     "out of range for rank": ("view_as_real",),
     "ScatterElements": (
