@@ -37,7 +37,8 @@ UNREACHED = {
         "to.device|to.dtype_layout|.*_window.*|sym_storage_offset|conj|_conj"
     ),
     "the sizes or the Python code depend on values: refused before a translation": (
-        "_local_scalar_dense|equal|allclose|is_nonzero|nonzero|repeat_interleave.Tensor"
+        "_local_scalar_dense|equal|allclose|is_nonzero|nonzero|repeat_interleave.Tensor|"
+        "_unique2|unique_dim|unique_consecutive"
     ),
     "layers that are refused by name (test_fallback.py, edge_notes.REFUSED)": (
         "_embedding_bag.*|embedding_bag|_fft_.*|_grouped_mm|conv3d|gru.input|lstm.input|"
