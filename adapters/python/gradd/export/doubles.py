@@ -171,9 +171,7 @@ def check(graph: ir.Graph) -> None:
 
 
 def _refusal(node: ir.Node, name: str, number: float) -> CaptureError:
-    made_by = node.meta.get("node")
-    where = places.source_of(node) or f"node {node.name}"
-    what = node.op_type if made_by is None else made_by.target
+    where, what = places.translated(node)
     return CaptureError(
         "unsupported_operator",
         f"{where}: {what} of doubles with {number!r}, which ONNX holds as a float only ({name} of "

@@ -103,9 +103,7 @@ def _compare(node: ir.Node, said: tuple[Any, Any], found: tuple[Any, Any]) -> No
 
 
 def _difference(node: ir.Node, expected: str, found: str) -> CaptureError:
-    made_by = node.meta.get("node")
-    where = places.source_of(node) or f"node {node.name}"
-    name = node.op_type if made_by is None else made_by.target
+    where, name = places.translated(node)
     return CaptureError(
         "unsupported_operator",
         f"{where}: the result of {name} has {expected} in PyTorch, its translation to ONNX has "

@@ -67,6 +67,13 @@ def source_of(node: Any) -> str | None:
     return None if fx_node is None else place_of(fx_node)
 
 
+def translated(node: Any) -> tuple[str, str]:
+    """The place in the user's code of a translated node, and the operator that it is made of."""
+    made_by = node.meta.get("node")
+    name = node.op_type if made_by is None else str(made_by.target)
+    return source_of(node) or f"node {node.name}", name
+
+
 def place_of(fx_node: torch.fx.Node) -> str:
     """ "module.path @ file:line" of the Python line that made an FX node."""
     stack = fx_node.meta.get("nn_module_stack") or {}
