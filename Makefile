@@ -103,12 +103,13 @@ DAEMON_LIBS  = $(ZMQ_LIBS) $(MSGPACK_LIBS) $(ENGINE_LIBS)
 
 # ---------------------------------------------------------------- sources: found, never listed
 SHM_SRC    := $(sort $(wildcard shm/*.c))
-KERNEL_SRC := $(sort $(wildcard kernels/*.c kernels/ops/*.c kernels/cpu/*.c))
+KERNEL_SRC := $(sort $(wildcard kernels/*.c kernels/*/*.c))
 ENGINE_SRC := $(sort $(wildcard server/graph/*.c server/graph/passes/*.c server/plan/*.c \
                                 server/exec/*.c server/api/*.c))
 DAEMON_SRC := $(sort $(wildcard server/*.c))
 TEST_SRC   := $(sort $(wildcard tests/c/test_*.c))
 PEER_SRC   := tests/c/peer.c
+FAKE_SRC   := $(sort $(wildcard tests/fake/*.c))
 TEST_HELP_SRC := $(sort $(filter-out $(TEST_SRC) $(PEER_SRC),$(wildcard tests/c/*.c)))
 PROTO      := $(wildcard server/graph/onnx.proto)
 PB_C       := $(PROTO:%.proto=$(B)/gen/%.pb-c.c)
@@ -118,14 +119,17 @@ PB_OBJ     := $(PB_C:$(B)/gen/%.c=$(B)/gen-obj/%.o)
 SHM_OBJ    := $(call obj,$(SHM_SRC))
 ENGINE_OBJ := $(SHM_OBJ) $(call obj,$(KERNEL_SRC) $(ENGINE_SRC)) $(PB_OBJ)
 DAEMON_OBJ := $(call obj,$(DAEMON_SRC))
+# The device of the tests, and the list of devices with it in place of the library's own.
+FAKE_OBJ   := $(call obj,$(FAKE_SRC)) $(B)/fake/devices.o
 TEST_OBJ   := $(call obj,$(TEST_SRC) $(TEST_HELP_SRC) $(PEER_SRC))
 FUZZ_ALL_OBJ := $(call obj,$(wildcard tests/fuzz/*.c) tests/c/onnx_build.c)
-ALL_OBJ    := $(ENGINE_OBJ) $(DAEMON_OBJ) $(TEST_OBJ) $(FUZZ_ALL_OBJ) $(B)/benchmarks/bench_ipc.o $(B)/benchmarks/bench_engine.o
+ALL_OBJ    := $(ENGINE_OBJ) $(DAEMON_OBJ) $(TEST_OBJ) $(FAKE_OBJ) $(FUZZ_ALL_OBJ) $(B)/benchmarks/bench_ipc.o $(B)/benchmarks/bench_engine.o
 # The runner holds the daemon's modules too, except the one with main().
 TESTED_DAEMON_OBJ := $(filter-out $(B)/server/main.o,$(DAEMON_OBJ))
 
 LIBS := $(B)/lib/libgradd_shm.a $(B)/lib/libgradd_shm.so $(B)/lib/libgradd.a $(B)/lib/libgradd.so
 BIN  := $(B)/bin/gradd
+FAKE := $(B)/bin/gradd-fake
 
 # ---------------------------------------------------------------- targets
 .PHONY: all setup test nightly check check-asan check-tsan demo bench families fuzz fuzz-quick fuzz-bins format lint docs clean help unit \
@@ -136,13 +140,13 @@ all: $(LIBS) $(BIN) ## build libraries and daemon (sets up first when needed)
 setup: ## install what is missing: system packages, .venv, Python packages (repeatable)
 	@sh tools/setup.sh $(VENV)
 
-test: all $(B)/bin/tests fuzz-bins ## every test: layers, sizes, C, mutated input, Python with a real daemon
+test: all $(B)/bin/tests $(FAKE) fuzz-bins ## every test: layers, sizes, C, mutated input, Python with a real daemon
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tests/run_all.py --build $(B)
 
 nightly: all ## the long property tests (ONLY="FILES"), hours; kept in benchmarks/results/nightly.txt
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) nice $(PY) tests/run_all.py --build $(B) --nightly benchmarks/results/nightly.txt $(if $(ONLY),--only $(ONLY))
 
-check: lint all $(B)/bin/tests ## the inner loop, a minute: lint, layers, sizes, C, quick Python
+check: lint all $(B)/bin/tests $(FAKE) ## the inner loop, a minute: lint, layers, sizes, C, quick Python
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tests/run_all.py --build $(B) --quick
 
 # Leaks count as well: a daemon that leaks ends with a status that its test refuses. Time limits and
@@ -243,7 +247,7 @@ unit: $(if $(T),$(B)/bin/test_$(T)) ## build and run one C test module: make uni
 
 # ---------------------------------------------------------------- generated sources
 # Each list is rewritten only when its content changed, so adding a file rebuilds what reads the list.
-GEN := $(B)/gen/op_list.inc $(B)/gen/pass_list.inc $(B)/gen/cmd_list.inc $(B)/gen/test_list.inc \
+GEN := $(B)/gen/op_list.inc $(B)/gen/backend_list.inc $(B)/gen/fake/backend_list.inc $(B)/gen/pass_list.inc $(B)/gen/cmd_list.inc $(B)/gen/test_list.inc \
        $(B)/gen/flags.txt
 put_list = @mkdir -p $(@D); { $(1); } > $@.new; if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 names    = :$(foreach n,$(1),; echo 'X($(n))')
@@ -252,6 +256,11 @@ scan_tests = sed -n -e 's/^TEST(\([a-z0-9_]*\)).*/X($(2), \1, 10)/p' \
 
 $(B)/gen/op_list.inc: FORCE
 	$(call put_list,$(call names,$(sort $(basename $(notdir $(wildcard kernels/ops/*.c))))))
+BACKENDS = $(patsubst kernels/%/backend.c,%,$(sort $(wildcard kernels/*/backend.c)))
+$(B)/gen/backend_list.inc: FORCE
+	$(call put_list,$(call names,$(BACKENDS)))
+$(B)/gen/fake/backend_list.inc: FORCE
+	$(call put_list,$(call names,$(BACKENDS) fake))
 $(B)/gen/pass_list.inc: FORCE
 	$(call put_list,$(call names,$(sort $(basename $(notdir $(wildcard server/graph/passes/*.c))))))
 $(B)/gen/cmd_list.inc: FORCE
@@ -277,6 +286,9 @@ $(B)/tests/c/test_%.o: tests/c/test_%.c
 $(B)/%.o: %.c
 	@mkdir -p $(@D); echo "  CC      $<"
 	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN) -MMD -MP -c $< -o $@
+$(B)/fake/devices.o: kernels/devices.c
+	@mkdir -p $(@D); echo "  CC      $< (with tests/fake)"
+	$(Q)$(CC) -I$(B)/gen/fake $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN) -MMD -MP -c $< -o $@
 $(B)/gen-obj/%.o: $(B)/gen/%.c
 	@mkdir -p $(@D); echo "  CC      $<"
 	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) -MMD -MP -c $< -o $@
@@ -305,8 +317,11 @@ $(B)/lib/libgradd.so: $(ENGINE_OBJ) $(B)/gen/engine_members.txt tools/exports.ma
 $(B)/bin/gradd: $(DAEMON_OBJ) $(B)/lib/libgradd.a
 	$(call link,$(DAEMON_LIBS))
 
+$(FAKE): $(DAEMON_OBJ) $(FAKE_OBJ) $(B)/lib/libgradd.a
+	$(call link,$(DAEMON_LIBS))
+
 $(B)/tests/runner.o: $(B)/gen/test_list.inc $(B)/gen/flags.txt
-$(B)/bin/tests: $(B)/tests/runner.o $(TEST_OBJ) $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a
+$(B)/bin/tests: $(B)/tests/runner.o $(TEST_OBJ) $(FAKE_OBJ) $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a
 	$(call link,$(DAEMON_LIBS))
 
 # A unit runner has its own list and links what its module needs: shm alone, the engine, or the
@@ -322,7 +337,7 @@ $(UNIT_SHM): $(B)/bin/test_%: $(B)/unit/%/runner.o $(B)/tests/c/test_%.o $(B)/li
 UNIT_DAEMON := $(filter-out $(UNIT_SHM),$(patsubst tests/c/test_%.c,$(B)/bin/test_%,\
     $(if $(TEST_SRC),$(shell grep -lE '^.include "(server/[a-z_]+|tests/c/peer)\.h"' $(TEST_SRC)))))
 $(filter-out $(UNIT_SHM),$(UNIT_ALL)): $(B)/bin/test_%: $(B)/unit/%/runner.o \
-    $(B)/tests/c/test_%.o $(B)/tests/libhelp.a $(B)/lib/libgradd.a
+    $(B)/tests/c/test_%.o $(B)/tests/libhelp.a $(FAKE_OBJ) $(B)/lib/libgradd.a
 	$(call link,$(DAEMON_LIBS))
 $(B)/tests/libhelp.a: $(call obj,$(TEST_HELP_SRC))
 	$(archive)

@@ -35,14 +35,23 @@ typedef struct gradd_backend_s {
     const char *name;
     bool host; /* it reads the process's memory where it lies */
 
+    /* Makes the pages of a memfd, all of it, memory of the device, and gives its address there.
+     * Called by any thread at any time: it gives no work to the queue. NULL = the process's own
+     * mapping serves. Errors: NOMEM, SHM. */
+    gradd_status_t (*map)(gradd_queue_t *queue, int fd, size_t bytes, void **out);
+    void (*unmap)(gradd_queue_t *queue, void *memory, size_t bytes); /* nothing uses it */
+
     /* `threads`, at least 1: for a device that computes with the host's. */
     gradd_status_t (*queue_create)(int threads, gradd_queue_t **out);
     void (*queue_destroy)(gradd_queue_t *queue); /* waits; accepts NULL */
     /* Makes the calling thread ready for a sequence of calls, which ends with wait; not needed by
      * alloc and free. */
     gradd_status_t (*queue_enter)(gradd_queue_t *queue);
-    /* Waits for all that was enqueued; reports what failed on the device. */
-    gradd_status_t (*wait)(gradd_queue_t *queue);
+    /* Waits for all that was enqueued and reports what failed first since the last report;
+     * *out_step (may be NULL) is the step of the operator that did, or -1. What stands behind
+     * failed work may be left out, but for free. A device that is lost reports DEVICE from then on.
+     */
+    gradd_status_t (*wait)(gradd_queue_t *queue, int *out_step);
 
     /* Memory of the device for what is enqueued from now on, aligned to at least 64 bytes. Errors:
      * NOMEM. bytes may be 0. Free waits its turn: what was enqueued before may still use it;
@@ -55,7 +64,8 @@ typedef struct gradd_backend_s {
     gradd_status_t (*run)(gradd_queue_t *queue, const gradd_kernel_t *kernel,
                           const gradd_run_t *run);
 
-    /* What a tensor of floats holds. Waits. */
+    /* What a tensor of floats holds. Waits; what failed in front is its failure, too, but only
+     * wait() reports it for good. The same holds of all that waits below. */
     gradd_status_t (*scan)(gradd_queue_t *queue, const gradd_view_t *view, gradd_scan_t *out);
     /* What a list of tensors holds, in one number: of all bytes, so that a single changed element
      * always changes it, or of drawn ones, so that a write of all elements does. A function of the

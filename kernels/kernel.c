@@ -8,22 +8,31 @@
 #include "kernels/backend.h"
 #include "kernels/registry.h"
 
-const gradd_backend_t *const gradd_backends[] = {&gradd_backend_cpu};
-const size_t gradd_backend_count = sizeof gradd_backends / sizeof gradd_backends[0];
-
 bool gradd_kernel_takes(const gradd_kernel_t *kernel, const gradd_op_t *op, int input,
                         gradd_dtype_t dtype) {
     uint32_t mask = gradd_types_at(kernel->types[0] ? kernel->types : op->types, input);
     return !mask || mask & 1u << dtype;
 }
 
-bool gradd_kernel_runs(const gradd_kernel_t *kernel, const gradd_infer_t *c) {
+/* The first operand that the row would read on the host, and which is not known; -1 = none. */
+static int unknown_on_host(const gradd_kernel_t *kernel, const gradd_infer_t *c) {
+    for (int i = 0; i < c->n_in && i < 32; i++)
+        if (kernel->host_in >> i & 1 && c->in[i].type.dtype && !c->in[i].data) return i;
+    return -1;
+}
+
+/* Apart from what has to be known. */
+static bool fits(const gradd_kernel_t *kernel, const gradd_infer_t *c) {
     if (strcmp(kernel->op, c->op->name)) return false;
     for (int i = 0; i < c->n_in; i++) {
         gradd_dtype_t dtype = c->in[i].type.dtype;
         if (dtype && !gradd_kernel_takes(kernel, c->op, i, dtype)) return false;
     }
     return !kernel->accepts || kernel->accepts(c);
+}
+
+bool gradd_kernel_runs(const gradd_kernel_t *kernel, const gradd_infer_t *c) {
+    return fits(kernel, c) && unknown_on_host(kernel, c) < 0;
 }
 
 gradd_status_t gradd_kernel_prepare(const gradd_kernel_t *kernel, const gradd_infer_t *c,
@@ -45,9 +54,22 @@ const gradd_kernel_t *gradd_backend_kernel(const gradd_backend_t *backend, const
     return NULL;
 }
 
+static const gradd_kernel_t *find_fitting(const gradd_backend_t *backend, const gradd_infer_t *c) {
+    for (size_t f = 0; f < backend->n_kernels; f++)
+        for (size_t i = 0; i < backend->kernels[f]->n; i++)
+            if (fits(&backend->kernels[f]->v[i], c)) return &backend->kernels[f]->v[i];
+    return NULL;
+}
+
 gradd_status_t gradd_no_kernel(const gradd_backend_t *backend, const gradd_infer_t *c) {
     char types[256] = "";
     size_t at = 0;
+    const gradd_kernel_t *close = find_fitting(backend, c);
+    if (close)
+        return GRADD_FAIL(UNSUPPORTED,
+                          "the device '%s' runs %s only where input %d is known when the plan is "
+                          "made",
+                          backend->name, c->op->name, unknown_on_host(close, c));
     for (int i = 0; i < c->n_in && at + 16 < sizeof types; i++)
         at += (size_t)snprintf(types + at, sizeof types - at, "%s%s", i ? ", " : " of ",
                                gradd_dtype_name(c->in[i].type.dtype));

@@ -36,6 +36,9 @@ typedef struct gradd_kernel_s {
     /* Element types that it takes, like those of the operator's row; all zero = the same. */
     uint32_t types[GRADD_OP_MAX_TYPES];
     uint32_t inplace; /* bit k: out[0] may overwrite in[k] if their types are equal */
+    /* Bit k: in[k] is read by the host, in its own memory. The row runs a call only where that
+     * operand is absent or known when the plan is made. */
+    uint32_t host_in;
     /* Whether it runs this call; NULL = always. c->out is not known yet. */
     bool (*accepts)(const gradd_infer_t *c);
     gradd_status_t (*run)(const gradd_run_t *r);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/exec/device.h"
 #include "server/worker.h"
 
 #define MAX_ALIAS_GROUPS 4096
@@ -20,8 +21,8 @@ enum { PUT_ALIAS, PUT_ONNX };
 
 /* The ONNX bytes: a payload frame, or a private copy of a tensor in a segment. A segment may change
  * under our eyes, so what is hashed, scanned and parsed must be the same copy. */
-static gradd_status_t onnx_bytes(request_t *request, const void **out_data, size_t *out_bytes,
-                                 void **out_copy) {
+static gradd_status_t onnx_bytes(const worker_t *worker, request_t *request, const void **out_data,
+                                 size_t *out_bytes, void **out_copy) {
     const msgpack_object *tensor = request->args[PUT_ONNX];
     *out_copy = NULL;
     if (!tensor && request->n_payloads == 0)
@@ -45,7 +46,7 @@ static gradd_status_t onnx_bytes(request_t *request, const void **out_data, size
     st = gradd_handle_tensor(table, &t, &address);
     if (st == GRADD_OK && !(*out_copy = malloc((size_t)bytes + 1)))
         st = GRADD_FAIL(NOMEM, "no memory for %lld bytes of ONNX", (long long)bytes);
-    if (st == GRADD_OK) memcpy(*out_copy, address, (size_t)bytes);
+    if (st == GRADD_OK) st = device_read(worker->device, *out_copy, address, (size_t)bytes);
     gradd_handle_release(table, t.segment);
     if (st != GRADD_OK) return gradd_wrap(st, "graph.put: onnx");
     *out_data = *out_copy;
@@ -233,7 +234,7 @@ static gradd_status_t graph_put(worker_t *worker, request_t *request) {
     void *copy = NULL;
     uint8_t id[GRADD_SHA256_BYTES];
     struct work_graph_s *graph = NULL;
-    GRADD_TRY(onnx_bytes(request, &onnx, &bytes, &copy));
+    GRADD_TRY(onnx_bytes(worker, request, &onnx, &bytes, &copy));
     gradd_status_t st = graph_id(onnx, bytes, request->args[PUT_ALIAS], id);
     if (st == GRADD_OK) st = add_graph(worker, request->session->work, id, onnx, bytes, &graph);
     free(copy);

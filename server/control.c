@@ -72,7 +72,7 @@ static gradd_status_t run_segment(packet_t *packet) {
         return GRADD_FAIL(SESSION, "segment: say hello first");
     int fd = packet->fds[0];
     packet->fds[0] = -1;
-    GRADD_TRY(gradd_lease_add(packet->session->lease, id, fd, bytes));
+    GRADD_TRY(gradd_lease_add(packet->session->lease, id, fd, bytes, packet->session->mapper));
     wire_key(packet->reply, "id");
     wire_put_u64(packet->reply, id);
     return GRADD_OK;

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "server/control.h"
+#include "server/exec/device.h"
 #include "server/log.h"
 #include "server/machine.h"
 #include "server/requests.h"
@@ -253,11 +254,13 @@ static gradd_status_t start(daemon_t *daemon) {
     GRADD_TRY(watch(daemon, queue_fd(daemon->queue), ON_QUEUE, 0));
     daemon->worker = (worker_t){.root = "", .plain = !strcmp(daemon->options->fuse, "0")};
     const gradd_device_options_t device = {
+        .name = daemon->options->device,
         .threads = machine_threads(daemon->options->threads),
         .memory_limit = daemon->options->memory_mib << 20,
         .compile_ms = daemon->options->compile_ms,
     };
     GRADD_TRY(worker_open_device(&daemon->worker, &device));
+    daemon->table.mapper = device_mapper(daemon->worker.device);
     return open_sockets(daemon);
 }
 

@@ -1,6 +1,7 @@
 /* A session's objects in the engine thread, and the way of a request there. See worker.h. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "server/log.h"
 #include "server/worker.h"
@@ -161,6 +162,14 @@ static void add_source(const work_t *work, const char *message) {
     }
 }
 
+/* A device that is lost does not come back in this process. Clients find their connection gone, as
+ * after any death of a daemon, and have the request done by the next one. */
+static _Noreturn void end_without_device(const request_t *request) {
+    log_event(LOG_ERROR, "device_lost", "verb=%s what=\"%s\"", request->command->name,
+              gradd_error_message());
+    _exit(DEVICE_LOST_STATUS);
+}
+
 static void run_request(worker_t *worker, request_t *request) {
     work_t *work = NULL;
     gradd_status_t st = work_of(worker, request->session, &work);
@@ -171,6 +180,7 @@ static void run_request(worker_t *worker, request_t *request) {
     if (work) work->subject = NULL;
     wire_reply_begin(&request->reply, request->q);
     if (st == GRADD_OK) st = request->command->run(worker, request);
+    if (st == GRADD_E_DEVICE) end_without_device(request);
     if (st != GRADD_OK) {
         atomic_fetch_add(&worker->n_failed, 1);
         if (work) add_source(work, gradd_error_message());

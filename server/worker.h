@@ -13,6 +13,9 @@
 #include "server/spans.h"
 #include "shm/sha256.h"
 
+/* Exit status of a daemon whose device is lost: EX_UNAVAILABLE of sysexits.h. */
+#define DEVICE_LOST_STATUS 69
+
 #define WORK_MAX_GRAPHS   64  /* beyond it the graph that was used least recently is dropped */
 #define WORK_MAX_PLANS    256 /* beyond it the plan that was used least recently is dropped */
 #define WORK_MAX_BINDINGS 1024

@@ -180,9 +180,10 @@ bool gradd_lease_alive(const gradd_lease_t *lease) {
     return !atomic_load(&lease->ended) && gradd_peer_alive(&lease->peer);
 }
 
-gradd_status_t gradd_lease_add(gradd_lease_t *lease, uint64_t id, int fd, uint64_t expect_bytes) {
+gradd_status_t gradd_lease_add(gradd_lease_t *lease, uint64_t id, int fd, uint64_t expect_bytes,
+                               const gradd_mapper_t *mapper) {
     gradd_segment_t segment = GRADD_SEGMENT_INIT;
-    gradd_status_t status = gradd_segment_open(fd, expect_bytes, &segment);
+    gradd_status_t status = gradd_segment_open(fd, expect_bytes, mapper, &segment);
     if (status != GRADD_OK) {
         if (fd >= 0) close(fd);
         return gradd_wrap(status, "segment %llu", (unsigned long long)id);

@@ -74,7 +74,8 @@ bool gradd_lease_alive(const gradd_lease_t *lease);
 
 /* Checks a received descriptor and adds it under `id`: gradd_segment_open + gradd_handle_add. The
  * descriptor is always consumed: closed on failure. */
-gradd_status_t gradd_lease_add(gradd_lease_t *lease, uint64_t id, int fd, uint64_t expect_bytes);
+gradd_status_t gradd_lease_add(gradd_lease_t *lease, uint64_t id, int fd, uint64_t expect_bytes,
+                               const gradd_mapper_t *mapper);
 
 /* The peer is gone or has detached: closes the table (see gradd_handle_close). Idempotent. */
 void gradd_lease_end(gradd_lease_t *lease);

@@ -120,8 +120,9 @@ gradd_status_t gradd_segment_check(int fd, uint64_t *out_bytes) {
     return GRADD_OK;
 }
 
-gradd_status_t gradd_segment_open(int fd, uint64_t expect_bytes, gradd_segment_t *out_segment) {
-    gradd_segment_t opened = {.fd = fd};
+gradd_status_t gradd_segment_open(int fd, uint64_t expect_bytes, const gradd_mapper_t *mapper,
+                                  gradd_segment_t *out_segment) {
+    gradd_segment_t opened = {.fd = fd, .mapper = mapper};
     GRADD_TRY(gradd_segment_check(fd, &opened.bytes));
     if (opened.bytes != expect_bytes)
         return GRADD_FAIL(SHM, "the segment has %llu bytes, the message said %llu",
@@ -134,6 +135,9 @@ gradd_status_t gradd_segment_open(int fd, uint64_t expect_bytes, gradd_segment_t
 gradd_status_t gradd_segment_map(gradd_segment_t *segment) {
     void *base;
     if (segment->base) return GRADD_OK;
+    if (segment->mapper)
+        return segment->mapper->map(segment->mapper->context, segment->fd, segment->bytes,
+                                    &segment->base);
     base = mmap(NULL, segment->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, 0);
     if (base == MAP_FAILED && errno == ENOMEM)
         return GRADD_FAIL(NOMEM, "no address space to map a segment of %llu bytes",
@@ -144,7 +148,11 @@ gradd_status_t gradd_segment_map(gradd_segment_t *segment) {
 }
 
 void gradd_segment_unmap(gradd_segment_t *segment) {
-    if (segment->base) munmap(segment->base, segment->bytes);
+    const gradd_mapper_t *mapper = segment->mapper;
+    if (segment->base && mapper)
+        mapper->unmap(mapper->context, segment->base, segment->bytes);
+    else if (segment->base)
+        munmap(segment->base, segment->bytes);
     segment->base = NULL;
 }
 

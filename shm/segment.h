@@ -23,14 +23,23 @@
 extern "C" {
 #endif
 
+/* How a device takes a segment into its own memory. Any thread calls, at any time. */
+typedef struct gradd_mapper_s {
+    void *context;
+    /* All bytes of fd; *out is an address of the device, page aligned. Fails with NOMEM or SHM. */
+    gradd_status_t (*map)(void *context, int fd, uint64_t bytes, void **out);
+    void (*unmap)(void *context, void *base, uint64_t bytes);
+} gradd_mapper_t;
+
 typedef struct gradd_segment_s {
     int fd;         /* Owned. -1: none */
     void *base;     /* Owned mapping of all bytes, page aligned. NULL: not mapped */
     uint64_t bytes; /* size of the file as the kernel reports it, never as a message claims it */
+    const gradd_mapper_t *mapper; /* Borrowed; whose address base is. NULL: this process's */
 } gradd_segment_t;
 
 /* The empty segment: gradd_segment_t s = GRADD_SEGMENT_INIT; */
-#define GRADD_SEGMENT_INIT {-1, NULL, 0}
+#define GRADD_SEGMENT_INIT {-1, NULL, 0, NULL}
 
 /* Makes a segment of exactly `bytes` zero bytes (> 0), reserved, sealed and mapped. `name` is for
  * /proc only, at most 200 characters. Fails with LIMIT (size), NOSPC (no room), SHM. */
@@ -42,8 +51,10 @@ gradd_status_t gradd_segment_create(const char *name, uint64_t bytes, gradd_segm
 gradd_status_t gradd_segment_check(int fd, uint64_t *out_bytes);
 
 /* Checks fd and maps it. expect_bytes is what the message said: a different real size is refused
- * (SHM). Takes over fd on success; on failure fd stays with the caller. */
-gradd_status_t gradd_segment_open(int fd, uint64_t expect_bytes, gradd_segment_t *out_segment);
+ * (SHM). Takes over fd on success; on failure fd stays with the caller. mapper: NULL for this
+ * process, else it must outlive the segment. */
+gradd_status_t gradd_segment_open(int fd, uint64_t expect_bytes, const gradd_mapper_t *mapper,
+                                  gradd_segment_t *out_segment);
 
 /* Maps a segment that was unmapped; nothing to do when it is mapped. Fails with NOMEM or SHM. */
 gradd_status_t gradd_segment_map(gradd_segment_t *segment);

@@ -29,6 +29,7 @@ extern "C" {
     X(NOMEM, "out of memory")                                                                      \
     X(NOSPC, "no space to back shared memory")                                                     \
     X(NONFINITE, "a value is NaN or infinite")                                                     \
+    X(DEVICE, "a device does not work any more")                                                   \
     X(IO, "an input or output operation failed")                                                   \
     X(EXTDATA, "external data is not accepted")                                                    \
     X(UNSUPPORTED, "not supported")                                                                \

@@ -3,7 +3,8 @@
 # shm; adapters/optimum -> adapters/python, never back. It works on text because includes are
 # written from the repository root. Shared memory knows no transport and no engine library, the
 # engine knows no transport, and only kernels/cpu and kernels/ops may name the matrix library. What
-# the server wants of a device it asks the device's table, so it includes nothing of kernels/cpu.
+# the server wants of a device it asks the device's table, so it includes nothing of a device's
+# folder and names no device's table.
 cd "$(dirname "$0")/.." || exit 1
 inc='^[[:space:]]*#[[:space:]]*include[[:space:]]*'
 engine='server/graph server/plan server/exec server/api'
@@ -16,7 +17,10 @@ bad=$(
     scan "$inc<(zmq|msgpack|cuda|dnnl|protobuf-c)" shm
     scan "$inc[<\"](zmq|msgpack)" kernels $engine
     scan "$inc[<\"]dnnl" server
-    scan "$inc\"kernels/cpu/" server
+    scan "$inc\"kernels/[a-z]*/" server
+    for device in kernels/*/backend.c; do
+        scan "gradd_backend_$(basename "$(dirname "$device")")\\>" server
+    done
     grep -RnE --include='*.py' '(from|import) +optimum\.gradd' adapters/python 2>/dev/null
 )
 [ -z "$bad" ] && exit 0

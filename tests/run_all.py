@@ -1,7 +1,8 @@
 """Runs every kind of test and ends with one line: "N passed, N failed".
 
 Order: the checks (layers, sizes, operators page), the C runner, then pytest with a real daemon
-(`--quick`: only what is marked quick). A check script counts as one test. Everything that was
+(`--quick`: only what is marked quick), then the tests of a device's own once more on the device of
+tests/fake. A check script counts as one test. Everything that was
 skipped is listed with its reason by the part that skipped it, and the slowest Python tests are.
 `--nightly FILE [--only TEST...]` runs the long property tests alone, file by file, and keeps in
 FILE what the last run of each said. Called by `make test`, `make check`, `make nightly`.
@@ -24,6 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 Count = tuple[int, int]  # passed, failed
+FAKE_C = ("ops", "step.")  # modules of C tests whose device is the one that is named
 
 
 def run_script(title: str, command: list[str]) -> Count:
@@ -37,26 +39,38 @@ def workers() -> int:
     return min(2, len(os.sched_getaffinity(0)))
 
 
-def run_c(binary: Path) -> Count:
+def run_c(binary: Path, device: str = "", filters: Sequence[str] = ()) -> Count:
     """Runs the C tests in equal parts beside each other and prints what each part said."""
-    print("== C tests", flush=True)
-    parts = [f"{part}/{workers()}" for part in range(1, workers() + 1)]
+    print("== C tests", f"({device})" if device else "", flush=True)
+    chosen = [word for name in filters for word in ("--filter", name)]
+    commands = [
+        [str(binary), "--part", f"{part}/{workers()}", *chosen] for part in range(1, workers() + 1)
+    ]
     with concurrent.futures.ThreadPoolExecutor() as threads:
-        counts = list(threads.map(lambda part: run_c_part(binary, part), parts))
+        counts = list(threads.map(run_c_part, commands))
     return sum(c[0] for c in counts), sum(c[1] for c in counts)
 
 
-def run_c_part(binary: Path, part: str) -> Count:
+def run_c_part(command: list[str]) -> Count:
     """The last line of the output carries the counts."""
-    command = [str(binary), "--part", part]
+    part = " ".join(command[1:])
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    print(f"part {part}:\n{done.stdout}", end="", flush=True)
+    print(f"{part}:\n{done.stdout}", end="", flush=True)
     match = re.search(r"^(\d+) passed, (\d+) failed\n\Z", done.stdout, re.MULTILINE)
     if not match:
-        print(f"C tests: {binary} ended with status {done.returncode} and no result")
+        print(f"C tests: {command[0]} ended with status {done.returncode} and no result")
         return 0, 1
     passed, failed = int(match[1]), int(match[2])
     return passed, failed if done.returncode == 0 else max(failed, 1)
+
+
+def run_fake(build: Path) -> Count:
+    """What depends on the device once more on that of tests/fake."""
+    os.environ["GRADD_TEST_DEVICE"] = "fake"
+    binary = (build / "bin" / "tests").resolve()
+    counts = [run_c(binary, "fake", FAKE_C), run_python(build, "fake and not nightly")]
+    del os.environ["GRADD_TEST_DEVICE"]
+    return sum(c[0] for c in counts), sum(c[1] for c in counts)
 
 
 def run_fuzz(folder: Path) -> Count:
@@ -163,6 +177,7 @@ def main() -> int:
         run_c((ROOT / args.build / "bin" / "tests").resolve()),
         (0, 0) if args.quick else run_fuzz((ROOT / args.build / "bin").resolve()),
         run_python(ROOT / args.build, "quick" if args.quick else "not nightly"),
+        (0, 0) if args.quick else run_fake(ROOT / args.build),
     ]
     passed, failed = (sum(column) for column in zip(*counts, strict=True))
     print(f"== {time.monotonic() - start:.0f} s")

@@ -113,8 +113,8 @@ static gradd_status_t cpu_run(gradd_queue_t *queue, const gradd_kernel_t *kernel
     return kernel->run(run);
 }
 
-static gradd_status_t cpu_wait(gradd_queue_t *queue) {
-    (void)queue;
+static gradd_status_t cpu_wait(gradd_queue_t *queue, int *out_step) {
+    (void)queue, (void)out_step;
     return GRADD_OK;
 }
 

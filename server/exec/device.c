@@ -4,6 +4,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+static gradd_status_t map(void *context, int fd, uint64_t bytes, void **out) {
+    const gradd_device_t *d = context;
+    return d->backend->map(d->queue, fd, (size_t)bytes, out);
+}
+
+static void unmap(void *context, void *base, uint64_t bytes) {
+    const gradd_device_t *d = context;
+    d->backend->unmap(d->queue, base, (size_t)bytes);
+}
+
 gradd_status_t device_open(const gradd_backend_t *backend, const gradd_device_options_t *options,
                            gradd_device_t **out_device) {
     gradd_device_t *d = calloc(1, sizeof *d);
@@ -17,6 +27,7 @@ gradd_status_t device_open(const gradd_backend_t *backend, const gradd_device_op
     d->compile_ms = options->compile_ms;
     d->admit = options->admit;
     d->admit_context = options->admit_context;
+    d->mapper = (gradd_mapper_t){d, map, unmap};
     gradd_status_t status = backend->queue_create(d->info.threads, &d->queue);
     if (status) {
         free(d);
@@ -44,6 +55,17 @@ void gradd_device_close(gradd_device_t *d) {
 
 const gradd_device_info_t *gradd_device_info(const gradd_device_t *d) {
     return &d->info;
+}
+
+const gradd_mapper_t *device_mapper(const gradd_device_t *d) {
+    return d->backend->map ? &d->mapper : NULL;
+}
+
+gradd_status_t device_read(gradd_device_t *d, void *to, const void *from, size_t bytes) {
+    GRADD_TRY(d->backend->queue_enter(d->queue));
+    gradd_status_t status = d->backend->copy(d->queue, to, from, bytes);
+    gradd_status_t waited = d->backend->wait(d->queue, NULL);
+    return status ? status : waited;
 }
 
 void device_set_hook(gradd_device_t *d, device_hook_t hook, void *context) {

@@ -13,6 +13,7 @@
 
 #include "kernels/backend.h"
 #include "server/api/gradd.h"
+#include "shm/segment.h"
 
 /* Two: a step of two micro-batch shapes, or two runs in flight, alternate without mapping. */
 #define DEVICE_SPARES 2
@@ -40,6 +41,7 @@ struct device_s {
     spare_t spares[DEVICE_SPARES];
     device_hook_t hook;
     void *hook_context;
+    gradd_mapper_t mapper;
 };
 
 /* For tracing and tests; NULL = none. */
@@ -47,6 +49,12 @@ void device_set_hook(gradd_device_t *device, device_hook_t hook, void *context);
 /* A device of that backend, which need not be in the list. */
 gradd_status_t device_open(const gradd_backend_t *backend, const gradd_device_options_t *options,
                            gradd_device_t **out_device);
+
+/* Maps segments into the device's memory, as long as it is open; NULL: it takes the process's
+ * mappings. */
+const gradd_mapper_t *device_mapper(const gradd_device_t *device);
+/* Copies what lies in memory of the device, or in the process's, to the process's. Waits. */
+gradd_status_t device_read(gradd_device_t *device, void *to, const void *from, size_t bytes);
 
 /* ---- arenas (pool.c) ---- */
 

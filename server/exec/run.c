@@ -23,7 +23,6 @@ gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_handle_t **out_run
 
 void gradd_run_destroy(gradd_run_handle_t *run) {
     if (!run) return;
-    run->device->backend->wait(run->device->queue);
     if (run->flags & GRADD_RUN_ONCE)
         pool_drop(run->device, run->arena, run->arena_bytes);
     else

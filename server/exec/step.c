@@ -173,7 +173,7 @@ static gradd_status_t check_request(const step_request_t *r) {
 
 static gradd_status_t read_journal(stepping_t *s) {
     GRADD_TRY(s->b->copy(s->queue, &s->head, s->journal, offsetof(step_journal_t, pad)));
-    GRADD_TRY(s->b->wait(s->queue));
+    GRADD_TRY(s->b->wait(s->queue, NULL));
     GRADD_TRY(s->b->queue_enter(s->queue));
     if (s->head.magic && s->head.magic != STEP_JOURNAL_MAGIC)
         return GRADD_FAIL(SHM, "the region given as journal is not one");
@@ -224,7 +224,7 @@ gradd_status_t step_run(gradd_device_t *device, const step_request_t *r, double 
     stepping_t s = {.r = r, .b = device->backend, .queue = device->queue, .journal = r->journal};
     GRADD_TRY(check_request(r));
     gradd_status_t status = run(&s);
-    gradd_status_t waited = s.b->wait(s.queue);
+    gradd_status_t waited = s.b->wait(s.queue, NULL);
     if (!status) status = waited;
     if (!status) memcpy(out_norm, &s.head.norm, sizeof *out_norm);
     return status;

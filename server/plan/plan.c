@@ -371,7 +371,7 @@ gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_
 
 void gradd_plan_destroy(gradd_plan_t *p) {
     if (!p) return;
-    p->device->backend->wait(p->device->queue); /* its steps may still be under way */
+    p->device->backend->wait(p->device->queue, NULL); /* its constants may be on their way */
     for (variant_t *v = p->variants, *next; v; v = next) {
         next = v->next;
         variant_destroy(v);

@@ -26,7 +26,7 @@ typedef enum loc_kind_e {
     LOC_GRAD,        /* index = position in the plan's gradients */
     LOC_GRAD_OUTPUT, /* index = position in the plan's outputs */
     LOC_CONST,       /* index = block of the plan's constants, offset into it */
-    LOC_HOST,        /* offset = address of a constant in the process's memory */
+    LOC_HOST,        /* offset = address of a known value in the process's memory */
 } loc_kind_t;
 
 typedef struct loc_s {

@@ -27,6 +27,11 @@ static gradd_status_t set_operand(gradd_plan_t *plan, const layout_t *layout, st
     if (v == GRADD_NONE) return GRADD_OK;
     step->view[i].type = g->values[v]->type;
     if (!g->values[v]->data) v = plan_root(g, v); /* a known value has elements of its own */
+    const bool host = i < step->run.n_in && i < 32 && step->kernel->host_in >> i & 1;
+    if (host) {
+        step->loc[i] = (loc_t){LOC_HOST, 0, (int64_t)(intptr_t)g->values[v]->data};
+        return GRADD_OK;
+    }
     if (g->values[v]->data) return constants_place(plan, v, &step->loc[i]);
     step->loc[i] = layout->loc[v];
     return GRADD_OK;

@@ -83,7 +83,7 @@ TEST(packet_and_segment_arrive) {
     CHECK_EQ_STR(r.data, "segment");
     CHECK_EQ_INT(r.n_fds, 1);
     CHECK(fcntl(r.fds[0], F_GETFD) & FD_CLOEXEC);
-    CHECK_OK(gradd_segment_open(r.fds[0], 4096, &theirs));
+    CHECK_OK(gradd_segment_open(r.fds[0], 4096, NULL, &theirs));
     strcpy(mine.base, "seen");
     CHECK_EQ_STR(theirs.base, "seen");
     gradd_segment_finish(&mine);

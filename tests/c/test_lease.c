@@ -114,7 +114,7 @@ static gradd_lease_t *lease_of(const client_t *client, gradd_lease_method_t meth
     CHECK_EQ_INT(peer.pidfd, -1);
     CHECK_OK(gradd_fd_recv(client->socket, data, sizeof data, &bytes, &fd, 1, &n_fds, &event));
     CHECK_EQ_INT(n_fds, 1);
-    CHECK_OK(gradd_lease_add(lease, 1, fd, SIZE));
+    CHECK_OK(gradd_lease_add(lease, 1, fd, SIZE, NULL));
     return lease;
 }
 
@@ -254,14 +254,14 @@ TEST(refused_descriptors_are_closed) {
     gradd_segment_t segment = GRADD_SEGMENT_INIT;
     CHECK_OK(gradd_segment_create("mine", SIZE, &segment));
     int before = open_descriptors();
-    CHECK_STATUS(GRADD_E_SHM, gradd_lease_add(lease, 2, dup(segment.fd), SIZE + 1));
+    CHECK_STATUS(GRADD_E_SHM, gradd_lease_add(lease, 2, dup(segment.fd), SIZE + 1, NULL));
     CHECK_ERROR_HAS("segment 2: ");
-    CHECK_STATUS(GRADD_E_SHM, gradd_lease_add(lease, 1, dup(segment.fd), SIZE));
-    CHECK_STATUS(GRADD_E_SHM, gradd_lease_add(lease, 2, dup(STDIN_FILENO), SIZE));
-    CHECK_STATUS(GRADD_E_SHM, gradd_lease_add(lease, 2, -1, SIZE));
+    CHECK_STATUS(GRADD_E_SHM, gradd_lease_add(lease, 1, dup(segment.fd), SIZE, NULL));
+    CHECK_STATUS(GRADD_E_SHM, gradd_lease_add(lease, 2, dup(STDIN_FILENO), SIZE, NULL));
+    CHECK_STATUS(GRADD_E_SHM, gradd_lease_add(lease, 2, -1, SIZE, NULL));
     CHECK_EQ_INT(open_descriptors(), before);
     gradd_lease_end(lease);
-    CHECK_STATUS(GRADD_E_STALE, gradd_lease_add(lease, 3, dup(segment.fd), SIZE));
+    CHECK_STATUS(GRADD_E_STALE, gradd_lease_add(lease, 3, dup(segment.fd), SIZE, NULL));
     CHECK_EQ_INT(open_descriptors(), before - 1);
     gradd_segment_finish(&segment);
     gradd_lease_destroy(lease);

@@ -9,6 +9,7 @@
 #include "kernels/dispatch.h"
 #include "kernels/registry.h"
 #include "tests/c/eager.h"
+#include "tests/c/ground.h"
 #include "tests/test.h"
 
 #include <math.h>
@@ -143,7 +144,7 @@ static gradd_status_t check_forward(job_t *job) {
     gradd_view_t out[GRADD_OP_MAX_OUT];
     double tol = job->spec->tol > 0 ? job->spec->tol : 1e-5;
     if (job->float_as == GRADD_DT_F64) tol = tol < 1e-9 ? tol : 1e-9;
-    omp_set_num_threads(2);
+    omp_set_num_threads(ground_threads(2));
     GRADD_TRY(eager_call(&job->e, &job->call, out));
     GRADD_TRY(vary(job, &job->call, out, 0, "second run"));
     eager_call_t ref = job->call;
@@ -153,9 +154,9 @@ static gradd_status_t check_forward(job_t *job) {
     gradd_status_t narrow = vary(job, &job->call, out, 0, "shorter vectors");
     gradd_narrow = false;
     GRADD_TRY(narrow);
-    omp_set_num_threads(1);
+    omp_set_num_threads(ground_threads(1));
     GRADD_TRY(vary(job, &job->call, out, tol, "one thread"));
-    omp_set_num_threads(2);
+    omp_set_num_threads(ground_threads(2));
     GRADD_TRY(check_overwriting(job, out));
     return check_dropping(job, out);
 }
@@ -302,7 +303,7 @@ TEST_LIMIT(forward_agrees_with_the_plain_loop, 60) {
 }
 
 TEST_LIMIT(gradient_agrees_with_differences, 120) {
-    omp_set_num_threads(1); /* threads are the forward test's matter */
+    omp_set_num_threads(ground_threads(1)); /* threads are the forward test's matter */
     every_case(check_gradient, GRADD_DT_F64);
     printf("%d cases\n", checked);
     CHECK_EQ_INT(failures, 0);

@@ -13,6 +13,7 @@
 #include "kernels/dispatch.h"
 #include "kernels/registry.h"
 #include "tests/c/eager.h"
+#include "tests/c/ground.h"
 #include "tests/test.h"
 
 #include <math.h>
@@ -161,7 +162,7 @@ static gradd_status_t check_values(job_t *job, const gradd_view_t *narrow,
 
 static gradd_status_t check_forward(job_t *job) {
     gradd_view_t out[GRADD_OP_MAX_OUT], narrow[GRADD_OP_MAX_OUT];
-    omp_set_num_threads(2);
+    omp_set_num_threads(ground_threads(2));
     gradd_narrow = true;
     gradd_status_t status = eager_call(&job->e, &job->call, narrow);
     gradd_narrow = false;
@@ -280,9 +281,9 @@ TEST_LIMIT(forward_in_bf16_agrees_with_f64, 60) {
 }
 
 TEST_LIMIT(gradient_in_bf16_agrees_with_f64, 60) {
-    omp_set_num_threads(2);
+    omp_set_num_threads(ground_threads(2));
     every_case(check_gradient);
-    omp_set_num_threads(1);
+    omp_set_num_threads(ground_threads(1));
     gradd_narrow = true;
     every_case(check_gradient);
     gradd_narrow = false;

@@ -45,7 +45,7 @@ static int make_memfd(off_t size, off_t reserved, int seals, unsigned flags) {
 static void check_refused(int fd, gradd_status_t code, const char *reason) {
     gradd_segment_t segment = GRADD_SEGMENT_INIT;
     bool was_open = fcntl(fd, F_GETFD) >= 0;
-    CHECK_STATUS(code, gradd_segment_open(fd, SIZE, &segment));
+    CHECK_STATUS(code, gradd_segment_open(fd, SIZE, NULL, &segment));
     CHECK_ERROR_HAS(reason);
     CHECK_EQ_INT(segment.fd, -1);
     CHECK_EQ_INT(fcntl(fd, F_GETFD) >= 0, was_open); /* still the caller's */
@@ -56,7 +56,7 @@ TEST(create_open_share_bytes) {
     CHECK_OK(gradd_segment_create("test", SIZE, &mine));
     CHECK_EQ_INT(mine.bytes, SIZE);
     CHECK_EQ_INT((uintptr_t)mine.base % 4096, 0);
-    CHECK_OK(gradd_segment_open(dup(mine.fd), SIZE, &theirs));
+    CHECK_OK(gradd_segment_open(dup(mine.fd), SIZE, NULL, &theirs));
     CHECK(theirs.base != mine.base);
     strcpy((char *)mine.base + SIZE - 16, "hello");
     CHECK_EQ_STR((char *)theirs.base + SIZE - 16, "hello");
@@ -135,10 +135,10 @@ TEST(claimed_size_must_be_the_real_one) {
     gradd_segment_t segment = GRADD_SEGMENT_INIT;
     int fd = make_memfd(SIZE, SIZE, SEALS, 0);
     for (size_t i = 0; i < sizeof claims / sizeof claims[0]; i++) {
-        CHECK_STATUS(GRADD_E_SHM, gradd_segment_open(fd, claims[i], &segment));
+        CHECK_STATUS(GRADD_E_SHM, gradd_segment_open(fd, claims[i], NULL, &segment));
         CHECK_ERROR_HAS("65536 bytes, the message said");
     }
-    CHECK_OK(gradd_segment_open(fd, SIZE, &segment));
+    CHECK_OK(gradd_segment_open(fd, SIZE, NULL, &segment));
     gradd_segment_finish(&segment);
 }
 
@@ -221,7 +221,7 @@ TEST(nothing_leaks) {
     for (int i = 0; i < 200; i++) {
         gradd_segment_t a = GRADD_SEGMENT_INIT, b = GRADD_SEGMENT_INIT;
         CHECK_OK(gradd_segment_create("leak", SIZE, &a));
-        CHECK_OK(gradd_segment_open(dup(a.fd), SIZE, &b));
+        CHECK_OK(gradd_segment_open(dup(a.fd), SIZE, NULL, &b));
         gradd_segment_finish(&a);
         gradd_segment_finish(&b);
         gradd_segment_finish(&b);

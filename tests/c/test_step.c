@@ -8,13 +8,13 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "kernels/cpu/adamw.h"
 #include "kernels/cpu/bf16.h"
-#include "tests/c/lazy_device.h"
+#include "tests/c/ground.h"
+#include "tests/fake/fake.h"
 #include "tests/test.h"
 
 #define N_SMALL 1000
@@ -22,28 +22,57 @@
 
 typedef enum storage_e { F32, BF16, MASTERS } storage_t;
 
+/* Two parameters with state and gradients, and a journal, in memory that a fork shares. */
+typedef struct world_s {
+    step_tensor_t tensors[2];
+    gradd_adam_t group;
+    void *journal;
+    ground_t ground;
+} world_t;
+
 static gradd_device_t *open_on(const gradd_backend_t *backend) {
-    const gradd_device_options_t o = {.threads = 2};
+    const gradd_device_options_t o = {.threads = ground_threads(2)};
     gradd_device_t *device;
     CHECK_OK(device_open(backend, &o, &device));
     return device;
 }
 
-/* On the CPU. */
-static gradd_status_t run(const step_request_t *r, double *out_norm) {
-    gradd_device_t *device = open_on(&gradd_backend_cpu);
-    gradd_status_t status = step_run(device, r, out_norm);
-    gradd_device_close(device);
+/* The worlds that are open, so that a request finds its own. */
+static world_t *worlds[4];
+
+static world_t *world_of(const step_request_t *r) {
+    for (int i = 0; i < 4; i++)
+        if (worlds[i] && worlds[i]->journal == r->journal) return worlds[i];
+    test_fail(__FILE__, __LINE__, "a request without a world");
+}
+
+/* The request with the device's addresses. */
+static gradd_status_t run_on(gradd_device_t *device, const step_request_t *r, double *out_norm) {
+    world_t *w = world_of(r);
+    step_tensor_t there[2];
+    step_request_t request = *r;
+    ground_enter(&w->ground, device);
+    for (int t = 0; t < 2; t++) {
+        there[t] = w->tensors[t];
+        there[t].p = ground_at(&w->ground, there[t].p),
+        there[t].m = ground_at(&w->ground, there[t].m);
+        there[t].v = ground_at(&w->ground, there[t].v),
+        there[t].g = ground_at(&w->ground, there[t].g);
+        there[t].master = ground_at(&w->ground, there[t].master);
+    }
+    request.tensors = there;
+    request.journal = ground_at(&w->ground, r->journal);
+    gradd_status_t status = step_run(device, &request, out_norm);
+    ground_leave(&w->ground);
     return status;
 }
 
-/* Two parameters with state and gradients, and a journal, in memory that a fork shares. */
-typedef struct world_s {
-    step_tensor_t tensors[2];
-    gradd_adam_t group;
-    void *journal, *memory;
-    size_t bytes;
-} world_t;
+static gradd_status_t run(const step_request_t *r, double *out_norm) {
+    gradd_device_t *device = open_on(ground_backend());
+    gradd_status_t status = run_on(device, r, out_norm);
+    gradd_device_close(device);
+    return status;
+}
 
 static float pattern(int64_t i, int salt) {
     return (float)((i * 2654435761u + (uint64_t)salt * 97) % 1999) / 999.0f - 1.0f;
@@ -68,12 +97,14 @@ static float read_at(gradd_dtype_t dtype, const void *array, int64_t i) {
 static void world_open_as(world_t *w, gradd_adam_mode_t mode, storage_t storage) {
     int64_t sizes[2] = {N_SMALL, N_LARGE};
     gradd_dtype_t dtype = storage == F32 ? GRADD_DT_F32 : GRADD_DT_BF16;
-    w->bytes = STEP_JOURNAL_BYTES + 5 * sizeof(float) * (size_t)(N_SMALL + N_LARGE);
-    w->memory = mmap(NULL, w->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    CHECK(w->memory != MAP_FAILED);
-    w->journal = w->memory;
+    w->ground = ground_make(STEP_JOURNAL_BYTES + 5 * sizeof(float) * (size_t)(N_SMALL + N_LARGE));
+    w->journal = w->ground.host;
+    int free_place = 0;
+    while (worlds[free_place])
+        free_place++;
+    worlds[free_place] = w;
     w->group = (gradd_adam_t){1e-2, 0.9, 0.999, 1e-6, 0.1, mode, true, 1};
-    float *at = (float *)((char *)w->memory + STEP_JOURNAL_BYTES);
+    float *at = (float *)(w->ground.host + STEP_JOURNAL_BYTES);
     for (int t = 0; t < 2; t++) {
         int64_t n = sizes[t];
         float *p = at, *m = p + n, *v = m + n, *g = v + n, *master = g + n;
@@ -101,7 +132,9 @@ static float gradient(const world_t *w, int tensor, int64_t i) {
 }
 
 static void world_close(world_t *w) {
-    munmap(w->memory, w->bytes);
+    for (int i = 0; i < 4; i++)
+        if (worlds[i] == w) worlds[i] = NULL;
+    ground_free(&w->ground);
 }
 
 static step_request_t request(world_t *w, uint64_t step, double max_norm) {
@@ -324,6 +357,20 @@ TEST(foreign_memory_is_no_journal) {
 
 /* ---- order ----------------------------------------------------------------------------------- */
 
+static gradd_device_t *open_fake(void) {
+    const gradd_device_options_t o = {.threads = 1};
+    gradd_device_t *device;
+    CHECK_OK(device_open(&gradd_backend_fake, &o, &device));
+    return device;
+}
+
+static gradd_device_t *open_cpu(void) {
+    const gradd_device_options_t o = {.threads = 1};
+    gradd_device_t *device;
+    CHECK_OK(device_open(&gradd_backend_cpu, &o, &device));
+    return device;
+}
+
 static bool same_parameters(const world_t *a, const world_t *b) {
     for (int t = 0; t < 2; t++) {
         const step_tensor_t *x = &a->tensors[t], *y = &b->tensors[t];
@@ -337,7 +384,7 @@ static bool same_parameters(const world_t *a, const world_t *b) {
 }
 
 TEST(a_device_that_works_later_leaves_the_same_bits) {
-    gradd_device_t *lazy = lazy_open();
+    gradd_device_t *fake = open_fake(), *cpu = open_cpu();
     for (storage_t storage = F32; storage <= MASTERS; storage++) {
         world_t now, late;
         world_open_as(&now, GRADD_ADAMW_TORCH, storage);
@@ -345,52 +392,85 @@ TEST(a_device_that_works_later_leaves_the_same_bits) {
         for (uint64_t step = 0; step < 3; step++) {
             double a, b;
             step_request_t r = request(&now, step, 1), s = request(&late, step, 1);
-            CHECK_OK(run(&r, &a));
-            CHECK_OK(step_run(lazy, &s, &b));
+            CHECK_OK(run_on(cpu, &r, &a));
+            CHECK_OK(run_on(fake, &s, &b));
             CHECK(a == b);
-            CHECK_EQ_INT(lazy_waiting(lazy), 0);
+            CHECK_EQ_INT(fake_pending(fake->queue), 0);
         }
         CHECK(same_parameters(&now, &late));
         CHECK(!memcmp(now.journal, late.journal, sizeof(step_journal_t)));
         world_close(&now), world_close(&late);
     }
-    gradd_device_close(lazy);
+    gradd_device_close(fake), gradd_device_close(cpu);
+}
+
+/* Wherever the device is lost, another one finishes the step with the same bits. */
+TEST_LIMIT(a_device_that_is_lost_loses_no_bit, 60) {
+    world_t whole;
+    world_open(&whole, GRADD_ADAMW_TORCH);
+    step_request_t r = request(&whole, 0, 1);
+    double norm, again;
+    CHECK_OK(run(&r, &norm));
+    for (int n = 1, lost = 1; lost; n++) {
+        world_t w;
+        gradd_device_t *fake = open_fake();
+        world_open(&w, GRADD_ADAMW_TORCH);
+        fake_fail(fake->queue, FAKE_ITEM, n);
+        r = request(&w, 0, 1);
+        gradd_status_t status = run_on(fake, &r, &again);
+        lost = status == GRADD_E_DEVICE;
+        if (!lost) CHECK_OK(status);
+        if (!lost) CHECK(n > 12);
+        gradd_device_close(fake);
+        if (lost) CHECK_OK(run(&r, &again));
+        CHECK(again == norm);
+        CHECK(same_parameters(&whole, &w));
+        world_close(&w);
+    }
+    world_close(&whole);
 }
 
 /* ---- kills ----------------------------------------------------------------------------------- */
 
 static int points_left;
 
+static const gradd_backend_t *living;
+static bool settles; /* before it dies, the device does all that it was asked */
+
 /* In front of everything that the step asks of the device. */
-static void point(void) {
-    if (points_left-- == 0) kill(getpid(), SIGKILL);
+static void point(gradd_queue_t *queue) {
+    if (points_left-- != 0) return;
+    if (settles) living->wait(queue, NULL);
+    kill(getpid(), SIGKILL);
 }
 
 static gradd_status_t mortal_adam(gradd_queue_t *queue, const gradd_adam_t *hyper, float scale,
                                   const gradd_adam_span_t *span) {
-    point();
-    return gradd_backend_cpu.adam(queue, hyper, scale, span);
+    point(queue);
+    return living->adam(queue, hyper, scale, span);
 }
 
 static gradd_status_t mortal_commit(gradd_queue_t *queue, const gradd_adam_commit_t *commit) {
-    point();
-    return gradd_backend_cpu.adam_commit(queue, commit);
+    point(queue);
+    return living->adam_commit(queue, commit);
 }
 
 static gradd_status_t mortal_store(gradd_queue_t *queue, uint64_t *word, uint64_t value) {
-    point();
-    return gradd_backend_cpu.store(queue, word, value);
+    point(queue);
+    return living->store(queue, word, value);
 }
 
 /* Runs the step and dies at the given point. */
 static gradd_status_t run_mortal(const step_request_t *r, int at) {
-    gradd_backend_t mortal = gradd_backend_cpu;
+    static gradd_backend_t mortal;
+    living = ground_backend();
+    mortal = *living;
     double norm;
     mortal.adam = mortal_adam;
     mortal.adam_commit = mortal_commit;
     mortal.store = mortal_store;
     points_left = at;
-    return step_run(open_on(&mortal), r, &norm);
+    return run_on(open_on(&mortal), r, &norm);
 }
 
 /* Runs `steps` steps in children that die at the given point counted from each start; returns the
@@ -416,8 +496,9 @@ static int run_with_deaths(world_t *w, int steps, int at) {
     return deaths;
 }
 
-static void kill_at_every_point(storage_t storage) {
+static void kill_at_every_point(storage_t storage, bool settled) {
     world_t whole;
+    settles = settled;
     world_open_as(&whole, GRADD_ADAMW_TORCH, storage);
     CHECK_EQ_INT(run_with_deaths(&whole, 2, -1), 0);
     int at = 0, deaths = 1;
@@ -439,6 +520,7 @@ TEST(another_request_does_not_finish_half_a_step) {
     pid_t child = fork();
     step_request_t r = request(&w, 0, 1);
     double norm;
+    settles = true;
     if (!child) _exit(run_mortal(&r, 9) ? 1 : 0); /* in the second chunk */
     int status;
     waitpid(child, &status, 0);
@@ -452,15 +534,16 @@ TEST(another_request_does_not_finish_half_a_step) {
 }
 
 TEST_LIMIT(kill_at_every_point_loses_no_bit, 60) {
-    kill_at_every_point(F32);
+    for (int settled = 0; settled <= !ground_backend()->host; settled++)
+        kill_at_every_point(F32, settled);
 }
 
 TEST_LIMIT(kill_at_every_point_loses_no_bit_of_bf16, 60) {
-    kill_at_every_point(BF16);
+    kill_at_every_point(BF16, false);
 }
 
 TEST_LIMIT(kill_at_every_point_loses_no_bit_of_masters, 60) {
-    kill_at_every_point(MASTERS);
+    kill_at_every_point(MASTERS, false);
 }
 
 static void kill_at_random_times(storage_t storage) {

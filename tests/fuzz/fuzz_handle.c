@@ -95,7 +95,7 @@ static void add(gradd_lease_t *lease, mirror_t *m, input_t *in) {
     uint64_t real = kind < 2 ? good[kind].bytes : 0;
     bool fits = real && claim == real && !m->closed && !m->bytes[id] && count < MAX_SEGMENTS &&
                 sum + real <= MAX_BYTES;
-    gradd_status_t st = checked(gradd_lease_add(lease, id, descriptor(kind), claim));
+    gradd_status_t st = checked(gradd_lease_add(lease, id, descriptor(kind), claim, NULL));
     REQUIRE((st == GRADD_OK) == fits);
     if (fits) m->bytes[id] = real;
     if (fits) m->uses[id] = 0;

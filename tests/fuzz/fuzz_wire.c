@@ -39,7 +39,7 @@ static uint8_t graph_id[GRADD_SHA256_BYTES];
 static gradd_segment_t segment;
 
 static void add_segment(void) {
-    REQUIRE(gradd_lease_add(session->lease, 1, dup(segment.fd), SEGMENT_BYTES) == GRADD_OK);
+    REQUIRE(gradd_lease_add(session->lease, 1, dup(segment.fd), SEGMENT_BYTES, NULL) == GRADD_OK);
 }
 
 static void make_session(void) {

@@ -39,7 +39,10 @@ from gradd import control  # noqa: E402
 from gradd import daemon as gradd_daemon  # noqa: E402
 from gradd import export as gradd_export  # noqa: E402
 
+DEVICE = os.environ.get("GRADD_TEST_DEVICE", "cpu")
 BINARY = Path(os.environ.get("GRADD_BUILD", ROOT / "build")) / "bin" / "gradd"
+if DEVICE != "cpu":  # the daemon that has the device of the tests, too
+    BINARY = BINARY.with_name("gradd-fake")
 _SECONDS = 10.0
 
 
@@ -189,7 +192,8 @@ def _serving(monkeypatch: pytest.MonkeyPatch, passed: Callable[[], bool]) -> Ite
     directory = folder / "run"
     monkeypatch.setenv("GRADD_DIR", str(directory))
     monkeypatch.setenv("GRADD_BIN", str(BINARY))
-    monkeypatch.setenv("GRADD_THREADS", "2")
+    monkeypatch.setenv("GRADD_THREADS", "2" if DEVICE == "cpu" else "1")
+    monkeypatch.setenv("GRADD_DEVICE", DEVICE)
     monkeypatch.setattr(gradd_export, "capture", _capture_once(gradd_export.capture))
     gradd_client.close_all()
     control.warm_up()  # ZeroMQ's own threads and descriptors belong to the process
@@ -257,6 +261,14 @@ def _keep_from_collections() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what only the device of the tests can do, unless it is there."""
+    if DEVICE != "cpu":
+        return
+    config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("fake_only")])
+    items[:] = [i for i in items if not i.get_closest_marker("fake_only")]
 
 
 def pytest_collection_finish() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from gradd import ORTModule, client, errors
 from gradd.function import Step
 
-pytestmark = pytest.mark.usefixtures("daemon")
+pytestmark = [pytest.mark.usefixtures("daemon"), pytest.mark.fake]
 
 
 @pytest.mark.quick

@@ -19,6 +19,7 @@ import torch
 from gradd import client, errors
 from gradd.optim import FusedAdam
 
+pytestmark = pytest.mark.fake
 LARGE = 8_000_000  # a step of it takes long enough to be interrupted
 
 

@@ -30,6 +30,7 @@ def _train(name: str, sizes: tuple[tuple[int, int], ...] = SIZES) -> parity.Pair
     return parity.run(model, batches, others)
 
 
+@pytest.mark.fake
 @pytest.mark.quick
 def test_llama() -> None:
     _train("llama")
@@ -40,6 +41,7 @@ def test_llama_without_mask() -> None:
     _train("llama_nomask")
 
 
+@pytest.mark.fake
 @pytest.mark.parametrize("name", every_run(EVERY_RUN, TEXT))
 def test_family(name: str) -> None:
     _train(name)

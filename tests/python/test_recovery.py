@@ -14,6 +14,8 @@ from nets import Net, batch, loss_of
 
 from gradd import ORTModule, client, control, errors, optim
 
+pytestmark = pytest.mark.fake
+
 
 def _train(steps: int, before_backward: dict, dropout: float = 0.0, width: int = 16) -> list:
     """Losses and gradients of a run; `before_backward[step]` is called between the two passes."""

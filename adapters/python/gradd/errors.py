@@ -110,6 +110,12 @@ class NonFiniteError(GraddError, ArithmeticError):
     code = "NONFINITE"
 
 
+class DeviceLostError(GraddError):
+    """What runs the models does not work any more; the daemon that had it ends."""
+
+    code = "DEVICE"
+
+
 class IoError(GraddError):
     """An input or output operation failed."""
 
@@ -149,6 +155,7 @@ BY_CODE: dict[str, type[GraddError]] = {
         OutOfMemoryError,
         NoSpaceError,
         NonFiniteError,
+        DeviceLostError,
         IoError,
         ExternalDataError,
         UnsupportedError,

@@ -1,0 +1,446 @@
+/* The engine on a device that works later, in memory of its own (tests/fake): order, constants,
+ * zeros, arenas that grow, what is freed, and what fails. Every bit is the CPU's. */
+#include "tests/fake/fake.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "server/exec/run.h"
+#include "tests/c/ground.h"
+#include "tests/c/onnx_build.h"
+#include "tests/test.h"
+
+enum { N = 5, ELEMENTS = 1000, SETS = 1 << N };
+
+typedef float vector_t[ELEMENTS];
+
+/* y0 = Tanh(x0 * c) * c0, and Erf for all others, whose gradient has a constant of its own. More
+ * sets of gradients may arrive than a plan has backwards of its own, so that one serves the last of
+ * them with zeros. */
+static gradd_model_t *load(void) {
+    gradd_model_t *model;
+    size_t n;
+    char x[16], y[16], half[16], bent[16], c[16], operands[40];
+    vector_t values;
+    Onnx__ModelProto *proto = build_model();
+    for (int i = 0; i <= N; i++) {
+        for (int k = 0; k < ELEMENTS; k++)
+            values[k] = (float)((k * 7919 + i * 31) % 401) / 400;
+        snprintf(c, sizeof c, "c%d", i);
+        build_raw(build_init(proto, c, GRADD_DT_F32, 1, BUILD_DIMS(ELEMENTS)),
+                  memcpy(build_alloc(sizeof values), values, sizeof values), sizeof values);
+    }
+    for (int i = 0; i < N; i++) {
+        snprintf(x, sizeof x, "x%d", i), snprintf(y, sizeof y, "y%d", i);
+        snprintf(half, sizeof half, "half%d", i), snprintf(bent, sizeof bent, "bent%d", i);
+        build_input(proto, x, GRADD_DT_F32, 1, BUILD_DIMS(ELEMENTS));
+        snprintf(operands, sizeof operands, "%s,c%d", x, N);
+        build_node(proto, "Mul", half, operands, half);
+        build_node(proto, i ? "Erf" : "Tanh", bent, half, bent);
+        snprintf(operands, sizeof operands, "%s,c%d", bent, i);
+        build_node(proto, "Mul", y, operands, y);
+        build_output(proto, y);
+    }
+    uint8_t *bytes = build_pack(proto, &n);
+    CHECK_OK(gradd_model_load(bytes, n, &model));
+    return model;
+}
+
+static gradd_plan_t *make_plan(gradd_model_t *model, gradd_device_t *device) {
+    static const int32_t all[N] = {0, 1, 2, 3, 4};
+    gradd_type_t types[N];
+    for (int i = 0; i < N; i++)
+        types[i] = (gradd_type_t){GRADD_DT_F32, 1, {ELEMENTS}};
+    const gradd_plan_options_t o = {types, N, all, N, all, N, all, N, 0, device};
+    gradd_plan_t *plan;
+    CHECK_OK(gradd_plan_create(model, &o, &plan));
+    return plan;
+}
+
+static gradd_device_t *open_named(const char *name) {
+    const gradd_device_options_t o = {.name = name, .threads = 1};
+    gradd_device_t *device;
+    CHECK_OK(gradd_device_open(&o, &device));
+    return device;
+}
+
+/* A plan, and tensors that both sides see: N vectors each. */
+typedef struct world_s {
+    gradd_plan_t *plan;
+    ground_t ground;
+    vector_t *x, *y, *dy, *dx;
+} world_t;
+
+static void fill(vector_t *v, int salt) {
+    for (int i = 0; i < N; i++)
+        for (int k = 0; k < ELEMENTS; k++)
+            v[i][k] = (float)((k * 104729 + i * 77 + salt) % 997) / 500 - 1;
+}
+
+static world_t open_world(gradd_plan_t *plan) {
+    enum { ROOM = (sizeof(vector_t) * N / 64 + 1) * 64 };
+    world_t w = {.plan = plan, .ground = ground_make(4 * (size_t)ROOM)};
+    char *at = w.ground.host;
+    w.x = (vector_t *)at, w.y = (vector_t *)(at + ROOM);
+    w.dy = (vector_t *)(at + 2 * ROOM), w.dx = (vector_t *)(at + 3 * ROOM);
+    fill(w.x, 1), fill(w.dy, 2);
+    ground_enter(&w.ground, gradd_plan_device(plan));
+    return w;
+}
+
+static void close_world(world_t *w) {
+    ground_free(&w->ground);
+    gradd_plan_destroy(w->plan);
+}
+
+static void pointers(const world_t *w, vector_t *v, unsigned set, void **out) {
+    for (int i = 0; i < N; i++)
+        out[i] = set >> i & 1 ? ground_at(&w->ground, v[i]) : NULL;
+}
+
+static gradd_status_t forward(world_t *w, uint32_t flags, const int *cancel,
+                              gradd_run_handle_t **out_run) {
+    void *x[N], *y[N];
+    pointers(w, w->x, ~0u, x), pointers(w, w->y, ~0u, y);
+    GRADD_TRY(gradd_run_create(w->plan, out_run));
+    return gradd_run_forward(*out_run, 1, flags, (const void *const *)x, y, cancel);
+}
+
+static gradd_status_t backward(world_t *w, gradd_run_handle_t *run, unsigned set, bool keep) {
+    void *dy[N], *dx[N];
+    bool written[N];
+    pointers(w, w->dx, ~0u, dx), pointers(w, w->dy, set, dy);
+    return gradd_run_backward(run, (const void *const *)dy, dx, keep, written, NULL);
+}
+
+/* Forward, and a backward of the gradients in the set; twice if the first keeps the activations. */
+static void train(world_t *w, unsigned set, bool keep) {
+    gradd_run_handle_t *run;
+    memset(w->dx, 0, sizeof(vector_t) * N);
+    CHECK_OK(forward(w, 0, NULL, &run));
+    for (int i = 0; i <= keep; i++)
+        CHECK_OK(backward(w, run, set, keep && !i));
+    gradd_run_destroy(run);
+}
+
+TEST(every_backward_has_the_cpus_bits) {
+    gradd_model_t *model = load();
+    gradd_device_t *fake = open_named("fake"), *cpu = open_named("cpu");
+    world_t late = open_world(make_plan(model, fake)), now = open_world(make_plan(model, cpu));
+    for (unsigned set = 1; set < SETS; set++) {
+        train(&late, set, set % 3 == 0), train(&now, set, set % 3 == 0);
+        CHECK(!memcmp(late.y, now.y, sizeof(vector_t) * N));
+        CHECK(!memcmp(late.dx, now.dx, sizeof(vector_t) * N));
+    }
+    CHECK(late.plan->constants.n_blocks > 1); /* a later backward has read others */
+    close_world(&late), close_world(&now);
+    gradd_device_close(fake), gradd_device_close(cpu);
+    gradd_model_destroy(model);
+}
+
+TEST(constants_are_uploaded_once) {
+    gradd_model_t *model = load();
+    gradd_device_t *fake = open_named("fake");
+    world_t w = open_world(make_plan(model, fake));
+    const int64_t block = w.plan->constants.bytes;
+    CHECK_EQ_INT(fake_bytes(fake->queue), block);
+    CHECK(block >= (int64_t)sizeof(vector_t) * (N + 1));
+    CHECK(block < (int64_t)sizeof(vector_t) * (N + 2));
+    train(&w, 1, false), train(&w, 1, false); /* the expected backward */
+    gradd_device_trim(fake);
+    CHECK(fake_pending(fake->queue) > 0); /* the arena goes when its turn comes */
+    CHECK_OK(fake->backend->wait(fake->queue, NULL));
+    CHECK_EQ_INT(fake_bytes(fake->queue), block);
+    close_world(&w);
+    CHECK_OK(fake->backend->wait(fake->queue, NULL));
+    CHECK_EQ_INT(fake_bytes(fake->queue), 0);
+    gradd_device_close(fake);
+    gradd_model_destroy(model);
+}
+
+/* y = op(op(op(x))) */
+static gradd_plan_t *chain(const char *op, gradd_device_t *device, gradd_model_t **out_model) {
+    static const int32_t first = 0;
+    static const gradd_type_t x = {GRADD_DT_F32, 1, {ELEMENTS}};
+    const gradd_plan_options_t o = {&x, 1, &first, 1, &first, 1, &first, 1, 0, device};
+    gradd_plan_t *plan;
+    size_t n;
+    Onnx__ModelProto *proto = build_model();
+    build_input(proto, "x", GRADD_DT_F32, 1, BUILD_DIMS(ELEMENTS));
+    build_node(proto, op, "one", "x", "a");
+    build_node(proto, op, "two", "a", "b");
+    build_node(proto, op, "three", "b", "y");
+    build_output(proto, "y");
+    uint8_t *bytes = build_pack(proto, &n);
+    CHECK_OK(gradd_model_load(bytes, n, out_model));
+    CHECK_OK(gradd_plan_create(*out_model, &o, &plan));
+    return plan;
+}
+
+/* A backward that keeps the activations cannot put gradients in their place. */
+TEST(an_arena_moves_with_what_it_holds) {
+    gradd_model_t *model;
+    gradd_device_t *fake = open_named("fake");
+    world_t w = open_world(chain("Tanh", fake, &model));
+    gradd_run_handle_t *run;
+    vector_t first;
+    CHECK_OK(forward(&w, 0, NULL, &run));
+    CHECK_OK(backward(&w, run, 1, true));
+    CHECK(gradd_run_bytes(run) > gradd_plan_info(w.plan)->arena_bytes);
+    memcpy(first, w.dx[0], sizeof first);
+    CHECK_OK(backward(&w, run, 1, false));
+    gradd_run_destroy(run);
+    CHECK(!memcmp(w.dx[0], first, sizeof first));
+    for (int k = 0; k < ELEMENTS; k++) {
+        float a = tanhf(w.x[0][k]), b = tanhf(a), c = tanhf(b);
+        CHECK_NEAR(first[k], w.dy[0][k] * (1 - a * a) * (1 - b * b) * (1 - c * c), 1e-5);
+    }
+    close_world(&w);
+    gradd_device_close(fake);
+    gradd_model_destroy(model);
+}
+
+/* ---- who waits ------------------------------------------------------------------------------- */
+
+static void cancel_later(void *context, const gradd_plan_t *plan, const step_t *step,
+                         double seconds) {
+    (void)plan, (void)step, (void)seconds;
+    *(int *)context = 1;
+}
+
+/* Whoever is told that a run has ended may give its tensors away. */
+TEST(nothing_is_under_way_after_a_run_has_failed) {
+    gradd_model_t *model = load();
+    gradd_device_t *fake = open_named("fake");
+    world_t w = open_world(make_plan(model, fake));
+    int cancel = 0;
+    gradd_run_handle_t *run;
+    device_set_hook(fake, cancel_later, &cancel);
+    CHECK_STATUS(GRADD_E_STALE, forward(&w, 0, &cancel, &run));
+    CHECK_EQ_INT(fake_pending(fake->queue), 0);
+    gradd_run_destroy(run);
+    close_world(&w);
+    gradd_device_close(fake);
+    gradd_model_destroy(model);
+}
+
+/* What its constants are copied from is freed with it. */
+TEST(the_end_of_a_plan_waits) {
+    gradd_model_t *model = load();
+    gradd_device_t *fake = open_named("fake");
+    gradd_plan_t *plan = make_plan(model, fake);
+    const int blocks = plan->constants.n_blocks;
+    CHECK(fake_pending(fake->queue) > blocks);
+    gradd_plan_destroy(plan);
+    CHECK(fake_pending(fake->queue) <= blocks); /* which go in their turn */
+    gradd_device_close(fake);
+    gradd_model_destroy(model);
+}
+
+TEST(the_finite_check_waits) {
+    gradd_model_t *model = load();
+    gradd_device_t *fake = open_named("fake");
+    world_t w = open_world(make_plan(model, fake));
+    gradd_run_handle_t *run;
+    w.x[2][7] = NAN;
+    CHECK_STATUS(GRADD_E_NONFINITE, forward(&w, GRADD_RUN_FINITE_CHECK, NULL, &run));
+    CHECK_ERROR_HAS("'half2' (Mul): output 0, element 7 of 1000 is nan");
+    gradd_run_destroy(run);
+    close_world(&w);
+    gradd_device_close(fake);
+    gradd_model_destroy(model);
+}
+
+TEST(reading_back_waits) {
+    gradd_device_t *fake = open_named("fake");
+    ground_t g = ground_make(sizeof(vector_t));
+    vector_t *there = (vector_t *)g.host, mine;
+    ground_enter(&g, fake);
+    (*there)[9] = 42;
+    CHECK_OK(device_read(fake, mine, ground_at(&g, *there), sizeof mine));
+    CHECK(mine[9] == 42);
+    ground_free(&g);
+    gradd_device_close(fake);
+}
+
+/* ---- what fails ------------------------------------------------------------------------------ */
+
+/* y = Gather(x, i), then Tanh */
+static gradd_plan_t *gather(gradd_device_t *device, gradd_model_t **out_model) {
+    static const int32_t first = 0;
+    static const gradd_type_t types[] = {
+        {GRADD_DT_F32, 1, {ELEMENTS}},
+        {GRADD_DT_I64, 1, {4}       }
+    };
+    const gradd_plan_options_t o = {types, 2, &first, 1, &first, 1, &first, 1, 0, device};
+    gradd_plan_t *plan;
+    size_t n;
+    Onnx__ModelProto *proto = build_model();
+    build_input(proto, "x", GRADD_DT_F32, 1, BUILD_DIMS(ELEMENTS));
+    build_input(proto, "i", GRADD_DT_I64, 1, BUILD_DIMS(4));
+    build_node(proto, "Gather", "pick", "x,i", "picked");
+    build_node(proto, "Tanh", "bend", "picked", "y");
+    build_output(proto, "y");
+    uint8_t *bytes = build_pack(proto, &n);
+    CHECK_OK(gradd_model_load(bytes, n, out_model));
+    CHECK_OK(gradd_plan_create(*out_model, &o, &plan));
+    return plan;
+}
+
+/* The operator has been given away long ago when its indices are looked at. */
+TEST(a_fault_names_its_node) {
+    gradd_model_t *model;
+    gradd_device_t *fake = open_named("fake");
+    gradd_plan_t *plan = gather(fake, &model);
+    ground_t g = ground_make(2 * sizeof(vector_t));
+    int64_t *i = (int64_t *)(g.host + 4096);
+    gradd_run_handle_t *run;
+    for (int turn = 0; turn < 3; turn++) {
+        ground_enter(&g, fake);
+        const void *in[] = {ground_at(&g, g.host), ground_at(&g, i)};
+        void *out[] = {ground_at(&g, i + 8)};
+        i[2] = turn == 1 ? ELEMENTS : 5;
+        CHECK_OK(gradd_run_create(plan, &run));
+        gradd_status_t status = gradd_run_forward(run, 1, 0, in, out, NULL);
+        CHECK_EQ_INT(status, turn == 1 ? GRADD_E_INDEX : GRADD_OK);
+        if (status) CHECK_ERROR_HAS("'pick' (Gather): ");
+        if (status) CHECK_ERROR_HAS("1000");
+        CHECK_EQ_INT(fake_pending(fake->queue), 0);
+        gradd_run_destroy(run);
+        ground_leave(&g);
+    }
+    ground_free(&g);
+    gradd_plan_destroy(plan);
+    gradd_device_close(fake);
+    gradd_model_destroy(model);
+}
+
+/* Whichever allocation fails, of plans, arenas, wider arenas or zeros: a named error, nothing lost,
+ * and the next try succeeds. */
+TEST_LIMIT(every_allocation_may_fail, 60) {
+    gradd_model_t *model = load();
+    gradd_device_t *fake = open_named("fake"), *cpu = open_named("cpu");
+    world_t now = open_world(make_plan(model, cpu));
+    train(&now, 6, true);
+    int failed = 0;
+    for (int n = 1; failed == n - 1; n++) {
+        gradd_plan_t *plan = NULL;
+        gradd_run_handle_t *run = NULL;
+        static const int32_t all[N] = {0, 1, 2, 3, 4};
+        gradd_type_t types[N];
+        for (int i = 0; i < N; i++)
+            types[i] = (gradd_type_t){GRADD_DT_F32, 1, {ELEMENTS}};
+        const gradd_plan_options_t o = {types, N, all, N, all, N, all, N, 0, fake};
+        gradd_device_trim(fake);
+        fake_fail(fake->queue, FAKE_ALLOC, n);
+        gradd_status_t status = gradd_plan_create(model, &o, &plan);
+        world_t late = {0};
+        if (!status) {
+            late = open_world(plan);
+            status = forward(&late, 0, NULL, &run);
+            if (!status) status = backward(&late, run, 6, true);
+            if (!status) status = backward(&late, run, 6, false);
+        }
+        if (status) CHECK_EQ_INT(status, GRADD_E_NOMEM);
+        if (status) CHECK_ERROR_HAS("the device has no memory for");
+        if (!status) CHECK(!memcmp(late.dx, now.dx, sizeof(vector_t) * N));
+        failed += status != GRADD_OK;
+        fake_fail(fake->queue, FAKE_ALLOC, 0);
+        if (run) gradd_run_destroy(run);
+        if (plan) close_world(&late);
+    }
+    CHECK(failed >= 3);
+    close_world(&now);
+    gradd_device_trim(fake);
+    CHECK_OK(fake->backend->wait(fake->queue, NULL));
+    CHECK_EQ_INT(fake_bytes(fake->queue), 0);
+    gradd_device_close(fake), gradd_device_close(cpu);
+    gradd_model_destroy(model);
+}
+
+TEST(a_segment_may_be_refused) {
+    gradd_device_t *fake = open_named("fake");
+    gradd_segment_t mine = GRADD_SEGMENT_INIT, theirs = GRADD_SEGMENT_INIT;
+    CHECK_OK(gradd_segment_create("test", 8192, &mine));
+    fake_fail(fake->queue, FAKE_MAP, 1);
+    int fd = dup(mine.fd);
+    CHECK_STATUS(GRADD_E_SHM, gradd_segment_open(fd, 8192, device_mapper(fake), &theirs));
+    CHECK_ERROR_HAS("the device cannot map 8192 bytes");
+    CHECK_OK(gradd_segment_open(fd, 8192, device_mapper(fake), &theirs));
+    CHECK(theirs.base != mine.base);
+    gradd_segment_finish(&theirs), gradd_segment_finish(&mine);
+    gradd_device_close(fake);
+}
+
+/* Wherever it is lost: the run says so, and so does everything that is asked afterwards. */
+TEST_LIMIT(a_lost_device_says_so, 60) {
+    gradd_model_t *model = load();
+    for (int n = 1, lost = 1; lost; n++) {
+        gradd_device_t *fake = open_named("fake");
+        world_t w = open_world(make_plan(model, fake));
+        gradd_run_handle_t *run;
+        fake_fail(fake->queue, FAKE_ITEM, n);
+        gradd_status_t status = forward(&w, 0, NULL, &run);
+        if (!status) status = backward(&w, run, 2, true);
+        lost = status == GRADD_E_DEVICE;
+        if (status) CHECK_STATUS(GRADD_E_DEVICE, status);
+        if (lost) CHECK_ERROR_HAS("the device is lost");
+        gradd_run_destroy(run);
+        if (lost) CHECK_STATUS(GRADD_E_DEVICE, forward(&w, 0, NULL, &run));
+        if (lost) gradd_run_destroy(run);
+        if (!lost) CHECK(n > 10);
+        close_world(&w);
+        gradd_device_close(fake);
+    }
+    gradd_model_destroy(model);
+}
+
+/* ---- operands that the host reads -------------------------------------------------------------
+ */
+
+static gradd_status_t cumsum(gradd_device_t *device, bool known, gradd_model_t **out_model,
+                             gradd_plan_t **out) {
+    static const int32_t first = 0;
+    static const gradd_type_t types[] = {
+        {GRADD_DT_F32, 1, {ELEMENTS}},
+        {GRADD_DT_I64, 0, {0}       }
+    };
+    const gradd_plan_options_t o = {types, known ? 1 : 2, &first, 1, &first,
+                                    1,     &first,        1,      0, device};
+    static const int64_t axis = 0;
+    size_t n;
+    Onnx__ModelProto *proto = build_model();
+    build_input(proto, "x", GRADD_DT_F32, 1, BUILD_DIMS(ELEMENTS));
+    if (known)
+        build_raw(build_init(proto, "axis", GRADD_DT_I64, 0, BUILD_DIMS(1)),
+                  memcpy(build_alloc(sizeof axis), &axis, sizeof axis), sizeof axis);
+    else
+        build_input(proto, "axis", GRADD_DT_I64, 0, BUILD_DIMS(1));
+    build_node(proto, "CumSum", "sum", "x,axis", "y");
+    build_output(proto, "y");
+    uint8_t *bytes = build_pack(proto, &n);
+    CHECK_OK(gradd_model_load(bytes, n, out_model));
+    return gradd_plan_create(*out_model, &o, out);
+}
+
+TEST(what_the_host_reads_must_be_known) {
+    gradd_device_t *fake = open_named("fake");
+    gradd_model_t *model;
+    gradd_plan_t *plan;
+    gradd_run_handle_t *run;
+    CHECK_STATUS(GRADD_E_UNSUPPORTED, cumsum(fake, false, &model, &plan));
+    CHECK_ERROR_HAS("'sum' (CumSum): the device 'fake' runs CumSum only where input 1 is known");
+    gradd_model_destroy(model);
+    CHECK_OK(cumsum(fake, true, &model, &plan));
+    world_t w = open_world(plan);
+    CHECK_OK(forward(&w, 0, NULL, &run));
+    CHECK_OK(backward(&w, run, 1, false));
+    CHECK_NEAR(w.y[0][1], w.x[0][0] + w.x[0][1], 1e-6);
+    gradd_run_destroy(run);
+    close_world(&w);
+    gradd_device_close(fake);
+    gradd_model_destroy(model);
+}

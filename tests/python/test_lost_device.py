@@ -1,0 +1,80 @@
+"""A device that fails: named errors, and no step lost. Only where the tests' own device runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from nets import Net, batch, loss_of
+
+from gradd import ORTModule, client, errors, optim
+
+pytestmark = [pytest.mark.fake, pytest.mark.fake_only, pytest.mark.usefixtures("daemon")]
+
+
+def _train(steps: int) -> list[torch.Tensor]:
+    torch.manual_seed(11)
+    model = ORTModule(Net(dropout=0.2), strict=True)
+    optimizer = optim.FusedAdam(model.parameters(), lr=0.01)
+    history = []
+    for step in range(steps):
+        loss = loss_of(model(*batch(5, seed=step)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        history.append(loss.detach().clone())
+    return [*history, *(p.detach().clone() for p in model.parameters())]
+
+
+def _next_daemon(daemon: object, monkeypatch: pytest.MonkeyPatch, fail: str) -> None:
+    """The one that a client starts instead of this one has a device that fails."""
+    monkeypatch.setenv("GRADD_FAKE_FAIL", fail)
+    daemon.kill()
+
+
+def _forgive(daemon: object) -> None:
+    """Daemons that ended because of their device ended as they should."""
+    daemon.killed |= {p.pid for p in daemon.processes() if p.poll() == 69}
+
+
+@pytest.mark.parametrize("item", [1, 7, 20, 33, 50, 90])
+def test_a_lost_device_loses_no_bit(
+    daemon: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, item: int
+) -> None:
+    expected = _train(4)
+    client.close_all()
+    monkeypatch.setenv("GRADD_FAKE_ONCE", str(tmp_path / "happened"))
+    _next_daemon(daemon, monkeypatch, f"item:{item}")
+    got = _train(4)
+    _forgive(daemon)
+    assert (tmp_path / "happened").exists()
+    assert client.get_client().recoveries == 1
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_device_that_is_lost_again_and_again_is_an_error(
+    daemon: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _next_daemon(daemon, monkeypatch, "item:9")
+    with pytest.raises(errors.SessionError, match="the daemon was lost .* times while asked to"):
+        _train(4)
+    _forgive(daemon)
+
+
+@pytest.mark.parametrize(
+    ("fail", "error", "what"),
+    [
+        ("alloc:2", errors.OutOfMemoryError, "the device has no memory for"),
+        ("map:1", errors.SharedMemoryError, "the device cannot map"),
+    ],
+)
+def test_a_refusal_is_named_and_the_session_survives(
+    daemon: object, monkeypatch: pytest.MonkeyPatch, fail: str, error: type, what: str
+) -> None:
+    _next_daemon(daemon, monkeypatch, fail)
+    with pytest.raises(error, match=what):
+        _train(2)
+    assert _train(2)
+    assert client.get_client().recoveries == 0
