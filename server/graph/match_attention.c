@@ -6,10 +6,10 @@
  *     > [Max(., fill)] > [Concat(., sinks)] > [Sub(., largest of it)] > [a factor] > Softmax
  *     > [all but the last column] > [Dropout] > MatMul(., v)
  *
- * with casts between float types anywhere, operands of Add and Mul in either order, factors on q or
- * k instead of their product, and heads of k and v repeated by Unsqueeze, Expand, Reshape. One mask
- * and a few biases are found, in any order; a second mask that is added is a bias. Several last
- * products may share one softmax (differential attention). */
+ * with casts between bf16 and f32 anywhere if the result is in bf16, operands of Add and Mul in
+ * either order, factors on q or k instead of their product, and heads of k and v repeated by
+ * Unsqueeze, Expand, Reshape. One mask and a few biases are found, in any order; a second mask that
+ * is added is a bias. Several last products may share one softmax (differential attention). */
 #include "server/graph/match_attention.h"
 
 #include <string.h>
@@ -26,14 +26,10 @@ static const gradd_type_t *type_of(const graph_t *g, gradd_val_t v) {
     return &g->values[v]->type;
 }
 
-/* Casts above v, down to where the type is `dtype`. */
+/* v as an operand in `dtype`, if it is one but for casts that lose nothing. */
 static gradd_val_t as_type(const graph_t *g, gradd_val_t v, gradd_dtype_t dtype) {
-    for (int step = 0; type_of(g, v)->dtype != dtype && step < MATCH_MAX_WALK; step++) {
-        const graph_node_t *n = match_made_by(g, v, "Cast");
-        if (!n) break;
-        v = n->in[0];
-    }
-    return v;
+    const gradd_val_t found = match_of_dtype(g, v, dtype);
+    return found == GRADD_NONE ? v : found;
 }
 
 /* Peels one multiplication or division by a known scalar. */
@@ -124,7 +120,7 @@ static bool find_product(const graph_t *g, gradd_val_t v, match_attention_t *f) 
     const graph_node_t *n;
     double factor = 1;
     for (int step = 0; step < MATCH_MAX_WALK; step++) {
-        v = match_uncast(g, v);
+        v = match_uncast(g, v, f->dtype);
         if (peel_factor(g, &v, &factor)) continue;
         if (!(n = match_made_by(g, v, "Tanh"))) break;
         if (f->softcap != 0 || factor <= 0) return false;
@@ -141,12 +137,12 @@ static bool find_product(const graph_t *g, gradd_val_t v, match_attention_t *f) 
 /* Factors on what is masked: softmax((scores + mask) / c). */
 static gradd_val_t peel_outer(const graph_t *g, gradd_val_t v, match_attention_t *f) {
     double outer = 1;
-    gradd_val_t inner = match_uncast(g, v);
+    gradd_val_t inner = match_uncast(g, v, f->dtype);
     for (int step = 0; step < MATCH_MAX_WALK && peel_factor(g, &inner, &outer); step++)
-        inner = match_uncast(g, inner);
+        inner = match_uncast(g, inner, f->dtype);
     if (!match_made_by(g, inner, "Where") && !match_made_by(g, inner, "Add") &&
         !match_made_by(g, inner, "Sub"))
-        return match_uncast(g, v);
+        return match_uncast(g, v, f->dtype);
     f->outer *= outer;
     return inner;
 }
@@ -158,10 +154,10 @@ static bool find_scores(const graph_t *g, gradd_val_t v, match_attention_t *f, i
     v = peel_outer(g, v, f);
     if ((n = match_made_by(g, v, "Where"))) {
         if (!match_masked_scores(g, n, f, &v)) return false;
-        v = match_uncast(g, v);
+        v = match_uncast(g, v, f->dtype);
     }
     gradd_val_t rest;
-    if (match_gate(g, v, f, &rest)) v = match_uncast(g, rest);
+    if (match_gate(g, v, f, &rest)) v = match_uncast(g, rest, f->dtype);
     n = match_made_by(g, v, "Add");
     for (int way = 0; n && depth > 0 && way < 4; way++) {
         match_attention_t tried = *f;
@@ -178,7 +174,7 @@ static bool find_scores(const graph_t *g, gradd_val_t v, match_attention_t *f, i
  * mask it is what the bias says. */
 static bool find_floored_scores(const graph_t *g, gradd_val_t v, match_attention_t *f) {
     double fill;
-    const graph_node_t *n = match_made_by(g, match_uncast(g, v), "Max");
+    const graph_node_t *n = match_made_by(g, match_uncast(g, v, f->dtype), "Max");
     if (!n) return find_scores(g, v, f, MOST_TERMS);
     gradd_val_t scores;
     if (!match_with_scalar(g, n, &fill, &scores) || !(fill <= GRADD_ATTN_MASKED)) return false;
@@ -204,51 +200,53 @@ static bool is_only_output(const graph_t *g, gradd_val_t v, const graph_readers_
 }
 
 /* The softmax under the weights, of which a sink's column may have been cut off. */
-static const graph_node_t *find_softmax(const graph_t *g, gradd_val_t weights,
+static const graph_node_t *find_softmax(const graph_t *g, gradd_val_t weights, gradd_dtype_t as,
                                         const graph_readers_t *readers, bool *cut) {
     match_part_t part;
-    gradd_val_t v = match_uncast(g, weights);
+    gradd_val_t v = match_uncast(g, weights, as);
     *cut = match_part(g, v, &part) && part.start == 0 && part.step == 1 &&
            part.size == match_width(g, part.source) - 1;
-    if (*cut && !(match_uncast_read_once(g, part.source, readers) && is_only_output(g, v, readers)))
+    if (*cut &&
+        !(match_uncast_read_once(g, part.source, as, readers) && is_only_output(g, v, readers)))
         return NULL;
-    return match_made_by(g, match_uncast(g, *cut ? part.source : v), "Softmax");
+    return match_made_by(g, match_uncast(g, *cut ? part.source : v, as), "Softmax");
 }
 
 /* x where v is its largest entry along the last axis: reduced, or taken from where it is. */
-static gradd_val_t above_largest(const graph_t *g, gradd_val_t v) {
+static gradd_val_t above_largest(const graph_t *g, gradd_val_t v, gradd_dtype_t as) {
     const graph_node_t *taken = match_made_by(g, v, "GatherElements");
     if (!taken) return match_under_reduction(g, v, "ReduceMax");
     const graph_node_t *at = match_made_by(g, taken->in[1], "ArgMax");
     const bool last =
         at && match_is_last_axis(g, taken->in[0], gradd_attr_int(taken->attrs, "axis", 0)) &&
         match_is_last_axis(g, at->in[0], gradd_attr_int(at->attrs, "axis", 0));
-    return last && match_same_uncast(g, taken->in[0], at->in[0]) ? taken->in[0] : GRADD_NONE;
+    return last && match_same_uncast(g, taken->in[0], at->in[0], as) ? taken->in[0] : GRADD_NONE;
 }
 
 /* x where v is x - max(x), which changes no probability, or a factor times that. */
 static gradd_val_t peel_largest(const graph_t *g, gradd_val_t v, match_attention_t *f) {
     double factor = 1;
-    gradd_val_t inner = match_uncast(g, v);
+    gradd_val_t inner = match_uncast(g, v, f->dtype);
     for (int step = 0; step < MATCH_MAX_WALK && peel_factor(g, &inner, &factor); step++)
-        inner = match_uncast(g, inner);
+        inner = match_uncast(g, inner, f->dtype);
     const graph_node_t *n = match_made_by(g, inner, "Sub");
-    const gradd_val_t x = n ? above_largest(g, match_uncast(g, n->in[1])) : GRADD_NONE;
-    if (x == GRADD_NONE || !match_same_uncast(g, x, n->in[0])) return v;
+    const gradd_val_t x =
+        n ? above_largest(g, match_uncast(g, n->in[1], f->dtype), f->dtype) : GRADD_NONE;
+    if (x == GRADD_NONE || !match_same_uncast(g, x, n->in[0], f->dtype)) return v;
     f->outer *= factor;
     return n->in[0];
 }
 
 /* From scores with one more column, which is the same in all rows of a head, to scores. */
 static bool take_sinks(const graph_t *g, gradd_val_t *v, match_attention_t *f) {
-    const graph_node_t *n = match_made_by(g, match_uncast(g, *v), "Concat");
+    const graph_node_t *n = match_made_by(g, match_uncast(g, *v, f->dtype), "Concat");
     if (!n || n->n_in != 2 ||
         !match_is_last_axis(g, n->out[0], gradd_attr_int(n->attrs, "axis", 0)))
         return false;
-    gradd_val_t sinks = match_uncast(g, n->in[1]);
+    gradd_val_t sinks = match_uncast(g, n->in[1], f->dtype);
     const int64_t heads = type_of(g, sinks)->dims[1];
     const graph_node_t *all = match_made_by(g, sinks, "Expand");
-    if (all) sinks = match_uncast(g, all->in[0]);
+    if (all) sinks = match_uncast(g, all->in[0], f->dtype);
     const gradd_type_t *t = type_of(g, sinks);
     if (t->rank != 4 || t->dims[1] != heads || gradd_type_count(t) != heads) return false;
     f->sinks = sinks;
@@ -290,16 +288,16 @@ bool match_attention(const graph_t *g, const graph_node_t *n, const graph_reader
     if (strcmp(n->op->name, "MatMul")) return false;
     const gradd_type_t *y = type_of(g, n->out[0]);
     gradd_val_t v = n->in[0];
-    const graph_node_t *drop = match_made_by(g, match_uncast(g, v), "Dropout");
+    const graph_node_t *drop = match_made_by(g, match_uncast(g, v, y->dtype), "Dropout");
     const gradd_val_t weights = v;
     if (drop && !take_dropout(g, drop, &f)) return false;
     if (drop) v = drop->in[0];
     bool cut;
-    const graph_node_t *soft = find_softmax(g, v, readers, &cut);
+    const graph_node_t *soft = find_softmax(g, v, y->dtype, readers, &cut);
     if (!soft || y->rank != 4) return false;
     /* products that share their probabilities are put together afterwards (share_attention) */
-    if (!match_uncast_read_by_products(g, weights, readers)) return false;
-    if (drop && !match_uncast_read_once(g, v, readers)) return false;
+    if (!match_uncast_read_by_products(g, weights, y->dtype, readers)) return false;
+    if (drop && !match_uncast_read_once(g, v, y->dtype, readers)) return false;
     int64_t axis = gradd_attr_int(soft->attrs, "axis", -1);
     if (axis != -1 && axis != 3) return false;
     f.dtype = y->dtype;

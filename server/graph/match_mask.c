@@ -132,13 +132,13 @@ static bool is_zero(const graph_t *g, gradd_val_t v) {
 
 bool match_added_mask(const graph_t *g, gradd_val_t v, match_attention_t *f) {
     gradd_val_t rest;
-    if (take_known_mask(g, match_uncast(g, v), f)) return true;
-    const graph_node_t *n = match_made_by(g, match_uncast(g, v), "Where");
+    if (take_known_mask(g, match_uncast(g, v, f->dtype), f)) return true;
+    const graph_node_t *n = match_made_by(g, match_uncast(g, v, f->dtype), "Where");
     if (n && take_mask(g, n, GRADD_ATTN_MASKED, f, &rest))
         return is_zero(g, rest) || add_bias(rest, true, f);
     n = match_made_by(g, v, "Add");
     for (int k = 0; n && k < 2; k++) {
-        const graph_node_t *w = match_made_by(g, match_uncast(g, n->in[k]), "Where");
+        const graph_node_t *w = match_made_by(g, match_uncast(g, n->in[k], f->dtype), "Where");
         if (!w || !take_mask(g, w, GRADD_ATTN_MASKED, f, &rest)) continue;
         return is_zero(g, rest) && match_bias(n->in[1 - k], f);
     }

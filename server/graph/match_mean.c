@@ -53,9 +53,9 @@ gradd_val_t match_mean_of_last(const graph_t *g, gradd_val_t v) {
     return size == (double)type->dims[type->rank - 1] ? x : GRADD_NONE;
 }
 
-gradd_val_t match_centred(const graph_t *g, gradd_val_t v) {
-    const graph_node_t *n = match_made_by(g, match_uncast(g, v), "Sub");
+gradd_val_t match_centred(const graph_t *g, gradd_val_t v, gradd_dtype_t as) {
+    const graph_node_t *n = match_made_by(g, match_uncast(g, v, as), "Sub");
     if (!n) return GRADD_NONE;
-    const gradd_val_t x = match_mean_of_last(g, match_uncast(g, n->in[1]));
-    return x != GRADD_NONE && match_same_uncast(g, x, n->in[0]) ? n->in[0] : GRADD_NONE;
+    const gradd_val_t x = match_mean_of_last(g, match_uncast(g, n->in[1], as));
+    return x != GRADD_NONE && match_same_uncast(g, x, n->in[0], as) ? n->in[0] : GRADD_NONE;
 }

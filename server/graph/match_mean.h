@@ -13,7 +13,7 @@ gradd_val_t match_under_reduction(const graph_t *g, gradd_val_t v, const char *o
 /* x where v is the mean of x over the last axis, which stays as an axis of size 1: ReduceMean, or
  * ReduceSum divided by the size, with the axis kept or put back by Reshape. Else GRADD_NONE. */
 gradd_val_t match_mean_of_last(const graph_t *g, gradd_val_t v);
-/* x where v, but for casts, is x minus that mean. Else GRADD_NONE. */
-gradd_val_t match_centred(const graph_t *g, gradd_val_t v);
+/* x where v, but for casts (match_cast.h), is x minus that mean. Else GRADD_NONE. */
+gradd_val_t match_centred(const graph_t *g, gradd_val_t v, gradd_dtype_t as);
 
 #endif

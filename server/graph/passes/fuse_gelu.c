@@ -13,6 +13,7 @@
 #include "kernels/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/match.h"
+#include "server/graph/match_cast.h"
 
 enum { MAX_NODES = 20, POINTS = 14 };
 enum { BUDGET_OF_CURVE = 16 }; /* evaluating one */
@@ -94,10 +95,11 @@ static bool is_float(gradd_dtype_t dtype) {
     return dtype == GRADD_DT_F32 || dtype == GRADD_DT_F64 || dtype == GRADD_DT_BF16;
 }
 
-/* The node that makes v, if the pass can compute it. */
-static const graph_node_t *computable(const graph_t *g, gradd_val_t v) {
+/* The node that makes v, if the pass can compute it for a function in `as`. */
+static const graph_node_t *computable(const graph_t *g, gradd_val_t v, gradd_dtype_t as) {
     if (g->values[v]->kind != VALUE_NODE || !is_float(g->values[v]->type.dtype)) return NULL;
     const graph_node_t *n = &g->nodes[g->values[v]->node];
+    if (!strcmp(n->op->name, "Cast") && match_under_cast(g, v, as) == GRADD_NONE) return NULL;
     return arithmetic_of(n) < 0 ? NULL : n;
 }
 
@@ -111,14 +113,16 @@ static int position(const curve_t *c, gradd_val_t v) {
  * scalars is read; without it, stops at what it cannot compute or hold. */
 static bool collect(curve_t *c, const graph_node_t *root) {
     double scalar;
+    const gradd_dtype_t as = c->g->values[root->out[0]]->type.dtype;
     c->nodes[0] = (int32_t)(root - c->g->nodes);
     c->n = 1;
+    if (!computable(c->g, root->out[0], as)) return false;
     for (int at = 0; at < c->n; at++) {
         const graph_node_t *n = &c->g->nodes[c->nodes[at]];
         for (int i = 0; i < n->n_in; i++) {
             gradd_val_t v = n->in[i];
             if (v == c->x || match_scalar(c->g, v, &scalar) || position(c, v) >= 0) continue;
-            const graph_node_t *maker = computable(c->g, v);
+            const graph_node_t *maker = computable(c->g, v, as);
             if (maker && c->n < MAX_NODES)
                 c->nodes[c->n++] = (int32_t)(maker - c->g->nodes);
             else if (c->x != GRADD_NONE)

@@ -30,7 +30,7 @@ static bool is_over_last(const graph_t *g, const graph_node_t *norm) {
 /* RMSNormalization(x - mean(x)) */
 static gradd_status_t fuse_centred(graph_t *g, graph_node_t *n, const graph_readers_t *readers) {
     (void)readers; /* the norm itself becomes another one: nothing is computed twice */
-    gradd_val_t x = match_centred(g, n->in[0]);
+    gradd_val_t x = match_centred(g, n->in[0], g->values[n->out[0]]->type.dtype);
     if (x == GRADD_NONE || !is_over_last(g, n)) return GRADD_OK;
     x = match_of_dtype(g, x, g->values[n->out[0]]->type.dtype);
     if (x == GRADD_NONE) return GRADD_OK;
@@ -40,13 +40,13 @@ static gradd_status_t fuse_centred(graph_t *g, graph_node_t *n, const graph_read
 
 /* LayerNormalization(x, w) + b */
 static gradd_status_t fuse_bias(graph_t *g, graph_node_t *n, const graph_readers_t *readers) {
+    const gradd_dtype_t dtype = g->values[n->out[0]]->type.dtype;
     for (int k = 0; k < 2; k++) {
         const graph_node_t *norm =
-            match_made_by(g, match_uncast(g, n->in[k]), "LayerNormalization");
+            match_made_by(g, match_uncast(g, n->in[k], dtype), "LayerNormalization");
         if (!norm || (norm->n_in > 2 && norm->in[2] != GRADD_NONE) || !is_over_last(g, norm))
             continue;
-        if (!match_uncast_read_once(g, n->in[k], readers)) continue;
-        gradd_dtype_t dtype = g->values[n->out[0]]->type.dtype;
+        if (!match_uncast_read_once(g, n->in[k], dtype, readers)) continue;
         gradd_val_t x = match_of_dtype(g, norm->in[0], dtype);
         if (x == GRADD_NONE) continue;
         gradd_val_t bias = match_row_vector(g, n->in[1 - k], x);

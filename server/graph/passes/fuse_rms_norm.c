@@ -4,15 +4,20 @@
  *
  * with Mul(x, x) for the square, Div(1, .) for the reciprocal or Div(x, Sqrt(.)) for the product,
  * Pow(., 0.5) for the root, Pow(., -0.5) for both, the weight on x, and the operands of products in
- * either order; casts may stand anywhere. w is any vector over the last axis (Gemma adds 1 to its
- * weight first); without one it is a vector of ones. The operator keeps one number per row for
- * backward, the pattern five tensors of the size of x. */
+ * either order; casts between bf16 and f32 may stand anywhere if the result is in bf16. w is any
+ * vector over the last axis (Gemma adds 1 to its weight first); without one it is a vector of ones.
+ * The operator keeps one number per row for backward, the pattern five tensors of the size of x. */
 #include <string.h>
 
 #include "kernels/rules.h"
 #include "server/graph/budget.h"
 #include "server/graph/match_cast.h"
 #include "server/graph/match_mean.h"
+
+typedef struct rms_s {
+    gradd_dtype_t as; /* that the operator would have, see match_cast.h */
+    double eps;       /* that was found */
+} rms_t;
 
 /* Base of v = Pow(base, power) with that very power, or GRADD_NONE. */
 static gradd_val_t under_power(const graph_t *g, gradd_val_t v, double power) {
@@ -23,49 +28,49 @@ static gradd_val_t under_power(const graph_t *g, gradd_val_t v, double power) {
 
 /* What v was before the mean over the last axis was taken off, maybe more than once and maybe
  * without a gradient: in a variance neither makes a difference, for deviations add up to 0. */
-static gradd_val_t under_deviations(const graph_t *g, gradd_val_t v) {
+static gradd_val_t under_deviations(const graph_t *g, gradd_val_t v, gradd_dtype_t as) {
     gradd_val_t found = GRADD_NONE;
     for (;;) {
-        const graph_node_t *n = match_made_by(g, match_uncast(g, v), "Sub");
+        const graph_node_t *n = match_made_by(g, match_uncast(g, v, as), "Sub");
         if (!n) return found;
-        gradd_val_t mean = match_uncast(g, n->in[1]);
+        gradd_val_t mean = match_uncast(g, n->in[1], as);
         const graph_node_t *stop = match_made_by(g, mean, "StopGradient");
-        if (stop) mean = match_uncast(g, stop->in[0]);
+        if (stop) mean = match_uncast(g, stop->in[0], as);
         const gradd_val_t x = match_mean_of_last(g, mean);
-        if (x == GRADD_NONE || !match_same_uncast(g, x, n->in[0])) return found;
+        if (x == GRADD_NONE || !match_same_uncast(g, x, n->in[0], as)) return found;
         found = v = n->in[0];
     }
 }
 
 /* Whether the squares of a are those of b: variances come with means of their own. */
-static bool is_same(const graph_t *g, gradd_val_t a, gradd_val_t b) {
-    if (match_same_uncast(g, a, b)) return true;
-    const gradd_val_t x = match_centred(g, b);
-    return x != GRADD_NONE && under_deviations(g, a) == x;
+static bool is_same(const graph_t *g, gradd_val_t a, gradd_val_t b, gradd_dtype_t as) {
+    if (match_same_uncast(g, a, b, as)) return true;
+    const gradd_val_t x = match_centred(g, b, as);
+    return x != GRADD_NONE && under_deviations(g, a, as) == x;
 }
 
 /* Whether v is the square of x. */
-static bool is_square(const graph_t *g, gradd_val_t v, gradd_val_t x) {
+static bool is_square(const graph_t *g, gradd_val_t v, gradd_val_t x, gradd_dtype_t as) {
     const gradd_val_t base = under_power(g, v, 2);
-    if (base != GRADD_NONE) return is_same(g, base, x);
+    if (base != GRADD_NONE) return is_same(g, base, x, as);
     const graph_node_t *n = match_made_by(g, v, "Mul");
-    return n && n->in[0] == n->in[1] && is_same(g, n->in[0], x);
+    return n && n->in[0] == n->in[1] && is_same(g, n->in[0], x, as);
 }
 
 /* Whether v is mean(x^2) + eps. */
-static bool is_mean_square(const graph_t *g, gradd_val_t v, gradd_val_t x, double *out_eps) {
+static bool is_mean_square(const graph_t *g, gradd_val_t v, gradd_val_t x, rms_t *r) {
     gradd_val_t mean;
     const graph_node_t *n = match_made_by(g, v, "Add");
-    if (!n || !match_with_scalar(g, n, out_eps, &mean)) return false;
-    const gradd_val_t square = match_mean_of_last(g, match_uncast(g, mean));
-    return square != GRADD_NONE && is_square(g, square, x);
+    if (!n || !match_with_scalar(g, n, &r->eps, &mean)) return false;
+    const gradd_val_t square = match_mean_of_last(g, match_uncast(g, mean, r->as));
+    return square != GRADD_NONE && is_square(g, square, x, r->as);
 }
 
 /* Whether v is the root of that. */
-static bool is_rms(const graph_t *g, gradd_val_t v, gradd_val_t x, double *out_eps) {
+static bool is_rms(const graph_t *g, gradd_val_t v, gradd_val_t x, rms_t *r) {
     const graph_node_t *n = match_made_by(g, v, "Sqrt");
     const gradd_val_t under = n ? n->in[0] : under_power(g, v, 0.5);
-    return under != GRADD_NONE && is_mean_square(g, under, x, out_eps);
+    return under != GRADD_NONE && is_mean_square(g, under, x, r);
 }
 
 /* Operand of 1 / v. */
@@ -78,21 +83,20 @@ static gradd_val_t under_inverse(const graph_t *g, gradd_val_t v) {
 }
 
 /* Whether v is 1 / rms(x). */
-static bool is_inverse_rms(const graph_t *g, gradd_val_t v, gradd_val_t x, double *out_eps) {
+static bool is_inverse_rms(const graph_t *g, gradd_val_t v, gradd_val_t x, rms_t *r) {
     const gradd_val_t square = under_power(g, v, -0.5), root = under_inverse(g, v);
-    if (square != GRADD_NONE) return is_mean_square(g, square, x, out_eps);
-    return root != GRADD_NONE && is_rms(g, root, x, out_eps);
+    if (square != GRADD_NONE) return is_mean_square(g, square, x, r);
+    return root != GRADD_NONE && is_rms(g, root, x, r);
 }
 
 /* Whether node n is x / rms(x); finds x. */
-static bool is_normalised(const graph_t *g, const graph_node_t *n, gradd_val_t *out_x,
-                          double *out_eps) {
+static bool is_normalised(const graph_t *g, const graph_node_t *n, gradd_val_t *out_x, rms_t *r) {
     if (n && !strcmp(n->op->name, "Div")) {
         *out_x = n->in[0];
-        return is_rms(g, n->in[1], n->in[0], out_eps);
+        return is_rms(g, n->in[1], n->in[0], r);
     }
     for (int k = 0; n && k < 2; k++) {
-        if (!is_inverse_rms(g, match_uncast(g, n->in[1 - k]), n->in[k], out_eps)) continue;
+        if (!is_inverse_rms(g, match_uncast(g, n->in[1 - k], r->as), n->in[k], r)) continue;
         *out_x = n->in[k];
         return true;
     }
@@ -100,8 +104,8 @@ static bool is_normalised(const graph_t *g, const graph_node_t *n, gradd_val_t *
 }
 
 /* The Mul or Div that makes v, looking through casts. */
-static const graph_node_t *product_of(const graph_t *g, gradd_val_t v) {
-    v = match_uncast(g, v);
+static const graph_node_t *product_of(const graph_t *g, gradd_val_t v, gradd_dtype_t as) {
+    v = match_uncast(g, v, as);
     const graph_node_t *n = match_made_by(g, v, "Mul");
     return n ? n : match_made_by(g, v, "Div");
 }
@@ -116,37 +120,37 @@ static gradd_status_t replace(graph_t *g, graph_node_t *n, gradd_val_t x, gradd_
 
 /* A middle that somebody else reads stays: it would be computed twice. */
 static gradd_status_t fuse_scaled(graph_t *g, graph_node_t *n, const graph_readers_t *readers) {
+    rms_t r = {.as = g->values[n->out[0]]->type.dtype};
     for (int k = 0; k < 2; k++) {
         gradd_val_t x, w;
-        double eps;
-        if (!is_normalised(g, product_of(g, n->in[k]), &x, &eps)) continue;
-        if (!match_uncast_read_once(g, n->in[k], readers)) continue;
-        x = match_of_dtype(g, x, g->values[n->out[0]]->type.dtype);
+        if (!is_normalised(g, product_of(g, n->in[k], r.as), &x, &r)) continue;
+        if (!match_uncast_read_once(g, n->in[k], r.as, readers)) continue;
+        x = match_of_dtype(g, x, r.as);
         if (x == GRADD_NONE || (w = match_row_vector(g, n->in[1 - k], x)) == GRADD_NONE) continue;
-        return replace(g, n, x, w, eps);
+        return replace(g, n, x, w, r.eps);
     }
     return GRADD_OK;
 }
 
 /* Whether node n is v / rms(x). */
 static bool is_over_rms(const graph_t *g, const graph_node_t *n, gradd_val_t v, gradd_val_t x,
-                        double *out_eps) {
-    if (!strcmp(n->op->name, "Div")) return n->in[0] == v && is_rms(g, n->in[1], x, out_eps);
+                        rms_t *r) {
+    if (!strcmp(n->op->name, "Div")) return n->in[0] == v && is_rms(g, n->in[1], x, r);
     const gradd_val_t other = n->in[n->in[0] == v];
-    return is_inverse_rms(g, match_uncast(g, other), x, out_eps);
+    return is_inverse_rms(g, match_uncast(g, other, r->as), x, r);
 }
 
 /* (w x) / rms(x) */
 static gradd_status_t fuse_weighed(graph_t *g, graph_node_t *n, const graph_readers_t *readers) {
+    rms_t r = {.as = g->values[n->out[0]]->type.dtype};
     for (int k = 0; k < 4; k++) {
         const gradd_val_t v = n->in[k / 2];
-        const graph_node_t *mul = match_made_by(g, match_uncast(g, v), "Mul");
-        double eps;
-        if (!mul || !is_over_rms(g, n, v, mul->in[k % 2], &eps)) continue;
-        const gradd_val_t x = match_of_dtype(g, mul->in[k % 2], g->values[n->out[0]]->type.dtype);
+        const graph_node_t *mul = match_made_by(g, match_uncast(g, v, r.as), "Mul");
+        if (!mul || !is_over_rms(g, n, v, mul->in[k % 2], &r)) continue;
+        const gradd_val_t x = match_of_dtype(g, mul->in[k % 2], r.as);
         const gradd_val_t w = x == GRADD_NONE ? x : match_row_vector(g, mul->in[1 - k % 2], x);
-        if (w == GRADD_NONE || !match_uncast_read_once(g, v, readers)) continue;
-        return replace(g, n, x, w, eps);
+        if (w == GRADD_NONE || !match_uncast_read_once(g, v, r.as, readers)) continue;
+        return replace(g, n, x, w, r.eps);
     }
     return GRADD_OK;
 }
@@ -168,13 +172,13 @@ static gradd_status_t make_ones(graph_t *g, gradd_val_t x, gradd_val_t *out) {
 }
 
 static gradd_status_t fuse_plain(graph_t *g, graph_node_t *n) {
+    rms_t r = {.as = g->values[n->out[0]]->type.dtype};
     gradd_val_t x, ones;
-    double eps;
-    if (!is_normalised(g, n, &x, &eps)) return GRADD_OK;
-    x = match_of_dtype(g, x, g->values[n->out[0]]->type.dtype);
+    if (!is_normalised(g, n, &x, &r)) return GRADD_OK;
+    x = match_of_dtype(g, x, r.as);
     if (x == GRADD_NONE) return GRADD_OK;
     GRADD_TRY(make_ones(g, x, &ones));
-    return replace(g, n, x, ones, eps);
+    return replace(g, n, x, ones, r.eps);
 }
 
 /* Scaled ones first: their middles are not worth an operator of their own then, nobody reads them.

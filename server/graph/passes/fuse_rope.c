@@ -157,10 +157,10 @@ static bool is_quarter_of_pairs(const graph_t *g, gradd_val_t v, found_t *out) {
 }
 
 /* Whether v is quarter(x) * sin; casts may stand behind the quarter turn. */
-static bool is_sine_term(const graph_t *g, gradd_val_t v, found_t *out) {
+static bool is_sine_term(const graph_t *g, gradd_val_t v, gradd_dtype_t as, found_t *out) {
     const graph_node_t *n = match_made_by(g, v, "Mul");
     for (int k = 0; n && k < 2; k++) {
-        gradd_val_t turned = match_uncast(g, n->in[k]);
+        gradd_val_t turned = match_uncast(g, n->in[k], as);
         out->sin = n->in[1 - k];
         out->interleaved = false;
         if (is_quarter_of_halves(g, turned, out)) return true;
@@ -171,14 +171,15 @@ static bool is_sine_term(const graph_t *g, gradd_val_t v, found_t *out) {
 }
 
 static bool is_rope(const graph_t *g, const graph_node_t *n, found_t *out) {
+    const gradd_dtype_t as = g->values[n->out[0]]->type.dtype;
     *out = (found_t){0};
     for (int k = 0; k < 2; k++) {
-        if (!is_sine_term(g, n->in[k], out)) continue;
+        if (!is_sine_term(g, n->in[k], as, out)) continue;
         const graph_node_t *m = match_made_by(g, n->in[1 - k], "Mul");
         for (int j = 0; m && j < 2; j++) {
             out->cos = m->in[1 - j];
-            if (!match_same_uncast(g, m->in[j], out->x)) continue;
-            out->x = match_of_dtype(g, m->in[j], g->values[n->out[0]]->type.dtype);
+            if (!match_same_uncast(g, m->in[j], out->x, as)) continue;
+            out->x = match_of_dtype(g, m->in[j], as);
             return out->x != GRADD_NONE;
         }
     }
