@@ -111,8 +111,10 @@ int gradd_cpu_threads(void);
  * threads. */
 void gradd_cpu_enter(int threads);
 
-/* Runs one call on the CPU here and now; for folding and tests. c->out is set, run holds operands
- * and coordinates, scratch and state are set here. */
+/* Whether some kernel of the CPU takes the call. */
+bool gradd_cpu_can(const gradd_infer_t *c);
+/* Runs one call on the CPU here and now, with the threads that were entered; for folding and tests.
+ * c->out is set, run holds operands and coordinates, scratch, state and threads are set here. */
 gradd_status_t gradd_cpu_call(const gradd_infer_t *c, gradd_run_t *run);
 
 #endif

@@ -206,12 +206,18 @@ const gradd_backend_t gradd_backend_cpu = {
     .n_kernels = sizeof cpu_kernels / sizeof cpu_kernels[0],
 };
 
+bool gradd_cpu_can(const gradd_infer_t *c) {
+    return gradd_backend_kernel(&gradd_backend_cpu, c);
+}
+
 gradd_status_t gradd_cpu_call(const gradd_infer_t *c, gradd_run_t *run) {
     const gradd_kernel_t *kernel = gradd_backend_kernel(&gradd_backend_cpu, c);
     if (!kernel) return gradd_no_kernel(&gradd_backend_cpu, c);
+    gradd_infer_t call = *c;
     gradd_prepared_t prepared;
     void *work = NULL;
-    GRADD_TRY(gradd_kernel_prepare(kernel, c, &prepared));
+    run->threads = call.threads = omp_get_max_threads();
+    GRADD_TRY(gradd_kernel_prepare(kernel, &call, &prepared));
     gradd_status_t status = prepared.work ? take(prepared.work, &work) : GRADD_OK;
     run->work = work;
     run->state = prepared.state;

@@ -39,7 +39,7 @@ static int64_t work_of(const gradd_infer_t *c, int64_t out_bytes) {
 }
 
 static bool foldable(graph_t *g, const gradd_infer_t *c) {
-    if (!is_known(c)) return false;
+    if (!is_known(c) || !gradd_cpu_can(c)) return false; /* of a type that only the device has */
     int64_t total = 0;
     for (int j = 0; j < c->n_out; j++) {
         if (c->out[j].dtype == GRADD_DT_NONE) return false;

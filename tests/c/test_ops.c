@@ -363,3 +363,14 @@ TEST(bad_values_at_run_time_are_refused) {
     check_refused("Div", "i64[3] i64[3]={1,2,0}", "division by zero, element 2");
     check_refused("Mod", "i32[2] i32[]={0}", "division by zero, element 0");
 }
+
+TEST(the_cpu_says_what_it_can) {
+    gradd_view_t in = {
+        {GRADD_DT_F32, 1, {3}},
+        NULL
+    };
+    const gradd_infer_t c = {.op = gradd_op_by_name("Exp"), .n_in = 1, .n_out = 1, .in = &in};
+    CHECK(gradd_cpu_can(&c));
+    in.type.dtype = GRADD_DT_F16;
+    CHECK(!gradd_cpu_can(&c));
+}
