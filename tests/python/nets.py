@@ -117,6 +117,21 @@ def loss_of(result: Any) -> torch.Tensor:
     return result[0]
 
 
+class Asserting(nn.Module):
+    """As in XLM: a number from data, which a trace does not know, is compared with a size.
+
+    Here, because pytest writes the assertions of test modules anew.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert (x > 9).long().sum().item() <= x.shape[0]
+        return self.lin(x)
+
+
 def step_agrees(ours: nn.Module, theirs: nn.Module, x: torch.Tensor) -> None:
     """One forward and backward of both: the same result and the same gradients."""
     for model in (ours, theirs):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nets import pair, step_agrees
+from nets import Asserting, pair, step_agrees
 from torch import nn
 from torch.compiler import is_compiling
 from torch.fx._symbolic_trace import is_fx_tracing
@@ -141,6 +141,14 @@ def test_the_text_of_a_size_is_the_numbers(ask, monkeypatch):
 @pytest.mark.parametrize("power", POWERS.values(), ids=POWERS)
 def test_powers_do_not_overflow(power, monkeypatch):
     _agrees(lambda y, n: y * power(n), monkeypatch)
+
+
+def test_an_assertion_about_data_is_no_branch(monkeypatch):
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    ours, theirs = pair(Asserting())
+    for rows in (5, 4, 7):
+        step_agrees(ours, theirs, torch.randn(rows, 4))
+    assert ours.gradd_stats()["fallbacks"] == {}
 
 
 def test_asking_for_a_kind_needs_no_capture_per_size(monkeypatch):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dis
 import functools
 import os
 import sys
@@ -61,11 +62,22 @@ def _class_of(kind: type) -> property:
     return property(lambda self: number if _user_asks() else kind)
 
 
+def _only_decides(frame: types.FrameType) -> bool:
+    """Whether what the frame computes now goes into a jump (`if`, `assert`) and nowhere else.
+
+    The tracer knows an assertion by that jump and makes a check of the graph of it.
+    """
+    code, at = frame.f_code.co_code, frame.f_lasti + 2
+    while at < len(code) and dis.opname[code[at]] in ("CACHE", "EXTENDED_ARG"):
+        at += 2
+    return at < len(code) and dis.opname[code[at]].startswith("POP_JUMP")
+
+
 def _compared(compare: Callable) -> Callable:
     @functools.wraps(compare)
     def compared(self: Any, other: Any) -> Any:
         result = compare(self, other)
-        if type(result) is torch.SymBool and _user_asks():
+        if type(result) is torch.SymBool and not _only_decides(sys._getframe(1)) and _user_asks():
             return bool(result)
         return result
 
