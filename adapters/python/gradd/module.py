@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import schema
+from gradd import forwarding, schema
 from gradd.bridge import Bridge
-from gradd.compiled import left_alone
 from gradd.debug import DebugOptions
 
 if TYPE_CHECKING:
@@ -76,9 +75,8 @@ class ORTModule(torch.nn.Module):
 
     # ---- the call ----
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the wrapped module's forward returns."""
-        return self._gradd_bridge(*args, **kwargs)
+    # The wrapped module's forward, in the daemon; assigned, it is replaced.
+    forward = forwarding.Attribute()
 
     def gradd_stats(self) -> dict[str, Any]:
         """Counts since construction: captures, plans, forwards, fallbacks by reason, memory."""
@@ -124,7 +122,7 @@ class ORTModule(torch.nn.Module):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN:
+        if name in _OWN or name == "forward":
             object.__setattr__(self, name, value)
             return
         module = self.__dict__.get("_gradd_module")
@@ -137,6 +135,9 @@ class ORTModule(torch.nn.Module):
             bridge.signal_change()
 
     def __delattr__(self, name: str) -> None:
+        if name == "forward":
+            object.__delattr__(self, name)
+            return
         delattr(self._gradd_module, name)
         self._gradd_bridge.signal_change()
 
@@ -223,8 +224,6 @@ def _delegate(name: str, chained: bool, changing: bool) -> Any:
     method.__name__, method.__doc__ = name, original.__doc__
     return method
 
-
-left_alone(ORTModule.forward, "an ORTModule runs in the daemon")
 
 for _name in _DELEGATED:
     setattr(ORTModule, _name, _delegate(_name, False, False))
