@@ -206,6 +206,13 @@ void program_finish(program_t *program);
  * on one variant serves all further sets. */
 #define PLAN_MAX_VARIANTS 16
 
+/* A variant with the gradient nodes for the outputs in `arrives`, not laid out yet. */
+gradd_status_t variant_differentiate(gradd_plan_t *plan, const bool *arrives, variant_t **out);
+void variant_destroy(variant_t *variant); /* accepts NULL */
+/* out[j]: whether a gradient may arrive for output j. */
+void plan_all_arrivals(const gradd_plan_t *plan, bool *out);
+/* Counts what the plan holds beside the arenas of its runs. */
+void plan_count_bytes(gradd_plan_t *plan);
 /* Backward for exactly these arriving gradients; compiled when first asked for. */
 gradd_status_t plan_variant(gradd_plan_t *plan, const bool *arrives, bool keep,
                             const variant_t **out);
