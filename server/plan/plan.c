@@ -45,6 +45,7 @@ static gradd_status_t check_options(const model_t *m, const gradd_plan_options_t
     if (o->n_inputs != m->n_inputs)
         return GRADD_FAIL(TENSOR, "expected types of %d inputs, got %d", m->n_inputs, o->n_inputs);
     GRADD_TRY(check_list("gradient of input", o->grads, o->n_grads, m->n_inputs));
+    GRADD_TRY(check_list("parameter", o->parameters, o->n_parameters, m->n_inputs));
     GRADD_TRY(check_list("output", o->outputs, o->n_outputs, m->n_outputs));
     return check_list("gradient for output", o->grad_outputs, o->n_grad_outputs, o->n_outputs);
 }
@@ -103,6 +104,7 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
     layout_t layout = {0};
     gradd_status_t status = join(g, primary, p->n_grads, p->saved, &sequence);
     if (!status) status = plan_choose(p, &sequence);
+    if (!status) status = plan_run_passes(p, &sequence);
     if (!status) {
         layout_options_t o = {.sequence = &sequence,
                               .saved = p->saved,
@@ -160,8 +162,13 @@ static gradd_status_t differentiate(gradd_plan_t *p, variant_t **out_primary) {
 }
 
 static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_options_t *o) {
-    graph_options_t go = {o->inputs, o->outputs, o->n_outputs, o->flags & GRADD_PLAN_PLAIN,
-                          p->device->backend};
+    graph_options_t go = {.inputs = o->inputs,
+                          .outputs = o->outputs,
+                          .n_outputs = o->n_outputs,
+                          .plain = o->flags & GRADD_PLAN_PLAIN,
+                          .backend = p->device->backend,
+                          .parameters = o->parameters,
+                          .n_parameters = o->n_parameters};
     variant_t *primary = NULL;
     GRADD_TRY(copy_options(p, o));
     GRADD_TRY(graph_create(m, &go, &p->graph));
@@ -183,6 +190,8 @@ static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_
     p->info.n_grads = o->n_grads;
     p->info.outputs = p->output_types;
     p->info.has_grad = p->has_grad;
+    for (int i = 0; i < o->n_parameters; i++)
+        p->info.parameter_bytes += gradd_type_bytes(&o->inputs[o->parameters[i]]);
     plan_count_bytes(p);
     return GRADD_OK;
 }
@@ -233,4 +242,9 @@ const gradd_plan_info_t *gradd_plan_info(const gradd_plan_t *plan) {
 
 gradd_device_t *gradd_plan_device(const gradd_plan_t *plan) {
     return plan->device;
+}
+
+bool gradd_plan_is_parameter(const gradd_plan_t *plan, int input) {
+    const graph_t *g = plan->graph;
+    return input >= 0 && input < g->model->n_inputs && graph_is_parameter(g, g->inputs[input]);
 }

@@ -52,7 +52,7 @@ static gradd_plan_t *make_plan(gradd_model_t *model, gradd_device_t *device) {
     gradd_type_t types[N];
     for (int i = 0; i < N; i++)
         types[i] = (gradd_type_t){GRADD_DT_F32, 1, {ELEMENTS}};
-    const gradd_plan_options_t o = {types, N, all, N, all, N, all, N, 0, device};
+    const gradd_plan_options_t o = {types, N, all, N, all, N, all, N, 0, device, NULL, 0};
     gradd_plan_t *plan;
     CHECK_OK(gradd_plan_create(model, &o, &plan));
     return plan;
@@ -142,7 +142,7 @@ TEST(constants_are_uploaded_once) {
 static gradd_plan_t *chain(gradd_device_t *device, gradd_model_t **out_model) {
     static const int32_t first = 0;
     static const gradd_type_t x = {GRADD_DT_F32, 1, {ELEMENTS}};
-    const gradd_plan_options_t o = {&x, 1, &first, 1, &first, 1, &first, 1, 0, device};
+    const gradd_plan_options_t o = {&x, 1, &first, 1, &first, 1, &first, 1, 0, device, NULL, 0};
     gradd_plan_t *plan;
     size_t n;
     Onnx__ModelProto *proto = build_model();
