@@ -243,7 +243,7 @@ unit: $(if $(T),$(B)/bin/test_$(T)) ## build and run one C test module: make uni
 
 # ---------------------------------------------------------------- generated sources
 # Each list is rewritten only when its content changed, so adding a file rebuilds what reads the list.
-GEN := $(B)/gen/op_list.inc $(B)/gen/pass_list.inc $(B)/gen/placed_list.inc \
+GEN := $(B)/gen/op_list.inc $(B)/gen/cpu_list.inc $(B)/gen/pass_list.inc $(B)/gen/placed_list.inc \
        $(B)/gen/cmd_list.inc $(B)/gen/test_list.inc $(B)/gen/flags.txt
 put_list = @mkdir -p $(@D); { $(1); } > $@.new; if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 names    = :$(foreach n,$(1),; echo 'X($(n))')
@@ -252,6 +252,9 @@ scan_tests = sed -n -e 's/^TEST(\([a-z0-9_]*\)).*/X($(2), \1, 10)/p' \
 
 $(B)/gen/op_list.inc: FORCE
 	$(call put_list,$(call names,$(sort $(basename $(notdir $(wildcard kernels/ops/*.c))))))
+# families with rows for the CPU: those of composites alone have none
+$(B)/gen/cpu_list.inc: FORCE
+	$(call put_list,$(call names,$(sort $(basename $(notdir $(shell grep -l '^GRADD_KERNELS' kernels/ops/*.c))))))
 $(B)/gen/pass_list.inc: FORCE
 	$(call put_list,$(call names,$(sort $(basename $(notdir $(wildcard server/graph/passes/*.c))))))
 $(B)/gen/placed_list.inc: FORCE

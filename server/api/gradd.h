@@ -104,8 +104,8 @@ void gradd_model_unsupported(const gradd_model_t *model, int i, const char **out
 typedef struct plan_s gradd_plan_t;
 
 enum {
-    /* Every operator of the model as it is: the reference that recognised patterns are tested
-     * against. */
+    /* No pattern is recognised, and operators that can be written in simpler ones are: the
+     * reference that kernels of such operators and recognised patterns are tested against. */
     GRADD_PLAN_PLAIN = 1 << 0,
 };
 

@@ -20,17 +20,17 @@ const char *graph_node_text(const graph_t *g, const model_node_t *origin, char *
     return buffer;
 }
 
-/* ---- the interface of gradient rules --------------------------------------------------------- */
+/* ---- the interface of gradient rules and expansions ------------------------------------------ */
 
 static gradd_status_t rule_emit(gradd_builder_t *b, const char *name, const gradd_val_t *in,
                                 int n_in, const gradd_attr_t *attrs, int n_attrs, gradd_val_t *out,
                                 int n_out) {
     graph_t *g = (graph_t *)b;
     const gradd_op_t *op = gradd_op_by_name(name);
-    if (!op) return GRADD_FAIL(INTERNAL, "a gradient rule needs the unknown operator '%s'", name);
+    if (!op) return GRADD_FAIL(INTERNAL, "a rule needs the unknown operator '%s'", name);
     for (int i = 0; i < n_in; i++)
         if (in[i] == GRADD_NONE && i < op->min_in)
-            return GRADD_FAIL(INTERNAL, "a gradient rule gave %s no input %d", name, i);
+            return GRADD_FAIL(INTERNAL, "a rule gave %s no input %d", name, i);
     graph_emit_t e = {
         .op = op,
         .opset = g->model->opset,

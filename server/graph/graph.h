@@ -83,7 +83,7 @@ typedef struct graph_options_s {
     const gradd_type_t *inputs; /* per model input */
     const int32_t *outputs;     /* model outputs wanted */
     int n_outputs;
-    bool plain; /* leave out the passes that recognise patterns */
+    bool plain; /* leave out the passes that recognise patterns, expand what the rows expand */
     const gradd_backend_t *backend;
     const int32_t *parameters; /* model inputs that are parameters */
     int n_parameters;
@@ -113,6 +113,13 @@ gradd_status_t graph_emit(graph_t *g, const graph_emit_t *emit, gradd_val_t *out
  * the second, which puts the operator between casts to f32 and back (widen.c). */
 bool graph_must_widen(const graph_t *g, const gradd_infer_t *c);
 gradd_status_t graph_emit_widened(graph_t *g, const graph_emit_t *emit, gradd_val_t *out);
+/* Whether the device runs that call, as it is or between casts. */
+bool graph_has_kernel(const graph_t *g, const gradd_infer_t *c);
+/* Whether the operator is written out in simpler ones here; graph_emit then calls the second, which
+ * fills in c->out and emits the expansion of the row (expand.c). */
+bool graph_must_expand(const graph_t *g, const gradd_infer_t *c);
+gradd_status_t graph_emit_expanded(graph_t *g, const graph_emit_t *emit, gradd_infer_t *c,
+                                   gradd_val_t *out);
 /* A cast to f32 of a bf16 product of the backward becomes a product with an f32 result. */
 gradd_status_t graph_emit_wide_product(graph_t *g, const graph_emit_t *emit, gradd_val_t *out,
                                        bool *out_done);
