@@ -105,7 +105,7 @@ DAEMON_LIBS  = $(ZMQ_LIBS) $(MSGPACK_LIBS) $(ENGINE_LIBS)
 SHM_SRC    := $(sort $(wildcard shm/*.c))
 KERNEL_SRC := $(sort $(wildcard kernels/*.c kernels/*/*.c))
 ENGINE_SRC := $(sort $(wildcard server/graph/*.c server/graph/passes/*.c server/plan/*.c \
-                                server/exec/*.c server/api/*.c))
+                                server/plan/passes/*.c server/exec/*.c server/api/*.c))
 DAEMON_SRC := $(sort $(wildcard server/*.c))
 TEST_SRC   := $(sort $(wildcard tests/c/test_*.c))
 PEER_SRC   := tests/c/peer.c
@@ -247,8 +247,9 @@ unit: $(if $(T),$(B)/bin/test_$(T)) ## build and run one C test module: make uni
 
 # ---------------------------------------------------------------- generated sources
 # Each list is rewritten only when its content changed, so adding a file rebuilds what reads the list.
-GEN := $(B)/gen/op_list.inc $(B)/gen/backend_list.inc $(B)/gen/fake/backend_list.inc $(B)/gen/pass_list.inc $(B)/gen/cmd_list.inc $(B)/gen/test_list.inc \
-       $(B)/gen/flags.txt
+GEN := $(B)/gen/op_list.inc $(B)/gen/cpu_list.inc $(B)/gen/backend_list.inc \
+       $(B)/gen/fake/backend_list.inc $(B)/gen/pass_list.inc $(B)/gen/placed_list.inc \
+       $(B)/gen/cmd_list.inc $(B)/gen/test_list.inc $(B)/gen/flags.txt
 put_list = @mkdir -p $(@D); { $(1); } > $@.new; if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 names    = :$(foreach n,$(1),; echo 'X($(n))')
 scan_tests = sed -n -e 's/^TEST(\([a-z0-9_]*\)).*/X($(2), \1, 10)/p' \
@@ -261,8 +262,13 @@ $(B)/gen/backend_list.inc: FORCE
 	$(call put_list,$(call names,$(BACKENDS)))
 $(B)/gen/fake/backend_list.inc: FORCE
 	$(call put_list,$(call names,$(BACKENDS) fake))
+# families with rows for the CPU: those of composites alone have none
+$(B)/gen/cpu_list.inc: FORCE
+	$(call put_list,$(call names,$(sort $(basename $(notdir $(shell grep -l '^GRADD_KERNELS' kernels/ops/*.c))))))
 $(B)/gen/pass_list.inc: FORCE
 	$(call put_list,$(call names,$(sort $(basename $(notdir $(wildcard server/graph/passes/*.c))))))
+$(B)/gen/placed_list.inc: FORCE
+	$(call put_list,$(call names,$(sort $(basename $(notdir $(wildcard server/plan/passes/*.c))))))
 $(B)/gen/cmd_list.inc: FORCE
 	$(call put_list,$(call names,$(patsubst server/cmd_%.c,%,$(sort $(wildcard server/cmd_*.c)))))
 $(B)/gen/test_list.inc: FORCE

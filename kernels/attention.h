@@ -6,6 +6,8 @@
 #ifndef GRADD_KERNELS_ATTENTION_H
 #define GRADD_KERNELS_ATTENTION_H
 
+#include "kernels/op.h"
+
 /* Three numbers per query: first and one past the last key that the mask allows, and one of these.
  * A query without any key has the range [0, n_k). */
 enum {
@@ -43,5 +45,10 @@ enum {
     GRADD_ATTN_V_TURNED = 4,
     GRADD_ATTN_Y_TURNED = 8,
 };
+
+/* The row's expansion (kernels/attention_expand.c): products, a softmax and what lies between. */
+gradd_status_t gradd_attention_expand(gradd_expand_t *x);
+/* Heads of [B, K, N, D] repeated so that there are H of them, each K's in a row. */
+gradd_val_t gradd_attention_repeat(gradd_builder_t *b, gradd_val_t v, int64_t heads);
 
 #endif

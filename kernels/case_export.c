@@ -6,6 +6,7 @@
 #include "kernels/registry.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,13 +26,15 @@ static int opset_of(const gradd_op_t *op) {
     return op->since > 20 || *op->domain ? op->since : 20;
 }
 
-/* Infers and runs; outputs live in data's memory. */
+/* Infers and runs; outputs live in data's memory. Composites have no kernel: whoever can expand
+ * them runs them, and their outputs are left out here. */
 static gradd_status_t compute(const gradd_op_t *op, gradd_case_data_t *data, gradd_view_t *out) {
     gradd_view_t seen[GRADD_OP_MAX_IN];
     gradd_type_t types[GRADD_OP_MAX_OUT];
     for (int i = 0; i < data->n_in; i++)
         seen[i] = (gradd_view_t){data->in[i].type, data->known[i] ? data->in[i].data : NULL};
     if (!data->n_out) data->n_out = op->min_out;
+    if (gradd_op_is_composite(op)) return GRADD_OK;
     gradd_infer_t c = {
         .op = op,
         .attrs = {data->attrs, data->n_attrs},
@@ -83,6 +86,14 @@ static void put_views(FILE *to, const char *name, const gradd_view_t *views, int
     fputc(']', to);
 }
 
+/* Infinity as Python's reader takes it. */
+static void put_number(FILE *to, double x) {
+    if (isinf(x))
+        fputs(x < 0 ? "-Infinity" : "Infinity", to);
+    else
+        fprintf(to, "%.17g", x);
+}
+
 static void put_attr(FILE *to, const gradd_attr_t *a) {
     static const char *const kinds[] = {[GRADD_ATTR_INT] = "int",
                                         [GRADD_ATTR_FLOAT] = "float",
@@ -93,7 +104,7 @@ static void put_attr(FILE *to, const gradd_attr_t *a) {
     if (a->kind == GRADD_ATTR_INT)
         fprintf(to, "%" PRId64, a->i);
     else if (a->kind == GRADD_ATTR_FLOAT)
-        fprintf(to, "%.17g", a->f);
+        put_number(to, a->f);
     else if (a->kind == GRADD_ATTR_STRING)
         put_text(to, a->s);
     else {
@@ -103,7 +114,7 @@ static void put_attr(FILE *to, const gradd_attr_t *a) {
             if (a->kind == GRADD_ATTR_INTS)
                 fprintf(to, "%" PRId64, a->ints[i]);
             else
-                fprintf(to, "%.17g", a->floats[i]);
+                put_number(to, a->floats[i]);
         }
         fputc(']', to);
     }
@@ -112,8 +123,9 @@ static void put_attr(FILE *to, const gradd_attr_t *a) {
 
 static void put_all(FILE *to, const gradd_op_t *op, const gradd_case_t *spec,
                     const gradd_case_data_t *data, const gradd_view_t *out) {
-    fprintf(to, "{\"op\": \"%s\", \"domain\": \"%s\", \"opset\": %d, \"flags\": %u", op->name,
-            op->domain, opset_of(op), op->flags);
+    fprintf(to,
+            "{\"op\": \"%s\", \"domain\": \"%s\", \"opset\": %d, \"flags\": %u, \"expands\": %s",
+            op->name, op->domain, opset_of(op), op->flags, op->expand ? "true" : "false");
     fprintf(to, ", \"tol\": %.17g, \"text\": ", spec->tol);
     put_text(to, spec->text);
     put_views(to, "in", data->in, data->n_in);

@@ -2,8 +2,9 @@
  * written in other languages (tests/python/test_vs_onnx.py calls it through ctypes).
  *
  * The answer is a JSON text, a NUL byte, and the elements of all present inputs and outputs in
- * order, contiguous, without padding: {"op", "domain", "opset", "flags", "text", "tol",
- * "in": [{"dtype", "shape"} | null...], "attrs": [{"name", "kind", "value"}...], "out": [...]}. */
+ * order, contiguous, without padding: {"op", "domain", "opset", "flags", "expands", "text",
+ * "tol", "in": [{"dtype", "shape"} | null...], "attrs": [{"name", "kind", "value"}...],
+ * "out": [...]}. Outputs of composites are null: they run as their expansion, in a graph. */
 #ifndef GRADD_KERNELS_CASE_EXPORT_H
 #define GRADD_KERNELS_CASE_EXPORT_H
 

@@ -108,7 +108,7 @@ gradd_status_t gradd_kernel_audit(const gradd_backend_t *backend, bool complete)
     for (size_t f = 0; complete && f < gradd_op_family_count; f++)
         for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
             const char *name = gradd_op_families[f]->v[i].name;
-            bool found = false;
+            bool found = gradd_op_is_composite(&gradd_op_families[f]->v[i]);
             for (size_t k = 0; k < backend->n_kernels && !found; k++)
                 for (size_t j = 0; j < backend->kernels[k]->n && !found; j++)
                     found = !strcmp(backend->kernels[k]->v[j].op, name);

@@ -157,6 +157,20 @@ typedef struct gradd_grad_s {
     gradd_val_t (*output)(struct gradd_grad_s *g, int j);
 } gradd_grad_t;
 
+/* Expansion: the operator in simpler ones. Sets out[j] for every j < n_out, each of the type that
+ * the shape rule gives. Where the operator takes bf16 it computes in f32 and rounds where the
+ * operator does. Random operators that it emits have the Philox coordinate of the operator's node.
+ * Its derivative is the operator's own. */
+typedef struct gradd_expand_s {
+    const gradd_op_t *op;
+    gradd_attrs_t attrs;
+    int opset;
+    int n_in, n_out;
+    const gradd_val_t *in;
+    gradd_val_t *out;
+    gradd_builder_t *b;
+} gradd_expand_t;
+
 /* ---- the row --------------------------------------------------------------------------------- */
 
 enum {
@@ -200,6 +214,10 @@ struct gradd_op_s {
     const gradd_attr_spec_t *attrs; /* ended by {0}; NULL = none */
     gradd_status_t (*infer)(gradd_infer_t *c);
     gradd_status_t (*grad)(gradd_grad_t *g); /* NULL with GRADD_OP_NO_GRAD */
+    /* A row that has this alone, neither grad nor ref, is a composite: it is always expanded.
+     * Others are where the device has no kernel, and in plain plans. NULL: there is nothing
+     * simpler. */
+    gradd_status_t (*expand)(gradd_expand_t *x);
     /* The plain loop that defines the operator. It runs on the host, in f32 and f64 at least, with
      * the scratch that the CPU's kernel asks for. */
     gradd_status_t (*ref)(const gradd_run_t *r);
@@ -223,6 +241,11 @@ static inline uint32_t gradd_types_at(const uint32_t *types, int input) {
 /* A view through which passes may look: its operand has the same gradient as its result. */
 static inline bool gradd_op_is_transparent(const gradd_op_t *op) {
     return op->flags & GRADD_OP_VIEW && !(op->flags & GRADD_OP_NO_GRAD) && !(op->no_diff & 1);
+}
+
+/* Whether it runs as its expansion on every device. */
+static inline bool gradd_op_is_composite(const gradd_op_t *op) {
+    return op->expand && !op->grad && !op->ref;
 }
 
 /* Ends every kernels/ops/<family>.c: GRADD_OPS(family, {row}, {row}); `family` = the file name. */

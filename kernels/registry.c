@@ -43,8 +43,10 @@ static gradd_status_t audit_row(const gradd_op_t *op) {
     const char *missing = NULL;
     if (!op->name || !op->domain || op->since < 1) return GRADD_FAIL(INTERNAL, "row without name");
     if (!op->infer) missing = "infer";
-    if (!op->ref) missing = "ref";
-    if (!op->grad && !(op->flags & GRADD_OP_NO_GRAD)) missing = "grad or GRADD_OP_NO_GRAD";
+    const bool composite = gradd_op_is_composite(op);
+    if (!op->ref && !composite) missing = "ref, or expand alone";
+    if (!op->grad && !(op->flags & GRADD_OP_NO_GRAD) && !composite)
+        missing = "grad or GRADD_OP_NO_GRAD";
     if (!op->cases || !op->cases[0].text) missing = "cases";
     if (op->max_out < 1 || op->max_in < op->min_in || op->max_out < op->min_out) missing = "arity";
     if (op->max_in > GRADD_OP_MAX_IN || op->max_out > GRADD_OP_MAX_OUT) missing = "valid arity";

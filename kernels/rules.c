@@ -1,4 +1,4 @@
-/* Helpers of gradient rules. See rules.h. */
+/* Helpers of gradient rules and expansions. See rules.h. */
 #include "kernels/rules.h"
 
 #include <string.h>
@@ -128,4 +128,44 @@ gradd_val_t gradd_zeros_like(gradd_builder_t *b, gradd_val_t like) {
     gradd_val_t in[2] = {gradd_const_scalar(b, type.dtype, 0),
                          gradd_const_i64s(b, type.dims, type.rank)};
     return gradd_emit_attrs(b, "Expand", in, 2, NULL, 0);
+}
+
+gradd_val_t gradd_slice(gradd_builder_t *b, gradd_val_t v, int64_t axis, int64_t start, int64_t end,
+                        int64_t step) {
+    if (b->status || v == GRADD_NONE) return GRADD_NONE;
+    if (axis < 0) axis += gradd_val_type(b, v)->rank;
+    return GRADD_EMIT(b, "Slice", v, gradd_const_i64s(b, &start, 1), gradd_const_i64s(b, &end, 1),
+                      gradd_const_i64s(b, &axis, 1), gradd_const_i64s(b, &step, 1));
+}
+
+gradd_val_t gradd_cast(gradd_builder_t *b, gradd_val_t v, gradd_dtype_t dtype) {
+    if (b->status || v == GRADD_NONE || gradd_val_type(b, v)->dtype == dtype) return v;
+    gradd_attr_t to = gradd_make_int("to", dtype);
+    return gradd_emit_attrs(b, "Cast", &v, 1, &to, 1);
+}
+
+gradd_val_t gradd_wide(gradd_builder_t *b, gradd_val_t v) {
+    const bool narrow = gradd_val_type(b, v)->dtype == GRADD_DT_BF16;
+    return narrow ? gradd_cast(b, v, GRADD_DT_F32) : v;
+}
+
+gradd_val_t gradd_scaled(gradd_builder_t *b, gradd_val_t v, double factor) {
+    if (b->status || v == GRADD_NONE) return GRADD_NONE;
+    return GRADD_EMIT(b, "Mul", v, gradd_const_scalar(b, gradd_val_type(b, v)->dtype, factor));
+}
+
+gradd_val_t gradd_reduce_from(gradd_builder_t *b, const char *op, gradd_val_t v, int first) {
+    int64_t axes[GRADD_MAX_RANK];
+    const int rank = gradd_val_type(b, v)->rank;
+    if (b->status || v == GRADD_NONE) return GRADD_NONE;
+    for (int i = first; i < rank; i++)
+        axes[i - first] = i;
+    gradd_attr_t keep = gradd_make_int("keepdims", 1);
+    gradd_val_t in[2] = {v, gradd_const_i64s(b, axes, rank - first)};
+    return gradd_emit_attrs(b, op, in, 2, &keep, 1);
+}
+
+gradd_val_t gradd_concat(gradd_builder_t *b, const gradd_val_t *in, int n, int64_t axis) {
+    gradd_attr_t attr = gradd_make_int("axis", axis);
+    return gradd_emit_attrs(b, "Concat", in, n, &attr, 1);
 }

@@ -1,5 +1,5 @@
-/* Helpers that keep gradient rules to a few lines. All follow the builder's sticky failure: an
- * operand GRADD_NONE gives GRADD_NONE. Called on the engine thread.
+/* Helpers that keep gradient rules and expansions to a few lines. All follow the builder's sticky
+ * failure: an operand GRADD_NONE gives GRADD_NONE. Called on the engine thread.
  */
 #ifndef GRADD_KERNELS_RULES_H
 #define GRADD_KERNELS_RULES_H
@@ -34,6 +34,19 @@ gradd_val_t gradd_reduce_to(gradd_builder_t *b, gradd_val_t grad, gradd_val_t li
 gradd_val_t gradd_reshape_as(gradd_builder_t *b, gradd_val_t value, gradd_val_t like);
 gradd_val_t gradd_reshape_to(gradd_builder_t *b, gradd_val_t value, const int64_t *dims, int rank);
 gradd_val_t gradd_transpose(gradd_builder_t *b, gradd_val_t value, const int64_t *perm, int rank);
+/* v[..., start:end:step, ...] along an axis, which may count from the end. */
+gradd_val_t gradd_slice(gradd_builder_t *b, gradd_val_t v, int64_t axis, int64_t start, int64_t end,
+                        int64_t step);
+/* The value in that type: itself, or a Cast. */
+gradd_val_t gradd_cast(gradd_builder_t *b, gradd_val_t v, gradd_dtype_t dtype);
+/* The value in the type that sums have: f32 for bf16. GRADD_NONE stays GRADD_NONE. */
+gradd_val_t gradd_wide(gradd_builder_t *b, gradd_val_t v);
+/* The product of a value and a number, in the value's type. */
+gradd_val_t gradd_scaled(gradd_builder_t *b, gradd_val_t v, double factor);
+/* ReduceSum, ReduceMean, ReduceMax ... over axes [first, rank), which are kept as 1. */
+gradd_val_t gradd_reduce_from(gradd_builder_t *b, const char *op, gradd_val_t v, int first);
+/* Concatenation along an axis, which may count from the end. */
+gradd_val_t gradd_concat(gradd_builder_t *b, const gradd_val_t *in, int n, int64_t axis);
 /* Zeros with the type of `like`. */
 gradd_val_t gradd_zeros_like(gradd_builder_t *b, gradd_val_t like);
 

@@ -65,7 +65,7 @@ static const char *kind_name(gradd_attr_kind_t kind) {
 }
 
 static const char *gradient_of(const gradd_op_t *op) {
-    return op->grad ? "yes" : "no";
+    return op->grad || gradd_op_is_composite(op) ? "yes" : "no";
 }
 
 typedef void (*print_kernel_t)(FILE *out, const gradd_backend_t *device, const gradd_op_t *op,
@@ -136,9 +136,11 @@ static void json_row(FILE *out, const entry_t *row) {
     json_types(out, op->types);
     fprintf(out, ", ");
     json_attrs(out, op);
-    fprintf(out, ", \"gradient\": %s, \"from_model\": %s, \"family\": \"%s\", \"kernels\": [",
-            op->grad ? "true" : "false", op->flags & GRADD_OP_INTERNAL ? "false" : "true",
-            row->family);
+    fprintf(out,
+            ", \"gradient\": %s, \"expands\": %s, \"from_model\": %s, \"family\": \"%s\", "
+            "\"kernels\": [",
+            op->grad || gradd_op_is_composite(op) ? "true" : "false", op->expand ? "true" : "false",
+            op->flags & GRADD_OP_INTERNAL ? "false" : "true", row->family);
     each_kernel(out, op, json_kernel);
     fprintf(out, "]}");
 }

@@ -21,7 +21,8 @@ is named in the reply to `graph.put`, and falls back to PyTorch.
 "Types" lists the element types of each input, the last one for all further inputs. A required
 attribute is bold. The last columns say what runs the operator on each device: the first kernel that
 accepts a call. Where a kernel takes fewer types than the operator has, those of the first input are
-in parentheses. bf16 that none of them takes is cast to f32 and back.
+in parentheses. bf16 that none of them takes is cast to f32 and back. "expansion": the operator
+is written out in others.
 
 """
 INTERNAL = """
@@ -48,13 +49,13 @@ def opset(row: dict) -> str:
 
 
 def kernels(row: dict, device: str) -> str:
-    """What runs the operator on a device, in order; "-" if nothing does."""
+    """What runs the operator on a device, in order: its expansion, or "-", if no kernel does."""
     names = []
     for kernel in (k for k in row["kernels"] if k["device"] == device):
         first = kernel["types"][0]
         narrow = first != row["types"][0]
         names.append(f"{kernel['name']} ({' '.join(first)})" if narrow else kernel["name"])
-    return ", ".join(names) or "-"
+    return ", ".join(names) or ("expansion" if row["expands"] else "-")
 
 
 def types(row: dict) -> str:

@@ -171,12 +171,12 @@ static bool cpu_multiplies(gradd_dtype_t dtype) {
 }
 
 #define X(family) extern const gradd_kernels_t gradd_cpu_kernels_##family;
-#include "op_list.inc"
+#include "cpu_list.inc"
 #undef X
 
 static const gradd_kernels_t *const cpu_kernels[] = {
 #define X(family) &gradd_cpu_kernels_##family,
-#include "op_list.inc"
+#include "cpu_list.inc"
 #undef X
 };
 

@@ -174,6 +174,26 @@ static gradd_status_t grad_prelu(gradd_grad_t *g) {
     return g->b->status;
 }
 
+/* ---- expansion ------------------------------------------------------------------------------ */
+
+/* x / 2 (1 + t), with t = erf(x / sqrt 2), or tanh of a cubic polynomial */
+static gradd_status_t expand_gelu(gradd_expand_t *e) {
+    gradd_builder_t *b = e->b;
+    const gradd_dtype_t dtype = gradd_val_type(b, e->in[0])->dtype;
+    gradd_val_t x = gradd_wide(b, e->in[0]), t;
+    if (by_tanh(e->attrs)) {
+        gradd_val_t cube = GRADD_EMIT(b, "Mul", GRADD_EMIT(b, "Mul", x, x), x);
+        gradd_val_t sum = GRADD_EMIT(b, "Add", x, gradd_scaled(b, cube, 0.044715));
+        t = GRADD_EMIT(b, "Tanh", gradd_scaled(b, sum, 0.79788456080286536));
+    } else {
+        t = GRADD_EMIT(b, "Erf", gradd_scaled(b, x, 0.70710678118654752));
+    }
+    gradd_val_t one = gradd_const_scalar(b, gradd_val_type(b, x)->dtype, 1);
+    gradd_val_t y = GRADD_EMIT(b, "Mul", gradd_scaled(b, x, 0.5), GRADD_EMIT(b, "Add", t, one));
+    e->out[0] = gradd_cast(b, y, dtype);
+    return b->status;
+}
+
 /* ---- cases and rows ------------------------------------------------------------------------- */
 
 #define ALPHA       GRADD_ATTR_LIST({"alpha", GRADD_ATTR_FLOAT, false})
@@ -185,7 +205,7 @@ static gradd_status_t grad_prelu(gradd_grad_t *g) {
     {.text = "f32[3,5] f32[3,5]"}, {.text = "f32[] f32[]"}, {.text = "f32[3,7] f32[3,7]:(-8,8)"},  \
         {.text = "f32[211,173] f32[211,173]"}
 
-#define FORWARD(title, since_, fn, gradient, infer_, attrs_, ...)                                  \
+#define FORWARD(title, since_, fn, gradient, expansion, infer_, attrs_, ...)                       \
     {.name = title,                                                                                \
      .domain = "",                                                                                 \
      .since = since_,                                                                              \
@@ -198,6 +218,7 @@ static gradd_status_t grad_prelu(gradd_grad_t *g) {
      .attrs = attrs_,                                                                              \
      .infer = infer_,                                                                              \
      .grad = gradient,                                                                             \
+     .expand = expansion,                                                                          \
      .ref = run_##fn##_ref,                                                                        \
      .cases = GRADD_CASES(CASES, __VA_ARGS__)}
 #define BACKWARD(title, fn, attrs_, ...)                                                           \
@@ -217,21 +238,22 @@ static gradd_status_t grad_prelu(gradd_grad_t *g) {
 #define PLAIN_CASE {.text = "f32[1]"}
 #define PLAIN_PAIR {.text = "f32[1] f32[1]"}
 
-GRADD_OPS(activation, FORWARD("Relu", 6, relu, grad_relu, gradd_infer_same, NULL, PLAIN_CASE),
-          FORWARD("LeakyRelu", 6, leaky, grad_leaky, gradd_infer_same, ALPHA,
+GRADD_OPS(activation, FORWARD("Relu", 6, relu, grad_relu, NULL, gradd_infer_same, NULL, PLAIN_CASE),
+          FORWARD("LeakyRelu", 6, leaky, grad_leaky, NULL, gradd_infer_same, ALPHA,
                   {.text = "f32[3,5] | alpha=0.2"}),
-          FORWARD("Sigmoid", 6, sigmoid, grad_sigmoid, gradd_infer_same, NULL, PLAIN_CASE),
-          FORWARD("Tanh", 6, tanh, grad_tanh, gradd_infer_same, NULL, PLAIN_CASE),
-          FORWARD("Elu", 6, elu, grad_elu, gradd_infer_same, ALPHA,
+          FORWARD("Sigmoid", 6, sigmoid, grad_sigmoid, NULL, gradd_infer_same, NULL, PLAIN_CASE),
+          FORWARD("Tanh", 6, tanh, grad_tanh, NULL, gradd_infer_same, NULL, PLAIN_CASE),
+          FORWARD("Elu", 6, elu, grad_elu, NULL, gradd_infer_same, ALPHA,
                   {.text = "f32[3,5] | alpha=0.7"}),
-          FORWARD("Gelu", 20, gelu, grad_gelu, infer_gelu, APPROXIMATE,
+          FORWARD("Gelu", 20, gelu, grad_gelu, expand_gelu, infer_gelu, APPROXIMATE,
                   {.text = "f32[3,5]:(-6,6) | approximate=\"tanh\""},
                   {.text = "f32[3,5] | approximate=\"none\""},
                   {.text = "f32[211,173] | approximate=\"tanh\""}),
-          FORWARD("Softplus", 1, softplus, grad_softplus, gradd_infer_same, NULL,
+          FORWARD("Softplus", 1, softplus, grad_softplus, NULL, gradd_infer_same, NULL,
                   {.text = "f32[3,5]:(-40,40)", .tol = 1e-6}),
-          FORWARD("HardSwish", 14, hardswish, grad_hardswish, gradd_infer_same, NULL, PLAIN_CASE),
-          FORWARD("Mish", 18, mish, grad_mish, gradd_infer_same, NULL,
+          FORWARD("HardSwish", 14, hardswish, grad_hardswish, NULL, gradd_infer_same, NULL,
+                  PLAIN_CASE),
+          FORWARD("Mish", 18, mish, grad_mish, NULL, gradd_infer_same, NULL,
                   {.text = "f32[3,5]:(-40,40)"}),
           {.name = "PRelu",
            .domain = "",

@@ -534,7 +534,8 @@ GRADD_OPS(
         ATTENTION_ROW("FusedAttention", 3, 7, 2, GRADD_OP_RANDOM | GRADD_OP_COSTLY),
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT),
                   GRADD_T_FLOAT},
-        .infer = infer_attention, .grad = grad_attention, .ref = ref_attention,
+        .infer = infer_attention, .grad = grad_attention, .expand = gradd_attention_expand,
+        .ref = ref_attention,
         .cases = GRADD_CASES(
             {.text = "f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4]"},
             {.text = "f32[2,4,9,8] f32[2,2,9,8] f32[2,2,9,8] | scale=0.35 -> 2", .grad_tol = -1},
@@ -557,6 +558,12 @@ GRADD_OPS(
                      "f32[4]={-2e4,0,-inf,0} | hides=1 fill=-1e4", .grad_tol = -1},
             {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,1,0,0,0,1,1,0,1,0,1,0} | "
                      "fill=-2.0"},
+            {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,1,0,1,0,0,0,0,1,0,1,0} "
+                     "f32[3,4]={-9,0.5,-inf,1,-9,-9,-9,-9,0,-inf,2,-9} | hides=7 fill=-9.0", .grad_tol = -1},
+            {.text = "f32[1,2,2,8] f32[1,2,3,8] f32[1,2,3,8] - f32[2,3]={-inf,-inf,-inf,0,-inf,1}",
+                  .grad_tol = -1},
+            {.text = "f32[1,2,2,8] f32[1,2,3,8] f32[1,2,3,8] bool[2,3]={0,0,0,1,0,1} | fill=-inf",
+                  .grad_tol = -1},
             {.text = "f32[1,2,70,8] f32[1,1,130,8] f32[1,1,130,8] bool[70,130] f32[1,2,70,130] | "
                      "hides=1 fill=-100.0"},
             {.text = "f32[2,2,3,5] f32[2,2,3,5] f32[2,2,3,5] bool[2,1,1,3] f32[1,2,1,3]"},

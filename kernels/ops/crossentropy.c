@@ -281,6 +281,114 @@ static gradd_status_t grad_loss(gradd_grad_t *g) {
     return g->b->status;
 }
 
+/* ---- expansion ------------------------------------------------------------------------------ */
+
+/* Per row [R, 1]: the label that it answers for, and whether it counts. */
+typedef struct rows_s {
+    gradd_val_t labels, used;
+    int64_t n, classes;
+} rows_t;
+
+/* Moves labels to the position in front; the last one, which gets the first, does not count. */
+static gradd_val_t shifted(gradd_builder_t *b, gradd_val_t labels, int64_t n, int64_t positions,
+                           gradd_val_t *out_inner) {
+    labels = gradd_reshape_to(b, labels, (int64_t[]){n / positions, positions}, 2);
+    gradd_val_t parts[2] = {gradd_slice(b, labels, 1, 1, positions, 1),
+                            gradd_slice(b, labels, 1, 0, 1, 1)};
+    gradd_val_t at[3] = {gradd_const_scalar(b, GRADD_DT_I64, 0),
+                         gradd_const_scalar(b, GRADD_DT_I64, (double)positions),
+                         gradd_const_scalar(b, GRADD_DT_I64, 1)};
+    gradd_val_t last = gradd_const_scalar(b, GRADD_DT_I64, (double)(positions - 1));
+    gradd_val_t inner = GRADD_EMIT(b, "Less", GRADD_EMIT(b, "Range", at[0], at[1], at[2]), last);
+    gradd_val_t both[2] = {inner, gradd_const_i64s(b, (int64_t[]){n / positions, positions}, 2)};
+    *out_inner =
+        gradd_reshape_to(b, GRADD_EMIT(b, "Expand", both[0], both[1]), (int64_t[]){n, 1}, 2);
+    return gradd_concat(b, parts, 2, 1);
+}
+
+static rows_t find_rows(gradd_expand_t *x) {
+    gradd_builder_t *b = x->b;
+    const gradd_type_t type = *gradd_val_type(b, x->in[0]);
+    rows_t r = {.classes = type.dims[type.rank - 1], .used = GRADD_NONE};
+    r.n = gradd_type_count(&type) / r.classes;
+    gradd_val_t labels = gradd_cast(b, x->in[1], GRADD_DT_I64), counted;
+    if (gradd_attr_int(x->attrs, "shift", 0) && r.n)
+        labels = shifted(b, labels, r.n, type.dims[type.rank - 2], &r.used);
+    labels = gradd_reshape_to(b, labels, (int64_t[]){r.n, 1}, 2);
+    if (gradd_attr_find(x->attrs, "ignore_index")) {
+        const int64_t ignore = gradd_attr_int(x->attrs, "ignore_index", 0);
+        gradd_val_t none = gradd_const_i64s(b, &ignore, 1);
+        counted = GRADD_EMIT(b, "Not", GRADD_EMIT(b, "Equal", labels, none));
+        r.used = r.used == GRADD_NONE ? counted : GRADD_EMIT(b, "And", r.used, counted);
+    }
+    if (r.used != GRADD_NONE)
+        labels = GRADD_EMIT(b, "Where", r.used, labels, gradd_const_scalar(b, GRADD_DT_I64, 0));
+    r.labels =
+        GRADD_EMIT(b, "CheckIndex", labels, gradd_const_scalar(b, GRADD_DT_I64, (double)r.classes));
+    return r;
+}
+
+/* v where a row counts, else 0 */
+static gradd_val_t where_used(gradd_builder_t *b, const rows_t *r, gradd_val_t v) {
+    if (r->used == GRADD_NONE || b->status) return v;
+    return GRADD_EMIT(b, "Where", r->used, v,
+                      gradd_const_scalar(b, gradd_val_type(b, v)->dtype, 0));
+}
+
+/* Loss of each row, [R, 1]. */
+static gradd_val_t loss_of_rows(gradd_expand_t *x, const rows_t *r, gradd_val_t logits) {
+    gradd_builder_t *b = x->b;
+    const double e = gradd_attr_float(x->attrs, "smoothing", 0);
+    gradd_attr_t axis = gradd_make_int("axis", 1);
+    gradd_val_t logs = gradd_emit_attrs(b, "LogSoftmax", &logits, 1, &axis, 1);
+    gradd_val_t pick[2] = {logs, r->labels};
+    gradd_val_t loss =
+        GRADD_EMIT(b, "Neg", gradd_emit_attrs(b, "GatherElements", pick, 2, &axis, 1));
+    if (e != 0) {
+        gradd_val_t even = gradd_scaled(b, gradd_reduce_from(b, "ReduceMean", logs, 1), -e);
+        loss = GRADD_EMIT(b, "Add", gradd_scaled(b, loss, 1 - e), even);
+    }
+    return where_used(b, r, loss);
+}
+
+/* The sum of [R, 1], divided as the reduction says. */
+static gradd_val_t reduced(gradd_expand_t *x, const rows_t *r, gradd_val_t each) {
+    gradd_builder_t *b = x->b;
+    const gradd_dtype_t dtype = gradd_val_type(b, each)->dtype;
+    const reduction_t reduction = reduction_of(x->attrs);
+    if (reduction == NONE) {
+        const gradd_type_t labels = *gradd_val_type(b, x->in[1]);
+        return gradd_reshape_to(b, each, labels.dims, labels.rank);
+    }
+    gradd_val_t sum = gradd_reduce_from(b, "ReduceSum", each, 0), total = GRADD_NONE;
+    if (reduction == MEAN && r->used != GRADD_NONE)
+        total = gradd_reduce_from(b, "ReduceSum", gradd_cast(b, r->used, dtype), 0);
+    else if (reduction == MEAN)
+        total = gradd_const_scalar(b, dtype, (double)r->n);
+    else if (x->n_in > 2 && x->in[2] != GRADD_NONE)
+        total = gradd_reshape_to(b, gradd_cast(b, x->in[2], dtype), (int64_t[]){1, 1}, 2);
+    if (total != GRADD_NONE) sum = GRADD_EMIT(b, "Div", sum, total);
+    return gradd_reshape_to(b, sum, (int64_t[]){0}, 0);
+}
+
+static gradd_status_t expand_loss(gradd_expand_t *x) {
+    gradd_builder_t *b = x->b;
+    const rows_t r = find_rows(x);
+    if (b->status) return b->status;
+    gradd_val_t logits = gradd_wide(b, x->in[0]);
+    logits = gradd_reshape_to(b, logits, (int64_t[]){r.n, r.classes}, 2);
+    x->out[0] = reduced(x, &r, loss_of_rows(x, &r, logits));
+    if (x->n_out < 2) return b->status;
+    gradd_val_t max = gradd_reduce_from(b, "ReduceMax", logits, 1), pair[2];
+    gradd_val_t parts = GRADD_EMIT(b, "Exp", GRADD_EMIT(b, "Sub", logits, max));
+    gradd_val_t one = gradd_const_scalar(b, gradd_val_type(b, max)->dtype, 1);
+    pair[0] = where_used(b, &r, max);
+    pair[1] = GRADD_EMIT(b, "Sub", gradd_reduce_from(b, "ReduceSum", parts, 1), one);
+    pair[1] = where_used(b, &r, pair[1]);
+    x->out[1] = gradd_concat(b, pair, 2, 1);
+    return b->status;
+}
+
 /* ---- cases and rows ------------------------------------------------------------------------- */
 
 #define LOSS_ATTRS                                                                                 \
@@ -305,6 +413,7 @@ GRADD_OPS(
         .attrs = LOSS_ATTRS,
         .infer = infer_loss,
         .grad = grad_loss,
+        .expand = expand_loss,
         .ref = ref_loss,
         .cases = GRADD_CASES(
             {.text = "f32[4,3] i64[4]:(0,2)"},

@@ -225,6 +225,22 @@ static gradd_status_t grad_dropout_add(gradd_grad_t *g) {
     return b->status;
 }
 
+/* ---- expansion ------------------------------------------------------------------------------- */
+
+static gradd_status_t expand_dropout_add(gradd_expand_t *x) {
+    static const gradd_type_t flag = {.dtype = GRADD_DT_BOOL};
+    static const uint8_t yes = 1;
+    gradd_builder_t *b = x->b;
+    const gradd_dtype_t dtype = gradd_val_type(b, x->in[0])->dtype;
+    const double ratio = gradd_attr_float(x->attrs, "ratio", 0.5);
+    gradd_val_t in[3] = {gradd_wide(b, x->in[0]), gradd_const_scalar(b, GRADD_DT_F64, ratio)};
+    if (!b->status) in[2] = b->constant(b, &flag, &yes);
+    gradd_val_t y = GRADD_EMIT(b, "Dropout", in[0], in[1], in[2]);
+    y = GRADD_EMIT(b, "Add", y, gradd_wide(b, x->in[1]));
+    x->out[0] = gradd_cast(b, y, dtype);
+    return b->status;
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 /* PyTorch's exporter writes no seed; one that is given would make every step alike: ignored. */
@@ -290,6 +306,7 @@ GRADD_OPS(dropout,
            .attrs = GRADD_ATTR_LIST({"ratio", GRADD_ATTR_FLOAT, true}),
            .infer = infer_dropout_add,
            .grad = grad_dropout_add,
+           .expand = expand_dropout_add,
            .ref = ref_dropout_add,
            .cases = GRADD_CASES({.text = "f32[3,45] f32[3,45] | ratio=0.3"},
                                 {.text = "f32[2,2] f32[2,2] | ratio=0.0"},

@@ -393,6 +393,33 @@ static gradd_status_t grad_sum(gradd_grad_t *g) {
     return g->b->status;
 }
 
+/* ---- expansion ------------------------------------------------------------------------------- */
+
+/* Rows of one table; those of the padding have no gradient. */
+static gradd_val_t look_up(gradd_expand_t *x, int t, int tables, int64_t padding) {
+    gradd_builder_t *b = x->b;
+    const gradd_val_t ids = x->in[tables + t], last = gradd_const_i64s(b, &(int64_t){-1}, 1);
+    gradd_val_t rows = gradd_wide(b, GRADD_EMIT(b, "Gather", x->in[t], ids));
+    if (padding < 0) return rows;
+    gradd_val_t none = gradd_const_scalar(b, gradd_val_type(b, ids)->dtype, (double)padding);
+    gradd_val_t padded = GRADD_EMIT(b, "Unsqueeze", GRADD_EMIT(b, "Equal", ids, none), last);
+    return GRADD_EMIT(b, "Where", padded, GRADD_EMIT(b, "StopGradient", rows), rows);
+}
+
+static gradd_status_t expand_sum(gradd_expand_t *x) {
+    const gradd_attr_t *paddings = gradd_attr_find(x->attrs, "paddings");
+    const double *scales = find_scales(x->attrs);
+    const int tables = x->n_in / 2;
+    gradd_val_t sum = GRADD_NONE;
+    for (int t = 0; t < tables; t++) {
+        gradd_val_t rows = look_up(x, t, tables, paddings ? paddings->ints[t] : -1);
+        if (scales && scales[t] != 1) rows = gradd_scaled(x->b, rows, scales[t]);
+        sum = t ? GRADD_EMIT(x->b, "Add", sum, rows) : rows;
+    }
+    x->out[0] = gradd_cast(x->b, sum, gradd_val_type(x->b, x->in[0])->dtype);
+    return x->b->status;
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 GRADD_OPS(
@@ -412,6 +439,7 @@ GRADD_OPS(
           ),
         .infer = infer_sum,
         .grad = grad_sum,
+        .expand = expand_sum,
         .ref = ref_sum,
         .cases = GRADD_CASES(
             {.text = "f32[5,3] i64[2,4]"},

@@ -261,6 +261,34 @@ static gradd_status_t grad_gated(gradd_grad_t *g) {
     return g->b->status;
 }
 
+/* ---- expansion ------------------------------------------------------------------------------- */
+
+static gradd_val_t expand_activation(gradd_builder_t *b, gradd_attrs_t attrs, gradd_val_t g) {
+    const char *name = gradd_attr_string(attrs, "activation", "");
+    gradd_attr_t alpha = gradd_make_float("alpha", gradd_attr_float(attrs, "alpha", 1));
+    gradd_attr_t by_tanh = gradd_make_string("approximate", "tanh");
+    if (!strcmp(name, "swish")) return gradd_emit_attrs(b, "Swish", &g, 1, &alpha, 1);
+    if (!strcmp(name, "gelu")) return GRADD_EMIT(b, "Gelu", g);
+    if (!strcmp(name, "gelu_tanh")) return gradd_emit_attrs(b, "Gelu", &g, 1, &by_tanh, 1);
+    return GRADD_EMIT(b, strcmp(name, "relu") ? "Sigmoid" : "Relu", g);
+}
+
+static gradd_status_t expand_gated(gradd_expand_t *x) {
+    gradd_builder_t *b = x->b;
+    const gradd_type_t type = *gradd_val_type(b, x->in[0]);
+    gradd_val_t g = x->in[0], u = x->n_in > 1 ? x->in[1] : GRADD_NONE;
+    if (x->n_in == 1) {
+        const int64_t half = type.dims[type.rank - 1] / 2;
+        const bool second = gradd_attr_int(x->attrs, "gate", 0) == 1;
+        gradd_val_t halves[2] = {gradd_slice(b, x->in[0], -1, 0, half, 1),
+                                 gradd_slice(b, x->in[0], -1, half, 2 * half, 1)};
+        g = halves[second], u = halves[!second];
+    }
+    gradd_val_t f = expand_activation(b, x->attrs, gradd_wide(b, g));
+    x->out[0] = gradd_cast(b, GRADD_EMIT(b, "Mul", f, gradd_wide(b, u)), type.dtype);
+    return b->status;
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 #define ATTRS                                                                                      \
@@ -280,6 +308,7 @@ GRADD_OPS(gated,
            .attrs = ATTRS,
            .infer = infer_gated,
            .grad = grad_gated,
+           .expand = expand_gated,
            .ref = ref_gated,
            .cases = GRADD_CASES(
                {.text = "f32[3,5] f32[3,5] | activation=\"swish\""},

@@ -86,6 +86,17 @@ static gradd_status_t grad_linear(gradd_grad_t *g) {
     return b->status;
 }
 
+static gradd_status_t expand_linear(gradd_expand_t *x) {
+    gradd_builder_t *b = x->b;
+    const gradd_dtype_t dtype = gradd_val_type(b, x->in[0])->dtype;
+    gradd_val_t w = gradd_wide(b, x->in[1]);
+    if (gradd_attr_int(x->attrs, "transB", 0)) w = gradd_transpose(b, w, (int64_t[]){1, 0}, 2);
+    gradd_val_t y = GRADD_EMIT(b, "MatMul", gradd_wide(b, x->in[0]), w);
+    y = GRADD_EMIT(b, "Add", y, gradd_wide(b, x->in[2]));
+    x->out[0] = gradd_cast(b, y, dtype);
+    return b->status;
+}
+
 /* 2 m n k, and one addition of the bias per element. */
 static void cost_linear(const gradd_infer_t *c, gradd_cost_t *cost) {
     const gradd_type_t *x = &c->in[0].type;
@@ -105,6 +116,7 @@ GRADD_OPS(linear, {.name = "Linear",
                    .attrs = GRADD_ATTR_LIST({"transB", GRADD_ATTR_INT, false}),
                    .infer = infer_linear,
                    .grad = grad_linear,
+                   .expand = expand_linear,
                    .ref = ref_linear,
                    .cases = GRADD_CASES({.text = "f32[3,4] f32[4,5] f32[5]"},
                                         {.text = "f32[3,4] f32[5,4] f32[5] | transB=1"},

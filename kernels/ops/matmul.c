@@ -283,6 +283,30 @@ static gradd_status_t grad_gemm(gradd_grad_t *g) {
     return g->b->status;
 }
 
+/* ---- expansion ------------------------------------------------------------------------------ */
+
+static gradd_val_t turned(gradd_builder_t *b, gradd_val_t v, bool turn) {
+    const int rank = gradd_val_type(b, v)->rank;
+    int64_t perm[GRADD_MAX_RANK];
+    if (!turn || b->status) return v;
+    for (int i = 0; i < rank; i++)
+        perm[i] = i < rank - 2 ? i : 2 * rank - 3 - i;
+    return gradd_transpose(b, v, perm, rank);
+}
+
+static gradd_status_t expand_fused(gradd_expand_t *x) {
+    gradd_builder_t *b = x->b;
+    const gradd_dtype_t dtype = gradd_val_type(b, x->in[0])->dtype;
+    const double alpha = gradd_attr_float(x->attrs, "alpha", 1);
+    const bool wide = gradd_attr_int(x->attrs, "to", GRADD_DT_NONE) == GRADD_DT_F32;
+    gradd_val_t l = turned(b, gradd_wide(b, x->in[0]), gradd_attr_int(x->attrs, "transA", 0));
+    gradd_val_t r = turned(b, gradd_wide(b, x->in[1]), gradd_attr_int(x->attrs, "transB", 0));
+    gradd_val_t y = GRADD_EMIT(b, "MatMul", l, r);
+    if (alpha != 1) y = gradd_scaled(b, y, alpha);
+    x->out[0] = wide && dtype == GRADD_DT_BF16 ? y : gradd_cast(b, y, dtype);
+    return b->status;
+}
+
 /* ---- cases and rows ------------------------------------------------------------------------- */
 
 /* 2 m n k, with k from the left operand; a bias is one addition per element. */
@@ -335,6 +359,7 @@ GRADD_OPS(
                               {"to", GRADD_ATTR_INT, false}),
      .infer = infer_fused,
      .grad = grad_fused,
+     .expand = expand_fused,
      .ref = ref_matmul,
      .cases = GRADD_CASES({.text = "f32[4,3] f32[4,5] | transA=1"},
                           {.text = "f32[3,4] f32[5,4] | transB=1 alpha=0.5"},

@@ -320,6 +320,40 @@ static gradd_status_t grad_rms_norm(gradd_grad_t *g) {
     return grad_norm(g, "RMSNormGrad", 1);
 }
 
+/* ---- expansions ------------------------------------------------------------------------------ */
+
+/* Both norms, outputs as the row has them. */
+static gradd_status_t expand_norm(gradd_expand_t *x, bool centred) {
+    gradd_builder_t *b = x->b;
+    const gradd_type_t type = *gradd_val_type(b, x->in[0]);
+    int axis;
+    GRADD_TRY(gradd_axis(gradd_attr_int(x->attrs, "axis", -1), type.rank, false, &axis));
+    const double epsilon = gradd_attr_float(x->attrs, "epsilon", 1e-5);
+    gradd_val_t v = gradd_wide(b, x->in[0]), mean = GRADD_NONE;
+    if (centred) {
+        mean = gradd_reduce_from(b, "ReduceMean", v, axis);
+        v = GRADD_EMIT(b, "Sub", v, mean);
+    }
+    gradd_val_t square = gradd_reduce_from(b, "ReduceMean", GRADD_EMIT(b, "Mul", v, v), axis);
+    gradd_val_t small = gradd_const_scalar(b, wide_dtype(type.dtype), epsilon);
+    gradd_val_t root = GRADD_EMIT(b, "Sqrt", GRADD_EMIT(b, "Add", square, small));
+    gradd_val_t inv = GRADD_EMIT(b, "Reciprocal", root);
+    gradd_val_t y = GRADD_EMIT(b, "Mul", GRADD_EMIT(b, "Mul", v, inv), gradd_wide(b, x->in[1]));
+    if (x->n_in > 2 && x->in[2] != GRADD_NONE) y = GRADD_EMIT(b, "Add", y, gradd_wide(b, x->in[2]));
+    const gradd_val_t all[3] = {gradd_cast(b, y, type.dtype), centred ? mean : inv, inv};
+    for (int j = 0; j < x->n_out; j++)
+        x->out[j] = all[j];
+    return b->status;
+}
+
+static gradd_status_t expand_layer_norm(gradd_expand_t *x) {
+    return expand_norm(x, true);
+}
+
+static gradd_status_t expand_rms_norm(gradd_expand_t *x) {
+    return expand_norm(x, false);
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 #define NORM_ATTRS                                                                                 \
@@ -339,6 +373,7 @@ GRADD_OPS(
      .attrs = NORM_ATTRS,
      .infer = infer_forward,
      .grad = grad_layer_norm,
+     .expand = expand_layer_norm,
      .ref = ref_forward,
      .cases = GRADD_CASES(
          {.text = "f32[3,7] f32[7] f32[7]"}, {.text = "f32[2,3,45] f32[45]"},
@@ -370,6 +405,7 @@ GRADD_OPS(
      .attrs = NORM_ATTRS,
      .infer = infer_forward,
      .grad = grad_rms_norm,
+     .expand = expand_rms_norm,
      .ref = ref_forward,
      .cases = GRADD_CASES({.text = "f32[3,7] f32[7]"},
                           {.text = "f32[2,3,45] f32[45] | epsilon=1e-6"},

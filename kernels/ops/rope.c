@@ -282,43 +282,27 @@ static gradd_status_t infer_apart(gradd_infer_t *c) {
 
 /* ---- gradient rule --------------------------------------------------------------------------- */
 
-/* v in the type of the tables: so are their gradients and the sums. */
-static gradd_val_t as_table(gradd_grad_t *g, gradd_val_t v) {
-    gradd_attr_t to = gradd_make_int("to", gradd_val_type(g->b, g->in[1])->dtype);
-    bool narrow = !g->b->status && gradd_val_type(g->b, v)->dtype != (gradd_dtype_t)to.i;
-    return narrow ? gradd_emit_attrs(g->b, "Cast", &v, 1, &to, 1) : v;
+/* The first or second elements of the pairs of x, dy or a table, in the type of sums. */
+static gradd_val_t members(gradd_builder_t *b, gradd_val_t v, int64_t turned, bool in_pairs,
+                           int second, gradd_dtype_t dtype) {
+    v = gradd_cast(b, v, dtype);
+    if (in_pairs) return gradd_slice(b, v, -1, second, turned, 2);
+    return gradd_slice(b, v, -1, second * turned / 2, (second + 1) * turned / 2, 1);
 }
 
-/* v[..., start:end:step] */
-static gradd_val_t cut(gradd_grad_t *g, gradd_val_t v, int64_t start, int64_t end, int64_t step) {
-    if (g->b->status) return GRADD_NONE;
-    int64_t axis = gradd_val_type(g->b, v)->rank - 1;
-    return GRADD_EMIT(g->b, "Slice", v, gradd_const_i64s(g->b, &start, 1),
-                      gradd_const_i64s(g->b, &end, 1), gradd_const_i64s(g->b, &axis, 1),
-                      gradd_const_i64s(g->b, &step, 1));
-}
-
-/* The first or second elements of the pairs of x or dy, in the type of the tables. */
-static gradd_val_t members(gradd_grad_t *g, gradd_val_t v, int64_t turned, bool in_pairs,
-                           int second) {
-    v = as_table(g, v);
-    if (in_pairs) return cut(g, v, second, turned, 2);
-    return cut(g, v, second * turned / 2, (second + 1) * turned / 2, 1);
-}
-
-/* The members of one pair, put where they stand in a row with tables of R columns. */
-static gradd_val_t joined(gradd_grad_t *g, gradd_val_t first, gradd_val_t second, bool in_pairs) {
-    gradd_attr_t axis = gradd_make_int("axis", -1);
+/* The members of one pair, put where they stand in a row. */
+static gradd_val_t joined(gradd_builder_t *b, gradd_val_t first, gradd_val_t second,
+                          bool in_pairs) {
     gradd_val_t in[2] = {first, second};
-    if (!in_pairs) return gradd_emit_attrs(g->b, "Concat", in, 2, &axis, 1);
-    if (g->b->status) return GRADD_NONE;
-    gradd_type_t type = *gradd_val_type(g->b, first);
+    if (!in_pairs) return gradd_concat(b, in, 2, -1);
+    if (b->status) return GRADD_NONE;
+    gradd_type_t type = *gradd_val_type(b, first);
     int64_t last = -1;
     for (int k = 0; k < 2; k++)
-        in[k] = GRADD_EMIT(g->b, "Unsqueeze", in[k], gradd_const_i64s(g->b, &last, 1));
-    gradd_val_t pairs = gradd_emit_attrs(g->b, "Concat", in, 2, &axis, 1);
+        in[k] = GRADD_EMIT(b, "Unsqueeze", in[k], gradd_const_i64s(b, &last, 1));
+    gradd_val_t pairs = gradd_concat(b, in, 2, -1);
     type.dims[type.rank - 1] *= 2;
-    return GRADD_EMIT(g->b, "Reshape", pairs, gradd_const_i64s(g->b, type.dims, type.rank));
+    return gradd_reshape_to(b, pairs, type.dims, type.rank);
 }
 
 /* The tables are linear, too. With x = (a, b) and dy = (p, q) in pairs, and sign -1 for the usual
@@ -333,10 +317,12 @@ static gradd_status_t grad_tables(gradd_grad_t *g, bool apart) {
     int64_t turned = turned_size(gradd_val_type(g->b, g->in[1]), shared);
     bool from_pairs = apart ? !transposed : interleaved,
          to_pairs = apart ? transposed : interleaved;
-    gradd_val_t a = members(g, g->in[0], turned, from_pairs, 0);
-    gradd_val_t b = members(g, g->in[0], turned, from_pairs, 1);
-    gradd_val_t p = members(g, g->dout[0], turned, to_pairs, 0);
-    gradd_val_t q = members(g, g->dout[0], turned, to_pairs, 1);
+    /* in the type of the tables, which is that of their gradients */
+    const gradd_dtype_t dtype = gradd_val_type(g->b, g->in[1])->dtype;
+    gradd_val_t a = members(g->b, g->in[0], turned, from_pairs, 0, dtype);
+    gradd_val_t b = members(g->b, g->in[0], turned, from_pairs, 1, dtype);
+    gradd_val_t p = members(g->b, g->dout[0], turned, to_pairs, 0, dtype);
+    gradd_val_t q = members(g->b, g->dout[0], turned, to_pairs, 1, dtype);
     gradd_val_t by_cos[2] = {GRADD_EMIT(g->b, "Mul", p, a), GRADD_EMIT(g->b, "Mul", q, b)};
     gradd_val_t pb = GRADD_EMIT(g->b, "Mul", p, b), qa = GRADD_EMIT(g->b, "Mul", q, a);
     if (clockwise)
@@ -348,7 +334,7 @@ static gradd_status_t grad_tables(gradd_grad_t *g, bool apart) {
     for (int k = 0; k < 2; k++) {
         if (!g->need[1 + k]) continue;
         gradd_val_t sum = shared ? GRADD_EMIT(g->b, "Add", by[k][0], by[k][1])
-                                 : joined(g, by[k][0], by[k][1], to_pairs);
+                                 : joined(g->b, by[k][0], by[k][1], to_pairs);
         g->din[1 + k] = gradd_reduce_to(g->b, sum, g->in[1 + k]);
     }
     return g->b->status;
@@ -375,6 +361,48 @@ static gradd_status_t grad_apart(gradd_grad_t *g) {
     return grad(g, true);
 }
 
+/* ---- expansion ------------------------------------------------------------------------------- */
+
+/* (a, b) -> (a cos_a - b sin_a, b cos_b + a sin_b), with the signs and columns of the attributes.
+ */
+static gradd_status_t expand(gradd_expand_t *x, bool apart) {
+    gradd_builder_t *b = x->b;
+    const gradd_type_t type = *gradd_val_type(b, x->in[0]), table = *gradd_val_type(b, x->in[1]);
+    const bool transposed = gradd_attr_int(x->attrs, "transposed", 0);
+    const bool shared = apart || gradd_attr_int(x->attrs, "shared", 0);
+    const bool interleaved = gradd_attr_int(x->attrs, "interleaved", 0);
+    const bool clockwise = transposed != (gradd_attr_int(x->attrs, "inverse", 0) != 0);
+    const bool from_pairs = apart ? !transposed : interleaved;
+    const bool to_pairs = apart ? transposed : interleaved;
+    const gradd_dtype_t wide = type.dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : type.dtype;
+    const int64_t size = type.dims[type.rank - 1], turned = turned_size(&table, shared);
+    gradd_val_t v[2], cos[2], sin[2], y[2];
+    for (int k = 0; k < 2; k++) {
+        v[k] = members(b, x->in[0], turned, from_pairs, k, wide);
+        cos[k] = sin[k] = GRADD_NONE;
+        if (shared) continue;
+        cos[k] = members(b, x->in[1], turned, to_pairs, k, wide);
+        sin[k] = members(b, x->in[2], turned, to_pairs, transposed ? 1 - k : k, wide);
+    }
+    if (shared) cos[0] = cos[1] = gradd_cast(b, x->in[1], wide);
+    if (shared) sin[0] = sin[1] = gradd_cast(b, x->in[2], wide);
+    for (int k = 0; k < 2; k++)
+        y[k] =
+            GRADD_EMIT(b, (k == 0) == clockwise ? "Add" : "Sub", GRADD_EMIT(b, "Mul", v[k], cos[k]),
+                       GRADD_EMIT(b, "Mul", v[1 - k], sin[k]));
+    gradd_val_t row[2] = {gradd_cast(b, joined(b, y[0], y[1], to_pairs), type.dtype)};
+    if (turned < size) row[1] = gradd_slice(b, x->in[0], -1, turned, size, 1);
+    x->out[0] = turned < size ? gradd_concat(b, row, 2, -1) : row[0];
+    return b->status;
+}
+
+static gradd_status_t expand_rope(gradd_expand_t *x) {
+    return expand(x, false);
+}
+static gradd_status_t expand_apart(gradd_expand_t *x) {
+    return expand(x, true);
+}
+
 /* ---- row ------------------------------------------------------------------------------------- */
 
 GRADD_OPS(
@@ -393,6 +421,7 @@ GRADD_OPS(
                               {"transposed", GRADD_ATTR_INT, false}),
      .infer = infer_rope,
      .grad = grad_rope,
+     .expand = expand_rope,
      .ref = ref_rope,
      .cases = GRADD_CASES(
          {.text = "f32[2,3,5,8] f32[2,1,5,8] f32[2,1,5,8]"},
@@ -423,6 +452,7 @@ GRADD_OPS(
                               {"transposed", GRADD_ATTR_INT, false}),
      .infer = infer_apart,
      .grad = grad_apart,
+     .expand = expand_apart,
      .ref = ref_apart,
      .cases = GRADD_CASES({.text = "f32[2,3,5,8] f32[2,1,5,4] f32[2,1,5,4]"},
                           {.text = "f32[2,3,5,8] f32[1,1,5,4] f32[5,4] | transposed=1"},

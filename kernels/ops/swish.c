@@ -43,6 +43,16 @@ static gradd_status_t grad_swish(gradd_grad_t *g) {
     return g->b->status;
 }
 
+static gradd_status_t expand_swish(gradd_expand_t *e) {
+    gradd_builder_t *b = e->b;
+    const gradd_dtype_t dtype = gradd_val_type(b, e->in[0])->dtype;
+    const double alpha = gradd_attr_float(e->attrs, "alpha", 1);
+    gradd_val_t x = gradd_wide(b, e->in[0]), inner = alpha == 1 ? x : gradd_scaled(b, x, alpha);
+    gradd_val_t y = GRADD_EMIT(b, "Mul", x, GRADD_EMIT(b, "Sigmoid", inner));
+    e->out[0] = gradd_cast(b, y, dtype);
+    return b->status;
+}
+
 #define ALPHA GRADD_ATTR_LIST({"alpha", GRADD_ATTR_FLOAT, false})
 
 GRADD_OPS(swish,
@@ -58,6 +68,7 @@ GRADD_OPS(swish,
            .attrs = ALPHA,
            .infer = gradd_infer_same,
            .grad = grad_swish,
+           .expand = expand_swish,
            .ref = run_swish_ref,
            .cases = GRADD_CASES({.text = "f32[3,5]"}, {.text = "f32[]"}, {.text = "f32[0,2]"},
                                 {.text = "f32[3,7]:(-8,8) | alpha=1.702"},

@@ -104,8 +104,8 @@ void gradd_model_unsupported(const gradd_model_t *model, int i, const char **out
 typedef struct plan_s gradd_plan_t;
 
 enum {
-    /* Every operator of the model as it is: the reference that recognised patterns are tested
-     * against. */
+    /* No pattern is recognised, and operators that can be written in simpler ones are: the
+     * reference that kernels of such operators and recognised patterns are tested against. */
     GRADD_PLAN_PLAIN = 1 << 0,
 };
 
@@ -121,6 +121,10 @@ typedef struct gradd_plan_options_s {
     int n_grad_outputs;
     uint32_t flags;         /* GRADD_PLAN_... */
     gradd_device_t *device; /* that will run it */
+    /* Model inputs that are parameters: the same tensors from step to step, changed by an optimizer
+     * alone. What the plan computes does not depend on it. Positions, each once. */
+    const int32_t *parameters;
+    int n_parameters;
 } gradd_plan_options_t;
 
 typedef struct gradd_plan_info_s {
@@ -133,6 +137,7 @@ typedef struct gradd_plan_info_s {
                                kernels have prepared; grows when a backward is compiled later */
     int n_nodes_forward, n_nodes_backward;
     double compile_ms;
+    int64_t parameter_bytes; /* of the inputs that are parameters */
 } gradd_plan_info_t;
 
 /* The plan keeps the model's nodes by reference: destroy plans before their model and their device.
@@ -141,6 +146,8 @@ gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_
                                  gradd_plan_t **out_plan);
 void gradd_plan_destroy(gradd_plan_t *plan);
 const gradd_plan_info_t *gradd_plan_info(const gradd_plan_t *plan);
+/* Whether that model input was named a parameter. */
+bool gradd_plan_is_parameter(const gradd_plan_t *plan, int input);
 gradd_device_t *gradd_plan_device(const gradd_plan_t *plan);
 
 /* ---- explanation: what a plan does, row by row ----------------------------------------------- */

@@ -20,17 +20,17 @@ const char *graph_node_text(const graph_t *g, const model_node_t *origin, char *
     return buffer;
 }
 
-/* ---- the interface of gradient rules --------------------------------------------------------- */
+/* ---- the interface of gradient rules and expansions ------------------------------------------ */
 
 static gradd_status_t rule_emit(gradd_builder_t *b, const char *name, const gradd_val_t *in,
                                 int n_in, const gradd_attr_t *attrs, int n_attrs, gradd_val_t *out,
                                 int n_out) {
     graph_t *g = (graph_t *)b;
     const gradd_op_t *op = gradd_op_by_name(name);
-    if (!op) return GRADD_FAIL(INTERNAL, "a gradient rule needs the unknown operator '%s'", name);
+    if (!op) return GRADD_FAIL(INTERNAL, "a rule needs the unknown operator '%s'", name);
     for (int i = 0; i < n_in; i++)
         if (in[i] == GRADD_NONE && i < op->min_in)
-            return GRADD_FAIL(INTERNAL, "a gradient rule gave %s no input %d", name, i);
+            return GRADD_FAIL(INTERNAL, "a rule gave %s no input %d", name, i);
     graph_emit_t e = {
         .op = op,
         .opset = g->model->opset,
@@ -109,7 +109,7 @@ static gradd_status_t add_node(graph_t *g, const model_node_t *n, gradd_val_t *m
         return GRADD_FAIL(LIMIT, "%s: more than %d inputs or outputs", text, GRADD_OP_MAX_IN);
     for (int i = 0; i < n->n_in; i++)
         in[i] = n->in[i] < 0 ? GRADD_NONE : map[n->in[i]];
-    graph_emit_t e = {n->op, n->opset, n->attrs, in, n->n_in, n->n_out, (uint64_t)n->index};
+    graph_emit_t e = {n->op, n->opset, n->attrs, in, n->n_in, n->n_out, (uint64_t)n->index, false};
     gradd_status_t status = graph_emit(g, &e, out);
     if (status) return gradd_wrap(status, "%s", text);
     for (int j = 0; j < n->n_out; j++)
@@ -149,6 +149,22 @@ static gradd_status_t instantiate(graph_t *g, const graph_options_t *options) {
     return add_outputs(g, options, map);
 }
 
+static gradd_status_t mark_parameters(graph_t *g, const graph_options_t *options) {
+    const size_t n = (size_t)g->model->n_inputs;
+    bool *is = arena_alloc(g->arena, sizeof is[0] * (n + 1));
+    if (!is) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
+    memset(is, 0, sizeof is[0] * n);
+    for (int i = 0; i < options->n_parameters; i++)
+        is[options->parameters[i]] = true;
+    g->parameters = is;
+    return GRADD_OK;
+}
+
+bool graph_is_parameter(const graph_t *g, gradd_val_t v) {
+    return v != GRADD_NONE && g->values[v]->kind == VALUE_INPUT &&
+           g->parameters[g->values[v]->index];
+}
+
 gradd_status_t graph_create(const model_t *model, const graph_options_t *options,
                             graph_t **out_graph) {
     graph_t *g = calloc(1, sizeof *g);
@@ -157,9 +173,11 @@ gradd_status_t graph_create(const model_t *model, const graph_options_t *options
         .emit = rule_emit, .constant = rule_constant, .type = rule_type, .data = rule_data};
     g->model = model;
     g->backend = options->backend;
+    g->plain = options->plain;
     gradd_status_t status = arena_create(GRAPH_MAX_BYTES, &g->arena);
+    if (!status) status = mark_parameters(g, options);
     if (!status) status = instantiate(g, options);
-    if (!status) status = graph_run_passes(g, options->plain);
+    if (!status) status = graph_run_passes(g, PHASE_FORWARD);
     if (status) {
         graph_destroy(g);
         return status;

@@ -139,7 +139,7 @@ bool graph_same_attrs(gradd_attrs_t a, gradd_attrs_t b) {
 
 static bool same_node(const graph_t *g, const graph_node_t *n, const graph_emit_t *e) {
     if (n->op != e->op || n->opset != e->opset || n->n_in != e->n_in || n->n_out < e->n_out ||
-        n->dead)
+        n->dead || n->no_merge)
         return false;
     /* what is cheap to compute again is not kept alive from forward to backward */
     if ((n->op->flags & GRADD_OP_CHEAP) && n->backward != g->in_backward) return false;
@@ -157,7 +157,8 @@ static gradd_status_t rehash(graph_t *g, int n_buckets) {
         buckets[i] = -1;
     for (int i = 0; i < g->n_nodes; i++) {
         const graph_node_t *n = &g->nodes[i];
-        graph_emit_t e = {n->op, n->opset, n->attrs, n->in, n->n_in, n->n_out, n->random};
+        graph_emit_t e = {n->op,   n->opset, n->attrs,  n->in,
+                          n->n_in, n->n_out, n->random, n->no_merge};
         uint64_t slot = hash_emit(g, &e) & (uint64_t)(n_buckets - 1);
         g->chain[i] = buckets[slot];
         buckets[slot] = i;
@@ -173,7 +174,7 @@ gradd_status_t graph_rehash(graph_t *g) {
 }
 
 static int32_t find_equal(const graph_t *g, const graph_emit_t *e, uint64_t hash) {
-    if (e->op->flags & GRADD_OP_RANDOM || !g->n_buckets) return -1;
+    if (e->op->flags & GRADD_OP_RANDOM || e->no_merge || !g->n_buckets) return -1;
     int32_t i = g->buckets[hash & (uint64_t)(g->n_buckets - 1)];
     for (int steps = 0; i >= 0 && !same_node(g, &g->nodes[i], e); steps++)
         i = steps < MAX_CHAIN ? g->chain[i] : -1;
@@ -206,7 +207,8 @@ static gradd_status_t fill_node(graph_t *g, const graph_emit_t *e, graph_node_t 
                         .n_out = e->n_out,
                         .random = e->random,
                         .origin = g->origin,
-                        .backward = g->in_backward};
+                        .backward = g->in_backward,
+                        .no_merge = e->no_merge};
     n->in = arena_alloc(g->arena, sizeof n->in[0] * (size_t)(e->n_in + 1));
     /* room for outputs that a gradient rule may ask for later */
     n->out = arena_alloc(g->arena, sizeof n->out[0] * (size_t)e->op->max_out);
@@ -279,6 +281,7 @@ gradd_status_t graph_emit(graph_t *g, const graph_emit_t *e, gradd_val_t *out) {
     view_inputs(g, e->in, e->n_in, in);
     GRADD_TRY(budget_spend(1 + known_bytes(in, e->n_in) / 1024));
     gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types, 0};
+    if (graph_must_expand(g, &infer)) return graph_emit_expanded(g, e, &infer, out);
     if (graph_must_widen(g, &infer)) return graph_emit_widened(g, e, out);
     bool done;
     GRADD_TRY(graph_emit_wide_product(g, e, out, &done));

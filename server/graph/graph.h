@@ -15,6 +15,7 @@
 #include "kernels/backend.h"
 #include "server/graph/arena.h"
 #include "server/graph/model.h"
+#include "server/graph/phases.h"
 
 typedef enum value_kind_e {
     VALUE_INPUT,       /* index = model input */
@@ -44,7 +45,8 @@ typedef struct graph_node_s {
     const int32_t *parts; /* Owned by the arena: the model nodes a recognised operator stands for */
     int n_parts;
     bool backward;
-    bool dead; /* left out of every schedule */
+    bool dead;     /* left out of every schedule */
+    bool no_merge; /* no other node is taken for it, nor it for another */
 } graph_node_t;
 
 typedef struct graph_s {
@@ -60,12 +62,16 @@ typedef struct graph_s {
     gradd_val_t *inputs;   /* per model input */
     gradd_val_t *outputs;  /* per wanted output */
     int n_outputs;
-    int32_t *buckets; /* Owned: hash of nodes, for common subexpressions; -1 ends a chain */
-    int32_t *chain;   /* Owned: next node with the same hash */
+    gradd_val_t *grads; /* Borrowed: gradients of the backward that joint passes look at */
+    int n_grads;
+    const bool *parameters; /* Owned by the arena: per model input */
+    int32_t *buckets;       /* Owned: hash of nodes, for common subexpressions; -1 ends a chain */
+    int32_t *chain;         /* Owned: next node with the same hash */
     int n_buckets;
     int32_t origin; /* given to nodes emitted now */
     uint64_t random;
     bool in_backward;
+    bool plain;
     int64_t fold_bytes, fold_work;  /* held by folded constants; read and written to make them */
     const gradd_backend_t *backend; /* the device that will run it: casts are put for its kernels */
 } graph_t;
@@ -77,8 +83,10 @@ typedef struct graph_options_s {
     const gradd_type_t *inputs; /* per model input */
     const int32_t *outputs;     /* model outputs wanted */
     int n_outputs;
-    bool plain; /* leave out the passes that recognise patterns */
+    bool plain; /* leave out the passes that recognise patterns, expand what the rows expand */
     const gradd_backend_t *backend;
+    const int32_t *parameters; /* model inputs that are parameters */
+    int n_parameters;
 } graph_options_t;
 
 /* Everything a new node needs; arrays are copied. */
@@ -89,12 +97,15 @@ typedef struct graph_emit_s {
     const gradd_val_t *in;
     int n_in, n_out;
     uint64_t random;
+    bool no_merge; /* a node of its own, even if there is an equal one */
 } graph_emit_t;
 
 /* Instantiates the model for concrete input types. Errors name the node. */
 gradd_status_t graph_create(const model_t *model, const graph_options_t *options,
                             graph_t **out_graph);
 void graph_destroy(graph_t *graph);
+/* Whether the value is an input that the caller has named a parameter. */
+bool graph_is_parameter(const graph_t *g, gradd_val_t v);
 
 /* Adds a node (or finds its equal, or folds it) and writes its n_out values. */
 gradd_status_t graph_emit(graph_t *g, const graph_emit_t *emit, gradd_val_t *out);
@@ -102,6 +113,13 @@ gradd_status_t graph_emit(graph_t *g, const graph_emit_t *emit, gradd_val_t *out
  * the second, which puts the operator between casts to f32 and back (widen.c). */
 bool graph_must_widen(const graph_t *g, const gradd_infer_t *c);
 gradd_status_t graph_emit_widened(graph_t *g, const graph_emit_t *emit, gradd_val_t *out);
+/* Whether the device runs that call, as it is or between casts. */
+bool graph_has_kernel(const graph_t *g, const gradd_infer_t *c);
+/* Whether the operator is written out in simpler ones here; graph_emit then calls the second, which
+ * fills in c->out and emits the expansion of the row (expand.c). */
+bool graph_must_expand(const graph_t *g, const gradd_infer_t *c);
+gradd_status_t graph_emit_expanded(graph_t *g, const graph_emit_t *emit, gradd_infer_t *c,
+                                   gradd_val_t *out);
 /* A cast to f32 of a bf16 product of the backward becomes a product with an f32 result. */
 gradd_status_t graph_emit_wide_product(graph_t *g, const graph_emit_t *emit, gradd_val_t *out,
                                        bool *out_done);
@@ -141,15 +159,19 @@ typedef struct autodiff_s {
 
 gradd_status_t graph_autodiff(graph_t *g, const autodiff_t *ad);
 
-/* Rewrites, one per file in passes/: row {name, order, run}. Run before differentiation (order <
- * 100) on the forward nodes. */
+/* Rewrites, one per file in passes/. The number says in which phase a pass runs, and in which order
+ * (phases.h). */
 typedef struct graph_pass_s {
     const char *name;
-    int order;
-    bool recognises; /* replaces a pattern by one operator: left out of a plain plan */
+    int order;       /* of PHASE_FORWARD or PHASE_JOINT */
+    bool recognises; /* replaces what is there by something equal: left out of a plain plan */
     gradd_status_t (*run)(graph_t *g);
 } graph_pass_t;
 
-gradd_status_t graph_run_passes(graph_t *g, bool plain);
+/* Runs the passes of one phase, in a plain graph those that it does not leave out, and sorts. */
+gradd_status_t graph_run_passes(graph_t *g, phase_t phase);
+/* The joint ones, over the graph with a backward that was just added. Entries of `grads` may be
+ * replaced by others of the same type. */
+gradd_status_t graph_run_joint(graph_t *g, gradd_val_t *grads, int n_grads);
 
 #endif

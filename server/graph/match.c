@@ -109,7 +109,8 @@ static bool fits(const graph_t *g, const graph_node_t *n, const gradd_op_t *op,
         op, {f->attrs, f->n_attrs},
          g->model->opset, f->n_in, 1, in, out, 0
     };
-    if (graph_must_widen(g, &infer)) return false; /* casts would cost more than is won */
+    if (graph_must_expand(g, &infer)) return false; /* the device has no kernel */
+    if (graph_must_widen(g, &infer)) return false;  /* casts would cost more than is won */
     return !gradd_op_infer(&infer) && gradd_type_equal(&out[0], &g->values[n->out[0]]->type);
 }
 

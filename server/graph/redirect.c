@@ -27,5 +27,7 @@ gradd_status_t graph_redirect_end(graph_t *g, const graph_redirect_t *r) {
             follow(r, &g->nodes[i].in[k]);
     for (int j = 0; j < g->n_outputs; j++)
         follow(r, &g->outputs[j]);
+    for (int i = 0; i < g->n_grads; i++)
+        follow(r, &g->grads[i]);
     return graph_sort(g);
 }

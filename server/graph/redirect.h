@@ -15,7 +15,7 @@ typedef struct graph_redirect_s {
 gradd_status_t graph_redirect_begin(graph_t *g, graph_redirect_t *r);
 /* Whoever reads `from`, a value from before the start, will read `to`, which has its type. */
 void graph_redirect(graph_redirect_t *r, gradd_val_t from, gradd_val_t to);
-/* Changes operands and outputs, and sorts the nodes. Errors: NOMEM. */
+/* Changes operands, outputs and gradients, and sorts the nodes. Errors: NOMEM. */
 gradd_status_t graph_redirect_end(graph_t *g, const graph_redirect_t *r);
 
 #endif

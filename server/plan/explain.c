@@ -1,9 +1,9 @@
 /* Explains a plan: one row per operator in order of execution, with type, bytes, arithmetic, kernel
  * and what it stands for.
  *
- * The rows follow the same schedule that the programs were made from; what is said about a step is
- * read off the step itself. Only the expected backward is shown: variants are made when a run asks
- * for them. Engine thread, like everything of a plan. See server/api/gradd.h. */
+ * The rows follow the order that the programs have; what is said about a step is read off the step
+ * itself. Only the expected backward is shown: variants are made when a run asks for them. Engine
+ * thread, like everything of a plan. See server/api/gradd.h. */
 #include "server/plan/explain.h"
 
 #include <stdlib.h>
@@ -119,32 +119,17 @@ static gradd_status_t add_copy_rows(gradd_explain_t *e, const program_t *program
     return GRADD_OK;
 }
 
-static gradd_status_t add_phase(gradd_explain_t *e, sequence_t *sequence, const program_t *program,
-                                bool backward) {
+static gradd_status_t add_phase(gradd_explain_t *e, const program_t *program, bool backward) {
     int at = 0;
-    gradd_status_t status = GRADD_OK;
-    for (int k = 0; k < sequence->n && !status; k++)
-        status = add_node_row(e, sequence->nodes[k], program, &at);
-    if (!status) status = add_copy_rows(e, program, at, backward);
-    sequence_finish(sequence);
-    return status;
+    for (int k = 0; k < program->n_nodes; k++)
+        GRADD_TRY(add_node_row(e, program->nodes[k], program, &at));
+    return add_copy_rows(e, program, at, backward);
 }
 
 static gradd_status_t add_rows(gradd_explain_t *e) {
     const gradd_plan_t *p = e->plan;
-    const graph_t *g = p->graph;
-    sequence_t sequence = {0};
-    bool *extra = calloc((size_t)g->n_values + 1, sizeof extra[0]); /* values were added since */
-    if (!extra) return no_memory();
-    memcpy(extra, p->saved, sizeof extra[0] * (size_t)p->n_fixed);
-    gradd_status_t status = schedule_forward(g, extra, &sequence);
-    free(extra);
-    GRADD_TRY(status);
-    GRADD_TRY(add_phase(e, &sequence, &p->forward, false));
-    if (!p->variants) return GRADD_OK;
-    sequence = (sequence_t){0};
-    GRADD_TRY(schedule_backward(g, p->variants->grads, p->n_grads, &sequence));
-    return add_phase(e, &sequence, &p->variants->program, true);
+    GRADD_TRY(add_phase(e, &p->forward, false));
+    return p->variants ? add_phase(e, &p->variants->program, true) : GRADD_OK;
 }
 
 static void add_info(gradd_explain_t *e) {

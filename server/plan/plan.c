@@ -23,168 +23,6 @@ static void *copy_array(const void *from, int n, size_t entry) {
     return to;
 }
 
-/* ---- variants of the backward ---------------------------------------------------------------- */
-
-static void variant_destroy(variant_t *v) {
-    if (!v) return;
-    free(v->arrives);
-    free(v->grads);
-    program_finish(&v->program);
-    free(v);
-}
-
-/* Emits the gradient nodes for the outputs in `arrives`. */
-static gradd_status_t variant_differentiate(gradd_plan_t *p, const bool *arrives, variant_t **out) {
-    graph_t *g = p->graph;
-    variant_t *v = calloc(1, sizeof *v);
-    int32_t *positions = malloc(sizeof positions[0] * ((size_t)g->n_outputs + 1));
-    gradd_status_t status = GRADD_OK;
-    if (v) {
-        v->arrives = copy_array(arrives, g->n_outputs, sizeof arrives[0]);
-        v->grads = calloc((size_t)p->n_grads + 1, sizeof v->grads[0]);
-    }
-    if (!v || !positions || !v->arrives || !v->grads) status = no_memory();
-    if (!status) {
-        autodiff_t ad = {p->grads, p->n_grads, positions, 0, v->grads};
-        for (int j = 0; j < g->n_outputs; j++)
-            if (arrives[j]) positions[ad.n_grad_outputs++] = j;
-        status = graph_autodiff(g, &ad);
-    }
-    free(positions);
-    if (status) {
-        variant_destroy(v);
-        return status;
-    }
-    *out = v;
-    return GRADD_OK;
-}
-
-/* Lays a variant out around the values that the forward saved. UNSUPPORTED (without a message to
- * show) if it needs one that was not saved. */
-static gradd_status_t variant_compile(gradd_plan_t *p, variant_t *v) {
-    const graph_t *g = p->graph;
-    sequence_t sequence = {0};
-    layout_t layout = {0};
-    bool *reads = calloc((size_t)g->n_values + 1, sizeof reads[0]);
-    gradd_status_t status = reads ? GRADD_OK : no_memory();
-    if (!status) status = schedule_backward(g, v->grads, p->n_grads, &sequence);
-    if (!status) schedule_mark_saved(g, &sequence, v->grads, p->n_grads, reads);
-    for (int i = 0; !status && i < g->n_values; i++)
-        if (reads[i] && (i >= p->n_fixed || !p->saved[i]))
-            status = GRADD_FAIL(UNSUPPORTED, "a value for this backward was not saved");
-    if (!status) status = plan_choose(p, &sequence);
-    if (!status) {
-        layout_options_t o = {.sequence = &sequence,
-                              .saved = p->saved,
-                              .fixed = p->fixed,
-                              .n_fixed = p->n_fixed,
-                              .keep = v->keep,
-                              .grads = v->grads,
-                              .n_grads = p->n_grads};
-        status = layout_make(g, &o, &layout);
-    }
-    if (!status) status = program_make(p, &sequence, &layout, false, &v->program);
-    if (!status) status = constants_upload(p);
-    v->arena_bytes = layout.arena_bytes;
-    layout_finish(&layout);
-    sequence_finish(&sequence);
-    free(reads);
-    return status;
-}
-
-static bool same_arrivals(const gradd_plan_t *p, const bool *a, const bool *b) {
-    return !memcmp(a, b, sizeof a[0] * (size_t)p->graph->n_outputs);
-}
-
-/* What the plan holds beside the arenas of its runs. */
-static void count_bytes(gradd_plan_t *p) {
-    size_t bytes = arena_used(p->graph->arena) + arena_used(p->forward.arena);
-    for (const variant_t *v = p->variants; v; v = v->next)
-        bytes += arena_used(v->program.arena);
-    p->info.constant_bytes = (int64_t)bytes + p->ready_bytes + p->constants.bytes;
-}
-
-static void add_variant(gradd_plan_t *p, variant_t *v) {
-    variant_t **end = &p->variants;
-    while (*end)
-        end = &(*end)->next;
-    *end = v;
-    p->n_variants++;
-    count_bytes(p);
-}
-
-static void all_arrivals(const gradd_plan_t *p, bool *out) {
-    for (int j = 0; j < p->graph->n_outputs; j++)
-        out[j] = false;
-    for (int k = 0; k < p->n_grad_outputs; k++)
-        out[p->grad_outputs[k]] = true;
-}
-
-static gradd_status_t check_arrivals(const gradd_plan_t *p, const bool *arrives, bool *full) {
-    bool any = false;
-    all_arrivals(p, full);
-    for (int j = 0; j < p->graph->n_outputs; j++) {
-        any |= arrives[j];
-        if (arrives[j] && !full[j])
-            return GRADD_FAIL(TENSOR, "a gradient arrives for output %d, which the plan excludes",
-                              j);
-    }
-    if (!any) return GRADD_FAIL(TENSOR, "backward without a gradient for any output");
-    return GRADD_OK;
-}
-
-/* The variant that was compiled for all outputs, with zeros for those that do not arrive. */
-static const variant_t *find_full(const gradd_plan_t *p, bool keep) {
-    for (const variant_t *v = p->variants; v; v = v->next)
-        if (v->keep == keep && v->full) return v;
-    return NULL;
-}
-
-static const variant_t *find_variant(const gradd_plan_t *p, const bool *arrives, bool keep) {
-    for (const variant_t *v = p->variants; v; v = v->next)
-        if (v->keep == keep && same_arrivals(p, v->arrives, arrives)) return v;
-    return NULL;
-}
-
-/* `full`: computed serves whatever arrives. */
-static gradd_status_t new_variant(gradd_plan_t *p, const bool *arrives, const bool *computed,
-                                  bool full, bool keep, const variant_t **out) {
-    variant_t *v;
-    GRADD_TRY(variant_differentiate(p, computed, &v));
-    v->keep = keep;
-    v->full = full;
-    memcpy(v->arrives, arrives, sizeof arrives[0] * (size_t)p->graph->n_outputs);
-    gradd_status_t status = variant_compile(p, v);
-    if (status) {
-        variant_destroy(v);
-        return status;
-    }
-    add_variant(p, v);
-    *out = v;
-    return GRADD_OK;
-}
-
-gradd_status_t plan_variant(gradd_plan_t *p, const bool *arrives, bool keep,
-                            const variant_t **out) {
-    bool *full = calloc((size_t)p->graph->n_outputs + 1, sizeof full[0]);
-    if (!full) return no_memory();
-    budget_start(p->device->compile_ms);
-    gradd_cpu_enter(p->device->info.threads); /* to fold and prepare */
-    gradd_status_t status = check_arrivals(p, arrives, full);
-    if (!status && !(*out = find_variant(p, arrives, keep))) {
-        bool many = p->n_variants >= PLAN_MAX_VARIANTS;
-        status = many ? GRADD_E_UNSUPPORTED : new_variant(p, arrives, arrives, false, keep, out);
-        /* what was saved serves the union: compute that, with zeros for what does not arrive */
-        if (status == GRADD_E_UNSUPPORTED && (*out = find_full(p, keep)))
-            status = GRADD_OK;
-        else if (status == GRADD_E_UNSUPPORTED)
-            status = new_variant(p, full, full, true, keep, out);
-    }
-    budget_end();
-    free(full);
-    return status;
-}
-
 /* ---- the plan -------------------------------------------------------------------------------- */
 
 static gradd_status_t check_list(const char *what, const int32_t *list, int n, int limit) {
@@ -207,6 +45,7 @@ static gradd_status_t check_options(const model_t *m, const gradd_plan_options_t
     if (o->n_inputs != m->n_inputs)
         return GRADD_FAIL(TENSOR, "expected types of %d inputs, got %d", m->n_inputs, o->n_inputs);
     GRADD_TRY(check_list("gradient of input", o->grads, o->n_grads, m->n_inputs));
+    GRADD_TRY(check_list("parameter", o->parameters, o->n_parameters, m->n_inputs));
     GRADD_TRY(check_list("output", o->outputs, o->n_outputs, m->n_outputs));
     return check_list("gradient for output", o->grad_outputs, o->n_grad_outputs, o->n_outputs);
 }
@@ -265,6 +104,7 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
     layout_t layout = {0};
     gradd_status_t status = join(g, primary, p->n_grads, p->saved, &sequence);
     if (!status) status = plan_choose(p, &sequence);
+    if (!status) status = plan_run_passes(p, &sequence);
     if (!status) {
         layout_options_t o = {.sequence = &sequence,
                               .saved = p->saved,
@@ -297,7 +137,7 @@ static gradd_status_t differentiate(gradd_plan_t *p, variant_t **out_primary) {
     bool *arrives = calloc((size_t)g->n_outputs + 1, sizeof arrives[0]);
     if (!arrives) return no_memory();
     variant_t *all = NULL, *primary = NULL;
-    all_arrivals(p, arrives);
+    plan_all_arrivals(p, arrives);
     gradd_status_t status = variant_differentiate(p, arrives, &all);
     if (!status && p->n_grad_outputs > 1) {
         memset(arrives, 0, sizeof arrives[0] * (size_t)g->n_outputs);
@@ -322,8 +162,13 @@ static gradd_status_t differentiate(gradd_plan_t *p, variant_t **out_primary) {
 }
 
 static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_options_t *o) {
-    graph_options_t go = {o->inputs, o->outputs, o->n_outputs, o->flags & GRADD_PLAN_PLAIN,
-                          p->device->backend};
+    graph_options_t go = {.inputs = o->inputs,
+                          .outputs = o->outputs,
+                          .n_outputs = o->n_outputs,
+                          .plain = o->flags & GRADD_PLAN_PLAIN,
+                          .backend = p->device->backend,
+                          .parameters = o->parameters,
+                          .n_parameters = o->n_parameters};
     variant_t *primary = NULL;
     GRADD_TRY(copy_options(p, o));
     GRADD_TRY(graph_create(m, &go, &p->graph));
@@ -345,7 +190,9 @@ static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_
     p->info.n_grads = o->n_grads;
     p->info.outputs = p->output_types;
     p->info.has_grad = p->has_grad;
-    count_bytes(p);
+    for (int i = 0; i < o->n_parameters; i++)
+        p->info.parameter_bytes += gradd_type_bytes(&o->inputs[o->parameters[i]]);
+    plan_count_bytes(p);
     return GRADD_OK;
 }
 
@@ -395,4 +242,9 @@ const gradd_plan_info_t *gradd_plan_info(const gradd_plan_t *plan) {
 
 gradd_device_t *gradd_plan_device(const gradd_plan_t *plan) {
     return plan->device;
+}
+
+bool gradd_plan_is_parameter(const gradd_plan_t *plan, int input) {
+    const graph_t *g = plan->graph;
+    return input >= 0 && input < g->model->n_inputs && graph_is_parameter(g, g->inputs[input]);
 }

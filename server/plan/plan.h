@@ -1,7 +1,7 @@
 /* A plan: a graph with its gradient, ordered, placed in memory, ready to run.
  *
- *   graph --schedule--> sequence of nodes --choose--> their kernels --layout--> a place for every
- *   value --program--> steps
+ *   graph --schedule--> sequence of nodes --choose--> their kernels --passes--> their order
+ *   --layout--> a place for every value --program--> steps
  *
  * A run has one arena. Forward and the expected backward are placed jointly, so that gradients fit
  * where dead activations were. Values that a backward needs ("saved") keep their place. A backward
@@ -97,6 +97,8 @@ typedef struct program_s {
     int n;
     loc_t *external; /* inputs, outputs and gradients that the steps touch, each once */
     int n_external;
+    int32_t *nodes; /* of the graph, in order of execution: those of the steps, views, empty ones */
+    int n_nodes;
 } program_t;
 
 typedef struct variant_s {
@@ -173,6 +175,17 @@ gradd_status_t plan_choose(gradd_plan_t *plan, sequence_t *sequence);
 /* Gives back what the kernels have prepared. */
 void plan_unprepare(gradd_plan_t *plan);
 
+/* A pass of the phase "placed", one per file in passes/; see server/graph/phases.h. It may change
+ * the order of a sequence within its forward and its backward, kernels along with their nodes, but
+ * what a node reads stays in front of it. */
+typedef struct placed_pass_s {
+    const char *name;
+    int order; /* of PHASE_PLACED */
+    gradd_status_t (*run)(gradd_plan_t *plan, sequence_t *sequence);
+} placed_pass_t;
+
+gradd_status_t plan_run_passes(gradd_plan_t *plan, sequence_t *sequence);
+
 gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, layout_t *out);
 void layout_finish(layout_t *layout);
 
@@ -206,6 +219,13 @@ void program_finish(program_t *program);
  * on one variant serves all further sets. */
 #define PLAN_MAX_VARIANTS 16
 
+/* A variant with the gradient nodes for the outputs in `arrives`, not laid out yet. */
+gradd_status_t variant_differentiate(gradd_plan_t *plan, const bool *arrives, variant_t **out);
+void variant_destroy(variant_t *variant); /* accepts NULL */
+/* out[j]: whether a gradient may arrive for output j. */
+void plan_all_arrivals(const gradd_plan_t *plan, bool *out);
+/* Counts what the plan holds beside the arenas of its runs. */
+void plan_count_bytes(gradd_plan_t *plan);
 /* Backward for exactly these arriving gradients; compiled when first asked for. */
 gradd_status_t plan_variant(gradd_plan_t *plan, const bool *arrives, bool keep,
                             const variant_t **out);

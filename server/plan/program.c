@@ -120,7 +120,10 @@ gradd_status_t program_make(gradd_plan_t *plan, const sequence_t *sequence, cons
     program_t p = {0};
     GRADD_TRY(arena_create(0, &p.arena));
     p.steps = arena_array(p.arena, (size_t)(to - from + layout->n_copies) + 1, sizeof p.steps[0]);
-    gradd_status_t status = p.steps ? GRADD_OK : no_memory();
+    p.nodes = arena_array(p.arena, (size_t)(to - from) + 1, sizeof p.nodes[0]);
+    gradd_status_t status = p.steps && p.nodes ? GRADD_OK : no_memory();
+    for (int k = from; k < to && !status; k++)
+        p.nodes[p.n_nodes++] = sequence->nodes[k];
     for (int k = from; k < to && !status; k++)
         status = add_step(plan, sequence, layout, k, &p);
     for (int c = 0; c < layout->n_copies && !status; c++)

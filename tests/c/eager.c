@@ -67,6 +67,7 @@ gradd_status_t eager_run(gradd_run_t *run) {
 
 bool eager_takes(const gradd_op_t *op, int input, gradd_dtype_t dtype) {
     const gradd_backend_t *b = ground_backend();
+    if (gradd_op_is_composite(op)) return gradd_op_accepts(op, input, dtype);
     for (size_t f = 0; f < b->n_kernels; f++)
         for (size_t i = 0; i < b->kernels[f]->n; i++) {
             const gradd_kernel_t *k = &b->kernels[f]->v[i];
@@ -85,6 +86,41 @@ const gradd_kernel_t *eager_kernel(const eager_call_t *call) {
     return call->kernel ? call->kernel : gradd_backend_kernel(ground_backend(), &c);
 }
 
+gradd_status_t eager_expand(eager_t *e, const eager_call_t *call, const gradd_val_t *in,
+                            gradd_val_t *out) {
+    gradd_expand_t x = {.op = call->op,
+                        .attrs = call->attrs,
+                        .opset = eager_opset(call->op),
+                        .n_in = call->n_in,
+                        .n_out = call->n_out,
+                        .in = in,
+                        .out = out,
+                        .b = &e->base};
+    for (int j = 0; j < call->n_out; j++)
+        out[j] = GRADD_NONE;
+    GRADD_TRY(call->op->expand(&x));
+    return e->base.status;
+}
+
+/* A composite: only its results are kept. */
+static gradd_status_t call_expanded(eager_t *e, const eager_call_t *call, gradd_view_t *out) {
+    gradd_val_t in[GRADD_OP_MAX_IN], results[GRADD_OP_MAX_OUT];
+    const int n = e->n_values;
+    const bool record = e->record;
+    e->record = false;
+    for (int i = 0; i < call->n_in; i++)
+        in[i] = call->in[i].type.dtype ? eager_add(e, call->in[i], call->known && call->known[i])
+                                       : GRADD_NONE;
+    gradd_status_t status = eager_expand(e, call, in, results);
+    for (int j = 0; j < call->n_out && !status; j++) {
+        out[j] = eager_copy(e, e->value[results[j]]); /* an operand may go through as it is */
+        if (call->dropped >> j & 1) out[j].data = NULL;
+    }
+    e->record = record;
+    e->n_values = n;
+    return status;
+}
+
 gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *out) {
     const gradd_kernel_t *kernel = eager_kernel(call);
     gradd_view_t seen[GRADD_OP_MAX_IN], in[GRADD_OP_MAX_IN];
@@ -92,6 +128,7 @@ gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *ou
     gradd_infer_t c;
     gradd_prepared_t prepared;
     GRADD_TRY(infer(call, &c, seen, types));
+    if (gradd_op_is_composite(call->op)) return call_expanded(e, call, out);
     if (!kernel) return gradd_no_kernel(ground_backend(), &c);
     memcpy(in, call->in, sizeof in[0] * (size_t)call->n_in);
     if (call->overwrite >= 0) in[call->overwrite] = eager_copy(e, in[call->overwrite]);
@@ -190,10 +227,13 @@ static gradd_status_t emit(gradd_builder_t *b, const char *name, const gradd_val
         if (in[i] != GRADD_NONE) views[i] = e->value[in[i]];
         if (!(call.op->flags & GRADD_OP_SHAPE_ONLY)) all &= known[i];
     }
-    b->status = call_widened(e, &call, views, results);
+    const bool expands = gradd_op_is_composite(call.op) || (e->expand_all && call.op->expand);
+    b->status = expands ? eager_expand(e, &call, in, out) : call_widened(e, &call, views, results);
     if (b->status) return gradd_wrap(b->status, "emitting %s", name);
+    if (expands) return b->status;
     for (int j = 0; j < n_out; j++)
         out[j] = eager_add(e, results[j], all);
+    if (e->record && !b->status) b->status = eager_record(e, &call, in, out);
     return b->status;
 }
 
@@ -244,6 +284,16 @@ static gradd_val_t output(gradd_grad_t *g, int j) {
     return g->b->status ? GRADD_NONE : eager_add(gc->e, results[j], false);
 }
 
+static gradd_status_t grad_expanded(eager_t *e, const eager_call_t *call, const gradd_val_t *in,
+                                    const gradd_val_t *dout, const bool *need, gradd_val_t *din) {
+    gradd_val_t out[GRADD_OP_MAX_OUT];
+    e->record = true;
+    gradd_status_t status = eager_expand(e, call, in, out);
+    e->record = false;
+    const eager_ends_t ends = {out, dout, call->n_out, in, need, call->n_in};
+    return status ? status : eager_backward(e, &ends, din);
+}
+
 gradd_status_t eager_grad(eager_t *e, const eager_call_t *call, const gradd_view_t *out,
                           const gradd_val_t *in, const gradd_val_t *dout, const bool *need,
                           gradd_val_t *din) {
@@ -266,6 +316,7 @@ gradd_status_t eager_grad(eager_t *e, const eager_call_t *call, const gradd_view
     };
     for (int i = 0; i < call->n_in; i++)
         din[i] = GRADD_NONE;
+    if (gradd_op_is_composite(call->op)) return grad_expanded(e, call, in, dout, need, din);
     GRADD_TRY(call->op->grad(&gc.g));
     return e->base.status;
 }

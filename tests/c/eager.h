@@ -1,21 +1,28 @@
 /* Runs operators one at a time, for the operator tests: a builder whose emit infers and computes at
  * once, so that a gradient rule yields numbers without the engine's graph, planner and executor.
  * Outputs are filled with a pattern before a run and fenced behind, which exposes elements that a
- * kernel forgets and writes past the end. Everything lives until eager_end. */
+ * kernel forgets and writes past the end. Everything lives until eager_end.
+ *
+ * Composites run as their expansion, and with `expand_all` whatever has one does. With `record` the
+ * operators that run are kept in a tape, over which eager_backward differentiates. */
 #ifndef GRADD_TESTS_EAGER_H
 #define GRADD_TESTS_EAGER_H
 
 #include "kernels/cases.h"
 #include "kernels/kernel.h"
 
-enum { EAGER_MAX_VALUES = 512 };
+enum { EAGER_MAX_VALUES = 2048 };
+
+typedef struct eager_node_s eager_node_t;
 
 typedef struct eager_s {
     gradd_builder_t base; /* first: a builder is cast back to its eager_t */
     gradd_view_t value[EAGER_MAX_VALUES];
     bool known[EAGER_MAX_VALUES];
     int n_values;
-    uint64_t node;          /* Philox coordinate of what runs */
+    uint64_t node; /* Philox coordinate of what runs */
+    bool expand_all, record;
+    eager_node_t *tape;     /* the latest first */
     gradd_case_data_t heap; /* owns all memory */
 } eager_t;
 
@@ -51,5 +58,22 @@ const gradd_kernel_t *eager_kernel(const eager_call_t *call);
 gradd_status_t eager_grad(eager_t *e, const eager_call_t *call, const gradd_view_t *out,
                           const gradd_val_t *in, const gradd_val_t *dout, const bool *need,
                           gradd_val_t *din);
+
+/* The operator of the call in simpler ones; `in` are the values of its operands. */
+gradd_status_t eager_expand(eager_t *e, const eager_call_t *call, const gradd_val_t *in,
+                            gradd_val_t *out);
+/* Keeps an operator that has run (eager_tape.c). */
+gradd_status_t eager_record(eager_t *e, const eager_call_t *call, const gradd_val_t *in,
+                            const gradd_val_t *out);
+/* Gradients through what was recorded, from dout of n_out values to those of in that are needed;
+ * GRADD_NONE where there is no path. Ends the tape. */
+typedef struct eager_ends_s {
+    const gradd_val_t *out, *dout;
+    int n_out;
+    const gradd_val_t *in;
+    const bool *need;
+    int n_in;
+} eager_ends_t;
+gradd_status_t eager_backward(eager_t *e, const eager_ends_t *ends, gradd_val_t *din);
 
 #endif

@@ -172,7 +172,8 @@ static gradd_status_t check_forward(job_t *job) {
     for (int k = 0; k < job->call.n_in && k < 32; k++) {
         eager_call_t call = job->call;
         call.overwrite = k;
-        if ((eager_kernel(&call)->inplace >> k & 1) &&
+        const gradd_kernel_t *kernel = eager_kernel(&call);
+        if (kernel && (kernel->inplace >> k & 1) &&
             gradd_type_equal(&call.in[k].type, &out[0].type))
             GRADD_TRY(check_again(job, &call, out, "in place"));
     }

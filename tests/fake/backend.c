@@ -123,7 +123,7 @@ static const host_read_t host_reads[] = {
 
 enum {
 #define X(family) FAMILY_##family,
-#include "op_list.inc"
+#include "cpu_list.inc"
 #undef X
     N_FAMILIES
 };
@@ -131,7 +131,7 @@ enum {
 static gradd_kernels_t families[N_FAMILIES];
 static const gradd_kernels_t *const family_list[] = {
 #define X(family) &families[FAMILY_##family],
-#include "op_list.inc"
+#include "cpu_list.inc"
 #undef X
 };
 

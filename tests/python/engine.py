@@ -43,6 +43,8 @@ class Options(C.Structure):
         ("n_grad_outputs", C.c_int),
         ("flags", C.c_uint32),
         ("device", C.c_void_p),
+        ("parameters", C.POINTER(C.c_int32)),
+        ("n_parameters", C.c_int),
     ]
 
 
@@ -72,6 +74,7 @@ class Info(C.Structure):
         ("n_nodes_forward", C.c_int),
         ("n_nodes_backward", C.c_int),
         ("compile_ms", C.c_double),
+        ("parameter_bytes", C.c_int64),
     ]
 
 

@@ -1,7 +1,8 @@
 """Every test case of every ONNX operator against onnx.reference: the meaning is ONNX's, not ours.
 
 The cases come from the operator table itself, through libgradd.so, so there is no second list. What
-the reference evaluator cannot judge is named in SKIPPED, with the reason.
+the reference evaluator cannot judge is named in SKIPPED, with the reason. Composites, which have no
+kernel, run as a plan; and of whatever has an expansion the plain plan, which is that, is compared.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import engine as E
 import ml_dtypes
 import numpy as np
 import onnx
@@ -83,6 +85,7 @@ class Case:
         self._rest, self._at = rest, 0
         self.inputs = [self._take(v) for v in self.meta["in"]]
         self.outputs = [self._take(v) for v in self.meta["out"]]
+        self.kernel = any(view for view in self.meta["out"])
 
     def _take(self, view: dict[str, Any] | None) -> np.ndarray | None:
         if view is None:
@@ -92,6 +95,10 @@ class Case:
         array = np.frombuffer(self._rest, dtype, count, self._at).reshape(view["shape"])
         self._at += count * dtype.itemsize
         return array
+
+    def _kind(self, view: dict[str, Any] | None) -> int:
+        """Element type of an output; those of composites are of the type of the first input."""
+        return DTYPES[(view or self.meta["in"][0])["dtype"]][1]
 
     def model(self) -> onnx.ModelProto:
         """A model that holds only this node."""
@@ -108,16 +115,18 @@ class Case:
                 for name, view in zip(names, self.meta["in"], strict=True)
                 if name
             ],
-            [
-                value(name, DTYPES[view["dtype"]][1], None)
-                for name, view in zip(outs, self.meta["out"], strict=True)
-                if view
-            ],
+            [value(name, self._kind(view), None) for name, view in zip(outs, self.meta["out"])],
         )
         opset = max(self.meta["opset"], NEWER_FORM.get(self.meta["op"], 0))
         return helper.make_model(
             graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10
         )
+
+    def planned(self, plain: bool) -> list[np.ndarray]:
+        """What a plan of this node alone computes; the plain one is its expansion."""
+        feeds = {f"x{i}": x for i, x in enumerate(self.inputs) if x is not None}
+        plan = E.Plan(E.Model(self.model().SerializeToString()), feeds, plain=plain)
+        return list(E.Run(plan).forward(feeds).values())
 
     def expected(self) -> list[np.ndarray]:
         """What the reference evaluator computes."""
@@ -156,12 +165,12 @@ def skip_reason(case: Case) -> str | None:
     return None
 
 
-def difference(case: Case) -> str | None:
-    """The first disagreement of a case, or None."""
+def difference(case: Case, outputs: list[np.ndarray]) -> str | None:
+    """The first disagreement of outputs of a case with the reference, or None."""
     with np.errstate(all="ignore"):
         expected = case.expected()
     tolerance = max(case.meta["tol"], 1e-5)
-    for j, (got, want) in enumerate(zip(case.outputs, expected, strict=False)):
+    for j, (got, want) in enumerate(zip(outputs, expected, strict=False)):
         if got is None:
             continue
         want = np.asarray(want)
@@ -178,28 +187,44 @@ def difference(case: Case) -> str | None:
     return None
 
 
-def test_every_case_means_what_onnx_says() -> None:
-    """Compares all cases and lists every disagreement."""
+def check_all(outputs: Callable[[Case], list[np.ndarray] | None]) -> dict[str, int]:
+    """Compares all cases that `outputs` answers for; how many there were of each operator."""
     wrong: list[str] = []
     compared: dict[str, int] = {}
     for case in cases():
+        name = case.meta["op"]
         if skip_reason(case):
             continue
-        name = case.meta["op"]
-        compared[name] = compared.get(name, 0) + 1
         try:
-            problem = difference(case)
+            got = outputs(case)
+            problem = difference(case, got) if got is not None else None
         except Exception as error:  # the reference's own failure is a finding too
-            problem = f"reference fails: {type(error).__name__}: {error}"
+            got, problem = [], f"fails: {type(error).__name__}: {error}"
+        if got is not None:
+            compared[name] = compared.get(name, 0) + 1
         if problem:
             wrong.append(f'{name} "{case.meta["text"]}" (opset {case.meta["opset"]}): {problem}')
     assert not wrong, "\n" + "\n".join(wrong)
+    return compared
+
+
+def test_every_case_means_what_onnx_says() -> None:
+    """Compares all cases and lists every disagreement."""
+    compared = check_all(lambda case: case.outputs if case.kernel else case.planned(False))
     assert len(compared) > 40, sorted(compared)
+    assert {"Attention", "RotaryEmbedding", "RMSNormalization"} <= compared.keys()
+
+
+def test_every_expansion_means_what_onnx_says() -> None:
+    """The same with the plain plan, of all that has an expansion."""
+    compared = check_all(lambda case: case.planned(True) if case.meta["expands"] else None)
+    assert compared.keys() >= {"Attention", "RotaryEmbedding", "RMSNormalization", "Gelu", "Swish"}
+    assert compared["LayerNormalization"] > 3
 
 
 def test_comparison_notices_a_wrong_result() -> None:
     """A changed output must be reported, or the test above could not fail."""
     case = next(c for c in cases() if c.meta["op"] == "Add" and c.outputs[0].size > 1)
-    assert difference(case) is None
-    case.outputs[0] = case.outputs[0] + np.float32(0.5)
-    assert "differs" in (difference(case) or "")
+    assert difference(case, case.outputs) is None
+    wrong = [case.outputs[0] + np.float32(0.5)]
+    assert "differs" in (difference(case, wrong) or "")

@@ -50,6 +50,12 @@ static gradd_status_t rewrite(graph_t *g, graph_node_t *n, const gradd_op_t *fus
         flip[k] = 1;
     }
     if (!flip[0] && !flip[1]) return GRADD_OK;
+    const gradd_view_t views[2] = {
+        {g->values[in[0]]->type, NULL},
+        {g->values[in[1]]->type, NULL}
+    };
+    const gradd_infer_t call = {.op = fused, .n_in = 2, .n_out = 1, .in = views};
+    if (!graph_has_kernel(g, &call)) return GRADD_OK;
     gradd_attr_t *attrs = arena_alloc(g->arena, sizeof attrs[0] * 3);
     if (!attrs) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
     attrs[0] = gradd_make_int("transA", gradd_attr_int(n->attrs, "transA", 0) ^ flip[0]);
