@@ -78,6 +78,12 @@ void work_drop_plan(worker_t *worker, work_t *work, work_plan_t *plan) {
     free(plan);
 }
 
+struct work_graph_s *work_find_graph(work_t *work, const void *id) {
+    for (int i = 0; i < work->n_graphs; i++)
+        if (memcmp(work->graphs[i].model->id, id, GRADD_SHA256_BYTES) == 0) return &work->graphs[i];
+    return NULL;
+}
+
 void work_finish_graph(worker_t *worker, struct work_graph_s *graph) {
     cache_release_model(worker, graph->model);
     wire_doc_finish(&graph->source);

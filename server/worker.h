@@ -161,6 +161,8 @@ gradd_status_t work_of(worker_t *worker, session_t *session, work_t **out_work);
 void work_release_run(work_t *work, uint64_t id);
 void work_drop_plan(worker_t *worker, work_t *work, work_plan_t *plan); /* it has no runs */
 void work_release_binding(binding_t *binding);
+/* The graph that this session has put under that id, GRADD_SHA256_BYTES, or NULL. */
+struct work_graph_s *work_find_graph(work_t *work, const void *id);
 void work_finish_graph(worker_t *worker, struct work_graph_s *graph);
 /* Gives everything back; session->work is NULL afterwards. */
 void work_end(worker_t *worker, session_t *session);
