@@ -24,38 +24,37 @@ static void pass_finish(pass_t *pass) {
     free(pass->written);
 }
 
-static gradd_status_t fill_grad_outputs(const work_plan_t *plan, const msgpack_object *list,
-                                        gradd_handle_table_t *table, pass_t *pass) {
+/* The gradients that arrive, each at the position of its output. */
+static gradd_status_t fill_grad_outputs(const work_plan_t *plan, const msgpack_object *table,
+                                        gradd_handle_table_t *handles, pass_t *pass) {
     const gradd_plan_info_t *info = gradd_plan_info(plan->compiled->plan);
-    int n = wire_count(list);
-    uint64_t *positions = calloc((size_t)n + 1, sizeof *positions);
-    if (!positions) return GRADD_FAIL(NOMEM, "no memory for a backward");
-    gradd_status_t st = tensors_init_pairs(&pass->go, table, list, "backward: go", positions);
-    for (int i = 0; i < n && st == GRADD_OK; i++) {
-        if (positions[i] >= (uint64_t)plan->n_out)
-            st = GRADD_FAIL(TENSOR, "backward: field 'go[%d]': output %llu, expected below %d", i,
-                            (unsigned long long)positions[i], plan->n_out);
-        else if (pass->grad_outputs[positions[i]])
-            st = GRADD_FAIL(TENSOR, "backward: field 'go[%d]': output %llu comes twice", i,
-                            (unsigned long long)positions[i]);
-        else if (!gradd_type_equal(&info->outputs[positions[i]], &pass->go.types[i]))
-            st = run_wrong_type("backward", "gradient of output",
-                                run_output_name(plan, (int)positions[i]), (int)positions[i],
-                                &info->outputs[positions[i]], &pass->go.types[i]);
-        else
-            pass->grad_outputs[positions[i]] = pass->go.address[i];
+    GRADD_TRY(tensors_init_placed(&pass->go, handles, table, plan->n_out, "backward: go"));
+    for (int i = 0; i < plan->n_out; i++) {
+        pass->grad_outputs[i] = pass->go.address[i];
+        if (!pass->go.address[i]) continue;
+        if (!gradd_type_equal(&info->outputs[i], &pass->go.types[i]))
+            return run_wrong_type("backward", "gradient of output", run_output_name(plan, i), i,
+                                  &info->outputs[i], &pass->go.types[i]);
     }
-    free(positions);
-    return st;
+    return GRADD_OK;
+}
+
+/* The rest of the gradients, behind those of the binding: all of them, or those that 'at' names. */
+static gradd_status_t fill_rest(const work_plan_t *plan, const msgpack_object *table,
+                                gradd_handle_table_t *handles, pass_t *pass) {
+    int n_bound = pass->binding ? pass->binding->tensors.n : 0, given = wire_rows(table);
+    int rest = plan->n_grads - n_bound;
+    bool all = !table || !wire_in(table, "at");
+    if (rest < 0 || (all && given != rest))
+        return GRADD_FAIL(TENSOR,
+                          "backward: the plan has %d gradients; binding and 'g' give %d and %d",
+                          plan->n_grads, n_bound, given);
+    return tensors_init_placed(&pass->g, handles, table, rest, "backward: g");
 }
 
 static gradd_status_t fill_grads(work_plan_t *plan, pass_t *pass) {
     binding_t *binding = pass->binding;
     int n_bound = binding ? binding->tensors.n : 0;
-    if (n_bound + pass->g.n != plan->n_grads)
-        return GRADD_FAIL(TENSOR,
-                          "backward: the plan has %d gradients; binding and 'g' give %d and %d",
-                          plan->n_grads, n_bound, pass->g.n);
     if (binding && binding->grad_serial != plan->serial) {
         GRADD_TRY(run_check_inputs(plan, "backward", "gradient", plan->grads, n_bound,
                                    &binding->tensors));
@@ -98,7 +97,7 @@ static gradd_status_t fill_pass(work_t *work, request_t *request, const work_run
     if (!pass->grad_outputs || !pass->grads || !pass->written)
         return GRADD_FAIL(NOMEM, "no memory for a backward");
     GRADD_TRY(run_find_binding(work, request->args[BACKWARD_B], 0, "backward", &pass->binding));
-    GRADD_TRY(tensors_init(&pass->g, table, request->args[BACKWARD_G], "backward: g"));
+    GRADD_TRY(fill_rest(plan, request->args[BACKWARD_G], table, pass));
     GRADD_TRY(fill_grad_outputs(plan, request->args[BACKWARD_GO], table, pass));
     GRADD_TRY(fill_grads(plan, pass));
     return check_backward_memory(run, pass);
@@ -158,11 +157,11 @@ GRADD_COMMANDS(backward,
                    .needs_session = true,
                    .fields = {
                               [BACKWARD_RUN] = {.name = "run", .kind = WIRE_U64},
-                              [BACKWARD_GO] = {.name = "go", .kind = WIRE_LIST, .item = WIRE_PLACED},
+                              [BACKWARD_GO] = {.name = "go", .kind = WIRE_TABLE, .keys = wire_placed_keys},
                               [BACKWARD_B] = {.name = "b", .kind = WIRE_U64, .optional = true},
                               [BACKWARD_G] = {.name = "g",
-                                       .kind = WIRE_LIST,
-                                       .item = WIRE_TENSOR_OR_NIL,
+                                       .kind = WIRE_TABLE,
+                                       .keys = wire_placed_keys,
                                        .optional = true},
                               [BACKWARD_KEEP] = {.name = "keep", .kind = WIRE_FLAG, .optional = true}}
 });

@@ -37,7 +37,7 @@ GRADD_COMMANDS(bind,
                    .run = bind_tensors,
                    .needs_session = true,
                    .fields = {{.name = "bind", .kind = WIRE_U64},
-                              {.name = "tensors", .kind = WIRE_LIST, .item = WIRE_TENSOR}}
+                              {.name = "tensors", .kind = WIRE_TABLE, .keys = wire_tensors_keys}}
 },
                {.name = "unbind",
                 .run = unbind_tensors,

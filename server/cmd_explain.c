@@ -197,7 +197,9 @@ static void put_line(wire_out_t *out, const explain_line_t *line) {
     wire_put_text(out, line->node_op);
     wire_put_text(out, line->fused);
     wire_put_text(out, line->source);
-    wire_put_type(out, &line->type);
+    wire_put_list(out, 2);
+    wire_put_u64(out, (uint64_t)line->type.dtype);
+    wire_put_dims(out, &line->type);
     wire_put_i64(out, line->bytes_read);
     wire_put_i64(out, line->bytes_written);
     wire_put_i64(out, line->work_bytes);

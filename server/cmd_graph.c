@@ -245,6 +245,8 @@ GRADD_COMMANDS(graph, {
                                                     .item = WIRE_LIST,
                                                     .optional = true,
                                                     .max = MAX_ALIAS_GROUPS},
-                                     [PUT_ONNX] = {
-                                         .name = "onnx", .kind = WIRE_TENSOR, .optional = true}}
+                                     [PUT_ONNX] = {.name = "onnx",
+                                                   .kind = WIRE_MAP,
+                                                   .keys = wire_tensor_keys,
+                                                   .optional = true}}
 });

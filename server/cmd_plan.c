@@ -52,9 +52,7 @@ static gradd_status_t add_plan(worker_t *worker, work_t *work, uint64_t id, plan
 static void put_plan(wire_out_t *out, const compiled_t *compiled, bool hit) {
     const gradd_plan_info_t *info = gradd_plan_info(compiled->plan);
     wire_key(out, "out");
-    wire_put_list(out, (uint32_t)info->n_outputs);
-    for (int i = 0; i < info->n_outputs; i++)
-        wire_put_type(out, &info->outputs[i]);
+    wire_put_types(out, info->outputs, info->n_outputs);
     wire_key(out, "has");
     wire_put_list(out, (uint32_t)info->n_grads);
     for (int i = 0; i < info->n_grads; i++)
@@ -137,29 +135,28 @@ GRADD_COMMANDS(
         .name = "graph.plan",
         .run = graph_plan,
         .needs_session = true,
-        .fields =
-            {[PLAN_GRAPH] = {.name = "graph", .kind = WIRE_BYTES},
-                     [PLAN_ID] = {.name = "plan", .kind = WIRE_U64},
-                     [PLAN_IN] = {.name = "in", .kind = WIRE_LIST, .item = WIRE_TYPE, .max = PLAN_MAX_LIST},
-                     [PLAN_BOUND] = {.name = "bound",
-                             .kind = WIRE_LIST,
-                             .item = WIRE_INDEX,
-                             .optional = true,
-                             .max = PLAN_MAX_LIST},
-                     [PLAN_GRAD] = {.name = "grad",
-                            .kind = WIRE_LIST,
-                            .item = WIRE_INDEX,
-                            .optional = true,
-                            .max = PLAN_MAX_LIST},
-                     [PLAN_OUT] =
-                 {.name = "out", .kind = WIRE_LIST, .item = WIRE_INDEX, .max = PLAN_MAX_LIST},
-                     [PLAN_GMASK] = {.name = "gmask",
-                             .kind = WIRE_LIST,
-                             .item = WIRE_U64,
-                             .optional = true,
-                             .max = PLAN_MAX_LIST},
-                     [PLAN_PLAIN] = {.name = "plain", .kind = WIRE_FLAG, .optional = true},
-                     [PLAN_DEVICE] = {.name = "device", .kind = WIRE_TEXT, .optional = true}}
+        .fields = {[PLAN_GRAPH] = {.name = "graph", .kind = WIRE_BYTES},
+                   [PLAN_ID] = {.name = "plan", .kind = WIRE_U64},
+                   [PLAN_IN] = {.name = "in", .kind = WIRE_TABLE, .keys = wire_types_keys},
+                   [PLAN_BOUND] = {.name = "bound",
+                                   .kind = WIRE_LIST,
+                                   .item = WIRE_INDEX,
+                                   .optional = true,
+                                   .max = PLAN_MAX_LIST},
+                   [PLAN_GRAD] = {.name = "grad",
+                                  .kind = WIRE_LIST,
+                                  .item = WIRE_INDEX,
+                                  .optional = true,
+                                  .max = PLAN_MAX_LIST},
+                   [PLAN_OUT] =
+                       {.name = "out", .kind = WIRE_LIST, .item = WIRE_INDEX, .max = PLAN_MAX_LIST},
+                   [PLAN_GMASK] = {.name = "gmask",
+                                   .kind = WIRE_LIST,
+                                   .item = WIRE_U64,
+                                   .optional = true,
+                                   .max = PLAN_MAX_LIST},
+                   [PLAN_PLAIN] = {.name = "plain", .kind = WIRE_FLAG, .optional = true},
+                   [PLAN_DEVICE] = {.name = "device", .kind = WIRE_TEXT, .optional = true}}
 },
     {.name = "plan.drop",
      .run = plan_drop,

@@ -205,8 +205,8 @@ GRADD_COMMANDS(
                    [FORWARD_SEED] = {.name = "seed", .kind = WIRE_U64},
                    [FORWARD_FLAGS] = {.name = "flags", .kind = WIRE_U64},
                    [FORWARD_B] = {.name = "b", .kind = WIRE_U64, .optional = true},
-                   [FORWARD_IN] = {.name = "in", .kind = WIRE_LIST, .item = WIRE_TENSOR},
-                   [FORWARD_OUT] = {.name = "out", .kind = WIRE_LIST, .item = WIRE_TENSOR},
+                   [FORWARD_IN] = {.name = "in", .kind = WIRE_TABLE, .keys = wire_tensors_keys},
+                   [FORWARD_OUT] = {.name = "out", .kind = WIRE_TABLE, .keys = wire_tensors_keys},
                    [FORWARD_LOOK] = {.name = "look", .kind = WIRE_U64, .optional = true},
                    [FORWARD_GEN] = {.name = "gen", .kind = WIRE_U64, .optional = true},
                    [FORWARD_SUM] = {.name = "sum", .kind = WIRE_U64, .optional = true}}

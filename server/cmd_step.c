@@ -176,12 +176,7 @@ static gradd_status_t check_memory(const update_t *u) {
 
 static gradd_status_t fill_journal(update_t *u, const msgpack_object *journal,
                                    gradd_handle_table_t *table) {
-    gradd_tensor_t tensor;
-    msgpack_object list = {
-        .type = MSGPACK_OBJECT_ARRAY, .via.array = {.size = 1, .ptr = (msgpack_object *)journal}
-    };
-    GRADD_TRY(wire_tensor(journal, &tensor));
-    GRADD_TRY(tensors_init(&u->journal, table, &list, "step: journal"));
+    GRADD_TRY(tensors_init_one(&u->journal, table, journal, "step: journal"));
     if (u->journal.types[0].dtype != GRADD_DT_U8)
         return GRADD_FAIL(TENSOR, "step: journal: expected u8, got %s",
                           gradd_dtype_name(u->journal.types[0].dtype));
@@ -200,9 +195,10 @@ static gradd_status_t fill(work_t *work, request_t *request, update_t *u) {
     GRADD_TRY(find_list(work, args[STEP_M], "bm", n, &u->m));
     GRADD_TRY(find_list(work, args[STEP_V], "bv", n, &u->v));
     if (args[STEP_W]) GRADD_TRY(find(work, args[STEP_W], "bw", &u->w));
-    GRADD_TRY(tensors_init(&u->g, table, args[STEP_G], "step: g"));
-    if (u->g.n != n)
-        return GRADD_FAIL(TENSOR, "step: field 'g': expected %d tensors, got %d", n, u->g.n);
+    if (!wire_in(args[STEP_G], "at") && wire_rows(args[STEP_G]) != n)
+        return GRADD_FAIL(TENSOR, "step: field 'g': expected %d tensors, got %d", n,
+                          wire_rows(args[STEP_G]));
+    GRADD_TRY(tensors_init_placed(&u->g, table, args[STEP_G], n, "step: g"));
     u->tensors = calloc((size_t)n + 1, sizeof u->tensors[0]);
     if (!u->tensors) return GRADD_FAIL(NOMEM, "no memory for a step");
     GRADD_TRY(fill_tensors(u, args[STEP_GROUP], n));
@@ -232,18 +228,19 @@ static gradd_status_t step(worker_t *worker, request_t *request) {
 }
 
 GRADD_COMMANDS(
-    step, {
-              .name = "step",
-              .run = step,
-              .needs_session = true,
-              .fields = {[STEP_STEP] = {.name = "step", .kind = WIRE_U64},
-                         [STEP_JOURNAL] = {.name = "journal", .kind = WIRE_TENSOR},
-                         [STEP_HYPER] = {.name = "hyper", .kind = WIRE_BYTES},
-                         [STEP_GROUP] = {.name = "group", .kind = WIRE_LIST, .item = WIRE_U64},
-                         [STEP_P] = {.name = "bp", .kind = WIRE_U64},
-                         [STEP_M] = {.name = "bm", .kind = WIRE_U64},
-                         [STEP_V] = {.name = "bv", .kind = WIRE_U64},
-                         [STEP_G] = {.name = "g", .kind = WIRE_LIST, .item = WIRE_TENSOR_OR_NIL},
-                         [STEP_W] = {.name = "bw", .kind = WIRE_U64, .optional = true},
-                         [STEP_ONCE] = {.name = "once", .kind = WIRE_U64, .optional = true}}
+    step,
+    {
+        .name = "step",
+        .run = step,
+        .needs_session = true,
+        .fields = {[STEP_STEP] = {.name = "step", .kind = WIRE_U64},
+                   [STEP_JOURNAL] = {.name = "journal", .kind = WIRE_MAP, .keys = wire_tensor_keys},
+                   [STEP_HYPER] = {.name = "hyper", .kind = WIRE_BYTES},
+                   [STEP_GROUP] = {.name = "group", .kind = WIRE_LIST, .item = WIRE_U64},
+                   [STEP_P] = {.name = "bp", .kind = WIRE_U64},
+                   [STEP_M] = {.name = "bm", .kind = WIRE_U64},
+                   [STEP_V] = {.name = "bv", .kind = WIRE_U64},
+                   [STEP_G] = {.name = "g", .kind = WIRE_TABLE, .keys = wire_placed_keys},
+                   [STEP_W] = {.name = "bw", .kind = WIRE_U64, .optional = true},
+                   [STEP_ONCE] = {.name = "once", .kind = WIRE_U64, .optional = true}}
 });

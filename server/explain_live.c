@@ -81,7 +81,7 @@ static gradd_status_t read_line(const msgpack_object *o, explain_report_t *r) {
     if (!is_list(type, 2) || !is_list(wire_at(type, 1), 0))
         return GRADD_FAIL(INTERNAL, "a type of the daemon's reply cannot be read");
     if (integer(wire_at(type, 0)) == GRADD_DT_NONE) return GRADD_OK;
-    return wire_type(type, &line->type);
+    return wire_type(wire_at(type, 0), wire_at(type, 1), &line->type);
 }
 
 static gradd_status_t read_head(const wire_doc_t *doc, explain_report_t *r) {

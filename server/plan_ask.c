@@ -87,10 +87,11 @@ plan_ask_finish(plan_ask_t *ask) {
     free(ask->gmask);
 }
 
-static gradd_status_t ask_types(const gradd_model_t *model, const msgpack_object *list,
+static gradd_status_t ask_types(const gradd_model_t *model, const msgpack_object *table,
                                 gradd_type_t *out_types) {
-    for (int i = 0; i < wire_count(list); i++) {
-        gradd_status_t st = wire_type(wire_at(list, i), &out_types[i]);
+    const wire_tensors_t types = wire_tensors(table);
+    for (int i = 0; i < types.n; i++) {
+        gradd_status_t st = wire_type_at(&types, i, &out_types[i]);
         if (st != GRADD_OK)
             return gradd_wrap(st, "graph.plan: input '%s'", gradd_model_input_name(model, i));
     }
@@ -105,9 +106,9 @@ gradd_status_t plan_ask_init(plan_ask_t *ask, const gradd_model_t *model,
                         .n_grads = wire_count(args[PLAN_GRAD]),
                         .n_out = wire_count(args[PLAN_OUT]),
                         .n_gmask = wire_count(args[PLAN_GMASK])};
-    if (wire_count(args[PLAN_IN]) != n_in)
+    if (wire_rows(args[PLAN_IN]) != n_in)
         return GRADD_FAIL(TENSOR, "graph.plan: field 'in': the graph has %d inputs, got %d types",
-                          n_in, wire_count(args[PLAN_IN]));
+                          n_in, wire_rows(args[PLAN_IN]));
     ask->in = calloc((size_t)n_in + 1, sizeof *ask->in);
     ask->bound = calloc((size_t)ask->n_bound + 1, sizeof *ask->bound);
     ask->rest = calloc((size_t)n_in + 1, sizeof *ask->rest);

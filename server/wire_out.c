@@ -146,9 +146,19 @@ void wire_put_map(wire_out_t *out, uint32_t n) {
         put_head(out, 0xdf, n, 4);
 }
 
-void wire_put_type(wire_out_t *out, const gradd_type_t *type) {
-    wire_put_list(out, 2);
-    wire_put_u64(out, (uint64_t)type->dtype);
+void wire_put_types(wire_out_t *out, const gradd_type_t *types, int n) {
+    wire_put_map(out, 2);
+    wire_put_text(out, "dtypes");
+    wire_put_list(out, (uint32_t)n);
+    for (int i = 0; i < n; i++)
+        wire_put_u64(out, (uint64_t)types[i].dtype);
+    wire_put_text(out, "dims");
+    wire_put_list(out, (uint32_t)n);
+    for (int i = 0; i < n; i++)
+        wire_put_dims(out, &types[i]);
+}
+
+void wire_put_dims(wire_out_t *out, const gradd_type_t *type) {
     wire_put_list(out, (uint32_t)type->rank);
     for (int i = 0; i < type->rank; i++)
         wire_put_i64(out, type->dims[i]);

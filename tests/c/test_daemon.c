@@ -20,9 +20,11 @@ static void bind_one(peer_t *peer, uint64_t id, uint64_t offset, int64_t rows) {
     wire_out_t *m = peer_request(peer, "bind");
     wire_key(m, "bind");
     wire_put_u64(m, id);
-    wire_key(m, "tensors");
-    wire_put_list(m, 1);
-    peer_put_f32(m, offset, 2, rows, 4);
+    peer_put_one(m, "tensors",
+                 (peer_f32_t){
+                     offset, 2, {rows, 4},
+                       0
+    });
     CHECK_OK(peer_call(peer));
 }
 
@@ -46,15 +48,14 @@ static gradd_status_t backward(peer_t *peer, uint64_t run, int64_t rows, bool ke
     wire_key(m, "run");
     wire_put_u64(m, run);
     wire_key(m, "go");
-    wire_put_list(m, 1);
-    wire_put_list(m, 2);
-    wire_put_u64(m, 1);
-    peer_put_f32(m, AT_DLOSS, 0, 0, 0);
+    peer_put_tensors(m, 1, &(peer_f32_t){AT_DLOSS, 0, {0}, 1}, true);
     wire_key(m, "b");
     wire_put_u64(m, 2);
-    wire_key(m, "g");
-    wire_put_list(m, 1);
-    peer_put_f32(m, dx_offset, 2, rows, 4);
+    peer_put_one(m, "g",
+                 (peer_f32_t){
+                     dx_offset, 2, {rows, 4},
+                       0
+    });
     wire_key(m, "keep");
     wire_put_u64(m, keep);
     return peer_call(peer);
@@ -212,13 +213,17 @@ static gradd_status_t forward_with(peer_t *peer, uint64_t x, int64_t columns, ui
     wire_put_u64(m, 0);
     wire_key(m, "b");
     wire_put_u64(m, 1);
-    wire_key(m, "in");
-    wire_put_list(m, 1);
-    peer_put_f32(m, x, 2, 2, columns);
+    peer_put_one(m, "in",
+                 (peer_f32_t){
+                     x, 2, {2, columns},
+                       0
+    });
     wire_key(m, "out");
-    wire_put_list(m, 2);
-    peer_put_f32(m, y, 2, 2, 4);
-    peer_put_f32(m, loss, 0, 0, 0);
+    const peer_f32_t out[] = {
+        {y,    2, {2, 4}, 0},
+        {loss, 0, {0},    0}
+    };
+    peer_put_tensors(m, 2, out, false);
     return peer_call(peer);
 }
 

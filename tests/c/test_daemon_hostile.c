@@ -43,9 +43,11 @@ static void serve_good_client(const char *dir) {
     wire_out_t *m = peer_request(&peer, "bind");
     wire_key(m, "bind");
     wire_put_u64(m, 1);
-    wire_key(m, "tensors");
-    wire_put_list(m, 1);
-    peer_put_f32(m, AT_W, 2, 2, 4);
+    peer_put_one(m, "tensors",
+                 (peer_f32_t){
+                     AT_W, 2, {2, 4},
+                       0
+    });
     CHECK_OK(peer_call(&peer));
     ((float *)peer_at(&peer, AT_X))[3] = 5;
     ((float *)peer_at(&peer, AT_W))[3] = 7;
@@ -178,12 +180,21 @@ TEST_LIMIT(random_envelopes, 40) {
                 wire_put_nil(m);
                 break;
             case 3:
-                wire_put_list(m, 1);
-                peer_put_f32(m, draw() % 100 * 64, 2, draw() % 4, 4);
+                peer_put_tensors(m, 1,
+                                 &(peer_f32_t){
+                                     draw() % 100 * 64, 2, {draw() % 4, 4},
+                                           0
+                },
+                                 draw() % 2);
                 break;
             case 4:
                 wire_put_list(m, 2);
-                peer_put_f32(m, draw(), 2, 2, 4);
+                peer_put_tensors(m, 1,
+                                 &(peer_f32_t){
+                                     draw(), 2, {2, 4},
+                                       0
+                },
+                                 false);
                 wire_put_u64(m, 1);
                 break;
             case 5:
@@ -355,12 +366,16 @@ static void send_slow_step(peer_t *peer, uint64_t run) {
     wire_put_u64(m, 0);
     wire_key(m, "b");
     wire_put_u64(m, 1);
-    wire_key(m, "in");
-    wire_put_list(m, 1);
-    peer_put_f32(m, 0, 2, SLOW_N, SLOW_N);
-    wire_key(m, "out");
-    wire_put_list(m, 1);
-    peer_put_f32(m, 2 * SLOW_N * SLOW_N * 4, 2, SLOW_N, SLOW_N);
+    peer_put_one(m, "in",
+                 (peer_f32_t){
+                     0, 2, {SLOW_N, SLOW_N},
+                       0
+    });
+    peer_put_one(m, "out",
+                 (peer_f32_t){
+                     2 * SLOW_N * SLOW_N * 4, 2, {SLOW_N, SLOW_N},
+                             0
+    });
     peer_send(peer);
 }
 
@@ -371,9 +386,11 @@ static void open_slow(peer_t *peer, const char *dir, int products) {
     wire_out_t *m = peer_request(peer, "bind");
     wire_key(m, "bind");
     wire_put_u64(m, 1);
-    wire_key(m, "tensors");
-    wire_put_list(m, 1);
-    peer_put_f32(m, SLOW_N * SLOW_N * 4, 2, SLOW_N, SLOW_N);
+    peer_put_one(m, "tensors",
+                 (peer_f32_t){
+                     SLOW_N * SLOW_N * 4, 2, {SLOW_N, SLOW_N},
+                           0
+    });
     CHECK_OK(peer_call(peer));
 }
 

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hostile import Raw, Row
+from hostile import Raw, Row, many
 
 from gradd.shm import Segment
 
@@ -153,7 +153,7 @@ def no_such_id(s: Raw) -> dict[str, Any]:
     try:
         assert s.control({"v": "segment", "id": 41, "bytes": segment.size}, [segment.fd])["ok"]
         assert s.control({"v": "unsegment", "id": 41})["ok"]
-        return s.ask("bind", bind=60, tensors=[[41, 0, 1, [4]]])
+        return s.ask("bind", bind=60, tensors=many([41, 0, 1, [4]]))
     finally:
         segment.close()
 

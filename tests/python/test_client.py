@@ -152,12 +152,13 @@ def test_refused_requests_name_the_field_and_leave_the_session_alive(daemon: obj
     with pytest.raises(errors.GraddError, match="plan"):
         session.request("forward", {"run": 1})
     with pytest.raises(errors.StaleError, match="999"):
-        fields = {"plan": 999, "run": 1, "seed": 0, "flags": 0, "b": None, "in": [], "out": []}
+        none = protocol.tensors([])
+        fields = {"plan": 999, "run": 1, "seed": 0, "flags": 0, "b": None, "in": none, "out": none}
         session.request("forward", fields)
     with pytest.raises(errors.GraddError, match="(?i)verb|nonsense"):
         session.request("nonsense", {})
     with pytest.raises(errors.GraddError) as caught:
-        session.bind(session.next_id(), [[77, 0, 1, [4]]])
+        session.bind(session.next_id(), [(77, 0, 1, (4,))])
     assert caught.value.session == "alive"
     session.request("release", {"runs": []})
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from gradd import client as clients
-from gradd import errors, interrupts
+from gradd import errors, interrupts, protocol
 from gradd.changes import Snapshot
 from gradd.client import Client
 from gradd.holders import others
@@ -135,7 +135,7 @@ class _Sent:
                 blocks.append(block)
                 block.fill(grad, grad.dtype, grad.shape)
                 wires.append(block.wire(grad.dtype, grad.shape))
-            send("step", {**self.fields, "g": wires}, ())
+            send("step", {**self.fields, "g": protocol.tensors(wires)}, ())
             self.forget()
         except errors.GraddError as error:
             logger.warning("FusedAdam: a step that was interrupted cannot be finished: %s", error)
@@ -148,11 +148,11 @@ class _Sent:
         return moved or self._left is None or self._left.has_changed()
 
 
-def _wire(client: Client, tensor: torch.Tensor) -> list:
+def _wire(client: Client, tensor: torch.Tensor) -> protocol.Tensor:
     place = client.locate(tensor)
     if place is None:
         raise errors.TensorError("a tensor of the optimizer has left shared memory during the step")
-    return [*place, DTYPE_CODES[tensor.dtype], list(tensor.shape)]
+    return (*place, DTYPE_CODES[tensor.dtype], tuple(tensor.shape))
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -430,12 +430,12 @@ class FusedAdam(torch.optim.Optimizer):
             bound = self._bound[name] = _Bound(client, tensors)
         return bound.id
 
-    def _journal_wire(self, client: Client) -> list:
+    def _journal_wire(self, client: Client) -> dict[str, Any]:
         if self._journal is None:
             self._journal = client.state.allocate(JOURNAL_BYTES)
             self._journal_words = self._journal.tensor(torch.int64, (JOURNAL_BYTES // 8,)).zero_()
             self._journal_step = 0
-        return self._journal.wire(torch.uint8, (JOURNAL_BYTES,))
+        return protocol.tensor(self._journal.wire(torch.uint8, (JOURNAL_BYTES,)))
 
     # ---- the request ----
 
@@ -470,7 +470,7 @@ class FusedAdam(torch.optim.Optimizer):
             "bp": self._bind(client, "p", params),
             "bm": self._bind(client, "m", [s["exp_avg"] for s in states]),
             "bv": self._bind(client, "v", [s["exp_avg_sq"] for s in states]),
-            "g": [_wire(client, g) for g in grads],
+            "g": protocol.tensors([_wire(client, g) for g in grads]),
             "once": client.next_id(),
         }
         masters = [s[_MASTER] for s in states if _MASTER in s]

@@ -24,6 +24,7 @@ FINITE_CHECK = 2
 ONCE = 4  # the arena is not kept for the next run
 
 Type = tuple[int, tuple[int, ...]]  # element type code, dims
+Tensor = tuple[int, int, int, tuple[int, ...]]  # segment, offset, element type code, dims
 Sizes = tuple[int | str | None, ...]  # a size, the name of a dynamic one, or nothing known
 
 
@@ -79,6 +80,29 @@ class PlanInfo:
     constant: int = 0
 
 
+def tensor(one: Tensor) -> dict[str, Any]:
+    """The value of a field that is one tensor."""
+    segment, offset, dtype, dims = one
+    return {"segment": segment, "offset": offset, "dtype": dtype, "dims": dims}
+
+
+def tensors(many: Sequence[Tensor], at: Sequence[int] | None = None) -> dict[str, Any]:
+    """The value of a field that is a list of tensors: a list per property, not a map per tensor.
+
+    Args:
+        many: The tensors.
+        at: Position of each in a list of which some are left out, rising.
+    """
+    columns = zip(*many, strict=True) if many else ((), (), (), ())
+    found = dict(zip(("segments", "offsets", "dtypes", "dims"), columns, strict=True))
+    return found if at is None else {**found, "at": at}
+
+
+def types(many: Sequence[Type]) -> dict[str, Any]:
+    """The value of a field that is a list of types."""
+    return {"dtypes": [code for code, _ in many], "dims": [dims for _, dims in many]}
+
+
 def pack(fields: dict[str, Any]) -> bytes:
     """One envelope."""
     return msgpack.packb(fields, use_bin_type=True)
@@ -120,7 +144,7 @@ def graph_info(reply: dict[str, Any], put: tuple[dict[str, Any], Sequence[bytes]
     inputs = tuple((n, d, tuple(dims or ())) for n, d, dims in reply["in"])
     outputs = tuple(reply["out"])
     names = [n for n, _, _ in inputs]
-    types = {
+    declared = {
         name: (code, None if sizes is None else tuple(sizes))
         for name, (code, sizes) in reversed(list(zip((*names, *outputs), reply["types"])))
     }  # of an input that is an output as well: the input's
@@ -132,7 +156,7 @@ def graph_info(reply: dict[str, Any], put: tuple[dict[str, Any], Sequence[bytes]
         random=bool(reply["random"]),
         half=bool(reply["half"]),
         reach={o: _named(names, bits) for o, bits in zip(outputs, reply["reach"], strict=True)},
-        types=types,
+        types=declared,
         put=put,
     )
 
@@ -147,7 +171,10 @@ def plan_info(plan_id: int, reply: dict[str, Any]) -> PlanInfo:
     """Decodes the reply of graph.plan."""
     return PlanInfo(
         id=plan_id,
-        outputs=tuple((d, tuple(dims)) for d, dims in reply["out"]),
+        outputs=tuple(
+            (d, tuple(dims))
+            for d, dims in zip(reply["out"]["dtypes"], reply["out"]["dims"], strict=True)
+        ),
         has=tuple(bool(h) for h in reply["has"]),
         peak=int(reply.get("peak", 0)),
         ms=float(reply.get("ms", 0.0)),
@@ -169,7 +196,7 @@ def plan_fields(
     """Fields of graph.plan, without the plan's id; plain leaves patterns unrecognised."""
     return {
         "graph": graph,
-        "in": [[code, list(dims)] for code, dims in inputs],
+        "in": types(inputs),
         "bound": list(bound),
         "grad": list(grads),
         "out": list(outputs),
