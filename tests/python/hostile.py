@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-import struct
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -37,7 +36,10 @@ JOURNAL = 64 << 10
 JOURNAL_BYTES = 4096 + 3 * 4 * (128 << 10)
 SEGMENT = 2 << 20
 ROWS, TABLE = 2, 10
-HYPER = struct.pack("<9d", 0, 1e-2, 0.9, 0.999, 1e-8, 0, 1, 1, 1)
+GROUPS = {
+    "lr": [1e-2], "beta1": [0.9], "beta2": [0.999], "eps": [1e-8], "weight_decay": [0.0],
+    "mode": [1], "bias_correction": [True], "t": [1],
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,8 @@ class Raw:
             "unbind": {"bind": 99},
             "plan.drop": {"plan": 99},
             "step": {
-                "step": 0, "journal": single(tensor(JOURNAL, (JOURNAL_BYTES,), U8)), "hyper": HYPER,
+                "step": 0, "journal": single(tensor(JOURNAL, (JOURNAL_BYTES,), U8)),
+        "groups": GROUPS,
                 "group": [0], "bp": 1, "bm": 3, "bv": 4, "g": many(tensor(GW, (TABLE, 4))),
             },
             "ps": {"t": DROP}, "stop": {"t": DROP}, "detach": {},

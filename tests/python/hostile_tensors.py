@@ -6,7 +6,6 @@ none: everything is refused before the first element is touched.
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 from hostile import (
@@ -15,9 +14,9 @@ from hostile import (
     F32,
     F64,
     GO,
+    GROUPS,
     GW,
     GX,
-    HYPER,
     I64,
     IDS,
     JOURNAL,
@@ -263,10 +262,8 @@ BACKWARDS = [
 # ---- step ----
 
 
-def hyper(**changes: float) -> bytes:
-    values = {"clip": 0, "lr": 1e-2, "b1": 0.9, "b2": 0.999, "eps": 1e-8, "decay": 0}
-    values |= {"mode": 1, "bc": 1, "t": 1} | changes
-    return struct.pack("<9d", *values.values())
+def groups(**changes: Any) -> dict[str, Any]:
+    return {**GROUPS, **{name: [value] for name, value in changes.items()}}
 
 
 def step(name: str, code: str, parts: str, **changes: Any) -> Row:
@@ -286,7 +283,7 @@ STEPS = [
     step("journal too small", "TENSOR", f"journal: expected {JOURNAL_BYTES} bytes, got 64",
         journal=journal(count=64)),
     step("step 2^40", "LIMIT", "step 1099511627776, expected below", step=1 << 40),
-    step("count 1.5", "TENSOR", "group 0|step 1.5", hyper=hyper(t=1.5)),
+    step("count 1.5", "TENSOR", "field 'groups.t[0]'|a float", groups=groups(t=1.5)),
     step("journal past the end", "TENSOR", "journal|which has", journal=journal(SEGMENT - 64)),
     step("journal of floats", "TENSOR", "journal: expected u8", journal=journal(dtype=F32,
         count=JOURNAL_BYTES // 4)),
@@ -299,17 +296,30 @@ STEPS = [
         journal={**journal(), "name": "j"}),
     step("journal over a parameter", "TENSOR", "journal[0] and p[0] share memory",
         journal=journal(0)),
-    step("hyper empty", "TENSOR", "field 'hyper': 0 bytes are not 8 + 64 per group", hyper=b""),
-    step("hyper a byte short", "TENSOR", "field 'hyper': 71 bytes", hyper=HYPER[:-1]),
-    step("hyper a byte long", "TENSOR", "field 'hyper': 73 bytes", hyper=HYPER + b"x"),
-    step("hyper is a text", "TENSOR", "field 'hyper'|bytes|a text", hyper="x" * 72),
-    step("hyper without groups", "TENSOR", "parameter 0: group 0 of 0", hyper=HYPER[:8]),
-    step("mode 3", "TENSOR", "group 0|mode 3", hyper=hyper(mode=3)),
-    step("mode below zero", "TENSOR", "group 0|mode -1", hyper=hyper(mode=-1)),
-    step("mode NaN", "TENSOR", "group 0|mode", hyper=hyper(mode=float("nan"))),
-    step("mode 1.5", "TENSOR", "group 0|mode 1.5", hyper=hyper(mode=1.5)),
-    step("count zero", "TENSOR", "group 0|step 0", hyper=hyper(t=0)),
-    step("count infinite", "TENSOR", "group 0|step inf", hyper=hyper(t=float("inf"))),
+    step("groups as in protocol 1", "TENSOR", "step: field 'groups'|a map, got bytes",
+        groups=bytes(64)),
+    step("no settings", "TENSOR", "step: field 'groups' is missing", groups=DROP),
+    step("no rate", "TENSOR", "step: field 'groups.lr' is missing",
+        groups={k: v for k, v in GROUPS.items() if k != "lr"}),
+    step("a setting by another name", "UNSUPPORTED",
+        "step: unknown field 'groups.betas' (known: lr, beta1, beta2, eps, weight_decay, mode, "
+        "bias_correction, t)", groups={**GROUPS, "betas": [0.9]}),
+    step("a setting for more groups", "TENSOR", "step: field 'groups': 1 lr, but 2 beta1",
+        groups={**GROUPS, "beta1": [0.9, 0.9]}),
+    step("a rate that is a text", "TENSOR", "step: field 'groups.lr[0]': expected a number|a text",
+        groups=groups(lr="1e-3")),
+    step("max_norm is a text", "TENSOR", "step: field 'max_norm': expected a number, got a text",
+        max_norm="1"),
+    step("settings without groups", "TENSOR", "parameter 0: group 0 of 0",
+        groups={name: [] for name in GROUPS}),
+    step("mode 3", "TENSOR", "field 'groups.mode[0]': 3, expected 0 to 2", groups=groups(mode=3)),
+    step("mode below zero", "TENSOR", "field 'groups.mode[0]'|a negative", groups=groups(mode=-1)),
+    step("mode NaN", "TENSOR", "'groups.mode[0]'|a float", groups=groups(mode=float("nan"))),
+    step("bias correction of 2", "TENSOR", "'groups.bias_correction[0]'|a boolean",
+        groups=groups(bias_correction=2)),
+    step("count zero", "TENSOR", "field 'groups.t[0]': 0, expected 1", groups=groups(t=0)),
+    step("count of 2^63", "TENSOR", "field 'groups.t[0]': 9223372036854775808",
+        groups=groups(t=BIG)),
     step("group out of range", "TENSOR", "parameter 0: group 1 of 1", group=[1]),
     step("group of 2^40", "TENSOR", "parameter 0: group", group=[1 << 40]),
     step("no groups", "TENSOR", "field 'bp': expected 0 tensors, got 1", group=[], g=many()),

@@ -96,8 +96,8 @@ def test_a_refused_step_leaves_nothing_behind(
 ) -> None:
     pair = _pair()
     p, optimizer = pair[0]
-    monkeypatch.setattr(optimizer, "_hyper", lambda kinds: b"")
-    with pytest.raises(errors.TensorError, match="hyper"):
+    monkeypatch.setattr(optimizer, "_groups", lambda kinds: {})
+    with pytest.raises(errors.TensorError, match="groups.lr"):
         _step(p, optimizer, 7)
     monkeypatch.undo()
     assert optimizer._doubtful is None and not client.get_client().ledger.steps

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import struct
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -439,17 +438,23 @@ class FusedAdam(torch.optim.Optimizer):
 
     # ---- the request ----
 
-    def _hyper(self, kinds: list[tuple[int, int]]) -> bytes:
+    def _groups(self, kinds: list[tuple[int, int]]) -> dict[str, list]:
+        groups = [self.param_groups[k] for k, _ in kinds]
+        return {
+            "lr": [float(g["lr"]) for g in groups],
+            "beta1": [float(g["betas"][0]) for g in groups],
+            "beta2": [float(g["betas"][1]) for g in groups],
+            "eps": [float(g["eps"]) for g in groups],
+            "weight_decay": [float(g["weight_decay"]) for g in groups],
+            "mode": [int(self.adam_w_mode)] * len(groups),
+            "bias_correction": [bool(g["bias_correction"]) for g in groups],
+            "t": [t for _, t in kinds],
+        }
+
+    def _clip(self) -> float:
         norm = self.max_grad_norm
         # inf: the norm alone
-        clip = min(float(norm), sys.float_info.max) if norm and norm > 0 else 0.0
-        numbers = [clip]
-        for k, t in kinds:
-            g = self.param_groups[k]
-            numbers += [float(g["lr"]), *map(float, g["betas"]), float(g["eps"]),
-                        float(g["weight_decay"]), float(self.adam_w_mode),
-                        float(g["bias_correction"]), float(t)]  # fmt: skip
-        return struct.pack(f"<{len(numbers)}d", *numbers)
+        return min(float(norm), sys.float_info.max) if norm and norm > 0 else 0.0
 
     def _send(self, client: Client, entries: list[tuple[int, torch.Tensor]]) -> None:
         entries = [(k, p) for k, p in entries if p.numel()]
@@ -465,7 +470,8 @@ class FusedAdam(torch.optim.Optimizer):
         fields = {
             "step": self._journal_step,
             "journal": journal,
-            "hyper": self._hyper(kinds),
+            "max_norm": self._clip(),
+            "groups": self._groups(kinds),
             "group": [index[kind] for kind in of_each],
             "bp": self._bind(client, "p", params),
             "bm": self._bind(client, "m", [s["exp_avg"] for s in states]),
