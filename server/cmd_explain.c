@@ -18,9 +18,13 @@ enum { ASK_SESSION, ASK_PLAN, ASK_FROM, ASK_ROWS, ASK_NODES };
 
 /* ---- sources: the session's table, sorted by node name --------------------------------------- */
 
+typedef struct sourced_s {
+    const msgpack_object_str *node, *source; /* Borrowed */
+} sourced_t;
+
 typedef struct table_s {
     const gradd_explain_t *explain;
-    const msgpack_object **pairs; /* Owned: pairs [node, source] */
+    sourced_t *rows; /* Owned */
     int n;
     char text[TEXT];
 } table_t;
@@ -32,10 +36,8 @@ static int compare_text(const msgpack_object_str *a, const char *name, size_t n)
 }
 
 static int by_node(const void *a, const void *b) {
-    const msgpack_object *x = *(const msgpack_object *const *)a;
-    const msgpack_object *y = *(const msgpack_object *const *)b;
-    const msgpack_object_str *name = &wire_at(y, 0)->via.str;
-    return compare_text(&wire_at(x, 0)->via.str, name->ptr, name->size);
+    const sourced_t *x = a, *y = b;
+    return compare_text(x->node, y->node->ptr, y->node->size);
 }
 
 static gradd_status_t table_make(const work_t *work, const work_plan_t *plan,
@@ -44,13 +46,15 @@ static gradd_status_t table_make(const work_t *work, const work_plan_t *plan,
     for (int g = 0; g < work->n_graphs; g++) {
         const struct work_graph_s *graph = &work->graphs[g];
         if (graph->model != plan->compiled->model || !graph->source.live) continue;
-        int n = wire_count(&graph->source.root);
-        out->pairs = calloc((size_t)n + 1, sizeof out->pairs[0]);
-        if (!out->pairs) return GRADD_FAIL(NOMEM, "no memory for an explanation");
+        const msgpack_object *nodes = wire_in(&graph->source.root, "nodes");
+        const msgpack_object *sources = wire_in(&graph->source.root, "sources");
+        int n = wire_count(nodes);
+        out->rows = calloc((size_t)n + 1, sizeof out->rows[0]);
+        if (!out->rows) return GRADD_FAIL(NOMEM, "no memory for an explanation");
         for (int i = 0; i < n; i++)
-            out->pairs[i] = wire_at(&graph->source.root, i);
+            out->rows[i] = (sourced_t){&wire_at(nodes, i)->via.str, &wire_at(sources, i)->via.str};
         out->n = n;
-        qsort(out->pairs, (size_t)n, sizeof out->pairs[0], by_node);
+        qsort(out->rows, (size_t)n, sizeof out->rows[0], by_node);
         break;
     }
     return GRADD_OK;
@@ -62,9 +66,9 @@ static const char *source_in_table(const void *context, int node) {
     int low = 0, high = table->n;
     while (low < high) {
         int middle = low + (high - low) / 2;
-        int order = compare_text(&wire_at(table->pairs[middle], 0)->via.str, name, strlen(name));
+        int order = compare_text(table->rows[middle].node, name, strlen(name));
         if (order == 0) {
-            const msgpack_object_str *source = &wire_at(table->pairs[middle], 1)->via.str;
+            const msgpack_object_str *source = table->rows[middle].source;
             size_t n = source->size < TEXT ? source->size : TEXT - 1;
             memcpy(table->text, source->ptr, n);
             table->text[n] = 0;
@@ -233,7 +237,7 @@ static gradd_status_t report_of(const work_t *work, const work_plan_t *plan,
     gradd_status_t st = table_make(work, plan, explain, &table);
     explain_source_t source = {source_in_table, &table};
     if (st == GRADD_OK) st = explain_report_make(plan->compiled->plan, explain, &source, out);
-    free(table.pairs);
+    free(table.rows);
     gradd_explain_destroy(explain);
     return st;
 }

@@ -74,18 +74,12 @@ static gradd_status_t graph_id(const void *onnx, size_t bytes, const msgpack_obj
     return GRADD_OK;
 }
 
-static gradd_status_t check_source(const wire_doc_t *doc) {
-    const msgpack_object *table = &doc->root;
-    bool good = table->type == MSGPACK_OBJECT_ARRAY;
-    for (uint32_t i = 0; good && i < table->via.array.size; i++) {
-        const msgpack_object *pair = &table->via.array.ptr[i];
-        good = pair->type == MSGPACK_OBJECT_ARRAY && pair->via.array.size == 2 &&
-               wire_at(pair, 0)->type == MSGPACK_OBJECT_STR &&
-               wire_at(pair, 1)->type == MSGPACK_OBJECT_STR;
-    }
-    return good ? GRADD_OK
-                : GRADD_FAIL(TENSOR, "graph.put: frame 2: expected [[node, source]...] of texts");
-}
+/* Frame 2: the source of each of these nodes. */
+static const wire_field_t source_keys[] = {
+    {.name = "nodes", .kind = WIRE_LIST, .item = WIRE_TEXT},
+    {.name = "sources", .kind = WIRE_LIST, .item = WIRE_TEXT},
+    {0},
+};
 
 /* Keeps the optional source table: the frame and its decoded form move into the graph. */
 static gradd_status_t take_source(request_t *request, struct work_graph_s *graph) {
@@ -99,8 +93,11 @@ static gradd_status_t take_source(request_t *request, struct work_graph_s *graph
                           zmq_msg_size(frame), MAX_SOURCE_BYTES);
     gradd_status_t st =
         wire_decode_any(zmq_msg_data(frame), zmq_msg_size(frame), WIRE_MAX_ITEMS, &doc);
-    if (st == GRADD_OK && (st = check_source(&doc)) != GRADD_OK) wire_doc_finish(&doc);
     if (st != GRADD_OK) return gradd_wrap(st, "graph.put: frame 2");
+    if ((st = wire_check_table(&doc.root, "graph.put", "frame 2", source_keys)) != GRADD_OK) {
+        wire_doc_finish(&doc);
+        return st;
+    }
     /* Texts of the doc point into the frame's memory, and a small frame keeps it inline: decode
      * again after the move. */
     wire_doc_finish(&doc);
@@ -110,46 +107,12 @@ static gradd_status_t take_source(request_t *request, struct work_graph_s *graph
                            WIRE_MAX_ITEMS, &graph->source);
 }
 
-static void put_model(wire_out_t *out, const model_entry_t *entry) {
-    const gradd_model_t *model = entry->model;
-    wire_key(out, "graph");
-    wire_put_bytes(out, entry->id, sizeof entry->id);
-    wire_key(out, "in");
-    wire_put_list(out, (uint32_t)gradd_model_n_inputs(model));
-    for (int i = 0; i < gradd_model_n_inputs(model); i++) {
-        gradd_type_t type = gradd_model_input_type(model, i);
-        wire_put_list(out, 3);
-        wire_put_text(out, gradd_model_input_name(model, i));
-        wire_put_u64(out, (uint64_t)type.dtype);
-        if (type.rank < 0)
-            wire_put_nil(out);
-        else
-            wire_put_list(out, (uint32_t)type.rank);
-        for (int d = 0; d < type.rank; d++)
-            wire_put_i64(out, type.dims[d]);
-    }
-    wire_key(out, "out");
-    wire_put_list(out, (uint32_t)gradd_model_n_outputs(model));
-    for (int i = 0; i < gradd_model_n_outputs(model); i++)
-        wire_put_text(out, gradd_model_output_name(model, i));
-    wire_key(out, "unsupported");
-    wire_put_list(out, (uint32_t)gradd_model_n_unsupported(model));
-    for (int i = 0; i < gradd_model_n_unsupported(model); i++) {
-        const char *node, *op, *domain;
-        gradd_model_unsupported(model, i, &node, &op, &domain);
-        wire_put_list(out, 3);
-        wire_put_text(out, node);
-        wire_put_text(out, op);
-        wire_put_text(out, domain);
-    }
-}
-
-/* [dtype, [size, name or nil...] or nil] */
-static void put_declared(wire_out_t *out, const gradd_model_t *model, int i, bool is_input) {
+/* Key and value: a list of sizes, of which a dynamic one is its name, or nil if it has none; nil if
+ * the rank is not declared. */
+static void put_sizes(wire_out_t *out, const gradd_model_t *model, int i, bool is_input) {
     gradd_type_t type =
         is_input ? gradd_model_input_type(model, i) : gradd_model_output_type(model, i);
-    wire_put_list(out, 2);
-    wire_put_u64(out, (uint64_t)type.dtype);
+    wire_put_text(out, "sizes");
     if (type.rank < 0)
         wire_put_nil(out);
     else
@@ -166,26 +129,65 @@ static void put_declared(wire_out_t *out, const gradd_model_t *model, int i, boo
     }
 }
 
+static void put_inputs(wire_out_t *out, const gradd_model_t *model) {
+    int n = gradd_model_n_inputs(model);
+    wire_key(out, "in");
+    wire_put_list(out, (uint32_t)n);
+    for (int i = 0; i < n; i++) {
+        wire_put_map(out, 3);
+        wire_put_text(out, "name");
+        wire_put_text(out, gradd_model_input_name(model, i));
+        wire_put_text(out, "dtype");
+        wire_put_u64(out, (uint64_t)gradd_model_input_type(model, i).dtype);
+        put_sizes(out, model, i, true);
+    }
+}
+
+static void put_outputs(wire_out_t *out, const gradd_model_t *model) {
+    int n = gradd_model_n_outputs(model);
+    wire_key(out, "out");
+    wire_put_list(out, (uint32_t)n);
+    for (int i = 0; i < n; i++) {
+        size_t bytes;
+        const uint8_t *bits = gradd_model_reach(model, i, &bytes);
+        while (bytes && !bits[bytes - 1])
+            bytes--;
+        wire_put_map(out, 4);
+        wire_put_text(out, "name");
+        wire_put_text(out, gradd_model_output_name(model, i));
+        wire_put_text(out, "dtype");
+        wire_put_u64(out, (uint64_t)gradd_model_output_type(model, i).dtype);
+        put_sizes(out, model, i, false);
+        wire_put_text(out, "reach");
+        wire_put_bytes(out, bits, bytes);
+    }
+}
+
 /* What the graph is: the rows know, and nobody else has to. */
-static void put_facts(wire_out_t *out, const gradd_model_t *model) {
-    int n_in = gradd_model_n_inputs(model), n_out = gradd_model_n_outputs(model);
+static void put_model(wire_out_t *out, const model_entry_t *entry) {
+    const gradd_model_t *model = entry->model;
+    int n = gradd_model_n_unsupported(model);
+    wire_key(out, "graph");
+    wire_put_bytes(out, entry->id, sizeof entry->id);
+    put_inputs(out, model);
+    put_outputs(out, model);
+    wire_key(out, "unsupported");
+    wire_put_list(out, (uint32_t)n);
+    for (int i = 0; i < n; i++) {
+        const char *node, *op, *domain;
+        gradd_model_unsupported(model, i, &node, &op, &domain);
+        wire_put_map(out, 3);
+        wire_put_text(out, "node");
+        wire_put_text(out, node);
+        wire_put_text(out, "op");
+        wire_put_text(out, op);
+        wire_put_text(out, "domain");
+        wire_put_text(out, domain);
+    }
     wire_key(out, "random");
     wire_put_u64(out, gradd_model_is_random(model));
     wire_key(out, "half");
     wire_put_u64(out, gradd_model_is_half(model));
-    wire_key(out, "reach");
-    wire_put_list(out, (uint32_t)n_out);
-    for (int j = 0; j < n_out; j++) {
-        size_t bytes;
-        const uint8_t *bits = gradd_model_reach(model, j, &bytes);
-        while (bytes && !bits[bytes - 1])
-            bytes--;
-        wire_put_bytes(out, bits, bytes);
-    }
-    wire_key(out, "types");
-    wire_put_list(out, (uint32_t)(n_in + n_out));
-    for (int i = 0; i < n_in + n_out; i++)
-        put_declared(out, model, i < n_in ? i : i - n_in, i < n_in);
 }
 
 /* An entry to fill: the graph that was used least recently makes room. Its plans stay; a client
@@ -231,7 +233,6 @@ static gradd_status_t graph_put(worker_t *worker, request_t *request) {
     GRADD_TRY(st);
     GRADD_TRY(take_source(request, graph));
     put_model(&request->reply, graph->model);
-    put_facts(&request->reply, graph->model->model);
     return GRADD_OK;
 }
 

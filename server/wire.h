@@ -82,6 +82,10 @@ typedef struct wire_field_s {
 gradd_status_t wire_match(const wire_doc_t *doc, const char *verb, const wire_field_t *fields,
                           int n_fields, const msgpack_object **out_values);
 
+/* Checks one object that is a table, as in a field of that name. */
+gradd_status_t wire_check_table(const msgpack_object *o, const char *verb, const char *name,
+                                const wire_field_t *keys);
+
 /* Always fails: UNSUPPORTED, with the name of the key and those that are known. outer: the field
  * whose map it is in, NULL = the verb's. */
 gradd_status_t wire_unknown(const char *verb, const char *outer, const msgpack_object_str *key,

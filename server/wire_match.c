@@ -263,3 +263,9 @@ gradd_status_t wire_match(const wire_doc_t *doc, const char *verb, const wire_fi
         GRADD_TRY(match_one(wire_get(doc, fields[i].name), &place, &fields[i], &out_values[i]));
     return GRADD_OK;
 }
+
+gradd_status_t wire_check_table(const msgpack_object *o, const char *verb, const char *name,
+                                const wire_field_t *keys) {
+    const place_t place = {verb, NULL};
+    return check_field(o, &place, &(wire_field_t){.name = name, .kind = WIRE_TABLE, .keys = keys});
+}

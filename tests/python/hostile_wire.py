@@ -183,6 +183,11 @@ def after_good_graph(second: bytes) -> Any:
     return lambda s: s.call({"v": "graph.put"}, [model(), second])
 
 
+def sourced(**fields: Any) -> bytes:
+    """A table of sources."""
+    return msgpack.packb(fields)
+
+
 def shared(name: str, code: str, parts: str, onnx: Any) -> Row:
     onnx = single(onnx) if isinstance(onnx, list) else onnx
     return raw(f"graph.put: {name}", code, parts, {"v": "graph.put", "onnx": onnx})
@@ -206,12 +211,21 @@ PUTS = [
         put(b"x", alias=[[]] * 4097)),
     Row("graph.put: sources are no msgpack", "LIMIT", ("frame 2", "kind 0xc1"),
         after_good_graph(b"\xc1")),
-    Row("graph.put: sources are a map", "TENSOR", ("frame 2", "[[node, source]...]"),
+    Row("graph.put: sources by node", "UNSUPPORTED", ("unknown field 'frame 2.a'",),
         after_good_graph(msgpack.packb({"a": "b"}))),
-    Row("graph.put: a source without text", "TENSOR", ("frame 2", "[[node, source]...] of texts"),
-        after_good_graph(msgpack.packb([["a", 7]]))),
+    Row("graph.put: a source without text", "TENSOR", ("graph.put: field 'frame 2.sources[0]'",
+        "a text", "an unsigned integer"), after_good_graph(sourced(nodes=["a"], sources=[7]))),
+    Row("graph.put: sources as in protocol 1", "TENSOR", ("graph.put: field 'frame 2'", "a map"),
+        after_good_graph(msgpack.packb([["a", "b"]]))),
+    Row("graph.put: a source too many", "TENSOR", ("'frame 2': 1 nodes, but 2 sources",),
+        after_good_graph(sourced(nodes=["a"], sources=["b", "c"]))),
+    Row("graph.put: sources of nothing", "TENSOR", ("'frame 2.nodes' is missing",),
+        after_good_graph(sourced(sources=["b"]))),
+    Row("graph.put: lines of sources", "UNSUPPORTED",
+        ("unknown field 'frame 2.lines' (known: nodes, sources)",),
+        after_good_graph(sourced(nodes=[], sources=[], lines=[]))),
     Row("graph.put: sources of 5 MiB", "LIMIT", ("source table of", "more than 4194304"),
-        after_good_graph(msgpack.packb([["a", "b" * (5 << 20)]]))),
+        after_good_graph(sourced(nodes=["a"], sources=["b" * (5 << 20)]))),
     shared("onnx is bytes", "TENSOR", "field 'onnx'|a map, got bytes", b"abc"),
     shared("onnx of floats", "MODEL", "onnx: expected u8", tensor(0, (4,))),
     shared("onnx in an unknown segment", "SHM", "onnx|unknown segment 77", tensor(0, (4,), U8, 77)),

@@ -247,12 +247,12 @@ def test_a_table_of_sources_is_sent_up_to_the_daemons_limits(
     row = ["node", "source"]
     for rows, text in ((protocol.SOURCE_ROWS, "x"), (10, "x" * 400_000)):
         assert len(client._source_frames([[row[0], text]] * rows)) == 1
-    frames = [graph.cap.onnx, protocol.pack_list([row] * protocol.SOURCE_ROWS)]
+    frames = [graph.cap.onnx, protocol.pack_sources([row] * protocol.SOURCE_ROWS)]
     session.request("graph.put", {"alias": []}, frames)
-    frames[1] = protocol.pack_list([row] * (protocol.SOURCE_ROWS + 1))
+    frames[1] = protocol.pack_sources([row] * (protocol.SOURCE_ROWS + 1))
     with pytest.raises(errors.LimitError, match="more than 262144 values"):
         session.request("graph.put", {"alias": []}, frames)
-    frames[1] = protocol.pack_list([["node", "x" * protocol.SOURCE_BYTES]])
+    frames[1] = protocol.pack_sources([["node", "x" * protocol.SOURCE_BYTES]])
     with pytest.raises(errors.LimitError, match="source table of"):
         session.request("graph.put", {"alias": []}, frames)
     assert not [r for r in caplog.records if r.name == "gradd"]

@@ -458,7 +458,7 @@ def _source_frames(sources: Sequence[Sequence[str]]) -> list[bytes]:
     It only makes messages better, so a large graph must not fail for it.
     """
     if len(sources) <= protocol.SOURCE_ROWS:
-        frame = protocol.pack_list(sources)
+        frame = protocol.pack_sources(sources)
         if len(frame) <= protocol.SOURCE_BYTES:
             return [frame]
     logger.warning(

@@ -17,7 +17,7 @@ from gradd import errors
 PROTOCOL = (2, 2)  # lowest and highest version spoken here
 FRAME_BYTES = 16 << 20  # a larger payload goes through a segment
 SOURCE_BYTES = 4 << 20  # of a table of sources, which takes no other way
-SOURCE_ROWS = ((1 << 18) - 1) // 3  # a message holds 2^18 values: the table, and three per row
+SOURCE_ROWS = ((1 << 18) - 5) // 2  # a message holds 2^18 values: five, and two per row
 RELEASES_PER_REQUEST = 1024
 DROPOUT_OFF = 1
 FINITE_CHECK = 2
@@ -108,9 +108,10 @@ def pack(fields: dict[str, Any]) -> bytes:
     return msgpack.packb(fields, use_bin_type=True)
 
 
-def pack_list(rows: Sequence[Sequence[str]]) -> bytes:
-    """A payload frame that is a list of lists of text."""
-    return msgpack.packb([list(row) for row in rows], use_bin_type=True)
+def pack_sources(rows: Sequence[Sequence[str]]) -> bytes:
+    """The payload frame of a graph that says where its nodes come from: rows of (node, source)."""
+    nodes, sources = zip(*rows, strict=True) if rows else ((), ())
+    return msgpack.packb({"nodes": nodes, "sources": sources}, use_bin_type=True)
 
 
 def unpack(frame: bytes) -> dict[str, Any]:
@@ -141,24 +142,28 @@ def checked(reply: dict[str, Any]) -> dict[str, Any]:
 
 def graph_info(reply: dict[str, Any], put: tuple[dict[str, Any], Sequence[bytes]]) -> GraphInfo:
     """Decodes the reply of graph.put; `put` is the request."""
-    inputs = tuple((n, d, tuple(dims or ())) for n, d, dims in reply["in"])
-    outputs = tuple(reply["out"])
-    names = [n for n, _, _ in inputs]
+    inputs, outputs = reply["in"], reply["out"]
+    names = [entry["name"] for entry in inputs]
     declared = {
-        name: (code, None if sizes is None else tuple(sizes))
-        for name, (code, sizes) in reversed(list(zip((*names, *outputs), reply["types"])))
+        entry["name"]: (entry["dtype"], None if entry["sizes"] is None else tuple(entry["sizes"]))
+        for entry in (*outputs, *inputs)
     }  # of an input that is an output as well: the input's
     return GraphInfo(
         id=reply["graph"],
-        inputs=inputs,
-        outputs=outputs,
-        unsupported=tuple((n, op, domain) for n, op, domain in reply.get("unsupported", ())),
+        inputs=tuple((e["name"], e["dtype"], _dims(e["sizes"])) for e in inputs),
+        outputs=tuple(e["name"] for e in outputs),
+        unsupported=tuple((n["node"], n["op"], n["domain"]) for n in reply["unsupported"]),
         random=bool(reply["random"]),
         half=bool(reply["half"]),
-        reach={o: _named(names, bits) for o, bits in zip(outputs, reply["reach"], strict=True)},
+        reach={e["name"]: _named(names, e["reach"]) for e in outputs},
         types=declared,
         put=put,
     )
+
+
+def _dims(sizes: Sequence[int | str | None] | None) -> tuple[int, ...]:
+    """Declared sizes, -1 where dynamic."""
+    return tuple(size if isinstance(size, int) else -1 for size in sizes or ())
 
 
 def _named(names: Sequence[str], bits: bytes) -> frozenset[str]:
