@@ -164,6 +164,16 @@ static void put_number(wire_out_t *out, const char *key, int64_t value) {
     wire_put_i64(out, value);
 }
 
+static void put_word(wire_out_t *out, const char *key, const char *value) {
+    wire_put_text(out, key);
+    wire_put_text(out, value);
+}
+
+static void put_count(wire_out_t *out, const char *key, int64_t value) {
+    wire_put_text(out, key);
+    wire_put_i64(out, value);
+}
+
 static void put_head(wire_out_t *out, const explain_report_t *r) {
     put_number(out, "arena_bytes", r->arena_bytes);
     put_number(out, "saved_bytes", r->saved_bytes);
@@ -179,37 +189,37 @@ static void put_head(wire_out_t *out, const explain_report_t *r) {
     wire_key(out, "fates");
     wire_put_list(out, (uint32_t)r->n_fates);
     for (int i = 0; i < r->n_fates; i++) {
-        wire_put_list(out, 3);
-        wire_put_u64(out, (uint64_t)r->fates[i].fate);
-        wire_put_text(out, r->fates[i].op);
-        wire_put_i64(out, r->fates[i].count);
+        wire_put_map(out, 3);
+        put_count(out, "fate", r->fates[i].fate);
+        put_word(out, "op", r->fates[i].op);
+        put_count(out, "count", r->fates[i].count);
     }
 }
 
-/* The order is that of docs/protocol.md; explain_live.c and gradd/explain.py read it. */
 static void put_line(wire_out_t *out, const explain_line_t *line) {
-    wire_put_list(out, 19);
-    wire_put_i64(out, line->row);
-    wire_put_i64(out, line->step);
-    wire_put_text(out, line->kind);
-    wire_put_u64(out, line->backward ? 1 : 0);
-    wire_put_text(out, line->op);
-    wire_put_text(out, line->domain);
-    wire_put_text(out, line->kernel);
-    wire_put_i64(out, line->node);
-    wire_put_text(out, line->node_name);
-    wire_put_text(out, line->node_op);
-    wire_put_text(out, line->fused);
-    wire_put_text(out, line->source);
-    wire_put_list(out, 2);
-    wire_put_u64(out, (uint64_t)line->type.dtype);
+    wire_put_map(out, 20);
+    put_count(out, "row", line->row);
+    put_count(out, "step", line->step);
+    put_word(out, "kind", line->kind);
+    put_count(out, "backward", line->backward);
+    put_word(out, "op", line->op);
+    put_word(out, "domain", line->domain);
+    put_word(out, "kernel", line->kernel);
+    put_count(out, "node", line->node);
+    put_word(out, "node_name", line->node_name);
+    put_word(out, "node_op", line->node_op);
+    put_word(out, "fused", line->fused);
+    put_word(out, "source", line->source);
+    put_count(out, "dtype", line->type.dtype);
+    wire_put_text(out, "dims");
     wire_put_dims(out, &line->type);
-    wire_put_i64(out, line->bytes_read);
-    wire_put_i64(out, line->bytes_written);
-    wire_put_i64(out, line->work_bytes);
-    wire_put_i64(out, line->saved_bytes);
+    put_count(out, "bytes_read", line->bytes_read);
+    put_count(out, "bytes_written", line->bytes_written);
+    put_count(out, "work_bytes", line->work_bytes);
+    put_count(out, "saved_bytes", line->saved_bytes);
+    wire_put_text(out, "flops");
     wire_put_f64(out, line->flops);
-    wire_put_u64(out, line->leftover ? 1 : 0);
+    put_count(out, "leftover", line->leftover);
 }
 
 static void put_rows(wire_out_t *out, const explain_report_t *r, uint64_t from, uint64_t rows) {
@@ -222,11 +232,17 @@ static void put_rows(wire_out_t *out, const explain_report_t *r, uint64_t from, 
         put_line(out, &r->lines[from + i]);
 }
 
+/* The report has both numbers of a node side by side. */
 static void put_nodes(wire_out_t *out, const explain_report_t *r) {
+    static const char *const names[] = {"fates", "rows"};
     wire_key(out, "nodes");
-    wire_put_list(out, 2 * (uint32_t)r->n_nodes);
-    for (int i = 0; i < 2 * r->n_nodes; i++)
-        wire_put_i64(out, r->nodes[i]);
+    wire_put_map(out, 2);
+    for (int k = 0; k < 2; k++) {
+        wire_put_text(out, names[k]);
+        wire_put_list(out, (uint32_t)r->n_nodes);
+        for (int i = 0; i < r->n_nodes; i++)
+            wire_put_i64(out, r->nodes[2 * i + k]);
+    }
 }
 
 static gradd_status_t report_of(const work_t *work, const work_plan_t *plan,

@@ -62,23 +62,24 @@ void wire_doc_finish(wire_doc_t *doc) {
     *doc = (wire_doc_t){0};
 }
 
-static const msgpack_object *find(const msgpack_object *map, const char *key) {
+const msgpack_object *wire_find(const msgpack_object *map, const char *key) {
     size_t n = strlen(key);
+    if (map->type != MSGPACK_OBJECT_MAP) return NULL;
     for (uint32_t i = 0; i < map->via.map.size; i++) {
         const msgpack_object_kv *pair = &map->via.map.ptr[i];
-        if (pair->key.via.str.size == n && memcmp(pair->key.via.str.ptr, key, n) == 0)
+        if (pair->key.type == MSGPACK_OBJECT_STR && pair->key.via.str.size == n &&
+            memcmp(pair->key.via.str.ptr, key, n) == 0)
             return &pair->val;
     }
     return NULL;
 }
 
 const msgpack_object *wire_get(const wire_doc_t *doc, const char *key) {
-    if (!doc->live || doc->root.type != MSGPACK_OBJECT_MAP) return NULL;
-    return find(&doc->root, key);
+    return doc->live ? wire_find(&doc->root, key) : NULL;
 }
 
 const msgpack_object *wire_in(const msgpack_object *map, const char *key) {
-    const msgpack_object *value = find(map, key);
+    const msgpack_object *value = wire_find(map, key);
     return value && value->type != MSGPACK_OBJECT_NIL ? value : NULL;
 }
 

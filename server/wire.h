@@ -82,6 +82,10 @@ typedef struct wire_field_s {
 gradd_status_t wire_match(const wire_doc_t *doc, const char *verb, const wire_field_t *fields,
                           int n_fields, const msgpack_object **out_values);
 
+/* The same for the keys of any object, which fails if it is no map; others are not looked at. */
+gradd_status_t wire_match_map(const msgpack_object *map, const char *verb,
+                              const wire_field_t *fields, int n_fields,
+                              const msgpack_object **out_values);
 /* Checks one object that is a table, as in a field of that name. */
 gradd_status_t wire_check_table(const msgpack_object *o, const char *verb, const char *name,
                                 const wire_field_t *keys);
@@ -91,8 +95,9 @@ gradd_status_t wire_check_table(const msgpack_object *o, const char *verb, const
 gradd_status_t wire_unknown(const char *verb, const char *outer, const msgpack_object_str *key,
                             const wire_field_t *known);
 
-/* Conversions of checked objects. wire_in: the value of a key in a map, NULL if it has none or nil.
- */
+/* Conversions of checked objects. wire_find: the value of a key, NULL if there is none or the
+ * object is no map; wire_in takes a nil for none. */
+const msgpack_object *wire_find(const msgpack_object *map, const char *key);
 const msgpack_object *wire_in(const msgpack_object *map, const char *key);
 int wire_rows(const msgpack_object *table); /* 0 for NULL */
 double wire_f64(const msgpack_object *o);

@@ -256,12 +256,18 @@ gradd_status_t wire_unknown(const char *verb, const char *outer, const msgpack_o
                       path(&place, text, name), all[0] ? all : "none");
 }
 
-gradd_status_t wire_match(const wire_doc_t *doc, const char *verb, const wire_field_t *fields,
-                          int n_fields, const msgpack_object **out_values) {
+gradd_status_t wire_match_map(const msgpack_object *map, const char *verb,
+                              const wire_field_t *fields, int n_fields,
+                              const msgpack_object **out_values) {
     const place_t place = {verb, NULL};
     for (int i = 0; i < n_fields; i++)
-        GRADD_TRY(match_one(wire_get(doc, fields[i].name), &place, &fields[i], &out_values[i]));
+        GRADD_TRY(match_one(wire_find(map, fields[i].name), &place, &fields[i], &out_values[i]));
     return GRADD_OK;
+}
+
+gradd_status_t wire_match(const wire_doc_t *doc, const char *verb, const wire_field_t *fields,
+                          int n_fields, const msgpack_object **out_values) {
+    return wire_match_map(&doc->root, verb, fields, n_fields, out_values);
 }
 
 gradd_status_t wire_check_table(const msgpack_object *o, const char *verb, const char *name,
