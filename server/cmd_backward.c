@@ -142,7 +142,7 @@ static gradd_status_t backward(worker_t *worker, request_t *request) {
     count_growth(work, run);
     if (st == GRADD_OK) {
         put_untouched(request, &pass, run->plan->n_grads);
-        run_put_times(request);
+        command_put_times(request);
         /* The activations are used up: their memory goes back now, not at `release`. */
         if (!keep) work_release_run(work, id);
     }

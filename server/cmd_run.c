@@ -182,7 +182,7 @@ static gradd_status_t forward(worker_t *worker, request_t *request) {
         work_release_run(work, run->id);
         return st;
     }
-    run_put_times(request);
+    command_put_times(request);
     return GRADD_OK;
 }
 

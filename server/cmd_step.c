@@ -238,10 +238,7 @@ static gradd_status_t step(worker_t *worker, request_t *request) {
     GRADD_TRY(st);
     wire_key(&request->reply, "norm");
     wire_put_f64(&request->reply, norm);
-    wire_key(&request->reply, "us");
-    wire_put_list(&request->reply, 2);
-    wire_put_i64(&request->reply, request->started_us - request->arrived_us);
-    wire_put_i64(&request->reply, command_now_us() - request->started_us);
+    command_put_times(request);
     return GRADD_OK;
 }
 

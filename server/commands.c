@@ -85,3 +85,13 @@ int64_t command_now_us(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
+
+void command_put_times(request_t *request) {
+    wire_out_t *reply = &request->reply;
+    wire_key(reply, "us");
+    wire_put_map(reply, 2);
+    wire_put_text(reply, "queued");
+    wire_put_i64(reply, request->started_us - request->arrived_us);
+    wire_put_text(reply, "ran");
+    wire_put_i64(reply, command_now_us() - request->started_us);
+}

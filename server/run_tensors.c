@@ -66,10 +66,3 @@ gradd_status_t run_check_self(const char *verb, const char *what, const tensors_
     if (spans_overlap_self(a->spans, a->n_spans, &i, &k)) return overlap(verb, what, i, what, k);
     return GRADD_OK;
 }
-
-void run_put_times(request_t *request) {
-    wire_key(&request->reply, "us");
-    wire_put_list(&request->reply, 2);
-    wire_put_i64(&request->reply, request->started_us - request->arrived_us);
-    wire_put_i64(&request->reply, command_now_us() - request->started_us);
-}

@@ -28,7 +28,4 @@ gradd_status_t run_check_disjoint(const char *verb, const char *what_a, const te
                                   const char *what_b, const tensors_t *b);
 gradd_status_t run_check_self(const char *verb, const char *what, const tensors_t *a);
 
-/* Puts the microseconds that the request waited and ran into the reply. */
-void run_put_times(request_t *request);
-
 #endif
