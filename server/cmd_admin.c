@@ -82,7 +82,8 @@ static gradd_status_t stop(daemon_t *daemon, request_t *request) {
     return GRADD_OK;
 }
 
-GRADD_COMMANDS(admin, {.name = "ps", .io = ps},
+GRADD_COMMANDS(admin, {.name = "ps", .io = ps, .lasting = true},
                {.name = "stop",
                 .io = stop,
+                .lasting = true,
                 .fields = {{.name = "now", .kind = WIRE_FLAG, .optional = true}}});

@@ -28,6 +28,7 @@ typedef struct control_row_s {
     const char *name;
     gradd_status_t (*run)(packet_t *packet);
     int n_fds;
+    bool lasting; /* as in commands.h */
     wire_field_t fields[MAX_ARGS];
 } control_row_t;
 
@@ -90,6 +91,7 @@ static gradd_status_t run_unsegment(packet_t *packet) {
 static const control_row_t rows[] = {
     {.name = "hello",
      .run = run_hello,
+     .lasting = true,
      .fields = {{.name = "proto", .kind = WIRE_LIST, .item = WIRE_U64, .max = 2},
                 {.name = "client", .kind = WIRE_TEXT, .optional = true, .max = 1024}}},
     {.name = "segment",
@@ -101,6 +103,7 @@ static const control_row_t rows[] = {
 
 static gradd_status_t dispatch(packet_t *packet, const wire_doc_t *doc) {
     static const wire_field_t verb_field = {.name = "v", .kind = WIRE_TEXT, .max = WIRE_MAX_VERB};
+    static const char *const envelope[] = {"v", "q", NULL};
     const msgpack_object *verb;
     GRADD_TRY(wire_match(doc, "control", &verb_field, 1, &verb));
     const msgpack_object_str *name = &verb->via.str;
@@ -111,6 +114,7 @@ static gradd_status_t dispatch(packet_t *packet, const wire_doc_t *doc) {
             continue;
         while (n < MAX_ARGS && row->fields[n].name)
             n++;
+        if (!row->lasting) GRADD_TRY(wire_check_known(doc, row->name, row->fields, n, envelope));
         GRADD_TRY(wire_match(doc, row->name, row->fields, n, packet->args));
         if (packet->n_fds != row->n_fds)
             return GRADD_FAIL(SHM, "%s: %d descriptors came along, expected %d", row->name,

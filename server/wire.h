@@ -90,6 +90,11 @@ gradd_status_t wire_match_map(const msgpack_object *map, const char *verb,
 gradd_status_t wire_check_table(const msgpack_object *o, const char *verb, const char *name,
                                 const wire_field_t *keys);
 
+/* Whether every key of a message is one of the fields or of the envelope (NULL at the end). Fails
+ * with UNSUPPORTED. */
+gradd_status_t wire_check_known(const wire_doc_t *doc, const char *verb, const wire_field_t *fields,
+                                int n_fields, const char *const *envelope);
+
 /* Always fails: UNSUPPORTED, with the name of the key and those that are known. outer: the field
  * whose map it is in, NULL = the verb's. */
 gradd_status_t wire_unknown(const char *verb, const char *outer, const msgpack_object_str *key,

@@ -256,6 +256,24 @@ gradd_status_t wire_unknown(const char *verb, const char *outer, const msgpack_o
                       path(&place, text, name), all[0] ? all : "none");
 }
 
+static bool is_known(const msgpack_object *key, const wire_field_t *fields, int n_fields,
+                     const char *const *envelope) {
+    for (int i = 0; i < n_fields; i++)
+        if (is_named(key, fields[i].name)) return true;
+    for (; *envelope; envelope++)
+        if (is_named(key, *envelope)) return true;
+    return false;
+}
+
+gradd_status_t wire_check_known(const wire_doc_t *doc, const char *verb, const wire_field_t *fields,
+                                int n_fields, const char *const *envelope) {
+    const msgpack_object_map *map = &doc->root.via.map;
+    for (uint32_t i = 0; i < map->size; i++)
+        if (!is_known(&map->ptr[i].key, fields, n_fields, envelope))
+            return wire_unknown(verb, NULL, &map->ptr[i].key.via.str, fields);
+    return GRADD_OK;
+}
+
 gradd_status_t wire_match_map(const msgpack_object *map, const char *verb,
                               const wire_field_t *fields, int n_fields,
                               const msgpack_object **out_values) {

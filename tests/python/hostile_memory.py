@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hostile import Raw, Row, many
+from hostile import DROP, Raw, Row, many
 
 from gradd.shm import Segment
 
@@ -68,6 +68,9 @@ CONTROL = [
         {"v": "unsegment"}, True),
     stranger("unsegment with id nil", "TENSOR", "unsegment: field 'id'|nil", {"v": "unsegment",
         "id": None}, True),
+    stranger("a field that is not known", "UNSUPPORTED",
+        "unsegment: unknown field 'bytes' (known: id)", {"v": "unsegment", "id": 5,
+        "bytes": 1}, True),
     Row("control: hello again", "SESSION", ("hello", "is attached already"),
         lambda s: s.control({"v": "hello", "proto": [1, 1]})),
 ]  # fmt: skip
@@ -128,8 +131,9 @@ def passes(name: str, code: str, parts: str, *makers: Callable[[], int], **chang
     """The verb `segment` with these descriptors."""
 
     def send(s: Raw) -> dict[str, Any]:
+        fields = {"v": "segment", "id": 40, "bytes": BYTES, **changes}
         with opened(*makers) as fds:
-            return s.control({"v": "segment", "id": 40, "bytes": BYTES, **changes}, fds)
+            return s.control({k: v for k, v in fields.items() if v is not DROP}, fds)
 
     return Row(f"segment: {name}", code, tuple(parts.split("|")), send)
 
@@ -200,7 +204,7 @@ SEGMENTS = [
     passes("id taken", "SHM", "segment 1 exists already", memfd, id=1),
     passes("descriptors for another verb", "SHM",
         "unsegment: 1 descriptors came along, expected 0", memfd,
-           v="unsegment", id=9),
+           v="unsegment", id=9, bytes=DROP),
     Row("segment: one too many", "LIMIT", ("at most 64 segments per session",), too_many_segments),
     Row("segment: used after unsegment", "SHM", ("bind: tensors[0]", "unknown segment 41"),
         no_such_id),

@@ -321,6 +321,46 @@ PLANS = [
     ask("plan.drop: a float", "TENSOR", "plan.drop: field 'plan'|a float", "plan.drop", plan=1.5),
 ]  # fmt: skip
 
+UNKNOWN = [
+    ask(
+        "unknown: a typo",
+        "UNSUPPORTED",
+        "forward: unknown field 'sede' (known: plan, run, seed, fl",
+        "forward",
+        seed=DROP,
+        sede=3,
+    ),
+    ask(
+        "unknown: an option",
+        "UNSUPPORTED",
+        "graph.plan: unknown field 'budget' (known: graph, plan",
+        "graph.plan",
+        budget=1 << 30,
+    ),
+    ask("unknown: nil", "UNSUPPORTED", "backward: unknown field 'retain'", "backward", retain=None),
+    ask(
+        "unknown: in a step",
+        "UNSUPPORTED",
+        "step: unknown field 'hyper' (known: step, journal",
+        "step",
+        hyper=b"",
+    ),
+    ask(
+        "unknown: nothing is known",
+        "UNSUPPORTED",
+        "detach: unknown field 'now' (known: none)",
+        "detach",
+        now=1,
+    ),
+    ask(
+        "unknown: with a zero byte",
+        "UNSUPPORTED",
+        "bind: unknown field 'bind",
+        "bind",
+        **{"bind\0": 1},
+    ),
+]
+
 ADMIN = [
     Row("ps: with a payload", "LIMIT", ("ps: 1 payload frames, expected at most 0",),
         lambda s: s.ask("ps", [b"x"]), None),
@@ -336,5 +376,6 @@ TABLES = {
     "tokens and order": SESSIONS,
     "graph.put": PUTS,
     "graph.plan": PLANS,
+    "fields that are not known": UNKNOWN,
     "ps, stop, frames": ADMIN,
 }
