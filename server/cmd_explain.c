@@ -6,15 +6,17 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "server/explain_report.h"
+#include "server/version.h"
 #include "server/worker.h"
 
 #define MAX_PAGE  1000
 #define MAX_PLANS 4096 /* in a list */
 #define TEXT      512
 
-enum { ASK_SESSION, ASK_PLAN, ASK_FROM, ASK_ROWS, ASK_NODES };
+enum { ASK_SESSION, ASK_PLAN, ASK_FROM, ASK_ROWS, ASK_NODES, ASK_PROTO };
 
 /* ---- sources: the session's table, sorted by node name --------------------------------------- */
 
@@ -258,13 +260,27 @@ static gradd_status_t report_of(const work_t *work, const work_plan_t *plan,
     return st;
 }
 
+/* Nobody has said hello: the request itself says which protocol its sender reads. */
+static gradd_status_t check_protocol(const msgpack_object *proto) {
+    uint64_t asked = proto ? wire_u64(proto) : 1;
+    if (asked >= PROTOCOL_LOWEST && asked <= PROTOCOL_HIGHEST) return GRADD_OK;
+    return GRADD_FAIL(VERSION,
+                      "explain: you read protocol %llu, this daemon, gradd %s (pid %d), speaks "
+                      "protocol %d: ask with `gradd explain` of gradd %s",
+                      (unsigned long long)asked, GRADD_VERSION, (int)getpid(), PROTOCOL_HIGHEST,
+                      GRADD_VERSION);
+}
+
 static gradd_status_t explain(worker_t *worker, request_t *request) {
     const work_t *work = NULL;
+    GRADD_TRY(check_protocol(request->args[ASK_PROTO]));
     const work_plan_t *plan = choose(worker, request, &work);
     const msgpack_object *from = request->args[ASK_FROM], *rows = request->args[ASK_ROWS];
     uint64_t first = from ? wire_u64(from) : 0, count = rows ? wire_u64(rows) : MAX_PAGE;
     bool wished = request->args[ASK_SESSION] || request->args[ASK_PLAN];
     if (!plan && wished) return GRADD_FAIL(STALE, "explain: there is no such plan (any more)");
+    wire_key(&request->reply, "proto");
+    wire_put_u64(&request->reply, PROTOCOL_HIGHEST);
     if (first == 0) put_plans(&request->reply, worker);
     if (!plan) return GRADD_OK; /* nothing to explain: the list is empty */
     explain_report_t report = {0};
@@ -287,5 +303,6 @@ GRADD_COMMANDS(
                             [ASK_PLAN] = {.name = "plan", .kind = WIRE_U64, .optional = true},
                             [ASK_FROM] = {.name = "from", .kind = WIRE_U64, .optional = true},
                             [ASK_ROWS] = {.name = "rows", .kind = WIRE_U64, .optional = true},
-                            [ASK_NODES] = {.name = "nodes", .kind = WIRE_FLAG, .optional = true}}
+                            [ASK_NODES] = {.name = "nodes", .kind = WIRE_FLAG, .optional = true},
+                            [ASK_PROTO] = {.name = "proto", .kind = WIRE_U64, .optional = true}}
 });

@@ -122,9 +122,10 @@ static void accept_session(daemon_t *daemon) {
 
 static void read_session(daemon_t *daemon, uint32_t number) {
     bool open;
+    const control_host_t host = {.dir = daemon->dir.path};
     session_t *session = session_by_number(&daemon->table, number);
     if (!session || session->control < 0) return;
-    control_read(session, &open);
+    control_read(session, &host, &open);
     if (!open) daemon_end_session(daemon, session, "connection closed", true);
 }
 

@@ -7,6 +7,7 @@
 #include "server/admin.h"
 #include "server/explain.h"
 #include "server/rundir.h"
+#include "server/version.h"
 
 #define ANSWER_MS 60000 /* the engine may be in the middle of a long run */
 #define PAGE      500
@@ -102,7 +103,7 @@ static gradd_status_t read_head(const wire_doc_t *doc, explain_report_t *r) {
 /* ---- asking ---------------------------------------------------------------------------------- */
 
 typedef struct question_s {
-    const char *path;
+    const char *path, *dir;
     int64_t session; /* -1 = of any */
     uint64_t plan;
     bool has_plan; /* else the one used last */
@@ -127,12 +128,27 @@ static gradd_status_t refused(const wire_doc_t *doc) {
     return GRADD_FAIL(IO, "the daemon refused: %.*s", n, text);
 }
 
+/* A daemon of before protocol 2 answers as well, in a form that is not read here. */
+static gradd_status_t check_protocol(const question_t *question, const wire_doc_t *doc) {
+    char version[ADMIN_VERSION_BYTES];
+    int64_t proto = integer(wire_get(doc, "proto"));
+    if (proto >= PROTOCOL_LOWEST && proto <= PROTOCOL_HIGHEST) return GRADD_OK;
+    admin_version(question->path, version);
+    return GRADD_FAIL(
+        VERSION,
+        "the daemon is gradd %s and speaks an older protocol than this gradd %s (%d): "
+        "ask with `gradd explain` of its version, or `gradd stop --dir %s` ends it, "
+        "and the next trainer starts another one",
+        version, GRADD_VERSION, PROTOCOL_HIGHEST, question->dir);
+}
+
 static gradd_status_t ask(const question_t *question, zmq_msg_t *reply, wire_doc_t *out_doc) {
     wire_out_t out = {0};
     wire_begin(&out);
     wire_key(&out, "v");
     wire_put_text(&out, "explain");
     put_wish(&out, "q", 1);
+    put_wish(&out, "proto", PROTOCOL_HIGHEST);
     put_wish(&out, "session", question->session);
     if (question->has_plan) {
         wire_key(&out, "plan");
@@ -144,7 +160,8 @@ static gradd_status_t ask(const question_t *question, zmq_msg_t *reply, wire_doc
     gradd_status_t st = admin_ask(question->path, &out, ANSWER_MS, reply, out_doc);
     wire_out_finish(&out);
     GRADD_TRY(st);
-    return integer(wire_get(out_doc, "ok")) == 1 ? GRADD_OK : refused(out_doc);
+    if (integer(wire_get(out_doc, "ok")) != 1) return refused(out_doc);
+    return check_protocol(question, out_doc);
 }
 
 /* ---- printing -------------------------------------------------------------------------------- */
@@ -217,8 +234,10 @@ static gradd_status_t take_page(question_t *question, const explain_args_t *args
     return st;
 }
 
-static gradd_status_t take_all(const explain_args_t *args, const char *path, explain_report_t *r) {
-    question_t question = {.path = path,
+static gradd_status_t take_all(const explain_args_t *args, const rundir_t *dir,
+                               explain_report_t *r) {
+    question_t question = {.path = dir->cmd,
+                           .dir = dir->path,
                            .session = args->session,
                            .plan = (uint64_t)args->plan,
                            .has_plan = args->plan >= 0,
@@ -244,7 +263,7 @@ gradd_status_t explain_live(const explain_args_t *args, bool *out_running) {
     *out_running = rundir_is_locked(&dir);
     if (!*out_running) return GRADD_OK;
     gradd_status_t st = arena_create(0, &report.arena);
-    if (st == GRADD_OK) st = take_all(args, dir.cmd, &report);
+    if (st == GRADD_OK) st = take_all(args, &dir, &report);
     if (st == GRADD_OK && !args->list && report.n_lines && args->json)
         explain_print_json(stdout, &report);
     else if (st == GRADD_OK && !args->list && report.n_lines)

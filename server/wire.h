@@ -163,7 +163,11 @@ void wire_put_map(wire_out_t *out, uint32_t n);  /* n texts, each with a value, 
 void wire_put_dims(wire_out_t *out, const gradd_type_t *type);
 void wire_put_types(wire_out_t *out, const gradd_type_t *types, int n);
 
-/* Whole replies, without begin and end. session: "alive" or "lost", NULL leaves it out. */
+/* Keys of what this daemon is: `proto`, the lowest and the highest protocol, and `version`. */
+void wire_put_version(wire_out_t *out);
+
+/* Whole replies, without begin and end. Code VERSION brings the keys of wire_put_version along.
+ * session: "alive" or "lost", NULL leaves it out. */
 void wire_reply_fail(wire_out_t *out, uint64_t q, gradd_status_t status, const char *what,
                      const char *session);
 /* begin, ok and q; the verb's own keys and wire_end follow. */

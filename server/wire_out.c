@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/version.h"
 #include "server/wire.h"
 
 #define MAP16_BYTES 3 /* 0xde and the number of pairs, patched by wire_end */
@@ -164,6 +165,15 @@ void wire_put_dims(wire_out_t *out, const gradd_type_t *type) {
         wire_put_i64(out, type->dims[i]);
 }
 
+void wire_put_version(wire_out_t *out) {
+    wire_key(out, "proto");
+    wire_put_list(out, 2);
+    wire_put_u64(out, PROTOCOL_LOWEST);
+    wire_put_u64(out, PROTOCOL_HIGHEST);
+    wire_key(out, "version");
+    wire_put_text(out, GRADD_VERSION);
+}
+
 void wire_reply_begin(wire_out_t *out, uint64_t q) {
     wire_begin(out);
     wire_key(out, "ok");
@@ -183,6 +193,7 @@ void wire_reply_fail(wire_out_t *out, uint64_t q, gradd_status_t status, const c
     wire_put_text(out, gradd_status_name(status));
     wire_key(out, "what");
     wire_put_text(out, what);
+    if (status == GRADD_E_VERSION) wire_put_version(out);
     if (session) {
         wire_key(out, "session");
         wire_put_text(out, session);

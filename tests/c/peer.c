@@ -276,7 +276,7 @@ gradd_status_t peer_attach(peer_t *peer) {
 
 void peer_open(peer_t *peer, const char *dir, uint64_t bytes) {
     peer_connect(peer, dir);
-    CHECK_OK(peer_hello(peer, 1, 1));
+    CHECK_OK(peer_hello(peer, 2, 2));
     CHECK_OK(peer_segment(peer, 1, bytes));
     CHECK_OK(peer_attach(peer));
 }

@@ -318,8 +318,12 @@ TEST(newer_and_older_protocols) {
     peer_daemon_start(&daemon, NULL);
     peer_connect(&peer, daemon.dir);
     CHECK_STATUS(GRADD_E_VERSION, peer_hello(&peer, 3, 5));
-    CHECK_ERROR_HAS("client speaks protocol 3 to 5, this daemon");
-    CHECK_STATUS(GRADD_E_VERSION, peer_hello(&peer, 0, 0));
+    CHECK_ERROR_HAS("speaks protocols 3 to 5, this daemon, gradd ");
+    CHECK_ERROR_HAS("protocol 2: the daemon is the older one");
+    CHECK_STATUS(GRADD_E_VERSION, peer_hello(&peer, 1, 1));
+    CHECK_ERROR_HAS("protocol 2: the client is the older one");
+    CHECK_EQ_INT(wire_u64(wire_at(peer_value(&peer, "proto"), 0)), 2);
+    CHECK_STATUS(GRADD_E_SESSION, peer_attach(&peer)); /* there was no nonce */
     CHECK_OK(peer_hello(&peer, 0, 9));
     CHECK_EQ_INT(peer_number(&peer, "proto"), 2);
     CHECK_OK(peer_attach(&peer));
@@ -452,6 +456,8 @@ TEST(large_plan_ids_are_explained) {
     peer_open(&peer, daemon.dir, SMALL_BYTES);
     CHECK_OK(peer_plan_small(&peer, id, 2));
     wire_out_t *m = peer_request(&peer, "explain");
+    wire_key(m, "proto");
+    wire_put_u64(m, 2);
     wire_key(m, "plan");
     wire_put_u64(m, id);
     CHECK_OK(peer_call(&peer));

@@ -249,7 +249,7 @@ TEST(forged_identities) {
     peer_daemon_start(&daemon, NULL);
     peer_connect(&a, daemon.dir);
     CHECK_STATUS(GRADD_E_SESSION, peer_attach(&a)); /* a nonce of zeros, before hello */
-    CHECK_OK(peer_hello(&a, 1, 1));
+    CHECK_OK(peer_hello(&a, 2, 2));
     a.nonce[0] ^= 1;
     CHECK_STATUS(GRADD_E_SESSION, peer_attach(&a));
     a.nonce[0] ^= 1;
@@ -297,7 +297,7 @@ TEST(routing_id_cannot_be_taken_over) {
         snprintf(endpoint, sizeof endpoint, "ipc://%s/cmd.sock", daemon.dir);
         CHECK(zmq_connect(p->dealer, endpoint) == 0);
         if (i == 0) {
-            CHECK_OK(peer_hello(p, 1, 1));
+            CHECK_OK(peer_hello(p, 2, 2));
             CHECK_OK(peer_attach(p));
         }
     }
@@ -325,7 +325,7 @@ TEST(segments_must_be_sealed_and_honest) {
     int open_memfd = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     CHECK(ftruncate(open_memfd, 4096) == 0);
     CHECK_STATUS(GRADD_E_SESSION, peer_send_fd(&peer, 1, 4096, open_memfd)); /* before hello */
-    CHECK_OK(peer_hello(&peer, 1, 1));
+    CHECK_OK(peer_hello(&peer, 2, 2));
     CHECK_STATUS(GRADD_E_SHM, peer_send_fd(&peer, 1, 4096, open_memfd));
     CHECK_ERROR_HAS("segment 1");
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -529,7 +529,7 @@ TEST_LIMIT(stop_answers_who_comes_meanwhile, 60) {
     CHECK_EQ_INT(poll(fds + 1, 1, 50), 0);
     for (int i = 0; i < 3; i++) {
         peer_connect(&late, daemon.dir);
-        CHECK_STATUS(GRADD_E_STALE, peer_hello(&late, 1, 1));
+        CHECK_STATUS(GRADD_E_STALE, peer_hello(&late, 2, 2));
         CHECK_ERROR_HAS("is ending after the request in progress: connect again");
         if (i < 2) peer_close(&late); /* the last one stays and must not keep the daemon */
     }

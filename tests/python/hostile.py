@@ -126,7 +126,7 @@ class Raw:
         self.segment: Segment | None = None
         self.fresh = itertools.count(1000)  # ids that were never used
         if greet:
-            self.nonce = self.control({"v": "hello", "proto": [1, 1]})["nonce"]
+            self.nonce = self.control({"v": "hello", "proto": [2, 2]})["nonce"]
 
     def close(self) -> None:
         """Hangs up."""

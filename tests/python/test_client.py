@@ -187,7 +187,7 @@ def test_newer_protocol_is_refused_by_name(daemon: object, monkeypatch: pytest.M
     monkeypatch.setattr(protocol, "PROTOCOL", (98, 99))
     with pytest.raises(errors.VersionError, match="9[89]"):
         client.get_client().connect()
-    monkeypatch.setattr(protocol, "PROTOCOL", (1, 1))
+    monkeypatch.setattr(protocol, "PROTOCOL", (1, 2))
     client.get_client().connect()
 
 

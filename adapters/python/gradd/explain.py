@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradd import protocol
+
 if TYPE_CHECKING:
     from gradd.client import Client
     from gradd.graphs import Graph, Plan
@@ -167,7 +169,12 @@ def explain_plan(
         graph: The graph of the plan, for save_onnx().
         title: First line of the table.
     """
-    fields: dict[str, Any] = {"session": client.session, "plan": plan.info.id, "rows": PAGE}
+    fields: dict[str, Any] = {
+        "proto": protocol.PROTOCOL[1],
+        "session": client.session,
+        "plan": plan.info.id,
+        "rows": PAGE,
+    }
     head = client.request("explain", {**fields, "nodes": 1})
     rows = list(head["rows"])
     while len(rows) < head["n_rows"]:
