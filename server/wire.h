@@ -95,11 +95,6 @@ gradd_status_t wire_check_table(const msgpack_object *o, const char *verb, const
 gradd_status_t wire_check_known(const wire_doc_t *doc, const char *verb, const wire_field_t *fields,
                                 int n_fields, const char *const *envelope);
 
-/* Always fails: UNSUPPORTED, with the name of the key and those that are known. outer: the field
- * whose map it is in, NULL = the verb's. */
-gradd_status_t wire_unknown(const char *verb, const char *outer, const msgpack_object_str *key,
-                            const wire_field_t *known);
-
 /* Conversions of checked objects. wire_find: the value of a key, NULL if there is none or the
  * object is no map; wire_in takes a nil for none. */
 const msgpack_object *wire_find(const msgpack_object *map, const char *key);

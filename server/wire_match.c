@@ -201,6 +201,18 @@ static bool is_named(const msgpack_object *key, const char *name) {
            memcmp(key->via.str.ptr, name, key->via.str.size) == 0;
 }
 
+/* Always fails. The known ones end at n, or at the first without a name. */
+static gradd_status_t unknown(const place_t *place, const msgpack_object_str *key,
+                              const wire_field_t *known, int n) {
+    char name[PATH], text[64], all[512] = "";
+    size_t at = 0;
+    snprintf(text, sizeof text, "%.*s", key->size < 60 ? (int)key->size : 60, key->ptr);
+    for (int k = 0; k < n && known[k].name && at < sizeof all; k++)
+        at += (size_t)snprintf(all + at, sizeof all - at, "%s%s", k ? ", " : "", known[k].name);
+    return GRADD_FAIL(UNSUPPORTED, "%s: unknown field '%s' (known: %s)", place->verb,
+                      path(place, text, name), all[0] ? all : "none");
+}
+
 /* Every key of a map is one of the field's, and comes once. */
 static gradd_status_t check_keys(const msgpack_object *map, const place_t *inside,
                                  const wire_field_t *keys) {
@@ -214,7 +226,7 @@ static gradd_status_t check_keys(const msgpack_object *map, const place_t *insid
             return GRADD_FAIL(TENSOR, "%s: field '%s': a key is %s, not a text", inside->verb,
                               inside->outer, found_text(key));
         if (k == WIRE_MAX_KEYS || !keys[k].name)
-            return wire_unknown(inside->verb, inside->outer, &key->via.str, keys);
+            return unknown(inside, &key->via.str, keys, WIRE_MAX_KEYS);
         if (seen & 1u << k)
             return GRADD_FAIL(TENSOR, "%s: field '%s.%s' comes twice", inside->verb, inside->outer,
                               keys[k].name);
@@ -244,18 +256,6 @@ static gradd_status_t check_map(const msgpack_object *o, const place_t *place,
     return GRADD_OK;
 }
 
-gradd_status_t wire_unknown(const char *verb, const char *outer, const msgpack_object_str *key,
-                            const wire_field_t *known) {
-    const place_t place = {verb, outer};
-    char name[PATH], text[64], all[512] = "";
-    size_t at = 0;
-    snprintf(text, sizeof text, "%.*s", key->size < 60 ? (int)key->size : 60, key->ptr);
-    for (int k = 0; k < WIRE_MAX_KEYS && known[k].name && at < sizeof all; k++)
-        at += (size_t)snprintf(all + at, sizeof all - at, "%s%s", k ? ", " : "", known[k].name);
-    return GRADD_FAIL(UNSUPPORTED, "%s: unknown field '%s' (known: %s)", verb,
-                      path(&place, text, name), all[0] ? all : "none");
-}
-
 static bool is_known(const msgpack_object *key, const wire_field_t *fields, int n_fields,
                      const char *const *envelope) {
     for (int i = 0; i < n_fields; i++)
@@ -267,10 +267,11 @@ static bool is_known(const msgpack_object *key, const wire_field_t *fields, int 
 
 gradd_status_t wire_check_known(const wire_doc_t *doc, const char *verb, const wire_field_t *fields,
                                 int n_fields, const char *const *envelope) {
+    const place_t place = {verb, NULL};
     const msgpack_object_map *map = &doc->root.via.map;
     for (uint32_t i = 0; i < map->size; i++)
         if (!is_known(&map->ptr[i].key, fields, n_fields, envelope))
-            return wire_unknown(verb, NULL, &map->ptr[i].key.via.str, fields);
+            return unknown(&place, &map->ptr[i].key.via.str, fields, n_fields);
     return GRADD_OK;
 }
 
