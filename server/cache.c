@@ -111,8 +111,9 @@ static void hash_list(gradd_sha256_t *hash, const int32_t *list, int n) {
     if (n) gradd_sha256_update(hash, list, (size_t)n * sizeof *list);
 }
 
-static void make_key(const model_entry_t *model, const gradd_plan_options_t *o,
+static void make_key(const model_entry_t *model, const plan_wish_t *wish,
                      uint8_t out_key[GRADD_SHA256_BYTES]) {
+    const gradd_plan_options_t *o = &wish->options;
     gradd_sha256_t hash;
     gradd_sha256_init(&hash);
     gradd_sha256_update(&hash, model->id, sizeof model->id);
@@ -128,14 +129,14 @@ static void make_key(const model_entry_t *model, const gradd_plan_options_t *o,
     hash_list(&hash, o->grads, o->n_grads);
     hash_list(&hash, o->outputs, o->n_outputs);
     hash_list(&hash, o->grad_outputs, o->n_grad_outputs);
+    hash_list(&hash, wish->parameters, wish->n_parameters);
     gradd_sha256_final(&hash, out_key);
 }
 
-gradd_status_t cache_compile(worker_t *worker, model_entry_t *model,
-                             const gradd_plan_options_t *options, compiled_t **out_compiled,
-                             bool *out_hit) {
+gradd_status_t cache_compile(worker_t *worker, model_entry_t *model, const plan_wish_t *wish,
+                             compiled_t **out_compiled, bool *out_hit) {
     uint8_t key[GRADD_SHA256_BYTES];
-    make_key(model, options, key);
+    make_key(model, wish, key);
     for (compiled_t *c = worker->compiled; c; c = c->next) {
         if (memcmp(c->key, key, sizeof key) != 0) continue;
         c->refs++;
@@ -147,7 +148,7 @@ gradd_status_t cache_compile(worker_t *worker, model_entry_t *model,
     }
     compiled_t *entry = calloc(1, sizeof *entry);
     if (!entry) return GRADD_FAIL(NOMEM, "no memory for a plan");
-    gradd_status_t st = gradd_plan_create(model->model, options, &entry->plan);
+    gradd_status_t st = gradd_plan_create(model->model, &wish->options, &entry->plan);
     if (st == GRADD_OK)
         st = worker_admit_plan(worker, gradd_plan_info(entry->plan)->constant_bytes);
     if (st != GRADD_OK) {

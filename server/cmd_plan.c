@@ -79,19 +79,21 @@ static void put_plan(wire_out_t *out, const compiled_t *compiled, bool hit) {
 static gradd_status_t compile(worker_t *worker, request_t *request, const plan_ask_t *ask,
                               model_entry_t *model, compiled_t **out, bool *out_hit) {
     const msgpack_object *name = request->args[PLAN_DEVICE];
-    gradd_plan_options_t options = {.inputs = ask->in,
-                                    .n_inputs = ask->n_in,
-                                    .grads = ask->grads,
-                                    .n_grads = ask->n_grads,
-                                    .outputs = ask->out,
-                                    .n_outputs = ask->n_out,
-                                    .grad_outputs = ask->gmask,
-                                    .n_grad_outputs = ask->n_gmask};
-    if (worker->plain || wire_flag(request->args[PLAN_PLAIN])) options.flags |= GRADD_PLAN_PLAIN;
+    plan_wish_t wish = {.parameters = ask->parameters, .n_parameters = ask->n_parameters};
+    gradd_plan_options_t *options = &wish.options;
+    *options = (gradd_plan_options_t){.inputs = ask->in,
+                                      .n_inputs = ask->n_in,
+                                      .grads = ask->grads,
+                                      .n_grads = ask->n_grads,
+                                      .outputs = ask->out,
+                                      .n_outputs = ask->n_out,
+                                      .grad_outputs = ask->gmask,
+                                      .n_grad_outputs = ask->n_gmask};
+    if (worker->plain || wire_flag(request->args[PLAN_PLAIN])) options->flags |= GRADD_PLAN_PLAIN;
     gradd_status_t st = worker_find_device(worker, name ? name->via.str.ptr : NULL,
-                                           name ? name->via.str.size : 0, &options.device);
+                                           name ? name->via.str.size : 0, &options->device);
     if (st != GRADD_OK) return gradd_wrap(st, "graph.plan: field 'device'");
-    return cache_compile(worker, model, &options, out, out_hit);
+    return cache_compile(worker, model, &wish, out, out_hit);
 }
 
 static gradd_status_t graph_plan(worker_t *worker, request_t *request) {
@@ -158,7 +160,12 @@ GRADD_COMMANDS(
                                    .optional = true,
                                    .max = PLAN_MAX_LIST},
                    [PLAN_PLAIN] = {.name = "plain", .kind = WIRE_FLAG, .optional = true},
-                   [PLAN_DEVICE] = {.name = "device", .kind = WIRE_TEXT, .optional = true}}
+                   [PLAN_DEVICE] = {.name = "device", .kind = WIRE_TEXT, .optional = true},
+                   [PLAN_PARAMETERS] = {.name = "parameters",
+                                        .kind = WIRE_LIST,
+                                        .item = WIRE_INDEX,
+                                        .optional = true,
+                                        .max = PLAN_MAX_LIST}}
 },
     {.name = "plan.drop",
      .run = plan_drop,

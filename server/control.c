@@ -100,8 +100,20 @@ static gradd_status_t run_hello(packet_t *packet) {
     return GRADD_OK;
 }
 
+/* A text that must be the only one there is; absent: that one. */
+static gradd_status_t check_only(const msgpack_object *given, const char *field, const char *what,
+                                 const char *only) {
+    if (!given) return GRADD_OK;
+    const msgpack_object_str *text = &given->via.str;
+    if (text->size == strlen(only) && memcmp(text->ptr, only, text->size) == 0) return GRADD_OK;
+    return GRADD_FAIL(UNSUPPORTED, "segment: field '%s': there is no %s '%.*s', only '%s'", field,
+                      what, text->size < 60 ? (int)text->size : 60, text->ptr, only);
+}
+
 static gradd_status_t run_segment(packet_t *packet) {
     uint64_t id = wire_u64(packet->args[0]), bytes = wire_u64(packet->args[1]);
+    GRADD_TRY(check_only(packet->args[2], "kind", "kind of segment", "memfd"));
+    GRADD_TRY(check_only(packet->args[3], "device", "device", packet->host->device));
     if (packet->session->state == SESSION_NEW)
         return GRADD_FAIL(SESSION, "segment: say hello first");
     int fd = packet->fds[0];
@@ -131,7 +143,10 @@ static const control_row_t rows[] = {
     {.name = "segment",
      .run = run_segment,
      .n_fds = 1,
-     .fields = {{.name = "id", .kind = WIRE_U64}, {.name = "bytes", .kind = WIRE_U64}}},
+     .fields = {{.name = "id", .kind = WIRE_U64},
+                {.name = "bytes", .kind = WIRE_U64},
+                {.name = "kind", .kind = WIRE_TEXT, .optional = true},
+                {.name = "device", .kind = WIRE_TEXT, .optional = true}}},
     {.name = "unsegment", .run = run_unsegment, .fields = {{.name = "id", .kind = WIRE_U64}}},
 };
 

@@ -21,6 +21,7 @@ gradd_status_t control_accept(session_table_t *table, int listener, uid_t uid,
 /* What the control socket says of its daemon. Borrowed. */
 typedef struct control_host_s {
     const char *dir;
+    const char *device; /* name of the only one */
 } control_host_t;
 
 /* Answers the packets that wait, at most a few per call. *out_open is false when the peer has

@@ -122,7 +122,8 @@ static void accept_session(daemon_t *daemon) {
 
 static void read_session(daemon_t *daemon, uint32_t number) {
     bool open;
-    const control_host_t host = {.dir = daemon->dir.path};
+    const control_host_t host = {.dir = daemon->dir.path,
+                                 .device = gradd_device_info(daemon->worker.device)->name};
     session_t *session = session_by_number(&daemon->table, number);
     if (!session || session->control < 0) return;
     control_read(session, &host, &open);

@@ -85,6 +85,7 @@ plan_ask_finish(plan_ask_t *ask) {
     free(ask->grads);
     free(ask->out);
     free(ask->gmask);
+    free(ask->parameters);
 }
 
 static gradd_status_t ask_types(const gradd_model_t *model, const msgpack_object *table,
@@ -98,6 +99,11 @@ static gradd_status_t ask_types(const gradd_model_t *model, const msgpack_object
     return GRADD_OK;
 }
 
+static int by_position(const void *a, const void *b) {
+    const int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
 gradd_status_t plan_ask_init(plan_ask_t *ask, const gradd_model_t *model,
                              const msgpack_object *const *args) {
     int n_in = gradd_model_n_inputs(model), n_out = gradd_model_n_outputs(model);
@@ -105,7 +111,8 @@ gradd_status_t plan_ask_init(plan_ask_t *ask, const gradd_model_t *model,
                         .n_bound = wire_count(args[PLAN_BOUND]),
                         .n_grads = wire_count(args[PLAN_GRAD]),
                         .n_out = wire_count(args[PLAN_OUT]),
-                        .n_gmask = wire_count(args[PLAN_GMASK])};
+                        .n_gmask = wire_count(args[PLAN_GMASK]),
+                        .n_parameters = wire_count(args[PLAN_PARAMETERS])};
     if (wire_rows(args[PLAN_IN]) != n_in)
         return GRADD_FAIL(TENSOR, "graph.plan: field 'in': the graph has %d inputs, got %d types",
                           n_in, wire_rows(args[PLAN_IN]));
@@ -115,13 +122,19 @@ gradd_status_t plan_ask_init(plan_ask_t *ask, const gradd_model_t *model,
     ask->grads = calloc((size_t)ask->n_grads + 1, sizeof *ask->grads);
     ask->out = calloc((size_t)ask->n_out + 1, sizeof *ask->out);
     ask->gmask = calloc((size_t)ask->n_gmask + 1, sizeof *ask->gmask);
-    if (!ask->in || !ask->bound || !ask->rest || !ask->grads || !ask->out || !ask->gmask)
+    ask->parameters = calloc((size_t)ask->n_parameters + 1, sizeof *ask->parameters);
+    if (!ask->in || !ask->bound || !ask->rest || !ask->grads || !ask->out || !ask->gmask ||
+        !ask->parameters)
         return GRADD_FAIL(NOMEM, "no memory for a plan");
     GRADD_TRY(ask_types(model, args[PLAN_IN], ask->in));
     GRADD_TRY(
         positions(model, args[PLAN_BOUND], "bound", gradd_model_input_name, n_in, ask->bound));
     GRADD_TRY(positions(model, args[PLAN_GRAD], "grad", gradd_model_input_name, n_in, ask->grads));
     GRADD_TRY(positions(model, args[PLAN_OUT], "out", gradd_model_output_name, n_out, ask->out));
+    GRADD_TRY(positions(model, args[PLAN_PARAMETERS], "parameters", gradd_model_input_name, n_in,
+                        ask->parameters));
+    /* A set: its order makes no other plan. */
+    qsort(ask->parameters, (size_t)ask->n_parameters, sizeof *ask->parameters, by_position);
     for (int k = 0; k < ask->n_bound; k++)
         ask->rest[ask->bound[k]] = -1; /* a mark, overwritten below after it was read */
     for (int i = 0; i < n_in; i++)

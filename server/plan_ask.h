@@ -16,14 +16,16 @@ enum {
     PLAN_OUT,
     PLAN_GMASK,
     PLAN_PLAIN,
-    PLAN_DEVICE
+    PLAN_DEVICE,
+    PLAN_PARAMETERS
 };
 
 /* Lists of a plan. Owned; what a plan keeps is taken out and NULL afterwards. */
 typedef struct plan_ask_s {
     gradd_type_t *in;
     int32_t *bound, *rest, *grads, *out, *gmask;
-    int n_in, n_bound, n_rest, n_grads, n_out, n_gmask;
+    int32_t *parameters; /* inputs that are parameters, rising; see plan_wish_t */
+    int n_in, n_bound, n_rest, n_grads, n_out, n_gmask, n_parameters;
 } plan_ask_t;
 
 /* *ask must be finished whatever comes of it. Fails with TENSOR, LIMIT, UNSUPPORTED, NOMEM. */

@@ -60,10 +60,19 @@ model_entry_t *cache_find_model(worker_t *worker, const uint8_t id[GRADD_SHA256_
 gradd_status_t cache_load_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES],
                                 const void *onnx, size_t bytes, model_entry_t **out_model);
 void cache_release_model(worker_t *worker, model_entry_t *model);
+/* All that makes one plan of a model another one. */
+typedef struct plan_wish_s {
+    gradd_plan_options_t options;
+    /* Borrowed: inputs that are parameters, rising. The engine's options have no field for them: it
+     * plans the same with and without. Plans that differ in them are two all the same, so that a
+     * client never gets one that was made without knowing. */
+    const int32_t *parameters;
+    int n_parameters;
+} plan_wish_t;
+
 /* Finds or compiles, retained; *out_hit tells which. */
-gradd_status_t cache_compile(worker_t *worker, model_entry_t *model,
-                             const gradd_plan_options_t *options, compiled_t **out_compiled,
-                             bool *out_hit);
+gradd_status_t cache_compile(worker_t *worker, model_entry_t *model, const plan_wish_t *wish,
+                             compiled_t **out_compiled, bool *out_hit);
 void cache_release_compiled(worker_t *worker, compiled_t *compiled);
 /* Destroys everything; all references are gone. */
 void cache_finish(worker_t *worker);

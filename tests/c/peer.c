@@ -422,7 +422,7 @@ static wire_out_t *request_plan(peer_t *peer, uint64_t plan, const uint8_t id[32
     return m;
 }
 
-gradd_status_t peer_plan_small(peer_t *peer, uint64_t plan, int64_t rows) {
+wire_out_t *peer_ask_small(peer_t *peer, uint64_t plan, int64_t rows) {
     uint8_t id[32];
     Onnx__ModelProto *model = build_model();
     build_input(model, "x", GRADD_DT_F32, 2, BUILD_DIMS(-1, 4));
@@ -431,11 +431,16 @@ gradd_status_t peer_plan_small(peer_t *peer, uint64_t plan, int64_t rows) {
     build_attr_int(build_node(model, "ReduceSum", "sum", "y", "loss"), "keepdims", 0);
     build_output(model, "y");
     build_output(model, "loss");
-    GRADD_TRY(put_graph(peer, model, id));
+    CHECK_OK(put_graph(peer, model, id));
     wire_out_t *m = request_plan(peer, plan, id, rows, 4, rows);
     put_positions(m, "grad", 2, (int[]){1, 0});
     put_positions(m, "out", 2, (int[]){0, 1});
     put_positions(m, "gmask", 1, (int[]){1});
+    return m;
+}
+
+gradd_status_t peer_plan_small(peer_t *peer, uint64_t plan, int64_t rows) {
+    peer_ask_small(peer, plan, rows);
     return peer_call(peer);
 }
 

@@ -114,6 +114,8 @@ void peer_put_one(wire_out_t *out, const char *key, peer_f32_t tensor);
 /* y = x * w elementwise (x, w: f32[?, 4]), loss = ReduceSum(y): inputs x, w; outputs y, loss.
  * Puts it and plans it as `plan` for n rows: w bound and differentiated, x differentiated. */
 gradd_status_t peer_plan_small(peer_t *peer, uint64_t plan, int64_t rows);
+/* The same up to the request, which takes more fields and is sent with peer_call. */
+wire_out_t *peer_ask_small(peer_t *peer, uint64_t plan, int64_t rows);
 /* y = x @ w @ w @ ... (n_products times), all f32[n, n]; w bound, inference. */
 gradd_status_t peer_plan_slow(peer_t *peer, uint64_t plan, int64_t n, int n_products);
 /* forward of peer_plan_small with the layout below, as run `run`; binding 1 must be bound. */

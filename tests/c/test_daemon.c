@@ -165,6 +165,63 @@ TEST(second_client_finds_the_plan) {
     peer_daemon_stop(&daemon);
 }
 
+/* The small model's plan with these inputs said to be parameters. */
+static int64_t cached_with(peer_t *peer, uint64_t plan, int n, const int *parameters) {
+    wire_out_t *m = peer_ask_small(peer, plan, 5);
+    wire_key(m, "parameters");
+    wire_put_list(m, (uint32_t)n);
+    for (int i = 0; i < n; i++)
+        wire_put_i64(m, parameters[i]);
+    wire_key(m, "device");
+    wire_put_text(m, "cpu");
+    CHECK_OK(peer_call(peer));
+    return peer_number(peer, "cached");
+}
+
+TEST(plans_with_other_parameters_are_others) {
+    peer_daemon_t daemon;
+    peer_t peer;
+    peer_daemon_start(&daemon, NULL);
+    peer_open(&peer, daemon.dir, SMALL_BYTES);
+    CHECK_OK(peer_plan_small(&peer, 1, 5));
+    CHECK_EQ_INT(cached_with(&peer, 2, 0, NULL), 1); /* none are said, as before */
+    CHECK_EQ_INT(cached_with(&peer, 3, 1, (int[]){1}), 0);
+    CHECK_EQ_INT(cached_with(&peer, 4, 1, (int[]){1}), 1);
+    CHECK_EQ_INT(cached_with(&peer, 5, 2, (int[]){1, 0}), 0);
+    CHECK_EQ_INT(cached_with(&peer, 6, 2, (int[]){0, 1}), 1); /* a set, in whatever order */
+    peer_close(&peer);
+    peer_daemon_stop(&daemon);
+}
+
+TEST(segments_of_the_kind_and_device_there_is) {
+    peer_daemon_t daemon;
+    peer_t peer;
+    gradd_segment_t segment;
+    peer_daemon_start(&daemon, NULL);
+    peer_connect(&peer, daemon.dir);
+    CHECK_OK(peer_hello(&peer, 2, 2));
+    CHECK_OK(gradd_segment_create("test", 4096, &segment));
+    for (uint64_t id = 1; id <= 2; id++) {
+        wire_out_t *m = &peer.out;
+        wire_begin(m);
+        wire_key(m, "v");
+        wire_put_text(m, "segment");
+        wire_key(m, "id");
+        wire_put_u64(m, id);
+        wire_key(m, "bytes");
+        wire_put_u64(m, 4096);
+        wire_key(m, "kind");
+        if (id == 1) wire_put_text(m, "memfd");
+        if (id == 2) wire_put_nil(m); /* as if it were missing */
+        wire_key(m, "device");
+        wire_put_text(m, "cpu");
+        CHECK_OK(peer_control(&peer, segment.fd));
+    }
+    gradd_segment_finish(&segment);
+    peer_close(&peer);
+    peer_daemon_stop(&daemon);
+}
+
 TEST(a_request_is_answered_once_more) {
     peer_daemon_t daemon;
     peer_t peer;

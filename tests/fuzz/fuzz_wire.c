@@ -167,6 +167,9 @@ static void make_plan(wire_out_t *m, uint64_t plan) {
     put_numbers(m, "grad", 2, (int[]){1, 0});
     put_numbers(m, "out", 2, (int[]){0, 1});
     put_numbers(m, "gmask", 1, (int[]){1});
+    put_numbers(m, "parameters", 1, (int[]){1});
+    wire_key(m, "device");
+    wire_put_text(m, "cpu");
     wire_end(m);
 }
 

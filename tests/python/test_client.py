@@ -227,6 +227,18 @@ def test_interrupted_wait_does_not_shift_replies(
     session.flush()
 
 
+def test_plans_say_which_inputs_are_parameters(daemon: object) -> None:
+    net = Net()
+    net.first.bias.requires_grad_(False)  # a frozen one is a parameter all the same
+    model = ORTModule(net, strict=True)
+    loss_of(model(*batch())).backward()
+    ledger = model._gradd_bridge.client.ledger
+    for fields in ledger.plans.values():
+        names = [name for name, _, _ in ledger.graphs[fields["graph"]].inputs]
+        assert {names[i] for i in fields["parameters"]} == {n for n, _ in net.named_parameters()}
+    assert ledger.plans
+
+
 def test_large_graphs_travel_through_shared_memory(
     daemon: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,9 +196,21 @@ def plan_fields(
     grads: Sequence[str],
     outputs: Sequence[str],
     grad_outputs: Sequence[int],
+    parameters: Sequence[int] = (),
     plain: bool = False,
 ) -> dict[str, Any]:
-    """Fields of graph.plan, without the plan's id; plain leaves patterns unrecognised."""
+    """Fields of graph.plan, without the plan's id.
+
+    Args:
+        graph: Id of the graph.
+        inputs: Types of all its inputs.
+        bound: Names of the inputs that a binding gives.
+        grads: Names of those whose gradient is wanted.
+        outputs: Names of the wanted outputs.
+        grad_outputs: Positions among these whose gradient may arrive.
+        parameters: Positions of the inputs that are parameters, trained or not.
+        plain: Leave patterns unrecognised.
+    """
     return {
         "graph": graph,
         "in": types(inputs),
@@ -206,5 +218,6 @@ def plan_fields(
         "grad": list(grads),
         "out": list(outputs),
         "gmask": list(grad_outputs),
+        "parameters": list(parameters),
         "plain": int(plain),
     }
