@@ -7,6 +7,7 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -17,7 +18,7 @@ from nets import Net, batch, loss_of
 from other_version import OLD_WORDS, Peer, new_daemon, old_daemon
 
 import gradd
-from gradd import ORTModule, client, control, errors
+from gradd import ORTModule, client, control, errors, protocol
 from gradd.optim import FusedAdam
 
 GARBAGE = [
@@ -168,6 +169,24 @@ def test_garbage_on_the_command_socket(folder: Path, answer: bytes) -> None:
         for name in ("ps", "stop", "explain"):
             code, said = _command(name, folder)
             assert code == 1, f"{name}: {said}"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"graph": bytes(32), "in": [["x", 1, [2]]], "out": ["y"], "types": []},  # as in protocol 1
+        {"graph": bytes(32), "in": None, "out": []},
+        {"graph": bytes(32), "in": [], "out": [{"name": "y", "dtype": 1}]},
+        {},
+    ],
+)
+def test_replies_of_another_form_have_a_name(reply: dict[str, Any]) -> None:
+    """A daemon of another build may say in hello that it speaks this protocol."""
+    with pytest.raises(errors.VersionError, match="reply to graph.put has not the form"):
+        protocol.graph_info(reply, ({}, ()))
+    with pytest.raises(errors.VersionError, match="reply to graph.plan has not the form"):
+        protocol.plan_info(1, reply)
 
 
 def test_commands_at_an_older_daemon(folder: Path) -> None:

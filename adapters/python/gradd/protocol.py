@@ -6,7 +6,8 @@ of a request; what is built here stays the same when a request is sent again aft
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,6 +141,23 @@ def checked(reply: dict[str, Any]) -> dict[str, Any]:
     )
 
 
+@contextlib.contextmanager
+def _reading(verb: str) -> Iterator[None]:
+    """Turns a reply of another form into an error with a name.
+
+    hello has settled the version, so only a daemon of another build can send one.
+    """
+    try:
+        yield
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise errors.VersionError(
+            f"the daemon's reply to {verb} has not the form of protocol {PROTOCOL[1]} "
+            f"({type(error).__name__}: {error}): it is another build. `gradd stop` ends it, and "
+            "the next call starts this one's"
+        ) from None
+
+
+@_reading("graph.put")
 def graph_info(reply: dict[str, Any], put: tuple[dict[str, Any], Sequence[bytes]]) -> GraphInfo:
     """Decodes the reply of graph.put; `put` is the request."""
     inputs, outputs = reply["in"], reply["out"]
@@ -172,6 +190,7 @@ def _named(names: Sequence[str], bits: bytes) -> frozenset[str]:
     return frozenset(n for i, n in enumerate(names) if number >> i & 1)
 
 
+@_reading("graph.plan")
 def plan_info(plan_id: int, reply: dict[str, Any]) -> PlanInfo:
     """Decodes the reply of graph.plan."""
     return PlanInfo(
