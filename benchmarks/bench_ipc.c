@@ -141,9 +141,11 @@ int main(int argc, char **argv) {
     wire_out_t *m = peer_request(&peer, "bind");
     wire_key(m, "bind");
     wire_put_u64(m, 1);
-    wire_key(m, "tensors");
-    wire_put_list(m, 1);
-    peer_put_f32(m, AT_W, 2, 2, 4);
+    peer_put_one(m, "tensors",
+                 (peer_f32_t){
+                     AT_W, 2, {2, 4},
+                       0
+    });
     CHECK_OK(peer_call(&peer));
     bench_ps(&peer, us, n);
     bench_forward(&peer, us, n, false);

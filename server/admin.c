@@ -14,6 +14,16 @@
 #define STOP_MS      60000
 #define CLIENT_WIDTH 22
 
+/* Who listens there may be anybody. */
+static gradd_status_t decode(const char *path, zmq_msg_t *reply, wire_doc_t *out_doc) {
+    gradd_status_t st =
+        wire_decode_any(zmq_msg_data(reply), zmq_msg_size(reply), WIRE_MAX_ITEMS, out_doc);
+    if (st != GRADD_OK) return gradd_wrap(st, "what answers at %s is no daemon of gradd", path);
+    if (out_doc->root.type == MSGPACK_OBJECT_MAP) return GRADD_OK;
+    wire_doc_finish(out_doc);
+    return GRADD_FAIL(IO, "what answers at %s is no daemon of gradd: its reply is not a map", path);
+}
+
 gradd_status_t admin_ask(const char *path, const wire_out_t *request, int timeout_ms,
                          zmq_msg_t *reply, wire_doc_t *out_doc) {
     char endpoint[160];
@@ -30,8 +40,7 @@ gradd_status_t admin_ask(const char *path, const wire_out_t *request, int timeou
         st = GRADD_FAIL(IO, "cannot talk to %s: %s", path, zmq_strerror(errno));
     else if (zmq_msg_recv(reply, socket, 0) < 0)
         st = GRADD_FAIL(IO, "the daemon at %s does not answer: %s", path, zmq_strerror(errno));
-    if (st == GRADD_OK)
-        st = wire_decode_any(zmq_msg_data(reply), zmq_msg_size(reply), WIRE_MAX_ITEMS, out_doc);
+    if (st == GRADD_OK) st = decode(path, reply, out_doc);
     if (socket) zmq_close(socket);
     if (context) zmq_ctx_term(context);
     return st;
@@ -54,27 +63,28 @@ static gradd_status_t ask(const char *path, const char *verb, bool now, zmq_msg_
     return st;
 }
 
-static const msgpack_object *find(const msgpack_object *map, const char *key) {
-    for (uint32_t i = 0; i < map->via.map.size; i++) {
-        const msgpack_object_kv *pair = &map->via.map.ptr[i];
-        if (pair->key.type == MSGPACK_OBJECT_STR && pair->key.via.str.size == strlen(key) &&
-            memcmp(pair->key.via.str.ptr, key, strlen(key)) == 0)
-            return &pair->val;
-    }
-    return NULL;
-}
-
 static int64_t number(const msgpack_object *map, const char *key) {
-    const msgpack_object *value = find(map, key);
+    const msgpack_object *value = wire_in(map, key);
     return value && value->type == MSGPACK_OBJECT_POSITIVE_INTEGER ? value->via.i64 : 0;
 }
 
 static const char *text(const msgpack_object *map, const char *key, char *buffer, size_t bytes) {
-    const msgpack_object *value = find(map, key);
+    const msgpack_object *value = wire_in(map, key);
     bool is_text = value && value->type == MSGPACK_OBJECT_STR;
     snprintf(buffer, bytes, "%.*s", is_text ? (int)value->via.str.size : 1,
              is_text ? value->via.str.ptr : "?");
     return buffer;
+}
+
+void admin_version(const char *path, char version[ADMIN_VERSION_BYTES]) {
+    zmq_msg_t reply;
+    wire_doc_t doc = {0};
+    snprintf(version, ADMIN_VERSION_BYTES, "of an unknown version");
+    zmq_msg_init(&reply);
+    if (ask(path, "ps", false, &reply, &doc) == GRADD_OK && wire_get(&doc, "version"))
+        text(&doc.root, "version", version, ADMIN_VERSION_BYTES);
+    wire_doc_finish(&doc);
+    zmq_msg_close(&reply);
 }
 
 /* "3.2 MiB" */
@@ -110,7 +120,7 @@ static void print_session(const msgpack_object *s) {
 }
 
 static void print_table(const msgpack_object *root) {
-    const msgpack_object *sessions = find(root, "sessions");
+    const msgpack_object *sessions = wire_in(root, "sessions");
     char version[24], up[24];
     if (!sessions || sessions->type != MSGPACK_OBJECT_ARRAY) return;
     printf("gradd %s, pid %" PRId64 ", up %s, %" PRId64 " thread%s, %d session%s\n",
@@ -177,6 +187,10 @@ gradd_status_t admin_ps(const options_t *options, bool *out_running) {
     if (!*out_running) return GRADD_OK;
     zmq_msg_init(&reply);
     gradd_status_t st = ask(dir.cmd, "ps", false, &reply, &doc);
+    const msgpack_object *sessions = st == GRADD_OK ? wire_get(&doc, "sessions") : NULL;
+    if (st == GRADD_OK && (!sessions || sessions->type != MSGPACK_OBJECT_ARRAY))
+        st = GRADD_FAIL(IO, "what answers at %s is no daemon of gradd: it lists no sessions",
+                        dir.cmd);
     if (st == GRADD_OK && options->json) {
         print_json(stdout, &doc.root);
         putchar('\n');

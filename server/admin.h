@@ -16,6 +16,10 @@ gradd_status_t admin_ps(const options_t *options, bool *out_running);
  * it failed. The caller closes `reply` (initialised before) and finishes the doc, in any case. */
 gradd_status_t admin_ask(const char *path, const wire_out_t *request, int timeout_ms,
                          zmq_msg_t *reply, wire_doc_t *out_doc);
+/* The version of the daemon that listens at `path`, or words for "not known". Waits for an answer.
+ */
+#define ADMIN_VERSION_BYTES 32
+void admin_version(const char *path, char version[ADMIN_VERSION_BYTES]);
 /* Waits until the daemon has ended. */
 gradd_status_t admin_stop(const options_t *options, bool *out_running);
 

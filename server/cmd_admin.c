@@ -2,7 +2,6 @@
 #include <unistd.h>
 
 #include "server/daemon.h"
-#include "server/version.h"
 
 static void put_text(wire_out_t *out, const char *key, const char *value) {
     wire_put_text(out, key);
@@ -57,8 +56,7 @@ static void put_counters(wire_out_t *out, const daemon_t *daemon) {
 static gradd_status_t ps(daemon_t *daemon, request_t *request) {
     const gradd_device_info_t *device = gradd_device_info(daemon->worker.device);
     wire_out_t *out = &request->reply;
-    wire_key(out, "version");
-    wire_put_text(out, GRADD_VERSION);
+    wire_put_version(out);
     wire_key(out, "pid");
     wire_put_i64(out, getpid());
     wire_key(out, "uptime_ms");
@@ -82,7 +80,8 @@ static gradd_status_t stop(daemon_t *daemon, request_t *request) {
     return GRADD_OK;
 }
 
-GRADD_COMMANDS(admin, {.name = "ps", .io = ps},
+GRADD_COMMANDS(admin, {.name = "ps", .io = ps, .lasting = true},
                {.name = "stop",
                 .io = stop,
+                .lasting = true,
                 .fields = {{.name = "now", .kind = WIRE_FLAG, .optional = true}}});

@@ -6,21 +6,27 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "server/explain_report.h"
+#include "server/version.h"
 #include "server/worker.h"
 
 #define MAX_PAGE  1000
 #define MAX_PLANS 4096 /* in a list */
 #define TEXT      512
 
-enum { ASK_SESSION, ASK_PLAN, ASK_FROM, ASK_ROWS, ASK_NODES };
+enum { ASK_SESSION, ASK_PLAN, ASK_FROM, ASK_ROWS, ASK_NODES, ASK_PROTO };
 
 /* ---- sources: the session's table, sorted by node name --------------------------------------- */
 
+typedef struct sourced_s {
+    const msgpack_object_str *node, *source; /* Borrowed */
+} sourced_t;
+
 typedef struct table_s {
     const gradd_explain_t *explain;
-    const msgpack_object **pairs; /* Owned: pairs [node, source] */
+    sourced_t *rows; /* Owned */
     int n;
     char text[TEXT];
 } table_t;
@@ -32,10 +38,8 @@ static int compare_text(const msgpack_object_str *a, const char *name, size_t n)
 }
 
 static int by_node(const void *a, const void *b) {
-    const msgpack_object *x = *(const msgpack_object *const *)a;
-    const msgpack_object *y = *(const msgpack_object *const *)b;
-    const msgpack_object_str *name = &wire_at(y, 0)->via.str;
-    return compare_text(&wire_at(x, 0)->via.str, name->ptr, name->size);
+    const sourced_t *x = a, *y = b;
+    return compare_text(x->node, y->node->ptr, y->node->size);
 }
 
 static gradd_status_t table_make(const work_t *work, const work_plan_t *plan,
@@ -44,13 +48,15 @@ static gradd_status_t table_make(const work_t *work, const work_plan_t *plan,
     for (int g = 0; g < work->n_graphs; g++) {
         const struct work_graph_s *graph = &work->graphs[g];
         if (graph->model != plan->compiled->model || !graph->source.live) continue;
-        int n = wire_count(&graph->source.root);
-        out->pairs = calloc((size_t)n + 1, sizeof out->pairs[0]);
-        if (!out->pairs) return GRADD_FAIL(NOMEM, "no memory for an explanation");
+        const msgpack_object *nodes = wire_in(&graph->source.root, "nodes");
+        const msgpack_object *sources = wire_in(&graph->source.root, "sources");
+        int n = wire_count(nodes);
+        out->rows = calloc((size_t)n + 1, sizeof out->rows[0]);
+        if (!out->rows) return GRADD_FAIL(NOMEM, "no memory for an explanation");
         for (int i = 0; i < n; i++)
-            out->pairs[i] = wire_at(&graph->source.root, i);
+            out->rows[i] = (sourced_t){&wire_at(nodes, i)->via.str, &wire_at(sources, i)->via.str};
         out->n = n;
-        qsort(out->pairs, (size_t)n, sizeof out->pairs[0], by_node);
+        qsort(out->rows, (size_t)n, sizeof out->rows[0], by_node);
         break;
     }
     return GRADD_OK;
@@ -62,9 +68,9 @@ static const char *source_in_table(const void *context, int node) {
     int low = 0, high = table->n;
     while (low < high) {
         int middle = low + (high - low) / 2;
-        int order = compare_text(&wire_at(table->pairs[middle], 0)->via.str, name, strlen(name));
+        int order = compare_text(table->rows[middle].node, name, strlen(name));
         if (order == 0) {
-            const msgpack_object_str *source = &wire_at(table->pairs[middle], 1)->via.str;
+            const msgpack_object_str *source = table->rows[middle].source;
             size_t n = source->size < TEXT ? source->size : TEXT - 1;
             memcpy(table->text, source->ptr, n);
             table->text[n] = 0;
@@ -160,6 +166,16 @@ static void put_number(wire_out_t *out, const char *key, int64_t value) {
     wire_put_i64(out, value);
 }
 
+static void put_word(wire_out_t *out, const char *key, const char *value) {
+    wire_put_text(out, key);
+    wire_put_text(out, value);
+}
+
+static void put_count(wire_out_t *out, const char *key, int64_t value) {
+    wire_put_text(out, key);
+    wire_put_i64(out, value);
+}
+
 static void put_head(wire_out_t *out, const explain_report_t *r) {
     put_number(out, "arena_bytes", r->arena_bytes);
     put_number(out, "saved_bytes", r->saved_bytes);
@@ -175,35 +191,37 @@ static void put_head(wire_out_t *out, const explain_report_t *r) {
     wire_key(out, "fates");
     wire_put_list(out, (uint32_t)r->n_fates);
     for (int i = 0; i < r->n_fates; i++) {
-        wire_put_list(out, 3);
-        wire_put_u64(out, (uint64_t)r->fates[i].fate);
-        wire_put_text(out, r->fates[i].op);
-        wire_put_i64(out, r->fates[i].count);
+        wire_put_map(out, 3);
+        put_count(out, "fate", r->fates[i].fate);
+        put_word(out, "op", r->fates[i].op);
+        put_count(out, "count", r->fates[i].count);
     }
 }
 
-/* The order is that of docs/protocol.md; explain_live.c and gradd/explain.py read it. */
 static void put_line(wire_out_t *out, const explain_line_t *line) {
-    wire_put_list(out, 19);
-    wire_put_i64(out, line->row);
-    wire_put_i64(out, line->step);
-    wire_put_text(out, line->kind);
-    wire_put_u64(out, line->backward ? 1 : 0);
-    wire_put_text(out, line->op);
-    wire_put_text(out, line->domain);
-    wire_put_text(out, line->kernel);
-    wire_put_i64(out, line->node);
-    wire_put_text(out, line->node_name);
-    wire_put_text(out, line->node_op);
-    wire_put_text(out, line->fused);
-    wire_put_text(out, line->source);
-    wire_put_type(out, &line->type);
-    wire_put_i64(out, line->bytes_read);
-    wire_put_i64(out, line->bytes_written);
-    wire_put_i64(out, line->work_bytes);
-    wire_put_i64(out, line->saved_bytes);
+    wire_put_map(out, 20);
+    put_count(out, "row", line->row);
+    put_count(out, "step", line->step);
+    put_word(out, "kind", line->kind);
+    put_count(out, "backward", line->backward);
+    put_word(out, "op", line->op);
+    put_word(out, "domain", line->domain);
+    put_word(out, "kernel", line->kernel);
+    put_count(out, "node", line->node);
+    put_word(out, "node_name", line->node_name);
+    put_word(out, "node_op", line->node_op);
+    put_word(out, "fused", line->fused);
+    put_word(out, "source", line->source);
+    put_count(out, "dtype", line->type.dtype);
+    wire_put_text(out, "dims");
+    wire_put_dims(out, &line->type);
+    put_count(out, "bytes_read", line->bytes_read);
+    put_count(out, "bytes_written", line->bytes_written);
+    put_count(out, "work_bytes", line->work_bytes);
+    put_count(out, "saved_bytes", line->saved_bytes);
+    wire_put_text(out, "flops");
     wire_put_f64(out, line->flops);
-    wire_put_u64(out, line->leftover ? 1 : 0);
+    put_count(out, "leftover", line->leftover);
 }
 
 static void put_rows(wire_out_t *out, const explain_report_t *r, uint64_t from, uint64_t rows) {
@@ -216,11 +234,17 @@ static void put_rows(wire_out_t *out, const explain_report_t *r, uint64_t from, 
         put_line(out, &r->lines[from + i]);
 }
 
+/* The report has both numbers of a node side by side. */
 static void put_nodes(wire_out_t *out, const explain_report_t *r) {
+    static const char *const names[] = {"fates", "rows"};
     wire_key(out, "nodes");
-    wire_put_list(out, 2 * (uint32_t)r->n_nodes);
-    for (int i = 0; i < 2 * r->n_nodes; i++)
-        wire_put_i64(out, r->nodes[i]);
+    wire_put_map(out, 2);
+    for (int k = 0; k < 2; k++) {
+        wire_put_text(out, names[k]);
+        wire_put_list(out, (uint32_t)r->n_nodes);
+        for (int i = 0; i < r->n_nodes; i++)
+            wire_put_i64(out, r->nodes[2 * i + k]);
+    }
 }
 
 static gradd_status_t report_of(const work_t *work, const work_plan_t *plan,
@@ -231,18 +255,32 @@ static gradd_status_t report_of(const work_t *work, const work_plan_t *plan,
     gradd_status_t st = table_make(work, plan, explain, &table);
     explain_source_t source = {source_in_table, &table};
     if (st == GRADD_OK) st = explain_report_make(plan->compiled->plan, explain, &source, out);
-    free(table.pairs);
+    free(table.rows);
     gradd_explain_destroy(explain);
     return st;
 }
 
+/* Nobody has said hello: the request itself says which protocol its sender reads. */
+static gradd_status_t check_protocol(const msgpack_object *proto) {
+    uint64_t asked = proto ? wire_u64(proto) : 1;
+    if (asked >= PROTOCOL_LOWEST && asked <= PROTOCOL_HIGHEST) return GRADD_OK;
+    return GRADD_FAIL(VERSION,
+                      "explain: you read protocol %llu, this daemon, gradd %s (pid %d), speaks "
+                      "protocol %d: ask with `gradd explain` of gradd %s",
+                      (unsigned long long)asked, GRADD_VERSION, (int)getpid(), PROTOCOL_HIGHEST,
+                      GRADD_VERSION);
+}
+
 static gradd_status_t explain(worker_t *worker, request_t *request) {
     const work_t *work = NULL;
+    GRADD_TRY(check_protocol(request->args[ASK_PROTO]));
     const work_plan_t *plan = choose(worker, request, &work);
     const msgpack_object *from = request->args[ASK_FROM], *rows = request->args[ASK_ROWS];
     uint64_t first = from ? wire_u64(from) : 0, count = rows ? wire_u64(rows) : MAX_PAGE;
     bool wished = request->args[ASK_SESSION] || request->args[ASK_PLAN];
     if (!plan && wished) return GRADD_FAIL(STALE, "explain: there is no such plan (any more)");
+    wire_key(&request->reply, "proto");
+    wire_put_u64(&request->reply, PROTOCOL_HIGHEST);
     if (first == 0) put_plans(&request->reply, worker);
     if (!plan) return GRADD_OK; /* nothing to explain: the list is empty */
     explain_report_t report = {0};
@@ -265,5 +303,6 @@ GRADD_COMMANDS(
                             [ASK_PLAN] = {.name = "plan", .kind = WIRE_U64, .optional = true},
                             [ASK_FROM] = {.name = "from", .kind = WIRE_U64, .optional = true},
                             [ASK_ROWS] = {.name = "rows", .kind = WIRE_U64, .optional = true},
-                            [ASK_NODES] = {.name = "nodes", .kind = WIRE_FLAG, .optional = true}}
+                            [ASK_NODES] = {.name = "nodes", .kind = WIRE_FLAG, .optional = true},
+                            [ASK_PROTO] = {.name = "proto", .kind = WIRE_U64, .optional = true}}
 });

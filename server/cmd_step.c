@@ -5,7 +5,6 @@
  * disjoint before the first element changes. Engine thread.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "server/exec/step.h"
 #include "server/worker.h"
@@ -13,7 +12,8 @@
 enum {
     STEP_STEP,
     STEP_JOURNAL,
-    STEP_HYPER,
+    STEP_NORM,
+    STEP_GROUPS,
     STEP_GROUP,
     STEP_P,
     STEP_M,
@@ -23,18 +23,32 @@ enum {
     STEP_ONCE
 };
 
-/* Numbers of one group in field 'hyper', after the clipping norm. */
+/* Field 'groups'. */
 enum {
-    HYPER_LR,
-    HYPER_B1,
-    HYPER_B2,
-    HYPER_EPS,
-    HYPER_DECAY,
-    HYPER_MODE,
-    HYPER_BC,
-    HYPER_T,
-    HYPER_N
+    GROUP_LR,
+    GROUP_B1,
+    GROUP_B2,
+    GROUP_EPS,
+    GROUP_DECAY,
+    GROUP_MODE,
+    GROUP_BC,
+    GROUP_T,
+    GROUP_N
 };
+
+static const wire_field_t group_keys[] = {
+    [GROUP_LR] = {.name = "lr", .kind = WIRE_LIST, .item = WIRE_F64},
+    [GROUP_B1] = {.name = "beta1", .kind = WIRE_LIST, .item = WIRE_F64},
+    [GROUP_B2] = {.name = "beta2", .kind = WIRE_LIST, .item = WIRE_F64},
+    [GROUP_EPS] = {.name = "eps", .kind = WIRE_LIST, .item = WIRE_F64},
+    [GROUP_DECAY] = {.name = "weight_decay", .kind = WIRE_LIST, .item = WIRE_F64},
+    [GROUP_MODE] = {.name = "mode", .kind = WIRE_LIST, .item = WIRE_U64},
+    [GROUP_BC] = {.name = "bias_correction", .kind = WIRE_LIST, .item = WIRE_FLAG},
+    [GROUP_T] = {.name = "t", .kind = WIRE_LIST, .item = WIRE_U64},
+    {0},
+};
+
+#define MAX_T 9000000000000000 /* a double holds every one */
 
 typedef struct update_s {
     binding_t *p, *m, *v; /* Borrowed */
@@ -116,35 +130,38 @@ static gradd_status_t fill_tensors(update_t *u, const msgpack_object *group, int
     return GRADD_OK;
 }
 
-/* A whole number within these bounds; NaN is none. */
-static bool is_count(double x, double low, double high) {
-    return x >= low && x <= high && x == (double)(int64_t)x;
+static gradd_status_t fill_group(const msgpack_object *const *columns, int k,
+                                 gradd_adam_t *out_group) {
+    const msgpack_object *x[GROUP_N];
+    for (int i = 0; i < GROUP_N; i++)
+        x[i] = wire_at(columns[i], k);
+    uint64_t mode = wire_u64(x[GROUP_MODE]), t = wire_u64(x[GROUP_T]);
+    if (mode > GRADD_ADAMW_TORCH)
+        return GRADD_FAIL(TENSOR, "step: field 'groups.mode[%d]': %llu, expected 0 to %d", k,
+                          (unsigned long long)mode, GRADD_ADAMW_TORCH);
+    if (t < 1 || t > MAX_T)
+        return GRADD_FAIL(TENSOR, "step: field 'groups.t[%d]': %llu, expected 1 to %lld", k,
+                          (unsigned long long)t, (long long)MAX_T);
+    *out_group = (gradd_adam_t){.lr = wire_f64(x[GROUP_LR]),
+                                .beta1 = wire_f64(x[GROUP_B1]),
+                                .beta2 = wire_f64(x[GROUP_B2]),
+                                .eps = wire_f64(x[GROUP_EPS]),
+                                .weight_decay = wire_f64(x[GROUP_DECAY]),
+                                .mode = (gradd_adam_mode_t)mode,
+                                .bias_correction = wire_flag(x[GROUP_BC]),
+                                .step = (int64_t)t};
+    return GRADD_OK;
 }
 
-static gradd_status_t fill_groups(update_t *u, const msgpack_object *hyper) {
-    size_t bytes = hyper->via.bin.size, one = sizeof(double) * HYPER_N;
-    if (bytes < sizeof(double) || (bytes - sizeof(double)) % one)
-        return GRADD_FAIL(TENSOR, "step: field 'hyper': %zu bytes are not 8 + %zu per group", bytes,
-                          one);
-    int n = (int)((bytes - sizeof(double)) / one);
+static gradd_status_t fill_groups(update_t *u, const msgpack_object *table) {
+    const msgpack_object *columns[GROUP_N];
+    int n = wire_rows(table);
     u->groups = calloc((size_t)n + 1, sizeof u->groups[0]);
     if (!u->groups) return GRADD_FAIL(NOMEM, "no memory for a step");
-    memcpy(&u->request.max_norm, hyper->via.bin.ptr, sizeof(double));
-    for (int k = 0; k < n; k++) {
-        double x[HYPER_N];
-        memcpy(x, hyper->via.bin.ptr + sizeof(double) + one * (size_t)k, one);
-        if (!is_count(x[HYPER_T], 1, 9e15) || !is_count(x[HYPER_MODE], 0, 2))
-            return GRADD_FAIL(TENSOR, "step: group %d: step %g, mode %g", k, x[HYPER_T],
-                              x[HYPER_MODE]);
-        u->groups[k] = (gradd_adam_t){.lr = x[HYPER_LR],
-                                      .beta1 = x[HYPER_B1],
-                                      .beta2 = x[HYPER_B2],
-                                      .eps = x[HYPER_EPS],
-                                      .weight_decay = x[HYPER_DECAY],
-                                      .mode = (gradd_adam_mode_t)x[HYPER_MODE],
-                                      .bias_correction = x[HYPER_BC] != 0,
-                                      .step = (int64_t)x[HYPER_T]};
-    }
+    for (int i = 0; i < GROUP_N; i++)
+        columns[i] = wire_in(table, group_keys[i].name);
+    for (int k = 0; k < n; k++)
+        GRADD_TRY(fill_group(columns, k, &u->groups[k]));
     u->request.groups = u->groups;
     u->request.n_groups = n;
     return GRADD_OK;
@@ -176,12 +193,7 @@ static gradd_status_t check_memory(const update_t *u) {
 
 static gradd_status_t fill_journal(update_t *u, const msgpack_object *journal,
                                    gradd_handle_table_t *table) {
-    gradd_tensor_t tensor;
-    msgpack_object list = {
-        .type = MSGPACK_OBJECT_ARRAY, .via.array = {.size = 1, .ptr = (msgpack_object *)journal}
-    };
-    GRADD_TRY(wire_tensor(journal, &tensor));
-    GRADD_TRY(tensors_init(&u->journal, table, &list, "step: journal"));
+    GRADD_TRY(tensors_init_one(&u->journal, table, journal, "step: journal"));
     if (u->journal.types[0].dtype != GRADD_DT_U8)
         return GRADD_FAIL(TENSOR, "step: journal: expected u8, got %s",
                           gradd_dtype_name(u->journal.types[0].dtype));
@@ -200,16 +212,18 @@ static gradd_status_t fill(work_t *work, request_t *request, update_t *u) {
     GRADD_TRY(find_list(work, args[STEP_M], "bm", n, &u->m));
     GRADD_TRY(find_list(work, args[STEP_V], "bv", n, &u->v));
     if (args[STEP_W]) GRADD_TRY(find(work, args[STEP_W], "bw", &u->w));
-    GRADD_TRY(tensors_init(&u->g, table, args[STEP_G], "step: g"));
-    if (u->g.n != n)
-        return GRADD_FAIL(TENSOR, "step: field 'g': expected %d tensors, got %d", n, u->g.n);
+    if (!wire_in(args[STEP_G], "at") && wire_rows(args[STEP_G]) != n)
+        return GRADD_FAIL(TENSOR, "step: field 'g': expected %d tensors, got %d", n,
+                          wire_rows(args[STEP_G]));
+    GRADD_TRY(tensors_init_placed(&u->g, table, args[STEP_G], n, "step: g"));
     u->tensors = calloc((size_t)n + 1, sizeof u->tensors[0]);
     if (!u->tensors) return GRADD_FAIL(NOMEM, "no memory for a step");
     GRADD_TRY(fill_tensors(u, args[STEP_GROUP], n));
-    GRADD_TRY(fill_groups(u, args[STEP_HYPER]));
+    GRADD_TRY(fill_groups(u, args[STEP_GROUPS]));
     GRADD_TRY(fill_journal(u, args[STEP_JOURNAL], table));
     u->request.tensors = u->tensors;
     u->request.n_tensors = n;
+    u->request.max_norm = args[STEP_NORM] ? wire_f64(args[STEP_NORM]) : 0;
     u->request.step = wire_u64(args[STEP_STEP]);
     u->request.once = args[STEP_ONCE] ? wire_u64(args[STEP_ONCE]) : 0;
     return check_memory(u);
@@ -224,26 +238,25 @@ static gradd_status_t step(worker_t *worker, request_t *request) {
     GRADD_TRY(st);
     wire_key(&request->reply, "norm");
     wire_put_f64(&request->reply, norm);
-    wire_key(&request->reply, "us");
-    wire_put_list(&request->reply, 2);
-    wire_put_i64(&request->reply, request->started_us - request->arrived_us);
-    wire_put_i64(&request->reply, command_now_us() - request->started_us);
+    command_put_times(request);
     return GRADD_OK;
 }
 
 GRADD_COMMANDS(
-    step, {
-              .name = "step",
-              .run = step,
-              .needs_session = true,
-              .fields = {[STEP_STEP] = {.name = "step", .kind = WIRE_U64},
-                         [STEP_JOURNAL] = {.name = "journal", .kind = WIRE_TENSOR},
-                         [STEP_HYPER] = {.name = "hyper", .kind = WIRE_BYTES},
-                         [STEP_GROUP] = {.name = "group", .kind = WIRE_LIST, .item = WIRE_U64},
-                         [STEP_P] = {.name = "bp", .kind = WIRE_U64},
-                         [STEP_M] = {.name = "bm", .kind = WIRE_U64},
-                         [STEP_V] = {.name = "bv", .kind = WIRE_U64},
-                         [STEP_G] = {.name = "g", .kind = WIRE_LIST, .item = WIRE_TENSOR_OR_NIL},
-                         [STEP_W] = {.name = "bw", .kind = WIRE_U64, .optional = true},
-                         [STEP_ONCE] = {.name = "once", .kind = WIRE_U64, .optional = true}}
+    step,
+    {
+        .name = "step",
+        .run = step,
+        .needs_session = true,
+        .fields = {[STEP_STEP] = {.name = "step", .kind = WIRE_U64},
+                   [STEP_JOURNAL] = {.name = "journal", .kind = WIRE_MAP, .keys = wire_tensor_keys},
+                   [STEP_NORM] = {.name = "max_norm", .kind = WIRE_F64, .optional = true},
+                   [STEP_GROUPS] = {.name = "groups", .kind = WIRE_TABLE, .keys = group_keys},
+                   [STEP_GROUP] = {.name = "group", .kind = WIRE_LIST, .item = WIRE_U64},
+                   [STEP_P] = {.name = "bp", .kind = WIRE_U64},
+                   [STEP_M] = {.name = "bm", .kind = WIRE_U64},
+                   [STEP_V] = {.name = "bv", .kind = WIRE_U64},
+                   [STEP_G] = {.name = "g", .kind = WIRE_TABLE, .keys = wire_placed_keys},
+                   [STEP_W] = {.name = "bw", .kind = WIRE_U64, .optional = true},
+                   [STEP_ONCE] = {.name = "once", .kind = WIRE_U64, .optional = true}}
 });

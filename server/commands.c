@@ -55,12 +55,16 @@ int command_n_fields(const command_t *command) {
 gradd_status_t command_match(request_t *request) {
     static const wire_field_t rel = {
         .name = "rel", .kind = WIRE_LIST, .item = WIRE_U64, .optional = true, .max = MAX_RELEASES};
+    static const char *const envelope[] = {"v", "q", "t", "rel", NULL};
     const command_t *row = request->command;
+    const int n = command_n_fields(row);
     if (request->n_payloads > row->max_payloads)
         return GRADD_FAIL(LIMIT, "%s: %d payload frames, expected at most %d", row->name,
                           request->n_payloads, row->max_payloads);
+    if (!row->lasting)
+        GRADD_TRY(wire_check_known(&request->doc, row->name, row->fields, n, envelope));
     GRADD_TRY(wire_match(&request->doc, row->name, &rel, 1, &request->rel));
-    return wire_match(&request->doc, row->name, row->fields, command_n_fields(row), request->args);
+    return wire_match(&request->doc, row->name, row->fields, n, request->args);
 }
 
 void command_reply(request_t *request, gradd_status_t status) {
@@ -84,4 +88,14 @@ int64_t command_now_us(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+void command_put_times(request_t *request) {
+    wire_out_t *reply = &request->reply;
+    wire_key(reply, "us");
+    wire_put_map(reply, 2);
+    wire_put_text(reply, "queued");
+    wire_put_i64(reply, request->started_us - request->arrived_us);
+    wire_put_text(reply, "ran");
+    wire_put_i64(reply, command_now_us() - request->started_us);
 }

@@ -30,7 +30,9 @@ typedef struct command_s {
     gradd_status_t (*io)(struct daemon_s *daemon, struct request_s *request);
     gradd_status_t (*run)(struct worker_s *worker, struct request_s *request);
     bool needs_session; /* a valid token; without it only the uid is known, and session is NULL */
-    bool ends_session;  /* the session ends when the reply has been sent */
+    bool
+        lasting; /* spoken by all versions of the protocol: fields that are not known are ignored */
+    bool ends_session; /* the session ends when the reply has been sent */
     int max_payloads;
     wire_field_t fields[COMMAND_MAX_FIELDS]; /* ends at the first without a name */
 } command_t;
@@ -79,5 +81,7 @@ gradd_status_t command_match(request_t *request);
 void command_reply(request_t *request, gradd_status_t status);
 
 int64_t command_now_us(void);
+/* Puts the microseconds that the request waited and ran into its reply. */
+void command_put_times(request_t *request);
 
 #endif

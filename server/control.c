@@ -2,6 +2,7 @@
 #include "server/control.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -18,6 +19,7 @@
 
 typedef struct packet_s {
     session_t *session;
+    const control_host_t *host;
     const msgpack_object *args[MAX_ARGS];
     int fds[MAX_DESCRIPTORS]; /* Owned; -1 once handed on */
     int n_fds;
@@ -28,8 +30,44 @@ typedef struct control_row_s {
     const char *name;
     gradd_status_t (*run)(packet_t *packet);
     int n_fds;
+    bool lasting; /* as in commands.h */
     wire_field_t fields[MAX_ARGS];
 } control_row_t;
+
+/* "protocol 2", "protocols 3 to 5" */
+static const char *range_text(uint64_t low, uint64_t high, char text[64]) {
+    if (low == high)
+        snprintf(text, 64, "protocol %llu", (unsigned long long)low);
+    else
+        snprintf(text, 64, "protocols %llu to %llu", (unsigned long long)low,
+                 (unsigned long long)high);
+    return text;
+}
+
+/* Says who is the older one and which command helps. */
+static gradd_status_t refuse_version(const packet_t *packet, uint64_t low, uint64_t high) {
+    const msgpack_object *given = packet->args[2];
+    char theirs[64], ours[64], version[80] = "of an unknown version", help[400];
+    if (given)
+        snprintf(version, sizeof version, "%.*s", (int)given->via.str.size, given->via.str.ptr);
+    if (high < PROTOCOL_LOWEST)
+        snprintf(help, sizeof help,
+                 "the client is the older one: `pip install gradd==" GRADD_VERSION
+                 "` where it runs, or `gradd stop --dir %s`, and its next call starts a daemon of "
+                 "its own version",
+                 packet->host->dir);
+    else
+        snprintf(
+            help, sizeof help,
+            "the daemon is the older one: `gradd stop --dir %s` ends it, and the client's next "
+            "call starts a daemon of its own version",
+            packet->host->dir);
+    return GRADD_FAIL(VERSION,
+                      "hello: the client, gradd %s, speaks %s, this daemon, gradd %s (pid %d), %s: "
+                      "%s",
+                      version, range_text(low, high, theirs), GRADD_VERSION, (int)getpid(),
+                      range_text(PROTOCOL_LOWEST, PROTOCOL_HIGHEST, ours), help);
+}
 
 static gradd_status_t run_hello(packet_t *packet) {
     const msgpack_object *range = packet->args[0], *client = packet->args[1];
@@ -38,19 +76,15 @@ static gradd_status_t run_hello(packet_t *packet) {
                           "hello: field 'proto' has %d entries, expected [lowest, "
                           "highest]",
                           wire_count(range));
-    uint64_t low = wire_u64(wire_at(range, 0)), high = wire_u64(wire_at(range, 1));
-    uint64_t chosen = high < PROTOCOL_HIGHEST ? high : PROTOCOL_HIGHEST;
-    if (chosen < low || chosen < PROTOCOL_LOWEST)
-        return GRADD_FAIL(VERSION,
-                          "client speaks protocol %llu to %llu, this daemon (gradd %s) %d to %d: "
-                          "install the same version on both sides and restart the daemon",
-                          (unsigned long long)low, (unsigned long long)high, GRADD_VERSION,
-                          PROTOCOL_LOWEST, PROTOCOL_HIGHEST);
+    /* Whoever comes now meets another daemon next, which may well speak what he does. */
     if (packet->session->late)
         return GRADD_FAIL(STALE,
                           "hello: this daemon, pid %d, is ending after the request in "
                           "progress: connect again",
                           (int)getpid());
+    uint64_t low = wire_u64(wire_at(range, 0)), high = wire_u64(wire_at(range, 1));
+    uint64_t chosen = high < PROTOCOL_HIGHEST ? high : PROTOCOL_HIGHEST;
+    if (chosen < low || chosen < PROTOCOL_LOWEST) return refuse_version(packet, low, high);
     GRADD_TRY(session_greet(packet->session, client ? client->via.str.ptr : "?",
                             client ? client->via.str.size : 1));
     wire_key(packet->reply, "proto");
@@ -66,13 +100,25 @@ static gradd_status_t run_hello(packet_t *packet) {
     return GRADD_OK;
 }
 
+/* A text that must be the only one there is; absent: that one. */
+static gradd_status_t check_only(const msgpack_object *given, const char *field, const char *what,
+                                 const char *only) {
+    if (!given) return GRADD_OK;
+    const msgpack_object_str *text = &given->via.str;
+    if (text->size == strlen(only) && memcmp(text->ptr, only, text->size) == 0) return GRADD_OK;
+    return GRADD_FAIL(UNSUPPORTED, "segment: field '%s': there is no %s '%.*s', only '%s'", field,
+                      what, text->size < 60 ? (int)text->size : 60, text->ptr, only);
+}
+
 static gradd_status_t run_segment(packet_t *packet) {
     uint64_t id = wire_u64(packet->args[0]), bytes = wire_u64(packet->args[1]);
+    GRADD_TRY(check_only(packet->args[2], "kind", "kind of segment", "memfd"));
+    GRADD_TRY(check_only(packet->args[3], "device", "device", packet->host->device));
     if (packet->session->state == SESSION_NEW)
         return GRADD_FAIL(SESSION, "segment: say hello first");
     int fd = packet->fds[0];
     packet->fds[0] = -1;
-    GRADD_TRY(gradd_lease_add(packet->session->lease, id, fd, bytes, packet->session->mapper));
+    GRADD_TRY(gradd_lease_add(packet->session->lease, id, fd, bytes, packet->host->mapper));
     wire_key(packet->reply, "id");
     wire_put_u64(packet->reply, id);
     return GRADD_OK;
@@ -90,17 +136,23 @@ static gradd_status_t run_unsegment(packet_t *packet) {
 static const control_row_t rows[] = {
     {.name = "hello",
      .run = run_hello,
+     .lasting = true,
      .fields = {{.name = "proto", .kind = WIRE_LIST, .item = WIRE_U64, .max = 2},
-                {.name = "client", .kind = WIRE_TEXT, .optional = true, .max = 1024}}},
+                {.name = "client", .kind = WIRE_TEXT, .optional = true, .max = 1024},
+                {.name = "version", .kind = WIRE_TEXT, .optional = true, .max = 64}}},
     {.name = "segment",
      .run = run_segment,
      .n_fds = 1,
-     .fields = {{.name = "id", .kind = WIRE_U64}, {.name = "bytes", .kind = WIRE_U64}}},
+     .fields = {{.name = "id", .kind = WIRE_U64},
+                {.name = "bytes", .kind = WIRE_U64},
+                {.name = "kind", .kind = WIRE_TEXT, .optional = true},
+                {.name = "device", .kind = WIRE_TEXT, .optional = true}}},
     {.name = "unsegment", .run = run_unsegment, .fields = {{.name = "id", .kind = WIRE_U64}}},
 };
 
 static gradd_status_t dispatch(packet_t *packet, const wire_doc_t *doc) {
     static const wire_field_t verb_field = {.name = "v", .kind = WIRE_TEXT, .max = WIRE_MAX_VERB};
+    static const char *const envelope[] = {"v", "q", NULL};
     const msgpack_object *verb;
     GRADD_TRY(wire_match(doc, "control", &verb_field, 1, &verb));
     const msgpack_object_str *name = &verb->via.str;
@@ -111,6 +163,7 @@ static gradd_status_t dispatch(packet_t *packet, const wire_doc_t *doc) {
             continue;
         while (n < MAX_ARGS && row->fields[n].name)
             n++;
+        if (!row->lasting) GRADD_TRY(wire_check_known(doc, row->name, row->fields, n, envelope));
         GRADD_TRY(wire_match(doc, row->name, row->fields, n, packet->args));
         if (packet->n_fds != row->n_fds)
             return GRADD_FAIL(SHM, "%s: %d descriptors came along, expected %d", row->name,
@@ -126,10 +179,11 @@ static uint64_t sequence_of(const wire_doc_t *doc) {
 }
 
 /* False when the reply cannot be sent. */
-static bool answer(session_t *session, const void *data, size_t bytes, int *fds, int n_fds) {
+static bool answer(session_t *session, const control_host_t *host, const void *data, size_t bytes,
+                   int *fds, int n_fds) {
     wire_out_t reply = {0};
     wire_doc_t doc = {0};
-    packet_t packet = {.session = session, .n_fds = n_fds, .reply = &reply};
+    packet_t packet = {.session = session, .host = host, .n_fds = n_fds, .reply = &reply};
     memcpy(packet.fds, fds, (size_t)n_fds * sizeof *fds);
     gradd_status_t st = wire_decode(data, bytes, &doc);
     uint64_t q = sequence_of(&doc);
@@ -163,7 +217,7 @@ gradd_status_t control_accept(session_table_t *table, int listener, uid_t uid,
     return session_create(table, fd, ticks, uid, out_session);
 }
 
-void control_read(session_t *session, bool *out_open) {
+void control_read(session_t *session, const control_host_t *host, bool *out_open) {
     static uint8_t buffer[CONTROL_MAX_PACKET]; /* one I/O thread */
     *out_open = true;
     for (int i = 0; i < PACKETS_PER_CALL && *out_open; i++) {
@@ -185,6 +239,6 @@ void control_read(session_t *session, bool *out_open) {
             return;
         }
         if (event == GRADD_FD_AGAIN) return;
-        *out_open = answer(session, buffer, bytes, fds, n_fds);
+        *out_open = answer(session, host, buffer, bytes, fds, n_fds);
     }
 }

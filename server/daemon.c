@@ -123,9 +123,12 @@ static void accept_session(daemon_t *daemon) {
 
 static void read_session(daemon_t *daemon, uint32_t number) {
     bool open;
+    const control_host_t host = {.dir = daemon->dir.path,
+                                 .device = gradd_device_info(daemon->worker.device)->name,
+                                 .mapper = device_mapper(daemon->worker.device)};
     session_t *session = session_by_number(&daemon->table, number);
     if (!session || session->control < 0) return;
-    control_read(session, &open);
+    control_read(session, &host, &open);
     if (!open) daemon_end_session(daemon, session, "connection closed", true);
 }
 
@@ -260,7 +263,6 @@ static gradd_status_t start(daemon_t *daemon) {
         .compile_ms = daemon->options->compile_ms,
     };
     GRADD_TRY(worker_open_device(&daemon->worker, &device));
-    daemon->table.mapper = device_mapper(daemon->worker.device);
     return open_sockets(daemon);
 }
 

@@ -7,18 +7,12 @@
 #include "server/admin.h"
 #include "server/explain.h"
 #include "server/rundir.h"
+#include "server/version.h"
 
 #define ANSWER_MS 60000 /* the engine may be in the middle of a long run */
 #define PAGE      500
 
 /* ---- reading replies: the daemon's bytes are checked like anybody's -------------------------- */
-
-static const char *text_at(arena_t *arena, const msgpack_object *list, int i) {
-    const msgpack_object *o = wire_at(list, i);
-    if (o->type != MSGPACK_OBJECT_STR) return "?";
-    const char *copy = arena_string(arena, o->via.str.ptr, o->via.str.size);
-    return copy ? copy : "?";
-}
 
 static int64_t integer(const msgpack_object *o) {
     bool number = o && (o->type == MSGPACK_OBJECT_POSITIVE_INTEGER ||
@@ -42,46 +36,47 @@ static const char *text_of(arena_t *arena, const msgpack_object *o) {
     return copy ? copy : "?";
 }
 
-static const msgpack_object *in_map(const msgpack_object *map, const char *key) {
-    for (uint32_t i = 0; map->type == MSGPACK_OBJECT_MAP && i < map->via.map.size; i++) {
-        const msgpack_object_kv *pair = &map->via.map.ptr[i];
-        if (pair->key.type == MSGPACK_OBJECT_STR && pair->key.via.str.size == strlen(key) &&
-            !memcmp(pair->key.via.str.ptr, key, strlen(key)))
-            return &pair->val;
-    }
-    return NULL;
-}
-
 static bool is_list(const msgpack_object *o, int n) {
     return o && o->type == MSGPACK_OBJECT_ARRAY && wire_count(o) >= n;
 }
 
+static const char *word(const explain_report_t *r, const msgpack_object *row, const char *key) {
+    return text_of(r->arena, wire_in(row, key));
+}
+
+static gradd_status_t read_type(const msgpack_object *row, gradd_type_t *out_type) {
+    static const wire_field_t keys[] = {
+        {.name = "dtype", .kind = WIRE_U64 },
+        {.name = "dims",  .kind = WIRE_DIMS},
+    };
+    const msgpack_object *values[2];
+    GRADD_TRY(wire_match_map(row, "explain", keys, 2, values));
+    if (wire_u64(values[0]) == GRADD_DT_NONE) return GRADD_OK;
+    return wire_type(values[0], values[1], out_type);
+}
+
 static gradd_status_t read_line(const msgpack_object *o, explain_report_t *r) {
-    explain_line_t *line = is_list(o, 19) ? explain_report_line(r) : NULL;
+    explain_line_t *line = o->type == MSGPACK_OBJECT_MAP ? explain_report_line(r) : NULL;
     if (!line) return GRADD_FAIL(INTERNAL, "a row of the daemon's reply cannot be read");
-    *line = (explain_line_t){.row = (int)integer(wire_at(o, 0)),
-                             .step = (int)integer(wire_at(o, 1)),
-                             .kind = text_at(r->arena, o, 2),
-                             .backward = integer(wire_at(o, 3)) != 0,
-                             .op = text_at(r->arena, o, 4),
-                             .domain = text_at(r->arena, o, 5),
-                             .kernel = text_at(r->arena, o, 6),
-                             .node = (int)integer(wire_at(o, 7)),
-                             .node_name = text_at(r->arena, o, 8),
-                             .node_op = text_at(r->arena, o, 9),
-                             .fused = text_at(r->arena, o, 10),
-                             .source = text_at(r->arena, o, 11),
-                             .bytes_read = integer(wire_at(o, 13)),
-                             .bytes_written = integer(wire_at(o, 14)),
-                             .work_bytes = integer(wire_at(o, 15)),
-                             .saved_bytes = integer(wire_at(o, 16)),
-                             .flops = real(wire_at(o, 17)),
-                             .leftover = integer(wire_at(o, 18)) != 0};
-    const msgpack_object *type = wire_at(o, 12);
-    if (!is_list(type, 2) || !is_list(wire_at(type, 1), 0))
-        return GRADD_FAIL(INTERNAL, "a type of the daemon's reply cannot be read");
-    if (integer(wire_at(type, 0)) == GRADD_DT_NONE) return GRADD_OK;
-    return wire_type(type, &line->type);
+    *line = (explain_line_t){.row = (int)integer(wire_in(o, "row")),
+                             .step = (int)integer(wire_in(o, "step")),
+                             .kind = word(r, o, "kind"),
+                             .backward = integer(wire_in(o, "backward")) != 0,
+                             .op = word(r, o, "op"),
+                             .domain = word(r, o, "domain"),
+                             .kernel = word(r, o, "kernel"),
+                             .node = (int)integer(wire_in(o, "node")),
+                             .node_name = word(r, o, "node_name"),
+                             .node_op = word(r, o, "node_op"),
+                             .fused = word(r, o, "fused"),
+                             .source = word(r, o, "source"),
+                             .bytes_read = integer(wire_in(o, "bytes_read")),
+                             .bytes_written = integer(wire_in(o, "bytes_written")),
+                             .work_bytes = integer(wire_in(o, "work_bytes")),
+                             .saved_bytes = integer(wire_in(o, "saved_bytes")),
+                             .flops = real(wire_in(o, "flops")),
+                             .leftover = integer(wire_in(o, "leftover")) != 0};
+    return read_type(o, &line->type);
 }
 
 static gradd_status_t read_head(const wire_doc_t *doc, explain_report_t *r) {
@@ -97,10 +92,10 @@ static gradd_status_t read_head(const wire_doc_t *doc, explain_report_t *r) {
     r->library = text_of(r->arena, wire_get(doc, "library"));
     for (int i = 0; is_list(fates, i + 1); i++) {
         const msgpack_object *entry = wire_at(fates, i);
-        explain_fate_t *fate = is_list(entry, 3) ? explain_report_fate(r) : NULL;
+        explain_fate_t *fate = entry->type == MSGPACK_OBJECT_MAP ? explain_report_fate(r) : NULL;
         if (!fate) return GRADD_FAIL(INTERNAL, "the daemon's reply cannot be read");
-        *fate = (explain_fate_t){(gradd_fate_t)integer(wire_at(entry, 0)),
-                                 text_at(r->arena, entry, 1), (int)integer(wire_at(entry, 2))};
+        *fate = (explain_fate_t){(gradd_fate_t)integer(wire_in(entry, "fate")),
+                                 word(r, entry, "op"), (int)integer(wire_in(entry, "count"))};
     }
     return GRADD_OK;
 }
@@ -108,7 +103,7 @@ static gradd_status_t read_head(const wire_doc_t *doc, explain_report_t *r) {
 /* ---- asking ---------------------------------------------------------------------------------- */
 
 typedef struct question_s {
-    const char *path;
+    const char *path, *dir;
     int64_t session; /* -1 = of any */
     uint64_t plan;
     bool has_plan; /* else the one used last */
@@ -133,12 +128,27 @@ static gradd_status_t refused(const wire_doc_t *doc) {
     return GRADD_FAIL(IO, "the daemon refused: %.*s", n, text);
 }
 
+/* A daemon of before protocol 2 answers as well, in a form that is not read here. */
+static gradd_status_t check_protocol(const question_t *question, const wire_doc_t *doc) {
+    char version[ADMIN_VERSION_BYTES];
+    int64_t proto = integer(wire_get(doc, "proto"));
+    if (proto >= PROTOCOL_LOWEST && proto <= PROTOCOL_HIGHEST) return GRADD_OK;
+    admin_version(question->path, version);
+    return GRADD_FAIL(
+        VERSION,
+        "the daemon is gradd %s and speaks an older protocol than this gradd %s (%d): "
+        "ask with `gradd explain` of its version, or `gradd stop --dir %s` ends it, "
+        "and the next trainer starts another one",
+        version, GRADD_VERSION, PROTOCOL_HIGHEST, question->dir);
+}
+
 static gradd_status_t ask(const question_t *question, zmq_msg_t *reply, wire_doc_t *out_doc) {
     wire_out_t out = {0};
     wire_begin(&out);
     wire_key(&out, "v");
     wire_put_text(&out, "explain");
     put_wish(&out, "q", 1);
+    put_wish(&out, "proto", PROTOCOL_HIGHEST);
     put_wish(&out, "session", question->session);
     if (question->has_plan) {
         wire_key(&out, "plan");
@@ -150,7 +160,8 @@ static gradd_status_t ask(const question_t *question, zmq_msg_t *reply, wire_doc
     gradd_status_t st = admin_ask(question->path, &out, ANSWER_MS, reply, out_doc);
     wire_out_finish(&out);
     GRADD_TRY(st);
-    return integer(wire_get(out_doc, "ok")) == 1 ? GRADD_OK : refused(out_doc);
+    if (integer(wire_get(out_doc, "ok")) != 1) return refused(out_doc);
+    return check_protocol(question, out_doc);
 }
 
 /* ---- printing -------------------------------------------------------------------------------- */
@@ -159,11 +170,11 @@ static void print_plan(const msgpack_object *plan, arena_t *arena) {
     char peak[24];
     printf("%7" PRId64 " %8" PRId64 " %5" PRIu64 " %8" PRId64 " %8" PRId64 " %5" PRId64
            " %10s  %-16.16s %s\n",
-           integer(in_map(plan, "session")), integer(in_map(plan, "pid")),
-           plan_id(in_map(plan, "plan")), integer(in_map(plan, "forward")),
-           integer(in_map(plan, "backward")), integer(in_map(plan, "runs")),
-           explain_amount(integer(in_map(plan, "peak")), peak),
-           text_of(arena, in_map(plan, "client")), text_of(arena, in_map(plan, "inputs")));
+           integer(wire_in(plan, "session")), integer(wire_in(plan, "pid")),
+           plan_id(wire_in(plan, "plan")), integer(wire_in(plan, "forward")),
+           integer(wire_in(plan, "backward")), integer(wire_in(plan, "runs")),
+           explain_amount(integer(wire_in(plan, "peak")), peak),
+           text_of(arena, wire_in(plan, "client")), text_of(arena, wire_in(plan, "inputs")));
 }
 
 static void print_plans(const msgpack_object *plans, arena_t *arena) {
@@ -179,13 +190,13 @@ static void print_plans_json(const msgpack_object *plans, arena_t *arena) {
     fputs("{\"plans\": [", stdout);
     for (int i = 0; is_list(plans, i + 1); i++) {
         const msgpack_object *plan = wire_at(plans, i);
-        printf("%s{\"plan\": %" PRIu64 ", ", i ? ", " : "", plan_id(in_map(plan, "plan")));
+        printf("%s{\"plan\": %" PRIu64 ", ", i ? ", " : "", plan_id(wire_in(plan, "plan")));
         for (size_t k = 0; k < sizeof numbers / sizeof numbers[0]; k++)
-            printf("\"%s\": %" PRId64 ", ", numbers[k], integer(in_map(plan, numbers[k])));
+            printf("\"%s\": %" PRId64 ", ", numbers[k], integer(wire_in(plan, numbers[k])));
         fputs("\"client\": ", stdout);
-        explain_json_text(stdout, text_of(arena, in_map(plan, "client")));
+        explain_json_text(stdout, text_of(arena, wire_in(plan, "client")));
         fputs(", \"inputs\": ", stdout);
-        explain_json_text(stdout, text_of(arena, in_map(plan, "inputs")));
+        explain_json_text(stdout, text_of(arena, wire_in(plan, "inputs")));
         putchar('}');
     }
     fputs("]}\n", stdout);
@@ -204,7 +215,8 @@ static gradd_status_t take_page(question_t *question, const explain_args_t *args
     *out_more = false;
     if (st == GRADD_OK && question->from == 0) {
         const msgpack_object *plans = wire_get(&doc, "plans");
-        if (!args->json && (args->list || wire_count(plans) != 1)) print_plans(plans, r->arena);
+        if (!args->json && (args->list || !is_list(plans, 1) || is_list(plans, 2)))
+            print_plans(plans, r->arena);
         if (args->json && args->list) print_plans_json(plans, r->arena);
         if (rows && !args->list) st = read_head(&doc, r);
     }
@@ -222,8 +234,10 @@ static gradd_status_t take_page(question_t *question, const explain_args_t *args
     return st;
 }
 
-static gradd_status_t take_all(const explain_args_t *args, const char *path, explain_report_t *r) {
-    question_t question = {.path = path,
+static gradd_status_t take_all(const explain_args_t *args, const rundir_t *dir,
+                               explain_report_t *r) {
+    question_t question = {.path = dir->cmd,
+                           .dir = dir->path,
                            .session = args->session,
                            .plan = (uint64_t)args->plan,
                            .has_plan = args->plan >= 0,
@@ -249,7 +263,7 @@ gradd_status_t explain_live(const explain_args_t *args, bool *out_running) {
     *out_running = rundir_is_locked(&dir);
     if (!*out_running) return GRADD_OK;
     gradd_status_t st = arena_create(0, &report.arena);
-    if (st == GRADD_OK) st = take_all(args, dir.cmd, &report);
+    if (st == GRADD_OK) st = take_all(args, &dir, &report);
     if (st == GRADD_OK && !args->list && report.n_lines && args->json)
         explain_print_json(stdout, &report);
     else if (st == GRADD_OK && !args->list && report.n_lines)

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "server/admin.h"
-#include "server/control.h"
 #include "server/daemon.h"
 #include "server/explain.h"
 #include "server/list_ops.h"

@@ -55,7 +55,6 @@ gradd_status_t session_create(session_table_t *table, int control, uint64_t acce
     session->control = control;
     session->born_ms = session->active_ms = session_now_ms();
     session->end_reason = "connection closed";
-    session->mapper = table->mapper;
     table->sessions[table->n++] = session;
     *out_session = session;
     return GRADD_OK;

@@ -63,19 +63,17 @@ typedef struct session_s {
     int n_pending; /* requests in the lane, with the engine, or not answered yet */
     bool late;     /* connected while the daemon was ending: its hello is refused */
     int64_t born_ms, active_ms;
-    int64_t stalled_ms;           /* since when its replies cannot be sent; 0 = they can */
-    const char *end_reason;       /* for the log */
-    const gradd_mapper_t *mapper; /* Borrowed: takes its segments to the device; may be NULL */
-    volatile int cancel;          /* read by the engine thread at every node boundary */
-    session_counts_t counts;      /* written by the engine thread */
-    void *work;                   /* the engine thread's, see worker.h */
+    int64_t stalled_ms;      /* since when its replies cannot be sent; 0 = they can */
+    const char *end_reason;  /* for the log */
+    volatile int cancel;     /* read by the engine thread at every node boundary */
+    session_counts_t counts; /* written by the engine thread */
+    void *work;              /* the engine thread's, see worker.h */
 } session_t;
 
 typedef struct session_table_s {
     session_t *sessions[SESSION_MAX];
     int n;
     uint32_t n_born;
-    const gradd_mapper_t *mapper; /* Borrowed: of all sessions */
 } session_table_t;
 
 /* Takes over `control` (closed on failure). accepted_ticks as for gradd_peer_identify. Fails with

@@ -1,8 +1,13 @@
-/* Version of the daemon and its engine: one place, shown by hello, attach, ps and `gradd version`.
+/* Version of the daemon and its engine, and of the protocol: one place, shown by hello, attach, ps
+ * and `gradd version`.
  */
 #ifndef GRADD_SERVER_VERSION_H
 #define GRADD_SERVER_VERSION_H
 
 #define GRADD_VERSION "0.1.0"
+
+/* docs/protocol.md says what is in them. */
+#define PROTOCOL_LOWEST  2
+#define PROTOCOL_HIGHEST 2
 
 #endif

@@ -53,16 +53,18 @@ const msgpack_object *wire_get(const wire_doc_t *doc, const char *key);
 typedef enum wire_kind_e {
     WIRE_NONE,
     WIRE_U64,
+    WIRE_F64, /* or an integer */
     WIRE_TEXT,
     WIRE_BYTES,
-    WIRE_TENSOR, /* [segment, offset, dtype, [dims...]] */
-    WIRE_TENSOR_OR_NIL,
-    WIRE_TYPE,  /* [dtype, [dims...]] */
     WIRE_INDEX, /* a position, or a name */
     WIRE_LIST,
-    WIRE_PLACED, /* [position, tensor] */
-    WIRE_FLAG,   /* a boolean, 0 or 1 */
+    WIRE_FLAG,  /* a boolean, 0 or 1 */
+    WIRE_DIMS,  /* a list of up to GRADD_MAX_RANK sizes */
+    WIRE_MAP,   /* a map with the keys of the field */
+    WIRE_TABLE, /* the same, of lists of equal length: one entry per row in each */
 } wire_kind_t;
+
+#define WIRE_MAX_KEYS 12 /* of a map in a field */
 
 /* What a verb expects of one field. */
 typedef struct wire_field_s {
@@ -71,22 +73,61 @@ typedef struct wire_field_s {
     wire_kind_t item; /* WIRE_LIST: of its entries */
     bool optional;    /* may be missing; a nil counts as missing then */
     uint32_t max;     /* WIRE_LIST: entries; WIRE_TEXT and WIRE_BYTES: bytes; 0 = no own limit */
+    const struct wire_field_s *keys; /* WIRE_MAP and WIRE_TABLE; ends at the first without a name */
 } wire_field_t;
 
-/* Finds and checks the fields; out_values[i] is NULL for a missing optional one. Unknown fields are
- * ignored (a newer client of the same protocol may send more). Fails with LIMIT for counts and with
- * TENSOR for kinds; the sentence begins with "<verb>: field '<name>'". */
+/* Finds and checks the fields; out_values[i] is NULL for a missing optional one. Other fields of
+ * the message are not looked at; in the map of a field an unknown key is UNSUPPORTED. Fails with
+ * LIMIT for counts and with TENSOR for kinds; the sentence begins with "<verb>: field '<name>'". */
 gradd_status_t wire_match(const wire_doc_t *doc, const char *verb, const wire_field_t *fields,
                           int n_fields, const msgpack_object **out_values);
 
-/* Conversions of checked objects. */
+/* The same for the keys of any object, which fails if it is no map; others are not looked at. */
+gradd_status_t wire_match_map(const msgpack_object *map, const char *verb,
+                              const wire_field_t *fields, int n_fields,
+                              const msgpack_object **out_values);
+/* Checks one object that is a table, as in a field of that name. */
+gradd_status_t wire_check_table(const msgpack_object *o, const char *verb, const char *name,
+                                const wire_field_t *keys);
+
+/* Whether every key of a message is one of the fields or of the envelope (NULL at the end). Fails
+ * with UNSUPPORTED. */
+gradd_status_t wire_check_known(const wire_doc_t *doc, const char *verb, const wire_field_t *fields,
+                                int n_fields, const char *const *envelope);
+
+/* Conversions of checked objects. wire_find: the value of a key, NULL if there is none or the
+ * object is no map; wire_in takes a nil for none. */
+const msgpack_object *wire_find(const msgpack_object *map, const char *key);
+const msgpack_object *wire_in(const msgpack_object *map, const char *key);
+int wire_rows(const msgpack_object *table); /* 0 for NULL */
+double wire_f64(const msgpack_object *o);
 uint64_t wire_u64(const msgpack_object *o);
 bool wire_flag(const msgpack_object *o); /* false for NULL */
 int wire_count(const msgpack_object *list);
 const msgpack_object *wire_at(const msgpack_object *list, int i);
-/* The dims and the dtype are still to be validated: fails with UNSUPPORTED, LIMIT. */
-gradd_status_t wire_type(const msgpack_object *o, gradd_type_t *out_type);
+
+/* ---- tensors and types: docs/protocol.md ---- */
+
+/* Keys of one tensor, of a list of tensors, of one whose entries may have positions, and of a list
+ * of types. */
+extern const wire_field_t wire_tensor_keys[], wire_tensors_keys[], wire_placed_keys[],
+    wire_types_keys[];
+
+/* The columns of a list of tensors or types that was checked; borrowed. */
+typedef struct wire_tensors_s {
+    const msgpack_object *at, *segments, *offsets, *dtypes, *dims; /* at: NULL = 0, 1, ... */
+    int n;
+} wire_tensors_t;
+
+wire_tensors_t wire_tensors(const msgpack_object *table); /* NULL: no tensors */
+/* Entry i. The dims and the dtype are still to be validated: fails with UNSUPPORTED, LIMIT. */
+gradd_status_t wire_type_at(const wire_tensors_t *types, int i, gradd_type_t *out_type);
+gradd_status_t wire_tensor_at(const wire_tensors_t *tensors, int i, gradd_tensor_t *out_tensor);
+/* One tensor that is a map. */
 gradd_status_t wire_tensor(const msgpack_object *o, gradd_tensor_t *out_tensor);
+/* The type of two values that are a dtype and dims. */
+gradd_status_t wire_type(const msgpack_object *dtype, const msgpack_object *dims,
+                         gradd_type_t *out_type);
 
 /* ---- what leaves ---- */
 
@@ -114,9 +155,14 @@ void wire_put_bytes(wire_out_t *out, const void *data, size_t bytes);
 void wire_put_nil(wire_out_t *out);
 void wire_put_list(wire_out_t *out, uint32_t n); /* n values follow */
 void wire_put_map(wire_out_t *out, uint32_t n);  /* n texts, each with a value, follow */
-void wire_put_type(wire_out_t *out, const gradd_type_t *type);
+void wire_put_dims(wire_out_t *out, const gradd_type_t *type);
+void wire_put_types(wire_out_t *out, const gradd_type_t *types, int n);
 
-/* Whole replies, without begin and end. session: "alive" or "lost", NULL leaves it out. */
+/* Keys of what this daemon is: `proto`, the lowest and the highest protocol, and `version`. */
+void wire_put_version(wire_out_t *out);
+
+/* Whole replies, without begin and end. Code VERSION brings the keys of wire_put_version along.
+ * session: "alive" or "lost", NULL leaves it out. */
 void wire_reply_fail(wire_out_t *out, uint64_t q, gradd_status_t status, const char *what,
                      const char *session);
 /* begin, ok and q; the verb's own keys and wire_end follow. */

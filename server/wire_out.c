@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/version.h"
 #include "server/wire.h"
 
 #define MAP16_BYTES 3 /* 0xde and the number of pairs, patched by wire_end */
@@ -146,12 +147,31 @@ void wire_put_map(wire_out_t *out, uint32_t n) {
         put_head(out, 0xdf, n, 4);
 }
 
-void wire_put_type(wire_out_t *out, const gradd_type_t *type) {
-    wire_put_list(out, 2);
-    wire_put_u64(out, (uint64_t)type->dtype);
+void wire_put_types(wire_out_t *out, const gradd_type_t *types, int n) {
+    wire_put_map(out, 2);
+    wire_put_text(out, "dtypes");
+    wire_put_list(out, (uint32_t)n);
+    for (int i = 0; i < n; i++)
+        wire_put_u64(out, (uint64_t)types[i].dtype);
+    wire_put_text(out, "dims");
+    wire_put_list(out, (uint32_t)n);
+    for (int i = 0; i < n; i++)
+        wire_put_dims(out, &types[i]);
+}
+
+void wire_put_dims(wire_out_t *out, const gradd_type_t *type) {
     wire_put_list(out, (uint32_t)type->rank);
     for (int i = 0; i < type->rank; i++)
         wire_put_i64(out, type->dims[i]);
+}
+
+void wire_put_version(wire_out_t *out) {
+    wire_key(out, "proto");
+    wire_put_list(out, 2);
+    wire_put_u64(out, PROTOCOL_LOWEST);
+    wire_put_u64(out, PROTOCOL_HIGHEST);
+    wire_key(out, "version");
+    wire_put_text(out, GRADD_VERSION);
 }
 
 void wire_reply_begin(wire_out_t *out, uint64_t q) {
@@ -173,6 +193,7 @@ void wire_reply_fail(wire_out_t *out, uint64_t q, gradd_status_t status, const c
     wire_put_text(out, gradd_status_name(status));
     wire_key(out, "what");
     wire_put_text(out, what);
+    if (status == GRADD_E_VERSION) wire_put_version(out);
     if (session) {
         wire_key(out, "session");
         wire_put_text(out, session);

@@ -79,6 +79,12 @@ void work_drop_plan(worker_t *worker, work_t *work, work_plan_t *plan) {
     free(plan);
 }
 
+struct work_graph_s *work_find_graph(work_t *work, const void *id) {
+    for (int i = 0; i < work->n_graphs; i++)
+        if (memcmp(work->graphs[i].model->id, id, GRADD_SHA256_BYTES) == 0) return &work->graphs[i];
+    return NULL;
+}
+
 void work_finish_graph(worker_t *worker, struct work_graph_s *graph) {
     cache_release_model(worker, graph->model);
     wire_doc_finish(&graph->source);
@@ -140,19 +146,19 @@ static void format_source(const msgpack_object_str *source, char *out, size_t by
 /* The Python source of a node whose name the error sentence quotes ('name'), if the client has
  * told us; it follows the sentence. */
 static void add_source(const work_t *work, const char *message) {
-    const char *from = strchr(message, '\'');
-    const char *to = from ? strchr(from + 1, '\'') : NULL;
+    const char *begin = strchr(message, '\'');
+    const char *to = begin ? strchr(begin + 1, '\'') : NULL;
     if (!to) return;
-    size_t n = (size_t)(to - from - 1);
+    size_t n = (size_t)(to - begin - 1);
     for (int g = 0; g < work->n_graphs; g++) {
         const msgpack_object *table = &work->graphs[g].source.root;
         /* Names of nodes are unique in their graph only. */
         if (!work->graphs[g].source.live || work->graphs[g].model != work->subject) continue;
-        for (uint32_t i = 0; i < table->via.array.size; i++) {
-            const msgpack_object *pair = &table->via.array.ptr[i];
-            const msgpack_object_str *name = &wire_at(pair, 0)->via.str;
-            const msgpack_object_str *source = &wire_at(pair, 1)->via.str;
-            if (name->size != n || memcmp(name->ptr, from + 1, n) != 0) continue;
+        const msgpack_object *nodes = wire_in(table, "nodes"), *from = wire_in(table, "sources");
+        for (int i = 0; i < wire_count(nodes); i++) {
+            const msgpack_object_str *name = &wire_at(nodes, i)->via.str;
+            const msgpack_object_str *source = &wire_at(from, i)->via.str;
+            if (name->size != n || memcmp(name->ptr, begin + 1, n) != 0) continue;
             char text[GRADD_ERROR_BYTES], place[256];
             format_source(source, place, sizeof place);
             snprintf(text, sizeof text, "%.700s (from %s)", message, place);

@@ -118,7 +118,7 @@ typedef struct tensors_s {
     gradd_handle_table_t *table; /* Borrowed */
     int n;
     gradd_type_t *types; /* Owned */
-    void **address;      /* Owned; NULL where the message said nil */
+    void **address;      /* Owned; NULL where the message left one out */
     uint64_t *segments;  /* Owned: the ids that are retained */
     int n_segments;
     span_t *spans; /* Owned, sorted; tag = position in the list */
@@ -164,6 +164,8 @@ gradd_status_t work_of(worker_t *worker, session_t *session, work_t **out_work);
 void work_release_run(work_t *work, uint64_t id);
 void work_drop_plan(worker_t *worker, work_t *work, work_plan_t *plan); /* it has no runs */
 void work_release_binding(binding_t *binding);
+/* The graph that this session has put under that id, GRADD_SHA256_BYTES, or NULL. */
+struct work_graph_s *work_find_graph(work_t *work, const void *id);
 void work_finish_graph(worker_t *worker, struct work_graph_s *graph);
 /* Gives everything back; session->work is NULL afterwards. */
 void work_end(worker_t *worker, session_t *session);
@@ -172,15 +174,17 @@ void work_count(work_t *work);
 
 /* ---- lists of tensors (tensors.c) ---- */
 
-/* Validates a list of tensors of a message: types, segments, bounds, alignment; retains segments.
- * Errors begin with `what` and the position. list may be NULL: no tensors. */
+/* Validates the tensors of a message: types, segments, bounds, alignment; retains segments. Errors
+ * begin with `what` and the entry. object may be NULL: no tensors. */
 gradd_status_t tensors_init(tensors_t *tensors, gradd_handle_table_t *table,
-                            const msgpack_object *list, const char *what);
-/* The same for one tensor per entry, each entry a pair [position, tensor]; out_positions has room
- * for all. */
-gradd_status_t tensors_init_pairs(tensors_t *tensors, gradd_handle_table_t *table,
-                                  const msgpack_object *list, const char *what,
-                                  uint64_t *out_positions);
+                            const msgpack_object *object, const char *what);
+/* The same for a list of n of which the message may leave some out: its field 'at' says which
+ * position an entry has. */
+gradd_status_t tensors_init_placed(tensors_t *tensors, gradd_handle_table_t *table,
+                                   const msgpack_object *object, int n, const char *what);
+/* The same for a field that is one tensor. */
+gradd_status_t tensors_init_one(tensors_t *tensors, gradd_handle_table_t *table,
+                                const msgpack_object *object, const char *what);
 void tensors_finish(tensors_t *tensors); /* accepts NULL and zeroed ones */
 
 /* ---- requests ---- */

@@ -276,7 +276,7 @@ gradd_status_t peer_attach(peer_t *peer) {
 
 void peer_open(peer_t *peer, const char *dir, uint64_t bytes) {
     peer_connect(peer, dir);
-    CHECK_OK(peer_hello(peer, 1, 1));
+    CHECK_OK(peer_hello(peer, 2, 2));
     CHECK_OK(peer_segment(peer, 1, bytes));
     CHECK_OK(peer_attach(peer));
 }
@@ -344,24 +344,48 @@ void *peer_at(const peer_t *peer, uint64_t offset) {
     return (char *)peer->segment.base + offset;
 }
 
-void peer_put_f32(wire_out_t *out, uint64_t offset, int rank, int64_t d0, int64_t d1) {
-    wire_put_list(out, 4);
-    wire_put_u64(out, 1);
-    wire_put_u64(out, offset);
-    wire_put_u64(out, GRADD_DT_F32);
-    wire_put_list(out, (uint32_t)rank);
-    if (rank > 0) wire_put_i64(out, d0);
-    if (rank > 1) wire_put_i64(out, d1);
+static void put_numbers(wire_out_t *out, const char *key, int n, const peer_f32_t *tensors,
+                        uint64_t (*number)(const peer_f32_t *tensor)) {
+    wire_put_text(out, key);
+    wire_put_list(out, (uint32_t)n);
+    for (int i = 0; i < n; i++)
+        wire_put_u64(out, number(&tensors[i]));
+}
+
+static uint64_t one(const peer_f32_t *tensor) { /* segment 1; and f32 is element type 1 */
+    (void)tensor;
+    return 1;
+}
+
+static uint64_t offset_of(const peer_f32_t *tensor) {
+    return tensor->offset;
+}
+
+static uint64_t position_of(const peer_f32_t *tensor) {
+    return (uint64_t)tensor->at;
+}
+
+void peer_put_tensors(wire_out_t *out, int n, const peer_f32_t *tensors, bool with_at) {
+    wire_put_map(out, with_at ? 5 : 4);
+    put_numbers(out, "segments", n, tensors, one);
+    put_numbers(out, "offsets", n, tensors, offset_of);
+    put_numbers(out, "dtypes", n, tensors, one);
+    wire_put_text(out, "dims");
+    wire_put_list(out, (uint32_t)n);
+    for (int i = 0; i < n; i++) {
+        wire_put_list(out, (uint32_t)tensors[i].rank);
+        for (int d = 0; d < tensors[i].rank; d++)
+            wire_put_i64(out, tensors[i].dims[d]);
+    }
+    if (with_at) put_numbers(out, "at", n, tensors, position_of);
+}
+
+void peer_put_one(wire_out_t *out, const char *key, peer_f32_t tensor) {
+    wire_key(out, key);
+    peer_put_tensors(out, 1, &tensor, false);
 }
 
 /* ---- models ---- */
-
-static void put_type(wire_out_t *m, int64_t d0, int64_t d1) {
-    gradd_type_t type = {
-        .dtype = GRADD_DT_F32, .rank = 2, .dims = {d0, d1}
-    };
-    wire_put_type(m, &type);
-}
 
 static void put_positions(wire_out_t *m, const char *key, int n, const int *positions) {
     wire_key(m, key);
@@ -388,15 +412,17 @@ static wire_out_t *request_plan(peer_t *peer, uint64_t plan, const uint8_t id[32
     wire_put_bytes(m, id, 32);
     wire_key(m, "plan");
     wire_put_u64(m, plan);
+    const gradd_type_t types[] = {
+        {.dtype = GRADD_DT_F32, .rank = 2, .dims = {rows, columns}  },
+        {.dtype = GRADD_DT_F32, .rank = 2, .dims = {w_rows, columns}},
+    };
     wire_key(m, "in");
-    wire_put_list(m, 2);
-    put_type(m, rows, columns);
-    put_type(m, w_rows, columns);
+    wire_put_types(m, types, 2);
     put_positions(m, "bound", 1, (int[]){1});
     return m;
 }
 
-gradd_status_t peer_plan_small(peer_t *peer, uint64_t plan, int64_t rows) {
+wire_out_t *peer_ask_small(peer_t *peer, uint64_t plan, int64_t rows) {
     uint8_t id[32];
     Onnx__ModelProto *model = build_model();
     build_input(model, "x", GRADD_DT_F32, 2, BUILD_DIMS(-1, 4));
@@ -405,11 +431,16 @@ gradd_status_t peer_plan_small(peer_t *peer, uint64_t plan, int64_t rows) {
     build_attr_int(build_node(model, "ReduceSum", "sum", "y", "loss"), "keepdims", 0);
     build_output(model, "y");
     build_output(model, "loss");
-    GRADD_TRY(put_graph(peer, model, id));
+    CHECK_OK(put_graph(peer, model, id));
     wire_out_t *m = request_plan(peer, plan, id, rows, 4, rows);
     put_positions(m, "grad", 2, (int[]){1, 0});
     put_positions(m, "out", 2, (int[]){0, 1});
     put_positions(m, "gmask", 1, (int[]){1});
+    return m;
+}
+
+gradd_status_t peer_plan_small(peer_t *peer, uint64_t plan, int64_t rows) {
+    peer_ask_small(peer, plan, rows);
     return peer_call(peer);
 }
 
@@ -444,11 +475,15 @@ void peer_forward_small(peer_t *peer, uint64_t plan, uint64_t run, int64_t rows)
     wire_put_u64(m, 0);
     wire_key(m, "b");
     wire_put_u64(m, 1);
-    wire_key(m, "in");
-    wire_put_list(m, 1);
-    peer_put_f32(m, AT_X, 2, rows, 4);
+    peer_put_one(m, "in",
+                 (peer_f32_t){
+                     AT_X, 2, {rows, 4},
+                       0
+    });
     wire_key(m, "out");
-    wire_put_list(m, 2);
-    peer_put_f32(m, AT_Y, 2, rows, 4);
-    peer_put_f32(m, AT_LOSS, 0, 0, 0);
+    const peer_f32_t out[] = {
+        {AT_Y,    2, {rows, 4}, 0},
+        {AT_LOSS, 0, {0},       0}
+    };
+    peer_put_tensors(m, 2, out, false);
 }

@@ -96,14 +96,26 @@ const msgpack_object *peer_value(const peer_t *peer, const char *key);
 /* Address in segment 1. */
 void *peer_at(const peer_t *peer, uint64_t offset);
 
-/* [segment 1, offset, f32, dims]; rank up to 2. */
-void peer_put_f32(wire_out_t *out, uint64_t offset, int rank, int64_t d0, int64_t d1);
+/* A tensor of f32 in segment 1; rank up to 2. */
+typedef struct peer_f32_s {
+    uint64_t offset;
+    int rank;
+    int64_t dims[2];
+    int at; /* its position, where the field has 'at' */
+} peer_f32_t;
+
+/* The value of a field that is a list of n tensors; with_at: with their positions. */
+void peer_put_tensors(wire_out_t *out, int n, const peer_f32_t *tensors, bool with_at);
+/* Field and value; only one tensor, without 'at'. */
+void peer_put_one(wire_out_t *out, const char *key, peer_f32_t tensor);
 
 /* ---- models ---- */
 
 /* y = x * w elementwise (x, w: f32[?, 4]), loss = ReduceSum(y): inputs x, w; outputs y, loss.
  * Puts it and plans it as `plan` for n rows: w bound and differentiated, x differentiated. */
 gradd_status_t peer_plan_small(peer_t *peer, uint64_t plan, int64_t rows);
+/* The same up to the request, which takes more fields and is sent with peer_call. */
+wire_out_t *peer_ask_small(peer_t *peer, uint64_t plan, int64_t rows);
 /* y = x @ w @ w @ ... (n_products times), all f32[n, n]; w bound, inference. */
 gradd_status_t peer_plan_slow(peer_t *peer, uint64_t plan, int64_t n, int n_products);
 /* forward of peer_plan_small with the layout below, as run `run`; binding 1 must be bound. */

@@ -50,10 +50,10 @@ static int count(const worker_t *worker) {
 
 static compiled_t *compile(worker_t *worker, model_entry_t *model) {
     int32_t output = 0;
-    gradd_plan_options_t options = {.outputs = &output, .n_outputs = 1, .device = worker->device};
+    const gradd_plan_options_t o = {.outputs = &output, .n_outputs = 1, .device = worker->device};
     compiled_t *compiled = NULL;
     bool hit;
-    CHECK_OK(cache_compile(worker, model, &options, &compiled, &hit));
+    CHECK_OK(cache_compile(worker, model, &o, &compiled, &hit));
     return compiled;
 }
 

@@ -20,9 +20,11 @@ static void bind_one(peer_t *peer, uint64_t id, uint64_t offset, int64_t rows) {
     wire_out_t *m = peer_request(peer, "bind");
     wire_key(m, "bind");
     wire_put_u64(m, id);
-    wire_key(m, "tensors");
-    wire_put_list(m, 1);
-    peer_put_f32(m, offset, 2, rows, 4);
+    peer_put_one(m, "tensors",
+                 (peer_f32_t){
+                     offset, 2, {rows, 4},
+                       0
+    });
     CHECK_OK(peer_call(peer));
 }
 
@@ -46,15 +48,14 @@ static gradd_status_t backward(peer_t *peer, uint64_t run, int64_t rows, bool ke
     wire_key(m, "run");
     wire_put_u64(m, run);
     wire_key(m, "go");
-    wire_put_list(m, 1);
-    wire_put_list(m, 2);
-    wire_put_u64(m, 1);
-    peer_put_f32(m, AT_DLOSS, 0, 0, 0);
+    peer_put_tensors(m, 1, &(peer_f32_t){AT_DLOSS, 0, {0}, 1}, true);
     wire_key(m, "b");
     wire_put_u64(m, 2);
-    wire_key(m, "g");
-    wire_put_list(m, 1);
-    peer_put_f32(m, dx_offset, 2, rows, 4);
+    peer_put_one(m, "g",
+                 (peer_f32_t){
+                     dx_offset, 2, {rows, 4},
+                       0
+    });
     wire_key(m, "keep");
     wire_put_u64(m, keep);
     return peer_call(peer);
@@ -164,6 +165,63 @@ TEST(second_client_finds_the_plan) {
     peer_daemon_stop(&daemon);
 }
 
+/* The small model's plan with these inputs said to be parameters. */
+static int64_t cached_with(peer_t *peer, uint64_t plan, int n, const int *parameters) {
+    wire_out_t *m = peer_ask_small(peer, plan, 5);
+    wire_key(m, "parameters");
+    wire_put_list(m, (uint32_t)n);
+    for (int i = 0; i < n; i++)
+        wire_put_i64(m, parameters[i]);
+    wire_key(m, "device");
+    wire_put_text(m, "cpu");
+    CHECK_OK(peer_call(peer));
+    return peer_number(peer, "cached");
+}
+
+TEST(plans_with_other_parameters_are_others) {
+    peer_daemon_t daemon;
+    peer_t peer;
+    peer_daemon_start(&daemon, NULL);
+    peer_open(&peer, daemon.dir, SMALL_BYTES);
+    CHECK_OK(peer_plan_small(&peer, 1, 5));
+    CHECK_EQ_INT(cached_with(&peer, 2, 0, NULL), 1); /* none are said, as before */
+    CHECK_EQ_INT(cached_with(&peer, 3, 1, (int[]){1}), 0);
+    CHECK_EQ_INT(cached_with(&peer, 4, 1, (int[]){1}), 1);
+    CHECK_EQ_INT(cached_with(&peer, 5, 2, (int[]){1, 0}), 0);
+    CHECK_EQ_INT(cached_with(&peer, 6, 2, (int[]){0, 1}), 1); /* a set, in whatever order */
+    peer_close(&peer);
+    peer_daemon_stop(&daemon);
+}
+
+TEST(segments_of_the_kind_and_device_there_is) {
+    peer_daemon_t daemon;
+    peer_t peer;
+    gradd_segment_t segment;
+    peer_daemon_start(&daemon, NULL);
+    peer_connect(&peer, daemon.dir);
+    CHECK_OK(peer_hello(&peer, 2, 2));
+    CHECK_OK(gradd_segment_create("test", 4096, &segment));
+    for (uint64_t id = 1; id <= 2; id++) {
+        wire_out_t *m = &peer.out;
+        wire_begin(m);
+        wire_key(m, "v");
+        wire_put_text(m, "segment");
+        wire_key(m, "id");
+        wire_put_u64(m, id);
+        wire_key(m, "bytes");
+        wire_put_u64(m, 4096);
+        wire_key(m, "kind");
+        if (id == 1) wire_put_text(m, "memfd");
+        if (id == 2) wire_put_nil(m); /* as if it were missing */
+        wire_key(m, "device");
+        wire_put_text(m, "cpu");
+        CHECK_OK(peer_control(&peer, segment.fd));
+    }
+    gradd_segment_finish(&segment);
+    peer_close(&peer);
+    peer_daemon_stop(&daemon);
+}
+
 TEST(a_request_is_answered_once_more) {
     peer_daemon_t daemon;
     peer_t peer;
@@ -212,13 +270,17 @@ static gradd_status_t forward_with(peer_t *peer, uint64_t x, int64_t columns, ui
     wire_put_u64(m, 0);
     wire_key(m, "b");
     wire_put_u64(m, 1);
-    wire_key(m, "in");
-    wire_put_list(m, 1);
-    peer_put_f32(m, x, 2, 2, columns);
+    peer_put_one(m, "in",
+                 (peer_f32_t){
+                     x, 2, {2, columns},
+                       0
+    });
     wire_key(m, "out");
-    wire_put_list(m, 2);
-    peer_put_f32(m, y, 2, 2, 4);
-    peer_put_f32(m, loss, 0, 0, 0);
+    const peer_f32_t out[] = {
+        {y,    2, {2, 4}, 0},
+        {loss, 0, {0},    0}
+    };
+    peer_put_tensors(m, 2, out, false);
     return peer_call(peer);
 }
 
@@ -313,8 +375,12 @@ TEST(newer_and_older_protocols) {
     peer_daemon_start(&daemon, NULL);
     peer_connect(&peer, daemon.dir);
     CHECK_STATUS(GRADD_E_VERSION, peer_hello(&peer, 3, 5));
-    CHECK_ERROR_HAS("client speaks protocol 3 to 5, this daemon");
-    CHECK_STATUS(GRADD_E_VERSION, peer_hello(&peer, 0, 0));
+    CHECK_ERROR_HAS("speaks protocols 3 to 5, this daemon, gradd ");
+    CHECK_ERROR_HAS("protocol 2: the daemon is the older one");
+    CHECK_STATUS(GRADD_E_VERSION, peer_hello(&peer, 1, 1));
+    CHECK_ERROR_HAS("protocol 2: the client is the older one");
+    CHECK_EQ_INT(wire_u64(wire_at(peer_value(&peer, "proto"), 0)), 2);
+    CHECK_STATUS(GRADD_E_SESSION, peer_attach(&peer)); /* there was no nonce */
     CHECK_OK(peer_hello(&peer, 0, 9));
     CHECK_EQ_INT(peer_number(&peer, "proto"), 2);
     CHECK_OK(peer_attach(&peer));
@@ -447,6 +513,8 @@ TEST(large_plan_ids_are_explained) {
     peer_open(&peer, daemon.dir, SMALL_BYTES);
     CHECK_OK(peer_plan_small(&peer, id, 2));
     wire_out_t *m = peer_request(&peer, "explain");
+    wire_key(m, "proto");
+    wire_put_u64(m, 2);
     wire_key(m, "plan");
     wire_put_u64(m, id);
     CHECK_OK(peer_call(&peer));

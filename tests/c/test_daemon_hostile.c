@@ -43,9 +43,11 @@ static void serve_good_client(const char *dir) {
     wire_out_t *m = peer_request(&peer, "bind");
     wire_key(m, "bind");
     wire_put_u64(m, 1);
-    wire_key(m, "tensors");
-    wire_put_list(m, 1);
-    peer_put_f32(m, AT_W, 2, 2, 4);
+    peer_put_one(m, "tensors",
+                 (peer_f32_t){
+                     AT_W, 2, {2, 4},
+                       0
+    });
     CHECK_OK(peer_call(&peer));
     ((float *)peer_at(&peer, AT_X))[3] = 5;
     ((float *)peer_at(&peer, AT_W))[3] = 7;
@@ -178,12 +180,21 @@ TEST_LIMIT(random_envelopes, 40) {
                 wire_put_nil(m);
                 break;
             case 3:
-                wire_put_list(m, 1);
-                peer_put_f32(m, draw() % 100 * 64, 2, draw() % 4, 4);
+                peer_put_tensors(m, 1,
+                                 &(peer_f32_t){
+                                     draw() % 100 * 64, 2, {draw() % 4, 4},
+                                           0
+                },
+                                 draw() % 2);
                 break;
             case 4:
                 wire_put_list(m, 2);
-                peer_put_f32(m, draw(), 2, 2, 4);
+                peer_put_tensors(m, 1,
+                                 &(peer_f32_t){
+                                     draw(), 2, {2, 4},
+                                       0
+                },
+                                 false);
                 wire_put_u64(m, 1);
                 break;
             case 5:
@@ -238,7 +249,7 @@ TEST(forged_identities) {
     peer_daemon_start(&daemon, NULL);
     peer_connect(&a, daemon.dir);
     CHECK_STATUS(GRADD_E_SESSION, peer_attach(&a)); /* a nonce of zeros, before hello */
-    CHECK_OK(peer_hello(&a, 1, 1));
+    CHECK_OK(peer_hello(&a, 2, 2));
     a.nonce[0] ^= 1;
     CHECK_STATUS(GRADD_E_SESSION, peer_attach(&a));
     a.nonce[0] ^= 1;
@@ -286,7 +297,7 @@ TEST(routing_id_cannot_be_taken_over) {
         snprintf(endpoint, sizeof endpoint, "ipc://%s/cmd.sock", daemon.dir);
         CHECK(zmq_connect(p->dealer, endpoint) == 0);
         if (i == 0) {
-            CHECK_OK(peer_hello(p, 1, 1));
+            CHECK_OK(peer_hello(p, 2, 2));
             CHECK_OK(peer_attach(p));
         }
     }
@@ -314,7 +325,7 @@ TEST(segments_must_be_sealed_and_honest) {
     int open_memfd = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     CHECK(ftruncate(open_memfd, 4096) == 0);
     CHECK_STATUS(GRADD_E_SESSION, peer_send_fd(&peer, 1, 4096, open_memfd)); /* before hello */
-    CHECK_OK(peer_hello(&peer, 1, 1));
+    CHECK_OK(peer_hello(&peer, 2, 2));
     CHECK_STATUS(GRADD_E_SHM, peer_send_fd(&peer, 1, 4096, open_memfd));
     CHECK_ERROR_HAS("segment 1");
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -355,12 +366,16 @@ static void send_slow_step(peer_t *peer, uint64_t run) {
     wire_put_u64(m, 0);
     wire_key(m, "b");
     wire_put_u64(m, 1);
-    wire_key(m, "in");
-    wire_put_list(m, 1);
-    peer_put_f32(m, 0, 2, SLOW_N, SLOW_N);
-    wire_key(m, "out");
-    wire_put_list(m, 1);
-    peer_put_f32(m, 2 * SLOW_N * SLOW_N * 4, 2, SLOW_N, SLOW_N);
+    peer_put_one(m, "in",
+                 (peer_f32_t){
+                     0, 2, {SLOW_N, SLOW_N},
+                       0
+    });
+    peer_put_one(m, "out",
+                 (peer_f32_t){
+                     2 * SLOW_N * SLOW_N * 4, 2, {SLOW_N, SLOW_N},
+                             0
+    });
     peer_send(peer);
 }
 
@@ -371,9 +386,11 @@ static void open_slow(peer_t *peer, const char *dir, int products) {
     wire_out_t *m = peer_request(peer, "bind");
     wire_key(m, "bind");
     wire_put_u64(m, 1);
-    wire_key(m, "tensors");
-    wire_put_list(m, 1);
-    peer_put_f32(m, SLOW_N * SLOW_N * 4, 2, SLOW_N, SLOW_N);
+    peer_put_one(m, "tensors",
+                 (peer_f32_t){
+                     SLOW_N * SLOW_N * 4, 2, {SLOW_N, SLOW_N},
+                           0
+    });
     CHECK_OK(peer_call(peer));
 }
 
@@ -512,7 +529,7 @@ TEST_LIMIT(stop_answers_who_comes_meanwhile, 60) {
     CHECK_EQ_INT(poll(fds + 1, 1, 50), 0);
     for (int i = 0; i < 3; i++) {
         peer_connect(&late, daemon.dir);
-        CHECK_STATUS(GRADD_E_STALE, peer_hello(&late, 1, 1));
+        CHECK_STATUS(GRADD_E_STALE, peer_hello(&late, 2, 2));
         CHECK_ERROR_HAS("is ending after the request in progress: connect again");
         if (i < 2) peer_close(&late); /* the last one stays and must not keep the daemon */
     }

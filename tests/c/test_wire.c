@@ -2,6 +2,7 @@
  */
 #include "server/wire.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -220,31 +221,153 @@ TEST(fields_are_named_with_what_was_expected) {
     CHECK_STATUS(GRADD_E_TENSOR,
                  MATCH("\x81\xa1v\x92\x01\xc0", .name = "v", .kind = WIRE_LIST, .item = WIRE_U64));
     CHECK_ERROR_HAS("field 'v[1]': expected an unsigned integer, got nil");
-    CHECK_STATUS(GRADD_E_TENSOR, MATCH("\x81\xa1v\x91\x93\x01\x02\x03", .name = "v",
-                                       .kind = WIRE_LIST, .item = WIRE_TENSOR));
-    CHECK_ERROR_HAS("'v[0]': expected a tensor [segment, offset, dtype, [dims...]]");
     CHECK_OK(MATCH("\x81\xa1v\xc3", .name = "v", .kind = WIRE_FLAG));
     CHECK_STATUS(GRADD_E_TENSOR, MATCH("\x81\xa1v\x02", .name = "v", .kind = WIRE_FLAG));
-    CHECK_STATUS(GRADD_E_TENSOR, MATCH("\x81\xa1v\x92\x00\xc0", .name = "v", .kind = WIRE_PLACED));
+    CHECK_OK(MATCH("\x81\xa1v\xca\x3f\x80\x00\x00", .name = "v", .kind = WIRE_F64));
+    CHECK_STATUS(GRADD_E_TENSOR, MATCH("\x81\xa1v\xc0", .name = "v", .kind = WIRE_F64));
+    CHECK_ERROR_HAS("field 'v': expected a number, got nil");
+    CHECK_STATUS(GRADD_E_TENSOR, MATCH("\x81\xa1v\x91\xff", .name = "v", .kind = WIRE_DIMS));
+    CHECK_ERROR_HAS("field 'v': expected sizes [dims...], got a list of another form");
 }
 
-static gradd_status_t tensor_of(const char *bytes, size_t n, gradd_tensor_t *tensor) {
+/* One field 'v' that is a map of these keys with one value each, written by `put`. */
+static gradd_status_t match_map(const char *keys, void (*put)(wire_out_t *out, const char *key),
+                                wire_kind_t kind, const wire_field_t *known, wire_doc_t *doc) {
+    static wire_out_t out; /* the doc points into it until the next call */
+    const msgpack_object *value;
+    const wire_field_t field = {.name = "v", .kind = kind, .keys = known};
+    char text[256];
+    int n = 1;
+    for (const char *p = keys; *p; p++)
+        n += *p == ' ';
+    snprintf(text, sizeof text, "%s", keys);
+    wire_begin(&out);
+    wire_key(&out, "v");
+    wire_put_map(&out, (uint32_t)n);
+    for (char *key = strtok(text, " "); key; key = strtok(NULL, " ")) {
+        wire_put_text(&out, key);
+        put(&out, key);
+    }
+    wire_end(&out);
+    CHECK_OK(wire_decode(out.data, out.bytes, doc));
+    return wire_match(doc, "verb", &field, 1, &value);
+}
+
+static void put_two(wire_out_t *out, const char *key) {
+    wire_put_list(out, 2);
+    for (int i = 0; i < 2; i++)
+        if (strcmp(key, "dims") == 0)
+            wire_put_list(out, 0);
+        else
+            wire_put_u64(out, 64 * (uint64_t)i + 1);
+}
+
+static void put_unequal(wire_out_t *out, const char *key) {
+    if (strcmp(key, "offsets") != 0) {
+        put_two(out, key);
+        return;
+    }
+    wire_put_list(out, 1);
+    wire_put_u64(out, 0);
+}
+
+static void put_one(wire_out_t *out, const char *key) {
+    if (strcmp(key, "dims") == 0)
+        wire_put_list(out, 0);
+    else
+        wire_put_u64(out, 1);
+}
+
+TEST(maps_have_the_keys_of_their_field) {
     wire_doc_t doc;
-    CHECK_OK(wire_decode_any(bytes, n, 100, &doc));
+    CHECK_OK(match_map("segment offset dtype dims", put_one, WIRE_MAP, wire_tensor_keys, &doc));
+    wire_doc_finish(&doc);
+    CHECK_STATUS(GRADD_E_TENSOR,
+                 match_map("segment dtype dims", put_one, WIRE_MAP, wire_tensor_keys, &doc));
+    CHECK_ERROR_HAS("verb: field 'v.offset' is missing, expected an unsigned integer");
+    wire_doc_finish(&doc);
+    CHECK_STATUS(GRADD_E_UNSUPPORTED, match_map("segment offset dtype dims strides", put_one,
+                                                WIRE_MAP, wire_tensor_keys, &doc));
+    CHECK_ERROR_HAS("verb: unknown field 'v.strides' (known: segment, offset, dtype, dims)");
+    wire_doc_finish(&doc);
+    CHECK_STATUS(GRADD_E_TENSOR, match_map("segment offset dtype dims offset", put_one, WIRE_MAP,
+                                           wire_tensor_keys, &doc));
+    CHECK_ERROR_HAS("verb: field 'v.offset' comes twice");
+    wire_doc_finish(&doc);
+    CHECK_STATUS(GRADD_E_TENSOR,
+                 match_map("segment offset dtype dims", put_two, WIRE_MAP, wire_tensor_keys, &doc));
+    CHECK_ERROR_HAS("verb: field 'v.segment': expected an unsigned integer, got a list");
+    wire_doc_finish(&doc);
+    CHECK_STATUS(GRADD_E_TENSOR, MATCH("\x81\xa1v\x81\x01\x01", .name = "v", .kind = WIRE_MAP,
+                                       .keys = wire_tensor_keys));
+    CHECK_ERROR_HAS("verb: field 'v': a key is an unsigned integer, not a text");
+    CHECK_STATUS(GRADD_E_TENSOR,
+                 MATCH("\x81\xa1v\x90", .name = "v", .kind = WIRE_MAP, .keys = wire_tensor_keys));
+    CHECK_ERROR_HAS("verb: field 'v': expected a map, got a list");
+}
+
+TEST(tables_have_lists_of_equal_length) {
+    wire_doc_t doc;
+    CHECK_OK(
+        match_map("segments offsets dtypes dims", put_two, WIRE_TABLE, wire_tensors_keys, &doc));
+    const wire_tensors_t list = wire_tensors(wire_get(&doc, "v"));
+    gradd_tensor_t t;
+    CHECK_EQ_INT(list.n, 2);
+    CHECK(list.at == NULL);
+    CHECK_OK(wire_tensor_at(&list, 0, &t));
+    CHECK(t.segment == 1 && t.offset == 1 && t.type.dtype == GRADD_DT_F32 && t.type.rank == 0);
+    CHECK_STATUS(GRADD_E_UNSUPPORTED, wire_tensor_at(&list, 1, &t)); /* element type 65 */
+    wire_doc_finish(&doc);
+    CHECK_STATUS(GRADD_E_TENSOR, match_map("segments offsets dtypes dims", put_unequal, WIRE_TABLE,
+                                           wire_tensors_keys, &doc));
+    CHECK_ERROR_HAS("verb: field 'v': 2 segments, but 1 offsets");
+    wire_doc_finish(&doc);
+    CHECK_STATUS(GRADD_E_UNSUPPORTED, match_map("segments offsets dtypes dims at", put_two,
+                                                WIRE_TABLE, wire_tensors_keys, &doc));
+    CHECK_ERROR_HAS("unknown field 'v.at'");
+    wire_doc_finish(&doc);
+    CHECK_OK(
+        match_map("segments offsets dtypes dims at", put_two, WIRE_TABLE, wire_placed_keys, &doc));
+    CHECK(wire_tensors(wire_get(&doc, "v")).at != NULL);
+    wire_doc_finish(&doc);
+    CHECK_STATUS(GRADD_E_TENSOR, match_map("segments offsets dtypes dims", put_one, WIRE_TABLE,
+                                           wire_tensors_keys, &doc));
+    CHECK_ERROR_HAS("verb: field 'v.segments': expected a list, got an unsigned integer");
+    wire_doc_finish(&doc);
+    CHECK_EQ_INT(wire_tensors(NULL).n, 0);
+}
+
+/* A tensor of segment 7 at offset 256. */
+static gradd_status_t tensor_of(uint64_t dtype, int rank, const uint64_t *dims,
+                                gradd_tensor_t *tensor) {
+    wire_out_t out = {0};
+    wire_doc_t doc;
+    wire_begin(&out);
+    wire_key(&out, "segment");
+    wire_put_u64(&out, 7);
+    wire_key(&out, "offset");
+    wire_put_u64(&out, 256);
+    wire_key(&out, "dtype");
+    wire_put_u64(&out, dtype);
+    wire_key(&out, "dims");
+    wire_put_list(&out, (uint32_t)rank);
+    for (int i = 0; i < rank; i++)
+        wire_put_u64(&out, dims[i]);
+    wire_end(&out);
+    CHECK_OK(wire_decode(out.data, out.bytes, &doc));
     gradd_status_t st = wire_tensor(&doc.root, tensor);
     wire_doc_finish(&doc);
+    wire_out_finish(&out);
     return st;
 }
 
 TEST(tensors_are_validated) {
+    const uint64_t small[] = {2, 3}, large[] = {UINT64_C(1) << 62, UINT64_C(1) << 62};
     gradd_tensor_t t;
-    CHECK_OK(tensor_of("\x94\x07\xcd\x01\x00\x01\x92\x02\x03", 9, &t));
+    CHECK_OK(tensor_of(GRADD_DT_F32, 2, small, &t));
     CHECK_EQ_INT(t.segment, 7);
     CHECK_EQ_INT(t.offset, 256);
     CHECK_EQ_INT(gradd_type_bytes(&t.type), 24);
-    CHECK_STATUS(GRADD_E_UNSUPPORTED, tensor_of("\x94\x01\x00\x08\x90", 5, &t)); /* string */
-    /* 2^62 x 2^62 elements overflow */
-    CHECK_STATUS(GRADD_E_LIMIT, tensor_of("\x94\x01\x00\x01\x92\xcf\x40\0\0\0\0\0\0\0"
-                                          "\xcf\x40\0\0\0\0\0\0\0",
-                                          23, &t));
+    CHECK_STATUS(GRADD_E_UNSUPPORTED, tensor_of(8, 0, NULL, &t));       /* text */
+    CHECK_STATUS(GRADD_E_LIMIT, tensor_of(GRADD_DT_F32, 2, large, &t)); /* elements overflow */
 }

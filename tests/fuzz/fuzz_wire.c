@@ -96,14 +96,41 @@ static gradd_status_t run(const void *data, size_t n, bool with_model) {
 
 /* ---- seeds: a session's ordinary life ---- */
 
-static void put_tensor(wire_out_t *m, uint64_t offset, int64_t rows) {
-    wire_put_list(m, 4);
-    wire_put_u64(m, 1);
-    wire_put_u64(m, offset);
-    wire_put_u64(m, GRADD_DT_F32);
-    wire_put_list(m, rows ? 2 : 0);
-    if (rows) wire_put_i64(m, rows);
-    if (rows) wire_put_i64(m, 4);
+typedef struct place_s {
+    uint64_t offset;
+    int64_t rows; /* of 4; 0 = a scalar */
+    int at;
+} place_t;
+
+static void put_column(wire_out_t *m, const char *key, int n) {
+    wire_put_text(m, key);
+    wire_put_list(m, (uint32_t)n);
+}
+
+/* A field of n tensors of f32 in segment 1. */
+static void put_tensors(wire_out_t *m, const char *field, int n, const place_t *places,
+                        bool with_at) {
+    wire_key(m, field);
+    wire_put_map(m, with_at ? 5 : 4);
+    put_column(m, "segments", n);
+    for (int i = 0; i < n; i++)
+        wire_put_u64(m, 1);
+    put_column(m, "offsets", n);
+    for (int i = 0; i < n; i++)
+        wire_put_u64(m, places[i].offset);
+    put_column(m, "dtypes", n);
+    for (int i = 0; i < n; i++)
+        wire_put_u64(m, GRADD_DT_F32);
+    put_column(m, "dims", n);
+    for (int i = 0; i < n; i++) {
+        gradd_type_t type = {
+            .rank = places[i].rows ? 2 : 0, .dims = {places[i].rows, 4}
+        };
+        wire_put_dims(m, &type);
+    }
+    if (with_at) put_column(m, "at", n);
+    for (int i = 0; i < n && with_at; i++)
+        wire_put_i64(m, places[i].at);
 }
 
 static void put_numbers(wire_out_t *m, const char *key, int n, const int *numbers) {
@@ -125,7 +152,7 @@ static void key_u64(wire_out_t *m, const char *key, uint64_t value) {
 }
 
 static void make_plan(wire_out_t *m, uint64_t plan) {
-    gradd_type_t type = {
+    const gradd_type_t type = {
         .dtype = GRADD_DT_F32, .rank = 2, .dims = {2, 4}
     };
     begin(m, "graph.plan");
@@ -133,24 +160,23 @@ static void make_plan(wire_out_t *m, uint64_t plan) {
     wire_put_bytes(m, graph_id, sizeof graph_id);
     key_u64(m, "plan", plan);
     wire_key(m, "in");
-    wire_put_list(m, 2);
-    wire_put_type(m, &type);
-    wire_put_type(m, &type);
+    wire_put_types(m, (gradd_type_t[]){type, type}, 2);
     wire_key(m, "bound");
     wire_put_list(m, 1);
     wire_put_text(m, "w");
     put_numbers(m, "grad", 2, (int[]){1, 0});
     put_numbers(m, "out", 2, (int[]){0, 1});
     put_numbers(m, "gmask", 1, (int[]){1});
+    put_numbers(m, "parameters", 1, (int[]){1});
+    wire_key(m, "device");
+    wire_put_text(m, "cpu");
     wire_end(m);
 }
 
 static void make_bind(wire_out_t *m, uint64_t id, uint64_t offset) {
     begin(m, "bind");
     key_u64(m, "bind", id);
-    wire_key(m, "tensors");
-    wire_put_list(m, 1);
-    put_tensor(m, offset, 2);
+    put_tensors(m, "tensors", 1, &(place_t){offset, 2, 0}, false);
     wire_end(m);
 }
 
@@ -161,29 +187,67 @@ static void make_forward(wire_out_t *m, uint64_t run_id) {
     key_u64(m, "seed", 3);
     key_u64(m, "flags", 0);
     key_u64(m, "b", 1);
-    wire_key(m, "in");
-    wire_put_list(m, 1);
-    put_tensor(m, 0, 2);
-    wire_key(m, "out");
-    wire_put_list(m, 2);
-    put_tensor(m, 2048, 2);
-    put_tensor(m, 3072, 0);
+    put_tensors(m, "in", 1, &(place_t){0, 2, 0}, false);
+    put_tensors(m, "out", 2,
+                (place_t[]){
+                    {2048, 2, 0},
+                    {3072, 0, 0}
+    },
+                false);
     wire_end(m);
 }
 
 static void make_backward(wire_out_t *m, uint64_t run_id) {
     begin(m, "backward");
     key_u64(m, "run", run_id);
-    wire_key(m, "go");
-    wire_put_list(m, 1);
-    wire_put_list(m, 2);
-    wire_put_u64(m, 1);
-    put_tensor(m, 3136, 0);
+    put_tensors(m, "go", 1, &(place_t){3136, 0, 1}, true);
     key_u64(m, "b", 2);
-    wire_key(m, "g");
-    wire_put_list(m, 1);
-    put_tensor(m, 4096, 2);
+    put_tensors(m, "g", 1, &(place_t){4096, 2, 0}, true);
     key_u64(m, "keep", 1);
+    wire_end(m);
+}
+
+static void put_setting(wire_out_t *m, const char *key, double value) {
+    put_column(m, key, 1);
+    wire_put_f64(m, value);
+}
+
+static void put_choice(wire_out_t *m, const char *key, uint64_t value) {
+    put_column(m, key, 1);
+    wire_put_u64(m, value);
+}
+
+/* Refused for its journal, which is too small here, after everything else was read. */
+static void make_step(wire_out_t *m) {
+    begin(m, "step");
+    key_u64(m, "step", 0);
+    wire_key(m, "groups");
+    wire_put_map(m, 8);
+    put_setting(m, "lr", 1e-3);
+    put_setting(m, "beta1", 0.9);
+    put_setting(m, "beta2", 0.999);
+    put_setting(m, "eps", 1e-8);
+    put_setting(m, "weight_decay", 0);
+    put_choice(m, "mode", 2);
+    put_choice(m, "bias_correction", 1);
+    put_choice(m, "t", 1);
+    put_numbers(m, "group", 1, (int[]){0});
+    key_u64(m, "bp", 1);
+    key_u64(m, "bm", 2);
+    key_u64(m, "bv", 2);
+    put_tensors(m, "g", 1, &(place_t){4096, 2, 0}, true);
+    wire_key(m, "max_norm");
+    wire_put_f64(m, 1);
+    wire_key(m, "journal");
+    wire_put_map(m, 4);
+    wire_put_text(m, "segment");
+    wire_put_u64(m, 1);
+    wire_put_text(m, "offset");
+    wire_put_u64(m, 0);
+    wire_put_text(m, "dtype");
+    wire_put_u64(m, GRADD_DT_U8);
+    put_column(m, "dims", 1);
+    wire_put_u64(m, 64);
     wire_end(m);
 }
 
@@ -219,6 +283,7 @@ static void write_seed(const char *folder, int which) {
     if (which == 3) make_list(&m, "release", "runs");
     if (which == 4) make_number(&m, "plan.drop", "plan");
     if (which == 5) make_number(&m, "unbind", "bind");
+    if (which == 6) make_step(&m);
     if (which > 0) append(out, &m);
     make_backward(&m, 1);
     append(out, &m);
@@ -236,7 +301,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     REQUIRE(worker_open_device(&worker, &device) == GRADD_OK);
     make_model();
     make_session();
-    for (int i = 0; folder && i < 6; i++)
+    for (int i = 0; folder && i <= 6; i++)
         write_seed(folder, i);
     if (folder) exit(0);
     return 0;

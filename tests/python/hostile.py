@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-import struct
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -37,7 +36,10 @@ JOURNAL = 64 << 10
 JOURNAL_BYTES = 4096 + 3 * 4 * (128 << 10)
 SEGMENT = 2 << 20
 ROWS, TABLE = 2, 10
-HYPER = struct.pack("<9d", 0, 1e-2, 0.9, 0.999, 1e-8, 0, 1, 1, 1)
+GROUPS = {
+    "lr": [1e-2], "beta1": [0.9], "beta2": [0.999], "eps": [1e-8], "weight_decay": [0.0],
+    "mode": [1], "bias_correction": [True], "t": [1],
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,25 @@ class Row:
 
 
 def tensor(offset: int, dims: Sequence[int], dtype: int = F32, segment: int = 1) -> list:
-    """A tensor on the wire."""
+    """A tensor, as `single` and `many` take it."""
     return [segment, offset, dtype, list(dims)]
+
+
+def single(one: list) -> dict[str, Any]:
+    """A field that is one tensor."""
+    return dict(zip(("segment", "offset", "dtype", "dims"), one, strict=True))
+
+
+def many(*listed: list, at: list | None = None) -> dict[str, Any]:
+    """A field that is a list of tensors."""
+    names = ("segments", "offsets", "dtypes", "dims")
+    table: dict[str, Any] = {name: [one[k] for one in listed] for k, name in enumerate(names)}
+    return table if at is None else {**table, "at": at}
+
+
+def types(*listed: list) -> dict[str, Any]:
+    """A field that is a list of types, each [dtype, dims]."""
+    return {"dtypes": [dtype for dtype, _ in listed], "dims": [dims for _, dims in listed]}
 
 
 def model() -> bytes:
@@ -107,7 +126,7 @@ class Raw:
         self.segment: Segment | None = None
         self.fresh = itertools.count(1000)  # ids that were never used
         if greet:
-            self.nonce = self.control({"v": "hello", "proto": [1, 1]})["nonce"]
+            self.nonce = self.control({"v": "hello", "proto": [2, 2]})["nonce"]
 
     def close(self) -> None:
         """Hangs up."""
@@ -194,9 +213,9 @@ class Raw:
         for verb, changes in (
             ("graph.plan", {}),
             ("bind", {}),
-            ("bind", {"bind": 2, "tensors": [tensor(GW, (TABLE, 4))]}),
-            ("bind", {"bind": 3, "tensors": [tensor(M, (TABLE, 4))]}),
-            ("bind", {"bind": 4, "tensors": [tensor(V, (TABLE, 4))]}),
+            ("bind", {"bind": 2, "tensors": many(tensor(GW, (TABLE, 4)))}),
+            ("bind", {"bind": 3, "tensors": many(tensor(M, (TABLE, 4)))}),
+            ("bind", {"bind": 4, "tensors": many(tensor(V, (TABLE, 4)))}),
         ):
             reply = self.ask(verb, **changes)
             assert reply["ok"], reply
@@ -210,24 +229,26 @@ class Raw:
             "graph.put": {},
             "graph.plan": {
                 "graph": self.graph, "plan": 1, "bound": ["w"], "grad": ["w", "x"], "out": [0, 1],
-                "in": [[F32, [ROWS, 4]], [I64, [ROWS]], [F32, [TABLE, 4]]], "gmask": [1],
+                "in": types([F32, [ROWS, 4]], [I64, [ROWS]], [F32, [TABLE, 4]]), "gmask": [1],
             },
-            "bind": {"bind": 1, "tensors": [tensor(W, (TABLE, 4))]},
+            "bind": {"bind": 1, "tensors": many(tensor(W, (TABLE, 4)))},
             "forward": {
                 "plan": 1, "run": 1, "seed": 3, "flags": 0, "b": 1,
-                "in": [x, tensor(IDS, (ROWS,), I64)],
-                "out": [tensor(Y, (ROWS, 4)), tensor(LOSS, ())],
+                "in": many(x, tensor(IDS, (ROWS,), I64)),
+                "out": many(tensor(Y, (ROWS, 4)), tensor(LOSS, ())),
             },
             "backward": {
-                "run": 1, "go": [[1, tensor(GO, ())]], "b": 2, "g": [tensor(GX, (ROWS, 4))],
+                "run": 1, "go": many(tensor(GO, ()), at=[1]), "b": 2,
+        "g": many(tensor(GX, (ROWS, 4))),
                 "keep": False,
             },
             "release": {"runs": [1]},
             "unbind": {"bind": 99},
             "plan.drop": {"plan": 99},
             "step": {
-                "step": 0, "journal": tensor(JOURNAL, (JOURNAL_BYTES,), U8), "hyper": HYPER,
-                "group": [0], "bp": 1, "bm": 3, "bv": 4, "g": [tensor(GW, (TABLE, 4))],
+                "step": 0, "journal": single(tensor(JOURNAL, (JOURNAL_BYTES,), U8)),
+        "groups": GROUPS,
+                "group": [0], "bp": 1, "bm": 3, "bv": 4, "g": many(tensor(GW, (TABLE, 4))),
             },
             "ps": {"t": DROP}, "stop": {"t": DROP}, "detach": {},
         }[verb]  # fmt: skip
@@ -254,13 +275,13 @@ def put(s: Raw, onnx: Any) -> dict[str, Any]:
     return s.call({"v": "graph.put"}, [data])
 
 
-def compile_graph(s: Raw, onnx: Any, types: Sequence[list], **changes: Any) -> dict[str, Any]:
+def compile_graph(s: Raw, onnx: Any, inputs: Sequence[list], **changes: Any) -> dict[str, Any]:
     """graph.put, then graph.plan for these input types; the first answer that is not ok."""
     reply = put(s, onnx)
     if not reply["ok"]:
         return reply
     fields = {
-        "graph": reply["graph"], "plan": next(s.fresh), "in": list(types), "out": [0],
+        "graph": reply["graph"], "plan": next(s.fresh), "in": types(*inputs), "out": [0],
         "grad": [], "bound": [], "gmask": [],
     }  # fmt: skip
     planned = s.call({"v": "graph.plan", **fields, **changes})

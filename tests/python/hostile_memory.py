@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hostile import Raw, Row
+from hostile import DROP, Raw, Row, many
 
 from gradd.shm import Segment
 
@@ -50,16 +50,23 @@ CONTROL = [
         {"v": "hello", "proto": [1, 1, 1]}),
     stranger("hello with versions below zero", "TENSOR", "field 'proto[0]'|a negative",
         {"v": "hello", "proto": [-1, 1]}),
-    stranger("a newer protocol", "VERSION", "client speaks protocol 3 to 9|1 to 2", {"v": "hello",
+    stranger("a newer protocol", "VERSION",
+        "speaks protocols 3 to 9|protocol 2|the daemon is the older", {"v": "hello",
         "proto": [3, 9]}),
-    stranger("an older protocol", "VERSION", "client speaks protocol 0 to 0", {"v": "hello",
+    stranger("an older protocol", "VERSION",
+        "speaks protocol 0, this daemon|the client is the older", {"v": "hello",
         "proto": [0, 0]}),
-    stranger("versions upside down", "VERSION", "client speaks protocol 9 to 1", {"v": "hello",
+    stranger("versions upside down", "VERSION",
+        "speaks protocols 9 to 1, this daemon", {"v": "hello",
         "proto": [9, 1]}),
     stranger("a name of 2000 bytes", "LIMIT", "field 'client' has 2000 bytes, more than 1024",
-             {"v": "hello", "proto": [1, 1], "client": "n" * 2000}),
-    stranger("a name that is bytes", "TENSOR", "field 'client'|a text", {"v": "hello", "proto": [1,
-        1], "client": b"n"}),
+             {"v": "hello", "proto": [2, 2], "client": "n" * 2000}),
+    stranger("a name that is bytes", "TENSOR", "field 'client'|a text", {"v": "hello", "proto": [2,
+        2], "client": b"n"}),
+    stranger("a version of 65 bytes", "LIMIT", "field 'version' has 65 bytes, more than 64",
+             {"v": "hello", "proto": [2, 2], "version": "9" * 65}),
+    stranger("a version that is a number", "TENSOR", "field 'version'|a text", {"v": "hello",
+        "proto": [2, 2], "version": 2}),
     stranger("a segment before hello", "SHM", "segment: 0 descriptors came along", {"v": "segment",
         "id": 1, "bytes": 4096}),
     stranger("unsegment of nothing", "SHM", "unsegment 5|unknown segment 5", {"v": "unsegment",
@@ -68,8 +75,11 @@ CONTROL = [
         {"v": "unsegment"}, True),
     stranger("unsegment with id nil", "TENSOR", "unsegment: field 'id'|nil", {"v": "unsegment",
         "id": None}, True),
+    stranger("a field that is not known", "UNSUPPORTED",
+        "unsegment: unknown field 'bytes' (known: id)", {"v": "unsegment", "id": 5,
+        "bytes": 1}, True),
     Row("control: hello again", "SESSION", ("hello", "is attached already"),
-        lambda s: s.control({"v": "hello", "proto": [1, 1]})),
+        lambda s: s.control({"v": "hello", "proto": [2, 2]})),
 ]  # fmt: skip
 
 
@@ -128,8 +138,9 @@ def passes(name: str, code: str, parts: str, *makers: Callable[[], int], **chang
     """The verb `segment` with these descriptors."""
 
     def send(s: Raw) -> dict[str, Any]:
+        fields = {"v": "segment", "id": 40, "bytes": BYTES, **changes}
         with opened(*makers) as fds:
-            return s.control({"v": "segment", "id": 40, "bytes": BYTES, **changes}, fds)
+            return s.control({k: v for k, v in fields.items() if v is not DROP}, fds)
 
     return Row(f"segment: {name}", code, tuple(parts.split("|")), send)
 
@@ -153,7 +164,7 @@ def no_such_id(s: Raw) -> dict[str, Any]:
     try:
         assert s.control({"v": "segment", "id": 41, "bytes": segment.size}, [segment.fd])["ok"]
         assert s.control({"v": "unsegment", "id": 41})["ok"]
-        return s.ask("bind", bind=60, tensors=[[41, 0, 1, [4]]])
+        return s.ask("bind", bind=60, tensors=many([41, 0, 1, [4]]))
     finally:
         segment.close()
 
@@ -198,9 +209,21 @@ SEGMENTS = [
     passes("id below zero", "TENSOR", "segment: field 'id'|a negative integer", memfd, id=-1),
     passes("id nil", "TENSOR", "segment: field 'id'|nil", memfd, id=None),
     passes("id taken", "SHM", "segment 1 exists already", memfd, id=1),
+    passes("another kind", "UNSUPPORTED",
+        "segment: field 'kind': there is no kind of segment 'dmabuf', only 'memfd'", memfd,
+        kind="dmabuf"),
+    passes("a kind of no name", "UNSUPPORTED", "field 'kind'|no kind of segment ''", memfd,
+        kind=""),
+    passes("a kind that is a number", "TENSOR", "segment: field 'kind'|a text", memfd, kind=1),
+    passes("an unknown device", "UNSUPPORTED",
+        "segment: field 'device': there is no device 'abacus', only 'cpu'", memfd, device="abacus"),
+    passes("a device that is a number", "TENSOR", "segment: field 'device'|a text", memfd,
+        device=0),
+    passes("a field that is not known", "UNSUPPORTED",
+        "segment: unknown field 'seals' (known: id, bytes, kind, device)", memfd, seals=7),
     passes("descriptors for another verb", "SHM",
         "unsegment: 1 descriptors came along, expected 0", memfd,
-           v="unsegment", id=9),
+           v="unsegment", id=9, bytes=DROP),
     Row("segment: one too many", "LIMIT", ("at most 64 segments per session",), too_many_segments),
     Row("segment: used after unsegment", "SHM", ("bind: tensors[0]", "unknown segment 41"),
         no_such_id),

@@ -21,8 +21,10 @@ from hostile import (
     TABLE,
     Raw,
     Row,
+    many,
     put,
     tensor,
+    types,
 )
 from hostile_models import N, graph, info
 from onnx import TensorProto
@@ -36,9 +38,9 @@ def run_graph(s: Raw, model: Any, feed: list[np.ndarray], flags: int = 0) -> dic
     """graph.put, graph.plan and forward; the answer of forward, after everything was given back."""
     graph_id = put(s, model)["graph"]
     plan, run = next(s.fresh), next(s.fresh)
-    types = [[CODES[a.dtype], list(a.shape)] for a in feed]
+    given = types(*([CODES[a.dtype], list(a.shape)] for a in feed))
     planned = s.call({
-        "v": "graph.plan", "graph": graph_id, "plan": plan, "in": types, "out": [0],
+        "v": "graph.plan", "graph": graph_id, "plan": plan, "in": given, "out": [0],
     })  # fmt: skip
     assert planned["ok"], planned
     inputs = []
@@ -46,10 +48,10 @@ def run_graph(s: Raw, model: Any, feed: list[np.ndarray], flags: int = 0) -> dic
         offset = INPUTS + 4096 * i
         s.at(offset, array.shape, array.dtype)[...] = array
         inputs.append(tensor(offset, array.shape, CODES[array.dtype]))
-    dtype, dims = planned["out"][0]
+    result = tensor(RESULT, planned["out"]["dims"][0], planned["out"]["dtypes"][0])
     reply = s.call({
         "v": "forward", "plan": plan, "run": run, "seed": 1, "flags": flags, "b": None,
-        "in": inputs, "out": [tensor(RESULT, dims, dtype)],
+        "in": many(*inputs), "out": many(result),
     })  # fmt: skip
     s.call({"v": "release", "runs": [run]})
     s.call({"v": "plan.drop", "plan": plan})

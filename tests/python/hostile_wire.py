@@ -9,7 +9,22 @@ from __future__ import annotations
 from typing import Any
 
 import msgpack
-from hostile import DROP, F32, F64, I64, ROWS, SEGMENT, TABLE, U8, Raw, Row, V, tensor
+from hostile import (
+    DROP,
+    F32,
+    F64,
+    I64,
+    ROWS,
+    SEGMENT,
+    TABLE,
+    U8,
+    Raw,
+    Row,
+    V,
+    single,
+    tensor,
+    types,
+)
 
 BIG = 1 << 63
 
@@ -168,7 +183,13 @@ def after_good_graph(second: bytes) -> Any:
     return lambda s: s.call({"v": "graph.put"}, [model(), second])
 
 
+def sourced(**fields: Any) -> bytes:
+    """A table of sources."""
+    return msgpack.packb(fields)
+
+
 def shared(name: str, code: str, parts: str, onnx: Any) -> Row:
+    onnx = single(onnx) if isinstance(onnx, list) else onnx
     return raw(f"graph.put: {name}", code, parts, {"v": "graph.put", "onnx": onnx})
 
 
@@ -190,13 +211,22 @@ PUTS = [
         put(b"x", alias=[[]] * 4097)),
     Row("graph.put: sources are no msgpack", "LIMIT", ("frame 2", "kind 0xc1"),
         after_good_graph(b"\xc1")),
-    Row("graph.put: sources are a map", "TENSOR", ("frame 2", "[[node, source]...]"),
+    Row("graph.put: sources by node", "UNSUPPORTED", ("unknown field 'frame 2.a'",),
         after_good_graph(msgpack.packb({"a": "b"}))),
-    Row("graph.put: a source without text", "TENSOR", ("frame 2", "[[node, source]...] of texts"),
-        after_good_graph(msgpack.packb([["a", 7]]))),
+    Row("graph.put: a source without text", "TENSOR", ("graph.put: field 'frame 2.sources[0]'",
+        "a text", "an unsigned integer"), after_good_graph(sourced(nodes=["a"], sources=[7]))),
+    Row("graph.put: sources as in protocol 1", "TENSOR", ("graph.put: field 'frame 2'", "a map"),
+        after_good_graph(msgpack.packb([["a", "b"]]))),
+    Row("graph.put: a source too many", "TENSOR", ("'frame 2': 1 nodes, but 2 sources",),
+        after_good_graph(sourced(nodes=["a"], sources=["b", "c"]))),
+    Row("graph.put: sources of nothing", "TENSOR", ("'frame 2.nodes' is missing",),
+        after_good_graph(sourced(sources=["b"]))),
+    Row("graph.put: lines of sources", "UNSUPPORTED",
+        ("unknown field 'frame 2.lines' (known: nodes, sources)",),
+        after_good_graph(sourced(nodes=[], sources=[], lines=[]))),
     Row("graph.put: sources of 5 MiB", "LIMIT", ("source table of", "more than 4194304"),
-        after_good_graph(msgpack.packb([["a", "b" * (5 << 20)]]))),
-    shared("onnx is bytes", "TENSOR", "field 'onnx'|a tensor", b"abc"),
+        after_good_graph(sourced(nodes=["a"], sources=["b" * (5 << 20)]))),
+    shared("onnx is bytes", "TENSOR", "field 'onnx'|a map, got bytes", b"abc"),
     shared("onnx of floats", "MODEL", "onnx: expected u8", tensor(0, (4,))),
     shared("onnx in an unknown segment", "SHM", "onnx|unknown segment 77", tensor(0, (4,), U8, 77)),
     shared("onnx past the segment", "TENSOR", "onnx|which has 2097152 bytes",
@@ -225,33 +255,42 @@ PLANS = [
     plan("no id", "TENSOR", "field 'plan' is missing", plan=DROP),
     plan("an id below zero", "TENSOR", "field 'plan'|a negative integer", plan=-1),
     plan("no inputs", "TENSOR", "field 'in' is missing", **{"in": DROP}),
-    plan("too few inputs", "TENSOR", "the graph has 3 inputs, got 2", **{"in": TYPES[:2]}),
-    plan("too many inputs", "TENSOR", "the graph has 3 inputs, got 4", **{"in": [*TYPES,
-        TYPES[0]]}),
-    plan("an input that is a number", "TENSOR", "field 'in[1]'|a type|unsigned",
-         **{"in": [TYPES[0], 7, TYPES[2]]}),
-    plan("an input of rank 9", "TENSOR", "field 'in[0]'|a type", **{"in": [[F32, [1] * 9],
-        *TYPES[1:]]}),
-    plan("a dimension below zero", "TENSOR", "field 'in[0]'|a type", **{"in": [[F32, [-2, 4]],
-        *TYPES[1:]]}),
-    plan("a dimension of 2^63", "TENSOR", "field 'in[0]'|a type", **{"in": [[F32, [BIG, 4]],
-        *TYPES[1:]]}),
+    plan("too few inputs", "TENSOR", "the graph has 3 inputs, got 2", **{"in": types(*TYPES[:2])}),
+    plan("too many inputs", "TENSOR", "the graph has 3 inputs, got 4", **{"in": types(*TYPES,
+        TYPES[0])}),
+    plan("inputs as in protocol 1", "TENSOR", "field 'in'|a map, got a list", **{"in": TYPES}),
+    plan("an input that is a number", "TENSOR", "field 'in.dims[1]'|sizes|unsigned",
+         **{"in": types(TYPES[0], [I64, 7], TYPES[2])}),
+    plan("inputs without sizes", "TENSOR", "field 'in.dims' is missing",
+         **{"in": {"dtypes": [F32, I64, F32]}}),
+    plan("inputs with names", "UNSUPPORTED", "unknown field 'in.names' (known: dtypes, dims)",
+         **{"in": {**types(*TYPES), "names": ["x", "ids", "w"]}}),
+    plan("an input of rank 9", "TENSOR", "field 'in.dims[0]'|sizes", **{"in": types([F32, [1] * 9],
+        *TYPES[1:])}),
+    plan("a dimension below zero", "TENSOR", "field 'in.dims[0]'|sizes",
+        **{"in": types([F32, [-2, 4]],
+        *TYPES[1:])}),
+    plan("a dimension of 2^63", "TENSOR", "field 'in.dims[0]'|sizes",
+        **{"in": types([F32, [BIG, 4]],
+        *TYPES[1:])}),
     plan("sizes that overflow", "LIMIT", "input 'x'|overflows 64 bits at dimension 1",
-         **{"in": [[F32, [1 << 40, 1 << 40]], *TYPES[1:]]}),
-    plan("an unknown element type", "UNSUPPORTED", "input 'x'|element type 99", **{"in": [[99, [2,
-        4]], *TYPES[1:]]}),
-    plan("an element type of 2^40", "UNSUPPORTED", "input 'x'|element type", **{"in": [[1 << 40,
-        [2, 4]], *TYPES[1:]]}),
-    plan("text elements", "UNSUPPORTED", "input 'x'|element type 8", **{"in": [[8, [2, 4]],
-        *TYPES[1:]]}),
+         **{"in": types([F32, [1 << 40, 1 << 40]], *TYPES[1:])}),
+    plan("an unknown element type", "UNSUPPORTED", "input 'x'|element type 99",
+        **{"in": types([99, [2,
+        4]], *TYPES[1:])}),
+    plan("an element type of 2^40", "UNSUPPORTED", "input 'x'|element type",
+        **{"in": types([1 << 40,
+        [2, 4]], *TYPES[1:])}),
+    plan("text elements", "UNSUPPORTED", "input 'x'|element type 8", **{"in": types([8, [2, 4]],
+        *TYPES[1:])}),
     plan("another element type", "TENSOR", "input 'x'|declares element type f32|f64",
-         **{"in": [[F64, [ROWS, 4]], *TYPES[1:]]}),
-    plan("another rank", "TENSOR", "input 'ids'|declares rank 1", **{"in": [TYPES[0], [I64, [1,
-        2]], TYPES[2]]}),
+         **{"in": types([F64, [ROWS, 4]], *TYPES[1:])}),
+    plan("another rank", "TENSOR", "input 'ids'|declares rank 1", **{"in": types(TYPES[0], [I64, [1,
+        2]], TYPES[2])}),
     plan("another dimension", "TENSOR", "input 'w'|declares dimension 0 as 10|[11,4]",
-         **{"in": [*TYPES[:2], [F32, [11, 4]]]}),
+         **{"in": types(*TYPES[:2], [F32, [11, 4]])}),
     plan("shapes that do not fit", "GRAPH", "node 1 'scale' (Mul)|[3,4]|[2,4]",
-         **{"in": [[F32, [3, 4]], *TYPES[1:]]}),
+         **{"in": types([F32, [3, 4]], *TYPES[1:])}),
     plan("an unknown device", "UNSUPPORTED", "field 'device'|no device 'abacus', only 'cpu'",
          device="abacus"),
     plan("a device of no name", "UNSUPPORTED", "field 'device'|no device '', only 'cpu'",
@@ -274,6 +313,17 @@ PLANS = [
     plan("mask out of range", "TENSOR", "field 'gmask[0]'|position 2, expected below 2", gmask=[2]),
     plan("mask twice", "TENSOR", "field 'gmask[1]'|twice", gmask=[0, 0]),
     plan("mask by name", "TENSOR", "field 'gmask[0]'|an unsigned integer|a text", gmask=["loss"]),
+    plan("parameter out of range", "TENSOR", "field 'parameters[1]': position 3, expected below 3",
+        parameters=[2, 3]),
+    plan("parameter twice", "TENSOR", "field 'parameters[1]': position 2 comes twice",
+        parameters=[2, "w"]),
+    plan("parameter unknown", "TENSOR", "field 'parameters[0]': the graph has no 'bias'",
+        parameters=["bias"]),
+    plan("parameter below zero", "TENSOR", "field 'parameters[0]'|a position or a name|a negative",
+        parameters=[-1]),
+    plan("parameters are a number", "TENSOR", "field 'parameters'|a list", parameters=2),
+    plan("70000 parameters", "LIMIT", "field 'parameters' has 70000 entries, more than 65536",
+        parameters=[0] * 70000),
     plan("plain is 2", "TENSOR", "field 'plain'|a boolean", plain=2),
     plan("plain is a text", "TENSOR", "field 'plain'|a boolean, got a text", plain="yes"),
     plan("70000 entries", "LIMIT", "field 'bound' has 70000 entries, more than 65536",
@@ -281,6 +331,46 @@ PLANS = [
     ask("plan.drop: no id", "TENSOR", "plan.drop: field 'plan' is missing", "plan.drop", plan=DROP),
     ask("plan.drop: a float", "TENSOR", "plan.drop: field 'plan'|a float", "plan.drop", plan=1.5),
 ]  # fmt: skip
+
+UNKNOWN = [
+    ask(
+        "unknown: a typo",
+        "UNSUPPORTED",
+        "forward: unknown field 'sede' (known: plan, run, seed, fl",
+        "forward",
+        seed=DROP,
+        sede=3,
+    ),
+    ask(
+        "unknown: an option",
+        "UNSUPPORTED",
+        "graph.plan: unknown field 'budget' (known: graph, plan",
+        "graph.plan",
+        budget=1 << 30,
+    ),
+    ask("unknown: nil", "UNSUPPORTED", "backward: unknown field 'retain'", "backward", retain=None),
+    ask(
+        "unknown: in a step",
+        "UNSUPPORTED",
+        "step: unknown field 'hyper' (known: step, journal",
+        "step",
+        hyper=b"",
+    ),
+    ask(
+        "unknown: nothing is known",
+        "UNSUPPORTED",
+        "detach: unknown field 'now' (known: none)",
+        "detach",
+        now=1,
+    ),
+    ask(
+        "unknown: with a zero byte",
+        "UNSUPPORTED",
+        "bind: unknown field 'bind",
+        "bind",
+        **{"bind\0": 1},
+    ),
+]
 
 ADMIN = [
     Row("ps: with a payload", "LIMIT", ("ps: 1 payload frames, expected at most 0",),
@@ -297,5 +387,6 @@ TABLES = {
     "tokens and order": SESSIONS,
     "graph.put": PUTS,
     "graph.plan": PLANS,
+    "fields that are not known": UNKNOWN,
     "ps, stop, frames": ADMIN,
 }

@@ -152,12 +152,13 @@ def test_refused_requests_name_the_field_and_leave_the_session_alive(daemon: obj
     with pytest.raises(errors.GraddError, match="plan"):
         session.request("forward", {"run": 1})
     with pytest.raises(errors.StaleError, match="999"):
-        fields = {"plan": 999, "run": 1, "seed": 0, "flags": 0, "b": None, "in": [], "out": []}
+        none = protocol.tensors([])
+        fields = {"plan": 999, "run": 1, "seed": 0, "flags": 0, "b": None, "in": none, "out": none}
         session.request("forward", fields)
     with pytest.raises(errors.GraddError, match="(?i)verb|nonsense"):
         session.request("nonsense", {})
     with pytest.raises(errors.GraddError) as caught:
-        session.bind(session.next_id(), [[77, 0, 1, [4]]])
+        session.bind(session.next_id(), [(77, 0, 1, (4,))])
     assert caught.value.session == "alive"
     session.request("release", {"runs": []})
 
@@ -186,7 +187,7 @@ def test_newer_protocol_is_refused_by_name(daemon: object, monkeypatch: pytest.M
     monkeypatch.setattr(protocol, "PROTOCOL", (98, 99))
     with pytest.raises(errors.VersionError, match="9[89]"):
         client.get_client().connect()
-    monkeypatch.setattr(protocol, "PROTOCOL", (1, 1))
+    monkeypatch.setattr(protocol, "PROTOCOL", (1, 2))
     client.get_client().connect()
 
 
@@ -226,6 +227,18 @@ def test_interrupted_wait_does_not_shift_replies(
     session.flush()
 
 
+def test_plans_say_which_inputs_are_parameters(daemon: object) -> None:
+    net = Net()
+    net.first.bias.requires_grad_(False)  # a frozen one is a parameter all the same
+    model = ORTModule(net, strict=True)
+    loss_of(model(*batch())).backward()
+    ledger = model._gradd_bridge.client.ledger
+    for fields in ledger.plans.values():
+        names = [name for name, _, _ in ledger.graphs[fields["graph"]].inputs]
+        assert {names[i] for i in fields["parameters"]} == {n for n, _ in net.named_parameters()}
+    assert ledger.plans
+
+
 def test_large_graphs_travel_through_shared_memory(
     daemon: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,12 +259,12 @@ def test_a_table_of_sources_is_sent_up_to_the_daemons_limits(
     row = ["node", "source"]
     for rows, text in ((protocol.SOURCE_ROWS, "x"), (10, "x" * 400_000)):
         assert len(client._source_frames([[row[0], text]] * rows)) == 1
-    frames = [graph.cap.onnx, protocol.pack_list([row] * protocol.SOURCE_ROWS)]
+    frames = [graph.cap.onnx, protocol.pack_sources([row] * protocol.SOURCE_ROWS)]
     session.request("graph.put", {"alias": []}, frames)
-    frames[1] = protocol.pack_list([row] * (protocol.SOURCE_ROWS + 1))
+    frames[1] = protocol.pack_sources([row] * (protocol.SOURCE_ROWS + 1))
     with pytest.raises(errors.LimitError, match="more than 262144 values"):
         session.request("graph.put", {"alias": []}, frames)
-    frames[1] = protocol.pack_list([["node", "x" * protocol.SOURCE_BYTES]])
+    frames[1] = protocol.pack_sources([["node", "x" * protocol.SOURCE_BYTES]])
     with pytest.raises(errors.LimitError, match="source table of"):
         session.request("graph.put", {"alias": []}, frames)
     assert not [r for r in caplog.records if r.name == "gradd"]

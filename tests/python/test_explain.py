@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 from recognise import Writer
 from torch import nn
 
-from gradd import ORTModule, errors, export
+from gradd import ORTModule, errors, export, protocol
 from gradd.explain import Explanation, with_sources
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
@@ -375,21 +375,25 @@ def test_pages_join_and_plans_go(daemon: Any) -> None:
     wrapped = ORTModule(Net(), strict=True)
     wrapped(*batch())[0].backward()
     client = wrapped._gradd_bridge.client
-    whole = client.request("explain", {})
+
+    def ask(fields: dict[str, Any]) -> dict[str, Any]:
+        return client.request("explain", {"proto": protocol.PROTOCOL[1], **fields})
+
+    whole = ask({})
     rows: list = []
     while len(rows) < whole["n_rows"]:
-        page = client.request("explain", {"from": len(rows), "rows": 3, "plan": whole["plan"]})
+        page = ask({"from": len(rows), "rows": 3, "plan": whole["plan"]})
         assert 0 < len(page["rows"]) <= 3 and "plans" not in page or not rows
         rows += page["rows"]
     assert rows == whole["rows"]
-    assert client.request("explain", {"from": 10**9, "plan": whole["plan"]})["rows"] == []
+    assert ask({"from": 10**9, "plan": whole["plan"]})["rows"] == []
     for wrong in ({"plan": "a"}, {"from": -1}, {"rows": []}):
         with pytest.raises(errors.TensorError):
-            client.request("explain", wrong)
+            ask(wrong)
     wrapped._gradd_bridge.close()
     client.flush()
     with pytest.raises(errors.StaleError):
-        client.request("explain", {"plan": whole["plan"]})
+        ask({"plan": whole["plan"]})
 
 
 @pytest.mark.quick

@@ -18,6 +18,8 @@ from torch import nn
 from gradd import ORTModule, holders
 from gradd.optim import FusedAdam
 
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+
 N = 12
 
 

@@ -18,7 +18,7 @@ import conftest
 import pytest
 import zmq
 from conftest import Daemon
-from hostile import DROP, F32, ROWS, SEGMENT, TABLE, Balance, Raw, W, compile_graph, tensor
+from hostile import DROP, F32, ROWS, SEGMENT, TABLE, Balance, Raw, W, compile_graph, many, tensor
 from hostile_models import N, graph
 
 
@@ -166,26 +166,26 @@ def test_memory_cannot_be_taken_away(neighbour: Raw) -> None:
 
 def test_a_binding_of_everything(neighbour: Raw) -> None:
     """65536 tensors in one list are the limit; one list more costs nothing."""
-    many = [tensor(W, (1,))] * 30_000
-    assert neighbour.ask("bind", bind=7, tensors=many)["ok"]
+    listed = many(*[tensor(W, (1,))] * 30_000)
+    assert neighbour.ask("bind", bind=7, tensors=listed)["ok"]
     assert neighbour.ask("unbind", bind=7)["ok"]
-    assert neighbour.ask("bind", bind=7, tensors=[tensor(W, (TABLE, 4))] * ROWS)["ok"]
+    assert neighbour.ask("bind", bind=7, tensors=many(*[tensor(W, (TABLE, 4))] * ROWS))["ok"]
     assert neighbour.ask("unbind", bind=7)["ok"]
 
 
 def test_bindings_hold_a_bounded_number_of_tensors(daemon: Daemon, neighbour: Raw) -> None:
     """1024 bindings of 65536 tensors each would be gigabytes of the daemon's own memory."""
-    many = [tensor(W, ())] * 30_000
+    listed = many(*[tensor(W, ())] * 30_000)
     bits = neighbour.step()
     held = _session(daemon)["tensors"]
     taken = 0
-    while (reply := neighbour.ask("bind", bind=100 + taken, tensors=many))["ok"]:
+    while (reply := neighbour.ask("bind", bind=100 + taken, tensors=listed))["ok"]:
         taken += 1
         assert taken < 40
     assert (reply["code"], reply["session"]) == ("LIMIT", "alive"), reply
     assert "bind: bindings and unreleased runs of this session would hold" in reply["what"]
-    assert taken == (1 << 20) // len(many)
-    assert _session(daemon)["tensors"] == held + taken * len(many)
+    assert taken == (1 << 20) // 30_000
+    assert _session(daemon)["tensors"] == held + taken * 30_000
     assert neighbour.step() == bits  # a small request has room still
     for i in range(taken):
         assert neighbour.ask("unbind", bind=100 + i)["ok"]

@@ -17,6 +17,8 @@ from torch.nn import functional
 
 from gradd import ORTModule, errors, export
 
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+
 EDGES = (-1, -10, -11, 10, 2**31, -(2**31) - 1, 10**12)
 
 

@@ -13,7 +13,7 @@ import conftest
 import engine as E
 import numpy as np
 import pytest
-from hostile import F32, Raw, put
+from hostile import F32, Raw, many, put, types
 from onnx import TensorProto, helper
 
 from gradd.shm import Segment
@@ -137,18 +137,18 @@ def test_the_limit_of_the_daemon_holds_for_backward(monkeypatch: pytest.MonkeyPa
 
 def _backward_within_limit(s: Raw, n: int, limit: int) -> None:
     planned = s.call({
-        "v": "graph.plan", "graph": put(s, branches())["graph"], "plan": 1, "in": [[F32, [n]]],
+        "v": "graph.plan", "graph": put(s, branches())["graph"], "plan": 1, "in": types([F32, [n]]),
         "grad": [0], "out": [0], "gmask": [0], "bound": [],
     })  # fmt: skip
     assert planned["ok"], planned
     assert limit / 2 < planned["peak"] < limit
     forward = {
         "v": "forward", "plan": 1, "run": 1, "seed": 0, "flags": 0, "b": None,
-        "in": [[1, 0, F32, [n]]], "out": [[1, 8 * MIB, F32, []]],
+        "in": many([1, 0, F32, [n]]), "out": many([1, 8 * MIB, F32, []]),
     }  # fmt: skip
     backward = {
-        "v": "backward", "run": 1, "go": [[0, [1, 8 * MIB + 64, F32, []]]], "b": None,
-        "g": [[1, 4 * MIB, F32, [n]]],
+        "v": "backward", "run": 1, "go": many([1, 8 * MIB + 64, F32, []], at=[0]), "b": None,
+        "g": many([1, 4 * MIB, F32, [n]]),
     }  # fmt: skip
     assert s.call(forward)["ok"]
     reply = s.call({**backward, "keep": True})

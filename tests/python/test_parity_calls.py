@@ -187,7 +187,8 @@ def _watch_plans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     original = client.protocol.plan_info
 
     def plan_info(plan_id: int, reply: dict[str, Any]) -> Any:
-        seen.append(tuple(reply["nodes"]))
+        nodes = reply["nodes"]
+        seen.append((nodes["forward"], nodes["backward"]))
         return original(plan_id, reply)
 
     monkeypatch.setattr(client.protocol, "plan_info", plan_info)

@@ -145,7 +145,7 @@ class Client:
             if len(onnx) > protocol.FRAME_BYTES:
                 block = self.ring.allocate(len(onnx))
                 block.segment.view[block.offset : block.offset + len(onnx)] = onnx
-                fields["onnx"] = block.wire(torch.uint8, (len(onnx),))
+                fields["onnx"] = protocol.tensor(block.wire(torch.uint8, (len(onnx),)))
                 frames = []
             elif sources:
                 frames += _source_frames(sources)
@@ -168,10 +168,10 @@ class Client:
             self.ledger.plans[fields["plan"]] = fields
             return protocol.plan_info(fields["plan"], reply)
 
-    def bind(self, bind: int, tensors: Sequence[list]) -> None:
+    def bind(self, bind: int, tensors: Sequence[protocol.Tensor]) -> None:
         """Names a list of tensors, which must stay where they are until `unbind`."""
         with self.lock, interrupts.held():
-            fields = {"bind": bind, "tensors": list(tensors)}
+            fields = {"bind": bind, "tensors": protocol.tensors(tensors)}
             self.request("bind", fields)
             self.ledger.binds[bind] = fields
 
@@ -458,7 +458,7 @@ def _source_frames(sources: Sequence[Sequence[str]]) -> list[bytes]:
     It only makes messages better, so a large graph must not fail for it.
     """
     if len(sources) <= protocol.SOURCE_ROWS:
-        frame = protocol.pack_list(sources)
+        frame = protocol.pack_sources(sources)
         if len(frame) <= protocol.SOURCE_BYTES:
             return [frame]
     logger.warning(

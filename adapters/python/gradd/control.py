@@ -20,7 +20,7 @@ from typing import Any
 
 import zmq
 
-from gradd import daemon, errors, interrupts, protocol
+from gradd import __version__, daemon, errors, interrupts, protocol, versions
 from gradd.shm import Segment
 
 logger = logging.getLogger("gradd")
@@ -60,8 +60,8 @@ class Wire:
         self._q = 0
         self._dealer: zmq.Socket | None = None
         hello = self._greet()
-        self.daemon_pid = int(hello.get("pid", 0))
-        self.build = str(hello.get("build", ""))  # which build the daemon is, see daemon.build_id()
+        self.daemon_pid = int(hello["pid"])
+        self.build = str(hello["build"])  # which build the daemon is, see daemon.build_id()
         self._nonce: bytes = hello["nonce"]
 
     # ---- control socket ----
@@ -74,12 +74,17 @@ class Wire:
         its end it hangs up. None of this is a failure of the daemon that comes after it.
         """
         deadline = time.monotonic() + _HELLO_SECONDS
-        hello = {"v": "hello", "proto": list(protocol.PROTOCOL), "client": _name()}
+        hello = {
+            "v": "hello",
+            "proto": list(protocol.PROTOCOL),
+            "client": _name(),
+            "version": __version__,
+        }
         pause, said = 0.005, False
         while True:
             self._control = daemon.connect(self.path)
             try:
-                return self._ask(hello)
+                return self._greeted(self._exchange(hello))
             except errors.StaleError as ending:
                 self._control.close()
                 deadline = time.monotonic() + _HELLO_SECONDS
@@ -100,7 +105,32 @@ class Wire:
             time.sleep(pause)
             pause = min(pause * 1.5, 0.1)
 
+    def _greeted(self, packet: bytes) -> dict[str, Any]:
+        """The answer to hello, which comes from whoever listens there.
+
+        Raises:
+            VersionError: A daemon that speaks another protocol.
+            SessionError: No daemon of gradd.
+        """
+        reply = _from_anybody(packet, self.path)
+        chosen = reply.get("proto")
+        low, high = protocol.PROTOCOL
+        if reply.get("code") == "VERSION" or (
+            reply.get("ok") and not (isinstance(chosen, int) and low <= chosen <= high)
+        ):
+            raise versions.mismatch(self.path, reply)
+        if not reply.get("ok") and not isinstance(reply.get("code"), str):
+            raise _no_daemon(self.path, "its answer to hello is neither ok nor an error")
+        protocol.checked(reply)
+        if not isinstance(reply.get("nonce"), bytes) or "pid" not in reply or "build" not in reply:
+            raise _no_daemon(self.path, "its answer to hello has no nonce, pid or build")
+        return reply
+
     def _ask(self, fields: dict[str, Any], fd: int | None = None) -> dict[str, Any]:
+        return protocol.checked(protocol.unpack(self._exchange(fields, fd)))
+
+    def _exchange(self, fields: dict[str, Any], fd: int | None = None) -> bytes:
+        """Sends one packet and returns the answer to it."""
         ancillary = []
         if fd is not None:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))]
@@ -117,7 +147,7 @@ class Wire:
             raise
         if not packet:
             raise ConnectionLost("the control socket hung up")
-        return protocol.checked(protocol.unpack(packet))
+        return packet
 
     def segment(self, segment: Segment) -> None:
         """Passes a segment and waits for the acknowledgement."""
@@ -136,10 +166,16 @@ class Wire:
         dealer.setsockopt(zmq.SNDHWM, 0)
         dealer.connect(f"ipc://{self.path}/cmd.sock")
         self._dealer = dealer
-        reply = self.call({"v": "attach", "nonce": self._nonce}, (), timeout=30.0)
+        try:
+            reply = self.call({"v": "attach", "nonce": self._nonce}, (), timeout=30.0)
+        except errors.InternalError as error:
+            raise _no_daemon(self.path, error.what) from None
         if not reply.get("ok") and reply.get("session") == "lost":
             raise ConnectionLost(str(reply.get("what")))  # it began to end after hello
-        self._token = protocol.checked(reply)["t"]
+        token = protocol.checked(reply).get("t")
+        if not isinstance(token, bytes):
+            raise _no_daemon(self.path, "its answer to attach has no token")
+        self._token = token
         return int(reply.get("session", 0))
 
     def call(
@@ -225,19 +261,31 @@ def _name() -> str:
     return client_name()
 
 
-def ask_daemon(path: Path, verb: str, **fields: Any) -> dict[str, Any]:
+def _no_daemon(path: Path, why: str) -> errors.SessionError:
+    return errors.SessionError(f"what answers in {path} is no daemon of gradd: {why}")
+
+
+def _from_anybody(frame: bytes, path: Path) -> dict[str, Any]:
+    """A reply of whoever listens in the daemon's place."""
+    try:
+        return protocol.unpack(frame)
+    except errors.InternalError as error:
+        raise _no_daemon(path, error.what) from None
+
+
+def ask_daemon(path: Path, verb: str, timeout_ms: int = 5000, **fields: Any) -> dict[str, Any]:
     """One request that needs no session (`ps`, `stop`), over a DEALER of its own.
 
     Raises:
-        SessionError: Nobody answers within five seconds.
+        SessionError: Nobody answers within the time, or no daemon of gradd does.
     """
     dealer = _zmq_context().socket(zmq.DEALER)
     dealer.setsockopt(zmq.LINGER, 0)
     try:
         dealer.connect(f"ipc://{path}/cmd.sock")
         dealer.send(protocol.pack({"v": verb, "q": 1, **fields}))
-        if not dealer.poll(5000, zmq.POLLIN):
+        if not dealer.poll(timeout_ms, zmq.POLLIN):
             raise errors.SessionError(f"no daemon answers in {path}")
-        return protocol.checked(protocol.unpack(dealer.recv_multipart()[0]))
+        return protocol.checked(_from_anybody(dealer.recv_multipart()[0], path))
     finally:
         dealer.close(linger=0)

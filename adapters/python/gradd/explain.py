@@ -13,9 +13,11 @@ import json
 import os
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from gradd import protocol
 
 if TYPE_CHECKING:
     from gradd.client import Client
@@ -167,7 +169,12 @@ def explain_plan(
         graph: The graph of the plan, for save_onnx().
         title: First line of the table.
     """
-    fields: dict[str, Any] = {"session": client.session, "plan": plan.info.id, "rows": PAGE}
+    fields: dict[str, Any] = {
+        "proto": protocol.PROTOCOL[1],
+        "session": client.session,
+        "plan": plan.info.id,
+        "rows": PAGE,
+    }
     head = client.request("explain", {**fields, "nodes": 1})
     rows = list(head["rows"])
     while len(rows) < head["n_rows"]:
@@ -175,12 +182,12 @@ def explain_plan(
         if not page:
             break
         rows += page
-    pairs = head["nodes"]
+    nodes = head["nodes"]
     return Explanation(
         title=title or f"session {head['session']}, plan {head['plan']}",
         nodes=_by_fate(head["fates"]),
         rows=tuple(_row(r) for r in rows),
-        _fates=tuple((FATES[f], r) for f, r in zip(pairs[::2], pairs[1::2], strict=True)),
+        _fates=tuple((FATES[f], r) for f, r in zip(nodes["fates"], nodes["rows"], strict=True)),
         _graph=(graph.cap.onnx, graph.cap.sources) if graph is not None else None,
         **{
             name: head[name]
@@ -194,38 +201,23 @@ def explain_plan(
 
 def _by_fate(fates: list) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
-    for fate, op, count in fates:
-        found.setdefault(FATES[fate], {})[op] = count
+    for entry in fates:
+        found.setdefault(FATES[entry["fate"]], {})[entry["op"]] = entry["count"]
     return found
 
 
-def _row(values: list) -> Row:
+def _row(row: dict[str, Any]) -> Row:
     """A row as the verb `explain` sends it: see docs/protocol.md."""
     from gradd.export.spec import ONNX_DTYPES
 
-    row, step, kind, backward, op, domain, kernel, node, name, node_op, *rest = values
-    fused, source, (dtype, dims), read, written, work, saved, flops, leftover = rest
+    made = ("phase", "dtype", "shape", "leftover")
+    same = {f.name: row[f.name] for f in fields(Row) if f.name not in made}
     return Row(
-        row=row,
-        step=step,
-        kind=kind,
-        phase="backward" if backward else "forward",
-        op=op,
-        domain=domain,
-        kernel=kernel,
-        node=node,
-        node_name=name,
-        node_op=node_op,
-        fused=fused,
-        source=source,
-        dtype=ONNX_DTYPES.get(dtype, "?"),
-        shape=tuple(dims),
-        bytes_read=read,
-        bytes_written=written,
-        work_bytes=work,
-        saved_bytes=saved,
-        flops=flops,
-        leftover=bool(leftover),
+        phase="backward" if row["backward"] else "forward",
+        dtype=ONNX_DTYPES.get(row["dtype"], "?"),
+        shape=tuple(row["dims"]),
+        leftover=bool(row["leftover"]),
+        **same,
     )
 
 

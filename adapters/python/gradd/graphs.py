@@ -74,6 +74,7 @@ class Graph:
         self.specs = {s.name: s for s in cap.inputs}
         self.places = [Place(module, n) for n in self.bound]
         is_param = set(cap.params)
+        self.param_inputs = [i for i, n in enumerate(order) if n in is_param]
         self.param_at = [i for i, n in enumerate(self.bound) if n in is_param]
         self.free_places: dict[str, Any] = {n: Place(module, n) for n in self.free if n in states}
         self.changed_places = [Place(module, o.fqn) for o in self.changed]
@@ -200,6 +201,7 @@ class Graph:
             [*names, *input_grads],
             outputs,
             grad_outputs,
+            self.param_inputs,
             self.plain,
         )
         info = client.plan(fields)

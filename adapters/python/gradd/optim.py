@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import struct
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 from gradd import client as clients
-from gradd import errors, interrupts
+from gradd import errors, interrupts, protocol
 from gradd.changes import Snapshot
 from gradd.client import Client
 from gradd.holders import others
@@ -135,7 +134,7 @@ class _Sent:
                 blocks.append(block)
                 block.fill(grad, grad.dtype, grad.shape)
                 wires.append(block.wire(grad.dtype, grad.shape))
-            send("step", {**self.fields, "g": wires}, ())
+            send("step", {**self.fields, "g": protocol.tensors(wires)}, ())
             self.forget()
         except errors.GraddError as error:
             logger.warning("FusedAdam: a step that was interrupted cannot be finished: %s", error)
@@ -148,11 +147,11 @@ class _Sent:
         return moved or self._left is None or self._left.has_changed()
 
 
-def _wire(client: Client, tensor: torch.Tensor) -> list:
+def _wire(client: Client, tensor: torch.Tensor) -> protocol.Tensor:
     place = client.locate(tensor)
     if place is None:
         raise errors.TensorError("a tensor of the optimizer has left shared memory during the step")
-    return [*place, DTYPE_CODES[tensor.dtype], list(tensor.shape)]
+    return (*place, DTYPE_CODES[tensor.dtype], tuple(tensor.shape))
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -430,26 +429,32 @@ class FusedAdam(torch.optim.Optimizer):
             bound = self._bound[name] = _Bound(client, tensors)
         return bound.id
 
-    def _journal_wire(self, client: Client) -> list:
+    def _journal_wire(self, client: Client) -> dict[str, Any]:
         if self._journal is None:
             self._journal = client.state.allocate(JOURNAL_BYTES)
             self._journal_words = self._journal.tensor(torch.int64, (JOURNAL_BYTES // 8,)).zero_()
             self._journal_step = 0
-        return self._journal.wire(torch.uint8, (JOURNAL_BYTES,))
+        return protocol.tensor(self._journal.wire(torch.uint8, (JOURNAL_BYTES,)))
 
     # ---- the request ----
 
-    def _hyper(self, kinds: list[tuple[int, int]]) -> bytes:
+    def _groups(self, kinds: list[tuple[int, int]]) -> dict[str, list]:
+        groups = [self.param_groups[k] for k, _ in kinds]
+        return {
+            "lr": [float(g["lr"]) for g in groups],
+            "beta1": [float(g["betas"][0]) for g in groups],
+            "beta2": [float(g["betas"][1]) for g in groups],
+            "eps": [float(g["eps"]) for g in groups],
+            "weight_decay": [float(g["weight_decay"]) for g in groups],
+            "mode": [int(self.adam_w_mode)] * len(groups),
+            "bias_correction": [bool(g["bias_correction"]) for g in groups],
+            "t": [t for _, t in kinds],
+        }
+
+    def _clip(self) -> float:
         norm = self.max_grad_norm
         # inf: the norm alone
-        clip = min(float(norm), sys.float_info.max) if norm and norm > 0 else 0.0
-        numbers = [clip]
-        for k, t in kinds:
-            g = self.param_groups[k]
-            numbers += [float(g["lr"]), *map(float, g["betas"]), float(g["eps"]),
-                        float(g["weight_decay"]), float(self.adam_w_mode),
-                        float(g["bias_correction"]), float(t)]  # fmt: skip
-        return struct.pack(f"<{len(numbers)}d", *numbers)
+        return min(float(norm), sys.float_info.max) if norm and norm > 0 else 0.0
 
     def _send(self, client: Client, entries: list[tuple[int, torch.Tensor]]) -> None:
         entries = [(k, p) for k, p in entries if p.numel()]
@@ -465,12 +470,13 @@ class FusedAdam(torch.optim.Optimizer):
         fields = {
             "step": self._journal_step,
             "journal": journal,
-            "hyper": self._hyper(kinds),
+            "max_norm": self._clip(),
+            "groups": self._groups(kinds),
             "group": [index[kind] for kind in of_each],
             "bp": self._bind(client, "p", params),
             "bm": self._bind(client, "m", [s["exp_avg"] for s in states]),
             "bv": self._bind(client, "v", [s["exp_avg_sq"] for s in states]),
-            "g": [_wire(client, g) for g in grads],
+            "g": protocol.tensors([_wire(client, g) for g in grads]),
             "once": client.next_id(),
         }
         masters = [s[_MASTER] for s in states if _MASTER in s]

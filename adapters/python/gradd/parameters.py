@@ -32,6 +32,7 @@ from gradd.watch import accesses, data_ptr, untyped_storage
 
 if TYPE_CHECKING:
     from gradd.client import Client
+    from gradd.protocol import Tensor
 
 logger = logging.getLogger("gradd")
 _generations = itertools.count(1)
@@ -49,8 +50,8 @@ class Home:
         self.pointer = data_ptr(tensor)
         self.mirror = mirror
 
-    def wire(self) -> list:
-        """Tensor descriptor for a binding."""
+    def wire(self) -> Tensor:
+        """What the protocol says of it, for a binding."""
         return self.block.wire(self.dtype, self.shape)
 
 

@@ -6,7 +6,8 @@ of a request; what is built here stays the same when a request is sent again aft
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +18,14 @@ from gradd import errors
 PROTOCOL = (2, 2)  # lowest and highest version spoken here
 FRAME_BYTES = 16 << 20  # a larger payload goes through a segment
 SOURCE_BYTES = 4 << 20  # of a table of sources, which takes no other way
-SOURCE_ROWS = ((1 << 18) - 1) // 3  # a message holds 2^18 values: the table, and three per row
+SOURCE_ROWS = ((1 << 18) - 5) // 2  # a message holds 2^18 values: five, and two per row
 RELEASES_PER_REQUEST = 1024
 DROPOUT_OFF = 1
 FINITE_CHECK = 2
 ONCE = 4  # the arena is not kept for the next run
 
 Type = tuple[int, tuple[int, ...]]  # element type code, dims
+Tensor = tuple[int, int, int, tuple[int, ...]]  # segment, offset, element type code, dims
 Sizes = tuple[int | str | None, ...]  # a size, the name of a dynamic one, or nothing known
 
 
@@ -79,14 +81,38 @@ class PlanInfo:
     constant: int = 0
 
 
+def tensor(one: Tensor) -> dict[str, Any]:
+    """The value of a field that is one tensor."""
+    segment, offset, dtype, dims = one
+    return {"segment": segment, "offset": offset, "dtype": dtype, "dims": dims}
+
+
+def tensors(many: Sequence[Tensor], at: Sequence[int] | None = None) -> dict[str, Any]:
+    """The value of a field that is a list of tensors: a list per property, not a map per tensor.
+
+    Args:
+        many: The tensors.
+        at: Position of each in a list of which some are left out, rising.
+    """
+    columns = zip(*many, strict=True) if many else ((), (), (), ())
+    found = dict(zip(("segments", "offsets", "dtypes", "dims"), columns, strict=True))
+    return found if at is None else {**found, "at": at}
+
+
+def types(many: Sequence[Type]) -> dict[str, Any]:
+    """The value of a field that is a list of types."""
+    return {"dtypes": [code for code, _ in many], "dims": [dims for _, dims in many]}
+
+
 def pack(fields: dict[str, Any]) -> bytes:
     """One envelope."""
     return msgpack.packb(fields, use_bin_type=True)
 
 
-def pack_list(rows: Sequence[Sequence[str]]) -> bytes:
-    """A payload frame that is a list of lists of text."""
-    return msgpack.packb([list(row) for row in rows], use_bin_type=True)
+def pack_sources(rows: Sequence[Sequence[str]]) -> bytes:
+    """The payload frame of a graph that says where its nodes come from: rows of (node, source)."""
+    nodes, sources = zip(*rows, strict=True) if rows else ((), ())
+    return msgpack.packb({"nodes": nodes, "sources": sources}, use_bin_type=True)
 
 
 def unpack(frame: bytes) -> dict[str, Any]:
@@ -115,26 +141,47 @@ def checked(reply: dict[str, Any]) -> dict[str, Any]:
     )
 
 
+@contextlib.contextmanager
+def _reading(verb: str) -> Iterator[None]:
+    """Turns a reply of another form into an error with a name.
+
+    hello has settled the version, so only a daemon of another build can send one.
+    """
+    try:
+        yield
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise errors.VersionError(
+            f"the daemon's reply to {verb} has not the form of protocol {PROTOCOL[1]} "
+            f"({type(error).__name__}: {error}): it is another build. `gradd stop` ends it, and "
+            "the next call starts this one's"
+        ) from None
+
+
+@_reading("graph.put")
 def graph_info(reply: dict[str, Any], put: tuple[dict[str, Any], Sequence[bytes]]) -> GraphInfo:
     """Decodes the reply of graph.put; `put` is the request."""
-    inputs = tuple((n, d, tuple(dims or ())) for n, d, dims in reply["in"])
-    outputs = tuple(reply["out"])
-    names = [n for n, _, _ in inputs]
-    types = {
-        name: (code, None if sizes is None else tuple(sizes))
-        for name, (code, sizes) in reversed(list(zip((*names, *outputs), reply["types"])))
+    inputs, outputs = reply["in"], reply["out"]
+    names = [entry["name"] for entry in inputs]
+    declared = {
+        entry["name"]: (entry["dtype"], None if entry["sizes"] is None else tuple(entry["sizes"]))
+        for entry in (*outputs, *inputs)
     }  # of an input that is an output as well: the input's
     return GraphInfo(
         id=reply["graph"],
-        inputs=inputs,
-        outputs=outputs,
-        unsupported=tuple((n, op, domain) for n, op, domain in reply.get("unsupported", ())),
+        inputs=tuple((e["name"], e["dtype"], _dims(e["sizes"])) for e in inputs),
+        outputs=tuple(e["name"] for e in outputs),
+        unsupported=tuple((n["node"], n["op"], n["domain"]) for n in reply["unsupported"]),
         random=bool(reply["random"]),
         half=bool(reply["half"]),
-        reach={o: _named(names, bits) for o, bits in zip(outputs, reply["reach"], strict=True)},
-        types=types,
+        reach={e["name"]: _named(names, e["reach"]) for e in outputs},
+        types=declared,
         put=put,
     )
+
+
+def _dims(sizes: Sequence[int | str | None] | None) -> tuple[int, ...]:
+    """Declared sizes, -1 where dynamic."""
+    return tuple(size if isinstance(size, int) else -1 for size in sizes or ())
 
 
 def _named(names: Sequence[str], bits: bytes) -> frozenset[str]:
@@ -143,11 +190,15 @@ def _named(names: Sequence[str], bits: bytes) -> frozenset[str]:
     return frozenset(n for i, n in enumerate(names) if number >> i & 1)
 
 
+@_reading("graph.plan")
 def plan_info(plan_id: int, reply: dict[str, Any]) -> PlanInfo:
     """Decodes the reply of graph.plan."""
     return PlanInfo(
         id=plan_id,
-        outputs=tuple((d, tuple(dims)) for d, dims in reply["out"]),
+        outputs=tuple(
+            (d, tuple(dims))
+            for d, dims in zip(reply["out"]["dtypes"], reply["out"]["dims"], strict=True)
+        ),
         has=tuple(bool(h) for h in reply["has"]),
         peak=int(reply.get("peak", 0)),
         ms=float(reply.get("ms", 0.0)),
@@ -164,15 +215,28 @@ def plan_fields(
     grads: Sequence[str],
     outputs: Sequence[str],
     grad_outputs: Sequence[int],
+    parameters: Sequence[int] = (),
     plain: bool = False,
 ) -> dict[str, Any]:
-    """Fields of graph.plan, without the plan's id; plain leaves patterns unrecognised."""
+    """Fields of graph.plan, without the plan's id.
+
+    Args:
+        graph: Id of the graph.
+        inputs: Types of all its inputs.
+        bound: Names of the inputs that a binding gives.
+        grads: Names of those whose gradient is wanted.
+        outputs: Names of the wanted outputs.
+        grad_outputs: Positions among these whose gradient may arrive.
+        parameters: Positions of the inputs that are parameters, trained or not.
+        plain: Leave patterns unrecognised.
+    """
     return {
         "graph": graph,
-        "in": [[code, list(dims)] for code, dims in inputs],
+        "in": types(inputs),
         "bound": list(bound),
         "grad": list(grads),
         "out": list(outputs),
         "gmask": list(grad_outputs),
+        "parameters": list(parameters),
         "plain": int(plain),
     }

@@ -25,6 +25,7 @@ from gradd.shm import ALIGN, DTYPE_CODES, Segment, make_tensor, nbytes, round_up
 
 if TYPE_CHECKING:
     from gradd.client import Client
+    from gradd.protocol import Tensor
 
 _MOVED_BYTES = 1 << 20
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # a subclass may have no memory of its own
@@ -89,9 +90,9 @@ class Block:
         elif size:
             ctypes.memmove(self.segment.address + self.offset, watch.data_ptr(source), size)
 
-    def wire(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> list:
-        """The tensor descriptor of the protocol: [segment, offset, dtype, dims]."""
-        return [self.segment.id, self.offset + offset, DTYPE_CODES[dtype], list(shape)]
+    def wire(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> Tensor:
+        """What the protocol says of a tensor in this block; see protocol.tensors."""
+        return (self.segment.id, self.offset + offset, DTYPE_CODES[dtype], tuple(shape))
 
     def drop(self) -> None:
         """The owner lets go; safe in finalizers of any thread. Takes effect at the next drain."""

@@ -112,8 +112,8 @@ class Run:
             "seed": self.seed,
             "flags": self.flags,
             "b": self.binding.id,
-            "in": wires,
-            "out": outputs,
+            "in": protocol.tensors(wires),
+            "out": protocol.tensors(outputs),
         }
 
     # ---- backward ----
@@ -136,13 +136,13 @@ class Run:
             slot = self.slots.acquire(self.plan.layout) if self.plan.params else None
             scratch: list[Block] = []
             try:
-                arriving = self._copy_grad_outputs(grad_outputs, scratch)
+                at, arriving = self._copy_grad_outputs(grad_outputs, scratch)
                 wires, rest = self._input_grads(scratch)
                 fields = {
                     "run": self.id,
-                    "go": arriving,
+                    "go": protocol.tensors(arriving, at),
                     "b": slot.bind if slot else None,
-                    "g": wires,
+                    "g": protocol.tensors(wires),
                     "keep": keep,
                 }
                 untouched = set(self.client.backward(fields).get("none", ()))
@@ -150,7 +150,7 @@ class Run:
                 grads = slot.tensors([i not in untouched for i in range(n)]) if slot else []
                 grads += [None if n + i in untouched else t for i, t in enumerate(rest)]
                 for i in untouched:
-                    grads[i] = self._flat_gradient(i, [k for k, _ in arriving])
+                    grads[i] = self._flat_gradient(i, at)
             finally:
                 if slot:
                     self.slots.give_back(slot)
@@ -174,8 +174,9 @@ class Run:
 
     def _copy_grad_outputs(
         self, grad_outputs: Sequence[torch.Tensor | None], scratch: list[Block]
-    ) -> list:
-        arriving = []
+    ) -> tuple[list[int], list[protocol.Tensor]]:
+        """Positions of the outputs whose gradients arrive, and copies of these."""
+        at, arriving = [], []
         with torch.no_grad():
             for i, grad in enumerate(grad_outputs):
                 if grad is None:
@@ -185,10 +186,13 @@ class Run:
                 block = self.client.ring.allocate(nbytes(dtype, dims))
                 scratch.append(block)
                 block.fill(grad.detach(), dtype, dims)
-                arriving.append([i, block.wire(dtype, dims)])
-        return arriving
+                at.append(i)
+                arriving.append(block.wire(dtype, dims))
+        return at, arriving
 
-    def _input_grads(self, scratch: list[Block]) -> tuple[list, list[torch.Tensor]]:
+    def _input_grads(
+        self, scratch: list[Block]
+    ) -> tuple[list[protocol.Tensor], list[torch.Tensor]]:
         wires, tensors = [], []
         for name in self.plan.input_grads:
             dtype, shape = self._types[self.graph.free.index(name)]
