@@ -15,8 +15,13 @@ import torch
 from gradd.export.spec import CaptureError
 
 _CPU = "cpu"
+# Where torch keeps them; its older functions fail where these were set one by one.
+_PRECISIONS = (
+    *(("generic", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")),
+    *(("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn")),
+)
 # Name -> read, write.
-_MODES: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+_MODES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the recording of gradients": (torch.is_grad_enabled, torch._C._set_grad_enabled),
     "autocast": (
         lambda: torch.is_autocast_enabled(_CPU),
@@ -31,8 +36,11 @@ _MODES: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "the detection of anomalies": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
     "determinism": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     "the precision of products": (
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
+        lambda: [torch._C._get_fp32_precision_getter(*at) for at in _PRECISIONS],
+        lambda values: [
+            torch._C._set_fp32_precision_setter(*at, value)
+            for at, value in zip(_PRECISIONS, values, strict=True)
+        ],
     ),
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
     "a mode of torch's functions": (

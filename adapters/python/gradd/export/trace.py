@@ -177,6 +177,7 @@ def _export(
         silence(),
         autocast.lowered(),
         _no_stale_gradients(),
+        _no_question_of_precision(),
     ):
 
         def watched(values: tuple) -> tuple:
@@ -198,6 +199,35 @@ def _export(
             if error.reason == "export_failed":
                 raise _RetryError(error) from err
             raise error from err
+
+
+@contextlib.contextmanager
+def _no_question_of_precision() -> Iterator[None]:
+    """The exporter takes libraries out of the way by functions that read and write TF32 as well.
+
+    They fail where `torch.backends.fp32_precision` is set, as transformers does for `tf32=False`.
+    """
+    from torch.export import _trace
+
+    libraries = ("mkldnn", "nnpack", "cudnn")
+
+    @contextlib.contextmanager
+    def ignored() -> Iterator[None]:
+        before = [getattr(torch._C, f"_get_{name}_enabled")() for name in libraries]
+        for name in libraries:
+            getattr(torch._C, f"_set_{name}_enabled")(False)
+        try:
+            yield
+        finally:
+            for name, value in zip(libraries, before, strict=True):
+                getattr(torch._C, f"_set_{name}_enabled")(value)
+
+    plain = _trace._ignore_backend_decomps
+    _trace._ignore_backend_decomps = ignored
+    try:
+        yield
+    finally:
+        _trace._ignore_backend_decomps = plain
 
 
 @contextlib.contextmanager
