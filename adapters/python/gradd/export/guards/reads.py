@@ -267,8 +267,10 @@ class Reads:
             return  # as they were; a method may have changed them meanwhile
         self._key(table, key)
         try:
-            value = dict.get(table, key, ABSENT) if isinstance(table, dict) else table[key]
-        except (IndexError, TypeError):
+            value = dict.get(table, key, ABSENT) if is_a(table, dict) else table[key]
+        except IndexError:  # a loop may end there
+            value = ABSENT
+        except TypeError:
             return
         if id(table) in self._tree_dicts:
             known = isinstance(value, _IN_KEY) or id(value) in self.tree

@@ -97,6 +97,8 @@ class Item(Slot):
     def put_back(self) -> None:
         if self.value is not ABSENT:
             self.owner[self.key] = self.value
+        elif not isinstance(self.owner, dict):
+            del self.owner[self.key :]  # only what has been appended since reaches that far
         elif self.key in self.owner:
             del self.owner[self.key]
 
@@ -104,6 +106,8 @@ class Item(Slot):
         key = repr(self.key) if type(self.key) in _LITERALS else name(self.key)
         if self.value is ABSENT and type(self.owner) is dict:
             return f"{key} not in {name(self.owner)}"
+        if self.value is ABSENT and type(self.owner) is list and type(self.key) is int:
+            return f"not -{name(self.owner)}.__len__() <= {key} < {name(self.owner)}.__len__()"
         if type(self.owner) in (dict, list):
             return f"{name(self.owner)}[{key}] is {name(self.value)}"
         return f"{name(self)}.now() is {name(self.value)}"

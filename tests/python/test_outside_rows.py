@@ -1,0 +1,19 @@
+"""Reads that leave no trace in the bytecode of forward(): seen when they change, or refused."""
+
+from __future__ import annotations
+
+import outside_patterns
+import pytest
+from outside_rows import Row, follow
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+_TABLES: tuple[dict[str, Row], ...] = (outside_patterns.ENDS,)
+ROWS = {name: row for table in _TABLES for name, row in table.items()}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_change_is_seen_or_its_reading_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    follow(ROWS[name])
