@@ -70,3 +70,60 @@ ENDS = {
         "c.of.append(5.0)",
     ),
 }
+
+_CLASS = """
+class C:
+    __match_args__ = ("mode", "k")
+    def __init__(self):
+        self.mode, self.k = "small", 2.0
+c = C()
+"""
+_DATA = "@dataclasses.dataclass{}\nclass C:\n    mode: str = 'small'\nc = C()"
+
+
+def _match(pattern: str, then: str = "2.0", subject: str = "c") -> str:
+    return f"""
+def matched():
+    match {subject}:
+        case {pattern}:
+            return {then}
+        case _:
+            return 1.0
+"""
+
+
+def _matches(before: str, pattern: str, change: str, then: str = "2.0", subject: str = "c") -> Row:
+    return Row(before + _match(pattern, then, subject), "matched()", change)
+
+
+_BIG = "c.mode = 'big'"
+PATTERNS = {
+    "a pattern by name": _matches(_CLASS, "C(mode='big')", _BIG),
+    "a pattern by position": _matches(_CLASS, "C('big')", _BIG),
+    "a pattern that takes": _matches(_CLASS, "C(k=v)", "c.k = 5.0", "v"),
+    "a pattern that takes by position": _matches(_CLASS, "C(_, v)", "c.k = 5.0", "v"),
+    "a pattern with a condition": _matches(_CLASS, "C(k=v) if v > 3", "c.k = 5.0"),
+    "either of two patterns": _matches(_CLASS, "C(mode='big') | C(mode='huge')", "c.mode = 'huge'"),
+    "an attribute that comes later": _matches(_CLASS, "C(late=v)", "c.late = 5.0", "v"),
+    "an attribute of the class": _matches(
+        "class C: mode = 'small'\nc = C()", "C(mode='big')", "C.mode = 'big'"
+    ),
+    "names of positions": _matches(_CLASS, "C('small')", "C.__match_args__ = ('k', 'mode')", "2.0"),
+    "a pattern of a dataclass": _matches(_DATA.format(""), "C('big')", _BIG),
+    "a pattern of slots": _matches(_DATA.format("(slots=True)"), "C('big')", _BIG),
+    "a pattern of a namespace": _matches(
+        "c = types.SimpleNamespace(mode='small')", "types.SimpleNamespace(mode='big')", _BIG
+    ),
+    "a pattern in a pattern": _matches(
+        _CLASS + "c.inner = C()", "C(inner=C(mode='big'))", "c.inner.mode = 'big'"
+    ),
+    "a pattern in a list": _matches(_CLASS, "[C(mode='big')]", _BIG, subject="[c]"),
+    "a pattern in a dictionary": _matches(_CLASS, "{'a': C(mode='big')}", _BIG, subject="{'a': c}"),
+    "a pattern of the module": Row(
+        "def mode(net):\n    match net:\n        case nn.Module(mode='big'): return 2.0\n"
+        "        case _: return 1.0",
+        "mode(self)",
+        "net.mode = 'big'",
+        "self.mode = 'small'",
+    ),
+}

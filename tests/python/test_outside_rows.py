@@ -7,7 +7,7 @@ import pytest
 from outside_rows import Row, follow
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
-_TABLES: tuple[dict[str, Row], ...] = (outside_patterns.ENDS,)
+_TABLES: tuple[dict[str, Row], ...] = (outside_patterns.ENDS, outside_patterns.PATTERNS)
 ROWS = {name: row for table in _TABLES for name, row in table.items()}
 
 

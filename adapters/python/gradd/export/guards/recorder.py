@@ -28,7 +28,7 @@ from gradd.export.guards import frames, images, methods, policy
 from gradd.export.guards.calls import Calls
 from gradd.export.guards.instructions import readings
 from gradd.export.guards.reads import VIEWS, Reads
-from gradd.export.guards.slots import Answer, Slot
+from gradd.export.guards.slots import Answer, Slot, static
 from gradd.export.guards.tensors import Tensors
 from gradd.export.spec import CaptureError
 
@@ -255,8 +255,18 @@ class Recorder:
     def _on_enter(self, frame: FrameType, _: int) -> None:
         self.reads.operated(methods.ENTERED, frames.peek(frame, 1))
 
-    def _on_match_class(self, frame: FrameType, _: int) -> None:
-        self._calls.of_kind(type(frames.peek(frame, 3)), frames.peek(frame, 2))
+    def _on_match_class(self, frame: FrameType, count: int) -> None:
+        """`case cls(...)` with `count` patterns by position, which the class names."""
+        subject, cls, names = (frames.peek(frame, depth) for depth in (3, 2, 1))
+        self._calls.of_kind(type(subject), cls)
+        if type(cls) is type and cls not in type(subject).__mro__:
+            return
+        if count:
+            self.reads.attribute(cls, "__match_args__")
+            given = static(cls, "__match_args__")
+            names = (*(given[:count] if type(given) is tuple else ()), *names)
+        for name in names:
+            self.reads.attribute(subject, name)
 
     def _on_use_one(self, frame: FrameType, instruction: str) -> None:
         value = frames.peek(frame, 1)
