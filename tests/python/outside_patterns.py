@@ -127,3 +127,42 @@ PATTERNS = {
         "self.mode = 'small'",
     ),
 }
+
+_PROXY = """
+class Proxy:
+    def __getattribute__(self, name):
+        raise RuntimeError("working outside of application context")
+class Asks:
+    @property
+    def __class__(self):
+        raise RuntimeError("no class")
+    def __repr__(self):
+        raise RuntimeError("no text")
+current, L = Proxy(), [2.0]
+def first(*args, **words): return L[0]
+"""
+_STRANGE = "L[0] = 5.0"
+# What raises whatever it is asked, and is only held, compared by identity or handed on.
+STRANGERS = {
+    "a proxy that exists": Row(_PROXY, "L[0] if globals() else 0", _STRANGE),
+    "a proxy in a list": Row(_PROXY + "L += [current, Asks()]", "L[0] * len(L)", _STRANGE),
+    "a proxy in a dictionary": Row(
+        _PROXY + "D = dict(a=current, b=Asks())", "L[0] * len(list(D.values()))", _STRANGE
+    ),
+    "a proxy in an object": Row(
+        _PROXY + "h = types.SimpleNamespace(of=current)", "L[0] if vars(h) else 0", _STRANGE
+    ),
+    "a proxy that is None": Row(_PROXY, "L[0] if current is not None else 0", _STRANGE),
+    "a proxy that is handed on": Row(
+        _PROXY, "first(current, by=Asks()) * first(*[current])", _STRANGE
+    ),
+    "a proxy that C gets": Row(_PROXY, "L[0] * len(list(zip([current], [Asks()])))", _STRANGE),
+    "a proxy in a new tuple": Row(_PROXY, "L[0] * len((current, Asks()))", _STRANGE),
+    "a proxy in the module": Row(
+        _PROXY,
+        "L[0] * len(self.of) * len(self.config.of)",
+        "net.of.append(current); net.config.of.append(current)",
+        "self.of = [1]; self.config = types.SimpleNamespace(of=[1])",
+    ),
+    "a proxy that comes later": Row(_PROXY + "D = [1]", "len(D)", "D += [current, Asks()]"),
+}

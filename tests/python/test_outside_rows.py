@@ -7,7 +7,11 @@ import pytest
 from outside_rows import Row, follow
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
-_TABLES: tuple[dict[str, Row], ...] = (outside_patterns.ENDS, outside_patterns.PATTERNS)
+_TABLES: tuple[dict[str, Row], ...] = (
+    outside_patterns.ENDS,
+    outside_patterns.PATTERNS,
+    outside_patterns.STRANGERS,
+)
 ROWS = {name: row for table in _TABLES for name, row in table.items()}
 
 

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from gradd.export.guards import images, methods, policy, tracing
+from gradd.export.guards.images import is_a
 from gradd.export.guards.reads import LAYOUT, Reads, own_dict
 from gradd.export.guards.slots import ABSENT, static
 
@@ -93,7 +94,7 @@ class Calls:
         elif kind in _C_METHODS:
             if args:
                 self._method(args[0], function.__name__, args[1:])
-        elif isinstance(function, type):
+        elif is_a(function, type):
             self._made(function, args)
         else:
             self._object(function, kind, args)
@@ -104,9 +105,9 @@ class Calls:
             kind = type(one)
             if kind in (operator.attrgetter, operator.itemgetter, operator.methodcaller):
                 for value in methods.elements(args):
-                    if kind is not operator.itemgetter or isinstance(value, images.CONTAINERS):
+                    if kind is not operator.itemgetter or is_a(value, images.CONTAINERS):
                         self._object(one, kind, [value])
-            elif isinstance(static(kind, "__call__"), types.FunctionType):
+            elif is_a(static(kind, "__call__"), types.FunctionType):
                 self._reads.of_class(kind, "__call__")
 
     def _use_all(self, args: list) -> None:
@@ -119,10 +120,10 @@ class Calls:
         if kind is functools.partial:
             reads.use(function)
             self.called(function.func, [*function.args, *args, *function.keywords.values()])
-        elif isinstance(static(kind, "__call__"), types.FunctionType):
+        elif is_a(static(kind, "__call__"), types.FunctionType):
             reads.of_class(kind, "__call__")
             reads.library_object(function)
-            if isinstance(function, torch.nn.Module):
+            if is_a(function, torch.nn.Module):
                 reads.attribute(function, "forward")
         elif kind in (operator.attrgetter, operator.itemgetter):
             self._getter(function, args)
@@ -132,7 +133,7 @@ class Calls:
             self._method(owner, function.__name__, args)
         elif kind is operator.methodcaller:
             reads.attribute(args[0], function.__reduce__()[1][0])
-        elif isinstance(function, weakref.ref):
+        elif is_a(function, weakref.ref):
             reads.answer(functools.partial(_lives, function), "a weak reference lives", by=function)
         elif kind is _CACHED:
             self._use_all(args)
@@ -170,7 +171,7 @@ class Calls:
     def _not_recorded(self, function: types.FunctionType, args: list) -> None:
         inner = inspect.unwrap(function)
         name = getattr(inner, "__name__", "")  # a decorated object may have none
-        if name in _HOOKING and args and isinstance(args[0], torch.Tensor):
+        if name in _HOOKING and args and is_a(args[0], torch.Tensor):
             self._reads.effect(f"calls {name}() of a tensor", reason="backward_hooks")
         if str(getattr(inner, "__module__", "")).startswith("torch.optim.") or name.startswith(
             "clip_grad"
@@ -212,9 +213,9 @@ class Calls:
         names = self._names()
         first = len(args) - len(names)
         words = dict(zip(names, args[first:], strict=True))
-        owner = args[0] if first and not isinstance(args[0], images.PLAIN) else function
+        owner = args[0] if first and not is_a(args[0], images.PLAIN) else function
         rest = args if owner is function else args[1:]
-        if not all(isinstance(value, images.PLAIN) for value in rest):
+        if not all(is_a(value, images.PLAIN) for value in rest):
             self._reads.blank(f"calls {label}() with objects", owner)
             return
         ask = functools.partial(function, *args[:first], **words)
@@ -232,9 +233,9 @@ class Calls:
 
     def _take_arrays(self, module: str, name: str, args: list) -> None:
         for value in args:
-            if isinstance(value, torch.Tensor) and module.startswith("numpy"):
+            if is_a(value, torch.Tensor) and module.startswith("numpy"):
                 self._reads.tensors.taken(value)
-            elif isinstance(value, np.ndarray) and name in _SHARING:
+            elif is_a(value, np.ndarray) and name in _SHARING:
                 self._reads.array(value, taken=False)
             else:
                 self._reads.library_object(value)
@@ -244,7 +245,7 @@ class Calls:
 
     def _builtin(self, function: Any, args: list) -> None:
         owner, name = function.__self__, function.__name__
-        plain = owner is None or isinstance(owner, types.ModuleType)
+        plain = owner is None or is_a(owner, types.ModuleType)
         if not plain and not type(owner).__module__.startswith("pybind11"):
             self._method(owner, name, args)
             return
@@ -270,7 +271,7 @@ class Calls:
         """Builtins that read or write one attribute, and those that look at nothing."""
         reads = self._reads
         if name in ("getattr", "hasattr", "setattr", "delattr") and len(args) > 1:
-            if isinstance(args[1], str):
+            if is_a(args[1], str):
                 if name in ("setattr", "delattr"):
                     reads.stored(*args[:3])
                 else:
@@ -282,7 +283,7 @@ class Calls:
         elif name == "next" and args:
             reads.use(args[0])
         elif name == "print":
-            for file in (a for a in args if isinstance(a, io.IOBase) and a not in _SCREENS):
+            for file in (a for a in args if is_a(a, io.IOBase) and a not in _SCREENS):
                 reads.blank(f"prints to a {type(file).__name__}", file)
         elif name in ("globals", "locals", "vars", "dir"):
             return True
@@ -294,49 +295,49 @@ class Calls:
 
     def of_kind(self, kind: Any, asked: Any) -> None:
         """Abstract classes of users: a class may be registered with one that it is no part of."""
-        if isinstance(kind, type) and not issubclass(kind, torch.Tensor):
+        if is_a(kind, type) and not issubclass(kind, torch.Tensor):
             self._reads.bases(kind)
-        for cls in asked if isinstance(asked, tuple) else (asked,):
+        for cls in asked if is_a(asked, tuple) else (asked,):
             if tracing.is_stand_in(cls):
                 self._reads.asks_tracer(f"asks whether a tensor is a {cls.__name__}")
             if cls in _SYMBOLS and kind in images.NUMBERS:
                 self._reads.asks_tracer(f"asks whether a number is a {cls.__name__}")
-            if isinstance(cls, abc.ABCMeta) and not policy.is_standard(cls.__module__):
-                if isinstance(kind, type) and not issubclass(kind, cls):
+            if is_a(cls, abc.ABCMeta) and not policy.is_standard(cls.__module__):
+                if is_a(kind, type) and not issubclass(kind, cls):
                     ask = functools.partial(issubclass, kind, cls)
                     label = f"{kind.__qualname__} is a {cls.__qualname__}"
                     self._reads.answer(ask, label, by=cls)
 
     def _method(self, owner: Any, name: str, args: list) -> None:
         reads = self._reads
-        if isinstance(owner, torch.Tensor):
+        if is_a(owner, torch.Tensor):
             self._of_tensor(owner, name, args)
-        elif isinstance(owner, torch.Generator):
+        elif is_a(owner, torch.Generator):
             reads.use(owner)
-        elif isinstance(owner, (np.random.Generator, np.random.RandomState)):
+        elif is_a(owner, (np.random.Generator, np.random.RandomState)):
             kept = owner is getattr(np.random.mtrand, "_rand", None)  # as it is (chance.py)
             if not kept or name == "get_state":
                 reads.drawn(f"draws from a numpy {type(owner).__name__}", owner)
         elif name in ("__getattribute__", "__setattr__", "__delattr__", "__getattr__"):
-            if args and isinstance(args[0], str):
+            if args and is_a(args[0], str):
                 reads.generic(owner, args[0])
-        elif isinstance(owner, types.GetSetDescriptorType) and name in ("__set__", "__delete__"):
+        elif is_a(owner, types.GetSetDescriptorType) and name in ("__set__", "__delete__"):
             self._reads.stored(args[0], owner.__name__, *args[1:2])
-        elif isinstance(owner, type):
+        elif is_a(owner, type):
             if not policy.is_pure_of_class(owner, name):
                 reads.blank(f"calls {owner.__module__}.{owner.__qualname__}.{name}()")
             if name != "__new__":  # which takes its arguments as they are
                 self._use_all(args)
-        elif isinstance(owner, images.CONTAINERS):
+        elif is_a(owner, images.CONTAINERS):
             self._of_container(owner, name, args)
         elif type(owner) is types.MappingProxyType:
             self._through(owner, name, args)
-        elif isinstance(owner, contextvars.ContextVar):
+        elif is_a(owner, contextvars.ContextVar):
             self._of_context(owner, name)
-        elif isinstance(owner, np.ndarray):
+        elif is_a(owner, np.ndarray):
             reads.array(owner)
             self._take_arrays("numpy", name, args)
-        elif isinstance(owner, random.Random):
+        elif is_a(owner, random.Random):
             if owner is not random._inst or name == "getstate":
                 reads.drawn("draws from a random.Random", owner)
             if name == "seed" and (not args or args[0] is None) and owner is not random._inst:
@@ -346,12 +347,12 @@ class Calls:
             self._use_all(args)
         elif name == "__next__":
             reads.use(owner)
-        elif isinstance(owner, _LOCKS):
+        elif is_a(owner, _LOCKS):
             self._of_lock(owner, name, args)
         elif type(owner) is _CACHED and name in ("cache_info", "cache_clear"):
             reads.blank(f"calls {name}() of {getattr(owner, '__qualname__', 'a cache')}", owner)
         elif policy.is_value(type(owner)):
-            if isinstance(owner, str) and name in ("format", "format_map", "__mod__"):
+            if is_a(owner, str) and name in ("format", "format_map", "__mod__"):
                 reads.operated(methods.TEXT, *args)
             reads.use(owner)
             self._use_all(args)
@@ -366,7 +367,7 @@ class Calls:
     def _through(self, proxy: types.MappingProxyType, name: str, args: list) -> None:
         """A method of a read-only view is that of the mapping behind it."""
         behind = gc.get_referents(proxy)[0]
-        if isinstance(behind, images.CONTAINERS):
+        if is_a(behind, images.CONTAINERS):
             self._of_container(behind, name, args)
         else:
             self._reads.attribute(behind, name)  # its frames show what it reads
@@ -394,9 +395,9 @@ class Calls:
 
     def _of_container(self, owner: Any, name: str, args: list) -> None:
         self._reads.operated(methods.KEYED, *args)
-        if isinstance(owner, set) and name == "pop":  # an equal set may give another element
+        if is_a(owner, set) and name == "pop":  # an equal set may give another element
             self._reads.blank("takes an element out of a set", owner)
-        if isinstance(owner, dict) and name in _BY_KEY and args:
+        if is_a(owner, dict) and name in _BY_KEY and args:
             label = f"[{images.short(args[0])}] of a dict"
             self._reads.item(owner, args[0], label, self._reads._by(owner))
             self._use_all(args[1:])

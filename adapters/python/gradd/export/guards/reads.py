@@ -25,6 +25,7 @@ from gradd.export.attributes import FILLED_IN, HARMLESS
 from gradd.export.freeze import TABLES
 from gradd.export.guards import images, policy, tracing
 from gradd.export.guards.arguments import fact_of, is_fact, is_plain_fact
+from gradd.export.guards.images import is_a
 from gradd.export.guards.methods import TEXT, TensorMethods, of_code, operands
 from gradd.export.guards.slots import (
     ABSENT,
@@ -98,7 +99,7 @@ def own_dict(value: Any) -> dict | None:
         found = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
-    return found if isinstance(found, dict) else None
+    return found if is_a(found, dict) else None
 
 
 def _is_fixed(cls: type) -> bool:
@@ -273,7 +274,7 @@ class Reads:
         except TypeError:
             return
         if id(table) in self._tree_dicts:
-            known = isinstance(value, _IN_KEY) or id(value) in self.tree
+            known = is_a(value, _IN_KEY) or id(value) in self.tree
             if key in _IGNORED or key in TABLES or known:
                 return
         elif key in FILLED_IN:
@@ -318,7 +319,7 @@ class Reads:
                 self.asks_tracer("makes a text of a tensor or its class")
             if kind in _NO_METHODS:
                 continue
-            if isinstance(value, torch.Tensor):
+            if is_a(value, torch.Tensor):
                 for name in names:
                     self.methods.use(name)
             elif not (_is_fixed(kind) or kind.__module__.startswith(("torch", "numpy"))):
@@ -329,7 +330,7 @@ class Reads:
         """A function of torch runs that nobody records: what it calls by name."""
         for name in code.co_names:
             value = table.get(name)
-            if callable(value) and not isinstance(value, type):
+            if callable(value) and not is_a(value, type):
                 self.item(table, name, f"{table.get('__name__')}.{name}")
             if "torch" in code.co_names and callable(torch.__dict__.get(name)):
                 self.item(torch.__dict__, name, f"torch.{name}")
@@ -351,7 +352,7 @@ class Reads:
 
     def cell(self, cell: Any, label: str) -> None:
         """A variable of an enclosing function."""
-        if isinstance(cell, types.CellType) and ("cell", id(cell), None) not in self.slots:
+        if is_a(cell, types.CellType) and ("cell", id(cell), None) not in self.slots:
             slot = Cell(cell, None, None, f"the variable {label} of an enclosing function")
             slot.value = slot.now()
             self._add(slot)
@@ -366,7 +367,7 @@ class Reads:
                 value = question()
             except Exception:  # for a device that is not there
                 return
-            if isinstance(value, torch.Tensor):
+            if is_a(value, torch.Tensor):
                 return
         self.slots[key] = Answer(question, label, value, label, by)
 
@@ -379,7 +380,7 @@ class Reads:
     def _told(self, owner: Any, name: str) -> None:
         """An attribute that code which is not recorded computes."""
         value = getattr(owner, name, None)
-        if isinstance(value, _SIMPLE):
+        if is_a(value, _SIMPLE):
             label = f"{getattr(owner, '__name__', type(owner).__qualname__)}.{name}"
             self.answer(functools.partial(getattr, owner, name), label, value, owner)
 
@@ -390,7 +391,7 @@ class Reads:
             return
         if policy.is_whole(type(owner)) and own_dict(owner):
             self.library_object(owner)
-        elif not isinstance(owner, torch.nn.Module):
+        elif not is_a(owner, torch.nn.Module):
             self._told(owner, name)
 
     def cached(self, function: Any, args: list, names: tuple[str, ...]) -> None:
@@ -405,7 +406,7 @@ class Reads:
         """
         for function, args, words in self._cached:
             values = (*args, *words.values())
-            known = all(isinstance(v, (*images.PLAIN, float)) or id(v) not in young for v in values)
+            known = all(is_a(v, (*images.PLAIN, float)) or id(v) not in young for v in values)
             if not known or id(function) in young:
                 continue
             ask = functools.partial(function, *args, **words)
@@ -426,10 +427,10 @@ class Reads:
             return
         label = f"a {type(container).__name__} ({self.where})"
         self._add(Contents(container, None, images.image(container), label, self._by(container)))
-        for value in list(container.values() if isinstance(container, dict) else container):
-            if isinstance(value, (tuple, np.ndarray, *images.CONTAINERS)):
+        for value in list(container.values() if is_a(container, dict) else container):
+            if is_a(value, (tuple, np.ndarray, *images.CONTAINERS)):
                 self.use(value)
-            elif isinstance(value, torch.Tensor):
+            elif is_a(value, torch.Tensor):
                 self.tensors.note(value)
 
     def _by(self, value: Any) -> Any:
@@ -450,28 +451,28 @@ class Reads:
 
     def use(self, value: Any, depth: int = 4) -> None:
         """A value is taken as it is: by an operator, a loop, or a function in C."""
-        if isinstance(value, images.CONTAINERS):
+        if is_a(value, images.CONTAINERS):
             self.contents(value)
-        elif isinstance(value, (tuple, frozenset)) and depth:
+        elif is_a(value, (tuple, frozenset)) and depth:
             for element in value:
                 self.use(element, depth - 1)
-        elif isinstance(value, torch.Tensor):
+        elif is_a(value, torch.Tensor):
             self.tensors.note(value)
-        elif isinstance(value, np.ndarray):
+        elif is_a(value, np.ndarray):
             self.array(value)
-        elif isinstance(value, (*VIEWS, types.MappingProxyType)):
+        elif is_a(value, (*VIEWS, types.MappingProxyType)):
             self.use(gc.get_referents(value)[0])
         elif type(value) is decimal.Decimal:
             self.answer(_rules, "the rules of decimal numbers")
-        elif isinstance(value, functools.partial):
+        elif is_a(value, functools.partial):
             for name in ("func", "args", "keywords"):  # __setstate__() may change them
                 self.field(value, name)
             self.use(value.args)
             self.contents(value.keywords)
-        elif isinstance(value, torch.Generator):
+        elif is_a(value, torch.Generator):
             self.drawn("draws from a torch.Generator")
         elif static(type(value), "__next__") is not ABSENT:
-            if not isinstance(value, (enumerate, zip, map, filter)) or gc.is_tracked(value):
+            if not is_a(value, (enumerate, zip, map, filter)) or gc.is_tracked(value):
                 self.blank(f"takes elements from an outside {type(value).__name__}", value)
 
     # ---- attributes ----
@@ -487,7 +488,7 @@ class Reads:
         elif policy.is_setting(owner, name):
             where = getattr(owner, "__name__", type(owner).__qualname__)
             self.setting(f"sets {where}.{name}")
-        elif not isinstance(owner, torch.Tensor):
+        elif not is_a(owner, torch.Tensor):
             self.attribute(owner, name)
         elif name == "data":
             self.blank("assigns to .data of a tensor", owner)
@@ -517,9 +518,9 @@ class Reads:
     def attribute(self, owner: Any, name: str) -> None:
         """owner.name is read, written or deleted."""
         kind = type(owner)
-        if isinstance(owner, torch.Tensor):
+        if is_a(owner, torch.Tensor):
             self._of_tensor(owner, name)
-        elif isinstance(owner, types.ModuleType):
+        elif is_a(owner, types.ModuleType):
             if tracing.of_module(owner, name):
                 self.asks_tracer(f"reads {owner.__name__}.{name}")
             lazy = type(owner) is not types.ModuleType or "__getattr__" in owner.__dict__
@@ -528,7 +529,7 @@ class Reads:
                     self._told(owner, name)
                 return  # it is loaded now
             self.item(owner.__dict__, name, f"{owner.__name__}.{name}", owner)
-        elif isinstance(owner, type):
+        elif is_a(owner, type):
             self._of_type(owner, name)
         elif kind is super:
             self._of_super(owner, name)
@@ -541,7 +542,7 @@ class Reads:
             self._of_object(owner, kind, name)
 
     def _of_object(self, owner: Any, kind: type, name: str) -> None:
-        if isinstance(static(kind, "__getattribute__"), types.FunctionType):
+        if is_a(static(kind, "__getattribute__"), types.FunctionType):
             self.of_class(kind, "__getattribute__")  # its own frame shows what it reads
         elif issubclass(kind, _thread._local):
             self.field(owner, name)
@@ -580,13 +581,13 @@ class Reads:
             return
         if found is not ABSENT and hasattr(type(found), "__set__"):
             self.of_class(kind, name)
-            if isinstance(found, types.MemberDescriptorType):
+            if is_a(found, types.MemberDescriptorType):
                 self.field(owner, name)
-            elif isinstance(found, types.GetSetDescriptorType):
+            elif is_a(found, types.GetSetDescriptorType):
                 told = kind is types.FunctionType or not policy.is_value(kind)
-                if told and isinstance(getattr(owner, name, ()), _SIMPLE):
+                if told and is_a(getattr(owner, name, ()), _SIMPLE):
                     self.field(owner, name)
-            elif isinstance(found, property):
+            elif is_a(found, property):
                 self._computed(owner, name, found)
             return
         label = f"{kind.__qualname__}.{name}"
@@ -599,7 +600,7 @@ class Reads:
                 self.item(table, name, label, owner)
             self.of_class(kind, name)
             return
-        if isinstance(owner, torch.nn.Module) and self._of_module(owner, name):
+        if is_a(owner, torch.nn.Module) and self._of_module(owner, name):
             return
         if table is not None:
             self.item(table, name, label, owner)
@@ -607,7 +608,7 @@ class Reads:
         getter = static(kind, "__getattr__")
         if getter is not ABSENT:
             self.of_class(kind, "__getattr__")
-            if isinstance(getter, types.FunctionType) and policy.is_array_code(getter.__code__):
+            if is_a(getter, types.FunctionType) and policy.is_array_code(getter.__code__):
                 if not policy.is_recorded(getter.__code__):
                     self._told(owner, name)
 
@@ -683,10 +684,10 @@ class Reads:
 
     def compared(self, a: Any, b: Any, identity: bool = False) -> None:
         """`a is b`, `a == b` and the like: which tensor, or which class of tensors."""
-        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if is_a(a, torch.Tensor) and is_a(b, torch.Tensor):
             for tensor in (a, b):
                 self._told_apart(tensor)
-        elif isinstance(a, type) and issubclass(a, torch.Tensor):
+        elif is_a(a, type) and issubclass(a, torch.Tensor):
             self._by_class(b)
         elif identity and type(a) is int and type(b) is int:
             self._numbers_by_identity()
@@ -704,12 +705,12 @@ class Reads:
 
     def _by_class(self, cls: Any) -> None:
         """A trace runs on tensors of other classes, for which isinstance() alone is right."""
-        if isinstance(cls, type) and issubclass(cls, torch.Tensor):
+        if is_a(cls, type) and issubclass(cls, torch.Tensor):
             self.blank(f"decides by type() of a {cls.__name__}; ask isinstance()")
 
     def _key(self, container: Any, key: Any) -> None:
         """A tensor, its id or its class is looked for in a container."""
-        if isinstance(key, torch.Tensor) or type(key) is int and self.tensors.is_id(key):
+        if is_a(key, torch.Tensor) or type(key) is int and self.tensors.is_id(key):
             if id(container) not in self.skipped:
                 self.blank("looks for a tensor among the keys of a container", container)
         else:
@@ -720,25 +721,25 @@ class Reads:
     def subscript(self, container: Any, key: Any) -> None:
         """container[key] is read, written or deleted."""
         kind = type(container)
-        if isinstance(container, torch.Tensor):
+        if is_a(container, torch.Tensor):
             self.tensors.note(container)
             self.use(key)
         elif kind is types.MappingProxyType:
             self.subscript(gc.get_referents(container)[0], key)
-        elif isinstance(static(kind, "__getitem__"), types.FunctionType):
+        elif is_a(static(kind, "__getitem__"), types.FunctionType):
             self.of_class(kind, "__getitem__")
-        elif isinstance(container, dict):
+        elif is_a(container, dict):
             self.item(container, key, f"[{images.short(key)}] of a dict", self._by(container))
-            if isinstance(container, collections.defaultdict):
+            if is_a(container, collections.defaultdict):
                 self.of_class(kind, "__missing__")
-        elif isinstance(container, images.CONTAINERS):
-            if isinstance(key, int):
+        elif is_a(container, images.CONTAINERS):
+            if is_a(key, int):
                 self.item(container, key, f"element {key} of a {kind.__name__}")
             else:
                 self.contents(container)
-        elif isinstance(container, np.ndarray):
+        elif is_a(container, np.ndarray):
             self.array(container)
-        elif not isinstance(container, (str, bytes, tuple, range, type, types.GenericAlias)):
+        elif not is_a(container, (str, bytes, tuple, range, type, types.GenericAlias)):
             if not kind.__module__.startswith(("torch", "numpy")):
                 self.blank(f"reads an element of a {kind.__name__}", container)
 
@@ -746,15 +747,15 @@ class Reads:
         """key in container."""
         if type(container) is types.MappingProxyType:
             self.contains(gc.get_referents(container)[0], key)
-        elif isinstance(container, dict):
-            if not isinstance(static(type(container), "__contains__"), types.FunctionType):
+        elif is_a(container, dict):
+            if not is_a(static(type(container), "__contains__"), types.FunctionType):
                 self.item(container, key, f"[{images.short(key)}] of a dict", self._by(container))
-        elif isinstance(container, set):
+        elif is_a(container, set):
             self._key(container, key)
             if ("member", id(container), key) not in self.slots:
                 self._add(Member(container, key, key in container, f"{images.short(key)} in a set"))
         else:
             self.use(container)
-            if isinstance(container, (list, tuple)):
+            if is_a(container, (list, tuple)):
                 for element in container:
                     self.compared(element, key)

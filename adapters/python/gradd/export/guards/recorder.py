@@ -26,6 +26,7 @@ import torch
 
 from gradd.export.guards import frames, images, methods, policy
 from gradd.export.guards.calls import Calls
+from gradd.export.guards.images import is_a
 from gradd.export.guards.instructions import readings
 from gradd.export.guards.reads import VIEWS, Reads
 from gradd.export.guards.slots import Answer, Slot, static
@@ -284,7 +285,7 @@ class Recorder:
         self._on_use_two(frame, _)
         a, b = frames.peek(frame, 2), frames.peek(frame, 1)
         self.reads.operated(methods.COMPARED, a, b)
-        if isinstance(a, type):
+        if is_a(a, type):
             self.reads.compared(a, b)
 
     def _on_operate(self, frame: FrameType, number: int) -> None:
@@ -326,11 +327,11 @@ class Recorder:
         args = frames.peek(frame, 1 + named)
         # f(*elements) gives what it has as it is: a list, a view of a dictionary.
         self.reads.use(args)
-        values = list(args) if isinstance(args, (tuple, list, *VIEWS)) else []
+        values = list(args) if is_a(args, (tuple, list, *VIEWS)) else []
         words = frames.peek(frame, 1) if named else None
-        if isinstance(words, dict):
+        if is_a(words, dict):
             values += dict.values(words)
-        names = tuple(words) if isinstance(words, dict) else ()
+        names = tuple(words) if is_a(words, dict) else ()
         self._calls.called_with(frames.peek(frame, 2 + named), values, lambda: names)
 
     # ---- afterwards ----
@@ -386,12 +387,12 @@ def _reach(value: Any, found: set[int], depth: int = 3) -> None:
     found.add(id(value))
     if not depth:
         return
-    if isinstance(value, _THROUGH):
+    if is_a(value, _THROUGH):
         value = gc.get_referents(value)
-    if isinstance(value, dict):
+    if is_a(value, dict):
         value = list(dict.values(value)) if len(value) < 4096 else ()
-    elif not isinstance(value, (list, tuple, set, frozenset, *images.CONTAINERS)):
+    elif not is_a(value, (list, tuple, set, frozenset, *images.CONTAINERS)):
         return
     for element in value:
-        if not isinstance(element, (*images.PLAIN, float)):
+        if not is_a(element, (*images.PLAIN, float)):
             _reach(element, found, depth - 1)

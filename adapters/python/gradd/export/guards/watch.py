@@ -19,6 +19,7 @@ import torch
 
 from gradd.export.guards import frames
 from gradd.export.guards.check import describe
+from gradd.export.guards.images import is_a
 from gradd.export.guards.outside import Outside, refuse_trainable
 from gradd.export.guards.recorder import Recorder
 from gradd.export.guards.slots import Answer, Slot, static
@@ -33,11 +34,11 @@ _FLAGS = (torch.get_default_dtype, torch._C._len_torch_function_stack)
 
 
 def _containers(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
+    if is_a(value, dict):
         yield value
         for element in dict.values(value):
             yield from _containers(element)
-    elif isinstance(value, (list, tuple)):
+    elif is_a(value, (list, tuple)):
         yield value
         for element in value:
             yield from _containers(element)
@@ -45,8 +46,8 @@ def _containers(value: Any) -> Iterator[Any]:
 
 def _leaves(containers: Iterable[Any]) -> Iterator[torch.Tensor]:
     for container in containers:
-        for value in container.values() if isinstance(container, dict) else container:
-            if isinstance(value, torch.Tensor):
+        for value in container.values() if is_a(container, dict) else container:
+            if is_a(value, torch.Tensor):
                 yield value
 
 
