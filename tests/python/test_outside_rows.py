@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import outside_encoded
+import outside_handed
+import outside_memory
 import outside_patterns
 import pytest
 from outside_rows import Row, follow
@@ -11,6 +14,11 @@ _TABLES: tuple[dict[str, Row], ...] = (
     outside_patterns.ENDS,
     outside_patterns.PATTERNS,
     outside_patterns.STRANGERS,
+    outside_handed.CALLED,
+    outside_encoded.COMPARED,
+    outside_encoded.ENCODED,
+    outside_memory.ARRAYS,
+    outside_memory.BUFFERS,
 )
 ROWS = {name: row for table in _TABLES for name, row in table.items()}
 

@@ -25,10 +25,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradd.export.guards import images, methods, policy, tracing
+from gradd.export.guards import handed, images, methods, policy, tracing
 from gradd.export.guards.images import is_a
-from gradd.export.guards.reads import LAYOUT, Reads, own_dict
+from gradd.export.guards.reads import LAYOUT, Reads
 from gradd.export.guards.slots import ABSENT, static
+from gradd.export.guards.taken import own_dict
 
 _BY_KEY = frozenset(
     {
@@ -39,12 +40,28 @@ _BY_KEY = frozenset(
 # Methods of `object` that look at a whole object, as copy does, and those that look at none of it.
 _OF_WHOLE = frozenset({"__reduce_ex__", "__reduce__", "__getstate__", "__dir__", "__sizeof__"})
 _OF_IDENTITY = frozenset({"__hash__", "__eq__", "__ne__", "__repr__", "__str__", "__format__"})
+# Methods of containers that look at none of the elements.
+_STORING = frozenset(
+    {
+        *("append", "appendleft", "extend", "extendleft", "insert", "update", "setdefault", "add"),
+        *(
+            "get",
+            "pop",
+            "popleft",
+            "popitem",
+            "keys",
+            "values",
+            "items",
+            "copy",
+            "clear",
+            "reverse",
+        ),
+        *("rotate", "move_to_end", "fromkeys", "__getitem__", "__setitem__", "__delitem__"),
+        *("__len__", "__iter__", "__reversed__", "__init__", "__copy__", "__missing__"),
+    }
+)
 _NOT_USED = frozenset(
     {"type", "isinstance", "issubclass", "callable", "id", "super", "object", "print"}
-)
-_C_METHODS = (
-    *(types.MethodDescriptorType, types.WrapperDescriptorType),
-    *(types.ClassMethodDescriptorType, types.GetSetDescriptorType),
 )
 _SCREENS = (sys.stdout, sys.stderr)
 _SHARING = frozenset({"from_numpy", "as_tensor", "asarray"})  # tensors over an array's memory
@@ -81,7 +98,8 @@ class Calls:
         asked = methods.of_builtin(function, args)
         if asked:
             self._reads.operated(asked, *args)
-            self._handed(args)
+        if is_code_in_c(function, kind):
+            self._in_hands(function, args)
         if kind is types.MethodType:
             self.called(function.__func__, [function.__self__, *args])
         elif kind is types.FunctionType:
@@ -91,7 +109,7 @@ class Calls:
             self._builtin(function, args)
         elif kind is types.MethodWrapperType:
             self._method(function.__self__, function.__name__, args)
-        elif kind in _C_METHODS:
+        elif kind in handed.C_METHODS:
             if args:
                 self._method(args[0], function.__name__, args[1:])
         elif is_a(function, type):
@@ -99,26 +117,34 @@ class Calls:
         else:
             self._object(function, kind, args)
 
-    def _handed(self, args: list) -> None:
-        """Objects among the arguments of a builtin that it calls: map(), sorted(), min()."""
+    def _in_hands(self, function: Any, args: list) -> None:
+        """Arguments that code in C may call."""
         for one in args:
-            kind = type(one)
-            if kind in (operator.attrgetter, operator.itemgetter, operator.methodcaller):
-                for value in methods.elements(args):
-                    if kind is not operator.itemgetter or is_a(value, images.CONTAINERS):
-                        self._object(one, kind, [value])
-            elif is_a(static(kind, "__call__"), types.FunctionType):
-                self._reads.of_class(kind, "__call__")
+            if is_a(static(type(one), "__call__"), types.FunctionType):
+                self._reads.of_class(type(one), "__call__")
+        if not any(map(handed.is_called, args)):
+            return
+        names, self._names = self._names(), tuple
+        try:
+            handed.in_hands(self._reads, function, args, len(names), self.called)
+        finally:
+            self._names = lambda: names
 
     def _use_all(self, args: list) -> None:
         for value in args:
             self._reads.use(value)
+
+    def _take_all(self, args: list) -> None:
+        for value in args:
+            self._reads.whole(value)
 
     def _object(self, function: Any, kind: type, args: list) -> None:
         """Calls of instances."""
         reads = self._reads
         if kind is functools.partial:
             reads.use(function)
+            names = (*self._names(), *function.keywords)
+            self._names = lambda: names
             self.called(function.func, [*function.args, *args, *function.keywords.values()])
         elif is_a(static(kind, "__call__"), types.FunctionType):
             reads.of_class(kind, "__call__")
@@ -141,6 +167,7 @@ class Calls:
         elif policy.is_value(kind) or kind.__module__.startswith("torch"):
             self._use_all(args)
         else:
+            self._take_all(args)
             reads.blank(f"calls a {kind.__module__}.{kind.__qualname__}", function)
 
     def _getter(self, function: Any, args: list) -> None:
@@ -166,7 +193,10 @@ class Calls:
         if cls.__flags__ & (1 << 9) and not cls.__module__.startswith(("torch", "numpy")):
             for name in ("__init__", "__new__"):
                 self._reads.of_class(cls, name)
-        self._use_all(args)
+        if policy.is_shallow(cls.__module__, cls.__name__):
+            self._use_all(args)
+        else:
+            self._take_all(args)
 
     def _not_recorded(self, function: types.FunctionType, args: list) -> None:
         inner = inspect.unwrap(function)
@@ -201,12 +231,26 @@ class Calls:
         module, name = function.__globals__.get("__name__", ""), function.__code__.co_name
         if not policy.is_standard(module):
             return
+        self._take_all(args)
         if policy.is_setter(module, name):
             self._reads.setting(f"calls {module}.{function.__qualname__}()")
         elif policy.is_elsewhere(module, name):
             self._reads.blank(f"calls {module}.{function.__qualname__}()")
         elif policy.is_asked(module, name):
             self._ask(function, f"{module}.{function.__qualname__}", args)
+        elif module == "inspect" and args and "." not in function.__qualname__:
+            self._inspected(name, args)
+
+    def _inspected(self, name: str, args: list) -> None:
+        """A function of inspect looks at its first argument."""
+        owner = getattr(args[0], "__func__", args[0])
+        if name == "getattr_static" and len(args) > 1:
+            self._reads.attribute(args[0], args[1])
+        elif name == "signature" and is_a(owner, types.FunctionType):
+            for field in ("__defaults__", "__kwdefaults__"):
+                self._reads.field(owner, field)
+        elif not policy.is_quiet_look(name):
+            self._reads.blank(f"calls inspect.{name}()")
 
     def _ask(self, function: Any, label: str, args: list) -> None:
         """A function that reads a state of the process: it is called again at every call."""
@@ -265,7 +309,10 @@ class Calls:
             self._reads.blank("looks at the frames of its callers")
         elif not policy.is_pure(module, name):
             self._reads.blank(f"calls {module}.{name}()")
-        self._take_arrays(module, name, args)
+        if policy.is_shallow(module, name):
+            self._take_arrays(module, name, args)
+        else:
+            self._take_all(args)
 
     def _by_name(self, name: str, args: list) -> bool:
         """Builtins that read or write one attribute, and those that look at nothing."""
@@ -354,15 +401,25 @@ class Calls:
         elif policy.is_value(type(owner)):
             if is_a(owner, str) and name in ("format", "format_map", "__mod__"):
                 reads.operated(methods.TEXT, *args)
+                self._formatted(owner, name, args)
             reads.use(owner)
-            self._use_all(args)
+            self._take_all(args)
         elif name in _OF_WHOLE and static(type(owner), name) is static(object, name):
-            self._whole(owner)
+            reads.fields(owner)
         elif name in _OF_IDENTITY and static(type(owner), name) is static(object, name):
             return
         else:
             kind = type(owner)
             reads.blank(f"calls {kind.__module__}.{kind.__qualname__}.{name}()", owner)
+
+    def _formatted(self, text: str, name: str, args: list) -> None:
+        names = self._names()
+        first = len(args) - len(names)
+        if name == "format":
+            words = dict(zip(names, args[first:], strict=True))
+            handed.formatted(self._reads, text, args[:first], words)
+        elif name == "format_map" and args:
+            handed.formatted(self._reads, text, [], args[0])
 
     def _through(self, proxy: types.MappingProxyType, name: str, args: list) -> None:
         """A method of a read-only view is that of the mapping behind it."""
@@ -381,12 +438,6 @@ class Calls:
             self._reads.effect("calls retain_grad() of a result")
         self._use_all(args)
 
-    def _whole(self, owner: Any) -> None:
-        table = own_dict(owner)
-        if table is not None:
-            self._reads.attribute(owner, "__dict__")
-            self._reads.contents(table)
-
     def _of_lock(self, lock: Any, name: str, args: list) -> None:
         if name == "locked":
             self._reads.answer(lock.locked, "a lock is locked", by=lock)
@@ -395,6 +446,8 @@ class Calls:
 
     def _of_container(self, owner: Any, name: str, args: list) -> None:
         self._reads.operated(methods.KEYED, *args)
+        if name not in _STORING:
+            self._take_all([owner, *args])
         if is_a(owner, set) and name == "pop":  # an equal set may give another element
             self._reads.blank("takes an element out of a set", owner)
         if is_a(owner, dict) and name in _BY_KEY and args:
@@ -411,6 +464,17 @@ class Calls:
             before = self._context.get(variable, ABSENT)
             ask = functools.partial(variable.get, ABSENT)
             self._reads.answer(ask, f"context variable {variable.name}", before, variable)
+
+
+def is_code_in_c(function: Any, kind: type) -> bool:
+    """True for what runs without a frame, as far as a look at its class says."""
+    if kind in (types.FunctionType, types.MethodType):
+        return False
+    if issubclass(kind, type):
+        return static(function, "__init__") is object.__init__ or not is_a(
+            static(function, "__init__"), types.FunctionType
+        )
+    return not is_a(static(kind, "__call__"), types.FunctionType)
 
 
 def _lives(reference: weakref.ref) -> bool:

@@ -13,8 +13,8 @@ from typing import Any
 
 from gradd.export.guards.arguments import Asked, layouts
 from gradd.export.guards.images import is_a
-from gradd.export.guards.reads import WHOLE
 from gradd.export.guards.slots import ABSENT, Item, Slot
+from gradd.export.guards.taken import WHOLE
 
 _PER_LINE = 64
 # Values that no equal object takes the place of: their names may be shared by tests.

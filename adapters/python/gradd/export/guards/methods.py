@@ -41,7 +41,7 @@ _BY_INSTRUCTION = {
     "UNARY_INVERT": ("__invert__",),
     "GET_LEN": ("__len__",),
     **dict.fromkeys(("UNARY_NOT", "TO_BOOL"), _TRUTH),
-    **dict.fromkeys(("FORMAT_VALUE", "FORMAT_SIMPLE", "CONVERT_VALUE"), TEXT),
+    **dict.fromkeys(("FORMAT_SIMPLE", "CONVERT_VALUE"), TEXT),
 }
 _OF_BUILTINS = {
     **{name: (f"__{name}__",) for name in ("len", "abs", "round", "hash", "reversed", "dir")},

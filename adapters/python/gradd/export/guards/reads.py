@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import _thread
 import collections
-import decimal
 import functools
 import gc
 import types
@@ -23,7 +22,7 @@ import torch
 
 from gradd.export.attributes import FILLED_IN, HARMLESS
 from gradd.export.freeze import TABLES
-from gradd.export.guards import images, policy, tracing
+from gradd.export.guards import images, memory, policy, tracing
 from gradd.export.guards.arguments import fact_of, is_fact, is_plain_fact
 from gradd.export.guards.images import is_a
 from gradd.export.guards.methods import TEXT, TensorMethods, of_code, operands
@@ -32,10 +31,8 @@ from gradd.export.guards.slots import (
     HEAP_TYPE,
     Answer,
     Bases,
-    Bytes,
     Cell,
     Class,
-    Contents,
     Entry,
     Field,
     Item,
@@ -43,6 +40,7 @@ from gradd.export.guards.slots import (
     Slot,
     static,
 )
+from gradd.export.guards.taken import SIMPLE, Taken, own_dict
 from gradd.export.guards.tensors import MEMORY_METHODS, VALUE_METHODS, Tensors
 from gradd.export.spec import CaptureError
 
@@ -50,7 +48,6 @@ _IGNORED = FILLED_IN | HARMLESS | {"training"}
 # Values in a module's own dictionary of which capture_key() sees every change by identity.
 _IN_KEY = (str, type(None), types.FunctionType, types.BuiltinFunctionType, type, torch.dtype)
 _IMMUTABLE_TYPE = 1 << 8
-WHOLE = "*"
 _ASK = object()
 _UNWATCHED = (
     "and nobody could tell when that gives something else; do it outside of forward() and pass "
@@ -69,15 +66,12 @@ _SET = (
     "a state of the process, which a graph would leave as it is: set it outside of forward(), or "
     "in a with statement"
 )
-_LARGE = 100_000  # elements of a container that are compared at every call
 # What a tensor's memory layout decides; code in C is asked by these names too (calls.py).
 LAYOUT = frozenset({"is_contiguous", "stride", "as_strided", "as_strided_", "as_strided_copy"})
 _PLACE = frozenset({"storage_offset", "_version"})  # differ from call to call
-VIEWS = tuple(type(getattr({}, n)()) for n in ("keys", "values", "items"))
-_SIMPLE = (*images.PLAIN, float)  # answers that compare by value
 _NAMES = frozenset({"__name__", "__qualname__"})  # of classes: kept in C
 _CLASS = object.__dict__["__class__"]
-_NO_METHODS = frozenset({*_SIMPLE, list, tuple, dict, set, frozenset, types.FunctionType})
+_NO_METHODS = frozenset({*SIMPLE, list, tuple, dict, set, frozenset, types.FunctionType})
 _ACCUMULATED = frozenset({"grad", "_grad"})  # from step to step
 _GRADIENT = frozenset({"requires_grad", "grad_fn", "is_leaf"})
 _FIXED = (
@@ -93,25 +87,10 @@ class Abandoned(BaseException):
     """
 
 
-def own_dict(value: Any) -> dict | None:
-    """The instance dictionary of an object."""
-    try:
-        found = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return None
-    return found if is_a(found, dict) else None
-
-
 def _is_fixed(cls: type) -> bool:
     """True for classes whose attributes nobody changes."""
     fixed = not cls.__flags__ & HEAP_TYPE or cls.__flags__ & _IMMUTABLE_TYPE
     return bool(fixed) or policy.is_standard(cls.__module__)
-
-
-def _rules() -> tuple:
-    """What the arithmetic of decimal numbers depends on."""
-    context = decimal.getcontext()
-    return (context.prec, context.rounding, context.Emin, context.Emax, context.clamp)
 
 
 class _Ages:
@@ -142,7 +121,7 @@ class _Ages:
         return id(value) in self._old_iterators
 
 
-class Reads:
+class Reads(Taken):
     """The places read so far.
 
     Attributes:
@@ -275,6 +254,8 @@ class Reads:
             return
         if id(table) in self._tree_dicts:
             known = is_a(value, _IN_KEY) or id(value) in self.tree
+            if type(value) is types.BuiltinFunctionType and value.__self__ is not None:
+                known = is_a(value.__self__, types.ModuleType)  # it leads to what it reads
             if key in _IGNORED or key in TABLES or known:
                 return
         elif key in FILLED_IN:
@@ -380,7 +361,7 @@ class Reads:
     def _told(self, owner: Any, name: str) -> None:
         """An attribute that code which is not recorded computes."""
         value = getattr(owner, name, None)
-        if is_a(value, _SIMPLE):
+        if is_a(value, SIMPLE):
             label = f"{getattr(owner, '__name__', type(owner).__qualname__)}.{name}"
             self.answer(functools.partial(getattr, owner, name), label, value, owner)
 
@@ -415,65 +396,6 @@ class Reads:
             self.cold |= id(said) in young
             self.answer(ask, f"{name}({', '.join(map(images.short, values))})", said, function)
         self._cached.clear()
-
-    def contents(self, container: Any) -> None:
-        """All elements of a container, and of the containers in it."""
-        if id(container) in self._tree_dicts:
-            self.of_tree.add((id(container), WHOLE))
-        if ("contents", id(container), None) in self.slots or id(container) in self.skipped:
-            return
-        if len(container) > _LARGE:
-            self.blank(f"reads all {len(container)} elements of an outside container", container)
-            return
-        label = f"a {type(container).__name__} ({self.where})"
-        self._add(Contents(container, None, images.image(container), label, self._by(container)))
-        for value in list(container.values() if is_a(container, dict) else container):
-            if is_a(value, (tuple, np.ndarray, *images.CONTAINERS)):
-                self.use(value)
-            elif is_a(value, torch.Tensor):
-                self.tensors.note(value)
-
-    def _by(self, value: Any) -> Any:
-        return self._owners.get(id(value), value)
-
-    def array(self, array: np.ndarray, taken: bool = True) -> None:
-        """The contents of a numpy array; not `taken`: as the memory of a tensor."""
-        if taken:
-            self.arrays_taken.add(id(array))
-        if ("bytes", id(array), None) in self.slots:
-            return
-        if array.dtype.hasobject:
-            self.blank("reads a numpy array of objects", array)
-            return
-        slot = Bytes(array, None, None, f"a numpy array of shape {list(array.shape)}")
-        slot.value = slot.now()
-        self._add(slot)
-
-    def use(self, value: Any, depth: int = 4) -> None:
-        """A value is taken as it is: by an operator, a loop, or a function in C."""
-        if is_a(value, images.CONTAINERS):
-            self.contents(value)
-        elif is_a(value, (tuple, frozenset)) and depth:
-            for element in value:
-                self.use(element, depth - 1)
-        elif is_a(value, torch.Tensor):
-            self.tensors.note(value)
-        elif is_a(value, np.ndarray):
-            self.array(value)
-        elif is_a(value, (*VIEWS, types.MappingProxyType)):
-            self.use(gc.get_referents(value)[0])
-        elif type(value) is decimal.Decimal:
-            self.answer(_rules, "the rules of decimal numbers")
-        elif is_a(value, functools.partial):
-            for name in ("func", "args", "keywords"):  # __setstate__() may change them
-                self.field(value, name)
-            self.use(value.args)
-            self.contents(value.keywords)
-        elif is_a(value, torch.Generator):
-            self.drawn("draws from a torch.Generator")
-        elif static(type(value), "__next__") is not ABSENT:
-            if not is_a(value, (enumerate, zip, map, filter)) or gc.is_tracked(value):
-                self.blank(f"takes elements from an outside {type(value).__name__}", value)
 
     # ---- attributes ----
 
@@ -533,6 +455,8 @@ class Reads:
             self._of_type(owner, name)
         elif kind is super:
             self._of_super(owner, name)
+        elif memory.is_buffer(owner):
+            self.memory(owner)
         elif kind in _FIXED:
             if name == "f_back":
                 self.blank("looks at the frames of its callers")
@@ -542,6 +466,12 @@ class Reads:
             self._of_object(owner, kind, name)
 
     def _of_object(self, owner: Any, kind: type, name: str) -> None:
+        if is_a(owner, np.ndarray):
+            self._of_array(owner, name)
+        elif is_a(owner, (np.void, np.flatiter)):
+            self.use(owner)
+        elif name == "args" and is_a(owner, BaseException):
+            self.field(owner, name)
         if is_a(static(kind, "__getattribute__"), types.FunctionType):
             self.of_class(kind, "__getattribute__")  # its own frame shows what it reads
         elif issubclass(kind, _thread._local):
@@ -585,7 +515,7 @@ class Reads:
                 self.field(owner, name)
             elif is_a(found, types.GetSetDescriptorType):
                 told = kind is types.FunctionType or not policy.is_value(kind)
-                if told and is_a(getattr(owner, name, ()), _SIMPLE):
+                if told and is_a(getattr(owner, name, ()), SIMPLE):
                     self.field(owner, name)
             elif is_a(found, property):
                 self._computed(owner, name, found)
@@ -726,6 +656,10 @@ class Reads:
             self.use(key)
         elif kind is types.MappingProxyType:
             self.subscript(gc.get_referents(container)[0], key)
+        elif is_a(container, (np.ndarray, np.void, np.flatiter)):
+            self.use(container)
+        elif memory.is_memory(container):
+            self.memory(container)
         elif is_a(static(kind, "__getitem__"), types.FunctionType):
             self.of_class(kind, "__getitem__")
         elif is_a(container, dict):
@@ -737,8 +671,6 @@ class Reads:
                 self.item(container, key, f"element {key} of a {kind.__name__}")
             else:
                 self.contents(container)
-        elif is_a(container, np.ndarray):
-            self.array(container)
         elif not is_a(container, (str, bytes, tuple, range, type, types.GenericAlias)):
             if not kind.__module__.startswith(("torch", "numpy")):
                 self.blank(f"reads an element of a {kind.__name__}", container)
@@ -755,7 +687,8 @@ class Reads:
             if ("member", id(container), key) not in self.slots:
                 self._add(Member(container, key, key in container, f"{images.short(key)} in a set"))
         else:
-            self.use(container)
+            self.whole(container)
+            self.whole(key)
             if is_a(container, (list, tuple)):
                 for element in container:
                     self.compared(element, key)
