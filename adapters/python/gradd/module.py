@@ -76,6 +76,9 @@ class ORTModule(torch.nn.Module):
 
     # ---- the call ----
 
+    # What somebody puts into the place of Module.__call__ is applied to the module, not to this.
+    __call__ = torch.nn.Module._wrapped_call_impl
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the wrapped module's forward returns."""
         return self._gradd_bridge(*args, **kwargs)

@@ -22,7 +22,7 @@ from gradd.export.guards.check import describe
 from gradd.export.guards.images import is_a
 from gradd.export.guards.outside import Outside, refuse_trainable
 from gradd.export.guards.recorder import Recorder
-from gradd.export.guards.slots import Answer, Slot, static
+from gradd.export.guards.slots import Answer, Class, Slot, static
 from gradd.export.guards.tensors import Tensors
 from gradd.export.naming import Call
 from gradd.export.spec import CaptureError
@@ -31,6 +31,8 @@ logger = logging.getLogger("gradd")
 _said: list[str] = []
 # What every forward depends on without asking: types of new tensors, modes of functions (devices).
 _FLAGS = (torch.get_default_dtype, torch._C._len_torch_function_stack)
+# What torch runs around every forward and at every read of a parameter; nobody records it.
+_CALLED = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__")
 
 
 def _containers(value: Any) -> Iterator[Any]:
@@ -189,6 +191,8 @@ class Watch:
             raise self._unseen[0]
         refuse_trainable(outputs, self._old, self.tensors)
         self._slots += [Answer(f, None, f(), f"torch.{f.__name__}()") for f in _FLAGS]
+        of_modules = torch.nn.Module
+        self._slots += [Class(of_modules, n, static(of_modules, n), f"Module.{n}") for n in _CALLED]
         by_value = self.tensors.by_value | self._recorder.reads.arrays_taken
         return Outside(self._slots, self._old, by_value)
 
