@@ -222,7 +222,7 @@ o=C(); o.a=1
         "float(len(json.dumps(o,default=vars)))": "o.a=222",
         "float(len(json.dumps([o],default=vars)))": "o.a=222",
     },
-    refused=True,
+    refused="outside_state",
 )
 ENCODED |= rows_of(
     """
@@ -270,7 +270,7 @@ c=C(); c.a=2.
         "dict(inspect.getmembers(c))['a']": "c.a=5.",
         "dict(inspect.getmembers_static(c))['a']": "c.a=5.",
     },
-    refused=True,
+    refused="outside_state",
 )
 ENCODED |= rows_of(
     "def g(a,b=2.): pass", {"inspect.signature(g).parameters['b'].default": "g.__defaults__=(5.,)"}
@@ -281,7 +281,7 @@ K=2.
 def g(): return K
 """,
     {"inspect.getclosurevars(g).globals['K']": "K=5."},
-    refused=True,
+    refused="outside_state",
 )
 ENCODED |= rows_of(
     """

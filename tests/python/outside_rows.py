@@ -43,14 +43,14 @@ class Row:
         read: The expression in forward().
         change: Statements that change what it gives.
         made: Statements at the end of the constructor.
-        refused: The reading cannot be watched: the calls run in PyTorch, by name.
+        refused: The reading cannot be watched: the calls run in PyTorch, by this name.
     """
 
     before: str
     read: str
     change: str
     made: str = "pass"
-    refused: bool = False
+    refused: str = ""
 
     def network(self) -> tuple[torch.nn.Module, dict[str, Any]]:
         """The network, and the names of its module."""
@@ -62,7 +62,7 @@ class Row:
 
 
 def rows_of(
-    before: str, reads: dict[str, str], made: str = "pass", refused: bool = False
+    before: str, reads: dict[str, str], made: str = "pass", refused: str = ""
 ) -> dict[str, Row]:
     """Rows with the same beginning: reading -> change. They are called as what they read."""
     first = before.strip().split("\n")[0]
@@ -90,6 +90,6 @@ def follow(row: Row) -> None:
     assert torch.allclose(ours(X), after, rtol=1e-4, atol=1e-6), "after the change"
     stats = ours.gradd_stats()
     if row.refused:
-        assert stats["captures"] == 0 and set(stats["fallbacks"]) == {"outside_state"}, stats
+        assert stats["captures"] == 0 and set(stats["fallbacks"]) == {row.refused}, stats
     else:
         assert not stats["fallbacks"], stats

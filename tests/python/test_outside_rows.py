@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+
 import outside_encoded
 import outside_handed
+import outside_lists
 import outside_memory
 import outside_patterns
 import pytest
+import torch
+from nets import step_agrees
 from outside_rows import Row, follow
+
+from gradd import ORTModule
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 _TABLES: tuple[dict[str, Row], ...] = (
@@ -19,6 +26,7 @@ _TABLES: tuple[dict[str, Row], ...] = (
     outside_encoded.ENCODED,
     outside_memory.ARRAYS,
     outside_memory.BUFFERS,
+    outside_lists.LISTS,
 )
 ROWS = {name: row for table in _TABLES for name, row in table.items()}
 
@@ -29,3 +37,26 @@ def test_a_change_is_seen_or_its_reading_refused(
 ) -> None:
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")
     follow(ROWS[name])
+
+
+class Listed(torch.nn.Module):
+    """Makes a tensor of a list with a parameter, which gets no gradient of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = torch.nn.Linear(4, 3)
+        self.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin(x) * torch.tensor([self.scale, x.sum(), 1.0]) * self.scale
+
+
+def test_a_parameter_in_a_list_has_the_gradient_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    torch.manual_seed(0)
+    eager = Listed()
+    ours = ORTModule(copy.deepcopy(eager))
+    x = torch.randn(2, 4)
+    for _ in range(2):
+        step_agrees(ours, eager, x)
+    assert ours.gradd_stats()["fallbacks"] == {"data_dependent_control_flow": 2}

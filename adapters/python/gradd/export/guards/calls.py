@@ -100,6 +100,8 @@ class Calls:
             self._reads.operated(asked, *args)
         if is_code_in_c(function, kind):
             self._in_hands(function, args)
+            if policy.is_maker(function):
+                self._reads.made_of(args)
         if kind is types.MethodType:
             self.called(function.__func__, [function.__self__, *args])
         elif kind is types.FunctionType:

@@ -68,6 +68,7 @@ _SHALLOW = frozenset(
         *("getattr", "setattr", "hasattr", "delattr", "slice", "super", "property", "object"),
     }
 )
+_TENSOR_MAKERS = frozenset({"tensor", "as_tensor", "asarray", "new_tensor", "new"})
 _SHALLOW_MODULES = frozenset({"torch", "numpy", "itertools", "_functools", "functools"})
 # Functions of inspect beside the questions is...().
 _LOOKS = frozenset(
@@ -236,6 +237,13 @@ def is_pure_of_class(cls: type, name: str) -> bool:
     if name in _CLOCKS:
         return False
     return name == "__new__" or root in _PURE or root in _MAKERS
+
+
+def is_maker(function: object) -> bool:
+    """True for what makes a tensor of numbers in lists."""
+    if isinstance(function, type):
+        return function.__module__ == "torch" and function.__name__.endswith("Tensor")
+    return getattr(function, "__name__", "") in _TENSOR_MAKERS
 
 
 def is_shallow(module: str, name: str) -> bool:

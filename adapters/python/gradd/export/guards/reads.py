@@ -654,6 +654,7 @@ class Reads(Taken):
         if is_a(container, torch.Tensor):
             self.tensors.note(container)
             self.use(key)
+            self.made_of([key])
         elif kind is types.MappingProxyType:
             self.subscript(gc.get_referents(container)[0], key)
         elif is_a(container, (np.ndarray, np.void, np.flatiter)):

@@ -25,6 +25,7 @@ _LARGE = 100_000  # elements of a container that are compared at every call
 VIEWS = tuple(type(getattr({}, n)()) for n in ("keys", "values", "items"))
 SIMPLE = (*images.PLAIN, float)  # answers that compare by value
 WHOLE = "*"  # in the place of a name: all attributes
+_LISTED = "of which it takes the values; use torch.stack()"
 _NOTHING = frozenset({*SIMPLE, complex, type, types.FunctionType, types.ModuleType})
 
 
@@ -164,6 +165,18 @@ class Taken:
     def _whole_of(self, values: Iterable[Any], depth: int) -> None:
         for value in list(values):
             self.whole(value, depth - 1)
+
+    def made_of(self, values: Iterable[Any]) -> None:
+        """A tensor is made of lists: of tensors in them it gets the values, out of sight."""
+        for value in values:
+            if is_a(value, (list, tuple)):
+                for element in value:
+                    if is_a(element, torch.Tensor):
+                        self.tensors.taken(element)
+                        if not self.tensors.is_foreign(element):  # of the call or the module
+                            text = "makes a tensor of a list with tensors in it"
+                            self._refuse("data_dependent_control_flow", text, _LISTED, None)
+                self.made_of(value)
 
     def fields(self, owner: Any) -> None:
         """All attributes that an object has itself."""
