@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import weakref
 
 import outside_encoded
 import outside_handed
 import outside_lists
 import outside_memory
 import outside_patterns
+import outside_weak
 import pytest
 import torch
 from nets import step_agrees
@@ -27,6 +29,7 @@ _TABLES: tuple[dict[str, Row], ...] = (
     outside_memory.ARRAYS,
     outside_memory.BUFFERS,
     outside_lists.LISTS,
+    outside_weak.BEHIND,
 )
 ROWS = {name: row for table in _TABLES for name, row in table.items()}
 
@@ -60,3 +63,30 @@ def test_a_parameter_in_a_list_has_the_gradient_of_torch(monkeypatch: pytest.Mon
     for _ in range(2):
         step_agrees(ours, eager, x)
     assert ours.gradd_stats()["fallbacks"] == {"data_dependent_control_flow": 2}
+
+
+class Child(torch.nn.Module):
+    def __init__(self, parent: torch.nn.Module) -> None:
+        super().__init__()
+        self.lin, self.parent = torch.nn.Linear(4, 3), weakref.ref(parent)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin(x) * self.parent().scale
+
+
+class Parent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.child, self.scale = Child(self), 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.child(x)
+
+
+def test_the_module_behind_a_weak_reference_of_its_own() -> None:
+    eager = Parent()
+    ours = ORTModule(eager, strict=True)
+    for scale in (2.0, 3.0):
+        ours.scale = scale
+        step_agrees(ours, eager, torch.randn(2, 4))
+    assert ours.gradd_stats()["captures"] == 2

@@ -162,7 +162,7 @@ class Calls:
         elif kind is operator.methodcaller:
             reads.attribute(args[0], function.__reduce__()[1][0])
         elif is_a(function, weakref.ref):
-            reads.answer(functools.partial(_lives, function), "a weak reference lives", by=function)
+            reads.behind(function)
         elif kind is _CACHED:
             self._use_all(args)
             reads.cached(function, args, self._names())
@@ -396,6 +396,8 @@ class Calls:
             self._use_all(args)
         elif name == "__next__":
             reads.use(owner)
+        elif is_a(owner, weakref.ref) and name == "__call__":
+            reads.behind(owner)
         elif is_a(owner, _LOCKS):
             self._of_lock(owner, name, args)
         elif type(owner) is _CACHED and name in ("cache_info", "cache_clear"):
@@ -477,7 +479,3 @@ def is_code_in_c(function: Any, kind: type) -> bool:
             static(function, "__init__"), types.FunctionType
         )
     return not is_a(static(kind, "__call__"), types.FunctionType)
-
-
-def _lives(reference: weakref.ref) -> bool:
-    return reference() is not None

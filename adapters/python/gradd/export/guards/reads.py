@@ -66,6 +66,12 @@ _SET = (
     "a state of the process, which a graph would leave as it is: set it outside of forward(), or "
     "in a with statement"
 )
+_KEPT = "which a capture would keep alive: hold it by a reference, or read it outside of forward()"
+# What lives anyway, or is asked by itself.
+_NO_OBJECTS = (
+    *(type, types.FunctionType, types.ModuleType),
+    *(weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
+)
 # What a tensor's memory layout decides; code in C is asked by these names too (calls.py).
 LAYOUT = frozenset({"is_contiguous", "stride", "as_strided", "as_strided_", "as_strided_copy"})
 _PLACE = frozenset({"storage_offset", "_version"})  # differ from call to call
@@ -91,6 +97,13 @@ def _is_fixed(cls: type) -> bool:
     """True for classes whose attributes nobody changes."""
     fixed = not cls.__flags__ & HEAP_TYPE or cls.__flags__ & _IMMUTABLE_TYPE
     return bool(fixed) or policy.is_standard(cls.__module__)
+
+
+_asked = weakref.ref.__call__  # a subclass may answer something else
+
+
+def _lives(reference: weakref.ref) -> bool:
+    return _asked(reference) is not None
 
 
 class _Ages:
@@ -169,6 +182,7 @@ class Reads(Taken):
         self._tree_dicts = {id(m.__dict__) for m in module.modules()}
         self._written: set[tuple] = set()
         self._cached: list[tuple[Any, list, dict]] = []
+        self.weak: dict[int, weakref.ref] = {}  # found behind weak references, by id
         self._owners: dict[int, Any] = {}  # id of an instance dictionary -> the object
         self._parameters: dict[int, tuple[dict, str]] = {}
         for sub in module.modules():
@@ -357,6 +371,34 @@ class Reads(Taken):
         if policy.is_whole(type(value)) and (table := own_dict(value)) is not None:
             self._owners[id(table)] = value
             self.contents(table)
+
+    def behind(self, reference: weakref.ref) -> None:
+        """A weak reference is asked for its object."""
+        self.answer(functools.partial(_lives, reference), "a weak reference lives", by=reference)
+        found = _asked(reference)
+        if found is None or id(found) in self.tree or is_a(found, _NO_OBJECTS):
+            return
+        if not (is_a(found, torch.Tensor) and self.tensors.is_own(found)):
+            self.weak[id(found)] = reference
+
+    def kept_alive(self, slots: Iterable[Slot], tensors: Iterable[int]) -> list[CaptureError]:
+        """A refusal if places hold what forward() has found behind a weak reference.
+
+        Args:
+            slots: The places that a capture is going to hold.
+            tensors: Ids of tensors that it uses, or whose values it compares.
+        """
+        found = {number: ref for number, ref in self.weak.items() if _lives(ref)}
+        if not found:
+            return []
+        names = {**found, **{id(own_dict(_asked(ref))): ref for ref in found.values()}}
+        held = {id(part) for slot in slots for part in (slot.owner, slot.by, slot.value)}
+        held |= {id(slot.owner.base) for slot in slots if is_a(slot.owner, np.ndarray)}
+        for number in names.keys() & (held | set(tensors)) - {id(None)}:
+            kind = type(_asked(names[number])).__qualname__
+            text = f"forward() reads a {kind} behind a weak reference, {_KEPT}"
+            return [CaptureError("outside_state", text)]
+        return []
 
     def _told(self, owner: Any, name: str) -> None:
         """An attribute that code which is not recorded computes."""

@@ -115,6 +115,9 @@ class Watch:
         self._old = self.tensors.old(young)
         self._unseen = self._recorder.unseen(young)
         self._slots = self._recorder.places()
+        self._unseen += self._recorder.reads.kept_alive(
+            self._slots, self.tensors.by_value | self.tensors.used
+        )
         self._written = self.tensors.put_back(young)
 
     def close(self) -> None:
