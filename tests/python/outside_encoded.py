@@ -5,8 +5,8 @@ from __future__ import annotations
 from outside_rows import Row, rows_of
 
 # Comparisons and texts.
-COMPARED: dict[str, Row] = {}
-COMPARED |= rows_of(
+COMPARED: list[Row] = []
+COMPARED += rows_of(
     """
 c=types.SimpleNamespace(a=1)
 e=types.SimpleNamespace(a=1)
@@ -27,7 +27,7 @@ e=types.SimpleNamespace(a=1)
         "2. if (c,)==(e,) else 3.": "c.a=2",
     },
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     """
 c=types.SimpleNamespace(a=1)
 e=types.SimpleNamespace(a=1)
@@ -35,7 +35,7 @@ L=[e]
 """,
     {"2. if c in L else 3.": "c.a=2", "1.+L.count(c)": "c.a=2"},
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     """
 c=types.SimpleNamespace(a=1)
 e=types.SimpleNamespace(a=1)
@@ -44,18 +44,18 @@ h=H(); h.n=c
 """,
     {"float(len('{.n}'.format(h)))": "c.a=222"},
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     "L=[[1]]", {"float(len(repr(L)))": "L[0][0]=222", "2. if L==[[1]] else 3.": "L[0][0]=2"}
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     "L={'a':{'b':1}}",
     {"float(len(str(L)))": "L['a']['b']=222", "float(len(f'{L!r:>2}'))": "L['a']['b']=222"},
 )
-COMPARED |= rows_of("L={'a':{'b':[1]}}", {"2. if L=={'a':{'b':[1]}} else 3.": "L['a']['b'][0]=2"})
-COMPARED |= rows_of(
+COMPARED += rows_of("L={'a':{'b':[1]}}", {"2. if L=={'a':{'b':[1]}} else 3.": "L['a']['b'][0]=2"})
+COMPARED += rows_of(
     "c=types.SimpleNamespace(a=types.SimpleNamespace(b=1))", {"float(len(repr(c)))": "c.a.b=222"}
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     """
 c=types.SimpleNamespace(a=1)
 e=types.SimpleNamespace(a=1)
@@ -66,7 +66,7 @@ def f():
 """,
     {"f()": "c.a=2"},
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     """
 import argparse
 c=argparse.Namespace(a=1)
@@ -74,7 +74,7 @@ e=argparse.Namespace(a=1)
 """,
     {"2. if c==e else 3.": "c.a=2"},
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     """
 @dataclasses.dataclass
 class C:
@@ -83,7 +83,7 @@ c=C();e=C()
 """,
     {"2. if c==e else 3.": "c.a=2"},
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     """
 @dataclasses.dataclass
 class C:
@@ -92,7 +92,7 @@ c=C()
 """,
     {"float(len(repr(c)))": "c.a=222"},
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     """
 @dataclasses.dataclass
 class C:
@@ -101,7 +101,7 @@ c=C([1])
 """,
     {"float(len(repr(c)))": "c.a[0]=222"},
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     "c=ValueError('x')",
     {
         "float(len(str(c)))": "c.args=('xyz',)",
@@ -109,26 +109,26 @@ COMPARED |= rows_of(
         "float(len(repr(c)))": "c.args=('xyz',)",
     },
 )
-COMPARED |= rows_of("c=functools.partial(max,[1])", {"float(len(repr(c)))": "c.args[0][0]=222"})
-COMPARED |= rows_of(
+COMPARED += rows_of("c=functools.partial(max,[1])", {"float(len(repr(c)))": "c.args[0][0]=222"})
+COMPARED += rows_of(
     "c=collections.Counter(a=1)", {"2. if c==collections.Counter(a=1) else 3.": "c['a']=2"}
 )
-COMPARED |= rows_of("c=collections.OrderedDict(a=[1])", {"float(len(repr(c)))": "c['a'][0]=222"})
-COMPARED |= rows_of(
+COMPARED += rows_of("c=collections.OrderedDict(a=[1])", {"float(len(repr(c)))": "c['a'][0]=222"})
+COMPARED += rows_of(
     """
 D={'a':1.}
 c=collections.ChainMap({},D)
 """,
     {"c['a']": "D['a']=5."},
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     """
 class S(types.SimpleNamespace): pass
 c=S(a=1)
 """,
     {"float(len(repr(c)))": "c.a=222"},
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     """
 c=types.SimpleNamespace(a=1)
 e=types.SimpleNamespace(a=1)
@@ -139,7 +139,7 @@ h=H()
 """,
     {"1.+hash(h)": "h.a=5"},
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     """
 class H:
     def __init__(s): s.a=1
@@ -148,17 +148,17 @@ h=H()
 """,
     {"1.+hash((h,))%7": "h.a=5"},
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     """
 class S(types.SimpleNamespace): pass
 c=S(a=1);e=S(a=1)
 """,
     {"2. if c==e else 3.": "c.a=2"},
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     "c=collections.OrderedDict(a=2.,b=3.)", {"next(iter(c.values()))": "c.move_to_end('a')"}
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     """
 import enum
 class E(enum.Enum):
@@ -166,22 +166,22 @@ class E(enum.Enum):
 """,
     {"E.A.value": "E.A._value_=5."},
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     """
 c=slice(1,2)
 Q=[1.,2.,3.]
 """,
     {"float(len(Q[c]))": "c=slice(0,3)"},
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     """
 class H: pass
 h=H(); h.q=types.SimpleNamespace(a=1)
 """,
     {"2. if h.q==types.SimpleNamespace(a=1) else 3.": "h.q.a=2"},
 )
-COMPARED |= rows_of("D={'a':[1,2]}", {"max(D['a'],[1,1])[1]": "D['a'][1]=5"})
-COMPARED |= rows_of(
+COMPARED += rows_of("D={'a':[1,2]}", {"max(D['a'],[1,1])[1]": "D['a'][1]=5"})
+COMPARED += rows_of(
     "L=[[1.],[2.]]",
     {
         "max(L)[0]": "L[0][0]=5.",
@@ -189,7 +189,7 @@ COMPARED |= rows_of(
         "float(len(sum(L,[])))": "L[0].append(5.)",
     },
 )
-COMPARED |= rows_of(
+COMPARED += rows_of(
     """
 class S:
     def __len__(s): return s.n
@@ -197,12 +197,12 @@ c=S(); c.n=0
 """,
     {"2. if c else 3.": "c.n=2"},
 )
-COMPARED |= rows_of("L=[[1.]]", {"(L+[[2.]])[0][0]": "L[0][0]=5."})
+COMPARED += rows_of("L=[[1.]]", {"(L+[[2.]])[0][0]": "L[0][0]=5."})
 # Functions of the standard library that go through a whole object.
-ENCODED: dict[str, Row] = {}
-ENCODED |= rows_of("d={'k':1}", {"float(len(json.dumps(d)))": "d['k']=222"})
-ENCODED |= rows_of("d={'k':[{'z':1}]}", {"float(len(json.dumps(d)))": "d['k'][0]['z']=222"})
-ENCODED |= rows_of(
+ENCODED: list[Row] = []
+ENCODED += rows_of("d={'k':1}", {"float(len(json.dumps(d)))": "d['k']=222"})
+ENCODED += rows_of("d={'k':[{'z':1}]}", {"float(len(json.dumps(d)))": "d['k'][0]['z']=222"})
+ENCODED += rows_of(
     """
 class C: pass
 o=C(); o.a=1
@@ -213,7 +213,7 @@ o=C(); o.a=1
         "float(len(json.dumps([o],default=lambda q:q.__dict__)))": "o.a=222",
     },
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     """
 class C: pass
 o=C(); o.a=1
@@ -224,24 +224,24 @@ o=C(); o.a=1
     },
     refused="outside_state",
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     """
 class C: pass
 o=C(); o.a=[1]
 """,
     {"float(len(json.dumps([o],default=lambda q:q.a)))": "o.a[0]=222"},
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     "d={'k':{'z':1}}", {"float(len(json.dumps(d,sort_keys=True)))": "d['k']['z']=222"}
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     """
 d={'k':{'z':1}}
 E=json.JSONEncoder()
 """,
     {"float(len(E.encode(d)))": "d['k']['z']=222"},
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     """
 class C: pass
 c=C(); c.a=2.
@@ -254,14 +254,14 @@ c=C(); c.a=2.
         "types.SimpleNamespace(**vars(c)).a": "c.a=5.",
     },
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     """
 class C: a=2.
 c=C()
 """,
     {"inspect.getattr_static(c,'a')": "C.a=5."},
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     """
 class C: pass
 c=C(); c.a=2.
@@ -272,10 +272,10 @@ c=C(); c.a=2.
     },
     refused="outside_state",
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     "def g(a,b=2.): pass", {"inspect.signature(g).parameters['b'].default": "g.__defaults__=(5.,)"}
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     """
 K=2.
 def g(): return K
@@ -283,7 +283,7 @@ def g(): return K
     {"inspect.getclosurevars(g).globals['K']": "K=5."},
     refused="outside_state",
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     """
 @dataclasses.dataclass(slots=True)
 class C:
@@ -293,7 +293,7 @@ copy.copy(c)
 """,
     {"copy.copy(c).a": "c.a=5."},
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     """
 class C:
     __slots__=('a',)
@@ -302,7 +302,7 @@ copy.copy(c)
 """,
     {"copy.deepcopy(c).a": "c.a=5."},
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     """
 class C: pass
 c=C(); c.a=2.
@@ -314,7 +314,7 @@ copy.copy(c)
         "c.__getstate__()['a']": "c.a=5.",
     },
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     """
 class C: pass
 c=C(); c.a=[2.]
@@ -322,9 +322,9 @@ copy.copy(c)
 """,
     {"copy.deepcopy(c).a[0]": "c.a[0]=5."},
 )
-ENCODED |= rows_of("c=types.SimpleNamespace(a=2.)", {"copy.copy(c).a": "c.a=5."})
-ENCODED |= rows_of("d={'k':[1]}", {"float(len(pprint.pformat(d)))": "d['k'][0]=222"})
-ENCODED |= rows_of(
+ENCODED += rows_of("c=types.SimpleNamespace(a=2.)", {"copy.copy(c).a": "c.a=5."})
+ENCODED += rows_of("d={'k':[1]}", {"float(len(pprint.pformat(d)))": "d['k'][0]=222"})
+ENCODED += rows_of(
     """
 @dataclasses.dataclass
 class C:
@@ -333,7 +333,7 @@ c=C()
 """,
     {"dataclasses.asdict(c)['a']": "c.a=5."},
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     """
 @dataclasses.dataclass
 class C:
@@ -343,43 +343,43 @@ c=C()
 """,
     {"dataclasses.replace(c,b=2).a": "c.a=5."},
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     """
 class C: pass
 c=C()
 """,
     {"float('zz' in dir(c))+1": "c.zz=5."},
 )
-ENCODED |= rows_of("L=[1,2]", {"1.+struct.pack('ii',*L)[0]": "L[0]=5"})
-ENCODED |= rows_of(
+ENCODED += rows_of("L=[1,2]", {"1.+struct.pack('ii',*L)[0]": "L[0]=5"})
+ENCODED += rows_of(
     """
 import statistics
 L=[1.,2.]
 """,
     {"statistics.mean(L)": "L[0]=5."},
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     """
 import ast
 L='2.'
 """,
     {"ast.literal_eval(L)": "L='5.'"},
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     """
 import decimal
 D=decimal.Decimal(2)
 """,
     {"float(D)": "D=decimal.Decimal(5)"},
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     """
 import reprlib
 L=[1]
 """,
     {"float(len(reprlib.repr(L)))": "L[0]=222"},
 )
-ENCODED |= rows_of(
+ENCODED += rows_of(
     """
 class C:
     __slots__=('a','__weakref__')

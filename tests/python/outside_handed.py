@@ -5,8 +5,8 @@ from __future__ import annotations
 from outside_rows import Row, rows_of
 
 # Keys, maps, formats and bound methods.
-CALLED: dict[str, Row] = {}
-CALLED |= rows_of(
+CALLED: list[Row] = []
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -47,7 +47,7 @@ N=['a','zz']
         "sum(map(lambda q:q.a,L))": "i.a=5.",
     },
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -59,7 +59,7 @@ D=[c]
 """,
     {"float('{c[0].a}'.format(c=D))": "c.a=5."},
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -79,7 +79,7 @@ D={'k':2.}
         "sum(map(len,[D]))": "D['z']=5.",
     },
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -91,7 +91,7 @@ w=O(); w.p=1
 """,
     {"float('{:.{w.p}f}'.format(2.345,w=w))": "w.p=2"},
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -103,7 +103,7 @@ F='{.a}'.format
 """,
     {"float(F(i))": "i.a=5."},
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -118,7 +118,7 @@ N=['a','zz']
     },
     refused="outside_state",
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -131,7 +131,7 @@ def f():
 """,
     {"f()": "d[1]=5."},
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -144,7 +144,7 @@ L2=[i,i2]
 """,
     {"len(list(itertools.groupby(L2,key=operator.attrgetter('a'))))": "i.a=5."},
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -156,7 +156,7 @@ S={1,2}
 """,
     {"sum(filter(S.__contains__,[1,2,3]))": "S.add(3)"},
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -168,7 +168,7 @@ D={'x':i}
 """,
     {"sum(map(operator.attrgetter('a'),D.values()))": "i.a=5."},
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -180,7 +180,7 @@ G=operator.attrgetter('a')
 """,
     {"max(L,key=G).a": "i.a=5."},
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -192,7 +192,7 @@ Q=[[1.,2.]]
 """,
     {"sum(map(sum,Q))": "Q[0][0]=5."},
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -204,7 +204,7 @@ Q=[1.,2.]
 """,
     {"1.+sum(map(Q.index,[2.]))": "Q.insert(0,3.)"},
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class S: __slots__=('a',)
 c=S(); c.a=2.
@@ -212,7 +212,7 @@ c=S(); c.a=2.
     {"sum(map(S.a.__get__,[c]))": "c.a=5."},
     refused="outside_state",
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class S:
     @property
@@ -221,7 +221,7 @@ c=S(); c.q=2.
 """,
     {"sum(map(S.a.fget,[c]))": "c.q=5."},
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -233,8 +233,8 @@ N=['a','zz']
     {"self.d(2)": "d[2]=5."},
     made="self.d=d.get",
 )
-CALLED |= rows_of("A=np.ones(3)", {"float(self.d())": "A[0]=5."}, made="self.d=A.sum")
-CALLED |= rows_of(
+CALLED += rows_of("A=np.ones(3)", {"float(self.d())": "A[0]=5."}, made="self.d=A.sum")
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -246,8 +246,8 @@ N=['a','zz']
     {"self.d(2)": "d[2]=5."},
     made="self.d=d.__getitem__",
 )
-CALLED |= rows_of("Q=[1.,2.]", {"1.+self.d(2.)": "Q.insert(0,3.)"}, made="self.d=Q.index")
-CALLED |= rows_of(
+CALLED += rows_of("Q=[1.,2.]", {"1.+self.d(2.)": "Q.insert(0,3.)"}, made="self.d=Q.index")
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -259,7 +259,7 @@ N=['a','zz']
     {"self.d[0](2)": "d[2]=5."},
     made="self.d=(d.get,)",
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -271,7 +271,7 @@ N=['a','zz']
     {"self.d(2)": "d[2]=5."},
     made="type(self).d=d.get",
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -283,7 +283,7 @@ g=d.get
 """,
     {"g(2)": "d[2]=5."},
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -295,7 +295,7 @@ g=functools.partial(getattr,c)
 """,
     {"g('a')": "c.a=5."},
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 import heapq
 class O: pass
@@ -307,7 +307,7 @@ N=['a','zz']
 """,
     {"heapq.nlargest(1,[1,2],key=d.get)[0]": "d[1]=5."},
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 import bisect
 class O: pass
@@ -319,7 +319,7 @@ N=['a','zz']
 """,
     {"1.+bisect.bisect([1,2],1.5,key=d.get)": "d[1]=9.;d[2]=9."},
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 import re
 class O: pass
@@ -332,7 +332,7 @@ D={'a':'2'}
 """,
     {"float(re.sub('a',lambda q:D[q.group()],'a'))": "D['a']='5'"},
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -344,7 +344,7 @@ K=[2.]
 """,
     {"collections.defaultdict(K.copy)[1][0]": "K[0]=5."},
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -356,7 +356,7 @@ P=functools.partial(max,key=d.get)
 """,
     {"P([1,2])": "d[1]=5."},
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}
@@ -368,15 +368,15 @@ i2=It(); i2.a=1.
 """,
     {"sorted([i,i2],key=operator.attrgetter('a'))[0].a": "i2.a=5."},
 )
-CALLED |= rows_of("L=['2.','3.']", {"sum(map(float,L))": "L[0]='5.'"})
-CALLED |= rows_of(
+CALLED += rows_of("L=['2.','3.']", {"sum(map(float,L))": "L[0]='5.'"})
+CALLED += rows_of(
     "L=[torch.ones(3),torch.ones(3)]",
     {
         "sum(map(torch.relu,L))": "L[0].fill_(5.)",
         "len(set(map(operator.attrgetter('shape'),L)))*L[0]": "L[0].fill_(5.)",
     },
 )
-CALLED |= rows_of(
+CALLED += rows_of(
     """
 class O: pass
 c=O(); c.a=2.; c.b=O(); c.b.d=2.; d={1:1.,2:2.,'k':2.}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from outside_rows import Row, rows_of
 
 # torch.tensor() and its like take the values out of sight.
-LISTS: dict[str, Row] = {}
-LISTS |= rows_of(
+LISTS: list[Row] = []
+LISTS += rows_of(
     "t=torch.tensor(2.)",
     {
         "torch.tensor([t,2.,1.])": "t.fill_(5.)",
@@ -34,14 +34,14 @@ LISTS |= rows_of(
         "nn.Parameter(torch.tensor([t,2.,1.])).detach()": "t.fill_(5.)",
     },
 )
-LISTS |= rows_of(
+LISTS += rows_of(
     """
 t=torch.tensor(2.)
 L=[t,2.,1.]
 """,
     {"torch.tensor(L)": "t.fill_(5.)"},
 )
-LISTS |= rows_of(
+LISTS += rows_of(
     "t=torch.tensor(1)",
     {
         "torch.arange(3.)[[[t,t,t]]]": "t.fill_(2)",
@@ -49,7 +49,7 @@ LISTS |= rows_of(
         "torch.arange(6.).view(2,3)[[0,t],[0,1]][1]": "t.fill_(0)",
     },
 )
-LISTS |= rows_of(
+LISTS += rows_of(
     "t=torch.tensor(3)",
     {
         "torch.ones([t]).sum()": "t.fill_(2)",
@@ -58,14 +58,14 @@ LISTS |= rows_of(
         "float(len(range(t)))": "t.fill_(5)",
     },
 )
-LISTS |= rows_of(
+LISTS += rows_of(
     """
 t=torch.tensor(1)
 Q=[1.,2.,3.]
 """,
     {"Q[t]": "t.fill_(2)"},
 )
-LISTS |= rows_of(
+LISTS += rows_of(
     "",
     {
         "torch.tensor([self.w,2.,1.])": "net.w.data.fill_(5.)",
@@ -76,13 +76,13 @@ LISTS |= rows_of(
     made="self.w=nn.Parameter(torch.tensor(2.))",
     refused="data_dependent_control_flow",
 )
-LISTS |= rows_of(
+LISTS += rows_of(
     "",
     {"torch.tensor([self.w,2.,1.])": "net.w.fill_(5.)"},
     made="self.register_buffer('w',torch.tensor(2.))",
     refused="data_dependent_control_flow",
 )
-LISTS |= rows_of(
+LISTS += rows_of(
     "t=torch.tensor(2.)",
     {
         "torch.tensor([t*2,2.,1.])": "t.fill_(5.)",
@@ -90,25 +90,25 @@ LISTS |= rows_of(
     },
     refused="data_dependent_control_flow",
 )
-LISTS |= rows_of(
+LISTS += rows_of(
     "",
     {"torch.tensor([torch.ones(())*2,2.,1.])*self.k": "net.k=5."},
     made="self.k=2.",
     refused="data_dependent_control_flow",
 )
-LISTS |= rows_of(
+LISTS += rows_of(
     "t=torch.tensor([1.,2.,3.])",
     {"torch.tensor([*t])": "t.fill_(5.)", "torch.tensor(list(t))": "t.fill_(5.)"},
     refused="data_dependent_control_flow",
 )
-LISTS |= rows_of(
+LISTS += rows_of(
     "",
     {"torch.tensor([v for v in self.w])": "net.w.fill_(5.)"},
     made="self.register_buffer('w',torch.ones(3))",
     refused="data_dependent_control_flow",
 )
-LISTS |= rows_of("t=torch.tensor(2)", {"torch.LongTensor([t,1,1]).float()": "t.fill_(5)"})
-LISTS |= rows_of(
+LISTS += rows_of("t=torch.tensor(2)", {"torch.LongTensor([t,1,1]).float()": "t.fill_(5)"})
+LISTS += rows_of(
     "K=[2.]",
     {"torch.tensor([torch.tensor(2.),2.,1.])*K[0]": "K[0]=5."},
     refused="data_dependent_control_flow",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from outside_rows import Row, rows_of
 
 # Attributes of arrays over the same memory, and forms that change in place.
-ARRAYS: dict[str, Row] = {}
-ARRAYS |= rows_of(
+ARRAYS: list[Row] = []
+ARRAYS += rows_of(
     "a=np.arange(1.,7.).reshape(2,3)",
     {
         "float(a.T[0,0])": "a[0,0]=55.; a[0,0]=50.",
@@ -49,23 +49,23 @@ ARRAYS |= rows_of(
         "float(np.ndarray.T.__get__(a)[0,0])": "a[0,0]=50.",
     },
 )
-ARRAYS |= rows_of(
+ARRAYS += rows_of(
     "a=np.arange(1.,7.).reshape(2,3)",
     {"float(a.ctypes.data_as(ctypes.POINTER(ctypes.c_double))[0])": "a[0,0]=55.; a[0,0]=50."},
     refused="outside_state",
 )
-ARRAYS |= rows_of(
+ARRAYS += rows_of(
     "a=np.rec.array([(1.,2)],dtype=[('k',float),('n',int)])",
     {"float(a.k[0])": "a.k[0]=5.", "float(a[0].k)": "a.k[0]=5."},
 )
-ARRAYS |= rows_of(
+ARRAYS += rows_of(
     """
 a=np.rec.array([(1.,2)],dtype=[('k',float),('n',int)])
 q=a[0]
 """,
     {"float(q.k)": "a.k[0]=5."},
 )
-ARRAYS |= rows_of(
+ARRAYS += rows_of(
     """
 a=np.array([(1.,2)],dtype=[('k',float),('n',int)])
 q=a[0]
@@ -76,10 +76,10 @@ q=a[0]
         "float(q.tolist()[0])": "a['k'][0]=5.",
     },
 )
-ARRAYS |= rows_of(
+ARRAYS += rows_of(
     "a=np.array([(1.,2)],dtype=[('k',float),('n',int)])", {"float(a['k'][0])": "a['k'][0]=5."}
 )
-ARRAYS |= rows_of(
+ARRAYS += rows_of(
     """
 a=np.arange(1.,7.).reshape(2,3)
 f=a.flat
@@ -91,28 +91,28 @@ f=a.flat
         "float(f.copy()[0])": "a[0,0]=5.",
     },
 )
-ARRAYS |= rows_of(
+ARRAYS += rows_of(
     """
 a=np.arange(1.,7.).reshape(2,3)
 f=a.data
 """,
     {"float(f[0,0])": "a[0,0]=5."},
 )
-ARRAYS |= rows_of(
+ARRAYS += rows_of(
     """
 a=np.arange(1.,7.).reshape(2,3)
 f=a[1:]
 """,
     {"float(f.T[0,0])": "a[1,0]=50."},
 )
-ARRAYS |= rows_of(
+ARRAYS += rows_of(
     """
 a=np.arange(1.,7.).reshape(2,3)
 f=a.T
 """,
     {"float(f[0,0])": "a[0,0]=50."},
 )
-ARRAYS |= rows_of(
+ARRAYS += rows_of(
     """
 a=np.arange(1.,7.).reshape(2,3)
 class C: pass
@@ -120,18 +120,18 @@ c=C(); c.a=a
 """,
     {"float(c.a.T[0,0])": "c.a[0,0]=50."},
 )
-ARRAYS |= rows_of(
+ARRAYS += rows_of(
     """
 a=np.arange(1.,7.).reshape(2,3)
 L=[a]
 """,
     {"float(L[0].T[0,0])": "a[0,0]=50."},
 )
-ARRAYS |= rows_of("", {"float(self.a.T[0,0])": "net.a[0,0]=50."}, made="self.a=np.ones((2,3))")
-ARRAYS |= rows_of(
+ARRAYS += rows_of("", {"float(self.a.T[0,0])": "net.a[0,0]=50."}, made="self.a=np.ones((2,3))")
+ARRAYS += rows_of(
     "", {"float(self.a[0].T[0,0])": "net.a[0][0,0]=50."}, made="self.a=(np.ones((2,3)),)"
 )
-ARRAYS |= rows_of(
+ARRAYS += rows_of(
     "a=np.ma.array([1.,2.],mask=[0,1])",
     {
         "float(a.sum())": "a.mask=[0,0]",
@@ -140,43 +140,43 @@ ARRAYS |= rows_of(
         "float(a.data[0])": "a[0]=5.",
     },
 )
-ARRAYS |= rows_of(
+ARRAYS += rows_of(
     "a=np.array([[1.],2.],dtype=object)",
     {"float(a.T[0][0])": "a[0][0]=5."},
     refused="outside_state",
 )
-ARRAYS |= rows_of("a=np.ones(2); q=a[0]", {"float(q)": "q=np.float64(5.)"})
-ARRAYS |= rows_of("a=np.array(2.)", {"float(a)": "a[()]=5.", "a.T.item()": "a[()]=5."})
-ARRAYS |= rows_of(
+ARRAYS += rows_of("a=np.ones(2); q=a[0]", {"float(q)": "q=np.float64(5.)"})
+ARRAYS += rows_of("a=np.array(2.)", {"float(a)": "a[()]=5.", "a.T.item()": "a[()]=5."})
+ARRAYS += rows_of(
     """
 K=[2.]
 g=np.vectorize(lambda q:q*K[0])
 """,
     {"float(g(1.))": "K[0]=5."},
 )
-ARRAYS |= rows_of("K=[2.]", {"float(np.ones((2,3)).T[0,0])*K[0]": "K[0]=5."})
-ARRAYS |= rows_of("a=np.matrix([[1.,2.]])", {"float(a.A[0,0])": "a[0,0]=5."})
-ARRAYS |= rows_of("a=np.matrix([[1.,2.],[3.,5.]])", {"float(a.I[0,0])": "a[0,0]=5."})
-ARRAYS |= rows_of("a=np.array(['ab','c'])", {"float(len(a.T[0]))": "a[0]='a'"})
-ARRAYS |= rows_of("t=torch.ones(2,3); a=t.numpy()", {"float(a.T[0,0])": "t.fill_(5.)"})
-ARRAYS |= rows_of(
+ARRAYS += rows_of("K=[2.]", {"float(np.ones((2,3)).T[0,0])*K[0]": "K[0]=5."})
+ARRAYS += rows_of("a=np.matrix([[1.,2.]])", {"float(a.A[0,0])": "a[0,0]=5."})
+ARRAYS += rows_of("a=np.matrix([[1.,2.],[3.,5.]])", {"float(a.I[0,0])": "a[0,0]=5."})
+ARRAYS += rows_of("a=np.array(['ab','c'])", {"float(len(a.T[0]))": "a[0]='a'"})
+ARRAYS += rows_of("t=torch.ones(2,3); a=t.numpy()", {"float(a.T[0,0])": "t.fill_(5.)"})
+ARRAYS += rows_of(
     "t=torch.ones(2,3)", {"t.T[0,0]": "t.fill_(5.)", "t.data.view(-1)[0]": "t.fill_(5.)"}
 )
-ARRAYS |= rows_of("a=np.ones(2)", {"2. if a.flags['W'] else 3.": "a.flags.writeable=False"})
-ARRAYS |= rows_of(
+ARRAYS += rows_of("a=np.ones(2)", {"2. if a.flags['W'] else 3.": "a.flags.writeable=False"})
+ARRAYS += rows_of(
     """
 b=bytearray(b'\\x01\\x02')
 a=np.frombuffer(b,np.uint8)
 """,
     {"float(a.T[0])": "b[0]=5"},
 )
-ARRAYS |= rows_of("b=bytearray(b'\\x01\\x02')", {"float(np.frombuffer(b,np.uint8)[0])": "b[0]=5"})
-ARRAYS |= rows_of(
+ARRAYS += rows_of("b=bytearray(b'\\x01\\x02')", {"float(np.frombuffer(b,np.uint8)[0])": "b[0]=5"})
+ARRAYS += rows_of(
     "D={'a':np.ones((2,3))}", {"float(sum(v.T[0,0] for v in D.values()))": "D['a'][0,0]=5."}
 )
 # What gives its memory to code in C.
-BUFFERS: dict[str, Row] = {}
-BUFFERS |= rows_of(
+BUFFERS: list[Row] = []
+BUFFERS += rows_of(
     "a=array.array('d',[1.,2.])",
     {
         "sum(a)": "a[0]=5.",
@@ -195,29 +195,29 @@ BUFFERS |= rows_of(
         "a[:1][0]": "a[0]=5.",
     },
 )
-BUFFERS |= rows_of("a=array.array('d',[])", {"2. if a else 3.": "a.append(5.)"})
-BUFFERS |= rows_of(
+BUFFERS += rows_of("a=array.array('d',[])", {"2. if a else 3.": "a.append(5.)"})
+BUFFERS += rows_of(
     "a=array.array('d',[1.,2.])",
     {"a.tolist()[0]": "a[0]=5.", "float(a.buffer_info()[1])": "a.append(5.)"},
     refused="outside_state",
 )
-BUFFERS |= rows_of(
+BUFFERS += rows_of(
     """
 class C: pass
 c=C(); c.a=array.array('d',[1.,2.])
 """,
     {"sum(c.a)": "c.a[0]=5."},
 )
-BUFFERS |= rows_of("L=[array.array('d',[1.,2.])]", {"sum(map(sum,L))": "L[0][0]=5."})
-BUFFERS |= rows_of("", {"sum(self.a)": "net.a[0]=5."}, made="self.a=array.array('d',[1.,2.])")
-BUFFERS |= rows_of(
+BUFFERS += rows_of("L=[array.array('d',[1.,2.])]", {"sum(map(sum,L))": "L[0][0]=5."})
+BUFFERS += rows_of("", {"sum(self.a)": "net.a[0]=5."}, made="self.a=array.array('d',[1.,2.])")
+BUFFERS += rows_of(
     """
 a=array.array('d',[1.,2.]*50)
 Q=[a]
 """,
     {"sum(zip(*Q).__next__())": "a[0]=5."},
 )
-BUFFERS |= rows_of(
+BUFFERS += rows_of(
     "a=bytearray(b'\\x01\\x02')",
     {
         "float(sum(a))": "a[0]=5",
@@ -228,8 +228,8 @@ BUFFERS |= rows_of(
         "float(len(a))": "a.append(5)",
     },
 )
-BUFFERS |= rows_of("a=bytearray(b'12')", {"float(a.decode())": "a[0]=53"}, refused="outside_state")
-BUFFERS |= rows_of(
+BUFFERS += rows_of("a=bytearray(b'12')", {"float(a.decode())": "a[0]=53"}, refused="outside_state")
+BUFFERS += rows_of(
     "a=bytearray(b'12')",
     {
         "float(a)": "a[0]=53",
@@ -240,7 +240,7 @@ BUFFERS |= rows_of(
         "torch.frombuffer(a,dtype=torch.uint8)[0].float()": "a[0]=53",
     },
 )
-BUFFERS |= rows_of(
+BUFFERS += rows_of(
     """
 import hashlib
 a=bytearray(b'12')
@@ -248,21 +248,21 @@ a=bytearray(b'12')
     {"float(hashlib.md5(a).digest()[0])": "a[0]=53"},
     refused="outside_state",
 )
-BUFFERS |= rows_of(
+BUFFERS += rows_of(
     """
 import zlib
 a=bytearray(b'12')
 """,
     {"float(zlib.crc32(a)%1000)": "a[0]=53"},
 )
-BUFFERS |= rows_of(
+BUFFERS += rows_of(
     """
 import re
 a=bytearray(b'12')
 """,
     {"2. if re.match(b'5',a) else 3.": "a[0]=53"},
 )
-BUFFERS |= rows_of(
+BUFFERS += rows_of(
     "b=bytearray(b'12'); a=memoryview(b)",
     {
         "float(a[0])": "b[0]=53",
@@ -271,12 +271,12 @@ BUFFERS |= rows_of(
         "float(a.obj[0])": "b[0]=53",
     },
 )
-BUFFERS |= rows_of(
+BUFFERS += rows_of(
     "b=bytearray(b'12'); a=memoryview(b)",
     {"float(a.tobytes()[0])": "b[0]=53"},
     refused="outside_state",
 )
-BUFFERS |= rows_of(
+BUFFERS += rows_of(
     """
 class S(ctypes.Structure):
     _fields_=[('v',ctypes.c_double),('n',ctypes.c_double*2)]
@@ -300,7 +300,7 @@ P=ctypes.pointer(q)
         "operator.attrgetter('value')(q)": "q.value=5.",
     },
 )
-BUFFERS |= rows_of(
+BUFFERS += rows_of(
     """
 class S(ctypes.Structure):
     _fields_=[('v',ctypes.c_double),('n',ctypes.c_double*2)]
@@ -312,7 +312,7 @@ P=ctypes.pointer(q)
     {"P[0]": "q.value=5.", "P.contents.value": "q.value=5."},
     refused="outside_state",
 )
-BUFFERS |= rows_of(
+BUFFERS += rows_of(
     """
 class S(ctypes.Structure):
     _fields_=[('v',ctypes.c_double),('n',ctypes.c_double*2)]
@@ -324,7 +324,7 @@ P=ctypes.pointer(q)
     {"self.q.value": "net.q.value=5."},
     made="self.q=ctypes.c_double(2.)",
 )
-BUFFERS |= rows_of(
+BUFFERS += rows_of(
     "a=mmap.mmap(-1,8); a[0]=2",
     {
         "float(a[0])": "a[0]=5",
@@ -332,12 +332,12 @@ BUFFERS |= rows_of(
         "torch.frombuffer(a,dtype=torch.uint8)[0].float()": "a[0]=5",
     },
 )
-BUFFERS |= rows_of(
+BUFFERS += rows_of(
     "a=mmap.mmap(-1,8); a[0]=2",
     {"float(a.read(1)[0]+(a.seek(0) or 0))": "a[0]=5", "float(a.find(b'\\x05'))+2": "a[0]=5"},
     refused="outside_state",
 )
-BUFFERS |= rows_of(
+BUFFERS += rows_of(
     """
 import io
 a=io.BytesIO(b'12')
@@ -348,7 +348,7 @@ a=io.BytesIO(b'12')
     },
     refused="outside_state",
 )
-BUFFERS |= rows_of(
+BUFFERS += rows_of(
     """
 import io
 a=io.StringIO('12')
@@ -356,9 +356,9 @@ a=io.StringIO('12')
     {"float(len(a.getvalue()))": "a.seek(0); a.write('555')"},
     refused="outside_state",
 )
-BUFFERS |= rows_of("K=[2.]", {"sum(array.array('d',K))": "K[0]=5."})
-BUFFERS |= rows_of("K=[2]", {"float(sum(bytearray(K)))": "K[0]=5"})
-BUFFERS |= rows_of(
+BUFFERS += rows_of("K=[2.]", {"sum(array.array('d',K))": "K[0]=5."})
+BUFFERS += rows_of("K=[2]", {"float(sum(bytearray(K)))": "K[0]=5"})
+BUFFERS += rows_of(
     "b=bytearray(b'12'); a=pickle.PickleBuffer(b)",
     {"float(a.raw()[0])": "b[0]=53"},
     refused="outside_state",

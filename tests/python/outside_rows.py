@@ -61,15 +61,9 @@ class Row:
         return names["Net"](), names
 
 
-def rows_of(
-    before: str, reads: dict[str, str], made: str = "pass", refused: str = ""
-) -> dict[str, Row]:
-    """Rows with the same beginning: reading -> change. They are called as what they read."""
-    first = before.strip().split("\n")[0]
-    return {
-        f"{read}, {first}": Row(before, read, change, made, refused)
-        for read, change in reads.items()
-    }
+def rows_of(before: str, reads: dict[str, str], made: str = "pass", refused: str = "") -> list[Row]:
+    """Rows with the same beginning: reading -> change."""
+    return [Row(before, read, change, made, refused) for read, change in reads.items()]
 
 
 def follow(row: Row) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from outside_rows import Row, rows_of
 
 # The object dies; whoever asks for it sees that.
-BEHIND: dict[str, Row] = {}
-BEHIND |= rows_of(
+BEHIND: list[Row] = []
+BEHIND += rows_of(
     """
 class C:
     def __init__(s): s.k=2.; s.L=[2.]
@@ -21,7 +21,7 @@ def f():
     {"f()": "del a; gc.collect(); assert r() is None"},
     refused="outside_state",
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 class C:
     def __init__(s): s.k=2.; s.L=[2.]
@@ -36,7 +36,7 @@ def f():
     {"f()": "del a; gc.collect(); assert r() is None"},
     refused="outside_state",
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 class C:
     def __init__(s): s.k=2.; s.L=[2.]
@@ -51,7 +51,7 @@ def f():
     {"f()": "del a; gc.collect(); assert r() is None"},
     refused="outside_state",
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 class C:
     def __init__(s): s.k=2.; s.L=[2.]
@@ -66,7 +66,7 @@ def f():
     {"f()": "del a; gc.collect(); assert r() is None"},
     refused="outside_state",
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 class C:
     def __init__(s): s.k=2.; s.L=[2.]
@@ -84,7 +84,7 @@ def f():
     {"f()": "del a; gc.collect(); assert r() is None"},
     refused="outside_state",
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 class C:
     def __init__(s): s.k=2.; s.L=[2.]
@@ -100,7 +100,7 @@ def f():
     {"f()": "del a; gc.collect(); assert r() is None"},
     refused="outside_state",
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 class C:
     def __init__(s): s.k=2.; s.L=[2.]
@@ -113,7 +113,7 @@ V=weakref.WeakValueDictionary(); V['a']=a
     {"sum(o.k for o in V.values())+1.": "del a; gc.collect(); assert r() is None"},
     refused="outside_state",
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 class C:
     def __init__(s): s.k=2.; s.L=[2.]
@@ -126,7 +126,7 @@ V=weakref.WeakSet([a])
     {"sum(o.k for o in V)+1.": "del a; gc.collect(); assert r() is None"},
     refused="outside_state",
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 class C:
     def __init__(s): s.k=2.; s.L=[2.]
@@ -139,7 +139,7 @@ V=weakref.WeakKeyDictionary({a:1})
     {"sum(o.k for o in V)+1.": "del a; gc.collect(); assert r() is None"},
     refused="outside_state",
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 class C:
     def __init__(s): s.k=2.; s.L=[2.]
@@ -151,7 +151,7 @@ V=weakref.WeakKeyDictionary({a:1.})
 """,
     {"sum(V.values())+1.": "del a; gc.collect(); assert r() is None"},
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 class C:
     def __init__(s): s.k=2.; s.L=[2.]
@@ -170,7 +170,7 @@ def f():
     {"f()": "del a; gc.collect(); assert r() is None"},
     refused="outside_state",
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 class C:
     def __init__(s): s.k=2.; s.L=[2.]
@@ -186,7 +186,7 @@ def f():
     {"f()": "del a; gc.collect(); assert r() is None"},
     refused="outside_state",
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 a=torch.tensor(2.); r=weakref.ref(a)
 def f():
@@ -196,7 +196,7 @@ def f():
     {"f()": "del a; gc.collect(); assert r() is None"},
     refused="outside_state",
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 a=torch.tensor(2.); r=weakref.ref(a)
 def f():
@@ -206,7 +206,7 @@ def f():
     {"f()": "del a; gc.collect(); assert r() is None"},
     refused="outside_state",
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 a=np.ones(2); r=weakref.ref(a)
 def f():
@@ -216,7 +216,7 @@ def f():
     {"f()": "del a; gc.collect(); assert r() is None"},
     refused="outside_state",
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 a=np.ones(2); r=weakref.ref(a)
 def f():
@@ -226,7 +226,7 @@ def f():
     {"f()": "del a; gc.collect(); assert r() is None"},
     refused="outside_state",
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 class C:
     def __init__(s): s.k=2.; s.L=[2.]
@@ -237,7 +237,7 @@ r=weakref.ref(a)
 """,
     {"2. if r() is not None else 3.": "del a; gc.collect(); assert r() is None"},
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 class C:
     def __init__(s): s.k=2.; s.L=[2.]
@@ -254,7 +254,7 @@ def f():
     {"f()": "del a; gc.collect(); assert r() is None"},
     refused="outside_state",
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 class C:
     def __init__(s): s.k=2.; s.L=[2.]
@@ -270,7 +270,7 @@ a=E(1);b=E(1); r=weakref.ref(a); r2=weakref.ref(b)
 """,
     {"2. if r==r2 else 3.": "b.k=2"},
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 class C:
     def __init__(s): s.k=2.; s.L=[2.]
@@ -287,7 +287,7 @@ def f():
     {"f()": "del a; gc.collect(); assert r() is None; assert r2() is None"},
     refused="outside_state",
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 class C:
     def __init__(s): s.k=2.; s.L=[2.]
@@ -301,7 +301,7 @@ def f():
     {"f()": "del a; gc.collect(); assert r() is None"},
     refused="outside_state",
 )
-BEHIND |= rows_of(
+BEHIND += rows_of(
     """
 class C:
     def __init__(s): s.k=2.; s.L=[2.]

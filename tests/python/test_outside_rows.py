@@ -14,15 +14,12 @@ import outside_weak
 import pytest
 import torch
 from nets import step_agrees
-from outside_rows import Row, follow
+from outside_rows import follow
 
 from gradd import ORTModule
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
-_TABLES: tuple[dict[str, Row], ...] = (
-    outside_patterns.ENDS,
-    outside_patterns.PATTERNS,
-    outside_patterns.STRANGERS,
+_LISTS = (
     outside_handed.CALLED,
     outside_encoded.COMPARED,
     outside_encoded.ENCODED,
@@ -31,7 +28,12 @@ _TABLES: tuple[dict[str, Row], ...] = (
     outside_lists.LISTS,
     outside_weak.BEHIND,
 )
-ROWS = {name: row for table in _TABLES for name, row in table.items()}
+ROWS = {
+    **outside_patterns.ENDS,
+    **outside_patterns.PATTERNS,
+    **outside_patterns.STRANGERS,
+    **{f"{row.read} {i}": row for i, row in enumerate(row for rows in _LISTS for row in rows)},
+}
 
 
 @pytest.mark.parametrize("name", ROWS)
