@@ -96,18 +96,21 @@ def test_a_call_of_its_own_runs_in_pytorch(shared_daemon) -> None:
     assert_close(ORTModule(outer, strict=True)(x), outer[0].inner(x) * 2)
 
 
-def _thrice(module: nn.Module, *args: Any) -> torch.Tensor:
-    return nn.Module._wrapped_call_impl(module, *args) * 3
+_CALLS = {
+    "__call__": lambda module, *args: nn.Module._wrapped_call_impl(module, *args) * 3,
+    "_call_impl": lambda module, *args: module.forward(*args) * 3,
+}
 
 
+@pytest.mark.parametrize("name", _CALLS)
 @pytest.mark.parametrize("owner", [Base, Child])
 def test_a_call_of_its_own_that_comes_later(
-    owner: type, shared_daemon, monkeypatch: pytest.MonkeyPatch
+    owner: type, name: str, shared_daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRADD_SELF_CHECK", "0")
     ours, theirs = _pair()
     _same(ours, theirs)
-    with mock.patch.object(owner, "__call__", _thrice, create=True):
+    with mock.patch.object(owner, name, _CALLS[name], create=True):
         _same(ours, theirs)
         _same(ours, theirs)
     _same(ours, theirs)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gradd")
 _CALL = torch.nn.Module.__call__  # what is around the forward of every module
+_CALL_IMPL = torch.nn.Module._call_impl
 _KEPT_FORMS = 32  # forms of calls (structure, modes, attributes) whose captures are kept
 _KEPT_READS = 8  # captures of one form that differ in what forward() read from outside
 _KEPT_SIZES = 32  # captures of one form that differ in the sizes they hold for
@@ -179,8 +180,10 @@ class Bridge:
         key = failure = graph = sizes = None
         try:
             transforms.check()
-            if self._forward is None and type(self.module).__call__ is not _CALL:
-                self._check_call()
+            if self._forward is None:
+                kind = type(self.module)
+                if kind.__call__ is not _CALL or kind._call_impl is not _CALL_IMPL:
+                    self._check_call()
             self.client._check_process()
             # Another thread's capture puts stand-ins into the module.
             with self.client.lock, watch.ours:

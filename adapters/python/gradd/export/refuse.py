@@ -91,13 +91,14 @@ def check_call(module: torch.nn.Module) -> None:
     Raises:
         CaptureError: "forward_hooks".
     """
-    owner = next(cls for cls in type(module).__mro__ if "__call__" in cls.__dict__)
-    code = getattr(owner.__dict__["__call__"], "__code__", None)
-    if code is None or not policy.is_torch_file(code.co_filename):
-        raise CaptureError(
-            "forward_hooks",
-            f"{owner.__qualname__} has a __call__() of its own; put its work into forward()",
-        )
+    for name in ("__call__", "_call_impl"):
+        owner = next(cls for cls in type(module).__mro__ if name in cls.__dict__)
+        code = getattr(owner.__dict__[name], "__code__", None)
+        if code is None or not policy.is_torch_file(code.co_filename):
+            raise CaptureError(
+                "forward_hooks",
+                f"{owner.__qualname__} has a {name}() of its own; put its work into forward()",
+            )
 
 
 def _check_nested(sub: torch.nn.Module, where: str) -> None:
