@@ -9,6 +9,7 @@ import outside_encoded
 import outside_handed
 import outside_lists
 import outside_memory
+import outside_more
 import outside_patterns
 import outside_weak
 import pytest
@@ -27,6 +28,7 @@ _LISTS = (
     outside_memory.BUFFERS,
     outside_lists.LISTS,
     outside_weak.BEHIND,
+    outside_more.MORE,
 )
 ROWS = {
     **outside_patterns.ENDS,

@@ -160,7 +160,7 @@ class Calls:
             owner = args[0] if owner is None and args else owner
             self._method(owner, function.__name__, args)
         elif kind is operator.methodcaller:
-            reads.attribute(args[0], function.__reduce__()[1][0])
+            self._method_called(function, args[0])
         elif is_a(function, weakref.ref):
             reads.behind(function)
         elif kind is _CACHED:
@@ -171,6 +171,15 @@ class Calls:
         else:
             self._take_all(args)
             reads.blank(f"calls a {kind.__module__}.{kind.__qualname__}", function)
+
+    def _method_called(self, caller: operator.methodcaller, owner: Any) -> None:
+        made, values = caller.__reduce__()
+        if type(made) is functools.partial:  # with arguments by name
+            values = (*made.args, *values, *made.keywords.values())
+        name, *args = values
+        self._reads.attribute(owner, name)
+        if type(static(type(owner), name)) in handed.C_METHODS:
+            self._method(owner, name, args)
 
     def _getter(self, function: Any, args: list) -> None:
         for name in function.__reduce__()[1]:
@@ -185,6 +194,8 @@ class Calls:
     def _made(self, cls: type, args: list) -> None:
         """A class is called."""
         if cls.__name__ in _NOT_USED and cls.__module__ == "builtins":
+            if cls is type and len(args) == 1:
+                self._reads.kind_of(args[0])
             return
         if cls is map and args[0] is type:
             self._reads.blank("maps type() over values; ask isinstance()")
@@ -333,10 +344,13 @@ class Calls:
             reads.use(args[0])
         elif name == "print":
             for file in (a for a in args if is_a(a, io.IOBase) and a not in _SCREENS):
+                self._take_all([a for a in args if a is not file])
                 reads.blank(f"prints to a {type(file).__name__}", file)
         elif name in ("globals", "locals", "vars", "dir"):
             return True
         elif name in ("isinstance", "issubclass") and len(args) > 1:
+            if name == "isinstance":
+                reads.kind_of(args[0])
             self.of_kind(args[0] if name == "issubclass" else type(args[0]), args[1])
         else:
             return name in _NOT_USED
@@ -414,6 +428,7 @@ class Calls:
             return
         else:
             kind = type(owner)
+            self._take_all(args)
             reads.blank(f"calls {kind.__module__}.{kind.__qualname__}.{name}()", owner)
 
     def _formatted(self, text: str, name: str, args: list) -> None:

@@ -164,6 +164,7 @@ class Reads(Taken):
         self.slots: dict[tuple, Slot] = {}
         self.blanks: list[tuple[CaptureError, Any]] = []
         self.arrays_taken: set[int] = set()
+        self.whole_ones: set[int] = set()  # ids of containers that whole() has gone through
         self.grad_mode = False
         self.gradients = torch.is_grad_enabled()
         self.layout: set[str] = set()
@@ -303,7 +304,14 @@ class Reads(Taken):
             return
         if table is not None and type(static(kind, "__dict__")) is types.GetSetDescriptorType:
             self.field(owner, "__dict__")
-        if kind is not types.FunctionType and static(kind, "__class__") is _CLASS:
+        self.kind_of(owner)
+
+    def kind_of(self, owner: Any) -> None:
+        """Of which class an object is."""
+        kind = type(owner)
+        if _is_fixed(kind) or id(owner) in self.tree or issubclass(kind, (torch.Tensor, type)):
+            return
+        if static(kind, "__class__") is _CLASS:
             self.field(owner, "__class__")
 
     def operated(self, names: Iterable[str], *values: Any) -> None:
@@ -705,6 +713,9 @@ class Reads(Taken):
             self.memory(container)
         elif is_a(static(kind, "__getitem__"), types.FunctionType):
             self.of_class(kind, "__getitem__")
+            self.library_object(container)
+            if policy.is_whole(kind):
+                self.use(key)
         elif is_a(container, dict):
             self.item(container, key, f"[{images.short(key)}] of a dict", self._by(container))
             if is_a(container, collections.defaultdict):

@@ -6,6 +6,7 @@ through all that it holds (a comparison, a text, an encoder).
 
 from __future__ import annotations
 
+import collections
 import decimal
 import functools
 import gc
@@ -51,6 +52,7 @@ class Taken:
     tensors: Tensors
     skipped: set[int]
     arrays_taken: set[int]
+    whole_ones: set[int]
     where: str
 
     def contents(self, container: Any) -> None:
@@ -64,6 +66,8 @@ class Taken:
             return
         label = f"a {type(container).__name__} ({self.where})"
         self._add(Contents(container, None, images.image(container), label, self._by(container)))
+        if is_a(container, collections.defaultdict):
+            self.field(container, "default_factory")
         for value in list(container.values() if is_a(container, dict) else container):
             if is_a(value, (tuple, np.ndarray, *images.CONTAINERS)):
                 self.use(value)
@@ -150,6 +154,11 @@ class Taken:
         kind = type(value)
         if kind in _NOTHING or not depth:
             return
+        if is_a(value, images.CONTAINERS):
+            place = ("contents", id(value), None)
+            if id(value) in self.whole_ones and place in self.slots:
+                return  # its slot holds it, so that it is no other one
+            self.whole_ones.add(id(value))
         self.use(value)
         if is_a(value, (*VIEWS, types.MappingProxyType)):
             value = gc.get_referents(value)[0]
