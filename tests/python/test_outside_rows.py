@@ -94,3 +94,22 @@ def test_the_module_behind_a_weak_reference_of_its_own() -> None:
         ours.scale = scale
         step_agrees(ours, eager, torch.randn(2, 4))
     assert ours.gradd_stats()["captures"] == 2
+
+
+class Indexed(torch.nn.Module):
+    """Indices by tensors are no values that are taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        i = x[:, 0].argsort()
+        return self.lin(x)[i, i.flip(0)]
+
+
+def test_tensors_as_indices_are_no_list_of_values() -> None:
+    eager = Indexed()
+    ours = ORTModule(copy.deepcopy(eager), strict=True)
+    for rows in (([0.0], [1.0]), ([1.0], [0.0])):
+        step_agrees(ours, eager, torch.tensor(rows).expand(2, 4).contiguous())

@@ -704,7 +704,7 @@ class Reads(Taken):
         if is_a(container, torch.Tensor):
             self.tensors.note(container)
             self.use(key)
-            self.made_of([key])
+            self.made_of(key if is_a(key, tuple) else [key])
         elif kind is types.MappingProxyType:
             self.subscript(gc.get_referents(container)[0], key)
         elif is_a(container, (np.ndarray, np.void, np.flatiter)):
