@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from gradd.export.guards.check import Guards
 
 logger = logging.getLogger("gradd")
+_CALL = torch.nn.Module.__call__  # what is around the forward of every module
+_CALL_IMPL = torch.nn.Module._call_impl
 _KEPT_FORMS = 32  # forms of calls (structure, modes, attributes) whose captures are kept
 _KEPT_READS = 8  # captures of one form that differ in what forward() read from outside
 _KEPT_SIZES = 32  # captures of one form that differ in the sizes they hold for
@@ -178,6 +180,10 @@ class Bridge:
         key = failure = graph = sizes = None
         try:
             transforms.check()
+            if self._forward is None:
+                kind = type(self.module)
+                if kind.__call__ is not _CALL or kind._call_impl is not _CALL_IMPL:
+                    self._check_call()
             self.client._check_process()
             # Another thread's capture puts stand-ins into the module.
             with self.client.lock, watch.ours:
@@ -211,6 +217,12 @@ class Bridge:
             outputs = call.start()
             call.run.end()
         return self._result(call, outputs, sources, leaves)
+
+    def _check_call(self) -> None:
+        """Refuses a module whose class has got a call of its own, now or before."""
+        from gradd.export.refuse import check_call
+
+        check_call(self.module)
 
     def _key(self, args: tuple, kwargs: dict) -> tuple[Hashable, int]:
         from gradd.export import capture_key
@@ -415,11 +427,8 @@ class Bridge:
 
     def _capture(self, args: tuple, kwargs: dict) -> Graph:
         from gradd.export import CaptureError, capture
-        from gradd.export.refuse import check_call
 
         self._check_devices(args, kwargs)
-        if self._forward is None:  # else the module's own call leads here
-            check_call(self.module)
         start = time.perf_counter()
         cap = capture(self.module, args, kwargs, forward=self.forward)
         if cap.guards is None:

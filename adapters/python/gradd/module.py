@@ -75,6 +75,9 @@ class ORTModule(torch.nn.Module):
 
     # ---- the call ----
 
+    # What somebody puts into the place of Module.__call__ is applied to the module, not to this.
+    __call__ = torch.nn.Module._wrapped_call_impl
+
     # The wrapped module's forward, in the daemon; assigned, it is replaced.
     forward = forwarding.Attribute()
 

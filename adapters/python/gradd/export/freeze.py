@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from gradd.export.guards.images import is_a
+
 _VALUES = (bool, int, float, str, type(None), bytes, range)
 _VALUES += (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _MUTABLE = (list, dict, set, deque)
@@ -66,14 +68,21 @@ def typed(value: float) -> tuple:
 
 def is_config(name: str, value: Any) -> bool:
     """True for an object called config that has attributes of its own."""
-    return "config" in name and hasattr(value, "__dict__") and not isinstance(value, _NO_SETTINGS)
+    return "config" in name and _has_attributes(value) and not is_a(value, _NO_SETTINGS)
+
+
+def _has_attributes(value: Any) -> bool:
+    try:
+        return hasattr(value, "__dict__")
+    except Exception:  # of a stand-in for what is not there yet
+        return False
 
 
 def _is_settings(name: str, value: Any) -> bool:
-    if isinstance(value, (types.SimpleNamespace, argparse.Namespace)):
+    if is_a(value, (types.SimpleNamespace, argparse.Namespace)):
         return True
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return hasattr(value, "__dict__")
+    if dataclasses.is_dataclass(type(value)):
+        return _has_attributes(value)
     return is_config(name, value)
 
 
@@ -103,22 +112,22 @@ class Freezer:
 
     def __call__(self, value: Any, name: str = "") -> Hashable:
         """The image of a value that is found under this name."""
-        if isinstance(value, (bool, int, float)):
+        if is_a(value, (bool, int, float)):
             return typed(value)
-        if isinstance(value, _VALUES):
+        if is_a(value, _VALUES):
             return value
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             return self._tensor(value)
-        if isinstance(value, _CONTAINERS):
+        if is_a(value, _CONTAINERS):
             return self._container(value)
-        if isinstance(value, functools.partial):
+        if is_a(value, functools.partial):
             parts = (value.func, value.args, value.keywords)
             return (functools.partial, *(self(part) for part in parts))
-        if isinstance(value, types.MethodType):
+        if is_a(value, types.MethodType):
             return (types.MethodType, One(value.__func__), One(value.__self__))
         if _is_settings(name, value):
             return (type(value), self._container(value.__dict__))
-        if isinstance(value, numbers.Number):  # numpy's, for example
+        if is_a(value, numbers.Number):  # numpy's, for example
             return (type(value), repr(value))
         return One(value)
 

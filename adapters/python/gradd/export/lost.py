@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gradd.export.guards import images
-from gradd.export.guards.reads import own_dict
+from gradd.export.guards.taken import own_dict
 from gradd.export.results import Result
 from gradd.export.spec import CaptureError
 

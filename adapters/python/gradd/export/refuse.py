@@ -20,6 +20,7 @@ import torch
 from gradd.export import places, replaced
 from gradd.export.attributes import BACKWARD_HOOKS, FORWARD_HOOKS, Attributes, is_harmless
 from gradd.export.chance import Chance
+from gradd.export.guards import policy
 from gradd.export.spec import CaptureError
 from gradd.kinds import is_dense, is_plain, refusal
 from gradd.quiet import without_checkpoints
@@ -90,12 +91,14 @@ def check_call(module: torch.nn.Module) -> None:
     Raises:
         CaptureError: "forward_hooks".
     """
-    owner = next(cls for cls in type(module).__mro__ if "__call__" in cls.__dict__)
-    if not owner.__module__.startswith("torch."):
-        raise CaptureError(
-            "forward_hooks",
-            f"{owner.__qualname__} has a __call__() of its own; put its work into forward()",
-        )
+    for name in ("__call__", "_call_impl"):
+        owner = next(cls for cls in type(module).__mro__ if name in cls.__dict__)
+        code = getattr(owner.__dict__[name], "__code__", None)
+        if code is None or not policy.is_torch_file(code.co_filename):
+            raise CaptureError(
+                "forward_hooks",
+                f"{owner.__qualname__} has a {name}() of its own; put its work into forward()",
+            )
 
 
 def _check_nested(sub: torch.nn.Module, where: str) -> None:

@@ -32,11 +32,19 @@ _HARMLESS = frozenset(
 
 
 def check_methods() -> None:
-    """Refuses replaced methods of torch.Tensor.
+    """Refuses replaced methods of torch.Tensor, and of torch.nn.Module those that a trace replaces.
 
     Raises:
         CaptureError: "outside_state".
     """
+    for name in ("__call__", "__getattr__"):
+        found = torch.nn.Module.__dict__[name]
+        if not _is_of_torch(found):
+            raise CaptureError(
+                "outside_state",
+                f"torch.nn.Module.{name} is replaced by {_described(found)}, which torch would "
+                "leave out while it captures; put its work into forward(), or into hooks",
+            )
     for name, value in list(torch.Tensor.__dict__.items()):
         if name in _TORCHS and name not in _HARMLESS and not _is_of_torch(value):
             raise CaptureError(

@@ -25,9 +25,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradd.export.guards import images, methods, policy, tracing
-from gradd.export.guards.reads import LAYOUT, Reads, own_dict
+from gradd.export.guards import handed, images, methods, policy, tracing
+from gradd.export.guards.images import is_a
+from gradd.export.guards.reads import LAYOUT, Reads
 from gradd.export.guards.slots import ABSENT, static
+from gradd.export.guards.taken import own_dict
 
 _BY_KEY = frozenset(
     {
@@ -38,12 +40,28 @@ _BY_KEY = frozenset(
 # Methods of `object` that look at a whole object, as copy does, and those that look at none of it.
 _OF_WHOLE = frozenset({"__reduce_ex__", "__reduce__", "__getstate__", "__dir__", "__sizeof__"})
 _OF_IDENTITY = frozenset({"__hash__", "__eq__", "__ne__", "__repr__", "__str__", "__format__"})
+# Methods of containers that look at none of the elements.
+_STORING = frozenset(
+    {
+        *("append", "appendleft", "extend", "extendleft", "insert", "update", "setdefault", "add"),
+        *(
+            "get",
+            "pop",
+            "popleft",
+            "popitem",
+            "keys",
+            "values",
+            "items",
+            "copy",
+            "clear",
+            "reverse",
+        ),
+        *("rotate", "move_to_end", "fromkeys", "__getitem__", "__setitem__", "__delitem__"),
+        *("__len__", "__iter__", "__reversed__", "__init__", "__copy__", "__missing__"),
+    }
+)
 _NOT_USED = frozenset(
     {"type", "isinstance", "issubclass", "callable", "id", "super", "object", "print"}
-)
-_C_METHODS = (
-    *(types.MethodDescriptorType, types.WrapperDescriptorType),
-    *(types.ClassMethodDescriptorType, types.GetSetDescriptorType),
 )
 _SCREENS = (sys.stdout, sys.stderr)
 _SHARING = frozenset({"from_numpy", "as_tensor", "asarray"})  # tensors over an array's memory
@@ -80,7 +98,10 @@ class Calls:
         asked = methods.of_builtin(function, args)
         if asked:
             self._reads.operated(asked, *args)
-            self._handed(args)
+        if is_code_in_c(function, kind):
+            self._in_hands(function, args)
+            if policy.is_maker(function):
+                self._reads.made_of(args)
         if kind is types.MethodType:
             self.called(function.__func__, [function.__self__, *args])
         elif kind is types.FunctionType:
@@ -90,39 +111,47 @@ class Calls:
             self._builtin(function, args)
         elif kind is types.MethodWrapperType:
             self._method(function.__self__, function.__name__, args)
-        elif kind in _C_METHODS:
+        elif kind in handed.C_METHODS:
             if args:
                 self._method(args[0], function.__name__, args[1:])
-        elif isinstance(function, type):
+        elif is_a(function, type):
             self._made(function, args)
         else:
             self._object(function, kind, args)
 
-    def _handed(self, args: list) -> None:
-        """Objects among the arguments of a builtin that it calls: map(), sorted(), min()."""
+    def _in_hands(self, function: Any, args: list) -> None:
+        """Arguments that code in C may call."""
         for one in args:
-            kind = type(one)
-            if kind in (operator.attrgetter, operator.itemgetter, operator.methodcaller):
-                for value in methods.elements(args):
-                    if kind is not operator.itemgetter or isinstance(value, images.CONTAINERS):
-                        self._object(one, kind, [value])
-            elif isinstance(static(kind, "__call__"), types.FunctionType):
-                self._reads.of_class(kind, "__call__")
+            if is_a(static(type(one), "__call__"), types.FunctionType):
+                self._reads.of_class(type(one), "__call__")
+        if not any(map(handed.is_called, args)):
+            return
+        names, self._names = self._names(), tuple
+        try:
+            handed.in_hands(self._reads, function, args, len(names), self.called)
+        finally:
+            self._names = lambda: names
 
     def _use_all(self, args: list) -> None:
         for value in args:
             self._reads.use(value)
+
+    def _take_all(self, args: list) -> None:
+        for value in args:
+            self._reads.whole(value)
 
     def _object(self, function: Any, kind: type, args: list) -> None:
         """Calls of instances."""
         reads = self._reads
         if kind is functools.partial:
             reads.use(function)
+            names = (*self._names(), *function.keywords)
+            self._names = lambda: names
             self.called(function.func, [*function.args, *args, *function.keywords.values()])
-        elif isinstance(static(kind, "__call__"), types.FunctionType):
+        elif is_a(static(kind, "__call__"), types.FunctionType):
             reads.of_class(kind, "__call__")
             reads.library_object(function)
-            if isinstance(function, torch.nn.Module):
+            if is_a(function, torch.nn.Module):
                 reads.attribute(function, "forward")
         elif kind in (operator.attrgetter, operator.itemgetter):
             self._getter(function, args)
@@ -131,16 +160,26 @@ class Calls:
             owner = args[0] if owner is None and args else owner
             self._method(owner, function.__name__, args)
         elif kind is operator.methodcaller:
-            reads.attribute(args[0], function.__reduce__()[1][0])
-        elif isinstance(function, weakref.ref):
-            reads.answer(functools.partial(_lives, function), "a weak reference lives", by=function)
+            self._method_called(function, args[0])
+        elif is_a(function, weakref.ref):
+            reads.behind(function)
         elif kind is _CACHED:
             self._use_all(args)
             reads.cached(function, args, self._names())
         elif policy.is_value(kind) or kind.__module__.startswith("torch"):
             self._use_all(args)
         else:
+            self._take_all(args)
             reads.blank(f"calls a {kind.__module__}.{kind.__qualname__}", function)
+
+    def _method_called(self, caller: operator.methodcaller, owner: Any) -> None:
+        made, values = caller.__reduce__()
+        if type(made) is functools.partial:  # with arguments by name
+            values = (*made.args, *values, *made.keywords.values())
+        name, *args = values
+        self._reads.attribute(owner, name)
+        if type(static(type(owner), name)) in handed.C_METHODS:
+            self._method(owner, name, args)
 
     def _getter(self, function: Any, args: list) -> None:
         for name in function.__reduce__()[1]:
@@ -155,6 +194,8 @@ class Calls:
     def _made(self, cls: type, args: list) -> None:
         """A class is called."""
         if cls.__name__ in _NOT_USED and cls.__module__ == "builtins":
+            if cls is type and len(args) == 1:
+                self._reads.kind_of(args[0])
             return
         if cls is map and args[0] is type:
             self._reads.blank("maps type() over values; ask isinstance()")
@@ -165,12 +206,15 @@ class Calls:
         if cls.__flags__ & (1 << 9) and not cls.__module__.startswith(("torch", "numpy")):
             for name in ("__init__", "__new__"):
                 self._reads.of_class(cls, name)
-        self._use_all(args)
+        if policy.is_shallow(cls.__module__, cls.__name__):
+            self._use_all(args)
+        else:
+            self._take_all(args)
 
     def _not_recorded(self, function: types.FunctionType, args: list) -> None:
         inner = inspect.unwrap(function)
         name = getattr(inner, "__name__", "")  # a decorated object may have none
-        if name in _HOOKING and args and isinstance(args[0], torch.Tensor):
+        if name in _HOOKING and args and is_a(args[0], torch.Tensor):
             self._reads.effect(f"calls {name}() of a tensor", reason="backward_hooks")
         if str(getattr(inner, "__module__", "")).startswith("torch.optim.") or name.startswith(
             "clip_grad"
@@ -200,21 +244,35 @@ class Calls:
         module, name = function.__globals__.get("__name__", ""), function.__code__.co_name
         if not policy.is_standard(module):
             return
+        self._take_all(args)
         if policy.is_setter(module, name):
             self._reads.setting(f"calls {module}.{function.__qualname__}()")
         elif policy.is_elsewhere(module, name):
             self._reads.blank(f"calls {module}.{function.__qualname__}()")
         elif policy.is_asked(module, name):
             self._ask(function, f"{module}.{function.__qualname__}", args)
+        elif module == "inspect" and args and "." not in function.__qualname__:
+            self._inspected(name, args)
+
+    def _inspected(self, name: str, args: list) -> None:
+        """A function of inspect looks at its first argument."""
+        owner = getattr(args[0], "__func__", args[0])
+        if name == "getattr_static" and len(args) > 1:
+            self._reads.attribute(args[0], args[1])
+        elif name == "signature" and is_a(owner, types.FunctionType):
+            for field in ("__defaults__", "__kwdefaults__"):
+                self._reads.field(owner, field)
+        elif not policy.is_quiet_look(name):
+            self._reads.blank(f"calls inspect.{name}()")
 
     def _ask(self, function: Any, label: str, args: list) -> None:
         """A function that reads a state of the process: it is called again at every call."""
         names = self._names()
         first = len(args) - len(names)
         words = dict(zip(names, args[first:], strict=True))
-        owner = args[0] if first and not isinstance(args[0], images.PLAIN) else function
+        owner = args[0] if first and not is_a(args[0], images.PLAIN) else function
         rest = args if owner is function else args[1:]
-        if not all(isinstance(value, images.PLAIN) for value in rest):
+        if not all(is_a(value, images.PLAIN) for value in rest):
             self._reads.blank(f"calls {label}() with objects", owner)
             return
         ask = functools.partial(function, *args[:first], **words)
@@ -232,9 +290,9 @@ class Calls:
 
     def _take_arrays(self, module: str, name: str, args: list) -> None:
         for value in args:
-            if isinstance(value, torch.Tensor) and module.startswith("numpy"):
+            if is_a(value, torch.Tensor) and module.startswith("numpy"):
                 self._reads.tensors.taken(value)
-            elif isinstance(value, np.ndarray) and name in _SHARING:
+            elif is_a(value, np.ndarray) and name in _SHARING:
                 self._reads.array(value, taken=False)
             else:
                 self._reads.library_object(value)
@@ -244,7 +302,7 @@ class Calls:
 
     def _builtin(self, function: Any, args: list) -> None:
         owner, name = function.__self__, function.__name__
-        plain = owner is None or isinstance(owner, types.ModuleType)
+        plain = owner is None or is_a(owner, types.ModuleType)
         if not plain and not type(owner).__module__.startswith("pybind11"):
             self._method(owner, name, args)
             return
@@ -264,13 +322,16 @@ class Calls:
             self._reads.blank("looks at the frames of its callers")
         elif not policy.is_pure(module, name):
             self._reads.blank(f"calls {module}.{name}()")
-        self._take_arrays(module, name, args)
+        if policy.is_shallow(module, name):
+            self._take_arrays(module, name, args)
+        else:
+            self._take_all(args)
 
     def _by_name(self, name: str, args: list) -> bool:
         """Builtins that read or write one attribute, and those that look at nothing."""
         reads = self._reads
         if name in ("getattr", "hasattr", "setattr", "delattr") and len(args) > 1:
-            if isinstance(args[1], str):
+            if is_a(args[1], str):
                 if name in ("setattr", "delattr"):
                     reads.stored(*args[:3])
                 else:
@@ -282,11 +343,14 @@ class Calls:
         elif name == "next" and args:
             reads.use(args[0])
         elif name == "print":
-            for file in (a for a in args if isinstance(a, io.IOBase) and a not in _SCREENS):
+            for file in (a for a in args if is_a(a, io.IOBase) and a not in _SCREENS):
+                self._take_all([a for a in args if a is not file])
                 reads.blank(f"prints to a {type(file).__name__}", file)
         elif name in ("globals", "locals", "vars", "dir"):
             return True
         elif name in ("isinstance", "issubclass") and len(args) > 1:
+            if name == "isinstance":
+                reads.kind_of(args[0])
             self.of_kind(args[0] if name == "issubclass" else type(args[0]), args[1])
         else:
             return name in _NOT_USED
@@ -294,49 +358,49 @@ class Calls:
 
     def of_kind(self, kind: Any, asked: Any) -> None:
         """Abstract classes of users: a class may be registered with one that it is no part of."""
-        if isinstance(kind, type) and not issubclass(kind, torch.Tensor):
+        if is_a(kind, type) and not issubclass(kind, torch.Tensor):
             self._reads.bases(kind)
-        for cls in asked if isinstance(asked, tuple) else (asked,):
+        for cls in asked if is_a(asked, tuple) else (asked,):
             if tracing.is_stand_in(cls):
                 self._reads.asks_tracer(f"asks whether a tensor is a {cls.__name__}")
             if cls in _SYMBOLS and kind in images.NUMBERS:
                 self._reads.asks_tracer(f"asks whether a number is a {cls.__name__}")
-            if isinstance(cls, abc.ABCMeta) and not policy.is_standard(cls.__module__):
-                if isinstance(kind, type) and not issubclass(kind, cls):
+            if is_a(cls, abc.ABCMeta) and not policy.is_standard(cls.__module__):
+                if is_a(kind, type) and not issubclass(kind, cls):
                     ask = functools.partial(issubclass, kind, cls)
                     label = f"{kind.__qualname__} is a {cls.__qualname__}"
                     self._reads.answer(ask, label, by=cls)
 
     def _method(self, owner: Any, name: str, args: list) -> None:
         reads = self._reads
-        if isinstance(owner, torch.Tensor):
+        if is_a(owner, torch.Tensor):
             self._of_tensor(owner, name, args)
-        elif isinstance(owner, torch.Generator):
+        elif is_a(owner, torch.Generator):
             reads.use(owner)
-        elif isinstance(owner, (np.random.Generator, np.random.RandomState)):
+        elif is_a(owner, (np.random.Generator, np.random.RandomState)):
             kept = owner is getattr(np.random.mtrand, "_rand", None)  # as it is (chance.py)
             if not kept or name == "get_state":
                 reads.drawn(f"draws from a numpy {type(owner).__name__}", owner)
         elif name in ("__getattribute__", "__setattr__", "__delattr__", "__getattr__"):
-            if args and isinstance(args[0], str):
+            if args and is_a(args[0], str):
                 reads.generic(owner, args[0])
-        elif isinstance(owner, types.GetSetDescriptorType) and name in ("__set__", "__delete__"):
+        elif is_a(owner, types.GetSetDescriptorType) and name in ("__set__", "__delete__"):
             self._reads.stored(args[0], owner.__name__, *args[1:2])
-        elif isinstance(owner, type):
+        elif is_a(owner, type):
             if not policy.is_pure_of_class(owner, name):
                 reads.blank(f"calls {owner.__module__}.{owner.__qualname__}.{name}()")
             if name != "__new__":  # which takes its arguments as they are
                 self._use_all(args)
-        elif isinstance(owner, images.CONTAINERS):
+        elif is_a(owner, images.CONTAINERS):
             self._of_container(owner, name, args)
         elif type(owner) is types.MappingProxyType:
             self._through(owner, name, args)
-        elif isinstance(owner, contextvars.ContextVar):
+        elif is_a(owner, contextvars.ContextVar):
             self._of_context(owner, name)
-        elif isinstance(owner, np.ndarray):
+        elif is_a(owner, np.ndarray):
             reads.array(owner)
             self._take_arrays("numpy", name, args)
-        elif isinstance(owner, random.Random):
+        elif is_a(owner, random.Random):
             if owner is not random._inst or name == "getstate":
                 reads.drawn("draws from a random.Random", owner)
             if name == "seed" and (not args or args[0] is None) and owner is not random._inst:
@@ -346,27 +410,40 @@ class Calls:
             self._use_all(args)
         elif name == "__next__":
             reads.use(owner)
-        elif isinstance(owner, _LOCKS):
+        elif is_a(owner, weakref.ref) and name == "__call__":
+            reads.behind(owner)
+        elif is_a(owner, _LOCKS):
             self._of_lock(owner, name, args)
         elif type(owner) is _CACHED and name in ("cache_info", "cache_clear"):
             reads.blank(f"calls {name}() of {getattr(owner, '__qualname__', 'a cache')}", owner)
         elif policy.is_value(type(owner)):
-            if isinstance(owner, str) and name in ("format", "format_map", "__mod__"):
+            if is_a(owner, str) and name in ("format", "format_map", "__mod__"):
                 reads.operated(methods.TEXT, *args)
+                self._formatted(owner, name, args)
             reads.use(owner)
-            self._use_all(args)
+            self._take_all(args)
         elif name in _OF_WHOLE and static(type(owner), name) is static(object, name):
-            self._whole(owner)
+            reads.fields(owner)
         elif name in _OF_IDENTITY and static(type(owner), name) is static(object, name):
             return
         else:
             kind = type(owner)
+            self._take_all(args)
             reads.blank(f"calls {kind.__module__}.{kind.__qualname__}.{name}()", owner)
+
+    def _formatted(self, text: str, name: str, args: list) -> None:
+        names = self._names()
+        first = len(args) - len(names)
+        if name == "format":
+            words = dict(zip(names, args[first:], strict=True))
+            handed.formatted(self._reads, text, args[:first], words)
+        elif name == "format_map" and args:
+            handed.formatted(self._reads, text, [], args[0])
 
     def _through(self, proxy: types.MappingProxyType, name: str, args: list) -> None:
         """A method of a read-only view is that of the mapping behind it."""
         behind = gc.get_referents(proxy)[0]
-        if isinstance(behind, images.CONTAINERS):
+        if is_a(behind, images.CONTAINERS):
             self._of_container(behind, name, args)
         else:
             self._reads.attribute(behind, name)  # its frames show what it reads
@@ -380,12 +457,6 @@ class Calls:
             self._reads.effect("calls retain_grad() of a result")
         self._use_all(args)
 
-    def _whole(self, owner: Any) -> None:
-        table = own_dict(owner)
-        if table is not None:
-            self._reads.attribute(owner, "__dict__")
-            self._reads.contents(table)
-
     def _of_lock(self, lock: Any, name: str, args: list) -> None:
         if name == "locked":
             self._reads.answer(lock.locked, "a lock is locked", by=lock)
@@ -394,9 +465,11 @@ class Calls:
 
     def _of_container(self, owner: Any, name: str, args: list) -> None:
         self._reads.operated(methods.KEYED, *args)
-        if isinstance(owner, set) and name == "pop":  # an equal set may give another element
+        if name not in _STORING:
+            self._take_all([owner, *args])
+        if is_a(owner, set) and name == "pop":  # an equal set may give another element
             self._reads.blank("takes an element out of a set", owner)
-        if isinstance(owner, dict) and name in _BY_KEY and args:
+        if is_a(owner, dict) and name in _BY_KEY and args:
             label = f"[{images.short(args[0])}] of a dict"
             self._reads.item(owner, args[0], label, self._reads._by(owner))
             self._use_all(args[1:])
@@ -412,5 +485,12 @@ class Calls:
             self._reads.answer(ask, f"context variable {variable.name}", before, variable)
 
 
-def _lives(reference: weakref.ref) -> bool:
-    return reference() is not None
+def is_code_in_c(function: Any, kind: type) -> bool:
+    """True for what runs without a frame, as far as a look at its class says."""
+    if kind in (types.FunctionType, types.MethodType):
+        return False
+    if issubclass(kind, type):
+        return static(function, "__init__") is object.__init__ or not is_a(
+            static(function, "__init__"), types.FunctionType
+        )
+    return not is_a(static(kind, "__call__"), types.FunctionType)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gradd.export.guards.arguments import Asked, layouts
-from gradd.export.guards.reads import WHOLE
+from gradd.export.guards.images import is_a
 from gradd.export.guards.slots import ABSENT, Item, Slot
+from gradd.export.guards.taken import WHOLE
 
 _PER_LINE = 64
 # Values that no equal object takes the place of: their names may be shared by tests.
@@ -60,7 +61,7 @@ class Guards:
         def name(value: Any) -> str:
             if value is None or value is True or value is False:
                 return repr(value)
-            if value is slot.value and type(slot) is Item and not isinstance(value, _SHARED):
+            if value is slot.value and type(slot) is Item and not is_a(value, _SHARED):
                 known = self._own[number] = f"w{number}"
             else:
                 known = f"v{id(value)}"

@@ -26,6 +26,7 @@ _KINDS = {
     "load_item": ("BINARY_SUBSCR",),
     "store_item": ("STORE_SUBSCR", "DELETE_SUBSCR"),
     "contains": ("CONTAINS_OP",),
+    "format": ("FORMAT_VALUE", "FORMAT_WITH_SPEC"),
     "use_third": ("BINARY_SLICE", "STORE_SLICE"),
     "identity": ("IS_OP",),
     "compare": ("COMPARE_OP",),
@@ -35,7 +36,7 @@ _KINDS = {
     "use_two": ("DICT_UPDATE", "DICT_MERGE", "MATCH_KEYS"),
     "use_one": (
         *("GET_ITER", "UNPACK_SEQUENCE", "UNPACK_EX", "LIST_EXTEND", "SET_UPDATE", "GET_LEN"),
-        *("FORMAT_VALUE", "FORMAT_SIMPLE", "CONVERT_VALUE", "TO_BOOL", "GET_YIELD_FROM_ITER"),
+        *("FORMAT_SIMPLE", "CONVERT_VALUE", "TO_BOOL", "GET_YIELD_FROM_ITER"),
         *("UNARY_NOT", "UNARY_NEGATIVE", "UNARY_POSITIVE", "UNARY_INVERT", "MATCH_SEQUENCE"),
         *("JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP", "MATCH_MAPPING"),
         *(f"{jump}{value}" for jump in _JUMPS for value in ("TRUE", "FALSE")),

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from gradd.export.guards.images import is_a
 from gradd.export.guards.instructions import readings
 from gradd.export.guards.slots import ABSENT, Class, Slot, static, table_of
 
@@ -40,7 +41,7 @@ _BY_INSTRUCTION = {
     "UNARY_INVERT": ("__invert__",),
     "GET_LEN": ("__len__",),
     **dict.fromkeys(("UNARY_NOT", "TO_BOOL"), _TRUTH),
-    **dict.fromkeys(("FORMAT_VALUE", "FORMAT_SIMPLE", "CONVERT_VALUE"), TEXT),
+    **dict.fromkeys(("FORMAT_SIMPLE", "CONVERT_VALUE"), TEXT),
 }
 _OF_BUILTINS = {
     **{name: (f"__{name}__",) for name in ("len", "abs", "round", "hash", "reversed", "dir")},
@@ -117,8 +118,8 @@ def of_builtin(function: Any, args: list) -> tuple[str, ...]:
 def operands(value: Any, depth: int = 2) -> Iterator[Any]:
     """One object of each class in a value, which may be a container."""
     yield value
-    if depth and isinstance(value, (list, tuple, set, frozenset, dict)):
-        elements = dict.values(value) if isinstance(value, dict) else value
+    if depth and is_a(value, (list, tuple, set, frozenset, dict)):
+        elements = dict.values(value) if is_a(value, dict) else value
         kinds = {type(e): e for _, e in zip(range(_MANY), elements, strict=False)}
         for element in kinds.values():
             yield from operands(element, depth - 1)
@@ -127,7 +128,7 @@ def operands(value: Any, depth: int = 2) -> Iterator[Any]:
 def elements(values: list) -> Iterator[Any]:
     """What the lists and tuples among values hold, as far as anybody looks."""
     for value in values:
-        if isinstance(value, (list, tuple)):
+        if is_a(value, (list, tuple)):
             yield from value[:_MANY]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from gradd.export.functions import leaves_of, nodes_of
+from gradd.export.guards.images import is_a
 from gradd.export.guards.slots import Bytes, Contents, Item, Slot
 from gradd.export.guards.tensors import Tensors
 from gradd.export.spec import CaptureError
@@ -33,7 +34,7 @@ class Source:
     def get(self) -> torch.Tensor:
         """The tensor of now."""
         value = self.tensor if self.slot is None else self.slot.now()
-        return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        return torch.from_numpy(value) if is_a(value, np.ndarray) else value
 
 
 class Form(Slot):
@@ -70,9 +71,9 @@ class Element(Slot):
 
 def form(value: Any) -> tuple:
     """What a graph assumes about an input."""
-    if isinstance(value, np.ndarray):
+    if is_a(value, np.ndarray):
         return (np.ndarray, value.dtype.str, value.shape)
-    if not isinstance(value, torch.Tensor):
+    if not is_a(value, torch.Tensor):
         return (type(value),)
     return (type(value), value.dtype, tuple(value.shape), value.requires_grad, value.device.type)
 
@@ -143,16 +144,16 @@ class Outside:
         self._holders: dict[int, Slot] = {}
         self._elements: set[int] = set()
         for slot in slots:
-            if isinstance(slot, Contents):
+            if is_a(slot, Contents):
                 self._elements.update(map(id, slot.value[-1]))
             elif type(slot) is Item or id(slot.value) not in self._holders:
                 self._holders.setdefault(id(slot.value), slot)
-            if isinstance(slot.value, tuple):
+            if is_a(slot.value, tuple):
                 self._elements.update(map(id, slot.value))
 
     def sources(self) -> list[Source]:
         """Where the tensors of outside are found; after bind()."""
-        bound = [s for s in self.inputs.values() if isinstance(s.get(), torch.Tensor)]
+        bound = [s for s in self.inputs.values() if is_a(s.get(), torch.Tensor)]
         known = {id(s.get()) for s in bound}
         return bound + [Source(None, t) for t in self._tensors if id(t) not in known]
 
@@ -184,8 +185,8 @@ class Outside:
                     self._bind_tensor(name, tensor)
             elif id(tensor) in used or id(tensor) in self._by_value:
                 self._watch(tensor)
-        for slot in [s for s in self.slots if isinstance(s, Bytes)]:
-            if isinstance(slot.owner, np.ndarray):
+        for slot in [s for s in self.slots if is_a(s, Bytes)]:
+            if is_a(slot.owner, np.ndarray):
                 self._bind_array(slot, places)
 
     def _bind_tensor(self, name: str, tensor: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import sysconfig
-from types import CodeType, ModuleType
+from types import CodeType, ModuleType, SimpleNamespace
 
 import numpy as np
 import torch
@@ -60,6 +60,23 @@ _PURE = frozenset(
         *("unicodedata", "_decimal", "decimal", "errno", "_ast", "_symtable"),
     }
 )
+# Builtins, and modules in C, that look at none of the objects in what they get.
+_SHALLOW = frozenset(
+    {
+        *("len", "iter", "next", "enumerate", "zip", "reversed", "map", "filter", "list", "tuple"),
+        *("isinstance", "issubclass", "id", "range", "any", "all", "callable", "type", "dict"),
+        *("getattr", "setattr", "hasattr", "delattr", "slice", "super", "property", "object"),
+    }
+)
+_TENSOR_MAKERS = frozenset({"tensor", "as_tensor", "asarray", "new_tensor", "new"})
+_SHALLOW_MODULES = frozenset({"torch", "numpy", "itertools", "_functools", "functools"})
+# Functions of inspect beside the questions is...().
+_LOOKS = frozenset(
+    {
+        *("signature", "unwrap", "cleandoc", "getdoc", "getmro", "getmodule", "getmodulename"),
+        *("getfile", "getsourcefile", "currentframe", "getfullargspec", "indentsize"),
+    }
+)
 _IMPURE_BUILTINS = frozenset({"open", "input", "breakpoint"})
 _OF_PATHS = frozenset({"_path_normpath", "_path_splitroot", "_path_splitroot_ex"})
 _PURE_ELSEWHERE = {
@@ -88,6 +105,8 @@ _VALUES = frozenset(
         *("_abc_data", "Struct", "GenericAlias", "UnionType", "traceback", "frame", "ndarray"),
     }
 )
+# Classes in C whose objects hold what is put into them: compared and printed as a whole.
+HOLDERS = (SimpleNamespace, BaseException)
 _MAKERS = frozenset({"torch", "numpy", "collections", "itertools", "functools"})
 _CLOCKS = frozenset({"now", "today", "utcnow", "fromtimestamp"})
 _FLAG = re.compile(r"^_?(is|are|get)_|_enabled$|_is_available$")
@@ -218,6 +237,24 @@ def is_pure_of_class(cls: type, name: str) -> bool:
     if name in _CLOCKS:
         return False
     return name == "__new__" or root in _PURE or root in _MAKERS
+
+
+def is_maker(function: object) -> bool:
+    """True for what makes a tensor of numbers in lists."""
+    if isinstance(function, type):
+        return function.__module__ == "torch" and function.__name__.endswith("Tensor")
+    return getattr(function, "__name__", "") in _TENSOR_MAKERS
+
+
+def is_shallow(module: str, name: str) -> bool:
+    """True for code in C that looks at none of the objects which its arguments hold."""
+    root = module.partition(".")[0]
+    return root in _SHALLOW_MODULES or module == "builtins" and name in _SHALLOW
+
+
+def is_quiet_look(name: str) -> bool:
+    """True for functions of inspect that tell what is fixed."""
+    return name.startswith(("is", "_")) or name in _LOOKS
 
 
 def is_flag(module: str, name: str) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import _thread
 import collections
-import decimal
 import functools
 import gc
 import types
@@ -23,18 +22,17 @@ import torch
 
 from gradd.export.attributes import FILLED_IN, HARMLESS
 from gradd.export.freeze import TABLES
-from gradd.export.guards import images, policy, tracing
+from gradd.export.guards import images, memory, policy, tracing
 from gradd.export.guards.arguments import fact_of, is_fact, is_plain_fact
+from gradd.export.guards.images import is_a
 from gradd.export.guards.methods import TEXT, TensorMethods, of_code, operands
 from gradd.export.guards.slots import (
     ABSENT,
     HEAP_TYPE,
     Answer,
     Bases,
-    Bytes,
     Cell,
     Class,
-    Contents,
     Entry,
     Field,
     Item,
@@ -42,6 +40,7 @@ from gradd.export.guards.slots import (
     Slot,
     static,
 )
+from gradd.export.guards.taken import SIMPLE, Taken, own_dict
 from gradd.export.guards.tensors import MEMORY_METHODS, VALUE_METHODS, Tensors
 from gradd.export.spec import CaptureError
 
@@ -49,7 +48,6 @@ _IGNORED = FILLED_IN | HARMLESS | {"training"}
 # Values in a module's own dictionary of which capture_key() sees every change by identity.
 _IN_KEY = (str, type(None), types.FunctionType, types.BuiltinFunctionType, type, torch.dtype)
 _IMMUTABLE_TYPE = 1 << 8
-WHOLE = "*"
 _ASK = object()
 _UNWATCHED = (
     "and nobody could tell when that gives something else; do it outside of forward() and pass "
@@ -68,15 +66,18 @@ _SET = (
     "a state of the process, which a graph would leave as it is: set it outside of forward(), or "
     "in a with statement"
 )
-_LARGE = 100_000  # elements of a container that are compared at every call
+_KEPT = "which a capture would keep alive: hold it by a reference, or read it outside of forward()"
+# What lives anyway, or is asked by itself.
+_NO_OBJECTS = (
+    *(type, types.FunctionType, types.ModuleType),
+    *(weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
+)
 # What a tensor's memory layout decides; code in C is asked by these names too (calls.py).
 LAYOUT = frozenset({"is_contiguous", "stride", "as_strided", "as_strided_", "as_strided_copy"})
 _PLACE = frozenset({"storage_offset", "_version"})  # differ from call to call
-VIEWS = tuple(type(getattr({}, n)()) for n in ("keys", "values", "items"))
-_SIMPLE = (*images.PLAIN, float)  # answers that compare by value
 _NAMES = frozenset({"__name__", "__qualname__"})  # of classes: kept in C
 _CLASS = object.__dict__["__class__"]
-_NO_METHODS = frozenset({*_SIMPLE, list, tuple, dict, set, frozenset, types.FunctionType})
+_NO_METHODS = frozenset({*SIMPLE, list, tuple, dict, set, frozenset, types.FunctionType})
 _ACCUMULATED = frozenset({"grad", "_grad"})  # from step to step
 _GRADIENT = frozenset({"requires_grad", "grad_fn", "is_leaf"})
 _FIXED = (
@@ -92,25 +93,17 @@ class Abandoned(BaseException):
     """
 
 
-def own_dict(value: Any) -> dict | None:
-    """The instance dictionary of an object."""
-    try:
-        found = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def _is_fixed(cls: type) -> bool:
     """True for classes whose attributes nobody changes."""
     fixed = not cls.__flags__ & HEAP_TYPE or cls.__flags__ & _IMMUTABLE_TYPE
     return bool(fixed) or policy.is_standard(cls.__module__)
 
 
-def _rules() -> tuple:
-    """What the arithmetic of decimal numbers depends on."""
-    context = decimal.getcontext()
-    return (context.prec, context.rounding, context.Emin, context.Emax, context.clamp)
+_asked = weakref.ref.__call__  # a subclass may answer something else
+
+
+def _lives(reference: weakref.ref) -> bool:
+    return _asked(reference) is not None
 
 
 class _Ages:
@@ -141,7 +134,7 @@ class _Ages:
         return id(value) in self._old_iterators
 
 
-class Reads:
+class Reads(Taken):
     """The places read so far.
 
     Attributes:
@@ -171,6 +164,7 @@ class Reads:
         self.slots: dict[tuple, Slot] = {}
         self.blanks: list[tuple[CaptureError, Any]] = []
         self.arrays_taken: set[int] = set()
+        self.whole_ones: set[int] = set()  # ids of containers that whole() has gone through
         self.grad_mode = False
         self.gradients = torch.is_grad_enabled()
         self.layout: set[str] = set()
@@ -189,6 +183,7 @@ class Reads:
         self._tree_dicts = {id(m.__dict__) for m in module.modules()}
         self._written: set[tuple] = set()
         self._cached: list[tuple[Any, list, dict]] = []
+        self.weak: dict[int, weakref.ref] = {}  # found behind weak references, by id
         self._owners: dict[int, Any] = {}  # id of an instance dictionary -> the object
         self._parameters: dict[int, tuple[dict, str]] = {}
         for sub in module.modules():
@@ -267,11 +262,15 @@ class Reads:
             return  # as they were; a method may have changed them meanwhile
         self._key(table, key)
         try:
-            value = dict.get(table, key, ABSENT) if isinstance(table, dict) else table[key]
-        except (IndexError, TypeError):
+            value = dict.get(table, key, ABSENT) if is_a(table, dict) else table[key]
+        except IndexError:  # a loop may end there
+            value = ABSENT
+        except TypeError:
             return
         if id(table) in self._tree_dicts:
-            known = isinstance(value, _IN_KEY) or id(value) in self.tree
+            known = is_a(value, _IN_KEY) or id(value) in self.tree
+            if type(value) is types.BuiltinFunctionType and value.__self__ is not None:
+                known = is_a(value.__self__, types.ModuleType)  # it leads to what it reads
             if key in _IGNORED or key in TABLES or known:
                 return
         elif key in FILLED_IN:
@@ -305,7 +304,14 @@ class Reads:
             return
         if table is not None and type(static(kind, "__dict__")) is types.GetSetDescriptorType:
             self.field(owner, "__dict__")
-        if kind is not types.FunctionType and static(kind, "__class__") is _CLASS:
+        self.kind_of(owner)
+
+    def kind_of(self, owner: Any) -> None:
+        """Of which class an object is."""
+        kind = type(owner)
+        if _is_fixed(kind) or id(owner) in self.tree or issubclass(kind, (torch.Tensor, type)):
+            return
+        if static(kind, "__class__") is _CLASS:
             self.field(owner, "__class__")
 
     def operated(self, names: Iterable[str], *values: Any) -> None:
@@ -316,7 +322,7 @@ class Reads:
                 self.asks_tracer("makes a text of a tensor or its class")
             if kind in _NO_METHODS:
                 continue
-            if isinstance(value, torch.Tensor):
+            if is_a(value, torch.Tensor):
                 for name in names:
                     self.methods.use(name)
             elif not (_is_fixed(kind) or kind.__module__.startswith(("torch", "numpy"))):
@@ -327,7 +333,7 @@ class Reads:
         """A function of torch runs that nobody records: what it calls by name."""
         for name in code.co_names:
             value = table.get(name)
-            if callable(value) and not isinstance(value, type):
+            if callable(value) and not is_a(value, type):
                 self.item(table, name, f"{table.get('__name__')}.{name}")
             if "torch" in code.co_names and callable(torch.__dict__.get(name)):
                 self.item(torch.__dict__, name, f"torch.{name}")
@@ -349,7 +355,7 @@ class Reads:
 
     def cell(self, cell: Any, label: str) -> None:
         """A variable of an enclosing function."""
-        if isinstance(cell, types.CellType) and ("cell", id(cell), None) not in self.slots:
+        if is_a(cell, types.CellType) and ("cell", id(cell), None) not in self.slots:
             slot = Cell(cell, None, None, f"the variable {label} of an enclosing function")
             slot.value = slot.now()
             self._add(slot)
@@ -364,7 +370,7 @@ class Reads:
                 value = question()
             except Exception:  # for a device that is not there
                 return
-            if isinstance(value, torch.Tensor):
+            if is_a(value, torch.Tensor):
                 return
         self.slots[key] = Answer(question, label, value, label, by)
 
@@ -374,10 +380,38 @@ class Reads:
             self._owners[id(table)] = value
             self.contents(table)
 
+    def behind(self, reference: weakref.ref) -> None:
+        """A weak reference is asked for its object."""
+        self.answer(functools.partial(_lives, reference), "a weak reference lives", by=reference)
+        found = _asked(reference)
+        if found is None or id(found) in self.tree or is_a(found, _NO_OBJECTS):
+            return
+        if not (is_a(found, torch.Tensor) and self.tensors.is_own(found)):
+            self.weak[id(found)] = reference
+
+    def kept_alive(self, slots: Iterable[Slot], tensors: Iterable[int]) -> list[CaptureError]:
+        """A refusal if places hold what forward() has found behind a weak reference.
+
+        Args:
+            slots: The places that a capture is going to hold.
+            tensors: Ids of tensors that it uses, or whose values it compares.
+        """
+        found = {number: ref for number, ref in self.weak.items() if _lives(ref)}
+        if not found:
+            return []
+        names = {**found, **{id(own_dict(_asked(ref))): ref for ref in found.values()}}
+        held = {id(part) for slot in slots for part in (slot.owner, slot.by, slot.value)}
+        held |= {id(slot.owner.base) for slot in slots if is_a(slot.owner, np.ndarray)}
+        for number in names.keys() & (held | set(tensors)) - {id(None)}:
+            kind = type(_asked(names[number])).__qualname__
+            text = f"forward() reads a {kind} behind a weak reference, {_KEPT}"
+            return [CaptureError("outside_state", text)]
+        return []
+
     def _told(self, owner: Any, name: str) -> None:
         """An attribute that code which is not recorded computes."""
         value = getattr(owner, name, None)
-        if isinstance(value, _SIMPLE):
+        if is_a(value, SIMPLE):
             label = f"{getattr(owner, '__name__', type(owner).__qualname__)}.{name}"
             self.answer(functools.partial(getattr, owner, name), label, value, owner)
 
@@ -388,7 +422,7 @@ class Reads:
             return
         if policy.is_whole(type(owner)) and own_dict(owner):
             self.library_object(owner)
-        elif not isinstance(owner, torch.nn.Module):
+        elif not is_a(owner, torch.nn.Module):
             self._told(owner, name)
 
     def cached(self, function: Any, args: list, names: tuple[str, ...]) -> None:
@@ -403,7 +437,7 @@ class Reads:
         """
         for function, args, words in self._cached:
             values = (*args, *words.values())
-            known = all(isinstance(v, (*images.PLAIN, float)) or id(v) not in young for v in values)
+            known = all(is_a(v, (*images.PLAIN, float)) or id(v) not in young for v in values)
             if not known or id(function) in young:
                 continue
             ask = functools.partial(function, *args, **words)
@@ -412,65 +446,6 @@ class Reads:
             self.cold |= id(said) in young
             self.answer(ask, f"{name}({', '.join(map(images.short, values))})", said, function)
         self._cached.clear()
-
-    def contents(self, container: Any) -> None:
-        """All elements of a container, and of the containers in it."""
-        if id(container) in self._tree_dicts:
-            self.of_tree.add((id(container), WHOLE))
-        if ("contents", id(container), None) in self.slots or id(container) in self.skipped:
-            return
-        if len(container) > _LARGE:
-            self.blank(f"reads all {len(container)} elements of an outside container", container)
-            return
-        label = f"a {type(container).__name__} ({self.where})"
-        self._add(Contents(container, None, images.image(container), label, self._by(container)))
-        for value in list(container.values() if isinstance(container, dict) else container):
-            if isinstance(value, (tuple, np.ndarray, *images.CONTAINERS)):
-                self.use(value)
-            elif isinstance(value, torch.Tensor):
-                self.tensors.note(value)
-
-    def _by(self, value: Any) -> Any:
-        return self._owners.get(id(value), value)
-
-    def array(self, array: np.ndarray, taken: bool = True) -> None:
-        """The contents of a numpy array; not `taken`: as the memory of a tensor."""
-        if taken:
-            self.arrays_taken.add(id(array))
-        if ("bytes", id(array), None) in self.slots:
-            return
-        if array.dtype.hasobject:
-            self.blank("reads a numpy array of objects", array)
-            return
-        slot = Bytes(array, None, None, f"a numpy array of shape {list(array.shape)}")
-        slot.value = slot.now()
-        self._add(slot)
-
-    def use(self, value: Any, depth: int = 4) -> None:
-        """A value is taken as it is: by an operator, a loop, or a function in C."""
-        if isinstance(value, images.CONTAINERS):
-            self.contents(value)
-        elif isinstance(value, (tuple, frozenset)) and depth:
-            for element in value:
-                self.use(element, depth - 1)
-        elif isinstance(value, torch.Tensor):
-            self.tensors.note(value)
-        elif isinstance(value, np.ndarray):
-            self.array(value)
-        elif isinstance(value, (*VIEWS, types.MappingProxyType)):
-            self.use(gc.get_referents(value)[0])
-        elif type(value) is decimal.Decimal:
-            self.answer(_rules, "the rules of decimal numbers")
-        elif isinstance(value, functools.partial):
-            for name in ("func", "args", "keywords"):  # __setstate__() may change them
-                self.field(value, name)
-            self.use(value.args)
-            self.contents(value.keywords)
-        elif isinstance(value, torch.Generator):
-            self.drawn("draws from a torch.Generator")
-        elif static(type(value), "__next__") is not ABSENT:
-            if not isinstance(value, (enumerate, zip, map, filter)) or gc.is_tracked(value):
-                self.blank(f"takes elements from an outside {type(value).__name__}", value)
 
     # ---- attributes ----
 
@@ -485,7 +460,7 @@ class Reads:
         elif policy.is_setting(owner, name):
             where = getattr(owner, "__name__", type(owner).__qualname__)
             self.setting(f"sets {where}.{name}")
-        elif not isinstance(owner, torch.Tensor):
+        elif not is_a(owner, torch.Tensor):
             self.attribute(owner, name)
         elif name == "data":
             self.blank("assigns to .data of a tensor", owner)
@@ -515,9 +490,9 @@ class Reads:
     def attribute(self, owner: Any, name: str) -> None:
         """owner.name is read, written or deleted."""
         kind = type(owner)
-        if isinstance(owner, torch.Tensor):
+        if is_a(owner, torch.Tensor):
             self._of_tensor(owner, name)
-        elif isinstance(owner, types.ModuleType):
+        elif is_a(owner, types.ModuleType):
             if tracing.of_module(owner, name):
                 self.asks_tracer(f"reads {owner.__name__}.{name}")
             lazy = type(owner) is not types.ModuleType or "__getattr__" in owner.__dict__
@@ -526,10 +501,12 @@ class Reads:
                     self._told(owner, name)
                 return  # it is loaded now
             self.item(owner.__dict__, name, f"{owner.__name__}.{name}", owner)
-        elif isinstance(owner, type):
+        elif is_a(owner, type):
             self._of_type(owner, name)
         elif kind is super:
             self._of_super(owner, name)
+        elif memory.is_buffer(owner):
+            self.memory(owner)
         elif kind in _FIXED:
             if name == "f_back":
                 self.blank("looks at the frames of its callers")
@@ -539,7 +516,13 @@ class Reads:
             self._of_object(owner, kind, name)
 
     def _of_object(self, owner: Any, kind: type, name: str) -> None:
-        if isinstance(static(kind, "__getattribute__"), types.FunctionType):
+        if is_a(owner, np.ndarray):
+            self._of_array(owner, name)
+        elif is_a(owner, (np.void, np.flatiter)):
+            self.use(owner)
+        elif name == "args" and is_a(owner, BaseException):
+            self.field(owner, name)
+        if is_a(static(kind, "__getattribute__"), types.FunctionType):
             self.of_class(kind, "__getattribute__")  # its own frame shows what it reads
         elif issubclass(kind, _thread._local):
             self.field(owner, name)
@@ -578,13 +561,13 @@ class Reads:
             return
         if found is not ABSENT and hasattr(type(found), "__set__"):
             self.of_class(kind, name)
-            if isinstance(found, types.MemberDescriptorType):
+            if is_a(found, types.MemberDescriptorType):
                 self.field(owner, name)
-            elif isinstance(found, types.GetSetDescriptorType):
+            elif is_a(found, types.GetSetDescriptorType):
                 told = kind is types.FunctionType or not policy.is_value(kind)
-                if told and isinstance(getattr(owner, name, ()), _SIMPLE):
+                if told and is_a(getattr(owner, name, ()), SIMPLE):
                     self.field(owner, name)
-            elif isinstance(found, property):
+            elif is_a(found, property):
                 self._computed(owner, name, found)
             return
         label = f"{kind.__qualname__}.{name}"
@@ -597,7 +580,7 @@ class Reads:
                 self.item(table, name, label, owner)
             self.of_class(kind, name)
             return
-        if isinstance(owner, torch.nn.Module) and self._of_module(owner, name):
+        if is_a(owner, torch.nn.Module) and self._of_module(owner, name):
             return
         if table is not None:
             self.item(table, name, label, owner)
@@ -605,7 +588,7 @@ class Reads:
         getter = static(kind, "__getattr__")
         if getter is not ABSENT:
             self.of_class(kind, "__getattr__")
-            if isinstance(getter, types.FunctionType) and policy.is_array_code(getter.__code__):
+            if is_a(getter, types.FunctionType) and policy.is_array_code(getter.__code__):
                 if not policy.is_recorded(getter.__code__):
                     self._told(owner, name)
 
@@ -681,10 +664,10 @@ class Reads:
 
     def compared(self, a: Any, b: Any, identity: bool = False) -> None:
         """`a is b`, `a == b` and the like: which tensor, or which class of tensors."""
-        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if is_a(a, torch.Tensor) and is_a(b, torch.Tensor):
             for tensor in (a, b):
                 self._told_apart(tensor)
-        elif isinstance(a, type) and issubclass(a, torch.Tensor):
+        elif is_a(a, type) and issubclass(a, torch.Tensor):
             self._by_class(b)
         elif identity and type(a) is int and type(b) is int:
             self._numbers_by_identity()
@@ -702,12 +685,12 @@ class Reads:
 
     def _by_class(self, cls: Any) -> None:
         """A trace runs on tensors of other classes, for which isinstance() alone is right."""
-        if isinstance(cls, type) and issubclass(cls, torch.Tensor):
+        if is_a(cls, type) and issubclass(cls, torch.Tensor):
             self.blank(f"decides by type() of a {cls.__name__}; ask isinstance()")
 
     def _key(self, container: Any, key: Any) -> None:
         """A tensor, its id or its class is looked for in a container."""
-        if isinstance(key, torch.Tensor) or type(key) is int and self.tensors.is_id(key):
+        if is_a(key, torch.Tensor) or type(key) is int and self.tensors.is_id(key):
             if id(container) not in self.skipped:
                 self.blank("looks for a tensor among the keys of a container", container)
         else:
@@ -718,25 +701,31 @@ class Reads:
     def subscript(self, container: Any, key: Any) -> None:
         """container[key] is read, written or deleted."""
         kind = type(container)
-        if isinstance(container, torch.Tensor):
+        if is_a(container, torch.Tensor):
             self.tensors.note(container)
             self.use(key)
+            self.made_of(key if is_a(key, tuple) else [key])
         elif kind is types.MappingProxyType:
             self.subscript(gc.get_referents(container)[0], key)
-        elif isinstance(static(kind, "__getitem__"), types.FunctionType):
+        elif is_a(container, (np.ndarray, np.void, np.flatiter)):
+            self.use(container)
+        elif memory.is_memory(container):
+            self.memory(container)
+        elif is_a(static(kind, "__getitem__"), types.FunctionType):
             self.of_class(kind, "__getitem__")
-        elif isinstance(container, dict):
+            self.library_object(container)
+            if policy.is_whole(kind):
+                self.use(key)
+        elif is_a(container, dict):
             self.item(container, key, f"[{images.short(key)}] of a dict", self._by(container))
-            if isinstance(container, collections.defaultdict):
+            if is_a(container, collections.defaultdict):
                 self.of_class(kind, "__missing__")
-        elif isinstance(container, images.CONTAINERS):
-            if isinstance(key, int):
+        elif is_a(container, images.CONTAINERS):
+            if is_a(key, int):
                 self.item(container, key, f"element {key} of a {kind.__name__}")
             else:
                 self.contents(container)
-        elif isinstance(container, np.ndarray):
-            self.array(container)
-        elif not isinstance(container, (str, bytes, tuple, range, type, types.GenericAlias)):
+        elif not is_a(container, (str, bytes, tuple, range, type, types.GenericAlias)):
             if not kind.__module__.startswith(("torch", "numpy")):
                 self.blank(f"reads an element of a {kind.__name__}", container)
 
@@ -744,15 +733,16 @@ class Reads:
         """key in container."""
         if type(container) is types.MappingProxyType:
             self.contains(gc.get_referents(container)[0], key)
-        elif isinstance(container, dict):
-            if not isinstance(static(type(container), "__contains__"), types.FunctionType):
+        elif is_a(container, dict):
+            if not is_a(static(type(container), "__contains__"), types.FunctionType):
                 self.item(container, key, f"[{images.short(key)}] of a dict", self._by(container))
-        elif isinstance(container, set):
+        elif is_a(container, set):
             self._key(container, key)
             if ("member", id(container), key) not in self.slots:
                 self._add(Member(container, key, key in container, f"{images.short(key)} in a set"))
         else:
-            self.use(container)
-            if isinstance(container, (list, tuple)):
+            self.whole(container)
+            self.whole(key)
+            if is_a(container, (list, tuple)):
                 for element in container:
                     self.compared(element, key)

@@ -12,9 +12,11 @@ measurement of coverage) is put back afterwards and misses this one call.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import gc
+import inspect
 import sys
 import threading
 import types
@@ -22,13 +24,16 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
+import numpy as np
 import torch
 
-from gradd.export.guards import frames, images, methods, policy
-from gradd.export.guards.calls import Calls
+from gradd.export.guards import frames, images, memory, methods, policy
+from gradd.export.guards.calls import Calls, is_code_in_c
+from gradd.export.guards.images import is_a
 from gradd.export.guards.instructions import readings
-from gradd.export.guards.reads import VIEWS, Reads
-from gradd.export.guards.slots import Answer, Slot
+from gradd.export.guards.reads import Reads
+from gradd.export.guards.slots import Answer, Slot, static
+from gradd.export.guards.taken import VIEWS
 from gradd.export.guards.tensors import Tensors
 from gradd.export.spec import CaptureError
 
@@ -74,6 +79,7 @@ class Recorder:
         self._aside_depth = 0
         self._thread = threading.get_ident()
         self._reversed: tuple[CodeType | None, int] = (None, 0)
+        self._in_c: dict[int, int] = {}  # frame that calls code in C -> where
 
     @contextlib.contextmanager
     def ageing(self) -> Iterator[None]:
@@ -182,8 +188,14 @@ class Recorder:
         table, handlers = readings(code), self._handlers
         where = f"{code.co_name}() @ {code.co_filename}"
         reads = self.reads
+        returns = not code.co_flags & inspect.CO_GENERATOR
 
         def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            if event == "return" and returns and self._is_in_c(frame.f_back):
+                try:
+                    reads.whole(argument)
+                except Exception as error:
+                    self.failure = self.failure or error
             if event == "opcode" and handlers:
                 reading = table.get(frame.f_lasti)
                 if reading is not None:
@@ -195,6 +207,11 @@ class Recorder:
             return trace
 
         return trace
+
+    def _is_in_c(self, frame: FrameType | None) -> bool:
+        """True if a frame is in the middle of a call of code in C."""
+        at = self._in_c.get(id(frame))
+        return at is not None and frame is not None and 0 <= frame.f_lasti - at <= _CALL
 
     # ---- instructions ----
 
@@ -247,6 +264,9 @@ class Recorder:
         self.reads.operated(names, container)
         self.reads.operated(methods.KEYED, key)
         self.reads.subscript(container, key)
+        if is_a(container, collections.defaultdict) and not dict.__contains__(container, key):
+            self.reads.field(container, "default_factory")
+            self._calls.called(container.default_factory, [])
 
     def _on_contains(self, frame: FrameType, _: int) -> None:
         self.reads.operated(methods.HELD, frames.peek(frame, 1), frames.peek(frame, 2))
@@ -255,12 +275,32 @@ class Recorder:
     def _on_enter(self, frame: FrameType, _: int) -> None:
         self.reads.operated(methods.ENTERED, frames.peek(frame, 1))
 
-    def _on_match_class(self, frame: FrameType, _: int) -> None:
-        self._calls.of_kind(type(frames.peek(frame, 3)), frames.peek(frame, 2))
+    def _on_match_class(self, frame: FrameType, count: int) -> None:
+        """`case cls(...)` with `count` patterns by position, which the class names."""
+        subject, cls, names = (frames.peek(frame, depth) for depth in (3, 2, 1))
+        self.reads.kind_of(subject)
+        self._calls.of_kind(type(subject), cls)
+        if type(cls) is type and cls not in type(subject).__mro__:
+            return
+        if count:
+            self.reads.attribute(cls, "__match_args__")
+            given = static(cls, "__match_args__")
+            names = (*(given[:count] if type(given) is tuple else ()), *names)
+        for name in names:
+            self.reads.attribute(subject, name)
+
+    def _on_format(self, frame: FrameType, flags: int) -> None:
+        """`f"{value!r:spec}"`; what it is shown as is above the value."""
+        value = frames.peek(frame, 2 if flags & 4 or sys.version_info >= (3, 13) else 1)
+        self.reads.operated(methods.TEXT, value)
+        self.reads.whole(value)
 
     def _on_use_one(self, frame: FrameType, instruction: str) -> None:
         value = frames.peek(frame, 1)
-        self.reads.operated(methods.of_instruction(instruction), value)
+        names = methods.of_instruction(instruction)
+        self.reads.operated(names, value)
+        if names is methods.TEXT:
+            self.reads.whole(value)
         # Nobody knows how old iterators of ranges are, but that reversed() has made this one.
         made, at = self._reversed
         if type(value) is _OF_RANGE and made is frame.f_code and 0 < frame.f_lasti - at <= _CALL:
@@ -274,7 +314,9 @@ class Recorder:
         self._on_use_two(frame, _)
         a, b = frames.peek(frame, 2), frames.peek(frame, 1)
         self.reads.operated(methods.COMPARED, a, b)
-        if isinstance(a, type):
+        self.reads.whole(a)
+        self.reads.whole(b)
+        if is_a(a, type):
             self.reads.compared(a, b)
 
     def _on_operate(self, frame: FrameType, number: int) -> None:
@@ -282,6 +324,8 @@ class Recorder:
         text = type(a) is str  # text % values
         self.reads.operated(methods.TEXT if text else methods.of_operator(number), a, b)
         self._on_use_two(frame, number)
+        if text or type(a) is bytes:
+            self.reads.whole(b)
 
     def _on_use_two(self, frame: FrameType, _: int) -> None:
         self.reads.use(frames.peek(frame, 1))
@@ -306,7 +350,14 @@ class Recorder:
             if not policy.is_standard_file(frame.f_code.co_filename):
                 self.reads.asking[id(frame.f_globals)] = frame.f_globals
         values = args if owner is frames.NULL else [owner, *args]
+        self._note_call(frame, function)
         self._calls.called_with(function, values, lambda: frames.names_of_call(frame))
+
+    def _note_call(self, frame: FrameType, function: Any) -> None:
+        if is_code_in_c(function, type(function)):
+            self._in_c[id(frame)] = frame.f_lasti
+        else:
+            self._in_c.pop(id(frame), None)
 
     def _on_call_keywords(self, frame: FrameType, count: int) -> None:
         self._on_call(frame, count, 1)
@@ -316,11 +367,12 @@ class Recorder:
         args = frames.peek(frame, 1 + named)
         # f(*elements) gives what it has as it is: a list, a view of a dictionary.
         self.reads.use(args)
-        values = list(args) if isinstance(args, (tuple, list, *VIEWS)) else []
+        values = list(args) if is_a(args, (tuple, list, *VIEWS)) else []
         words = frames.peek(frame, 1) if named else None
-        if isinstance(words, dict):
+        if is_a(words, dict):
             values += dict.values(words)
-        names = tuple(words) if isinstance(words, dict) else ()
+        names = tuple(words) if is_a(words, dict) else ()
+        self._note_call(frame, frames.peek(frame, 2 + named))
         self._calls.called_with(frames.peek(frame, 2 + named), values, lambda: names)
 
     # ---- afterwards ----
@@ -340,8 +392,9 @@ class Recorder:
         """Lets go of places in objects that the call itself has made."""
         young = self.young() - self.reads.ageless
         slots = self.reads.slots
-        for key in [k for k, slot in slots.items() if id(slot.by) in young]:
-            del slots[key]
+        for key, slot in list(slots.items()):
+            if id(slot.by) in young and not is_a(slot.by, np.ndarray):
+                del slots[key]
         self._before = len(slots)
 
     def places(self) -> list[Slot]:
@@ -351,18 +404,22 @@ class Recorder:
         there before only if another place leads to it.
         """
         self.forget_young()
-        kept, doubtful = [], []
+        kept, doubtful, ageless = [], [], self.reads.ageless
         for slot in self.reads.slots.values():
-            untracked = id(slot.by) in self.reads.ageless and not isinstance(slot, Answer)
-            (doubtful if untracked else kept).append(slot)
-        reached: set[int] = set()
+            unsure = id(slot.by) in ageless or is_a(slot.by, np.ndarray)
+            (doubtful if unsure and not isinstance(slot, Answer) else kept).append(slot)
+        reached: dict[int, Any] = {}
         new = kept
         while new:
             for slot in new:
                 _reach(slot.value, reached)
                 _reach(slot.owner, reached, 1)
-            new = [slot for slot in doubtful if id(slot.by) in reached]
-            doubtful = [slot for slot in doubtful if id(slot.by) not in reached]
+            arrays = [v for v in reached.values() if is_a(v, np.ndarray)]
+            new, old = [], doubtful
+            doubtful = []
+            for slot in old:
+                known = id(slot.by) in reached or memory.overlaps(slot.by, arrays)
+                (new if known else doubtful).append(slot)
             kept = kept + new
         return kept
 
@@ -371,17 +428,19 @@ class Recorder:
         return [error for error, by in self.reads.blanks if by is None or id(by) not in young]
 
 
-def _reach(value: Any, found: set[int], depth: int = 3) -> None:
-    """Ids of what hangs on a value through plain containers."""
-    found.add(id(value))
+def _reach(value: Any, found: dict[int, Any], depth: int = 3) -> None:
+    """What hangs on a value through plain containers, by id."""
+    found[id(value)] = value
     if not depth:
         return
-    if isinstance(value, _THROUGH):
+    if is_a(value, np.flatiter):
+        found[id(value.base)] = value.base
+    if is_a(value, _THROUGH):
         value = gc.get_referents(value)
-    if isinstance(value, dict):
+    if is_a(value, dict):
         value = list(dict.values(value)) if len(value) < 4096 else ()
-    elif not isinstance(value, (list, tuple, set, frozenset, *images.CONTAINERS)):
+    elif not is_a(value, (list, tuple, set, frozenset, *images.CONTAINERS)):
         return
     for element in value:
-        if not isinstance(element, (*images.PLAIN, float)):
+        if not is_a(element, (*images.PLAIN, float)):
             _reach(element, found, depth - 1)

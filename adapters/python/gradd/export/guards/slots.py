@@ -97,6 +97,8 @@ class Item(Slot):
     def put_back(self) -> None:
         if self.value is not ABSENT:
             self.owner[self.key] = self.value
+        elif not isinstance(self.owner, dict):
+            del self.owner[self.key :]  # only what has been appended since reaches that far
         elif self.key in self.owner:
             del self.owner[self.key]
 
@@ -104,6 +106,8 @@ class Item(Slot):
         key = repr(self.key) if type(self.key) in _LITERALS else name(self.key)
         if self.value is ABSENT and type(self.owner) is dict:
             return f"{key} not in {name(self.owner)}"
+        if self.value is ABSENT and type(self.owner) is list and type(self.key) is int:
+            return f"not -{name(self.owner)}.__len__() <= {key} < {name(self.owner)}.__len__()"
         if type(self.owner) in (dict, list):
             return f"{name(self.owner)}[{key}] is {name(self.value)}"
         return f"{name(self)}.now() is {name(self.value)}"
@@ -305,7 +309,7 @@ class Member(Slot):
 
 
 class Bytes(Slot):
-    """The bytes of a numpy array or of a small tensor, which is also held by identity elsewhere."""
+    """The bytes of a numpy array, a small tensor or a buffer, held by identity elsewhere."""
 
     __slots__ = ()
     KIND = "bytes"
@@ -318,8 +322,11 @@ class Bytes(Slot):
 
     def put_back(self) -> None:
         _, _, content = self.value
-        array = _as_bytes(self.owner)
-        array[...] = np.frombuffer(content, np.uint8).reshape(array.shape)
+        if issubclass(type(self.owner), (torch.Tensor, np.ndarray)):
+            array = _as_bytes(self.owner)
+            array[...] = np.frombuffer(content, np.uint8).reshape(array.shape)
+        else:
+            memoryview(self.owner).cast("B")[:] = content
 
     def test(self, name: Callable[[Any], str]) -> str:
         return f"{name(raw)}({name(self.owner)}) == {name(self.value)}"
@@ -334,11 +341,38 @@ class Bytes(Slot):
 def _as_bytes(value: Any) -> np.ndarray:
     if isinstance(value, torch.Tensor):
         value = value.detach().contiguous().flatten().view(torch.uint8).numpy()
-    return value.reshape(-1).view(np.uint8)
+    return value.view(np.ndarray).reshape(-1).view(np.uint8)
 
 
 def raw(value: Any) -> tuple:
-    """Form and bytes of an array or a tensor."""
-    if isinstance(value, torch.Tensor):
+    """Form and bytes of an array, a tensor or a buffer."""
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
         return (value.dtype, tuple(value.shape), _as_bytes(value).tobytes())
-    return (value.dtype.str, value.shape, value.tobytes())
+    if issubclass(kind, np.ndarray):
+        return (value.dtype.str, value.shape, np.ndarray.tobytes(value))
+    if issubclass(kind, np.generic):
+        return (value.dtype.str, (), value.tobytes())
+    with memoryview(value) as memory:
+        return (memory.format, memory.shape, memory.tobytes())
+
+
+class Shape(Slot):
+    """How a numpy array lies in its memory, which can be changed in place."""
+
+    __slots__ = ()
+    KIND = "shape"
+
+    def now(self) -> Any:
+        return layout_of(self.owner)
+
+    def put_back(self) -> None:
+        self.owner.shape = self.value[0]
+
+    def test(self, name: Callable[[Any], str]) -> str:
+        return f"{name(layout_of)}({name(self.owner)}) == {name(self.value)}"
+
+
+def layout_of(array: np.ndarray) -> tuple:
+    """Sizes, element type, strides and flags."""
+    return (array.shape, array.dtype.str, array.strides, array.flags.num)

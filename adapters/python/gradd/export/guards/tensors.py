@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gradd.export.guards.images import is_a
+
 _TAKES_VALUE = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "item"})
 MEMORY_METHODS = frozenset({"numpy", "__array__", "data_ptr", "__dlpack__"})
 VALUE_METHODS = MEMORY_METHODS | {"tolist", "item"}
@@ -22,9 +24,9 @@ VALUE_METHODS = MEMORY_METHODS | {"tolist", "item"}
 
 def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
     for value in values:
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             yield value
-        elif isinstance(value, (list, tuple)):
+        elif is_a(value, (list, tuple)):
             yield from _tensors_in(value)
 
 

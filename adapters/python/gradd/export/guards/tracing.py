@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from gradd.export.guards.images import is_a
+
 # Functions that tell which modes and hooks are active, or what kind of stand-in a tensor is.
 _OF_MODES = frozenset(
     {
@@ -87,13 +89,9 @@ def of_tensor(tensor: torch.Tensor, name: str) -> bool:
 
 def is_stand_in(cls: Any) -> bool:
     """True for the classes of stand-ins."""
-    return isinstance(cls, type) and issubclass(cls, _stand_ins()[0])
+    return is_a(cls, type) and issubclass(cls, _stand_ins()[0])
 
 
 def has_text(value: Any) -> bool:
     """True for tensors, and classes of tensors, whose text is another one while torch traces."""
-    return (
-        isinstance(value, torch.Tensor)
-        or isinstance(value, type)
-        and issubclass(value, torch.Tensor)
-    )
+    return is_a(value, torch.Tensor) or is_a(value, type) and issubclass(value, torch.Tensor)

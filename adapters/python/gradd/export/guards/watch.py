@@ -19,9 +19,10 @@ import torch
 
 from gradd.export.guards import frames
 from gradd.export.guards.check import describe
+from gradd.export.guards.images import is_a
 from gradd.export.guards.outside import Outside, refuse_trainable
 from gradd.export.guards.recorder import Recorder
-from gradd.export.guards.slots import Answer, Slot, static
+from gradd.export.guards.slots import Answer, Class, Slot, static
 from gradd.export.guards.tensors import Tensors
 from gradd.export.naming import Call
 from gradd.export.spec import CaptureError
@@ -30,14 +31,16 @@ logger = logging.getLogger("gradd")
 _said: list[str] = []
 # What every forward depends on without asking: types of new tensors, modes of functions (devices).
 _FLAGS = (torch.get_default_dtype, torch._C._len_torch_function_stack)
+# What torch runs around every forward and at every read of a parameter; nobody records it.
+_CALLED = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__")
 
 
 def _containers(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
+    if is_a(value, dict):
         yield value
         for element in dict.values(value):
             yield from _containers(element)
-    elif isinstance(value, (list, tuple)):
+    elif is_a(value, (list, tuple)):
         yield value
         for element in value:
             yield from _containers(element)
@@ -45,8 +48,8 @@ def _containers(value: Any) -> Iterator[Any]:
 
 def _leaves(containers: Iterable[Any]) -> Iterator[torch.Tensor]:
     for container in containers:
-        for value in container.values() if isinstance(container, dict) else container:
-            if isinstance(value, torch.Tensor):
+        for value in container.values() if is_a(container, dict) else container:
+            if is_a(value, torch.Tensor):
                 yield value
 
 
@@ -112,6 +115,9 @@ class Watch:
         self._old = self.tensors.old(young)
         self._unseen = self._recorder.unseen(young)
         self._slots = self._recorder.places()
+        self._unseen += self._recorder.reads.kept_alive(
+            self._slots, self.tensors.by_value | self.tensors.used
+        )
         self._written = self.tensors.put_back(young)
 
     def close(self) -> None:
@@ -188,6 +194,8 @@ class Watch:
             raise self._unseen[0]
         refuse_trainable(outputs, self._old, self.tensors)
         self._slots += [Answer(f, None, f(), f"torch.{f.__name__}()") for f in _FLAGS]
+        of_modules = torch.nn.Module
+        self._slots += [Class(of_modules, n, static(of_modules, n), f"Module.{n}") for n in _CALLED]
         by_value = self.tensors.by_value | self._recorder.reads.arrays_taken
         return Outside(self._slots, self._old, by_value)
 
