@@ -23,7 +23,8 @@ const gradd_op_t *gradd_op_find(const char *domain, const char *name, int opset)
     for (size_t f = 0; f < gradd_op_family_count; f++)
         for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
             const gradd_op_t *op = &gradd_op_families[f]->v[i];
-            if (strcmp(op->name, name) || !same_domain(domain, op->domain)) continue;
+            if (op->name[0] != name[0] || strcmp(op->name, name)) continue;
+            if (!same_domain(domain, op->domain)) continue;
             if (opset >= op->since && (!op->until || opset <= op->until)) return op;
         }
     return NULL;
@@ -34,7 +35,10 @@ const gradd_op_t *gradd_op_by_name(const char *name) {
     for (size_t f = 0; f < gradd_op_family_count; f++)
         for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
             const gradd_op_t *op = &gradd_op_families[f]->v[i];
-            if (!strcmp(op->name, name) && (!best || op->since > best->since)) best = op;
+            /* most rows differ in the first character already */
+            if (op->name[0] == name[0] && !strcmp(op->name, name) &&
+                (!best || op->since > best->since))
+                best = op;
         }
     return best;
 }

@@ -102,6 +102,42 @@ TEST(the_device_is_part_of_a_plans_key) {
     gradd_device_close(second);
 }
 
+/* Nor is a plan that knows other parameters. */
+TEST(parameters_are_part_of_a_plans_key) {
+    static const gradd_type_t types[] = {
+        {GRADD_DT_F32, 1, {4}},
+        {GRADD_DT_F32, 1, {4}},
+    };
+    static const int32_t both[] = {0, 1};
+    const uint8_t id[GRADD_SHA256_BYTES] = {3};
+    worker_t worker = open_worker("");
+    Onnx__ModelProto *proto = build_model();
+    build_input(proto, "x", GRADD_DT_F32, 1, types[0].dims);
+    build_input(proto, "w", GRADD_DT_F32, 1, types[1].dims);
+    build_node(proto, "Add", "sum", "x,w", "y");
+    build_output(proto, "y");
+    size_t n;
+    uint8_t *onnx = build_pack(proto, &n);
+    model_entry_t *model;
+    CHECK_OK(cache_load_model(&worker, id, onnx, n, &model));
+    gradd_plan_options_t o = {
+        .inputs = types, .n_inputs = 2, .outputs = both, .n_outputs = 1, .device = worker.device};
+    compiled_t *plans[4];
+    bool hit;
+    for (int i = 0; i < 4; i++) {
+        o.parameters = &both[i >= 2], o.n_parameters = i ? 1 : 0; /* none, x, w, w again */
+        CHECK_OK(cache_compile(&worker, model, &o, &plans[i], &hit));
+        CHECK_EQ_INT(hit, i == 3);
+    }
+    CHECK(plans[3] == plans[2] && plans[2] != plans[1] && plans[1] != plans[0]);
+    CHECK(gradd_plan_is_parameter(plans[2]->plan, 1) &&
+          !gradd_plan_is_parameter(plans[1]->plan, 1));
+    for (int i = 0; i < 4; i++)
+        cache_release_compiled(&worker, plans[i]);
+    cache_release_model(&worker, model);
+    close_worker(&worker);
+}
+
 TEST(a_device_is_found_by_its_name) {
     worker_t worker = open_worker("");
     gradd_device_t *found = NULL;

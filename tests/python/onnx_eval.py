@@ -185,6 +185,11 @@ def _layer_norm(x: list, a: dict, n: int) -> Tensor:
     )
 
 
+def _rms_norm(x: list, a: dict, n: int) -> Tensor:
+    axis = a.get("axis", -1) % x[0].dim()
+    return torch.nn.functional.rms_norm(x[0], x[0].shape[axis:], x[1], a.get("epsilon", 1e-5))
+
+
 def _binary(function: Callable) -> Callable:
     return lambda x, a, n: function(x[0], x[1])
 
@@ -262,6 +267,7 @@ _OPS: dict[str, Callable] = {
     "Or": _binary(torch.logical_or),
     "Pad": _pad,
     "Pow": _binary(torch.pow),
+    "RMSNormalization": _rms_norm,
     "Range": lambda x, a, n: torch.arange(x[0].item(), x[1].item(), x[2].item(), dtype=x[0].dtype),
     "Reciprocal": _unary(torch.reciprocal),
     "ReduceMean": _reduce(lambda x, axes, keep: x.mean(axes, keep)),

@@ -57,6 +57,7 @@ def grouped(*operands: torch.Tensor) -> torch.Tensor:
 
 HIDDEN = np.array([[0, 0, 0], [1, 0, 1], [0, 0, 1]], np.bool_)
 BIAS = np.array([[-INF, -INF, -INF], [0.5, -INF, 2], [-1e300, -1e300, 0]])
+LATER = np.array([[0.5, INF, 1e300], [-1.0, 0.25, INF], [0.0, -INF, 1.0]])
 FAR = np.array([0.0, -0.0, 1e-300, 40, -40, 1e3, -1e3, 1e100, -1e100, 5.5, -5.5])
 ROWS = np.stack([np.zeros(6), np.full(6, 3.0), 1e3 + numbers(6), 1e-9 * numbers(6), numbers(6)])
 
@@ -95,6 +96,8 @@ EDGES = [
     Edge("Attention", "hidden by mask and order", {**qkv(), "mask": HIDDEN}, causal,
          {"is_causal": 1}),
     Edge("Attention", "hidden by bias and order", {**qkv(), "mask": BIAS}, causal,
+         {"is_causal": 1}),
+    Edge("Attention", "infinite bias of a later key", {**qkv(), "mask": LATER}, causal,
          {"is_causal": 1}),
     Edge("Attention", "one key has all", qkv(scale=1e3), sdpa),
     Edge("Attention", "shared heads, one key has all", qkv(4, 2, scale=1e3), grouped),

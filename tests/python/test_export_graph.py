@@ -29,7 +29,7 @@ def test_llama_has_all_parameters_and_no_weights():
     model = onnx.ModelProto.FromString(cap.onnx)
     assert sum(t.ByteSize() for t in model.graph.initializer) < 8192
     assert [i.name for i in model.graph.input][3:] == [*cap.params, *cap.buffers]
-    assert {o.domain: o.version for o in model.opset_import} == {"": 20, "com.gradd": 1}
+    assert {o.domain: o.version for o in model.opset_import} == {"": 23, "com.gradd": 1}
     assert not model.graph.value_info and not model.metadata_props and not model.functions
     assert all(not n.metadata_props and not n.doc_string for n in model.graph.node)
     assert [i.name for i in cap.inputs] == list(batch) and "labels" in batch

@@ -42,7 +42,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("ORTMODULE_SAVE_ONNX_PATH", "text", None, "folder for DebugOptions(save_onnx=True)"),
     Option("ORTMODULE_FALLBACK_POLICY", "text", None, "one FALLBACK_... name, or several with |"),
     Option("ORTMODULE_FALLBACK_RETRY", "bool", False, "try the daemon again in every step"),
-    Option("ORTMODULE_ONNX_OPSET_VERSION", "text", None, "graphs travel as opset 20", False),
+    Option("ORTMODULE_ONNX_OPSET_VERSION", "text", None, "graphs travel as opset 23", False),
     Option("ORTMODULE_CONV_ALGO_SEARCH", "text", None, "no cuDNN here", False),
     Option("ORTMODULE_SKIPCHECK_POLICY", "text", None, "checks are always on", False),
     Option("ORTMODULE_ENABLE_CUSTOM_AUTOGRAD", "text", None, "such modules fall back", False),

@@ -14,7 +14,7 @@ typedef struct hoist_s {
     const graph_t *g;
     sequence_t *s;
     int32_t *key;  /* per value that a node of the sequence makes: where it belongs */
-    bool *stays;   /* per value: somebody reads it, or it is a place of its own in the arena */
+    bool *stays;   /* per value: a node of the backward reads it */
     int32_t *slot; /* per position of the sequence: the position that it goes behind */
 } hoist_t;
 

@@ -1,6 +1,6 @@
 """What translations are written with: constants, casts, and the operators of our own domain.
 
-A translation takes onnx_ir values and emits nodes of opset 20 and com.gradd. Functions whose
+A translation takes onnx_ir values and emits nodes of opset 23 and com.gradd. Functions whose
 derivative at edges (ties, bounds, zeros, overflow) is defined by torch and not by the composition
 that computes their value say both: with_slope(value, x, slope).
 """
@@ -14,7 +14,7 @@ import onnxscript
 
 from gradd.export.spec import CaptureError
 
-op = onnxscript.values.Opset("", 20)
+op = onnxscript.values.Opset("", 23)
 FLOATS = (
     ir.DataType.FLOAT16,
     ir.DataType.BFLOAT16,

@@ -25,6 +25,7 @@ from onnxscript.rewriter.rules.common import (
 
 from gradd.export import doubles, inference
 from gradd.export.spec import CaptureError
+from gradd.export.translate import OPSET
 
 IR_VERSION = 10
 _REFUSED = {"Loop", "Scan", "If", "Optional", "OptionalGetElement", "OptionalHasElement"}
@@ -347,7 +348,7 @@ def serialize(model: ir.Model) -> bytes:
     model.metadata_props.clear()
     model.functions.clear()
     model.opset_imports.clear()
-    model.opset_imports.update({"": 20, "com.gradd": 1})
+    model.opset_imports.update({"": OPSET, "com.gradd": 1})
     model.producer_name, model.producer_version = "gradd", None
     model.doc_string = model.domain = None
     model.ir_version = IR_VERSION

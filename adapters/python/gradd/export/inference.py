@@ -53,7 +53,7 @@ class Folding(_constant_folding.FoldConstantsPass):
             value.type = value.type or kind
 
     def _infer(self, node: ir.Node) -> None:
-        """As opset 20, which is what the nodes are; the exporter's model says 18."""
+        """As the opset of the nodes; the exporter's model says 18."""
         given = self._opset_imports
         self._opset_imports = {**given, "": OPSET}
         try:

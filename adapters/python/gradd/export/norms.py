@@ -44,6 +44,14 @@ def layer_norm(
     return y if bias is None else op.Add(y, bias)
 
 
+def rms_norm(x: Any, axis: int, weight: Any, eps: float | None) -> Any:
+    """rms_norm() over the axes from `axis` on, which counts from the end."""
+    eps = torch.finfo(torch.float64).eps if eps is None else eps
+    square = op.ReduceMean(op.Mul(x, x), ints(*range(axis, 0)), keepdims=1)
+    y = op.Div(x, op.Sqrt(op.Add(square, scalar(eps, x.dtype))))
+    return y if weight is None else op.Mul(y, weight)
+
+
 def _per_channel(value: Any, rank: int) -> Any:
     """[C] shaped to meet [N, C, d1, ...]."""
     return op.Unsqueeze(value, ints(*range(1, rank - 1))) if rank > 2 else value

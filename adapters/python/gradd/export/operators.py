@@ -1,7 +1,7 @@
 """Own translations of aten operators to ONNX, where the stock ones are wrong for training.
 
 Each function takes onnx_ir values and Python constants in the order of the aten schema and
-emits opset-20 nodes. Attention is decomposed on purpose: the daemon recognises the pattern.
+emits opset-23 nodes. Attention is decomposed on purpose: the daemon recognises the pattern.
 All masks are boolean `Where`s with the smallest finite number, never infinity, so that a fully
 masked row gives zeros (as torch does) and no NaN can reach a gradient.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from gradd.export import losses, pointwise, products, reductions
+from gradd.export import losses, norms, pointwise, products, reductions
 from gradd.export.build import check_index, op, stop_gradient, straight_through
 from gradd.export.build import ints as _ints
 from gradd.export.build import scalar as _scalar
@@ -386,6 +386,17 @@ def _probability_loss(scores: Any, target: Any, weight: Any, name: str, smoothin
     return _reduce(rows, name, count)
 
 
+def rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    """rms_norm() in one node: as in torch, halves are computed in float and rounded once."""
+    axis = -len(normalized_shape)
+    if x.dtype == ir.DataType.DOUBLE:
+        return norms.rms_norm(x, axis, weight, eps)
+    if weight is None:
+        weight = op.Expand(_scalar(1.0, x.dtype), op.Shape(x, start=axis))
+    eps = torch.finfo(torch.float32).eps if eps is None else eps
+    return op.RMSNormalization(x, weight, axis=axis, epsilon=eps)
+
+
 def mean(value: Any, dtype: int | None = None) -> Any:
     """mean() over everything, in one node."""
     if dtype is not None and dtype != -1:
@@ -458,6 +469,7 @@ def table() -> dict[Any, Callable]:
         _aten.embedding.default: embedding,
         _aten.cross_entropy_loss.default: cross_entropy,
         _aten.mean.default: mean,
+        _aten.rms_norm.default: rms_norm,
         _aten.alias.default: identity,
         _aten.arange.default: arange,
         _aten.diff.default: diff,

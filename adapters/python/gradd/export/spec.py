@@ -123,7 +123,7 @@ class Capture:
     """One captured graph and everything needed to feed it and to rebuild the module's result.
 
     Attributes:
-        onnx: Serialised ModelProto without weights, opset 20 and domain com.gradd version 1.
+        onnx: Serialised ModelProto without weights, opset 23 and domain com.gradd version 1.
             Parameters and buffers in use are graph inputs named by their qualified name.
         inputs: Inputs of the call that the graph uses, in the order of the graph.
         params: Qualified names of the parameters that are graph inputs (canonical aliases).
