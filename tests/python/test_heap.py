@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from gradd import ORTModule, heap
 
+pytestmark = pytest.mark.usefixtures("shared_daemon")
 MIB = 1 << 20
 
 
