@@ -80,16 +80,14 @@ static gradd_status_t check_finite(const struct run_s *run, const step_t *step,
     return GRADD_OK;
 }
 
-static gradd_status_t run_step(const struct run_s *run, program_t *program, int k,
-                               const exec_bases_t *b, const step_t **first_inf) {
-    step_t *step = &program->steps[k];
+static gradd_status_t run_step(const struct run_s *run, step_t *step, const exec_bases_t *b,
+                               const step_t **first_inf) {
     int n = step->run.n_in + step->run.n_out;
     for (int i = 0; i < n; i++)
         step->view[i].data = address(b, step, i);
     step->run.work = step->work < 0 ? NULL : b->arena + step->work;
     step->run.seed = run->seed;
     step->run.dropout_off = run->flags & GRADD_RUN_DROPOUT_OFF;
-    step->run.step = k;
     const gradd_device_t *d = run->device;
     double start = d->hook ? seconds_now() : 0;
     gradd_status_t status = d->backend->run(d->queue, step->kernel, &step->run);
@@ -105,7 +103,7 @@ static gradd_status_t run_steps(const struct run_s *run, program_t *program, con
     for (int k = 0; k < program->n; k++) {
         if (cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED))
             return GRADD_FAIL(STALE, "the run was cancelled");
-        gradd_status_t status = run_step(run, program, k, b, &first_inf);
+        gradd_status_t status = run_step(run, &program->steps[k], b, &first_inf);
         if (status)
             return gradd_wrap(status, "%s", step_text(run, &program->steps[k], text, sizeof text));
     }

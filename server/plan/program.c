@@ -14,6 +14,7 @@ static gradd_status_t step_alloc(program_t *p, int n_in, int n_out, step_t *step
     step->view = arena_array(p->arena, n, sizeof step->view[0]);
     step->loc = arena_array(p->arena, n, sizeof step->loc[0]);
     if (!step->view || !step->loc) return no_memory();
+    step->run.step = p->n;
     step->run.n_in = n_in;
     step->run.n_out = n_out;
     step->run.in = step->view;
