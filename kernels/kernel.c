@@ -48,24 +48,24 @@ void gradd_kernel_unprepare(const gradd_kernel_t *kernel, gradd_prepared_t *prep
     *prepared = (gradd_prepared_t){0};
 }
 
-const gradd_kernel_t *gradd_backend_kernel(const gradd_backend_t *backend, const gradd_infer_t *c) {
+typedef bool (*suits_t)(const gradd_kernel_t *kernel, const gradd_infer_t *c);
+
+static const gradd_kernel_t *find(const gradd_backend_t *backend, const gradd_infer_t *c,
+                                  suits_t suits) {
     for (size_t f = 0; f < backend->n_kernels; f++)
         for (size_t i = 0; i < backend->kernels[f]->n; i++)
-            if (gradd_kernel_runs(&backend->kernels[f]->v[i], c)) return &backend->kernels[f]->v[i];
+            if (suits(&backend->kernels[f]->v[i], c)) return &backend->kernels[f]->v[i];
     return NULL;
 }
 
-static const gradd_kernel_t *find_fitting(const gradd_backend_t *backend, const gradd_infer_t *c) {
-    for (size_t f = 0; f < backend->n_kernels; f++)
-        for (size_t i = 0; i < backend->kernels[f]->n; i++)
-            if (fits(&backend->kernels[f]->v[i], c)) return &backend->kernels[f]->v[i];
-    return NULL;
+const gradd_kernel_t *gradd_backend_kernel(const gradd_backend_t *backend, const gradd_infer_t *c) {
+    return find(backend, c, gradd_kernel_runs);
 }
 
 gradd_status_t gradd_no_kernel(const gradd_backend_t *backend, const gradd_infer_t *c) {
     char types[256] = "";
     size_t at = 0;
-    const gradd_kernel_t *close = find_fitting(backend, c);
+    const gradd_kernel_t *close = find(backend, c, fits);
     if (close)
         return GRADD_FAIL(UNSUPPORTED,
                           "the device '%s' runs %s only where input %d is known when the plan is "
