@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import transformers
 from nets import assert_close
 from torch import nn
 
@@ -186,7 +187,6 @@ def test_the_signature_is_the_modules() -> None:
 
 
 def test_trainer_keeps_the_columns_of_a_wrapped_model(tmp_path: object) -> None:
-    transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
         vocab_size=16, n_embd=8, n_head=2, n_layer=1, n_positions=16, bos_token_id=0, eos_token_id=0
     )

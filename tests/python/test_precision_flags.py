@@ -8,6 +8,7 @@ import pytest
 import torch
 from nets import Net, pair, step_agrees
 from torch import nn
+from transformers.utils import enable_tf32
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 
@@ -48,8 +49,7 @@ def test_a_precision_for_all_libraries(precision: str) -> None:
 
 @pytest.mark.parametrize("enable", [True, False])
 def test_transformers_switch(enable: bool) -> None:
-    utils = pytest.importorskip("transformers.utils")
-    utils.enable_tf32(enable)
+    enable_tf32(enable)
     ours, theirs = pair(Layers())
     step_agrees(ours, theirs, torch.randn(3, 4))
     assert ours.gradd_stats()["fallbacks"] == {}
