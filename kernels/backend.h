@@ -45,8 +45,8 @@ typedef struct gradd_backend_s {
     gradd_status_t (*queue_create)(int threads, gradd_queue_t **out);
     void (*queue_destroy)(gradd_queue_t *queue); /* waits; accepts NULL */
     /* Makes the calling thread ready for a sequence of calls, which ends with wait; not needed by
-     * alloc and free. */
-    gradd_status_t (*queue_enter)(gradd_queue_t *queue);
+     * alloc and free. At most so many threads of the host compute; 0 = the queue's number. */
+    gradd_status_t (*queue_enter)(gradd_queue_t *queue, int threads);
     /* Waits for all that was enqueued and reports what failed first since the last report;
      * *out_step (may be NULL) is the step of the operator that did, or -1. What stands behind
      * failed work may be left out, but for free. A device that is lost reports DEVICE from then on.

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-/* What one call costs, for people (explain) and estimates; nothing is decided by it. */
+/* What one call costs, by its types alone (kernels/cost.h). */
 typedef struct gradd_cost_s {
     double flops;          /* additions and multiplications */
     int64_t read, written; /* bytes of operands and results */

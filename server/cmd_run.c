@@ -119,7 +119,7 @@ static gradd_status_t fingerprint(const work_run_t *run, bool whole, uint64_t *o
         size_t bytes = bound->address[i] ? (size_t)gradd_type_bytes(&bound->types[i]) : 0;
         list[i] = (gradd_bytes_t){bound->address[i], bytes};
     }
-    gradd_status_t st = d->backend->queue_enter(d->queue);
+    gradd_status_t st = d->backend->queue_enter(d->queue, 0);
     if (st == GRADD_OK) st = d->backend->fingerprint(d->queue, list, n, whole, out);
     free(list);
     return st;

@@ -155,7 +155,7 @@ gradd_status_t explain_report_make(const gradd_plan_t *plan, const gradd_explain
     const gradd_explain_info_t *info = gradd_explain_info(explain);
     explain_report_t r = {.title = "",
                           .library = info->device->library,
-                          .threads = info->device->threads,
+                          .threads = p->threads,
                           .arena_bytes = p->arena_bytes,
                           .saved_bytes = p->saved_bytes,
                           .constant_bytes = p->constant_bytes,

@@ -102,8 +102,8 @@ static void cpu_queue_destroy(gradd_queue_t *queue) {
     free(queue);
 }
 
-static gradd_status_t cpu_queue_enter(gradd_queue_t *queue) {
-    gradd_cpu_enter(queue->threads);
+static gradd_status_t cpu_queue_enter(gradd_queue_t *queue, int threads) {
+    gradd_cpu_enter(threads ? threads : queue->threads);
     return GRADD_OK;
 }
 

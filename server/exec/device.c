@@ -62,7 +62,7 @@ const gradd_mapper_t *device_mapper(const gradd_device_t *d) {
 }
 
 gradd_status_t device_read(gradd_device_t *d, void *to, const void *from, size_t bytes) {
-    GRADD_TRY(d->backend->queue_enter(d->queue));
+    GRADD_TRY(d->backend->queue_enter(d->queue, 0));
     gradd_status_t status = d->backend->copy(d->queue, to, from, bytes);
     gradd_status_t waited = d->backend->wait(d->queue, NULL);
     return status ? status : waited;

@@ -65,7 +65,7 @@ gradd_status_t gradd_run_forward(gradd_run_handle_t *run, uint64_t seed, uint32_
                       .inputs = run->inputs,
                       .outputs = outputs};
     GRADD_TRY(check_bases(plan, &plan->forward, &b));
-    GRADD_TRY(run->device->backend->queue_enter(run->device->queue));
+    GRADD_TRY(run->device->backend->queue_enter(run->device->queue, plan->info.threads));
     GRADD_TRY(exec_program(run, &plan->forward, &b, cancel));
     run->has_forward = plan->variants != NULL;
     return GRADD_OK;
@@ -166,7 +166,7 @@ gradd_status_t gradd_run_backward(gradd_run_handle_t *run, const void *const *gr
     gradd_status_t status = plan_variant(plan, arrives, keep, &v);
     free(arrives);
     GRADD_TRY(status);
-    GRADD_TRY(run->device->backend->queue_enter(run->device->queue));
+    GRADD_TRY(run->device->backend->queue_enter(run->device->queue, plan->info.threads));
     GRADD_TRY(run_variant(run, v, grad_outputs, grads, cancel));
     for (int i = 0; i < plan->n_grads; i++)
         out_written[i] = v->grads[i] != GRADD_NONE;

@@ -174,7 +174,7 @@ static gradd_status_t check_request(const step_request_t *r) {
 static gradd_status_t read_journal(stepping_t *s) {
     GRADD_TRY(s->b->copy(s->queue, &s->head, s->journal, offsetof(step_journal_t, pad)));
     GRADD_TRY(s->b->wait(s->queue, NULL));
-    GRADD_TRY(s->b->queue_enter(s->queue));
+    GRADD_TRY(s->b->queue_enter(s->queue, 0));
     if (s->head.magic && s->head.magic != STEP_JOURNAL_MAGIC)
         return GRADD_FAIL(SHM, "the region given as journal is not one");
     if (s->head.magic) return GRADD_OK;
@@ -210,7 +210,7 @@ static gradd_status_t run(stepping_t *s) {
     bool done;
     double norm = 0;
     uint64_t bits;
-    GRADD_TRY(s->b->queue_enter(s->queue));
+    GRADD_TRY(s->b->queue_enter(s->queue, 0));
     GRADD_TRY(open_journal(s, &done));
     if (done) return GRADD_OK;
     if (clips(s->r)) GRADD_TRY(global_norm(s, &norm));

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cost.h"
 #include "server/graph/budget.h"
 #include "server/plan/plan.h"
 
@@ -36,7 +37,7 @@ static gradd_infer_t describe(const gradd_plan_t *p, const graph_node_t *n, oper
     for (int j = 0; j < n->n_out; j++)
         o->out[j] = n->out[j] == GRADD_NONE ? (gradd_type_t){0} : g->values[n->out[j]]->type;
     return (gradd_infer_t){n->op,    n->attrs, n->opset, n->n_in,
-                           n->n_out, o->in,    o->out,   p->device->info.threads};
+                           n->n_out, o->in,    o->out,   p->info.threads};
 }
 
 static uint64_t hash_type(uint64_t hash, const gradd_type_t *type) {
@@ -105,11 +106,24 @@ static gradd_status_t prepare_shared(gradd_plan_t *p, const gradd_infer_t *c, ca
     return GRADD_OK;
 }
 
-static gradd_status_t choose(gradd_plan_t *p, const graph_node_t *n, call_t *out) {
+/* Chooses the kernel of a node and adds what the call costs to *work. */
+static gradd_status_t choose(const gradd_plan_t *p, const graph_node_t *n, call_t *out,
+                             plan_work_t *work) {
     operands_t operands;
-    gradd_infer_t c = describe(p, n, &operands);
+    gradd_cost_t cost;
+    const gradd_infer_t c = describe(p, n, &operands);
     out->kernel = gradd_backend_kernel(p->device->backend, &c);
     if (!out->kernel) return gradd_no_kernel(p->device->backend, &c);
+    gradd_kernel_cost(out->kernel, &c, &cost);
+    work->flops += cost.flops;
+    work->bytes += (double)cost.read + (double)cost.written;
+    work->calls++;
+    return GRADD_OK;
+}
+
+static gradd_status_t prepare(gradd_plan_t *p, const graph_node_t *n, call_t *out) {
+    operands_t operands;
+    const gradd_infer_t c = describe(p, n, &operands);
     if (out->kernel->prepare) return prepare_shared(p, &c, out);
     return gradd_kernel_prepare(out->kernel, &c, &out->prepared);
 }
@@ -117,17 +131,24 @@ static gradd_status_t choose(gradd_plan_t *p, const graph_node_t *n, call_t *out
 gradd_status_t plan_choose(gradd_plan_t *p, sequence_t *sequence) {
     char text[GRAPH_NODE_TEXT];
     const graph_t *g = p->graph;
+    const graph_node_t *n = NULL;
+    plan_work_t work = {0};
+    gradd_status_t status = GRADD_OK;
     sequence->calls = calloc((size_t)sequence->n + 1, sizeof sequence->calls[0]);
     if (!sequence->calls) return GRADD_FAIL(NOMEM, "no memory to plan the graph");
-    for (int k = 0; k < sequence->n; k++) {
-        const graph_node_t *n = &g->nodes[sequence->nodes[k]];
+    for (int k = 0; k < sequence->n && !status; k++) {
+        n = &g->nodes[sequence->nodes[k]];
         if (n->op->flags & GRADD_OP_VIEW || plan_writes_nothing(g, n)) continue;
-        gradd_status_t status = choose(p, n, &sequence->calls[k]);
-        if (status)
-            return gradd_wrap(status, "%s",
-                              graph_node_text(g, graph_origin(g, n), text, sizeof text));
+        status = choose(p, n, &sequence->calls[k], &work);
     }
-    return GRADD_OK;
+    if (!p->info.threads) p->info.threads = plan_threads(&work, p->device->info.threads);
+    gradd_cpu_enter(p->info.threads);
+    for (int k = 0; k < sequence->n && !status; k++) {
+        n = &g->nodes[sequence->nodes[k]];
+        if (sequence->calls[k].kernel) status = prepare(p, n, &sequence->calls[k]);
+    }
+    if (!status) return GRADD_OK;
+    return gradd_wrap(status, "%s", graph_node_text(g, graph_origin(g, n), text, sizeof text));
 }
 
 void plan_unprepare(gradd_plan_t *p) {

@@ -44,7 +44,7 @@ gradd_status_t constants_place(gradd_plan_t *p, gradd_val_t v, loc_t *out) {
 static gradd_status_t fill(const gradd_plan_t *p, char *block) {
     const constants_t *c = &p->constants;
     const gradd_device_t *d = p->device;
-    GRADD_TRY(d->backend->queue_enter(d->queue));
+    GRADD_TRY(d->backend->queue_enter(d->queue, 0));
     for (int v = 0; v < c->n; v++) {
         const graph_value_t *value = p->graph->values[v];
         if (c->loc[v].kind != LOC_CONST || c->loc[v].index != c->n_blocks) continue;

@@ -168,8 +168,17 @@ void sequence_finish(sequence_t *sequence);
 void schedule_mark_saved(const graph_t *g, const sequence_t *sequence, const gradd_val_t *grads,
                          int n_grads, bool *saved);
 
-/* Chooses the device's kernel for every node and prepares it, for the number of threads that the
- * calling thread has entered. Equal calls share a state, which lives
+/* What a sequence costs (kernels/cost.h). */
+typedef struct plan_work_s {
+    double flops, bytes;
+    int calls;
+} plan_work_t;
+
+/* How many of the device's threads a plan of that work takes: all, or one. */
+int plan_threads(const plan_work_t *work, int threads);
+
+/* Chooses the device's kernel for every node and prepares it. The first sequence of a plan, its
+ * forward with the expected backward, decides its threads. Equal calls share a state, which lives
  * as long as the plan. Errors name the node: UNSUPPORTED if there is no kernel, LIMIT. */
 gradd_status_t plan_choose(gradd_plan_t *plan, sequence_t *sequence);
 /* Gives back what the kernels have prepared. */

@@ -51,7 +51,7 @@ static gradd_status_t add_step(gradd_plan_t *plan, const sequence_t *sequence,
     step->run.attrs = n->attrs;
     step->run.opset = n->opset;
     step->run.node = n->random;
-    step->run.threads = plan->device->info.threads;
+    step->run.threads = plan->info.threads;
     step->work = layout->work[k];
     step->work_bytes = (int64_t)call->prepared.work;
     step->run.state = call->prepared.state;

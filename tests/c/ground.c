@@ -130,7 +130,7 @@ static gradd_status_t run_there(gradd_device_t *d, passage_t *p, char *block) {
     r.in = views;
     r.out = views + r.n_in;
     if (r.work) r.work = (char *)memory + p->work_at;
-    CHECK_OK(b->queue_enter(d->queue));
+    CHECK_OK(b->queue_enter(d->queue, 0));
     CHECK_OK(b->copy(d->queue, memory, block, p->total));
     gradd_status_t status = b->run(d->queue, p->kernel, &r);
     gradd_status_t waited = b->wait(d->queue, NULL);

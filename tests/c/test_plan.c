@@ -85,6 +85,28 @@ TEST(equal_products_share_a_state) {
     model_destroy(m2), model_destroy(m8);
 }
 
+TEST(a_plan_of_little_work_takes_one_thread) {
+    const plan_work_t mlp = {100e6, 5e6, 11}, few = {1e9, 40e6, 11},
+                      small_calls = {380e6, 70e6, 485};
+    CHECK_EQ_INT(plan_threads(&(plan_work_t){0}, 8), 1);
+    CHECK_EQ_INT(plan_threads(&mlp, 2), 1);
+    CHECK_EQ_INT(plan_threads(&few, 2), 2);
+    CHECK_EQ_INT(plan_threads(&few, 1), 1);
+    CHECK_EQ_INT(plan_threads(&small_calls, 2), 1);
+    model_t *m;
+    gradd_plan_t *p = layers(2, &m);
+    const bool arrives = true;
+    const variant_t *kept;
+    CHECK_EQ_INT(gradd_plan_info(p)->threads, 1);
+    CHECK_OK(plan_variant(p, &arrives, true, &kept));
+    for (int k = 0; k < p->forward.n; k++)
+        CHECK_EQ_INT(p->forward.steps[k].run.threads, 1);
+    for (int k = 0; k < kept->program.n; k++)
+        CHECK(kept->program.steps[k].run.threads <= 1); /* a copy has none */
+    destroy(p);
+    model_destroy(m);
+}
+
 TEST(a_plan_counts_what_it_holds) {
     model_t *m;
     gradd_plan_t *p = layers(2, &m);

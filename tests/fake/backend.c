@@ -46,7 +46,8 @@ static gradd_status_t fake_create(int threads, gradd_queue_t **out) {
     return fake_queue_create(out);
 }
 
-static gradd_status_t fake_enter(gradd_queue_t *q) {
+static gradd_status_t fake_enter(gradd_queue_t *q, int threads) {
+    (void)threads;
     fake_queue_enter(q);
     return GRADD_OK;
 }
