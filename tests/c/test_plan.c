@@ -12,7 +12,7 @@
 enum { SIZE = 16 };
 
 static gradd_device_t *open_device(const gradd_backend_t *backend) {
-    const gradd_device_options_t o = {.threads = 1};
+    const gradd_device_options_t o = {.threads = 2};
     gradd_device_t *device;
     CHECK_OK(device_open(backend, &o, &device));
     return device;

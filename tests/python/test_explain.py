@@ -288,8 +288,10 @@ def test_model_and_command_line_agree(daemon: Any, tmp_path: Path) -> None:
     file = explained(path, *sizes, "--train", trained, "--out", "loss")
     assert file["rows"] == mine["rows"]
     pinned = {"OMP_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "1"}  # a trainer's, not the plan's
+    large = [f"{n}=16x128" for n in make(2, 8, 0)]  # worth all threads
+    assert file["threads"] == 1
     plain, inherited = (
-        json.loads(command("explain", path, *sizes, "--json", **env)) for env in ({}, pinned)
+        json.loads(command("explain", path, *large, "--json", **env)) for env in ({}, pinned)
     )
     assert plain["rows"] == inherited["rows"] and plain["threads"] == inherited["threads"] == 2
 
