@@ -138,7 +138,7 @@ typedef struct gradd_plan_info_s {
     int n_nodes_forward, n_nodes_backward;
     double compile_ms;
     int64_t parameter_bytes; /* of the inputs that are parameters */
-    int threads; /* that compute: all of the device's, or 1 where the others would wake for less */
+    int threads; /* that run it: all of the device's, or 1 where waking others costs too much */
 } gradd_plan_info_t;
 
 /* The plan keeps the model's nodes by reference: destroy plans before their model and their device.

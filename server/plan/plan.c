@@ -204,7 +204,7 @@ gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_
     if (!p) return no_memory();
     p->device = options->device;
     budget_start(p->device->compile_ms);
-    gradd_cpu_enter(p->device->info.threads); /* to fold and prepare */
+    gradd_cpu_enter(p->device->info.threads); /* to fold */
     gradd_status_t status = build(p, model, options);
     budget_end();
     if (status) {

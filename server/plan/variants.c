@@ -160,7 +160,7 @@ gradd_status_t plan_variant(gradd_plan_t *p, const bool *arrives, bool keep,
     bool *full = calloc((size_t)p->graph->n_outputs + 1, sizeof full[0]);
     if (!full) return no_memory();
     budget_start(p->device->compile_ms);
-    gradd_cpu_enter(p->device->info.threads); /* to fold and prepare */
+    gradd_cpu_enter(p->device->info.threads); /* to fold */
     gradd_status_t status = check_arrivals(p, arrives, full);
     if (!status && !(*out = find_variant(p, arrives, keep))) {
         bool many = p->n_variants >= PLAN_MAX_VARIANTS;
