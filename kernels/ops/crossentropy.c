@@ -407,7 +407,6 @@ GRADD_OPS(
         .max_in = 3,
         .min_out = 1,
         .max_out = 2,
-        .flags = GRADD_OP_INTERNAL,
         .no_diff = 4,
         .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_NUM},
         .attrs = LOSS_ATTRS,

@@ -4,13 +4,17 @@
  * the numbers of heads as attributes. past_key and past_value [B, K, P, ...] stand in front of K
  * and V; the results are present_key and present_value. attn_mask broadcasts to [B, H, Q, P + N]
  * and has one entry per key: boolean (true = may look), or of the type of Q, added to the scores.
- * With is_causal, query i sees keys up to i + P. Rows that may see no key give zero. Y has the form
- * of Q.
+ * With is_causal, query i sees keys up to i + P. Rows that may see no key give zero, all of them
+ * where there is none. Y has the form of Q.
  *
  * qk_matmul_output is the matrix of scores, which nothing else needs: as products (mode 0), capped
  * (1), with mask (2), after the softmax (3). The softmax is computed in f32 or f64, so a
  * softmax_precision other than that is refused.
  * Source: https://onnx.ai/onnx/operators/onnx__Attention.html
+ *
+ * com.gradd::Attention is the same with an attribute more, for which ONNX has no word: `dropout`,
+ * the share of probabilities that a training step leaves out, as in torch's
+ * scaled_dot_product_attention.
  */
 #include <math.h>
 #include <string.h>
@@ -112,7 +116,6 @@ static gradd_status_t describe(const gradd_type_t *in, gradd_attrs_t attrs, size
         GRADD_TRY(read_past(&in[PAST_VALUE], s, s->d_v, "past_value", &n));
         if (n != s->n_past) return misfit("past_value", &in[PAST_VALUE]);
     }
-    if (s->n_past + s->n_new < 1) return misfit("K, which has no key,", &in[K]);
     return is_given(in, MASK) ? check_mask(&in[MASK], &in[Q], s) : GRADD_OK;
 }
 
@@ -182,7 +185,8 @@ static gradd_val_t causal(const parts_t *p) {
     return GRADD_EMIT(b, "LessOrEqual", positions(b, 0, p->s.n_past + p->s.n_new), rows);
 }
 
-/* A bias of minus infinity is no key either, or rows that have nothing else would be NaN. */
+/* A bias of minus infinity is no key either, or rows that have nothing else would be NaN. One that
+ * is NaN is a key. */
 static void find_mask(parts_t *p) {
     gradd_builder_t *b = p->b;
     if (p->in[MASK] != GRADD_NONE && gradd_val_type(b, p->in[MASK])->dtype == GRADD_DT_BOOL) {
@@ -190,7 +194,7 @@ static void find_mask(parts_t *p) {
     } else if (p->in[MASK] != GRADD_NONE) {
         gradd_val_t least = gradd_const_scalar(b, p->wide, -INFINITY);
         p->bias = gradd_wide(b, p->in[MASK]);
-        p->allowed = GRADD_EMIT(b, "Greater", p->bias, least);
+        p->allowed = GRADD_EMIT(b, "Not", GRADD_EMIT(b, "Equal", p->bias, least));
     }
     if (!gradd_attr_int(p->x->attrs, "is_causal", 0)) return;
     gradd_val_t lower = causal(p);
@@ -201,14 +205,23 @@ static double scale_of(const parts_t *p) {
     return gradd_attr_float(p->x->attrs, "scale", 1 / sqrt((double)p->s.d));
 }
 
+static gradd_val_t zeros(const parts_t *p) {
+    const sizes_t *s = &p->s;
+    const int64_t flat[3] = {s->batch, s->n_q, s->heads * s->d_v};
+    const int64_t apart[4] = {s->batch, s->heads, s->n_q, s->d_v};
+    gradd_val_t dims = gradd_const_i64s(p->b, s->flat ? flat : apart, s->flat ? 3 : 4);
+    return GRADD_EMIT(p->b, "Expand", gradd_const_scalar(p->b, p->dtype, 0), dims);
+}
+
 static gradd_val_t attend(const parts_t *p) {
     gradd_builder_t *b = p->b;
     const bool past = p->in[PAST_KEY] != GRADD_NONE;
     const int turned = GRADD_ATTN_Q_TURNED | GRADD_ATTN_Y_TURNED |
                        (past ? 0 : GRADD_ATTN_K_TURNED | GRADD_ATTN_V_TURNED);
-    const gradd_attr_t attrs[6] = {
+    const gradd_attr_t attrs[7] = {
         gradd_make_float("scale", scale_of(p)),
         gradd_make_float("softcap", gradd_attr_float(p->x->attrs, "softcap", 0)),
+        gradd_make_float("dropout", gradd_attr_float(p->x->attrs, "dropout", 0)),
         gradd_make_float("fill", -INFINITY),
         gradd_make_int("hides", GRADD_ATTN_HIDES_SCORE | GRADD_ATTN_HIDES_BIAS),
         gradd_make_int("zero", 1),
@@ -219,7 +232,7 @@ static gradd_val_t attend(const parts_t *p) {
     in[K] = apart_keys ? apart(p, K, p->s.kv_heads) : whole(p, K, PAST_KEY, p->s.kv_heads);
     in[V] = apart_keys ? apart(p, V, p->s.kv_heads) : whole(p, V, PAST_VALUE, p->s.kv_heads);
     if (p->allowed != GRADD_NONE) in[5] = GRADD_EMIT(b, "MaskRanges", p->allowed);
-    gradd_val_t y = gradd_emit_attrs(b, "FusedAttention", in, 6, attrs, 6);
+    gradd_val_t y = gradd_emit_attrs(b, "FusedAttention", in, 6, attrs, 7);
     const int64_t flat[3] = {p->s.batch, p->s.n_q, p->s.heads * p->s.d_v};
     return p->s.flat ? gradd_reshape_to(b, y, flat, 3) : y;
 }
@@ -258,8 +271,9 @@ static gradd_status_t expand_attention(gradd_expand_t *x) {
     GRADD_TRY(describe(types, x->attrs, &p.s));
     p.dtype = types[Q].dtype;
     p.wide = p.dtype == GRADD_DT_F64 ? GRADD_DT_F64 : GRADD_DT_F32;
-    find_mask(&p);
-    x->out[0] = attend(&p);
+    const bool keys = p.s.n_past + p.s.n_new > 0;
+    if (keys) find_mask(&p);
+    x->out[0] = keys ? attend(&p) : zeros(&p);
     if (x->n_out > 1) x->out[1] = whole(&p, K, PAST_KEY, p.s.kv_heads);
     if (x->n_out > 2) x->out[2] = whole(&p, V, PAST_VALUE, p.s.kv_heads);
     if (x->n_out > 3) x->out[3] = scores(&p);
@@ -268,58 +282,55 @@ static gradd_status_t expand_attention(gradd_expand_t *x) {
 
 /* ---- row ------------------------------------------------------------------------------------- */
 
+#define ROW(domain_, since_, flags_)                                                               \
+    .name = "Attention", .domain = domain_, .since = since_, .min_in = 3, .max_in = 6,             \
+    .min_out = 1, .max_out = 4, .flags = GRADD_OP_COSTLY | flags_,                                 \
+    .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT | GRADD_T_BOOL,           \
+              GRADD_T_FLOAT},                                                                      \
+    .infer = infer_attention, .expand = expand_attention
+/* clang-format off */
+#define ATTRS                                                                                      \
+    {"is_causal", GRADD_ATTR_INT, false}, {"kv_num_heads", GRADD_ATTR_INT, false},                 \
+    {"q_num_heads", GRADD_ATTR_INT, false}, {"qk_matmul_output_mode", GRADD_ATTR_INT, false},      \
+    {"scale", GRADD_ATTR_FLOAT, false}, {"softcap", GRADD_ATTR_FLOAT, false},                      \
+    {"softmax_precision", GRADD_ATTR_INT, false}
+/* clang-format on */
+
 GRADD_OPS(
     onnx_attention,
-    {
-        .name = "Attention",
-        .domain = "",
-        .since = 23,
-        .min_in = 3,
-        .max_in = 6,
-        .min_out = 1,
-        .max_out = 4,
-        .flags = GRADD_OP_COSTLY,
-        .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT | GRADD_T_BOOL,
-                  GRADD_T_FLOAT},
-        .attrs = GRADD_ATTR_LIST(
-            {"is_causal", GRADD_ATTR_INT, false},
-          {"kv_num_heads", GRADD_ATTR_INT, false},
-            {"q_num_heads", GRADD_ATTR_INT, false},
-            {"qk_matmul_output_mode", GRADD_ATTR_INT, false},
-          {"scale", GRADD_ATTR_FLOAT, false},
-            {"softcap", GRADD_ATTR_FLOAT, false},
-          {"softmax_precision", GRADD_ATTR_INT, false}
-          ),
-        .infer = infer_attention,
-        .expand = expand_attention,
-        .cases = GRADD_CASES(
-            {.text = "f32[2,3,4,8] f32[2,3,6,8] f32[2,3,6,8]"},
-            {.text = "f32[2,4,5,8] f32[2,2,5,8] f32[2,2,5,6] | is_causal=1 scale=0.3"},
-            {.text = "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] | is_causal=1"},
-            {.text = "f32[2,5,12] f32[2,6,6] f32[2,6,4] | q_num_heads=4 kv_num_heads=2"},
-            {.text = "f32[2,5,12] f32[2,5,12] f32[2,5,12] | q_num_heads=3 kv_num_heads=3 "
-                     "is_causal=1 -> 3"},
-            {.text = "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] "
-                     "bool[3,5]={0,0,0,0,0,1,1,0,1,0,1,0,0,0,1}"},
-            {.text = "f32[2,2,3,4] f32[2,1,5,4] f32[2,1,5,4] bool[2,1,1,5]={1,1,1,0,0,1,1,1,1,1} | "
-                     "softcap=2.5"},
-            {.text = "f32[1,2,3,4] f32[1,2,3,4] f32[1,2,3,4] bool[3,3]={0,1,1,1,1,1,0,0,1} | "
-                     "is_causal=1"},
-            {.text = "f32[2,2,3,4] f32[2,2,5,4] f32[2,2,5,4] f32[2,3,5] | softcap=1.5"},
-            {.text = "f32[1,2,3,4] f32[1,2,3,4] f32[1,2,3,4] f32[1,3,3] | is_causal=1"},
-            {.text = "f32[1,2,2,4] f32[1,2,3,4] f32[1,2,3,4] f32[2,3]={-inf,-inf,-inf,0,-inf,0.5}",
-                  .grad_tol = -1},
-            {.text = "f32[2,2,3,4] f32[2,2,2,4] f32[2,2,2,4] - f32[2,2,3,4] f32[2,2,3,4] | "
-                     "is_causal=1 -> 3"},
-            {.text = "f32[1,3,8] f32[1,2,4] f32[1,2,4] bool[3,5] f32[1,1,3,4] f32[1,1,3,4] | "
-                     "q_num_heads=2 kv_num_heads=1 -> 3"},
-            {.text = "f32[1,2,3,4] f32[1,1,5,4] f32[1,1,5,4] | scale=0.7 -> 4"},
-            {.text = "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] f32[3,5] | qk_matmul_output_mode=1 "
-                     "softcap=2.5 -> 4"},
-            {.text =
-                 "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] f32[3,5] | qk_matmul_output_mode=2 -> 4"},
-            {.text = "f32[1,2,3,4] f32[1,2,3,4] f32[1,2,3,4] bool[3,3]={0,1,1,1,1,1,0,0,1} | "
-                     "is_causal=1 qk_matmul_output_mode=3 -> 4"},
-            {.text = "f32[0,2,3,4] f32[0,2,5,4] f32[0,2,5,4]"}
-          )
-});
+    {ROW("", 23, 0), .attrs = GRADD_ATTR_LIST(ATTRS),
+     .cases = GRADD_CASES(
+         {.text = "f32[2,3,4,8] f32[2,3,6,8] f32[2,3,6,8]"},
+         {.text = "f32[2,4,5,8] f32[2,2,5,8] f32[2,2,5,6] | is_causal=1 scale=0.3"},
+         {.text = "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] | is_causal=1"},
+         {.text = "f32[2,5,12] f32[2,6,6] f32[2,6,4] | q_num_heads=4 kv_num_heads=2"},
+         {.text = "f32[2,5,12] f32[2,5,12] f32[2,5,12] | q_num_heads=3 kv_num_heads=3 "
+                  "is_causal=1 -> 3"},
+         {.text = "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] "
+                  "bool[3,5]={0,0,0,0,0,1,1,0,1,0,1,0,0,0,1}"},
+         {.text = "f32[2,2,3,4] f32[2,1,5,4] f32[2,1,5,4] bool[2,1,1,5]={1,1,1,0,0,1,1,1,1,1} | "
+                  "softcap=2.5"},
+         {.text = "f32[1,2,3,4] f32[1,2,3,4] f32[1,2,3,4] bool[3,3]={0,1,1,1,1,1,0,0,1} | "
+                  "is_causal=1"},
+         {.text = "f32[2,2,3,4] f32[2,2,5,4] f32[2,2,5,4] f32[2,3,5] | softcap=1.5"},
+         {.text = "f32[1,2,3,4] f32[1,2,3,4] f32[1,2,3,4] f32[1,3,3] | is_causal=1"},
+         {.text = "f32[1,2,2,4] f32[1,2,3,4] f32[1,2,3,4] f32[2,3]={-inf,-inf,-inf,0,-inf,0.5}",
+          .grad_tol = -1},
+         {.text = "f32[2,2,3,4] f32[2,2,2,4] f32[2,2,2,4] - f32[2,2,3,4] f32[2,2,3,4] | "
+                  "is_causal=1 -> 3"},
+         {.text = "f32[1,3,8] f32[1,2,4] f32[1,2,4] bool[3,5] f32[1,1,3,4] f32[1,1,3,4] | "
+                  "q_num_heads=2 kv_num_heads=1 -> 3"},
+         {.text = "f32[1,2,3,4] f32[1,1,5,4] f32[1,1,5,4] | scale=0.7 -> 4"},
+         {.text = "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] f32[3,5] | qk_matmul_output_mode=1 "
+                  "softcap=2.5 -> 4"},
+         {.text = "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] f32[3,5] | qk_matmul_output_mode=2 -> 4"},
+         {.text = "f32[1,2,3,4] f32[1,2,3,4] f32[1,2,3,4] bool[3,3]={0,1,1,1,1,1,0,0,1} | "
+                  "is_causal=1 qk_matmul_output_mode=3 -> 4"},
+         {.text = "f32[1,2,2,4] f32[1,2,0,4] f32[1,2,0,3] -> 3"},
+         {.text = "f32[0,2,3,4] f32[0,2,5,4] f32[0,2,5,4]"})},
+    {ROW("com.gradd", 1, GRADD_OP_RANDOM),
+     .attrs = GRADD_ATTR_LIST({"dropout", GRADD_ATTR_FLOAT, false}, ATTRS),
+     .cases =
+         GRADD_CASES({.text = "f32[2,4,5,8] f32[2,2,5,8] f32[2,2,5,6] | is_causal=1 dropout=0.25"},
+                     {.text = "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] "
+                              "bool[3,5]={0,0,0,0,0,1,1,0,1,0,1,0,0,0,1} | dropout=0.5"})});

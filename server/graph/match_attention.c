@@ -62,8 +62,7 @@ gradd_val_t match_heads_swapped(const graph_t *g, gradd_val_t v) {
     return has_perm(g, n, 2, 1, 3) ? n->in[0] : GRADD_NONE;
 }
 
-/* [B, few, S, D] under Reshape(Expand(Unsqueeze(.))), else v itself. */
-static gradd_val_t unrepeated(const graph_t *g, gradd_val_t v) {
+gradd_val_t match_unrepeated(const graph_t *g, gradd_val_t v) {
     const gradd_type_t *all = type_of(g, v);
     const graph_node_t *n = match_made_by(g, v, "Reshape");
     if (!n || all->rank != 4 || type_of(g, n->in[0])->rank != 5) return v;
@@ -107,7 +106,7 @@ static bool find_operands(const graph_t *g, const graph_node_t *n, match_attenti
     f->q = as_type(g, n->in[0], dtype);
     f->k_turned = has_perm(g, t, 2, 3, 1);
     if (has_perm(g, t, 1, 3, 2))
-        f->k = unrepeated(g, as_type(g, t->in[0], dtype));
+        f->k = match_unrepeated(g, as_type(g, t->in[0], dtype));
     else if (f->k_turned)
         f->k = t->in[0];
     else
@@ -307,41 +306,7 @@ bool match_attention(const graph_t *g, const graph_node_t *n, const graph_reader
     if (!find_floored_scores(g, scores, &f) || f.outer <= 0) return false;
     if ((f.outer != 1 && f.softcap != 0) || !has_fitting_terms(g, &f)) return false;
     f.scale *= f.outer;
-    f.v = unrepeated(g, as_type(g, n->in[1], y->dtype));
+    f.v = match_unrepeated(g, as_type(g, n->in[1], y->dtype));
     *out = f;
     return true;
-}
-
-/* ---- rows that allow nothing ----------------------------------------------------------------- */
-
-/* The same question answered by two constants. */
-static bool constants_agree(const graph_t *g, gradd_val_t some, gradd_val_t mask) {
-    const uint8_t *s = g->values[some]->data, *m = g->values[mask]->data;
-    const gradd_type_t *type = type_of(g, mask);
-    gradd_type_t want = *type;
-    if (!s || !m || !type->rank) return false;
-    want.dims[want.rank - 1] = 1;
-    if (!gradd_type_equal(type_of(g, some), &want)) return false;
-    int64_t n = type->dims[type->rank - 1], rows = gradd_type_count(&want);
-    for (int64_t i = 0; i < rows; i++) {
-        bool any = false;
-        for (int64_t j = 0; j < n && !any; j++)
-            any = m[i * n + j];
-        if (any != (s[i] != 0)) return false;
-    }
-    return true;
-}
-
-bool match_row_has_any(const graph_t *g, gradd_val_t some, gradd_val_t mask) {
-    static const char *const sums[] = {"ReduceMean", "ReduceSum", "ReduceMax"};
-    double zero;
-    if (constants_agree(g, some, mask)) return true;
-    const graph_node_t *n = match_made_by(g, some, "Greater");
-    if (!n || !match_scalar(g, n->in[1], &zero) || zero != 0) return false;
-    gradd_val_t sum = n->in[0];
-    for (int i = 0; i < 3; i++)
-        if ((n = match_made_by(g, sum, sums[i]))) break;
-    if (!n || !match_reduces_last(g, n)) return false;
-    n = match_made_by(g, n->in[0], "Cast");
-    return n && n->in[0] == mask;
 }

@@ -36,8 +36,9 @@ typedef struct match_attention_s {
  * reader, before a cast or after it. */
 bool match_attention(const graph_t *g, const graph_node_t *n, const graph_readers_t *readers,
                      match_attention_t *out);
-/* Whether `some` says for every row of the mask that it allows something. */
-bool match_row_has_any(const graph_t *g, gradd_val_t some, gradd_val_t mask);
+/* [B, few, S, D] where v is Reshape(Expand(Unsqueeze(.))) of it, each head repeated in place, else
+ * v itself. */
+gradd_val_t match_unrepeated(const graph_t *g, gradd_val_t v);
 /* Operand of a Transpose that swaps the two axes in the middle of four, or GRADD_NONE. */
 gradd_val_t match_heads_swapped(const graph_t *g, gradd_val_t v);
 

@@ -88,7 +88,6 @@ static const bad_t bad[] = {
      "must be given together"                                                                                                                      },
     {"Attention",          "f32[1,1,2,4] f32[1,1,3,4] f32[1,1,3,4] - f32[1,1,2,4] f32[1,1,1,4]",
      GRADD_E_GRAPH,                                                                                                   "past_value of type"         },
-    {"Attention",          "f32[1,1,2,4] f32[1,1,0,4] f32[1,1,0,4]",                             GRADD_E_GRAPH,       "no key"                     },
     {"Attention",          "f32[1,1,2,4] f32[1,1,3,4] f32[1,1,3,4] | softmax_precision=11",
      GRADD_E_UNSUPPORTED,                                                                                             "computed in f32"            },
     {"Attention",          "f32[1,1,2,4] f32[1,1,3,4] f32[1,1,3,4] | qk_matmul_output_mode=4",   GRADD_E_GRAPH,

@@ -9,6 +9,7 @@ generator (so that p > 0 graphs can at least be run).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -220,6 +221,36 @@ class _Sloped(torch.autograd.Function):
         return tuple(given)
 
 
+def _attention(x: list, a: dict, n: int) -> Tensor:
+    """Without dropout. Rows that may see no key are zeros."""
+    q, k, v = x[:3]
+    mask = x[3] if len(x) > 3 else None
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    scores = q @ k.transpose(2, 3) * a.get("scale", q.shape[-1] ** -0.5)
+    hidden = torch.zeros_like(scores, dtype=torch.bool)
+    if a.get("is_causal", 0):
+        hidden = hidden | torch.ones(scores.shape[2:], dtype=torch.bool).triu(1)
+    if mask is not None:
+        hidden = hidden | (mask.logical_not() if mask.dtype == torch.bool else mask == -math.inf)
+        scores = scores if mask.dtype == torch.bool else scores + mask.clamp(min=-1e30)
+    none = hidden.all(-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(hidden & ~none, -math.inf), -1)
+    return torch.where(none, 0.0, weights @ v)
+
+
+def _smoothed_loss(x: list, a: dict, n: int) -> Tensor:
+    """com.gradd::CrossEntropy: classes last, float for halves."""
+    rows = x[0].float().reshape(-1, x[0].shape[-1])
+    labels, ignored = x[1].reshape(-1), a["ignore_index"]
+    logs, e = torch.log_softmax(rows, 1), a["smoothing"]
+    hard = -logs.gather(1, labels.where(labels != ignored, 0)[:, None])[:, 0]
+    each = ((1 - e) * hard - e * logs.mean(1)) * (labels != ignored)
+    reduction = a["reduction"].decode()
+    if reduction == "none":
+        return each.reshape(x[1].shape)
+    return each.sum() / ((labels != ignored).sum() if reduction == "mean" else 1)
+
+
 def _unary(function: Callable) -> Callable:
     return lambda x, a, n: function(x[0])
 
@@ -227,6 +258,7 @@ def _unary(function: Callable) -> Callable:
 _OPS: dict[str, Callable] = {
     "Add": _binary(torch.add),
     "And": _binary(torch.logical_and),
+    "Attention": _attention,
     "BatchNormalization": _batch_norm,
     "Cast": lambda x, a, n: x[0].to(_TYPES[a["to"]]),
     "Concat": lambda x, a, n: torch.cat(x, a["axis"]),
@@ -289,6 +321,7 @@ _OPS: dict[str, Callable] = {
     "Transpose": lambda x, a, n: x[0].permute(a["perm"]),
     "Unsqueeze": _unsqueeze,
     "Where": lambda x, a, n: torch.where(x[0], x[1], x[2]),
+    "com.gradd:CrossEntropy": _smoothed_loss,
     "com.gradd:CheckIndex": lambda x, a, n: _checked(x[0], x[1]),
     "com.gradd:StopGradient": _unary(torch.Tensor.detach),
     "com.gradd:SignBit": _unary(torch.signbit),

@@ -29,8 +29,7 @@ class Case:
     d_v: int = 8
     dtype: type = np.float32
     mask: str = ""  # causal, left, right, window, holes, empty
-    form: str = "where"  # where, hide (the mask names what is hidden), add
-    zero_rows: bool = True
+    form: str = "where"  # where, hide (the mask names what is hidden), add, whole (one node)
     bias: tuple = ()
     softcap: float = 0.0
     dropout: float = 0.0
@@ -113,22 +112,28 @@ def repeated(w, case, x, width):
     return w("Reshape", w("Expand", x, wide), flat)
 
 
+def attention(w, case, q, k, v):
+    if case.form == "whole":
+        given = {"scale": case.scale, "softcap": case.softcap}
+        if case.dropout:
+            given |= {"dropout": case.dropout, "domain": "com.gradd"}
+        return w("Attention", q, k, v, *(["mask"] if case.mask else []), **given)
+    k = w("Transpose", k, perm=[0, 1, 3, 2])
+    weights = w("Softmax", masked(w, case, scaled(w, case, q, k)), axis=-1)
+    if case.dropout:
+        ratio, training = w.constant(case.dropout), w.constant(True, np.bool_)
+        weights = w("Dropout", weights, ratio, training)
+    return w("MatMul", weights, v)
+
+
 def build(case):
     """The model and the name of its output."""
     w = Writer()
     q, k, v = "q", "k", "v"
     if case.turned:
         q, k, v = (w("Transpose", x, perm=[0, 2, 1, 3]) for x in (q, k, v))
-    k = w("Transpose", repeated(w, case, k, case.d), perm=[0, 1, 3, 2])
-    weights = w("Softmax", masked(w, case, scaled(w, case, q, k)), axis=-1)
-    if case.dropout:
-        ratio, training = w.constant(case.dropout), w.constant(True, np.bool_)
-        weights = w("Dropout", weights, ratio, training)
-    y = w("MatMul", weights, repeated(w, case, v, case.d_v))
-    if case.mask and case.zero_rows:
-        share = w("Cast", "mask", to=TensorProto.FLOAT)
-        share = w("ReduceMean", share, w.constant([-1], np.int64), keepdims=1)
-        y = w("Where", w("Greater", share, w.constant(0)), y, w.constant(0, case.dtype))
+    k, v = repeated(w, case, k, case.d), repeated(w, case, v, case.d_v)
+    y = attention(w, case, q, k, v)
     if case.turned:
         y = w("Transpose", y, perm=[0, 2, 1, 3])
     y = w("Neg", y)  # the attention's own result is saved for backward: an output would be a copy
@@ -139,7 +144,7 @@ def build(case):
         inputs.append(helper.make_tensor_value_info("mask", TensorProto.BOOL, shape))
     outputs = [helper.make_tensor_value_info(y, kind, None)]
     graph = helper.make_graph(w.nodes, "g", inputs, outputs, w.constants)
-    opsets = [helper.make_opsetid("", 20)]
+    opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.gradd", 1)]
     return E.Model(helper.make_model(graph, opset_imports=opsets).SerializeToString()), y
 
 
@@ -189,15 +194,15 @@ MASKS = ["causal", "left", "right", "window", "holes", "empty", "keys"]
 @pytest.mark.quick
 @pytest.mark.parametrize("mask", ["", *MASKS])
 @pytest.mark.parametrize("turned", [False, True])
-def test_masks(mask, turned):
-    check(Case(mask=mask, turned=turned, kv_heads=2))
+@pytest.mark.parametrize("form", ["where", "whole"])
+def test_masks(mask, turned, form):
+    check(Case(mask=mask, turned=turned, kv_heads=2, form=form))
 
 
-@pytest.mark.parametrize("form", ["where", "hide", "add"])
-@pytest.mark.parametrize("zero_rows", [False, True])
+@pytest.mark.parametrize("form", ["where", "hide", "add", "whole"])
 @pytest.mark.parametrize("mask", ["empty", "left"])
-def test_rows_without_a_key_in_every_form(mask, form, zero_rows):
-    check(Case(mask=mask, form=form, zero_rows=zero_rows))
+def test_rows_without_a_key_in_every_form(mask, form):
+    check(Case(mask=mask, form=form))
 
 
 @pytest.mark.parametrize("d", [8, 16, 17, 40, 63, 64, 80, 128])
@@ -235,8 +240,9 @@ def test_a_scale_behind_the_mask():
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("n_q, n_k", [(9, 9), (70, 64), (70, 131)])
 @pytest.mark.parametrize("mask", ["", "left", "holes"])
-def test_dropout_takes_the_bits_of_the_plain_plan(ratio, n_q, n_k, mask):
-    check(Case(dropout=ratio, n_q=n_q, n_k=n_k, mask=mask, kv_heads=2, turned=True))
+@pytest.mark.parametrize("form", ["where", "whole"])
+def test_dropout_takes_the_bits_of_the_plain_plan(ratio, n_q, n_k, mask, form):
+    check(Case(dropout=ratio, n_q=n_q, n_k=n_k, mask=mask, kv_heads=2, turned=True, form=form))
 
 
 @pytest.mark.parametrize("dtype", [np.float64, E.BF16.type])

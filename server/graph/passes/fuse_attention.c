@@ -1,12 +1,13 @@
 /* Attention -> FusedAttention, which has no matrix of scores (pattern: match_attention.c):
  *
  *   MatMul(dropout(softmax(scores)), v)            the operator itself
- *   Where(row allows something, attention, 0)      rows without an allowed key give zero
  *   Transpose(attention, 0 2 1 3)                  the operator writes [B, positions, heads, width]
  *
- * in this order, each on top of the one before. The same transposition of an operand is absorbed as
- * well, and so is one above a Rope or a norm, which then work on [B, positions, heads, width].
- * Masks are summed up once by MaskRanges, whoever shares them. */
+ * in this order. The same transposition of an operand is absorbed as well, and so is one above a
+ * Rope or a norm, which then work on [B, positions, heads, width]. Where the model has attention
+ * whole (ONNX's Attention), it is one operator from the start; here its operands and result are
+ * read and written as they lie, and repeated heads of k and v where they are once. Masks are summed
+ * up once by MaskRanges, whoever shares them. */
 #include <string.h>
 
 #include "kernels/attention.h"
@@ -222,32 +223,38 @@ static gradd_status_t fuse_matmul(state_t *s, int32_t id) {
     return fuse_product(s, id, &f);
 }
 
-/* Replaces node `id` by the attention before it with one attribute changed. */
+/* Replaces node `id` by the attention before it, or by itself, with one attribute changed, and with
+ * these operands. */
 static gradd_status_t refine(graph_t *g, int32_t id, const graph_node_t *attention,
-                             const char *name, int64_t value) {
+                             const gradd_val_t *in, const char *name, int64_t value) {
     gradd_attr_t attrs[8];
     int n = attention->attrs.n < 8 ? attention->attrs.n : 8;
     for (int i = 0; i < n; i++) {
         attrs[i] = attention->attrs.v[i];
         if (!strcmp(attrs[i].name, name)) attrs[i] = gradd_make_int(name, value);
     }
-    match_fused_t fused = {"FusedAttention", attention->in, attention->n_in, attrs, n, attention};
+    match_fused_t fused = {"FusedAttention", in, attention->n_in, attrs, n, attention};
     return match_replace(g, &g->nodes[id], &fused);
 }
 
-static gradd_status_t fuse_where(state_t *s, int32_t id) {
-    const graph_t *g = s->g;
+/* An attention that is whole already: how its operands lie. */
+static gradd_status_t fuse_operands(graph_t *g, int32_t id) {
     const graph_node_t *n = &g->nodes[id];
-    double zero;
-    const graph_node_t *a = match_made_by(g, n->in[1], "FusedAttention");
-    if (!a || !match_scalar(g, n->in[2], &zero) || zero != 0 ||
-        !graph_read_once(&s->readers, n->in[1]) || a->in[MASK] == GRADD_NONE)
-        return GRADD_OK;
-    /* what says something of [B, H, Q] would be read as [B, Q, H] */
-    if (gradd_attr_int(a->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED) return GRADD_OK;
-    GRADD_TRY(budget_spend(1 + gradd_type_count(&g->values[a->in[MASK]]->type) / 1024));
-    if (!match_row_has_any(g, n->in[0], a->in[MASK])) return GRADD_OK;
-    return refine(s->g, id, a, "zero", 1);
+    const int before = (int)gradd_attr_int(n->attrs, "layout", 0);
+    int layout = before;
+    bool changed = false;
+    gradd_val_t in[N_IN];
+    if (n->n_in > N_IN) return GRADD_OK;
+    memcpy(in, n->in, sizeof in[0] * (size_t)n->n_in);
+    for (int i = Q; i <= V; i++) {
+        const int bit = GRADD_ATTN_Q_TURNED << i;
+        if (before & bit) continue;
+        if (i != Q) in[i] = match_unrepeated(g, in[i]);
+        GRADD_TRY(take_layout(g, id, &in[i], bit, &layout));
+        changed |= in[i] != g->nodes[id].in[i];
+    }
+    const graph_node_t whole = g->nodes[id]; /* a copy: the list may have moved */
+    return changed ? refine(g, id, &whole, in, "layout", layout) : GRADD_OK;
 }
 
 static gradd_status_t fuse_transpose(state_t *s, int32_t id) {
@@ -256,7 +263,7 @@ static gradd_status_t fuse_transpose(state_t *s, int32_t id) {
     const graph_node_t *a = match_made_by(g, y, "FusedAttention");
     int64_t layout = a ? gradd_attr_int(a->attrs, "layout", 0) : GRADD_ATTN_Y_TURNED;
     if (layout & GRADD_ATTN_Y_TURNED || !graph_read_once(&s->readers, y)) return GRADD_OK;
-    return refine(s->g, id, a, "layout", layout | GRADD_ATTN_Y_TURNED);
+    return refine(s->g, id, a, a->in, "layout", layout | GRADD_ATTN_Y_TURNED);
 }
 
 static gradd_status_t fuse_attention(graph_t *g) {
@@ -264,12 +271,12 @@ static gradd_status_t fuse_attention(graph_t *g) {
     GRADD_TRY(graph_find_readers(g, &s.readers));
     for (int32_t i = 0, n = g->n_nodes; i < n; i++) { /* not what is added on the way */
         const char *op = g->nodes[i].op->name;
-        if (!strcmp(op, "Where"))
-            GRADD_TRY(fuse_where(&s, i));
-        else if (!strcmp(op, "Transpose"))
+        if (!strcmp(op, "Transpose"))
             GRADD_TRY(fuse_transpose(&s, i));
         else if (!strcmp(op, "MatMul"))
             GRADD_TRY(fuse_matmul(&s, i));
+        else if (!strcmp(op, "FusedAttention"))
+            GRADD_TRY(fuse_operands(g, i));
     }
     return GRADD_OK;
 }

@@ -3,14 +3,13 @@
  *
  *   SoftmaxCrossEntropyLoss(logits, labels)
  *   NegativeLogLikelihoodLoss(LogSoftmax(logits), labels)
- *   label smoothing: (1 - e) of the latter and e / V of the sum over the classes
+ *   CrossEntropy(logits, labels), as the capture sends label smoothing
  *   [Div(sum of losses, number of items)]
  *
  * where logits pass through reshapes, a cast from bf16 to f32, or a transposition that puts the
  * classes second, and labels through reshapes. Next-token losses shift: labels are padded at the
  * end and cut at the start, or logits are cut at the end and labels at the start; then the operator
  * shifts, and nothing is copied. The operands are read where they lie. */
-#include <math.h>
 #include <string.h>
 
 #include "kernels/rules.h"
@@ -149,16 +148,18 @@ static void read_attrs(const graph_node_t *n, pattern_t *p) {
     p->ignore = gradd_attr_int(n->attrs, "ignore_index", 0);
 }
 
-/* Walks up from scores [N, V] or [N, V, D...] and labels; false if it is no such loss. */
-static bool find_sources(const graph_t *g, pattern_t *p) {
+/* From scores [N, V] or [N, V, D...] to logits [..., V]; false if they are not made of such. */
+static bool find_classes(const graph_t *g, pattern_t *p) {
     const gradd_type_t *x = type_of(g, p->logits);
-    if (x->rank > 2) {
-        const graph_node_t *n = match_made_by(g, p->logits, "Transpose");
-        if (!n || !moves_classes(n, x->rank)) return false;
-        p->logits = n->in[0];
-    } else if (x->rank != 2) {
-        return false;
-    }
+    if (x->rank <= 2) return x->rank == 2;
+    const graph_node_t *n = match_made_by(g, p->logits, "Transpose");
+    if (!n || !moves_classes(n, x->rank)) return false;
+    p->logits = n->in[0];
+    return true;
+}
+
+/* Walks up from logits [..., V] and labels. */
+static void find_sources(const graph_t *g, pattern_t *p) {
     bool whole = strcmp(p->reduction, "none") != 0;
     pattern_t best = *p;
     gradd_val_t next = p->logits;
@@ -174,7 +175,6 @@ static bool find_sources(const graph_t *g, pattern_t *p) {
     }
     *p = best;
     if (whole && !p->shift) p->labels = through_views(g, p->labels);
-    return true;
 }
 
 static gradd_status_t replace(graph_t *g, graph_node_t *n, const pattern_t *p) {
@@ -190,6 +190,13 @@ static gradd_status_t replace(graph_t *g, graph_node_t *n, const pattern_t *p) {
                                           .n_in = p->items == GRADD_NONE ? 2 : 3,
                                           .attrs = attrs,
                                           .n_attrs = n_attrs});
+}
+
+static gradd_status_t fuse_scores(graph_t *g, graph_node_t *n, pattern_t *p) {
+    if (!find_classes(g, p)) return GRADD_OK;
+    read_attrs(n, p);
+    find_sources(g, p);
+    return replace(g, n, p);
 }
 
 static bool has_input(const graph_node_t *n, int i) {
@@ -209,93 +216,24 @@ static gradd_status_t fuse_softmax_loss(graph_t *g, graph_node_t *n, const int32
     pattern_t p = {.logits = n->in[0], .labels = n->in[1], .items = GRADD_NONE};
     if (has_input(n, 2)) return GRADD_OK; /* class weights */
     if (n->n_out > 1 && n->out[1] != GRADD_NONE && readers[n->out[1]]) return GRADD_OK;
+    return fuse_scores(g, n, &p);
+}
+
+/* One that the model has already; its classes are the last axis. */
+static gradd_status_t fuse_whole(graph_t *g, graph_node_t *n) {
+    pattern_t p = {.logits = n->in[0], .labels = n->in[1], .items = GRADD_NONE};
+    if (has_input(n, 2) || n->n_out > 1 || gradd_attr_int(n->attrs, "shift", 0)) return GRADD_OK;
     read_attrs(n, &p);
-    return find_sources(g, &p) ? replace(g, n, &p) : GRADD_OK;
+    p.smoothing = gradd_attr_float(n->attrs, "smoothing", 0);
+    find_sources(g, &p);
+    return replace(g, n, &p);
 }
 
 static gradd_status_t fuse_likelihood(graph_t *g, graph_node_t *n, const int32_t *readers) {
     const graph_node_t *logs = log_probabilities(g, n->in[0]);
     if (!logs || readers[n->in[0]] != 1 || has_input(n, 2)) return GRADD_OK;
     pattern_t p = {.logits = logs->in[0], .labels = n->in[1], .items = GRADD_NONE};
-    read_attrs(n, &p);
-    return find_sources(g, &p) ? replace(g, n, &p) : GRADD_OK;
-}
-
-/* ---- label smoothing ------------------------------------------------------------------------- */
-
-/* Mul(v, known scalar) */
-static gradd_val_t scaled(const graph_t *g, gradd_val_t v, double *out_factor) {
-    gradd_val_t other;
-    const graph_node_t *n = match_made_by(g, v, "Mul");
-    return n && match_with_scalar(g, n, out_factor, &other) ? other : GRADD_NONE;
-}
-
-/* Operand of a ReduceSum to one element. */
-static gradd_val_t summed(const graph_t *g, gradd_val_t v) {
-    const graph_node_t *n = match_made_by(g, v, "ReduceSum");
-    return n && gradd_type_count(type_of(g, v)) == 1 ? n->in[0] : GRADD_NONE;
-}
-
-/* Whether v is labels == ignore. */
-static bool is_ignored(const graph_t *g, gradd_val_t v, const pattern_t *p) {
-    const graph_node_t *n = match_made_by(g, v, "Equal");
-    for (int k = 0; n && k < 2; k++) {
-        const graph_value_t *c = g->values[n->in[1 - k]];
-        if (n->in[k] != p->labels || !c->data || gradd_type_count(&c->type) != 1) continue;
-        if (c->type.dtype == GRADD_DT_I64) return *(const int64_t *)c->data == p->ignore;
-        if (c->type.dtype == GRADD_DT_I32) return *(const int32_t *)c->data == p->ignore;
-    }
-    return false;
-}
-
-/* The sum over classes of -log p, zero where the label is ignored. */
-static bool is_even_loss(const graph_t *g, gradd_val_t v, gradd_val_t logs, const pattern_t *p) {
-    double zero;
-    const graph_node_t *n = match_made_by(g, v, "Where");
-    if (!n || !is_ignored(g, n->in[0], p) || !match_scalar(g, n->in[1], &zero) || zero != 0)
-        return false;
-    n = match_made_by(g, n->in[2], "Neg");
-    n = n ? match_made_by(g, n->in[0], "ReduceSum") : NULL;
-    if (!n || n->in[0] != logs || !match_names_last(g, n)) return false;
-    return type_of(g, logs)->rank == 2 && type_of(g, n->out[0])->rank == 1;
-}
-
-/* The number of labels that count. */
-static bool is_count(const graph_t *g, gradd_val_t v, const pattern_t *p) {
-    gradd_val_t ones = summed(g, v);
-    const graph_node_t *n = match_made_by(g, ones, "Cast");
-    n = n ? match_made_by(g, n->in[0], "Not") : NULL;
-    return n && is_ignored(g, n->in[0], p);
-}
-
-/* v = the mean or sum of the even losses, as the reduction says. */
-static bool is_even_part(const graph_t *g, gradd_val_t v, gradd_val_t logs, const pattern_t *p) {
-    if (!strcmp(p->reduction, "none")) return is_even_loss(g, v, logs, p);
-    if (!strcmp(p->reduction, "mean")) {
-        const graph_node_t *n = match_made_by(g, v, "Div");
-        if (!n || !is_count(g, n->in[1], p)) return false;
-        v = n->in[0];
-    }
-    gradd_val_t rows = summed(g, v);
-    return rows != GRADD_NONE && is_even_loss(g, rows, logs, p);
-}
-
-static gradd_status_t fuse_smoothed(graph_t *g, graph_node_t *n) {
-    for (int k = 0; k < 2; k++) {
-        double keep, each;
-        gradd_val_t hard = scaled(g, n->in[k], &keep), even = scaled(g, n->in[1 - k], &each);
-        const graph_node_t *loss = match_made_by(g, hard, "NegativeLogLikelihoodLoss");
-        if (even == GRADD_NONE || !loss || has_input(loss, 2)) continue;
-        const graph_node_t *logs = log_probabilities(g, loss->in[0]);
-        pattern_t p = {.labels = loss->in[1], .items = GRADD_NONE};
-        read_attrs(loss, &p);
-        if (!logs || !p.ignores || !is_even_part(g, even, loss->in[0], &p)) continue;
-        p.logits = logs->in[0];
-        p.smoothing = each * (double)last_dim(g, loss->in[0]);
-        if (fabs(p.smoothing - (1 - keep)) > 1e-5 || !find_sources(g, &p)) continue;
-        return replace(g, n, &p);
-    }
-    return GRADD_OK;
+    return fuse_scores(g, n, &p);
 }
 
 /* ---- division by a number of items ----------------------------------------------------------- */
@@ -333,8 +271,8 @@ static gradd_status_t fuse_loss(graph_t *g) {
             GRADD_TRY(fuse_softmax_loss(g, n, readers));
         else if (!strcmp(n->op->name, "NegativeLogLikelihoodLoss"))
             GRADD_TRY(fuse_likelihood(g, n, readers));
-        else if (!strcmp(n->op->name, "Add"))
-            GRADD_TRY(fuse_smoothed(g, n));
+        else if (!strcmp(n->op->name, "CrossEntropy"))
+            GRADD_TRY(fuse_whole(g, n));
     }
     for (int i = 0; i < g->n_nodes; i++)
         if (!g->nodes[i].backward && !strcmp(g->nodes[i].op->name, "Div"))

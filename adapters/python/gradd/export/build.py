@@ -21,6 +21,12 @@ FLOATS = (
     ir.DataType.FLOAT,
     ir.DataType.DOUBLE,
 )
+SMALLEST = {
+    ir.DataType.FLOAT16: -65504.0,
+    ir.DataType.BFLOAT16: -3.3895313892515355e38,
+    ir.DataType.FLOAT: -3.4028234663852886e38,
+    ir.DataType.DOUBLE: -1.7976931348623157e308,
+}
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -52,6 +58,11 @@ def wide(value: Any) -> Any:
     return typed(op.Cast(value, to=int(ir.DataType.FLOAT)), ir.DataType.FLOAT, list(value.shape))
 
 
+def wide_type(value: Any) -> Any:
+    """The type that formulas over a value are computed in."""
+    return ir.DataType.DOUBLE if value.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+
+
 def narrow(value: Any, like: Any) -> Any:
     """What was computed from wide(like), in the type of `like`."""
     return op.Cast(value, to=int(like.dtype)) if like.dtype in _HALF else value
@@ -62,31 +73,47 @@ def is_float(value: Any) -> bool:
     return value.dtype in FLOATS
 
 
-def own(name: str, value: Any, *others: Any, **attributes: int) -> Any:
+def own(name: str, value: Any, *others: Any, **attributes: Any) -> Any:
     """A node of our domain whose result has the type of its first operand."""
-    (result,) = _own_node(name, [value, *others], attributes, 1).outputs
+    (result,) = _node("com.gradd", name, [value, *others], attributes).outputs
     if value.dtype is not None:
         result.dtype = value.dtype
     result.shape = value.shape
     return result
 
 
-def own_order(name: str, value: Any, *others: Any, **attributes: int) -> tuple[Any, Any]:
+def own_order(name: str, value: Any, *others: Any, **attributes: Any) -> tuple[Any, Any]:
     """com.gradd::TorchTopK and TorchSort: values and places, as torch chooses on the CPU."""
-    values, places = _own_node(name, [value, *others], attributes, 2).outputs
+    values, places = _node("com.gradd", name, [value, *others], attributes, 2).outputs
     if value.dtype is not None:
         values.dtype = value.dtype
     places.dtype = ir.DataType.INT64
     return values, places
 
 
-def _own_node(name: str, operands: list[Any], attributes: dict[str, int], outputs: int) -> ir.Node:
+def first_of(name: str, *operands: Any, **attributes: Any) -> Any:
+    """ONNX's operator of that name with its first result alone."""
+    return _node("", name, list(operands), attributes).outputs[0]
+
+
+def _node(
+    domain: str, name: str, operands: list[Any], attributes: dict[str, Any], outputs: int = 1
+) -> ir.Node:
     from torch.onnx._internal.exporter import _core
 
-    given = [ir.AttrInt64(key, number) for key, number in attributes.items()]
-    node = ir.Node("com.gradd", name, operands, given, num_outputs=outputs, version=1)
+    given = ir.convenience.convert_attributes(attributes)
+    version = 1 if domain else op.version
+    node = ir.Node(domain, name, operands, given, num_outputs=outputs, version=version)
     _core.current_tracer.nodes.append(node)
     return node
+
+
+def dropped(value: Any, p: float) -> Any:
+    """Dropout in training, with one output, constant ratio and mode."""
+    if p == 0:
+        return value
+    kept, _ = op.Dropout(value, scalar(p, wide_type(value)), op.Constant(value=ir.tensor(True)))
+    return kept
 
 
 def stop_gradient(value: Any) -> Any:

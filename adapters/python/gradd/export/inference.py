@@ -20,6 +20,8 @@ from gradd.export import doubles, places
 from gradd.export.spec import CaptureError
 from gradd.export.translate import OPSET
 
+_OTHER_SIZES = {"Attention", "CrossEntropy"}  # of our domain: what the trace says counts
+
 
 class Folding(_constant_folding.FoldConstantsPass):
     """FoldConstantsPass with shape inference whose results are compared with what is known."""
@@ -65,6 +67,8 @@ class Folding(_constant_folding.FoldConstantsPass):
 def _infer_own(node: ir.Node) -> None:
     """Operators of our domain have the sizes of their first operand, most its type too."""
     (result, *places), first = node.outputs, node.inputs[0]
+    if node.op_type in _OTHER_SIZES:
+        return
     result.shape = first.shape
     if node.op_type == "TorchTopK" and first.shape is not None:
         sizes = list(first.shape)

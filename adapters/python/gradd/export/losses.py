@@ -9,6 +9,7 @@ import onnx_ir as ir
 import torch
 
 from gradd.export.build import (
+    SMALLEST,
     check_index,
     ints,
     narrow,
@@ -19,12 +20,15 @@ from gradd.export.build import (
     size,
     typed,
     wide,
+    wide_type,
     with_slope,
 )
-from gradd.export.doubles import as_float
+from gradd.export.doubles import DOUBLE, as_float, is_exact
 from gradd.export.pointwise import log_sigmoid
+from gradd.export.spec import CaptureError
 
 _aten = torch.ops.aten
+_IGNORED = -100
 
 
 def binary_cross_entropy_with_logits(
@@ -152,9 +156,110 @@ def multilabel_margin(scores: Any, target: Any, reduction: int = 1) -> Any:
     return _finish(rows, single, reduction)
 
 
+def cross_entropy(
+    scores: Any,
+    target: Any,
+    weight: Any = None,
+    reduction: int = 1,
+    ignore_index: Any = _IGNORED,
+    label_smoothing: float = 0.0,
+) -> Any:
+    """cross_entropy(): one node, but for class probabilities and for smoothing with weights."""
+    name = ("none", "mean", "sum")[reduction]
+    single = len(scores.shape) == 1
+    if single:
+        scores, target = op.Unsqueeze(scores, ints(0)), op.Unsqueeze(target, ints(0))
+    if not isinstance(ignore_index, int):  # a size of the call, as in question answering
+        ignored = op.Equal(target, op.Cast(ignore_index, to=int(target.dtype)))
+        target = op.Where(ignored, scalar(_IGNORED, target.dtype), target)
+        ignore_index = _IGNORED
+    if target.dtype in SMALLEST:
+        loss = _probability_loss(scores, target, weight, name, label_smoothing)
+    elif label_smoothing > 0 and weight is None and _has_word(scores, label_smoothing):
+        loss = _smoothed(scores, target, name, ignore_index, label_smoothing)
+    elif label_smoothing > 0:
+        loss = _smoothed_loss(scores, target, weight, name, ignore_index, label_smoothing)
+    else:
+        loss, _ = op.SoftmaxCrossEntropyLoss(
+            scores, target, weight, reduction=name, ignore_index=ignore_index
+        )
+    return op.Squeeze(loss, ints(0)) if single and name == "none" else loss
+
+
+def _per_class(weight: Any, rank: int) -> Any:
+    """Class weights [C] shaped to multiply [N, C, d1, ...]."""
+    return op.Reshape(weight, ints(1, -1, *([1] * (rank - 2))))
+
+
+def _reduce(loss: Any, name: str, count: Any) -> Any:
+    if name == "none":
+        return loss
+    total = op.ReduceSum(loss, keepdims=0)
+    return total if name == "sum" else op.Div(total, count)
+
+
+def _has_word(scores: Any, smoothing: float) -> bool:
+    return scores.dtype != DOUBLE or is_exact(smoothing)
+
+
+def _smoothed(scores: Any, target: Any, name: str, ignore: int, smoothing: float) -> Any:
+    """com.gradd::CrossEntropy, which has classes last and gives float for halves."""
+    rank = len(scores.shape)
+    if rank > 2:
+        scores = typed(op.Transpose(scores, perm=[0, *range(2, rank), 1]), scores.dtype)
+    known = {"reduction": name, "ignore_index": ignore, "smoothing": float(smoothing)}
+    loss = own("CrossEntropy", scores, target, **known)
+    return narrow(typed(loss, wide_type(scores)), scores)
+
+
+def _number_of_classes(scores: Any) -> int:
+    if isinstance(scores.shape[1], int):
+        return scores.shape[1]
+    raise CaptureError(
+        "unsupported_operator", "the number of classes must not depend on the call's sizes"
+    )
+
+
+def _smoothed_loss(
+    scores: Any, target: Any, weight: Any, name: str, ignore: int, smoothing: float
+) -> Any:
+    dtype, rank = scores.dtype, len(scores.shape)
+    classes = _number_of_classes(scores)
+    logs = op.LogSoftmax(scores, axis=1)
+    plain = op.NegativeLogLikelihoodLoss(logs, target, weight, reduction=name, ignore_index=ignore)
+    weighted = logs if weight is None else op.Mul(logs, _per_class(weight, rank))
+    rows = op.Neg(op.ReduceSum(weighted, ints(1), keepdims=0))
+    ignored = op.Equal(target, scalar(ignore, target.dtype))
+    rows = op.Where(ignored, scalar(0.0, dtype), rows)
+    valid = op.Cast(op.Not(ignored), to=int(dtype))
+    if weight is not None:
+        safe = op.Where(ignored, scalar(0, target.dtype), target)
+        valid = op.Mul(valid, op.Gather(weight, safe))
+    smooth = _reduce(rows, name, op.ReduceSum(valid, keepdims=0))
+    return op.Add(
+        op.Mul(plain, scalar(1.0 - smoothing, dtype)),
+        op.Mul(smooth, scalar(smoothing / classes, dtype)),
+    )
+
+
+def _probability_loss(scores: Any, target: Any, weight: Any, name: str, smoothing: float) -> Any:
+    dtype, rank = scores.dtype, len(scores.shape)
+    classes = _number_of_classes(scores)
+    if smoothing > 0:
+        target = op.Mul(target, scalar(1.0 - smoothing, dtype))
+        target = op.Add(target, scalar(smoothing / classes, dtype))
+    logs = op.LogSoftmax(scores, axis=1)
+    if weight is not None:
+        logs = op.Mul(logs, _per_class(weight, rank))
+    rows = op.Neg(op.ReduceSum(op.Mul(logs, target), ints(1), keepdims=0))
+    count = op.Cast(op.Size(rows), to=int(dtype)) if name == "mean" else None
+    return _reduce(rows, name, count)
+
+
 def table() -> dict[Any, Callable]:
     """aten overload -> translation."""
     return {
+        _aten.cross_entropy_loss.default: cross_entropy,
         _aten.binary_cross_entropy_with_logits.default: binary_cross_entropy_with_logits,
         _aten.binary_cross_entropy.default: binary_cross_entropy,
         _aten.smooth_l1_loss.default: smooth_l1,

@@ -1,15 +1,12 @@
 """Own translations of aten operators to ONNX, where the stock ones are wrong for training.
 
 Each function takes onnx_ir values and Python constants in the order of the aten schema and
-emits opset-23 nodes. Attention is decomposed on purpose: the daemon recognises the pattern.
-All masks are boolean `Where`s with the smallest finite number, never infinity, so that a fully
-masked row gives zeros (as torch does) and no NaN can reach a gradient.
+emits opset-23 nodes.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +14,8 @@ import onnx_ir as ir
 import torch
 
 from gradd.export import losses, norms, pointwise, products, reductions
-from gradd.export.build import check_index, op, stop_gradient, straight_through
+from gradd.export.attention import attention
+from gradd.export.build import check_index, dropped, op, stop_gradient, straight_through
 from gradd.export.build import ints as _ints
 from gradd.export.build import scalar as _scalar
 from gradd.export.doubles import is_exact
@@ -38,14 +36,6 @@ TYPE_STABLE = frozenset(
     }
 )
 
-_IGNORED = -100
-_SMALLEST = {
-    ir.DataType.FLOAT16: -65504.0,
-    ir.DataType.BFLOAT16: -3.3895313892515355e38,
-    ir.DataType.FLOAT: -3.4028234663852886e38,
-    ir.DataType.DOUBLE: -1.7976931348623157e308,
-}
-
 
 def _like(value: Any, like: Any) -> Any:
     return op.Cast(value, to=int(like.dtype))
@@ -57,103 +47,12 @@ def _static(size: Any, what: str) -> int:
     raise CaptureError("unsupported_operator", f"{what} must not depend on the call's sizes")
 
 
-# --- attention -------------------------------------------------------------------------------
-
-
-def attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    """Scaled dot product attention as MatMul, Mul, Where/Add, Softmax, [Dropout], MatMul."""
-    rank = len(query.shape)
-    if enable_gqa:
-        key, value = _repeat_heads(key, query), _repeat_heads(value, query)
-    order = [*range(rank - 2), rank - 1, rank - 2]
-    scores = op.MatMul(query, op.Transpose(key, perm=order))
-    scores = op.Mul(scores, _scale(query, scale))
-    some = None
-    if is_causal:
-        scores = op.Where(_causal(query, key), scores, _scalar(_SMALLEST[query.dtype], query.dtype))
-    elif attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
-        scores = op.Where(attn_mask, scores, _scalar(_SMALLEST[query.dtype], query.dtype))
-        some = _row_has_any(attn_mask)
-    elif attn_mask is not None:
-        # Rows without a key give 0 in torch: the softmax must not see infinities alone.
-        masked = op.Equal(attn_mask, _scalar(-math.inf, attn_mask.dtype))
-        smallest = _scalar(_SMALLEST[attn_mask.dtype], attn_mask.dtype)
-        scores = op.Add(scores, op.Where(masked, smallest, attn_mask))
-        some = _row_has_any(op.Not(masked))
-    weights = op.Softmax(scores, axis=-1)
-    if dropout_p > 0:
-        weights = dropout(weights, dropout_p, True)
-    result = op.MatMul(weights, value)
-    if some is not None:
-        result = op.Where(some, result, _scalar(0.0, query.dtype))
-    return result
-
-
-def _scale(query: Any, scale: float | None) -> Any:
-    width = query.shape[-1]
-    if scale is not None:
-        return _scalar(scale, query.dtype)
-    if isinstance(width, int):
-        return _scalar(1.0 / math.sqrt(width), query.dtype)
-    size = op.Cast(_size(query, len(query.shape) - 1), to=int(query.dtype))
-    return op.Reciprocal(op.Sqrt(size))
-
-
-def _repeat_heads(value: Any, query: Any) -> Any:
-    """[B, few, S, D] to [B, heads, S, D], each head repeated in place."""
-    have, heads, width = value.shape[-3], query.shape[-3], value.shape[-1]
-    if have == heads:
-        return value
-    one = _ints(1)
-    if all(isinstance(n, int) for n in (have, heads, width)):
-        times, shape = _ints(1, 1, heads // have, 1, 1), _ints(0, heads, -1, width)
-    else:
-        wanted = op.Shape(query, start=1, end=2)
-        factor = op.Div(wanted, op.Shape(value, start=1, end=2))
-        times = op.Concat(one, one, factor, one, one, axis=0)
-        shape = op.Concat(_ints(0), wanted, _ints(-1), op.Shape(value, start=3, end=4), axis=0)
-    return op.Reshape(op.Expand(op.Unsqueeze(value, _ints(2)), times), shape)
-
-
-def _causal(query: Any, key: Any) -> Any:
-    """[L, S] boolean: column <= row (aligned at the first row, as torch defines is_causal)."""
-    rank = len(query.shape)
-    zero, one = _scalar(0, ir.DataType.INT64), _scalar(1, ir.DataType.INT64)
-    rows = op.Range(zero, _size(query, rank - 2), one)
-    columns = op.Range(zero, _size(key, rank - 2), one)
-    return op.LessOrEqual(columns, op.Unsqueeze(rows, _ints(1)))
-
-
-def _size(value: Any, axis: int) -> Any:
-    return op.Squeeze(op.Shape(value, start=axis, end=axis + 1))
-
-
-def _row_has_any(mask: Any) -> Any:
-    """[..., L, 1] boolean: the row may attend to something."""
-    share = op.ReduceMean(op.Cast(mask, to=ir.DataType.FLOAT), _ints(-1), keepdims=1)
-    return op.Greater(share, _scalar(0.0, ir.DataType.FLOAT))
-
-
 # --- dropout, embedding, casts ---------------------------------------------------------------
 
 
 def dropout(value: Any, p: float, train: bool) -> Any:
-    """Dropout with one output and constant ratio and mode."""
-    if not train or p == 0:
-        return op.Identity(value)
-    mode = op.Constant(value=ir.tensor(True))
-    kind = ir.DataType.DOUBLE if value.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
-    kept, _ = op.Dropout(value, _scalar(p, kind), mode)
-    return kept
+    """dropout()."""
+    return dropped(value, p) if train and p != 0 else op.Identity(value)
 
 
 def embedding(
@@ -307,83 +206,7 @@ def diff(value: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any
     return value
 
 
-# --- losses ----------------------------------------------------------------------------------
-
-
-def cross_entropy(
-    scores: Any,
-    target: Any,
-    weight: Any = None,
-    reduction: int = 1,
-    ignore_index: Any = _IGNORED,
-    label_smoothing: float = 0.0,
-) -> Any:
-    """cross_entropy_loss; label smoothing and class probabilities are decomposed."""
-    name = ("none", "mean", "sum")[reduction]
-    single = len(scores.shape) == 1
-    if single:
-        scores, target = op.Unsqueeze(scores, _ints(0)), op.Unsqueeze(target, _ints(0))
-    if not isinstance(ignore_index, int):  # a size of the call, as in question answering
-        ignored = op.Equal(target, op.Cast(ignore_index, to=int(target.dtype)))
-        target = op.Where(ignored, _scalar(_IGNORED, target.dtype), target)
-        ignore_index = _IGNORED
-    if target.dtype in _SMALLEST:
-        loss = _probability_loss(scores, target, weight, name, label_smoothing)
-    elif label_smoothing > 0:
-        loss = _smoothed_loss(scores, target, weight, name, ignore_index, label_smoothing)
-    else:
-        loss, _ = op.SoftmaxCrossEntropyLoss(
-            scores, target, weight, reduction=name, ignore_index=ignore_index
-        )
-    return op.Squeeze(loss, _ints(0)) if single and name == "none" else loss
-
-
-def _classes(weight: Any, rank: int) -> Any:
-    """Class weights [C] shaped to multiply [N, C, d1, ...]."""
-    return op.Reshape(weight, _ints(1, -1, *([1] * (rank - 2))))
-
-
-def _reduce(loss: Any, name: str, count: Any) -> Any:
-    if name == "none":
-        return loss
-    total = op.ReduceSum(loss, keepdims=0)
-    return total if name == "sum" else op.Div(total, count)
-
-
-def _smoothed_loss(
-    scores: Any, target: Any, weight: Any, name: str, ignore: int, smoothing: float
-) -> Any:
-    dtype, rank = scores.dtype, len(scores.shape)
-    classes = _static(scores.shape[1], "the number of classes")
-    logs = op.LogSoftmax(scores, axis=1)
-    plain = op.NegativeLogLikelihoodLoss(logs, target, weight, reduction=name, ignore_index=ignore)
-    weighted = logs if weight is None else op.Mul(logs, _classes(weight, rank))
-    rows = op.Neg(op.ReduceSum(weighted, _ints(1), keepdims=0))
-    ignored = op.Equal(target, _scalar(ignore, target.dtype))
-    rows = op.Where(ignored, _scalar(0.0, dtype), rows)
-    valid = op.Cast(op.Not(ignored), to=int(dtype))
-    if weight is not None:
-        safe = op.Where(ignored, _scalar(0, target.dtype), target)
-        valid = op.Mul(valid, op.Gather(weight, safe))
-    smooth = _reduce(rows, name, op.ReduceSum(valid, keepdims=0))
-    return op.Add(
-        op.Mul(plain, _scalar(1.0 - smoothing, dtype)),
-        op.Mul(smooth, _scalar(smoothing / classes, dtype)),
-    )
-
-
-def _probability_loss(scores: Any, target: Any, weight: Any, name: str, smoothing: float) -> Any:
-    dtype, rank = scores.dtype, len(scores.shape)
-    classes = _static(scores.shape[1], "the number of classes")
-    if smoothing > 0:
-        target = op.Mul(target, _scalar(1.0 - smoothing, dtype))
-        target = op.Add(target, _scalar(smoothing / classes, dtype))
-    logs = op.LogSoftmax(scores, axis=1)
-    if weight is not None:
-        logs = op.Mul(logs, _classes(weight, rank))
-    rows = op.Neg(op.ReduceSum(op.Mul(logs, target), _ints(1), keepdims=0))
-    count = op.Cast(op.Size(rows), to=int(dtype)) if name == "mean" else None
-    return _reduce(rows, name, count)
+# --- norms -----------------------------------------------------------------------------------
 
 
 def rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
@@ -467,7 +290,6 @@ def table() -> dict[Any, Callable]:
         _aten.scaled_dot_product_attention.default: attention,
         _aten.dropout.default: dropout,
         _aten.embedding.default: embedding,
-        _aten.cross_entropy_loss.default: cross_entropy,
         _aten.mean.default: mean,
         _aten.rms_norm.default: rms_norm,
         _aten.alias.default: identity,
