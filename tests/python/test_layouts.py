@@ -1,4 +1,4 @@
-"""What forward() learns from the memory layout of its arguments."""
+"""What forward() learns from the memory layout of its arguments and of its own tensors."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from gradd import ORTModule
 from gradd.export import CaptureError
+from gradd.optim import AdamWMode, FusedAdam
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 
@@ -97,3 +98,77 @@ def test_a_gradient_that_is_read_is_refused(name: str) -> None:
         assert_close(ours.layer.weight.grad, theirs.layer.weight.grad)
         assert_close(xs[0].grad, xs[1].grad)
     assert ours.gradd_stats()["fallbacks"] == {"outside_state": 3}
+
+
+class AsksItself(nn.Module):
+    """Asks how a parameter or a buffer lies; both are square, so that any layout fits."""
+
+    def __init__(self, question: Callable[[Tensor], Tensor], name: str) -> None:
+        super().__init__()
+        self.layer, self.question, self.name = nn.Linear(4, 4), question, name
+        self.register_buffer("table", torch.arange(16.0).view(4, 4) / 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        asked = self.table if self.name == "buffer" else self.layer.weight
+        return (self.layer(x) @ self.table * self.question(asked)).square().mean()
+
+
+def turn(model: nn.Module, name: str) -> None:
+    """The tensor gets other strides: those of its transpose."""
+    inner = getattr(model, "module", model)
+    if name == "buffer":
+        inner.table = inner.table.t()
+    elif name == "data of buffer":
+        inner.table.data = inner.table.data.t()
+    else:
+        inner.layer.weight.data = inner.layer.weight.data.t()
+
+
+@pytest.mark.parametrize("question", every_run(("stride", "as_strided"), QUESTIONS))
+@pytest.mark.parametrize("name", ["parameter", "buffer", "data of buffer"])
+@pytest.mark.parametrize("turns", [(0,), (2,), (1, 3)])
+def test_own_tensors_are_asked(question: str, name: str, turns: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    theirs = AsksItself(QUESTIONS[question], name.removeprefix("data of "))
+    ours = copy.deepcopy(theirs)
+    if 0 in turns:
+        turn(theirs, name), turn(ours, name)
+    ours = ORTModule(ours)
+    for step in range(5):
+        if step and step in turns:
+            turn(theirs, name), turn(ours, name)
+        for model in (ours, theirs):
+            model.zero_grad()
+            model(ROWS).backward()
+        assert_close(ours.module.layer.weight.grad, theirs.layer.weight.grad, f"step {step}")
+        assert ours.module.layer.weight.stride() == theirs.layer.weight.stride()
+        for model in (ours, theirs):
+            torch.optim.SGD(model.parameters(), 0.1).step()
+    refused = set(ours.gradd_stats()["fallbacks"])
+    assert refused == ({"memory_layout"} if question == "as_strided" else set())
+
+
+@pytest.mark.parametrize("optimizer", [FusedAdam, torch.optim.AdamW])
+@pytest.mark.parametrize("gaps", [False, True])
+def test_strides_of_parameters_stay(optimizer: type, gaps: bool) -> None:
+    torch.manual_seed(0)
+    theirs = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    weight = torch.randn(4, 8)[:, ::2] if gaps else torch.randn(4, 4).t()
+    theirs[0].weight.data = weight
+    ours = copy.deepcopy(theirs)
+    ours[0].weight.data = weight.clone(memory_format=torch.preserve_format)
+    if gaps:
+        ours[0].weight.data = torch.empty(4, 8)[:, ::2].copy_(weight)
+    ours = ORTModule(ours, strict=True)
+    options = {"lr": 0.1, "eps": 1e-8, "weight_decay": 0.01}
+    torch_mode = {"adam_w_mode": AdamWMode.ADAMW_TORCH} if optimizer is FusedAdam else {}
+    steppers = [optimizer(ours.parameters(), **options, **torch_mode)]
+    steppers.append(torch.optim.AdamW(theirs.parameters(), **options))
+    for _ in range(4):
+        for model, stepper in zip((ours, theirs), steppers, strict=True):
+            stepper.zero_grad()
+            model(ROWS).square().sum().backward()
+            stepper.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert a.stride() == b.stride() and a.grad.stride() == b.grad.stride()
+        assert_close(a, b)

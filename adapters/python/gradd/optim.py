@@ -385,12 +385,13 @@ class FusedAdam(torch.optim.Optimizer):
     def _stepped(self, client: Client, p: torch.Tensor) -> torch.Tensor:
         """What the daemon updates: the parameter, in shared memory from now on.
 
-        Where somebody else holds its memory, the parameter stays there: a copy is updated.
+        Where somebody else holds its memory, or it is not contiguous, the parameter stays there: a
+        copy is updated.
         """
         if self._is_shared(client, p):
             self._copies.pop(p, None)
             return p
-        if not others(p):
+        if p.is_contiguous() and not others(p):
             p.data = self._shared(client, p.data, client.parameters)
             return p
         copy = self._copies.get(p)

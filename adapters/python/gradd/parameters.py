@@ -9,7 +9,8 @@ Memory that somebody else refers to as well (a flat buffer whose owner keeps wri
 state dict that is still alive, an array of NumPy) must not be left behind: such a tensor stays
 where it is and its values are copied before every forward ("mirrored") until it is alone. So do
 parameters that see the same memory in different ways (one is the other's transpose, or a slice of
-it): an update of one is an update of the other, which no two separate blocks could give.
+it): an update of one is an update of the other, which no two separate blocks could give. And so do
+tensors that are not contiguous, for their strides are the user's to see.
 """
 
 from __future__ import annotations
@@ -126,6 +127,11 @@ def overlapping(tensors: Iterable[torch.Tensor]) -> set[tuple]:
     return found
 
 
+def _stays(tensor: torch.Tensor, others: int) -> bool:
+    """True for a tensor that keeps its memory, which `others` more refer to."""
+    return others > 0 or tensor.is_inference() or not tensor.is_contiguous()
+
+
 class State:
     """Homes of a module's parameters and buffers. The caller holds the client's lock."""
 
@@ -213,7 +219,7 @@ class State:
         counts = self._other_users(todo)
         with torch.inference_mode(False), torch.no_grad():
             for tensor, other in zip(todo, counts, strict=True):
-                self._move_one(tensor, shared=other > 0)
+                self._move_one(tensor, stays=_stays(tensor, other))
         self.generation = next(_generations)
         self._forget_gone()
 
@@ -227,11 +233,11 @@ class State:
             for t in tensors
         ]
 
-    def _move_one(self, tensor: torch.Tensor, shared: bool) -> None:
+    def _move_one(self, tensor: torch.Tensor, stays: bool) -> None:
         block = self.client.parameters.allocate(nbytes(tensor.dtype, tensor.shape))
         copy = block.tensor(tensor.dtype, tuple(tensor.shape))
         copy.copy_(tensor.detach())
-        if shared or tensor.is_inference():
+        if stays:
             self._homes[identity(tensor)] = Home(block, tensor, copy)
             self.mirrored += 1
             return
@@ -267,14 +273,14 @@ class State:
         accesses.touch()  # the copies are what runs have read
         with torch.inference_mode(False), torch.no_grad():
             for (tensor, home), other in zip(pairs, counts, strict=True):
-                if other > 0 or tensor.is_inference():
+                if _stays(tensor, other):
                     home.mirror.copy_(tensor.detach())  # type: ignore[union-attr]
                     continue
                 self._homes.pop(identity(tensor), None)
                 self.mirrored -= 1
                 home.mirror = None
                 home.block.drop()
-                self._move_one(tensor, shared=False)
+                self._move_one(tensor, stays=False)
                 self.generation = next(_generations)
 
     def drop_all(self) -> None:

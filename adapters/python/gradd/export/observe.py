@@ -19,10 +19,11 @@ import torch
 
 from gradd import schema
 from gradd.export import autocast, backward, lost, refuse, results, shared
-from gradd.export.guards.arguments import Asked, layouts
+from gradd.export.guards.arguments import Asked, layouts, own_layouts
 from gradd.export.guards.check import Guards, describe
 from gradd.export.guards.outside import Outside
 from gradd.export.guards.reads import Abandoned
+from gradd.export.guards.slots import Answer
 from gradd.export.guards.watch import Disturbed, Watch
 from gradd.export.identity import Same, standing
 from gradd.export.modes import Modes
@@ -162,6 +163,8 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
             seen.read = watch.attributes_read()
             seen.asking = watch.asks_kinds()
             seen.layouts = _layouts(watch.asks_for_layouts(), call)
+            if seen.layouts is not None:
+                seen.outside.slots.append(_own_layouts(call.module))
             seen.asked = _asked(watch.asks_arguments(), call, leaves)
     return seen, asks
 
@@ -176,17 +179,31 @@ def _layouts(asked: frozenset[str], call: Call) -> tuple | None:
         return None
     leaves, _, _ = schema.flatten_inputs(call.args, call.kwargs)
     strided = any(name.startswith("as_strided") for name in asked)
-    for x in leaves:
-        if not torch.is_tensor(x) or x.is_contiguous():
-            continue
-        if strided or torch.empty_like(x).stride() != x.stride():
-            raise CaptureError(
-                "memory_layout",
-                f"forward() asks for {', '.join(sorted(asked))}, and a tensor of shape "
-                f"{list(x.shape)} among its arguments has the strides {x.stride()}: pass "
-                "x.contiguous()",
-            )
+    own = standing(call.module).values()
+    for what, remedy, tensors in (
+        ("among its arguments", "pass x.contiguous()", leaves),
+        ("of the module", "make it contiguous", own),
+    ):
+        for x in tensors:
+            if _lies_otherwise(x, strided):
+                raise CaptureError(
+                    "memory_layout",
+                    f"forward() asks for {', '.join(sorted(asked))}, and a tensor of shape "
+                    f"{list(x.shape)} {what} has the strides {x.stride()}: {remedy}",
+                )
     return layouts(leaves)
+
+
+def _lies_otherwise(x: Any, strided: bool) -> bool:
+    """True for a tensor whose copy, or whose counterpart in the graph, lies in another way."""
+    if not torch.is_tensor(x) or x.layout is not torch.strided or x.is_contiguous():
+        return False
+    return strided or torch.empty_like(x).stride() != x.stride()
+
+
+def _own_layouts(module: torch.nn.Module) -> Answer:
+    ask = own_layouts(module)
+    return Answer(ask, None, ask(), "how parameters and buffers lie in memory")
 
 
 def _asked(names: frozenset[str], call: Call, copies: list) -> Asked:

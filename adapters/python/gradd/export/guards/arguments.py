@@ -75,6 +75,20 @@ def _answer(tensor: torch.Tensor, name: str) -> Any:
     return ask(tensor) if ask is not None else tensor.__dict__.get(name, ABSENT)
 
 
+def own_layouts(module: torch.nn.Module) -> Callable[[], bool | tuple]:
+    """Asks how the parameters and buffers of a module lie in memory: True if all contiguous."""
+    subs = list(module.modules())
+    places = [(s._parameters, k) for s in subs for k in s._parameters]
+    places += [(s._buffers, k) for s in subs for k in s._buffers]
+
+    def ask() -> bool | tuple:
+        found = [table.get(key) for table, key in places]
+        strided = [t for t in found if t is not None and t.layout is torch.strided]
+        return all(t.is_contiguous() for t in strided) or layouts(found)
+
+    return ask
+
+
 def layouts(leaves: Iterable[Any]) -> tuple:
     """How tensors lie in memory, as far as a forward() may ask: None for what is contiguous."""
     tensors = (x for x in leaves if isinstance(x, torch.Tensor) and x.layout is torch.strided)
