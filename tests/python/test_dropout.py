@@ -255,3 +255,32 @@ def test_every_form_passes_the_self_check(form: str) -> None:
     model = ORTModule(module, strict=True)
     model(torch.randn(3, 4)).backward()
     assert model.gradd_stats()["self_checks"] == 1
+
+
+OF_CONSTANTS: dict[str, Callable[[], torch.Tensor]] = {
+    "bernoulli": lambda: torch.bernoulli(torch.full((200,), 0.5)),
+    "bernoulli_": lambda: torch.empty(200).bernoulli_(0.5),
+    "dropout": lambda: F.dropout(torch.ones(200), 0.5, True),
+    "dropout of a literal": lambda: F.dropout(torch.tensor([1.0, 2.0] * 100), 0.5, True),
+    "native dropout": lambda: torch.native_dropout(torch.ones(200), 0.5, True)[0],
+    "alpha dropout": lambda: F.alpha_dropout(torch.ones(200), 0.5, True),
+    "uniform": lambda: torch.rand_like(torch.ones(200)),
+    "normal": lambda: torch.normal(torch.zeros(200), torch.ones(200)),
+    "attention": lambda: F.scaled_dot_product_attention(
+        *[torch.eye(20)[None, None, :, :10]] * 3, dropout_p=0.5
+    ).flatten(),
+}
+
+
+@pytest.mark.parametrize("of", OF_CONSTANTS)
+@pytest.mark.parametrize("check", ["0", "decades"])
+def test_what_is_drawn_from_constants_differs(
+    of: str, check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADD_SELF_CHECK", check)
+    module = Lambda(
+        lambda self: self.weight * OF_CONSTANTS[of](), weight=nn.Parameter(torch.ones(200))
+    )
+    model = ORTModule(module, strict=True)
+    drawn = [model().detach().clone() for _ in range(4)]
+    assert all(not torch.equal(a, b) for a, b in zip(drawn, drawn[1:], strict=False))

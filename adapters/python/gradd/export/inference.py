@@ -22,6 +22,8 @@ from gradd.export.translate import OPSET
 
 _OTHER_SIZES = {"Attention", "CrossEntropy"}  # of our domain: what the trace says counts
 
+_RANDOM = {"Bernoulli", "Dropout"}  # those of ONNX that the pass does not know as such
+
 
 class Folding(_constant_folding.FoldConstantsPass):
     """FoldConstantsPass with shape inference whose results are compared with what is known."""
@@ -34,7 +36,13 @@ class Folding(_constant_folding.FoldConstantsPass):
         )
 
     def process_node(self, node: ir.Node, is_function: bool) -> Any:
-        """As the pass does it, but for casts of numbers that are doubles."""
+        """As the pass does it, but for casts of numbers that are doubles, and for chance.
+
+        What draws from known numbers is drawn in every step.
+        """
+        if node.op_type in _RANDOM:
+            self._do_inference(node)
+            return None
         done = super().process_node(node, is_function)
         exact = doubles.exact_constant(node) if node.op_type in ("Cast", "CastLike") else None
         if exact is None:
