@@ -173,3 +173,31 @@ def test_what_terms_that_cancel_leave_is_no_difference() -> None:
 
     assert found(8.94e-8, 0.0) == found(4.77e-7, 1.8e-7) == []
     assert found(1e-5, 0.0) == found(1e-5, 2e-5) == found(3e-6, 1e-7) == ["bias"]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_an_overflow_convicts_nobody(rows: int) -> None:
+    """What a sum that leaves its range gives depends on the order of additions."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4, 3)
+    layer.weight.data.mul_(1e38)
+    model = ORTModule(layer, strict=True)
+    x = torch.randn(rows, 4) * 50
+    out = model(x)
+    out.sum().backward()
+    assert model.gradd_stats()["self_checks"] == 1
+    weight, bias = layer.weight.detach().double(), layer.bias.detach().double()
+    inside = x.double().abs() @ weight.abs().t() < 1e38
+    exact = x.double() @ weight.t() + bias
+    torch.testing.assert_close(out[inside], exact[inside].float())
+
+
+def test_an_overflow_hides_nothing_else() -> None:
+    """Entries that PyTorch has in range are compared as ever."""
+    key = (GRADIENT, "weight")
+    exact = torch.tensor([1e39, 1.0, 2.0], dtype=torch.float64)
+    theirs = torch.tensor([float("nan"), 1.0, 2.0])
+    for ours, right in (([float("inf"), 1.0, 2.0], True), ([float("inf"), 1.0, 2.1], False)):
+        tally = Tally({key: torch.tensor(ours)}, False, {key: theirs})
+        tally.add(key, exact)
+        assert (not tally.findings()) is right

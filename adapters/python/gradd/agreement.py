@@ -89,6 +89,21 @@ def _difference(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return d, b
 
 
+def _within_range(
+    ours: torch.Tensor, other: torch.Tensor, exact: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """All three, with zeros wherever PyTorch's own result has left the range of its type.
+
+    What an overflow gives, an infinity of either sign or NaN, is up to the order of additions.
+    """
+    if ours.shape != other.shape or not other.is_floating_point():
+        return ours, other, exact
+    lost = ~other.isfinite() & exact.isfinite()
+    if not lost.any():
+        return ours, other, exact
+    return ours.masked_fill(lost, 0), other.masked_fill(lost, 0), exact.masked_fill(lost, 0)
+
+
 def is_zero(tensor: torch.Tensor) -> bool:
     """Whether there is nothing in it but zeros."""
     return not tensor.numel() or not bool(tensor.any())
@@ -146,8 +161,10 @@ class Tally:
             text = f"{_name(key)} has shape {list(ours.shape)}, in PyTorch {list(theirs.shape)}"
             self._missing.append(Finding(key, text))
             return
-        self.apart[key] = found = apart(ours, theirs)
         other = self._others.get(key)
+        if other is not None:
+            ours, other, theirs = _within_range(ours, other, theirs)
+        self.apart[key] = found = apart(ours, theirs)
         if other is not None:
             own = apart(other, theirs)
             self.own[key] = self._size(key, own)
