@@ -44,7 +44,7 @@ def first_call(model: ORTModule, x: torch.Tensor) -> None:
     model(x)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def model(shared_daemon: Any) -> Iterator[ORTModule]:
     yield ORTModule(Relu(), strict=True)
 
