@@ -15,7 +15,7 @@ import torch
 import torch.fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from gradd.export import indices, types, writes
+from gradd.export import apart, indices, types, writes
 from gradd.export.nodes import DETACH, OFF, is_float, is_mutable, rename_outputs, replace, stop
 from gradd.export.places import place_of
 from gradd.export.spec import CaptureError
@@ -78,6 +78,7 @@ def prepare(program: Any) -> None:
         if isinstance(module, torch.fx.GraphModule):
             _refuse_transforms(module.graph)
             _drop_assertions(module.graph)
+            apart.take_apart(module.graph, program.graph_signature)
             _copy_attention(module.graph)
             _copy_dropout(module.graph)
             types.make_explicit(module.graph, program.graph_signature)

@@ -1,0 +1,106 @@
+"""What torch composes of other operators (einsum and its like) runs in the daemon."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from selection import every_run
+from torch import nn
+
+from gradd import ORTModule
+from gradd.export import translate
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+E = torch.einsum
+
+
+def heads(x: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(-1, (2, 3))
+
+
+# Of [B, 4, 6], for every B.
+COMPOSED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "two": lambda x: E("bij,bkj->bik", x, x),
+    "implicit": lambda x: E("bij,bjk", x, x.mT),
+    "outer": lambda x: E("bi,bj->bij", x[:, 0], x[:, 1]),
+    "ellipsis": lambda x: E("...ij,...kj->...ik", x, x),
+    "diagonal": lambda x: E("bii->bi", x @ x.mT),
+    "trace": lambda x: E("bii->b", x @ x.mT),
+    "sum": lambda x: E("bij->", x),
+    "permuted": lambda x: E("bij->jib", x),
+    "three": lambda x: E("bij,bkj,bkl->bil", x, x, x),
+    "numbers": lambda x: E(x, [0, 1, 2], x, [0, 3, 2], [0, 1, 3]),
+    "elementwise": lambda x: E("bij,bij,j->bij", x, x, torch.arange(6.0).to(x.dtype)),
+    "heads": lambda x: E("bqhd,bkhd->bhqk", heads(x), heads(x)),
+    "attention": lambda x: E(
+        "bhqk,bkhd->bqhd", E("bqhd,bkhd->bhqk", heads(x), heads(x)).softmax(-1), heads(x)
+    ),
+    "hstack": lambda x: torch.hstack([x, x * 2]),
+    "vstack": lambda x: torch.vstack([x, x * 2]),
+    "dstack": lambda x: torch.dstack([x, x * 2]),
+    "tensordot": lambda x: torch.tensordot(x, x[0], ([2], [1])),
+    "kron": lambda x: torch.kron(x[0], x[0]),
+    "inner": lambda x: torch.inner(x, x[0]),
+    "multi_dot": lambda x: torch.linalg.multi_dot([x[0], x[0].mT, x[0]]),
+    "matrix_power": lambda x: torch.matrix_power(x[0] @ x[0].mT, 2),
+    "trapezoid": lambda x: torch.trapezoid(x, dim=1),
+    "block_diag": lambda x: torch.block_diag(x[0], x[0]),
+}
+
+
+class Scaled(nn.Module):
+    def __init__(self, function: Callable, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight, self.function = nn.Parameter(torch.ones(6, dtype=dtype)), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x * self.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", every_run(("heads", "three", "hstack", "diagonal"), COMPOSED))
+def test_composed(name: str, dtype: torch.dtype, monkeypatch: Any) -> None:
+    monkeypatch.setattr(translate, "_decomposed", None)  # nothing else is taken apart for it
+    torch.manual_seed(0)
+    theirs = Scaled(COMPOSED[name], dtype)
+    ours = ORTModule(copy.deepcopy(theirs), strict=True)
+    tolerance = 1e-5 if dtype is torch.float32 else 3e-2
+    for rows in (3, 2, 1):
+        x = torch.randn(rows, 4, 6).to(dtype)
+        got, want = ours(x), theirs(x)
+        dy = torch.randn(want.shape).to(dtype)
+        got.backward(dy), want.backward(dy)
+        pairs = ((got, want), (ours.module.weight.grad, theirs.weight.grad))
+        for a, b in pairs:
+            assert float((a - b).detach().abs().max()) <= tolerance * float(b.detach().abs().max())
+
+
+def test_results_of_a_composed_operator_may_be_views() -> None:
+    """A permutation by einsum() shares its memory, and a write reaches the operand."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        E("bij->jib", y).mul_(2)
+        return y
+
+    ours = ORTModule(Scaled(forward, torch.float32), strict=True)
+    x = torch.randn(2, 4, 6)
+    torch.testing.assert_close(ours(x), x * 2)
+
+
+def test_no_gradient_passes_what_is_detached() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            shares = E("bij,bkj->bik", x, x)
+        return E("bik,bkj->bij", shares, x)
+
+    theirs = Scaled(forward, torch.float32)
+    ours = ORTModule(copy.deepcopy(theirs), strict=True)
+    x = torch.randn(2, 4, 6)
+    for model in (ours, theirs):
+        model(x).square().sum().backward()
+    torch.testing.assert_close(ours.module.weight.grad, theirs.weight.grad)
