@@ -70,6 +70,7 @@ _LOCKS = (type(_thread.allocate_lock()), _thread.RLock)
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _GRAD_FLAGS = frozenset({"is_grad_enabled", "is_inference_mode_enabled"})
 _HOOKING = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
+_STEPPING = ("torch.optim.", "torch.amp.grad_scaler")
 # What a graph, which draws numbers of its own, cannot carry.
 _SEEDING = frozenset(
     {"manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "fork_rng"}
@@ -178,8 +179,11 @@ class Calls:
             values = (*made.args, *values, *made.keywords.values())
         name, *args = values
         self._reads.attribute(owner, name)
-        if type(static(type(owner), name)) in handed.C_METHODS:
+        found = static(type(owner), name)
+        if type(found) in handed.C_METHODS:
             self._method(owner, name, args)
+        elif is_a(found, types.FunctionType):
+            self.called(found, [owner, *args])
 
     def _getter(self, function: Any, args: list) -> None:
         for name in function.__reduce__()[1]:
@@ -216,9 +220,10 @@ class Calls:
         name = getattr(inner, "__name__", "")  # a decorated object may have none
         if name in _HOOKING and args and is_a(args[0], torch.Tensor):
             self._reads.effect(f"calls {name}() of a tensor", reason="backward_hooks")
-        if str(getattr(inner, "__module__", "")).startswith("torch.optim.") or name.startswith(
-            "clip_grad"
-        ):
+        # A step of a user's class is wrapped by torch; what a scaler does leads to steps.
+        homes = (getattr(inner, "__module__", ""), function.__globals__.get("__name__", ""))
+        stepping = any(str(home).startswith(_STEPPING) for home in homes)
+        if stepping or name.startswith("clip_grad"):
             self._reads.effect(f"calls {name}(), which writes to gradients or parameters")
         if name in _SEEDING and str(getattr(inner, "__module__", "")).startswith("torch"):
             self._reads.drawn(f"calls torch.{name}()")

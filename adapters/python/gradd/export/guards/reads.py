@@ -624,8 +624,9 @@ class Reads(Taken):
         given = self.tensors.is_input(tensor)
         if name in _PLACE and given:
             self.blank(f"reads .{name} of an argument")
-        if name in _ACCUMULATED and (given or id(tensor) in self._parameters):
-            self.blank(f"reads .{name} of a parameter or argument")
+        if name in _ACCUMULATED and not self.tensors.is_made(tensor):
+            ours = given or self.tensors.is_own(tensor)  # or a copy, which is young
+            self.blank(f"reads .{name} of a tensor", None if ours else tensor)
         if name in VALUE_METHODS:
             self.tensors.taken(tensor)
         if name in MEMORY_METHODS:

@@ -125,6 +125,14 @@ class Watch:
         self._recorder.close()
         self._slots, self._old, self._written = [], [], []
 
+    def about_to(self, reason: str, text: str) -> None:
+        """forward() is about to do what it must not, found by other means than the recording.
+
+        Raises:
+            Abandoned: Always.
+        """
+        self._recorder.reads.effect(text, reason=reason)
+
     def gradients_switched_on(self) -> None:
         """forward() enters enable_grad() or its like: without effect if the caller has it on."""
         self._recorder.reads.ask_grad_mode()
@@ -210,6 +218,12 @@ class Watch:
                 "outside_written",
                 f"forward() writes in place to a tensor of shape {list(tensor.shape)} that is "
                 "neither a buffer nor made in the call; register it as a buffer",
+            )
+        if self.tensors.gradients_written:
+            raise CaptureError(
+                "outside_written",
+                "forward() writes .grad of a tensor, which a graph does not do; do it outside of "
+                "forward()",
             )
         if changed:
             raise CaptureError(
