@@ -28,6 +28,7 @@ class Net(nn.Module):
         self.lin = nn.Linear(4, 3)
 
     def forward(self, x):
+        global l, b, d, q, s
         y = 1.0
         BODY
         return self.lin(x) * y
@@ -186,5 +187,168 @@ BACKWARDS = [
         ("opt.step()", "operator.methodcaller('step')(opt)", "[*map(Mine.step, [opt])]"),
         "[q.grad for q in probe.parameters()], [*probe.parameters()]",
         _DONE,
+    ),
+]
+
+
+_LIST = "l = [3., 1., 2., 5., 4., 6.]"
+_ARRAY = "l = np.array([3., 1., 2., 5., 4., 6.])"
+_LISTED, _ATTRIBUTE = "l", "; net.__dict__['l'] = l"
+_ON_LISTS = (
+    "np.random.shuffle(l); y = float(l[0])",
+    "np.random.shuffle(l)",
+    "np.random.permutation(l); y = float(l[0])",
+    "functools.partial(np.random.shuffle, l)(); y = float(l[0])",
+    "[*map(np.random.shuffle, [l])]; y = float(l[0])",
+    "operator.methodcaller('shuffle', l)(np.random); y = float(l[0])",
+    "np.random.mtrand._rand.shuffle(l); y = float(l[0])",
+    "np.random.shuffle(x=l); y = float(l[0])",
+    "random.shuffle(l); y = float(l[0])",
+)
+_SORTED = (
+    "l.sort(); y = float(l[0])",
+    "l.sort(key=lambda v: -v); y = float(l[0])",
+    "list.sort(l, reverse=True); y = float(l[0])",
+    "l.reverse(); y = float(l[0])",
+    "operator.methodcaller('reverse')(l); y = float(l[0])",
+    "[*map(list.reverse, [l])]; y = float(l[0])",
+    "heapq.heapify(l); y = float(l[0])",
+    "heapq.heappush(l, 0.5); y = float(l[-1])",
+    "y = heapq.heappop(l)",
+    "y = heapq.heapreplace(l, 9.0)",
+    "y = heapq.heappushpop(l, 9.0)",
+    "bisect.insort(l, 2.5); y = float(l[-1])",
+    "bisect.insort(l, 2.5, key=lambda v: v); y = float(l[-1])",
+    "l[1:3] = []; y = float(len(l))",
+    "l += [1.0]; y = float(len(l))",
+    "l *= 2; y = float(len(l))",
+    "operator.iadd(l, [2.0]); y = float(len(l))",
+    "operator.setitem(l, 0, l[0] + 1); y = float(l[0])",
+    "operator.delitem(l, slice(0, 1)); y = float(len(l))",
+    "collections.deque(map(l.append, [1.0]), 0); y = float(len(l))",
+)
+_ON_ARRAYS = (
+    "np.put(l, [0], l[0] + 1); y = float(l[0])",
+    "np.place(l, l > 2, [l[0] + 1]); y = float(l[0])",
+    "np.copyto(l, l[::-1].copy()); y = float(l[0])",
+    "np.putmask(l, l > 2, l * 2); y = float(l[0])",
+    "np.fill_diagonal(l.reshape(2, 3), l[1] + 3); y = float(l[0])",
+    "np.put_along_axis(l, np.array([0]), l[:1] + 1, 0); y = float(l[0])",
+    "l.sort(); y = float(l[0])",
+    "l.partition(3); y = float(l[0])",
+    "l.fill(l[0] + 1); y = float(l[0])",
+    "l.put([0], l[0] + 1); y = float(l[0])",
+    "l.itemset(0, 7.0) if hasattr(l, 'itemset') else l.__setitem__(0, l[0] + 1)",
+    "l.byteswap(inplace=True); y = float(len(l))",
+    "np.add(l, 1, out=l); y = float(l[0])",
+    "np.add(l, 1, l); y = float(l[0])",
+    "np.add(l, 1, out=(l,)); y = float(l[0])",
+    "np.add.at(l, [0], 1.0); y = float(l[0])",
+    "np.cumsum(l, out=l); y = float(l[0])",
+    "l.cumsum(out=l); y = float(l[1])",
+    "np.add.accumulate(l, out=l); y = float(l[1])",
+    "np.clip(l, 2, 4, out=l); y = float(l[1])",
+    "np.take(l, [5, 4, 3, 2, 1, 0], out=l); y = float(l[0])",
+    "np.nan_to_num(l, copy=False, nan=1.0); np.negative(l, out=l); y = float(l[0])",
+    "l += 1; y = float(l[0])",
+    "l[::2] *= 2; y = float(l[0])",
+    "l.T[0] += 1; y = float(l[0])",
+    "l.flat[0] += 1; y = float(l[0])",
+    "l.flat = l + 1; y = float(l[0])",
+    "l.resize(len(l) + 1, refcheck=False); y = float(len(l))",
+    "l.setflags(write=not l.flags.writeable); y = float(l.flags.writeable)",
+    "np.random.default_rng(0).random(out=l); y = float(l[0])",
+    "np.random.default_rng(len(l)).permuted(l + l[0], out=l); y = float(l[0])",
+    "np.random.default_rng(1).shuffle(l); y = float(l[0])",
+    "np.random.RandomState(1).shuffle(l); y = float(l[0])",
+    "l.dtype = np.int64 if l.dtype == float else float; y = float(len(l))",
+    "l.shape = (2, 3) if l.ndim == 1 else (6,); y = float(l.ndim)",
+    "l.shape = (*l.shape, 1); y = float(l.ndim)",
+    "l.flags.writeable = not l.flags.writeable; y = float(l.flags.writeable)",
+    "memoryview(l)[0] = l[0] + 1; y = float(l[0])",
+    "np.einsum('i->i', l * 2, out=l); y = float(l[0])",
+    "np.matmul(np.eye(6) * 2, l.copy(), out=l); y = float(l[0])",
+    "np.frombuffer(l, count=2)[0] += 1; y = float(l[0])",
+    "np.asarray(l)[0] += 1; y = float(l[0])",
+    "l.view()[0] += 1; y = float(l[0])",
+    "np.lib.stride_tricks.as_strided(l, (2,), (8,))[0] += 1; y = float(l[0])",
+    "np.vectorize(lambda i: l.put([i], 9.0))([0]); y = float(l[0])",
+    "np.apply_along_axis(lambda r: l.sort(), 0, l.copy()); y = float(l[0])",
+)
+_ON_BUFFERS = (
+    "b.append(1); y = float(len(b))",
+    "b.extend(b[:1]); y = float(len(b))",
+    "b += b[:1]; y = float(len(b))",
+    "b *= 2; y = float(len(b))",
+    "b[0] = b[0] + 1; y = float(b[0])",
+    "b[:2] = b[1:3]; y = float(b[0])",
+    "b[:1] = b[1:3]; y = float(len(b))",
+    "b.pop(); y = float(len(b))",
+    "b.reverse(); y = float(b[0])",
+    "del b[0]; y = float(len(b))",
+    "memoryview(b)[0] = 7; y = float(b[0])",
+    "np.frombuffer(b, np.uint8, 1)[0] += 1; y = float(b[0])",
+    "operator.iadd(b, b[:1]); y = float(len(b))",
+)
+_WRITTEN = ("outside_written", "outside_state", "python_random", "attribute_written")
+IN_PLACE = [
+    *(d for end in ("", _ATTRIBUTE) for d in deeds(_LIST + end, (*_ON_LISTS, *_SORTED), _LISTED)),
+    *(d for end in ("", _ATTRIBUTE) for d in deeds(_ARRAY + end, _ON_LISTS, _LISTED)),
+    *deeds(_ARRAY, _ON_ARRAYS, "l, l.shape, l.dtype.str"),
+    *deeds(
+        "o = np.array([1., 2., 3.], dtype=object)",
+        ("np.random.shuffle(o); y = float(o[0])", "o[0] += 1; y = float(o[0])", "o.sort()"),
+        "o",
+    ),
+    *deeds(
+        "l = np.arange(6.).reshape(3, 2)[:, 0]",
+        ("np.random.shuffle(l); y = float(l[0])", "l += 1; y = float(l[0])"),
+        "l, l.base",
+    ),
+    *deeds(
+        "l = np.arange(4.)",
+        (
+            "n = l.flags.num; l.setflags(write=True); l += 1; l.setflags(write=False); y = l[0]",
+            "l.setflags(write=True); l += 1; l.flags.writeable = False; y = l[0]",
+        ),
+        "l, l.flags.writeable",
+    ),
+    *deeds(
+        "l = np.array([(1., 2)], dtype=[('k', float), ('n', np.int8)]); q = l[0]",
+        (
+            "l['k'][0] += 1; y = float(l['k'][0])",
+            "l['k'] += 1; y = float(l['k'][0])",
+            "q['k'] += 1; y = float(q['k'])",
+            "np.random.shuffle(l)",
+        ),
+        "l, q.tolist()",
+    ),
+    *deeds("b = bytearray(b'abcdef')", _ON_BUFFERS, "bytes(b)"),
+    *deeds("b = array.array('B', b'abcdef')", (*_ON_BUFFERS, "b.byteswap()"), "bytes(b)"),
+    *deeds(
+        "d = collections.OrderedDict(a=1., b=2., c=3.)",
+        (
+            "d.move_to_end('a'); y = next(iter(d.values()))",
+            "y = d.popitem()[1] if d else 1.0",
+            "d.update(e=1.0); y = float(len(d))",
+            "d |= {'f': 2.0}; y = float(len(d))",
+            "operator.ior(d, {'f': 2.0}); y = float(len(d))",
+        ),
+        "list(d.items())",
+    ),
+    *deeds(
+        "q = collections.deque([1., 2., 3.], 3)",
+        (
+            "q.rotate(); y = q[0]",
+            "q.append(q[0] + 1); y = q[0]",
+            "q.reverse(); y = q[0]",
+            "q += [9.0]; y = q[-1]",
+        ),
+        "list(q), q.maxlen",
+    ),
+    *deeds(
+        "s = {1.0, 2.0}",
+        ("s.add(len(s) + 2.0); y = float(len(s))", "s ^= {1.0}; y = float(len(s))", "s |= {5.0}"),
+        "sorted(s)",
     ),
 ]

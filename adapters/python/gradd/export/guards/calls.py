@@ -386,6 +386,7 @@ class Calls:
             kept = owner is getattr(np.random.mtrand, "_rand", None)  # as it is (chance.py)
             if not kept or name == "get_state":
                 reads.drawn(f"draws from a numpy {type(owner).__name__}", owner)
+            self._take_arrays("numpy", name, args)  # shuffle() and `out` write into them
         elif name in ("__getattribute__", "__setattr__", "__delattr__", "__getattr__"):
             if args and is_a(args[0], str):
                 reads.generic(owner, args[0])
@@ -403,6 +404,10 @@ class Calls:
         elif is_a(owner, contextvars.ContextVar):
             self._of_context(owner, name)
         elif is_a(owner, np.ndarray):
+            if name == "resize":  # its memory may move, and others may look at it
+                reads.effect("resizes a numpy array", owner)
+            elif name == "setflags":
+                reads.attribute(owner, "flags")
             reads.array(owner)
             self._take_arrays("numpy", name, args)
         elif is_a(owner, random.Random):
