@@ -352,3 +352,118 @@ IN_PLACE = [
         "sorted(s)",
     ),
 ]
+
+
+# Where a write changes nothing the second time, a trace is made and refused by another name.
+_MOVED = (
+    *("outside_written", "outside_state", "input_mutation"),
+    *("export_failed", "unsupported_operator"),
+)
+_T = "t = torch.arange(4.)"
+_TELLS_T = "t, t.storage_offset(), t.untyped_storage().nbytes(), t.requires_grad"
+_ON_TENSORS = (
+    "t.resize_(t.numel() + 1).fill_(1.); y = t.sum()",
+    "t.resize_(t.numel() + 1).fill_(1.)",
+    "t.resize_(max(t.numel() - 1, 1)); y = t.sum()",
+    "t.resize_(2, t.numel()).fill_(2.); y = t.sum()",
+    "t.resize_as_(torch.ones(t.numel() + 3)).fill_(1.); y = t.sum()",
+    "t.set_(torch.ones(t.numel() + 1)); y = t.sum()",
+    "t.set_(torch.ones(t.numel())); y = t.sum()",
+    "t.set_(); y = float(t.numel())",
+    "t.set_(torch.ones(5).untyped_storage(), 1, (2,), (2,)); y = t.sum()",
+    "t.data = torch.ones(t.numel() + 1); y = t.sum()",
+    "t.data = torch.ones(t.numel(), dtype=torch.float64); y = t.sum().float()",
+    "setattr(t, 'data', torch.ones(t.numel() + 1)); y = t.sum()",
+    "t.data.add_(1); y = t.sum()",
+    "t.data.resize_(t.numel() + 1).fill_(1.); y = t.sum()",
+    "t.detach().add_(1); y = t.sum()",
+    "t[1:].add_(1); y = t.sum()",
+    "t[:2].add_(1); t.mul_(2); y = t.sum()",
+    "t.mul_(2); t[:2].add_(1); y = t.sum()",
+    "v = t[:2]; v.resize_(3).add_(1.); y = t.sum()",
+    "t.unsqueeze_(0); y = float(t.dim())",
+    "t.unsqueeze_(0).mul_(2); y = float(t.sum())",
+    "t.as_strided_((2,), (2,)) if t.numel() > 2 else t.mul_(2); y = t.sum()",
+    "t.untyped_storage().resize_(t.untyped_storage().nbytes() + 4)",
+    "t.untyped_storage().fill_(0); y = t.sum()",
+    "t.storage()[0] = 7.; y = t.sum()",
+    "torch._foreach_add_([t, t[:2]], 1); y = t.sum()",
+    "torch.add(t, 1, out=t); y = t.sum()",
+    "torch.cat([t, t], out=t.new_empty(0)); torch.ones(t.numel() + 1, out=t); y = t.sum()",
+    "o = t; o += 1; y = t.sum()",
+    "t.numpy()[0] += 1; y = t.sum()",
+    "np.asarray(t)[0] += 1; y = t.sum()",
+    "memoryview(t.numpy())[0] = 5.; y = t.sum()",
+    "np.add(t.numpy(), 1, out=t.numpy()); y = t.sum()",
+    "np.random.shuffle(t); y = t[0]",
+    "np.random.shuffle(t.numpy()); y = t[0]",
+    "t.random_(); y = t.sum()",
+    "t.copy_(t.flip(0)); y = t[0]",
+    "torch.nn.init.normal_(t); y = t[0]",
+)
+_ON_MATRICES = (
+    "t.t_(); y = t[0].sum()",
+    "t.transpose_(0, 1); t.add_(1); y = t[0].sum()",
+    "t.swapaxes_(0, 1); y = t[0].sum()",
+    "t.squeeze_(); t.add_(1); y = t.sum()",
+    "t.resize_(3, 3).zero_(); y = t.sum()",
+    "t.add_(1).t_(); y = t[0].sum()",
+    "t[:, 0].add_(1); y = t.sum()",
+    "t.diagonal().mul_(2); y = t.sum()",
+    "t.T.add_(1); y = t[0].sum()",
+    "t.fill_diagonal_(3.); y = t.sum()",
+)
+MOVED = [
+    *deeds(_T, _ON_TENSORS, _TELLS_T, _MOVED + ("python_random", "attribute_written")),
+    *deeds("t = torch.arange(6.).view(2, 3)", _ON_MATRICES, _TELLS_T, _MOVED),
+    *deeds("t = torch.arange(6.).view(3, 2).t()", _ON_MATRICES, _TELLS_T, _MOVED),
+    *deeds(
+        "t = torch.arange(12.).view(3, 4)[:, 1:3]", _ON_MATRICES, _TELLS_T + ", t._base", _MOVED
+    ),
+    *deeds("t = torch.empty(0)", _ON_TENSORS[:2], _TELLS_T, _MOVED),
+    *deeds(
+        "t = torch.arange(4.); v = t[:2]; w = t[1:]",
+        (
+            "y = v.sum(); t.add_(1)",
+            "y = v.sum() + w.sum(); t.mul_(2)",
+            "v.add_(1); w.add_(1); y = t.sum()",
+            "w.add_(1); t.add_(1); v.add_(1); y = t.sum()",
+            "v.resize_(4).add_(1); y = t.sum()",
+            "v.set_(w); v.add_(1); y = t.sum()",
+        ),
+        "t, v, w",
+        _MOVED,
+    ),
+    *deeds(
+        "t = torch.nn.Parameter(torch.arange(4.))",
+        (
+            "with torch.no_grad(): t.add_(1); y = t.sum().detach()",
+            "t.data.add_(1); y = t.detach().sum()",
+            "t.data.resize_(t.numel() + 1).fill_(1.); y = t.detach().sum()",
+            "with torch.no_grad(): t.set_(torch.ones(5)); y = t.detach().sum()",
+        ),
+        _TELLS_T,
+        (*_MOVED, "unsupported_parameter"),
+    ),
+    *deeds(
+        "t = torch.tensor([1., 0., 2.]).to_sparse()",
+        ("t.add_(t); y = t.to_dense().sum()", "t.mul_(2); y = t.to_dense().sum()"),
+        "t.to_dense()",
+    ),
+    *deeds(
+        "t = torch.tensor([1 + 2j, 3j]); h = torch.ones(2, dtype=torch.float8_e4m3fn)",
+        ("t.add_(1); y = t.real.sum()", "h.copy_(torch.zeros(2)); y = h.float().sum()"),
+        "t, h.float()",
+    ),
+    *deeds(
+        "t = net.lin.weight",
+        (
+            "t.data.add_(1)",
+            "with torch.no_grad(): self.lin.weight.mul_(2)",
+            "with torch.no_grad(): self.lin.weight[0].add_(1)",
+            "self.lin.double(); self.lin.float()",
+            "self.lin.bias.data.resize_(3).fill_(1.)",
+        ),
+        "[t, *net.parameters()]",
+    ),
+]

@@ -19,7 +19,12 @@ from gradd.export.guards.images import is_a
 from gradd.export.guards.written import Gradients, Written
 
 _TAKES_VALUE = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "item"})
-MEMORY_METHODS = frozenset({"numpy", "__array__", "data_ptr", "__dlpack__"})
+MEMORY_METHODS = frozenset(
+    {
+        *("numpy", "__array__", "data_ptr", "__dlpack__"),
+        *("storage", "untyped_storage", "_typed_storage"),
+    }
+)
 VALUE_METHODS = MEMORY_METHODS | {"tolist", "item"}
 
 
