@@ -297,6 +297,7 @@ class Calls:
         for value in args:
             if is_a(value, torch.Tensor) and module.startswith("numpy"):
                 self._reads.tensors.taken(value)
+                self._reads.tensors.exposed(value)
             elif is_a(value, np.ndarray) and name in _SHARING:
                 self._reads.array(value, taken=False)
             else:
