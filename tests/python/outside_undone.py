@@ -467,3 +467,71 @@ MOVED = [
         "[t, *net.parameters()]",
     ),
 ]
+
+
+_ON_LOCKS = (
+    "k.release() if k.locked() else k.acquire(); y = 1. + k.locked()",
+    "k.locked() or k.acquire(); y = 1. + k.locked()",
+    "k.locked() or k.__enter__(); y = 1. + k.locked()",
+    "k.acquire(blocking=False); y = 1. + k.locked()",
+    "k.acquire(False); y = 1. + k.locked()",
+    "k.acquire(timeout=0); y = 1. + k.locked()",
+    "k.locked() or operator.methodcaller('acquire')(k); y = 1. + k.locked()",
+    "k.locked() or functools.partial(k.acquire)(); y = 1. + k.locked()",
+    "k.locked() or [*map(type(k).acquire, [k])]; y = 1. + k.locked()",
+    "k.locked() or contextlib.ExitStack().enter_context(k)",
+)
+_ON_HELD = ("k.locked() and k.release(); y = 1. + k.locked()", "k.locked() and k.__exit__()")
+_ON_COUNTED = (
+    "k.acquire(); y = 2.",
+    "k.__enter__(); k.acquire(); y = 2.",
+    "k.acquire(); k.acquire(); k.release(); y = 2.",
+    "k.acquire(); y = next(numbers)",
+    "k.acquire(); y = next(numbers); k.release()",
+)
+_BALANCED = (
+    "with k: y = 2.",
+    "k.acquire(); k.release(); y = 2.",
+    "k.__enter__(); k.__exit__(None, None, None); y = 2.",
+    "k.acquire(); y = 2.; k.release()",
+    "c = threading.RLock(); c.acquire(); y = [2. for _ in '1'][0]; c.release()",
+    "c = threading.RLock(); (c.__enter__(), c.__enter__(), c.release(), c.release())",
+    "c = threading.Lock(); c.acquire(); c.release(); y = 2.",
+)
+LOCKS = [
+    *deeds("k = threading.Lock()", _ON_LOCKS, "k.locked()"),
+    *deeds("k = threading.Lock(); k.acquire()", _ON_HELD, "k.locked()"),
+    *deeds(
+        "k = threading.RLock(); numbers = iter(range(9))",
+        _ON_COUNTED,
+        "k._recursion_count(), numbers.__reduce__()[-1]",
+        _WRITTEN,
+    ),
+    *deeds(
+        "k = threading.RLock(); k.acquire(); numbers = iter(range(9))",
+        (*_ON_COUNTED, "k._recursion_count() and k.release()"),
+        "k._recursion_count(), numbers.__reduce__()[-1]",
+    ),
+    *deeds(
+        "k = threading.Lock(); numbers = iter(range(9))",
+        (
+            "k.acquire(); y = next(numbers); k.release()",
+            "with k: y = next(numbers)",
+            "with contextlib.ExitStack() as e: e.enter_context(k); y = next(numbers)",
+        ),
+        "k.locked(), numbers.__reduce__()[-1]",
+        _WRITTEN,
+    ),
+    *deeds("k = threading.Lock()", _BALANCED, "k.locked()"),
+    *deeds(
+        "k = threading.RLock()",
+        ("with k, k: y = 2.", "k.acquire(); (k.__enter__(), k.__exit__()); k.release()"),
+        "k._recursion_count()",
+    ),
+    *deeds("k = threading.RLock()", _BALANCED, "k._recursion_count()"),
+    *deeds(
+        "k = threading.Semaphore(9); e = threading.Event()",
+        ("k.acquire(); y = float(k._value)", "k.release(); y = float(k._value)", "e.set()"),
+        "k._value, e.is_set()",
+    ),
+]

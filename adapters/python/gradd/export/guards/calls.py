@@ -7,7 +7,6 @@ attributes or items by name are taken as the reads they are.
 
 from __future__ import annotations
 
-import _thread
 import abc
 import contextvars
 import functools
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradd.export.guards import handed, images, methods, policy, tracing
+from gradd.export.guards import handed, images, locks, methods, policy, tracing
 from gradd.export.guards.images import is_a
 from gradd.export.guards.reads import LAYOUT, Reads
 from gradd.export.guards.slots import ABSENT, static
@@ -66,7 +65,6 @@ _NOT_USED = frozenset(
 _SCREENS = (sys.stdout, sys.stderr)
 _SHARING = frozenset({"from_numpy", "as_tensor", "asarray"})  # tensors over an array's memory
 _CACHED = type(functools.lru_cache(len))
-_LOCKS = (type(_thread.allocate_lock()), _thread.RLock)
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _GRAD_FLAGS = frozenset({"is_grad_enabled", "is_inference_mode_enabled"})
 _HOOKING = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
@@ -423,7 +421,7 @@ class Calls:
             reads.use(owner)
         elif is_a(owner, weakref.ref) and name == "__call__":
             reads.behind(owner)
-        elif is_a(owner, _LOCKS):
+        elif is_a(owner, locks.KINDS):
             self._of_lock(owner, name, args)
         elif type(owner) is _CACHED and name in ("cache_info", "cache_clear"):
             reads.blank(f"calls {name}() of {getattr(owner, '__qualname__', 'a cache')}", owner)
@@ -473,6 +471,10 @@ class Calls:
             self._reads.answer(lock.locked, "a lock is locked", by=lock)
         elif name == "acquire" and args:  # may give up, and says so
             self._reads.blank("tries to acquire a lock", lock)
+        elif name in ("acquire", "__enter__"):
+            self._reads.locks.acquired(lock)
+        elif name in ("release", "__exit__") and not self._reads.locks.released(lock):
+            self._reads.effect("releases a lock that it has not acquired", lock)
 
     def _of_container(self, owner: Any, name: str, args: list) -> None:
         self._reads.operated(methods.KEYED, *args)

@@ -119,6 +119,9 @@ class Watch:
             self._slots, self.tensors.by_value | self.tensors.used
         )
         self._written = self.tensors.put_back(young)
+        if self._recorder.reads.locks.put_back():
+            text = "forward() leaves a lock acquired; release it, or take it outside of forward()"
+            self._unseen.append(CaptureError("outside_written", text))
 
     def close(self) -> None:
         """Ends the watch."""
