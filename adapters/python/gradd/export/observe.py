@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from gradd import schema
-from gradd.export import autocast, backward, lost, refuse, results, shared
+from gradd.export import autocast, backward, inner, lost, refuse, results, shared
 from gradd.export.guards.arguments import Asked, layouts, own_layouts
 from gradd.export.guards.check import Guards, describe
 from gradd.export.guards.outside import Outside
@@ -239,7 +239,7 @@ def _run(
     """Runs it; returns what is to be said of modes that it leaves, and of its result."""
     modes, found = Modes(), None
     try:
-        with watch.recording():
+        with inner.watched(watch.about_to), watch.recording():
             returned = forward(*args, **kwargs)
         result = results.Result()
         seen.outputs = list(result.flatten(returned))

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from gradd.export import places, replaced
+from gradd.export import inner, places, replaced
 from gradd.export.attributes import BACKWARD_HOOKS, FORWARD_HOOKS, Attributes, is_harmless
 from gradd.export.chance import Chance
 from gradd.export.guards import policy
@@ -252,6 +252,7 @@ def quiet_trace(module: torch.nn.Module, gradients: bool) -> Iterator[Callable[[
     with (
         kept_state(module) as refuse_effects,
         _no_custom_backward(),
+        inner.refused(),
         replaced.own_functions(),
         without_checkpoints(),  # one is a Function, and the other's frames would outlive the trace
         torch.inference_mode(False),

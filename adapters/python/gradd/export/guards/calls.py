@@ -7,7 +7,6 @@ attributes or items by name are taken as the reads they are.
 
 from __future__ import annotations
 
-import _thread
 import abc
 import contextvars
 import functools
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradd.export.guards import handed, images, methods, policy, tracing
+from gradd.export.guards import handed, images, locks, methods, policy, tracing
 from gradd.export.guards.images import is_a
 from gradd.export.guards.reads import LAYOUT, Reads
 from gradd.export.guards.slots import ABSENT, static
@@ -66,10 +65,10 @@ _NOT_USED = frozenset(
 _SCREENS = (sys.stdout, sys.stderr)
 _SHARING = frozenset({"from_numpy", "as_tensor", "asarray"})  # tensors over an array's memory
 _CACHED = type(functools.lru_cache(len))
-_LOCKS = (type(_thread.allocate_lock()), _thread.RLock)
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _GRAD_FLAGS = frozenset({"is_grad_enabled", "is_inference_mode_enabled"})
 _HOOKING = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
+_STEPPING = ("torch.optim.", "torch.amp.grad_scaler")
 # What a graph, which draws numbers of its own, cannot carry.
 _SEEDING = frozenset(
     {"manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "fork_rng"}
@@ -178,8 +177,11 @@ class Calls:
             values = (*made.args, *values, *made.keywords.values())
         name, *args = values
         self._reads.attribute(owner, name)
-        if type(static(type(owner), name)) in handed.C_METHODS:
+        found = static(type(owner), name)
+        if type(found) in handed.C_METHODS:
             self._method(owner, name, args)
+        elif is_a(found, types.FunctionType):
+            self.called(found, [owner, *args])
 
     def _getter(self, function: Any, args: list) -> None:
         for name in function.__reduce__()[1]:
@@ -216,9 +218,10 @@ class Calls:
         name = getattr(inner, "__name__", "")  # a decorated object may have none
         if name in _HOOKING and args and is_a(args[0], torch.Tensor):
             self._reads.effect(f"calls {name}() of a tensor", reason="backward_hooks")
-        if str(getattr(inner, "__module__", "")).startswith("torch.optim.") or name.startswith(
-            "clip_grad"
-        ):
+        # A step of a user's class is wrapped by torch; what a scaler does leads to steps.
+        homes = (getattr(inner, "__module__", ""), function.__globals__.get("__name__", ""))
+        stepping = any(str(home).startswith(_STEPPING) for home in homes)
+        if stepping or name.startswith("clip_grad"):
             self._reads.effect(f"calls {name}(), which writes to gradients or parameters")
         if name in _SEEDING and str(getattr(inner, "__module__", "")).startswith("torch"):
             self._reads.drawn(f"calls torch.{name}()")
@@ -292,6 +295,7 @@ class Calls:
         for value in args:
             if is_a(value, torch.Tensor) and module.startswith("numpy"):
                 self._reads.tensors.taken(value)
+                self._reads.tensors.exposed(value)
             elif is_a(value, np.ndarray) and name in _SHARING:
                 self._reads.array(value, taken=False)
             else:
@@ -381,6 +385,7 @@ class Calls:
             kept = owner is getattr(np.random.mtrand, "_rand", None)  # as it is (chance.py)
             if not kept or name == "get_state":
                 reads.drawn(f"draws from a numpy {type(owner).__name__}", owner)
+            self._take_arrays("numpy", name, args)  # shuffle() and `out` write into them
         elif name in ("__getattribute__", "__setattr__", "__delattr__", "__getattr__"):
             if args and is_a(args[0], str):
                 reads.generic(owner, args[0])
@@ -398,6 +403,10 @@ class Calls:
         elif is_a(owner, contextvars.ContextVar):
             self._of_context(owner, name)
         elif is_a(owner, np.ndarray):
+            if name == "resize":  # its memory may move, and others may look at it
+                reads.effect("resizes a numpy array", owner)
+            elif name == "setflags":
+                reads.attribute(owner, "flags")
             reads.array(owner)
             self._take_arrays("numpy", name, args)
         elif is_a(owner, random.Random):
@@ -412,7 +421,7 @@ class Calls:
             reads.use(owner)
         elif is_a(owner, weakref.ref) and name == "__call__":
             reads.behind(owner)
-        elif is_a(owner, _LOCKS):
+        elif is_a(owner, locks.KINDS):
             self._of_lock(owner, name, args)
         elif type(owner) is _CACHED and name in ("cache_info", "cache_clear"):
             reads.blank(f"calls {name}() of {getattr(owner, '__qualname__', 'a cache')}", owner)
@@ -462,6 +471,10 @@ class Calls:
             self._reads.answer(lock.locked, "a lock is locked", by=lock)
         elif name == "acquire" and args:  # may give up, and says so
             self._reads.blank("tries to acquire a lock", lock)
+        elif name in ("acquire", "__enter__"):
+            self._reads.locks.acquired(lock)
+        elif name in ("release", "__exit__") and not self._reads.locks.released(lock):
+            self._reads.effect("releases a lock that it has not acquired", lock)
 
     def _of_container(self, owner: Any, name: str, args: list) -> None:
         self._reads.operated(methods.KEYED, *args)

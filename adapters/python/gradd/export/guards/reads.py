@@ -25,6 +25,7 @@ from gradd.export.freeze import TABLES
 from gradd.export.guards import images, memory, policy, tracing
 from gradd.export.guards.arguments import fact_of, is_fact, is_plain_fact
 from gradd.export.guards.images import is_a
+from gradd.export.guards.locks import Locks
 from gradd.export.guards.methods import TEXT, TensorMethods, of_code, operands
 from gradd.export.guards.slots import (
     ABSENT,
@@ -149,6 +150,7 @@ class Reads(Taken):
         of_tree: Attributes of the module and its submodules: id of the instance dictionary and
             name; WHOLE stands for all of them.
         methods: The methods of tensors that it uses.
+        locks: The locks that it holds.
         ageless: Ids of owners of places that the collector did not track when they were first read.
             A dictionary of plain values is one; it looks new once something else is put into it.
         asking: Globals of code that asks type() for the class of a number, by id.
@@ -176,7 +178,7 @@ class Reads(Taken):
         self.where = ""
         self._ages = _Ages()
         self.tensors = tensors
-        self.methods = TensorMethods()
+        self.methods, self.locks = TensorMethods(), Locks()
         self._passed = list(passed)  # keeps ids from being used again
         self.skipped = {id(v) for v in self._passed}
         self.tree = {id(m) for m in module.modules()}
@@ -624,8 +626,9 @@ class Reads(Taken):
         given = self.tensors.is_input(tensor)
         if name in _PLACE and given:
             self.blank(f"reads .{name} of an argument")
-        if name in _ACCUMULATED and (given or id(tensor) in self._parameters):
-            self.blank(f"reads .{name} of a parameter or argument")
+        if name in _ACCUMULATED and not self.tensors.is_made(tensor):
+            ours = given or self.tensors.is_own(tensor)  # or a copy, which is young
+            self.blank(f"reads .{name} of a tensor", None if ours else tensor)
         if name in VALUE_METHODS:
             self.tensors.taken(tensor)
         if name in MEMORY_METHODS:

@@ -274,6 +274,7 @@ class Recorder:
 
     def _on_enter(self, frame: FrameType, _: int) -> None:
         self.reads.operated(methods.ENTERED, frames.peek(frame, 1))
+        self.reads.locks.entered(frames.peek(frame, 1))
 
     def _on_match_class(self, frame: FrameType, count: int) -> None:
         """`case cls(...)` with `count` patterns by position, which the class names."""

@@ -7,6 +7,7 @@ owner, so identities cannot be taken over by other objects.
 
 from __future__ import annotations
 
+import array
 import gc
 import operator
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from gradd.export.guards import images
 ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()
 HEAP_TYPE = 1 << 9  # a class that can be changed
 _LITERALS = (str, int, bytes)
+_WRITEABLE = 0x0400  # among the flags of a numpy array
 
 
 def table_of(cls: type) -> dict:
@@ -322,9 +324,16 @@ class Bytes(Slot):
 
     def put_back(self) -> None:
         _, _, content = self.value
-        if issubclass(type(self.owner), (torch.Tensor, np.ndarray)):
-            array = _as_bytes(self.owner)
-            array[...] = np.frombuffer(content, np.uint8).reshape(array.shape)
+        if issubclass(type(self.owner), (np.ndarray, np.void)):
+            _overwrite(self.owner, content)
+        elif issubclass(type(self.owner), torch.Tensor):
+            found = _as_bytes(self.owner)
+            found[...] = np.frombuffer(content, np.uint8).reshape(found.shape)
+        elif issubclass(type(self.owner), bytearray):
+            bytearray.__setitem__(self.owner, slice(None), content)  # it may have grown
+        elif issubclass(type(self.owner), array.array):
+            content = array.array(self.owner.typecode, content)
+            array.array.__setitem__(self.owner, slice(None), content)
         else:
             memoryview(self.owner).cast("B")[:] = content
 
@@ -336,6 +345,17 @@ class Bytes(Slot):
 
     def change(self) -> str:
         return f"{self.label}: its contents"
+
+
+def _overwrite(array: Any, content: bytes) -> None:
+    """Fills an array or record, whatever its steps, also if it may be read only by now."""
+    writeable = array.flags.writeable
+    if not writeable:
+        array.setflags(write=True)
+    view = np.asarray(array)
+    view[...] = np.frombuffer(content, view.dtype).reshape(view.shape)
+    if not writeable:
+        array.setflags(write=False)
 
 
 def _as_bytes(value: Any) -> np.ndarray:
@@ -367,7 +387,12 @@ class Shape(Slot):
         return layout_of(self.owner)
 
     def put_back(self) -> None:
-        self.owner.shape = self.value[0]
+        shape, dtype, strides, flags = self.value
+        self.owner.dtype = dtype
+        self.owner.shape = shape
+        if self.owner.strides != strides:
+            self.owner.strides = strides
+        self.owner.setflags(write=bool(flags & _WRITEABLE))
 
     def test(self, name: Callable[[Any], str]) -> str:
         return f"{name(layout_of)}({name(self.owner)}) == {name(self.value)}"

@@ -13,12 +13,18 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from gradd.export.guards.images import is_a
+from gradd.export.guards.written import Gradients, Written
 
 _TAKES_VALUE = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "item"})
-MEMORY_METHODS = frozenset({"numpy", "__array__", "data_ptr", "__dlpack__"})
+MEMORY_METHODS = frozenset(
+    {
+        *("numpy", "__array__", "data_ptr", "__dlpack__"),
+        *("storage", "untyped_storage", "_typed_storage"),
+    }
+)
 VALUE_METHODS = MEMORY_METHODS | {"tolist", "item"}
 
 
@@ -45,7 +51,7 @@ class Tensors(TorchDispatchMode):
             because some are activations that an operator returned in another skin.
         by_value: Ids of those whose value Python has taken.
         used: Ids of those that an operator has read.
-        written: Tensors that were there before and were written in place, as they were.
+        gradients_written: Some `.grad` was another when put_back() came.
     """
 
     supports_higher_order_operators = True
@@ -59,17 +65,19 @@ class Tensors(TorchDispatchMode):
         self.foreign: dict[int, weakref.ref[torch.Tensor]] = {}
         self.by_value: set[int] = set()
         self.used: set[int] = set()
-        self.written: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.gradients_written = False
+        self._written, self._gradients = Written(), Gradients(own.values())
         self._own = own
         self._inputs = {id(t) for t in inputs}
         self._made: set[int] = set()
         self._from: dict[int, frozenset[int]] = {}  # made of foreign ones only
         self._kept = {p: weakref.ref(t) for t in own.values() if (p := _pointer(t))}
-        self._saved: set[int] = set()
+        self._free: set[int] = set()
 
     def free_to_write(self, tensors: Iterable[torch.Tensor]) -> None:
         """Stand-ins: nothing is lost if forward() writes them."""
         for tensor in tensors:
+            self._free.add(id(tensor))
             self._kept.pop(_pointer(tensor), None)
 
     def is_own(self, tensor: torch.Tensor) -> bool:
@@ -98,6 +106,7 @@ class Tensors(TorchDispatchMode):
         if key in self._own or key in self._inputs or key in self._made or self._knows(tensor):
             return
         self.foreign[key] = weakref.ref(tensor)
+        self._gradients.note(tensor)
         pointer = _pointer(tensor)
         kept = self._kept.get(pointer)
         if pointer and (kept is None or kept() is None):
@@ -114,12 +123,17 @@ class Tensors(TorchDispatchMode):
 
     def exposed(self, tensor: torch.Tensor) -> None:
         """Its memory is about to be written, or in other hands than torch's, which may do that."""
+        old = (self.is_own(tensor) or self._knows(tensor)) and id(tensor) not in self._free
         pointer = _pointer(tensor)
         known = self._kept.get(pointer)
         kept = known() if known is not None else None
-        if kept is not None and pointer not in self._saved:
-            self._saved.add(pointer)
-            self.written.append((kept, kept.detach().clone()))
+        with _disable_current_modes():
+            if old:
+                self._written.keep_form(tensor)
+            if kept is not None:
+                self._written.keep_values(kept, tensor)
+            elif old and tensor.layout is not torch.strided:
+                self._written.keep_whole(tensor)
 
     def _origin(self, tensor: torch.Tensor) -> frozenset[int]:
         if self._knows(tensor):
@@ -166,27 +180,10 @@ class Tensors(TorchDispatchMode):
 
     def put_back(self, young: set[int]) -> list[torch.Tensor]:
         """Undoes writes, but to what is `young`; returns the tensors whose values had changed."""
-        changed = []
-        with torch.no_grad():
-            for tensor, before in self.written:
-                if id(tensor) in young:
-                    continue
-                now = tensor.detach()
-                if now.shape != before.shape or not _same_bits(now, before):
-                    changed.append(tensor)
-                    tensor.data.copy_(before)
-        self.written.clear()
-        return changed
+        self.gradients_written = self._gradients.put_back(young)
+        return self._written.put_back(young)
 
     def old(self, young: set[int]) -> list[torch.Tensor]:
         """The tensors of outside."""
         alive = (ref() for ref in self.foreign.values())
         return [t for t in alive if t is not None and id(t) not in young]
-
-
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.is_floating_point():
-        return torch.equal(torch.isnan(a), torch.isnan(b)) and torch.equal(
-            torch.nan_to_num(a), torch.nan_to_num(b)
-        )
-    return torch.equal(a, b)

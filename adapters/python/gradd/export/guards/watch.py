@@ -119,11 +119,22 @@ class Watch:
             self._slots, self.tensors.by_value | self.tensors.used
         )
         self._written = self.tensors.put_back(young)
+        if self._recorder.reads.locks.put_back():
+            text = "forward() leaves a lock acquired; release it, or take it outside of forward()"
+            self._unseen.append(CaptureError("outside_written", text))
 
     def close(self) -> None:
         """Ends the watch."""
         self._recorder.close()
         self._slots, self._old, self._written = [], [], []
+
+    def about_to(self, reason: str, text: str) -> None:
+        """forward() is about to do what it must not, found by other means than the recording.
+
+        Raises:
+            Abandoned: Always.
+        """
+        self._recorder.reads.effect(text, reason=reason)
 
     def gradients_switched_on(self) -> None:
         """forward() enters enable_grad() or its like: without effect if the caller has it on."""
@@ -210,6 +221,12 @@ class Watch:
                 "outside_written",
                 f"forward() writes in place to a tensor of shape {list(tensor.shape)} that is "
                 "neither a buffer nor made in the call; register it as a buffer",
+            )
+        if self.tensors.gradients_written:
+            raise CaptureError(
+                "outside_written",
+                "forward() writes .grad of a tensor, which a graph does not do; do it outside of "
+                "forward()",
             )
         if changed:
             raise CaptureError(
