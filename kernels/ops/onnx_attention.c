@@ -60,7 +60,7 @@ static gradd_status_t read_sizes(const gradd_type_t *in, gradd_attrs_t attrs, si
         return misfit("K", &in[K]);
     if (!read_dims(&in[V], flat, kv_heads, v) || in[V].dtype != in[Q].dtype)
         return misfit("V", &in[V]);
-    if (k[0] != q[0] || k[3] != q[3] || k[1] < 1 || q[1] % k[1]) return misfit("K", &in[K]);
+    if (k[0] != q[0] || k[3] != q[3] || (k[1] ? q[1] % k[1] : q[1])) return misfit("K", &in[K]);
     if (v[0] != q[0] || v[1] != k[1] || v[2] != k[2]) return misfit("V", &in[V]);
     *out = (sizes_t){flat, q[0], q[1], k[1], q[2], k[2], 0, q[3], v[3]};
     return GRADD_OK;
@@ -271,9 +271,9 @@ static gradd_status_t expand_attention(gradd_expand_t *x) {
     GRADD_TRY(describe(types, x->attrs, &p.s));
     p.dtype = types[Q].dtype;
     p.wide = p.dtype == GRADD_DT_F64 ? GRADD_DT_F64 : GRADD_DT_F32;
-    const bool keys = p.s.n_past + p.s.n_new > 0;
-    if (keys) find_mask(&p);
-    x->out[0] = keys ? attend(&p) : zeros(&p);
+    const bool any = p.s.heads && p.s.n_past + p.s.n_new;
+    if (any) find_mask(&p);
+    x->out[0] = any ? attend(&p) : zeros(&p);
     if (x->n_out > 1) x->out[1] = whole(&p, K, PAST_KEY, p.s.kv_heads);
     if (x->n_out > 2) x->out[2] = whole(&p, V, PAST_VALUE, p.s.kv_heads);
     if (x->n_out > 3) x->out[3] = scores(&p);

@@ -215,11 +215,7 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
         "gaussian_nll_loss",
         "gaussian_nll_loss full",
     ),
-    "Einsum": (
-        "einsum",
-        "einsum batch",
-        "mH",
-    ),
+    "Einsum": ("mH",),
     "Det": (
         "det",
         "logdet",
@@ -300,12 +296,6 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
     "GridSample": ("grid_sample",),
     "DepthToSpace": ("pixel_shuffle",),
     "Col2Im": ("fold image",),
-    "SequenceConstruct": (
-        "hstack",
-        "vstack",
-        "dstack",
-        "column_stack",
-    ),
     "SplitToSequence": (
         "split",
         "split one used",

@@ -14,7 +14,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradd.export.build import SMALLEST, dropped, first_of, ints, op, own, scalar, size, typed
+from gradd.export.build import SMALLEST, dropped, first_of, ints, op, scalar, size, typed
 from gradd.export.doubles import DOUBLE, is_exact
 
 
@@ -75,10 +75,10 @@ def _whole(operands: tuple, mask: Any, dropout: float, causal: bool, scale: floa
     known: dict[str, Any] = {"is_causal": int(causal)} if causal else {}
     if scale is not None:
         known["scale"] = float(scale)
+    domain = ""
     if dropout > 0:
-        result = own("Attention", *given, **known, dropout=float(dropout))
-    else:
-        result = first_of("Attention", *given, **known)
+        domain, known["dropout"] = "com.gradd", float(dropout)
+    result = first_of(domain, "Attention", *given, **known)
     return op.Squeeze(result, ints(0)) if lifted else result
 
 

@@ -75,7 +75,7 @@ def is_float(value: Any) -> bool:
 
 def own(name: str, value: Any, *others: Any, **attributes: Any) -> Any:
     """A node of our domain whose result has the type of its first operand."""
-    (result,) = _node("com.gradd", name, [value, *others], attributes).outputs
+    result = first_of("com.gradd", name, value, *others, **attributes)
     if value.dtype is not None:
         result.dtype = value.dtype
     result.shape = value.shape
@@ -91,9 +91,9 @@ def own_order(name: str, value: Any, *others: Any, **attributes: Any) -> tuple[A
     return values, places
 
 
-def first_of(name: str, *operands: Any, **attributes: Any) -> Any:
-    """ONNX's operator of that name with its first result alone."""
-    return _node("", name, list(operands), attributes).outputs[0]
+def first_of(domain: str, name: str, *operands: Any, **attributes: Any) -> Any:
+    """The first result of an operator, alone; its type and sizes are not known yet."""
+    return _node(domain, name, list(operands), attributes).outputs[0]
 
 
 def _node(

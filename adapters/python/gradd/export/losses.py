@@ -11,6 +11,7 @@ import torch
 from gradd.export.build import (
     SMALLEST,
     check_index,
+    first_of,
     ints,
     narrow,
     op,
@@ -208,7 +209,7 @@ def _smoothed(scores: Any, target: Any, name: str, ignore: int, smoothing: float
     if rank > 2:
         scores = typed(op.Transpose(scores, perm=[0, *range(2, rank), 1]), scores.dtype)
     known = {"reduction": name, "ignore_index": ignore, "smoothing": float(smoothing)}
-    loss = own("CrossEntropy", scores, target, **known)
+    loss = first_of("com.gradd", "CrossEntropy", scores, target, **known)
     return narrow(typed(loss, wide_type(scores)), scores)
 
 
