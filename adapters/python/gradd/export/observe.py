@@ -21,6 +21,7 @@ from gradd import schema
 from gradd.export import autocast, backward, lost, refuse, results, shared
 from gradd.export.guards.arguments import Asked, layouts
 from gradd.export.guards.check import Guards, describe
+from gradd.export.guards.contexts import Trial
 from gradd.export.guards.outside import Outside
 from gradd.export.guards.reads import Abandoned
 from gradd.export.guards.watch import Disturbed, Watch
@@ -220,10 +221,10 @@ def _run(
     seen: Observation, watch: Watch, forward: Callable, args: tuple, kwargs: dict
 ) -> CaptureError | None:
     """Runs it; returns what is to be said of modes that it leaves, and of its result."""
-    modes, found = Modes(), None
+    modes, trial, found = Modes(), Trial(), None
     try:
         with watch.recording():
-            returned = forward(*args, **kwargs)
+            returned = trial.run(forward, *args, **kwargs)
         result = results.Result()
         seen.outputs = list(result.flatten(returned))
         found = lost.refusal(returned, result, seen.outputs, watch.tensors.is_made)
@@ -233,7 +234,7 @@ def _run(
         pass  # what it was about to do is going to be refused
     except Exception as error:  # whatever the module raises; the trace will say it better
         seen.error = error.with_traceback(None)
-    return modes.put_back() or found
+    return modes.put_back() or trial.refusal() or found
 
 
 @contextlib.contextmanager

@@ -26,9 +26,10 @@ import numpy as np
 import torch
 
 from gradd.export.guards import handed, images, methods, policy, tracing
+from gradd.export.guards.contexts import Contexts
 from gradd.export.guards.images import is_a
 from gradd.export.guards.reads import LAYOUT, Reads
-from gradd.export.guards.slots import ABSENT, static
+from gradd.export.guards.slots import static
 from gradd.export.guards.taken import own_dict
 
 _BY_KEY = frozenset(
@@ -82,7 +83,7 @@ class Calls:
     def __init__(self, reads: Reads) -> None:
         self._reads = reads
         self._names: Callable[[], tuple[str, ...]] = tuple
-        self._context = contextvars.copy_context()
+        self.contexts = Contexts(reads.answer)
 
     def called_with(self, function: Any, args: list, names: Callable[[], tuple]) -> None:
         """called(), where names() gives those of the keyword arguments."""
@@ -396,7 +397,7 @@ class Calls:
         elif type(owner) is types.MappingProxyType:
             self._through(owner, name, args)
         elif is_a(owner, contextvars.ContextVar):
-            self._of_context(owner, name)
+            self.contexts.called(owner, name)
         elif is_a(owner, np.ndarray):
             reads.array(owner)
             self._take_arrays("numpy", name, args)
@@ -459,7 +460,7 @@ class Calls:
 
     def _of_lock(self, lock: Any, name: str, args: list) -> None:
         if name == "locked":
-            self._reads.answer(lock.locked, "a lock is locked", by=lock)
+            self._reads.locked(lock)
         elif name == "acquire" and args:  # may give up, and says so
             self._reads.blank("tries to acquire a lock", lock)
 
@@ -476,13 +477,6 @@ class Calls:
         else:
             self._reads.contents(owner)
             self._use_all(args)
-
-    def _of_context(self, variable: contextvars.ContextVar, name: str) -> None:
-        """As it was before the call: forward() may set it for itself."""
-        if name == "get":
-            before = self._context.get(variable, ABSENT)
-            ask = functools.partial(variable.get, ABSENT)
-            self._reads.answer(ask, f"context variable {variable.name}", before, variable)
 
 
 def is_code_in_c(function: Any, kind: type) -> bool:

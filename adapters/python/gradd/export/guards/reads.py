@@ -36,6 +36,7 @@ from gradd.export.guards.slots import (
     Entry,
     Field,
     Item,
+    Locked,
     Member,
     Slot,
     static,
@@ -373,6 +374,11 @@ class Reads(Taken):
             if is_a(value, torch.Tensor):
                 return
         self.slots[key] = Answer(question, label, value, label, by)
+
+    def locked(self, lock: Any) -> None:
+        """A lock is asked whether it is taken."""
+        slot = Locked(lock.locked, None, lock.locked(), "a lock is locked", lock)
+        self.slots.setdefault(("answer", id(lock), None), slot)
 
     def library_object(self, value: Any) -> None:
         """All attributes of an object whose methods are code of torch or numpy."""

@@ -377,6 +377,12 @@ class Recorder:
 
     # ---- afterwards ----
 
+    def settle(self, young: set[int]) -> None:
+        """The forward is over: notes the places that show only now."""
+        self._calls.contexts.settle()
+        self.reads.ask_cached(young)
+        self.reads.watch_methods()
+
     def close(self) -> None:
         """Nothing is needed any more. Frames that live on may still hold a tracer of this call."""
         self._tracers.clear()

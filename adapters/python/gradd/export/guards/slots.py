@@ -246,6 +246,18 @@ class Answer(Slot):
         return f"{name(images.alike)}({name(self.owner)}(), {name(self.value)})"
 
 
+class Locked(Answer):
+    """Whether a lock is taken; `by` is the lock."""
+
+    __slots__ = ()
+
+    def put_back(self) -> None:
+        if self.value:
+            self.by.acquire(False)
+        else:
+            self.by.release()
+
+
 class Contents(Slot):
     """All elements of a container; `value` is images.image() of it."""
 

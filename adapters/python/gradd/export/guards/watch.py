@@ -110,8 +110,7 @@ class Watch:
     def settle(self) -> None:
         """Sorts out what is of outside, and undoes writes into parameters and outside tensors."""
         young = self._recorder.young()
-        self._recorder.reads.ask_cached(young)
-        self._recorder.reads.watch_methods()
+        self._recorder.settle(young)
         self._old = self.tensors.old(young)
         self._unseen = self._recorder.unseen(young)
         self._slots = self._recorder.places()
