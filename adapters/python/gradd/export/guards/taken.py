@@ -81,6 +81,7 @@ class Taken:
         """The contents of a numpy array or record; not `taken`: as the memory of a tensor."""
         if taken:
             self.arrays_taken.add(id(array))
+        self._current(array, "numpy array")
         if ("bytes", id(array), None) in self.slots:
             return
         if array.dtype.hasobject:
@@ -96,8 +97,18 @@ class Taken:
         slot.value = slot.now()
         self._add(slot)
 
+    def _current(self, owner: Any, label: str) -> None:
+        """Memory is read that an operator has written: a trace would find what was there before.
+
+        What that was is known to the tensor alone, so no place is made of the memory's owner.
+        """
+        for tensor in self.tensors.overwritten.values():
+            if memory.shares(tensor, owner):
+                self.effect(f"writes to a tensor and reads its memory through a {label}")
+
     def memory(self, value: Any) -> None:
         """What a buffer of C holds."""
+        self._current(value, type(value).__qualname__)
         if ("bytes", id(value), None) in self.slots:
             return
         name = type(value).__qualname__

@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradd.export.guards.images import is_a
+from gradd.watch import untyped_storage
 
 _TAKES_VALUE = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "item"})
 MEMORY_METHODS = frozenset({"numpy", "__array__", "data_ptr", "__dlpack__"})
@@ -45,7 +46,9 @@ class Tensors(TorchDispatchMode):
             because some are activations that an operator returned in another skin.
         by_value: Ids of those whose value Python has taken.
         used: Ids of those that an operator has read.
-        written: Tensors that were there before and were written in place, as they were.
+        written: Tensors that were there before and were written in place, with all bytes of their
+            storages as they were: another view of it may be the one that is written.
+        overwritten: Tensors that an operator has written, and no other has made, by address.
     """
 
     supports_higher_order_operators = True
@@ -60,12 +63,14 @@ class Tensors(TorchDispatchMode):
         self.by_value: set[int] = set()
         self.used: set[int] = set()
         self.written: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.overwritten: dict[int, torch.Tensor] = {}
         self._own = own
         self._inputs = {id(t) for t in inputs}
         self._made: set[int] = set()
         self._from: dict[int, frozenset[int]] = {}  # made of foreign ones only
         self._kept = {p: weakref.ref(t) for t in own.values() if (p := _pointer(t))}
         self._saved: set[int] = set()
+        self._lifted: set[int] = set()
 
     def free_to_write(self, tensors: Iterable[torch.Tensor]) -> None:
         """Stand-ins: nothing is lost if forward() writes them."""
@@ -119,7 +124,7 @@ class Tensors(TorchDispatchMode):
         kept = known() if known is not None else None
         if kept is not None and pointer not in self._saved:
             self._saved.add(pointer)
-            self.written.append((kept, kept.detach().clone()))
+            self.written.append((kept, _memory(kept).clone()))
 
     def _origin(self, tensor: torch.Tensor) -> frozenset[int]:
         if self._knows(tensor):
@@ -134,7 +139,8 @@ class Tensors(TorchDispatchMode):
         name = schema.name.rpartition("::")[2] if schema is not None else ""
         operands = [*_tensors_in(args), *_tensors_in(kwargs.values())]
         if name.startswith("lift_fresh"):
-            self._made.update(map(id, operands))  # a literal of forward()
+            self._made.update(map(id, operands))  # a literal of forward(), or over an array
+            self._lifted.update(map(_pointer, operands))
         origin: frozenset[int] = frozenset()
         for tensor in operands:
             self.note(tensor)
@@ -163,6 +169,13 @@ class Tensors(TorchDispatchMode):
                 continue
             for tensor in _tensors_in((values.get(argument.name),)):
                 self.exposed(tensor)
+                self._note_overwritten(tensor)
+
+    def _note_overwritten(self, tensor: torch.Tensor) -> None:
+        pointer = _pointer(tensor)
+        known = self._kept.get(pointer)
+        if pointer in self._lifted or known is not None and known() is not None:
+            self.overwritten[pointer] = tensor
 
     def put_back(self, young: set[int]) -> list[torch.Tensor]:
         """Undoes writes, but to what is `young`; returns the tensors whose values had changed."""
@@ -171,11 +184,12 @@ class Tensors(TorchDispatchMode):
             for tensor, before in self.written:
                 if id(tensor) in young:
                     continue
-                now = tensor.detach()
-                if now.shape != before.shape or not _same_bits(now, before):
+                now = _memory(tensor)
+                if not torch.equal(now, before):
                     changed.append(tensor)
-                    tensor.data.copy_(before)
+                    now[: before.numel()].copy_(before[: now.numel()])
         self.written.clear()
+        self.overwritten.clear()
         return changed
 
     def old(self, young: set[int]) -> list[torch.Tensor]:
@@ -184,9 +198,6 @@ class Tensors(TorchDispatchMode):
         return [t for t in alive if t is not None and id(t) not in young]
 
 
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.is_floating_point():
-        return torch.equal(torch.isnan(a), torch.isnan(b)) and torch.equal(
-            torch.nan_to_num(a), torch.nan_to_num(b)
-        )
-    return torch.equal(a, b)
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor's storage."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(untyped_storage(tensor))
