@@ -28,6 +28,7 @@ import torch
 from gradd.export.guards import handed, images, methods, policy, tracing
 from gradd.export.guards.contexts import Contexts
 from gradd.export.guards.images import is_a
+from gradd.export.guards.imports import Imports
 from gradd.export.guards.reads import LAYOUT, Reads
 from gradd.export.guards.slots import static
 from gradd.export.guards.taken import own_dict
@@ -84,6 +85,7 @@ class Calls:
         self._reads = reads
         self._names: Callable[[], tuple[str, ...]] = tuple
         self.contexts = Contexts(reads.answer)
+        self.imports = Imports(reads)
 
     def called_with(self, function: Any, args: list, names: Callable[[], tuple]) -> None:
         """called(), where names() gives those of the keyword arguments."""
@@ -246,6 +248,8 @@ class Calls:
         if not policy.is_standard(module):
             return
         self._take_all(args)
+        if self.imports.called(function, args, self._names()):
+            return
         if policy.is_setter(module, name):
             self._reads.setting(f"calls {module}.{function.__qualname__}()")
         elif policy.is_elsewhere(module, name):
@@ -308,7 +312,7 @@ class Calls:
             self._method(owner, name, args)
             return
         module = function.__module__ or getattr(owner, "__name__", "builtins")
-        if module == "builtins" and self._by_name(name, args):
+        if module == "builtins" and self._by_name(function, name, args):
             return
         self._reads.layout |= LAYOUT & {name}
         if tracing.of_function(module, name) and self._reads.asks_tracer(f"calls {name}()"):
@@ -328,7 +332,7 @@ class Calls:
         else:
             self._take_all(args)
 
-    def _by_name(self, name: str, args: list) -> bool:
+    def _by_name(self, function: Any, name: str, args: list) -> bool:
         """Builtins that read or write one attribute, and those that look at nothing."""
         reads = self._reads
         if name in ("getattr", "hasattr", "setattr", "delattr") and len(args) > 1:
@@ -347,6 +351,8 @@ class Calls:
             for file in (a for a in args if is_a(a, io.IOBase) and a not in _SCREENS):
                 self._take_all([a for a in args if a is not file])
                 reads.blank(f"prints to a {type(file).__name__}", file)
+        elif name == "__import__":
+            return self.imports.called(function, args, self._names())
         elif name in ("globals", "locals", "vars", "dir"):
             return True
         elif name in ("isinstance", "issubclass") and len(args) > 1:

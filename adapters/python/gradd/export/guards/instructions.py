@@ -19,7 +19,9 @@ _KINDS = {
         *("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"),
         *("STORE_DEREF", "DELETE_DEREF"),
     ),
-    "load_attr": ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"),
+    "load_attr": ("LOAD_ATTR", "LOAD_METHOD"),
+    "import_name": ("IMPORT_NAME",),
+    "import_from": ("IMPORT_FROM",),
     "load_super": ("LOAD_SUPER_ATTR",),
     "store_attr": ("STORE_ATTR",),
     "delete_attr": ("DELETE_ATTR",),
@@ -53,7 +55,10 @@ _SHIFTED = {"LOAD_GLOBAL": 1}  # low bits of the argument that are not part of t
 if sys.version_info >= (3, 12):
     _SHIFTED |= {"LOAD_ATTR": 1, "LOAD_SUPER_ATTR": 2}
 _NAMED = frozenset(
-    {"load_global", "store_global", "load_attr", "load_super", "store_attr", "delete_attr"}
+    {
+        *("load_global", "store_global", "load_attr", "load_super", "store_attr", "delete_attr"),
+        *("import_name", "import_from"),
+    }
 )  # the number is one of co_names
 
 # What it means, and the name or number that it carries; for "use_one" the instruction's own name.

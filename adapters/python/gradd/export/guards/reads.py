@@ -184,6 +184,7 @@ class Reads(Taken):
         self._tree_dicts = {id(m.__dict__) for m in module.modules()}
         self._written: set[tuple] = set()
         self._cached: list[tuple[Any, list, dict]] = []
+        self._late: dict[tuple[int, str], tuple] = {}
         self.weak: dict[int, weakref.ref] = {}  # found behind weak references, by id
         self._owners: dict[int, Any] = {}  # id of an instance dictionary -> the object
         self._parameters: dict[int, tuple[dict, str]] = {}
@@ -201,6 +202,7 @@ class Reads(Taken):
             self._owners,
             self._parameters,
             self._cached,
+            self._late,
         ):
             held.clear()
         del self.tensors
@@ -278,6 +280,30 @@ class Reads(Taken):
             return
         by = self._owners.get(id(table), by)
         self._add(Item(table, key, value, label, by))
+
+    def later(self, table: dict, key: str, label: str, wanted: str = "", by: Any = None) -> None:
+        """An entry that this read may make itself, as an import does; what it is then counts.
+
+        Args:
+            table: The dictionary.
+            key: The name in it.
+            label: As of item().
+            wanted: What forward() does, for the refusal if there is no entry afterwards either.
+            by: As of item().
+        """
+        if key in table:
+            self.item(table, key, label, by)
+        else:
+            self._late.setdefault((id(table), key), (table, key, label, by, wanted, self.where))
+
+    def note_late(self) -> None:
+        """The forward is over: the places of later()."""
+        for table, key, label, by, wanted, where in self._late.values():
+            if key in table or not wanted:
+                self.item(table, key, label, by)
+            else:
+                text = f"forward() {wanted} ({where}), which is not there, {_UNWATCHED}"
+                self.blanks.append((CaptureError("outside_state", text), None))
 
     def of_class(self, cls: type, name: str) -> None:
         """An attribute of a class."""

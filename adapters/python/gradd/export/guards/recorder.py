@@ -12,6 +12,7 @@ measurement of coverage) is put back afterwards and misses this one call.
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextlib
 import functools
@@ -38,6 +39,7 @@ from gradd.export.guards.tensors import Tensors
 from gradd.export.spec import CaptureError
 
 _OF_RANGE = type(iter(range(0)))
+_IMPORT = builtins.__import__
 _NUMBERS = (int, float, bool)
 _EFFECTS = frozenset({"zero_grad", "requires_grad_"})  # methods of modules that write to tensors
 # What holds objects that a reader gets at: found by the collector's own means.
@@ -230,6 +232,21 @@ class Recorder:
         if id(frame.f_code) not in self._standard:  # memos of the standard library
             self.reads.item(frame.f_globals, name, f"the global {name}")
 
+    def _on_import_name(self, frame: FrameType, name: str) -> None:
+        if id(frame.f_code) in self._standard:
+            return
+        names, level = frame.f_globals, frames.peek(frame, 2)
+        self.reads.item(frame.f_builtins, "__import__", "the builtin __import__")
+        self._calls.imports.statement(names, name, level)
+        function = frame.f_builtins.get("__import__")
+        if function is not _IMPORT:
+            self._calls.called(function, [name, names, {}, frames.peek(frame, 1), level])
+
+    def _on_import_from(self, frame: FrameType, name: str) -> None:
+        module = frames.peek(frame, 1)
+        self.reads.attribute(module, name)
+        self._calls.imports.fallback(module, name)
+
     def _on_cell(self, frame: FrameType, index: int) -> None:
         names = frame.f_code.co_freevars
         if names:
@@ -381,6 +398,7 @@ class Recorder:
         """The forward is over: notes the places that show only now."""
         self._calls.contexts.settle()
         self.reads.ask_cached(young)
+        self.reads.note_late()
         self.reads.watch_methods()
 
     def close(self) -> None:
