@@ -209,6 +209,7 @@ class Calls:
         if cls.__flags__ & (1 << 9) and not cls.__module__.startswith(("torch", "numpy")):
             for name in ("__init__", "__new__"):
                 self._reads.of_class(cls, name)
+            self._reads.special(type(cls), "__call__")
         if policy.is_shallow(cls.__module__, cls.__name__):
             self._use_all(args)
         else:
@@ -347,6 +348,9 @@ class Calls:
                 reads.contents(table)
         elif name == "next" and args:
             reads.use(args[0])
+        elif name == "callable" and args:
+            reads.kind_of(args[0])
+            reads.special(type(args[0]), "__call__")
         elif name == "print":
             for file in (a for a in args if is_a(a, io.IOBase) and a not in _SCREENS):
                 self._take_all([a for a in args if a is not file])
@@ -367,7 +371,9 @@ class Calls:
         """Abstract classes of users: a class may be registered with one that it is no part of."""
         if is_a(kind, type) and not issubclass(kind, torch.Tensor):
             self._reads.bases(kind)
+            self._reads.looked_up(kind, "__class__")
         for cls in asked if is_a(asked, tuple) else (asked,):
+            self._reads.checked(cls)
             if tracing.is_stand_in(cls):
                 self._reads.asks_tracer(f"asks whether a tensor is a {cls.__name__}")
             if cls in _SYMBOLS and kind in images.NUMBERS:

@@ -190,6 +190,11 @@ def is_standard(module: str) -> bool:
     return module.partition(".")[0] in sys.stdlib_module_names and module != "__main__"
 
 
+def is_library_module(module: str) -> bool:
+    """True for modules of the standard library, of torch and of numpy."""
+    return module.partition(".")[0] in ("torch", "numpy") or is_standard(module)
+
+
 def is_standard_file(name: str) -> bool:
     """True for its files."""
     if name.startswith("<frozen"):

@@ -25,10 +25,10 @@ from gradd.export.freeze import TABLES
 from gradd.export.guards import images, memory, policy, tracing
 from gradd.export.guards.arguments import fact_of, is_fact, is_plain_fact
 from gradd.export.guards.images import is_a
+from gradd.export.guards.lookups import Lookups, is_fixed
 from gradd.export.guards.methods import TEXT, TensorMethods, of_code, operands
 from gradd.export.guards.slots import (
     ABSENT,
-    HEAP_TYPE,
     Answer,
     Bases,
     Cell,
@@ -48,7 +48,6 @@ from gradd.export.spec import CaptureError
 _IGNORED = FILLED_IN | HARMLESS | {"training"}
 # Values in a module's own dictionary of which capture_key() sees every change by identity.
 _IN_KEY = (str, type(None), types.FunctionType, types.BuiltinFunctionType, type, torch.dtype)
-_IMMUTABLE_TYPE = 1 << 8
 _ASK = object()
 _UNWATCHED = (
     "and nobody could tell when that gives something else; do it outside of forward() and pass "
@@ -76,7 +75,6 @@ _NO_OBJECTS = (
 # What a tensor's memory layout decides; code in C is asked by these names too (calls.py).
 LAYOUT = frozenset({"is_contiguous", "stride", "as_strided", "as_strided_", "as_strided_copy"})
 _PLACE = frozenset({"storage_offset", "_version"})  # differ from call to call
-_NAMES = frozenset({"__name__", "__qualname__"})  # of classes: kept in C
 _CLASS = object.__dict__["__class__"]
 _NO_METHODS = frozenset({*SIMPLE, list, tuple, dict, set, frozenset, types.FunctionType})
 _ACCUMULATED = frozenset({"grad", "_grad"})  # from step to step
@@ -92,12 +90,6 @@ class Abandoned(BaseException):
 
     No Exception, so that a forward which catches those does not swallow it.
     """
-
-
-def _is_fixed(cls: type) -> bool:
-    """True for classes whose attributes nobody changes."""
-    fixed = not cls.__flags__ & HEAP_TYPE or cls.__flags__ & _IMMUTABLE_TYPE
-    return bool(fixed) or policy.is_standard(cls.__module__)
 
 
 _asked = weakref.ref.__call__  # a subclass may answer something else
@@ -135,7 +127,7 @@ class _Ages:
         return id(value) in self._old_iterators
 
 
-class Reads(Taken):
+class Reads(Taken, Lookups):
     """The places read so far.
 
     Attributes:
@@ -311,7 +303,7 @@ class Reads(Taken):
             return
         if issubclass(cls, torch.Tensor):
             self.methods.use(name)
-        if _is_fixed(cls) or issubclass(cls, torch.Tensor):
+        if is_fixed(cls) or issubclass(cls, torch.Tensor):
             return
         self.bases(cls)
         value = static(cls, name)
@@ -320,14 +312,14 @@ class Reads(Taken):
 
     def bases(self, cls: type) -> None:
         """What a class inherits from."""
-        if ("bases", id(cls), cls.__bases__) not in self.slots and not _is_fixed(cls):
+        if ("bases", id(cls), cls.__bases__) not in self.slots and not is_fixed(cls):
             slot = Bases(cls, cls.__bases__, None, f"the bases of {cls.__qualname__}")
             slot.value = slot.now()
             self._add(slot)
 
     def shape(self, owner: Any, kind: type, table: dict | None) -> None:
         """Which dictionary an object has, and which class: either may be exchanged."""
-        if _is_fixed(kind) and kind is not types.FunctionType or id(owner) in self.tree:
+        if is_fixed(kind) and kind is not types.FunctionType or id(owner) in self.tree:
             return
         if table is not None and type(static(kind, "__dict__")) is types.GetSetDescriptorType:
             self.field(owner, "__dict__")
@@ -336,7 +328,7 @@ class Reads(Taken):
     def kind_of(self, owner: Any) -> None:
         """Of which class an object is."""
         kind = type(owner)
-        if _is_fixed(kind) or id(owner) in self.tree or issubclass(kind, (torch.Tensor, type)):
+        if is_fixed(kind) or id(owner) in self.tree or issubclass(kind, (torch.Tensor, type)):
             return
         if static(kind, "__class__") is _CLASS:
             self.field(owner, "__class__")
@@ -352,7 +344,7 @@ class Reads(Taken):
             if is_a(value, torch.Tensor):
                 for name in names:
                     self.methods.use(name)
-            elif not (_is_fixed(kind) or kind.__module__.startswith(("torch", "numpy"))):
+            elif not (is_fixed(kind) or kind.__module__.startswith(("torch", "numpy"))):
                 for name in names:
                     self.of_class(kind, name)
 
@@ -486,6 +478,8 @@ class Reads(Taken):
 
         Of the module's own attributes capture() itself sees that, and says it better.
         """
+        if not is_a(owner, (torch.Tensor, types.ModuleType, type)):
+            self.stores(type(owner), name)
         if id(owner) in self.tree:
             self._written.add(("item", id(own_dict(owner)), name))
             self.of_tree.add((id(own_dict(owner)), name))
@@ -525,14 +519,7 @@ class Reads(Taken):
         if is_a(owner, torch.Tensor):
             self._of_tensor(owner, name)
         elif is_a(owner, types.ModuleType):
-            if tracing.of_module(owner, name):
-                self.asks_tracer(f"reads {owner.__name__}.{name}")
-            lazy = type(owner) is not types.ModuleType or "__getattr__" in owner.__dict__
-            if lazy and name not in owner.__dict__:
-                if hasattr(type(static(type(owner), name)), "__set__"):
-                    self._told(owner, name)
-                return  # it is loaded now
-            self.item(owner.__dict__, name, f"{owner.__name__}.{name}", owner)
+            self._of_python_module(owner, name)
         elif is_a(owner, type):
             self._of_type(owner, name)
         elif kind is super:
@@ -563,30 +550,13 @@ class Reads(Taken):
         else:
             self.generic(owner, name)
 
-    def _of_type(self, cls: type, name: str) -> None:
-        if tracing.of_class(cls, name):
-            self.asks_tracer(f"reads .{name} of a class of tensors")
-        if name == "__dict__":
-            return
-        if name in _NAMES and not _is_fixed(cls):
-            self.field(cls, name)
-        if static(cls, name) is ABSENT and type(cls) is not type:
-            self.of_class(type(cls), name)
-        self.of_class(cls, name)
-
-    def _of_super(self, owner: Any, name: str) -> None:
-        start, mro = owner.__thisclass__, owner.__self_class__.__mro__
-        for base in mro[mro.index(start) + 1 :]:
-            if name in base.__dict__:
-                self.of_class(base, name)
-                return
-
     def generic(self, owner: Any, name: str) -> None:
         """What object.__getattribute__ reads."""
         kind, table = type(owner), own_dict(owner)
         if id(owner) in self.tree:
             self.of_tree.add((id(table), name))
         found = static(kind, name)
+        self.of_object(kind, name)
         self.shape(owner, kind, table)
         if name == "__dict__" and table is not None:
             self._owners[id(table)] = owner
