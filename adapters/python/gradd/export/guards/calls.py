@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from gradd.export.guards import handed, images, methods, policy, tracing
+from gradd.export.guards.arguments import FACTS
 from gradd.export.guards.contexts import Contexts
 from gradd.export.guards.images import is_a
 from gradd.export.guards.imports import Imports
@@ -316,6 +317,8 @@ class Calls:
         if module == "builtins" and self._by_name(function, name, args):
             return
         self._reads.layout |= LAYOUT & {name}
+        if args and is_a(args[0], torch.Tensor) and name in FACTS:
+            self._reads.attribute(args[0], name)
         if tracing.of_function(module, name) and self._reads.asks_tracer(f"calls {name}()"):
             return
         if name in _GRAD_FLAGS or not args and policy.is_flag(module, name):
@@ -362,10 +365,21 @@ class Calls:
         elif name in ("isinstance", "issubclass") and len(args) > 1:
             if name == "isinstance":
                 reads.kind_of(args[0])
+                self.marked(args[0], args[1])
             self.of_kind(args[0] if name == "issubclass" else type(args[0]), args[1])
         else:
             return name in _NOT_USED
         return True
+
+    def marked(self, value: Any, asked: Any) -> None:
+        """torch tells buffers, and parameters of other classes, by a mark on the tensor."""
+        if not is_a(value, torch.Tensor):
+            return
+        for cls in asked if is_a(asked, tuple) else (asked,):
+            if is_a(cls, type) and issubclass(cls, torch.nn.Buffer):
+                self._reads.attribute(value, "_is_buffer")
+            elif is_a(cls, type) and issubclass(cls, torch.nn.Parameter) and not is_a(value, cls):
+                self._reads.attribute(value, "_is_param")
 
     def of_kind(self, kind: Any, asked: Any) -> None:
         """Abstract classes of users: a class may be registered with one that it is no part of."""
@@ -462,6 +476,8 @@ class Calls:
             self._reads.attribute(behind, name)  # its frames show what it reads
 
     def _of_tensor(self, tensor: torch.Tensor, name: str, args: list) -> None:
+        if name in FACTS or name in LAYOUT:
+            self._reads.attribute(tensor, name)
         if name == "requires_grad_":
             self._reads.flagged(tensor, args[0] if args else True)
         elif name in ("__setattr__", "__delattr__"):

@@ -23,7 +23,7 @@ import torch
 from gradd.export.attributes import FILLED_IN, HARMLESS
 from gradd.export.freeze import TABLES
 from gradd.export.guards import images, memory, policy, tracing
-from gradd.export.guards.arguments import fact_of, is_fact, is_plain_fact
+from gradd.export.guards.arguments import STORAGES, fact_of, is_fact, is_plain_fact
 from gradd.export.guards.images import is_a
 from gradd.export.guards.lookups import Lookups, is_fixed
 from gradd.export.guards.methods import TEXT, TensorMethods, of_code, operands
@@ -41,7 +41,7 @@ from gradd.export.guards.slots import (
     Slot,
     static,
 )
-from gradd.export.guards.taken import SIMPLE, Taken, own_dict
+from gradd.export.guards.taken import SIMPLE, STORAGE_KINDS, Taken, own_dict
 from gradd.export.guards.tensors import MEMORY_METHODS, VALUE_METHODS, Tensors
 from gradd.export.spec import CaptureError
 
@@ -73,7 +73,12 @@ _NO_OBJECTS = (
     *(weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
 )
 # What a tensor's memory layout decides; code in C is asked by these names too (calls.py).
-LAYOUT = frozenset({"is_contiguous", "stride", "as_strided", "as_strided_", "as_strided_copy"})
+LAYOUT = frozenset(
+    {
+        *("is_contiguous", "stride", "dim_order", "is_non_overlapping_and_dense"),
+        *("as_strided", "as_strided_", "as_strided_copy"),
+    }
+)
 _PLACE = frozenset({"storage_offset", "_version"})  # differ from call to call
 _CLASS = object.__dict__["__class__"]
 _NO_METHODS = frozenset({*SIMPLE, list, tuple, dict, set, frozenset, types.FunctionType})
@@ -621,6 +626,8 @@ class Reads(Taken, Lookups):
                 self._ask_for_gradients()
         elif id(tensor) in self._parameters and is_fact(name):
             self._fact_of(tensor, name)
+        elif name in STORAGES and not self.tensors.is_made(tensor):
+            self.blank(f"reads .{name} of a tensor that is no argument", tensor)
         self.tensors.note(tensor)
         self.layout |= LAYOUT & {name}
         given = self.tensors.is_input(tensor)
@@ -709,7 +716,7 @@ class Reads(Taken, Lookups):
             self.made_of(key if is_a(key, tuple) else [key])
         elif kind is types.MappingProxyType:
             self.subscript(gc.get_referents(container)[0], key)
-        elif is_a(container, (np.ndarray, np.void, np.flatiter)):
+        elif is_a(container, (np.ndarray, np.void, np.flatiter, *STORAGE_KINDS)):
             self.use(container)
         elif memory.is_memory(container):
             self.memory(container)

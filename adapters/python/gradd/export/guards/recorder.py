@@ -296,6 +296,7 @@ class Recorder:
         """`case cls(...)` with `count` patterns by position, which the class names."""
         subject, cls, names = (frames.peek(frame, depth) for depth in (3, 2, 1))
         self.reads.kind_of(subject)
+        self._calls.marked(subject, cls)
         self._calls.of_kind(type(subject), cls)
         if type(cls) is type and cls not in type(subject).__mro__:
             return

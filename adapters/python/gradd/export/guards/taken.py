@@ -25,6 +25,7 @@ from gradd.export.guards.tensors import Tensors
 _LARGE = 100_000  # elements of a container that are compared at every call
 VIEWS = tuple(type(getattr({}, n)()) for n in ("keys", "values", "items"))
 SIMPLE = (*images.PLAIN, float)  # answers that compare by value
+STORAGE_KINDS = (torch.UntypedStorage, torch.TypedStorage)
 WHOLE = "*"  # in the place of a name: all attributes
 _LISTED = "of which it takes the values; use torch.stack()"
 _NOTHING = frozenset({*SIMPLE, complex, type, types.FunctionType, types.ModuleType})
@@ -149,6 +150,8 @@ class Taken:
                 self.field(value, name)
             self.use(value.args)
             self.contents(value.keywords)
+        elif is_a(value, STORAGE_KINDS):
+            self.blank("reads a storage of a tensor", value)
         elif is_a(value, torch.Generator):
             self.drawn("draws from a torch.Generator")
         elif static(type(value), "__next__") is not ABSENT:
