@@ -65,6 +65,8 @@ ASKED: dict[str, tuple[Callable, list[Callable]]] = {
     "untyped_storage": (lambda x: x.untyped_storage().nbytes() / 24, [_plain, _part]),
     "storage": (lambda x: x.storage().size() / 6, [_plain, _part]),
     "length of the storage": (lambda x: len(x.untyped_storage()) / 24, [_part, _plain]),
+    "storage of a view": (lambda x: x[:1].untyped_storage().nbytes() / 24, [_plain, _part]),
+    "a view is_neg": (lambda x: 1.0 + x.t().is_neg(), [_plain, _negative]),
     "by getattr": (lambda x: getattr(x, "untyped" + "_storage")().nbytes() / 24, [_plain, _part]),
     "of the class": (lambda x: torch.Tensor.untyped_storage(x).nbytes() / 24, [_plain, _part]),
     "Buffer": (lambda x: 1.0 + isinstance(x, nn.Buffer), [_plain, _BUFFER]),

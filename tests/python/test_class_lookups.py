@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -243,6 +246,98 @@ def written_by_setattr() -> Pair:
     return take, _sets(cls, "__setattr__", _says(None))
 
 
+def missing_key() -> Pair:
+    cls = _fresh(dict)
+    table = cls()
+
+    def take() -> float:
+        try:
+            return table["a"]
+        except KeyError:
+            return 1.0
+
+    return take, _sets(cls, "__missing__", _says(7.0))
+
+
+def element_of_a_list() -> Pair:
+    cls = _fresh(list)
+    values = cls([1.0])
+    return lambda: values[0], _sets(cls, "__getitem__", _says(7.0))
+
+
+def class_with_brackets() -> Pair:
+    cls = _fresh(__class_getitem__=classmethod(_says(2.0)))
+    return lambda: cls[3], _sets(cls, "__class_getitem__", classmethod(_says(7.0)))
+
+
+def base_of_a_new_class() -> Pair:
+    cls = _fresh()
+
+    def take() -> float:
+        class Local(cls):
+            v = 2.0
+
+        return Local.v
+
+    return take, _sets(cls, "__init_subclass__", classmethod(lambda c: setattr(c, "v", 7.0)))
+
+
+def name_in_a_new_class() -> Pair:
+    kind = _fresh(__get__=_says(2.0))
+
+    def take() -> float:
+        class Local:
+            v = kind()
+
+        return Local.v
+
+    return take, _sets(kind, "__set_name__", lambda _, owner, name: setattr(owner, name, 7.0))
+
+
+def _number(name: str, ask: Callable[[Any], Any], value: Any) -> Callable[[], Pair]:
+    def make() -> Pair:
+        cls = _fresh(__float__=_says(2.25), __index__=_says(2))
+        found = cls()
+        return lambda: ask(found), _sets(cls, name, _says(value))
+
+    make.__name__ = f"number{name}"
+    return make
+
+
+def array_of_a_subclass() -> Pair:
+    cls = _fresh(np.ndarray)
+    array = np.ones(3).view(cls)
+    return lambda: float(np.add(array, 1)[0]), _sets(cls, "__array_ufunc__", _array)
+
+
+def _array(*args: Any, **kwargs: Any) -> np.ndarray:
+    return np.full(3, 7.0)
+
+
+def function_of_torch() -> Pair:
+    cls = _fresh()
+    found = cls()
+
+    def take() -> float:
+        try:
+            return torch.add(found, 1)
+        except TypeError:
+            return 1.0
+
+    return take, _sets(cls, "__torch_function__", classmethod(lambda *_, **words: 7.0))
+
+
+def deleted_and_defined() -> Pair:
+    cls = _fresh(y=2.0, z=1.0)
+    found = cls()
+
+    def change() -> None:
+        del cls.z
+        cls.__getattribute__ = _says(7.0)
+
+    return lambda: found.y, change
+
+
 def _module(cls: type) -> nn.Module:
     made = cls()
     made.k = 2.0
@@ -271,6 +366,12 @@ CASES = [
     *(descriptor_by_its_base, super_between, module_getter, module_gets_what_was_computed),
     *(module_of_another_class, class_of_module_gets_a_property, class_of_module_gets_a_getter),
     *(written_by_a_property, written_by_setattr),
+    *(missing_key, element_of_a_list, class_with_brackets, base_of_a_new_class),
+    *(name_in_a_new_class, array_of_a_subclass, function_of_torch, deleted_and_defined),
+    _number("__float__", math.sqrt, 9.0),
+    _number("__floor__", lambda o: float(math.floor(o)), 7),
+    _number("__index__", lambda o: float(operator.index(o)), 7),
+    _number("__float__", lambda o: torch.full((1,), float(o)), 7.0),
     *(property_of_a_module, buffer_behind_a_class_attribute),
 ]
 

@@ -22,6 +22,7 @@ def _room(tensor: torch.Tensor) -> Any:
 
 
 STORAGES = frozenset({"untyped_storage", "storage", "_typed_storage"})
+SHARED_FACTS = STORAGES | {"is_neg", "is_conj", "_is_zerotensor"}  # by all views of a memory
 # By name: the answer as far as a forward can decide by it.
 FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "is_leaf": lambda t: t.is_leaf,

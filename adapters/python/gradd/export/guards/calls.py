@@ -104,12 +104,15 @@ class Calls:
             self._reads.operated(asked, *args)
         if is_code_in_c(function, kind):
             self._in_hands(function, args)
+            if getattr(function, "__name__", "") not in _NOT_USED:
+                self._reads.converted(args)
             if policy.is_maker(function):
                 self._reads.made_of(args)
         if kind is types.MethodType:
             self.called(function.__func__, [function.__self__, *args])
         elif kind is types.FunctionType:
             if not policy.is_recorded(function.__code__):
+                self._reads.converted(args)
                 self._not_recorded(function, args)
         elif kind is types.BuiltinFunctionType:
             self._builtin(function, args)
@@ -358,6 +361,10 @@ class Calls:
             for file in (a for a in args if is_a(a, io.IOBase) and a not in _SCREENS):
                 self._take_all([a for a in args if a is not file])
                 reads.blank(f"prints to a {type(file).__name__}", file)
+        elif name == "__build_class__":
+            names = self._names()
+            reads.defines(args[2 : len(args) - len(names)])
+            reads.defines(args[len(args) - len(names) :])
         elif name == "__import__":
             return self.imports.called(function, args, self._names())
         elif name in ("globals", "locals", "vars", "dir"):

@@ -15,6 +15,7 @@ _JUMPS = ("POP_JUMP_FORWARD_IF_", "POP_JUMP_BACKWARD_IF_", "POP_JUMP_IF_")
 _KINDS = {
     "load_global": ("LOAD_GLOBAL", "LOAD_NAME"),
     "store_global": ("STORE_GLOBAL", "DELETE_GLOBAL"),
+    "store_name": ("STORE_NAME",),
     "cell": (
         *("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"),
         *("STORE_DEREF", "DELETE_DEREF"),

@@ -24,6 +24,14 @@ _ANSWERING = ("__getattribute__", "__getattr__")  # for whatever name
 _STORING = ("__setattr__", "__delattr__")
 _OF_DESCRIPTOR = ("__get__", "__set__", "__delete__")
 _OF_CHECKS = ("__instancecheck__", "__subclasscheck__")
+# What code in C asks an object of a Python class for, when it takes a number, an array or elements.
+_CONVERSIONS = (
+    *("__float__", "__index__", "__int__", "__complex__", "__bool__", "__len__", "__length_hint__"),
+    *("__floor__", "__ceil__", "__trunc__", "__round__", "__abs__"),
+    *("__iter__", "__next__", "__getitem__", "__contains__", "__fspath__", "__buffer__"),
+    *("__array__", "__array_interface__", "__array_struct__", "__array_priority__"),
+    *("__array_ufunc__", "__array_function__", "__torch_function__", "__dlpack__"),
+)
 _NAMES = frozenset({"__name__", "__qualname__"})  # of classes: kept in C
 
 
@@ -47,6 +55,11 @@ class Names(Slot):
         super().__init__(cls, set(), None, cls.__qualname__)
         self._before = frozenset(table_of(cls))
         self.value = self.now()
+
+    def ask(self, names: Iterable[str]) -> None:
+        """Names that are looked up; the forward may have deleted them before."""
+        self.key.update(names)
+        self._before -= self.key - table_of(self.owner).keys()
 
     def now(self) -> Any:
         table = table_of(self.owner)
@@ -101,7 +114,7 @@ class Lookups:
         slot = self.slots.get(("names", id(base), None))
         if slot is None:
             slot = self.slots["names", id(base), None] = Names(base)
-        slot.key.update(names)
+        slot.ask(names)
 
     def special(self, cls: type, *names: str) -> None:
         """The same for methods that Python itself calls: what they are counts, too."""
@@ -111,6 +124,21 @@ class Lookups:
         for name in names:
             if is_a(static(cls, name), types.FunctionType):
                 self.of_class(cls, name)
+
+    def converted(self, values: Iterable[Any]) -> None:
+        """Code in C gets these values and takes them for what they say they are."""
+        for value in values:
+            if not is_a(value, (torch.nn.Module, type)):
+                self.special(type(value), *_CONVERSIONS)
+
+    def defines(self, bases: Iterable[Any]) -> None:
+        """A class with these bases is made."""
+        for base in bases:
+            if is_a(base, type):
+                self.special(base, "__init_subclass__")
+                self.special(type(base), "__prepare__", "__call__", "__new__", "__init__")
+            else:
+                self.special(type(base), "__mro_entries__")
 
     def descriptor(self, found: Any) -> None:
         """What a class holds is read through it: its own class may make it a descriptor."""

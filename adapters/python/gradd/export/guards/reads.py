@@ -23,7 +23,7 @@ import torch
 from gradd.export.attributes import FILLED_IN, HARMLESS
 from gradd.export.freeze import TABLES
 from gradd.export.guards import images, memory, policy, tracing
-from gradd.export.guards.arguments import STORAGES, fact_of, is_fact, is_plain_fact
+from gradd.export.guards.arguments import SHARED_FACTS, STORAGES, fact_of, is_fact, is_plain_fact
 from gradd.export.guards.images import is_a
 from gradd.export.guards.lookups import Lookups, is_fixed
 from gradd.export.guards.methods import TEXT, TensorMethods, of_code, operands
@@ -311,8 +311,9 @@ class Reads(Taken, Lookups):
         if is_fixed(cls) or issubclass(cls, torch.Tensor):
             return
         self.bases(cls)
+        self.looked_up(cls, name)  # it may be defined nearer than it was
         value = static(cls, name)
-        if value is not ABSENT or not cls.__module__.startswith("torch."):
+        if value is not ABSENT:
             self._add(Class(cls, name, value, f"{cls.__qualname__}.{name}"))
 
     def bases(self, cls: type) -> None:
@@ -352,6 +353,7 @@ class Reads(Taken, Lookups):
             elif not (is_fixed(kind) or kind.__module__.startswith(("torch", "numpy"))):
                 for name in names:
                     self.of_class(kind, name)
+                self.converted([value])
 
     def of_torch(self, code: types.CodeType, table: dict) -> None:
         """A function of torch runs that nobody records: what it calls by name."""
@@ -626,8 +628,8 @@ class Reads(Taken, Lookups):
                 self._ask_for_gradients()
         elif id(tensor) in self._parameters and is_fact(name):
             self._fact_of(tensor, name)
-        elif name in STORAGES and not self.tensors.is_made(tensor):
-            self.blank(f"reads .{name} of a tensor that is no argument", tensor)
+        elif name in SHARED_FACTS:
+            self._of_memory(tensor, name)
         self.tensors.note(tensor)
         self.layout |= LAYOUT & {name}
         given = self.tensors.is_input(tensor)
@@ -639,6 +641,15 @@ class Reads(Taken, Lookups):
             self.tensors.taken(tensor)
         if name in MEMORY_METHODS:
             self.tensors.exposed(tensor)
+
+    def _of_memory(self, tensor: torch.Tensor, name: str) -> None:
+        """What a view tells of the memory that it shares, and so of an argument perhaps."""
+        made = self.tensors.is_made(tensor)
+        if name in STORAGES:
+            by = None if made else tensor
+            self.blank(f"reads .{name} of a tensor that is no argument", by)
+        elif made:
+            self.facts.add(name)
 
     def _flag_of(self, parameter: torch.Tensor, name: str) -> None:
         place = self._parameters[id(parameter)]
@@ -725,7 +736,10 @@ class Reads(Taken, Lookups):
             self.library_object(container)
             if policy.is_whole(kind):
                 self.use(key)
+        elif is_a(container, type):
+            self._of_type(container, "__class_getitem__")
         elif is_a(container, dict):
+            self.special(kind, "__missing__")
             self.item(container, key, f"[{images.short(key)}] of a dict", self._by(container))
             if is_a(container, collections.defaultdict):
                 self.of_class(kind, "__missing__")

@@ -247,6 +247,10 @@ class Recorder:
         self.reads.attribute(module, name)
         self._calls.imports.fallback(module, name)
 
+    def _on_store_name(self, frame: FrameType, _: int) -> None:
+        """In the body of a class, which tells what it holds its name there."""
+        self.reads.special(type(frames.peek(frame, 1)), "__set_name__")
+
     def _on_cell(self, frame: FrameType, index: int) -> None:
         names = frame.f_code.co_freevars
         if names:
