@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 import types
@@ -338,6 +339,34 @@ def deleted_and_defined() -> Pair:
     return lambda: found.y, change
 
 
+def default_of_a_field() -> Pair:
+    @dataclasses.dataclass
+    class Settings:
+        scale: float = 2.0
+
+    found = Settings()
+    return lambda: found.scale, _sets(Settings, "scale", property(_says(7.0)))
+
+
+def mapping_spread() -> Pair:
+    cls = _fresh(keys=lambda _: ["value"], __getitem__=_says(2.0))
+    found = cls()
+    return lambda: dict(**found)["value"], _sets(cls, "__getitem__", _says(7.0))
+
+
+def instance_check_in_a_union() -> Pair:
+    meta = _fresh(type)
+    cls = _fresh(meta=meta)
+    union = cls | str
+    return lambda: 1.0 + isinstance(3, union), _sets(meta, "__instancecheck__", _says(True))
+
+
+def instance_check_in_a_nested_tuple() -> Pair:
+    meta = _fresh(type)
+    cls = _fresh(meta=meta)
+    return lambda: 1.0 + isinstance(3, ((cls,), str)), _sets(meta, "__instancecheck__", _says(True))
+
+
 def _module(cls: type) -> nn.Module:
     made = cls()
     made.k = 2.0
@@ -366,6 +395,8 @@ CASES = [
     *(descriptor_by_its_base, super_between, module_getter, module_gets_what_was_computed),
     *(module_of_another_class, class_of_module_gets_a_property, class_of_module_gets_a_getter),
     *(written_by_a_property, written_by_setattr),
+    *(default_of_a_field, mapping_spread, instance_check_in_a_union),
+    instance_check_in_a_nested_tuple,
     *(missing_key, element_of_a_list, class_with_brackets, base_of_a_new_class),
     *(name_in_a_new_class, array_of_a_subclass, function_of_torch, deleted_and_defined),
     _number("__float__", math.sqrt, 9.0),

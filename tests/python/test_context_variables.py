@@ -174,3 +174,19 @@ def test_a_lock_that_the_trial_has_taken_is_free_again() -> None:
         module = wrap(Takes(take, threading.Lock()))
         found.append([module(X).tolist() for _ in range(4)])
     assert found[0] == found[1]
+
+
+def test_a_token_of_outside_is_not_used_up_by_a_capture() -> None:
+    def take(state: tuple, y: torch.Tensor) -> float:
+        variable, tokens = state
+        value = variable.get()
+        if tokens:
+            variable.reset(tokens.pop())
+        return value
+
+    def run(wrap: Callable) -> list:
+        variable: Var = Var("v", default=1.0)
+        module = wrap(Takes(take, (variable, [variable.set(3.0)])))
+        return [module(X).tolist() for _ in range(3)]
+
+    assert run(ORTModule) == run(lambda module: module)

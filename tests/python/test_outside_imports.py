@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import sys
 import types
+import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -228,3 +229,19 @@ def test_a_module_that_is_loaded_again_in_every_call() -> None:
     _world(1.0)
     stats = _both(lambda: importlib.reload(importlib).__name__ == "importlib", [lambda: None])
     assert set(stats["fallbacks"]) == {"outside_state"}
+
+
+def test_the_evaluation_of_annotations_is_refused() -> None:
+    class Noted:
+        value: "Factor"  # noqa: F821, UP037
+
+    _world(1.0)
+
+    def take() -> float:
+        return 1.0 + (typing.get_type_hints(Noted)["value"] is int)
+
+    def change(kind: type) -> Callable[[], None]:
+        return lambda: globals().__setitem__("Factor", kind)
+
+    assert set(_both(take, [change(int), change(str)])["fallbacks"]) == {"outside_state"}
+    del globals()["Factor"]

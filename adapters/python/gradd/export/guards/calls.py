@@ -19,7 +19,7 @@ import random
 import sys
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -382,7 +382,7 @@ class Calls:
         """torch tells buffers, and parameters of other classes, by a mark on the tensor."""
         if not is_a(value, torch.Tensor):
             return
-        for cls in asked if is_a(asked, tuple) else (asked,):
+        for cls in _classes(asked):
             if is_a(cls, type) and issubclass(cls, torch.nn.Buffer):
                 self._reads.attribute(value, "_is_buffer")
             elif is_a(cls, type) and issubclass(cls, torch.nn.Parameter) and not is_a(value, cls):
@@ -393,7 +393,7 @@ class Calls:
         if is_a(kind, type) and not issubclass(kind, torch.Tensor):
             self._reads.bases(kind)
             self._reads.looked_up(kind, "__class__")
-        for cls in asked if is_a(asked, tuple) else (asked,):
+        for cls in _classes(asked):
             self._reads.checked(cls)
             if tracing.is_stand_in(cls):
                 self._reads.asks_tracer(f"asks whether a tensor is a {cls.__name__}")
@@ -430,6 +430,8 @@ class Calls:
         elif type(owner) is types.MappingProxyType:
             self._through(owner, name, args)
         elif is_a(owner, contextvars.ContextVar):
+            if name == "reset":
+                reads.effect(f"resets {owner.name!r}, a context variable", *args[:1])
             self.contexts.called(owner, name)
         elif is_a(owner, np.ndarray):
             reads.array(owner)
@@ -512,6 +514,17 @@ class Calls:
         else:
             self._reads.contents(owner)
             self._use_all(args)
+
+
+def _classes(asked: Any) -> Iterator[Any]:
+    """The classes that isinstance() is asked about, in tuples and unions."""
+    if is_a(asked, types.UnionType):
+        asked = asked.__args__
+    if is_a(asked, tuple):
+        for one in asked:
+            yield from _classes(one)
+    else:
+        yield asked
 
 
 def is_code_in_c(function: Any, kind: type) -> bool:

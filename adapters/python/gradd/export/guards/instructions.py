@@ -36,7 +36,8 @@ _KINDS = {
     "operate": ("BINARY_OP",),
     "enter": ("BEFORE_WITH",),
     "match_class": ("MATCH_CLASS",),
-    "use_two": ("DICT_UPDATE", "DICT_MERGE", "MATCH_KEYS"),
+    "use_two": ("MATCH_KEYS",),
+    "merge": ("DICT_UPDATE", "DICT_MERGE"),
     "use_one": (
         *("GET_ITER", "UNPACK_SEQUENCE", "UNPACK_EX", "LIST_EXTEND", "SET_UPDATE", "GET_LEN"),
         *("FORMAT_SIMPLE", "CONVERT_VALUE", "TO_BOOL", "GET_YIELD_FROM_ITER"),

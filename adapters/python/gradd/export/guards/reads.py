@@ -582,6 +582,8 @@ class Reads(Taken, Lookups):
         label = f"{kind.__qualname__}.{name}"
         if table is not None and name in table:
             self.item(table, name, label, owner)
+            if found is not ABSENT:  # something else there might go first
+                self.of_class(kind, name)
             return
         tree = id(owner) in self.tree
         if found is not ABSENT:

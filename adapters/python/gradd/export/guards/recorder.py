@@ -353,6 +353,11 @@ class Recorder:
         self.reads.use(frames.peek(frame, 1))
         self.reads.use(frames.peek(frame, 2))
 
+    def _on_merge(self, frame: FrameType, _: int) -> None:
+        """`f(**mapping)` and `{**mapping}` ask any mapping for its keys."""
+        self.reads.special(type(frames.peek(frame, 1)), "keys", "__getitem__", "__iter__")
+        self._on_use_two(frame, _)
+
     def _on_use_third(self, frame: FrameType, _: int) -> None:
         self.reads.operated(methods.SET, frames.peek(frame, 3))
         self.reads.use(frames.peek(frame, 3))
