@@ -184,3 +184,34 @@ class Named(nn.Module):
 def test_a_name_that_the_exporter_needs_is_refused(name: str) -> None:
     with pytest.raises(CaptureError, match=rf"unsupported_parameter: .*'{name}', and torch.fx"):
         export.capture(Named(name), (torch.randn(2, 4),), {})
+
+
+SAVED: dict[str, Callable[[nn.Module], float]] = {
+    "how many": lambda m: float(len(m.state_dict())),
+    "which": lambda m: 1.0 + ("b" in m.state_dict()),
+    "of a layer": lambda m: 1.0 + len(m.layer.state_dict()),
+    "the set itself": lambda m: 1.0 + len(m._non_persistent_buffers_set),
+}
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_which_buffers_are_saved_may_change(name: str) -> None:
+    class Counts(Holder):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) * SAVED[name](self)
+
+    eager, x = Counts(lambda *_: None), torch.ones(2, 4)
+    ours = ORTModule(copy.deepcopy(eager), strict=True)
+    nets = (ours.module, eager)
+    changes: list[Callable[[nn.Module], object]] = [
+        lambda m: None,
+        lambda m: m._non_persistent_buffers_set.add("b"),
+        lambda m: m.layer.register_buffer("more", torch.ones(1), persistent=False),
+        lambda m: m.layer._non_persistent_buffers_set.clear(),
+        lambda m: setattr(m, "_non_persistent_buffers_set", {"c", "n"}),
+    ]
+    for change in changes:
+        for net in nets:
+            change(net)
+        assert_close(ours(x), eager(x), name)
+        assert_close(ours(x), eager(x), name)

@@ -73,7 +73,18 @@ def _layout() -> _Layout | None:
 
 def others(tensor: torch.Tensor) -> int:
     """How many hold the memory of a dense CPU tensor beside this one; 0 if it is alone."""
-    return uses(tensor) - _uses_when_alone() + tensor.is_shared() + is_foreign(tensor)
+    found = uses(tensor) - _uses_when_alone() + tensor.is_shared() + is_foreign(tensor)
+    return found if tensor.requires_grad else found + _handles(tensor)
+
+
+def _handles(tensor: torch.Tensor) -> int:
+    """How many hold the tensor itself out of Python's sight, as an export by DLPack does.
+
+    Its memory must not move: they have an address. A graph of autograd that has saved the tensor
+    counts as well, which costs a copy for as long as it lives; DLPack refuses what requires a
+    gradient, so that only other tensors are asked.
+    """
+    return tensor._use_count() - 1 if hasattr(tensor, "_use_count") else 0
 
 
 @functools.cache

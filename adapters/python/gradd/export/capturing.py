@@ -36,6 +36,7 @@ from gradd.export import (
     translate,
 )
 from gradd.export.guards.arguments import layouts
+from gradd.export.guards.contexts import Trial
 from gradd.export.spec import Capture, CaptureError, SharedSpec
 
 _lock = threading.RLock()
@@ -75,7 +76,7 @@ def capture(
         unseen = torch.autograd.graph.saved_tensors_hooks(_same, _same)
         with autocast.left(), unseen, transforms.capturing():
             call = naming.Call(module, args, kwargs, forward or module.forward)
-            return _capture(call, cast, observed)
+            return Trial().run(_capture, call, cast, observed)  # a trace sets context variables
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:

@@ -116,6 +116,8 @@ class _ModulePart:
         # Replaced attributes show above; these are the ones that change and stay the same object.
         self._contents = [(c, copy) for c, copy in freezer.watched if len(c)]
         self._empty += [c for c, _ in freezer.watched if not len(c)]
+        for _, names in _unsaved(module):
+            self._contents.append((names, set(names)))
         self._loose = [t for t in freezer.tensors if not t.is_inference()]
         self._buffers = list(module.buffers())
         self._forms = self._take_forms()
@@ -208,7 +210,17 @@ def _state_key(module: torch.nn.Module) -> tuple:
         for key, child in sub._modules.items()
         if child is not None and "_gradd_bridge" in child.__dict__
     )
-    return (states, alias_groups(module), trained, wrapped)
+    unsaved = tuple((path, frozenset(names)) for path, names in _unsaved(module))
+    return (states, alias_groups(module), trained, wrapped, unsaved)
+
+
+def _unsaved(module: torch.nn.Module) -> list[tuple[str, set[str]]]:
+    """Of submodules with buffers, which of them state_dict() leaves out."""
+    return [
+        (path, sub._non_persistent_buffers_set)
+        for path, sub in module.named_modules()
+        if sub._buffers
+    ]
 
 
 def _kind(tensor: torch.Tensor) -> type | None:

@@ -21,6 +21,7 @@ from gradd import schema
 from gradd.export import autocast, backward, inner, lost, refuse, results, shared
 from gradd.export.guards.arguments import Asked, layouts, own_layouts
 from gradd.export.guards.check import Guards, describe
+from gradd.export.guards.contexts import Trial
 from gradd.export.guards.outside import Outside
 from gradd.export.guards.reads import Abandoned
 from gradd.export.guards.slots import Answer
@@ -32,6 +33,7 @@ from gradd.export.spec import CaptureError
 from gradd.quiet import without_checkpoints
 
 _TRIES = 5
+_FRESH = torch.empty(0).clone()._version  # of a copy that nobody has written
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,7 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
                 found = _run(seen, watch, call.forward, args, kwargs)
                 watch.settle()
             own = _own_effect(effects)
+            written = buffers.written()
             if seen.error is None:
                 seen.buffers = buffers.seen()
                 seen.handed = shared.Handed(seen.outputs)
@@ -154,7 +157,7 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
             watch.undo()
         else:
             try:
-                seen.outside = watch.outside(seen.outputs)
+                seen.outside = watch.outside(seen.outputs, written)
             except CaptureError as error:
                 raise own or found or error from None
             if found is not None:
@@ -237,10 +240,10 @@ def _run(
     seen: Observation, watch: Watch, forward: Callable, args: tuple, kwargs: dict
 ) -> CaptureError | None:
     """Runs it; returns what is to be said of modes that it leaves, and of its result."""
-    modes, found = Modes(), None
+    modes, trial, found = Modes(), Trial(), None
     try:
         with inner.watched(watch.about_to), watch.recording():
-            returned = forward(*args, **kwargs)
+            returned = trial.run(forward, *args, **kwargs)
         result = results.Result()
         seen.outputs = list(result.flatten(returned))
         found = lost.refusal(returned, result, seen.outputs, watch.tensors.is_made)
@@ -250,7 +253,7 @@ def _run(
         pass  # what it was about to do is going to be refused
     except Exception as error:  # whatever the module raises; the trace will say it better
         seen.error = error.with_traceback(None)
-    return modes.put_back() or found
+    return modes.put_back() or trial.refusal() or found
 
 
 @contextlib.contextmanager
@@ -362,6 +365,7 @@ class _Buffers:
         self._places: list[tuple[str, dict, str]] = []
         self._before: dict[int, torch.Tensor] = {}  # id of a copy -> its values at the start
         self._copies: dict[str, torch.Tensor] = {}
+        self._real: dict[str, torch.Tensor] = {}
         made: dict[int, torch.Tensor] = {}
         for path, sub in module.named_modules(remove_duplicate=False):
             for key, tensor in list(sub._buffers.items()):
@@ -374,10 +378,19 @@ class _Buffers:
                     self._before[id(copy)] = copy.detach().clone()
                 sub._buffers[key] = copy
                 self._places.append((name, sub._buffers, key))
-                self._copies[name] = copy
+                self._copies[name], self._real[name] = copy, tensor
 
     def copies(self) -> list[torch.Tensor]:
         return list(self._copies.values())
+
+    def written(self) -> dict[str, torch.Tensor]:
+        """The real buffers, by name, of what forward() has replaced or written, or may have."""
+        seen = self.seen()
+        return {
+            name: self._real[name]
+            for name, copy in self._copies.items()
+            if seen[name].replaced or copy._version != _FRESH or seen[name].changed()
+        }
 
     def seen(self) -> dict[str, BufferSeen]:
         found = {}

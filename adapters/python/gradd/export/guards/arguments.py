@@ -13,9 +13,18 @@ import torch
 
 from gradd.export.guards import images
 from gradd.export.guards.slots import ABSENT
+from gradd.watch import untyped_storage
 
+
+def _room(tensor: torch.Tensor) -> Any:
+    """How much memory there is, of which a tensor may see a part."""
+    return untyped_storage(tensor).nbytes() if tensor.layout is torch.strided else ABSENT
+
+
+STORAGES = frozenset({"untyped_storage", "storage", "_typed_storage"})
+SHARED_FACTS = STORAGES | {"is_neg", "is_conj", "_is_zerotensor"}  # by all views of a memory
 # By name: the answer as far as a forward can decide by it.
-_FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
+FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "is_leaf": lambda t: t.is_leaf,
     "grad_fn": lambda t: t.grad_fn is None,
     "output_nr": lambda t: t.output_nr,
@@ -26,13 +35,19 @@ _FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "is_shared": lambda t: t.is_shared(),
     "_backward_hooks": lambda t: bool(t._backward_hooks),
     "_post_accumulate_grad_hooks": lambda t: bool(t._post_accumulate_grad_hooks),
+    "is_neg": lambda t: t.is_neg(),
+    "is_conj": lambda t: t.is_conj(),
+    "_is_zerotensor": lambda t: t._is_zerotensor(),
+    "names": lambda t: t.names,
+    "has_names": lambda t: t.has_names(),
+    **dict.fromkeys(STORAGES, _room),
     "__dict__": lambda t: tuple(t.__dict__.items()),
 }
 
 
 def is_fact(name: str) -> bool:
     """True for what else than values, types and sizes an attribute of a tensor tells."""
-    return name in _FACTS or not hasattr(torch.Tensor, name)
+    return name in FACTS or not hasattr(torch.Tensor, name)
 
 
 def fact_of(table: dict, key: Any, name: str) -> Any:
@@ -71,7 +86,7 @@ class Asked:
 
 
 def _answer(tensor: torch.Tensor, name: str) -> Any:
-    ask = _FACTS.get(name)
+    ask = FACTS.get(name)
     return ask(tensor) if ask is not None else tensor.__dict__.get(name, ABSENT)
 
 

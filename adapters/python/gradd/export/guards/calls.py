@@ -18,16 +18,19 @@ import random
 import sys
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from gradd.export.guards import handed, images, locks, methods, policy, tracing
+from gradd.export.guards.arguments import FACTS
+from gradd.export.guards.contexts import Contexts
 from gradd.export.guards.images import is_a
+from gradd.export.guards.imports import Imports
 from gradd.export.guards.reads import LAYOUT, Reads
-from gradd.export.guards.slots import ABSENT, static
+from gradd.export.guards.slots import static
 from gradd.export.guards.taken import own_dict
 
 _BY_KEY = frozenset(
@@ -81,7 +84,8 @@ class Calls:
     def __init__(self, reads: Reads) -> None:
         self._reads = reads
         self._names: Callable[[], tuple[str, ...]] = tuple
-        self._context = contextvars.copy_context()
+        self.contexts = Contexts(reads.answer)
+        self.imports = Imports(reads)
 
     def called_with(self, function: Any, args: list, names: Callable[[], tuple]) -> None:
         """called(), where names() gives those of the keyword arguments."""
@@ -99,12 +103,15 @@ class Calls:
             self._reads.operated(asked, *args)
         if is_code_in_c(function, kind):
             self._in_hands(function, args)
+            if getattr(function, "__name__", "") not in _NOT_USED:
+                self._reads.converted(args)
             if policy.is_maker(function):
                 self._reads.made_of(args)
         if kind is types.MethodType:
             self.called(function.__func__, [function.__self__, *args])
         elif kind is types.FunctionType:
             if not policy.is_recorded(function.__code__):
+                self._reads.converted(args)
                 self._not_recorded(function, args)
         elif kind is types.BuiltinFunctionType:
             self._builtin(function, args)
@@ -208,6 +215,7 @@ class Calls:
         if cls.__flags__ & (1 << 9) and not cls.__module__.startswith(("torch", "numpy")):
             for name in ("__init__", "__new__"):
                 self._reads.of_class(cls, name)
+            self._reads.special(type(cls), "__call__")
         if policy.is_shallow(cls.__module__, cls.__name__):
             self._use_all(args)
         else:
@@ -248,6 +256,8 @@ class Calls:
         if not policy.is_standard(module):
             return
         self._take_all(args)
+        if self.imports.called(function, args, self._names()):
+            return
         if policy.is_setter(module, name):
             self._reads.setting(f"calls {module}.{function.__qualname__}()")
         elif policy.is_elsewhere(module, name):
@@ -311,9 +321,11 @@ class Calls:
             self._method(owner, name, args)
             return
         module = function.__module__ or getattr(owner, "__name__", "builtins")
-        if module == "builtins" and self._by_name(name, args):
+        if module == "builtins" and self._by_name(function, name, args):
             return
         self._reads.layout |= LAYOUT & {name}
+        if args and is_a(args[0], torch.Tensor) and name in FACTS:
+            self._reads.attribute(args[0], name)
         if tracing.of_function(module, name) and self._reads.asks_tracer(f"calls {name}()"):
             return
         if name in _GRAD_FLAGS or not args and policy.is_flag(module, name):
@@ -331,7 +343,7 @@ class Calls:
         else:
             self._take_all(args)
 
-    def _by_name(self, name: str, args: list) -> bool:
+    def _by_name(self, function: Any, name: str, args: list) -> bool:
         """Builtins that read or write one attribute, and those that look at nothing."""
         reads = self._reads
         if name in ("getattr", "hasattr", "setattr", "delattr") and len(args) > 1:
@@ -346,25 +358,47 @@ class Calls:
                 reads.contents(table)
         elif name == "next" and args:
             reads.use(args[0])
+        elif name == "callable" and args:
+            reads.kind_of(args[0])
+            reads.special(type(args[0]), "__call__")
         elif name == "print":
             for file in (a for a in args if is_a(a, io.IOBase) and a not in _SCREENS):
                 self._take_all([a for a in args if a is not file])
                 reads.blank(f"prints to a {type(file).__name__}", file)
+        elif name == "__build_class__":
+            names = self._names()
+            reads.defines(args[2 : len(args) - len(names)])
+            reads.defines(args[len(args) - len(names) :])
+        elif name == "__import__":
+            return self.imports.called(function, args, self._names())
         elif name in ("globals", "locals", "vars", "dir"):
             return True
         elif name in ("isinstance", "issubclass") and len(args) > 1:
             if name == "isinstance":
                 reads.kind_of(args[0])
+                self.marked(args[0], args[1])
             self.of_kind(args[0] if name == "issubclass" else type(args[0]), args[1])
         else:
             return name in _NOT_USED
         return True
 
+    def marked(self, value: Any, asked: Any) -> None:
+        """torch tells buffers, and parameters of other classes, by a mark on the tensor."""
+        if not is_a(value, torch.Tensor):
+            return
+        for cls in _classes(asked):
+            if is_a(cls, type) and issubclass(cls, torch.nn.Buffer):
+                self._reads.attribute(value, "_is_buffer")
+            elif is_a(cls, type) and issubclass(cls, torch.nn.Parameter) and not is_a(value, cls):
+                self._reads.attribute(value, "_is_param")
+
     def of_kind(self, kind: Any, asked: Any) -> None:
         """Abstract classes of users: a class may be registered with one that it is no part of."""
         if is_a(kind, type) and not issubclass(kind, torch.Tensor):
             self._reads.bases(kind)
-        for cls in asked if is_a(asked, tuple) else (asked,):
+            self._reads.looked_up(kind, "__class__")
+        for cls in _classes(asked):
+            self._reads.checked(cls)
             if tracing.is_stand_in(cls):
                 self._reads.asks_tracer(f"asks whether a tensor is a {cls.__name__}")
             if cls in _SYMBOLS and kind in images.NUMBERS:
@@ -401,7 +435,9 @@ class Calls:
         elif type(owner) is types.MappingProxyType:
             self._through(owner, name, args)
         elif is_a(owner, contextvars.ContextVar):
-            self._of_context(owner, name)
+            if name == "reset":
+                reads.effect(f"resets {owner.name!r}, a context variable", *args[:1])
+            self.contexts.called(owner, name)
         elif is_a(owner, np.ndarray):
             if name == "resize":  # its memory may move, and others may look at it
                 reads.effect("resizes a numpy array", owner)
@@ -458,6 +494,8 @@ class Calls:
             self._reads.attribute(behind, name)  # its frames show what it reads
 
     def _of_tensor(self, tensor: torch.Tensor, name: str, args: list) -> None:
+        if name in FACTS or name in LAYOUT:
+            self._reads.attribute(tensor, name)
         if name == "requires_grad_":
             self._reads.flagged(tensor, args[0] if args else True)
         elif name in ("__setattr__", "__delattr__"):
@@ -468,7 +506,7 @@ class Calls:
 
     def _of_lock(self, lock: Any, name: str, args: list) -> None:
         if name == "locked":
-            self._reads.answer(lock.locked, "a lock is locked", by=lock)
+            self._reads.locked(lock)
         elif name == "acquire" and args:  # may give up, and says so
             self._reads.blank("tries to acquire a lock", lock)
         elif name in ("acquire", "__enter__"):
@@ -490,12 +528,16 @@ class Calls:
             self._reads.contents(owner)
             self._use_all(args)
 
-    def _of_context(self, variable: contextvars.ContextVar, name: str) -> None:
-        """As it was before the call: forward() may set it for itself."""
-        if name == "get":
-            before = self._context.get(variable, ABSENT)
-            ask = functools.partial(variable.get, ABSENT)
-            self._reads.answer(ask, f"context variable {variable.name}", before, variable)
+
+def _classes(asked: Any) -> Iterator[Any]:
+    """The classes that isinstance() is asked about, in tuples and unions."""
+    if is_a(asked, types.UnionType):
+        asked = asked.__args__
+    if is_a(asked, tuple):
+        for one in asked:
+            yield from _classes(one)
+    else:
+        yield asked
 
 
 def is_code_in_c(function: Any, kind: type) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 from gradd.export.guards.arguments import Asked, layouts
 from gradd.export.guards.images import is_a
+from gradd.export.guards.lookups import test_of_all
 from gradd.export.guards.slots import ABSENT, Item, Slot
 from gradd.export.guards.taken import WHOLE
 
@@ -50,6 +51,7 @@ class Guards:
     def _compile(self) -> Callable[[], bool]:
         self._values, self._own = {}, {}
         tests = list(dict.fromkeys(self._test(i, slot) for i, slot in enumerate(self.slots)))
+        tests.append(test_of_all(self.slots, self._shared))
         lines = [
             f"    if not ({' and '.join(tests[i : i + _PER_LINE])}):\n        return False\n"
             for i in range(0, len(tests), _PER_LINE)
@@ -64,11 +66,16 @@ class Guards:
             if value is slot.value and type(slot) is Item and not is_a(value, _SHARED):
                 known = self._own[number] = f"w{number}"
             else:
-                known = f"v{id(value)}"
+                return self._shared(value)
             self._values[known] = value
             return known
 
         return slot.test(name)
+
+    def _shared(self, value: Any) -> str:
+        known = f"v{id(value)}"
+        self._values[known] = value
+        return known
 
     def fits(self, leaves: Sequence[Any]) -> bool:
         """True if a call's tensors answer as those of the capture, where forward() asks them."""

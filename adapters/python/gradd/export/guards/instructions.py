@@ -15,11 +15,14 @@ _JUMPS = ("POP_JUMP_FORWARD_IF_", "POP_JUMP_BACKWARD_IF_", "POP_JUMP_IF_")
 _KINDS = {
     "load_global": ("LOAD_GLOBAL", "LOAD_NAME"),
     "store_global": ("STORE_GLOBAL", "DELETE_GLOBAL"),
+    "store_name": ("STORE_NAME",),
     "cell": (
         *("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"),
         *("STORE_DEREF", "DELETE_DEREF"),
     ),
-    "load_attr": ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"),
+    "load_attr": ("LOAD_ATTR", "LOAD_METHOD"),
+    "import_name": ("IMPORT_NAME",),
+    "import_from": ("IMPORT_FROM",),
     "load_super": ("LOAD_SUPER_ATTR",),
     "store_attr": ("STORE_ATTR",),
     "delete_attr": ("DELETE_ATTR",),
@@ -33,7 +36,8 @@ _KINDS = {
     "operate": ("BINARY_OP",),
     "enter": ("BEFORE_WITH",),
     "match_class": ("MATCH_CLASS",),
-    "use_two": ("DICT_UPDATE", "DICT_MERGE", "MATCH_KEYS"),
+    "use_two": ("MATCH_KEYS",),
+    "merge": ("DICT_UPDATE", "DICT_MERGE"),
     "use_one": (
         *("GET_ITER", "UNPACK_SEQUENCE", "UNPACK_EX", "LIST_EXTEND", "SET_UPDATE", "GET_LEN"),
         *("FORMAT_SIMPLE", "CONVERT_VALUE", "TO_BOOL", "GET_YIELD_FROM_ITER"),
@@ -53,7 +57,10 @@ _SHIFTED = {"LOAD_GLOBAL": 1}  # low bits of the argument that are not part of t
 if sys.version_info >= (3, 12):
     _SHIFTED |= {"LOAD_ATTR": 1, "LOAD_SUPER_ATTR": 2}
 _NAMED = frozenset(
-    {"load_global", "store_global", "load_attr", "load_super", "store_attr", "delete_attr"}
+    {
+        *("load_global", "store_global", "load_attr", "load_super", "store_attr", "delete_attr"),
+        *("import_name", "import_from"),
+    }
 )  # the number is one of co_names
 
 # What it means, and the name or number that it carries; for "use_one" the instruction's own name.

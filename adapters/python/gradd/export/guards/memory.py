@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.array_utils import byte_bounds
 
 from gradd.export.guards.images import is_a
 from gradd.export.guards.slots import static
+from gradd.watch import untyped_storage
 
 WATCHED = 1 << 16  # bytes that are compared at every call
 # Attributes of an array that lead to its memory, and those that tell how it lies there.
@@ -69,3 +71,22 @@ def size_of(value: Any) -> int | None:
 def overlaps(value: Any, arrays: Iterable[np.ndarray]) -> bool:
     """True for an array in the memory of one of these."""
     return is_a(value, np.ndarray) and any(np.may_share_memory(value, a) for a in arrays)
+
+
+def span(value: Any) -> tuple[int, int]:
+    """Begin and end of the memory of a tensor, an array or a buffer; (0, 0) if it shows none."""
+    try:
+        if is_a(value, torch.Tensor):
+            storage = untyped_storage(value)
+            return (storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+        if not is_a(value, np.ndarray):
+            value = np.frombuffer(value, np.uint8)
+        return byte_bounds(value)
+    except Exception:  # it has none, or its elements do not follow each other
+        return (0, 0)
+
+
+def shares(a: Any, b: Any) -> bool:
+    """True if two of these have bytes in common."""
+    (begin, end), (first, last) = span(a), span(b)
+    return max(begin, first) < min(end, last)

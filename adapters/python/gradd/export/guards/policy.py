@@ -42,7 +42,10 @@ _QUIET = frozenset(
 )
 # Those of them that answer from other processes, other threads or what was called before.
 _ELSEWHERE = frozenset({"unittest", "multiprocessing", "concurrent"})
-_CALLERS = frozenset({"stack", "trace", "getouterframes", "getinnerframes"})  # of inspect
+_CALLERS = {
+    "inspect": frozenset({"stack", "trace", "getouterframes", "getinnerframes"}),
+    "typing": frozenset({"get_type_hints"}),  # evaluates text
+}
 # What weak containers do when something dies, whoever runs then.
 _DEATHS = frozenset({"remove", "_remove", "_commit_removals", "_scrub_removals"})
 _WEAK = (_STDLIB + "weakref.py", _STDLIB + "_weakrefset.py")
@@ -190,6 +193,11 @@ def is_standard(module: str) -> bool:
     return module.partition(".")[0] in sys.stdlib_module_names and module != "__main__"
 
 
+def is_library_module(module: str) -> bool:
+    """True for modules of the standard library, of torch and of numpy."""
+    return module.partition(".")[0] in ("torch", "numpy") or is_standard(module)
+
+
 def is_standard_file(name: str) -> bool:
     """True for its files."""
     if name.startswith("<frozen"):
@@ -291,7 +299,7 @@ def is_setting(owner: object, name: str) -> bool:
 def is_elsewhere(module: str, name: str) -> bool:
     """True for functions of quiet modules that answer from what nobody can watch."""
     root = module.partition(".")[0]
-    return root in _ELSEWHERE or root == "inspect" and name in _CALLERS
+    return root in _ELSEWHERE or name in _CALLERS.get(root, ())
 
 
 def is_whole(kind: type) -> bool:

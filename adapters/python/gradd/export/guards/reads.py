@@ -23,13 +23,13 @@ import torch
 from gradd.export.attributes import FILLED_IN, HARMLESS
 from gradd.export.freeze import TABLES
 from gradd.export.guards import images, memory, policy, tracing
-from gradd.export.guards.arguments import fact_of, is_fact, is_plain_fact
+from gradd.export.guards.arguments import SHARED_FACTS, STORAGES, fact_of, is_fact, is_plain_fact
 from gradd.export.guards.images import is_a
 from gradd.export.guards.locks import Locks
+from gradd.export.guards.lookups import Lookups, is_fixed
 from gradd.export.guards.methods import TEXT, TensorMethods, of_code, operands
 from gradd.export.guards.slots import (
     ABSENT,
-    HEAP_TYPE,
     Answer,
     Bases,
     Cell,
@@ -37,18 +37,18 @@ from gradd.export.guards.slots import (
     Entry,
     Field,
     Item,
+    Locked,
     Member,
     Slot,
     static,
 )
-from gradd.export.guards.taken import SIMPLE, Taken, own_dict
+from gradd.export.guards.taken import SIMPLE, STORAGE_KINDS, Taken, own_dict
 from gradd.export.guards.tensors import MEMORY_METHODS, VALUE_METHODS, Tensors
 from gradd.export.spec import CaptureError
 
 _IGNORED = FILLED_IN | HARMLESS | {"training"}
 # Values in a module's own dictionary of which capture_key() sees every change by identity.
 _IN_KEY = (str, type(None), types.FunctionType, types.BuiltinFunctionType, type, torch.dtype)
-_IMMUTABLE_TYPE = 1 << 8
 _ASK = object()
 _UNWATCHED = (
     "and nobody could tell when that gives something else; do it outside of forward() and pass "
@@ -74,9 +74,13 @@ _NO_OBJECTS = (
     *(weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
 )
 # What a tensor's memory layout decides; code in C is asked by these names too (calls.py).
-LAYOUT = frozenset({"is_contiguous", "stride", "as_strided", "as_strided_", "as_strided_copy"})
+LAYOUT = frozenset(
+    {
+        *("is_contiguous", "stride", "dim_order", "is_non_overlapping_and_dense"),
+        *("as_strided", "as_strided_", "as_strided_copy"),
+    }
+)
 _PLACE = frozenset({"storage_offset", "_version"})  # differ from call to call
-_NAMES = frozenset({"__name__", "__qualname__"})  # of classes: kept in C
 _CLASS = object.__dict__["__class__"]
 _NO_METHODS = frozenset({*SIMPLE, list, tuple, dict, set, frozenset, types.FunctionType})
 _ACCUMULATED = frozenset({"grad", "_grad"})  # from step to step
@@ -92,12 +96,6 @@ class Abandoned(BaseException):
 
     No Exception, so that a forward which catches those does not swallow it.
     """
-
-
-def _is_fixed(cls: type) -> bool:
-    """True for classes whose attributes nobody changes."""
-    fixed = not cls.__flags__ & HEAP_TYPE or cls.__flags__ & _IMMUTABLE_TYPE
-    return bool(fixed) or policy.is_standard(cls.__module__)
 
 
 _asked = weakref.ref.__call__  # a subclass may answer something else
@@ -135,7 +133,7 @@ class _Ages:
         return id(value) in self._old_iterators
 
 
-class Reads(Taken):
+class Reads(Taken, Lookups):
     """The places read so far.
 
     Attributes:
@@ -185,6 +183,7 @@ class Reads(Taken):
         self._tree_dicts = {id(m.__dict__) for m in module.modules()}
         self._written: set[tuple] = set()
         self._cached: list[tuple[Any, list, dict]] = []
+        self._late: dict[tuple[int, str], tuple] = {}
         self.weak: dict[int, weakref.ref] = {}  # found behind weak references, by id
         self._owners: dict[int, Any] = {}  # id of an instance dictionary -> the object
         self._parameters: dict[int, tuple[dict, str]] = {}
@@ -202,6 +201,7 @@ class Reads(Taken):
             self._owners,
             self._parameters,
             self._cached,
+            self._late,
         ):
             held.clear()
         del self.tensors
@@ -280,29 +280,54 @@ class Reads(Taken):
         by = self._owners.get(id(table), by)
         self._add(Item(table, key, value, label, by))
 
+    def later(self, table: dict, key: str, label: str, wanted: str = "", by: Any = None) -> None:
+        """An entry that this read may make itself, as an import does; what it is then counts.
+
+        Args:
+            table: The dictionary.
+            key: The name in it.
+            label: As of item().
+            wanted: What forward() does, for the refusal if there is no entry afterwards either.
+            by: As of item().
+        """
+        if key in table:
+            self.item(table, key, label, by)
+        else:
+            self._late.setdefault((id(table), key), (table, key, label, by, wanted, self.where))
+
+    def note_late(self) -> None:
+        """The forward is over: the places of later()."""
+        for table, key, label, by, wanted, where in self._late.values():
+            if key in table or not wanted:
+                self.item(table, key, label, by)
+            else:
+                text = f"forward() {wanted} ({where}), which is not there, {_UNWATCHED}"
+                self.blanks.append((CaptureError("outside_state", text), None))
+
     def of_class(self, cls: type, name: str) -> None:
         """An attribute of a class."""
         if ("class", id(cls), name) in self.slots or name in ("__class__", "__dict__"):
             return
         if issubclass(cls, torch.Tensor):
             self.methods.use(name)
-        if _is_fixed(cls) or issubclass(cls, torch.Tensor):
+        if is_fixed(cls) or issubclass(cls, torch.Tensor):
             return
         self.bases(cls)
+        self.looked_up(cls, name)  # it may be defined nearer than it was
         value = static(cls, name)
-        if value is not ABSENT or not cls.__module__.startswith("torch."):
+        if value is not ABSENT:
             self._add(Class(cls, name, value, f"{cls.__qualname__}.{name}"))
 
     def bases(self, cls: type) -> None:
         """What a class inherits from."""
-        if ("bases", id(cls), cls.__bases__) not in self.slots and not _is_fixed(cls):
+        if ("bases", id(cls), cls.__bases__) not in self.slots and not is_fixed(cls):
             slot = Bases(cls, cls.__bases__, None, f"the bases of {cls.__qualname__}")
             slot.value = slot.now()
             self._add(slot)
 
     def shape(self, owner: Any, kind: type, table: dict | None) -> None:
         """Which dictionary an object has, and which class: either may be exchanged."""
-        if _is_fixed(kind) and kind is not types.FunctionType or id(owner) in self.tree:
+        if is_fixed(kind) and kind is not types.FunctionType or id(owner) in self.tree:
             return
         if table is not None and type(static(kind, "__dict__")) is types.GetSetDescriptorType:
             self.field(owner, "__dict__")
@@ -311,7 +336,7 @@ class Reads(Taken):
     def kind_of(self, owner: Any) -> None:
         """Of which class an object is."""
         kind = type(owner)
-        if _is_fixed(kind) or id(owner) in self.tree or issubclass(kind, (torch.Tensor, type)):
+        if is_fixed(kind) or id(owner) in self.tree or issubclass(kind, (torch.Tensor, type)):
             return
         if static(kind, "__class__") is _CLASS:
             self.field(owner, "__class__")
@@ -327,9 +352,10 @@ class Reads(Taken):
             if is_a(value, torch.Tensor):
                 for name in names:
                     self.methods.use(name)
-            elif not (_is_fixed(kind) or kind.__module__.startswith(("torch", "numpy"))):
+            elif not (is_fixed(kind) or kind.__module__.startswith(("torch", "numpy"))):
                 for name in names:
                     self.of_class(kind, name)
+                self.converted([value])
 
     def of_torch(self, code: types.CodeType, table: dict) -> None:
         """A function of torch runs that nobody records: what it calls by name."""
@@ -375,6 +401,11 @@ class Reads(Taken):
             if is_a(value, torch.Tensor):
                 return
         self.slots[key] = Answer(question, label, value, label, by)
+
+    def locked(self, lock: Any) -> None:
+        """A lock is asked whether it is taken."""
+        slot = Locked(lock.locked, None, lock.locked(), "a lock is locked", lock)
+        self.slots.setdefault(("answer", id(lock), None), slot)
 
     def library_object(self, value: Any) -> None:
         """All attributes of an object whose methods are code of torch or numpy."""
@@ -456,6 +487,8 @@ class Reads(Taken):
 
         Of the module's own attributes capture() itself sees that, and says it better.
         """
+        if not is_a(owner, (torch.Tensor, types.ModuleType, type)):
+            self.stores(type(owner), name)
         if id(owner) in self.tree:
             self._written.add(("item", id(own_dict(owner)), name))
             self.of_tree.add((id(own_dict(owner)), name))
@@ -495,14 +528,7 @@ class Reads(Taken):
         if is_a(owner, torch.Tensor):
             self._of_tensor(owner, name)
         elif is_a(owner, types.ModuleType):
-            if tracing.of_module(owner, name):
-                self.asks_tracer(f"reads {owner.__name__}.{name}")
-            lazy = type(owner) is not types.ModuleType or "__getattr__" in owner.__dict__
-            if lazy and name not in owner.__dict__:
-                if hasattr(type(static(type(owner), name)), "__set__"):
-                    self._told(owner, name)
-                return  # it is loaded now
-            self.item(owner.__dict__, name, f"{owner.__name__}.{name}", owner)
+            self._of_python_module(owner, name)
         elif is_a(owner, type):
             self._of_type(owner, name)
         elif kind is super:
@@ -533,30 +559,13 @@ class Reads(Taken):
         else:
             self.generic(owner, name)
 
-    def _of_type(self, cls: type, name: str) -> None:
-        if tracing.of_class(cls, name):
-            self.asks_tracer(f"reads .{name} of a class of tensors")
-        if name == "__dict__":
-            return
-        if name in _NAMES and not _is_fixed(cls):
-            self.field(cls, name)
-        if static(cls, name) is ABSENT and type(cls) is not type:
-            self.of_class(type(cls), name)
-        self.of_class(cls, name)
-
-    def _of_super(self, owner: Any, name: str) -> None:
-        start, mro = owner.__thisclass__, owner.__self_class__.__mro__
-        for base in mro[mro.index(start) + 1 :]:
-            if name in base.__dict__:
-                self.of_class(base, name)
-                return
-
     def generic(self, owner: Any, name: str) -> None:
         """What object.__getattribute__ reads."""
         kind, table = type(owner), own_dict(owner)
         if id(owner) in self.tree:
             self.of_tree.add((id(table), name))
         found = static(kind, name)
+        self.of_object(kind, name)
         self.shape(owner, kind, table)
         if name == "__dict__" and table is not None:
             self._owners[id(table)] = owner
@@ -575,6 +584,8 @@ class Reads(Taken):
         label = f"{kind.__qualname__}.{name}"
         if table is not None and name in table:
             self.item(table, name, label, owner)
+            if found is not ABSENT:  # something else there might go first
+                self.of_class(kind, name)
             return
         tree = id(owner) in self.tree
         if found is not ABSENT:
@@ -621,6 +632,8 @@ class Reads(Taken):
                 self._ask_for_gradients()
         elif id(tensor) in self._parameters and is_fact(name):
             self._fact_of(tensor, name)
+        elif name in SHARED_FACTS:
+            self._of_memory(tensor, name)
         self.tensors.note(tensor)
         self.layout |= LAYOUT & {name}
         given = self.tensors.is_input(tensor)
@@ -633,6 +646,15 @@ class Reads(Taken):
             self.tensors.taken(tensor)
         if name in MEMORY_METHODS:
             self.tensors.exposed(tensor)
+
+    def _of_memory(self, tensor: torch.Tensor, name: str) -> None:
+        """What a view tells of the memory that it shares, and so of an argument perhaps."""
+        made = self.tensors.is_made(tensor)
+        if name in STORAGES:
+            by = None if made else tensor
+            self.blank(f"reads .{name} of a tensor that is no argument", by)
+        elif made:
+            self.facts.add(name)
 
     def _flag_of(self, parameter: torch.Tensor, name: str) -> None:
         place = self._parameters[id(parameter)]
@@ -710,7 +732,7 @@ class Reads(Taken):
             self.made_of(key if is_a(key, tuple) else [key])
         elif kind is types.MappingProxyType:
             self.subscript(gc.get_referents(container)[0], key)
-        elif is_a(container, (np.ndarray, np.void, np.flatiter)):
+        elif is_a(container, (np.ndarray, np.void, np.flatiter, *STORAGE_KINDS)):
             self.use(container)
         elif memory.is_memory(container):
             self.memory(container)
@@ -719,7 +741,10 @@ class Reads(Taken):
             self.library_object(container)
             if policy.is_whole(kind):
                 self.use(key)
+        elif is_a(container, type):
+            self._of_type(container, "__class_getitem__")
         elif is_a(container, dict):
+            self.special(kind, "__missing__")
             self.item(container, key, f"[{images.short(key)}] of a dict", self._by(container))
             if is_a(container, collections.defaultdict):
                 self.of_class(kind, "__missing__")

@@ -12,6 +12,7 @@ measurement of coverage) is put back afterwards and misses this one call.
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextlib
 import functools
@@ -38,6 +39,7 @@ from gradd.export.guards.tensors import Tensors
 from gradd.export.spec import CaptureError
 
 _OF_RANGE = type(iter(range(0)))
+_IMPORT = builtins.__import__
 _NUMBERS = (int, float, bool)
 _EFFECTS = frozenset({"zero_grad", "requires_grad_"})  # methods of modules that write to tensors
 # What holds objects that a reader gets at: found by the collector's own means.
@@ -230,6 +232,25 @@ class Recorder:
         if id(frame.f_code) not in self._standard:  # memos of the standard library
             self.reads.item(frame.f_globals, name, f"the global {name}")
 
+    def _on_import_name(self, frame: FrameType, name: str) -> None:
+        if id(frame.f_code) in self._standard:
+            return
+        names, level = frame.f_globals, frames.peek(frame, 2)
+        self.reads.item(frame.f_builtins, "__import__", "the builtin __import__")
+        self._calls.imports.statement(names, name, level)
+        function = frame.f_builtins.get("__import__")
+        if function is not _IMPORT:
+            self._calls.called(function, [name, names, {}, frames.peek(frame, 1), level])
+
+    def _on_import_from(self, frame: FrameType, name: str) -> None:
+        module = frames.peek(frame, 1)
+        self.reads.attribute(module, name)
+        self._calls.imports.fallback(module, name)
+
+    def _on_store_name(self, frame: FrameType, _: int) -> None:
+        """In the body of a class, which tells what it holds its name there."""
+        self.reads.special(type(frames.peek(frame, 1)), "__set_name__")
+
     def _on_cell(self, frame: FrameType, index: int) -> None:
         names = frame.f_code.co_freevars
         if names:
@@ -280,6 +301,7 @@ class Recorder:
         """`case cls(...)` with `count` patterns by position, which the class names."""
         subject, cls, names = (frames.peek(frame, depth) for depth in (3, 2, 1))
         self.reads.kind_of(subject)
+        self._calls.marked(subject, cls)
         self._calls.of_kind(type(subject), cls)
         if type(cls) is type and cls not in type(subject).__mro__:
             return
@@ -332,6 +354,11 @@ class Recorder:
         self.reads.use(frames.peek(frame, 1))
         self.reads.use(frames.peek(frame, 2))
 
+    def _on_merge(self, frame: FrameType, _: int) -> None:
+        """`f(**mapping)` and `{**mapping}` ask any mapping for its keys."""
+        self.reads.special(type(frames.peek(frame, 1)), "keys", "__getitem__", "__iter__")
+        self._on_use_two(frame, _)
+
     def _on_use_third(self, frame: FrameType, _: int) -> None:
         self.reads.operated(methods.SET, frames.peek(frame, 3))
         self.reads.use(frames.peek(frame, 3))
@@ -377,6 +404,13 @@ class Recorder:
         self._calls.called_with(frames.peek(frame, 2 + named), values, lambda: names)
 
     # ---- afterwards ----
+
+    def settle(self, young: set[int]) -> None:
+        """The forward is over: notes the places that show only now."""
+        self._calls.contexts.settle()
+        self.reads.ask_cached(young)
+        self.reads.note_late()
+        self.reads.watch_methods()
 
     def close(self) -> None:
         """Nothing is needed any more. Frames that live on may still hold a tracer of this call."""

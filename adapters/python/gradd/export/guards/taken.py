@@ -25,6 +25,7 @@ from gradd.export.guards.tensors import Tensors
 _LARGE = 100_000  # elements of a container that are compared at every call
 VIEWS = tuple(type(getattr({}, n)()) for n in ("keys", "values", "items"))
 SIMPLE = (*images.PLAIN, float)  # answers that compare by value
+STORAGE_KINDS = (torch.UntypedStorage, torch.TypedStorage)
 WHOLE = "*"  # in the place of a name: all attributes
 _LISTED = "of which it takes the values; use torch.stack()"
 _NOTHING = frozenset({*SIMPLE, complex, type, types.FunctionType, types.ModuleType})
@@ -81,6 +82,7 @@ class Taken:
         """The contents of a numpy array or record; not `taken`: as the memory of a tensor."""
         if taken:
             self.arrays_taken.add(id(array))
+        self._current(array, "numpy array")
         if ("bytes", id(array), None) in self.slots:
             return
         if array.dtype.hasobject:
@@ -96,8 +98,18 @@ class Taken:
         slot.value = slot.now()
         self._add(slot)
 
+    def _current(self, owner: Any, label: str) -> None:
+        """Memory is read that an operator has written: a trace would find what was there before.
+
+        What that was is known to the tensor alone, so no place is made of the memory's owner.
+        """
+        for tensor in self.tensors.overwritten.values():
+            if memory.shares(tensor, owner):
+                self.effect(f"writes to a tensor and reads its memory through a {label}")
+
     def memory(self, value: Any) -> None:
         """What a buffer of C holds."""
+        self._current(value, type(value).__qualname__)
         if ("bytes", id(value), None) in self.slots:
             return
         name = type(value).__qualname__
@@ -138,6 +150,8 @@ class Taken:
                 self.field(value, name)
             self.use(value.args)
             self.contents(value.keywords)
+        elif is_a(value, STORAGE_KINDS):
+            self.blank("reads a storage of a tensor", value)
         elif is_a(value, torch.Generator):
             self.drawn("draws from a torch.Generator")
         elif static(type(value), "__next__") is not ABSENT:

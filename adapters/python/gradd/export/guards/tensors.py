@@ -8,6 +8,7 @@ place into such a tensor, or into a parameter, is undone.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -17,14 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from gradd.export.guards.images import is_a
 from gradd.export.guards.written import Gradients, Written
+from gradd.watch import untyped_storage
 
 _TAKES_VALUE = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "item"})
-MEMORY_METHODS = frozenset(
-    {
-        *("numpy", "__array__", "data_ptr", "__dlpack__"),
-        *("storage", "untyped_storage", "_typed_storage"),
-    }
-)
+MEMORY_METHODS = frozenset({"numpy", "__array__", "data_ptr", "__dlpack__"})
 VALUE_METHODS = MEMORY_METHODS | {"tolist", "item"}
 
 
@@ -51,6 +48,7 @@ class Tensors(TorchDispatchMode):
             because some are activations that an operator returned in another skin.
         by_value: Ids of those whose value Python has taken.
         used: Ids of those that an operator has read.
+        overwritten: Tensors that an operator has written, and no other has made, by address.
         gradients_written: Some `.grad` was another when put_back() came.
     """
 
@@ -65,6 +63,7 @@ class Tensors(TorchDispatchMode):
         self.foreign: dict[int, weakref.ref[torch.Tensor]] = {}
         self.by_value: set[int] = set()
         self.used: set[int] = set()
+        self.overwritten: dict[int, torch.Tensor] = {}
         self.gradients_written = False
         self._written, self._gradients = Written(), Gradients(own.values())
         self._own = own
@@ -73,6 +72,7 @@ class Tensors(TorchDispatchMode):
         self._from: dict[int, frozenset[int]] = {}  # made of foreign ones only
         self._kept = {p: weakref.ref(t) for t in own.values() if (p := _pointer(t))}
         self._free: set[int] = set()
+        self._lifted: set[int] = set()
 
     def free_to_write(self, tensors: Iterable[torch.Tensor]) -> None:
         """Stand-ins: nothing is lost if forward() writes them."""
@@ -122,17 +122,25 @@ class Tensors(TorchDispatchMode):
         self.by_value |= self._origin(tensor)
 
     def exposed(self, tensor: torch.Tensor) -> None:
-        """Its memory is about to be written, or in other hands than torch's, which may do that."""
-        old = (self.is_own(tensor) or self._knows(tensor)) and id(tensor) not in self._free
-        pointer = _pointer(tensor)
-        known = self._kept.get(pointer)
+        """All of its memory is in other hands than torch's, which may write it."""
+        with _disable_current_modes(), contextlib.suppress(Exception):  # it may have none
+            self._kept_from(tensor, _memory(tensor))
+        self.about_to_write(tensor)
+
+    def _kept_from(self, tensor: torch.Tensor, place: torch.Tensor) -> bool:
+        known = self._kept.get(_pointer(tensor))
         kept = known() if known is not None else None
+        if kept is not None:
+            self._written.keep_values(kept, place)
+        return kept is not None
+
+    def about_to_write(self, tensor: torch.Tensor) -> None:
+        """An operator is about to write it."""
+        old = (self.is_own(tensor) or self._knows(tensor)) and id(tensor) not in self._free
         with _disable_current_modes():
             if old:
                 self._written.keep_form(tensor)
-            if kept is not None:
-                self._written.keep_values(kept, tensor)
-            elif old and tensor.layout is not torch.strided:
+            if not self._kept_from(tensor, tensor) and old and tensor.layout is not torch.strided:
                 self._written.keep_whole(tensor)
 
     def _origin(self, tensor: torch.Tensor) -> frozenset[int]:
@@ -148,7 +156,8 @@ class Tensors(TorchDispatchMode):
         name = schema.name.rpartition("::")[2] if schema is not None else ""
         operands = [*_tensors_in(args), *_tensors_in(kwargs.values())]
         if name.startswith("lift_fresh"):
-            self._made.update(map(id, operands))  # a literal of forward()
+            self._made.update(map(id, operands))  # a literal of forward(), or over an array
+            self._lifted.update(map(_pointer, operands))
         origin: frozenset[int] = frozenset()
         for tensor in operands:
             self.note(tensor)
@@ -176,10 +185,18 @@ class Tensors(TorchDispatchMode):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             for tensor in _tensors_in((values.get(argument.name),)):
-                self.exposed(tensor)
+                self.about_to_write(tensor)
+                self._note_overwritten(tensor)
+
+    def _note_overwritten(self, tensor: torch.Tensor) -> None:
+        pointer = _pointer(tensor)
+        known = self._kept.get(pointer)
+        if pointer in self._lifted or known is not None and known() is not None:
+            self.overwritten[pointer] = tensor
 
     def put_back(self, young: set[int]) -> list[torch.Tensor]:
         """Undoes writes, but to what is `young`; returns the tensors whose values had changed."""
+        self.overwritten.clear()
         self.gradients_written = self._gradients.put_back(young)
         return self._written.put_back(young)
 
@@ -187,3 +204,8 @@ class Tensors(TorchDispatchMode):
         """The tensors of outside."""
         alive = (ref() for ref in self.foreign.values())
         return [t for t in alive if t is not None and id(t) not in young]
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor's storage."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(untyped_storage(tensor))

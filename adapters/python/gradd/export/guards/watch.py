@@ -20,9 +20,10 @@ import torch
 from gradd.export.guards import frames
 from gradd.export.guards.check import describe
 from gradd.export.guards.images import is_a
+from gradd.export.guards.memory import shares
 from gradd.export.guards.outside import Outside, refuse_trainable
 from gradd.export.guards.recorder import Recorder
-from gradd.export.guards.slots import Answer, Class, Slot, static
+from gradd.export.guards.slots import Answer, Bytes, Class, Slot, static
 from gradd.export.guards.tensors import Tensors
 from gradd.export.naming import Call
 from gradd.export.spec import CaptureError
@@ -110,8 +111,7 @@ class Watch:
     def settle(self) -> None:
         """Sorts out what is of outside, and undoes writes into parameters and outside tensors."""
         young = self._recorder.young()
-        self._recorder.reads.ask_cached(young)
-        self._recorder.reads.watch_methods()
+        self._recorder.settle(young)
         self._old = self.tensors.old(young)
         self._unseen = self._recorder.unseen(young)
         self._slots = self._recorder.places()
@@ -175,11 +175,14 @@ class Watch:
                 slot.put_back()
         return text
 
-    def outside(self, outputs: list[torch.Tensor]) -> Outside:
+    def outside(
+        self, outputs: list[torch.Tensor], written: dict[str, torch.Tensor] | None = None
+    ) -> Outside:
         """What forward() read.
 
         Args:
             outputs: What it returned.
+            written: The real buffers, by name, whose stand-ins it wrote.
 
         Raises:
             CaptureError: See observe().
@@ -201,6 +204,7 @@ class Watch:
                 "outside_state", f"what forward() reads could not be recorded: {text}"
             )
         self._refuse_writes(changed)
+        self._refuse_aliases(written or {})
         if self._unseen:
             raise self._unseen[0]
         refuse_trainable(outputs, self._old, self.tensors)
@@ -234,6 +238,19 @@ class Watch:
                 f"forward() writes {changed}; a graph computes results and buffers "
                 "only: return the value, or write it outside of forward()",
             )
+
+    def _refuse_aliases(self, written: dict[str, torch.Tensor]) -> None:
+        """A graph reads what is outside before it writes a buffer, PyTorch in the order of code."""
+        places = [(s.owner, f"through {s.label}") for s in self._slots if is_a(s, Bytes)]
+        places += [(t, f"through another tensor, of shape {list(t.shape)}") for t in self._old]
+        for name, buffer in written.items():
+            for value, text in places:
+                if shares(buffer, value):
+                    raise CaptureError(
+                        "outside_written",
+                        f"forward() writes the buffer {name!r} and reads its memory {text}; read "
+                        "the buffer itself",
+                    )
 
 
 def _same(slot: Slot) -> bool:
