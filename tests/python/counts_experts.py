@@ -10,6 +10,11 @@ from __future__ import annotations
 from pattern_counts import Row
 
 ROWS: dict[tuple[str, str], Row] = {
+    # First layer dense, second MoE. 4 norms per layer and those of q and k, last norm. Rope in the
+    # layer with a window only. Products: 5 per layer (q, k, v, gate, o), dense 3, router 1, experts
+    # 2, shared 3; head. Gated: attention times sigmoid(gate) per layer, dense, experts, shared.
+    # Sigmoid: router. ReduceSum: sum of top-k weights, sum over experts
+    ("afmoe", "AfmoeForCausalLM"): Row(norm=13, rope=2, attention=2, gated=5, product=20, table=1),
     # Both layers MoE. Products per layer: 4 attention, 1 router, 2 experts, 3 shared = 10; head.
     # Gated per layer: experts 1, shared 1. 2 norms per layer + last. Gathers per layer:
     # gate_up_proj[expert_ids], down_proj[expert_ids]. Softmax: router, over the top-k logits
@@ -274,6 +279,7 @@ ROWS: dict[tuple[str, str], Row] = {
 
 # What belongs to no pattern; the comment of the row says what it is.
 LEFT: dict[tuple[str, str], dict[str, int]] = {
+    ("afmoe", "AfmoeForCausalLM"): {"Sigmoid": 1, "ReduceSum": 2},
     ("aria_text", "AriaTextForCausalLM"): {"Softmax": 2, "ReduceSum": 2},
     ("axk1", "AXK1ForCausalLM"): {"Sigmoid": 1, "ReduceSum": 3},
     ("axk2", "AXK2ForCausalLM"): {"Sigmoid": 1, "ReduceSum": 2},

@@ -140,6 +140,18 @@ ROWS: dict[tuple[str, str], Row] = {
     ("pegasus", "PegasusForConditionalGeneration"): Row(
         norm=12, attention=6, gelu=4, linear=32, product=1, table=2, drop_add=10, drop=6
     ),
+    # encoder layer: blocks of tokens and global tokens, 8 products without bias (q, k, v, out for
+    # both) and 6 einsums, 4 norms, fc1/fc2 for both; of the last layer the global tokens are not
+    # used: 6 products, 4 einsums, 3 norms, one pair. Decoder layer 8 products, 2 linear, 3 norms;
+    # a last norm each side; head. Tables: tokens of both sides, global tokens. Softmax: local
+    # attention of each layer, global of the first, each with a dropout of its own
+    ("pegasus_x", "PegasusXForConditionalGeneration"): Row(
+        norm=15, attention=4, gelu=5, linear=10, product=41, table=3, drop_add=12, drop=10
+    ),
+    # as T5; the encoder attends in blocks, by two einsums and a softmax with a dropout per layer
+    ("longt5", "LongT5ForConditionalGeneration"): Row(
+        norm=12, attention=4, product=37, table=4, drop_add=10, drop=10
+    ),
     # as BartForCausalLM (post-norm, layernorm_embedding), token*8 + learned position = 1 table;
     # head without bias
     ("plbart", "PLBartForCausalLM"): Row(
@@ -213,5 +225,7 @@ ROWS: dict[tuple[str, str], Row] = {
 
 # What belongs to no pattern; the comment of the row says what it is.
 LEFT: dict[tuple[str, str], dict[str, int]] = {
+    ("longt5", "LongT5ForConditionalGeneration"): {"Softmax": 2},
+    ("pegasus_x", "PegasusXForConditionalGeneration"): {"Softmax": 3},
     ("t5gemma", "T5GemmaForConditionalGeneration"): {"Tanh": 1},
 }

@@ -48,7 +48,6 @@ COMPOSED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "multi_dot": lambda x: torch.linalg.multi_dot([x[0], x[0].mT, x[0]]),
     "matrix_power": lambda x: torch.matrix_power(x[0] @ x[0].mT, 2),
     "trapezoid": lambda x: torch.trapezoid(x, dim=1),
-    "block_diag": lambda x: torch.block_diag(x[0], x[0]),
 }
 
 

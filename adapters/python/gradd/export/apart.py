@@ -19,7 +19,7 @@ from gradd.export.nodes import is_mutable, replace
 _COMPOSED = {
     *("einsum", "tensordot", "kron", "inner", "outer"),
     *("linalg_multi_dot", "chain_matmul", "matrix_power", "linalg_matrix_power"),
-    *("hstack", "vstack", "dstack", "column_stack", "block_diag"),
+    *("hstack", "vstack", "dstack", "column_stack"),
     *("trapezoid", "trapz", "cumulative_trapezoid"),
 }
 
