@@ -57,7 +57,7 @@ class Guards:
             for i in range(0, len(tests), _PER_LINE)
         ]
         exec("def holds():\n" + "".join(lines) + "    return True\n", self._values)
-        return self._values["holds"]
+        return self._values.pop("holds")  # else it and its globals would be a cycle
 
     def _test(self, number: int, slot: Slot) -> str:
         def name(value: Any) -> str:
