@@ -13,7 +13,7 @@ import torch
 import torch.fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gradd.export.nodes import is_mutable, replace
+from gradd.export.nodes import is_mutable, replace_call
 
 # Products and rearrangements; what checks indices or has edges of its own stays whole.
 _COMPOSED = {
@@ -73,10 +73,4 @@ def _inline(graph: torch.fx.Graph, node: torch.fx.Node, body: torch.fx.Graph, si
                 known[step] = graph.node_copy(step, lambda n: known[n])
                 known[step].meta = {**node.meta, "val": step.meta.get("val")}
     result = torch.fx.map_arg(body.output_node().args[0], lambda n: known[n])
-    if isinstance(result, torch.fx.Node):
-        replace(node, result, sig)
-    else:
-        for user in list(node.users):
-            replace(user, result[user.args[1]], sig)
-            graph.erase_node(user)
-    graph.erase_node(node)
+    replace_call(graph, node, result, sig)

@@ -16,7 +16,16 @@ import torch.fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from gradd.export import apart, indices, types, writes
-from gradd.export.nodes import DETACH, OFF, is_float, is_mutable, rename_outputs, replace, stop
+from gradd.export.nodes import (
+    DETACH,
+    OFF,
+    is_float,
+    is_mutable,
+    rename_outputs,
+    replace,
+    replace_call,
+    stop,
+)
 from gradd.export.places import place_of
 from gradd.export.spec import CaptureError
 
@@ -169,7 +178,7 @@ def _inline_region(module: torch.fx.GraphModule, node: torch.fx.Node, signature:
                     copy.target = _move_attribute(module, body, inner.target)
                 copy.meta[OFF] = not enabled
                 env[inner] = copy
-    _replace_outputs(module.graph, node, outputs, signature)
+    replace_call(module.graph, node, outputs, signature)
 
 
 def _move_attribute(module: torch.fx.GraphModule, body: torch.fx.GraphModule, name: str) -> str:
@@ -179,16 +188,6 @@ def _move_attribute(module: torch.fx.GraphModule, body: torch.fx.GraphModule, na
         target = f"inlined_{name}_{count}"
     setattr(module, target, getattr(body, name))
     return target
-
-
-def _replace_outputs(graph: Any, node: torch.fx.Node, outputs: tuple, signature: Any) -> None:
-    if isinstance(outputs, torch.fx.Node):
-        replace(node, outputs, signature)
-    else:
-        for user in list(node.users):
-            replace(user, outputs[user.args[1]], signature)
-            graph.erase_node(user)
-    graph.erase_node(node)
 
 
 def _drop_assertions(graph: torch.fx.Graph) -> None:

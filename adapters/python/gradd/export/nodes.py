@@ -85,6 +85,17 @@ def replace(old: torch.fx.Node, new: torch.fx.Node, signature: Any) -> None:
     rename_outputs(signature, old.name, new.name)
 
 
+def replace_call(graph: torch.fx.Graph, node: torch.fx.Node, results: Any, signature: Any) -> None:
+    """The result, or results, of what a call consists of take its place; the call goes."""
+    if isinstance(results, torch.fx.Node):
+        replace(node, results, signature)
+    else:
+        for user in list(node.users):
+            replace(user, results[user.args[1]], signature)
+            graph.erase_node(user)
+    graph.erase_node(node)
+
+
 def rename_outputs(signature: Any, old: str, new: str) -> None:
     """Follows in the program's signature what has become of an output."""
     for spec in signature.output_specs:
