@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scaled import Scaled
 from torch import nn
 
 from gradd import ORTModule
@@ -20,19 +21,6 @@ from gradd.export.guards import lookups
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 X = torch.ones(2, 3)
 Pair = tuple[Callable[[], Any], Callable[[], Any]]
-
-
-class Scaled(nn.Module):
-    """A layer whose result is scaled with what a function finds."""
-
-    def __init__(self, take: Callable[[], Any]) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2, bias=False)
-        nn.init.ones_(self.layer.weight)
-        self.take = (take,)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) * self.take[0]()
 
 
 def _fresh(*bases: type, meta: type = type, **attributes: Any) -> type:

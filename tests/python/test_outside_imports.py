@@ -14,25 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from scaled import Scaled
 
 from gradd import ORTModule
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 X = torch.ones(2, 3)
-
-
-class Imports(nn.Module):
-    """A layer whose result is scaled with what an import gives."""
-
-    def __init__(self, take: Callable[[], Any]) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2, bias=False)
-        nn.init.ones_(self.layer.weight)
-        self.take = (take,)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) * self.take[0]()
 
 
 def _put(name: str, **values: Any) -> types.ModuleType:
@@ -128,7 +115,7 @@ FOUND: dict[str, Callable[[], Any]] = {
 
 def _both(take: Callable[[], Any], changes: list[Callable[[], Any]]) -> Any:
     """Ours and eager side by side; returns what ours has counted."""
-    ours, eager = ORTModule(Imports(take)), Imports(take)
+    ours, eager = ORTModule(Scaled(take)), Scaled(take)
     for change in changes:
         change()
         for _ in range(2):
