@@ -182,14 +182,20 @@ def test_a_fill_of_minus_infinity(form, bias):
     check(form, feed_of(bias), fill=-np.inf)
 
 
+@pytest.mark.parametrize("fill", [MIN, -np.inf])
 @pytest.mark.parametrize("bias", ["random", "padding"])
-def test_rows_of_nothing_that_are_cleared_afterwards(bias):
-    """With a finite fill; one of -inf gives gradients that are no numbers, as in PyTorch."""
+def test_rows_of_nothing_that_are_cleared_afterwards(bias, fill):
+    """A finite fill has finite gradients; -inf has what the plain plan has: NaN, as in PyTorch."""
     feed = feed_of(bias, dead=True)
-    model, y = build("over", {n: v.shape for n, v in feed.items()}, MIN, zero_rows=True)
+    model, y = build("over", {n: v.shape for n, v in feed.items()}, fill, zero_rows=True)
     out, grads, _ = run(model, feed, [y], False)
-    assert not out[y][:, :, 1::3].any()
-    assert all(np.isfinite(v).all() for v in (*out.values(), *grads.values()) if v is not None)
+    _, plain, _ = run(model, feed, [y], True)
+    assert not out[y][:, :, 1::3].any() and np.isfinite(out[y]).all()
+    for name, wanted in plain.items():
+        if wanted is None:
+            continue
+        assert np.array_equal(np.isfinite(grads[name]), np.isfinite(wanted)), name
+        assert np.isfinite(wanted).all() or fill == -np.inf
 
 
 def test_a_mask_of_floats_that_hides_whole_rows():
