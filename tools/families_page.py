@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,14 @@ def page(rows: list[Row]) -> str:
         text += PROBLEMS + table(("What",), problems, lambda r: (problem(r),))
     if by_status["untried"]:
         text += UNTRIED + "".join(
-            f"* {r['family']} ({r['model']}): {reason(r)}\n" for r in by_status["untried"]
+            item(f"* {r['family']} ({r['model']}): {reason(r)}") for r in by_status["untried"]
         )
     return text
+
+
+def item(text: str) -> str:
+    """A line of a list, wrapped."""
+    return textwrap.fill(text, 100, subsequent_indent="  ", break_long_words=False) + "\n"
 
 
 def table(columns: tuple[str, ...], rows: list[Row], cells: Any) -> str:
