@@ -147,6 +147,21 @@ def test_grouped_query_attention():
     assert_same(Lambda(forward, q=nn.Linear(6, 12), k=nn.Linear(6, 6)), (torch.randn(2, 5, 6),))
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_one_key_for_all_heads_is_one_node(masked):
+    """As in multi-query attention: torch broadcasts it without being told."""
+
+    def forward(self, x):
+        q = self.q(x).unflatten(-1, (4, 3)).transpose(1, 2)
+        k = self.k(x).unsqueeze(1)
+        mask = torch.ones(5, 5, dtype=torch.bool).tril() if masked else None
+        return F.scaled_dot_product_attention(q, k, k * 2, attn_mask=mask).square().mean()
+
+    module = Lambda(forward, q=nn.Linear(6, 12), k=nn.Linear(6, 3))
+    cap = assert_same(module, (torch.randn(2, 5, 6),))
+    assert export.op_histogram(cap)["Attention"] == 1
+
+
 def test_attention_dropout_is_kept_in_training_and_gone_in_eval():
     """D6: the stock translation loses it."""
 

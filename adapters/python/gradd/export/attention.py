@@ -53,7 +53,7 @@ def _has_word(operands: tuple, mask: Any, dropout: Any, scale: Any, grouped: boo
 
 
 def _heads_fit(heads: Any, few: Any, grouped: bool) -> bool:
-    if heads == few:
+    if heads == few or few == 1:  # one for all broadcasts
         return True
     return grouped and isinstance(heads, int) and isinstance(few, int) and heads % few == 0
 
