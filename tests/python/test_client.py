@@ -17,6 +17,7 @@ from nets import Net, batch, loss_of
 
 from gradd import ORTModule, client, control, errors, protocol, ring, shm
 from gradd.daemon import check_directory, directory
+from gradd.flusher import Flusher
 
 
 class _NoDaemon:
@@ -25,6 +26,7 @@ class _NoDaemon:
     def __init__(self) -> None:
         self.segments: list[shm.Segment] = []
         self.dropped = 0
+        self.flusher = Flusher(self)
 
     def create_segment(self, size: int) -> shm.Segment:
         self.segments.append(shm.Segment(len(self.segments) + 1, size))

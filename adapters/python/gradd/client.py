@@ -2,7 +2,8 @@
 
 Commands travel over a ZeroMQ DEALER, descriptors over the control socket. A lock makes requests of
 several threads one sequence (autograd may run backward in another thread). Finalizers never send:
-they queue releases and chores that go out with, or before, the next request.
+they queue releases and chores that go out with, or before, the next request, or by themselves a
+moment later (flusher.py).
 
 Death of the daemon shows as hang-up of the control socket. Then the client connects again (starting
 a daemon if it may), passes its segments, repeats what the ledger holds and then the request at
@@ -14,6 +15,7 @@ A child after fork is not the client: every request compares the process id.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import logging
 import os
@@ -31,6 +33,7 @@ import torch
 from gradd import control, daemon, errors, interrupts, protocol
 from gradd.changes import Snapshot
 from gradd.control import ConnectionLost
+from gradd.flusher import Flusher
 from gradd.replay import Ledger
 from gradd.ring import Pool
 from gradd.shm import Segment
@@ -62,6 +65,7 @@ class Client:
         self._segments: dict[int, Segment] = {}
         self._releases: deque[int] = deque()
         self._chores: deque[tuple[str, dict[str, Any]]] = deque()
+        self.flusher = Flusher(self)
         self.parameters = Pool(self, watched=True)
         self.gradients = Pool(self)
         self.state = Pool(self)
@@ -239,6 +243,7 @@ class Client:
                 _warn_of_old_build(wire)
             self.daemon_pid = wire.daemon_pid
             self._wire = wire
+            self.flusher.start()
             # A new session knows none of the runs and objects that these would end.
             self._releases.clear()
             self._chores.clear()
@@ -366,6 +371,7 @@ class Client:
         """Queues the release of a run. Any thread, any time."""
         self.ledger.forget_run(run)
         self._releases.append(run)
+        self.flusher.ask()
 
     def later(self, verb: str, fields: dict[str, Any]) -> None:
         """Queues a request that has no result. Any thread, any time."""
@@ -374,6 +380,7 @@ class Client:
         elif verb == "plan.drop":
             self.ledger.plans.pop(fields["plan"], None)
         self._chores.append((verb, fields))
+        self.flusher.ask()
 
     def flush(self) -> None:
         """Sends what finalizers have queued."""
@@ -382,6 +389,18 @@ class Client:
                 pool.drain()
             if self._wire is not None and (self._releases or self._chores):
                 self.request("release", {"runs": []})
+
+    def flush_leftovers(self) -> None:
+        """The same in a thread of its own; a daemon that has died is the next request's matter."""
+        with self.lock:
+            self.flusher.begin()
+            if self._wire is None or self.closed or self.pid != os.getpid():
+                return
+            for pool in (self.parameters, self.gradients, self.state, self.ring, *self._retired):
+                pool.drain()
+            if self._releases or self._chores:
+                with contextlib.suppress(ConnectionLost):
+                    self._do_chores()
 
     def unreleased_runs(self) -> list[int]:
         """Runs whose forward would be replayed after a restart."""
@@ -418,6 +437,7 @@ class Client:
             if self.closed:
                 return
             self.closed = True
+            self.flusher.stop()
             if self.pid != os.getpid():
                 return
             if self._wire is not None:

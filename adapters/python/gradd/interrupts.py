@@ -52,8 +52,9 @@ def held() -> Iterator[None]:
     finally:
         _depth -= 1
         if _depth == 0 and _handler is not None:
-            signal.signal(signal.SIGINT, _handler)
-            _deliver()
+            handler, _handler = _handler, None  # it may hold a model
+            signal.signal(signal.SIGINT, handler)
+            _deliver(handler)
 
 
 def deliver_if_due() -> None:
@@ -66,12 +67,12 @@ def deliver_if_due() -> None:
     if _handler is not signal.default_int_handler:
         return
     if _noted > 1 or time.monotonic() - _first > GRACE_SECONDS:
-        _deliver()
+        _deliver(_handler)
 
 
-def _deliver() -> None:
+def _deliver(handler: Callable[[int, Any], Any]) -> None:
     """Calls the handler that Ctrl-C was meant for; it usually raises KeyboardInterrupt."""
     global _noted
-    if _noted and _handler is not None:
+    if _noted:
         _noted = 0
-        _handler(signal.SIGINT, None)
+        handler(signal.SIGINT, None)

@@ -43,6 +43,7 @@ class _Tie(weakref.ref):
 
 def _exporter_died(tie: _Tie) -> None:
     tie.block.returned.append(tie)
+    tie.block.pool.client.flusher.ask()
 
 
 class Block:
@@ -97,6 +98,7 @@ class Block:
     def drop(self) -> None:
         """The owner lets go; safe in finalizers of any thread. Takes effect at the next drain."""
         self.returned.append(self)
+        self.pool.client.flusher.ask()
 
     @property
     def idle(self) -> bool:

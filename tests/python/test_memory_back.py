@@ -1,0 +1,139 @@
+"""What is dropped comes back within a second: without the collector, without another request."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import models
+import pytest
+import torch
+from torch import nn
+
+from gradd import ORTModule, client
+
+_SECONDS = 10.0  # for a machine that does something else; a second where it does not
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """What only the collector would free stays."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def settled(daemon: Any, reached: Callable[[dict], bool]) -> dict:
+    """The session as `gradd ps` shows it, as soon as it is as expected."""
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        (session,) = daemon.ps()["sessions"]
+        if reached(session) or time.monotonic() > deadline:
+            return session
+        time.sleep(0.05)
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(512, 512), nn.Linear(512, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).tanh()).square().mean()
+
+
+def trained() -> tuple[ORTModule, torch.Tensor]:
+    model, x = ORTModule(Layers(), strict=True), torch.randn(64, 512)
+    for _ in range(3):
+        model(x).backward()
+    return model, x
+
+
+def test_a_model_that_is_dropped(daemon: Any) -> None:
+    model, x = trained()
+    before = daemon.ps()["sessions"][0]
+    gc.collect()
+    gc.disable()
+    try:
+        alive = weakref.ref(model.module.first.weight)
+        del model, x
+        assert alive() is None
+        after = settled(daemon, lambda s: not s["plans"] and s["segment_bytes"] < 2 << 20)
+    finally:
+        gc.enable()
+    assert before["plans"] > 0 and before["segment_bytes"] > 2 << 20
+    assert (after["plans"], after["runs"], after["arena_bytes"]) == (0, 0, 0)
+    assert after["segment_bytes"] < 2 << 20  # of inputs and outputs
+
+
+def test_a_loss_that_is_dropped(daemon: Any, uncollected: None) -> None:
+    model, x = trained()
+    loss = model(x)
+    (session,) = daemon.ps()["sessions"]
+    assert session["runs"] == 1 and session["arena_bytes"] > 0
+    del loss
+    after = settled(daemon, lambda s: not s["runs"])
+    assert after["runs"] == 0 and after["arena_bytes"] == 0
+
+
+def test_a_step_that_raises(daemon: Any) -> None:
+    """As in a notebook: the exception is shown, and with the next one its frames are gone."""
+    model, x = trained()
+
+    def step() -> None:
+        loss = model(x)
+        raise ValueError(f"of {loss.dtype}")
+
+    kept = None
+    try:
+        step()
+    except ValueError as error:
+        kept = error
+    assert daemon.ps()["sessions"][0]["runs"] == 1
+    del kept
+    after = settled(daemon, lambda s: not s["runs"])
+    assert after["runs"] == 0 and after["arena_bytes"] == 0
+
+
+@pytest.mark.parametrize("name", ["llama", "bert_mlm"])
+def test_a_family_that_is_dropped(daemon: Any, name: str) -> None:
+    module, make_batch = models.build(name)
+    model = ORTModule(module, strict=True)
+    for seed in range(2):
+        model(**make_batch(2, 8, seed)).loss.backward()
+    gc.collect()
+    gc.disable()
+    try:
+        alive = [weakref.ref(p) for p in module.parameters()]
+        del model, module
+        assert not any(p() is not None for p in alive)
+        after = settled(daemon, lambda s: not s["plans"])
+    finally:
+        gc.enable()
+    assert (after["plans"], after["runs"], after["arena_bytes"]) == (0, 0, 0)
+
+
+def test_a_training_goes_on_beside_it(daemon: Any) -> None:
+    """The thread that sends what is left takes its turn between the requests of others."""
+    kept, x = trained()
+    (here,) = client.clients()
+    for _ in range(6):
+        dropped, _ = trained()
+        del dropped
+        for _ in range(20):
+            kept.zero_grad()
+            kept(x).backward()
+        time.sleep(0.1)
+    expected = kept.module.first.weight.grad.clone()
+    kept.zero_grad()
+    kept(x).backward()
+    assert torch.equal(kept.module.first.weight.grad, expected)
+    assert here.recoveries == 0
+    own = daemon.ps()["sessions"][0]["plans"]
+    assert settled(daemon, lambda s: s["plans"] <= own)["runs"] == 0
