@@ -13,7 +13,7 @@ import torch
 from nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 from torch import nn
 
-from gradd import ORTModule, errors
+from gradd import ORTModule, errors, optim
 from gradd.lazy import LazyTensor
 
 pytestmark = pytest.mark.usefixtures("daemon")
@@ -229,15 +229,64 @@ def test_gradient_for_a_lazy_output() -> None:
     assert_close(*grads)
 
 
+def _step_that_nobody_watches(model: ORTModule, optimizer: torch.optim.Optimizer) -> None:
+    """What is held at the first step is computed: from here on nothing is."""
+    loss, scores = model(*batch())
+    loss.backward()
+    optimizer.step()
+    assert not scores.gradd_is_computed
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, optim.FusedAdam])
+def test_a_metric_after_the_step_of_a_loop(kind: type[torch.optim.Optimizer]) -> None:
+    """As many loops are written: the first step computes it ahead, the others with the loss."""
+    ours, theirs = pair()
+    optimizers = [kind(m.parameters(), lr=0.01) for m in (ours, theirs)]
+    for seed in range(4):
+        metrics = []
+        for model, optimizer in zip((ours, theirs), optimizers, strict=True):
+            loss, scores = model(*batch(seed=seed))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            metrics.append(scores.float().detach())
+        assert_close(*metrics)
+    assert ours.gradd_stats()["repeated_forwards"] == 1
+
+
+def test_only_the_first_step_computes_ahead() -> None:
+    ours, _ = pair()
+    optimizer = torch.optim.SGD(ours.parameters())
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters())
+    for _ in range(3):
+        loss, scores = ours(*batch())
+        loss.backward()
+        other.step()  # not of this model
+        optimizer.step()
+    assert ours.gradd_stats()["repeated_forwards"] == 1 and not scores.gradd_is_computed
+
+
+def test_a_step_computes_nothing_that_nobody_holds() -> None:
+    ours, _ = pair()
+    optimizer = torch.optim.SGD(ours.parameters())
+    for _ in range(3):
+        ours(*batch())[0].backward()
+        optimizer.step()
+    assert ours.gradd_stats()["repeated_forwards"] == 0
+
+
 def test_printing_never_fails() -> None:
     ours, theirs = pair()
     x, y = batch()
     scores, expected = ours(x, y)[1], theirs(x, y)[1]
     assert repr(scores.detach()) == repr(expected.detach())
     ours, _ = pair()
+    optimizer = torch.optim.SGD(ours.parameters())
+    _step_that_nobody_watches(ours, optimizer)
     loss, scores = ours(x, y)
     loss.backward()
-    torch.optim.SGD(ours.parameters()).step()
+    optimizer.step()
     assert "not computed" in repr(scores) and "6, 4" in f"{[scores]}"
 
 
@@ -246,6 +295,7 @@ def test_printing_never_fails() -> None:
 def test_read_after_the_parameters_changed_is_a_named_error(fused: bool) -> None:
     ours, _ = pair()
     optimizer = torch.optim.AdamW(ours.parameters(), fused=fused)
+    _step_that_nobody_watches(ours, optimizer)
     loss, scores = ours(*batch())
     loss.backward()
     optimizer.step()
@@ -345,10 +395,12 @@ def test_a_conversion_outlives_its_source_and_goes_stale_with_it() -> None:
     wide, expected = ours(x, y)[1].double(), theirs(x, y)[1].double()
     assert_close(wide.detach(), expected)
     ours, _ = pair()
+    optimizer = torch.optim.SGD(ours.parameters())
+    _step_that_nobody_watches(ours, optimizer)
     loss, scores = ours(x, y)
     wide = scores.double()
     loss.backward()
-    torch.optim.SGD(ours.parameters()).step()
+    optimizer.step()
     assert "not computed" in repr(wide)
     with pytest.raises(errors.StaleError, match=r"optimizer\.step"):
         wide.sum()

@@ -97,17 +97,24 @@ class Snapshot:
             return True
         return self._steps != _steps and self._was_stepped()
 
+    def is_stepped_by(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the optimizer has one of them."""
+        return not self._storages().isdisjoint(_storages(optimizer))
+
     def _is_given_away(self) -> bool:
         return self._aliased or self._accesses != accesses.count
 
     def _was_stepped(self) -> bool:
         if _gone > self._steps:
             return True  # whose parameters these were is not known any more
-        ours = {untyped_storage(t).data_ptr() for t, _ in self._versions if t.numel()}
+        ours = self._storages()
         return any(
             mark.step > self._steps and not ours.isdisjoint(_storages(optimizer))
             for optimizer, mark in list(_marks.items())
         )
+
+    def _storages(self) -> set[int]:
+        return {untyped_storage(t).data_ptr() for t, _ in self._versions if t.numel()}
 
 
 def _storages(optimizer: torch.optim.Optimizer) -> Iterable[int]:

@@ -90,6 +90,7 @@ class Graph:
         self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
         self.kinds: dict[Hashable, Kind] = {}  # of plans, for the self-checks
         self.asked_for: set[str] = set()  # outputs that were left out and then needed after all
+        self.stepped = False  # an optimizer has stepped while somebody held such an output
         self.sizes: set[tuple] = set()  # sizes of calls that are known to fit
 
     def remember(self, sizes: tuple) -> None:

@@ -7,16 +7,22 @@ computed from it outside of the graph gets the right gradients. Both cost anothe
 from the next call on, an output that was asked for is computed with the others.
 
 Metadata (shape, dtype) does not read the value, nor does a conversion to another floating type:
-accelerate converts every bf16 output to float32, which gives another LazyTensor. A read after the
-parameters have changed is a StaleError. The value is kept for the life of the run's outputs.
+accelerate converts every bf16 output to float32, which gives another LazyTensor. The value is kept
+for the life of the run's outputs.
+
+A read after the parameters have changed is a StaleError. Loops that compute a metric after
+`optimizer.step()` do so from their first step on, so what somebody holds when an optimizer steps
+for the first time is computed just before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_map_only
 
 from gradd import errors
@@ -25,6 +31,10 @@ if TYPE_CHECKING:
     from gradd.export import OutputSpec
     from gradd.runs import Run
 
+_WAITING = 64  # references are looked through when there are more
+
+_waiting: list[weakref.ref] = []  # lazy outputs of graphs that no optimizer has stepped for
+_hooks: list[Any] = []
 _CONVERSIONS = {
     torch.Tensor.float: torch.float32,
     torch.Tensor.double: torch.float64,
@@ -81,6 +91,7 @@ class LazyTensor(torch.Tensor):
     _output: str
     _source: LazyTensor | None  # what this one is a conversion of; it then has no run of its own
     _casts: list[weakref.ref]  # conversions of this one that were not computed either
+    _ahead: torch.Tensor | None  # the value, which nobody has asked for yet
     _value: torch.Tensor | None
     _read: torch.Tensor | None  # the value as a step of autograd, once somebody has asked for it
 
@@ -88,7 +99,10 @@ class LazyTensor(torch.Tensor):
     def make(run: Run, spec: OutputSpec) -> LazyTensor:
         """A lazy output of a run."""
         dtype, shape = run.type_of_output(spec.name)
-        return LazyTensor._new(shape, dtype, run, spec.name, None)
+        self = LazyTensor._new(shape, dtype, run, spec.name, None)
+        if not run.graph.stepped:
+            _await_step(self)
+        return self
 
     @staticmethod
     def cast(source: LazyTensor, dtype: torch.dtype) -> LazyTensor:
@@ -106,6 +120,7 @@ class LazyTensor(torch.Tensor):
         self._output = output
         self._source = source
         self._casts = []
+        self._ahead = None
         self._value = None
         self._read = None
         return self
@@ -115,16 +130,24 @@ class LazyTensor(torch.Tensor):
         if self._value is None:
             if self._source is not None:
                 self._source.gradd_value()  # which sets this one's as well
+            elif self._ahead is not None:
+                self._run.graph.asked_for.add(self._output)  # type: ignore[union-attr]
+                self._set(self._ahead)
             else:
                 self._set(self._run.read(self._output))  # type: ignore[union-attr]
         return self._value  # type: ignore[return-value]
+
+    def gradd_compute_ahead(self) -> None:
+        """Keeps the value, for somebody who asks when it cannot be computed any more."""
+        with contextlib.suppress(errors.GraddError):  # who asks will hear of it
+            self._ahead = self._run.read(self._output, asked=False)  # type: ignore[union-attr]
 
     def _set(self, value: torch.Tensor) -> None:
         """Conversions get theirs now: afterwards the value may be changed in place."""
         self._value = value
         for cast in [c for c in (ref() for ref in self._casts) if c is not None]:
             cast._set(value.to(cast.dtype))
-        self._run = self._source = None
+        self._run = self._source = self._ahead = None
         self._casts = []
 
     @property
@@ -217,6 +240,32 @@ def _type_in(own: torch.dtype, given: tuple) -> torch.dtype | None:
         elif not isinstance(value, (str, torch.device)) or str(value) != "cpu":
             return None
     return wanted if wanted is own or wanted.is_floating_point else None
+
+
+def _await_step(tensor: LazyTensor) -> None:
+    """Its value is to be there after the first step of an optimizer that finds it alive."""
+    if not _hooks:
+        _hooks.append(register_optimizer_step_pre_hook(_before_step))
+    if len(_waiting) > _WAITING:
+        _waiting[:] = [ref for ref in _waiting if ref() is not None]
+    _waiting.append(weakref.ref(tensor))
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    held = [tensor for tensor in (ref() for ref in _waiting) if tensor is not None]
+    _waiting.clear()
+    stepped = []
+    for tensor in held:
+        run = tensor._run
+        if run is None or run.graph.stepped:
+            continue
+        if run.is_changed_by(optimizer):
+            tensor.gradd_compute_ahead()
+            stepped.append(run.graph)
+        else:
+            _waiting.append(weakref.ref(tensor))
+    for graph in stepped:
+        graph.stepped = True
 
 
 def _latest(tensor: LazyTensor) -> torch.Tensor:

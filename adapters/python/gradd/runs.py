@@ -241,17 +241,25 @@ class Run:
             block.pins += 1
         return other
 
-    def repeat(self, outputs: tuple[str, ...], grad_outputs: tuple[int, ...]) -> Run:
+    def repeat(
+        self, outputs: tuple[str, ...], grad_outputs: tuple[int, ...], asked: bool = True
+    ) -> Run:
         """The same run for outputs of which some were left out; not started.
 
         Such a run costs a whole forward, so it is counted, and the next calls compute what was
         asked for: who reads logits in one step mostly does so in every step.
 
+        Args:
+            outputs: Their names.
+            grad_outputs: Positions among them of those from which a backward starts.
+            asked: False if nobody has asked for them yet.
+
         Raises:
             StaleError: The parameters have changed since the forward; the next calls compute it.
         """
         missing = [name for name in outputs if name not in self.plan.outputs]
-        self.graph.asked_for.update(missing)
+        if asked:
+            self.graph.asked_for.update(missing)
         self.check_unchanged(missing[0])
         self.counts["repeated_forwards"] += 1
         other = self._again(outputs, grad_outputs)
@@ -272,10 +280,14 @@ class Run:
                 return DTYPES[kind[0]], kind[1]
             return self.graph.output_dtype(name), sizes
 
-    def read(self, output: str) -> torch.Tensor:
-        """Value of an output that the plan left out."""
+    def is_changed_by(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether a step of the optimizer changes what the forward has read."""
+        return self._read.is_stepped_by(optimizer)
+
+    def read(self, output: str, asked: bool = True) -> torch.Tensor:
+        """Value of an output that the plan left out; see repeat()."""
         with self.client.lock:
-            other = self.repeat((output,), ())
+            other = self.repeat((output,), (), asked)
             try:
                 return other.start()[0]
             finally:
