@@ -13,7 +13,7 @@ from nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gradd import DebugOptions, LogLevel, ORTModule, bridge, fallback
+from gradd import DebugOptions, LogLevel, ORTModule
 from gradd.export import CaptureError
 
 pytestmark = pytest.mark.usefixtures("daemon")
@@ -209,49 +209,6 @@ def test_inside_a_checkpoint(counting: bool, reentrant: bool) -> None:
     assert_same_grads(ours, theirs)
     assert [*ours.buffers()] == [*theirs.buffers()]
     assert ours.gradd_stats()["self_checks"] == 1 + reentrant, "the first pass has no gradients"
-
-
-def test_an_attribute_that_changes_in_every_call(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(bridge, "_KEPT_FORMS", 3)
-    for module in (bridge, fallback):
-        monkeypatch.setattr(module, "MANY_CAPTURES", 4)
-    theirs = Scaled()
-    ours = ORTModule(copy.deepcopy(theirs))
-    x, _ = batch()
-    early = ours(x)
-    for step in range(20):
-        ours.factor = theirs.factor = 2.0 + step
-        assert_close(ours(x), theirs(x))
-    assert len(ours._gradd_bridge._graphs) == 3
-    # After 4 captures the next waits for 1, 2, 4 and 8 calls.
-    assert ours.gradd_stats()["captures"] == 7
-    assert ours.gradd_stats()["fallbacks"] == {"many_captures": 14}
-    assert caplog.text.count("captured 4 times") == 1
-    early.backward()  # of a capture that is forgotten
-    theirs.factor = 1.0
-    theirs(x).backward()
-    assert_same_grads(ours, theirs)
-
-
-def test_a_number_that_changes_in_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "MANY_CAPTURES", 2)
-    theirs = Times()
-    ours = ORTModule(copy.deepcopy(theirs))
-    x, _ = batch()
-    for number in [*range(8), 0, 1]:
-        assert_close(ours(x, number), theirs(x, number))
-    # Two, then one each after 1, 2 and 4 calls; what has been captured runs in the daemon.
-    assert ours.gradd_stats()["captures"] == 4
-    assert ours.gradd_stats()["fallbacks"] == {"many_captures": 4}
-
-
-class Times(Net):
-    """A number among the arguments."""
-
-    def forward(self, x: torch.Tensor, number: int) -> torch.Tensor:
-        return self.first(x) * number
 
 
 class Structured(Net):

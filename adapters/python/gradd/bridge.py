@@ -29,7 +29,7 @@ from gradd import checktimes, errors, heap, options, protocol, schema, transform
 from gradd.changes import watch_optimizers
 from gradd.client import Client, get_client
 from gradd.export.identity import Same
-from gradd.fallback import MANY_CAPTURES, DeviceError, Fallback, SelfCheckError
+from gradd.fallback import DeviceError, Fallback, SelfCheckError
 from gradd.function import Call, Step
 from gradd.graphs import Graph, Plan, type_of
 from gradd.otherdata import Data
@@ -178,6 +178,7 @@ class Bridge:
         if self._failed is not None:
             return self._in_torch(self._failed, None, args, kwargs)
         key = failure = graph = sizes = None
+        start = time.perf_counter()
         try:
             transforms.check()
             if self._forward is None:
@@ -195,9 +196,12 @@ class Bridge:
                     sizes = _sizes(leaves)
                     graph, outdated = self._fitting(graphs, sizes, leaves, args, kwargs)
                     if graph is None:
-                        reason = self._fallback.no_capture(key, sizes, first=not graphs)
+                        reason = self._fallback.no_capture(
+                            key, sizes, not graphs, lambda: self._changed_outside(outdated)
+                        )
                 if reason is None:
                     graph = graph or self._new_graph(key, graphs, outdated, leaves, args, kwargs)
+                    graph.uses.calls += 1
                     call, tensors = self._prepare(graph, leaves, args, kwargs)
                     sources = graph.shared.sources(leaves) if graph.shared is not None else []
         except Exception as error:
@@ -205,7 +209,8 @@ class Bridge:
         if failure is not None:
             try:  # not above: errors of what runs now have nothing to do with this one
                 refused = sizes if graph is None else None
-                return self._in_torch(failure, key, args, kwargs, refused)
+                tried = time.perf_counter() - start
+                return self._in_torch(failure, key, args, kwargs, refused, tried)
             finally:
                 failure = None  # it holds this frame
         if reason is not None:
@@ -249,6 +254,7 @@ class Bridge:
         args: tuple,
         kwargs: dict,
         refused: tuple | None = None,
+        tried: float = 0.0,
     ) -> Any:
         """Runs the call in PyTorch if the policy allows that after this error.
 
@@ -258,6 +264,7 @@ class Bridge:
             args: The call's.
             kwargs: The same.
             refused: Sizes of the call's tensors if it could not be captured.
+            tried: Seconds that went until then.
         """
         reason = self._fallback.decide(error)
         start = time.perf_counter()
@@ -266,7 +273,7 @@ class Bridge:
             self._fallback.remember(key, reason, refused)
         # Another self-check that fails is news; what it says of a call that it knows is not.
         if self._fallback.count(reason, str(error) if reason == "self_check" else ""):
-            self._fallback.warn(reason, error, (time.perf_counter() - start) * 1e3)
+            self._fallback.warn(reason, error, time.perf_counter() - start, tried)
         return result
 
     # ---- captures ----
@@ -317,11 +324,11 @@ class Bridge:
         """A capture for a call that none of `graphs` fits; it becomes one of them."""
         from gradd.export import same_but_filled_in
 
+        start = time.perf_counter()
         self._outside_changed(graphs, outdated)
         graph = self._capture_of(key, leaves, args, kwargs)
         heap.trim()
-        if not graphs:
-            self._fallback.captured(key)
+        self._fallback.captured(key, graph.uses, time.perf_counter() - start)
         graphs.append(graph)
         self._graphs[key] = graphs
         after = self._key(args, kwargs)
@@ -371,6 +378,14 @@ class Bridge:
         graph.filled = [(t, n, t[n]) for t, n in empty if t[n] is not None]
         return graph
 
+    def _changed_outside(self, outdated: list[Graph]) -> str:
+        """What differs from one of these captures, for a message."""
+        from gradd.export.guards.check import describe
+
+        if not outdated:
+            return ""
+        return f"what forward() reads outside ({describe(self._guards[outdated[0]].changed())})"
+
     def _outside_changed(self, graphs: list[Graph], outdated: list[Graph]) -> None:
         """Something that forward() read from outside of the module has another value.
 
@@ -399,16 +414,7 @@ class Bridge:
             oldest.drop()
 
     def _forget_captures(self, newest: list[Graph]) -> None:
-        """Something that changes in every call must not fill the memory, nor stay unsaid."""
-        if self.counts["captures"] == MANY_CAPTURES:
-            logger.warning(
-                "%s has been captured %d times: its calls differ in what forward() may read, such "
-                "as attributes of the module or numbers among the arguments; each capture costs "
-                "seconds, and without strict=True most calls with new ones now run in PyTorch "
-                "(many_captures). Pass what changes as a tensor, or keep it outside of the module",
-                type(self.module).__name__,
-                MANY_CAPTURES,
-            )
+        """Something that changes in every call must not fill the memory."""
         while len(newest) > _KEPT_SIZES:
             newest.pop(0).drop()
         self._forget_forms(newest)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,7 +50,12 @@ _TRIES = 8
 _LONGEST = 1024  # calls
 # One may have failed for its sizes: others are tried at once, and after 16 and 256 calls.
 _OTHER_SIZES, _LATER = 3, 16
-MANY_CAPTURES = 16  # of one form with other attributes or numbers, until the next has to wait
+# A capture costs as much as many steps. After a few of one form that were hardly used, a call must
+# have come so often before it is captured; after many, twice as often for each further capture.
+_UNPAID = 4
+PAYS = 20
+MANY_CAPTURES = 16
+_KEPT_CALLS = 256  # that wait for a capture
 _WRITING = ("attribute_written", "outside_written")
 
 
@@ -83,17 +89,16 @@ def policy_from_environment() -> FallbackPolicy:
 
 
 class _Tries:
-    """Captures of one form of call, each with other attributes of the module or other numbers."""
+    """Captures of one form of call that failed, each with other attributes or numbers."""
 
-    def __init__(self, free: int) -> None:
+    def __init__(self) -> None:
         self.made = self.wait = 0
-        self.free = free
         self.reason = ""
 
     def add(self, reason: str) -> None:
-        """Another one: after `free`, the next is made after twice as many calls as the last."""
+        """Another one: after a few, the next is made after twice as many calls as the last."""
         self.made, self.reason = self.made + 1, reason
-        self.wait = min(2 ** (self.made - self.free), _LONGEST) if self.made >= self.free else 0
+        self.wait = min(2 ** (self.made - _TRIES), _LONGEST) if self.made >= _TRIES else 0
 
     def postponed(self) -> str | None:
         """The last reason, if a call is not to be tried now."""
@@ -101,6 +106,57 @@ class _Tries:
             return None
         self.wait -= 1
         return self.reason
+
+
+class Uses:
+    """How many calls have used a capture."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class _Captures:
+    """Captures of one form of call, each for other sizes, attributes or numbers."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.seconds = 0.0
+        self.said = False
+        self._last: deque[Uses] = deque(maxlen=_UNPAID)
+        self._waiting: OrderedDict[Any, int] = OrderedDict()
+
+    def add(self, uses: Uses, seconds: float) -> None:
+        """Another one."""
+        self.made += 1
+        self.seconds += seconds
+        self._last.append(uses)
+
+    def needed(self) -> int:
+        """How often a call must have come before it is captured."""
+        if self.made >= MANY_CAPTURES:
+            return int(min(PAYS * 2 ** (self.made - MANY_CAPTURES), _LONGEST))
+        if self.made < _UNPAID or any(uses.calls >= PAYS for uses in self._last):
+            return 0
+        return PAYS
+
+    def verdict(self) -> str:
+        """What is wrong with them, for a message."""
+        if self.made >= MANY_CAPTURES:
+            return ""
+        return f"; none of the last {_UNPAID} captures was used by {PAYS} calls"
+
+    def is_due(self, call: Any) -> bool:
+        """Counts a call that has no capture; whether it is to have one."""
+        needed = self.needed()
+        count = self._waiting.pop(call, 0)
+        if count >= needed:
+            return True
+        self._waiting[call] = count + 1
+        if len(self._waiting) > _KEPT_CALLS:
+            self._waiting.popitem(last=False)
+        return False
 
 
 class _Uncaptured:
@@ -140,7 +196,7 @@ class Fallback:
         self._decided: dict[Any, str] = {}
         self._uncaptured: dict[Any, _Uncaptured] = {}
         self._failed: dict[Any, _Tries] = {}
-        self._captured: dict[Any, _Tries] = {}
+        self._captured: dict[Any, _Captures] = {}
         self._said: set[tuple[str, str]] = set()
         self._writes: Counter[Any] = Counter()  # by form of the call and reason, see _WRITES
 
@@ -148,13 +204,16 @@ class Fallback:
         """Reason for which calls of this form run in PyTorch, if that is decided."""
         return None if self.retry else self._decided.get(key)
 
-    def no_capture(self, key: Any, sizes: tuple, first: bool) -> str | None:
+    def no_capture(
+        self, key: Any, sizes: tuple, first: bool, changes: Callable[[], str]
+    ) -> str | None:
         """Reason for which a call that needs a capture runs in PyTorch.
 
         Args:
             key: Of the call.
             sizes: Of its tensors.
             first: Nothing has been captured under this key.
+            changes: What it reads outside and has changed since a capture that would fit; or "".
         """
         if self.retry:
             return None
@@ -164,23 +223,41 @@ class Fallback:
         if reason is None and self._writes:
             form = _form(key)
             reason = next((r for r in _WRITING if self._writes[form, r] >= _WRITES), None)
-        return self._postponed(key) if reason is None and first else reason
+        if reason is None and (self._failed or self._captured):
+            form = _loose_form(key)
+            if first and form in self._failed:
+                reason = self._failed[form].postponed()
+            if reason is None and form in self._captured:
+                call = (key, sizes, torch.is_grad_enabled())
+                reason = self._too_many(self._captured[form], call, changes)
+        return reason
 
-    def _postponed(self, key: Any) -> str | None:
-        if not (self._failed or self._captured):
+    def _too_many(self, captured: _Captures, call: Any, changes: Callable[[], str]) -> str | None:
+        """Captures that do not pay: PyTorch, unless nothing may run there."""
+        if captured.is_due(call):
             return None
-        form = _loose_form(key)
-        known = (table.get(form) for table in (self._failed, self._captured))
-        return next((reason for t in known if t and (reason := t.postponed())), None)
+        torch_may = self.policy & FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL
+        goes_on = self.strict or not torch_may
+        if not captured.said:
+            captured.said = True
+            logger.warning(
+                "%s has been captured %d times (%.1f s) for calls that differ in %s%s. %s. Pass "
+                "what changes as a tensor, or keep it outside of the module",
+                self.module_name,
+                captured.made,
+                captured.seconds,
+                changes() or "sizes, attributes of the module or numbers among the arguments",
+                captured.verdict(),
+                "Where nothing may run in PyTorch, it goes on like this"
+                if goes_on
+                else f"A new one now runs in PyTorch (many_captures) until it has come "
+                f"{captured.needed()} times",
+            )
+        return None if goes_on else "many_captures"
 
-    def captured(self, key: Any) -> None:
-        """A call was captured whose attributes and numbers were new: that must not go on for ever.
-
-        Where nothing may run in PyTorch, it does.
-        """
-        if not self.strict and self.policy & FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL:
-            tries = self._captured.setdefault(_loose_form(key), _Tries(MANY_CAPTURES))
-            tries.add("many_captures")
+    def captured(self, key: Any, uses: Uses, seconds: float) -> None:
+        """A call was captured; `uses` counts the calls that use it."""
+        self._captured.setdefault(_loose_form(key), _Captures()).add(uses, seconds)
 
     def decide(self, error: Exception) -> str:
         """The reason under which `error` falls back; raises the error where it may not."""
@@ -205,7 +282,7 @@ class Fallback:
             else:
                 tried = (torch.is_grad_enabled(), *refused)
                 self._uncaptured.setdefault(key, _Uncaptured(reason)).add(tried)
-            self._failed.setdefault(_loose_form(key), _Tries(_TRIES)).add(reason)
+            self._failed.setdefault(_loose_form(key), _Tries()).add(reason)
 
     def count(self, reason: str, detail: str = "") -> bool:
         """Counts one call in PyTorch; True if this reason has not been reported yet.
@@ -220,16 +297,24 @@ class Fallback:
         self._said.add((reason, detail))
         return True
 
-    def warn(self, reason: str, error: Exception, milliseconds: float) -> None:
-        """The one warning of a reason."""
+    def warn(self, reason: str, error: Exception, seconds: float, tried: float) -> None:
+        """The one warning of a reason.
+
+        Args:
+            reason: For the statistics.
+            error: What there is to say.
+            seconds: The call took in PyTorch.
+            tried: Went before it was clear that it has to run there.
+        """
         logger.warning(
             "%s runs in PyTorch, not in the daemon (%s): %s. Such calls cost %.1f ms of forward "
-            "here and save no memory; strict=True or ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE "
-            "raises instead",
+            "here and save no memory%s; strict=True or "
+            "ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE raises instead",
             self.module_name,
             reason,
             str(error).rstrip("."),
-            milliseconds,
+            seconds * 1e3,
+            f" (this one took {tried:.1f} s before that was known)" if tried > 0.1 else "",
         )
 
 
@@ -242,7 +327,10 @@ def _form(key: Any) -> Any:
 
 
 def _loose_form(key: Any) -> Any:
-    """The same without the values of numbers and strings among the arguments."""
+    """The same without the values of numbers and strings among the arguments.
+
+    And without how often the module was changed by hand: some trainers do that before every step.
+    """
     from gradd.export import form_of
 
     (structure, leaves, same), *rest = form_of(key[0])

@@ -19,6 +19,7 @@ from gradd import interrupts, options, protocol
 from gradd.aliased import Aliased
 from gradd.checktimes import Kind
 from gradd.export import Capture
+from gradd.fallback import Uses
 from gradd.parameters import Binding, Home, Place, State
 from gradd.shm import DTYPE_CODES, DTYPES
 from gradd.slots import Layout
@@ -90,6 +91,7 @@ class Graph:
         self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
         self.kinds: dict[Hashable, Kind] = {}  # of plans, for the self-checks
         self.asked_for: set[str] = set()  # outputs that were left out and then needed after all
+        self.uses = Uses()
         self.stepped = False  # an optimizer has stepped while somebody held such an output
         self.sizes: set[tuple] = set()  # sizes of calls that are known to fit
 
