@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -186,6 +187,16 @@ def test_operator_without_translation():
     module = _linear(lambda self, x: torch.linalg.svd(self.lin(x))[1].sum())
     text = _refused(module, X, reason="unsupported_operator")
     assert "svd" in text
+
+
+def test_all_operators_without_translation_are_named():
+    def forward(self, x):
+        y = self.lin(x)
+        apart = [torch.linalg.svd(y + i)[1].sum() for i in range(3)]
+        return sum(apart) + torch.linalg.eigvals(y @ y.T).abs().sum()
+
+    text = _refused(_linear(forward), X, reason="unsupported_operator")
+    assert re.search(r"_linalg_svd\S* \(3 of them\); .*py:\d+: aten\.linalg_eig", text), text
 
 
 def test_a_gradient_that_forward_takes_of_its_argument():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 
 import pytest
 import torch
 from nets import Net, assert_close, batch, loss_of
+from torch import nn
 
 from gradd import ORTModule, errors, watch
 from gradd.export import CaptureError
@@ -102,6 +104,26 @@ def test_other_calls_of_the_same_module_still_run_in_the_daemon() -> None:
     stats = model.gradd_stats()
     assert stats["fallbacks"] == {"autograd_function": 1}
     assert stats["captures"] == 1
+
+
+class Convolved(nn.Module):
+    """Two kinds of operators that the daemon does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv1d(3, 3, 2), nn.Conv1d(3, 3, 2)
+        self.pool = nn.MaxPool1d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.pool(self.b(self.a(x)))
+
+
+def test_all_operators_that_the_daemon_has_not_are_named() -> None:
+    with pytest.raises(errors.UnsupportedError) as caught:
+        ORTModule(Convolved(), strict=True)(torch.randn(2, 3, 16))
+    text = str(caught.value)
+    assert re.search(r"operators Conv \(node \w+, a @ \S+:\d+; 2 of them\), MaxPool \(", text)
+    assert "are not in the daemon" in text
 
 
 def test_unsupported_input_falls_back_as_data(caplog: pytest.LogCaptureFixture) -> None:

@@ -31,7 +31,7 @@ from gradd.client import Client, get_client
 from gradd.export.identity import Same
 from gradd.fallback import DeviceError, Fallback, SelfCheckError
 from gradd.function import Call, Step
-from gradd.graphs import Graph, Plan, type_of
+from gradd.graphs import Graph, Plan, check_supported, type_of
 from gradd.otherdata import Data
 from gradd.parameters import State
 from gradd.runs import Run
@@ -440,14 +440,7 @@ class Bridge:
         if cap.guards is None:
             raise CaptureError("outside_state", "what forward() reads was not recorded")
         info = self.client.put_graph(cap.onnx, cap.aliases, cap.sources)
-        if info.unsupported:
-            node, op, domain = info.unsupported[0]
-            where = dict(cap.sources).get(node, "")
-            more = f" and {len(info.unsupported) - 1} more" if len(info.unsupported) > 1 else ""
-            raise errors.UnsupportedError(
-                f"operator {domain + '::' if domain else ''}{op} (node {node}"
-                f"{', ' + where if where else ''}){more} is not in the daemon"
-            )
+        check_supported(info, cap)
         self.counts["captures"] += 1
         logger.info(
             "captured %s in %.1f s", type(self.module).__name__, time.perf_counter() - start

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from gradd import errors, schema
+from gradd import schema
 from gradd.client import Client, get_client
 from gradd.explain import amount
-from gradd.graphs import Graph, Plan, type_of
+from gradd.graphs import Graph, Plan, check_supported, type_of
 from gradd.shm import DTYPES, nbytes
 
 _MAX_BATCH = 1 << 20
@@ -200,9 +200,7 @@ class _Planner:
             args, kwargs = _mapped(args, kwargs, _on_cpu)
         cap = self._export.capture(self.module, args, kwargs, observed=False)
         info = self.client.put_graph(cap.onnx, cap.aliases, cap.sources)
-        if info.unsupported:
-            node, op, _ = info.unsupported[0]
-            raise errors.UnsupportedError(f"operator {op} (node {node}) is not in the daemon")
+        check_supported(info, cap)
         self.graphs.append(Graph(self.module, cap, info))
         return self.graphs[-1]
 

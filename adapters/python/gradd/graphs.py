@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gradd import interrupts, options, protocol
+from gradd import errors, interrupts, options, protocol
 from gradd.aliased import Aliased
 from gradd.checktimes import Kind
 from gradd.export import Capture
@@ -54,6 +54,23 @@ class Plan:
     def __del__(self) -> None:
         # Runs hold their plan: the daemon keeps it until the last of them is released.
         self.client.later("plan.drop", {"plan": self.info.id})
+
+
+def check_supported(info: protocol.GraphInfo, cap: Capture) -> None:
+    """Raises UnsupportedError with all kinds of operators that the daemon does not have."""
+    kinds: dict[str, list[str]] = {}
+    for node, op, domain in info.unsupported:
+        kinds.setdefault(f"{domain}::{op}" if domain else op, []).append(node)
+    if not kinds:
+        return
+    sources = dict(cap.sources)
+    texts = []
+    for op, nodes in kinds.items():
+        place = ", ".join(filter(None, (f"node {nodes[0]}", sources.get(nodes[0]))))
+        count = f"; {len(nodes)} of them" if len(nodes) > 1 else ""
+        texts.append(f"{op} ({place}{count})")
+    what, verb = ("operators", "are") if len(texts) > 1 else ("operator", "is")
+    raise errors.UnsupportedError(f"{what} {', '.join(texts)} {verb} not in the daemon")
 
 
 class Graph:

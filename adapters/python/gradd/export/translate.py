@@ -132,7 +132,24 @@ def _decomposed(program: Any, registry: Any, apart: str) -> tuple[Any, Any]:
     _name_outputs(program)
     _check_signature(program.graph_signature)
     _check_results(traced, _results(program))
+    _refuse_untranslated(program, registry)
     return _translated(program, registry), program
+
+
+def _refuse_untranslated(program: Any, registry: Any) -> None:
+    """Names all kinds of operators that have no translation; the exporter names the first."""
+    kinds: dict[str, list[torch.fx.Node]] = {}
+    for node in program.graph_module.graph.nodes:
+        if node.op == "call_function" and not (
+            registry.is_registered(node.target) or getattr(node.target, "__name__", "") == "getitem"
+        ):
+            kinds.setdefault(str(node.target), []).append(node)
+    if kinds:
+        texts = [
+            f"{place_of(nodes[0])}: {kind}" + (f" ({len(nodes)} of them)" if nodes[1:] else "")
+            for kind, nodes in kinds.items()
+        ]
+        raise CaptureError("unsupported_operator", f"no translation to ONNX for {'; '.join(texts)}")
 
 
 def _results(program: Any) -> list[torch.fx.Node]:
@@ -261,7 +278,7 @@ def _explain(err: BaseException) -> CaptureError:
         if isinstance(seen, CaptureError):
             return seen
         if type(seen).__name__ == "DispatchError" or "No ONNX function found" in str(seen):
-            line = str(seen).strip().splitlines()[0]
+            line = str(seen).strip().splitlines()[0]  # a translation, but not for this overload
             return CaptureError("unsupported_operator", _named(err, line))
         if "expected compiled_fn to be GraphModule" in str(seen):  # torch cannot functionalise it
             return CaptureError(
