@@ -101,9 +101,9 @@ install_python() {
         $pip -c constraints.txt -r requirements.txt -r requirements-dev.txt
     fi
     site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
-    # The last line is run at every start: the import hook that serves `optimum.onnxruntime`.
+    # The last line is run at every start: the import hook that serves old names.
     printf '%s\n' "$PWD/adapters/python" "$PWD/adapters/optimum" \
-        "import optimum_gradd_finder" >"$site/gradd-source.pth"
+        "import gradd_aliases" >"$site/gradd-source.pth"
 }
 
 # Packages may be shared, but the .pth file makes one tree's adapters importable, for all users.

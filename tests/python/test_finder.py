@@ -1,4 +1,4 @@
-"""`optimum.onnxruntime` as scripts import it: with nobody providing the package, and with somebody.
+"""Names of ONNX Runtime Training as scripts import them: with nobody providing them, and somebody.
 
 Each case runs in an interpreter of its own, because an import hook is state of the whole process.
 """
@@ -11,16 +11,26 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIMUM = ROOT / "adapters" / "optimum"
 NAMES = ["ORTTrainer", "ORTTrainingArguments", "ORTSeq2SeqTrainer", "ORTSeq2SeqTrainingArguments"]
 
 
+# As if onnxruntime was not installed where it is.
+NOT_INSTALLED = """
+from importlib.machinery import PathFinder
+real = PathFinder.find_spec
+hides = lambda cls, name, *more: None if name.startswith("onnxruntime") else real(name, *more)
+PathFinder.find_spec = classmethod(hides)
+"""
+
+
 def run_python(code: str, *paths: Path) -> str:
     """Runs `code` with `paths` first in sys.path and the finder installed; returns its output."""
-    places = [*map(str, paths), str(OPTIMUM), str(ROOT / "adapters" / "python")]
-    prelude = f"import sys\nsys.path[:0] = {places!r}\nimport optimum_gradd_finder\n"
+    places = [*map(str, paths), str(ROOT / "adapters" / "python"), str(OPTIMUM)]
+    prelude = f"import sys\nsys.path[:0] = {places!r}\nimport gradd_aliases\n"
     done = subprocess.run(
         [sys.executable, "-c", prelude + textwrap.dedent(code)],
         capture_output=True,
@@ -155,12 +165,12 @@ def test_eager_trainer_of_an_old_release_gives_way(tmp_path: Path) -> None:
 def test_finder_costs_no_imports_and_installs_once() -> None:
     out = run_python(
         """
-        import optimum_gradd_finder
-        optimum_gradd_finder.install()
-        print(sum(getattr(f, "__name__", "") == "Finder" for f in sys.meta_path))
+        import gradd_aliases
+        gradd_aliases.install()
+        print(sys.meta_path.count(gradd_aliases.Finder))
         import subprocess
         code = ("import sys; sys.path.insert(0, %r); before = set(sys.modules);"
-                "import optimum_gradd_finder; print(sorted(set(sys.modules) - before))")
+                "import gradd_aliases; print(sorted(set(sys.modules) - before))")
         code = code % sys.path[0]
         print(subprocess.run([sys.executable, "-S", "-E", "-c", code], capture_output=True,
                              text=True).stdout)
@@ -170,4 +180,166 @@ def test_finder_costs_no_imports_and_installs_once() -> None:
     assert count == "1"
     # Whatever it adds belongs to the import system itself.
     heavy = {"torch", "transformers", "typing", "re", "inspect", "dataclasses"}
-    assert "optimum_gradd_finder" in added and not heavy & set(eval(added))
+    assert "gradd_aliases" in added and not heavy & set(eval(added))
+
+
+ONE_LINERS = [
+    "from torch_ort import ORTModule",
+    "from torch_ort import ORTModule, DebugOptions, LogLevel, set_seed",
+    "from torch_ort.optim import FusedAdam, AdamWMode",
+    "import torch_ort; ORTModule = torch_ort.ORTModule",
+    "from onnxruntime.training.ortmodule import ORTModule",
+    "from onnxruntime.training.ortmodule import ORTModule, DebugOptions, LogLevel",
+    "from onnxruntime.training.optim import FusedAdam",
+    "from onnxruntime.training.optim import FusedAdam, AdamWMode",
+    "from onnxruntime.training.optim.fused_adam import FusedAdam, AdamWMode",
+    "import onnxruntime.training.ortmodule as m; ORTModule = m.ORTModule",
+    "from onnxruntime import training; from onnxruntime.training import optim, ortmodule",
+]
+
+
+@pytest.fixture
+def inference_package(tmp_path: Path) -> Path:
+    """A folder with an `onnxruntime` like the one for inference."""
+    package = tmp_path / "onnxruntime"
+    (package / "capi").mkdir(parents=True)
+    (package / "__init__.py").write_text("class InferenceSession: theirs = 1\n")
+    (package / "capi" / "__init__.py").write_text("state = 2\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_imports_of_old_scripts(installed: bool, inference_package: Path) -> None:
+    places = [inference_package] if installed else []
+    lines = [
+        *("" if installed else NOT_INSTALLED).splitlines(),
+        *ONE_LINERS[: None if installed else -1],  # the last one asks for their package first
+        "import gradd, gradd.optim",
+        "assert ORTModule is gradd.ORTModule and FusedAdam is gradd.optim.FusedAdam",
+        "assert DebugOptions is gradd.DebugOptions and LogLevel is gradd.LogLevel",
+        "assert AdamWMode is gradd.optim.AdamWMode",
+        "import torch; set_seed(3); a = torch.rand(1); torch.manual_seed(3)",
+        "assert torch.equal(a, torch.rand(1))",
+        "print('ok')",
+    ]
+    assert run_python("\n".join(lines), *places) == "ok"
+
+
+@pytest.mark.quick
+def test_the_package_for_inference_stays_as_it_is(inference_package: Path) -> None:
+    out = run_python(
+        """
+        import onnxruntime, onnxruntime.capi
+        before = set(vars(onnxruntime))
+        import onnxruntime.training.optim
+        assert set(vars(onnxruntime)) - before == {"training"}
+        assert onnxruntime.capi.state == 2 and "torch" not in sys.modules
+        print(onnxruntime.InferenceSession.theirs, hasattr(onnxruntime, "set_seed"))
+        """,
+        inference_package,
+    )
+    assert out == "1 False"
+
+
+@pytest.mark.quick
+def test_a_package_for_training_that_is_installed_comes_first(inference_package: Path) -> None:
+    training = inference_package / "onnxruntime" / "training"
+    training.mkdir()
+    (training / "__init__.py").write_text("theirs = True\n")
+    (inference_package / "torch_ort.py").write_text("ORTModule = 'theirs'\n")
+    out = run_python(
+        """
+        import onnxruntime.training, torch_ort
+        assert onnxruntime.training.theirs
+        print(torch_ort.ORTModule)
+        """,
+        inference_package,
+    )
+    assert out == "theirs"
+
+
+@pytest.mark.quick
+def test_nobody_believes_that_onnxruntime_is_installed() -> None:
+    out = run_python(
+        NOT_INSTALLED
+        + textwrap.dedent("""
+        import importlib.util
+        print(importlib.util.find_spec("onnxruntime"))
+        try:
+            import onnxruntime
+        except ModuleNotFoundError as error:
+            print(error.name)
+        import onnxruntime.training
+        try:
+            import onnxruntime; onnxruntime.InferenceSession
+        except AttributeError as error:
+            print(error)
+        """)
+    )
+    first, second, third = out.splitlines()
+    assert (first, second) == ("None", "onnxruntime")
+    assert "inference comes with the package onnxruntime" in third
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("from onnxruntime.training.optim import FP16_Optimizer", "needs no scaling"),
+        ("from onnxruntime.training import ORTTrainer", "optimum.gradd.ORTTrainer"),
+        ("from onnxruntime.training import artifacts", "no counterpart yet"),
+        ("import onnxruntime.training.api", "no counterpart yet"),
+        ("from onnxruntime.training.optim import LambConfig", "torch.optim"),
+        ("from torch_ort import ORTInferenceModule", "inference"),
+        ("from torch_ort import nothing_of_that_name", "gradd serves ORTModule, DebugOptions"),
+        ("from optimum.onnxruntime import ORTModelForCausalLM", "optimum-onnx"),
+    ],
+)
+def test_a_name_that_is_not_there_says_what_to_use(line: str, says: str) -> None:
+    out = run_python(
+        f"""
+        try:
+            {line}
+        except ImportError as error:
+            print(error)
+        """
+    )
+    assert says in out
+
+
+@pytest.mark.quick
+def test_names_are_not_served_when_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADD_NO_ALIASES", "1")
+    out = run_python(
+        """
+        for name in ("torch_ort", "onnxruntime.training", "optimum.onnxruntime"):
+            try:
+                __import__(name)
+            except ModuleNotFoundError:
+                print(name)
+        """
+    )
+    assert out.split() == ["torch_ort", "onnxruntime.training", "optimum.onnxruntime"]
+
+
+@pytest.mark.quick
+def test_configure_has_nothing_to_do() -> None:
+    out = run_python(
+        """
+        import runpy
+        runpy.run_module("torch_ort.configure", run_name="__main__", alter_sys=True)
+        """
+    )
+    assert "nothing needs configuring" in out
+
+
+def test_old_names_train(daemon: object) -> None:
+    from onnxruntime.training.optim import FusedAdam  # type: ignore[import-not-found]
+    from torch_ort import DebugOptions, LogLevel, ORTModule  # type: ignore[import-not-found]
+
+    model = ORTModule(torch.nn.Linear(4, 2), DebugOptions(log_level=LogLevel.WARNING))
+    before = model.weight.detach().clone()
+    optimizer = FusedAdam(model.parameters(), lr=0.1)
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    assert model.gradd_stats()["forwards"] and not torch.equal(before, model.weight)

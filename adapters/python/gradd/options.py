@@ -38,6 +38,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("GRADD_FUSE", "bool", True, "recognise patterns; 0 runs every operator as it is"),
     Option("GRADD_SELF_CHECK", "text", "decades", "0, first, or decades: compare with PyTorch"),
     Option("GRADD_LAZY", "bool", True, "leave outputs that only the loss needs uncomputed"),
+    Option("GRADD_NO_ALIASES", "bool", False, "leave torch_ort, onnxruntime.training alone"),
     Option("ORTMODULE_LOG_LEVEL", "text", None, "VERBOSE, DEVINFO, INFO, WARNING, ERROR, FATAL"),
     Option("ORTMODULE_SAVE_ONNX_PATH", "text", None, "folder for DebugOptions(save_onnx=True)"),
     Option("ORTMODULE_FALLBACK_POLICY", "text", None, "one FALLBACK_... name, or several with |"),

@@ -1,11 +1,7 @@
-"""Serves the training names of `optimum.onnxruntime` from `optimum.gradd`.
+"""`optimum.onnxruntime`, with the training names of `optimum.gradd`.
 
-Old scripts say `from optimum.onnxruntime import ORTTrainer, ORTTrainingArguments`. A package
-directory of that name would fight over files with optimum-onnx (the inference classes), so an
-import hook does it instead: where no such package is installed, it serves one; where one is, its
-module keeps all that it has and learns the training names in addition. A `.pth` file imports this
-module at every start of the interpreter: it must stay one small module of the standard library and
-import nothing else.
+Where nobody provides such a package (optimum-onnx does, with the inference classes), one is served;
+where somebody does, its module keeps all that it has and learns the training names in addition.
 """
 
 import sys
@@ -31,6 +27,14 @@ SUBMODULES = {
 
 def _get_training_name(name):
     return getattr(import_module("optimum.gradd"), name)
+
+
+def missing(name):
+    """What to say of a name that the served package does not have."""
+    return (
+        f"{PACKAGE}.{name} is not there: gradd serves the training names ({', '.join(NAMES)}); "
+        "the inference classes come with the package optimum-onnx"
+    )
 
 
 class _AliasLoader:
@@ -60,10 +64,7 @@ class _EmptyPackageLoader:
                 return _get_training_name(name)
             if name.startswith("__"):
                 raise AttributeError(name)
-            raise AttributeError(
-                f"module {PACKAGE!r} has no attribute {name!r}: gradd serves the training names "
-                f"({', '.join(NAMES)}); the inference classes come with the package optimum-onnx"
-            )
+            raise AttributeError(missing(name))
 
         module.__doc__ = "Training names of ONNX Runtime in Optimum, served by optimum.gradd."
         module.__all__ = list(NAMES)
@@ -110,32 +111,23 @@ def _teach_names(module):
     )
 
 
-class Finder:
-    """Answers for `optimum.onnxruntime` and the submodules of it that training scripts use."""
+def find_spec(fullname, path, target):
+    """The spec of the package or of a submodule that training scripts use.
 
-    @classmethod
-    def find_spec(cls, fullname, path=None, target=None):
-        if not fullname.startswith(PACKAGE):
-            return None
-        if fullname == PACKAGE:
-            found = PathFinder.find_spec(fullname, path, target)
-            # A namespace (loader without code) is only a folder that happens to have the name.
-            if found is None or found.origin is None:
-                return ModuleSpec(fullname, _EmptyPackageLoader(), is_package=True)
-            found.loader = _ExtendingLoader(found.loader)
-            return found
-        if fullname in SUBMODULES:
-            found = PathFinder.find_spec(fullname, path, target)
-            return found or ModuleSpec(fullname, _AliasLoader(SUBMODULES[fullname]))
+    Raises:
+        ImportError: A name that the served package does not have; see missing().
+    """
+    found = PathFinder.find_spec(fullname, path, target)
+    if fullname == PACKAGE:
+        # A namespace (loader without code) is only a folder that happens to have the name.
+        if found is None or found.origin is None:
+            return ModuleSpec(fullname, _EmptyPackageLoader(), is_package=True)
+        found.loader = _ExtendingLoader(found.loader)
+        return found
+    if found is not None or not fullname.startswith(PACKAGE + "."):
         return None
-
-
-def install():
-    """Puts the finder in front of the path finder, once."""
-    if not any(
-        getattr(f, "__name__", "") == "Finder" and f.__module__ == __name__ for f in sys.meta_path
-    ):
-        sys.meta_path.insert(0, Finder)
-
-
-install()
+    if fullname in SUBMODULES:
+        return ModuleSpec(fullname, _AliasLoader(SUBMODULES[fullname]))
+    if isinstance(sys.modules[PACKAGE].__loader__, _EmptyPackageLoader):
+        raise ImportError(missing(fullname.rpartition(".")[2]), name=fullname)
+    return None
