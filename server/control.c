@@ -8,9 +8,11 @@
 #include <unistd.h>
 
 #include "server/build.h"
+#include "server/gate.h"
 #include "server/log.h"
 #include "server/version.h"
 #include "server/wire.h"
+#include "shm/discard.h"
 #include "shm/fdpass.h"
 
 #define MAX_ARGS         4
@@ -77,6 +79,12 @@ static gradd_status_t run_hello(packet_t *packet) {
                           "highest]",
                           wire_count(range));
     /* Whoever comes now meets another daemon next, which may well speak what he does. */
+    if (packet->session->surplus)
+        return GRADD_FAIL(LIMIT,
+                          "hello: %d connections of process %d, or %d of all, are open, the limits "
+                          "of daemon %d: close some, or use one session for all models",
+                          SESSION_MAX_OF_PROCESS, (int)packet->session->pid, SESSION_MAX,
+                          (int)getpid());
     if (packet->session->late)
         return GRADD_FAIL(STALE,
                           "hello: this daemon, pid %d, is ending after the request in "
@@ -197,7 +205,7 @@ static bool answer(session_t *session, const control_host_t *host, const void *d
         wire_reply_fail(&reply, q, st, gradd_error_message(), "alive");
     }
     for (int i = 0; i < n_fds; i++)
-        if (packet.fds[i] >= 0) close(packet.fds[i]);
+        gradd_discard(packet.fds[i]);
     bool sent = !reply.failed &&
                 gradd_fd_send(session->control, reply.data, reply.bytes, NULL, 0) == GRADD_OK;
     wire_doc_finish(&doc);
@@ -208,7 +216,7 @@ static bool answer(session_t *session, const control_host_t *host, const void *d
 gradd_status_t control_accept(session_table_t *table, int listener, uid_t uid,
                               session_t **out_session) {
     *out_session = NULL;
-    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    int fd = gate_accept(listener);
     uint64_t ticks = gradd_lease_clock_ticks();
     if (fd < 0) {
         if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return GRADD_OK;
@@ -239,6 +247,6 @@ void control_read(session_t *session, const control_host_t *host, bool *out_open
             return;
         }
         if (event == GRADD_FD_AGAIN) return;
-        *out_open = answer(session, host, buffer, bytes, fds, n_fds);
+        *out_open = answer(session, host, buffer, bytes, fds, n_fds) && !session->surplus;
     }
 }

@@ -6,13 +6,13 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "server/control.h"
 #include "server/exec/device.h"
+#include "server/gate.h"
 #include "server/log.h"
 #include "server/machine.h"
 #include "server/requests.h"
@@ -224,14 +224,6 @@ static gradd_status_t open_signals(int *out_fd) {
     return *out_fd >= 0 ? GRADD_OK : GRADD_FAIL(IO, "signalfd: %s", strerror(errno));
 }
 
-/* Each session needs up to 66 descriptors: take what the hard limit allows. */
-static void raise_descriptor_limit(void) {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 static gradd_status_t open_sockets(daemon_t *daemon) {
     int commands;
     /* ctl.sock is made last: who can connect to it finds everything ready. */
@@ -249,7 +241,7 @@ static gradd_status_t open_sockets(daemon_t *daemon) {
 
 static gradd_status_t start(daemon_t *daemon) {
     GRADD_TRY(open_signals(&daemon->signals));
-    raise_descriptor_limit();
+    gate_open();
     daemon->epoll = epoll_create1(EPOLL_CLOEXEC);
     if (daemon->epoll < 0) return GRADD_FAIL(IO, "epoll_create1: %s", strerror(errno));
     GRADD_TRY(watch(daemon, daemon->signals, ON_SIGNAL, 0));

@@ -27,20 +27,29 @@ static bool same_key(const uint8_t *a, const uint8_t *b) {
     return difference == 0;
 }
 
+static bool is_surplus(const session_table_t *table, pid_t pid) {
+    int of_process = 0;
+    for (int i = 0; i < table->n; i++)
+        of_process += !table->sessions[i]->surplus && table->sessions[i]->pid == pid;
+    return table->n - table->n_surplus >= SESSION_MAX || of_process >= SESSION_MAX_OF_PROCESS;
+}
+
 gradd_status_t session_create(session_table_t *table, int control, uint64_t accepted_ticks,
                               uid_t allowed_uid, session_t **out_session) {
     gradd_peer_t peer = GRADD_PEER_INIT;
     gradd_handle_limits_t limits = {.segments = SESSION_MAX_SEGMENTS};
     gradd_status_t st = GRADD_OK;
     session_t *session = NULL;
-    if (table->n >= SESSION_MAX) {
-        st = GRADD_FAIL(LIMIT, "%d clients are connected, the limit", table->n);
-        goto fail;
-    }
     if ((st = gradd_peer_identify(control, accepted_ticks, GRADD_LEASE_AUTO, &peer)) != GRADD_OK)
         goto fail;
     if (peer.uid != allowed_uid) {
         st = GRADD_FAIL(SESSION, "uid %u may not use this daemon", (unsigned)peer.uid);
+        goto fail;
+    }
+    bool surplus = is_surplus(table, peer.pid);
+    if (surplus && table->n_surplus >= SESSION_MAX_SURPLUS) {
+        st = GRADD_FAIL(LIMIT, "%d clients are connected, too many of all or of one process",
+                        table->n);
         goto fail;
     }
     session = calloc(1, sizeof *session);
@@ -53,6 +62,8 @@ gradd_status_t session_create(session_table_t *table, int control, uint64_t acce
     if ((st = gradd_lease_create(&peer, limits, &session->lease)) != GRADD_OK) goto fail;
     session->number = ++table->n_born;
     session->control = control;
+    session->surplus = surplus;
+    table->n_surplus += surplus;
     session->born_ms = session->active_ms = session_now_ms();
     session->end_reason = "connection closed";
     table->sessions[table->n++] = session;
@@ -69,6 +80,7 @@ void session_destroy(session_table_t *table, session_t *session) {
     for (int i = 0; i < table->n; i++) {
         if (table->sessions[i] != session) continue;
         table->sessions[i] = table->sessions[--table->n];
+        table->n_surplus -= session->surplus;
         break;
     }
     if (session->control >= 0) close(session->control);

@@ -21,13 +21,15 @@
 #include "shm/lease.h"
 #include "shm/status.h"
 
-#define SESSION_KEY_BYTES    16
-#define SESSION_ROUTE_BYTES  255
-#define SESSION_CLIENT_BYTES 64
-#define SESSION_MAX          256 /* connections at once */
-#define SESSION_MAX_SEGMENTS 64
-#define SESSION_MAX_WAITING  64           /* requests of one session */
-#define SESSION_MAX_PAYLOAD  (256u << 20) /* bytes of payload frames that wait, per session */
+#define SESSION_KEY_BYTES      16
+#define SESSION_ROUTE_BYTES    255
+#define SESSION_CLIENT_BYTES   64
+#define SESSION_MAX            256 /* connections at once */
+#define SESSION_MAX_OF_PROCESS 64
+#define SESSION_MAX_SURPLUS    32 /* beyond these two limits: they hear of it and go */
+#define SESSION_MAX_SEGMENTS   64
+#define SESSION_MAX_WAITING    64           /* requests of one session */
+#define SESSION_MAX_PAYLOAD    (256u << 20) /* bytes of payload frames that wait, per session */
 
 typedef enum session_state_e {
     SESSION_NEW,     /* connected */
@@ -62,6 +64,7 @@ typedef struct session_s {
     uint64_t n_requests;
     int n_pending; /* requests in the lane, with the engine, or not answered yet */
     bool late;     /* connected while the daemon was ending: its hello is refused */
+    bool surplus;  /* one connection too many: its hello is refused, and then it is closed */
     int64_t born_ms, active_ms;
     int64_t stalled_ms;      /* since when its replies cannot be sent; 0 = they can */
     const char *end_reason;  /* for the log */
@@ -71,8 +74,9 @@ typedef struct session_s {
 } session_t;
 
 typedef struct session_table_s {
-    session_t *sessions[SESSION_MAX];
-    int n;
+    session_t *sessions[SESSION_MAX + SESSION_MAX_SURPLUS];
+    int n;         /* with these: */
+    int n_surplus; /* see session_t */
     uint32_t n_born;
 } session_table_t;
 

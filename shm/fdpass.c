@@ -7,6 +7,7 @@
  * may carry several control messages.
  */
 #include "shm/fdpass.h"
+#include "shm/discard.h"
 
 #include <errno.h>
 #include <stdbool.h>
@@ -68,16 +69,16 @@ static int collect(struct msghdr *message, int *fds, int room) {
             if (n < room)
                 fds[n] = fd;
             else
-                close(fd);
+                gradd_discard(fd);
             n++;
         }
     }
     return n;
 }
 
-static void close_all(const int *fds, int n) {
+static void discard_all(const int *fds, int n) {
     for (int i = 0; i < n; i++)
-        close(fds[i]);
+        gradd_discard(fds[i]);
 }
 
 /* A packet of which something was lost, after `n` descriptors had arrived. */
@@ -114,11 +115,11 @@ gradd_status_t gradd_fd_recv(int socket, void *data, size_t capacity, size_t *ou
     /* An empty packet can carry descriptors too: take them, or they would stay open for ever. */
     int n = got >= 0 ? collect(&message, fds, max_fds) : 0;
     if (got == 0) {
-        close_all(fds, n < max_fds ? n : max_fds);
+        discard_all(fds, n < max_fds ? n : max_fds);
         n = 0;
     }
     if (got > 0 && ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) || n > max_fds)) {
-        close_all(fds, n < max_fds ? n : max_fds);
+        discard_all(fds, n < max_fds ? n : max_fds);
         return truncated(message.msg_flags, capacity, n, max_fds);
     }
     *out_bytes = got > 0 ? (size_t)got : 0;

@@ -7,6 +7,7 @@
  * the pid after the client's death started later and fails the second check.
  */
 #include "shm/lease.h"
+#include "shm/discard.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -185,7 +186,7 @@ gradd_status_t gradd_lease_add(gradd_lease_t *lease, uint64_t id, int fd, uint64
     gradd_segment_t segment = GRADD_SEGMENT_INIT;
     gradd_status_t status = gradd_segment_open(fd, expect_bytes, mapper, &segment);
     if (status != GRADD_OK) {
-        if (fd >= 0) close(fd);
+        gradd_discard(fd);
         return gradd_wrap(status, "segment %llu", (unsigned long long)id);
     }
     status = gradd_handle_add(lease->table, id, &segment);

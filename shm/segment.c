@@ -83,9 +83,7 @@ out:
     return status;
 }
 
-static gradd_status_t check_seals(int fd) {
-    int seals = fcntl(fd, F_GET_SEALS);
-    if (seals < 0) return GRADD_FAIL(SHM, "the descriptor is not a memfd (it has no seals)");
+static gradd_status_t check_seals(int seals) {
     if ((seals & SEALS_NEEDED) != SEALS_NEEDED)
         return GRADD_FAIL(SHM,
                           "the segment must be sealed against shrinking, growing and further "
@@ -102,13 +100,15 @@ gradd_status_t gradd_segment_check(int fd, uint64_t *out_bytes) {
     if (flags < 0) return GRADD_FAIL(SHM, "not an open descriptor: %s", strerror(errno));
     if ((flags & O_ACCMODE) != O_RDWR || (flags & O_PATH))
         return GRADD_FAIL(SHM, "the segment must be open for reading and writing");
+    int seals = fcntl(fd, F_GET_SEALS); /* before fstat, which asks the owner of a FUSE file */
+    if (seals < 0) return GRADD_FAIL(SHM, "the descriptor is not a memfd (it has no seals)");
     if (fstat(fd, &st) != 0 || fstatfs(fd, &fs) != 0)
         return GRADD_FAIL(SHM, "cannot examine the segment: %s", strerror(errno));
     if (!S_ISREG(st.st_mode)) return GRADD_FAIL(SHM, "the descriptor is not a memfd");
     if ((unsigned long)fs.f_type == HUGETLBFS_MAGIC)
         return GRADD_FAIL(SHM, "a segment in huge pages can fault when the pool is empty: use "
                                "ordinary pages");
-    GRADD_TRY(check_seals(fd));
+    GRADD_TRY(check_seals(seals));
     GRADD_TRY(check_claim((uint64_t)st.st_size));
     /* st_blocks counts units of 512 bytes, whatever the file system's block is. */
     if ((uint64_t)st.st_blocks < (uint64_t)st.st_size / 512)
@@ -128,6 +128,8 @@ gradd_status_t gradd_segment_open(int fd, uint64_t expect_bytes, const gradd_map
         return GRADD_FAIL(SHM, "the segment has %llu bytes, the message said %llu",
                           (unsigned long long)opened.bytes, (unsigned long long)expect_bytes);
     GRADD_TRY(gradd_segment_map(&opened));
+    close(fd); /* the mapping keeps the memory: a session would hold 64 descriptors otherwise */
+    opened.fd = -1;
     *out_segment = opened;
     return GRADD_OK;
 }

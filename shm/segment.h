@@ -51,12 +51,13 @@ gradd_status_t gradd_segment_create(const char *name, uint64_t bytes, gradd_segm
 gradd_status_t gradd_segment_check(int fd, uint64_t *out_bytes);
 
 /* Checks fd and maps it. expect_bytes is what the message said: a different real size is refused
- * (SHM). Takes over fd on success; on failure fd stays with the caller. mapper: NULL for this
- * process, else it must outlive the segment. */
+ * (SHM). Takes over fd on success and closes it, as the mapping keeps the memory; on failure fd
+ * stays with the caller. mapper: NULL for this process, else it must outlive the segment. */
 gradd_status_t gradd_segment_open(int fd, uint64_t expect_bytes, const gradd_mapper_t *mapper,
                                   gradd_segment_t *out_segment);
 
-/* Maps a segment that was unmapped; nothing to do when it is mapped. Fails with NOMEM or SHM. */
+/* Maps a created segment that was unmapped; nothing to do when it is mapped. Fails with NOMEM or
+ * SHM. */
 gradd_status_t gradd_segment_map(gradd_segment_t *segment);
 
 /* Gives the address range back and keeps the descriptor. */

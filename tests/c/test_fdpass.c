@@ -1,7 +1,7 @@
 /* Tests of shm/fdpass: descriptors arrive, and nothing that does not fit stays open. */
+#include "tests/c/descriptors.h"
 #include "tests/test.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,15 +23,6 @@ typedef struct received_s {
     int n_fds;
     gradd_fd_event_t event;
 } received_t;
-
-static int open_descriptors(void) {
-    int n = 0;
-    DIR *dir = opendir("/proc/self/fd");
-    while (readdir(dir))
-        n++;
-    closedir(dir);
-    return n;
-}
 
 static void make_pair(int pair[2], int flags) {
     CHECK_EQ_INT(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0, pair), 0);
@@ -138,7 +129,7 @@ TEST(too_many_descriptors_are_all_closed) {
         send_raw(pair[0], 4, rows[i][0]);
         CHECK_STATUS(GRADD_E_LIMIT, receive(pair[1], rows[i][1], &r));
         CHECK_ERROR_HAS("descriptors");
-        CHECK_EQ_INT(open_descriptors(), before);
+        CHECK_EQ_INT(settled_descriptors(before), before);
     }
     CHECK_OK(gradd_fd_send(pair[0], "usable", 7, NULL, 0));
     CHECK_OK(receive(pair[1], 1, &r));
@@ -163,7 +154,7 @@ TEST(a_receiver_out_of_descriptors_says_so) {
         CHECK_STATUS(GRADD_E_LIMIT, receive(pair[1], 4, &r));
         CHECK_ERROR_HAS("can open no more descriptors (RLIMIT_NOFILE is ");
         CHECK_EQ_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
-        CHECK_EQ_INT(open_descriptors(), before);
+        CHECK_EQ_INT(settled_descriptors(before), before);
     }
     CHECK_OK(gradd_fd_send(pair[0], "usable", 7, NULL, 0));
     CHECK_OK(receive(pair[1], 1, &r));
@@ -178,7 +169,7 @@ TEST(too_long_packet_closes_its_descriptors) {
     send_raw(pair[0], ROOM + 1, 2);
     CHECK_STATUS(GRADD_E_LIMIT, receive(pair[1], 4, &r));
     CHECK_ERROR_HAS("longer than 64 bytes");
-    CHECK_EQ_INT(open_descriptors(), before);
+    CHECK_EQ_INT(settled_descriptors(before), before);
     send_raw(pair[0], ROOM, 0);
     CHECK_OK(receive(pair[1], 4, &r));
     CHECK_EQ_INT(r.bytes, ROOM);
@@ -193,7 +184,7 @@ TEST(empty_packet_leaves_no_descriptors) {
     CHECK_OK(receive(pair[1], 4, &r));
     CHECK_EQ_INT(r.event, GRADD_FD_CLOSED);
     CHECK_EQ_INT(r.n_fds, 0);
-    CHECK_EQ_INT(open_descriptors(), before);
+    CHECK_EQ_INT(settled_descriptors(before), before);
 }
 
 TEST(nothing_there_and_closed_are_told_apart) {

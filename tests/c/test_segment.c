@@ -3,9 +3,9 @@
  * ENOSPC is injected with a seccomp filter on fallocate, because memory files have no size limit
  * that a test could reach safely.
  */
+#include "tests/c/descriptors.h"
 #include "tests/test.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -22,15 +22,6 @@
 #include "shm/segment.h"
 
 enum { SIZE = 1 << 16, SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
-
-static int open_descriptors(void) {
-    int n = 0;
-    DIR *dir = opendir("/proc/self/fd");
-    while (readdir(dir))
-        n++;
-    closedir(dir);
-    return n;
-}
 
 /* A memfd with chosen size, reserved bytes and seals. */
 static int make_memfd(off_t size, off_t reserved, int seals, unsigned flags) {

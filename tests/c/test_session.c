@@ -125,12 +125,30 @@ TEST(client_names_cannot_forge_log_lines) {
 }
 
 TEST(connections_are_limited) {
-    int ends[SESSION_MAX], pair[2];
+    int end, pair[2];
     session_t *session;
-    for (int i = 0; i < SESSION_MAX; i++)
-        make(&ends[i]);
+    for (int i = 0; i < SESSION_MAX; i++) {
+        session = make(&end);
+        CHECK(!session->surplus);
+        session->pid = -i; /* as if each came from a process of its own */
+    }
+    for (int i = 0; i < SESSION_MAX_SURPLUS; i++)
+        CHECK(make(&end)->surplus);
     CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
     CHECK_STATUS(GRADD_E_LIMIT, session_create(&table, pair[0], 0, geteuid(), &session));
+    while (table.n > 0)
+        session_destroy(&table, table.sessions[0]);
+    CHECK_EQ_INT(table.n_surplus, 0);
+}
+
+TEST(connections_of_a_process_are_limited) {
+    int end;
+    session_t *first = make(&end);
+    for (int i = 1; i < SESSION_MAX_OF_PROCESS; i++)
+        CHECK(!make(&end)->surplus);
+    CHECK(make(&end)->surplus);
+    session_destroy(&table, first);
+    CHECK(!make(&end)->surplus); /* one has left */
     while (table.n > 0)
         session_destroy(&table, table.sessions[0]);
 }

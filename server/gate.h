@@ -1,0 +1,17 @@
+/* Who still gets a descriptor when they run out.
+ *
+ * libzmq accepts connections to cmd.sock in a thread of its own and aborts the process when accept
+ * fails with EMFILE. So the daemon has an accept4() of its own, which libzmq's calls reach: a
+ * connection beyond the budget is taken and closed at once (libzmq takes ECONNABORTED for a peer
+ * that has left; a client's DEALER comes again), and a part of the descriptors stays free for the
+ * control socket, segments and files.
+ */
+#ifndef GRADD_SERVER_GATE_H
+#define GRADD_SERVER_GATE_H
+
+/* Takes what the hard limit allows and opens the spare descriptor; once, before any thread. */
+void gate_open(void);
+/* accept4() with SOCK_CLOEXEC | SOCK_NONBLOCK, also into what is kept free. -1 with errno. */
+int gate_accept(int listener);
+
+#endif
