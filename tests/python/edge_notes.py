@@ -300,11 +300,7 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
         "split",
         "split one used",
     ),
-    "NonZero": (
-        "index_put mask",
-        "setitem mask",
-        "masked_scatter",
-    ),
+    "NonZero": ("masked_scatter",),
     "aten.index_reduce": (
         "index_reduce mean",
         "index_reduce amax",

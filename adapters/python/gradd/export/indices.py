@@ -1,19 +1,25 @@
-"""Indices that torch refuses are refused by the graph.
+"""Indices that torch refuses are refused by the graph; masks that are indices.
 
 ONNX counts negative indices from the end, in Gather, GatherElements and the Scatters, and its
 OneHot ignores classes out of range. torch raises for both, except in advanced indexing, take() and
 index_fill(), so gradd::check_index, which becomes com.gradd::CheckIndex, goes in front of the
 indices of the operators that raise. In the exported program, before any decomposition: several of
 them are taken apart into advanced indexing, and what they were is gone then.
+
+An assignment under a mask (`x[x > 0] = 0`) is an index_put() with the mask as its index, whose
+number of elements only the data know; where every element gets the same value it is a where().
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import onnx_ir as ir
 import torch
 import torch.fx
 
+from gradd.export.build import ints, op, scalar
 from gradd.export.nodes import argument
 
 _aten = torch.ops.aten
@@ -97,3 +103,28 @@ def _known(graph: torch.fx.Graph, size: Any, function: Any, args: tuple) -> Any:
     node = graph.call_function(function, args)
     node.meta = {"val": size}
     return node
+
+
+def put_masked(x: Any, indices: list, values: Any, accumulate: bool = False) -> Any:
+    """index_put() under one mask, of values that are the same for all its elements.
+
+    Returns:
+        None where it is another one.
+    """
+    given = [index for index in indices if index is not None]
+    if len(given) != 1 or given[0].dtype != ir.DataType.BOOL:
+        return None
+    behind = len(x.shape) - (len(indices) - 1) - len(given[0].shape)  # axes that are not masked
+    if len(values.shape) > behind:
+        if any(size != 1 for size in values.shape):
+            return None
+        values = op.Reshape(values, ints())
+    mask = op.Unsqueeze(given[0], ints(*range(-behind, 0))) if behind else given[0]
+    if accumulate:
+        return op.Add(x, op.Where(mask, values, scalar(0, x.dtype)))
+    return op.Where(mask, values, x)
+
+
+def by_masks() -> dict[Any, Callable]:
+    """aten overload -> a translation that may be None: then the stock one does it."""
+    return {_aten.index_put.default: put_masked, _aten._unsafe_index_put.default: put_masked}

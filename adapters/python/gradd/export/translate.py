@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gradd.export import doubles, nodes, norms, operators, pointwise, quotients, shapes
+from gradd.export import doubles, indices, nodes, norms, operators, pointwise, quotients, shapes
 from gradd.export.places import place_of
 from gradd.export.spec import CaptureError
 
@@ -59,7 +59,18 @@ def _registry() -> Any:
     for target, (place, function) in shapes.of_sizes().items():
         stock = registry.get_decomps(target)[0].onnx_function
         registry.register_op(target, _by_argument(place, function, stock))
+    for target, function in indices.by_masks().items():
+        stock = registry.get_decomps(target)[0].onnx_function
+        registry.register_op(target, _or_else(function, stock))
     return registry
+
+
+def _or_else(special: Callable, stock: Callable) -> Callable:
+    def translate(*args: Any, **kwargs: Any) -> Any:
+        done = special(*args, **kwargs)
+        return stock(*args, **kwargs) if done is None else done
+
+    return translate
 
 
 def _by_type(of_doubles: Callable, of_others: Callable) -> Callable:
