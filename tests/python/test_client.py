@@ -17,7 +17,7 @@ from nets import Net, batch, loss_of
 
 from gradd import ORTModule, client, control, errors, protocol, ring, shm
 from gradd.daemon import check_directory, directory
-from gradd.flusher import Flusher
+from gradd.ends import Ends
 
 
 class _NoDaemon:
@@ -26,7 +26,7 @@ class _NoDaemon:
     def __init__(self) -> None:
         self.segments: list[shm.Segment] = []
         self.dropped = 0
-        self.flusher = Flusher(self)
+        self.ends = Ends()
 
     def create_segment(self, size: int) -> shm.Segment:
         self.segments.append(shm.Segment(len(self.segments) + 1, size))

@@ -7,8 +7,11 @@ Ctrl-C, another Ctrl-C, or the daemon's answer.
 from __future__ import annotations
 
 import copy
+import gc
 import os
+import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -157,3 +160,33 @@ def test_threads_are_not_touched(daemon: object) -> None:
     thread.start()
     thread.join()
     assert losses == [loss_of(model(*batch())).item()]
+
+
+def test_no_interrupt_is_lost_in_what_python_frees(
+    daemon: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Callbacks and finalizers run between any two instructions; what one raises is lost."""
+    ignored: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: ignored.append(args.object))
+    model = ORTModule(Net(), strict=True)
+    x, y = batch()
+    loss_of(model(x, y)).backward()
+    random.seed(0)
+    caught = 0
+    monkeypatch.setattr(interrupts, "GRACE_SECONDS", 30.0)
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for _ in range(300):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 4e-3))
+            for _ in range(3):
+                loss_of(model(x, y)).backward()
+                model.zero_grad()
+                model(x, y)  # a run that ends without a backward
+            time.sleep(0.5)
+        except KeyboardInterrupt:
+            caught += 1
+    assert (caught, ignored) == (300, [])
+    gc.collect()
+    model.zero_grad()
+    loss_of(model(x, y)).backward()
+    assert model.gradd_stats()["slots"] <= 2

@@ -1,9 +1,9 @@
 """The client: one object per process and daemon directory, through which every request goes.
 
 Commands travel over a ZeroMQ DEALER, descriptors over the control socket. A lock makes requests of
-several threads one sequence (autograd may run backward in another thread). Finalizers never send:
-they queue releases and chores that go out with, or before, the next request, or by themselves a
-moment later (flusher.py).
+several threads one sequence (autograd may run backward in another thread). What dies never sends:
+its end is noted (ends.py), and releases and chores go out with, or before, the next request, or by
+themselves a moment later (flusher.py).
 
 Death of the daemon shows as hang-up of the control socket. Then the client connects again (starting
 a daemon if it may), passes its segments, repeats what the ledger holds and then the request at
@@ -33,6 +33,7 @@ import torch
 from gradd import control, daemon, errors, interrupts, protocol
 from gradd.changes import Snapshot
 from gradd.control import ConnectionLost
+from gradd.ends import Ends
 from gradd.flusher import Flusher
 from gradd.replay import Ledger
 from gradd.ring import Pool
@@ -65,6 +66,7 @@ class Client:
         self._segments: dict[int, Segment] = {}
         self._releases: deque[int] = deque()
         self._chores: deque[tuple[str, dict[str, Any]]] = deque()
+        self.ends = Ends()
         self.flusher = Flusher(self)
         self.parameters = Pool(self, watched=True)
         self.gradients = Pool(self)
@@ -90,6 +92,7 @@ class Client:
         """
         with self.lock, interrupts.held():
             self._check_process()
+            self.ends.settle()
             failures = 0
             while True:
                 try:
@@ -371,7 +374,6 @@ class Client:
         """Queues the release of a run. Any thread, any time."""
         self.ledger.forget_run(run)
         self._releases.append(run)
-        self.flusher.ask()
 
     def later(self, verb: str, fields: dict[str, Any]) -> None:
         """Queues a request that has no result. Any thread, any time."""
@@ -380,30 +382,35 @@ class Client:
         elif verb == "plan.drop":
             self.ledger.plans.pop(fields["plan"], None)
         self._chores.append((verb, fields))
-        self.flusher.ask()
+
+    def _pools(self) -> list[Pool]:
+        return [self.parameters, self.gradients, self.state, self.ring, *self._retired]
 
     def flush(self) -> None:
         """Sends what finalizers have queued."""
         with self.lock:
-            for pool in (self.parameters, self.gradients, self.state, self.ring, *self._retired):
+            for pool in self._pools():
                 pool.drain()
             if self._wire is not None and (self._releases or self._chores):
                 self.request("release", {"runs": []})
 
     def flush_leftovers(self) -> None:
         """The same in a thread of its own; a daemon that has died is the next request's matter."""
+        queued = (self._releases, self._chores, self.ends.died)
+        if not any(queued) and not any(pool.returned for pool in self._pools()):
+            return
         with self.lock:
-            self.flusher.begin()
             if self._wire is None or self.closed or self.pid != os.getpid():
                 return
-            for pool in (self.parameters, self.gradients, self.state, self.ring, *self._retired):
+            for pool in self._pools():
                 pool.drain()
-            if self._releases or self._chores:
-                with contextlib.suppress(ConnectionLost):
-                    self._do_chores()
+            with contextlib.suppress(ConnectionLost):
+                self._do_chores()
 
     def unreleased_runs(self) -> list[int]:
         """Runs whose forward would be replayed after a restart."""
+        with self.lock:
+            self.ends.settle()
         return list(self.ledger.runs)
 
     def _drain_retired(self) -> None:

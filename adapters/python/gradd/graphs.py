@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,10 +51,6 @@ class Plan:
     input_grads: tuple[str, ...]
     grad_outputs: tuple[int, ...]
     layout: Layout
-
-    def __del__(self) -> None:
-        # Runs hold their plan: the daemon keeps it until the last of them is released.
-        self.client.later("plan.drop", {"plan": self.info.id})
 
 
 def check_supported(info: protocol.GraphInfo, cap: Capture) -> None:
@@ -229,6 +226,8 @@ class Graph:
             [(t.dtype, tuple(t.shape)) for t in (self.places[i].get() for i in params)]
         )
         plan = Plan(client, self.info, info, outputs, names, input_grads, grad_outputs, layout)
+        # Runs hold their plan: the daemon keeps it until the last of them is released.
+        client.ends.watch(plan, partial(client.later, "plan.drop", {"plan": info.id}))
         self.plans[key] = plan
         if len(self.plans) > _PLANS:
             self.plans.popitem(last=False)

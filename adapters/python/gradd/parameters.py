@@ -19,6 +19,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,23 +64,21 @@ class Binding:
     the parameters have moved since.
     """
 
-    __slots__ = ("_blocks", "_client", "id")
+    __slots__ = ("__weakref__", "id")
 
     def __init__(self, client: Client, homes: Sequence[Home]) -> None:
-        self._client = client
-        self._blocks: list[Block] | None = None  # the daemon does not know it yet
         self.id = client.next_id()
         client.bind(self.id, [home.wire() for home in homes])
-        self._blocks = []
-        for home in homes:
-            home.block.pins += 1
-            self._blocks.append(home.block)
+        blocks = [home.block for home in homes]
+        for block in blocks:
+            block.pins += 1
+        client.ends.watch(self, partial(_unbind, client, self.id, blocks))
 
-    def __del__(self) -> None:
-        if self._blocks is not None:
-            self._client.later("unbind", {"bind": self.id})
-            for block in self._blocks:
-                block.drop()
+
+def _unbind(client: Client, bind: int, blocks: Sequence[Block]) -> None:
+    client.later("unbind", {"bind": bind})
+    for block in blocks:
+        block.drop()
 
 
 class Place:

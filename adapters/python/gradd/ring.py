@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradd import errors, watch
+from gradd.ends import Tie, tie
 from gradd.shm import ALIGN, DTYPE_CODES, Segment, make_tensor, nbytes, round_up
 
 if TYPE_CHECKING:
@@ -30,20 +30,6 @@ if TYPE_CHECKING:
 _MOVED_BYTES = 1 << 20
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # a subclass may have no memory of its own
 _EXACT_SEGMENTS = 16  # of a client, with just the bytes that were asked for
-
-
-class _Tie(weakref.ref):
-    """Weak reference to an exporter that knows its block."""
-
-    __slots__ = ("block",)
-    # By identity: a weak reference hashes as what it refers to, which cannot be hashed here.
-    __hash__ = object.__hash__
-    __eq__ = object.__eq__
-
-
-def _exporter_died(tie: _Tie) -> None:
-    tie.block.returned.append(tie)
-    tie.block.pool.client.flusher.ask()
 
 
 class Block:
@@ -65,7 +51,7 @@ class Block:
         self.offset = offset
         self.size = size
         self.pins = 1
-        self.ties: set[_Tie] = set()
+        self.ties: set[Tie] = set()
 
     def tensor(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> torch.Tensor:
         """A new tensor on the block; the block stays busy until no tensor shares its storage."""
@@ -73,9 +59,7 @@ class Block:
         if size == 0:
             return torch.empty(tuple(shape), dtype=dtype)
         exporter = self.segment.export(self.offset + offset, size)
-        tie = _Tie(exporter, _exporter_died)
-        tie.block = self
-        self.ties.add(tie)
+        self.ties.add(tie(exporter, self.returned, self))
         self.pins += 1
         return make_tensor(exporter, dtype, shape)
 
@@ -98,7 +82,6 @@ class Block:
     def drop(self) -> None:
         """The owner lets go; safe in finalizers of any thread. Takes effect at the next drain."""
         self.returned.append(self)
-        self.pool.client.flusher.ask()
 
     @property
     def idle(self) -> bool:
@@ -137,7 +120,7 @@ class Pool:
         self.watched = watched
         self.peak_bytes = 0
         self._emptied = 0
-        self.returned: deque[_Tie | Block] = deque()
+        self.returned: deque[Tie | Block] = deque()
         # Without this table a block that only tensors hold would be a cycle of block and weak
         # references: the collector would take it and nobody would hear of the exporter's end.
         self.live: dict[tuple[int, int], Block] = {}
@@ -146,12 +129,13 @@ class Pool:
 
     def drain(self) -> None:
         """Gives ranges whose last pin is gone back to the free list."""
+        self.client.ends.settle()
         while self.returned:
             item = self.returned.popleft()
             if isinstance(item, Block):
                 block = item
             else:
-                block = item.block
+                block = item.what
                 block.ties.discard(item)
             block.pins -= 1
             if block.pins == 0:
@@ -163,7 +147,7 @@ class Pool:
         Raises:
             NoSpaceError: There is no memory for another segment.
         """
-        if self.returned:
+        if self.returned or self.client.ends.died:
             self.drain()
         size = round_up(max(size, 1))
         found = self._take(size)

@@ -26,6 +26,35 @@ if TYPE_CHECKING:
     from gradd.parameters import Binding
 
 
+class _Held:
+    """What a run holds until it is released (outputs) or has ended (inputs)."""
+
+    __slots__ = ("client", "done", "id", "inputs", "outputs")
+
+    def __init__(self, client: Client, inputs: Sequence[Block] = ()) -> None:
+        self.client = client
+        self.id = client.next_id()
+        self.done = False
+        self.inputs = list(inputs)
+        self.outputs: list[Block] = []
+
+    def release(self) -> None:
+        """The daemon may forget the run."""
+        if not self.done:
+            self.done = True
+            self.client.release(self.id)
+            for block in self.outputs:
+                block.drop()
+            self.outputs = []
+
+    def end(self) -> None:
+        """Releases everything."""
+        self.release()
+        for block in self.inputs:
+            block.drop()
+        self.inputs = []
+
+
 class Run:
     """A forward in the daemon. Methods take the client's lock themselves."""
 
@@ -62,14 +91,16 @@ class Run:
         self.seed = seed
         self.flags = flags
         self.counts: Counter[str] = Counter() if counts is None else counts
-        self.id = client.next_id()
-        self.done = False
         self._sources = list(inputs)
-        self._inputs: list[Block] = []
         self._types = [(t.dtype, tuple(t.shape)) for t in inputs]
-        self._outputs: list[Block] = []
         self._read = Snapshot(bound)
         self._again_of = ""  # the output that this run repeats another one for
+        self._hold(_Held(client))
+
+    def _hold(self, held: _Held) -> None:
+        self._held = held
+        self.id = held.id
+        self.client.ends.watch(self, held.end)
 
     # ---- forward ----
 
@@ -82,7 +113,7 @@ class Run:
             for dtype_code, dims in self.plan.info.outputs:
                 dtype = DTYPES[dtype_code]
                 block = self.client.ring.allocate(nbytes(dtype, dims))
-                self._outputs.append(block)
+                self._held.outputs.append(block)
                 tensors.append(block.tensor(dtype, dims))
                 wires.append(block.wire(dtype, dims))
             fields = self._forward_fields(self.id, self.plan, wires)
@@ -97,14 +128,14 @@ class Run:
         with torch.no_grad():
             for source, (dtype, shape) in zip(self._sources, self._types, strict=True):
                 block = self.client.ring.allocate(nbytes(dtype, shape))
-                self._inputs.append(block)
+                self._held.inputs.append(block)
                 block.fill(source.detach(), dtype, shape)
         self._sources = []
 
     def _forward_fields(self, run: int, plan: Plan, outputs: list) -> dict:
         wires = [
             b.wire(dtype, shape)
-            for b, (dtype, shape) in zip(self._inputs, self._types, strict=True)
+            for b, (dtype, shape) in zip(self._held.inputs, self._types, strict=True)
         ]
         return {
             "plan": plan.info.id,
@@ -128,7 +159,7 @@ class Run:
             keep: The activations stay for another backward.
         """
         with self.client.lock, interrupts.held():
-            if self.done:
+            if self._held.done:
                 raise errors.StaleError(
                     "backward through a run that was released: pass retain_graph=True to the "
                     "first backward"
@@ -233,12 +264,9 @@ class Run:
         other = Run.__new__(Run)
         other.__dict__.update(self.__dict__)
         other.plan = plan
-        other.id = self.client.next_id()
-        other.done = False
-        other._outputs = []
-        other._inputs = list(self._inputs)
-        for block in other._inputs:
+        for block in self._held.inputs:
             block.pins += 1
+        other._hold(_Held(self.client, self._held.inputs))
         return other
 
     def repeat(
@@ -297,22 +325,9 @@ class Run:
 
     def release(self) -> None:
         """The daemon may forget the run; the inputs stay for lazy outputs until `end`."""
-        if not self.done:
-            self.done = True
-            self.client.release(self.id)
-            for block in self._outputs:
-                block.drop()
-            self._outputs = []
+        self._held.release()
 
     def end(self) -> None:
         """Releases everything."""
-        self.release()
-        for block in self._inputs:
-            block.drop()
-        self._inputs = []
+        self._held.end()
         self._sources = []
-
-    def __del__(self) -> None:
-        # Also when __init__ failed half-way, and in whatever thread drops the last reference.
-        if "_inputs" in self.__dict__ and "_outputs" in self.__dict__:
-            self.end()
