@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from gradd.export.functions import leaves_of, nodes_of
+from gradd.export.guards.arguments import Fact, told
 from gradd.export.guards.images import is_a
 from gradd.export.guards.slots import Bytes, Contents, Item, Slot
 from gradd.export.guards.tensors import Tensors
@@ -38,16 +39,17 @@ class Source:
 
 
 class Form(Slot):
-    """A place whose tensor or array may be exchanged for one of the same form; `key` is the form.
+    """A place whose tensor or array may be exchanged for one of the same form.
 
-    `owner` is the place that it stands for.
+    `owner` is the place that it stands for, `key` what else forward() has asked the tensor.
     """
 
     __slots__ = ()
     KIND = "form"
 
     def now(self) -> Any:
-        return form(self.owner.now())
+        value = self.owner.now()
+        return (form(value), told(value, self.key)) if self.key else form(value)
 
     def put_back(self) -> None:
         self.owner.put_back()
@@ -196,7 +198,7 @@ class Outside:
         elif id(tensor) in self._elements:
             self.inputs[name] = Source(None, tensor)
             element = Element(tensor, None, None, "a tensor in an outside container")
-            self.slots.append(Form(element, None, form(tensor), element.label))
+            self._watch_form(element, tensor)
         else:
             raise CaptureError(
                 "outside_state",
@@ -210,7 +212,15 @@ class Outside:
         if holder not in self.slots:  # the form of what it holds is watched already
             return
         self.slots = [s for s in self.slots if s is not holder]
-        self.slots.append(Form(holder, None, form(holder.value), holder.label))
+        self._watch_form(holder, holder.value)
+
+    def _watch_form(self, holder: Slot, value: Any) -> None:
+        """The form of what a place holds, and the facts of it that forward() has asked."""
+        facts = [s for s in self.slots if is_a(s, Fact) and s.owner is value]
+        self.slots = [s for s in self.slots if s not in facts]
+        slot = Form(holder, tuple(s.key for s in facts), None, holder.label)
+        slot.value = slot.now()
+        self.slots.append(slot)
 
     def _watch(self, tensor: torch.Tensor) -> None:
         if tensor.is_sparse or tensor.device.type != "cpu" or tensor.nbytes > _WATCHED:

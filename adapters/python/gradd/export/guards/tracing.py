@@ -40,7 +40,7 @@ _OF_MODES = frozenset(
         *("_get_mkldnn_enabled", "_top_saved_tensors_default_hooks"),
         *("_saved_tensors_hooks_is_enabled", "_dispatch_keys", "_dispatch_tls_local_include_set"),
         *("_dispatch_tls_local_exclude_set", "_dispatch_tls_is_dispatch_key_included"),
-        "_dispatch_tls_is_dispatch_key_excluded",
+        *("_dispatch_tls_is_dispatch_key_excluded", "is_autocast_cache_enabled"),
     }
 )
 # Attributes that stand-ins get when they are made; the others are found in their classes.
