@@ -28,6 +28,7 @@ FACTS += rows_of(
         "asks(D['t'].is_leaf)": "D['t'] = torch.ones(3, requires_grad=True) * 1",
         "asks(D['t'].grad_fn is None)": "D['t'].mul_(torch.ones(3, requires_grad=True))",
         "asks(w.retains_grad)": "w.retain_grad()",
+        "asks('Mul' in type(w.grad_fn).__name__)": "w.add_(1)",
         "asks(p._backward_hooks)": "p.register_hook(lambda g: g)",
         "asks(p._post_accumulate_grad_hooks)": "p.register_post_accumulate_grad_hook(print)",
         # Its form, where nothing is computed with it.

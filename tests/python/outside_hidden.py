@@ -309,6 +309,8 @@ HIDDEN += rows_of(
         "len(list(e))": _ADDED,
         "1.+f.__len__()": "ET.SubElement(f,'b',k='5')",
         "len([*e])": _ADDED,
+        "len([*itertools.chain(e)])": _ADDED,
+        "float(len(max((e,), key=lambda q: len(q))[:]))": _ADDED,
         "len(e[:])": _ADDED,
         "float(e[0].attrib['k'])": "e[0].set('k','5')",
         "float(e.find('b').attrib['k'])": "e[0].set('k','5')",
@@ -363,4 +365,52 @@ p.k = 2.; f = F(k=2.)
         "L[0]*p.k*len({p: 1})*len(repr(p))": "L[0]=5.",
         "L[0]*f.k*len(repr(f))": "f.k_=1.; f['k']=5.",
     },
+)
+# Classes and metaclasses that borrow what is called with them; setters in C.
+HIDDEN += rows_of(
+    """
+D = dict(a=2.); L = [2.]; N = [1, 2]
+class G: __getattribute__ = D.get
+g = G()
+class Init(dict): __init__ = dict.update
+class Meta(type):
+    __call__ = D.get; __getitem__ = D.get; __len__ = L.__len__; __instancecheck__ = N.__contains__
+class M(metaclass=Meta): pass
+class Of: __class_getitem__ = D.get
+class Odd:
+    __eq__ = N.__contains__; __hash__ = __index__ = L.__len__; __str__ = D.__repr__
+    __reversed__ = L.__reversed__
+y = Odd()
+class Gives: __get__ = functools.partial(lambda *_: D['a'])
+class H: f = Gives()
+h = H()
+""",
+    {
+        "g.a": "D['a']=5.",
+        "Init(D)['a']": "D['a']=5.",
+        "M('a')": "D['a']=5.",
+        "M['a']": "D['a']=5.",
+        "1.+len(M)": "L.append(3)",
+        "2. if isinstance(3, M) else 5.": "N.append(3)",
+        "Of['a']": "D['a']=5.",
+        "2. if y==3 else 5.": "N.append(3)",
+        "[1,2,3.][y]": "L.append(1)",
+        "hash(y)": "L.append(1)",
+        "len(str(y))": "D['bb']=3",
+        "1.+len(list(reversed(y)))": "L.append(1)",
+        "h.f": "D['a']=5.",
+    },
+)
+HIDDEN += rows_of(
+    """
+class L(list): last = property(len, list.append)
+class D(dict):
+    __getattr__ = dict.get; __setattr__ = dict.__setitem__; __delattr__ = dict.__delitem__
+l, d = L([2.]), D(k=2., n=1)
+def appends(): l.last = 1.; return l[0]
+def sets(): d.n = d.n + 1; return d.k
+def sets_new(): setattr(d, f'n{len(d)}', 1); return d.k
+""",
+    {"appends()": "l[0]=5.", "sets()": "d.k=5.", "sets_new()": "d.k=5."},
+    refused="outside_written",
 )

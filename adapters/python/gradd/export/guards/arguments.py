@@ -81,6 +81,8 @@ def asked_of(tensor: torch.Tensor, name: str) -> str:
 def _told(tensor: torch.Tensor, name: str) -> Any:
     """A fact of a tensor, or ABSENT."""
     try:
+        if name == "grad_fn":
+            return type(tensor.grad_fn)
         if name in FACTS:
             return _answer(tensor, name)
         found = getattr(tensor, name)

@@ -228,6 +228,7 @@ class Calls:
         if cls.__flags__ & (1 << 9) and not cls.__module__.startswith(("torch", "numpy")):
             for name in ("__init__", "__new__"):
                 self._reads.of_class(cls, name)
+            self._reads.made_by(cls, args)
             self._reads.special(type(cls), "__call__")
         if policy.is_shallow(cls.__module__, cls.__name__):
             self._use_all(args)

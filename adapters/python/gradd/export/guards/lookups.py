@@ -175,6 +175,14 @@ class Lookups:
             slot = self.slots["names", id(base), None] = Names(base)
         slot.ask(names)
 
+    def made_by(self, cls: type, args: list) -> None:
+        """A user's class is called: its metaclass, or what makes the object, may be code in C."""
+        self.hidden_call(cls, "__call__", *args)
+        for name, before in (("__new__", [cls]), ("__init__", [])):
+            found = borrowed(cls, name)
+            if found is not ABSENT:
+                self.call(getattr(found, "__func__", found), [*before, *args])
+
     def of_strange(self, value: Any, names: Iterable[str]) -> None:
         """Methods in C of a class that nobody knows: lengths are asked at every call.
 
@@ -239,6 +247,21 @@ class Lookups:
         self.looked_up(kind, name)
         self.special(kind, *_STORING)
 
+    def set_through(self, owner: Any, name: str, value: Any) -> None:
+        """An attribute is written, or deleted without a value, by code in C."""
+        if value is ABSENT:
+            self.hidden_call(owner, "__delattr__", name)
+        else:
+            self.hidden_call(owner, "__setattr__", name, value)
+        found = static(type(owner), name)
+        values = [] if value is ABSENT else [value]
+        if is_a(found, property):
+            setter = found.fset if values else found.fdel
+            if setter is not None and not hasattr(setter, "__code__"):
+                self.call(setter, [owner, *values])
+        elif found is not ABSENT:
+            self.hidden_call(found, "__set__" if values else "__delete__", owner, *values)
+
     def through(self, found: Any, owner: Any, name: str) -> None:
         """super() asks what a class holds for the attribute of an object."""
         if is_a(found, (types.MemberDescriptorType, types.GetSetDescriptorType)):
@@ -263,6 +286,8 @@ class Lookups:
     def checked(self, cls: Any) -> None:
         """isinstance() and issubclass() ask the class of what they are given."""
         self.special(type(cls), *_OF_CHECKS)
+        for name in _OF_CHECKS:
+            self.hidden_call(cls, name)
 
     def _of_type(self, cls: type, name: str) -> None:
         if tracing.of_class(cls, name):

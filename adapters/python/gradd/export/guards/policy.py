@@ -264,7 +264,9 @@ def is_pure(module: str, name: str) -> bool:
 
 def is_value(kind: type) -> bool:
     """True if methods in C of such objects read nothing else."""
-    return kind.__name__ in _VALUES or kind.__module__.partition(".")[0] in ("torch", "numpy")
+    if kind.__module__.partition(".")[0] in ("torch", "numpy"):
+        return True
+    return kind.__name__ in _VALUES and is_standard(kind.__module__)
 
 
 def is_strange(kind: type) -> bool:

@@ -540,12 +540,9 @@ class Reads(Taken, Lookups):
         """
         if not is_a(owner, (torch.Tensor, types.ModuleType, type)):
             self.stores(type(owner), name)
-            if value is ABSENT:
-                self.hidden_call(owner, "__delattr__", name)
-            else:
-                self.hidden_call(owner, "__setattr__", name, value)
-                if name == "__dict__" and is_a(value, dict):
-                    self._owners[id(value)] = value  # of whose age it may be, whoever shows it
+            self.set_through(owner, name, value)
+            if name == "__dict__" and is_a(value, dict):
+                self._owners[id(value)] = value  # of whose age it may be, whoever shows it
         if id(owner) in self.tree:
             self._written.add(("item", id(own_dict(owner)), name))
             self.of_tree.add((id(own_dict(owner)), name))
@@ -826,6 +823,9 @@ class Reads(Taken, Lookups):
                 self.use(key)
         elif is_a(container, type):
             self._of_type(container, "__class_getitem__")
+            found = borrowed(container, "__class_getitem__")
+            if found is not ABSENT and not is_a(found, classmethod):
+                self.call(found, [key])
         elif is_a(container, dict):
             self.special(kind, "__missing__")
             self.hidden_call(container, "__missing__", key)
