@@ -78,8 +78,8 @@ def asked_of(tensor: torch.Tensor, name: str) -> str:
     return name if is_attribute and name.startswith("is_") else ""
 
 
-def _told(tensor: torch.Tensor, name: str) -> Any:
-    """A fact of a tensor, or ABSENT."""
+def told(tensor: torch.Tensor, name: str) -> Any:
+    """A fact for which asked_of() has the name, or ABSENT."""
     try:
         if name == "grad_fn":
             return type(tensor.grad_fn)
@@ -98,18 +98,13 @@ class Fact(Slot):
     KIND = "fact"
 
     def now(self) -> Any:
-        return _told(self.owner, self.key)
+        return told(self.owner, self.key)
 
     def put_back(self) -> None:
         """What forward() does to such a tensor is undone, or refused, by other means."""
 
     def rebind(self) -> None:
         """Facts are compared by value."""
-
-
-def told(value: Any, names: Iterable[str]) -> tuple:
-    """What the tensor in a place tells, whichever that is."""
-    return tuple(_told(value, name) for name in names)
 
 
 def is_fact(name: str) -> bool:

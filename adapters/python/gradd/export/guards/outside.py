@@ -49,7 +49,8 @@ class Form(Slot):
 
     def now(self) -> Any:
         value = self.owner.now()
-        return (form(value), told(value, self.key)) if self.key else form(value)
+        facts = tuple(told(value, name) for name in self.key)
+        return (form(value), facts) if facts else form(value)
 
     def put_back(self) -> None:
         self.owner.put_back()

@@ -32,6 +32,7 @@ from gradd.export.guards.arguments import (
     fact_of,
     is_fact,
     is_plain_fact,
+    told,
 )
 from gradd.export.guards.images import is_a
 from gradd.export.guards.locks import Locks
@@ -203,6 +204,7 @@ class Reads(Taken, Lookups):
         self._hidden: set[tuple[int, str]] = set()  # special methods that are looked at now
         self._cached: list[tuple[Any, list, dict]] = []
         self._late: dict[tuple[int, str], tuple] = {}
+        self._facts: dict[tuple[int, str], tuple[weakref.ref, Any]] = {}
         self.weak: dict[int, weakref.ref] = {}  # found behind weak references, by id
         self._owners: dict[int, Any] = {}  # id of an instance dictionary -> the object
         self._parameters: dict[int, tuple[dict, str]] = {}
@@ -315,7 +317,10 @@ class Reads(Taken, Lookups):
             self._late.setdefault((id(table), key), (table, key, label, by, wanted, self.where))
 
     def note_late(self) -> None:
-        """The forward is over: the places of later()."""
+        """The forward is over: the places of later(), and the facts of tensors."""
+        for (_, asked), (reference, value) in self._facts.items():
+            if (tensor := reference()) is not None:
+                self._add(Fact(tensor, asked, value, f"{asked} of a tensor of outside"))
         for table, key, label, by, wanted, where in self._late.values():
             if key in table or not wanted:
                 self.item(table, key, label, by)
@@ -715,11 +720,14 @@ class Reads(Taken, Lookups):
             self.tensors.exposed(tensor)
 
     def _of_foreign(self, tensor: torch.Tensor, name: str) -> None:
-        """What a tensor of outside tells of itself, also where nothing is computed with it."""
-        if self.tensors.is_foreign(tensor) and (asked := asked_of(tensor, name)):
-            slot = Fact(tensor, asked, None, f"{asked} of a tensor of outside")
-            slot.value = slot.now()
-            self.slots.setdefault((Fact.KIND, id(tensor), asked), slot)
+        """What a tensor of outside tells of itself, also where nothing is computed with it.
+
+        Weakly until the forward is over: it may be an activation.
+        """
+        asked = asked_of(tensor, name) if self.tensors.is_foreign(tensor) else ""
+        known = self._facts.get((id(tensor), asked))
+        if asked and (known is None or known[0]() is not tensor):
+            self._facts[id(tensor), asked] = (weakref.ref(tensor), told(tensor, asked))
 
     def _of_memory(self, tensor: torch.Tensor, name: str) -> None:
         """What a view tells of the memory that it shares, and so of an argument perhaps."""
