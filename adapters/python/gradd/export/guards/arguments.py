@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from gradd.export.guards import images
@@ -63,16 +64,26 @@ _ASKED = frozenset(
         "is_non_overlapping_and_dense",
     }
 )
+FORM = "form"  # all that code in C may ask a tensor that it is handed
 # Attributes, beside those that begin with is_.
 _ATTRIBUTES = frozenset(
     {"shape", "dtype", "device", "layout", "requires_grad", "_version", "grad_dtype", "name"}
 )
 
 
+def form(value: Any) -> tuple:
+    """What a graph assumes about an input."""
+    if images.is_a(value, np.ndarray):
+        return (np.ndarray, value.dtype.str, value.shape)
+    if not images.is_a(value, torch.Tensor):
+        return (type(value),)
+    return (type(value), value.dtype, tuple(value.shape), value.requires_grad, value.device.type)
+
+
 def asked_of(tensor: torch.Tensor, name: str) -> str:
     """The fact of a tensor that an attribute or method tells, or "" if it computes or is none."""
     name = _METHODS.get(name, name)
-    if name in FACTS or name in _ASKED or name in _ATTRIBUTES:
+    if name in FACTS or name in _ASKED or name in _ATTRIBUTES or name == FORM:
         return name
     is_attribute = isinstance(static(type(tensor), name), types.GetSetDescriptorType)
     return name if is_attribute and name.startswith("is_") else ""
@@ -81,6 +92,8 @@ def asked_of(tensor: torch.Tensor, name: str) -> str:
 def told(tensor: torch.Tensor, name: str) -> Any:
     """A fact for which asked_of() has the name, or ABSENT."""
     try:
+        if name == FORM:
+            return form(tensor)
         if name == "grad_fn":
             return type(tensor.grad_fn)
         if name in FACTS:

@@ -527,7 +527,7 @@ class Calls:
             self._reads.stored(tensor, *args[:2])
         elif name == "retain_grad" and not tensor.is_leaf:
             self._reads.effect("calls retain_grad() of a result")
-        self._use_all(args)
+        self._use_all([tensor, *args])
 
     def _of_lock(self, lock: Any, name: str, args: list) -> None:
         if name == "locked":

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from gradd.export.functions import leaves_of, nodes_of
-from gradd.export.guards.arguments import Fact, told
+from gradd.export.guards.arguments import FORM, Fact, form, told
 from gradd.export.guards.images import is_a
 from gradd.export.guards.slots import Bytes, Contents, Item, Slot
 from gradd.export.guards.tensors import Tensors
@@ -70,15 +70,6 @@ class Element(Slot):
 
     def put_back(self) -> None:
         """It stays where it is, in whatever form."""
-
-
-def form(value: Any) -> tuple:
-    """What a graph assumes about an input."""
-    if is_a(value, np.ndarray):
-        return (np.ndarray, value.dtype.str, value.shape)
-    if not is_a(value, torch.Tensor):
-        return (type(value),)
-    return (type(value), value.dtype, tuple(value.shape), value.requires_grad, value.device.type)
 
 
 def refuse_trainable(
@@ -219,7 +210,7 @@ class Outside:
         """The form of what a place holds, and the facts of it that forward() has asked."""
         facts = [s for s in self.slots if is_a(s, Fact) and s.owner is value]
         self.slots = [s for s in self.slots if s not in facts]
-        slot = Form(holder, tuple(s.key for s in facts), None, holder.label)
+        slot = Form(holder, tuple(s.key for s in facts if s.key != FORM), None, holder.label)
         slot.value = slot.now()
         self.slots.append(slot)
 
