@@ -82,8 +82,9 @@ FACTS += rows_of(
     "self.listed = [torch.ones(3)]",
 )
 FACTS += rows_of(
-    "def asks(answer): return 2. if answer else 3.",
+    "t, v = torch.ones(3), torch.ones(3)\ndef asks(answer): return 2. if answer else 3.",
     {
+        "asks(t.is_set_to(v))": "t.set_(v)",
         "asks(self.lin.weight._version > 1)": "net.lin.weight.data.add_(1.)",
         "asks(self.b.is_shared())": "net.b.share_memory_()",
         "asks(self.b._version > 2)": "net.b.add_(1.).sub_(1.).add_(0.)",

@@ -83,8 +83,10 @@ def _stand_ins() -> tuple[tuple[type, ...], frozenset[str]]:
 
 
 def of_tensor(tensor: torch.Tensor, name: str) -> bool:
-    """True for attributes that only stand-ins have, and for all attributes at once."""
-    return name == "__dict__" or name in _stand_ins()[1] and name not in tensor.__dict__
+    """True for what only stand-ins have, for all attributes at once, and for whose memory it is."""
+    return (
+        name in ("__dict__", "is_set_to") or name in _stand_ins()[1] and name not in tensor.__dict__
+    )
 
 
 def is_stand_in(cls: Any) -> bool:
