@@ -414,3 +414,50 @@ def sets_new(): setattr(d, f'n{len(d)}', 1); return d.k
     {"appends()": "l[0]=5.", "sets()": "d.k=5.", "sets_new()": "d.k=5."},
     refused="outside_written",
 )
+# Ways around that lead to the same, and ordinary code beside it of which nothing is refused.
+HIDDEN += rows_of(
+    """
+import threading
+D = dict(a=2.); L = [2.]
+class Meta(type):
+    __getattr__ = D.get
+    got = property(operator.attrgetter('v'))
+class C(metaclass=Meta): v = 2.
+class A: give = D.get
+a, o = A(), types.SimpleNamespace(give=D.get)
+class P(nn.Module):
+    k = 2.
+    of = property(operator.attrgetter('k')); __len__ = L.__len__
+p = P()
+held, lock = threading.Condition(), threading.RLock()
+def notifies():
+    with held: held.notify_all()
+    return L[0]
+def owned():
+    with lock: return L[0] * lock._is_owned()
+class Locked:
+    __enter__ = lock.acquire
+    def __exit__(self, *_): lock.release()
+def locked():
+    with Locked(): return L[0]
+def caught():
+    try: raise ValueError(L[0])
+    except ValueError as e: return e.args[0] * (e.__cause__ is None)
+def gives():
+    found = (v for v in L)
+    return sum(found) * (found.gi_frame is None)
+""",
+    {
+        "C.a": "D['a']=5.",
+        "C.got": "C.v=5.",
+        "operator.methodcaller('give','a')(a)": "D['a']=5.",
+        "operator.methodcaller('give','a')(o)": "D['a']=5.",
+        "p.of": "p.k=5.",
+        "1.*len(p)": "L.append(3.)",
+        "notifies()": "L[0]=5.",
+        "owned()": "L[0]=5.",
+        "locked()": "L[0]=5.",
+        "caught()": "L[0]=5.",
+        "gives()": "L[0]=5.",
+    },
+)

@@ -29,7 +29,7 @@ from gradd.export.guards.arguments import asked_of
 from gradd.export.guards.contexts import Contexts
 from gradd.export.guards.images import is_a
 from gradd.export.guards.imports import Imports
-from gradd.export.guards.lookups import borrowed
+from gradd.export.guards.lookups import IN_C, borrowed
 from gradd.export.guards.reads import LAYOUT, Reads
 from gradd.export.guards.slots import ABSENT, static
 from gradd.export.guards.taken import own_dict
@@ -202,6 +202,8 @@ class Calls:
             self._method(owner, name, args)
         elif is_a(found, types.FunctionType):
             self.called(found, [owner, *args])
+        elif is_a(value := handed.followed(owner, name), IN_C):
+            self.called(value, args)
 
     def _getter(self, function: Any, args: list) -> None:
         for name in function.__reduce__()[1]:
@@ -225,7 +227,7 @@ class Calls:
             self._flag(torch.is_grad_enabled, "torch", "is_grad_enabled")  # it may stay on
         if policy.is_opener(cls):
             self._reads.blank(f"makes a {cls.__module__}.{cls.__qualname__}")
-        if cls.__flags__ & (1 << 9) and not cls.__module__.startswith(("torch", "numpy")):
+        if cls.__flags__ & (1 << 9) and not policy.is_of_arrays(cls):
             for name in ("__init__", "__new__"):
                 self._reads.of_class(cls, name)
             self._reads.made_by(cls, args)

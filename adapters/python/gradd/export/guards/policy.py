@@ -262,11 +262,14 @@ def is_pure(module: str, name: str) -> bool:
     return module in _PURE or name in _PURE_ELSEWHERE.get(module, ())
 
 
+def is_of_arrays(kind: type) -> bool:
+    """True for classes of torch and numpy, not for those of packages with such a name."""
+    return kind.__module__.partition(".")[0] in ("torch", "numpy")
+
+
 def is_value(kind: type) -> bool:
     """True if methods in C of such objects read nothing else."""
-    if kind.__module__.partition(".")[0] in ("torch", "numpy"):
-        return True
-    return kind.__name__ in _VALUES and is_standard(kind.__module__)
+    return is_of_arrays(kind) or kind.__name__ in _VALUES and is_standard(kind.__module__)
 
 
 def is_strange(kind: type) -> bool:

@@ -381,7 +381,7 @@ class Reads(Taken, Lookups):
                 if "__len__" in names:
                     self.tensors.note(value)
                     self._of_foreign(value, "size")
-            elif not (is_fixed(kind) or kind.__module__.startswith(("torch", "numpy"))):
+            elif not (is_fixed(kind) or policy.is_of_arrays(kind)):
                 others = [v for v in values if v is not value]
                 for name in names:
                     self.of_class(kind, name)
@@ -846,7 +846,7 @@ class Reads(Taken, Lookups):
             else:
                 self.contents(container)
         elif not is_a(container, (str, bytes, tuple, range, type, types.GenericAlias)):
-            if not kind.__module__.startswith(("torch", "numpy")):
+            if not policy.is_of_arrays(kind):
                 self.blank(f"reads an element of a {kind.__name__}", container)
 
     def contains(self, container: Any, key: Any) -> None:
