@@ -210,7 +210,6 @@ class S: __slots__=('a',)
 c=S(); c.a=2.
 """,
     {"sum(map(S.a.__get__,[c]))": "c.a=5."},
-    refused="outside_state",
 )
 CALLED += rows_of(
     """

@@ -47,6 +47,7 @@ LOGGER = logging.getLogger("gradd_test_process")
 HANDLER = logging.NullHandler()
 EVENT = threading.Event()
 LOCK = threading.Lock()
+COUNTED = threading.RLock()
 COUNT = threading.Semaphore(2)
 THREAD = threading.current_thread()
 THING = Thing()
@@ -120,6 +121,18 @@ def _context() -> decimal.Context:
     return decimal.getcontext()
 
 
+def _around_a_region() -> bool:
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = torch.get_autocast_dtype("cpu") is torch.bfloat16
+    return inside and torch.get_autocast_dtype("cpu") is torch.float16
+
+
+def _counted_no_more() -> None:
+    if COUNTED._is_owned():
+        COUNTED.release()
+
+
+_TYPES = _call(functools.partial(torch.set_autocast_dtype, "cpu"), torch.bfloat16, torch.float16)
 _LEVELS = _call(LOGGER.setLevel, logging.WARNING, logging.DEBUG)
 _ON_DISK = (_no_file, _file)
 _PRECISION = (lambda: setattr(_context(), "prec", 28), lambda: setattr(_context(), "prec", 1))
@@ -142,6 +155,17 @@ WATCHED.update(
         ),
         "an event": (lambda: EVENT.is_set(), EVENT.clear, EVENT.set),
         "a lock": (lambda: LOCK.locked(), _unlocked, LOCK.acquire),
+        "a lock that counts": (lambda: COUNTED._is_owned(), _counted_no_more, COUNTED.acquire),
+        "autocast's type": (lambda: torch.get_autocast_dtype("cpu") is torch.float16, *_TYPES),
+        "autocast's type by keyword": (
+            lambda: torch.get_autocast_dtype(device_type="cpu") is torch.float16,
+            *_TYPES,
+        ),
+        "autocast's type elsewhere": (
+            lambda: torch.get_autocast_dtype("cuda") is torch.bfloat16,
+            *_call(lambda t: torch.set_autocast_dtype("cuda", t), torch.float16, torch.bfloat16),
+        ),
+        "autocast's type around a region": (_around_a_region, *_TYPES),
         "a semaphore": (lambda: COUNT._value, COUNT.release, COUNT.acquire),
         "the thread's name": (
             lambda: threading.current_thread().name == "other",
@@ -225,6 +249,10 @@ REFUSED.update(
             lambda: LOCK.acquire(blocking=False) and (LOCK.release() or 1),
             _unlocked,
             LOCK.acquire,
+        ),
+        "autocast's cache": (
+            lambda: torch.is_autocast_cache_enabled(),
+            *_call(torch.set_autocast_cache_enabled, False, True),
         ),
         "a cache's statistics": (
             lambda: kept.cache_info().currsize,

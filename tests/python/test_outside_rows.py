@@ -6,7 +6,9 @@ import copy
 import weakref
 
 import outside_encoded
+import outside_facts
 import outside_handed
+import outside_hidden
 import outside_lists
 import outside_memory
 import outside_more
@@ -29,6 +31,8 @@ _LISTS = (
     outside_lists.LISTS,
     outside_weak.BEHIND,
     outside_more.MORE,
+    outside_hidden.HIDDEN,
+    outside_facts.FACTS,
 )
 ROWS = {
     **outside_patterns.ENDS,

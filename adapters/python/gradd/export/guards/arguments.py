@@ -6,13 +6,15 @@ forward asks for such, a capture holds for calls whose tensors give the same ans
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from gradd.export.guards import images
-from gradd.export.guards.slots import ABSENT
+from gradd.export.guards.slots import ABSENT, Slot, static
 from gradd.watch import untyped_storage
 
 
@@ -40,9 +42,82 @@ FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "_is_zerotensor": lambda t: t._is_zerotensor(),
     "names": lambda t: t.names,
     "has_names": lambda t: t.has_names(),
+    "is_pinned": lambda t: t.is_pinned(),
     **dict.fromkeys(STORAGES, _room),
     "__dict__": lambda t: tuple(t.__dict__.items()),
 }
+
+
+# What the methods of a tensor tell that compute nothing, by the attributes that decide it.
+_METHODS = {
+    **dict.fromkeys(("size", "dim", "ndimension", "numel", "nelement", "is_same_size"), "shape"),
+    **dict.fromkeys(("type", "element_size", "is_floating_point", "is_complex"), "dtype"),
+    **dict.fromkeys(("is_signed", "itemsize"), "dtype"),
+    **dict.fromkeys(("ndim", "nbytes"), "shape"),
+    **dict.fromkeys(("get_device", "is_cuda", "is_cpu"), "device"),
+}
+# Those that are asked themselves.
+_ASKED = frozenset(
+    {
+        *("stride", "storage_offset", "is_contiguous", "dim_order", "is_coalesced", "sparse_dim"),
+        *("dense_dim", "_nnz", "qscheme", "q_scale", "q_zero_point", "is_inference"),
+        "is_non_overlapping_and_dense",
+    }
+)
+FORM = "form"  # all that code in C may ask a tensor that it is handed
+# Attributes, beside those that begin with is_.
+_ATTRIBUTES = frozenset(
+    {"shape", "dtype", "device", "layout", "requires_grad", "_version", "grad_dtype", "name"}
+)
+
+
+def form(value: Any) -> tuple:
+    """What a graph assumes about an input."""
+    if images.is_a(value, np.ndarray):
+        return (np.ndarray, value.dtype.str, value.shape)
+    if not images.is_a(value, torch.Tensor):
+        return (type(value),)
+    return (type(value), value.dtype, tuple(value.shape), value.requires_grad, value.device.type)
+
+
+def asked_of(tensor: torch.Tensor, name: str) -> str:
+    """The fact of a tensor that an attribute or method tells, or "" if it computes or is none."""
+    name = _METHODS.get(name, name)
+    if name in FACTS or name in _ASKED or name in _ATTRIBUTES or name == FORM:
+        return name
+    is_attribute = isinstance(static(type(tensor), name), types.GetSetDescriptorType)
+    return name if is_attribute and name.startswith("is_") else ""
+
+
+def told(tensor: torch.Tensor, name: str) -> Any:
+    """A fact for which asked_of() has the name, or ABSENT."""
+    try:
+        if name == FORM:
+            return form(tensor)
+        if name == "grad_fn":
+            return type(tensor.grad_fn)
+        if name in FACTS:
+            return _answer(tensor, name)
+        found = getattr(tensor, name)
+        return found() if name in _ASKED else found
+    except Exception:  # not every kind of tensor knows everything
+        return ABSENT
+
+
+class Fact(Slot):
+    """What the tensor `owner` of outside tells under the name `key`."""
+
+    __slots__ = ()
+    KIND = "fact"
+
+    def now(self) -> Any:
+        return told(self.owner, self.key)
+
+    def put_back(self) -> None:
+        """What forward() does to such a tensor is undone, or refused, by other means."""
+
+    def rebind(self) -> None:
+        """Facts are compared by value."""
 
 
 def is_fact(name: str) -> bool:

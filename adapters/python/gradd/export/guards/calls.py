@@ -25,12 +25,13 @@ import numpy as np
 import torch
 
 from gradd.export.guards import handed, images, locks, methods, policy, tracing
-from gradd.export.guards.arguments import FACTS
+from gradd.export.guards.arguments import asked_of
 from gradd.export.guards.contexts import Contexts
 from gradd.export.guards.images import is_a
 from gradd.export.guards.imports import Imports
+from gradd.export.guards.lookups import IN_C, borrowed
 from gradd.export.guards.reads import LAYOUT, Reads
-from gradd.export.guards.slots import static
+from gradd.export.guards.slots import ABSENT, static
 from gradd.export.guards.taken import own_dict
 
 _BY_KEY = frozenset(
@@ -67,6 +68,7 @@ _NOT_USED = frozenset(
 )
 _SCREENS = (sys.stdout, sys.stderr)
 _SHARING = frozenset({"from_numpy", "as_tensor", "asarray"})  # tensors over an array's memory
+_FIELDS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _CACHED = type(functools.lru_cache(len))
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _GRAD_FLAGS = frozenset({"is_grad_enabled", "is_inference_mode_enabled"})
@@ -84,6 +86,7 @@ class Calls:
     def __init__(self, reads: Reads) -> None:
         self._reads = reads
         self._names: Callable[[], tuple[str, ...]] = tuple
+        reads.call = self._hidden
         self.contexts = Contexts(reads.answer)
         self.imports = Imports(reads)
 
@@ -94,6 +97,14 @@ class Calls:
             self.called(function, args)
         finally:
             self._names = tuple  # which leads to the frame of the call
+
+    def _hidden(self, function: Any, args: list) -> None:
+        """A call that no instruction shows: without arguments by name."""
+        before, self._names = self._names, tuple
+        try:
+            self.called(function, args)
+        finally:
+            self._names = before
 
     def called(self, function: Any, args: list) -> None:
         """function(*args) is about to run; keyword arguments are at the end of `args`."""
@@ -159,6 +170,8 @@ class Calls:
             reads.library_object(function)
             if is_a(function, torch.nn.Module):
                 reads.attribute(function, "forward")
+        elif borrowed(kind, "__call__") is not ABSENT:
+            reads.hidden_call(function, "__call__", *args)
         elif kind in (operator.attrgetter, operator.itemgetter):
             self._getter(function, args)
         elif kind.__name__ == "cython_function_or_method":
@@ -189,6 +202,8 @@ class Calls:
             self._method(owner, name, args)
         elif is_a(found, types.FunctionType):
             self.called(found, [owner, *args])
+        elif is_a(value := handed.followed(owner, name), IN_C):
+            self.called(value, args)
 
     def _getter(self, function: Any, args: list) -> None:
         for name in function.__reduce__()[1]:
@@ -212,9 +227,10 @@ class Calls:
             self._flag(torch.is_grad_enabled, "torch", "is_grad_enabled")  # it may stay on
         if policy.is_opener(cls):
             self._reads.blank(f"makes a {cls.__module__}.{cls.__qualname__}")
-        if cls.__flags__ & (1 << 9) and not cls.__module__.startswith(("torch", "numpy")):
+        if cls.__flags__ & (1 << 9) and not policy.is_of_arrays(cls):
             for name in ("__init__", "__new__"):
                 self._reads.of_class(cls, name)
+            self._reads.made_by(cls, args)
             self._reads.special(type(cls), "__call__")
         if policy.is_shallow(cls.__module__, cls.__name__):
             self._use_all(args)
@@ -324,11 +340,13 @@ class Calls:
         if module == "builtins" and self._by_name(function, name, args):
             return
         self._reads.layout |= LAYOUT & {name}
-        if args and is_a(args[0], torch.Tensor) and name in FACTS:
+        if args and is_a(args[0], torch.Tensor) and asked_of(args[0], name):
             self._reads.attribute(args[0], name)
         if tracing.of_function(module, name) and self._reads.asks_tracer(f"calls {name}()"):
             return
-        if name in _GRAD_FLAGS or not args and policy.is_flag(module, name):
+        if name in policy.TYPES_OF_AUTOCAST:
+            self._reads.cast(policy.TYPES_OF_AUTOCAST[name] or args[0])
+        elif name in _GRAD_FLAGS or not args and policy.is_flag(module, name):
             self._flag(function, module, name)
         elif policy.is_asked(module, name):
             self._ask(function, f"{module}.{name}", args)
@@ -422,9 +440,18 @@ class Calls:
             self._take_arrays("numpy", name, args)  # shuffle() and `out` write into them
         elif name in ("__getattribute__", "__setattr__", "__delattr__", "__getattr__"):
             if args and is_a(args[0], str):
-                reads.generic(owner, args[0])
+                if is_a(owner, (type, types.ModuleType, super)):
+                    reads.attribute(owner, args[0])
+                elif name == "__setattr__" and args[0] == "__dict__":
+                    reads.stored(owner, *args[:2])
+                else:
+                    reads.generic(owner, args[0])
         elif is_a(owner, types.GetSetDescriptorType) and name in ("__set__", "__delete__"):
             self._reads.stored(args[0], owner.__name__, *args[1:2])
+        elif name == "__get__" and is_a(owner, property):
+            reads.getter(owner, args[0])
+        elif name == "__get__" and is_a(owner, _FIELDS):
+            reads.attribute(args[0], owner.__name__)
         elif is_a(owner, type):
             if not policy.is_pure_of_class(owner, name):
                 reads.blank(f"calls {owner.__module__}.{owner.__qualname__}.{name}()")
@@ -461,7 +488,7 @@ class Calls:
             self._of_lock(owner, name, args)
         elif type(owner) is _CACHED and name in ("cache_info", "cache_clear"):
             reads.blank(f"calls {name}() of {getattr(owner, '__qualname__', 'a cache')}", owner)
-        elif policy.is_value(type(owner)):
+        elif policy.is_value(type(owner)) or is_a(owner, policy.IMMUTABLE):
             if is_a(owner, str) and name in ("format", "format_map", "__mod__"):
                 reads.operated(methods.TEXT, *args)
                 self._formatted(owner, name, args)
@@ -494,7 +521,7 @@ class Calls:
             self._reads.attribute(behind, name)  # its frames show what it reads
 
     def _of_tensor(self, tensor: torch.Tensor, name: str, args: list) -> None:
-        if name in FACTS or name in LAYOUT:
+        if name in LAYOUT or asked_of(tensor, name):
             self._reads.attribute(tensor, name)
         if name == "requires_grad_":
             self._reads.flagged(tensor, args[0] if args else True)
@@ -502,11 +529,14 @@ class Calls:
             self._reads.stored(tensor, *args[:2])
         elif name == "retain_grad" and not tensor.is_leaf:
             self._reads.effect("calls retain_grad() of a result")
-        self._use_all(args)
+        self._use_all([tensor, *args])
 
     def _of_lock(self, lock: Any, name: str, args: list) -> None:
         if name == "locked":
             self._reads.locked(lock)
+        elif name in ("_is_owned", "_recursion_count"):
+            if not self._reads.locks.held(lock):  # else it tells what forward() did
+                self._reads.answer(getattr(lock, name), f"{name}() of a lock", by=lock)
         elif name == "acquire" and args:  # may give up, and says so
             self._reads.blank("tries to acquire a lock", lock)
         elif name in ("acquire", "__enter__"):

@@ -17,7 +17,7 @@ from typing import Any
 from gradd.export.guards import images, policy
 from gradd.export.guards.images import is_a
 from gradd.export.guards.reads import Reads
-from gradd.export.guards.slots import ABSENT, static
+from gradd.export.guards.slots import ABSENT, is_data, static
 from gradd.export.guards.taken import VIEWS, own_dict
 
 C_METHODS = (
@@ -118,7 +118,7 @@ def followed(owner: Any, name: Any) -> Any:
     found = static(kind, name)
     if type(found) is types.MemberDescriptorType:
         return getattr(owner, name, ABSENT)
-    if hasattr(type(found), "__set__"):
+    if is_data(found):
         return ABSENT
     if table is not None and name in table:
         return table[name]

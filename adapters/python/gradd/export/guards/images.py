@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()
 PLAIN = (
     *(bool, int, str, bytes, type(None), range, torch.dtype, torch.device, torch.layout),
     *(torch.memory_format, types.EllipsisType, types.NotImplementedType),
@@ -71,6 +72,20 @@ def _alike_items(a: dict, b: dict) -> bool:
 def tagged(values: Any) -> set:
     """The elements of a set with their types: {1} and {True} are equal, these are not."""
     return {(type(v), v) for v in values}
+
+
+def plain(value: Any, depth: int = 4) -> Any:
+    """A copy of a plain value, or of containers of such, that alike() compares; else ABSENT."""
+    kind = type(value)
+    if kind in PLAIN or kind in NUMBERS:
+        return value
+    if kind not in (tuple, list, dict, set, frozenset) or not depth:
+        return ABSENT
+    found = (*value, *value.values()) if kind is dict else (*value,)
+    parts = tuple(plain(part, depth - 1) for part in found)
+    if ABSENT in parts:
+        return ABSENT
+    return (kind, frozenset(parts) if kind in (set, frozenset) else parts)
 
 
 def _kind(table: dict) -> Any:

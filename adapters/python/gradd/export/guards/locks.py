@@ -26,6 +26,10 @@ class Locks:
         _, count, before = self._held.get(id(lock), (lock, 0, _holds(lock)))
         self._held[id(lock)] = (lock, count + 1, before)
 
+    def held(self, lock: Any) -> bool:
+        """True for a lock that forward() has acquired and not released."""
+        return self._held.get(id(lock), (lock, 0, 0))[1] > 0
+
     def entered(self, value: Any) -> None:
         """A `with` statement begins; its end is a call of __exit__(), as any other."""
         if is_a(value, KINDS):

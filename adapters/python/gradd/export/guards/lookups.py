@@ -9,15 +9,17 @@ that nothing has been added to the class: the number of names, and the last of t
 
 from __future__ import annotations
 
+import functools
+import operator
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from gradd.export.guards import policy, tracing
+from gradd.export.guards import memory, policy, tracing
 from gradd.export.guards.images import is_a
-from gradd.export.guards.slots import ABSENT, HEAP_TYPE, Slot, static, table_of
+from gradd.export.guards.slots import ABSENT, HEAP_TYPE, Slot, is_data, static, table_of
 
 _IMMUTABLE_TYPE = 1 << 8
 _ANSWERING = ("__getattribute__", "__getattr__")  # for whatever name
@@ -33,12 +35,45 @@ _CONVERSIONS = (
     *("__array_ufunc__", "__array_function__", "__torch_function__", "__dlpack__"),
 )
 _NAMES = frozenset({"__name__", "__qualname__"})  # of classes: kept in C
+_OF_KEYS = frozenset({"__hash__", "__eq__", "__index__"})
+_INHERITED = frozenset({"__bases__", "__base__", "__mro__"})
+_METHODS_IN_C = (
+    *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
+    types.GetSetDescriptorType,
+)
+# What runs without a frame when it is called.
+IN_C = (
+    *(*_METHODS_IN_C, types.BuiltinFunctionType, types.MethodWrapperType, functools.partial),
+    *(operator.attrgetter, operator.itemgetter, operator.methodcaller, type(functools.cache(len))),
+)
 
 
 def is_fixed(cls: type) -> bool:
     """True for classes whose attributes nobody changes."""
     fixed = not cls.__flags__ & HEAP_TYPE or cls.__flags__ & _IMMUTABLE_TYPE
     return bool(fixed) or policy.is_standard(cls.__module__)
+
+
+def holder(cls: type, name: str) -> tuple[type, Any]:
+    """The class among a class and its bases that has a name, and what it has."""
+    for base in type.__dict__["__mro__"].__get__(cls):
+        if name in base.__dict__:
+            return base, base.__dict__[name]
+    return cls, ABSENT
+
+
+def borrowed(cls: type, name: str) -> Any:
+    """Code in C that a user's class has under the name of a special method, or ABSENT.
+
+    `__getattr__ = dict.get` runs without a frame. What a class written in C has itself is no such.
+    """
+    base, found = holder(cls, name)
+    if is_fixed(base) or policy.is_library_module(base.__module__):
+        return ABSENT
+    inner = found.__func__ if is_a(found, (staticmethod, classmethod)) else found
+    if not is_a(inner, (type, *IN_C)) or getattr(inner, "__objclass__", None) in (base, object):
+        return ABSENT
+    return found
 
 
 class Names(Slot):
@@ -100,9 +135,33 @@ def test_of_all(slots: Iterable[Slot], name: Callable[[Any], str]) -> str:
 
 
 class Lookups:
-    """Lookups in classes, metaclasses and modules; everything else is in Reads."""
+    """Lookups in classes, metaclasses and modules; everything else is in Reads.
+
+    Attributes:
+        call: Takes a function and its arguments as a call that is about to be made.
+    """
 
     slots: dict[tuple, Slot]
+    call: Callable[[Any, list], None]
+    _hidden: set[tuple[int, str]]
+
+    def hidden_call(self, owner: Any, name: str, *args: Any) -> None:
+        """Python calls a special method of an object, of which no frame shows anything."""
+        kind, place = type(owner), (id(owner), name)
+        found = borrowed(kind, name)
+        if found is ABSENT or place in self._hidden:  # which asks for others itself
+            return
+        self.of_class(kind, name)
+        self._hidden.add(place)
+        if is_a(found, staticmethod):
+            self.call(found.__func__, [*args])
+        elif is_a(found, classmethod):
+            self.call(found.__func__, [kind, *args])
+        elif is_a(found, _METHODS_IN_C):
+            self.call(found, [owner, *args])
+        else:  # nothing binds it to the object
+            self.call(found, [*args])
+        self._hidden.discard(place)
 
     def looked_up(self, cls: type, *names: str) -> None:
         """A class and its bases are asked for names."""
@@ -115,6 +174,33 @@ class Lookups:
         if slot is None:
             slot = self.slots["names", id(base), None] = Names(base)
         slot.ask(names)
+
+    def made_by(self, cls: type, args: list) -> None:
+        """A user's class is called: its metaclass, or what makes the object, may be code in C."""
+        self.hidden_call(cls, "__call__", *args)
+        for name, before in (("__new__", [cls]), ("__init__", [])):
+            found = borrowed(cls, name)
+            if found is not ABSENT:
+                self.call(getattr(found, "__func__", found), [*before, *args])
+
+    def of_strange(self, value: Any, names: Iterable[str]) -> None:
+        """Methods in C of a class that nobody knows: lengths are asked at every call.
+
+        Which of several methods Python asks for is not known here; that of a key is none.
+        """
+        if not policy.is_strange(type(value)) or memory.is_memory(value):
+            return
+        kind, keyed = type(value), "__hash__" in names
+        for name in names:
+            base, found = holder(kind, name)
+            in_c = is_a(found, _METHODS_IN_C) and found.__objclass__ is base is not object
+            if not in_c or keyed and name in _OF_KEYS or not policy.is_strange(base):
+                continue
+            if name not in ("__len__", "__bool__"):
+                self.blank(f"asks a {kind.__module__}.{kind.__qualname__} for {name}()", value)
+            else:
+                label = f"{kind.__qualname__}.{name}()"
+                self.answer(functools.partial(found, value), label, by=value)
 
     def special(self, cls: type, *names: str) -> None:
         """The same for methods that Python itself calls: what they are counts, too."""
@@ -130,6 +216,9 @@ class Lookups:
         for value in values:
             if not is_a(value, (torch.nn.Module, type)):
                 self.special(type(value), *_CONVERSIONS)
+                if not is_fixed(type(value)):
+                    for name in _CONVERSIONS:
+                        self.hidden_call(value, name)
 
     def defines(self, bases: Iterable[Any]) -> None:
         """A class with these bases is made."""
@@ -158,9 +247,47 @@ class Lookups:
         self.looked_up(kind, name)
         self.special(kind, *_STORING)
 
+    def set_through(self, owner: Any, name: str, value: Any) -> None:
+        """An attribute is written, or deleted without a value, by code in C."""
+        if value is ABSENT:
+            self.hidden_call(owner, "__delattr__", name)
+        else:
+            self.hidden_call(owner, "__setattr__", name, value)
+        found = static(type(owner), name)
+        values = [] if value is ABSENT else [value]
+        if is_a(found, property):
+            setter = found.fset if values else found.fdel
+            if setter is not None and not hasattr(setter, "__code__"):
+                self.call(setter, [owner, *values])
+        elif found is not ABSENT:
+            self.hidden_call(found, "__set__" if values else "__delete__", owner, *values)
+
+    def through(self, found: Any, owner: Any, name: str) -> None:
+        """super() asks what a class holds for the attribute of an object."""
+        if is_a(found, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+            self.answer(functools.partial(found.__get__, owner), f"super().{name}", by=owner)
+        elif is_a(found, property):
+            self.getter(found, owner)
+        else:
+            self.got(found, owner, type(owner))
+
+    def getter(self, found: property, owner: Any) -> bool:
+        """The function of a property is called; False if it is one of Python."""
+        if hasattr(found.fget, "__code__"):
+            return False
+        self.call(found.fget, [owner])
+        return True
+
+    def got(self, found: Any, owner: Any, cls: type) -> None:
+        """What a class holds under a name is asked for the attribute of an object."""
+        if not is_a(found, (types.FunctionType, torch.Tensor)):
+            self.hidden_call(found, "__get__", owner, cls)
+
     def checked(self, cls: Any) -> None:
         """isinstance() and issubclass() ask the class of what they are given."""
         self.special(type(cls), *_OF_CHECKS)
+        for name in _OF_CHECKS:
+            self.hidden_call(cls, name)
 
     def _of_type(self, cls: type, name: str) -> None:
         if tracing.of_class(cls, name):
@@ -171,20 +298,32 @@ class Lookups:
             return
         if name in _NAMES and not is_fixed(cls):
             self.field(cls, name)
+        if name in _INHERITED:
+            self.bases(cls)
         found = static(cls, name)
-        if found is ABSENT and meta is not type:
+        of_meta = static(meta, name)
+        if meta is not type and (found is ABSENT or is_data(of_meta)):
             self.of_class(meta, name)
             self.special(meta, *_ANSWERING)
+            if is_a(of_meta, property):
+                self._computed(cls, name, of_meta)
+            elif of_meta is not ABSENT:
+                self.got(of_meta, cls, meta)
+            elif found is ABSENT:
+                self.hidden_call(cls, "__getattr__", name)
         self.of_class(cls, name)
         if found is not ABSENT:
             self.descriptor(found)
+            self.got(found, None, cls)
 
     def _of_super(self, owner: Any, name: str) -> None:
         start, mro = owner.__thisclass__, owner.__self_class__.__mro__
         for base in mro[mro.index(start) + 1 :]:
             if name in base.__dict__:
+                found = base.__dict__[name]
                 self.of_class(base, name)
-                self.descriptor(base.__dict__[name])
+                self.descriptor(found)
+                self.through(found, owner.__self__, name)
                 return
             if not is_fixed(base):
                 self._asked_of(base, (name,))
@@ -202,13 +341,16 @@ class Lookups:
             self.item(table, name, label, owner)
             return
         self.item(table, "__getattr__", f"{table.get('__name__')}.__getattr__", owner)
+        if is_a(table.get("__getattr__"), IN_C) and static(kind, name) is ABSENT:
+            self.call(table["__getattr__"], [name])
         if kind is types.ModuleType and "__getattr__" not in table:
             self.item(table, name, label, owner)
             return
         self.special(kind, *_ANSWERING)
-        if hasattr(type(static(kind, name)), "__set__"):
+        if is_data(static(kind, name)):
             self.of_class(kind, name)
             self._told(owner, name)
             return
+        self.hidden_call(owner, "__getattr__", name)
         self.of_class(kind, name)
         self.later(table, name, label, by=owner)  # it may be loaded by this read

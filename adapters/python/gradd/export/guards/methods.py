@@ -108,6 +108,8 @@ def of_builtin(function: Any, args: list) -> tuple[str, ...]:
         name, module = one.__name__, one.__module__
         if module == "builtins":
             found += _OF_BUILTINS.get(name, ())
+        elif module == "itertools" and name != "repeat":
+            found += _LOOP
         elif module == "_operator":
             word = name.strip("_")
             plain = word[1:] if word.startswith("i") and word[1:] in _WORDS.values() else word

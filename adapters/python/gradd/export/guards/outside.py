@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from gradd.export.functions import leaves_of, nodes_of
+from gradd.export.guards.arguments import FORM, Fact, form, told
 from gradd.export.guards.images import is_a
 from gradd.export.guards.slots import Bytes, Contents, Item, Slot
 from gradd.export.guards.tensors import Tensors
@@ -38,16 +39,18 @@ class Source:
 
 
 class Form(Slot):
-    """A place whose tensor or array may be exchanged for one of the same form; `key` is the form.
+    """A place whose tensor or array may be exchanged for one of the same form.
 
-    `owner` is the place that it stands for.
+    `owner` is the place that it stands for, `key` what else forward() has asked the tensor.
     """
 
     __slots__ = ()
     KIND = "form"
 
     def now(self) -> Any:
-        return form(self.owner.now())
+        value = self.owner.now()
+        facts = tuple(told(value, name) for name in self.key)
+        return (form(value), facts) if facts else form(value)
 
     def put_back(self) -> None:
         self.owner.put_back()
@@ -67,15 +70,6 @@ class Element(Slot):
 
     def put_back(self) -> None:
         """It stays where it is, in whatever form."""
-
-
-def form(value: Any) -> tuple:
-    """What a graph assumes about an input."""
-    if is_a(value, np.ndarray):
-        return (np.ndarray, value.dtype.str, value.shape)
-    if not is_a(value, torch.Tensor):
-        return (type(value),)
-    return (type(value), value.dtype, tuple(value.shape), value.requires_grad, value.device.type)
 
 
 def refuse_trainable(
@@ -196,7 +190,7 @@ class Outside:
         elif id(tensor) in self._elements:
             self.inputs[name] = Source(None, tensor)
             element = Element(tensor, None, None, "a tensor in an outside container")
-            self.slots.append(Form(element, None, form(tensor), element.label))
+            self._watch_form(element, tensor)
         else:
             raise CaptureError(
                 "outside_state",
@@ -210,7 +204,15 @@ class Outside:
         if holder not in self.slots:  # the form of what it holds is watched already
             return
         self.slots = [s for s in self.slots if s is not holder]
-        self.slots.append(Form(holder, None, form(holder.value), holder.label))
+        self._watch_form(holder, holder.value)
+
+    def _watch_form(self, holder: Slot, value: Any) -> None:
+        """The form of what a place holds, and the facts of it that forward() has asked."""
+        facts = [s for s in self.slots if is_a(s, Fact) and s.owner is value]
+        self.slots = [s for s in self.slots if s not in facts]
+        slot = Form(holder, tuple(s.key for s in facts if s.key != FORM), None, holder.label)
+        slot.value = slot.now()
+        self.slots.append(slot)
 
     def _watch(self, tensor: torch.Tensor) -> None:
         if tensor.is_sparse or tensor.device.type != "cpu" or tensor.nbytes > _WATCHED:

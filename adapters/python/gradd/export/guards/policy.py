@@ -9,14 +9,21 @@ place in Python (a level of logging, a limit of the interpreter) is asked again 
 
 from __future__ import annotations
 
+import contextvars
+import operator
 import os
 import re
 import sys
 import sysconfig
+import types
+import weakref
 from types import CodeType, ModuleType, SimpleNamespace
 
 import numpy as np
 import torch
+
+from gradd.export.guards.images import CONTAINERS, PLAIN
+from gradd.export.guards.slots import ABSENT, static
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _NUMPY = os.path.dirname(np.__file__) + os.sep
@@ -51,7 +58,8 @@ _DEATHS = frozenset({"remove", "_remove", "_commit_removals", "_scrub_removals"}
 _WEAK = (_STDLIB + "weakref.py", _STDLIB + "_weakrefset.py")
 _MESSAGES = tuple(_STDLIB + part for part in ("logging" + os.sep, "warnings.py", "traceback.py"))
 _QUIET_FROZEN = tuple(f"<frozen {name}" for name in ("importlib", "zipimport", "abc", "runpy"))
-# Packages that torch's tracers compute with, below what they call of a user.
+# Packages that torch's tracers compute with, below what they call of a user: recorded where code
+# of the user calls them.
 _QUIET_PACKAGES = tuple(os.sep + n + os.sep for n in ("sympy", "mpmath", "networkx", "triton"))
 # Modules whose C functions compute from their arguments alone.
 _PURE = frozenset(
@@ -110,6 +118,16 @@ _VALUES = frozenset(
 )
 # Classes in C whose objects hold what is put into them: compared and printed as a whole.
 HOLDERS = (SimpleNamespace, BaseException)
+# Those whose state is looked at by other means.
+_WATCHED = (
+    *(*CONTAINERS, *HOLDERS, *PLAIN, float, complex, tuple, frozenset, type, ModuleType),
+    *(staticmethod, classmethod, weakref.ref, contextvars.ContextVar, operator.methodcaller),
+    *(types.WrapperDescriptorType, types.MethodWrapperType, types.MethodDescriptorType),
+    *(types.ClassMethodDescriptorType, types.MemberDescriptorType),
+)
+_strange: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+# Their methods in C read what the object is made of, whatever class a user has made of them.
+IMMUTABLE = (str, bytes, int, float, complex, tuple, frozenset)
 _MAKERS = frozenset({"torch", "numpy", "collections", "itertools", "functools"})
 _CLOCKS = frozenset({"now", "today", "utcnow", "fromtimestamp"})
 _FLAG = re.compile(r"^_?(is|are|get)_|_enabled$|_is_available$")
@@ -117,12 +135,17 @@ _FLAG = re.compile(r"^_?(is|are|get)_|_enabled$|_is_available$")
 _NO_FLAG = frozenset(
     {
         *("is_tracing", "is_scripting", "is_compiling", "is_exporting", "is_dynamo_compiling"),
-        *("is_torchdynamo_compiling", "is_autocast_enabled", "get_autocast_dtype"),
+        *("is_torchdynamo_compiling", "is_autocast_enabled", "is_in_onnx_export"),
         *("get_rng_state", "get_default_dtype", "is_autocast_cpu_enabled", "get_device_module"),
-        *("is_in_onnx_export", "get_autocast_gpu_dtype", "get_autocast_cpu_dtype"),
         *("_get_tracing_state", "_is_tracing"),
     }
 )
+# Those that tell to which type autocast casts: the device, or None where that is an argument.
+TYPES_OF_AUTOCAST = {
+    **{"get_autocast_dtype": None, "get_autocast_cpu_dtype": "cpu"},
+    **{"get_autocast_gpu_dtype": "cuda", "get_autocast_xla_dtype": "xla"},
+    "get_autocast_ipu_dtype": "ipu",
+}
 # Functions that answer from a state of the process, which can be asked at every call.
 _ASKED = {
     "sys": {"getrecursionlimit"},
@@ -167,7 +190,7 @@ def is_recorded(code: CodeType) -> bool:
         return name.startswith(_RECORDED)
     if name in _WEAK:
         return code.co_name not in _DEATHS
-    if name.startswith((_NUMPY, _OURS)) or any(part in name for part in _QUIET_PACKAGES):
+    if name.startswith((_NUMPY, _OURS)):
         return False
     if is_standard_file(name):
         return name[len(_STDLIB) :].split(os.sep)[0].removesuffix(".py") not in _QUIET
@@ -205,6 +228,11 @@ def is_standard_file(name: str) -> bool:
     return name.startswith(_STDLIB) and not any(part in name for part in _PACKAGES)
 
 
+def is_quiet_caller(name: str) -> bool:
+    """True for files whose code is recorded only where recorded code calls it."""
+    return is_standard_file(name) or any(part in name for part in _QUIET_PACKAGES)
+
+
 def is_torch_file(name: str) -> bool:
     """True for torch's own files."""
     return name.startswith(_TORCH)
@@ -234,9 +262,23 @@ def is_pure(module: str, name: str) -> bool:
     return module in _PURE or name in _PURE_ELSEWHERE.get(module, ())
 
 
+def is_of_arrays(kind: type) -> bool:
+    """True for classes of torch and numpy, not for those of packages with such a name."""
+    return kind.__module__.partition(".")[0] in ("torch", "numpy")
+
+
 def is_value(kind: type) -> bool:
     """True if methods in C of such objects read nothing else."""
-    return kind.__name__ in _VALUES or kind.__module__.partition(".")[0] in ("torch", "numpy")
+    return is_of_arrays(kind) or kind.__name__ in _VALUES and is_standard(kind.__module__)
+
+
+def is_strange(kind: type) -> bool:
+    """True for classes in C of which nobody here knows what their objects hold."""
+    known = _strange.get(kind)
+    if known is None:
+        watched = issubclass(kind, _WATCHED) or is_value(kind) or kind.__module__ == "typing"
+        known = _strange[kind] = not watched and static(kind, "__next__") is ABSENT
+    return known
 
 
 def is_pure_of_class(cls: type, name: str) -> bool:

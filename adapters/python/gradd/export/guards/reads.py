@@ -23,10 +23,20 @@ import torch
 from gradd.export.attributes import FILLED_IN, HARMLESS
 from gradd.export.freeze import TABLES
 from gradd.export.guards import images, memory, policy, tracing
-from gradd.export.guards.arguments import SHARED_FACTS, STORAGES, fact_of, is_fact, is_plain_fact
+from gradd.export.guards.arguments import (
+    FACTS,
+    SHARED_FACTS,
+    STORAGES,
+    Fact,
+    asked_of,
+    fact_of,
+    is_fact,
+    is_plain_fact,
+    told,
+)
 from gradd.export.guards.images import is_a
 from gradd.export.guards.locks import Locks
-from gradd.export.guards.lookups import Lookups, is_fixed
+from gradd.export.guards.lookups import Lookups, borrowed, is_fixed
 from gradd.export.guards.methods import TEXT, TensorMethods, of_code, operands
 from gradd.export.guards.slots import (
     ABSENT,
@@ -40,6 +50,7 @@ from gradd.export.guards.slots import (
     Locked,
     Member,
     Slot,
+    is_data,
     static,
 )
 from gradd.export.guards.taken import SIMPLE, STORAGE_KINDS, Taken, own_dict
@@ -68,6 +79,7 @@ _SET = (
     "in a with statement"
 )
 _KEPT = "which a capture would keep alive: hold it by a reference, or read it outside of forward()"
+_OF_PLACE = frozenset({"__class__", "__dict__", "__weakref__"})  # asked by other means
 # What lives anyway, or is asked by itself.
 _NO_OBJECTS = (
     *(type, types.FunctionType, types.ModuleType),
@@ -82,9 +94,11 @@ LAYOUT = frozenset(
 )
 _PLACE = frozenset({"storage_offset", "_version"})  # differ from call to call
 _CLASS = object.__dict__["__class__"]
+_OF_PYBIND = "instancemethod"
 _NO_METHODS = frozenset({*SIMPLE, list, tuple, dict, set, frozenset, types.FunctionType})
 _ACCUMULATED = frozenset({"grad", "_grad"})  # from step to step
 _GRADIENT = frozenset({"requires_grad", "grad_fn", "is_leaf"})
+_OF_FRAME = frozenset({"f_locals", "f_lineno", "f_lasti"})
 _FIXED = (
     *(types.CodeType, types.FrameType, types.TracebackType, types.MappingProxyType),
     *(types.GetSetDescriptorType, types.MemberDescriptorType),
@@ -103,6 +117,10 @@ _asked = weakref.ref.__call__  # a subclass may answer something else
 
 def _lives(reference: weakref.ref) -> bool:
     return _asked(reference) is not None
+
+
+def _plainly(owner: Any, name: str) -> Any:
+    return images.plain(getattr(owner, name, ABSENT))
 
 
 class _Ages:
@@ -167,6 +185,7 @@ class Reads(Taken, Lookups):
         self.whole_ones: set[int] = set()  # ids of containers that whole() has gone through
         self.grad_mode = False
         self.gradients = torch.is_grad_enabled()
+        self._casts = {d: torch.get_autocast_dtype(d) for d in ("cpu", "cuda")}  # before the call
         self.layout: set[str] = set()
         self.facts: set[str] = set()
         self.of_tree: set[tuple[int, str]] = set()
@@ -182,8 +201,10 @@ class Reads(Taken, Lookups):
         self.tree = {id(m) for m in module.modules()}
         self._tree_dicts = {id(m.__dict__) for m in module.modules()}
         self._written: set[tuple] = set()
+        self._hidden: set[tuple[int, str]] = set()  # special methods that are looked at now
         self._cached: list[tuple[Any, list, dict]] = []
         self._late: dict[tuple[int, str], tuple] = {}
+        self._facts: dict[tuple[int, str], tuple[weakref.ref, Any]] = {}
         self.weak: dict[int, weakref.ref] = {}  # found behind weak references, by id
         self._owners: dict[int, Any] = {}  # id of an instance dictionary -> the object
         self._parameters: dict[int, tuple[dict, str]] = {}
@@ -296,7 +317,10 @@ class Reads(Taken, Lookups):
             self._late.setdefault((id(table), key), (table, key, label, by, wanted, self.where))
 
     def note_late(self) -> None:
-        """The forward is over: the places of later()."""
+        """The forward is over: the places of later(), and the facts of tensors."""
+        for (_, asked), (reference, value) in self._facts.items():
+            if (tensor := reference()) is not None:
+                self._add(Fact(tensor, asked, value, f"{asked} of a tensor of outside"))
         for table, key, label, by, wanted, where in self._late.values():
             if key in table or not wanted:
                 self.item(table, key, label, by)
@@ -343,6 +367,8 @@ class Reads(Taken, Lookups):
 
     def operated(self, names: Iterable[str], *values: Any) -> None:
         """The classes of operands are asked for methods with these names."""
+        for value in values:
+            self.of_strange(value, names)
         for value in (found for v in values for found in operands(v)):
             kind = type(value)
             if TEXT[0] in names and tracing.has_text(value):
@@ -352,9 +378,14 @@ class Reads(Taken, Lookups):
             if is_a(value, torch.Tensor):
                 for name in names:
                     self.methods.use(name)
-            elif not (is_fixed(kind) or kind.__module__.startswith(("torch", "numpy"))):
+                if "__len__" in names:
+                    self.tensors.note(value)
+                    self._of_foreign(value, "size")
+            elif not (is_fixed(kind) or policy.is_of_arrays(kind)):
+                others = [v for v in values if v is not value]
                 for name in names:
                     self.of_class(kind, name)
+                    self.hidden_call(value, name, *others)
                 self.converted([value])
 
     def of_torch(self, code: types.CodeType, table: dict) -> None:
@@ -407,10 +438,15 @@ class Reads(Taken, Lookups):
         slot = Locked(lock.locked, None, lock.locked(), "a lock is locked", lock)
         self.slots.setdefault(("answer", id(lock), None), slot)
 
+    def _belongs(self, table: dict, owner: Any) -> None:
+        """An instance dictionary is as old as its object, but for one that it was given."""
+        if self._owners.get(id(table)) is not table:
+            self._owners[id(table)] = owner
+
     def library_object(self, value: Any) -> None:
         """All attributes of an object whose methods are code of torch or numpy."""
         if policy.is_whole(type(value)) and (table := own_dict(value)) is not None:
-            self._owners[id(table)] = value
+            self._belongs(table, value)
             self.contents(table)
 
     def behind(self, reference: weakref.ref) -> None:
@@ -450,13 +486,33 @@ class Reads(Taken, Lookups):
 
     def _computed(self, owner: Any, name: str, found: property) -> None:
         """A property: the frame of its getter shows what it reads, if that is recorded."""
-        code = getattr(found.fget, "__code__", None)
-        if code is None or policy.is_recorded(code):
+        if type(found.fget).__name__ == _OF_PYBIND:  # stands for a field of an object of C++
+            self.in_c(owner, name)
+            return
+        if static(type(found), "__get__") is not property.__get__ or found.fget is None:
+            self.got(found, owner, type(owner))
+            return
+        if self.getter(found, owner) or policy.is_recorded(found.fget.__code__):
             return
         if policy.is_whole(type(owner)) and own_dict(owner):
             self.library_object(owner)
         elif not is_a(owner, torch.nn.Module):
             self._told(owner, name)
+
+    def in_c(self, owner: Any, name: str) -> None:
+        """An attribute that code in C computes: compared at every call, if that is possible."""
+        kind = type(owner)
+        if policy.is_value(kind) and kind is not types.FunctionType or name in _OF_PLACE:
+            return
+        value = getattr(owner, name, ABSENT)
+        if images.alike(value, getattr(owner, name, ABSENT)):
+            self.field(owner, name)
+            return
+        ask = functools.partial(_plainly, owner, name)
+        if images.plain(value) is ABSENT:
+            self.blank(f"reads .{name} of a {kind.__qualname__}, another object each time", owner)
+        else:
+            self.answer(ask, f"{kind.__qualname__}.{name}", by=owner)
 
     def cached(self, function: Any, args: list, names: tuple[str, ...]) -> None:
         """A call of what functools.lru_cache has wrapped: ask_cached() asks it again."""
@@ -489,6 +545,9 @@ class Reads(Taken, Lookups):
         """
         if not is_a(owner, (torch.Tensor, types.ModuleType, type)):
             self.stores(type(owner), name)
+            self.set_through(owner, name, value)
+            if name == "__dict__" and is_a(value, dict):
+                self._owners[id(value)] = value  # of whose age it may be, whoever shows it
         if id(owner) in self.tree:
             self._written.add(("item", id(own_dict(owner)), name))
             self.of_tree.add((id(own_dict(owner)), name))
@@ -538,6 +597,8 @@ class Reads(Taken, Lookups):
         elif kind in _FIXED:
             if name == "f_back":
                 self.blank("looks at the frames of its callers")
+            elif name in _OF_FRAME and owner.f_trace is None:  # none that is recorded
+                self.blank(f"reads .{name} of a frame from outside")
         elif kind is types.CellType:
             self.cell(owner, name)
         else:
@@ -552,6 +613,11 @@ class Reads(Taken, Lookups):
             self.field(owner, name)
         if is_a(static(kind, "__getattribute__"), types.FunctionType):
             self.of_class(kind, "__getattribute__")  # its own frame shows what it reads
+        elif borrowed(kind, "__getattribute__") is not ABSENT:
+            self.hidden_call(owner, "__getattribute__", name)
+            self.hidden_call(owner, "__getattr__", name)
+        elif kind is types.MethodType and static(kind, name) is ABSENT:
+            self.attribute(owner.__func__, name)
         elif issubclass(kind, _thread._local):
             self.field(owner, name)
         elif kind in weakref.ProxyTypes:
@@ -568,18 +634,19 @@ class Reads(Taken, Lookups):
         self.of_object(kind, name)
         self.shape(owner, kind, table)
         if name == "__dict__" and table is not None:
-            self._owners[id(table)] = owner
+            self._belongs(table, owner)
             return
-        if found is not ABSENT and hasattr(type(found), "__set__"):
+        if found is not ABSENT and is_data(found):
             self.of_class(kind, name)
             if is_a(found, types.MemberDescriptorType):
                 self.field(owner, name)
             elif is_a(found, types.GetSetDescriptorType):
-                told = kind is types.FunctionType or not policy.is_value(kind)
-                if told and is_a(getattr(owner, name, ()), SIMPLE):
-                    self.field(owner, name)
+                self.in_c(owner, name)
             elif is_a(found, property):
                 self._computed(owner, name, found)
+            else:
+                self.got(found, owner, kind)
+            self.hidden_call(owner, "__getattr__", name)  # if there is nothing
             return
         label = f"{kind.__qualname__}.{name}"
         if table is not None and name in table:
@@ -592,6 +659,7 @@ class Reads(Taken, Lookups):
             if table is not None and not tree:
                 self.item(table, name, label, owner)
             self.of_class(kind, name)
+            self.got(found, owner, kind)
             return
         if is_a(owner, torch.nn.Module) and self._of_module(owner, name):
             return
@@ -601,6 +669,7 @@ class Reads(Taken, Lookups):
         getter = static(kind, "__getattr__")
         if getter is not ABSENT:
             self.of_class(kind, "__getattr__")
+            self.hidden_call(owner, "__getattr__", name)
             if is_a(getter, types.FunctionType) and policy.is_array_code(getter.__code__):
                 if not policy.is_recorded(getter.__code__):
                     self._told(owner, name)
@@ -632,13 +701,16 @@ class Reads(Taken, Lookups):
                 self._ask_for_gradients()
         elif id(tensor) in self._parameters and is_fact(name):
             self._fact_of(tensor, name)
+        elif name in FACTS and name not in SHARED_FACTS and self.tensors.is_own(tensor):
+            self.blank(f"reads .{name} of a buffer, which a graph does not know")
         elif name in SHARED_FACTS:
             self._of_memory(tensor, name)
         self.tensors.note(tensor)
+        self._of_foreign(tensor, name)
         self.layout |= LAYOUT & {name}
         given = self.tensors.is_input(tensor)
-        if name in _PLACE and given:
-            self.blank(f"reads .{name} of an argument")
+        if name in _PLACE and (given or self.tensors.is_own(tensor)):
+            self.blank(f"reads .{name} of {'an argument' if given else 'a tensor of the module'}")
         if name in _ACCUMULATED and not self.tensors.is_made(tensor):
             ours = given or self.tensors.is_own(tensor)  # or a copy, which is young
             self.blank(f"reads .{name} of a tensor", None if ours else tensor)
@@ -646,6 +718,16 @@ class Reads(Taken, Lookups):
             self.tensors.taken(tensor)
         if name in MEMORY_METHODS:
             self.tensors.exposed(tensor)
+
+    def _of_foreign(self, tensor: torch.Tensor, name: str) -> None:
+        """What a tensor of outside tells of itself, also where nothing is computed with it.
+
+        Weakly until the forward is over: it may be an activation.
+        """
+        asked = asked_of(tensor, name) if self.tensors.is_foreign(tensor) else ""
+        known = self._facts.get((id(tensor), asked))
+        if asked and (known is None or known[0]() is not tensor):
+            self._facts[id(tensor), asked] = (weakref.ref(tensor), told(tensor, asked))
 
     def _of_memory(self, tensor: torch.Tensor, name: str) -> None:
         """What a view tells of the memory that it shares, and so of an argument perhaps."""
@@ -669,6 +751,12 @@ class Reads(Taken, Lookups):
         if not is_plain_fact(name, ask()):
             self.blank(f"reads .{name} of the parameter {key}, which a graph does not know")
         self.answer(ask, f"{key}.{name}", by=table)
+
+    def cast(self, device: str) -> None:
+        """Asks to which type autocast casts, also where it is off; regions of forward() set it."""
+        ask = functools.partial(torch.get_autocast_dtype, device)
+        label = f"torch.get_autocast_dtype({device!r})"
+        self.answer(ask, label, self._casts.get(device, _ASK), torch.get_autocast_dtype)
 
     def ask_grad_mode(self) -> None:
         """What forward() does depends on whether the caller records gradients."""
@@ -743,8 +831,12 @@ class Reads(Taken, Lookups):
                 self.use(key)
         elif is_a(container, type):
             self._of_type(container, "__class_getitem__")
+            found = borrowed(container, "__class_getitem__")
+            if found is not ABSENT and not is_a(found, classmethod):
+                self.call(found, [key])
         elif is_a(container, dict):
             self.special(kind, "__missing__")
+            self.hidden_call(container, "__missing__", key)
             self.item(container, key, f"[{images.short(key)}] of a dict", self._by(container))
             if is_a(container, collections.defaultdict):
                 self.of_class(kind, "__missing__")
@@ -754,7 +846,7 @@ class Reads(Taken, Lookups):
             else:
                 self.contents(container)
         elif not is_a(container, (str, bytes, tuple, range, type, types.GenericAlias)):
-            if not kind.__module__.startswith(("torch", "numpy")):
+            if not policy.is_of_arrays(kind):
                 self.blank(f"reads an element of a {kind.__name__}", container)
 
     def contains(self, container: Any, key: Any) -> None:

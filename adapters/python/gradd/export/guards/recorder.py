@@ -76,7 +76,7 @@ class Recorder:
             for name in dir(self)
             if name.startswith("_on_")
         }
-        self._standard: set[int] = set()  # codes of the standard library
+        self._standard: set[int] = set()  # codes of the standard library and its like
         self._before = 0
         self._aside_depth = 0
         self._thread = threading.get_ident()
@@ -185,7 +185,7 @@ class Recorder:
     def _tracer_of(self, code: CodeType) -> Any:
         if not policy.is_recorded(code):
             return None
-        if policy.is_standard_file(code.co_filename):
+        if policy.is_quiet_caller(code.co_filename):
             self._standard.add(id(code))
         table, handlers = readings(code), self._handlers
         where = f"{code.co_name}() @ {code.co_filename}"
@@ -394,6 +394,7 @@ class Recorder:
         named = flags & 1
         args = frames.peek(frame, 1 + named)
         # f(*elements) gives what it has as it is: a list, a view of a dictionary.
+        self.reads.operated(methods.of_instruction("GET_ITER"), args)
         self.reads.use(args)
         values = list(args) if is_a(args, (tuple, list, *VIEWS)) else []
         words = frames.peek(frame, 1) if named else None

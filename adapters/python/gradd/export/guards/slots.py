@@ -18,7 +18,7 @@ import torch
 
 from gradd.export.guards import images
 
-ABSENT = type("Absent", (), {"__repr__": lambda self: "absent"})()
+ABSENT = images.ABSENT
 HEAP_TYPE = 1 << 9  # a class that can be changed
 _LITERALS = (str, int, bytes)
 _WRITEABLE = 0x0400  # among the flags of a numpy array
@@ -36,6 +36,17 @@ def static(cls: type, name: str) -> Any:
         if found is not ABSENT:
             return found
     return ABSENT
+
+
+def is_data(found: Any) -> bool:
+    """True for what a class holds and asks before it looks into an object: it gets and sets.
+
+    What only sets (a check of values) leaves the reading to the object's own dictionary.
+    """
+    kind = type(found)
+    if static(kind, "__get__") is ABSENT:
+        return False
+    return static(kind, "__set__") is not ABSENT or static(kind, "__delete__") is not ABSENT
 
 
 class Slot:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from gradd.export.guards import images, memory, policy
+from gradd.export.guards.arguments import FORM
 from gradd.export.guards.images import is_a
 from gradd.export.guards.slots import ABSENT, Bytes, Contents, Shape, Slot, static
 from gradd.export.guards.tensors import Tensors
@@ -137,6 +138,7 @@ class Taken:
                 self.use(element, depth - 1)
         elif is_a(value, torch.Tensor):
             self.tensors.note(value)
+            self._of_foreign(value, FORM)
         elif is_a(value, (np.ndarray, np.void)):
             self.array(value)
         elif is_a(value, np.flatiter):

@@ -40,7 +40,7 @@ _OF_MODES = frozenset(
         *("_get_mkldnn_enabled", "_top_saved_tensors_default_hooks"),
         *("_saved_tensors_hooks_is_enabled", "_dispatch_keys", "_dispatch_tls_local_include_set"),
         *("_dispatch_tls_local_exclude_set", "_dispatch_tls_is_dispatch_key_included"),
-        "_dispatch_tls_is_dispatch_key_excluded",
+        *("_dispatch_tls_is_dispatch_key_excluded", "is_autocast_cache_enabled"),
     }
 )
 # Attributes that stand-ins get when they are made; the others are found in their classes.
@@ -83,8 +83,10 @@ def _stand_ins() -> tuple[tuple[type, ...], frozenset[str]]:
 
 
 def of_tensor(tensor: torch.Tensor, name: str) -> bool:
-    """True for attributes that only stand-ins have, and for all attributes at once."""
-    return name == "__dict__" or name in _stand_ins()[1] and name not in tensor.__dict__
+    """True for what only stand-ins have, for all attributes at once, and for whose memory it is."""
+    return (
+        name in ("__dict__", "is_set_to") or name in _stand_ins()[1] and name not in tensor.__dict__
+    )
 
 
 def is_stand_in(cls: Any) -> bool:
