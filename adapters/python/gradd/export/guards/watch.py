@@ -80,6 +80,7 @@ class Watch:
         own = {id(t): t for t in (*module.parameters(), *module.buffers(), *stand_ins)}
         self.tensors = Tensors(own, _leaves(passed))
         self.tensors.free_to_write(stand_ins)
+        self.tensors.keep_forms()
         self.able = frames.supported()
         self._recorder = Recorder(module, self.tensors, passed)
         self._slots: list[Slot] = []
