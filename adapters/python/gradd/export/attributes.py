@@ -47,7 +47,7 @@ class _Sub:
     """One submodule as it was."""
 
     def __init__(self, name: str, module: torch.nn.Module, freezer: Freezer) -> None:
-        self.module = module
+        self.module, self.kind = module, type(module)
         self.where = f"{name or 'the root'} ({type(module).__name__})"
         self.attributes = dict(module.__dict__)
         self.tables = {table: dict(module.__dict__[table]) for table in _RESTORED}
@@ -63,6 +63,8 @@ class _Sub:
             changed = self.tables[table].keys() ^ self.module.__dict__[table].keys()
             if changed:
                 return min(changed)
+        if type(self.module) is not self.kind:  # torch's parametrizations give it another
+            return "__class__"
         for table in HOOKS:
             old, new = self.tables[table], self.module.__dict__[table]
             if any(not is_harmless((old | new)[key]) for key in old.keys() ^ new.keys()):
@@ -70,6 +72,8 @@ class _Sub:
         return None
 
     def restore(self) -> None:
+        if type(self.module) is not self.kind:
+            self.module.__class__ = self.kind
         _put_back(self.module.__dict__, self.attributes)
         for table, content in self.tables.items():
             _put_back(self.module.__dict__[table], content)

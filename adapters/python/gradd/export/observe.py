@@ -19,6 +19,7 @@ import torch
 
 from gradd import schema
 from gradd.export import autocast, backward, inner, lost, refuse, results, shared
+from gradd.export.attributes import Attributes
 from gradd.export.guards.arguments import Asked, layouts, own_layouts
 from gradd.export.guards.check import Guards, describe
 from gradd.export.guards.contexts import Trial
@@ -131,8 +132,11 @@ def _undisturbed(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple
 
 def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Observation, bool]:
     seen = Observation(gradients=gradients)
+    attributes = Attributes(call.module)
     with contextlib.ExitStack() as stack:
-        with refuse.kept_state(call.module) as effects, _quiet(cast, gradients):
+        # At last: a place that was first read when forward() had written it puts that back.
+        stack.callback(attributes.restore)
+        with refuse.kept_state(call.module, attributes) as effects, _quiet(cast, gradients):
             same = Same(call.module, schema.flatten_inputs(call.args, call.kwargs)[0])
             buffers = _Buffers(call.module)
             args, kwargs = _own_arguments(call, same)

@@ -209,13 +209,19 @@ def _no_custom_backward() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kept_state(module: torch.nn.Module) -> Iterator[Callable[[], None]]:
+def kept_state(
+    module: torch.nn.Module, attributes: Attributes | None = None
+) -> Iterator[Callable[[], None]]:
     """Restores the attributes of every submodule and all random states.
+
+    Args:
+        module: The module.
+        attributes: Those of the module, if the caller has noted them already.
 
     Yields:
         A function that refuses what forward() has written or drawn so far.
     """
-    attributes, chance = Attributes(module), Chance(module)
+    attributes, chance = attributes or Attributes(module), Chance(module)
 
     def refuse_effects() -> None:
         where = attributes.written()

@@ -168,12 +168,16 @@ class Watch:
         return frozenset(self._recorder.reads.facts)
 
     def undo(self) -> str:
-        """Puts back what forward() wrote outside, and says what it was."""
-        changed = [s for s in self._slots if not _same(s)]
-        text = describe(changed)
-        for slot in reversed(changed):
+        """Puts back what forward() wrote outside, and says what it was.
+
+        Of several places in one object the one that was read first knows best: it comes last, and
+        is asked again then.
+        """
+        text = describe([s for s in self._slots if not _same(s)])
+        for slot in reversed(self._slots):
             with contextlib.suppress(Exception):  # what is gone cannot be put back
-                slot.put_back()
+                if not _same(slot):
+                    slot.put_back()
         return text
 
     def outside(
