@@ -157,7 +157,10 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
         asks = watch.asks_for_gradients()
         if not gradients and any(t.grad_fn is not None for t in seen.outputs):
             found = found or _enabled()
-        if seen.error is not None or asks and gradients != torch.is_grad_enabled():
+        again = gradients != torch.is_grad_enabled()  # it runs once more, as the caller has it
+        if seen.error is not None and not again:
+            watch.refuse_writes()  # a trace would write them, too, before it raises
+        elif seen.error is not None or asks and again:
             watch.undo()
         else:
             try:

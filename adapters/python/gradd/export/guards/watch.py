@@ -180,6 +180,14 @@ class Watch:
                     slot.put_back()
         return text
 
+    def refuse_writes(self) -> None:
+        """Puts back what a forward() that raised has written outside.
+
+        Raises:
+            CaptureError: "outside_written" or "input_mutation", if there was any.
+        """
+        self._refuse_writes(self.undo())
+
     def outside(
         self, outputs: list[torch.Tensor], written: dict[str, torch.Tensor] | None = None
     ) -> Outside:
