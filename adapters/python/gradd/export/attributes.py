@@ -7,6 +7,7 @@ be written while it is traced and never again. written() names it, restore() und
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,6 +72,15 @@ class _Sub:
                 return table
         return None
 
+    def replaced(self) -> str | None:
+        """Name of a parameter or submodule where another one stands."""
+        for table in ("_parameters", "_modules"):
+            old, new = self.tables[table], self.module.__dict__[table]
+            for (name, value), (now, present) in zip(old.items(), new.items(), strict=False):
+                if name != now or value is not present:
+                    return name
+        return None
+
     def restore(self) -> None:
         if type(self.module) is not self.kind:
             self.module.__class__ = self.kind
@@ -99,11 +109,18 @@ class Attributes:
     def written(self) -> str | None:
         """The first attribute that is not as it was, as "place (Class).name", or None."""
         freezer = Freezer(self._own, _ALLOWED)
-        for sub in self._subs:
-            name = sub.written(freezer)
-            if name is not None:
-                return f"{sub.where}.{name}"
-        return None
+        return self._first(lambda sub: sub.written(freezer))
+
+    def replaced(self) -> str | None:
+        """The first parameter or submodule where another one stands, in the same form.
+
+        During a trace it says nothing: the exporter puts tensors of its own there.
+        """
+        return self._first(_Sub.replaced)
+
+    def _first(self, found: Callable[[_Sub], str | None]) -> str | None:
+        names = ((sub, found(sub)) for sub in self._subs)
+        return next((f"{sub.where}.{name}" for sub, name in names if name is not None), None)
 
     def restore(self) -> None:
         """Puts back attributes, parameters, buffers and hooks, and the contents of containers."""
@@ -117,6 +134,8 @@ class Attributes:
 def _put_back(target: dict, saved: dict) -> None:
     for name in [n for n in target if n not in saved]:
         del target[name]
+    if list(target) != list(saved):
+        target.clear()  # one that was taken away gets its place among the others back
     for name, value in saved.items():
         if name not in target or target[name] is not value:
             target[name] = value

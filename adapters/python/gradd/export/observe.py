@@ -147,6 +147,7 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
                 found = _run(seen, watch, call.forward, args, kwargs)
                 watch.settle()
             own = _own_effect(effects)
+            replaced = attributes.replaced()  # a trace does not know
             written = buffers.written()
             if seen.error is None:
                 seen.buffers = buffers.seen()
@@ -154,6 +155,8 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
                 for number, leaf in enumerate(leaves):
                     seen.handed.add("argument", number, leaf)
                 seen.handed.add_state(call.module, seen.buffers)
+        if replaced is not None:
+            found = found or refuse.attribute_written(replaced)
         asks = watch.asks_for_gradients()
         if not gradients and any(t.grad_fn is not None for t in seen.outputs):
             found = found or _enabled()

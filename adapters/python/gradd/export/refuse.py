@@ -208,6 +208,15 @@ def _no_custom_backward() -> Iterator[None]:
         raise first
 
 
+def attribute_written(where: str) -> CaptureError:
+    """What is said of an attribute of the module that forward() writes."""
+    return CaptureError(
+        "attribute_written",
+        f"forward() writes {where}; a graph computes results and buffers only: return the value, "
+        "or register a tensor as a buffer, or change the attribute outside of forward()",
+    )
+
+
 @contextlib.contextmanager
 def kept_state(
     module: torch.nn.Module, attributes: Attributes | None = None
@@ -226,12 +235,7 @@ def kept_state(
     def refuse_effects() -> None:
         where = attributes.written()
         if where is not None:
-            raise CaptureError(
-                "attribute_written",
-                f"forward() writes {where}; a graph computes results and buffers only: return the "
-                "value, or register a tensor as a buffer, or change the attribute outside of "
-                "forward()",
-            )
+            raise attribute_written(where)
         name = chance.drawn()
         if name is not None:
             raise CaptureError(
