@@ -44,6 +44,7 @@ _ON_TABLES = (
     "X['a'] += 1; y = float(len(str(X))) + X['a']",
     "X['a'] += 1; y = X['a'] if X else 1.0",
     "X[len(X)] = 1.0; y = float(len(X))",
+    "v = X['a']; del X['a']; X['a'] = v; k = next(iter(X)); X[k] += 1; y = sum(X.values())",
     "X['z'] = 1.0; del X[next(iter(X))]; y = sum(X.values())",
 )
 _LISTS = ("[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]", "collections.deque([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])")
@@ -156,6 +157,35 @@ REPLACED = [
     *deeds(_STATE, tuple(body + _USES for body in _ALWAYS), _TELLS_STATE, ("attribute_written",)),
     *deeds(_STATE, tuple(body + _USES for body in _SOON_DONE), _TELLS_STATE),
 ]
+
+
+_CLASSES = """
+class Above: count = 1.0
+class Below(Above): pass
+class Noted(dict):
+    writes = 0
+    def __setitem__(self, key, value): dict.__setitem__(self, key, value); self.writes += 1
+class Told(type):
+    def __setattr__(cls, name, value): type.__setattr__(cls, name, value); told.append(name)
+class Ruled(metaclass=Told): count = 1.0
+told = []
+net.held = Noted(a=1.0); by = Noted(a=1.0)
+"""
+OF_USERS = deeds(
+    _CLASSES,
+    (
+        "self.held['a'] += 1; y = sum(self.held.values()) + self.held.writes",
+        "by['a'] += 1; y = sum(by.values()) + by.writes",
+        "y = Above.count + Below.count; Above.count += 1",
+        "y = Below.count + Above.count; Above.count += 1",
+        "y = Above.count + Below.count; Below.count += 1",
+        "y = Above.count + Below.count; Below.count = Above.count + 1; Above.count *= 2",
+        "Ruled.count += 1; y = Ruled.count",
+        "setattr(Ruled, 'count', Ruled.count + 1); y = Ruled.count",
+    ),
+    "dict(net.held), net.held.writes, dict(by), by.writes, Above.count, 'count' in vars(Below), "
+    "Below.count, Ruled.count, list(told)",
+)
 
 
 _TEACHER = "; net.mid = nn.Linear(3, 3); net.hidden = [nn.Linear(3, 3)]; outer = nn.Linear(3, 3)"

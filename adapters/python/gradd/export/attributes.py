@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gradd.export.freeze import TABLES, Freezer, own_tensors
+from gradd.export.guards.images import image, refill
 
 # Hugging Face fills these in at the first call, if they are None, and then goes on as with them.
 FILLED_IN = frozenset({"problem_type"})
@@ -146,20 +147,12 @@ def _same_items(container: Any, copy: Any) -> bool:
         return container == copy
     if len(container) != len(copy):
         return False
-    if not isinstance(container, dict):
-        return all(map(operator.is_, container, copy))
-    return all(k in copy and v is copy[k] for k, v in container.items())
+    pairs = zip(image(container), image(copy), strict=True)  # in the same order, too
+    return all(all(map(operator.is_, now, then)) for now, then in pairs)
 
 
 def _refill(container: Any, copy: Any) -> None:
     if isinstance(container, dict):
-        copy = {**copy, **{k: v for k, v in container.items() if k in FILLED_IN}}
-        container.clear()
-        for key, value in copy.items():
-            container[key] = value
-    elif isinstance(container, set):
-        container.clear()
-        container.update(copy)
-    else:
-        container.clear()
-        container.extend(copy)
+        filled = {k: v for k, v in dict.items(container) if k in FILLED_IN}
+        copy = {**dict(copy), **filled}
+    refill(container, image(copy))
