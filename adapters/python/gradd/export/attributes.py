@@ -7,11 +7,13 @@ be written while it is traced and never again. written() names it, restore() und
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from gradd.export.freeze import TABLES, Freezer, own_tensors
+from gradd.export.guards.images import image, refill
 
 # Hugging Face fills these in at the first call, if they are None, and then goes on as with them.
 FILLED_IN = frozenset({"problem_type"})
@@ -47,7 +49,7 @@ class _Sub:
     """One submodule as it was."""
 
     def __init__(self, name: str, module: torch.nn.Module, freezer: Freezer) -> None:
-        self.module = module
+        self.module, self.kind = module, type(module)
         self.where = f"{name or 'the root'} ({type(module).__name__})"
         self.attributes = dict(module.__dict__)
         self.tables = {table: dict(module.__dict__[table]) for table in _RESTORED}
@@ -63,13 +65,26 @@ class _Sub:
             changed = self.tables[table].keys() ^ self.module.__dict__[table].keys()
             if changed:
                 return min(changed)
+        if type(self.module) is not self.kind:  # torch's parametrizations give it another
+            return "__class__"
         for table in HOOKS:
             old, new = self.tables[table], self.module.__dict__[table]
             if any(not is_harmless((old | new)[key]) for key in old.keys() ^ new.keys()):
                 return table
         return None
 
+    def replaced(self) -> str | None:
+        """Name of a parameter or submodule where another one stands."""
+        for table in ("_parameters", "_modules"):
+            old, new = self.tables[table], self.module.__dict__[table]
+            for (name, value), (now, present) in zip(old.items(), new.items(), strict=False):
+                if name != now or value is not present:
+                    return name
+        return None
+
     def restore(self) -> None:
+        if type(self.module) is not self.kind:
+            self.module.__class__ = self.kind
         _put_back(self.module.__dict__, self.attributes)
         for table, content in self.tables.items():
             _put_back(self.module.__dict__[table], content)
@@ -95,11 +110,18 @@ class Attributes:
     def written(self) -> str | None:
         """The first attribute that is not as it was, as "place (Class).name", or None."""
         freezer = Freezer(self._own, _ALLOWED)
-        for sub in self._subs:
-            name = sub.written(freezer)
-            if name is not None:
-                return f"{sub.where}.{name}"
-        return None
+        return self._first(lambda sub: sub.written(freezer))
+
+    def replaced(self) -> str | None:
+        """The first parameter or submodule where another one stands, in the same form.
+
+        During a trace it says nothing: the exporter puts tensors of its own there.
+        """
+        return self._first(_Sub.replaced)
+
+    def _first(self, found: Callable[[_Sub], str | None]) -> str | None:
+        names = ((sub, found(sub)) for sub in self._subs)
+        return next((f"{sub.where}.{name}" for sub, name in names if name is not None), None)
 
     def restore(self) -> None:
         """Puts back attributes, parameters, buffers and hooks, and the contents of containers."""
@@ -113,6 +135,8 @@ class Attributes:
 def _put_back(target: dict, saved: dict) -> None:
     for name in [n for n in target if n not in saved]:
         del target[name]
+    if list(target) != list(saved):
+        target.clear()  # one that was taken away gets its place among the others back
     for name, value in saved.items():
         if name not in target or target[name] is not value:
             target[name] = value
@@ -123,20 +147,12 @@ def _same_items(container: Any, copy: Any) -> bool:
         return container == copy
     if len(container) != len(copy):
         return False
-    if not isinstance(container, dict):
-        return all(map(operator.is_, container, copy))
-    return all(k in copy and v is copy[k] for k, v in container.items())
+    pairs = zip(image(container), image(copy), strict=True)  # in the same order, too
+    return all(all(map(operator.is_, now, then)) for now, then in pairs)
 
 
 def _refill(container: Any, copy: Any) -> None:
     if isinstance(container, dict):
-        copy = {**copy, **{k: v for k, v in container.items() if k in FILLED_IN}}
-        container.clear()
-        for key, value in copy.items():
-            container[key] = value
-    elif isinstance(container, set):
-        container.clear()
-        container.update(copy)
-    else:
-        container.clear()
-        container.extend(copy)
+        filled = {k: v for k, v in dict.items(container) if k in FILLED_IN}
+        copy = {**dict(copy), **filled}
+    refill(container, image(copy))

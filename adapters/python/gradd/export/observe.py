@@ -19,6 +19,7 @@ import torch
 
 from gradd import schema
 from gradd.export import autocast, backward, inner, lost, refuse, results, shared
+from gradd.export.attributes import Attributes
 from gradd.export.guards.arguments import Asked, layouts, own_layouts
 from gradd.export.guards.check import Guards, describe
 from gradd.export.guards.contexts import Trial
@@ -131,8 +132,11 @@ def _undisturbed(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple
 
 def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Observation, bool]:
     seen = Observation(gradients=gradients)
+    attributes = Attributes(call.module)
     with contextlib.ExitStack() as stack:
-        with refuse.kept_state(call.module) as effects, _quiet(cast, gradients):
+        # At last: a place that was first read when forward() had written it puts that back.
+        stack.callback(attributes.restore)
+        with refuse.kept_state(call.module, attributes) as effects, _quiet(cast, gradients):
             same = Same(call.module, schema.flatten_inputs(call.args, call.kwargs)[0])
             buffers = _Buffers(call.module)
             args, kwargs = _own_arguments(call, same)
@@ -143,6 +147,7 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
                 found = _run(seen, watch, call.forward, args, kwargs)
                 watch.settle()
             own = _own_effect(effects)
+            replaced = attributes.replaced()  # a trace does not know
             written = buffers.written()
             if seen.error is None:
                 seen.buffers = buffers.seen()
@@ -150,10 +155,15 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
                 for number, leaf in enumerate(leaves):
                     seen.handed.add("argument", number, leaf)
                 seen.handed.add_state(call.module, seen.buffers)
+        if replaced is not None:
+            found = found or refuse.attribute_written(replaced)
         asks = watch.asks_for_gradients()
         if not gradients and any(t.grad_fn is not None for t in seen.outputs):
             found = found or _enabled()
-        if seen.error is not None or asks and gradients != torch.is_grad_enabled():
+        again = gradients != torch.is_grad_enabled()  # it runs once more, as the caller has it
+        if seen.error is not None and not again:
+            watch.refuse_writes()  # a trace would write them, too, before it raises
+        elif seen.error is not None or asks and again:
             watch.undo()
         else:
             try:

@@ -208,24 +208,34 @@ def _no_custom_backward() -> Iterator[None]:
         raise first
 
 
+def attribute_written(where: str) -> CaptureError:
+    """What is said of an attribute of the module that forward() writes."""
+    return CaptureError(
+        "attribute_written",
+        f"forward() writes {where}; a graph computes results and buffers only: return the value, "
+        "or register a tensor as a buffer, or change the attribute outside of forward()",
+    )
+
+
 @contextlib.contextmanager
-def kept_state(module: torch.nn.Module) -> Iterator[Callable[[], None]]:
+def kept_state(
+    module: torch.nn.Module, attributes: Attributes | None = None
+) -> Iterator[Callable[[], None]]:
     """Restores the attributes of every submodule and all random states.
+
+    Args:
+        module: The module.
+        attributes: Those of the module, if the caller has noted them already.
 
     Yields:
         A function that refuses what forward() has written or drawn so far.
     """
-    attributes, chance = Attributes(module), Chance(module)
+    attributes, chance = attributes or Attributes(module), Chance(module)
 
     def refuse_effects() -> None:
         where = attributes.written()
         if where is not None:
-            raise CaptureError(
-                "attribute_written",
-                f"forward() writes {where}; a graph computes results and buffers only: return the "
-                "value, or register a tensor as a buffer, or change the attribute outside of "
-                "forward()",
-            )
+            raise attribute_written(where)
         name = chance.drawn()
         if name is not None:
             raise CaptureError(

@@ -88,10 +88,14 @@ def plain(value: Any, depth: int = 4) -> Any:
     return (kind, frozenset(parts) if kind in (set, frozenset) else parts)
 
 
-def _kind(table: dict) -> Any:
-    """The class whose methods read a dictionary without code of the user."""
-    ordered = isinstance(table, collections.OrderedDict)
-    return collections.OrderedDict if ordered else dict
+def _kind(container: Any) -> Any:
+    """The class whose methods read and fill a container without code of the user."""
+    return next(k for k in (collections.OrderedDict, *CONTAINERS) if isinstance(container, k))
+
+
+def put_item(container: Any, key: Any, value: Any) -> None:
+    """Sets an entry of a dictionary or list by the method of its kind."""
+    _kind(container).__setitem__(container, key, value)
 
 
 def image(container: Any) -> tuple:
@@ -123,17 +127,15 @@ def _same_all(now: Any, then: list) -> bool:
 
 def refill(container: Any, copy: tuple) -> None:
     """Puts the elements of image() back."""
+    kind = _kind(container)
+    kind.clear(container)
     if isinstance(container, dict):
-        kind = _kind(container)
-        kind.clear(container)
         for key, value in zip(*copy, strict=True):
             kind.__setitem__(container, key, value)
     elif isinstance(container, set):
-        container.clear()
-        container.update(value for _, value in copy[0])
+        kind.update(container, (value for _, value in copy[0]))
     else:
-        container.clear()
-        container.extend(copy[0])
+        kind.extend(container, copy[0])
 
 
 def short(value: Any) -> str:

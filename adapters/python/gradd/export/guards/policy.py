@@ -35,6 +35,8 @@ _RECORDED = tuple(
     for part in (
         os.path.join("modules", ""),
         *(os.path.join("utils", n) for n in ("parametri", "spectral_norm", "weight_norm")),
+        # They assign to .data of parameters.
+        *(os.path.join("utils", n) for n in ("convert_parameters", "memory_format", "prune")),
         "attention",
     )
 )

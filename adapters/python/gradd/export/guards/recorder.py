@@ -281,6 +281,13 @@ class Recorder:
     def _on_store_item(self, frame: FrameType, _: int) -> None:
         self._item_of(frames.peek(frame, 2), frames.peek(frame, 1), methods.SET)
 
+    def _on_delete_item(self, frame: FrameType, _: int) -> None:
+        """In a list all that follows moves."""
+        container = frames.peek(frame, 2)
+        if is_a(container, (list, collections.deque)):
+            self.reads.contents(container)
+        self._on_store_item(frame, _)
+
     def _item_of(self, container: Any, key: Any, names: tuple[str, ...]) -> None:
         self.reads.operated(names, container)
         self.reads.operated(methods.KEYED, key)
@@ -434,7 +441,7 @@ class Recorder:
         self._before = len(slots)
 
     def places(self) -> list[Slot]:
-        """The places of outside. To be called inside ageing().
+        """The places of outside, in the order of reading. To be called inside ageing().
 
         The collector does not track dictionaries of plain values, nor arrays: such an object was
         there before only if another place leads to it.
@@ -457,7 +464,8 @@ class Recorder:
                 known = id(slot.by) in reached or memory.overlaps(slot.by, arrays)
                 (new if known else doubtful).append(slot)
             kept = kept + new
-        return kept
+        found = set(map(id, kept))
+        return [slot for slot in self.reads.slots.values() if id(slot) in found]
 
     def unseen(self, young: set[int]) -> list[CaptureError]:
         """The refusals of what cannot be watched, unless it is about something young."""

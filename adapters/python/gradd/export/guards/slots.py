@@ -109,7 +109,7 @@ class Item(Slot):
 
     def put_back(self) -> None:
         if self.value is not ABSENT:
-            self.owner[self.key] = self.value
+            images.put_item(self.owner, self.key, self.value)
         elif not isinstance(self.owner, dict):
             del self.owner[self.key :]  # only what has been appended since reaches that far
         elif self.key in self.owner:
@@ -127,19 +127,26 @@ class Item(Slot):
 
 
 class Class(Slot):
-    """An attribute of a class, found on it or on a base."""
+    """An attribute of a class, found on it or on a base: its home."""
 
-    __slots__ = ()
+    __slots__ = ("home",)
     KIND = "class"
+
+    def __init__(self, owner: type, key: str, value: Any, label: str, by: Any = None) -> None:
+        super().__init__(owner, key, value, label, by)
+        bases = type.__dict__["__mro__"].__get__(owner)
+        self.home = next((base for base in bases if key in base.__dict__), None)
 
     def now(self) -> Any:
         return static(self.owner, self.key)
 
     def put_back(self) -> None:
-        if self.value is not ABSENT:
-            setattr(self.owner, self.key, self.value)
-        else:
-            delattr(self.owner, self.key)
+        for base in type.__dict__["__mro__"].__get__(self.owner):
+            if base is self.home:
+                type.__setattr__(base, self.key, self.value)
+                break
+            if self.key in base.__dict__:  # it hides what was found
+                type.__delattr__(base, self.key)
 
     def test(self, name: Callable[[Any], str]) -> str:
         """Looks where it was found; of bases before that Names know whether they have it."""

@@ -40,6 +40,12 @@ def _pointer(tensor: torch.Tensor) -> int:
         return 0
 
 
+def _addresses(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Of its memory, and of the storage that holds it: share_memory_() gives that another one."""
+    pointer = _pointer(tensor)
+    return (pointer, tensor.untyped_storage()._cdata) if pointer else ()
+
+
 class Tensors(TorchDispatchMode):
     """Watches the operators of one forward.
 
@@ -70,7 +76,7 @@ class Tensors(TorchDispatchMode):
         self._inputs = {id(t) for t in inputs}
         self._made: set[int] = set()
         self._from: dict[int, frozenset[int]] = {}  # made of foreign ones only
-        self._kept = {p: weakref.ref(t) for t in own.values() if (p := _pointer(t))}
+        self._kept = {at: weakref.ref(t) for t in own.values() for at in _addresses(t)}
         self._free: set[int] = set()
         self._lifted: set[int] = set()
 
@@ -78,7 +84,18 @@ class Tensors(TorchDispatchMode):
         """Stand-ins: nothing is lost if forward() writes them."""
         for tensor in tensors:
             self._free.add(id(tensor))
-            self._kept.pop(_pointer(tensor), None)
+            for address in _addresses(tensor):
+                self._kept.pop(address, None)
+
+    def keep_forms(self) -> None:
+        """Where parameters and their gradients lie: Module.double() gives them another memory.
+
+        It does so by `.data`, which is no operator. Nobody records it in torch's own code.
+        """
+        for tensor in self._own.values():
+            for part in () if id(tensor) in self._free else (tensor, tensor.grad):
+                if part is not None:
+                    self._written.keep_form(part)
 
     def is_own(self, tensor: torch.Tensor) -> bool:
         """True for parameters and buffers."""
@@ -107,10 +124,9 @@ class Tensors(TorchDispatchMode):
             return
         self.foreign[key] = weakref.ref(tensor)
         self._gradients.note(tensor)
-        pointer = _pointer(tensor)
-        kept = self._kept.get(pointer)
-        if pointer and (kept is None or kept() is None):
-            self._kept[pointer] = weakref.ref(tensor)
+        for address in _addresses(tensor):
+            if self._holder(address) is None:
+                self._kept[address] = weakref.ref(tensor)
 
     def _knows(self, tensor: torch.Tensor) -> bool:
         known = self.foreign.get(id(tensor))
@@ -127,9 +143,13 @@ class Tensors(TorchDispatchMode):
             self._kept_from(tensor, _memory(tensor))
         self.about_to_write(tensor)
 
+    def _holder(self, address: int) -> torch.Tensor | None:
+        known = self._kept.get(address)
+        return known() if known is not None else None
+
     def _kept_from(self, tensor: torch.Tensor, place: torch.Tensor) -> bool:
-        known = self._kept.get(_pointer(tensor))
-        kept = known() if known is not None else None
+        holders = map(self._holder, _addresses(tensor))
+        kept = next((holder for holder in holders if holder is not None), None)
         if kept is not None:
             self._written.keep_values(kept, place)
         return kept is not None
@@ -190,8 +210,7 @@ class Tensors(TorchDispatchMode):
 
     def _note_overwritten(self, tensor: torch.Tensor) -> None:
         pointer = _pointer(tensor)
-        known = self._kept.get(pointer)
-        if pointer in self._lifted or known is not None and known() is not None:
+        if pointer in self._lifted or self._holder(pointer) is not None:
             self.overwritten[pointer] = tensor
 
     def put_back(self, young: set[int]) -> list[torch.Tensor]:

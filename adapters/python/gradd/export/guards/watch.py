@@ -80,6 +80,7 @@ class Watch:
         own = {id(t): t for t in (*module.parameters(), *module.buffers(), *stand_ins)}
         self.tensors = Tensors(own, _leaves(passed))
         self.tensors.free_to_write(stand_ins)
+        self.tensors.keep_forms()
         self.able = frames.supported()
         self._recorder = Recorder(module, self.tensors, passed)
         self._slots: list[Slot] = []
@@ -167,13 +168,25 @@ class Watch:
         return frozenset(self._recorder.reads.facts)
 
     def undo(self) -> str:
-        """Puts back what forward() wrote outside, and says what it was."""
-        changed = [s for s in self._slots if not _same(s)]
-        text = describe(changed)
-        for slot in reversed(changed):
+        """Puts back what forward() wrote outside, and says what it was.
+
+        Of several places in one object the one that was read first knows best: it comes last, and
+        is asked again then.
+        """
+        text = describe([s for s in self._slots if not _same(s)])
+        for slot in reversed(self._slots):
             with contextlib.suppress(Exception):  # what is gone cannot be put back
-                slot.put_back()
+                if not _same(slot):
+                    slot.put_back()
         return text
+
+    def refuse_writes(self) -> None:
+        """Puts back what a forward() that raised has written outside.
+
+        Raises:
+            CaptureError: "outside_written" or "input_mutation", if there was any.
+        """
+        self._refuse_writes(self.undo())
 
     def outside(
         self, outputs: list[torch.Tensor], written: dict[str, torch.Tensor] | None = None

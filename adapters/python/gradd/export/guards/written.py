@@ -21,7 +21,7 @@ class _Form:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._storage = tensor, tensor.untyped_storage()
-        self._bytes = self._storage.nbytes()
+        self._bytes, self._type = self._storage.nbytes(), tensor.dtype
         self._place = (tensor.storage_offset(), tensor.size(), tensor.stride())
 
     def shrink(self) -> bool:
@@ -32,12 +32,14 @@ class _Form:
         return True
 
     def put_back(self) -> bool:
-        """Gives the tensor its memory and form back; True if it had others."""
+        """Gives the tensor its memory, type and form back; True if it had others."""
         tensor = self._tensor
         place = (tensor.storage_offset(), tensor.size(), tensor.stride())
-        if tensor.untyped_storage()._cdata == self._storage._cdata and place == self._place:
+        same = place == self._place and tensor.dtype == self._type
+        if same and tensor.untyped_storage()._cdata == self._storage._cdata:
             return False
-        tensor.data = tensor.detach().new_empty(0).set_(self._storage, *self._place)
+        made = torch.empty(0, dtype=self._type, device=self._storage.device)
+        tensor.data = made.set_(self._storage, *self._place)
         return True
 
 
@@ -50,6 +52,8 @@ class _Values:
 
     def put_back(self) -> bool:
         """True if something else stood there."""
+        if not _fits(self.place):  # it was written when forward() had made the memory larger
+            return False
         if torch.equal(_bytes(self.place), _bytes(self._before)):
             return False
         self.place.copy_(self._before)
@@ -73,6 +77,14 @@ def _place(tensor: torch.Tensor) -> torch.Tensor:
     sizes = [1 if step == 0 and n else n for n, step in zip(tensor.size(), tensor.stride())]
     made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return made.set_(tensor.untyped_storage(), tensor.storage_offset(), sizes, tensor.stride())
+
+
+def _fits(place: torch.Tensor) -> bool:
+    if not place.numel():
+        return True
+    reach = sum((n - 1) * step for n, step in zip(place.size(), place.stride(), strict=True))
+    end = place.storage_offset() + reach + 1
+    return end * place.itemsize <= place.untyped_storage().nbytes()
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
