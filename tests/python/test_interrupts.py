@@ -21,7 +21,7 @@ import torch
 from nets import Net, assert_same_grads, batch, loss_of
 from torch import nn
 
-from gradd import ORTModule, interrupts, optim
+from gradd import ORTModule, flusher, interrupts, optim
 
 
 class MeanSquare(nn.Module):
@@ -61,6 +61,12 @@ class Script:
     def __exit__(self, *_: object) -> None:
         self.thread.join()
         os.kill(self.daemon_pid, signal.SIGCONT)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_else_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for another thread's request hears of a Ctrl-C at once, and not after it."""
+    monkeypatch.setattr(flusher, "PERIOD_SECONDS", 3600.0)
 
 
 @pytest.fixture(autouse=True)
