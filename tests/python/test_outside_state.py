@@ -24,7 +24,7 @@ from nets import assert_close
 from outside_cases import CASES, Base
 from torch import nn
 
-from gradd import ORTModule, export
+from gradd import ORTModule, export, watch
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
@@ -58,7 +58,8 @@ def put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for cls, names in own.items():
         for name in set(cls.__dict__) - names:
-            delattr(cls, name)
+            if not isinstance(cls.__dict__[name], watch._Watched):  # gradd's, while a model lives
+                delattr(cls, name)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -67,8 +67,10 @@ class Measured(torch.nn.Module):
         return torch.distributions.Normal(x, 1.0, validate_args=check).log_prob(x).sum()
 
 
-def test_errors_inside_torch_name_its_layers() -> None:
+def test_errors_inside_torch_name_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No line of the user's: that of torch.nn, never code that torch evaluates ("<string>")."""
+    # torch.compile() turns them off for the whole process.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     module = torch.nn.Sequential(torch.nn.BatchNorm1d(4, momentum=None))
     with pytest.raises(export.CaptureError, match=r"forward\(\) @ .*batchnorm\.py:\d+: Python"):
         export.capture(module, (torch.randn(2, 4),), {})
