@@ -30,9 +30,10 @@ from gradd.export.guards.contexts import Contexts
 from gradd.export.guards.images import is_a
 from gradd.export.guards.imports import Imports
 from gradd.export.guards.lookups import IN_C, borrowed
-from gradd.export.guards.reads import LAYOUT, Reads
+from gradd.export.guards.reads import Reads
 from gradd.export.guards.slots import ABSENT, static
 from gradd.export.guards.taken import own_dict
+from gradd.export.guards.tensor_reads import LAYOUT
 
 _BY_KEY = frozenset(
     {

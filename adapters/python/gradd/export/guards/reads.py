@@ -24,15 +24,8 @@ from gradd.export.attributes import FILLED_IN, HARMLESS
 from gradd.export.freeze import TABLES
 from gradd.export.guards import images, memory, policy, tracing
 from gradd.export.guards.arguments import (
-    FACTS,
-    SHARED_FACTS,
-    STORAGES,
     Fact,
-    asked_of,
-    fact_of,
     is_fact,
-    is_plain_fact,
-    told,
 )
 from gradd.export.guards.images import is_a
 from gradd.export.guards.locks import Locks
@@ -44,7 +37,6 @@ from gradd.export.guards.slots import (
     Bases,
     Cell,
     Class,
-    Entry,
     Field,
     Item,
     Locked,
@@ -54,13 +46,13 @@ from gradd.export.guards.slots import (
     static,
 )
 from gradd.export.guards.taken import SIMPLE, STORAGE_KINDS, Taken, own_dict
-from gradd.export.guards.tensors import MEMORY_METHODS, VALUE_METHODS, Tensors
+from gradd.export.guards.tensor_reads import ACCUMULATED, ASK, TensorReads
+from gradd.export.guards.tensors import Tensors
 from gradd.export.spec import CaptureError
 
 _IGNORED = FILLED_IN | HARMLESS | {"training"}
 # Values in a module's own dictionary of which capture_key() sees every change by identity.
 _IN_KEY = (str, type(None), types.FunctionType, types.BuiltinFunctionType, type, torch.dtype)
-_ASK = object()
 _UNWATCHED = (
     "and nobody could tell when that gives something else; do it outside of forward() and pass "
     "the result as a tensor"
@@ -85,19 +77,9 @@ _NO_OBJECTS = (
     *(type, types.FunctionType, types.ModuleType),
     *(weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
 )
-# What a tensor's memory layout decides; code in C is asked by these names too (calls.py).
-LAYOUT = frozenset(
-    {
-        *("is_contiguous", "stride", "dim_order", "is_non_overlapping_and_dense"),
-        *("as_strided", "as_strided_", "as_strided_copy"),
-    }
-)
-_PLACE = frozenset({"storage_offset", "_version"})  # differ from call to call
 _CLASS = object.__dict__["__class__"]
 _OF_PYBIND = "instancemethod"
 _NO_METHODS = frozenset({*SIMPLE, list, tuple, dict, set, frozenset, types.FunctionType})
-_ACCUMULATED = frozenset({"grad", "_grad"})  # from step to step
-_GRADIENT = frozenset({"requires_grad", "grad_fn", "is_leaf"})
 _OF_FRAME = frozenset({"f_locals", "f_lineno", "f_lasti"})
 _FIXED = (
     *(types.CodeType, types.FrameType, types.TracebackType, types.MappingProxyType),
@@ -151,7 +133,7 @@ class _Ages:
         return id(value) in self._old_iterators
 
 
-class Reads(Taken, Lookups):
+class Reads(Taken, Lookups, TensorReads):
     """The places read so far.
 
     Attributes:
@@ -419,12 +401,12 @@ class Reads(Taken, Lookups):
             slot.value = slot.now()
             self._add(slot)
 
-    def answer(self, question: Any, label: str, value: Any = _ASK, by: Any = None) -> None:
+    def answer(self, question: Any, label: str, value: Any = ASK, by: Any = None) -> None:
         """What a harmless function says; it is asked, unless the answer is given."""
         key = ("answer", id(question if by is None else by), label)
         if key in self.slots:
             return
-        if value is _ASK:
+        if value is ASK:
             try:
                 value = question()
             except Exception:  # for a device that is not there
@@ -560,7 +542,7 @@ class Reads(Taken, Lookups):
             self.blank("assigns to .data of a tensor", owner)
         elif name == "requires_grad":
             self.flagged(owner, value)
-        elif name in _ACCUMULATED:
+        elif name in ACCUMULATED:
             self.effect(f"writes .{name} of a tensor", owner)
         elif is_fact(name) and not self.tensors.is_made(owner):
             self.blank(f"writes .{name} of a tensor that it has not made", owner)
@@ -572,14 +554,6 @@ class Reads(Taken, Lookups):
             Abandoned: See there.
         """
         self._refuse(reason, text, _UNDONE, by)
-
-    def flagged(self, tensor: torch.Tensor, value: Any) -> None:
-        """tensor.requires_grad is set to `value`; what it is already has to stay so."""
-        if self.tensors.is_made(tensor):
-            return
-        if value is not tensor.requires_grad:
-            self.effect("changes .requires_grad of a tensor that it has not made", tensor)
-        self._of_tensor(tensor, "requires_grad")
 
     def attribute(self, owner: Any, name: str) -> None:
         """owner.name is read, written or deleted."""
@@ -683,95 +657,6 @@ class Reads(Taken, Lookups):
                     self.item(held, name, f"{type(owner).__qualname__}.{name}", owner)
                 return True
         return False
-
-    def _of_tensor(self, tensor: torch.Tensor, name: str) -> None:
-        self.methods.use(name)
-        if tracing.of_tensor(tensor, name):
-            self.asks_tracer(f"reads .{name} of a tensor")
-        if is_fact(name) and self.tensors.is_input(tensor):
-            self.facts.add(name)
-            return
-        if name in tensor.__dict__ or not hasattr(torch.Tensor, name):
-            self.item(tensor.__dict__, name, f"a tensor's .{name}", tensor)
-            return
-        if name in _GRADIENT:
-            if id(tensor) in self._parameters:
-                self._flag_of(tensor, name)
-            elif not self.tensors.is_input(tensor):
-                self._ask_for_gradients()
-        elif id(tensor) in self._parameters and is_fact(name):
-            self._fact_of(tensor, name)
-        elif name in FACTS and name not in SHARED_FACTS and self.tensors.is_own(tensor):
-            self.blank(f"reads .{name} of a buffer, which a graph does not know")
-        elif name in SHARED_FACTS:
-            self._of_memory(tensor, name)
-        self.tensors.note(tensor)
-        self._of_foreign(tensor, name)
-        self.layout |= LAYOUT & {name}
-        given = self.tensors.is_input(tensor)
-        if name in _PLACE and (given or self.tensors.is_own(tensor)):
-            self.blank(f"reads .{name} of {'an argument' if given else 'a tensor of the module'}")
-        if name in _ACCUMULATED and not self.tensors.is_made(tensor):
-            ours = given or self.tensors.is_own(tensor)  # or a copy, which is young
-            self.blank(f"reads .{name} of a tensor", None if ours else tensor)
-        if name in VALUE_METHODS:
-            self.tensors.taken(tensor)
-        if name in MEMORY_METHODS:
-            self.tensors.exposed(tensor)
-
-    def _of_foreign(self, tensor: torch.Tensor, name: str) -> None:
-        """What a tensor of outside tells of itself, also where nothing is computed with it.
-
-        Weakly until the forward is over: it may be an activation.
-        """
-        asked = asked_of(tensor, name) if self.tensors.is_foreign(tensor) else ""
-        known = self._facts.get((id(tensor), asked))
-        if asked and (known is None or known[0]() is not tensor):
-            self._facts[id(tensor), asked] = (weakref.ref(tensor), told(tensor, asked))
-
-    def _of_memory(self, tensor: torch.Tensor, name: str) -> None:
-        """What a view tells of the memory that it shares, and so of an argument perhaps."""
-        made = self.tensors.is_made(tensor)
-        if name in STORAGES:
-            by = None if made else tensor
-            self.blank(f"reads .{name} of a tensor that is no argument", by)
-        elif made:
-            self.facts.add(name)
-
-    def _flag_of(self, parameter: torch.Tensor, name: str) -> None:
-        place = self._parameters[id(parameter)]
-        slot = Entry(*place, getattr(parameter, name), f"{place[1]}.{name}")
-        slot.field = name
-        self.slots.setdefault(("entry", id(place[0]), (place[1], name)), slot)
-
-    def _fact_of(self, parameter: torch.Tensor, name: str) -> None:
-        """What a parameter answers beside values, types and sizes."""
-        table, key = self._parameters[id(parameter)]
-        ask = functools.partial(fact_of, table, key, name)
-        if not is_plain_fact(name, ask()):
-            self.blank(f"reads .{name} of the parameter {key}, which a graph does not know")
-        self.answer(ask, f"{key}.{name}", by=table)
-
-    def cast(self, device: str) -> None:
-        """Asks to which type autocast casts, also where it is off; regions of forward() set it."""
-        ask = functools.partial(torch.get_autocast_dtype, device)
-        label = f"torch.get_autocast_dtype({device!r})"
-        self.answer(ask, label, self._casts.get(device, _ASK), torch.get_autocast_dtype)
-
-    def ask_grad_mode(self) -> None:
-        """What forward() does depends on whether the caller records gradients."""
-        self.grad_mode = True
-        self.answer(torch.is_grad_enabled, "torch.is_grad_enabled()", self.gradients)
-
-    def _ask_for_gradients(self) -> None:
-        """Whether a result has a gradient is up to the mode and to every parameter before it.
-
-        Those of the call's tensors are in the key.
-        """
-        self.ask_grad_mode()
-        for table, name in list(self._parameters.values()):
-            if table.get(name) is not None:
-                self._flag_of(table[name], "requires_grad")
 
     # ---- identity ----
 
