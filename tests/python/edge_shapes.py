@@ -84,6 +84,9 @@ ROWS = [
         "3,4",
         "b3,4",
     ),
+    row("cat of 64", lambda x: _many(x, 64)),
+    row("cat of 65", lambda x: _many(x, 65)),
+    row("stack of 80", lambda x: torch.stack([x * i for i in range(80)], 1)),
     row("setitem slice", lambda x, v: _set(x, (slice(None), slice(1, 3)), v), "3,4", "3,2"),
     row("setitem mask", lambda x, m: _set(x, m, 0.0), "3,4", "b3,4"),
     row("setitem mask of rows", lambda x, m, v: _set(x, m, v), "3,4,2", "b3,4", "2"),
@@ -210,6 +213,11 @@ for _how in ("sum", "prod", "mean", "amax", "amin"):
                 "3,5",
             )
         )
+
+
+def _many(x, n):
+    """A Concat of n operands, each with a gradient of its own."""
+    return torch.cat([x.narrow(1, i % x.shape[1], 1) * (i % 7) for i in range(n)], 1)
 
 
 def _set(x: torch.Tensor, where: object, value: object) -> torch.Tensor:

@@ -23,7 +23,7 @@ from onnxscript.rewriter.rules.common import (
     _no_op,
 )
 
-from gradd.export import doubles, inference
+from gradd.export import doubles, inference, wide
 from gradd.export.spec import CaptureError
 from gradd.export.translate import OPSET
 
@@ -92,6 +92,7 @@ def clean(
     doubles.check(graph)
     _unmark_draws(graph)
     _trim_outputs(graph)
+    wide.narrow(graph)
     _canonical_order(graph)
     _check_nodes(graph)
     done.user_outputs = list(graph.outputs[:n_user])
