@@ -81,6 +81,11 @@ def _plain(state: Any) -> Any:
     return state.tolist() if hasattr(state, "tolist") else state
 
 
+def named(*lists: list[Deed]) -> dict[str, Deed]:
+    """The deeds of these lists by names of their own."""
+    return {f"{deed.does} {i}": deed for i, deed in enumerate(d for found in lists for d in found)}
+
+
 def follow(deed: Deed) -> None:
     """Compares what gradd's calls leave with what PyTorch's leave.
 

@@ -6,13 +6,12 @@ import outside_undone
 import pytest
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
-_LISTS = (
+DEEDS = outside_undone.named(
     outside_undone.BACKWARDS,
     outside_undone.IN_PLACE,
     outside_undone.MOVED,
     outside_undone.LOCKS,
 )
-DEEDS = {f"{deed.does} {i}": deed for i, deed in enumerate(d for found in _LISTS for d in found)}
 
 
 @pytest.mark.parametrize("name", DEEDS)

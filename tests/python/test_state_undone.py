@@ -11,13 +11,12 @@ from torch import nn
 from gradd import ORTModule
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
-_LISTS = (
+DEEDS = outside_undone.named(
     state_undone.CONTAINERS,
     state_undone.REPLACED,
     state_undone.OF_USERS,
     state_undone.MEMORY,
 )
-DEEDS = {f"{deed.does} {i}": deed for i, deed in enumerate(d for found in _LISTS for d in found)}
 
 
 @pytest.mark.parametrize("name", DEEDS)

@@ -67,7 +67,7 @@ class _ServedLoader:
         module.__dir__ = lambda: sorted({*vars(module), *names})
 
 
-class _SameLoader:
+class SameLoader:
     """Makes a module the very object of another one, or runs it as a program (`python -m`)."""
 
     def __init__(self, target):
@@ -77,7 +77,8 @@ class _SameLoader:
         return None
 
     def exec_module(self, module):
-        # The import system returns what sys.modules holds after this call.
+        # The import system returns what sys.modules holds after this call, so one class has one
+        # identity whichever of the two names it was imported by.
         sys.modules[module.__name__] = import_module(self._target)
 
     def get_code(self, fullname):
@@ -102,7 +103,7 @@ def find_spec(fullname, path, target):
     if fullname in MODULES:
         return ModuleSpec(fullname, _ServedLoader(), is_package=True)
     if fullname in _SAME:
-        return ModuleSpec(fullname, _SameLoader(_SAME[fullname]))
+        return ModuleSpec(fullname, SameLoader(_SAME[fullname]))
     if isinstance(getattr(sys.modules.get(parent), "__loader__", None), _ServedLoader):
         raise ImportError(missing(parent, name), name=fullname)
     return None

@@ -8,6 +8,8 @@ import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 
+from gradd_aliases.modules import SameLoader
+
 PACKAGE = "optimum.onnxruntime"
 NAMES = (
     "ORTTrainer",
@@ -35,21 +37,6 @@ def missing(name):
         f"{PACKAGE}.{name} is not there: gradd serves the training names ({', '.join(NAMES)}); "
         "the inference classes come with the package optimum-onnx"
     )
-
-
-class _AliasLoader:
-    """Makes `optimum.onnxruntime.X` the very module object of `optimum.gradd.X`."""
-
-    def __init__(self, target):
-        self.target = target
-
-    def create_module(self, spec):
-        return None
-
-    def exec_module(self, module):
-        # The import system returns what sys.modules holds after this call, so one class has one
-        # identity whichever of the two paths it was imported by.
-        sys.modules[module.__name__] = import_module(self.target)
 
 
 class _EmptyPackageLoader:
@@ -127,7 +114,7 @@ def find_spec(fullname, path, target):
     if found is not None or not fullname.startswith(PACKAGE + "."):
         return None
     if fullname in SUBMODULES:
-        return ModuleSpec(fullname, _AliasLoader(SUBMODULES[fullname]))
+        return ModuleSpec(fullname, SameLoader(SUBMODULES[fullname]))
     if isinstance(sys.modules[PACKAGE].__loader__, _EmptyPackageLoader):
         raise ImportError(missing(fullname.rpartition(".")[2]), name=fullname)
     return None
