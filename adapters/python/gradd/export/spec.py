@@ -29,6 +29,7 @@ class CaptureError(Exception):
         "being_traced",
         "data_dependent_control_flow",
         "export_failed",
+        "flush_denormal",
         "forward_ad",
         "forward_hooks",
         "func_transform",
