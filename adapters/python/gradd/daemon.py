@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import socket
 import stat
 import struct
@@ -23,6 +24,7 @@ logger = logging.getLogger("gradd")
 
 IDLE_EXIT_SECONDS = 600
 START_SECONDS = 20.0
+_STARTS = 5  # of daemons that die before they listen
 _EXIT_ALREADY = 4  # of `gradd serve`: another process holds the directory
 _PATH_LIMIT = 107
 # Header of the linker's id of a binary: an ELF note named GNU, of type 3, with 20 bytes of content.
@@ -138,28 +140,85 @@ def connect(path: Path, wait: float = START_SECONDS) -> socket.socket:
     sock = try_connect(path)
     if sock is not None:
         return sock
-    process = _start(path) if autostart else None
-    deadline = time.monotonic() + (wait if autostart else min(wait, 10.0))
+    begin = time.monotonic()
+    starts = _Starts(path) if autostart else None
+    deadline = begin + (wait if autostart else min(wait, 10.0))
     pause = 0.002
-    again = time.monotonic() + 0.1
     while time.monotonic() < deadline:
         sock = try_connect(path)
         if sock is not None:
             return sock
         time.sleep(pause)
         pause = min(pause * 1.5, 0.05)
-        if process is None or process.poll() is None:
-            continue
-        if process.returncode in (0, _EXIT_ALREADY):
-            # Another client's daemon has won the lock and will listen in a moment; or a former one
-            # has closed its sockets and is about to give the lock back; or ours was stopped.
-            if time.monotonic() > again:
-                process = _start(path)
-                again = time.monotonic() + 0.5
-        elif time.monotonic() > deadline - wait / 2:
-            break
+        if starts is not None:
+            starts.look_after()
+    took = time.monotonic() - begin
     hint = f"see {path}/daemon.log" if autostart else "GRADD_AUTOSTART is 0: run `gradd serve`"
-    raise errors.SessionError(f"no daemon listens in {path} after {wait:.0f} s ({hint})")
+    raise errors.SessionError(f"no daemon listens in {path} after {took:.1f} s ({hint})")
+
+
+class _Starts:
+    """The daemon that is being started, and those after it if it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._begin = time.monotonic()
+        self._deaths = 0
+        self._process = _start(path)
+        self._again = self._begin + 0.1  # not before
+
+    def look_after(self) -> None:
+        """Starts another one where this one has ended.
+
+        Raises:
+            SessionError: So many have died in a row that the next one would, too.
+        """
+        code = self._process.poll()
+        if code is None or time.monotonic() < self._again:
+            return
+        # Another client's daemon has won the lock and will listen in a moment; or a former one has
+        # closed its sockets and is about to give the lock back; or ours was stopped.
+        pause = 0.5
+        if code not in (0, _EXIT_ALREADY):
+            self._deaths += 1
+            pause = 0.05 * self._deaths
+            if self._deaths == _STARTS:
+                raise self._failure(code)
+            logger.warning(
+                "the daemon has died while it started, %s; another one is started", _end_of(code)
+            )
+        self._process = _start(self._path)
+        self._again = time.monotonic() + pause
+
+    def _failure(self, code: int) -> errors.SessionError:
+        took = time.monotonic() - self._begin
+        words = _last_words(self._path) if code > 0 else ""
+        return errors.SessionError(
+            f"the daemon was started {self._deaths} times in {took:.1f} s and has died each time, "
+            f"the last one {_end_of(code)}{words}; see {self._path}/daemon.log"
+        )
+
+
+def _end_of(code: int) -> str:
+    """How a process ended, from its return code."""
+    if code >= 0:
+        return f"with exit code {code}"
+    try:
+        return f"by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"by signal {-code}"
+
+
+def _last_words(path: Path) -> str:
+    """The last line of the daemon's log, as a part of a message; "" if there is none."""
+    try:
+        with open(path / "daemon.log", "rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - 4096))
+            lines = log.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    said = [line.strip() for line in lines if line.strip()]
+    return f' ("{said[-1][:300]}")' if said else ""
 
 
 def _start(path: Path) -> subprocess.Popen:

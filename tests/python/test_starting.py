@@ -1,0 +1,141 @@
+"""Daemons that die while they start, and what is said when none can be started.
+
+GRADD_BIN is a script here: it counts its starts and dies in the first ones, in different ways and
+at different times.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import conftest
+import pytest
+import torch
+from nets import Net, batch, loss_of
+
+from gradd import ORTModule, client, errors
+from gradd import daemon as daemons
+
+_SCRIPT = """#!/bin/sh
+echo x >> {count}
+n=$(wc -l < {count})
+if [ $n -le {deaths} ]; then {death}; fi
+exec {binary} "$@"
+"""
+# It is killed at once, by a signal without a name of its own, or after a while; it fails.
+_DEATHS = {
+    "killed": "kill -9 $$",
+    "aborted": "kill -6 $$",
+    "killed later": "sleep 0.2; kill -9 $$",
+    "failed": "echo 'gradd: IO: no room' >&2; exit 1",
+    "missing library": "exit 127",
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory whose daemon is the script's; a short path for sockets."""
+    folder = Path("/tmp") / f"gradd-start-{os.getpid()}-{time.monotonic_ns()}"
+    monkeypatch.setenv("GRADD_DIR", str(folder))
+    client.close_all()
+    yield folder
+    client.close_all()
+    for process in daemons.started:
+        process.terminate()
+        process.wait(10)
+    daemons.reap()
+    for name in folder.iterdir() if folder.exists() else ():
+        name.unlink()
+    if folder.exists():
+        folder.rmdir()
+
+
+def _script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int, death: str) -> Path:
+    count, script = tmp_path / "count", tmp_path / "gradd"
+    script.write_text(
+        _SCRIPT.format(count=count, deaths=deaths, death=death, binary=conftest.BINARY)
+    )
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("GRADD_BIN", str(script))
+    return count
+
+
+def _starts(count: Path) -> int:
+    return len(count.read_text().splitlines())
+
+
+@pytest.mark.parametrize("deaths", [1, 4])
+@pytest.mark.parametrize("death", _DEATHS)
+def test_another_one_is_started(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str, deaths: int
+) -> None:
+    count = _script(tmp_path, monkeypatch, deaths, _DEATHS[death])
+    sock = daemons.connect(place)
+    assert sock.family == socket.AF_UNIX
+    sock.close()
+    assert _starts(count) == deaths + 1
+
+
+def test_a_trainer_notices_nothing(
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _script(tmp_path, monkeypatch, 2, _DEATHS["killed"])
+    plain, model = Net(), ORTModule(Net(), strict=True)
+    for one in (plain, model):
+        loss_of(one(*batch())).backward()
+    for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(b.grad, a.grad)
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert said == ["the daemon has died while it started, by SIGKILL; another one is started"] * 2
+
+
+@pytest.mark.parametrize("death", _DEATHS)
+def test_the_end_of_tries_is_named(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str
+) -> None:
+    count = _script(tmp_path, monkeypatch, 1000, _DEATHS[death])
+    begin = time.monotonic()
+    with pytest.raises(errors.SessionError) as caught:
+        daemons.connect(place)
+    took = time.monotonic() - begin
+    text = str(caught.value)
+    assert _starts(count) == daemons._STARTS
+    assert f"was started {daemons._STARTS} times" in text and f"{place}/daemon.log" in text
+    how = {
+        "killed": "by SIGKILL",
+        "killed later": "by SIGKILL",
+        "aborted": "by SIGABRT",
+        "failed": "with exit code 1",
+        "missing library": "with exit code 127",
+    }
+    assert how[death] in text
+    assert ('("gradd: IO: no room")' in text) == (death == "failed")
+    said = float(text.split(" times in ")[1].split(" s ")[0])
+    assert abs(said - took) < 1.0
+
+
+def test_the_time_that_is_told_is_the_one_that_went(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _script(tmp_path, monkeypatch, 1000, "exec sleep 60")
+    begin = time.monotonic()
+    with pytest.raises(errors.SessionError, match=r"no daemon listens in .* after ([\d.]+) s"):
+        daemons.connect(place, wait=0.7)
+    assert 0.7 <= time.monotonic() - begin < 5
+    daemons.started[-1].kill()
+
+
+def test_without_a_start_the_command_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.mkdir(mode=0o700)
+    monkeypatch.setenv("GRADD_AUTOSTART", "0")
+    with pytest.raises(errors.SessionError, match=r"after 0\.[34] s .*run `gradd serve`"):
+        daemons.connect(place, wait=0.3)
