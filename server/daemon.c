@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -137,6 +138,62 @@ static void bury_session(daemon_t *daemon, uint32_t number) {
     if (session) daemon_end_session(daemon, session, "process ended", true);
 }
 
+/* ---- sockets ---- */
+
+static gradd_status_t open_commands(daemon_t *daemon) {
+    int fd;
+    GRADD_TRY(rundir_listen(&daemon->dir, RUNDIR_COMMANDS, &fd));
+    gradd_status_t st = daemon->router.context
+                            ? router_listen(&daemon->router, daemon->dir.cmd, fd)
+                            : router_open(&daemon->router, daemon->dir.cmd, fd, geteuid());
+    if (st != GRADD_OK) close(fd);
+    return st;
+}
+
+static gradd_status_t open_control(daemon_t *daemon) {
+    int fd, before = daemon->control;
+    GRADD_TRY(rundir_listen(&daemon->dir, RUNDIR_CONTROL, &fd));
+    if (before >= 0) {
+        unwatch(daemon, before);
+        close(before); /* who waited there connects again */
+    }
+    daemon->control = fd;
+    daemon->control_paused = false;
+    return watch(daemon, fd, ON_LISTENER, 0);
+}
+
+/* Makes anew what was removed under the daemon: sockets, lock or the whole directory. */
+static gradd_status_t restore_sockets(daemon_t *daemon, pid_t *out_owner) {
+    GRADD_TRY(rundir_restore(&daemon->dir, out_owner));
+    if (*out_owner != 0) return GRADD_OK;
+    /* ctl.sock is made last: who can connect to it finds everything ready. */
+    if (!rundir_has(&daemon->dir, RUNDIR_COMMANDS)) GRADD_TRY(open_commands(daemon));
+    if (!rundir_has(&daemon->dir, RUNDIR_CONTROL)) GRADD_TRY(open_control(daemon));
+    return GRADD_OK;
+}
+
+/* A daemon that nobody can find comes back, for its own clients, too: `ps` and `stop` have to reach
+ * it. It leaves when it serves nobody and its directory is gone or somebody else's. */
+static void stay_reachable(daemon_t *daemon) {
+    pid_t owner = 0;
+    if (daemon->stopping || rundir_is_reachable(&daemon->dir)) return;
+    bool lost = daemon->displaced || daemon->unreachable || !rundir_exists(&daemon->dir);
+    if (lost && daemon->table.n == 0) {
+        daemon_stop(daemon, "the directory or what was in it is gone", false);
+        return;
+    }
+    if (daemon->displaced) return;
+    gradd_status_t st = restore_sockets(daemon, &owner);
+    daemon->displaced = st == GRADD_E_LIMIT || (st == GRADD_OK && owner != 0);
+    if (st == GRADD_OK && owner == 0)
+        log_event(LOG_WARN, "sockets_restored", "dir=%s", daemon->dir.path);
+    else if (st == GRADD_OK)
+        log_event(LOG_WARN, "displaced", "by=%d dir=%s", (int)owner, daemon->dir.path);
+    else if (!daemon->unreachable)
+        log_event(LOG_WARN, "unreachable", "what=\"%s\"", gradd_error_message());
+    daemon->unreachable = st != GRADD_OK;
+}
+
 void daemon_tick(daemon_t *daemon) {
     int64_t now = session_now_ms(), idle_exit = daemon->options->idle_exit * 1000;
     for (int i = 0; i < daemon->table.n; i++) {
@@ -152,9 +209,7 @@ void daemon_tick(daemon_t *daemon) {
     if (daemon->control_paused && !daemon->stopping &&
         watch(daemon, daemon->control, ON_LISTENER, 0) == GRADD_OK)
         daemon->control_paused = false;
-    /* Who cannot reach us starts another daemon; to stay would be for nobody. */
-    if (daemon->table.n == 0 && !daemon->stopping && !rundir_is_reachable(&daemon->dir))
-        daemon_stop(daemon, "the directory or what was in it is gone", false);
+    stay_reachable(daemon);
     if (daemon->table.n > 0) daemon->idle_since_ms = now;
     if (idle_exit > 0 && now - daemon->idle_since_ms >= idle_exit && !daemon->stopping)
         daemon_stop(daemon, "idle", false);
@@ -170,8 +225,14 @@ static void read_signals(daemon_t *daemon) {
 }
 
 void daemon_event(daemon_t *daemon, uint64_t data) {
-    uint32_t number = (uint32_t)data;
-    switch (data >> 32) {
+    static const char *const causes[] = {
+        [ON_CONTROL] = "control socket",
+        [ON_PIDFD] = "process ended",
+        [ON_LISTENER] = "connection",
+        [ON_SIGNAL] = "signal",
+    };
+    uint32_t number = (uint32_t)data, kind = (uint32_t)(data >> 32);
+    switch (kind) {
     case ON_CONTROL:
         read_session(daemon, number);
         break;
@@ -185,21 +246,27 @@ void daemon_event(daemon_t *daemon, uint64_t data) {
         read_signals(daemon);
         break;
     default: /* the sockets and the queue are looked at in every round */
-        break;
+        return;
     }
+    laps_cause(&daemon->laps, causes[kind], number);
+    laps_end(&daemon->laps);
 }
 
 bool daemon_work(daemon_t *daemon) {
     bool any = router_admit(&daemon->router);
+    laps_cause(&daemon->laps, "admission", 0);
+    laps_end(&daemon->laps);
     for (int i = 0; i < REQUESTS_PER_RUN; i++) {
         request_t *request = router_receive(&daemon->router);
         if (!request) break;
         requests_handle(daemon, request);
+        laps_end(&daemon->laps);
         any = true;
     }
     for (job_t *job = queue_reap(daemon->queue), *next; job; job = next) {
         next = job->next;
         requests_finish(daemon, (request_t *)job);
+        laps_end(&daemon->laps);
         any = true;
     }
     if (daemon->stopping) end_late_sessions(daemon);
@@ -224,19 +291,20 @@ static gradd_status_t open_signals(int *out_fd) {
     return *out_fd >= 0 ? GRADD_OK : GRADD_FAIL(IO, "signalfd: %s", strerror(errno));
 }
 
+/* A limit on the size of files, which some shell had, would kill us for a line of the log. */
+static void leave_file_limit(void) {
+    struct rlimit limit;
+    signal(SIGXFSZ, SIG_IGN);
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0) return;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_FSIZE, &limit);
+}
+
 static gradd_status_t open_sockets(daemon_t *daemon) {
-    int commands;
-    /* ctl.sock is made last: who can connect to it finds everything ready. */
-    GRADD_TRY(rundir_listen(daemon->dir.cmd, SOCK_STREAM, &commands));
-    gradd_status_t st = router_open(&daemon->router, daemon->dir.cmd, commands, geteuid());
-    if (st != GRADD_OK) {
-        close(commands);
-        return st;
-    }
-    GRADD_TRY(rundir_listen(daemon->dir.ctl, SOCK_SEQPACKET, &daemon->control));
+    GRADD_TRY(open_commands(daemon));
+    GRADD_TRY(open_control(daemon)); /* last: who can connect to it finds everything ready */
     GRADD_TRY(watch(daemon, router_fd(&daemon->router), ON_ROUTER, 0));
-    GRADD_TRY(watch(daemon, router_zap_fd(&daemon->router), ON_ZAP, 0));
-    return watch(daemon, daemon->control, ON_LISTENER, 0);
+    return watch(daemon, router_zap_fd(&daemon->router), ON_ZAP, 0);
 }
 
 static gradd_status_t start(daemon_t *daemon) {
@@ -283,6 +351,7 @@ gradd_status_t daemon_run(const options_t *options, pid_t *out_other) {
     static daemon_t daemon; /* one per process; large */
     daemon = (daemon_t){.options = options, .epoll = -1, .signals = -1, .control = -1};
     daemon.dir.folder = daemon.dir.lock = -1;
+    leave_file_limit();
     GRADD_TRY(rundir_init(&daemon.dir, options->dir));
     GRADD_TRY(rundir_prepare(&daemon.dir));
     GRADD_TRY(rundir_lock(&daemon.dir, out_other));

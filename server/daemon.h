@@ -9,6 +9,7 @@
 
 #include <sys/types.h>
 
+#include "server/laps.h"
 #include "server/loop.h"
 #include "server/options.h"
 #include "server/router.h"
@@ -21,12 +22,15 @@ typedef struct daemon_s {
     rundir_t dir;
     int epoll, signals, control; /* Owned */
     bool control_paused;         /* out of descriptors: no accept until some are free */
+    bool displaced;              /* the directory is another daemon's now */
+    bool unreachable;            /* the last try to come back has failed */
     router_t router;
     session_table_t table;
     queue_t *queue; /* Owned */
     lane_t guests;  /* requests without a session that the engine answers */
     worker_t worker;
     loop_t loop;
+    laps_t laps;
     bool stopping;
     int64_t started_ms, idle_since_ms;
     uint64_t n_requests, n_refused;

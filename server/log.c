@@ -1,6 +1,7 @@
 /* Writes log lines. See log.h for the format and the rules. */
 #include "server/log.h"
 
+#include <poll.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -45,7 +46,9 @@ void log_event(log_level_t level, const char *event, const char *format, ...) {
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f) line[i] = '?';
     line[n++] = '\n';
-    /* A full pipe or a closed terminal must not stop the daemon: the line is lost then. */
+    /* A full pipe, disk or terminal must not stop the daemon: the line is lost then. */
+    struct pollfd room = {.fd = STDERR_FILENO, .events = POLLOUT};
+    if (poll(&room, 1, 0) != 1 || !(room.revents & POLLOUT)) return;
     ssize_t written = write(STDERR_FILENO, line, n);
     (void)written;
 }

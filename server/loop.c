@@ -19,6 +19,8 @@
 static void turn(loop_t *loop, bool is_engine) {
     daemon_t *daemon = loop->daemon;
     struct epoll_event events[MAX_EVENTS];
+    laps_finish(&daemon->laps);
+    laps_begin(&daemon->laps);
     bool busy = daemon_work(daemon) || (is_engine && queue_ready(daemon->queue));
     /* Requests that never pause must not keep the other descriptors from their turn. */
     if (busy && ++loop->rounds % ROUNDS_PER_POLL != 0) return;
@@ -26,6 +28,7 @@ static void turn(loop_t *loop, bool is_engine) {
     /* libzmq tells of a message once: sleep only after a round that found none. */
     bool quiet = !busy && queue_sleep(daemon->queue);
     int n = epoll_wait(daemon->epoll, events, MAX_EVENTS, quiet ? TICK_MS : 0);
+    laps_begin(&daemon->laps);
     queue_wake(daemon->queue);
     for (int i = 0; i < n; i++)
         daemon_event(daemon, events[i].data.u64);
@@ -33,6 +36,8 @@ static void turn(loop_t *loop, bool is_engine) {
     if (now - loop->ticked_ms < TICK_MS) return;
     loop->ticked_ms = now;
     daemon_tick(daemon);
+    laps_cause(&daemon->laps, "tick", 0);
+    laps_end(&daemon->laps);
 }
 
 static void set_timer(loop_t *loop, long ns) {

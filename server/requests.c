@@ -115,6 +115,8 @@ void requests_handle(daemon_t *daemon, request_t *request) {
     gradd_status_t st = decode(request, &token);
     if (st == GRADD_OK) st = authorize(daemon, request, token, &order);
     session_t *session = request->session;
+    laps_cause(&daemon->laps, request->command ? request->command->name : "request",
+               session ? session->number : 0);
     if (st == GRADD_OK && order == SESSION_REPEAT) {
         send_reply(daemon, session, request->route, request->n_route, session->last_reply,
                    session->last_reply_bytes);
@@ -134,6 +136,8 @@ void requests_handle(daemon_t *daemon, request_t *request) {
 
 void requests_finish(daemon_t *daemon, request_t *request) {
     session_t *session = request->session;
+    laps_cause(&daemon->laps, request->command ? "reply" : "session end",
+               session ? session->number : 0);
     if (!request->command) { /* the engine has let go of the session */
         log_event(LOG_INFO, "session_end", "session=%u pid=%d reason=\"%s\" requests=%llu",
                   session->number, (int)session->pid, session->end_reason,

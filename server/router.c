@@ -16,13 +16,14 @@
 #define LINGER_MS     1000
 #define HIGH_WATER    64 /* times WIRE_MAX_REPLY is what a peer that does not read costs */
 #define RECEIVE_WATER 64
+#define MAX_LISTENERS 64 /* each keeps a descriptor */
 
 static gradd_status_t set_int(void *socket, int option, int value) {
     if (zmq_setsockopt(socket, option, &value, sizeof value) == 0) return GRADD_OK;
     return GRADD_FAIL(IO, "zmq option %d = %d: %s", option, value, zmq_strerror(errno));
 }
 
-static gradd_status_t configure(router_t *router, int listener) {
+static gradd_status_t configure(router_t *router) {
     void *s = router->socket;
     /* A frame header may claim 8 GiB, which libzmq would reserve: bound it. */
     int64_t max_frame = WIRE_MAX_FRAME + FRAME_SLACK;
@@ -36,13 +37,23 @@ static gradd_status_t configure(router_t *router, int listener) {
     GRADD_TRY(set_int(s, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS));
     GRADD_TRY(set_int(s, ZMQ_SNDHWM, HIGH_WATER));
     GRADD_TRY(set_int(s, ZMQ_RCVHWM, RECEIVE_WATER));
-    GRADD_TRY(set_int(s, ZMQ_LINGER, LINGER_MS));
+    return set_int(s, ZMQ_LINGER, LINGER_MS);
+}
+
+gradd_status_t router_listen(router_t *router, const char *path, int listener) {
+    char endpoint[160];
+    if (router->n_listeners == MAX_LISTENERS)
+        return GRADD_FAIL(LIMIT, "%s was removed %d times, the limit", path, MAX_LISTENERS);
+    snprintf(endpoint, sizeof endpoint, "ipc://%s", path);
     /* Our own listener: zmq_bind would unlink whatever lies at the path. */
-    return set_int(s, ZMQ_USE_FD, listener);
+    GRADD_TRY(set_int(router->socket, ZMQ_USE_FD, listener));
+    if (zmq_bind(router->socket, endpoint) != 0)
+        return GRADD_FAIL(IO, "zmq_bind %s: %s", endpoint, zmq_strerror(errno));
+    router->n_listeners++;
+    return GRADD_OK;
 }
 
 gradd_status_t router_open(router_t *router, const char *path, int listener, uid_t uid) {
-    char endpoint[160];
     gradd_status_t st = GRADD_OK;
     *router = (router_t){.context = zmq_ctx_new(), .uid = uid};
     if (!router->context) return GRADD_FAIL(IO, "zmq_ctx_new: %s", zmq_strerror(errno));
@@ -52,10 +63,8 @@ gradd_status_t router_open(router_t *router, const char *path, int listener, uid
     if (!router->zap || !router->socket || zmq_bind(router->zap, ZAP_ENDPOINT) != 0)
         st = GRADD_FAIL(IO, "zmq sockets: %s", zmq_strerror(errno));
     if (st == GRADD_OK) st = set_int(router->zap, ZMQ_LINGER, 0);
-    if (st == GRADD_OK) st = configure(router, listener);
-    snprintf(endpoint, sizeof endpoint, "ipc://%s", path);
-    if (st == GRADD_OK && zmq_bind(router->socket, endpoint) != 0)
-        st = GRADD_FAIL(IO, "zmq_bind %s: %s", endpoint, zmq_strerror(errno));
+    if (st == GRADD_OK) st = configure(router);
+    if (st == GRADD_OK) st = router_listen(router, path, listener);
     if (st != GRADD_OK) router_close(router);
     return st;
 }

@@ -17,6 +17,7 @@
 typedef struct router_s {
     void *context, *socket, *zap; /* Owned */
     uid_t uid;                    /* the one that is admitted */
+    int n_listeners;
     uint64_t n_messages, n_dropped, n_refused;
 } router_t;
 
@@ -28,6 +29,9 @@ typedef enum router_sent_e {
 
 /* listener: a listening socket at `path`; libzmq closes it. Fails with IO. */
 gradd_status_t router_open(router_t *router, const char *path, int listener, uid_t uid);
+/* One more listening socket, because nobody finds the ones before; these stay, with their
+ * connections. Fails with IO, or with LIMIT after 64. */
+gradd_status_t router_listen(router_t *router, const char *path, int listener);
 /* Sends what is queued for at most a second. Accepts a zeroed one. */
 void router_close(router_t *router);
 

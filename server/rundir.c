@@ -124,7 +124,8 @@ gradd_status_t rundir_lock(rundir_t *dir, pid_t *out_owner) {
     }
     char text[32];
     int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
-    if (ftruncate(fd, 0) != 0 || pwrite(fd, text, (size_t)n, 0) != n) {
+    bool written = ftruncate(fd, 0) == 0 && pwrite(fd, text, (size_t)n, 0) == n;
+    if (!written && errno != EFBIG) { /* `ulimit -f 0`: the lock is what counts */
         int error = errno;
         close(fd);
         return GRADD_FAIL(IO, "lock file in %s: %s", dir->path, strerror(error));
@@ -148,14 +149,51 @@ bool rundir_is_locked(const rundir_t *dir) {
     return rundir_owner(dir) != 0;
 }
 
-bool rundir_is_reachable(const rundir_t *dir) {
+static const char *socket_path(const rundir_t *dir, rundir_socket_t which) {
+    return which == RUNDIR_COMMANDS ? dir->cmd : dir->ctl;
+}
+
+static bool has_lock(const rundir_t *dir) {
     char path[LOCK_PATH];
     struct stat ours, there;
     return fstat(dir->lock, &ours) == 0 && lstat(lock_path(dir, path), &there) == 0 &&
-           same_file(&ours, &there) && access(dir->cmd, F_OK) == 0 && access(dir->ctl, F_OK) == 0;
+           same_file(&ours, &there);
 }
 
-gradd_status_t rundir_listen(const char *path, int type, int *out_fd) {
+bool rundir_exists(const rundir_t *dir) {
+    struct stat ours, there;
+    return fstat(dir->folder, &ours) == 0 && lstat(dir->path, &there) == 0 &&
+           same_file(&ours, &there);
+}
+
+bool rundir_has(const rundir_t *dir, rundir_socket_t which) {
+    struct stat there;
+    return lstat(socket_path(dir, which), &there) == 0 &&
+           there.st_dev == dir->sockets[which].device && there.st_ino == dir->sockets[which].inode;
+}
+
+bool rundir_is_reachable(const rundir_t *dir) {
+    return has_lock(dir) && rundir_has(dir, RUNDIR_COMMANDS) && rundir_has(dir, RUNDIR_CONTROL);
+}
+
+gradd_status_t rundir_restore(rundir_t *dir, pid_t *out_owner) {
+    *out_owner = 0;
+    if (has_lock(dir)) return GRADD_OK;
+    rundir_t fresh = *dir;
+    fresh.folder = fresh.lock = -1;
+    gradd_status_t st = rundir_prepare(&fresh);
+    if (st == GRADD_OK) st = rundir_lock(&fresh, out_owner);
+    if (st != GRADD_OK || *out_owner != 0) {
+        rundir_finish(&fresh);
+        return st;
+    }
+    rundir_finish(dir);
+    *dir = fresh;
+    return GRADD_OK;
+}
+
+/* A socket bound to a path, which only we may use, and listening. */
+static gradd_status_t bind_at(const char *path, int type, int *out_fd) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof address.sun_path)
         return GRADD_FAIL(IO, "socket path %s is longer than %zu bytes", path,
@@ -178,6 +216,16 @@ gradd_status_t rundir_listen(const char *path, int type, int *out_fd) {
         return GRADD_FAIL(IO, "cannot listen at %s: %s", path, strerror(error));
     }
     *out_fd = fd;
+    return GRADD_OK;
+}
+
+gradd_status_t rundir_listen(rundir_t *dir, rundir_socket_t which, int *out_fd) {
+    const char *path = socket_path(dir, which);
+    struct stat made;
+    GRADD_TRY(bind_at(path, which == RUNDIR_COMMANDS ? SOCK_STREAM : SOCK_SEQPACKET, out_fd));
+    if (lstat(path, &made) != 0) made = (struct stat){0}; /* removed at once: made anew later */
+    dir->sockets[which].device = made.st_dev;
+    dir->sockets[which].inode = made.st_ino;
     return GRADD_OK;
 }
 

@@ -22,12 +22,18 @@
 #define RUNDIR_CTL      "ctl.sock"
 #define RUNDIR_LOCK     "lock"
 
+typedef enum rundir_socket_e { RUNDIR_COMMANDS, RUNDIR_CONTROL, RUNDIR_SOCKETS } rundir_socket_t;
+
 typedef struct rundir_s {
     char path[RUNDIR_PATH_MAX];
     char cmd[RUNDIR_PATH_MAX];
     char ctl[RUNDIR_PATH_MAX];
     int folder; /* Owned: the directory itself; -1 = not prepared */
     int lock;   /* Owned; -1 = not locked */
+    struct {
+        dev_t device;
+        ino_t inode; /* 0 = not made */
+    } sockets[RUNDIR_SOCKETS];
 } rundir_t;
 
 /* Fills the paths: `given` (may be NULL or empty), else $XDG_RUNTIME_DIR/gradd, else gradd-<uid> in
@@ -48,13 +54,21 @@ gradd_status_t rundir_lock(rundir_t *dir, pid_t *out_owner);
 bool rundir_is_locked(const rundir_t *dir);
 /* The pid of the daemon that holds the lock: 0 = none does, -1 = not readable. */
 pid_t rundir_owner(const rundir_t *dir);
-/* True while the paths lead to the lock that we hold and to two sockets: clients find us, and
+/* True while the path leads to the directory that was prepared. */
+bool rundir_exists(const rundir_t *dir);
+/* True while the path of this socket leads to the one that we have made. */
+bool rundir_has(const rundir_t *dir, rundir_socket_t which);
+/* True while the paths lead to the lock that we hold and to our two sockets: clients find us, and
  * nobody else can be the daemon there. */
 bool rundir_is_reachable(const rundir_t *dir);
+/* Makes directory and lock anew where the paths no longer lead to ours; sockets are the caller's.
+ * *out_owner as in rundir_lock: another daemon may have taken the place. Fails as rundir_prepare
+ * and rundir_lock do; then nothing has changed. */
+gradd_status_t rundir_restore(rundir_t *dir, pid_t *out_owner);
 
-/* A listening socket at `path` (mode 0600), replacing what lies there. Only under the lock.
- * type: SOCK_STREAM or SOCK_SEQPACKET. Fails with IO. */
-gradd_status_t rundir_listen(const char *path, int type, int *out_fd);
+/* A listening socket (mode 0600; commands: SOCK_STREAM, control: SOCK_SEQPACKET), replacing what
+ * lies at its path. Only under the lock. Fails with IO. */
+gradd_status_t rundir_listen(rundir_t *dir, rundir_socket_t which, int *out_fd);
 /* Removes both sockets, unless another daemon has locked the directory since: then they are its. */
 void rundir_unlink(const rundir_t *dir);
 

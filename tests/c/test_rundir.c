@@ -30,9 +30,9 @@ static void open_dir(rundir_t *dir, const char *path) {
 }
 
 /* As a daemon that starts: both sockets, listening. */
-static void listen_both(const rundir_t *dir, int fds[2]) {
-    CHECK_OK(rundir_listen(dir->cmd, SOCK_STREAM, &fds[0]));
-    CHECK_OK(rundir_listen(dir->ctl, SOCK_SEQPACKET, &fds[1]));
+static void listen_both(rundir_t *dir, int fds[2]) {
+    CHECK_OK(rundir_listen(dir, RUNDIR_COMMANDS, &fds[0]));
+    CHECK_OK(rundir_listen(dir, RUNDIR_CONTROL, &fds[1]));
 }
 
 static bool exists(const char *path) {
@@ -104,6 +104,58 @@ TEST(a_directory_that_was_emptied_belongs_to_the_next) {
     listen_both(&second, fds);
     rundir_unlink(&first);
     CHECK(rundir_is_reachable(&second));
+    rundir_finish(&first);
+    rundir_finish(&second);
+    remove_base();
+}
+
+/* What a cleaner removed is made anew, unless another daemon was faster. */
+TEST(a_daemon_takes_its_place_again) {
+    rundir_t dir;
+    int fds[2];
+    pid_t other;
+    char place[96], moved[96];
+    make_base();
+    snprintf(place, sizeof place, "%.60s/run", base);
+    snprintf(moved, sizeof moved, "%.60s/moved", base);
+    open_dir(&dir, place);
+    listen_both(&dir, fds);
+    CHECK_EQ_INT(unlink(dir.ctl), 0);
+    CHECK(!rundir_has(&dir, RUNDIR_CONTROL) && rundir_has(&dir, RUNDIR_COMMANDS));
+    CHECK_OK(rundir_restore(&dir, &other)); /* the lock is there: nothing to do */
+    CHECK_EQ_INT(other, 0);
+    CHECK(!rundir_is_reachable(&dir));
+    listen_both(&dir, fds);
+    CHECK(rundir_is_reachable(&dir));
+    CHECK_EQ_INT(unlink(dir.cmd), 0); /* another file in its place is not ours */
+    CHECK_EQ_INT(close(open(dir.cmd, O_CREAT | O_RDWR, 0600)), 0);
+    CHECK(!rundir_has(&dir, RUNDIR_COMMANDS) && !rundir_is_reachable(&dir));
+    CHECK_EQ_INT(rename(place, moved), 0);
+    CHECK(!rundir_exists(&dir));
+    CHECK_OK(rundir_restore(&dir, &other));
+    CHECK_EQ_INT(other, 0);
+    CHECK(rundir_exists(&dir) && rundir_is_locked(&dir));
+    listen_both(&dir, fds);
+    CHECK(rundir_is_reachable(&dir));
+    rundir_unlink(&dir);
+    CHECK(!exists(dir.cmd) && !exists(dir.ctl));
+    rundir_finish(&dir);
+    remove_base();
+}
+
+TEST(a_place_that_was_taken_stays_taken) {
+    rundir_t first, second;
+    int fds[2];
+    pid_t other;
+    make_base();
+    open_dir(&first, base);
+    listen_both(&first, fds);
+    CHECK_EQ_INT(unlink(in_base("lock")), 0);
+    open_dir(&second, base);
+    listen_both(&second, fds);
+    CHECK_OK(rundir_restore(&first, &other));
+    CHECK_EQ_INT(other, getpid());
+    CHECK(first.lock >= 0 && !rundir_is_reachable(&first) && rundir_is_reachable(&second));
     rundir_finish(&first);
     rundir_finish(&second);
     remove_base();

@@ -17,6 +17,7 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 from collections.abc import Sequence
 
 import torch
@@ -97,6 +98,7 @@ class Segment:
 
         Raises:
             NoSpaceError: The machine cannot back that many bytes.
+            LimitError: `ulimit -f` does not allow them.
         """
         self.id = segment_id
         self.size = round_up(max(size, 1), PAGE)
@@ -114,6 +116,12 @@ class Segment:
             if error.errno in (errno.ENOSPC, errno.ENOMEM):
                 raise errors.NoSpaceError(
                     f"cannot reserve {self.size} bytes of shared memory: {error.strerror}"
+                ) from None
+            if error.errno == errno.EFBIG:
+                limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+                raise errors.LimitError(
+                    f"cannot reserve {self.size} bytes of shared memory: it is a file for the "
+                    f"system, and this process may make files of {limit} bytes (`ulimit -f`)"
                 ) from None
             raise
         anchor = ctypes.c_char.from_buffer(self.map)
