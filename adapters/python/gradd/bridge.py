@@ -37,6 +37,7 @@ from gradd.parameters import State
 from gradd.runs import Run
 from gradd.selfcheck import Checks
 from gradd.slots import SlotSet
+from gradd.tokens import Tokens
 
 if TYPE_CHECKING:
     from gradd.explain import Explanation
@@ -122,6 +123,7 @@ class Bridge:
         self._changes: Counter[str] = Counter()
         self._refused: dict[Hashable, Exception] = {}  # by form and layouts
         self._version = 0
+        self._forwards = Tokens()
         self._fallback = Fallback(type(module).__name__, strict)
         self._disabled = bool(options.get("GRADD_DISABLE"))
         mode = options.self_check()
@@ -229,11 +231,14 @@ class Bridge:
 
         check_call(self.module)
 
-    def _key(self, args: tuple, kwargs: dict) -> tuple[Hashable, int]:
+    def _key(self, args: tuple, kwargs: dict) -> tuple[Hashable, Hashable]:
         from gradd.export import capture_key
 
         # The module's own key does not know which parameters are frozen; neither does the graph.
-        return (capture_key(self.module, args, kwargs), self._version)
+        # Nor does it know which function a forward is that was put on the module itself.
+        own = self.module.__dict__.get("forward")
+        which = None if own is None else self._forwards.of(own)
+        return (capture_key(self.module, args, kwargs), (self._version, which))
 
     @staticmethod
     def _result(call: Call, outputs: Any, sources: list, leaves: list) -> Any:

@@ -100,6 +100,16 @@ class ORTModule(torch.nn.Module):
 
     # ---- transparency ----
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The wrapped module's: isinstance() holds for it and for ORTModule, type() is ORTModule.
+
+        So Trainer saves a configuration and finds the names of labels. Assigned, it is the wrapped
+        module's, too, as torch.nn.utils.parametrize wants it.
+        """
+        module = self.__dict__.get("_gradd_module")
+        return ORTModule if module is None else module.__class__
+
     @property  # type: ignore[override]
     def training(self) -> bool:
         """Mode of the wrapped module."""
@@ -172,21 +182,24 @@ class ORTModule(torch.nn.Module):
 
     # ---- copies ----
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            "module": self._gradd_module,
-            "debug_options": self._gradd_options,
-            "strict": self._gradd_strict,
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._wrap(state["module"], state["debug_options"], state["strict"])
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Not object's: pickle compares what it finds there with __class__.
+        return _again, (type(self), self._gradd_module, self._gradd_options, self._gradd_strict)
 
     def _replicate_for_data_parallel(self) -> Any:
         raise NotImplementedError(
             "torch.nn.DataParallel around ORTModule is not supported: use "
             "DistributedDataParallel, one process per replica"
         )
+
+
+def _again(
+    kind: type[ORTModule], module: torch.nn.Module, debug: DebugOptions, strict: bool
+) -> ORTModule:
+    """A wrapper as it was when it was pickled or copied."""
+    made = kind.__new__(kind)
+    made._wrap(module, debug, strict)
+    return made
 
 
 def _check(module: Any) -> None:

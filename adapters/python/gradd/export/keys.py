@@ -32,7 +32,7 @@ _WRITTEN = frozenset({"architectures", "dtype", "torch_dtype"})
 # Settings of generate(), which evaluation fills in.
 _GENERATION = "generation_config"
 # What torch's own code for modules reads, which nobody records.
-_OF_TORCH = frozenset(torch.nn.Module().__dict__)
+_OF_TORCH = frozenset({*torch.nn.Module().__dict__, "forward"})
 _cache: weakref.WeakKeyDictionary[torch.nn.Module, _ModulePart] = weakref.WeakKeyDictionary()
 
 
