@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 
 import onnx
@@ -18,6 +19,7 @@ from gradd import export
 from gradd.export import binary, keys
 
 X = (torch.randn(3, 4, 4),)
+HELD = types.SimpleNamespace()  # as the bridge holds what is known of its module
 
 
 def _gpt() -> tuple[nn.Module, dict]:
@@ -60,7 +62,7 @@ def _marked(cap: export.Capture) -> dict[str, int]:
 
 
 def _key(module: nn.Module):
-    return export.capture_key(module, X, {})
+    return export.capture_key(module, X, {}, HELD)
 
 
 @pytest.mark.parametrize("kind", every_run(("FLOAT",), ["FLOAT", "BFLOAT16"]))
@@ -218,9 +220,11 @@ def test_values_are_looked_at_once_per_write(monkeypatch):
     look = binary._is_binary
     monkeypatch.setattr(binary, "_is_binary", lambda tensor: looked.append(1) or look(tensor))
     module = _masked()
+    _key(module)
     before = keys.module_key(module)
     assert keys.module_key(module) is before and len(looked) == 1
     module.mask[3, 0] = 0
+    _key(module)
     assert all(keys.module_key(module) is before for _ in range(3)) and len(looked) == 2
     assert keys.module_key(module.eval()) != before and len(looked) == 2
 

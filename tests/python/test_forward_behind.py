@@ -1,4 +1,4 @@
-"""`forward` of the wrapped module itself is replaced, behind the wrapper: every call is the new one.
+"""`forward` of the wrapped module itself is replaced, behind the wrapper: each call is the new one.
 
 Patches come and go in turn; attributes that only one of the forwards reads change in between. The
 self-check is off: it would notice some of it, later.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import gc
 import time
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -137,3 +140,63 @@ def test_a_training_goes_on_beside_it(daemon: Any) -> None:
     assert here.recoveries == 0
     own = daemon.ps()["sessions"][0]["plans"]
     assert settled(daemon, lambda s: s["plans"] <= own)["runs"] == 0
+
+
+# ---- modules that hold something which leads back to them ----
+
+
+class Helper:
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+
+class Slots:
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+
+def _attribute(make: Callable[[nn.Module], Any]) -> Callable:
+    return lambda net: setattr(net, "extra", make(net))
+
+
+LEADING_BACK: dict[str, Callable[[nn.Module], object]] = {
+    "helper": _attribute(Helper),
+    "slots": _attribute(Slots),
+    "closure": _attribute(lambda net: lambda: net),
+    "partial": _attribute(lambda net: functools.partial(print, net)),
+    "method": _attribute(lambda net: net.forward),
+    "method of a helper": _attribute(lambda net: Helper(net).__init__),
+    "list": _attribute(lambda net: [net]),
+    "tuple": _attribute(lambda net: (net,)),
+    "dict of closures": _attribute(lambda net: {"a": lambda: net}),
+    "deque": _attribute(lambda net: collections.deque([net])),
+    "iterator": _attribute(lambda net: iter([net])),
+    "class": _attribute(lambda net: type("Kind", (), {"thing": net})),
+    "configuration": lambda net: setattr(net, "config", types.SimpleNamespace(thing=net)),
+    "parent of a child": lambda net: vars(net.first).update(parent=[net]),
+    "forward": lambda net: setattr(net, "forward", lambda x: net.second(x).mean()),
+    "hook": lambda net: net.register_forward_hook(lambda *_: (net, None)[1]),
+}
+
+
+@pytest.mark.parametrize("story", [*LEADING_BACK, "wrapper", "trainer"])
+def test_a_module_that_leads_back_to_itself(daemon: Any, story: str) -> None:
+    """The collector frees it; nothing of ours keeps it alive."""
+    net, x = Layers(), torch.randn(64, 512)
+    LEADING_BACK.get(story, lambda net: None)(net)
+    model = ORTModule(net)
+    if story == "wrapper":
+        net.wrapper = [model]
+    if story == "trainer":
+        net.trainer = Helper(model)
+    for _ in range(2):
+        model(x).backward()
+    alive = weakref.ref(net)
+    del net, model
+    gc.collect()
+    assert alive() is None
+    after = settled(daemon, lambda s: not s["plans"] and s["segment_bytes"] < 2 << 20)
+    assert (after["plans"], after["arena_bytes"]) == (0, 0)
+    assert after["segment_bytes"] < 2 << 20

@@ -118,11 +118,13 @@ class Bridge:
         self._on_capture = on_capture
         # Forms and their captures, those used last at the end.
         self._graphs: OrderedDict[Hashable, list[Graph]] = OrderedDict()
-        # Not in the graphs, which a finalizer holds: they may lead to the owner of this bridge.
+        # Weakly, for a finalizer holds them: graphs and guards may lead to this bridge's owner.
+        self._alive: weakref.WeakSet[Graph] = weakref.WeakSet()
         self._guards: weakref.WeakKeyDictionary[Graph, Guards] = weakref.WeakKeyDictionary()
         self._changes: Counter[str] = Counter()
         self._refused: dict[Hashable, Exception] = {}  # by form and layouts
         self._version = 0
+        self.described: object = None  # what capture_key() knows of the module
         self._forwards = Tokens()
         self._fallback = Fallback(type(module).__name__, strict)
         self._disabled = bool(options.get("GRADD_DISABLE"))
@@ -140,7 +142,7 @@ class Bridge:
         self.client = client
         self.state = State(client, self.module)
         self.slots = SlotSet(client)
-        weakref.finalize(self, _finish, client, self.state, self.slots, self._graphs)
+        weakref.finalize(self, _finish, self.state, self.slots, self._alive)
         try:
             with client.lock:
                 client.connect()
@@ -238,7 +240,7 @@ class Bridge:
         # Nor does it know which function a forward is that was put on the module itself.
         own = self.module.__dict__.get("forward")
         which = None if own is None else self._forwards.of(own)
-        return (capture_key(self.module, args, kwargs), (self._version, which))
+        return (capture_key(self.module, args, kwargs, self), (self._version, which))
 
     @staticmethod
     def _result(call: Call, outputs: Any, sources: list, leaves: list) -> Any:
@@ -454,6 +456,7 @@ class Bridge:
             self._on_capture(cap, self.module)
         graph = Graph(self.module, dataclasses.replace(cap, guards=None), info)
         self._guards[graph] = cap.guards
+        self._alive.add(graph)
         return graph
 
     def _check_devices(self, args: tuple, kwargs: dict) -> None:
@@ -618,7 +621,8 @@ class Bridge:
     def close(self) -> None:
         """Gives up everything that the daemon holds for this bridge; parameters stay readable."""
         if not self._disabled:
-            _finish(self.client, self.state, self.slots, self._graphs)
+            self._graphs.clear()
+            _finish(self.state, self.slots, self._alive)
 
 
 def _sizes(leaves: list) -> tuple:
@@ -626,11 +630,9 @@ def _sizes(leaves: list) -> tuple:
     return tuple(x.shape for x in leaves if isinstance(x, torch.Tensor))
 
 
-def _finish(client: Client, state: State, slots: SlotSet, graphs: dict) -> None:
+def _finish(state: State, slots: SlotSet, alive: weakref.WeakSet[Graph]) -> None:
     """End of a bridge. Queues only: it may run in a finalizer."""
-    for group in list(graphs.values()):
-        for graph in group:
-            graph.drop()
-    graphs.clear()
+    for graph in list(alive):  # runs hold theirs
+        graph.drop()
     slots.drop_all()
     state.drop_all()

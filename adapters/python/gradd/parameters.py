@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -136,7 +137,9 @@ class State:
 
     def __init__(self, client: Client, module: torch.nn.Module) -> None:
         self.client = client
-        self.module = module
+        # Weakly: the finalizer of the bridge holds this object, and the module may lead to the
+        # bridge.
+        self._module = weakref.ref(module)
         self.generation = 0
         self.mirrored = 0
         self._homes: dict[tuple, Home] = {}  # identity() of the tensor -> home
@@ -149,7 +152,10 @@ class State:
         self._move(tensors)
 
     def _all(self) -> Iterable[torch.Tensor]:
-        both = itertools.chain(self.module.parameters(), self.module.buffers())
+        module = self._module()
+        if module is None:
+            return ()
+        both = itertools.chain(module.parameters(), module.buffers())
         return filter(is_dense, both)  # with others calls run in PyTorch
 
     def _tensors(self) -> Iterable[torch.Tensor]:

@@ -33,7 +33,9 @@ _WRITTEN = frozenset({"architectures", "dtype", "torch_dtype"})
 _GENERATION = "generation_config"
 # What torch's own code for modules reads, which nobody records.
 _OF_TORCH = frozenset({*torch.nn.Module().__dict__, "forward"})
-_cache: weakref.WeakKeyDictionary[torch.nn.Module, _ModulePart] = weakref.WeakKeyDictionary()
+# Weakly on both sides: attributes, which the parts hold, may lead to the module.
+_cache: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[_ModulePart]]
+_cache = weakref.WeakKeyDictionary()
 
 
 class ModuleKey:
@@ -228,10 +230,11 @@ def _kind(tensor: torch.Tensor) -> type | None:
 
 
 def _part(module: torch.nn.Module) -> _ModulePart:
-    part = _cache.get(module)
+    known = _cache.get(module)
+    part = known() if known is not None else None
     if part is None or not part.is_fresh():
         part = _ModulePart(module, part)
-        _cache[module] = part
+        _cache[module] = weakref.ref(part)
     return part
 
 
@@ -249,16 +252,25 @@ def binary_buffers(module: torch.nn.Module) -> tuple[str, ...]:
     return _part(module).binaries.names
 
 
-def capture_key(module: torch.nn.Module, args: tuple, kwargs: dict) -> Hashable:
+def capture_key(module: torch.nn.Module, args: tuple, kwargs: dict, holder: Any = None) -> Hashable:
     """Key under which captures of this call may be shared.
 
     Sizes are not part of it (check_dynamic() decides), nor are weights or requires_grad of
     parameters. Two modules of equal structure have equal keys.
 
+    Args:
+        module: The module.
+        args: Of the call.
+        kwargs: The same.
+        holder: Gets an attribute `described`: as long as it has it, the next key of this module
+            costs a look at what has changed and no description from scratch.
+
     Raises:
         CaptureError: "unsupported_input_type", as schema_key().
     """
     part = _part(module)
+    if holder is not None:
+        holder.described = part
     call = schema.schema_key(module, args, kwargs, part.own)
     return (call, part.key, autocast.state())
 
