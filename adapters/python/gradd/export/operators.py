@@ -283,6 +283,21 @@ def batch_norm_no_stats(
     return y, mean, var
 
 
+def cat(tensors: Any, dim: int = 0) -> Any:
+    """cat() without what PyTorch skips: tensors of one axis and no element, of whatever rank."""
+    kept = [tensor for tensor in tensors if tuple(tensor.shape) != (0,)] or tensors[:1]
+    return op.Concat(*kept, axis=dim) if len(kept) > 1 else op.Identity(kept[0])
+
+
+def copy(target: Any, source: Any, non_blocking: bool = False) -> Any:
+    """copy() with the broadcasting of copy_()."""
+    del non_blocking
+    same = op.CastLike(source, target)
+    if source.shape is not None and source.shape == target.shape:
+        return same
+    return op.Expand(same, op.Shape(target))
+
+
 @functools.lru_cache(maxsize=1)
 def table() -> dict[Any, Callable]:
     """aten overload -> translation."""
@@ -293,6 +308,8 @@ def table() -> dict[Any, Callable]:
         _aten.mean.default: mean,
         _aten.rms_norm.default: rms_norm,
         _aten.alias.default: identity,
+        _aten.cat.default: cat,
+        _aten.copy.default: copy,
         _aten.arange.default: arange,
         _aten.diff.default: diff,
         _aten.arange.start: arange_start,

@@ -10,6 +10,12 @@ whose values are those of the write and whose gradient is that of the target as 
 aliases here: torch's functionalisation, which comes later, carries each write to all of them. Which
 nodes share memory is read off the storages of the trace's tensors.
 
+A write that autograd sees and that reads nothing of what it overwrites (zero_(), copy_()) ends the
+history of its target in a functional program. In PyTorch the target still has one, through which
+zeros flow: whoever computed it gets a gradient of zeros, and none would be another thing for an
+optimizer. So such a write becomes a where() between its values and the target that takes all of the
+former.
+
 Detached aliases of memory that is written, and views of it that were made under no_grad(), become
 plain aliases whose every read goes through a stop_gradient of its own, at the time of the read.
 Memory that nobody writes is left to fx.py.
@@ -22,6 +28,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gradd.export import places
 from gradd.export.nodes import (
@@ -84,6 +91,13 @@ def _is_detach(node: torch.fx.Node) -> bool:
     return hasattr(node.target, "_schema") and node.target.name() in DETACH
 
 
+# Writes that read nothing of their target.
+_OVERWRITING = frozenset(
+    {
+        *("bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_"),
+        *("normal_", "random_", "uniform_", "zero_"),
+    }
+)
 # Their backward does not need their result.
 _FORGET = frozenset(
     {
@@ -91,6 +105,14 @@ _FORGET = frozenset(
         *("linear", "matmul", "mm", "mul", "neg", "rsub", "stack", "sub", "sum", "where"),
     }
 )
+
+
+def _is_whole(view: torch.fx.Node, source: torch.fx.Node) -> bool:
+    """True if a view surely has all elements of what it is a view of."""
+    a, b = view.meta.get("val"), source.meta.get("val")
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return False
+    return statically_known_true(a.numel() == b.numel())
 
 
 def _forgets_result(node: torch.fx.Node) -> bool:
@@ -124,6 +146,7 @@ class _Pass:
         live_storages: Written storages of which some alias has a history so far.
         stopped: Aliases over written storages that have no history of their own.
         through_data: Those of them that come from Tensor.data.
+        partial: Aliases of a part of the tensor that they are views of.
         kept: Written storages that a node with a backward has read so far, or made and may have
             kept: what that backward sees then, a graph cannot say.
         kept_data: The same for reads of aliases that come from Tensor.data.
@@ -137,6 +160,7 @@ class _Pass:
         self.live_storages: set[int] = set()
         self.stopped: set[torch.fx.Node] = set()
         self.through_data: set[torch.fx.Node] = set()
+        self.partial: set[torch.fx.Node] = set()
         self.kept: set[int] = set()
         self.kept_data: set[int] = set()
 
@@ -229,6 +253,8 @@ class _Pass:
             self.live.add(node)
         if source in self.through_data or node.meta.get(DATA):
             self.through_data.add(node)
+        if source in self.partial or not _is_whole(node, source):
+            self.partial.add(node)
         if _is_detach(node):
             node.target = _aten.alias.default
         node.meta[OFF] = False
@@ -249,8 +275,11 @@ class _Pass:
         if target in self.through_data:
             self.through_data.add(node)
         if not is_float(target) or not unseen:
+            history = is_float(target) and self._is_live(target)
             self._stop_reads(node, set(targets))
-            self._add(node, is_float(target) and (arriving or self._is_live(target)))
+            if history and packet(node) in _OVERWRITING and target not in self.partial:
+                node = self._keep_history(node, target)
+            self._add(node, is_float(target) and (arriving or history))
         elif arriving:
             raise _refusal(
                 node, "a value with a gradient to a detached alias", "write to a clone()"
@@ -284,22 +313,44 @@ class _Pass:
         target = targets[0]
         if len(targets) > 1 or not isinstance(node.meta.get("val"), torch.Tensor):
             raise _refusal(node, "several tensors without their gradients", "write one by one")
-        graph = self.graph
         for other in [n for n in node.all_input_nodes if n is not target]:
             self._stop_operand(node, other)
-        with graph.inserting_before(node):
-            fresh = stop(graph, target)
-        node.replace_input_with(target, fresh)
-        with graph.inserting_after(node):
-            straight = graph.call_function(
+        fresh = self._write_beside(node, target)
+        with self.graph.inserting_after(node):
+            straight = self.graph.call_function(
                 torch.ops.gradd.straight_through.default, (fresh, target)
             )
-        with graph.inserting_after(straight):
-            done = graph.call_function(_aten.copy_.default, (target, straight))
-        for new in (straight, done):
+        self._write_back(node, target, straight)
+
+    def _keep_history(self, node: torch.fx.Node, target: torch.fx.Node) -> torch.fx.Node:
+        """The where() at the top of this file; returns what stands for the result."""
+        fresh = self._write_beside(node, target)
+        with self.graph.inserting_after(node):
+            mask = self.graph.call_function(
+                _aten.ones_like.default, (fresh,), {"dtype": torch.bool}
+            )
+        mask.meta = {**node.meta, "val": torch.ones_like(target.meta["val"], dtype=torch.bool)}
+        with self.graph.inserting_after(mask):
+            joined = self.graph.call_function(_aten.where.self, (mask, fresh, target))
+        return self._write_back(node, target, joined)
+
+    def _write_beside(self, node: torch.fx.Node, target: torch.fx.Node) -> torch.fx.Node:
+        """Has a write go to a copy without history, which is returned."""
+        with self.graph.inserting_before(node):
+            fresh = stop(self.graph, target)
+        node.replace_input_with(target, fresh)
+        return fresh
+
+    def _write_back(
+        self, node: torch.fx.Node, target: torch.fx.Node, value: torch.fx.Node
+    ) -> torch.fx.Node:
+        with self.graph.inserting_after(value):
+            done = self.graph.call_function(_aten.copy_.default, (target, value))
+        for new in (value, done):
             new.meta = {k: v for k, v in node.meta.items() if k != OFF}
         replace(node, done, self.signature)
         self._follow(target, done)
+        return done
 
     def _follow(self, target: torch.fx.Node, done: torch.fx.Node) -> None:
         """The result of a write is the tensor that was written."""
