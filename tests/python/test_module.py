@@ -279,10 +279,53 @@ def test_what_cannot_be_wrapped() -> None:
         ORTModule(lambda x: x)
     with pytest.raises(TypeError, match="DataParallel"):
         ORTModule(nn.DataParallel(Net()))
-    with pytest.raises(TypeError, match="ORTModule already"):
-        ORTModule(ORTModule(Net()))
     with pytest.raises(NotImplementedError, match="DistributedDataParallel"):
         ORTModule(Net())._replicate_for_data_parallel()
+
+
+def test_a_cell_that_runs_again(caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = pair()
+    for _ in range(3):
+        again = ORTModule(ours)
+        assert again.module is ours.module
+        for model in (again, theirs):
+            model.zero_grad()
+            loss_of(model(*batch())).backward()
+        assert_same_grads(again, theirs)
+        ours = again
+    assert sum("ORTModule already; the Net in it" in r.getMessage() for r in caplog.records) == 3
+
+
+def test_isinstance_holds_for_the_module_too() -> None:
+    ours, _ = pair()
+    assert isinstance(ours, Net) and isinstance(ours, ORTModule) and isinstance(ours, nn.Module)
+    assert ours.__class__ is Net and type(ours) is ORTModule
+    assert not isinstance(ours, nn.Linear)
+    for made in (copy.deepcopy(ours), copy.copy(ours)):
+        assert type(made) is ORTModule and made.__class__ is Net
+        made(*batch())
+
+
+def test_a_wrapped_layer_is_parametrized() -> None:
+    ours, theirs = ORTModule(nn.Linear(4, 4)), nn.Linear(4, 4)
+    theirs.load_state_dict(ours.state_dict())
+    for model in (ours, theirs):
+        nn.utils.parametrizations.weight_norm(model)
+    assert type(ours) is ORTModule and isinstance(ours, nn.Linear)
+    x = torch.randn(3, 4)
+    for model in (ours, theirs):
+        model(x).square().sum().backward()
+    assert_same_grads(ours, theirs)
+
+
+def test_a_kind_of_wrapper_of_ones_own() -> None:
+    class Mine(ORTModule):
+        pass
+
+    ours = Mine(Net())
+    for made in (ours, copy.deepcopy(ours)):
+        assert type(made) is Mine and isinstance(made, Net)
+        made(*batch())
 
 
 def test_save_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

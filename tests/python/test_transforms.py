@@ -289,3 +289,31 @@ def test_a_dispatch_mode_sees_every_operator(before: bool) -> None:
     assert modes[0].seen == modes[1].seen > 0
     assert_close(model(X), net(X))
     assert model.gradd_stats()["fallbacks"] == {"being_traced": 1}
+
+
+def test_other_weights_for_one_call_say_nothing_about_the_next() -> None:
+    plain, model = Net(), ORTModule(Net())
+    for _ in range(2):
+        weights = {name: w * 2 for name, w in _weights(plain).items()}
+        assert_close(functional_call(model, weights, (X,)), functional_call(plain, weights, (X,)))
+    for _ in range(3):
+        assert_close(model(X), plain(X))
+    assert model.gradd_stats()["fallbacks"] == {"unsupported_parameter": 2}
+    assert model.gradd_stats()["forwards"] >= 3
+
+
+CODE = {
+    "call": lambda m: lambda x: m(x),
+    "forward": lambda m: lambda x: m.forward(x),
+    "in a list": lambda m: lambda x: [part(x) for part in [m]][0],
+}
+
+
+@pytest.mark.parametrize("case", CODE)
+def test_compiled_code_does_not_go_around_the_daemon(case: str) -> None:
+    plain, model = Net(), ORTModule(Net(), strict=True)
+    torch._dynamo.reset()
+    run = torch.compile(CODE[case](model), backend="eager")
+    for _ in range(2):
+        assert_close(run(X), plain(X))
+    assert model.gradd_stats()["forwards"] >= 2

@@ -8,6 +8,7 @@ Only `forward` differs: it goes through a Bridge.
 from __future__ import annotations
 
 import inspect
+import logging
 import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,15 @@ import torch
 
 from gradd import forwarding, schema
 from gradd.bridge import Bridge
+from gradd.compiled import left_alone
 from gradd.debug import DebugOptions
 
 if TYPE_CHECKING:
     from gradd.explain import Explanation
 
+logger = logging.getLogger("gradd")
+_CALL = torch.nn.Module._wrapped_call_impl
+_compiling = torch._guards.TracingContext.try_get
 _OWN = {"_gradd_module", "_gradd_bridge", "_gradd_options", "_gradd_strict", "training"}
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 _DELEGATED = (
@@ -40,7 +45,8 @@ class ORTModule(torch.nn.Module):
     """Runs a module's forward and backward in the gradd daemon.
 
     Args:
-        module: The module; its parameters and buffers move into shared memory in place.
+        module: The module; its parameters and buffers move into shared memory in place. Of an
+            ORTModule, as a cell of a notebook that runs again gives it, the module is taken.
         debug_options: Logging and saving of captured graphs.
         strict: Raise instead of running in PyTorch what the daemon cannot run.
 
@@ -55,6 +61,12 @@ class ORTModule(torch.nn.Module):
         *,
         strict: bool = False,
     ) -> None:
+        if isinstance(module, ORTModule):
+            logger.warning(
+                "ORTModule(model): the model is an ORTModule already; the %s in it is wrapped anew",
+                type(module.module).__name__,
+            )
+            module = module.module
         _check(module)
         self._wrap(module, debug_options or DebugOptions(), strict)
 
@@ -75,8 +87,10 @@ class ORTModule(torch.nn.Module):
 
     # ---- the call ----
 
-    # What somebody puts into the place of Module.__call__ is applied to the module, not to this.
-    __call__ = torch.nn.Module._wrapped_call_impl
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the wrapped module returns."""
+        # What somebody puts into the place of Module.__call__ is applied to the module only.
+        return _CALL(self, *args, **kwargs)
 
     # The wrapped module's forward, in the daemon; assigned, it is replaced.
     forward = forwarding.Attribute()
@@ -105,10 +119,11 @@ class ORTModule(torch.nn.Module):
         """The wrapped module's: isinstance() holds for it and for ORTModule, type() is ORTModule.
 
         So Trainer saves a configuration and finds the names of labels. Assigned, it is the wrapped
-        module's, too, as torch.nn.utils.parametrize wants it.
+        module's, too, as torch.nn.utils.parametrize wants it. Dynamo, which would take methods from
+        there and compile them, is told the truth.
         """
         module = self.__dict__.get("_gradd_module")
-        return ORTModule if module is None else module.__class__
+        return type(self) if module is None or _compiling() is not None else module.__class__
 
     @property  # type: ignore[override]
     def training(self) -> bool:
@@ -205,8 +220,6 @@ def _again(
 def _check(module: Any) -> None:
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"ORTModule wraps a torch.nn.Module, got {type(module).__name__}")
-    if isinstance(module, ORTModule):
-        raise TypeError("the module is an ORTModule already")
     if isinstance(module, torch.nn.DataParallel):
         raise TypeError(
             "ORTModule cannot wrap torch.nn.DataParallel: use DistributedDataParallel around "
@@ -241,6 +254,7 @@ def _delegate(name: str, chained: bool, changing: bool) -> Any:
     return method
 
 
+left_alone(ORTModule.__call__, "an ORTModule runs in the daemon")
 for _name in _DELEGATED:
     setattr(ORTModule, _name, _delegate(_name, False, False))
 for _name in _CHAINED:

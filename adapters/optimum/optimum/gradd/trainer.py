@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,12 @@ from transformers.training_args import OptimizerNames
 from . import attach, refuse
 from .callbacks import GraddCallback
 from .training_args import ORTOptimizerNames, ORTTrainingArguments, gradd_is_disabled
+
+
+def _unwrapped(model: Any) -> Any:
+    """The module in an ORTModule: the trainer sends its calls to the daemon itself."""
+    made = sys.modules.get("gradd.module")
+    return model.module if made is not None and isinstance(model, made.ORTModule) else model
 
 
 class ORTTrainer(Trainer):
@@ -49,13 +56,17 @@ class ORTTrainer(Trainer):
         self._bridge: Any = None  # made at the first train() and kept for the next ones
         self._bridge_module: nn.Module | None = None
         self._grad_norm: torch.Tensor | None = None
-        super().__init__(model, args, *rest, **kwargs)
+        super().__init__(_unwrapped(model), args, *rest, **kwargs)
         self._enabled = not gradd_is_disabled()
         if self._enabled:
             refuse.check_trainer(self)
             self.add_callback(GraddCallback(self))
 
     # ---- the module ----
+
+    def call_model_init(self, trial: Any = None) -> nn.Module:
+        """The user's new model, without the ORTModule that may be around it."""
+        return _unwrapped(super().call_model_init(trial))
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         if self._enabled:

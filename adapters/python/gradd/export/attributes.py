@@ -21,6 +21,8 @@ FILLED_IN = frozenset({"problem_type"})
 HARMLESS = frozenset(
     {
         "_output_capturing_hooks_installed",
+        "_flat_weight_refs",  # nn.LSTM follows the tensors that a trace puts in its tables
+        "_flat_weights",
         "long_inv_freq",
         "full_attention_long_inv_freq",
         "sliding_attention_long_inv_freq",

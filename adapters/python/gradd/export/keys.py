@@ -16,7 +16,7 @@ from collections.abc import Hashable
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import Parameter, is_lazy
 
 from gradd import schema
 from gradd.export import autocast
@@ -213,7 +213,9 @@ def _state_key(module: torch.nn.Module) -> tuple:
         if child is not None and "_gradd_bridge" in child.__dict__
     )
     unsaved = tuple((path, frozenset(names)) for path, names in _unsaved(module))
-    return (states, alias_groups(module), trained, wrapped, unsaved)
+    # functional_call() puts other tensors there, as which nothing can be captured.
+    strange = tuple(n for n, t in module.named_parameters() if not isinstance(t, Parameter))
+    return (states, alias_groups(module), trained, wrapped, unsaved, strange)
 
 
 def _unsaved(module: torch.nn.Module) -> list[tuple[str, set[str]]]:
