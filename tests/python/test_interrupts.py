@@ -11,10 +11,12 @@ import gc
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +24,8 @@ from nets import Net, assert_same_grads, batch, loss_of
 from torch import nn
 
 from gradd import ORTModule, flusher, interrupts, optim
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class MeanSquare(nn.Module):
@@ -196,3 +200,75 @@ def test_no_interrupt_is_lost_in_what_python_frees(
     model.zero_grad()
     loss_of(model(x, y)).backward()
     assert model.gradd_stats()["slots"] <= 2
+
+
+# ---- captures ----
+
+_CAPTURES = """
+import os, signal, sys, threading, torch
+from gradd import ORTModule
+
+def net():
+    return torch.nn.Sequential(torch.nn.Linear(32, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+
+x, arrived = torch.randn(8, 32), 0
+{warm}
+for i in range({times}):
+    model = ORTModule(net())
+    delay = {first} + {step} * i
+    try:
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+        while True:
+            model(x).sum().backward()
+    except KeyboardInterrupt:
+        arrived += 1
+    assert torch.is_grad_enabled()
+    model.zero_grad()
+    model(x).sum().backward()
+    plain = model.module
+    wanted = torch.autograd.grad(plain(x).sum(), list(plain.parameters()))
+    for p, g in zip(plain.parameters(), wanted):
+        torch.testing.assert_close(p.grad, g)
+    stats = model.gradd_stats()
+    assert stats["forwards"] > 0 and not stats["fallbacks"], stats
+print(arrived)
+"""
+
+
+def _run_captures(**values: object) -> int:
+    values = {"warm": "", "first": 0.001, "step": 0.002, **values}
+    command = [sys.executable, "-c", _CAPTURES.format(**values)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "adapters/python")}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return int(done.stdout)
+
+
+def test_captures_survive(daemon: object) -> None:
+    """At any moment of a first step: it comes, and the module is as before."""
+    warm = "ORTModule(net())(x).sum().backward()"
+    assert _run_captures(times=40, warm=warm, step=0.003) == 40
+
+
+@pytest.mark.parametrize("delay", [0.15, 0.4, 0.8])
+def test_the_first_step_of_a_process_survives(daemon: object, delay: float) -> None:
+    """What the first capture imports is there, or is imported by the next one."""
+    assert _run_captures(times=1, first=delay) == 1
+
+
+class Stuck(nn.Module):
+    """A forward that does not end while it is captured."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        while True:
+            x = x * 1.0
+
+
+def test_the_third_one_ends_a_capture(daemon: object, caplog: pytest.LogCaptureFixture) -> None:
+    model, x = ORTModule(Stuck()), torch.randn(2, 2)
+    begin = time.monotonic()
+    events = ((0.5, "int"), (0.7, "int"), (0.9, "int"))
+    with Script(daemon.pid(), *events), pytest.raises(KeyboardInterrupt):
+        model(x)
+    assert 0.8 < time.monotonic() - begin < 10
+    assert caplog.text.count("waits for the capture of Stuck; the third one does not") == 2

@@ -13,6 +13,7 @@ PyTorch.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import logging
 import time
@@ -25,7 +26,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import checktimes, errors, heap, options, protocol, schema, transforms, watch
+from gradd import (
+    checktimes,
+    errors,
+    heap,
+    interrupts,
+    options,
+    protocol,
+    schema,
+    transforms,
+    watch,
+)
 from gradd.changes import watch_optimizers
 from gradd.client import Client, get_client
 from gradd.export.identity import Same
@@ -234,8 +245,7 @@ class Bridge:
         check_call(self.module)
 
     def _key(self, args: tuple, kwargs: dict) -> tuple[Hashable, Hashable]:
-        from gradd.export import capture_key
-
+        capture_key = _capture_key()
         # The module's own key does not know which parameters are frozen; neither does the graph.
         # Nor does it know which function a forward is that was put on the module itself.
         own = self.module.__dict__.get("forward")
@@ -329,6 +339,18 @@ class Bridge:
         kwargs: dict,
     ) -> Graph:
         """A capture for a call that none of `graphs` fits; it becomes one of them."""
+        with interrupts.held_for(f"the capture of {type(self.module).__name__}"):
+            return self._made_graph(key, graphs, outdated, leaves, args, kwargs)
+
+    def _made_graph(
+        self,
+        key: tuple,
+        graphs: list[Graph],
+        outdated: list[Graph],
+        leaves: list,
+        args: tuple,
+        kwargs: dict,
+    ) -> Graph:
         from gradd.export import same_but_filled_in
 
         start = time.perf_counter()
@@ -623,6 +645,14 @@ class Bridge:
         if not self._disabled:
             self._graphs.clear()
             _finish(self.state, self.slots, self._alive)
+
+
+@functools.lru_cache(maxsize=1)
+def _capture_key() -> Callable[..., Hashable]:
+    """What takes seconds to import the first time, and would not survive half an import."""
+    with interrupts.held_for("imports"):
+        from gradd.export import capture_key
+    return capture_key
 
 
 def _sizes(leaves: list) -> tuple:

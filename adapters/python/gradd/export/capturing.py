@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gradd import schema, transforms
+from gradd import interrupts, schema, transforms
 from gradd.export import (
     autocast,
     backward,
@@ -178,6 +178,8 @@ class _Clock:
         self.seconds: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
+        """A part of the capture is over; the whole may end here by Ctrl-C."""
+        interrupts.deliver()
         now = time.perf_counter()
         self.seconds[name] = now - self.last
         self.last = now
