@@ -2,26 +2,34 @@
 
 torch's default generator is another matter: what forward() draws from it becomes operators of the
 graph. Here it is only kept as it was.
+
+The generators of the process are everybody's: a thread that augments images draws from them while a
+forward is tried out. Where there are such threads, a state that has changed says nothing about the
+forward, whose own draws are watched (guards/calls.py), and it stays: put back, it would give the
+thread its numbers again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 _Generator = tuple[str, Callable[[], Any], Callable[[Any], None]]  # name, read, write its state
+_IDLE = ("gradd-", "tqdm_")  # beginnings of names of threads that draw nothing
 
 
 class Chance:
-    """The states of all generators that forward() may draw from, as they are at construction."""
+    """The states of all generators that only forward() may draw from, as they are now."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._torch = torch.get_rng_state()
-        self._others = [(*g, g[1]()) for g in _generators(module)]
+        shared = [] if others_may_draw() else _of_process()
+        self._others = [(*g, g[1]()) for g in (*shared, *_of_module(module))]
 
     def drawn(self) -> str | None:
         """Name of a generator other than torch's whose state is not what it was, or None."""
@@ -38,13 +46,25 @@ class Chance:
                 write(state)
 
 
-def _generators(module: torch.nn.Module) -> Iterator[_Generator]:
+def others_may_draw() -> bool:
+    """True if there are threads which may draw from the generators of the process."""
+    me = threading.current_thread()
+    return any(t is not me and not t.name.startswith(_IDLE) for t in threading.enumerate())
+
+
+def _of_process() -> Iterator[_Generator]:
     yield "Python's random", random.getstate, random.setstate
-    kinds: dict[type, Callable[[str, Any], _Generator]] = {random.Random: _of_python}
     with contextlib.suppress(ImportError):
         import numpy
 
         yield "numpy.random", numpy.random.get_state, numpy.random.set_state
+
+
+def _of_module(module: torch.nn.Module) -> Iterator[_Generator]:
+    kinds: dict[type, Callable[[str, Any], _Generator]] = {random.Random: _of_python}
+    with contextlib.suppress(ImportError):
+        import numpy
+
         kinds[numpy.random.RandomState] = _of_numpy_state
         kinds[numpy.random.Generator] = _of_numpy
     for path, sub in module.named_modules():

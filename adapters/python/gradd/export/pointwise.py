@@ -173,10 +173,10 @@ def logit(x: Any, eps: float | None = None) -> Any:
     bounds = scalar(low, z.dtype), scalar(high, z.dtype)
     inner = op.Clip(z, *bounds) if clamped else z
     y = op.Log(op.Div(inner, op.Sub(one, inner)))
-    within = op.And(op.GreaterOrEqual(z, bounds[0]), op.LessOrEqual(z, bounds[1]))
+    outside = op.Or(op.Less(z, bounds[0]), op.Greater(z, bounds[1]))
     slope = op.Reciprocal(op.Mul(z, op.Sub(one, z)))
-    beyond = scalar(0.0 if clamped else math.nan, z.dtype)  # also for NaN
-    return with_slope(narrow(y, x), x, op.Where(within, slope, beyond))
+    beyond = scalar(0.0 if clamped else math.nan, z.dtype)
+    return with_slope(narrow(y, x), x, op.Where(outside, beyond, slope))
 
 
 def _log_add(a: Any, b: Any, unit: float) -> Any:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gradd.export.chance import others_may_draw
 from gradd.export.guards import handed, images, locks, methods, policy, tracing
 from gradd.export.guards.arguments import asked_of
 from gradd.export.guards.contexts import Contexts
@@ -435,7 +436,7 @@ class Calls:
         elif is_a(owner, torch.Generator):
             reads.use(owner)
         elif is_a(owner, (np.random.Generator, np.random.RandomState)):
-            kept = owner is getattr(np.random.mtrand, "_rand", None)  # as it is (chance.py)
+            kept = owner is getattr(np.random.mtrand, "_rand", None) and not others_may_draw()
             if not kept or name == "get_state":
                 reads.drawn(f"draws from a numpy {type(owner).__name__}", owner)
             self._take_arrays("numpy", name, args)  # shuffle() and `out` write into them
@@ -474,7 +475,8 @@ class Calls:
             reads.array(owner)
             self._take_arrays("numpy", name, args)
         elif is_a(owner, random.Random):
-            if owner is not random._inst or name == "getstate":
+            kept = owner is random._inst and not others_may_draw()  # as it is (chance.py)
+            if not kept or name == "getstate":
                 reads.drawn("draws from a random.Random", owner)
             if name == "seed" and (not args or args[0] is None) and owner is not random._inst:
                 reads.drawn("makes a random.Random without a seed")
