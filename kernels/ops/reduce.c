@@ -493,6 +493,32 @@ static gradd_status_t grad_logsumexp(gradd_grad_t *g) {
     return g->b->status;
 }
 
+/* A reduction of a value of the operand's shape over the operator's axes, which are kept as 1. */
+static gradd_val_t reduced(gradd_grad_t *g, const char *op, gradd_val_t value) {
+    gradd_attr_t attrs[] = {gradd_make_int("keepdims", 1),
+                            gradd_make_int("noop_with_empty_axes",
+                                           gradd_attr_int(g->attrs, "noop_with_empty_axes", 0))};
+    gradd_val_t in[2] = {value, g->n_in > 1 ? g->in[1] : GRADD_NONE};
+    return gradd_emit_attrs(g->b, op, in, g->n_in > 1 ? 2 : 1, attrs, 2);
+}
+
+/* The product of the others, with p that of all factors but zeros: p / x without a zero, p for the
+ * only zero, 0 for what has a zero beside it. */
+static gradd_status_t grad_product(gradd_grad_t *g) {
+    gradd_attr_t to = gradd_make_int("to", gradd_val_type(g->b, g->in[0])->dtype);
+    gradd_val_t zero = scalar_like(g, 0), one = scalar_like(g, 1);
+    gradd_val_t at = GRADD_EMIT(g->b, "Equal", g->in[0], zero);
+    gradd_val_t factor = GRADD_EMIT(g->b, "Where", at, one, g->in[0]);
+    gradd_val_t p = reduced(g, "ReduceProd", factor);
+    gradd_val_t zeros = reduced(g, "ReduceSum", gradd_emit_attrs(g->b, "Cast", &at, 1, &to, 1));
+    gradd_val_t alone = GRADD_EMIT(g->b, "Where", GRADD_EMIT(g->b, "Equal", zeros, one), p, zero);
+    gradd_val_t none = GRADD_EMIT(g->b, "Equal", zeros, zero);
+    gradd_val_t rest = GRADD_EMIT(g->b, "Where", none, GRADD_EMIT(g->b, "Div", p, factor), zero);
+    gradd_val_t others = GRADD_EMIT(g->b, "Where", at, alone, rest);
+    g->din[0] = GRADD_EMIT(g->b, "Mul", others, unreduced(g, g->dout[0]));
+    return g->b->status;
+}
+
 /* ---- cases and rows ------------------------------------------------------------------------- */
 
 #define CASES_COMMON(T)                                                                            \
@@ -566,8 +592,13 @@ GRADD_OPS(reduce,
                                   {.text = "f32[211,173] i64[1]={0}"})),
           REDUCE_ROW("ReduceLogSumExp", 18, 0, 2, ATTRS_INPUT, run_logsumexp, grad_logsumexp,
                      infer_reduce, GRADD_T_FLOAT, 0, GRADD_CASES(CASES_COMMON("f32"))),
-          REDUCE_ROW("ReduceProd", 18, 0, 2, ATTRS_INPUT, run_product, NULL, infer_reduce,
-                     GRADD_T_INT, GRADD_OP_NO_GRAD, GRADD_CASES(CASES_COMMON("i64"))));
+          REDUCE_ROW("ReduceProd", 18, 0, 2, ATTRS_INPUT, run_product, grad_product, infer_reduce,
+                     GRADD_T_NUM, 0,
+                     GRADD_CASES(CASES_COMMON("f32"), CASES_COMMON("i64"),
+                                 {.text = "f32[3,4]={1,2,0,3,0,5,0,2,1,2,3,4} i64[1]={1}"},
+                                 {.text = "f32[2,3]={1,0,2,3,4,5} | keepdims=0"},
+                                 {.text = "f32[2,0] i64[1]={1}", .grad_tol = -1},
+                                 {.text = "i64[2,0] i64[1]={1}"})));
 
 GRADD_KERNELS(cpu, reduce,
               {
@@ -579,4 +610,5 @@ GRADD_KERNELS(cpu, reduce,
               {"ReduceMin", "loop", .run = run_min},
               {"ReduceLogSumExp", "loop", .types = {GRADD_T_F32_F64, GRADD_T_INDEX},
                .run = run_logsumexp},
-              {"ReduceProd", "loop", .run = run_product});
+              {"ReduceProd", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX},
+               .run = run_product});

@@ -192,11 +192,6 @@ _BY_WORD: dict[str, tuple[str, ...]] = {
     "prims.frexp": ("frexp",),
     "prims.gcd": ("gcd lcm",),
     "QuantizeLinear": ("fake_quantize", "fake_quantize channels", "fake_quantize tensors"),
-    "ReduceProd": (
-        "prod",
-        "prod dim",
-        "prod of nothing",
-    ),
     "aten.median": (
         "median",
         "median all",

@@ -15,6 +15,8 @@ ROWS = [
     row("nanmean", lambda x: x.nanmean(1)),
     row("prod", lambda x: x.prod()),
     row("prod dim", lambda x: x.prod(1)),
+    row("prod kept", lambda x: x.prod(0, keepdim=True) * x),
+    row("prod of a type", lambda x: x.prod(1, dtype=torch.float64)),
     row("std", lambda x: x.std()),
     row("std dim", lambda x: x.std(1)),
     row("std dim biased", lambda x: x.std(-1, unbiased=False)),
