@@ -263,3 +263,18 @@ def test_keys_cost_microseconds():
     assert best / rounds < 1e-3
     best = min(timeit.repeat(lambda: export.schema_key(module, (), batch), number=200, repeat=5))
     assert best / 200 < 1e-4
+
+
+def test_hooks_that_do_nothing_are_no_part_of_the_key():
+    """transformers adds another one with each gradient_checkpointing_enable()."""
+
+    def make_inputs_require_grads(module, inputs, output):
+        output.requires_grad_(True)
+
+    module = _net()
+    before = export.capture_key(module, X, {})
+    for _ in range(3):
+        module[0].register_forward_hook(make_inputs_require_grads)
+        assert export.capture_key(module, X, {}) == before
+    module[0].register_forward_hook(lambda *a: None)
+    assert export.capture_key(module, X, {}) != before

@@ -88,9 +88,16 @@ class Killer(threading.Thread):
                 continue
             self.served += 1
             for _ in range(self.random.choice([0, 0, 1, STARTS])):
-                pause = self.random.uniform(0.0, 0.03)
-                if not self.over.wait(pause) and self._kill(None):
-                    self.starting += 1
+                self.starting += self._kill_a_start()
+
+    def _kill_a_start(self) -> bool:
+        """Waits until the trainer starts another daemon, and lets that live for milliseconds."""
+        deadline = time.monotonic() + 1.0
+        while not self.over.wait(0.001) and time.monotonic() < deadline:
+            if any(p.poll() is None for p in self.daemon_of_test.processes()):
+                self.over.wait(self.random.uniform(0.0, 0.015))
+                return self._kill(None)
+        return False
 
     def _serving(self) -> int | None:
         with contextlib.suppress(Exception):

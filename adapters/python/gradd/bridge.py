@@ -126,6 +126,7 @@ class Bridge:
         self._of_class = own is not None and getattr(forward, "__func__", None) is own
         self._eager = next(f for f in (in_torch, forward, module) if f is not None)
         self.counts: Counter[str] = Counter()
+        self.calls = 0
         self._on_capture = on_capture
         # Forms and their captures, those used last at the end.
         self._graphs: OrderedDict[Hashable, list[Graph]] = OrderedDict()
@@ -186,6 +187,7 @@ class Bridge:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What `forward(*args, **kwargs)` returns, computed by the daemon."""
+        self.calls += 1
         if self._disabled:
             return self._eager(*args, **kwargs)
         kwargs = self._ordered(kwargs)
@@ -237,6 +239,27 @@ class Bridge:
             outputs = call.start()
             call.run.end()
         return self._result(call, outputs, sources, leaves)
+
+    def is_disabled(self) -> bool:
+        """True if all runs in PyTorch because somebody has said so."""
+        return self._disabled
+
+    def bypassed(self, seconds: float) -> None:
+        """A call has been computed around this bridge, in so many seconds of PyTorch.
+
+        Raises:
+            CaptureError: "forward_replaced", where nothing may run in PyTorch.
+        """
+        from gradd.export import CaptureError
+
+        error = CaptureError(
+            "forward_replaced",
+            "the forward that was put on the ORTModule computes without the one before it: wrap "
+            "the part that it calls, as in `model.model = ORTModule(model.model)`",
+        )
+        reason = self._fallback.decide(error)
+        if self._fallback.count(reason):
+            self._fallback.warn(reason, error, seconds, 0.0)
 
     def _check_call(self) -> None:
         """Refuses a module whose class has got a call of its own, now or before."""

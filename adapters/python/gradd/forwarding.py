@@ -4,6 +4,9 @@ People replace `model.forward` (TRL, accelerate, patches of their own). What the
 calls the `forward` that they took before, around which it runs in PyTorch, or is another forward,
 which then becomes that of the wrapped module. A `forward` that was taken before a replacement goes
 on to mean what it meant.
+
+What holds on to the one before need not call it: TRL's computes the loss from the layers by itself.
+Such a call never comes to the daemon, and says so.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import time
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +24,10 @@ import torch
 
 from gradd.compiled import left_alone
 
+_CALL = torch.nn.Module._wrapped_call_impl
 _DEPTH = 8  # functions around functions
+# Not by a mark: functools.wraps copies marks.
+_ours: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
 
 
 def _made(inner: Callable[..., Any]) -> types.FunctionType:
@@ -30,7 +38,7 @@ def _made(inner: Callable[..., Any]) -> types.FunctionType:
         return (bridge if inner == bridge.module.forward else inner)(*args, **kwargs)
 
     forward.__doc__ = inner.__doc__
-    forward._gradd_forward = True
+    _ours.add(forward)
     with contextlib.suppress(TypeError, ValueError):
         # The wrapped forward's: trainers choose columns of a data set by it.
         signature = inspect.signature(inner)
@@ -85,6 +93,18 @@ for _function in (_of_class, Attribute.__get__):
     left_alone(_function, "an ORTModule runs in the daemon")
 
 
+def call(wrapper: Any, args: tuple, kwargs: dict) -> Any:
+    """A call of an ORTModule, under hooks and whatever else belongs to one."""
+    bridge = wrapper._gradd_bridge
+    if "forward" not in wrapper.__dict__ or bridge.is_disabled():
+        return _CALL(wrapper, *args, **kwargs)
+    before, start = bridge.calls, time.perf_counter()
+    result = _CALL(wrapper, *args, **kwargs)
+    if bridge.calls == before:
+        bridge.bypassed(time.perf_counter() - start)
+    return result
+
+
 def leads_back(value: Any) -> bool:
     """Whether a replacement for `forward` holds on to the one that it replaces, as it calls it."""
     found, seen = [(value, 0)], set()
@@ -92,7 +112,7 @@ def leads_back(value: Any) -> bool:
         one, depth = found.pop()
         if isinstance(one, torch.nn.Module):
             continue
-        if getattr(one, "_gradd_forward", False) is True:
+        if isinstance(one, types.FunctionType) and one in _ours:
             return True
         if id(one) in seen or depth > _DEPTH:
             continue
@@ -111,7 +131,6 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from map(_content, value.__closure__ or ())
         yield from value.__defaults__ or ()
         yield from (value.__kwdefaults__ or {}).values()
-        yield getattr(value, "__wrapped__", None)
     elif callable(value) and isinstance(getattr(value, "__dict__", None), dict):
         yield from vars(value).values()
 

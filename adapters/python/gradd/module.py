@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from gradd.explain import Explanation
 
 logger = logging.getLogger("gradd")
-_CALL = torch.nn.Module._wrapped_call_impl
 _compiling = torch._guards.TracingContext.try_get
 _OWN = {"_gradd_module", "_gradd_bridge", "_gradd_options", "_gradd_strict", "training"}
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
@@ -90,7 +89,7 @@ class ORTModule(torch.nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the wrapped module returns."""
         # What somebody puts into the place of Module.__call__ is applied to the module only.
-        return _CALL(self, *args, **kwargs)
+        return forwarding.call(self, args, kwargs)
 
     # The wrapped module's forward, in the daemon; assigned, it is replaced.
     forward = forwarding.Attribute()

@@ -20,7 +20,7 @@ from torch.nn.parameter import Parameter, is_lazy
 
 from gradd import schema
 from gradd.export import autocast
-from gradd.export.attributes import FILLED_IN, HOOKS, STATE
+from gradd.export.attributes import FILLED_IN, HOOKS, STATE, is_harmless
 from gradd.export.binary import Binaries
 from gradd.export.freeze import TABLES, Freezer, is_config, own_tensors
 from gradd.export.spec import CaptureError
@@ -180,13 +180,18 @@ def _module_key(
             for key, value in sub.__dict__.items()
             if key not in TABLES and not is_config(key, value)
         )
-        hooks = tuple(len(getattr(sub, h)) for h in HOOKS)
+        hooks = tuple(_count(getattr(sub, h)) for h in HOOKS)
         parts.append((name, type(sub), attributes, hooks))
     settings = tuple(
         tuple((n, image) for n, image in freezer.items_of(c.__dict__) if n not in _WRITTEN)
         for c in configs
     )
     return (tuple(parts), state, settings)
+
+
+def _count(hooks: dict) -> int:
+    """Hooks that matter; transformers adds another one that does not with each checkpointing."""
+    return sum(not is_harmless(hook) for hook in hooks.values())
 
 
 def _state_key(module: torch.nn.Module) -> tuple:

@@ -32,6 +32,7 @@ class CaptureError(Exception):
         "flush_denormal",
         "forward_ad",
         "forward_hooks",
+        "forward_replaced",
         "func_transform",
         "input_mutation",
         "outside_state",
