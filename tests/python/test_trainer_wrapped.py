@@ -150,3 +150,11 @@ def test_an_adapter_of_peft(kind: type, tmp_path: Path) -> None:
     assert _forwards(trainer, model) >= 4
     trainer.save_model(str(tmp_path / "saved"))
     assert "adapter_config.json" in os.listdir(tmp_path / "saved")
+
+
+def test_training_again_captures_nothing_again(tmp_path: Path) -> None:
+    trainer = _trainer(_llama(), tmp_path, ORTTrainer)
+    trainer.train()
+    before = trainer.gradd_stats()["captures"]
+    trainer.train()
+    assert trainer.gradd_stats()["captures"] == before == 1

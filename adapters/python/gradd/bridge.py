@@ -271,7 +271,7 @@ class Bridge:
         capture_key = _capture_key()
         # The module's own key does not know which parameters are frozen; neither does the graph.
         # Nor does it know which function a forward is that was put on the module itself.
-        own = self.module.__dict__.get("forward")
+        own = self.module.__dict__.get("forward") if self._forward is None else None
         which = None if own is None else self._forwards.of(own)
         return (capture_key(self.module, args, kwargs, self), (self._version, which))
 
