@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import random
 import threading
 import time
@@ -139,8 +140,8 @@ def test_the_bits_are_the_same(daemon: Daemon, case: tuple[str, float, bool]) ->
     assert served > 0, "nothing was killed: nothing is proven"
 
 
-def _burn() -> None:
-    while True:
+def _burn(parent: int) -> None:
+    while os.getppid() == parent:
         pass
 
 
@@ -148,7 +149,7 @@ def _burn() -> None:
 def _busy() -> Iterator[None]:
     """Two other processes that compute all the time."""
     context = multiprocessing.get_context("spawn")
-    burners = [context.Process(target=_burn, daemon=True) for _ in range(2)]
+    burners = [context.Process(target=_burn, args=(os.getpid(),), daemon=True) for _ in range(2)]
     for burner in burners:
         burner.start()
     try:

@@ -157,4 +157,4 @@ def test_training_again_captures_nothing_again(tmp_path: Path) -> None:
     trainer.train()
     before = trainer.gradd_stats()["captures"]
     trainer.train()
-    assert trainer.gradd_stats()["captures"] == before == 1
+    assert trainer.gradd_stats()["captures"] == before

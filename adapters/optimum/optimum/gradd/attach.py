@@ -49,6 +49,8 @@ _routes: weakref.WeakKeyDictionary[nn.Module, Callable[..., Any]] = weakref.Weak
 # Function that we made -> what stood on the instance before. A mark on the function would not do:
 # functools.wraps copies marks to whoever wraps it.
 _made: weakref.WeakKeyDictionary[Callable[..., Any], _Earlier] = weakref.WeakKeyDictionary()
+# Class -> what was made for its own forward: a module that is trained again has the same one again.
+_known: weakref.WeakKeyDictionary[type, Callable[..., Any]] = weakref.WeakKeyDictionary()
 _calls = threading.local()  # .modules: those whose call this thread has handed to a route
 _WRAPPERS = 16  # how many of other people's wrappers are looked through
 
@@ -113,8 +115,10 @@ def _is_ours(forward: Any) -> bool:
 
 def _make_forward(module: nn.Module) -> Callable[..., Any]:
     """Builds the function to bind. It must not close over `module`: copies would share it."""
-    earlier = _Earlier.of(module)
-    pattern = earlier.function if earlier.function is not None else type(module).forward
+    earlier, kind = _Earlier.of(module), type(module)
+    pattern = earlier.function if earlier.function is not None else kind.forward
+    if earlier.function is None and kind in _known and _known[kind].__wrapped__ is pattern:
+        return _known[kind]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         route = _routes.get(self)
@@ -134,6 +138,8 @@ def _make_forward(module: nn.Module) -> Callable[..., Any]:
     forward.__name__ = "forward"
     if earlier.function is not None:
         forward.__signature__ = _with_self(inspect.signature(earlier.on(module)))
+    else:
+        _known[kind] = forward
     _made[forward] = earlier
     return forward
 
