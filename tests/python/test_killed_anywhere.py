@@ -165,7 +165,7 @@ def _busy() -> Iterator[None]:
 def test_twenty_times_in_a_row(daemon: Daemon, seed: int) -> None:
     served = starting = 0
     with _busy():
-        for number, case in enumerate(ALL):
+        for number, case in enumerate(ALL[seed % 2 :: 2]):
             one, other = _same(daemon, seed * len(ALL) + number, case)
             served, starting = served + one, starting + other
     print(f"killed {served} that served and {starting} that started")
