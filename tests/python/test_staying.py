@@ -162,6 +162,8 @@ def test_losing_the_sockets_again_and_again_ends(daemon: Daemon) -> None:
     assert re.search(r'unreachable what=".*cmd.sock was removed 64 times', daemon.log())
     for a, b in zip(_steps(model, 1), expected, strict=True):
         assert torch.equal(a, b)
+    client.close_all()
+    assert daemon.process.wait(10) == 0, "nobody can reach it, and it stays"
 
 
 # ---- limits that a shell had ----
