@@ -146,7 +146,10 @@ static gradd_status_t open_commands(daemon_t *daemon) {
     gradd_status_t st = daemon->router.context
                             ? router_listen(&daemon->router, daemon->dir.cmd, fd)
                             : router_open(&daemon->router, daemon->dir.cmd, fd, geteuid());
-    if (st != GRADD_OK) close(fd);
+    if (st != GRADD_OK) {
+        close(fd);
+        rundir_unlisten(&daemon->dir, RUNDIR_COMMANDS);
+    }
     return st;
 }
 

@@ -229,6 +229,11 @@ gradd_status_t rundir_listen(rundir_t *dir, rundir_socket_t which, int *out_fd) 
     return GRADD_OK;
 }
 
+void rundir_unlisten(rundir_t *dir, rundir_socket_t which) {
+    if (rundir_has(dir, which)) unlink(socket_path(dir, which));
+    dir->sockets[which].inode = 0;
+}
+
 void rundir_unlink(const rundir_t *dir) {
     struct stat ours, there;
     if (dir->lock < 0 || fstat(dir->lock, &ours) != 0 ||

@@ -69,6 +69,8 @@ gradd_status_t rundir_restore(rundir_t *dir, pid_t *out_owner);
 /* A listening socket (mode 0600; commands: SOCK_STREAM, control: SOCK_SEQPACKET), replacing what
  * lies at its path. Only under the lock. Fails with IO. */
 gradd_status_t rundir_listen(rundir_t *dir, rundir_socket_t which, int *out_fd);
+/* Removes a socket that nobody listens at after all. */
+void rundir_unlisten(rundir_t *dir, rundir_socket_t which);
 /* Removes both sockets, unless another daemon has locked the directory since: then they are its. */
 void rundir_unlink(const rundir_t *dir);
 
