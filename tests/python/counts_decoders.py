@@ -111,6 +111,10 @@ ROWS: dict[tuple[str, str], Row] = {
     ("gemma3_text", "Gemma3ForCausalLM"): Row(
         norm=13, rope=4, attention=2, gated=2, product=15, table=1
     ),
+    # its language model alone, without an image
+    ("gemma3", "Gemma3ForConditionalGeneration"): Row(
+        norm=13, rope=4, attention=2, gated=2, product=15, table=1
+    ),
     # per layer q, k and (weightless) v norm + 4 layer norms = 7, last one; norm uses pow(x,-0.5); 7
     # products per layer, tied head; no shared kv, no k=v, no soft cap; output * layer_scalar
     # buffer; RoPE in both layers, full one proportional (over the whole head, zero frequencies)

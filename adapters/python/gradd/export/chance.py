@@ -4,9 +4,9 @@ torch's default generator is another matter: what forward() draws from it become
 graph. Here it is only kept as it was.
 
 The generators of the process are everybody's: a thread that augments images draws from them while a
-forward is tried out. Where there are such threads, a state that has changed says nothing about the
-forward, whose own draws are watched (guards/calls.py), and it stays: put back, it would give the
-thread its numbers again.
+forward is tried out. A state that goes on changing while the forward is over says nothing about it,
+whose own draws are watched (guards/calls.py), and it stays: put back, it would give the thread its
+numbers again.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 _Generator = tuple[str, Callable[[], Any], Callable[[Any], None]]  # name, read, write its state
+_PAUSES = 30  # of a millisecond, for a thread to draw again
 _IDLE = ("gradd-", "tqdm_")  # beginnings of names of threads that draw nothing
 
 
 class Chance:
-    """The states of all generators that only forward() may draw from, as they are now."""
+    """The states of all generators that forward() may draw from, as they are at construction."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._torch = torch.get_rng_state()
-        shared = [] if others_may_draw() else _of_process()
-        self._others = [(*g, g[1]()) for g in (*shared, *_of_module(module))]
+        self._others = [(*g, g[1]()) for g in (*_of_process(), *_of_module(module))]
 
     def drawn(self) -> str | None:
         """Name of a generator other than torch's whose state is not what it was, or None."""
         for name, read, _, state in self._others:
-            if not _equal(read(), state):
+            if not _equal(read(), state) and not _others_draw(read):
                 return name
         return None
 
@@ -42,7 +43,7 @@ class Chance:
         """Puts all states back."""
         torch.set_rng_state(self._torch)
         for _, read, write, state in self._others:
-            if not _equal(read(), state):
+            if not _equal(read(), state) and not _others_draw(read):
                 write(state)
 
 
@@ -50,6 +51,16 @@ def others_may_draw() -> bool:
     """True if there are threads which may draw from the generators of the process."""
     me = threading.current_thread()
     return any(t is not me and not t.name.startswith(_IDLE) for t in threading.enumerate())
+
+
+def _others_draw(read: Callable[[], Any]) -> bool:
+    """True if a state changes while this thread does nothing."""
+    before = read()
+    for _ in range(_PAUSES if others_may_draw() else 0):
+        time.sleep(0.001)
+        if not _equal(read(), before):
+            return True
+    return False
 
 
 def _of_process() -> Iterator[_Generator]:
