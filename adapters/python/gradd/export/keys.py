@@ -10,7 +10,6 @@ only rebuilt if a cheap look at every submodule shows a change.
 
 from __future__ import annotations
 
-import types
 import weakref
 from collections.abc import Hashable
 from typing import Any
@@ -59,31 +58,6 @@ class ModuleKey:
         return self.value == other.value
 
 
-class _BoundMethod:
-    """Equal to one bound method without holding its object."""
-
-    __slots__ = ("_function", "_owner")
-
-    def __init__(self, method: types.MethodType) -> None:
-        self._function = method.__func__
-        self._owner = weakref.ref(method.__self__)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, types.MethodType)
-            and other.__func__ is self._function
-            and other.__self__ is self._owner()
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _weakly(value: Any) -> Any:
-    if isinstance(value, types.MethodType) and isinstance(value.__self__, torch.nn.Module):
-        return _BoundMethod(value)
-    return value
-
-
 class _ModulePart:
     """Cached module part of the key with what it takes to see that it is out of date.
 
@@ -102,14 +76,11 @@ class _ModulePart:
         self._tables: list[tuple[dict, list]] = []
         self._empty: list[dict] = []
         self._tensors: list[torch.Tensor] = []
-        # Modules weakly: a forward that was replaced on the instance is bound to the module, so its
-        # table of attributes would keep it alive from here.
-        self._subs: list[tuple[weakref.ref, type, list]] = []
+        self._subs: list[tuple[torch.nn.Module, type, list]] = []
         for table in _GLOBAL_HOOKS:
             self._watch(table)
         for sub in module.modules():
-            values = [_weakly(v) for v in sub.__dict__.values()]
-            self._subs.append((weakref.ref(sub), type(sub), values))
+            self._subs.append((sub, type(sub), list(sub.__dict__.values())))
             for name, value in sub.__dict__.items():
                 if name in STATE or name in HOOKS:
                     self._watch(value)
@@ -141,8 +112,7 @@ class _ModulePart:
         if any(self._empty):
             return False
         try:
-            for ref, kind, values in self._subs:
-                sub = ref()  # alive: the module that is asked about
+            for sub, kind, values in self._subs:
                 if type(sub) is not kind or list(sub.__dict__.values()) != values:
                     return False
             for table, values in self._tables:
@@ -152,7 +122,7 @@ class _ModulePart:
                 if container != copy:
                     return False
         except (AttributeError, RuntimeError, ValueError, TypeError):
-            return False  # a submodule is gone, or an attribute cannot be compared
+            return False  # an attribute cannot be compared
         if self._take_forms() != self._forms:
             return False
         if [t._version for t in self._loose] != self._versions:
