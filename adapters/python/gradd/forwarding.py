@@ -24,7 +24,7 @@ import torch
 
 from gradd.compiled import left_alone
 
-_CALL = torch.nn.Module._wrapped_call_impl
+CALL = torch.nn.Module._wrapped_call_impl
 _DEPTH = 8  # functions around functions
 # Not by a mark: functools.wraps copies marks.
 _ours: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
@@ -94,13 +94,11 @@ for _function in (_of_class, Attribute.__get__):
 
 
 def call(wrapper: Any, args: tuple, kwargs: dict) -> Any:
-    """A call of an ORTModule, under hooks and whatever else belongs to one."""
+    """A call of an ORTModule on which a forward was put, under hooks and the like."""
     bridge = wrapper._gradd_bridge
-    if "forward" not in wrapper.__dict__ or bridge.is_disabled():
-        return _CALL(wrapper, *args, **kwargs)
     before, start = bridge.calls, time.perf_counter()
-    result = _CALL(wrapper, *args, **kwargs)
-    if bridge.calls == before:
+    result = CALL(wrapper, *args, **kwargs)
+    if bridge.calls == before and not bridge.is_disabled():
         bridge.bypassed(time.perf_counter() - start)
     return result
 

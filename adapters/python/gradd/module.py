@@ -89,7 +89,9 @@ class ORTModule(torch.nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the wrapped module returns."""
         # What somebody puts into the place of Module.__call__ is applied to the module only.
-        return forwarding.call(self, args, kwargs)
+        if "forward" in self.__dict__:
+            return forwarding.call(self, args, kwargs)
+        return forwarding.CALL(self, *args, **kwargs)
 
     # The wrapped module's forward, in the daemon; assigned, it is replaced.
     forward = forwarding.Attribute()
