@@ -362,32 +362,21 @@ class Bridge:
         kwargs: dict,
     ) -> Graph:
         """A capture for a call that none of `graphs` fits; it becomes one of them."""
-        with interrupts.held_for(f"the capture of {type(self.module).__name__}"):
-            return self._made_graph(key, graphs, outdated, leaves, args, kwargs)
-
-    def _made_graph(
-        self,
-        key: tuple,
-        graphs: list[Graph],
-        outdated: list[Graph],
-        leaves: list,
-        args: tuple,
-        kwargs: dict,
-    ) -> Graph:
         from gradd.export import same_but_filled_in
 
-        start = time.perf_counter()
-        self._outside_changed(graphs, outdated)
-        graph = self._capture_of(key, leaves, args, kwargs)
-        heap.trim()
-        self._fallback.captured(key, graph.uses, time.perf_counter() - start)
-        graphs.append(graph)
-        self._graphs[key] = graphs
-        after = self._key(args, kwargs)
-        if after != key and same_but_filled_in(key[0], after[0]):
-            self._graphs.setdefault(after, graphs)
-        self._forget_captures(graphs)
-        return graph
+        with interrupts.held_for(f"the capture of {type(self.module).__name__}"):
+            start = time.perf_counter()
+            self._outside_changed(graphs, outdated)
+            graph = self._capture_of(key, leaves, args, kwargs)
+            heap.trim()
+            self._fallback.captured(key, graph.uses, time.perf_counter() - start)
+            graphs.append(graph)
+            self._graphs[key] = graphs
+            after = self._key(args, kwargs)
+            if after != key and same_but_filled_in(key[0], after[0]):
+                self._graphs.setdefault(after, graphs)
+            self._forget_captures(graphs)
+            return graph
 
     def _captured(self, key: tuple) -> list[Graph]:
         """Captures of this form, or of one that differs in attributes which no forward() read."""
