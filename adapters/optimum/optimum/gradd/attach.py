@@ -49,8 +49,8 @@ _routes: weakref.WeakKeyDictionary[nn.Module, Callable[..., Any]] = weakref.Weak
 # Function that we made -> what stood on the instance before. A mark on the function would not do:
 # functools.wraps copies marks to whoever wraps it.
 _made: weakref.WeakKeyDictionary[Callable[..., Any], _Earlier] = weakref.WeakKeyDictionary()
-# Class -> what was made for its own forward: a module that is trained again has the same one again.
-_known: weakref.WeakKeyDictionary[type, Callable[..., Any]] = weakref.WeakKeyDictionary()
+# Module -> what was made for its class's forward: trained again, it has the same one again.
+_known: weakref.WeakKeyDictionary[nn.Module, Callable[..., Any]] = weakref.WeakKeyDictionary()
 _calls = threading.local()  # .modules: those whose call this thread has handed to a route
 _WRAPPERS = 16  # how many of other people's wrappers are looked through
 
@@ -115,10 +115,11 @@ def _is_ours(forward: Any) -> bool:
 
 def _make_forward(module: nn.Module) -> Callable[..., Any]:
     """Builds the function to bind. It must not close over `module`: copies would share it."""
-    earlier, kind = _Earlier.of(module), type(module)
-    pattern = earlier.function if earlier.function is not None else kind.forward
-    if earlier.function is None and kind in _known and _known[kind].__wrapped__ is pattern:
-        return _known[kind]
+    earlier = _Earlier.of(module)
+    pattern = earlier.function if earlier.function is not None else type(module).forward
+    known = _known.get(module)
+    if earlier.function is None and known is not None and known.__wrapped__ is pattern:
+        return known
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         route = _routes.get(self)
@@ -139,7 +140,7 @@ def _make_forward(module: nn.Module) -> Callable[..., Any]:
     if earlier.function is not None:
         forward.__signature__ = _with_self(inspect.signature(earlier.on(module)))
     else:
-        _known[kind] = forward
+        _known[module] = forward
     _made[forward] = earlier
     return forward
 
