@@ -161,8 +161,9 @@ static gradd_status_t open_control(daemon_t *daemon) {
         close(before); /* who waited there connects again */
     }
     daemon->control = fd;
-    daemon->control_paused = false;
-    return watch(daemon, fd, ON_LISTENER, 0);
+    gradd_status_t st = watch(daemon, fd, ON_LISTENER, 0);
+    daemon->control_paused = st != GRADD_OK; /* the next tick tries again */
+    return st;
 }
 
 /* Makes anew what was removed under the daemon: sockets, lock or the whole directory. */
@@ -179,7 +180,11 @@ static gradd_status_t restore_sockets(daemon_t *daemon, pid_t *out_owner) {
  * it. It leaves when it serves nobody and its directory is gone or somebody else's. */
 static void stay_reachable(daemon_t *daemon) {
     pid_t owner = 0;
-    if (daemon->stopping || rundir_is_reachable(&daemon->dir)) return;
+    if (daemon->stopping) return;
+    if (rundir_is_reachable(&daemon->dir)) {
+        daemon->unreachable = false;
+        return;
+    }
     bool lost = daemon->displaced || daemon->unreachable || !rundir_exists(&daemon->dir);
     if (lost && daemon->table.n == 0) {
         daemon_stop(daemon, "the directory or what was in it is gone", false);
