@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
@@ -136,7 +137,6 @@ def test_a_function_that_makes_wrapped_models(tmp_path: Path) -> None:
 
 @KINDS
 def test_an_adapter_of_peft(kind: type, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
     found = []
     for wrap in (False, True):
         model = peft.get_peft_model(

@@ -24,6 +24,16 @@ TEXTS = [" ".join(WORDS[(3 * i + j) % len(WORDS)] for j in range(6 + i % 4)) for
 Result = tuple[list[float], Any]  # losses, and the wrapper if there is one
 
 
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
 def _tokenizer() -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -48,12 +58,7 @@ def _llama() -> Any:
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
-            vocab_size=32,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            max_position_embeddings=64,
+            **SIZES,
             pad_token_id=0,
             bos_token_id=2,
             eos_token_id=3,
@@ -65,12 +70,7 @@ def _bert() -> Any:
     torch.manual_seed(0)
     return transformers.BertModel(
         transformers.BertConfig(
-            vocab_size=32,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            max_position_embeddings=64,
+            **SIZES,
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
         )
