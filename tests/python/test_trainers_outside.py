@@ -5,6 +5,7 @@ What they need is large, so it is installed once under build/ beside the package
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import site
@@ -22,19 +23,25 @@ NEEDS = ROOT / "requirements-trainers.txt"
 IN_PYTORCH = {"whole_sft": "forward_replaced", "whole_sentences": "input_mutation"}
 
 
+def _install(folder: Path, interpreter: Path) -> None:
+    venv.create(folder, with_pip=True, clear=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    lines = (f"import site; site.addsitedir({place!r})\n" for place in site.getsitepackages())
+    (packages / "tests.pth").write_text("".join(lines))
+    command = [str(interpreter), "-m", "pip", "install", "-q", "-r", str(NEEDS)]
+    subprocess.run([*command, "-c", str(ROOT / "constraints.txt")], check=True)
+
+
 @pytest.fixture(scope="session")
 def python() -> str:
     """The interpreter of an environment that has the packages, and sees those of this one."""
     folder = ROOT / "build" / "trainers"
     interpreter, done = folder / "bin" / "python", folder / "done"
-    if not done.exists() or done.read_text() != NEEDS.read_text():
-        venv.create(folder, with_pip=True, clear=True)
-        (packages,) = folder.glob("lib/python*/site-packages")
-        lines = (f"import site; site.addsitedir({place!r})\n" for place in site.getsitepackages())
-        (packages / "tests.pth").write_text("".join(lines))
-        command = [str(interpreter), "-m", "pip", "install", "-q", "-r", str(NEEDS)]
-        subprocess.run([*command, "-c", str(ROOT / "constraints.txt")], check=True)
-        done.write_text(NEEDS.read_text())
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one of the processes that test makes it
+        if not done.exists() or done.read_text() != NEEDS.read_text():
+            _install(folder, interpreter)
+            done.write_text(NEEDS.read_text())
     return str(interpreter)
 
 
