@@ -129,7 +129,8 @@ def test_few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
         bits = session.step()
         pid = server.pid()
         now = len(os.listdir(f"/proc/{pid}/fd"))
-        subprocess.run(["prlimit", f"--nofile={now + 8}:", "--pid", str(pid)], check=True)
+        # A quarter stays free: 16 more leave the late session its three in whatever order.
+        subprocess.run(["prlimit", f"--nofile={now + 16}:", "--pid", str(pid)], check=True)
         flood = []
         for _ in range(40):
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
