@@ -96,18 +96,22 @@ CPPFLAGS_ALL = -D_GNU_SOURCE -I. -I$(B)/gen $(ZMQ_CFLAGS) $(MSGPACK_CFLAGS) $(PR
                $(DNNL_CFLAGS) $(CPPFLAGS)
 CFLAGS_ALL   = -std=gnu11 $(OPTIMISE) $(ARCH) -fopenmp -fPIC -ffp-contract=off -fno-math-errno \
                -fno-trapping-math $(HARDEN) $(SANITIZE) $(CFLAGS)
-# The build id tells a client that the daemon is older than the binary (server/build.h).
+# The build id tells a client that the daemon is older than the binary (server/daemon/build.h).
 LDFLAGS_ALL  = $(SANITIZE) -fopenmp -Wl,-z,relro,-z,now -Wl,--build-id=sha1 $(LDFLAGS)
 ENGINE_LIBS  = $(DNNL_LIBS) $(PROTO_LIBS) -ldl -lpthread -lm
 DAEMON_LIBS  = $(ZMQ_LIBS) $(MSGPACK_LIBS) $(ENGINE_LIBS)
 
 # ---------------------------------------------------------------- sources: found, never listed
 SHM_SRC    := $(sort $(wildcard shm/*.c))
-KERNEL_SRC := $(sort $(wildcard kernels/*.c kernels/*/*.c))
-ENGINE_SRC := $(sort $(wildcard server/graph/*.c server/graph/passes/*.c server/plan/*.c \
+KERNEL_SRC := $(sort $(wildcard kernels/*.c kernels/*/*.c kernels/*/*/*.c))
+ENGINE_SRC := $(sort $(wildcard server/graph/*.c server/graph/*/*.c server/plan/*.c \
                                 server/plan/passes/*.c server/exec/*.c server/api/*.c))
-DAEMON_SRC := $(sort $(wildcard server/*.c))
-TEST_SRC   := $(sort $(wildcard tests/c/test_*.c))
+DAEMON_SRC := $(sort $(wildcard server/daemon/*.c server/verbs/*.c server/wire/*.c \
+                                server/explain/*.c server/cli/*.c))
+TEST_SRC   := $(sort $(wildcard tests/c/*/test_*.c))
+# Names of test modules are unique whatever their room, so an object or a runner is found by name.
+test_name   = $(patsubst test_%.c,%,$(notdir $(1)))
+test_obj    = $(call obj,$(filter %/test_$(1).c,$(TEST_SRC)))
 PEER_SRC   := tests/c/peer.c
 FAKE_SRC   := $(sort $(wildcard tests/fake/*.c))
 TEST_HELP_SRC := $(sort $(filter-out $(TEST_SRC) $(PEER_SRC),$(wildcard tests/c/*.c)))
@@ -125,7 +129,7 @@ TEST_OBJ   := $(call obj,$(TEST_SRC) $(TEST_HELP_SRC) $(PEER_SRC))
 FUZZ_ALL_OBJ := $(call obj,$(wildcard tests/fuzz/*.c) tests/c/onnx_build.c)
 ALL_OBJ    := $(ENGINE_OBJ) $(DAEMON_OBJ) $(TEST_OBJ) $(FAKE_OBJ) $(FUZZ_ALL_OBJ) $(B)/benchmarks/bench_ipc.o $(B)/benchmarks/bench_engine.o
 # The runner holds the daemon's modules too, except the one with main().
-TESTED_DAEMON_OBJ := $(filter-out $(B)/server/main.o,$(DAEMON_OBJ))
+TESTED_DAEMON_OBJ := $(filter-out $(B)/server/cli/main.o,$(DAEMON_OBJ))
 
 LIBS := $(B)/lib/libgradd_shm.a $(B)/lib/libgradd_shm.so $(B)/lib/libgradd.a $(B)/lib/libgradd.so
 BIN  := $(B)/bin/gradd
@@ -270,11 +274,11 @@ $(B)/gen/pass_list.inc: FORCE
 $(B)/gen/placed_list.inc: FORCE
 	$(call put_list,$(call names,$(sort $(basename $(notdir $(wildcard server/plan/passes/*.c))))))
 $(B)/gen/cmd_list.inc: FORCE
-	$(call put_list,$(call names,$(patsubst server/cmd_%.c,%,$(sort $(wildcard server/cmd_*.c)))))
+	$(call put_list,$(call names,$(patsubst server/verbs/cmd_%.c,%,$(sort $(wildcard server/verbs/cmd_*.c)))))
 $(B)/gen/test_list.inc: FORCE
-	$(call put_list,:$(foreach f,$(TEST_SRC),; $(call scan_tests,$(f),$(f:tests/c/test_%.c=%))))
+	$(call put_list,:$(foreach f,$(TEST_SRC),; $(call scan_tests,$(f),$(call test_name,$(f)))))
 $(B)/gen/unit/%/test_list.inc: FORCE
-	$(call put_list,$(call scan_tests,tests/c/test_$*.c,$*))
+	$(call put_list,$(call scan_tests,$(wildcard tests/c/*/test_$*.c),$*))
 $(B)/gen/flags.txt: FORCE
 	$(call put_list,echo '$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN)')
 FORCE:
@@ -286,9 +290,9 @@ $(B)/gen/%.pb-c.c $(B)/gen/%.pb-c.h: %.proto
 # ---------------------------------------------------------------- compile and link
 $(ALL_OBJ): $(B)/gen/flags.txt | $(GEN) $(PB_C:.c=.h)
 
-$(B)/tests/c/test_%.o: tests/c/test_%.c
+$(call obj,$(TEST_SRC)): $(B)/%.o: %.c
 	@mkdir -p $(@D); echo "  CC      $<"
-	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN) -DTEST_MODULE=$* -MMD -MP -c $< -o $@
+	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN) -DTEST_MODULE=$(call test_name,$<) -MMD -MP -c $< -o $@
 $(B)/%.o: %.c
 	@mkdir -p $(@D); echo "  CC      $<"
 	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN) -MMD -MP -c $< -o $@
@@ -336,14 +340,16 @@ $(B)/bin/tests: $(B)/tests/runner.o $(TEST_OBJ) $(FAKE_OBJ) $(TESTED_DAEMON_OBJ)
 $(B)/unit/%/runner.o: tests/runner.c $(B)/gen/unit/%/test_list.inc $(B)/gen/flags.txt tests/test.h
 	@mkdir -p $(@D)
 	$(Q)$(CC) -I$(B)/gen/unit/$* $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN) -c $< -o $@
-UNIT_ALL := $(patsubst tests/c/test_%.c,$(B)/bin/test_%,$(TEST_SRC))
+.SECONDEXPANSION: # a runner finds the object of its test by name
+UNIT_ALL := $(addprefix $(B)/bin/,$(basename $(notdir $(TEST_SRC))))
 UNIT_SHM := $(filter $(patsubst shm/%.c,$(B)/bin/test_%,$(SHM_SRC)),$(UNIT_ALL))
-$(UNIT_SHM): $(B)/bin/test_%: $(B)/unit/%/runner.o $(B)/tests/c/test_%.o $(B)/lib/libgradd_shm.a
+$(UNIT_SHM): $(B)/bin/test_%: $(B)/unit/%/runner.o $$(call test_obj,$$*) $(call obj,tests/c/descriptors.c) $(B)/lib/libgradd_shm.a
 	$(call link,-lpthread -lm)
-UNIT_DAEMON := $(filter-out $(UNIT_SHM),$(patsubst tests/c/test_%.c,$(B)/bin/test_%,\
-    $(if $(TEST_SRC),$(shell grep -lE '^.include "(server/[a-z_]+|tests/c/peer)\.h"' $(TEST_SRC)))))
+DAEMON_H := ^.include "(server/(daemon|verbs|wire|explain|cli)/[a-z_]+|tests/c/peer)\.h"
+UNIT_DAEMON := $(filter-out $(UNIT_SHM),$(addprefix $(B)/bin/,$(basename $(notdir \
+    $(if $(TEST_SRC),$(shell grep -lE '$(DAEMON_H)' $(TEST_SRC)))))))
 $(filter-out $(UNIT_SHM),$(UNIT_ALL)): $(B)/bin/test_%: $(B)/unit/%/runner.o \
-    $(B)/tests/c/test_%.o $(B)/tests/libhelp.a $(FAKE_OBJ) $(B)/lib/libgradd.a
+    $$(call test_obj,$$*) $(B)/tests/libhelp.a $(FAKE_OBJ) $(B)/lib/libgradd.a
 	$(call link,$(DAEMON_LIBS))
 $(B)/tests/libhelp.a: $(call obj,$(TEST_HELP_SRC))
 	$(archive)

@@ -10,7 +10,7 @@
 
 #include "kernels/cpu/adamw.h"
 #include "kernels/cpu/fingerprint.h"
-#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/scan.h"
 
 /* From here on memory comes straight from the kernel with huge pages, so that a large arena costs

@@ -2,9 +2,9 @@
  *
  * No calls, no branches, no tables: select and fused multiply-add only, so a loop under
  * `#pragma omp simd` runs them on whole vectors, and a scalar tail gives the same bits. Errors
- * against libm are below 3 units in the last place over the whole range (tests/c/test_vec.c);
- * infinities and NaN behave as in libm. Polynomials are our own minimax fits (Lawson iteration on
- * Chebyshev nodes, weighted by the relative error of the result).
+ * against libm are below 3 units in the last place over the whole range
+ * (tests/c/kernels/test_vec.c); infinities and NaN behave as in libm. Polynomials are our own
+ * minimax fits (Lawson iteration on Chebyshev nodes, weighted by the relative error of the result).
  *
  * GRADD_VEC_SINCOS_MAX: beyond it gradd_vsinf and gradd_vcosf lose accuracy, use sinf and cosf.
  */

@@ -7,11 +7,10 @@
  * q, k, v, y (1, 2, 4, 8) that is [B, positions, heads, width] instead.
  *
  * A masked key has the score `fill`, plus the bias unless bit 2 of `hides` is set (bit 1: no
- * gradient goes to its product; see kernels/cpu/attention.h). That is next to nothing beside an
- * allowed key, but rows may have none, or a bias that hides all of them. Without bit 1 the fill is
- * at most -1e30. Bit 4 makes the fill a floor. With
- * `zero`, rows without an allowed key give zero. The bias of a masked key is at
- * most 1e29.
+ * gradient goes to its product; see kernels/cpu/attention/attention.h). That is next to nothing
+ * beside an allowed key, but rows may have none, or a bias that hides all of them. Without bit 1
+ * the fill is at most -1e30. Bit 4 makes the fill a floor. With `zero`, rows without an allowed key
+ * give zero. The bias of a masked key is at most 1e29.
  *
  * sinks [H] (float) is one more score of each row, the same in all rows of a head, whose
  * probability is lost (learned attention sinks, gpt-oss).
@@ -22,7 +21,7 @@
  * dk, dv, dbias; with `sunk` stats are those of a softmax with sinks, whose own gradient is
  * -sum(exp(sink - max - logarithm) sum(dy y)) over rows and batches, out of other operators.
  */
-#include "kernels/cpu/attention.h"
+#include "kernels/cpu/attention/attention.h"
 
 #include <float.h>
 #include <math.h>

@@ -4,7 +4,7 @@
  * from MatMul and Add, or from Gemm. Saved for backward: x and W. Gradients: dx = dy W^T; dW = x^T
  * dy over all rows, in W's own layout; db = sum of dy over all rows, a reduction that has a fixed
  * order. The bias costs no pass over y. bf16 is summed in f32 and rounded once, after the bias. */
-#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm/gemm.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/rules.h"

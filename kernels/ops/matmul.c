@@ -6,7 +6,7 @@
  * product over all rows of A. bf16 is summed in f32 and rounded once; FusedMatMul with to=1 keeps
  * the f32 result. */
 #include "kernels/cpu/bf16.h"
-#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm/gemm.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/rules.h"

@@ -162,8 +162,8 @@ static gradd_status_t infer_shape(gradd_infer_t *c) {
     .min_out = 1, .max_out = 1, .flags = GRADD_OP_RANDOM | GRADD_OP_NO_GRAD | more,                \
     .attrs = attributes, .infer = infer_fn, .ref = ref_fn
 
-/* Random numbers have no plain definition to compare with (tol = -1): tests/c/test_dropout.c checks
- * their distribution. */
+/* Random numbers have no plain definition to compare with (tol = -1):
+ * tests/c/kernels/test_dropout.c checks their distribution. */
 GRADD_OPS(random,
           {RANDOM_ROW("RandomNormalLike", 1, 1, 0, GRADD_ATTR_LIST(DTYPE_SEED, NORMAL), infer_like,
                       run_random),

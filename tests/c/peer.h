@@ -1,7 +1,7 @@
 /* A client of the daemon for tests and benchmarks, and the daemon as a child process.
  *
  * It speaks docs/protocol.md with as little help as possible, so that a test can also speak it
- * wrongly. Requests are built with server/wire.h:
+ * wrongly. Requests are built with server/wire/wire.h:
  *
  *     wire_out_t *m = peer_request(&peer, "bind");
  *     wire_key(m, "bind"); wire_put_u64(m, 1); ...
@@ -16,7 +16,7 @@
 #include <sys/types.h>
 #include <zmq.h>
 
-#include "server/wire.h"
+#include "server/wire/wire.h"
 #include "shm/segment.h"
 
 #define PEER_WAIT_MS 8000

@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "server/spans.h"
+#include "server/verbs/spans.h"
 #include "shm/handle.h"
 #include "shm/lease.h"
 

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "server/exec/device.h"
-#include "server/worker.h"
+#include "server/verbs/worker.h"
 #include "tests/c/onnx_build.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);

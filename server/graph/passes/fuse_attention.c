@@ -13,7 +13,7 @@
 #include "kernels/attention.h"
 #include "kernels/rules.h"
 #include "server/graph/budget.h"
-#include "server/graph/match_attention.h"
+#include "server/graph/match/match_attention.h"
 #include "server/graph/readers.h"
 
 enum { Q, K, V, MASK, BIAS, RANGES, SINKS, N_IN };

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "kernels/rules.h"
-#include "server/graph/match.h"
+#include "server/graph/match/match.h"
 #include "server/graph/readers.h"
 
 /* The Dropout behind v, if it is active and read once; *out_ratio is its rate. */

@@ -15,7 +15,7 @@
 #include <string.h>
 
 #include "kernels/rules.h"
-#include "server/graph/match.h"
+#include "server/graph/match/match.h"
 #include "server/graph/readers.h"
 
 enum { TABLES = 9 };

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "kernels/rules.h"
-#include "server/graph/match_part.h"
+#include "server/graph/match/match_part.h"
 #include "server/graph/readers.h"
 
 typedef struct found_s {

@@ -12,8 +12,8 @@
 
 #include "kernels/rules.h"
 #include "server/graph/budget.h"
-#include "server/graph/match.h"
-#include "server/graph/match_cast.h"
+#include "server/graph/match/match.h"
+#include "server/graph/match/match_cast.h"
 
 enum { MAX_NODES = 20, POINTS = 14 };
 enum { BUDGET_OF_CURVE = 16 }; /* evaluating one */

@@ -9,8 +9,8 @@
 #include <string.h>
 
 #include "kernels/rules.h"
-#include "server/graph/match_cast.h"
-#include "server/graph/match_mean.h"
+#include "server/graph/match/match_cast.h"
+#include "server/graph/match/match_mean.h"
 
 static gradd_status_t replace(graph_t *g, graph_node_t *n, const graph_node_t *norm, const char *op,
                               const gradd_val_t *in, int n_in) {

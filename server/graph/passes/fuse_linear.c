@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "kernels/rules.h"
-#include "server/graph/match.h"
+#include "server/graph/match/match.h"
 #include "server/graph/readers.h"
 
 /* A product x W with one matrix W, of nothing but x and W; *out_trans: W is stored transposed. */

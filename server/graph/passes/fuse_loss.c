@@ -14,8 +14,8 @@
 
 #include "kernels/rules.h"
 #include "server/graph/budget.h"
-#include "server/graph/match.h"
-#include "server/graph/match_mean.h"
+#include "server/graph/match/match.h"
+#include "server/graph/match/match_mean.h"
 #include "server/graph/readers.h"
 
 typedef struct pattern_s {

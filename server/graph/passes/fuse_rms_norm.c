@@ -11,8 +11,8 @@
 
 #include "kernels/rules.h"
 #include "server/graph/budget.h"
-#include "server/graph/match_cast.h"
-#include "server/graph/match_mean.h"
+#include "server/graph/match/match_cast.h"
+#include "server/graph/match/match_mean.h"
 
 typedef struct rms_s {
     gradd_dtype_t as; /* that the operator would have, see match_cast.h */

@@ -20,8 +20,8 @@
 #include <string.h>
 
 #include "kernels/rules.h"
-#include "server/graph/match_cast.h"
-#include "server/graph/match_part.h"
+#include "server/graph/match/match_cast.h"
+#include "server/graph/match/match_part.h"
 
 typedef struct found_s {
     gradd_val_t x, cos, sin;

@@ -13,7 +13,7 @@
 
 #include "kernels/rules.h"
 #include "server/graph/budget.h"
-#include "server/graph/match_cast.h"
+#include "server/graph/match/match_cast.h"
 #include "server/graph/readers.h"
 #include "server/graph/redirect.h"
 

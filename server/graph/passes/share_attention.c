@@ -11,7 +11,7 @@
 #include "kernels/attention.h"
 #include "kernels/rules.h"
 #include "server/graph/budget.h"
-#include "server/graph/match.h"
+#include "server/graph/match/match.h"
 #include "server/graph/readers.h"
 #include "server/graph/redirect.h"
 

@@ -1,0 +1,44 @@
+/* Inside the matrix product: what its three files share. Not for other modules. */
+#ifndef GRADD_KERNELS_CPU_GEMM_IMPL_H
+#define GRADD_KERNELS_CPU_GEMM_IMPL_H
+
+#include "kernels/cpu/gemm/gemm.h"
+
+/* A product of oneDNN, in f32 or bf16. */
+typedef struct gradd_primitive_s gradd_primitive_t;
+
+/* Bytes that one holds, nearly all of them generated code: measured, the library does not say. */
+#define GRADD_PRIMITIVE_BYTES ((size_t)88 << 10)
+
+/* *out = NULL: this build or this shape has no fast implementation there, and the caller must take
+ * another way. g is simplified and not empty. */
+gradd_status_t gradd_primitive_create(const gradd_gemm_t *g, gradd_primitive_t **out);
+void gradd_primitive_destroy(gradd_primitive_t *p);
+size_t gradd_primitive_work(const gradd_primitive_t *p);
+gradd_status_t gradd_primitive_run(const gradd_primitive_t *p, const void *a, const void *b,
+                                   const void *bias, void *c, void *work);
+
+/* Element type of C. */
+static inline gradd_dtype_t gradd_gemm_result(const gradd_gemm_t *g) {
+    return g->result ? g->result : g->dtype;
+}
+
+/* Element offsets of one matrix of the batch. */
+static inline void gradd_gemm_offsets(const gradd_gemm_t *g, int64_t index, int64_t *a,
+                                      int64_t *b) {
+    *a = *b = 0;
+    for (int i = g->batch_rank - 1; i >= 0; i--) {
+        *a += index % g->batch[i] * g->a_batch[i];
+        *b += index % g->batch[i] * g->b_batch[i];
+        index /= g->batch[i];
+    }
+}
+
+static inline int64_t gradd_gemm_batches(const gradd_gemm_t *g) {
+    int64_t count = 1;
+    for (int i = 0; i < g->batch_rank; i++)
+        count *= g->batch[i];
+    return count;
+}
+
+#endif

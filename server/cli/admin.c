@@ -1,0 +1,228 @@
+/* `gradd ps` and `gradd stop`: one request over a DEALER, and tables for people. See admin.h. */
+#include "server/cli/admin.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include "server/daemon/rundir.h"
+#include "server/wire/wire.h"
+
+#define ANSWER_MS    5000
+#define STOP_MS      60000
+#define CLIENT_WIDTH 22
+
+/* Who listens there may be anybody. */
+static gradd_status_t decode(const char *path, zmq_msg_t *reply, wire_doc_t *out_doc) {
+    gradd_status_t st =
+        wire_decode_any(zmq_msg_data(reply), zmq_msg_size(reply), WIRE_MAX_ITEMS, out_doc);
+    if (st != GRADD_OK) return gradd_wrap(st, "what answers at %s is no daemon of gradd", path);
+    if (out_doc->root.type == MSGPACK_OBJECT_MAP) return GRADD_OK;
+    wire_doc_finish(out_doc);
+    return GRADD_FAIL(IO, "what answers at %s is no daemon of gradd: its reply is not a map", path);
+}
+
+gradd_status_t admin_ask(const char *path, const wire_out_t *request, int timeout_ms,
+                         zmq_msg_t *reply, wire_doc_t *out_doc) {
+    char endpoint[160];
+    int linger = 0, timeout = timeout_ms;
+    gradd_status_t st = GRADD_OK;
+    void *context = zmq_ctx_new();
+    void *socket = context ? zmq_socket(context, ZMQ_DEALER) : NULL;
+    snprintf(endpoint, sizeof endpoint, "ipc://%s", path);
+    if (!socket || request->failed ||
+        zmq_setsockopt(socket, ZMQ_LINGER, &linger, sizeof linger) != 0 ||
+        zmq_setsockopt(socket, ZMQ_RCVTIMEO, &timeout, sizeof timeout) != 0 ||
+        zmq_connect(socket, endpoint) != 0 ||
+        zmq_send(socket, request->data, request->bytes, 0) < 0)
+        st = GRADD_FAIL(IO, "cannot talk to %s: %s", path, zmq_strerror(errno));
+    else if (zmq_msg_recv(reply, socket, 0) < 0)
+        st = GRADD_FAIL(IO, "the daemon at %s does not answer: %s", path, zmq_strerror(errno));
+    if (st == GRADD_OK) st = decode(path, reply, out_doc);
+    if (socket) zmq_close(socket);
+    if (context) zmq_ctx_term(context);
+    return st;
+}
+
+/* Sends {v: verb, q: 1, now} and waits. The reply must be finished by the caller. */
+static gradd_status_t ask(const char *path, const char *verb, bool now, zmq_msg_t *reply,
+                          wire_doc_t *out_doc) {
+    wire_out_t out = {0};
+    wire_begin(&out);
+    wire_key(&out, "v");
+    wire_put_text(&out, verb);
+    wire_key(&out, "q");
+    wire_put_u64(&out, 1);
+    wire_key(&out, "now");
+    wire_put_u64(&out, now);
+    wire_end(&out);
+    gradd_status_t st = admin_ask(path, &out, ANSWER_MS, reply, out_doc);
+    wire_out_finish(&out);
+    return st;
+}
+
+static int64_t number(const msgpack_object *map, const char *key) {
+    const msgpack_object *value = wire_in(map, key);
+    return value && value->type == MSGPACK_OBJECT_POSITIVE_INTEGER ? value->via.i64 : 0;
+}
+
+static const char *text(const msgpack_object *map, const char *key, char *buffer, size_t bytes) {
+    const msgpack_object *value = wire_in(map, key);
+    bool is_text = value && value->type == MSGPACK_OBJECT_STR;
+    snprintf(buffer, bytes, "%.*s", is_text ? (int)value->via.str.size : 1,
+             is_text ? value->via.str.ptr : "?");
+    return buffer;
+}
+
+void admin_version(const char *path, char version[ADMIN_VERSION_BYTES]) {
+    zmq_msg_t reply;
+    wire_doc_t doc = {0};
+    snprintf(version, ADMIN_VERSION_BYTES, "of an unknown version");
+    zmq_msg_init(&reply);
+    if (ask(path, "ps", false, &reply, &doc) == GRADD_OK && wire_get(&doc, "version"))
+        text(&doc.root, "version", version, ADMIN_VERSION_BYTES);
+    wire_doc_finish(&doc);
+    zmq_msg_close(&reply);
+}
+
+/* "3.2 MiB" */
+static const char *amount(int64_t bytes, char buffer[24]) {
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double value = (double)bytes;
+    int unit = 0;
+    for (; value >= 1024 && unit < 4; unit++)
+        value /= 1024;
+    snprintf(buffer, 24, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
+    return buffer;
+}
+
+static const char *duration(int64_t ms, char buffer[24]) {
+    if (ms < 10000)
+        snprintf(buffer, 24, "%.1f s", (double)ms / 1000);
+    else if (ms < 600000)
+        snprintf(buffer, 24, "%" PRId64 " s", ms / 1000);
+    else
+        snprintf(buffer, 24, "%" PRId64 " min", ms / 60000);
+    return buffer;
+}
+
+static void print_session(const msgpack_object *s) {
+    char client[CLIENT_WIDTH + 1], state[16], shared[24], arena[24], idle[24];
+    printf("%7" PRId64 " %8" PRId64 "  %-*s %-10s %6" PRId64 " %5" PRId64 " %5" PRId64
+           " %10s %10s %9" PRId64 " %7s\n",
+           number(s, "session"), number(s, "pid"), CLIENT_WIDTH,
+           text(s, "client", client, sizeof client), text(s, "state", state, sizeof state),
+           number(s, "graphs"), number(s, "plans"), number(s, "runs"),
+           amount(number(s, "segment_bytes"), shared), amount(number(s, "arena_bytes"), arena),
+           number(s, "requests"), duration(number(s, "idle_ms"), idle));
+}
+
+static void print_table(const msgpack_object *root) {
+    const msgpack_object *sessions = wire_in(root, "sessions");
+    char version[24], up[24];
+    if (!sessions || sessions->type != MSGPACK_OBJECT_ARRAY) return;
+    printf("gradd %s, pid %" PRId64 ", up %s, %" PRId64 " thread%s, %d session%s\n",
+           text(root, "version", version, sizeof version), number(root, "pid"),
+           duration(number(root, "uptime_ms"), up), number(root, "threads"),
+           number(root, "threads") == 1 ? "" : "s", wire_count(sessions),
+           wire_count(sessions) == 1 ? "" : "s");
+    if (wire_count(sessions) == 0) return;
+    printf("%7s %8s  %-*s %-10s %6s %5s %5s %10s %10s %9s %7s\n", "SESSION", "PID", CLIENT_WIDTH,
+           "CLIENT", "STATE", "GRAPHS", "PLANS", "RUNS", "SHARED", "ARENA", "REQUESTS", "IDLE");
+    for (int i = 0; i < wire_count(sessions); i++)
+        if (wire_at(sessions, i)->type == MSGPACK_OBJECT_MAP) print_session(wire_at(sessions, i));
+}
+
+/* What a reply holds: no bytes, no floats that JSON lacks, nesting bounded by the scanner. */
+static void print_json(FILE *out, const msgpack_object *o) {
+    switch (o->type) {
+    case MSGPACK_OBJECT_POSITIVE_INTEGER:
+        fprintf(out, "%" PRIu64, o->via.u64);
+        break;
+    case MSGPACK_OBJECT_NEGATIVE_INTEGER:
+        fprintf(out, "%" PRId64, o->via.i64);
+        break;
+    case MSGPACK_OBJECT_STR:
+        fputc('"', out);
+        for (uint32_t i = 0; i < o->via.str.size; i++) {
+            unsigned char c = (unsigned char)o->via.str.ptr[i];
+            if (c < 0x20 || c == '"' || c == '\\')
+                fprintf(out, "\\u%04x", c);
+            else
+                fputc(c, out);
+        }
+        fputc('"', out);
+        break;
+    case MSGPACK_OBJECT_ARRAY:
+        fputc('[', out);
+        for (int i = 0; i < wire_count(o); i++) {
+            if (i) fputs(", ", out);
+            print_json(out, wire_at(o, i));
+        }
+        fputc(']', out);
+        break;
+    case MSGPACK_OBJECT_MAP:
+        fputc('{', out);
+        for (uint32_t i = 0; i < o->via.map.size; i++) {
+            if (i) fputs(", ", out);
+            print_json(out, &o->via.map.ptr[i].key);
+            fputs(": ", out);
+            print_json(out, &o->via.map.ptr[i].val);
+        }
+        fputc('}', out);
+        break;
+    default:
+        fputs("null", out);
+    }
+}
+
+gradd_status_t admin_ps(const options_t *options, bool *out_running) {
+    rundir_t dir;
+    zmq_msg_t reply;
+    wire_doc_t doc = {0};
+    GRADD_TRY(rundir_init(&dir, options->dir));
+    *out_running = rundir_is_locked(&dir);
+    if (!*out_running) return GRADD_OK;
+    zmq_msg_init(&reply);
+    gradd_status_t st = ask(dir.cmd, "ps", false, &reply, &doc);
+    const msgpack_object *sessions = st == GRADD_OK ? wire_get(&doc, "sessions") : NULL;
+    if (st == GRADD_OK && (!sessions || sessions->type != MSGPACK_OBJECT_ARRAY))
+        st = GRADD_FAIL(IO, "what answers at %s is no daemon of gradd: it lists no sessions",
+                        dir.cmd);
+    if (st == GRADD_OK && options->json) {
+        print_json(stdout, &doc.root);
+        putchar('\n');
+    } else if (st == GRADD_OK) {
+        print_table(&doc.root);
+    }
+    wire_doc_finish(&doc);
+    zmq_msg_close(&reply);
+    return st;
+}
+
+gradd_status_t admin_stop(const options_t *options, bool *out_running) {
+    rundir_t dir;
+    zmq_msg_t reply;
+    wire_doc_t doc = {0};
+    GRADD_TRY(rundir_init(&dir, options->dir));
+    *out_running = rundir_is_locked(&dir);
+    if (!*out_running) return GRADD_OK;
+    zmq_msg_init(&reply);
+    gradd_status_t st = ask(dir.cmd, "stop", options->now, &reply, &doc);
+    pid_t pid = st == GRADD_OK ? (pid_t)number(&doc.root, "pid") : 0;
+    if (st == GRADD_OK && pid <= 0)
+        st = GRADD_FAIL(IO, "the daemon at %s does not tell its pid", dir.cmd);
+    wire_doc_finish(&doc);
+    zmq_msg_close(&reply);
+    GRADD_TRY(st);
+    /* Trainers start the next one at once, which is none of our business. */
+    for (int waited = 0; rundir_owner(&dir) == pid; waited += 10) {
+        if (waited >= STOP_MS)
+            return GRADD_FAIL(IO, "the daemon still finishes a request (gradd stop --now cancels)");
+        usleep(10000);
+    }
+    puts(options->json ? "{\"stopped\": true}" : "stopped");
+    return GRADD_OK;
+}

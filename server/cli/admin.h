@@ -1,0 +1,26 @@
+/* The commands of the binary that talk to a running daemon: ps and stop.
+ */
+#ifndef GRADD_SERVER_ADMIN_H
+#define GRADD_SERVER_ADMIN_H
+
+#include <stdbool.h>
+#include <zmq.h>
+
+#include "server/cli/options.h"
+#include "server/wire/wire.h"
+
+/* Both print to stdout. *out_running is false when no daemon runs in the directory; that is not a
+ * failure. Fails with IO or the daemon's own code. */
+gradd_status_t admin_ps(const options_t *options, bool *out_running);
+/* Sends one envelope to the command socket at `path` and waits for the answer, which may say that
+ * it failed. The caller closes `reply` (initialised before) and finishes the doc, in any case. */
+gradd_status_t admin_ask(const char *path, const wire_out_t *request, int timeout_ms,
+                         zmq_msg_t *reply, wire_doc_t *out_doc);
+/* The version of the daemon that listens at `path`, or words for "not known". Waits for an answer.
+ */
+#define ADMIN_VERSION_BYTES 32
+void admin_version(const char *path, char version[ADMIN_VERSION_BYTES]);
+/* Waits until the daemon has ended. */
+gradd_status_t admin_stop(const options_t *options, bool *out_running);
+
+#endif

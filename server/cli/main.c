@@ -1,0 +1,150 @@
+/* The gradd binary: arguments, commands, exit codes. The only file that prints usage or decides how
+ * the process ends.
+ *
+ * Exit codes: 0 done, 1 failure, 2 wrong usage, 3 no daemon runs, 4 a daemon runs already.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "server/cli/admin.h"
+#include "server/cli/list_ops.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/log.h"
+#include "server/daemon/machine.h"
+#include "server/explain/explain.h"
+#include "server/wire/version.h"
+
+enum { EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NONE, EXIT_ALREADY };
+
+static int failed(gradd_status_t status) {
+    fprintf(stderr, "gradd: %s: %s\n", gradd_status_name(status), gradd_error_message());
+    return EXIT_FAILED;
+}
+
+/* The daemon shares its cores with the trainer, whose own threads run while ours wait. OpenMP's
+ * default is to spin for milliseconds after each operator, which takes the core from them; a few
+ * microseconds still cover the gap between two operators. What the user has set stands. */
+static bool limit_spinning(void) {
+    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return false;
+    return setenv("GOMP_SPINCOUNT", "500", 1) == 0;
+}
+
+/* Threads are the plan's. What a trainer has set for its own, as torchrun does, is not for the
+ * daemon that it happens to start: a limit would hold in every parallel region. */
+static bool leave_inherited_threads(void) {
+    static const char *const names[] = {"OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "OMP_DYNAMIC",
+                                        "OMP_MAX_ACTIVE_LEVELS"};
+    bool changed = false;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (getenv(names[i])) changed |= unsetenv(names[i]) == 0;
+    return changed;
+}
+
+/* OpenMP's runtime reads its settings when it is loaded, so they are set by starting again. */
+static void settle_openmp(char **argv) {
+    char self[4096]; /* the true path, so that the process keeps its name */
+    bool changed = limit_spinning();
+    changed |= leave_inherited_threads();
+    ssize_t n = changed ? readlink("/proc/self/exe", self, sizeof self - 1) : 0;
+    if (n <= 0) return;
+    self[n] = 0;
+    execv(self, argv);
+}
+
+/* The daemon is for all of the user's trainers, but inherits the processors of the one that started
+ * it: pinned to a core, it would keep all others there, too. A number of threads says that somebody
+ * has thought about it, and keeps the mask. */
+static void leave_inherited_mask(const options_t *options) {
+    int inherited = machine_processors();
+    if (options->threads > 0) return;
+    log_set_level(options->log);
+    machine_unpin();
+    if (machine_processors() != inherited)
+        log_event(LOG_INFO, "processors", "inherited=%d used=%d", inherited, machine_processors());
+}
+
+static int run_serve(const options_t *options) {
+    pid_t other;
+    if (!log_set_level(options->log)) {
+        fprintf(stderr, "gradd: --log: expected error, warn, info or debug, got '%s'\n",
+                options->log);
+        return EXIT_USAGE;
+    }
+    gradd_status_t st = daemon_run(options, &other);
+    if (st != GRADD_OK) return failed(st);
+    if (other == 0) return EXIT_DONE;
+    fprintf(stderr, "gradd: already running pid %ld\n", (long)other);
+    return EXIT_ALREADY;
+}
+
+static int run_admin(const options_t *options,
+                     gradd_status_t (*run)(const options_t *options, bool *out_running)) {
+    bool running;
+    gradd_status_t st = run(options, &running);
+    if (st != GRADD_OK) return failed(st);
+    if (running) return EXIT_DONE;
+    fputs("gradd: no daemon runs\n", stderr);
+    return EXIT_NONE;
+}
+
+static int run_ps(const options_t *options) {
+    return run_admin(options, admin_ps);
+}
+
+static int run_stop(const options_t *options) {
+    return run_admin(options, admin_stop);
+}
+
+static int run_version(const options_t *options) {
+    printf(options->json ? "{\"version\": \"%s\", \"engine\": \"%s\", \"protocol\": [%d, %d]}\n"
+                         : "gradd %s (engine %s), protocol %d to %d\n",
+           GRADD_VERSION, gradd_version(), PROTOCOL_LOWEST, PROTOCOL_HIGHEST);
+    return EXIT_DONE;
+}
+
+static int run_list_ops(const options_t *options) {
+    list_ops(stdout, options->json);
+    return EXIT_DONE;
+}
+
+static int run_help(const options_t *options) {
+    (void)options;
+    options_usage(stdout);
+    return EXIT_DONE;
+}
+
+int main(int argc, char **argv) {
+    static const struct {
+        const char *name;
+        int (*run)(const options_t *options);
+    } commands[] = {
+        {"serve",      run_serve   },
+        {"ps",         run_ps      },
+        {"stop",       run_stop    },
+        {"version",    run_version },
+        {"--version",  run_version },
+        {"--list-ops", run_list_ops},
+        {"help",       run_help    },
+        {"--help",     run_help    },
+    };
+    options_t options;
+    if (argc > 1 && !strcmp(argv[1], "explain")) return explain_main(argc - 2, argv + 2);
+    if (argc > 1 && !strcmp(argv[1], "estimate")) return estimate_main(argc - 2, argv + 2);
+    if (options_parse(argc, argv, &options) != GRADD_OK) {
+        fprintf(stderr, "gradd: %s\n", gradd_error_message());
+        options_usage(stderr);
+        return EXIT_USAGE;
+    }
+    if (strcmp(options.command, "serve") == 0) {
+        leave_inherited_mask(&options);
+        settle_openmp(argv); /* OpenMP's runtime reads the mask, too; comes back if it cannot */
+    }
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        if (strcmp(options.command, commands[i].name) == 0) return commands[i].run(&options);
+    fprintf(stderr, options.command[0] ? "gradd: unknown command '%s'\n" : "gradd: no command%s\n",
+            options.command);
+    options_usage(stderr);
+    return EXIT_USAGE;
+}

@@ -1,0 +1,252 @@
+/* Verbs of the control socket, one row each. See control.h. */
+#include "server/daemon/control.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "server/daemon/build.h"
+#include "server/daemon/gate.h"
+#include "server/daemon/log.h"
+#include "server/wire/version.h"
+#include "server/wire/wire.h"
+#include "shm/discard.h"
+#include "shm/fdpass.h"
+
+#define MAX_ARGS         4
+#define MAX_DESCRIPTORS  4
+#define PACKETS_PER_CALL 8
+
+typedef struct packet_s {
+    session_t *session;
+    const control_host_t *host;
+    const msgpack_object *args[MAX_ARGS];
+    int fds[MAX_DESCRIPTORS]; /* Owned; -1 once handed on */
+    int n_fds;
+    wire_out_t *reply;
+} packet_t;
+
+typedef struct control_row_s {
+    const char *name;
+    gradd_status_t (*run)(packet_t *packet);
+    int n_fds;
+    bool lasting; /* as in commands.h */
+    wire_field_t fields[MAX_ARGS];
+} control_row_t;
+
+/* "protocol 2", "protocols 3 to 5" */
+static const char *range_text(uint64_t low, uint64_t high, char text[64]) {
+    if (low == high)
+        snprintf(text, 64, "protocol %llu", (unsigned long long)low);
+    else
+        snprintf(text, 64, "protocols %llu to %llu", (unsigned long long)low,
+                 (unsigned long long)high);
+    return text;
+}
+
+/* Says who is the older one and which command helps. */
+static gradd_status_t refuse_version(const packet_t *packet, uint64_t low, uint64_t high) {
+    const msgpack_object *given = packet->args[2];
+    char theirs[64], ours[64], version[80] = "of an unknown version", help[400];
+    if (given)
+        snprintf(version, sizeof version, "%.*s", (int)given->via.str.size, given->via.str.ptr);
+    if (high < PROTOCOL_LOWEST)
+        snprintf(help, sizeof help,
+                 "the client is the older one: `pip install gradd==" GRADD_VERSION
+                 "` where it runs, or `gradd stop --dir %s`, and its next call starts a daemon of "
+                 "its own version",
+                 packet->host->dir);
+    else
+        snprintf(
+            help, sizeof help,
+            "the daemon is the older one: `gradd stop --dir %s` ends it, and the client's next "
+            "call starts a daemon of its own version",
+            packet->host->dir);
+    return GRADD_FAIL(VERSION,
+                      "hello: the client, gradd %s, speaks %s, this daemon, gradd %s (pid %d), %s: "
+                      "%s",
+                      version, range_text(low, high, theirs), GRADD_VERSION, (int)getpid(),
+                      range_text(PROTOCOL_LOWEST, PROTOCOL_HIGHEST, ours), help);
+}
+
+static gradd_status_t run_hello(packet_t *packet) {
+    const msgpack_object *range = packet->args[0], *client = packet->args[1];
+    if (wire_count(range) != 2)
+        return GRADD_FAIL(VERSION,
+                          "hello: field 'proto' has %d entries, expected [lowest, "
+                          "highest]",
+                          wire_count(range));
+    /* Whoever comes now meets another daemon next, which may well speak what he does. */
+    if (packet->session->surplus)
+        return GRADD_FAIL(LIMIT,
+                          "hello: %d connections of process %d, or %d of all, are open, the limits "
+                          "of daemon %d: close some, or use one session for all models",
+                          SESSION_MAX_OF_PROCESS, (int)packet->session->pid, SESSION_MAX,
+                          (int)getpid());
+    if (packet->session->late)
+        return GRADD_FAIL(STALE,
+                          "hello: this daemon, pid %d, is ending after the request in "
+                          "progress: connect again",
+                          (int)getpid());
+    uint64_t low = wire_u64(wire_at(range, 0)), high = wire_u64(wire_at(range, 1));
+    uint64_t chosen = high < PROTOCOL_HIGHEST ? high : PROTOCOL_HIGHEST;
+    if (chosen < low || chosen < PROTOCOL_LOWEST) return refuse_version(packet, low, high);
+    GRADD_TRY(session_greet(packet->session, client ? client->via.str.ptr : "?",
+                            client ? client->via.str.size : 1));
+    wire_key(packet->reply, "proto");
+    wire_put_u64(packet->reply, chosen);
+    wire_key(packet->reply, "nonce");
+    wire_put_bytes(packet->reply, packet->session->nonce, SESSION_KEY_BYTES);
+    wire_key(packet->reply, "version");
+    wire_put_text(packet->reply, GRADD_VERSION);
+    wire_key(packet->reply, "build");
+    wire_put_text(packet->reply, build_id());
+    wire_key(packet->reply, "pid");
+    wire_put_i64(packet->reply, getpid());
+    return GRADD_OK;
+}
+
+/* A text that must be the only one there is; absent: that one. */
+static gradd_status_t check_only(const msgpack_object *given, const char *field, const char *what,
+                                 const char *only) {
+    if (!given) return GRADD_OK;
+    const msgpack_object_str *text = &given->via.str;
+    if (text->size == strlen(only) && memcmp(text->ptr, only, text->size) == 0) return GRADD_OK;
+    return GRADD_FAIL(UNSUPPORTED, "segment: field '%s': there is no %s '%.*s', only '%s'", field,
+                      what, text->size < 60 ? (int)text->size : 60, text->ptr, only);
+}
+
+static gradd_status_t run_segment(packet_t *packet) {
+    uint64_t id = wire_u64(packet->args[0]), bytes = wire_u64(packet->args[1]);
+    GRADD_TRY(check_only(packet->args[2], "kind", "kind of segment", "memfd"));
+    GRADD_TRY(check_only(packet->args[3], "device", "device", packet->host->device));
+    if (packet->session->state == SESSION_NEW)
+        return GRADD_FAIL(SESSION, "segment: say hello first");
+    int fd = packet->fds[0];
+    packet->fds[0] = -1;
+    GRADD_TRY(gradd_lease_add(packet->session->lease, id, fd, bytes, packet->host->mapper));
+    wire_key(packet->reply, "id");
+    wire_put_u64(packet->reply, id);
+    return GRADD_OK;
+}
+
+static gradd_status_t run_unsegment(packet_t *packet) {
+    uint64_t id = wire_u64(packet->args[0]);
+    gradd_status_t st = gradd_handle_remove(gradd_lease_table(packet->session->lease), id);
+    if (st != GRADD_OK) return gradd_wrap(st, "unsegment %llu", (unsigned long long)id);
+    wire_key(packet->reply, "id");
+    wire_put_u64(packet->reply, id);
+    return GRADD_OK;
+}
+
+static const control_row_t rows[] = {
+    {.name = "hello",
+     .run = run_hello,
+     .lasting = true,
+     .fields = {{.name = "proto", .kind = WIRE_LIST, .item = WIRE_U64, .max = 2},
+                {.name = "client", .kind = WIRE_TEXT, .optional = true, .max = 1024},
+                {.name = "version", .kind = WIRE_TEXT, .optional = true, .max = 64}}},
+    {.name = "segment",
+     .run = run_segment,
+     .n_fds = 1,
+     .fields = {{.name = "id", .kind = WIRE_U64},
+                {.name = "bytes", .kind = WIRE_U64},
+                {.name = "kind", .kind = WIRE_TEXT, .optional = true},
+                {.name = "device", .kind = WIRE_TEXT, .optional = true}}},
+    {.name = "unsegment", .run = run_unsegment, .fields = {{.name = "id", .kind = WIRE_U64}}},
+};
+
+static gradd_status_t dispatch(packet_t *packet, const wire_doc_t *doc) {
+    static const wire_field_t verb_field = {.name = "v", .kind = WIRE_TEXT, .max = WIRE_MAX_VERB};
+    static const char *const envelope[] = {"v", "q", NULL};
+    const msgpack_object *verb;
+    GRADD_TRY(wire_match(doc, "control", &verb_field, 1, &verb));
+    const msgpack_object_str *name = &verb->via.str;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const control_row_t *row = &rows[i];
+        int n = 0;
+        if (strlen(row->name) != name->size || memcmp(row->name, name->ptr, name->size) != 0)
+            continue;
+        while (n < MAX_ARGS && row->fields[n].name)
+            n++;
+        if (!row->lasting) GRADD_TRY(wire_check_known(doc, row->name, row->fields, n, envelope));
+        GRADD_TRY(wire_match(doc, row->name, row->fields, n, packet->args));
+        if (packet->n_fds != row->n_fds)
+            return GRADD_FAIL(SHM, "%s: %d descriptors came along, expected %d", row->name,
+                              packet->n_fds, row->n_fds);
+        return row->run(packet);
+    }
+    return GRADD_FAIL(UNSUPPORTED, "unknown control verb '%.*s'", (int)name->size, name->ptr);
+}
+
+static uint64_t sequence_of(const wire_doc_t *doc) {
+    const msgpack_object *q = wire_get(doc, "q");
+    return q && q->type == MSGPACK_OBJECT_POSITIVE_INTEGER ? q->via.u64 : 0;
+}
+
+/* False when the reply cannot be sent. */
+static bool answer(session_t *session, const control_host_t *host, const void *data, size_t bytes,
+                   int *fds, int n_fds) {
+    wire_out_t reply = {0};
+    wire_doc_t doc = {0};
+    packet_t packet = {.session = session, .host = host, .n_fds = n_fds, .reply = &reply};
+    memcpy(packet.fds, fds, (size_t)n_fds * sizeof *fds);
+    gradd_status_t st = wire_decode(data, bytes, &doc);
+    uint64_t q = sequence_of(&doc);
+    wire_reply_begin(&reply, q);
+    if (st == GRADD_OK) st = dispatch(&packet, &doc);
+    if (st == GRADD_OK) {
+        wire_end(&reply);
+    } else {
+        log_event(LOG_DEBUG, "control_refused", "session=%u code=%s what=\"%s\"", session->number,
+                  gradd_status_name(st), gradd_error_message());
+        wire_reply_fail(&reply, q, st, gradd_error_message(), "alive");
+    }
+    for (int i = 0; i < n_fds; i++)
+        gradd_discard(packet.fds[i]);
+    bool sent = !reply.failed &&
+                gradd_fd_send(session->control, reply.data, reply.bytes, NULL, 0) == GRADD_OK;
+    wire_doc_finish(&doc);
+    wire_out_finish(&reply);
+    return sent;
+}
+
+gradd_status_t control_accept(session_table_t *table, int listener, uid_t uid,
+                              session_t **out_session) {
+    *out_session = NULL;
+    int fd = gate_accept(listener);
+    uint64_t ticks = gradd_lease_clock_ticks();
+    if (fd < 0) {
+        if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return GRADD_OK;
+        return GRADD_FAIL(IO, "accept: %s", strerror(errno));
+    }
+    return session_create(table, fd, ticks, uid, out_session);
+}
+
+void control_read(session_t *session, const control_host_t *host, bool *out_open) {
+    static uint8_t buffer[CONTROL_MAX_PACKET]; /* one I/O thread */
+    *out_open = true;
+    for (int i = 0; i < PACKETS_PER_CALL && *out_open; i++) {
+        size_t bytes;
+        int fds[MAX_DESCRIPTORS], n_fds;
+        gradd_fd_event_t event;
+        gradd_status_t st = gradd_fd_recv(session->control, buffer, sizeof buffer, &bytes, fds,
+                                          MAX_DESCRIPTORS, &n_fds, &event);
+        if (st == GRADD_E_LIMIT) {
+            wire_out_t reply = {0};
+            wire_reply_fail(&reply, 0, st, gradd_error_message(), "alive");
+            *out_open = !reply.failed && gradd_fd_send(session->control, reply.data, reply.bytes,
+                                                       NULL, 0) == GRADD_OK;
+            wire_out_finish(&reply);
+            continue;
+        }
+        if (st != GRADD_OK || event == GRADD_FD_CLOSED) {
+            *out_open = false;
+            return;
+        }
+        if (event == GRADD_FD_AGAIN) return;
+        *out_open = answer(session, host, buffer, bytes, fds, n_fds) && !session->surplus;
+    }
+}

@@ -1,0 +1,32 @@
+/* The control socket: hello, descriptors, and the identity behind every session.
+ *
+ * AF_UNIX SOCK_SEQPACKET, one msgpack map per packet. ZeroMQ carries no descriptors, so segments
+ * come this way, and a segment is acknowledged here before a command may name it. Runs in the I/O
+ * thread; no call blocks.
+ */
+#ifndef GRADD_SERVER_CONTROL_H
+#define GRADD_SERVER_CONTROL_H
+
+#include <stdbool.h>
+
+#include "server/daemon/session.h"
+
+#define CONTROL_MAX_PACKET (64 << 10)
+
+/* Accepts what waits at the listener: at most one connection per call. *out_session is NULL when
+ * there was none. Fails when a connection was refused; the listener stays usable. */
+gradd_status_t control_accept(session_table_t *table, int listener, uid_t uid,
+                              session_t **out_session);
+
+/* What the control socket says of its daemon. Borrowed. */
+typedef struct control_host_s {
+    const char *dir;
+    const char *device;           /* name of the only one */
+    const gradd_mapper_t *mapper; /* takes segments to it; may be NULL */
+} control_host_t;
+
+/* Answers the packets that wait, at most a few per call. *out_open is false when the peer has
+ * closed the connection or does not read its replies; then the session must end. */
+void control_read(session_t *session, const control_host_t *host, bool *out_open);
+
+#endif

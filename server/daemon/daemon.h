@@ -1,0 +1,63 @@
+/* The daemon: sockets, sessions and the two threads around the engine library.
+ *
+ * Hello, segment, attach, ps and stop are answered at once, whatever the engine is doing; the rest
+ * is queued for the engine thread (loop.h tells how two threads share the I/O). Nothing that a
+ * client sends or does ends the daemon, except the verb `stop` of its own user.
+ */
+#ifndef GRADD_SERVER_DAEMON_H
+#define GRADD_SERVER_DAEMON_H
+
+#include <sys/types.h>
+
+#include "server/cli/options.h"
+#include "server/daemon/laps.h"
+#include "server/daemon/loop.h"
+#include "server/daemon/router.h"
+#include "server/daemon/rundir.h"
+#include "server/daemon/session.h"
+#include "server/verbs/worker.h"
+
+typedef struct daemon_s {
+    const options_t *options; /* Borrowed */
+    rundir_t dir;
+    int epoll, signals, control; /* Owned */
+    bool control_paused;         /* out of descriptors: no accept until some are free */
+    bool displaced;              /* the directory is another daemon's now */
+    bool unreachable;            /* the last try to come back has failed */
+    router_t router;
+    session_table_t table;
+    queue_t *queue; /* Owned */
+    lane_t guests;  /* requests without a session that the engine answers */
+    worker_t worker;
+    loop_t loop;
+    laps_t laps;
+    bool stopping;
+    int64_t started_ms, idle_since_ms;
+    uint64_t n_requests, n_refused;
+} daemon_t;
+
+/* Runs a daemon until it is stopped. *out_other is 0, or the pid of the daemon that runs in this
+ * directory already (-1 when unknown); then nothing was done. */
+gradd_status_t daemon_run(const options_t *options, pid_t *out_other);
+
+/* ---- for the verbs that run in the I/O thread ---- */
+
+/* Begins the end of a session: cancels its run if `cancel`, drops what waits, asks the engine to
+ * give everything back. The session is destroyed when the engine has done so. */
+void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason, bool cancel);
+/* Ends a session as soon as the request that the engine has begun for it is answered: now, if there
+ * is none. What waits is dropped; the client sends it to the next daemon. */
+void daemon_stop_session(daemon_t *daemon, session_t *session, const char *reason);
+/* Everything that can be done without waiting. True if there may be more. */
+bool daemon_work(daemon_t *daemon);
+/* One event of the epoll set. */
+void daemon_event(daemon_t *daemon, uint64_t data);
+/* Time limits; called now and then. */
+void daemon_tick(daemon_t *daemon);
+/* Nothing is left to do after daemon_stop. */
+bool daemon_ended(const daemon_t *daemon);
+/* Refuses new work and ends every session, with `cancel` also in the middle of a request; the
+ * daemon ends when the last one has. Until then who connects is told to come again. */
+void daemon_stop(daemon_t *daemon, const char *reason, bool cancel);
+
+#endif

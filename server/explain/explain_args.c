@@ -1,0 +1,190 @@
+/* Parses the arguments of explain and estimate. See explain_args.h. */
+#include "server/explain/explain_args.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef enum flag_type_e { FLAG, NUMBER, TEXT, GIB, BATCHES, SYMBOL } flag_type_t;
+
+typedef struct flag_s {
+    const char *name;
+    flag_type_t type;
+    size_t offset; /* of the field in explain_args_t */
+} flag_t;
+
+static const flag_t flags[] = {
+    {"--train", TEXT, offsetof(explain_args_t, train)},
+    {"--out", TEXT, offsetof(explain_args_t, out)},
+    {"--grad", TEXT, offsetof(explain_args_t, grad)},
+    {"--onnx", TEXT, offsetof(explain_args_t, onnx)},
+    {"--dir", TEXT, offsetof(explain_args_t, dir)},
+    {"--optimizer", TEXT, offsetof(explain_args_t, optimizer)},
+    {"--threads", NUMBER, offsetof(explain_args_t, threads)},
+    {"--session", NUMBER, offsetof(explain_args_t, session)},
+    {"--plan", NUMBER, offsetof(explain_args_t, plan)},
+    {"--fits", GIB, offsetof(explain_args_t, fits_gib)},
+    {"--batch", BATCHES, 0},
+    {"--dim", SYMBOL, 0},
+    {"--json", FLAG, offsetof(explain_args_t, json)},
+    {"--plain", FLAG, offsetof(explain_args_t, plain)},
+    {"--list", FLAG, offsetof(explain_args_t, list)},
+    {"--accumulate", FLAG, offsetof(explain_args_t, accumulate)},
+    {"--help", FLAG, offsetof(explain_args_t, help)},
+};
+
+/* A number from 0 to 2^40; *text moves behind it. */
+static gradd_status_t read_number(const char *what, const char **text, int64_t *out) {
+    char *end = NULL;
+    errno = 0;
+    long long value = strtoll(*text, &end, 10);
+    if (errno || end == *text || **text == '-' || **text == '+' || value > (1LL << 40))
+        return GRADD_FAIL(LIMIT, "%s: expected a number from 0 to 2^40, got '%.60s'", what, *text);
+    *text = end;
+    *out = value;
+    return GRADD_OK;
+}
+
+static gradd_status_t read_shape(const char *word, explain_shape_t *out) {
+    const char *equals = strrchr(word, '=');
+    explain_shape_t shape = {.name = word};
+    if (!equals || equals == word)
+        return GRADD_FAIL(UNSUPPORTED,
+                          "'%.120s': expected input=SIZExSIZE, such as input_ids=4x256", word);
+    shape.n_name = (size_t)(equals - word);
+    for (const char *at = equals + 1; *at;) { /* nothing behind = means rank 0 */
+        if (shape.rank == GRADD_MAX_RANK)
+            return GRADD_FAIL(LIMIT, "'%.120s': more than %d dimensions", word, GRADD_MAX_RANK);
+        GRADD_TRY(read_number(word, &at, &shape.dims[shape.rank++]));
+        if (*at && (*at != 'x' || !at[1]))
+            return GRADD_FAIL(UNSUPPORTED, "'%.120s': expected sizes with x between them", word);
+        if (*at) at++;
+    }
+    *out = shape;
+    return GRADD_OK;
+}
+
+static gradd_status_t add_shape(const char *word, explain_shape_t *list, int *n) {
+    if (*n == EXPLAIN_MAX_SHAPES)
+        return GRADD_FAIL(LIMIT, "more than %d shapes", EXPLAIN_MAX_SHAPES);
+    GRADD_TRY(read_shape(word, &list[*n]));
+    (*n)++;
+    return GRADD_OK;
+}
+
+static gradd_status_t read_batches(const char *text, explain_args_t *args) {
+    while (*text) {
+        int64_t batch = 0;
+        if (args->n_batches == EXPLAIN_MAX_BATCHES)
+            return GRADD_FAIL(LIMIT, "--batch: more than %d sizes", EXPLAIN_MAX_BATCHES);
+        GRADD_TRY(read_number("--batch", &text, &batch));
+        if (batch < 1 || (*text && *text != ','))
+            return GRADD_FAIL(UNSUPPORTED, "--batch: expected sizes such as 1,2,4");
+        args->batches[args->n_batches++] = batch;
+        if (*text) text++;
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t set_flag(const flag_t *flag, const char *value, explain_args_t *args) {
+    char *field = (char *)args + flag->offset;
+    switch (flag->type) {
+    case FLAG:
+        *(bool *)field = true;
+        return GRADD_OK;
+    case TEXT:
+        memcpy(field, &value, sizeof value);
+        return GRADD_OK;
+    case NUMBER:
+        GRADD_TRY(read_number(flag->name, &value, (int64_t *)field));
+        return *value ? GRADD_FAIL(LIMIT, "%s: expected a number", flag->name) : GRADD_OK;
+    case GIB: {
+        char *end;
+        double gib = strtod(value, &end);
+        if (*end || end == value || !(gib > 0) || gib > 1e9)
+            return GRADD_FAIL(LIMIT, "%s: expected a number of GiB, got '%.60s'", flag->name,
+                              value);
+        *(double *)field = gib;
+        return GRADD_OK;
+    }
+    case BATCHES:
+        return read_batches(value, args);
+    case SYMBOL:
+        GRADD_TRY(add_shape(value, args->symbols, &args->n_symbols));
+        if (args->symbols[args->n_symbols - 1].rank != 1)
+            return GRADD_FAIL(UNSUPPORTED, "--dim '%.120s': expected name=number", value);
+        return GRADD_OK;
+    }
+    return GRADD_FAIL(INTERNAL, "a flag without a type");
+}
+
+static const flag_t *find_flag(const char *word, size_t n) {
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
+        if (strlen(flags[i].name) == n && !memcmp(flags[i].name, word, n)) return &flags[i];
+    return NULL;
+}
+
+gradd_status_t explain_args_parse(int argc, char **argv, explain_args_t *out_args) {
+    explain_args_t args = {.session = -1, .plan = -1, .dir = getenv("GRADD_DIR")};
+    for (int i = 0; i < argc; i++) {
+        const char *word = argv[i];
+        if (word[0] != '-') {
+            if (!args.model && !strchr(word, '='))
+                args.model = word;
+            else
+                GRADD_TRY(add_shape(word, args.shapes, &args.n_shapes));
+            continue;
+        }
+        const char *equals = strchr(word, '=');
+        const flag_t *flag = find_flag(word, equals ? (size_t)(equals - word) : strlen(word));
+        if (!flag) return GRADD_FAIL(UNSUPPORTED, "unknown option '%.120s'", word);
+        const char *value = equals ? equals + 1 : NULL;
+        if (flag->type != FLAG && !value && i + 1 < argc) value = argv[++i];
+        if (flag->type != FLAG && !value)
+            return GRADD_FAIL(UNSUPPORTED, "%s needs a value", flag->name);
+        GRADD_TRY(set_flag(flag, value, &args));
+    }
+    *out_args = args;
+    return GRADD_OK;
+}
+
+bool explain_next_name(const char **list, const char **out_name, size_t *out_bytes) {
+    while (**list == ',')
+        (*list)++;
+    if (!**list) return false;
+    *out_name = *list;
+    *out_bytes = strcspn(*list, ",");
+    *list += *out_bytes;
+    return true;
+}
+
+static const char model_help[] =
+    "  NAME=4x256         sizes of an input; what its symbols mean holds for other inputs, too\n"
+    "  --dim NAME=4       size of a symbolic dimension\n"
+    "  --train all|A,B    inputs whose gradient is wanted; all = every float input of fixed size\n"
+    "  --out A,B          outputs wanted (default: the loss when training, else all)\n"
+    "  --grad A           outputs whose gradient may arrive (default: the first wanted float)\n"
+    "  --threads N        threads of the plan (default: as a daemon started here)\n"
+    "  --json             one JSON object\n";
+
+void explain_args_usage(FILE *out) {
+    fprintf(
+        out,
+        "usage: gradd explain [--list] [--session N] [--plan N]   a plan of the running daemon\n"
+        "       gradd explain MODEL.onnx NAME=SIZES... [options]  a plan made here\n\n%s"
+        "  --plain            do not recognise patterns\n"
+        "  --onnx FILE        write the model with what became of each node\n"
+        "  --dir DIR          of the daemon's sockets [GRADD_DIR]\n",
+        model_help);
+}
+
+void estimate_args_usage(FILE *out) {
+    fprintf(out,
+            "usage: gradd estimate MODEL.onnx NAME=SIZES... [options]\n\n%s"
+            "  --batch 1,2,4      first size of the named inputs, one column each\n"
+            "  --fits GIB         the largest batch whose total fits\n"
+            "  --optimizer NAME   adamw (default), fused-adam, sgd, momentum or none\n"
+            "  --accumulate       gradients of several backwards are added up\n",
+            model_help);
+}

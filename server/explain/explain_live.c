@@ -1,0 +1,275 @@
+/* `gradd explain` without a file: asks the running daemon for its plans and the rows of one, page
+ * by page. See explain.h and cmd_explain.c. */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "server/cli/admin.h"
+#include "server/daemon/rundir.h"
+#include "server/explain/explain.h"
+#include "server/wire/version.h"
+
+#define ANSWER_MS 60000 /* the engine may be in the middle of a long run */
+#define PAGE      500
+
+/* ---- reading replies: the daemon's bytes are checked like anybody's -------------------------- */
+
+static int64_t integer(const msgpack_object *o) {
+    bool number = o && (o->type == MSGPACK_OBJECT_POSITIVE_INTEGER ||
+                        o->type == MSGPACK_OBJECT_NEGATIVE_INTEGER);
+    return number ? o->via.i64 : 0;
+}
+
+/* The id of a plan, which a client may choose above what `integer` can hold. */
+static uint64_t plan_id(const msgpack_object *o) {
+    return o && o->type == MSGPACK_OBJECT_POSITIVE_INTEGER ? o->via.u64 : 0;
+}
+
+static double real(const msgpack_object *o) {
+    bool number = o && (o->type == MSGPACK_OBJECT_FLOAT64 || o->type == MSGPACK_OBJECT_FLOAT32);
+    return number ? o->via.f64 : (double)integer(o);
+}
+
+static const char *text_of(arena_t *arena, const msgpack_object *o) {
+    if (!o || o->type != MSGPACK_OBJECT_STR) return "?";
+    const char *copy = arena_string(arena, o->via.str.ptr, o->via.str.size);
+    return copy ? copy : "?";
+}
+
+static bool is_list(const msgpack_object *o, int n) {
+    return o && o->type == MSGPACK_OBJECT_ARRAY && wire_count(o) >= n;
+}
+
+static const char *word(const explain_report_t *r, const msgpack_object *row, const char *key) {
+    return text_of(r->arena, wire_in(row, key));
+}
+
+static gradd_status_t read_type(const msgpack_object *row, gradd_type_t *out_type) {
+    static const wire_field_t keys[] = {
+        {.name = "dtype", .kind = WIRE_U64 },
+        {.name = "dims",  .kind = WIRE_DIMS},
+    };
+    const msgpack_object *values[2];
+    GRADD_TRY(wire_match_map(row, "explain", keys, 2, values));
+    if (wire_u64(values[0]) == GRADD_DT_NONE) return GRADD_OK;
+    return wire_type(values[0], values[1], out_type);
+}
+
+static gradd_status_t read_line(const msgpack_object *o, explain_report_t *r) {
+    explain_line_t *line = o->type == MSGPACK_OBJECT_MAP ? explain_report_line(r) : NULL;
+    if (!line) return GRADD_FAIL(INTERNAL, "a row of the daemon's reply cannot be read");
+    *line = (explain_line_t){.row = (int)integer(wire_in(o, "row")),
+                             .step = (int)integer(wire_in(o, "step")),
+                             .kind = word(r, o, "kind"),
+                             .backward = integer(wire_in(o, "backward")) != 0,
+                             .op = word(r, o, "op"),
+                             .domain = word(r, o, "domain"),
+                             .kernel = word(r, o, "kernel"),
+                             .node = (int)integer(wire_in(o, "node")),
+                             .node_name = word(r, o, "node_name"),
+                             .node_op = word(r, o, "node_op"),
+                             .fused = word(r, o, "fused"),
+                             .source = word(r, o, "source"),
+                             .bytes_read = integer(wire_in(o, "bytes_read")),
+                             .bytes_written = integer(wire_in(o, "bytes_written")),
+                             .work_bytes = integer(wire_in(o, "work_bytes")),
+                             .saved_bytes = integer(wire_in(o, "saved_bytes")),
+                             .flops = real(wire_in(o, "flops")),
+                             .leftover = integer(wire_in(o, "leftover")) != 0};
+    return read_type(o, &line->type);
+}
+
+static gradd_status_t read_head(const wire_doc_t *doc, explain_report_t *r) {
+    const msgpack_object *fates = wire_get(doc, "fates");
+    r->arena_bytes = integer(wire_get(doc, "arena_bytes"));
+    r->saved_bytes = integer(wire_get(doc, "saved_bytes"));
+    r->constant_bytes = integer(wire_get(doc, "constant_bytes"));
+    r->input_bytes = integer(wire_get(doc, "input_bytes"));
+    r->output_bytes = integer(wire_get(doc, "output_bytes"));
+    r->grad_bytes = integer(wire_get(doc, "grad_bytes"));
+    r->threads = (int)integer(wire_get(doc, "threads"));
+    r->compile_ms = real(wire_get(doc, "compile_ms"));
+    r->library = text_of(r->arena, wire_get(doc, "library"));
+    for (int i = 0; is_list(fates, i + 1); i++) {
+        const msgpack_object *entry = wire_at(fates, i);
+        explain_fate_t *fate = entry->type == MSGPACK_OBJECT_MAP ? explain_report_fate(r) : NULL;
+        if (!fate) return GRADD_FAIL(INTERNAL, "the daemon's reply cannot be read");
+        *fate = (explain_fate_t){(gradd_fate_t)integer(wire_in(entry, "fate")),
+                                 word(r, entry, "op"), (int)integer(wire_in(entry, "count"))};
+    }
+    return GRADD_OK;
+}
+
+/* ---- asking ---------------------------------------------------------------------------------- */
+
+typedef struct question_s {
+    const char *path, *dir;
+    int64_t session; /* -1 = of any */
+    uint64_t plan;
+    bool has_plan; /* else the one used last */
+    int64_t from, rows;
+} question_t;
+
+static void put_wish(wire_out_t *out, const char *key, int64_t value) {
+    if (value < 0) return;
+    wire_key(out, key);
+    wire_put_i64(out, value);
+}
+
+/* The daemon's own error becomes ours, with its code where we know it. */
+static gradd_status_t refused(const wire_doc_t *doc) {
+    const msgpack_object *what = wire_get(doc, "what"), *code = wire_get(doc, "code");
+    bool known = what && what->type == MSGPACK_OBJECT_STR;
+    bool stale = code && code->type == MSGPACK_OBJECT_STR && code->via.str.size == 5 &&
+                 !memcmp(code->via.str.ptr, "STALE", 5);
+    int n = known ? (int)what->via.str.size : 15;
+    const char *text = known ? what->via.str.ptr : "no reason given";
+    if (stale) return GRADD_FAIL(STALE, "%.*s", n, text);
+    return GRADD_FAIL(IO, "the daemon refused: %.*s", n, text);
+}
+
+/* A daemon of before protocol 2 answers as well, in a form that is not read here. */
+static gradd_status_t check_protocol(const question_t *question, const wire_doc_t *doc) {
+    char version[ADMIN_VERSION_BYTES];
+    int64_t proto = integer(wire_get(doc, "proto"));
+    if (proto >= PROTOCOL_LOWEST && proto <= PROTOCOL_HIGHEST) return GRADD_OK;
+    admin_version(question->path, version);
+    return GRADD_FAIL(
+        VERSION,
+        "the daemon is gradd %s and speaks an older protocol than this gradd %s (%d): "
+        "ask with `gradd explain` of its version, or `gradd stop --dir %s` ends it, "
+        "and the next trainer starts another one",
+        version, GRADD_VERSION, PROTOCOL_HIGHEST, question->dir);
+}
+
+static gradd_status_t ask(const question_t *question, zmq_msg_t *reply, wire_doc_t *out_doc) {
+    wire_out_t out = {0};
+    wire_begin(&out);
+    wire_key(&out, "v");
+    wire_put_text(&out, "explain");
+    put_wish(&out, "q", 1);
+    put_wish(&out, "proto", PROTOCOL_HIGHEST);
+    put_wish(&out, "session", question->session);
+    if (question->has_plan) {
+        wire_key(&out, "plan");
+        wire_put_u64(&out, question->plan);
+    }
+    put_wish(&out, "from", question->from);
+    put_wish(&out, "rows", question->rows);
+    wire_end(&out);
+    gradd_status_t st = admin_ask(question->path, &out, ANSWER_MS, reply, out_doc);
+    wire_out_finish(&out);
+    GRADD_TRY(st);
+    if (integer(wire_get(out_doc, "ok")) != 1) return refused(out_doc);
+    return check_protocol(question, out_doc);
+}
+
+/* ---- printing -------------------------------------------------------------------------------- */
+
+static void print_plan(const msgpack_object *plan, arena_t *arena) {
+    char peak[24];
+    printf("%7" PRId64 " %8" PRId64 " %5" PRIu64 " %8" PRId64 " %8" PRId64 " %5" PRId64
+           " %10s  %-16.16s %s\n",
+           integer(wire_in(plan, "session")), integer(wire_in(plan, "pid")),
+           plan_id(wire_in(plan, "plan")), integer(wire_in(plan, "forward")),
+           integer(wire_in(plan, "backward")), integer(wire_in(plan, "runs")),
+           explain_amount(integer(wire_in(plan, "peak")), peak),
+           text_of(arena, wire_in(plan, "client")), text_of(arena, wire_in(plan, "inputs")));
+}
+
+static void print_plans(const msgpack_object *plans, arena_t *arena) {
+    printf("%7s %8s %5s %8s %8s %5s %10s  %-16s %s\n", "SESSION", "PID", "PLAN", "FORWARD",
+           "BACKWARD", "RUNS", "PEAK", "CLIENT", "INPUTS");
+    for (int i = 0; is_list(plans, i + 1); i++)
+        print_plan(wire_at(plans, i), arena);
+    putchar('\n');
+}
+
+static void print_plans_json(const msgpack_object *plans, arena_t *arena) {
+    static const char *const numbers[] = {"session", "pid", "forward", "backward", "runs", "peak"};
+    fputs("{\"plans\": [", stdout);
+    for (int i = 0; is_list(plans, i + 1); i++) {
+        const msgpack_object *plan = wire_at(plans, i);
+        printf("%s{\"plan\": %" PRIu64 ", ", i ? ", " : "", plan_id(wire_in(plan, "plan")));
+        for (size_t k = 0; k < sizeof numbers / sizeof numbers[0]; k++)
+            printf("\"%s\": %" PRId64 ", ", numbers[k], integer(wire_in(plan, numbers[k])));
+        fputs("\"client\": ", stdout);
+        explain_json_text(stdout, text_of(arena, wire_in(plan, "client")));
+        fputs(", \"inputs\": ", stdout);
+        explain_json_text(stdout, text_of(arena, wire_in(plan, "inputs")));
+        putchar('}');
+    }
+    fputs("]}\n", stdout);
+}
+
+/* ---- one plan -------------------------------------------------------------------------------- */
+
+/* Adds one page; *out_more says whether another one follows. The first page fixes which plan. */
+static gradd_status_t take_page(question_t *question, const explain_args_t *args,
+                                explain_report_t *r, bool *out_more) {
+    zmq_msg_t reply;
+    wire_doc_t doc = {0};
+    zmq_msg_init(&reply);
+    gradd_status_t st = ask(question, &reply, &doc);
+    const msgpack_object *rows = st == GRADD_OK ? wire_get(&doc, "rows") : NULL;
+    *out_more = false;
+    if (st == GRADD_OK && question->from == 0) {
+        const msgpack_object *plans = wire_get(&doc, "plans");
+        if (!args->json && (args->list || !is_list(plans, 1) || is_list(plans, 2)))
+            print_plans(plans, r->arena);
+        if (args->json && args->list) print_plans_json(plans, r->arena);
+        if (rows && !args->list) st = read_head(&doc, r);
+    }
+    for (int i = 0; st == GRADD_OK && !args->list && is_list(rows, i + 1); i++)
+        st = read_line(wire_at(rows, i), r);
+    if (st == GRADD_OK && is_list(rows, 1) && !args->list) {
+        question->session = integer(wire_get(&doc, "session"));
+        question->plan = plan_id(wire_get(&doc, "plan"));
+        question->has_plan = true;
+        question->from += wire_count(rows);
+        *out_more = question->from < integer(wire_get(&doc, "n_rows"));
+    }
+    wire_doc_finish(&doc);
+    zmq_msg_close(&reply);
+    return st;
+}
+
+static gradd_status_t take_all(const explain_args_t *args, const rundir_t *dir,
+                               explain_report_t *r) {
+    question_t question = {.path = dir->cmd,
+                           .dir = dir->path,
+                           .session = args->session,
+                           .plan = (uint64_t)args->plan,
+                           .has_plan = args->plan >= 0,
+                           .rows = args->list ? 0 : PAGE};
+    bool more = true;
+    while (more)
+        GRADD_TRY(take_page(&question, args, r, &more));
+    r->title = arena_printf(r->arena, "session %" PRId64 ", plan %" PRIu64, question.session,
+                            question.plan);
+    return r->title ? GRADD_OK : GRADD_E_NOMEM;
+}
+
+gradd_status_t explain_live(const explain_args_t *args, bool *out_running) {
+    rundir_t dir;
+    explain_report_t report = {.title = "", .library = ""};
+    if (args->onnx)
+        return GRADD_FAIL(UNSUPPORTED,
+                          "--onnx needs a file: the daemon does not keep the bytes of a model; in "
+                          "the trainer, model.gradd_explain().save_onnx(path) writes them");
+    if (args->n_shapes)
+        return GRADD_FAIL(UNSUPPORTED, "sizes are for a model file: gradd explain MODEL.onnx ...");
+    GRADD_TRY(rundir_init(&dir, args->dir));
+    *out_running = rundir_is_locked(&dir);
+    if (!*out_running) return GRADD_OK;
+    gradd_status_t st = arena_create(0, &report.arena);
+    if (st == GRADD_OK) st = take_all(args, &dir, &report);
+    if (st == GRADD_OK && !args->list && report.n_lines && args->json)
+        explain_print_json(stdout, &report);
+    else if (st == GRADD_OK && !args->list && report.n_lines)
+        explain_print_text(stdout, &report);
+    else if (st == GRADD_OK && !args->list)
+        puts(args->json ? "{\"plans\": []}" : "no plan lives in the daemon");
+    explain_report_finish(&report);
+    return st;
+}

@@ -1,0 +1,187 @@
+/* Models and compiled plans that sessions share. See worker.h.
+ *
+ * What nobody uses is kept for the next client as long as it is small (a model holds its constants,
+ * a plan the folded ones; arenas belong to runs).
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/daemon/log.h"
+#include "server/verbs/worker.h"
+
+#define IDLE_MODELS     16
+#define IDLE_PLANS      64
+#define IDLE_PLAN_BYTES (8 << 20)
+#define IDLE_MODEL_BYTES                                                                           \
+    (32 << 20) /* beyond it, neither the model is kept nor plans made of it                        \
+                */
+
+model_entry_t *cache_find_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES]) {
+    for (model_entry_t *m = worker->models; m; m = m->next) {
+        if (memcmp(m->id, id, GRADD_SHA256_BYTES) != 0) continue;
+        m->refs++;
+        m->used = ++worker->clock;
+        return m;
+    }
+    return NULL;
+}
+
+gradd_status_t cache_load_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES],
+                                const void *onnx, size_t bytes, model_entry_t **out_model) {
+    GRADD_TRY(worker_admit_model(worker, 2 * (int64_t)bytes)); /* unpacked, and the constants */
+    model_entry_t *entry = calloc(1, sizeof *entry);
+    if (!entry) return GRADD_FAIL(NOMEM, "no memory for a model");
+    gradd_status_t st = gradd_model_load(onnx, bytes, &entry->model);
+    if (st != GRADD_OK) {
+        free(entry);
+        return st;
+    }
+    memcpy(entry->id, id, GRADD_SHA256_BYTES);
+    entry->refs = 1;
+    entry->used = ++worker->clock;
+    entry->next = worker->models;
+    worker->models = entry;
+    *out_model = entry;
+    return GRADD_OK;
+}
+
+static bool is_large(const model_entry_t *entry) {
+    return gradd_model_bytes(entry->model) > IDLE_MODEL_BYTES;
+}
+
+static void destroy_model(worker_t *worker, model_entry_t *dead) {
+    model_entry_t **link = &worker->models;
+    while (*link != dead)
+        link = &(*link)->next;
+    *link = dead->next;
+    gradd_model_destroy(dead->model);
+    free(dead);
+}
+
+/* Destroys the idle models that were used least recently until `keep` are left. */
+static void trim_models(worker_t *worker, int keep) {
+    for (;;) {
+        model_entry_t *oldest = NULL;
+        int n = 0;
+        for (model_entry_t *m = worker->models; m; m = m->next) {
+            if (m->refs > 0) continue;
+            n++;
+            if (!oldest || m->used < oldest->used) oldest = m;
+        }
+        if (n <= keep) return;
+        destroy_model(worker, oldest);
+    }
+}
+
+void cache_release_model(worker_t *worker, model_entry_t *model) {
+    if (!model) return;
+    model->refs--;
+    if (!model->refs && is_large(model)) destroy_model(worker, model);
+    trim_models(worker, IDLE_MODELS);
+}
+
+static void destroy_compiled(worker_t *worker, compiled_t **link) {
+    compiled_t *dead = *link;
+    *link = dead->next;
+    gradd_plan_destroy(dead->plan); /* before its model */
+    cache_release_model(worker, dead->model);
+    free(dead);
+}
+
+static void trim_plans(worker_t *worker, int keep) {
+    for (;;) {
+        compiled_t **oldest = NULL;
+        int n = 0;
+        for (compiled_t **link = &worker->compiled; *link; link = &(*link)->next) {
+            if ((*link)->refs > 0) continue;
+            n++;
+            if (!oldest || (*link)->used < (*oldest)->used) oldest = link;
+        }
+        if (n <= keep) return;
+        destroy_compiled(worker, oldest);
+    }
+}
+
+static void hash_u64(gradd_sha256_t *hash, uint64_t value) {
+    gradd_sha256_update(hash, &value, sizeof value);
+}
+
+static void hash_list(gradd_sha256_t *hash, const int32_t *list, int n) {
+    hash_u64(hash, (uint64_t)n);
+    if (n) gradd_sha256_update(hash, list, (size_t)n * sizeof *list);
+}
+
+static void make_key(const model_entry_t *model, const gradd_plan_options_t *o,
+                     uint8_t out_key[GRADD_SHA256_BYTES]) {
+    gradd_sha256_t hash;
+    gradd_sha256_init(&hash);
+    gradd_sha256_update(&hash, model->id, sizeof model->id);
+    hash_u64(&hash, (uint64_t)(uintptr_t)o->device); /* open as long as there are plans */
+    hash_u64(&hash, (uint64_t)o->flags);
+    hash_u64(&hash, (uint64_t)o->n_inputs);
+    for (int i = 0; i < o->n_inputs; i++) {
+        hash_u64(&hash, (uint64_t)o->inputs[i].dtype);
+        hash_u64(&hash, (uint64_t)o->inputs[i].rank);
+        for (int d = 0; d < o->inputs[i].rank; d++)
+            hash_u64(&hash, (uint64_t)o->inputs[i].dims[d]);
+    }
+    hash_list(&hash, o->grads, o->n_grads);
+    hash_list(&hash, o->outputs, o->n_outputs);
+    hash_list(&hash, o->grad_outputs, o->n_grad_outputs);
+    hash_list(&hash, o->parameters, o->n_parameters);
+    gradd_sha256_final(&hash, out_key);
+}
+
+gradd_status_t cache_compile(worker_t *worker, model_entry_t *model,
+                             const gradd_plan_options_t *options, compiled_t **out_compiled,
+                             bool *out_hit) {
+    uint8_t key[GRADD_SHA256_BYTES];
+    make_key(model, options, key);
+    for (compiled_t *c = worker->compiled; c; c = c->next) {
+        if (memcmp(c->key, key, sizeof key) != 0) continue;
+        c->refs++;
+        c->used = ++worker->clock;
+        atomic_fetch_add(&worker->n_plan_hits, 1);
+        *out_compiled = c;
+        *out_hit = true;
+        return GRADD_OK;
+    }
+    compiled_t *entry = calloc(1, sizeof *entry);
+    if (!entry) return GRADD_FAIL(NOMEM, "no memory for a plan");
+    gradd_status_t st = gradd_plan_create(model->model, options, &entry->plan);
+    if (st == GRADD_OK)
+        st = worker_admit_plan(worker, gradd_plan_info(entry->plan)->constant_bytes);
+    if (st != GRADD_OK) {
+        gradd_plan_destroy(entry->plan);
+        free(entry);
+        return st;
+    }
+    memcpy(entry->key, key, sizeof key);
+    entry->model = model;
+    model->refs++;
+    entry->refs = 1;
+    entry->used = ++worker->clock;
+    entry->next = worker->compiled;
+    worker->compiled = entry;
+    atomic_fetch_add(&worker->n_compiled, 1);
+    *out_compiled = entry;
+    *out_hit = false;
+    return GRADD_OK;
+}
+
+void cache_release_compiled(worker_t *worker, compiled_t *compiled) {
+    if (!compiled || --compiled->refs > 0) return;
+    const gradd_plan_info_t *info = gradd_plan_info(compiled->plan);
+    if (info->constant_bytes > IDLE_PLAN_BYTES || is_large(compiled->model)) {
+        compiled_t **link = &worker->compiled;
+        while (*link != compiled)
+            link = &(*link)->next;
+        destroy_compiled(worker, link);
+    }
+    trim_plans(worker, IDLE_PLANS);
+}
+
+void cache_finish(worker_t *worker) {
+    trim_plans(worker, 0);
+    trim_models(worker, 0);
+}

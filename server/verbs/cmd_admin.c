@@ -1,0 +1,87 @@
+/* Verbs ps, stop: for the user of the daemon; they need no session, only the uid. I/O thread. */
+#include <unistd.h>
+
+#include "server/daemon/daemon.h"
+
+static void put_text(wire_out_t *out, const char *key, const char *value) {
+    wire_put_text(out, key);
+    wire_put_text(out, value);
+}
+
+static void put_number(wire_out_t *out, const char *key, int64_t value) {
+    wire_put_text(out, key);
+    wire_put_i64(out, value);
+}
+
+static void put_session(wire_out_t *out, session_t *session) {
+    uint32_t segments;
+    uint64_t bytes;
+    session_counts_t *counts = &session->counts;
+    gradd_handle_usage(gradd_lease_table(session->lease), &segments, &bytes);
+    wire_put_map(out, 16);
+    put_number(out, "session", session->number);
+    put_number(out, "pid", session->pid);
+    put_number(out, "uid", session->uid);
+    put_text(out, "client", session->client);
+    put_text(out, "state", session_state_name(session));
+    put_number(out, "graphs", atomic_load(&counts->graphs));
+    put_number(out, "plans", atomic_load(&counts->plans));
+    put_number(out, "bindings", atomic_load(&counts->bindings));
+    put_number(out, "tensors", atomic_load(&counts->tensors));
+    put_number(out, "runs", atomic_load(&counts->runs));
+    put_number(out, "segments", segments);
+    put_number(out, "segment_bytes", (int64_t)bytes);
+    put_number(out, "arena_bytes", atomic_load(&counts->arena_bytes));
+    put_number(out, "requests", (int64_t)session->n_requests);
+    put_number(out, "waiting", session->lane.length);
+    put_number(out, "idle_ms", session_now_ms() - session->active_ms);
+}
+
+static void put_counters(wire_out_t *out, const daemon_t *daemon) {
+    const worker_t *worker = &daemon->worker;
+    wire_key(out, "counters");
+    wire_put_map(out, 10);
+    put_number(out, "requests", (int64_t)daemon->n_requests);
+    put_number(out, "refused", (int64_t)daemon->n_refused);
+    put_number(out, "failed", atomic_load(&worker->n_failed));
+    put_number(out, "forward", atomic_load(&worker->n_forward));
+    put_number(out, "backward", atomic_load(&worker->n_backward));
+    put_number(out, "compiled", atomic_load(&worker->n_compiled));
+    put_number(out, "plan_hits", atomic_load(&worker->n_plan_hits));
+    put_number(out, "sessions_seen", daemon->table.n_born);
+    put_number(out, "messages_dropped", (int64_t)daemon->router.n_dropped);
+    put_number(out, "peers_refused", (int64_t)daemon->router.n_refused);
+}
+
+static gradd_status_t ps(daemon_t *daemon, request_t *request) {
+    const gradd_device_info_t *device = gradd_device_info(daemon->worker.device);
+    wire_out_t *out = &request->reply;
+    wire_put_version(out);
+    wire_key(out, "pid");
+    wire_put_i64(out, getpid());
+    wire_key(out, "uptime_ms");
+    wire_put_i64(out, session_now_ms() - daemon->started_ms);
+    wire_key(out, "threads");
+    wire_put_i64(out, device->threads);
+    wire_key(out, "memory_limit");
+    wire_put_i64(out, device->memory_limit);
+    wire_key(out, "sessions");
+    wire_put_list(out, (uint32_t)daemon->table.n);
+    for (int i = 0; i < daemon->table.n; i++)
+        put_session(out, daemon->table.sessions[i]);
+    put_counters(out, daemon);
+    return GRADD_OK;
+}
+
+static gradd_status_t stop(daemon_t *daemon, request_t *request) {
+    wire_key(&request->reply, "pid");
+    wire_put_i64(&request->reply, getpid());
+    daemon_stop(daemon, "stop", wire_flag(request->args[0]));
+    return GRADD_OK;
+}
+
+GRADD_COMMANDS(admin, {.name = "ps", .io = ps, .lasting = true},
+               {.name = "stop",
+                .io = stop,
+                .lasting = true,
+                .fields = {{.name = "now", .kind = WIRE_FLAG, .optional = true}}});

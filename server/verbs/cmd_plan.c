@@ -1,0 +1,173 @@
+/* Verbs graph.plan, plan.drop: plans of a session, by the client's id. Engine thread. */
+#include <stdlib.h>
+
+#include "server/verbs/plan_ask.h"
+
+/* Room for one more plan: the one without runs that was used least recently goes. */
+static gradd_status_t make_room(worker_t *worker, work_t *work) {
+    work_plan_t *oldest = NULL;
+    if (work->plans.n < WORK_MAX_PLANS) return GRADD_OK;
+    for (int i = 0; i < work->plans.n; i++) {
+        work_plan_t *plan = work->plans.items[i].object;
+        if (plan->n_runs == 0 && (!oldest || plan->used < oldest->used)) oldest = plan;
+    }
+    if (!oldest)
+        return GRADD_FAIL(LIMIT, "graph.plan: all %d plans of this session have unreleased runs",
+                          work->plans.n);
+    work_drop_plan(worker, work, oldest);
+    return GRADD_OK;
+}
+
+static gradd_status_t add_plan(worker_t *worker, work_t *work, uint64_t id, plan_ask_t *ask,
+                               compiled_t *compiled) {
+    work_plan_t *old = id_list_get(&work->plans, id);
+    if (old) work_drop_plan(worker, work, old);
+    GRADD_TRY(make_room(worker, work));
+    work_plan_t *plan = calloc(1, sizeof *plan);
+    if (!plan) return GRADD_FAIL(NOMEM, "no memory for a plan");
+    *plan = (work_plan_t){.id = id,
+                          .serial = ++worker->serial,
+                          .used = ++worker->clock,
+                          .compiled = compiled,
+                          .n_in = ask->n_in,
+                          .n_bound = ask->n_bound,
+                          .n_rest = ask->n_rest,
+                          .n_out = ask->n_out,
+                          .n_grads = ask->n_grads};
+    gradd_status_t st = id_list_put(&work->plans, id, plan);
+    if (st != GRADD_OK) {
+        free(plan);
+        return st;
+    }
+    plan->in = ask->in;
+    plan->bound = ask->bound;
+    plan->rest = ask->rest;
+    plan->grads = ask->grads;
+    plan->out = ask->out;
+    ask->in = NULL;
+    ask->bound = ask->rest = ask->grads = ask->out = NULL;
+    return GRADD_OK;
+}
+
+static void put_plan(wire_out_t *out, const compiled_t *compiled, bool hit) {
+    const gradd_plan_info_t *info = gradd_plan_info(compiled->plan);
+    wire_key(out, "out");
+    wire_put_types(out, info->outputs, info->n_outputs);
+    wire_key(out, "has");
+    wire_put_list(out, (uint32_t)info->n_grads);
+    for (int i = 0; i < info->n_grads; i++)
+        wire_put_u64(out, info->has_grad[i] ? 1 : 0);
+    wire_key(out, "peak");
+    wire_put_i64(out, info->arena_bytes);
+    wire_key(out, "saved");
+    wire_put_i64(out, info->saved_bytes);
+    wire_key(out, "constant");
+    wire_put_i64(out, info->constant_bytes);
+    wire_key(out, "ms");
+    wire_put_f64(out, info->compile_ms);
+    wire_key(out, "nodes");
+    wire_put_map(out, 2);
+    wire_put_text(out, "forward");
+    wire_put_i64(out, info->n_nodes_forward);
+    wire_put_text(out, "backward");
+    wire_put_i64(out, info->n_nodes_backward);
+    wire_key(out, "cached");
+    wire_put_u64(out, hit ? 1 : 0);
+}
+
+/* Finds or compiles the plan that was asked for. */
+static gradd_status_t compile(worker_t *worker, request_t *request, const plan_ask_t *ask,
+                              model_entry_t *model, compiled_t **out, bool *out_hit) {
+    const msgpack_object *name = request->args[PLAN_DEVICE];
+    gradd_plan_options_t options = {.inputs = ask->in,
+                                    .n_inputs = ask->n_in,
+                                    .grads = ask->grads,
+                                    .n_grads = ask->n_grads,
+                                    .outputs = ask->out,
+                                    .n_outputs = ask->n_out,
+                                    .grad_outputs = ask->gmask,
+                                    .n_grad_outputs = ask->n_gmask,
+                                    .parameters = ask->parameters,
+                                    .n_parameters = ask->n_parameters};
+    if (worker->plain || wire_flag(request->args[PLAN_PLAIN])) options.flags |= GRADD_PLAN_PLAIN;
+    gradd_status_t st = worker_find_device(worker, name ? name->via.str.ptr : NULL,
+                                           name ? name->via.str.size : 0, &options.device);
+    if (st != GRADD_OK) return gradd_wrap(st, "graph.plan: field 'device'");
+    return cache_compile(worker, model, &options, out, out_hit);
+}
+
+static gradd_status_t graph_plan(worker_t *worker, request_t *request) {
+    work_t *work = request->session->work;
+    const msgpack_object *id = request->args[PLAN_GRAPH];
+    uint64_t plan_id = wire_u64(request->args[PLAN_ID]);
+    struct work_graph_s *graph = NULL;
+    if (id->via.bin.size == GRADD_SHA256_BYTES) graph = work_find_graph(work, id->via.bin.ptr);
+    if (!graph)
+        return GRADD_FAIL(STALE, "graph.plan: this session has not put that graph (graph.put)");
+    graph->used = ++worker->clock;
+    work->subject = graph->model;
+    work_plan_t *old = id_list_get(&work->plans, plan_id);
+    if (old && old->n_runs > 0)
+        return GRADD_FAIL(STALE, "graph.plan: plan %llu exists and has %d unreleased runs",
+                          (unsigned long long)plan_id, old->n_runs);
+    plan_ask_t ask;
+    compiled_t *compiled = NULL;
+    bool hit = false;
+    gradd_status_t st = plan_ask_init(&ask, graph->model->model, request->args);
+    if (st == GRADD_OK) st = compile(worker, request, &ask, graph->model, &compiled, &hit);
+    if (st == GRADD_OK && (st = add_plan(worker, work, plan_id, &ask, compiled)) != GRADD_OK)
+        cache_release_compiled(worker, compiled);
+    if (st == GRADD_OK) put_plan(&request->reply, compiled, hit);
+    plan_ask_finish(&ask);
+    return st;
+}
+
+static gradd_status_t plan_drop(worker_t *worker, request_t *request) {
+    work_t *work = request->session->work;
+    uint64_t id = wire_u64(request->args[0]);
+    work_plan_t *plan = id_list_get(&work->plans, id);
+    if (plan && plan->n_runs > 0)
+        return GRADD_FAIL(STALE, "plan.drop: plan %llu has %d unreleased runs",
+                          (unsigned long long)id, plan->n_runs);
+    if (plan) work_drop_plan(worker, work, plan);
+    return GRADD_OK;
+}
+
+GRADD_COMMANDS(
+    plan,
+    {
+        .name = "graph.plan",
+        .run = graph_plan,
+        .needs_session = true,
+        .fields = {[PLAN_GRAPH] = {.name = "graph", .kind = WIRE_BYTES},
+                   [PLAN_ID] = {.name = "plan", .kind = WIRE_U64},
+                   [PLAN_IN] = {.name = "in", .kind = WIRE_TABLE, .keys = wire_types_keys},
+                   [PLAN_BOUND] = {.name = "bound",
+                                   .kind = WIRE_LIST,
+                                   .item = WIRE_INDEX,
+                                   .optional = true,
+                                   .max = PLAN_MAX_LIST},
+                   [PLAN_GRAD] = {.name = "grad",
+                                  .kind = WIRE_LIST,
+                                  .item = WIRE_INDEX,
+                                  .optional = true,
+                                  .max = PLAN_MAX_LIST},
+                   [PLAN_OUT] =
+                       {.name = "out", .kind = WIRE_LIST, .item = WIRE_INDEX, .max = PLAN_MAX_LIST},
+                   [PLAN_GMASK] = {.name = "gmask",
+                                   .kind = WIRE_LIST,
+                                   .item = WIRE_U64,
+                                   .optional = true,
+                                   .max = PLAN_MAX_LIST},
+                   [PLAN_PLAIN] = {.name = "plain", .kind = WIRE_FLAG, .optional = true},
+                   [PLAN_DEVICE] = {.name = "device", .kind = WIRE_TEXT, .optional = true},
+                   [PLAN_PARAMETERS] = {.name = "parameters",
+                                        .kind = WIRE_LIST,
+                                        .item = WIRE_INDEX,
+                                        .optional = true,
+                                        .max = PLAN_MAX_LIST}}
+},
+    {.name = "plan.drop",
+     .run = plan_drop,
+     .needs_session = true,
+     .fields = {{.name = "plan", .kind = WIRE_U64}}});

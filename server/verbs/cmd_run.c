@@ -1,0 +1,217 @@
+/* Verbs forward, release: runs of a plan. What runs backward is in cmd_backward.c.
+ *
+ * Everything that the engine will touch is checked here, before it starts: types against the plan,
+ * ranges against the segments, what is written against everything else. Engine thread.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/exec/device.h"
+#include "server/verbs/run_tensors.h"
+
+#define MAX_FLAGS (GRADD_RUN_DROPOUT_OFF | GRADD_RUN_FINITE_CHECK | GRADD_RUN_ONCE)
+
+enum {
+    FORWARD_PLAN,
+    FORWARD_RUN,
+    FORWARD_SEED,
+    FORWARD_FLAGS,
+    FORWARD_B,
+    FORWARD_IN,
+    FORWARD_OUT,
+    FORWARD_LOOK,
+    FORWARD_GEN,
+    FORWARD_SUM
+};
+enum { LOOK_NOT, LOOK_DRAWN, LOOK_SUM }; /* what the client wants to know of the bound inputs */
+
+static gradd_status_t check_forward_types(const work_plan_t *plan, binding_t *binding,
+                                          const work_run_t *run) {
+    const gradd_plan_info_t *info = gradd_plan_info(plan->compiled->plan);
+    if (run->in.n != plan->n_rest)
+        return GRADD_FAIL(TENSOR, "forward: field 'in': the plan takes %d inputs, got %d",
+                          plan->n_rest, run->in.n);
+    if (run->out.n != plan->n_out)
+        return GRADD_FAIL(TENSOR, "forward: field 'out': the plan gives %d outputs, got %d",
+                          plan->n_out, run->out.n);
+    GRADD_TRY(run_check_inputs(plan, "forward", "input", plan->rest, plan->n_rest, &run->in));
+    for (int i = 0; i < plan->n_out; i++)
+        if (!gradd_type_equal(&info->outputs[i], &run->out.types[i]))
+            return run_wrong_type("forward", "output", run_output_name(plan, i), i,
+                                  &info->outputs[i], &run->out.types[i]);
+    if (!binding || binding->input_serial == plan->serial) return GRADD_OK;
+    if (binding->tensors.n < plan->n_bound)
+        return GRADD_FAIL(TENSOR, "forward: binding %llu has %d tensors, the plan takes %d",
+                          (unsigned long long)binding->id, binding->tensors.n, plan->n_bound);
+    GRADD_TRY(run_check_inputs(plan, "forward", "bound input", plan->bound, plan->n_bound,
+                               &binding->tensors));
+    binding->input_serial = plan->serial;
+    return GRADD_OK;
+}
+
+static gradd_status_t check_forward_memory(const binding_t *binding, const work_run_t *run) {
+    GRADD_TRY(run_check_self("forward", "output", &run->out));
+    GRADD_TRY(run_check_disjoint("forward", "output", &run->out, "input", &run->in));
+    if (!binding) return GRADD_OK;
+    return run_check_disjoint("forward", "output", &run->out, "bound input", &binding->tensors);
+}
+
+static gradd_status_t make_handle(work_plan_t *plan, work_run_t *run) {
+    gradd_status_t st = gradd_run_create(plan->compiled->plan, &run->handle);
+    if (st != GRADD_OK) return gradd_wrap(st, "forward");
+    run->arena_bytes = gradd_run_bytes(run->handle);
+    return GRADD_OK;
+}
+
+static gradd_status_t fill_run(worker_t *worker, work_t *work, request_t *request,
+                               work_plan_t *plan, work_run_t *run) {
+    const msgpack_object *const *args = request->args;
+    gradd_handle_table_t *table = gradd_lease_table(request->session->lease);
+    binding_t *binding;
+    GRADD_TRY(run_find_binding(work, args[FORWARD_B], plan->n_bound, "forward", &binding));
+    GRADD_TRY(tensors_init(&run->in, table, args[FORWARD_IN], "forward: in"));
+    GRADD_TRY(tensors_init(&run->out, table, args[FORWARD_OUT], "forward: out"));
+    GRADD_TRY(check_forward_types(plan, binding, run));
+    GRADD_TRY(check_forward_memory(binding, run));
+    run->inputs = calloc((size_t)plan->n_in + 1, sizeof *run->inputs);
+    if (!run->inputs) return GRADD_FAIL(NOMEM, "no memory for a run");
+    for (int i = 0; i < plan->n_bound; i++)
+        run->inputs[plan->bound[i]] = binding->tensors.address[i];
+    for (int i = 0; i < plan->n_rest; i++)
+        run->inputs[plan->rest[i]] = run->in.address[i];
+    work_release_run(work, run->id); /* a live run of this id starts anew */
+    if (work->runs.n >= WORK_MAX_RUNS)
+        return GRADD_FAIL(LIMIT, "forward: this session has %d unreleased runs, the limit",
+                          work->runs.n);
+    GRADD_TRY(run_check_held(work, run->in.n + run->out.n, "forward"));
+    GRADD_TRY(make_handle(plan, run));
+    gradd_status_t st = id_list_put(&work->runs, run->id, run);
+    if (st != GRADD_OK) {
+        gradd_run_destroy(run->handle);
+        return st;
+    }
+    /* From here on the run is complete: work_release_run undoes all of it. */
+    run->plan = plan;
+    plan->n_runs++;
+    work->n_held += run->in.n + run->out.n;
+    plan->used = plan->ran = ++worker->clock;
+    run->binding = binding;
+    if (binding) binding->refs++;
+    atomic_fetch_add(&work->session->counts.arena_bytes, run->arena_bytes);
+    return GRADD_OK;
+}
+
+static gradd_status_t find_plan(work_t *work, uint64_t id, work_plan_t **out_plan) {
+    *out_plan = id_list_get(&work->plans, id);
+    if (*out_plan) return GRADD_OK;
+    return GRADD_FAIL(STALE, "forward: plan %llu is not known (send graph.plan again)",
+                      (unsigned long long)id);
+}
+
+/* What the plan's device finds in the bound inputs. */
+static gradd_status_t fingerprint(const work_run_t *run, bool whole, uint64_t *out) {
+    const gradd_device_t *d = gradd_plan_device(run->plan->compiled->plan);
+    int n = run->binding ? run->plan->n_bound : 0;
+    gradd_bytes_t *list = calloc((size_t)n + 1, sizeof *list);
+    if (!list) return GRADD_FAIL(NOMEM, "no memory for a run");
+    for (int i = 0; i < n; i++) {
+        const tensors_t *bound = &run->binding->tensors;
+        size_t bytes = bound->address[i] ? (size_t)gradd_type_bytes(&bound->types[i]) : 0;
+        list[i] = (gradd_bytes_t){bound->address[i], bytes};
+    }
+    gradd_status_t st = d->backend->queue_enter(d->queue, 0);
+    if (st == GRADD_OK) st = d->backend->fingerprint(d->queue, list, n, whole, out);
+    free(list);
+    return st;
+}
+
+/* Puts the generation of the bound inputs, their fingerprints, into the reply. If the client says
+ * which it expects and it is another, puts `changed` instead: then nothing may be run. */
+static gradd_status_t look(request_t *request, const work_run_t *run, bool *out_changed) {
+    const msgpack_object *gen = request->args[FORWARD_GEN], *sum = request->args[FORWARD_SUM];
+    uint64_t asked = LOOK_NOT, drawn, whole = 0;
+    if (request->args[FORWARD_LOOK]) asked = wire_u64(request->args[FORWARD_LOOK]);
+    bool in_full = sum || asked == LOOK_SUM;
+    *out_changed = false;
+    if (asked > LOOK_SUM)
+        return GRADD_FAIL(UNSUPPORTED, "forward: field 'look': %llu, expected 0 to 2",
+                          (unsigned long long)asked);
+    if (!gen && !sum && asked == LOOK_NOT) return GRADD_OK;
+    GRADD_TRY(fingerprint(run, false, &drawn));
+    *out_changed = gen && wire_u64(gen) != drawn;
+    if (in_full && !*out_changed) GRADD_TRY(fingerprint(run, true, &whole));
+    if (sum && wire_u64(sum) != whole) *out_changed = true;
+    wire_key(&request->reply, *out_changed ? "changed" : "gen");
+    wire_put_u64(&request->reply, *out_changed ? 1 : drawn);
+    if (*out_changed || !in_full) return GRADD_OK;
+    wire_key(&request->reply, "sum");
+    wire_put_u64(&request->reply, whole);
+    return GRADD_OK;
+}
+
+static gradd_status_t forward(worker_t *worker, request_t *request) {
+    work_t *work = request->session->work;
+    uint64_t flags = wire_u64(request->args[FORWARD_FLAGS]);
+    work_plan_t *plan;
+    GRADD_TRY(find_plan(work, wire_u64(request->args[FORWARD_PLAN]), &plan));
+    work->subject = plan->compiled->model;
+    if (flags & ~(uint64_t)MAX_FLAGS)
+        return GRADD_FAIL(UNSUPPORTED, "forward: field 'flags': unknown bits in %llu",
+                          (unsigned long long)flags);
+    work_run_t *run = calloc(1, sizeof *run);
+    if (!run) return GRADD_FAIL(NOMEM, "no memory for a run");
+    run->id = wire_u64(request->args[FORWARD_RUN]);
+    gradd_status_t st = fill_run(worker, work, request, plan, run);
+    if (st != GRADD_OK) {
+        tensors_finish(&run->in);
+        tensors_finish(&run->out);
+        free(run->inputs);
+        free(run);
+        return st;
+    }
+    bool changed;
+    st = look(request, run, &changed);
+    if (st != GRADD_OK || changed) {
+        work_release_run(work, run->id);
+        return st;
+    }
+    atomic_fetch_add(&worker->n_forward, 1);
+    st = gradd_run_forward(run->handle, wire_u64(request->args[FORWARD_SEED]), (uint32_t)flags,
+                           run->inputs, run->out.address, &request->session->cancel);
+    if (st != GRADD_OK) {
+        work_release_run(work, run->id);
+        return st;
+    }
+    command_put_times(request);
+    return GRADD_OK;
+}
+
+static gradd_status_t release(worker_t *worker, request_t *request) {
+    work_t *work = request->session->work;
+    (void)worker;
+    for (int i = 0; i < wire_count(request->args[0]); i++)
+        work_release_run(work, wire_u64(wire_at(request->args[0], i)));
+    return GRADD_OK;
+}
+
+GRADD_COMMANDS(
+    run,
+    {
+        .name = "forward",
+        .run = forward,
+        .needs_session = true,
+        .fields = {[FORWARD_PLAN] = {.name = "plan", .kind = WIRE_U64},
+                   [FORWARD_RUN] = {.name = "run", .kind = WIRE_U64},
+                   [FORWARD_SEED] = {.name = "seed", .kind = WIRE_U64},
+                   [FORWARD_FLAGS] = {.name = "flags", .kind = WIRE_U64},
+                   [FORWARD_B] = {.name = "b", .kind = WIRE_U64, .optional = true},
+                   [FORWARD_IN] = {.name = "in", .kind = WIRE_TABLE, .keys = wire_tensors_keys},
+                   [FORWARD_OUT] = {.name = "out", .kind = WIRE_TABLE, .keys = wire_tensors_keys},
+                   [FORWARD_LOOK] = {.name = "look", .kind = WIRE_U64, .optional = true},
+                   [FORWARD_GEN] = {.name = "gen", .kind = WIRE_U64, .optional = true},
+                   [FORWARD_SUM] = {.name = "sum", .kind = WIRE_U64, .optional = true}}
+},
+    {.name = "release",
+     .run = release,
+     .needs_session = true,
+     .fields = {{.name = "runs", .kind = WIRE_LIST, .item = WIRE_U64}}});

@@ -1,0 +1,101 @@
+/* The table of verbs and what all verbs share. The list of families comes from the build. */
+#include "server/verbs/commands.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define X(family) extern const command_rows_t command_rows_##family;
+#include "cmd_list.inc"
+#undef X
+
+static const command_rows_t *const families[] = {
+#define X(family) &command_rows_##family,
+#include "cmd_list.inc"
+#undef X
+};
+
+#define MAX_RELEASES 4096
+
+request_t *request_create(void) {
+    request_t *request = calloc(1, sizeof *request);
+    if (!request) return NULL;
+    zmq_msg_init(&request->envelope);
+    for (int i = 0; i < WIRE_MAX_PAYLOADS; i++)
+        zmq_msg_init(&request->payloads[i]);
+    return request;
+}
+
+void request_destroy(request_t *request) {
+    if (!request) return;
+    wire_doc_finish(&request->doc);
+    zmq_msg_close(&request->envelope);
+    for (int i = 0; i < WIRE_MAX_PAYLOADS; i++)
+        zmq_msg_close(&request->payloads[i]);
+    wire_out_finish(&request->reply);
+    free(request);
+}
+
+const command_t *command_find(const char *name, size_t bytes) {
+    for (size_t f = 0; f < sizeof families / sizeof *families; f++)
+        for (size_t i = 0; i < families[f]->n; i++) {
+            const command_t *row = &families[f]->rows[i];
+            if (strlen(row->name) == bytes && memcmp(row->name, name, bytes) == 0) return row;
+        }
+    return NULL;
+}
+
+int command_n_fields(const command_t *command) {
+    int n = 0;
+    while (n < COMMAND_MAX_FIELDS && command->fields[n].name)
+        n++;
+    return n;
+}
+
+gradd_status_t command_match(request_t *request) {
+    static const wire_field_t rel = {
+        .name = "rel", .kind = WIRE_LIST, .item = WIRE_U64, .optional = true, .max = MAX_RELEASES};
+    static const char *const envelope[] = {"v", "q", "t", "rel", NULL};
+    const command_t *row = request->command;
+    const int n = command_n_fields(row);
+    if (request->n_payloads > row->max_payloads)
+        return GRADD_FAIL(LIMIT, "%s: %d payload frames, expected at most %d", row->name,
+                          request->n_payloads, row->max_payloads);
+    if (!row->lasting)
+        GRADD_TRY(wire_check_known(&request->doc, row->name, row->fields, n, envelope));
+    GRADD_TRY(wire_match(&request->doc, row->name, &rel, 1, &request->rel));
+    return wire_match(&request->doc, row->name, row->fields, n, request->args);
+}
+
+void command_reply(request_t *request, gradd_status_t status) {
+    wire_out_t *reply = &request->reply;
+    /* Who was cancelled, because the daemon ends, has no session any more: he shall not take this
+     * for a failure of his request. */
+    const char *session = !request->session ? NULL : request->session->cancel ? "lost" : "alive";
+    if (status == GRADD_OK) wire_end(reply);
+    if (status == GRADD_OK && reply->failed) status = GRADD_FAIL(NOMEM, "no memory for the reply");
+    if (status == GRADD_OK && reply->bytes > WIRE_MAX_REPLY)
+        status = GRADD_FAIL(LIMIT, "%s: the reply has %zu bytes, more than %u",
+                            request->command->name, reply->bytes, WIRE_MAX_REPLY);
+    request->status = status;
+    if (status == GRADD_OK) return;
+    reply->failed = false;
+    if (!session && status == GRADD_E_SESSION) session = "lost";
+    wire_reply_fail(reply, request->q, status, gradd_error_message(), session);
+}
+
+int64_t command_now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+void command_put_times(request_t *request) {
+    wire_out_t *reply = &request->reply;
+    wire_key(reply, "us");
+    wire_put_map(reply, 2);
+    wire_put_text(reply, "queued");
+    wire_put_i64(reply, request->started_us - request->arrived_us);
+    wire_put_text(reply, "ran");
+    wire_put_i64(reply, command_now_us() - request->started_us);
+}

@@ -1,0 +1,87 @@
+/* Verbs of the command channel: one row each, found by the build from the files cmd_*.c.
+ *
+ * A row says what the verb is called, which fields it takes and who runs it: `io` runs at once in
+ * the I/O thread and must be short; `run` is queued for the engine thread. Fields are decoded and
+ * checked before the handler sees them, as request->args in the order of the row. A handler appends
+ * its own keys to request->reply, which has `ok` and `q` already; on failure all of it is replaced.
+ *
+ * A new verb is one row in a file server/cmd_<family>.c:
+ *
+ *     GRADD_COMMANDS(family, {.name = "verb", .run = verb_run, .needs_session = true,
+ *                             .fields = {{.name = "plan", .kind = WIRE_U64}}});
+ */
+#ifndef GRADD_SERVER_COMMANDS_H
+#define GRADD_SERVER_COMMANDS_H
+
+#include <zmq.h>
+
+#include "server/daemon/queue.h"
+#include "server/daemon/session.h"
+#include "server/wire/wire.h"
+
+#define COMMAND_MAX_FIELDS 12
+
+struct daemon_s;
+struct worker_s;
+struct request_s;
+
+typedef struct command_s {
+    const char *name;
+    gradd_status_t (*io)(struct daemon_s *daemon, struct request_s *request);
+    gradd_status_t (*run)(struct worker_s *worker, struct request_s *request);
+    bool needs_session; /* a valid token; without it only the uid is known, and session is NULL */
+    bool
+        lasting; /* spoken by all versions of the protocol: fields that are not known are ignored */
+    bool ends_session; /* the session ends when the reply has been sent */
+    int max_payloads;
+    wire_field_t fields[COMMAND_MAX_FIELDS]; /* ends at the first without a name */
+} command_t;
+
+typedef struct command_rows_s {
+    const command_t *rows;
+    size_t n;
+} command_rows_t;
+
+#define GRADD_COMMANDS(family, ...)                                                                \
+    static const command_t command_list_##family[] = {__VA_ARGS__};                                \
+    extern const command_rows_t command_rows_##family;                                             \
+    const command_rows_t command_rows_##family = {                                                 \
+        command_list_##family, sizeof command_list_##family / sizeof command_list_##family[0]}
+
+/* One request on its way. Owned by the I/O thread, lent to the engine between push and reap. */
+typedef struct request_s {
+    job_t job;                /* first: queue.h hands out this pointer */
+    const command_t *command; /* NULL: the session's end, see worker_end_session */
+    session_t *session;       /* Borrowed; NULL where the verb needs none */
+    uint64_t q;
+    uint32_t uid;
+    uint8_t route[SESSION_ROUTE_BYTES];
+    uint8_t n_route;
+    zmq_msg_t envelope; /* what `doc` points into */
+    zmq_msg_t payloads[WIRE_MAX_PAYLOADS];
+    int n_payloads;
+    uint64_t payload_bytes;
+    wire_doc_t doc;
+    const msgpack_object *args[COMMAND_MAX_FIELDS]; /* NULL: an optional field is missing */
+    const msgpack_object *rel;                      /* runs to release first, or NULL */
+    gradd_status_t status;                          /* result; `reply` is complete either way */
+    wire_out_t reply;
+    int64_t arrived_us, started_us;
+} request_t;
+
+request_t *request_create(void); /* NULL without memory */
+void request_destroy(request_t *request);
+
+/* NULL when there is no such verb. */
+const command_t *command_find(const char *name, size_t bytes);
+int command_n_fields(const command_t *command);
+/* Fills args and rel from the decoded envelope; also checks the number of payload frames. */
+gradd_status_t command_match(request_t *request);
+/* Completes request->reply from what a handler returned. */
+void command_reply(request_t *request, gradd_status_t status);
+
+int64_t command_now_us(void);
+/* Puts the microseconds that the request waited and ran into its reply. */
+void command_put_times(request_t *request);
+
+#endif

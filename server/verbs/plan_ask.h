@@ -1,0 +1,36 @@
+/* What a graph.plan asks for: its fields, read and checked against the model. Engine thread. */
+#ifndef GRADD_SERVER_PLAN_ASK_H
+#define GRADD_SERVER_PLAN_ASK_H
+
+#include "server/verbs/worker.h"
+
+#define PLAN_MAX_LIST 65536 /* entries of one list */
+
+/* Fields of the verb, in the order of its row. */
+enum {
+    PLAN_GRAPH,
+    PLAN_ID,
+    PLAN_IN,
+    PLAN_BOUND,
+    PLAN_GRAD,
+    PLAN_OUT,
+    PLAN_GMASK,
+    PLAN_PLAIN,
+    PLAN_DEVICE,
+    PLAN_PARAMETERS
+};
+
+/* Lists of a plan. Owned; what a plan keeps is taken out and NULL afterwards. */
+typedef struct plan_ask_s {
+    gradd_type_t *in;
+    int32_t *bound, *rest, *grads, *out, *gmask;
+    int32_t *parameters; /* inputs that are parameters, rising */
+    int n_in, n_bound, n_rest, n_grads, n_out, n_gmask, n_parameters;
+} plan_ask_t;
+
+/* *ask must be finished whatever comes of it. Fails with TENSOR, LIMIT, UNSUPPORTED, NOMEM. */
+gradd_status_t plan_ask_init(plan_ask_t *ask, const gradd_model_t *model,
+                             const msgpack_object *const *args);
+void plan_ask_finish(plan_ask_t *ask);
+
+#endif

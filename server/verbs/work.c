@@ -1,0 +1,217 @@
+/* A session's objects in the engine thread, and the way of a request there. See worker.h. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "server/daemon/log.h"
+#include "server/verbs/worker.h"
+
+void *id_list_get(const id_list_t *list, uint64_t id) {
+    for (int i = 0; i < list->n; i++)
+        if (list->items[i].id == id) return list->items[i].object;
+    return NULL;
+}
+
+gradd_status_t id_list_put(id_list_t *list, uint64_t id, void *object) {
+    if (list->n == list->capacity) {
+        int capacity = list->capacity ? 2 * list->capacity : 16;
+        struct id_item_s *items = realloc(list->items, (size_t)capacity * sizeof *items);
+        if (!items) return GRADD_FAIL(NOMEM, "no memory for a list of %d", capacity);
+        list->items = items;
+        list->capacity = capacity;
+    }
+    list->items[list->n++] = (struct id_item_s){id, object};
+    return GRADD_OK;
+}
+
+void *id_list_take(id_list_t *list, uint64_t id) {
+    for (int i = 0; i < list->n; i++) {
+        if (list->items[i].id != id) continue;
+        void *object = list->items[i].object;
+        list->items[i] = list->items[--list->n];
+        return object;
+    }
+    return NULL;
+}
+
+gradd_status_t work_of(worker_t *worker, session_t *session, work_t **out_work) {
+    if (!session->work) {
+        work_t *work = calloc(1, sizeof *work);
+        if (!work) return GRADD_FAIL(NOMEM, "no memory for a session");
+        work->session = session;
+        work->next = worker->works;
+        worker->works = work;
+        session->work = work;
+    }
+    *out_work = session->work;
+    return GRADD_OK;
+}
+
+void work_release_binding(binding_t *binding) {
+    if (!binding || --binding->refs > 0) return;
+    binding->work->n_held -= binding->tensors.n;
+    tensors_finish(&binding->tensors);
+    free(binding);
+}
+
+void work_release_run(work_t *work, uint64_t id) {
+    work_run_t *run = id_list_take(&work->runs, id);
+    if (!run) return;
+    gradd_run_destroy(run->handle);
+    atomic_fetch_sub(&work->session->counts.arena_bytes, run->arena_bytes);
+    run->plan->n_runs--;
+    work->n_held -= run->in.n + run->out.n;
+    work_release_binding(run->binding);
+    tensors_finish(&run->in);
+    tensors_finish(&run->out);
+    free(run->inputs);
+    free(run);
+}
+
+void work_drop_plan(worker_t *worker, work_t *work, work_plan_t *plan) {
+    id_list_take(&work->plans, plan->id);
+    cache_release_compiled(worker, plan->compiled);
+    free(plan->in);
+    free(plan->bound);
+    free(plan->rest);
+    free(plan->grads);
+    free(plan->out);
+    free(plan);
+}
+
+struct work_graph_s *work_find_graph(work_t *work, const void *id) {
+    for (int i = 0; i < work->n_graphs; i++)
+        if (memcmp(work->graphs[i].model->id, id, GRADD_SHA256_BYTES) == 0) return &work->graphs[i];
+    return NULL;
+}
+
+void work_finish_graph(worker_t *worker, struct work_graph_s *graph) {
+    cache_release_model(worker, graph->model);
+    wire_doc_finish(&graph->source);
+    zmq_msg_close(&graph->source_frame);
+}
+
+static void forget(worker_t *worker, const work_t *work) {
+    struct work_s **link = &worker->works;
+    while (*link != work)
+        link = &(*link)->next;
+    *link = work->next;
+}
+
+void work_end(worker_t *worker, session_t *session) {
+    work_t *work = session->work;
+    if (!work) return;
+    while (work->runs.n > 0)
+        work_release_run(work, work->runs.items[0].id);
+    while (work->bindings.n > 0)
+        work_release_binding(id_list_take(&work->bindings, work->bindings.items[0].id));
+    while (work->plans.n > 0)
+        work_drop_plan(worker, work, work->plans.items[0].object);
+    for (int i = 0; i < work->n_graphs; i++)
+        work_finish_graph(worker, &work->graphs[i]);
+    work->n_graphs = 0;
+    work_count(work);
+    free(work->runs.items);
+    free(work->bindings.items);
+    free(work->plans.items);
+    forget(worker, work);
+    free(work);
+    session->work = NULL;
+    gradd_device_trim(worker->device); /* memory that a client has left comes back at once */
+}
+
+void work_count(work_t *work) {
+    session_counts_t *counts = &work->session->counts;
+    atomic_store_explicit(&counts->graphs, work->n_graphs, memory_order_relaxed);
+    atomic_store_explicit(&counts->plans, work->plans.n, memory_order_relaxed);
+    atomic_store_explicit(&counts->runs, work->runs.n, memory_order_relaxed);
+    atomic_store_explicit(&counts->bindings, work->bindings.n, memory_order_relaxed);
+    atomic_store_explicit(&counts->tensors, work->n_held, memory_order_relaxed);
+}
+
+/* "model.layers.0.self_attn, modeling_llama.py:245" from "model.layers.0.self_attn @ /path/...". */
+static void format_source(const msgpack_object_str *source, char *out, size_t bytes) {
+    char text[512];
+    snprintf(text, sizeof text, "%.*s", source->size < 500 ? (int)source->size : 500, source->ptr);
+    char *at = strstr(text, " @ ");
+    if (!at) {
+        snprintf(out, bytes, "%.150s", text);
+        return;
+    }
+    const char *line = at + strlen(" @ "), *slash = strrchr(line, '/');
+    *at = 0;
+    snprintf(out, bytes, "%.150s, %.90s", text, slash ? slash + 1 : line);
+}
+
+/* The Python source of a node whose name the error sentence quotes ('name'), if the client has
+ * told us; it follows the sentence. */
+static void add_source(const work_t *work, const char *message) {
+    const char *begin = strchr(message, '\'');
+    const char *to = begin ? strchr(begin + 1, '\'') : NULL;
+    if (!to) return;
+    size_t n = (size_t)(to - begin - 1);
+    for (int g = 0; g < work->n_graphs; g++) {
+        const msgpack_object *table = &work->graphs[g].source.root;
+        /* Names of nodes are unique in their graph only. */
+        if (!work->graphs[g].source.live || work->graphs[g].model != work->subject) continue;
+        const msgpack_object *nodes = wire_in(table, "nodes"), *from = wire_in(table, "sources");
+        for (int i = 0; i < wire_count(nodes); i++) {
+            const msgpack_object_str *name = &wire_at(nodes, i)->via.str;
+            const msgpack_object_str *source = &wire_at(from, i)->via.str;
+            if (name->size != n || memcmp(name->ptr, begin + 1, n) != 0) continue;
+            char text[GRADD_ERROR_BYTES], place[256];
+            format_source(source, place, sizeof place);
+            snprintf(text, sizeof text, "%.700s (from %s)", message, place);
+            gradd_error_set(text);
+            return;
+        }
+    }
+}
+
+/* A device that is lost does not come back in this process. Clients find their connection gone, as
+ * after any death of a daemon, and have the request done by the next one. */
+static _Noreturn void end_without_device(const request_t *request) {
+    log_event(LOG_ERROR, "device_lost", "verb=%s what=\"%s\"", request->command->name,
+              gradd_error_message());
+    _exit(DEVICE_LOST_STATUS);
+}
+
+static void run_request(worker_t *worker, request_t *request) {
+    work_t *work = NULL;
+    gradd_status_t st = work_of(worker, request->session, &work);
+    request->started_us = command_now_us();
+    atomic_store(&request->session->counts.running, true);
+    for (int i = 0; st == GRADD_OK && i < wire_count(request->rel); i++)
+        work_release_run(work, wire_u64(wire_at(request->rel, i)));
+    if (work) work->subject = NULL;
+    wire_reply_begin(&request->reply, request->q);
+    if (st == GRADD_OK) st = request->command->run(worker, request);
+    if (st == GRADD_E_DEVICE) end_without_device(request);
+    if (st != GRADD_OK) {
+        atomic_fetch_add(&worker->n_failed, 1);
+        if (work) add_source(work, gradd_error_message());
+        /* The client gets the sentence; the log shows it only when the fault is ours. */
+        log_event(st == GRADD_E_INTERNAL ? LOG_ERROR : LOG_DEBUG, "request_failed",
+                  "session=%u verb=%s code=%s what=\"%s\" where=%s", request->session->number,
+                  request->command->name, gradd_status_name(st), gradd_error_message(),
+                  gradd_error_where());
+    }
+    command_reply(request, st);
+    if (request->session->work) work_count(request->session->work);
+    atomic_store(&request->session->counts.running, false);
+}
+
+/* A request of somebody who has no session: nothing of it stays. */
+static void run_guest(worker_t *worker, request_t *request) {
+    wire_reply_begin(&request->reply, request->q);
+    command_reply(request, request->command->run(worker, request));
+}
+
+void worker_run(worker_t *worker, request_t *request) {
+    if (request->command && !request->session)
+        run_guest(worker, request);
+    else if (request->command)
+        run_request(worker, request);
+    else
+        work_end(worker, request->session);
+}

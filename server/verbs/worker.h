@@ -1,0 +1,196 @@
+/* The engine thread: what it keeps for all clients and for each session.
+ *
+ * The worker owns the models and the compiled plans, shared by every session that uses the same
+ * graph (reference counts; a second client finds both ready). A session's own objects hang on
+ * session->work: the graphs it has named, plans by id, bindings, runs. Only the engine thread
+ * touches any of this, and only it opens OpenMP regions, so there are no locks.
+ */
+#ifndef GRADD_SERVER_WORKER_H
+#define GRADD_SERVER_WORKER_H
+
+#include "server/api/gradd.h"
+#include "server/verbs/commands.h"
+#include "server/verbs/spans.h"
+#include "shm/sha256.h"
+
+/* Exit status of a daemon whose device is lost: EX_UNAVAILABLE of sysexits.h. */
+#define DEVICE_LOST_STATUS 69
+
+#define WORK_MAX_GRAPHS   64  /* beyond it the graph that was used least recently is dropped */
+#define WORK_MAX_PLANS    256 /* beyond it the plan that was used least recently is dropped */
+#define WORK_MAX_BINDINGS 1024
+#define WORK_MAX_RUNS     1024
+#define WORK_MAX_TENSORS  65536 /* in one list */
+/* In all bindings and unreleased runs of a session: each costs some hundred bytes here. A model of
+ * a thousand parameters has a few thousand bound. */
+#define WORK_MAX_HELD (1 << 20)
+
+/* ---- shared by all sessions (cache.c) ---- */
+
+typedef struct model_entry_s {
+    struct model_entry_s *next;
+    uint8_t id[GRADD_SHA256_BYTES];
+    gradd_model_t *model; /* Owned */
+    int refs;             /* sessions that named it and compiled plans */
+    uint64_t used;
+} model_entry_t;
+
+typedef struct compiled_s {
+    struct compiled_s *next;
+    uint8_t key[GRADD_SHA256_BYTES]; /* of graph id and all options */
+    gradd_plan_t *plan;              /* Owned */
+    model_entry_t *model;            /* Shared: retained */
+    int refs;                        /* plans of sessions */
+    uint64_t used;
+} compiled_t;
+
+typedef struct worker_s {
+    gradd_device_t *device; /* Owned; what never changes of it, its info, is for any thread */
+    bool plain;             /* no pattern is recognised, whoever asks */
+    int64_t unread_bytes;   /* admitted since the machine's memory was looked at */
+    const char *root;       /* of the machine's files: "", but for tests */
+    model_entry_t *models;
+    compiled_t *compiled;
+    struct work_s *works; /* of all sessions that have asked for something */
+    uint64_t clock;       /* rises with every use: the order of the LRU lists */
+    uint64_t serial;      /* names plans for the memory of bindings */
+    atomic_llong n_forward, n_backward, n_compiled, n_plan_hits, n_failed;
+} worker_t;
+
+/* Finds a model by its id, retained, or NULL. */
+model_entry_t *cache_find_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES]);
+/* Loads and retains. */
+gradd_status_t cache_load_model(worker_t *worker, const uint8_t id[GRADD_SHA256_BYTES],
+                                const void *onnx, size_t bytes, model_entry_t **out_model);
+void cache_release_model(worker_t *worker, model_entry_t *model);
+/* Finds or compiles, retained; *out_hit tells which. */
+gradd_status_t cache_compile(worker_t *worker, model_entry_t *model,
+                             const gradd_plan_options_t *options, compiled_t **out_compiled,
+                             bool *out_hit);
+void cache_release_compiled(worker_t *worker, compiled_t *compiled);
+/* Destroys everything; all references are gone. */
+void cache_finish(worker_t *worker);
+
+/* ---- device and memory (admission.c) ---- */
+
+/* Opens the device, which asks worker_admit; a memory limit of 0 is 90 % of what there is. */
+gradd_status_t worker_open_device(worker_t *worker, const gradd_device_options_t *options);
+/* The device of that name, n bytes; NULL = the default. Fails with UNSUPPORTED. */
+gradd_status_t worker_find_device(worker_t *worker, const char *name, size_t n,
+                                  gradd_device_t **out_device);
+/* Whether the machine has room for what a run takes; context is the worker. Fails with NOMEM and
+ * the figures. */
+gradd_status_t worker_admit(void *context, int64_t bytes);
+/* Whether the machine has room for a model that is loaded next, and once more what a new plan has
+ * taken for its constants. Fails with NOMEM and the figures. */
+gradd_status_t worker_admit_model(worker_t *worker, int64_t bytes);
+gradd_status_t worker_admit_plan(worker_t *worker, int64_t bytes);
+
+/* ---- of one session (work.c) ---- */
+
+/* A list of pointers by id; ids are few, so a linear search is the fastest. */
+typedef struct id_list_s {
+    struct id_item_s {
+        uint64_t id;
+        void *object;
+    } *items; /* Owned */
+    int n, capacity;
+} id_list_t;
+
+void *id_list_get(const id_list_t *list, uint64_t id);
+gradd_status_t id_list_put(id_list_t *list, uint64_t id, void *object); /* the id is not there */
+void *id_list_take(id_list_t *list, uint64_t id);                       /* NULL if not there */
+
+typedef struct work_plan_s {
+    uint64_t id, serial, used;
+    uint64_t ran;         /* the clock at its last forward, 0 = never */
+    compiled_t *compiled; /* Shared: retained */
+    int n_in, n_bound, n_rest, n_out, n_grads;
+    gradd_type_t *in;      /* Owned: one per model input */
+    int32_t *bound, *rest; /* Owned: model inputs from the binding and from the message */
+    int32_t *grads;        /* Owned: model inputs */
+    int32_t *out;          /* Owned: model outputs */
+    int n_runs;            /* runs of this plan; it cannot be dropped before them */
+} work_plan_t;
+
+/* Validated tensors with their addresses. Their segments stay mapped as long as it lives. */
+typedef struct tensors_s {
+    gradd_handle_table_t *table; /* Borrowed */
+    int n;
+    gradd_type_t *types; /* Owned */
+    void **address;      /* Owned; NULL where the message left one out */
+    uint64_t *segments;  /* Owned: the ids that are retained */
+    int n_segments;
+    span_t *spans; /* Owned, sorted; tag = position in the list */
+    int n_spans;
+} tensors_t;
+
+typedef struct binding_s {
+    uint64_t id;
+    struct work_s *work; /* Borrowed: whose it is */
+    int refs;            /* 1 for the session, 1 for each run */
+    tensors_t tensors;
+    uint64_t input_serial, grad_serial; /* the plan that it was last compared with */
+} binding_t;
+
+typedef struct work_run_s {
+    uint64_t id;
+    work_plan_t *plan;          /* Borrowed: the plan counts its runs */
+    binding_t *binding;         /* Shared: retained; may be NULL */
+    gradd_run_handle_t *handle; /* Owned */
+    const void **inputs;        /* Owned: all model inputs */
+    tensors_t in, out;
+    int64_t arena_bytes;
+} work_run_t;
+
+typedef struct work_s {
+    struct work_s *next; /* in worker->works */
+    session_t *session;  /* Borrowed */
+    struct work_graph_s {
+        model_entry_t *model;
+        uint64_t used;
+        wire_doc_t source; /* node -> source line, for error texts */
+        zmq_msg_t source_frame;
+    } graphs[WORK_MAX_GRAPHS];
+    int n_graphs;
+    const model_entry_t *subject; /* Borrowed: the model that the present request is about */
+    id_list_t plans, bindings, runs;
+    int n_held; /* tensors of the bindings and runs that exist */
+} work_t;
+
+/* The session's objects; made at first use. Fails with NOMEM. */
+gradd_status_t work_of(worker_t *worker, session_t *session, work_t **out_work);
+/* Ends one run (of this id); unknown ids are ignored. */
+void work_release_run(work_t *work, uint64_t id);
+void work_drop_plan(worker_t *worker, work_t *work, work_plan_t *plan); /* it has no runs */
+void work_release_binding(binding_t *binding);
+/* The graph that this session has put under that id, GRADD_SHA256_BYTES, or NULL. */
+struct work_graph_s *work_find_graph(work_t *work, const void *id);
+void work_finish_graph(worker_t *worker, struct work_graph_s *graph);
+/* Gives everything back; session->work is NULL afterwards. */
+void work_end(worker_t *worker, session_t *session);
+/* Refreshes the counts that `ps` shows. */
+void work_count(work_t *work);
+
+/* ---- lists of tensors (tensors.c) ---- */
+
+/* Validates the tensors of a message: types, segments, bounds, alignment; retains segments. Errors
+ * begin with `what` and the entry. object may be NULL: no tensors. */
+gradd_status_t tensors_init(tensors_t *tensors, gradd_handle_table_t *table,
+                            const msgpack_object *object, const char *what);
+/* The same for a list of n of which the message may leave some out: its field 'at' says which
+ * position an entry has. */
+gradd_status_t tensors_init_placed(tensors_t *tensors, gradd_handle_table_t *table,
+                                   const msgpack_object *object, int n, const char *what);
+/* The same for a field that is one tensor. */
+gradd_status_t tensors_init_one(tensors_t *tensors, gradd_handle_table_t *table,
+                                const msgpack_object *object, const char *what);
+void tensors_finish(tensors_t *tensors); /* accepts NULL and zeroed ones */
+
+/* ---- requests ---- */
+
+/* Runs one request and completes its reply; one without a command ends its session's work, one
+ * without a session asks about all of them. */
+void worker_run(worker_t *worker, request_t *request);
+
+#endif

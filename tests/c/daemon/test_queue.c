@@ -1,0 +1,113 @@
+/* The queue between the threads: order, fairness, dropping, waking.
+ */
+#include "server/daemon/queue.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "tests/test.h"
+
+TEST(lanes_take_turns) {
+    queue_t *queue;
+    lane_t lanes[2] = {0};
+    job_t jobs[2][3] = {0};
+    CHECK_OK(queue_create(&queue));
+    for (int lane = 0; lane < 2; lane++)
+        for (int i = 0; i < 3; i++)
+            queue_push(queue, &lanes[lane], &jobs[lane][i]);
+    for (int i = 0; i < 6; i++) {
+        job_t *job = queue_take(queue);
+        CHECK(job == &jobs[i % 2][i / 2]);
+        queue_finish(queue, job);
+    }
+    job_t *done = queue_reap(queue);
+    for (int i = 0; i < 6; i++, done = done->next)
+        CHECK(done == &jobs[i % 2][i / 2]);
+    CHECK(done == NULL);
+    CHECK_EQ_INT(queue_depth(queue), 0);
+    queue_destroy(queue);
+}
+
+TEST(one_job_of_a_lane_at_a_time) {
+    queue_t *queue;
+    lane_t a = {0}, b = {0};
+    job_t jobs[3] = {0};
+    CHECK_OK(queue_create(&queue));
+    queue_push(queue, &a, &jobs[0]);
+    queue_push(queue, &a, &jobs[1]);
+    CHECK(queue_take(queue) == &jobs[0]);
+    queue_push(queue, &b, &jobs[2]);
+    CHECK(queue_take(queue) == &jobs[2]); /* a is busy */
+    queue_finish(queue, &jobs[0]);
+    CHECK(queue_take(queue) == &jobs[1]);
+    queue_destroy(queue);
+}
+
+TEST(drop_leaves_the_running_one) {
+    queue_t *queue;
+    lane_t a = {0};
+    job_t jobs[4] = {0};
+    CHECK_OK(queue_create(&queue));
+    for (int i = 0; i < 3; i++)
+        queue_push(queue, &a, &jobs[i]);
+    CHECK(queue_take(queue) == &jobs[0]);
+    job_t *dropped = queue_drop(queue, &a);
+    CHECK(dropped == &jobs[1] && dropped->next == &jobs[2] && !dropped->next->next);
+    CHECK_EQ_INT(queue_depth(queue), 1);
+    queue_push_first(queue, &a, &jobs[3]);
+    queue_finish(queue, &jobs[0]);
+    CHECK(queue_take(queue) == &jobs[3]);
+    CHECK(queue_take(queue) == NULL);
+    queue_destroy(queue);
+}
+
+TEST(push_first_overtakes_all_lanes) {
+    queue_t *queue;
+    lane_t lanes[3] = {0};
+    job_t jobs[4] = {0};
+    CHECK_OK(queue_create(&queue));
+    for (int i = 0; i < 3; i++)
+        queue_push(queue, &lanes[i], &jobs[i]);
+    queue_push_first(queue, &lanes[2], &jobs[3]);
+    CHECK(queue_take(queue) == &jobs[3]);
+    CHECK(queue_take(queue) == &jobs[0]);
+    queue_finish(queue, &jobs[3]);
+    CHECK(queue_take(queue) == &jobs[1]);
+    CHECK(queue_take(queue) == &jobs[2]);
+    queue_destroy(queue);
+}
+
+enum { N_ROUNDS = 20000 };
+
+static void *echo(void *queue) {
+    for (int i = 0; i < N_ROUNDS;) {
+        job_t *job = queue_take(queue);
+        if (!job) continue;
+        queue_finish(queue, job);
+        i++;
+    }
+    return NULL;
+}
+
+/* No wake-up may be lost, whatever the interleaving of sleep and finish. */
+TEST_LIMIT(no_wakeup_is_lost, 60) {
+    queue_t *queue;
+    lane_t lane = {0};
+    job_t job = {0};
+    pthread_t thread;
+    CHECK_OK(queue_create(&queue));
+    CHECK(pthread_create(&thread, NULL, echo, queue) == 0);
+    for (int i = 0; i < N_ROUNDS; i++) {
+        job_t *done = NULL;
+        queue_push(queue, &lane, &job);
+        while (!(done = queue_reap(queue))) {
+            struct pollfd p = {.fd = queue_fd(queue), .events = POLLIN};
+            if (queue_sleep(queue)) CHECK_EQ_INT(poll(&p, 1, 5000), 1);
+            queue_wake(queue);
+        }
+        CHECK(done == &job);
+    }
+    pthread_join(thread, NULL);
+    queue_destroy(queue);
+}
