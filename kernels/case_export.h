@@ -1,5 +1,5 @@
 /* Runs one test case of the operator table and hands over everything about it, for checks that are
- * written in other languages (tests/python/test_vs_onnx.py calls it through ctypes).
+ * written in other languages (tests/python/values/test_vs_onnx.py calls it through ctypes).
  *
  * The answer is a JSON text, a NUL byte, and the elements of all present inputs and outputs in
  * order, contiguous, without padding: {"op", "domain", "opset", "flags", "expands", "text",

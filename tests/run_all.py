@@ -103,7 +103,7 @@ def run_python(build: Path, marked: str, files: Sequence[str] = ()) -> Count:
 
 def nightly_files() -> list[str]:
     """The files of tests that have long ones."""
-    tests = sorted((ROOT / "tests" / "python").glob("test_*.py"))
+    tests = sorted((ROOT / "tests" / "python").rglob("test_*.py"))
     return [
         str(t.relative_to(ROOT)) for t in tests if re.search("nightly|every_run", t.read_text())
     ]

@@ -5,7 +5,7 @@
  * std::partial_sort, std::nth_element and std::sort of GCC's C++ library; what is here makes the
  * same comparisons and the same swaps: a heap whose sift goes down to a leaf before it comes up,
  * introselect and introsort around the median of three, insertion at the end. A change of any of
- * them sends gradients to other elements; tests/python/test_ties.py compares with torch.
+ * them sends gradients to other elements; tests/python/values/test_ties.py compares with torch.
  *
  * Keys are integers in which the wanted order is rising order (gradd_sort_key_f32 and its like):
  * NaN is above every number and equal to NaN, -0 equals 0, and the complement of a key sorts down.

@@ -9,7 +9,7 @@
  *
  * A view of its first operand: the slopes are computed only where a gradient wants them. The
  * gradient is not the derivative on purpose: the cases compare values only,
- * tests/python/test_edges.py has the gradients. */
+ * tests/python/values/test_edges.py has the gradients. */
 #include "kernels/cost.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/infer.h"

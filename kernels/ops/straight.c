@@ -4,7 +4,7 @@
  * the elements are those of `value`, but the history stays that of `x`, so dx = dy and nothing
  * reaches `value`. Also known as the straight-through estimator (Bengio et al., 2013,
  * arXiv:1308.3432). The gradient is not the derivative on purpose: the cases compare values only,
- * tests/python/test_engine.py has the gradient.
+ * tests/python/values/test_engine.py has the gradient.
  */
 #include "kernels/cost.h"
 #include "kernels/cpu/copy.h"

@@ -29,6 +29,11 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+HELPERS = ROOT / "tests/python/helpers"
+# For processes that a test starts: the adapters, and what tests have in common.
+PYTHONPATH = os.pathsep.join(
+    map(str, (ROOT / "adapters/python", ROOT / "adapters/optimum", HELPERS))
+)
 for _folder in ("adapters/python", "adapters/optimum"):
     if str(ROOT / _folder) not in sys.path:
         sys.path.insert(0, str(ROOT / _folder))

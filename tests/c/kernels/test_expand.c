@@ -1,5 +1,5 @@
 /* Expansions: every case of every row that has one, without a list of its own. What torch says at
- * edges (masked rows, saturation) is tests/python/test_expansion_edges.py.
+ * edges (masked rows, saturation) is tests/python/values/test_expansion_edges.py.
  *
  * forward: the operator written out in simpler ones, down to those that have no expansion, gives
  * all outputs of the kernel (of a composite: of its own expansion by one level), in f32 and f64.

@@ -14,7 +14,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Daemon
+from conftest import HELPERS, PYTHONPATH, ROOT, Daemon
 from trainers_outside import TRAINERS
 
 pytestmark = pytest.mark.nightly
@@ -48,11 +48,10 @@ def python() -> str:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", TRAINERS)
 def test_trainers_of_others(name: str, python: str, daemon: Daemon) -> None:
-    script = Path(__file__).with_name("trainers_outside.py")
-    paths = [ROOT / "adapters/python", ROOT / "adapters/optimum"]
+    script = HELPERS / "trainers_outside.py"
     env = {
         **os.environ,
-        "PYTHONPATH": ":".join(map(str, paths)),
+        "PYTHONPATH": PYTHONPATH,
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": "1",

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import PYTHONPATH
 
 SCRIPT = """
 import json, os, sys
@@ -41,13 +42,12 @@ def launch(folder: Path) -> dict[str, list[dict]]:
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc_per_node", "2", str(script), str(folder)]
-    here = str(Path(__file__).parent)
     done = subprocess.run(
         command,
         capture_output=True,
         text=True,
         timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": here},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return {

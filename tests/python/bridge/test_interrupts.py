@@ -20,12 +20,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import PYTHONPATH
 from nets import Net, assert_same_grads, batch, loss_of
 from torch import nn
 
 from gradd import ORTModule, flusher, interrupts, optim
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class MeanSquare(nn.Module):
@@ -238,7 +239,7 @@ print(arrived)
 def _run_captures(**values: object) -> int:
     values = {"warm": "", "first": 0.001, "step": 0.002, **values}
     command = [sys.executable, "-c", _CAPTURES.format(**values)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "adapters/python")}
+    env = {**os.environ, "PYTHONPATH": PYTHONPATH}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return int(done.stdout)

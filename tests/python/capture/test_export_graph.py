@@ -13,11 +13,10 @@ import onnx
 import pytest
 import torch
 from captured import Lambda, assert_same, leaves_of
+from conftest import HELPERS
 from torch import nn
 
 from gradd import export
-
-HERE = Path(__file__).resolve().parent
 
 
 def test_llama_has_all_parameters_and_no_weights():
@@ -64,7 +63,7 @@ def test_bytes_are_the_same_in_every_process():
     module, make_batch = models.build("gemma3", seed=1)
     here = hashlib.sha256(export.capture(module, (), make_batch(3, 12, 0)).onnx).hexdigest()
     package = str(Path(export.__file__).resolve().parents[2])
-    command = [sys.executable, "-W", "ignore", "-c", _SCRIPT, package, str(HERE)]
+    command = [sys.executable, "-W", "ignore", "-c", _SCRIPT, package, str(HELPERS)]
     environment = {**os.environ, "PYTHONHASHSEED": "1"}  # this process has another
     text = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert text.stdout.split()[-1] == here

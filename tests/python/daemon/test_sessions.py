@@ -12,12 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import HELPERS
 
-CHILD = Path(__file__).with_name("session_child.py")
+CHILD = HELPERS / "session_child.py"
 # GPT-2 with dropout: random numbers too must not depend on who else trains.
 FAMILIES = (("llama", 1), ("gpt2", 2), ("mlp_ce", 3), ("qwen3:bf16", 4))
 STEPS = 12

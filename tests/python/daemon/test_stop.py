@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import PYTHONPATH
 from nets import Net, batch, loss_of
 
 from gradd import ORTModule, client
 from gradd import daemon as daemons
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SLOW = """
 import json, os, sys, torch
 from gradd import ORTModule, client
@@ -56,7 +57,6 @@ class Slow:
     """A trainer in a process of its own whose forward takes seconds."""
 
     def __init__(self) -> None:
-        paths = f"{ROOT / 'adapters/python'}:{Path(__file__).parent}"
         self.process = subprocess.Popen(
             [sys.executable, "-c", SLOW],
             stdin=subprocess.PIPE,
@@ -65,7 +65,7 @@ class Slow:
             # The daemon of this test must be one that the test knows and can end.
             env={
                 **os.environ,
-                "PYTHONPATH": paths,
+                "PYTHONPATH": PYTHONPATH,
                 "GRADD_AUTOSTART": "0",
                 "GRADD_SELF_CHECK": "0",
             },

@@ -353,7 +353,7 @@ def test_import_of_the_package_loads_no_torch() -> None:
     import subprocess
     import sys
 
-    root = Path(__file__).resolve().parents[2] / "adapters" / "python"
+    root = Path(__file__).resolve().parents[3] / "adapters" / "python"
     code = "import sys, gradd; print('torch' in sys.modules, gradd.__version__)"
     output = subprocess.check_output(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(root)}, text=True

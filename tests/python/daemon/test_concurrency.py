@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import PYTHONPATH
 from nets import Net, batch, loss_of
 
 from gradd import ORTModule
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 STEPS = 40
 SCRIPT = """
 import sys
@@ -49,8 +50,7 @@ class Trainer:
     """A process that trains; it waits after its first steps until it is told to go on."""
 
     def __init__(self, seed: int, folder: Path) -> None:
-        path = f"{ROOT / 'adapters/python'}:{Path(__file__).parent}"
-        env = {**os.environ, "PYTHONPATH": path, "GRADD_AUTOSTART": "0"}
+        env = {**os.environ, "PYTHONPATH": PYTHONPATH, "GRADD_AUTOSTART": "0"}
         command = [sys.executable, "-c", SCRIPT, str(seed)]
         pipe = subprocess.PIPE
         self._errors = folder / f"errors.{seed}"

@@ -13,7 +13,7 @@ from nets import Net, batch
 
 from gradd import ORTModule, errors, options
 
-STATUS = Path(__file__).resolve().parents[2] / "shm" / "status.h"
+STATUS = Path(__file__).resolve().parents[3] / "shm" / "status.h"
 
 
 def _codes_in_c() -> list[str]:

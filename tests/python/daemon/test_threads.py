@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import PYTHONPATH
 
-HERE = Path(__file__).parent
 THREADS = 2
 
 CHILD = """
@@ -48,7 +48,7 @@ print(json.dumps([plan.info.n_nodes_forward, plan.info.arena_bytes, tasks() - be
 
 def _run(threads: int, **settings: str) -> list:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
-    env |= {"PYTHONPATH": str(HERE), "OPENBLAS_NUM_THREADS": "1", **settings}
+    env |= {"PYTHONPATH": PYTHONPATH, "OPENBLAS_NUM_THREADS": "1", **settings}
     command = [sys.executable, "-c", CHILD, str(threads)]
     return json.loads(subprocess.check_output(command, env=env, text=True, timeout=60))
 

@@ -23,11 +23,11 @@ import torch
 from pattern_counts import check, explained
 from selection import drawn, every_run
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
 import families_sizes
 from families_sizes import Family
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PARTS = (counts_encoders, counts_decoders, counts_experts, counts_seq2seq)
 ROWS = {key: row for part in PARTS for key, row in part.ROWS.items()}
 LEFT = {key: left for part in PARTS for key, left in part.LEFT.items()}

@@ -12,7 +12,7 @@ from typing import Any
 import models
 import pytest
 import torch
-from conftest import BINARY
+from conftest import BINARY, PYTHONPATH
 from nets import Net, batch
 from onnx import TensorProto, helper
 from test_explain import command, layer, value, write  # noqa: F401
@@ -148,10 +148,9 @@ print(json.dumps([planned.total, measured() - before - x.nbytes]))
 @pytest.mark.slow
 def test_total_is_close_to_what_is_measured(daemon: Any) -> None:
     """By a daemon of one thread: what oneDNN takes for itself with several is not planned."""
-    root, folder = Path(__file__).resolve().parents[2], daemon.directory.parent / "one"
+    folder = daemon.directory.parent / "one"
     folder.mkdir(mode=0o700)
-    path = f"{root}/adapters/python:{root}/adapters/optimum"
-    env = {**os.environ, "PYTHONPATH": path, "GRADD_SELF_CHECK": "0", "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": PYTHONPATH, "GRADD_SELF_CHECK": "0", "OMP_NUM_THREADS": "1"}
     env |= {"GRADD_DIR": str(folder), "GRADD_THREADS": "1"}
     env["MALLOC_MMAP_THRESHOLD_"] = "65536"  # what is freed goes back to the system
     try:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgpack
 import pytest
 import torch
+from conftest import PYTHONPATH
 from nets import Net, batch, loss_of
 
 from gradd import ORTModule, client, control, errors, protocol, ring, shm
@@ -351,10 +352,9 @@ print(model._gradd_bridge.client.daemon_pid, flush=True)
 
 
 def test_auto_start_serves_and_the_script_ends_cleanly(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[2]
     folder = tmp_path / "d"
     env = {**os.environ, "GRADD_DIR": str(folder)}
-    env["PYTHONPATH"] = f"{root / 'adapters/python'}:{Path(__file__).parent}"
+    env["PYTHONPATH"] = PYTHONPATH
     command = [sys.executable, "-c", SCRIPT]
     runs = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in "ab"]
     pids = {process.communicate(timeout=120)[0].strip() for process in runs}

@@ -24,7 +24,7 @@ from onnx.reference import ReferenceEvaluator
 
 pytestmark = pytest.mark.quick
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LIBRARY = Path(os.environ.get("GRADD_BUILD", ROOT / "build")) / "lib" / "libgradd.so"
 RANDOM = 1 << 2  # GRADD_OP_RANDOM of kernels/op.h
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "adapters/python"), str(ROOT / "tests/python")]
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "adapters/python"), str(ROOT / "tests/python/helpers")]
 torch.set_num_threads(1)
 
 import models  # noqa: E402

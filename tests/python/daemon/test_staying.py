@@ -189,9 +189,8 @@ def no_daemon(daemon: Daemon) -> Iterator[Daemon]:
 
 
 def _train(limit: int) -> list[str]:
-    paths = str(conftest.ROOT / "adapters/python")
     command = [sys.executable, "-c", _TRAINER, str(limit)]
-    env = {**os.environ, "PYTHONPATH": paths}
+    env = {**os.environ, "PYTHONPATH": conftest.PYTHONPATH}
     return subprocess.check_output(command, text=True, env=env).split()
 
 

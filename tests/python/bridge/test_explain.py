@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from conftest import BINARY
+from conftest import BINARY, PYTHONPATH
 from nets import Net, batch
 from onnx import TensorProto, helper, numpy_helper
 from recognise import Writer
@@ -343,7 +343,7 @@ def test_plans_of_all_sessions_are_listed(daemon: Any) -> None:
     assert {p["pid"] for p in plans} == {os.getpid()}
     assert sum("f32[9,8]" in p["inputs"] and p["backward"] > 0 for p in plans) == 1
     other = subprocess.run(
-        [sys.executable, "-c", _OTHER], env={**os.environ, "PYTHONPATH": _path()}, timeout=60
+        [sys.executable, "-c", _OTHER], env={**os.environ, "PYTHONPATH": PYTHONPATH}, timeout=60
     )
     assert other.returncode == 0
     text = command("explain", **here)
@@ -366,11 +366,6 @@ out = subprocess.check_output([os.environ["GRADD_BIN"], "explain", "--list", "--
 plans = json.loads(out)["plans"]
 assert len({p["pid"] for p in plans}) == 2 and len({p["session"] for p in plans}) == 2, plans
 """
-
-
-def _path() -> str:
-    root = Path(__file__).resolve().parents[2]
-    return f"{root}/adapters/python:{root}/adapters/optimum"
 
 
 def test_pages_join_and_plans_go(daemon: Any) -> None:
