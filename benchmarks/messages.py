@@ -27,8 +27,9 @@ def main() -> None:
     os.environ["GRADD_DIR"] = tempfile.mkdtemp(prefix="gradd-messages-")
     import torch
 
-    from gradd import ORTModule, client, control
+    from gradd import ORTModule
     from gradd.optim import FusedAdam
+    from gradd.session import client, control
 
     class Many(torch.nn.Module):
         """150 linear layers of width 4."""
@@ -75,7 +76,7 @@ def _note(kind: type) -> dict[str, list]:
 
 
 def _print(noted: dict[str, list]) -> None:
-    from gradd import protocol
+    from gradd.session import protocol
 
     print(f"{'verb':<10} {'bytes':>6} {'pack us':>8} {'request us':>11} {'engine us':>10}")
     for verb in ("forward", "backward", "step"):

@@ -207,7 +207,7 @@ def versions() -> str:
 @contextlib.contextmanager
 def own_daemon() -> Iterator[Callable[[], None]]:
     """A daemon for this run alone; calling the result starts another one if it has died."""
-    from gradd import daemon
+    from gradd.session import daemon
 
     folder = Path(tempfile.mkdtemp(prefix="gradd-families-"))  # mode 0700
     os.environ.update(GRADD_DIR=str(folder / "run"), GRADD_AUTOSTART="0")

@@ -39,10 +39,10 @@ for _folder in ("adapters/python", "adapters/optimum"):
         sys.path.insert(0, str(ROOT / _folder))
 torch.set_num_threads(1)  # as many as leave a core to the other worker
 
-from gradd import client as gradd_client  # noqa: E402
-from gradd import control  # noqa: E402
-from gradd import daemon as gradd_daemon  # noqa: E402
 from gradd import export as gradd_export  # noqa: E402
+from gradd.session import client as gradd_client  # noqa: E402
+from gradd.session import control  # noqa: E402
+from gradd.session import daemon as gradd_daemon  # noqa: E402
 
 DEVICE = os.environ.get("GRADD_TEST_DEVICE", "cpu")
 BINARY = Path(os.environ.get("GRADD_BUILD", ROOT / "build")) / "bin" / "gradd"

@@ -26,28 +26,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradd import (
-    checktimes,
-    errors,
-    heap,
-    interrupts,
-    options,
-    protocol,
-    schema,
-    transforms,
-    watch,
-)
-from gradd.changes import watch_optimizers
-from gradd.client import Client, get_client
+from gradd import errors, interrupts, options, schema, transforms, unused_memory
+from gradd.calls import watch
+from gradd.calls.captured import Graph, Plan, check_supported, type_of
+from gradd.calls.function import Call, Step
+from gradd.calls.parameter_changes import watch_optimizers
+from gradd.calls.parameters import State
+from gradd.calls.run import Run
+from gradd.calls.slots import SlotSet
+from gradd.check import checktimes
+from gradd.check.other_data import Data
+from gradd.check.selfcheck import Checks
 from gradd.export.identity import Same
 from gradd.fallback import DeviceError, Fallback, SelfCheckError
-from gradd.function import Call, Step
-from gradd.graphs import Graph, Plan, check_supported, type_of
-from gradd.otherdata import Data
-from gradd.parameters import State
-from gradd.runs import Run
-from gradd.selfcheck import Checks
-from gradd.slots import SlotSet
+from gradd.session import protocol
+from gradd.session.client import Client, get_client
 from gradd.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -368,7 +361,7 @@ class Bridge:
             start = time.perf_counter()
             self._outside_changed(graphs, outdated)
             graph = self._capture_of(key, leaves, args, kwargs)
-            heap.trim()
+            unused_memory.trim()
             self._fallback.captured(key, graph.uses, time.perf_counter() - start)
             graphs.append(graph)
             self._graphs[key] = graphs

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from gradd import schema
-from gradd.client import Client, get_client
+from gradd.calls.captured import Graph, Plan, check_supported, type_of
 from gradd.explain import amount
-from gradd.graphs import Graph, Plan, check_supported, type_of
-from gradd.shm import DTYPES, nbytes
+from gradd.session.client import Client, get_client
+from gradd.session.shm import DTYPES, nbytes
 
 _MAX_BATCH = 1 << 20
 # Bytes of optimizer state: per byte of parameter, per element.

@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradd import protocol
+from gradd.session import protocol
 
 if TYPE_CHECKING:
-    from gradd.client import Client
-    from gradd.graphs import Graph, Plan
+    from gradd.calls.captured import Graph, Plan
+    from gradd.session.client import Client
 
 PAGE = 500
 FATES = ("unused", "run", "fused", "view", "folded", "merged")
@@ -208,7 +208,7 @@ def _by_fate(fates: list) -> dict[str, dict[str, int]]:
 
 def _row(row: dict[str, Any]) -> Row:
     """A row as the verb `explain` sends it: see docs/protocol.md."""
-    from gradd.export.spec import ONNX_DTYPES
+    from gradd.spec import ONNX_DTYPES
 
     made = ("phase", "dtype", "shape", "leftover")
     same = {f.name: row[f.name] for f in fields(Row) if f.name not in made}
@@ -379,7 +379,7 @@ def annotate(
 
 def main() -> None:
     """`python -m gradd.explain [arguments of gradd explain]`."""
-    from gradd import daemon
+    from gradd.session import daemon
 
     binary = daemon.find_binary()
     where = os.environ.get("GRADD_DIR") or str(daemon.directory())

@@ -16,16 +16,17 @@ from typing import Any
 
 import torch
 
-from gradd import client as clients
-from gradd import errors, interrupts, protocol
-from gradd.changes import Snapshot
-from gradd.client import Client
-from gradd.holders import others
-from gradd.parameters import identity, overlapping
-from gradd.replay import Send
-from gradd.ring import Block, blocks_bytes
-from gradd.shm import DTYPE_CODES, nbytes
-from gradd.watch import data_ptr
+from gradd import errors, interrupts
+from gradd.calls.holders import others
+from gradd.calls.parameter_changes import Snapshot
+from gradd.calls.parameters import identity, overlapping
+from gradd.calls.watch import data_ptr
+from gradd.session import client as clients
+from gradd.session import protocol
+from gradd.session.client import Client
+from gradd.session.replay import Send
+from gradd.session.ring import Block, blocks_bytes
+from gradd.session.shm import DTYPE_CODES, nbytes
 
 logger = logging.getLogger("gradd")
 

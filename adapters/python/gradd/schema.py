@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gradd import kinds
+from gradd import tensor_kinds
 
 # Numbers under these names differ from step to step and are data, not structure: they become
 # 0-d tensor inputs. Every other python number is a constant of the graph and part of the key.
@@ -132,13 +132,14 @@ def as_tensor_leaf(leaf: Any) -> torch.Tensor:
 
 
 def _is_taken(kind: type) -> bool:
-    return kinds.is_plain(kind) or kind.__module__ == "gradd.lazy"  # which stands for a plain one
+    # A lazy output stands for a plain one.
+    return tensor_kinds.is_plain(kind) or kind.__module__ == "gradd.calls.lazy"
 
 
 def _leaf_key(leaf: Any, path: str) -> Hashable:
     if isinstance(leaf, torch.Tensor):
         if type(leaf) is not torch.Tensor and not _is_taken(type(leaf)):
-            raise kinds.refusal(f"argument {path!r}", type(leaf))
+            raise tensor_kinds.refusal(f"argument {path!r}", type(leaf))
         form = (leaf.dtype, leaf.dim(), leaf.requires_grad, leaf.device.type)
         if leaf.layout is torch.strided and not leaf.is_nested and type(leaf) is torch.Tensor:
             return form
@@ -149,7 +150,7 @@ def _leaf_key(leaf: Any, path: str) -> Hashable:
     if isinstance(leaf, CONSTANTS):
         # repr() tells 0.0 from -0.0, and NaN equals itself.
         return (type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf)
-    from gradd.export.spec import CaptureError  # that package imports this module
+    from gradd.spec import CaptureError  # that package imports this module
 
     raise CaptureError(
         "unsupported_input_type",

@@ -9,7 +9,8 @@ import pytest
 import torch
 from nets import Net, batch
 
-from gradd import ORTModule, runs
+from gradd import ORTModule
+from gradd.calls import run
 from gradd.fallback import SelfCheckError
 
 BF16 = torch.bfloat16
@@ -28,14 +29,14 @@ def call(way: str) -> Any:
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
-    backward = runs.Run.backward
+    backward = run.Run.backward
 
-    def changed(self: runs.Run, grad_outputs: Any, keep: bool) -> list:
+    def changed(self: run.Run, grad_outputs: Any, keep: bool) -> list:
         grads = backward(self, grad_outputs, keep)
         change(grads[self.plan.params.index("second.weight")])
         return grads
 
-    monkeypatch.setattr(runs.Run, "backward", changed)
+    monkeypatch.setattr(run.Run, "backward", changed)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -58,9 +59,9 @@ def test_wrong_gradients_are_found_and_named(daemon, monkeypatch, way: str, chan
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_missing_gradient_is_found(daemon, monkeypatch, way: str) -> None:
-    backward = runs.Run.backward
+    backward = run.Run.backward
     monkeypatch.setattr(
-        runs.Run,
+        run.Run,
         "backward",
         lambda self, go, keep: [
             None if name == "second.weight" else g

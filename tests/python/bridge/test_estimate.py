@@ -105,7 +105,7 @@ _TRAIN = '''
 import gc, json, torch
 import gradd
 from gradd import ORTModule
-from gradd.client import get_client
+from gradd.session.client import get_client
 
 def step(model, optimizer, x):
     optimizer.zero_grad()

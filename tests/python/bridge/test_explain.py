@@ -22,8 +22,9 @@ from onnx import TensorProto, helper, numpy_helper
 from recognise import Writer
 from torch import nn
 
-from gradd import ORTModule, errors, export, protocol
+from gradd import ORTModule, errors, export
 from gradd.explain import Explanation, with_sources
+from gradd.session import protocol
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
 

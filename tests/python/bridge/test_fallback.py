@@ -11,7 +11,8 @@ import torch
 from nets import Net, assert_close, batch, loss_of
 from torch import nn
 
-from gradd import ORTModule, errors, watch
+from gradd import ORTModule, errors
+from gradd.calls import watch
 from gradd.export import CaptureError
 from gradd.fallback import FallbackPolicy, SelfCheckError, policy_from_environment
 
@@ -322,16 +323,16 @@ def test_gradd_disable_is_plain_torch(monkeypatch: pytest.MonkeyPatch, daemon: o
 def test_self_check_finds_a_wrong_gradient_and_names_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from gradd import runs
+    from gradd.calls import run
 
-    backward = runs.Run.backward
+    backward = run.Run.backward
 
-    def wrong(self: runs.Run, *args: object) -> list:
+    def wrong(self: run.Run, *args: object) -> list:
         grads = backward(self, *args)
         grads[self.plan.params.index("second.bias")].mul_(1.01)
         return grads
 
-    monkeypatch.setattr(runs.Run, "backward", lambda self, go, keep: wrong(self, go, keep))
+    monkeypatch.setattr(run.Run, "backward", lambda self, go, keep: wrong(self, go, keep))
     with pytest.raises(SelfCheckError, match=r"second\.bias"):
         ORTModule(Net(), strict=True)(*batch())
     model = ORTModule(Net())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradd import ORTModule, heap
+from gradd import ORTModule, unused_memory
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 MIB = 1 << 20
@@ -29,5 +29,5 @@ def test_first_step_leaves_no_freed_pages() -> None:
     model(torch.ones(4, 2048, dtype=torch.bfloat16)).sum().backward()
     assert model.gradd_stats()["self_checks"] == 1
     before = private_bytes()
-    heap.trim()
+    unused_memory.trim()
     assert before - private_bytes() < 8 * MIB

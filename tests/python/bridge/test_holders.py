@@ -15,7 +15,8 @@ from nets import assert_close
 from selection import every_run
 from torch import nn
 
-from gradd import ORTModule, holders
+from gradd import ORTModule
+from gradd.calls import holders
 from gradd.optim import FusedAdam
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")

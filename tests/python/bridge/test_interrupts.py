@@ -24,7 +24,8 @@ from conftest import PYTHONPATH
 from nets import Net, assert_same_grads, batch, loss_of
 from torch import nn
 
-from gradd import ORTModule, flusher, interrupts, optim
+from gradd import ORTModule, interrupts, optim
+from gradd.session import flusher
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -14,7 +14,7 @@ from nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 from torch import nn
 
 from gradd import ORTModule, errors, optim
-from gradd.lazy import LazyTensor
+from gradd.calls.lazy import LazyTensor
 
 pytestmark = pytest.mark.usefixtures("daemon")
 

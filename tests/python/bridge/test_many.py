@@ -7,8 +7,9 @@ import torch
 from nets import Net, assert_close, assert_same_grads, batch, loss_of
 from torch import nn
 
-from gradd import ORTModule, client, errors
+from gradd import ORTModule, errors
 from gradd.optim import FusedAdam
+from gradd.session import client
 
 pytestmark = pytest.mark.usefixtures("daemon")
 _LIMIT = 64  # of graphs, and of segments, in the daemon

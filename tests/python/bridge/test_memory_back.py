@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from gradd import ORTModule, client
+from gradd import ORTModule
+from gradd.session import client
 
 _SECONDS = 10.0  # for a machine that does something else; a second where it does not
 

@@ -13,10 +13,11 @@ from nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from gradd import ORTModule, client, errors
+from gradd import ORTModule, errors
+from gradd.calls.parameters import identity, overlapping
 from gradd.export import CaptureError
 from gradd.optim import FusedAdam
-from gradd.parameters import identity, overlapping
+from gradd.session import client
 
 pytestmark = pytest.mark.usefixtures("daemon")
 

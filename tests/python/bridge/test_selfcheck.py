@@ -16,7 +16,9 @@ from selection import every_run
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gradd import ORTModule, reference, runs
+from gradd import ORTModule
+from gradd.calls import run
+from gradd.check import reference
 from gradd.fallback import SelfCheckError
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
@@ -89,9 +91,9 @@ def test_gradients_of_others_stay_as_they_are() -> None:
 
 def test_training_in_eval_mode_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fine-tuning under eval(): dropout is off, gradients flow."""
-    backward = runs.Run.backward
+    backward = run.Run.backward
 
-    def wrong(self: runs.Run, grad_outputs: Any, keep: bool) -> list:
+    def wrong(self: run.Run, grad_outputs: Any, keep: bool) -> list:
         grads = backward(self, grad_outputs, keep)
         grads[self.plan.params.index("second.bias")].mul_(1.01)
         return grads
@@ -102,7 +104,7 @@ def test_training_in_eval_mode_is_compared_too(monkeypatch: pytest.MonkeyPatch) 
     assert good.gradd_stats()["self_checks"] == 1
     loss_of(good(*batch())).backward()
     assert good.gradd_stats()["self_checks"] == 2
-    monkeypatch.setattr(runs.Run, "backward", wrong)
+    monkeypatch.setattr(run.Run, "backward", wrong)
     with pytest.raises(SelfCheckError, match=r"second\.bias"):
         ORTModule(Net(dropout=0.3).eval(), strict=True)(*batch())
 

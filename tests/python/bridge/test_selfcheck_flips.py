@@ -14,8 +14,10 @@ import pytest
 import torch
 from nets import Relu
 
-from gradd import ORTModule, agreement, runs
-from gradd.agreement import GRADIENT, Tally, Trial
+from gradd import ORTModule
+from gradd.calls import run
+from gradd.check import agreement
+from gradd.check.agreement import GRADIENT, Tally, Trial
 from gradd.fallback import SelfCheckError
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
@@ -84,17 +86,17 @@ def _swapped(g: torch.Tensor, i: int) -> None:
 def test_a_wrong_gradient_is_convicted(
     model: ORTModule, change: Callable, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backward = runs.Run.backward
+    backward = run.Run.backward
     which = {"seed": 0}
 
-    def wrong(self: runs.Run, grad_outputs: Any, keep: bool) -> list:
+    def wrong(self: run.Run, grad_outputs: Any, keep: bool) -> list:
         grads = backward(self, grad_outputs, keep)
         names = list(self.plan.params)
         name = ("inner.weight", "outer.weight", "outer.bias")[which["seed"] % 3]
         change(grads[names.index(name)], which["active"])
         return grads
 
-    monkeypatch.setattr(runs.Run, "backward", wrong)
+    monkeypatch.setattr(run.Run, "backward", wrong)
     for seed in range(SEEDS // (1 if SEEDS > 100 else 4)):
         x = fresh(model, seed, rows)
         # A row of a weight that has no gradient cannot be wrong: take a unit that is active.

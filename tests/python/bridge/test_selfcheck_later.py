@@ -10,8 +10,10 @@ import pytest
 import torch
 from nets import Heads, Net, assert_close, batch, loss_of
 
-from gradd import ORTModule, checktimes, options, runs
-from gradd.checktimes import Kind, Times
+from gradd import ORTModule, options
+from gradd.calls import run
+from gradd.check import checktimes
+from gradd.check.checktimes import Kind, Times
 from gradd.fallback import SelfCheckError
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
@@ -104,16 +106,16 @@ def test_sizes_that_failed() -> None:
     assert kind.failure("a") == "differs"
 
 
-def fault(monkeypatch: pytest.MonkeyPatch, where: Callable[[runs.Run], bool]) -> None:
-    backward = runs.Run.backward
+def fault(monkeypatch: pytest.MonkeyPatch, where: Callable[[run.Run], bool]) -> None:
+    backward = run.Run.backward
 
-    def wrong(self: runs.Run, grad_outputs: Any, keep: bool) -> list:
+    def wrong(self: run.Run, grad_outputs: Any, keep: bool) -> list:
         grads = backward(self, grad_outputs, keep)
         if where(self):
             grads[self.plan.params.index("second.bias")].mul_(1.01)
         return grads
 
-    monkeypatch.setattr(runs.Run, "backward", wrong)
+    monkeypatch.setattr(run.Run, "backward", wrong)
 
 
 def test_a_fault_that_begins_at_step_5(

@@ -14,9 +14,10 @@ from selection import every_run
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gradd import ORTModule, runs
+from gradd import ORTModule
+from gradd.calls import run
+from gradd.check.perturbed import Shaken
 from gradd.fallback import SelfCheckError
-from gradd.shaken import Shaken
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 
@@ -61,14 +62,14 @@ def test_an_encoder_layer() -> None:
 
 @pytest.mark.parametrize("end", ["layer_norm", "softmax"])
 def test_more_than_that_is_convicted(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = runs.Run.backward
+    right = run.Run.backward
 
-    def wrong(self: runs.Run, grad_outputs: Any, keep: bool) -> list:
+    def wrong(self: run.Run, grad_outputs: Any, keep: bool) -> list:
         grads = right(self, grad_outputs, keep)
         grads[0].add_(1e-3)
         return grads
 
-    monkeypatch.setattr(runs.Run, "backward", wrong)
+    monkeypatch.setattr(run.Run, "backward", wrong)
     model = ORTModule(Ending(ENDS[end], 8), strict=True)
     with pytest.raises(SelfCheckError, match=r"differs from PyTorch: the gradient of linear\."):
         model(torch.randn(5, 8)).backward()

@@ -11,29 +11,28 @@ import pytest
 import torch
 from nets import Heads, Net, Words, assert_close, batch, loss_of
 
-from gradd import ORTModule, graphs, runs
+from gradd import ORTModule
+from gradd.calls import captured, run
 from gradd.fallback import SelfCheckError
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 
 
-def spoil_outputs(
-    monkeypatch: pytest.MonkeyPatch, change: Callable[[runs.Run, list], None]
-) -> None:
-    start = runs.Run.start
+def spoil_outputs(monkeypatch: pytest.MonkeyPatch, change: Callable[[run.Run, list], None]) -> None:
+    start = run.Run.start
 
-    def wrong(self: runs.Run) -> list[torch.Tensor]:
+    def wrong(self: run.Run) -> list[torch.Tensor]:
         tensors = start(self)
         change(self, tensors)
         return tensors
 
-    monkeypatch.setattr(runs.Run, "start", wrong)
+    monkeypatch.setattr(run.Run, "start", wrong)
 
 
 def spoil_gradients(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable) -> None:
-    backward = runs.Run.backward
+    backward = run.Run.backward
 
-    def wrong(self: runs.Run, grad_outputs: Any, keep: bool) -> list:
+    def wrong(self: run.Run, grad_outputs: Any, keep: bool) -> list:
         grads = backward(self, grad_outputs, keep)
         names = (*self.plan.params, *self.plan.input_grads)
         grad = grads[names.index(name)] if name in names else None
@@ -41,11 +40,11 @@ def spoil_gradients(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable
             grads[names.index(name)] = change(grad)
         return grads
 
-    monkeypatch.setattr(runs.Run, "backward", wrong)
+    monkeypatch.setattr(run.Run, "backward", wrong)
 
 
-def scale(name: str, factor: float = 1.01) -> Callable[[runs.Run, list], None]:
-    def change(run: runs.Run, tensors: list[torch.Tensor]) -> None:
+def scale(name: str, factor: float = 1.01) -> Callable[[run.Run, list], None]:
+    def change(run: run.Run, tensors: list[torch.Tensor]) -> None:
         for output, tensor in zip(run.plan.outputs, tensors, strict=True):
             if name in output:
                 tensor.mul_(factor) if tensor.is_floating_point() else tensor.add_(1)
@@ -64,8 +63,8 @@ def test_every_output(monkeypatch: Any, name: str, grad: bool, train: bool) -> N
 
 
 def test_another_shape_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = runs.Run.start
-    monkeypatch.setattr(runs.Run, "start", lambda self: [t[:-1] for t in start(self)])
+    start = run.Run.start
+    monkeypatch.setattr(run.Run, "start", lambda self: [t[:-1] for t in start(self)])
     model = ORTModule(torch.nn.Linear(4, 3), strict=True)
     with pytest.raises(SelfCheckError, match=r"output 0 has shape \[4, 3\], in PyTorch \[5, 3\]"):
         model(torch.randn(5, 4))
@@ -87,7 +86,7 @@ def test_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("buffer", ["mean", "calls"])
 def test_every_buffer(monkeypatch: pytest.MonkeyPatch, buffer: str, grad: bool) -> None:
-    def change(run: runs.Run, tensors: list[torch.Tensor]) -> None:
+    def change(run: run.Run, tensors: list[torch.Tensor]) -> None:
         names = [spec.fqn for spec in run.graph.changed]
         values = tensors[len(tensors) - len(names) :]
         value = values[names.index(buffer)]
@@ -102,13 +101,13 @@ def test_every_buffer(monkeypatch: pytest.MonkeyPatch, buffer: str, grad: bool) 
 
 
 def test_a_buffer_that_only_pytorch_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = graphs.Graph.__init__
+    made = captured.Graph.__init__
 
-    def blind(self: graphs.Graph, *args: Any) -> None:
+    def blind(self: captured.Graph, *args: Any) -> None:
         made(self, *args)
         self.changed, self.changed_places = [], []
 
-    monkeypatch.setattr(graphs.Graph, "__init__", blind)
+    monkeypatch.setattr(captured.Graph, "__init__", blind)
     with pytest.raises(SelfCheckError, match="buffer mean by"):
         ORTModule(Heads(), strict=True)(batch()[0])
 
@@ -137,15 +136,15 @@ def test_gradients_of_inputs(monkeypatch: pytest.MonkeyPatch, frozen: bool) -> N
 def test_a_parameter_that_the_graph_believes_out_of_reach(
     monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    reach = graphs.Graph.differentiable
+    reach = captured.Graph.differentiable
 
-    def blind(self: graphs.Graph, params: tuple, input_grads: tuple) -> tuple:
+    def blind(self: captured.Graph, params: tuple, input_grads: tuple) -> tuple:
         if lost == "all":
             return [False] * len(self.user), (), ()
         params = tuple(i for i in params if self.bound[i] != "first.weight")
         return reach(self, params, input_grads)
 
-    monkeypatch.setattr(graphs.Graph, "differentiable", blind)
+    monkeypatch.setattr(captured.Graph, "differentiable", blind)
     with pytest.raises(SelfCheckError, match=r"the daemon has no gradient for \w+\.\w+"):
         ORTModule(Net(), strict=True)(*batch())
 
@@ -209,15 +208,15 @@ def test_a_first_batch_without_content_moves_nothing(
 def test_a_failure_counts_for_its_sizes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    backward = runs.Run.backward
+    backward = run.Run.backward
 
-    def wrong(self: runs.Run, grad_outputs: Any, keep: bool) -> list:
+    def wrong(self: run.Run, grad_outputs: Any, keep: bool) -> list:
         grads = backward(self, grad_outputs, keep)
         if self._types[0][1][0] == 6:
             grads[0].mul_(1.01)
         return grads
 
-    monkeypatch.setattr(runs.Run, "backward", wrong)
+    monkeypatch.setattr(run.Run, "backward", wrong)
     model = ORTModule(Net())
     with caplog.at_level(logging.WARNING, "gradd"):
         for size in (6, 6, 5, 5, 6, 7):

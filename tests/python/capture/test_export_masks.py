@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradd import export
-from gradd.export import binary, keys
+from gradd.export import keys, mask_buffers
 
 X = (torch.randn(3, 4, 4),)
 HELD = types.SimpleNamespace()  # as the bridge holds what is known of its module
@@ -217,8 +217,8 @@ def test_values_are_no_part_of_the_key():
 @pytest.mark.quick
 def test_values_are_looked_at_once_per_write(monkeypatch):
     looked = []
-    look = binary._is_binary
-    monkeypatch.setattr(binary, "_is_binary", lambda tensor: looked.append(1) or look(tensor))
+    look = mask_buffers._is_binary
+    monkeypatch.setattr(mask_buffers, "_is_binary", lambda tensor: looked.append(1) or look(tensor))
     module = _masked()
     _key(module)
     before = keys.module_key(module)
@@ -241,4 +241,4 @@ def test_buffers_whose_values_cannot_be_known_have_a_key(kind):
     module = Lambda(lambda self, x: x, mask=mask)
     other = Lambda(module.function, mask=mask)
     assert _key(module) == _key(other)
-    assert binary.Binaries(module).names == ()
+    assert mask_buffers.Binaries(module).names == ()

@@ -14,8 +14,8 @@ from selection import every_run
 from torch import nn
 from torch.utils._sympy.functions import Mod
 
-from gradd import ORTModule, export
-from gradd.export import dims, spec
+from gradd import ORTModule, export, spec
+from gradd.export import dims
 
 SIZES = [(3, 9), (1, 9), (2, 1), (1, 1)]
 

@@ -19,7 +19,7 @@ from selection import drawn, every_run
 from torch import nn
 
 from gradd import ORTModule, export
-from gradd.export import build, decompositions, translate
+from gradd.export.translation import build, decompositions, translate
 
 ROWS, CLASSES = 5, 4
 

@@ -17,8 +17,8 @@ from nets import assert_close, assert_same_grads
 from torch import nn
 
 from gradd import ORTModule
+from gradd.calls.lazy import LazyTensor
 from gradd.export import CaptureError
-from gradd.lazy import LazyTensor
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

@@ -19,7 +19,9 @@ from conftest import Daemon
 from nets import Net, batch, loss_of
 from torch import nn
 
-from gradd import ORTModule, client, errors, watch
+from gradd import ORTModule, errors
+from gradd.calls import watch
+from gradd.session import client
 
 Write = Callable[[nn.Parameter], Any]
 WIDTH = 512  # of 256 lines of the first weight 16 are drawn

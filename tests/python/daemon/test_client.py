@@ -16,9 +16,10 @@ import torch
 from conftest import PYTHONPATH
 from nets import Net, batch, loss_of
 
-from gradd import ORTModule, client, control, errors, protocol, ring, shm
-from gradd.daemon import check_directory, directory
-from gradd.ends import Ends
+from gradd import ORTModule, errors
+from gradd.session import client, control, protocol, ring, shm
+from gradd.session.daemon import check_directory, directory
+from gradd.session.finalizers import Ends
 
 
 class _NoDaemon:

@@ -24,7 +24,7 @@ from conftest import Daemon
 from hostile import DROP, SEGMENT, Balance, Raw
 from stuck_file import StuckFile
 
-from gradd.shm import Segment
+from gradd.session.shm import Segment
 
 _PER_PROCESS = 64  # control connections
 

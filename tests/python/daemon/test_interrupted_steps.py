@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from gradd import client, errors
+from gradd import errors
 from gradd.optim import FusedAdam
+from gradd.session import client
 
 pytestmark = pytest.mark.fake
 LARGE = 8_000_000  # a step of it takes long enough to be interrupted
@@ -125,7 +126,7 @@ def _interrupt(
     thread = threading.Thread(target=killer)
     with monkeypatch.context() as patch:
         patch.setenv("GRADD_AUTOSTART", "0")
-        patch.setattr("gradd.daemon.connect.__defaults__", (0.2,))
+        patch.setattr("gradd.session.daemon.connect.__defaults__", (0.2,))
         thread.start()
         with pytest.raises(errors.SessionError, match="no daemon listens"):
             _step(p, optimizer, 1)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from nets import Net, batch, loss_of
 
-from gradd import ORTModule, client, errors, optim
+from gradd import ORTModule, errors, optim
+from gradd.session import client
 
 pytestmark = [pytest.mark.fake, pytest.mark.fake_only, pytest.mark.usefixtures("daemon")]
 

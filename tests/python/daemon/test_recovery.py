@@ -12,7 +12,8 @@ import pytest
 import torch
 from nets import Net, batch, loss_of
 
-from gradd import ORTModule, client, control, errors, optim
+from gradd import ORTModule, errors, optim
+from gradd.session import client, control
 
 pytestmark = pytest.mark.fake
 
@@ -194,8 +195,8 @@ def test_without_autostart_the_error_names_the_directory(
     model = ORTModule(Net(), strict=True)
     loss = loss_of(model(*batch()))
     monkeypatch.setenv("GRADD_AUTOSTART", "0")
-    monkeypatch.setattr("gradd.daemon.START_SECONDS", 0.2)
-    monkeypatch.setattr("gradd.daemon.connect.__defaults__", (0.2,))
+    monkeypatch.setattr("gradd.session.daemon.START_SECONDS", 0.2)
+    monkeypatch.setattr("gradd.session.daemon.connect.__defaults__", (0.2,))
     daemon.kill()
     start = time.monotonic()
     with pytest.raises(errors.SessionError, match=str(daemon.directory)):

@@ -19,8 +19,9 @@ import pytest
 import torch
 from nets import Net, batch, loss_of
 
-from gradd import ORTModule, client, errors
-from gradd import daemon as daemons
+from gradd import ORTModule, errors
+from gradd.session import client
+from gradd.session import daemon as daemons
 
 _SCRIPT = """#!/bin/sh
 echo x >> {count}

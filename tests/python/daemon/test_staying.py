@@ -25,7 +25,8 @@ from conftest import Daemon
 from hostile import Raw
 from nets import Net, batch, loss_of
 
-from gradd import ORTModule, client
+from gradd import ORTModule
+from gradd.session import client
 
 _SOCKETS = ("cmd.sock", "ctl.sock")
 
@@ -171,7 +172,8 @@ def test_losing_the_sockets_again_and_again_ends(daemon: Daemon) -> None:
 _TRAINER = """
 import resource, sys, torch
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-from gradd import ORTModule, client
+from gradd import ORTModule
+from gradd.session import client
 model = ORTModule(torch.nn.Linear(8, 4), strict=True)
 model(torch.ones(2, 8)).sum().backward()
 print(model.weight.grad.sum().item(), client.get_client().daemon_pid)

@@ -23,13 +23,15 @@ import pytest
 from conftest import PYTHONPATH
 from nets import Net, batch, loss_of
 
-from gradd import ORTModule, client
-from gradd import daemon as daemons
+from gradd import ORTModule
+from gradd.session import client
+from gradd.session import daemon as daemons
 
 ROOT = Path(__file__).resolve().parents[3]
 SLOW = """
 import json, os, sys, torch
-from gradd import ORTModule, client
+from gradd import ORTModule
+from gradd.session import client
 
 class Slow(torch.nn.Module):
     def __init__(self):

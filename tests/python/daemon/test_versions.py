@@ -18,8 +18,9 @@ from nets import Net, batch, loss_of
 from other_version import OLD_WORDS, Peer, new_daemon, old_daemon
 
 import gradd
-from gradd import ORTModule, client, control, errors, protocol
+from gradd import ORTModule, errors
 from gradd.optim import FusedAdam
+from gradd.session import client, control, protocol
 
 GARBAGE = [
     b"\xc1",

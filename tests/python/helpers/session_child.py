@@ -24,7 +24,8 @@ torch.set_num_threads(1)
 
 import models  # noqa: E402
 
-from gradd import ORTModule, client  # noqa: E402
+from gradd import ORTModule  # noqa: E402
+from gradd.session import client  # noqa: E402
 
 
 class Trainer:

@@ -10,7 +10,8 @@ import torch
 from nets import Net, assert_same_grads, batch, loss_of, pair
 from torch import nn
 
-from gradd import ORTModule, bridge, client
+from gradd import ORTModule, bridge
+from gradd.session import client
 
 pytestmark = pytest.mark.usefixtures("daemon")
 

@@ -24,7 +24,8 @@ from nets import assert_close
 from outside_cases import CASES, Base
 from torch import nn
 
-from gradd import ORTModule, export, watch
+from gradd import ORTModule, export
+from gradd.calls import watch
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))

@@ -20,8 +20,9 @@ from hostile_models import N, graph
 from onnx import TensorProto, helper
 from recognise import Writer
 
-from gradd import ORTModule, protocol
-from gradd.client import get_client
+from gradd import ORTModule
+from gradd.session import protocol
+from gradd.session.client import get_client
 
 SHAPE = (3, 4)
 INT, FLOAT = TensorProto.INT64, TensorProto.FLOAT

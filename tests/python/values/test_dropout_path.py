@@ -16,7 +16,8 @@ from nets import batch
 from torch import nn
 from torch.nn import functional as F
 
-from gradd import ORTModule, client
+from gradd import ORTModule
+from gradd.session import client
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

@@ -13,8 +13,8 @@ from test_edges import TABLE
 from torch.onnx._internal.exporter import _core
 
 from gradd import export
-from gradd.export import translate
-from gradd.export.spec import CaptureError
+from gradd.export.translation import translate
+from gradd.spec import CaptureError
 
 # What no row reaches, by reason: patterns of the name behind "aten.".
 UNREACHED = {

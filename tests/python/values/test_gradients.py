@@ -10,8 +10,9 @@ import torch
 from nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 from torch import nn
 
-from gradd import ORTModule, client, errors
-from gradd.function import Step
+from gradd import ORTModule, errors
+from gradd.calls.function import Step
+from gradd.session import client
 
 pytestmark = [pytest.mark.usefixtures("daemon"), pytest.mark.fake]
 

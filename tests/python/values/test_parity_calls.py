@@ -16,7 +16,7 @@ import torch
 from selection import every_run
 from torch import nn
 
-from gradd import client
+from gradd.session import client
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 

@@ -60,7 +60,7 @@ class PeakSampler:
 
 def daemon_pid() -> int | None:
     """Process id of the daemon that this process is connected to; None without one."""
-    module = sys.modules.get("gradd.client")  # not imported: nothing can be connected
+    module = sys.modules.get("gradd.session.client")  # not imported: nothing can be connected
     pids = [client.daemon_pid for client in module.clients()] if module is not None else []
     return next((pid for pid in pids if pid), None)
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from gradd.export.dims import check_dynamic
 from gradd.export.keys import capture_key, form_of, same_but_filled_in
-from gradd.export.spec import (
+from gradd.schema import as_tensor_leaf, flatten_inputs, is_tensor_leaf, schema_key
+from gradd.spec import (
     Capture,
     CaptureError,
     DimRules,
@@ -22,7 +23,6 @@ from gradd.export.spec import (
     OutputSpec,
     SharedSpec,
 )
-from gradd.schema import as_tensor_leaf, flatten_inputs, is_tensor_leaf, schema_key
 
 __all__ = [
     "Capture",
@@ -55,6 +55,6 @@ def capture(
 
 def op_histogram(cap: Capture) -> dict[str, int]:
     """Node types of a capture with their counts, most frequent first."""
-    from gradd.export import graph
+    from gradd.export.translation import model_bytes
 
-    return graph.op_histogram(cap.onnx)
+    return model_bytes.op_histogram(cap.onnx)

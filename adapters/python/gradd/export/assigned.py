@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from gradd.export.spec import CaptureError
+from gradd.spec import CaptureError
 
 Place = tuple[str, dict, str, torch.Tensor]
 

@@ -20,7 +20,7 @@ import torch
 from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradd.export.spec import CaptureError
+from gradd.spec import CaptureError
 
 _aten = torch.ops.aten
 _DEVICE = "cpu"

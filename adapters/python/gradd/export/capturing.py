@@ -19,12 +19,9 @@ from gradd import interrupts, schema, transforms
 from gradd.export import (
     autocast,
     backward,
-    decompositions,
     functions,
     fx,
-    graph,
     keys,
-    masks,
     naming,
     observe,
     outputs,
@@ -33,11 +30,11 @@ from gradd.export import (
     shared,
     sources,
     trace,
-    translate,
 )
 from gradd.export.guards.arguments import layouts
 from gradd.export.guards.contexts import Trial
-from gradd.export.spec import Capture, CaptureError, SharedSpec
+from gradd.export.translation import decompositions, masks, model_bytes, translate
+from gradd.spec import Capture, CaptureError, SharedSpec
 
 _lock = threading.RLock()
 
@@ -108,7 +105,7 @@ def _capture(call: naming.Call, cast: torch.dtype | None, observed: bool) -> Cap
         traced.close()
         clock.lap("translate")
         dropped = _dropped(specs, len(traced.result.paths))
-        cleaned = graph.clean(model, program, observe.inputs(seen), dropped)
+        cleaned = model_bytes.clean(model, program, observe.inputs(seen), dropped)
     clock.lap("optimize")
     capture = _assemble(call, traced, program, cleaned, binary, clock)
     _check_buffers(seen, capture)
@@ -158,7 +155,7 @@ def observed(
 
 
 def _check_buffers(seen: observe.Observation, capture: Capture) -> None:
-    """Every buffer that forward() changes in PyTorch must be a result of the graph."""
+    """Every buffer that forward() changes in PyTorch must be a result of the model_bytes."""
     results = {spec.fqn for spec in capture.outputs if spec.kind == "buffer"}
     for group in capture.aliases:
         if not results.isdisjoint(group):
@@ -193,7 +190,7 @@ def _assemble(
     call: naming.Call,
     traced: trace.Trace,
     program: Any,
-    cleaned: graph.Cleaned,
+    cleaned: model_bytes.Cleaned,
     binary: tuple[str, ...],
     clock: _Clock,
 ) -> Capture:
@@ -204,9 +201,9 @@ def _assemble(
     changed = {spec.fqn for spec in named.outputs}
     constant = {name: value for name, value in named.states.items() if name not in changed}
     masks.mark(model.graph, constant, binary)
-    graph.rename(model.graph, named.fixed)
+    model_bytes.rename(model.graph, named.fixed)
     found = sources.sources_of(model.graph)
-    data = graph.serialize(model)
+    data = model_bytes.serialize(model)
     own = {name for name, _ in call.module.named_parameters(remove_duplicate=False)}
     order = [v.name for v in model.graph.inputs if v.name in named.states]
     return Capture(

@@ -20,7 +20,7 @@ import torch
 from torch.utils._sympy.printers import PythonPrinter
 
 from gradd import schema
-from gradd.export.spec import Capture, CaptureError, DimRules
+from gradd.spec import Capture, CaptureError, DimRules
 
 _SYMBOL = re.compile(r"^[A-Za-z_]\w*$")
 

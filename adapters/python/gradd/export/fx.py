@@ -15,7 +15,7 @@ import torch
 import torch.fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from gradd.export import apart, indices, types, writes
+from gradd.export import apart, types, writes
 from gradd.export.nodes import (
     DETACH,
     OFF,
@@ -27,7 +27,8 @@ from gradd.export.nodes import (
     stop,
 )
 from gradd.export.places import place_of
-from gradd.export.spec import CaptureError
+from gradd.export.translation import indices
+from gradd.spec import CaptureError
 
 _ASSERTIONS = {
     "aten::_assert_tensor_metadata",

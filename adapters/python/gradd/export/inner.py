@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gradd.export.spec import CaptureError
+from gradd.spec import CaptureError
 
 _ACCUMULATES = 6  # position of accumulate_grad among the arguments of run_backward()
 

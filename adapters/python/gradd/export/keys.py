@@ -20,10 +20,10 @@ from torch.nn.parameter import Parameter, is_lazy
 from gradd import schema
 from gradd.export import autocast
 from gradd.export.attributes import FILLED_IN, HOOKS, STATE, is_harmless
-from gradd.export.binary import Binaries
 from gradd.export.freeze import TABLES, Freezer, is_config, own_tensors
-from gradd.export.spec import CaptureError
-from gradd.kinds import is_dense, is_plain
+from gradd.export.mask_buffers import Binaries
+from gradd.spec import CaptureError
+from gradd.tensor_kinds import is_dense, is_plain
 
 _GLOBAL_HOOKS = tuple(getattr(torch.nn.modules.module, f"_global{name}") for name in HOOKS)
 # Settings that saving a model writes; no forward() reads them, and types are in the key anyway.

@@ -15,7 +15,7 @@ import torch
 from gradd.export.guards import images
 from gradd.export.guards.taken import own_dict
 from gradd.export.results import Result
-from gradd.export.spec import CaptureError
+from gradd.spec import CaptureError
 
 _PLAIN = (*images.PLAIN, float, complex)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gradd.export.spec import CaptureError
+from gradd.spec import CaptureError
 
 _CPU = "cpu"
 # Where torch keeps them; its older functions fail where these were set one by one.

@@ -16,9 +16,10 @@ import onnx_ir as ir
 import torch
 
 from gradd import schema
-from gradd.export import graph, outputs
+from gradd.export import outputs
 from gradd.export.aliases import alias_groups
-from gradd.export.spec import ONNX_DTYPES, CaptureError, InputSpec, OutputSpec
+from gradd.export.translation import model_bytes
+from gradd.spec import ONNX_DTYPES, CaptureError, InputSpec, OutputSpec
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Call:
 
 
 class Naming:
-    """Decides all names; graph.rename() applies them.
+    """Decides all names; model_bytes.rename() applies them.
 
     Attributes:
         fixed: Name of every graph input and output value.
@@ -43,8 +44,8 @@ class Naming:
         outside: Exporter's name of each input from outside -> its name.
     """
 
-    def __init__(self, call: Call, traced: Any, program: Any, cleaned: graph.Cleaned) -> None:
-        self._names = graph.Names(set())
+    def __init__(self, call: Call, traced: Any, program: Any, cleaned: model_bytes.Cleaned) -> None:
+        self._names = model_bytes.Names(set())
         self._model_graph = cleaned.model.graph
         self.fixed: dict[ir.Value, str] = {}
         self.aliases = alias_groups(call.module)
@@ -56,7 +57,7 @@ class Naming:
         self.outputs = tuple(self._name_outputs(traced, cleaned))
         self._order_inputs(call.module)
 
-    def _name_states(self, cleaned: graph.Cleaned) -> dict[str, ir.Value]:
+    def _name_states(self, cleaned: model_bytes.Cleaned) -> dict[str, ir.Value]:
         states: dict[str, ir.Value] = {}
         for fqn, value in cleaned.states.items():
             name = self._canonical.get(fqn, fqn)
@@ -68,7 +69,7 @@ class Naming:
         return states
 
     def _name_inputs(
-        self, call: Call, traced: Any, program: Any, cleaned: graph.Cleaned
+        self, call: Call, traced: Any, program: Any, cleaned: model_bytes.Cleaned
     ) -> list[InputSpec]:
         _, _, paths = schema.flatten_inputs(call.args, call.kwargs)
         positional = _positional_names(call.forward)
@@ -84,14 +85,14 @@ class Naming:
             specs.append(InputSpec(name, leaf, _dtype(value)))
         return specs
 
-    def _name_outside(self, cleaned: graph.Cleaned) -> dict[str, str]:
+    def _name_outside(self, cleaned: model_bytes.Cleaned) -> dict[str, str]:
         names = {}
         for number, (key, value) in enumerate(cleaned.outside.items()):
             names[key] = self.fixed[value] = self._names.fresh(f"outside_{number}")
             _dtype(value)
         return names
 
-    def _name_outputs(self, traced: Any, cleaned: graph.Cleaned) -> list[OutputSpec]:
+    def _name_outputs(self, traced: Any, cleaned: model_bytes.Cleaned) -> list[OutputSpec]:
         paths = traced.result.paths
         specs = []
         for leaf, value in zip(cleaned.leaves, cleaned.user_outputs, strict=True):
@@ -117,7 +118,7 @@ class Naming:
         self._model_graph.inputs.extend(ordered)
 
 
-def _drop_unused(cleaned: graph.Cleaned) -> None:
+def _drop_unused(cleaned: model_bytes.Cleaned) -> None:
     used = {v for node in cleaned.model.graph for v in node.inputs if v is not None}
     cleaned.states = {n: v for n, v in cleaned.states.items() if v in used}
     cleaned.user_inputs = {n: v for n, v in cleaned.user_inputs.items() if v in used}

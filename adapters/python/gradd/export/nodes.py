@@ -14,7 +14,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from gradd.watch import untyped_storage
+from gradd.calls.watch import untyped_storage
 
 _library = torch.library.Library("gradd", "FRAGMENT")
 _library.define("stop_gradient(Tensor x) -> Tensor")

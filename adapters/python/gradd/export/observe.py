@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from gradd import schema
+from gradd.check.without_chance import without_checkpoints
 from gradd.export import autocast, backward, inner, lost, refuse, results, shared
 from gradd.export.attributes import Attributes
 from gradd.export.guards.arguments import Asked, layouts, own_layouts
@@ -30,8 +31,7 @@ from gradd.export.guards.watch import Disturbed, Watch
 from gradd.export.identity import Same, standing
 from gradd.export.modes import Modes
 from gradd.export.naming import Call
-from gradd.export.spec import CaptureError
-from gradd.quiet import without_checkpoints
+from gradd.spec import CaptureError
 
 _TRIES = 5
 _FRESH = torch.empty(0).clone()._version  # of a copy that nobody has written

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
+from gradd.check.without_chance import without_checkpoints
 from gradd.export import inner, places, replaced
 from gradd.export.attributes import BACKWARD_HOOKS, FORWARD_HOOKS, Attributes, is_harmless
-from gradd.export.chance import Chance
 from gradd.export.guards import policy
-from gradd.export.spec import CaptureError
-from gradd.kinds import is_dense, is_plain, refusal
-from gradd.quiet import without_checkpoints
-from gradd.shm import DTYPE_CODES
+from gradd.export.random_draws import Chance
+from gradd.session.shm import DTYPE_CODES
+from gradd.spec import CaptureError
+from gradd.tensor_kinds import is_dense, is_plain, refusal
 
 _patch_lock = threading.RLock()
 

@@ -18,7 +18,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.overrides import TorchFunctionMode
 
 from gradd.export.nodes import DATA, INFERENCE
-from gradd.export.spec import CaptureError
+from gradd.spec import CaptureError
 
 _READ = torch.Tensor.data.__get__
 _ASSIGN = torch.Tensor.data.__set__

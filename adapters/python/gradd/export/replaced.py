@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from gradd.export.guards import frames, policy
-from gradd.export.spec import CaptureError
+from gradd.spec import CaptureError
 
 # Methods that decide no number: texts, copies in files, starts of a backward, other devices.
 _HARMLESS = frozenset(

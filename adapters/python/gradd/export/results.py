@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gradd import schema
-from gradd.export.spec import CaptureError
+from gradd.spec import CaptureError
 
 
 class Leaf:

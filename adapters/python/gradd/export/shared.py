@@ -17,10 +17,10 @@ from typing import Any
 import torch
 import torch.fx
 
+from gradd.calls.watch import untyped_storage
 from gradd.export import dims
 from gradd.export.nodes import DATA, MAY_COPY, OFF, is_mutable, packet, storages
-from gradd.export.spec import CaptureError, SharedSpec
-from gradd.watch import untyped_storage
+from gradd.spec import CaptureError, SharedSpec
 
 _WAYS = ("view", "no_grad", "detach", "data")  # from the weakest
 # They give back their operand where they have nothing to do; the tracer may not know it.

@@ -23,7 +23,7 @@ from gradd import schema
 from gradd.export import answers, assigned, autocast, dims, places, refuse, regions, results
 from gradd.export.identity import Originals, Same, like, standing
 from gradd.export.naming import Call
-from gradd.export.spec import CaptureError, DimRules
+from gradd.spec import CaptureError, DimRules
 
 
 class _Shell(torch.nn.Module):

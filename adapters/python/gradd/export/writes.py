@@ -45,7 +45,7 @@ from gradd.export.nodes import (
     stop,
     storages,
 )
-from gradd.export.spec import CaptureError
+from gradd.spec import CaptureError
 
 _aten = torch.ops.aten
 

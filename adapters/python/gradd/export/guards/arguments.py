@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from gradd.calls.watch import untyped_storage
 from gradd.export.guards import images
 from gradd.export.guards.slots import ABSENT, Slot, static
-from gradd.watch import untyped_storage
 
 
 def _room(tensor: torch.Tensor) -> Any:

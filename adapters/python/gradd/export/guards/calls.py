@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradd.export.chance import others_may_draw
 from gradd.export.guards import handed, images, locks, methods, policy, tracing
 from gradd.export.guards.arguments import asked_of
 from gradd.export.guards.contexts import Contexts
@@ -35,6 +34,7 @@ from gradd.export.guards.reads import Reads
 from gradd.export.guards.slots import ABSENT, static
 from gradd.export.guards.taken import own_dict
 from gradd.export.guards.tensor_reads import LAYOUT
+from gradd.export.random_draws import others_may_draw
 
 _BY_KEY = frozenset(
     {

@@ -20,7 +20,7 @@ from torch.utils._config_module import ConfigModule
 from gradd.export.guards import images
 from gradd.export.guards.images import is_a
 from gradd.export.guards.slots import ABSENT
-from gradd.export.spec import CaptureError
+from gradd.spec import CaptureError
 
 
 def _is_of_torch(variable: contextvars.ContextVar) -> bool:

@@ -20,7 +20,7 @@ from gradd.export.guards.arguments import FORM, Fact, form, told
 from gradd.export.guards.images import is_a
 from gradd.export.guards.slots import Bytes, Contents, Item, Slot
 from gradd.export.guards.tensors import Tensors
-from gradd.export.spec import CaptureError
+from gradd.spec import CaptureError
 
 _WATCHED = 1 << 16  # bytes of a constant that are compared at every call
 

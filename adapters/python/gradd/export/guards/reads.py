@@ -48,7 +48,7 @@ from gradd.export.guards.slots import (
 from gradd.export.guards.taken import SIMPLE, STORAGE_KINDS, Taken, own_dict
 from gradd.export.guards.tensor_reads import ACCUMULATED, ASK, TensorReads
 from gradd.export.guards.tensors import Tensors
-from gradd.export.spec import CaptureError
+from gradd.spec import CaptureError
 
 _IGNORED = FILLED_IN | HARMLESS | {"training"}
 # Values in a module's own dictionary of which capture_key() sees every change by identity.

@@ -36,7 +36,7 @@ from gradd.export.guards.reads import Reads
 from gradd.export.guards.slots import Answer, Slot, static
 from gradd.export.guards.taken import VIEWS
 from gradd.export.guards.tensors import Tensors
-from gradd.export.spec import CaptureError
+from gradd.spec import CaptureError
 
 _OF_RANGE = type(iter(range(0)))
 _IMPORT = builtins.__import__

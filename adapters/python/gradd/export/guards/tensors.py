@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from gradd.calls.watch import untyped_storage
 from gradd.export.guards.images import is_a
 from gradd.export.guards.written import Gradients, Written
-from gradd.watch import untyped_storage
 
 _TAKES_VALUE = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "item"})
 MEMORY_METHODS = frozenset({"numpy", "__array__", "data_ptr", "__dlpack__"})

@@ -26,7 +26,7 @@ from gradd.export.guards.recorder import Recorder
 from gradd.export.guards.slots import Answer, Bytes, Class, Slot, static
 from gradd.export.guards.tensors import Tensors
 from gradd.export.naming import Call
-from gradd.export.spec import CaptureError
+from gradd.spec import CaptureError
 
 logger = logging.getLogger("gradd")
 _said: list[str] = []

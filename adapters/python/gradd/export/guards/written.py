@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gradd.kinds import is_plain
+from gradd.tensor_kinds import is_plain
 
 
 class _Form:

@@ -1,0 +1,1 @@
+"""One call of a module in the daemon: captured graph, run, outputs, parameters, gradients."""

@@ -1,0 +1,292 @@
+"""A captured graph as the bridge uses it: what is bound, what is sent, what has a gradient.
+
+Made once per capture. Graph inputs are of two kinds: *bound* ones (parameters, and buffers that
+the graph does not change) are named once by a binding; *free* ones (the call's tensors, buffers
+that the graph changes) are copied into the ring for every forward. Changed buffers travel as
+copies so that a replay after a restart reads the values of the first time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from gradd import errors, interrupts, options
+from gradd.calls.aliased import Aliased
+from gradd.calls.parameters import Binding, Home, Place, State
+from gradd.calls.slots import Layout
+from gradd.calls.watch import data_ptr
+from gradd.check.checktimes import Kind
+from gradd.export import Capture
+from gradd.fallback import Uses
+from gradd.session import protocol
+from gradd.session.shm import DTYPE_CODES, DTYPES
+
+_PLANS = 64  # kept per graph; compiling again costs milliseconds
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A graph compiled for concrete shapes and a choice of outputs and gradients.
+
+    Attributes:
+        graph: What it was compiled from; must be known to a restarted daemon as long as the plan.
+        info: The daemon's reply.
+        outputs: Wanted output names, in the order of the request.
+        params: Names of the parameters whose gradient is wanted: the first of the gradients.
+        input_grads: Names of the inputs whose gradient is wanted: the rest.
+        grad_outputs: Positions in `outputs` whose gradient may arrive.
+        layout: Gradient slot for `params`.
+    """
+
+    client: Any
+    graph: protocol.GraphInfo
+    info: protocol.PlanInfo
+    outputs: tuple[str, ...]
+    params: tuple[str, ...]
+    input_grads: tuple[str, ...]
+    grad_outputs: tuple[int, ...]
+    layout: Layout
+
+
+def check_supported(info: protocol.GraphInfo, cap: Capture) -> None:
+    """Raises UnsupportedError with all kinds of operators that the daemon does not have."""
+    kinds: dict[str, list[str]] = {}
+    for node, op, domain in info.unsupported:
+        kinds.setdefault(f"{domain}::{op}" if domain else op, []).append(node)
+    if not kinds:
+        return
+    sources = dict(cap.sources)
+    texts = []
+    for op, nodes in kinds.items():
+        place = ", ".join(filter(None, (f"node {nodes[0]}", sources.get(nodes[0]))))
+        count = f"; {len(nodes)} of them" if len(nodes) > 1 else ""
+        texts.append(f"{op} ({place}{count})")
+    what, verb = ("operators", "are") if len(texts) > 1 else ("operator", "is")
+    raise errors.UnsupportedError(f"{what} {', '.join(texts)} {verb} not in the daemon")
+
+
+class Graph:
+    """One capture that the daemon knows. The caller holds the client's lock."""
+
+    def __init__(self, module: torch.nn.Module, cap: Capture, info: protocol.GraphInfo) -> None:
+        self.cap = cap
+        self.info = info
+        self.module = module
+        self.plain = not options.get("GRADD_FUSE")
+        self.user = [o for o in cap.outputs if o.kind == "user"]
+        self.changed = [o for o in cap.outputs if o.kind == "buffer"]
+        self.shared = Aliased(module, cap) if cap.shared else None
+        changed = {o.fqn for o in self.changed}
+        states = set(cap.params) | set(cap.buffers)
+        order = [name for name, _, _ in info.inputs]
+        self.bound = [n for n in order if n in states and n not in changed]
+        self.free = [n for n in order if n not in states or n in changed]
+        self.specs = {s.name: s for s in cap.inputs}
+        self.places = [Place(module, n) for n in self.bound]
+        is_param = set(cap.params)
+        self.param_inputs = [i for i, n in enumerate(order) if n in is_param]
+        self.param_at = [i for i, n in enumerate(self.bound) if n in is_param]
+        self.free_places: dict[str, Any] = {n: Place(module, n) for n in self.free if n in states}
+        self.changed_places = [Place(module, o.fqn) for o in self.changed]
+        returned = [s.source for s in cap.shared if s.kind == "state"]
+        self._chain = _owners(module, [*self.bound, *self.free_places, *returned])
+        self.free_places.update(cap.outside)  # read from where forward() found them
+        self._ties = self._find_ties()
+        self.homes: list[Home] = []
+        self.pointers: list[tuple] = []
+        self.binding: Binding | None = None
+        self.filled: list[tuple[dict, str, object]] = []  # settings that forward() filled in
+        self._generation = -1
+        self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self.kinds: dict[Hashable, Kind] = {}  # of plans, for the self-checks
+        self.asked_for: set[str] = set()  # outputs that were left out and then needed after all
+        self.uses = Uses()
+        self.stepped = False  # an optimizer has stepped while somebody held such an output
+        self.sizes: set[tuple] = set()  # sizes of calls that are known to fit
+
+    def remember(self, sizes: tuple) -> None:
+        """These sizes fit; the next call with them need not be checked."""
+        if len(self.sizes) > 1024:
+            self.sizes.clear()
+        self.sizes.add(sizes)
+
+    def differentiable(
+        self, params: tuple[int, ...], input_grads: tuple[str, ...]
+    ) -> tuple[list[bool], tuple[int, ...], tuple[str, ...]]:
+        """Per user output whether it has a path to what needs a gradient, and what has a path.
+
+        Args:
+            params: Positions in `bound` of parameters that require a gradient.
+            input_grads: Names of free inputs that do.
+        """
+        wanted = {self.bound[i] for i in params} | set(input_grads)
+        flags = [
+            bool(self.info.reach[o.name] & wanted) and self.output_dtype(o.name).is_floating_point
+            for o in self.user
+        ]
+        used: set[str] = set()
+        for output, flag in zip(self.user, flags, strict=True):
+            if flag:
+                used |= self.info.reach[output.name]
+        params = tuple(i for i in params if self.bound[i] in used)
+        return flags, params, tuple(n for n in input_grads if n in used)
+
+    def _find_ties(self) -> list[tuple[Place, Place]]:
+        """Pairs of places that were one tensor at capture, though they are two objects."""
+        bound = dict(zip(self.bound, self.places, strict=True))
+        ties = []
+        for group in self.cap.aliases:
+            first = bound.get(group[0])
+            for name in group[1:] if first else ():
+                other = Place(self.module, name)
+                if first.get() is not other.get():
+                    ties.append((first, other))
+        return ties
+
+    def intact(self) -> bool:
+        """False if submodules were exchanged, a tie was cut, or memory was laid out anew."""
+        for table, key, child in self._chain:
+            if table.get(key) is not child:
+                return False
+        if self.shared is not None and not self.shared.intact():
+            return False
+        return all(_where(a.get()) == _where(b.get()) for a, b in self._ties)
+
+    def bind(self, state: State) -> tuple[Binding, list[torch.Tensor]]:
+        """Compares addresses, re-homes what moved; returns the binding and the bound tensors."""
+        tensors = [p.table[p.key] for p in self.places]
+        pointers = [_where(t) for t in tensors]
+        if state.generation != self._generation or pointers != self.pointers:
+            self._settle(state)
+            tensors = [p.get() for p in self.places]
+        if state.mirrored:
+            pairs = [
+                (t, h) for t, h in zip(tensors, self.homes, strict=True) if h.mirror is not None
+            ]
+            if pairs:
+                state.refresh_mirrors(pairs)
+                if state.generation != self._generation:
+                    self._settle(state)
+        return self.binding, tensors  # type: ignore[return-value]
+
+    def _settle(self, state: State) -> None:
+        with interrupts.held():
+            homes = state.settle(self.places)
+            if self.binding is None or homes != self.homes:
+                self.binding = Binding(state.client, homes)
+            self.homes = homes
+            self.pointers = [_where(p.get()) for p in self.places]
+            self._generation = state.generation
+
+    def plan(
+        self,
+        client: Any,
+        free_types: tuple[protocol.Type, ...],
+        params: tuple[int, ...],
+        input_grads: tuple[str, ...],
+        outputs: tuple[str, ...],
+        grad_outputs: tuple[int, ...],
+    ) -> Plan:
+        """The plan for these shapes and wishes, compiled when it is not cached.
+
+        Args:
+            client: The client.
+            free_types: Types of the free inputs, in their order.
+            params: Positions in `bound` of the parameters that need a gradient.
+            input_grads: Names of the free inputs that need one.
+            outputs: Names of the wanted outputs.
+            grad_outputs: Positions in `outputs` whose gradient may arrive.
+        """
+        key = (free_types, params, input_grads, outputs, grad_outputs)
+        plan = self.plans.get(key)
+        if plan is not None:
+            self.plans.move_to_end(key)
+            return plan
+        types = dict(zip(self.free, free_types, strict=True))
+        for name, place in zip(self.bound, self.places, strict=True):
+            types[name] = type_of(place.get())
+        names = tuple(self.bound[i] for i in params)
+        fields = protocol.plan_fields(
+            self.info.id,
+            [types[n] for n, _, _ in self.info.inputs],
+            self.bound,
+            [*names, *input_grads],
+            outputs,
+            grad_outputs,
+            self.param_inputs,
+            self.plain,
+        )
+        info = client.plan(fields)
+        layout = Layout.of(
+            [(t.dtype, tuple(t.shape)) for t in (self.places[i].get() for i in params)]
+        )
+        plan = Plan(client, self.info, info, outputs, names, input_grads, grad_outputs, layout)
+        # Runs hold their plan: the daemon keeps it until the last of them is released.
+        client.ends.watch(plan, partial(client.later, "plan.drop", {"plan": info.id}))
+        self.plans[key] = plan
+        if len(self.plans) > _PLANS:
+            self.plans.popitem(last=False)
+        return plan
+
+    def left_out(self) -> set[int]:
+        """Positions of the user outputs on which the loss depends, and no other result."""
+        cap = self.cap
+        if cap.loss_leaf is None:
+            return set()
+        bases = self.shared.bases if self.shared is not None else ()
+        return {
+            i
+            for i, spec in enumerate(self.user)
+            if spec.leaf in cap.loss_ancestors and spec.leaf not in bases
+        }
+
+    def output_dtype(self, name: str) -> torch.dtype:
+        """Declared dtype of an output."""
+        return DTYPES[self.info.types[name][0]]
+
+    def output_shape(self, name: str, free: list[tuple[int, ...]]) -> tuple[int, ...] | None:
+        """Shape of an output for these shapes of the free inputs, if the graph declares it."""
+        known: dict[str, int] = {}
+        for input_name, shape in zip(self.free, free, strict=True):
+            for size, value in zip(self.info.types[input_name][1] or (), shape, strict=False):
+                if isinstance(size, str):
+                    known[size] = value
+        sizes = self.info.types[name][1]
+        if sizes is None:
+            return None
+        found = [known.get(s) if isinstance(s, str) else s for s in sizes]
+        return None if None in found else tuple(found)  # type: ignore[arg-type]
+
+    def drop(self) -> None:
+        """Gives up plans and binding; runs that are not released keep theirs."""
+        self.plans.clear()
+        self.binding = None
+
+
+def _where(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
+    """Where a tensor lies and how; its type is part of what makes two captures different."""
+    return data_ptr(tensor), tensor.stride()
+
+
+def type_of(tensor: torch.Tensor) -> protocol.Type:
+    """Type descriptor of a tensor."""
+    return (DTYPE_CODES[tensor.dtype], tuple(tensor.shape))
+
+
+def _owners(module: torch.nn.Module, names: list[str]) -> list[tuple[dict, str, torch.nn.Module]]:
+    """(table, key, child) of every submodule on the way to the named tensors, each once."""
+    found: dict[str, tuple[dict, str, torch.nn.Module]] = {}
+    for name in names:
+        parent, path = module, ""
+        for part in name.split(".")[:-1]:
+            path = f"{path}.{part}"
+            child = parent._modules[part]
+            found.setdefault(path, (parent._modules, part, child))
+            parent = child  # type: ignore[assignment]
+    return list(found.values())

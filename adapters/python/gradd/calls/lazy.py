@@ -1,0 +1,308 @@
+"""Outputs that are not computed until somebody reads them.
+
+Models of Hugging Face return logits beside the loss; in a training step nobody looks at them.
+Such an output is a LazyTensor: it knows shape, dtype and its run, and asks the daemon for the value
+at the first use of its content. It is a proper output of the autograd function, so a loss that is
+computed from it outside of the graph gets the right gradients. Both cost another forward, once:
+from the next call on, an output that was asked for is computed with the others.
+
+Metadata (shape, dtype) does not read the value, nor does a conversion to another floating type:
+accelerate converts every bf16 output to float32, which gives another LazyTensor. The value is kept
+for the life of the run's outputs.
+
+A read after the parameters have changed is a StaleError. Loops that compute a metric after
+`optimizer.step()` do so from their first step on, so what somebody holds when an optimizer steps
+for the first time is computed just before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_map_only
+
+from gradd import errors
+
+if TYPE_CHECKING:
+    from gradd.calls.run import Run
+    from gradd.export import OutputSpec
+
+_WAITING = 64  # references are looked through when there are more
+
+_waiting: list[weakref.ref] = []  # lazy outputs of graphs that no optimizer has stepped for
+_hooks: list[Any] = []
+_CONVERSIONS = {
+    torch.Tensor.float: torch.float32,
+    torch.Tensor.double: torch.float64,
+    torch.Tensor.half: torch.float16,
+    torch.Tensor.bfloat16: torch.bfloat16,
+}
+_METADATA = {
+    torch.Tensor.dim,
+    torch.Tensor.size,
+    torch.Tensor.numel,
+    torch.Tensor.nelement,
+    torch.Tensor.element_size,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.is_complex,
+    torch.Tensor.__len__,
+    torch.is_floating_point,
+    torch.is_complex,
+    torch.numel,
+}
+_PROPERTIES = (
+    "shape",
+    "dtype",
+    "device",
+    "layout",
+    "ndim",
+    "requires_grad",
+    "grad_fn",
+    "is_leaf",
+    "output_nr",
+    "_version",
+    "is_cuda",
+    "is_sparse",
+    "is_quantized",
+    "is_meta",
+    "is_nested",
+    "is_mkldnn",
+    "is_xla",
+    "is_mps",
+    "is_xpu",
+    "names",
+    "itemsize",
+    "nbytes",
+)
+for _name in _PROPERTIES:
+    _getter = getattr(getattr(torch.Tensor, _name, None), "__get__", None)
+    if _getter is not None:
+        _METADATA.add(_getter)
+
+
+class LazyTensor(torch.Tensor):
+    """See the top of this file."""
+
+    _run: Run | None
+    _output: str
+    _source: LazyTensor | None  # what this one is a conversion of; it then has no run of its own
+    _casts: list[weakref.ref]  # conversions of this one that were not computed either
+    _ahead: torch.Tensor | None  # the value, which nobody has asked for yet
+    _value: torch.Tensor | None
+    _read: torch.Tensor | None  # the value as a step of autograd, once somebody has asked for it
+
+    @staticmethod
+    def make(run: Run, spec: OutputSpec) -> LazyTensor:
+        """A lazy output of a run."""
+        dtype, shape = run.type_of_output(spec.name)
+        self = LazyTensor._new(shape, dtype, run, spec.name, None)
+        if not run.graph.stepped:
+            _await_step(self)
+        return self
+
+    @staticmethod
+    def cast(source: LazyTensor, dtype: torch.dtype) -> LazyTensor:
+        """A lazy output in another type."""
+        self = LazyTensor._new(source.shape, dtype, None, source._output, source)
+        source._casts.append(weakref.ref(self))
+        return self
+
+    @staticmethod
+    def _new(
+        shape: Any, dtype: torch.dtype, run: Run | None, output: str, source: LazyTensor | None
+    ) -> LazyTensor:
+        self = torch.Tensor._make_wrapper_subclass(LazyTensor, shape, dtype=dtype)
+        self._run = run
+        self._output = output
+        self._source = source
+        self._casts = []
+        self._ahead = None
+        self._value = None
+        self._read = None
+        return self
+
+    def gradd_value(self) -> torch.Tensor:
+        """The value, without connection to autograd; asks the daemon the first time."""
+        if self._value is None:
+            if self._source is not None:
+                self._source.gradd_value()  # which sets this one's as well
+            elif self._ahead is not None:
+                self._run.graph.asked_for.add(self._output)  # type: ignore[union-attr]
+                self._set(self._ahead)
+            else:
+                self._set(self._run.read(self._output))  # type: ignore[union-attr]
+        return self._value  # type: ignore[return-value]
+
+    def gradd_compute_ahead(self) -> None:
+        """Keeps the value, for somebody who asks when it cannot be computed any more."""
+        with contextlib.suppress(errors.GraddError):  # who asks will hear of it
+            self._ahead = self._run.read(self._output, asked=False)  # type: ignore[union-attr]
+
+    def _set(self, value: torch.Tensor) -> None:
+        """Conversions get theirs now: afterwards the value may be changed in place."""
+        self._value = value
+        for cast in [c for c in (ref() for ref in self._casts) if c is not None]:
+            cast._set(value.to(cast.dtype))
+        self._run = self._source = self._ahead = None
+        self._casts = []
+
+    @property
+    def gradd_is_computed(self) -> bool:
+        """True once the value has been read."""
+        return self._value is not None
+
+    def _is_lost(self) -> bool:
+        try:
+            self.gradd_value()
+        except errors.StaleError:
+            return True
+        return False
+
+    def _describe(self) -> str:
+        """Debuggers and notebooks print what they find: that must not be an error."""
+        sizes = ", ".join(str(n) for n in self.shape)
+        return (
+            f"tensor(<{sizes}> {self.dtype}, not computed, and the parameters have changed since)"
+        )
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        wanted = _converted_type(func, args, kwargs)
+        if wanted is not None and wanted is args[0].dtype:
+            return args[0]
+        if wanted is not None and not args[0].gradd_is_computed:
+            return _Cast.apply(args[0], wanted)
+        if func is torch.Tensor.__reduce_ex__ or func is torch.Tensor.__deepcopy__:
+            return func(args[0].gradd_value().clone(), *args[1:], **kwargs)
+        if func in _FROM_ROOTS:
+            args, kwargs = tree_map_only(LazyTensor, _latest, (args, kwargs))
+        if func in _AUTOGRAD:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func is torch.Tensor.__repr__ and args[0]._is_lost():
+            return args[0]._describe()
+        read = _plain if func is torch.Tensor.detach else _connected
+        args = tree_map_only(LazyTensor, read, args)
+        kwargs = tree_map_only(LazyTensor, read, kwargs)
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        """What reaches the value from C++ without passing by __torch_function__."""
+        args = tree_map_only(LazyTensor, _plain, args)
+        kwargs = tree_map_only(LazyTensor, _plain, kwargs or {})
+        return func(*args, **kwargs)
+
+
+# They start from tensors, or ask for gradients of tensors, whose values they do not need.
+_FROM_ROOTS = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
+_AUTOGRAD = {
+    *_FROM_ROOTS,
+    torch.Tensor.register_hook,
+    torch.Tensor.retain_grad,
+    torch.Tensor.grad.__get__,
+    torch.Tensor.retains_grad.__get__,
+}
+
+
+def _converted_type(func: Any, args: tuple, kwargs: dict) -> torch.dtype | None:
+    """The floating type that a conversion of args[0] asks for; None: this is no mere conversion."""
+    tensor = args[0] if args else None
+    if not isinstance(tensor, LazyTensor):
+        return None
+    if func is torch.Tensor.to and kwargs.keys() <= {"dtype", "device"}:
+        return _type_in(tensor.dtype, (*args[1:], *kwargs.values()))
+    if kwargs or len(args) > 1:
+        return None
+    if func is torch.Tensor.cpu or func is torch.Tensor.contiguous:
+        return tensor.dtype
+    return _CONVERSIONS.get(func)
+
+
+def _type_in(own: torch.dtype, given: tuple) -> torch.dtype | None:
+    """The type among the arguments of `to`, if they are nothing but types and the CPU."""
+    wanted = own
+    for value in given:
+        if isinstance(value, torch.dtype):
+            wanted = value
+        elif not isinstance(value, (str, torch.device)) or str(value) != "cpu":
+            return None
+    return wanted if wanted is own or wanted.is_floating_point else None
+
+
+def _await_step(tensor: LazyTensor) -> None:
+    """Its value is to be there after the first step of an optimizer that finds it alive."""
+    if not _hooks:
+        _hooks.append(register_optimizer_step_pre_hook(_before_step))
+    if len(_waiting) > _WAITING:
+        _waiting[:] = [ref for ref in _waiting if ref() is not None]
+    _waiting.append(weakref.ref(tensor))
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    held = [tensor for tensor in (ref() for ref in _waiting) if tensor is not None]
+    _waiting.clear()
+    stepped = []
+    for tensor in held:
+        run = tensor._run
+        if run is None or run.graph.stepped:
+            continue
+        if run.is_changed_by(optimizer):
+            tensor.gradd_compute_ahead()
+            stepped.append(run.graph)
+        else:
+            _waiting.append(weakref.ref(tensor))
+    for graph in stepped:
+        graph.stepped = True
+
+
+def _latest(tensor: LazyTensor) -> torch.Tensor:
+    return tensor if tensor._read is None else tensor._read
+
+
+def _plain(tensor: LazyTensor) -> torch.Tensor:
+    return tensor.gradd_value()
+
+
+def _connected(tensor: LazyTensor) -> torch.Tensor:
+    """The value with its history: always the same tensor, so that it may be changed in place."""
+    if tensor._read is None and torch.is_grad_enabled() and tensor.requires_grad:
+        tensor._read = _Read.apply(tensor)
+    return tensor.gradd_value() if tensor._read is None else tensor._read
+
+
+class _Read(torch.autograd.Function):
+    """Identity from a lazy output to its value: hands the gradient on to the run."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: LazyTensor) -> torch.Tensor:
+        return tensor.gradd_value().detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+class _Cast(torch.autograd.Function):
+    """A conversion that computes nothing: the result is a lazy output as well."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: LazyTensor, dtype: torch.dtype) -> LazyTensor:
+        ctx.dtype = tensor.dtype
+        return LazyTensor.cast(tensor, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad.to(ctx.dtype), None

@@ -1,0 +1,296 @@
+"""Parameters and buffers of a module in shared memory, and the watch over where they are.
+
+`State` copies each parameter and buffer into the client's parameter segment once and points
+`p.data` there ("re-homing"). At every call the addresses are compared, because `.to()`,
+`load_state_dict(assign=True)`, `vector_to_parameters` and engines that own flat buffers move them;
+what moved is re-homed again.
+
+Memory that somebody else refers to as well (a flat buffer whose owner keeps writing into it, a
+state dict that is still alive, an array of NumPy) must not be left behind: such a tensor stays
+where it is and its values are copied before every forward ("mirrored") until it is alone. So do
+parameters that see the same memory in different ways (one is the other's transpose, or a slice of
+it): an update of one is an update of the other, which no two separate blocks could give. And so do
+tensors that are not contiguous, for their strides are the user's to see.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from gradd import errors
+from gradd.calls.holders import others
+from gradd.calls.watch import accesses, data_ptr, untyped_storage
+from gradd.session.ring import Block, blocks_bytes
+from gradd.session.shm import DTYPE_CODES, nbytes
+from gradd.tensor_kinds import is_dense, is_plain
+
+if TYPE_CHECKING:
+    from gradd.session.client import Client
+    from gradd.session.protocol import Tensor
+
+logger = logging.getLogger("gradd")
+_generations = itertools.count(1)
+
+
+class Home:
+    """Where one tensor lives: its block, and whether the block is only a copy of it."""
+
+    __slots__ = ("block", "dtype", "mirror", "offset", "pointer", "shape")
+
+    def __init__(self, block: Block, tensor: torch.Tensor, mirror: torch.Tensor | None) -> None:
+        self.block = block
+        self.dtype = tensor.dtype
+        self.shape = tuple(tensor.shape)
+        self.pointer = data_ptr(tensor)
+        self.mirror = mirror
+
+    def wire(self) -> Tensor:
+        """What the protocol says of it, for a binding."""
+        return self.block.wire(self.dtype, self.shape)
+
+
+class Binding:
+    """A list of homes that the daemon knows by number; ends by itself when nobody holds it.
+
+    It keeps the blocks pinned, so that a run that was started with it can be replayed although
+    the parameters have moved since.
+    """
+
+    __slots__ = ("__weakref__", "id")
+
+    def __init__(self, client: Client, homes: Sequence[Home]) -> None:
+        self.id = client.next_id()
+        client.bind(self.id, [home.wire() for home in homes])
+        blocks = [home.block for home in homes]
+        for block in blocks:
+            block.pins += 1
+        client.ends.watch(self, partial(_unbind, client, self.id, blocks))
+
+
+def _unbind(client: Client, bind: int, blocks: Sequence[Block]) -> None:
+    client.later("unbind", {"bind": bind})
+    for block in blocks:
+        block.drop()
+
+
+class Place:
+    """A name in the module: the table that holds the tensor now."""
+
+    __slots__ = ("key", "name", "table")
+
+    def __init__(self, module: torch.nn.Module, name: str) -> None:
+        path, _, self.key = name.rpartition(".")
+        owner = module.get_submodule(path)
+        self.name = name
+        self.table: dict[str, Any] = owner._parameters
+        if self.key not in self.table:
+            self.table = owner._buffers
+
+    def get(self) -> torch.Tensor:
+        """The tensor that the name stands for now."""
+        return self.table[self.key]
+
+
+def identity(tensor: torch.Tensor) -> tuple:
+    """Equal for tensors that see the same memory in the same way."""
+    return (data_ptr(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def _last_byte(tensor: torch.Tensor) -> int:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    return data_ptr(tensor) + (last + 1) * tensor.element_size() - 1
+
+
+def overlapping(tensors: Iterable[torch.Tensor]) -> set[tuple]:
+    """Identities of those that share bytes with another one that is not the same view.
+
+    Interleaved columns, whose ranges overlap though their elements do not, count as well.
+    """
+    spans = {identity(t): (data_ptr(t), _last_byte(t)) for t in tensors if t.numel()}
+    found: set[tuple] = set()
+    widest, reach = None, -1  # the one so far that ends last
+    for one, (first, last) in sorted(spans.items(), key=lambda item: item[1]):
+        if first <= reach:
+            found |= {one, widest}  # type: ignore[arg-type]
+        if last > reach:
+            widest, reach = one, last
+    return found
+
+
+def _stays(tensor: torch.Tensor, others: int) -> bool:
+    """True for a tensor that keeps its memory, which `others` more refer to."""
+    return others > 0 or tensor.is_inference() or not tensor.is_contiguous()
+
+
+class State:
+    """Homes of a module's parameters and buffers. The caller holds the client's lock."""
+
+    def __init__(self, client: Client, module: torch.nn.Module) -> None:
+        self.client = client
+        # Weakly: the finalizer of the bridge holds this object, and the module may lead to the
+        # bridge.
+        self._module = weakref.ref(module)
+        self.generation = 0
+        self.mirrored = 0
+        self._homes: dict[tuple, Home] = {}  # identity() of the tensor -> home
+        accesses.expect()
+
+    def rehome_all(self) -> None:
+        """Moves everything into shared memory now: one segment, grouped by dtype."""
+        tensors = [t for t in self._tensors() if self._can_move(t)]
+        tensors.sort(key=lambda t: DTYPE_CODES[t.dtype])
+        self._move(tensors)
+
+    def _all(self) -> Iterable[torch.Tensor]:
+        module = self._module()
+        if module is None:
+            return ()
+        both = itertools.chain(module.parameters(), module.buffers())
+        return filter(is_dense, both)  # with others calls run in PyTorch
+
+    def _tensors(self) -> Iterable[torch.Tensor]:
+        seen: set[tuple] = set()
+        for tensor in self._all():
+            if is_lazy(tensor):
+                continue  # it has no size before the first forward, which runs in PyTorch
+            if tensor.numel() and identity(tensor) not in seen:
+                seen.add(identity(tensor))
+                yield tensor
+
+    @staticmethod
+    def _can_move(tensor: torch.Tensor) -> bool:
+        return (
+            tensor.device.type == "cpu"
+            and tensor.layout == torch.strided
+            and tensor.dtype in DTYPE_CODES
+            and is_plain(type(tensor))
+        )
+
+    def home_of(self, tensor: torch.Tensor) -> Home | None:
+        """The home of a tensor at its present address, if it has one of the right type."""
+        return self._homes.get(identity(tensor))
+
+    def settle(self, places: Sequence[Place]) -> list[Home]:
+        """Homes of the tensors at `places`; moves those that have none.
+
+        Raises:
+            TensorError: A tensor cannot live in shared memory (device, type).
+        """
+        tensors = [p.get() for p in places]
+        missing = [t for t in tensors if t.numel() and self.home_of(t) is None]
+        for tensor, place in zip(tensors, places, strict=True):
+            if not self._can_move(tensor):
+                raise errors.TensorError(
+                    f"{place.name} is a {tensor.dtype} {type(tensor).__name__} on "
+                    f"{tensor.device}: only plain tensors on the CPU can be shared"
+                )
+        if missing:
+            unique = {identity(t): t for t in missing}
+            self._move(list(unique.values()))
+        return [self._settled(t) for t in tensors]
+
+    def _settled(self, tensor: torch.Tensor) -> Home:
+        home = self.home_of(tensor)
+        if home is None:  # an empty tensor: any address will do
+            block = self.client.parameters.allocate(0)
+            home = Home(block, tensor, None)
+            self._homes[identity(tensor)] = home
+        return home
+
+    def _move(self, tensors: list[torch.Tensor]) -> None:
+        """Gives each tensor a home; moves it there if its memory is its own."""
+        if not tensors:
+            return
+        pool = self.client.parameters
+        todo = []
+        for tensor in tensors:
+            block = self._own_block(tensor)
+            if block is not None:  # another bridge of this process has moved it
+                block.pins += 1
+                self._homes[identity(tensor)] = Home(block, tensor, None)
+            else:
+                todo.append(tensor)
+        pool.reserve(blocks_bytes([nbytes(t.dtype, t.shape) for t in todo]))
+        counts = self._other_users(todo)
+        with torch.inference_mode(False), torch.no_grad():
+            for tensor, other in zip(todo, counts, strict=True):
+                self._move_one(tensor, stays=_stays(tensor, other))
+        self.generation = next(_generations)
+        self._forget_gone()
+
+    def _other_users(self, tensors: list[torch.Tensor]) -> list[int]:
+        """Per tensor: how many share its memory, other than the same view of it in the module."""
+        own = [(t, untyped_storage(t).data_ptr()) for t in self._all() if self._can_move(t)]
+        known = Counter(pointer for _, pointer in own)
+        partly = overlapping(t for t, pointer in own if known[pointer] > 1)
+        return [
+            others(t) - max(known[untyped_storage(t).data_ptr()] - 1, 0) + (identity(t) in partly)
+            for t in tensors
+        ]
+
+    def _move_one(self, tensor: torch.Tensor, stays: bool) -> None:
+        block = self.client.parameters.allocate(nbytes(tensor.dtype, tensor.shape))
+        copy = block.tensor(tensor.dtype, tuple(tensor.shape))
+        copy.copy_(tensor.detach())
+        if stays:
+            self._homes[identity(tensor)] = Home(block, tensor, copy)
+            self.mirrored += 1
+            return
+        view = identity(tensor)
+        for other in self._all():
+            if other is not tensor and identity(other) == view:
+                other.data = copy  # tied by memory: stays tied
+        tensor.data = copy
+        self._homes[identity(copy)] = Home(block, copy, None)
+
+    def _own_block(self, tensor: torch.Tensor) -> Block | None:
+        place = self.client.locate(tensor)
+        if place is None or not tensor.is_contiguous():
+            return None
+        block = self.client.parameters.live.get(place)
+        if block is None or block.size < nbytes(tensor.dtype, tensor.shape):
+            return None
+        return block
+
+    def _forget_gone(self) -> None:
+        """Drops homes at whose address none of the module's tensors is any more."""
+        here = {identity(t) for t in self._tensors()}
+        for gone in [i for i in self._homes if i[0] and i not in here]:
+            home = self._homes.pop(gone)
+            if home.mirror is not None:
+                self.mirrored -= 1
+                home.mirror = None
+            home.block.drop()
+
+    def refresh_mirrors(self, pairs: Sequence[tuple[torch.Tensor, Home]]) -> None:
+        """Copies the present values of mirrored tensors; moves those that are alone by now."""
+        counts = self._other_users([t for t, _ in pairs])
+        accesses.touch()  # the copies are what runs have read
+        with torch.inference_mode(False), torch.no_grad():
+            for (tensor, home), other in zip(pairs, counts, strict=True):
+                if _stays(tensor, other):
+                    home.mirror.copy_(tensor.detach())  # type: ignore[union-attr]
+                    continue
+                self._homes.pop(identity(tensor), None)
+                self.mirrored -= 1
+                home.mirror = None
+                home.block.drop()
+                self._move_one(tensor, stays=False)
+                self.generation = next(_generations)
+
+    def drop_all(self) -> None:
+        """Gives up all homes (the bridge ends); the module's tensors keep their memory."""
+        for home in self._homes.values():
+            home.mirror = None
+            home.block.drop()
+        self._homes.clear()

@@ -1,0 +1,117 @@
+"""Gradient slots: sets of gradient buffers in shared memory, one buffer per parameter.
+
+The daemon writes a slot (never adds to it); the tensors made from it are returned to autograd,
+which takes them over as `.grad` without a copy. From then on `.grad` is the slot, so a slot may be
+written again only when no tensor refers to it any more: the user may keep `.grad` or the result of
+`autograd.grad`, or accumulate. In the usual loop one or two slots alternate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradd.session.ring import Block
+from gradd.session.shm import nbytes, round_up
+
+if TYPE_CHECKING:
+    from gradd.session.client import Client
+
+_SPARE = 2  # idle slots that are kept
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the gradients of one set of parameters lie in a slot."""
+
+    items: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+    offsets: tuple[int, ...]
+    size: int
+
+    @staticmethod
+    def of(items: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> Layout:
+        """Lays the gradients side by side, each aligned to 64 bytes."""
+        offsets, end = [], 0
+        for dtype, shape in items:
+            offsets.append(end)
+            end += round_up(max(nbytes(dtype, shape), 1))
+        return Layout(tuple(items), tuple(offsets), end)
+
+
+class Slot:
+    """One set of buffers and the binding under which the daemon knows it."""
+
+    __slots__ = ("bind", "block", "busy", "layout")
+
+    def __init__(self, layout: Layout, block: Block, bind: int) -> None:
+        self.layout = layout
+        self.block = block
+        self.bind = bind
+        self.busy = False
+
+    def tensors(self, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
+        """Fresh tensors over the buffers, each the only owner of its storage; None if unwanted."""
+        layout = self.layout
+        return [
+            self.block.tensor(dtype, shape, offset) if want else None
+            for want, (dtype, shape), offset in zip(
+                wanted, layout.items, layout.offsets, strict=True
+            )
+        ]
+
+
+class SlotSet:
+    """The slots of one bridge. The caller holds the client's lock."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._slots: dict[Layout, list[Slot]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(s) for s in self._slots.values())
+
+    def acquire(self, layout: Layout) -> Slot:
+        """A slot that nobody refers to, marked busy until `give_back`."""
+        self.client.gradients.drain()
+        slots = self._slots.setdefault(layout, [])
+        idle = [s for s in slots if s.block.idle and not s.busy]
+        for spare in idle[_SPARE:]:
+            slots.remove(spare)
+            self._drop(spare)
+        slot = idle[0] if idle else self._create(layout)
+        slot.busy = True
+        return slot
+
+    def give_back(self, slot: Slot) -> None:
+        """The request is over; from now on only living tensors keep the slot."""
+        slot.busy = False
+
+    def drop_all(self) -> None:
+        """Gives up every slot (the bridge ends); living tensors keep their memory."""
+        for slots in self._slots.values():
+            for slot in slots:
+                self._drop(slot)
+        self._slots.clear()
+
+    def _create(self, layout: Layout) -> Slot:
+        block = self.client.gradients.allocate(layout.size)
+        try:
+            tensors = [
+                block.wire(dtype, shape, offset)
+                for (dtype, shape), offset in zip(layout.items, layout.offsets, strict=True)
+            ]
+            bind = self.client.next_id()
+            self.client.bind(bind, tensors)
+        except BaseException:
+            block.drop()
+            raise
+        slot = Slot(layout, block, bind)
+        self._slots[layout].append(slot)
+        return slot
+
+    def _drop(self, slot: Slot) -> None:
+        self.client.later("unbind", {"bind": slot.bind})
+        slot.block.drop()

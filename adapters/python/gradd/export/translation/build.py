@@ -1,0 +1,195 @@
+"""What translations are written with: constants, casts, and the operators of our own domain.
+
+A translation takes onnx_ir values and emits nodes of opset 23 and com.gradd. Functions whose
+derivative at edges (ties, bounds, zeros, overflow) is defined by torch and not by the composition
+that computes their value say both: with_slope(value, x, slope).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import onnxscript
+
+from gradd.spec import CaptureError
+
+op = onnxscript.values.Opset("", 23)
+FLOATS = (
+    ir.DataType.FLOAT16,
+    ir.DataType.BFLOAT16,
+    ir.DataType.FLOAT,
+    ir.DataType.DOUBLE,
+)
+SMALLEST = {
+    ir.DataType.FLOAT16: -65504.0,
+    ir.DataType.BFLOAT16: -3.3895313892515355e38,
+    ir.DataType.FLOAT: -3.4028234663852886e38,
+    ir.DataType.DOUBLE: -1.7976931348623157e308,
+}
+_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def scalar(value: float, dtype: Any) -> Any:
+    """A constant of rank 0."""
+    return op.Constant(value=ir.tensor(value, dtype=ir.DataType(dtype)))
+
+
+def ints(*values: int) -> Any:
+    """A constant list of int64."""
+    return op.Constant(value=ir.tensor(list(values), dtype=ir.DataType.INT64))
+
+
+def cast(value: Any, dtype: Any) -> Any:
+    """The value in another type; itself where it is known to have that type."""
+    return value if value.dtype == dtype else op.Cast(value, to=int(dtype))
+
+
+def typed(value: Any, dtype: Any, shape: Any = None) -> Any:
+    """Tells the type of a value that was just computed; the exporter only knows those of aten."""
+    value.dtype, value.shape = dtype, value.shape if shape is None else ir.Shape(shape)
+    return value
+
+
+def wide(value: Any) -> Any:
+    """Half floats as float, other values as they are: formulas of several steps round once."""
+    if value.dtype not in _HALF:
+        return value
+    return typed(op.Cast(value, to=int(ir.DataType.FLOAT)), ir.DataType.FLOAT, list(value.shape))
+
+
+def wide_type(value: Any) -> Any:
+    """The type that formulas over a value are computed in."""
+    return ir.DataType.DOUBLE if value.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+
+
+def narrow(value: Any, like: Any) -> Any:
+    """What was computed from wide(like), in the type of `like`."""
+    return op.Cast(value, to=int(like.dtype)) if like.dtype in _HALF else value
+
+
+def is_float(value: Any) -> bool:
+    """True for real floating point numbers, which alone have gradients."""
+    return value.dtype in FLOATS
+
+
+def own(name: str, value: Any, *others: Any, **attributes: Any) -> Any:
+    """A node of our domain whose result has the type of its first operand."""
+    result = first_of("com.gradd", name, value, *others, **attributes)
+    if value.dtype is not None:
+        result.dtype = value.dtype
+    result.shape = value.shape
+    return result
+
+
+def own_order(name: str, value: Any, *others: Any, **attributes: Any) -> tuple[Any, Any]:
+    """com.gradd::TorchTopK and TorchSort: values and places, as torch chooses on the CPU."""
+    values, places = _node("com.gradd", name, [value, *others], attributes, 2).outputs
+    if value.dtype is not None:
+        values.dtype = value.dtype
+    places.dtype = ir.DataType.INT64
+    return values, places
+
+
+def first_of(domain: str, name: str, *operands: Any, **attributes: Any) -> Any:
+    """The first result of an operator, alone; its type and sizes are not known yet."""
+    return _node(domain, name, list(operands), attributes).outputs[0]
+
+
+def _node(
+    domain: str, name: str, operands: list[Any], attributes: dict[str, Any], outputs: int = 1
+) -> ir.Node:
+    from torch.onnx._internal.exporter import _core
+
+    given = ir.convenience.convert_attributes(attributes)
+    version = 1 if domain else op.version
+    node = ir.Node(domain, name, operands, given, num_outputs=outputs, version=version)
+    _core.current_tracer.nodes.append(node)
+    return node
+
+
+def dropped(value: Any, p: float) -> Any:
+    """Dropout in training, with one output, constant ratio and mode."""
+    if p == 0:
+        return value
+    kept, _ = op.Dropout(value, scalar(p, wide_type(value)), op.Constant(value=ir.tensor(True)))
+    return kept
+
+
+def stop_gradient(value: Any) -> Any:
+    """com.gradd::StopGradient: identity forward, no gradient backward."""
+    return own("StopGradient", value)
+
+
+def straight_through(value: Any, x: Any) -> Any:
+    """com.gradd::StraightThrough: the first operand's values, the second's gradient."""
+    return own("StraightThrough", value, x)
+
+
+def check_index(indices: Any, limit: Any) -> Any:
+    """com.gradd::CheckIndex: the indices, if all are within [0, limit), a number or a value."""
+    if isinstance(limit, int):
+        limit = scalar(limit, ir.DataType.INT64)
+    return own("CheckIndex", indices, limit)
+
+
+def with_slope(value: Any, *pairs: Any) -> Any:
+    """com.gradd::WithSlope: `value`, and for each pair (x, slope) the gradient dy * slope to x.
+
+    Args:
+        value: The result.
+        *pairs: x, slope, x, slope, ...; a boolean slope is a mask. Pairs whose x is no float (or
+            None) are left out.
+    """
+    given = list(zip(pairs[::2], pairs[1::2], strict=True))
+    kept = [part for x, slope in given if x is not None and is_float(x) for part in (x, slope)]
+    return own("WithSlope", value, *kept) if kept else value
+
+
+def without_slope(value: Any, *operands: Any) -> Any:
+    """`value`, with gradients of zeros to the operands, where torch gives zeros and not None."""
+    floats = [x for x in operands if not isinstance(x, (int, float)) and is_float(x)]
+    return with_slope(value, *[part for x in floats for part in (x, op.Less(x, x))])
+
+
+def all_axes(value: Any, dims: Any = None) -> list[int]:
+    """Axes of a reduction: those given (a number or a list), or all."""
+    if isinstance(dims, int):
+        return [dims]
+    return list(dims) if dims else list(range(len(value.shape)))
+
+
+def size(value: Any, axis: int) -> Any:
+    """One size of a value, int64 of rank 0, known when a plan is made."""
+    axis %= max(len(value.shape), 1)
+    return op.Squeeze(op.Shape(value, start=axis, end=axis + 1))
+
+
+def count(value: Any, axes: list[int], dtype: Any) -> Any:
+    """How many elements the axes hold together, of rank 0."""
+    sizes = [value.shape[axis] for axis in axes]
+    if all(isinstance(n, int) for n in sizes):
+        total = 1
+        for n in sizes:
+            total *= n
+        return scalar(float(total), dtype)
+    result = size(value, axes[0])
+    for axis in axes[1:]:
+        result = op.Mul(result, size(value, axis))
+    return op.Cast(result, to=int(dtype))
+
+
+def reduced(loss: Any, reduction: int) -> Any:
+    """What torch's losses do last: nothing (0), the mean (1) or the sum (2)."""
+    if reduction == 0:
+        return loss
+    return (op.ReduceMean if reduction == 1 else op.ReduceSum)(loss, keepdims=0)
+
+
+def refuse(name: str, why: str) -> Any:
+    """A translation that says why there is none."""
+
+    def translate(*unused: Any, **unused_kw: Any) -> Any:
+        raise CaptureError("unsupported_operator", f"{name} {why}")
+
+    return translate

@@ -1,0 +1,33 @@
+"""Translations of operators on sizes and places whose stock ones lose sizes of the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gradd.export.translation.build import ints, op
+
+_aten = torch.ops.aten
+
+
+def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, **unused: Any) -> Any:
+    """repeat_interleave() of a number of times, which may be a size of the call."""
+    if dim is None:
+        x, axis, rank = op.Reshape(x, ints(-1)), 0, 1
+    else:
+        rank = max(len(x.shape), 1)
+        axis = dim % rank
+    times = ints(repeats) if isinstance(repeats, int) else op.Reshape(repeats, ints(1))
+    before, after = op.Shape(x, start=0, end=axis), op.Shape(x, start=axis + 1)
+    number = op.Shape(x, start=axis, end=axis + 1)
+    copies = op.Expand(
+        op.Unsqueeze(x, ints(axis + 1)), op.Concat(before, number, times, after, axis=0)
+    )
+    return op.Reshape(copies, op.Concat(before, op.Mul(number, times), after, axis=0))
+
+
+def of_sizes() -> dict[Any, tuple[int, Callable]]:
+    """aten overload -> the argument that may be computed from sizes, and the translation for it."""
+    return {_aten.repeat_interleave.self_int: (1, repeat_interleave)}

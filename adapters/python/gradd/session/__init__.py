@@ -1,0 +1,1 @@
+"""The session with a daemon: sockets, shared memory, requests, and what a restart needs."""

@@ -1,0 +1,551 @@
+"""The client: one object per process and daemon directory, through which every request goes.
+
+Commands travel over a ZeroMQ DEALER, descriptors over the control socket. A lock makes requests of
+several threads one sequence (autograd may run backward in another thread). What dies never sends:
+its end is noted (ends.py), and releases and chores go out with, or before, the next request, or by
+themselves a moment later (flusher.py).
+
+Death of the daemon shows as hang-up of the control socket. Then the client connects again (starting
+a daemon if it may), passes its segments, repeats what the ledger holds and then the request at
+hand: the caller sees a pause and the same bits.
+
+A child after fork is not the client: every request compares the process id.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradd import errors, interrupts
+from gradd.calls.parameter_changes import Snapshot
+from gradd.calls.watch import data_ptr
+from gradd.session import control, daemon, protocol
+from gradd.session.control import ConnectionLost
+from gradd.session.finalizers import Ends
+from gradd.session.flusher import Flusher
+from gradd.session.replay import Ledger
+from gradd.session.ring import Pool
+from gradd.session.shm import Segment
+
+logger = logging.getLogger("gradd")
+
+_RETRIES = 5
+_RING_BYTES = 1 << 20
+_clients: dict[Path, Client] = {}
+_registry_lock = threading.Lock()
+
+
+class Client:
+    """A session with one daemon. Use `get_client()`; the constructor does not connect."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.pid = os.getpid()
+        self.lock = threading.RLock()
+        self.ledger = Ledger()
+        self.recoveries = 0
+        self.requests = 0
+        self.session = 0
+        self.daemon_pid = 0
+        self.closed = False
+        self._wire: control.Wire | None = None
+        self._ids = itertools.count(1)
+        self._segments: dict[int, Segment] = {}
+        self._releases: deque[int] = deque()
+        self._chores: deque[tuple[str, dict[str, Any]]] = deque()
+        self.ends = Ends()
+        self.flusher = Flusher(self)
+        self.parameters = Pool(self, watched=True)
+        self.gradients = Pool(self)
+        self.state = Pool(self)
+        self.ring = Pool(self, _RING_BYTES, keep=True)
+        self._retired: list[Pool] = []
+
+    # ---- requests ----
+
+    def request(
+        self, verb: str, fields: dict[str, Any], frames: Sequence[bytes] = ()
+    ) -> dict[str, Any]:
+        """Sends one request and returns its reply; the only way to the daemon.
+
+        Args:
+            verb: Name of the verb.
+            fields: The rest of the envelope; must not change while the request may be repeated.
+            frames: Payload frames.
+
+        Raises:
+            SessionError: No daemon, or this process is a fork of the one that connected.
+            GraddError: What the daemon answered, as the class of its code.
+        """
+        with self.lock, interrupts.held():
+            self._check_process()
+            self.ends.settle()
+            failures = 0
+            while True:
+                try:
+                    if self._wire is None:
+                        self._connect()
+                    if self._retired:
+                        self._drain_retired()
+                    if self._chores:
+                        self._do_chores()
+                    return self._exchange(verb, fields, frames)
+                except ConnectionLost as lost:
+                    failures += 1
+                    self._lost(lost, verb, failures)
+                except BaseException:
+                    self._give_up_if_broken(verb)
+                    raise
+
+    def next_id(self) -> int:
+        """A number for a plan, binding or run: unique in the session, never used again."""
+        return next(self._ids)
+
+    def _exchange(
+        self, verb: str, fields: dict[str, Any], frames: Sequence[bytes]
+    ) -> dict[str, Any]:
+        releases = self._take_releases()
+        envelope = {"v": verb, **fields}
+        if releases:
+            envelope["rel"] = releases
+        self.requests += 1
+        reply = self._wire.call(envelope, frames)  # type: ignore[union-attr]
+        if not reply.get("ok") and reply.get("session") == "lost":
+            raise ConnectionLost(f"the daemon does not know this session: {reply.get('what')}")
+        return protocol.checked(reply)
+
+    def _take_releases(self) -> list[int]:
+        taken = []
+        while self._releases and len(taken) < protocol.RELEASES_PER_REQUEST:
+            taken.append(self._releases.popleft())
+        return taken
+
+    # ---- verbs that leave something behind: the ledger remembers them ----
+
+    def put_graph(
+        self,
+        onnx: bytes,
+        aliases: Sequence[Sequence[str]],
+        sources: Sequence[Sequence[str]] = (),
+    ) -> protocol.GraphInfo:
+        """Gives the daemon a graph; the same bytes and aliases give the same id.
+
+        A restarted daemon gets it again as long as somebody holds the result.
+        """
+        with self.lock, interrupts.held():
+            fields: dict[str, Any] = {"alias": [list(group) for group in aliases]}
+            frames = [onnx]
+            block = None
+            if len(onnx) > protocol.FRAME_BYTES:
+                block = self.ring.allocate(len(onnx))
+                block.segment.view[block.offset : block.offset + len(onnx)] = onnx
+                fields["onnx"] = protocol.tensor(block.wire(torch.uint8, (len(onnx),)))
+                frames = []
+            elif sources:
+                frames += _source_frames(sources)
+            try:
+                reply = self.request("graph.put", fields, frames)
+            except BaseException:
+                if block is not None:
+                    block.drop()
+                raise
+            info = protocol.graph_info(reply, (fields, tuple(frames)))
+            if block is not None:  # the request refers to it
+                weakref.finalize(info, block.drop).atexit = False
+            return self.ledger.graphs.setdefault(info.id, info)
+
+    def plan(self, fields: dict[str, Any]) -> protocol.PlanInfo:
+        """Compiles a graph for concrete types; `fields` from protocol.plan_fields()."""
+        with self.lock, interrupts.held():
+            fields = {"plan": self.next_id(), **fields}
+            reply = self.ledger.send_plan(self.request, fields)
+            self.ledger.plans[fields["plan"]] = fields
+            return protocol.plan_info(fields["plan"], reply)
+
+    def bind(self, bind: int, tensors: Sequence[protocol.Tensor]) -> None:
+        """Names a list of tensors, which must stay where they are until `unbind`."""
+        with self.lock, interrupts.held():
+            fields = {"bind": bind, "tensors": protocol.tensors(tensors)}
+            self.request("bind", fields)
+            self.ledger.binds[bind] = fields
+
+    def forward(
+        self, fields: dict[str, Any], read: Snapshot | None = None, again: bool = False
+    ) -> bool:
+        """Runs a forward; until its release the ledger can run it again.
+
+        Args:
+            fields: Of the request.
+            read: The parameters that it reads; once they have changed it is not run again.
+            again: It is a repetition: `read` is of the first one.
+
+        Returns:
+            False if nothing was run because the parameters have changed since the first one.
+        """
+        with self.lock, interrupts.held():
+            more: dict[str, Any] = {}
+            if read is not None:
+                more = read.expected() if again else read.asked()
+            reply = self.ledger.send_forward(self.request, {**fields, **more})
+            if reply.get("changed"):
+                return False
+            if read is not None and not again:
+                read.take(reply)
+            self.ledger.runs[fields["run"]] = (fields, read)
+            return True
+
+    def backward(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Runs the backward of a run.
+
+        Raises:
+            StaleError: The run was released, or lost with a daemon.
+        """
+        with self.lock, interrupts.held():
+            try:
+                return self.request("backward", fields)
+            except errors.StaleError:
+                if fields["run"] not in self.ledger.lost:
+                    raise
+                raise errors.StaleError(
+                    "the daemon was restarted after the forward of this backward, and the "
+                    "parameters have changed since then: its activations are lost. Run the forward "
+                    "again"
+                ) from None
+
+    # ---- connecting and recovering ----
+
+    def _check_process(self) -> None:
+        if self.pid != os.getpid():
+            raise errors.SessionError(
+                f"session {self.session} was attached in process {self.pid}, this is process "
+                f"{os.getpid()}, a fork of it: wrap the module in this process"
+            )
+        if self.closed:
+            raise errors.SessionError("this client is closed: wrap the module again")
+
+    def _connect(self) -> None:
+        wire = control.Wire(self.path)
+        try:
+            for segment in list(self._segments.values()):
+                wire.segment(segment)
+            self.session = wire.attach()
+            if wire.daemon_pid != self.daemon_pid:
+                _warn_of_old_build(wire)
+            self.daemon_pid = wire.daemon_pid
+            self._wire = wire
+            self.flusher.start()
+            # A new session knows none of the runs and objects that these would end.
+            self._releases.clear()
+            self._chores.clear()
+            again = self.recoveries > 0
+            runs, lost = self.ledger.resend(self._exchange)
+        except BaseException:
+            self._wire = None
+            wire.close()
+            raise
+        if again:
+            logger.warning(
+                "session restored at daemon %d: %d segments, %d graphs, %d runs replayed%s",
+                self.daemon_pid,
+                len(self._segments),
+                len(self.ledger.graphs),
+                runs,
+                f"; {lost} lost, their parameters have changed since" if lost else "",
+            )
+
+    def _lost(self, lost: ConnectionLost, verb: str, failures: int) -> None:
+        """Takes note of a lost connection; raises when it happens again and again."""
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+        if failures > _RETRIES:
+            raise errors.SessionError(
+                f"the daemon was lost {failures} times while asked to {verb}: {lost}; see "
+                f"{self.path}/daemon.log",
+                "lost",
+            ) from None
+        self.recoveries += 1
+        logger.warning(
+            "daemon %d is gone (%s); parameters are safe in shared memory; reconnecting %d/%d",
+            self.daemon_pid,
+            str(lost),  # not the exception: a kept log record would keep all its frames
+            failures,
+            _RETRIES,
+        )
+        time.sleep(0.05 * (failures - 1))
+
+    def _give_up_if_broken(self, verb: str) -> None:
+        """After a Ctrl-C that did not wait for a reply: the next request connects anew.
+
+        Until it notices the hang-up, the daemon goes on with what it was doing and may still write
+        into the ring; so new inputs go elsewhere. (Gradient slots it may still write are written
+        again before anybody reads them.)
+        """
+        if self._wire is None or not self._wire.broken:
+            return
+        self._wire.close()
+        self._wire = None
+        self.recoveries += 1
+        self.ring.retire()
+        self._retired.append(self.ring)
+        self.ring = Pool(self, _RING_BYTES, keep=True)
+        logger.warning("interrupted while the daemon was asked to %s; connecting anew", verb)
+
+    def connect(self) -> None:
+        """Connects now (the first request would do it as well)."""
+        with self.lock:
+            self._check_process()
+            failures = 0
+            while self._wire is None:
+                try:
+                    self._connect()
+                except ConnectionLost as lost:
+                    failures += 1
+                    self._lost(lost, "connect", failures)
+
+    # ---- segments ----
+
+    def create_segment(self, size: int) -> Segment:
+        """A new segment that the daemon has acknowledged. Called by pools under the lock."""
+        with interrupts.held():
+            segment = Segment(self.next_id(), size)
+            try:
+                self._pass_segment(segment)
+            except BaseException:
+                segment.close()
+                self._give_up_if_broken("take a segment")
+                raise
+            self._segments[segment.id] = segment
+            return segment
+
+    def _pass_segment(self, segment: Segment) -> None:
+        self._check_process()
+        failures = 0
+        while True:
+            try:
+                if self._wire is None:
+                    self._connect()
+                self._wire.segment(segment)  # type: ignore[union-attr]
+                return
+            except ConnectionLost as lost:
+                failures += 1
+                self._lost(lost, "take a segment", failures)
+
+    def drop_segment(self, segment: Segment) -> None:
+        """The segment is no longer needed; the daemon unmaps it before the next request."""
+        self._segments.pop(segment.id, None)
+        self.later("unsegment", {"id": segment.id})
+        segment.close()
+
+    def locate(self, tensor: torch.Tensor) -> tuple[int, int] | None:
+        """(segment id, offset) of a contiguous tensor in this client's segments, or None."""
+        pointer = data_ptr(tensor)
+        size = tensor.numel() * tensor.element_size()
+        for segment in self._segments.values():
+            offset = pointer - segment.address
+            if offset >= 0 and offset + size <= segment.size:
+                return segment.id, offset
+        return None
+
+    def segment_count(self) -> int:
+        """How many shared segments this client has; the daemon accepts 64."""
+        return len(self._segments)
+
+    def segment_bytes(self) -> int:
+        """Bytes of all shared segments of this client."""
+        return sum(s.size for s in self._segments.values())
+
+    # ---- what finalizers may do ----
+
+    def release(self, run: int) -> None:
+        """Queues the release of a run. Any thread, any time."""
+        self.ledger.forget_run(run)
+        self._releases.append(run)
+
+    def later(self, verb: str, fields: dict[str, Any]) -> None:
+        """Queues a request that has no result. Any thread, any time."""
+        if verb == "unbind":
+            self.ledger.binds.pop(fields["bind"], None)
+        elif verb == "plan.drop":
+            self.ledger.plans.pop(fields["plan"], None)
+        self._chores.append((verb, fields))
+
+    def _pools(self) -> list[Pool]:
+        return [self.parameters, self.gradients, self.state, self.ring, *self._retired]
+
+    def flush(self) -> None:
+        """Sends what finalizers have queued."""
+        with self.lock:
+            for pool in self._pools():
+                pool.drain()
+            if self._wire is not None and (self._releases or self._chores):
+                self.request("release", {"runs": []})
+
+    def flush_leftovers(self) -> None:
+        """The same in a thread of its own; a daemon that has died is the next request's matter."""
+        queued = (self._releases, self._chores, self.ends.died)
+        if not any(queued) and not any(pool.returned for pool in self._pools()):
+            return
+        with self.lock:
+            if self._wire is None or self.closed or self.pid != os.getpid():
+                return
+            for pool in self._pools():
+                pool.drain()
+            with contextlib.suppress(ConnectionLost):
+                self._do_chores()
+
+    def unreleased_runs(self) -> list[int]:
+        """Runs whose forward would be replayed after a restart."""
+        with self.lock:
+            self.ends.settle()
+        return list(self.ledger.runs)
+
+    def _drain_retired(self) -> None:
+        for pool in self._retired:
+            pool.drain()
+        self._retired = [pool for pool in self._retired if pool.bytes()]
+
+    def _do_chores(self) -> None:
+        if self._releases:
+            self._exchange("release", {"runs": self._take_releases()}, ())
+        again = []
+        while self._chores:
+            verb, fields = self._chores.popleft()
+            try:
+                if verb == "unsegment":
+                    self._wire.unsegment(fields["id"])  # type: ignore[union-attr]
+                else:
+                    self._exchange(verb, fields, ())
+            except errors.StaleError:
+                if verb == "unsegment":
+                    again.append((verb, fields))  # a run still uses it: with the next request
+            except errors.GraddError as error:
+                logger.warning("%s failed: %s", verb, str(error))
+        self._chores.extend(again)
+
+    # ---- end ----
+
+    def close(self) -> None:
+        """Detaches; the daemon frees all it holds for this client. Tensors stay valid."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+            self.flusher.stop()
+            if self.pid != os.getpid():
+                return
+            if self._wire is not None:
+                try:
+                    self._wire.call({"v": "detach"}, (), timeout=5.0)
+                except (ConnectionLost, errors.GraddError):
+                    pass  # the session ends with the connection anyway
+                self._wire.close()
+                self._wire = None
+            self.ledger.forget_all()
+            self.parameters.unwatch()
+            for segment in self._segments.values():
+                segment.close()
+            self._segments.clear()
+            if _clients.get(self.path) is self:
+                del _clients[self.path]
+
+    def _after_fork(self) -> None:
+        """In the child: gives up the sockets without a word to the daemon."""
+        if self._wire is not None:
+            self._wire.abandon()
+
+
+def get_client(path: Path | str | None = None) -> Client:
+    """The client of this process for a directory (default: the user's), made when needed."""
+    where = Path(path).absolute() if path is not None else daemon.directory()
+    with _registry_lock:
+        client = _clients.get(where)
+        if client is None or client.closed or client.pid != os.getpid():
+            client = Client(where)
+            _clients[where] = client
+        return client
+
+
+def _source_frames(sources: Sequence[Sequence[str]]) -> list[bytes]:
+    """The table of sources as a payload frame; none if it is beyond what the daemon accepts.
+
+    It only makes messages better, so a large graph must not fail for it.
+    """
+    if len(sources) <= protocol.SOURCE_ROWS:
+        frame = protocol.pack_sources(sources)
+        if len(frame) <= protocol.SOURCE_BYTES:
+            return [frame]
+    logger.warning(
+        "the table of source lines of a graph of %d nodes is larger than %d rows or %d MiB: errors "
+        "and `gradd explain` name its nodes without a line of Python",
+        len(sources),
+        protocol.SOURCE_ROWS,
+        protocol.SOURCE_BYTES >> 20,
+    )
+    return []
+
+
+def _warn_of_old_build(wire: control.Wire) -> None:
+    """A daemon outlives a rebuild: what was repaired since it started is not in effect in it."""
+    ours = daemon.build_id()
+    if ours and wire.build != ours:
+        binary = daemon.find_binary()
+        logger.warning(
+            "daemon %d is another build than %s: changes since it was started are not in effect. "
+            "`%s stop` ends it when its requests are done, and trainers go on with a new one",
+            wire.daemon_pid,
+            binary,
+            binary,
+        )
+
+
+def clients() -> list[Client]:
+    """Clients of this process."""
+    return [c for c in _clients.values() if c.pid == os.getpid() and not c.closed]
+
+
+def find(tensor: torch.Tensor) -> tuple[Client, int, int] | None:
+    """(client, segment id, offset) of the client whose memory holds a tensor, or None."""
+    for client in clients():
+        place = client.locate(tensor)
+        if place is not None:
+            return client, *place
+    return None
+
+
+def close_all() -> None:
+    """Detaches all clients of this process."""
+    for client in clients():
+        client.close()
+
+
+def _in_child() -> None:
+    global _registry_lock
+    _registry_lock = threading.Lock()
+    for client in list(_clients.values()):
+        client.lock = threading.RLock()  # the parent's may be held by a thread that is not here
+        client._after_fork()
+
+
+def client_name() -> str:
+    """How this process introduces itself to `gradd ps`."""
+    script = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+    return script[:64]
+
+
+atexit.register(close_all)
+os.register_at_fork(after_in_child=_in_child)

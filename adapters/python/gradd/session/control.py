@@ -1,0 +1,292 @@
+"""The two sockets of a session as one object: control socket and ZeroMQ DEALER.
+
+`Wire(path)` connects, says hello on the control socket and remembers the nonce; segments may be
+passed from then on; `attach()` presents the nonce on the DEALER. `call()` sends one envelope and
+waits for the reply with its number while it watches the control socket: its hang-up means that the
+daemon is gone, which is raised as ConnectionLost. One thread at a time; the client has the lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import time
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from gradd import __version__, errors, interrupts
+from gradd.session import daemon, protocol, versions
+from gradd.session.shm import Segment
+
+logger = logging.getLogger("gradd")
+
+_CONTROL_SECONDS = 30.0
+_HELLO_SECONDS = 60.0  # for a daemon that is ending, or one that hangs up, to make room
+_SPIN_SECONDS = 30e-6
+_POLL_MS = 500  # how soon a second Ctrl-C is seen
+_LAST_REPLY_MS = 20
+_context: tuple[int, zmq.Context] | None = None
+
+
+class ConnectionLost(Exception):
+    """The daemon is gone or does not know the session; the client recovers from this."""
+
+
+def _zmq_context() -> zmq.Context:
+    """The ZeroMQ context of this process; a fork must not touch its parent's."""
+    global _context
+    if _context is None or _context[0] != os.getpid():
+        _context = (os.getpid(), zmq.Context())
+    return _context[1]
+
+
+def warm_up() -> None:
+    """Starts ZeroMQ's threads of this process, which stay until it ends."""
+    _zmq_context().socket(zmq.DEALER).close(linger=0)
+
+
+class Wire:
+    """One connection to one daemon."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.broken = False  # an answer was not waited for: nothing else may be asked here
+        self._token = b""
+        self._q = 0
+        self._dealer: zmq.Socket | None = None
+        hello = self._greet()
+        self.daemon_pid = int(hello["pid"])
+        self.build = str(hello["build"])  # which build the daemon is, see daemon.build_id()
+        self._nonce: bytes = hello["nonce"]
+
+    # ---- control socket ----
+
+    def _greet(self) -> dict[str, Any]:
+        """Connects and says hello; returns the answer.
+
+        A daemon that is ending finishes the requests in progress first, which may take minutes. It
+        says so to everybody who connects, and is waited for as long as it does. In the moment of
+        its end it hangs up. None of this is a failure of the daemon that comes after it.
+        """
+        deadline = time.monotonic() + _HELLO_SECONDS
+        hello = {
+            "v": "hello",
+            "proto": list(protocol.PROTOCOL),
+            "client": _name(),
+            "version": __version__,
+        }
+        pause, said = 0.005, False
+        while True:
+            self._control = daemon.connect(self.path)
+            try:
+                return self._greeted(self._exchange(hello))
+            except errors.StaleError as ending:
+                self._control.close()
+                deadline = time.monotonic() + _HELLO_SECONDS
+                if not said:
+                    logger.warning("waiting for the next daemon: %s", ending.what)
+                said = True
+            except ConnectionLost as lost:
+                self._control.close()
+                if time.monotonic() > deadline:
+                    raise errors.SessionError(
+                        f"no daemon in {self.path} has answered hello for {_HELLO_SECONDS:.0f} s "
+                        f"({lost}); see {self.path}/daemon.log"
+                    ) from None
+            except BaseException:
+                self._control.close()
+                raise
+            interrupts.deliver_if_due()
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.1)
+
+    def _greeted(self, packet: bytes) -> dict[str, Any]:
+        """The answer to hello, which comes from whoever listens there.
+
+        Raises:
+            VersionError: A daemon that speaks another protocol.
+            SessionError: No daemon of gradd.
+        """
+        reply = _from_anybody(packet, self.path)
+        chosen = reply.get("proto")
+        low, high = protocol.PROTOCOL
+        if reply.get("code") == "VERSION" or (
+            reply.get("ok") and not (isinstance(chosen, int) and low <= chosen <= high)
+        ):
+            raise versions.mismatch(self.path, reply)
+        if not reply.get("ok") and not isinstance(reply.get("code"), str):
+            raise _no_daemon(self.path, "its answer to hello is neither ok nor an error")
+        protocol.checked(reply)
+        if not isinstance(reply.get("nonce"), bytes) or "pid" not in reply or "build" not in reply:
+            raise _no_daemon(self.path, "its answer to hello has no nonce, pid or build")
+        return reply
+
+    def _ask(self, fields: dict[str, Any], fd: int | None = None) -> dict[str, Any]:
+        return protocol.checked(protocol.unpack(self._exchange(fields, fd)))
+
+    def _exchange(self, fields: dict[str, Any], fd: int | None = None) -> bytes:
+        """Sends one packet and returns the answer to it."""
+        ancillary = []
+        if fd is not None:
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))]
+        try:
+            self._control.sendmsg([protocol.pack(fields)], ancillary)
+            self._control.settimeout(_CONTROL_SECONDS)
+            packet = self._control.recv(65536)
+        except TimeoutError:
+            raise ConnectionLost(f"no answer to {fields['v']} on the control socket") from None
+        except OSError as error:
+            raise ConnectionLost(f"control socket: {error.strerror}") from None
+        except BaseException:
+            self.broken = True
+            raise
+        if not packet:
+            raise ConnectionLost("the control socket hung up")
+        return packet
+
+    def segment(self, segment: Segment) -> None:
+        """Passes a segment and waits for the acknowledgement."""
+        self._ask({"v": "segment", "id": segment.id, "bytes": segment.size}, segment.fd)
+
+    def unsegment(self, segment_id: int) -> None:
+        """Takes a segment back. Raises StaleError while something in the daemon uses it."""
+        self._ask({"v": "unsegment", "id": segment_id})
+
+    # ---- commands ----
+
+    def attach(self) -> int:
+        """Binds the DEALER to the session; returns the session's number."""
+        dealer = _zmq_context().socket(zmq.DEALER)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.SNDHWM, 0)
+        dealer.connect(f"ipc://{self.path}/cmd.sock")
+        self._dealer = dealer
+        try:
+            reply = self.call({"v": "attach", "nonce": self._nonce}, (), timeout=30.0)
+        except errors.InternalError as error:
+            raise _no_daemon(self.path, error.what) from None
+        if not reply.get("ok") and reply.get("session") == "lost":
+            raise ConnectionLost(str(reply.get("what")))  # it began to end after hello
+        token = protocol.checked(reply).get("t")
+        if not isinstance(token, bytes):
+            raise _no_daemon(self.path, "its answer to attach has no token")
+        self._token = token
+        return int(reply.get("session", 0))
+
+    def call(
+        self, envelope: dict[str, Any], frames: Sequence[bytes], timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Sends an envelope (adding number and token) and returns the reply, ok or not.
+
+        A Ctrl-C that cannot wait for the reply leaves the connection broken. An optimizer's step
+        is always waited for: half a step has to be finished before anything else.
+
+        Raises:
+            ConnectionLost: The daemon hung up, or nothing came within `timeout` seconds.
+        """
+        self._q += 1
+        envelope["q"] = self._q
+        if self._token:
+            envelope["t"] = self._token
+        dealer = self._dealer
+        if dealer is None:
+            raise ConnectionLost("not attached")
+        if frames:
+            dealer.send_multipart([protocol.pack(envelope), *frames])
+        else:
+            dealer.send(protocol.pack(envelope))
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                self._wait(dealer, deadline, patient=envelope["v"] == "step")
+                frame = dealer.recv_multipart()[0]
+            except ConnectionLost:
+                raise
+            except BaseException:
+                self.broken = True
+                raise
+            reply = protocol.unpack(frame)
+            # A reply to an earlier request that was interrupted (Ctrl-C) is not ours.
+            if reply.get("q", self._q) == self._q:
+                return reply
+
+    def _wait(self, dealer: zmq.Socket, deadline: float | None, patient: bool) -> None:
+        end = time.perf_counter() + _SPIN_SECONDS
+        while time.perf_counter() < end:
+            if dealer.EVENTS & zmq.POLLIN:
+                return
+        fd = self._control.fileno()
+        while True:
+            if not patient:
+                interrupts.deliver_if_due()
+            ready = dict(zmq.zmq_poll([(dealer, zmq.POLLIN), (fd, zmq.POLLIN)], _POLL_MS))
+            if dealer in ready:
+                return
+            if fd in ready:
+                # A daemon that ends answers first; the answer comes by another thread of ours.
+                if dealer.poll(_LAST_REPLY_MS):
+                    return
+                raise ConnectionLost("the control socket hung up")
+            if deadline is not None and time.monotonic() > deadline:
+                raise ConnectionLost("no answer in time")
+
+    def alive(self) -> bool:
+        """False once the daemon has hung up."""
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN | select.POLLHUP)
+        return not poller.poll(0)
+
+    # ---- end ----
+
+    def close(self) -> None:
+        """Closes both sockets."""
+        if self._dealer is not None:
+            self._dealer.close(linger=0)
+            self._dealer = None
+        self._control.close()
+
+    def abandon(self) -> None:
+        """In a forked child: closes the copy of the control socket, touches nothing of ZeroMQ."""
+        self._control.close()
+
+
+def _name() -> str:
+    from gradd.session.client import client_name
+
+    return client_name()
+
+
+def _no_daemon(path: Path, why: str) -> errors.SessionError:
+    return errors.SessionError(f"what answers in {path} is no daemon of gradd: {why}")
+
+
+def _from_anybody(frame: bytes, path: Path) -> dict[str, Any]:
+    """A reply of whoever listens in the daemon's place."""
+    try:
+        return protocol.unpack(frame)
+    except errors.InternalError as error:
+        raise _no_daemon(path, error.what) from None
+
+
+def ask_daemon(path: Path, verb: str, timeout_ms: int = 5000, **fields: Any) -> dict[str, Any]:
+    """One request that needs no session (`ps`, `stop`), over a DEALER of its own.
+
+    Raises:
+        SessionError: Nobody answers within the time, or no daemon of gradd does.
+    """
+    dealer = _zmq_context().socket(zmq.DEALER)
+    dealer.setsockopt(zmq.LINGER, 0)
+    try:
+        dealer.connect(f"ipc://{path}/cmd.sock")
+        dealer.send(protocol.pack({"v": verb, "q": 1, **fields}))
+        if not dealer.poll(timeout_ms, zmq.POLLIN):
+            raise errors.SessionError(f"no daemon answers in {path}")
+        return protocol.checked(_from_anybody(dealer.recv_multipart()[0], path))
+    finally:
+        dealer.close(linger=0)

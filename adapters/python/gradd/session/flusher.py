@@ -1,0 +1,51 @@
+"""A thread that sends what finalizers have queued, where no request takes it along.
+
+Finalizers run anywhere and never send. In a training the next request carries what they queue;
+after `del model` there is none, and the daemon would keep graph, plans and memory. So this thread
+looks a few times per second, and where nobody has asked the daemon for anything meanwhile it sends
+what is left. (Finalizers do not wake it: the callbacks of weak references are functions of C, as
+Python's would swallow a Ctrl-C.) It never connects and starts no daemon.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gradd.session.client import Client
+
+PERIOD_SECONDS = 0.25
+
+
+class Flusher:
+    """Flushes one client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = weakref.ref(client)
+        self._stopped = threading.Event()
+        self._started = False
+
+    def start(self) -> None:
+        """Starts the thread, once; not in a finalizer."""
+        if not self._started:
+            self._started = True
+            args = (self._client, self._stopped)
+            threading.Thread(target=_run, args=args, name="gradd-flusher", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopped.set()
+
+
+def _run(reference: weakref.ref[Client], stopped: threading.Event) -> None:
+    seen = -1
+    while not stopped.wait(PERIOD_SECONDS):
+        client = reference()
+        if client is None:
+            return
+        if client.requests == seen:
+            client.flush_leftovers()
+        seen = client.requests
+        del client

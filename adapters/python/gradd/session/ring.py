@@ -1,0 +1,266 @@
+"""Pools of shared memory: blocks are allocated, exported as tensors, and come back by themselves.
+
+A Pool owns segments and hands out Blocks with a first-fit list that merges neighbours. A block is
+busy while its owner holds it (`hold`/`drop`) or any tensor made from it is alive: each exporter is
+watched by a weak reference whose callback only appends to a queue (it may run in any thread and in
+the middle of anything); the pool empties the queue at its next operation.
+
+Three pools per client: parameters, gradients, and the ring of inputs and outputs. The caller holds
+the client's lock around every method except the weak reference's callback.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradd import errors
+from gradd.calls import watch
+from gradd.session.finalizers import Tie, tie
+from gradd.session.shm import ALIGN, DTYPE_CODES, Segment, make_tensor, nbytes, round_up
+
+if TYPE_CHECKING:
+    from gradd.session.client import Client
+    from gradd.session.protocol import Tensor
+
+_MOVED_BYTES = 1 << 20
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # a subclass may have no memory of its own
+_EXACT_SEGMENTS = 16  # of a client, with just the bytes that were asked for
+
+
+class Block:
+    """A range of a segment.
+
+    Attributes:
+        segment: The segment.
+        offset: First byte, a multiple of 64.
+        size: Bytes, a multiple of 64.
+        pins: Owners that hold the block, plus living exporters.
+    """
+
+    __slots__ = ("__weakref__", "offset", "pins", "pool", "returned", "segment", "size", "ties")
+
+    def __init__(self, pool: Pool, segment: Segment, offset: int, size: int) -> None:
+        self.pool = pool
+        self.returned = pool.returned
+        self.segment = segment
+        self.offset = offset
+        self.size = size
+        self.pins = 1
+        self.ties: set[Tie] = set()
+
+    def tensor(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> torch.Tensor:
+        """A new tensor on the block; the block stays busy until no tensor shares its storage."""
+        size = nbytes(dtype, shape)
+        if size == 0:
+            return torch.empty(tuple(shape), dtype=dtype)
+        exporter = self.segment.export(self.offset + offset, size)
+        self.ties.add(tie(exporter, self.returned, self))
+        self.pins += 1
+        return make_tensor(exporter, dtype, shape)
+
+    def fill(self, source: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
+        """Copies a tensor of that dtype and shape into the block.
+
+        A small contiguous one is moved as bytes: torch's copy wakes its threads for a few hundred
+        kilobytes already, which takes longer than the copy while the daemon's threads are busy.
+        """
+        size = nbytes(dtype, shape)
+        if size > _MOVED_BYTES or not _is_plain(source, dtype):
+            self.tensor(dtype, shape).copy_(source)
+        elif size:
+            ctypes.memmove(self.segment.address + self.offset, watch.data_ptr(source), size)
+
+    def wire(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> Tensor:
+        """What the protocol says of a tensor in this block; see protocol.tensors."""
+        return (self.segment.id, self.offset + offset, DTYPE_CODES[dtype], tuple(shape))
+
+    def drop(self) -> None:
+        """The owner lets go; safe in finalizers of any thread. Takes effect at the next drain."""
+        self.returned.append(self)
+
+    @property
+    def idle(self) -> bool:
+        """True if only the owner holds it (after `Pool.drain`)."""
+        return self.pins <= 1
+
+
+def _is_plain(source: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether the elements lie in memory just as they are to be written."""
+    return (
+        type(source) in _PLAIN_TYPES
+        and source.dtype is dtype
+        and source.device.type == "cpu"
+        and source.layout is torch.strided
+        and source.is_contiguous()
+        and not source.is_neg()
+        and not source.is_conj()
+    )
+
+
+class Pool:
+    """Segments for one purpose. See the top of this file."""
+
+    def __init__(
+        self, client: Client, grow: int = 0, keep: bool = False, watched: bool = False
+    ) -> None:
+        """Args:
+        client: Creates and drops the segments.
+        grow: Bytes of a segment when a request does not need more.
+        keep: Keep empty segments for the next step while they were recently needed.
+        watched: Who takes its memory past torch's version counters is noted (watch.py).
+        """
+        self.client = client
+        self.grow = grow
+        self.keep = keep
+        self.watched = watched
+        self.peak_bytes = 0
+        self._emptied = 0
+        self.returned: deque[Tie | Block] = deque()
+        # Without this table a block that only tensors hold would be a cycle of block and weak
+        # references: the collector would take it and nobody would hear of the exporter's end.
+        self.live: dict[tuple[int, int], Block] = {}
+        self._free: dict[int, tuple[Segment, list[int], dict[int, int]]] = {}
+        self.live_bytes = 0
+
+    def drain(self) -> None:
+        """Gives ranges whose last pin is gone back to the free list."""
+        self.client.ends.settle()
+        while self.returned:
+            item = self.returned.popleft()
+            if isinstance(item, Block):
+                block = item
+            else:
+                block = item.what
+                block.ties.discard(item)
+            block.pins -= 1
+            if block.pins == 0:
+                self._give_back(block)
+
+    def allocate(self, size: int) -> Block:
+        """A block of at least `size` bytes, held once by the caller.
+
+        Raises:
+            NoSpaceError: There is no memory for another segment.
+        """
+        if self.returned or self.client.ends.died:
+            self.drain()
+        size = round_up(max(size, 1))
+        found = self._take(size)
+        if found is None:
+            self.reserve(size)
+            found = self._take(size)
+        segment, offset = found  # type: ignore[misc]
+        self.live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        block = Block(self, segment, offset, size)
+        self.live[segment.id, offset] = block
+        return block
+
+    def reserve(self, size: int) -> None:
+        """Makes sure that one segment has `size` bytes in one piece."""
+        size = round_up(max(size, 1))
+        for _, starts, sizes in self._free.values():
+            if any(sizes[s] >= size for s in starts):
+                return
+        segment = self._new_segment(size)
+        self._free[segment.id] = (segment, [0], {0: segment.size})
+        if self.watched:
+            watch.add(segment.address, segment.size)
+
+    def _new_segment(self, size: int) -> Segment:
+        """A session has a limited number of segments: after the first few they get larger."""
+        size = max(size, self.grow)
+        ahead = self.bytes() // 2 if self.client.segment_count() >= _EXACT_SEGMENTS else 0
+        if ahead > size:
+            try:
+                return self.client.create_segment(ahead)
+            except errors.NoSpaceError:
+                pass  # then only what is needed
+        return self.client.create_segment(size)
+
+    def retire(self) -> None:
+        """Nothing will be allocated here again: segments go as soon as they are empty."""
+        self.keep = False
+        self.drain()
+        for segment, starts, sizes in list(self._free.values()):
+            if len(starts) == 1 and sizes[starts[0]] == segment.size:
+                self._drop_if_spare(segment)
+
+    def unwatch(self) -> None:
+        """Nobody compares what is written here any more."""
+        for segment, _, _ in self._free.values():
+            watch.remove(segment.address)
+
+    def forget_peak(self) -> None:
+        """What was needed until now will not be needed again: its segments go if they are empty."""
+        self.drain()
+        self.peak_bytes = self.live_bytes
+        for segment, starts, sizes in list(self._free.values()):
+            if len(starts) == 1 and sizes[starts[0]] == segment.size > self.grow:
+                self._drop(segment)
+
+    def bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(segment.size for segment, _, _ in self._free.values())
+
+    def _take(self, size: int) -> tuple[Segment, int] | None:
+        for segment, starts, sizes in self._free.values():
+            for i, start in enumerate(starts):
+                have = sizes[start]
+                if have < size:
+                    continue
+                del sizes[start]
+                if have == size:
+                    del starts[i]
+                else:
+                    starts[i] = start + size
+                    sizes[start + size] = have - size
+                return segment, start
+        return None
+
+    def _give_back(self, block: Block) -> None:
+        self.live_bytes -= block.size
+        self.live.pop((block.segment.id, block.offset), None)
+        entry = self._free.get(block.segment.id)
+        if entry is None:
+            return  # the segment was dropped with its client
+        segment, starts, sizes = entry
+        start, size = block.offset, block.size
+        i = bisect.bisect_left(starts, start)
+        if i < len(starts) and starts[i] == start + size:
+            size += sizes.pop(starts.pop(i))
+        if i > 0 and starts[i - 1] + sizes[starts[i - 1]] == start:
+            sizes[starts[i - 1]] += size
+        else:
+            starts.insert(i, start)
+            sizes[start] = size
+        if len(starts) == 1 and sizes[starts[0]] == segment.size:
+            self._drop_if_spare(segment)
+
+    def _drop_if_spare(self, segment: Segment) -> None:
+        """Drops an empty segment unless the peak of the last steps needs it."""
+        if self.keep:
+            self._emptied += 1
+            if self._emptied % 64 == 0:
+                self.peak_bytes = self.live_bytes
+                return
+            if len(self._free) == 1 or self.bytes() - segment.size < self.peak_bytes:
+                return
+        self._drop(segment)
+
+    def _drop(self, segment: Segment) -> None:
+        del self._free[segment.id]
+        if self.watched:
+            watch.remove(segment.address)
+        self.client.drop_segment(segment)
+
+
+def blocks_bytes(sizes: Sequence[int]) -> int:
+    """Bytes that blocks of these sizes take together when laid side by side."""
+    return sum(round_up(max(n, 1), ALIGN) for n in sizes)

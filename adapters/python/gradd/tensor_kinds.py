@@ -1,0 +1,46 @@
+"""Which classes of tensors the daemon may take for plain ones.
+
+A class that torch's functions treat as Tensor itself (a subclass of nn.Parameter, say) differs by
+name only. Others see every operator that reads them, or give their class to its result: calls with
+such tensors run in PyTorch, by name.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.parameter import UninitializedTensorMixin
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NO_DISPATCH = (None, torch._C._disabled_torch_dispatch_impl)
+
+
+def is_plain(kind: type) -> bool:
+    """True for classes of tensors that torch's functions treat as Tensor itself."""
+    if kind in _PLAIN:
+        return True
+    return (
+        kind.__torch_function__ is torch._C._disabled_torch_function_impl
+        and getattr(kind, "__torch_dispatch__", None) in _NO_DISPATCH
+        and not issubclass(kind, UninitializedTensorMixin)
+    )
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """True if the elements lie in one storage with strides: not sparse, nested or quantized."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+
+
+def refusal(what: str, kind: type) -> Exception:
+    """What is said of a tensor whose class is not plain.
+
+    Args:
+        what: Its place.
+        kind: Its class.
+    """
+    from gradd.spec import CaptureError  # that package imports users of this module
+
+    return CaptureError(
+        "tensor_subclass",
+        f"{what} is a {kind.__module__}.{kind.__qualname__}, a subclass of Tensor that takes part "
+        "in torch's functions; use a plain tensor (x.as_subclass(torch.Tensor))",
+    )
