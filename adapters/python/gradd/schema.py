@@ -132,8 +132,9 @@ def as_tensor_leaf(leaf: Any) -> torch.Tensor:
 
 
 def _is_taken(kind: type) -> bool:
-    # A lazy output stands for a plain one.
-    return tensor_kinds.is_plain(kind) or kind.__module__ == "gradd.calls.lazy"
+    return (
+        tensor_kinds.is_plain(kind) or kind.__module__ == "gradd.calls.lazy"
+    )  # which stands for a plain one
 
 
 def _leaf_key(leaf: Any, path: str) -> Hashable:

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 import torch
 from torch.autograd import forward_ad
 
+from gradd.spec import CaptureError
+
 _level = torch._C._functorch.maybe_current_level
 _recording = torch._C._get_tracing_state
 _n_modes = torch._C._len_torch_dispatch_stack
@@ -45,8 +47,6 @@ def check() -> None:
 
 
 def _refuse() -> None:
-    from gradd.export import CaptureError
-
     if _level() is not None:
         kind = torch._C._functorch.peek_interpreter_stack().key().name.lower()
         raise CaptureError(
@@ -115,8 +115,6 @@ def check_nested(module: torch.nn.Module) -> None:
     found = _captures.get(threading.get_ident()) if _captures else None
     if found is None:
         return
-    from gradd.export import CaptureError
-
     error = CaptureError(
         "nested_wrapper",
         f"forward() calls another ORTModule (of {type(module).__name__}), which runs in the daemon "

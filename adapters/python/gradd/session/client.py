@@ -19,7 +19,6 @@ import contextlib
 import itertools
 import logging
 import os
-import sys
 import threading
 import time
 import weakref
@@ -539,12 +538,6 @@ def _in_child() -> None:
     for client in list(_clients.values()):
         client.lock = threading.RLock()  # the parent's may be held by a thread that is not here
         client._after_fork()
-
-
-def client_name() -> str:
-    """How this process introduces itself to `gradd ps`."""
-    script = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
-    return script[:64]
 
 
 atexit.register(close_all)

@@ -12,6 +12,7 @@ import logging
 import os
 import select
 import socket
+import sys
 import time
 from array import array
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from gradd.session.shm import Segment
 logger = logging.getLogger("gradd")
 
 _CONTROL_SECONDS = 30.0
+_VERSION_MS = 2000  # nothing more than the version is lost if it takes longer
 _HELLO_SECONDS = 60.0  # for a daemon that is ending, or one that hangs up, to make room
 _SPIN_SECONDS = 30e-6
 _POLL_MS = 500  # how soon a second Ctrl-C is seen
@@ -119,7 +121,7 @@ class Wire:
         if reply.get("code") == "VERSION" or (
             reply.get("ok") and not (isinstance(chosen, int) and low <= chosen <= high)
         ):
-            raise versions.mismatch(self.path, reply)
+            raise versions.mismatch(self.path, reply, _version_at)
         if not reply.get("ok") and not isinstance(reply.get("code"), str):
             raise _no_daemon(self.path, "its answer to hello is neither ok nor an error")
         protocol.checked(reply)
@@ -257,9 +259,17 @@ class Wire:
 
 
 def _name() -> str:
-    from gradd.session.client import client_name
+    """How this process introduces itself to `gradd ps`."""
+    script = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+    return script[:64]
 
-    return client_name()
+
+def _version_at(path: Path) -> str:
+    """Version of the daemon there, as `ps` says in every protocol; empty if it does not."""
+    try:
+        return str(ask_daemon(path, "ps", _VERSION_MS).get("version") or "")
+    except errors.GraddError:
+        return ""
 
 
 def _no_daemon(path: Path, why: str) -> errors.SessionError:

@@ -7,26 +7,28 @@ asked for what is missing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gradd import __version__, errors, options
 from gradd.session import daemon, protocol
 
-_PS_MS = 2000  # nothing more than the version is lost if it takes longer
 
-
-def mismatch(path: Path, reply: dict[str, Any]) -> errors.VersionError:
+def mismatch(
+    path: Path, reply: dict[str, Any], ask: Callable[[Path], str]
+) -> errors.VersionError:
     """The error for an answer to hello that refuses our protocol, or chooses another one.
 
     Args:
         path: Directory of the daemon.
         reply: Its answer.
+        ask: The version of a daemon that does not say it there.
     """
     spoken = reply.get("proto")
     spoken = [spoken, spoken] if isinstance(spoken, int) else spoken
     known = isinstance(spoken, list) and len(spoken) == 2 and all(type(n) is int for n in spoken)
-    version = reply.get("version") or _ask_version(path) or "of an unknown version"
+    version = reply.get("version") or ask(path) or "of an unknown version"
     theirs = f"gradd {version}, speaks {_range(*spoken) if known else 'an older protocol'}"
     newer = known and spoken[0] > protocol.PROTOCOL[1]
     what = (
@@ -59,12 +61,3 @@ def _help(path: Path, version: str, newer: bool) -> str:
         f"this side is the older one. `pip install gradd=={version}` brings it up to date. Or "
         f"{stop}; another directory in GRADD_DIR is for both versions side by side"
     )
-
-
-def _ask_version(path: Path) -> str:
-    from gradd.session import control
-
-    try:
-        return str(control.ask_daemon(path, "ps", _PS_MS).get("version") or "")
-    except errors.GraddError:
-        return ""
