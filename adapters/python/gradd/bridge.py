@@ -28,8 +28,8 @@ import torch
 
 from gradd import errors, interrupts, options, schema, transforms, unused_memory
 from gradd.calls import watch
-from gradd.calls.captured import Graph, Plan, check_supported, type_of
-from gradd.calls.function import Call, Step
+from gradd.calls.captured import CapturedGraph, Plan, check_supported, type_of
+from gradd.calls.function import Call, DaemonFunction
 from gradd.calls.parameter_changes import watch_optimizers
 from gradd.calls.parameters import State
 from gradd.calls.run import Run
@@ -122,10 +122,10 @@ class Bridge:
         self.calls = 0
         self._on_capture = on_capture
         # Forms and their captures, those used last at the end.
-        self._graphs: OrderedDict[Hashable, list[Graph]] = OrderedDict()
+        self._graphs: OrderedDict[Hashable, list[CapturedGraph]] = OrderedDict()
         # Weakly, for a finalizer holds them: graphs and guards may lead to this bridge's owner.
-        self._alive: weakref.WeakSet[Graph] = weakref.WeakSet()
-        self._guards: weakref.WeakKeyDictionary[Graph, Guards] = weakref.WeakKeyDictionary()
+        self._alive: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
+        self._guards: weakref.WeakKeyDictionary[CapturedGraph, Guards] = weakref.WeakKeyDictionary()
         self._changes: Counter[str] = Counter()
         self._refused: dict[Hashable, Exception] = {}  # by form and layouts
         self._version = 0
@@ -227,7 +227,7 @@ class Bridge:
             self._fallback.count(reason)
             return self._eager(*args, **kwargs)
         if tensors:
-            outputs = Step.apply(call, *tensors)
+            outputs = DaemonFunction.apply(call, *tensors)
         else:
             outputs = call.start()
             call.run.end()
@@ -312,15 +312,15 @@ class Bridge:
     # ---- captures ----
 
     def _fitting(
-        self, graphs: list[Graph], sizes: tuple, leaves: list, args: tuple, kwargs: dict
-    ) -> tuple[Graph | None, list[Graph]]:
+        self, graphs: list[CapturedGraph], sizes: tuple, leaves: list, args: tuple, kwargs: dict
+    ) -> tuple[CapturedGraph | None, list[CapturedGraph]]:
         """The one of these captures that fits a call, whose sizes it allows.
 
         And those that would, but for what forward() reads from outside.
         """
         from gradd.export import check_dynamic
 
-        outdated: list[Graph] = []
+        outdated: list[CapturedGraph] = []
         for graph in reversed(list(graphs)):
             if not graph.intact():
                 graphs.remove(graph)
@@ -348,12 +348,12 @@ class Bridge:
     def _new_graph(
         self,
         key: tuple,
-        graphs: list[Graph],
-        outdated: list[Graph],
+        graphs: list[CapturedGraph],
+        outdated: list[CapturedGraph],
         leaves: list,
         args: tuple,
         kwargs: dict,
-    ) -> Graph:
+    ) -> CapturedGraph:
         """A capture for a call that none of `graphs` fits; it becomes one of them."""
         from gradd.export import same_but_filled_in
 
@@ -371,7 +371,7 @@ class Bridge:
             self._forget_captures(graphs)
             return graph
 
-    def _captured(self, key: tuple) -> list[Graph]:
+    def _captured(self, key: tuple) -> list[CapturedGraph]:
         """Captures of this form, or of one that differs in attributes which no forward() read."""
         graphs = self._graphs.get(key)
         if graphs is None:
@@ -379,7 +379,7 @@ class Bridge:
         self._graphs.move_to_end(key)
         return graphs
 
-    def _alike(self, key: tuple) -> list[Graph]:
+    def _alike(self, key: tuple) -> list[CapturedGraph]:
         from gradd.export.keys import changed_attributes
 
         for (other, version), graphs in reversed(self._graphs.items()):
@@ -393,7 +393,7 @@ class Bridge:
                 return alike
         return []
 
-    def _capture_of(self, key: tuple, leaves: list, args: tuple, kwargs: dict) -> Graph:
+    def _capture_of(self, key: tuple, leaves: list, args: tuple, kwargs: dict) -> CapturedGraph:
         """A new capture, unless one with such strides was refused before."""
         from gradd.export import CaptureError
         from gradd.export.guards.arguments import layouts
@@ -412,7 +412,7 @@ class Bridge:
         graph.filled = [(t, n, t[n]) for t, n in empty if t[n] is not None]
         return graph
 
-    def _changed_outside(self, outdated: list[Graph]) -> str:
+    def _changed_outside(self, outdated: list[CapturedGraph]) -> str:
         """What differs from one of these captures, for a message."""
         from gradd.export.guards.check import describe
 
@@ -420,7 +420,7 @@ class Bridge:
             return ""
         return f"what forward() reads outside ({describe(self._guards[outdated[0]].changed())})"
 
-    def _outside_changed(self, graphs: list[Graph], outdated: list[Graph]) -> None:
+    def _outside_changed(self, graphs: list[CapturedGraph], outdated: list[CapturedGraph]) -> None:
         """Something that forward() read from outside of the module has another value.
 
         Raises:
@@ -447,13 +447,13 @@ class Bridge:
             graphs.remove(oldest)
             oldest.drop()
 
-    def _forget_captures(self, newest: list[Graph]) -> None:
+    def _forget_captures(self, newest: list[CapturedGraph]) -> None:
         """Something that changes in every call must not fill the memory."""
         while len(newest) > _KEPT_SIZES:
             newest.pop(0).drop()
         self._forget_forms(newest)
 
-    def _forget_forms(self, newest: list[Graph]) -> None:
+    def _forget_forms(self, newest: list[CapturedGraph]) -> None:
         while len(self._graphs) > _KEPT_FORMS:
             others = (k for k, graphs in self._graphs.items() if graphs is not newest)
             oldest = next(others, None)
@@ -465,7 +465,7 @@ class Bridge:
                 if graph not in kept:
                     graph.drop()
 
-    def _capture(self, args: tuple, kwargs: dict) -> Graph:
+    def _capture(self, args: tuple, kwargs: dict) -> CapturedGraph:
         from gradd.export import CaptureError, capture
 
         self._check_devices(args, kwargs)
@@ -481,7 +481,7 @@ class Bridge:
         )
         if self._on_capture is not None:
             self._on_capture(cap, self.module)
-        graph = Graph(self.module, dataclasses.replace(cap, guards=None), info)
+        graph = CapturedGraph(self.module, dataclasses.replace(cap, guards=None), info)
         self._guards[graph] = cap.guards
         self._alive.add(graph)
         return graph
@@ -497,7 +497,7 @@ class Bridge:
     # ---- one run ----
 
     def _prepare(
-        self, graph: Graph, leaves: list, args: tuple, kwargs: dict
+        self, graph: CapturedGraph, leaves: list, args: tuple, kwargs: dict
     ) -> tuple[Call, list[torch.Tensor]]:
         """The run for a call, and the tensors it is differentiable in (none: inference)."""
         binding, bound = graph.bind(self.state)
@@ -517,7 +517,7 @@ class Bridge:
 
     def _wish(
         self,
-        graph: Graph,
+        graph: CapturedGraph,
         bound: list[torch.Tensor],
         inputs: list[torch.Tensor],
         whole: bool = False,
@@ -541,7 +541,7 @@ class Bridge:
 
     def _run(
         self,
-        graph: Graph,
+        graph: CapturedGraph,
         binding: Any,
         bound: list[torch.Tensor],
         inputs: list[torch.Tensor],
@@ -561,7 +561,7 @@ class Bridge:
         )
 
     @staticmethod
-    def _inputs(graph: Graph, leaves: list) -> list[torch.Tensor]:
+    def _inputs(graph: CapturedGraph, leaves: list) -> list[torch.Tensor]:
         """The free inputs as tensors, in the order of the graph."""
         tensors = []
         for name in graph.free:
@@ -572,7 +572,7 @@ class Bridge:
                 tensors.append(schema.as_tensor_leaf(leaves[spec.leaf]))
         return tensors
 
-    def _lazy_outputs(self, graph: Graph, differentiable: bool) -> set[int]:
+    def _lazy_outputs(self, graph: CapturedGraph, differentiable: bool) -> set[int]:
         """User outputs that in training only the loss in the graph has needed so far."""
         if not (self._lazy and differentiable and self.module.training):
             return set()
@@ -580,8 +580,8 @@ class Bridge:
 
     # ---- for users and wrappers ----
 
-    def plan_of(self, args: tuple, kwargs: dict) -> tuple[Graph, Plan]:
-        """Graph and plan of such a call, captured and compiled if need be; nothing is run."""
+    def plan_of(self, args: tuple, kwargs: dict) -> tuple[CapturedGraph, Plan]:
+        """CapturedGraph and plan of such a call, captured and compiled if need be; nothing is run."""
         if self._disabled:
             raise errors.UnsupportedError("GRADD_DISABLE is set: nothing runs in the daemon")
         if self._failed is not None:
@@ -665,7 +665,7 @@ def _sizes(leaves: list) -> tuple:
     return tuple(x.shape for x in leaves if isinstance(x, torch.Tensor))
 
 
-def _finish(state: State, slots: SlotSet, alive: weakref.WeakSet[Graph]) -> None:
+def _finish(state: State, slots: SlotSet, alive: weakref.WeakSet[CapturedGraph]) -> None:
     """End of a bridge. Queues only: it may run in a finalizer."""
     for graph in list(alive):  # runs hold theirs
         graph.drop()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gradd import schema
-from gradd.calls.captured import Graph, Plan, check_supported, type_of
+from gradd.calls.captured import CapturedGraph, Plan, check_supported, type_of
 from gradd.explain import amount
 from gradd.session.client import Client, get_client
 from gradd.session.shm import DTYPES, nbytes
@@ -175,7 +175,7 @@ class _Planner:
             self.args, self.kwargs = _mapped(self.args, self.kwargs, _on_meta)
         leaves = _tensors(self.args, self.kwargs)
         self.size = leaves[0].shape[0] if leaves and leaves[0].dim() else 1
-        self.graphs: list[Graph] = []
+        self.graphs: list[CapturedGraph] = []
         self._export = export
 
     def of(self, size: int) -> Estimate:
@@ -190,7 +190,7 @@ class _Planner:
         shape = (size, *tensor.shape[1:])
         return torch.empty(shape, dtype=tensor.dtype, device="meta")
 
-    def _graph(self, args: tuple, kwargs: dict) -> Graph:
+    def _graph(self, args: tuple, kwargs: dict) -> CapturedGraph:
         """A capture that holds for these sizes."""
         for graph in self.graphs:
             if self._export.check_dynamic(graph.cap, args, kwargs) is None:
@@ -201,10 +201,10 @@ class _Planner:
         cap = self._export.capture(self.module, args, kwargs, observed=False)
         info = self.client.put_graph(cap.onnx, cap.aliases, cap.sources)
         check_supported(info, cap)
-        self.graphs.append(Graph(self.module, cap, info))
+        self.graphs.append(CapturedGraph(self.module, cap, info))
         return self.graphs[-1]
 
-    def _plan(self, graph: Graph, args: tuple, kwargs: dict) -> Estimate:
+    def _plan(self, graph: CapturedGraph, args: tuple, kwargs: dict) -> Estimate:
         leaves, _, _ = schema.flatten_inputs(args, kwargs)
         free = []
         for name in graph.free:
@@ -221,7 +221,9 @@ class _Planner:
         graph.plans.clear()  # dropped in the daemon before the next request
         return self._add_up(graph, plan, params, free)
 
-    def _add_up(self, graph: Graph, plan: Plan, params: tuple[int, ...], free: list) -> Estimate:
+    def _add_up(
+        self, graph: CapturedGraph, plan: Plan, params: tuple[int, ...], free: list
+    ) -> Estimate:
         info = plan.info
         per_byte, per_element = OPTIMIZERS[self.optimizer]
         trained = [graph.places[i].get() for i in params]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gradd.session import protocol
 
 if TYPE_CHECKING:
-    from gradd.calls.captured import Graph, Plan
+    from gradd.calls.captured import CapturedGraph, Plan
     from gradd.session.client import Client
 
 PAGE = 500
@@ -159,7 +159,7 @@ class Explanation:
 
 
 def explain_plan(
-    client: Client, plan: Plan, graph: Graph | None = None, title: str = ""
+    client: Client, plan: Plan, graph: CapturedGraph | None = None, title: str = ""
 ) -> Explanation:
     """Asks the daemon about a plan of this client.
 

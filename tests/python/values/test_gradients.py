@@ -11,7 +11,7 @@ from nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 from torch import nn
 
 from gradd import ORTModule, errors
-from gradd.calls.function import Step
+from gradd.calls.function import DaemonFunction
 from gradd.session import client
 
 pytestmark = [pytest.mark.usefixtures("daemon"), pytest.mark.fake]
@@ -322,7 +322,7 @@ def test_backward_in_another_thread() -> None:
 def test_grad_fn_is_ours_and_shows_up_once() -> None:
     ours, _ = pair()
     loss, scores = ours(*batch())
-    assert loss.grad_fn.name() == Step._backward_cls.__name__
+    assert loss.grad_fn.name() == DaemonFunction._backward_cls.__name__
     assert scores.grad_fn is loss.grad_fn
 
 

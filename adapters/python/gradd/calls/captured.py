@@ -71,7 +71,7 @@ def check_supported(info: protocol.GraphInfo, cap: Capture) -> None:
     raise errors.UnsupportedError(f"{what} {', '.join(texts)} {verb} not in the daemon")
 
 
-class Graph:
+class CapturedGraph:
     """One capture that the daemon knows. The caller holds the client's lock."""
 
     def __init__(self, module: torch.nn.Module, cap: Capture, info: protocol.GraphInfo) -> None:

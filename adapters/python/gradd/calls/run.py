@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from gradd import errors, interrupts
-from gradd.calls.captured import Graph, Plan
+from gradd.calls.captured import CapturedGraph, Plan
 from gradd.calls.parameter_changes import Snapshot
 from gradd.calls.slots import SlotSet
 from gradd.session import protocol
@@ -63,7 +63,7 @@ class Run:
         self,
         client: Client,
         slots: SlotSet,
-        graph: Graph,
+        graph: CapturedGraph,
         plan: Plan,
         binding: Binding,
         bound: Sequence[torch.Tensor],

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradd import schema
-from gradd.calls.captured import Graph
+from gradd.calls.captured import CapturedGraph
 from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Key
 from gradd.check.other_data import Data
 from gradd.check.perturbed import Shaken
@@ -68,7 +68,7 @@ class Reference:
     def __init__(
         self,
         bridge: Bridge,
-        graph: Graph,
+        graph: CapturedGraph,
         task: Task,
         dtype: torch.dtype | None = None,
         shaken: int | None = None,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradd import errors, unused_memory
-from gradd.calls.captured import Graph
+from gradd.calls.captured import CapturedGraph
 from gradd.check import checktimes
 from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Finding, Key, Tally, Trial, apart
 from gradd.check.checktimes import Kind, Times
@@ -61,11 +61,11 @@ class Checks:
         self.seconds = 0.0
         self.last_step = 0
 
-    def due(self, graph: Graph, wish: Wish) -> Kind | None:
+    def due(self, graph: CapturedGraph, wish: Wish) -> Kind | None:
         """Counts a call; its kind of plan, if `run` is to be called."""
         return self.times.due(graph.kinds, (wish.of_plan(), wish.asked))
 
-    def run(self, bridge: Bridge, graph: Graph, wish: Wish, kind: Kind, data: Data) -> None:
+    def run(self, bridge: Bridge, graph: CapturedGraph, wish: Wish, kind: Kind, data: Data) -> None:
         """Checks a call, if that is due; a call that is known to differ is an error at once.
 
         Raises:
@@ -128,7 +128,9 @@ def _sentence(bridge: Bridge, kind: Kind, text: str) -> str:
 class _Check:
     """The check of one call."""
 
-    def __init__(self, bridge: Bridge, graph: Graph, wish: Wish, counts: Counter[str]) -> None:
+    def __init__(
+        self, bridge: Bridge, graph: CapturedGraph, wish: Wish, counts: Counter[str]
+    ) -> None:
         self.bridge = bridge
         self.graph = graph
         self.wish = wish

@@ -15,9 +15,7 @@ from gradd import __version__, errors, options
 from gradd.session import daemon, protocol
 
 
-def mismatch(
-    path: Path, reply: dict[str, Any], ask: Callable[[Path], str]
-) -> errors.VersionError:
+def mismatch(path: Path, reply: dict[str, Any], ask: Callable[[Path], str]) -> errors.VersionError:
     """The error for an answer to hello that refuses our protocol, or chooses another one.
 
     Args:
