@@ -581,7 +581,7 @@ class Bridge:
     # ---- for users and wrappers ----
 
     def plan_of(self, args: tuple, kwargs: dict) -> tuple[CapturedGraph, Plan]:
-        """CapturedGraph and plan of such a call, captured and compiled if need be; nothing is run."""
+        """Graph and plan of such a call, captured and compiled if need be; nothing is run."""
         if self._disabled:
             raise errors.UnsupportedError("GRADD_DISABLE is set: nothing runs in the daemon")
         if self._failed is not None:

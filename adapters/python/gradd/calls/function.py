@@ -149,7 +149,7 @@ class Call:
     def backward(
         self, grad_outputs: tuple[torch.Tensor | None, ...], keep: bool
     ) -> list[torch.Tensor | None]:
-        """Gradients for the tensors of `DaemonFunction`; sums up the rare case of lazy outputs with one."""
+        """Gradients for the tensors of `DaemonFunction`, also where a lazy output has got one."""
         run = self.run
         real = [grad_outputs[p] for p in self.real]
         lazy = any(g is not None and p not in self.real for p, g in enumerate(grad_outputs))
