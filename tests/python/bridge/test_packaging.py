@@ -48,3 +48,13 @@ def test_every_requirement_is_pinned() -> None:
 def test_optimum_stays_a_namespace_package() -> None:
     """An optimum/__init__.py of ours would hide every other distribution's optimum."""
     assert not (ROOT / "adapters" / "optimum" / "optimum" / "__init__.py").exists()
+
+
+def test_a_checkout_finds_its_own_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without GRADD_BIN: the binary that `make` has built beside the package."""
+    from gradd.session import daemon
+
+    for name in ("GRADD_BIN", "GRADD_BUILD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert Path(daemon.find_binary()) == ROOT / "build" / "bin" / "gradd"

@@ -18,6 +18,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import gradd
 from gradd import errors, options
 
 logger = logging.getLogger("gradd")
@@ -81,9 +82,11 @@ def find_binary() -> str:
         SessionError: There is none; the message lists the places.
     """
     named = options.get("GRADD_BIN")
-    here = Path(__file__).resolve().parent
-    build = Path(os.environ.get("GRADD_BUILD") or here.parents[2] / "build")
-    candidates = [Path(str(named))] if named else [here / "_bin" / "gradd", build / "bin" / "gradd"]
+    package = Path(gradd.__file__).resolve().parent
+    build = Path(os.environ.get("GRADD_BUILD") or package.parents[2] / "build")
+    candidates = [package / "_bin" / "gradd", build / "bin" / "gradd"]
+    if named:
+        candidates = [Path(str(named))]
     for path in candidates:
         if os.access(path, os.X_OK):
             return str(path)
