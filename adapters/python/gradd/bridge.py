@@ -20,8 +20,7 @@ import time
 import types
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,17 +28,17 @@ import torch
 from gradd import errors, interrupts, options, schema, transforms, unused_memory
 from gradd.calls import watch
 from gradd.calls.captured import CapturedGraph, Plan, check_supported, type_of
-from gradd.calls.function import Call, DaemonFunction
 from gradd.calls.parameter_changes import watch_optimizers
-from gradd.calls.parameters import State
+from gradd.calls.parameters import Binding, State
+from gradd.calls.prepared import Prepared, ShortWay, Way, called_as_usual
 from gradd.calls.run import Run
 from gradd.calls.slots import SlotSet
+from gradd.calls.wish import Wish, wish_of
 from gradd.check import checktimes
 from gradd.check.other_data import Data
 from gradd.check.selfcheck import Checks
 from gradd.export.identity import Same
 from gradd.fallback import DeviceError, Fallback, SelfCheckError
-from gradd.session import protocol
 from gradd.session.client import Client, get_client
 from gradd.tokens import Tokens
 
@@ -48,48 +47,13 @@ if TYPE_CHECKING:
     from gradd.export.guards.check import Guards
 
 logger = logging.getLogger("gradd")
-_CALL = torch.nn.Module.__call__  # what is around the forward of every module
-_CALL_IMPL = torch.nn.Module._call_impl
 _KEPT_FORMS = 32  # forms of calls (structure, modes, attributes) whose captures are kept
 _KEPT_READS = 8  # captures of one form that differ in what forward() read from outside
 _KEPT_SIZES = 32  # captures of one form that differ in the sizes they hold for
 _MANY_CHANGES = 16  # of one place that forward() reads, until its calls run in PyTorch
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What one call wants: the arguments of its plan, and what the plan leaves out.
-
-    Attributes:
-        params: Positions in `bound` of the parameters whose gradient is wanted.
-        input_grads: Names of the inputs whose gradient is wanted.
-        outputs: Names of the outputs that are computed.
-        gmask: Positions in `outputs` whose gradient may arrive.
-        real: Positions in the graph's user outputs that are computed.
-        differentiable: Per user output.
-        asked: What requires a gradient, in reach or not (parameters by position, inputs by name),
-            and whether gradients are on.
-    """
-
-    params: tuple[int, ...]
-    input_grads: tuple[str, ...]
-    outputs: tuple[str, ...]
-    gmask: tuple[int, ...]
-    real: list[int]
-    differentiable: list[bool]
-    asked: tuple[tuple[int, ...], tuple[str, ...], bool]
-
-    @property
-    def grad(self) -> bool:
-        """Whether gradients are on."""
-        return self.asked[2]
-
-    def of_plan(self) -> tuple[tuple, tuple, tuple, tuple]:
-        """What identifies the plan, with the shapes."""
-        return self.params, self.input_grads, self.outputs, self.gmask
-
-
-class Bridge:
+class Bridge(ShortWay):
     """Runs calls of one module through the daemon. See the top of this file."""
 
     def __init__(
@@ -114,30 +78,30 @@ class Bridge:
             SessionError: No daemon could be reached, and the policy does not allow PyTorch then.
         """
         self.module = module
-        self._forward = forward
+        self.given_forward = forward
         own = inspect.getattr_static(type(module), "forward", None)
         self._of_class = own is not None and getattr(forward, "__func__", None) is own
         self._eager = next(f for f in (in_torch, forward, module) if f is not None)
         self.counts: Counter[str] = Counter()
-        self.calls = 0
+        self.calls = self.clock = self.version = 0
         self._on_capture = on_capture
-        # Forms and their captures, those used last at the end.
+        # Forms and their captures; what was used last is tried first.
         self._graphs: OrderedDict[Hashable, list[CapturedGraph]] = OrderedDict()
         # Weakly, for a finalizer holds them: graphs and guards may lead to this bridge's owner.
         self._alive: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
         self._guards: weakref.WeakKeyDictionary[CapturedGraph, Guards] = weakref.WeakKeyDictionary()
         self._changes: Counter[str] = Counter()
         self._refused: dict[Hashable, Exception] = {}  # by form and layouts
-        self._version = 0
-        self.described: object = None  # what capture_key() knows of the module
-        self._forwards = Tokens()
-        self._fallback = Fallback(type(module).__name__, strict)
+        self.ways = {}
+        self.described = None
+        self.forwards = Tokens()
+        self.fallback = Fallback(type(module).__name__, strict)
         self._disabled = bool(options.get("GRADD_DISABLE"))
         mode = options.self_check()
         self._checks = None if mode == checktimes.OFF else Checks(mode)
         self._lazy = bool(options.get("GRADD_LAZY"))
         self._failed: Exception | None = None
-        self._last: tuple[weakref.ref, weakref.ref] | None = None  # graph and plan that ran last
+        self.last = None
         options.warn_ineffective()
         if not self._disabled:
             self._open(client or get_client())
@@ -153,24 +117,24 @@ class Bridge:
                 client.connect()
                 self.state.rehome_all()
         except errors.GraddError as error:
-            self._fallback.decide(error)
+            self.fallback.decide(error)
             self._failed = error
 
     @property
     def forward(self) -> Callable[..., Any]:
         """What a call means: that of the module's class, if it was that; it may be replaced."""
-        if self._forward is None:
+        if self.given_forward is None:
             return self.module.forward
         found = inspect.getattr_static(type(self.module), "forward", None)
         if self._of_class and isinstance(found, types.FunctionType):
             return types.MethodType(found, self.module)
-        return self._forward
+        return self.given_forward
 
     def _ordered(self, kwargs: dict) -> dict:
         """Keyword arguments in the order of their names, where forward() cannot see another."""
         if len(kwargs) < 2:
             return kwargs
-        forward = type(self.module).forward if self._of_class else self._forward
+        forward = type(self.module).forward if self._of_class else self.given_forward
         code = getattr(forward or self.module.forward, "__code__", None)
         if code is None or code.co_flags & inspect.CO_VARKEYWORDS:
             return kwargs
@@ -178,12 +142,11 @@ class Bridge:
 
     # ---- the call ----
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What `forward(*args, **kwargs)` returns, computed by the daemon."""
-        self.calls += 1
+    def long_way(self, args: tuple, kwargs: dict) -> Any:
+        """A call of which nothing is known, from its form to its result."""
         if self._disabled:
             return self._eager(*args, **kwargs)
-        kwargs = self._ordered(kwargs)
+        came, kwargs = kwargs, self._ordered(kwargs)
         transforms.check_nested(self.module)
         if self._failed is not None:
             return self._in_torch(self._failed, None, args, kwargs)
@@ -191,29 +154,26 @@ class Bridge:
         start = time.perf_counter()
         try:
             transforms.check()
-            if self._forward is None:
-                kind = type(self.module)
-                if kind.__call__ is not _CALL or kind._call_impl is not _CALL_IMPL:
-                    self._check_call()
-            self.client._check_process()
+            if self.given_forward is None and not called_as_usual(self.module):
+                self._check_call()
+            self.client.check_process()
             # Another thread's capture puts stand-ins into the module.
             with self.client.lock, watch.ours:
                 key = self._key(args, kwargs)
-                reason = self._fallback.known(key)
+                reason = self.fallback.known(key)
                 if reason is None:
-                    leaves, _, _ = schema.flatten_inputs(args, kwargs)
+                    leaves, _, paths = schema.flatten_inputs(args, kwargs)
                     graphs = self._captured(key)
                     sizes = _sizes(leaves)
                     graph, outdated = self._fitting(graphs, sizes, leaves, args, kwargs)
                     if graph is None:
-                        reason = self._fallback.no_capture(
+                        reason = self.fallback.no_capture(
                             key, sizes, not graphs, lambda: self._changed_outside(outdated)
                         )
                 if reason is None:
                     graph = graph or self._new_graph(key, graphs, outdated, leaves, args, kwargs)
-                    graph.uses.calls += 1
-                    call, tensors = self._prepare(graph, leaves, args, kwargs)
-                    sources = graph.shared.sources(leaves) if graph.shared is not None else []
+                    run, tensors, way = self._prepare(graph, leaves, args, kwargs)
+                    self.leave_way(way, args, came, paths)
         except Exception as error:
             failure = error
         if failure is not None:
@@ -224,14 +184,10 @@ class Bridge:
             finally:
                 failure = None  # it holds this frame
         if reason is not None:
-            self._fallback.count(reason)
+            self.fallback.count(reason)
             return self._eager(*args, **kwargs)
-        if tensors:
-            outputs = DaemonFunction.apply(call, *tensors)
-        else:
-            outputs = call.start()
-            call.run.end()
-        return self._result(call, outputs, sources, leaves)
+        outputs = run.differentiated(tensors)
+        return self.result(run, outputs, leaves)
 
     def is_disabled(self) -> bool:
         """True if all runs in PyTorch because somebody has said so."""
@@ -250,9 +206,9 @@ class Bridge:
             "the forward that was put on the ORTModule computes without the one before it: wrap "
             "the part that it calls, as in `model.model = ORTModule(model.model)`",
         )
-        reason = self._fallback.decide(error)
-        if self._fallback.count(reason):
-            self._fallback.warn(reason, error, seconds, 0.0)
+        reason = self.fallback.decide(error)
+        if self.fallback.count(reason):
+            self.fallback.warn(reason, error, seconds, 0.0)
 
     def _check_call(self) -> None:
         """Refuses a module whose class has got a call of its own, now or before."""
@@ -264,19 +220,21 @@ class Bridge:
         capture_key = _capture_key()
         # The module's own key does not know which parameters are frozen; neither does the graph.
         # Nor does it know which function a forward is that was put on the module itself.
-        own = self.module.__dict__.get("forward") if self._forward is None else None
-        which = None if own is None else self._forwards.of(own)
-        return (capture_key(self.module, args, kwargs, self), (self._version, which))
+        own = self.module.__dict__.get("forward") if self.given_forward is None else None
+        which = None if own is None else self.forwards.of(own)
+        return (capture_key(self.module, args, kwargs, self), (self.version, which))
 
-    @staticmethod
-    def _result(call: Call, outputs: Any, sources: list, leaves: list) -> Any:
-        graph = call.run.graph
+    def result(self, run: Run, outputs: Sequence[Any], leaves: list) -> Any:
+        """The module's result, from the graph's outputs and what the caller has already."""
+        graph = run.graph
         results: dict[int, Any] = {
             spec.leaf: value for spec, value in zip(graph.user, outputs, strict=True)
         }
         if graph.shared is not None:
+            with self.client.lock:
+                sources = graph.shared.sources(leaves)
             graph.shared.fill(results, sources, leaves)
-            call.watch_views(results)
+            run.watch_views(results)
         n = max(results) + 1 if results else 0
         return graph.cap.unflatten([results.get(i) for i in range(n)])
 
@@ -299,14 +257,15 @@ class Bridge:
             refused: Sizes of the call's tensors if it could not be captured.
             tried: Seconds that went until then.
         """
-        reason = self._fallback.decide(error)
+        reason = self.fallback.decide(error)
         start = time.perf_counter()
         result = self._eager(*args, **kwargs)
         if key is not None and not isinstance(error, SelfCheckError):  # that is known by its sizes
-            self._fallback.remember(key, reason, refused)
+            self.fallback.remember(key, reason, refused)
+            self.ways.clear()  # one of them may be such a call
         # Another self-check that fails is news; what it says of a call that it knows is not.
-        if self._fallback.count(reason, str(error) if reason == "self_check" else ""):
-            self._fallback.warn(reason, error, time.perf_counter() - start, tried)
+        if self.fallback.count(reason, str(error) if reason == "self_check" else ""):
+            self.fallback.warn(reason, error, time.perf_counter() - start, tried)
         return result
 
     # ---- captures ----
@@ -324,7 +283,7 @@ class Bridge:
         for graph in reversed(list(graphs)):
             if not graph.intact():
                 graphs.remove(graph)
-                graph.drop()
+                self._drop(graph)
                 continue
             if sizes not in graph.sizes:
                 if check_dynamic(graph.cap, args, kwargs) is not None:
@@ -362,7 +321,7 @@ class Bridge:
             self._outside_changed(graphs, outdated)
             graph = self._capture_of(key, leaves, args, kwargs)
             unused_memory.trim()
-            self._fallback.captured(key, graph.uses, time.perf_counter() - start)
+            self.fallback.captured(key, graph.uses, time.perf_counter() - start)
             graphs.append(graph)
             self._graphs[key] = graphs
             after = self._key(args, kwargs)
@@ -443,27 +402,36 @@ class Bridge:
                     f"{_MANY_CHANGES} captures: pass it as a tensor, or keep it in a buffer",
                 )
         if len(outdated) >= _KEPT_READS:
-            oldest = outdated[-1]
+            oldest = min(outdated, key=_used)
             graphs.remove(oldest)
-            oldest.drop()
+            self._drop(oldest)
 
     def _forget_captures(self, newest: list[CapturedGraph]) -> None:
         """Something that changes in every call must not fill the memory."""
         while len(newest) > _KEPT_SIZES:
-            newest.pop(0).drop()
+            oldest = min(newest, key=_used)
+            newest.remove(oldest)
+            self._drop(oldest)
         self._forget_forms(newest)
 
     def _forget_forms(self, newest: list[CapturedGraph]) -> None:
         while len(self._graphs) > _KEPT_FORMS:
-            others = (k for k, graphs in self._graphs.items() if graphs is not newest)
-            oldest = next(others, None)
-            if oldest is None:
+            others = [k for k, graphs in self._graphs.items() if graphs is not newest]
+            if not others:
                 return
-            forgotten = self._graphs.pop(oldest)
+            forgotten = self._graphs.pop(min(others, key=self._form_used))
             kept = {g for group in self._graphs.values() for g in group}
             for graph in forgotten:
                 if graph not in kept:
-                    graph.drop()
+                    self._drop(graph)
+
+    def _form_used(self, key: Hashable) -> int:
+        return max(map(_used, self._graphs[key]), default=0)
+
+    def _drop(self, graph: CapturedGraph) -> None:
+        """A capture is given up, and with it the ways that lead to it."""
+        graph.drop()
+        self.ways.clear()
 
     def _capture(self, args: tuple, kwargs: dict) -> CapturedGraph:
         from gradd.export import CaptureError, capture
@@ -498,70 +466,39 @@ class Bridge:
 
     def _prepare(
         self, graph: CapturedGraph, leaves: list, args: tuple, kwargs: dict
-    ) -> tuple[Call, list[torch.Tensor]]:
-        """The run for a call, and the tensors it is differentiable in (none: inference)."""
+    ) -> tuple[Run, list[torch.Tensor], Way]:
+        """The run for a call, the tensors with a gradient (none: inference), and its way."""
+        graph.uses.calls += 1
+        self.clock = graph.used = self.clock + 1
         binding, bound = graph.bind(self.state)
-        inputs = self._inputs(graph, leaves)
-        wish = self._wish(graph, bound, inputs)
+        inputs = self.inputs(graph, leaves)
+        wish = wish_of(graph, bound, inputs, self._lazy)
+        checked = None
         if self._checks is not None:
-            kind = self._checks.due(graph, wish)
-            if kind is not None:
+            kind, due = self._checks.due(graph, wish)
+            checked = (self._checks.times, kind)
+            if due:
                 data = Data(args, kwargs, leaves, Same(self.module, leaves))
                 self._checks.run(self, graph, wish, kind, data)
                 binding, bound = graph.bind(self.state)
-        run = self._run(graph, binding, bound, inputs, *wish.of_plan())
-        call = Call(run, wish.real, wish.differentiable)
-        self._last = (weakref.ref(graph), weakref.ref(run.plan))
-        by_name = dict(zip(graph.free, inputs, strict=True))
-        return call, [*(bound[i] for i in wish.params), *(by_name[n] for n in wish.input_grads)]
+        prepared = self.prepared(graph, binding, inputs, wish)
+        run = Run(prepared, bound, inputs, self.counts)
+        way = Way(prepared, self.described, self._guards[graph], checked, leaves)
+        self.last = way.last
+        tensors = [bound[i] for i in wish.params]
+        return run, tensors + [inputs[i] for i in prepared.grad_inputs], way
 
-    def _wish(
-        self,
-        graph: CapturedGraph,
-        bound: list[torch.Tensor],
-        inputs: list[torch.Tensor],
-        whole: bool = False,
-    ) -> Wish:
-        """What a call wants to have computed and differentiated; if `whole`, every output."""
-        params: tuple[int, ...] = ()
-        input_grads: tuple[str, ...] = ()
-        grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        if grad:
-            params = tuple(i for i in graph.param_at if bound[i].requires_grad)
-            input_grads = tuple(
-                n for n, t in zip(graph.free, inputs, strict=True) if t.requires_grad
-            )
-        asked = (params, input_grads, grad)
-        differentiable, params, input_grads = graph.differentiable(params, input_grads)
-        lazy = set() if whole else self._lazy_outputs(graph, any(differentiable))
-        real = [i for i in range(len(graph.user)) if i not in lazy]
-        outputs = tuple(graph.user[i].name for i in real) + tuple(o.name for o in graph.changed)
-        gmask = tuple(k for k, i in enumerate(real) if differentiable[i])
-        return Wish(params, input_grads, outputs, gmask, real, differentiable, asked)
-
-    def _run(
-        self,
-        graph: CapturedGraph,
-        binding: Any,
-        bound: list[torch.Tensor],
-        inputs: list[torch.Tensor],
-        params: tuple[int, ...],
-        input_grads: tuple[str, ...],
-        outputs: tuple[str, ...],
-        gmask: tuple[int, ...],
-        flags: int = 0,
-    ) -> Run:
+    def prepared(
+        self, graph: CapturedGraph, binding: Binding, inputs: list[torch.Tensor], wish: Wish
+    ) -> Prepared:
+        """What runs with such inputs have in common; compiles the plan if need be."""
         types = tuple(type_of(t) for t in inputs)
-        plan: Plan = graph.plan(self.client, types, params, input_grads, outputs, gmask)
-        seed = 0
-        if graph.info.random and not flags & protocol.DROPOUT_OFF:
-            seed = int(torch.empty((), dtype=torch.int64).random_())
-        return Run(
-            self.client, self.slots, graph, plan, binding, bound, inputs, seed, flags, self.counts
-        )
+        plan = graph.plan(self.client, types, *wish.of_plan())
+        kinds = [(t.dtype, tuple(t.shape)) for t in inputs]
+        return Prepared(self.client, self.slots, graph, plan, binding, kinds, wish)
 
     @staticmethod
-    def _inputs(graph: CapturedGraph, leaves: list) -> list[torch.Tensor]:
+    def inputs(graph: CapturedGraph, leaves: list) -> list[torch.Tensor]:
         """The free inputs as tensors, in the order of the graph."""
         tensors = []
         for name in graph.free:
@@ -571,12 +508,6 @@ class Bridge:
             else:
                 tensors.append(schema.as_tensor_leaf(leaves[spec.leaf]))
         return tensors
-
-    def _lazy_outputs(self, graph: CapturedGraph, differentiable: bool) -> set[int]:
-        """User outputs that in training only the loss in the graph has needed so far."""
-        if not (self._lazy and differentiable and self.module.training):
-            return set()
-        return {i for i in graph.left_out() if graph.user[i].name not in graph.asked_for}
 
     # ---- for users and wrappers ----
 
@@ -595,9 +526,9 @@ class Bridge:
             graph, outdated = self._fitting(graphs, sizes, leaves, args, kwargs)
             graph = graph or self._new_graph(key, graphs, outdated, leaves, args, kwargs)
             _, bound = graph.bind(self.state)
-            inputs = self._inputs(graph, leaves)
+            inputs = self.inputs(graph, leaves)
             types = tuple(type_of(t) for t in inputs)
-            wish = self._wish(graph, bound, inputs)
+            wish = wish_of(graph, bound, inputs, self._lazy)
             return graph, graph.plan(self.client, types, *wish.of_plan())
 
     def explain(self, args: tuple, kwargs: dict) -> Explanation:
@@ -611,7 +542,7 @@ class Bridge:
         if args or kwargs:
             graph, plan = self.plan_of(args, kwargs)
         else:
-            graph, plan = (r() for r in self._last) if self._last else (None, None)
+            graph, plan = (r() for r in self.last) if self.last else (None, None)
             if plan is None:
                 raise ValueError(
                     "no call has run in the daemon yet, or its plan is gone: pass the arguments "
@@ -621,7 +552,8 @@ class Bridge:
 
     def signal_change(self) -> None:
         """Python state that forward() reads has changed: captures made so far do not apply."""
-        self._version += 1
+        self.version += 1
+        self.ways.clear()
 
     def stats(self) -> dict[str, Any]:
         """Counts since construction: captures, forwards, fallbacks by reason, memory.
@@ -636,7 +568,7 @@ class Bridge:
             "forwards": self.counts["forwards"],
             "repeated_forwards": self.counts["repeated_forwards"],
             **(self._checks or Checks(checktimes.OFF)).stats(),
-            "fallbacks": dict(self._fallback.counts),
+            "fallbacks": dict(self.fallback.counts),
         }
         if not self._disabled:
             stats["slots"] = len(self.slots)
@@ -649,6 +581,7 @@ class Bridge:
         """Gives up everything that the daemon holds for this bridge; parameters stay readable."""
         if not self._disabled:
             self._graphs.clear()
+            self.ways.clear()
             _finish(self.state, self.slots, self._alive)
 
 
@@ -658,6 +591,10 @@ def _capture_key() -> Callable[..., Hashable]:
     with interrupts.held_for("imports"):
         from gradd.export import capture_key
     return capture_key
+
+
+def _used(graph: CapturedGraph) -> int:
+    return graph.used
 
 
 def _sizes(leaves: list) -> tuple:

@@ -89,15 +89,14 @@ def _of_class(self: Any, *args: Any, **kwargs: Any) -> Any:
     return self._gradd_bridge(*args, **kwargs)
 
 
-for _function in (_of_class, Attribute.__get__):
-    left_alone(_function, "an ORTModule runs in the daemon")
-
-
-def call(wrapper: Any, args: tuple, kwargs: dict) -> Any:
-    """A call of an ORTModule on which a forward was put, under hooks and the like."""
-    bridge = wrapper._gradd_bridge
+def call_wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """What the wrapped module returns."""
+    # What somebody puts into the place of Module.__call__ is applied to the module only.
+    if "forward" not in self.__dict__:
+        return CALL(self, *args, **kwargs)
+    bridge = self._gradd_bridge
     before, start = bridge.calls, time.perf_counter()
-    result = CALL(wrapper, *args, **kwargs)
+    result = CALL(self, *args, **kwargs)
     if bridge.calls == before and not bridge.is_disabled():
         bridge.bypassed(time.perf_counter() - start)
     return result
@@ -138,3 +137,7 @@ def _content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # nothing yet
         return None
+
+
+for _function in (_of_class, Attribute.__get__, call_wrapper):
+    left_alone(_function, "an ORTModule runs in the daemon")

@@ -17,7 +17,6 @@ import torch
 
 from gradd import forwarding, schema
 from gradd.bridge import Bridge
-from gradd.compiled import left_alone
 from gradd.debug import DebugOptions
 
 if TYPE_CHECKING:
@@ -86,13 +85,7 @@ class ORTModule(torch.nn.Module):
 
     # ---- the call ----
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the wrapped module returns."""
-        # What somebody puts into the place of Module.__call__ is applied to the module only.
-        if "forward" in self.__dict__:
-            return forwarding.call(self, args, kwargs)
-        return forwarding.CALL(self, *args, **kwargs)
-
+    __call__ = forwarding.call_wrapper
     # The wrapped module's forward, in the daemon; assigned, it is replaced.
     forward = forwarding.Attribute()
 
@@ -255,7 +248,6 @@ def _delegate(name: str, chained: bool, changing: bool) -> Any:
     return method
 
 
-left_alone(ORTModule.__call__, "an ORTModule runs in the daemon")
 for _name in _DELEGATED:
     setattr(ORTModule, _name, _delegate(_name, False, False))
 for _name in _CHAINED:

@@ -98,7 +98,7 @@ class _Sent:
     def keep(self, grads: list[torch.Tensor]) -> None:
         """The request ended in an exception. `.grad` is the user's again: its values are copied."""
         self._grads = [g.clone() for g in grads]
-        self._left = Snapshot(self.params)
+        self._left = Snapshot.of(self.params)
         self._places = [data_ptr(p) for p in self.params]
         self.client.ledger.steps.append(self)
 
@@ -133,7 +133,7 @@ class _Sent:
             for grad in self._grads:
                 block = self.client.gradients.allocate(nbytes(grad.dtype, grad.shape))
                 blocks.append(block)
-                block.fill(grad, grad.dtype, grad.shape)
+                block.fill(grad, (grad.dtype, grad.shape, nbytes(grad.dtype, grad.shape), 0))
                 wires.append(block.wire(grad.dtype, grad.shape))
             send("step", {**self.fields, "g": protocol.tensors(wires)}, ())
             self.forget()
@@ -305,7 +305,7 @@ class FusedAdam(torch.optim.Optimizer):
         if entries:
             self._check(entries)
             client = self._session([p for _, p in entries])
-            with client.lock, interrupts.held():
+            with client.lock, interrupts.held:
                 if self._doubtful is not None:
                     self._settle_doubt(client, self._doubtful)
                 self._send(client, entries)

@@ -134,6 +134,7 @@ class Capture:
         outputs: Graph outputs in order.
         unflatten: Turns the list of result leaves (None where the caller has no value) into the
             module's own result structure; python constants and None are filled in.
+        flat: Class, keys and leaves of a result of a simple form, see Result.flat().
         loss_leaf: Result leaf that is the loss (see outputs.find_loss), or None.
         loss_ancestors: Result leaves on which the loss depends.
         sources: (node name, "module.path @ file:line"), for messages; not part of the bytes.
@@ -161,6 +162,7 @@ class Capture:
     outside: tuple[tuple[str, Any], ...] = ()
     guards: Any = None
     shared: tuple[SharedSpec, ...] = ()
+    flat: tuple[type | None, list[str], list[int]] | None = None
 
 
 # ONNX TensorProto.DataType code -> our name; one list for the whole adapter side of capture.

@@ -4,7 +4,7 @@ Under vmap, grad, jvp and their like the tensors of a call stand for others (a b
 tensor with its tangent), and under torch.jit.trace, torch.export or make_fx the operators that run
 are written down. A run in the daemon has no such meaning: it would fail inside torch, or leave
 constants in the record. check() refuses those calls by name, before anything looks at their
-tensors; it costs less than a microsecond. What a transform does to a backward is in batched.py.
+tensors. What a transform does to a backward is in batched.py.
 
 The same holds where the calling thread takes subnormal numbers for zero (set_flush_denormal, or a
 library built with -ffast-math): the daemon's threads do not, and a capture would hold such zeros.
@@ -25,28 +25,18 @@ _level = torch._C._functorch.maybe_current_level
 _recording = torch._C._get_tracing_state
 _n_modes = torch._C._len_torch_dispatch_stack
 _MODES = ("FAKE", "PROXY", "FUNCTIONAL")
-_SMALLEST = 2.0**-1022  # normal number of 64 bits
-_captures: dict[int, list[Exception]] = {}  # thread that captures -> the wrappers it came across
+SMALLEST = 2.0**-1022  # normal number of 64 bits
+captures: dict[int, list[Exception]] = {}  # thread that captures -> the wrappers it came across
 
 
 def check() -> None:
     """Refuses a call that happens under a transform of torch's, or while one records.
 
+    The short way of a call (calls/prepared.py) asks the same at once.
+
     Raises:
         CaptureError: "func_transform", "forward_ad", "being_traced" or "flush_denormal".
     """
-    if (
-        _level() is None
-        and forward_ad._current_level < 0
-        and _recording() is None
-        and not _n_modes()
-        and _SMALLEST * 0.5
-    ):
-        return
-    _refuse()
-
-
-def _refuse() -> None:
     if _level() is not None:
         kind = torch._C._functorch.peek_interpreter_stack().key().name.lower()
         raise CaptureError(
@@ -60,13 +50,15 @@ def _refuse() -> None:
         )
     if _recording() is not None:
         raise CaptureError("being_traced", "torch.jit records the operators of this call")
-    if not _SMALLEST * 0.5:
+    if not SMALLEST * 0.5:
         raise CaptureError(
             "flush_denormal",
             "this thread takes numbers below 1.2e-38 for zero, as torch.set_flush_denormal(True) "
             "or a library built with -ffast-math asks for, and the daemon computes with them: "
             "torch.set_flush_denormal(False) before the call lets it run there",
         )
+    if not _n_modes():
+        return
     for name in _MODES:
         if torch._C._get_dispatch_mode(getattr(torch._C._TorchDispatchModeKey, name)) is not None:
             raise CaptureError(
@@ -92,14 +84,14 @@ def capturing() -> Iterator[None]:
         CaptureError: "nested_wrapper", whatever the forward made of it.
     """
     me = threading.get_ident()
-    found = _captures[me] = []
+    found = captures[me] = []
     try:
         yield
     except Exception:
         if not found:
             raise
     finally:
-        del _captures[me]
+        del captures[me]
     if found:
         raise found[0].with_traceback(None)
 
@@ -112,7 +104,7 @@ def check_nested(module: torch.nn.Module) -> None:
     Raises:
         CaptureError: "nested_wrapper".
     """
-    found = _captures.get(threading.get_ident()) if _captures else None
+    found = captures.get(threading.get_ident()) if captures else None
     if found is None:
         return
     error = CaptureError(

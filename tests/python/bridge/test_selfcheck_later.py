@@ -27,6 +27,12 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return time
 
 
+def _due(times: Times, kinds: dict, key: Any) -> Kind | None:
+    """The kind, if something about it is due."""
+    kind, is_due = times.due(kinds, key)
+    return kind if is_due else None
+
+
 def steps(model: Any, n: int, now: list[float], hours: float = 1.0) -> list[int]:
     """Trains n steps, each an hour long; returns the number of checks after each."""
     checks = []
@@ -50,19 +56,19 @@ def test_checks_at_1_2_10_and_100(now: list[float]) -> None:
 
 def test_a_check_waits_until_it_is_half_a_percent_of_the_time(now: list[float]) -> None:
     times, kinds = Times("decades"), {}
-    kind = times.due(kinds, "k")
+    kind = _due(times, kinds, "k")
     assert kind is not None
     kind.succeed((), True)
     times.over(kind, 0.1)  # what a later check is expected to take: affordable after 20 s
     for second in range(1, 25):
         now[0] = second
-        due = times.due(kinds, "k")
+        due = _due(times, kinds, "k")
         assert (due is not None) == (second >= 20), second
         if due is not None:
             break
     times.over(kind, 0.2)
     assert kind.due == 100
-    while times.due(kinds, "k") is None:
+    while _due(times, kinds, "k") is None:
         now[0] += 0.5
     assert kind.calls >= 100 and now[0] == 20 + 40
     times.over(kind, 0.2)
@@ -72,23 +78,23 @@ def test_a_check_waits_until_it_is_half_a_percent_of_the_time(now: list[float]) 
 def test_many_kinds_wait_for_their_time(now: list[float]) -> None:
     times, kinds = Times("decades"), {}
     for i in range(8):
-        kind = times.due(kinds, i)
+        kind = _due(times, kinds, i)
         assert kind is not None
         kind.succeed((), True)
         times.over(kind, 1.0)
-    assert times.due(kinds, 8) is None
+    assert _due(times, kinds, 8) is None
     now[0] = 1000.0
-    assert times.due(kinds, 8) is not None
+    assert _due(times, kinds, 8) is not None
 
 
 def test_a_check_with_nothing_to_compare_is_repeated() -> None:
     times, kinds = Times("decades"), {}
     for _ in range(8):
-        kind = times.due(kinds, "k")
+        kind = _due(times, kinds, "k")
         assert kind is not None
         kind.succeed((), False)
         times.over(kind, 1.0)
-    assert kind.done and times.due(kinds, "k") is None
+    assert kind.done and _due(times, kinds, "k") is None
 
 
 def test_sizes_that_failed() -> None:
@@ -146,7 +152,7 @@ def test_a_fault_of_some_sizes(
     few: bool, now: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of few rows: the whole batch is right and decides. Of whole batches: the first call shows."""
-    fault(monkeypatch, lambda run: (run._types[0][1][0] < 6) is few)
+    fault(monkeypatch, lambda run: (run.prepared.kinds[0][1][0] < 6) is few)
     model = ORTModule(Net(), strict=True)
     if not few:
         with pytest.raises(SelfCheckError, match=r"second\.bias"):

@@ -126,7 +126,7 @@ def test_gradients_of_inputs(monkeypatch: pytest.MonkeyPatch, frozen: bool) -> N
     good = ORTModule(copy.deepcopy(net), strict=True)
     good(batch()[0].requires_grad_()).sum().backward()
     assert good.gradd_stats()["self_checks"] == 1
-    name = good._gradd_bridge._last[0]().cap.inputs[0].name
+    name = good._gradd_bridge.last[0]().cap.inputs[0].name
     spoil_gradients(monkeypatch, name, lambda g: g * 1.01)
     with pytest.raises(SelfCheckError, match=f"the gradient of input {name} by"):
         ORTModule(net, strict=True)(batch()[0].requires_grad_())
@@ -212,7 +212,7 @@ def test_a_failure_counts_for_its_sizes(
 
     def wrong(self: run.Run, grad_outputs: Any, keep: bool) -> list:
         grads = backward(self, grad_outputs, keep)
-        if self._types[0][1][0] == 6:
+        if self.prepared.kinds[0][1][0] == 6:
             grads[0].mul_(1.01)
         return grads
 

@@ -11,7 +11,7 @@ from nets import Net, assert_close, assert_same_grads, batch, loss_of, pair
 from torch import nn
 
 from gradd import ORTModule, errors
-from gradd.calls.function import DaemonFunction
+from gradd.calls.run import DaemonFunction
 from gradd.session import client
 
 pytestmark = [pytest.mark.usefixtures("daemon"), pytest.mark.fake]

@@ -95,18 +95,19 @@ class CapturedGraph:
         self.free_places: dict[str, Any] = {n: Place(module, n) for n in self.free if n in states}
         self.changed_places = [Place(module, o.fqn) for o in self.changed]
         returned = [s.source for s in cap.shared if s.kind == "state"]
-        self._chain = _owners(module, [*self.bound, *self.free_places, *returned])
+        self.chain = _owners(module, [*self.bound, *self.free_places, *returned])
         self.free_places.update(cap.outside)  # read from where forward() found them
-        self._ties = self._find_ties()
+        self.ties = self._find_ties()
         self.homes: list[Home] = []
         self.pointers: list[tuple] = []
         self.binding: Binding | None = None
         self.filled: list[tuple[dict, str, object]] = []  # settings that forward() filled in
-        self._generation = -1
+        self.generation = -1
         self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
         self.kinds: dict[Hashable, Kind] = {}  # of plans, for the self-checks
         self.asked_for: set[str] = set()  # outputs that were left out and then needed after all
         self.uses = Uses()
+        self.used = 0  # when it was used last, on the bridge's clock
         self.stepped = False  # an optimizer has stepped while somebody held such an output
         self.sizes: set[tuple] = set()  # sizes of calls that are known to fit
 
@@ -151,18 +152,18 @@ class CapturedGraph:
 
     def intact(self) -> bool:
         """False if submodules were exchanged, a tie was cut, or memory was laid out anew."""
-        for table, key, child in self._chain:
+        for table, key, child in self.chain:
             if table.get(key) is not child:
                 return False
         if self.shared is not None and not self.shared.intact():
             return False
-        return all(_where(a.get()) == _where(b.get()) for a, b in self._ties)
+        return all(_where(a.get()) == _where(b.get()) for a, b in self.ties)
 
     def bind(self, state: State) -> tuple[Binding, list[torch.Tensor]]:
         """Compares addresses, re-homes what moved; returns the binding and the bound tensors."""
         tensors = [p.table[p.key] for p in self.places]
         pointers = [_where(t) for t in tensors]
-        if state.generation != self._generation or pointers != self.pointers:
+        if state.generation != self.generation or pointers != self.pointers:
             self._settle(state)
             tensors = [p.get() for p in self.places]
         if state.mirrored:
@@ -171,18 +172,18 @@ class CapturedGraph:
             ]
             if pairs:
                 state.refresh_mirrors(pairs)
-                if state.generation != self._generation:
+                if state.generation != self.generation:
                     self._settle(state)
         return self.binding, tensors  # type: ignore[return-value]
 
     def _settle(self, state: State) -> None:
-        with interrupts.held():
+        with interrupts.held:
             homes = state.settle(self.places)
             if self.binding is None or homes != self.homes:
                 self.binding = Binding(state.client, homes)
             self.homes = homes
             self.pointers = [_where(p.get()) for p in self.places]
-            self._generation = state.generation
+            self.generation = state.generation
 
     def plan(
         self,

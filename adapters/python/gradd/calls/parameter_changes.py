@@ -10,7 +10,9 @@ access was noticed (watch.py) since the forward, or memory was given away before
 
 from __future__ import annotations
 
+import operator
 import threading
+import types
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,8 +22,21 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradd.calls.watch import accesses, untyped_storage
 
-_steps = 0  # of all optimizers of this process
-_gone = 0  # number of the last step of an optimizer that no longer exists
+
+class _Steps:
+    """Steps of optimizers in this process.
+
+    Attributes:
+        count: Of all optimizers.
+        gone: Number of the last step of an optimizer that no longer exists.
+    """
+
+    count = 0
+    gone = 0
+
+
+steps = _Steps()
+version_of = operator.attrgetter("_version")
 _hook_lock = threading.Lock()
 _hooked = False
 
@@ -32,18 +47,16 @@ class _Mark:
     step = 0
 
     def __del__(self) -> None:
-        global _gone
-        if _gone is not None:  # at the end of the process there are no globals
-            _gone = max(_gone, self.step)
+        if steps is not None:  # at the end of the process there are no globals
+            steps.gone = max(steps.gone, self.step)
 
 
 _marks: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Mark] = weakref.WeakKeyDictionary()
 
 
 def _after_optimizer_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    global _steps
-    _steps += 1
-    _marks.setdefault(optimizer, _Mark()).step = _steps
+    steps.count += 1
+    _marks.setdefault(optimizer, _Mark()).step = steps.count
 
 
 def watch_optimizers() -> None:
@@ -55,66 +68,75 @@ def watch_optimizers() -> None:
             _hooked = True
 
 
-class Snapshot:
-    """Some tensors at the moment when this is made."""
+class Snapshot(types.SimpleNamespace):
+    """Some tensors at a moment. A run makes its own from the attributes, others by of().
 
-    __slots__ = ("_accesses", "_aliased", "_generation", "_steps", "_sum", "_versions")
+    Attributes:
+        tensors: Those that have versions: no optimizer takes others.
+        versions: Of each.
+        steps: How many steps of optimizers there had been.
+        accesses: The number of accesses, see watch.py.
+        aliased: Memory of one of them was given away before, and is still held.
+        fingerprint: Of their drawn lines, taken by the daemon with the forward that read them.
+        sum: Of all their bytes.
+    """
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        # Tensors of inference mode have no versions; no optimizer takes them.
-        self._versions = [(t, t._version) for t in tensors if not t.is_inference()]
-        self._steps = _steps
-        self._aliased = accesses.settle(tensors)
-        self._accesses = accesses.count
-        self._generation: int | None = None
-        self._sum: int | None = None
+    fingerprint: int | None = None
+    sum: int | None = None
 
-    def asked(self) -> dict[str, Any]:
-        """Fields of a first forward: which fingerprints the daemon is to take."""
-        return {"look": 2 if accesses.are_expected() or self._aliased else 1}
+    @staticmethod
+    def of(tensors: Sequence[torch.Tensor]) -> Snapshot:
+        """These tensors as they are now."""
+        versioned = [t for t in tensors if not t.is_inference()]
+        return Snapshot(
+            tensors=versioned,
+            versions=list(map(version_of, versioned)),
+            steps=steps.count,
+            accesses=accesses.count,
+            aliased=accesses.settle(tensors),
+        )
 
-    def take(self, reply: dict[str, Any]) -> None:
-        """Keeps the fingerprints of a first forward."""
-        self._generation = reply.get("gen")
-        self._sum = reply.get("sum")
+    def look(self) -> int:
+        """Which fingerprints the daemon is to take: 2 = of all bytes as well."""
+        return 2 if accesses.are_expected() or self.aliased else 1
 
     def expected(self) -> dict[str, Any]:
         """Fields of a repeated forward: the fingerprints that the daemon must find."""
-        if self._generation is None:
+        if self.fingerprint is None:
             return {}
-        if self._is_given_away() and self._sum is not None:
-            return {"gen": self._generation, "sum": self._sum}
-        return {"gen": self._generation}
+        if self._is_given_away() and self.sum is not None:
+            return {"gen": self.fingerprint, "sum": self.sum}
+        return {"gen": self.fingerprint}
 
     def has_changed(self) -> bool:
         """True if one of them has been written since, or may have been and nobody can tell.
 
         False leaves what the daemon finds, see expected().
         """
-        if any(t._version != version for t, version in self._versions):
+        if list(map(version_of, self.tensors)) != self.versions:
             return True
-        if self._is_given_away() and self._generation is not None and self._sum is None:
+        if self._is_given_away() and self.fingerprint is not None and self.sum is None:
             return True
-        return self._steps != _steps and self._was_stepped()
+        return self.steps != steps.count and self._was_stepped()
 
     def is_stepped_by(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the optimizer has one of them."""
         return not self._storages().isdisjoint(_storages(optimizer))
 
     def _is_given_away(self) -> bool:
-        return self._aliased or self._accesses != accesses.count
+        return self.aliased or self.accesses != accesses.count
 
     def _was_stepped(self) -> bool:
-        if _gone > self._steps:
+        if steps.gone > self.steps:
             return True  # whose parameters these were is not known any more
         ours = self._storages()
         return any(
-            mark.step > self._steps and not ours.isdisjoint(_storages(optimizer))
+            mark.step > self.steps and not ours.isdisjoint(_storages(optimizer))
             for optimizer, mark in list(_marks.items())
         )
 
     def _storages(self) -> set[int]:
-        return {untyped_storage(t).data_ptr() for t, _ in self._versions if t.numel()}
+        return {untyped_storage(t).data_ptr() for t in self.tensors if t.numel()}
 
 
 def _storages(optimizer: torch.optim.Optimizer) -> Iterable[int]:

@@ -1,30 +1,42 @@
 """One run: the inputs, seed and outputs of a forward, and its backward, release and re-reading.
 
-A run pins its input blocks in the ring until it is released, so that a restarted daemon can be
-given the same forward again, and so that outputs which were left uncomputed (lazy ones) can still
-be asked for: the same graph, inputs and seed, planned for that output, give the value that the
-first forward would have given.
+A run pins its inputs in the ring until it is released, so that a restarted daemon can be given the
+same forward again, and so that outputs which were left uncomputed (lazy ones) can still be asked
+for: the same graph, inputs and seed, planned for that output, give the value that the first forward
+would have given.
+
+`DaemonFunction` makes a run a step of torch's autograd. What torch's users rely on is kept:
+parameters are saved so that an in-place change between forward and backward raises torch's own
+error; outputs without a path to a parameter are not differentiable; missing output gradients stay
+missing; gradients are fresh tensors over shared memory, which AccumulateGrad takes over without a
+copy. `retain_graph=True` keeps the daemon's activations.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from gradd import errors, interrupts
-from gradd.calls.captured import CapturedGraph, Plan
-from gradd.calls.parameter_changes import Snapshot
-from gradd.calls.slots import SlotSet
-from gradd.session import protocol
-from gradd.session.ring import Block
-from gradd.session.shm import DTYPES, nbytes
+from gradd.calls import batched
+from gradd.calls.lazy import LazyTensor
+from gradd.calls.parameter_changes import Snapshot, steps, version_of
+from gradd.calls.watch import accesses
+from gradd.session.finalizers import Tie
+from gradd.session.protocol import DROPOUT_OFF, Type
+from gradd.session.shm import DTYPE_CODES, DTYPES
 
 if TYPE_CHECKING:
-    from gradd.calls.parameters import Binding
+    from gradd.calls.prepared import Kind, Prepared
     from gradd.session.client import Client
+    from gradd.session.ring import Block
+
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+Grads = Sequence[torch.Tensor | None]
 
 
 class _Held:
@@ -32,11 +44,11 @@ class _Held:
 
     __slots__ = ("client", "done", "id", "inputs", "outputs")
 
-    def __init__(self, client: Client, inputs: Sequence[Block] = ()) -> None:
+    def __init__(self, client: Client, inputs: Block | None = None) -> None:
         self.client = client
         self.id = client.next_id()
         self.done = False
-        self.inputs = list(inputs)
+        self.inputs = inputs
         self.outputs: list[Block] = []
 
     def release(self) -> None:
@@ -45,194 +57,260 @@ class _Held:
             self.done = True
             self.client.release(self.id)
             for block in self.outputs:
-                block.drop()
+                block.returned.append(block)
             self.outputs = []
 
     def end(self) -> None:
         """Releases everything."""
-        self.release()
-        for block in self.inputs:
-            block.drop()
-        self.inputs = []
+        if not self.done:
+            self.release()
+        if self.inputs is not None:
+            self.inputs.drop()
+            self.inputs = None
 
 
 class Run:
     """A forward in the daemon. Methods take the client's lock themselves."""
 
+    __slots__ = (
+        *("__weakref__", "prepared", "client", "graph", "plan", "id", "seed", "flags", "counts"),
+        *("given", "views", "_held", "_sources", "_read", "_again_of"),
+    )
+
     def __init__(
         self,
-        client: Client,
-        slots: SlotSet,
-        graph: CapturedGraph,
-        plan: Plan,
-        binding: Binding,
-        bound: Sequence[torch.Tensor],
+        prepared: Prepared,
+        bound: list[torch.Tensor],
         inputs: Sequence[torch.Tensor],
-        seed: int,
+        counts: Counter[str],
         flags: int = 0,
-        counts: Counter[str] | None = None,
     ) -> None:
         """Args:
-        client: The client.
-        slots: Gradient slots of the bridge.
-        graph: The graph.
-        plan: Its plan for these inputs.
-        binding: The bound inputs as the daemon knows them.
-        bound: The same as tensors.
+        prepared: What runs of this form have in common.
+        bound: The bound inputs.
         inputs: The free inputs, in order; copied into the ring by `start`.
-        seed: Of the random numbers.
-        flags: Of the protocol.
         counts: Where "forwards" and "repeated_forwards" are counted.
+        flags: Of the protocol.
         """
-        self.client = client
-        self.slots = slots
-        self.graph = graph
-        self.plan = plan
-        self.binding = binding
-        self.seed = seed
+        self.prepared = prepared
+        self.client = prepared.client
+        self.graph = graph = prepared.graph
+        self.plan = prepared.plan
+        self.counts = counts
         self.flags = flags
-        self.counts: Counter[str] = Counter() if counts is None else counts
-        self._sources = list(inputs)
-        self._types = [(t.dtype, tuple(t.shape)) for t in inputs]
-        self._read = Snapshot(bound)
+        self.seed = 0
+        if graph.info.random and not flags & DROPOUT_OFF:
+            self.seed = int(torch.empty((), dtype=torch.int64).random_())
+        self._sources: Sequence[torch.Tensor] | None = inputs
         self._again_of = ""  # the output that this run repeats another one for
-        self._hold(_Held(client))
+        self.given: list[weakref.ref] = []  # the outputs as the user has them
+        self.views: list[tuple[str, weakref.ref]] = []  # of outputs on which the loss depends
+        try:
+            self._read = Snapshot(
+                tensors=bound,
+                versions=list(map(version_of, bound)),
+                steps=steps.count,
+                accesses=accesses.count,
+                aliased=bool(accesses.given) and accesses.settle(bound),
+            )
+        except RuntimeError:  # a tensor of inference mode has no version
+            self._read = Snapshot.of(bound)
+        self._hold(_Held(self.client))
 
     def _hold(self, held: _Held) -> None:
         self._held = held
         self.id = held.id
-        self.client.ends.watch(self, held.end)
+        ends = self.client.ends
+        end = Tie(self, ends.died.append)
+        end.what = held.end
+        ends.living.add(end)
 
     # ---- forward ----
 
     def start(self) -> list[torch.Tensor]:
         """Copies the inputs and runs the forward; returns the wanted outputs in order."""
-        with self.client.lock, interrupts.held():
+        prepared, client, held = self.prepared, self.client, self._held
+        with client.lock, interrupts.held:
+            ring = client.ring
             if self._sources:
-                self._copy_inputs()
-            tensors, wires = [], []
-            for dtype_code, dims in self.plan.info.outputs:
-                dtype = DTYPES[dtype_code]
-                block = self.client.ring.allocate(nbytes(dtype, dims))
-                self._held.outputs.append(block)
-                tensors.append(block.tensor(dtype, dims))
-                wires.append(block.wire(dtype, dims))
-            fields = self._forward_fields(self.id, self.plan, wires)
-            trains = self.plan.params or self.plan.input_grads or self._again_of
-            read = self._read if trains else None  # else it is over before anything can change
-            if not self.client.forward(fields, read, bool(self._again_of)):
+                held.inputs = ring.allocate(prepared.in_bytes)
+                for source, row in zip(self._sources, prepared.in_rows, strict=True):
+                    held.inputs.fill(source, row)
+            self._sources = None
+            tensors, segments, offsets = [], [], []
+            for dtype, dims, size in prepared.out_rows:
+                block = ring.allocate(size)
+                held.outputs.append(block)
+                tensors.append(block.tensor(dtype, dims, 0, size))
+                segments.append(block.segment.id)
+                offsets.append(block.offset)
+            fields = prepared.fields(self, held.inputs, segments, offsets)
+            read = more = None
+            if self._again_of:
+                read, more = self._read, self._read.expected()
+            elif prepared.trains:  # else it is over before anything can change
+                read = self._read
+                calm = accesses.quiet and not read.aliased
+                more = {"look": 1 if calm else read.look()}
+            if not client.forward(fields, read, more or {}):
                 self._raise_changed(self._again_of)
             self.counts["forwards"] += 1
             return tensors
 
-    def _copy_inputs(self) -> None:
-        with torch.no_grad():
-            for source, (dtype, shape) in zip(self._sources, self._types, strict=True):
-                block = self.client.ring.allocate(nbytes(dtype, shape))
-                self._held.inputs.append(block)
-                block.fill(source.detach(), dtype, shape)
-        self._sources = []
+    def outputs(self) -> list[torch.Tensor]:
+        """Runs the forward for the user: all outputs, lazy ones among them; buffers change."""
+        prepared, tensors = self.prepared, self.start()
+        return tensors if prepared.plain else self._completed(tensors)
 
-    def _forward_fields(self, run: int, plan: Plan, outputs: list) -> dict:
-        wires = [
-            b.wire(dtype, shape)
-            for b, (dtype, shape) in zip(self._held.inputs, self._types, strict=True)
+    def _completed(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        graph, wish = self.graph, self.prepared.wish
+        found: list[Any] = [None] * len(graph.user)
+        for position, tensor in zip(wish.real, tensors, strict=False):
+            found[position] = tensor
+        if graph.changed:
+            values = tensors[len(wish.real) :]
+            with torch.no_grad():
+                for place, value in zip(graph.changed_places, values, strict=True):
+                    place.get().copy_(value)
+        return [
+            LazyTensor.make(self, spec) if tensor is None else tensor
+            for spec, tensor in zip(graph.user, found, strict=True)
         ]
-        return {
-            "plan": plan.info.id,
-            "run": run,
-            "seed": self.seed,
-            "flags": self.flags,
-            "b": self.binding.id,
-            "in": protocol.tensors(wires),
-            "out": protocol.tensors(outputs),
-        }
+
+    def differentiated(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """outputs(), as a step of autograd if there are tensors with a gradient."""
+        if tensors:
+            return _apply(self, *tensors)
+        outputs = self.outputs()
+        self.end()
+        return outputs
+
+    def watch_views(self, results: dict[int, Any]) -> None:
+        """Remembers results that are views of others, by number of the leaf, for check_readers."""
+        shared = self.graph.shared
+        self.views = [(name, weakref.ref(results[leaf])) for leaf, name in shared.of_loss]
 
     # ---- backward ----
 
-    def backward(
-        self, grad_outputs: Sequence[torch.Tensor | None], keep: bool
-    ) -> list[torch.Tensor | None]:
+    def check_readers(self, grads: Grads) -> None:
+        """The loss of a graph does not pass through the other outputs, as it does in PyTorch.
+
+        Raises:
+            UnsupportedError: A hook or retain_grad() waits for what would have passed there.
+        """
+        cap, user = self.graph.cap, self.graph.user
+        arrives = {spec.leaf for spec, g in zip(user, grads, strict=True) if g is not None}
+        if cap.loss_leaf not in arrives:
+            return
+        given = [
+            (spec.name, ref)
+            for spec, ref in zip(user, self.given, strict=True)
+            if spec.leaf in cap.loss_ancestors
+        ]
+        for name, ref in (*given, *self.views):
+            output = ref()
+            if output is not None and _is_waited_for(output):
+                raise errors.UnsupportedError(
+                    f"{name!r}, an output on which the loss depends, has a hook or "
+                    "retain_grad(): the loss of a graph passes no gradient through other outputs. "
+                    "Compute the loss outside of the module, or that part in PyTorch"
+                )
+
+    def gradients(self, grads: Grads, keep: bool) -> list[torch.Tensor | None]:
+        """backward() from the user's outputs, lazy ones among them."""
+        if self.prepared.plain:
+            return self.backward(grads, keep)
+        real = self.prepared.wish.real
+        if not any(g is not None and p not in real for p, g in enumerate(grads)):
+            own = [grads[p] for p in real]
+            return self.backward(own + [None] * (len(self.plan.outputs) - len(own)), keep)
+        # A loss outside the graph used an output that was left out: run again with it.
+        with self.client.lock:
+            names = [self.graph.user[p].name for p, g in enumerate(grads) if g is not None]
+            other = self.repeat(tuple(names), tuple(range(len(names))))
+            try:
+                other.start()
+                found = other.backward([g for g in grads if g is not None], False)
+            finally:
+                other.end()
+            if not keep:
+                self.release()
+            return found
+
+    def backward(self, grads: Grads, keep: bool) -> list[torch.Tensor | None]:
         """Gradients of the plan's parameters and inputs, in that order; None where there is none.
 
         Args:
-            grad_outputs: One per output of the plan; None = no gradient arrives.
+            grads: One per output of the plan; None = no gradient arrives.
             keep: The activations stay for another backward.
         """
-        with self.client.lock, interrupts.held():
+        client, prepared, plan = self.client, self.prepared, self.plan
+        with client.lock, interrupts.held:
             if self._held.done:
                 raise errors.StaleError(
                     "backward through a run that was released: pass retain_graph=True to the "
                     "first backward"
                 )
-            slot = self.slots.acquire(self.plan.layout) if self.plan.params else None
+            slot = prepared.slots.acquire(plan.layout) if plan.params else None
             scratch: list[Block] = []
             try:
-                at, arriving = self._copy_grad_outputs(grad_outputs, scratch)
-                wires, rest = self._input_grads(scratch)
+                arriving = _columns()
+                at: list[int] = []
+                for i, grad in enumerate(grads):
+                    if grad is not None:
+                        dtype, dims, size = prepared.out_rows[i]
+                        block = self._scratch(scratch, arriving, dtype, dims, size)
+                        block.fill(grad, (dtype, dims, size, 0))
+                        at.append(i)
+                rest, wires = [], _columns()
+                for i in prepared.grad_inputs:
+                    dtype, dims, size, _ = prepared.in_rows[i]
+                    block = self._scratch(scratch, wires, dtype, dims, size)
+                    rest.append(block.tensor(dtype, dims, 0, size))
                 fields = {
                     "run": self.id,
-                    "go": protocol.tensors(arriving, at),
+                    "go": {**arriving, "at": at},
                     "b": slot.bind if slot else None,
-                    "g": protocol.tensors(wires),
+                    "g": wires,
                     "keep": keep,
                 }
-                untouched = set(self.client.backward(fields).get("none", ()))
-                n = len(self.plan.params)
-                grads = slot.tensors([i not in untouched for i in range(n)]) if slot else []
-                grads += [None if n + i in untouched else t for i, t in enumerate(rest)]
+                untouched = client.backward(fields).get("none", ())
+                found = slot.tensors(untouched) if slot else []
+                found += rest
                 for i in untouched:
-                    grads[i] = self._flat_gradient(i, at)
+                    found[i] = self._flat_gradient(i, at)
             finally:
                 if slot:
-                    self.slots.give_back(slot)
+                    slot.busy = False
                 for block in scratch:
-                    block.drop()
+                    block.returned.append(block)
             if not keep:
-                self.release()
-            return grads
+                self._held.release()
+            return found
+
+    def _scratch(
+        self, scratch: list[Block], columns: dict, dtype: torch.dtype, dims: Any, size: int
+    ) -> Block:
+        """A block for the time of a request, as another row of a list of tensors."""
+        block = self.client.ring.allocate(size)
+        scratch.append(block)
+        columns["segments"].append(block.segment.id)
+        columns["offsets"].append(block.offset)
+        columns["dtypes"].append(DTYPE_CODES[dtype])
+        columns["dims"].append(dims)
+        return block
 
     def _flat_gradient(self, index: int, arriving: Sequence[int]) -> torch.Tensor | None:
         """What torch gives where the daemon has no path: zeros behind a step (round, sign)."""
-        name = (*self.plan.params, *self.plan.input_grads)[index]
-        reach = self.plan.graph.reach
-        if not any(name in reach[self.plan.outputs[k]] for k in arriving):
+        plan = self.plan
+        name = (*plan.params, *plan.input_grads)[index]
+        if not any(name in plan.graph.reach[plan.outputs[k]] for k in arriving):
             return None
-        if index < len(self.plan.params):
-            dtype, shape = self.plan.layout.items[index]
+        if index < len(plan.params):
+            dtype, shape = plan.layout.items[index]
         else:
-            dtype, shape = self._types[self.graph.free.index(name)]
+            dtype, shape = self.prepared.kinds[self.graph.free.index(name)]
         return torch.zeros(shape, dtype=dtype)
-
-    def _copy_grad_outputs(
-        self, grad_outputs: Sequence[torch.Tensor | None], scratch: list[Block]
-    ) -> tuple[list[int], list[protocol.Tensor]]:
-        """Positions of the outputs whose gradients arrive, and copies of these."""
-        at, arriving = [], []
-        with torch.no_grad():
-            for i, grad in enumerate(grad_outputs):
-                if grad is None:
-                    continue
-                code, dims = self.plan.info.outputs[i]
-                dtype = DTYPES[code]
-                block = self.client.ring.allocate(nbytes(dtype, dims))
-                scratch.append(block)
-                block.fill(grad.detach(), dtype, dims)
-                at.append(i)
-                arriving.append(block.wire(dtype, dims))
-        return at, arriving
-
-    def _input_grads(
-        self, scratch: list[Block]
-    ) -> tuple[list[protocol.Tensor], list[torch.Tensor]]:
-        wires, tensors = [], []
-        for name in self.plan.input_grads:
-            dtype, shape = self._types[self.graph.free.index(name)]
-            block = self.client.ring.allocate(nbytes(dtype, shape))
-            scratch.append(block)
-            wires.append(block.wire(dtype, shape))
-            tensors.append(block.tensor(dtype, shape))
-        return wires, tensors
 
     # ---- values that were not computed ----
 
@@ -263,10 +341,12 @@ class Run:
             grad_outputs,
         )
         other = Run.__new__(Run)
-        other.__dict__.update(self.__dict__)
-        other.plan = plan
-        for block in self._held.inputs:
-            block.pins += 1
+        for name in ("client", "graph", "seed", "flags", "counts", "_sources", "_read"):
+            setattr(other, name, getattr(self, name))
+        other.prepared = self.prepared.for_plan(plan)
+        other.plan, other._again_of, other.given, other.views = plan, "", [], []
+        if self._held.inputs is not None:
+            self._held.inputs.pins += 1
         other._hold(_Held(self.client, self._held.inputs))
         return other
 
@@ -295,15 +375,13 @@ class Run:
         other._again_of = missing[0]
         return other
 
-    def _wire_types(self) -> tuple[protocol.Type, ...]:
-        from gradd.session.shm import DTYPE_CODES
+    def _wire_types(self) -> tuple[Type, ...]:
+        return tuple((DTYPE_CODES[dtype], shape) for dtype, shape in self.prepared.kinds)
 
-        return tuple((DTYPE_CODES[dtype], shape) for dtype, shape in self._types)
-
-    def type_of_output(self, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+    def type_of_output(self, name: str) -> Kind:
         """dtype and shape of an output that the plan leaves out."""
         with self.client.lock:
-            sizes = self.graph.output_shape(name, [shape for _, shape in self._types])
+            sizes = self.graph.output_shape(name, [shape for _, shape in self.prepared.kinds])
             if sizes is None:
                 (kind,) = self._again((name,), ()).plan.info.outputs
                 return DTYPES[kind[0]], kind[1]
@@ -331,4 +409,71 @@ class Run:
     def end(self) -> None:
         """Releases everything."""
         self._held.end()
-        self._sources = []
+        self._sources = None
+
+
+def _columns() -> dict[str, list]:
+    """A list of tensors of the protocol, still empty."""
+    return {"segments": [], "offsets": [], "dtypes": [], "dims": []}
+
+
+def _is_waited_for(output: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunctionSubclass():  # a look is no reason to compute it
+        return bool(output._backward_hooks) or output.retains_grad
+
+
+class DaemonFunction(torch.autograd.Function):
+    """Forward and backward of one run.
+
+    The run comes first, then the parameters and inputs that need a gradient, in the order of the
+    plan's gradients.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, run: Run, *tensors: torch.Tensor) -> tuple:
+        outputs = run.outputs()
+        ctx.run = run
+        run.given = list(map(weakref.ref, outputs))
+        ctx.set_materialize_grads(False)
+        if not run.prepared.all_differentiable:
+            pairs = zip(outputs, run.prepared.wish.differentiable, strict=True)
+            ctx.mark_non_differentiable(*(tensor for tensor, is_one in pairs if not is_one))
+        ctx.save_for_backward(*tensors)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple:
+        if torch.is_grad_enabled():
+            raise errors.UnsupportedError(
+                "create_graph=True: second derivatives are not available through the daemon; "
+                "compute that term with the original module in PyTorch"
+            )
+        # Raises torch's errors for a second backward and for parameters modified in place.
+        ctx.saved_tensors  # noqa: B018
+        for grad in grads:
+            if grad is not None:
+                break
+        else:
+            return (None,) * (len(ctx.needs_input_grad))
+        run: Run = ctx.run
+        if run.prepared.watches_readers:
+            run.check_readers(grads)
+        if _keeps_graph is None:
+            raise errors.UnsupportedError(
+                "this torch does not tell whether retain_graph is set; use a supported version"
+            )
+        keep = bool(_keeps_graph())
+        if batched.is_transformed(grads):
+            found = batched.one_by_one(lambda own: run.gradients(own, True), grads)
+            if not keep:
+                run.release()
+        else:
+            found = run.gradients(grads, keep)
+        if not keep:
+            ctx.run = None
+        return (None, *found)
+
+
+# Torch's own apply() looks for what transforms of torch.func have left behind; a call under one
+# never comes here.
+_apply = super(torch.autograd.Function, DaemonFunction).apply

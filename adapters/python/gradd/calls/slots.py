@@ -8,12 +8,14 @@ written again only when no tensor refers to it any more: the user may keep `.gra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from gradd.session.finalizers import Tie
 from gradd.session.ring import Block
 from gradd.session.shm import nbytes, round_up
 
@@ -23,22 +25,35 @@ if TYPE_CHECKING:
 _SPARE = 2  # idle slots that are kept
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the gradients of one set of parameters lie in a slot."""
+    """Where the gradients of one set of parameters lie in a slot; one object per set.
+
+    Attributes:
+        items: Types and sizes.
+        rows: Per gradient its type, sizes, offset, bytes and elements.
+        size: Bytes of a slot.
+    """
 
     items: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
-    offsets: tuple[int, ...]
+    rows: tuple[tuple[torch.dtype, tuple[int, ...], int, int, int], ...]
     size: int
 
     @staticmethod
     def of(items: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> Layout:
         """Lays the gradients side by side, each aligned to 64 bytes."""
-        offsets, end = [], 0
+        known = _layouts.get(tuple(items))
+        if known is not None:
+            return known
+        rows, end = [], 0
         for dtype, shape in items:
-            offsets.append(end)
-            end += round_up(max(nbytes(dtype, shape), 1))
-        return Layout(tuple(items), tuple(offsets), end)
+            size = nbytes(dtype, shape)
+            rows.append((dtype, shape, end, size, size // dtype.itemsize))
+            end += round_up(max(size, 1))
+        return _layouts.setdefault(tuple(items), Layout(tuple(items), tuple(rows), end))
+
+
+_layouts: weakref.WeakValueDictionary[tuple, Layout] = weakref.WeakValueDictionary()
 
 
 class Slot:
@@ -52,15 +67,27 @@ class Slot:
         self.bind = bind
         self.busy = False
 
-    def tensors(self, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
-        """Fresh tensors over the buffers, each the only owner of its storage; None if unwanted."""
-        layout = self.layout
-        return [
-            self.block.tensor(dtype, shape, offset) if want else None
-            for want, (dtype, shape), offset in zip(
-                wanted, layout.items, layout.offsets, strict=True
-            )
-        ]
+    def tensors(self, unwanted: Collection[int]) -> list[torch.Tensor | None]:
+        """Fresh tensors over the buffers, each the only owner of its storage; None if unwanted.
+
+        Block.tensor() for each, in one loop: models have hundreds of parameters.
+        """
+        block, made = self.block, []
+        view, start = block.segment.view, block.offset
+        ties, died = block.ties, block.returned.append
+        for i, (dtype, shape, offset, size, count) in enumerate(self.layout.rows):
+            if i in unwanted:
+                made.append(None)
+            elif not size:
+                made.append(torch.empty(shape, dtype=dtype))
+            else:
+                exporter = view[start + offset : start + offset + size]
+                end = Tie(exporter, died)
+                end.what = block
+                ties.add(end)
+                block.pins += 1
+                made.append(torch.frombuffer(exporter, dtype=dtype, count=count).resize_(shape))
+        return made
 
 
 class SlotSet:
@@ -75,9 +102,14 @@ class SlotSet:
 
     def acquire(self, layout: Layout) -> Slot:
         """A slot that nobody refers to, marked busy until `give_back`."""
-        self.client.gradients.drain()
+        pool = self.client.gradients
+        if pool.returned or self.client.ends.died:
+            pool.drain()
         slots = self._slots.setdefault(layout, [])
-        idle = [s for s in slots if s.block.idle and not s.busy]
+        idle = []
+        for slot in slots:
+            if not slot.busy and slot.block.pins <= 1:
+                idle.append(slot)
         for spare in idle[_SPARE:]:
             slots.remove(spare)
             self._drop(spare)
@@ -100,8 +132,7 @@ class SlotSet:
         block = self.client.gradients.allocate(layout.size)
         try:
             tensors = [
-                block.wire(dtype, shape, offset)
-                for (dtype, shape), offset in zip(layout.items, layout.offsets, strict=True)
+                block.wire(dtype, shape, offset) for dtype, shape, offset, _, _ in layout.rows
             ]
             bind = self.client.next_id()
             self.client.bind(bind, tensors)

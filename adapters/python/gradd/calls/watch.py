@@ -8,7 +8,8 @@ that torch's own machinery (overrides, tracers, compilers) sees no difference.
 
 Nothing is compared here. A noted access says that the drawn fingerprint of the parameters, which
 sees writes of all elements, is not enough: what is compared must be the sum of all bytes, see
-changes.py. An alias that lives on (a list of `.data`, an array) is an access in every step.
+parameter_changes.py. An alias that lives on (a list of `.data`, an array) is an access in every
+step.
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ class Accesses:
     Attributes:
         count: Another number after every noted access.
         given: Addresses of the storages that were accessed and of which an alias may still live.
+        quiet: There were none for a while, so that none are expected.
     """
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self.count = next(self._numbers)
         self.given: set[int] = set()
+        self.quiet = False
         self._seen = 0
         self._patience = _PATIENCE
 
@@ -57,7 +60,8 @@ class Accesses:
             self._patience = _PATIENCE
         self._seen = self.count
         self._patience = max(self._patience - 1, 0)
-        return self._patience > 0
+        self.quiet = self._patience == 0
+        return not self.quiet
 
     def note(self, tensor: torch.Tensor) -> None:
         """Notes an access if the tensor lies in memory of parameters."""
@@ -77,10 +81,12 @@ class Accesses:
         """Memory of parameters may be written from now on."""
         # Another number whatever threads do: of two additions at once one might be lost.
         self.count = next(self._numbers)
+        self.quiet = False
 
     def expect(self) -> None:
         """A new model is trained: what its loop does is not known yet."""
         self._patience = _PATIENCE
+        self.quiet = False
 
     def settle(self, tensors: Iterable[torch.Tensor]) -> bool:
         """A forward begins. True if an alias of one of these parameters lives that was noted."""

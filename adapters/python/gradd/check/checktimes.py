@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 OFF, FIRST, DECADES = "0", "first", "decades"
-_SHARE = 0.005  # of the time
+SHARE = 0.005  # of the time
 _AT_ONCE = 8  # kinds of one graph that are checked with their first call; more wait for their time
 _KEPT = 256  # kinds of one graph
 _SAYS_NOTHING = 8  # checks in a row on data without a finite value or any gradient
@@ -79,17 +79,18 @@ class Times:
         self.mode = mode
         self.last = clock()  # end of the last check
 
-    def due(self, kinds: dict[Hashable, Kind], key: Hashable) -> Kind | None:
-        """Counts a call; its kind, if something about it is to be checked or known to be wrong."""
+    # Way.holds() (calls/prepared.py) asks the same of a kind, without a call.
+    def due(self, kinds: dict[Hashable, Kind], key: Hashable) -> tuple[Kind, bool]:
+        """Counts a call; its kind, and whether to check something or to say what is wrong."""
         kind = kinds.get(key)
         if kind is None:
             kind = self._new(kinds, key)
         kind.calls += 1
         if kind.calls < kind.due and not kind.failed:
-            return None
+            return kind, False
         if kind.failed or not (kind.done or kind.waits):
-            return kind
-        return kind if clock() - self.last >= kind.seconds / _SHARE else None
+            return kind, True
+        return kind, clock() - self.last >= kind.seconds / SHARE
 
     def _new(self, kinds: dict[Hashable, Kind], key: Hashable) -> Kind:
         if len(kinds) >= _KEPT:

@@ -22,6 +22,8 @@ import torch
 
 from gradd import errors, unused_memory
 from gradd.calls.captured import CapturedGraph
+from gradd.calls.run import Run
+from gradd.calls.wish import Wish, wish_of
 from gradd.check import checktimes
 from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Finding, Key, Tally, Trial, apart
 from gradd.check.checktimes import Kind, Times
@@ -32,7 +34,7 @@ from gradd.session import protocol
 from gradd.spec import CaptureError
 
 if TYPE_CHECKING:
-    from gradd.bridge import Bridge, Wish
+    from gradd.bridge import Bridge
 
 logger = logging.getLogger("gradd")
 _DRAWS = 3  # one may show next to nothing by luck
@@ -61,8 +63,8 @@ class Checks:
         self.seconds = 0.0
         self.last_step = 0
 
-    def due(self, graph: CapturedGraph, wish: Wish) -> Kind | None:
-        """Counts a call; its kind of plan, if `run` is to be called."""
+    def due(self, graph: CapturedGraph, wish: Wish) -> tuple[Kind, bool]:
+        """Counts a call; its kind of plan, and whether `run` is to be called."""
         return self.times.due(graph.kinds, (wish.of_plan(), wish.asked))
 
     def run(self, bridge: Bridge, graph: CapturedGraph, wish: Wish, kind: Kind, data: Data) -> None:
@@ -73,7 +75,7 @@ class Checks:
             CaptureError: PyTorch's own graph shows what no capture can hold.
         """
         sizes = tuple(x.shape for x in data.leaves if torch.is_tensor(x))
-        if bridge._fallback.retry:
+        if bridge.fallback.retry:
             kind.failed.clear()
         known = kind.failure(sizes)
         if known is not None:
@@ -181,7 +183,7 @@ class _Check:
 
     def _whole_wish(self, data: Data) -> Wish | None:
         """A plan for all outputs and their gradients, if the call's own plan shows less."""
-        whole = self.bridge._wish(self.graph, *self._tensors(data.leaves)[1:], whole=True)
+        whole = wish_of(self.graph, *self._tensors(data.leaves)[1:], lazy=False)
         seeded = self._seeded(self.wish)
         if self.half or whole.real != self.wish.real:
             return whole
@@ -279,7 +281,7 @@ class _Check:
 
     def _tensors(self, leaves: list) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
         binding, bound = self.graph.bind(self.bridge.state)
-        return binding, bound, self.bridge._inputs(self.graph, leaves)
+        return binding, bound, self.bridge.inputs(self.graph, leaves)
 
     def _in_daemon(
         self, data: Data, wish: Wish, passing: bool
@@ -290,7 +292,8 @@ class _Check:
         inputs = [t.detach() for t in inputs]
         before = set(graph.plans)
         flags = protocol.DROPOUT_OFF | protocol.ONCE
-        run = bridge._run(graph, binding, bound, inputs, *wish.of_plan(), flags)
+        prepared = bridge.prepared(graph, binding, inputs, wish)
+        run = Run(prepared, bound, inputs, bridge.counts, flags)
         values: dict[Key, torch.Tensor | None] = {}
         for name, buffer in bridge.module.named_buffers(remove_duplicate=False):
             values[BUFFER, name] = buffer
@@ -313,7 +316,7 @@ class _Check:
             if passing:
                 for key in set(graph.plans) - before:
                     del graph.plans[key]
-            del run
+            del run, prepared
         values.update({(OUTPUT, str(i)): t for i, t in outputs.items()})
         if graph.shared is not None:
             results = {graph.user[i].leaf: t for i, t in outputs.items()}

@@ -214,6 +214,7 @@ def _assemble(
         aliases=named.aliases,
         outputs=named.outputs,
         unflatten=traced.result.unflatten,
+        flat=traced.result.flat(),
         loss_leaf=None if loss is None else cleaned.leaves[loss],
         loss_ancestors=frozenset(cleaned.leaves[i] for i in needed),
         sources=found,

@@ -10,6 +10,7 @@ only rebuilt if a cheap look at every submodule shows a change.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Hashable
 from typing import Any
@@ -32,8 +33,11 @@ _WRITTEN = frozenset({"architectures", "dtype", "torch_dtype"})
 _GENERATION = "generation_config"
 # What torch's own code for modules reads, which nobody records.
 _OF_TORCH = frozenset({*torch.nn.Module().__dict__, "forward"})
+_FORM = operator.attrgetter("dtype", "shape")
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
+_VERSION = operator.attrgetter("_version")
 # Weakly on both sides: attributes, which the parts hold, may lead to the module.
-_cache: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[_ModulePart]]
+_cache: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[ModulePart]]
 _cache = weakref.WeakKeyDictionary()
 
 
@@ -58,14 +62,14 @@ class ModuleKey:
         return self.value == other.value
 
 
-class _ModulePart:
+class ModulePart:
     """Cached module part of the key with what it takes to see that it is out of date.
 
     Lists of attribute values compare element by element, identical objects first, so that
     seeing that nothing changed costs well below a microsecond per submodule.
     """
 
-    def __init__(self, module: torch.nn.Module, before: _ModulePart | None = None) -> None:
+    def __init__(self, module: torch.nn.Module, before: ModulePart | None = None) -> None:
         configs = _configs(module)
         freezer = Freezer(own_tensors(module))
         self.binaries = Binaries(module, before and before.binaries)
@@ -94,7 +98,7 @@ class _ModulePart:
         self._loose = [t for t in freezer.tensors if not t.is_inference()]
         self._buffers = list(module.buffers())
         self._forms = self._take_forms()
-        self._versions = [t._version for t in self._loose]
+        self._versions = list(map(_VERSION, self._loose))
 
     def _watch(self, table: dict) -> None:
         if table:
@@ -102,13 +106,15 @@ class _ModulePart:
         else:
             self._empty.append(table)
 
-    def _take_forms(self) -> list:
+    def _take_forms(self) -> tuple[list, list]:
         # module.half() changes tensors in place; their memory is no part of the key.
-        forms = [(t.dtype, t.shape) for t in self._tensors]
-        return [*forms, *(t.requires_grad for t in self._buffers)]
+        return list(map(_FORM, self._tensors)), list(map(_REQUIRES_GRAD, self._buffers))
 
     def is_fresh(self) -> bool:
-        """True if nothing that the key describes has changed since it was made."""
+        """True if nothing that the key describes has changed since it was made.
+
+        Every call asks this, so loops that functions of C can do are left to them.
+        """
         if any(self._empty):
             return False
         try:
@@ -123,11 +129,14 @@ class _ModulePart:
                     return False
         except (AttributeError, RuntimeError, ValueError, TypeError):
             return False  # an attribute cannot be compared
-        if self._take_forms() != self._forms:
+        forms, trained = self._forms
+        if list(map(_FORM, self._tensors)) != forms:
             return False
-        if [t._version for t in self._loose] != self._versions:
+        if list(map(_REQUIRES_GRAD, self._buffers)) != trained:
             return False
-        return self.binaries.is_fresh()
+        if list(map(_VERSION, self._loose)) != self._versions:
+            return False
+        return not self.binaries.known or self.binaries.is_fresh()
 
 
 def _configs(module: torch.nn.Module) -> list[Any]:
@@ -206,11 +215,11 @@ def _kind(tensor: torch.Tensor) -> type | None:
     return None if is_plain(type(tensor)) else type(tensor)
 
 
-def _part(module: torch.nn.Module) -> _ModulePart:
+def _part(module: torch.nn.Module) -> ModulePart:
     known = _cache.get(module)
     part = known() if known is not None else None
     if part is None or not part.is_fresh():
-        part = _ModulePart(module, part)
+        part = ModulePart(module, part)
         _cache[module] = weakref.ref(part)
     return part
 

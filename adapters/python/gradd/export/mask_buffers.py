@@ -37,16 +37,16 @@ class Binaries:
         before: Of the same module, to look only at values that have changed since.
         """
         named = list(module.named_buffers(remove_duplicate=False))
-        known = {} if before is None else {id(k.tensor): k for k in before._known if k.is_same()}
+        known = {} if before is None else {id(k.tensor): k for k in before.known if k.is_same()}
         candidates = {id(t): t for _, t in named if is_dense(t) and _can_be_mask(t)}
         found = {i: t for i, t in candidates.items() if i in known or _is_binary(t)}
-        self._known = [known[i] if i in known else _Known(t) for i, t in found.items()]
+        self.known = [known[i] if i in known else _Known(t) for i, t in found.items()]
         shared = _shared(module, found)
         self.names = tuple(n for n, t in named if id(t) in found and id(t) not in shared)
 
     def is_fresh(self) -> bool:
         """True if all of them still hold zeros and ones; looks at values only after a write."""
-        changed = [k for k in self._known if not k.is_same()]
+        changed = [k for k in self.known if not k.is_same()]
         if not all(_can_be_mask(k.tensor) and _is_binary(k.tensor) for k in changed):
             return False
         for known in changed:

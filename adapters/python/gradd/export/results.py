@@ -86,6 +86,24 @@ class Result:
         rest = {k: v for k, v in cache.__dict__.items() if isinstance(v, schema.CONSTANTS)}
         return _Cache(type(cache), rest, layers)
 
+    def flat(self) -> tuple[type | None, list[str], list[int]] | None:
+        """Class, keys and leaves of a result that is a tensor, a tuple, a list or a dict of some.
+
+        The class is None for a tensor, and all of it for a result of another form.
+        """
+        template = self.template
+        if isinstance(template, Leaf):
+            return None, [], [template.number]
+        items: list = []
+        if isinstance(template, _Mapping) and template.kind is dict:
+            items = list(template.items.values())
+        elif isinstance(template, _Sequence) and template.kind in (tuple, list):
+            items = template.items
+        if not items or not all(isinstance(item, Leaf) for item in items):
+            return None
+        keys = list(template.items) if template.kind is dict else []
+        return template.kind, keys, [item.number for item in items]
+
     def unflatten(self, leaves: list) -> Any:
         """Builds the module's result from its leaves (tensors, or whatever stands for them)."""
         return _fill(self.template, leaves)

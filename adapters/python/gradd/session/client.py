@@ -90,25 +90,33 @@ class Client:
             SessionError: No daemon, or this process is a fork of the one that connected.
             GraddError: What the daemon answered, as the class of its code.
         """
-        with self.lock, interrupts.held():
-            self._check_process()
+        with self.lock, interrupts.held:
+            return self.ask(verb, fields, frames)
+
+    def ask(
+        self, verb: str, fields: dict[str, Any], frames: Sequence[bytes] = ()
+    ) -> dict[str, Any]:
+        """request() for a caller who has the lock and holds Ctrl-C back."""
+        if self.closed or self.pid != os.getpid():
+            self.check_process()
+        if self.ends.died:
             self.ends.settle()
-            failures = 0
-            while True:
-                try:
-                    if self._wire is None:
-                        self._connect()
-                    if self._retired:
-                        self._drain_retired()
-                    if self._chores:
-                        self._do_chores()
-                    return self._exchange(verb, fields, frames)
-                except ConnectionLost as lost:
-                    failures += 1
-                    self._lost(lost, verb, failures)
-                except BaseException:
-                    self._give_up_if_broken(verb)
-                    raise
+        failures = 0
+        while True:
+            try:
+                if self._wire is None:
+                    self._connect()
+                if self._retired:
+                    self._drain_retired()
+                if self._chores:
+                    self._do_chores()
+                return self._exchange(verb, fields, frames)
+            except ConnectionLost as lost:
+                failures += 1
+                self._lost(lost, verb, failures)
+            except BaseException:
+                self._give_up_if_broken(verb)
+                raise
 
     def next_id(self) -> int:
         """A number for a plan, binding or run: unique in the session, never used again."""
@@ -117,17 +125,20 @@ class Client:
     def _exchange(
         self, verb: str, fields: dict[str, Any], frames: Sequence[bytes]
     ) -> dict[str, Any]:
-        releases = self._take_releases()
         envelope = {"v": verb, **fields}
-        if releases:
-            envelope["rel"] = releases
+        if self._releases:
+            envelope["rel"] = self._take_releases()
         self.requests += 1
         reply = self._wire.call(envelope, frames)  # type: ignore[union-attr]
-        if not reply.get("ok") and reply.get("session") == "lost":
+        if reply.get("ok"):
+            return reply
+        if reply.get("session") == "lost":
             raise ConnectionLost(f"the daemon does not know this session: {reply.get('what')}")
         return protocol.checked(reply)
 
     def _take_releases(self) -> list[int]:
+        if len(self._releases) == 1:
+            return [self._releases.popleft()]
         taken = []
         while self._releases and len(taken) < protocol.RELEASES_PER_REQUEST:
             taken.append(self._releases.popleft())
@@ -145,7 +156,7 @@ class Client:
 
         A restarted daemon gets it again as long as somebody holds the result.
         """
-        with self.lock, interrupts.held():
+        with self.lock, interrupts.held:
             fields: dict[str, Any] = {"alias": [list(group) for group in aliases]}
             frames = [onnx]
             block = None
@@ -169,7 +180,7 @@ class Client:
 
     def plan(self, fields: dict[str, Any]) -> protocol.PlanInfo:
         """Compiles a graph for concrete types; `fields` from protocol.plan_fields()."""
-        with self.lock, interrupts.held():
+        with self.lock, interrupts.held:
             fields = {"plan": self.next_id(), **fields}
             reply = self.ledger.send_plan(self.request, fields)
             self.ledger.plans[fields["plan"]] = fields
@@ -177,57 +188,56 @@ class Client:
 
     def bind(self, bind: int, tensors: Sequence[protocol.Tensor]) -> None:
         """Names a list of tensors, which must stay where they are until `unbind`."""
-        with self.lock, interrupts.held():
+        with self.lock, interrupts.held:
             fields = {"bind": bind, "tensors": protocol.tensors(tensors)}
             self.request("bind", fields)
             self.ledger.binds[bind] = fields
 
-    def forward(
-        self, fields: dict[str, Any], read: Snapshot | None = None, again: bool = False
-    ) -> bool:
-        """Runs a forward; until its release the ledger can run it again.
+    def forward(self, fields: dict[str, Any], read: Snapshot | None, more: dict[str, Any]) -> bool:
+        """Runs a forward for a caller who has the lock and holds Ctrl-C back.
+
+        Until its release the ledger can run it again.
 
         Args:
             fields: Of the request.
             read: The parameters that it reads; once they have changed it is not run again.
-            again: It is a repetition: `read` is of the first one.
+            more: Fields of this request alone, about `read`.
 
         Returns:
-            False if nothing was run because the parameters have changed since the first one.
+            False if nothing was run because the parameters have changed since `read` was taken.
         """
-        with self.lock, interrupts.held():
-            more: dict[str, Any] = {}
-            if read is not None:
-                more = read.expected() if again else read.asked()
-            reply = self.ledger.send_forward(self.request, {**fields, **more})
-            if reply.get("changed"):
-                return False
-            if read is not None and not again:
-                read.take(reply)
-            self.ledger.runs[fields["run"]] = (fields, read)
-            return True
+        request = {**fields, **more}
+        try:
+            reply = self.ask("forward", request)
+        except errors.StaleError:  # its plan has been given up there
+            reply = self.ledger.send_forward(self.ask, request)
+        if reply.get("changed"):
+            return False
+        if read is not None and "look" in more:
+            read.fingerprint, read.sum = reply.get("gen"), reply.get("sum")
+        self.ledger.runs[fields["run"]] = (fields, read)
+        return True
 
     def backward(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Runs the backward of a run.
+        """Runs the backward of a run, for a caller who has the lock and holds Ctrl-C back.
 
         Raises:
             StaleError: The run was released, or lost with a daemon.
         """
-        with self.lock, interrupts.held():
-            try:
-                return self.request("backward", fields)
-            except errors.StaleError:
-                if fields["run"] not in self.ledger.lost:
-                    raise
-                raise errors.StaleError(
-                    "the daemon was restarted after the forward of this backward, and the "
-                    "parameters have changed since then: its activations are lost. Run the forward "
-                    "again"
-                ) from None
+        try:
+            return self.ask("backward", fields)
+        except errors.StaleError:
+            if fields["run"] not in self.ledger.lost:
+                raise
+            raise errors.StaleError(
+                "the daemon was restarted after the forward of this backward, and the parameters "
+                "have changed since then: its activations are lost. Run the forward again"
+            ) from None
 
     # ---- connecting and recovering ----
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Raises SessionError in a process that did not connect, and after the end."""
         if self.pid != os.getpid():
             raise errors.SessionError(
                 f"session {self.session} was attached in process {self.pid}, this is process "
@@ -307,7 +317,7 @@ class Client:
     def connect(self) -> None:
         """Connects now (the first request would do it as well)."""
         with self.lock:
-            self._check_process()
+            self.check_process()
             failures = 0
             while self._wire is None:
                 try:
@@ -320,7 +330,7 @@ class Client:
 
     def create_segment(self, size: int) -> Segment:
         """A new segment that the daemon has acknowledged. Called by pools under the lock."""
-        with interrupts.held():
+        with interrupts.held:
             segment = Segment(self.next_id(), size)
             try:
                 self._pass_segment(segment)
@@ -332,7 +342,7 @@ class Client:
             return segment
 
     def _pass_segment(self, segment: Segment) -> None:
-        self._check_process()
+        self.check_process()
         failures = 0
         while True:
             try:
@@ -372,7 +382,8 @@ class Client:
 
     def release(self, run: int) -> None:
         """Queues the release of a run. Any thread, any time."""
-        self.ledger.forget_run(run)
+        self.ledger.runs.pop(run, None)
+        self.ledger.lost.discard(run)
         self._releases.append(run)
 
     def later(self, verb: str, fields: dict[str, Any]) -> None:

@@ -16,9 +16,11 @@ import sys
 import time
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import zmq
 
 from gradd import __version__, errors, interrupts
@@ -33,6 +35,10 @@ _HELLO_SECONDS = 60.0  # for a daemon that is ending, or one that hangs up, to m
 _SPIN_SECONDS = 30e-6
 _POLL_MS = 500  # how soon a second Ctrl-C is seen
 _LAST_REPLY_MS = 20
+# What every request does goes past zmq.Socket, whose Python makes enumerations of numbers.
+_Socket = zmq.backend.Socket
+_READABLE = int(zmq.POLLIN)
+_unpack = partial(msgpack.unpackb, raw=False, strict_map_key=False)
 _context: tuple[int, zmq.Context] | None = None
 
 
@@ -61,6 +67,7 @@ class Wire:
         self.broken = False  # an answer was not waited for: nothing else may be asked here
         self._token = b""
         self._q = 0
+        self._pack = protocol.packer()
         self._dealer: zmq.Socket | None = None
         hello = self._greet()
         self.daemon_pid = int(hello["pid"])
@@ -200,34 +207,40 @@ class Wire:
         if dealer is None:
             raise ConnectionLost("not attached")
         if frames:
-            dealer.send_multipart([protocol.pack(envelope), *frames])
+            dealer.send_multipart([self._pack(envelope), *frames])
         else:
-            dealer.send(protocol.pack(envelope))
+            _Socket.send(dealer, self._pack(envelope))
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
                 self._wait(dealer, deadline, patient=envelope["v"] == "step")
-                frame = dealer.recv_multipart()[0]
+                frame = _Socket.recv(dealer)  # a reply is one frame
             except ConnectionLost:
                 raise
             except BaseException:
                 self.broken = True
                 raise
-            reply = protocol.unpack(frame)
+            try:
+                reply = _unpack(frame)
+                if type(reply) is not dict:
+                    raise ValueError
+            except (ValueError, msgpack.UnpackException):
+                reply = protocol.unpack(frame)  # which says what is wrong
             # A reply to an earlier request that was interrupted (Ctrl-C) is not ours.
             if reply.get("q", self._q) == self._q:
                 return reply
 
     def _wait(self, dealer: zmq.Socket, deadline: float | None, patient: bool) -> None:
+        mine = [(dealer, _READABLE)]
         end = time.perf_counter() + _SPIN_SECONDS
         while time.perf_counter() < end:
-            if dealer.EVENTS & zmq.POLLIN:
+            if zmq.zmq_poll(mine, 0):
                 return
         fd = self._control.fileno()
         while True:
-            if not patient:
+            if interrupts.noted and not patient:
                 interrupts.deliver_if_due()
-            ready = dict(zmq.zmq_poll([(dealer, zmq.POLLIN), (fd, zmq.POLLIN)], _POLL_MS))
+            ready = dict(zmq.zmq_poll([*mine, (fd, _READABLE)], _POLL_MS))
             if dealer in ready:
                 return
             if fd in ready:

@@ -15,7 +15,10 @@ from typing import Any
 
 
 class Tie(weakref.ref):
-    """A weak reference that knows what it is for."""
+    """A weak reference that knows what it is for: `Tie(thing, died.append)`, then its `what`.
+
+    It is appended to `died` when the thing dies, if it is kept alive itself.
+    """
 
     __slots__ = ("what",)
     what: Any
@@ -24,27 +27,22 @@ class Tie(weakref.ref):
     __eq__ = object.__eq__
 
 
-def tie(thing: Any, died: deque, what: Any) -> Tie:
-    """A reference that is appended to `died` when the thing dies, if it is kept alive itself."""
-    made = Tie(thing, died.append)
-    made.what = what
-    return made
-
-
 class Ends:
     """Actions for the ends of objects. `watch` and `settle` under the client's lock."""
 
     def __init__(self) -> None:
         self.died: deque[Tie] = deque()
-        self._living: set[Tie] = set()
+        self.living: set[Tie] = set()
 
     def watch(self, thing: Any, action: Callable[[], None]) -> None:
         """`action`, which must not refer to the thing, is called after its death."""
-        self._living.add(tie(thing, self.died, action))
+        end = Tie(thing, self.died.append)
+        end.what = action
+        self.living.add(end)
 
     def settle(self) -> None:
         """Does what there is to do."""
         while self.died:
             dead = self.died.popleft()
-            self._living.discard(dead)
+            self.living.discard(dead)
             dead.what()

@@ -7,7 +7,7 @@ of a request; what is built here stays the same when a request is sent again aft
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,9 +104,14 @@ def types(many: Sequence[Type]) -> dict[str, Any]:
     return {"dtypes": [code for code, _ in many], "dims": [dims for _, dims in many]}
 
 
+def packer() -> Callable[[dict[str, Any]], bytes]:
+    """Packs one envelope after the other; for one thread at a time."""
+    return msgpack.Packer(use_bin_type=True).pack
+
+
 def pack(fields: dict[str, Any]) -> bytes:
     """One envelope."""
-    return msgpack.packb(fields, use_bin_type=True)
+    return packer()(fields)
 
 
 def pack_sources(rows: Sequence[Sequence[str]]) -> bytes:

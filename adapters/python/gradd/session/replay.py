@@ -90,11 +90,6 @@ class Ledger:
             self.send_plan(send, self.plans[fields["plan"]])
             return send("forward", fields, ())
 
-    def forget_run(self, run: int) -> None:
-        """The run is released."""
-        self.runs.pop(run, None)
-        self.lost.discard(run)
-
     def forget_all(self) -> None:
         """Drops every entry (the client closes)."""
         for table in (self.graphs, self.plans, self.binds, self.runs, self.lost, self.steps):

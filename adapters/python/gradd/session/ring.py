@@ -12,17 +12,17 @@ the client's lock around every method except the weak reference's callback.
 from __future__ import annotations
 
 import bisect
-import ctypes
 from collections import deque
 from collections.abc import Sequence
+from ctypes import memmove
 from typing import TYPE_CHECKING
 
 import torch
 
 from gradd import errors
 from gradd.calls import watch
-from gradd.session.finalizers import Tie, tie
-from gradd.session.shm import ALIGN, DTYPE_CODES, Segment, make_tensor, nbytes, round_up
+from gradd.session.finalizers import Tie
+from gradd.session.shm import ALIGN, DTYPE_CODES, Segment, nbytes, round_up
 
 if TYPE_CHECKING:
     from gradd.session.client import Client
@@ -54,27 +54,59 @@ class Block:
         self.pins = 1
         self.ties: set[Tie] = set()
 
-    def tensor(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> torch.Tensor:
-        """A new tensor on the block; the block stays busy until no tensor shares its storage."""
-        size = nbytes(dtype, shape)
-        if size == 0:
-            return torch.empty(tuple(shape), dtype=dtype)
-        exporter = self.segment.export(self.offset + offset, size)
-        self.ties.add(tie(exporter, self.returned, self))
-        self.pins += 1
-        return make_tensor(exporter, dtype, shape)
+    def tensor(
+        self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0, size: int = -1
+    ) -> torch.Tensor:
+        """A new tensor on the block; the block stays busy until no tensor shares its storage.
 
-    def fill(self, source: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
-        """Copies a tensor of that dtype and shape into the block.
+        `resize_` gives the shape without making a view: a view would keep its base and share one
+        version counter. Tensors without elements own no shared memory.
+
+        Args:
+            dtype: Element type.
+            shape: Sizes.
+            offset: Bytes from the beginning of the block.
+            size: Bytes, if the caller knows them.
+        """
+        if size < 0:
+            size = nbytes(dtype, shape)
+        if size == 0:
+            return torch.empty(shape, dtype=dtype)
+        start = self.offset + offset
+        exporter = self.segment.view[start : start + size]
+        end = Tie(exporter, self.returned.append)
+        end.what = self
+        self.ties.add(end)
+        self.pins += 1
+        return torch.frombuffer(exporter, dtype=dtype, count=size // dtype.itemsize).resize_(shape)
+
+    def fill(self, source: torch.Tensor, row: tuple[torch.dtype, Sequence[int], int, int]) -> None:
+        """Copies a tensor into the block.
 
         A small contiguous one is moved as bytes: torch's copy wakes its threads for a few hundred
         kilobytes already, which takes longer than the copy while the daemon's threads are busy.
+
+        Args:
+            source: The tensor.
+            row: Its element type, sizes and bytes, and where in the block it goes.
         """
-        size = nbytes(dtype, shape)
-        if size > _MOVED_BYTES or not _is_plain(source, dtype):
-            self.tensor(dtype, shape).copy_(source)
-        elif size:
-            ctypes.memmove(self.segment.address + self.offset, watch.data_ptr(source), size)
+        dtype, shape, size, offset = row
+        if size == 0:
+            return
+        if (
+            size <= _MOVED_BYTES
+            and type(source) in _PLAIN_TYPES
+            and source.dtype is dtype
+            and source.device.type == "cpu"
+            and source.layout is torch.strided
+            and source.is_contiguous()
+            and not source.is_neg()
+            and not source.is_conj()
+        ):  # the elements lie in memory just as they are to be written
+            target = self.segment.address + self.offset + offset
+            memmove(target, watch.data_ptr(source), size)
+        else:
+            self.tensor(dtype, shape, offset, size).copy_(source.detach())
 
     def wire(self, dtype: torch.dtype, shape: Sequence[int], offset: int = 0) -> Tensor:
         """What the protocol says of a tensor in this block; see protocol.tensors."""
@@ -88,19 +120,6 @@ class Block:
     def idle(self) -> bool:
         """True if only the owner holds it (after `Pool.drain`)."""
         return self.pins <= 1
-
-
-def _is_plain(source: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether the elements lie in memory just as they are to be written."""
-    return (
-        type(source) in _PLAIN_TYPES
-        and source.dtype is dtype
-        and source.device.type == "cpu"
-        and source.layout is torch.strided
-        and source.is_contiguous()
-        and not source.is_neg()
-        and not source.is_conj()
-    )
 
 
 class Pool:
@@ -130,7 +149,11 @@ class Pool:
 
     def drain(self) -> None:
         """Gives ranges whose last pin is gone back to the free list."""
-        self.client.ends.settle()
+        died, living = self.client.ends.died, self.client.ends.living
+        while died:  # Ends.settle(), without a call
+            end = died.popleft()
+            living.discard(end)
+            end.what()
         while self.returned:
             item = self.returned.popleft()
             if isinstance(item, Block):
@@ -150,7 +173,7 @@ class Pool:
         """
         if self.returned or self.client.ends.died:
             self.drain()
-        size = round_up(max(size, 1))
+        size = (max(size, 1) + ALIGN - 1) // ALIGN * ALIGN
         found = self._take(size)
         if found is None:
             self.reserve(size)

@@ -129,10 +129,6 @@ class Segment:
         del anchor  # it would keep the mapping alive for ever
         self.view = memoryview(self.map)
 
-    def export(self, offset: int, size: int) -> memoryview:
-        """A fresh exporter over a range: weakly referable, keeps the mapping alive."""
-        return self.view[offset : offset + size]
-
     def close(self) -> None:
         """Closes the descriptor and lets go of the mapping; tensors on it stay valid."""
         if self.fd >= 0:
@@ -140,16 +136,3 @@ class Segment:
             self.fd = -1
         self.view = memoryview(b"")
         self.map = None
-
-
-def make_tensor(exporter: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """A tensor on an exporter's bytes, a base tensor with a storage of exactly its size.
-
-    `resize_` gives the shape without making a view: a view would keep its base and share one
-    version counter. Tensors without elements own no shared memory.
-    """
-    size = nbytes(dtype, shape)
-    if size == 0:
-        return torch.empty(tuple(shape), dtype=dtype)
-    tensor = torch.frombuffer(exporter, dtype=dtype, count=size // dtype.itemsize)
-    return tensor.resize_(tuple(shape))

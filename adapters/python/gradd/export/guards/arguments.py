@@ -144,19 +144,19 @@ class Asked:
         names: Attributes for which is_fact() holds.
         leaves: Of the call.
         """
-        self._names = sorted(names)
+        self.names = sorted(names)
         self._answers = self._ask(leaves)
 
     def _ask(self, leaves: Iterable[Any]) -> list[tuple]:
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-        return [tuple(_answer(t, name) for t in tensors) for name in self._names]
+        return [tuple(_answer(t, name) for t in tensors) for name in self.names]
 
     def differ(self, leaves: Iterable[Any]) -> str | None:
         """The first name for which tensors give other answers."""
-        if not self._names:
+        if not self.names:
             return None
         now = self._ask(leaves)
-        pairs = zip(self._names, self._answers, now, strict=True)
+        pairs = zip(self.names, self._answers, now, strict=True)
         return next((name for name, then, answer in pairs if not images.alike(then, answer)), None)
 
 

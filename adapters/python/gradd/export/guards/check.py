@@ -27,6 +27,8 @@ class Guards:
 
     Attributes:
         slots: The places.
+        test: The generated function: True if all is as it was. False, or an exception, is no
+            verdict, see holds(). Another one may take its place.
         layouts: Those of the call's tensors, where forward() asks for such; else None.
         asked: What else it asks them, see arguments.py.
         read: Attributes of the module that it read: path of the submodule and name; None if that
@@ -46,7 +48,7 @@ class Guards:
         self.read = read
         self._values: dict[str, Any] = {}  # what the generated function compares with, by name
         self._own: dict[int, str] = {}  # number of a slot -> name of its value, if it is its own
-        self._holds = self._compile()
+        self.test = self._compile()
 
     def _compile(self) -> Callable[[], bool]:
         self._values, self._own = {}, {}
@@ -77,6 +79,11 @@ class Guards:
         self._values[known] = value
         return known
 
+    @property
+    def asks_arguments(self) -> bool:
+        """Whether fits() depends on the call."""
+        return self.layouts is not None or self.asked is not None and bool(self.asked.names)
+
     def fits(self, leaves: Sequence[Any]) -> bool:
         """True if a call's tensors answer as those of the capture, where forward() asks them."""
         if self.layouts is not None and self.layouts != layouts(leaves):
@@ -93,7 +100,7 @@ class Guards:
     def holds(self) -> bool:
         """True if every place still has its value."""
         try:
-            if self._holds():
+            if self.test():
                 return True
         except Exception:  # an entry is gone, or somebody's comparison raises
             pass
@@ -129,7 +136,7 @@ class Guards:
             else:
                 whole = True
         if whole:
-            self._holds = self._compile()
+            self.test = self._compile()
 
 
 def describe(slots: Iterable[Slot]) -> str:

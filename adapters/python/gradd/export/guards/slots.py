@@ -260,6 +260,9 @@ class Answer(Slot):
         constant = self.value is None or isinstance(self.value, (bool, torch.dtype))
         if constant or self.value is ABSENT:
             return f"{name(self.owner)}() is {name(self.value)}"
+        if type(self.value) in (int, str):  # images.alike(), without a call
+            kind, value = name(type(self.value)), name(self.value)
+            return f"(type(a := {name(self.owner)}()) is {kind} and a == {value})"
         return f"{name(images.alike)}({name(self.owner)}(), {name(self.value)})"
 
 
