@@ -176,7 +176,7 @@ static gradd_status_t seed(sweep_t *s, const autodiff_t *ad) {
     return GRADD_OK;
 }
 
-static gradd_status_t sweep_run(sweep_t *s, const autodiff_t *ad) {
+static gradd_status_t sweep_back(sweep_t *s, const autodiff_t *ad) {
     graph_t *g = s->g;
     for (int v = 0; v < s->n; v++)
         s->grad[v] = GRADD_NONE;
@@ -200,7 +200,7 @@ gradd_status_t graph_autodiff(graph_t *g, const autodiff_t *ad) {
     g->in_backward = true;
     g->builder.status = GRADD_OK;
     gradd_status_t status = s.needed && s.grad && s.parts
-                                ? sweep_run(&s, ad)
+                                ? sweep_back(&s, ad)
                                 : GRADD_FAIL(NOMEM, "no memory to differentiate the graph");
     g->in_backward = false;
     free(s.needed);

@@ -177,7 +177,7 @@ gradd_status_t graph_create(const model_t *model, const graph_options_t *options
     gradd_status_t status = arena_create(GRAPH_MAX_BYTES, &g->arena);
     if (!status) status = mark_parameters(g, options);
     if (!status) status = instantiate(g, options);
-    if (!status) status = graph_run_passes(g, PHASE_FORWARD);
+    if (!status) status = graph_apply_passes(g, PHASE_FORWARD);
     if (status) {
         graph_destroy(g);
         return status;

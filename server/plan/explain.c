@@ -1,9 +1,9 @@
 /* Explains a plan: one row per operator in order of execution, with type, bytes, arithmetic, kernel
  * and what it stands for.
  *
- * The rows follow the order that the programs have; what is said about a step is read off the step
- * itself. Only the expected backward is shown: variants are made when a run asks for them. Engine
- * thread, like everything of a plan. See server/api/gradd.h. */
+ * The rows follow the order that the programs have; what is said about a launch is read off the
+ * launch itself. Only the expected backward is shown: variants are made when a run asks for them.
+ * Engine thread, like everything of a plan. See server/api/gradd.h. */
 #include "server/plan/explain.h"
 
 #include <stdlib.h>
@@ -41,20 +41,20 @@ static int64_t saved_by(const gradd_plan_t *p, const graph_node_t *n) {
 }
 
 /* Cost and scratch of an operator call with these operands. */
-static void measure(const step_t *step, gradd_explain_row_t *row) {
-    const gradd_run_t *run = &step->run;
+static void measure(const plan_launch_t *launch, gradd_explain_row_t *row) {
+    const gradd_launch_t *args = &launch->args;
     gradd_type_t out[GRADD_OP_MAX_OUT] = {{0}};
     gradd_cost_t cost;
-    for (int j = 0; j < run->n_out; j++)
-        out[j] = run->out[j].type;
-    gradd_infer_t c = {run->op,    run->attrs, run->opset, run->n_in,
-                       run->n_out, run->in,    out,        run->threads};
-    gradd_kernel_cost(step->kernel, &c, &cost);
-    row->kernel = step->kernel->name;
+    for (int j = 0; j < args->n_out; j++)
+        out[j] = args->out[j].type;
+    gradd_infer_t c = {args->op,    args->attrs, args->opset, args->n_in,
+                       args->n_out, args->in,    out,         args->threads};
+    gradd_kernel_cost(launch->kernel, &c, &cost);
+    row->kernel = launch->kernel->name;
     row->flops = cost.flops;
     row->bytes_read = cost.read;
     row->bytes_written = cost.written;
-    row->work_bytes = step->work_bytes;
+    row->work_bytes = launch->workspace_bytes;
 }
 
 static bool is_leftover(const graph_t *g, const graph_node_t *n) {
@@ -79,7 +79,7 @@ static void fill_row(const gradd_explain_t *e, const graph_node_t *n, gradd_expl
     if (!n->backward) row->saved_bytes = saved_by(e->plan, n);
 }
 
-/* One scheduled node; *at moves on when the program has a step for it. */
+/* One scheduled node; *at moves on when the program has a launch for it. */
 static gradd_status_t add_node_row(gradd_explain_t *e, int32_t id, const program_t *program,
                                    int *at) {
     const graph_node_t *n = &e->plan->graph->nodes[id];
@@ -87,10 +87,10 @@ static gradd_status_t add_node_row(gradd_explain_t *e, int32_t id, const program
     GRADD_TRY(new_row(e, &row));
     e->row_of[id] = e->info.n_rows - 1;
     fill_row(e, n, row);
-    if (*at < program->n && program->steps[*at].node == id) {
+    if (*at < program->n && program->launches[*at].node == id) {
         row->kind = GRADD_EXPLAIN_RUN;
         row->step = *at;
-        measure(&program->steps[(*at)++], row);
+        measure(&program->launches[(*at)++], row);
         return GRADD_OK;
     }
     bool view = n->op->flags & GRADD_OP_VIEW;
@@ -105,15 +105,15 @@ static gradd_status_t add_copy_rows(gradd_explain_t *e, const program_t *program
                                     bool backward) {
     for (; at < program->n; at++) {
         gradd_explain_row_t *row = NULL;
-        if (program->steps[at].node >= 0) continue;
+        if (program->launches[at].node >= 0) continue;
         GRADD_TRY(new_row(e, &row));
         row->kind = GRADD_EXPLAIN_COPY;
         row->step = at;
         row->backward = backward;
-        row->op = program->steps[at].run.op->name;
-        row->domain = program->steps[at].run.op->domain;
-        row->type = program->steps[at].run.out[0].type;
-        measure(&program->steps[at], row);
+        row->op = program->launches[at].args.op->name;
+        row->domain = program->launches[at].args.op->domain;
+        row->type = program->launches[at].args.out[0].type;
+        measure(&program->launches[at], row);
         row->kernel = "copy";
     }
     return GRADD_OK;

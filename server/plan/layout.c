@@ -177,10 +177,10 @@ static void collect_buffers(maker_t *m) {
 static void collect_scratch(maker_t *m) {
     const sequence_t *s = m->o->sequence;
     for (int k = 0; k < s->n; k++) {
-        m->out->work[k] = -1;
-        const int64_t bytes = (int64_t)s->calls[k].prepared.work;
+        m->out->workspace[k] = -1;
+        const int64_t bytes = (int64_t)s->calls[k].prepared.workspace;
         if (!bytes) continue;
-        m->out->work[k] = m->n_items; /* item for now, offset below */
+        m->out->workspace[k] = m->n_items; /* item for now, offset below */
         m->items[m->n_items++] =
             (memory_item_t){.bytes = bytes, .offset = -1, .start = k, .end = k};
     }
@@ -196,7 +196,7 @@ static void write_places(maker_t *m) {
         if (is_saved(m, v)) m->out->saved_bytes += gradd_type_bytes(&m->g->values[v]->type);
     }
     for (int k = 0; k < s->n; k++)
-        if (m->out->work[k] >= 0) m->out->work[k] = m->items[m->out->work[k]].offset;
+        if (m->out->workspace[k] >= 0) m->out->workspace[k] = m->items[m->out->workspace[k]].offset;
 }
 
 static gradd_status_t make(maker_t *m) {
@@ -214,20 +214,20 @@ static gradd_status_t make(maker_t *m) {
 }
 
 gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, layout_t *out) {
-    size_t n = (size_t)g->n_values + 1, steps = (size_t)options->sequence->n + 1;
+    size_t n = (size_t)g->n_values + 1, positions = (size_t)options->sequence->n + 1;
     *out = (layout_t){.n_values = g->n_values};
     out->loc = calloc(n, sizeof out->loc[0]);
-    out->work = calloc(steps, sizeof out->work[0]);
+    out->workspace = calloc(positions, sizeof out->workspace[0]);
     out->copies = calloc((size_t)(g->n_outputs + options->n_grads) + 1, sizeof out->copies[0]);
     maker_t m = {.g = g, .o = options, .out = out, .last = options->sequence->n};
     m.start = calloc(n, sizeof m.start[0]);
     m.end = calloc(n, sizeof m.end[0]);
     m.buffer = calloc(n, sizeof m.buffer[0]);
     m.item_of = calloc(n, sizeof m.item_of[0]);
-    m.items = calloc(n + steps, sizeof m.items[0]);
+    m.items = calloc(n + positions, sizeof m.items[0]);
     gradd_status_t status = GRADD_OK;
-    if (!out->loc || !out->work || !out->copies || !m.start || !m.end || !m.buffer || !m.item_of ||
-        !m.items)
+    if (!out->loc || !out->workspace || !out->copies || !m.start || !m.end || !m.buffer ||
+        !m.item_of || !m.items)
         status = GRADD_FAIL(NOMEM, "no memory to plan the graph");
     if (!status) status = make(&m);
     free(m.start);
@@ -242,7 +242,7 @@ gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, la
 void layout_finish(layout_t *layout) {
     if (!layout) return;
     free(layout->loc);
-    free(layout->work);
+    free(layout->workspace);
     free(layout->copies);
     *layout = (layout_t){0};
 }

@@ -104,7 +104,7 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
     layout_t layout = {0};
     gradd_status_t status = join(g, primary, p->n_grads, p->saved, &sequence);
     if (!status) status = plan_choose(p, &sequence);
-    if (!status) status = plan_run_passes(p, &sequence);
+    if (!status) status = plan_apply_passes(p, &sequence);
     if (!status) {
         layout_options_t o = {.sequence = &sequence,
                               .saved = p->saved,
