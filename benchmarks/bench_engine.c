@@ -171,11 +171,17 @@ int main(int argc, char **argv) {
     const gradd_device_options_t with = {.threads = (int)option(argc, argv, "--threads", 0)};
     gradd_device_t *device;
     if (gradd_device_open(&with, &device)) die("device");
-    gradd_plan_options_t options = {
-        types,   n,    grads,
-        n_grads, &out, 1,
-        &out,    1,    option(argc, argv, "--plain", 0) ? GRADD_PLAN_PLAIN : 0,
-        device};
+    gradd_plan_options_t options = {.inputs = types,
+                                    .n_inputs = n,
+                                    .grads = grads,
+                                    .n_grads = n_grads,
+                                    .outputs = &out,
+                                    .n_outputs = 1,
+                                    .grad_outputs = &out,
+                                    .n_grad_outputs = 1,
+                                    .flags =
+                                        option(argc, argv, "--plain", 0) ? GRADD_PLAN_PLAIN : 0,
+                                    .device = device};
     gradd_plan_t *plan;
     if (gradd_plan_create(model, &options, &plan)) die("plan");
     const gradd_plan_info_t *info = gradd_plan_info(plan);
