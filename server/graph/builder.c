@@ -50,7 +50,7 @@ static gradd_val_t rule_constant(gradd_builder_t *b, const gradd_type_t *type, c
 }
 
 static const gradd_type_t *rule_type(gradd_builder_t *b, gradd_val_t value) {
-    return &((graph_t *)b)->values[value]->type;
+    return graph_type((graph_t *)b, value);
 }
 
 static const void *rule_data(gradd_builder_t *b, gradd_val_t value) {

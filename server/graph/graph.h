@@ -104,6 +104,9 @@ typedef struct graph_emit_s {
 gradd_status_t graph_create(const model_t *model, const graph_options_t *options,
                             graph_t **out_graph);
 void graph_destroy(graph_t *graph);
+static inline const gradd_type_t *graph_type(const graph_t *g, gradd_val_t v) {
+    return &g->values[v]->type;
+}
 /* Whether the value is an input that the caller has named a parameter. */
 bool graph_is_parameter(const graph_t *g, gradd_val_t v);
 

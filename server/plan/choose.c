@@ -35,7 +35,7 @@ static gradd_infer_t describe(const gradd_plan_t *p, const graph_node_t *n, oper
         o->in[i] = (gradd_view_t){v->type, (void *)v->data};
     }
     for (int j = 0; j < n->n_out; j++)
-        o->out[j] = n->out[j] == GRADD_NONE ? (gradd_type_t){0} : g->values[n->out[j]]->type;
+        o->out[j] = n->out[j] == GRADD_NONE ? (gradd_type_t){0} : *graph_type(g, n->out[j]);
     return (gradd_infer_t){n->op,    n->attrs, n->opset, n->n_in,
                            n->n_out, o->in,    o->out,   p->info.threads};
 }

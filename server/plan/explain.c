@@ -35,7 +35,7 @@ static int64_t saved_by(const gradd_plan_t *p, const graph_node_t *n) {
         gradd_val_t v = n->out[j];
         if (v == GRADD_NONE || v >= p->n_fixed || plan_root(p->graph, v) != v) continue;
         if (p->saved[v] && p->fixed[v].kind == LOC_ARENA)
-            bytes += gradd_type_bytes(&p->graph->values[v]->type);
+            bytes += gradd_type_bytes(graph_type(p->graph, v));
     }
     return bytes;
 }
@@ -60,7 +60,7 @@ static void measure(const plan_launch_t *launch, gradd_explain_row_t *row) {
 static bool is_leftover(const graph_t *g, const graph_node_t *n) {
     if (n->backward || n->n_in < 1 || n->in[0] == GRADD_NONE) return false;
     return explain_is_pattern_part(n->op->name) &&
-           gradd_dtype_is_float(g->values[n->in[0]]->type.dtype);
+           gradd_dtype_is_float(graph_type(g, n->in[0])->dtype);
 }
 
 static void fill_row(const gradd_explain_t *e, const graph_node_t *n, gradd_explain_row_t *row) {
@@ -74,7 +74,7 @@ static void fill_row(const gradd_explain_t *e, const graph_node_t *n, gradd_expl
     row->node_op = origin->op_type;
     row->parts = n->parts;
     row->n_parts = n->n_parts;
-    if (n->out[0] != GRADD_NONE) row->type = g->values[n->out[0]]->type;
+    if (n->out[0] != GRADD_NONE) row->type = *graph_type(g, n->out[0]);
     row->leftover = is_leftover(g, n);
     if (!n->backward) row->saved_bytes = saved_by(e->plan, n);
 }
@@ -138,12 +138,12 @@ static void add_info(gradd_explain_t *e) {
     e->info.n_nodes = g->model->n_nodes;
     e->info.device = &p->device->info;
     for (int i = 0; i < g->model->n_inputs; i++)
-        e->info.input_bytes += gradd_type_bytes(&g->values[g->inputs[i]]->type);
+        e->info.input_bytes += gradd_type_bytes(graph_type(g, g->inputs[i]));
     for (int j = 0; j < p->info.n_outputs; j++)
         e->info.output_bytes += gradd_type_bytes(&p->info.outputs[j]);
     for (int i = 0; i < p->n_grads; i++)
         if (p->has_grad[i])
-            e->info.grad_bytes += gradd_type_bytes(&g->values[g->inputs[p->grads[i]]]->type);
+            e->info.grad_bytes += gradd_type_bytes(graph_type(g, g->inputs[p->grads[i]]));
 }
 
 gradd_status_t gradd_plan_explain(const gradd_plan_t *plan, gradd_explain_t **out_explain) {

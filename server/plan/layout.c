@@ -67,7 +67,7 @@ static void add_copy(maker_t *m, gradd_val_t from, loc_t to, bool after_forward)
 static bool bind_external(maker_t *m, gradd_val_t v, loc_t to) {
     gradd_val_t root = plan_root(m->g, v);
     if (m->start[root] < 0 || m->out->loc[root].kind != LOC_NONE) return false;
-    if (gradd_type_bytes(&m->g->values[root]->type) != gradd_type_bytes(&m->g->values[v]->type))
+    if (gradd_type_bytes(graph_type(m->g, root)) != gradd_type_bytes(graph_type(m->g, v)))
         return false;
     m->out->loc[root] = to;
     return true;
@@ -125,9 +125,9 @@ static bool may_overwrite(const maker_t *m, const graph_node_t *n, int k, int po
     gradd_val_t root = plan_root(g, n->in[k]);
     if (!in_arena(m, root) || m->end[root] != position) return false;
     if (is_fixed(m, root) && m->o->keep) return false;
-    if (!gradd_type_equal(&g->values[n->in[k]]->type, &g->values[n->out[0]]->type)) return false;
-    int64_t bytes = gradd_type_bytes(&g->values[root]->type);
-    if (bytes != gradd_type_bytes(&g->values[n->out[0]]->type)) return false;
+    if (!gradd_type_equal(graph_type(g, n->in[k]), graph_type(g, n->out[0]))) return false;
+    int64_t bytes = gradd_type_bytes(graph_type(g, root));
+    if (bytes != gradd_type_bytes(graph_type(g, n->out[0]))) return false;
     for (int i = 0; i < n->n_in; i++) {
         if (i == k || n->in[i] == GRADD_NONE || plan_root(g, n->in[i]) != root) continue;
         /* the same bytes read through another shape, or at other places than those written */
@@ -163,7 +163,7 @@ static void collect_buffers(maker_t *m) {
         m->item_of[v] = -1;
         if (!in_arena(m, v) || m->buffer[v] != v) continue;
         m->item_of[v] = m->n_items;
-        m->items[m->n_items++] = (memory_item_t){.bytes = gradd_type_bytes(&m->g->values[v]->type),
+        m->items[m->n_items++] = (memory_item_t){.bytes = gradd_type_bytes(graph_type(m->g, v)),
                                                  .offset = fixed ? m->o->fixed[v].offset : -1,
                                                  .start = fixed ? 0 : m->start[v],
                                                  .end = fixed && m->o->keep ? m->last : m->end[v]};
@@ -193,7 +193,7 @@ static void write_places(maker_t *m) {
         const memory_item_t *item = &m->items[m->item_of[m->buffer[v]]];
         m->out->loc[v] = (loc_t){LOC_ARENA, 0, item->offset};
         /* one made in the room of a dying operand counts as well: only one of both is saved */
-        if (is_saved(m, v)) m->out->saved_bytes += gradd_type_bytes(&m->g->values[v]->type);
+        if (is_saved(m, v)) m->out->saved_bytes += gradd_type_bytes(graph_type(m->g, v));
     }
     for (int k = 0; k < s->n; k++)
         if (m->out->workspace[k] >= 0) m->out->workspace[k] = m->items[m->out->workspace[k]].offset;

@@ -26,7 +26,7 @@ static gradd_status_t set_operand(gradd_plan_t *plan, const layout_t *layout, pl
                                   int i, gradd_val_t v) {
     const graph_t *g = plan->graph;
     if (v == GRADD_NONE) return GRADD_OK;
-    launch->view[i].type = g->values[v]->type;
+    launch->view[i].type = *graph_type(g, v);
     if (!g->values[v]->data) v = plan_root(g, v); /* a known value has elements of its own */
     const bool host = i < launch->args.n_in && i < 32 && launch->kernel->host_in >> i & 1;
     if (host) {
@@ -68,7 +68,7 @@ static gradd_status_t add_copy_launch(gradd_plan_t *plan, const layout_t *layout
                                       const copy_t *copy, program_t *p) {
     const graph_t *g = plan->graph;
     plan_launch_t *launch = &p->launches[p->n];
-    gradd_view_t in = {g->values[copy->from]->type, NULL};
+    gradd_view_t in = {*graph_type(g, copy->from), NULL};
     gradd_infer_t c = {.op = gradd_op_by_name("Identity"), .n_in = 1, .n_out = 1, .in = &in};
     if (!c.op) return GRADD_FAIL(INTERNAL, "operator Identity is missing");
     GRADD_TRY(launch_alloc(p, 1, 1, launch));
@@ -79,7 +79,7 @@ static gradd_status_t add_copy_launch(gradd_plan_t *plan, const layout_t *layout
     launch->workspace = -1;
     launch->node = -1;
     GRADD_TRY(set_operand(plan, layout, launch, 0, copy->from));
-    launch->view[1].type = g->values[copy->from]->type;
+    launch->view[1].type = *graph_type(g, copy->from);
     launch->loc[1] = copy->to;
     p->n++;
     return GRADD_OK;
