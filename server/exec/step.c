@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "server/exec/device.h"
+#include "shm/hash.h"
 
 #define CHUNK_BITS 24
 /* The number of a step shares a word with the number of a chunk. */
@@ -31,16 +32,10 @@ static float *buffer(const stepping_t *s, int which) {
     return (float *)(s->journal + 1) + which * STEP_CHUNK;
 }
 
-static uint64_t mix(uint64_t hash, const void *bytes, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        hash = (hash ^ ((const uint8_t *)bytes)[i]) * 1099511628211u;
-    return hash;
-}
-
 /* Shapes, groups, hyper-parameters and the client's mark; not addresses, which differ after a
  * restart. */
 static uint64_t fingerprint(const step_request_t *r) {
-    uint64_t hash = mix(14695981039346656037u, &r->max_norm, sizeof r->max_norm);
+    uint64_t hash = gradd_hash_bytes(GRADD_HASH_START, &r->max_norm, sizeof r->max_norm);
     for (int i = 0; i < r->n_groups; i++) {
         const gradd_adam_t *g = &r->groups[i];
         double numbers[] = {g->lr,
@@ -51,14 +46,14 @@ static uint64_t fingerprint(const step_request_t *r) {
                             (double)g->mode,
                             (double)g->bias_correction,
                             (double)g->step};
-        hash = mix(hash, numbers, sizeof numbers);
+        hash = gradd_hash_bytes(hash, numbers, sizeof numbers);
     }
     for (int i = 0; i < r->n_tensors; i++) {
         const step_tensor_t *t = &r->tensors[i];
         int64_t numbers[] = {t->n, t->group, t->g != NULL, t->dtype, t->master != NULL};
-        hash = mix(hash, numbers, sizeof numbers);
+        hash = gradd_hash_bytes(hash, numbers, sizeof numbers);
     }
-    if (r->once) hash = mix(hash, &r->once, sizeof r->once);
+    if (r->once) hash = gradd_hash_bytes(hash, &r->once, sizeof r->once);
     return hash;
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/cost.h"
 #include "server/graph/budget.h"
 #include "server/plan/plan.h"
+#include "shm/hash.h"
 
 /* Units of the budget that preparing a state takes: about a microsecond each. */
 #define PREPARE_STEPS 200
@@ -41,19 +42,19 @@ static gradd_infer_t describe(const gradd_plan_t *p, const graph_node_t *n, oper
 }
 
 static uint64_t hash_type(uint64_t hash, const gradd_type_t *type) {
-    hash = (hash ^ (uint64_t)type->dtype) * 0x100000001b3u;
+    hash = gradd_hash_word(hash, (uint64_t)type->dtype);
     for (int d = 0; d < type->rank; d++)
-        hash = (hash ^ (uint64_t)type->dims[d]) * 0x100000001b3u;
-    return hash ^ hash >> 32;
+        hash = gradd_hash_word(hash, (uint64_t)type->dims[d]);
+    return hash;
 }
 
 static ready_t **bucket_of(gradd_plan_t *p, const gradd_infer_t *c) {
-    uint64_t hash = 0xcbf29ce484222325u;
+    uint64_t hash = GRADD_HASH_START;
     for (int i = 0; i < c->n_in; i++)
         hash = hash_type(hash, &c->in[i].type);
     for (int j = 0; j < c->n_out; j++)
         hash = hash_type(hash, &c->out[j]);
-    return &p->ready[hash % PLAN_READY_BUCKETS];
+    return &p->ready[(hash ^ hash >> 32) % PLAN_READY_BUCKETS];
 }
 
 static bool same_call(const gradd_infer_t *a, const gradd_infer_t *b) {
