@@ -59,7 +59,10 @@ typedef struct gradd_kernels_s {
     size_t n;
 } gradd_kernels_t;
 
-/* Behind GRADD_OPS in kernels/ops/<family>.c: GRADD_KERNELS(cpu, family, {row}, {row}). */
+/* A row: the operator that it runs, its name, and by name whatever else is not zero. */
+#define GRADD_KERNEL(of_op, title, ...) {.op = of_op, .name = title, __VA_ARGS__}
+
+/* Behind GRADD_OPS in kernels/ops/<family>.c: GRADD_KERNELS(cpu, family, GRADD_KERNEL(...)). */
 #define GRADD_KERNELS(device, family, ...)                                                         \
     static const gradd_kernel_t gradd_##device##_rows_##family[] = {__VA_ARGS__};                  \
     extern const gradd_kernels_t gradd_##device##_kernels_##family;                                \

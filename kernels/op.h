@@ -249,7 +249,20 @@ static inline bool gradd_op_is_composite(const gradd_op_t *op) {
     return op->expand && !op->grad && !op->ref;
 }
 
-/* Ends every kernels/ops/<family>.c: GRADD_OPS(family, {row}, {row}); `family` = the file name. */
+/* A row: its name, domain and first opset, how many inputs and outputs it has at least and at most,
+ * and by name whatever else is not zero. */
+#define GRADD_OP(title, of_domain, first_opset, inputs, outputs, ...)                              \
+    {.name = title,                                                                                \
+     .domain = of_domain,                                                                          \
+     .since = first_opset,                                                                         \
+     GRADD_OP_IN inputs,                                                                           \
+     GRADD_OP_OUT outputs,                                                                         \
+     __VA_ARGS__}
+#define GRADD_OP_IN(least, most)  .min_in = least, .max_in = most
+#define GRADD_OP_OUT(least, most) .min_out = least, .max_out = most
+
+/* Ends every kernels/ops/<family>.c: GRADD_OPS(family, GRADD_OP(...), GRADD_OP(...)); `family` =
+ * the file name. */
 #define GRADD_OPS(family, ...)                                                                     \
     static const gradd_op_t gradd_op_rows_##family[] = {__VA_ARGS__};                              \
     extern const gradd_ops_t gradd_ops_##family;                                                   \

@@ -157,9 +157,9 @@ gradd_status_t gradd_map_rows(const gradd_row_functions_t *rows, int pick, const
                                                       .i32 = ref_##name##_i32,                     \
                                                       .i64 = ref_##name##_i64};
 
-/* run_<name> and run_<name>_ref of a row whose operands all map directly and that has no
+/* compute_<name> and compute_<name>_ref of a row whose operands all map directly and that has no
  * parameters. */
-#define GRADD_MAP_RUN(name, pick)                                                                  \
+#define GRADD_MAP_COMPUTE(name, pick)                                                              \
     static gradd_status_t compute_##name(const gradd_launch_t *r) {                                \
         return gradd_map_rows(&name##_rows, pick, r->out, r->in, r->n_in, NULL, false);            \
     }                                                                                              \

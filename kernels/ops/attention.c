@@ -520,17 +520,14 @@ static void cost_attention_grad(const gradd_infer_t *c, gradd_cost_t *cost) {
     count_pairs(c, &backward_at, true, cost);
 }
 
-#define ATTENTION_ROW(title, inputs, n_in, n_out, flags_)                                          \
-    .name = title, .domain = "com.gradd", .since = 1, .min_in = inputs, .max_in = n_in,            \
-    .min_out = 1, .max_out = n_out, .flags = GRADD_OP_INTERNAL | flags_, .attrs = ATTENTION_ATTRS
-
 /* mask, bias and ranges */
 #define EXTRA_TYPES(floats) GRADD_T_BOOL, floats, GRADD_DTB(I32)
 
 GRADD_OPS(
     attention,
-    {
-        ATTENTION_ROW("FusedAttention", 3, 7, 2, GRADD_OP_RANDOM | GRADD_OP_COSTLY),
+    GRADD_OP(
+        "FusedAttention", "com.gradd", 1, (3, 7), (1, 2),
+        .flags = GRADD_OP_INTERNAL | GRADD_OP_RANDOM | GRADD_OP_COSTLY, .attrs = ATTENTION_ATTRS,
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT),
                   GRADD_T_FLOAT},
         .infer = infer_attention, .grad = grad_attention, .expand = gradd_attention_expand,
@@ -540,7 +537,7 @@ GRADD_OPS(
             {.text = "f32[2,4,9,8] f32[2,2,9,8] f32[2,2,9,8] | scale=0.35 -> 2", .grad_tol = -1},
             {.text = "f32[2,4,9,8] f32[2,2,9,8] f32[2,2,9,8] bool[2,1,9,9] | scale=0.35"},
             {.text = "f32[2,4,9,8] f32[2,2,9,8] f32[2,2,9,8] bool[9,9] | zero=1 -> 2",
-                  .grad_tol = -1},
+             .grad_tol = -1},
             {.text =
                  "f32[1,2,5,8] f32[1,2,4,8] f32[1,2,4,8] bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,"
                  "0,0,1,1,1,1}"},
@@ -550,19 +547,23 @@ GRADD_OPS(
             {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,0,0,0,0,1,1,0,1,0,0,1} "
                      "f32[2,3,4] | hides=1 fill=-60.0"},
             {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,0,0,0,0,1,1,0,1,0,0,1} "
-                     "f32[2,3,4] | hides=2", .grad_tol = -1},
+                     "f32[2,3,4] | hides=2",
+             .grad_tol = -1},
             {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,0,0,0,0,1,1,0,1,0,1,0} "
-                     "f32[4]={-3.4e38,0,-inf,0} | hides=0 fill=-3e38 softcap=2.0", .grad_tol = -1},
+                     "f32[4]={-3.4e38,0,-inf,0} | hides=0 fill=-3e38 softcap=2.0",
+             .grad_tol = -1},
             {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,1,0,0,0,1,1,0,1,0,1,0} "
-                     "f32[4]={-2e4,0,-inf,0} | hides=1 fill=-1e4", .grad_tol = -1},
+                     "f32[4]={-2e4,0,-inf,0} | hides=1 fill=-1e4",
+             .grad_tol = -1},
             {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,1,0,0,0,1,1,0,1,0,1,0} | "
                      "fill=-2.0"},
             {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,1,0,1,0,0,0,0,1,0,1,0} "
-                     "f32[3,4]={-9,0.5,-inf,1,-9,-9,-9,-9,0,-inf,2,-9} | hides=7 fill=-9.0", .grad_tol = -1},
+                     "f32[3,4]={-9,0.5,-inf,1,-9,-9,-9,-9,0,-inf,2,-9} | hides=7 fill=-9.0",
+             .grad_tol = -1},
             {.text = "f32[1,2,2,8] f32[1,2,3,8] f32[1,2,3,8] - f32[2,3]={-inf,-inf,-inf,0,-inf,1}",
-                  .grad_tol = -1},
+             .grad_tol = -1},
             {.text = "f32[1,2,2,8] f32[1,2,3,8] f32[1,2,3,8] bool[2,3]={0,0,0,1,0,1} | fill=-inf",
-                  .grad_tol = -1},
+             .grad_tol = -1},
             {.text = "f32[1,2,70,8] f32[1,1,130,8] f32[1,1,130,8] bool[70,130] f32[1,2,70,130] | "
                      "hides=1 fill=-100.0"},
             {.text = "f32[2,2,3,5] f32[2,2,3,5] f32[2,2,3,5] bool[2,1,1,3] f32[1,2,1,3]"},
@@ -585,7 +586,8 @@ GRADD_OPS(
                  "0,0,1,1,1,1} - - f32[2] | zero=1 dropout=0.25"},
             {.text =
                  "f32[1,2,5,8] f32[1,2,4,8] f32[1,2,4,8] bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,"
-                 "0,0,1,1,1,1} - - f32[2]={-inf,90} -> 2", .grad_tol = -1},
+                 "0,0,1,1,1,1} - - f32[2]={-inf,90} -> 2",
+             .grad_tol = -1},
             {.text = "f32[1,2,70,16] f32[1,1,140,16] f32[1,1,140,16] - f32[70,140] - f32[2] | "
                      "softcap=3.0 dropout=0.1"},
             {.text = "f32[1,2,5,8] f32[1,2,4,8] f32[1,2,4,8] - f32[4]={100,99,0,98}"},
@@ -593,64 +595,68 @@ GRADD_OPS(
                      "softcap=1.5"},
             {.text = "f32[1,2,71,64] f32[1,1,131,64] f32[1,1,131,64] bool[71,131] | scale=0.125"},
             {.text = "f32[1,64,2,32] f32[1,64,1,32] f32[1,64,1,32] | layout=15 scale=0.2"},
-            {.text = "f32[0,2,3,4] f32[0,2,3,4] f32[0,2,3,4]"}
-          )
-},
-    {ATTENTION_ROW("FusedAttentionGrad", 6, 9, 4, GRADD_OP_NO_GRAD | GRADD_OP_COSTLY),
-     .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT,
-               GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT)},
-     .infer = infer_attention_grad, .ref = compute_attention_grad,
-     .cases = GRADD_CASES(
-         {.text = "f32[1,1,3,4] f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4] f32[1,1,3,4] "
-                  "f32[1,1,2,3]:(3,4) -> 3"},
-         {.text = "f32[2,70,4,16] f32[2,70,4,16] f32[2,90,2,16] f32[2,90,2,16] f32[2,70,4,16] "
-                  "f32[2,4,2,70]:(3,4) bool[70,90] f32[1,4,1,90] | layout=15 scale=0.2 -> 4"},
-         {.text = "f32[1,2,71,16] f32[1,2,71,16] f32[1,1,301,16] f32[1,1,301,16] f32[1,2,71,16] "
-                  "f32[1,2,2,71]:(3,4) -> 3"})},
-    {.name = "MaskRanges",
-     .domain = "com.gradd",
-     .since = 1,
-     .min_in = 1,
-     .max_in = 1,
-     .min_out = 1,
-     .max_out = 1,
-     .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
-     .types = {GRADD_T_BOOL},
-     .infer = infer_ranges,
-     .ref = compute_ranges,
-     .cases = GRADD_CASES({.text = "bool[2,3,7]"}, {.text = "bool[70,600]"},
-                          {.text = "bool[2,4]={0,0,0,0,1,1,0,1}"})});
+            {.text = "f32[0,2,3,4] f32[0,2,3,4] f32[0,2,3,4]"})),
+    GRADD_OP(
+        "FusedAttentionGrad", "com.gradd", 1, (6, 9), (1, 4),
+        .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_COSTLY, .attrs = ATTENTION_ATTRS,
+        .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT,
+                  GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT)},
+        .infer = infer_attention_grad, .ref = compute_attention_grad,
+        .cases = GRADD_CASES(
+            {.text = "f32[1,1,3,4] f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4] f32[1,1,3,4] "
+                     "f32[1,1,2,3]:(3,4) -> 3"},
+            {.text = "f32[2,70,4,16] f32[2,70,4,16] f32[2,90,2,16] f32[2,90,2,16] f32[2,70,4,16] "
+                     "f32[2,4,2,70]:(3,4) bool[70,90] f32[1,4,1,90] | layout=15 scale=0.2 -> 4"},
+            {.text = "f32[1,2,71,16] f32[1,2,71,16] f32[1,1,301,16] f32[1,1,301,16] f32[1,2,71,16] "
+                     "f32[1,2,2,71]:(3,4) -> 3"})),
+    GRADD_OP("MaskRanges", "com.gradd", 1, (1, 1), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_BOOL},
+             .infer = infer_ranges, .ref = compute_ranges,
+             .cases = GRADD_CASES({.text = "bool[2,3,7]"}, {.text = "bool[70,600]"},
+                                  {.text = "bool[2,4]={0,0,0,0,1,1,0,1}"})));
 
 /* `own`: the type of q, k, v, y and their gradients */
-#define FORWARD_KERNEL(name_, own, ...)                                                            \
-    {                                                                                              \
-        "FusedAttention",                                                                          \
-        name_,                                                                                     \
-        .types = {own, own, own, EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64},                   \
-        .workspace = workspace_forward,                                                            \
-        .cost = cost_attention,                                                                    \
-        __VA_ARGS__ \
-}
-#define BACKWARD_KERNEL(name_, own, ...)                                                           \
-    {                                                                                              \
-        "FusedAttentionGrad",                                                                      \
-        name_,                                                                                     \
-        .types = {own, own, own, own, own, GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64)},         \
-        .workspace = workspace_backward,                                                           \
-        .cost = cost_attention_grad,                                                               \
-        __VA_ARGS__ \
-    }
 
-GRADD_KERNELS(cpu, attention,
-              FORWARD_KERNEL("tiles f32", GRADD_DTB(F32), .compute = compute_attention),
-              FORWARD_KERNEL("tiles f64", GRADD_DTB(F64), .compute = compute_attention),
-              FORWARD_KERNEL("tiles bf16", GRADD_DTB(BF16), .accepts = accepts_pairs,
-                             .compute = compute_attention_pairs),
-              FORWARD_KERNEL("tiles f32 of bf16", GRADD_DTB(BF16), .compute = compute_attention),
-              BACKWARD_KERNEL("tiles f32", GRADD_DTB(F32), .compute = compute_attention_grad),
-              BACKWARD_KERNEL("tiles f64", GRADD_DTB(F64), .compute = compute_attention_grad),
-              BACKWARD_KERNEL("tiles bf16", GRADD_DTB(BF16), .accepts = accepts_grad_pairs,
-                              .compute = compute_attention_grad_pairs),
-              BACKWARD_KERNEL("tiles f32 of bf16", GRADD_DTB(BF16),
-                              .compute = compute_attention_grad),
-              {"MaskRanges", "loop", .compute = compute_ranges});
+GRADD_KERNELS(
+    cpu, attention,
+    GRADD_KERNEL("FusedAttention", "tiles f32",
+                 .types = {GRADD_DTB(F32), GRADD_DTB(F32), GRADD_DTB(F32),
+                           EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64},
+                 .workspace = workspace_forward, .cost = cost_attention,
+                 .compute = compute_attention),
+    GRADD_KERNEL("FusedAttention", "tiles f64",
+                 .types = {GRADD_DTB(F64), GRADD_DTB(F64), GRADD_DTB(F64),
+                           EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64},
+                 .workspace = workspace_forward, .cost = cost_attention,
+                 .compute = compute_attention),
+    GRADD_KERNEL("FusedAttention", "tiles bf16",
+                 .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
+                           EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64},
+                 .workspace = workspace_forward, .cost = cost_attention, .accepts = accepts_pairs,
+                 .compute = compute_attention_pairs),
+    GRADD_KERNEL("FusedAttention", "tiles f32 of bf16",
+                 .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
+                           EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64},
+                 .workspace = workspace_forward, .cost = cost_attention,
+                 .compute = compute_attention),
+    GRADD_KERNEL("FusedAttentionGrad", "tiles f32",
+                 .types = {GRADD_DTB(F32), GRADD_DTB(F32), GRADD_DTB(F32), GRADD_DTB(F32),
+                           GRADD_DTB(F32), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64)},
+                 .workspace = workspace_backward, .cost = cost_attention_grad,
+                 .compute = compute_attention_grad),
+    GRADD_KERNEL("FusedAttentionGrad", "tiles f64",
+                 .types = {GRADD_DTB(F64), GRADD_DTB(F64), GRADD_DTB(F64), GRADD_DTB(F64),
+                           GRADD_DTB(F64), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64)},
+                 .workspace = workspace_backward, .cost = cost_attention_grad,
+                 .compute = compute_attention_grad),
+    GRADD_KERNEL("FusedAttentionGrad", "tiles bf16",
+                 .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
+                           GRADD_DTB(BF16), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64)},
+                 .workspace = workspace_backward, .cost = cost_attention_grad,
+                 .accepts = accepts_grad_pairs, .compute = compute_attention_grad_pairs),
+    GRADD_KERNEL("FusedAttentionGrad", "tiles f32 of bf16",
+                 .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
+                           GRADD_DTB(BF16), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64)},
+                 .workspace = workspace_backward, .cost = cost_attention_grad,
+                 .compute = compute_attention_grad),
+    GRADD_KERNEL("MaskRanges", "loop", .compute = compute_ranges));

@@ -213,48 +213,29 @@ static gradd_status_t grad_split(gradd_grad_t *g) {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-GRADD_OPS(
-    concat,
-    {
-        .name = "Concat",
-        .domain = "",
-        .since = 4,
-        .min_in = 1,
-        .max_in = GRADD_OP_MAX_IN,
-        .min_out = 1,
-        .max_out = 1,
-        .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, true}
-          ),
-        .infer = infer_concat,
-        .grad = grad_concat,
-        .ref = ref_concat,
-        .cases = GRADD_CASES({.text = "f32[2,3] f32[2,1] f32[2,4] | axis=1"},
-                             {.text = "f32[2,3] f32[1,3] | axis=-2"},
-          {.text = "f32[3] | axis=0"},
-                             {.text = "i64[1] i64[2]={3,4} i64[0]={} | axis=0"},
-                             {.text = "f32[2,3,4] f32[2,2,4] | axis=1"},
-                             {.text = "bool[1,2] bool[1,3] | axis=1"}
-          )
-},
-    {.name = "Split",
-     .domain = "",
-     .since = 2,
-     .min_in = 1,
-     .max_in = 2,
-     .min_out = 1,
-     .max_out = GRADD_OP_MAX_OUT,
-     .types = {0xffffffffu, GRADD_T_INDEX},
-     .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}, {"split", GRADD_ATTR_INTS, false},
-                              {"num_outputs", GRADD_ATTR_INT, false}),
-     .infer = infer_split,
-     .grad = grad_split,
-     .ref = ref_split,
-     .cases = GRADD_CASES({.text = "f32[2,6] i64[2]={4,2} | axis=1 -> 2"},
-                          {.text = "f32[2,6] i64[3]={1,0,5} | axis=-1 -> 3"},
-                          {.text = "f32[7,2] | num_outputs=3 -> 3"},
-                          {.text = "f32[2,4,3] | axis=1 -> 2"},
-                          {.text = "f32[2,4,3] | axis=1 split=[3,1] -> 2"},
-                          {.text = "i64[6] i64[2]={4,2} -> 2"})});
+GRADD_OPS(concat,
+          GRADD_OP("Concat", "", 4, (1, GRADD_OP_MAX_IN), (1, 1),
+                   .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, true}), .infer = infer_concat,
+                   .grad = grad_concat, .ref = ref_concat,
+                   .cases = GRADD_CASES({.text = "f32[2,3] f32[2,1] f32[2,4] | axis=1"},
+                                        {.text = "f32[2,3] f32[1,3] | axis=-2"},
+                                        {.text = "f32[3] | axis=0"},
+                                        {.text = "i64[1] i64[2]={3,4} i64[0]={} | axis=0"},
+                                        {.text = "f32[2,3,4] f32[2,2,4] | axis=1"},
+                                        {.text = "bool[1,2] bool[1,3] | axis=1"})),
+          GRADD_OP("Split", "", 2, (1, 2), (1, GRADD_OP_MAX_OUT),
+                   .types = {0xffffffffu, GRADD_T_INDEX},
+                   .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
+                                            {"split", GRADD_ATTR_INTS, false},
+                                            {"num_outputs", GRADD_ATTR_INT, false}),
+                   .infer = infer_split, .grad = grad_split, .ref = ref_split,
+                   .cases = GRADD_CASES({.text = "f32[2,6] i64[2]={4,2} | axis=1 -> 2"},
+                                        {.text = "f32[2,6] i64[3]={1,0,5} | axis=-1 -> 3"},
+                                        {.text = "f32[7,2] | num_outputs=3 -> 3"},
+                                        {.text = "f32[2,4,3] | axis=1 -> 2"},
+                                        {.text = "f32[2,4,3] | axis=1 split=[3,1] -> 2"},
+                                        {.text = "i64[6] i64[2]={4,2} -> 2"})));
 
-GRADD_KERNELS(cpu, concat, {"Concat", "loop", .compute = compute_concat, .cost = gradd_cost_move},
-              {"Split", "loop", .compute = compute_split, .cost = gradd_cost_move});
+GRADD_KERNELS(cpu, concat,
+              GRADD_KERNEL("Concat", "loop", .compute = compute_concat, .cost = gradd_cost_move),
+              GRADD_KERNEL("Split", "loop", .compute = compute_split, .cost = gradd_cost_move));

@@ -399,69 +399,47 @@ static gradd_status_t expand_loss(gradd_expand_t *x) {
 
 GRADD_OPS(
     crossentropy,
-    {
-        .name = "CrossEntropy",
-        .domain = "com.gradd",
-        .since = 1,
-        .min_in = 2,
-        .max_in = 3,
-        .min_out = 1,
-        .max_out = 2,
-        .no_diff = 4,
-        .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_NUM},
-        .attrs = LOSS_ATTRS,
-        .infer = infer_loss,
-        .grad = grad_loss,
-        .expand = expand_loss,
-        .ref = ref_loss,
+    GRADD_OP("CrossEntropy", "com.gradd", 1, (2, 3), (1, 2), .no_diff = 4,
+             .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_NUM}, .attrs = LOSS_ATTRS,
+             .infer = infer_loss, .grad = grad_loss, .expand = expand_loss, .ref = ref_loss,
+             .cases = GRADD_CASES(
+                 {.text = "f32[4,3] i64[4]:(0,2)"},
+                 {.text = "f32[4,3] i32[4]:(0,2) | reduction=\"sum\""},
+                 {.text = "f32[4,3] " LABELS4 " | ignore_index=-100"},
+                 {.text = "f32[4,3] " LABELS4 " | ignore_index=-100 -> 2", .grad_tol = -1},
+                 {.text = "f32[2,2,3] " LABELS4 " | ignore_index=-100 reduction=\"none\""},
+                 {.text = "f32[2,4,3] i64[2,4]:(0,2) | shift=1"},
+                 {.text = "f32[2,4,3] i64[2,4]={0,1,2,0,2,1,0,2} | shift=1 ignore_index=0"},
+                 {.text = "f32[1,3] i64[1]={1} | shift=1 reduction=\"sum\""},
+                 {.text = "f32[2,4,3] i64[2,4]:(0,2) i64[]={5} | shift=1 reduction=\"sum\""},
+                 {.text = "f32[4,3] i64[4]:(0,2) i32[1]={3} | reduction=\"sum\""},
+                 {.text = "f32[4,3] " LABELS4 " | ignore_index=-100 smoothing=0.1"},
+                 {.text = "f32[2,4,7] i64[2,4]:(0,6) | shift=1 smoothing=0.3 reduction=\"sum\""},
+                 {.text = "f32[2,3] i64[2]={-1,-1} | ignore_index=-1", .grad_tol = -1},
+                 {.text = "f32[1,1] i64[1]={0}"}, {.text = "f32[0,3] i64[0] | reduction=\"sum\""},
+                 {.text = "f32[67,1031]:(-9,9) i64[67]:(0,1030) | ignore_index=7"},
+                 {.text = "f32[3,2500]:(-30,30) i64[3]:(0,2499) | smoothing=0.05"},
+                 {.text = "f32[2,2]={1000,0,0,-1000} i64[2]={1,1}", .grad_tol = -1})),
+    GRADD_OP(
+        "CrossEntropyGrad", "com.gradd", 1, (4, 5), (1, 1),
+        .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
+        .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_NUM}, .attrs = LOSS_ATTRS,
+        .infer = infer_loss_grad, .ref = ref_loss_grad,
         .cases = GRADD_CASES(
-            {.text = "f32[4,3] i64[4]:(0,2)"},
-            {.text = "f32[4,3] i32[4]:(0,2) | reduction=\"sum\""},
-            {.text = "f32[4,3] " LABELS4 " | ignore_index=-100"},
-            {.text = "f32[4,3] " LABELS4 " | ignore_index=-100 -> 2", .grad_tol = -1},
-            {.text = "f32[2,2,3] " LABELS4 " | ignore_index=-100 reduction=\"none\""},
-            {.text = "f32[2,4,3] i64[2,4]:(0,2) | shift=1"},
-            {.text = "f32[2,4,3] i64[2,4]={0,1,2,0,2,1,0,2} | shift=1 ignore_index=0"},
-            {.text = "f32[1,3] i64[1]={1} | shift=1 reduction=\"sum\""},
-            {.text = "f32[2,4,3] i64[2,4]:(0,2) i64[]={5} | shift=1 reduction=\"sum\""},
-            {.text = "f32[4,3] i64[4]:(0,2) i32[1]={3} | reduction=\"sum\""},
-            {.text = "f32[4,3] " LABELS4 " | ignore_index=-100 smoothing=0.1"},
-            {.text = "f32[2,4,7] i64[2,4]:(0,6) | shift=1 smoothing=0.3 reduction=\"sum\""},
-            {.text = "f32[2,3] i64[2]={-1,-1} | ignore_index=-1", .grad_tol = -1},
-            {.text = "f32[1,1] i64[1]={0}"},
-          {.text = "f32[0,3] i64[0] | reduction=\"sum\""},
-            {.text = "f32[67,1031]:(-9,9) i64[67]:(0,1030) | ignore_index=7"},
-            {.text = "f32[3,2500]:(-30,30) i64[3]:(0,2499) | smoothing=0.05"},
-            {.text = "f32[2,2]={1000,0,0,-1000} i64[2]={1,1}", .grad_tol = -1}
-          )
-},
-    {.name = "CrossEntropyGrad",
-     .domain = "com.gradd",
-     .since = 1,
-     .min_in = 4,
-     .max_in = 5,
-     .min_out = 1,
-     .max_out = 1,
-     .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
-     .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_NUM},
-     .attrs = LOSS_ATTRS,
-     .infer = infer_loss_grad,
-     .ref = ref_loss_grad,
-     .cases = GRADD_CASES(
-         {.text = "f32[] f32[4,3] " LABELS4 " f32[4,2]:(0.5,1) | ignore_index=-100"},
-         {.text = "f32[4] f32[4,3] i32[4]:(0,2) f32[4,2]:(0.5,1) | reduction=\"none\""},
-         {.text = "f32[] f32[2,3,4] i64[2,3]:(0,3) f32[6,2]:(0.5,1) i64[]={7} | reduction=\"sum\" "
-                  "shift=1 smoothing=0.2"},
-         {.text =
-              "f32[] f32[67,1031]:(-3,3) i64[67]:(0,1030) f32[67,2]:(0.5,1) | ignore_index=7"})});
+            {.text = "f32[] f32[4,3] " LABELS4 " f32[4,2]:(0.5,1) | ignore_index=-100"},
+            {.text = "f32[4] f32[4,3] i32[4]:(0,2) f32[4,2]:(0.5,1) | reduction=\"none\""},
+            {.text =
+                 "f32[] f32[2,3,4] i64[2,3]:(0,3) f32[6,2]:(0.5,1) i64[]={7} | reduction=\"sum\" "
+                 "shift=1 smoothing=0.2"},
+            {.text = "f32[] f32[67,1031]:(-3,3) i64[67]:(0,1030) f32[67,2]:(0.5,1) | "
+                     "ignore_index=7"})));
 
-GRADD_KERNELS(
-    cpu, crossentropy,
-    {
-        "CrossEntropy", "loop",
-        .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_F32_F64 | GRADD_T_INT},
-        .compute = compute_loss, .workspace = workspace_loss
-},
-    {"CrossEntropyGrad", "loop",
-     .types = {GRADD_T_F32_F64, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_F32_F64 | GRADD_T_INT},
-     .inplace = 1 << LOGITS, .compute = compute_loss_grad, .workspace = workspace_loss_grad});
+GRADD_KERNELS(cpu, crossentropy,
+              GRADD_KERNEL("CrossEntropy", "loop",
+                           .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_F32_F64 | GRADD_T_INT},
+                           .compute = compute_loss, .workspace = workspace_loss),
+              GRADD_KERNEL("CrossEntropyGrad", "loop",
+                           .types = {GRADD_T_F32_F64, GRADD_T_FLOAT, GRADD_T_INDEX,
+                                     GRADD_T_F32_F64 | GRADD_T_INT},
+                           .inplace = 1 << LOGITS, .compute = compute_loss_grad,
+                           .workspace = workspace_loss_grad));

@@ -55,17 +55,17 @@
 #define BINARY_NUM(name, E_FLOAT, E_INT)                                                           \
     GRADD_ROWS2_FLOAT(name, E_FLOAT) GRADD_ROWS2_INT(name, E_INT) GRADD_TABLE_NUM(name)
 #define UNARY_FLOAT(name, E)                                                                       \
-    GRADD_ROWS1_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_RUN(name, 0)
+    GRADD_ROWS1_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_COMPUTE(name, 0)
 #define UNARY_NUM(name, E_FLOAT, E_INT)                                                            \
     GRADD_ROWS1_FLOAT(name, E_FLOAT)                                                               \
-    GRADD_ROWS1_INT(name, E_INT) GRADD_TABLE_NUM(name) GRADD_MAP_RUN(name, 0)
+    GRADD_ROWS1_INT(name, E_INT) GRADD_TABLE_NUM(name) GRADD_MAP_COMPUTE(name, 0)
 
 BINARY_NUM(add, E_ADD, E_ADD_I)
-GRADD_MAP_RUN(add, 0)
+GRADD_MAP_COMPUTE(add, 0)
 BINARY_NUM(sub, E_SUB, E_SUB_I)
-GRADD_MAP_RUN(sub, 0)
+GRADD_MAP_COMPUTE(sub, 0)
 BINARY_NUM(mul, E_MUL, E_MUL_I)
-GRADD_MAP_RUN(mul, 0)
+GRADD_MAP_COMPUTE(mul, 0)
 BINARY_NUM(div, E_DIV, E_DIV_I)
 BINARY_NUM(max, E_MAX, E_MAX)
 BINARY_NUM(min, E_MIN, E_MIN)
@@ -105,7 +105,7 @@ static bool beyond(const float *x, int64_t n) {
                                                       .f64 = row_##name##_f64};                    \
     static const gradd_row_functions_t name##_refs = {.f32 = ref_##name##_slow_f32,                \
                                                       .f64 = ref_##name##_f64};                    \
-    GRADD_MAP_RUN(name, 0)                                                                         \
+    GRADD_MAP_COMPUTE(name, 0)                                                                     \
     __attribute__((unused)) static const gradd_row_fn name##_unused = ref_##name##_fast_f32;
 TRIGONOMETRIC(sin, sinf, E_SIN, E_VSIN)
 TRIGONOMETRIC(cos, cosf, E_COS, E_VCOS)
@@ -595,51 +595,7 @@ static gradd_status_t grad_clip(gradd_grad_t *g) {
                 {.text = "f32[211,173] f32[211,173] f32[211,173]"},                                \
                 {.text = "i64[3] i64[3]:(1,5) i64[1]={2}"}, {.text = "i32[2,2] i32[2]"})
 
-#define BINARY_ROW(title, fn, gradient, since_, range, ...)                                        \
-    {.name = title,                                                                                \
-     .domain = "",                                                                                 \
-     .since = since_,                                                                              \
-     .min_in = 2,                                                                                  \
-     .max_in = 2,                                                                                  \
-     .min_out = 1,                                                                                 \
-     .max_out = 1,                                                                                 \
-     .flags = GRADD_OP_CHEAP,                                                                      \
-     .types = {GRADD_T_NUM},                                                                       \
-     .infer = gradd_infer_broadcast,                                                               \
-     .grad = gradient,                                                                             \
-     .ref = compute_##fn##_ref,                                                                    \
-     .cases = CASES_BINARY(range),                                                                 \
-     __VA_ARGS__}
-#define UNARY_ROW(title, fn, gradient, mask, since_, cases_, ...)                                  \
-    {.name = title,                                                                                \
-     .domain = "",                                                                                 \
-     .since = since_,                                                                              \
-     .min_in = 1,                                                                                  \
-     .max_in = 1,                                                                                  \
-     .min_out = 1,                                                                                 \
-     .max_out = 1,                                                                                 \
-     .types = {mask},                                                                              \
-     .infer = gradd_infer_same,                                                                    \
-     .grad = gradient,                                                                             \
-     .ref = compute_##fn##_ref,                                                                    \
-     .cases = cases_,                                                                              \
-     __VA_ARGS__}
-#define FOLD_ROW(title, fn, gradient, mask, since_)                                                \
-    {.name = title,                                                                                \
-     .domain = "",                                                                                 \
-     .since = since_,                                                                              \
-     .min_in = 1,                                                                                  \
-     .max_in = GRADD_OP_MAX_IN,                                                                    \
-     .min_out = 1,                                                                                 \
-     .max_out = 1,                                                                                 \
-     .flags = GRADD_OP_CHEAP,                                                                      \
-     .types = {mask},                                                                              \
-     .infer = gradd_infer_broadcast,                                                               \
-     .grad = gradient,                                                                             \
-     .ref = compute_##fn##_ref,                                                                    \
-     .cases = CASES_FOLD}
-#define CHEAP .flags = GRADD_OP_CHEAP
-#define STEP  .flags = GRADD_OP_NO_GRAD | GRADD_OP_FLAT | GRADD_OP_CHEAP
+#define FLAT (GRADD_OP_NO_GRAD | GRADD_OP_FLAT | GRADD_OP_CHEAP)
 
 static const gradd_case_t cases_pow[] = {{.text = "f32[3,4]:(0.2,2) f32[]={2}"},
                                          {.text = "f32[3,4]:(0.2,2) f32[]={3}"},
@@ -661,100 +617,108 @@ static const gradd_case_t cases_pow[] = {{.text = "f32[3,4]:(0.2,2) f32[]={2}"},
                                          {0}};
 
 GRADD_OPS(
-    elementwise, BINARY_ROW("Add", add, grad_sum, 7, ""), BINARY_ROW("Sub", sub, grad_sub, 7, ""),
-    BINARY_ROW("Mul", mul, grad_mul, 7, ""), BINARY_ROW("Div", div, grad_div, 7, ":(0.5,2)"),
-    {.name = "Mod",
-     .domain = "",
-     .since = 10,
-     .min_in = 2,
-     .max_in = 2,
-     .min_out = 1,
-     .max_out = 1,
-     .types = {GRADD_T_NUM},
-     .attrs = GRADD_ATTR_LIST({"fmod", GRADD_ATTR_INT, false}),
-     .infer = infer_mod,
-     .grad = grad_mod,
-     .ref = compute_mod_ref,
-     .cases = GRADD_CASES({.text = "i64[3,4]:(-9,9) i64[4]={3,-3,2,-1}"},
-                          {.text = "i32[5]:(-9,9) i32[]={-4}"},
-                          {.text = "i64[5]:(-9,9) i64[]={4} | fmod=1"},
-                          {.text = "f32[3,4]:(-9,9) f32[4]:(1.1,2) | fmod=1"})},
-    {.name = "Pow",
-     .domain = "",
-     .since = 13,
-     .min_in = 2,
-     .max_in = 2,
-     .min_out = 1,
-     .max_out = 1,
-     .types = {GRADD_T_NUM},
-     .infer = infer_pow,
-     .grad = grad_pow,
-     .ref = compute_pow_ref,
-     .cases = cases_pow},
-    FOLD_ROW("Max", max, grad_extremum, GRADD_T_NUM, 8),
-    FOLD_ROW("Min", min, grad_extremum, GRADD_T_NUM, 8),
-    FOLD_ROW("Sum", sum, grad_sum, GRADD_T_NUM, 8),
-    UNARY_ROW("Neg", neg, grad_neg, GRADD_T_NUM, 6, CASES_UNARY_NUM(""), CHEAP),
-    UNARY_ROW("Abs", abs, grad_abs, GRADD_T_NUM, 6, CASES_UNARY_NUM(""), CHEAP),
-    UNARY_ROW("Sign", sign, NULL, GRADD_T_NUM, 9, CASES_UNARY_NUM(""), STEP),
-    UNARY_ROW("Sqrt", sqrt, grad_sqrt, GRADD_T_FLOAT, 6, CASES_UNARY(":(0.1,2)"), CHEAP),
-    UNARY_ROW("Reciprocal", reciprocal, grad_reciprocal, GRADD_T_FLOAT, 6, CASES_UNARY(":(0.3,2)"),
-              CHEAP),
-    UNARY_ROW("Exp", exp, grad_exp, GRADD_T_FLOAT, 6, CASES_UNARY(""), CHEAP),
-    UNARY_ROW("Log", log, grad_log, GRADD_T_FLOAT, 6, CASES_UNARY(":(0.1,3)"), CHEAP),
-    UNARY_ROW("Sin", sin, grad_sin, GRADD_T_FLOAT, 7,
-              GRADD_CASES({.text = "f32[3,5]:(-9,9)"}, {.text = "f32[0]"},
-                          {.text = "f32[4]={5e6,-3e7,0,1e4}", .grad_tol = -1},
-                          {.text = "f32[211,173]:(-300,300)"})),
-    UNARY_ROW("Cos", cos, grad_cos, GRADD_T_FLOAT, 7,
-              GRADD_CASES({.text = "f32[3,5]:(-9,9)"}, {.text = "f32[]"},
-                          {.text = "f32[4]={5e6,-3e7,0,1e4}", .grad_tol = -1},
-                          {.text = "f32[211,173]:(-300,300)"})),
-    UNARY_ROW("Erf", erf, grad_erf, GRADD_T_FLOAT, 9, CASES_UNARY("")),
-    UNARY_ROW("Floor", floor, NULL, GRADD_T_FLOAT, 6, CASES_UNARY(":(-9,9)"), STEP),
-    UNARY_ROW("Ceil", ceil, NULL, GRADD_T_FLOAT, 6, CASES_UNARY(":(-9,9)"), STEP),
-    UNARY_ROW("Round", round, NULL, GRADD_T_FLOAT, 11,
-              GRADD_CASES({.text = "f32[6]={0.5,1.5,-0.5,-2.5,2.4,-7.6}"},
-                          {.text = "f32[3,4]:(-9,9)"}),
-              STEP),
-    {.name = "Clip",
-     .domain = "",
-     .since = 11,
-     .min_in = 1,
-     .max_in = 3,
-     .min_out = 1,
-     .max_out = 1,
-     .flags = GRADD_OP_CHEAP,
-     .no_diff = 6,
-     .types = {GRADD_T_NUM},
-     .infer = infer_clip,
-     .grad = grad_clip,
-     .ref = compute_clip,
-     .cases = GRADD_CASES({.text = "f32[3,4] f32[]={-0.5} f32[]={0.7}"}, {.text = "f32[3,4]"},
-                          {.text = "f32[3,4] - f32[]={0.7}"}, {.text = "f32[3,4] f32[1]={-0.5}"},
-                          {.text = "i64[5] i64[]={1} i64[]={3}"}, {.text = "i32[5] - i32[]={3}"},
-                          {.text = "f32[211,173] f32[]={0.0}"})});
+    elementwise,
+    GRADD_OP("Add", "", 7, (2, 2), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_NUM},
+             .infer = gradd_infer_broadcast, .grad = grad_sum, .ref = compute_add_ref,
+             .cases = CASES_BINARY("")),
+    GRADD_OP("Sub", "", 7, (2, 2), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_NUM},
+             .infer = gradd_infer_broadcast, .grad = grad_sub, .ref = compute_sub_ref,
+             .cases = CASES_BINARY("")),
+    GRADD_OP("Mul", "", 7, (2, 2), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_NUM},
+             .infer = gradd_infer_broadcast, .grad = grad_mul, .ref = compute_mul_ref,
+             .cases = CASES_BINARY("")),
+    GRADD_OP("Div", "", 7, (2, 2), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_NUM},
+             .infer = gradd_infer_broadcast, .grad = grad_div, .ref = compute_div_ref,
+             .cases = CASES_BINARY(":(0.5,2)")),
+    GRADD_OP("Mod", "", 10, (2, 2), (1, 1), .types = {GRADD_T_NUM},
+             .attrs = GRADD_ATTR_LIST({"fmod", GRADD_ATTR_INT, false}), .infer = infer_mod,
+             .grad = grad_mod, .ref = compute_mod_ref,
+             .cases = GRADD_CASES({.text = "i64[3,4]:(-9,9) i64[4]={3,-3,2,-1}"},
+                                  {.text = "i32[5]:(-9,9) i32[]={-4}"},
+                                  {.text = "i64[5]:(-9,9) i64[]={4} | fmod=1"},
+                                  {.text = "f32[3,4]:(-9,9) f32[4]:(1.1,2) | fmod=1"})),
+    GRADD_OP("Pow", "", 13, (2, 2), (1, 1), .types = {GRADD_T_NUM}, .infer = infer_pow,
+             .grad = grad_pow, .ref = compute_pow_ref, .cases = cases_pow),
+    GRADD_OP("Max", "", 8, (1, GRADD_OP_MAX_IN), (1, 1), .flags = GRADD_OP_CHEAP,
+             .types = {GRADD_T_NUM}, .infer = gradd_infer_broadcast, .grad = grad_extremum,
+             .ref = compute_max_ref, .cases = CASES_FOLD),
+    GRADD_OP("Min", "", 8, (1, GRADD_OP_MAX_IN), (1, 1), .flags = GRADD_OP_CHEAP,
+             .types = {GRADD_T_NUM}, .infer = gradd_infer_broadcast, .grad = grad_extremum,
+             .ref = compute_min_ref, .cases = CASES_FOLD),
+    GRADD_OP("Sum", "", 8, (1, GRADD_OP_MAX_IN), (1, 1), .flags = GRADD_OP_CHEAP,
+             .types = {GRADD_T_NUM}, .infer = gradd_infer_broadcast, .grad = grad_sum,
+             .ref = compute_sum_ref, .cases = CASES_FOLD),
+    GRADD_OP("Neg", "", 6, (1, 1), (1, 1), .types = {GRADD_T_NUM}, .infer = gradd_infer_same,
+             .grad = grad_neg, .ref = compute_neg_ref, .cases = CASES_UNARY_NUM(""),
+             .flags = GRADD_OP_CHEAP),
+    GRADD_OP("Abs", "", 6, (1, 1), (1, 1), .types = {GRADD_T_NUM}, .infer = gradd_infer_same,
+             .grad = grad_abs, .ref = compute_abs_ref, .cases = CASES_UNARY_NUM(""),
+             .flags = GRADD_OP_CHEAP),
+    GRADD_OP("Sign", "", 9, (1, 1), (1, 1), .types = {GRADD_T_NUM}, .infer = gradd_infer_same,
+             .ref = compute_sign_ref, .cases = CASES_UNARY_NUM(""), .flags = FLAT),
+    GRADD_OP("Sqrt", "", 6, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+             .grad = grad_sqrt, .ref = compute_sqrt_ref, .cases = CASES_UNARY(":(0.1,2)"),
+             .flags = GRADD_OP_CHEAP),
+    GRADD_OP("Reciprocal", "", 6, (1, 1), (1, 1), .types = {GRADD_T_FLOAT},
+             .infer = gradd_infer_same, .grad = grad_reciprocal, .ref = compute_reciprocal_ref,
+             .cases = CASES_UNARY(":(0.3,2)"), .flags = GRADD_OP_CHEAP),
+    GRADD_OP("Exp", "", 6, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+             .grad = grad_exp, .ref = compute_exp_ref, .cases = CASES_UNARY(""),
+             .flags = GRADD_OP_CHEAP),
+    GRADD_OP("Log", "", 6, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+             .grad = grad_log, .ref = compute_log_ref, .cases = CASES_UNARY(":(0.1,3)"),
+             .flags = GRADD_OP_CHEAP),
+    GRADD_OP("Sin", "", 7, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+             .grad = grad_sin, .ref = compute_sin_ref,
+             .cases = GRADD_CASES({.text = "f32[3,5]:(-9,9)"}, {.text = "f32[0]"},
+                                  {.text = "f32[4]={5e6,-3e7,0,1e4}", .grad_tol = -1},
+                                  {.text = "f32[211,173]:(-300,300)"})),
+    GRADD_OP("Cos", "", 7, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+             .grad = grad_cos, .ref = compute_cos_ref,
+             .cases = GRADD_CASES({.text = "f32[3,5]:(-9,9)"}, {.text = "f32[]"},
+                                  {.text = "f32[4]={5e6,-3e7,0,1e4}", .grad_tol = -1},
+                                  {.text = "f32[211,173]:(-300,300)"})),
+    GRADD_OP("Erf", "", 9, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+             .grad = grad_erf, .ref = compute_erf_ref, .cases = CASES_UNARY("")),
+    GRADD_OP("Floor", "", 6, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+             .ref = compute_floor_ref, .cases = CASES_UNARY(":(-9,9)"), .flags = FLAT),
+    GRADD_OP("Ceil", "", 6, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+             .ref = compute_ceil_ref, .cases = CASES_UNARY(":(-9,9)"), .flags = FLAT),
+    GRADD_OP("Round", "", 11, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+             .ref = compute_round_ref,
+             .cases = GRADD_CASES({.text = "f32[6]={0.5,1.5,-0.5,-2.5,2.4,-7.6}"},
+                                  {.text = "f32[3,4]:(-9,9)"}),
+             .flags = FLAT),
+    GRADD_OP("Clip", "", 11, (1, 3), (1, 1), .flags = GRADD_OP_CHEAP, .no_diff = 6,
+             .types = {GRADD_T_NUM}, .infer = infer_clip, .grad = grad_clip, .ref = compute_clip,
+             .cases = GRADD_CASES({.text = "f32[3,4] f32[]={-0.5} f32[]={0.7}"},
+                                  {.text = "f32[3,4]"}, {.text = "f32[3,4] - f32[]={0.7}"},
+                                  {.text = "f32[3,4] f32[1]={-0.5}"},
+                                  {.text = "i64[5] i64[]={1} i64[]={3}"},
+                                  {.text = "i32[5] - i32[]={3}"},
+                                  {.text = "f32[211,173] f32[]={0.0}"})));
 
-GRADD_KERNELS(cpu, elementwise, {"Add", "loop", .inplace = 3, .compute = compute_add},
-              {"Sub", "loop", .inplace = 3, .compute = compute_sub},
-              {"Mul", "loop", .inplace = 3, .compute = compute_mul},
-              {"Div", "loop", .inplace = 3, .compute = compute_div},
-              {"Mod", "loop", .inplace = 3, .compute = compute_mod},
-              {"Pow", "loop", .inplace = 1, .compute = compute_pow},
-              {"Max", "loop", .inplace = 1, .compute = compute_max},
-              {"Min", "loop", .inplace = 1, .compute = compute_min},
-              {"Sum", "loop", .inplace = 1, .compute = compute_sum, .workspace = workspace_sum},
-              {"Neg", "loop", .inplace = 1, .compute = compute_neg},
-              {"Abs", "loop", .inplace = 1, .compute = compute_abs},
-              {"Sign", "loop", .inplace = 1, .compute = compute_sign},
-              {"Sqrt", "loop", .inplace = 1, .compute = compute_sqrt},
-              {"Reciprocal", "loop", .inplace = 1, .compute = compute_reciprocal},
-              {"Exp", "loop", .inplace = 1, .compute = compute_exp},
-              {"Log", "loop", .inplace = 1, .compute = compute_log},
-              {"Sin", "loop", .inplace = 1, .compute = compute_sin},
-              {"Cos", "loop", .inplace = 1, .compute = compute_cos},
-              {"Erf", "loop", .inplace = 1, .compute = compute_erf},
-              {"Floor", "loop", .inplace = 1, .compute = compute_floor},
-              {"Ceil", "loop", .inplace = 1, .compute = compute_ceil},
-              {"Round", "loop", .inplace = 1, .compute = compute_round},
-              {"Clip", "loop", .inplace = 1, .compute = compute_clip});
+GRADD_KERNELS(cpu, elementwise, GRADD_KERNEL("Add", "loop", .inplace = 3, .compute = compute_add),
+              GRADD_KERNEL("Sub", "loop", .inplace = 3, .compute = compute_sub),
+              GRADD_KERNEL("Mul", "loop", .inplace = 3, .compute = compute_mul),
+              GRADD_KERNEL("Div", "loop", .inplace = 3, .compute = compute_div),
+              GRADD_KERNEL("Mod", "loop", .inplace = 3, .compute = compute_mod),
+              GRADD_KERNEL("Pow", "loop", .inplace = 1, .compute = compute_pow),
+              GRADD_KERNEL("Max", "loop", .inplace = 1, .compute = compute_max),
+              GRADD_KERNEL("Min", "loop", .inplace = 1, .compute = compute_min),
+              GRADD_KERNEL("Sum", "loop", .inplace = 1, .compute = compute_sum,
+                           .workspace = workspace_sum),
+              GRADD_KERNEL("Neg", "loop", .inplace = 1, .compute = compute_neg),
+              GRADD_KERNEL("Abs", "loop", .inplace = 1, .compute = compute_abs),
+              GRADD_KERNEL("Sign", "loop", .inplace = 1, .compute = compute_sign),
+              GRADD_KERNEL("Sqrt", "loop", .inplace = 1, .compute = compute_sqrt),
+              GRADD_KERNEL("Reciprocal", "loop", .inplace = 1, .compute = compute_reciprocal),
+              GRADD_KERNEL("Exp", "loop", .inplace = 1, .compute = compute_exp),
+              GRADD_KERNEL("Log", "loop", .inplace = 1, .compute = compute_log),
+              GRADD_KERNEL("Sin", "loop", .inplace = 1, .compute = compute_sin),
+              GRADD_KERNEL("Cos", "loop", .inplace = 1, .compute = compute_cos),
+              GRADD_KERNEL("Erf", "loop", .inplace = 1, .compute = compute_erf),
+              GRADD_KERNEL("Floor", "loop", .inplace = 1, .compute = compute_floor),
+              GRADD_KERNEL("Ceil", "loop", .inplace = 1, .compute = compute_ceil),
+              GRADD_KERNEL("Round", "loop", .inplace = 1, .compute = compute_round),
+              GRADD_KERNEL("Clip", "loop", .inplace = 1, .compute = compute_clip));

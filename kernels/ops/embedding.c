@@ -425,29 +425,17 @@ static gradd_status_t expand_sum(gradd_expand_t *x) {
 
 GRADD_OPS(
     embedding,
-    {
-        .name = "EmbeddingSum",
-        .domain = "com.gradd",
-        .since = 1,
-        .min_in = 2,
-        .max_in = 2 * TABLES,
-        .min_out = 1,
-        .max_out = 1,
-        .flags = GRADD_OP_INTERNAL,
+    GRADD_OP(
+        "EmbeddingSum", "com.gradd", 1, (2, 2 * TABLES), (1, 1), .flags = GRADD_OP_INTERNAL,
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT | GRADD_T_INDEX},
         .attrs = GRADD_ATTR_LIST({"paddings", GRADD_ATTR_INTS, false},
-                                 {"scales", GRADD_ATTR_FLOATS, false}
-          ),
-        .infer = infer_sum,
-        .grad = grad_sum,
-        .expand = expand_sum,
-        .ref = ref_sum,
+                                 {"scales", GRADD_ATTR_FLOATS, false}),
+        .infer = infer_sum, .grad = grad_sum, .expand = expand_sum, .ref = ref_sum,
         .cases = GRADD_CASES(
             {.text = "f32[5,3] i64[2,4]"},
             {.text = "f32[5,3] f32[6,3] i64[2,4]:(-5,4) i32[1,4]:(0,5)"},
             {.text = "f32[5,7] f32[9,7] f32[2,7] i64[2,4] i64[4] i64[2,1]:(0,1)"},
-            {.text = "f32[5,3] f32[6,3] i64[] i64[3]"},
-          {.text = "f32[5,3] i64[0,4]"},
+            {.text = "f32[5,3] f32[6,3] i64[] i64[3]"}, {.text = "f32[5,3] i64[0,4]"},
             {.text = "f32[40,300] f32[70,300] i64[3,64]:(0,39) i64[64]:(0,69)"},
             {.text = "f32[5,3] i64[2,4] | scales=[-2.5]"},
             {.text = "f32[5,3] f32[6,3] i64[2,4] i64[4] | scales=[8.0,1.0] paddings=[-1,-1]"},
@@ -456,30 +444,24 @@ GRADD_OPS(
             {.text =
                  "f32[9,600] f32[8,600] f32[7,600] f32[6,600] f32[5,600] f32[5,600] f32[5,600] "
                  "f32[5,600] f32[5,600] i64[40,3] i64[3] i64[40,1] i64[40,3] i64[1] i64[40,3] "
-                 "i64[40,3]:(-5,4) i64[3] i64[] | scales=[0.5,1.0,2.0,1.0,1.0,3.0,1.0,1.0,-1.0]"}
-          )
-},
-    {.name = "EmbeddingGrad",
-     .domain = "com.gradd",
-     .since = 1,
-     .min_in = 2,
-     .max_in = 2,
-     .min_out = 1,
-     .max_out = 1,
-     .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
-     .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
-     .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true}, {"padding", GRADD_ATTR_INT, false},
-                              {"scale", GRADD_ATTR_FLOAT, false}),
-     .infer = infer_grad,
-     .ref = ref_grad,
-     .cases = GRADD_CASES({.text = "f32[6,3] i64[6] | dims=[5,3]"},
-                          {.text = "f32[2,4,3] i64[1,4] | dims=[5,3] padding=2"},
-                          {.text = "f32[2,4,3] i32[4] | dims=[7,3] padding=-1"},
-                          {.text = "f32[300,300] i64[300]:(0,1) | dims=[3,300]", .tol = 1e-4},
-                          {.text = "f32[600,70] i64[600]:(-90,89) | dims=[90,70]"},
-                          {.text = "f32[2,4,3] i64[4] | dims=[5,3] padding=2 scale=-5.5"},
-                          {.text = "f32[0,3] i64[0] | dims=[5,3]"})});
+                 "i64[40,3]:(-5,4) i64[3] i64[] | scales=[0.5,1.0,2.0,1.0,1.0,3.0,1.0,1.0,-1.0]"})),
+    GRADD_OP("EmbeddingGrad", "com.gradd", 1, (2, 2), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
+             .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true},
+                                      {"padding", GRADD_ATTR_INT, false},
+                                      {"scale", GRADD_ATTR_FLOAT, false}),
+             .infer = infer_grad, .ref = ref_grad,
+             .cases = GRADD_CASES({.text = "f32[6,3] i64[6] | dims=[5,3]"},
+                                  {.text = "f32[2,4,3] i64[1,4] | dims=[5,3] padding=2"},
+                                  {.text = "f32[2,4,3] i32[4] | dims=[7,3] padding=-1"},
+                                  {.text = "f32[300,300] i64[300]:(0,1) | dims=[3,300]",
+                                   .tol = 1e-4},
+                                  {.text = "f32[600,70] i64[600]:(-90,89) | dims=[90,70]"},
+                                  {.text = "f32[2,4,3] i64[4] | dims=[5,3] padding=2 scale=-5.5"},
+                                  {.text = "f32[0,3] i64[0] | dims=[5,3]"})));
 
 GRADD_KERNELS(cpu, embedding,
-              {"EmbeddingSum", "loop", .compute = compute_sum, .workspace = workspace_sum},
-              {"EmbeddingGrad", "loop", .compute = compute_grad, .workspace = workspace_grad});
+              GRADD_KERNEL("EmbeddingSum", "loop", .compute = compute_sum,
+                           .workspace = workspace_sum),
+              GRADD_KERNEL("EmbeddingGrad", "loop", .compute = compute_grad,
+                           .workspace = workspace_grad));

@@ -540,25 +540,6 @@ static gradd_status_t grad_product(gradd_grad_t *g) {
                 {.text = "f32[100003] | keepdims=0", .tol = 1e-4},                                 \
                 {.text = "i64[2,3] i64[1]={1}"}, {.text = "i32[2,3] i64[1]={0}"})
 
-#define REDUCE_ROW(title, since_, until_, arity, attrs_, ref_, gradient, infer_, mask, flags_,     \
-                   ...)                                                                            \
-    {                                                                                              \
-        .name = title,                                                                             \
-        .domain = "",                                                                              \
-        .since = since_,                                                                           \
-        .until = until_,                                                                           \
-        .min_in = 1,                                                                               \
-        .max_in = arity,                                                                           \
-        .min_out = 1,                                                                              \
-        .max_out = 1,                                                                              \
-        .types = {mask, GRADD_T_INDEX},                                                            \
-        .attrs = attrs_,                                                                           \
-        .infer = infer_,                                                                           \
-        .grad = gradient,                                                                          \
-        .ref = ref_,                                                                               \
-        .flags = flags_,                                                                           \
-        .cases = __VA_ARGS__ \
-}
 #define ATTRS_INPUT                                                                                \
     GRADD_ATTR_LIST({"keepdims", GRADD_ATTR_INT, false},                                           \
                     {"noop_with_empty_axes", GRADD_ATTR_INT, false})
@@ -569,52 +550,71 @@ static gradd_status_t grad_product(gradd_grad_t *g) {
                 {.text = "f32[2,3,4] | axes=[0,2] keepdims=0"}, {.text = "f32[2,3,4]"})
 
 /* Axes became an input with opset 18 (ReduceSum: 13). */
-#define REDUCE_PAIR(title, fn, gradient, infer_, mask, cases_)                                     \
-    REDUCE_ROW(title, 18, 0, 2, ATTRS_INPUT, ref_##fn, gradient, infer_, mask, 0, cases_),         \
-        REDUCE_ROW(title, 11, 17, 1, ATTRS_OLD, ref_##fn, gradient, infer_, mask, 0, CASES_OLD)
 
-GRADD_OPS(reduce,
-          REDUCE_ROW("ReduceSum", 13, 0, 2, ATTRS_INPUT, ref_sum, grad_sum, infer_reduce,
-                     GRADD_T_NUM, 0, CASES_REDUCE),
-          REDUCE_PAIR("ReduceMean", mean, grad_mean, infer_reduce, GRADD_T_FLOAT,
-                      GRADD_CASES(CASES_COMMON("f32"), {.text = "f32[211,173] i64[1]={1}"},
+GRADD_OPS(
+    reduce,
+    GRADD_OP("ReduceSum", "", 13, (1, 2), (1, 1), .types = {GRADD_T_NUM, GRADD_T_INDEX},
+             .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_sum, .ref = ref_sum,
+             .cases = CASES_REDUCE),
+    GRADD_OP("ReduceMean", "", 18, (1, 2), (1, 1), .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
+             .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_mean, .ref = ref_mean,
+             .cases = GRADD_CASES(CASES_COMMON("f32"), {.text = "f32[211,173] i64[1]={1}"},
                                   {.text = "f32[211,173] i64[1]={0}"},
                                   {.text = "f32[2,3,5,7] i64[2]={2,3} | keepdims=1"})),
-          REDUCE_PAIR("ReduceSumSquare", squares, grad_squares, infer_reduce, GRADD_T_NUM,
-                      CASES_REDUCE),
-          REDUCE_PAIR("ReduceL2", norm, grad_norm, infer_reduce, GRADD_T_FLOAT,
-                      GRADD_CASES(CASES_COMMON("f32"), {.text = "f32[211,173] i64[1]={1}"},
+    GRADD_OP("ReduceMean", "", 11, (1, 1), (1, 1), .until = 17,
+             .types = {GRADD_T_FLOAT, GRADD_T_INDEX}, .attrs = ATTRS_OLD, .infer = infer_reduce,
+             .grad = grad_mean, .ref = ref_mean, .cases = CASES_OLD),
+    GRADD_OP("ReduceSumSquare", "", 18, (1, 2), (1, 1), .types = {GRADD_T_NUM, GRADD_T_INDEX},
+             .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_squares, .ref = ref_squares,
+             .cases = CASES_REDUCE),
+    GRADD_OP("ReduceSumSquare", "", 11, (1, 1), (1, 1), .until = 17,
+             .types = {GRADD_T_NUM, GRADD_T_INDEX}, .attrs = ATTRS_OLD, .infer = infer_reduce,
+             .grad = grad_squares, .ref = ref_squares, .cases = CASES_OLD),
+    GRADD_OP("ReduceL2", "", 18, (1, 2), (1, 1), .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
+             .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_norm, .ref = ref_norm,
+             .cases = GRADD_CASES(CASES_COMMON("f32"), {.text = "f32[211,173] i64[1]={1}"},
                                   {.text = "f32[211,173] i64[1]={0}"})),
-          REDUCE_PAIR("ReduceMax", max, grad_extremum, infer_extremum, GRADD_T_NUM,
-                      GRADD_CASES(CASES_COMMON("f32"), CASES_COMMON("i64"),
+    GRADD_OP("ReduceL2", "", 11, (1, 1), (1, 1), .until = 17,
+             .types = {GRADD_T_FLOAT, GRADD_T_INDEX}, .attrs = ATTRS_OLD, .infer = infer_reduce,
+             .grad = grad_norm, .ref = ref_norm, .cases = CASES_OLD),
+    GRADD_OP("ReduceMax", "", 18, (1, 2), (1, 1), .types = {GRADD_T_NUM, GRADD_T_INDEX},
+             .attrs = ATTRS_INPUT, .infer = infer_extremum, .grad = grad_extremum, .ref = ref_max,
+             .cases = GRADD_CASES(CASES_COMMON("f32"), CASES_COMMON("i64"),
                                   {.text = "f32[4]={1,nan,2,0} | keepdims=0", .grad_tol = -1},
                                   {.text = "f32[2,3]={1,nan,2,0,1,2} i64[1]={0}", .grad_tol = -1},
                                   {.text = "f32[211,173] i64[1]={1}"},
                                   {.text = "f32[211,173] i64[1]={0}"}, {.text = "f32[100003]"})),
-          REDUCE_PAIR("ReduceMin", min, grad_extremum, infer_extremum, GRADD_T_NUM,
-                      GRADD_CASES(CASES_COMMON("f32"), CASES_COMMON("i32"),
+    GRADD_OP("ReduceMax", "", 11, (1, 1), (1, 1), .until = 17,
+             .types = {GRADD_T_NUM, GRADD_T_INDEX}, .attrs = ATTRS_OLD, .infer = infer_extremum,
+             .grad = grad_extremum, .ref = ref_max, .cases = CASES_OLD),
+    GRADD_OP("ReduceMin", "", 18, (1, 2), (1, 1), .types = {GRADD_T_NUM, GRADD_T_INDEX},
+             .attrs = ATTRS_INPUT, .infer = infer_extremum, .grad = grad_extremum, .ref = ref_min,
+             .cases = GRADD_CASES(CASES_COMMON("f32"), CASES_COMMON("i32"),
                                   {.text = "f32[211,173] i64[1]={1}"},
                                   {.text = "f32[211,173] i64[1]={0}"})),
-          REDUCE_ROW("ReduceLogSumExp", 18, 0, 2, ATTRS_INPUT, compute_logsumexp, grad_logsumexp,
-                     infer_reduce, GRADD_T_FLOAT, 0, GRADD_CASES(CASES_COMMON("f32"))),
-          REDUCE_ROW("ReduceProd", 18, 0, 2, ATTRS_INPUT, compute_product, grad_product,
-                     infer_reduce, GRADD_T_NUM, 0,
-                     GRADD_CASES(CASES_COMMON("f32"), CASES_COMMON("i64"),
-                                 {.text = "f32[3,4]={1,2,0,3,0,5,0,2,1,2,3,4} i64[1]={1}"},
-                                 {.text = "f32[2,3]={1,0,2,3,4,5} | keepdims=0"},
-                                 {.text = "f32[2,0] i64[1]={1}", .grad_tol = -1},
-                                 {.text = "i64[2,0] i64[1]={1}"})));
+    GRADD_OP("ReduceMin", "", 11, (1, 1), (1, 1), .until = 17,
+             .types = {GRADD_T_NUM, GRADD_T_INDEX}, .attrs = ATTRS_OLD, .infer = infer_extremum,
+             .grad = grad_extremum, .ref = ref_min, .cases = CASES_OLD),
+    GRADD_OP("ReduceLogSumExp", "", 18, (1, 2), (1, 1), .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
+             .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_logsumexp,
+             .ref = compute_logsumexp, .cases = GRADD_CASES(CASES_COMMON("f32"))),
+    GRADD_OP("ReduceProd", "", 18, (1, 2), (1, 1), .types = {GRADD_T_NUM, GRADD_T_INDEX},
+             .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_product,
+             .ref = compute_product,
+             .cases = GRADD_CASES(CASES_COMMON("f32"), CASES_COMMON("i64"),
+                                  {.text = "f32[3,4]={1,2,0,3,0,5,0,2,1,2,3,4} i64[1]={1}"},
+                                  {.text = "f32[2,3]={1,0,2,3,4,5} | keepdims=0"},
+                                  {.text = "f32[2,0] i64[1]={1}", .grad_tol = -1},
+                                  {.text = "i64[2,0] i64[1]={1}"})));
 
-GRADD_KERNELS(cpu, reduce,
-              {
-                  "ReduceSum", "loop", .compute = compute_sum
-},
-              {"ReduceMean", "loop", .compute = compute_mean},
-              {"ReduceSumSquare", "loop", .compute = compute_squares},
-              {"ReduceL2", "loop", .compute = compute_norm},
-              {"ReduceMax", "loop", .compute = compute_max},
-              {"ReduceMin", "loop", .compute = compute_min},
-              {"ReduceLogSumExp", "loop", .types = {GRADD_T_F32_F64, GRADD_T_INDEX},
-               .compute = compute_logsumexp},
-              {"ReduceProd", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX},
-               .compute = compute_product});
+GRADD_KERNELS(cpu, reduce, GRADD_KERNEL("ReduceSum", "loop", .compute = compute_sum),
+              GRADD_KERNEL("ReduceMean", "loop", .compute = compute_mean),
+              GRADD_KERNEL("ReduceSumSquare", "loop", .compute = compute_squares),
+              GRADD_KERNEL("ReduceL2", "loop", .compute = compute_norm),
+              GRADD_KERNEL("ReduceMax", "loop", .compute = compute_max),
+              GRADD_KERNEL("ReduceMin", "loop", .compute = compute_min),
+              GRADD_KERNEL("ReduceLogSumExp", "loop", .types = {GRADD_T_F32_F64, GRADD_T_INDEX},
+                           .compute = compute_logsumexp),
+              GRADD_KERNEL("ReduceProd", "loop",
+                           .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX},
+                           .compute = compute_product));

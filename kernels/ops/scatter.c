@@ -221,54 +221,34 @@ static gradd_status_t grad_scatter(gradd_grad_t *g) {
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 /* The cases of "none" name every index once, or the gradient of u would be ill defined. */
-GRADD_OPS(scatter,
-          {
-              .name = "ScatterND",
-              .domain = "",
-              .since = 11,
-              .min_in = 3,
-              .max_in = 3,
-              .min_out = 1,
-              .max_out = 1,
-              .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
-              .attrs = GRADD_ATTR_LIST({"reduction", GRADD_ATTR_STRING, false}
-                ),
-              .infer = infer_scatter_nd,
-              .grad = grad_scatter,
-              .ref = compute_scatter,
-              .cases = GRADD_CASES(
-                  {.text = "f32[5,3] i64[2,1]={4,-4} f32[2,3]"},
-                  {.text = "f32[4,5] i64[3,2]={0,0,3,4,1,-1} f32[3]"},
-                  {.text = "f32[4,5] i64[3,2]={0,0,0,0,1,2} f32[3] | reduction=\"add\""},
-                  {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"max\""},
-                  {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"min\""},
-                  {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"mul\"",
-                        .grad_tol = -1},
-                  {.text = "i64[6] i64[2,1]={5,0} i64[2]"},
-                {.text = "f32[3] i64[0,1] f32[0]"}
-                )
-},
-          {.name = "ScatterElements",
-           .domain = "",
-           .since = 11,
-           .min_in = 3,
-           .max_in = 3,
-           .min_out = 1,
-           .max_out = 1,
-           .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
-           .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
-                                    {"reduction", GRADD_ATTR_STRING, false}),
-           .infer = infer_scatter_elements,
-           .grad = grad_scatter,
-           .ref = compute_scatter,
-           .cases = GRADD_CASES({.text = "f32[3,5] i64[2,2]={0,4,-3,1} f32[2,2] | axis=1"},
-                                {.text = "f32[5,3] i64[2,3]={1,0,2,4,1,3} f32[2,3]"},
-                                {.text = "f32[5,3] i64[4,3] f32[4,3] | reduction=\"add\""},
-                                {.text = "f32[2,5] i32[2,4] f32[2,4] | axis=-1 reduction=\"max\""},
-                                {.text = "i64[1,4] i64[1,2]={3,0} i64[1,2] | axis=1"})});
+GRADD_OPS(
+    scatter,
+    GRADD_OP("ScatterND", "", 11, (3, 3), (1, 1),
+             .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
+             .attrs = GRADD_ATTR_LIST({"reduction", GRADD_ATTR_STRING, false}),
+             .infer = infer_scatter_nd, .grad = grad_scatter, .ref = compute_scatter,
+             .cases = GRADD_CASES(
+                 {.text = "f32[5,3] i64[2,1]={4,-4} f32[2,3]"},
+                 {.text = "f32[4,5] i64[3,2]={0,0,3,4,1,-1} f32[3]"},
+                 {.text = "f32[4,5] i64[3,2]={0,0,0,0,1,2} f32[3] | reduction=\"add\""},
+                 {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"max\""},
+                 {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"min\""},
+                 {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"mul\"", .grad_tol = -1},
+                 {.text = "i64[6] i64[2,1]={5,0} i64[2]"}, {.text = "f32[3] i64[0,1] f32[0]"})),
+    GRADD_OP(
+        "ScatterElements", "", 11, (3, 3), (1, 1),
+        .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
+        .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
+                                 {"reduction", GRADD_ATTR_STRING, false}),
+        .infer = infer_scatter_elements, .grad = grad_scatter, .ref = compute_scatter,
+        .cases = GRADD_CASES({.text = "f32[3,5] i64[2,2]={0,4,-3,1} f32[2,2] | axis=1"},
+                             {.text = "f32[5,3] i64[2,3]={1,0,2,4,1,3} f32[2,3]"},
+                             {.text = "f32[5,3] i64[4,3] f32[4,3] | reduction=\"add\""},
+                             {.text = "f32[2,5] i32[2,4] f32[2,4] | axis=-1 reduction=\"max\""},
+                             {.text = "i64[1,4] i64[1,2]={3,0} i64[1,2] | axis=1"})));
 
 GRADD_KERNELS(cpu, scatter,
-              {"ScatterND", "loop", .inplace = 1, .compute = compute_scatter,
-               .workspace = workspace_scatter, .cost = gradd_cost_move},
-              {"ScatterElements", "loop", .inplace = 1, .compute = compute_scatter,
-               .workspace = workspace_scatter, .cost = gradd_cost_move});
+              GRADD_KERNEL("ScatterND", "loop", .inplace = 1, .compute = compute_scatter,
+                           .workspace = workspace_scatter, .cost = gradd_cost_move),
+              GRADD_KERNEL("ScatterElements", "loop", .inplace = 1, .compute = compute_scatter,
+                           .workspace = workspace_scatter, .cost = gradd_cost_move));

@@ -134,10 +134,10 @@ static bool accepts_rows(const gradd_infer_t *c) {
 }
 
 static const gradd_kernel_t rows[] = {
-    {"Relu", "matrices", .types = {GRADD_DTB(F32)}, .accepts = accepts_rows,
-     .compute = compute_nothing},
-    {"Relu", "anything", .types = {GRADD_DTB(F32)}, .compute = compute_nothing},
-    {"Cast", "cast", .compute = compute_nothing},
+    GRADD_KERNEL("Relu", "matrices", .types = {GRADD_DTB(F32)}, .accepts = accepts_rows,
+                 .compute = compute_nothing),
+    GRADD_KERNEL("Relu", "anything", .types = {GRADD_DTB(F32)}, .compute = compute_nothing),
+    GRADD_KERNEL("Cast", "cast", .compute = compute_nothing),
 };
 static const gradd_kernels_t family = {"activation", rows, sizeof rows / sizeof rows[0]};
 static const gradd_kernels_t *const families[] = {&family};
