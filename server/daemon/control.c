@@ -229,11 +229,11 @@ void control_read(session_t *session, const control_host_t *host, bool *out_open
     static uint8_t buffer[CONTROL_MAX_PACKET]; /* one I/O thread */
     *out_open = true;
     for (int i = 0; i < PACKETS_PER_CALL && *out_open; i++) {
-        size_t bytes;
-        int fds[MAX_DESCRIPTORS], n_fds;
+        int fds[MAX_DESCRIPTORS];
+        gradd_fd_packet_t packet = {
+            .data = buffer, .capacity = sizeof buffer, .fds = fds, .max_fds = MAX_DESCRIPTORS};
         gradd_fd_event_t event;
-        gradd_status_t st = gradd_fd_recv(session->control, buffer, sizeof buffer, &bytes, fds,
-                                          MAX_DESCRIPTORS, &n_fds, &event);
+        gradd_status_t st = gradd_fd_recv(session->control, &packet, &event);
         if (st == GRADD_E_LIMIT) {
             wire_out_t reply = {0};
             wire_reply_fail(&reply, 0, st, gradd_error_message(), "alive");
@@ -247,6 +247,7 @@ void control_read(session_t *session, const control_host_t *host, bool *out_open
             return;
         }
         if (event == GRADD_FD_AGAIN) return;
-        *out_open = answer(session, host, buffer, bytes, fds, n_fds) && !session->surplus;
+        *out_open =
+            answer(session, host, buffer, packet.bytes, fds, packet.n_fds) && !session->surplus;
     }
 }

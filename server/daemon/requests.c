@@ -75,9 +75,9 @@ static gradd_status_t authorize(daemon_t *daemon, request_t *request, const msgp
     if (!request->command->needs_session && queued && daemon->guests.length >= MAX_GUESTS)
         return GRADD_FAIL(LIMIT, "%d requests without a session wait, the limit", MAX_GUESTS);
     if (!request->command->needs_session) return GRADD_OK;
+    const session_caller_t caller = {request->uid, request->route, request->n_route};
     GRADD_TRY(session_authorize(&daemon->table, token ? (const uint8_t *)token->via.bin.ptr : NULL,
-                                token ? token->via.bin.size : 0, request->uid, request->route,
-                                request->n_route, &session));
+                                token ? token->via.bin.size : 0, &caller, &session));
     request->session = session;
     GRADD_TRY(session_order(session, request->q, out_order));
     if (*out_order == SESSION_RUN &&

@@ -6,10 +6,10 @@
 static gradd_status_t attach(daemon_t *daemon, request_t *request) {
     const msgpack_object *nonce = request->args[0];
     const gradd_device_info_t *device = gradd_device_info(daemon->worker.device);
+    const session_caller_t caller = {request->uid, request->route, request->n_route};
     session_t *session;
     GRADD_TRY(session_attach(&daemon->table, (const uint8_t *)nonce->via.bin.ptr,
-                             nonce->via.bin.size, request->uid, request->route, request->n_route,
-                             &session));
+                             nonce->via.bin.size, &caller, &session));
     request->session = session;
     session->q_taken = request->q;
     wire_key(&request->reply, "t");

@@ -97,14 +97,14 @@ static gradd_lease_t *lease_of(const client_t *client, gradd_lease_method_t meth
     gradd_peer_t peer = GRADD_PEER_INIT;
     gradd_lease_t *lease = NULL;
     char data[16];
-    size_t bytes;
-    int fd, n_fds;
+    int fd;
+    gradd_fd_packet_t packet = {.data = data, .capacity = sizeof data, .fds = &fd, .max_fds = 1};
     gradd_fd_event_t event;
     CHECK_OK(identify(client, method, &peer));
     CHECK_OK(gradd_lease_create(&peer, (gradd_handle_limits_t){.segments = 4}, &lease));
     CHECK_EQ_INT(peer.pidfd, -1);
-    CHECK_OK(gradd_fd_recv(client->socket, data, sizeof data, &bytes, &fd, 1, &n_fds, &event));
-    CHECK_EQ_INT(n_fds, 1);
+    CHECK_OK(gradd_fd_recv(client->socket, &packet, &event));
+    CHECK_EQ_INT(packet.n_fds, 1);
     CHECK_OK(gradd_lease_add(lease, 1, fd, SIZE, NULL));
     return lease;
 }
