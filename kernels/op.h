@@ -125,14 +125,23 @@ typedef struct gradd_launch_s {
 typedef int32_t gradd_val_t;
 #define GRADD_NONE ((gradd_val_t) - 1)
 
+/* A node to be added. */
+typedef struct gradd_emit_s {
+    const char *op;
+    const gradd_val_t *in; /* GRADD_NONE = absent */
+    int n_in;
+    const gradd_attr_t *attrs;
+    int n_attrs;
+} gradd_emit_t;
+
 /* Builder interface that gradient rules use; server/graph implements it, so that kernels/ need not
  * include upwards. Failures are sticky: after the first one every call returns GRADD_NONE and the
  * engine reports it; an operand GRADD_NONE where one is required is such a failure. */
 typedef struct gradd_builder_s gradd_builder_t;
 struct gradd_builder_s {
     /* Adds a node, infers its types (known inputs are folded), writes n_out output values. */
-    gradd_status_t (*emit)(gradd_builder_t *b, const char *op, const gradd_val_t *in, int n_in,
-                           const gradd_attr_t *attrs, int n_attrs, gradd_val_t *out, int n_out);
+    gradd_status_t (*emit)(gradd_builder_t *b, const gradd_emit_t *node, gradd_val_t *out,
+                           int n_out);
     gradd_val_t (*constant)(gradd_builder_t *b, const gradd_type_t *type, const void *data);
     const gradd_type_t *(*type)(gradd_builder_t *b, gradd_val_t value);
     const void *(*data)(gradd_builder_t *b, gradd_val_t value); /* NULL unless known now */

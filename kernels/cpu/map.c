@@ -207,30 +207,31 @@ static void map_plainly(const map_layout_t *m, const gradd_view_t *out, const gr
     }
 }
 
-static gradd_status_t apply(gradd_row_fn row, const gradd_view_t *out, const gradd_view_t *in,
-                            int n_in, const double *p, bool widen, bool ref) {
-    map_layout_t m = {.row = row, .p = p, .n_in = n_in};
-    if (n_in > GRADD_MAP_MAX_IN) return GRADD_FAIL(INTERNAL, "map of %d operands", n_in);
-    if (!ref) return map(&m, out, in, widen);
-    map_plainly(&m, out, in, widen);
+static gradd_status_t apply(map_layout_t *m, const gradd_view_t *out, const gradd_view_t *in,
+                            bool widen, bool ref) {
+    if (m->n_in > GRADD_MAP_MAX_IN) return GRADD_FAIL(INTERNAL, "map of %d operands", m->n_in);
+    if (!ref) return map(m, out, in, widen);
+    map_plainly(m, out, in, widen);
     return GRADD_OK;
 }
 
 gradd_status_t gradd_map(gradd_row_fn row, const gradd_view_t *out, const gradd_view_t *in,
                          int n_in, const double *p) {
-    return apply(row, out, in, n_in, p, true, false);
+    map_layout_t m = {.row = row, .p = p, .n_in = n_in};
+    return apply(&m, out, in, true, false);
 }
 
 gradd_status_t gradd_map_ref(gradd_row_fn row, const gradd_view_t *out, const gradd_view_t *in,
                              int n_in, const double *p) {
-    return apply(row, out, in, n_in, p, true, true);
+    map_layout_t m = {.row = row, .p = p, .n_in = n_in};
+    return apply(&m, out, in, true, true);
 }
 
-gradd_status_t gradd_map_rows(const gradd_row_functions_t *rows, int pick, const gradd_view_t *out,
+gradd_status_t gradd_map_rows(const gradd_row_functions_t *rows, const gradd_view_t *out,
                               const gradd_view_t *in, int n_in, const double *p, bool ref) {
-    gradd_row_fn row = gradd_row_functions_pick(rows, in[pick].type.dtype);
-    if (!row)
-        return GRADD_FAIL(UNSUPPORTED, "element type %s is not supported",
-                          gradd_dtype_name(in[pick].type.dtype));
-    return apply(row, out, in, n_in, p, row != rows->bf16, ref);
+    const gradd_dtype_t dtype = in[rows->decides].type.dtype;
+    map_layout_t m = {.row = gradd_row_functions_pick(rows, dtype), .p = p, .n_in = n_in};
+    if (!m.row)
+        return GRADD_FAIL(UNSUPPORTED, "element type %s is not supported", gradd_dtype_name(dtype));
+    return apply(&m, out, in, m.row != rows->bf16, ref);
 }

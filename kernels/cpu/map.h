@@ -28,6 +28,7 @@ typedef void (*gradd_row_fn)(int64_t n, void *out, const void *const *in, const 
  * (widened into a small buffer, the result rounded once), so a row function never sees them. */
 typedef struct gradd_row_functions_s {
     gradd_row_fn f32, f64, i32, i64, boolean, bf16;
+    int decides; /* the operand whose type picks among them */
 } gradd_row_functions_t;
 
 /* The function for a dtype, NULL if there is none; for BF16 that of f32 unless there is one. */
@@ -40,8 +41,9 @@ gradd_status_t gradd_map(gradd_row_fn row, const gradd_view_t *out, const gradd_
 gradd_status_t gradd_map_ref(gradd_row_fn row, const gradd_view_t *out, const gradd_view_t *in,
                              int n_in, const double *p);
 
-/* The two together: picks by the dtype of in[pick], fails with UNSUPPORTED if there is none. */
-gradd_status_t gradd_map_rows(const gradd_row_functions_t *rows, int pick, const gradd_view_t *out,
+/* The two together: picks by the dtype of in[rows->decides], fails with UNSUPPORTED if
+ * there is none. */
+gradd_status_t gradd_map_rows(const gradd_row_functions_t *rows, const gradd_view_t *out,
                               const gradd_view_t *in, int n_in, const double *p, bool ref);
 
 /* ---- expression vocabulary: v = vectorisable, r = libm in double (the operand is double) ---- */
@@ -159,12 +161,12 @@ gradd_status_t gradd_map_rows(const gradd_row_functions_t *rows, int pick, const
 
 /* compute_<name> and compute_<name>_ref of a row whose operands all map directly and that has no
  * parameters. */
-#define GRADD_MAP_COMPUTE(name, pick)                                                              \
+#define GRADD_MAP_COMPUTE(name)                                                                    \
     static gradd_status_t compute_##name(const gradd_launch_t *r) {                                \
-        return gradd_map_rows(&name##_rows, pick, r->out, r->in, r->n_in, NULL, false);            \
+        return gradd_map_rows(&name##_rows, r->out, r->in, r->n_in, NULL, false);                  \
     }                                                                                              \
     static gradd_status_t compute_##name##_ref(const gradd_launch_t *r) {                          \
-        return gradd_map_rows(&name##_refs, pick, r->out, r->in, r->n_in, NULL, true);             \
+        return gradd_map_rows(&name##_refs, r->out, r->in, r->n_in, NULL, true);                   \
     }
 
 #endif

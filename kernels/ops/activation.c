@@ -54,30 +54,29 @@
 #define MISH_SLOPE(e, x) (MISH_T(e) + (x) * (1 - MISH_T(e) * MISH_T(e)) * ((e) / (1 + (e))))
 #define E_MISH_GRAD(F)   (a * MISH_SLOPE(MISH_E(F, b), b))
 
-#define UNARY(name, E) GRADD_ROWS1_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_COMPUTE(name, 0)
-#define BINARY(name, E)                                                                            \
-    GRADD_ROWS2_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_COMPUTE(name, 0)
+#define UNARY(name, E)  GRADD_ROWS1_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_COMPUTE(name)
+#define BINARY(name, E) GRADD_ROWS2_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_COMPUTE(name)
 /* with the parameter alpha */
 #define COMPUTE_ALPHA(name, otherwise)                                                             \
     static gradd_status_t compute_##name(const gradd_launch_t *r) {                                \
         double alpha = gradd_attr_float(r->attrs, "alpha", otherwise);                             \
-        return gradd_map_rows(&name##_rows, 0, r->out, r->in, r->n_in, &alpha, false);             \
+        return gradd_map_rows(&name##_rows, r->out, r->in, r->n_in, &alpha, false);                \
     }                                                                                              \
     static gradd_status_t compute_##name##_ref(const gradd_launch_t *r) {                          \
         double alpha = gradd_attr_float(r->attrs, "alpha", otherwise);                             \
-        return gradd_map_rows(&name##_refs, 0, r->out, r->in, r->n_in, &alpha, true);              \
+        return gradd_map_rows(&name##_refs, r->out, r->in, r->n_in, &alpha, true);                 \
     }
 /* one of two by the attribute approximate */
 #define COMPUTE_APPROXIMATE(name)                                                                  \
     static gradd_status_t compute_##name(const gradd_launch_t *r) {                                \
         const gradd_row_functions_t *rows =                                                        \
             by_tanh(r->attrs) ? &name##_tanh_rows : &name##_erf_rows;                              \
-        return gradd_map_rows(rows, 0, r->out, r->in, r->n_in, NULL, false);                       \
+        return gradd_map_rows(rows, r->out, r->in, r->n_in, NULL, false);                          \
     }                                                                                              \
     static gradd_status_t compute_##name##_ref(const gradd_launch_t *r) {                          \
         const gradd_row_functions_t *rows =                                                        \
             by_tanh(r->attrs) ? &name##_tanh_refs : &name##_erf_refs;                              \
-        return gradd_map_rows(rows, 0, r->out, r->in, r->n_in, NULL, true);                        \
+        return gradd_map_rows(rows, r->out, r->in, r->n_in, NULL, true);                           \
     }
 
 UNARY(relu, E_RELU)

@@ -455,7 +455,7 @@ static gradd_val_t grad_sinks(gradd_grad_t *g) {
     gradd_val_t delta = gradd_emit_attrs(b, "ReduceSum", sum, 2, &drop, 1), part[2];
     if (turned) delta = gradd_transpose(b, delta, swap, 3);
     const gradd_val_t split[2] = {g->output(g, 1), gradd_const_i64s(b, halves, 2)};
-    if (!b->status) b->status = b->emit(b, "Split", split, 2, &axis, 1, part, 2);
+    if (!b->status) b->status = b->emit(b, &(gradd_emit_t){"Split", split, 2, &axis, 1}, part, 2);
     if (b->status) return GRADD_NONE;
     gradd_val_t sink = gradd_reshape_to(b, g->in[SINKS], column, 3);
     for (int k = 0; k < 2; k++)
@@ -487,7 +487,8 @@ static gradd_status_t grad_attention(gradd_grad_t *g) {
         if (strcmp(g->attrs.v[i].name, "node")) attrs[n_attrs++] = g->attrs.v[i];
     attrs[n_attrs++] = gradd_make_int("sunk", sunk);
     attrs[n_attrs++] = gradd_make_int("node", gradd_attr_int(g->attrs, "node", (int64_t)g->node));
-    b->status = b->emit(b, "FusedAttentionGrad", in, 9, attrs, n_attrs, out, n_out);
+    b->status =
+        b->emit(b, &(gradd_emit_t){"FusedAttentionGrad", in, 9, attrs, n_attrs}, out, n_out);
     if (b->status) return b->status;
     for (int i = 0; i < 3; i++)
         if (g->need[i]) g->din[i] = out[i];

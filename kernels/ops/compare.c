@@ -38,12 +38,12 @@
                                                       .i32 = ref_##name##_i32,                     \
                                                       .i64 = ref_##name##_i64,                     \
                                                       .boolean = ref_##name##_boolean};            \
-    GRADD_MAP_COMPUTE(name, 0)
+    GRADD_MAP_COMPUTE(name)
 #define LOGIC(name, E)                                                                             \
     GRADD_ROW2(name, boolean, uint8_t, uint8_t, uint8_t, E)                                        \
     static const gradd_row_functions_t name##_rows = {.boolean = row_##name##_boolean};            \
     static const gradd_row_functions_t name##_refs = {.boolean = ref_##name##_boolean};            \
-    GRADD_MAP_COMPUTE(name, 0)
+    GRADD_MAP_COMPUTE(name)
 
 COMPARE(equal, E_EQUAL)
 COMPARE(less, E_LESS)
@@ -57,17 +57,17 @@ LOGIC(xor, E_XOR)
 GRADD_ROW1(not, boolean, uint8_t, uint8_t, uint8_t, E_NOT)
 static const gradd_row_functions_t not_rows = {.boolean = row_not_boolean};
 static const gradd_row_functions_t not_refs = {.boolean = ref_not_boolean};
-GRADD_MAP_COMPUTE(not, 0)
+GRADD_MAP_COMPUTE(not)
 
 GRADD_ROW1(isnan, f32, uint8_t, float, double, E_ISNAN)
 GRADD_ROW1(isnan, f64, uint8_t, double, double, E_ISNAN)
 GRADD_TABLE_FLOAT(isnan)
-GRADD_MAP_COMPUTE(isnan, 0)
+GRADD_MAP_COMPUTE(isnan)
 
 GRADD_ROW1(signbit, f32, uint8_t, float, double, E_SIGNBIT)
 GRADD_ROW1(signbit, f64, uint8_t, double, double, E_SIGNBIT)
 GRADD_TABLE_FLOAT(signbit)
-GRADD_MAP_COMPUTE(signbit, 0)
+GRADD_MAP_COMPUTE(signbit)
 
 /* p[0], p[1]: whether negative and positive infinity count */
 #define ISINF_ROW(S, T)                                                                            \
@@ -86,7 +86,7 @@ static const gradd_row_functions_t isinf_rows = {.f32 = row_isinf_f32, .f64 = ro
 static gradd_status_t compute_isinf(const gradd_launch_t *r) {
     double p[2] = {(double)gradd_attr_int(r->attrs, "detect_negative", 1),
                    (double)gradd_attr_int(r->attrs, "detect_positive", 1)};
-    return gradd_map_rows(&isinf_rows, 0, r->out, r->in, 1, p, false);
+    return gradd_map_rows(&isinf_rows, r->out, r->in, 1, p, false);
 }
 
 /* Selection moves bytes: one function per element size. A fixed condition is a copy of a stretch.
@@ -127,11 +127,21 @@ WHERE_ROW(8, uint8_t)
 WHERE_ROW(16, uint16_t)
 WHERE_ROW(32, uint32_t)
 WHERE_ROW(64, uint64_t)
-static const gradd_row_functions_t where_rows = {row_where_32, row_where_64, row_where_32,
-                                                 row_where_64, row_where_8,  row_where_16};
-static const gradd_row_functions_t where_refs = {ref_where_32, ref_where_64, ref_where_32,
-                                                 ref_where_64, ref_where_8,  ref_where_16};
-GRADD_MAP_COMPUTE(where, 1)
+static const gradd_row_functions_t where_rows = {.f32 = row_where_32,
+                                                 .f64 = row_where_64,
+                                                 .i32 = row_where_32,
+                                                 .i64 = row_where_64,
+                                                 .boolean = row_where_8,
+                                                 .bf16 = row_where_16,
+                                                 .decides = 1};
+static const gradd_row_functions_t where_refs = {.f32 = ref_where_32,
+                                                 .f64 = ref_where_64,
+                                                 .i32 = ref_where_32,
+                                                 .i64 = ref_where_64,
+                                                 .boolean = ref_where_8,
+                                                 .bf16 = ref_where_16,
+                                                 .decides = 1};
+GRADD_MAP_COMPUTE(where)
 
 /* ---- shape rules ---------------------------------------------------------------------------- */
 

@@ -186,7 +186,8 @@ static gradd_status_t grad_concat(gradd_grad_t *g) {
     if (needed == g->n_in && !b->status) {
         gradd_attr_t attr = gradd_make_int("axis", axis);
         gradd_val_t in[2] = {dy, gradd_const_i64s(b, sizes, g->n_in)};
-        if (!b->status) b->status = b->emit(b, "Split", in, 2, &attr, 1, g->din, g->n_in);
+        if (!b->status)
+            b->status = b->emit(b, &(gradd_emit_t){"Split", in, 2, &attr, 1}, g->din, g->n_in);
         return b->status;
     }
     int64_t first = 0;

@@ -55,17 +55,17 @@
 #define BINARY_NUM(name, E_FLOAT, E_INT)                                                           \
     GRADD_ROWS2_FLOAT(name, E_FLOAT) GRADD_ROWS2_INT(name, E_INT) GRADD_TABLE_NUM(name)
 #define UNARY_FLOAT(name, E)                                                                       \
-    GRADD_ROWS1_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_COMPUTE(name, 0)
+    GRADD_ROWS1_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_COMPUTE(name)
 #define UNARY_NUM(name, E_FLOAT, E_INT)                                                            \
     GRADD_ROWS1_FLOAT(name, E_FLOAT)                                                               \
-    GRADD_ROWS1_INT(name, E_INT) GRADD_TABLE_NUM(name) GRADD_MAP_COMPUTE(name, 0)
+    GRADD_ROWS1_INT(name, E_INT) GRADD_TABLE_NUM(name) GRADD_MAP_COMPUTE(name)
 
 BINARY_NUM(add, E_ADD, E_ADD_I)
-GRADD_MAP_COMPUTE(add, 0)
+GRADD_MAP_COMPUTE(add)
 BINARY_NUM(sub, E_SUB, E_SUB_I)
-GRADD_MAP_COMPUTE(sub, 0)
+GRADD_MAP_COMPUTE(sub)
 BINARY_NUM(mul, E_MUL, E_MUL_I)
-GRADD_MAP_COMPUTE(mul, 0)
+GRADD_MAP_COMPUTE(mul)
 BINARY_NUM(div, E_DIV, E_DIV_I)
 BINARY_NUM(max, E_MAX, E_MAX)
 BINARY_NUM(min, E_MIN, E_MIN)
@@ -105,7 +105,7 @@ static bool beyond(const float *x, int64_t n) {
                                                       .f64 = row_##name##_f64};                    \
     static const gradd_row_functions_t name##_refs = {.f32 = ref_##name##_slow_f32,                \
                                                       .f64 = ref_##name##_f64};                    \
-    GRADD_MAP_COMPUTE(name, 0)                                                                     \
+    GRADD_MAP_COMPUTE(name)                                                                        \
     __attribute__((unused)) static const gradd_row_fn name##_unused = ref_##name##_fast_f32;
 TRIGONOMETRIC(sin, sinf, E_SIN, E_VSIN)
 TRIGONOMETRIC(cos, cosf, E_COS, E_VCOS)
@@ -124,12 +124,12 @@ static gradd_status_t check_divisor(const gradd_view_t *b) {
 
 static gradd_status_t compute_div(const gradd_launch_t *r) {
     GRADD_TRY(check_divisor(&r->in[1]));
-    return gradd_map_rows(&div_rows, 0, r->out, r->in, 2, NULL, false);
+    return gradd_map_rows(&div_rows, r->out, r->in, 2, NULL, false);
 }
 
 static gradd_status_t compute_div_ref(const gradd_launch_t *r) {
     GRADD_TRY(check_divisor(&r->in[1]));
-    return gradd_map_rows(&div_refs, 0, r->out, r->in, 2, NULL, true);
+    return gradd_map_rows(&div_refs, r->out, r->in, 2, NULL, true);
 }
 
 static gradd_status_t mod_by(const gradd_launch_t *r, bool ref) {
@@ -137,7 +137,7 @@ static gradd_status_t mod_by(const gradd_launch_t *r, bool ref) {
     bool c_style = gradd_attr_int(r->attrs, "fmod", 0);
     const gradd_row_functions_t *rows = c_style ? &fmod_rows : &mod_rows;
     if (ref) rows = c_style ? &fmod_refs : &mod_refs;
-    return gradd_map_rows(rows, 0, r->out, r->in, 2, NULL, ref);
+    return gradd_map_rows(rows, r->out, r->in, 2, NULL, ref);
 }
 static gradd_status_t compute_mod(const gradd_launch_t *r) {
     return mod_by(r, false);
@@ -151,7 +151,7 @@ static gradd_status_t fold(const gradd_launch_t *r, const gradd_row_functions_t 
     if (r->n_in == 1) return gradd_compute_copy(r);
     for (int i = 1; i < r->n_in; i++) {
         gradd_view_t pair[2] = {i == 1 ? r->in[0] : r->out[0], r->in[i]};
-        GRADD_TRY(gradd_map_rows(rows, 0, r->out, pair, 2, NULL, ref));
+        GRADD_TRY(gradd_map_rows(rows, r->out, pair, 2, NULL, ref));
     }
     return GRADD_OK;
 }
@@ -181,7 +181,7 @@ static gradd_status_t compute_sum(const gradd_launch_t *r) {
     for (int i = 1; i < r->n_in; i++) {
         gradd_view_t pair[2] = {i == 1 ? r->in[0] : so_far, r->in[i]};
         const gradd_view_t *out = i + 1 == r->n_in ? r->out : &so_far;
-        GRADD_TRY(gradd_map_rows(&add_rows, 0, out, pair, 2, NULL, false));
+        GRADD_TRY(gradd_map_rows(&add_rows, out, pair, 2, NULL, false));
     }
     return GRADD_OK;
 }
@@ -277,11 +277,11 @@ static double exponent_dtype(const gradd_launch_t *r) {
 
 static gradd_status_t compute_pow(const gradd_launch_t *r) {
     double dtype = exponent_dtype(r);
-    return gradd_map_rows(&pow_rows, 0, r->out, r->in, 2, &dtype, false);
+    return gradd_map_rows(&pow_rows, r->out, r->in, 2, &dtype, false);
 }
 static gradd_status_t compute_pow_ref(const gradd_launch_t *r) {
     double dtype = exponent_dtype(r);
-    return gradd_map_rows(&pow_refs, 0, r->out, r->in, 2, &dtype, true);
+    return gradd_map_rows(&pow_refs, r->out, r->in, 2, &dtype, true);
 }
 
 /* Clip: absent bounds become a scalar that bounds nothing; a bound that is NaN gives NaN. */
@@ -343,7 +343,7 @@ static gradd_status_t compute_clip(const gradd_launch_t *r) {
             break;
         }
     }
-    return gradd_map_rows(&clip_rows, 0, r->out, in, 3, NULL, false);
+    return gradd_map_rows(&clip_rows, r->out, in, 3, NULL, false);
 }
 
 /* ---- shape rules ---------------------------------------------------------------------------- */

@@ -36,10 +36,20 @@ static void broadcast_steps(const gradd_type_t *ids, int rank, int64_t *steps) {
     }
 }
 
-/* Table row per position of `shape` (its first `rank` dimensions), checked; an id equal to padding
- * gives -1. `table` is for the message. */
-static gradd_status_t find_rows(const gradd_view_t *ids, const gradd_type_t *shape, int rank,
-                                int64_t extent, int64_t padding, int table, int64_t *rows) {
+typedef struct lookup_s {
+    const gradd_view_t *ids;
+    const gradd_type_t *shape; /* of the result: its last dimension is a row's */
+    int64_t extent;            /* rows of the table */
+    int64_t padding;           /* the id that stands for no row; -1 = none */
+    int table;                 /* for messages */
+} lookup_t;
+
+/* Table row per position of the shape, checked; -1 for padding. */
+static gradd_status_t find_rows(const lookup_t *l, int64_t *rows) {
+    const gradd_view_t *ids = l->ids;
+    const gradd_type_t *shape = l->shape;
+    const int64_t extent = l->extent, padding = l->padding;
+    const int rank = shape->rank - 1;
     int64_t steps[GRADD_MAX_RANK], at[GRADD_MAX_RANK] = {0}, from = 0, n = 1;
     broadcast_steps(&ids->type, rank, steps);
     for (int a = 0; a < rank; a++)
@@ -47,7 +57,7 @@ static gradd_status_t find_rows(const gradd_view_t *ids, const gradd_type_t *sha
     for (int64_t i = 0; i < n; i++) {
         int64_t id = gradd_pick_index(ids, from), row = id < 0 ? id + extent : id;
         if (row < 0 || row >= extent)
-            return GRADD_FAIL(INDEX, "table %d: index %lld of %lld, position %lld", table,
+            return GRADD_FAIL(INDEX, "table %d: index %lld of %lld, position %lld", l->table,
                               (long long)id, (long long)extent, (long long)from);
         rows[i] = padding >= 0 && id == padding ? -1 : row;
         for (int a = rank - 1; a >= 0; a--) {
@@ -146,7 +156,7 @@ static gradd_status_t find_all_rows(const gradd_launch_t *r, int64_t n, int64_t 
     const gradd_type_t *y = &r->out[0].type;
     const int tables = r->n_in / 2;
     for (int t = 0; t < tables; t++)
-        GRADD_TRY(find_rows(&r->in[tables + t], y, y->rank - 1, r->in[t].type.dims[0], -1, t,
+        GRADD_TRY(find_rows(&(lookup_t){&r->in[tables + t], y, r->in[t].type.dims[0], -1, t},
                             rows + t * n));
     return GRADD_OK;
 }
@@ -242,8 +252,8 @@ static gradd_status_t compute_grad(const gradd_launch_t *r) {
     for (int i = 0; i + 1 < dy->rank; i++)
         n *= dy->dims[i];
     int64_t *order = rows + n, *start = order + n;
-    GRADD_TRY(find_rows(&r->in[1], dy, dy->rank - 1, n_rows,
-                        gradd_attr_int(r->attrs, "padding", -1), 0, rows));
+    GRADD_TRY(find_rows(
+        &(lookup_t){&r->in[1], dy, n_rows, gradd_attr_int(r->attrs, "padding", -1), 0}, rows));
     sort_rows(rows, n, n_rows, start, order);
     scatter_t s = {n_rows,
                    out->dims[1],
@@ -298,8 +308,9 @@ static gradd_status_t ref_grad(const gradd_launch_t *r) {
     const gradd_type_t *dy = &r->in[0].type, *out = &r->out[0].type;
     int64_t width = out->dims[1], n = gradd_type_count(dy) / (width ? width : 1),
             *rows = r->workspace;
-    GRADD_TRY(find_rows(&r->in[1], dy, dy->rank - 1, out->dims[0],
-                        gradd_attr_int(r->attrs, "padding", -1), 0, rows));
+    GRADD_TRY(find_rows(
+        &(lookup_t){&r->in[1], dy, out->dims[0], gradd_attr_int(r->attrs, "padding", -1), 0},
+        rows));
     for (int64_t i = 0; i < gradd_type_count(out); i++) {
         double sum = 0;
         for (int64_t k = 0; k < n; k++)

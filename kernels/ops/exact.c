@@ -11,10 +11,10 @@
 #define E_LOG1P(F) (F##logp(a))
 GRADD_ROWS1_FLOAT(expm1, E_EXPM1)
 GRADD_TABLE_FLOAT(expm1)
-GRADD_MAP_COMPUTE(expm1, 0)
+GRADD_MAP_COMPUTE(expm1)
 GRADD_ROWS1_FLOAT(log1p, E_LOG1P)
 GRADD_TABLE_FLOAT(log1p)
-GRADD_MAP_COMPUTE(log1p, 0)
+GRADD_MAP_COMPUTE(log1p)
 
 static gradd_val_t plus_one(gradd_grad_t *g, gradd_val_t value) {
     gradd_dtype_t dtype = gradd_val_type(g->b, g->in[0])->dtype;

@@ -254,8 +254,9 @@ static gradd_status_t infer_gated_grad(gradd_infer_t *c) {
 static gradd_status_t grad_gated(gradd_grad_t *g) {
     gradd_val_t in[3] = {g->dout[0], g->in[0], g->n_in > 1 ? g->in[1] : GRADD_NONE}, out[2];
     if (g->b->status) return g->b->status;
-    g->b->status = g->b->emit(g->b, "GatedActivationGrad", in, g->n_in + 1, g->attrs.v, g->attrs.n,
-                              out, g->n_in);
+    g->b->status = g->b->emit(
+        g->b, &(gradd_emit_t){"GatedActivationGrad", in, g->n_in + 1, g->attrs.v, g->attrs.n}, out,
+        g->n_in);
     for (int i = 0; i < g->n_in && !g->b->status; i++)
         if (g->need[i]) g->din[i] = out[i];
     return g->b->status;

@@ -234,7 +234,7 @@ static gradd_status_t grad_group_norm(gradd_grad_t *g) {
     /* a model without channels has no groups either; the kernel then has nothing to do */
     gradd_attr_t attr = gradd_make_int("num_groups", groups ? groups : 1);
     if (b->status) return b->status;
-    b->status = b->emit(b, "GroupNormGrad", in, 5, &attr, 1, out, n_out);
+    b->status = b->emit(b, &(gradd_emit_t){"GroupNormGrad", in, 5, &attr, 1}, out, n_out);
     for (int i = 0; i < n_out && !b->status; i++)
         if (g->need[i]) g->din[i] = out[i];
     return b->status;

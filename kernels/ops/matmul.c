@@ -222,21 +222,33 @@ static gradd_val_t rows_of(gradd_builder_t *b, gradd_val_t value) {
 }
 
 /* Gradients of d = alpha op(x) op(y) for operands of rank >= 2, in the operands' layout. */
-static gradd_val_t left(gradd_grad_t *g, gradd_val_t x, gradd_val_t y, gradd_val_t d, bool tx,
-                        bool ty, double alpha) {
-    gradd_val_t dx = tx ? fused(g->b, y, d, ty, true, alpha) : fused(g->b, d, y, false, !ty, alpha);
-    return gradd_reduce_to(g->b, dx, x);
+/* alpha op(x) op(y), each transposed or not, and the gradient d of that. */
+typedef struct factors_s {
+    gradd_val_t x, y, d;
+    bool tx, ty;
+    double alpha;
+} factors_t;
+
+static gradd_val_t left(gradd_builder_t *b, const factors_t *f) {
+    const gradd_val_t x = f->x, y = f->y, d = f->d;
+    const bool ty = f->ty;
+    const double alpha = f->alpha;
+    gradd_val_t dx = f->tx ? fused(b, y, d, ty, true, alpha) : fused(b, d, y, false, !ty, alpha);
+    return gradd_reduce_to(b, dx, x);
 }
 
-static gradd_val_t right(gradd_grad_t *g, gradd_val_t x, gradd_val_t y, gradd_val_t d, bool tx,
-                         bool ty, double alpha) {
-    const gradd_type_t *type_y = gradd_val_type(g->b, y), *type_x = gradd_val_type(g->b, x);
+static gradd_val_t right(gradd_builder_t *b, const factors_t *f) {
+    gradd_val_t x = f->x, d = f->d;
+    const gradd_val_t y = f->y;
+    const bool tx = f->tx;
+    const double alpha = f->alpha;
+    const gradd_type_t *type_y = gradd_val_type(b, y), *type_x = gradd_val_type(b, x);
     if (type_y->rank == 2 && type_x->rank > 2 && !tx) {
-        x = rows_of(g->b, x);
-        d = rows_of(g->b, d);
+        x = rows_of(b, x);
+        d = rows_of(b, d);
     }
-    gradd_val_t dy = ty ? fused(g->b, d, x, true, tx, alpha) : fused(g->b, x, d, !tx, false, alpha);
-    return gradd_reduce_to(g->b, dy, y);
+    gradd_val_t dy = f->ty ? fused(b, d, x, true, tx, alpha) : fused(b, x, d, !tx, false, alpha);
+    return gradd_reduce_to(b, dy, y);
 }
 
 /* The gradient of an f32 result of bf16 operands multiplies them in bf16 too. */
@@ -251,8 +263,9 @@ static gradd_status_t grad_fused(gradd_grad_t *g) {
     gradd_val_t d = like_operands(g, g->dout[0]);
     bool ta = gradd_attr_int(g->attrs, "transA", 0), tb = gradd_attr_int(g->attrs, "transB", 0);
     double alpha = gradd_attr_float(g->attrs, "alpha", 1);
-    if (g->need[0]) g->din[0] = left(g, g->in[0], g->in[1], d, ta, tb, alpha);
-    if (g->need[1]) g->din[1] = right(g, g->in[0], g->in[1], d, ta, tb, alpha);
+    const factors_t f = {g->in[0], g->in[1], d, ta, tb, alpha};
+    if (g->need[0]) g->din[0] = left(g->b, &f);
+    if (g->need[1]) g->din[1] = right(g->b, &f);
     return g->b->status;
 }
 
@@ -264,9 +277,9 @@ static gradd_status_t grad_matmul(gradd_grad_t *g) {
     gradd_val_t a = gradd_reshape_to(g->b, g->in[0], ta.dims, ta.rank);
     gradd_val_t b = gradd_reshape_to(g->b, g->in[1], tb.dims, tb.rank);
     gradd_val_t d = gradd_reshape_to(g->b, g->dout[0], td.dims, td.rank);
-    if (g->need[0]) g->din[0] = gradd_reshape_as(g->b, left(g, a, b, d, false, false, 1), g->in[0]);
-    if (g->need[1])
-        g->din[1] = gradd_reshape_as(g->b, right(g, a, b, d, false, false, 1), g->in[1]);
+    const factors_t f = {a, b, d, false, false, 1};
+    if (g->need[0]) g->din[0] = gradd_reshape_as(g->b, left(g->b, &f), g->in[0]);
+    if (g->need[1]) g->din[1] = gradd_reshape_as(g->b, right(g->b, &f), g->in[1]);
     return g->b->status;
 }
 

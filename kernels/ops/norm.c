@@ -305,7 +305,7 @@ static gradd_status_t grad_norm(gradd_grad_t *g, const char *op, int n_stats) {
         in[3 + i] = g->output(g, 1 + i);
     gradd_attr_t attr = gradd_make_int("axis", gradd_attr_int(g->attrs, "axis", -1));
     if (b->status) return b->status;
-    b->status = b->emit(b, op, in, 3 + n_stats, &attr, 1, out, n_out);
+    b->status = b->emit(b, &(gradd_emit_t){op, in, 3 + n_stats, &attr, 1}, out, n_out);
     if (b->status) return b->status;
     for (int i = 0; i < g->n_in && i < n_out; i++)
         if (g->need[i]) g->din[i] = out[i];

@@ -13,10 +13,10 @@
 
 GRADD_ROWS1_FLOAT(softsign, E_SOFTSIGN)
 GRADD_TABLE_FLOAT(softsign)
-GRADD_MAP_COMPUTE(softsign, 0)
+GRADD_MAP_COMPUTE(softsign)
 GRADD_ROWS2_FLOAT(softsign_grad, E_SOFTSIGN_GRAD)
 GRADD_TABLE_FLOAT(softsign_grad)
-GRADD_MAP_COMPUTE(softsign_grad, 0)
+GRADD_MAP_COMPUTE(softsign_grad)
 
 static gradd_status_t grad_softsign(gradd_grad_t *g) {
     gradd_val_t in[2] = {g->dout[0], g->in[0]};

@@ -24,11 +24,11 @@ static double rsigmoid(double x) {
 #define COMPUTE_ALPHA(name)                                                                        \
     static gradd_status_t compute_##name(const gradd_launch_t *r) {                                \
         double alpha = gradd_attr_float(r->attrs, "alpha", 1);                                     \
-        return gradd_map_rows(&name##_rows, 0, r->out, r->in, r->n_in, &alpha, false);             \
+        return gradd_map_rows(&name##_rows, r->out, r->in, r->n_in, &alpha, false);                \
     }                                                                                              \
     static gradd_status_t compute_##name##_ref(const gradd_launch_t *r) {                          \
         double alpha = gradd_attr_float(r->attrs, "alpha", 1);                                     \
-        return gradd_map_rows(&name##_refs, 0, r->out, r->in, r->n_in, &alpha, true);              \
+        return gradd_map_rows(&name##_refs, r->out, r->in, r->n_in, &alpha, true);                 \
     }
 GRADD_ROWS1_FLOAT(swish, E_SWISH)
 GRADD_TABLE_FLOAT(swish)

@@ -203,34 +203,35 @@ static gradd_status_t call_widened(eager_t *e, eager_call_t *call, gradd_view_t 
     return GRADD_OK;
 }
 
-static gradd_status_t emit(gradd_builder_t *b, const char *name, const gradd_val_t *in, int n_in,
-                           const gradd_attr_t *attrs, int n_attrs, gradd_val_t *out, int n_out) {
+static gradd_status_t emit(gradd_builder_t *b, const gradd_emit_t *node, gradd_val_t *out,
+                           int n_out) {
     eager_t *e = (eager_t *)b;
+    const gradd_val_t *in = node->in;
     gradd_view_t views[GRADD_OP_MAX_IN] = {0}, results[GRADD_OP_MAX_OUT];
     bool known[GRADD_OP_MAX_IN], all = true;
     for (int j = 0; j < n_out; j++)
         out[j] = GRADD_NONE;
     if (b->status) return b->status;
     eager_call_t call = {
-        .op = gradd_op_by_name(name),
-        .attrs = {attrs, n_attrs},
+        .op = gradd_op_by_name(node->op),
+        .attrs = {node->attrs, node->n_attrs},
         .in = views,
         .known = known,
-        .n_in = n_in,
+        .n_in = node->n_in,
         .n_out = n_out,
         .overwrite = -1
     };
-    if (!call.op) return b->status = GRADD_FAIL(UNSUPPORTED, "rule emits unknown '%s'", name);
-    for (int i = 0; i < n_in; i++) {
+    if (!call.op) return b->status = GRADD_FAIL(UNSUPPORTED, "rule emits unknown '%s'", node->op);
+    for (int i = 0; i < node->n_in; i++) {
         if (in[i] == GRADD_NONE && i < call.op->min_in)
-            return b->status = GRADD_FAIL(INTERNAL, "rule emits %s without input %d", name, i);
+            return b->status = GRADD_FAIL(INTERNAL, "rule emits %s without input %d", node->op, i);
         known[i] = in[i] == GRADD_NONE || e->known[in[i]];
         if (in[i] != GRADD_NONE) views[i] = e->value[in[i]];
         if (!(call.op->flags & GRADD_OP_SHAPE_ONLY)) all &= known[i];
     }
     const bool expands = gradd_op_is_composite(call.op) || (e->expand_all && call.op->expand);
     b->status = expands ? eager_expand(e, &call, in, out) : call_widened(e, &call, views, results);
-    if (b->status) return gradd_wrap(b->status, "emitting %s", name);
+    if (b->status) return gradd_wrap(b->status, "emitting %s", node->op);
     if (expands) return b->status;
     for (int j = 0; j < n_out; j++)
         out[j] = eager_add(e, results[j], all);
@@ -285,18 +286,17 @@ static gradd_val_t output(gradd_grad_t *g, int j) {
     return g->b->status ? GRADD_NONE : eager_add(gc->e, results[j], false);
 }
 
-static gradd_status_t grad_expanded(eager_t *e, const eager_call_t *call, const gradd_val_t *in,
-                                    const gradd_val_t *dout, const bool *need, gradd_val_t *din) {
+static gradd_status_t grad_expanded(eager_t *e, const eager_call_t *call, const eager_diff_t *diff,
+                                    gradd_val_t *din) {
     gradd_val_t out[GRADD_OP_MAX_OUT];
     e->record = true;
-    gradd_status_t status = eager_expand(e, call, in, out);
+    gradd_status_t status = eager_expand(e, call, diff->in, out);
     e->record = false;
-    const eager_ends_t ends = {out, dout, call->n_out, in, need, call->n_in};
+    const eager_ends_t ends = {out, diff->dout, call->n_out, diff->in, diff->need, call->n_in};
     return status ? status : eager_backward(e, &ends, din);
 }
 
-gradd_status_t eager_grad(eager_t *e, const eager_call_t *call, const gradd_view_t *out,
-                          const gradd_val_t *in, const gradd_val_t *dout, const bool *need,
+gradd_status_t eager_grad(eager_t *e, const eager_call_t *call, const eager_diff_t *diff,
                           gradd_val_t *din) {
     grad_call_t gc = {
         .g = {.op = call->op,
@@ -304,20 +304,20 @@ gradd_status_t eager_grad(eager_t *e, const eager_call_t *call, const gradd_view
               .opset = eager_opset(call->op),
               .n_in = call->n_in,
               .n_out = call->n_out,
-              .in = in,
-              .dout = dout,
-              .need = need,
+              .in = diff->in,
+              .dout = diff->dout,
+              .need = diff->need,
               .din = din,
               .node = e->node,
               .b = &e->base,
               .output = output},
         .e = e,
         .call = call,
-        .out = out
+        .out = diff->out
     };
     for (int i = 0; i < call->n_in; i++)
         din[i] = GRADD_NONE;
-    if (gradd_op_is_composite(call->op)) return grad_expanded(e, call, in, dout, need, din);
+    if (gradd_op_is_composite(call->op)) return grad_expanded(e, call, diff, din);
     GRADD_TRY(call->op->grad(&gc.g));
     return e->base.status;
 }

@@ -122,8 +122,9 @@ static void NAME(backward_tile)(const gradd_attn_t *p, NAME(span_t) * s, int64_t
 static void NAME(deltas)(const gradd_attn_t *p, const NAME(span_t) * s, NAME(workspace_t) * w) {
     const attn_block_t *block = &s->block;
     if (PAIRED(w)) {
-        attn_pairs_dots(NAME(rows_bf16)(&p->y, block), p->y.row, NAME(rows_bf16)(&p->dy, block),
-                        p->dy.row, block->n, p->d_v, (float *)(void *)w->delta);
+        attn_pairs_dots((attn_rows_bf16_t){NAME(rows_bf16)(&p->y, block), p->y.row},
+                        (attn_rows_bf16_t){NAME(rows_bf16)(&p->dy, block), p->dy.row}, block->n,
+                        p->d_v, (float *)(void *)w->delta);
         return;
     }
     NAME(rows_t) y = NAME(rows)(p, &p->y, block, p->d_v, false, w->y);

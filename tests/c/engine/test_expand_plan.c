@@ -214,7 +214,7 @@ static gradd_status_t expand_to_nothing(gradd_expand_t *x) {
 
 static gradd_status_t expand_to_a_cast(gradd_expand_t *x) {
     const gradd_attr_t to = {.name = "to", .kind = GRADD_ATTR_INT, .i = GRADD_DT_F64};
-    return x->b->emit(x->b, "Cast", x->in, 1, &to, 1, x->out, 1);
+    return x->b->emit(x->b, &(gradd_emit_t){"Cast", x->in, 1, &to, 1}, x->out, 1);
 }
 
 TEST(an_expansion_without_the_promised_results_is_named) {

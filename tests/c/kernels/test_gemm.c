@@ -16,8 +16,9 @@
 typedef gradd_status_t (*product_fn)(const gradd_gemm_t *, const void *, const void *, const void *,
                                      void *);
 
-static gradd_gemm_t matrices(gradd_dtype_t dtype, int64_t batch, int64_t m, int64_t n, int64_t k,
-                             bool trans_a, bool trans_b) {
+static gradd_gemm_t matrices(gradd_dtype_t dtype, int64_t batch, const int64_t *sizes, bool trans_a,
+                             bool trans_b) {
+    const int64_t m = sizes[0], n = sizes[1], k = sizes[2];
     gradd_gemm_t g = {.dtype = dtype, .m = m, .n = n, .k = k, .alpha = 1};
     g.a_m = trans_a ? 1 : k, g.a_k = trans_a ? m : 1;
     g.b_k = trans_b ? 1 : n, g.b_n = trans_b ? k : 1;
@@ -137,8 +138,7 @@ static void sweep(product_fn fn, gradd_dtype_t dtype, gradd_dtype_t result) {
         for (int v = 0; v < 32; v++) {
             int64_t batch = v & 4 ? 3 : 1;
             omp_set_num_threads(v % 8 == 4 ? 2 : 1);
-            gradd_gemm_t g =
-                matrices(dtype, batch, sizes[i][0], sizes[i][1], sizes[i][2], v & 1, v & 2);
+            gradd_gemm_t g = matrices(dtype, batch, sizes[i], v & 1, v & 2);
             g.result = result;
             g.has_bias = v & 8;
             g.accumulate = v & 16;
@@ -170,7 +170,7 @@ TEST_LIMIT(bf16_products_agree_with_the_definition, 60) {
 
 /* batch [2,3]: A [2,1,m,k], B [3,k,n]; and strides as of a transposed head layout */
 TEST(broadcast_and_strided_batches) {
-    gradd_gemm_t g = matrices(GRADD_DT_F32, 1, 5, 4, 6, false, true);
+    gradd_gemm_t g = matrices(GRADD_DT_F32, 1, (int64_t[]){5, 4, 6}, false, true);
     g.batch_rank = 2;
     g.batch[0] = 2, g.batch[1] = 3;
     g.a_batch[0] = 5 * 6, g.a_batch[1] = 0;
@@ -184,12 +184,12 @@ TEST(broadcast_and_strided_batches) {
 }
 
 TEST(rows_against_one_matrix_become_one_product) {
-    gradd_gemm_t g = matrices(GRADD_DT_F32, 4, 5, 3, 6, false, false);
+    gradd_gemm_t g = matrices(GRADD_DT_F32, 4, (int64_t[]){5, 3, 6}, false, false);
     g.b_batch[0] = 0;
     gradd_gemm_simplify(&g);
     CHECK_EQ_INT(g.batch_rank, 0);
     CHECK_EQ_INT(g.m, 20);
-    g = matrices(GRADD_DT_F32, 4, 5, 3, 6, true, false); /* columns do not */
+    g = matrices(GRADD_DT_F32, 4, (int64_t[]){5, 3, 6}, true, false); /* columns do not */
     g.b_batch[0] = 0;
     gradd_gemm_simplify(&g);
     CHECK_EQ_INT(g.batch_rank, 1);
@@ -199,8 +199,8 @@ TEST(rows_against_one_matrix_become_one_product) {
  * one of another give what each gives alone. */
 TEST(ready_products_are_apart) {
     enum { N = 40, TURNS = 3 };
-    gradd_gemm_t g[3] = {matrices(GRADD_DT_F32, 1, N, N, N, false, true)};
-    g[1] = g[0], g[2] = matrices(GRADD_DT_F32, 1, N, N, N, true, false);
+    gradd_gemm_t g[3] = {matrices(GRADD_DT_F32, 1, (int64_t[]){N, N, N}, false, true)};
+    g[1] = g[0], g[2] = matrices(GRADD_DT_F32, 1, (int64_t[]){N, N, N}, true, false);
     gradd_prepared_t ready[3];
     void *a[3], *b[3], *want[3], *workspace[3];
     for (int i = 0; i < 3; i++) {
@@ -225,7 +225,7 @@ TEST(ready_products_are_apart) {
 }
 
 static double gflops(product_fn fn, gradd_dtype_t dtype, int64_t size) {
-    gradd_gemm_t g = matrices(dtype, 1, size, size, size, false, true);
+    gradd_gemm_t g = matrices(dtype, 1, (int64_t[]){size, size, size}, false, true);
     void *a = numbers(dtype, size * size, 1), *b = numbers(dtype, size * size, 2);
     float *c = malloc((size_t)(size * size) * 4);
     double best = 1e9;

@@ -229,7 +229,7 @@ static gradd_status_t check_alone(job_t *job, const diff_t *d, int input) {
     bool need[GRADD_OP_MAX_IN] = {0};
     gradd_val_t din[GRADD_OP_MAX_IN];
     need[input] = true;
-    GRADD_TRY(eager_grad(&job->e, &job->call, d->out, d->in, d->dout, need, din));
+    GRADD_TRY(eager_grad(&job->e, &job->call, &(eager_diff_t){d->out, d->in, d->dout, need}, din));
     if ((din[input] == GRADD_NONE) != (d->din[input] == GRADD_NONE))
         return GRADD_FAIL(TENSOR, "gradient %d alone is missing or superfluous", input);
     if (din[input] == GRADD_NONE) return GRADD_OK;
@@ -246,7 +246,8 @@ static gradd_status_t differentiate(job_t *job, diff_t *d, uint64_t mask) {
         d->weights[j] = weights_like(job, &d->out[j].type, (uint64_t)j);
         d->dout[j] = eager_add(&job->e, d->weights[j], false);
     }
-    GRADD_TRY(eager_grad(&job->e, &job->call, d->out, d->in, d->dout, d->need, d->din));
+    GRADD_TRY(
+        eager_grad(&job->e, &job->call, &(eager_diff_t){d->out, d->in, d->dout, d->need}, d->din));
     d->scale = 0;
     for (int i = 0; i < job->call.n_in; i++)
         for (int64_t k = 0; d->need[i] && d->din[i] != GRADD_NONE &&
