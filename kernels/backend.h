@@ -99,9 +99,6 @@ extern const size_t gradd_backend_count;
  * does not depend on it. NULL: there is none; the second function is the failure that says so. */
 const gradd_kernel_t *gradd_backend_kernel(const gradd_backend_t *backend, const gradd_infer_t *c);
 gradd_status_t gradd_no_kernel(const gradd_backend_t *backend, const gradd_infer_t *c);
-/* Checks that every kernel row is complete and runs an operator of its family, and, for a
- * `complete` device, that every operator but composites has a kernel; the failure names the row. */
-gradd_status_t gradd_kernel_audit(const gradd_backend_t *backend, bool complete);
 
 extern const gradd_backend_t gradd_backend_cpu;
 

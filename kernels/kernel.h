@@ -73,8 +73,6 @@ typedef struct gradd_kernels_s {
 /* Whether the row takes that dtype as input i of its operator. */
 bool gradd_kernel_takes(const gradd_kernel_t *kernel, const gradd_op_t *op, int input,
                         gradd_dtype_t dtype);
-/* Whether the row runs this call of the operator that it names. */
-bool gradd_kernel_accepts(const gradd_kernel_t *kernel, const gradd_infer_t *c);
 
 /* Scratch and state for calls with these operands; c->out is set. */
 gradd_status_t gradd_kernel_prepare(const gradd_kernel_t *kernel, const gradd_infer_t *c,

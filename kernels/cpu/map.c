@@ -28,7 +28,8 @@ typedef struct map_layout_s {
     int64_t block, blocks;                          /* elements per unit, units per stretch */
 } map_layout_t;
 
-gradd_row_fn gradd_row_functions_pick(const gradd_row_functions_t *rows, gradd_dtype_t dtype) {
+/* The function for a dtype, NULL if there is none. */
+static gradd_row_fn pick(const gradd_row_functions_t *rows, gradd_dtype_t dtype) {
     switch (dtype) {
     case GRADD_DT_F32:
         return rows->f32;
@@ -207,31 +208,15 @@ static void map_plainly(const map_layout_t *m, const gradd_view_t *out, const gr
     }
 }
 
-static gradd_status_t apply(map_layout_t *m, const gradd_view_t *out, const gradd_view_t *in,
-                            bool widen, bool ref) {
-    if (m->n_in > GRADD_MAP_MAX_IN) return GRADD_FAIL(INTERNAL, "map of %d operands", m->n_in);
-    if (!ref) return map(m, out, in, widen);
-    map_plainly(m, out, in, widen);
-    return GRADD_OK;
-}
-
-gradd_status_t gradd_map(gradd_row_fn row, const gradd_view_t *out, const gradd_view_t *in,
-                         int n_in, const double *p) {
-    map_layout_t m = {.row = row, .p = p, .n_in = n_in};
-    return apply(&m, out, in, true, false);
-}
-
-gradd_status_t gradd_map_ref(gradd_row_fn row, const gradd_view_t *out, const gradd_view_t *in,
-                             int n_in, const double *p) {
-    map_layout_t m = {.row = row, .p = p, .n_in = n_in};
-    return apply(&m, out, in, true, true);
-}
-
 gradd_status_t gradd_map_rows(const gradd_row_functions_t *rows, const gradd_view_t *out,
                               const gradd_view_t *in, int n_in, const double *p, bool ref) {
     const gradd_dtype_t dtype = in[rows->decides].type.dtype;
-    map_layout_t m = {.row = gradd_row_functions_pick(rows, dtype), .p = p, .n_in = n_in};
+    map_layout_t m = {.row = pick(rows, dtype), .p = p, .n_in = n_in};
     if (!m.row)
         return GRADD_FAIL(UNSUPPORTED, "element type %s is not supported", gradd_dtype_name(dtype));
-    return apply(&m, out, in, m.row != rows->bf16, ref);
+    if (n_in > GRADD_MAP_MAX_IN) return GRADD_FAIL(INTERNAL, "map of %d operands", n_in);
+    const bool widen = m.row != rows->bf16;
+    if (!ref) return map(&m, out, in, widen);
+    map_plainly(&m, out, in, widen);
+    return GRADD_OK;
 }

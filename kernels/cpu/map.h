@@ -2,10 +2,10 @@
  * elementwise, comparison and activation operator.
  *
  * A row function sees n elements whose operands either advance by one element (step 1) or stay put
- * (step 0). gradd_map merges dimensions until the innermost stretch is as long as the operands
+ * (step 0). gradd_map_rows merges dimensions until the innermost stretch is as long as the operands
  * allow, so same-shape, scalar, leading- and trailing-broadcast operands all reach long stretches,
- * and divides the stretches among threads. gradd_map_ref visits one element at a time with an index
- * division; it defines what gradd_map must compute.
+ * and divides the stretches among threads. With `ref` it visits one element at a time with an
+ * index division, which defines what it must compute.
  *
  * Row functions are made by the GRADD_ROWS_* macros from an expression in a, b, c (operands), p
  * (float parameters) and F, a prefix: F##exp(a) is the vector form in the fast function and libm
@@ -31,18 +31,8 @@ typedef struct gradd_row_functions_s {
     int decides; /* the operand whose type picks among them */
 } gradd_row_functions_t;
 
-/* The function for a dtype, NULL if there is none; for BF16 that of f32 unless there is one. */
-gradd_row_fn gradd_row_functions_pick(const gradd_row_functions_t *rows, gradd_dtype_t dtype);
-
-/* out may be exactly in[k] where their types are equal. n_in <= GRADD_MAP_MAX_IN. Operands and
- * results of type BF16 are f32 for the row function. */
-gradd_status_t gradd_map(gradd_row_fn row, const gradd_view_t *out, const gradd_view_t *in,
-                         int n_in, const double *p);
-gradd_status_t gradd_map_ref(gradd_row_fn row, const gradd_view_t *out, const gradd_view_t *in,
-                             int n_in, const double *p);
-
-/* The two together: picks by the dtype of in[rows->decides], fails with UNSUPPORTED if
- * there is none. */
+/* out may be exactly in[k] where their types are equal. n_in <= GRADD_MAP_MAX_IN. Picks by the
+ * dtype of in[rows->decides], fails with UNSUPPORTED if there is none. */
 gradd_status_t gradd_map_rows(const gradd_row_functions_t *rows, const gradd_view_t *out,
                               const gradd_view_t *in, int n_in, const double *p, bool ref);
 
@@ -76,8 +66,6 @@ gradd_status_t gradd_map_rows(const gradd_row_functions_t *rows, const gradd_vie
 #define rrint     rint
 
 /* ---- row functions ---- */
-
-#define GRADD_LOOP(value) _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] = (value)
 
 /* Unary. U = stored type, T = operand type, R = type the reference computes in, E(F) = value. */
 #define GRADD_ROW1(name, suffix, U, T, R, E)                                                       \

@@ -74,7 +74,6 @@ void request_destroy(request_t *request);
 
 /* NULL when there is no such verb. */
 const command_t *command_find(const char *name, size_t bytes);
-int command_n_fields(const command_t *command);
 /* Fills args and rel from the decoded envelope; also checks the number of payload frames. */
 gradd_status_t command_match(request_t *request);
 /* Completes request->reply from what a handler returned. */

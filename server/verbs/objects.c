@@ -34,7 +34,9 @@ void *id_list_take(id_list_t *list, uint64_t id) {
     return NULL;
 }
 
-gradd_status_t objects_of(worker_t *worker, session_t *session, session_objects_t **out_objects) {
+/* Made at first use. */
+static gradd_status_t find_objects(worker_t *worker, session_t *session,
+                                   session_objects_t **out_objects) {
     if (!session->objects) {
         session_objects_t *objects = calloc(1, sizeof *objects);
         if (!objects) return GRADD_FAIL(NOMEM, "no memory for a session");
@@ -99,6 +101,16 @@ static void forget(worker_t *worker, const session_objects_t *objects) {
     *link = objects->next;
 }
 
+/* Refreshes what `ps` shows. */
+static void count(session_objects_t *objects) {
+    session_counts_t *counts = &objects->session->counts;
+    atomic_store_explicit(&counts->graphs, objects->n_graphs, memory_order_relaxed);
+    atomic_store_explicit(&counts->plans, objects->plans.n, memory_order_relaxed);
+    atomic_store_explicit(&counts->runs, objects->runs.n, memory_order_relaxed);
+    atomic_store_explicit(&counts->bindings, objects->bindings.n, memory_order_relaxed);
+    atomic_store_explicit(&counts->tensors, objects->n_held, memory_order_relaxed);
+}
+
 void objects_end(worker_t *worker, session_t *session) {
     session_objects_t *objects = session->objects;
     if (!objects) return;
@@ -111,7 +123,7 @@ void objects_end(worker_t *worker, session_t *session) {
     for (int i = 0; i < objects->n_graphs; i++)
         objects_finish_graph(worker, &objects->graphs[i]);
     objects->n_graphs = 0;
-    objects_count(objects);
+    count(objects);
     free(objects->runs.items);
     free(objects->bindings.items);
     free(objects->plans.items);
@@ -119,15 +131,6 @@ void objects_end(worker_t *worker, session_t *session) {
     free(objects);
     session->objects = NULL;
     gradd_device_trim(worker->device); /* memory that a client has left comes back at once */
-}
-
-void objects_count(session_objects_t *objects) {
-    session_counts_t *counts = &objects->session->counts;
-    atomic_store_explicit(&counts->graphs, objects->n_graphs, memory_order_relaxed);
-    atomic_store_explicit(&counts->plans, objects->plans.n, memory_order_relaxed);
-    atomic_store_explicit(&counts->runs, objects->runs.n, memory_order_relaxed);
-    atomic_store_explicit(&counts->bindings, objects->bindings.n, memory_order_relaxed);
-    atomic_store_explicit(&counts->tensors, objects->n_held, memory_order_relaxed);
 }
 
 /* "model.layers.0.self_attn, modeling_llama.py:245" from "model.layers.0.self_attn @ /path/...". */
@@ -180,7 +183,7 @@ static _Noreturn void end_without_device(const request_t *request) {
 
 static void handle_request(worker_t *worker, request_t *request) {
     session_objects_t *objects = NULL;
-    gradd_status_t st = objects_of(worker, request->session, &objects);
+    gradd_status_t st = find_objects(worker, request->session, &objects);
     request->started_us = command_now_us();
     atomic_store(&request->session->counts.running, true);
     for (int i = 0; st == GRADD_OK && i < wire_count(request->rel); i++)
@@ -199,7 +202,7 @@ static void handle_request(worker_t *worker, request_t *request) {
                   gradd_error_where());
     }
     command_reply(request, st);
-    if (request->session->objects) objects_count(request->session->objects);
+    if (request->session->objects) count(request->session->objects);
     atomic_store(&request->session->counts.running, false);
 }
 

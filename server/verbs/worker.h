@@ -158,8 +158,6 @@ typedef struct session_objects_s {
     int n_held; /* tensors of the bindings and runs that exist */
 } session_objects_t;
 
-/* The session's objects; made at first use. Fails with NOMEM. */
-gradd_status_t objects_of(worker_t *worker, session_t *session, session_objects_t **out_objects);
 /* Ends one run (of this id); unknown ids are ignored. */
 void objects_release_run(session_objects_t *objects, uint64_t id);
 void objects_drop_plan(worker_t *worker, session_objects_t *objects,
@@ -170,8 +168,6 @@ struct session_graph_s *objects_find_graph(session_objects_t *objects, const voi
 void objects_finish_graph(worker_t *worker, struct session_graph_s *graph);
 /* Gives everything back; session->objects is NULL afterwards. */
 void objects_end(worker_t *worker, session_t *session);
-/* Refreshes the counts that `ps` shows. */
-void objects_count(session_objects_t *objects);
 
 /* ---- lists of tensors (tensors.c) ---- */
 

@@ -188,7 +188,7 @@ void peer_close(peer_t *peer) {
 
 static gradd_status_t status_of_name(const msgpack_object *name) {
     static const char *const names[] = {"OK",
-#define X(name, text) #name,
+#define X(name) #name,
                                         GRADD_STATUS_MAP(X)
 #undef X
     };

@@ -60,7 +60,10 @@ static void make_model(void) {
     build_output(model, "y");
     build_output(model, "loss");
     onnx = build_pack(model, &onnx_bytes);
-    gradd_sha256(onnx, onnx_bytes, graph_id);
+    gradd_sha256_t hash;
+    gradd_sha256_init(&hash);
+    gradd_sha256_update(&hash, onnx, onnx_bytes);
+    gradd_sha256_final(&hash, graph_id);
 }
 
 /* Runs one envelope as requests.c and objects.c do. */

@@ -37,14 +37,6 @@ bool match_with_scalar(const graph_t *g, const graph_node_t *n, double *out,
     return false;
 }
 
-bool match_reduces_last(const graph_t *g, const graph_node_t *n) {
-    const gradd_type_t *in = graph_type(g, n->in[0]), *out = graph_type(g, n->out[0]);
-    if (in->rank < 1 || in->rank != out->rank || out->dims[in->rank - 1] != 1) return false;
-    for (int i = 0; i < in->rank - 1; i++)
-        if (in->dims[i] != out->dims[i]) return false; /* another axis was reduced as well */
-    return in->dims[in->rank - 1] != 1;
-}
-
 /* ---- rewriting ------------------------------------------------------------------------------ */
 
 #define MAX_PARTS 128 /* more than any pattern has */

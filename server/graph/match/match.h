@@ -17,8 +17,6 @@ bool match_scalar(const graph_t *g, gradd_val_t v, double *out);
 /* The known scalar operand of a two-operand node; *out_other is the other operand. */
 bool match_with_scalar(const graph_t *g, const graph_node_t *n, double *out,
                        gradd_val_t *out_other);
-/* Whether a reduction sums over the last axis alone, keeping it. */
-bool match_reduces_last(const graph_t *g, const graph_node_t *n);
 
 /* ---- rewriting ---- */
 

@@ -286,17 +286,6 @@ static gradd_status_t check_gradient(job_t *job) {
 
 /* ---- tests ---- */
 
-TEST(every_row_is_complete) {
-    CHECK_OK(gradd_op_audit());
-    CHECK_OK(gradd_kernel_audit(&gradd_backend_cpu, true));
-    for (size_t f = 0; f < gradd_op_family_count; f++)
-        for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
-            const gradd_op_t *op = &gradd_op_families[f]->v[i];
-            CHECK(gradd_op_by_name(op->name) != NULL);
-            CHECK(gradd_op_find(op->domain, op->name, eager_opset(op)) != NULL);
-        }
-}
-
 TEST_LIMIT(forward_agrees_with_the_plain_loop, 60) {
     every_case(check_forward, GRADD_DT_F32);
     every_case(check_forward, GRADD_DT_F64);
