@@ -48,9 +48,8 @@ typedef struct gradd_backend_s {
      * alloc and free. At most so many threads of the host compute; 0 = the queue's number. */
     gradd_status_t (*queue_enter)(gradd_queue_t *queue, int threads);
     /* Waits for all that was enqueued and reports what failed first since the last report;
-     * *out_launch (may be NULL) is the launch that did, or -1. What stands behind
-     * failed work may be left out, but for free. A device that is lost reports DEVICE from then on.
-     */
+     * *out_launch (may be NULL) is the launch that did, or -1. What stands behind failed work may
+     * be left out, but for free. A device that is lost reports DEVICE from then on. */
     gradd_status_t (*wait)(gradd_queue_t *queue, int *out_launch);
 
     /* Memory of the device for what is enqueued from now on, aligned to at least 64 bytes. Errors:

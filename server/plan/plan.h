@@ -97,8 +97,7 @@ typedef struct program_s {
     int n;
     loc_t *external; /* inputs, outputs and gradients that the launches touch, each once */
     int n_external;
-    int32_t
-        *nodes; /* of the graph, in order of execution: those of the launches, views, empty ones */
+    int32_t *nodes; /* of the graph, in order of execution, with views and empty ones */
     int n_nodes;
 } program_t;
 
