@@ -32,14 +32,14 @@ static bool fits(const gradd_kernel_t *kernel, const gradd_infer_t *c) {
     return !kernel->accepts || kernel->accepts(c);
 }
 
-bool gradd_kernel_runs(const gradd_kernel_t *kernel, const gradd_infer_t *c) {
+static bool accepts(const gradd_kernel_t *kernel, const gradd_infer_t *c) {
     return fits(kernel, c) && unknown_on_host(kernel, c) < 0;
 }
 
 gradd_status_t gradd_kernel_prepare(const gradd_kernel_t *kernel, const gradd_infer_t *c,
                                     gradd_prepared_t *out) {
     if (kernel->prepare) return kernel->prepare(c, out);
-    *out = (gradd_prepared_t){.work = kernel->work ? kernel->work(c) : 0};
+    *out = (gradd_prepared_t){.workspace = kernel->workspace ? kernel->workspace(c) : 0};
     return GRADD_OK;
 }
 
@@ -59,7 +59,7 @@ static const gradd_kernel_t *find(const gradd_backend_t *backend, const gradd_in
 }
 
 const gradd_kernel_t *gradd_backend_kernel(const gradd_backend_t *backend, const gradd_infer_t *c) {
-    return find(backend, c, gradd_kernel_runs);
+    return find(backend, c, accepts);
 }
 
 gradd_status_t gradd_no_kernel(const gradd_backend_t *backend, const gradd_infer_t *c) {
@@ -76,46 +76,4 @@ gradd_status_t gradd_no_kernel(const gradd_backend_t *backend, const gradd_infer
                                gradd_dtype_name(c->in[i].type.dtype));
     return GRADD_FAIL(UNSUPPORTED, "the device '%s' has no kernel for %s%s", backend->name,
                       c->op->name, types);
-}
-
-/* ---- audit ----------------------------------------------------------------------------------- */
-
-static const gradd_op_t *find_in(const gradd_ops_t *family, const char *name) {
-    for (size_t i = 0; i < family->n; i++)
-        if (!strcmp(family->v[i].name, name)) return &family->v[i];
-    return NULL;
-}
-
-static gradd_status_t audit_family(const gradd_kernels_t *kernels) {
-    const gradd_ops_t *ops = NULL;
-    for (size_t f = 0; f < gradd_op_family_count; f++)
-        if (!strcmp(gradd_op_families[f]->file, kernels->file)) ops = gradd_op_families[f];
-    if (!ops) return GRADD_FAIL(INTERNAL, "kernels of %s, which is no family", kernels->file);
-    for (size_t i = 0; i < kernels->n; i++) {
-        const gradd_kernel_t *k = &kernels->v[i];
-        if (!k->op || !find_in(ops, k->op))
-            return GRADD_FAIL(INTERNAL, "a kernel of %s runs '%s', which is not of that family",
-                              kernels->file, k->op ? k->op : "");
-        if (!k->name || !k->run || !k->prepare != !k->unprepare || (k->prepare && k->work))
-            return GRADD_FAIL(INTERNAL, "the kernel '%s' of %s is incomplete",
-                              k->name ? k->name : "", k->op);
-    }
-    return GRADD_OK;
-}
-
-gradd_status_t gradd_kernel_audit(const gradd_backend_t *backend, bool complete) {
-    for (size_t f = 0; f < backend->n_kernels; f++)
-        GRADD_TRY(audit_family(backend->kernels[f]));
-    for (size_t f = 0; complete && f < gradd_op_family_count; f++)
-        for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
-            const char *name = gradd_op_families[f]->v[i].name;
-            bool found = gradd_op_is_composite(&gradd_op_families[f]->v[i]);
-            for (size_t k = 0; k < backend->n_kernels && !found; k++)
-                for (size_t j = 0; j < backend->kernels[k]->n && !found; j++)
-                    found = !strcmp(backend->kernels[k]->v[j].op, name);
-            if (!found)
-                return GRADD_FAIL(INTERNAL, "operator %s has no kernel on the device '%s'", name,
-                                  backend->name);
-        }
-    return GRADD_OK;
 }

@@ -9,7 +9,7 @@
  * the shape rule sees numbers, and inputs whose elements are known at compile time (shape
  * arithmetic, axes, constants) arrive with `data` set.
  *
- * Threading: rows are constant; infer and grad run on the engine thread; run may open OpenMP
+ * Threading: rows are constant; infer and grad run on the engine thread; kernels may open OpenMP
  * regions and must give the same bits for the same number of threads.
  */
 #ifndef GRADD_KERNELS_OP_H
@@ -101,28 +101,38 @@ typedef struct gradd_infer_s {
     int threads; /* of the plan, for what kernels prepare; 0 = as many as the process may use */
 } gradd_infer_t;
 
-/* Kernel call. Outputs never overlap inputs, except that out[0] may be exactly in[k] for a k in the
- * kernel's `inplace` mask. An unwanted optional output has data == NULL. */
-typedef struct gradd_run_s {
+/* A launch: one execution of a kernel. Outputs never overlap inputs, except that out[0] may be
+ * exactly in[k] for a k in the kernel's `inplace` mask. An unwanted optional output has data ==
+ * NULL. */
+typedef struct gradd_launch_s {
     const gradd_op_t *op;
     gradd_attrs_t attrs;
     int opset;
     int n_in, n_out;
     const gradd_view_t *in;
     const gradd_view_t *out;
-    void *work;       /* scratch, as much as the kernel asked for, aligned to 64; else NULL */
+    void *workspace;  /* scratch, as much as the kernel asked for, aligned to 64; else NULL */
     void *state;      /* Borrowed; what the kernel prepared for calls like this one, else NULL */
     uint64_t seed;    /* of the forward call: first Philox coordinate */
     uint64_t node;    /* index of the node in the ONNX bytes: second Philox coordinate */
     bool dropout_off; /* run flag: dropout passes its input through, random numbers stand still */
-    int step;         /* what a device names if the call fails later */
-    int threads;      /* those that work() was asked for. Parallel regions take the number that the
-                         queue was entered with, which is the same */
-} gradd_run_t;
+    int launch;       /* what a device names if the call fails later */
+    int threads; /* those that workspace() was asked for. Parallel regions take the number that the
+                    queue was entered with, which is the same */
+} gradd_launch_t;
 
 /* A value of the graph under construction. */
 typedef int32_t gradd_val_t;
 #define GRADD_NONE ((gradd_val_t) - 1)
+
+/* A node to be added. */
+typedef struct gradd_emit_s {
+    const char *op;
+    const gradd_val_t *in; /* GRADD_NONE = absent */
+    int n_in;
+    const gradd_attr_t *attrs;
+    int n_attrs;
+} gradd_emit_t;
 
 /* Builder interface that gradient rules use; server/graph implements it, so that kernels/ need not
  * include upwards. Failures are sticky: after the first one every call returns GRADD_NONE and the
@@ -130,8 +140,8 @@ typedef int32_t gradd_val_t;
 typedef struct gradd_builder_s gradd_builder_t;
 struct gradd_builder_s {
     /* Adds a node, infers its types (known inputs are folded), writes n_out output values. */
-    gradd_status_t (*emit)(gradd_builder_t *b, const char *op, const gradd_val_t *in, int n_in,
-                           const gradd_attr_t *attrs, int n_attrs, gradd_val_t *out, int n_out);
+    gradd_status_t (*emit)(gradd_builder_t *b, const gradd_emit_t *node, gradd_val_t *out,
+                           int n_out);
     gradd_val_t (*constant)(gradd_builder_t *b, const gradd_type_t *type, const void *data);
     const gradd_type_t *(*type)(gradd_builder_t *b, gradd_val_t value);
     const void *(*data)(gradd_builder_t *b, gradd_val_t value); /* NULL unless known now */
@@ -220,7 +230,7 @@ struct gradd_op_s {
     gradd_status_t (*expand)(gradd_expand_t *x);
     /* The plain loop that defines the operator. It runs on the host, in f32 and f64 at least, with
      * the scratch that the CPU's kernel asks for. */
-    gradd_status_t (*ref)(const gradd_run_t *r);
+    gradd_status_t (*ref)(const gradd_launch_t *r);
     const gradd_case_t *cases; /* ended by {0} */
 };
 
@@ -248,7 +258,20 @@ static inline bool gradd_op_is_composite(const gradd_op_t *op) {
     return op->expand && !op->grad && !op->ref;
 }
 
-/* Ends every kernels/ops/<family>.c: GRADD_OPS(family, {row}, {row}); `family` = the file name. */
+/* A row: its name, domain and first opset, how many inputs and outputs it has at least and at most,
+ * and by name whatever else is not zero. */
+#define GRADD_OP(title, of_domain, first_opset, inputs, outputs, ...)                              \
+    {.name = title,                                                                                \
+     .domain = of_domain,                                                                          \
+     .since = first_opset,                                                                         \
+     GRADD_OP_IN inputs,                                                                           \
+     GRADD_OP_OUT outputs,                                                                         \
+     __VA_ARGS__}
+#define GRADD_OP_IN(least, most)  .min_in = least, .max_in = most
+#define GRADD_OP_OUT(least, most) .min_out = least, .max_out = most
+
+/* Ends every kernels/ops/<family>.c: GRADD_OPS(family, GRADD_OP(...), GRADD_OP(...)); `family` =
+ * the file name. */
 #define GRADD_OPS(family, ...)                                                                     \
     static const gradd_op_t gradd_op_rows_##family[] = {__VA_ARGS__};                              \
     extern const gradd_ops_t gradd_ops_##family;                                                   \

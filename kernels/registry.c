@@ -1,4 +1,4 @@
-/* Lookup and completeness audit of the operator table. See registry.h. */
+/* Lookup in the operator table. See registry.h. */
 #include "kernels/registry.h"
 
 #include <string.h>
@@ -41,28 +41,6 @@ const gradd_op_t *gradd_op_by_name(const char *name) {
                 best = op;
         }
     return best;
-}
-
-static gradd_status_t audit_row(const gradd_op_t *op) {
-    const char *missing = NULL;
-    if (!op->name || !op->domain || op->since < 1) return GRADD_FAIL(INTERNAL, "row without name");
-    if (!op->infer) missing = "infer";
-    const bool composite = gradd_op_is_composite(op);
-    if (!op->ref && !composite) missing = "ref, or expand alone";
-    if (!op->grad && !(op->flags & GRADD_OP_NO_GRAD) && !composite)
-        missing = "grad or GRADD_OP_NO_GRAD";
-    if (!op->cases || !op->cases[0].text) missing = "cases";
-    if (op->max_out < 1 || op->max_in < op->min_in || op->max_out < op->min_out) missing = "arity";
-    if (op->max_in > GRADD_OP_MAX_IN || op->max_out > GRADD_OP_MAX_OUT) missing = "valid arity";
-    if (missing) return GRADD_FAIL(INTERNAL, "operator %s has no %s", op->name, missing);
-    return GRADD_OK;
-}
-
-gradd_status_t gradd_op_audit(void) {
-    for (size_t f = 0; f < gradd_op_family_count; f++)
-        for (size_t i = 0; i < gradd_op_families[f]->n; i++)
-            GRADD_TRY(audit_row(&gradd_op_families[f]->v[i]));
-    return GRADD_OK;
 }
 
 bool gradd_op_accepts(const gradd_op_t *op, int input, gradd_dtype_t dtype) {

@@ -12,9 +12,6 @@ extern const size_t gradd_op_family_count;
 const gradd_op_t *gradd_op_find(const char *domain, const char *name, int opset);
 /* Row by name alone, newest opset first; what gradient rules and passes emit. NULL if none. */
 const gradd_op_t *gradd_op_by_name(const char *name);
-/* Checks that every row is complete (infer, ref and grad or marker, or an expansion, cases); the
- * failure names row and field. */
-gradd_status_t gradd_op_audit(void);
 /* Whether the operator is defined for that dtype as input i. */
 bool gradd_op_accepts(const gradd_op_t *op, int input, gradd_dtype_t dtype);
 /* Whether a gradient of the row's results can go on to input i, whatever the shapes are. */

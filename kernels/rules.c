@@ -9,7 +9,7 @@ gradd_val_t gradd_emit_attrs(gradd_builder_t *b, const char *op, const gradd_val
                              const gradd_attr_t *attrs, int n_attrs) {
     gradd_val_t out = GRADD_NONE;
     if (b->status) return GRADD_NONE;
-    b->status = b->emit(b, op, in, n_in, attrs, n_attrs, &out, 1);
+    b->status = b->emit(b, &(gradd_emit_t){op, in, n_in, attrs, n_attrs}, &out, 1);
     return b->status ? GRADD_NONE : out;
 }
 

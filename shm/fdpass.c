@@ -93,10 +93,11 @@ static gradd_status_t truncated(int flags, size_t capacity, int n, int max_fds) 
                       (unsigned long long)limit.rlim_cur);
 }
 
-gradd_status_t gradd_fd_recv(int socket, void *data, size_t capacity, size_t *out_bytes, int *fds,
-                             int max_fds, int *out_n_fds, gradd_fd_event_t *out_event) {
+gradd_status_t gradd_fd_recv(int socket, gradd_fd_packet_t *packet, gradd_fd_event_t *out_event) {
+    int *fds = packet->fds;
+    const int max_fds = packet->max_fds;
     control_t control;
-    struct iovec io = {data, capacity};
+    struct iovec io = {packet->data, packet->capacity};
     struct msghdr message = {.msg_iov = &io, .msg_iovlen = 1};
     if (max_fds < 0 || max_fds > GRADD_FD_MAX)
         return GRADD_FAIL(LIMIT, "room for %d descriptors, at most %d", max_fds, GRADD_FD_MAX);
@@ -120,10 +121,10 @@ gradd_status_t gradd_fd_recv(int socket, void *data, size_t capacity, size_t *ou
     }
     if (got > 0 && ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) || n > max_fds)) {
         discard_all(fds, n < max_fds ? n : max_fds);
-        return truncated(message.msg_flags, capacity, n, max_fds);
+        return truncated(message.msg_flags, packet->capacity, n, max_fds);
     }
-    *out_bytes = got > 0 ? (size_t)got : 0;
-    *out_n_fds = n;
+    packet->bytes = got > 0 ? (size_t)got : 0;
+    packet->n_fds = n;
     *out_event = again ? GRADD_FD_AGAIN : closed ? GRADD_FD_CLOSED : GRADD_FD_PACKET;
     return GRADD_OK;
 }

@@ -28,12 +28,20 @@ typedef enum gradd_fd_event_e {
  * the arguments are out of range or the peer does not read (non-blocking socket), IO otherwise. */
 gradd_status_t gradd_fd_send(int socket, const void *data, size_t bytes, const int *fds, int n_fds);
 
-/* Receives one packet of at most `capacity` bytes and at most max_fds descriptors. All three out
- * values are set on success; with AGAIN and CLOSED they say 0 bytes and 0 descriptors.
+/* Room for a packet, and what has come. */
+typedef struct gradd_fd_packet_s {
+    void *data;
+    size_t capacity;
+    int *fds;
+    int max_fds;
+    size_t bytes; /* set on success; with AGAIN and CLOSED 0 */
+    int n_fds;    /* likewise */
+} gradd_fd_packet_t;
+
+/* Receives one packet of at most `capacity` bytes and at most max_fds descriptors.
  * Fails with LIMIT (packet or descriptors too many, or more than this process may open: all of them
  * closed; the socket stays usable) or IO. An empty packet reads as CLOSED, so nobody sends one. */
-gradd_status_t gradd_fd_recv(int socket, void *data, size_t capacity, size_t *out_bytes, int *fds,
-                             int max_fds, int *out_n_fds, gradd_fd_event_t *out_event);
+gradd_status_t gradd_fd_recv(int socket, gradd_fd_packet_t *packet, gradd_fd_event_t *out_event);
 
 #ifdef __cplusplus
 }

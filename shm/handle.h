@@ -33,14 +33,6 @@ typedef struct gradd_handle_limits_s {
     uint64_t bytes;    /* sum of their sizes */
 } gradd_handle_limits_t;
 
-/* A range of addresses, for the check of overlaps. */
-typedef struct gradd_handle_span_s {
-    const void *base;
-    uint64_t bytes;
-    uint32_t tag; /* the caller's number of this range, reported on overlap */
-    bool written; /* overlapping ranges are an error if at least one of them is written */
-} gradd_handle_span_t;
-
 gradd_status_t gradd_handle_table_create(gradd_handle_limits_t limits,
                                          gradd_handle_table_t **out_table);
 /* Closes the table if needed. Every segment must have been released. Accepts NULL. */
@@ -74,12 +66,6 @@ gradd_status_t gradd_handle_resolve(gradd_handle_table_t *table, uint64_t id, ui
  */
 gradd_status_t gradd_handle_tensor(gradd_handle_table_t *table, const gradd_tensor_t *tensor,
                                    void **out_address);
-
-/* Checks that no written range overlaps another range. Sorts `spans` in place; empty ranges never
- * overlap. On failure (TENSOR) the tags of two offenders are stored, written one first (pointers
- * may be NULL). O(n log n), no allocation. */
-gradd_status_t gradd_handle_disjoint(gradd_handle_span_t *spans, size_t n_spans,
-                                     uint32_t *out_tag_a, uint32_t *out_tag_b);
 
 /* Segments that are mapped now and the sum of their sizes, for `ps` and for tests. */
 void gradd_handle_usage(gradd_handle_table_t *table, uint32_t *out_segments, uint64_t *out_bytes);

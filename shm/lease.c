@@ -165,20 +165,12 @@ void gradd_lease_destroy(gradd_lease_t *lease) {
     free(lease);
 }
 
-const gradd_peer_t *gradd_lease_peer(const gradd_lease_t *lease) {
-    return &lease->peer;
-}
-
 gradd_handle_table_t *gradd_lease_table(gradd_lease_t *lease) {
     return lease->table;
 }
 
 int gradd_lease_pidfd(const gradd_lease_t *lease) {
     return lease->peer.pidfd;
-}
-
-bool gradd_lease_alive(const gradd_lease_t *lease) {
-    return !atomic_load(&lease->ended) && gradd_peer_alive(&lease->peer);
 }
 
 gradd_status_t gradd_lease_add(gradd_lease_t *lease, uint64_t id, int fd, uint64_t expect_bytes,

@@ -63,14 +63,10 @@ gradd_status_t gradd_lease_create(gradd_peer_t *peer, gradd_handle_limits_t limi
 /* Ends the lease if needed and frees it. All uses of its segments must be over. Accepts NULL. */
 void gradd_lease_destroy(gradd_lease_t *lease);
 
-/* Borrowed, valid until destroy. */
-const gradd_peer_t *gradd_lease_peer(const gradd_lease_t *lease);
 /* Borrowed: the segments of this client. */
 gradd_handle_table_t *gradd_lease_table(gradd_lease_t *lease);
 /* The descriptor to poll for the peer's end. */
 int gradd_lease_pidfd(const gradd_lease_t *lease);
-/* False once ended or once the peer has died. */
-bool gradd_lease_alive(const gradd_lease_t *lease);
 
 /* Checks a received descriptor and adds it under `id`: gradd_segment_open + gradd_handle_add. The
  * descriptor is always consumed: closed on failure. */

@@ -88,10 +88,3 @@ void gradd_sha256_final(gradd_sha256_t *hash, uint8_t out_digest[GRADD_SHA256_BY
         for (int k = 0; k < 4; k++)
             out_digest[4 * i + k] = (uint8_t)(hash->state[i] >> (24 - 8 * k));
 }
-
-void gradd_sha256(const void *data, size_t bytes, uint8_t out_digest[GRADD_SHA256_BYTES]) {
-    gradd_sha256_t hash;
-    gradd_sha256_init(&hash);
-    gradd_sha256_update(&hash, data, bytes);
-    gradd_sha256_final(&hash, out_digest);
-}

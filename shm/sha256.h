@@ -26,8 +26,6 @@ void gradd_sha256_init(gradd_sha256_t *hash);
 void gradd_sha256_update(gradd_sha256_t *hash, const void *data, size_t bytes);
 /* The context must be initialised again before its next use. */
 void gradd_sha256_final(gradd_sha256_t *hash, uint8_t out_digest[GRADD_SHA256_BYTES]);
-/* All three at once. */
-void gradd_sha256(const void *data, size_t bytes, uint8_t out_digest[GRADD_SHA256_BYTES]);
 
 #ifdef __cplusplus
 }

@@ -6,13 +6,7 @@
 #include <string.h>
 
 static const char *const names[] = {[GRADD_OK] = "OK",
-#define X(name, text) [GRADD_E_##name] = #name,
-                                    GRADD_STATUS_MAP(X)
-#undef X
-};
-
-static const char *const texts[] = {[GRADD_OK] = "ok",
-#define X(name, text) [GRADD_E_##name] = text,
+#define X(name) [GRADD_E_##name] = #name,
                                     GRADD_STATUS_MAP(X)
 #undef X
 };
@@ -24,10 +18,6 @@ static _Thread_local struct {
 
 const char *gradd_status_name(gradd_status_t status) {
     return (unsigned)status < GRADD_STATUS_COUNT ? names[status] : "INTERNAL";
-}
-
-const char *gradd_status_text(gradd_status_t status) {
-    return (unsigned)status < GRADD_STATUS_COUNT ? texts[status] : "unknown status";
 }
 
 const char *gradd_error_message(void) {

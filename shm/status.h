@@ -15,29 +15,29 @@
 extern "C" {
 #endif
 
-/* X(name on the wire, short description) */
+/* X(name on the wire) */
 #define GRADD_STATUS_MAP(X)                                                                        \
-    X(SESSION, "unknown, foreign or lost session")                                                 \
-    X(MODEL, "the bytes are not a usable ONNX model")                                              \
-    X(GRAPH, "the graph is not valid")                                                             \
-    X(INDEX, "an index is out of range at run time")                                               \
-    X(SHM, "a shared memory region is not usable")                                                 \
-    X(TENSOR, "a tensor does not match what the plan expects")                                     \
-    X(STALE, "an object is gone or has changed since it was named")                                \
-    X(VERSION, "protocol versions do not match")                                                   \
-    X(LIMIT, "a limit is exceeded")                                                                \
-    X(NOMEM, "out of memory")                                                                      \
-    X(NOSPC, "no space to back shared memory")                                                     \
-    X(NONFINITE, "a value is NaN or infinite")                                                     \
-    X(DEVICE, "a device does not work any more")                                                   \
-    X(IO, "an input or output operation failed")                                                   \
-    X(EXTDATA, "external data is not accepted")                                                    \
-    X(UNSUPPORTED, "not supported")                                                                \
-    X(INTERNAL, "a defect in gradd")
+    X(SESSION)     /* unknown, foreign or lost session */                                          \
+    X(MODEL)       /* the bytes are not a usable ONNX model */                                     \
+    X(GRAPH)       /* the graph is not valid */                                                    \
+    X(INDEX)       /* an index is out of range at run time */                                      \
+    X(SHM)         /* a shared memory region is not usable */                                      \
+    X(TENSOR)      /* a tensor does not match what the plan expects */                             \
+    X(STALE)       /* an object is gone or has changed since it was named */                       \
+    X(VERSION)     /* protocol versions do not match */                                            \
+    X(LIMIT)       /* a limit is exceeded */                                                       \
+    X(NOMEM)       /* out of memory */                                                             \
+    X(NOSPC)       /* no space to back shared memory */                                            \
+    X(NONFINITE)   /* a value is NaN or infinite */                                                \
+    X(DEVICE)      /* a device does not work any more */                                           \
+    X(IO)          /* an input or output operation failed */                                       \
+    X(EXTDATA)     /* external data is not accepted */                                             \
+    X(UNSUPPORTED) /* not supported */                                                             \
+    X(INTERNAL)    /* a defect in gradd */
 
 typedef enum gradd_status_e {
     GRADD_OK = 0,
-#define X(name, text) GRADD_E_##name,
+#define X(name) GRADD_E_##name,
     GRADD_STATUS_MAP(X)
 #undef X
         GRADD_STATUS_COUNT
@@ -47,8 +47,6 @@ typedef enum gradd_status_e {
 
 /* Name on the wire ("TENSOR"; "OK" for 0), never NULL. */
 const char *gradd_status_name(gradd_status_t status);
-/* One-line description, never NULL. */
-const char *gradd_status_text(gradd_status_t status);
 
 /* Message of the last failure in this thread; empty string if there was none. Valid until the
  * next failure in this thread. */

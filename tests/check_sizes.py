@@ -1,8 +1,10 @@
 """Fails when a source file or a function has grown out of the house limits.
 
 Files: at most 800 lines, opened by a comment that states the purpose. Functions in C and Python:
-at most 100 lines. The C side relies on the house format (a function starts in column 0 and ends
-with a brace in column 0), which `make lint` enforces. Run by `make check` and `make test`.
+at most 100 lines and 6 parameters; in Python those behind a bare `*` are named and not counted. An
+inner loop that a macro or template header makes for each element type takes its addresses and
+strides one by one, up to 10. The C side relies on the house format (a function starts in column 0
+and ends with a brace in column 0), which `make lint` enforces. Run by `make check` and `make test`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,26 @@ FOLDERS = ["shm", "kernels", "server", "adapters", "tests", "benchmarks", "tools
 SUFFIXES = {".c", ".h", ".cu", ".cuh", ".py", ".sh"}
 MAX_FILE = 800
 MAX_FUNCTION = 100
+MAX_PARAMETERS = 6
+MAX_MADE_PARAMETERS = 10  # of functions that a macro or template makes for each element type
+KEYWORDS = {"if", "for", "while", "switch"}
+# Python functions that have more, as "file:function".
+PY_LATER = {
+    "adapters/optimum/optimum/gradd/demo.py:_finish",
+    "adapters/python/gradd/bridge.py:_run",
+    "adapters/python/gradd/export/attention.py:attention",
+    "adapters/python/gradd/export/norms.py:batch_norm",
+    "adapters/python/gradd/export/norms.py:group_norm",
+    "adapters/python/gradd/export/norms.py:instance_norm",
+    "adapters/python/gradd/export/norms.py:layer_norm",
+    "adapters/python/gradd/export/operators.py:batch_norm",
+    "adapters/python/gradd/optim.py:__init__",
+    "adapters/python/gradd/protocol.py:plan_fields",
+    "adapters/python/gradd/runs.py:__init__",
+    "tests/python/engine.py:__init__",
+    "tests/python/hostile_operators.py:op",
+    "tests/python/test_recognise_rope.py:rope_by_members",
+}
 
 
 def source_files() -> list[Path]:
@@ -50,6 +72,42 @@ def c_functions(lines: list[str]) -> list[tuple[str, int, int]]:
     return out
 
 
+def c_parameters(text: str) -> list[tuple[str, int, int]]:
+    """Name, line and number of parameters of each function body, also of those in macros."""
+    blank = r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\\\n'
+    text = re.sub(blank, lambda m: re.sub(r"[^\n]", " ", m[0]), text, flags=re.DOTALL)
+    out: list[tuple[str, int, int]] = []
+    for m in re.finditer(r"[\w*)]\s*[\s*](NAME\(\w+\)|[\w#]+)\(", text):
+        depth, end, commas = 1, m.end(), 0
+        while depth and end < len(text):
+            depth += (text[end] == "(") - (text[end] == ")")
+            commas += depth == 1 and text[end] == ","
+            end += 1
+        before = re.search(r"\w*$", text[: m.start(1)].rstrip(" *\n"))
+        is_call = before and before[0] in {"return", "else", "do", "case", "sizeof"}
+        if text[end:].lstrip().startswith("{") and m[1] not in KEYWORDS and not is_call:
+            words = text[m.end() : end - 1].strip()
+            count = 0 if words in {"", "void"} else commas + 1
+            out.append((m[1], text.count("\n", 0, m.start(1)) + 1, count))
+    return out
+
+
+def py_parameters(text: str) -> list[tuple[str, int, int]]:
+    """Name, line and number of parameters of each function: none of `self`, *args as one."""
+    out = []
+    for n in ast.walk(ast.parse(text)):
+        if not isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        a = n.args
+        names = [x.arg for x in a.posonlyargs + a.args]
+        count = len(names) - (names[:1] in (["self"], ["cls"]))
+        count += (a.vararg is not None) + (a.kwarg is not None)
+        if a.vararg:
+            count += len(a.kwonlyargs)
+        out.append((n.name, n.lineno, count))
+    return out
+
+
 def py_functions(text: str) -> list[tuple[str, int, int]]:
     """Name, first line and length of each function in a Python file."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -73,6 +131,14 @@ def problems(path: Path) -> list[str]:
     for function, line, length in functions:
         if length > MAX_FUNCTION:
             out.append(f"{name}:{line}: {function}() has {length} lines, limit {MAX_FUNCTION}")
+    counted = py_parameters(text) if path.suffix == ".py" else []
+    if path.suffix in {".c", ".h", ".cu", ".cuh"}:
+        counted = c_parameters(text)
+    for function, line, count in counted:
+        made = "#" in function or function.startswith("NAME(")
+        limit = MAX_MADE_PARAMETERS if made else MAX_PARAMETERS
+        if count > limit and f"{name}:{function}" not in PY_LATER:
+            out.append(f"{name}:{line}: {function}() has {count} parameters, limit {limit}")
     return out
 
 

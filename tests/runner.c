@@ -90,11 +90,11 @@ void test_eq_str(const char *file, int line, const char *text_a, const char *tex
                   b ? b : "(null)");
 }
 
-void test_near(const char *file, int line, const char *text_a, const char *text_b, double a,
-               double b, double tolerance) {
-    if (!(fabs(a - b) <= tolerance))
-        test_fail(file, line, "%s ~ %s: %.9g against %.9g, tolerance %g", text_a, text_b, a, b,
-                  tolerance);
+void test_near(const char *file, int line, const char *text_a, const char *text_b,
+               test_near_t values) {
+    if (!(fabs(values.a - values.b) <= values.tolerance))
+        test_fail(file, line, "%s ~ %s: %.9g against %.9g, tolerance %g", text_a, text_b, values.a,
+                  values.b, values.tolerance);
 }
 
 void test_ok(const char *file, int line, const char *text, gradd_status_t status) {

@@ -44,8 +44,11 @@ void test_eq_int(const char *file, int line, const char *text_a, const char *tex
                  intmax_t b);
 void test_eq_str(const char *file, int line, const char *text_a, const char *text_b, const char *a,
                  const char *b);
-void test_near(const char *file, int line, const char *text_a, const char *text_b, double a,
-               double b, double tolerance);
+typedef struct test_near_s {
+    double a, b, tolerance;
+} test_near_t;
+void test_near(const char *file, int line, const char *text_a, const char *text_b,
+               test_near_t values);
 void test_ok(const char *file, int line, const char *text, gradd_status_t status);
 void test_status(const char *file, int line, const char *text, gradd_status_t want,
                  gradd_status_t got);
@@ -57,7 +60,8 @@ void test_error_has(const char *file, int line, const char *part);
 #define CHECK_EQ_STR(a, b) test_eq_str(__FILE__, __LINE__, #a, #b, (a), (b))
 /* |a - b| <= tolerance; NaN never passes. */
 #define CHECK_NEAR(a, b, tolerance)                                                                \
-    test_near(__FILE__, __LINE__, #a, #b, (double)(a), (double)(b), (double)(tolerance))
+    test_near(__FILE__, __LINE__, #a, #b,                                                          \
+              (test_near_t){(double)(a), (double)(b), (double)(tolerance)})
 /* A gradd_status_t expression that must be GRADD_OK; prints the error message otherwise. */
 #define CHECK_OK(status) test_ok(__FILE__, __LINE__, #status, (status))
 /* expr must fail with exactly this code: CHECK_STATUS(GRADD_E_SHM, gradd_segment_open(...)). */

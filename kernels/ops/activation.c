@@ -54,27 +54,29 @@
 #define MISH_SLOPE(e, x) (MISH_T(e) + (x) * (1 - MISH_T(e) * MISH_T(e)) * ((e) / (1 + (e))))
 #define E_MISH_GRAD(F)   (a * MISH_SLOPE(MISH_E(F, b), b))
 
-#define UNARY(name, E)  GRADD_ROWS1_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_RUN(name, 0)
-#define BINARY(name, E) GRADD_ROWS2_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_RUN(name, 0)
+#define UNARY(name, E)  GRADD_ROWS1_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_COMPUTE(name)
+#define BINARY(name, E) GRADD_ROWS2_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_COMPUTE(name)
 /* with the parameter alpha */
-#define RUN_ALPHA(name, otherwise)                                                                 \
-    static gradd_status_t run_##name(const gradd_run_t *r) {                                       \
+#define COMPUTE_ALPHA(name, otherwise)                                                             \
+    static gradd_status_t compute_##name(const gradd_launch_t *r) {                                \
         double alpha = gradd_attr_float(r->attrs, "alpha", otherwise);                             \
-        return gradd_map_rows(&name##_rows, 0, r->out, r->in, r->n_in, &alpha, false);             \
+        return gradd_map_rows(&name##_rows, r->out, r->in, r->n_in, &alpha, false);                \
     }                                                                                              \
-    static gradd_status_t run_##name##_ref(const gradd_run_t *r) {                                 \
+    static gradd_status_t compute_##name##_ref(const gradd_launch_t *r) {                          \
         double alpha = gradd_attr_float(r->attrs, "alpha", otherwise);                             \
-        return gradd_map_rows(&name##_refs, 0, r->out, r->in, r->n_in, &alpha, true);              \
+        return gradd_map_rows(&name##_refs, r->out, r->in, r->n_in, &alpha, true);                 \
     }
 /* one of two by the attribute approximate */
-#define RUN_APPROXIMATE(name)                                                                      \
-    static gradd_status_t run_##name(const gradd_run_t *r) {                                       \
-        const gradd_rows_t *rows = by_tanh(r->attrs) ? &name##_tanh_rows : &name##_erf_rows;       \
-        return gradd_map_rows(rows, 0, r->out, r->in, r->n_in, NULL, false);                       \
+#define COMPUTE_APPROXIMATE(name)                                                                  \
+    static gradd_status_t compute_##name(const gradd_launch_t *r) {                                \
+        const gradd_row_functions_t *rows =                                                        \
+            by_tanh(r->attrs) ? &name##_tanh_rows : &name##_erf_rows;                              \
+        return gradd_map_rows(rows, r->out, r->in, r->n_in, NULL, false);                          \
     }                                                                                              \
-    static gradd_status_t run_##name##_ref(const gradd_run_t *r) {                                 \
-        const gradd_rows_t *rows = by_tanh(r->attrs) ? &name##_tanh_refs : &name##_erf_refs;       \
-        return gradd_map_rows(rows, 0, r->out, r->in, r->n_in, NULL, true);                        \
+    static gradd_status_t compute_##name##_ref(const gradd_launch_t *r) {                          \
+        const gradd_row_functions_t *rows =                                                        \
+            by_tanh(r->attrs) ? &name##_tanh_refs : &name##_erf_refs;                              \
+        return gradd_map_rows(rows, r->out, r->in, r->n_in, NULL, true);                           \
     }
 
 UNARY(relu, E_RELU)
@@ -91,16 +93,16 @@ BINARY(mish_grad, E_MISH_GRAD)
 
 GRADD_ROWS1_FLOAT(leaky, E_LEAKY)
 GRADD_TABLE_FLOAT(leaky)
-RUN_ALPHA(leaky, 0.01)
+COMPUTE_ALPHA(leaky, 0.01)
 GRADD_ROWS2_FLOAT(leaky_grad, E_LEAKY_GRAD)
 GRADD_TABLE_FLOAT(leaky_grad)
-RUN_ALPHA(leaky_grad, 0.01)
+COMPUTE_ALPHA(leaky_grad, 0.01)
 GRADD_ROWS1_FLOAT(elu, E_ELU)
 GRADD_TABLE_FLOAT(elu)
-RUN_ALPHA(elu, 1)
+COMPUTE_ALPHA(elu, 1)
 GRADD_ROWS2_FLOAT(elu_grad, E_ELU_GRAD)
 GRADD_TABLE_FLOAT(elu_grad)
-RUN_ALPHA(elu_grad, 1)
+COMPUTE_ALPHA(elu_grad, 1)
 
 static bool by_tanh(gradd_attrs_t attrs) {
     return !strcmp(gradd_attr_string(attrs, "approximate", "none"), "tanh");
@@ -109,12 +111,12 @@ GRADD_ROWS1_FLOAT(gelu_erf, E_GELU)
 GRADD_TABLE_FLOAT(gelu_erf)
 GRADD_ROWS1_FLOAT(gelu_tanh, E_GELU_TANH)
 GRADD_TABLE_FLOAT(gelu_tanh)
-RUN_APPROXIMATE(gelu)
+COMPUTE_APPROXIMATE(gelu)
 GRADD_ROWS2_FLOAT(gelu_grad_erf, E_GELU_GRAD)
 GRADD_TABLE_FLOAT(gelu_grad_erf)
 GRADD_ROWS2_FLOAT(gelu_grad_tanh, E_GELU_TANH_GRAD)
 GRADD_TABLE_FLOAT(gelu_grad_tanh)
-RUN_APPROXIMATE(gelu_grad)
+COMPUTE_APPROXIMATE(gelu_grad)
 
 #define E_PRELU(F) (a > 0 ? a : a * b)
 BINARY(prelu, E_PRELU)
@@ -205,95 +207,99 @@ static gradd_status_t expand_gelu(gradd_expand_t *e) {
     {.text = "f32[3,5] f32[3,5]"}, {.text = "f32[] f32[]"}, {.text = "f32[3,7] f32[3,7]:(-8,8)"},  \
         {.text = "f32[211,173] f32[211,173]"}
 
-#define FORWARD(title, since_, fn, gradient, expansion, infer_, attrs_, ...)                       \
-    {.name = title,                                                                                \
-     .domain = "",                                                                                 \
-     .since = since_,                                                                              \
-     .min_in = 1,                                                                                  \
-     .max_in = 1,                                                                                  \
-     .min_out = 1,                                                                                 \
-     .max_out = 1,                                                                                 \
-     .flags = GRADD_OP_CHEAP,                                                                      \
-     .types = {GRADD_T_FLOAT},                                                                     \
-     .attrs = attrs_,                                                                              \
-     .infer = infer_,                                                                              \
-     .grad = gradient,                                                                             \
-     .expand = expansion,                                                                          \
-     .ref = run_##fn##_ref,                                                                        \
-     .cases = GRADD_CASES(CASES, __VA_ARGS__)}
-#define BACKWARD(title, fn, attrs_, ...)                                                           \
-    {.name = title,                                                                                \
-     .domain = "com.gradd",                                                                        \
-     .since = 1,                                                                                   \
-     .min_in = 2,                                                                                  \
-     .max_in = 2,                                                                                  \
-     .min_out = 1,                                                                                 \
-     .max_out = 1,                                                                                 \
-     .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,                               \
-     .types = {GRADD_T_FLOAT},                                                                     \
-     .attrs = attrs_,                                                                              \
-     .infer = gradd_infer_broadcast,                                                               \
-     .ref = run_##fn##_ref,                                                                        \
-     .cases = GRADD_CASES(CASES_BACK, __VA_ARGS__)}
 #define PLAIN_CASE {.text = "f32[1]"}
 #define PLAIN_PAIR {.text = "f32[1] f32[1]"}
 
-GRADD_OPS(activation, FORWARD("Relu", 6, relu, grad_relu, NULL, gradd_infer_same, NULL, PLAIN_CASE),
-          FORWARD("LeakyRelu", 6, leaky, grad_leaky, NULL, gradd_infer_same, ALPHA,
-                  {.text = "f32[3,5] | alpha=0.2"}),
-          FORWARD("Sigmoid", 6, sigmoid, grad_sigmoid, NULL, gradd_infer_same, NULL, PLAIN_CASE),
-          FORWARD("Tanh", 6, tanh, grad_tanh, NULL, gradd_infer_same, NULL, PLAIN_CASE),
-          FORWARD("Elu", 6, elu, grad_elu, NULL, gradd_infer_same, ALPHA,
-                  {.text = "f32[3,5] | alpha=0.7"}),
-          FORWARD("Gelu", 20, gelu, grad_gelu, expand_gelu, infer_gelu, APPROXIMATE,
-                  {.text = "f32[3,5]:(-6,6) | approximate=\"tanh\""},
-                  {.text = "f32[3,5] | approximate=\"none\""},
-                  {.text = "f32[211,173] | approximate=\"tanh\""}),
-          FORWARD("Softplus", 1, softplus, grad_softplus, NULL, gradd_infer_same, NULL,
-                  {.text = "f32[3,5]:(-40,40)", .tol = 1e-6}),
-          FORWARD("HardSwish", 14, hardswish, grad_hardswish, NULL, gradd_infer_same, NULL,
-                  PLAIN_CASE),
-          FORWARD("Mish", 18, mish, grad_mish, NULL, gradd_infer_same, NULL,
-                  {.text = "f32[3,5]:(-40,40)"}),
-          {.name = "PRelu",
-           .domain = "",
-           .since = 7,
-           .min_in = 2,
-           .max_in = 2,
-           .min_out = 1,
-           .max_out = 1,
-           .flags = GRADD_OP_CHEAP,
-           .types = {GRADD_T_FLOAT},
-           .infer = infer_prelu,
-           .grad = grad_prelu,
-           .ref = run_prelu_ref,
-           .cases = GRADD_CASES({.text = "f32[2,3,4] f32[3,1]"}, {.text = "f32[5] f32[1]"},
-                                {.text = "f32[2,3] f32[2,3]"})},
-          BACKWARD("ReluGrad", relu_grad, NULL, {.text = "f32[4] f32[4]={0,-0.0,1,-1}"}),
-          BACKWARD("LeakyReluGrad", leaky_grad, ALPHA, {.text = "f32[4] f32[4] | alpha=0.2"}),
-          BACKWARD("SigmoidGrad", sigmoid_grad, NULL, PLAIN_PAIR),
-          BACKWARD("TanhGrad", tanh_grad, NULL, PLAIN_PAIR),
-          BACKWARD("EluGrad", elu_grad, ALPHA, {.text = "f32[4] f32[4] | alpha=0.7"}),
-          BACKWARD("GeluGrad", gelu_grad, APPROXIMATE,
-                   {.text = "f32[3,5] f32[3,5] | approximate=\"tanh\""}),
-          BACKWARD("HardSwishGrad", hardswish_grad, NULL, PLAIN_PAIR),
-          BACKWARD("MishGrad", mish_grad, NULL, PLAIN_PAIR));
+GRADD_OPS(
+    activation,
+    GRADD_OP("Relu", "", 6, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
+             .infer = gradd_infer_same, .grad = grad_relu, .ref = compute_relu_ref,
+             .cases = GRADD_CASES(CASES, PLAIN_CASE)),
+    GRADD_OP("LeakyRelu", "", 6, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
+             .attrs = ALPHA, .infer = gradd_infer_same, .grad = grad_leaky,
+             .ref = compute_leaky_ref,
+             .cases = GRADD_CASES(CASES, {.text = "f32[3,5] | alpha=0.2"})),
+    GRADD_OP("Sigmoid", "", 6, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
+             .infer = gradd_infer_same, .grad = grad_sigmoid, .ref = compute_sigmoid_ref,
+             .cases = GRADD_CASES(CASES, PLAIN_CASE)),
+    GRADD_OP("Tanh", "", 6, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
+             .infer = gradd_infer_same, .grad = grad_tanh, .ref = compute_tanh_ref,
+             .cases = GRADD_CASES(CASES, PLAIN_CASE)),
+    GRADD_OP("Elu", "", 6, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
+             .attrs = ALPHA, .infer = gradd_infer_same, .grad = grad_elu, .ref = compute_elu_ref,
+             .cases = GRADD_CASES(CASES, {.text = "f32[3,5] | alpha=0.7"})),
+    GRADD_OP("Gelu", "", 20, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
+             .attrs = APPROXIMATE, .infer = infer_gelu, .grad = grad_gelu, .expand = expand_gelu,
+             .ref = compute_gelu_ref,
+             .cases = GRADD_CASES(CASES, {.text = "f32[3,5]:(-6,6) | approximate=\"tanh\""},
+                                  {.text = "f32[3,5] | approximate=\"none\""},
+                                  {.text = "f32[211,173] | approximate=\"tanh\""})),
+    GRADD_OP("Softplus", "", 1, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
+             .infer = gradd_infer_same, .grad = grad_softplus, .ref = compute_softplus_ref,
+             .cases = GRADD_CASES(CASES, {.text = "f32[3,5]:(-40,40)", .tol = 1e-6})),
+    GRADD_OP("HardSwish", "", 14, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
+             .infer = gradd_infer_same, .grad = grad_hardswish, .ref = compute_hardswish_ref,
+             .cases = GRADD_CASES(CASES, PLAIN_CASE)),
+    GRADD_OP("Mish", "", 18, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
+             .infer = gradd_infer_same, .grad = grad_mish, .ref = compute_mish_ref,
+             .cases = GRADD_CASES(CASES, {.text = "f32[3,5]:(-40,40)"})),
+    GRADD_OP("PRelu", "", 7, (2, 2), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
+             .infer = infer_prelu, .grad = grad_prelu, .ref = compute_prelu_ref,
+             .cases = GRADD_CASES({.text = "f32[2,3,4] f32[3,1]"}, {.text = "f32[5] f32[1]"},
+                                  {.text = "f32[2,3] f32[2,3]"})),
+    GRADD_OP("ReluGrad", "com.gradd", 1, (2, 2), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+             .types = {GRADD_T_FLOAT}, .infer = gradd_infer_broadcast, .ref = compute_relu_grad_ref,
+             .cases = GRADD_CASES(CASES_BACK, {.text = "f32[4] f32[4]={0,-0.0,1,-1}"})),
+    GRADD_OP("LeakyReluGrad", "com.gradd", 1, (2, 2), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+             .types = {GRADD_T_FLOAT}, .attrs = ALPHA, .infer = gradd_infer_broadcast,
+             .ref = compute_leaky_grad_ref,
+             .cases = GRADD_CASES(CASES_BACK, {.text = "f32[4] f32[4] | alpha=0.2"})),
+    GRADD_OP("SigmoidGrad", "com.gradd", 1, (2, 2), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+             .types = {GRADD_T_FLOAT}, .infer = gradd_infer_broadcast,
+             .ref = compute_sigmoid_grad_ref, .cases = GRADD_CASES(CASES_BACK, PLAIN_PAIR)),
+    GRADD_OP("TanhGrad", "com.gradd", 1, (2, 2), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+             .types = {GRADD_T_FLOAT}, .infer = gradd_infer_broadcast, .ref = compute_tanh_grad_ref,
+             .cases = GRADD_CASES(CASES_BACK, PLAIN_PAIR)),
+    GRADD_OP("EluGrad", "com.gradd", 1, (2, 2), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+             .types = {GRADD_T_FLOAT}, .attrs = ALPHA, .infer = gradd_infer_broadcast,
+             .ref = compute_elu_grad_ref,
+             .cases = GRADD_CASES(CASES_BACK, {.text = "f32[4] f32[4] | alpha=0.7"})),
+    GRADD_OP("GeluGrad", "com.gradd", 1, (2, 2), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+             .types = {GRADD_T_FLOAT}, .attrs = APPROXIMATE, .infer = gradd_infer_broadcast,
+             .ref = compute_gelu_grad_ref,
+             .cases = GRADD_CASES(CASES_BACK,
+                                  {.text = "f32[3,5] f32[3,5] | approximate=\"tanh\""})),
+    GRADD_OP("HardSwishGrad", "com.gradd", 1, (2, 2), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+             .types = {GRADD_T_FLOAT}, .infer = gradd_infer_broadcast,
+             .ref = compute_hardswish_grad_ref, .cases = GRADD_CASES(CASES_BACK, PLAIN_PAIR)),
+    GRADD_OP("MishGrad", "com.gradd", 1, (2, 2), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+             .types = {GRADD_T_FLOAT}, .infer = gradd_infer_broadcast, .ref = compute_mish_grad_ref,
+             .cases = GRADD_CASES(CASES_BACK, PLAIN_PAIR)));
 
-GRADD_KERNELS(cpu, activation, {"Relu", "loop", .inplace = 1, .run = run_relu},
-              {"LeakyRelu", "loop", .inplace = 1, .run = run_leaky},
-              {"Sigmoid", "loop", .inplace = 1, .run = run_sigmoid},
-              {"Tanh", "loop", .inplace = 1, .run = run_tanh},
-              {"Elu", "loop", .inplace = 1, .run = run_elu},
-              {"Gelu", "loop", .inplace = 1, .run = run_gelu},
-              {"Softplus", "loop", .inplace = 1, .run = run_softplus},
-              {"HardSwish", "loop", .inplace = 1, .run = run_hardswish},
-              {"Mish", "loop", .inplace = 1, .run = run_mish},
-              {"PRelu", "loop", .inplace = 1, .run = run_prelu},
-              {"ReluGrad", "loop", .inplace = 3, .run = run_relu_grad},
-              {"LeakyReluGrad", "loop", .inplace = 3, .run = run_leaky_grad},
-              {"SigmoidGrad", "loop", .inplace = 3, .run = run_sigmoid_grad},
-              {"TanhGrad", "loop", .inplace = 3, .run = run_tanh_grad},
-              {"EluGrad", "loop", .inplace = 3, .run = run_elu_grad},
-              {"GeluGrad", "loop", .inplace = 3, .run = run_gelu_grad},
-              {"HardSwishGrad", "loop", .inplace = 3, .run = run_hardswish_grad},
-              {"MishGrad", "loop", .inplace = 3, .run = run_mish_grad});
+GRADD_KERNELS(cpu, activation, GRADD_KERNEL("Relu", "loop", .inplace = 1, .compute = compute_relu),
+              GRADD_KERNEL("LeakyRelu", "loop", .inplace = 1, .compute = compute_leaky),
+              GRADD_KERNEL("Sigmoid", "loop", .inplace = 1, .compute = compute_sigmoid),
+              GRADD_KERNEL("Tanh", "loop", .inplace = 1, .compute = compute_tanh),
+              GRADD_KERNEL("Elu", "loop", .inplace = 1, .compute = compute_elu),
+              GRADD_KERNEL("Gelu", "loop", .inplace = 1, .compute = compute_gelu),
+              GRADD_KERNEL("Softplus", "loop", .inplace = 1, .compute = compute_softplus),
+              GRADD_KERNEL("HardSwish", "loop", .inplace = 1, .compute = compute_hardswish),
+              GRADD_KERNEL("Mish", "loop", .inplace = 1, .compute = compute_mish),
+              GRADD_KERNEL("PRelu", "loop", .inplace = 1, .compute = compute_prelu),
+              GRADD_KERNEL("ReluGrad", "loop", .inplace = 3, .compute = compute_relu_grad),
+              GRADD_KERNEL("LeakyReluGrad", "loop", .inplace = 3, .compute = compute_leaky_grad),
+              GRADD_KERNEL("SigmoidGrad", "loop", .inplace = 3, .compute = compute_sigmoid_grad),
+              GRADD_KERNEL("TanhGrad", "loop", .inplace = 3, .compute = compute_tanh_grad),
+              GRADD_KERNEL("EluGrad", "loop", .inplace = 3, .compute = compute_elu_grad),
+              GRADD_KERNEL("GeluGrad", "loop", .inplace = 3, .compute = compute_gelu_grad),
+              GRADD_KERNEL("HardSwishGrad", "loop", .inplace = 3,
+                           .compute = compute_hardswish_grad),
+              GRADD_KERNEL("MishGrad", "loop", .inplace = 3, .compute = compute_mish_grad));

@@ -83,7 +83,7 @@ static void describe_sizes(gradd_attn_t *p, const gradd_view_t *in, const places
     p->v = side_of(&in[at->v], layout & GRADD_ATTN_V_TURNED);
 }
 
-static gradd_attn_drop_t describe_drop(const gradd_run_t *r) {
+static gradd_attn_drop_t describe_drop(const gradd_launch_t *r) {
     double ratio = gradd_attr_float(r->attrs, "dropout", 0);
     return (gradd_attn_drop_t){
         .active = ratio > 0 && !r->dropout_off,
@@ -124,7 +124,7 @@ static size_t own_ranges(const gradd_view_t *in, int n_in, const places_t *at) {
     return 3 * sizeof(int32_t) * (size_t)mask_rows(&in[at->mask].type);
 }
 
-static void find_ranges(gradd_attn_t *p, const gradd_run_t *r, const places_t *at, void *room) {
+static void find_ranges(gradd_attn_t *p, const gradd_launch_t *r, const places_t *at, void *room) {
     if (!own_ranges(r->in, r->n_in, at)) return;
     gradd_view_t ranges;
     ranges.type = r->in[at->mask].type, ranges.data = room;
@@ -133,31 +133,31 @@ static void find_ranges(gradd_attn_t *p, const gradd_run_t *r, const places_t *a
     p->range = extra_of(&ranges);
 }
 
-static size_t kernel_work(const gradd_infer_t *c, const places_t *at) {
+static size_t kernel_workspace(const gradd_infer_t *c, const places_t *at) {
     gradd_attn_t p;
     describe(&p, c->in, c->n_in, at, c->attrs);
     p.threads = c->threads;
-    size_t bytes = gradd_attn_work(&p, at == &backward_at);
+    size_t bytes = gradd_attn_workspace(&p, at == &backward_at);
     return (bytes + 63) / 64 * 64 + own_ranges(c->in, c->n_in, at);
 }
-static size_t work_forward(const gradd_infer_t *c) {
-    return kernel_work(c, &forward_at);
+static size_t workspace_forward(const gradd_infer_t *c) {
+    return kernel_workspace(c, &forward_at);
 }
-static size_t work_backward(const gradd_infer_t *c) {
-    return kernel_work(c, &backward_at);
+static size_t workspace_backward(const gradd_infer_t *c) {
+    return kernel_workspace(c, &backward_at);
 }
 
-static void *behind(const gradd_attn_t *p, void *work, bool backward) {
-    return (char *)work + (gradd_attn_work(p, backward) + 63) / 64 * 64;
+static void *behind(const gradd_attn_t *p, void *workspace, bool backward) {
+    return (char *)workspace + (gradd_attn_workspace(p, backward) + 63) / 64 * 64;
 }
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-static void *output(const gradd_run_t *r, int j) {
+static void *output(const gradd_launch_t *r, int j) {
     return j < r->n_out ? r->out[j].data : NULL;
 }
 
-static gradd_status_t forward(const gradd_run_t *r, bool pairs) {
+static gradd_status_t forward(const gradd_launch_t *r, bool pairs) {
     gradd_attn_t p;
     describe(&p, r->in, r->n_in, &forward_at, r->attrs);
     p.pairs = pairs;
@@ -165,18 +165,18 @@ static gradd_status_t forward(const gradd_run_t *r, bool pairs) {
     p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED);
     p.stats = output(r, 1);
     p.drop = describe_drop(r);
-    find_ranges(&p, r, &forward_at, behind(&p, r->work, false));
-    return gradd_attn_forward(&p, r->work);
+    find_ranges(&p, r, &forward_at, behind(&p, r->workspace, false));
+    return gradd_attn_forward(&p, r->workspace);
 }
 
-static gradd_status_t run_attention(const gradd_run_t *r) {
+static gradd_status_t compute_attention(const gradd_launch_t *r) {
     return forward(r, false);
 }
-static gradd_status_t run_attention_pairs(const gradd_run_t *r) {
+static gradd_status_t compute_attention_pairs(const gradd_launch_t *r) {
     return forward(r, true);
 }
 
-static gradd_status_t backward(const gradd_run_t *r, bool pairs) {
+static gradd_status_t backward(const gradd_launch_t *r, bool pairs) {
     int64_t layout = gradd_attr_int(r->attrs, "layout", 0);
     gradd_attn_t p;
     describe(&p, r->in, r->n_in, &backward_at, r->attrs);
@@ -190,14 +190,14 @@ static gradd_status_t backward(const gradd_run_t *r, bool pairs) {
     p.dbias = output(r, 3);
     p.drop = describe_drop(r);
     if (p.dbias) gradd_copy_zero(p.dbias, (size_t)gradd_type_bytes(&r->out[3].type));
-    find_ranges(&p, r, &backward_at, behind(&p, r->work, true));
-    return gradd_attn_backward(&p, r->work);
+    find_ranges(&p, r, &backward_at, behind(&p, r->workspace, true));
+    return gradd_attn_backward(&p, r->workspace);
 }
 
-static gradd_status_t run_attention_grad(const gradd_run_t *r) {
+static gradd_status_t compute_attention_grad(const gradd_launch_t *r) {
     return backward(r, false);
 }
-static gradd_status_t run_attention_grad_pairs(const gradd_run_t *r) {
+static gradd_status_t compute_attention_grad_pairs(const gradd_launch_t *r) {
     return backward(r, true);
 }
 
@@ -213,7 +213,7 @@ static bool accepts_grad_pairs(const gradd_infer_t *c) {
     return has_pairs(c, &backward_at);
 }
 
-static gradd_status_t run_ranges(const gradd_run_t *r) {
+static gradd_status_t compute_ranges(const gradd_launch_t *r) {
     const gradd_type_t *mask = &r->in[0].type;
     gradd_attn_ranges(r->in[0].data, mask_rows(mask), mask->dims[mask->rank - 1], r->out[0].data);
     return GRADD_OK;
@@ -300,7 +300,7 @@ static void store(gradd_dtype_t dtype, void *data, int64_t i, double value) {
         ((gradd_bf16_t *)data)[i] = gradd_f32_bf16((float)value);
 }
 
-static gradd_status_t ref_attention(const gradd_run_t *r) {
+static gradd_status_t ref_attention(const gradd_launch_t *r) {
     gradd_attn_t p;
     describe(&p, r->in, r->n_in, &forward_at, r->attrs);
     p.threads = r->threads;
@@ -455,7 +455,7 @@ static gradd_val_t grad_sinks(gradd_grad_t *g) {
     gradd_val_t delta = gradd_emit_attrs(b, "ReduceSum", sum, 2, &drop, 1), part[2];
     if (turned) delta = gradd_transpose(b, delta, swap, 3);
     const gradd_val_t split[2] = {g->output(g, 1), gradd_const_i64s(b, halves, 2)};
-    if (!b->status) b->status = b->emit(b, "Split", split, 2, &axis, 1, part, 2);
+    if (!b->status) b->status = b->emit(b, &(gradd_emit_t){"Split", split, 2, &axis, 1}, part, 2);
     if (b->status) return GRADD_NONE;
     gradd_val_t sink = gradd_reshape_to(b, g->in[SINKS], column, 3);
     for (int k = 0; k < 2; k++)
@@ -487,7 +487,8 @@ static gradd_status_t grad_attention(gradd_grad_t *g) {
         if (strcmp(g->attrs.v[i].name, "node")) attrs[n_attrs++] = g->attrs.v[i];
     attrs[n_attrs++] = gradd_make_int("sunk", sunk);
     attrs[n_attrs++] = gradd_make_int("node", gradd_attr_int(g->attrs, "node", (int64_t)g->node));
-    b->status = b->emit(b, "FusedAttentionGrad", in, 9, attrs, n_attrs, out, n_out);
+    b->status =
+        b->emit(b, &(gradd_emit_t){"FusedAttentionGrad", in, 9, attrs, n_attrs}, out, n_out);
     if (b->status) return b->status;
     for (int i = 0; i < 3; i++)
         if (g->need[i]) g->din[i] = out[i];
@@ -520,17 +521,14 @@ static void cost_attention_grad(const gradd_infer_t *c, gradd_cost_t *cost) {
     count_pairs(c, &backward_at, true, cost);
 }
 
-#define ATTENTION_ROW(title, inputs, n_in, n_out, flags_)                                          \
-    .name = title, .domain = "com.gradd", .since = 1, .min_in = inputs, .max_in = n_in,            \
-    .min_out = 1, .max_out = n_out, .flags = GRADD_OP_INTERNAL | flags_, .attrs = ATTENTION_ATTRS
-
 /* mask, bias and ranges */
 #define EXTRA_TYPES(floats) GRADD_T_BOOL, floats, GRADD_DTB(I32)
 
 GRADD_OPS(
     attention,
-    {
-        ATTENTION_ROW("FusedAttention", 3, 7, 2, GRADD_OP_RANDOM | GRADD_OP_COSTLY),
+    GRADD_OP(
+        "FusedAttention", "com.gradd", 1, (3, 7), (1, 2),
+        .flags = GRADD_OP_INTERNAL | GRADD_OP_RANDOM | GRADD_OP_COSTLY, .attrs = ATTENTION_ATTRS,
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT),
                   GRADD_T_FLOAT},
         .infer = infer_attention, .grad = grad_attention, .expand = gradd_attention_expand,
@@ -540,7 +538,7 @@ GRADD_OPS(
             {.text = "f32[2,4,9,8] f32[2,2,9,8] f32[2,2,9,8] | scale=0.35 -> 2", .grad_tol = -1},
             {.text = "f32[2,4,9,8] f32[2,2,9,8] f32[2,2,9,8] bool[2,1,9,9] | scale=0.35"},
             {.text = "f32[2,4,9,8] f32[2,2,9,8] f32[2,2,9,8] bool[9,9] | zero=1 -> 2",
-                  .grad_tol = -1},
+             .grad_tol = -1},
             {.text =
                  "f32[1,2,5,8] f32[1,2,4,8] f32[1,2,4,8] bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,"
                  "0,0,1,1,1,1}"},
@@ -550,19 +548,23 @@ GRADD_OPS(
             {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,0,0,0,0,1,1,0,1,0,0,1} "
                      "f32[2,3,4] | hides=1 fill=-60.0"},
             {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,0,0,0,0,1,1,0,1,0,0,1} "
-                     "f32[2,3,4] | hides=2", .grad_tol = -1},
+                     "f32[2,3,4] | hides=2",
+             .grad_tol = -1},
             {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,0,0,0,0,1,1,0,1,0,1,0} "
-                     "f32[4]={-3.4e38,0,-inf,0} | hides=0 fill=-3e38 softcap=2.0", .grad_tol = -1},
+                     "f32[4]={-3.4e38,0,-inf,0} | hides=0 fill=-3e38 softcap=2.0",
+             .grad_tol = -1},
             {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,1,0,0,0,1,1,0,1,0,1,0} "
-                     "f32[4]={-2e4,0,-inf,0} | hides=1 fill=-1e4", .grad_tol = -1},
+                     "f32[4]={-2e4,0,-inf,0} | hides=1 fill=-1e4",
+             .grad_tol = -1},
             {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,1,0,0,0,1,1,0,1,0,1,0} | "
                      "fill=-2.0"},
             {.text = "f32[1,2,3,8] f32[1,2,4,8] f32[1,2,4,8] bool[3,4]={0,1,0,1,0,0,0,0,1,0,1,0} "
-                     "f32[3,4]={-9,0.5,-inf,1,-9,-9,-9,-9,0,-inf,2,-9} | hides=7 fill=-9.0", .grad_tol = -1},
+                     "f32[3,4]={-9,0.5,-inf,1,-9,-9,-9,-9,0,-inf,2,-9} | hides=7 fill=-9.0",
+             .grad_tol = -1},
             {.text = "f32[1,2,2,8] f32[1,2,3,8] f32[1,2,3,8] - f32[2,3]={-inf,-inf,-inf,0,-inf,1}",
-                  .grad_tol = -1},
+             .grad_tol = -1},
             {.text = "f32[1,2,2,8] f32[1,2,3,8] f32[1,2,3,8] bool[2,3]={0,0,0,1,0,1} | fill=-inf",
-                  .grad_tol = -1},
+             .grad_tol = -1},
             {.text = "f32[1,2,70,8] f32[1,1,130,8] f32[1,1,130,8] bool[70,130] f32[1,2,70,130] | "
                      "hides=1 fill=-100.0"},
             {.text = "f32[2,2,3,5] f32[2,2,3,5] f32[2,2,3,5] bool[2,1,1,3] f32[1,2,1,3]"},
@@ -585,7 +587,8 @@ GRADD_OPS(
                  "0,0,1,1,1,1} - - f32[2] | zero=1 dropout=0.25"},
             {.text =
                  "f32[1,2,5,8] f32[1,2,4,8] f32[1,2,4,8] bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,"
-                 "0,0,1,1,1,1} - - f32[2]={-inf,90} -> 2", .grad_tol = -1},
+                 "0,0,1,1,1,1} - - f32[2]={-inf,90} -> 2",
+             .grad_tol = -1},
             {.text = "f32[1,2,70,16] f32[1,1,140,16] f32[1,1,140,16] - f32[70,140] - f32[2] | "
                      "softcap=3.0 dropout=0.1"},
             {.text = "f32[1,2,5,8] f32[1,2,4,8] f32[1,2,4,8] - f32[4]={100,99,0,98}"},
@@ -593,62 +596,68 @@ GRADD_OPS(
                      "softcap=1.5"},
             {.text = "f32[1,2,71,64] f32[1,1,131,64] f32[1,1,131,64] bool[71,131] | scale=0.125"},
             {.text = "f32[1,64,2,32] f32[1,64,1,32] f32[1,64,1,32] | layout=15 scale=0.2"},
-            {.text = "f32[0,2,3,4] f32[0,2,3,4] f32[0,2,3,4]"}
-          )
-},
-    {ATTENTION_ROW("FusedAttentionGrad", 6, 9, 4, GRADD_OP_NO_GRAD | GRADD_OP_COSTLY),
-     .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT,
-               GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT)},
-     .infer = infer_attention_grad, .ref = run_attention_grad,
-     .cases = GRADD_CASES(
-         {.text = "f32[1,1,3,4] f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4] f32[1,1,3,4] "
-                  "f32[1,1,2,3]:(3,4) -> 3"},
-         {.text = "f32[2,70,4,16] f32[2,70,4,16] f32[2,90,2,16] f32[2,90,2,16] f32[2,70,4,16] "
-                  "f32[2,4,2,70]:(3,4) bool[70,90] f32[1,4,1,90] | layout=15 scale=0.2 -> 4"},
-         {.text = "f32[1,2,71,16] f32[1,2,71,16] f32[1,1,301,16] f32[1,1,301,16] f32[1,2,71,16] "
-                  "f32[1,2,2,71]:(3,4) -> 3"})},
-    {.name = "MaskRanges",
-     .domain = "com.gradd",
-     .since = 1,
-     .min_in = 1,
-     .max_in = 1,
-     .min_out = 1,
-     .max_out = 1,
-     .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
-     .types = {GRADD_T_BOOL},
-     .infer = infer_ranges,
-     .ref = run_ranges,
-     .cases = GRADD_CASES({.text = "bool[2,3,7]"}, {.text = "bool[70,600]"},
-                          {.text = "bool[2,4]={0,0,0,0,1,1,0,1}"})});
+            {.text = "f32[0,2,3,4] f32[0,2,3,4] f32[0,2,3,4]"})),
+    GRADD_OP(
+        "FusedAttentionGrad", "com.gradd", 1, (6, 9), (1, 4),
+        .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_COSTLY, .attrs = ATTENTION_ATTRS,
+        .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT,
+                  GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT)},
+        .infer = infer_attention_grad, .ref = compute_attention_grad,
+        .cases = GRADD_CASES(
+            {.text = "f32[1,1,3,4] f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4] f32[1,1,3,4] "
+                     "f32[1,1,2,3]:(3,4) -> 3"},
+            {.text = "f32[2,70,4,16] f32[2,70,4,16] f32[2,90,2,16] f32[2,90,2,16] f32[2,70,4,16] "
+                     "f32[2,4,2,70]:(3,4) bool[70,90] f32[1,4,1,90] | layout=15 scale=0.2 -> 4"},
+            {.text = "f32[1,2,71,16] f32[1,2,71,16] f32[1,1,301,16] f32[1,1,301,16] f32[1,2,71,16] "
+                     "f32[1,2,2,71]:(3,4) -> 3"})),
+    GRADD_OP("MaskRanges", "com.gradd", 1, (1, 1), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_BOOL},
+             .infer = infer_ranges, .ref = compute_ranges,
+             .cases = GRADD_CASES({.text = "bool[2,3,7]"}, {.text = "bool[70,600]"},
+                                  {.text = "bool[2,4]={0,0,0,0,1,1,0,1}"})));
 
 /* `own`: the type of q, k, v, y and their gradients */
-#define FORWARD_KERNEL(name_, own, ...)                                                            \
-    {                                                                                              \
-        "FusedAttention",                                                                          \
-        name_,                                                                                     \
-        .types = {own, own, own, EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64},                   \
-        .work = work_forward,                                                                      \
-        .cost = cost_attention,                                                                    \
-        __VA_ARGS__ \
-}
-#define BACKWARD_KERNEL(name_, own, ...)                                                           \
-    {                                                                                              \
-        "FusedAttentionGrad",                                                                      \
-        name_,                                                                                     \
-        .types = {own, own, own, own, own, GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64)},         \
-        .work = work_backward,                                                                     \
-        .cost = cost_attention_grad,                                                               \
-        __VA_ARGS__ \
-    }
 
-GRADD_KERNELS(cpu, attention, FORWARD_KERNEL("tiles f32", GRADD_DTB(F32), .run = run_attention),
-              FORWARD_KERNEL("tiles f64", GRADD_DTB(F64), .run = run_attention),
-              FORWARD_KERNEL("tiles bf16", GRADD_DTB(BF16), .accepts = accepts_pairs,
-                             .run = run_attention_pairs),
-              FORWARD_KERNEL("tiles f32 of bf16", GRADD_DTB(BF16), .run = run_attention),
-              BACKWARD_KERNEL("tiles f32", GRADD_DTB(F32), .run = run_attention_grad),
-              BACKWARD_KERNEL("tiles f64", GRADD_DTB(F64), .run = run_attention_grad),
-              BACKWARD_KERNEL("tiles bf16", GRADD_DTB(BF16), .accepts = accepts_grad_pairs,
-                              .run = run_attention_grad_pairs),
-              BACKWARD_KERNEL("tiles f32 of bf16", GRADD_DTB(BF16), .run = run_attention_grad),
-              {"MaskRanges", "loop", .run = run_ranges});
+GRADD_KERNELS(
+    cpu, attention,
+    GRADD_KERNEL("FusedAttention", "tiles f32",
+                 .types = {GRADD_DTB(F32), GRADD_DTB(F32), GRADD_DTB(F32),
+                           EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64},
+                 .workspace = workspace_forward, .cost = cost_attention,
+                 .compute = compute_attention),
+    GRADD_KERNEL("FusedAttention", "tiles f64",
+                 .types = {GRADD_DTB(F64), GRADD_DTB(F64), GRADD_DTB(F64),
+                           EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64},
+                 .workspace = workspace_forward, .cost = cost_attention,
+                 .compute = compute_attention),
+    GRADD_KERNEL("FusedAttention", "tiles bf16",
+                 .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
+                           EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64},
+                 .workspace = workspace_forward, .cost = cost_attention, .accepts = accepts_pairs,
+                 .compute = compute_attention_pairs),
+    GRADD_KERNEL("FusedAttention", "tiles f32 of bf16",
+                 .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
+                           EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64},
+                 .workspace = workspace_forward, .cost = cost_attention,
+                 .compute = compute_attention),
+    GRADD_KERNEL("FusedAttentionGrad", "tiles f32",
+                 .types = {GRADD_DTB(F32), GRADD_DTB(F32), GRADD_DTB(F32), GRADD_DTB(F32),
+                           GRADD_DTB(F32), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64)},
+                 .workspace = workspace_backward, .cost = cost_attention_grad,
+                 .compute = compute_attention_grad),
+    GRADD_KERNEL("FusedAttentionGrad", "tiles f64",
+                 .types = {GRADD_DTB(F64), GRADD_DTB(F64), GRADD_DTB(F64), GRADD_DTB(F64),
+                           GRADD_DTB(F64), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64)},
+                 .workspace = workspace_backward, .cost = cost_attention_grad,
+                 .compute = compute_attention_grad),
+    GRADD_KERNEL("FusedAttentionGrad", "tiles bf16",
+                 .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
+                           GRADD_DTB(BF16), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64)},
+                 .workspace = workspace_backward, .cost = cost_attention_grad,
+                 .accepts = accepts_grad_pairs, .compute = compute_attention_grad_pairs),
+    GRADD_KERNEL("FusedAttentionGrad", "tiles f32 of bf16",
+                 .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
+                           GRADD_DTB(BF16), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64)},
+                 .workspace = workspace_backward, .cost = cost_attention_grad,
+                 .compute = compute_attention_grad),
+    GRADD_KERNEL("MaskRanges", "loop", .compute = compute_ranges));

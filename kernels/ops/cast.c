@@ -83,10 +83,10 @@ typedef void (*cast_fn)(const void *in, void *out, int64_t n);
 static const cast_fn casts[GRADD_DT_END][GRADD_DT_END] = {
     LINE(F32), LINE(F64), LINE(BF16), LINE(I8), LINE(U8), LINE(I32), LINE(I64), LINE(BOOL)};
 
-static gradd_status_t run_cast(const gradd_run_t *r) {
+static gradd_status_t compute_cast(const gradd_launch_t *r) {
     gradd_dtype_t from = r->in[0].type.dtype, to = r->out[0].type.dtype;
     cast_fn fn = casts[from][to];
-    if (from == to) return gradd_run_copy(r);
+    if (from == to) return gradd_compute_copy(r);
     if (!fn)
         return GRADD_FAIL(UNSUPPORTED, "cast from %s to %s", gradd_dtype_name(from),
                           gradd_dtype_name(to));
@@ -137,52 +137,33 @@ static gradd_status_t grad_cast(gradd_grad_t *g) {
 #define CAST_MASK (GRADD_T_ALL | GRADD_DTB(I8) | GRADD_DTB(U8))
 
 GRADD_OPS(cast,
-          {.name = "Cast",
-           .domain = "",
-           .since = 9,
-           .min_in = 1,
-           .max_in = 1,
-           .min_out = 1,
-           .max_out = 1,
-           .flags = GRADD_OP_CHEAP,
-           .types = {CAST_MASK},
-           .attrs = GRADD_ATTR_LIST({"to", GRADD_ATTR_INT, true},
-                                    {"saturate", GRADD_ATTR_INT, false},
-                                    {"round_mode", GRADD_ATTR_STRING, false}),
-           .infer = infer_cast,
-           .grad = grad_cast,
-           .ref = run_cast,
-           .cases = GRADD_CASES({.text = "f32[2,3] | to=11"}, {.text = "f32[2,3] | to=1"},
-                                {.text = "f32[7]={-1.7,1.7,0,0.3,3e9,-3e9,nan} | to=6"},
-                                {.text = "f32[4]={-1.7,1.7,1e30,-1e30} | to=7"},
-                                {.text = "f32[4]={0,-0.0,0.2,nan} | to=9"},
-                                {.text = "bool[5] | to=1"}, {.text = "bool[5] | to=7"},
-                                {.text = "i64[5]:(-3,3) | to=1"}, {.text = "i64[5]:(-3,3) | to=11"},
-                                {.text = "i64[5]:(-3,3) | to=6"}, {.text = "i64[5]:(-1,1) | to=9"},
-                                {.text = "i32[5]:(-3,3) | to=7"}, {.text = "i64[] | to=1"},
-                                {.text = "f32[0,2] | to=7"}, {.text = "i32[3]={1,-2,300} | to=3"},
-                                {.text = "u8[3]={1,2,200} | to=1"}, {.text = "i64[211,173] | to=1"},
-                                {.text = "f32[2,3] | to=16", .grad_tol = -1},
-                                {.text = "bf16[2,3] | to=1"}, {.text = "bf16[211,173] | to=11"},
-                                {.text = "bf16[5] | to=7"}, {.text = "i32[5]:(-3,3) | to=16"},
-                                {.text = "bf16[3]={0,-0.0,2} | to=9"})},
-          {.name = "CastLike",
-           .domain = "",
-           .since = 15,
-           .min_in = 2,
-           .max_in = 2,
-           .min_out = 1,
-           .max_out = 1,
-           .flags = GRADD_OP_CHEAP,
-           .no_diff = 2,
-           .types = {CAST_MASK},
-           .attrs = GRADD_ATTR_LIST({"saturate", GRADD_ATTR_INT, false},
-                                    {"round_mode", GRADD_ATTR_STRING, false}),
-           .infer = infer_cast_like,
-           .grad = grad_cast,
-           .ref = run_cast,
-           .cases = GRADD_CASES({.text = "f32[2,3] f64[1]"}, {.text = "i64[3] f32[]"},
-                                {.text = "f32[3] bool[]"}, {.text = "f32[3] f32[2]"})});
+          GRADD_OP("Cast", "", 9, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP, .types = {CAST_MASK},
+                   .attrs = GRADD_ATTR_LIST({"to", GRADD_ATTR_INT, true},
+                                            {"saturate", GRADD_ATTR_INT, false},
+                                            {"round_mode", GRADD_ATTR_STRING, false}),
+                   .infer = infer_cast, .grad = grad_cast, .ref = compute_cast,
+                   .cases = GRADD_CASES(
+                       {.text = "f32[2,3] | to=11"}, {.text = "f32[2,3] | to=1"},
+                       {.text = "f32[7]={-1.7,1.7,0,0.3,3e9,-3e9,nan} | to=6"},
+                       {.text = "f32[4]={-1.7,1.7,1e30,-1e30} | to=7"},
+                       {.text = "f32[4]={0,-0.0,0.2,nan} | to=9"}, {.text = "bool[5] | to=1"},
+                       {.text = "bool[5] | to=7"}, {.text = "i64[5]:(-3,3) | to=1"},
+                       {.text = "i64[5]:(-3,3) | to=11"}, {.text = "i64[5]:(-3,3) | to=6"},
+                       {.text = "i64[5]:(-1,1) | to=9"}, {.text = "i32[5]:(-3,3) | to=7"},
+                       {.text = "i64[] | to=1"}, {.text = "f32[0,2] | to=7"},
+                       {.text = "i32[3]={1,-2,300} | to=3"}, {.text = "u8[3]={1,2,200} | to=1"},
+                       {.text = "i64[211,173] | to=1"},
+                       {.text = "f32[2,3] | to=16", .grad_tol = -1}, {.text = "bf16[2,3] | to=1"},
+                       {.text = "bf16[211,173] | to=11"}, {.text = "bf16[5] | to=7"},
+                       {.text = "i32[5]:(-3,3) | to=16"}, {.text = "bf16[3]={0,-0.0,2} | to=9"})),
+          GRADD_OP("CastLike", "", 15, (2, 2), (1, 1), .flags = GRADD_OP_CHEAP, .no_diff = 2,
+                   .types = {CAST_MASK},
+                   .attrs = GRADD_ATTR_LIST({"saturate", GRADD_ATTR_INT, false},
+                                            {"round_mode", GRADD_ATTR_STRING, false}),
+                   .infer = infer_cast_like, .grad = grad_cast, .ref = compute_cast,
+                   .cases = GRADD_CASES({.text = "f32[2,3] f64[1]"}, {.text = "i64[3] f32[]"},
+                                        {.text = "f32[3] bool[]"}, {.text = "f32[3] f32[2]"})));
 
-GRADD_KERNELS(cpu, cast, {"Cast", "loop", .run = run_cast, .cost = gradd_cost_move},
-              {"CastLike", "loop", .run = run_cast, .cost = gradd_cost_move});
+GRADD_KERNELS(cpu, cast,
+              GRADD_KERNEL("Cast", "loop", .compute = compute_cast, .cost = gradd_cost_move),
+              GRADD_KERNEL("CastLike", "loop", .compute = compute_cast, .cost = gradd_cost_move));

@@ -28,22 +28,22 @@
     GRADD_ROW2(name, i32, uint8_t, int32_t, int32_t, E)                                            \
     GRADD_ROW2(name, i64, uint8_t, int64_t, int64_t, E)                                            \
     GRADD_ROW2(name, boolean, uint8_t, uint8_t, uint8_t, E)                                        \
-    static const gradd_rows_t name##_rows = {.f32 = row_##name##_f32,                              \
-                                             .f64 = row_##name##_f64,                              \
-                                             .i32 = row_##name##_i32,                              \
-                                             .i64 = row_##name##_i64,                              \
-                                             .boolean = row_##name##_boolean};                     \
-    static const gradd_rows_t name##_refs = {.f32 = ref_##name##_f32,                              \
-                                             .f64 = ref_##name##_f64,                              \
-                                             .i32 = ref_##name##_i32,                              \
-                                             .i64 = ref_##name##_i64,                              \
-                                             .boolean = ref_##name##_boolean};                     \
-    GRADD_MAP_RUN(name, 0)
+    static const gradd_row_functions_t name##_rows = {.f32 = row_##name##_f32,                     \
+                                                      .f64 = row_##name##_f64,                     \
+                                                      .i32 = row_##name##_i32,                     \
+                                                      .i64 = row_##name##_i64,                     \
+                                                      .boolean = row_##name##_boolean};            \
+    static const gradd_row_functions_t name##_refs = {.f32 = ref_##name##_f32,                     \
+                                                      .f64 = ref_##name##_f64,                     \
+                                                      .i32 = ref_##name##_i32,                     \
+                                                      .i64 = ref_##name##_i64,                     \
+                                                      .boolean = ref_##name##_boolean};            \
+    GRADD_MAP_COMPUTE(name)
 #define LOGIC(name, E)                                                                             \
     GRADD_ROW2(name, boolean, uint8_t, uint8_t, uint8_t, E)                                        \
-    static const gradd_rows_t name##_rows = {.boolean = row_##name##_boolean};                     \
-    static const gradd_rows_t name##_refs = {.boolean = ref_##name##_boolean};                     \
-    GRADD_MAP_RUN(name, 0)
+    static const gradd_row_functions_t name##_rows = {.boolean = row_##name##_boolean};            \
+    static const gradd_row_functions_t name##_refs = {.boolean = ref_##name##_boolean};            \
+    GRADD_MAP_COMPUTE(name)
 
 COMPARE(equal, E_EQUAL)
 COMPARE(less, E_LESS)
@@ -55,19 +55,19 @@ LOGIC(or, E_OR)
 LOGIC(xor, E_XOR)
 
 GRADD_ROW1(not, boolean, uint8_t, uint8_t, uint8_t, E_NOT)
-static const gradd_rows_t not_rows = {.boolean = row_not_boolean};
-static const gradd_rows_t not_refs = {.boolean = ref_not_boolean};
-GRADD_MAP_RUN(not, 0)
+static const gradd_row_functions_t not_rows = {.boolean = row_not_boolean};
+static const gradd_row_functions_t not_refs = {.boolean = ref_not_boolean};
+GRADD_MAP_COMPUTE(not)
 
 GRADD_ROW1(isnan, f32, uint8_t, float, double, E_ISNAN)
 GRADD_ROW1(isnan, f64, uint8_t, double, double, E_ISNAN)
 GRADD_TABLE_FLOAT(isnan)
-GRADD_MAP_RUN(isnan, 0)
+GRADD_MAP_COMPUTE(isnan)
 
 GRADD_ROW1(signbit, f32, uint8_t, float, double, E_SIGNBIT)
 GRADD_ROW1(signbit, f64, uint8_t, double, double, E_SIGNBIT)
 GRADD_TABLE_FLOAT(signbit)
-GRADD_MAP_RUN(signbit, 0)
+GRADD_MAP_COMPUTE(signbit)
 
 /* p[0], p[1]: whether negative and positive infinity count */
 #define ISINF_ROW(S, T)                                                                            \
@@ -81,15 +81,16 @@ GRADD_MAP_RUN(signbit, 0)
     }
 ISINF_ROW(f32, float)
 ISINF_ROW(f64, double)
-static const gradd_rows_t isinf_rows = {.f32 = row_isinf_f32, .f64 = row_isinf_f64};
+static const gradd_row_functions_t isinf_rows = {.f32 = row_isinf_f32, .f64 = row_isinf_f64};
 
-static gradd_status_t run_isinf(const gradd_run_t *r) {
+static gradd_status_t compute_isinf(const gradd_launch_t *r) {
     double p[2] = {(double)gradd_attr_int(r->attrs, "detect_negative", 1),
                    (double)gradd_attr_int(r->attrs, "detect_positive", 1)};
-    return gradd_map_rows(&isinf_rows, 0, r->out, r->in, 1, p, false);
+    return gradd_map_rows(&isinf_rows, r->out, r->in, 1, p, false);
 }
 
-/* Selection moves bytes: one function per element size. A fixed condition is a copy of a run. */
+/* Selection moves bytes: one function per element size. A fixed condition is a copy of a stretch.
+ */
 #define WHERE_LOOP(x_at, y_at)                                                                     \
     {                                                                                              \
         _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] = c[i] ? x_at : y_at;             \
@@ -126,11 +127,21 @@ WHERE_ROW(8, uint8_t)
 WHERE_ROW(16, uint16_t)
 WHERE_ROW(32, uint32_t)
 WHERE_ROW(64, uint64_t)
-static const gradd_rows_t where_rows = {row_where_32, row_where_64, row_where_32,
-                                        row_where_64, row_where_8,  row_where_16};
-static const gradd_rows_t where_refs = {ref_where_32, ref_where_64, ref_where_32,
-                                        ref_where_64, ref_where_8,  ref_where_16};
-GRADD_MAP_RUN(where, 1)
+static const gradd_row_functions_t where_rows = {.f32 = row_where_32,
+                                                 .f64 = row_where_64,
+                                                 .i32 = row_where_32,
+                                                 .i64 = row_where_64,
+                                                 .boolean = row_where_8,
+                                                 .bf16 = row_where_16,
+                                                 .decides = 1};
+static const gradd_row_functions_t where_refs = {.f32 = ref_where_32,
+                                                 .f64 = ref_where_64,
+                                                 .i32 = ref_where_32,
+                                                 .i64 = ref_where_64,
+                                                 .boolean = ref_where_8,
+                                                 .bf16 = ref_where_16,
+                                                 .decides = 1};
+GRADD_MAP_COMPUTE(where)
 
 /* ---- shape rules ---------------------------------------------------------------------------- */
 
@@ -184,87 +195,75 @@ static gradd_status_t grad_where(gradd_grad_t *g) {
     GRADD_CASES({.text = "bool[3,4] bool[4]"}, {.text = "bool[2,1,3] bool[4,1]"},                  \
                 {.text = "bool[] bool[5]"}, {.text = "bool[211,173] bool[]={1}"})
 
-#define LOGICAL_ROW(title, fn, since_, mask, cases_)                                               \
-    {.name = title,                                                                                \
-     .domain = "",                                                                                 \
-     .since = since_,                                                                              \
-     .min_in = 2,                                                                                  \
-     .max_in = 2,                                                                                  \
-     .min_out = 1,                                                                                 \
-     .max_out = 1,                                                                                 \
-     .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,                                                   \
-     .types = {mask},                                                                              \
-     .infer = infer_compare,                                                                       \
-     .ref = run_##fn##_ref,                                                                        \
-     .cases = cases_}
-#define TEST_ROW(domain_, title, since_, mask, ...)                                                \
-    {.name = title,                                                                                \
-     .domain = domain_,                                                                            \
-     .since = since_,                                                                              \
-     .min_in = 1,                                                                                  \
-     .max_in = 1,                                                                                  \
-     .min_out = 1,                                                                                 \
-     .max_out = 1,                                                                                 \
-     .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,                                                   \
-     .types = {mask},                                                                              \
-     .infer = infer_test,                                                                          \
-     __VA_ARGS__}
-
-GRADD_OPS(compare, LOGICAL_ROW("Equal", equal, 11, GRADD_T_ALL, CASES_COMPARE),
-          LOGICAL_ROW("Less", less, 9, GRADD_T_NUM, CASES_COMPARE),
-          LOGICAL_ROW("LessOrEqual", less_equal, 12, GRADD_T_NUM, CASES_COMPARE),
-          LOGICAL_ROW("Greater", greater, 9, GRADD_T_NUM, CASES_COMPARE),
-          LOGICAL_ROW("GreaterOrEqual", greater_equal, 12, GRADD_T_NUM, CASES_COMPARE),
-          LOGICAL_ROW("And", and, 7, GRADD_T_BOOL, CASES_LOGIC),
-          LOGICAL_ROW("Or", or, 7, GRADD_T_BOOL, CASES_LOGIC),
-          LOGICAL_ROW("Xor", xor, 7, GRADD_T_BOOL, CASES_LOGIC),
-          TEST_ROW("", "Not", 1, GRADD_T_BOOL, .ref = run_not_ref,
-                   .cases = GRADD_CASES(
-                       {
-                           .text = "bool[3,4]"
-},
-                       {.text = "bool[]"}, {.text = "bool[211,173]"})),
-          TEST_ROW("", "IsNaN", 9, GRADD_T_FLOAT, .ref = run_isnan_ref,
+GRADD_OPS(compare,
+          GRADD_OP("Equal", "", 11, (2, 2), (1, 1), .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+                   .types = {GRADD_T_ALL}, .infer = infer_compare, .ref = compute_equal_ref,
+                   .cases = CASES_COMPARE),
+          GRADD_OP("Less", "", 9, (2, 2), (1, 1), .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+                   .types = {GRADD_T_NUM}, .infer = infer_compare, .ref = compute_less_ref,
+                   .cases = CASES_COMPARE),
+          GRADD_OP("LessOrEqual", "", 12, (2, 2), (1, 1),
+                   .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP, .types = {GRADD_T_NUM},
+                   .infer = infer_compare, .ref = compute_less_equal_ref, .cases = CASES_COMPARE),
+          GRADD_OP("Greater", "", 9, (2, 2), (1, 1), .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+                   .types = {GRADD_T_NUM}, .infer = infer_compare, .ref = compute_greater_ref,
+                   .cases = CASES_COMPARE),
+          GRADD_OP("GreaterOrEqual", "", 12, (2, 2), (1, 1),
+                   .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP, .types = {GRADD_T_NUM},
+                   .infer = infer_compare, .ref = compute_greater_equal_ref,
+                   .cases = CASES_COMPARE),
+          GRADD_OP("And", "", 7, (2, 2), (1, 1), .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+                   .types = {GRADD_T_BOOL}, .infer = infer_compare, .ref = compute_and_ref,
+                   .cases = CASES_LOGIC),
+          GRADD_OP("Or", "", 7, (2, 2), (1, 1), .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+                   .types = {GRADD_T_BOOL}, .infer = infer_compare, .ref = compute_or_ref,
+                   .cases = CASES_LOGIC),
+          GRADD_OP("Xor", "", 7, (2, 2), (1, 1), .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+                   .types = {GRADD_T_BOOL}, .infer = infer_compare, .ref = compute_xor_ref,
+                   .cases = CASES_LOGIC),
+          GRADD_OP("Not", "", 1, (1, 1), (1, 1), .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+                   .types = {GRADD_T_BOOL}, .infer = infer_test, .ref = compute_not_ref,
+                   .cases = GRADD_CASES({.text = "bool[3,4]"}, {.text = "bool[]"},
+                                        {.text = "bool[211,173]"})),
+          GRADD_OP("IsNaN", "", 9, (1, 1), (1, 1), .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+                   .types = {GRADD_T_FLOAT}, .infer = infer_test, .ref = compute_isnan_ref,
                    .cases = GRADD_CASES({.text = "f32[5]={1,nan,inf,-inf,nan}"},
                                         {.text = "f32[2,3]"}, {.text = "f32[0]"})),
-          TEST_ROW("com.gradd", "SignBit", 1, GRADD_T_FLOAT, .ref = run_signbit_ref,
+          GRADD_OP("SignBit", "com.gradd", 1, (1, 1), (1, 1),
+                   .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
+                   .infer = infer_test, .ref = compute_signbit_ref,
                    .cases = GRADD_CASES({.text = "f32[6]={0,-0.0,1,-1,inf,-inf}"},
                                         {.text = "f32[2,3]"}, {.text = "f32[0]"})),
-          TEST_ROW("", "IsInf", 10, GRADD_T_FLOAT, .ref = run_isinf,
+          GRADD_OP("IsInf", "", 10, (1, 1), (1, 1), .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+                   .types = {GRADD_T_FLOAT}, .infer = infer_test, .ref = compute_isinf,
                    .attrs = GRADD_ATTR_LIST({"detect_negative", GRADD_ATTR_INT, false},
                                             {"detect_positive", GRADD_ATTR_INT, false}),
                    .cases = GRADD_CASES({.text = "f32[5]={1,nan,inf,-inf,nan}"},
                                         {.text = "f32[3]={1,inf,-inf} | detect_negative=0"},
                                         {.text = "f32[3]={1,inf,-inf} | detect_positive=0"})),
-          {.name = "Where",
-           .domain = "",
-           .since = 9,
-           .min_in = 3,
-           .max_in = 3,
-           .min_out = 1,
-           .max_out = 1,
-           .flags = GRADD_OP_CHEAP,
-           .types = {GRADD_T_BOOL, GRADD_T_ALL},
-           .infer = infer_where,
-           .grad = grad_where,
-           .ref = run_where_ref,
-           .cases = GRADD_CASES(
-               {.text = "bool[2,3] f32[2,3] f32[2,3]"},
-               {.text = "bool[2,1,4,4] f32[2,3,4,4] f32[]={-inf}", .grad_tol = -1},
-               {.text = "bool[2,1,4,4] f32[2,3,4,4] f32[]"}, {.text = "bool[4] f32[] f32[3,4]"},
-               {.text = "bool[3,1] f32[] f32[1]"}, {.text = "bool[2,1] f32[1,3] f32[2,3]"},
-               {.text = "bool[] f32[3] f32[]"}, {.text = "bool[5] i64[5] i64[]={-100}"},
-               {.text = "bool[5] i32[5] i32[1]"}, {.text = "bool[2,3] bool[3] bool[2,1]"},
-               {.text = "bool[0] f32[1] f32[]"},
-               {.text = "bool[211,173] f32[211,173] f32[]={0}"})});
+          GRADD_OP("Where", "", 9, (3, 3), (1, 1), .flags = GRADD_OP_CHEAP,
+                   .types = {GRADD_T_BOOL, GRADD_T_ALL}, .infer = infer_where, .grad = grad_where,
+                   .ref = compute_where_ref,
+                   .cases = GRADD_CASES(
+                       {.text = "bool[2,3] f32[2,3] f32[2,3]"},
+                       {.text = "bool[2,1,4,4] f32[2,3,4,4] f32[]={-inf}", .grad_tol = -1},
+                       {.text = "bool[2,1,4,4] f32[2,3,4,4] f32[]"},
+                       {.text = "bool[4] f32[] f32[3,4]"}, {.text = "bool[3,1] f32[] f32[1]"},
+                       {.text = "bool[2,1] f32[1,3] f32[2,3]"}, {.text = "bool[] f32[3] f32[]"},
+                       {.text = "bool[5] i64[5] i64[]={-100}"}, {.text = "bool[5] i32[5] i32[1]"},
+                       {.text = "bool[2,3] bool[3] bool[2,1]"}, {.text = "bool[0] f32[1] f32[]"},
+                       {.text = "bool[211,173] f32[211,173] f32[]={0}"})));
 
-GRADD_KERNELS(cpu, compare, {"Equal", "loop", .run = run_equal}, {"Less", "loop", .run = run_less},
-              {"LessOrEqual", "loop", .run = run_less_equal},
-              {"Greater", "loop", .run = run_greater},
-              {"GreaterOrEqual", "loop", .run = run_greater_equal},
-              {"And", "loop", .inplace = 3, .run = run_and},
-              {"Or", "loop", .inplace = 3, .run = run_or},
-              {"Xor", "loop", .inplace = 3, .run = run_xor},
-              {"Not", "loop", .inplace = 1, .run = run_not}, {"IsNaN", "loop", .run = run_isnan},
-              {"SignBit", "loop", .run = run_signbit}, {"IsInf", "loop", .run = run_isinf},
-              {"Where", "loop", .inplace = 6, .run = run_where});
+GRADD_KERNELS(cpu, compare, GRADD_KERNEL("Equal", "loop", .compute = compute_equal),
+              GRADD_KERNEL("Less", "loop", .compute = compute_less),
+              GRADD_KERNEL("LessOrEqual", "loop", .compute = compute_less_equal),
+              GRADD_KERNEL("Greater", "loop", .compute = compute_greater),
+              GRADD_KERNEL("GreaterOrEqual", "loop", .compute = compute_greater_equal),
+              GRADD_KERNEL("And", "loop", .inplace = 3, .compute = compute_and),
+              GRADD_KERNEL("Or", "loop", .inplace = 3, .compute = compute_or),
+              GRADD_KERNEL("Xor", "loop", .inplace = 3, .compute = compute_xor),
+              GRADD_KERNEL("Not", "loop", .inplace = 1, .compute = compute_not),
+              GRADD_KERNEL("IsNaN", "loop", .compute = compute_isnan),
+              GRADD_KERNEL("SignBit", "loop", .compute = compute_signbit),
+              GRADD_KERNEL("IsInf", "loop", .compute = compute_isinf),
+              GRADD_KERNEL("Where", "loop", .inplace = 6, .compute = compute_where));

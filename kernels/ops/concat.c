@@ -32,7 +32,7 @@ static cut_t make_cut(const gradd_type_t *whole, int axis) {
     return cut;
 }
 
-static gradd_status_t concat(const gradd_run_t *r, copy_fn_t copy) {
+static gradd_status_t concat(const gradd_launch_t *r, copy_fn_t copy) {
     const gradd_type_t *out = &r->out[0].type;
     size_t bytes = gradd_dtype_bytes(out->dtype);
     int axis;
@@ -52,15 +52,15 @@ static gradd_status_t concat(const gradd_run_t *r, copy_fn_t copy) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_concat(const gradd_run_t *r) {
+static gradd_status_t compute_concat(const gradd_launch_t *r) {
     return concat(r, gradd_copy_strided);
 }
 
-static gradd_status_t ref_concat(const gradd_run_t *r) {
+static gradd_status_t ref_concat(const gradd_launch_t *r) {
     return concat(r, gradd_copy_plain);
 }
 
-static gradd_status_t split(const gradd_run_t *r, copy_fn_t copy) {
+static gradd_status_t split(const gradd_launch_t *r, copy_fn_t copy) {
     const gradd_type_t *in = &r->in[0].type;
     size_t bytes = gradd_dtype_bytes(in->dtype);
     int axis;
@@ -80,11 +80,11 @@ static gradd_status_t split(const gradd_run_t *r, copy_fn_t copy) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_split(const gradd_run_t *r) {
+static gradd_status_t compute_split(const gradd_launch_t *r) {
     return split(r, gradd_copy_strided);
 }
 
-static gradd_status_t ref_split(const gradd_run_t *r) {
+static gradd_status_t ref_split(const gradd_launch_t *r) {
     return split(r, gradd_copy_plain);
 }
 
@@ -186,7 +186,8 @@ static gradd_status_t grad_concat(gradd_grad_t *g) {
     if (needed == g->n_in && !b->status) {
         gradd_attr_t attr = gradd_make_int("axis", axis);
         gradd_val_t in[2] = {dy, gradd_const_i64s(b, sizes, g->n_in)};
-        if (!b->status) b->status = b->emit(b, "Split", in, 2, &attr, 1, g->din, g->n_in);
+        if (!b->status)
+            b->status = b->emit(b, &(gradd_emit_t){"Split", in, 2, &attr, 1}, g->din, g->n_in);
         return b->status;
     }
     int64_t first = 0;
@@ -213,48 +214,29 @@ static gradd_status_t grad_split(gradd_grad_t *g) {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-GRADD_OPS(
-    concat,
-    {
-        .name = "Concat",
-        .domain = "",
-        .since = 4,
-        .min_in = 1,
-        .max_in = GRADD_OP_MAX_IN,
-        .min_out = 1,
-        .max_out = 1,
-        .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, true}
-          ),
-        .infer = infer_concat,
-        .grad = grad_concat,
-        .ref = ref_concat,
-        .cases = GRADD_CASES({.text = "f32[2,3] f32[2,1] f32[2,4] | axis=1"},
-                             {.text = "f32[2,3] f32[1,3] | axis=-2"},
-          {.text = "f32[3] | axis=0"},
-                             {.text = "i64[1] i64[2]={3,4} i64[0]={} | axis=0"},
-                             {.text = "f32[2,3,4] f32[2,2,4] | axis=1"},
-                             {.text = "bool[1,2] bool[1,3] | axis=1"}
-          )
-},
-    {.name = "Split",
-     .domain = "",
-     .since = 2,
-     .min_in = 1,
-     .max_in = 2,
-     .min_out = 1,
-     .max_out = GRADD_OP_MAX_OUT,
-     .types = {0xffffffffu, GRADD_T_INDEX},
-     .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}, {"split", GRADD_ATTR_INTS, false},
-                              {"num_outputs", GRADD_ATTR_INT, false}),
-     .infer = infer_split,
-     .grad = grad_split,
-     .ref = ref_split,
-     .cases = GRADD_CASES({.text = "f32[2,6] i64[2]={4,2} | axis=1 -> 2"},
-                          {.text = "f32[2,6] i64[3]={1,0,5} | axis=-1 -> 3"},
-                          {.text = "f32[7,2] | num_outputs=3 -> 3"},
-                          {.text = "f32[2,4,3] | axis=1 -> 2"},
-                          {.text = "f32[2,4,3] | axis=1 split=[3,1] -> 2"},
-                          {.text = "i64[6] i64[2]={4,2} -> 2"})});
+GRADD_OPS(concat,
+          GRADD_OP("Concat", "", 4, (1, GRADD_OP_MAX_IN), (1, 1),
+                   .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, true}), .infer = infer_concat,
+                   .grad = grad_concat, .ref = ref_concat,
+                   .cases = GRADD_CASES({.text = "f32[2,3] f32[2,1] f32[2,4] | axis=1"},
+                                        {.text = "f32[2,3] f32[1,3] | axis=-2"},
+                                        {.text = "f32[3] | axis=0"},
+                                        {.text = "i64[1] i64[2]={3,4} i64[0]={} | axis=0"},
+                                        {.text = "f32[2,3,4] f32[2,2,4] | axis=1"},
+                                        {.text = "bool[1,2] bool[1,3] | axis=1"})),
+          GRADD_OP("Split", "", 2, (1, 2), (1, GRADD_OP_MAX_OUT),
+                   .types = {0xffffffffu, GRADD_T_INDEX},
+                   .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
+                                            {"split", GRADD_ATTR_INTS, false},
+                                            {"num_outputs", GRADD_ATTR_INT, false}),
+                   .infer = infer_split, .grad = grad_split, .ref = ref_split,
+                   .cases = GRADD_CASES({.text = "f32[2,6] i64[2]={4,2} | axis=1 -> 2"},
+                                        {.text = "f32[2,6] i64[3]={1,0,5} | axis=-1 -> 3"},
+                                        {.text = "f32[7,2] | num_outputs=3 -> 3"},
+                                        {.text = "f32[2,4,3] | axis=1 -> 2"},
+                                        {.text = "f32[2,4,3] | axis=1 split=[3,1] -> 2"},
+                                        {.text = "i64[6] i64[2]={4,2} -> 2"})));
 
-GRADD_KERNELS(cpu, concat, {"Concat", "loop", .run = run_concat, .cost = gradd_cost_move},
-              {"Split", "loop", .run = run_split, .cost = gradd_cost_move});
+GRADD_KERNELS(cpu, concat,
+              GRADD_KERNEL("Concat", "loop", .compute = compute_concat, .cost = gradd_cost_move),
+              GRADD_KERNEL("Split", "loop", .compute = compute_split, .cost = gradd_cost_move));

@@ -85,7 +85,7 @@ static gradd_status_t read_labels(loss_t *l, const gradd_view_t *items) {
 }
 
 /* `logits` is the index of the logits, which labels follow; `items` that of num_items. */
-static gradd_status_t read_loss(const gradd_run_t *r, int logits, int items, loss_t *l) {
+static gradd_status_t read_loss(const gradd_launch_t *r, int logits, int items, loss_t *l) {
     const gradd_type_t *x = &r->in[logits].type;
     *l = (loss_t){.classes = x->dims[x->rank - 1], .dtype = x->dtype, .rows = 1};
     for (int i = 0; i + 1 < x->rank; i++)
@@ -96,7 +96,7 @@ static gradd_status_t read_loss(const gradd_run_t *r, int logits, int items, los
     l->ignore = gradd_attr_int(r->attrs, "ignore_index", 0);
     l->smoothing = gradd_attr_float(r->attrs, "smoothing", 0);
     l->given = &r->in[logits + 1];
-    l->labels = r->work;
+    l->labels = r->workspace;
     return read_labels(l, r->n_in > items && r->in[items].type.dtype ? &r->in[items] : NULL);
 }
 
@@ -136,10 +136,10 @@ static double forward_row(const loss_t *l, const gradd_view_t *x, int64_t i,
     return log(row.sum) - (1 - e) * own - e * (row.plain / (double)l->classes - row.max);
 }
 
-static gradd_status_t forward(const gradd_run_t *r, bool ref) {
+static gradd_status_t forward(const gradd_launch_t *r, bool ref) {
     loss_t l;
     GRADD_TRY(read_loss(r, 0, 2, &l));
-    double *each = (double *)r->work + l.rows, sum = 0; /* behind the labels */
+    double *each = (double *)r->workspace + l.rows, sum = 0; /* behind the labels */
     const gradd_view_t *stats = r->n_out > 1 && r->out[1].data ? &r->out[1] : NULL;
 #pragma omp parallel for schedule(static) if (l.rows * l.classes >= GRADD_PARALLEL_MIN)
     for (int64_t i = 0; i < l.rows; i++)
@@ -152,11 +152,11 @@ static gradd_status_t forward(const gradd_run_t *r, bool ref) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_loss(const gradd_run_t *r) {
+static gradd_status_t compute_loss(const gradd_launch_t *r) {
     return forward(r, false);
 }
 
-static gradd_status_t ref_loss(const gradd_run_t *r) {
+static gradd_status_t ref_loss(const gradd_launch_t *r) {
     return forward(r, true);
 }
 
@@ -164,7 +164,7 @@ static gradd_status_t ref_loss(const gradd_run_t *r) {
 
 enum { DY, LOGITS, LABELS, STATS, ITEMS };
 
-static void backward_row(const loss_t *l, const gradd_run_t *r, int64_t i, bool ref) {
+static void backward_row(const loss_t *l, const gradd_launch_t *r, int64_t i, bool ref) {
     const gradd_view_t *x = &r->in[LOGITS], *z = &r->out[0];
     int64_t at = i * l->classes, label = l->labels[i];
     size_t bytes = gradd_dtype_bytes(l->dtype);
@@ -189,7 +189,7 @@ static void backward_row(const loss_t *l, const gradd_run_t *r, int64_t i, bool 
     store(z, at + label, own * factor);
 }
 
-static gradd_status_t backward(const gradd_run_t *r, bool ref) {
+static gradd_status_t backward(const gradd_launch_t *r, bool ref) {
     loss_t l;
     GRADD_TRY(read_loss(r, LOGITS, ITEMS, &l));
 #pragma omp parallel for schedule(static) if (l.rows * l.classes >= GRADD_PARALLEL_MIN)
@@ -198,11 +198,11 @@ static gradd_status_t backward(const gradd_run_t *r, bool ref) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_loss_grad(const gradd_run_t *r) {
+static gradd_status_t compute_loss_grad(const gradd_launch_t *r) {
     return backward(r, false);
 }
 
-static gradd_status_t ref_loss_grad(const gradd_run_t *r) {
+static gradd_status_t ref_loss_grad(const gradd_launch_t *r) {
     return backward(r, true);
 }
 
@@ -257,11 +257,11 @@ static gradd_status_t infer_loss_grad(gradd_infer_t *c) {
 }
 
 /* The label of each row, and in forward its loss. */
-static size_t work_loss(const gradd_infer_t *c) {
+static size_t workspace_loss(const gradd_infer_t *c) {
     return (sizeof(int64_t) + sizeof(double)) * (size_t)gradd_type_count(&c->in[1].type);
 }
 
-static size_t work_loss_grad(const gradd_infer_t *c) {
+static size_t workspace_loss_grad(const gradd_infer_t *c) {
     return sizeof(int64_t) * (size_t)gradd_type_count(&c->in[LABELS].type);
 }
 
@@ -399,69 +399,47 @@ static gradd_status_t expand_loss(gradd_expand_t *x) {
 
 GRADD_OPS(
     crossentropy,
-    {
-        .name = "CrossEntropy",
-        .domain = "com.gradd",
-        .since = 1,
-        .min_in = 2,
-        .max_in = 3,
-        .min_out = 1,
-        .max_out = 2,
-        .no_diff = 4,
-        .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_NUM},
-        .attrs = LOSS_ATTRS,
-        .infer = infer_loss,
-        .grad = grad_loss,
-        .expand = expand_loss,
-        .ref = ref_loss,
+    GRADD_OP("CrossEntropy", "com.gradd", 1, (2, 3), (1, 2), .no_diff = 4,
+             .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_NUM}, .attrs = LOSS_ATTRS,
+             .infer = infer_loss, .grad = grad_loss, .expand = expand_loss, .ref = ref_loss,
+             .cases = GRADD_CASES(
+                 {.text = "f32[4,3] i64[4]:(0,2)"},
+                 {.text = "f32[4,3] i32[4]:(0,2) | reduction=\"sum\""},
+                 {.text = "f32[4,3] " LABELS4 " | ignore_index=-100"},
+                 {.text = "f32[4,3] " LABELS4 " | ignore_index=-100 -> 2", .grad_tol = -1},
+                 {.text = "f32[2,2,3] " LABELS4 " | ignore_index=-100 reduction=\"none\""},
+                 {.text = "f32[2,4,3] i64[2,4]:(0,2) | shift=1"},
+                 {.text = "f32[2,4,3] i64[2,4]={0,1,2,0,2,1,0,2} | shift=1 ignore_index=0"},
+                 {.text = "f32[1,3] i64[1]={1} | shift=1 reduction=\"sum\""},
+                 {.text = "f32[2,4,3] i64[2,4]:(0,2) i64[]={5} | shift=1 reduction=\"sum\""},
+                 {.text = "f32[4,3] i64[4]:(0,2) i32[1]={3} | reduction=\"sum\""},
+                 {.text = "f32[4,3] " LABELS4 " | ignore_index=-100 smoothing=0.1"},
+                 {.text = "f32[2,4,7] i64[2,4]:(0,6) | shift=1 smoothing=0.3 reduction=\"sum\""},
+                 {.text = "f32[2,3] i64[2]={-1,-1} | ignore_index=-1", .grad_tol = -1},
+                 {.text = "f32[1,1] i64[1]={0}"}, {.text = "f32[0,3] i64[0] | reduction=\"sum\""},
+                 {.text = "f32[67,1031]:(-9,9) i64[67]:(0,1030) | ignore_index=7"},
+                 {.text = "f32[3,2500]:(-30,30) i64[3]:(0,2499) | smoothing=0.05"},
+                 {.text = "f32[2,2]={1000,0,0,-1000} i64[2]={1,1}", .grad_tol = -1})),
+    GRADD_OP(
+        "CrossEntropyGrad", "com.gradd", 1, (4, 5), (1, 1),
+        .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
+        .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_NUM}, .attrs = LOSS_ATTRS,
+        .infer = infer_loss_grad, .ref = ref_loss_grad,
         .cases = GRADD_CASES(
-            {.text = "f32[4,3] i64[4]:(0,2)"},
-            {.text = "f32[4,3] i32[4]:(0,2) | reduction=\"sum\""},
-            {.text = "f32[4,3] " LABELS4 " | ignore_index=-100"},
-            {.text = "f32[4,3] " LABELS4 " | ignore_index=-100 -> 2", .grad_tol = -1},
-            {.text = "f32[2,2,3] " LABELS4 " | ignore_index=-100 reduction=\"none\""},
-            {.text = "f32[2,4,3] i64[2,4]:(0,2) | shift=1"},
-            {.text = "f32[2,4,3] i64[2,4]={0,1,2,0,2,1,0,2} | shift=1 ignore_index=0"},
-            {.text = "f32[1,3] i64[1]={1} | shift=1 reduction=\"sum\""},
-            {.text = "f32[2,4,3] i64[2,4]:(0,2) i64[]={5} | shift=1 reduction=\"sum\""},
-            {.text = "f32[4,3] i64[4]:(0,2) i32[1]={3} | reduction=\"sum\""},
-            {.text = "f32[4,3] " LABELS4 " | ignore_index=-100 smoothing=0.1"},
-            {.text = "f32[2,4,7] i64[2,4]:(0,6) | shift=1 smoothing=0.3 reduction=\"sum\""},
-            {.text = "f32[2,3] i64[2]={-1,-1} | ignore_index=-1", .grad_tol = -1},
-            {.text = "f32[1,1] i64[1]={0}"},
-          {.text = "f32[0,3] i64[0] | reduction=\"sum\""},
-            {.text = "f32[67,1031]:(-9,9) i64[67]:(0,1030) | ignore_index=7"},
-            {.text = "f32[3,2500]:(-30,30) i64[3]:(0,2499) | smoothing=0.05"},
-            {.text = "f32[2,2]={1000,0,0,-1000} i64[2]={1,1}", .grad_tol = -1}
-          )
-},
-    {.name = "CrossEntropyGrad",
-     .domain = "com.gradd",
-     .since = 1,
-     .min_in = 4,
-     .max_in = 5,
-     .min_out = 1,
-     .max_out = 1,
-     .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
-     .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_NUM},
-     .attrs = LOSS_ATTRS,
-     .infer = infer_loss_grad,
-     .ref = ref_loss_grad,
-     .cases = GRADD_CASES(
-         {.text = "f32[] f32[4,3] " LABELS4 " f32[4,2]:(0.5,1) | ignore_index=-100"},
-         {.text = "f32[4] f32[4,3] i32[4]:(0,2) f32[4,2]:(0.5,1) | reduction=\"none\""},
-         {.text = "f32[] f32[2,3,4] i64[2,3]:(0,3) f32[6,2]:(0.5,1) i64[]={7} | reduction=\"sum\" "
-                  "shift=1 smoothing=0.2"},
-         {.text =
-              "f32[] f32[67,1031]:(-3,3) i64[67]:(0,1030) f32[67,2]:(0.5,1) | ignore_index=7"})});
+            {.text = "f32[] f32[4,3] " LABELS4 " f32[4,2]:(0.5,1) | ignore_index=-100"},
+            {.text = "f32[4] f32[4,3] i32[4]:(0,2) f32[4,2]:(0.5,1) | reduction=\"none\""},
+            {.text =
+                 "f32[] f32[2,3,4] i64[2,3]:(0,3) f32[6,2]:(0.5,1) i64[]={7} | reduction=\"sum\" "
+                 "shift=1 smoothing=0.2"},
+            {.text = "f32[] f32[67,1031]:(-3,3) i64[67]:(0,1030) f32[67,2]:(0.5,1) | "
+                     "ignore_index=7"})));
 
 GRADD_KERNELS(cpu, crossentropy,
-              {
-                  "CrossEntropy", "loop",
-                  .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_F32_F64 | GRADD_T_INT},
-                  .run = run_loss, .work = work_loss
-},
-              {"CrossEntropyGrad", "loop",
-               .types = {GRADD_T_F32_F64, GRADD_T_FLOAT, GRADD_T_INDEX,
-                         GRADD_T_F32_F64 | GRADD_T_INT},
-               .inplace = 1 << LOGITS, .run = run_loss_grad, .work = work_loss_grad});
+              GRADD_KERNEL("CrossEntropy", "loop",
+                           .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_F32_F64 | GRADD_T_INT},
+                           .compute = compute_loss, .workspace = workspace_loss),
+              GRADD_KERNEL("CrossEntropyGrad", "loop",
+                           .types = {GRADD_T_F32_F64, GRADD_T_FLOAT, GRADD_T_INDEX,
+                                     GRADD_T_F32_F64 | GRADD_T_INT},
+                           .inplace = 1 << LOGITS, .compute = compute_loss_grad,
+                           .workspace = workspace_loss_grad));

@@ -15,7 +15,7 @@ static gradd_status_t axis_of(const gradd_view_t *view, int rank, int *out_axis)
     return gradd_axis(gradd_pick_index(view, 0), rank, false, out_axis);
 }
 
-static gradd_status_t run_cumsum(const gradd_run_t *r) {
+static gradd_status_t compute_cumsum(const gradd_launch_t *r) {
     const gradd_type_t *t = &r->in[0].type;
     const bool exclusive = gradd_attr_int(r->attrs, "exclusive", 0);
     const bool reverse = gradd_attr_int(r->attrs, "reverse", 0);
@@ -69,35 +69,19 @@ static gradd_status_t grad_cumsum(gradd_grad_t *g) {
 
 /* ---- cases and row -------------------------------------------------------------------------- */
 
-GRADD_OPS(cumsum,
-          {
-              .name = "CumSum",
-              .domain = "",
-              .since = 11,
-              .min_in = 2,
-              .max_in = 2,
-              .min_out = 1,
-              .max_out = 1,
-              .types = {GRADD_T_NUM, GRADD_T_INDEX},
-              .attrs = GRADD_ATTR_LIST({"exclusive", GRADD_ATTR_INT, false},
-                                       {"reverse", GRADD_ATTR_INT, false}
-                ),
-              .infer = infer_cumsum,
-              .grad = grad_cumsum,
-              .ref = run_cumsum,
-              .cases = GRADD_CASES({.text = "f32[2,3,4] i64[]={1}"},
-                {.text = "f32[5] i32[]={0}"},
-                                   {.text = "f32[2,3] i64[1]={-1} | exclusive=1"},
-                                   {.text = "f32[2,3] i64[]={0} | reverse=1"},
-                                   {.text = "f32[2,4] i64[]={1} | exclusive=1 reverse=1"},
-                                   {.text = "i64[2,5] i64[]={1}"},
-                {.text = "i32[4] i64[]={-1}"},
-                                   {.text = "f32[0,3] i64[]={0}"}
-                )
-});
+GRADD_OPS(cumsum, GRADD_OP("CumSum", "", 11, (2, 2), (1, 1), .types = {GRADD_T_NUM, GRADD_T_INDEX},
+                           .attrs = GRADD_ATTR_LIST({"exclusive", GRADD_ATTR_INT, false},
+                                                    {"reverse", GRADD_ATTR_INT, false}),
+                           .infer = infer_cumsum, .grad = grad_cumsum, .ref = compute_cumsum,
+                           .cases = GRADD_CASES(
+                               {.text = "f32[2,3,4] i64[]={1}"}, {.text = "f32[5] i32[]={0}"},
+                               {.text = "f32[2,3] i64[1]={-1} | exclusive=1"},
+                               {.text = "f32[2,3] i64[]={0} | reverse=1"},
+                               {.text = "f32[2,4] i64[]={1} | exclusive=1 reverse=1"},
+                               {.text = "i64[2,5] i64[]={1}"}, {.text = "i32[4] i64[]={-1}"},
+                               {.text = "f32[0,3] i64[]={0}"})));
 
 GRADD_KERNELS(cpu, cumsum,
-              {
-                  "CumSum", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX},
-                  .inplace = 1, .run = run_cumsum
-});
+              GRADD_KERNEL("CumSum", "loop",
+                           .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX}, .inplace = 1,
+                           .compute = compute_cumsum));

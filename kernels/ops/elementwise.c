@@ -55,24 +55,24 @@
 #define BINARY_NUM(name, E_FLOAT, E_INT)                                                           \
     GRADD_ROWS2_FLOAT(name, E_FLOAT) GRADD_ROWS2_INT(name, E_INT) GRADD_TABLE_NUM(name)
 #define UNARY_FLOAT(name, E)                                                                       \
-    GRADD_ROWS1_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_RUN(name, 0)
+    GRADD_ROWS1_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_COMPUTE(name)
 #define UNARY_NUM(name, E_FLOAT, E_INT)                                                            \
     GRADD_ROWS1_FLOAT(name, E_FLOAT)                                                               \
-    GRADD_ROWS1_INT(name, E_INT) GRADD_TABLE_NUM(name) GRADD_MAP_RUN(name, 0)
+    GRADD_ROWS1_INT(name, E_INT) GRADD_TABLE_NUM(name) GRADD_MAP_COMPUTE(name)
 
 BINARY_NUM(add, E_ADD, E_ADD_I)
-GRADD_MAP_RUN(add, 0)
+GRADD_MAP_COMPUTE(add)
 BINARY_NUM(sub, E_SUB, E_SUB_I)
-GRADD_MAP_RUN(sub, 0)
+GRADD_MAP_COMPUTE(sub)
 BINARY_NUM(mul, E_MUL, E_MUL_I)
-GRADD_MAP_RUN(mul, 0)
+GRADD_MAP_COMPUTE(mul)
 BINARY_NUM(div, E_DIV, E_DIV_I)
 BINARY_NUM(max, E_MAX, E_MAX)
 BINARY_NUM(min, E_MIN, E_MIN)
 BINARY_NUM(fmod, E_FMOD, E_FMOD_I)
 GRADD_ROWS2_INT(mod, E_MOD_I)
-static const gradd_rows_t mod_rows = {.i32 = row_mod_i32, .i64 = row_mod_i64};
-static const gradd_rows_t mod_refs = {.i32 = ref_mod_i32, .i64 = ref_mod_i64};
+static const gradd_row_functions_t mod_rows = {.i32 = row_mod_i32, .i64 = row_mod_i64};
+static const gradd_row_functions_t mod_refs = {.i32 = ref_mod_i32, .i64 = ref_mod_i64};
 UNARY_NUM(neg, E_NEG, E_NEG_I)
 UNARY_NUM(abs, E_ABS, E_ABS_I)
 UNARY_NUM(sign, E_SIGN, E_SIGN)
@@ -101,10 +101,11 @@ static bool beyond(const float *x, int64_t n) {
                                  const double *p) {                                                \
         (beyond(in[0], n) ? row_##name##_slow_f32 : row_##name##_fast_f32)(n, out, in, step, p);   \
     }                                                                                              \
-    static const gradd_rows_t name##_rows = {.f32 = row_##name##_f32, .f64 = row_##name##_f64};    \
-    static const gradd_rows_t name##_refs = {.f32 = ref_##name##_slow_f32,                         \
-                                             .f64 = ref_##name##_f64};                             \
-    GRADD_MAP_RUN(name, 0)                                                                         \
+    static const gradd_row_functions_t name##_rows = {.f32 = row_##name##_f32,                     \
+                                                      .f64 = row_##name##_f64};                    \
+    static const gradd_row_functions_t name##_refs = {.f32 = ref_##name##_slow_f32,                \
+                                                      .f64 = ref_##name##_f64};                    \
+    GRADD_MAP_COMPUTE(name)                                                                        \
     __attribute__((unused)) static const gradd_row_fn name##_unused = ref_##name##_fast_f32;
 TRIGONOMETRIC(sin, sinf, E_SIN, E_VSIN)
 TRIGONOMETRIC(cos, cosf, E_COS, E_VCOS)
@@ -121,71 +122,71 @@ static gradd_status_t check_divisor(const gradd_view_t *b) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_div(const gradd_run_t *r) {
+static gradd_status_t compute_div(const gradd_launch_t *r) {
     GRADD_TRY(check_divisor(&r->in[1]));
-    return gradd_map_rows(&div_rows, 0, r->out, r->in, 2, NULL, false);
+    return gradd_map_rows(&div_rows, r->out, r->in, 2, NULL, false);
 }
 
-static gradd_status_t run_div_ref(const gradd_run_t *r) {
+static gradd_status_t compute_div_ref(const gradd_launch_t *r) {
     GRADD_TRY(check_divisor(&r->in[1]));
-    return gradd_map_rows(&div_refs, 0, r->out, r->in, 2, NULL, true);
+    return gradd_map_rows(&div_refs, r->out, r->in, 2, NULL, true);
 }
 
-static gradd_status_t mod_by(const gradd_run_t *r, bool ref) {
+static gradd_status_t mod_by(const gradd_launch_t *r, bool ref) {
     GRADD_TRY(check_divisor(&r->in[1]));
     bool c_style = gradd_attr_int(r->attrs, "fmod", 0);
-    const gradd_rows_t *rows = c_style ? &fmod_rows : &mod_rows;
+    const gradd_row_functions_t *rows = c_style ? &fmod_rows : &mod_rows;
     if (ref) rows = c_style ? &fmod_refs : &mod_refs;
-    return gradd_map_rows(rows, 0, r->out, r->in, 2, NULL, ref);
+    return gradd_map_rows(rows, r->out, r->in, 2, NULL, ref);
 }
-static gradd_status_t run_mod(const gradd_run_t *r) {
+static gradd_status_t compute_mod(const gradd_launch_t *r) {
     return mod_by(r, false);
 }
-static gradd_status_t run_mod_ref(const gradd_run_t *r) {
+static gradd_status_t compute_mod_ref(const gradd_launch_t *r) {
     return mod_by(r, true);
 }
 
 /* Folds any number of operands into out, from the left. */
-static gradd_status_t fold(const gradd_run_t *r, const gradd_rows_t *rows, bool ref) {
-    if (r->n_in == 1) return gradd_run_copy(r);
+static gradd_status_t fold(const gradd_launch_t *r, const gradd_row_functions_t *rows, bool ref) {
+    if (r->n_in == 1) return gradd_compute_copy(r);
     for (int i = 1; i < r->n_in; i++) {
         gradd_view_t pair[2] = {i == 1 ? r->in[0] : r->out[0], r->in[i]};
-        GRADD_TRY(gradd_map_rows(rows, 0, r->out, pair, 2, NULL, ref));
+        GRADD_TRY(gradd_map_rows(rows, r->out, pair, 2, NULL, ref));
     }
     return GRADD_OK;
 }
 #define FOLD(name, rows)                                                                           \
-    static gradd_status_t run_##name(const gradd_run_t *r) {                                       \
+    static gradd_status_t compute_##name(const gradd_launch_t *r) {                                \
         return fold(r, &rows##_rows, false);                                                       \
     }                                                                                              \
-    static gradd_status_t run_##name##_ref(const gradd_run_t *r) {                                 \
+    static gradd_status_t compute_##name##_ref(const gradd_launch_t *r) {                          \
         return fold(r, &rows##_refs, true);                                                        \
     }
 FOLD(max, max)
 FOLD(min, min)
 
 /* Sums of bf16 stay f32 until the end: in the scratch memory where shapes differ. */
-static size_t work_sum(const gradd_infer_t *c) {
+static size_t workspace_sum(const gradd_infer_t *c) {
     if (c->n_in < 3 || c->out[0].dtype != GRADD_DT_BF16) return 0;
     return (size_t)gradd_type_count(&c->out[0]) * sizeof(float);
 }
 
-static gradd_status_t run_sum(const gradd_run_t *r) {
+static gradd_status_t compute_sum(const gradd_launch_t *r) {
     gradd_view_t so_far = r->out[0];
     if (r->n_in > 1 && gradd_sum_fits(r->out, r->in, r->n_in))
         return gradd_sum(r->out, r->in, r->n_in);
-    if (!r->work) return fold(r, &add_rows, false);
+    if (!r->workspace) return fold(r, &add_rows, false);
     so_far.type.dtype = GRADD_DT_F32;
-    so_far.data = r->work;
+    so_far.data = r->workspace;
     for (int i = 1; i < r->n_in; i++) {
         gradd_view_t pair[2] = {i == 1 ? r->in[0] : so_far, r->in[i]};
         const gradd_view_t *out = i + 1 == r->n_in ? r->out : &so_far;
-        GRADD_TRY(gradd_map_rows(&add_rows, 0, out, pair, 2, NULL, false));
+        GRADD_TRY(gradd_map_rows(&add_rows, out, pair, 2, NULL, false));
     }
     return GRADD_OK;
 }
 
-static gradd_status_t run_sum_ref(const gradd_run_t *r) {
+static gradd_status_t compute_sum_ref(const gradd_launch_t *r) {
     return fold(r, &add_refs, true);
 }
 
@@ -263,24 +264,24 @@ static int64_t power_i64(int64_t x, double y) {
     }
 POWER_INT(i32, int32_t)
 POWER_INT(i64, int64_t)
-static const gradd_rows_t pow_rows = {
+static const gradd_row_functions_t pow_rows = {
     .f32 = row_pow_f32, .f64 = row_pow_f64, .i32 = row_pow_i32, .i64 = row_pow_i64};
-static const gradd_rows_t pow_refs = {
+static const gradd_row_functions_t pow_refs = {
     .f32 = ref_pow_f32, .f64 = ref_pow_f64, .i32 = row_pow_i32, .i64 = row_pow_i64};
 
 /* The type that the row function finds the exponents in. */
-static double exponent_dtype(const gradd_run_t *r) {
+static double exponent_dtype(const gradd_launch_t *r) {
     gradd_dtype_t dtype = r->in[1].type.dtype;
     return (double)(dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : dtype);
 }
 
-static gradd_status_t run_pow(const gradd_run_t *r) {
+static gradd_status_t compute_pow(const gradd_launch_t *r) {
     double dtype = exponent_dtype(r);
-    return gradd_map_rows(&pow_rows, 0, r->out, r->in, 2, &dtype, false);
+    return gradd_map_rows(&pow_rows, r->out, r->in, 2, &dtype, false);
 }
-static gradd_status_t run_pow_ref(const gradd_run_t *r) {
+static gradd_status_t compute_pow_ref(const gradd_launch_t *r) {
     double dtype = exponent_dtype(r);
-    return gradd_map_rows(&pow_refs, 0, r->out, r->in, 2, &dtype, true);
+    return gradd_map_rows(&pow_refs, r->out, r->in, 2, &dtype, true);
 }
 
 /* Clip: absent bounds become a scalar that bounds nothing; a bound that is NaN gives NaN. */
@@ -305,10 +306,10 @@ CLIP_ROW(f32, float)
 CLIP_ROW(f64, double)
 CLIP_ROW(i32, int32_t)
 CLIP_ROW(i64, int64_t)
-static const gradd_rows_t clip_rows = {
+static const gradd_row_functions_t clip_rows = {
     .f32 = row_clip_f32, .f64 = row_clip_f64, .i32 = row_clip_i32, .i64 = row_clip_i64};
 
-static gradd_status_t run_clip(const gradd_run_t *r) {
+static gradd_status_t compute_clip(const gradd_launch_t *r) {
     union {
         gradd_bf16_t bf16;
         float f32;
@@ -342,7 +343,7 @@ static gradd_status_t run_clip(const gradd_run_t *r) {
             break;
         }
     }
-    return gradd_map_rows(&clip_rows, 0, r->out, in, 3, NULL, false);
+    return gradd_map_rows(&clip_rows, r->out, in, 3, NULL, false);
 }
 
 /* ---- shape rules ---------------------------------------------------------------------------- */
@@ -594,51 +595,7 @@ static gradd_status_t grad_clip(gradd_grad_t *g) {
                 {.text = "f32[211,173] f32[211,173] f32[211,173]"},                                \
                 {.text = "i64[3] i64[3]:(1,5) i64[1]={2}"}, {.text = "i32[2,2] i32[2]"})
 
-#define BINARY_ROW(title, fn, gradient, since_, range, ...)                                        \
-    {.name = title,                                                                                \
-     .domain = "",                                                                                 \
-     .since = since_,                                                                              \
-     .min_in = 2,                                                                                  \
-     .max_in = 2,                                                                                  \
-     .min_out = 1,                                                                                 \
-     .max_out = 1,                                                                                 \
-     .flags = GRADD_OP_CHEAP,                                                                      \
-     .types = {GRADD_T_NUM},                                                                       \
-     .infer = gradd_infer_broadcast,                                                               \
-     .grad = gradient,                                                                             \
-     .ref = run_##fn##_ref,                                                                        \
-     .cases = CASES_BINARY(range),                                                                 \
-     __VA_ARGS__}
-#define UNARY_ROW(title, fn, gradient, mask, since_, cases_, ...)                                  \
-    {.name = title,                                                                                \
-     .domain = "",                                                                                 \
-     .since = since_,                                                                              \
-     .min_in = 1,                                                                                  \
-     .max_in = 1,                                                                                  \
-     .min_out = 1,                                                                                 \
-     .max_out = 1,                                                                                 \
-     .types = {mask},                                                                              \
-     .infer = gradd_infer_same,                                                                    \
-     .grad = gradient,                                                                             \
-     .ref = run_##fn##_ref,                                                                        \
-     .cases = cases_,                                                                              \
-     __VA_ARGS__}
-#define FOLD_ROW(title, fn, gradient, mask, since_)                                                \
-    {.name = title,                                                                                \
-     .domain = "",                                                                                 \
-     .since = since_,                                                                              \
-     .min_in = 1,                                                                                  \
-     .max_in = GRADD_OP_MAX_IN,                                                                    \
-     .min_out = 1,                                                                                 \
-     .max_out = 1,                                                                                 \
-     .flags = GRADD_OP_CHEAP,                                                                      \
-     .types = {mask},                                                                              \
-     .infer = gradd_infer_broadcast,                                                               \
-     .grad = gradient,                                                                             \
-     .ref = run_##fn##_ref,                                                                        \
-     .cases = CASES_FOLD}
-#define CHEAP .flags = GRADD_OP_CHEAP
-#define STEP  .flags = GRADD_OP_NO_GRAD | GRADD_OP_FLAT | GRADD_OP_CHEAP
+#define FLAT (GRADD_OP_NO_GRAD | GRADD_OP_FLAT | GRADD_OP_CHEAP)
 
 static const gradd_case_t cases_pow[] = {{.text = "f32[3,4]:(0.2,2) f32[]={2}"},
                                          {.text = "f32[3,4]:(0.2,2) f32[]={3}"},
@@ -660,95 +617,108 @@ static const gradd_case_t cases_pow[] = {{.text = "f32[3,4]:(0.2,2) f32[]={2}"},
                                          {0}};
 
 GRADD_OPS(
-    elementwise, BINARY_ROW("Add", add, grad_sum, 7, ""), BINARY_ROW("Sub", sub, grad_sub, 7, ""),
-    BINARY_ROW("Mul", mul, grad_mul, 7, ""), BINARY_ROW("Div", div, grad_div, 7, ":(0.5,2)"),
-    {.name = "Mod",
-     .domain = "",
-     .since = 10,
-     .min_in = 2,
-     .max_in = 2,
-     .min_out = 1,
-     .max_out = 1,
-     .types = {GRADD_T_NUM},
-     .attrs = GRADD_ATTR_LIST({"fmod", GRADD_ATTR_INT, false}),
-     .infer = infer_mod,
-     .grad = grad_mod,
-     .ref = run_mod_ref,
-     .cases = GRADD_CASES({.text = "i64[3,4]:(-9,9) i64[4]={3,-3,2,-1}"},
-                          {.text = "i32[5]:(-9,9) i32[]={-4}"},
-                          {.text = "i64[5]:(-9,9) i64[]={4} | fmod=1"},
-                          {.text = "f32[3,4]:(-9,9) f32[4]:(1.1,2) | fmod=1"})},
-    {.name = "Pow",
-     .domain = "",
-     .since = 13,
-     .min_in = 2,
-     .max_in = 2,
-     .min_out = 1,
-     .max_out = 1,
-     .types = {GRADD_T_NUM},
-     .infer = infer_pow,
-     .grad = grad_pow,
-     .ref = run_pow_ref,
-     .cases = cases_pow},
-    FOLD_ROW("Max", max, grad_extremum, GRADD_T_NUM, 8),
-    FOLD_ROW("Min", min, grad_extremum, GRADD_T_NUM, 8),
-    FOLD_ROW("Sum", sum, grad_sum, GRADD_T_NUM, 8),
-    UNARY_ROW("Neg", neg, grad_neg, GRADD_T_NUM, 6, CASES_UNARY_NUM(""), CHEAP),
-    UNARY_ROW("Abs", abs, grad_abs, GRADD_T_NUM, 6, CASES_UNARY_NUM(""), CHEAP),
-    UNARY_ROW("Sign", sign, NULL, GRADD_T_NUM, 9, CASES_UNARY_NUM(""), STEP),
-    UNARY_ROW("Sqrt", sqrt, grad_sqrt, GRADD_T_FLOAT, 6, CASES_UNARY(":(0.1,2)"), CHEAP),
-    UNARY_ROW("Reciprocal", reciprocal, grad_reciprocal, GRADD_T_FLOAT, 6, CASES_UNARY(":(0.3,2)"),
-              CHEAP),
-    UNARY_ROW("Exp", exp, grad_exp, GRADD_T_FLOAT, 6, CASES_UNARY(""), CHEAP),
-    UNARY_ROW("Log", log, grad_log, GRADD_T_FLOAT, 6, CASES_UNARY(":(0.1,3)"), CHEAP),
-    UNARY_ROW("Sin", sin, grad_sin, GRADD_T_FLOAT, 7,
-              GRADD_CASES({.text = "f32[3,5]:(-9,9)"}, {.text = "f32[0]"},
-                          {.text = "f32[4]={5e6,-3e7,0,1e4}", .grad_tol = -1},
-                          {.text = "f32[211,173]:(-300,300)"})),
-    UNARY_ROW("Cos", cos, grad_cos, GRADD_T_FLOAT, 7,
-              GRADD_CASES({.text = "f32[3,5]:(-9,9)"}, {.text = "f32[]"},
-                          {.text = "f32[4]={5e6,-3e7,0,1e4}", .grad_tol = -1},
-                          {.text = "f32[211,173]:(-300,300)"})),
-    UNARY_ROW("Erf", erf, grad_erf, GRADD_T_FLOAT, 9, CASES_UNARY("")),
-    UNARY_ROW("Floor", floor, NULL, GRADD_T_FLOAT, 6, CASES_UNARY(":(-9,9)"), STEP),
-    UNARY_ROW("Ceil", ceil, NULL, GRADD_T_FLOAT, 6, CASES_UNARY(":(-9,9)"), STEP),
-    UNARY_ROW("Round", round, NULL, GRADD_T_FLOAT, 11,
-              GRADD_CASES({.text = "f32[6]={0.5,1.5,-0.5,-2.5,2.4,-7.6}"},
-                          {.text = "f32[3,4]:(-9,9)"}),
-              STEP),
-    {.name = "Clip",
-     .domain = "",
-     .since = 11,
-     .min_in = 1,
-     .max_in = 3,
-     .min_out = 1,
-     .max_out = 1,
-     .flags = GRADD_OP_CHEAP,
-     .no_diff = 6,
-     .types = {GRADD_T_NUM},
-     .infer = infer_clip,
-     .grad = grad_clip,
-     .ref = run_clip,
-     .cases = GRADD_CASES({.text = "f32[3,4] f32[]={-0.5} f32[]={0.7}"}, {.text = "f32[3,4]"},
-                          {.text = "f32[3,4] - f32[]={0.7}"}, {.text = "f32[3,4] f32[1]={-0.5}"},
-                          {.text = "i64[5] i64[]={1} i64[]={3}"}, {.text = "i32[5] - i32[]={3}"},
-                          {.text = "f32[211,173] f32[]={0.0}"})});
+    elementwise,
+    GRADD_OP("Add", "", 7, (2, 2), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_NUM},
+             .infer = gradd_infer_broadcast, .grad = grad_sum, .ref = compute_add_ref,
+             .cases = CASES_BINARY("")),
+    GRADD_OP("Sub", "", 7, (2, 2), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_NUM},
+             .infer = gradd_infer_broadcast, .grad = grad_sub, .ref = compute_sub_ref,
+             .cases = CASES_BINARY("")),
+    GRADD_OP("Mul", "", 7, (2, 2), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_NUM},
+             .infer = gradd_infer_broadcast, .grad = grad_mul, .ref = compute_mul_ref,
+             .cases = CASES_BINARY("")),
+    GRADD_OP("Div", "", 7, (2, 2), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_NUM},
+             .infer = gradd_infer_broadcast, .grad = grad_div, .ref = compute_div_ref,
+             .cases = CASES_BINARY(":(0.5,2)")),
+    GRADD_OP("Mod", "", 10, (2, 2), (1, 1), .types = {GRADD_T_NUM},
+             .attrs = GRADD_ATTR_LIST({"fmod", GRADD_ATTR_INT, false}), .infer = infer_mod,
+             .grad = grad_mod, .ref = compute_mod_ref,
+             .cases = GRADD_CASES({.text = "i64[3,4]:(-9,9) i64[4]={3,-3,2,-1}"},
+                                  {.text = "i32[5]:(-9,9) i32[]={-4}"},
+                                  {.text = "i64[5]:(-9,9) i64[]={4} | fmod=1"},
+                                  {.text = "f32[3,4]:(-9,9) f32[4]:(1.1,2) | fmod=1"})),
+    GRADD_OP("Pow", "", 13, (2, 2), (1, 1), .types = {GRADD_T_NUM}, .infer = infer_pow,
+             .grad = grad_pow, .ref = compute_pow_ref, .cases = cases_pow),
+    GRADD_OP("Max", "", 8, (1, GRADD_OP_MAX_IN), (1, 1), .flags = GRADD_OP_CHEAP,
+             .types = {GRADD_T_NUM}, .infer = gradd_infer_broadcast, .grad = grad_extremum,
+             .ref = compute_max_ref, .cases = CASES_FOLD),
+    GRADD_OP("Min", "", 8, (1, GRADD_OP_MAX_IN), (1, 1), .flags = GRADD_OP_CHEAP,
+             .types = {GRADD_T_NUM}, .infer = gradd_infer_broadcast, .grad = grad_extremum,
+             .ref = compute_min_ref, .cases = CASES_FOLD),
+    GRADD_OP("Sum", "", 8, (1, GRADD_OP_MAX_IN), (1, 1), .flags = GRADD_OP_CHEAP,
+             .types = {GRADD_T_NUM}, .infer = gradd_infer_broadcast, .grad = grad_sum,
+             .ref = compute_sum_ref, .cases = CASES_FOLD),
+    GRADD_OP("Neg", "", 6, (1, 1), (1, 1), .types = {GRADD_T_NUM}, .infer = gradd_infer_same,
+             .grad = grad_neg, .ref = compute_neg_ref, .cases = CASES_UNARY_NUM(""),
+             .flags = GRADD_OP_CHEAP),
+    GRADD_OP("Abs", "", 6, (1, 1), (1, 1), .types = {GRADD_T_NUM}, .infer = gradd_infer_same,
+             .grad = grad_abs, .ref = compute_abs_ref, .cases = CASES_UNARY_NUM(""),
+             .flags = GRADD_OP_CHEAP),
+    GRADD_OP("Sign", "", 9, (1, 1), (1, 1), .types = {GRADD_T_NUM}, .infer = gradd_infer_same,
+             .ref = compute_sign_ref, .cases = CASES_UNARY_NUM(""), .flags = FLAT),
+    GRADD_OP("Sqrt", "", 6, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+             .grad = grad_sqrt, .ref = compute_sqrt_ref, .cases = CASES_UNARY(":(0.1,2)"),
+             .flags = GRADD_OP_CHEAP),
+    GRADD_OP("Reciprocal", "", 6, (1, 1), (1, 1), .types = {GRADD_T_FLOAT},
+             .infer = gradd_infer_same, .grad = grad_reciprocal, .ref = compute_reciprocal_ref,
+             .cases = CASES_UNARY(":(0.3,2)"), .flags = GRADD_OP_CHEAP),
+    GRADD_OP("Exp", "", 6, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+             .grad = grad_exp, .ref = compute_exp_ref, .cases = CASES_UNARY(""),
+             .flags = GRADD_OP_CHEAP),
+    GRADD_OP("Log", "", 6, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+             .grad = grad_log, .ref = compute_log_ref, .cases = CASES_UNARY(":(0.1,3)"),
+             .flags = GRADD_OP_CHEAP),
+    GRADD_OP("Sin", "", 7, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+             .grad = grad_sin, .ref = compute_sin_ref,
+             .cases = GRADD_CASES({.text = "f32[3,5]:(-9,9)"}, {.text = "f32[0]"},
+                                  {.text = "f32[4]={5e6,-3e7,0,1e4}", .grad_tol = -1},
+                                  {.text = "f32[211,173]:(-300,300)"})),
+    GRADD_OP("Cos", "", 7, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+             .grad = grad_cos, .ref = compute_cos_ref,
+             .cases = GRADD_CASES({.text = "f32[3,5]:(-9,9)"}, {.text = "f32[]"},
+                                  {.text = "f32[4]={5e6,-3e7,0,1e4}", .grad_tol = -1},
+                                  {.text = "f32[211,173]:(-300,300)"})),
+    GRADD_OP("Erf", "", 9, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+             .grad = grad_erf, .ref = compute_erf_ref, .cases = CASES_UNARY("")),
+    GRADD_OP("Floor", "", 6, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+             .ref = compute_floor_ref, .cases = CASES_UNARY(":(-9,9)"), .flags = FLAT),
+    GRADD_OP("Ceil", "", 6, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+             .ref = compute_ceil_ref, .cases = CASES_UNARY(":(-9,9)"), .flags = FLAT),
+    GRADD_OP("Round", "", 11, (1, 1), (1, 1), .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+             .ref = compute_round_ref,
+             .cases = GRADD_CASES({.text = "f32[6]={0.5,1.5,-0.5,-2.5,2.4,-7.6}"},
+                                  {.text = "f32[3,4]:(-9,9)"}),
+             .flags = FLAT),
+    GRADD_OP("Clip", "", 11, (1, 3), (1, 1), .flags = GRADD_OP_CHEAP, .no_diff = 6,
+             .types = {GRADD_T_NUM}, .infer = infer_clip, .grad = grad_clip, .ref = compute_clip,
+             .cases = GRADD_CASES({.text = "f32[3,4] f32[]={-0.5} f32[]={0.7}"},
+                                  {.text = "f32[3,4]"}, {.text = "f32[3,4] - f32[]={0.7}"},
+                                  {.text = "f32[3,4] f32[1]={-0.5}"},
+                                  {.text = "i64[5] i64[]={1} i64[]={3}"},
+                                  {.text = "i32[5] - i32[]={3}"},
+                                  {.text = "f32[211,173] f32[]={0.0}"})));
 
-GRADD_KERNELS(
-    cpu, elementwise, {"Add", "loop", .inplace = 3, .run = run_add},
-    {"Sub", "loop", .inplace = 3, .run = run_sub}, {"Mul", "loop", .inplace = 3, .run = run_mul},
-    {"Div", "loop", .inplace = 3, .run = run_div}, {"Mod", "loop", .inplace = 3, .run = run_mod},
-    {"Pow", "loop", .inplace = 1, .run = run_pow}, {"Max", "loop", .inplace = 1, .run = run_max},
-    {"Min", "loop", .inplace = 1, .run = run_min},
-    {"Sum", "loop", .inplace = 1, .run = run_sum, .work = work_sum},
-    {"Neg", "loop", .inplace = 1, .run = run_neg}, {"Abs", "loop", .inplace = 1, .run = run_abs},
-    {"Sign", "loop", .inplace = 1, .run = run_sign},
-    {"Sqrt", "loop", .inplace = 1, .run = run_sqrt},
-    {"Reciprocal", "loop", .inplace = 1, .run = run_reciprocal},
-    {"Exp", "loop", .inplace = 1, .run = run_exp}, {"Log", "loop", .inplace = 1, .run = run_log},
-    {"Sin", "loop", .inplace = 1, .run = run_sin}, {"Cos", "loop", .inplace = 1, .run = run_cos},
-    {"Erf", "loop", .inplace = 1, .run = run_erf},
-    {"Floor", "loop", .inplace = 1, .run = run_floor},
-    {"Ceil", "loop", .inplace = 1, .run = run_ceil},
-    {"Round", "loop", .inplace = 1, .run = run_round},
-    {"Clip", "loop", .inplace = 1, .run = run_clip});
+GRADD_KERNELS(cpu, elementwise, GRADD_KERNEL("Add", "loop", .inplace = 3, .compute = compute_add),
+              GRADD_KERNEL("Sub", "loop", .inplace = 3, .compute = compute_sub),
+              GRADD_KERNEL("Mul", "loop", .inplace = 3, .compute = compute_mul),
+              GRADD_KERNEL("Div", "loop", .inplace = 3, .compute = compute_div),
+              GRADD_KERNEL("Mod", "loop", .inplace = 3, .compute = compute_mod),
+              GRADD_KERNEL("Pow", "loop", .inplace = 1, .compute = compute_pow),
+              GRADD_KERNEL("Max", "loop", .inplace = 1, .compute = compute_max),
+              GRADD_KERNEL("Min", "loop", .inplace = 1, .compute = compute_min),
+              GRADD_KERNEL("Sum", "loop", .inplace = 1, .compute = compute_sum,
+                           .workspace = workspace_sum),
+              GRADD_KERNEL("Neg", "loop", .inplace = 1, .compute = compute_neg),
+              GRADD_KERNEL("Abs", "loop", .inplace = 1, .compute = compute_abs),
+              GRADD_KERNEL("Sign", "loop", .inplace = 1, .compute = compute_sign),
+              GRADD_KERNEL("Sqrt", "loop", .inplace = 1, .compute = compute_sqrt),
+              GRADD_KERNEL("Reciprocal", "loop", .inplace = 1, .compute = compute_reciprocal),
+              GRADD_KERNEL("Exp", "loop", .inplace = 1, .compute = compute_exp),
+              GRADD_KERNEL("Log", "loop", .inplace = 1, .compute = compute_log),
+              GRADD_KERNEL("Sin", "loop", .inplace = 1, .compute = compute_sin),
+              GRADD_KERNEL("Cos", "loop", .inplace = 1, .compute = compute_cos),
+              GRADD_KERNEL("Erf", "loop", .inplace = 1, .compute = compute_erf),
+              GRADD_KERNEL("Floor", "loop", .inplace = 1, .compute = compute_floor),
+              GRADD_KERNEL("Ceil", "loop", .inplace = 1, .compute = compute_ceil),
+              GRADD_KERNEL("Round", "loop", .inplace = 1, .compute = compute_round),
+              GRADD_KERNEL("Clip", "loop", .inplace = 1, .compute = compute_clip));

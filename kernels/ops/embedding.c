@@ -36,10 +36,20 @@ static void broadcast_steps(const gradd_type_t *ids, int rank, int64_t *steps) {
     }
 }
 
-/* Table row per position of `shape` (its first `rank` dimensions), checked; an id equal to padding
- * gives -1. `table` is for the message. */
-static gradd_status_t find_rows(const gradd_view_t *ids, const gradd_type_t *shape, int rank,
-                                int64_t extent, int64_t padding, int table, int64_t *rows) {
+typedef struct lookup_s {
+    const gradd_view_t *ids;
+    const gradd_type_t *shape; /* of the result: its last dimension is a row's */
+    int64_t extent;            /* rows of the table */
+    int64_t padding;           /* the id that stands for no row; -1 = none */
+    int table;                 /* for messages */
+} lookup_t;
+
+/* Table row per position of the shape, checked; -1 for padding. */
+static gradd_status_t find_rows(const lookup_t *l, int64_t *rows) {
+    const gradd_view_t *ids = l->ids;
+    const gradd_type_t *shape = l->shape;
+    const int64_t extent = l->extent, padding = l->padding;
+    const int rank = shape->rank - 1;
     int64_t steps[GRADD_MAX_RANK], at[GRADD_MAX_RANK] = {0}, from = 0, n = 1;
     broadcast_steps(&ids->type, rank, steps);
     for (int a = 0; a < rank; a++)
@@ -47,7 +57,7 @@ static gradd_status_t find_rows(const gradd_view_t *ids, const gradd_type_t *sha
     for (int64_t i = 0; i < n; i++) {
         int64_t id = gradd_pick_index(ids, from), row = id < 0 ? id + extent : id;
         if (row < 0 || row >= extent)
-            return GRADD_FAIL(INDEX, "table %d: index %lld of %lld, position %lld", table,
+            return GRADD_FAIL(INDEX, "table %d: index %lld of %lld, position %lld", l->table,
                               (long long)id, (long long)extent, (long long)from);
         rows[i] = padding >= 0 && id == padding ? -1 : row;
         for (int a = rank - 1; a >= 0; a--) {
@@ -142,16 +152,16 @@ static const double *find_scales(gradd_attrs_t attrs) {
 }
 
 /* Rows of all tables, n numbers for each. */
-static gradd_status_t find_all_rows(const gradd_run_t *r, int64_t n, int64_t *rows) {
+static gradd_status_t find_all_rows(const gradd_launch_t *r, int64_t n, int64_t *rows) {
     const gradd_type_t *y = &r->out[0].type;
     const int tables = r->n_in / 2;
     for (int t = 0; t < tables; t++)
-        GRADD_TRY(find_rows(&r->in[tables + t], y, y->rank - 1, r->in[t].type.dims[0], -1, t,
+        GRADD_TRY(find_rows(&(lookup_t){&r->in[tables + t], y, r->in[t].type.dims[0], -1, t},
                             rows + t * n));
     return GRADD_OK;
 }
 
-static gradd_status_t run_sum(const gradd_run_t *r) {
+static gradd_status_t compute_sum(const gradd_launch_t *r) {
     const gradd_type_t *y = &r->out[0].type;
     sum_t s = {.n_tables = r->n_in / 2,
                .n = 1,
@@ -160,10 +170,10 @@ static gradd_status_t run_sum(const gradd_run_t *r) {
                .y = r->out[0].data};
     for (int i = 0; i + 1 < y->rank; i++)
         s.n *= y->dims[i];
-    GRADD_TRY(find_all_rows(r, s.n, r->work));
+    GRADD_TRY(find_all_rows(r, s.n, r->workspace));
     for (int t = 0; t < s.n_tables; t++) {
         s.table[t] = r->in[t].data;
-        s.row[t] = (const int64_t *)r->work + t * s.n;
+        s.row[t] = (const int64_t *)r->workspace + t * s.n;
     }
     if (y->dtype == GRADD_DT_F32)
         sum_float(&s);
@@ -236,14 +246,14 @@ SCATTER_ROWS(float, float, , )
 SCATTER_ROWS(double, double, , )
 SCATTER_ROWS(gradd_bf16_t, float, gradd_bf16_f32, gradd_f32_bf16)
 
-static gradd_status_t run_grad(const gradd_run_t *r) {
+static gradd_status_t compute_grad(const gradd_launch_t *r) {
     const gradd_type_t *dy = &r->in[0].type, *out = &r->out[0].type;
-    int64_t n = 1, n_rows = out->dims[0], *rows = r->work;
+    int64_t n = 1, n_rows = out->dims[0], *rows = r->workspace;
     for (int i = 0; i + 1 < dy->rank; i++)
         n *= dy->dims[i];
     int64_t *order = rows + n, *start = order + n;
-    GRADD_TRY(find_rows(&r->in[1], dy, dy->rank - 1, n_rows,
-                        gradd_attr_int(r->attrs, "padding", -1), 0, rows));
+    GRADD_TRY(find_rows(
+        &(lookup_t){&r->in[1], dy, n_rows, gradd_attr_int(r->attrs, "padding", -1), 0}, rows));
     sort_rows(rows, n, n_rows, start, order);
     scatter_t s = {n_rows,
                    out->dims[1],
@@ -278,10 +288,10 @@ static void put(const gradd_view_t *v, int64_t i, double x) {
         ((gradd_bf16_t *)v->data)[i] = gradd_f32_bf16((float)x);
 }
 
-static gradd_status_t ref_sum(const gradd_run_t *r) {
+static gradd_status_t ref_sum(const gradd_launch_t *r) {
     const gradd_type_t *y = &r->out[0].type;
     int64_t width = y->dims[y->rank - 1], n = gradd_type_count(y) / (width ? width : 1);
-    int64_t *rows = r->work;
+    int64_t *rows = r->workspace;
     const double *scale = find_scales(r->attrs);
     GRADD_TRY(find_all_rows(r, n, rows));
     for (int64_t i = 0; i < n * width; i++) {
@@ -294,11 +304,13 @@ static gradd_status_t ref_sum(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-static gradd_status_t ref_grad(const gradd_run_t *r) {
+static gradd_status_t ref_grad(const gradd_launch_t *r) {
     const gradd_type_t *dy = &r->in[0].type, *out = &r->out[0].type;
-    int64_t width = out->dims[1], n = gradd_type_count(dy) / (width ? width : 1), *rows = r->work;
-    GRADD_TRY(find_rows(&r->in[1], dy, dy->rank - 1, out->dims[0],
-                        gradd_attr_int(r->attrs, "padding", -1), 0, rows));
+    int64_t width = out->dims[1], n = gradd_type_count(dy) / (width ? width : 1),
+            *rows = r->workspace;
+    GRADD_TRY(find_rows(
+        &(lookup_t){&r->in[1], dy, out->dims[0], gradd_attr_int(r->attrs, "padding", -1), 0},
+        rows));
     for (int64_t i = 0; i < gradd_type_count(out); i++) {
         double sum = 0;
         for (int64_t k = 0; k < n; k++)
@@ -358,7 +370,7 @@ static gradd_status_t infer_grad(gradd_infer_t *c) {
     return GRADD_OK;
 }
 
-static size_t work_sum(const gradd_infer_t *c) {
+static size_t workspace_sum(const gradd_infer_t *c) {
     const gradd_type_t *y = &c->out[0];
     int64_t n = 1;
     for (int i = 0; i + 1 < y->rank; i++)
@@ -366,7 +378,7 @@ static size_t work_sum(const gradd_infer_t *c) {
     return sizeof(int64_t) * (size_t)(c->n_in / 2) * (size_t)n;
 }
 
-static size_t work_grad(const gradd_infer_t *c) {
+static size_t workspace_grad(const gradd_infer_t *c) {
     const gradd_type_t *dy = &c->in[0].type;
     int64_t n = 1;
     for (int i = 0; i + 1 < dy->rank; i++)
@@ -424,29 +436,17 @@ static gradd_status_t expand_sum(gradd_expand_t *x) {
 
 GRADD_OPS(
     embedding,
-    {
-        .name = "EmbeddingSum",
-        .domain = "com.gradd",
-        .since = 1,
-        .min_in = 2,
-        .max_in = 2 * TABLES,
-        .min_out = 1,
-        .max_out = 1,
-        .flags = GRADD_OP_INTERNAL,
+    GRADD_OP(
+        "EmbeddingSum", "com.gradd", 1, (2, 2 * TABLES), (1, 1), .flags = GRADD_OP_INTERNAL,
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT | GRADD_T_INDEX},
         .attrs = GRADD_ATTR_LIST({"paddings", GRADD_ATTR_INTS, false},
-                                 {"scales", GRADD_ATTR_FLOATS, false}
-          ),
-        .infer = infer_sum,
-        .grad = grad_sum,
-        .expand = expand_sum,
-        .ref = ref_sum,
+                                 {"scales", GRADD_ATTR_FLOATS, false}),
+        .infer = infer_sum, .grad = grad_sum, .expand = expand_sum, .ref = ref_sum,
         .cases = GRADD_CASES(
             {.text = "f32[5,3] i64[2,4]"},
             {.text = "f32[5,3] f32[6,3] i64[2,4]:(-5,4) i32[1,4]:(0,5)"},
             {.text = "f32[5,7] f32[9,7] f32[2,7] i64[2,4] i64[4] i64[2,1]:(0,1)"},
-            {.text = "f32[5,3] f32[6,3] i64[] i64[3]"},
-          {.text = "f32[5,3] i64[0,4]"},
+            {.text = "f32[5,3] f32[6,3] i64[] i64[3]"}, {.text = "f32[5,3] i64[0,4]"},
             {.text = "f32[40,300] f32[70,300] i64[3,64]:(0,39) i64[64]:(0,69)"},
             {.text = "f32[5,3] i64[2,4] | scales=[-2.5]"},
             {.text = "f32[5,3] f32[6,3] i64[2,4] i64[4] | scales=[8.0,1.0] paddings=[-1,-1]"},
@@ -455,29 +455,24 @@ GRADD_OPS(
             {.text =
                  "f32[9,600] f32[8,600] f32[7,600] f32[6,600] f32[5,600] f32[5,600] f32[5,600] "
                  "f32[5,600] f32[5,600] i64[40,3] i64[3] i64[40,1] i64[40,3] i64[1] i64[40,3] "
-                 "i64[40,3]:(-5,4) i64[3] i64[] | scales=[0.5,1.0,2.0,1.0,1.0,3.0,1.0,1.0,-1.0]"}
-          )
-},
-    {.name = "EmbeddingGrad",
-     .domain = "com.gradd",
-     .since = 1,
-     .min_in = 2,
-     .max_in = 2,
-     .min_out = 1,
-     .max_out = 1,
-     .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
-     .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
-     .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true}, {"padding", GRADD_ATTR_INT, false},
-                              {"scale", GRADD_ATTR_FLOAT, false}),
-     .infer = infer_grad,
-     .ref = ref_grad,
-     .cases = GRADD_CASES({.text = "f32[6,3] i64[6] | dims=[5,3]"},
-                          {.text = "f32[2,4,3] i64[1,4] | dims=[5,3] padding=2"},
-                          {.text = "f32[2,4,3] i32[4] | dims=[7,3] padding=-1"},
-                          {.text = "f32[300,300] i64[300]:(0,1) | dims=[3,300]", .tol = 1e-4},
-                          {.text = "f32[600,70] i64[600]:(-90,89) | dims=[90,70]"},
-                          {.text = "f32[2,4,3] i64[4] | dims=[5,3] padding=2 scale=-5.5"},
-                          {.text = "f32[0,3] i64[0] | dims=[5,3]"})});
+                 "i64[40,3]:(-5,4) i64[3] i64[] | scales=[0.5,1.0,2.0,1.0,1.0,3.0,1.0,1.0,-1.0]"})),
+    GRADD_OP("EmbeddingGrad", "com.gradd", 1, (2, 2), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
+             .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true},
+                                      {"padding", GRADD_ATTR_INT, false},
+                                      {"scale", GRADD_ATTR_FLOAT, false}),
+             .infer = infer_grad, .ref = ref_grad,
+             .cases = GRADD_CASES({.text = "f32[6,3] i64[6] | dims=[5,3]"},
+                                  {.text = "f32[2,4,3] i64[1,4] | dims=[5,3] padding=2"},
+                                  {.text = "f32[2,4,3] i32[4] | dims=[7,3] padding=-1"},
+                                  {.text = "f32[300,300] i64[300]:(0,1) | dims=[3,300]",
+                                   .tol = 1e-4},
+                                  {.text = "f32[600,70] i64[600]:(-90,89) | dims=[90,70]"},
+                                  {.text = "f32[2,4,3] i64[4] | dims=[5,3] padding=2 scale=-5.5"},
+                                  {.text = "f32[0,3] i64[0] | dims=[5,3]"})));
 
-GRADD_KERNELS(cpu, embedding, {"EmbeddingSum", "loop", .run = run_sum, .work = work_sum},
-              {"EmbeddingGrad", "loop", .run = run_grad, .work = work_grad});
+GRADD_KERNELS(cpu, embedding,
+              GRADD_KERNEL("EmbeddingSum", "loop", .compute = compute_sum,
+                           .workspace = workspace_sum),
+              GRADD_KERNEL("EmbeddingGrad", "loop", .compute = compute_grad,
+                           .workspace = workspace_grad));

@@ -11,10 +11,10 @@
 #define E_LOG1P(F) (F##logp(a))
 GRADD_ROWS1_FLOAT(expm1, E_EXPM1)
 GRADD_TABLE_FLOAT(expm1)
-GRADD_MAP_RUN(expm1, 0)
+GRADD_MAP_COMPUTE(expm1)
 GRADD_ROWS1_FLOAT(log1p, E_LOG1P)
 GRADD_TABLE_FLOAT(log1p)
-GRADD_MAP_RUN(log1p, 0)
+GRADD_MAP_COMPUTE(log1p)
 
 static gradd_val_t plus_one(gradd_grad_t *g, gradd_val_t value) {
     gradd_dtype_t dtype = gradd_val_type(g->b, g->in[0])->dtype;
@@ -31,27 +31,24 @@ static gradd_status_t grad_log1p(gradd_grad_t *g) {
     return g->b->status;
 }
 
-#define ROW(title, fn, ...)                                                                        \
-    {.name = title,                                                                                \
-     .domain = "com.gradd",                                                                        \
-     .since = 1,                                                                                   \
-     .min_in = 1,                                                                                  \
-     .max_in = 1,                                                                                  \
-     .min_out = 1,                                                                                 \
-     .max_out = 1,                                                                                 \
-     .flags = GRADD_OP_CHEAP,                                                                      \
-     .types = {GRADD_T_FLOAT},                                                                     \
-     .infer = gradd_infer_same,                                                                    \
-     .grad = grad_##fn,                                                                            \
-     .ref = run_##fn##_ref,                                                                        \
-     .cases = GRADD_CASES({.text = "f32[3,5]:(-0.9,3)"}, {.text = "f32[]:(-0.9,3)"},               \
-                          {.text = "f32[0,2]"}, {.text = "f32[211,173]:(-0.9,9)"}, __VA_ARGS__)}
+GRADD_OPS(
+    exact,
+    GRADD_OP("Expm1", "com.gradd", 1, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP,
+             .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same, .grad = grad_expm1,
+             .ref = compute_expm1_ref,
+             .cases = GRADD_CASES({.text = "f32[3,5]:(-0.9,3)"}, {.text = "f32[]:(-0.9,3)"},
+                                  {.text = "f32[0,2]"}, {.text = "f32[211,173]:(-0.9,9)"},
+                                  {.text = "f32[3,5]:(-1e-5,1e-5)"}, {.text = "f32[37]:(-90,88)"},
+                                  {.text = "f32[7]={-inf,inf,nan,1e-22,-1e-22,88.6,-120}",
+                                   .grad_tol = -1})),
+    GRADD_OP("Log1p", "com.gradd", 1, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP,
+             .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same, .grad = grad_log1p,
+             .ref = compute_log1p_ref,
+             .cases = GRADD_CASES({.text = "f32[3,5]:(-0.9,3)"}, {.text = "f32[]:(-0.9,3)"},
+                                  {.text = "f32[0,2]"}, {.text = "f32[211,173]:(-0.9,9)"},
+                                  {.text = "f32[3,5]:(-1e-5,1e-5)"}, {.text = "f32[37]:(0,1e6)"},
+                                  {.text = "f32[7]={-1,inf,nan,1e-22,-1e-22,-2,3e38}",
+                                   .grad_tol = -1})));
 
-GRADD_OPS(exact,
-          ROW("Expm1", expm1, {.text = "f32[3,5]:(-1e-5,1e-5)"}, {.text = "f32[37]:(-90,88)"},
-              {.text = "f32[7]={-inf,inf,nan,1e-22,-1e-22,88.6,-120}", .grad_tol = -1}),
-          ROW("Log1p", log1p, {.text = "f32[3,5]:(-1e-5,1e-5)"}, {.text = "f32[37]:(0,1e6)"},
-              {.text = "f32[7]={-1,inf,nan,1e-22,-1e-22,-2,3e38}", .grad_tol = -1}));
-
-GRADD_KERNELS(cpu, exact, {"Expm1", "loop", .inplace = 1, .run = run_expm1},
-              {"Log1p", "loop", .inplace = 1, .run = run_log1p});
+GRADD_KERNELS(cpu, exact, GRADD_KERNEL("Expm1", "loop", .inplace = 1, .compute = compute_expm1),
+              GRADD_KERNEL("Log1p", "loop", .inplace = 1, .compute = compute_log1p));

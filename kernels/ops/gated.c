@@ -129,7 +129,7 @@ static const activation_t *find_activation(gradd_attrs_t attrs) {
 }
 
 /* in: g, u or the packed pair; out (backward): likewise */
-static gated_t describe(const gradd_run_t *r, const gradd_view_t *in, int n_in, bool backward) {
+static gated_t describe(const gradd_launch_t *r, const gradd_view_t *in, int n_in, bool backward) {
     const gradd_type_t *type = &in[0].type;
     gated_t p = {.rows = 1, .alpha = gradd_attr_float(r->attrs, "alpha", 1)};
     if (n_in == 1) {
@@ -157,7 +157,7 @@ static gated_t describe(const gradd_run_t *r, const gradd_view_t *in, int n_in, 
 
 #define BLOCK 4096
 
-static gradd_status_t run_blocks(const gated_t *p, gated_fn_t fn) {
+static gradd_status_t compute_blocks(const gated_t *p, gated_fn_t fn) {
     int64_t blocks = (p->n + BLOCK - 1) / BLOCK, units = p->rows * blocks;
 #pragma omp parallel for schedule(static) if (p->rows * p->n >= GRADD_PARALLEL_MIN / 4)
     for (int64_t k = 0; k < units; k++) {
@@ -167,25 +167,25 @@ static gradd_status_t run_blocks(const gated_t *p, gated_fn_t fn) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_gated(const gradd_run_t *r) {
+static gradd_status_t compute_gated(const gradd_launch_t *r) {
     const activation_t *a = find_activation(r->attrs);
     gradd_dtype_t dtype = r->in[0].type.dtype;
     gated_t p = describe(r, r->in, r->n_in, false);
-    return run_blocks(&p, dtype == GRADD_DT_F32   ? a->f32
-                          : dtype == GRADD_DT_F64 ? a->f64
-                                                  : a->bf16);
+    return compute_blocks(&p, dtype == GRADD_DT_F32   ? a->f32
+                              : dtype == GRADD_DT_F64 ? a->f64
+                                                      : a->bf16);
 }
 
-static gradd_status_t run_gated_grad(const gradd_run_t *r) {
+static gradd_status_t compute_gated_grad(const gradd_launch_t *r) {
     const activation_t *a = find_activation(r->attrs);
     gradd_dtype_t dtype = r->in[0].type.dtype;
     gated_t p = describe(r, r->in + 1, r->n_in - 1, true);
-    return run_blocks(&p, dtype == GRADD_DT_F32   ? a->grad_f32
-                          : dtype == GRADD_DT_F64 ? a->grad_f64
-                                                  : a->grad_bf16);
+    return compute_blocks(&p, dtype == GRADD_DT_F32   ? a->grad_f32
+                              : dtype == GRADD_DT_F64 ? a->grad_f64
+                                                      : a->grad_bf16);
 }
 
-static gradd_status_t ref_gated(const gradd_run_t *r) {
+static gradd_status_t ref_gated(const gradd_launch_t *r) {
     const activation_t *act = find_activation(r->attrs);
     gated_t p = describe(r, r->in, r->n_in, false);
     GRADD_SWITCH_FLOAT(r->in[0].type.dtype, T, {
@@ -199,7 +199,7 @@ static gradd_status_t ref_gated(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-static gradd_status_t ref_gated_grad(const gradd_run_t *r) {
+static gradd_status_t ref_gated_grad(const gradd_launch_t *r) {
     const activation_t *act = find_activation(r->attrs);
     gated_t p = describe(r, r->in + 1, r->n_in - 1, true);
     GRADD_SWITCH_FLOAT(r->in[0].type.dtype, T, {
@@ -254,8 +254,9 @@ static gradd_status_t infer_gated_grad(gradd_infer_t *c) {
 static gradd_status_t grad_gated(gradd_grad_t *g) {
     gradd_val_t in[3] = {g->dout[0], g->in[0], g->n_in > 1 ? g->in[1] : GRADD_NONE}, out[2];
     if (g->b->status) return g->b->status;
-    g->b->status = g->b->emit(g->b, "GatedActivationGrad", in, g->n_in + 1, g->attrs.v, g->attrs.n,
-                              out, g->n_in);
+    g->b->status = g->b->emit(
+        g->b, &(gradd_emit_t){"GatedActivationGrad", in, g->n_in + 1, g->attrs.v, g->attrs.n}, out,
+        g->n_in);
     for (int i = 0; i < g->n_in && !g->b->status; i++)
         if (g->need[i]) g->din[i] = out[i];
     return g->b->status;
@@ -295,53 +296,37 @@ static gradd_status_t expand_gated(gradd_expand_t *x) {
     GRADD_ATTR_LIST({"activation", GRADD_ATTR_STRING, true}, {"alpha", GRADD_ATTR_FLOAT, false},   \
                     {"gate", GRADD_ATTR_INT, false})
 
-GRADD_OPS(gated,
-          {.name = "GatedActivation",
-           .domain = "com.gradd",
-           .since = 1,
-           .min_in = 1,
-           .max_in = 2,
-           .min_out = 1,
-           .max_out = 1,
-           .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP,
-           .types = {GRADD_T_FLOAT},
-           .attrs = ATTRS,
-           .infer = infer_gated,
-           .grad = grad_gated,
-           .expand = expand_gated,
-           .ref = ref_gated,
-           .cases = GRADD_CASES(
-               {.text = "f32[3,5] f32[3,5] | activation=\"swish\""},
-               {.text = "f32[2,3,7]:(-6,6) f32[2,3,7] | activation=\"swish\" alpha=1.702"},
-               {.text = "f32[3,5]:(-6,6) f32[3,5] | activation=\"gelu\""},
-               {.text = "f32[3,5]:(-6,6) f32[3,5] | activation=\"gelu_tanh\""},
-               {.text = "f32[3,5] f32[3,5] | activation=\"relu\""},
-               {.text = "f32[] f32[] | activation=\"sigmoid\""},
-               {.text = "f32[0,4] | activation=\"gelu\""},
-               {.text = "f32[3,10] | activation=\"swish\" gate=0"},
-               {.text = "f32[2,3,6] | activation=\"sigmoid\" gate=1"},
-               {.text = "f32[211,346] | activation=\"gelu\" gate=1"},
-               {.text = "f32[2,9000] | activation=\"gelu_tanh\""},
-               {.text = "f32[211,173] f32[211,173] | activation=\"gelu\""})},
-          {.name = "GatedActivationGrad",
-           .domain = "com.gradd",
-           .since = 1,
-           .min_in = 2,
-           .max_in = 3,
-           .min_out = 1,
-           .max_out = 2,
-           .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
-           .types = {GRADD_T_FLOAT},
-           .attrs = ATTRS,
-           .infer = infer_gated_grad,
-           .ref = ref_gated_grad,
-           .cases = GRADD_CASES(
-               {.text = "f32[3,5] f32[3,5] f32[3,5] | activation=\"swish\" alpha=1.702 -> 2"},
-               {.text = "f32[3,5] f32[3,5]:(-6,6) f32[3,5] | activation=\"gelu\" -> 2"},
-               {.text = "f32[3,5] f32[3,5]:(-6,6) f32[3,5] | activation=\"gelu_tanh\" -> 2"},
-               {.text = "f32[3,5] f32[3,5] f32[3,5] | activation=\"relu\" -> 2"},
-               {.text = "f32[3,5] f32[3,10] | activation=\"sigmoid\" gate=1"},
-               {.text = "f32[173,211] f32[173,422] | activation=\"swish\""})});
+GRADD_OPS(
+    gated,
+    GRADD_OP("GatedActivation", "com.gradd", 1, (1, 2), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT}, .attrs = ATTRS,
+             .infer = infer_gated, .grad = grad_gated, .expand = expand_gated, .ref = ref_gated,
+             .cases = GRADD_CASES(
+                 {.text = "f32[3,5] f32[3,5] | activation=\"swish\""},
+                 {.text = "f32[2,3,7]:(-6,6) f32[2,3,7] | activation=\"swish\" alpha=1.702"},
+                 {.text = "f32[3,5]:(-6,6) f32[3,5] | activation=\"gelu\""},
+                 {.text = "f32[3,5]:(-6,6) f32[3,5] | activation=\"gelu_tanh\""},
+                 {.text = "f32[3,5] f32[3,5] | activation=\"relu\""},
+                 {.text = "f32[] f32[] | activation=\"sigmoid\""},
+                 {.text = "f32[0,4] | activation=\"gelu\""},
+                 {.text = "f32[3,10] | activation=\"swish\" gate=0"},
+                 {.text = "f32[2,3,6] | activation=\"sigmoid\" gate=1"},
+                 {.text = "f32[211,346] | activation=\"gelu\" gate=1"},
+                 {.text = "f32[2,9000] | activation=\"gelu_tanh\""},
+                 {.text = "f32[211,173] f32[211,173] | activation=\"gelu\""})),
+    GRADD_OP("GatedActivationGrad", "com.gradd", 1, (2, 3), (1, 2),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+             .types = {GRADD_T_FLOAT}, .attrs = ATTRS, .infer = infer_gated_grad,
+             .ref = ref_gated_grad,
+             .cases = GRADD_CASES(
+                 {.text = "f32[3,5] f32[3,5] f32[3,5] | activation=\"swish\" alpha=1.702 -> 2"},
+                 {.text = "f32[3,5] f32[3,5]:(-6,6) f32[3,5] | activation=\"gelu\" -> 2"},
+                 {.text = "f32[3,5] f32[3,5]:(-6,6) f32[3,5] | activation=\"gelu_tanh\" -> 2"},
+                 {.text = "f32[3,5] f32[3,5] f32[3,5] | activation=\"relu\" -> 2"},
+                 {.text = "f32[3,5] f32[3,10] | activation=\"sigmoid\" gate=1"},
+                 {.text = "f32[173,211] f32[173,422] | activation=\"swish\""})));
 
-GRADD_KERNELS(cpu, gated, {"GatedActivation", "loop", .inplace = 3, .run = run_gated},
-              {"GatedActivationGrad", "loop", .inplace = 7, .run = run_gated_grad});
+GRADD_KERNELS(cpu, gated,
+              GRADD_KERNEL("GatedActivation", "loop", .inplace = 3, .compute = compute_gated),
+              GRADD_KERNEL("GatedActivationGrad", "loop", .inplace = 7,
+                           .compute = compute_gated_grad));

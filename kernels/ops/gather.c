@@ -30,32 +30,33 @@ static int mode_of(const gradd_op_t *op) {
 }
 
 /* `data` is the indexed tensor: x in forward, dx in backward. */
-static gradd_status_t make_rows(const gradd_run_t *r, const gradd_type_t *data, gradd_rows_t *out) {
+static gradd_status_t make_rows(const gradd_launch_t *r, const gradd_type_t *data,
+                                gradd_rows_t *out) {
     const gradd_view_t *indices = &r->in[1];
     int64_t n = gradd_type_count(&indices->type);
     int mode = mode_of(r->op), axis = 0;
     if (mode != BY_ND)
         GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", 0), data->rank, false, &axis));
     if (mode == BY_ELEMENT) {
-        *out = (gradd_rows_t){r->work, n, gradd_type_count(data), 1};
-        return gradd_pick_elements(data, axis, indices, r->work);
+        *out = (gradd_rows_t){r->workspace, n, gradd_type_count(data), 1};
+        return gradd_pick_elements(data, axis, indices, r->workspace);
     }
     if (mode == BY_AXIS) {
-        *out = (gradd_rows_t){r->work, n * gradd_pick_span(data, 0, axis),
+        *out = (gradd_rows_t){r->workspace, n * gradd_pick_span(data, 0, axis),
                               gradd_pick_span(data, 0, axis + 1),
                               gradd_pick_span(data, axis + 1, data->rank)};
-        return gradd_pick_axis(data, axis, indices, r->work);
+        return gradd_pick_axis(data, axis, indices, r->workspace);
     }
     int last = indices->type.rank - 1;
     int depth = (int)indices->type.dims[last];
     int batch_dims = (int)gradd_attr_int(r->attrs, "batch_dims", 0);
-    *out = (gradd_rows_t){r->work, gradd_pick_span(&indices->type, 0, last),
+    *out = (gradd_rows_t){r->workspace, gradd_pick_span(&indices->type, 0, last),
                           gradd_pick_span(data, 0, batch_dims + depth),
                           gradd_pick_span(data, batch_dims + depth, data->rank)};
-    return gradd_pick_nd(data, batch_dims, indices, r->work);
+    return gradd_pick_nd(data, batch_dims, indices, r->workspace);
 }
 
-static gradd_status_t run_gather(const gradd_run_t *r) {
+static gradd_status_t compute_gather(const gradd_launch_t *r) {
     gradd_rows_t rows;
     if (gradd_type_count(&r->out[0].type) == 0) return GRADD_OK;
     GRADD_TRY(make_rows(r, &r->in[0].type, &rows));
@@ -63,7 +64,7 @@ static gradd_status_t run_gather(const gradd_run_t *r) {
                           r->in[0].data);
 }
 
-static gradd_status_t run_gather_grad(const gradd_run_t *r) {
+static gradd_status_t compute_gather_grad(const gradd_launch_t *r) {
     const gradd_type_t *dx = &r->out[0].type;
     gradd_rows_t rows;
     gradd_copy_zero(r->out[0].data, (size_t)gradd_type_bytes(dx));
@@ -146,11 +147,11 @@ static size_t numbers(const gradd_infer_t *c, const gradd_type_t *data) {
     return n * sizeof(int64_t);
 }
 
-static size_t work_gather(const gradd_infer_t *c) {
+static size_t workspace_gather(const gradd_infer_t *c) {
     return numbers(c, &c->in[0].type);
 }
 
-static size_t work_gather_grad(const gradd_infer_t *c) {
+static size_t workspace_gather_grad(const gradd_infer_t *c) {
     return numbers(c, &c->out[0]);
 }
 
@@ -183,56 +184,69 @@ static gradd_status_t grad_gather_grad(gradd_grad_t *g) {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-#define GATHER_ROW(op_name, other)                                                                 \
-    .name = op_name, .domain = "", .since = 1, .min_in = 2, .max_in = 2, .min_out = 1,             \
-    .max_out = 1, .types = {0xffffffffu, GRADD_T_INDEX},                                           \
-    .attrs = GRADD_ATTR_LIST({other, GRADD_ATTR_INT, false}), .infer = infer_gather,               \
-    .grad = grad_gather, .ref = run_gather
-#define GATHER_GRAD_ROW(op_name, other)                                                            \
-    .name = op_name, .domain = "com.gradd", .since = 1, .min_in = 2, .max_in = 2, .min_out = 1,    \
-    .max_out = 1, .flags = GRADD_OP_INTERNAL, .types = {GRADD_T_FLOAT, GRADD_T_INDEX},             \
-    .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true}, {other, GRADD_ATTR_INT, false}),     \
-    .infer = infer_gather_grad, .grad = grad_gather_grad, .ref = run_gather_grad
-
-GRADD_OPS(gather,
-          {GATHER_ROW("Gather", "axis"),
-           .cases = GRADD_CASES({.text = "f32[5,3] i64[2,4]"}, {.text = "f32[5,3] i64[]={-1}"},
-                                {.text = "f32[2,5,3] i64[3]={4,0,4} | axis=1"},
-                                {.text = "f32[2,3,5] i32[2]={-5,1} | axis=-1"},
-                                {.text = "i64[4]={7,8,9,6} i64[2]={1,3}"},
-                                {.text = "f32[5,3] i64[0]={}"}, {.text = "f32[5,70] i64[40]"},
-                                {.text = "f32[300,160] i64[400]:(-300,299)"},
-                                {.text = "bool[5] i64[3]"})},
-          {GATHER_ROW("GatherND", "batch_dims"),
-           .cases = GRADD_CASES({.text = "f32[5,6,3] i64[4,2]"}, {.text = "f32[5,6] i64[2,3,1]"},
-                                {.text = "f32[2,5,3] i64[2,4,1] | batch_dims=1"},
-                                {.text = "f32[2,5,5] i64[2,4,2]:(-5,4) | batch_dims=1"},
-                                {.text = "bool[5,7] i64[3,2,2]"}, {.text = "f32[5] i64[1]={2}"},
-                                {.text = "f32[2,3] i64[2,0]"})},
-          {GATHER_ROW("GatherElements", "axis"),
-           .cases = GRADD_CASES({.text = "f32[5,3] i64[2,3]"},
-                                {.text = "f32[3,5] i64[3,7]:(-5,4) | axis=1"},
-                                {.text = "f32[2,5,3] i64[1,4,2] | axis=-2"},
-                                {.text = "i64[5] i32[8]"}, {.text = "f32[5,3] i64[0,3]"})},
-          {GATHER_GRAD_ROW("GatherGrad", "axis"),
-           .cases = GRADD_CASES({.text = "f32[6,3] i64[6] | dims=[5,3]"},
-                                {.text = "f32[2,7,3] i64[7] | dims=[2,5,3] axis=1"},
-                                {.text = "f32[9,128] i64[9] | dims=[5,128]"},
-                                {.text = "f32[600,160] i64[600]:(0,9) | dims=[10,160]"},
-                                {.text = "f32[40000] i64[40000]:(0,9) | dims=[10]"},
-                                {.text = "f32[0,3] i64[0] | dims=[5,3]"})},
-          {GATHER_GRAD_ROW("GatherNDGrad", "batch_dims"),
-           .cases = GRADD_CASES({.text = "f32[4,3] i64[4,2] | dims=[5,6,3]"},
-                                {.text = "f32[2,4] i64[2,4,1] | dims=[2,5] batch_dims=1"})},
-          {GATHER_GRAD_ROW("GatherElementsGrad", "axis"),
-           .cases = GRADD_CASES({.text = "f32[2,9] i64[2,9] | dims=[3,5] axis=1"},
-                                {.text = "f32[8,2] i64[8,2] | dims=[5,3] axis=0"})});
+GRADD_OPS(
+    gather,
+    GRADD_OP("Gather", "", 1, (2, 2), (1, 1), .types = {0xffffffffu, GRADD_T_INDEX},
+             .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}), .infer = infer_gather,
+             .grad = grad_gather, .ref = compute_gather,
+             .cases = GRADD_CASES({.text = "f32[5,3] i64[2,4]"}, {.text = "f32[5,3] i64[]={-1}"},
+                                  {.text = "f32[2,5,3] i64[3]={4,0,4} | axis=1"},
+                                  {.text = "f32[2,3,5] i32[2]={-5,1} | axis=-1"},
+                                  {.text = "i64[4]={7,8,9,6} i64[2]={1,3}"},
+                                  {.text = "f32[5,3] i64[0]={}"}, {.text = "f32[5,70] i64[40]"},
+                                  {.text = "f32[300,160] i64[400]:(-300,299)"},
+                                  {.text = "bool[5] i64[3]"})),
+    GRADD_OP("GatherND", "", 1, (2, 2), (1, 1), .types = {0xffffffffu, GRADD_T_INDEX},
+             .attrs = GRADD_ATTR_LIST({"batch_dims", GRADD_ATTR_INT, false}), .infer = infer_gather,
+             .grad = grad_gather, .ref = compute_gather,
+             .cases = GRADD_CASES({.text = "f32[5,6,3] i64[4,2]"}, {.text = "f32[5,6] i64[2,3,1]"},
+                                  {.text = "f32[2,5,3] i64[2,4,1] | batch_dims=1"},
+                                  {.text = "f32[2,5,5] i64[2,4,2]:(-5,4) | batch_dims=1"},
+                                  {.text = "bool[5,7] i64[3,2,2]"}, {.text = "f32[5] i64[1]={2}"},
+                                  {.text = "f32[2,3] i64[2,0]"})),
+    GRADD_OP("GatherElements", "", 1, (2, 2), (1, 1), .types = {0xffffffffu, GRADD_T_INDEX},
+             .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}), .infer = infer_gather,
+             .grad = grad_gather, .ref = compute_gather,
+             .cases = GRADD_CASES({.text = "f32[5,3] i64[2,3]"},
+                                  {.text = "f32[3,5] i64[3,7]:(-5,4) | axis=1"},
+                                  {.text = "f32[2,5,3] i64[1,4,2] | axis=-2"},
+                                  {.text = "i64[5] i32[8]"}, {.text = "f32[5,3] i64[0,3]"})),
+    GRADD_OP("GatherGrad", "com.gradd", 1, (2, 2), (1, 1), .flags = GRADD_OP_INTERNAL,
+             .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
+             .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true},
+                                      {"axis", GRADD_ATTR_INT, false}),
+             .infer = infer_gather_grad, .grad = grad_gather_grad, .ref = compute_gather_grad,
+             .cases = GRADD_CASES({.text = "f32[6,3] i64[6] | dims=[5,3]"},
+                                  {.text = "f32[2,7,3] i64[7] | dims=[2,5,3] axis=1"},
+                                  {.text = "f32[9,128] i64[9] | dims=[5,128]"},
+                                  {.text = "f32[600,160] i64[600]:(0,9) | dims=[10,160]"},
+                                  {.text = "f32[40000] i64[40000]:(0,9) | dims=[10]"},
+                                  {.text = "f32[0,3] i64[0] | dims=[5,3]"})),
+    GRADD_OP("GatherNDGrad", "com.gradd", 1, (2, 2), (1, 1), .flags = GRADD_OP_INTERNAL,
+             .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
+             .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true},
+                                      {"batch_dims", GRADD_ATTR_INT, false}),
+             .infer = infer_gather_grad, .grad = grad_gather_grad, .ref = compute_gather_grad,
+             .cases = GRADD_CASES({.text = "f32[4,3] i64[4,2] | dims=[5,6,3]"},
+                                  {.text = "f32[2,4] i64[2,4,1] | dims=[2,5] batch_dims=1"})),
+    GRADD_OP("GatherElementsGrad", "com.gradd", 1, (2, 2), (1, 1), .flags = GRADD_OP_INTERNAL,
+             .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
+             .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true},
+                                      {"axis", GRADD_ATTR_INT, false}),
+             .infer = infer_gather_grad, .grad = grad_gather_grad, .ref = compute_gather_grad,
+             .cases = GRADD_CASES({.text = "f32[2,9] i64[2,9] | dims=[3,5] axis=1"},
+                                  {.text = "f32[8,2] i64[8,2] | dims=[5,3] axis=0"})));
 
 GRADD_KERNELS(cpu, gather,
-              {"Gather", "loop", .run = run_gather, .work = work_gather, .cost = gradd_cost_pick},
-              {"GatherND", "loop", .run = run_gather, .work = work_gather, .cost = gradd_cost_pick},
-              {"GatherElements", "loop", .run = run_gather, .work = work_gather,
-               .cost = gradd_cost_pick},
-              {"GatherGrad", "loop", .run = run_gather_grad, .work = work_gather_grad},
-              {"GatherNDGrad", "loop", .run = run_gather_grad, .work = work_gather_grad},
-              {"GatherElementsGrad", "loop", .run = run_gather_grad, .work = work_gather_grad});
+              GRADD_KERNEL("Gather", "loop", .compute = compute_gather,
+                           .workspace = workspace_gather, .cost = gradd_cost_pick),
+              GRADD_KERNEL("GatherND", "loop", .compute = compute_gather,
+                           .workspace = workspace_gather, .cost = gradd_cost_pick),
+              GRADD_KERNEL("GatherElements", "loop", .compute = compute_gather,
+                           .workspace = workspace_gather, .cost = gradd_cost_pick),
+              GRADD_KERNEL("GatherGrad", "loop", .compute = compute_gather_grad,
+                           .workspace = workspace_gather_grad),
+              GRADD_KERNEL("GatherNDGrad", "loop", .compute = compute_gather_grad,
+                           .workspace = workspace_gather_grad),
+              GRADD_KERNEL("GatherElementsGrad", "loop", .compute = compute_gather_grad,
+                           .workspace = workspace_gather_grad));

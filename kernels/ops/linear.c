@@ -32,12 +32,12 @@ static gradd_status_t prepare_linear(const gradd_infer_t *c, gradd_prepared_t *o
     return gradd_gemm_prepare(&g, out);
 }
 
-static gradd_status_t run_linear(const gradd_run_t *r) {
+static gradd_status_t compute_linear(const gradd_launch_t *r) {
     return gradd_gemm(r->state, r->in[0].data, r->in[1].data, r->in[2].data, r->out[0].data,
-                      r->work);
+                      r->workspace);
 }
 
-static gradd_status_t ref_linear(const gradd_run_t *r) {
+static gradd_status_t ref_linear(const gradd_launch_t *r) {
     gradd_gemm_t g = describe(r->in, &r->out[0].type, r->attrs);
     return gradd_gemm_ref(&g, r->in[0].data, r->in[1].data, r->in[2].data, r->out[0].data);
 }
@@ -104,19 +104,11 @@ static void cost_linear(const gradd_infer_t *c, gradd_cost_t *cost) {
     cost->flops = elements * (2 * (double)x->dims[x->rank - 1] + 1);
 }
 
-GRADD_OPS(linear, {.name = "Linear",
-                   .domain = "com.gradd",
-                   .since = 1,
-                   .min_in = 3,
-                   .max_in = 3,
-                   .min_out = 1,
-                   .max_out = 1,
-                   .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY,
-                   .types = {GRADD_T_FLOAT},
+GRADD_OPS(linear,
+          GRADD_OP("Linear", "com.gradd", 1, (3, 3), (1, 1),
+                   .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT},
                    .attrs = GRADD_ATTR_LIST({"transB", GRADD_ATTR_INT, false}),
-                   .infer = infer_linear,
-                   .grad = grad_linear,
-                   .expand = expand_linear,
+                   .infer = infer_linear, .grad = grad_linear, .expand = expand_linear,
                    .ref = ref_linear,
                    .cases = GRADD_CASES({.text = "f32[3,4] f32[4,5] f32[5]"},
                                         {.text = "f32[3,4] f32[5,4] f32[5] | transB=1"},
@@ -126,8 +118,8 @@ GRADD_OPS(linear, {.name = "Linear",
                                         {.text = "f32[0,4] f32[4,5] f32[5]"},
                                         {.text = "f32[3,0] f32[0,5] f32[5]"},
                                         {.text = "f32[1,1] f32[1,1] f32[1] | transB=1"},
-                                        {.text = "f32[5,13,70] f32[33,70] f32[33] | transB=1"})});
+                                        {.text = "f32[5,13,70] f32[33,70] f32[33] | transB=1"})));
 
 GRADD_KERNELS(cpu, linear,
-              GRADD_GEMM_KERNELS("Linear", .prepare = prepare_linear, .run = run_linear,
+              GRADD_GEMM_KERNELS("Linear", .prepare = prepare_linear, .compute = compute_linear,
                                  .cost = cost_linear));

@@ -77,10 +77,10 @@ static gradd_status_t prepare_matmul(const gradd_infer_t *c, gradd_prepared_t *o
     g.threads = c->threads;
     return gradd_gemm_prepare(&g, out);
 }
-static gradd_status_t run_matmul(const gradd_run_t *r) {
-    return gradd_gemm(r->state, r->in[0].data, r->in[1].data, NULL, r->out[0].data, r->work);
+static gradd_status_t compute_matmul(const gradd_launch_t *r) {
+    return gradd_gemm(r->state, r->in[0].data, r->in[1].data, NULL, r->out[0].data, r->workspace);
 }
-static gradd_status_t ref_matmul(const gradd_run_t *r) {
+static gradd_status_t ref_matmul(const gradd_launch_t *r) {
     gradd_gemm_t g = describe_matmul(r->in, &r->out[0].type, r->attrs);
     return gradd_gemm_ref(&g, r->in[0].data, r->in[1].data, NULL, r->out[0].data);
 }
@@ -93,7 +93,7 @@ static gradd_status_t ref_matmul(const gradd_run_t *r) {
             ((T *)r->out[0].data)[i * n + j] =                                                     \
                 WRITE(beta * (double)READ(((const T *)c->data)[i * step_m + j * step_n]));
 
-static gradd_status_t spread(const gradd_run_t *r, double beta) {
+static gradd_status_t spread(const gradd_launch_t *r, double beta) {
     const gradd_view_t *c = &r->in[2];
     int64_t m = r->out[0].type.dims[0], n = r->out[0].type.dims[1];
     int64_t cols = c->type.rank ? c->type.dims[c->type.rank - 1] : 1;
@@ -131,13 +131,13 @@ static gradd_status_t prepare_gemm(const gradd_infer_t *c, gradd_prepared_t *out
     g.threads = c->threads;
     return gradd_gemm_prepare(&g, out);
 }
-static gradd_status_t run_gemm(const gradd_run_t *r) {
+static gradd_status_t compute_gemm(const gradd_launch_t *r) {
     gradd_gemm_t g = describe_gemm(r->in, r->n_in, &r->out[0].type, r->attrs);
     if (g.accumulate) GRADD_TRY(spread(r, gradd_attr_float(r->attrs, "beta", 1)));
     return gradd_gemm(r->state, r->in[0].data, r->in[1].data, g.has_bias ? r->in[2].data : NULL,
-                      r->out[0].data, r->work);
+                      r->out[0].data, r->workspace);
 }
-static gradd_status_t ref_gemm(const gradd_run_t *r) {
+static gradd_status_t ref_gemm(const gradd_launch_t *r) {
     gradd_gemm_t g = describe_gemm(r->in, r->n_in, &r->out[0].type, r->attrs);
     if (g.accumulate) GRADD_TRY(spread(r, gradd_attr_float(r->attrs, "beta", 1)));
     return gradd_gemm_ref(&g, r->in[0].data, r->in[1].data, g.has_bias ? r->in[2].data : NULL,
@@ -222,21 +222,33 @@ static gradd_val_t rows_of(gradd_builder_t *b, gradd_val_t value) {
 }
 
 /* Gradients of d = alpha op(x) op(y) for operands of rank >= 2, in the operands' layout. */
-static gradd_val_t left(gradd_grad_t *g, gradd_val_t x, gradd_val_t y, gradd_val_t d, bool tx,
-                        bool ty, double alpha) {
-    gradd_val_t dx = tx ? fused(g->b, y, d, ty, true, alpha) : fused(g->b, d, y, false, !ty, alpha);
-    return gradd_reduce_to(g->b, dx, x);
+/* alpha op(x) op(y), each transposed or not, and the gradient d of that. */
+typedef struct factors_s {
+    gradd_val_t x, y, d;
+    bool tx, ty;
+    double alpha;
+} factors_t;
+
+static gradd_val_t left(gradd_builder_t *b, const factors_t *f) {
+    const gradd_val_t x = f->x, y = f->y, d = f->d;
+    const bool ty = f->ty;
+    const double alpha = f->alpha;
+    gradd_val_t dx = f->tx ? fused(b, y, d, ty, true, alpha) : fused(b, d, y, false, !ty, alpha);
+    return gradd_reduce_to(b, dx, x);
 }
 
-static gradd_val_t right(gradd_grad_t *g, gradd_val_t x, gradd_val_t y, gradd_val_t d, bool tx,
-                         bool ty, double alpha) {
-    const gradd_type_t *type_y = gradd_val_type(g->b, y), *type_x = gradd_val_type(g->b, x);
+static gradd_val_t right(gradd_builder_t *b, const factors_t *f) {
+    gradd_val_t x = f->x, d = f->d;
+    const gradd_val_t y = f->y;
+    const bool tx = f->tx;
+    const double alpha = f->alpha;
+    const gradd_type_t *type_y = gradd_val_type(b, y), *type_x = gradd_val_type(b, x);
     if (type_y->rank == 2 && type_x->rank > 2 && !tx) {
-        x = rows_of(g->b, x);
-        d = rows_of(g->b, d);
+        x = rows_of(b, x);
+        d = rows_of(b, d);
     }
-    gradd_val_t dy = ty ? fused(g->b, d, x, true, tx, alpha) : fused(g->b, x, d, !tx, false, alpha);
-    return gradd_reduce_to(g->b, dy, y);
+    gradd_val_t dy = f->ty ? fused(b, d, x, true, tx, alpha) : fused(b, x, d, !tx, false, alpha);
+    return gradd_reduce_to(b, dy, y);
 }
 
 /* The gradient of an f32 result of bf16 operands multiplies them in bf16 too. */
@@ -251,8 +263,9 @@ static gradd_status_t grad_fused(gradd_grad_t *g) {
     gradd_val_t d = like_operands(g, g->dout[0]);
     bool ta = gradd_attr_int(g->attrs, "transA", 0), tb = gradd_attr_int(g->attrs, "transB", 0);
     double alpha = gradd_attr_float(g->attrs, "alpha", 1);
-    if (g->need[0]) g->din[0] = left(g, g->in[0], g->in[1], d, ta, tb, alpha);
-    if (g->need[1]) g->din[1] = right(g, g->in[0], g->in[1], d, ta, tb, alpha);
+    const factors_t f = {g->in[0], g->in[1], d, ta, tb, alpha};
+    if (g->need[0]) g->din[0] = left(g->b, &f);
+    if (g->need[1]) g->din[1] = right(g->b, &f);
     return g->b->status;
 }
 
@@ -264,9 +277,9 @@ static gradd_status_t grad_matmul(gradd_grad_t *g) {
     gradd_val_t a = gradd_reshape_to(g->b, g->in[0], ta.dims, ta.rank);
     gradd_val_t b = gradd_reshape_to(g->b, g->in[1], tb.dims, tb.rank);
     gradd_val_t d = gradd_reshape_to(g->b, g->dout[0], td.dims, td.rank);
-    if (g->need[0]) g->din[0] = gradd_reshape_as(g->b, left(g, a, b, d, false, false, 1), g->in[0]);
-    if (g->need[1])
-        g->din[1] = gradd_reshape_as(g->b, right(g, a, b, d, false, false, 1), g->in[1]);
+    const factors_t f = {a, b, d, false, false, 1};
+    if (g->need[0]) g->din[0] = gradd_reshape_as(g->b, left(g->b, &f), g->in[0]);
+    if (g->need[1]) g->din[1] = gradd_reshape_as(g->b, right(g->b, &f), g->in[1]);
     return g->b->status;
 }
 
@@ -325,80 +338,53 @@ static void cost_product(const gradd_infer_t *c, gradd_cost_t *cost) {
 
 GRADD_OPS(
     matmul,
-    {.name = "MatMul",
-     .domain = "",
-     .since = 9,
-     .min_in = 2,
-     .max_in = 2,
-     .min_out = 1,
-     .max_out = 1,
-     .flags = GRADD_OP_COSTLY,
-     .types = {GRADD_T_NUM},
-     .infer = infer_matmul,
-     .grad = grad_matmul,
-     .ref = ref_matmul,
-     .cases = GRADD_CASES({.text = "f32[3,4] f32[4,5]"}, {.text = "f32[2,3,4] f32[4,5]"},
-                          {.text = "f32[2,3,4] f32[2,4,5]"}, {.text = "f32[3,4] f32[2,4,5]"},
-                          {.text = "f32[2,1,3,4] f32[3,4,5]"}, {.text = "f32[2,3,1,4] f32[4,1]"},
-                          {.text = "f32[2,2,3,4] f32[2,2,4,3]"}, {.text = "f32[4] f32[4]"},
-                          {.text = "f32[4] f32[4,5]"}, {.text = "f32[3,4] f32[4]"},
-                          {.text = "f32[4] f32[2,4,5]"}, {.text = "f32[2,3,4] f32[4]"},
-                          {.text = "f32[0,4] f32[4,5]"}, {.text = "f32[3,0] f32[0,5]"},
-                          {.text = "f32[1,1] f32[1,1]"}, {.text = "f32[2,17,40] f32[40,33]"},
-                          {.text = "i64[3,4] i64[4,2]"}, {.text = "i32[2,2,3] i32[3,1]"})},
-    {.name = "FusedMatMul",
-     .domain = "com.gradd",
-     .since = 1,
-     .min_in = 2,
-     .max_in = 2,
-     .min_out = 1,
-     .max_out = 1,
-     .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY,
-     .types = {GRADD_T_FLOAT},
-     .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false},
-                              {"to", GRADD_ATTR_INT, false}),
-     .infer = infer_fused,
-     .grad = grad_fused,
-     .expand = expand_fused,
-     .ref = ref_matmul,
-     .cases = GRADD_CASES({.text = "f32[4,3] f32[4,5] | transA=1"},
-                          {.text = "f32[3,4] f32[5,4] | transB=1 alpha=0.5"},
-                          {.text = "f32[4,3] f32[5,4] | transA=1 transB=1 alpha=-2.0"},
-                          {.text = "f32[2,4,3] f32[4,5] | transA=1"},
-                          {.text = "f32[2,3,4] f32[5,4] | transB=1"},
-                          {.text = "f32[2,4,3] f32[2,5,4] | transA=1 transB=1"},
-                          {.text = "f32[2,1,4,3] f32[3,4,5] | transA=1 alpha=0.25"},
-                          {.text = "f32[2,3,4] f32[4,5]"}, {.text = "f32[2,3,0] f32[0,2]"},
-                          {.text = "bf16[2,3,4] bf16[4,5] | to=1"})},
-    {.name = "Gemm",
-     .domain = "",
-     .since = 11,
-     .min_in = 2,
-     .max_in = 3,
-     .min_out = 1,
-     .max_out = 1,
-     .flags = GRADD_OP_COSTLY,
-     .types = {GRADD_T_FLOAT},
-     .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false},
-                              {"beta", GRADD_ATTR_FLOAT, false}),
-     .infer = infer_gemm,
-     .grad = grad_gemm,
-     .ref = ref_gemm,
-     .cases = GRADD_CASES(
-         {.text = "f32[3,4] f32[5,4] f32[5] | transB=1"}, {.text = "f32[3,4] f32[4,5] f32[3,5]"},
-         {.text = "f32[3,4] f32[4,5]"},
-         {.text = "f32[4,3] f32[4,5] f32[3,1] | transA=1 alpha=0.5 beta=2.0"},
-         {.text = "f32[3,4] f32[4,5] f32[1,5]"}, {.text = "f32[3,4] f32[4,5] f32[]"},
-         {.text = "f32[3,4] f32[4,5] f32[5] | beta=0.5"}, {.text = "f32[4,1] f32[1,4] f32[1]"},
-         {.text = "f32[0,4] f32[4,5] f32[5]"}, {.text = "f32[5,1] f32[1,1] f32[5,1]"},
-         {.text = "f32[65,70] f32[33,70] f32[33] | transB=1"})});
+    GRADD_OP(
+        "MatMul", "", 9, (2, 2), (1, 1), .flags = GRADD_OP_COSTLY, .types = {GRADD_T_NUM},
+        .infer = infer_matmul, .grad = grad_matmul, .ref = ref_matmul,
+        .cases = GRADD_CASES({.text = "f32[3,4] f32[4,5]"}, {.text = "f32[2,3,4] f32[4,5]"},
+                             {.text = "f32[2,3,4] f32[2,4,5]"}, {.text = "f32[3,4] f32[2,4,5]"},
+                             {.text = "f32[2,1,3,4] f32[3,4,5]"}, {.text = "f32[2,3,1,4] f32[4,1]"},
+                             {.text = "f32[2,2,3,4] f32[2,2,4,3]"}, {.text = "f32[4] f32[4]"},
+                             {.text = "f32[4] f32[4,5]"}, {.text = "f32[3,4] f32[4]"},
+                             {.text = "f32[4] f32[2,4,5]"}, {.text = "f32[2,3,4] f32[4]"},
+                             {.text = "f32[0,4] f32[4,5]"}, {.text = "f32[3,0] f32[0,5]"},
+                             {.text = "f32[1,1] f32[1,1]"}, {.text = "f32[2,17,40] f32[40,33]"},
+                             {.text = "i64[3,4] i64[4,2]"}, {.text = "i32[2,2,3] i32[3,1]"})),
+    GRADD_OP("FusedMatMul", "com.gradd", 1, (2, 2), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT},
+             .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false},
+                                      {"to", GRADD_ATTR_INT, false}),
+             .infer = infer_fused, .grad = grad_fused, .expand = expand_fused, .ref = ref_matmul,
+             .cases = GRADD_CASES({.text = "f32[4,3] f32[4,5] | transA=1"},
+                                  {.text = "f32[3,4] f32[5,4] | transB=1 alpha=0.5"},
+                                  {.text = "f32[4,3] f32[5,4] | transA=1 transB=1 alpha=-2.0"},
+                                  {.text = "f32[2,4,3] f32[4,5] | transA=1"},
+                                  {.text = "f32[2,3,4] f32[5,4] | transB=1"},
+                                  {.text = "f32[2,4,3] f32[2,5,4] | transA=1 transB=1"},
+                                  {.text = "f32[2,1,4,3] f32[3,4,5] | transA=1 alpha=0.25"},
+                                  {.text = "f32[2,3,4] f32[4,5]"}, {.text = "f32[2,3,0] f32[0,2]"},
+                                  {.text = "bf16[2,3,4] bf16[4,5] | to=1"})),
+    GRADD_OP("Gemm", "", 11, (2, 3), (1, 1), .flags = GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT},
+             .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false},
+                                      {"beta", GRADD_ATTR_FLOAT, false}),
+             .infer = infer_gemm, .grad = grad_gemm, .ref = ref_gemm,
+             .cases = GRADD_CASES(
+                 {.text = "f32[3,4] f32[5,4] f32[5] | transB=1"},
+                 {.text = "f32[3,4] f32[4,5] f32[3,5]"}, {.text = "f32[3,4] f32[4,5]"},
+                 {.text = "f32[4,3] f32[4,5] f32[3,1] | transA=1 alpha=0.5 beta=2.0"},
+                 {.text = "f32[3,4] f32[4,5] f32[1,5]"}, {.text = "f32[3,4] f32[4,5] f32[]"},
+                 {.text = "f32[3,4] f32[4,5] f32[5] | beta=0.5"},
+                 {.text = "f32[4,1] f32[1,4] f32[1]"}, {.text = "f32[0,4] f32[4,5] f32[5]"},
+                 {.text = "f32[5,1] f32[1,1] f32[5,1]"},
+                 {.text = "f32[65,70] f32[33,70] f32[33] | transB=1"})));
 
 GRADD_KERNELS(cpu, matmul,
-              GRADD_GEMM_KERNELS("MatMul", .prepare = prepare_matmul, .run = run_matmul,
+              GRADD_GEMM_KERNELS("MatMul", .prepare = prepare_matmul, .compute = compute_matmul,
                                  .cost = cost_product),
-              GRADD_GEMM_KERNEL("MatMul", "plain loops", GRADD_T_INT, .prepare = prepare_matmul,
-                                .run = run_matmul, .cost = cost_product),
-              GRADD_GEMM_KERNELS("FusedMatMul", .prepare = prepare_matmul, .run = run_matmul,
-                                 .cost = cost_product),
-              GRADD_GEMM_KERNELS("Gemm", .prepare = prepare_gemm, .run = run_gemm,
+              GRADD_KERNEL("MatMul", "plain loops", .types = {GRADD_T_INT},
+                           .unprepare = gradd_gemm_unprepare, .prepare = prepare_matmul,
+                           .compute = compute_matmul, .cost = cost_product),
+              GRADD_GEMM_KERNELS("FusedMatMul", .prepare = prepare_matmul,
+                                 .compute = compute_matmul, .cost = cost_product),
+              GRADD_GEMM_KERNELS("Gemm", .prepare = prepare_gemm, .compute = compute_gemm,
                                  .cost = cost_product));

@@ -282,12 +282,6 @@ static gradd_status_t expand_attention(gradd_expand_t *x) {
 
 /* ---- row ------------------------------------------------------------------------------------- */
 
-#define ROW(domain_, since_, flags_)                                                               \
-    .name = "Attention", .domain = domain_, .since = since_, .min_in = 3, .max_in = 6,             \
-    .min_out = 1, .max_out = 4, .flags = GRADD_OP_COSTLY | flags_,                                 \
-    .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT | GRADD_T_BOOL,           \
-              GRADD_T_FLOAT},                                                                      \
-    .infer = infer_attention, .expand = expand_attention
 /* clang-format off */
 #define ATTRS                                                                                      \
     {"is_causal", GRADD_ATTR_INT, false}, {"kv_num_heads", GRADD_ATTR_INT, false},                 \
@@ -298,39 +292,48 @@ static gradd_status_t expand_attention(gradd_expand_t *x) {
 
 GRADD_OPS(
     onnx_attention,
-    {ROW("", 23, 0), .attrs = GRADD_ATTR_LIST(ATTRS),
-     .cases = GRADD_CASES(
-         {.text = "f32[2,3,4,8] f32[2,3,6,8] f32[2,3,6,8]"},
-         {.text = "f32[2,4,5,8] f32[2,2,5,8] f32[2,2,5,6] | is_causal=1 scale=0.3"},
-         {.text = "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] | is_causal=1"},
-         {.text = "f32[2,5,12] f32[2,6,6] f32[2,6,4] | q_num_heads=4 kv_num_heads=2"},
-         {.text = "f32[2,5,12] f32[2,5,12] f32[2,5,12] | q_num_heads=3 kv_num_heads=3 "
-                  "is_causal=1 -> 3"},
-         {.text = "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] "
-                  "bool[3,5]={0,0,0,0,0,1,1,0,1,0,1,0,0,0,1}"},
-         {.text = "f32[2,2,3,4] f32[2,1,5,4] f32[2,1,5,4] bool[2,1,1,5]={1,1,1,0,0,1,1,1,1,1} | "
-                  "softcap=2.5"},
-         {.text = "f32[1,2,3,4] f32[1,2,3,4] f32[1,2,3,4] bool[3,3]={0,1,1,1,1,1,0,0,1} | "
-                  "is_causal=1"},
-         {.text = "f32[2,2,3,4] f32[2,2,5,4] f32[2,2,5,4] f32[2,3,5] | softcap=1.5"},
-         {.text = "f32[1,2,3,4] f32[1,2,3,4] f32[1,2,3,4] f32[1,3,3] | is_causal=1"},
-         {.text = "f32[1,2,2,4] f32[1,2,3,4] f32[1,2,3,4] f32[2,3]={-inf,-inf,-inf,0,-inf,0.5}",
-          .grad_tol = -1},
-         {.text = "f32[2,2,3,4] f32[2,2,2,4] f32[2,2,2,4] - f32[2,2,3,4] f32[2,2,3,4] | "
-                  "is_causal=1 -> 3"},
-         {.text = "f32[1,3,8] f32[1,2,4] f32[1,2,4] bool[3,5] f32[1,1,3,4] f32[1,1,3,4] | "
-                  "q_num_heads=2 kv_num_heads=1 -> 3"},
-         {.text = "f32[1,2,3,4] f32[1,1,5,4] f32[1,1,5,4] | scale=0.7 -> 4"},
-         {.text = "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] f32[3,5] | qk_matmul_output_mode=1 "
-                  "softcap=2.5 -> 4"},
-         {.text = "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] f32[3,5] | qk_matmul_output_mode=2 -> 4"},
-         {.text = "f32[1,2,3,4] f32[1,2,3,4] f32[1,2,3,4] bool[3,3]={0,1,1,1,1,1,0,0,1} | "
-                  "is_causal=1 qk_matmul_output_mode=3 -> 4"},
-         {.text = "f32[1,2,2,4] f32[1,2,0,4] f32[1,2,0,3] -> 3"},
-         {.text = "f32[0,2,3,4] f32[0,2,5,4] f32[0,2,5,4]"})},
-    {ROW("com.gradd", 1, GRADD_OP_RANDOM),
-     .attrs = GRADD_ATTR_LIST({"dropout", GRADD_ATTR_FLOAT, false}, ATTRS),
-     .cases =
-         GRADD_CASES({.text = "f32[2,4,5,8] f32[2,2,5,8] f32[2,2,5,6] | is_causal=1 dropout=0.25"},
-                     {.text = "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] "
-                              "bool[3,5]={0,0,0,0,0,1,1,0,1,0,1,0,0,0,1} | dropout=0.5"})});
+    GRADD_OP(
+        "Attention", "", 23, (3, 6), (1, 4), .flags = GRADD_OP_COSTLY,
+        .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT | GRADD_T_BOOL,
+                  GRADD_T_FLOAT},
+        .infer = infer_attention, .expand = expand_attention, .attrs = GRADD_ATTR_LIST(ATTRS),
+        .cases = GRADD_CASES(
+            {.text = "f32[2,3,4,8] f32[2,3,6,8] f32[2,3,6,8]"},
+            {.text = "f32[2,4,5,8] f32[2,2,5,8] f32[2,2,5,6] | is_causal=1 scale=0.3"},
+            {.text = "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] | is_causal=1"},
+            {.text = "f32[2,5,12] f32[2,6,6] f32[2,6,4] | q_num_heads=4 kv_num_heads=2"},
+            {.text = "f32[2,5,12] f32[2,5,12] f32[2,5,12] | q_num_heads=3 kv_num_heads=3 "
+                     "is_causal=1 -> 3"},
+            {.text = "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] "
+                     "bool[3,5]={0,0,0,0,0,1,1,0,1,0,1,0,0,0,1}"},
+            {.text = "f32[2,2,3,4] f32[2,1,5,4] f32[2,1,5,4] bool[2,1,1,5]={1,1,1,0,0,1,1,1,1,1} | "
+                     "softcap=2.5"},
+            {.text = "f32[1,2,3,4] f32[1,2,3,4] f32[1,2,3,4] bool[3,3]={0,1,1,1,1,1,0,0,1} | "
+                     "is_causal=1"},
+            {.text = "f32[2,2,3,4] f32[2,2,5,4] f32[2,2,5,4] f32[2,3,5] | softcap=1.5"},
+            {.text = "f32[1,2,3,4] f32[1,2,3,4] f32[1,2,3,4] f32[1,3,3] | is_causal=1"},
+            {.text = "f32[1,2,2,4] f32[1,2,3,4] f32[1,2,3,4] f32[2,3]={-inf,-inf,-inf,0,-inf,0.5}",
+             .grad_tol = -1},
+            {.text = "f32[2,2,3,4] f32[2,2,2,4] f32[2,2,2,4] - f32[2,2,3,4] f32[2,2,3,4] | "
+                     "is_causal=1 -> 3"},
+            {.text = "f32[1,3,8] f32[1,2,4] f32[1,2,4] bool[3,5] f32[1,1,3,4] f32[1,1,3,4] | "
+                     "q_num_heads=2 kv_num_heads=1 -> 3"},
+            {.text = "f32[1,2,3,4] f32[1,1,5,4] f32[1,1,5,4] | scale=0.7 -> 4"},
+            {.text = "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] f32[3,5] | qk_matmul_output_mode=1 "
+                     "softcap=2.5 -> 4"},
+            {.text =
+                 "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] f32[3,5] | qk_matmul_output_mode=2 -> 4"},
+            {.text = "f32[1,2,3,4] f32[1,2,3,4] f32[1,2,3,4] bool[3,3]={0,1,1,1,1,1,0,0,1} | "
+                     "is_causal=1 qk_matmul_output_mode=3 -> 4"},
+            {.text = "f32[1,2,2,4] f32[1,2,0,4] f32[1,2,0,3] -> 3"},
+            {.text = "f32[0,2,3,4] f32[0,2,5,4] f32[0,2,5,4]"})),
+    GRADD_OP("Attention", "com.gradd", 1, (3, 6), (1, 4),
+             .flags = GRADD_OP_COSTLY | GRADD_OP_RANDOM,
+             .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT | GRADD_T_BOOL,
+                       GRADD_T_FLOAT},
+             .infer = infer_attention, .expand = expand_attention,
+             .attrs = GRADD_ATTR_LIST({"dropout", GRADD_ATTR_FLOAT, false}, ATTRS),
+             .cases = GRADD_CASES(
+                 {.text = "f32[2,4,5,8] f32[2,2,5,8] f32[2,2,5,6] | is_causal=1 dropout=0.25"},
+                 {.text = "f32[1,2,3,4] f32[1,2,5,4] f32[1,2,5,4] "
+                          "bool[3,5]={0,0,0,0,0,1,1,0,1,0,1,0,0,0,1} | dropout=0.5"})));

@@ -99,30 +99,18 @@ static gradd_status_t expand_rotary(gradd_expand_t *x) {
 
 GRADD_OPS(
     onnx_rotary,
-    {
-        .name = "RotaryEmbedding",
-        .domain = "",
-        .since = 23,
-        .min_in = 3,
-        .max_in = 4,
-        .min_out = 1,
-        .max_out = 1,
-        .flags = GRADD_OP_CHEAP,
-        .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_DTB(I64)},
-        .attrs = GRADD_ATTR_LIST({"interleaved", GRADD_ATTR_INT, false},
-                                 {"num_heads", GRADD_ATTR_INT, false},
-                                 {"rotary_embedding_dim", GRADD_ATTR_INT, false}
-          ),
-        .infer = infer_rotary,
-        .expand = expand_rotary,
-        .cases = GRADD_CASES(
-            {.text = "f32[2,3,4,8] f32[2,4,4] f32[2,4,4]"},
-            {.text = "f32[2,3,4,8] f32[7,4] f32[7,4] i64[2,4]:(0,6)"},
-            {.text = "f32[2,3,4,8] f32[7,4] f32[7,4] i64[2,4]:(0,6) | interleaved=1"},
-            {.text = "f32[2,4,24] f32[7,4] f32[7,4] i64[2,4]:(0,6) | num_heads=3"},
-            {.text = "f32[2,4,24] f32[2,4,2] f32[2,4,2] | num_heads=3 rotary_embedding_dim=4"},
-            {.text = "f32[2,3,4,10] f32[2,4,3] f32[2,4,3] | rotary_embedding_dim=6 "
-                     "interleaved=1"},
-            {.text = "f32[0,3,4,8] f32[7,4] f32[7,4] i64[0,4]"}
-          )
-});
+    GRADD_OP("RotaryEmbedding", "", 23, (3, 4), (1, 1), .flags = GRADD_OP_CHEAP,
+             .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_DTB(I64)},
+             .attrs = GRADD_ATTR_LIST({"interleaved", GRADD_ATTR_INT, false},
+                                      {"num_heads", GRADD_ATTR_INT, false},
+                                      {"rotary_embedding_dim", GRADD_ATTR_INT, false}),
+             .infer = infer_rotary, .expand = expand_rotary,
+             .cases = GRADD_CASES(
+                 {.text = "f32[2,3,4,8] f32[2,4,4] f32[2,4,4]"},
+                 {.text = "f32[2,3,4,8] f32[7,4] f32[7,4] i64[2,4]:(0,6)"},
+                 {.text = "f32[2,3,4,8] f32[7,4] f32[7,4] i64[2,4]:(0,6) | interleaved=1"},
+                 {.text = "f32[2,4,24] f32[7,4] f32[7,4] i64[2,4]:(0,6) | num_heads=3"},
+                 {.text = "f32[2,4,24] f32[2,4,2] f32[2,4,2] | num_heads=3 rotary_embedding_dim=4"},
+                 {.text = "f32[2,3,4,10] f32[2,4,3] f32[2,4,3] | rotary_embedding_dim=6 "
+                          "interleaved=1"},
+                 {.text = "f32[0,3,4,8] f32[7,4] f32[7,4] i64[0,4]"})));

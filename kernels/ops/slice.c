@@ -76,7 +76,7 @@ static gradd_status_t read_window(const gradd_view_t *in, int n_in, window_t *w)
 
 typedef void (*copy_fn_t)(const gradd_copy_t *, size_t, void *, const void *);
 
-static gradd_status_t slice(const gradd_run_t *r, copy_fn_t copy) {
+static gradd_status_t slice(const gradd_launch_t *r, copy_fn_t copy) {
     const gradd_type_t *x = &r->in[0].type;
     size_t bytes = gradd_dtype_bytes(x->dtype);
     int64_t stride[GRADD_MAX_RANK], offset = 0;
@@ -95,15 +95,15 @@ static gradd_status_t slice(const gradd_run_t *r, copy_fn_t copy) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_slice(const gradd_run_t *r) {
+static gradd_status_t compute_slice(const gradd_launch_t *r) {
     return slice(r, gradd_copy_strided);
 }
 
-static gradd_status_t ref_slice(const gradd_run_t *r) {
+static gradd_status_t ref_slice(const gradd_launch_t *r) {
     return slice(r, gradd_copy_plain);
 }
 
-static gradd_status_t slice_grad(const gradd_run_t *r, copy_fn_t copy) {
+static gradd_status_t slice_grad(const gradd_launch_t *r, copy_fn_t copy) {
     const gradd_type_t *dx = &r->out[0].type, *dy = &r->in[0].type;
     size_t bytes = gradd_dtype_bytes(dx->dtype);
     const int64_t *start = gradd_attr_find(r->attrs, "starts")->ints;
@@ -123,11 +123,11 @@ static gradd_status_t slice_grad(const gradd_run_t *r, copy_fn_t copy) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_slice_grad(const gradd_run_t *r) {
+static gradd_status_t compute_slice_grad(const gradd_launch_t *r) {
     return slice_grad(r, gradd_copy_strided);
 }
 
-static gradd_status_t ref_slice_grad(const gradd_run_t *r) {
+static gradd_status_t ref_slice_grad(const gradd_launch_t *r) {
     return slice_grad(r, gradd_copy_plain);
 }
 
@@ -204,49 +204,31 @@ static gradd_status_t grad_slice_grad(gradd_grad_t *g) {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-GRADD_OPS(slice,
-          {
-              .name = "Slice",
-              .domain = "",
-              .since = 10,
-              .min_in = 3,
-              .max_in = 5,
-              .min_out = 1,
-              .max_out = 1,
-              .types = {0xffffffffu, GRADD_T_INDEX},
-              .infer = infer_slice,
-              .grad = grad_slice,
-              .ref = ref_slice,
-              .cases = GRADD_CASES(
-                  {.text = "f32[4,5] i64[1]={1} i64[1]={3}"},
-                  {.text = "f32[4,5] i64[1]={-3} i64[1]={100} i64[1]={1}"},
-                  {.text = "f32[4,5] i64[2]={0,4} i64[2]={4,-6} i64[2]={0,1} i64[2]={2,-2}"},
-                  {.text = "f32[4,5] i64[1]={9} i64[1]={-9} i64[1]={-2} i64[1]={-1}"},
-                  {.text = "f32[4,5] i64[1]={2} i64[1]={2} i64[1]={0}"},
-                  {.text = "f32[2,3,8] i64[1]={4} i64[1]={9223372036854775807} i64[1]={2}"},
-                  {.text = "i64[5]={1,2,3,4,5} i32[1]={1} i32[1]={-1}"},
-                  {.text = "f32[3,4] i64[1]={0} i64[1]={2} - i64[1]={2}"},
-                  {.text = "bool[4,4] i64[1]={1} i64[1]={4} i64[1]={-1}"},
-                  {.text = "f32[0,3] i64[1]={0} i64[1]={2} i64[1]={1}"}
-                )
-},
-          {.name = "SliceGrad",
-           .domain = "com.gradd",
-           .since = 1,
-           .min_in = 1,
-           .max_in = 1,
-           .min_out = 1,
-           .max_out = 1,
-           .flags = GRADD_OP_INTERNAL,
-           .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true},
-                                    {"starts", GRADD_ATTR_INTS, true},
-                                    {"steps", GRADD_ATTR_INTS, true}),
-           .infer = infer_slice_grad,
-           .grad = grad_slice_grad,
-           .ref = ref_slice_grad,
-           .cases = GRADD_CASES({.text = "f32[2,3] | dims=[4,5] starts=[1,0] steps=[1,2]"},
-                                {.text = "f32[2,3] | dims=[2,7] starts=[0,6] steps=[1,-3]"},
-                                {.text = "f32[0,3] | dims=[4,3] starts=[0,0] steps=[1,1]"})});
+GRADD_OPS(
+    slice,
+    GRADD_OP("Slice", "", 10, (3, 5), (1, 1), .types = {0xffffffffu, GRADD_T_INDEX},
+             .infer = infer_slice, .grad = grad_slice, .ref = ref_slice,
+             .cases = GRADD_CASES(
+                 {.text = "f32[4,5] i64[1]={1} i64[1]={3}"},
+                 {.text = "f32[4,5] i64[1]={-3} i64[1]={100} i64[1]={1}"},
+                 {.text = "f32[4,5] i64[2]={0,4} i64[2]={4,-6} i64[2]={0,1} i64[2]={2,-2}"},
+                 {.text = "f32[4,5] i64[1]={9} i64[1]={-9} i64[1]={-2} i64[1]={-1}"},
+                 {.text = "f32[4,5] i64[1]={2} i64[1]={2} i64[1]={0}"},
+                 {.text = "f32[2,3,8] i64[1]={4} i64[1]={9223372036854775807} i64[1]={2}"},
+                 {.text = "i64[5]={1,2,3,4,5} i32[1]={1} i32[1]={-1}"},
+                 {.text = "f32[3,4] i64[1]={0} i64[1]={2} - i64[1]={2}"},
+                 {.text = "bool[4,4] i64[1]={1} i64[1]={4} i64[1]={-1}"},
+                 {.text = "f32[0,3] i64[1]={0} i64[1]={2} i64[1]={1}"})),
+    GRADD_OP("SliceGrad", "com.gradd", 1, (1, 1), (1, 1), .flags = GRADD_OP_INTERNAL,
+             .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true},
+                                      {"starts", GRADD_ATTR_INTS, true},
+                                      {"steps", GRADD_ATTR_INTS, true}),
+             .infer = infer_slice_grad, .grad = grad_slice_grad, .ref = ref_slice_grad,
+             .cases = GRADD_CASES({.text = "f32[2,3] | dims=[4,5] starts=[1,0] steps=[1,2]"},
+                                  {.text = "f32[2,3] | dims=[2,7] starts=[0,6] steps=[1,-3]"},
+                                  {.text = "f32[0,3] | dims=[4,3] starts=[0,0] steps=[1,1]"})));
 
-GRADD_KERNELS(cpu, slice, {"Slice", "loop", .run = run_slice, .cost = gradd_cost_move},
-              {"SliceGrad", "loop", .run = run_slice_grad, .cost = gradd_cost_move});
+GRADD_KERNELS(cpu, slice,
+              GRADD_KERNEL("Slice", "loop", .compute = compute_slice, .cost = gradd_cost_move),
+              GRADD_KERNEL("SliceGrad", "loop", .compute = compute_slice_grad,
+                           .cost = gradd_cost_move));

@@ -17,7 +17,7 @@
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
-static gradd_status_t run_slope(const gradd_run_t *r) {
+static gradd_status_t compute_slope(const gradd_launch_t *r) {
     gradd_copy_bytes(r->out[0].data, r->in[0].data, (size_t)gradd_type_bytes(&r->out[0].type));
     return GRADD_OK;
 }
@@ -65,29 +65,19 @@ static gradd_status_t grad_slope(gradd_grad_t *g) {
     return b->status;
 }
 
-GRADD_OPS(slope, {
-                     .name = "WithSlope",
-                     .domain = "com.gradd",
-                     .since = 1,
-                     .min_in = 3,
-                     .max_in = 15,
-                     .min_out = 1,
-                     .max_out = 1,
-                     .flags = GRADD_OP_VIEW,
-                     .no_diff = 0x55555555u,
-                     .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT | GRADD_T_BOOL,
-                               GRADD_T_FLOAT, GRADD_T_FLOAT | GRADD_T_BOOL, GRADD_T_FLOAT,
-                               GRADD_T_FLOAT | GRADD_T_BOOL, GRADD_T_FLOAT | GRADD_T_BOOL},
-                     .infer = infer_slope,
-                     .grad = grad_slope,
-                     .ref = run_slope,
-                     .cases = GRADD_CASES({.text = "f32[2,3] f32[2,3] f32[2,3]", .grad_tol = -1},
-                                          {.text = "f32[2,1] f32[2,3] bool[2,3]", .grad_tol = -1},
-                                          {.text = "f32[2,3] f32[3] f32[2,3] f32[2,1] bool[2,3]",
-                               .grad_tol = -1},
-                                          {.text = "f32[] f32[] f32[]", .grad_tol = -1},
-                                          {.text = "f32[0,2] f32[0,2] f32[]", .grad_tol = -1}
-                       )
-});
+GRADD_OPS(slope,
+          GRADD_OP("WithSlope", "com.gradd", 1, (3, 15), (1, 1), .flags = GRADD_OP_VIEW,
+                   .no_diff = 0x55555555u,
+                   .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT | GRADD_T_BOOL,
+                             GRADD_T_FLOAT, GRADD_T_FLOAT | GRADD_T_BOOL, GRADD_T_FLOAT,
+                             GRADD_T_FLOAT | GRADD_T_BOOL, GRADD_T_FLOAT | GRADD_T_BOOL},
+                   .infer = infer_slope, .grad = grad_slope, .ref = compute_slope,
+                   .cases = GRADD_CASES({.text = "f32[2,3] f32[2,3] f32[2,3]", .grad_tol = -1},
+                                        {.text = "f32[2,1] f32[2,3] bool[2,3]", .grad_tol = -1},
+                                        {.text = "f32[2,3] f32[3] f32[2,3] f32[2,1] bool[2,3]",
+                                         .grad_tol = -1},
+                                        {.text = "f32[] f32[] f32[]", .grad_tol = -1},
+                                        {.text = "f32[0,2] f32[0,2] f32[]", .grad_tol = -1})));
 
-GRADD_KERNELS(cpu, slope, {"WithSlope", "loop", .run = run_slope, .cost = gradd_cost_move});
+GRADD_KERNELS(cpu, slope,
+              GRADD_KERNEL("WithSlope", "loop", .compute = compute_slope, .cost = gradd_cost_move));

@@ -16,7 +16,7 @@ typedef struct span_s {
     int64_t outer, n, inner;
 } span_t;
 
-static gradd_status_t span_of(const gradd_run_t *r, span_t *s) {
+static gradd_status_t span_of(const gradd_launch_t *r, span_t *s) {
     const gradd_type_t *t = &r->in[0].type;
     int axis;
     GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", -1), t->rank, false, &axis));
@@ -151,7 +151,7 @@ WHOLE(float, f32)
 WHOLE(double, f64)
 WHOLE(gradd_bf16_t, bf16)
 
-static gradd_status_t softmax(const gradd_run_t *r, bool log_, bool back, bool ref) {
+static gradd_status_t softmax(const gradd_launch_t *r, bool log_, bool back, bool ref) {
     span_t s;
     const void *x = r->in[0].data, *y = back ? r->in[1].data : NULL;
     GRADD_TRY(span_of(r, &s));
@@ -166,10 +166,10 @@ static gradd_status_t softmax(const gradd_run_t *r, bool log_, bool back, bool r
 }
 
 #define SOFTMAX_RUN(name, log_, back)                                                              \
-    static gradd_status_t run_##name(const gradd_run_t *r) {                                       \
+    static gradd_status_t compute_##name(const gradd_launch_t *r) {                                \
         return softmax(r, log_, back, false);                                                      \
     }                                                                                              \
-    static gradd_status_t ref_##name(const gradd_run_t *r) {                                       \
+    static gradd_status_t ref_##name(const gradd_launch_t *r) {                                    \
         return softmax(r, log_, back, true);                                                       \
     }
 SOFTMAX_RUN(softmax, false, false)
@@ -215,30 +215,26 @@ static gradd_status_t grad_log_softmax(gradd_grad_t *g) {
     GRADD_CASES({.text = "f32[3,5] f32[3,5]:(0,1)"},                                               \
                 {.text = "f32[2,3,4] f32[2,3,4]:(-3,0) | axis=1"},                                 \
                 {.text = "f32[67,1031] f32[67,1031]:(0,0.002)", .tol = 5e-5})
-#define SOFTMAX_ROW(title, domain_, since_, arity, flags_, fn, gradient, cases_)                   \
-    {.name = title,                                                                                \
-     .domain = domain_,                                                                            \
-     .since = since_,                                                                              \
-     .min_in = arity,                                                                              \
-     .max_in = arity,                                                                              \
-     .min_out = 1,                                                                                 \
-     .max_out = 1,                                                                                 \
-     .flags = flags_,                                                                              \
-     .types = {GRADD_T_FLOAT},                                                                     \
-     .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),                                    \
-     .infer = infer_softmax,                                                                       \
-     .grad = gradient,                                                                             \
-     .ref = ref_##fn,                                                                              \
-     .cases = cases_}
 #define INTERNAL (GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD)
 
-GRADD_OPS(softmax, SOFTMAX_ROW("Softmax", "", 13, 1, 0, softmax, grad_softmax, CASES),
-          SOFTMAX_ROW("LogSoftmax", "", 13, 1, 0, log_softmax, grad_log_softmax, CASES),
-          SOFTMAX_ROW("SoftmaxGrad", "com.gradd", 1, 2, INTERNAL, softmax_grad, NULL, CASES_BACK),
-          SOFTMAX_ROW("LogSoftmaxGrad", "com.gradd", 1, 2, INTERNAL, log_softmax_grad, NULL,
-                      CASES_BACK));
+GRADD_OPS(
+    softmax,
+    GRADD_OP("Softmax", "", 13, (1, 1), (1, 1), .types = {GRADD_T_FLOAT},
+             .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}), .infer = infer_softmax,
+             .grad = grad_softmax, .ref = ref_softmax, .cases = CASES),
+    GRADD_OP("LogSoftmax", "", 13, (1, 1), (1, 1), .types = {GRADD_T_FLOAT},
+             .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}), .infer = infer_softmax,
+             .grad = grad_log_softmax, .ref = ref_log_softmax, .cases = CASES),
+    GRADD_OP("SoftmaxGrad", "com.gradd", 1, (2, 2), (1, 1), .flags = INTERNAL,
+             .types = {GRADD_T_FLOAT}, .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
+             .infer = infer_softmax, .ref = ref_softmax_grad, .cases = CASES_BACK),
+    GRADD_OP("LogSoftmaxGrad", "com.gradd", 1, (2, 2), (1, 1), .flags = INTERNAL,
+             .types = {GRADD_T_FLOAT}, .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
+             .infer = infer_softmax, .ref = ref_log_softmax_grad, .cases = CASES_BACK));
 
-GRADD_KERNELS(cpu, softmax, {"Softmax", "loop", .inplace = 1, .run = run_softmax},
-              {"LogSoftmax", "loop", .inplace = 1, .run = run_log_softmax},
-              {"SoftmaxGrad", "loop", .inplace = 3, .run = run_softmax_grad},
-              {"LogSoftmaxGrad", "loop", .inplace = 3, .run = run_log_softmax_grad});
+GRADD_KERNELS(cpu, softmax,
+              GRADD_KERNEL("Softmax", "loop", .inplace = 1, .compute = compute_softmax),
+              GRADD_KERNEL("LogSoftmax", "loop", .inplace = 1, .compute = compute_log_softmax),
+              GRADD_KERNEL("SoftmaxGrad", "loop", .inplace = 3, .compute = compute_softmax_grad),
+              GRADD_KERNEL("LogSoftmaxGrad", "loop", .inplace = 3,
+                           .compute = compute_log_softmax_grad));

@@ -13,10 +13,10 @@
 
 GRADD_ROWS1_FLOAT(softsign, E_SOFTSIGN)
 GRADD_TABLE_FLOAT(softsign)
-GRADD_MAP_RUN(softsign, 0)
+GRADD_MAP_COMPUTE(softsign)
 GRADD_ROWS2_FLOAT(softsign_grad, E_SOFTSIGN_GRAD)
 GRADD_TABLE_FLOAT(softsign_grad)
-GRADD_MAP_RUN(softsign_grad, 0)
+GRADD_MAP_COMPUTE(softsign_grad)
 
 static gradd_status_t grad_softsign(gradd_grad_t *g) {
     gradd_val_t in[2] = {g->dout[0], g->in[0]};
@@ -25,36 +25,21 @@ static gradd_status_t grad_softsign(gradd_grad_t *g) {
 }
 
 GRADD_OPS(softsign,
-          {.name = "Softsign",
-           .domain = "",
-           .since = 1,
-           .min_in = 1,
-           .max_in = 1,
-           .min_out = 1,
-           .max_out = 1,
-           .flags = GRADD_OP_CHEAP,
-           .types = {GRADD_T_FLOAT},
-           .infer = gradd_infer_same,
-           .grad = grad_softsign,
-           .ref = run_softsign_ref,
-           .cases = GRADD_CASES({.text = "f32[3,5]:(1,8)"}, {.text = "f32[3,7]:(-8,-1)"},
-                                {.text = "f32[1]"}, {.text = "f32[0,2]"}, {.text = "f32[211,173]"},
-                                {.text = "f32[7]={-inf,inf,0,-0.0,-1e30,100,nan}",
-                                 .grad_tol = -1})},
-          {.name = "SoftsignGrad",
-           .domain = "com.gradd",
-           .since = 1,
-           .min_in = 2,
-           .max_in = 2,
-           .min_out = 1,
-           .max_out = 1,
-           .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
-           .types = {GRADD_T_FLOAT},
-           .infer = gradd_infer_broadcast,
-           .ref = run_softsign_grad_ref,
-           .cases = GRADD_CASES({.text = "f32[3,5] f32[3,5]"}, {.text = "f32[] f32[]"},
-                                {.text = "f32[4] f32[4]={0,-0.0,1e30,-inf}"},
-                                {.text = "f32[211,173] f32[211,173]"})});
+          GRADD_OP("Softsign", "", 1, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP,
+                   .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same, .grad = grad_softsign,
+                   .ref = compute_softsign_ref,
+                   .cases = GRADD_CASES(
+                       {.text = "f32[3,5]:(1,8)"}, {.text = "f32[3,7]:(-8,-1)"}, {.text = "f32[1]"},
+                       {.text = "f32[0,2]"}, {.text = "f32[211,173]"},
+                       {.text = "f32[7]={-inf,inf,0,-0.0,-1e30,100,nan}", .grad_tol = -1})),
+          GRADD_OP("SoftsignGrad", "com.gradd", 1, (2, 2), (1, 1),
+                   .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+                   .types = {GRADD_T_FLOAT}, .infer = gradd_infer_broadcast,
+                   .ref = compute_softsign_grad_ref,
+                   .cases = GRADD_CASES({.text = "f32[3,5] f32[3,5]"}, {.text = "f32[] f32[]"},
+                                        {.text = "f32[4] f32[4]={0,-0.0,1e30,-inf}"},
+                                        {.text = "f32[211,173] f32[211,173]"})));
 
-GRADD_KERNELS(cpu, softsign, {"Softsign", "loop", .inplace = 1, .run = run_softsign},
-              {"SoftsignGrad", "loop", .inplace = 3, .run = run_softsign_grad});
+GRADD_KERNELS(cpu, softsign,
+              GRADD_KERNEL("Softsign", "loop", .inplace = 1, .compute = compute_softsign),
+              GRADD_KERNEL("SoftsignGrad", "loop", .inplace = 3, .compute = compute_softsign_grad));

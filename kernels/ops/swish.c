@@ -21,21 +21,21 @@ static double rsigmoid(double x) {
 #define E_SWISH(F)      (F##swish_value(a))
 #define E_SWISH_GRAD(F) (a * F##swish_slope(b))
 
-#define RUN_ALPHA(name)                                                                            \
-    static gradd_status_t run_##name(const gradd_run_t *r) {                                       \
+#define COMPUTE_ALPHA(name)                                                                        \
+    static gradd_status_t compute_##name(const gradd_launch_t *r) {                                \
         double alpha = gradd_attr_float(r->attrs, "alpha", 1);                                     \
-        return gradd_map_rows(&name##_rows, 0, r->out, r->in, r->n_in, &alpha, false);             \
+        return gradd_map_rows(&name##_rows, r->out, r->in, r->n_in, &alpha, false);                \
     }                                                                                              \
-    static gradd_status_t run_##name##_ref(const gradd_run_t *r) {                                 \
+    static gradd_status_t compute_##name##_ref(const gradd_launch_t *r) {                          \
         double alpha = gradd_attr_float(r->attrs, "alpha", 1);                                     \
-        return gradd_map_rows(&name##_refs, 0, r->out, r->in, r->n_in, &alpha, true);              \
+        return gradd_map_rows(&name##_refs, r->out, r->in, r->n_in, &alpha, true);                 \
     }
 GRADD_ROWS1_FLOAT(swish, E_SWISH)
 GRADD_TABLE_FLOAT(swish)
-RUN_ALPHA(swish)
+COMPUTE_ALPHA(swish)
 GRADD_ROWS2_FLOAT(swish_grad, E_SWISH_GRAD)
 GRADD_TABLE_FLOAT(swish_grad)
-RUN_ALPHA(swish_grad)
+COMPUTE_ALPHA(swish_grad)
 
 static gradd_status_t grad_swish(gradd_grad_t *g) {
     gradd_val_t in[2] = {g->dout[0], g->in[0]};
@@ -55,40 +55,22 @@ static gradd_status_t expand_swish(gradd_expand_t *e) {
 
 #define ALPHA GRADD_ATTR_LIST({"alpha", GRADD_ATTR_FLOAT, false})
 
-GRADD_OPS(swish,
-          {.name = "Swish",
-           .domain = "",
-           .since = 24,
-           .min_in = 1,
-           .max_in = 1,
-           .min_out = 1,
-           .max_out = 1,
-           .flags = GRADD_OP_CHEAP,
-           .types = {GRADD_T_FLOAT},
-           .attrs = ALPHA,
-           .infer = gradd_infer_same,
-           .grad = grad_swish,
-           .expand = expand_swish,
-           .ref = run_swish_ref,
-           .cases = GRADD_CASES({.text = "f32[3,5]"}, {.text = "f32[]"}, {.text = "f32[0,2]"},
-                                {.text = "f32[3,7]:(-8,8) | alpha=1.702"},
-                                {.text = "f32[6]={-inf,inf,0.5,-100,100,nan}", .grad_tol = -1},
-                                {.text = "f32[211,173] | alpha=-0.7"})},
-          {.name = "SwishGrad",
-           .domain = "com.gradd",
-           .since = 1,
-           .min_in = 2,
-           .max_in = 2,
-           .min_out = 1,
-           .max_out = 1,
-           .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
-           .types = {GRADD_T_FLOAT},
-           .attrs = ALPHA,
-           .infer = gradd_infer_broadcast,
-           .ref = run_swish_grad_ref,
-           .cases = GRADD_CASES({.text = "f32[3,5] f32[3,5]"}, {.text = "f32[] f32[]"},
-                                {.text = "f32[3,7] f32[3,7]:(-8,8) | alpha=1.702"},
-                                {.text = "f32[211,173] f32[211,173]"})});
+GRADD_OPS(
+    swish,
+    GRADD_OP("Swish", "", 24, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
+             .attrs = ALPHA, .infer = gradd_infer_same, .grad = grad_swish, .expand = expand_swish,
+             .ref = compute_swish_ref,
+             .cases = GRADD_CASES({.text = "f32[3,5]"}, {.text = "f32[]"}, {.text = "f32[0,2]"},
+                                  {.text = "f32[3,7]:(-8,8) | alpha=1.702"},
+                                  {.text = "f32[6]={-inf,inf,0.5,-100,100,nan}", .grad_tol = -1},
+                                  {.text = "f32[211,173] | alpha=-0.7"})),
+    GRADD_OP("SwishGrad", "com.gradd", 1, (2, 2), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+             .types = {GRADD_T_FLOAT}, .attrs = ALPHA, .infer = gradd_infer_broadcast,
+             .ref = compute_swish_grad_ref,
+             .cases = GRADD_CASES({.text = "f32[3,5] f32[3,5]"}, {.text = "f32[] f32[]"},
+                                  {.text = "f32[3,7] f32[3,7]:(-8,8) | alpha=1.702"},
+                                  {.text = "f32[211,173] f32[211,173]"})));
 
-GRADD_KERNELS(cpu, swish, {"Swish", "loop", .inplace = 1, .run = run_swish},
-              {"SwishGrad", "loop", .inplace = 3, .run = run_swish_grad});
+GRADD_KERNELS(cpu, swish, GRADD_KERNEL("Swish", "loop", .inplace = 1, .compute = compute_swish),
+              GRADD_KERNEL("SwishGrad", "loop", .inplace = 3, .compute = compute_swish_grad));

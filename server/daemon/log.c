@@ -23,12 +23,8 @@ bool log_set_level(const char *name) {
     return false;
 }
 
-bool log_enabled(log_level_t level) {
-    return (int)level <= atomic_load_explicit(&threshold, memory_order_relaxed);
-}
-
 void log_event(log_level_t level, const char *event, const char *format, ...) {
-    if (!log_enabled(level)) return;
+    if ((int)level > atomic_load_explicit(&threshold, memory_order_relaxed)) return;
     char line[LINE_BYTES];
     struct timespec t;
     struct tm day;

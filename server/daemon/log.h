@@ -12,7 +12,6 @@ typedef enum log_level_e { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG } log_level_
 
 /* Accepts "error", "warn", "info", "debug"; false leaves the level (info at start) unchanged. */
 bool log_set_level(const char *name);
-bool log_enabled(log_level_t level);
 
 /* log_event(LOG_INFO, "session_end", "session=%u reason=%s", n, "detach"). Control characters in
  * the text are written as '?', so a client's name cannot forge a line. Any thread. */

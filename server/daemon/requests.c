@@ -69,15 +69,15 @@ static gradd_status_t authorize(daemon_t *daemon, request_t *request, const msgp
                                 session_order_t *out_order) {
     session_t *session;
     *out_order = SESSION_RUN;
-    bool queued = request->command->run != NULL;
+    bool queued = request->command->handle != NULL;
     if (daemon->stopping && (queued || request->command->needs_session))
         return GRADD_FAIL(SESSION, "the daemon is ending");
     if (!request->command->needs_session && queued && daemon->guests.length >= MAX_GUESTS)
         return GRADD_FAIL(LIMIT, "%d requests without a session wait, the limit", MAX_GUESTS);
     if (!request->command->needs_session) return GRADD_OK;
+    const session_caller_t caller = {request->uid, request->route, request->n_route};
     GRADD_TRY(session_authorize(&daemon->table, token ? (const uint8_t *)token->via.bin.ptr : NULL,
-                                token ? token->via.bin.size : 0, request->uid, request->route,
-                                request->n_route, &session));
+                                token ? token->via.bin.size : 0, &caller, &session));
     request->session = session;
     GRADD_TRY(session_order(session, request->q, out_order));
     if (*out_order == SESSION_RUN &&
@@ -89,7 +89,7 @@ static gradd_status_t authorize(daemon_t *daemon, request_t *request, const msgp
 
 static void dispatch(daemon_t *daemon, request_t *request) {
     const command_t *command = request->command;
-    if (command->run) {
+    if (command->handle) {
         session_t *session = request->session;
         if (session) session_take(session, request->q);
         if (session) session->payload_bytes += request->payload_bytes;

@@ -103,27 +103,28 @@ gradd_status_t session_greet(session_t *session, const char *client, size_t clie
 }
 
 gradd_status_t session_attach(session_table_t *table, const uint8_t *nonce, size_t nonce_bytes,
-                              uid_t uid, const uint8_t *route, size_t route_bytes,
-                              session_t **out_session) {
+                              const session_caller_t *caller, session_t **out_session) {
+    const size_t route_bytes = caller->route_bytes;
     session_t *found = NULL;
     if (nonce_bytes == SESSION_KEY_BYTES)
         for (int i = 0; i < table->n; i++) {
             session_t *session = table->sessions[i];
             bool equal = same_key(session->nonce, nonce);
-            if (equal && session->state == SESSION_GREETED && session->uid == uid) found = session;
+            if (equal && session->state == SESSION_GREETED && session->uid == caller->uid)
+                found = session;
         }
     if (!found || route_bytes == 0 || route_bytes > SESSION_ROUTE_BYTES)
         return GRADD_FAIL(SESSION, "attach: the nonce is unknown, used or of another user");
     for (int i = 0; i < table->n; i++) {
         const session_t *other = table->sessions[i];
         if (other->state == SESSION_LIVE && other->n_route == route_bytes &&
-            memcmp(other->route, route, route_bytes) == 0)
+            memcmp(other->route, caller->route, caller->route_bytes) == 0)
             return GRADD_FAIL(SESSION, "attach: this connection serves session %u already",
                               other->number);
     }
     GRADD_TRY(draw_key(found->token));
     explicit_bzero(found->nonce, sizeof found->nonce);
-    memcpy(found->route, route, route_bytes);
+    memcpy(found->route, caller->route, route_bytes);
     found->n_route = (uint8_t)route_bytes;
     found->state = SESSION_LIVE;
     *out_session = found;
@@ -131,15 +132,14 @@ gradd_status_t session_attach(session_table_t *table, const uint8_t *nonce, size
 }
 
 gradd_status_t session_authorize(session_table_t *table, const uint8_t *token, size_t token_bytes,
-                                 uid_t uid, const uint8_t *route, size_t route_bytes,
-                                 session_t **out_session) {
+                                 const session_caller_t *caller, session_t **out_session) {
     for (int i = 0; i < table->n; i++) {
         session_t *session = table->sessions[i];
-        if (session->state != SESSION_LIVE || session->n_route != route_bytes ||
-            memcmp(session->route, route, route_bytes) != 0)
+        if (session->state != SESSION_LIVE || session->n_route != caller->route_bytes ||
+            memcmp(session->route, caller->route, caller->route_bytes) != 0)
             continue;
         if (token_bytes != SESSION_KEY_BYTES || !same_key(session->token, token) ||
-            session->uid != uid)
+            session->uid != caller->uid)
             break;
         *out_session = session;
         return GRADD_OK;

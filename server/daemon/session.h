@@ -6,7 +6,7 @@
  * come from the same uid and the same ZeroMQ connection.
  *
  * This module, with control.c, knows descriptors and identities and nothing of the engine: what the
- * engine keeps for a session hangs on `work`, opaque here. Everything belongs to the I/O thread
+ * engine keeps for a session hangs on `objects`, opaque here. Everything belongs to the I/O thread
  * except the fields marked otherwise.
  */
 #ifndef GRADD_SERVER_SESSION_H
@@ -70,7 +70,7 @@ typedef struct session_s {
     const char *end_reason;  /* for the log */
     volatile int cancel;     /* read by the engine thread at every node boundary */
     session_counts_t counts; /* written by the engine thread */
-    void *work;              /* the engine thread's, see worker.h */
+    void *objects;           /* the engine thread's, see worker.h */
 } session_t;
 
 typedef struct session_table_s {
@@ -89,15 +89,20 @@ void session_destroy(session_table_t *table, session_t *session);
 
 /* Draws a new nonce; the former one is void. Fails with IO. */
 gradd_status_t session_greet(session_t *session, const char *client, size_t client_bytes);
+/* Who speaks on the command channel. */
+typedef struct session_caller_s {
+    uid_t uid;
+    const uint8_t *route;
+    size_t route_bytes;
+} session_caller_t;
+
 /* Finds the session that this nonce was given to, uses the nonce up, draws the token and binds the
- * session to the route. Fails with SESSION, IO. */
+ * session to the caller's route. Fails with SESSION, IO. */
 gradd_status_t session_attach(session_table_t *table, const uint8_t *nonce, size_t nonce_bytes,
-                              uid_t uid, const uint8_t *route, size_t route_bytes,
-                              session_t **out_session);
-/* The live session of this route whose token this is. Fails with SESSION, without a hint why. */
+                              const session_caller_t *caller, session_t **out_session);
+/* The live session of the caller whose token this is. Fails with SESSION, without a hint why. */
 gradd_status_t session_authorize(session_table_t *table, const uint8_t *token, size_t token_bytes,
-                                 uid_t uid, const uint8_t *route, size_t route_bytes,
-                                 session_t **out_session);
+                                 const session_caller_t *caller, session_t **out_session);
 session_t *session_by_number(session_table_t *table, uint32_t number);
 
 typedef enum session_order_e {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "server/exec/device.h"
+#include "shm/hash.h"
 
 #define CHUNK_BITS 24
 /* The number of a step shares a word with the number of a chunk. */
@@ -31,16 +32,10 @@ static float *buffer(const stepping_t *s, int which) {
     return (float *)(s->journal + 1) + which * STEP_CHUNK;
 }
 
-static uint64_t mix(uint64_t hash, const void *bytes, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        hash = (hash ^ ((const uint8_t *)bytes)[i]) * 1099511628211u;
-    return hash;
-}
-
 /* Shapes, groups, hyper-parameters and the client's mark; not addresses, which differ after a
  * restart. */
 static uint64_t fingerprint(const step_request_t *r) {
-    uint64_t hash = mix(14695981039346656037u, &r->max_norm, sizeof r->max_norm);
+    uint64_t hash = gradd_hash_bytes(GRADD_HASH_START, &r->max_norm, sizeof r->max_norm);
     for (int i = 0; i < r->n_groups; i++) {
         const gradd_adam_t *g = &r->groups[i];
         double numbers[] = {g->lr,
@@ -51,14 +46,14 @@ static uint64_t fingerprint(const step_request_t *r) {
                             (double)g->mode,
                             (double)g->bias_correction,
                             (double)g->step};
-        hash = mix(hash, numbers, sizeof numbers);
+        hash = gradd_hash_bytes(hash, numbers, sizeof numbers);
     }
     for (int i = 0; i < r->n_tensors; i++) {
         const step_tensor_t *t = &r->tensors[i];
         int64_t numbers[] = {t->n, t->group, t->g != NULL, t->dtype, t->master != NULL};
-        hash = mix(hash, numbers, sizeof numbers);
+        hash = gradd_hash_bytes(hash, numbers, sizeof numbers);
     }
-    if (r->once) hash = mix(hash, &r->once, sizeof r->once);
+    if (r->once) hash = gradd_hash_bytes(hash, &r->once, sizeof r->once);
     return hash;
 }
 
@@ -122,8 +117,8 @@ static gradd_status_t commit_chunk(const stepping_t *s, const step_tensor_t *t, 
     return s->b->adam_commit(s->queue, &commit);
 }
 
-static gradd_status_t run_chunk(stepping_t *s, const step_tensor_t *t, int64_t from, int64_t n,
-                                float scale) {
+static gradd_status_t update_chunk(stepping_t *s, const step_tensor_t *t, int64_t from, int64_t n,
+                                   float scale) {
     const uint64_t now = s->head.progress;
     if (s->head.sealed != now) {
         GRADD_TRY(write_journal(s, t, from, n, scale));
@@ -133,7 +128,7 @@ static gradd_status_t run_chunk(stepping_t *s, const step_tensor_t *t, int64_t f
     return put(s, &s->head.progress, now + 1);
 }
 
-static gradd_status_t run_chunks(stepping_t *s, float scale) {
+static gradd_status_t update_chunks(stepping_t *s, float scale) {
     const step_request_t *r = s->r;
     uint64_t done = s->head.progress & ((1u << CHUNK_BITS) - 1), at = 0;
     for (int i = 0; i < r->n_tensors; i++) {
@@ -141,7 +136,7 @@ static gradd_status_t run_chunks(stepping_t *s, float scale) {
         for (int64_t from = 0; t->g && from < t->n; from += STEP_CHUNK) {
             int64_t left = t->n - from;
             if (at++ < done) continue;
-            GRADD_TRY(run_chunk(s, t, from, left < STEP_CHUNK ? left : STEP_CHUNK, scale));
+            GRADD_TRY(update_chunk(s, t, from, left < STEP_CHUNK ? left : STEP_CHUNK, scale));
         }
     }
     return GRADD_OK;
@@ -206,7 +201,7 @@ static gradd_status_t open_journal(stepping_t *s, bool *out_done) {
     return put(s, &s->head.fingerprint, mark);
 }
 
-static gradd_status_t run(stepping_t *s) {
+static gradd_status_t update(stepping_t *s) {
     bool done;
     double norm = 0;
     uint64_t bits;
@@ -216,14 +211,14 @@ static gradd_status_t run(stepping_t *s) {
     if (clips(s->r)) GRADD_TRY(global_norm(s, &norm));
     memcpy(&bits, &norm, sizeof bits);
     GRADD_TRY(put(s, &s->head.norm, bits));
-    GRADD_TRY(run_chunks(s, clip_scale(s->r, norm)));
+    GRADD_TRY(update_chunks(s, clip_scale(s->r, norm)));
     return put(s, &s->head.progress, (s->r->step + 1) << CHUNK_BITS);
 }
 
-gradd_status_t step_run(gradd_device_t *device, const step_request_t *r, double *out_norm) {
+gradd_status_t step_apply(gradd_device_t *device, const step_request_t *r, double *out_norm) {
     stepping_t s = {.r = r, .b = device->backend, .queue = device->queue, .journal = r->journal};
     GRADD_TRY(check_request(r));
-    gradd_status_t status = run(&s);
+    gradd_status_t status = update(&s);
     gradd_status_t waited = s.b->wait(s.queue, NULL);
     if (!status) status = waited;
     if (!status) memcpy(out_norm, &s.head.norm, sizeof *out_norm);

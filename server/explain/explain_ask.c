@@ -159,8 +159,18 @@ static gradd_status_t check_shapes(const asker_t *a) {
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-static gradd_status_t find_names(const gradd_model_t *model, const char *list, const char *what,
-                                 name_of_t name_of, int limit, int32_t *out, int *out_n) {
+/* What names can stand for. */
+typedef struct named_s {
+    const char *what;
+    name_of_t name_of;
+    int n;
+} named_t;
+
+static gradd_status_t find_names(const gradd_model_t *model, const char *list, const named_t *named,
+                                 int32_t *out, int *out_n) {
+    const char *what = named->what;
+    const name_of_t name_of = named->name_of;
+    const int limit = named->n;
     const char *name;
     size_t bytes;
     while (explain_next_name(&list, &name, &bytes)) {
@@ -230,8 +240,9 @@ static gradd_status_t find_grad_outputs(const asker_t *a, const gradd_plan_optio
     const gradd_model_t *m = a->file->model;
     int n = 0;
     if (!a->args->grad) return first_float(a, o, out, out_n);
-    GRADD_TRY(find_names(m, a->args->grad, "output", gradd_model_output_name,
-                         gradd_model_n_outputs(m), out, &n));
+    GRADD_TRY(find_names(m, a->args->grad,
+                         &(named_t){"output", gradd_model_output_name, gradd_model_n_outputs(m)},
+                         out, &n));
     for (int k = 0; k < n; k++) {
         int at = 0;
         while (at < n_outputs && outputs[at] != out[k])
@@ -276,11 +287,11 @@ static gradd_status_t fill(asker_t *a, gradd_plan_options_t *o) {
     if (a->args->train && !strcmp(a->args->train, "all"))
         o->n_grads = all_parameters(m, grads);
     else if (a->args->train)
-        GRADD_TRY(find_names(m, a->args->train, "input", gradd_model_input_name, n_in, grads,
-                             &o->n_grads));
+        GRADD_TRY(find_names(m, a->args->train, &(named_t){"input", gradd_model_input_name, n_in},
+                             grads, &o->n_grads));
     if (a->args->out)
-        GRADD_TRY(find_names(m, a->args->out, "output", gradd_model_output_name, n_out, outputs,
-                             &o->n_outputs));
+        GRADD_TRY(find_names(m, a->args->out, &(named_t){"output", gradd_model_output_name, n_out},
+                             outputs, &o->n_outputs));
     else
         o->n_outputs = default_outputs(m, o->n_grads > 0, outputs);
     if (o->n_grads && o->n_outputs)

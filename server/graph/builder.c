@@ -22,25 +22,24 @@ const char *graph_node_text(const graph_t *g, const model_node_t *origin, char *
 
 /* ---- the interface of gradient rules and expansions ------------------------------------------ */
 
-static gradd_status_t rule_emit(gradd_builder_t *b, const char *name, const gradd_val_t *in,
-                                int n_in, const gradd_attr_t *attrs, int n_attrs, gradd_val_t *out,
+static gradd_status_t rule_emit(gradd_builder_t *b, const gradd_emit_t *node, gradd_val_t *out,
                                 int n_out) {
     graph_t *g = (graph_t *)b;
-    const gradd_op_t *op = gradd_op_by_name(name);
-    if (!op) return GRADD_FAIL(INTERNAL, "a rule needs the unknown operator '%s'", name);
-    for (int i = 0; i < n_in; i++)
-        if (in[i] == GRADD_NONE && i < op->min_in)
-            return GRADD_FAIL(INTERNAL, "a rule gave %s no input %d", name, i);
+    const gradd_op_t *op = gradd_op_by_name(node->op);
+    if (!op) return GRADD_FAIL(INTERNAL, "a rule needs the unknown operator '%s'", node->op);
+    for (int i = 0; i < node->n_in; i++)
+        if (node->in[i] == GRADD_NONE && i < op->min_in)
+            return GRADD_FAIL(INTERNAL, "a rule gave %s no input %d", node->op, i);
     graph_emit_t e = {
         .op = op,
         .opset = g->model->opset,
-        .attrs = {attrs, n_attrs},
-        .in = in,
-        .n_in = n_in,
+        .attrs = {node->attrs, node->n_attrs},
+        .in = node->in,
+        .n_in = node->n_in,
         .n_out = n_out,
         .random = g->random
     };
-    return gradd_wrap(graph_emit(g, &e, out), "%s", name);
+    return gradd_wrap(graph_emit(g, &e, out), "%s", node->op);
 }
 
 static gradd_val_t rule_constant(gradd_builder_t *b, const gradd_type_t *type, const void *data) {
@@ -50,7 +49,7 @@ static gradd_val_t rule_constant(gradd_builder_t *b, const gradd_type_t *type, c
 }
 
 static const gradd_type_t *rule_type(gradd_builder_t *b, gradd_val_t value) {
-    return &((graph_t *)b)->values[value]->type;
+    return graph_type((graph_t *)b, value);
 }
 
 static const void *rule_data(gradd_builder_t *b, gradd_val_t value) {
@@ -177,7 +176,7 @@ gradd_status_t graph_create(const model_t *model, const graph_options_t *options
     gradd_status_t status = arena_create(GRAPH_MAX_BYTES, &g->arena);
     if (!status) status = mark_parameters(g, options);
     if (!status) status = instantiate(g, options);
-    if (!status) status = graph_run_passes(g, PHASE_FORWARD);
+    if (!status) status = graph_apply_passes(g, PHASE_FORWARD);
     if (status) {
         graph_destroy(g);
         return status;

@@ -8,6 +8,7 @@
 #include "kernels/registry.h"
 #include "server/graph/budget.h"
 #include "server/graph/fold.h"
+#include "shm/hash.h"
 
 #define INITIAL_BUCKETS 1024
 /* Longer chains than a fair hash gives come from a model made to collide: missing an equal node is
@@ -52,21 +53,14 @@ gradd_status_t graph_constant(graph_t *g, const gradd_type_t *type, const void *
 
 /* ---- common subexpressions ------------------------------------------------------------------ */
 
-static uint64_t mix(uint64_t hash, uint64_t word) {
-    hash ^= word + 0x9e3779b97f4a7c15u + (hash << 6) + (hash >> 2);
-    return hash * 0xff51afd7ed558ccdu;
-}
-
 /* Equal small constants count as one operand: rules make the same scalar again and again. */
 static uint64_t hash_operand(const graph_t *g, gradd_val_t id) {
     if (id == GRADD_NONE) return 77;
     const graph_value_t *v = g->values[id];
     int64_t bytes = v->data ? gradd_type_bytes(&v->type) : 0;
     if (!v->data || bytes > 64) return (uint64_t)id + 1000;
-    uint64_t hash = mix(5, v->type.dtype);
-    for (int64_t i = 0; i < bytes; i++)
-        hash = mix(hash, ((const uint8_t *)v->data)[i]);
-    return hash;
+    const uint64_t hash = gradd_hash_word(GRADD_HASH_START, v->type.dtype);
+    return gradd_hash_bytes(hash, v->data, (size_t)bytes);
 }
 
 static bool same_operand(const graph_t *g, gradd_val_t a, gradd_val_t b) {
@@ -78,32 +72,31 @@ static bool same_operand(const graph_t *g, gradd_val_t a, gradd_val_t b) {
     return bytes <= 64 && !memcmp(va->data, vb->data, (size_t)bytes);
 }
 
-static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        hash = (hash ^ ((const uint8_t *)bytes)[i]) * 0x100000001b3u;
-    return mix(hash, n);
+/* Of a text or list within a chain: its length keeps neighbours apart. */
+static uint64_t hash_list(uint64_t hash, const void *bytes, size_t n) {
+    return gradd_hash_word(gradd_hash_bytes(hash, bytes, n), n);
 }
 
 static uint64_t hash_attr(uint64_t hash, const gradd_attr_t *a) {
-    hash = hash_bytes(hash, a->name, strlen(a->name));
+    hash = hash_list(hash, a->name, strlen(a->name));
     switch (a->kind) {
     case GRADD_ATTR_FLOAT:
-        return hash_bytes(hash, &a->f, sizeof a->f);
+        return hash_list(hash, &a->f, sizeof a->f);
     case GRADD_ATTR_STRING:
-        return hash_bytes(hash, a->s, a->n);
+        return hash_list(hash, a->s, a->n);
     case GRADD_ATTR_INTS:
-        return hash_bytes(hash, a->ints, a->n * sizeof a->ints[0]);
+        return hash_list(hash, a->ints, a->n * sizeof a->ints[0]);
     case GRADD_ATTR_FLOATS:
-        return hash_bytes(hash, a->floats, a->n * sizeof a->floats[0]);
+        return hash_list(hash, a->floats, a->n * sizeof a->floats[0]);
     default:
-        return mix(hash, (uint64_t)a->i);
+        return gradd_hash_word(hash, (uint64_t)a->i);
     }
 }
 
 static uint64_t hash_emit(const graph_t *g, const graph_emit_t *e) {
-    uint64_t hash = mix(1, (uint64_t)(uintptr_t)e->op);
+    uint64_t hash = gradd_hash_word(GRADD_HASH_START, (uint64_t)(uintptr_t)e->op);
     for (int i = 0; i < e->n_in; i++)
-        hash = mix(hash, hash_operand(g, e->in[i]));
+        hash = gradd_hash_word(hash, hash_operand(g, e->in[i]));
     for (int i = 0; i < e->attrs.n; i++)
         hash = hash_attr(hash, &e->attrs.v[i]);
     return hash;
@@ -227,7 +220,7 @@ static void view_inputs(const graph_t *g, const gradd_val_t *in, int n, gradd_vi
     for (int i = 0; i < n; i++) {
         views[i] = (gradd_view_t){0};
         if (in[i] == GRADD_NONE) continue;
-        views[i].type = g->values[in[i]]->type;
+        views[i].type = *graph_type(g, in[i]);
         views[i].data = (void *)g->values[in[i]]->data;
     }
 }

@@ -10,6 +10,7 @@
 #include "kernels/cost.h"
 #include "server/graph/budget.h"
 #include "server/plan/plan.h"
+#include "shm/hash.h"
 
 /* Units of the budget that preparing a state takes: about a microsecond each. */
 #define PREPARE_STEPS 200
@@ -35,25 +36,25 @@ static gradd_infer_t describe(const gradd_plan_t *p, const graph_node_t *n, oper
         o->in[i] = (gradd_view_t){v->type, (void *)v->data};
     }
     for (int j = 0; j < n->n_out; j++)
-        o->out[j] = n->out[j] == GRADD_NONE ? (gradd_type_t){0} : g->values[n->out[j]]->type;
+        o->out[j] = n->out[j] == GRADD_NONE ? (gradd_type_t){0} : *graph_type(g, n->out[j]);
     return (gradd_infer_t){n->op,    n->attrs, n->opset, n->n_in,
                            n->n_out, o->in,    o->out,   p->info.threads};
 }
 
 static uint64_t hash_type(uint64_t hash, const gradd_type_t *type) {
-    hash = (hash ^ (uint64_t)type->dtype) * 0x100000001b3u;
+    hash = gradd_hash_word(hash, (uint64_t)type->dtype);
     for (int d = 0; d < type->rank; d++)
-        hash = (hash ^ (uint64_t)type->dims[d]) * 0x100000001b3u;
-    return hash ^ hash >> 32;
+        hash = gradd_hash_word(hash, (uint64_t)type->dims[d]);
+    return hash;
 }
 
 static ready_t **bucket_of(gradd_plan_t *p, const gradd_infer_t *c) {
-    uint64_t hash = 0xcbf29ce484222325u;
+    uint64_t hash = GRADD_HASH_START;
     for (int i = 0; i < c->n_in; i++)
         hash = hash_type(hash, &c->in[i].type);
     for (int j = 0; j < c->n_out; j++)
         hash = hash_type(hash, &c->out[j]);
-    return &p->ready[hash % PLAN_READY_BUCKETS];
+    return &p->ready[(hash ^ hash >> 32) % PLAN_READY_BUCKETS];
 }
 
 static bool same_call(const gradd_infer_t *a, const gradd_infer_t *b) {
@@ -106,18 +107,18 @@ static gradd_status_t prepare_shared(gradd_plan_t *p, const gradd_infer_t *c, ca
     return GRADD_OK;
 }
 
-/* Chooses the kernel of a node and adds what the call costs to *work. */
+/* Chooses the kernel of a node and adds what the call costs to *total. */
 static gradd_status_t choose(const gradd_plan_t *p, const graph_node_t *n, call_t *out,
-                             plan_work_t *work) {
+                             plan_cost_t *total) {
     operands_t operands;
     gradd_cost_t cost;
     const gradd_infer_t c = describe(p, n, &operands);
     out->kernel = gradd_backend_kernel(p->device->backend, &c);
     if (!out->kernel) return gradd_no_kernel(p->device->backend, &c);
     gradd_kernel_cost(out->kernel, &c, &cost);
-    work->flops += cost.flops;
-    work->bytes += (double)cost.read + (double)cost.written;
-    work->calls++;
+    total->flops += cost.flops;
+    total->bytes += (double)cost.read + (double)cost.written;
+    total->calls++;
     return GRADD_OK;
 }
 
@@ -132,16 +133,16 @@ gradd_status_t plan_choose(gradd_plan_t *p, sequence_t *sequence) {
     char text[GRAPH_NODE_TEXT];
     const graph_t *g = p->graph;
     const graph_node_t *n = NULL;
-    plan_work_t work = {0};
+    plan_cost_t total = {0};
     gradd_status_t status = GRADD_OK;
     sequence->calls = calloc((size_t)sequence->n + 1, sizeof sequence->calls[0]);
     if (!sequence->calls) return GRADD_FAIL(NOMEM, "no memory to plan the graph");
     for (int k = 0; k < sequence->n && !status; k++) {
         n = &g->nodes[sequence->nodes[k]];
         if (n->op->flags & GRADD_OP_VIEW || plan_writes_nothing(g, n)) continue;
-        status = choose(p, n, &sequence->calls[k], &work);
+        status = choose(p, n, &sequence->calls[k], &total);
     }
-    if (!p->info.threads) p->info.threads = plan_threads(&work, p->device->info.threads);
+    if (!p->info.threads) p->info.threads = plan_threads(&total, p->device->info.threads);
     gradd_cpu_enter(p->info.threads);
     for (int k = 0; k < sequence->n && !status; k++) {
         n = &g->nodes[sequence->nodes[k]];

@@ -6,10 +6,10 @@
 static gradd_status_t attach(daemon_t *daemon, request_t *request) {
     const msgpack_object *nonce = request->args[0];
     const gradd_device_info_t *device = gradd_device_info(daemon->worker.device);
+    const session_caller_t caller = {request->uid, request->route, request->n_route};
     session_t *session;
     GRADD_TRY(session_attach(&daemon->table, (const uint8_t *)nonce->via.bin.ptr,
-                             nonce->via.bin.size, request->uid, request->route, request->n_route,
-                             &session));
+                             nonce->via.bin.size, &caller, &session));
     request->session = session;
     session->q_taken = request->q;
     wire_key(&request->reply, "t");
@@ -29,7 +29,7 @@ static gradd_status_t attach(daemon_t *daemon, request_t *request) {
 
 /* Runs in the engine thread, after all that was sent before it. */
 static gradd_status_t detach(worker_t *worker, request_t *request) {
-    work_end(worker, request->session);
+    objects_end(worker, request->session);
     return GRADD_OK;
 }
 
@@ -37,4 +37,4 @@ GRADD_COMMANDS(session,
                {.name = "attach",
                 .io = attach,
                 .fields = {{.name = "nonce", .kind = WIRE_BYTES, .max = SESSION_KEY_BYTES}}},
-               {.name = "detach", .run = detach, .needs_session = true, .ends_session = true});
+               {.name = "detach", .handle = detach, .needs_session = true, .ends_session = true});

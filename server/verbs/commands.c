@@ -5,12 +5,12 @@
 #include <string.h>
 #include <time.h>
 
-#define X(family) extern const command_rows_t command_rows_##family;
+#define X(family) extern const command_family_t command_family_##family;
 #include "cmd_list.inc"
 #undef X
 
-static const command_rows_t *const families[] = {
-#define X(family) &command_rows_##family,
+static const command_family_t *const families[] = {
+#define X(family) &command_family_##family,
 #include "cmd_list.inc"
 #undef X
 };
@@ -45,7 +45,7 @@ const command_t *command_find(const char *name, size_t bytes) {
     return NULL;
 }
 
-int command_n_fields(const command_t *command) {
+static int n_fields(const command_t *command) {
     int n = 0;
     while (n < COMMAND_MAX_FIELDS && command->fields[n].name)
         n++;
@@ -57,7 +57,7 @@ gradd_status_t command_match(request_t *request) {
         .name = "rel", .kind = WIRE_LIST, .item = WIRE_U64, .optional = true, .max = MAX_RELEASES};
     static const char *const envelope[] = {"v", "q", "t", "rel", NULL};
     const command_t *row = request->command;
-    const int n = command_n_fields(row);
+    const int n = n_fields(row);
     if (request->n_payloads > row->max_payloads)
         return GRADD_FAIL(LIMIT, "%s: %d payload frames, expected at most %d", row->name,
                           request->n_payloads, row->max_payloads);

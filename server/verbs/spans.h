@@ -1,8 +1,7 @@
 /* Sorted address ranges: do two sets of tensors share memory?
  *
  * A binding sorts its ranges once; a request then compares lists in one linear walk, so the check
- * of a step costs microseconds even for hundreds of parameters. gradd_handle_disjoint answers the
- * question for one unsorted list; here the lists are kept.
+ * of a step costs microseconds even for hundreds of parameters.
  */
 #ifndef GRADD_SERVER_SPANS_H
 #define GRADD_SERVER_SPANS_H

@@ -56,13 +56,13 @@ static gradd_status_t infer(const eager_call_t *call, gradd_infer_t *c, gradd_vi
     return gradd_op_infer(c);
 }
 
-gradd_status_t eager_run(gradd_run_t *run) {
+gradd_status_t eager_launch(gradd_launch_t *launch) {
     gradd_type_t out[GRADD_OP_MAX_OUT];
-    for (int j = 0; j < run->n_out; j++)
-        out[j] = run->out[j].type;
-    const gradd_infer_t c = {run->op,    run->attrs, run->opset, run->n_in,
-                             run->n_out, run->in,    out,        0};
-    return gradd_cpu_call(&c, run);
+    for (int j = 0; j < launch->n_out; j++)
+        out[j] = launch->out[j].type;
+    const gradd_infer_t c = {launch->op,    launch->attrs, launch->opset, launch->n_in,
+                             launch->n_out, launch->in,    out,           0};
+    return gradd_cpu_call(&c, launch);
 }
 
 bool eager_takes(const gradd_op_t *op, int input, gradd_dtype_t dtype) {
@@ -142,23 +142,24 @@ gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *ou
         if (!out[j].data) return GRADD_FAIL(NOMEM, "output %d", j);
     }
     GRADD_TRY(gradd_kernel_prepare(kernel, &c, &prepared));
-    const size_t work = prepared.work;
-    gradd_run_t r = {.op = call->op,
-                     .attrs = call->attrs,
-                     .opset = c.opset,
-                     .n_in = call->n_in,
-                     .n_out = call->n_out,
-                     .in = in,
-                     .out = out,
-                     .work = work ? fenced(e, work) : NULL,
-                     .state = prepared.state,
-                     .seed = 7,
-                     .node = e->node,
-                     .threads = c.threads};
-    gradd_status_t status = call->ref ? call->op->ref(&r) : ground_call(kernel, &r, work, FENCE);
+    const size_t workspace = prepared.workspace;
+    gradd_launch_t r = {.op = call->op,
+                        .attrs = call->attrs,
+                        .opset = c.opset,
+                        .n_in = call->n_in,
+                        .n_out = call->n_out,
+                        .in = in,
+                        .out = out,
+                        .workspace = workspace ? fenced(e, workspace) : NULL,
+                        .state = prepared.state,
+                        .seed = 7,
+                        .node = e->node,
+                        .threads = c.threads};
+    gradd_status_t status =
+        call->ref ? call->op->ref(&r) : ground_call(kernel, &r, workspace, FENCE);
     gradd_kernel_unprepare(kernel, &prepared);
     GRADD_TRY(status);
-    if (work) GRADD_TRY(check_fence(call->op, r.work, work));
+    if (workspace) GRADD_TRY(check_fence(call->op, r.workspace, workspace));
     for (int j = 0; j < call->n_out; j++)
         if (out[j].data)
             GRADD_TRY(check_fence(call->op, out[j].data, (size_t)gradd_type_bytes(&types[j])));
@@ -202,34 +203,35 @@ static gradd_status_t call_widened(eager_t *e, eager_call_t *call, gradd_view_t 
     return GRADD_OK;
 }
 
-static gradd_status_t emit(gradd_builder_t *b, const char *name, const gradd_val_t *in, int n_in,
-                           const gradd_attr_t *attrs, int n_attrs, gradd_val_t *out, int n_out) {
+static gradd_status_t emit(gradd_builder_t *b, const gradd_emit_t *node, gradd_val_t *out,
+                           int n_out) {
     eager_t *e = (eager_t *)b;
+    const gradd_val_t *in = node->in;
     gradd_view_t views[GRADD_OP_MAX_IN] = {0}, results[GRADD_OP_MAX_OUT];
     bool known[GRADD_OP_MAX_IN], all = true;
     for (int j = 0; j < n_out; j++)
         out[j] = GRADD_NONE;
     if (b->status) return b->status;
     eager_call_t call = {
-        .op = gradd_op_by_name(name),
-        .attrs = {attrs, n_attrs},
+        .op = gradd_op_by_name(node->op),
+        .attrs = {node->attrs, node->n_attrs},
         .in = views,
         .known = known,
-        .n_in = n_in,
+        .n_in = node->n_in,
         .n_out = n_out,
         .overwrite = -1
     };
-    if (!call.op) return b->status = GRADD_FAIL(UNSUPPORTED, "rule emits unknown '%s'", name);
-    for (int i = 0; i < n_in; i++) {
+    if (!call.op) return b->status = GRADD_FAIL(UNSUPPORTED, "rule emits unknown '%s'", node->op);
+    for (int i = 0; i < node->n_in; i++) {
         if (in[i] == GRADD_NONE && i < call.op->min_in)
-            return b->status = GRADD_FAIL(INTERNAL, "rule emits %s without input %d", name, i);
+            return b->status = GRADD_FAIL(INTERNAL, "rule emits %s without input %d", node->op, i);
         known[i] = in[i] == GRADD_NONE || e->known[in[i]];
         if (in[i] != GRADD_NONE) views[i] = e->value[in[i]];
         if (!(call.op->flags & GRADD_OP_SHAPE_ONLY)) all &= known[i];
     }
     const bool expands = gradd_op_is_composite(call.op) || (e->expand_all && call.op->expand);
     b->status = expands ? eager_expand(e, &call, in, out) : call_widened(e, &call, views, results);
-    if (b->status) return gradd_wrap(b->status, "emitting %s", name);
+    if (b->status) return gradd_wrap(b->status, "emitting %s", node->op);
     if (expands) return b->status;
     for (int j = 0; j < n_out; j++)
         out[j] = eager_add(e, results[j], all);
@@ -284,18 +286,17 @@ static gradd_val_t output(gradd_grad_t *g, int j) {
     return g->b->status ? GRADD_NONE : eager_add(gc->e, results[j], false);
 }
 
-static gradd_status_t grad_expanded(eager_t *e, const eager_call_t *call, const gradd_val_t *in,
-                                    const gradd_val_t *dout, const bool *need, gradd_val_t *din) {
+static gradd_status_t grad_expanded(eager_t *e, const eager_call_t *call, const eager_diff_t *diff,
+                                    gradd_val_t *din) {
     gradd_val_t out[GRADD_OP_MAX_OUT];
     e->record = true;
-    gradd_status_t status = eager_expand(e, call, in, out);
+    gradd_status_t status = eager_expand(e, call, diff->in, out);
     e->record = false;
-    const eager_ends_t ends = {out, dout, call->n_out, in, need, call->n_in};
+    const eager_ends_t ends = {out, diff->dout, call->n_out, diff->in, diff->need, call->n_in};
     return status ? status : eager_backward(e, &ends, din);
 }
 
-gradd_status_t eager_grad(eager_t *e, const eager_call_t *call, const gradd_view_t *out,
-                          const gradd_val_t *in, const gradd_val_t *dout, const bool *need,
+gradd_status_t eager_grad(eager_t *e, const eager_call_t *call, const eager_diff_t *diff,
                           gradd_val_t *din) {
     grad_call_t gc = {
         .g = {.op = call->op,
@@ -303,20 +304,20 @@ gradd_status_t eager_grad(eager_t *e, const eager_call_t *call, const gradd_view
               .opset = eager_opset(call->op),
               .n_in = call->n_in,
               .n_out = call->n_out,
-              .in = in,
-              .dout = dout,
-              .need = need,
+              .in = diff->in,
+              .dout = diff->dout,
+              .need = diff->need,
               .din = din,
               .node = e->node,
               .b = &e->base,
               .output = output},
         .e = e,
         .call = call,
-        .out = out
+        .out = diff->out
     };
     for (int i = 0; i < call->n_in; i++)
         din[i] = GRADD_NONE;
-    if (gradd_op_is_composite(call->op)) return grad_expanded(e, call, in, dout, need, din);
+    if (gradd_op_is_composite(call->op)) return grad_expanded(e, call, diff, din);
     GRADD_TRY(call->op->grad(&gc.g));
     return e->base.status;
 }

@@ -40,7 +40,7 @@ typedef struct eager_call_s {
 } eager_call_t;
 
 /* Runs a call whose operands are all there on the CPU. */
-gradd_status_t eager_run(gradd_run_t *run);
+gradd_status_t eager_launch(gradd_launch_t *launch);
 /* Whether some kernel of the CPU takes that dtype as input i. */
 bool eager_takes(const gradd_op_t *op, int input, gradd_dtype_t dtype);
 void eager_begin(eager_t *e);
@@ -55,8 +55,12 @@ int eager_opset(const gradd_op_t *op);
 const gradd_kernel_t *eager_kernel(const eager_call_t *call);
 
 /* Gradients of one call: din[i] is GRADD_NONE for zero. dout and need as in op.h. */
-gradd_status_t eager_grad(eager_t *e, const eager_call_t *call, const gradd_view_t *out,
-                          const gradd_val_t *in, const gradd_val_t *dout, const bool *need,
+typedef struct eager_diff_s {
+    const gradd_view_t *out; /* what the call gave */
+    const gradd_val_t *in, *dout;
+    const bool *need;
+} eager_diff_t;
+gradd_status_t eager_grad(eager_t *e, const eager_call_t *call, const eager_diff_t *diff,
                           gradd_val_t *din);
 
 /* The operator of the call in simpler ones; `in` are the values of its operands. */

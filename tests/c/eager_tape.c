@@ -94,8 +94,8 @@ static gradd_status_t reverse_node(sweep_t *s, const eager_node_t *n) {
                                .n_in = n->n_in,
                                .n_out = n->n_out,
                                .overwrite = -1};
-    GRADD_TRY(gradd_wrap(eager_grad(s->e, &call, out, n->in, dout, need, din), "gradient of %s",
-                         n->op->name));
+    GRADD_TRY(gradd_wrap(eager_grad(s->e, &call, &(eager_diff_t){out, n->in, dout, need}, din),
+                         "gradient of %s", n->op->name));
     for (int i = 0; i < n->n_in; i++)
         if (need[i]) add_gradient(s, n->in[i], din[i]);
     return s->e->base.status;

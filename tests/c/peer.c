@@ -188,7 +188,7 @@ void peer_close(peer_t *peer) {
 
 static gradd_status_t status_of_name(const msgpack_object *name) {
     static const char *const names[] = {"OK",
-#define X(name, text) #name,
+#define X(name) #name,
                                         GRADD_STATUS_MAP(X)
 #undef X
     };
@@ -215,15 +215,15 @@ static gradd_status_t take_reply(peer_t *peer, const void *data, size_t bytes) {
 }
 
 gradd_status_t peer_control(peer_t *peer, int fd) {
-    size_t bytes;
-    int n_fds, fds[1];
+    int fds[1];
+    gradd_fd_packet_t packet = {
+        .data = peer->packet, .capacity = sizeof peer->packet, .fds = fds, .max_fds = 1};
     gradd_fd_event_t event;
     wire_end(&peer->out);
     CHECK_OK(gradd_fd_send(peer->control, peer->out.data, peer->out.bytes, &fd, fd >= 0));
-    CHECK_OK(gradd_fd_recv(peer->control, peer->packet, sizeof peer->packet, &bytes, fds, 1, &n_fds,
-                           &event));
+    CHECK_OK(gradd_fd_recv(peer->control, &packet, &event));
     CHECK_EQ_INT(event, GRADD_FD_PACKET);
-    return take_reply(peer, peer->packet, bytes);
+    return take_reply(peer, peer->packet, packet.bytes);
 }
 
 gradd_status_t peer_hello(peer_t *peer, int low, int high) {

@@ -60,10 +60,13 @@ static void make_model(void) {
     build_output(model, "y");
     build_output(model, "loss");
     onnx = build_pack(model, &onnx_bytes);
-    gradd_sha256(onnx, onnx_bytes, graph_id);
+    gradd_sha256_t hash;
+    gradd_sha256_init(&hash);
+    gradd_sha256_update(&hash, onnx, onnx_bytes);
+    gradd_sha256_final(&hash, graph_id);
 }
 
-/* Runs one envelope as requests.c and work.c do. */
+/* Runs one envelope as requests.c and objects.c do. */
 static gradd_status_t run(const void *data, size_t n, bool with_model) {
     request_t *request = request_create();
     REQUIRE(request && zmq_msg_init_size(&request->envelope, n) == 0);
@@ -81,9 +84,9 @@ static gradd_status_t run(const void *data, size_t n, bool with_model) {
             request->command = command_find(verb->via.str.ptr, verb->via.str.size);
         if (request->command) st = command_match(request);
     }
-    if (st == GRADD_OK && request->command && request->command->run) {
+    if (st == GRADD_OK && request->command && request->command->handle) {
         wire_doc_t reply;
-        worker_run(&worker, request);
+        worker_handle(&worker, request);
         st = request->status;
         REQUIRE(wire_decode_any(request->reply.data, request->reply.bytes, WIRE_MAX_ITEMS,
                                 &reply) == GRADD_OK);
@@ -333,7 +336,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         data += size;
         n -= size;
     }
-    work_end(&worker, session);
+    objects_end(&worker, session);
     REQUIRE(worker.device->arena_bytes == 0 && atomic_load(&session->counts.arena_bytes) == 0);
     for (compiled_t *c = worker.compiled; c; c = c->next)
         REQUIRE(c->refs == 0);

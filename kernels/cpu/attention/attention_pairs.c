@@ -115,12 +115,13 @@ PAIRS void attn_pairs_of_queries(const float *x, int64_t keys, int64_t queries, 
         }
 }
 
-GRADD_MULTIARCH void attn_pairs_dots(const gradd_bf16_t *x, int64_t ld_x, const gradd_bf16_t *y,
-                                     int64_t ld_y, int64_t rows, int64_t cols, float *out) {
-    for (int64_t i = 0; i < rows; i++, x += ld_x, y += ld_y) {
+GRADD_MULTIARCH void attn_pairs_dots(attn_rows_bf16_t x, attn_rows_bf16_t y, int64_t rows,
+                                     int64_t cols, float *out) {
+    const gradd_bf16_t *xi = x.at, *yi = y.at;
+    for (int64_t i = 0; i < rows; i++, xi += x.ld, yi += y.ld) {
         float sum = 0;
         _Pragma("omp simd reduction(+ : sum)") for (int64_t k = 0; k < cols; k++) sum +=
-            gradd_bf16_f32(x[k]) * gradd_bf16_f32(y[k]);
+            gradd_bf16_f32(xi[k]) * gradd_bf16_f32(yi[k]);
         out[i] = sum;
     }
 }

@@ -50,8 +50,13 @@ void attn_pairs_rows(const gradd_bf16_t *x, int64_t ld, int64_t rows, int64_t co
 void attn_pairs_of_keys(const float *x, int64_t keys, int64_t queries, attn_pair_t *out);
 void attn_pairs_of_queries(const float *x, int64_t keys, int64_t queries, attn_pair_t *out);
 
+typedef struct attn_rows_bf16_s {
+    const gradd_bf16_t *at;
+    int64_t ld; /* from row to row */
+} attn_rows_bf16_t;
+
 /* Sums of x y along rows, in f32. */
-void attn_pairs_dots(const gradd_bf16_t *x, int64_t ld_x, const gradd_bf16_t *y, int64_t ld_y,
-                     int64_t rows, int64_t cols, float *out);
+void attn_pairs_dots(attn_rows_bf16_t x, attn_rows_bf16_t y, int64_t rows, int64_t cols,
+                     float *out);
 
 #endif

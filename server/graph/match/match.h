@@ -17,8 +17,6 @@ bool match_scalar(const graph_t *g, gradd_val_t v, double *out);
 /* The known scalar operand of a two-operand node; *out_other is the other operand. */
 bool match_with_scalar(const graph_t *g, const graph_node_t *n, double *out,
                        gradd_val_t *out_other);
-/* Whether a reduction sums over the last axis alone, keeping it. */
-bool match_reduces_last(const graph_t *g, const graph_node_t *n);
 
 /* ---- rewriting ---- */
 
@@ -42,7 +40,7 @@ gradd_status_t match_replace(graph_t *g, graph_node_t *n, const match_fused_t *f
 gradd_status_t match_replace_above(graph_t *g, graph_node_t *n, const match_fused_t *fused,
                                    const gradd_val_t *ends, int n_ends);
 /* Adds a node that a pass needs besides (origin and coordinate of `like`), or finds its equal. It
- * may stand behind its readers: graph_run_passes sorts the list. Node pointers move. */
+ * may stand behind its readers: graph_apply_passes sorts the list. Node pointers move. */
 gradd_status_t match_emit(graph_t *g, const graph_node_t *like, const match_fused_t *fused,
                           gradd_val_t *out, int n_out);
 

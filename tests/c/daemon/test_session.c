@@ -21,14 +21,14 @@ static session_t *make(int *out_end) {
 }
 
 static gradd_status_t attach(const uint8_t *nonce, uid_t uid, const char *route, session_t **out) {
-    return session_attach(&table, nonce, SESSION_KEY_BYTES, uid, (const uint8_t *)route,
-                          strlen(route), out);
+    const session_caller_t caller = {uid, (const uint8_t *)route, strlen(route)};
+    return session_attach(&table, nonce, SESSION_KEY_BYTES, &caller, out);
 }
 
 static gradd_status_t authorize(const uint8_t *token, uid_t uid, const char *route) {
+    const session_caller_t caller = {uid, (const uint8_t *)route, strlen(route)};
     session_t *session;
-    return session_authorize(&table, token, SESSION_KEY_BYTES, uid, (const uint8_t *)route,
-                             strlen(route), &session);
+    return session_authorize(&table, token, SESSION_KEY_BYTES, &caller, &session);
 }
 
 TEST(foreign_uid_is_refused) {
@@ -48,8 +48,8 @@ TEST(nonce_is_used_once) {
     memcpy(nonce, session->nonce, sizeof nonce);
     CHECK_STATUS(GRADD_E_SESSION, attach(zero, geteuid(), "r1", &found));
     CHECK_STATUS(GRADD_E_SESSION, attach(nonce, geteuid() + 1, "r1", &found));
-    CHECK_STATUS(GRADD_E_SESSION,
-                 session_attach(&table, nonce, 15, geteuid(), (const uint8_t *)"r1", 2, &found));
+    const session_caller_t caller = {geteuid(), (const uint8_t *)"r1", 2};
+    CHECK_STATUS(GRADD_E_SESSION, session_attach(&table, nonce, 15, &caller, &found));
     CHECK_OK(attach(nonce, geteuid(), "r1", &found));
     CHECK(found == session);
     CHECK_STATUS(GRADD_E_SESSION, attach(nonce, geteuid(), "r2", &found));

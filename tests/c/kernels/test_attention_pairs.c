@@ -118,7 +118,7 @@ static void check_sums(void) {
     float got[4];
     fill_bf16(x, 4 * 80, 6);
     fill_bf16(y, 4 * 70, 7);
-    attn_pairs_dots(x, 80, y, 70, 4, 66, got);
+    attn_pairs_dots((attn_rows_bf16_t){x, 80}, (attn_rows_bf16_t){y, 70}, 4, 66, got);
     for (int i = 0; i < 4; i++) {
         double sum = 0;
         for (int c = 0; c < 66; c++)

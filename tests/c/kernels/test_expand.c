@@ -166,7 +166,8 @@ static gradd_status_t check_gradient(job_t *job) {
     if (d.out[0].type.dtype != GRADD_DT_F64) return GRADD_OK; /* a case with types of its own */
     for (int j = 0; j < job->call.n_out; j++)
         d.dout[j] = eager_add(&job->e, weights_like(job, &d.out[j].type, j), false);
-    GRADD_TRY(eager_grad(&job->e, &job->call, d.out, job->in, d.dout, d.need, d.din));
+    GRADD_TRY(
+        eager_grad(&job->e, &job->call, &(eager_diff_t){d.out, job->in, d.dout, d.need}, d.din));
     job->e.record = true;
     gradd_status_t status = expand_fully(&job->e, &job->call, job->in, d.expanded);
     job->e.record = false;
@@ -262,7 +263,8 @@ TEST_LIMIT(an_expansion_in_bf16_computes_in_f32, 60) {
 static gradd_status_t expand_wrongly(gradd_expand_t *x) {
     gradd_status_t status = x->op->grad ? gradd_op_by_name("Swish")->expand(x) : GRADD_OK;
     gradd_val_t in[2] = {x->out[0], x->out[0]};
-    return status ? status : x->b->emit(x->b, "Mul", in, 2, NULL, 0, &x->out[0], 1);
+    return status ? status
+                  : x->b->emit(x->b, &(gradd_emit_t){"Mul", in, 2, NULL, 0}, &x->out[0], 1);
 }
 
 TEST(the_driver_notices_a_wrong_expansion) {

@@ -16,8 +16,9 @@
 typedef gradd_status_t (*product_fn)(const gradd_gemm_t *, const void *, const void *, const void *,
                                      void *);
 
-static gradd_gemm_t matrices(gradd_dtype_t dtype, int64_t batch, int64_t m, int64_t n, int64_t k,
-                             bool trans_a, bool trans_b) {
+static gradd_gemm_t matrices(gradd_dtype_t dtype, int64_t batch, const int64_t *sizes, bool trans_a,
+                             bool trans_b) {
+    const int64_t m = sizes[0], n = sizes[1], k = sizes[2];
     gradd_gemm_t g = {.dtype = dtype, .m = m, .n = n, .k = k, .alpha = 1};
     g.a_m = trans_a ? 1 : k, g.a_k = trans_a ? m : 1;
     g.b_k = trans_b ? 1 : n, g.b_n = trans_b ? k : 1;
@@ -52,15 +53,15 @@ enum { FENCE = 64, FENCE_BYTE = 0xa5 };
 
 /* Scratch of so many bytes; what lies behind it stays as it is. */
 static void *fenced(size_t bytes) {
-    char *work = aligned_alloc(64, (bytes + FENCE + 63) / 64 * 64);
-    if (work) memset(work + bytes, FENCE_BYTE, FENCE);
-    return work;
+    char *workspace = aligned_alloc(64, (bytes + FENCE + 63) / 64 * 64);
+    if (workspace) memset(workspace + bytes, FENCE_BYTE, FENCE);
+    return workspace;
 }
 
-static void check_fence(void *work, size_t bytes) {
+static void check_fence(void *workspace, size_t bytes) {
     for (int i = 0; i < FENCE; i++)
-        CHECK_EQ_INT(((const unsigned char *)work)[bytes + (size_t)i], FENCE_BYTE);
-    free(work);
+        CHECK_EQ_INT(((const unsigned char *)workspace)[bytes + (size_t)i], FENCE_BYTE);
+    free(workspace);
 }
 
 /* Prepared, called and given back. */
@@ -68,19 +69,19 @@ static gradd_status_t once(const gradd_gemm_t *g, const void *a, const void *b, 
                            void *c) {
     gradd_prepared_t ready;
     GRADD_TRY(gradd_gemm_prepare(g, &ready));
-    void *work = fenced(ready.work);
-    gradd_status_t status = gradd_gemm(ready.state, a, b, bias, c, work);
-    check_fence(work, ready.work);
+    void *workspace = fenced(ready.workspace);
+    gradd_status_t status = gradd_gemm(ready.state, a, b, bias, c, workspace);
+    check_fence(workspace, ready.workspace);
     gradd_gemm_unprepare(&ready);
     return status;
 }
 
 static gradd_status_t blocked(const gradd_gemm_t *g, const void *a, const void *b, const void *bias,
                               void *c) {
-    const size_t bytes = gradd_gemm_blocked_work(g);
-    void *work = fenced(bytes);
-    gradd_status_t status = gradd_gemm_blocked(g, a, b, bias, c, work);
-    check_fence(work, bytes);
+    const size_t bytes = gradd_gemm_blocked_workspace(g);
+    void *workspace = fenced(bytes);
+    gradd_status_t status = gradd_gemm_blocked(g, a, b, bias, c, workspace);
+    check_fence(workspace, bytes);
     return status;
 }
 
@@ -137,8 +138,7 @@ static void sweep(product_fn fn, gradd_dtype_t dtype, gradd_dtype_t result) {
         for (int v = 0; v < 32; v++) {
             int64_t batch = v & 4 ? 3 : 1;
             omp_set_num_threads(v % 8 == 4 ? 2 : 1);
-            gradd_gemm_t g =
-                matrices(dtype, batch, sizes[i][0], sizes[i][1], sizes[i][2], v & 1, v & 2);
+            gradd_gemm_t g = matrices(dtype, batch, sizes[i], v & 1, v & 2);
             g.result = result;
             g.has_bias = v & 8;
             g.accumulate = v & 16;
@@ -170,7 +170,7 @@ TEST_LIMIT(bf16_products_agree_with_the_definition, 60) {
 
 /* batch [2,3]: A [2,1,m,k], B [3,k,n]; and strides as of a transposed head layout */
 TEST(broadcast_and_strided_batches) {
-    gradd_gemm_t g = matrices(GRADD_DT_F32, 1, 5, 4, 6, false, true);
+    gradd_gemm_t g = matrices(GRADD_DT_F32, 1, (int64_t[]){5, 4, 6}, false, true);
     g.batch_rank = 2;
     g.batch[0] = 2, g.batch[1] = 3;
     g.a_batch[0] = 5 * 6, g.a_batch[1] = 0;
@@ -184,12 +184,12 @@ TEST(broadcast_and_strided_batches) {
 }
 
 TEST(rows_against_one_matrix_become_one_product) {
-    gradd_gemm_t g = matrices(GRADD_DT_F32, 4, 5, 3, 6, false, false);
+    gradd_gemm_t g = matrices(GRADD_DT_F32, 4, (int64_t[]){5, 3, 6}, false, false);
     g.b_batch[0] = 0;
     gradd_gemm_simplify(&g);
     CHECK_EQ_INT(g.batch_rank, 0);
     CHECK_EQ_INT(g.m, 20);
-    g = matrices(GRADD_DT_F32, 4, 5, 3, 6, true, false); /* columns do not */
+    g = matrices(GRADD_DT_F32, 4, (int64_t[]){5, 3, 6}, true, false); /* columns do not */
     g.b_batch[0] = 0;
     gradd_gemm_simplify(&g);
     CHECK_EQ_INT(g.batch_rank, 1);
@@ -199,33 +199,33 @@ TEST(rows_against_one_matrix_become_one_product) {
  * one of another give what each gives alone. */
 TEST(ready_products_are_apart) {
     enum { N = 40, TURNS = 3 };
-    gradd_gemm_t g[3] = {matrices(GRADD_DT_F32, 1, N, N, N, false, true)};
-    g[1] = g[0], g[2] = matrices(GRADD_DT_F32, 1, N, N, N, true, false);
+    gradd_gemm_t g[3] = {matrices(GRADD_DT_F32, 1, (int64_t[]){N, N, N}, false, true)};
+    g[1] = g[0], g[2] = matrices(GRADD_DT_F32, 1, (int64_t[]){N, N, N}, true, false);
     gradd_prepared_t ready[3];
-    void *a[3], *b[3], *want[3], *work[3];
+    void *a[3], *b[3], *want[3], *workspace[3];
     for (int i = 0; i < 3; i++) {
         a[i] = numbers(GRADD_DT_F32, N * N, 10 + (unsigned)i);
         b[i] = numbers(GRADD_DT_F32, N * N, 20 + (unsigned)i);
         want[i] = malloc(sizeof(float) * N * N);
         CHECK_OK(once(&g[i], a[i], b[i], NULL, want[i]));
         CHECK_OK(gradd_gemm_prepare(&g[i], &ready[i]));
-        work[i] = fenced(ready[i].work);
+        workspace[i] = fenced(ready[i].workspace);
     }
     float c[N * N];
     for (int turn = 0; turn < TURNS * 3; turn++) {
         int i = turn % 3;
-        CHECK_OK(gradd_gemm(ready[i].state, a[i], b[i], NULL, c, work[i]));
+        CHECK_OK(gradd_gemm(ready[i].state, a[i], b[i], NULL, c, workspace[i]));
         CHECK(!memcmp(c, want[i], sizeof c));
     }
     for (int i = 0; i < 3; i++) {
-        check_fence(work[i], ready[i].work);
+        check_fence(workspace[i], ready[i].workspace);
         gradd_gemm_unprepare(&ready[i]);
         free(a[i]), free(b[i]), free(want[i]);
     }
 }
 
 static double gflops(product_fn fn, gradd_dtype_t dtype, int64_t size) {
-    gradd_gemm_t g = matrices(dtype, 1, size, size, size, false, true);
+    gradd_gemm_t g = matrices(dtype, 1, (int64_t[]){size, size, size}, false, true);
     void *a = numbers(dtype, size * size, 1), *b = numbers(dtype, size * size, 2);
     float *c = malloc((size_t)(size * size) * 4);
     double best = 1e9;

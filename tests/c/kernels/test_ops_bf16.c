@@ -244,8 +244,9 @@ static gradd_status_t check_gradient(job_t *job) {
         floats = true;
     }
     if (!any || !floats) return GRADD_OK;
-    GRADD_TRY(eager_grad(&job->e, &job->call, d.out, d.in, d.dout, d.need, d.din));
-    GRADD_TRY(eager_grad(&job->e64, &job->call64, d.out64, d.in64, d.dout64, d.need, d.din64));
+    GRADD_TRY(eager_grad(&job->e, &job->call, &(eager_diff_t){d.out, d.in, d.dout, d.need}, d.din));
+    GRADD_TRY(eager_grad(&job->e64, &job->call64,
+                         &(eager_diff_t){d.out64, d.in64, d.dout64, d.need}, d.din64));
     return compare_gradients(job, &d);
 }
 

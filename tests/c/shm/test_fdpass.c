@@ -30,8 +30,12 @@ static void make_pair(int pair[2], int flags) {
 
 static gradd_status_t receive(int socket, int max_fds, received_t *r) {
     memset(r, 0, sizeof *r);
-    return gradd_fd_recv(socket, r->data, sizeof r->data, &r->bytes, r->fds, max_fds, &r->n_fds,
-                         &r->event);
+    gradd_fd_packet_t packet = {
+        .data = r->data, .capacity = sizeof r->data, .fds = r->fds, .max_fds = max_fds};
+    gradd_status_t status = gradd_fd_recv(socket, &packet, &r->event);
+    r->bytes = packet.bytes;
+    r->n_fds = packet.n_fds;
+    return status;
 }
 
 /* sendmsg without the checks of gradd_fd_send: what a hostile client can do. */

@@ -176,46 +176,6 @@ TEST(a_segment_in_use_stays) {
     gradd_handle_table_destroy(table);
 }
 
-/* ---- overlaps, against the definition by pairs ---- */
-
-static bool pairs_overlap(const gradd_handle_span_t *s, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        for (size_t j = i + 1; j < n; j++) {
-            uintptr_t a = (uintptr_t)s[i].base, b = (uintptr_t)s[j].base;
-            bool meet = s[i].bytes && s[j].bytes && a < b + s[j].bytes && b < a + s[i].bytes;
-            if (meet && (s[i].written || s[j].written)) return true;
-        }
-    return false;
-}
-
-TEST(overlaps_are_found_exactly) {
-    int n_overlapping = 0;
-    srand(1);
-    for (int round = 0; round < 20000; round++) {
-        gradd_handle_span_t s[8] = {0}, sorted[8];
-        size_t n = (size_t)(rand() % 9);
-        for (size_t i = 0; i < n; i++)
-            s[i] = (gradd_handle_span_t){.base = (void *)(uintptr_t)(4096 + rand() % 60),
-                                         .bytes = (uint64_t)(rand() % 12),
-                                         .tag = (uint32_t)i,
-                                         .written = rand() % 3 == 0};
-        memcpy(sorted, s, sizeof s);
-        uint32_t a = 99, b = 99;
-        gradd_status_t status = gradd_handle_disjoint(sorted, n, &a, &b);
-        CHECK_EQ_INT(status != GRADD_OK, pairs_overlap(s, n));
-        if (status == GRADD_OK) continue;
-        CHECK_EQ_INT(status, GRADD_E_TENSOR);
-        gradd_handle_span_t two[2] = {s[a], s[b]};
-        CHECK(a != b && s[a].written && pairs_overlap(two, 2));
-        n_overlapping++;
-    }
-    CHECK(n_overlapping > 1000 && n_overlapping < 19000);
-}
-
-TEST(no_ranges_never_overlap) {
-    CHECK_OK(gradd_handle_disjoint(NULL, 0, NULL, NULL));
-}
-
 /* ---- the I/O thread against the engine thread ---- */
 
 static void *close_soon(void *table) {

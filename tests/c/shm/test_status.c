@@ -44,9 +44,7 @@ TEST(each_thread_has_its_own_message) {
 TEST(names_cover_every_code) {
     CHECK_EQ_STR(gradd_status_name(GRADD_OK), "OK");
     CHECK_EQ_STR(gradd_status_name(GRADD_E_SHM), "SHM");
-    for (int code = 0; code < GRADD_STATUS_COUNT; code++) {
+    for (int code = 0; code < GRADD_STATUS_COUNT; code++)
         CHECK(gradd_status_name((gradd_status_t)code)[0]);
-        CHECK(gradd_status_text((gradd_status_t)code)[0]);
-    }
     CHECK(gradd_status_name((gradd_status_t)999) != NULL);
 }
