@@ -94,7 +94,6 @@ def page(rows: list[Row]) -> str:
     )
     plain = [r for r in by_status["daemon"] if "experts" not in r]
     experts = [r for r in by_status["daemon"] if "experts" in r]
-    columns = ("Gradient difference", "Not recognised")
     text += DAEMON + table(plain)
     if experts:
         text += EXPERTS + table(experts)
