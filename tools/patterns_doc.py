@@ -17,6 +17,7 @@ not.
 
 `a -> b` reads "a becomes b". Passes of a phase run in the order of this page;
 `server/graph/phases.h` says what the phases are.
+
 """
 PHASES = {
     0: ("forward", "Over the nodes of the model, before differentiation."),
@@ -70,14 +71,23 @@ def paragraphs(comment: str) -> str:
     return "\n".join(out)
 
 
+def link(one: Pass) -> str:
+    """A link to the section of a pass."""
+    return f"[{one.name}](#{one.name})"
+
+
 def page(root: Path) -> str:
     """The whole page for the sources under `root`."""
-    text, phase = HEAD, -1
-    for one in passes(root):
+    found, phase = passes(root), -1
+    rows = [
+        (link(one), PHASES[one.order // 100 * 100][0], "yes" if one.recognises else "no")
+        for one in found
+    ]
+    text = HEAD + page_text.table(("Pass", "Phase", "Recognises"), rows)
+    for one in found:
         if one.order // 100 * 100 != phase:
             phase = one.order // 100 * 100
             title, what = PHASES[phase]
             text += f"\n## Phase {title}\n\n{what}\n"
-        kind = "recognises; " if one.recognises else ""
-        text += f"\n### {one.name}\n\n{kind}`{one.path}`\n\n{paragraphs(one.comment)}"
+        text += f"\n### {one.name}\n\nSource: `{one.path}`\n\n{paragraphs(one.comment)}"
     return text
