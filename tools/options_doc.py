@@ -56,7 +56,7 @@ TYPES = {"BOOL": "flag", "INT": "number", "TEXT": "text"}
 
 def python_options(root: Path) -> tuple[Any, ...]:
     """The table of the Python package, without importing the package (and torch with it)."""
-    file = root / "adapters" / "python" / "gradd" / "options.py"
+    (file,) = (root / "adapters" / "python" / "gradd").rglob("options.py")
     spec = importlib.util.spec_from_file_location("gradd_options", file)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

@@ -24,9 +24,7 @@ PHASES = {
     100: ("joint", "Over forward and backward together, after differentiation."),
     200: ("placed", "Over the order of execution, before values get their places in memory."),
 }
-ROW = re.compile(
-    r"const (?:graph|placed)_pass_t \w+ = \{\s*\"(\w+)\",\s*(?:PHASE_(\w+) \+ )?(\d+),\s*(true,)?"
-)
+ROW = re.compile(r"const \w+_pass_t \w+ = \{\s*\"(\w+)\",\s*(?:PHASE_(\w+) \+ )?(\d+),\s*(true,)?")
 BASE = {None: 0, "FORWARD": 0, "JOINT": 100, "PLACED": 200}
 
 
