@@ -220,10 +220,10 @@ format: ## rewrite all sources in the house format
 lint: ## formatting and static checks, changes nothing
 	$(Q)$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES)
 	$(Q)$(VENV)/bin/ruff format -q --check . && $(VENV)/bin/ruff check -q .
-	$(Q)sh tests/check_layers.sh && $(PY) tests/check_sizes.py
+	$(Q)sh tests/check_layers.sh && $(PY) tests/check_sizes.py && $(PY) tests/check_pages.py
 
-docs: $(BIN) ## rewrite docs/operators.md from the operator table
-	@$(PY) tools/operators_doc.py $(BIN) docs/operators.md
+docs: $(BIN) ## rewrite the pages that are made from lists: operators, kernels, patterns, options
+	@$(PY) tools/docs.py $(BIN)
 
 # Families that $(B)/families.jsonl holds already are not run again: remove it to start over.
 families: all ## try every text family of transformers (an hour), write docs/families.md

@@ -1,9 +1,10 @@
-"""Results as JSON, as a Markdown table and as one SVG."""
+"""Results as JSON, as tables in Markdown and as one SVG."""
 
 from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -28,35 +29,43 @@ def _stolen(machine: dict[str, Any]) -> str:
 
 
 def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
-    """The Markdown table of all workloads and modes."""
-    lines = [
-        f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}, "
-        f"commit {machine['commit']}, {machine['date']}. Median ms per step with 95 % intervals; "
-        "memory: peak PSS of all processes above their start, parameters, gradients and "
-        "optimizer state, in MiB. plain: gradd with the recognition of patterns off."
-        + _starts(results)
-        + _stolen(machine),
-        "",
-        "| workload | mode | eager | compile | gradd | plain | gradd against eager "
-        "| against compile | against plain |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    """A Markdown page: a table for each workload and precision, with a row for each engine."""
+    head = (
+        f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}. Median ms per "
+        "step with 95 % intervals; memory: peak PSS of all processes above their start, "
+        "parameters, gradients and optimizer state, in MiB. plain: gradd with the recognition of "
+        "patterns off. The last rows are speed-ups: an engine's time over gradd's."
+    )
+    lines = textwrap.wrap(head + _starts(results) + _stolen(machine), 100)
     for result in results:
-        engines = result["engines"]
-        modes = list(dict.fromkeys(mode for engine in engines.values() for mode in engine["ms"]))
-        for mode in modes:
-            times = {n: engine["ms"][mode] for n, engine in engines.items() if mode in engine["ms"]}
-            cells = [_cell(times.get(name)) for name in COLORS]
-            starts = result.get("starts", 1)
-            cells += [_speedup(times, against, starts) for against in ("eager", "compile")]
-            cells.append(_ratio(times, "plain", starts))
-            lines.append(f"| {_name(result)} | {mode} | " + " | ".join(cells) + " |")
-        lines.append(_extra_row(result, "memory", lambda e: _mib(e.get("memory"))))
-        lines.append(_extra_row(result, "first call", lambda e: f"{e['first_s']:.1f} s"))
-    for result in results:
+        lines += ["", f"## {_name(result)}", "", *_rows(result)]
         for engine, why in result["failed"].items():
-            lines.append(f"\n{_name(result)}, {engine} failed: {why.splitlines()[-1]}")
+            said = f"{_name(result)}, {engine} failed: {why.splitlines()[-1]}"
+            lines += ["", *textwrap.wrap(said, 100, break_long_words=False)]
     return "\n".join(lines)
+
+
+def _rows(result: dict[str, Any]) -> list[str]:
+    """The table of one workload."""
+    engines, starts = result["engines"], result.get("starts", 1)
+    modes = list(dict.fromkeys(mode for engine in engines.values() for mode in engine["ms"]))
+    times = {m: {n: e["ms"][m] for n, e in engines.items() if m in e["ms"]} for m in modes}
+    columns = ["engine", *modes, "memory", "first call"]
+    lines = [_line(columns), "|" + "---|" * len(columns)]
+    for name in (n for n in COLORS if n in engines):
+        engine = engines[name]
+        cells = [_cell(times[mode].get(name)) for mode in modes]
+        extra = [_mib(engine.get("memory")), f"{engine['first_s']:.1f} s"]
+        lines.append(_line([name, *cells, *extra]))
+    for against, ratio in (("eager", _speedup), ("compile", _speedup), ("plain", _ratio)):
+        cells = [ratio(times[mode], against, starts) for mode in modes]
+        if any(cell != "-" for cell in cells):
+            lines.append(_line([f"{against} / gradd", *cells, "", ""]))
+    return lines
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 def _starts(results: list[dict[str, Any]]) -> str:
@@ -164,11 +173,6 @@ def _ratio(times: dict[str, list[float]], against: str, starts: int) -> str:
         return "-"
     ratio = stats.ratio_interval(times[against], times["gradd"], starts)
     return f"{ratio.value:.2f} ({ratio.low:.3f}-{ratio.high:.3f})"
-
-
-def _extra_row(result: dict[str, Any], label: str, cell: Any) -> str:
-    cells = [cell(result["engines"][n]) if n in result["engines"] else "-" for n in COLORS]
-    return f"| {_name(result)} | {label} | " + " | ".join(cells) + " | | | |"
 
 
 def _mib(memory: dict[str, Any] | None) -> str:

@@ -1,6 +1,6 @@
 """Runs every kind of test and ends with one line: "N passed, N failed".
 
-Order: the checks (layers, sizes, operators page), the C runner, then pytest with a real daemon
+Order: the checks (layers, sizes, pages), the C runner, then pytest with a real daemon
 (`--quick`: only what is marked quick), then the tests of a device's own once more on the device of
 tests/fake. A check script counts as one test. Everything that was
 skipped is listed with its reason by the part that skipped it, and the slowest Python tests are.
@@ -169,11 +169,11 @@ def main() -> int:
         return run_nightly(ROOT / args.build, args.nightly, args.only)
     start = time.monotonic()
     gradd = (ROOT / args.build / "bin" / "gradd").resolve()
-    operators_page = ["tools/operators_doc.py", str(gradd), "docs/operators.md"]
     counts = [
         run_script("layers", ["sh", "tests/check_layers.sh"]),
         run_script("sizes", [sys.executable, "tests/check_sizes.py"]),
-        run_script("operators page", [sys.executable, *operators_page, "--check"]),
+        run_script("pages", [sys.executable, "tests/check_pages.py"]),
+        run_script("made pages", [sys.executable, "tools/docs.py", str(gradd), "--check"]),
         run_c((ROOT / args.build / "bin" / "tests").resolve()),
         (0, 0) if args.quick else run_fuzz((ROOT / args.build / "bin").resolve()),
         run_python(ROOT / args.build, "quick" if args.quick else "not nightly"),

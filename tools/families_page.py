@@ -6,13 +6,16 @@ its last row.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+COLUMNS = 100  # of the page
 LONGEST = 160  # characters of a reason
 
 HEAD = """# Model families
@@ -39,7 +42,8 @@ DAEMON = """
 parameters and batch shapes. *Not recognised* are operators of activations, normalisation, attention
 and losses that run one by one instead of as one operator: correct, but slower. How many operators
 of each kind the authors of a class put in, and what the ones not recognised are, is counted by hand
-from their source in `tests/python/helpers/counts`; `make test` compares the plans with that.
+from their source in the files `counts_*.py` of the Python tests; `make test` compares the plans
+with that.
 
 """
 EXPERTS = """
@@ -91,33 +95,44 @@ def page(rows: list[Row]) -> str:
     )
     plain = [r for r in by_status["daemon"] if "experts" not in r]
     experts = [r for r in by_status["daemon"] if "experts" in r]
-    columns = ("Gradient difference", "Not recognised")
-    text += DAEMON + table(columns, plain, lambda r: (gradient(r), leftovers(r)))
+    text += DAEMON + table(plain)
     if experts:
-        text += EXPERTS + table(columns, experts, lambda r: (gradient(r), leftovers(r)))
-    told = ("Reason", "What gradd says")
-    text += PYTORCH + table(told, by_status["pytorch"], lambda r: (f"`{r['reason']}`", reason(r)))
+        text += EXPERTS + table(experts)
+    text += PYTORCH + items(by_status["pytorch"], lambda r: f"`{r['reason']}`, {reason(r)}")
     if problems:
-        text += PROBLEMS + table(("What",), problems, lambda r: (problem(r),))
+        text += PROBLEMS + items(problems, problem)
     if by_status["untried"]:
-        text += UNTRIED + "".join(
-            item(f"* {r['family']} ({r['model']}): {reason(r)}") for r in by_status["untried"]
-        )
+        text += UNTRIED + items(by_status["untried"], reason)
     return text
 
 
-def item(text: str) -> str:
-    """A line of a list, wrapped."""
-    return textwrap.fill(text, 100, subsequent_indent="  ", break_long_words=False) + "\n"
+def items(rows: list[Row], what: Callable[[Row], str]) -> str:
+    """A list with family, class, and what is said of a row; its lines are wrapped."""
+    lines = [f"* {row['family']}, `{row['model']}`: {what(row)}" for row in rows]
+    fill = functools.partial(
+        textwrap.fill,
+        width=COLUMNS,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "".join(fill(line) + "\n" for line in lines)
 
 
-def table(columns: tuple[str, ...], rows: list[Row], cells: Any) -> str:
-    """A markdown table with family, class, and what cells(row) gives."""
-    names = ("Family", "Model class", *columns)
+def table(rows: list[Row]) -> str:
+    """A markdown table of models that train, and behind it what is too long for its lines."""
+    names = ("Family", "Model class", "Gradient difference", "Not recognised")
     lines = ["| " + " | ".join(names) + " |", "|" + " --- |" * len(names)]
+    long = []
     for row in rows:
-        lines.append("| " + " | ".join((row["family"], f"`{row['model']}`", *cells(row))) + " |")
-    return "\n".join(lines) + "\n"
+        cells = (row["family"], f"`{row['model']}`", gradient(row))
+        line = "| " + " | ".join((*cells, leftovers(row))) + " |"
+        if len(line) > COLUMNS:
+            long.append(row)
+            line = "| " + " | ".join((*cells, "see below")) + " |"
+        lines.append(line)
+    below = "\n" + items(long, lambda r: f"not recognised {leftovers(r)}") if long else ""
+    return "\n".join(lines) + "\n" + below
 
 
 def gradient(row: Row) -> str:
@@ -153,4 +168,4 @@ def reason(row: Row) -> str:
     text = re.split(r"; use |: write |\. Please ", text)[0].rstrip(".:")
     if len(text) > LONGEST:
         text = text[:LONGEST].rpartition(" ")[0] + " …"
-    return text.replace("|", "\\|")
+    return text

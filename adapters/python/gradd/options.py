@@ -32,6 +32,9 @@ class Option:
 OPTIONS: tuple[Option, ...] = (
     Option("GRADD_DIR", "text", None, "directory of the daemon's sockets"),
     Option("GRADD_BIN", "text", None, "the daemon's binary for auto-start"),
+    Option("GRADD_BUILD", "text", None, "folder of a build whose bin/gradd auto-start takes"),
+    Option("XDG_RUNTIME_DIR", "text", None, "where gradd's directory lies without GRADD_DIR"),
+    Option("TMPDIR", "text", None, "the same without XDG_RUNTIME_DIR; /tmp if that is empty"),
     Option("GRADD_AUTOSTART", "bool", True, "start a daemon when none listens"),
     Option("GRADD_DISABLE", "bool", False, "run everything in PyTorch"),
     Option("GRADD_STRICT", "bool", False, "raise where a module would fall back to PyTorch"),

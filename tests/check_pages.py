@@ -1,0 +1,127 @@
+"""Fails when a page has lines that are too long, links that lead nowhere, or history in it.
+
+Every *.md of the repository is read: lines of at most 100 columns, tables included; relative links
+and their anchors exist; paths of files in backticks exist; no hashes of commits in prose. What a
+path may be besides a file of the repository is PATTERNS. Run by `make lint`, `make check` and
+`make test`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SKIPPED = {".git", ".venv", "build", "node_modules"}
+COLUMNS = 100
+# Paths that name no file of the repository: build output, placeholders, globs, other people's.
+PATTERNS = re.compile(r"^(build|runs|demo-out|\.venv|~|\$\w+)/|[<>*{}$()\[\]…,=]|^/|\.\.\.")
+# Where a page may leave out the first folders of a path.
+FOLDERS = ("", "adapters/python/gradd", "adapters/python/gradd/export", "server", "kernels")
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"`([^`]+)`")
+FILE = re.compile(r"[\w.<>*{}$~-]+(?:/[\w.<>*{}$~-]+)+\.[a-z0-9]{1,4}")
+HASH = re.compile(r"\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b")
+
+
+def pages() -> list[Path]:
+    """Every page of the repository, sorted."""
+    found = ROOT.rglob("*.md")
+    return sorted(p for p in found if not skipped(p.relative_to(ROOT)))
+
+
+def skipped(path: Path) -> bool:
+    """Whether a path lies in a folder that is built or installed."""
+    return any(part in SKIPPED or part.startswith("build-") for part in path.parts[:-1])
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """Lines outside of fenced blocks with their numbers."""
+    fenced = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced:
+            yield number, line
+
+
+def anchor(title: str) -> str:
+    """What GitHub makes of a heading."""
+    title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).replace("`", "")
+    return re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page; a heading that comes again gets a number."""
+    names: dict[str, int] = {}
+    found = set()
+    for _, line in prose(page.read_text(encoding="utf-8")):
+        if heading := re.match(r"#+ (.*)", line):
+            name = anchor(heading[1])
+            count = names.get(name, 0)
+            names[name] = count + 1
+            found.add(f"{name}-{count}" if count else name)
+    return found
+
+
+def wrong_link(page: Path, target: str) -> str:
+    """What is wrong with the target of a link, or nothing."""
+    if re.match(r"[a-z]+:", target):
+        return ""
+    path, _, name = target.partition("#")
+    file = (page.parent / path).resolve() if path else page
+    if not file.exists():
+        return f"link to {path}: there is no such file; correct the path, relative to the page"
+    if name and name not in anchors(file):
+        return f"link to {target}: no heading has that anchor; take one of the page's headings"
+    return ""
+
+
+def wrong_path(page: Path, text: str) -> str:
+    """What is wrong with a path in backticks, or nothing."""
+    path = text.split(":")[0]
+    if not FILE.fullmatch(path) or PATTERNS.search(path):
+        return ""
+    if (page.parent / path).exists() or any((ROOT / f / path).exists() for f in FOLDERS):
+        return ""
+    return f"`{path}`: there is no such file; write its path from the repository root"
+
+
+def problems(page: Path) -> list[str]:
+    """What is wrong with one page, as lines to print."""
+    text = page.read_text(encoding="utf-8")
+    name = page.relative_to(ROOT)
+    out = [
+        f"{name}:{number}: {len(line)} columns, the limit is {COLUMNS}; wrap the line, or make "
+        "the table a list"
+        for number, line in enumerate(text.splitlines(), 1)
+        if len(line) > COLUMNS
+    ]
+    for number, line in prose(text):
+        plain = CODE.sub("", line)
+        found = [wrong_link(page, a or b) for a, b in LINK.findall(plain_links(line))]
+        found += [wrong_path(page, word) for code in CODE.findall(line) for word in code.split()]
+        found += [
+            f"{word}: looks like a commit; a page says what is, leave it out"
+            for word in HASH.findall(plain)
+        ]
+        out += [f"{name}:{number}: {what}" for what in found if what]
+    return out
+
+
+def plain_links(line: str) -> str:
+    """The line without code, in which brackets are no links; code within a link's text stays."""
+    return re.sub(r"`[^`]*`(?![^\[]*\]\()", "", line)
+
+
+def main() -> int:
+    """Prints every problem; returns the exit status."""
+    found = [line for page in pages() for line in problems(page)]
+    print("\n".join(found) if found else f"pages: {len(pages())} are in order")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
