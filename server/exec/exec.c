@@ -46,6 +46,14 @@ static const char *step_text(const struct run_s *run, const step_t *step, char *
     return text;
 }
 
+/* Says at which step a run has failed. */
+static gradd_status_t at_step(gradd_status_t status, const struct run_s *run, const step_t *step) {
+    char text[GRAPH_NODE_TEXT + 16];
+    const graph_t *g = run->plan->graph;
+    if (step->node >= 0) gradd_at_node(status, graph_origin(g, &g->nodes[step->node])->name);
+    return gradd_wrap(status, "%s", step_text(run, step, text, sizeof text));
+}
+
 /* A healthy graph has infinities inside: masks of -inf, an exp that overflows under a division or
  * in the branch that a Where does not take. Only what leaves must be finite; NaN never heals.
  * *first_inf is the first step with an infinity, for the text. */
@@ -99,13 +107,11 @@ static gradd_status_t run_step(const struct run_s *run, step_t *step, const exec
 static gradd_status_t run_steps(const struct run_s *run, program_t *program, const exec_bases_t *b,
                                 const volatile int *cancel) {
     const step_t *first_inf = NULL;
-    char text[GRAPH_NODE_TEXT + 16];
     for (int k = 0; k < program->n; k++) {
         if (cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED))
             return GRADD_FAIL(STALE, "the run was cancelled");
         gradd_status_t status = run_step(run, &program->steps[k], b, &first_inf);
-        if (status)
-            return gradd_wrap(status, "%s", step_text(run, &program->steps[k], text, sizeof text));
+        if (status) return at_step(status, run, &program->steps[k]);
     }
     return GRADD_OK;
 }
@@ -113,12 +119,11 @@ static gradd_status_t run_steps(const struct run_s *run, program_t *program, con
 gradd_status_t exec_program(const struct run_s *run, program_t *program, const exec_bases_t *b,
                             const volatile int *cancel) {
     const gradd_device_t *d = run->device;
-    char text[GRAPH_NODE_TEXT + 16];
     int failed = -1;
     gradd_status_t status = run_steps(run, program, b, cancel);
     /* also after a failure: who is told of it may give the memory away */
     gradd_status_t waited = d->backend->wait(d->queue, &failed);
     if (waited && failed >= 0) /* it comes before whatever was noticed here */
-        gradd_wrap(waited, "%s", step_text(run, &program->steps[failed], text, sizeof text));
+        at_step(waited, run, &program->steps[failed]);
     return waited ? waited : status;
 }
