@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/explain/explain_report.h"
+
 typedef enum flag_type_e { FLAG, NUMBER, TEXT, GIB, BATCHES, SYMBOL } flag_type_t;
 
 typedef struct flag_s {
@@ -177,6 +179,8 @@ void explain_args_usage(FILE *out) {
         "  --onnx FILE        write the model with what became of each node\n"
         "  --dir DIR          of the daemon's sockets [GRADD_DIR]\n",
         model_help);
+    fputs("\nof each row --json has (in brackets the table's heading)\n", out);
+    explain_print_columns(out);
 }
 
 void estimate_args_usage(FILE *out) {
