@@ -76,6 +76,7 @@ void work_drop_plan(worker_t *worker, work_t *work, work_plan_t *plan) {
     free(plan->rest);
     free(plan->grads);
     free(plan->out);
+    free(plan->gmask);
     free(plan);
 }
 

@@ -176,16 +176,6 @@ def _row(row: dict[str, Any]) -> Row:
     return Row(**{**values, "shape": tuple(row["shape"]), "flops": float(row["flops"])})
 
 
-def amount(count: float) -> str:
-    """ "3.2 MiB"."""
-    units = ("B", "KiB", "MiB", "GiB", "TiB")
-    unit = 0
-    while count >= 1024 and unit < 4:
-        count /= 1024
-        unit += 1
-    return f"{count:.1f} {units[unit]}" if unit else f"{count:.0f} B"
-
-
 # ---- ONNX ----
 
 
