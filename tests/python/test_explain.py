@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import engine as E
@@ -23,7 +24,8 @@ from recognise import Writer
 from torch import nn
 
 from gradd import ORTModule, errors, export, protocol
-from gradd.explain import Explanation, Row, with_sources
+from gradd.client import get_client
+from gradd.explain import Explanation, Row, explain_plan, with_sources
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
 
@@ -483,3 +485,26 @@ def test_a_source_commands_no_terminal(layer: Path) -> None:
     onnx.save(model, layer)
     text = command("explain", layer, "x=2x5x6", "--train", "all")
     assert "first??]0;title? (b.py:1)" in text and "\x1b" not in text
+
+
+def test_a_text_of_many_pieces(daemon: Any) -> None:
+    """A chain so long that all texts are longer than one reply may carry."""
+    count = 3000
+    nodes = [
+        helper.make_node("Mul", [f"v{i}", "w"], [f"v{i + 1}"], name=f"{i}{'n' * 300}")
+        for i in range(count)
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [value("v0", [4]), value("w", [4])], [value(f"v{count}", [4])]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    client = get_client()
+    info = client.put_graph(model.SerializeToString(), ())
+    types = [(F, (4,)), (F, (4,))]
+    plan = client.plan(protocol.plan_fields(info.id, types, [], [], [f"v{count}"], []))
+    e = explain_plan(client, SimpleNamespace(info=plan))
+    here = {"GRADD_DIR": str(daemon.directory)}
+    text, data = command("explain", **here), command("explain", "--json", **here)
+    assert min(len(text), len(data)) > 1 << 20
+    assert f"{e}\n" == text.partition("\n\n")[2] or f"{e}\n" == text
+    assert e.as_dict() == json.loads(data) and len(e.rows) == count

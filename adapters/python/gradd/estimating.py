@@ -208,11 +208,12 @@ class _Planner:
             reply = self.client.request("plan.estimate", asked)
         except errors.UnsupportedError as error:
             raise ValueError(error.what) from None
+        known = {f.name for f in fields(Estimate)}
         return Estimate(
             batch=self.size,
             optimizer=self.optimizer,
-            **{part["key"]: part["bytes"] for part in reply["parts"]},
-            _lines=tuple((part["heading"], part["amount"]) for part in reply["parts"]),
+            **{p["key"]: p["bytes"] for p in reply["parts"] if p["key"] in known},
+            _lines=tuple((p["heading"], p["amount"]) for p in reply["parts"]),
             _foot=reply["foot"],
         )
 
