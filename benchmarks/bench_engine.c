@@ -6,8 +6,8 @@
  * Inputs whose shape the model leaves open are given on the command line. Floats are filled with
  * small values, integers with 0..N-1 of --ids (31) in turn, those of buffers with 0, booleans with
  * true. Trainable are all float inputs with a static shape (parameters). Prints the plan's sizes, a
- * table by operator, and the steps that take longest. A step's time is the shortest of all rounds:
- * other processes only add to it. `steps alone` is the sum of these.
+ * table by operator, and the launches that take longest. A launch's time is the shortest of all
+ * rounds: other processes only add to it. `launches alone` is the sum of these.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,8 +25,8 @@ typedef struct row_s {
     long calls;
 } row_t;
 
-static row_t by_op[MAX_ROWS], by_step[8192];
-static int n_op, n_step;
+static row_t by_op[MAX_ROWS], by_launch[8192];
+static int n_op, n_launch;
 
 /* A row's time grows by `seconds`, or, with `least`, becomes the shortest so far. */
 static void add(row_t *rows, int *n, int max, const char *name, double seconds, bool least) {
@@ -43,26 +43,27 @@ static void add(row_t *rows, int *n, int max, const char *name, double seconds, 
     rows[i].calls++;
 }
 
-static void on_step(void *context, const gradd_plan_t *plan, const step_t *step, double seconds) {
+static void on_launch(void *context, const gradd_plan_t *plan, const plan_launch_t *launch,
+                      double seconds) {
     char name[96], type[GRADD_TYPE_TEXT];
-    const graph_node_t *n = step->node < 0 ? NULL : &plan->graph->nodes[step->node];
+    const graph_node_t *n = launch->node < 0 ? NULL : &plan->graph->nodes[launch->node];
     (void)context;
-    gradd_type_format(&step->run.in[0].type, type);
+    gradd_type_format(&launch->args.in[0].type, type);
     snprintf(name, sizeof name, "%s %.20s %.40s #%d", n && n->backward ? "bwd" : "fwd",
-             n ? step->run.op->name : "copy", type, step->node);
-    add(by_step, &n_step, 8192, name, seconds, true);
+             n ? launch->args.op->name : "copy", type, launch->node);
+    add(by_launch, &n_launch, 8192, name, seconds, true);
 }
 
 /* "fwd MatMul f32[2,3] #7" -> "fwd MatMul bf16": operators of one name and type are one row.
  * Returns seconds of all. */
 static double sum_by_operator(void) {
     double sum = 0;
-    for (int i = 0; i < n_step; i++) {
+    for (int i = 0; i < n_launch; i++) {
         char name[96];
-        memcpy(name, by_step[i].name, sizeof name);
+        memcpy(name, by_launch[i].name, sizeof name);
         *strchr(name, '[') = 0;
-        add(by_op, &n_op, MAX_ROWS, name, by_step[i].seconds, false);
-        sum += by_step[i].seconds;
+        add(by_op, &n_op, MAX_ROWS, name, by_launch[i].seconds, false);
+        sum += by_launch[i].seconds;
     }
     return sum;
 }
@@ -189,8 +190,8 @@ int main(int argc, char **argv) {
     int repeat = (int)option(argc, argv, "--repeat", 5);
     double best = 1e9;
     for (int r = -1; r < repeat; r++) { /* the first round warms up */
-        gradd_run_handle_t *run;
-        device_set_hook(device, r < 0 ? NULL : on_step, NULL);
+        gradd_run_t *run;
+        device_set_hook(device, r < 0 ? NULL : on_launch, NULL);
         double start = now();
         if (gradd_run_create(plan, &run)) die("run");
         if (gradd_run_forward(run, 1, 0, inputs, outputs, NULL)) die("forward");
@@ -202,9 +203,10 @@ int main(int argc, char **argv) {
                (end - middle) * 1e3, (double)(narrow ? gradd_bf16_f32(loss_bf16) : loss));
         if (r >= 0 && end - start < best) best = end - start;
     }
-    printf("best %.2f ms, steps alone %.2f ms\nby operator\n", best * 1e3, sum_by_operator() * 1e3);
+    printf("best %.2f ms, launches alone %.2f ms\nby operator\n", best * 1e3,
+           sum_by_operator() * 1e3);
     print_rows(by_op, n_op, 60, 1);
-    printf("by step\n");
-    print_rows(by_step, n_step, (int)option(argc, argv, "--top", 20), repeat);
+    printf("by launch\n");
+    print_rows(by_launch, n_launch, (int)option(argc, argv, "--top", 20), repeat);
     return 0;
 }

@@ -41,7 +41,7 @@ def time_of(command: list[str]) -> float:
         RuntimeError: What bench_engine said instead.
     """
     done = subprocess.run(command, capture_output=True, text=True)
-    found = re.search(r"steps alone ([0-9.]+) ms", done.stdout)
+    found = re.search(r"launches alone ([0-9.]+) ms", done.stdout)
     if done.returncode or not found:
         raise RuntimeError(done.stderr or done.stdout)
     return float(found[1])

@@ -1,6 +1,6 @@
 /* The Adam family's update, on any device: what it is given.
  *
- * The new values of a run of elements go to separate memory, so that a caller can commit them
+ * The new values of a stretch of elements go to separate memory, so that a caller can commit them
  * through a journal. All arithmetic, the moments and the result are f32; parameters and gradients
  * may be stored in bf16. Per element i, with g' = grad_scale * g[i]:
  *   mode 0 (L2):    g' += wd * p;  then Adam with the transformers form below
@@ -60,7 +60,7 @@ typedef struct gradd_adam_commit_s {
     int64_t n;
 } gradd_adam_commit_t;
 
-/* A run of elements, in f32 or bf16. */
+/* A stretch of elements, in f32 or bf16. */
 typedef struct gradd_span_s {
     const void *data;
     gradd_dtype_t dtype;

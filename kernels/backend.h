@@ -48,10 +48,10 @@ typedef struct gradd_backend_s {
      * alloc and free. At most so many threads of the host compute; 0 = the queue's number. */
     gradd_status_t (*queue_enter)(gradd_queue_t *queue, int threads);
     /* Waits for all that was enqueued and reports what failed first since the last report;
-     * *out_step (may be NULL) is the step of the operator that did, or -1. What stands behind
+     * *out_launch (may be NULL) is the launch that did, or -1. What stands behind
      * failed work may be left out, but for free. A device that is lost reports DEVICE from then on.
      */
-    gradd_status_t (*wait)(gradd_queue_t *queue, int *out_step);
+    gradd_status_t (*wait)(gradd_queue_t *queue, int *out_launch);
 
     /* Memory of the device for what is enqueued from now on, aligned to at least 64 bytes. Errors:
      * NOMEM. bytes may be 0. Free waits its turn: what was enqueued before may still use it;
@@ -61,8 +61,8 @@ typedef struct gradd_backend_s {
     gradd_status_t (*copy)(gradd_queue_t *queue, void *to, const void *from, size_t bytes);
     gradd_status_t (*zero)(gradd_queue_t *queue, void *memory, size_t bytes);
     /* One operator by a kernel of this device. */
-    gradd_status_t (*run)(gradd_queue_t *queue, const gradd_kernel_t *kernel,
-                          const gradd_run_t *run);
+    gradd_status_t (*launch)(gradd_queue_t *queue, const gradd_kernel_t *kernel,
+                             const gradd_launch_t *launch);
 
     /* What a tensor of floats holds. Waits; what failed in front is its failure, too, but only
      * wait() reports it for good. The same holds of all that waits below. */
@@ -114,7 +114,7 @@ void gradd_cpu_enter(int threads);
 /* Whether some kernel of the CPU takes the call. */
 bool gradd_cpu_can(const gradd_infer_t *c);
 /* Runs one call on the CPU here and now, with the threads that were entered; for folding and tests.
- * c->out is set, run holds operands and coordinates, scratch, state and threads are set here. */
-gradd_status_t gradd_cpu_call(const gradd_infer_t *c, gradd_run_t *run);
+ * c->out is set, launch holds operands and coordinates, scratch, state and threads are set here. */
+gradd_status_t gradd_cpu_call(const gradd_infer_t *c, gradd_launch_t *launch);
 
 #endif

@@ -45,13 +45,13 @@ static gradd_status_t compute(const gradd_op_t *op, gradd_case_data_t *data, gra
         .out = types
     };
     GRADD_TRY(gradd_op_infer(&c));
-    gradd_run_t r = {.op = op,
-                     .attrs = c.attrs,
-                     .opset = c.opset,
-                     .n_in = data->n_in,
-                     .n_out = data->n_out,
-                     .in = data->in,
-                     .out = out};
+    gradd_launch_t r = {.op = op,
+                        .attrs = c.attrs,
+                        .opset = c.opset,
+                        .n_in = data->n_in,
+                        .n_out = data->n_out,
+                        .in = data->in,
+                        .out = out};
     for (int j = 0; j < data->n_out; j++) {
         out[j] = (gradd_view_t){.type = types[j]};
         if (!types[j].dtype) continue;

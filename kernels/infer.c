@@ -99,7 +99,7 @@ gradd_status_t gradd_infer_broadcast(gradd_infer_t *c) {
     return GRADD_OK;
 }
 
-gradd_status_t gradd_run_copy(const gradd_run_t *r) {
+gradd_status_t gradd_compute_copy(const gradd_launch_t *r) {
     size_t bytes = (size_t)gradd_type_bytes(&r->out[0].type);
     if (bytes && r->out[0].data != r->in[0].data) memcpy(r->out[0].data, r->in[0].data, bytes);
     return GRADD_OK;

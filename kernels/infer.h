@@ -20,7 +20,7 @@ gradd_status_t gradd_infer_same(gradd_infer_t *c);
 /* out[0] = broadcast of all inputs, dtype of in[0]; inputs must have one dtype. */
 gradd_status_t gradd_infer_broadcast(gradd_infer_t *c);
 
-/* run() of view operators: copies in[0] to out[0]. */
-gradd_status_t gradd_run_copy(const gradd_run_t *r);
+/* compute() of view operators: copies in[0] to out[0]. */
+gradd_status_t gradd_compute_copy(const gradd_launch_t *r);
 
 #endif

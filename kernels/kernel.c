@@ -32,14 +32,14 @@ static bool fits(const gradd_kernel_t *kernel, const gradd_infer_t *c) {
     return !kernel->accepts || kernel->accepts(c);
 }
 
-bool gradd_kernel_runs(const gradd_kernel_t *kernel, const gradd_infer_t *c) {
+bool gradd_kernel_accepts(const gradd_kernel_t *kernel, const gradd_infer_t *c) {
     return fits(kernel, c) && unknown_on_host(kernel, c) < 0;
 }
 
 gradd_status_t gradd_kernel_prepare(const gradd_kernel_t *kernel, const gradd_infer_t *c,
                                     gradd_prepared_t *out) {
     if (kernel->prepare) return kernel->prepare(c, out);
-    *out = (gradd_prepared_t){.work = kernel->work ? kernel->work(c) : 0};
+    *out = (gradd_prepared_t){.workspace = kernel->workspace ? kernel->workspace(c) : 0};
     return GRADD_OK;
 }
 
@@ -59,7 +59,7 @@ static const gradd_kernel_t *find(const gradd_backend_t *backend, const gradd_in
 }
 
 const gradd_kernel_t *gradd_backend_kernel(const gradd_backend_t *backend, const gradd_infer_t *c) {
-    return find(backend, c, gradd_kernel_runs);
+    return find(backend, c, gradd_kernel_accepts);
 }
 
 gradd_status_t gradd_no_kernel(const gradd_backend_t *backend, const gradd_infer_t *c) {
@@ -96,7 +96,7 @@ static gradd_status_t audit_family(const gradd_kernels_t *kernels) {
         if (!k->op || !find_in(ops, k->op))
             return GRADD_FAIL(INTERNAL, "a kernel of %s runs '%s', which is not of that family",
                               kernels->file, k->op ? k->op : "");
-        if (!k->name || !k->run || !k->prepare != !k->unprepare || (k->prepare && k->work))
+        if (!k->name || !k->compute || !k->prepare != !k->unprepare || (k->prepare && k->workspace))
             return GRADD_FAIL(INTERNAL, "the kernel '%s' of %s is incomplete",
                               k->name ? k->name : "", k->op);
     }

@@ -5,7 +5,7 @@
  * accepts the call is the one that runs. A bf16 operand that no row takes gets a cast to f32 in
  * front of it when the graph is built.
  *
- * Threading: rows are constant; run may open OpenMP regions and must give the same bits for the
+ * Threading: rows are constant; compute may open OpenMP regions and must give the same bits for the
  * same number of threads; the other functions run on the engine thread.
  */
 #ifndef GRADD_KERNELS_KERNEL_H
@@ -25,9 +25,9 @@ typedef struct gradd_cost_s {
 
 /* What a kernel has made ready for calls with certain operands, one call at a time. */
 typedef struct gradd_prepared_s {
-    size_t work;  /* scratch bytes of a call */
-    void *state;  /* Owned by whoever prepared; given back with unprepare; NULL = none */
-    size_t bytes; /* that the state holds */
+    size_t workspace; /* scratch bytes of a launch */
+    void *state;      /* Owned by whoever prepared; given back with unprepare; NULL = none */
+    size_t bytes;     /* that the state holds */
 } gradd_prepared_t;
 
 typedef struct gradd_kernel_s {
@@ -41,9 +41,9 @@ typedef struct gradd_kernel_s {
     uint32_t host_in;
     /* Whether it runs this call; NULL = always. c->out is not known yet. */
     bool (*accepts)(const gradd_infer_t *c);
-    gradd_status_t (*run)(const gradd_run_t *r);
-    size_t (*work)(const gradd_infer_t *c); /* scratch bytes; NULL = none. c->out is set */
-    /* For kernels with a state, in place of work: calls with these operands follow, on as many
+    gradd_status_t (*compute)(const gradd_launch_t *r);
+    size_t (*workspace)(const gradd_infer_t *c); /* scratch bytes; NULL = none. c->out is set */
+    /* For kernels with a state, in place of workspace: calls with these operands follow, on as many
      * threads as OpenMP would take now. c->out is set; in and out are not kept. */
     gradd_status_t (*prepare)(const gradd_infer_t *c, gradd_prepared_t *out);
     void (*unprepare)(gradd_prepared_t *prepared);
@@ -71,7 +71,7 @@ typedef struct gradd_kernels_s {
 bool gradd_kernel_takes(const gradd_kernel_t *kernel, const gradd_op_t *op, int input,
                         gradd_dtype_t dtype);
 /* Whether the row runs this call of the operator that it names. */
-bool gradd_kernel_runs(const gradd_kernel_t *kernel, const gradd_infer_t *c);
+bool gradd_kernel_accepts(const gradd_kernel_t *kernel, const gradd_infer_t *c);
 
 /* Scratch and state for calls with these operands; c->out is set. */
 gradd_status_t gradd_kernel_prepare(const gradd_kernel_t *kernel, const gradd_infer_t *c,

@@ -9,7 +9,7 @@
  * the shape rule sees numbers, and inputs whose elements are known at compile time (shape
  * arithmetic, axes, constants) arrive with `data` set.
  *
- * Threading: rows are constant; infer and grad run on the engine thread; run may open OpenMP
+ * Threading: rows are constant; infer and grad run on the engine thread; kernels may open OpenMP
  * regions and must give the same bits for the same number of threads.
  */
 #ifndef GRADD_KERNELS_OP_H
@@ -101,24 +101,25 @@ typedef struct gradd_infer_s {
     int threads; /* of the plan, for what kernels prepare; 0 = as many as the process may use */
 } gradd_infer_t;
 
-/* Kernel call. Outputs never overlap inputs, except that out[0] may be exactly in[k] for a k in the
- * kernel's `inplace` mask. An unwanted optional output has data == NULL. */
-typedef struct gradd_run_s {
+/* A launch: one execution of a kernel. Outputs never overlap inputs, except that out[0] may be
+ * exactly in[k] for a k in the kernel's `inplace` mask. An unwanted optional output has data ==
+ * NULL. */
+typedef struct gradd_launch_s {
     const gradd_op_t *op;
     gradd_attrs_t attrs;
     int opset;
     int n_in, n_out;
     const gradd_view_t *in;
     const gradd_view_t *out;
-    void *work;       /* scratch, as much as the kernel asked for, aligned to 64; else NULL */
+    void *workspace;  /* scratch, as much as the kernel asked for, aligned to 64; else NULL */
     void *state;      /* Borrowed; what the kernel prepared for calls like this one, else NULL */
     uint64_t seed;    /* of the forward call: first Philox coordinate */
     uint64_t node;    /* index of the node in the ONNX bytes: second Philox coordinate */
     bool dropout_off; /* run flag: dropout passes its input through, random numbers stand still */
-    int step;         /* what a device names if the call fails later */
-    int threads;      /* those that work() was asked for. Parallel regions take the number that the
-                         queue was entered with, which is the same */
-} gradd_run_t;
+    int launch;       /* what a device names if the call fails later */
+    int threads; /* those that workspace() was asked for. Parallel regions take the number that the
+                    queue was entered with, which is the same */
+} gradd_launch_t;
 
 /* A value of the graph under construction. */
 typedef int32_t gradd_val_t;
@@ -220,7 +221,7 @@ struct gradd_op_s {
     gradd_status_t (*expand)(gradd_expand_t *x);
     /* The plain loop that defines the operator. It runs on the host, in f32 and f64 at least, with
      * the scratch that the CPU's kernel asks for. */
-    gradd_status_t (*ref)(const gradd_run_t *r);
+    gradd_status_t (*ref)(const gradd_launch_t *r);
     const gradd_case_t *cases; /* ended by {0} */
 };
 

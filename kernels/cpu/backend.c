@@ -107,14 +107,14 @@ static gradd_status_t cpu_queue_enter(gradd_queue_t *queue, int threads) {
     return GRADD_OK;
 }
 
-static gradd_status_t cpu_run(gradd_queue_t *queue, const gradd_kernel_t *kernel,
-                              const gradd_run_t *run) {
+static gradd_status_t cpu_launch(gradd_queue_t *queue, const gradd_kernel_t *kernel,
+                                 const gradd_launch_t *launch) {
     (void)queue;
-    return kernel->run(run);
+    return kernel->compute(launch);
 }
 
-static gradd_status_t cpu_wait(gradd_queue_t *queue, int *out_step) {
-    (void)queue, (void)out_step;
+static gradd_status_t cpu_wait(gradd_queue_t *queue, int *out_launch) {
+    (void)queue, (void)out_launch;
     return GRADD_OK;
 }
 
@@ -193,7 +193,7 @@ const gradd_backend_t gradd_backend_cpu = {
     .free = cpu_free,
     .copy = cpu_copy,
     .zero = cpu_zero,
-    .run = cpu_run,
+    .launch = cpu_launch,
     .scan = cpu_scan,
     .fingerprint = cpu_fingerprint,
     .norm2 = cpu_norm2,
@@ -210,19 +210,19 @@ bool gradd_cpu_can(const gradd_infer_t *c) {
     return gradd_backend_kernel(&gradd_backend_cpu, c);
 }
 
-gradd_status_t gradd_cpu_call(const gradd_infer_t *c, gradd_run_t *run) {
+gradd_status_t gradd_cpu_call(const gradd_infer_t *c, gradd_launch_t *launch) {
     const gradd_kernel_t *kernel = gradd_backend_kernel(&gradd_backend_cpu, c);
     if (!kernel) return gradd_no_kernel(&gradd_backend_cpu, c);
     gradd_infer_t call = *c;
     gradd_prepared_t prepared;
-    void *work = NULL;
-    run->threads = call.threads = omp_get_max_threads();
+    void *workspace = NULL;
+    launch->threads = call.threads = omp_get_max_threads();
     GRADD_TRY(gradd_kernel_prepare(kernel, &call, &prepared));
-    gradd_status_t status = prepared.work ? take(prepared.work, &work) : GRADD_OK;
-    run->work = work;
-    run->state = prepared.state;
-    if (!status) status = kernel->run(run);
-    give_back(work, prepared.work);
+    gradd_status_t status = prepared.workspace ? take(prepared.workspace, &workspace) : GRADD_OK;
+    launch->workspace = workspace;
+    launch->state = prepared.state;
+    if (!status) status = kernel->compute(launch);
+    give_back(workspace, prepared.workspace);
     gradd_kernel_unprepare(kernel, &prepared);
     return status;
 }

@@ -1,8 +1,8 @@
 /* Broadcasting engine of elementwise operators. See map.h.
  *
- * Work is cut into units: one innermost run, or a block of it when runs are long. Each thread takes
- * one contiguous range of units, finds its position by division once and then counts like an
- * odometer. */
+ * Work is cut into units: one innermost stretch, or a block of it when stretches are long. Each
+ * thread takes one contiguous range of units, finds its position by division once and then counts
+ * like an odometer. */
 #include "kernels/cpu/map.h"
 
 #include <omp.h>
@@ -14,7 +14,7 @@ enum {
     PIECE = 512 /* elements of bf16 that are converted at once: all buffers stay in the L1 cache */
 };
 
-typedef struct map_plan_s {
+typedef struct map_layout_s {
     gradd_row_fn row;
     uint32_t wide; /* bit k: operand k is bf16 and the function wants f32; bit n_in: the result */
     const double *p;
@@ -22,13 +22,13 @@ typedef struct map_plan_s {
     char *out;
     const char *in[GRADD_MAP_MAX_IN];
     int64_t size_out, size_in[GRADD_MAP_MAX_IN];    /* element bytes */
-    int64_t inner, step[GRADD_MAP_MAX_IN];          /* elements of a run; 0 or 1 */
+    int64_t inner, step[GRADD_MAP_MAX_IN];          /* elements of a stretch; 0 or 1 */
     int64_t dims[GRADD_MAX_RANK];                   /* outer, outermost first */
     int64_t jump[GRADD_MAX_RANK][GRADD_MAP_MAX_IN]; /* bytes per outer index */
-    int64_t block, blocks;                          /* elements per unit, units per run */
-} map_plan_t;
+    int64_t block, blocks;                          /* elements per unit, units per stretch */
+} map_layout_t;
 
-gradd_row_fn gradd_rows_pick(const gradd_rows_t *rows, gradd_dtype_t dtype) {
+gradd_row_fn gradd_row_functions_pick(const gradd_row_functions_t *rows, gradd_dtype_t dtype) {
     switch (dtype) {
     case GRADD_DT_F32:
         return rows->f32;
@@ -59,7 +59,7 @@ static void strides_of(const gradd_type_t *in, const gradd_type_t *out, int64_t 
 }
 
 /* Fills inner, step, dims and jump: merges neighbours that every operand walks without a gap. */
-static void merge(map_plan_t *m, const gradd_view_t *out, const gradd_view_t *in) {
+static void merge(map_layout_t *m, const gradd_view_t *out, const gradd_view_t *in) {
     int64_t stride[GRADD_MAP_MAX_IN][GRADD_MAX_RANK], size[GRADD_MAX_RANK];
     int64_t merged[GRADD_MAX_RANK][GRADD_MAP_MAX_IN];
     int n = 0; /* merged dimensions, innermost first */
@@ -92,7 +92,7 @@ static void merge(map_plan_t *m, const gradd_view_t *out, const gradd_view_t *in
 
 /* The function on n elements that are partly bf16. A result that takes the place of an operand is
  * written after that piece was widened. */
-static void run_pieces(const map_plan_t *m, int64_t n, char *out, const void *const *in) {
+static void compute_pieces(const map_layout_t *m, int64_t n, char *out, const void *const *in) {
     float operand[GRADD_MAP_MAX_IN][PIECE] __attribute__((aligned(64)));
     float result[PIECE] __attribute__((aligned(64)));
     const bool rounds = m->wide >> m->n_in & 1;
@@ -111,12 +111,12 @@ static void run_pieces(const map_plan_t *m, int64_t n, char *out, const void *co
     }
 }
 
-static void run_units(const map_plan_t *m, int64_t from, int64_t to) {
-    int64_t index[GRADD_MAX_RANK], run = from / m->blocks, block = from % m->blocks;
+static void compute_units(const map_layout_t *m, int64_t from, int64_t to) {
+    int64_t index[GRADD_MAX_RANK], stretch = from / m->blocks, block = from % m->blocks;
     const char *base[GRADD_MAP_MAX_IN];
     for (int k = 0; k < m->n_in; k++)
         base[k] = m->in[k];
-    for (int64_t i = m->rank - 1, rest = run; i >= 0; i--) {
+    for (int64_t i = m->rank - 1, rest = stretch; i >= 0; i--) {
         index[i] = rest % m->dims[i];
         rest /= m->dims[i];
         for (int k = 0; k < m->n_in; k++)
@@ -128,14 +128,14 @@ static void run_units(const map_plan_t *m, int64_t from, int64_t to) {
         const void *in[GRADD_MAP_MAX_IN];
         for (int k = 0; k < m->n_in; k++)
             in[k] = base[k] + first * m->step[k] * m->size_in[k];
-        char *out = m->out + (run * m->inner + first) * m->size_out;
+        char *out = m->out + (stretch * m->inner + first) * m->size_out;
         if (m->wide)
-            run_pieces(m, n, out, in);
+            compute_pieces(m, n, out, in);
         else
             m->row(n, out, in, m->step, m->p);
         if (++block < m->blocks) continue;
         block = 0;
-        run++;
+        stretch++;
         for (int i = m->rank - 1; i >= 0; i--) {
             for (int k = 0; k < m->n_in; k++)
                 base[k] += m->jump[i][k];
@@ -147,7 +147,7 @@ static void run_units(const map_plan_t *m, int64_t from, int64_t to) {
     }
 }
 
-static void prepare(map_plan_t *m, const gradd_view_t *out, const gradd_view_t *in, bool widen) {
+static void prepare(map_layout_t *m, const gradd_view_t *out, const gradd_view_t *in, bool widen) {
     m->out = out->data;
     m->size_out = (int64_t)gradd_dtype_bytes(out->type.dtype);
     for (int k = 0; k < m->n_in; k++) {
@@ -159,7 +159,7 @@ static void prepare(map_plan_t *m, const gradd_view_t *out, const gradd_view_t *
     merge(m, out, in);
 }
 
-static gradd_status_t map(map_plan_t *m, const gradd_view_t *out, const gradd_view_t *in,
+static gradd_status_t map(map_layout_t *m, const gradd_view_t *out, const gradd_view_t *in,
                           bool widen) {
     int64_t count = gradd_type_count(&out->type);
     if (!count) return GRADD_OK;
@@ -168,19 +168,19 @@ static gradd_status_t map(map_plan_t *m, const gradd_view_t *out, const gradd_vi
     m->blocks = (m->inner + m->block - 1) / m->block;
     int64_t units = count / m->inner * m->blocks;
     if (count < GRADD_PARALLEL_MIN || units < 2) {
-        run_units(m, 0, units);
+        compute_units(m, 0, units);
         return GRADD_OK;
     }
 #pragma omp parallel
     {
         int64_t threads = omp_get_num_threads(), me = omp_get_thread_num();
-        run_units(m, units * me / threads, units * (me + 1) / threads);
+        compute_units(m, units * me / threads, units * (me + 1) / threads);
     }
     return GRADD_OK;
 }
 
 /* One element at a time, with a division per dimension. */
-static void map_plainly(const map_plan_t *m, const gradd_view_t *out, const gradd_view_t *in,
+static void map_plainly(const map_layout_t *m, const gradd_view_t *out, const gradd_view_t *in,
                         bool widen) {
     int64_t stride[GRADD_MAP_MAX_IN][GRADD_MAX_RANK], count = gradd_type_count(&out->type);
     for (int k = 0; k < m->n_in; k++)
@@ -209,7 +209,7 @@ static void map_plainly(const map_plan_t *m, const gradd_view_t *out, const grad
 
 static gradd_status_t apply(gradd_row_fn row, const gradd_view_t *out, const gradd_view_t *in,
                             int n_in, const double *p, bool widen, bool ref) {
-    map_plan_t m = {.row = row, .p = p, .n_in = n_in};
+    map_layout_t m = {.row = row, .p = p, .n_in = n_in};
     if (n_in > GRADD_MAP_MAX_IN) return GRADD_FAIL(INTERNAL, "map of %d operands", n_in);
     if (!ref) return map(&m, out, in, widen);
     map_plainly(&m, out, in, widen);
@@ -226,9 +226,9 @@ gradd_status_t gradd_map_ref(gradd_row_fn row, const gradd_view_t *out, const gr
     return apply(row, out, in, n_in, p, true, true);
 }
 
-gradd_status_t gradd_map_rows(const gradd_rows_t *rows, int pick, const gradd_view_t *out,
+gradd_status_t gradd_map_rows(const gradd_row_functions_t *rows, int pick, const gradd_view_t *out,
                               const gradd_view_t *in, int n_in, const double *p, bool ref) {
-    gradd_row_fn row = gradd_rows_pick(rows, in[pick].type.dtype);
+    gradd_row_fn row = gradd_row_functions_pick(rows, in[pick].type.dtype);
     if (!row)
         return GRADD_FAIL(UNSUPPORTED, "element type %s is not supported",
                           gradd_dtype_name(in[pick].type.dtype));

@@ -2,10 +2,10 @@
  * elementwise, comparison and activation operator.
  *
  * A row function sees n elements whose operands either advance by one element (step 1) or stay put
- * (step 0). gradd_map merges dimensions until the innermost run is as long as the operands allow,
- * so same-shape, scalar, leading- and trailing-broadcast operands all reach long runs, and divides
- * the runs among threads. gradd_map_ref visits one element at a time with an index division; it
- * defines what gradd_map must compute.
+ * (step 0). gradd_map merges dimensions until the innermost stretch is as long as the operands
+ * allow, so same-shape, scalar, leading- and trailing-broadcast operands all reach long stretches,
+ * and divides the stretches among threads. gradd_map_ref visits one element at a time with an index
+ * division; it defines what gradd_map must compute.
  *
  * Row functions are made by the GRADD_ROWS_* macros from an expression in a, b, c (operands), p
  * (float parameters) and F, a prefix: F##exp(a) is the vector form in the fast function and libm
@@ -26,12 +26,12 @@ typedef void (*gradd_row_fn)(int64_t n, void *out, const void *const *in, const 
 /* Functions per element type of the first float or integer operand; NULL = not supported. `bf16` is
  * for rows that only move elements: where it is NULL, bf16 operands go through f32, piece by piece
  * (widened into a small buffer, the result rounded once), so a row function never sees them. */
-typedef struct gradd_rows_s {
+typedef struct gradd_row_functions_s {
     gradd_row_fn f32, f64, i32, i64, boolean, bf16;
-} gradd_rows_t;
+} gradd_row_functions_t;
 
 /* The function for a dtype, NULL if there is none; for BF16 that of f32 unless there is one. */
-gradd_row_fn gradd_rows_pick(const gradd_rows_t *rows, gradd_dtype_t dtype);
+gradd_row_fn gradd_row_functions_pick(const gradd_row_functions_t *rows, gradd_dtype_t dtype);
 
 /* out may be exactly in[k] where their types are equal. n_in <= GRADD_MAP_MAX_IN. Operands and
  * results of type BF16 are f32 for the row function. */
@@ -41,7 +41,7 @@ gradd_status_t gradd_map_ref(gradd_row_fn row, const gradd_view_t *out, const gr
                              int n_in, const double *p);
 
 /* The two together: picks by the dtype of in[pick], fails with UNSUPPORTED if there is none. */
-gradd_status_t gradd_map_rows(const gradd_rows_t *rows, int pick, const gradd_view_t *out,
+gradd_status_t gradd_map_rows(const gradd_row_functions_t *rows, int pick, const gradd_view_t *out,
                               const gradd_view_t *in, int n_in, const double *p, bool ref);
 
 /* ---- expression vocabulary: v = vectorisable, r = libm in double (the operand is double) ---- */
@@ -143,25 +143,27 @@ gradd_status_t gradd_map_rows(const gradd_rows_t *rows, int pick, const gradd_vi
     GRADD_ROW2(name, i64, int64_t, int64_t, int64_t, E)
 
 #define GRADD_TABLE_FLOAT(name)                                                                    \
-    static const gradd_rows_t name##_rows = {.f32 = row_##name##_f32, .f64 = row_##name##_f64};    \
-    static const gradd_rows_t name##_refs = {.f32 = ref_##name##_f32, .f64 = ref_##name##_f64};
+    static const gradd_row_functions_t name##_rows = {.f32 = row_##name##_f32,                     \
+                                                      .f64 = row_##name##_f64};                    \
+    static const gradd_row_functions_t name##_refs = {.f32 = ref_##name##_f32,                     \
+                                                      .f64 = ref_##name##_f64};
 #define GRADD_TABLE_NUM(name)                                                                      \
-    static const gradd_rows_t name##_rows = {.f32 = row_##name##_f32,                              \
-                                             .f64 = row_##name##_f64,                              \
-                                             .i32 = row_##name##_i32,                              \
-                                             .i64 = row_##name##_i64};                             \
-    static const gradd_rows_t name##_refs = {.f32 = ref_##name##_f32,                              \
-                                             .f64 = ref_##name##_f64,                              \
-                                             .i32 = ref_##name##_i32,                              \
-                                             .i64 = ref_##name##_i64};
+    static const gradd_row_functions_t name##_rows = {.f32 = row_##name##_f32,                     \
+                                                      .f64 = row_##name##_f64,                     \
+                                                      .i32 = row_##name##_i32,                     \
+                                                      .i64 = row_##name##_i64};                    \
+    static const gradd_row_functions_t name##_refs = {.f32 = ref_##name##_f32,                     \
+                                                      .f64 = ref_##name##_f64,                     \
+                                                      .i32 = ref_##name##_i32,                     \
+                                                      .i64 = ref_##name##_i64};
 
 /* run_<name> and run_<name>_ref of a row whose operands all map directly and that has no
  * parameters. */
 #define GRADD_MAP_RUN(name, pick)                                                                  \
-    static gradd_status_t run_##name(const gradd_run_t *r) {                                       \
+    static gradd_status_t compute_##name(const gradd_launch_t *r) {                                \
         return gradd_map_rows(&name##_rows, pick, r->out, r->in, r->n_in, NULL, false);            \
     }                                                                                              \
-    static gradd_status_t run_##name##_ref(const gradd_run_t *r) {                                 \
+    static gradd_status_t compute_##name##_ref(const gradd_launch_t *r) {                          \
         return gradd_map_rows(&name##_refs, pick, r->out, r->in, r->n_in, NULL, true);             \
     }
 

@@ -57,23 +57,25 @@
 #define UNARY(name, E)  GRADD_ROWS1_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_RUN(name, 0)
 #define BINARY(name, E) GRADD_ROWS2_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_RUN(name, 0)
 /* with the parameter alpha */
-#define RUN_ALPHA(name, otherwise)                                                                 \
-    static gradd_status_t run_##name(const gradd_run_t *r) {                                       \
+#define COMPUTE_ALPHA(name, otherwise)                                                             \
+    static gradd_status_t compute_##name(const gradd_launch_t *r) {                                \
         double alpha = gradd_attr_float(r->attrs, "alpha", otherwise);                             \
         return gradd_map_rows(&name##_rows, 0, r->out, r->in, r->n_in, &alpha, false);             \
     }                                                                                              \
-    static gradd_status_t run_##name##_ref(const gradd_run_t *r) {                                 \
+    static gradd_status_t compute_##name##_ref(const gradd_launch_t *r) {                          \
         double alpha = gradd_attr_float(r->attrs, "alpha", otherwise);                             \
         return gradd_map_rows(&name##_refs, 0, r->out, r->in, r->n_in, &alpha, true);              \
     }
 /* one of two by the attribute approximate */
-#define RUN_APPROXIMATE(name)                                                                      \
-    static gradd_status_t run_##name(const gradd_run_t *r) {                                       \
-        const gradd_rows_t *rows = by_tanh(r->attrs) ? &name##_tanh_rows : &name##_erf_rows;       \
+#define COMPUTE_APPROXIMATE(name)                                                                  \
+    static gradd_status_t compute_##name(const gradd_launch_t *r) {                                \
+        const gradd_row_functions_t *rows =                                                        \
+            by_tanh(r->attrs) ? &name##_tanh_rows : &name##_erf_rows;                              \
         return gradd_map_rows(rows, 0, r->out, r->in, r->n_in, NULL, false);                       \
     }                                                                                              \
-    static gradd_status_t run_##name##_ref(const gradd_run_t *r) {                                 \
-        const gradd_rows_t *rows = by_tanh(r->attrs) ? &name##_tanh_refs : &name##_erf_refs;       \
+    static gradd_status_t compute_##name##_ref(const gradd_launch_t *r) {                          \
+        const gradd_row_functions_t *rows =                                                        \
+            by_tanh(r->attrs) ? &name##_tanh_refs : &name##_erf_refs;                              \
         return gradd_map_rows(rows, 0, r->out, r->in, r->n_in, NULL, true);                        \
     }
 
@@ -91,16 +93,16 @@ BINARY(mish_grad, E_MISH_GRAD)
 
 GRADD_ROWS1_FLOAT(leaky, E_LEAKY)
 GRADD_TABLE_FLOAT(leaky)
-RUN_ALPHA(leaky, 0.01)
+COMPUTE_ALPHA(leaky, 0.01)
 GRADD_ROWS2_FLOAT(leaky_grad, E_LEAKY_GRAD)
 GRADD_TABLE_FLOAT(leaky_grad)
-RUN_ALPHA(leaky_grad, 0.01)
+COMPUTE_ALPHA(leaky_grad, 0.01)
 GRADD_ROWS1_FLOAT(elu, E_ELU)
 GRADD_TABLE_FLOAT(elu)
-RUN_ALPHA(elu, 1)
+COMPUTE_ALPHA(elu, 1)
 GRADD_ROWS2_FLOAT(elu_grad, E_ELU_GRAD)
 GRADD_TABLE_FLOAT(elu_grad)
-RUN_ALPHA(elu_grad, 1)
+COMPUTE_ALPHA(elu_grad, 1)
 
 static bool by_tanh(gradd_attrs_t attrs) {
     return !strcmp(gradd_attr_string(attrs, "approximate", "none"), "tanh");
@@ -109,12 +111,12 @@ GRADD_ROWS1_FLOAT(gelu_erf, E_GELU)
 GRADD_TABLE_FLOAT(gelu_erf)
 GRADD_ROWS1_FLOAT(gelu_tanh, E_GELU_TANH)
 GRADD_TABLE_FLOAT(gelu_tanh)
-RUN_APPROXIMATE(gelu)
+COMPUTE_APPROXIMATE(gelu)
 GRADD_ROWS2_FLOAT(gelu_grad_erf, E_GELU_GRAD)
 GRADD_TABLE_FLOAT(gelu_grad_erf)
 GRADD_ROWS2_FLOAT(gelu_grad_tanh, E_GELU_TANH_GRAD)
 GRADD_TABLE_FLOAT(gelu_grad_tanh)
-RUN_APPROXIMATE(gelu_grad)
+COMPUTE_APPROXIMATE(gelu_grad)
 
 #define E_PRELU(F) (a > 0 ? a : a * b)
 BINARY(prelu, E_PRELU)
@@ -219,7 +221,7 @@ static gradd_status_t expand_gelu(gradd_expand_t *e) {
      .infer = infer_,                                                                              \
      .grad = gradient,                                                                             \
      .expand = expansion,                                                                          \
-     .ref = run_##fn##_ref,                                                                        \
+     .ref = compute_##fn##_ref,                                                                    \
      .cases = GRADD_CASES(CASES, __VA_ARGS__)}
 #define BACKWARD(title, fn, attrs_, ...)                                                           \
     {.name = title,                                                                                \
@@ -233,7 +235,7 @@ static gradd_status_t expand_gelu(gradd_expand_t *e) {
      .types = {GRADD_T_FLOAT},                                                                     \
      .attrs = attrs_,                                                                              \
      .infer = gradd_infer_broadcast,                                                               \
-     .ref = run_##fn##_ref,                                                                        \
+     .ref = compute_##fn##_ref,                                                                    \
      .cases = GRADD_CASES(CASES_BACK, __VA_ARGS__)}
 #define PLAIN_CASE {.text = "f32[1]"}
 #define PLAIN_PAIR {.text = "f32[1] f32[1]"}
@@ -266,7 +268,7 @@ GRADD_OPS(activation, FORWARD("Relu", 6, relu, grad_relu, NULL, gradd_infer_same
            .types = {GRADD_T_FLOAT},
            .infer = infer_prelu,
            .grad = grad_prelu,
-           .ref = run_prelu_ref,
+           .ref = compute_prelu_ref,
            .cases = GRADD_CASES({.text = "f32[2,3,4] f32[3,1]"}, {.text = "f32[5] f32[1]"},
                                 {.text = "f32[2,3] f32[2,3]"})},
           BACKWARD("ReluGrad", relu_grad, NULL, {.text = "f32[4] f32[4]={0,-0.0,1,-1}"}),
@@ -279,21 +281,21 @@ GRADD_OPS(activation, FORWARD("Relu", 6, relu, grad_relu, NULL, gradd_infer_same
           BACKWARD("HardSwishGrad", hardswish_grad, NULL, PLAIN_PAIR),
           BACKWARD("MishGrad", mish_grad, NULL, PLAIN_PAIR));
 
-GRADD_KERNELS(cpu, activation, {"Relu", "loop", .inplace = 1, .run = run_relu},
-              {"LeakyRelu", "loop", .inplace = 1, .run = run_leaky},
-              {"Sigmoid", "loop", .inplace = 1, .run = run_sigmoid},
-              {"Tanh", "loop", .inplace = 1, .run = run_tanh},
-              {"Elu", "loop", .inplace = 1, .run = run_elu},
-              {"Gelu", "loop", .inplace = 1, .run = run_gelu},
-              {"Softplus", "loop", .inplace = 1, .run = run_softplus},
-              {"HardSwish", "loop", .inplace = 1, .run = run_hardswish},
-              {"Mish", "loop", .inplace = 1, .run = run_mish},
-              {"PRelu", "loop", .inplace = 1, .run = run_prelu},
-              {"ReluGrad", "loop", .inplace = 3, .run = run_relu_grad},
-              {"LeakyReluGrad", "loop", .inplace = 3, .run = run_leaky_grad},
-              {"SigmoidGrad", "loop", .inplace = 3, .run = run_sigmoid_grad},
-              {"TanhGrad", "loop", .inplace = 3, .run = run_tanh_grad},
-              {"EluGrad", "loop", .inplace = 3, .run = run_elu_grad},
-              {"GeluGrad", "loop", .inplace = 3, .run = run_gelu_grad},
-              {"HardSwishGrad", "loop", .inplace = 3, .run = run_hardswish_grad},
-              {"MishGrad", "loop", .inplace = 3, .run = run_mish_grad});
+GRADD_KERNELS(cpu, activation, {"Relu", "loop", .inplace = 1, .compute = compute_relu},
+              {"LeakyRelu", "loop", .inplace = 1, .compute = compute_leaky},
+              {"Sigmoid", "loop", .inplace = 1, .compute = compute_sigmoid},
+              {"Tanh", "loop", .inplace = 1, .compute = compute_tanh},
+              {"Elu", "loop", .inplace = 1, .compute = compute_elu},
+              {"Gelu", "loop", .inplace = 1, .compute = compute_gelu},
+              {"Softplus", "loop", .inplace = 1, .compute = compute_softplus},
+              {"HardSwish", "loop", .inplace = 1, .compute = compute_hardswish},
+              {"Mish", "loop", .inplace = 1, .compute = compute_mish},
+              {"PRelu", "loop", .inplace = 1, .compute = compute_prelu},
+              {"ReluGrad", "loop", .inplace = 3, .compute = compute_relu_grad},
+              {"LeakyReluGrad", "loop", .inplace = 3, .compute = compute_leaky_grad},
+              {"SigmoidGrad", "loop", .inplace = 3, .compute = compute_sigmoid_grad},
+              {"TanhGrad", "loop", .inplace = 3, .compute = compute_tanh_grad},
+              {"EluGrad", "loop", .inplace = 3, .compute = compute_elu_grad},
+              {"GeluGrad", "loop", .inplace = 3, .compute = compute_gelu_grad},
+              {"HardSwishGrad", "loop", .inplace = 3, .compute = compute_hardswish_grad},
+              {"MishGrad", "loop", .inplace = 3, .compute = compute_mish_grad});

@@ -29,7 +29,7 @@ ARG_KERNEL(double, f64)
 ARG_KERNEL(int32_t, i32)
 ARG_KERNEL(int64_t, i64)
 
-static gradd_status_t arg(const gradd_run_t *r, bool largest) {
+static gradd_status_t arg(const gradd_launch_t *r, bool largest) {
     const gradd_type_t *t = &r->in[0].type;
     const bool last = gradd_attr_int(r->attrs, "select_last_index", 0);
     int64_t outer = 1, inner = 1, *z = r->out[0].data;
@@ -56,10 +56,10 @@ static gradd_status_t arg(const gradd_run_t *r, bool largest) {
     }
     return GRADD_OK;
 }
-static gradd_status_t run_argmax(const gradd_run_t *r) {
+static gradd_status_t compute_argmax(const gradd_launch_t *r) {
     return arg(r, true);
 }
-static gradd_status_t run_argmin(const gradd_run_t *r) {
+static gradd_status_t compute_argmin(const gradd_launch_t *r) {
     return arg(r, false);
 }
 
@@ -103,8 +103,10 @@ static gradd_status_t infer_arg(gradd_infer_t *c) {
                      {.text = "i32[4,3] | keepdims=0"}, {.text = "f32[4]={1,nan,3,nan}"},          \
                      {.text = "f32[67,1031] | axis=1"})}
 
-GRADD_OPS(argmax, ARG_ROW("ArgMax", run_argmax), ARG_ROW("ArgMin", run_argmin));
+GRADD_OPS(argmax, ARG_ROW("ArgMax", compute_argmax), ARG_ROW("ArgMin", compute_argmin));
 
 GRADD_KERNELS(cpu, argmax,
-              {"ArgMax", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT}, .run = run_argmax},
-              {"ArgMin", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT}, .run = run_argmin});
+              {"ArgMax", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT},
+               .compute = compute_argmax},
+              {"ArgMin", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT},
+               .compute = compute_argmin});

@@ -83,7 +83,7 @@ static void describe_sizes(gradd_attn_t *p, const gradd_view_t *in, const places
     p->v = side_of(&in[at->v], layout & GRADD_ATTN_V_TURNED);
 }
 
-static gradd_attn_drop_t describe_drop(const gradd_run_t *r) {
+static gradd_attn_drop_t describe_drop(const gradd_launch_t *r) {
     double ratio = gradd_attr_float(r->attrs, "dropout", 0);
     return (gradd_attn_drop_t){
         .active = ratio > 0 && !r->dropout_off,
@@ -124,7 +124,7 @@ static size_t own_ranges(const gradd_view_t *in, int n_in, const places_t *at) {
     return 3 * sizeof(int32_t) * (size_t)mask_rows(&in[at->mask].type);
 }
 
-static void find_ranges(gradd_attn_t *p, const gradd_run_t *r, const places_t *at, void *room) {
+static void find_ranges(gradd_attn_t *p, const gradd_launch_t *r, const places_t *at, void *room) {
     if (!own_ranges(r->in, r->n_in, at)) return;
     gradd_view_t ranges;
     ranges.type = r->in[at->mask].type, ranges.data = room;
@@ -133,31 +133,31 @@ static void find_ranges(gradd_attn_t *p, const gradd_run_t *r, const places_t *a
     p->range = extra_of(&ranges);
 }
 
-static size_t kernel_work(const gradd_infer_t *c, const places_t *at) {
+static size_t kernel_workspace(const gradd_infer_t *c, const places_t *at) {
     gradd_attn_t p;
     describe(&p, c->in, c->n_in, at, c->attrs);
     p.threads = c->threads;
-    size_t bytes = gradd_attn_work(&p, at == &backward_at);
+    size_t bytes = gradd_attn_workspace(&p, at == &backward_at);
     return (bytes + 63) / 64 * 64 + own_ranges(c->in, c->n_in, at);
 }
-static size_t work_forward(const gradd_infer_t *c) {
-    return kernel_work(c, &forward_at);
+static size_t workspace_forward(const gradd_infer_t *c) {
+    return kernel_workspace(c, &forward_at);
 }
-static size_t work_backward(const gradd_infer_t *c) {
-    return kernel_work(c, &backward_at);
+static size_t workspace_backward(const gradd_infer_t *c) {
+    return kernel_workspace(c, &backward_at);
 }
 
-static void *behind(const gradd_attn_t *p, void *work, bool backward) {
-    return (char *)work + (gradd_attn_work(p, backward) + 63) / 64 * 64;
+static void *behind(const gradd_attn_t *p, void *workspace, bool backward) {
+    return (char *)workspace + (gradd_attn_workspace(p, backward) + 63) / 64 * 64;
 }
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-static void *output(const gradd_run_t *r, int j) {
+static void *output(const gradd_launch_t *r, int j) {
     return j < r->n_out ? r->out[j].data : NULL;
 }
 
-static gradd_status_t forward(const gradd_run_t *r, bool pairs) {
+static gradd_status_t forward(const gradd_launch_t *r, bool pairs) {
     gradd_attn_t p;
     describe(&p, r->in, r->n_in, &forward_at, r->attrs);
     p.pairs = pairs;
@@ -165,18 +165,18 @@ static gradd_status_t forward(const gradd_run_t *r, bool pairs) {
     p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED);
     p.stats = output(r, 1);
     p.drop = describe_drop(r);
-    find_ranges(&p, r, &forward_at, behind(&p, r->work, false));
-    return gradd_attn_forward(&p, r->work);
+    find_ranges(&p, r, &forward_at, behind(&p, r->workspace, false));
+    return gradd_attn_forward(&p, r->workspace);
 }
 
-static gradd_status_t run_attention(const gradd_run_t *r) {
+static gradd_status_t compute_attention(const gradd_launch_t *r) {
     return forward(r, false);
 }
-static gradd_status_t run_attention_pairs(const gradd_run_t *r) {
+static gradd_status_t compute_attention_pairs(const gradd_launch_t *r) {
     return forward(r, true);
 }
 
-static gradd_status_t backward(const gradd_run_t *r, bool pairs) {
+static gradd_status_t backward(const gradd_launch_t *r, bool pairs) {
     int64_t layout = gradd_attr_int(r->attrs, "layout", 0);
     gradd_attn_t p;
     describe(&p, r->in, r->n_in, &backward_at, r->attrs);
@@ -190,14 +190,14 @@ static gradd_status_t backward(const gradd_run_t *r, bool pairs) {
     p.dbias = output(r, 3);
     p.drop = describe_drop(r);
     if (p.dbias) gradd_copy_zero(p.dbias, (size_t)gradd_type_bytes(&r->out[3].type));
-    find_ranges(&p, r, &backward_at, behind(&p, r->work, true));
-    return gradd_attn_backward(&p, r->work);
+    find_ranges(&p, r, &backward_at, behind(&p, r->workspace, true));
+    return gradd_attn_backward(&p, r->workspace);
 }
 
-static gradd_status_t run_attention_grad(const gradd_run_t *r) {
+static gradd_status_t compute_attention_grad(const gradd_launch_t *r) {
     return backward(r, false);
 }
-static gradd_status_t run_attention_grad_pairs(const gradd_run_t *r) {
+static gradd_status_t compute_attention_grad_pairs(const gradd_launch_t *r) {
     return backward(r, true);
 }
 
@@ -213,7 +213,7 @@ static bool accepts_grad_pairs(const gradd_infer_t *c) {
     return has_pairs(c, &backward_at);
 }
 
-static gradd_status_t run_ranges(const gradd_run_t *r) {
+static gradd_status_t compute_ranges(const gradd_launch_t *r) {
     const gradd_type_t *mask = &r->in[0].type;
     gradd_attn_ranges(r->in[0].data, mask_rows(mask), mask->dims[mask->rank - 1], r->out[0].data);
     return GRADD_OK;
@@ -300,7 +300,7 @@ static void store(gradd_dtype_t dtype, void *data, int64_t i, double value) {
         ((gradd_bf16_t *)data)[i] = gradd_f32_bf16((float)value);
 }
 
-static gradd_status_t ref_attention(const gradd_run_t *r) {
+static gradd_status_t ref_attention(const gradd_launch_t *r) {
     gradd_attn_t p;
     describe(&p, r->in, r->n_in, &forward_at, r->attrs);
     p.threads = r->threads;
@@ -599,7 +599,7 @@ GRADD_OPS(
     {ATTENTION_ROW("FusedAttentionGrad", 6, 9, 4, GRADD_OP_NO_GRAD | GRADD_OP_COSTLY),
      .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT,
                GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT)},
-     .infer = infer_attention_grad, .ref = run_attention_grad,
+     .infer = infer_attention_grad, .ref = compute_attention_grad,
      .cases = GRADD_CASES(
          {.text = "f32[1,1,3,4] f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4] f32[1,1,3,4] "
                   "f32[1,1,2,3]:(3,4) -> 3"},
@@ -617,7 +617,7 @@ GRADD_OPS(
      .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
      .types = {GRADD_T_BOOL},
      .infer = infer_ranges,
-     .ref = run_ranges,
+     .ref = compute_ranges,
      .cases = GRADD_CASES({.text = "bool[2,3,7]"}, {.text = "bool[70,600]"},
                           {.text = "bool[2,4]={0,0,0,0,1,1,0,1}"})});
 
@@ -627,7 +627,7 @@ GRADD_OPS(
         "FusedAttention",                                                                          \
         name_,                                                                                     \
         .types = {own, own, own, EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64},                   \
-        .work = work_forward,                                                                      \
+        .workspace = workspace_forward,                                                            \
         .cost = cost_attention,                                                                    \
         __VA_ARGS__ \
 }
@@ -636,19 +636,21 @@ GRADD_OPS(
         "FusedAttentionGrad",                                                                      \
         name_,                                                                                     \
         .types = {own, own, own, own, own, GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64)},         \
-        .work = work_backward,                                                                     \
+        .workspace = workspace_backward,                                                           \
         .cost = cost_attention_grad,                                                               \
         __VA_ARGS__ \
     }
 
-GRADD_KERNELS(cpu, attention, FORWARD_KERNEL("tiles f32", GRADD_DTB(F32), .run = run_attention),
-              FORWARD_KERNEL("tiles f64", GRADD_DTB(F64), .run = run_attention),
+GRADD_KERNELS(cpu, attention,
+              FORWARD_KERNEL("tiles f32", GRADD_DTB(F32), .compute = compute_attention),
+              FORWARD_KERNEL("tiles f64", GRADD_DTB(F64), .compute = compute_attention),
               FORWARD_KERNEL("tiles bf16", GRADD_DTB(BF16), .accepts = accepts_pairs,
-                             .run = run_attention_pairs),
-              FORWARD_KERNEL("tiles f32 of bf16", GRADD_DTB(BF16), .run = run_attention),
-              BACKWARD_KERNEL("tiles f32", GRADD_DTB(F32), .run = run_attention_grad),
-              BACKWARD_KERNEL("tiles f64", GRADD_DTB(F64), .run = run_attention_grad),
+                             .compute = compute_attention_pairs),
+              FORWARD_KERNEL("tiles f32 of bf16", GRADD_DTB(BF16), .compute = compute_attention),
+              BACKWARD_KERNEL("tiles f32", GRADD_DTB(F32), .compute = compute_attention_grad),
+              BACKWARD_KERNEL("tiles f64", GRADD_DTB(F64), .compute = compute_attention_grad),
               BACKWARD_KERNEL("tiles bf16", GRADD_DTB(BF16), .accepts = accepts_grad_pairs,
-                              .run = run_attention_grad_pairs),
-              BACKWARD_KERNEL("tiles f32 of bf16", GRADD_DTB(BF16), .run = run_attention_grad),
-              {"MaskRanges", "loop", .run = run_ranges});
+                              .compute = compute_attention_grad_pairs),
+              BACKWARD_KERNEL("tiles f32 of bf16", GRADD_DTB(BF16),
+                              .compute = compute_attention_grad),
+              {"MaskRanges", "loop", .compute = compute_ranges});

@@ -83,10 +83,10 @@ typedef void (*cast_fn)(const void *in, void *out, int64_t n);
 static const cast_fn casts[GRADD_DT_END][GRADD_DT_END] = {
     LINE(F32), LINE(F64), LINE(BF16), LINE(I8), LINE(U8), LINE(I32), LINE(I64), LINE(BOOL)};
 
-static gradd_status_t run_cast(const gradd_run_t *r) {
+static gradd_status_t compute_cast(const gradd_launch_t *r) {
     gradd_dtype_t from = r->in[0].type.dtype, to = r->out[0].type.dtype;
     cast_fn fn = casts[from][to];
-    if (from == to) return gradd_run_copy(r);
+    if (from == to) return gradd_compute_copy(r);
     if (!fn)
         return GRADD_FAIL(UNSUPPORTED, "cast from %s to %s", gradd_dtype_name(from),
                           gradd_dtype_name(to));
@@ -151,7 +151,7 @@ GRADD_OPS(cast,
                                     {"round_mode", GRADD_ATTR_STRING, false}),
            .infer = infer_cast,
            .grad = grad_cast,
-           .ref = run_cast,
+           .ref = compute_cast,
            .cases = GRADD_CASES({.text = "f32[2,3] | to=11"}, {.text = "f32[2,3] | to=1"},
                                 {.text = "f32[7]={-1.7,1.7,0,0.3,3e9,-3e9,nan} | to=6"},
                                 {.text = "f32[4]={-1.7,1.7,1e30,-1e30} | to=7"},
@@ -180,9 +180,9 @@ GRADD_OPS(cast,
                                     {"round_mode", GRADD_ATTR_STRING, false}),
            .infer = infer_cast_like,
            .grad = grad_cast,
-           .ref = run_cast,
+           .ref = compute_cast,
            .cases = GRADD_CASES({.text = "f32[2,3] f64[1]"}, {.text = "i64[3] f32[]"},
                                 {.text = "f32[3] bool[]"}, {.text = "f32[3] f32[2]"})});
 
-GRADD_KERNELS(cpu, cast, {"Cast", "loop", .run = run_cast, .cost = gradd_cost_move},
-              {"CastLike", "loop", .run = run_cast, .cost = gradd_cost_move});
+GRADD_KERNELS(cpu, cast, {"Cast", "loop", .compute = compute_cast, .cost = gradd_cost_move},
+              {"CastLike", "loop", .compute = compute_cast, .cost = gradd_cost_move});

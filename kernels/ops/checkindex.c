@@ -39,7 +39,7 @@ static int block_beyond(const gradd_view_t *v, int64_t at, int64_t n, int64_t li
     return any_beyond_int32_t((const int32_t *)v->data + at, n, low);
 }
 
-static gradd_status_t run_check_index(const gradd_run_t *r) {
+static gradd_status_t compute_check_index(const gradd_launch_t *r) {
     enum { BLOCK = 4096 };
     const gradd_view_t *y = &r->out[0];
     const int64_t n = gradd_type_count(&y->type), blocks = (n + BLOCK - 1) / BLOCK;
@@ -83,7 +83,7 @@ GRADD_OPS(checkindex,
               .flags = GRADD_OP_NO_GRAD,
               .types = {GRADD_T_INDEX, GRADD_DTB(I64)},
               .infer = infer_check_index,
-              .ref = run_check_index,
+              .ref = compute_check_index,
               .cases = GRADD_CASES({.text = "i64[2,3]={0,4,2,3,1,4} i64[]={5}"},
                                    {.text = "i32[2]={0,4} i64[1]={5}"},
                                    {.text = "i32[2]={0,2147483647} i64[]={9000000000000000000}"},
@@ -94,5 +94,5 @@ GRADD_OPS(checkindex,
 });
 
 GRADD_KERNELS(cpu, checkindex,
-              {"CheckIndex", "loop", .inplace = 1, .run = run_check_index,
+              {"CheckIndex", "loop", .inplace = 1, .compute = compute_check_index,
                .cost = gradd_cost_move});

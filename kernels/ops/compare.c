@@ -28,21 +28,21 @@
     GRADD_ROW2(name, i32, uint8_t, int32_t, int32_t, E)                                            \
     GRADD_ROW2(name, i64, uint8_t, int64_t, int64_t, E)                                            \
     GRADD_ROW2(name, boolean, uint8_t, uint8_t, uint8_t, E)                                        \
-    static const gradd_rows_t name##_rows = {.f32 = row_##name##_f32,                              \
-                                             .f64 = row_##name##_f64,                              \
-                                             .i32 = row_##name##_i32,                              \
-                                             .i64 = row_##name##_i64,                              \
-                                             .boolean = row_##name##_boolean};                     \
-    static const gradd_rows_t name##_refs = {.f32 = ref_##name##_f32,                              \
-                                             .f64 = ref_##name##_f64,                              \
-                                             .i32 = ref_##name##_i32,                              \
-                                             .i64 = ref_##name##_i64,                              \
-                                             .boolean = ref_##name##_boolean};                     \
+    static const gradd_row_functions_t name##_rows = {.f32 = row_##name##_f32,                     \
+                                                      .f64 = row_##name##_f64,                     \
+                                                      .i32 = row_##name##_i32,                     \
+                                                      .i64 = row_##name##_i64,                     \
+                                                      .boolean = row_##name##_boolean};            \
+    static const gradd_row_functions_t name##_refs = {.f32 = ref_##name##_f32,                     \
+                                                      .f64 = ref_##name##_f64,                     \
+                                                      .i32 = ref_##name##_i32,                     \
+                                                      .i64 = ref_##name##_i64,                     \
+                                                      .boolean = ref_##name##_boolean};            \
     GRADD_MAP_RUN(name, 0)
 #define LOGIC(name, E)                                                                             \
     GRADD_ROW2(name, boolean, uint8_t, uint8_t, uint8_t, E)                                        \
-    static const gradd_rows_t name##_rows = {.boolean = row_##name##_boolean};                     \
-    static const gradd_rows_t name##_refs = {.boolean = ref_##name##_boolean};                     \
+    static const gradd_row_functions_t name##_rows = {.boolean = row_##name##_boolean};            \
+    static const gradd_row_functions_t name##_refs = {.boolean = ref_##name##_boolean};            \
     GRADD_MAP_RUN(name, 0)
 
 COMPARE(equal, E_EQUAL)
@@ -55,8 +55,8 @@ LOGIC(or, E_OR)
 LOGIC(xor, E_XOR)
 
 GRADD_ROW1(not, boolean, uint8_t, uint8_t, uint8_t, E_NOT)
-static const gradd_rows_t not_rows = {.boolean = row_not_boolean};
-static const gradd_rows_t not_refs = {.boolean = ref_not_boolean};
+static const gradd_row_functions_t not_rows = {.boolean = row_not_boolean};
+static const gradd_row_functions_t not_refs = {.boolean = ref_not_boolean};
 GRADD_MAP_RUN(not, 0)
 
 GRADD_ROW1(isnan, f32, uint8_t, float, double, E_ISNAN)
@@ -81,15 +81,16 @@ GRADD_MAP_RUN(signbit, 0)
     }
 ISINF_ROW(f32, float)
 ISINF_ROW(f64, double)
-static const gradd_rows_t isinf_rows = {.f32 = row_isinf_f32, .f64 = row_isinf_f64};
+static const gradd_row_functions_t isinf_rows = {.f32 = row_isinf_f32, .f64 = row_isinf_f64};
 
-static gradd_status_t run_isinf(const gradd_run_t *r) {
+static gradd_status_t compute_isinf(const gradd_launch_t *r) {
     double p[2] = {(double)gradd_attr_int(r->attrs, "detect_negative", 1),
                    (double)gradd_attr_int(r->attrs, "detect_positive", 1)};
     return gradd_map_rows(&isinf_rows, 0, r->out, r->in, 1, p, false);
 }
 
-/* Selection moves bytes: one function per element size. A fixed condition is a copy of a run. */
+/* Selection moves bytes: one function per element size. A fixed condition is a copy of a stretch.
+ */
 #define WHERE_LOOP(x_at, y_at)                                                                     \
     {                                                                                              \
         _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] = c[i] ? x_at : y_at;             \
@@ -126,10 +127,10 @@ WHERE_ROW(8, uint8_t)
 WHERE_ROW(16, uint16_t)
 WHERE_ROW(32, uint32_t)
 WHERE_ROW(64, uint64_t)
-static const gradd_rows_t where_rows = {row_where_32, row_where_64, row_where_32,
-                                        row_where_64, row_where_8,  row_where_16};
-static const gradd_rows_t where_refs = {ref_where_32, ref_where_64, ref_where_32,
-                                        ref_where_64, ref_where_8,  ref_where_16};
+static const gradd_row_functions_t where_rows = {row_where_32, row_where_64, row_where_32,
+                                                 row_where_64, row_where_8,  row_where_16};
+static const gradd_row_functions_t where_refs = {ref_where_32, ref_where_64, ref_where_32,
+                                                 ref_where_64, ref_where_8,  ref_where_16};
 GRADD_MAP_RUN(where, 1)
 
 /* ---- shape rules ---------------------------------------------------------------------------- */
@@ -195,7 +196,7 @@ static gradd_status_t grad_where(gradd_grad_t *g) {
      .flags = GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,                                                   \
      .types = {mask},                                                                              \
      .infer = infer_compare,                                                                       \
-     .ref = run_##fn##_ref,                                                                        \
+     .ref = compute_##fn##_ref,                                                                    \
      .cases = cases_}
 #define TEST_ROW(domain_, title, since_, mask, ...)                                                \
     {.name = title,                                                                                \
@@ -218,19 +219,19 @@ GRADD_OPS(compare, LOGICAL_ROW("Equal", equal, 11, GRADD_T_ALL, CASES_COMPARE),
           LOGICAL_ROW("And", and, 7, GRADD_T_BOOL, CASES_LOGIC),
           LOGICAL_ROW("Or", or, 7, GRADD_T_BOOL, CASES_LOGIC),
           LOGICAL_ROW("Xor", xor, 7, GRADD_T_BOOL, CASES_LOGIC),
-          TEST_ROW("", "Not", 1, GRADD_T_BOOL, .ref = run_not_ref,
+          TEST_ROW("", "Not", 1, GRADD_T_BOOL, .ref = compute_not_ref,
                    .cases = GRADD_CASES(
                        {
                            .text = "bool[3,4]"
 },
                        {.text = "bool[]"}, {.text = "bool[211,173]"})),
-          TEST_ROW("", "IsNaN", 9, GRADD_T_FLOAT, .ref = run_isnan_ref,
+          TEST_ROW("", "IsNaN", 9, GRADD_T_FLOAT, .ref = compute_isnan_ref,
                    .cases = GRADD_CASES({.text = "f32[5]={1,nan,inf,-inf,nan}"},
                                         {.text = "f32[2,3]"}, {.text = "f32[0]"})),
-          TEST_ROW("com.gradd", "SignBit", 1, GRADD_T_FLOAT, .ref = run_signbit_ref,
+          TEST_ROW("com.gradd", "SignBit", 1, GRADD_T_FLOAT, .ref = compute_signbit_ref,
                    .cases = GRADD_CASES({.text = "f32[6]={0,-0.0,1,-1,inf,-inf}"},
                                         {.text = "f32[2,3]"}, {.text = "f32[0]"})),
-          TEST_ROW("", "IsInf", 10, GRADD_T_FLOAT, .ref = run_isinf,
+          TEST_ROW("", "IsInf", 10, GRADD_T_FLOAT, .ref = compute_isinf,
                    .attrs = GRADD_ATTR_LIST({"detect_negative", GRADD_ATTR_INT, false},
                                             {"detect_positive", GRADD_ATTR_INT, false}),
                    .cases = GRADD_CASES({.text = "f32[5]={1,nan,inf,-inf,nan}"},
@@ -247,7 +248,7 @@ GRADD_OPS(compare, LOGICAL_ROW("Equal", equal, 11, GRADD_T_ALL, CASES_COMPARE),
            .types = {GRADD_T_BOOL, GRADD_T_ALL},
            .infer = infer_where,
            .grad = grad_where,
-           .ref = run_where_ref,
+           .ref = compute_where_ref,
            .cases = GRADD_CASES(
                {.text = "bool[2,3] f32[2,3] f32[2,3]"},
                {.text = "bool[2,1,4,4] f32[2,3,4,4] f32[]={-inf}", .grad_tol = -1},
@@ -258,13 +259,16 @@ GRADD_OPS(compare, LOGICAL_ROW("Equal", equal, 11, GRADD_T_ALL, CASES_COMPARE),
                {.text = "bool[0] f32[1] f32[]"},
                {.text = "bool[211,173] f32[211,173] f32[]={0}"})});
 
-GRADD_KERNELS(cpu, compare, {"Equal", "loop", .run = run_equal}, {"Less", "loop", .run = run_less},
-              {"LessOrEqual", "loop", .run = run_less_equal},
-              {"Greater", "loop", .run = run_greater},
-              {"GreaterOrEqual", "loop", .run = run_greater_equal},
-              {"And", "loop", .inplace = 3, .run = run_and},
-              {"Or", "loop", .inplace = 3, .run = run_or},
-              {"Xor", "loop", .inplace = 3, .run = run_xor},
-              {"Not", "loop", .inplace = 1, .run = run_not}, {"IsNaN", "loop", .run = run_isnan},
-              {"SignBit", "loop", .run = run_signbit}, {"IsInf", "loop", .run = run_isinf},
-              {"Where", "loop", .inplace = 6, .run = run_where});
+GRADD_KERNELS(cpu, compare, {"Equal", "loop", .compute = compute_equal},
+              {"Less", "loop", .compute = compute_less},
+              {"LessOrEqual", "loop", .compute = compute_less_equal},
+              {"Greater", "loop", .compute = compute_greater},
+              {"GreaterOrEqual", "loop", .compute = compute_greater_equal},
+              {"And", "loop", .inplace = 3, .compute = compute_and},
+              {"Or", "loop", .inplace = 3, .compute = compute_or},
+              {"Xor", "loop", .inplace = 3, .compute = compute_xor},
+              {"Not", "loop", .inplace = 1, .compute = compute_not},
+              {"IsNaN", "loop", .compute = compute_isnan},
+              {"SignBit", "loop", .compute = compute_signbit},
+              {"IsInf", "loop", .compute = compute_isinf},
+              {"Where", "loop", .inplace = 6, .compute = compute_where});

@@ -32,7 +32,7 @@ static cut_t make_cut(const gradd_type_t *whole, int axis) {
     return cut;
 }
 
-static gradd_status_t concat(const gradd_run_t *r, copy_fn_t copy) {
+static gradd_status_t concat(const gradd_launch_t *r, copy_fn_t copy) {
     const gradd_type_t *out = &r->out[0].type;
     size_t bytes = gradd_dtype_bytes(out->dtype);
     int axis;
@@ -52,15 +52,15 @@ static gradd_status_t concat(const gradd_run_t *r, copy_fn_t copy) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_concat(const gradd_run_t *r) {
+static gradd_status_t compute_concat(const gradd_launch_t *r) {
     return concat(r, gradd_copy_strided);
 }
 
-static gradd_status_t ref_concat(const gradd_run_t *r) {
+static gradd_status_t ref_concat(const gradd_launch_t *r) {
     return concat(r, gradd_copy_plain);
 }
 
-static gradd_status_t split(const gradd_run_t *r, copy_fn_t copy) {
+static gradd_status_t split(const gradd_launch_t *r, copy_fn_t copy) {
     const gradd_type_t *in = &r->in[0].type;
     size_t bytes = gradd_dtype_bytes(in->dtype);
     int axis;
@@ -80,11 +80,11 @@ static gradd_status_t split(const gradd_run_t *r, copy_fn_t copy) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_split(const gradd_run_t *r) {
+static gradd_status_t compute_split(const gradd_launch_t *r) {
     return split(r, gradd_copy_strided);
 }
 
-static gradd_status_t ref_split(const gradd_run_t *r) {
+static gradd_status_t ref_split(const gradd_launch_t *r) {
     return split(r, gradd_copy_plain);
 }
 
@@ -256,5 +256,5 @@ GRADD_OPS(
                           {.text = "f32[2,4,3] | axis=1 split=[3,1] -> 2"},
                           {.text = "i64[6] i64[2]={4,2} -> 2"})});
 
-GRADD_KERNELS(cpu, concat, {"Concat", "loop", .run = run_concat, .cost = gradd_cost_move},
-              {"Split", "loop", .run = run_split, .cost = gradd_cost_move});
+GRADD_KERNELS(cpu, concat, {"Concat", "loop", .compute = compute_concat, .cost = gradd_cost_move},
+              {"Split", "loop", .compute = compute_split, .cost = gradd_cost_move});

@@ -26,7 +26,7 @@ static void fill(const gradd_view_t *out, const void *element) {
     gradd_copy_strided(&job, gradd_dtype_bytes(out->type.dtype), out->data, element);
 }
 
-static gradd_status_t run_constant(const gradd_run_t *r) {
+static gradd_status_t compute_constant(const gradd_launch_t *r) {
     const gradd_attr_t *a = &r->attrs.v[0];
     if (a->kind == GRADD_ATTR_TENSOR) {
         size_t bytes = (size_t)gradd_type_bytes(&a->tensor.type);
@@ -42,7 +42,7 @@ static gradd_status_t run_constant(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_constant_of_shape(const gradd_run_t *r) {
+static gradd_status_t compute_constant_of_shape(const gradd_launch_t *r) {
     static const float zero;
     const gradd_attr_t *a = gradd_attr_find(r->attrs, "value");
     fill(&r->out[0], a ? a->tensor.data : &zero);
@@ -59,7 +59,7 @@ static void shape_range(gradd_attrs_t attrs, int rank, int *out_start, int *out_
     *out_end = (int)(end < start ? start : end);
 }
 
-static gradd_status_t run_shape(const gradd_run_t *r) {
+static gradd_status_t compute_shape(const gradd_launch_t *r) {
     int start, end;
     shape_range(r->attrs, r->in[0].type.rank, &start, &end);
     for (int i = start; i < end; i++)
@@ -67,14 +67,14 @@ static gradd_status_t run_shape(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_size(const gradd_run_t *r) {
+static gradd_status_t compute_size(const gradd_launch_t *r) {
     *(int64_t *)r->out[0].data = gradd_type_count(&r->in[0].type);
     return GRADD_OK;
 }
 
 /* Integers wrap in unsigned arithmetic: i * delta may pass the end of the type although the sum, an
  * entry of the range, does not. */
-static gradd_status_t run_range(const gradd_run_t *r) {
+static gradd_status_t compute_range(const gradd_launch_t *r) {
     int64_t n = r->out[0].type.dims[0];
     const void *start = r->in[0].data, *delta = r->in[2].data;
     if (gradd_dtype_is_int(r->in[0].type.dtype)) {
@@ -92,7 +92,7 @@ static gradd_status_t run_range(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_eye_like(const gradd_run_t *r) {
+static gradd_status_t compute_eye_like(const gradd_launch_t *r) {
     const gradd_type_t *y = &r->out[0].type;
     int64_t k = gradd_attr_int(r->attrs, "k", 0), rows = y->dims[0], columns = y->dims[1];
     memset(r->out[0].data, 0, (size_t)gradd_type_bytes(y));
@@ -123,7 +123,7 @@ static int64_t whole_at(const gradd_view_t *v, int64_t i) {
     }
 }
 
-static gradd_status_t run_one_hot(const gradd_run_t *r) {
+static gradd_status_t compute_one_hot(const gradd_launch_t *r) {
     const gradd_view_t *indices = &r->in[0];
     const gradd_type_t *y = &r->out[0].type;
     int axis;
@@ -160,7 +160,7 @@ static bool is_set(const gradd_view_t *x, int64_t i) {
     return !is_zero((const char *)x->data + (size_t)i * bytes, bytes);
 }
 
-static gradd_status_t run_non_zero(const gradd_run_t *r) {
+static gradd_status_t compute_non_zero(const gradd_launch_t *r) {
     const gradd_view_t *x = &r->in[0];
     int64_t n = gradd_type_count(&x->type), found = 0, hits = r->out[0].type.dims[1];
     int64_t *y = r->out[0].data;
@@ -178,7 +178,7 @@ static gradd_status_t run_non_zero(const gradd_run_t *r) {
 }
 
 /* Row i keeps columns [0, i + k] (lower) or [i + k, columns) (upper). */
-static gradd_status_t run_trilu(const gradd_run_t *r) {
+static gradd_status_t compute_trilu(const gradd_launch_t *r) {
     const gradd_type_t *x = &r->in[0].type;
     int64_t rows = x->dims[x->rank - 2], columns = x->dims[x->rank - 1], k = 0;
     size_t bytes = gradd_dtype_bytes(x->dtype), row_bytes = (size_t)columns * bytes;
@@ -371,7 +371,7 @@ GRADD_OPS(
                                  {"value_floats", GRADD_ATTR_FLOATS, false}
           ),
         .infer = infer_constant,
-        .ref = run_constant,
+        .ref = compute_constant,
         .cases = GRADD_CASES({.text = "| value_int=-7"},
           {.text = "| value_ints=[1,2,3]"},
                              {.text = "| value_float=0.5"},
@@ -389,7 +389,7 @@ GRADD_OPS(
      .types = {GRADD_DTB(I64)},
      .attrs = GRADD_ATTR_LIST({"value", GRADD_ATTR_TENSOR, false}),
      .infer = infer_constant_of_shape,
-     .ref = run_constant_of_shape,
+     .ref = compute_constant_of_shape,
      .cases = GRADD_CASES({.text = "i64[2]={2,3}"}, {.text = "i64[0]={}"}, {.text = "i64[1]={0}"})},
     {.name = "Shape",
      .domain = "",
@@ -401,7 +401,7 @@ GRADD_OPS(
      .flags = GRADD_OP_SHAPE_ONLY | GRADD_OP_NO_GRAD,
      .attrs = GRADD_ATTR_LIST({"start", GRADD_ATTR_INT, false}, {"end", GRADD_ATTR_INT, false}),
      .infer = infer_shape,
-     .ref = run_shape,
+     .ref = compute_shape,
      .cases = GRADD_CASES({.text = "f32[2,0,4]"}, {.text = "f32[]"},
                           {.text = "f32[2,3,4] | start=1"},
                           {.text = "bool[2,3,4] | start=-2 end=-1"},
@@ -415,7 +415,7 @@ GRADD_OPS(
      .max_out = 1,
      .flags = GRADD_OP_SHAPE_ONLY | GRADD_OP_NO_GRAD,
      .infer = infer_size,
-     .ref = run_size,
+     .ref = compute_size,
      .cases = GRADD_CASES({.text = "f32[2,3,4]"}, {.text = "i64[]"}, {.text = "f32[2,0]"})},
     {.name = "Range",
      .domain = "",
@@ -427,7 +427,7 @@ GRADD_OPS(
      .flags = GRADD_OP_NO_GRAD,
      .types = {GRADD_T_NUM},
      .infer = infer_range,
-     .ref = run_range,
+     .ref = compute_range,
      .cases = GRADD_CASES({.text = "i64[]={0} i64[]={5} i64[]={1}"},
                           {.text = "i64[]={7} i64[]={0} i64[]={-3}"},
                           {.text = "i64[]={-9000000000000000000} i64[]={9000000000000000000} "
@@ -444,7 +444,7 @@ GRADD_OPS(
      .flags = GRADD_OP_SHAPE_ONLY | GRADD_OP_NO_GRAD,
      .attrs = GRADD_ATTR_LIST({"dtype", GRADD_ATTR_INT, false}, {"k", GRADD_ATTR_INT, false}),
      .infer = infer_eye_like,
-     .ref = run_eye_like,
+     .ref = compute_eye_like,
      .cases = GRADD_CASES({.text = "f32[3,4]"}, {.text = "f32[4,3] | k=-2"},
                           {.text = "i64[3,4] | k=2 dtype=1"}, {.text = "f32[3,4] | dtype=16"},
                           {.text = "f32[2,2] | k=7"})},
@@ -460,7 +460,7 @@ GRADD_OPS(
      .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
      .infer = infer_one_hot,
      .grad = grad_one_hot,
-     .ref = run_one_hot,
+     .ref = compute_one_hot,
      .cases = GRADD_CASES({.text = "i64[2,3] i64[]={5} f32[2]"},
                           {.text = "i64[2,3]:(-6,6) i64[1]={5} f32[2] | axis=1"},
                           {.text = "i32[4] i32[]={3} i64[2]={0,1} | axis=0"},
@@ -474,7 +474,7 @@ GRADD_OPS(
      .max_out = 1,
      .flags = GRADD_OP_NO_GRAD,
      .infer = infer_non_zero,
-     .ref = run_non_zero,
+     .ref = compute_non_zero,
      .cases = GRADD_CASES({.text = "i64[2,3]={0,1,0,2,0,3}"}, {.text = "bool[3]={0,0,0}"},
                           {.text = "f32[2,2]={0,0.5,-1,0}"}, {.text = "bf16[3]={0,-0.0,2}"})},
     {.name = "Trilu",
@@ -488,7 +488,7 @@ GRADD_OPS(
      .attrs = GRADD_ATTR_LIST({"upper", GRADD_ATTR_INT, false}),
      .infer = infer_trilu,
      .grad = grad_trilu,
-     .ref = run_trilu,
+     .ref = compute_trilu,
      .cases = GRADD_CASES({.text = "f32[3,4]"}, {.text = "f32[2,4,3] | upper=0"},
                           {.text = "f32[4,4] i64[]={1}"},
                           {.text = "f32[4,3] i64[1]={-2} | upper=0"},
@@ -498,16 +498,17 @@ GRADD_OPS(
 
 GRADD_KERNELS(cpu, constant,
               {
-                  "Constant", "loop", .run = run_constant
+                  "Constant", "loop", .compute = compute_constant
 },
-              {"ConstantOfShape", "loop", .run = run_constant_of_shape, .cost = gradd_cost_move},
-              {"Shape", "loop", .run = run_shape, .cost = gradd_cost_move},
-              {"Size", "loop", .run = run_size, .cost = gradd_cost_move},
-              {"Range", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT}, .run = run_range,
+              {"ConstantOfShape", "loop", .compute = compute_constant_of_shape,
                .cost = gradd_cost_move},
-              {"EyeLike", "loop", .run = run_eye_like, .cost = gradd_cost_move},
+              {"Shape", "loop", .compute = compute_shape, .cost = gradd_cost_move},
+              {"Size", "loop", .compute = compute_size, .cost = gradd_cost_move},
+              {"Range", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT}, .compute = compute_range,
+               .cost = gradd_cost_move},
+              {"EyeLike", "loop", .compute = compute_eye_like, .cost = gradd_cost_move},
               {"OneHot", "loop",
                .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_F32_F64 | GRADD_T_INT, 0xffffffffu},
-               .run = run_one_hot, .cost = gradd_cost_move},
-              {"NonZero", "loop", .run = run_non_zero},
-              {"Trilu", "loop", .inplace = 1, .run = run_trilu, .cost = gradd_cost_move});
+               .compute = compute_one_hot, .cost = gradd_cost_move},
+              {"NonZero", "loop", .compute = compute_non_zero},
+              {"Trilu", "loop", .inplace = 1, .compute = compute_trilu, .cost = gradd_cost_move});

@@ -85,7 +85,7 @@ static gradd_status_t read_labels(loss_t *l, const gradd_view_t *items) {
 }
 
 /* `logits` is the index of the logits, which labels follow; `items` that of num_items. */
-static gradd_status_t read_loss(const gradd_run_t *r, int logits, int items, loss_t *l) {
+static gradd_status_t read_loss(const gradd_launch_t *r, int logits, int items, loss_t *l) {
     const gradd_type_t *x = &r->in[logits].type;
     *l = (loss_t){.classes = x->dims[x->rank - 1], .dtype = x->dtype, .rows = 1};
     for (int i = 0; i + 1 < x->rank; i++)
@@ -96,7 +96,7 @@ static gradd_status_t read_loss(const gradd_run_t *r, int logits, int items, los
     l->ignore = gradd_attr_int(r->attrs, "ignore_index", 0);
     l->smoothing = gradd_attr_float(r->attrs, "smoothing", 0);
     l->given = &r->in[logits + 1];
-    l->labels = r->work;
+    l->labels = r->workspace;
     return read_labels(l, r->n_in > items && r->in[items].type.dtype ? &r->in[items] : NULL);
 }
 
@@ -136,10 +136,10 @@ static double forward_row(const loss_t *l, const gradd_view_t *x, int64_t i,
     return log(row.sum) - (1 - e) * own - e * (row.plain / (double)l->classes - row.max);
 }
 
-static gradd_status_t forward(const gradd_run_t *r, bool ref) {
+static gradd_status_t forward(const gradd_launch_t *r, bool ref) {
     loss_t l;
     GRADD_TRY(read_loss(r, 0, 2, &l));
-    double *each = (double *)r->work + l.rows, sum = 0; /* behind the labels */
+    double *each = (double *)r->workspace + l.rows, sum = 0; /* behind the labels */
     const gradd_view_t *stats = r->n_out > 1 && r->out[1].data ? &r->out[1] : NULL;
 #pragma omp parallel for schedule(static) if (l.rows * l.classes >= GRADD_PARALLEL_MIN)
     for (int64_t i = 0; i < l.rows; i++)
@@ -152,11 +152,11 @@ static gradd_status_t forward(const gradd_run_t *r, bool ref) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_loss(const gradd_run_t *r) {
+static gradd_status_t compute_loss(const gradd_launch_t *r) {
     return forward(r, false);
 }
 
-static gradd_status_t ref_loss(const gradd_run_t *r) {
+static gradd_status_t ref_loss(const gradd_launch_t *r) {
     return forward(r, true);
 }
 
@@ -164,7 +164,7 @@ static gradd_status_t ref_loss(const gradd_run_t *r) {
 
 enum { DY, LOGITS, LABELS, STATS, ITEMS };
 
-static void backward_row(const loss_t *l, const gradd_run_t *r, int64_t i, bool ref) {
+static void backward_row(const loss_t *l, const gradd_launch_t *r, int64_t i, bool ref) {
     const gradd_view_t *x = &r->in[LOGITS], *z = &r->out[0];
     int64_t at = i * l->classes, label = l->labels[i];
     size_t bytes = gradd_dtype_bytes(l->dtype);
@@ -189,7 +189,7 @@ static void backward_row(const loss_t *l, const gradd_run_t *r, int64_t i, bool 
     store(z, at + label, own * factor);
 }
 
-static gradd_status_t backward(const gradd_run_t *r, bool ref) {
+static gradd_status_t backward(const gradd_launch_t *r, bool ref) {
     loss_t l;
     GRADD_TRY(read_loss(r, LOGITS, ITEMS, &l));
 #pragma omp parallel for schedule(static) if (l.rows * l.classes >= GRADD_PARALLEL_MIN)
@@ -198,11 +198,11 @@ static gradd_status_t backward(const gradd_run_t *r, bool ref) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_loss_grad(const gradd_run_t *r) {
+static gradd_status_t compute_loss_grad(const gradd_launch_t *r) {
     return backward(r, false);
 }
 
-static gradd_status_t ref_loss_grad(const gradd_run_t *r) {
+static gradd_status_t ref_loss_grad(const gradd_launch_t *r) {
     return backward(r, true);
 }
 
@@ -257,11 +257,11 @@ static gradd_status_t infer_loss_grad(gradd_infer_t *c) {
 }
 
 /* The label of each row, and in forward its loss. */
-static size_t work_loss(const gradd_infer_t *c) {
+static size_t workspace_loss(const gradd_infer_t *c) {
     return (sizeof(int64_t) + sizeof(double)) * (size_t)gradd_type_count(&c->in[1].type);
 }
 
-static size_t work_loss_grad(const gradd_infer_t *c) {
+static size_t workspace_loss_grad(const gradd_infer_t *c) {
     return sizeof(int64_t) * (size_t)gradd_type_count(&c->in[LABELS].type);
 }
 
@@ -455,13 +455,13 @@ GRADD_OPS(
          {.text =
               "f32[] f32[67,1031]:(-3,3) i64[67]:(0,1030) f32[67,2]:(0.5,1) | ignore_index=7"})});
 
-GRADD_KERNELS(cpu, crossentropy,
-              {
-                  "CrossEntropy", "loop",
-                  .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_F32_F64 | GRADD_T_INT},
-                  .run = run_loss, .work = work_loss
+GRADD_KERNELS(
+    cpu, crossentropy,
+    {
+        "CrossEntropy", "loop",
+        .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_F32_F64 | GRADD_T_INT},
+        .compute = compute_loss, .workspace = workspace_loss
 },
-              {"CrossEntropyGrad", "loop",
-               .types = {GRADD_T_F32_F64, GRADD_T_FLOAT, GRADD_T_INDEX,
-                         GRADD_T_F32_F64 | GRADD_T_INT},
-               .inplace = 1 << LOGITS, .run = run_loss_grad, .work = work_loss_grad});
+    {"CrossEntropyGrad", "loop",
+     .types = {GRADD_T_F32_F64, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_F32_F64 | GRADD_T_INT},
+     .inplace = 1 << LOGITS, .compute = compute_loss_grad, .workspace = workspace_loss_grad});

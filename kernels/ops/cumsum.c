@@ -15,7 +15,7 @@ static gradd_status_t axis_of(const gradd_view_t *view, int rank, int *out_axis)
     return gradd_axis(gradd_pick_index(view, 0), rank, false, out_axis);
 }
 
-static gradd_status_t run_cumsum(const gradd_run_t *r) {
+static gradd_status_t compute_cumsum(const gradd_launch_t *r) {
     const gradd_type_t *t = &r->in[0].type;
     const bool exclusive = gradd_attr_int(r->attrs, "exclusive", 0);
     const bool reverse = gradd_attr_int(r->attrs, "reverse", 0);
@@ -84,7 +84,7 @@ GRADD_OPS(cumsum,
                 ),
               .infer = infer_cumsum,
               .grad = grad_cumsum,
-              .ref = run_cumsum,
+              .ref = compute_cumsum,
               .cases = GRADD_CASES({.text = "f32[2,3,4] i64[]={1}"},
                 {.text = "f32[5] i32[]={0}"},
                                    {.text = "f32[2,3] i64[1]={-1} | exclusive=1"},
@@ -99,5 +99,5 @@ GRADD_OPS(cumsum,
 GRADD_KERNELS(cpu, cumsum,
               {
                   "CumSum", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX},
-                  .inplace = 1, .run = run_cumsum
+                  .inplace = 1, .compute = compute_cumsum
 });

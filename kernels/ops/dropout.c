@@ -46,7 +46,7 @@ static void put_real(const gradd_view_t *v, int64_t i, double x) {
         ((gradd_bf16_t *)v->data)[i] = gradd_f32_bf16((float)x);
 }
 
-static gradd_status_t set_drop(const gradd_run_t *r, double p, bool training, drop_t *d) {
+static gradd_status_t set_drop(const gradd_launch_t *r, double p, bool training, drop_t *d) {
     if (!(p >= 0 && p <= 1)) return GRADD_FAIL(INDEX, "the ratio is %g, not within 0 and 1", p);
     *d = (drop_t){.seed = r->seed};
     d->node = (uint64_t)gradd_attr_int(r->attrs, "node", (int64_t)r->node);
@@ -56,7 +56,7 @@ static gradd_status_t set_drop(const gradd_run_t *r, double p, bool training, dr
     return GRADD_OK;
 }
 
-static gradd_status_t read_drop(const gradd_run_t *r, drop_t *d) {
+static gradd_status_t read_drop(const gradd_launch_t *r, drop_t *d) {
     double p = given(r->in, r->n_in, 1) ? real_at(&r->in[1], 0) : 0.5;
     bool training = given(r->in, r->n_in, 2) && *(const uint8_t *)r->in[2].data;
     return set_drop(r, p, training, d);
@@ -92,7 +92,7 @@ DROP_RANGE(float, float, , )
 DROP_RANGE(double, double, , )
 DROP_RANGE(gradd_bf16_t, float, gradd_bf16_f32, gradd_f32_bf16)
 
-static void drop_chunk(const drop_t *d, const gradd_run_t *r, int64_t first, int64_t end,
+static void drop_chunk(const drop_t *d, const gradd_launch_t *r, int64_t first, int64_t end,
                        const void *plus, uint8_t *mask) {
     void *y = r->out[0].data;
     const void *x = r->in[0].data;
@@ -106,14 +106,14 @@ static void drop_chunk(const drop_t *d, const gradd_run_t *r, int64_t first, int
 
 #define CHUNK (64 * GRADD_RNG_GROUP)
 
-static void drop_all(const drop_t *d, const gradd_run_t *r, const void *plus, uint8_t *mask) {
+static void drop_all(const drop_t *d, const gradd_launch_t *r, const void *plus, uint8_t *mask) {
     int64_t n = gradd_type_count(&r->in[0].type);
 #pragma omp parallel for schedule(static) if (n >= GRADD_PARALLEL_MIN)
     for (int64_t first = 0; first < n; first += CHUNK)
         drop_chunk(d, r, first, first + CHUNK < n ? first + CHUNK : n, plus, mask);
 }
 
-static gradd_status_t run_dropout(const gradd_run_t *r) {
+static gradd_status_t compute_dropout(const gradd_launch_t *r) {
     const gradd_type_t *x = &r->in[0].type;
     int64_t n = gradd_type_count(x);
     uint8_t *mask = r->n_out > 1 ? r->out[1].data : NULL;
@@ -133,7 +133,7 @@ static gradd_status_t run_dropout(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_dropout_add(const gradd_run_t *r) {
+static gradd_status_t compute_dropout_add(const gradd_launch_t *r) {
     const void *residual = r->in[1].data;
     drop_t d;
     GRADD_TRY(set_drop(r, gradd_attr_float(r->attrs, "ratio", 0.5), true, &d));
@@ -146,7 +146,8 @@ static gradd_status_t run_dropout_add(const gradd_run_t *r) {
 }
 
 /* The definition: one element after the other, in double. */
-static void define(const drop_t *d, const gradd_run_t *r, const gradd_view_t *plus, uint8_t *mask) {
+static void define(const drop_t *d, const gradd_launch_t *r, const gradd_view_t *plus,
+                   uint8_t *mask) {
     int64_t n = gradd_type_count(&r->in[0].type);
     for (int64_t i = 0; i < n; i++) {
         bool keep = !d->active || gradd_rng_word(d->seed, d->node, (uint64_t)i) >= d->limit;
@@ -156,14 +157,14 @@ static void define(const drop_t *d, const gradd_run_t *r, const gradd_view_t *pl
     }
 }
 
-static gradd_status_t ref_dropout(const gradd_run_t *r) {
+static gradd_status_t ref_dropout(const gradd_launch_t *r) {
     drop_t d;
     GRADD_TRY(read_drop(r, &d));
     define(&d, r, NULL, r->n_out > 1 ? r->out[1].data : NULL);
     return GRADD_OK;
 }
 
-static gradd_status_t ref_dropout_add(const gradd_run_t *r) {
+static gradd_status_t ref_dropout_add(const gradd_launch_t *r) {
     drop_t d;
     GRADD_TRY(set_drop(r, gradd_attr_float(r->attrs, "ratio", 0.5), true, &d));
     define(&d, r, &r->in[1], NULL);
@@ -314,6 +315,6 @@ GRADD_OPS(dropout,
                                 {.text = "f32[5,10001] f32[5,10001] | ratio=0.1"},
                                 {.text = "f32[0,3] f32[0,3] | ratio=0.5"})});
 
-GRADD_KERNELS(cpu, dropout, {"Dropout", "loop", .inplace = 1, .run = run_dropout},
-              {"DropoutGrad", "loop", .inplace = 1, .run = run_dropout},
-              {"DropoutAdd", "loop", .inplace = 3, .run = run_dropout_add});
+GRADD_KERNELS(cpu, dropout, {"Dropout", "loop", .inplace = 1, .compute = compute_dropout},
+              {"DropoutGrad", "loop", .inplace = 1, .compute = compute_dropout},
+              {"DropoutAdd", "loop", .inplace = 3, .compute = compute_dropout_add});

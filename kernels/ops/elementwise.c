@@ -71,8 +71,8 @@ BINARY_NUM(max, E_MAX, E_MAX)
 BINARY_NUM(min, E_MIN, E_MIN)
 BINARY_NUM(fmod, E_FMOD, E_FMOD_I)
 GRADD_ROWS2_INT(mod, E_MOD_I)
-static const gradd_rows_t mod_rows = {.i32 = row_mod_i32, .i64 = row_mod_i64};
-static const gradd_rows_t mod_refs = {.i32 = ref_mod_i32, .i64 = ref_mod_i64};
+static const gradd_row_functions_t mod_rows = {.i32 = row_mod_i32, .i64 = row_mod_i64};
+static const gradd_row_functions_t mod_refs = {.i32 = ref_mod_i32, .i64 = ref_mod_i64};
 UNARY_NUM(neg, E_NEG, E_NEG_I)
 UNARY_NUM(abs, E_ABS, E_ABS_I)
 UNARY_NUM(sign, E_SIGN, E_SIGN)
@@ -101,9 +101,10 @@ static bool beyond(const float *x, int64_t n) {
                                  const double *p) {                                                \
         (beyond(in[0], n) ? row_##name##_slow_f32 : row_##name##_fast_f32)(n, out, in, step, p);   \
     }                                                                                              \
-    static const gradd_rows_t name##_rows = {.f32 = row_##name##_f32, .f64 = row_##name##_f64};    \
-    static const gradd_rows_t name##_refs = {.f32 = ref_##name##_slow_f32,                         \
-                                             .f64 = ref_##name##_f64};                             \
+    static const gradd_row_functions_t name##_rows = {.f32 = row_##name##_f32,                     \
+                                                      .f64 = row_##name##_f64};                    \
+    static const gradd_row_functions_t name##_refs = {.f32 = ref_##name##_slow_f32,                \
+                                                      .f64 = ref_##name##_f64};                    \
     GRADD_MAP_RUN(name, 0)                                                                         \
     __attribute__((unused)) static const gradd_row_fn name##_unused = ref_##name##_fast_f32;
 TRIGONOMETRIC(sin, sinf, E_SIN, E_VSIN)
@@ -121,33 +122,33 @@ static gradd_status_t check_divisor(const gradd_view_t *b) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_div(const gradd_run_t *r) {
+static gradd_status_t compute_div(const gradd_launch_t *r) {
     GRADD_TRY(check_divisor(&r->in[1]));
     return gradd_map_rows(&div_rows, 0, r->out, r->in, 2, NULL, false);
 }
 
-static gradd_status_t run_div_ref(const gradd_run_t *r) {
+static gradd_status_t compute_div_ref(const gradd_launch_t *r) {
     GRADD_TRY(check_divisor(&r->in[1]));
     return gradd_map_rows(&div_refs, 0, r->out, r->in, 2, NULL, true);
 }
 
-static gradd_status_t mod_by(const gradd_run_t *r, bool ref) {
+static gradd_status_t mod_by(const gradd_launch_t *r, bool ref) {
     GRADD_TRY(check_divisor(&r->in[1]));
     bool c_style = gradd_attr_int(r->attrs, "fmod", 0);
-    const gradd_rows_t *rows = c_style ? &fmod_rows : &mod_rows;
+    const gradd_row_functions_t *rows = c_style ? &fmod_rows : &mod_rows;
     if (ref) rows = c_style ? &fmod_refs : &mod_refs;
     return gradd_map_rows(rows, 0, r->out, r->in, 2, NULL, ref);
 }
-static gradd_status_t run_mod(const gradd_run_t *r) {
+static gradd_status_t compute_mod(const gradd_launch_t *r) {
     return mod_by(r, false);
 }
-static gradd_status_t run_mod_ref(const gradd_run_t *r) {
+static gradd_status_t compute_mod_ref(const gradd_launch_t *r) {
     return mod_by(r, true);
 }
 
 /* Folds any number of operands into out, from the left. */
-static gradd_status_t fold(const gradd_run_t *r, const gradd_rows_t *rows, bool ref) {
-    if (r->n_in == 1) return gradd_run_copy(r);
+static gradd_status_t fold(const gradd_launch_t *r, const gradd_row_functions_t *rows, bool ref) {
+    if (r->n_in == 1) return gradd_compute_copy(r);
     for (int i = 1; i < r->n_in; i++) {
         gradd_view_t pair[2] = {i == 1 ? r->in[0] : r->out[0], r->in[i]};
         GRADD_TRY(gradd_map_rows(rows, 0, r->out, pair, 2, NULL, ref));
@@ -155,28 +156,28 @@ static gradd_status_t fold(const gradd_run_t *r, const gradd_rows_t *rows, bool 
     return GRADD_OK;
 }
 #define FOLD(name, rows)                                                                           \
-    static gradd_status_t run_##name(const gradd_run_t *r) {                                       \
+    static gradd_status_t compute_##name(const gradd_launch_t *r) {                                \
         return fold(r, &rows##_rows, false);                                                       \
     }                                                                                              \
-    static gradd_status_t run_##name##_ref(const gradd_run_t *r) {                                 \
+    static gradd_status_t compute_##name##_ref(const gradd_launch_t *r) {                          \
         return fold(r, &rows##_refs, true);                                                        \
     }
 FOLD(max, max)
 FOLD(min, min)
 
 /* Sums of bf16 stay f32 until the end: in the scratch memory where shapes differ. */
-static size_t work_sum(const gradd_infer_t *c) {
+static size_t workspace_sum(const gradd_infer_t *c) {
     if (c->n_in < 3 || c->out[0].dtype != GRADD_DT_BF16) return 0;
     return (size_t)gradd_type_count(&c->out[0]) * sizeof(float);
 }
 
-static gradd_status_t run_sum(const gradd_run_t *r) {
+static gradd_status_t compute_sum(const gradd_launch_t *r) {
     gradd_view_t so_far = r->out[0];
     if (r->n_in > 1 && gradd_sum_fits(r->out, r->in, r->n_in))
         return gradd_sum(r->out, r->in, r->n_in);
-    if (!r->work) return fold(r, &add_rows, false);
+    if (!r->workspace) return fold(r, &add_rows, false);
     so_far.type.dtype = GRADD_DT_F32;
-    so_far.data = r->work;
+    so_far.data = r->workspace;
     for (int i = 1; i < r->n_in; i++) {
         gradd_view_t pair[2] = {i == 1 ? r->in[0] : so_far, r->in[i]};
         const gradd_view_t *out = i + 1 == r->n_in ? r->out : &so_far;
@@ -185,7 +186,7 @@ static gradd_status_t run_sum(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_sum_ref(const gradd_run_t *r) {
+static gradd_status_t compute_sum_ref(const gradd_launch_t *r) {
     return fold(r, &add_refs, true);
 }
 
@@ -263,22 +264,22 @@ static int64_t power_i64(int64_t x, double y) {
     }
 POWER_INT(i32, int32_t)
 POWER_INT(i64, int64_t)
-static const gradd_rows_t pow_rows = {
+static const gradd_row_functions_t pow_rows = {
     .f32 = row_pow_f32, .f64 = row_pow_f64, .i32 = row_pow_i32, .i64 = row_pow_i64};
-static const gradd_rows_t pow_refs = {
+static const gradd_row_functions_t pow_refs = {
     .f32 = ref_pow_f32, .f64 = ref_pow_f64, .i32 = row_pow_i32, .i64 = row_pow_i64};
 
 /* The type that the row function finds the exponents in. */
-static double exponent_dtype(const gradd_run_t *r) {
+static double exponent_dtype(const gradd_launch_t *r) {
     gradd_dtype_t dtype = r->in[1].type.dtype;
     return (double)(dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : dtype);
 }
 
-static gradd_status_t run_pow(const gradd_run_t *r) {
+static gradd_status_t compute_pow(const gradd_launch_t *r) {
     double dtype = exponent_dtype(r);
     return gradd_map_rows(&pow_rows, 0, r->out, r->in, 2, &dtype, false);
 }
-static gradd_status_t run_pow_ref(const gradd_run_t *r) {
+static gradd_status_t compute_pow_ref(const gradd_launch_t *r) {
     double dtype = exponent_dtype(r);
     return gradd_map_rows(&pow_refs, 0, r->out, r->in, 2, &dtype, true);
 }
@@ -305,10 +306,10 @@ CLIP_ROW(f32, float)
 CLIP_ROW(f64, double)
 CLIP_ROW(i32, int32_t)
 CLIP_ROW(i64, int64_t)
-static const gradd_rows_t clip_rows = {
+static const gradd_row_functions_t clip_rows = {
     .f32 = row_clip_f32, .f64 = row_clip_f64, .i32 = row_clip_i32, .i64 = row_clip_i64};
 
-static gradd_status_t run_clip(const gradd_run_t *r) {
+static gradd_status_t compute_clip(const gradd_launch_t *r) {
     union {
         gradd_bf16_t bf16;
         float f32;
@@ -606,7 +607,7 @@ static gradd_status_t grad_clip(gradd_grad_t *g) {
      .types = {GRADD_T_NUM},                                                                       \
      .infer = gradd_infer_broadcast,                                                               \
      .grad = gradient,                                                                             \
-     .ref = run_##fn##_ref,                                                                        \
+     .ref = compute_##fn##_ref,                                                                    \
      .cases = CASES_BINARY(range),                                                                 \
      __VA_ARGS__}
 #define UNARY_ROW(title, fn, gradient, mask, since_, cases_, ...)                                  \
@@ -620,7 +621,7 @@ static gradd_status_t grad_clip(gradd_grad_t *g) {
      .types = {mask},                                                                              \
      .infer = gradd_infer_same,                                                                    \
      .grad = gradient,                                                                             \
-     .ref = run_##fn##_ref,                                                                        \
+     .ref = compute_##fn##_ref,                                                                    \
      .cases = cases_,                                                                              \
      __VA_ARGS__}
 #define FOLD_ROW(title, fn, gradient, mask, since_)                                                \
@@ -635,7 +636,7 @@ static gradd_status_t grad_clip(gradd_grad_t *g) {
      .types = {mask},                                                                              \
      .infer = gradd_infer_broadcast,                                                               \
      .grad = gradient,                                                                             \
-     .ref = run_##fn##_ref,                                                                        \
+     .ref = compute_##fn##_ref,                                                                    \
      .cases = CASES_FOLD}
 #define CHEAP .flags = GRADD_OP_CHEAP
 #define STEP  .flags = GRADD_OP_NO_GRAD | GRADD_OP_FLAT | GRADD_OP_CHEAP
@@ -673,7 +674,7 @@ GRADD_OPS(
      .attrs = GRADD_ATTR_LIST({"fmod", GRADD_ATTR_INT, false}),
      .infer = infer_mod,
      .grad = grad_mod,
-     .ref = run_mod_ref,
+     .ref = compute_mod_ref,
      .cases = GRADD_CASES({.text = "i64[3,4]:(-9,9) i64[4]={3,-3,2,-1}"},
                           {.text = "i32[5]:(-9,9) i32[]={-4}"},
                           {.text = "i64[5]:(-9,9) i64[]={4} | fmod=1"},
@@ -688,7 +689,7 @@ GRADD_OPS(
      .types = {GRADD_T_NUM},
      .infer = infer_pow,
      .grad = grad_pow,
-     .ref = run_pow_ref,
+     .ref = compute_pow_ref,
      .cases = cases_pow},
     FOLD_ROW("Max", max, grad_extremum, GRADD_T_NUM, 8),
     FOLD_ROW("Min", min, grad_extremum, GRADD_T_NUM, 8),
@@ -728,27 +729,32 @@ GRADD_OPS(
      .types = {GRADD_T_NUM},
      .infer = infer_clip,
      .grad = grad_clip,
-     .ref = run_clip,
+     .ref = compute_clip,
      .cases = GRADD_CASES({.text = "f32[3,4] f32[]={-0.5} f32[]={0.7}"}, {.text = "f32[3,4]"},
                           {.text = "f32[3,4] - f32[]={0.7}"}, {.text = "f32[3,4] f32[1]={-0.5}"},
                           {.text = "i64[5] i64[]={1} i64[]={3}"}, {.text = "i32[5] - i32[]={3}"},
                           {.text = "f32[211,173] f32[]={0.0}"})});
 
-GRADD_KERNELS(
-    cpu, elementwise, {"Add", "loop", .inplace = 3, .run = run_add},
-    {"Sub", "loop", .inplace = 3, .run = run_sub}, {"Mul", "loop", .inplace = 3, .run = run_mul},
-    {"Div", "loop", .inplace = 3, .run = run_div}, {"Mod", "loop", .inplace = 3, .run = run_mod},
-    {"Pow", "loop", .inplace = 1, .run = run_pow}, {"Max", "loop", .inplace = 1, .run = run_max},
-    {"Min", "loop", .inplace = 1, .run = run_min},
-    {"Sum", "loop", .inplace = 1, .run = run_sum, .work = work_sum},
-    {"Neg", "loop", .inplace = 1, .run = run_neg}, {"Abs", "loop", .inplace = 1, .run = run_abs},
-    {"Sign", "loop", .inplace = 1, .run = run_sign},
-    {"Sqrt", "loop", .inplace = 1, .run = run_sqrt},
-    {"Reciprocal", "loop", .inplace = 1, .run = run_reciprocal},
-    {"Exp", "loop", .inplace = 1, .run = run_exp}, {"Log", "loop", .inplace = 1, .run = run_log},
-    {"Sin", "loop", .inplace = 1, .run = run_sin}, {"Cos", "loop", .inplace = 1, .run = run_cos},
-    {"Erf", "loop", .inplace = 1, .run = run_erf},
-    {"Floor", "loop", .inplace = 1, .run = run_floor},
-    {"Ceil", "loop", .inplace = 1, .run = run_ceil},
-    {"Round", "loop", .inplace = 1, .run = run_round},
-    {"Clip", "loop", .inplace = 1, .run = run_clip});
+GRADD_KERNELS(cpu, elementwise, {"Add", "loop", .inplace = 3, .compute = compute_add},
+              {"Sub", "loop", .inplace = 3, .compute = compute_sub},
+              {"Mul", "loop", .inplace = 3, .compute = compute_mul},
+              {"Div", "loop", .inplace = 3, .compute = compute_div},
+              {"Mod", "loop", .inplace = 3, .compute = compute_mod},
+              {"Pow", "loop", .inplace = 1, .compute = compute_pow},
+              {"Max", "loop", .inplace = 1, .compute = compute_max},
+              {"Min", "loop", .inplace = 1, .compute = compute_min},
+              {"Sum", "loop", .inplace = 1, .compute = compute_sum, .workspace = workspace_sum},
+              {"Neg", "loop", .inplace = 1, .compute = compute_neg},
+              {"Abs", "loop", .inplace = 1, .compute = compute_abs},
+              {"Sign", "loop", .inplace = 1, .compute = compute_sign},
+              {"Sqrt", "loop", .inplace = 1, .compute = compute_sqrt},
+              {"Reciprocal", "loop", .inplace = 1, .compute = compute_reciprocal},
+              {"Exp", "loop", .inplace = 1, .compute = compute_exp},
+              {"Log", "loop", .inplace = 1, .compute = compute_log},
+              {"Sin", "loop", .inplace = 1, .compute = compute_sin},
+              {"Cos", "loop", .inplace = 1, .compute = compute_cos},
+              {"Erf", "loop", .inplace = 1, .compute = compute_erf},
+              {"Floor", "loop", .inplace = 1, .compute = compute_floor},
+              {"Ceil", "loop", .inplace = 1, .compute = compute_ceil},
+              {"Round", "loop", .inplace = 1, .compute = compute_round},
+              {"Clip", "loop", .inplace = 1, .compute = compute_clip});

@@ -142,7 +142,7 @@ static const double *find_scales(gradd_attrs_t attrs) {
 }
 
 /* Rows of all tables, n numbers for each. */
-static gradd_status_t find_all_rows(const gradd_run_t *r, int64_t n, int64_t *rows) {
+static gradd_status_t find_all_rows(const gradd_launch_t *r, int64_t n, int64_t *rows) {
     const gradd_type_t *y = &r->out[0].type;
     const int tables = r->n_in / 2;
     for (int t = 0; t < tables; t++)
@@ -151,7 +151,7 @@ static gradd_status_t find_all_rows(const gradd_run_t *r, int64_t n, int64_t *ro
     return GRADD_OK;
 }
 
-static gradd_status_t run_sum(const gradd_run_t *r) {
+static gradd_status_t compute_sum(const gradd_launch_t *r) {
     const gradd_type_t *y = &r->out[0].type;
     sum_t s = {.n_tables = r->n_in / 2,
                .n = 1,
@@ -160,10 +160,10 @@ static gradd_status_t run_sum(const gradd_run_t *r) {
                .y = r->out[0].data};
     for (int i = 0; i + 1 < y->rank; i++)
         s.n *= y->dims[i];
-    GRADD_TRY(find_all_rows(r, s.n, r->work));
+    GRADD_TRY(find_all_rows(r, s.n, r->workspace));
     for (int t = 0; t < s.n_tables; t++) {
         s.table[t] = r->in[t].data;
-        s.row[t] = (const int64_t *)r->work + t * s.n;
+        s.row[t] = (const int64_t *)r->workspace + t * s.n;
     }
     if (y->dtype == GRADD_DT_F32)
         sum_float(&s);
@@ -236,9 +236,9 @@ SCATTER_ROWS(float, float, , )
 SCATTER_ROWS(double, double, , )
 SCATTER_ROWS(gradd_bf16_t, float, gradd_bf16_f32, gradd_f32_bf16)
 
-static gradd_status_t run_grad(const gradd_run_t *r) {
+static gradd_status_t compute_grad(const gradd_launch_t *r) {
     const gradd_type_t *dy = &r->in[0].type, *out = &r->out[0].type;
-    int64_t n = 1, n_rows = out->dims[0], *rows = r->work;
+    int64_t n = 1, n_rows = out->dims[0], *rows = r->workspace;
     for (int i = 0; i + 1 < dy->rank; i++)
         n *= dy->dims[i];
     int64_t *order = rows + n, *start = order + n;
@@ -278,10 +278,10 @@ static void put(const gradd_view_t *v, int64_t i, double x) {
         ((gradd_bf16_t *)v->data)[i] = gradd_f32_bf16((float)x);
 }
 
-static gradd_status_t ref_sum(const gradd_run_t *r) {
+static gradd_status_t ref_sum(const gradd_launch_t *r) {
     const gradd_type_t *y = &r->out[0].type;
     int64_t width = y->dims[y->rank - 1], n = gradd_type_count(y) / (width ? width : 1);
-    int64_t *rows = r->work;
+    int64_t *rows = r->workspace;
     const double *scale = find_scales(r->attrs);
     GRADD_TRY(find_all_rows(r, n, rows));
     for (int64_t i = 0; i < n * width; i++) {
@@ -294,9 +294,10 @@ static gradd_status_t ref_sum(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-static gradd_status_t ref_grad(const gradd_run_t *r) {
+static gradd_status_t ref_grad(const gradd_launch_t *r) {
     const gradd_type_t *dy = &r->in[0].type, *out = &r->out[0].type;
-    int64_t width = out->dims[1], n = gradd_type_count(dy) / (width ? width : 1), *rows = r->work;
+    int64_t width = out->dims[1], n = gradd_type_count(dy) / (width ? width : 1),
+            *rows = r->workspace;
     GRADD_TRY(find_rows(&r->in[1], dy, dy->rank - 1, out->dims[0],
                         gradd_attr_int(r->attrs, "padding", -1), 0, rows));
     for (int64_t i = 0; i < gradd_type_count(out); i++) {
@@ -358,7 +359,7 @@ static gradd_status_t infer_grad(gradd_infer_t *c) {
     return GRADD_OK;
 }
 
-static size_t work_sum(const gradd_infer_t *c) {
+static size_t workspace_sum(const gradd_infer_t *c) {
     const gradd_type_t *y = &c->out[0];
     int64_t n = 1;
     for (int i = 0; i + 1 < y->rank; i++)
@@ -366,7 +367,7 @@ static size_t work_sum(const gradd_infer_t *c) {
     return sizeof(int64_t) * (size_t)(c->n_in / 2) * (size_t)n;
 }
 
-static size_t work_grad(const gradd_infer_t *c) {
+static size_t workspace_grad(const gradd_infer_t *c) {
     const gradd_type_t *dy = &c->in[0].type;
     int64_t n = 1;
     for (int i = 0; i + 1 < dy->rank; i++)
@@ -479,5 +480,6 @@ GRADD_OPS(
                           {.text = "f32[2,4,3] i64[4] | dims=[5,3] padding=2 scale=-5.5"},
                           {.text = "f32[0,3] i64[0] | dims=[5,3]"})});
 
-GRADD_KERNELS(cpu, embedding, {"EmbeddingSum", "loop", .run = run_sum, .work = work_sum},
-              {"EmbeddingGrad", "loop", .run = run_grad, .work = work_grad});
+GRADD_KERNELS(cpu, embedding,
+              {"EmbeddingSum", "loop", .compute = compute_sum, .workspace = workspace_sum},
+              {"EmbeddingGrad", "loop", .compute = compute_grad, .workspace = workspace_grad});

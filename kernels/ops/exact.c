@@ -43,7 +43,7 @@ static gradd_status_t grad_log1p(gradd_grad_t *g) {
      .types = {GRADD_T_FLOAT},                                                                     \
      .infer = gradd_infer_same,                                                                    \
      .grad = grad_##fn,                                                                            \
-     .ref = run_##fn##_ref,                                                                        \
+     .ref = compute_##fn##_ref,                                                                    \
      .cases = GRADD_CASES({.text = "f32[3,5]:(-0.9,3)"}, {.text = "f32[]:(-0.9,3)"},               \
                           {.text = "f32[0,2]"}, {.text = "f32[211,173]:(-0.9,9)"}, __VA_ARGS__)}
 
@@ -53,5 +53,5 @@ GRADD_OPS(exact,
           ROW("Log1p", log1p, {.text = "f32[3,5]:(-1e-5,1e-5)"}, {.text = "f32[37]:(0,1e6)"},
               {.text = "f32[7]={-1,inf,nan,1e-22,-1e-22,-2,3e38}", .grad_tol = -1}));
 
-GRADD_KERNELS(cpu, exact, {"Expm1", "loop", .inplace = 1, .run = run_expm1},
-              {"Log1p", "loop", .inplace = 1, .run = run_log1p});
+GRADD_KERNELS(cpu, exact, {"Expm1", "loop", .inplace = 1, .compute = compute_expm1},
+              {"Log1p", "loop", .inplace = 1, .compute = compute_log1p});

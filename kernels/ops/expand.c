@@ -17,7 +17,7 @@ typedef void (*copy_fn_t)(const gradd_copy_t *, size_t, void *, const void *);
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-static gradd_status_t expand(const gradd_run_t *r, copy_fn_t copy) {
+static gradd_status_t expand(const gradd_launch_t *r, copy_fn_t copy) {
     const gradd_type_t *x = &r->in[0].type, *y = &r->out[0].type;
     gradd_copy_t job = {.rank = y->rank};
     int64_t stride[GRADD_MAX_RANK];
@@ -32,15 +32,15 @@ static gradd_status_t expand(const gradd_run_t *r, copy_fn_t copy) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_expand(const gradd_run_t *r) {
+static gradd_status_t compute_expand(const gradd_launch_t *r) {
     return expand(r, gradd_copy_strided);
 }
 
-static gradd_status_t ref_expand(const gradd_run_t *r) {
+static gradd_status_t ref_expand(const gradd_launch_t *r) {
     return expand(r, gradd_copy_plain);
 }
 
-static gradd_status_t tile(const gradd_run_t *r, copy_fn_t copy) {
+static gradd_status_t tile(const gradd_launch_t *r, copy_fn_t copy) {
     const gradd_type_t *x = &r->in[0].type, *y = &r->out[0].type;
     gradd_copy_t job = {.rank = 2 * x->rank};
     int64_t from[GRADD_MAX_RANK], to[GRADD_MAX_RANK];
@@ -57,11 +57,11 @@ static gradd_status_t tile(const gradd_run_t *r, copy_fn_t copy) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_tile(const gradd_run_t *r) {
+static gradd_status_t compute_tile(const gradd_launch_t *r) {
     return tile(r, gradd_copy_strided);
 }
 
-static gradd_status_t ref_tile(const gradd_run_t *r) {
+static gradd_status_t ref_tile(const gradd_launch_t *r) {
     return tile(r, gradd_copy_plain);
 }
 
@@ -176,5 +176,5 @@ GRADD_OPS(
                           {.text = "f32[2,3,2] i64[3]={2,1,1}"}, {.text = "i64[3] i64[1]={4}"},
                           {.text = "f32[2,2] i64[2]={1,1}"}, {.text = "f32[2,2] i64[2]={0,1}"})});
 
-GRADD_KERNELS(cpu, expand, {"Expand", "loop", .run = run_expand, .cost = gradd_cost_move},
-              {"Tile", "loop", .run = run_tile, .cost = gradd_cost_move});
+GRADD_KERNELS(cpu, expand, {"Expand", "loop", .compute = compute_expand, .cost = gradd_cost_move},
+              {"Tile", "loop", .compute = compute_tile, .cost = gradd_cost_move});

@@ -129,7 +129,7 @@ static const activation_t *find_activation(gradd_attrs_t attrs) {
 }
 
 /* in: g, u or the packed pair; out (backward): likewise */
-static gated_t describe(const gradd_run_t *r, const gradd_view_t *in, int n_in, bool backward) {
+static gated_t describe(const gradd_launch_t *r, const gradd_view_t *in, int n_in, bool backward) {
     const gradd_type_t *type = &in[0].type;
     gated_t p = {.rows = 1, .alpha = gradd_attr_float(r->attrs, "alpha", 1)};
     if (n_in == 1) {
@@ -157,7 +157,7 @@ static gated_t describe(const gradd_run_t *r, const gradd_view_t *in, int n_in, 
 
 #define BLOCK 4096
 
-static gradd_status_t run_blocks(const gated_t *p, gated_fn_t fn) {
+static gradd_status_t compute_blocks(const gated_t *p, gated_fn_t fn) {
     int64_t blocks = (p->n + BLOCK - 1) / BLOCK, units = p->rows * blocks;
 #pragma omp parallel for schedule(static) if (p->rows * p->n >= GRADD_PARALLEL_MIN / 4)
     for (int64_t k = 0; k < units; k++) {
@@ -167,25 +167,25 @@ static gradd_status_t run_blocks(const gated_t *p, gated_fn_t fn) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_gated(const gradd_run_t *r) {
+static gradd_status_t compute_gated(const gradd_launch_t *r) {
     const activation_t *a = find_activation(r->attrs);
     gradd_dtype_t dtype = r->in[0].type.dtype;
     gated_t p = describe(r, r->in, r->n_in, false);
-    return run_blocks(&p, dtype == GRADD_DT_F32   ? a->f32
-                          : dtype == GRADD_DT_F64 ? a->f64
-                                                  : a->bf16);
+    return compute_blocks(&p, dtype == GRADD_DT_F32   ? a->f32
+                              : dtype == GRADD_DT_F64 ? a->f64
+                                                      : a->bf16);
 }
 
-static gradd_status_t run_gated_grad(const gradd_run_t *r) {
+static gradd_status_t compute_gated_grad(const gradd_launch_t *r) {
     const activation_t *a = find_activation(r->attrs);
     gradd_dtype_t dtype = r->in[0].type.dtype;
     gated_t p = describe(r, r->in + 1, r->n_in - 1, true);
-    return run_blocks(&p, dtype == GRADD_DT_F32   ? a->grad_f32
-                          : dtype == GRADD_DT_F64 ? a->grad_f64
-                                                  : a->grad_bf16);
+    return compute_blocks(&p, dtype == GRADD_DT_F32   ? a->grad_f32
+                              : dtype == GRADD_DT_F64 ? a->grad_f64
+                                                      : a->grad_bf16);
 }
 
-static gradd_status_t ref_gated(const gradd_run_t *r) {
+static gradd_status_t ref_gated(const gradd_launch_t *r) {
     const activation_t *act = find_activation(r->attrs);
     gated_t p = describe(r, r->in, r->n_in, false);
     GRADD_SWITCH_FLOAT(r->in[0].type.dtype, T, {
@@ -199,7 +199,7 @@ static gradd_status_t ref_gated(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-static gradd_status_t ref_gated_grad(const gradd_run_t *r) {
+static gradd_status_t ref_gated_grad(const gradd_launch_t *r) {
     const activation_t *act = find_activation(r->attrs);
     gated_t p = describe(r, r->in + 1, r->n_in - 1, true);
     GRADD_SWITCH_FLOAT(r->in[0].type.dtype, T, {
@@ -343,5 +343,5 @@ GRADD_OPS(gated,
                {.text = "f32[3,5] f32[3,10] | activation=\"sigmoid\" gate=1"},
                {.text = "f32[173,211] f32[173,422] | activation=\"swish\""})});
 
-GRADD_KERNELS(cpu, gated, {"GatedActivation", "loop", .inplace = 3, .run = run_gated},
-              {"GatedActivationGrad", "loop", .inplace = 7, .run = run_gated_grad});
+GRADD_KERNELS(cpu, gated, {"GatedActivation", "loop", .inplace = 3, .compute = compute_gated},
+              {"GatedActivationGrad", "loop", .inplace = 7, .compute = compute_gated_grad});

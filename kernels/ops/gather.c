@@ -30,32 +30,33 @@ static int mode_of(const gradd_op_t *op) {
 }
 
 /* `data` is the indexed tensor: x in forward, dx in backward. */
-static gradd_status_t make_rows(const gradd_run_t *r, const gradd_type_t *data, gradd_rows_t *out) {
+static gradd_status_t make_rows(const gradd_launch_t *r, const gradd_type_t *data,
+                                gradd_rows_t *out) {
     const gradd_view_t *indices = &r->in[1];
     int64_t n = gradd_type_count(&indices->type);
     int mode = mode_of(r->op), axis = 0;
     if (mode != BY_ND)
         GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", 0), data->rank, false, &axis));
     if (mode == BY_ELEMENT) {
-        *out = (gradd_rows_t){r->work, n, gradd_type_count(data), 1};
-        return gradd_pick_elements(data, axis, indices, r->work);
+        *out = (gradd_rows_t){r->workspace, n, gradd_type_count(data), 1};
+        return gradd_pick_elements(data, axis, indices, r->workspace);
     }
     if (mode == BY_AXIS) {
-        *out = (gradd_rows_t){r->work, n * gradd_pick_span(data, 0, axis),
+        *out = (gradd_rows_t){r->workspace, n * gradd_pick_span(data, 0, axis),
                               gradd_pick_span(data, 0, axis + 1),
                               gradd_pick_span(data, axis + 1, data->rank)};
-        return gradd_pick_axis(data, axis, indices, r->work);
+        return gradd_pick_axis(data, axis, indices, r->workspace);
     }
     int last = indices->type.rank - 1;
     int depth = (int)indices->type.dims[last];
     int batch_dims = (int)gradd_attr_int(r->attrs, "batch_dims", 0);
-    *out = (gradd_rows_t){r->work, gradd_pick_span(&indices->type, 0, last),
+    *out = (gradd_rows_t){r->workspace, gradd_pick_span(&indices->type, 0, last),
                           gradd_pick_span(data, 0, batch_dims + depth),
                           gradd_pick_span(data, batch_dims + depth, data->rank)};
-    return gradd_pick_nd(data, batch_dims, indices, r->work);
+    return gradd_pick_nd(data, batch_dims, indices, r->workspace);
 }
 
-static gradd_status_t run_gather(const gradd_run_t *r) {
+static gradd_status_t compute_gather(const gradd_launch_t *r) {
     gradd_rows_t rows;
     if (gradd_type_count(&r->out[0].type) == 0) return GRADD_OK;
     GRADD_TRY(make_rows(r, &r->in[0].type, &rows));
@@ -63,7 +64,7 @@ static gradd_status_t run_gather(const gradd_run_t *r) {
                           r->in[0].data);
 }
 
-static gradd_status_t run_gather_grad(const gradd_run_t *r) {
+static gradd_status_t compute_gather_grad(const gradd_launch_t *r) {
     const gradd_type_t *dx = &r->out[0].type;
     gradd_rows_t rows;
     gradd_copy_zero(r->out[0].data, (size_t)gradd_type_bytes(dx));
@@ -146,11 +147,11 @@ static size_t numbers(const gradd_infer_t *c, const gradd_type_t *data) {
     return n * sizeof(int64_t);
 }
 
-static size_t work_gather(const gradd_infer_t *c) {
+static size_t workspace_gather(const gradd_infer_t *c) {
     return numbers(c, &c->in[0].type);
 }
 
-static size_t work_gather_grad(const gradd_infer_t *c) {
+static size_t workspace_gather_grad(const gradd_infer_t *c) {
     return numbers(c, &c->out[0]);
 }
 
@@ -187,12 +188,12 @@ static gradd_status_t grad_gather_grad(gradd_grad_t *g) {
     .name = op_name, .domain = "", .since = 1, .min_in = 2, .max_in = 2, .min_out = 1,             \
     .max_out = 1, .types = {0xffffffffu, GRADD_T_INDEX},                                           \
     .attrs = GRADD_ATTR_LIST({other, GRADD_ATTR_INT, false}), .infer = infer_gather,               \
-    .grad = grad_gather, .ref = run_gather
+    .grad = grad_gather, .ref = compute_gather
 #define GATHER_GRAD_ROW(op_name, other)                                                            \
     .name = op_name, .domain = "com.gradd", .since = 1, .min_in = 2, .max_in = 2, .min_out = 1,    \
     .max_out = 1, .flags = GRADD_OP_INTERNAL, .types = {GRADD_T_FLOAT, GRADD_T_INDEX},             \
     .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true}, {other, GRADD_ATTR_INT, false}),     \
-    .infer = infer_gather_grad, .grad = grad_gather_grad, .ref = run_gather_grad
+    .infer = infer_gather_grad, .grad = grad_gather_grad, .ref = compute_gather_grad
 
 GRADD_OPS(gather,
           {GATHER_ROW("Gather", "axis"),
@@ -229,10 +230,15 @@ GRADD_OPS(gather,
                                 {.text = "f32[8,2] i64[8,2] | dims=[5,3] axis=0"})});
 
 GRADD_KERNELS(cpu, gather,
-              {"Gather", "loop", .run = run_gather, .work = work_gather, .cost = gradd_cost_pick},
-              {"GatherND", "loop", .run = run_gather, .work = work_gather, .cost = gradd_cost_pick},
-              {"GatherElements", "loop", .run = run_gather, .work = work_gather,
+              {"Gather", "loop", .compute = compute_gather, .workspace = workspace_gather,
                .cost = gradd_cost_pick},
-              {"GatherGrad", "loop", .run = run_gather_grad, .work = work_gather_grad},
-              {"GatherNDGrad", "loop", .run = run_gather_grad, .work = work_gather_grad},
-              {"GatherElementsGrad", "loop", .run = run_gather_grad, .work = work_gather_grad});
+              {"GatherND", "loop", .compute = compute_gather, .workspace = workspace_gather,
+               .cost = gradd_cost_pick},
+              {"GatherElements", "loop", .compute = compute_gather, .workspace = workspace_gather,
+               .cost = gradd_cost_pick},
+              {"GatherGrad", "loop", .compute = compute_gather_grad,
+               .workspace = workspace_gather_grad},
+              {"GatherNDGrad", "loop", .compute = compute_gather_grad,
+               .workspace = workspace_gather_grad},
+              {"GatherElementsGrad", "loop", .compute = compute_gather_grad,
+               .workspace = workspace_gather_grad});

@@ -105,7 +105,7 @@ static bool is_instance(const gradd_op_t *op) {
     return !strcmp(op->name, "InstanceNormalization");
 }
 
-static void read_group(const gradd_run_t *r, const gradd_view_t *x, group_t *p) {
+static void read_group(const gradd_launch_t *r, const gradd_view_t *x, group_t *p) {
     *p = (group_t){.x = x->data, .batch = x->type.dims[0], .channels = x->type.dims[1]};
     p->spatial = 1;
     for (int i = 2; i < x->type.rank; i++)
@@ -114,11 +114,11 @@ static void read_group(const gradd_run_t *r, const gradd_view_t *x, group_t *p) 
     p->epsilon = gradd_attr_float(r->attrs, "epsilon", 1e-5);
 }
 
-static void *output(const gradd_run_t *r, int j) {
+static void *output(const gradd_launch_t *r, int j) {
     return j < r->n_out ? r->out[j].data : NULL;
 }
 
-static gradd_status_t run_forward(const gradd_run_t *r) {
+static gradd_status_t compute_forward(const gradd_launch_t *r) {
     group_t p;
     if (gradd_type_count(&r->in[0].type) == 0) return GRADD_OK;
     read_group(r, &r->in[0], &p);
@@ -138,7 +138,7 @@ static gradd_status_t run_forward(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_backward(const gradd_run_t *r) {
+static gradd_status_t compute_backward(const gradd_launch_t *r) {
     const gradd_type_t *x = &r->in[1].type;
     group_t p;
     read_group(r, &r->in[1], &p);
@@ -146,7 +146,7 @@ static gradd_status_t run_backward(const gradd_run_t *r) {
     size_t part = (size_t)(p.batch * p.channels) * gradd_dtype_bytes(x->dtype);
     p.dy = r->in[0].data, p.scale = r->in[2].data, p.y = output(r, 0);
     p.mean = r->in[3].data, p.inv = r->in[4].data;
-    p.sum_h = r->work, p.sum_dy = (char *)r->work + part;
+    p.sum_h = r->workspace, p.sum_dy = (char *)r->workspace + part;
     p.per_group = r->in[2].type.dims[0] != p.channels;
     int64_t rows = gradd_type_count(x) ? p.batch * p.groups : 0;
     if (!rows) p.batch = 0;
@@ -214,7 +214,7 @@ static gradd_status_t infer_backward(gradd_infer_t *c) {
     return GRADD_OK;
 }
 
-static size_t work_backward(const gradd_infer_t *c) {
+static size_t workspace_backward(const gradd_infer_t *c) {
     const gradd_type_t *x = &c->in[1].type;
     return 2 * (size_t)(x->dims[0] * x->dims[1]) * gradd_dtype_bytes(x->dtype);
 }
@@ -256,7 +256,7 @@ GRADD_OPS(groupnorm,
                                     {"stash_type", GRADD_ATTR_INT, false}),
            .infer = infer_forward,
            .grad = grad_group_norm,
-           .ref = run_forward,
+           .ref = compute_forward,
            .cases = GRADD_CASES({.text = "f32[2,6,5] f32[6] f32[6] | num_groups=3"},
                                 {.text = "f32[2,6,3,3] f32[2] f32[2] | num_groups=2 epsilon=0.01"},
                                 {.text = "f32[3,4] f32[4] f32[4] | num_groups=1"},
@@ -273,7 +273,7 @@ GRADD_OPS(groupnorm,
            .types = {GRADD_T_FLOAT},
            .attrs = GRADD_ATTR_LIST({"num_groups", GRADD_ATTR_INT, true}),
            .infer = infer_backward,
-           .ref = run_backward,
+           .ref = compute_backward,
            .cases = GRADD_CASES({.text = "f32[2,6,5] f32[2,6,5] f32[6] f32[2,3] f32[2,3]:(0.5,2) "
                                          "| num_groups=3 -> 3"})},
           {.name = "InstanceNormalization",
@@ -287,13 +287,15 @@ GRADD_OPS(groupnorm,
            .attrs = GRADD_ATTR_LIST({"epsilon", GRADD_ATTR_FLOAT, false}),
            .infer = infer_forward,
            .grad = grad_group_norm,
-           .ref = run_forward,
+           .ref = compute_forward,
            .cases = GRADD_CASES({.text = "f32[2,3,7] f32[3] f32[3]"},
                                 {.text = "f32[2,3,4,5] f32[3] f32[3] | epsilon=0.001"},
                                 {.text = "f32[0,3,4] f32[3] f32[3]"})});
 
 GRADD_KERNELS(cpu, groupnorm,
-              {"GroupNormalization", "loop", .types = {GRADD_T_F32_F64}, .run = run_forward},
-              {"GroupNormGrad", "loop", .types = {GRADD_T_F32_F64}, .run = run_backward,
-               .work = work_backward},
-              {"InstanceNormalization", "loop", .types = {GRADD_T_F32_F64}, .run = run_forward});
+              {"GroupNormalization", "loop", .types = {GRADD_T_F32_F64},
+               .compute = compute_forward},
+              {"GroupNormGrad", "loop", .types = {GRADD_T_F32_F64}, .compute = compute_backward,
+               .workspace = workspace_backward},
+              {"InstanceNormalization", "loop", .types = {GRADD_T_F32_F64},
+               .compute = compute_forward});

@@ -32,12 +32,12 @@ static gradd_status_t prepare_linear(const gradd_infer_t *c, gradd_prepared_t *o
     return gradd_gemm_prepare(&g, out);
 }
 
-static gradd_status_t run_linear(const gradd_run_t *r) {
+static gradd_status_t compute_linear(const gradd_launch_t *r) {
     return gradd_gemm(r->state, r->in[0].data, r->in[1].data, r->in[2].data, r->out[0].data,
-                      r->work);
+                      r->workspace);
 }
 
-static gradd_status_t ref_linear(const gradd_run_t *r) {
+static gradd_status_t ref_linear(const gradd_launch_t *r) {
     gradd_gemm_t g = describe(r->in, &r->out[0].type, r->attrs);
     return gradd_gemm_ref(&g, r->in[0].data, r->in[1].data, r->in[2].data, r->out[0].data);
 }
@@ -129,5 +129,5 @@ GRADD_OPS(linear, {.name = "Linear",
                                         {.text = "f32[5,13,70] f32[33,70] f32[33] | transB=1"})});
 
 GRADD_KERNELS(cpu, linear,
-              GRADD_GEMM_KERNELS("Linear", .prepare = prepare_linear, .run = run_linear,
+              GRADD_GEMM_KERNELS("Linear", .prepare = prepare_linear, .compute = compute_linear,
                                  .cost = cost_linear));

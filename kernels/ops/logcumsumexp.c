@@ -35,7 +35,7 @@ static double log_add(double a, double b) {
     return high + log1p(exp(low - high));
 }
 
-static gradd_status_t run_forward(const gradd_run_t *r) {
+static gradd_status_t compute_forward(const gradd_launch_t *r) {
     lanes_t l;
     GRADD_TRY(lanes_of(&r->in[0].type, r->attrs, &l));
     const bool many = l.outer * l.n * l.inner >= GRADD_PARALLEL_MIN;
@@ -56,7 +56,7 @@ static gradd_status_t run_forward(const gradd_run_t *r) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_backward(const gradd_run_t *r) {
+static gradd_status_t compute_backward(const gradd_launch_t *r) {
     lanes_t l;
     GRADD_TRY(lanes_of(&r->in[0].type, r->attrs, &l));
     const bool many = l.outer * l.n * l.inner >= GRADD_PARALLEL_MIN;
@@ -111,7 +111,7 @@ GRADD_OPS(
      .attrs = AXIS,
      .infer = infer_lanes,
      .grad = grad_forward,
-     .ref = run_forward,
+     .ref = compute_forward,
      .cases = GRADD_CASES({.text = "f32[2,3,4] | axis=1"}, {.text = "f32[5] | axis=-1"},
                           {.text = "f32[3,0] | axis=1"}, {.text = "f32[3,7]:(-30,30) | axis=1"},
                           {.text = "f32[6]={-inf,1e5,-1e5,inf,nan,1} | axis=0", .grad_tol = -1},
@@ -127,10 +127,11 @@ GRADD_OPS(
      .types = {GRADD_T_FLOAT},
      .attrs = AXIS,
      .infer = infer_lanes,
-     .ref = run_backward,
+     .ref = compute_backward,
      .cases = GRADD_CASES({.text = "f32[2,3] f32[2,3] f32[2,3] | axis=1"},
                           {.text = "f32[2,0] f32[2,0] f32[2,0] | axis=1"})});
 
 GRADD_KERNELS(cpu, logcumsumexp,
-              {"LogCumSumExp", "loop", .types = {GRADD_T_F32_F64}, .run = run_forward},
-              {"LogCumSumExpGrad", "loop", .types = {GRADD_T_F32_F64}, .run = run_backward});
+              {"LogCumSumExp", "loop", .types = {GRADD_T_F32_F64}, .compute = compute_forward},
+              {"LogCumSumExpGrad", "loop", .types = {GRADD_T_F32_F64},
+               .compute = compute_backward});

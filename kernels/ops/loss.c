@@ -34,12 +34,12 @@ static reduction_t reduction_of(gradd_attrs_t attrs) {
 }
 
 /* type: the scores'. The copy of the labels lies in scratch, behind `skip` numbers of 8 bytes. */
-static loss_t loss_of(const gradd_run_t *r, const gradd_type_t *type, int labels, int64_t skip) {
+static loss_t loss_of(const gradd_launch_t *r, const gradd_type_t *type, int labels, int64_t skip) {
     loss_t l = {.n = type->dims[0], .c = type->dims[1], .d = 1, .given = &r->in[labels]};
     for (int i = 2; i < type->rank; i++)
         l.d *= type->dims[i];
     l.rows = l.n * l.d;
-    l.labels = (int64_t *)r->work + skip * l.rows;
+    l.labels = (int64_t *)r->workspace + skip * l.rows;
     l.reduction = reduction_of(r->attrs);
     l.ignores = gradd_attr_find(r->attrs, "ignore_index") != NULL;
     l.ignore = gradd_attr_int(r->attrs, "ignore_index", 0);
@@ -188,10 +188,10 @@ static double row_scale(const loss_t *l, const gradd_view_t *d, int64_t i, doubl
 LOSS_KERNELS(float, f32)
 LOSS_KERNELS(double, f64)
 
-static gradd_status_t forward(const gradd_run_t *r, bool normalise, bool ref) {
+static gradd_status_t forward(const gradd_launch_t *r, bool normalise, bool ref) {
     loss_t l = loss_of(r, &r->in[0].type, 1, 1);
     void *logp = r->n_out > 1 ? r->out[1].data : NULL;
-    double total, *each = r->work;
+    double total, *each = r->workspace;
     GRADD_TRY(check_labels(&l, &total));
     if (r->in[0].type.dtype == GRADD_DT_F32) {
         forward_f32(&l, r->in[0].data, logp, each, normalise, ref);
@@ -202,17 +202,17 @@ static gradd_status_t forward(const gradd_run_t *r, bool normalise, bool ref) {
     }
     return GRADD_OK;
 }
-static gradd_status_t run_cross_entropy(const gradd_run_t *r) {
+static gradd_status_t compute_cross_entropy(const gradd_launch_t *r) {
     return forward(r, true, false);
 }
-static gradd_status_t ref_cross_entropy(const gradd_run_t *r) {
+static gradd_status_t ref_cross_entropy(const gradd_launch_t *r) {
     return forward(r, true, true);
 }
-static gradd_status_t run_likelihood(const gradd_run_t *r) {
+static gradd_status_t compute_likelihood(const gradd_launch_t *r) {
     return forward(r, false, false);
 }
 
-static gradd_status_t backward(const gradd_run_t *r, bool ref) {
+static gradd_status_t backward(const gradd_launch_t *r, bool ref) {
     loss_t l = loss_of(r, &r->in[1].type, 2, 0);
     double total;
     GRADD_TRY(check_labels(&l, &total));
@@ -222,13 +222,13 @@ static gradd_status_t backward(const gradd_run_t *r, bool ref) {
         backward_f64(&l, &r->in[0], r->in[1].data, total, r->out[0].data, ref);
     return GRADD_OK;
 }
-static gradd_status_t run_cross_entropy_grad(const gradd_run_t *r) {
+static gradd_status_t compute_cross_entropy_grad(const gradd_launch_t *r) {
     return backward(r, false);
 }
-static gradd_status_t ref_cross_entropy_grad(const gradd_run_t *r) {
+static gradd_status_t ref_cross_entropy_grad(const gradd_launch_t *r) {
     return backward(r, true);
 }
-static gradd_status_t run_likelihood_grad(const gradd_run_t *r) {
+static gradd_status_t compute_likelihood_grad(const gradd_launch_t *r) {
     loss_t l = loss_of(r, &r->out[0].type, 1, 0);
     double total;
     GRADD_TRY(check_labels(&l, &total));
@@ -240,15 +240,15 @@ static gradd_status_t run_likelihood_grad(const gradd_run_t *r) {
 }
 
 /* The loss of each row, and its label. */
-static size_t work_rows(const gradd_infer_t *c) {
+static size_t workspace_rows(const gradd_infer_t *c) {
     return (sizeof(double) + sizeof(int64_t)) * (size_t)gradd_type_count(&c->in[1].type);
 }
 
-static size_t work_cross_entropy_grad(const gradd_infer_t *c) {
+static size_t workspace_cross_entropy_grad(const gradd_infer_t *c) {
     return sizeof(int64_t) * (size_t)gradd_type_count(&c->in[2].type);
 }
 
-static size_t work_likelihood_grad(const gradd_infer_t *c) {
+static size_t workspace_likelihood_grad(const gradd_infer_t *c) {
     return sizeof(int64_t) * (size_t)gradd_type_count(&c->in[1].type);
 }
 
@@ -406,7 +406,7 @@ GRADD_OPS(
      .attrs = GRADD_ATTR_LIST(LOSS_ATTRS),
      .infer = infer_loss,
      .grad = grad_likelihood,
-     .ref = run_likelihood,
+     .ref = compute_likelihood,
      .cases = GRADD_CASES(CASES_LOSS(""))},
     {.name = "NegativeLogLikelihoodLossGrad",
      .domain = "com.gradd",
@@ -419,7 +419,7 @@ GRADD_OPS(
      .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT},
      .attrs = GRADD_ATTR_LIST(LOSS_ATTRS, {"shape", GRADD_ATTR_INTS, true}),
      .infer = infer_likelihood_grad,
-     .ref = run_likelihood_grad,
+     .ref = compute_likelihood_grad,
      .cases = GRADD_CASES({.text = "f32[] " LABELS " | ignore_index=-100 shape=[4,3]"},
                           {.text = "f32[2,2] i64[2,2]:(0,2) f32[3] | reduction=\"none\" "
                                    "shape=[2,3,2]"})});
@@ -428,14 +428,15 @@ GRADD_KERNELS(cpu, loss,
               {
                   "SoftmaxCrossEntropyLoss", "loop",
                   .types = {GRADD_T_F32_F64, GRADD_T_INDEX, GRADD_T_F32_F64},
-                  .run = run_cross_entropy, .work = work_rows
+                  .compute = compute_cross_entropy, .workspace = workspace_rows
 },
               {"SoftmaxCrossEntropyLossGrad", "loop",
                .types = {GRADD_T_F32_F64, GRADD_T_F32_F64, GRADD_T_INDEX, GRADD_T_F32_F64},
-               .inplace = 2, .run = run_cross_entropy_grad, .work = work_cross_entropy_grad},
+               .inplace = 2, .compute = compute_cross_entropy_grad,
+               .workspace = workspace_cross_entropy_grad},
               {"NegativeLogLikelihoodLoss", "loop",
-               .types = {GRADD_T_F32_F64, GRADD_T_INDEX, GRADD_T_F32_F64}, .run = run_likelihood,
-               .work = work_rows},
+               .types = {GRADD_T_F32_F64, GRADD_T_INDEX, GRADD_T_F32_F64},
+               .compute = compute_likelihood, .workspace = workspace_rows},
               {"NegativeLogLikelihoodLossGrad", "loop",
                .types = {GRADD_T_F32_F64, GRADD_T_INDEX, GRADD_T_F32_F64},
-               .run = run_likelihood_grad, .work = work_likelihood_grad});
+               .compute = compute_likelihood_grad, .workspace = workspace_likelihood_grad});

@@ -77,10 +77,10 @@ static gradd_status_t prepare_matmul(const gradd_infer_t *c, gradd_prepared_t *o
     g.threads = c->threads;
     return gradd_gemm_prepare(&g, out);
 }
-static gradd_status_t run_matmul(const gradd_run_t *r) {
-    return gradd_gemm(r->state, r->in[0].data, r->in[1].data, NULL, r->out[0].data, r->work);
+static gradd_status_t compute_matmul(const gradd_launch_t *r) {
+    return gradd_gemm(r->state, r->in[0].data, r->in[1].data, NULL, r->out[0].data, r->workspace);
 }
-static gradd_status_t ref_matmul(const gradd_run_t *r) {
+static gradd_status_t ref_matmul(const gradd_launch_t *r) {
     gradd_gemm_t g = describe_matmul(r->in, &r->out[0].type, r->attrs);
     return gradd_gemm_ref(&g, r->in[0].data, r->in[1].data, NULL, r->out[0].data);
 }
@@ -93,7 +93,7 @@ static gradd_status_t ref_matmul(const gradd_run_t *r) {
             ((T *)r->out[0].data)[i * n + j] =                                                     \
                 WRITE(beta * (double)READ(((const T *)c->data)[i * step_m + j * step_n]));
 
-static gradd_status_t spread(const gradd_run_t *r, double beta) {
+static gradd_status_t spread(const gradd_launch_t *r, double beta) {
     const gradd_view_t *c = &r->in[2];
     int64_t m = r->out[0].type.dims[0], n = r->out[0].type.dims[1];
     int64_t cols = c->type.rank ? c->type.dims[c->type.rank - 1] : 1;
@@ -131,13 +131,13 @@ static gradd_status_t prepare_gemm(const gradd_infer_t *c, gradd_prepared_t *out
     g.threads = c->threads;
     return gradd_gemm_prepare(&g, out);
 }
-static gradd_status_t run_gemm(const gradd_run_t *r) {
+static gradd_status_t compute_gemm(const gradd_launch_t *r) {
     gradd_gemm_t g = describe_gemm(r->in, r->n_in, &r->out[0].type, r->attrs);
     if (g.accumulate) GRADD_TRY(spread(r, gradd_attr_float(r->attrs, "beta", 1)));
     return gradd_gemm(r->state, r->in[0].data, r->in[1].data, g.has_bias ? r->in[2].data : NULL,
-                      r->out[0].data, r->work);
+                      r->out[0].data, r->workspace);
 }
-static gradd_status_t ref_gemm(const gradd_run_t *r) {
+static gradd_status_t ref_gemm(const gradd_launch_t *r) {
     gradd_gemm_t g = describe_gemm(r->in, r->n_in, &r->out[0].type, r->attrs);
     if (g.accumulate) GRADD_TRY(spread(r, gradd_attr_float(r->attrs, "beta", 1)));
     return gradd_gemm_ref(&g, r->in[0].data, r->in[1].data, g.has_bias ? r->in[2].data : NULL,
@@ -394,11 +394,11 @@ GRADD_OPS(
          {.text = "f32[65,70] f32[33,70] f32[33] | transB=1"})});
 
 GRADD_KERNELS(cpu, matmul,
-              GRADD_GEMM_KERNELS("MatMul", .prepare = prepare_matmul, .run = run_matmul,
+              GRADD_GEMM_KERNELS("MatMul", .prepare = prepare_matmul, .compute = compute_matmul,
                                  .cost = cost_product),
               GRADD_GEMM_KERNEL("MatMul", "plain loops", GRADD_T_INT, .prepare = prepare_matmul,
-                                .run = run_matmul, .cost = cost_product),
-              GRADD_GEMM_KERNELS("FusedMatMul", .prepare = prepare_matmul, .run = run_matmul,
-                                 .cost = cost_product),
-              GRADD_GEMM_KERNELS("Gemm", .prepare = prepare_gemm, .run = run_gemm,
+                                .compute = compute_matmul, .cost = cost_product),
+              GRADD_GEMM_KERNELS("FusedMatMul", .prepare = prepare_matmul,
+                                 .compute = compute_matmul, .cost = cost_product),
+              GRADD_GEMM_KERNELS("Gemm", .prepare = prepare_gemm, .compute = compute_gemm,
                                  .cost = cost_product));

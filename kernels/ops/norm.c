@@ -86,7 +86,7 @@ static int64_t count_chunks(int64_t rows) {
     return chunks < 1 ? 1 : chunks > MAX_CHUNKS ? MAX_CHUNKS : chunks;
 }
 
-static gradd_status_t read_shape(const gradd_run_t *r, const gradd_type_t *x, norm_t *p) {
+static gradd_status_t read_shape(const gradd_launch_t *r, const gradd_type_t *x, norm_t *p) {
     int axis;
     GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", -1), x->rank, false, &axis));
     *p = (norm_t){.rows = count_rows(x, axis), .n = 1};
@@ -97,7 +97,7 @@ static gradd_status_t read_shape(const gradd_run_t *r, const gradd_type_t *x, no
     return GRADD_OK;
 }
 
-static void *output(const gradd_run_t *r, int j) {
+static void *output(const gradd_launch_t *r, int j) {
     return j < r->n_out ? r->out[j].data : NULL;
 }
 
@@ -122,7 +122,7 @@ static void store_sum(const kernels_t *kernels, const norm_t *p, void *parts,
         memcpy(out->data, parts, (size_t)gradd_type_bytes(&out->type));
 }
 
-static gradd_status_t run_forward(const gradd_run_t *r, norm_t *p) {
+static gradd_status_t compute_forward(const gradd_launch_t *r, norm_t *p) {
     const kernels_t *kernels = kernels_of(r->in[0].type.dtype);
     int64_t blocks = (p->rows + ROW_BLOCK - 1) / ROW_BLOCK;
 #pragma omp parallel for schedule(static) if (p->rows * p->n >= GRADD_PARALLEL_MIN)
@@ -134,24 +134,24 @@ static gradd_status_t run_forward(const gradd_run_t *r, norm_t *p) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_layer_norm(const gradd_run_t *r) {
+static gradd_status_t compute_layer_norm(const gradd_launch_t *r) {
     norm_t p;
     GRADD_TRY(read_shape(r, &r->in[0].type, &p));
     p.centred = true;
     size_t room = align_up(sizeof(float) * (size_t)p.n);
-    p.x = r->in[0].data, p.scale = wide(&r->in[1], p.n, r->work), p.y = r->out[0].data;
+    p.x = r->in[0].data, p.scale = wide(&r->in[1], p.n, r->workspace), p.y = r->out[0].data;
     if (r->n_in > 2 && r->in[2].type.dtype != GRADD_DT_NONE)
-        p.bias = wide(&r->in[2], p.n, (char *)r->work + room);
+        p.bias = wide(&r->in[2], p.n, (char *)r->workspace + room);
     p.mean = output(r, 1), p.inv = output(r, 2);
-    return run_forward(r, &p);
+    return compute_forward(r, &p);
 }
 
-static gradd_status_t run_rms_norm(const gradd_run_t *r) {
+static gradd_status_t compute_rms_norm(const gradd_launch_t *r) {
     norm_t p;
     GRADD_TRY(read_shape(r, &r->in[0].type, &p));
-    p.x = r->in[0].data, p.scale = wide(&r->in[1], p.n, r->work), p.y = r->out[0].data;
+    p.x = r->in[0].data, p.scale = wide(&r->in[1], p.n, r->workspace), p.y = r->out[0].data;
     p.inv = output(r, 1);
-    return run_forward(r, &p);
+    return compute_forward(r, &p);
 }
 
 static size_t part_bytes(int64_t chunks, int64_t n, gradd_dtype_t x) {
@@ -159,14 +159,14 @@ static size_t part_bytes(int64_t chunks, int64_t n, gradd_dtype_t x) {
 }
 
 /* outputs: dx, dscale, dbias; any of them may be unwanted */
-static gradd_status_t run_backward(const gradd_run_t *r, norm_t *p) {
+static gradd_status_t compute_backward(const gradd_launch_t *r, norm_t *p) {
     const kernels_t *kernels = kernels_of(r->in[0].type.dtype);
     size_t parts = part_bytes(p->chunks, p->n, r->in[0].type.dtype);
     void *dscale = output(r, 1), *dbias = output(r, 2);
     p->dy = r->in[0].data, p->x = r->in[1].data, p->y = output(r, 0);
-    p->parts_scale = dscale ? r->work : NULL;
-    p->parts_bias = dbias ? (char *)r->work + parts : NULL;
-    p->scale = wide(&r->in[2], p->n, (char *)r->work + 2 * parts);
+    p->parts_scale = dscale ? r->workspace : NULL;
+    p->parts_bias = dbias ? (char *)r->workspace + parts : NULL;
+    p->scale = wide(&r->in[2], p->n, (char *)r->workspace + 2 * parts);
 #pragma omp parallel for schedule(static) if (p->rows * p->n >= GRADD_PARALLEL_MIN)
     for (int64_t c = 0; c < p->chunks; c++)
         kernels->rows_grad(p, c);
@@ -175,23 +175,23 @@ static gradd_status_t run_backward(const gradd_run_t *r, norm_t *p) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_layer_norm_grad(const gradd_run_t *r) {
+static gradd_status_t compute_layer_norm_grad(const gradd_launch_t *r) {
     norm_t p;
     GRADD_TRY(read_shape(r, &r->in[1].type, &p));
     p.centred = true;
     p.mean = r->in[3].data, p.inv = r->in[4].data;
-    return run_backward(r, &p);
+    return compute_backward(r, &p);
 }
 
-static gradd_status_t run_rms_norm_grad(const gradd_run_t *r) {
+static gradd_status_t compute_rms_norm_grad(const gradd_launch_t *r) {
     norm_t p;
     GRADD_TRY(read_shape(r, &r->in[1].type, &p));
     p.inv = r->in[3].data;
-    return run_backward(r, &p);
+    return compute_backward(r, &p);
 }
 
 /* The definition, in double, with plain loops; serves both forward operators. */
-static gradd_status_t ref_forward(const gradd_run_t *r) {
+static gradd_status_t ref_forward(const gradd_launch_t *r) {
     norm_t p;
     GRADD_TRY(read_shape(r, &r->in[0].type, &p));
     bool layer = !strcmp(r->op->name, "LayerNormalization");
@@ -276,13 +276,13 @@ static gradd_status_t infer_backward(gradd_infer_t *c) {
 }
 
 /* Room for scale and bias in f32. */
-static size_t work_forward(const gradd_infer_t *c) {
+static size_t workspace_forward(const gradd_infer_t *c) {
     if (c->in[0].type.dtype != GRADD_DT_BF16) return 0;
     return 2 * align_up(sizeof(float) * (size_t)gradd_type_count(&c->in[1].type));
 }
 
 /* Parts of dscale and dbias, and the scale in f32. */
-static size_t work_backward(const gradd_infer_t *c) {
+static size_t workspace_backward(const gradd_infer_t *c) {
     const gradd_type_t *x = &c->in[1].type, *scale = &c->in[2].type;
     int64_t n = gradd_type_count(scale),
             chunks = count_chunks(count_rows(x, x->rank - scale->rank));
@@ -392,7 +392,7 @@ GRADD_OPS(
      .types = {GRADD_T_FLOAT},
      .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
      .infer = infer_backward,
-     .ref = run_layer_norm_grad,
+     .ref = compute_layer_norm_grad,
      .cases = GRADD_CASES({.text = "f32[3,7] f32[3,7] f32[7] f32[3,1] f32[3,1]:(0.5,2) -> 3"})},
     {.name = "RMSNormalization",
      .domain = "",
@@ -422,18 +422,19 @@ GRADD_OPS(
      .types = {GRADD_T_FLOAT},
      .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
      .infer = infer_backward,
-     .ref = run_rms_norm_grad,
+     .ref = compute_rms_norm_grad,
      .cases = GRADD_CASES({.text = "f32[3,7] f32[3,7] f32[7] f32[3,1]:(0.5,2) -> 2"})});
 
 GRADD_KERNELS(cpu, norm,
               {
-                  "LayerNormalization", "loop", .inplace = 1, .run = run_layer_norm,
-                  .work = work_forward
+                  "LayerNormalization", "loop", .inplace = 1, .compute = compute_layer_norm,
+                  .workspace = workspace_forward
 },
               {"LayerNormGrad", "loop",
                .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_F32_F64},
-               .inplace = 3, .run = run_layer_norm_grad, .work = work_backward},
-              {"RMSNormalization", "loop", .inplace = 1, .run = run_rms_norm, .work = work_forward},
+               .inplace = 3, .compute = compute_layer_norm_grad, .workspace = workspace_backward},
+              {"RMSNormalization", "loop", .inplace = 1, .compute = compute_rms_norm,
+               .workspace = workspace_forward},
               {"RMSNormGrad", "loop",
                .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_F32_F64},
-               .inplace = 3, .run = run_rms_norm_grad, .work = work_backward});
+               .inplace = 3, .compute = compute_rms_norm_grad, .workspace = workspace_backward});

@@ -89,12 +89,12 @@ static int64_t first_row(const gradd_type_t *y, int64_t *const *maps) {
     return base;
 }
 
-static gradd_status_t pad_mapped(const gradd_run_t *r, const pads_t *p) {
+static gradd_status_t pad_mapped(const gradd_launch_t *r, const pads_t *p) {
     const gradd_type_t *x = &r->in[0].type, *y = &r->out[0].type;
     int64_t *maps[GRADD_MAX_RANK], at[GRADD_MAX_RANK] = {0}, n = gradd_type_count(y);
     char mode = gradd_attr_string(r->attrs, "mode", "")[0];
     if (n == 0) return GRADD_OK;
-    fill_maps(mode, x, y, p->begin, r->work, maps);
+    fill_maps(mode, x, y, p->begin, r->workspace, maps);
     int64_t row = y->dims[y->rank - 1], base = first_row(y, maps);
     const int64_t *map = maps[y->rank - 1];
     GRADD_SWITCH_BYTES(gradd_dtype_bytes(x->dtype), T, {
@@ -109,7 +109,7 @@ static gradd_status_t pad_mapped(const gradd_run_t *r, const pads_t *p) {
 
 typedef void (*copy_fn_t)(const gradd_copy_t *, size_t, void *, const void *);
 
-static gradd_status_t pad_constant(const gradd_run_t *r, const pads_t *p, copy_fn_t copy) {
+static gradd_status_t pad_constant(const gradd_launch_t *r, const pads_t *p, copy_fn_t copy) {
     static const int64_t zero;
     const gradd_type_t *x = &r->in[0].type, *y = &r->out[0].type;
     size_t bytes = gradd_dtype_bytes(x->dtype);
@@ -133,14 +133,14 @@ static gradd_status_t pad_constant(const gradd_run_t *r, const pads_t *p, copy_f
     return GRADD_OK;
 }
 
-static gradd_status_t run_pad(const gradd_run_t *r) {
+static gradd_status_t compute_pad(const gradd_launch_t *r) {
     pads_t p;
     GRADD_TRY(read_pads(r->in, r->n_in, &p));
     if (is_constant(r->attrs)) return pad_constant(r, &p, gradd_copy_strided);
     return pad_mapped(r, &p);
 }
 
-static gradd_status_t ref_pad(const gradd_run_t *r) {
+static gradd_status_t ref_pad(const gradd_launch_t *r) {
     pads_t p;
     GRADD_TRY(read_pads(r->in, r->n_in, &p));
     if (is_constant(r->attrs)) return pad_constant(r, &p, gradd_copy_plain);
@@ -148,13 +148,13 @@ static gradd_status_t ref_pad(const gradd_run_t *r) {
 }
 
 /* Serial: several y elements share one x element, and the order of a sum must not change. */
-static gradd_status_t run_pad_grad(const gradd_run_t *r) {
+static gradd_status_t compute_pad_grad(const gradd_launch_t *r) {
     const gradd_type_t *y = &r->in[0].type, *x = &r->out[0].type;
     int64_t *maps[GRADD_MAX_RANK], at[GRADD_MAX_RANK] = {0}, n = gradd_type_count(y);
     char mode = gradd_attr_string(r->attrs, "mode", "")[0];
     gradd_copy_zero(r->out[0].data, (size_t)gradd_type_bytes(x));
     if (n == 0) return GRADD_OK;
-    fill_maps(mode, x, y, gradd_attr_find(r->attrs, "begins")->ints, r->work, maps);
+    fill_maps(mode, x, y, gradd_attr_find(r->attrs, "begins")->ints, r->workspace, maps);
     int64_t row = y->dims[y->rank - 1], base = first_row(y, maps);
     const int64_t *map = maps[y->rank - 1];
     GRADD_SWITCH_FLOAT(y->dtype, T, {
@@ -207,7 +207,7 @@ static size_t map_bytes(const gradd_type_t *y) {
     return (size_t)n * sizeof(int64_t);
 }
 
-static size_t work_pad(const gradd_infer_t *c) {
+static size_t workspace_pad(const gradd_infer_t *c) {
     return is_constant(c->attrs) ? 0 : map_bytes(&c->out[0]);
 }
 
@@ -223,7 +223,7 @@ static gradd_status_t infer_pad_grad(gradd_infer_t *c) {
     return GRADD_OK;
 }
 
-static size_t work_pad_grad(const gradd_infer_t *c) {
+static size_t workspace_pad_grad(const gradd_infer_t *c) {
     return map_bytes(&c->in[0].type);
 }
 
@@ -308,11 +308,13 @@ GRADD_OPS(pad,
                                     {"begins", GRADD_ATTR_INTS, true},
                                     {"mode", GRADD_ATTR_STRING, true}),
            .infer = infer_pad_grad,
-           .ref = run_pad_grad,
+           .ref = compute_pad_grad,
            .cases = GRADD_CASES({.text = "f32[5,6] | dims=[3,4] begins=[1,2] mode=\"reflect\""},
                                 {.text = "f32[4] | dims=[2] begins=[1] mode=\"edge\""},
                                 {.text = "f32[4] | dims=[2] begins=[1] mode=\"wrap\""})});
 
-GRADD_KERNELS(cpu, pad, {"Pad", "loop", .run = run_pad, .work = work_pad, .cost = gradd_cost_move},
-              {"PadGrad", "loop", .types = {GRADD_T_F32_F64}, .run = run_pad_grad,
-               .work = work_pad_grad, .cost = gradd_cost_move});
+GRADD_KERNELS(cpu, pad,
+              {"Pad", "loop", .compute = compute_pad, .workspace = workspace_pad,
+               .cost = gradd_cost_move},
+              {"PadGrad", "loop", .types = {GRADD_T_F32_F64}, .compute = compute_pad_grad,
+               .workspace = workspace_pad_grad, .cost = gradd_cost_move});

@@ -37,7 +37,7 @@ typedef struct draw_s {
     double a, b; /* mean and deviation, or low and width */
 } draw_t;
 
-static uint64_t seed_of(const gradd_run_t *r) {
+static uint64_t seed_of(const gradd_launch_t *r) {
     const gradd_attr_t *fixed = gradd_attr_find(r->attrs, "seed");
     if (!fixed) return r->seed;
     float own = (float)fixed->f;
@@ -76,7 +76,7 @@ static void put(const gradd_view_t *y, int64_t i, double x) {
     }
 }
 
-static gradd_status_t run_random(const gradd_run_t *r) {
+static gradd_status_t compute_random(const gradd_launch_t *r) {
     int64_t n = gradd_type_count(&r->out[0].type);
     draw_t d = {.seed = seed_of(r), .node = r->node, .still = r->dropout_off};
     d.normal = !strncmp(r->op->name, "RandomNormal", 12);
@@ -95,7 +95,7 @@ static double probability_at(const gradd_view_t *x, int64_t i) {
     return (double)gradd_bf16_f32(((const gradd_bf16_t *)x->data)[i]);
 }
 
-static gradd_status_t run_bernoulli(const gradd_run_t *r) {
+static gradd_status_t compute_bernoulli(const gradd_launch_t *r) {
     int64_t n = gradd_type_count(&r->out[0].type), bad = n;
     uint64_t seed = seed_of(r);
 #pragma omp parallel for schedule(static) reduction(min : bad) if (n >= GRADD_PARALLEL_MIN)
@@ -166,31 +166,31 @@ static gradd_status_t infer_shape(gradd_infer_t *c) {
  * tests/c/kernels/test_dropout.c checks their distribution. */
 GRADD_OPS(random,
           {RANDOM_ROW("RandomNormalLike", 1, 1, 0, GRADD_ATTR_LIST(DTYPE_SEED, NORMAL), infer_like,
-                      run_random),
+                      compute_random),
            .cases = GRADD_CASES({.text = "f32[3,5]", .tol = -1},
                                 {.text = "i64[40] | dtype=1 mean=2.0 scale=0.5", .tol = -1},
                                 {.text = "f32[2] | seed=3.0", .tol = -1})},
           {RANDOM_ROW("RandomUniformLike", 1, 1, 0, GRADD_ATTR_LIST(DTYPE_SEED, UNIFORM),
-                      infer_like, run_random),
+                      infer_like, compute_random),
            .cases = GRADD_CASES({.text = "f32[3,5]", .tol = -1},
                                 {.text = "f32[40] | low=-1.0 high=3.0", .tol = -1})},
           {RANDOM_ROW("RandomNormal", 1, 0, 0, GRADD_ATTR_LIST(DTYPE_SEED, NORMAL, SHAPE),
-                      infer_shape, run_random),
+                      infer_shape, compute_random),
            .cases = GRADD_CASES({.text = "| shape=[3,5]", .tol = -1},
                                 {.text = "| shape=[40] mean=2.0 scale=0.5 dtype=11", .tol = -1})},
           {RANDOM_ROW("RandomUniform", 1, 0, 0, GRADD_ATTR_LIST(DTYPE_SEED, UNIFORM, SHAPE),
-                      infer_shape, run_random),
+                      infer_shape, compute_random),
            .cases = GRADD_CASES({.text = "| shape=[3,50001]", .tol = -1},
                                 {.text = "| shape=[] low=-1.0 high=3.0", .tol = -1})},
           {RANDOM_ROW("Bernoulli", 15, 1, GRADD_OP_FLAT, GRADD_ATTR_LIST(DTYPE_SEED),
-                      infer_bernoulli, run_bernoulli),
+                      infer_bernoulli, compute_bernoulli),
            .types = {GRADD_T_FLOAT},
            .cases = GRADD_CASES({.text = "f32[3,5]:(0,1)", .tol = -1},
                                 {.text = "f32[50001]:(0,1) | dtype=9", .tol = -1},
                                 {.text = "f32[4]={0,1,0.5,0.25} | dtype=7", .tol = -1})});
 
-GRADD_KERNELS(cpu, random, {"RandomNormalLike", "loop", .run = run_random},
-              {"RandomUniformLike", "loop", .run = run_random},
-              {"RandomNormal", "loop", .run = run_random},
-              {"RandomUniform", "loop", .run = run_random},
-              {"Bernoulli", "loop", .run = run_bernoulli});
+GRADD_KERNELS(cpu, random, {"RandomNormalLike", "loop", .compute = compute_random},
+              {"RandomUniformLike", "loop", .compute = compute_random},
+              {"RandomNormal", "loop", .compute = compute_random},
+              {"RandomUniform", "loop", .compute = compute_random},
+              {"Bernoulli", "loop", .compute = compute_bernoulli});

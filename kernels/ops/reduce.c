@@ -2,11 +2,11 @@
  *
  * Math: z[kept] = fold over reduced of f(x). Shapes: adjacent dimensions of one kind are merged, so
  * every reduction is an alternation of kept (K) and reduced (R) dimensions; it ends either in R
- * (a run is folded) or in K (whole runs are folded into a run of accumulators). Floats accumulate
- * in short f32 chains that flow into double. A reduction to few elements is cut into pieces of
- * fixed size, whose partial results are combined in order. bf16 is widened where it is read and
- * rounded once. Saved for backward: the result of Max,
- * Min, L2, LogSumExp. Ties of Max and Min share evenly. */
+ * (a stretch is folded) or in K (whole stretches are folded into a stretch of accumulators). Floats
+ * accumulate in short f32 chains that flow into double. A reduction to few elements is cut into
+ * pieces of fixed size, whose partial results are combined in order. bf16 is widened where it is
+ * read and rounded once. Saved for backward: the result of Max, Min, L2, LogSumExp. Ties of Max and
+ * Min share evenly. */
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/dispatch.h"
@@ -22,26 +22,26 @@
 typedef enum { SUM, MEAN, SQUARES, NORM, MAXIMUM, MINIMUM, LOGSUMEXP, PRODUCT } kind_t;
 
 /* Merged dimensions, outermost first: kept ones and reduced ones with their strides. */
-typedef struct reduce_plan_s {
+typedef struct reduce_layout_s {
     kind_t kind;
-    bool ends_kept;    /* innermost run is kept */
-    int64_t run;       /* innermost run */
+    bool ends_kept;    /* innermost stretch is kept */
+    int64_t stretch;   /* innermost stretch */
     int n_kept, n_red; /* outer dimensions of each kind */
     int64_t kept[GRADD_MAX_RANK], kept_step[GRADD_MAX_RANK];
     int64_t red[GRADD_MAX_RANK], red_step[GRADD_MAX_RANK];
     int64_t outer_kept, outer_red, reduced; /* products; all reduced elements */
-} reduce_plan_t;
+} reduce_layout_t;
 
-static void axes_of(const gradd_run_t *r, bool *mask) {
+static void axes_of(const gradd_launch_t *r, bool *mask) {
     gradd_infer_t c = {.op = r->op, .attrs = r->attrs, .n_in = r->n_in, .in = r->in};
     if (gradd_known_axes(&c, 1, r->in[0].type.rank, mask)) memset(mask, 0, GRADD_MAX_RANK);
 }
 
-static void plan_reduction(const gradd_type_t *type, const bool *mask, reduce_plan_t *p) {
+static void lay_out_reduction(const gradd_type_t *type, const bool *mask, reduce_layout_t *p) {
     int64_t size[GRADD_MAX_RANK], step[GRADD_MAX_RANK], stride = 1;
     bool red[GRADD_MAX_RANK];
     int n = 0; /* merged, innermost first */
-    *p = (reduce_plan_t){.outer_kept = 1, .outer_red = 1, .reduced = 1};
+    *p = (reduce_layout_t){.outer_kept = 1, .outer_red = 1, .reduced = 1};
     for (int i = type->rank - 1; i >= 0; i--) {
         if (type->dims[i] == 1) continue;
         if (n && red[n - 1] == mask[i])
@@ -51,7 +51,7 @@ static void plan_reduction(const gradd_type_t *type, const bool *mask, reduce_pl
         stride *= type->dims[i];
     }
     p->ends_kept = n > 0 && !red[0];
-    p->run = n ? size[0] : 1;
+    p->stretch = n ? size[0] : 1;
     for (int i = n - 1; i >= 0; i--) {
         if (red[i]) p->reduced *= size[i];
         if (i == 0) break;
@@ -76,7 +76,8 @@ static int64_t offset_of(int64_t index, int n, const int64_t *dims, const int64_
     return offset;
 }
 
-/* ---- kernels: one run to one value ---------------------------------------------------------- */
+/* ---- kernels: one stretch to one value ----------------------------------------------------------
+ */
 
 enum { CHAIN = 512, PIECE = 32768, COLUMNS = 1024, FLUSH = 16 };
 
@@ -176,9 +177,10 @@ static double finish(kind_t kind, double total, int64_t n) {
 FOLD_RUN(float, fold_f32)
 FOLD_RUN(double, fold_f64)
 FOLD_RUN(gradd_bf16_t, fold_bf16)
-#define fold_run(kind, x, n) BY_TYPE(x, fold)(kind, x, n)
+#define fold_stretch(kind, x, n) BY_TYPE(x, fold)(kind, x, n)
 
-/* ---- kernels: runs into a run of accumulators ------------------------------------------------ */
+/* ---- kernels: stretches into a stretch of accumulators
+ * ------------------------------------------------ */
 
 /* Adds rows x[0], x[step], ... to acc, through short chains in the element type. */
 #define COLUMNS_SUM(T, C, name, term)                                                              \
@@ -222,29 +224,29 @@ COLUMNS_FOLD(gradd_bf16_t, bf16)
 /* ---- kernels: whole tensors ------------------------------------------------------------------ */
 
 #define REDUCE_FLOAT(T, S)                                                                         \
-    /* ends in R: each kept element folds its runs */                                              \
-    static void runs_##S(const reduce_plan_t *p, const T *x, T *z) {                               \
-        const int64_t work = p->outer_kept * p->reduced;                                           \
-        _Pragma("omp parallel for schedule(static) if (work >= GRADD_PARALLEL_MIN)") for (         \
+    /* ends in R: each kept element folds its stretches */                                         \
+    static void stretches_##S(const reduce_layout_t *p, const T *x, T *z) {                        \
+        const int64_t elements = p->outer_kept * p->reduced;                                       \
+        _Pragma("omp parallel for schedule(static) if (elements >= GRADD_PARALLEL_MIN)") for (     \
             int64_t k = 0; k < p->outer_kept; k++) {                                               \
             const T *base = x + offset_of(k, p->n_kept, p->kept, p->kept_step);                    \
             double total = start_of(p->kind);                                                      \
             for (int64_t r = 0; r < p->outer_red; r++) {                                           \
                 const T *at = base + offset_of(r, p->n_red, p->red, p->red_step);                  \
-                total = join(p->kind, total, fold_run(p->kind, at, p->run));                       \
+                total = join(p->kind, total, fold_stretch(p->kind, at, p->stretch));               \
             }                                                                                      \
             z[k] = NARROW_##S(finish(p->kind, total, p->reduced));                                 \
         }                                                                                          \
     }                                                                                              \
     /* everything to one element, in pieces of fixed size */                                       \
-    static void whole_##S(const reduce_plan_t *p, const T *x, T *z) {                              \
+    static void whole_##S(const reduce_layout_t *p, const T *x, T *z) {                            \
         double total = start_of(p->kind), part[64];                                                \
-        for (int64_t from = 0; from < p->run; from += 64 * PIECE) {                                \
-            const int64_t left = p->run - from, n = left < 64 * PIECE ? left : 64 * PIECE;         \
+        for (int64_t from = 0; from < p->stretch; from += 64 * PIECE) {                            \
+            const int64_t left = p->stretch - from, n = left < 64 * PIECE ? left : 64 * PIECE;     \
             const int64_t pieces = (n + PIECE - 1) / PIECE;                                        \
             _Pragma("omp parallel for schedule(static)") for (int64_t i = 0; i < pieces; i++) {    \
                 const int64_t m = n - i * PIECE < PIECE ? n - i * PIECE : PIECE;                   \
-                part[i] = fold_run(p->kind, x + from + i * PIECE, m);                              \
+                part[i] = fold_stretch(p->kind, x + from + i * PIECE, m);                          \
             }                                                                                      \
             for (int64_t i = 0; i < pieces; i++)                                                   \
                 total = join(p->kind, total, part[i]);                                             \
@@ -252,18 +254,19 @@ COLUMNS_FOLD(gradd_bf16_t, bf16)
         z[0] = NARROW_##S(finish(p->kind, total, p->reduced));                                     \
     }                                                                                              \
     /* ends in K: a block of columns at a time */                                                  \
-    static void cols_##S(const reduce_plan_t *p, const T *x, T *z) {                               \
-        int64_t width = p->run < COLUMNS ? p->run : COLUMNS;                                       \
-        if (p->outer_kept == 1 && width == p->run && width > 64) width = (width + 31) / 32 * 16;   \
-        const int64_t blocks = (p->run + width - 1) / width;                                       \
+    static void cols_##S(const reduce_layout_t *p, const T *x, T *z) {                             \
+        int64_t width = p->stretch < COLUMNS ? p->stretch : COLUMNS;                               \
+        if (p->outer_kept == 1 && width == p->stretch && width > 64)                               \
+            width = (width + 31) / 32 * 16;                                                        \
+        const int64_t blocks = (p->stretch + width - 1) / width;                                   \
         const int64_t rows = p->n_red ? p->red[p->n_red - 1] : 1;                                  \
         const int64_t step = p->n_red ? p->red_step[p->n_red - 1] : 0;                             \
         const int64_t outer = p->outer_red / (rows ? rows : 1);                                    \
-        const int64_t work = p->outer_kept * p->run * p->reduced;                                  \
-        _Pragma("omp parallel for schedule(static) if (work >= GRADD_PARALLEL_MIN)") for (         \
+        const int64_t elements = p->outer_kept * p->stretch * p->reduced;                          \
+        _Pragma("omp parallel for schedule(static) if (elements >= GRADD_PARALLEL_MIN)") for (     \
             int64_t u = 0; u < p->outer_kept * blocks; u++) {                                      \
             const int64_t k = u / blocks, from = u % blocks * width;                               \
-            const int64_t n = p->run - from < width ? p->run - from : width;                       \
+            const int64_t n = p->stretch - from < width ? p->stretch - from : width;               \
             const T *base = x + offset_of(k, p->n_kept, p->kept, p->kept_step) + from;             \
             double acc[COLUMNS];                                                                   \
             for (int64_t i = 0; i < n; i++)                                                        \
@@ -272,22 +275,22 @@ COLUMNS_FOLD(gradd_bf16_t, bf16)
                 columns(p->kind, base + offset_of(r, p->n_red - 1, p->red, p->red_step), rows,     \
                         step, n, acc);                                                             \
             for (int64_t i = 0; i < n; i++)                                                        \
-                z[k * p->run + from + i] = NARROW_##S(finish(p->kind, acc[i], p->reduced));        \
+                z[k * p->stretch + from + i] = NARROW_##S(finish(p->kind, acc[i], p->reduced));    \
         }                                                                                          \
     }                                                                                              \
-    static void reduce_##S(const reduce_plan_t *p, const T *x, T *z) {                             \
+    static void reduce_##S(const reduce_layout_t *p, const T *x, T *z) {                           \
         if (p->ends_kept)                                                                          \
             cols_##S(p, x, z);                                                                     \
-        else if (p->outer_kept == 1 && p->outer_red == 1 && p->run > PIECE)                        \
+        else if (p->outer_kept == 1 && p->outer_red == 1 && p->stretch > PIECE)                    \
             whole_##S(p, x, z);                                                                    \
         else                                                                                       \
-            runs_##S(p, x, z);                                                                     \
+            stretches_##S(p, x, z);                                                                \
     }
 REDUCE_FLOAT(float, f32)
 REDUCE_FLOAT(double, f64)
 REDUCE_FLOAT(gradd_bf16_t, bf16)
 
-static void reduce_any(const reduce_plan_t *p, gradd_dtype_t dtype, const void *x, void *z) {
+static void reduce_any(const reduce_layout_t *p, gradd_dtype_t dtype, const void *x, void *z) {
     if (dtype == GRADD_DT_F32)
         reduce_f32(p, x, z);
     else if (dtype == GRADD_DT_F64)
@@ -313,13 +316,14 @@ static double mul_f64(double a, double b) {
 #define MUL(a, b) _Generic((a), int64_t: mul_i64, default: mul_f64)(a, b)
 
 /* The definition: for each result, all its elements in order, in double (integers in int64). */
-static gradd_status_t plain(const gradd_run_t *r, kind_t kind) {
-    reduce_plan_t p;
+static gradd_status_t plain(const gradd_launch_t *r, kind_t kind) {
+    reduce_layout_t p;
     bool mask[GRADD_MAX_RANK];
     axes_of(r, mask);
-    plan_reduction(&r->in[0].type, mask, &p);
-    const int64_t width = p.ends_kept ? p.run : 1, run = p.ends_kept ? 1 : p.run;
-    const int64_t kept = gradd_type_count(&r->out[0].type), outer = p.reduced ? p.reduced / run : 0;
+    lay_out_reduction(&r->in[0].type, mask, &p);
+    const int64_t width = p.ends_kept ? p.stretch : 1, stretch = p.ends_kept ? 1 : p.stretch;
+    const int64_t kept = gradd_type_count(&r->out[0].type),
+                  outer = p.reduced ? p.reduced / stretch : 0;
     GRADD_SWITCH_NUM(r->in[0].type.dtype, T, {
         const T *x = r->in[0].data;
         T *z = r->out[0].data;
@@ -328,8 +332,9 @@ static gradd_status_t plain(const gradd_run_t *r, kind_t kind) {
             GRADD_ACC(T) total = kind == PRODUCT ? 1 : 0, best = 0;
             bool first = true;
             for (int pass = kind == LOGSUMEXP ? 0 : 1; pass < 2; pass++)
-                for (int64_t i = 0; i < outer * run; i++) {
-                    GRADD_ACC(T) a = base[offset_of(i / run, p.n_red, p.red, p.red_step) + i % run];
+                for (int64_t i = 0; i < outer * stretch; i++) {
+                    GRADD_ACC(T)
+                    a = base[offset_of(i / stretch, p.n_red, p.red, p.red_step) + i % stretch];
                     bool more = kind == MINIMUM ? a < best : a > best;
                     if (pass == 0 || kind == MAXIMUM || kind == MINIMUM)
                         best = first || more || a != a ? a : best;
@@ -356,15 +361,15 @@ static gradd_status_t plain(const gradd_run_t *r, kind_t kind) {
     return GRADD_OK;
 }
 
-static gradd_status_t reduce(const gradd_run_t *r, kind_t kind) {
+static gradd_status_t reduce(const gradd_launch_t *r, kind_t kind) {
     gradd_dtype_t dtype = r->in[0].type.dtype;
     bool mask[GRADD_MAX_RANK];
-    reduce_plan_t p;
+    reduce_layout_t p;
     if (!gradd_type_count(&r->out[0].type)) return GRADD_OK;
     bool empty = !gradd_type_count(&r->in[0].type);
     if (!gradd_dtype_is_float(dtype) || (empty && dtype != GRADD_DT_BF16)) return plain(r, kind);
     axes_of(r, mask);
-    plan_reduction(&r->in[0].type, mask, &p);
+    lay_out_reduction(&r->in[0].type, mask, &p);
     p.kind = kind;
     if (empty) { /* a fold of nothing everywhere */
         gradd_bf16_t *z = r->out[0].data, none = NARROW_bf16(finish(kind, start_of(kind), 0));
@@ -377,10 +382,10 @@ static gradd_status_t reduce(const gradd_run_t *r, kind_t kind) {
 }
 
 #define REDUCE_RUN(name, kind)                                                                     \
-    static gradd_status_t run_##name(const gradd_run_t *r) {                                       \
+    static gradd_status_t compute_##name(const gradd_launch_t *r) {                                \
         return reduce(r, kind);                                                                    \
     }                                                                                              \
-    static gradd_status_t ref_##name(const gradd_run_t *r) {                                       \
+    static gradd_status_t ref_##name(const gradd_launch_t *r) {                                    \
         return plain(r, kind);                                                                     \
     }
 REDUCE_RUN(sum, SUM)
@@ -389,10 +394,10 @@ REDUCE_RUN(squares, SQUARES)
 REDUCE_RUN(norm, NORM)
 REDUCE_RUN(max, MAXIMUM)
 REDUCE_RUN(min, MINIMUM)
-static gradd_status_t run_logsumexp(const gradd_run_t *r) {
+static gradd_status_t compute_logsumexp(const gradd_launch_t *r) {
     return plain(r, LOGSUMEXP);
 }
-static gradd_status_t run_product(const gradd_run_t *r) {
+static gradd_status_t compute_product(const gradd_launch_t *r) {
     return plain(r, PRODUCT);
 }
 
@@ -590,10 +595,10 @@ GRADD_OPS(reduce,
                       GRADD_CASES(CASES_COMMON("f32"), CASES_COMMON("i32"),
                                   {.text = "f32[211,173] i64[1]={1}"},
                                   {.text = "f32[211,173] i64[1]={0}"})),
-          REDUCE_ROW("ReduceLogSumExp", 18, 0, 2, ATTRS_INPUT, run_logsumexp, grad_logsumexp,
+          REDUCE_ROW("ReduceLogSumExp", 18, 0, 2, ATTRS_INPUT, compute_logsumexp, grad_logsumexp,
                      infer_reduce, GRADD_T_FLOAT, 0, GRADD_CASES(CASES_COMMON("f32"))),
-          REDUCE_ROW("ReduceProd", 18, 0, 2, ATTRS_INPUT, run_product, grad_product, infer_reduce,
-                     GRADD_T_NUM, 0,
+          REDUCE_ROW("ReduceProd", 18, 0, 2, ATTRS_INPUT, compute_product, grad_product,
+                     infer_reduce, GRADD_T_NUM, 0,
                      GRADD_CASES(CASES_COMMON("f32"), CASES_COMMON("i64"),
                                  {.text = "f32[3,4]={1,2,0,3,0,5,0,2,1,2,3,4} i64[1]={1}"},
                                  {.text = "f32[2,3]={1,0,2,3,4,5} | keepdims=0"},
@@ -602,13 +607,14 @@ GRADD_OPS(reduce,
 
 GRADD_KERNELS(cpu, reduce,
               {
-                  "ReduceSum", "loop", .run = run_sum
+                  "ReduceSum", "loop", .compute = compute_sum
 },
-              {"ReduceMean", "loop", .run = run_mean},
-              {"ReduceSumSquare", "loop", .run = run_squares},
-              {"ReduceL2", "loop", .run = run_norm}, {"ReduceMax", "loop", .run = run_max},
-              {"ReduceMin", "loop", .run = run_min},
+              {"ReduceMean", "loop", .compute = compute_mean},
+              {"ReduceSumSquare", "loop", .compute = compute_squares},
+              {"ReduceL2", "loop", .compute = compute_norm},
+              {"ReduceMax", "loop", .compute = compute_max},
+              {"ReduceMin", "loop", .compute = compute_min},
               {"ReduceLogSumExp", "loop", .types = {GRADD_T_F32_F64, GRADD_T_INDEX},
-               .run = run_logsumexp},
+               .compute = compute_logsumexp},
               {"ReduceProd", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX},
-               .run = run_product});
+               .compute = compute_product});

@@ -2,7 +2,7 @@
  * and com.gradd StopGradient.
  *
  * y has the elements of x in the same order, so a planner lets y alias x and none of these kernels
- * runs; where aliasing is impossible (graph outputs, inputs owned by the client) run() copies.
+ * runs; where aliasing is impossible (graph outputs, inputs owned by the client) compute() copies.
  * Nothing is saved for backward: dx = dy reshaped to the shape of x. StopGradient passes its input
  * on and no gradient back; the capture puts it where the model detached a value.
  */
@@ -17,7 +17,7 @@
 
 /* ---- kernel ---------------------------------------------------------------------------------- */
 
-static gradd_status_t run_view(const gradd_run_t *r) {
+static gradd_status_t compute_view(const gradd_launch_t *r) {
     gradd_copy_bytes(r->out[0].data, r->in[0].data, (size_t)gradd_type_bytes(&r->out[0].type));
     return GRADD_OK;
 }
@@ -174,7 +174,7 @@ GRADD_OPS(
      .attrs = GRADD_ATTR_LIST({"allowzero", GRADD_ATTR_INT, false}),
      .infer = infer_reshape,
      .grad = grad_view,
-     .ref = run_view,
+     .ref = compute_view,
      .cases = GRADD_CASES({.text = "f32[2,3,4] i64[2]={6,4}"}, {.text = "f32[2,3,4] i64[2]={0,-1}"},
                           {.text = "f32[] i64[2]={1,-1}"}, {.text = "f32[1,1] i64[0]={}"},
                           {.text = "f32[0,3] i64[2]={3,0} | allowzero=1"},
@@ -191,7 +191,7 @@ GRADD_OPS(
      .attrs = GRADD_ATTR_LIST({"axes", GRADD_ATTR_INTS, false}),
      .infer = infer_squeeze,
      .grad = grad_view,
-     .ref = run_view,
+     .ref = compute_view,
      .cases = GRADD_CASES({.text = "f32[1,3,1] i64[1]={0}"}, {.text = "f32[1,3,1] i64[2]={-1,0}"},
                           {.text = "f32[1,3,1]"}, {.text = "f32[1,3,1] -"},
                           {.text = "f32[1,3,1] | axes=[2]"}, {.text = "i64[1] i64[1]={0}"})},
@@ -207,7 +207,7 @@ GRADD_OPS(
      .attrs = GRADD_ATTR_LIST({"axes", GRADD_ATTR_INTS, false}),
      .infer = infer_unsqueeze,
      .grad = grad_view,
-     .ref = run_view,
+     .ref = compute_view,
      .cases = GRADD_CASES({.text = "f32[3,2] i64[1]={1}"}, {.text = "f32[3] i64[2]={-1,0}"},
                           {.text = "f32[] i64[1]={0}"}, {.text = "f32[3,2] | axes=[1]"},
                           {.text = "bool[3] i64[1]={-1}"})},
@@ -222,7 +222,7 @@ GRADD_OPS(
      .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}),
      .infer = infer_flatten,
      .grad = grad_view,
-     .ref = run_view,
+     .ref = compute_view,
      .cases = GRADD_CASES({.text = "f32[2,3,4]"}, {.text = "f32[2,3,4] | axis=0"},
                           {.text = "f32[2,3,4] | axis=3"}, {.text = "f32[2,3,4] | axis=-1"})},
     {.name = "Identity",
@@ -235,7 +235,7 @@ GRADD_OPS(
      .flags = GRADD_OP_VIEW,
      .infer = gradd_infer_same,
      .grad = grad_view,
-     .ref = run_view,
+     .ref = compute_view,
      .cases = GRADD_CASES({.text = "f32[2,3]"}, {.text = "i64[3]"}, {.text = "f32[]"},
                           {.text = "f32[0,2]"})},
     {.name = "StopGradient",
@@ -247,12 +247,12 @@ GRADD_OPS(
      .max_out = 1,
      .flags = GRADD_OP_VIEW | GRADD_OP_NO_GRAD,
      .infer = gradd_infer_same,
-     .ref = run_view,
+     .ref = compute_view,
      .cases = GRADD_CASES({.text = "f32[2,3]"}, {.text = "f32[]"})});
 
-GRADD_KERNELS(cpu, reshape, {"Reshape", "loop", .run = run_view, .cost = gradd_cost_move},
-              {"Squeeze", "loop", .run = run_view, .cost = gradd_cost_move},
-              {"Unsqueeze", "loop", .run = run_view, .cost = gradd_cost_move},
-              {"Flatten", "loop", .run = run_view, .cost = gradd_cost_move},
-              {"Identity", "loop", .run = run_view, .cost = gradd_cost_move},
-              {"StopGradient", "loop", .run = run_view, .cost = gradd_cost_move});
+GRADD_KERNELS(cpu, reshape, {"Reshape", "loop", .compute = compute_view, .cost = gradd_cost_move},
+              {"Squeeze", "loop", .compute = compute_view, .cost = gradd_cost_move},
+              {"Unsqueeze", "loop", .compute = compute_view, .cost = gradd_cost_move},
+              {"Flatten", "loop", .compute = compute_view, .cost = gradd_cost_move},
+              {"Identity", "loop", .compute = compute_view, .cost = gradd_cost_move},
+              {"StopGradient", "loop", .compute = compute_view, .cost = gradd_cost_move});

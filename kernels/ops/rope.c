@@ -161,7 +161,7 @@ static void table_jumps(const gradd_type_t *table, const gradd_type_t *x, int64_
     }
 }
 
-static rope_t describe(const gradd_run_t *r, bool apart) {
+static rope_t describe(const gradd_launch_t *r, bool apart) {
     const gradd_type_t *x = &r->in[0].type;
     rope_t p = {.x = r->in[0].data, .cos = r->in[1].data, .sin = r->in[2].data, .apart = apart};
     p.y = r->out[0].data;
@@ -182,7 +182,7 @@ static rope_t describe(const gradd_run_t *r, bool apart) {
 
 #define ROW_BLOCK 64
 
-static gradd_status_t run(const gradd_run_t *r, bool apart) {
+static gradd_status_t compute(const gradd_launch_t *r, bool apart) {
     rope_t p = describe(r, apart);
     int64_t blocks = (p.rows + ROW_BLOCK - 1) / ROW_BLOCK;
     rows_fn_t rows = pick_rows(r->in[0].type.dtype, r->in[1].type.dtype, p.shared);
@@ -194,11 +194,11 @@ static gradd_status_t run(const gradd_run_t *r, bool apart) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_rope(const gradd_run_t *r) {
-    return run(r, false);
+static gradd_status_t compute_rope(const gradd_launch_t *r) {
+    return compute(r, false);
 }
-static gradd_status_t run_apart(const gradd_run_t *r) {
-    return run(r, true);
+static gradd_status_t compute_apart(const gradd_launch_t *r) {
+    return compute(r, true);
 }
 
 /* Where element `second` of pair i stands in a row. */
@@ -207,7 +207,7 @@ static int64_t place(bool in_pairs, int64_t half, int64_t i, int second) {
 }
 
 /* The definition: element by element, partner and sign by index. */
-static gradd_status_t ref(const gradd_run_t *r, bool apart) {
+static gradd_status_t ref(const gradd_launch_t *r, bool apart) {
     rope_t p = describe(r, apart);
     int64_t index[GRADD_MAX_RANK], at_c, at_s, half = p.turned / 2;
     bool from_pairs = apart ? !p.transposed : p.interleaved;
@@ -236,10 +236,10 @@ static gradd_status_t ref(const gradd_run_t *r, bool apart) {
     return GRADD_OK;
 }
 
-static gradd_status_t ref_rope(const gradd_run_t *r) {
+static gradd_status_t ref_rope(const gradd_launch_t *r) {
     return ref(r, false);
 }
-static gradd_status_t ref_apart(const gradd_run_t *r) {
+static gradd_status_t ref_apart(const gradd_launch_t *r) {
     return ref(r, true);
 }
 
@@ -463,5 +463,5 @@ GRADD_OPS(
                           {.text = "f32[7,3,60,66] f32[60,32] f32[60,32]"},
                           {.text = "f32[7,3,60,66] f32[60,32] f32[60,32] | transposed=1"})});
 
-GRADD_KERNELS(cpu, rope, {"Rope", "loop", .inplace = 1, .run = run_rope},
-              {"RopeApart", "loop", .run = run_apart});
+GRADD_KERNELS(cpu, rope, {"Rope", "loop", .inplace = 1, .compute = compute_rope},
+              {"RopeApart", "loop", .compute = compute_apart});

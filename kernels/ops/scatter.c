@@ -32,19 +32,19 @@ static const char *reduction_of(gradd_attrs_t attrs) {
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-static gradd_status_t make_rows(const gradd_run_t *r, gradd_rows_t *out) {
+static gradd_status_t make_rows(const gradd_launch_t *r, gradd_rows_t *out) {
     const gradd_type_t *x = &r->in[0].type;
     const gradd_view_t *indices = &r->in[1];
     if (is_nd(r->op)) {
         int last = indices->type.rank - 1, depth = (int)indices->type.dims[last];
-        *out = (gradd_rows_t){r->work, gradd_pick_span(&indices->type, 0, last),
+        *out = (gradd_rows_t){r->workspace, gradd_pick_span(&indices->type, 0, last),
                               gradd_pick_span(x, 0, depth), gradd_pick_span(x, depth, x->rank)};
-        return gradd_pick_nd(x, 0, indices, r->work);
+        return gradd_pick_nd(x, 0, indices, r->workspace);
     }
     int axis;
     GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", 0), x->rank, false, &axis));
-    *out = (gradd_rows_t){r->work, gradd_type_count(&indices->type), gradd_type_count(x), 1};
-    return gradd_pick_elements(x, axis, indices, r->work);
+    *out = (gradd_rows_t){r->workspace, gradd_type_count(&indices->type), gradd_type_count(x), 1};
+    return gradd_pick_elements(x, axis, indices, r->workspace);
 }
 
 static float folded(char kind, float a, float b) {
@@ -91,7 +91,7 @@ static gradd_status_t fold_rows(const gradd_rows_t *rows, char kind, gradd_dtype
     return GRADD_OK;
 }
 
-static gradd_status_t run_scatter(const gradd_run_t *r) {
+static gradd_status_t compute_scatter(const gradd_launch_t *r) {
     const gradd_type_t *x = &r->in[0].type;
     const char *how = reduction_of(r->attrs);
     void *y = r->out[0].data;
@@ -159,7 +159,7 @@ static gradd_status_t infer_scatter_elements(gradd_infer_t *c) {
     return GRADD_OK;
 }
 
-static size_t work_scatter(const gradd_infer_t *c) {
+static size_t workspace_scatter(const gradd_infer_t *c) {
     const gradd_type_t *index = &c->in[1].type;
     int end = is_nd(c->op) ? index->rank - 1 : index->rank;
     return (size_t)gradd_pick_span(index, 0, end) * sizeof(int64_t);
@@ -235,7 +235,7 @@ GRADD_OPS(scatter,
                 ),
               .infer = infer_scatter_nd,
               .grad = grad_scatter,
-              .ref = run_scatter,
+              .ref = compute_scatter,
               .cases = GRADD_CASES(
                   {.text = "f32[5,3] i64[2,1]={4,-4} f32[2,3]"},
                   {.text = "f32[4,5] i64[3,2]={0,0,3,4,1,-1} f32[3]"},
@@ -260,7 +260,7 @@ GRADD_OPS(scatter,
                                     {"reduction", GRADD_ATTR_STRING, false}),
            .infer = infer_scatter_elements,
            .grad = grad_scatter,
-           .ref = run_scatter,
+           .ref = compute_scatter,
            .cases = GRADD_CASES({.text = "f32[3,5] i64[2,2]={0,4,-3,1} f32[2,2] | axis=1"},
                                 {.text = "f32[5,3] i64[2,3]={1,0,2,4,1,3} f32[2,3]"},
                                 {.text = "f32[5,3] i64[4,3] f32[4,3] | reduction=\"add\""},
@@ -268,7 +268,7 @@ GRADD_OPS(scatter,
                                 {.text = "i64[1,4] i64[1,2]={3,0} i64[1,2] | axis=1"})});
 
 GRADD_KERNELS(cpu, scatter,
-              {"ScatterND", "loop", .inplace = 1, .run = run_scatter, .work = work_scatter,
-               .cost = gradd_cost_move},
-              {"ScatterElements", "loop", .inplace = 1, .run = run_scatter, .work = work_scatter,
-               .cost = gradd_cost_move});
+              {"ScatterND", "loop", .inplace = 1, .compute = compute_scatter,
+               .workspace = workspace_scatter, .cost = gradd_cost_move},
+              {"ScatterElements", "loop", .inplace = 1, .compute = compute_scatter,
+               .workspace = workspace_scatter, .cost = gradd_cost_move});

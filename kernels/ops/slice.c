@@ -76,7 +76,7 @@ static gradd_status_t read_window(const gradd_view_t *in, int n_in, window_t *w)
 
 typedef void (*copy_fn_t)(const gradd_copy_t *, size_t, void *, const void *);
 
-static gradd_status_t slice(const gradd_run_t *r, copy_fn_t copy) {
+static gradd_status_t slice(const gradd_launch_t *r, copy_fn_t copy) {
     const gradd_type_t *x = &r->in[0].type;
     size_t bytes = gradd_dtype_bytes(x->dtype);
     int64_t stride[GRADD_MAX_RANK], offset = 0;
@@ -95,15 +95,15 @@ static gradd_status_t slice(const gradd_run_t *r, copy_fn_t copy) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_slice(const gradd_run_t *r) {
+static gradd_status_t compute_slice(const gradd_launch_t *r) {
     return slice(r, gradd_copy_strided);
 }
 
-static gradd_status_t ref_slice(const gradd_run_t *r) {
+static gradd_status_t ref_slice(const gradd_launch_t *r) {
     return slice(r, gradd_copy_plain);
 }
 
-static gradd_status_t slice_grad(const gradd_run_t *r, copy_fn_t copy) {
+static gradd_status_t slice_grad(const gradd_launch_t *r, copy_fn_t copy) {
     const gradd_type_t *dx = &r->out[0].type, *dy = &r->in[0].type;
     size_t bytes = gradd_dtype_bytes(dx->dtype);
     const int64_t *start = gradd_attr_find(r->attrs, "starts")->ints;
@@ -123,11 +123,11 @@ static gradd_status_t slice_grad(const gradd_run_t *r, copy_fn_t copy) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_slice_grad(const gradd_run_t *r) {
+static gradd_status_t compute_slice_grad(const gradd_launch_t *r) {
     return slice_grad(r, gradd_copy_strided);
 }
 
-static gradd_status_t ref_slice_grad(const gradd_run_t *r) {
+static gradd_status_t ref_slice_grad(const gradd_launch_t *r) {
     return slice_grad(r, gradd_copy_plain);
 }
 
@@ -248,5 +248,5 @@ GRADD_OPS(slice,
                                 {.text = "f32[2,3] | dims=[2,7] starts=[0,6] steps=[1,-3]"},
                                 {.text = "f32[0,3] | dims=[4,3] starts=[0,0] steps=[1,1]"})});
 
-GRADD_KERNELS(cpu, slice, {"Slice", "loop", .run = run_slice, .cost = gradd_cost_move},
-              {"SliceGrad", "loop", .run = run_slice_grad, .cost = gradd_cost_move});
+GRADD_KERNELS(cpu, slice, {"Slice", "loop", .compute = compute_slice, .cost = gradd_cost_move},
+              {"SliceGrad", "loop", .compute = compute_slice_grad, .cost = gradd_cost_move});

@@ -17,7 +17,7 @@
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
-static gradd_status_t run_slope(const gradd_run_t *r) {
+static gradd_status_t compute_slope(const gradd_launch_t *r) {
     gradd_copy_bytes(r->out[0].data, r->in[0].data, (size_t)gradd_type_bytes(&r->out[0].type));
     return GRADD_OK;
 }
@@ -80,7 +80,7 @@ GRADD_OPS(slope, {
                                GRADD_T_FLOAT | GRADD_T_BOOL, GRADD_T_FLOAT | GRADD_T_BOOL},
                      .infer = infer_slope,
                      .grad = grad_slope,
-                     .ref = run_slope,
+                     .ref = compute_slope,
                      .cases = GRADD_CASES({.text = "f32[2,3] f32[2,3] f32[2,3]", .grad_tol = -1},
                                           {.text = "f32[2,1] f32[2,3] bool[2,3]", .grad_tol = -1},
                                           {.text = "f32[2,3] f32[3] f32[2,3] f32[2,1] bool[2,3]",
@@ -90,4 +90,4 @@ GRADD_OPS(slope, {
                        )
 });
 
-GRADD_KERNELS(cpu, slope, {"WithSlope", "loop", .run = run_slope, .cost = gradd_cost_move});
+GRADD_KERNELS(cpu, slope, {"WithSlope", "loop", .compute = compute_slope, .cost = gradd_cost_move});

@@ -16,7 +16,7 @@ typedef struct span_s {
     int64_t outer, n, inner;
 } span_t;
 
-static gradd_status_t span_of(const gradd_run_t *r, span_t *s) {
+static gradd_status_t span_of(const gradd_launch_t *r, span_t *s) {
     const gradd_type_t *t = &r->in[0].type;
     int axis;
     GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", -1), t->rank, false, &axis));
@@ -151,7 +151,7 @@ WHOLE(float, f32)
 WHOLE(double, f64)
 WHOLE(gradd_bf16_t, bf16)
 
-static gradd_status_t softmax(const gradd_run_t *r, bool log_, bool back, bool ref) {
+static gradd_status_t softmax(const gradd_launch_t *r, bool log_, bool back, bool ref) {
     span_t s;
     const void *x = r->in[0].data, *y = back ? r->in[1].data : NULL;
     GRADD_TRY(span_of(r, &s));
@@ -166,10 +166,10 @@ static gradd_status_t softmax(const gradd_run_t *r, bool log_, bool back, bool r
 }
 
 #define SOFTMAX_RUN(name, log_, back)                                                              \
-    static gradd_status_t run_##name(const gradd_run_t *r) {                                       \
+    static gradd_status_t compute_##name(const gradd_launch_t *r) {                                \
         return softmax(r, log_, back, false);                                                      \
     }                                                                                              \
-    static gradd_status_t ref_##name(const gradd_run_t *r) {                                       \
+    static gradd_status_t ref_##name(const gradd_launch_t *r) {                                    \
         return softmax(r, log_, back, true);                                                       \
     }
 SOFTMAX_RUN(softmax, false, false)
@@ -238,7 +238,7 @@ GRADD_OPS(softmax, SOFTMAX_ROW("Softmax", "", 13, 1, 0, softmax, grad_softmax, C
           SOFTMAX_ROW("LogSoftmaxGrad", "com.gradd", 1, 2, INTERNAL, log_softmax_grad, NULL,
                       CASES_BACK));
 
-GRADD_KERNELS(cpu, softmax, {"Softmax", "loop", .inplace = 1, .run = run_softmax},
-              {"LogSoftmax", "loop", .inplace = 1, .run = run_log_softmax},
-              {"SoftmaxGrad", "loop", .inplace = 3, .run = run_softmax_grad},
-              {"LogSoftmaxGrad", "loop", .inplace = 3, .run = run_log_softmax_grad});
+GRADD_KERNELS(cpu, softmax, {"Softmax", "loop", .inplace = 1, .compute = compute_softmax},
+              {"LogSoftmax", "loop", .inplace = 1, .compute = compute_log_softmax},
+              {"SoftmaxGrad", "loop", .inplace = 3, .compute = compute_softmax_grad},
+              {"LogSoftmaxGrad", "loop", .inplace = 3, .compute = compute_log_softmax_grad});

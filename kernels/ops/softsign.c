@@ -36,7 +36,7 @@ GRADD_OPS(softsign,
            .types = {GRADD_T_FLOAT},
            .infer = gradd_infer_same,
            .grad = grad_softsign,
-           .ref = run_softsign_ref,
+           .ref = compute_softsign_ref,
            .cases = GRADD_CASES({.text = "f32[3,5]:(1,8)"}, {.text = "f32[3,7]:(-8,-1)"},
                                 {.text = "f32[1]"}, {.text = "f32[0,2]"}, {.text = "f32[211,173]"},
                                 {.text = "f32[7]={-inf,inf,0,-0.0,-1e30,100,nan}",
@@ -51,10 +51,10 @@ GRADD_OPS(softsign,
            .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
            .types = {GRADD_T_FLOAT},
            .infer = gradd_infer_broadcast,
-           .ref = run_softsign_grad_ref,
+           .ref = compute_softsign_grad_ref,
            .cases = GRADD_CASES({.text = "f32[3,5] f32[3,5]"}, {.text = "f32[] f32[]"},
                                 {.text = "f32[4] f32[4]={0,-0.0,1e30,-inf}"},
                                 {.text = "f32[211,173] f32[211,173]"})});
 
-GRADD_KERNELS(cpu, softsign, {"Softsign", "loop", .inplace = 1, .run = run_softsign},
-              {"SoftsignGrad", "loop", .inplace = 3, .run = run_softsign_grad});
+GRADD_KERNELS(cpu, softsign, {"Softsign", "loop", .inplace = 1, .compute = compute_softsign},
+              {"SoftsignGrad", "loop", .inplace = 3, .compute = compute_softsign_grad});

@@ -12,7 +12,7 @@
 #include "kernels/kernel.h"
 #include "kernels/op.h"
 
-static gradd_status_t run_straight(const gradd_run_t *r) {
+static gradd_status_t compute_straight(const gradd_launch_t *r) {
     if (r->out[0].data == r->in[0].data) return GRADD_OK;
     gradd_copy_bytes(r->out[0].data, r->in[0].data, (size_t)gradd_type_bytes(&r->out[0].type));
     return GRADD_OK;
@@ -44,11 +44,11 @@ GRADD_OPS(straight, {.name = "StraightThrough",
                      .no_diff = 1,
                      .infer = infer_straight,
                      .grad = grad_straight,
-                     .ref = run_straight,
+                     .ref = compute_straight,
                      .cases = GRADD_CASES({.text = "f32[2,3] f32[2,3]", .grad_tol = -1},
                                           {.text = "f32[] f32[]", .grad_tol = -1},
                                           {.text = "f32[0,2] f32[0,2]", .grad_tol = -1})});
 
 GRADD_KERNELS(cpu, straight,
-              {"StraightThrough", "loop", .inplace = 1, .run = run_straight,
+              {"StraightThrough", "loop", .inplace = 1, .compute = compute_straight,
                .cost = gradd_cost_move});

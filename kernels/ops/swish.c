@@ -21,21 +21,21 @@ static double rsigmoid(double x) {
 #define E_SWISH(F)      (F##swish_value(a))
 #define E_SWISH_GRAD(F) (a * F##swish_slope(b))
 
-#define RUN_ALPHA(name)                                                                            \
-    static gradd_status_t run_##name(const gradd_run_t *r) {                                       \
+#define COMPUTE_ALPHA(name)                                                                        \
+    static gradd_status_t compute_##name(const gradd_launch_t *r) {                                \
         double alpha = gradd_attr_float(r->attrs, "alpha", 1);                                     \
         return gradd_map_rows(&name##_rows, 0, r->out, r->in, r->n_in, &alpha, false);             \
     }                                                                                              \
-    static gradd_status_t run_##name##_ref(const gradd_run_t *r) {                                 \
+    static gradd_status_t compute_##name##_ref(const gradd_launch_t *r) {                          \
         double alpha = gradd_attr_float(r->attrs, "alpha", 1);                                     \
         return gradd_map_rows(&name##_refs, 0, r->out, r->in, r->n_in, &alpha, true);              \
     }
 GRADD_ROWS1_FLOAT(swish, E_SWISH)
 GRADD_TABLE_FLOAT(swish)
-RUN_ALPHA(swish)
+COMPUTE_ALPHA(swish)
 GRADD_ROWS2_FLOAT(swish_grad, E_SWISH_GRAD)
 GRADD_TABLE_FLOAT(swish_grad)
-RUN_ALPHA(swish_grad)
+COMPUTE_ALPHA(swish_grad)
 
 static gradd_status_t grad_swish(gradd_grad_t *g) {
     gradd_val_t in[2] = {g->dout[0], g->in[0]};
@@ -69,7 +69,7 @@ GRADD_OPS(swish,
            .infer = gradd_infer_same,
            .grad = grad_swish,
            .expand = expand_swish,
-           .ref = run_swish_ref,
+           .ref = compute_swish_ref,
            .cases = GRADD_CASES({.text = "f32[3,5]"}, {.text = "f32[]"}, {.text = "f32[0,2]"},
                                 {.text = "f32[3,7]:(-8,8) | alpha=1.702"},
                                 {.text = "f32[6]={-inf,inf,0.5,-100,100,nan}", .grad_tol = -1},
@@ -85,10 +85,10 @@ GRADD_OPS(swish,
            .types = {GRADD_T_FLOAT},
            .attrs = ALPHA,
            .infer = gradd_infer_broadcast,
-           .ref = run_swish_grad_ref,
+           .ref = compute_swish_grad_ref,
            .cases = GRADD_CASES({.text = "f32[3,5] f32[3,5]"}, {.text = "f32[] f32[]"},
                                 {.text = "f32[3,7] f32[3,7]:(-8,8) | alpha=1.702"},
                                 {.text = "f32[211,173] f32[211,173]"})});
 
-GRADD_KERNELS(cpu, swish, {"Swish", "loop", .inplace = 1, .run = run_swish},
-              {"SwishGrad", "loop", .inplace = 3, .run = run_swish_grad});
+GRADD_KERNELS(cpu, swish, {"Swish", "loop", .inplace = 1, .compute = compute_swish},
+              {"SwishGrad", "loop", .inplace = 3, .compute = compute_swish_grad});

@@ -100,9 +100,9 @@ static int64_t count_blocks(int64_t outer) {
     return outer < MAX_BLOCKS ? outer : MAX_BLOCKS;
 }
 
-static void run_block(const gradd_run_t *r, const lane_t *p, int64_t outer, int64_t block) {
+static void compute_block(const gradd_launch_t *r, const lane_t *p, int64_t outer, int64_t block) {
     int64_t blocks = count_blocks(outer);
-    int64_t *at = (int64_t *)r->work + block * 2 * p->k;
+    int64_t *at = (int64_t *)r->workspace + block * 2 * p->k;
     void *heap = at + p->k, *y = r->out[0].data;
     int64_t *index = r->n_out > 1 ? r->out[1].data : NULL;
     const void *x = r->in[0].data;
@@ -123,7 +123,7 @@ static void run_block(const gradd_run_t *r, const lane_t *p, int64_t outer, int6
     }
 }
 
-static gradd_status_t run_topk(const gradd_run_t *r) {
+static gradd_status_t compute_topk(const gradd_launch_t *r) {
     const gradd_type_t *x = &r->in[0].type, *y = &r->out[0].type;
     int axis;
     GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", -1), x->rank, false, &axis));
@@ -140,7 +140,7 @@ static gradd_status_t run_topk(const gradd_run_t *r) {
     int64_t blocks = count_blocks(outer);
 #pragma omp parallel for schedule(static) if (outer * p.n * p.stride >= GRADD_PARALLEL_MIN)
     for (int64_t block = 0; block < blocks; block++)
-        run_block(r, &p, outer, block);
+        compute_block(r, &p, outer, block);
     return GRADD_OK;
 }
 
@@ -190,8 +190,8 @@ static void copy_element(char *to, const char *from, size_t bytes) {
         memcpy(to, from, 2);
 }
 
-static void run_slice(const gradd_run_t *r, const gradd_slice_t *s, int64_t number,
-                      gradd_entry_t *room) {
+static void compute_slice(const gradd_launch_t *r, const gradd_slice_t *s, int64_t number,
+                          gradd_entry_t *room) {
     const int64_t outer = number / s->stride, inner = number % s->stride;
     const size_t bytes = gradd_dtype_bytes(s->dtype);
     const char *x = (const char *)r->in[0].data + (outer * s->n * s->stride + inner) * bytes;
@@ -205,7 +205,7 @@ static void run_slice(const gradd_run_t *r, const gradd_slice_t *s, int64_t numb
     }
 }
 
-static gradd_status_t run_like_torch(const gradd_run_t *r) {
+static gradd_status_t compute_like_torch(const gradd_launch_t *r) {
     gradd_slice_t s;
     GRADD_TRY(describe(r->op, r->attrs, &r->in[0].type, &r->out[0].type, &s));
     const int64_t all = gradd_type_count(&r->in[0].type);
@@ -213,14 +213,14 @@ static gradd_status_t run_like_torch(const gradd_run_t *r) {
     const int64_t slices = all / s.n, shares = count_shares(slices, r->threads);
 #pragma omp parallel for schedule(static) if (all >= GRADD_PARALLEL_MIN)
     for (int64_t share = 0; share < shares; share++) {
-        gradd_entry_t *room = (gradd_entry_t *)r->work + share * gradd_slice_room(&s);
+        gradd_entry_t *room = (gradd_entry_t *)r->workspace + share * gradd_slice_room(&s);
         for (int64_t i = slices * share / shares; i < slices * (share + 1) / shares; i++)
-            run_slice(r, &s, i, room);
+            compute_slice(r, &s, i, room);
     }
     return GRADD_OK;
 }
 
-static size_t work_like_torch(const gradd_infer_t *c) {
+static size_t workspace_like_torch(const gradd_infer_t *c) {
     gradd_slice_t s;
     const gradd_type_t *x = &c->in[0].type;
     if (describe(c->op, c->attrs, x, &c->out[0], &s) || !s.n) return 0;
@@ -258,7 +258,7 @@ static gradd_status_t infer_sort(gradd_infer_t *c) {
     return GRADD_OK;
 }
 
-static size_t work_topk(const gradd_infer_t *c) {
+static size_t workspace_topk(const gradd_infer_t *c) {
     int axis;
     const gradd_type_t *y = &c->out[0];
     if (gradd_axis(gradd_attr_int(c->attrs, "axis", -1), y->rank, false, &axis)) return 0;
@@ -298,7 +298,7 @@ GRADD_OPS(
           ),
         .infer = infer_topk,
         .grad = grad_topk,
-        .ref = run_topk,
+        .ref = compute_topk,
         .cases = GRADD_CASES({.text = "f32[3,8] i64[1]={2} -> 2"},
                              {.text = "f32[3,8,2] i64[1]={5} | axis=1 largest=0 sorted=1 -> 2"},
                              {.text = "f32[9] i64[1]={9} -> 2"},
@@ -321,7 +321,7 @@ GRADD_OPS(
                               {"sorted", GRADD_ATTR_INT, false}),
      .infer = infer_topk,
      .grad = grad_topk,
-     .ref = run_like_torch,
+     .ref = compute_like_torch,
      .cases = GRADD_CASES({.text = "f32[3,8] i64[1]={2} -> 2"},
                           {.text = "f32[3,8,2] i64[1]={5} | axis=1 largest=0 sorted=0 -> 2"},
                           {.text = "f32[9] i64[1]={9} -> 2"}, {.text = "f32[4,3] i64[1]={0} -> 2"},
@@ -344,7 +344,7 @@ GRADD_OPS(
                               {"descending", GRADD_ATTR_INT, false}),
      .infer = infer_sort,
      .grad = grad_topk,
-     .ref = run_like_torch,
+     .ref = compute_like_torch,
      .cases = GRADD_CASES({.text = "f32[3,8] -> 2"},
                           {.text = "f32[3,50,2] | axis=1 descending=1 -> 2"},
                           {.text = "f32[0,3] -> 2"}, {.text = "f32[3,0] -> 2"},
@@ -354,7 +354,9 @@ GRADD_OPS(
 GRADD_KERNELS(cpu, topk,
               {
                   "TopK", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX},
-                  .run = run_topk, .work = work_topk
+                  .compute = compute_topk, .workspace = workspace_topk
 },
-              {"TorchTopK", "loop", .run = run_like_torch, .work = work_like_torch},
-              {"TorchSort", "loop", .run = run_like_torch, .work = work_like_torch});
+              {"TorchTopK", "loop", .compute = compute_like_torch,
+               .workspace = workspace_like_torch},
+              {"TorchSort", "loop", .compute = compute_like_torch,
+               .workspace = workspace_like_torch});

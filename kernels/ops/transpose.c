@@ -28,7 +28,7 @@ static gradd_status_t read_perm(gradd_attrs_t attrs, int rank, int *out_perm) {
 
 /* ---- kernel ---------------------------------------------------------------------------------- */
 
-static gradd_status_t make_job(const gradd_run_t *r, gradd_copy_t *job) {
+static gradd_status_t make_job(const gradd_launch_t *r, gradd_copy_t *job) {
     const gradd_type_t *in = &r->in[0].type, *out = &r->out[0].type;
     int perm[GRADD_MAX_RANK];
     int64_t from[GRADD_MAX_RANK];
@@ -41,14 +41,14 @@ static gradd_status_t make_job(const gradd_run_t *r, gradd_copy_t *job) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_transpose(const gradd_run_t *r) {
+static gradd_status_t compute_transpose(const gradd_launch_t *r) {
     gradd_copy_t job;
     GRADD_TRY(make_job(r, &job));
     gradd_copy_strided(&job, gradd_dtype_bytes(r->in[0].type.dtype), r->out[0].data, r->in[0].data);
     return GRADD_OK;
 }
 
-static gradd_status_t ref_transpose(const gradd_run_t *r) {
+static gradd_status_t ref_transpose(const gradd_launch_t *r) {
     gradd_copy_t job;
     GRADD_TRY(make_job(r, &job));
     gradd_copy_plain(&job, gradd_dtype_bytes(r->in[0].type.dtype), r->out[0].data, r->in[0].data);
@@ -101,4 +101,5 @@ GRADD_OPS(transpose,
                                 {.text = "f32[0,3] | perm=[1,0]"}, {.text = "i64[5,3]"},
                                 {.text = "bool[9,10]"}, {.text = "i64[9,2,11] | perm=[2,1,0]"})});
 
-GRADD_KERNELS(cpu, transpose, {"Transpose", "loop", .run = run_transpose, .cost = gradd_cost_move});
+GRADD_KERNELS(cpu, transpose,
+              {"Transpose", "loop", .compute = compute_transpose, .cost = gradd_cost_move});

@@ -133,7 +133,7 @@ typedef struct gradd_plan_info_s {
     const bool *has_grad;   /* one per `grads`: false = no path, the gradient is exactly absent */
     int64_t arena_bytes;    /* planned peak of activations and workspace of one run */
     int64_t saved_bytes;    /* of these, alive between forward and backward */
-    int64_t constant_bytes; /* held once per plan: folded constants, the graph, the steps, what
+    int64_t constant_bytes; /* held once per plan: folded constants, the graph, the launches, what
                                kernels have prepared; grows when a backward is compiled later */
     int n_nodes_forward, n_nodes_backward;
     double compile_ms;
@@ -215,7 +215,7 @@ const char *gradd_fate_name(gradd_fate_t fate); /* "folded" */
 
 /* ---- run: one forward and its backward ------------------------------------------------------- */
 
-typedef struct run_s gradd_run_handle_t;
+typedef struct run_s gradd_run_t;
 
 enum {
     GRADD_RUN_DROPOUT_OFF = 1 << 0,
@@ -229,23 +229,23 @@ enum {
 
 /* A run owns one arena. `cancel`, if not NULL, is read at every node boundary; non-zero ends the
  * call with STALE. */
-gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_handle_t **out_run);
+gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_t **out_run);
 /* Waits: nothing that the run was given is touched afterwards. */
-void gradd_run_destroy(gradd_run_handle_t *run);
+void gradd_run_destroy(gradd_run_t *run);
 /* Of its arena now: at least the plan's arena_bytes. A reused arena may be larger, and a backward
  * that keeps the activations may need more. */
-int64_t gradd_run_bytes(const gradd_run_handle_t *run);
+int64_t gradd_run_bytes(const gradd_run_t *run);
 
 /* inputs: one pointer per model input (an input the graph does not use may be NULL); they stay
  * valid and unchanged until the run is destroyed. outputs: one per wanted output. Only outputs are
  * written. Errors: INDEX, NONFINITE, NOMEM, STALE; they name the node. */
-gradd_status_t gradd_run_forward(gradd_run_handle_t *run, uint64_t seed, uint32_t flags,
+gradd_status_t gradd_run_forward(gradd_run_t *run, uint64_t seed, uint32_t flags,
                                  const void *const *inputs, void *const *outputs,
                                  const volatile int *cancel);
 /* grad_outputs: one per wanted output, NULL = no gradient arrives. grads: one per wanted gradient;
  * entries without a path are not touched, out_written[i] tells. keep: the activations stay for
  * another backward. */
-gradd_status_t gradd_run_backward(gradd_run_handle_t *run, const void *const *grad_outputs,
+gradd_status_t gradd_run_backward(gradd_run_t *run, const void *const *grad_outputs,
                                   void *const *grads, bool keep, bool *out_written,
                                   const volatile int *cancel);
 

@@ -65,51 +65,51 @@ static void leave_inherited_mask(const options_t *options) {
         log_event(LOG_INFO, "processors", "inherited=%d used=%d", inherited, machine_processors());
 }
 
-static int run_serve(const options_t *options) {
+static int handle_serve(const options_t *options) {
     pid_t other;
     if (!log_set_level(options->log)) {
         fprintf(stderr, "gradd: --log: expected error, warn, info or debug, got '%s'\n",
                 options->log);
         return EXIT_USAGE;
     }
-    gradd_status_t st = daemon_run(options, &other);
+    gradd_status_t st = daemon_serve(options, &other);
     if (st != GRADD_OK) return failed(st);
     if (other == 0) return EXIT_DONE;
     fprintf(stderr, "gradd: already running pid %ld\n", (long)other);
     return EXIT_ALREADY;
 }
 
-static int run_admin(const options_t *options,
-                     gradd_status_t (*run)(const options_t *options, bool *out_running)) {
+static int handle_admin(const options_t *options,
+                        gradd_status_t (*handle)(const options_t *options, bool *out_running)) {
     bool running;
-    gradd_status_t st = run(options, &running);
+    gradd_status_t st = handle(options, &running);
     if (st != GRADD_OK) return failed(st);
     if (running) return EXIT_DONE;
     fputs("gradd: no daemon runs\n", stderr);
     return EXIT_NONE;
 }
 
-static int run_ps(const options_t *options) {
-    return run_admin(options, admin_ps);
+static int handle_ps(const options_t *options) {
+    return handle_admin(options, admin_ps);
 }
 
-static int run_stop(const options_t *options) {
-    return run_admin(options, admin_stop);
+static int handle_stop(const options_t *options) {
+    return handle_admin(options, admin_stop);
 }
 
-static int run_version(const options_t *options) {
+static int handle_version(const options_t *options) {
     printf(options->json ? "{\"version\": \"%s\", \"engine\": \"%s\", \"protocol\": [%d, %d]}\n"
                          : "gradd %s (engine %s), protocol %d to %d\n",
            GRADD_VERSION, gradd_version(), PROTOCOL_LOWEST, PROTOCOL_HIGHEST);
     return EXIT_DONE;
 }
 
-static int run_list_ops(const options_t *options) {
+static int handle_list_ops(const options_t *options) {
     list_ops(stdout, options->json);
     return EXIT_DONE;
 }
 
-static int run_help(const options_t *options) {
+static int handle_help(const options_t *options) {
     (void)options;
     options_usage(stdout);
     return EXIT_DONE;
@@ -118,16 +118,16 @@ static int run_help(const options_t *options) {
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
-        int (*run)(const options_t *options);
+        int (*handle)(const options_t *options);
     } commands[] = {
-        {"serve",      run_serve   },
-        {"ps",         run_ps      },
-        {"stop",       run_stop    },
-        {"version",    run_version },
-        {"--version",  run_version },
-        {"--list-ops", run_list_ops},
-        {"help",       run_help    },
-        {"--help",     run_help    },
+        {"serve",      handle_serve   },
+        {"ps",         handle_ps      },
+        {"stop",       handle_stop    },
+        {"version",    handle_version },
+        {"--version",  handle_version },
+        {"--list-ops", handle_list_ops},
+        {"help",       handle_help    },
+        {"--help",     handle_help    },
     };
     options_t options;
     if (argc > 1 && !strcmp(argv[1], "explain")) return explain_main(argc - 2, argv + 2);
@@ -142,7 +142,7 @@ int main(int argc, char **argv) {
         settle_openmp(argv); /* OpenMP's runtime reads the mask, too; comes back if it cannot */
     }
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
-        if (strcmp(options.command, commands[i].name) == 0) return commands[i].run(&options);
+        if (strcmp(options.command, commands[i].name) == 0) return commands[i].handle(&options);
     fprintf(stderr, options.command[0] ? "gradd: unknown command '%s'\n" : "gradd: no command%s\n",
             options.command);
     options_usage(stderr);

@@ -30,7 +30,7 @@ typedef struct packet_s {
 
 typedef struct control_row_s {
     const char *name;
-    gradd_status_t (*run)(packet_t *packet);
+    gradd_status_t (*handle)(packet_t *packet);
     int n_fds;
     bool lasting; /* as in commands.h */
     wire_field_t fields[MAX_ARGS];
@@ -71,7 +71,7 @@ static gradd_status_t refuse_version(const packet_t *packet, uint64_t low, uint6
                       range_text(PROTOCOL_LOWEST, PROTOCOL_HIGHEST, ours), help);
 }
 
-static gradd_status_t run_hello(packet_t *packet) {
+static gradd_status_t handle_hello(packet_t *packet) {
     const msgpack_object *range = packet->args[0], *client = packet->args[1];
     if (wire_count(range) != 2)
         return GRADD_FAIL(VERSION,
@@ -118,7 +118,7 @@ static gradd_status_t check_only(const msgpack_object *given, const char *field,
                       what, text->size < 60 ? (int)text->size : 60, text->ptr, only);
 }
 
-static gradd_status_t run_segment(packet_t *packet) {
+static gradd_status_t handle_segment(packet_t *packet) {
     uint64_t id = wire_u64(packet->args[0]), bytes = wire_u64(packet->args[1]);
     GRADD_TRY(check_only(packet->args[2], "kind", "kind of segment", "memfd"));
     GRADD_TRY(check_only(packet->args[3], "device", "device", packet->host->device));
@@ -132,7 +132,7 @@ static gradd_status_t run_segment(packet_t *packet) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_unsegment(packet_t *packet) {
+static gradd_status_t handle_unsegment(packet_t *packet) {
     uint64_t id = wire_u64(packet->args[0]);
     gradd_status_t st = gradd_handle_remove(gradd_lease_table(packet->session->lease), id);
     if (st != GRADD_OK) return gradd_wrap(st, "unsegment %llu", (unsigned long long)id);
@@ -143,19 +143,19 @@ static gradd_status_t run_unsegment(packet_t *packet) {
 
 static const control_row_t rows[] = {
     {.name = "hello",
-     .run = run_hello,
+     .handle = handle_hello,
      .lasting = true,
      .fields = {{.name = "proto", .kind = WIRE_LIST, .item = WIRE_U64, .max = 2},
                 {.name = "client", .kind = WIRE_TEXT, .optional = true, .max = 1024},
                 {.name = "version", .kind = WIRE_TEXT, .optional = true, .max = 64}}},
     {.name = "segment",
-     .run = run_segment,
+     .handle = handle_segment,
      .n_fds = 1,
      .fields = {{.name = "id", .kind = WIRE_U64},
                 {.name = "bytes", .kind = WIRE_U64},
                 {.name = "kind", .kind = WIRE_TEXT, .optional = true},
                 {.name = "device", .kind = WIRE_TEXT, .optional = true}}},
-    {.name = "unsegment", .run = run_unsegment, .fields = {{.name = "id", .kind = WIRE_U64}}},
+    {.name = "unsegment", .handle = handle_unsegment, .fields = {{.name = "id", .kind = WIRE_U64}}},
 };
 
 static gradd_status_t dispatch(packet_t *packet, const wire_doc_t *doc) {
@@ -176,7 +176,7 @@ static gradd_status_t dispatch(packet_t *packet, const wire_doc_t *doc) {
         if (packet->n_fds != row->n_fds)
             return GRADD_FAIL(SHM, "%s: %d descriptors came along, expected %d", row->name,
                               packet->n_fds, row->n_fds);
-        return row->run(packet);
+        return row->handle(packet);
     }
     return GRADD_FAIL(UNSUPPORTED, "unknown control verb '%.*s'", (int)name->size, name->ptr);
 }

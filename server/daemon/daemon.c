@@ -260,7 +260,7 @@ void daemon_event(daemon_t *daemon, uint64_t data) {
     laps_end(&daemon->laps);
 }
 
-bool daemon_work(daemon_t *daemon) {
+bool daemon_turn(daemon_t *daemon) {
     bool any = router_admit(&daemon->router);
     laps_cause(&daemon->laps, "admission", 0);
     laps_end(&daemon->laps);
@@ -355,7 +355,7 @@ static void log_start(const daemon_t *daemon) {
               (long long)(device->memory_limit >> 20));
 }
 
-gradd_status_t daemon_run(const options_t *options, pid_t *out_other) {
+gradd_status_t daemon_serve(const options_t *options, pid_t *out_other) {
     static daemon_t daemon; /* one per process; large */
     daemon = (daemon_t){.options = options, .epoll = -1, .signals = -1, .control = -1};
     daemon.dir.folder = daemon.dir.lock = -1;
@@ -369,7 +369,7 @@ gradd_status_t daemon_run(const options_t *options, pid_t *out_other) {
     gradd_status_t st = start(&daemon);
     if (st == GRADD_OK) {
         log_start(&daemon);
-        st = loop_run(&daemon.loop, &daemon);
+        st = loop_serve(&daemon.loop, &daemon);
     }
     finish(&daemon);
     if (st == GRADD_OK)

@@ -38,7 +38,7 @@ typedef struct daemon_s {
 
 /* Runs a daemon until it is stopped. *out_other is 0, or the pid of the daemon that runs in this
  * directory already (-1 when unknown); then nothing was done. */
-gradd_status_t daemon_run(const options_t *options, pid_t *out_other);
+gradd_status_t daemon_serve(const options_t *options, pid_t *out_other);
 
 /* ---- for the verbs that run in the I/O thread ---- */
 
@@ -49,7 +49,7 @@ void daemon_end_session(daemon_t *daemon, session_t *session, const char *reason
  * is none. What waits is dropped; the client sends it to the next daemon. */
 void daemon_stop_session(daemon_t *daemon, session_t *session, const char *reason);
 /* Everything that can be done without waiting. True if there may be more. */
-bool daemon_work(daemon_t *daemon);
+bool daemon_turn(daemon_t *daemon);
 /* One event of the epoll set. */
 void daemon_event(daemon_t *daemon, uint64_t data);
 /* Time limits; called now and then. */

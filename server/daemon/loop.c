@@ -21,7 +21,7 @@ static void turn(loop_t *loop, bool is_engine) {
     struct epoll_event events[MAX_EVENTS];
     laps_finish(&daemon->laps);
     laps_begin(&daemon->laps);
-    bool busy = daemon_work(daemon) || (is_engine && queue_ready(daemon->queue));
+    bool busy = daemon_turn(daemon) || (is_engine && queue_ready(daemon->queue));
     /* Requests that never pause must not keep the other descriptors from their turn. */
     if (busy && ++loop->rounds % ROUNDS_PER_POLL != 0) return;
     if (daemon_ended(daemon)) return;
@@ -52,12 +52,12 @@ static void arm(loop_t *loop) {
 
 /* ---- engine thread ---- */
 
-static void run_job(loop_t *loop, job_t *job) {
+static void handle_job(loop_t *loop, job_t *job) {
     daemon_t *daemon = loop->daemon;
     atomic_fetch_add(&loop->n_jobs, 1);
     atomic_store(&loop->running, true);
     arm(loop);
-    worker_run(&daemon->worker, (request_t *)job);
+    worker_handle(&daemon->worker, (request_t *)job);
     atomic_store(&loop->running, false);
     /* Sends the reply in the next turn, or wakes the standby thread, which does, and leaves. */
     queue_finish(daemon->queue, job);
@@ -69,7 +69,7 @@ static void *engine_main(void *arg) {
     prctl(PR_SET_NAME, "gradd-engine");
     for (bool ended = false; !ended;) {
         job_t *job = queue_take(daemon->queue);
-        if (job) run_job(loop, job);
+        if (job) handle_job(loop, job);
         if (!queue_ready(daemon->queue))
             pthread_mutex_lock(&loop->lock);
         else if (pthread_mutex_trylock(&loop->lock) != 0)
@@ -90,7 +90,7 @@ static void take_over(loop_t *loop) {
     if (pthread_mutex_trylock(&loop->lock) != 0) return; /* the engine is back already */
     while (atomic_load(&loop->running))
         turn(loop, false);
-    daemon_work(loop->daemon); /* the reply of the job that has just ended */
+    daemon_turn(loop->daemon); /* the reply of the job that has just ended */
     pthread_mutex_unlock(&loop->lock);
 }
 
@@ -108,7 +108,7 @@ static void stand_by(loop_t *loop) {
     }
 }
 
-gradd_status_t loop_run(loop_t *loop, daemon_t *daemon) {
+gradd_status_t loop_serve(loop_t *loop, daemon_t *daemon) {
     pthread_t engine;
     *loop = (loop_t){.daemon = daemon, .ticked_ms = session_now_ms()};
     loop->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC);

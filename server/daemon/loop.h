@@ -36,6 +36,6 @@ typedef struct loop_s {
 
 /* Runs both roles until the daemon has ended; the caller becomes the standby thread. Fails with IO
  * when the threads cannot be started. */
-gradd_status_t loop_run(loop_t *loop, struct daemon_s *daemon);
+gradd_status_t loop_serve(loop_t *loop, struct daemon_s *daemon);
 
 #endif

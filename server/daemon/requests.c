@@ -69,7 +69,7 @@ static gradd_status_t authorize(daemon_t *daemon, request_t *request, const msgp
                                 session_order_t *out_order) {
     session_t *session;
     *out_order = SESSION_RUN;
-    bool queued = request->command->run != NULL;
+    bool queued = request->command->handle != NULL;
     if (daemon->stopping && (queued || request->command->needs_session))
         return GRADD_FAIL(SESSION, "the daemon is ending");
     if (!request->command->needs_session && queued && daemon->guests.length >= MAX_GUESTS)
@@ -89,7 +89,7 @@ static gradd_status_t authorize(daemon_t *daemon, request_t *request, const msgp
 
 static void dispatch(daemon_t *daemon, request_t *request) {
     const command_t *command = request->command;
-    if (command->run) {
+    if (command->handle) {
         session_t *session = request->session;
         if (session) session_take(session, request->q);
         if (session) session->payload_bytes += request->payload_bytes;

@@ -6,7 +6,7 @@
  * come from the same uid and the same ZeroMQ connection.
  *
  * This module, with control.c, knows descriptors and identities and nothing of the engine: what the
- * engine keeps for a session hangs on `work`, opaque here. Everything belongs to the I/O thread
+ * engine keeps for a session hangs on `objects`, opaque here. Everything belongs to the I/O thread
  * except the fields marked otherwise.
  */
 #ifndef GRADD_SERVER_SESSION_H
@@ -70,7 +70,7 @@ typedef struct session_s {
     const char *end_reason;  /* for the log */
     volatile int cancel;     /* read by the engine thread at every node boundary */
     session_counts_t counts; /* written by the engine thread */
-    void *work;              /* the engine thread's, see worker.h */
+    void *objects;           /* the engine thread's, see worker.h */
 } session_t;
 
 typedef struct session_table_s {

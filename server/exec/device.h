@@ -19,11 +19,11 @@
 #define DEVICE_SPARES 2
 
 struct plan_s;
-struct step_s;
+struct plan_launch_s;
 
-/* Called after each step when set; `seconds` is its own time on a synchronous device. */
-typedef void (*device_hook_t)(void *context, const struct plan_s *plan, const struct step_s *step,
-                              double seconds);
+/* Called after each launch when set; `seconds` is its own time on a synchronous device. */
+typedef void (*device_hook_t)(void *context, const struct plan_s *plan,
+                              const struct plan_launch_s *launch, double seconds);
 
 typedef struct spare_s {
     void *memory; /* Owned; NULL = free place */

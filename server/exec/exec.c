@@ -1,4 +1,4 @@
-/* The executor: walks the steps of a program on a device. See run.h. */
+/* The executor: walks the launches of a program on a device. See run.h. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -11,8 +11,8 @@ static double seconds_now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static void *address(const exec_bases_t *b, const step_t *step, int i) {
-    const loc_t *loc = &step->loc[i];
+static void *address(const exec_bases_t *b, const plan_launch_t *launch, int i) {
+    const loc_t *loc = &launch->loc[i];
     switch (loc->kind) {
     case LOC_ARENA:
         return b->arena + loc->offset;
@@ -34,43 +34,44 @@ static void *address(const exec_bases_t *b, const step_t *step, int i) {
     return NULL;
 }
 
-static const char *step_text(const struct run_s *run, const step_t *step, char *text,
-                             size_t bytes) {
+static const char *launch_text(const gradd_run_t *run, const plan_launch_t *launch, char *text,
+                               size_t bytes) {
     static const char gradient[] = "gradient of ";
-    if (step->node < 0) return "copy to an output or gradient";
+    if (launch->node < 0) return "copy to an output or gradient";
     const graph_t *g = run->plan->graph;
-    const graph_node_t *n = &g->nodes[step->node];
+    const graph_node_t *n = &g->nodes[launch->node];
     size_t at = n->backward ? sizeof gradient - 1 : 0;
     memcpy(text, gradient, at);
     graph_node_text(g, graph_origin(g, n), text + at, bytes - at);
     return text;
 }
 
-/* Says at which step a run has failed. */
-static gradd_status_t at_step(gradd_status_t status, const struct run_s *run, const step_t *step) {
+/* Says at which launch a run has failed. */
+static gradd_status_t at_step(gradd_status_t status, const gradd_run_t *run,
+                              const plan_launch_t *launch) {
     char text[GRAPH_NODE_TEXT + 16];
     const graph_t *g = run->plan->graph;
-    if (step->node >= 0) gradd_at_node(status, graph_origin(g, &g->nodes[step->node])->name);
-    return gradd_wrap(status, "%s", step_text(run, step, text, sizeof text));
+    if (launch->node >= 0) gradd_at_node(status, graph_origin(g, &g->nodes[launch->node])->name);
+    return gradd_wrap(status, "%s", launch_text(run, launch, text, sizeof text));
 }
 
 /* A healthy graph has infinities inside: masks of -inf, an exp that overflows under a division or
  * in the branch that a Where does not take. Only what leaves must be finite; NaN never heals.
- * *first_inf is the first step with an infinity, for the text. */
-static gradd_status_t check_output(const struct run_s *run, const step_t *step, int j,
-                                   const step_t **first_inf) {
+ * *first_inf is the first launch with an infinity, for the text. */
+static gradd_status_t check_output(const gradd_run_t *run, const plan_launch_t *launch, int j,
+                                   const plan_launch_t **first_inf) {
     char text[GRAPH_NODE_TEXT + 16];
     gradd_scan_t found;
     const gradd_device_t *d = run->device;
-    const gradd_view_t *v = &step->run.out[j];
-    const loc_kind_t to = step->loc[step->run.n_in + j].kind;
+    const gradd_view_t *v = &launch->args.out[j];
+    const loc_kind_t to = launch->loc[launch->args.n_in + j].kind;
     if (!v->data || !gradd_dtype_is_float(v->type.dtype)) return GRADD_OK;
     GRADD_TRY(d->backend->scan(d->queue, v, &found));
-    if (found.inf >= 0 && !*first_inf) *first_inf = step;
+    if (found.inf >= 0 && !*first_inf) *first_inf = launch;
     bool leaves = found.inf >= 0 && (to == LOC_OUTPUT || to == LOC_GRAD);
     bool inf = leaves && (found.nan < 0 || found.inf < found.nan);
     if (!inf && found.nan < 0) return GRADD_OK;
-    bool known = inf && *first_inf != step;
+    bool known = inf && *first_inf != launch;
     return GRADD_FAIL(NONFINITE, "output %d, element %lld of %lld is %s%s%s", j,
                       (long long)(inf ? found.inf : found.nan),
                       (long long)gradd_type_count(&v->type),
@@ -78,52 +79,53 @@ static gradd_status_t check_output(const struct run_s *run, const step_t *step, 
                       : found.negative ? "-inf"
                                        : "inf",
                       known ? "; the first infinity came from " : "",
-                      known ? step_text(run, *first_inf, text, sizeof text) : "");
+                      known ? launch_text(run, *first_inf, text, sizeof text) : "");
 }
 
-static gradd_status_t check_finite(const struct run_s *run, const step_t *step,
-                                   const step_t **first_inf) {
-    for (int j = 0; j < step->run.n_out; j++)
-        GRADD_TRY(check_output(run, step, j, first_inf));
+static gradd_status_t check_finite(const gradd_run_t *run, const plan_launch_t *launch,
+                                   const plan_launch_t **first_inf) {
+    for (int j = 0; j < launch->args.n_out; j++)
+        GRADD_TRY(check_output(run, launch, j, first_inf));
     return GRADD_OK;
 }
 
-static gradd_status_t run_step(const struct run_s *run, step_t *step, const exec_bases_t *b,
-                               const step_t **first_inf) {
-    int n = step->run.n_in + step->run.n_out;
+static gradd_status_t execute(const gradd_run_t *run, plan_launch_t *launch, const exec_bases_t *b,
+                              const plan_launch_t **first_inf) {
+    int n = launch->args.n_in + launch->args.n_out;
     for (int i = 0; i < n; i++)
-        step->view[i].data = address(b, step, i);
-    step->run.work = step->work < 0 ? NULL : b->arena + step->work;
-    step->run.seed = run->seed;
-    step->run.dropout_off = run->flags & GRADD_RUN_DROPOUT_OFF;
+        launch->view[i].data = address(b, launch, i);
+    launch->args.workspace = launch->workspace < 0 ? NULL : b->arena + launch->workspace;
+    launch->args.seed = run->seed;
+    launch->args.dropout_off = run->flags & GRADD_RUN_DROPOUT_OFF;
     const gradd_device_t *d = run->device;
     double start = d->hook ? seconds_now() : 0;
-    gradd_status_t status = d->backend->run(d->queue, step->kernel, &step->run);
-    if (!status && run->flags & GRADD_RUN_FINITE_CHECK) status = check_finite(run, step, first_inf);
-    if (d->hook) d->hook(d->hook_context, run->plan, step, seconds_now() - start);
+    gradd_status_t status = d->backend->launch(d->queue, launch->kernel, &launch->args);
+    if (!status && run->flags & GRADD_RUN_FINITE_CHECK)
+        status = check_finite(run, launch, first_inf);
+    if (d->hook) d->hook(d->hook_context, run->plan, launch, seconds_now() - start);
     return status;
 }
 
-static gradd_status_t run_steps(const struct run_s *run, program_t *program, const exec_bases_t *b,
-                                const volatile int *cancel) {
-    const step_t *first_inf = NULL;
+static gradd_status_t execute_all(const gradd_run_t *run, program_t *program, const exec_bases_t *b,
+                                  const volatile int *cancel) {
+    const plan_launch_t *first_inf = NULL;
     for (int k = 0; k < program->n; k++) {
         if (cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED))
             return GRADD_FAIL(STALE, "the run was cancelled");
-        gradd_status_t status = run_step(run, &program->steps[k], b, &first_inf);
-        if (status) return at_step(status, run, &program->steps[k]);
+        gradd_status_t status = execute(run, &program->launches[k], b, &first_inf);
+        if (status) return at_step(status, run, &program->launches[k]);
     }
     return GRADD_OK;
 }
 
-gradd_status_t exec_program(const struct run_s *run, program_t *program, const exec_bases_t *b,
+gradd_status_t exec_program(const gradd_run_t *run, program_t *program, const exec_bases_t *b,
                             const volatile int *cancel) {
     const gradd_device_t *d = run->device;
     int failed = -1;
-    gradd_status_t status = run_steps(run, program, b, cancel);
+    gradd_status_t status = execute_all(run, program, b, cancel);
     /* also after a failure: who is told of it may give the memory away */
     gradd_status_t waited = d->backend->wait(d->queue, &failed);
     if (waited && failed >= 0) /* it comes before whatever was noticed here */
-        at_step(waited, run, &program->steps[failed]);
+        at_step(waited, run, &program->launches[failed]);
     return waited ? waited : status;
 }

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_handle_t **out_run) {
-    struct run_s *run = calloc(1, sizeof *run);
+gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_t **out_run) {
+    gradd_run_t *run = calloc(1, sizeof *run);
     if (!run) return GRADD_FAIL(NOMEM, "no memory for a run");
     run->plan = plan;
     run->device = plan->device;
@@ -21,7 +21,7 @@ gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_handle_t **out_run
     return GRADD_OK;
 }
 
-void gradd_run_destroy(gradd_run_handle_t *run) {
+void gradd_run_destroy(gradd_run_t *run) {
     if (!run) return;
     if (run->flags & GRADD_RUN_ONCE)
         pool_drop(run->device, run->arena, run->arena_bytes);
@@ -31,11 +31,11 @@ void gradd_run_destroy(gradd_run_handle_t *run) {
     free(run);
 }
 
-int64_t gradd_run_bytes(const gradd_run_handle_t *run) {
+int64_t gradd_run_bytes(const gradd_run_t *run) {
     return run->arena_bytes;
 }
 
-/* What the steps touch must be there. */
+/* What the launches touch must be there. */
 static gradd_status_t check_bases(const gradd_plan_t *plan, const program_t *program,
                                   const exec_bases_t *b) {
     const model_t *m = plan->graph->model;
@@ -52,7 +52,7 @@ static gradd_status_t check_bases(const gradd_plan_t *plan, const program_t *pro
     return GRADD_OK;
 }
 
-gradd_status_t gradd_run_forward(gradd_run_handle_t *run, uint64_t seed, uint32_t flags,
+gradd_status_t gradd_run_forward(gradd_run_t *run, uint64_t seed, uint32_t flags,
                                  const void *const *inputs, void *const *outputs,
                                  const volatile int *cancel) {
     gradd_plan_t *plan = run->plan;
@@ -73,7 +73,7 @@ gradd_status_t gradd_run_forward(gradd_run_handle_t *run, uint64_t seed, uint32_
 
 /* What a variant takes beside the arena that is there: a wider one, for both live while the saved
  * values move, and zeros. Admitted at once, before any of it exists. */
-static gradd_status_t admit_variant(const gradd_run_handle_t *run, const variant_t *v,
+static gradd_status_t admit_variant(const gradd_run_t *run, const variant_t *v,
                                     const void *const *given) {
     const gradd_plan_t *plan = run->plan;
     int64_t bytes = v->arena_bytes > run->arena_bytes ? v->arena_bytes : 0;
@@ -93,7 +93,7 @@ typedef struct arrivals_s {
 } arrivals_t;
 
 /* Zeros for the outputs whose gradient a variant reads although none arrives. */
-static gradd_status_t fill_zeros(const gradd_run_handle_t *run, arrivals_t *a) {
+static gradd_status_t fill_zeros(const gradd_run_t *run, arrivals_t *a) {
     const gradd_plan_t *plan = run->plan;
     const gradd_backend_t *b = run->device->backend;
     for (int k = 0; k < plan->n_grad_outputs; k++) {
@@ -108,7 +108,7 @@ static gradd_status_t fill_zeros(const gradd_run_handle_t *run, arrivals_t *a) {
     return GRADD_OK;
 }
 
-static gradd_status_t arrivals_init(const gradd_run_handle_t *run, const variant_t *v,
+static gradd_status_t arrivals_init(const gradd_run_t *run, const variant_t *v,
                                     const void *const *given, arrivals_t *a) {
     const size_t n = (size_t)run->plan->info.n_outputs;
     a->address = calloc(n + 1, sizeof a->address[0]);
@@ -118,7 +118,7 @@ static gradd_status_t arrivals_init(const gradd_run_handle_t *run, const variant
     return v->full ? fill_zeros(run, a) : GRADD_OK;
 }
 
-static void arrivals_finish(const gradd_run_handle_t *run, arrivals_t *a) {
+static void arrivals_finish(const gradd_run_t *run, arrivals_t *a) {
     const gradd_plan_t *plan = run->plan;
     for (int j = 0; a->zeros && j < plan->info.n_outputs; j++)
         run->device->backend->free(run->device->queue, a->zeros[j],
@@ -127,7 +127,7 @@ static void arrivals_finish(const gradd_run_handle_t *run, arrivals_t *a) {
     free(a->zeros);
 }
 
-static gradd_status_t run_variant(gradd_run_handle_t *run, const variant_t *v,
+static gradd_status_t run_variant(gradd_run_t *run, const variant_t *v,
                                   const void *const *grad_outputs, void *const *grads,
                                   const volatile int *cancel) {
     arrivals_t arrivals = {0};
@@ -149,7 +149,7 @@ static gradd_status_t run_variant(gradd_run_handle_t *run, const variant_t *v,
     return status;
 }
 
-gradd_status_t gradd_run_backward(gradd_run_handle_t *run, const void *const *grad_outputs,
+gradd_status_t gradd_run_backward(gradd_run_t *run, const void *const *grad_outputs,
                                   void *const *grads, bool keep, bool *out_written,
                                   const volatile int *cancel) {
     gradd_plan_t *plan = run->plan;

@@ -1,7 +1,7 @@
 /* Execution of a plan: one run = one forward and its backward(s), with one arena.
  *
- * The executor sets the base addresses of every step's operands and hands the step to the device
- * table; it calls nothing else. When a program returns, the device is done with it.
+ * The executor sets the base addresses of every launch's operands and hands the launch to the
+ * device table; it calls nothing else. When a program returns, the device is done with it.
  */
 #ifndef GRADD_SERVER_EXEC_RUN_H
 #define GRADD_SERVER_EXEC_RUN_H
@@ -30,7 +30,7 @@ typedef struct exec_bases_s {
 } exec_bases_t;
 
 /* The device's queue has been entered. Waits, also if it fails. */
-gradd_status_t exec_program(const struct run_s *run, program_t *program, const exec_bases_t *bases,
+gradd_status_t exec_program(const gradd_run_t *run, program_t *program, const exec_bases_t *bases,
                             const volatile int *cancel);
 
 #endif

@@ -122,8 +122,8 @@ static gradd_status_t commit_chunk(const stepping_t *s, const step_tensor_t *t, 
     return s->b->adam_commit(s->queue, &commit);
 }
 
-static gradd_status_t run_chunk(stepping_t *s, const step_tensor_t *t, int64_t from, int64_t n,
-                                float scale) {
+static gradd_status_t update_chunk(stepping_t *s, const step_tensor_t *t, int64_t from, int64_t n,
+                                   float scale) {
     const uint64_t now = s->head.progress;
     if (s->head.sealed != now) {
         GRADD_TRY(write_journal(s, t, from, n, scale));
@@ -133,7 +133,7 @@ static gradd_status_t run_chunk(stepping_t *s, const step_tensor_t *t, int64_t f
     return put(s, &s->head.progress, now + 1);
 }
 
-static gradd_status_t run_chunks(stepping_t *s, float scale) {
+static gradd_status_t update_chunks(stepping_t *s, float scale) {
     const step_request_t *r = s->r;
     uint64_t done = s->head.progress & ((1u << CHUNK_BITS) - 1), at = 0;
     for (int i = 0; i < r->n_tensors; i++) {
@@ -141,7 +141,7 @@ static gradd_status_t run_chunks(stepping_t *s, float scale) {
         for (int64_t from = 0; t->g && from < t->n; from += STEP_CHUNK) {
             int64_t left = t->n - from;
             if (at++ < done) continue;
-            GRADD_TRY(run_chunk(s, t, from, left < STEP_CHUNK ? left : STEP_CHUNK, scale));
+            GRADD_TRY(update_chunk(s, t, from, left < STEP_CHUNK ? left : STEP_CHUNK, scale));
         }
     }
     return GRADD_OK;
@@ -206,7 +206,7 @@ static gradd_status_t open_journal(stepping_t *s, bool *out_done) {
     return put(s, &s->head.fingerprint, mark);
 }
 
-static gradd_status_t run(stepping_t *s) {
+static gradd_status_t update(stepping_t *s) {
     bool done;
     double norm = 0;
     uint64_t bits;
@@ -216,14 +216,14 @@ static gradd_status_t run(stepping_t *s) {
     if (clips(s->r)) GRADD_TRY(global_norm(s, &norm));
     memcpy(&bits, &norm, sizeof bits);
     GRADD_TRY(put(s, &s->head.norm, bits));
-    GRADD_TRY(run_chunks(s, clip_scale(s->r, norm)));
+    GRADD_TRY(update_chunks(s, clip_scale(s->r, norm)));
     return put(s, &s->head.progress, (s->r->step + 1) << CHUNK_BITS);
 }
 
-gradd_status_t step_run(gradd_device_t *device, const step_request_t *r, double *out_norm) {
+gradd_status_t step_apply(gradd_device_t *device, const step_request_t *r, double *out_norm) {
     stepping_t s = {.r = r, .b = device->backend, .queue = device->queue, .journal = r->journal};
     GRADD_TRY(check_request(r));
-    gradd_status_t status = run(&s);
+    gradd_status_t status = update(&s);
     gradd_status_t waited = s.b->wait(s.queue, NULL);
     if (!status) status = waited;
     if (!status) memcpy(out_norm, &s.head.norm, sizeof *out_norm);

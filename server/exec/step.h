@@ -64,6 +64,6 @@ typedef struct step_request_s {
  * number is refused, for its gradients would be lost without a word.
  * Errors: STALE (journal is at another step or holds another request), SHM (not a journal), LIMIT,
  * NONFINITE never: a non-finite norm clips to a scale that is not finite, as torch does. */
-gradd_status_t step_run(gradd_device_t *device, const step_request_t *request, double *out_norm);
+gradd_status_t step_apply(gradd_device_t *device, const step_request_t *request, double *out_norm);
 
 #endif

@@ -35,7 +35,7 @@ static void mark_needed(sweep_t *s, const autodiff_t *ad) {
     graph_t *g = s->g;
     for (int i = 0; i < ad->n_grads; i++) {
         gradd_val_t v = g->inputs[ad->grads[i]];
-        s->needed[v] = gradd_dtype_is_float(g->values[v]->type.dtype);
+        s->needed[v] = gradd_dtype_is_float(graph_type(g, v)->dtype);
     }
     for (int k = 0; k < g->n_forward; k++) {
         const graph_node_t *n = &g->nodes[k];
@@ -45,14 +45,14 @@ static void mark_needed(sweep_t *s, const autodiff_t *ad) {
             any = carries_gradient(s, n, i);
         for (int j = 0; j < n->n_out && any; j++)
             if (n->out[j] != GRADD_NONE)
-                s->needed[n->out[j]] = gradd_dtype_is_float(g->values[n->out[j]]->type.dtype);
+                s->needed[n->out[j]] = gradd_dtype_is_float(graph_type(g, n->out[j])->dtype);
     }
 }
 
 static gradd_status_t add_gradient(sweep_t *s, gradd_val_t value, gradd_val_t grad) {
     graph_t *g = s->g;
     if (grad == GRADD_NONE) return GRADD_OK;
-    const gradd_type_t *want = &g->values[value]->type, *got = &g->values[grad]->type;
+    const gradd_type_t *want = graph_type(g, value), *got = graph_type(g, grad);
     if (!gradd_type_equal(want, got)) {
         char a[GRADD_TYPE_TEXT], b[GRADD_TYPE_TEXT];
         return GRADD_FAIL(INTERNAL, "a gradient has type %s, its value %s",
@@ -167,7 +167,7 @@ static gradd_status_t seed(sweep_t *s, const autodiff_t *ad) {
     graph_t *g = s->g;
     for (int k = 0; k < ad->n_grad_outputs; k++) {
         gradd_val_t out = g->outputs[ad->grad_outputs[k]], grad;
-        graph_value_t value = {.type = g->values[out]->type,
+        graph_value_t value = {.type = *graph_type(g, out),
                                .kind = VALUE_GRAD_OUTPUT,
                                .node = -1,
                                .index = ad->grad_outputs[k]};
@@ -177,7 +177,7 @@ static gradd_status_t seed(sweep_t *s, const autodiff_t *ad) {
     return GRADD_OK;
 }
 
-static gradd_status_t sweep_run(sweep_t *s, const autodiff_t *ad) {
+static gradd_status_t sweep_back(sweep_t *s, const autodiff_t *ad) {
     graph_t *g = s->g;
     for (int v = 0; v < s->n; v++)
         s->grad[v] = GRADD_NONE;
@@ -201,7 +201,7 @@ gradd_status_t graph_autodiff(graph_t *g, const autodiff_t *ad) {
     g->in_backward = true;
     g->builder.status = GRADD_OK;
     gradd_status_t status = s.needed && s.grad && s.parts
-                                ? sweep_run(&s, ad)
+                                ? sweep_back(&s, ad)
                                 : GRADD_FAIL(NOMEM, "no memory to differentiate the graph");
     g->in_backward = false;
     free(s.needed);

@@ -50,7 +50,7 @@ static gradd_val_t rule_constant(gradd_builder_t *b, const gradd_type_t *type, c
 }
 
 static const gradd_type_t *rule_type(gradd_builder_t *b, gradd_val_t value) {
-    return &((graph_t *)b)->values[value]->type;
+    return graph_type((graph_t *)b, value);
 }
 
 static const void *rule_data(gradd_builder_t *b, gradd_val_t value) {
@@ -181,7 +181,7 @@ gradd_status_t graph_create(const model_t *model, const graph_options_t *options
     gradd_status_t status = arena_create(GRAPH_MAX_BYTES, &g->arena);
     if (!status) status = mark_parameters(g, options);
     if (!status) status = instantiate(g, options);
-    if (!status) status = graph_run_passes(g, PHASE_FORWARD);
+    if (!status) status = graph_apply_passes(g, PHASE_FORWARD);
     if (status) {
         graph_destroy(g);
         return status;

@@ -36,7 +36,7 @@ static gradd_status_t check_results(const graph_t *g, const gradd_infer_t *c,
     for (int j = 0; j < c->n_out; j++) {
         if (c->out[j].dtype == GRADD_DT_NONE) continue;
         if (out[j] == GRADD_NONE) return GRADD_FAIL(INTERNAL, "there is no output %d", j);
-        const gradd_type_t *got = &g->values[out[j]]->type;
+        const gradd_type_t *got = graph_type(g, out[j]);
         if (!gradd_type_equal(got, &c->out[j]))
             return GRADD_FAIL(INTERNAL, "output %d is %s, expected %s", j,
                               gradd_type_format(got, a), gradd_type_format(&c->out[j], b));

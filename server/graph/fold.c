@@ -13,7 +13,7 @@
 #define FOLD_SMALL     ((int64_t)1 << 10) /* of operands and results together */
 /* Of one graph: bytes held, and bytes read and written, for results that are not small. */
 #define FOLD_TOTAL_BYTES ((int64_t)64 << 20)
-#define FOLD_TOTAL_WORK  ((int64_t)1 << 30)
+#define FOLD_TOTAL_COST  ((int64_t)1 << 30)
 
 static bool is_known(const gradd_infer_t *c) {
     if (c->op->flags & GRADD_OP_RANDOM) return false;
@@ -25,7 +25,7 @@ static bool is_known(const gradd_infer_t *c) {
 
 /* Bytes that computing the node touches. A product of m k by k n elements takes m n k steps, the
  * root of the product of the three sizes. */
-static int64_t work_of(const gradd_infer_t *c, int64_t out_bytes) {
+static int64_t cost_of(const gradd_infer_t *c, int64_t out_bytes) {
     double sum = (double)out_bytes, product = (double)out_bytes;
     if (c->op->flags & GRADD_OP_SHAPE_ONLY) return out_bytes;
     for (int i = 0; i < c->n_in; i++) {
@@ -47,29 +47,30 @@ static bool foldable(graph_t *g, const gradd_infer_t *c) {
         if (bytes > FOLD_MAX_BYTES - total) return false;
         total += bytes;
     }
-    int64_t work = work_of(c, total);
-    if (work <= FOLD_SMALL) return true;
-    if (total > FOLD_TOTAL_BYTES - g->fold_bytes || work > FOLD_TOTAL_WORK - g->fold_work)
+    int64_t cost = cost_of(c, total);
+    if (cost <= FOLD_SMALL) return true;
+    if (total > FOLD_TOTAL_BYTES - g->fold_bytes || cost > FOLD_TOTAL_COST - g->fold_cost)
         return false;
     g->fold_bytes += total;
-    g->fold_work += work;
+    g->fold_cost += cost;
     return true;
 }
 
-static gradd_status_t run_now(const gradd_infer_t *c, const graph_emit_t *e, gradd_view_t *views) {
-    gradd_run_t run = {.op = c->op,
-                       .attrs = c->attrs,
-                       .opset = c->opset,
-                       .n_in = c->n_in,
-                       .n_out = c->n_out,
-                       .in = c->in,
-                       .out = views,
-                       .node = e->random};
+static gradd_status_t compute_now(const gradd_infer_t *c, const graph_emit_t *e,
+                                  gradd_view_t *views) {
+    gradd_launch_t launch = {.op = c->op,
+                             .attrs = c->attrs,
+                             .opset = c->opset,
+                             .n_in = c->n_in,
+                             .n_out = c->n_out,
+                             .in = c->in,
+                             .out = views,
+                             .node = e->random};
     bool empty = true;
     for (int j = 0; j < c->n_out; j++)
         empty = empty && !gradd_type_count(&c->out[j]);
     if (empty) return GRADD_OK; /* of whatever shape: no loop over its rows */
-    return gradd_cpu_call(c, &run);
+    return gradd_cpu_call(c, &launch);
 }
 
 gradd_status_t graph_fold(graph_t *g, const gradd_infer_t *c, const graph_emit_t *e,
@@ -83,7 +84,7 @@ gradd_status_t graph_fold(graph_t *g, const gradd_infer_t *c, const graph_emit_t
         views[j].data = arena_alloc_aligned(g->arena, (size_t)bytes, GRADD_TENSOR_ALIGN);
         if (!views[j].data) return GRADD_FAIL(NOMEM, "no memory to fold a constant");
     }
-    GRADD_TRY(run_now(c, e, views));
+    GRADD_TRY(compute_now(c, e, views));
     for (int j = 0; j < c->n_out; j++) {
         graph_value_t value = {
             .type = views[j].type, .data = views[j].data, .kind = VALUE_CONST, .node = -1};

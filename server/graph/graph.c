@@ -227,7 +227,7 @@ static void view_inputs(const graph_t *g, const gradd_val_t *in, int n, gradd_vi
     for (int i = 0; i < n; i++) {
         views[i] = (gradd_view_t){0};
         if (in[i] == GRADD_NONE) continue;
-        views[i].type = g->values[in[i]]->type;
+        views[i].type = *graph_type(g, in[i]);
         views[i].data = (void *)g->values[in[i]]->data;
     }
 }

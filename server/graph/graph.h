@@ -72,7 +72,7 @@ typedef struct graph_s {
     uint64_t random;
     bool in_backward;
     bool plain;
-    int64_t fold_bytes, fold_work;  /* held by folded constants; read and written to make them */
+    int64_t fold_bytes, fold_cost;  /* held by folded constants; read and written to make them */
     const gradd_backend_t *backend; /* the device that will run it: casts are put for its kernels */
 } graph_t;
 
@@ -104,6 +104,9 @@ typedef struct graph_emit_s {
 gradd_status_t graph_create(const model_t *model, const graph_options_t *options,
                             graph_t **out_graph);
 void graph_destroy(graph_t *graph);
+static inline const gradd_type_t *graph_type(const graph_t *g, gradd_val_t v) {
+    return &g->values[v]->type;
+}
 /* Whether the value is an input that the caller has named a parameter. */
 bool graph_is_parameter(const graph_t *g, gradd_val_t v);
 
@@ -165,13 +168,13 @@ typedef struct graph_pass_s {
     const char *name;
     int order;       /* of PHASE_FORWARD or PHASE_JOINT */
     bool recognises; /* replaces what is there by something equal: left out of a plain plan */
-    gradd_status_t (*run)(graph_t *g);
+    gradd_status_t (*apply)(graph_t *g);
 } graph_pass_t;
 
 /* Runs the passes of one phase, in a plain graph those that it does not leave out, and sorts. */
-gradd_status_t graph_run_passes(graph_t *g, phase_t phase);
+gradd_status_t graph_apply_passes(graph_t *g, phase_t phase);
 /* The joint ones, over the graph with a backward that was just added. Entries of `grads` may be
  * replaced by others of the same type. */
-gradd_status_t graph_run_joint(graph_t *g, gradd_val_t *grads, int n_grads);
+gradd_status_t graph_apply_joint(graph_t *g, gradd_val_t *grads, int n_grads);
 
 #endif

@@ -19,13 +19,13 @@ static int by_order(const void *a, const void *b) {
     return (*(const graph_pass_t *const *)a)->order - (*(const graph_pass_t *const *)b)->order;
 }
 
-static gradd_status_t run_pass(graph_t *g, const graph_pass_t *pass) {
+static gradd_status_t apply_pass(graph_t *g, const graph_pass_t *pass) {
     gradd_status_t status = budget_spend(g->n_nodes);
-    if (!status) status = pass->run(g);
+    if (!status) status = pass->apply(g);
     return status ? gradd_wrap(status, "pass %s", pass->name) : GRADD_OK;
 }
 
-gradd_status_t graph_run_passes(graph_t *g, phase_t phase) {
+gradd_status_t graph_apply_passes(graph_t *g, phase_t phase) {
     const graph_pass_t *sorted[sizeof passes / sizeof passes[0]];
     size_t n = sizeof passes / sizeof passes[0];
     for (size_t i = 0; i < n; i++) {
@@ -39,16 +39,16 @@ gradd_status_t graph_run_passes(graph_t *g, phase_t phase) {
     for (size_t i = 0; i < n; i++) {
         if (phase_of(sorted[i]->order) != phase) continue;
         if (g->plain && sorted[i]->recognises) continue;
-        GRADD_TRY(run_pass(g, sorted[i]));
+        GRADD_TRY(apply_pass(g, sorted[i]));
     }
     return graph_sort(g);
 }
 
-gradd_status_t graph_run_joint(graph_t *g, gradd_val_t *grads, int n_grads) {
+gradd_status_t graph_apply_joint(graph_t *g, gradd_val_t *grads, int n_grads) {
     g->grads = grads;
     g->n_grads = n_grads;
     g->in_backward = true; /* what is added now must not be taken for the model's */
-    gradd_status_t status = graph_run_passes(g, PHASE_JOINT);
+    gradd_status_t status = graph_apply_passes(g, PHASE_JOINT);
     g->in_backward = false;
     g->grads = NULL;
     g->n_grads = 0;

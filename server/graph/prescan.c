@@ -139,7 +139,7 @@ static gradd_status_t scan_string(prescan_t *s, const uint8_t *end) {
     return GRADD_OK;
 }
 
-/* A packed run of numbers: `length` bytes that end at `end`. */
+/* A packed stretch of numbers: `length` bytes that end at `end`. */
 static gradd_status_t scan_packed(prescan_t *s, int wire, size_t length, const uint8_t *end) {
     if (wire == WIRE_32 || wire == WIRE_64) {
         size_t size = wire == WIRE_32 ? 4 : 8;

@@ -27,7 +27,7 @@ static void read_value(walk_t *w, gradd_val_t v) {
 /* MatMul of as many matrices on either side. */
 static bool is_product(const graph_t *g, const graph_node_t *n) {
     if (strcmp(n->op->name, "MatMul")) return false;
-    const gradd_type_t *a = &g->values[n->in[0]]->type, *b = &g->values[n->in[1]]->type;
+    const gradd_type_t *a = graph_type(g, n->in[0]), *b = graph_type(g, n->in[1]);
     for (int i = 0; i + 2 < a->rank; i++)
         if (a->dims[i] != b->dims[i]) return false;
     return a->rank == b->rank;

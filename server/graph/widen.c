@@ -14,7 +14,7 @@
 #include "server/graph/graph.h"
 
 static bool is_bf16(const graph_t *g, gradd_val_t v) {
-    return v != GRADD_NONE && g->values[v]->type.dtype == GRADD_DT_BF16;
+    return v != GRADD_NONE && graph_type(g, v)->dtype == GRADD_DT_BF16;
 }
 
 bool graph_must_widen(const graph_t *g, const gradd_infer_t *c) {
@@ -97,7 +97,7 @@ gradd_status_t graph_emit_widened(graph_t *g, const graph_emit_t *e, gradd_val_t
     ask_row(g, e, rounds);
     for (int j = 0; j < e->n_out; j++) {
         out[j] = wide[j];
-        if (rounds[j] && wide[j] != GRADD_NONE && g->values[wide[j]]->type.dtype == GRADD_DT_F32)
+        if (rounds[j] && wide[j] != GRADD_NONE && graph_type(g, wide[j])->dtype == GRADD_DT_F32)
             GRADD_TRY(cast(g, e, wide[j], GRADD_DT_BF16, &out[j]));
     }
     return GRADD_OK;

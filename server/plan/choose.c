@@ -35,7 +35,7 @@ static gradd_infer_t describe(const gradd_plan_t *p, const graph_node_t *n, oper
         o->in[i] = (gradd_view_t){v->type, (void *)v->data};
     }
     for (int j = 0; j < n->n_out; j++)
-        o->out[j] = n->out[j] == GRADD_NONE ? (gradd_type_t){0} : g->values[n->out[j]]->type;
+        o->out[j] = n->out[j] == GRADD_NONE ? (gradd_type_t){0} : *graph_type(g, n->out[j]);
     return (gradd_infer_t){n->op,    n->attrs, n->opset, n->n_in,
                            n->n_out, o->in,    o->out,   p->info.threads};
 }
@@ -106,18 +106,18 @@ static gradd_status_t prepare_shared(gradd_plan_t *p, const gradd_infer_t *c, ca
     return GRADD_OK;
 }
 
-/* Chooses the kernel of a node and adds what the call costs to *work. */
+/* Chooses the kernel of a node and adds what the call costs to *total. */
 static gradd_status_t choose(const gradd_plan_t *p, const graph_node_t *n, call_t *out,
-                             plan_work_t *work) {
+                             plan_cost_t *total) {
     operands_t operands;
     gradd_cost_t cost;
     const gradd_infer_t c = describe(p, n, &operands);
     out->kernel = gradd_backend_kernel(p->device->backend, &c);
     if (!out->kernel) return gradd_no_kernel(p->device->backend, &c);
     gradd_kernel_cost(out->kernel, &c, &cost);
-    work->flops += cost.flops;
-    work->bytes += (double)cost.read + (double)cost.written;
-    work->calls++;
+    total->flops += cost.flops;
+    total->bytes += (double)cost.read + (double)cost.written;
+    total->calls++;
     return GRADD_OK;
 }
 
@@ -132,16 +132,16 @@ gradd_status_t plan_choose(gradd_plan_t *p, sequence_t *sequence) {
     char text[GRAPH_NODE_TEXT];
     const graph_t *g = p->graph;
     const graph_node_t *n = NULL;
-    plan_work_t work = {0};
+    plan_cost_t total = {0};
     gradd_status_t status = GRADD_OK;
     sequence->calls = calloc((size_t)sequence->n + 1, sizeof sequence->calls[0]);
     if (!sequence->calls) return GRADD_FAIL(NOMEM, "no memory to plan the graph");
     for (int k = 0; k < sequence->n && !status; k++) {
         n = &g->nodes[sequence->nodes[k]];
         if (n->op->flags & GRADD_OP_VIEW || plan_writes_nothing(g, n)) continue;
-        status = choose(p, n, &sequence->calls[k], &work);
+        status = choose(p, n, &sequence->calls[k], &total);
     }
-    if (!p->info.threads) p->info.threads = plan_threads(&work, p->device->info.threads);
+    if (!p->info.threads) p->info.threads = plan_threads(&total, p->device->info.threads);
     gradd_cpu_enter(p->info.threads);
     for (int k = 0; k < sequence->n && !status; k++) {
         n = &g->nodes[sequence->nodes[k]];

@@ -1,9 +1,9 @@
 /* Explains a plan: one row per operator in order of execution, with type, bytes, arithmetic, kernel
  * and what it stands for.
  *
- * The rows follow the order that the programs have; what is said about a step is read off the step
- * itself. Only the expected backward is shown: variants are made when a run asks for them. Engine
- * thread, like everything of a plan. See server/api/gradd.h. */
+ * The rows follow the order that the programs have; what is said about a launch is read off the
+ * launch itself. Only the expected backward is shown: variants are made when a run asks for them.
+ * Engine thread, like everything of a plan. See server/api/gradd.h. */
 #include "server/plan/explain.h"
 
 #include <stdlib.h>
@@ -35,32 +35,32 @@ static int64_t saved_by(const gradd_plan_t *p, const graph_node_t *n) {
         gradd_val_t v = n->out[j];
         if (v == GRADD_NONE || v >= p->n_fixed || plan_root(p->graph, v) != v) continue;
         if (p->saved[v] && p->fixed[v].kind == LOC_ARENA)
-            bytes += gradd_type_bytes(&p->graph->values[v]->type);
+            bytes += gradd_type_bytes(graph_type(p->graph, v));
     }
     return bytes;
 }
 
 /* Cost and scratch of an operator call with these operands. */
-static void measure(const step_t *step, gradd_explain_row_t *row) {
-    const gradd_run_t *run = &step->run;
+static void measure(const plan_launch_t *launch, gradd_explain_row_t *row) {
+    const gradd_launch_t *args = &launch->args;
     gradd_type_t out[GRADD_OP_MAX_OUT] = {{0}};
     gradd_cost_t cost;
-    for (int j = 0; j < run->n_out; j++)
-        out[j] = run->out[j].type;
-    gradd_infer_t c = {run->op,    run->attrs, run->opset, run->n_in,
-                       run->n_out, run->in,    out,        run->threads};
-    gradd_kernel_cost(step->kernel, &c, &cost);
-    row->kernel = step->kernel->name;
+    for (int j = 0; j < args->n_out; j++)
+        out[j] = args->out[j].type;
+    gradd_infer_t c = {args->op,    args->attrs, args->opset, args->n_in,
+                       args->n_out, args->in,    out,         args->threads};
+    gradd_kernel_cost(launch->kernel, &c, &cost);
+    row->kernel = launch->kernel->name;
     row->flops = cost.flops;
     row->bytes_read = cost.read;
     row->bytes_written = cost.written;
-    row->work_bytes = step->work_bytes;
+    row->work_bytes = launch->workspace_bytes;
 }
 
 static bool is_leftover(const graph_t *g, const graph_node_t *n) {
     if (n->backward || n->n_in < 1 || n->in[0] == GRADD_NONE) return false;
     return explain_is_pattern_part(n->op->name) &&
-           gradd_dtype_is_float(g->values[n->in[0]]->type.dtype);
+           gradd_dtype_is_float(graph_type(g, n->in[0])->dtype);
 }
 
 static void fill_row(const gradd_explain_t *e, const graph_node_t *n, gradd_explain_row_t *row) {
@@ -74,12 +74,12 @@ static void fill_row(const gradd_explain_t *e, const graph_node_t *n, gradd_expl
     row->node_op = origin->op_type;
     row->parts = n->parts;
     row->n_parts = n->n_parts;
-    if (n->out[0] != GRADD_NONE) row->type = g->values[n->out[0]]->type;
+    if (n->out[0] != GRADD_NONE) row->type = *graph_type(g, n->out[0]);
     row->leftover = is_leftover(g, n);
     if (!n->backward) row->saved_bytes = saved_by(e->plan, n);
 }
 
-/* One scheduled node; *at moves on when the program has a step for it. */
+/* One scheduled node; *at moves on when the program has a launch for it. */
 static gradd_status_t add_node_row(gradd_explain_t *e, int32_t id, const program_t *program,
                                    int *at) {
     const graph_node_t *n = &e->plan->graph->nodes[id];
@@ -87,10 +87,10 @@ static gradd_status_t add_node_row(gradd_explain_t *e, int32_t id, const program
     GRADD_TRY(new_row(e, &row));
     e->row_of[id] = e->info.n_rows - 1;
     fill_row(e, n, row);
-    if (*at < program->n && program->steps[*at].node == id) {
+    if (*at < program->n && program->launches[*at].node == id) {
         row->kind = GRADD_EXPLAIN_RUN;
         row->step = *at;
-        measure(&program->steps[(*at)++], row);
+        measure(&program->launches[(*at)++], row);
         return GRADD_OK;
     }
     bool view = n->op->flags & GRADD_OP_VIEW;
@@ -105,15 +105,15 @@ static gradd_status_t add_copy_rows(gradd_explain_t *e, const program_t *program
                                     bool backward) {
     for (; at < program->n; at++) {
         gradd_explain_row_t *row = NULL;
-        if (program->steps[at].node >= 0) continue;
+        if (program->launches[at].node >= 0) continue;
         GRADD_TRY(new_row(e, &row));
         row->kind = GRADD_EXPLAIN_COPY;
         row->step = at;
         row->backward = backward;
-        row->op = program->steps[at].run.op->name;
-        row->domain = program->steps[at].run.op->domain;
-        row->type = program->steps[at].run.out[0].type;
-        measure(&program->steps[at], row);
+        row->op = program->launches[at].args.op->name;
+        row->domain = program->launches[at].args.op->domain;
+        row->type = program->launches[at].args.out[0].type;
+        measure(&program->launches[at], row);
         row->kernel = "copy";
     }
     return GRADD_OK;
@@ -138,12 +138,12 @@ static void add_info(gradd_explain_t *e) {
     e->info.n_nodes = g->model->n_nodes;
     e->info.device = &p->device->info;
     for (int i = 0; i < g->model->n_inputs; i++)
-        e->info.input_bytes += gradd_type_bytes(&g->values[g->inputs[i]]->type);
+        e->info.input_bytes += gradd_type_bytes(graph_type(g, g->inputs[i]));
     for (int j = 0; j < p->info.n_outputs; j++)
         e->info.output_bytes += gradd_type_bytes(&p->info.outputs[j]);
     for (int i = 0; i < p->n_grads; i++)
         if (p->has_grad[i])
-            e->info.grad_bytes += gradd_type_bytes(&g->values[g->inputs[p->grads[i]]]->type);
+            e->info.grad_bytes += gradd_type_bytes(graph_type(g, g->inputs[p->grads[i]]));
 }
 
 gradd_status_t gradd_plan_explain(const gradd_plan_t *plan, gradd_explain_t **out_explain) {

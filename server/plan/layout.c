@@ -67,7 +67,7 @@ static void add_copy(maker_t *m, gradd_val_t from, loc_t to, bool after_forward)
 static bool bind_external(maker_t *m, gradd_val_t v, loc_t to) {
     gradd_val_t root = plan_root(m->g, v);
     if (m->start[root] < 0 || m->out->loc[root].kind != LOC_NONE) return false;
-    if (gradd_type_bytes(&m->g->values[root]->type) != gradd_type_bytes(&m->g->values[v]->type))
+    if (gradd_type_bytes(graph_type(m->g, root)) != gradd_type_bytes(graph_type(m->g, v)))
         return false;
     m->out->loc[root] = to;
     return true;
@@ -125,9 +125,9 @@ static bool may_overwrite(const maker_t *m, const graph_node_t *n, int k, int po
     gradd_val_t root = plan_root(g, n->in[k]);
     if (!in_arena(m, root) || m->end[root] != position) return false;
     if (is_fixed(m, root) && m->o->keep) return false;
-    if (!gradd_type_equal(&g->values[n->in[k]]->type, &g->values[n->out[0]]->type)) return false;
-    int64_t bytes = gradd_type_bytes(&g->values[root]->type);
-    if (bytes != gradd_type_bytes(&g->values[n->out[0]]->type)) return false;
+    if (!gradd_type_equal(graph_type(g, n->in[k]), graph_type(g, n->out[0]))) return false;
+    int64_t bytes = gradd_type_bytes(graph_type(g, root));
+    if (bytes != gradd_type_bytes(graph_type(g, n->out[0]))) return false;
     for (int i = 0; i < n->n_in; i++) {
         if (i == k || n->in[i] == GRADD_NONE || plan_root(g, n->in[i]) != root) continue;
         /* the same bytes read through another shape, or at other places than those written */
@@ -163,7 +163,7 @@ static void collect_buffers(maker_t *m) {
         m->item_of[v] = -1;
         if (!in_arena(m, v) || m->buffer[v] != v) continue;
         m->item_of[v] = m->n_items;
-        m->items[m->n_items++] = (memory_item_t){.bytes = gradd_type_bytes(&m->g->values[v]->type),
+        m->items[m->n_items++] = (memory_item_t){.bytes = gradd_type_bytes(graph_type(m->g, v)),
                                                  .offset = fixed ? m->o->fixed[v].offset : -1,
                                                  .start = fixed ? 0 : m->start[v],
                                                  .end = fixed && m->o->keep ? m->last : m->end[v]};
@@ -177,10 +177,10 @@ static void collect_buffers(maker_t *m) {
 static void collect_scratch(maker_t *m) {
     const sequence_t *s = m->o->sequence;
     for (int k = 0; k < s->n; k++) {
-        m->out->work[k] = -1;
-        const int64_t bytes = (int64_t)s->calls[k].prepared.work;
+        m->out->workspace[k] = -1;
+        const int64_t bytes = (int64_t)s->calls[k].prepared.workspace;
         if (!bytes) continue;
-        m->out->work[k] = m->n_items; /* item for now, offset below */
+        m->out->workspace[k] = m->n_items; /* item for now, offset below */
         m->items[m->n_items++] =
             (memory_item_t){.bytes = bytes, .offset = -1, .start = k, .end = k};
     }
@@ -193,10 +193,10 @@ static void write_places(maker_t *m) {
         const memory_item_t *item = &m->items[m->item_of[m->buffer[v]]];
         m->out->loc[v] = (loc_t){LOC_ARENA, 0, item->offset};
         /* one made in the room of a dying operand counts as well: only one of both is saved */
-        if (is_saved(m, v)) m->out->saved_bytes += gradd_type_bytes(&m->g->values[v]->type);
+        if (is_saved(m, v)) m->out->saved_bytes += gradd_type_bytes(graph_type(m->g, v));
     }
     for (int k = 0; k < s->n; k++)
-        if (m->out->work[k] >= 0) m->out->work[k] = m->items[m->out->work[k]].offset;
+        if (m->out->workspace[k] >= 0) m->out->workspace[k] = m->items[m->out->workspace[k]].offset;
 }
 
 static gradd_status_t make(maker_t *m) {
@@ -214,20 +214,20 @@ static gradd_status_t make(maker_t *m) {
 }
 
 gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, layout_t *out) {
-    size_t n = (size_t)g->n_values + 1, steps = (size_t)options->sequence->n + 1;
+    size_t n = (size_t)g->n_values + 1, positions = (size_t)options->sequence->n + 1;
     *out = (layout_t){.n_values = g->n_values};
     out->loc = calloc(n, sizeof out->loc[0]);
-    out->work = calloc(steps, sizeof out->work[0]);
+    out->workspace = calloc(positions, sizeof out->workspace[0]);
     out->copies = calloc((size_t)(g->n_outputs + options->n_grads) + 1, sizeof out->copies[0]);
     maker_t m = {.g = g, .o = options, .out = out, .last = options->sequence->n};
     m.start = calloc(n, sizeof m.start[0]);
     m.end = calloc(n, sizeof m.end[0]);
     m.buffer = calloc(n, sizeof m.buffer[0]);
     m.item_of = calloc(n, sizeof m.item_of[0]);
-    m.items = calloc(n + steps, sizeof m.items[0]);
+    m.items = calloc(n + positions, sizeof m.items[0]);
     gradd_status_t status = GRADD_OK;
-    if (!out->loc || !out->work || !out->copies || !m.start || !m.end || !m.buffer || !m.item_of ||
-        !m.items)
+    if (!out->loc || !out->workspace || !out->copies || !m.start || !m.end || !m.buffer ||
+        !m.item_of || !m.items)
         status = GRADD_FAIL(NOMEM, "no memory to plan the graph");
     if (!status) status = make(&m);
     free(m.start);
@@ -242,7 +242,7 @@ gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, la
 void layout_finish(layout_t *layout) {
     if (!layout) return;
     free(layout->loc);
-    free(layout->work);
+    free(layout->workspace);
     free(layout->copies);
     *layout = (layout_t){0};
 }

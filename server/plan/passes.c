@@ -19,7 +19,7 @@ static int by_order(const void *a, const void *b) {
     return (*(const placed_pass_t *const *)a)->order - (*(const placed_pass_t *const *)b)->order;
 }
 
-gradd_status_t plan_run_passes(gradd_plan_t *p, sequence_t *sequence) {
+gradd_status_t plan_apply_passes(gradd_plan_t *p, sequence_t *sequence) {
     const placed_pass_t *sorted[sizeof passes / sizeof passes[0]];
     const size_t n = sizeof passes / sizeof passes[0];
     for (size_t i = 0; i < n; i++) {
@@ -31,7 +31,7 @@ gradd_status_t plan_run_passes(gradd_plan_t *p, sequence_t *sequence) {
     qsort(sorted, n, sizeof sorted[0], by_order);
     for (size_t i = 0; i < n; i++) {
         gradd_status_t status = budget_spend(sequence->n);
-        if (!status) status = sorted[i]->run(p, sequence);
+        if (!status) status = sorted[i]->apply(p, sequence);
         if (status) return gradd_wrap(status, "pass %s", sorted[i]->name);
     }
     return GRADD_OK;

@@ -104,7 +104,7 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
     layout_t layout = {0};
     gradd_status_t status = join(g, primary, p->n_grads, p->saved, &sequence);
     if (!status) status = plan_choose(p, &sequence);
-    if (!status) status = plan_run_passes(p, &sequence);
+    if (!status) status = plan_apply_passes(p, &sequence);
     if (!status) {
         layout_options_t o = {.sequence = &sequence,
                               .saved = p->saved,
@@ -185,7 +185,7 @@ static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_
     }
     p->variants = primary;
     for (int j = 0; j < p->graph->n_outputs; j++)
-        p->output_types[j] = p->graph->values[p->graph->outputs[j]]->type;
+        p->output_types[j] = *graph_type(p->graph, p->graph->outputs[j]);
     p->info.n_outputs = o->n_outputs;
     p->info.n_grads = o->n_grads;
     p->info.outputs = p->output_types;

@@ -1,7 +1,7 @@
 /* A plan: a graph with its gradient, ordered, placed in memory, ready to run.
  *
  *   graph --schedule--> sequence of nodes --choose--> their kernels --passes--> their order
- *   --layout--> a place for every value --program--> steps
+ *   --layout--> a place for every value --program--> launches
  *
  * A run has one arena. Forward and the expected backward are placed jointly, so that gradients fit
  * where dead activations were. Values that a backward needs ("saved") keep their place. A backward
@@ -63,8 +63,8 @@ typedef struct copy_s {
 /* Where everything lies while a sequence runs. Arrays are per value of the graph. */
 typedef struct layout_s {
     int n_values;
-    loc_t *loc;    /* Owned; of roots: a view shares the place of what it views */
-    int64_t *work; /* Owned; scratch offset per position of the sequence, -1 = none */
+    loc_t *loc;         /* Owned; of roots: a view shares the place of what it views */
+    int64_t *workspace; /* Owned; scratch offset per position of the sequence, -1 = none */
     copy_t *copies;
     int n_copies;
     int64_t arena_bytes, saved_bytes;
@@ -81,23 +81,24 @@ typedef struct layout_options_s {
     bool place_outputs; /* the sequence holds the forward: bind or copy outputs */
 } layout_options_t;
 
-typedef struct step_s {
+typedef struct plan_launch_s {
     const gradd_kernel_t *kernel;
-    gradd_run_t run;    /* in and out point to the views below; work is set per run */
-    gradd_view_t *view; /* n_in + n_out: data is set per run */
-    loc_t *loc;         /* n_in + n_out */
-    int64_t work;       /* offset or -1 */
-    int64_t work_bytes;
+    gradd_launch_t args; /* in and out point to the views below; workspace is set per run */
+    gradd_view_t *view;  /* n_in + n_out: data is set per run */
+    loc_t *loc;          /* n_in + n_out */
+    int64_t workspace;   /* offset or -1 */
+    int64_t workspace_bytes;
     int32_t node; /* of the graph; -1 = a copy */
-} step_t;
+} plan_launch_t;
 
 typedef struct program_s {
-    arena_t *arena; /* Owned: steps */
-    step_t *steps;
+    arena_t *arena; /* Owned: launches */
+    plan_launch_t *launches;
     int n;
-    loc_t *external; /* inputs, outputs and gradients that the steps touch, each once */
+    loc_t *external; /* inputs, outputs and gradients that the launches touch, each once */
     int n_external;
-    int32_t *nodes; /* of the graph, in order of execution: those of the steps, views, empty ones */
+    int32_t
+        *nodes; /* of the graph, in order of execution: those of the launches, views, empty ones */
     int n_nodes;
 } program_t;
 
@@ -116,8 +117,8 @@ typedef struct constant_block_s {
     int64_t bytes;
 } constant_block_t;
 
-/* The constants that steps read. The forward and the expected backward have one block; a backward
- * that is compiled later adds one if it reads others. */
+/* The constants that launches read. The forward and the expected backward have one block; a
+ * backward that is compiled later adds one if it reads others. */
 typedef struct constants_s {
     loc_t *loc; /* Owned: per value of the graph; LOC_NONE = not in a block */
     int n;
@@ -169,13 +170,13 @@ void schedule_mark_saved(const graph_t *g, const sequence_t *sequence, const gra
                          int n_grads, bool *saved);
 
 /* What a sequence costs (kernels/cost.h). */
-typedef struct plan_work_s {
+typedef struct plan_cost_s {
     double flops, bytes;
     int calls;
-} plan_work_t;
+} plan_cost_t;
 
-/* How many of the device's threads a plan of that work takes: all, or one. */
-int plan_threads(const plan_work_t *work, int threads);
+/* How many of the device's threads a plan of that cost takes: all, or one. */
+int plan_threads(const plan_cost_t *cost, int threads);
 
 /* Chooses the device's kernel for every node and prepares it. The first sequence of a plan, its
  * forward with the expected backward, decides its threads. Equal calls share a state, which lives
@@ -190,10 +191,10 @@ void plan_unprepare(gradd_plan_t *plan);
 typedef struct placed_pass_s {
     const char *name;
     int order; /* of PHASE_PLACED */
-    gradd_status_t (*run)(gradd_plan_t *plan, sequence_t *sequence);
+    gradd_status_t (*apply)(gradd_plan_t *plan, sequence_t *sequence);
 } placed_pass_t;
 
-gradd_status_t plan_run_passes(gradd_plan_t *plan, sequence_t *sequence);
+gradd_status_t plan_apply_passes(gradd_plan_t *plan, sequence_t *sequence);
 
 gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, layout_t *out);
 void layout_finish(layout_t *layout);
@@ -213,13 +214,13 @@ typedef struct memory_item_s {
  * Errors: LIMIT (sizes that 64 bits cannot add), NOMEM. */
 gradd_status_t memory_place(memory_item_t *items, int n, int64_t *out_peak);
 
-/* The place of a known value for a step, which is filled by the next upload. */
+/* The place of a known value for a launch, which is filled by the next upload. */
 gradd_status_t constants_place(gradd_plan_t *plan, gradd_val_t v, loc_t *out);
 /* Copies what was placed since the last one to the device. */
 gradd_status_t constants_upload(gradd_plan_t *plan);
 void constants_finish(gradd_plan_t *plan);
 
-/* Steps [from, to) of the sequence, and the copies that follow them. */
+/* Launches [from, to) of the sequence, and the copies that follow them. */
 gradd_status_t program_make(gradd_plan_t *plan, const sequence_t *sequence, const layout_t *layout,
                             bool forward, program_t *out);
 void program_finish(program_t *program);

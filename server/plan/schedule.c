@@ -15,7 +15,7 @@ int plan_reads(const graph_node_t *n) {
 
 bool plan_writes_nothing(const graph_t *g, const graph_node_t *n) {
     for (int j = 0; j < n->n_out; j++)
-        if (n->out[j] != GRADD_NONE && gradd_type_count(&g->values[n->out[j]]->type)) return false;
+        if (n->out[j] != GRADD_NONE && gradd_type_count(graph_type(g, n->out[j]))) return false;
     return true;
 }
 

@@ -17,8 +17,8 @@
 #define CALL_US 15
 #define RUN_US  300
 
-int plan_threads(const plan_work_t *work, int threads) {
-    const double alone = work->flops / FLOPS_PER_US + work->bytes / BYTES_PER_US;
+int plan_threads(const plan_cost_t *cost, int threads) {
+    const double alone = cost->flops / FLOPS_PER_US + cost->bytes / BYTES_PER_US;
     const double saved = alone - alone / threads;
-    return saved > RUN_US + (double)CALL_US * work->calls ? threads : 1;
+    return saved > RUN_US + (double)CALL_US * cost->calls ? threads : 1;
 }

@@ -39,7 +39,7 @@ gradd_status_t variant_differentiate(gradd_plan_t *p, const bool *arrives, varia
         for (int j = 0; j < g->n_outputs; j++)
             if (arrives[j]) positions[ad.n_grad_outputs++] = j;
         status = graph_autodiff(g, &ad);
-        if (!status) status = graph_run_joint(g, v->grads, p->n_grads);
+        if (!status) status = graph_apply_joint(g, v->grads, p->n_grads);
     }
     free(positions);
     if (status) {
@@ -64,7 +64,7 @@ static gradd_status_t variant_compile(gradd_plan_t *p, variant_t *v) {
         if (reads[i] && (i >= p->n_fixed || !p->saved[i]))
             status = GRADD_FAIL(UNSUPPORTED, "a value for this backward was not saved");
     if (!status) status = plan_choose(p, &sequence);
-    if (!status) status = plan_run_passes(p, &sequence);
+    if (!status) status = plan_apply_passes(p, &sequence);
     if (!status) {
         layout_options_t o = {.sequence = &sequence,
                               .saved = p->saved,

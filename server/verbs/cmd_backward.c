@@ -25,7 +25,7 @@ static void pass_finish(pass_t *pass) {
 }
 
 /* The gradients that arrive, each at the position of its output. */
-static gradd_status_t fill_grad_outputs(const work_plan_t *plan, const msgpack_object *table,
+static gradd_status_t fill_grad_outputs(const session_plan_t *plan, const msgpack_object *table,
                                         gradd_handle_table_t *handles, pass_t *pass) {
     const gradd_plan_info_t *info = gradd_plan_info(plan->compiled->plan);
     GRADD_TRY(tensors_init_placed(&pass->go, handles, table, plan->n_out, "backward: go"));
@@ -40,7 +40,7 @@ static gradd_status_t fill_grad_outputs(const work_plan_t *plan, const msgpack_o
 }
 
 /* The rest of the gradients, behind those of the binding: all of them, or those that 'at' names. */
-static gradd_status_t fill_rest(const work_plan_t *plan, const msgpack_object *table,
+static gradd_status_t fill_rest(const session_plan_t *plan, const msgpack_object *table,
                                 gradd_handle_table_t *handles, pass_t *pass) {
     int n_bound = pass->binding ? pass->binding->tensors.n : 0, given = wire_rows(table);
     int rest = plan->n_grads - n_bound;
@@ -52,7 +52,7 @@ static gradd_status_t fill_rest(const work_plan_t *plan, const msgpack_object *t
     return tensors_init_placed(&pass->g, handles, table, rest, "backward: g");
 }
 
-static gradd_status_t fill_grads(work_plan_t *plan, pass_t *pass) {
+static gradd_status_t fill_grads(session_plan_t *plan, pass_t *pass) {
     binding_t *binding = pass->binding;
     int n_bound = binding ? binding->tensors.n : 0;
     if (binding && binding->grad_serial != plan->serial) {
@@ -70,7 +70,7 @@ static gradd_status_t fill_grads(work_plan_t *plan, pass_t *pass) {
 
 /* `written` holds gradients: nothing that is read or returned may share their memory. */
 static gradd_status_t check_written(const char *what, const tensors_t *written,
-                                    const work_run_t *run, const pass_t *pass) {
+                                    const session_run_t *run, const pass_t *pass) {
     GRADD_TRY(run_check_disjoint("backward", what, written, "output's gradient", &pass->go));
     GRADD_TRY(run_check_disjoint("backward", what, written, "input", &run->in));
     GRADD_TRY(run_check_disjoint("backward", what, written, "output", &run->out));
@@ -78,7 +78,7 @@ static gradd_status_t check_written(const char *what, const tensors_t *written,
     return run_check_disjoint("backward", what, written, "bound input", &run->binding->tensors);
 }
 
-static gradd_status_t check_backward_memory(const work_run_t *run, const pass_t *pass) {
+static gradd_status_t check_backward_memory(const session_run_t *run, const pass_t *pass) {
     GRADD_TRY(run_check_self("backward", "gradient 'g'", &pass->g));
     GRADD_TRY(check_written("gradient 'g'", &pass->g, run, pass));
     if (!pass->binding) return GRADD_OK;
@@ -87,16 +87,16 @@ static gradd_status_t check_backward_memory(const work_run_t *run, const pass_t 
     return check_written("bound gradient", &pass->binding->tensors, run, pass);
 }
 
-static gradd_status_t fill_pass(work_t *work, request_t *request, const work_run_t *run,
-                                pass_t *pass) {
-    work_plan_t *plan = run->plan;
+static gradd_status_t fill_pass(session_objects_t *objects, request_t *request,
+                                const session_run_t *run, pass_t *pass) {
+    session_plan_t *plan = run->plan;
     gradd_handle_table_t *table = gradd_lease_table(request->session->lease);
     pass->grad_outputs = calloc((size_t)plan->n_out + 1, sizeof *pass->grad_outputs);
     pass->grads = calloc((size_t)plan->n_grads + 1, sizeof *pass->grads);
     pass->written = calloc((size_t)plan->n_grads + 1, sizeof *pass->written);
     if (!pass->grad_outputs || !pass->grads || !pass->written)
         return GRADD_FAIL(NOMEM, "no memory for a backward");
-    GRADD_TRY(run_find_binding(work, request->args[BACKWARD_B], 0, "backward", &pass->binding));
+    GRADD_TRY(run_find_binding(objects, request->args[BACKWARD_B], 0, "backward", &pass->binding));
     GRADD_TRY(fill_rest(plan, request->args[BACKWARD_G], table, pass));
     GRADD_TRY(fill_grad_outputs(plan, request->args[BACKWARD_GO], table, pass));
     GRADD_TRY(fill_grads(plan, pass));
@@ -114,37 +114,37 @@ static void put_untouched(request_t *request, const pass_t *pass, int n) {
 }
 
 /* A backward may have made the run's arena larger. */
-static void count_growth(work_t *work, work_run_t *run) {
+static void count_growth(session_objects_t *objects, session_run_t *run) {
     int64_t more = gradd_run_bytes(run->handle) - run->arena_bytes;
     run->arena_bytes += more;
-    atomic_fetch_add(&work->session->counts.arena_bytes, more);
+    atomic_fetch_add(&objects->session->counts.arena_bytes, more);
 }
 
 static gradd_status_t backward(worker_t *worker, request_t *request) {
-    work_t *work = request->session->work;
+    session_objects_t *objects = request->session->objects;
     uint64_t id = wire_u64(request->args[BACKWARD_RUN]);
     bool keep = wire_flag(request->args[BACKWARD_KEEP]);
-    work_run_t *run = id_list_get(&work->runs, id);
+    session_run_t *run = id_list_get(&objects->runs, id);
     if (!run)
         return GRADD_FAIL(STALE,
                           "backward: run %llu is not known: it was released, or a backward "
                           "without 'keep' has used it up",
                           (unsigned long long)id);
-    work->subject = run->plan->compiled->model;
+    objects->subject = run->plan->compiled->model;
     pass_t pass = {0};
-    gradd_status_t st = fill_pass(work, request, run, &pass);
+    gradd_status_t st = fill_pass(objects, request, run, &pass);
     if (st == GRADD_OK) {
         atomic_fetch_add(&worker->n_backward, 1);
         st = gradd_run_backward(run->handle, pass.grad_outputs, pass.grads, keep, pass.written,
                                 &request->session->cancel);
         if (st == GRADD_E_NOMEM) st = gradd_wrap(st, "backward");
     }
-    count_growth(work, run);
+    count_growth(objects, run);
     if (st == GRADD_OK) {
         put_untouched(request, &pass, run->plan->n_grads);
         command_put_times(request);
         /* The activations are used up: their memory goes back now, not at `release`. */
-        if (!keep) work_release_run(work, id);
+        if (!keep) objects_release_run(objects, id);
     }
     pass_finish(&pass);
     return st;
@@ -153,7 +153,7 @@ static gradd_status_t backward(worker_t *worker, request_t *request) {
 GRADD_COMMANDS(backward,
                {
                    .name = "backward",
-                   .run = backward,
+                   .handle = backward,
                    .needs_session = true,
                    .fields = {
                               [BACKWARD_RUN] = {.name = "run", .kind = WIRE_U64},

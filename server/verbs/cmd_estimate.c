@@ -8,7 +8,7 @@
 enum { ASK_PLAN, ASK_OPTIMIZER, ASK_ACCUMULATE, ASK_HELD };
 
 /* Inputs come with the call or from a binding; of the latter a gradient may be wanted. */
-static gradd_status_t add_inputs(const work_plan_t *plan, const gradd_plan_info_t *info,
+static gradd_status_t add_inputs(const session_plan_t *plan, const gradd_plan_info_t *info,
                                  const optimizer_t *optimizer, estimate_t *e) {
     estimate_role_t *roles = calloc((size_t)plan->n_in + 1, sizeof *roles); /* ESTIMATE_FROZEN */
     if (!roles) return GRADD_FAIL(NOMEM, "no memory for an estimate");
@@ -44,8 +44,8 @@ static void put_parts(wire_out_t *out, const estimate_t *e) {
 
 static gradd_status_t plan_estimate(worker_t *worker, request_t *request) {
     (void)worker;
-    const work_t *work = request->session->work;
-    const work_plan_t *plan = id_list_get(&work->plans, wire_u64(request->args[ASK_PLAN]));
+    const session_objects_t *objects = request->session->objects;
+    const session_plan_t *plan = id_list_get(&objects->plans, wire_u64(request->args[ASK_PLAN]));
     const msgpack_object *name = request->args[ASK_OPTIMIZER], *held = request->args[ASK_HELD];
     const optimizer_t *optimizer = NULL;
     estimate_t e = {0};
@@ -74,7 +74,7 @@ GRADD_COMMANDS(
     estimate,
     {
         .name = "plan.estimate",
-        .run = plan_estimate,
+        .handle = plan_estimate,
         .needs_session = true,
         .fields = {[ASK_PLAN] = {.name = "plan", .kind = WIRE_U64},
                    [ASK_OPTIMIZER] = {.name = "optimizer", .kind = WIRE_TEXT, .optional = true},

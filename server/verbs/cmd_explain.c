@@ -44,11 +44,11 @@ static int by_node(const void *a, const void *b) {
     return compare_text(x->node, y->node->ptr, y->node->size);
 }
 
-static gradd_status_t table_make(const work_t *work, const work_plan_t *plan,
+static gradd_status_t table_make(const session_objects_t *objects, const session_plan_t *plan,
                                  const gradd_explain_t *explain, table_t *out) {
     *out = (table_t){.explain = explain};
-    for (int g = 0; g < work->n_graphs; g++) {
-        const struct work_graph_s *graph = &work->graphs[g];
+    for (int g = 0; g < objects->n_graphs; g++) {
+        const struct session_graph_s *graph = &objects->graphs[g];
         if (graph->model != plan->compiled->model || !graph->source.live) continue;
         const msgpack_object *nodes = wire_in(&graph->source.root, "nodes");
         const msgpack_object *sources = wire_in(&graph->source.root, "sources");
@@ -89,7 +89,7 @@ static const char *source_in_table(const void *context, int node) {
 /* ---- the list of plans ----------------------------------------------------------------------- */
 
 /* "i64[2,8] i64[2,8]": the inputs that change from call to call tell plans apart. */
-static void put_inputs(wire_out_t *out, const work_plan_t *plan) {
+static void put_inputs(wire_out_t *out, const session_plan_t *plan) {
     char text[TEXT] = "";
     size_t at = 0;
     for (int k = 0; k < plan->n_rest && at < TEXT - GRADD_TYPE_TEXT - 80; k++) {
@@ -102,15 +102,16 @@ static void put_inputs(wire_out_t *out, const work_plan_t *plan) {
     wire_put_text(out, text);
 }
 
-static void put_plan(wire_out_t *out, const work_t *work, const work_plan_t *plan) {
+static void put_plan(wire_out_t *out, const session_objects_t *objects,
+                     const session_plan_t *plan) {
     const gradd_plan_info_t *info = gradd_plan_info(plan->compiled->plan);
     wire_put_map(out, 10);
     wire_put_text(out, "session");
-    wire_put_u64(out, work->session->number);
+    wire_put_u64(out, objects->session->number);
     wire_put_text(out, "pid");
-    wire_put_i64(out, work->session->pid);
+    wire_put_i64(out, objects->session->pid);
     wire_put_text(out, "client");
-    wire_put_text(out, work->session->client);
+    wire_put_text(out, objects->session->client);
     wire_put_text(out, "plan");
     wire_put_u64(out, plan->id);
     wire_put_text(out, "inputs");
@@ -129,33 +130,33 @@ static void put_plan(wire_out_t *out, const work_t *work, const work_plan_t *pla
 
 static void put_plans(wire_out_t *out, const worker_t *worker) {
     uint32_t n = 0;
-    for (const work_t *w = worker->works; w; w = w->next)
+    for (const session_objects_t *w = worker->objects; w; w = w->next)
         n += (uint32_t)w->plans.n;
     if (n > MAX_PLANS) n = MAX_PLANS;
     wire_key(out, "plans");
     wire_put_list(out, n);
-    for (const work_t *w = worker->works; w; w = w->next)
+    for (const session_objects_t *w = worker->objects; w; w = w->next)
         for (int i = 0; i < w->plans.n && n > 0; i++, n--)
             put_plan(out, w, w->plans.items[i].object);
 }
 
-static bool is_later(const work_plan_t *a, const work_plan_t *b) {
+static bool is_later(const session_plan_t *a, const session_plan_t *b) {
     return a->ran != b->ran ? a->ran > b->ran : a->used > b->used;
 }
 
 /* The plan that was asked for; without a wish the one that ran last. */
-static const work_plan_t *choose(const worker_t *worker, const request_t *request,
-                                 const work_t **out_work) {
+static const session_plan_t *choose(const worker_t *worker, const request_t *request,
+                                    const session_objects_t **out_objects) {
     const msgpack_object *session = request->args[ASK_SESSION], *id = request->args[ASK_PLAN];
-    const work_plan_t *best = NULL;
-    for (const work_t *w = worker->works; w; w = w->next) {
+    const session_plan_t *best = NULL;
+    for (const session_objects_t *w = worker->objects; w; w = w->next) {
         if (session && w->session->number != wire_u64(session)) continue;
         for (int i = 0; i < w->plans.n; i++) {
-            const work_plan_t *plan = w->plans.items[i].object;
+            const session_plan_t *plan = w->plans.items[i].object;
             if (id && plan->id != wire_u64(id)) continue;
             if (best && is_later(best, plan)) continue;
             best = plan;
-            *out_work = w;
+            *out_objects = w;
         }
     }
     return best;
@@ -296,19 +297,19 @@ static gradd_status_t put_piece(wire_out_t *out, const form_t *form, const expla
     return good ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for the text of an explanation");
 }
 
-static gradd_status_t report_of(const work_t *work, const work_plan_t *plan,
+static gradd_status_t report_of(const session_objects_t *objects, const session_plan_t *plan,
                                 explain_report_t *out) {
     gradd_explain_t *explain = NULL;
     table_t table = {0};
     GRADD_TRY(gradd_plan_explain(plan->compiled->plan, &explain));
-    gradd_status_t st = table_make(work, plan, explain, &table);
+    gradd_status_t st = table_make(objects, plan, explain, &table);
     explain_source_t source = {source_in_table, &table};
     if (st == GRADD_OK) st = explain_report_make(plan->compiled->plan, explain, &source, out);
     free(table.rows);
     gradd_explain_destroy(explain);
     GRADD_TRY(st);
     out->title =
-        arena_printf(out->arena, "session %u, plan %" PRIu64, work->session->number, plan->id);
+        arena_printf(out->arena, "session %u, plan %" PRIu64, objects->session->number, plan->id);
     if (!out->title) explain_report_finish(out);
     return out->title ? GRADD_OK : GRADD_E_NOMEM;
 }
@@ -330,11 +331,11 @@ static uint64_t at_most(const msgpack_object *wish, uint64_t most) {
 }
 
 static gradd_status_t explain(worker_t *worker, request_t *request) {
-    const work_t *work = NULL;
+    const session_objects_t *objects = NULL;
     const form_t *form = NULL;
     GRADD_TRY(check_protocol(request->args[ASK_PROTO]));
     GRADD_TRY(find_form(request->args[ASK_FORM], &form));
-    const work_plan_t *plan = choose(worker, request, &work);
+    const session_plan_t *plan = choose(worker, request, &objects);
     const msgpack_object *from = request->args[ASK_FROM];
     uint64_t first = from ? wire_u64(from) : 0;
     bool wished = request->args[ASK_SESSION] || request->args[ASK_PLAN];
@@ -344,8 +345,8 @@ static gradd_status_t explain(worker_t *worker, request_t *request) {
     if (first == 0) put_plans(&request->reply, worker);
     if (!plan) return GRADD_OK; /* nothing to explain: the list is empty */
     explain_report_t report = {0};
-    GRADD_TRY(report_of(work, plan, &report));
-    put_number(&request->reply, "session", work->session->number);
+    GRADD_TRY(report_of(objects, plan, &report));
+    put_number(&request->reply, "session", objects->session->number);
     wire_key(&request->reply, "plan");
     wire_put_u64(&request->reply, plan->id); /* the client's choice, up to 2^64 - 1 */
     gradd_status_t st = GRADD_OK;
@@ -364,7 +365,7 @@ static gradd_status_t explain(worker_t *worker, request_t *request) {
 GRADD_COMMANDS(
     explain, {
                  .name = "explain",
-                 .run = explain,
+                 .handle = explain,
                  .fields = {[ASK_SESSION] = {.name = "session", .kind = WIRE_U64, .optional = true},
                             [ASK_PLAN] = {.name = "plan", .kind = WIRE_U64, .optional = true},
                             [ASK_FROM] = {.name = "from", .kind = WIRE_U64, .optional = true},

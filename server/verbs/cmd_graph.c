@@ -83,7 +83,7 @@ static const wire_field_t source_keys[] = {
 };
 
 /* Keeps the optional source table: the frame and its decoded form move into the graph. */
-static gradd_status_t take_source(request_t *request, struct work_graph_s *graph) {
+static gradd_status_t take_source(request_t *request, struct session_graph_s *graph) {
     bool in_frame = !request->args[PUT_ONNX];
     int index = in_frame ? 1 : 0;
     if (request->n_payloads <= index) return GRADD_OK;
@@ -193,30 +193,31 @@ static void put_model(wire_out_t *out, const model_entry_t *entry) {
 
 /* An entry to fill: the graph that was used least recently makes room. Its plans stay; a client
  * that wants another one is told STALE and puts the graph again. */
-static struct work_graph_s *free_entry(worker_t *worker, work_t *work) {
-    if (work->n_graphs < WORK_MAX_GRAPHS) return &work->graphs[work->n_graphs++];
-    struct work_graph_s *oldest = &work->graphs[0];
-    for (int i = 1; i < work->n_graphs; i++)
-        if (work->graphs[i].used < oldest->used) oldest = &work->graphs[i];
-    work_finish_graph(worker, oldest);
+static struct session_graph_s *free_entry(worker_t *worker, session_objects_t *objects) {
+    if (objects->n_graphs < SESSION_MAX_GRAPHS) return &objects->graphs[objects->n_graphs++];
+    struct session_graph_s *oldest = &objects->graphs[0];
+    for (int i = 1; i < objects->n_graphs; i++)
+        if (objects->graphs[i].used < oldest->used) oldest = &objects->graphs[i];
+    objects_finish_graph(worker, oldest);
     return oldest;
 }
 
-static gradd_status_t add_graph(worker_t *worker, work_t *work, const uint8_t *id, const void *onnx,
-                                size_t bytes, struct work_graph_s **out_graph) {
-    struct work_graph_s *graph = work_find_graph(work, id);
+static gradd_status_t add_graph(worker_t *worker, session_objects_t *objects, const uint8_t *id,
+                                const void *onnx, size_t bytes,
+                                struct session_graph_s **out_graph) {
+    struct session_graph_s *graph = objects_find_graph(objects, id);
     if (!graph) {
         model_entry_t *model = cache_find_model(worker, id);
         if (!model) {
             gradd_status_t st = cache_load_model(worker, id, onnx, bytes, &model);
             if (st != GRADD_OK) return gradd_wrap(st, "graph.put");
         }
-        graph = free_entry(worker, work);
-        *graph = (struct work_graph_s){.model = model};
+        graph = free_entry(worker, objects);
+        *graph = (struct session_graph_s){.model = model};
         zmq_msg_init(&graph->source_frame);
     }
     graph->used = ++worker->clock;
-    work->subject = graph->model;
+    objects->subject = graph->model;
     *out_graph = graph;
     return GRADD_OK;
 }
@@ -226,10 +227,10 @@ static gradd_status_t graph_put(worker_t *worker, request_t *request) {
     size_t bytes = 0;
     void *copy = NULL;
     uint8_t id[GRADD_SHA256_BYTES];
-    struct work_graph_s *graph = NULL;
+    struct session_graph_s *graph = NULL;
     GRADD_TRY(onnx_bytes(worker, request, &onnx, &bytes, &copy));
     gradd_status_t st = graph_id(onnx, bytes, request->args[PUT_ALIAS], id);
-    if (st == GRADD_OK) st = add_graph(worker, request->session->work, id, onnx, bytes, &graph);
+    if (st == GRADD_OK) st = add_graph(worker, request->session->objects, id, onnx, bytes, &graph);
     free(copy);
     GRADD_TRY(st);
     GRADD_TRY(take_source(request, graph));
@@ -239,7 +240,7 @@ static gradd_status_t graph_put(worker_t *worker, request_t *request) {
 
 GRADD_COMMANDS(graph, {
                           .name = "graph.put",
-                          .run = graph_put,
+                          .handle = graph_put,
                           .needs_session = true,
                           .max_payloads = 2,
                           .fields = {[PUT_ALIAS] = {.name = "alias",

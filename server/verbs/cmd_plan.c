@@ -4,38 +4,38 @@
 #include "server/verbs/plan_ask.h"
 
 /* Room for one more plan: the one without runs that was used least recently goes. */
-static gradd_status_t make_room(worker_t *worker, work_t *work) {
-    work_plan_t *oldest = NULL;
-    if (work->plans.n < WORK_MAX_PLANS) return GRADD_OK;
-    for (int i = 0; i < work->plans.n; i++) {
-        work_plan_t *plan = work->plans.items[i].object;
+static gradd_status_t make_room(worker_t *worker, session_objects_t *objects) {
+    session_plan_t *oldest = NULL;
+    if (objects->plans.n < SESSION_MAX_PLANS) return GRADD_OK;
+    for (int i = 0; i < objects->plans.n; i++) {
+        session_plan_t *plan = objects->plans.items[i].object;
         if (plan->n_runs == 0 && (!oldest || plan->used < oldest->used)) oldest = plan;
     }
     if (!oldest)
         return GRADD_FAIL(LIMIT, "graph.plan: all %d plans of this session have unreleased runs",
-                          work->plans.n);
-    work_drop_plan(worker, work, oldest);
+                          objects->plans.n);
+    objects_drop_plan(worker, objects, oldest);
     return GRADD_OK;
 }
 
-static gradd_status_t add_plan(worker_t *worker, work_t *work, uint64_t id, plan_ask_t *ask,
-                               compiled_t *compiled) {
-    work_plan_t *old = id_list_get(&work->plans, id);
-    if (old) work_drop_plan(worker, work, old);
-    GRADD_TRY(make_room(worker, work));
-    work_plan_t *plan = calloc(1, sizeof *plan);
+static gradd_status_t add_plan(worker_t *worker, session_objects_t *objects, uint64_t id,
+                               plan_ask_t *ask, compiled_t *compiled) {
+    session_plan_t *old = id_list_get(&objects->plans, id);
+    if (old) objects_drop_plan(worker, objects, old);
+    GRADD_TRY(make_room(worker, objects));
+    session_plan_t *plan = calloc(1, sizeof *plan);
     if (!plan) return GRADD_FAIL(NOMEM, "no memory for a plan");
-    *plan = (work_plan_t){.id = id,
-                          .serial = ++worker->serial,
-                          .used = ++worker->clock,
-                          .compiled = compiled,
-                          .n_in = ask->n_in,
-                          .n_bound = ask->n_bound,
-                          .n_rest = ask->n_rest,
-                          .n_out = ask->n_out,
-                          .n_grads = ask->n_grads,
-                          .n_gmask = ask->n_gmask};
-    gradd_status_t st = id_list_put(&work->plans, id, plan);
+    *plan = (session_plan_t){.id = id,
+                             .serial = ++worker->serial,
+                             .used = ++worker->clock,
+                             .compiled = compiled,
+                             .n_in = ask->n_in,
+                             .n_bound = ask->n_bound,
+                             .n_rest = ask->n_rest,
+                             .n_out = ask->n_out,
+                             .n_grads = ask->n_grads,
+                             .n_gmask = ask->n_gmask};
+    gradd_status_t st = id_list_put(&objects->plans, id, plan);
     if (st != GRADD_OK) {
         free(plan);
         return st;
@@ -99,16 +99,17 @@ static gradd_status_t compile(worker_t *worker, request_t *request, const plan_a
 }
 
 static gradd_status_t graph_plan(worker_t *worker, request_t *request) {
-    work_t *work = request->session->work;
+    session_objects_t *objects = request->session->objects;
     const msgpack_object *id = request->args[PLAN_GRAPH];
     uint64_t plan_id = wire_u64(request->args[PLAN_ID]);
-    struct work_graph_s *graph = NULL;
-    if (id->via.bin.size == GRADD_SHA256_BYTES) graph = work_find_graph(work, id->via.bin.ptr);
+    struct session_graph_s *graph = NULL;
+    if (id->via.bin.size == GRADD_SHA256_BYTES)
+        graph = objects_find_graph(objects, id->via.bin.ptr);
     if (!graph)
         return GRADD_FAIL(STALE, "graph.plan: this session has not put that graph (graph.put)");
     graph->used = ++worker->clock;
-    work->subject = graph->model;
-    work_plan_t *old = id_list_get(&work->plans, plan_id);
+    objects->subject = graph->model;
+    session_plan_t *old = id_list_get(&objects->plans, plan_id);
     if (old && old->n_runs > 0)
         return GRADD_FAIL(STALE, "graph.plan: plan %llu exists and has %d unreleased runs",
                           (unsigned long long)plan_id, old->n_runs);
@@ -117,7 +118,7 @@ static gradd_status_t graph_plan(worker_t *worker, request_t *request) {
     bool hit = false;
     gradd_status_t st = plan_ask_init(&ask, graph->model->model, request->args);
     if (st == GRADD_OK) st = compile(worker, request, &ask, graph->model, &compiled, &hit);
-    if (st == GRADD_OK && (st = add_plan(worker, work, plan_id, &ask, compiled)) != GRADD_OK)
+    if (st == GRADD_OK && (st = add_plan(worker, objects, plan_id, &ask, compiled)) != GRADD_OK)
         cache_release_compiled(worker, compiled);
     if (st == GRADD_OK) put_plan(&request->reply, compiled, hit);
     plan_ask_finish(&ask);
@@ -125,13 +126,13 @@ static gradd_status_t graph_plan(worker_t *worker, request_t *request) {
 }
 
 static gradd_status_t plan_drop(worker_t *worker, request_t *request) {
-    work_t *work = request->session->work;
+    session_objects_t *objects = request->session->objects;
     uint64_t id = wire_u64(request->args[0]);
-    work_plan_t *plan = id_list_get(&work->plans, id);
+    session_plan_t *plan = id_list_get(&objects->plans, id);
     if (plan && plan->n_runs > 0)
         return GRADD_FAIL(STALE, "plan.drop: plan %llu has %d unreleased runs",
                           (unsigned long long)id, plan->n_runs);
-    if (plan) work_drop_plan(worker, work, plan);
+    if (plan) objects_drop_plan(worker, objects, plan);
     return GRADD_OK;
 }
 
@@ -139,7 +140,7 @@ GRADD_COMMANDS(
     plan,
     {
         .name = "graph.plan",
-        .run = graph_plan,
+        .handle = graph_plan,
         .needs_session = true,
         .fields = {[PLAN_GRAPH] = {.name = "graph", .kind = WIRE_BYTES},
                    [PLAN_ID] = {.name = "plan", .kind = WIRE_U64},
@@ -170,6 +171,6 @@ GRADD_COMMANDS(
                                         .max = PLAN_MAX_LIST}}
 },
     {.name = "plan.drop",
-     .run = plan_drop,
+     .handle = plan_drop,
      .needs_session = true,
      .fields = {{.name = "plan", .kind = WIRE_U64}}});

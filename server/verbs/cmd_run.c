@@ -25,8 +25,8 @@ enum {
 };
 enum { LOOK_NOT, LOOK_DRAWN, LOOK_SUM }; /* what the client wants to know of the bound inputs */
 
-static gradd_status_t check_forward_types(const work_plan_t *plan, binding_t *binding,
-                                          const work_run_t *run) {
+static gradd_status_t check_forward_types(const session_plan_t *plan, binding_t *binding,
+                                          const session_run_t *run) {
     const gradd_plan_info_t *info = gradd_plan_info(plan->compiled->plan);
     if (run->in.n != plan->n_rest)
         return GRADD_FAIL(TENSOR, "forward: field 'in': the plan takes %d inputs, got %d",
@@ -49,26 +49,26 @@ static gradd_status_t check_forward_types(const work_plan_t *plan, binding_t *bi
     return GRADD_OK;
 }
 
-static gradd_status_t check_forward_memory(const binding_t *binding, const work_run_t *run) {
+static gradd_status_t check_forward_memory(const binding_t *binding, const session_run_t *run) {
     GRADD_TRY(run_check_self("forward", "output", &run->out));
     GRADD_TRY(run_check_disjoint("forward", "output", &run->out, "input", &run->in));
     if (!binding) return GRADD_OK;
     return run_check_disjoint("forward", "output", &run->out, "bound input", &binding->tensors);
 }
 
-static gradd_status_t make_handle(work_plan_t *plan, work_run_t *run) {
+static gradd_status_t make_handle(session_plan_t *plan, session_run_t *run) {
     gradd_status_t st = gradd_run_create(plan->compiled->plan, &run->handle);
     if (st != GRADD_OK) return gradd_wrap(st, "forward");
     run->arena_bytes = gradd_run_bytes(run->handle);
     return GRADD_OK;
 }
 
-static gradd_status_t fill_run(worker_t *worker, work_t *work, request_t *request,
-                               work_plan_t *plan, work_run_t *run) {
+static gradd_status_t fill_run(worker_t *worker, session_objects_t *objects, request_t *request,
+                               session_plan_t *plan, session_run_t *run) {
     const msgpack_object *const *args = request->args;
     gradd_handle_table_t *table = gradd_lease_table(request->session->lease);
     binding_t *binding;
-    GRADD_TRY(run_find_binding(work, args[FORWARD_B], plan->n_bound, "forward", &binding));
+    GRADD_TRY(run_find_binding(objects, args[FORWARD_B], plan->n_bound, "forward", &binding));
     GRADD_TRY(tensors_init(&run->in, table, args[FORWARD_IN], "forward: in"));
     GRADD_TRY(tensors_init(&run->out, table, args[FORWARD_OUT], "forward: out"));
     GRADD_TRY(check_forward_types(plan, binding, run));
@@ -79,37 +79,38 @@ static gradd_status_t fill_run(worker_t *worker, work_t *work, request_t *reques
         run->inputs[plan->bound[i]] = binding->tensors.address[i];
     for (int i = 0; i < plan->n_rest; i++)
         run->inputs[plan->rest[i]] = run->in.address[i];
-    work_release_run(work, run->id); /* a live run of this id starts anew */
-    if (work->runs.n >= WORK_MAX_RUNS)
+    objects_release_run(objects, run->id); /* a live run of this id starts anew */
+    if (objects->runs.n >= SESSION_MAX_RUNS)
         return GRADD_FAIL(LIMIT, "forward: this session has %d unreleased runs, the limit",
-                          work->runs.n);
-    GRADD_TRY(run_check_held(work, run->in.n + run->out.n, "forward"));
+                          objects->runs.n);
+    GRADD_TRY(run_check_held(objects, run->in.n + run->out.n, "forward"));
     GRADD_TRY(make_handle(plan, run));
-    gradd_status_t st = id_list_put(&work->runs, run->id, run);
+    gradd_status_t st = id_list_put(&objects->runs, run->id, run);
     if (st != GRADD_OK) {
         gradd_run_destroy(run->handle);
         return st;
     }
-    /* From here on the run is complete: work_release_run undoes all of it. */
+    /* From here on the run is complete: objects_release_run undoes all of it. */
     run->plan = plan;
     plan->n_runs++;
-    work->n_held += run->in.n + run->out.n;
+    objects->n_held += run->in.n + run->out.n;
     plan->used = plan->ran = ++worker->clock;
     run->binding = binding;
     if (binding) binding->refs++;
-    atomic_fetch_add(&work->session->counts.arena_bytes, run->arena_bytes);
+    atomic_fetch_add(&objects->session->counts.arena_bytes, run->arena_bytes);
     return GRADD_OK;
 }
 
-static gradd_status_t find_plan(work_t *work, uint64_t id, work_plan_t **out_plan) {
-    *out_plan = id_list_get(&work->plans, id);
+static gradd_status_t find_plan(session_objects_t *objects, uint64_t id,
+                                session_plan_t **out_plan) {
+    *out_plan = id_list_get(&objects->plans, id);
     if (*out_plan) return GRADD_OK;
     return GRADD_FAIL(STALE, "forward: plan %llu is not known (send graph.plan again)",
                       (unsigned long long)id);
 }
 
 /* What the plan's device finds in the bound inputs. */
-static gradd_status_t fingerprint(const work_run_t *run, bool whole, uint64_t *out) {
+static gradd_status_t fingerprint(const session_run_t *run, bool whole, uint64_t *out) {
     const gradd_device_t *d = gradd_plan_device(run->plan->compiled->plan);
     int n = run->binding ? run->plan->n_bound : 0;
     gradd_bytes_t *list = calloc((size_t)n + 1, sizeof *list);
@@ -127,7 +128,7 @@ static gradd_status_t fingerprint(const work_run_t *run, bool whole, uint64_t *o
 
 /* Puts the generation of the bound inputs, their fingerprints, into the reply. If the client says
  * which it expects and it is another, puts `changed` instead: then nothing may be run. */
-static gradd_status_t look(request_t *request, const work_run_t *run, bool *out_changed) {
+static gradd_status_t look(request_t *request, const session_run_t *run, bool *out_changed) {
     const msgpack_object *gen = request->args[FORWARD_GEN], *sum = request->args[FORWARD_SUM];
     uint64_t asked = LOOK_NOT, drawn, whole = 0;
     if (request->args[FORWARD_LOOK]) asked = wire_u64(request->args[FORWARD_LOOK]);
@@ -150,18 +151,18 @@ static gradd_status_t look(request_t *request, const work_run_t *run, bool *out_
 }
 
 static gradd_status_t forward(worker_t *worker, request_t *request) {
-    work_t *work = request->session->work;
+    session_objects_t *objects = request->session->objects;
     uint64_t flags = wire_u64(request->args[FORWARD_FLAGS]);
-    work_plan_t *plan;
-    GRADD_TRY(find_plan(work, wire_u64(request->args[FORWARD_PLAN]), &plan));
-    work->subject = plan->compiled->model;
+    session_plan_t *plan;
+    GRADD_TRY(find_plan(objects, wire_u64(request->args[FORWARD_PLAN]), &plan));
+    objects->subject = plan->compiled->model;
     if (flags & ~(uint64_t)MAX_FLAGS)
         return GRADD_FAIL(UNSUPPORTED, "forward: field 'flags': unknown bits in %llu",
                           (unsigned long long)flags);
-    work_run_t *run = calloc(1, sizeof *run);
+    session_run_t *run = calloc(1, sizeof *run);
     if (!run) return GRADD_FAIL(NOMEM, "no memory for a run");
     run->id = wire_u64(request->args[FORWARD_RUN]);
-    gradd_status_t st = fill_run(worker, work, request, plan, run);
+    gradd_status_t st = fill_run(worker, objects, request, plan, run);
     if (st != GRADD_OK) {
         tensors_finish(&run->in);
         tensors_finish(&run->out);
@@ -172,14 +173,14 @@ static gradd_status_t forward(worker_t *worker, request_t *request) {
     bool changed;
     st = look(request, run, &changed);
     if (st != GRADD_OK || changed) {
-        work_release_run(work, run->id);
+        objects_release_run(objects, run->id);
         return st;
     }
     atomic_fetch_add(&worker->n_forward, 1);
     st = gradd_run_forward(run->handle, wire_u64(request->args[FORWARD_SEED]), (uint32_t)flags,
                            run->inputs, run->out.address, &request->session->cancel);
     if (st != GRADD_OK) {
-        work_release_run(work, run->id);
+        objects_release_run(objects, run->id);
         return st;
     }
     command_put_times(request);
@@ -187,10 +188,10 @@ static gradd_status_t forward(worker_t *worker, request_t *request) {
 }
 
 static gradd_status_t release(worker_t *worker, request_t *request) {
-    work_t *work = request->session->work;
+    session_objects_t *objects = request->session->objects;
     (void)worker;
     for (int i = 0; i < wire_count(request->args[0]); i++)
-        work_release_run(work, wire_u64(wire_at(request->args[0], i)));
+        objects_release_run(objects, wire_u64(wire_at(request->args[0], i)));
     return GRADD_OK;
 }
 
@@ -198,7 +199,7 @@ GRADD_COMMANDS(
     run,
     {
         .name = "forward",
-        .run = forward,
+        .handle = forward,
         .needs_session = true,
         .fields = {[FORWARD_PLAN] = {.name = "plan", .kind = WIRE_U64},
                    [FORWARD_RUN] = {.name = "run", .kind = WIRE_U64},
@@ -212,6 +213,6 @@ GRADD_COMMANDS(
                    [FORWARD_SUM] = {.name = "sum", .kind = WIRE_U64, .optional = true}}
 },
     {.name = "release",
-     .run = release,
+     .handle = release,
      .needs_session = true,
      .fields = {{.name = "runs", .kind = WIRE_LIST, .item = WIRE_U64}}});

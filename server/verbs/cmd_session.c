@@ -29,7 +29,7 @@ static gradd_status_t attach(daemon_t *daemon, request_t *request) {
 
 /* Runs in the engine thread, after all that was sent before it. */
 static gradd_status_t detach(worker_t *worker, request_t *request) {
-    work_end(worker, request->session);
+    objects_end(worker, request->session);
     return GRADD_OK;
 }
 
@@ -37,4 +37,4 @@ GRADD_COMMANDS(session,
                {.name = "attach",
                 .io = attach,
                 .fields = {{.name = "nonce", .kind = WIRE_BYTES, .max = SESSION_KEY_BYTES}}},
-               {.name = "detach", .run = detach, .needs_session = true, .ends_session = true});
+               {.name = "detach", .handle = detach, .needs_session = true, .ends_session = true});

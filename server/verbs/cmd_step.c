@@ -66,18 +66,18 @@ static void update_finish(update_t *u) {
     free(u->groups);
 }
 
-static gradd_status_t find(work_t *work, const msgpack_object *id, const char *field,
+static gradd_status_t find(session_objects_t *objects, const msgpack_object *id, const char *field,
                            binding_t **out) {
-    *out = id_list_get(&work->bindings, wire_u64(id));
+    *out = id_list_get(&objects->bindings, wire_u64(id));
     if (!*out)
         return GRADD_FAIL(STALE, "step: field '%s': binding %llu is not known (bind it again)",
                           field, (unsigned long long)wire_u64(id));
     return GRADD_OK;
 }
 
-static gradd_status_t find_list(work_t *work, const msgpack_object *id, const char *field, int n,
-                                binding_t **out) {
-    GRADD_TRY(find(work, id, field, out));
+static gradd_status_t find_list(session_objects_t *objects, const msgpack_object *id,
+                                const char *field, int n, binding_t **out) {
+    GRADD_TRY(find(objects, id, field, out));
     if ((*out)->tensors.n != n)
         return GRADD_FAIL(TENSOR, "step: field '%s': expected %d tensors, got %d", field, n,
                           (*out)->tensors.n);
@@ -204,14 +204,14 @@ static gradd_status_t fill_journal(update_t *u, const msgpack_object *journal,
     return GRADD_OK;
 }
 
-static gradd_status_t fill(work_t *work, request_t *request, update_t *u) {
+static gradd_status_t fill(session_objects_t *objects, request_t *request, update_t *u) {
     const msgpack_object *const *args = request->args;
     gradd_handle_table_t *table = gradd_lease_table(request->session->lease);
     int n = wire_count(args[STEP_GROUP]);
-    GRADD_TRY(find_list(work, args[STEP_P], "bp", n, &u->p));
-    GRADD_TRY(find_list(work, args[STEP_M], "bm", n, &u->m));
-    GRADD_TRY(find_list(work, args[STEP_V], "bv", n, &u->v));
-    if (args[STEP_W]) GRADD_TRY(find(work, args[STEP_W], "bw", &u->w));
+    GRADD_TRY(find_list(objects, args[STEP_P], "bp", n, &u->p));
+    GRADD_TRY(find_list(objects, args[STEP_M], "bm", n, &u->m));
+    GRADD_TRY(find_list(objects, args[STEP_V], "bv", n, &u->v));
+    if (args[STEP_W]) GRADD_TRY(find(objects, args[STEP_W], "bw", &u->w));
     if (!wire_in(args[STEP_G], "at") && wire_rows(args[STEP_G]) != n)
         return GRADD_FAIL(TENSOR, "step: field 'g': expected %d tensors, got %d", n,
                           wire_rows(args[STEP_G]));
@@ -232,8 +232,8 @@ static gradd_status_t fill(work_t *work, request_t *request, update_t *u) {
 static gradd_status_t step(worker_t *worker, request_t *request) {
     update_t u = {0};
     double norm = 0;
-    gradd_status_t st = fill(request->session->work, request, &u);
-    if (st == GRADD_OK) st = step_run(worker->device, &u.request, &norm);
+    gradd_status_t st = fill(request->session->objects, request, &u);
+    if (st == GRADD_OK) st = step_apply(worker->device, &u.request, &norm);
     update_finish(&u);
     GRADD_TRY(st);
     wire_key(&request->reply, "norm");
@@ -246,7 +246,7 @@ GRADD_COMMANDS(
     step,
     {
         .name = "step",
-        .run = step,
+        .handle = step,
         .needs_session = true,
         .fields = {[STEP_STEP] = {.name = "step", .kind = WIRE_U64},
                    [STEP_JOURNAL] = {.name = "journal", .kind = WIRE_MAP, .keys = wire_tensor_keys},

@@ -5,12 +5,12 @@
 #include <string.h>
 #include <time.h>
 
-#define X(family) extern const command_rows_t command_rows_##family;
+#define X(family) extern const command_family_t command_family_##family;
 #include "cmd_list.inc"
 #undef X
 
-static const command_rows_t *const families[] = {
-#define X(family) &command_rows_##family,
+static const command_family_t *const families[] = {
+#define X(family) &command_family_##family,
 #include "cmd_list.inc"
 #undef X
 };

@@ -7,7 +7,7 @@
  *
  * A new verb is one row in a file server/cmd_<family>.c:
  *
- *     GRADD_COMMANDS(family, {.name = "verb", .run = verb_run, .needs_session = true,
+ *     GRADD_COMMANDS(family, {.name = "verb", .handle = verb_handle, .needs_session = true,
  *                             .fields = {{.name = "plan", .kind = WIRE_U64}}});
  */
 #ifndef GRADD_SERVER_COMMANDS_H
@@ -28,7 +28,7 @@ struct request_s;
 typedef struct command_s {
     const char *name;
     gradd_status_t (*io)(struct daemon_s *daemon, struct request_s *request);
-    gradd_status_t (*run)(struct worker_s *worker, struct request_s *request);
+    gradd_status_t (*handle)(struct worker_s *worker, struct request_s *request);
     bool needs_session; /* a valid token; without it only the uid is known, and session is NULL */
     bool
         lasting; /* spoken by all versions of the protocol: fields that are not known are ignored */
@@ -37,15 +37,15 @@ typedef struct command_s {
     wire_field_t fields[COMMAND_MAX_FIELDS]; /* ends at the first without a name */
 } command_t;
 
-typedef struct command_rows_s {
+typedef struct command_family_s {
     const command_t *rows;
     size_t n;
-} command_rows_t;
+} command_family_t;
 
 #define GRADD_COMMANDS(family, ...)                                                                \
     static const command_t command_list_##family[] = {__VA_ARGS__};                                \
-    extern const command_rows_t command_rows_##family;                                             \
-    const command_rows_t command_rows_##family = {                                                 \
+    extern const command_family_t command_family_##family;                                         \
+    const command_family_t command_family_##family = {                                             \
         command_list_##family, sizeof command_list_##family / sizeof command_list_##family[0]}
 
 /* One request on its way. Owned by the I/O thread, lent to the engine between push and reap. */

@@ -1,12 +1,12 @@
 /* Types, overlaps and counts of a run's tensors. See run_tensors.h. */
 #include "server/verbs/run_tensors.h"
 
-gradd_status_t run_check_held(const work_t *work, int more, const char *verb) {
-    if (more <= WORK_MAX_HELD - work->n_held) return GRADD_OK;
+gradd_status_t run_check_held(const session_objects_t *objects, int more, const char *verb) {
+    if (more <= SESSION_MAX_HELD - objects->n_held) return GRADD_OK;
     return GRADD_FAIL(LIMIT,
                       "%s: bindings and unreleased runs of this session would hold %d tensors, the "
                       "limit is %d",
-                      verb, work->n_held + more, WORK_MAX_HELD);
+                      verb, objects->n_held + more, SESSION_MAX_HELD);
 }
 
 gradd_status_t run_wrong_type(const char *verb, const char *what, const char *name, int i,
@@ -16,15 +16,15 @@ gradd_status_t run_wrong_type(const char *verb, const char *what, const char *na
                       gradd_type_format(want, expected), gradd_type_format(got, found));
 }
 
-static const char *input_name(const work_plan_t *plan, int i) {
+static const char *input_name(const session_plan_t *plan, int i) {
     return gradd_model_input_name(plan->compiled->model->model, i);
 }
 
-const char *run_output_name(const work_plan_t *plan, int i) {
+const char *run_output_name(const session_plan_t *plan, int i) {
     return gradd_model_output_name(plan->compiled->model->model, plan->out[i]);
 }
 
-gradd_status_t run_check_inputs(const work_plan_t *plan, const char *verb, const char *what,
+gradd_status_t run_check_inputs(const session_plan_t *plan, const char *verb, const char *what,
                                 const int32_t *positions, int n, const tensors_t *tensors) {
     for (int i = 0; i < n; i++) {
         const gradd_type_t *want = &plan->in[positions[i]];
@@ -36,9 +36,9 @@ gradd_status_t run_check_inputs(const work_plan_t *plan, const char *verb, const
     return GRADD_OK;
 }
 
-gradd_status_t run_find_binding(work_t *work, const msgpack_object *id, int n, const char *verb,
-                                binding_t **out_binding) {
-    binding_t *binding = id ? id_list_get(&work->bindings, wire_u64(id)) : NULL;
+gradd_status_t run_find_binding(session_objects_t *objects, const msgpack_object *id, int n,
+                                const char *verb, binding_t **out_binding) {
+    binding_t *binding = id ? id_list_get(&objects->bindings, wire_u64(id)) : NULL;
     *out_binding = NULL;
     if (id && !binding)
         return GRADD_FAIL(STALE, "%s: binding %llu is not known (bind it again)", verb,

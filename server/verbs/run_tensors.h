@@ -6,22 +6,22 @@
 #include "server/verbs/worker.h"
 
 /* Whether bindings and unreleased runs of the session may hold `more` tensors. Fails with LIMIT. */
-gradd_status_t run_check_held(const work_t *work, int more, const char *verb);
+gradd_status_t run_check_held(const session_objects_t *objects, int more, const char *verb);
 
 /* Always fails: TENSOR, with both types. `what` and i name the tensor to the client. */
 gradd_status_t run_wrong_type(const char *verb, const char *what, const char *name, int i,
                               const gradd_type_t *want, const gradd_type_t *got);
 /* Compares tensors [0, n) of a list with the plan's input types of these positions; those that are
  * left out are in order. Fails with TENSOR. */
-gradd_status_t run_check_inputs(const work_plan_t *plan, const char *verb, const char *what,
+gradd_status_t run_check_inputs(const session_plan_t *plan, const char *verb, const char *what,
                                 const int32_t *positions, int n, const tensors_t *tensors);
 /* Name of output i of the plan. */
-const char *run_output_name(const work_plan_t *plan, int i);
+const char *run_output_name(const session_plan_t *plan, int i);
 
 /* The binding of field 'b'; NULL for none, which is an error if the plan has n > 0 bound inputs.
  * Fails with STALE, TENSOR. */
-gradd_status_t run_find_binding(work_t *work, const msgpack_object *id, int n, const char *verb,
-                                binding_t **out_binding);
+gradd_status_t run_find_binding(session_objects_t *objects, const msgpack_object *id, int n,
+                                const char *verb, binding_t **out_binding);
 
 /* No tensor of a shares memory with one of b, or with another one of a. Fails with TENSOR. */
 gradd_status_t run_check_disjoint(const char *verb, const char *what_a, const tensors_t *a,

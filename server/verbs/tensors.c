@@ -10,8 +10,8 @@
 static gradd_status_t reserve(tensors_t *tensors, gradd_handle_table_t *table, int n,
                               const char *what) {
     *tensors = (tensors_t){.table = table};
-    if (n > WORK_MAX_TENSORS)
-        return GRADD_FAIL(LIMIT, "%s: %d tensors, more than %d", what, n, WORK_MAX_TENSORS);
+    if (n > SESSION_MAX_TENSORS)
+        return GRADD_FAIL(LIMIT, "%s: %d tensors, more than %d", what, n, SESSION_MAX_TENSORS);
     if (n == 0) return GRADD_OK;
     tensors->types = calloc((size_t)n, sizeof *tensors->types);
     tensors->address = calloc((size_t)n, sizeof *tensors->address);

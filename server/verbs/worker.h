@@ -2,7 +2,7 @@
  *
  * The worker owns the models and the compiled plans, shared by every session that uses the same
  * graph (reference counts; a second client finds both ready). A session's own objects hang on
- * session->work: the graphs it has named, plans by id, bindings, runs. Only the engine thread
+ * session->objects: the graphs it has named, plans by id, bindings, runs. Only the engine thread
  * touches any of this, and only it opens OpenMP regions, so there are no locks.
  */
 #ifndef GRADD_SERVER_WORKER_H
@@ -16,14 +16,14 @@
 /* Exit status of a daemon whose device is lost: EX_UNAVAILABLE of sysexits.h. */
 #define DEVICE_LOST_STATUS 69
 
-#define WORK_MAX_GRAPHS   64  /* beyond it the graph that was used least recently is dropped */
-#define WORK_MAX_PLANS    256 /* beyond it the plan that was used least recently is dropped */
-#define WORK_MAX_BINDINGS 1024
-#define WORK_MAX_RUNS     1024
-#define WORK_MAX_TENSORS  65536 /* in one list */
+#define SESSION_MAX_GRAPHS   64  /* beyond it the graph that was used least recently is dropped */
+#define SESSION_MAX_PLANS    256 /* beyond it the plan that was used least recently is dropped */
+#define SESSION_MAX_BINDINGS 1024
+#define SESSION_MAX_RUNS     1024
+#define SESSION_MAX_TENSORS  65536 /* in one list */
 /* In all bindings and unreleased runs of a session: each costs some hundred bytes here. A model of
  * a thousand parameters has a few thousand bound. */
-#define WORK_MAX_HELD (1 << 20)
+#define SESSION_MAX_HELD (1 << 20)
 
 /* ---- shared by all sessions (cache.c) ---- */
 
@@ -51,9 +51,9 @@ typedef struct worker_s {
     const char *root;       /* of the machine's files: "", but for tests */
     model_entry_t *models;
     compiled_t *compiled;
-    struct work_s *works; /* of all sessions that have asked for something */
-    uint64_t clock;       /* rises with every use: the order of the LRU lists */
-    uint64_t serial;      /* names plans for the memory of bindings */
+    struct session_objects_s *objects; /* of all sessions that have asked for something */
+    uint64_t clock;                    /* rises with every use: the order of the LRU lists */
+    uint64_t serial;                   /* names plans for the memory of bindings */
     atomic_llong n_forward, n_backward, n_compiled, n_plan_hits, n_failed;
 } worker_t;
 
@@ -86,7 +86,7 @@ gradd_status_t worker_admit(void *context, int64_t bytes);
 gradd_status_t worker_admit_model(worker_t *worker, int64_t bytes);
 gradd_status_t worker_admit_plan(worker_t *worker, int64_t bytes);
 
-/* ---- of one session (work.c) ---- */
+/* ---- of one session (objects.c) ---- */
 
 /* A list of pointers by id; ids are few, so a linear search is the fastest. */
 typedef struct id_list_s {
@@ -101,7 +101,7 @@ void *id_list_get(const id_list_t *list, uint64_t id);
 gradd_status_t id_list_put(id_list_t *list, uint64_t id, void *object); /* the id is not there */
 void *id_list_take(id_list_t *list, uint64_t id);                       /* NULL if not there */
 
-typedef struct work_plan_s {
+typedef struct session_plan_s {
     uint64_t id, serial, used;
     uint64_t ran;         /* the clock at its last forward, 0 = never */
     compiled_t *compiled; /* Shared: retained */
@@ -112,7 +112,7 @@ typedef struct work_plan_s {
     int32_t *out;          /* Owned: model outputs */
     int32_t *gmask;        /* Owned: positions in `out` whose gradient may arrive */
     int n_runs;            /* runs of this plan; it cannot be dropped before them */
-} work_plan_t;
+} session_plan_t;
 
 /* Validated tensors with their addresses. Their segments stay mapped as long as it lives. */
 typedef struct tensors_s {
@@ -128,50 +128,51 @@ typedef struct tensors_s {
 
 typedef struct binding_s {
     uint64_t id;
-    struct work_s *work; /* Borrowed: whose it is */
-    int refs;            /* 1 for the session, 1 for each run */
+    struct session_objects_s *objects; /* Borrowed: whose it is */
+    int refs;                          /* 1 for the session, 1 for each run */
     tensors_t tensors;
     uint64_t input_serial, grad_serial; /* the plan that it was last compared with */
 } binding_t;
 
-typedef struct work_run_s {
+typedef struct session_run_s {
     uint64_t id;
-    work_plan_t *plan;          /* Borrowed: the plan counts its runs */
-    binding_t *binding;         /* Shared: retained; may be NULL */
-    gradd_run_handle_t *handle; /* Owned */
-    const void **inputs;        /* Owned: all model inputs */
+    session_plan_t *plan; /* Borrowed: the plan counts its runs */
+    binding_t *binding;   /* Shared: retained; may be NULL */
+    gradd_run_t *handle;  /* Owned */
+    const void **inputs;  /* Owned: all model inputs */
     tensors_t in, out;
     int64_t arena_bytes;
-} work_run_t;
+} session_run_t;
 
-typedef struct work_s {
-    struct work_s *next; /* in worker->works */
-    session_t *session;  /* Borrowed */
-    struct work_graph_s {
+typedef struct session_objects_s {
+    struct session_objects_s *next; /* in worker->objects */
+    session_t *session;             /* Borrowed */
+    struct session_graph_s {
         model_entry_t *model;
         uint64_t used;
         wire_doc_t source; /* node -> source line, for error texts */
         zmq_msg_t source_frame;
-    } graphs[WORK_MAX_GRAPHS];
+    } graphs[SESSION_MAX_GRAPHS];
     int n_graphs;
     const model_entry_t *subject; /* Borrowed: the model that the present request is about */
     id_list_t plans, bindings, runs;
     int n_held; /* tensors of the bindings and runs that exist */
-} work_t;
+} session_objects_t;
 
 /* The session's objects; made at first use. Fails with NOMEM. */
-gradd_status_t work_of(worker_t *worker, session_t *session, work_t **out_work);
+gradd_status_t objects_of(worker_t *worker, session_t *session, session_objects_t **out_objects);
 /* Ends one run (of this id); unknown ids are ignored. */
-void work_release_run(work_t *work, uint64_t id);
-void work_drop_plan(worker_t *worker, work_t *work, work_plan_t *plan); /* it has no runs */
-void work_release_binding(binding_t *binding);
+void objects_release_run(session_objects_t *objects, uint64_t id);
+void objects_drop_plan(worker_t *worker, session_objects_t *objects,
+                       session_plan_t *plan); /* it has no runs */
+void objects_release_binding(binding_t *binding);
 /* The graph that this session has put under that id, GRADD_SHA256_BYTES, or NULL. */
-struct work_graph_s *work_find_graph(work_t *work, const void *id);
-void work_finish_graph(worker_t *worker, struct work_graph_s *graph);
-/* Gives everything back; session->work is NULL afterwards. */
-void work_end(worker_t *worker, session_t *session);
+struct session_graph_s *objects_find_graph(session_objects_t *objects, const void *id);
+void objects_finish_graph(worker_t *worker, struct session_graph_s *graph);
+/* Gives everything back; session->objects is NULL afterwards. */
+void objects_end(worker_t *worker, session_t *session);
 /* Refreshes the counts that `ps` shows. */
-void work_count(work_t *work);
+void objects_count(session_objects_t *objects);
 
 /* ---- lists of tensors (tensors.c) ---- */
 
@@ -190,8 +191,8 @@ void tensors_finish(tensors_t *tensors); /* accepts NULL and zeroed ones */
 
 /* ---- requests ---- */
 
-/* Runs one request and completes its reply; one without a command ends its session's work, one
+/* Runs one request and completes its reply; one without a command ends its session, one
  * without a session asks about all of them. */
-void worker_run(worker_t *worker, request_t *request);
+void worker_handle(worker_t *worker, request_t *request);
 
 #endif

@@ -56,13 +56,13 @@ static gradd_status_t infer(const eager_call_t *call, gradd_infer_t *c, gradd_vi
     return gradd_op_infer(c);
 }
 
-gradd_status_t eager_run(gradd_run_t *run) {
+gradd_status_t eager_launch(gradd_launch_t *launch) {
     gradd_type_t out[GRADD_OP_MAX_OUT];
-    for (int j = 0; j < run->n_out; j++)
-        out[j] = run->out[j].type;
-    const gradd_infer_t c = {run->op,    run->attrs, run->opset, run->n_in,
-                             run->n_out, run->in,    out,        0};
-    return gradd_cpu_call(&c, run);
+    for (int j = 0; j < launch->n_out; j++)
+        out[j] = launch->out[j].type;
+    const gradd_infer_t c = {launch->op,    launch->attrs, launch->opset, launch->n_in,
+                             launch->n_out, launch->in,    out,           0};
+    return gradd_cpu_call(&c, launch);
 }
 
 bool eager_takes(const gradd_op_t *op, int input, gradd_dtype_t dtype) {
@@ -142,23 +142,24 @@ gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *ou
         if (!out[j].data) return GRADD_FAIL(NOMEM, "output %d", j);
     }
     GRADD_TRY(gradd_kernel_prepare(kernel, &c, &prepared));
-    const size_t work = prepared.work;
-    gradd_run_t r = {.op = call->op,
-                     .attrs = call->attrs,
-                     .opset = c.opset,
-                     .n_in = call->n_in,
-                     .n_out = call->n_out,
-                     .in = in,
-                     .out = out,
-                     .work = work ? fenced(e, work) : NULL,
-                     .state = prepared.state,
-                     .seed = 7,
-                     .node = e->node,
-                     .threads = c.threads};
-    gradd_status_t status = call->ref ? call->op->ref(&r) : ground_call(kernel, &r, work, FENCE);
+    const size_t workspace = prepared.workspace;
+    gradd_launch_t r = {.op = call->op,
+                        .attrs = call->attrs,
+                        .opset = c.opset,
+                        .n_in = call->n_in,
+                        .n_out = call->n_out,
+                        .in = in,
+                        .out = out,
+                        .workspace = workspace ? fenced(e, workspace) : NULL,
+                        .state = prepared.state,
+                        .seed = 7,
+                        .node = e->node,
+                        .threads = c.threads};
+    gradd_status_t status =
+        call->ref ? call->op->ref(&r) : ground_call(kernel, &r, workspace, FENCE);
     gradd_kernel_unprepare(kernel, &prepared);
     GRADD_TRY(status);
-    if (work) GRADD_TRY(check_fence(call->op, r.work, work));
+    if (workspace) GRADD_TRY(check_fence(call->op, r.workspace, workspace));
     for (int j = 0; j < call->n_out; j++)
         if (out[j].data)
             GRADD_TRY(check_fence(call->op, out[j].data, (size_t)gradd_type_bytes(&types[j])));

@@ -40,7 +40,7 @@ typedef struct eager_call_s {
 } eager_call_t;
 
 /* Runs a call whose operands are all there on the CPU. */
-gradd_status_t eager_run(gradd_run_t *run);
+gradd_status_t eager_launch(gradd_launch_t *launch);
 /* Whether some kernel of the CPU takes that dtype as input i. */
 bool eager_takes(const gradd_op_t *op, int input, gradd_dtype_t dtype);
 void eager_begin(eager_t *e);

@@ -66,12 +66,12 @@ enum { MAX_VIEWS = GRADD_OP_MAX_IN + GRADD_OP_MAX_OUT, ALIGN = 64 };
 
 /* A call on its way to the device: its operands one behind the other in one block. */
 typedef struct passage_s {
-    const gradd_run_t *run;
+    const gradd_launch_t *launch;
     const gradd_kernel_t *kernel;
     gradd_view_t views[MAX_VIEWS];
     size_t at[MAX_VIEWS], bytes[MAX_VIEWS]; /* with what is behind; bytes 0 = stays */
     int n;
-    size_t work_at, work_bytes, total;
+    size_t workspace_at, workspace_bytes, total;
 } passage_t;
 
 static size_t reserve(passage_t *p, size_t bytes) {
@@ -83,7 +83,7 @@ static size_t reserve(passage_t *p, size_t bytes) {
 static void place(passage_t *p, int i, size_t behind) {
     const gradd_view_t *v = &p->views[i];
     if (!v->data) return;
-    if (i < p->run->n_in && i < 32 && p->kernel->host_in >> i & 1) return;
+    if (i < p->launch->n_in && i < 32 && p->kernel->host_in >> i & 1) return;
     for (int k = 0; k < i; k++)
         if (p->bytes[k] && p->views[k].data == v->data) { /* it is overwritten */
             p->at[i] = p->at[k];
@@ -91,20 +91,20 @@ static void place(passage_t *p, int i, size_t behind) {
             return;
         }
     /* inputs of a case have nothing behind them that counts */
-    p->bytes[i] = (size_t)gradd_type_bytes(&v->type) + (i < p->run->n_in ? 0 : behind);
+    p->bytes[i] = (size_t)gradd_type_bytes(&v->type) + (i < p->launch->n_in ? 0 : behind);
     p->at[i] = reserve(p, p->bytes[i] + behind + 1);
 }
 
 static void place_all(passage_t *p, size_t behind) {
-    const gradd_run_t *r = p->run;
+    const gradd_launch_t *r = p->launch;
     p->n = r->n_in + r->n_out;
     memcpy(p->views, r->in, sizeof r->in[0] * (size_t)r->n_in);
     memcpy(p->views + r->n_in, r->out, sizeof r->out[0] * (size_t)r->n_out);
     for (int i = 0; i < p->n; i++)
         place(p, i, behind);
-    if (r->work) {
-        p->work_bytes += behind;
-        p->work_at = reserve(p, p->work_bytes);
+    if (r->workspace) {
+        p->workspace_bytes += behind;
+        p->workspace_at = reserve(p, p->workspace_bytes);
     }
 }
 
@@ -112,15 +112,17 @@ static void carry(const passage_t *p, char *block, bool there) {
     for (int i = 0; i < p->n; i++) {
         char *mine = p->views[i].data, *its = block + p->at[i];
         if (p->bytes[i] && there) memcpy(its, mine, p->bytes[i]);
-        if (p->bytes[i] && !there && i >= p->run->n_in) memcpy(mine, its, p->bytes[i]);
+        if (p->bytes[i] && !there && i >= p->launch->n_in) memcpy(mine, its, p->bytes[i]);
     }
-    if (p->run->work && there) memcpy(block + p->work_at, p->run->work, p->work_bytes);
-    if (p->run->work && !there) memcpy(p->run->work, block + p->work_at, p->work_bytes);
+    if (p->launch->workspace && there)
+        memcpy(block + p->workspace_at, p->launch->workspace, p->workspace_bytes);
+    if (p->launch->workspace && !there)
+        memcpy(p->launch->workspace, block + p->workspace_at, p->workspace_bytes);
 }
 
 static gradd_status_t run_there(gradd_device_t *d, passage_t *p, char *block) {
     const gradd_backend_t *b = d->backend;
-    gradd_run_t r = *p->run;
+    gradd_launch_t r = *p->launch;
     gradd_view_t views[MAX_VIEWS];
     void *memory;
     memcpy(views, p->views, sizeof views[0] * (size_t)p->n);
@@ -129,21 +131,21 @@ static gradd_status_t run_there(gradd_device_t *d, passage_t *p, char *block) {
         if (p->bytes[i]) views[i].data = (char *)memory + p->at[i];
     r.in = views;
     r.out = views + r.n_in;
-    if (r.work) r.work = (char *)memory + p->work_at;
+    if (r.workspace) r.workspace = (char *)memory + p->workspace_at;
     CHECK_OK(b->queue_enter(d->queue, 0));
     CHECK_OK(b->copy(d->queue, memory, block, p->total));
-    gradd_status_t status = b->run(d->queue, p->kernel, &r);
+    gradd_status_t status = b->launch(d->queue, p->kernel, &r);
     gradd_status_t waited = b->wait(d->queue, NULL);
     if (!status && !waited) CHECK_OK(device_read(d, block, memory, p->total));
     b->free(d->queue, memory, p->total);
     return status ? status : waited;
 }
 
-gradd_status_t ground_call(const gradd_kernel_t *kernel, const gradd_run_t *run, size_t work,
-                           size_t behind) {
+gradd_status_t ground_call(const gradd_kernel_t *kernel, const gradd_launch_t *launch,
+                           size_t workspace, size_t behind) {
     static gradd_device_t *device; /* of the process of one test */
-    passage_t p = {.run = run, .kernel = kernel, .work_bytes = work};
-    if (ground_backend()->host) return kernel->run(run);
+    passage_t p = {.launch = launch, .kernel = kernel, .workspace_bytes = workspace};
+    if (ground_backend()->host) return kernel->compute(launch);
     if (!device) {
         setenv("GRADD_FAKE_DELAY_US", "0", 0); /* thousands of calls, each of which is waited for */
         device = ground_open(1);

@@ -31,7 +31,7 @@ void *ground_at(const ground_t *ground, const void *host);
 
 /* One call of a kernel of ground_backend(): operands and scratch lie in the test's memory and are
  * followed by `behind` bytes, which are taken there and back as well. Waits. */
-gradd_status_t ground_call(const gradd_kernel_t *kernel, const gradd_run_t *run, size_t work,
-                           size_t behind);
+gradd_status_t ground_call(const gradd_kernel_t *kernel, const gradd_launch_t *launch,
+                           size_t workspace, size_t behind);
 
 #endif

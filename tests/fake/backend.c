@@ -52,14 +52,14 @@ static gradd_status_t fake_enter(gradd_queue_t *q, int threads) {
     return GRADD_OK;
 }
 
-static gradd_status_t fake_run(gradd_queue_t *q, const gradd_kernel_t *kernel,
-                               const gradd_run_t *run) {
-    const size_t n_in = (size_t)run->n_in, n_out = (size_t)run->n_out;
-    item_t item = {.kind = ITEM_RUN, .kernel = kernel, .run = *run};
+static gradd_status_t fake_launch(gradd_queue_t *q, const gradd_kernel_t *kernel,
+                                  const gradd_launch_t *launch) {
+    const size_t n_in = (size_t)launch->n_in, n_out = (size_t)launch->n_out;
+    item_t item = {.kind = ITEM_LAUNCH, .kernel = kernel, .launch = *launch};
     item.views = malloc(sizeof *item.views * (n_in + n_out + 1));
     REQUIRE(item.views, "no memory for work");
-    memcpy(item.views, run->in, sizeof *item.views * n_in);
-    memcpy(item.views + n_in, run->out, sizeof *item.views * n_out);
+    memcpy(item.views, launch->in, sizeof *item.views * n_in);
+    memcpy(item.views + n_in, launch->out, sizeof *item.views * n_out);
     fake_queue_add(q, &item);
     return GRADD_OK;
 }
@@ -168,7 +168,7 @@ const gradd_backend_t gradd_backend_fake = {
     .free = fake_free,
     .copy = fake_copy,
     .zero = fake_zero,
-    .run = fake_run,
+    .launch = fake_launch,
     .scan = fake_scan,
     .fingerprint = fake_fingerprint,
     .norm2 = fake_norm2,

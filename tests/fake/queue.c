@@ -47,15 +47,15 @@ static void note_failure(gradd_queue_t *q, const item_t *item, gradd_status_t st
     q->lost |= status == GRADD_E_DEVICE;
     if (q->status) return;
     q->status = status;
-    q->step = item->kind == ITEM_RUN ? item->run.step : -1;
+    q->launch = item->kind == ITEM_LAUNCH ? item->launch.launch : -1;
     snprintf(q->message, sizeof q->message, "%s", gradd_error_message());
 }
 
 static gradd_status_t carry_out(gradd_queue_t *q, item_t *item) {
-    if (item->kind == ITEM_FREE) return item_run(q, item); /* also of a device that is lost */
+    if (item->kind == ITEM_FREE) return item_carry_out(q, item); /* also of a device that is lost */
     if (q->status || q->lost) return GRADD_OK;
     if (fake_queue_hits(q, FAKE_ITEM)) return GRADD_FAIL(DEVICE, "the device is lost");
-    return item_run(q, item);
+    return item_carry_out(q, item);
 }
 
 /* Between the work that was done and the work that comes next nobody can rely on a time. */
@@ -163,14 +163,14 @@ gradd_status_t fake_queue_ask(gradd_queue_t *q, const item_t *item) {
     return status;
 }
 
-gradd_status_t fake_queue_wait(gradd_queue_t *q, int *out_step) {
+gradd_status_t fake_queue_wait(gradd_queue_t *q, int *out_launch) {
     pthread_mutex_lock(&q->lock);
     settle(q);
     const gradd_status_t status = q->status;
     if (status) gradd_error_set(q->message);
-    if (out_step) *out_step = status ? q->step : -1;
+    if (out_launch) *out_launch = status ? q->launch : -1;
     if (!q->lost) q->status = GRADD_OK;
-    q->step = -1;
+    q->launch = -1;
     q->entered = false;
     pthread_mutex_unlock(&q->lock);
     return status;

@@ -10,7 +10,7 @@ typedef enum item_kind_e {
     ITEM_COPY,
     ITEM_ZERO,
     ITEM_FREE,
-    ITEM_RUN,
+    ITEM_LAUNCH,
     ITEM_ADAM,
     ITEM_COMMIT,
     ITEM_STORE,
@@ -28,8 +28,8 @@ typedef struct item_s {
     size_t bytes;
     uint64_t value;
     const gradd_kernel_t *kernel;
-    gradd_run_t run;
-    gradd_view_t *views; /* Owned: of the run's operands */
+    gradd_launch_t launch;
+    gradd_view_t *views; /* Owned: of the launch's operands */
     gradd_adam_t hyper;
     float scale;
     gradd_adam_span_t span;
@@ -53,7 +53,7 @@ struct gradd_queue_s {
     int pending;
     bool ending, entered, lost;
     gradd_status_t status; /* of the first that failed */
-    int step;              /* that it was, or -1 */
+    int launch;            /* that it was, or -1 */
     char message[GRADD_ERROR_BYTES];
     int left[FAKE_POINTS]; /* until that fails; 0 = it does not */
     char once[256];        /* file that says that it has; "" = none */
@@ -61,7 +61,7 @@ struct gradd_queue_s {
 };
 
 /* Carries one out (work.c). */
-gradd_status_t item_run(gradd_queue_t *queue, item_t *item);
+gradd_status_t item_carry_out(gradd_queue_t *queue, item_t *item);
 
 /* Whether this one is the one that fails. */
 bool fake_queue_hits(gradd_queue_t *queue, fake_point_t point);
@@ -72,6 +72,6 @@ void fake_queue_enter(gradd_queue_t *queue);
 void fake_queue_add(gradd_queue_t *queue, const item_t *item);
 /* The same, and waits until it is done; a failure stays for fake_queue_wait. */
 gradd_status_t fake_queue_ask(gradd_queue_t *queue, const item_t *item);
-gradd_status_t fake_queue_wait(gradd_queue_t *queue, int *out_step);
+gradd_status_t fake_queue_wait(gradd_queue_t *queue, int *out_launch);
 
 #endif

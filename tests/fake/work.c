@@ -29,20 +29,20 @@ static gradd_status_t zero(gradd_queue_t *q, const item_t *item) {
     return GRADD_OK;
 }
 
-static gradd_status_t run(gradd_queue_t *q, item_t *item) {
-    const char *name = item->run.op->name;
+static gradd_status_t launch(gradd_queue_t *q, item_t *item) {
+    const char *name = item->launch.op->name;
     gradd_view_t *v = item->views;
-    for (int i = 0; i < item->run.n_in + item->run.n_out; i++) {
+    for (int i = 0; i < item->launch.n_in + item->launch.n_out; i++) {
         const size_t bytes = v[i].type.dtype ? (size_t)gradd_type_bytes(&v[i].type) : 0;
-        const bool host = i < item->run.n_in && item->kernel->host_in >> i & 1;
+        const bool host = i < item->launch.n_in && item->kernel->host_in >> i & 1;
         if (!host) v[i].data = here(q, v[i].data, bytes, name);
         if (host && bytes)
             REQUIRE(!memory_find(&q->memory, v[i].data), "%s reads input %d on the host", name, i);
     }
-    item->run.in = v;
-    item->run.out = v + item->run.n_in;
-    item->run.work = here(q, item->run.work, 1, name);
-    return item->kernel->run(&item->run);
+    item->launch.in = v;
+    item->launch.out = v + item->launch.n_in;
+    item->launch.workspace = here(q, item->launch.workspace, 1, name);
+    return item->kernel->compute(&item->launch);
 }
 
 static gradd_status_t adam(gradd_queue_t *q, const item_t *item) {
@@ -94,7 +94,7 @@ static gradd_status_t norm2(gradd_queue_t *q, const item_t *item) {
     return status;
 }
 
-gradd_status_t item_run(gradd_queue_t *q, item_t *item) {
+gradd_status_t item_carry_out(gradd_queue_t *q, item_t *item) {
     switch (item->kind) {
     case ITEM_COPY:
         return copy(q, item);
@@ -103,8 +103,8 @@ gradd_status_t item_run(gradd_queue_t *q, item_t *item) {
     case ITEM_FREE:
         memory_drop(&q->memory, item->to, item->bytes);
         return GRADD_OK;
-    case ITEM_RUN:
-        return run(q, item);
+    case ITEM_LAUNCH:
+        return launch(q, item);
     case ITEM_ADAM:
         return adam(q, item);
     case ITEM_COMMIT:

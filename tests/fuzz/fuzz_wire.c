@@ -64,7 +64,7 @@ static void make_model(void) {
     gradd_sha256(onnx, onnx_bytes, graph_id);
 }
 
-/* Runs one envelope as requests.c and work.c do. */
+/* Runs one envelope as requests.c and objects.c do. */
 static gradd_status_t run(const void *data, size_t n, bool with_model) {
     request_t *request = request_create();
     REQUIRE(request && zmq_msg_init_size(&request->envelope, n) == 0);
@@ -82,9 +82,9 @@ static gradd_status_t run(const void *data, size_t n, bool with_model) {
             request->command = command_find(verb->via.str.ptr, verb->via.str.size);
         if (request->command) st = command_match(request);
     }
-    if (st == GRADD_OK && request->command && request->command->run) {
+    if (st == GRADD_OK && request->command && request->command->handle) {
         wire_doc_t reply;
-        worker_run(&worker, request);
+        worker_handle(&worker, request);
         st = request->status;
         REQUIRE(wire_decode_any(request->reply.data, request->reply.bytes, WIRE_MAX_ITEMS,
                                 &reply) == GRADD_OK);
@@ -345,7 +345,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         data += size;
         n -= size;
     }
-    work_end(&worker, session);
+    objects_end(&worker, session);
     REQUIRE(worker.device->arena_bytes == 0 && atomic_load(&session->counts.arena_bytes) == 0);
     for (compiled_t *c = worker.compiled; c; c = c->next)
         REQUIRE(c->refs == 0);

@@ -127,7 +127,7 @@ static bool is_small(const trial_t *t) {
 }
 
 static void run(trial_t *t, gradd_plan_t *p) {
-    gradd_run_handle_t *r;
+    gradd_run_t *r;
     bool written[MAX_LIST] = {false};
     FUZZ_REQUIRE(gradd_run_create(p, &r) == GRADD_OK);
     for (int i = 0; i < t->n_in; i++)

@@ -194,8 +194,8 @@ def test_recognition_asks_for_both_plans_of_the_captured_graph(tmp_path: Path) -
     bench = tmp_path / "bench"
     bench.write_text(
         '#!/bin/sh\ntest -s "$1" || exit 1\necho "$@" >> "$0.log"\n'
-        'case "$*" in *"--plain 1"*) echo "best 4.00 ms, steps alone 3.00 ms";;'
-        '*) echo "best 4.00 ms, steps alone 2.00 ms";; esac\n'
+        'case "$*" in *"--plain 1"*) echo "best 4.00 ms, launches alone 3.00 ms";;'
+        '*) echo "best 4.00 ms, launches alone 2.00 ms";; esac\n'
     )
     bench.chmod(0o700)
     command = [sys.executable, str(BENCHMARKS / "recognition.py"), "--bench", str(bench)]

@@ -84,13 +84,13 @@ static int slots(const gradd_attn_t *p, bool backward) {
 }
 
 static size_t share(const gradd_attn_t *p, bool backward) {
-    work_t_f32 w32;
-    work_t_f64 w64;
+    workspace_t_f32 w32;
+    workspace_t_f64 w64;
     if (p->dtype == GRADD_DT_F64) return share_f64(p, backward, NULL, &w64) * sizeof(double);
     return share_f32(p, backward, NULL, &w32) * sizeof(float);
 }
 
-size_t gradd_attn_work(const gradd_attn_t *p, bool backward) {
+size_t gradd_attn_workspace(const gradd_attn_t *p, bool backward) {
     return share(p, backward) * (size_t)slots(p, backward);
 }
 
@@ -98,17 +98,17 @@ size_t gradd_attn_work(const gradd_attn_t *p, bool backward) {
 
 typedef struct job_s {
     const gradd_attn_t *p;
-    char *work;
+    char *workspace;
     size_t share; /* bytes per thread */
     bool backward, pairs;
     int threads;
 } job_t;
 
-typedef void (*task_fn)(const job_t *job, int64_t task, void *work);
+typedef void (*task_fn)(const job_t *job, int64_t task, void *workspace);
 
-static job_t make_job(const gradd_attn_t *p, void *work, bool backward) {
+static job_t make_job(const gradd_attn_t *p, void *workspace, bool backward) {
     return (job_t){.p = p,
-                   .work = work,
+                   .workspace = workspace,
                    .share = share(p, backward),
                    .backward = backward,
                    .pairs = p->pairs,
@@ -124,13 +124,13 @@ static attn_block_t nth_block(const gradd_attn_t *p, int64_t task) {
 }
 
 #define TASKS(S)                                                                                   \
-    static void forward_task_##S(const job_t *job, int64_t task, void *work) {                     \
+    static void forward_task_##S(const job_t *job, int64_t task, void *workspace) {                \
         const attn_block_t block = nth_block(job->p, task);                                        \
-        forward_block_##S(job->p, &block, work);                                                   \
+        forward_block_##S(job->p, &block, workspace);                                              \
     }                                                                                              \
                                                                                                    \
     /* all heads of keys that share elements of dbias, or one head of keys */                      \
-    static void heads_task_##S(const job_t *job, int64_t task, void *work) {                       \
+    static void heads_task_##S(const job_t *job, int64_t task, void *workspace) {                  \
         const gradd_attn_t *p = job->p;                                                            \
         const bool by_batch = !p->dbias || p->bias.batch, by_head = !p->dbias || p->bias.head;     \
         const int64_t columns = by_head ? p->kv_heads : 1;                                         \
@@ -140,28 +140,28 @@ static attn_block_t nth_block(const gradd_attn_t *p, int64_t task) {
         for (int64_t b = by_batch ? row : 0; b < last_b; b++)                                      \
             for (int64_t h = by_head ? column : 0; h < last_h; h++) {                              \
                 const attn_block_t keys = {b, h, 0, p->n_k};                                       \
-                backward_keys_##S(p, &keys, BY_QUERY | BY_KEY, work);                              \
+                backward_keys_##S(p, &keys, BY_QUERY | BY_KEY, workspace);                         \
             }                                                                                      \
     }                                                                                              \
                                                                                                    \
-    static void keys_task_##S(const job_t *job, int64_t task, void *work) {                        \
+    static void keys_task_##S(const job_t *job, int64_t task, void *workspace) {                   \
         const gradd_attn_t *p = job->p;                                                            \
         const int64_t parts = blocks_of(p->n_k, KEYS_PER_TASK), head = task / parts;               \
         const int64_t first = task % parts * KEYS_PER_TASK, rest = p->n_k - first;                 \
         const attn_block_t keys = {head / p->kv_heads, head % p->kv_heads, first,                  \
                                    rest < KEYS_PER_TASK ? rest : KEYS_PER_TASK};                   \
-        backward_keys_##S(p, &keys, BY_KEY, work);                                                 \
+        backward_keys_##S(p, &keys, BY_KEY, workspace);                                            \
     }                                                                                              \
                                                                                                    \
-    static void queries_task_##S(const job_t *job, int64_t task, void *work) {                     \
+    static void queries_task_##S(const job_t *job, int64_t task, void *workspace) {                \
         span_t_##S s = {.block = nth_block(job->p, task), .to = job->p->n_k, .what = BY_QUERY};    \
-        backward_block_##S(job->p, &s, work);                                                      \
+        backward_block_##S(job->p, &s, workspace);                                                 \
     }                                                                                              \
                                                                                                    \
-    static void run_##S(const job_t *job, task_fn fn, int64_t tasks) {                             \
+    static void compute_##S(const job_t *job, task_fn fn, int64_t tasks) {                         \
         _Pragma("omp parallel num_threads(job->threads) if (tasks > 1)") {                         \
-            work_t_##S w;                                                                          \
-            void *mine = job->work + job->share * (size_t)omp_get_thread_num();                    \
+            workspace_t_##S w;                                                                     \
+            void *mine = job->workspace + job->share * (size_t)omp_get_thread_num();               \
             share_##S(job->p, job->backward, mine, &w);                                            \
             w.pairs = job->pairs;                                                                  \
             _Pragma("omp for schedule(dynamic)") for (int64_t task = 0; task < tasks; task++)      \
@@ -174,32 +174,33 @@ TASKS(f64)
 
 /* ---- entry points ---------------------------------------------------------------------------- */
 
-gradd_status_t gradd_attn_forward(const gradd_attn_t *p, void *work) {
+gradd_status_t gradd_attn_forward(const gradd_attn_t *p, void *workspace) {
     const int64_t tasks = most_tasks(p, false);
     if (!tasks) return GRADD_OK;
-    const job_t job = make_job(p, work, false);
+    const job_t job = make_job(p, workspace, false);
     if (p->dtype == GRADD_DT_F64)
-        run_f64(&job, forward_task_f64, tasks);
+        compute_f64(&job, forward_task_f64, tasks);
     else
-        run_f32(&job, forward_task_f32, tasks);
+        compute_f32(&job, forward_task_f32, tasks);
     return GRADD_OK;
 }
 
-gradd_status_t gradd_attn_backward(const gradd_attn_t *p, void *work) {
+gradd_status_t gradd_attn_backward(const gradd_attn_t *p, void *workspace) {
     const int64_t queries = most_tasks(p, false);
     const int64_t keys = p->batch * p->kv_heads * blocks_of(p->n_k, KEYS_PER_TASK);
     const int64_t rows = p->dbias && !p->bias.batch ? 1 : p->batch;
     const int64_t heads = rows * (p->dbias && !p->bias.head ? 1 : p->kv_heads);
     const bool wide = p->dtype == GRADD_DT_F64;
     if (!most_tasks(p, true)) return GRADD_OK;
-    const job_t job = make_job(p, work, true);
+    const job_t job = make_job(p, workspace, true);
     if (p->dbias || heads >= job.threads) {
-        wide ? run_f64(&job, heads_task_f64, heads) : run_f32(&job, heads_task_f32, heads);
+        wide ? compute_f64(&job, heads_task_f64, heads) : compute_f32(&job, heads_task_f32, heads);
         return GRADD_OK;
     }
     if (p->dk.data || p->dv.data)
-        wide ? run_f64(&job, keys_task_f64, keys) : run_f32(&job, keys_task_f32, keys);
+        wide ? compute_f64(&job, keys_task_f64, keys) : compute_f32(&job, keys_task_f32, keys);
     if (p->dq.data)
-        wide ? run_f64(&job, queries_task_f64, queries) : run_f32(&job, queries_task_f32, queries);
+        wide ? compute_f64(&job, queries_task_f64, queries)
+             : compute_f32(&job, queries_task_f32, queries);
     return GRADD_OK;
 }

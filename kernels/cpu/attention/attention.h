@@ -71,11 +71,11 @@ typedef struct gradd_attn_s {
 } gradd_attn_t;
 
 /* Scratch that the functions below need; depends on nothing but shapes, types and threads. */
-size_t gradd_attn_work(const gradd_attn_t *p, bool backward);
+size_t gradd_attn_workspace(const gradd_attn_t *p, bool backward);
 /* Writes y and, if given, stats. */
-gradd_status_t gradd_attn_forward(const gradd_attn_t *p, void *work);
+gradd_status_t gradd_attn_forward(const gradd_attn_t *p, void *workspace);
 /* Reads q, k, v, y, dy, stats; writes those of dq, dk, dv, dbias that are given. */
-gradd_status_t gradd_attn_backward(const gradd_attn_t *p, void *work);
+gradd_status_t gradd_attn_backward(const gradd_attn_t *p, void *workspace);
 /* Whether the processor's products of pairs can do it. Needs the type and the widths. */
 bool gradd_attn_pairs(const gradd_attn_t *p);
 

@@ -10,7 +10,7 @@
 /* False for f64 at compile time. */
 #define PAIRED(w) (ATTN_PAIRS && sizeof(REAL) == sizeof(attn_pair_t) && (w)->pairs)
 
-typedef struct NAME(work_s) { /* one thread's scratch, and what belongs to the block at hand */
+typedef struct NAME(workspace_s) { /* one thread's scratch, and what belongs to the block at hand */
     REAL *qt, *dyt;           /* [D][64] scaled queries, [E][64] gradients, both turned; pairs: half
                                  as many rows */
     REAL *q, *k, *v, *y, *dy; /* [64][padded width] room for copies; pairs: half as many rows */
@@ -21,7 +21,7 @@ typedef struct NAME(work_s) { /* one thread's scratch, and what belongs to the b
     REAL max[TILE], sum[TILE], factor[TILE], delta[TILE];
     bool pairs;
     attn_bits_t bits;
-} NAME(work_t);
+} NAME(workspace_t);
 
 typedef struct NAME(rows_s) {
     const REAL *at;
@@ -45,7 +45,7 @@ static bool NAME(in_place)(const gradd_attn_t *p, int64_t cols) {
 }
 
 /* Elements of a thread's scratch. */
-static size_t NAME(share)(const gradd_attn_t *p, bool backward, REAL *base, NAME(work_t) * w) {
+static size_t NAME(share)(const gradd_attn_t *p, bool backward, REAL *base, NAME(workspace_t) * w) {
     const int64_t d = NAME(padded)(p->d), e = NAME(padded)(p->d_v), tile = TILE * TILE;
     size_t used = 0;
     w->qt = NAME(take)(base, &used, d * TILE);
@@ -98,7 +98,7 @@ static const gradd_bf16_t *NAME(rows_bf16)(const gradd_attn_side_t *s, const att
 
 /* Rows as the right side of a product that sums over them. */
 static operand_t NAME(right)(const gradd_attn_t *p, const gradd_attn_side_t *s,
-                             const attn_block_t *rows, int64_t cols, const NAME(work_t) * w,
+                             const attn_block_t *rows, int64_t cols, const NAME(workspace_t) * w,
                              REAL *room) {
     if (PAIRED(w)) {
         const int64_t ld = NAME(padded)(cols);
@@ -115,7 +115,7 @@ static operand_t NAME(rows_as_pairs)(const gradd_attn_side_t *s, const attn_bloc
 
 /* Rows as the left side of a product that sums along them. */
 static operand_t NAME(left)(const gradd_attn_t *p, const gradd_attn_side_t *s,
-                            const attn_block_t *rows, int64_t cols, const NAME(work_t) * w,
+                            const attn_block_t *rows, int64_t cols, const NAME(workspace_t) * w,
                             REAL *room) {
     if (PAIRED(w)) return NAME(rows_as_pairs)(s, rows);
     NAME(rows_t) x = NAME(rows)(p, s, rows, cols, false, room);
@@ -124,14 +124,14 @@ static operand_t NAME(left)(const gradd_attn_t *p, const gradd_attn_side_t *s,
 
 /* Rows as the left side where they are a right side already: elsewhere the same numbers serve. */
 static operand_t NAME(left_too)(const gradd_attn_side_t *s, const attn_block_t *rows,
-                                const NAME(work_t) * w, operand_t right) {
+                                const NAME(workspace_t) * w, operand_t right) {
     if (PAIRED(w)) return NAME(rows_as_pairs)(s, rows);
     return (operand_t){right.at, right.sum, 1};
 }
 
 /* n queries, a left side, turned: then they are a right side. `scale` is not for pairs. */
 static void NAME(turn_left)(operand_t x, int64_t n, int64_t cols, REAL scale,
-                            const NAME(work_t) * w, REAL *out) {
+                            const NAME(workspace_t) * w, REAL *out) {
     if (PAIRED(w))
         NAME(turn_bits)(x.at, x.row, n, cols / 2, out);
     else
@@ -140,7 +140,7 @@ static void NAME(turn_left)(operand_t x, int64_t n, int64_t cols, REAL scale,
 
 /* A tile as the left side of a product that sums over its keys, or over its queries. */
 static operand_t NAME(tile_left)(const REAL *tile, bool over_keys, int64_t keys, int64_t queries,
-                                 const NAME(work_t) * w) {
+                                 const NAME(workspace_t) * w) {
     if (!PAIRED(w)) return over_keys ? (operand_t){tile, 1, TILE} : (operand_t){tile, TILE, 1};
     const float *x = (const float *)(const void *)tile;
     attn_pair_t *out = (attn_pair_t *)w->packed;
@@ -153,8 +153,8 @@ static operand_t NAME(tile_left)(const REAL *tile, bool over_keys, int64_t keys,
 }
 
 /* C[m, n] = A B, or C += A B, over k elements. */
-static void NAME(multiply)(const NAME(work_t) * w, int64_t m, int64_t n, int64_t k, operand_t a,
-                           operand_t b, bool add, REAL *c, int64_t ldc) {
+static void NAME(multiply)(const NAME(workspace_t) * w, int64_t m, int64_t n, int64_t k,
+                           operand_t a, operand_t b, bool add, REAL *c, int64_t ldc) {
     const int64_t steps = PAIRED(w) ? (k + 1) / 2 : k;
     const attn_product_t product = {m, n, steps, a.row, a.sum, b.sum, ldc, add};
     if (PAIRED(w))
@@ -182,7 +182,7 @@ static int64_t NAME(lanes)(const attn_block_t *block) {
 }
 
 /* Clears the lanes of queries that may not look at anything. */
-static void NAME(clear_dead)(const NAME(work_t) * w, REAL *x, int64_t rows) {
+static void NAME(clear_dead)(const NAME(workspace_t) * w, REAL *x, int64_t rows) {
     for (int64_t i = 0; i < TILE; i++)
         for (int64_t j = 0; w->bits.dead[i] && j < rows; j++)
             x[j * TILE + i] = 0;
@@ -204,7 +204,7 @@ static void NAME(add_bias)(const gradd_attn_t *p, const attn_block_t *block,
 
 /* Where masked keys have a share, those whose bias is hidden give it no gradient. */
 static void NAME(add_dbias)(const gradd_attn_t *p, const attn_block_t *block,
-                            const attn_block_t *keys, const NAME(work_t) * w) {
+                            const attn_block_t *keys, const NAME(workspace_t) * w) {
     const gradd_attn_extra_t *e = &p->bias;
     const bool gated = attn_bits_special(&w->bits) && p->hides & GRADD_ATTN_HIDES_BIAS &&
                        !(p->hides & GRADD_ATTN_FLOOR);
@@ -226,7 +226,7 @@ static void NAME(add_dbias)(const gradd_attn_t *p, const attn_block_t *block,
 
 /* Turned queries, scaled unless they are pairs. */
 static void NAME(begin)(const gradd_attn_t *p, const attn_block_t *block, operand_t q,
-                        NAME(work_t) * w) {
+                        NAME(workspace_t) * w) {
     attn_bits_begin(&w->bits, p, block);
     NAME(turn_left)(q, block->n, p->d, (REAL)p->scale, w, w->qt);
     if (w->bits.any_dead) NAME(clear_dead)(w, w->qt, PAIRED(w) ? p->d / 2 : p->d);
@@ -234,7 +234,7 @@ static void NAME(begin)(const gradd_attn_t *p, const attn_block_t *block, operan
 
 /* Scores of a tile into w->x, capped but neither biased nor masked. */
 static void NAME(scores)(const gradd_attn_t *p, const attn_block_t *block, const attn_block_t *keys,
-                         operand_t k, NAME(work_t) * w) {
+                         operand_t k, NAME(workspace_t) * w) {
     const int64_t lanes = NAME(lanes)(block);
     const operand_t q = {w->qt, 0, TILE};
     NAME(multiply)(w, keys->n, lanes, p->d, k, q, false, w->x, TILE);
@@ -243,7 +243,8 @@ static void NAME(scores)(const gradd_attn_t *p, const attn_block_t *block, const
 }
 
 /* The fill, in rows where it counts. */
-static void NAME(put_fill)(const gradd_attn_t *p, const NAME(work_t) * w, REAL *x, int64_t keys) {
+static void NAME(put_fill)(const gradd_attn_t *p, const NAME(workspace_t) * w, REAL *x,
+                           int64_t keys) {
     for (int64_t i = 0; i < TILE; i++)
         for (int64_t j = 0; w->bits.rare[i] && j < keys; j++)
             if (!(w->bits.shown[i] >> j & 1)) x[j * TILE + i] = (REAL)p->fill;
@@ -251,7 +252,7 @@ static void NAME(put_fill)(const gradd_attn_t *p, const NAME(work_t) * w, REAL *
 
 /* Bias and mask. */
 static void NAME(limit)(const gradd_attn_t *p, const attn_block_t *block, const attn_block_t *keys,
-                        bool masked, NAME(work_t) * w, REAL *x) {
+                        bool masked, NAME(workspace_t) * w, REAL *x) {
     const bool hides_bias = p->hides & GRADD_ATTN_HIDES_BIAS;
     if (w->bits.any_rare && !hides_bias) NAME(put_fill)(p, w, x, keys->n);
     if (p->bias.data) NAME(add_bias)(p, block, keys, x);
@@ -268,7 +269,7 @@ static attn_block_t NAME(keys_at)(const gradd_attn_t *p, const attn_block_t *blo
 /* ---- forward --------------------------------------------------------------------------------- */
 
 static void NAME(forward_tile)(const gradd_attn_t *p, const attn_block_t *block, int64_t first,
-                               bool *started, NAME(work_t) * w) {
+                               bool *started, NAME(workspace_t) * w) {
     const attn_block_t keys = NAME(keys_at)(p, block, first);
     const int64_t lanes = NAME(lanes)(block), e = NAME(padded)(p->d_v);
     const attn_cover_t cover = attn_bits_tile(&w->bits, p, block, first, keys.n);
@@ -289,7 +290,7 @@ static void NAME(forward_tile)(const gradd_attn_t *p, const attn_block_t *block,
 
 /* Sums over all tiles: out, max, sum. */
 static void NAME(forward_tiles)(const gradd_attn_t *p, const attn_block_t *block,
-                                NAME(work_t) * w) {
+                                NAME(workspace_t) * w) {
     bool started = false;
     const REAL *sinks = p->sinks;
     for (int64_t i = 0; i < TILE; i++) {
@@ -324,7 +325,8 @@ static REAL NAME(rare_limit)(const gradd_attn_t *p, const attn_block_t *block, i
 }
 
 /* Marks the rare queries by their largest scores; returns whether there are any new ones. */
-static bool NAME(find_rare)(const gradd_attn_t *p, const attn_block_t *block, NAME(work_t) * w) {
+static bool NAME(find_rare)(const gradd_attn_t *p, const attn_block_t *block,
+                            NAME(workspace_t) * w) {
     bool found = false;
     REAL limit = 0;
     for (int64_t i = 0; i < block->n && p->mask.data; i++) {
@@ -343,7 +345,7 @@ static REAL *NAME(stats_at)(const gradd_attn_t *p, const attn_block_t *block) {
 }
 
 static void NAME(forward_block)(const gradd_attn_t *p, const attn_block_t *block,
-                                NAME(work_t) * w) {
+                                NAME(workspace_t) * w) {
     const int64_t e = NAME(padded)(p->d_v);
     NAME(begin)(p, block, NAME(left)(p, &p->q, block, p->d, w, w->q), w);
     NAME(forward_tiles)(p, block, w);

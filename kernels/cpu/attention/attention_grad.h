@@ -25,7 +25,7 @@ static REAL *NAME(key_sums)(const gradd_attn_side_t *s, REAL *room, const attn_b
 
 /* sums[keys] += tile rows; tile is [keys][queries], rows are those of the queries. */
 static void NAME(add_to_keys)(const NAME(span_t) * s, const attn_block_t *keys, const REAL *tile,
-                              operand_t rows, int64_t cols, const NAME(work_t) * w, REAL *sums,
+                              operand_t rows, int64_t cols, const NAME(workspace_t) * w, REAL *sums,
                               int64_t ld) {
     const operand_t left = NAME(tile_left)(tile, false, keys->n, s->block.n, w);
     NAME(multiply)(w, keys->n, NAME(padded)(cols), s->block.n, left, rows, true, sums, ld);
@@ -33,7 +33,8 @@ static void NAME(add_to_keys)(const NAME(span_t) * s, const attn_block_t *keys, 
 
 /* Probabilities of a tile; w->x keeps the capped scores if the cap's gradient needs them. */
 static REAL *NAME(tile_probabilities)(const gradd_attn_t *p, const NAME(span_t) * s,
-                                      const attn_block_t *keys, bool masked, NAME(work_t) * w) {
+                                      const attn_block_t *keys, bool masked,
+                                      NAME(workspace_t) * w) {
     REAL *x = w->x;
     if (p->softcap != 0) {
         memcpy(w->p, w->x, sizeof(REAL) * (size_t)(keys->n * TILE));
@@ -46,7 +47,7 @@ static REAL *NAME(tile_probabilities)(const gradd_attn_t *p, const NAME(span_t) 
 
 /* What is left of gradients at a floor, in queries where hidden keys have a share. */
 static void NAME(pass_floor)(const gradd_attn_t *p, const attn_block_t *block,
-                             const attn_block_t *keys, NAME(work_t) * w) {
+                             const attn_block_t *keys, NAME(workspace_t) * w) {
     const gradd_attn_extra_t *e = &p->bias;
     const int64_t at =
         block->b * e->batch + block->h * e->head + block->first * e->row + keys->first * e->col;
@@ -61,7 +62,7 @@ static void NAME(pass_floor)(const gradd_attn_t *p, const attn_block_t *block,
 
 /* w->z = gradient of the scaled products q k, times scale */
 static void NAME(tile_dscores)(const gradd_attn_t *p, const NAME(span_t) * s,
-                               const attn_block_t *keys, const REAL *prob, NAME(work_t) * w) {
+                               const attn_block_t *keys, const REAL *prob, NAME(workspace_t) * w) {
     const int64_t lanes = NAME(lanes)(&s->block);
     const bool dbias = p->dbias && s->what & BY_QUERY;
     if (p->drop.active) {
@@ -80,7 +81,7 @@ static void NAME(tile_dscores)(const gradd_attn_t *p, const NAME(span_t) * s,
 
 /* dv of a tile: of dropped probabilities, which need a tile of their own */
 static void NAME(tile_dv)(const gradd_attn_t *p, const NAME(span_t) * s, const attn_block_t *keys,
-                          const REAL *prob, NAME(work_t) * w) {
+                          const REAL *prob, NAME(workspace_t) * w) {
     int64_t ld = 0;
     REAL *dv = NAME(key_sums)(&p->dv, w->dv, keys, p->d_v, &ld);
     if (!dv || !(s->what & BY_KEY)) return;
@@ -94,7 +95,7 @@ static void NAME(tile_dv)(const gradd_attn_t *p, const NAME(span_t) * s, const a
 }
 
 static void NAME(backward_tile)(const gradd_attn_t *p, NAME(span_t) * s, int64_t first,
-                                NAME(work_t) * w) {
+                                NAME(workspace_t) * w) {
     const attn_block_t *block = &s->block, keys = NAME(keys_at)(p, block, first);
     const attn_cover_t cover = attn_bits_tile(&w->bits, p, block, first, keys.n);
     int64_t ld = 0;
@@ -118,7 +119,7 @@ static void NAME(backward_tile)(const gradd_attn_t *p, NAME(span_t) * s, int64_t
 }
 
 /* w->delta */
-static void NAME(deltas)(const gradd_attn_t *p, const NAME(span_t) * s, NAME(work_t) * w) {
+static void NAME(deltas)(const gradd_attn_t *p, const NAME(span_t) * s, NAME(workspace_t) * w) {
     const attn_block_t *block = &s->block;
     if (PAIRED(w)) {
         attn_pairs_dots(NAME(rows_bf16)(&p->y, block), p->y.row, NAME(rows_bf16)(&p->dy, block),
@@ -129,7 +130,7 @@ static void NAME(deltas)(const gradd_attn_t *p, const NAME(span_t) * s, NAME(wor
     NAME(row_dots)(y.at, y.ld, s->dy.at, s->dy.sum, block->n, p->d_v, w->delta);
 }
 
-static void NAME(backward_block)(const gradd_attn_t *p, NAME(span_t) * s, NAME(work_t) * w) {
+static void NAME(backward_block)(const gradd_attn_t *p, NAME(span_t) * s, NAME(workspace_t) * w) {
     const attn_block_t *block = &s->block;
     const REAL *stats = NAME(stats_at)(p, block);
     s->q = NAME(right)(p, &p->q, block, p->d, w, w->q);
@@ -170,7 +171,7 @@ static void NAME(put_keys)(const gradd_attn_t *p, const gradd_attn_side_t *s, co
 
 /* All queries of the heads that share one head of keys, against the keys of `keys`. */
 static void NAME(backward_keys)(const gradd_attn_t *p, const attn_block_t *keys, int what,
-                                NAME(work_t) * w) {
+                                NAME(workspace_t) * w) {
     const int64_t group = p->heads / p->kv_heads;
     NAME(clear_keys)(&p->dk, w->dk, keys, p->d);
     NAME(clear_keys)(&p->dv, w->dv, keys, p->d_v);

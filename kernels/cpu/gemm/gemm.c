@@ -137,9 +137,9 @@ gradd_status_t gradd_gemm_prepare(const gradd_gemm_t *g, gradd_prepared_t *out) 
         return status;
     }
     *out = (gradd_prepared_t){.state = r, .bytes = sizeof *r};
-    if (r->way == BLOCKED) out->work = gradd_gemm_blocked_work(&r->g);
+    if (r->way == BLOCKED) out->workspace = gradd_gemm_blocked_workspace(&r->g);
     if (r->primitive) {
-        out->work = gradd_primitive_work(r->primitive);
+        out->workspace = gradd_primitive_workspace(r->primitive);
         out->bytes += GRADD_PRIMITIVE_BYTES;
     }
     return GRADD_OK;
@@ -152,21 +152,21 @@ void gradd_gemm_unprepare(gradd_prepared_t *prepared) {
 }
 
 static gradd_status_t one_by_one(const ready_t *r, const char *a, const char *b, const void *bias,
-                                 char *c, void *work) {
+                                 char *c, void *workspace) {
     const gradd_gemm_t *g = &r->g;
     const int64_t size = (int64_t)gradd_dtype_bytes(g->dtype);
     const int64_t step = g->m * g->n * (int64_t)gradd_dtype_bytes(gradd_gemm_result(g));
     for (int64_t i = 0, n = gradd_gemm_batches(g); i < n; i++) {
         int64_t a_at, b_at;
         gradd_gemm_offsets(g, i, &a_at, &b_at);
-        GRADD_TRY(gradd_primitive_run(r->primitive, a + a_at * size, b + b_at * size, bias,
-                                      c + i * step, work));
+        GRADD_TRY(gradd_primitive_compute(r->primitive, a + a_at * size, b + b_at * size, bias,
+                                          c + i * step, workspace));
     }
     return GRADD_OK;
 }
 
 gradd_status_t gradd_gemm(const void *state, const void *a, const void *b, const void *bias,
-                          void *c, void *work) {
+                          void *c, void *workspace) {
     const ready_t *r = state;
     switch (r->way) {
     case NOTHING:
@@ -174,11 +174,11 @@ gradd_status_t gradd_gemm(const void *state, const void *a, const void *b, const
     case PLAIN:
         return gradd_gemm_ref(&r->g, a, b, bias, c);
     case BLOCKED:
-        return gradd_gemm_blocked(&r->g, a, b, bias, c, work);
+        return gradd_gemm_blocked(&r->g, a, b, bias, c, workspace);
     case WHOLE:
-        return gradd_primitive_run(r->primitive, a, b, bias, c, work);
+        return gradd_primitive_compute(r->primitive, a, b, bias, c, workspace);
     case SINGLY:
-        return one_by_one(r, a, b, bias, c, work);
+        return one_by_one(r, a, b, bias, c, workspace);
     }
     return GRADD_FAIL(INTERNAL, "matrix product");
 }

@@ -44,16 +44,16 @@ void gradd_gemm_simplify(gradd_gemm_t *g);
 
 gradd_status_t gradd_gemm_prepare(const gradd_gemm_t *g, gradd_prepared_t *out);
 void gradd_gemm_unprepare(gradd_prepared_t *prepared);
-/* `state` and `work` are those of prepare; the number of threads is the same as there. */
+/* `state` and `workspace` are those of prepare; the number of threads is the same as there. */
 gradd_status_t gradd_gemm(const void *state, const void *a, const void *b, const void *bias,
-                          void *c, void *work);
+                          void *c, void *workspace);
 /* The definition: plain loops, sums in double (integers: int64). */
 gradd_status_t gradd_gemm_ref(const gradd_gemm_t *g, const void *a, const void *b, const void *bias,
                               void *c);
 /* Our own blocked, threaded product, whatever gradd_gemm uses; f32, f64 and bf16. Its scratch. */
-size_t gradd_gemm_blocked_work(const gradd_gemm_t *g);
+size_t gradd_gemm_blocked_workspace(const gradd_gemm_t *g);
 gradd_status_t gradd_gemm_blocked(const gradd_gemm_t *g, const void *a, const void *b,
-                                  const void *bias, void *c, void *work);
+                                  const void *bias, void *c, void *workspace);
 /* Whether this processor and build multiply bf16 directly; otherwise operands are widened to f32,
  * which is not faster than f32. */
 bool gradd_gemm_bf16_native(void);

@@ -76,24 +76,27 @@ static int workers(const gradd_gemm_t *g) {
     }                                                                                              \
                                                                                                    \
     static void tile_##S(const gradd_gemm_t *g, const IN *a, const IN *b, const IN *bias, OUT *c,  \
-                         int64_t row, int64_t col, buffers_##S *work) {                            \
+                         int64_t row, int64_t col, buffers_##S *workspace) {                       \
         const int64_t rows = g->m - row < ROWS ? g->m - row : ROWS;                                \
         const int64_t cols = g->n - col < COLS ? g->n - col : COLS;                                \
-        memset(work->c, 0, sizeof work->c);                                                        \
+        memset(workspace->c, 0, sizeof workspace->c);                                              \
         for (int64_t l = 0; l < g->k; l += DEPTH) {                                                \
             const int64_t depth = g->k - l < DEPTH ? g->k - l : DEPTH;                             \
-            pack_##S(a + row * g->a_m + l * g->a_k, rows, depth, g->a_m, g->a_k, MR, work->a);     \
-            pack_##S(b + l * g->b_k + col * g->b_n, cols, depth, g->b_n, g->b_k, NR, work->b);     \
+            pack_##S(a + row * g->a_m + l * g->a_k, rows, depth, g->a_m, g->a_k, MR,               \
+                     workspace->a);                                                                \
+            pack_##S(b + l * g->b_k + col * g->b_n, cols, depth, g->b_n, g->b_k, NR,               \
+                     workspace->b);                                                                \
             for (int64_t j = 0; j < cols; j += NR)                                                 \
                 for (int64_t i = 0; i < rows; i += MR)                                             \
                     (GRADD_IS_WIDE() ? micro_wide_##S : micro_narrow_##S)(                         \
-                        work->a + i * depth, work->b + j * depth, work->c + i * COLS + j, depth);  \
+                        workspace->a + i * depth, workspace->b + j * depth,                        \
+                        workspace->c + i * COLS + j, depth);                                       \
         }                                                                                          \
-        store_##S(g, work->c, rows, cols, bias ? bias + col : NULL, c + row * g->n + col);         \
+        store_##S(g, workspace->c, rows, cols, bias ? bias + col : NULL, c + row * g->n + col);    \
     }                                                                                              \
                                                                                                    \
     static gradd_status_t blocked_##S(const gradd_gemm_t *g, const IN *a, const IN *b,             \
-                                      const IN *bias, OUT *c, buffers_##S *work) {                 \
+                                      const IN *bias, OUT *c, buffers_##S *workspace) {            \
         const int64_t across = (g->n + COLS - 1) / COLS;                                           \
         const int64_t tiles = tiles_of(g);                                                         \
         const int64_t total = tiles * gradd_gemm_batches(g);                                       \
@@ -103,7 +106,7 @@ static int workers(const gradd_gemm_t *g) {
             int64_t a_at, b_at, batch = t / tiles, tile = t % tiles;                               \
             gradd_gemm_offsets(g, batch, &a_at, &b_at);                                            \
             tile_##S(g, a + a_at, b + b_at, bias, c + batch * g->m * g->n, tile / across * ROWS,   \
-                     tile % across * COLS, &work[omp_get_thread_num()]);                           \
+                     tile % across * COLS, &workspace[omp_get_thread_num()]);                      \
         }                                                                                          \
         return GRADD_OK;                                                                           \
     }
@@ -113,7 +116,7 @@ BLOCKED(f64, double, 8, double, double, , , )
 BLOCKED(bf16, float, 16, gradd_bf16_t, gradd_bf16_t, gradd_bf16_f32, gradd_bf16_f32, gradd_f32_bf16)
 BLOCKED(bf16_f32, float, 16, gradd_bf16_t, float, gradd_bf16_f32, , )
 
-size_t gradd_gemm_blocked_work(const gradd_gemm_t *description) {
+size_t gradd_gemm_blocked_workspace(const gradd_gemm_t *description) {
     gradd_gemm_t g = *description;
     gradd_gemm_simplify(&g);
     const size_t each = g.dtype == GRADD_DT_F64 ? sizeof(buffers_f64) : sizeof(buffers_f32);
@@ -121,14 +124,15 @@ size_t gradd_gemm_blocked_work(const gradd_gemm_t *description) {
 }
 
 gradd_status_t gradd_gemm_blocked(const gradd_gemm_t *description, const void *a, const void *b,
-                                  const void *bias, void *c, void *work) {
+                                  const void *bias, void *c, void *workspace) {
     gradd_gemm_t g = *description;
     gradd_gemm_simplify(&g);
     if (!g.has_bias) bias = NULL;
-    if (g.dtype == GRADD_DT_F32) return blocked_f32(&g, a, b, bias, c, work);
-    if (g.dtype == GRADD_DT_F64) return blocked_f64(&g, a, b, bias, c, work);
+    if (g.dtype == GRADD_DT_F32) return blocked_f32(&g, a, b, bias, c, workspace);
+    if (g.dtype == GRADD_DT_F64) return blocked_f64(&g, a, b, bias, c, workspace);
     if (g.dtype != GRADD_DT_BF16)
         return GRADD_FAIL(UNSUPPORTED, "no blocked product of %s", gradd_dtype_name(g.dtype));
-    if (gradd_gemm_result(&g) == GRADD_DT_F32) return blocked_bf16_f32(&g, a, b, bias, c, work);
-    return blocked_bf16(&g, a, b, bias, c, work);
+    if (gradd_gemm_result(&g) == GRADD_DT_F32)
+        return blocked_bf16_f32(&g, a, b, bias, c, workspace);
+    return blocked_bf16(&g, a, b, bias, c, workspace);
 }

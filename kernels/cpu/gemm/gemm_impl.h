@@ -14,9 +14,9 @@ typedef struct gradd_primitive_s gradd_primitive_t;
  * another way. g is simplified and not empty. */
 gradd_status_t gradd_primitive_create(const gradd_gemm_t *g, gradd_primitive_t **out);
 void gradd_primitive_destroy(gradd_primitive_t *p);
-size_t gradd_primitive_work(const gradd_primitive_t *p);
-gradd_status_t gradd_primitive_run(const gradd_primitive_t *p, const void *a, const void *b,
-                                   const void *bias, void *c, void *work);
+size_t gradd_primitive_workspace(const gradd_primitive_t *p);
+gradd_status_t gradd_primitive_compute(const gradd_primitive_t *p, const void *a, const void *b,
+                                       const void *bias, void *c, void *workspace);
 
 /* Element type of C. */
 static inline gradd_dtype_t gradd_gemm_result(const gradd_gemm_t *g) {

@@ -25,14 +25,14 @@ void gradd_primitive_destroy(gradd_primitive_t *p) {
     (void)p;
 }
 
-size_t gradd_primitive_work(const gradd_primitive_t *p) {
+size_t gradd_primitive_workspace(const gradd_primitive_t *p) {
     (void)p;
     return 0;
 }
 
-gradd_status_t gradd_primitive_run(const gradd_primitive_t *p, const void *a, const void *b,
-                                   const void *bias, void *c, void *work) {
-    (void)p, (void)a, (void)b, (void)bias, (void)c, (void)work;
+gradd_status_t gradd_primitive_compute(const gradd_primitive_t *p, const void *a, const void *b,
+                                       const void *bias, void *c, void *workspace) {
+    (void)p, (void)a, (void)b, (void)bias, (void)c, (void)workspace;
     return GRADD_FAIL(INTERNAL, "built without oneDNN");
 }
 
@@ -51,8 +51,8 @@ gradd_status_t gradd_primitive_run(const gradd_primitive_t *p, const void *a, co
 struct gradd_primitive_s {
     dnnl_primitive_t primitive;
     dnnl_stream_t stream; /* the calling thread */
-    dnnl_memory_t a, b, bias, c, work;
-    size_t work_bytes;
+    dnnl_memory_t a, b, bias, c, workspace;
+    size_t workspace_bytes;
 };
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -93,7 +93,7 @@ void gradd_primitive_destroy(gradd_primitive_t *p) {
     dnnl_memory_destroy(p->b);
     dnnl_memory_destroy(p->bias);
     dnnl_memory_destroy(p->c);
-    dnnl_memory_destroy(p->work);
+    dnnl_memory_destroy(p->workspace);
     dnnl_primitive_destroy(p->primitive);
     dnnl_stream_destroy(p->stream);
     free(p);
@@ -168,13 +168,13 @@ static gradd_status_t describe_all(const gradd_gemm_t *g, descs_t *d) {
 }
 
 static gradd_status_t make_memory(const gradd_gemm_t *g, const descs_t *d, gradd_primitive_t *p) {
-    const_dnnl_memory_desc_t work =
+    const_dnnl_memory_desc_t workspace =
         dnnl_primitive_desc_query_md(d->pd, dnnl_query_scratchpad_md, 0);
-    p->work_bytes = dnnl_memory_desc_get_size(work);
+    p->workspace_bytes = dnnl_memory_desc_get_size(workspace);
     TRY_DNNL(dnnl_memory_create(&p->a, d->a, engine, DNNL_MEMORY_NONE));
     TRY_DNNL(dnnl_memory_create(&p->b, d->b, engine, DNNL_MEMORY_NONE));
     TRY_DNNL(dnnl_memory_create(&p->c, d->c, engine, DNNL_MEMORY_NONE));
-    TRY_DNNL(dnnl_memory_create(&p->work, work, engine, DNNL_MEMORY_NONE));
+    TRY_DNNL(dnnl_memory_create(&p->workspace, workspace, engine, DNNL_MEMORY_NONE));
     if (g->has_bias) TRY_DNNL(dnnl_memory_create(&p->bias, d->bias, engine, DNNL_MEMORY_NONE));
     return GRADD_OK;
 }
@@ -211,25 +211,25 @@ gradd_status_t gradd_primitive_create(const gradd_gemm_t *g, gradd_primitive_t *
     return status;
 }
 
-size_t gradd_primitive_work(const gradd_primitive_t *p) {
-    return p->work_bytes;
+size_t gradd_primitive_workspace(const gradd_primitive_t *p) {
+    return p->workspace_bytes;
 }
 
-gradd_status_t gradd_primitive_run(const gradd_primitive_t *p, const void *a, const void *b,
-                                   const void *bias, void *c, void *work) {
+gradd_status_t gradd_primitive_compute(const gradd_primitive_t *p, const void *a, const void *b,
+                                       const void *bias, void *c, void *workspace) {
     int n = 4;
     dnnl_exec_arg_t args[5] = {
-        {DNNL_ARG_SRC,        p->a   },
-        {DNNL_ARG_WEIGHTS,    p->b   },
-        {DNNL_ARG_DST,        p->c   },
-        {DNNL_ARG_SCRATCHPAD, p->work}
+        {DNNL_ARG_SRC,        p->a        },
+        {DNNL_ARG_WEIGHTS,    p->b        },
+        {DNNL_ARG_DST,        p->c        },
+        {DNNL_ARG_SCRATCHPAD, p->workspace}
     };
     if (p->bias) args[n++] = (dnnl_exec_arg_t){DNNL_ARG_BIAS, p->bias};
     /* the library takes what it only reads as void * too */
     TRY_DNNL(dnnl_memory_set_data_handle(p->a, (void *)(uintptr_t)a));
     TRY_DNNL(dnnl_memory_set_data_handle(p->b, (void *)(uintptr_t)b));
     TRY_DNNL(dnnl_memory_set_data_handle(p->c, c));
-    TRY_DNNL(dnnl_memory_set_data_handle(p->work, work));
+    TRY_DNNL(dnnl_memory_set_data_handle(p->workspace, workspace));
     if (p->bias) TRY_DNNL(dnnl_memory_set_data_handle(p->bias, (void *)(uintptr_t)bias));
     TRY_DNNL(dnnl_primitive_execute(p->primitive, p->stream, n, args));
     TRY_DNNL(dnnl_stream_wait(p->stream));

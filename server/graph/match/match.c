@@ -38,7 +38,7 @@ bool match_with_scalar(const graph_t *g, const graph_node_t *n, double *out,
 }
 
 bool match_reduces_last(const graph_t *g, const graph_node_t *n) {
-    const gradd_type_t *in = &g->values[n->in[0]]->type, *out = &g->values[n->out[0]]->type;
+    const gradd_type_t *in = graph_type(g, n->in[0]), *out = graph_type(g, n->out[0]);
     if (in->rank < 1 || in->rank != out->rank || out->dims[in->rank - 1] != 1) return false;
     for (int i = 0; i < in->rank - 1; i++)
         if (in->dims[i] != out->dims[i]) return false; /* another axis was reduced as well */
@@ -104,14 +104,14 @@ static bool fits(const graph_t *g, const graph_node_t *n, const gradd_op_t *op,
     gradd_type_t out[GRADD_OP_MAX_OUT];
     for (int i = 0; i < f->n_in; i++)
         if (f->in[i] != GRADD_NONE)
-            in[i] = (gradd_view_t){g->values[f->in[i]]->type, (void *)g->values[f->in[i]]->data};
+            in[i] = (gradd_view_t){*graph_type(g, f->in[i]), (void *)g->values[f->in[i]]->data};
     gradd_infer_t infer = {
         op, {f->attrs, f->n_attrs},
          g->model->opset, f->n_in, 1, in, out, 0
     };
     if (graph_must_expand(g, &infer)) return false; /* the device has no kernel */
     if (graph_must_widen(g, &infer)) return false;  /* casts would cost more than is won */
-    return !gradd_op_infer(&infer) && gradd_type_equal(&out[0], &g->values[n->out[0]]->type);
+    return !gradd_op_infer(&infer) && gradd_type_equal(&out[0], graph_type(g, n->out[0]));
 }
 
 gradd_status_t match_replace(graph_t *g, graph_node_t *n, const match_fused_t *f) {

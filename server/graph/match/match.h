@@ -42,7 +42,7 @@ gradd_status_t match_replace(graph_t *g, graph_node_t *n, const match_fused_t *f
 gradd_status_t match_replace_above(graph_t *g, graph_node_t *n, const match_fused_t *fused,
                                    const gradd_val_t *ends, int n_ends);
 /* Adds a node that a pass needs besides (origin and coordinate of `like`), or finds its equal. It
- * may stand behind its readers: graph_run_passes sorts the list. Node pointers move. */
+ * may stand behind its readers: graph_apply_passes sorts the list. Node pointers move. */
 gradd_status_t match_emit(graph_t *g, const graph_node_t *like, const match_fused_t *fused,
                           gradd_val_t *out, int n_out);
 

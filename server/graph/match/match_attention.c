@@ -22,10 +22,6 @@
 
 enum { MOST_TERMS = MATCH_MAX_BIAS + 1 }; /* biases and a mask */
 
-static const gradd_type_t *type_of(const graph_t *g, gradd_val_t v) {
-    return &g->values[v]->type;
-}
-
 /* v as an operand in `dtype`, if it is one but for casts that lose nothing. */
 static gradd_val_t as_type(const graph_t *g, gradd_val_t v, gradd_dtype_t dtype) {
     const gradd_val_t found = match_of_dtype(g, v, dtype);
@@ -38,14 +34,14 @@ static bool peel_factor(const graph_t *g, gradd_val_t *v, double *factor) {
     gradd_val_t other;
     const graph_node_t *n = match_made_by(g, *v, "Mul");
     if (n && match_with_scalar(g, n, &c, &other)) {
-        if (!gradd_type_same_shape(type_of(g, other), type_of(g, *v))) return false;
+        if (!gradd_type_same_shape(graph_type(g, other), graph_type(g, *v))) return false;
         *v = other;
         *factor *= c;
         return true;
     }
     n = match_made_by(g, *v, "Div");
     if (!n || !match_scalar(g, n->in[1], &c) || c == 0) return false;
-    if (!gradd_type_same_shape(type_of(g, n->in[0]), type_of(g, *v))) return false;
+    if (!gradd_type_same_shape(graph_type(g, n->in[0]), graph_type(g, *v))) return false;
     *v = n->in[0];
     *factor /= c;
     return true;
@@ -53,7 +49,7 @@ static bool peel_factor(const graph_t *g, gradd_val_t *v, double *factor) {
 
 static bool has_perm(const graph_t *g, const graph_node_t *n, int a, int b, int c) {
     const gradd_attr_t *perm = n ? gradd_attr_find(n->attrs, "perm") : NULL;
-    return perm && perm->n == 4 && type_of(g, n->in[0])->rank == 4 && perm->ints[0] == 0 &&
+    return perm && perm->n == 4 && graph_type(g, n->in[0])->rank == 4 && perm->ints[0] == 0 &&
            perm->ints[1] == a && perm->ints[2] == b && perm->ints[3] == c;
 }
 
@@ -63,22 +59,22 @@ gradd_val_t match_heads_swapped(const graph_t *g, gradd_val_t v) {
 }
 
 gradd_val_t match_unrepeated(const graph_t *g, gradd_val_t v) {
-    const gradd_type_t *all = type_of(g, v);
+    const gradd_type_t *all = graph_type(g, v);
     const graph_node_t *n = match_made_by(g, v, "Reshape");
-    if (!n || all->rank != 4 || type_of(g, n->in[0])->rank != 5) return v;
-    const gradd_type_t *wide = type_of(g, n->in[0]);
+    if (!n || all->rank != 4 || graph_type(g, n->in[0])->rank != 5) return v;
+    const gradd_type_t *wide = graph_type(g, n->in[0]);
     if (wide->dims[1] * wide->dims[2] != all->dims[1] || wide->dims[3] != all->dims[2] ||
         wide->dims[4] != all->dims[3])
         return v;
     gradd_val_t one = n->in[0];
     if ((n = match_made_by(g, one, "Expand"))) one = n->in[0];
-    const gradd_type_t *few = type_of(g, one);
+    const gradd_type_t *few = graph_type(g, one);
     if (few->rank != 5 || few->dims[2] != 1 || few->dims[1] != wide->dims[1] ||
         few->dims[0] != wide->dims[0] || few->dims[3] != wide->dims[3])
         return v;
     if (!(n = match_made_by(g, one, "Unsqueeze")) && !(n = match_made_by(g, one, "Reshape")))
         return v;
-    const gradd_type_t *source = type_of(g, n->in[0]);
+    const gradd_type_t *source = graph_type(g, n->in[0]);
     bool same = source->rank == 4 && source->dims[0] == few->dims[0] &&
                 source->dims[1] == few->dims[1] && source->dims[2] == few->dims[3] &&
                 source->dims[3] == few->dims[4];
@@ -102,7 +98,7 @@ static bool find_operands(const graph_t *g, const graph_node_t *n, match_attenti
     for (int step = 0; step < MATCH_MAX_WALK && peel_factor(g, &k, &f->scale); step++)
         k = as_type(g, k, dtype);
     const graph_node_t *t = match_made_by(g, k, "Transpose");
-    if (type_of(g, n->in[0])->rank != 4 || type_of(g, k)->rank != 4) return false;
+    if (graph_type(g, n->in[0])->rank != 4 || graph_type(g, k)->rank != 4) return false;
     f->q = as_type(g, n->in[0], dtype);
     f->k_turned = has_perm(g, t, 2, 3, 1);
     if (has_perm(g, t, 1, 3, 2))
@@ -243,10 +239,10 @@ static bool take_sinks(const graph_t *g, gradd_val_t *v, match_attention_t *f) {
         !match_is_last_axis(g, n->out[0], gradd_attr_int(n->attrs, "axis", 0)))
         return false;
     gradd_val_t sinks = match_uncast(g, n->in[1], f->dtype);
-    const int64_t heads = type_of(g, sinks)->dims[1];
+    const int64_t heads = graph_type(g, sinks)->dims[1];
     const graph_node_t *all = match_made_by(g, sinks, "Expand");
     if (all) sinks = match_uncast(g, all->in[0], f->dtype);
-    const gradd_type_t *t = type_of(g, sinks);
+    const gradd_type_t *t = graph_type(g, sinks);
     if (t->rank != 4 || t->dims[1] != heads || gradd_type_count(t) != heads) return false;
     f->sinks = sinks;
     *v = n->in[0];
@@ -274,7 +270,7 @@ static bool has_fitting_terms(const graph_t *g, const match_attention_t *f) {
     for (int i = 0; i <= f->n_bias; i++) {
         const gradd_val_t v = i < f->n_bias ? f->bias[i].value : f->sinks;
         if (v == GRADD_NONE) continue;
-        const gradd_dtype_t dtype = type_of(g, v)->dtype;
+        const gradd_dtype_t dtype = graph_type(g, v)->dtype;
         if (dtype != wide && (dtype != GRADD_DT_BF16 || wide != GRADD_DT_F32)) return false;
     }
     return true;
@@ -285,7 +281,7 @@ bool match_attention(const graph_t *g, const graph_node_t *n, const graph_reader
     match_attention_t f = {
         .mask = GRADD_NONE, .sinks = GRADD_NONE, .scale = 1, .outer = 1, .drop = -1};
     if (strcmp(n->op->name, "MatMul")) return false;
-    const gradd_type_t *y = type_of(g, n->out[0]);
+    const gradd_type_t *y = graph_type(g, n->out[0]);
     gradd_val_t v = n->in[0];
     const graph_node_t *drop = match_made_by(g, match_uncast(g, v, y->dtype), "Dropout");
     const gradd_val_t weights = v;

@@ -4,15 +4,15 @@
 /* The operand of the cast that makes v, if that is one between bf16 and f32; GRADD_NONE if not. */
 static gradd_val_t under_cast(const graph_t *g, gradd_val_t v) {
     const graph_node_t *n = match_made_by(g, v, "Cast");
-    const gradd_dtype_t to = g->values[v]->type.dtype;
+    const gradd_dtype_t to = graph_type(g, v)->dtype;
     if (!n) return GRADD_NONE;
-    const gradd_dtype_t from = g->values[n->in[0]]->type.dtype;
+    const gradd_dtype_t from = graph_type(g, n->in[0])->dtype;
     const bool widens = from == GRADD_DT_BF16 && to == GRADD_DT_F32;
     return widens || (from == GRADD_DT_F32 && to == GRADD_DT_BF16) ? n->in[0] : GRADD_NONE;
 }
 
 gradd_val_t match_under_cast(const graph_t *g, gradd_val_t v, gradd_dtype_t as) {
-    const bool narrows = g->values[v]->type.dtype == GRADD_DT_BF16;
+    const bool narrows = graph_type(g, v)->dtype == GRADD_DT_BF16;
     return narrows && as != GRADD_DT_BF16 ? GRADD_NONE : under_cast(g, v);
 }
 
@@ -46,16 +46,16 @@ bool match_same_uncast(const graph_t *g, gradd_val_t a, gradd_val_t b, gradd_dty
 
 /* Behind the first value in bf16 nothing is lost any more. */
 gradd_val_t match_of_dtype(const graph_t *g, gradd_val_t v, gradd_dtype_t dtype) {
-    gradd_val_t found = g->values[v]->type.dtype == dtype ? v : GRADD_NONE;
+    gradd_val_t found = graph_type(g, v)->dtype == dtype ? v : GRADD_NONE;
     for (int step = 0; dtype == GRADD_DT_BF16 && step < MATCH_MAX_WALK; step++) {
         if ((v = under_cast(g, v)) == GRADD_NONE) break;
-        if (g->values[v]->type.dtype == dtype) found = v;
+        if (graph_type(g, v)->dtype == dtype) found = v;
     }
     return found;
 }
 
 gradd_val_t match_row_vector(const graph_t *g, gradd_val_t v, gradd_val_t x) {
-    const gradd_type_t *tv = &g->values[v]->type, *tx = &g->values[x]->type;
+    const gradd_type_t *tv = graph_type(g, v), *tx = graph_type(g, x);
     if (tv->rank != 1 || !tx->rank || tv->dims[0] != tx->dims[tx->rank - 1]) return GRADD_NONE;
     gradd_val_t found = match_of_dtype(g, v, tx->dtype);
     if (found == GRADD_NONE && tx->dtype == GRADD_DT_BF16)

@@ -5,10 +5,6 @@
 #include "server/graph/budget.h"
 #include "server/graph/match/match_cast.h"
 
-static const gradd_type_t *type_of(const graph_t *g, gradd_val_t v) {
-    return &g->values[v]->type;
-}
-
 /* The highest fill that is taken for a mask where it takes the place of the product. */
 #define HIGHEST_FILL (-1e3)
 
@@ -16,7 +12,7 @@ static const gradd_type_t *type_of(const graph_t *g, gradd_val_t v) {
 static bool take_mask(const graph_t *g, const graph_node_t *n, double highest, match_attention_t *f,
                       gradd_val_t *rest) {
     double fill;
-    if (f->mask != GRADD_NONE || !type_of(g, n->in[0])->rank) return false;
+    if (f->mask != GRADD_NONE || !graph_type(g, n->in[0])->rank) return false;
     for (int k = 1; k <= 2; k++) {
         if (!match_scalar(g, n->in[k], &fill) || fill > highest) continue;
         f->fill = fill * f->outer;
@@ -40,7 +36,7 @@ static bool is_zero_one(const graph_t *g, gradd_val_t v) {
                                         "Squeeze", "Expand",  "Transpose"};
     for (int step = 0; step < MATCH_MAX_WALK; step++) {
         const graph_node_t *n = match_made_by(g, v, "Cast");
-        if (n && type_of(g, n->in[0])->dtype == GRADD_DT_BOOL) return true;
+        if (n && graph_type(g, n->in[0])->dtype == GRADD_DT_BOOL) return true;
         for (size_t i = 0; !n && i < sizeof moves / sizeof moves[0]; i++)
             n = match_made_by(g, v, moves[i]);
         if (!n) return false;
@@ -52,8 +48,9 @@ static bool is_zero_one(const graph_t *g, gradd_val_t v) {
 /* Whether `filled` is (1 - m) times some fill, both known and in f32. */
 static bool fills_known(const graph_t *g, gradd_val_t filled, gradd_val_t m, double *fill) {
     const float *c = g->values[filled]->data, *gate = g->values[m]->data;
-    const gradd_type_t *type = type_of(g, m);
-    if (!c || !gate || type->dtype != GRADD_DT_F32 || !gradd_type_equal(type, type_of(g, filled)))
+    const gradd_type_t *type = graph_type(g, m);
+    if (!c || !gate || type->dtype != GRADD_DT_F32 ||
+        !gradd_type_equal(type, graph_type(g, filled)))
         return false;
     if (budget_spend(1 + gradd_type_count(type) / 1024)) return false; /* fails again soon */
     *fill = 0;
@@ -81,9 +78,10 @@ bool match_gate(const graph_t *g, gradd_val_t v, match_attention_t *f, gradd_val
     const graph_node_t *n = minus ? minus : match_made_by(g, v, "Add");
     for (int k = 0; n && k < (minus ? 2 : 4) && f->mask == GRADD_NONE; k++) {
         const graph_node_t *kept = match_made_by(g, n->in[k / 2], "Mul");
-        if (!kept || !gradd_type_same_shape(type_of(g, kept->in[k % 2]), type_of(g, v))) continue;
+        if (!kept || !gradd_type_same_shape(graph_type(g, kept->in[k % 2]), graph_type(g, v)))
+            continue;
         const gradd_val_t m = kept->in[1 - k % 2];
-        if (!type_of(g, m)->rank || !fills(g, n->in[1 - k / 2], m, &fill)) continue;
+        if (!graph_type(g, m)->rank || !fills(g, n->in[1 - k / 2], m, &fill)) continue;
         fill *= (minus ? -1 : 1) * f->outer;
         if (fill > HIGHEST_FILL) continue;
         f->fill = fill;
@@ -110,7 +108,7 @@ bool match_bias(gradd_val_t v, match_attention_t *f) {
 static bool take_known_mask(const graph_t *g, gradd_val_t v, match_attention_t *f) {
     const float *data = g->values[v]->data;
     double fill = 0;
-    const gradd_type_t *type = type_of(g, v);
+    const gradd_type_t *type = graph_type(g, v);
     if (f->mask != GRADD_NONE || !data || type->dtype != GRADD_DT_F32 || !type->rank) return false;
     if (budget_spend(1 + gradd_type_count(type) / 1024)) return false;
     for (int64_t i = 0, n = gradd_type_count(type); i < n; i++) {

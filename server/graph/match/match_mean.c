@@ -3,10 +3,6 @@
 
 #include "server/graph/match/match_cast.h"
 
-static const gradd_type_t *type_of(const graph_t *g, gradd_val_t v) {
-    return &g->values[v]->type;
-}
-
 /* Whether `few` is `all` without its last axis, or with one element there. */
 static bool lacks_last(const gradd_type_t *few, const gradd_type_t *all) {
     const int last = all->rank - 1;
@@ -18,7 +14,7 @@ static bool lacks_last(const gradd_type_t *few, const gradd_type_t *all) {
 }
 
 bool match_names_last(const graph_t *g, const graph_node_t *n) {
-    const int rank = type_of(g, n->in[0])->rank;
+    const int rank = graph_type(g, n->in[0])->rank;
     const gradd_attr_t *attr = gradd_attr_find(n->attrs, "axes");
     const graph_value_t *axes = n->n_in > 1 && n->in[1] != GRADD_NONE ? g->values[n->in[1]] : NULL;
     int64_t axis;
@@ -33,11 +29,11 @@ bool match_names_last(const graph_t *g, const graph_node_t *n) {
 }
 
 gradd_val_t match_under_reduction(const graph_t *g, gradd_val_t v, const char *op) {
-    const gradd_type_t *kept = type_of(g, v);
+    const gradd_type_t *kept = graph_type(g, v);
     const graph_node_t *n = match_made_by(g, v, "Reshape");
     if (!n) n = match_made_by(g, v, "Unsqueeze");
     if (!(n = match_made_by(g, n ? n->in[0] : v, op))) return GRADD_NONE;
-    const gradd_type_t *x = type_of(g, n->in[0]), *y = type_of(g, n->out[0]);
+    const gradd_type_t *x = graph_type(g, n->in[0]), *y = graph_type(g, n->out[0]);
     if (kept->rank != x->rank || !lacks_last(kept, x) || !lacks_last(y, x)) return GRADD_NONE;
     if (y->rank != x->rank && !match_names_last(g, n)) return GRADD_NONE;
     return x->dims[x->rank - 1] == 1 ? GRADD_NONE : n->in[0];
@@ -49,7 +45,7 @@ gradd_val_t match_mean_of_last(const graph_t *g, gradd_val_t v) {
     if (!n) return match_under_reduction(g, v, "ReduceMean");
     const gradd_val_t x = match_under_reduction(g, n->in[0], "ReduceSum");
     if (x == GRADD_NONE || !match_scalar(g, n->in[1], &size)) return GRADD_NONE;
-    const gradd_type_t *type = type_of(g, x);
+    const gradd_type_t *type = graph_type(g, x);
     return size == (double)type->dims[type->rank - 1] ? x : GRADD_NONE;
 }
 

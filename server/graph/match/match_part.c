@@ -2,12 +2,12 @@
 #include "server/graph/match/match_part.h"
 
 int64_t match_width(const graph_t *g, gradd_val_t v) {
-    const gradd_type_t *type = &g->values[v]->type;
+    const gradd_type_t *type = graph_type(g, v);
     return type->rank ? type->dims[type->rank - 1] : 0;
 }
 
 bool match_is_last_axis(const graph_t *g, gradd_val_t v, int64_t axis) {
-    int rank = g->values[v]->type.rank;
+    int rank = graph_type(g, v)->rank;
     return rank && (axis == -1 || axis == rank - 1);
 }
 

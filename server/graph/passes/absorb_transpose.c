@@ -51,8 +51,8 @@ static gradd_status_t rewrite(graph_t *g, graph_node_t *n, const gradd_op_t *fus
     }
     if (!flip[0] && !flip[1]) return GRADD_OK;
     const gradd_view_t views[2] = {
-        {g->values[in[0]]->type, NULL},
-        {g->values[in[1]]->type, NULL}
+        {*graph_type(g, in[0]), NULL},
+        {*graph_type(g, in[1]), NULL}
     };
     const gradd_infer_t call = {.op = fused, .n_in = 2, .n_out = 1, .in = views};
     if (!graph_has_kernel(g, &call)) return GRADD_OK;
@@ -74,7 +74,7 @@ static gradd_status_t absorb_transpose(graph_t *g) {
     for (int i = 0; i < g->n_nodes; i++) {
         graph_node_t *n = &g->nodes[i];
         if (n->op != fused && strcmp(n->op->name, "MatMul")) continue;
-        if (g->values[n->in[0]]->type.rank < 2 || g->values[n->in[1]]->type.rank < 2) continue;
+        if (graph_type(g, n->in[0])->rank < 2 || graph_type(g, n->in[1])->rank < 2) continue;
         GRADD_TRY(rewrite(g, n, fused));
     }
     return GRADD_OK;

@@ -33,8 +33,8 @@ static const graph_node_t *cast_behind(const graph_t *g, gradd_val_t v) {
 static gradd_val_t unwidened(const graph_t *g, const graph_node_t *n) {
     gradd_val_t v = n->in[0];
     for (const graph_node_t *c; (c = cast_behind(g, v));) {
-        const int from = width_of(g->values[c->in[0]]->type.dtype);
-        if (!from || width_of(g->values[v]->type.dtype) < from) break;
+        const int from = width_of(graph_type(g, c->in[0])->dtype);
+        if (!from || width_of(graph_type(g, v)->dtype) < from) break;
         v = c->in[0];
     }
     return v;
@@ -46,10 +46,10 @@ static gradd_status_t cancel_casts(graph_t *g) {
     for (int i = 0; i < g->n_nodes; i++) {
         graph_node_t *n = &g->nodes[i];
         if (!n->backward || strcmp(n->op->name, "Cast") ||
-            !width_of(g->values[n->out[0]]->type.dtype))
+            !width_of(graph_type(g, n->out[0])->dtype))
             continue;
         gradd_val_t v = unwidened(g, n);
-        if (gradd_type_equal(&g->values[v]->type, &g->values[n->out[0]]->type))
+        if (gradd_type_equal(graph_type(g, v), graph_type(g, n->out[0])))
             graph_redirect(&redirect, n->out[0], v);
         n->in[0] = v;
     }

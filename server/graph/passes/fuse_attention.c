@@ -35,7 +35,7 @@ static gradd_status_t emit(graph_t *g, int32_t like, const char *op, const gradd
 
 /* A table of Rope, [B or 1, 1, S, R] and shorter, as [B or 1, S, 1, R]. */
 static gradd_status_t turn_table(graph_t *g, int32_t like, gradd_val_t table, gradd_val_t *out) {
-    const gradd_type_t *t = &g->values[table]->type;
+    const gradd_type_t *t = graph_type(g, table);
     int64_t dims[4] = {1, 1, 1, 1};
     *out = GRADD_NONE;
     if (t->rank < 2 || t->rank > 4 || (t->rank >= 3 && t->dims[t->rank - 3] != 1)) return GRADD_OK;
@@ -55,7 +55,7 @@ static bool works_by_row(const graph_t *g, const graph_node_t *n) {
     if (strcmp(n->op->name, "RMSNormalization") && strcmp(n->op->name, "LayerNormalization"))
         return false;
     int64_t axis = gradd_attr_int(n->attrs, "axis", -1);
-    return axis == -1 || axis == g->values[n->in[0]]->type.rank - 1;
+    return axis == -1 || axis == graph_type(g, n->in[0])->rank - 1;
 }
 
 /* A copy of node `from` that reads x, [B, positions, heads, width]. */
@@ -111,7 +111,7 @@ static gradd_status_t emit_mask(graph_t *g, int32_t like, const match_attention_
     const gradd_attr_t to = gradd_make_int("to", GRADD_DT_BOOL);
     in[MASK] = f->mask;
     if (f->mask == GRADD_NONE) return GRADD_OK;
-    if (g->values[f->mask]->type.dtype != GRADD_DT_BOOL)
+    if (graph_type(g, f->mask)->dtype != GRADD_DT_BOOL)
         GRADD_TRY(emit(g, like, "Cast", &f->mask, 1, (gradd_attrs_t){&to, 1}, &in[MASK]));
     if (f->mask_hides && inverse)
         in[MASK] = inverse->in[0];
@@ -123,7 +123,7 @@ static gradd_status_t emit_mask(graph_t *g, int32_t like, const match_attention_
 /* A bias or sinks in the type that sums have. */
 static gradd_status_t emit_wide(graph_t *g, int32_t like, gradd_val_t v, gradd_val_t *out) {
     *out = v;
-    if (v == GRADD_NONE || g->values[v]->type.dtype != GRADD_DT_BF16) return GRADD_OK;
+    if (v == GRADD_NONE || graph_type(g, v)->dtype != GRADD_DT_BF16) return GRADD_OK;
     gradd_attr_t to = gradd_make_int("to", GRADD_DT_F32);
     return emit(g, like, "Cast", &v, 1, (gradd_attrs_t){&to, 1}, out);
 }
@@ -140,7 +140,7 @@ static int count_hidden(const match_attention_t *f) {
 static gradd_status_t emit_term(graph_t *g, int32_t like, const match_bias_t *b, gradd_val_t mask,
                                 gradd_val_t *out) {
     GRADD_TRY(emit_wide(g, like, b->value, out));
-    const gradd_dtype_t dtype = g->values[*out]->type.dtype;
+    const gradd_dtype_t dtype = graph_type(g, *out)->dtype;
     g->origin = g->nodes[like].origin;
     if (b->factor != 1) {
         gradd_val_t pair[2] = {*out, gradd_const_scalar(&g->builder, dtype, b->factor)};
@@ -169,7 +169,7 @@ static gradd_status_t emit_bias(graph_t *g, int32_t like, const match_attention_
 static gradd_status_t emit_sinks(graph_t *g, int32_t like, const match_attention_t *f,
                                  gradd_val_t *in) {
     if (f->sinks == GRADD_NONE) return GRADD_OK;
-    const int64_t heads = gradd_type_count(&g->values[f->sinks]->type);
+    const int64_t heads = gradd_type_count(graph_type(g, f->sinks));
     g->origin = g->nodes[like].origin;
     gradd_val_t flat = gradd_reshape_to(&g->builder, f->sinks, &heads, 1);
     GRADD_TRY(g->builder.status);
@@ -180,9 +180,9 @@ static gradd_status_t emit_sinks(graph_t *g, int32_t like, const match_attention
 static gradd_status_t emit_floor(graph_t *g, int32_t like, const match_attention_t *f,
                                  gradd_val_t *in) {
     gradd_val_t pair[2] = {in[BIAS], GRADD_NONE};
-    if (!f->floor || !g->values[in[BIAS]]->type.rank) return GRADD_OK;
+    if (!f->floor || !graph_type(g, in[BIAS])->rank) return GRADD_OK;
     g->origin = g->nodes[like].origin;
-    pair[1] = gradd_const_scalar(&g->builder, g->values[in[BIAS]]->type.dtype, f->fill);
+    pair[1] = gradd_const_scalar(&g->builder, graph_type(g, in[BIAS])->dtype, f->fill);
     GRADD_TRY(g->builder.status);
     GRADD_TRY(emit(g, like, "Greater", pair, 2, (gradd_attrs_t){0}, &in[MASK]));
     return emit(g, like, "MaskRanges", &in[MASK], 1, (gradd_attrs_t){0}, &in[RANGES]);

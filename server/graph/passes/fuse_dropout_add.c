@@ -67,7 +67,7 @@ static gradd_status_t fuse_dropout_add(graph_t *g) {
     for (int i = 0; i < n_nodes; i++) {
         const graph_node_t *n = &g->nodes[i];
         if (n->backward || strcmp(n->op->name, "Add") ||
-            !gradd_type_equal(&g->values[n->in[0]]->type, &g->values[n->in[1]]->type))
+            !gradd_type_equal(graph_type(g, n->in[0]), graph_type(g, n->in[1])))
             continue;
         GRADD_TRY(fuse_one(g, &g->nodes[i], readers));
         if (!strcmp(g->nodes[i].op->name, "Add")) GRADD_TRY(fuse_two(g, i, readers));

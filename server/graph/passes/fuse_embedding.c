@@ -37,7 +37,7 @@ typedef struct lookup_s {
 static const graph_node_t *picked(const graph_t *g, gradd_val_t v) {
     const graph_node_t *n = match_made_by(g, v, "Gather");
     if (!n) return NULL;
-    const gradd_type_t *table = &g->values[n->in[0]]->type;
+    const gradd_type_t *table = graph_type(g, n->in[0]);
     if (table->rank != 2 || !gradd_dtype_is_float(table->dtype)) return NULL;
     int64_t axis = gradd_attr_int(n->attrs, "axis", 0);
     return axis == 0 || axis == -2 ? n : NULL;
@@ -47,7 +47,7 @@ static const graph_node_t *picked(const graph_t *g, gradd_val_t v) {
 static bool is_padding(const graph_t *g, gradd_val_t v, gradd_val_t ids, int64_t *out_padding) {
     const graph_node_t *n = match_made_by(g, v, "Unsqueeze");
     if (!n) return false;
-    const gradd_type_t *from = &g->values[n->in[0]]->type, *to = &g->values[v]->type;
+    const gradd_type_t *from = graph_type(g, n->in[0]), *to = graph_type(g, v);
     if (to->rank != from->rank + 1 || to->dims[to->rank - 1] != 1) return false;
     for (int i = 0; i < from->rank; i++)
         if (from->dims[i] != to->dims[i]) return false;
@@ -118,7 +118,7 @@ static bool step_up(const graph_t *g, way_t *w) {
     if (n->backward || (mul && (w->scaled || !match_with_scalar(g, n, &w->scale, &from))) ||
         from == GRADD_NONE)
         return false;
-    const gradd_type_t *in = &g->values[from]->type, *out = &g->values[w->v]->type;
+    const gradd_type_t *in = graph_type(g, from), *out = graph_type(g, w->v);
     const bool same = gradd_type_equal(in, out);
     if (!keeps_rows(in, out)) return false;
     if (mul) {

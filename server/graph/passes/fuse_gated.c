@@ -40,7 +40,7 @@ static bool is_activated(const graph_t *g, gradd_val_t v, found_t *out) {
 /* f(g) that somebody else reads as well stays: it would be computed twice. */
 static bool is_gated(const graph_t *g, const graph_node_t *n, const graph_readers_t *readers,
                      found_t *out) {
-    const gradd_type_t *a = &g->values[n->in[0]]->type, *b = &g->values[n->in[1]]->type;
+    const gradd_type_t *a = graph_type(g, n->in[0]), *b = graph_type(g, n->in[1]);
     if (n->in[0] == n->in[1] || !gradd_type_equal(a, b)) return false;
     for (int k = 0; k < 2; k++) {
         out->u = n->in[1 - k];

@@ -97,7 +97,7 @@ static bool is_float(gradd_dtype_t dtype) {
 
 /* The node that makes v, if the pass can compute it for a function in `as`. */
 static const graph_node_t *computable(const graph_t *g, gradd_val_t v, gradd_dtype_t as) {
-    if (g->values[v]->kind != VALUE_NODE || !is_float(g->values[v]->type.dtype)) return NULL;
+    if (g->values[v]->kind != VALUE_NODE || !is_float(graph_type(g, v)->dtype)) return NULL;
     const graph_node_t *n = &g->nodes[g->values[v]->node];
     if (!strcmp(n->op->name, "Cast") && match_under_cast(g, v, as) == GRADD_NONE) return NULL;
     return arithmetic_of(n) < 0 ? NULL : n;
@@ -113,7 +113,7 @@ static int position(const curve_t *c, gradd_val_t v) {
  * scalars is read; without it, stops at what it cannot compute or hold. */
 static bool collect(curve_t *c, const graph_node_t *root) {
     double scalar;
-    const gradd_dtype_t as = c->g->values[root->out[0]]->type.dtype;
+    const gradd_dtype_t as = graph_type(c->g, root->out[0])->dtype;
     c->nodes[0] = (int32_t)(root - c->g->nodes);
     c->n = 1;
     if (!computable(c->g, root->out[0], as)) return false;
@@ -197,7 +197,7 @@ static bool agrees(const double *y, double (*f)(double, double), double alpha, d
 
 /* Constants of a bf16 model are rounded to 8 bits, those of an f32 model to f32, others are not. */
 static double tolerance_of(const graph_t *g, const graph_node_t *n) {
-    gradd_dtype_t dtype = g->values[n->out[0]]->type.dtype;
+    gradd_dtype_t dtype = graph_type(g, n->out[0])->dtype;
     return dtype == GRADD_DT_BF16 ? 6e-3 : dtype == GRADD_DT_F64 ? 1e-13 : 1e-5;
 }
 
@@ -252,7 +252,7 @@ static gradd_status_t try_node(graph_t *g, graph_node_t *n) {
             gradd_val_t x = reader->in[i];
             bool replaced = false;
             if (match_scalar(g, x, &scalar) ||
-                !gradd_type_equal(&g->values[x]->type, &g->values[n->out[0]]->type))
+                !gradd_type_equal(graph_type(g, x), graph_type(g, n->out[0])))
                 continue;
             GRADD_TRY(budget_spend(BUDGET_OF_CURVE));
             if (evaluate(&c, n, x)) GRADD_TRY(replace_if_known(g, n, &c, &replaced));
@@ -266,7 +266,7 @@ static gradd_status_t fuse_gelu(graph_t *g) {
     for (int i = 0; i < g->n_nodes; i++) {
         graph_node_t *n = &g->nodes[i];
         const char *op = n->op->name;
-        if (n->backward || !is_float(g->values[n->out[0]]->type.dtype)) continue;
+        if (n->backward || !is_float(graph_type(g, n->out[0])->dtype)) continue;
         if (!strcmp(op, "Mul") || !strcmp(op, "Div") || !strcmp(op, "Cast"))
             GRADD_TRY(try_node(g, n));
     }

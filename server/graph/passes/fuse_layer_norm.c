@@ -24,15 +24,15 @@ static gradd_status_t replace(graph_t *g, graph_node_t *n, const graph_node_t *n
 /* Whether the axes from `axis` on are the last one alone. */
 static bool is_over_last(const graph_t *g, const graph_node_t *norm) {
     int64_t axis = gradd_attr_int(norm->attrs, "axis", -1);
-    return axis == -1 || axis == g->values[norm->in[0]]->type.rank - 1;
+    return axis == -1 || axis == graph_type(g, norm->in[0])->rank - 1;
 }
 
 /* RMSNormalization(x - mean(x)) */
 static gradd_status_t fuse_centred(graph_t *g, graph_node_t *n, const graph_readers_t *readers) {
     (void)readers; /* the norm itself becomes another one: nothing is computed twice */
-    gradd_val_t x = match_centred(g, n->in[0], g->values[n->out[0]]->type.dtype);
+    gradd_val_t x = match_centred(g, n->in[0], graph_type(g, n->out[0])->dtype);
     if (x == GRADD_NONE || !is_over_last(g, n)) return GRADD_OK;
-    x = match_of_dtype(g, x, g->values[n->out[0]]->type.dtype);
+    x = match_of_dtype(g, x, graph_type(g, n->out[0])->dtype);
     if (x == GRADD_NONE) return GRADD_OK;
     gradd_val_t in[2] = {x, n->in[1]};
     return replace(g, n, n, "LayerNormalization", in, 2);
@@ -40,7 +40,7 @@ static gradd_status_t fuse_centred(graph_t *g, graph_node_t *n, const graph_read
 
 /* LayerNormalization(x, w) + b */
 static gradd_status_t fuse_bias(graph_t *g, graph_node_t *n, const graph_readers_t *readers) {
-    const gradd_dtype_t dtype = g->values[n->out[0]]->type.dtype;
+    const gradd_dtype_t dtype = graph_type(g, n->out[0])->dtype;
     for (int k = 0; k < 2; k++) {
         const graph_node_t *norm =
             match_made_by(g, match_uncast(g, n->in[k], dtype), "LayerNormalization");
@@ -59,7 +59,7 @@ static gradd_status_t fuse_bias(graph_t *g, graph_node_t *n, const graph_readers
 
 /* Cast(Norm(Cast(x), w, b)), calculated in f32 for an x and a result in bf16 */
 static gradd_status_t fuse_casts(graph_t *g, graph_node_t *n, const graph_readers_t *readers) {
-    if (g->values[n->out[0]]->type.dtype != GRADD_DT_BF16) return GRADD_OK;
+    if (graph_type(g, n->out[0])->dtype != GRADD_DT_BF16) return GRADD_OK;
     const graph_node_t *norm = match_made_by(g, n->in[0], "LayerNormalization");
     if (!norm) norm = match_made_by(g, n->in[0], "RMSNormalization");
     if (!norm || !is_over_last(g, norm) || !graph_read_once(readers, n->in[0])) return GRADD_OK;

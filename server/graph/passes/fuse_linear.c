@@ -15,7 +15,7 @@
 
 /* A product x W with one matrix W, of nothing but x and W; *out_trans: W is stored transposed. */
 static bool is_product(const graph_t *g, const graph_node_t *n, int64_t *out_trans) {
-    const gradd_type_t *x = &g->values[n->in[0]]->type, *w = &g->values[n->in[1]]->type;
+    const gradd_type_t *x = graph_type(g, n->in[0]), *w = graph_type(g, n->in[1]);
     *out_trans = gradd_attr_int(n->attrs, "transB", 0);
     return x->rank >= 2 && w->rank == 2 && gradd_dtype_is_float(x->dtype) &&
            !gradd_attr_int(n->attrs, "transA", 0) && gradd_attr_float(n->attrs, "alpha", 1) == 1;
@@ -24,7 +24,7 @@ static bool is_product(const graph_t *g, const graph_node_t *n, int64_t *out_tra
 static bool is_bias(const graph_t *g, gradd_val_t b, gradd_val_t y, gradd_val_t *out) {
     const graph_node_t *expand = match_made_by(g, b, "Expand");
     *out = expand ? expand->in[0] : b;
-    const gradd_type_t *tb = &g->values[*out]->type, *ty = &g->values[y]->type;
+    const gradd_type_t *tb = graph_type(g, *out), *ty = graph_type(g, y);
     return tb->rank == 1 && tb->dims[0] == ty->dims[ty->rank - 1];
 }
 

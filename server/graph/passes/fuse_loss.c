@@ -27,12 +27,8 @@ typedef struct pattern_s {
     double smoothing;
 } pattern_t;
 
-static const gradd_type_t *type_of(const graph_t *g, gradd_val_t v) {
-    return &g->values[v]->type;
-}
-
 static int64_t last_dim(const graph_t *g, gradd_val_t v) {
-    const gradd_type_t *t = type_of(g, v);
+    const gradd_type_t *t = graph_type(g, v);
     return t->rank ? t->dims[t->rank - 1] : 1;
 }
 
@@ -45,7 +41,7 @@ static const graph_node_t *producer(const graph_t *g, gradd_val_t v) {
 
 /* Whether n cuts one position off the given axis, at its start or at its end, and nothing else. */
 static bool cuts_one(const graph_t *g, const graph_node_t *n, int axis, bool at_start) {
-    const gradd_type_t *in = type_of(g, n->in[0]), *out = type_of(g, n->out[0]);
+    const gradd_type_t *in = graph_type(g, n->in[0]), *out = graph_type(g, n->out[0]);
     if (strcmp(n->op->name, "Slice") || n->n_in < 3 || axis < 0 || in->rank != out->rank)
         return false;
     for (int i = 0; i < in->rank; i++)
@@ -82,7 +78,7 @@ static bool moves_classes(const graph_node_t *n, int rank) {
 static gradd_val_t above_logits(const graph_t *g, pattern_t *p) {
     const graph_node_t *n = producer(g, p->logits);
     if (!n || n->n_in < 1 || n->in[0] == GRADD_NONE) return GRADD_NONE;
-    const gradd_type_t *in = type_of(g, n->in[0]), *out = type_of(g, p->logits);
+    const gradd_type_t *in = graph_type(g, n->in[0]), *out = graph_type(g, p->logits);
     bool same = in->rank && last_dim(g, n->in[0]) == last_dim(g, p->logits);
     if (gradd_op_is_transparent(n->op) && same && in->dtype == out->dtype) return n->in[0];
     if (!strcmp(n->op->name, "Cast") && in->dtype == GRADD_DT_BF16 && out->dtype == GRADD_DT_F32)
@@ -108,7 +104,7 @@ static gradd_val_t through_views(const graph_t *g, gradd_val_t v) {
 /* Whether n appends one entry, the ignored label, to the last axis. */
 static bool appends_ignored(const graph_t *g, const graph_node_t *n, const pattern_t *p) {
     if (!n || strcmp(n->op->name, "Pad") || n->n_in < 2 || !p->ignores) return false;
-    const gradd_type_t *in = type_of(g, n->in[0]), *out = type_of(g, n->out[0]);
+    const gradd_type_t *in = graph_type(g, n->in[0]), *out = graph_type(g, n->out[0]);
     const graph_value_t *pads = g->values[n->in[1]];
     if (strcmp(gradd_attr_string(n->attrs, "mode", "constant"), "constant")) return false;
     if (!pads->data || pads->type.dtype != GRADD_DT_I64 || in->rank < 1) return false;
@@ -127,14 +123,14 @@ static bool appends_ignored(const graph_t *g, const graph_node_t *n, const patte
 static void find_shift(const graph_t *g, pattern_t *p) {
     gradd_val_t moved = through_views(g, p->labels);
     const graph_node_t *n = producer(g, moved);
-    if (!n || !cuts_one(g, n, type_of(g, moved)->rank - 1, true)) return;
+    if (!n || !cuts_one(g, n, graph_type(g, moved)->rank - 1, true)) return;
     gradd_val_t labels = n->in[0];
     if (!p->cut) {
         n = producer(g, labels);
         if (!appends_ignored(g, n, p)) return;
         labels = n->in[0];
     }
-    const gradd_type_t *x = type_of(g, p->logits);
+    const gradd_type_t *x = graph_type(g, p->logits);
     if (x->rank < 2 || last_dim(g, labels) != x->dims[x->rank - 2]) return;
     p->labels = labels;
     p->shift = true;
@@ -150,7 +146,7 @@ static void read_attrs(const graph_node_t *n, pattern_t *p) {
 
 /* From scores [N, V] or [N, V, D...] to logits [..., V]; false if they are not made of such. */
 static bool find_classes(const graph_t *g, pattern_t *p) {
-    const gradd_type_t *x = type_of(g, p->logits);
+    const gradd_type_t *x = graph_type(g, p->logits);
     if (x->rank <= 2) return x->rank == 2;
     const graph_node_t *n = match_made_by(g, p->logits, "Transpose");
     if (!n || !moves_classes(n, x->rank)) return false;
@@ -207,7 +203,7 @@ static bool has_input(const graph_node_t *n, int i) {
 static const graph_node_t *log_probabilities(const graph_t *g, gradd_val_t v) {
     const graph_node_t *n = match_made_by(g, v, "LogSoftmax");
     if (!n) return NULL;
-    int rank = type_of(g, v)->rank;
+    int rank = graph_type(g, v)->rank;
     int64_t axis = gradd_attr_int(n->attrs, "axis", -1);
     return rank >= 2 && (axis < 0 ? axis + rank : axis) == 1 ? n : NULL;
 }
@@ -243,8 +239,8 @@ static gradd_val_t count_of(const graph_t *g, gradd_val_t v) {
     double known;
     const graph_node_t *n = match_made_by(g, v, "Cast");
     gradd_val_t source = n ? n->in[0] : v;
-    gradd_dtype_t dtype = type_of(g, source)->dtype;
-    if (gradd_type_count(type_of(g, source)) != 1) return GRADD_NONE;
+    gradd_dtype_t dtype = graph_type(g, source)->dtype;
+    if (gradd_type_count(graph_type(g, source)) != 1) return GRADD_NONE;
     if (dtype == GRADD_DT_I64 || dtype == GRADD_DT_I32) return source;
     return match_scalar(g, v, &known) ? v : GRADD_NONE;
 }

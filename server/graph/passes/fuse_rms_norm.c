@@ -120,7 +120,7 @@ static gradd_status_t replace(graph_t *g, graph_node_t *n, gradd_val_t x, gradd_
 
 /* A middle that somebody else reads stays: it would be computed twice. */
 static gradd_status_t fuse_scaled(graph_t *g, graph_node_t *n, const graph_readers_t *readers) {
-    rms_t r = {.as = g->values[n->out[0]]->type.dtype};
+    rms_t r = {.as = graph_type(g, n->out[0])->dtype};
     for (int k = 0; k < 2; k++) {
         gradd_val_t x, w;
         if (!is_normalised(g, product_of(g, n->in[k], r.as), &x, &r)) continue;
@@ -142,7 +142,7 @@ static bool is_over_rms(const graph_t *g, const graph_node_t *n, gradd_val_t v, 
 
 /* (w x) / rms(x) */
 static gradd_status_t fuse_weighed(graph_t *g, graph_node_t *n, const graph_readers_t *readers) {
-    rms_t r = {.as = g->values[n->out[0]]->type.dtype};
+    rms_t r = {.as = graph_type(g, n->out[0])->dtype};
     for (int k = 0; k < 4; k++) {
         const gradd_val_t v = n->in[k / 2];
         const graph_node_t *mul = match_made_by(g, match_uncast(g, v, r.as), "Mul");
@@ -157,7 +157,7 @@ static gradd_status_t fuse_weighed(graph_t *g, graph_node_t *n, const graph_read
 
 /* Ones over the last axis of x. */
 static gradd_status_t make_ones(graph_t *g, gradd_val_t x, gradd_val_t *out) {
-    const gradd_type_t *tx = &g->values[x]->type;
+    const gradd_type_t *tx = graph_type(g, x);
     gradd_type_t type = {.dtype = GRADD_DT_F32, .rank = 1, .dims = {tx->dims[tx->rank - 1]}};
     if (tx->dtype == GRADD_DT_F64) type.dtype = tx->dtype;
     char *data = arena_alloc(g->arena, (size_t)gradd_type_bytes(&type));
@@ -172,7 +172,7 @@ static gradd_status_t make_ones(graph_t *g, gradd_val_t x, gradd_val_t *out) {
 }
 
 static gradd_status_t fuse_plain(graph_t *g, graph_node_t *n) {
-    rms_t r = {.as = g->values[n->out[0]]->type.dtype};
+    rms_t r = {.as = graph_type(g, n->out[0])->dtype};
     gradd_val_t x, ones;
     if (!is_normalised(g, n, &x, &r)) return GRADD_OK;
     x = match_of_dtype(g, x, r.as);

@@ -29,7 +29,7 @@ typedef struct found_s {
 } found_t;
 
 static bool same_type(const graph_t *g, gradd_val_t a, gradd_val_t b) {
-    return gradd_type_equal(&g->values[a]->type, &g->values[b]->type);
+    return gradd_type_equal(graph_type(g, a), graph_type(g, b));
 }
 
 /* Whether v is Neg(.). */
@@ -76,7 +76,7 @@ static bool is_quarter_of_halves(const graph_t *g, gradd_val_t v, found_t *out) 
 static bool is_column(const graph_t *g, gradd_val_t v, gradd_val_t *out) {
     const graph_node_t *n = match_made_by(g, v, "Unsqueeze");
     if (!n || match_width(g, v) != 1) return false;
-    const gradd_type_t *to = &g->values[v]->type, *from = &g->values[n->in[0]]->type;
+    const gradd_type_t *to = graph_type(g, v), *from = graph_type(g, n->in[0]);
     if (to->rank != from->rank + 1) return false;
     for (int i = 0; i < from->rank; i++)
         if (to->dims[i] != from->dims[i]) return false;
@@ -106,8 +106,8 @@ static bool is_member(const graph_t *g, gradd_val_t v, int64_t which, gradd_val_
     }
     if (match_width(g, pairs) != 2 || !(n = match_made_by(g, pairs, "Reshape"))) return false;
     *out = n->in[0];
-    const gradd_type_t *x = &g->values[*out]->type, *to = &g->values[pairs]->type;
-    const gradd_type_t *own = &g->values[v]->type;
+    const gradd_type_t *x = graph_type(g, *out), *to = graph_type(g, pairs);
+    const gradd_type_t *own = graph_type(g, v);
     if (to->rank != x->rank + 1 || own->rank != x->rank) return false;
     for (int i = 0; i < x->rank; i++)
         if (to->dims[i] != own->dims[i] ||
@@ -138,7 +138,7 @@ static bool is_woven(const graph_t *g, gradd_val_t v, gradd_val_t *out_a, gradd_
     const graph_node_t *n = match_made_by(g, v, "Reshape");
     if (!n || !(n = joined_pair(g, n->in[0])) || match_width(g, n->out[0]) != 2) return false;
     *out_a = n->in[0], *out_b = n->in[1];
-    const gradd_type_t *pairs = &g->values[n->out[0]]->type, *to = &g->values[v]->type;
+    const gradd_type_t *pairs = graph_type(g, n->out[0]), *to = graph_type(g, v);
     if (to->rank != pairs->rank - 1) return false;
     for (int i = 0; i < to->rank; i++)
         if (to->dims[i] != pairs->dims[i] * (i == to->rank - 1 ? 2 : 1)) return false;
@@ -171,7 +171,7 @@ static bool is_sine_term(const graph_t *g, gradd_val_t v, gradd_dtype_t as, foun
 }
 
 static bool is_rope(const graph_t *g, const graph_node_t *n, found_t *out) {
-    const gradd_dtype_t as = g->values[n->out[0]]->type.dtype;
+    const gradd_dtype_t as = graph_type(g, n->out[0])->dtype;
     *out = (found_t){0};
     for (int k = 0; k < 2; k++) {
         if (!is_sine_term(g, n->in[k], as, out)) continue;
@@ -275,7 +275,7 @@ static bool is_partial(const graph_t *g, const graph_node_t *n, found_t *out) {
 
 /* Cast(Rope(Cast(x))) with x and the result in bf16 */
 static bool is_widened(const graph_t *g, const graph_node_t *n, found_t *out) {
-    if (g->values[n->out[0]]->type.dtype != GRADD_DT_BF16 || !made_by_rope(g, n->in[0], out))
+    if (graph_type(g, n->out[0])->dtype != GRADD_DT_BF16 || !made_by_rope(g, n->in[0], out))
         return false;
     out->x = match_of_dtype(g, out->x, GRADD_DT_BF16);
     return out->x != GRADD_NONE;

@@ -31,10 +31,6 @@ typedef struct lift_s {
 /* A value on its way up: in the scores and weights, or an operand of a product. */
 typedef enum place_e { IN_SCORES, IN_OPERAND } place_t;
 
-static const gradd_type_t *type_of(const lift_t *s, gradd_val_t v) {
-    return &s->g->values[v]->type;
-}
-
 static bool is_among(const char *name, const char *const *names) {
     for (; *names; names++)
         if (!strcmp(name, *names)) return true;
@@ -51,25 +47,26 @@ static const graph_node_t *reshaping(const graph_t *g, gradd_val_t v) {
 
 /* [N, ., .] */
 static bool is_flat(const lift_t *s, gradd_val_t v) {
-    const gradd_type_t *t = type_of(s, v);
+    const gradd_type_t *t = graph_type(s->g, v);
     return t->rank == FIRST_RANK && t->dims[0] == s->batch * s->heads;
 }
 
 /* [batch, heads, ., .] */
 static bool is_split(const lift_t *s, gradd_val_t v) {
-    const gradd_type_t *t = type_of(s, v);
+    const gradd_type_t *t = graph_type(s->g, v);
     return t->rank == RANK && t->dims[0] == s->batch && t->dims[1] == s->heads;
 }
 
 /* Whether `four` is `three` with N split up. */
 static bool splits(const lift_t *s, gradd_val_t three, gradd_val_t four) {
     return is_flat(s, three) && is_split(s, four) &&
-           !memcmp(&type_of(s, three)->dims[1], &type_of(s, four)->dims[2], 2 * sizeof(int64_t));
+           !memcmp(&graph_type(s->g, three)->dims[1], &graph_type(s->g, four)->dims[2],
+                   2 * sizeof(int64_t));
 }
 
 /* v in four dimensions, by a view. */
 static gradd_status_t split(lift_t *s, gradd_val_t v, gradd_val_t *out) {
-    const gradd_type_t *t = type_of(s, v);
+    const gradd_type_t *t = graph_type(s->g, v);
     const int64_t dims[RANK] = {s->batch, s->heads, t->dims[1], t->dims[2]};
     *out = gradd_reshape_to(&s->g->builder, v, dims, RANK);
     return s->g->builder.status;
@@ -90,13 +87,13 @@ static bool is_lifted(const lift_t *s, const graph_node_t *n, place_t place) {
         return (!strcmp(name, "Mul") || !strcmp(name, "Div")) &&
                match_with_scalar(s->g, n, &factor, &other);
     if (!strcmp(name, "Softmax")) {
-        const int rank = type_of(s, n->out[0])->rank;
+        const int rank = graph_type(s->g, n->out[0])->rank;
         const int64_t axis = gradd_attr_int(n->attrs, "axis", -1);
         return axis == -1 || axis == rank - 1;
     }
     if (!strcmp(name, "MatMul"))
-        return type_of(s, n->in[0])->rank == type_of(s, n->in[1])->rank &&
-               (type_of(s, n->in[0])->rank == RANK ||
+        return graph_type(s->g, n->in[0])->rank == graph_type(s->g, n->in[1])->rank &&
+               (graph_type(s->g, n->in[0])->rank == RANK ||
                 (is_flat(s, n->in[0]) && is_flat(s, n->in[1])));
     return is_among(name, pointwise);
 }
@@ -116,7 +113,7 @@ static gradd_status_t lift_operand(lift_t *s, gradd_val_t v, int rank, place_t p
 static gradd_status_t lift_transpose(lift_t *s, const graph_node_t *n, place_t place, int depth,
                                      gradd_val_t *out) {
     const gradd_attr_t *attr = gradd_attr_find(n->attrs, "perm");
-    const gradd_type_t *t = type_of(s, n->in[0]);
+    const gradd_type_t *t = graph_type(s->g, n->in[0]);
     int64_t dims[RANK] = {1, t->dims[0], t->dims[1], t->dims[2]};
     int64_t perm[RANK] = {0, 3, 2, 1};
     gradd_val_t x = GRADD_NONE;
@@ -135,7 +132,7 @@ static gradd_status_t lift_transpose(lift_t *s, const graph_node_t *n, place_t p
 static gradd_status_t lift_node(lift_t *s, int32_t node, place_t place, int depth,
                                 gradd_val_t *out) {
     const graph_node_t n = s->g->nodes[node]; /* a copy: the list moves */
-    const int rank = type_of(s, n.out[0])->rank;
+    const int rank = graph_type(s->g, n.out[0])->rank;
     const place_t above = strcmp(n.op->name, "MatMul") ? place : IN_OPERAND;
     const gradd_attr_t last = gradd_make_int("axis", -1);
     gradd_val_t in[3];
@@ -230,10 +227,10 @@ static gradd_status_t choose_split(lift_t *s, const graph_node_t *softmax, const
     const graph_node_t *shaped = reshaping(s->g, match_uncast(s->g, n->in[1], GRADD_DT_BF16));
     const gradd_val_t likely[3] = {n->out[0], softmax->out[0],
                                    shaped ? shaped->in[0] : softmax->out[0]};
-    const gradd_type_t *y = type_of(s, n->out[0]);
+    const gradd_type_t *y = graph_type(s->g, n->out[0]);
     const int64_t all = y->rank == RANK ? y->dims[0] * y->dims[1] : y->dims[0];
     for (int i = 0; i < 3; i++) {
-        const gradd_type_t *t = type_of(s, likely[i]);
+        const gradd_type_t *t = graph_type(s->g, likely[i]);
         if (t->rank == RANK && t->dims[0] * t->dims[1] == all)
             return set_split(s, t->dims[0], t->dims[1]);
     }
@@ -243,7 +240,7 @@ static gradd_status_t choose_split(lift_t *s, const graph_node_t *softmax, const
 static gradd_status_t lift_product(lift_t *s, int32_t id) {
     graph_t *g = s->g;
     const graph_node_t n = g->nodes[id];
-    const gradd_type_t y = *type_of(s, n.out[0]);
+    const gradd_type_t y = *graph_type(s->g, n.out[0]);
     const graph_node_t *softmax = softmax_of(s, n.in[0]);
     int budget = MOST_NODES;
     gradd_val_t in[2], out;
@@ -267,11 +264,11 @@ static void drop_detours(graph_t *g) {
         for (int k = 0; k < g->nodes[i].n_in; k++) {
             gradd_val_t *v = &g->nodes[i].in[k], x = *v;
             if (x == GRADD_NONE) continue;
-            const gradd_type_t type = g->values[x]->type;
+            const gradd_type_t type = *graph_type(g, x);
             const graph_node_t *n;
             for (int step = 0; step < MATCH_MAX_WALK && (n = reshaping(g, x)); step++) {
                 x = n->in[0];
-                if (gradd_type_equal(&g->values[x]->type, &type)) *v = x;
+                if (gradd_type_equal(graph_type(g, x), &type)) *v = x;
             }
         }
 }

@@ -36,7 +36,7 @@ static bool same_attrs(const graph_node_t *a, const graph_node_t *b) {
 
 /* Whether two attentions have the same probabilities, and values that fit side by side. */
 static bool shares(const graph_t *g, const graph_node_t *a, const graph_node_t *b) {
-    const gradd_type_t *va = &g->values[a->in[V]]->type, *vb = &g->values[b->in[V]]->type;
+    const gradd_type_t *va = graph_type(g, a->in[V]), *vb = graph_type(g, b->in[V]);
     if (a->n_in != b->n_in) return false;
     for (int i = 0; i < a->n_in; i++) /* equal masks have equal ranges */
         if (i != V && i != RANGES && a->in[i] != b->in[i]) return false;
@@ -158,7 +158,7 @@ static gradd_status_t merge(share_t *s, const int32_t *nodes, int n) {
     for (int i = 0; i < n; i++) {
         const graph_node_t *one = &g->nodes[nodes[i]];
         v[i] = one->in[V], old[i] = one->out[0];
-        widths[i] = g->values[v[i]]->type.dims[3];
+        widths[i] = graph_type(g, v[i])->dims[3];
     }
     memcpy(in, a.in, sizeof in[0] * (size_t)a.n_in);
     GRADD_TRY(side_by_side(g, nodes[0], v, n, &in[V]));

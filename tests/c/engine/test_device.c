@@ -83,7 +83,7 @@ static void step(gradd_plan_t *plan, tensors_t *t) {
     const void *inputs[] = {t->x, t->w}, *grad_outputs[] = {t->dy};
     void *outputs[] = {t->y}, *grads[] = {t->dx, t->dw};
     bool written[2];
-    gradd_run_handle_t *run;
+    gradd_run_t *run;
     CHECK_OK(gradd_run_create(plan, &run));
     CHECK_OK(gradd_run_forward(run, 1, 0, inputs, outputs, NULL));
     CHECK_OK(gradd_run_backward(run, grad_outputs, grads, false, written, NULL));
@@ -134,9 +134,9 @@ TEST(two_devices_work_at_a_time) {
     gradd_model_destroy(model);
 }
 
-static void note_threads(void *context, const gradd_plan_t *plan, const step_t *step,
+static void note_threads(void *context, const gradd_plan_t *plan, const plan_launch_t *launch,
                          double seconds) {
-    (void)plan, (void)step, (void)seconds;
+    (void)plan, (void)launch, (void)seconds;
     *(int *)context = omp_get_max_threads();
 }
 
@@ -181,7 +181,7 @@ TEST(limits_are_the_devices_own) {
     CHECK_OK(gradd_device_open(&o, &asking));
     gradd_plan_t *plans[] = {make_plan(model, free_one), make_plan(model, tight),
                              make_plan(model, asking)};
-    gradd_run_handle_t *run;
+    gradd_run_t *run;
     CHECK_STATUS(GRADD_E_NOMEM, gradd_run_create(plans[1], &run));
     CHECK_EQ_INT(asked, 0);
     CHECK_STATUS(GRADD_E_NOMEM, gradd_run_create(plans[2], &run));

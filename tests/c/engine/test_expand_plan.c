@@ -95,7 +95,7 @@ static void step(trial_t *t) {
     const void *in[] = {x, w, b}, *grads[] = {dy};
     void *out[] = {y}, *got[] = {dx, dw};
     bool written[2];
-    gradd_run_handle_t *run;
+    gradd_run_t *run;
     CHECK_OK(gradd_run_create(t->plan, &run));
     CHECK_OK(gradd_run_forward(run, 5, 0, in, out, NULL));
     CHECK_OK(gradd_run_backward(run, grads, got, false, written, NULL));
@@ -110,11 +110,11 @@ static void finish(trial_t *t) {
     model_destroy(t->model);
 }
 
-/* Steps of the forward that run this operator. */
+/* Launches of the forward that run this operator. */
 static int runs(const trial_t *t, const char *op) {
     int n = 0;
     for (int k = 0; k < t->plan->forward.n; k++)
-        n += !strcmp(t->plan->forward.steps[k].run.op->name, op);
+        n += !strcmp(t->plan->forward.launches[k].args.op->name, op);
     return n;
 }
 
@@ -179,7 +179,7 @@ TEST(a_pattern_stays_where_its_operator_has_no_kernel) {
     CHECK_EQ_INT(runs(&least, "FusedMatMul"), 0);
     CHECK_EQ_INT(runs(&least, "MatMul"), 1);
     for (int k = 0; k < least.plan->variants->program.n; k++)
-        CHECK(strcmp(least.plan->variants->program.steps[k].run.op->name, "FusedMatMul"));
+        CHECK(strcmp(least.plan->variants->program.launches[k].args.op->name, "FusedMatMul"));
     check_same_step(&all, &least, WIDTH * WIDTH);
     finish(&all), finish(&least);
 }

@@ -102,14 +102,14 @@ static void pointers(const world_t *w, vector_t *v, unsigned set, void **out) {
 }
 
 static gradd_status_t forward(world_t *w, uint32_t flags, const int *cancel,
-                              gradd_run_handle_t **out_run) {
+                              gradd_run_t **out_run) {
     void *x[N], *y[N];
     pointers(w, w->x, ~0u, x), pointers(w, w->y, ~0u, y);
     GRADD_TRY(gradd_run_create(w->plan, out_run));
     return gradd_run_forward(*out_run, 1, flags, (const void *const *)x, y, cancel);
 }
 
-static gradd_status_t backward(world_t *w, gradd_run_handle_t *run, unsigned set, bool keep) {
+static gradd_status_t backward(world_t *w, gradd_run_t *run, unsigned set, bool keep) {
     void *dy[N], *dx[N];
     bool written[N];
     pointers(w, w->dx, ~0u, dx), pointers(w, w->dy, set, dy);
@@ -118,7 +118,7 @@ static gradd_status_t backward(world_t *w, gradd_run_handle_t *run, unsigned set
 
 /* Forward, and a backward of the gradients in the set; twice if the first keeps the activations. */
 static void train(world_t *w, unsigned set, bool keep) {
-    gradd_run_handle_t *run;
+    gradd_run_t *run;
     memset(w->dx, 0, sizeof(vector_t) * N);
     CHECK_OK(forward(w, 0, NULL, &run));
     for (int i = 0; i <= keep; i++)
@@ -185,7 +185,7 @@ TEST(an_arena_moves_with_what_it_holds) {
     gradd_model_t *model;
     gradd_device_t *fake = open_named("fake");
     world_t w = open_world(chain("Tanh", fake, &model));
-    gradd_run_handle_t *run;
+    gradd_run_t *run;
     vector_t first;
     CHECK_OK(forward(&w, 0, NULL, &run));
     CHECK_OK(backward(&w, run, 1, true));
@@ -205,9 +205,9 @@ TEST(an_arena_moves_with_what_it_holds) {
 
 /* ---- who waits ------------------------------------------------------------------------------- */
 
-static void cancel_later(void *context, const gradd_plan_t *plan, const step_t *step,
+static void cancel_later(void *context, const gradd_plan_t *plan, const plan_launch_t *launch,
                          double seconds) {
-    (void)plan, (void)step, (void)seconds;
+    (void)plan, (void)launch, (void)seconds;
     *(int *)context = 1;
 }
 
@@ -217,7 +217,7 @@ TEST(nothing_is_under_way_after_a_run_has_failed) {
     gradd_device_t *fake = open_named("fake");
     world_t w = open_world(make_plan(model, fake));
     int cancel = 0;
-    gradd_run_handle_t *run;
+    gradd_run_t *run;
     device_set_hook(fake, cancel_later, &cancel);
     CHECK_STATUS(GRADD_E_STALE, forward(&w, 0, &cancel, &run));
     CHECK_EQ_INT(fake_pending(fake->queue), 0);
@@ -244,7 +244,7 @@ TEST(the_finite_check_waits) {
     gradd_model_t *model = load();
     gradd_device_t *fake = open_named("fake");
     world_t w = open_world(make_plan(model, fake));
-    gradd_run_handle_t *run;
+    gradd_run_t *run;
     w.x[2][7] = NAN;
     CHECK_STATUS(GRADD_E_NONFINITE, forward(&w, GRADD_RUN_FINITE_CHECK, NULL, &run));
     CHECK_ERROR_HAS("'half2' (Mul): output 0, element 7 of 1000 is nan");
@@ -297,7 +297,7 @@ TEST(a_fault_names_its_node) {
     gradd_plan_t *plan = gather(fake, &model);
     ground_t g = ground_make(2 * sizeof(vector_t));
     int64_t *i = (int64_t *)(g.host + 4096);
-    gradd_run_handle_t *run;
+    gradd_run_t *run;
     for (int turn = 0; turn < 3; turn++) {
         ground_enter(&g, fake);
         const void *in[] = {ground_at(&g, g.host), ground_at(&g, i)};
@@ -328,7 +328,7 @@ TEST_LIMIT(every_allocation_may_fail, 60) {
     int failed = 0;
     for (int n = 1; failed == n - 1; n++) {
         gradd_plan_t *plan = NULL;
-        gradd_run_handle_t *run = NULL;
+        gradd_run_t *run = NULL;
         static const int32_t all[N] = {0, 1, 2, 3, 4};
         gradd_type_t types[N];
         for (int i = 0; i < N; i++)
@@ -381,7 +381,7 @@ TEST_LIMIT(a_lost_device_says_so, 60) {
     for (int n = 1, lost = 1; lost; n++) {
         gradd_device_t *fake = open_named("fake");
         world_t w = open_world(make_plan(model, fake));
-        gradd_run_handle_t *run;
+        gradd_run_t *run;
         fake_fail(fake->queue, FAKE_ITEM, n);
         gradd_status_t status = forward(&w, 0, NULL, &run);
         if (!status) status = backward(&w, run, 2, true);
@@ -430,7 +430,7 @@ TEST(what_the_host_reads_must_be_known) {
     gradd_device_t *fake = open_named("fake");
     gradd_model_t *model;
     gradd_plan_t *plan;
-    gradd_run_handle_t *run;
+    gradd_run_t *run;
     CHECK_STATUS(GRADD_E_UNSUPPORTED, cumsum(fake, false, &model, &plan));
     CHECK_ERROR_HAS("'sum' (CumSum): the device 'fake' runs CumSum only where input 1 is known");
     gradd_model_destroy(model);

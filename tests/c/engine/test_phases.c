@@ -55,7 +55,7 @@ TEST(a_number_says_the_phase) {
 /* ---- joint: casts of a backward ---- */
 
 /* y = Tanh(cast(cast(x))): the backward casts the other way round. */
-static int backward_steps(gradd_dtype_t x, gradd_dtype_t middle, bool plain) {
+static int backward_launches(gradd_dtype_t x, gradd_dtype_t middle, bool plain) {
     static const int64_t dims[] = {SIZE};
     const gradd_type_t type = {x, 1, {SIZE}};
     Onnx__ModelProto *proto = build_model();
@@ -74,10 +74,10 @@ static int backward_steps(gradd_dtype_t x, gradd_dtype_t middle, bool plain) {
 }
 
 TEST(casts_of_a_backward_that_round_nothing_are_left_out) {
-    CHECK_EQ_INT(backward_steps(GRADD_DT_BF16, GRADD_DT_F32, true), 3);
-    CHECK_EQ_INT(backward_steps(GRADD_DT_BF16, GRADD_DT_F32, false), 1);
-    CHECK_EQ_INT(backward_steps(GRADD_DT_F32, GRADD_DT_F64, false), 1);
-    CHECK_EQ_INT(backward_steps(GRADD_DT_F32, GRADD_DT_BF16, false), 3); /* this one rounds */
+    CHECK_EQ_INT(backward_launches(GRADD_DT_BF16, GRADD_DT_F32, true), 3);
+    CHECK_EQ_INT(backward_launches(GRADD_DT_BF16, GRADD_DT_F32, false), 1);
+    CHECK_EQ_INT(backward_launches(GRADD_DT_F32, GRADD_DT_F64, false), 1);
+    CHECK_EQ_INT(backward_launches(GRADD_DT_F32, GRADD_DT_BF16, false), 3); /* this one rounds */
 }
 
 /* ---- placed: gradients of the client as early as can be ---- */
@@ -102,15 +102,15 @@ TEST(a_weight_s_gradient_is_made_before_what_goes_on) {
     gradd_plan_t *plan = two_products(&m);
     const program_t *p = &plan->variants->program;
     CHECK_EQ_INT(p->n, 4);
-    CHECK_EQ_INT(p->steps[0].loc[2].kind, LOC_GRAD); /* of V, whose rule emits that of h first */
-    CHECK_EQ_INT(p->steps[0].loc[2].index, 2);
-    CHECK_EQ_INT(p->steps[1].loc[2].kind, LOC_ARENA); /* of h */
+    CHECK_EQ_INT(p->launches[0].loc[2].kind, LOC_GRAD); /* of V, whose rule emits that of h first */
+    CHECK_EQ_INT(p->launches[0].loc[2].index, 2);
+    CHECK_EQ_INT(p->launches[1].loc[2].kind, LOC_ARENA); /* of h */
     /* so the kept h and its gradient share a place */
-    CHECK_EQ_INT(p->steps[1].loc[2].offset, plan->forward.steps[0].loc[2].offset);
+    CHECK_EQ_INT(p->launches[1].loc[2].offset, plan->forward.launches[0].loc[2].offset);
     for (int k = 0; k < p->n; k++) {
-        const graph_node_t *n = &plan->graph->nodes[p->steps[k].node];
+        const graph_node_t *n = &plan->graph->nodes[p->launches[k].node];
         CHECK(n->backward);
-        CHECK_EQ_INT(p->nodes[k], p->steps[k].node);
+        CHECK_EQ_INT(p->nodes[k], p->launches[k].node);
     }
     destroy(plan, m);
 }

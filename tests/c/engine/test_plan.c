@@ -74,21 +74,21 @@ static gradd_plan_t *layers(int n, model_t **out_model) {
 TEST(equal_products_share_a_state) {
     model_t *m2, *m8;
     gradd_plan_t *p2 = layers(2, &m2), *p8 = layers(8, &m8);
-    const step_t *steps = p8->forward.steps;
+    const plan_launch_t *launches = p8->forward.launches;
     CHECK_EQ_INT(p8->forward.n, 9);
-    CHECK(steps[0].run.state != NULL);
+    CHECK(launches[0].args.state != NULL);
     for (int i = 1; i < 8; i++)
-        CHECK(steps[i].run.state == steps[0].run.state);
-    CHECK(steps[8].run.state != steps[0].run.state);
+        CHECK(launches[i].args.state == launches[0].args.state);
+    CHECK(launches[8].args.state != launches[0].args.state);
     CHECK_EQ_INT(p2->ready_bytes, p8->ready_bytes);
     destroy(p2), destroy(p8);
     model_destroy(m2), model_destroy(m8);
 }
 
 TEST(a_plan_of_little_work_takes_one_thread) {
-    const plan_work_t mlp = {100e6, 5e6, 11}, few = {1e9, 40e6, 11},
+    const plan_cost_t mlp = {100e6, 5e6, 11}, few = {1e9, 40e6, 11},
                       small_calls = {380e6, 70e6, 485};
-    CHECK_EQ_INT(plan_threads(&(plan_work_t){0}, 8), 1);
+    CHECK_EQ_INT(plan_threads(&(plan_cost_t){0}, 8), 1);
     CHECK_EQ_INT(plan_threads(&mlp, 2), 1);
     CHECK_EQ_INT(plan_threads(&few, 2), 2);
     CHECK_EQ_INT(plan_threads(&few, 1), 1);
@@ -100,9 +100,9 @@ TEST(a_plan_of_little_work_takes_one_thread) {
     CHECK_EQ_INT(gradd_plan_info(p)->threads, 1);
     CHECK_OK(plan_variant(p, &arrives, true, &kept));
     for (int k = 0; k < p->forward.n; k++)
-        CHECK_EQ_INT(p->forward.steps[k].run.threads, 1);
+        CHECK_EQ_INT(p->forward.launches[k].args.threads, 1);
     for (int k = 0; k < kept->program.n; k++)
-        CHECK(kept->program.steps[k].run.threads <= 1); /* a copy has none */
+        CHECK(kept->program.launches[k].args.threads <= 1); /* a copy has none */
     destroy(p);
     model_destroy(m);
 }
@@ -124,7 +124,7 @@ TEST(a_plan_counts_what_it_holds) {
 
 /* ---- another device -------------------------------------------------------------------------- */
 
-static gradd_status_t run_nothing(const gradd_run_t *r) {
+static gradd_status_t compute_nothing(const gradd_launch_t *r) {
     (void)r;
     return GRADD_OK;
 }
@@ -134,9 +134,10 @@ static bool accepts_rows(const gradd_infer_t *c) {
 }
 
 static const gradd_kernel_t rows[] = {
-    {"Relu", "matrices", .types = {GRADD_DTB(F32)}, .accepts = accepts_rows, .run = run_nothing},
-    {"Relu", "anything", .types = {GRADD_DTB(F32)}, .run = run_nothing},
-    {"Cast", "cast", .run = run_nothing},
+    {"Relu", "matrices", .types = {GRADD_DTB(F32)}, .accepts = accepts_rows,
+     .compute = compute_nothing},
+    {"Relu", "anything", .types = {GRADD_DTB(F32)}, .compute = compute_nothing},
+    {"Cast", "cast", .compute = compute_nothing},
 };
 static const gradd_kernels_t family = {"activation", rows, sizeof rows / sizeof rows[0]};
 static const gradd_kernels_t *const families[] = {&family};

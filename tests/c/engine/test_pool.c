@@ -109,7 +109,7 @@ TEST(a_run_that_happens_once_keeps_no_arena) {
     gradd_device_t *d = open_counted(0);
     for (int once = 0; once < 2; once++) {
         gradd_device_trim(d);
-        struct run_s *run = calloc(1, sizeof *run);
+        gradd_run_t *run = calloc(1, sizeof *run);
         CHECK(run != NULL);
         run->device = d;
         run->arena = take(d, 1000, &run->arena_bytes);

@@ -62,7 +62,7 @@ static gradd_status_t run_on(gradd_device_t *device, const step_request_t *r, do
     }
     request.tensors = there;
     request.journal = ground_at(&w->ground, r->journal);
-    gradd_status_t status = step_run(device, &request, out_norm);
+    gradd_status_t status = step_apply(device, &request, out_norm);
     ground_leave(&w->ground);
     return status;
 }

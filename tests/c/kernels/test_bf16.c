@@ -94,11 +94,11 @@ static void cast(const void *from, gradd_dtype_t dtype, void *to, gradd_dtype_t 
     };
     const gradd_op_t *op = gradd_op_by_name("Cast");
     gradd_attr_t attr = {.name = "to", .kind = GRADD_ATTR_INT, .i = result};
-    gradd_run_t run = {
+    gradd_launch_t launch = {
         .op = op, .attrs = {&attr, 1},
              .opset = 20, .n_in = 1, .n_out = 1, .in = &in, .out = &out
     };
-    CHECK_OK(eager_run(&run));
+    CHECK_OK(eager_launch(&launch));
 }
 
 TEST(casts_between_bf16_and_the_other_types) {

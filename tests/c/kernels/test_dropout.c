@@ -44,7 +44,7 @@ static void run(const call_t *c, const float *x, float *y, uint8_t *mask) {
     out[1].type.dtype = GRADD_DT_BOOL;
     const gradd_op_t *op = gradd_op_by_name(c->op);
     bool random = strncmp(c->op, "Dropout", 7) != 0;
-    gradd_run_t r = {
+    gradd_launch_t r = {
         .op = op,
         .attrs = {&attr, c->has_node ? 1 : 0},
         .opset = 20,
@@ -56,7 +56,7 @@ static void run(const call_t *c, const float *x, float *y, uint8_t *mask) {
         .node = c->node,
         .dropout_off = c->off
     };
-    CHECK_OK(eager_run(&r));
+    CHECK_OK(eager_launch(&r));
 }
 
 TEST(rate_and_scale_are_as_asked) {

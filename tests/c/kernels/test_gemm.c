@@ -52,15 +52,15 @@ enum { FENCE = 64, FENCE_BYTE = 0xa5 };
 
 /* Scratch of so many bytes; what lies behind it stays as it is. */
 static void *fenced(size_t bytes) {
-    char *work = aligned_alloc(64, (bytes + FENCE + 63) / 64 * 64);
-    if (work) memset(work + bytes, FENCE_BYTE, FENCE);
-    return work;
+    char *workspace = aligned_alloc(64, (bytes + FENCE + 63) / 64 * 64);
+    if (workspace) memset(workspace + bytes, FENCE_BYTE, FENCE);
+    return workspace;
 }
 
-static void check_fence(void *work, size_t bytes) {
+static void check_fence(void *workspace, size_t bytes) {
     for (int i = 0; i < FENCE; i++)
-        CHECK_EQ_INT(((const unsigned char *)work)[bytes + (size_t)i], FENCE_BYTE);
-    free(work);
+        CHECK_EQ_INT(((const unsigned char *)workspace)[bytes + (size_t)i], FENCE_BYTE);
+    free(workspace);
 }
 
 /* Prepared, called and given back. */
@@ -68,19 +68,19 @@ static gradd_status_t once(const gradd_gemm_t *g, const void *a, const void *b, 
                            void *c) {
     gradd_prepared_t ready;
     GRADD_TRY(gradd_gemm_prepare(g, &ready));
-    void *work = fenced(ready.work);
-    gradd_status_t status = gradd_gemm(ready.state, a, b, bias, c, work);
-    check_fence(work, ready.work);
+    void *workspace = fenced(ready.workspace);
+    gradd_status_t status = gradd_gemm(ready.state, a, b, bias, c, workspace);
+    check_fence(workspace, ready.workspace);
     gradd_gemm_unprepare(&ready);
     return status;
 }
 
 static gradd_status_t blocked(const gradd_gemm_t *g, const void *a, const void *b, const void *bias,
                               void *c) {
-    const size_t bytes = gradd_gemm_blocked_work(g);
-    void *work = fenced(bytes);
-    gradd_status_t status = gradd_gemm_blocked(g, a, b, bias, c, work);
-    check_fence(work, bytes);
+    const size_t bytes = gradd_gemm_blocked_workspace(g);
+    void *workspace = fenced(bytes);
+    gradd_status_t status = gradd_gemm_blocked(g, a, b, bias, c, workspace);
+    check_fence(workspace, bytes);
     return status;
 }
 
@@ -202,23 +202,23 @@ TEST(ready_products_are_apart) {
     gradd_gemm_t g[3] = {matrices(GRADD_DT_F32, 1, N, N, N, false, true)};
     g[1] = g[0], g[2] = matrices(GRADD_DT_F32, 1, N, N, N, true, false);
     gradd_prepared_t ready[3];
-    void *a[3], *b[3], *want[3], *work[3];
+    void *a[3], *b[3], *want[3], *workspace[3];
     for (int i = 0; i < 3; i++) {
         a[i] = numbers(GRADD_DT_F32, N * N, 10 + (unsigned)i);
         b[i] = numbers(GRADD_DT_F32, N * N, 20 + (unsigned)i);
         want[i] = malloc(sizeof(float) * N * N);
         CHECK_OK(once(&g[i], a[i], b[i], NULL, want[i]));
         CHECK_OK(gradd_gemm_prepare(&g[i], &ready[i]));
-        work[i] = fenced(ready[i].work);
+        workspace[i] = fenced(ready[i].workspace);
     }
     float c[N * N];
     for (int turn = 0; turn < TURNS * 3; turn++) {
         int i = turn % 3;
-        CHECK_OK(gradd_gemm(ready[i].state, a[i], b[i], NULL, c, work[i]));
+        CHECK_OK(gradd_gemm(ready[i].state, a[i], b[i], NULL, c, workspace[i]));
         CHECK(!memcmp(c, want[i], sizeof c));
     }
     for (int i = 0; i < 3; i++) {
-        check_fence(work[i], ready[i].work);
+        check_fence(workspace[i], ready[i].workspace);
         gradd_gemm_unprepare(&ready[i]);
         free(a[i]), free(b[i]), free(want[i]);
     }

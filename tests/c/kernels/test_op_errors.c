@@ -135,13 +135,13 @@ static gradd_status_t attempt(const gradd_op_t *op, gradd_case_data_t *data) {
         out[j].type = types[j];
         out[j].data = gradd_case_alloc(data, (size_t)gradd_type_bytes(&types[j]));
     }
-    gradd_run_t r = {.op = op,
-                     .attrs = c.attrs,
-                     .opset = 20,
-                     .n_in = c.n_in,
-                     .n_out = c.n_out,
-                     .in = data->in,
-                     .out = out};
+    gradd_launch_t r = {.op = op,
+                        .attrs = c.attrs,
+                        .opset = 20,
+                        .n_in = c.n_in,
+                        .n_out = c.n_out,
+                        .in = data->in,
+                        .out = out};
     return gradd_cpu_call(&c, &r);
 }
 

@@ -316,7 +316,7 @@ static gradd_status_t wrong_grad(gradd_grad_t *g) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_overrun(const gradd_run_t *r) {
+static gradd_status_t compute_overrun(const gradd_launch_t *r) {
     int64_t n = gradd_type_count(&r->out[0].type);
     memset(r->out[0].data, 0, (size_t)gradd_type_bytes(&r->out[0].type));
     ((char *)r->out[0].data)[n * (int64_t)gradd_dtype_bytes(r->out[0].type.dtype)] = 0;
@@ -327,7 +327,7 @@ TEST(driver_detects_wrong_rows) {
     static const gradd_case_t spec = {.text = "f32[2,3]"};
     const gradd_op_t *exp_row = gradd_op_by_name("Exp");
     if (!exp_row) test_skip("no row 'Exp' in this build");
-    static const gradd_kernel_t overrun = {"Exp", "overrun", .run = run_overrun};
+    static const gradd_kernel_t overrun = {"Exp", "overrun", .compute = compute_overrun};
     gradd_op_t wrong = *exp_row;
     wrong.grad = wrong_grad;
     static job_t job;

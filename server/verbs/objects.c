@@ -34,42 +34,42 @@ void *id_list_take(id_list_t *list, uint64_t id) {
     return NULL;
 }
 
-gradd_status_t work_of(worker_t *worker, session_t *session, work_t **out_work) {
-    if (!session->work) {
-        work_t *work = calloc(1, sizeof *work);
-        if (!work) return GRADD_FAIL(NOMEM, "no memory for a session");
-        work->session = session;
-        work->next = worker->works;
-        worker->works = work;
-        session->work = work;
+gradd_status_t objects_of(worker_t *worker, session_t *session, session_objects_t **out_objects) {
+    if (!session->objects) {
+        session_objects_t *objects = calloc(1, sizeof *objects);
+        if (!objects) return GRADD_FAIL(NOMEM, "no memory for a session");
+        objects->session = session;
+        objects->next = worker->objects;
+        worker->objects = objects;
+        session->objects = objects;
     }
-    *out_work = session->work;
+    *out_objects = session->objects;
     return GRADD_OK;
 }
 
-void work_release_binding(binding_t *binding) {
+void objects_release_binding(binding_t *binding) {
     if (!binding || --binding->refs > 0) return;
-    binding->work->n_held -= binding->tensors.n;
+    binding->objects->n_held -= binding->tensors.n;
     tensors_finish(&binding->tensors);
     free(binding);
 }
 
-void work_release_run(work_t *work, uint64_t id) {
-    work_run_t *run = id_list_take(&work->runs, id);
+void objects_release_run(session_objects_t *objects, uint64_t id) {
+    session_run_t *run = id_list_take(&objects->runs, id);
     if (!run) return;
     gradd_run_destroy(run->handle);
-    atomic_fetch_sub(&work->session->counts.arena_bytes, run->arena_bytes);
+    atomic_fetch_sub(&objects->session->counts.arena_bytes, run->arena_bytes);
     run->plan->n_runs--;
-    work->n_held -= run->in.n + run->out.n;
-    work_release_binding(run->binding);
+    objects->n_held -= run->in.n + run->out.n;
+    objects_release_binding(run->binding);
     tensors_finish(&run->in);
     tensors_finish(&run->out);
     free(run->inputs);
     free(run);
 }
 
-void work_drop_plan(worker_t *worker, work_t *work, work_plan_t *plan) {
-    id_list_take(&work->plans, plan->id);
+void objects_drop_plan(worker_t *worker, session_objects_t *objects, session_plan_t *plan) {
+    id_list_take(&objects->plans, plan->id);
     cache_release_compiled(worker, plan->compiled);
     free(plan->in);
     free(plan->bound);
@@ -80,54 +80,55 @@ void work_drop_plan(worker_t *worker, work_t *work, work_plan_t *plan) {
     free(plan);
 }
 
-struct work_graph_s *work_find_graph(work_t *work, const void *id) {
-    for (int i = 0; i < work->n_graphs; i++)
-        if (memcmp(work->graphs[i].model->id, id, GRADD_SHA256_BYTES) == 0) return &work->graphs[i];
+struct session_graph_s *objects_find_graph(session_objects_t *objects, const void *id) {
+    for (int i = 0; i < objects->n_graphs; i++)
+        if (memcmp(objects->graphs[i].model->id, id, GRADD_SHA256_BYTES) == 0)
+            return &objects->graphs[i];
     return NULL;
 }
 
-void work_finish_graph(worker_t *worker, struct work_graph_s *graph) {
+void objects_finish_graph(worker_t *worker, struct session_graph_s *graph) {
     cache_release_model(worker, graph->model);
     wire_doc_finish(&graph->source);
     zmq_msg_close(&graph->source_frame);
 }
 
-static void forget(worker_t *worker, const work_t *work) {
-    struct work_s **link = &worker->works;
-    while (*link != work)
+static void forget(worker_t *worker, const session_objects_t *objects) {
+    struct session_objects_s **link = &worker->objects;
+    while (*link != objects)
         link = &(*link)->next;
-    *link = work->next;
+    *link = objects->next;
 }
 
-void work_end(worker_t *worker, session_t *session) {
-    work_t *work = session->work;
-    if (!work) return;
-    while (work->runs.n > 0)
-        work_release_run(work, work->runs.items[0].id);
-    while (work->bindings.n > 0)
-        work_release_binding(id_list_take(&work->bindings, work->bindings.items[0].id));
-    while (work->plans.n > 0)
-        work_drop_plan(worker, work, work->plans.items[0].object);
-    for (int i = 0; i < work->n_graphs; i++)
-        work_finish_graph(worker, &work->graphs[i]);
-    work->n_graphs = 0;
-    work_count(work);
-    free(work->runs.items);
-    free(work->bindings.items);
-    free(work->plans.items);
-    forget(worker, work);
-    free(work);
-    session->work = NULL;
+void objects_end(worker_t *worker, session_t *session) {
+    session_objects_t *objects = session->objects;
+    if (!objects) return;
+    while (objects->runs.n > 0)
+        objects_release_run(objects, objects->runs.items[0].id);
+    while (objects->bindings.n > 0)
+        objects_release_binding(id_list_take(&objects->bindings, objects->bindings.items[0].id));
+    while (objects->plans.n > 0)
+        objects_drop_plan(worker, objects, objects->plans.items[0].object);
+    for (int i = 0; i < objects->n_graphs; i++)
+        objects_finish_graph(worker, &objects->graphs[i]);
+    objects->n_graphs = 0;
+    objects_count(objects);
+    free(objects->runs.items);
+    free(objects->bindings.items);
+    free(objects->plans.items);
+    forget(worker, objects);
+    free(objects);
+    session->objects = NULL;
     gradd_device_trim(worker->device); /* memory that a client has left comes back at once */
 }
 
-void work_count(work_t *work) {
-    session_counts_t *counts = &work->session->counts;
-    atomic_store_explicit(&counts->graphs, work->n_graphs, memory_order_relaxed);
-    atomic_store_explicit(&counts->plans, work->plans.n, memory_order_relaxed);
-    atomic_store_explicit(&counts->runs, work->runs.n, memory_order_relaxed);
-    atomic_store_explicit(&counts->bindings, work->bindings.n, memory_order_relaxed);
-    atomic_store_explicit(&counts->tensors, work->n_held, memory_order_relaxed);
+void objects_count(session_objects_t *objects) {
+    session_counts_t *counts = &objects->session->counts;
+    atomic_store_explicit(&counts->graphs, objects->n_graphs, memory_order_relaxed);
+    atomic_store_explicit(&counts->plans, objects->plans.n, memory_order_relaxed);
+    atomic_store_explicit(&counts->runs, objects->runs.n, memory_order_relaxed);
+    atomic_store_explicit(&counts->bindings, objects->bindings.n, memory_order_relaxed);
+    atomic_store_explicit(&counts->tensors, objects->n_held, memory_order_relaxed);
 }
 
 /* "model.layers.0.self_attn, modeling_llama.py:245" from "model.layers.0.self_attn @ /path/...". */
@@ -146,13 +147,14 @@ static void format_source(const msgpack_object_str *source, char *out, size_t by
 
 /* The Python source of the node that a failure is about, if the client has told us; it follows the
  * sentence. */
-static void add_source(const work_t *work, const gradd_failure_t *failure) {
+static void add_source(const session_objects_t *objects, const gradd_failure_t *failure) {
     const size_t n = strlen(failure->node);
     if (!n) return;
-    for (int g = 0; g < work->n_graphs; g++) {
-        const msgpack_object *table = &work->graphs[g].source.root;
+    for (int g = 0; g < objects->n_graphs; g++) {
+        const msgpack_object *table = &objects->graphs[g].source.root;
         /* Names of nodes are unique in their graph only. */
-        if (!work->graphs[g].source.live || work->graphs[g].model != work->subject) continue;
+        if (!objects->graphs[g].source.live || objects->graphs[g].model != objects->subject)
+            continue;
         const msgpack_object *nodes = wire_in(table, "nodes"), *from = wire_in(table, "sources");
         for (int i = 0; i < wire_count(nodes); i++) {
             const msgpack_object_str *name = &wire_at(nodes, i)->via.str;
@@ -175,20 +177,20 @@ static _Noreturn void end_without_device(const request_t *request) {
     _exit(DEVICE_LOST_STATUS);
 }
 
-static void run_request(worker_t *worker, request_t *request) {
-    work_t *work = NULL;
-    gradd_status_t st = work_of(worker, request->session, &work);
+static void handle_request(worker_t *worker, request_t *request) {
+    session_objects_t *objects = NULL;
+    gradd_status_t st = objects_of(worker, request->session, &objects);
     request->started_us = command_now_us();
     atomic_store(&request->session->counts.running, true);
     for (int i = 0; st == GRADD_OK && i < wire_count(request->rel); i++)
-        work_release_run(work, wire_u64(wire_at(request->rel, i)));
-    if (work) work->subject = NULL;
+        objects_release_run(objects, wire_u64(wire_at(request->rel, i)));
+    if (objects) objects->subject = NULL;
     wire_reply_begin(&request->reply, request->q);
-    if (st == GRADD_OK) st = request->command->run(worker, request);
+    if (st == GRADD_OK) st = request->command->handle(worker, request);
     if (st == GRADD_E_DEVICE) end_without_device(request);
     if (st != GRADD_OK) {
         atomic_fetch_add(&worker->n_failed, 1);
-        if (work) add_source(work, gradd_failure());
+        if (objects) add_source(objects, gradd_failure());
         /* The client gets the sentence; the log shows it only when the fault is ours. */
         log_event(st == GRADD_E_INTERNAL ? LOG_ERROR : LOG_DEBUG, "request_failed",
                   "session=%u verb=%s code=%s what=\"%s\" where=%s", request->session->number,
@@ -196,21 +198,21 @@ static void run_request(worker_t *worker, request_t *request) {
                   gradd_error_where());
     }
     command_reply(request, st);
-    if (request->session->work) work_count(request->session->work);
+    if (request->session->objects) objects_count(request->session->objects);
     atomic_store(&request->session->counts.running, false);
 }
 
 /* A request of somebody who has no session: nothing of it stays. */
-static void run_guest(worker_t *worker, request_t *request) {
+static void handle_guest(worker_t *worker, request_t *request) {
     wire_reply_begin(&request->reply, request->q);
-    command_reply(request, request->command->run(worker, request));
+    command_reply(request, request->command->handle(worker, request));
 }
 
-void worker_run(worker_t *worker, request_t *request) {
+void worker_handle(worker_t *worker, request_t *request) {
     if (request->command && !request->session)
-        run_guest(worker, request);
+        handle_guest(worker, request);
     else if (request->command)
-        run_request(worker, request);
+        handle_request(worker, request);
     else
-        work_end(worker, request->session);
+        objects_end(worker, request->session);
 }
