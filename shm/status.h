@@ -2,9 +2,10 @@
  *
  * Every fallible function returns gradd_status_t (0 = ok) and nothing else. The place that detects
  * an error calls GRADD_FAIL with one sentence: what, which value, which limit. Callers may wrap it
- * with context ("node 17 'Softmax'"). The text lives in a fixed per-thread buffer, so reporting an
- * error allocates nothing and leaks nothing. The request boundary turns code and text into the
- * reply, and Python turns the code into an exception class.
+ * with context ("node 17 'Softmax'"), and who knows the node of the model puts its name into the
+ * record beside the sentence, so that nobody has to read sentences. The record lives in fixed
+ * per-thread memory, so reporting an error allocates nothing and leaks nothing. The request
+ * boundary turns it into the reply, and Python turns the code into an exception class.
  *
  * The codes are one list: the bare name travels on the wire, GRADD_E_<name> is the C enumerator.
  */
@@ -43,17 +44,25 @@ typedef enum gradd_status_e {
         GRADD_STATUS_COUNT
 } gradd_status_t;
 
-#define GRADD_ERROR_BYTES 1024
+#define GRADD_ERROR_BYTES      1024
+#define GRADD_ERROR_NODE_BYTES 256
+
+typedef struct gradd_failure_s {
+    gradd_status_t code;
+    char text[GRADD_ERROR_BYTES];
+    char node[GRADD_ERROR_NODE_BYTES]; /* name of the model's node; "" = none, or it has no name */
+    char where[96];                    /* "file.c:12", for logs, not for users */
+} gradd_failure_t;
 
 /* Name on the wire ("TENSOR"; "OK" for 0), never NULL. */
 const char *gradd_status_name(gradd_status_t status);
 
-/* Message of the last failure in this thread; empty string if there was none. Valid until the
- * next failure in this thread. */
+/* The last failure in this thread; zeroed if there was none. Valid until the next one. */
+const gradd_failure_t *gradd_failure(void);
+/* Its text and its place. */
 const char *gradd_error_message(void);
-/* Source position of that failure ("file.c:12"), for logs, not for users. */
 const char *gradd_error_where(void);
-/* Replaces this thread's message: moves a worker's failure to the thread that joined it. */
+/* Replaces this thread's message, which is about no node then. */
 void gradd_error_set(const char *message);
 
 gradd_status_t gradd_fail_at(const char *file, int line, gradd_status_t code, const char *format,
@@ -61,6 +70,10 @@ gradd_status_t gradd_fail_at(const char *file, int line, gradd_status_t code, co
 /* Puts "<context>: " before the current message and returns code unchanged. */
 gradd_status_t gradd_wrap(gradd_status_t code, const char *format, ...)
     __attribute__((format(printf, 2, 3), cold));
+/* Says which node of the model the current failure is about and returns code unchanged; the last
+ * one said counts. NULL = it has no name. A name that does not fit is left out: cut, it could be
+ * another node's. */
+gradd_status_t gradd_at_node(gradd_status_t code, const char *name) __attribute__((cold));
 
 #define GRADD_FAIL(code, ...) gradd_fail_at(__FILE__, __LINE__, GRADD_E_##code, __VA_ARGS__)
 #define GRADD_TRY(expr)                                                                            \

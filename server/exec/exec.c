@@ -46,6 +46,15 @@ static const char *launch_text(const gradd_run_t *run, const plan_launch_t *laun
     return text;
 }
 
+/* Says at which launch a run has failed. */
+static gradd_status_t at_launch(gradd_status_t status, const gradd_run_t *run,
+                                const plan_launch_t *launch) {
+    char text[GRAPH_NODE_TEXT + 16];
+    const graph_t *g = run->plan->graph;
+    if (launch->node >= 0) gradd_at_node(status, graph_origin(g, &g->nodes[launch->node])->name);
+    return gradd_wrap(status, "%s", launch_text(run, launch, text, sizeof text));
+}
+
 /* A healthy graph has infinities inside: masks of -inf, an exp that overflows under a division or
  * in the branch that a Where does not take. Only what leaves must be finite; NaN never heals.
  * *first_inf is the first launch with an infinity, for the text. */
@@ -100,14 +109,11 @@ static gradd_status_t execute(const gradd_run_t *run, plan_launch_t *launch, con
 static gradd_status_t execute_all(const gradd_run_t *run, program_t *program, const exec_bases_t *b,
                                   const volatile int *cancel) {
     const plan_launch_t *first_inf = NULL;
-    char text[GRAPH_NODE_TEXT + 16];
     for (int k = 0; k < program->n; k++) {
         if (cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED))
             return GRADD_FAIL(STALE, "the run was cancelled");
         gradd_status_t status = execute(run, &program->launches[k], b, &first_inf);
-        if (status)
-            return gradd_wrap(status, "%s",
-                              launch_text(run, &program->launches[k], text, sizeof text));
+        if (status) return at_launch(status, run, &program->launches[k]);
     }
     return GRADD_OK;
 }
@@ -115,12 +121,11 @@ static gradd_status_t execute_all(const gradd_run_t *run, program_t *program, co
 gradd_status_t exec_program(const gradd_run_t *run, program_t *program, const exec_bases_t *b,
                             const volatile int *cancel) {
     const gradd_device_t *d = run->device;
-    char text[GRAPH_NODE_TEXT + 16];
     int failed = -1;
     gradd_status_t status = execute_all(run, program, b, cancel);
     /* also after a failure: who is told of it may give the memory away */
     gradd_status_t waited = d->backend->wait(d->queue, &failed);
     if (waited && failed >= 0) /* it comes before whatever was noticed here */
-        gradd_wrap(waited, "%s", launch_text(run, &program->launches[failed], text, sizeof text));
+        at_launch(waited, run, &program->launches[failed]);
     return waited ? waited : status;
 }

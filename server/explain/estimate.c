@@ -5,40 +5,10 @@
  * See explain.h. */
 #include <string.h>
 
+#include "server/explain/estimate.h"
 #include "server/explain/explain.h"
 
 #define MAX_BATCH ((int64_t)1 << 20)
-
-/* Bytes of optimizer state per byte of parameter, and per element. */
-typedef struct optimizer_s {
-    const char *name;
-    int per_byte, per_element;
-} optimizer_t;
-
-static const optimizer_t optimizers[] = {
-    {"adamw",      2, 0}, /* torch: two moments in the type of the parameter */
-    {"fused-adam", 0, 8}, /* gradd: two moments in f32 */
-    {"momentum",   1, 0},
-    {"sgd",        0, 0},
-    {"none",       0, 0},
-};
-
-typedef struct estimate_s {
-    int64_t batch; /* 0 = as given */
-    int64_t parameters, frozen, gradients, second_slot, state;
-    int64_t activations, constants, ring, total;
-} estimate_t;
-
-static gradd_status_t find_optimizer(const char *name, const optimizer_t **out) {
-    for (size_t i = 0; i < sizeof optimizers / sizeof optimizers[0]; i++)
-        if (!strcmp(name ? name : "adamw", optimizers[i].name)) {
-            *out = &optimizers[i];
-            return GRADD_OK;
-        }
-    return GRADD_FAIL(UNSUPPORTED,
-                      "--optimizer '%.60s': expected adamw, fused-adam, momentum, sgd or none",
-                      name);
-}
 
 static bool is_trained(const gradd_plan_options_t *o, int input, const gradd_plan_info_t *info) {
     for (int i = 0; i < o->n_grads; i++)
@@ -55,31 +25,19 @@ static bool is_data(const gradd_model_t *m, int input) {
     return open;
 }
 
+static estimate_role_t role_of(const gradd_model_t *m, const gradd_plan_options_t *o, int input,
+                               const gradd_plan_info_t *info) {
+    if (is_trained(o, input, info)) return ESTIMATE_TRAINED;
+    return is_data(m, input) ? ESTIMATE_DATA : ESTIMATE_FROZEN;
+}
+
 static void add_up(const gradd_model_t *m, const gradd_plan_options_t *o,
                    const gradd_plan_info_t *info, const explain_args_t *args,
                    const optimizer_t *optimizer, estimate_t *e) {
-    for (int i = 0; i < o->n_inputs; i++) {
-        int64_t bytes = gradd_type_bytes(&o->inputs[i]);
-        if (is_trained(o, i, info)) {
-            e->parameters += bytes;
-            e->gradients += bytes;
-            e->state += bytes * optimizer->per_byte +
-                        gradd_type_count(&o->inputs[i]) * optimizer->per_element;
-        } else if (is_data(m, i)) {
-            e->ring += bytes;
-        } else {
-            e->frozen += bytes;
-        }
-    }
-    for (int j = 0; j < info->n_outputs; j++)
-        e->ring += gradd_type_bytes(&info->outputs[j]);
-    for (int k = 0; k < o->n_grad_outputs; k++) /* the gradients that arrive are copied, too */
-        e->ring += gradd_type_bytes(&info->outputs[o->grad_outputs[k]]);
-    e->second_slot = args->accumulate ? e->gradients : 0;
-    e->activations = info->arena_bytes;
-    e->constants = info->constant_bytes;
-    e->total = e->parameters + e->frozen + e->gradients + e->second_slot + e->state +
-               e->activations + e->constants + e->ring;
+    for (int i = 0; i < o->n_inputs; i++)
+        estimate_add_input(e, role_of(m, o, i, info), &o->inputs[i], optimizer);
+    estimate_add_plan(e, info, o->grad_outputs, o->n_grad_outputs);
+    estimate_finish(e, args->accumulate);
 }
 
 static gradd_status_t estimate_batch(const explain_file_t *file, const explain_args_t *args,
@@ -124,28 +82,6 @@ static gradd_status_t largest(const explain_file_t *file, const explain_args_t *
 
 /* ---- printing -------------------------------------------------------------------------------- */
 
-typedef struct field_s {
-    const char *name, *what;
-    size_t offset;
-} field_t;
-
-static const field_t fields[] = {
-    {"parameters",  "parameters",             offsetof(estimate_t, parameters) },
-    {"frozen",      "frozen parameters",      offsetof(estimate_t, frozen)     },
-    {"gradients",   "gradients",              offsetof(estimate_t, gradients)  },
-    {"second_slot", "second gradient slot",   offsetof(estimate_t, second_slot)},
-    {"state",       "optimizer state",        offsetof(estimate_t, state)      },
-    {"activations", "activations, workspace", offsetof(estimate_t, activations)},
-    {"constants",   "constants of the plan",  offsetof(estimate_t, constants)  },
-    {"ring",        "inputs and outputs",     offsetof(estimate_t, ring)       },
-    {"total",       "total",                  offsetof(estimate_t, total)      },
-};
-#define N_FIELDS (sizeof fields / sizeof fields[0])
-
-static int64_t value_of(const estimate_t *e, size_t field) {
-    return *(const int64_t *)((const char *)e + fields[field].offset);
-}
-
 static void print_text(const estimate_t *list, int n, const char *optimizer) {
     char buffer[24];
     printf("%-26s", "batch");
@@ -155,21 +91,21 @@ static void print_text(const estimate_t *list, int n, const char *optimizer) {
         else
             printf(" %12s", "as given");
     putchar('\n');
-    for (size_t f = 0; f < N_FIELDS; f++) {
-        printf("%-26s", fields[f].what);
+    for (const estimate_part_t *part = estimate_parts; part->key; part++) {
+        printf("%-26s", part->heading);
         for (int i = 0; i < n; i++)
-            printf(" %12s", explain_amount(value_of(&list[i], f), buffer));
+            printf(" %12s", explain_amount(estimate_value(&list[i], part), buffer));
         putchar('\n');
     }
-    printf("(optimizer %s; processes without a model take what they take besides)\n", optimizer);
+    printf(ESTIMATE_FOOT "\n", optimizer);
 }
 
 static void print_json(const estimate_t *list, int n, const char *optimizer) {
     printf("{\"optimizer\": \"%s\", \"estimates\": [", optimizer);
     for (int i = 0; i < n; i++) {
         printf("%s{\"batch\": %lld", i ? ", " : "", (long long)list[i].batch);
-        for (size_t f = 0; f < N_FIELDS; f++)
-            printf(", \"%s\": %lld", fields[f].name, (long long)value_of(&list[i], f));
+        for (const estimate_part_t *part = estimate_parts; part->key; part++)
+            printf(", \"%s\": %lld", part->key, (long long)estimate_value(&list[i], part));
         putchar('}');
     }
     fputs("]}\n", stdout);
@@ -201,7 +137,8 @@ gradd_status_t estimate_model(const explain_args_t *given) {
     const optimizer_t *optimizer = NULL;
     explain_file_t file = {0};
     if (!args.train) args.train = "all";
-    GRADD_TRY(find_optimizer(args.optimizer, &optimizer));
+    GRADD_TRY(estimate_optimizer(args.optimizer, args.optimizer ? strlen(args.optimizer) : 0,
+                                 "--optimizer", &optimizer));
     GRADD_TRY(explain_file_open(args.model, &file));
     gradd_status_t status = estimate_file(&file, &args, optimizer);
     explain_file_finish(&file);

@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/explain/estimate.h"
+#include "server/explain/explain_report.h"
+
 typedef enum flag_type_e { FLAG, NUMBER, TEXT, GIB, BATCHES, SYMBOL } flag_type_t;
 
 typedef struct flag_s {
@@ -177,6 +180,8 @@ void explain_args_usage(FILE *out) {
         "  --onnx FILE        write the model with what became of each node\n"
         "  --dir DIR          of the daemon's sockets [GRADD_DIR]\n",
         model_help);
+    fputs("\nof each row --json has (in brackets the table's heading)\n", out);
+    explain_print_columns(out);
 }
 
 void estimate_args_usage(FILE *out) {
@@ -184,7 +189,7 @@ void estimate_args_usage(FILE *out) {
             "usage: gradd estimate MODEL.onnx NAME=SIZES... [options]\n\n%s"
             "  --batch 1,2,4      first size of the named inputs, one column each\n"
             "  --fits GIB         the largest batch whose total fits\n"
-            "  --optimizer NAME   adamw (default), fused-adam, sgd, momentum or none\n"
+            "  --optimizer NAME   one of%s; the first is the default\n"
             "  --accumulate       gradients of several backwards are added up\n",
-            model_help);
+            model_help, estimate_optimizers);
 }

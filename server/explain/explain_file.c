@@ -143,54 +143,19 @@ static bool metadata_field(arena_t *arena, const char *key, const char *value,
     return raw_field(arena, NODE_METADATA, bytes, n, out);
 }
 
-#define MAX_NOTES 9
-
-typedef struct notes_s {
-    const char *key[MAX_NOTES], *value[MAX_NOTES]; /* NULL value = no memory */
-    int n;
-} notes_t;
-
-static void note(notes_t *notes, const char *key, const char *value) {
-    notes->key[notes->n] = key;
-    notes->value[notes->n++] = value;
-}
-
-static void note_row(arena_t *arena, const gradd_explain_row_t *row, int index, notes_t *notes) {
-    note(notes, "gradd.row", arena_printf(arena, "%d", index));
-    note(notes, "gradd.operator", row->op);
-    note(notes, "gradd.kernel", row->kernel);
-    note(notes, "gradd.bytes_read", arena_printf(arena, "%lld", (long long)row->bytes_read));
-    note(notes, "gradd.bytes_written", arena_printf(arena, "%lld", (long long)row->bytes_written));
-    note(notes, "gradd.flops", arena_printf(arena, "%.0f", row->flops));
-    note(notes, "gradd.saved_bytes", arena_printf(arena, "%lld", (long long)row->saved_bytes));
-}
-
-static const char *sentence(arena_t *arena, const gradd_explain_node_t *node,
-                            const gradd_explain_row_t *row) {
-    const char *fate = gradd_fate_name(node->fate);
-    if (!row) return arena_printf(arena, "gradd: %s", fate);
-    return arena_printf(arena, "gradd: %s, row %d: %s (%s), %lld bytes, %.0f FLOP", fate, node->row,
-                        row->op, row->kernel, (long long)(row->bytes_read + row->bytes_written),
-                        row->flops);
-}
-
-static gradd_status_t annotate_node(arena_t *arena, const gradd_explain_t *explain, int i,
+static gradd_status_t annotate_node(arena_t *arena, const explain_report_t *report, int i,
                                     Onnx__NodeProto *proto) {
-    const gradd_explain_node_t *node = gradd_explain_node(explain, i);
-    const gradd_explain_row_t *row = gradd_explain_row(explain, node->row);
-    notes_t notes = {0};
-    note(&notes, "gradd.fate", gradd_fate_name(node->fate));
-    if (row) note_row(arena, row, node->row, &notes);
-    const char *doc = sentence(arena, node, row);
+    explain_notes_t notes;
+    GRADD_TRY(explain_report_notes(report, i, &notes));
     unsigned old = proto->base.n_unknown_fields;
     ProtobufCMessageUnknownField *fields =
         arena_array(arena, old + (unsigned)notes.n + 1, sizeof fields[0]);
-    if (!fields || !doc) return GRADD_E_NOMEM;
+    if (!fields) return GRADD_E_NOMEM;
     if (old) memcpy(fields, proto->base.unknown_fields, sizeof fields[0] * old);
-    bool good = raw_field(arena, NODE_DOC_STRING, doc, strlen(doc), &fields[old]);
+    bool good =
+        raw_field(arena, NODE_DOC_STRING, notes.sentence, strlen(notes.sentence), &fields[old]);
     for (int k = 0; k < notes.n && good; k++)
-        good = notes.value[k] &&
-               metadata_field(arena, notes.key[k], notes.value[k], &fields[old + 1 + (unsigned)k]);
+        good = metadata_field(arena, notes.key[k], notes.value[k], &fields[old + 1 + (unsigned)k]);
     if (!good) return GRADD_E_NOMEM;
     proto->base.unknown_fields = fields;
     proto->base.n_unknown_fields = old + (unsigned)notes.n + 1;
@@ -209,10 +174,10 @@ static gradd_status_t write_file(const explain_file_t *file, const char *path) {
     return GRADD_OK;
 }
 
-gradd_status_t explain_file_annotate(const explain_file_t *file, const gradd_explain_t *explain,
+gradd_status_t explain_file_annotate(const explain_file_t *file, const explain_report_t *report,
                                      const char *path) {
     Onnx__GraphProto *graph = file->proto->graph;
-    for (size_t i = 0; i < graph->n_node && (int)i < gradd_explain_info(explain)->n_nodes; i++)
-        GRADD_TRY(annotate_node(file->arena, explain, (int)i, graph->node[i]));
+    for (size_t i = 0; i < graph->n_node && (int)i < report->n_nodes; i++)
+        GRADD_TRY(annotate_node(file->arena, report, (int)i, graph->node[i]));
     return write_file(file, path);
 }

@@ -5,6 +5,7 @@
 
 #include "server/api/gradd.h"
 #include "server/explain/explain_args.h"
+#include "server/explain/explain_report.h"
 #include "server/graph/arena.h"
 #include "server/graph/onnx.pb-c.h"
 
@@ -26,10 +27,9 @@ const char *explain_file_source(const explain_file_t *file, int node);
 /* Name of a symbolic dimension of an input, NULL if it has none. */
 const char *explain_file_symbol(const explain_file_t *file, const char *input, int dim);
 
-/* Writes the model with doc_string and metadata_props of every node telling what became of it:
- * fate, row, operator, kernel, bytes, FLOPs. Everything that the file held stays. Fails with IO,
- * NOMEM. */
-gradd_status_t explain_file_annotate(const explain_file_t *file, const gradd_explain_t *explain,
+/* Writes the model with doc_string and metadata_props of every node telling what became of it
+ * (explain_report_notes). Everything that the file held stays. Fails with IO, NOMEM. */
+gradd_status_t explain_file_annotate(const explain_file_t *file, const explain_report_t *report,
                                      const char *path);
 
 /* ---- which plan (explain_ask.c) ---- */

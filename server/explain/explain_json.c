@@ -13,41 +13,30 @@ void explain_json_text(FILE *out, const char *text) {
     fputc('"', out);
 }
 
-static void text_field(FILE *out, const char *key, const char *value) {
-    fprintf(out, "\"%s\": ", key);
-    explain_json_text(out, value);
-    fputs(", ", out);
+static void print_type(FILE *out, const gradd_type_t *type) {
+    fprintf(out, "\"dtype\": \"%s\", \"shape\": [", gradd_dtype_name(type->dtype));
+    for (int d = 0; d < type->rank; d++)
+        fprintf(out, "%s%lld", d ? ", " : "", (long long)type->dims[d]);
+    fputc(']', out);
 }
 
-static void number_field(FILE *out, const char *key, int64_t value) {
-    fprintf(out, "\"%s\": %lld, ", key, (long long)value);
-}
-
-static void print_line(FILE *out, const explain_line_t *line) {
-    fputc('{', out);
-    number_field(out, "row", line->row);
-    number_field(out, "step", line->step);
-    text_field(out, "kind", line->kind);
-    text_field(out, "phase", line->backward ? "backward" : "forward");
-    text_field(out, "op", line->op);
-    text_field(out, "domain", line->domain);
-    text_field(out, "kernel", line->kernel);
-    number_field(out, "node", line->node);
-    text_field(out, "node_name", line->node_name);
-    text_field(out, "node_op", line->node_op);
-    text_field(out, "fused", line->fused);
-    text_field(out, "source", line->source);
-    text_field(out, "dtype", gradd_dtype_name(line->type.dtype));
-    fputs("\"shape\": [", out);
-    for (int d = 0; d < line->type.rank; d++)
-        fprintf(out, "%s%lld", d ? ", " : "", (long long)line->type.dims[d]);
-    fputs("], ", out);
-    number_field(out, "bytes_read", line->bytes_read);
-    number_field(out, "bytes_written", line->bytes_written);
-    number_field(out, "work_bytes", line->work_bytes);
-    number_field(out, "saved_bytes", line->saved_bytes);
-    fprintf(out, "\"flops\": %.0f, \"leftover\": %s}", line->flops,
-            line->leftover ? "true" : "false");
+/* All columns of a list, without braces. */
+static void print_columns(FILE *out, const explain_column_t *columns, const void *base) {
+    char buffer[EXPLAIN_PLAIN];
+    for (const explain_column_t *c = columns; c->key; c++) {
+        bool phase = c->form == EXPLAIN_PHASE;
+        if (c != columns) fputs(", ", out);
+        if (c->form == EXPLAIN_TYPE) {
+            print_type(out, (const void *)((const char *)base + c->offset));
+            continue;
+        }
+        fprintf(out, "\"%s\": ", phase ? "phase" : c->key);
+        const char *text = explain_plain(c, base, buffer);
+        if (phase || c->form == EXPLAIN_TEXT || c->form == EXPLAIN_PLACE)
+            explain_json_text(out, text);
+        else
+            fputs(text, out);
+    }
 }
 
 static void print_fates(FILE *out, const explain_report_t *r) {
@@ -63,22 +52,36 @@ static void print_fates(FILE *out, const explain_report_t *r) {
 }
 
 void explain_print_json(FILE *out, const explain_report_t *r) {
-    fputc('{', out);
-    text_field(out, "title", r->title);
-    text_field(out, "library", r->library);
-    number_field(out, "threads", r->threads);
-    number_field(out, "arena_bytes", r->arena_bytes);
-    number_field(out, "saved_bytes", r->saved_bytes);
-    number_field(out, "constant_bytes", r->constant_bytes);
-    number_field(out, "input_bytes", r->input_bytes);
-    number_field(out, "output_bytes", r->output_bytes);
-    number_field(out, "grad_bytes", r->grad_bytes);
-    fprintf(out, "\"compile_ms\": %.3f, ", r->compile_ms);
+    fputs("{\"title\": ", out);
+    explain_json_text(out, r->title);
+    fputs(", ", out);
+    print_columns(out, explain_totals, r);
+    fputs(", ", out);
     print_fates(out, r);
     fputs("\"rows\": [", out);
     for (int i = 0; i < r->n_lines; i++) {
-        fputs(i ? ",\n" : "\n", out);
-        print_line(out, &r->lines[i]);
+        fputs(i ? ",\n{" : "\n{", out);
+        print_columns(out, explain_columns, &r->lines[i]);
+        fputc('}', out);
     }
     fputs("]}\n", out);
+}
+
+void explain_print_notes(FILE *out, const explain_report_t *r) {
+    fputc('[', out);
+    for (int i = 0; i < r->n_nodes; i++) {
+        explain_notes_t notes = {.sentence = ""};
+        (void)explain_report_notes(r, i, &notes); /* without memory: of this node nothing */
+        fputs(i ? ",\n{\"sentence\": " : "\n{\"sentence\": ", out);
+        explain_json_text(out, notes.sentence);
+        fputs(", \"notes\": {", out);
+        for (int k = 0; k < notes.n; k++) {
+            if (k) fputs(", ", out);
+            explain_json_text(out, notes.key[k]);
+            fputs(": ", out);
+            explain_json_text(out, notes.value[k]);
+        }
+        fputs("}}", out);
+    }
+    fputs("]\n", out);
 }

@@ -1,5 +1,5 @@
-/* `gradd explain` without a file: asks the running daemon for its plans and the rows of one, page
- * by page. See explain.h and cmd_explain.c. */
+/* `gradd explain` without a file: asks the running daemon for its plans and the text about one,
+ * piece by piece. See explain.h and cmd_explain.c. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -10,7 +10,6 @@
 #include "server/wire/version.h"
 
 #define ANSWER_MS 60000 /* the engine may be in the middle of a long run */
-#define PAGE      500
 
 /* ---- reading replies: the daemon's bytes are checked like anybody's -------------------------- */
 
@@ -25,11 +24,6 @@ static uint64_t plan_id(const msgpack_object *o) {
     return o && o->type == MSGPACK_OBJECT_POSITIVE_INTEGER ? o->via.u64 : 0;
 }
 
-static double real(const msgpack_object *o) {
-    bool number = o && (o->type == MSGPACK_OBJECT_FLOAT64 || o->type == MSGPACK_OBJECT_FLOAT32);
-    return number ? o->via.f64 : (double)integer(o);
-}
-
 static const char *text_of(arena_t *arena, const msgpack_object *o) {
     if (!o || o->type != MSGPACK_OBJECT_STR) return "?";
     const char *copy = arena_string(arena, o->via.str.ptr, o->via.str.size);
@@ -40,74 +34,15 @@ static bool is_list(const msgpack_object *o, int n) {
     return o && o->type == MSGPACK_OBJECT_ARRAY && wire_count(o) >= n;
 }
 
-static const char *word(const explain_report_t *r, const msgpack_object *row, const char *key) {
-    return text_of(r->arena, wire_in(row, key));
-}
-
-static gradd_status_t read_type(const msgpack_object *row, gradd_type_t *out_type) {
-    static const wire_field_t keys[] = {
-        {.name = "dtype", .kind = WIRE_U64 },
-        {.name = "dims",  .kind = WIRE_DIMS},
-    };
-    const msgpack_object *values[2];
-    GRADD_TRY(wire_match_map(row, "explain", keys, 2, values));
-    if (wire_u64(values[0]) == GRADD_DT_NONE) return GRADD_OK;
-    return wire_type(values[0], values[1], out_type);
-}
-
-static gradd_status_t read_line(const msgpack_object *o, explain_report_t *r) {
-    explain_line_t *line = o->type == MSGPACK_OBJECT_MAP ? explain_report_line(r) : NULL;
-    if (!line) return GRADD_FAIL(INTERNAL, "a row of the daemon's reply cannot be read");
-    *line = (explain_line_t){.row = (int)integer(wire_in(o, "row")),
-                             .step = (int)integer(wire_in(o, "step")),
-                             .kind = word(r, o, "kind"),
-                             .backward = integer(wire_in(o, "backward")) != 0,
-                             .op = word(r, o, "op"),
-                             .domain = word(r, o, "domain"),
-                             .kernel = word(r, o, "kernel"),
-                             .node = (int)integer(wire_in(o, "node")),
-                             .node_name = word(r, o, "node_name"),
-                             .node_op = word(r, o, "node_op"),
-                             .fused = word(r, o, "fused"),
-                             .source = word(r, o, "source"),
-                             .bytes_read = integer(wire_in(o, "bytes_read")),
-                             .bytes_written = integer(wire_in(o, "bytes_written")),
-                             .work_bytes = integer(wire_in(o, "work_bytes")),
-                             .saved_bytes = integer(wire_in(o, "saved_bytes")),
-                             .flops = real(wire_in(o, "flops")),
-                             .leftover = integer(wire_in(o, "leftover")) != 0};
-    return read_type(o, &line->type);
-}
-
-static gradd_status_t read_head(const wire_doc_t *doc, explain_report_t *r) {
-    const msgpack_object *fates = wire_get(doc, "fates");
-    r->arena_bytes = integer(wire_get(doc, "arena_bytes"));
-    r->saved_bytes = integer(wire_get(doc, "saved_bytes"));
-    r->constant_bytes = integer(wire_get(doc, "constant_bytes"));
-    r->input_bytes = integer(wire_get(doc, "input_bytes"));
-    r->output_bytes = integer(wire_get(doc, "output_bytes"));
-    r->grad_bytes = integer(wire_get(doc, "grad_bytes"));
-    r->threads = (int)integer(wire_get(doc, "threads"));
-    r->compile_ms = real(wire_get(doc, "compile_ms"));
-    r->library = text_of(r->arena, wire_get(doc, "library"));
-    for (int i = 0; is_list(fates, i + 1); i++) {
-        const msgpack_object *entry = wire_at(fates, i);
-        explain_fate_t *fate = entry->type == MSGPACK_OBJECT_MAP ? explain_report_fate(r) : NULL;
-        if (!fate) return GRADD_FAIL(INTERNAL, "the daemon's reply cannot be read");
-        *fate = (explain_fate_t){(gradd_fate_t)integer(wire_in(entry, "fate")),
-                                 word(r, entry, "op"), (int)integer(wire_in(entry, "count"))};
-    }
-    return GRADD_OK;
-}
-
 /* ---- asking ---------------------------------------------------------------------------------- */
 
 typedef struct question_s {
     const char *path, *dir;
     int64_t session; /* -1 = of any */
     uint64_t plan;
-    bool has_plan; /* else the one used last */
-    int64_t from, rows;
+    bool has_plan;    /* else the one used last */
+    const char *form; /* NULL: only the list of plans */
+    int64_t from;     /* bytes that are here already */
 } question_t;
 
 static void put_wish(wire_out_t *out, const char *key, int64_t value) {
@@ -155,7 +90,12 @@ static gradd_status_t ask(const question_t *question, zmq_msg_t *reply, wire_doc
         wire_put_u64(&out, question->plan);
     }
     put_wish(&out, "from", question->from);
-    put_wish(&out, "rows", question->rows);
+    if (question->form) {
+        wire_key(&out, "form");
+        wire_put_text(&out, question->form);
+    } else {
+        put_wish(&out, "rows", 0);
+    }
     wire_end(&out);
     gradd_status_t st = admin_ask(question->path, &out, ANSWER_MS, reply, out_doc);
     wire_out_finish(&out);
@@ -204,55 +144,66 @@ static void print_plans_json(const msgpack_object *plans, arena_t *arena) {
 
 /* ---- one plan -------------------------------------------------------------------------------- */
 
-/* Adds one page; *out_more says whether another one follows. The first page fixes which plan. */
-static gradd_status_t take_page(question_t *question, const explain_args_t *args,
-                                explain_report_t *r, bool *out_more) {
+/* The daemon has made a text fit for a terminal; whoever else answers has not. */
+static void print_piece(const msgpack_object *text) {
+    for (uint32_t i = 0; i < text->via.bin.size; i++) {
+        unsigned char c = (unsigned char)text->via.bin.ptr[i];
+        putchar((c < 0x20 && c != '\n') || c == 0x7f ? '?' : c);
+    }
+}
+
+static void print_list(const explain_args_t *args, const msgpack_object *plans, arena_t *arena) {
+    if (args->json && args->list)
+        print_plans_json(plans, arena);
+    else if (!args->json && (args->list || !is_list(plans, 1) || is_list(plans, 2)))
+        print_plans(plans, arena);
+}
+
+/* Prints one piece; *out_more says whether another one follows. The first fixes which plan. */
+static gradd_status_t take_piece(question_t *question, const explain_args_t *args, arena_t *arena,
+                                 bool *out_more) {
     zmq_msg_t reply;
     wire_doc_t doc = {0};
     zmq_msg_init(&reply);
-    gradd_status_t st = ask(question, &reply, &doc);
-    const msgpack_object *rows = st == GRADD_OK ? wire_get(&doc, "rows") : NULL;
     *out_more = false;
-    if (st == GRADD_OK && question->from == 0) {
-        const msgpack_object *plans = wire_get(&doc, "plans");
-        if (!args->json && (args->list || !is_list(plans, 1) || is_list(plans, 2)))
-            print_plans(plans, r->arena);
-        if (args->json && args->list) print_plans_json(plans, r->arena);
-        if (rows && !args->list) st = read_head(&doc, r);
-    }
-    for (int i = 0; st == GRADD_OK && !args->list && is_list(rows, i + 1); i++)
-        st = read_line(wire_at(rows, i), r);
-    if (st == GRADD_OK && is_list(rows, 1) && !args->list) {
-        question->session = integer(wire_get(&doc, "session"));
-        question->plan = plan_id(wire_get(&doc, "plan"));
-        question->has_plan = true;
-        question->from += wire_count(rows);
-        *out_more = question->from < integer(wire_get(&doc, "n_rows"));
+    gradd_status_t st = ask(question, &reply, &doc);
+    if (st == GRADD_OK) {
+        const msgpack_object *text = wire_get(&doc, "text");
+        if (question->from == 0) print_list(args, wire_get(&doc, "plans"), arena);
+        if (question->form && text && text->type == MSGPACK_OBJECT_BIN && text->via.bin.size) {
+            print_piece(text);
+            question->session = integer(wire_get(&doc, "session"));
+            question->plan = plan_id(wire_get(&doc, "plan"));
+            question->has_plan = true;
+            question->from += text->via.bin.size;
+            *out_more = question->from < integer(wire_get(&doc, "n_bytes"));
+        }
     }
     wire_doc_finish(&doc);
     zmq_msg_close(&reply);
     return st;
 }
 
-static gradd_status_t take_all(const explain_args_t *args, const rundir_t *dir,
-                               explain_report_t *r) {
+static gradd_status_t take_all(const explain_args_t *args, const rundir_t *dir, arena_t *arena) {
     question_t question = {.path = dir->cmd,
                            .dir = dir->path,
                            .session = args->session,
                            .plan = (uint64_t)args->plan,
                            .has_plan = args->plan >= 0,
-                           .rows = args->list ? 0 : PAGE};
+                           .form = args->list   ? NULL
+                                   : args->json ? "json"
+                                                : "text"};
     bool more = true;
     while (more)
-        GRADD_TRY(take_page(&question, args, r, &more));
-    r->title = arena_printf(r->arena, "session %" PRId64 ", plan %" PRIu64, question.session,
-                            question.plan);
-    return r->title ? GRADD_OK : GRADD_E_NOMEM;
+        GRADD_TRY(take_piece(&question, args, arena, &more));
+    if (question.form && question.from == 0)
+        puts(args->json ? "{\"plans\": []}" : "no plan lives in the daemon");
+    return GRADD_OK;
 }
 
 gradd_status_t explain_live(const explain_args_t *args, bool *out_running) {
     rundir_t dir;
-    explain_report_t report = {.title = "", .library = ""};
+    arena_t *arena = NULL;
     if (args->onnx)
         return GRADD_FAIL(UNSUPPORTED,
                           "--onnx needs a file: the daemon does not keep the bytes of a model; in "
@@ -262,14 +213,8 @@ gradd_status_t explain_live(const explain_args_t *args, bool *out_running) {
     GRADD_TRY(rundir_init(&dir, args->dir));
     *out_running = rundir_is_locked(&dir);
     if (!*out_running) return GRADD_OK;
-    gradd_status_t st = arena_create(0, &report.arena);
-    if (st == GRADD_OK) st = take_all(args, &dir, &report);
-    if (st == GRADD_OK && !args->list && report.n_lines && args->json)
-        explain_print_json(stdout, &report);
-    else if (st == GRADD_OK && !args->list && report.n_lines)
-        explain_print_text(stdout, &report);
-    else if (st == GRADD_OK && !args->list)
-        puts(args->json ? "{\"plans\": []}" : "no plan lives in the daemon");
-    explain_report_finish(&report);
+    gradd_status_t st = arena_create(0, &arena);
+    if (st == GRADD_OK) st = take_all(args, &dir, arena);
+    arena_destroy(arena);
     return st;
 }

@@ -22,7 +22,7 @@ static gradd_status_t print_plan(const explain_args_t *args, const explain_file_
         else
             explain_print_text(stdout, &report);
     }
-    if (!status && args->onnx) status = explain_file_annotate(file, explain, args->onnx);
+    if (!status && args->onnx) status = explain_file_annotate(file, &report, args->onnx);
     explain_report_finish(&report);
     gradd_explain_destroy(explain);
     return status;

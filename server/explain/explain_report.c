@@ -1,8 +1,53 @@
 /* Collects an explanation for printing. See explain_report.h. */
 #include "server/explain/explain_report.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+
+const explain_column_t explain_columns[] = {
+#define COLUMN(member, form, heading, width, note, meaning)                                        \
+    {#member, EXPLAIN_##form, offsetof(explain_line_t, member), heading, width, note, meaning},
+#include "server/explain/columns.inc"
+#undef COLUMN
+    {0}};
+
+const explain_column_t explain_totals[] = {
+#define TOTAL(member, form, meaning)                                                               \
+    {#member, EXPLAIN_##form, offsetof(explain_report_t, member), "", 0, "", meaning},
+#include "server/explain/columns.inc"
+#undef TOTAL
+    {0}};
+
+const char *explain_plain(const explain_column_t *column, const void *base,
+                          char buffer[EXPLAIN_PLAIN]) {
+    const void *value = (const char *)base + column->offset;
+    switch (column->form) {
+    case EXPLAIN_INT:
+    case EXPLAIN_STEP:
+        snprintf(buffer, EXPLAIN_PLAIN, "%d", *(const int *)value);
+        return buffer;
+    case EXPLAIN_BYTES:
+        snprintf(buffer, EXPLAIN_PLAIN, "%" PRId64, *(const int64_t *)value);
+        return buffer;
+    case EXPLAIN_FLOPS:
+        snprintf(buffer, EXPLAIN_PLAIN, "%.0f", *(const double *)value);
+        return buffer;
+    case EXPLAIN_MS:
+        snprintf(buffer, EXPLAIN_PLAIN, "%.3f", *(const double *)value);
+        return buffer;
+    case EXPLAIN_PHASE:
+        return *(const bool *)value ? "backward" : "forward";
+    case EXPLAIN_FLAG:
+        return *(const bool *)value ? "true" : "false";
+    case EXPLAIN_TEXT:
+    case EXPLAIN_PLACE:
+        return *(const char *const *)value;
+    case EXPLAIN_TYPE:
+        break;
+    }
+    return "";
+}
 
 static void *room(void **array, int n, int *cap, size_t entry) {
     if (n == *cap) {
@@ -17,13 +62,13 @@ static void *room(void **array, int n, int *cap, size_t entry) {
     return fresh;
 }
 
-explain_line_t *explain_report_line(explain_report_t *r) {
+static explain_line_t *new_line(explain_report_t *r) {
     explain_line_t *line = room((void **)&r->lines, r->n_lines, &r->cap_lines, sizeof *line);
     if (line) r->n_lines++;
     return line;
 }
 
-explain_fate_t *explain_report_fate(explain_report_t *r) {
+static explain_fate_t *new_fate(explain_report_t *r) {
     explain_fate_t *fate = room((void **)&r->fates, r->n_fates, &r->cap_fates, sizeof *fate);
     if (fate) r->n_fates++;
     return fate;
@@ -36,7 +81,7 @@ void explain_report_finish(explain_report_t *r) {
     *r = (explain_report_t){0};
 }
 
-const char *explain_kind_name(gradd_explain_kind_t kind) {
+static const char *kind_name(gradd_explain_kind_t kind) {
     static const char *const names[] = {[GRADD_EXPLAIN_RUN] = "run",
                                         [GRADD_EXPLAIN_COPY] = "copy",
                                         [GRADD_EXPLAIN_VIEW] = "view",
@@ -60,8 +105,9 @@ static int sorted_parts(const gradd_explain_row_t *row, int32_t *out) {
     return n;
 }
 
-const char *explain_fused_text(arena_t *arena, const gradd_explain_t *explain,
-                               const gradd_explain_row_t *row) {
+/* The operators of its nodes in the model's order, with counts. NULL without memory. */
+static const char *fused_text(arena_t *arena, const gradd_explain_t *explain,
+                              const gradd_explain_row_t *row) {
     const char *text = "";
     if (!row->n_parts) return text;
     int32_t *parts = arena_array(arena, (size_t)row->n_parts, sizeof parts[0]);
@@ -89,15 +135,26 @@ static const char *keep(arena_t *arena, const char *text) {
     return arena_string(arena, text, strlen(text));
 }
 
+/* "model.layers.0.mlp (modeling_llama.py:172)" from "model.layers.0.mlp @ /path/...py:172". */
+static const char *place_text(arena_t *arena, const explain_line_t *line) {
+    const char *of = line->backward ? "gradient of " : "", *at = strstr(line->source, " @ ");
+    if (line->node < 0) return "";
+    if (!at)
+        return arena_printf(arena, "%s%s", of, line->source[0] ? line->source : line->node_name);
+    const char *file = strrchr(at, '/');
+    return arena_printf(arena, "%s%.*s (%s)", of, (int)(at - line->source), line->source,
+                        file ? file + 1 : at + strlen(" @ "));
+}
+
 static gradd_status_t add_line(explain_report_t *r, const gradd_explain_t *explain, int i,
                                const explain_source_t *source) {
     const gradd_explain_row_t *row = gradd_explain_row(explain, i);
-    explain_line_t *line = explain_report_line(r);
+    explain_line_t *line = new_line(r);
     if (!line) return GRADD_FAIL(NOMEM, "no memory for an explanation");
     *line = (explain_line_t){.row = i,
                              .step = row->step,
                              .node = row->node,
-                             .kind = explain_kind_name(row->kind),
+                             .kind = kind_name(row->kind),
                              .backward = row->backward,
                              .leftover = row->leftover,
                              .op = row->op,
@@ -111,11 +168,12 @@ static gradd_status_t add_line(explain_report_t *r, const gradd_explain_t *expla
                              .flops = row->flops};
     line->node_name = keep(r->arena, row->node_name);
     line->node_op = keep(r->arena, row->node_op);
-    line->fused = explain_fused_text(r->arena, explain, row);
+    line->fused = fused_text(r->arena, explain, row);
     line->source =
         keep(r->arena, row->node >= 0 && source ? source->of_node(source->context, row->node) : "");
-    bool good = line->node_name && line->node_op && line->fused && line->source;
-    return good ? GRADD_OK : GRADD_E_NOMEM;
+    if (!line->node_name || !line->node_op || !line->fused || !line->source) return GRADD_E_NOMEM;
+    line->place = place_text(r->arena, line);
+    return line->place ? GRADD_OK : GRADD_E_NOMEM;
 }
 
 static int by_fate(const void *a, const void *b) {
@@ -130,7 +188,7 @@ static gradd_status_t count_fate(explain_report_t *r, const gradd_explain_node_t
             r->fates[i].count++;
             return GRADD_OK;
         }
-    explain_fate_t *fate = explain_report_fate(r);
+    explain_fate_t *fate = new_fate(r);
     if (!fate) return GRADD_FAIL(NOMEM, "no memory for an explanation");
     *fate = (explain_fate_t){node->fate, keep(r->arena, node->op), 1};
     return fate->op ? GRADD_OK : GRADD_E_NOMEM;
@@ -173,5 +231,39 @@ gradd_status_t explain_report_make(const gradd_plan_t *plan, const gradd_explain
     }
     if (r.n_fates) qsort(r.fates, (size_t)r.n_fates, sizeof r.fates[0], by_fate);
     *out_report = r;
+    return GRADD_OK;
+}
+
+/* ---- notes in a model ------------------------------------------------------------------------ */
+
+static void note(explain_notes_t *notes, const char *key, const char *value) {
+    notes->key[notes->n] = key;
+    notes->value[notes->n++] = value;
+}
+
+gradd_status_t explain_report_notes(const explain_report_t *r, int node,
+                                    explain_notes_t *out_notes) {
+    explain_notes_t notes = {0};
+    const char *fate = gradd_fate_name((gradd_fate_t)r->nodes[2 * node]);
+    int row = r->nodes[2 * node + 1];
+    note(&notes, "gradd.fate", fate);
+    notes.sentence = arena_printf(r->arena, "gradd: %s", fate);
+    if (row >= 0) {
+        const explain_line_t *line = &r->lines[row];
+        notes.sentence = arena_printf(
+            r->arena, "gradd: %s, row %d: %s (%s), %" PRId64 " bytes, %.0f FLOP", fate, row,
+            line->op, line->kernel, line->bytes_read + line->bytes_written, line->flops);
+        for (const explain_column_t *c = explain_columns; c->key; c++) {
+            char buffer[EXPLAIN_PLAIN];
+            if (!c->note[0] || notes.n == EXPLAIN_MAX_NOTES) continue;
+            note(&notes, arena_printf(r->arena, "gradd.%s", c->note),
+                 keep(r->arena, explain_plain(c, line, buffer)));
+        }
+    }
+    bool good = notes.sentence;
+    for (int i = 0; i < notes.n; i++)
+        good = good && notes.key[i] && notes.value[i];
+    if (!good) return GRADD_E_NOMEM;
+    *out_notes = notes;
     return GRADD_OK;
 }

@@ -1,5 +1,5 @@
-/* An explanation ready to be printed, wherever it came from: a plan made in this process, or the
- * daemon's reply. Printing is in explain_text.c (a table) and explain_json.c.
+/* An explanation ready to be printed. What is in it is listed in columns.inc; printing is in
+ * explain_text.c (a table) and explain_json.c.
  */
 #ifndef GRADD_SERVER_EXPLAIN_REPORT_H
 #define GRADD_SERVER_EXPLAIN_REPORT_H
@@ -9,18 +9,49 @@
 #include "server/api/gradd.h"
 #include "server/graph/arena.h"
 
+typedef enum explain_form_e {
+    EXPLAIN_INT,
+    EXPLAIN_STEP, /* an INT, "-" below 0 in the table */
+    EXPLAIN_TEXT,
+    EXPLAIN_PLACE, /* a TEXT; the table puts behind it what the row stands for */
+    EXPLAIN_PHASE, /* true = backward */
+    EXPLAIN_TYPE,  /* two values in JSON and on the wire: element type and sizes */
+    EXPLAIN_BYTES,
+    EXPLAIN_FLOPS,
+    EXPLAIN_MS,
+    EXPLAIN_FLAG,
+} explain_form_t;
+
+/* How a form is kept. */
+#define EXPLAIN_C_INT   int
+#define EXPLAIN_C_STEP  int
+#define EXPLAIN_C_TEXT  const char *
+#define EXPLAIN_C_PLACE const char *
+#define EXPLAIN_C_PHASE bool
+#define EXPLAIN_C_TYPE  gradd_type_t
+#define EXPLAIN_C_BYTES int64_t
+#define EXPLAIN_C_FLOPS double
+#define EXPLAIN_C_MS    double
+#define EXPLAIN_C_FLAG  bool
+
 /* One row; texts belong to the report's arena or to the plan. */
 typedef struct explain_line_s {
-    int row, step, node; /* step -1 = not run, node -1 = a copy */
-    const char *kind;    /* run, copy, view, none */
-    bool backward, leftover;
-    const char *op, *domain, *kernel, *node_name, *node_op;
-    const char *fused;  /* "Pow ReduceMean Mul×2", "" = as the model wrote it */
-    const char *source; /* "model.layers.0 @ /path/file.py:12", "" = not known */
-    gradd_type_t type;
-    int64_t bytes_read, bytes_written, work_bytes, saved_bytes;
-    double flops;
+#define COLUMN(member, form, ...) EXPLAIN_C_##form member;
+#include "server/explain/columns.inc"
+#undef COLUMN
 } explain_line_t;
+
+typedef struct explain_column_s {
+    const char *key;
+    explain_form_t form;
+    size_t offset; /* in an explain_line_t, or in an explain_report_t */
+    const char *heading;
+    int width;
+    const char *note, *meaning;
+} explain_column_t;
+
+/* Both end with one that has no key. */
+extern const explain_column_t explain_columns[], explain_totals[];
 
 #define EXPLAIN_FATES 6
 
@@ -33,10 +64,10 @@ typedef struct explain_fate_s {
 
 typedef struct explain_report_s {
     arena_t *arena; /* Owned */
-    const char *title, *library;
-    int threads;
-    int64_t arena_bytes, saved_bytes, constant_bytes, input_bytes, output_bytes, grad_bytes;
-    double compile_ms;
+    const char *title;
+#define TOTAL(member, form, meaning) EXPLAIN_C_##form member;
+#include "server/explain/columns.inc"
+#undef TOTAL
     explain_line_t *lines; /* Owned */
     int n_lines, cap_lines;
     explain_fate_t *fates; /* Owned; sorted by fate, then count */
@@ -55,18 +86,30 @@ gradd_status_t explain_report_make(const gradd_plan_t *plan, const gradd_explain
                                    const explain_source_t *source, explain_report_t *out_report);
 void explain_report_finish(explain_report_t *report); /* accepts a zeroed one */
 
-/* Room for one more; NULL without memory. */
-explain_line_t *explain_report_line(explain_report_t *report);
-explain_fate_t *explain_report_fate(explain_report_t *report);
+/* What a model can say about one of its nodes: a sentence for its doc string, and metadata. */
+#define EXPLAIN_MAX_NOTES 12
 
-/* What a recognised operator stands for: the operators of its nodes in the model's order, with
- * counts. In the arena; NULL without memory. */
-const char *explain_fused_text(arena_t *arena, const gradd_explain_t *explain,
-                               const gradd_explain_row_t *row);
-const char *explain_kind_name(gradd_explain_kind_t kind);
+typedef struct explain_notes_s {
+    const char *sentence;
+    const char *key[EXPLAIN_MAX_NOTES], *value[EXPLAIN_MAX_NOTES];
+    int n;
+} explain_notes_t;
+
+/* In the report's arena. Fails with NOMEM. */
+gradd_status_t explain_report_notes(const explain_report_t *report, int node,
+                                    explain_notes_t *out_notes);
+
+#define EXPLAIN_PLAIN 32
+/* The value of a column that is no TYPE, unadorned. The text may be the value's own. */
+const char *explain_plain(const explain_column_t *column, const void *base,
+                          char buffer[EXPLAIN_PLAIN]);
 
 void explain_print_text(FILE *out, const explain_report_t *report);
 void explain_print_json(FILE *out, const explain_report_t *report);
+/* A list with the notes of every node. */
+void explain_print_notes(FILE *out, const explain_report_t *report);
+/* "  key   meaning" of every column, for the help. */
+void explain_print_columns(FILE *out);
 
 /* "3.2 MiB" and "3.2 M" into a buffer of 24 bytes. */
 const char *explain_amount(int64_t bytes, char buffer[24]);

@@ -25,48 +25,78 @@ const char *explain_number(double value, char buffer[24]) {
     return buffer;
 }
 
-/* At most n bytes of a text. It comes from a file or a trainer: no byte may command a terminal. */
-static void print_plain(FILE *out, const char *text, size_t n) {
-    for (size_t i = 0; i < n && text[i]; i++) {
-        unsigned char c = (unsigned char)text[i];
+/* A text comes from a file or a trainer: no byte may command a terminal. */
+static void print_plain(FILE *out, const char *text) {
+    for (; *text; text++) {
+        unsigned char c = (unsigned char)*text;
         fputc(c < 0x20 || c == 0x7f ? '?' : c, out);
     }
 }
 
-/* "model.layers.0.mlp (modeling_llama.py:172)" from "model.layers.0.mlp @ /path/...py:172". */
-static void print_source(FILE *out, const explain_line_t *line) {
-    const char *at = strstr(line->source, " @ ");
-    if (line->node < 0) return;
-    if (line->backward) fputs("gradient of ", out);
-    if (!line->source[0]) {
-        print_plain(out, line->node_name, SIZE_MAX);
-    } else if (!at) {
-        print_plain(out, line->source, SIZE_MAX);
-    } else {
-        const char *file = strrchr(at, '/');
-        print_plain(out, line->source, (size_t)(at - line->source));
-        fputs(" (", out);
-        print_plain(out, file ? file + 1 : at + strlen(" @ "), SIZE_MAX);
-        fputc(')', out);
+/* ---- the table ------------------------------------------------------------------------------- */
+
+/* A line of cells; blanks wait for a text behind them, so that no line ends in any. */
+typedef struct cells_s {
+    FILE *out;
+    int blanks;
+    bool any, right; /* a cell was there; it was on the right of its column */
+} cells_t;
+
+static void put_text(cells_t *cells, const char *text) {
+    if (!text[0]) return;
+    fprintf(cells->out, "%*s", cells->blanks, "");
+    print_plain(cells->out, text);
+    cells->blanks = 0;
+}
+
+/* A width below 0 is on the left, with one more blank after one on the right. */
+static void put_cell(cells_t *cells, const char *text, int width) {
+    int room = abs(width), n = (int)strlen(text), pad = room > n ? room - n : 0;
+    if (cells->any) cells->blanks += width < 0 && cells->right ? 2 : 1;
+    if (width > 0) cells->blanks += pad;
+    put_text(cells, text);
+    if (width < 0) cells->blanks += pad;
+    cells->any = true;
+    cells->right = width > 0;
+}
+
+/* What the table shows: figures with units, nothing for zeros. */
+static const char *cell_text(const explain_column_t *column, const explain_line_t *line,
+                             char buffer[GRADD_TYPE_TEXT]) {
+    const void *value = (const char *)line + column->offset;
+    switch (column->form) {
+    case EXPLAIN_STEP:
+        return *(const int *)value < 0 ? "-" : explain_plain(column, line, buffer);
+    case EXPLAIN_TYPE:
+        gradd_type_format(value, buffer);
+        return buffer;
+    case EXPLAIN_BYTES:
+        return *(const int64_t *)value ? explain_amount(*(const int64_t *)value, buffer) : "";
+    case EXPLAIN_FLOPS:
+        return *(const double *)value > 0 ? explain_number(*(const double *)value, buffer) : "";
+    default:
+        return explain_plain(column, line, buffer);
     }
 }
 
-static const char *blank_zero(int64_t bytes, char buffer[24]) {
-    return bytes ? explain_amount(bytes, buffer) : "";
+static void print_headings(FILE *out) {
+    cells_t cells = {.out = out};
+    for (const explain_column_t *c = explain_columns; c->key; c++)
+        if (c->heading[0]) put_cell(&cells, c->heading, c->width);
+    fputc('\n', out);
 }
 
 static void print_line(FILE *out, const explain_line_t *line) {
-    char type[GRADD_TYPE_TEXT], step[16] = "-", read[24], written[24], flops[24], work[24],
-                                saved[24];
-    if (line->step >= 0) snprintf(step, sizeof step, "%d", line->step);
-    gradd_type_format(&line->type, type);
-    fprintf(out, "%5s  %-27s %-12s %-22s %10s %10s %8s %10s %10s  ", step, line->op, line->kernel,
-            type, blank_zero(line->bytes_read, read), blank_zero(line->bytes_written, written),
-            line->flops > 0 ? explain_number(line->flops, flops) : "",
-            blank_zero(line->work_bytes, work), blank_zero(line->saved_bytes, saved));
-    print_source(out, line);
-    if (line->fused[0]) fprintf(out, "  <- %s", line->fused);
-    if (line->leftover) fputs("  (not recognised)", out);
+    cells_t cells = {.out = out};
+    char buffer[GRADD_TYPE_TEXT];
+    for (const explain_column_t *c = explain_columns; c->key; c++) {
+        if (!c->heading[0]) continue;
+        put_cell(&cells, cell_text(c, line, buffer), c->width);
+        if (c->form != EXPLAIN_PLACE) continue;
+        if (line->fused[0]) put_text(&cells, "  <- ");
+        put_text(&cells, line->fused);
+        if (line->leftover) put_text(&cells, "  (not recognised)");
+    }
     fputc('\n', out);
 }
 
@@ -83,8 +113,7 @@ static void print_phase(FILE *out, const explain_report_t *r, bool backward) {
     if (!steps && !views) return;
     fprintf(out, "\n%s: %d steps, %d without cost, %s FLOP\n", backward ? "backward" : "forward",
             steps, views, explain_number(flops, number));
-    fprintf(out, "%5s  %-27s %-12s %-22s %10s %10s %8s %10s %10s  %s\n", "STEP", "OPERATOR",
-            "KERNEL", "TYPE", "READ", "WRITTEN", "FLOP", "WORKSPACE", "SAVED", "SOURCE");
+    print_headings(out);
     for (int i = 0; i < r->n_lines; i++)
         if (r->lines[i].backward == backward) print_line(out, &r->lines[i]);
 }
@@ -147,8 +176,11 @@ static void print_fates(FILE *out, const explain_report_t *r) {
         if (!total) continue;
         fprintf(out, "  %-8s %5d ", gradd_fate_name((gradd_fate_t)fate), total);
         for (int i = 0; i < r->n_fates; i++)
-            if ((int)r->fates[i].fate == fate)
-                fprintf(out, " %s×%d", r->fates[i].op, r->fates[i].count);
+            if ((int)r->fates[i].fate == fate) {
+                fputc(' ', out);
+                print_plain(out, r->fates[i].op);
+                fprintf(out, "×%d", r->fates[i].count);
+            }
         fputc('\n', out);
     }
 }
@@ -171,7 +203,7 @@ static void print_leftovers(FILE *out, const explain_report_t *r) {
         for (int k = i, shown = 0; k < r->n_lines && shown < MAX_PLACES; k++) {
             if (!r->lines[k].leftover || strcmp(r->lines[k].op, line->op)) continue;
             fputs(shown++ ? ", " : " ", out);
-            print_source(out, &r->lines[k]);
+            print_plain(out, r->lines[k].place);
         }
         fputs(count > MAX_PLACES ? ", ...\n" : "\n", out);
     }
@@ -193,4 +225,13 @@ void explain_print_text(FILE *out, const explain_report_t *r) {
     fputs("\nnodes of the model\n", out);
     print_fates(out, r);
     print_leftovers(out, r);
+}
+
+void explain_print_columns(FILE *out) {
+    for (const explain_column_t *c = explain_columns; c->key; c++) {
+        bool type = c->form == EXPLAIN_TYPE;
+        const char *key = type ? "dtype, shape" : c->form == EXPLAIN_PHASE ? "phase" : c->key;
+        fprintf(out, "  %-18s %s%s%s%s\n", key, c->meaning, c->heading[0] ? " (" : "", c->heading,
+                c->heading[0] ? ")" : "");
+    }
 }

@@ -158,8 +158,9 @@ static gradd_status_t reverse_node(sweep_t *s, int32_t id) {
     gradd_status_t status = call_rule(s, id, &n, dout);
     if (!status) return GRADD_OK;
     char text[GRAPH_NODE_TEXT];
-    graph_node_text(s->g, &s->g->model->nodes[n.origin], text, sizeof text);
-    return gradd_wrap(status, "gradient of %s", text);
+    const model_node_t *origin = &s->g->model->nodes[n.origin];
+    graph_node_text(s->g, origin, text, sizeof text);
+    return gradd_wrap(gradd_at_node(status, origin->name), "gradient of %s", text);
 }
 
 static gradd_status_t seed(sweep_t *s, const autodiff_t *ad) {

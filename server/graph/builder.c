@@ -102,15 +102,19 @@ static gradd_status_t add_node(graph_t *g, const model_node_t *n, gradd_val_t *m
     gradd_val_t in[GRADD_OP_MAX_IN], out[GRADD_OP_MAX_OUT];
     graph_node_text(g, n, text, sizeof text);
     if (!n->op)
-        return GRADD_FAIL(UNSUPPORTED, "%s: operator %s%s%s of opset %d is not supported", text,
-                          n->domain, n->domain[0] ? "::" : "", n->op_type, n->opset);
+        return gradd_at_node(GRADD_FAIL(UNSUPPORTED,
+                                        "%s: operator %s%s%s of opset %d is not supported", text,
+                                        n->domain, n->domain[0] ? "::" : "", n->op_type, n->opset),
+                             n->name);
     if (n->n_in > GRADD_OP_MAX_IN || n->n_out > GRADD_OP_MAX_OUT)
-        return GRADD_FAIL(LIMIT, "%s: more than %d inputs or outputs", text, GRADD_OP_MAX_IN);
+        return gradd_at_node(
+            GRADD_FAIL(LIMIT, "%s: more than %d inputs or outputs", text, GRADD_OP_MAX_IN),
+            n->name);
     for (int i = 0; i < n->n_in; i++)
         in[i] = n->in[i] < 0 ? GRADD_NONE : map[n->in[i]];
     graph_emit_t e = {n->op, n->opset, n->attrs, in, n->n_in, n->n_out, (uint64_t)n->index, false};
     gradd_status_t status = graph_emit(g, &e, out);
-    if (status) return gradd_wrap(status, "%s", text);
+    if (status) return gradd_wrap(gradd_at_node(status, n->name), "%s", text);
     for (int j = 0; j < n->n_out; j++)
         if (n->out[j] >= 0) map[n->out[j]] = out[j];
     return GRADD_OK;

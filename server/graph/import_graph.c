@@ -231,8 +231,8 @@ static gradd_status_t import_nodes(import_t *m) {
         node->index = (int)k;
         gradd_status_t status = import_node(m, g->node[k], node);
         if (status)
-            return gradd_wrap(status, "node %zu '%.*s' (%.*s)", k, IMPORT_TEXT(g->node[k]->name),
-                              IMPORT_TEXT(g->node[k]->op_type));
+            return gradd_wrap(gradd_at_node(status, g->node[k]->name), "node %zu '%.*s' (%.*s)", k,
+                              IMPORT_TEXT(g->node[k]->name), IMPORT_TEXT(g->node[k]->op_type));
         model->n_nodes++;
     }
     return GRADD_OK;

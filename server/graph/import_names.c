@@ -80,8 +80,9 @@ static gradd_status_t collect(import_t *m) {
             if (!name[0]) continue; /* an optional output that nobody wants */
             gradd_status_t status = add_def(m, "output name", name, (int32_t)k, j);
             if (status)
-                return gradd_wrap(status, "node %zu '%.*s' (%.*s)", k,
-                                  IMPORT_TEXT(g->node[k]->name), IMPORT_TEXT(g->node[k]->op_type));
+                return gradd_wrap(gradd_at_node(status, g->node[k]->name), "node %zu '%.*s' (%.*s)",
+                                  k, IMPORT_TEXT(g->node[k]->name),
+                                  IMPORT_TEXT(g->node[k]->op_type));
         }
     return GRADD_OK;
 }
@@ -104,9 +105,11 @@ static gradd_status_t refuse_duplicate(const import_t *m, const import_def_t *fi
     char by[32] = "a graph input";
     if (first->from == IMPORT_FROM_INITIALIZER) strcpy(by, "an initializer");
     if (first->from >= 0) snprintf(by, sizeof by, "an output of node %d", first->from);
-    return GRADD_FAIL(GRAPH, "node %d '%.*s' (%.*s): output %d '%.*s' is already %s", second->from,
-                      IMPORT_TEXT(node->name), IMPORT_TEXT(node->op_type), second->slot,
-                      IMPORT_TEXT(name), by);
+    return gradd_at_node(GRADD_FAIL(GRAPH, "node %d '%.*s' (%.*s): output %d '%.*s' is already %s",
+                                    second->from, IMPORT_TEXT(node->name),
+                                    IMPORT_TEXT(node->op_type), second->slot, IMPORT_TEXT(name),
+                                    by),
+                         node->name);
 }
 
 /* Sorts and numbers. A graph input that is also an initializer (its default) is one value. */

@@ -149,7 +149,9 @@ gradd_status_t plan_choose(gradd_plan_t *p, sequence_t *sequence) {
         if (sequence->calls[k].kernel) status = prepare(p, n, &sequence->calls[k]);
     }
     if (!status) return GRADD_OK;
-    return gradd_wrap(status, "%s", graph_node_text(g, graph_origin(g, n), text, sizeof text));
+    const model_node_t *origin = graph_origin(g, n);
+    return gradd_wrap(gradd_at_node(status, origin->name), "%s",
+                      graph_node_text(g, origin, text, sizeof text));
 }
 
 void plan_unprepare(gradd_plan_t *p) {

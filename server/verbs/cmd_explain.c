@@ -1,9 +1,10 @@
-/* Verb explain: the plans that live in the daemon, and the rows of one of them. Engine thread;
- * needs no session, only the uid, like ps.
+/* Verb explain: the plans that live in the daemon, and what one of them does: its rows, or a
+ * finished text. Engine thread; needs no session, only the uid, like ps.
  *
- * Rows come in pages, so that a reply stays small and the engine free for others in between. The
- * explanation is made again for each page: that costs less than keeping it.
+ * Rows come in pages and texts in pieces, so that a reply stays small and the engine free for
+ * others in between. The explanation is made again for each: that costs less than keeping it.
  */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,10 +14,11 @@
 #include "server/wire/version.h"
 
 #define MAX_PAGE  1000
-#define MAX_PLANS 4096 /* in a list */
+#define MAX_PIECE (1u << 20) /* bytes of a text */
+#define MAX_PLANS 4096       /* in a list */
 #define TEXT      512
 
-enum { ASK_SESSION, ASK_PLAN, ASK_FROM, ASK_ROWS, ASK_NODES, ASK_PROTO };
+enum { ASK_SESSION, ASK_PLAN, ASK_FROM, ASK_ROWS, ASK_NODES, ASK_PROTO, ASK_FORM, ASK_BYTES };
 
 /* ---- sources: the session's table, sorted by node name --------------------------------------- */
 
@@ -177,18 +179,36 @@ static void put_count(wire_out_t *out, const char *key, int64_t value) {
     wire_put_i64(out, value);
 }
 
+/* A type brings the key of its sizes along. */
+static void put_value(wire_out_t *out, const explain_column_t *c, const void *base) {
+    const void *value = (const char *)base + c->offset;
+    switch (c->form) {
+    case EXPLAIN_INT:
+    case EXPLAIN_STEP:
+        return wire_put_i64(out, *(const int *)value);
+    case EXPLAIN_BYTES:
+        return wire_put_i64(out, *(const int64_t *)value);
+    case EXPLAIN_FLOPS:
+    case EXPLAIN_MS:
+        return wire_put_f64(out, *(const double *)value);
+    case EXPLAIN_PHASE:
+    case EXPLAIN_FLAG:
+        return wire_put_u64(out, *(const bool *)value ? 1 : 0);
+    case EXPLAIN_TEXT:
+    case EXPLAIN_PLACE:
+        return wire_put_text(out, *(const char *const *)value);
+    case EXPLAIN_TYPE:
+        wire_put_u64(out, ((const gradd_type_t *)value)->dtype);
+        wire_put_text(out, "dims");
+        return wire_put_dims(out, value);
+    }
+}
+
 static void put_head(wire_out_t *out, const explain_report_t *r) {
-    put_number(out, "arena_bytes", r->arena_bytes);
-    put_number(out, "saved_bytes", r->saved_bytes);
-    put_number(out, "constant_bytes", r->constant_bytes);
-    put_number(out, "input_bytes", r->input_bytes);
-    put_number(out, "output_bytes", r->output_bytes);
-    put_number(out, "grad_bytes", r->grad_bytes);
-    put_number(out, "threads", r->threads);
-    wire_key(out, "compile_ms");
-    wire_put_f64(out, r->compile_ms);
-    wire_key(out, "library");
-    wire_put_text(out, r->library);
+    for (const explain_column_t *c = explain_totals; c->key; c++) {
+        wire_key(out, c->key);
+        put_value(out, c, r);
+    }
     wire_key(out, "fates");
     wire_put_list(out, (uint32_t)r->n_fates);
     for (int i = 0; i < r->n_fates; i++) {
@@ -200,29 +220,14 @@ static void put_head(wire_out_t *out, const explain_report_t *r) {
 }
 
 static void put_line(wire_out_t *out, const explain_line_t *line) {
-    wire_put_map(out, 20);
-    put_count(out, "row", line->row);
-    put_count(out, "step", line->step);
-    put_word(out, "kind", line->kind);
-    put_count(out, "backward", line->backward);
-    put_word(out, "op", line->op);
-    put_word(out, "domain", line->domain);
-    put_word(out, "kernel", line->kernel);
-    put_count(out, "node", line->node);
-    put_word(out, "node_name", line->node_name);
-    put_word(out, "node_op", line->node_op);
-    put_word(out, "fused", line->fused);
-    put_word(out, "source", line->source);
-    put_count(out, "dtype", line->type.dtype);
-    wire_put_text(out, "dims");
-    wire_put_dims(out, &line->type);
-    put_count(out, "bytes_read", line->bytes_read);
-    put_count(out, "bytes_written", line->bytes_written);
-    put_count(out, "work_bytes", line->work_bytes);
-    put_count(out, "saved_bytes", line->saved_bytes);
-    wire_put_text(out, "flops");
-    wire_put_f64(out, line->flops);
-    put_count(out, "leftover", line->leftover);
+    uint32_t n = 0;
+    for (const explain_column_t *c = explain_columns; c->key; c++)
+        n += c->form == EXPLAIN_TYPE ? 2 : 1;
+    wire_put_map(out, n);
+    for (const explain_column_t *c = explain_columns; c->key; c++) {
+        wire_put_text(out, c->form == EXPLAIN_TYPE ? "dtype" : c->key);
+        put_value(out, c, line);
+    }
 }
 
 static void put_rows(wire_out_t *out, const explain_report_t *r, uint64_t from, uint64_t rows) {
@@ -248,6 +253,50 @@ static void put_nodes(wire_out_t *out, const explain_report_t *r) {
     }
 }
 
+/* ---- a finished text ------------------------------------------------------------------------- */
+
+typedef struct form_s {
+    const char *name;
+    void (*print)(FILE *out, const explain_report_t *report);
+} form_t;
+
+/* *out stays NULL for rows. */
+static gradd_status_t find_form(const msgpack_object *name, const form_t **out) {
+    static const form_t forms[] = {
+        {"text",  explain_print_text },
+        {"json",  explain_print_json },
+        {"notes", explain_print_notes},
+    };
+    if (!name) return GRADD_OK;
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++)
+        if (compare_text(&name->via.str, forms[i].name, strlen(forms[i].name)) == 0) {
+            *out = &forms[i];
+            return GRADD_OK;
+        }
+    return GRADD_FAIL(UNSUPPORTED, "explain: field 'form': expected text, json or notes");
+}
+
+static gradd_status_t put_piece(wire_out_t *out, const form_t *form, const explain_report_t *r,
+                                uint64_t from, uint64_t bytes) {
+    char *text = NULL;
+    size_t n = 0;
+    FILE *memory = open_memstream(&text, &n);
+    bool good = memory;
+    if (memory) {
+        form->print(memory, r);
+        good = !ferror(memory);
+        good = fclose(memory) == 0 && good;
+    }
+    if (good) {
+        size_t at = from < n ? (size_t)from : n;
+        put_number(out, "n_bytes", (int64_t)n);
+        wire_key(out, "text");
+        wire_put_bytes(out, text + at, bytes < n - at ? (size_t)bytes : n - at);
+    }
+    free(text);
+    return good ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for the text of an explanation");
+}
+
 static gradd_status_t report_of(const session_objects_t *objects, const session_plan_t *plan,
                                 explain_report_t *out) {
     gradd_explain_t *explain = NULL;
@@ -258,7 +307,11 @@ static gradd_status_t report_of(const session_objects_t *objects, const session_
     if (st == GRADD_OK) st = explain_report_make(plan->compiled->plan, explain, &source, out);
     free(table.rows);
     gradd_explain_destroy(explain);
-    return st;
+    GRADD_TRY(st);
+    out->title =
+        arena_printf(out->arena, "session %u, plan %" PRIu64, objects->session->number, plan->id);
+    if (!out->title) explain_report_finish(out);
+    return out->title ? GRADD_OK : GRADD_E_NOMEM;
 }
 
 /* Nobody has said hello: the request itself says which protocol its sender reads. */
@@ -272,12 +325,19 @@ static gradd_status_t check_protocol(const msgpack_object *proto) {
                       GRADD_VERSION);
 }
 
+static uint64_t at_most(const msgpack_object *wish, uint64_t most) {
+    uint64_t count = wish ? wire_u64(wish) : most;
+    return count < most ? count : most;
+}
+
 static gradd_status_t explain(worker_t *worker, request_t *request) {
     const session_objects_t *objects = NULL;
+    const form_t *form = NULL;
     GRADD_TRY(check_protocol(request->args[ASK_PROTO]));
+    GRADD_TRY(find_form(request->args[ASK_FORM], &form));
     const session_plan_t *plan = choose(worker, request, &objects);
-    const msgpack_object *from = request->args[ASK_FROM], *rows = request->args[ASK_ROWS];
-    uint64_t first = from ? wire_u64(from) : 0, count = rows ? wire_u64(rows) : MAX_PAGE;
+    const msgpack_object *from = request->args[ASK_FROM];
+    uint64_t first = from ? wire_u64(from) : 0;
     bool wished = request->args[ASK_SESSION] || request->args[ASK_PLAN];
     if (!plan && wished) return GRADD_FAIL(STALE, "explain: there is no such plan (any more)");
     wire_key(&request->reply, "proto");
@@ -289,11 +349,17 @@ static gradd_status_t explain(worker_t *worker, request_t *request) {
     put_number(&request->reply, "session", objects->session->number);
     wire_key(&request->reply, "plan");
     wire_put_u64(&request->reply, plan->id); /* the client's choice, up to 2^64 - 1 */
-    if (first == 0) put_head(&request->reply, &report);
-    if (wire_flag(request->args[ASK_NODES])) put_nodes(&request->reply, &report);
-    put_rows(&request->reply, &report, first, count < MAX_PAGE ? count : MAX_PAGE);
+    gradd_status_t st = GRADD_OK;
+    if (form) {
+        uint64_t bytes = at_most(request->args[ASK_BYTES], MAX_PIECE);
+        st = put_piece(&request->reply, form, &report, first, bytes);
+    } else {
+        if (first == 0) put_head(&request->reply, &report);
+        if (wire_flag(request->args[ASK_NODES])) put_nodes(&request->reply, &report);
+        put_rows(&request->reply, &report, first, at_most(request->args[ASK_ROWS], MAX_PAGE));
+    }
     explain_report_finish(&report);
-    return GRADD_OK;
+    return st;
 }
 
 GRADD_COMMANDS(
@@ -305,5 +371,7 @@ GRADD_COMMANDS(
                             [ASK_FROM] = {.name = "from", .kind = WIRE_U64, .optional = true},
                             [ASK_ROWS] = {.name = "rows", .kind = WIRE_U64, .optional = true},
                             [ASK_NODES] = {.name = "nodes", .kind = WIRE_FLAG, .optional = true},
-                            [ASK_PROTO] = {.name = "proto", .kind = WIRE_U64, .optional = true}}
+                            [ASK_PROTO] = {.name = "proto", .kind = WIRE_U64, .optional = true},
+                            [ASK_FORM] = {.name = "form", .kind = WIRE_TEXT, .optional = true},
+                            [ASK_BYTES] = {.name = "bytes", .kind = WIRE_U64, .optional = true}}
 });

@@ -33,7 +33,8 @@ static gradd_status_t add_plan(worker_t *worker, session_objects_t *objects, uin
                              .n_bound = ask->n_bound,
                              .n_rest = ask->n_rest,
                              .n_out = ask->n_out,
-                             .n_grads = ask->n_grads};
+                             .n_grads = ask->n_grads,
+                             .n_gmask = ask->n_gmask};
     gradd_status_t st = id_list_put(&objects->plans, id, plan);
     if (st != GRADD_OK) {
         free(plan);
@@ -44,8 +45,9 @@ static gradd_status_t add_plan(worker_t *worker, session_objects_t *objects, uin
     plan->rest = ask->rest;
     plan->grads = ask->grads;
     plan->out = ask->out;
+    plan->gmask = ask->gmask;
     ask->in = NULL;
-    ask->bound = ask->rest = ask->grads = ask->out = NULL;
+    ask->bound = ask->rest = ask->grads = ask->out = ask->gmask = NULL;
     return GRADD_OK;
 }
 

@@ -78,6 +78,7 @@ void objects_drop_plan(worker_t *worker, session_objects_t *objects, session_pla
     free(plan->rest);
     free(plan->grads);
     free(plan->out);
+    free(plan->gmask);
     free(plan);
 }
 
@@ -147,13 +148,11 @@ static void format_source(const msgpack_object_str *source, char *out, size_t by
     snprintf(out, bytes, "%.150s, %.90s", text, slash ? slash + 1 : line);
 }
 
-/* The Python source of a node whose name the error sentence quotes ('name'), if the client has
- * told us; it follows the sentence. */
-static void add_source(const session_objects_t *objects, const char *message) {
-    const char *begin = strchr(message, '\'');
-    const char *to = begin ? strchr(begin + 1, '\'') : NULL;
-    if (!to) return;
-    size_t n = (size_t)(to - begin - 1);
+/* The Python source of the node that a failure is about, if the client has told us; it follows the
+ * sentence. */
+static void add_source(const session_objects_t *objects, const gradd_failure_t *failure) {
+    const size_t n = strlen(failure->node);
+    if (!n) return;
     for (int g = 0; g < objects->n_graphs; g++) {
         const msgpack_object *table = &objects->graphs[g].source.root;
         /* Names of nodes are unique in their graph only. */
@@ -163,10 +162,10 @@ static void add_source(const session_objects_t *objects, const char *message) {
         for (int i = 0; i < wire_count(nodes); i++) {
             const msgpack_object_str *name = &wire_at(nodes, i)->via.str;
             const msgpack_object_str *source = &wire_at(from, i)->via.str;
-            if (name->size != n || memcmp(name->ptr, begin + 1, n) != 0) continue;
+            if (name->size != n || memcmp(name->ptr, failure->node, n) != 0) continue;
             char text[GRADD_ERROR_BYTES], place[256];
             format_source(source, place, sizeof place);
-            snprintf(text, sizeof text, "%.700s (from %s)", message, place);
+            snprintf(text, sizeof text, "%.700s (from %s)", failure->text, place);
             gradd_error_set(text);
             return;
         }
@@ -194,7 +193,7 @@ static void handle_request(worker_t *worker, request_t *request) {
     if (st == GRADD_E_DEVICE) end_without_device(request);
     if (st != GRADD_OK) {
         atomic_fetch_add(&worker->n_failed, 1);
-        if (objects) add_source(objects, gradd_error_message());
+        if (objects) add_source(objects, gradd_failure());
         /* The client gets the sentence; the log shows it only when the fault is ours. */
         log_event(st == GRADD_E_INTERNAL ? LOG_ERROR : LOG_DEBUG, "request_failed",
                   "session=%u verb=%s code=%s what=\"%s\" where=%s", request->session->number,

@@ -105,11 +105,12 @@ typedef struct session_plan_s {
     uint64_t id, serial, used;
     uint64_t ran;         /* the clock at its last forward, 0 = never */
     compiled_t *compiled; /* Shared: retained */
-    int n_in, n_bound, n_rest, n_out, n_grads;
+    int n_in, n_bound, n_rest, n_out, n_grads, n_gmask;
     gradd_type_t *in;      /* Owned: one per model input */
     int32_t *bound, *rest; /* Owned: model inputs from the binding and from the message */
     int32_t *grads;        /* Owned: model inputs */
     int32_t *out;          /* Owned: model outputs */
+    int32_t *gmask;        /* Owned: positions in `out` whose gradient may arrive */
     int n_runs;            /* runs of this plan; it cannot be dropped before them */
 } session_plan_t;
 

@@ -14,6 +14,7 @@
 
 #include "server/exec/device.h"
 #include "server/verbs/worker.h"
+#include "server/wire/version.h"
 #include "tests/c/onnx_build.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
@@ -267,6 +268,15 @@ static void make_number(wire_out_t *m, const char *verb, const char *key) {
     wire_end(m);
 }
 
+static void make_explain(wire_out_t *m, const char *form) {
+    begin(m, "explain");
+    key_u64(m, "proto", PROTOCOL_HIGHEST);
+    key_u64(m, "bytes", 100);
+    wire_key(m, "form");
+    wire_put_text(m, form);
+    wire_end(m);
+}
+
 static void append(FILE *out, const wire_out_t *m) {
     fputc((int)(m->bytes >> 8), out);
     fputc((int)(m->bytes & 255), out);
@@ -287,6 +297,8 @@ static void write_seed(const char *folder, int which) {
     if (which == 4) make_number(&m, "plan.drop", "plan");
     if (which == 5) make_number(&m, "unbind", "bind");
     if (which == 6) make_step(&m);
+    if (which == 7) make_number(&m, "plan.estimate", "plan");
+    if (which == 8) make_explain(&m, "notes");
     if (which > 0) append(out, &m);
     make_backward(&m, 1);
     append(out, &m);
@@ -304,7 +316,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     REQUIRE(worker_open_device(&worker, &device) == GRADD_OK);
     make_model();
     make_session();
-    for (int i = 0; folder && i <= 6; i++)
+    for (int i = 0; folder && i <= 8; i++)
         write_seed(folder, i);
     if (folder) exit(0);
     return 0;

@@ -4,43 +4,23 @@
     print(gradd.estimate(model, batch, batches=[1, 2, 4, 8], fits_gib=16))
 
 The model is captured and planned, once per batch size, which takes milliseconds; the daemon's plans
-know their peak exactly. Weights are not needed: a model on the meta device will do.
+know their peak exactly and add the parts up, as `gradd estimate` does. Weights are not needed: a
+model on the meta device will do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
-from gradd import schema
+from gradd import errors, schema
 from gradd.calls.captured import CapturedGraph, Plan, check_supported, type_of
-from gradd.explain import amount
 from gradd.session.client import Client, get_client
-from gradd.session.shm import DTYPES, nbytes
 
 _MAX_BATCH = 1 << 20
-# Bytes of optimizer state: per byte of parameter, per element.
-OPTIMIZERS: dict[str, tuple[int, int]] = {
-    "adamw": (2, 0),  # torch: two moments in the type of the parameter
-    "fused_adam": (0, 8),  # gradd: two moments in f32
-    "momentum": (1, 0),
-    "sgd": (0, 0),
-    "none": (0, 0),
-}
-_TEXTS = {
-    "parameters": "parameters",
-    "frozen": "frozen parameters, buffers",
-    "gradients": "gradients",
-    "second_slot": "second gradient slot",
-    "state": "optimizer state",
-    "activations": "activations, workspace",
-    "constants": "constants of the plan",
-    "ring": "inputs and outputs",
-    "total": "total",
-}
 
 
 @dataclass(frozen=True)
@@ -58,6 +38,7 @@ class Estimate:
         activations: Arena of one run: the planned peak of activations and workspace.
         constants: Folded constants, once per plan.
         ring: Inputs and outputs of one run, and the gradients that arrive.
+        total: All of it.
     """
 
     batch: int
@@ -70,16 +51,14 @@ class Estimate:
     activations: int
     constants: int
     ring: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        numbers = [getattr(self, f.name) for f in fields(self)]
-        return sum(numbers[2:])
+    total: int
+    _lines: tuple[tuple[str, str], ...] = field(repr=False, compare=False)
+    _foot: str = field(repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {**asdict(self), "total": self.total}
+        names = (f.name for f in fields(self) if not f.name.startswith("_"))
+        return {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:
         return str(Estimates((self,)))
@@ -89,12 +68,10 @@ class Estimates(tuple):
     """Estimates for several batch sizes. Prints as a table, one column each."""
 
     def __str__(self) -> str:
-        lines = [f"{'batch':<28}" + "".join(f"{e.batch:>13}" for e in self)]
-        for name, text in _TEXTS.items():
-            values = (amount(getattr(e, name)) for e in self)
-            lines.append(f"{text:<28}" + "".join(f"{v:>13}" for v in values))
-        names = ", ".join(dict.fromkeys(e.optimizer for e in self))
-        return "\n".join([*lines, f"(optimizer: {names})"])
+        lines = [f"{'batch':<26}" + "".join(f" {e.batch:>12}" for e in self)]
+        for parts in zip(*(e._lines for e in self), strict=True):
+            lines.append(f"{parts[0][0]:<26}" + "".join(f" {amount:>12}" for _, amount in parts))
+        return "\n".join([*lines, *dict.fromkeys(e._foot for e in self)])
 
 
 def estimate(
@@ -113,7 +90,7 @@ def estimate(
         model: A module, or an ORTModule; on the meta device if need be.
         batch: Keyword (dict) or positional (sequence) arguments of a call; only types and sizes
             are looked at.
-        optimizer: One of OPTIMIZERS.
+        optimizer: One of those of `gradd estimate --help`.
         batches: Batch sizes to plan instead: they replace the first size of the batch's tensors.
         fits_gib: Find the largest batch whose total is at most this; added as the last column.
         accumulate: Gradients of several backwards are added up.
@@ -127,8 +104,6 @@ def estimate(
         CaptureError: The module cannot be captured.
         GraddError: The daemon cannot plan it.
     """
-    if optimizer not in OPTIMIZERS:
-        raise ValueError(f"optimizer {optimizer!r}: expected one of {', '.join(OPTIMIZERS)}")
     planner = _Planner(model, batch, optimizer, accumulate, client or get_client())
     if batches is None and fits_gib is None:
         return planner.of(planner.size)
@@ -218,32 +193,28 @@ class _Planner:
         outputs = tuple(graph.user[i].name for i in real) + tuple(o.name for o in graph.changed)
         gmask = tuple(k for k, i in enumerate(real) if flags[i])
         plan = graph.plan(self.client, tuple(free), params, (), outputs, gmask)
-        graph.plans.clear()  # dropped in the daemon before the next request
-        return self._add_up(graph, plan, params, free)
+        graph.plans.clear()  # and dropped in the daemon once it has been read
+        return self._add_up(plan)
 
-    def _add_up(
-        self, graph: CapturedGraph, plan: Plan, params: tuple[int, ...], free: list
-    ) -> Estimate:
-        info = plan.info
-        per_byte, per_element = OPTIMIZERS[self.optimizer]
-        trained = [graph.places[i].get() for i in params]
-        size = sum(_bytes(t) for t in trained)
-        elements = sum(t.numel() for t in trained)
-        known = {id(t) for t in trained}
-        others = {id(t): t for t in (*self.module.parameters(), *self.module.buffers())}
-        arriving = (info.outputs[k] for k in plan.grad_outputs)
-        moved = [*free, *info.outputs, *arriving]
+    def _add_up(self, plan: Plan) -> Estimate:
+        held = {id(t): t for t in (*self.module.parameters(), *self.module.buffers())}
+        asked = {
+            "plan": plan.info.id,
+            "optimizer": self.optimizer,
+            "accumulate": int(self.accumulate),
+            "held": sum(map(_bytes, held.values())),
+        }
+        try:
+            reply = self.client.request("plan.estimate", asked)
+        except errors.UnsupportedError as error:
+            raise ValueError(error.what) from None
+        known = {f.name for f in fields(Estimate)}
         return Estimate(
             batch=self.size,
             optimizer=self.optimizer,
-            parameters=size,
-            frozen=sum(_bytes(t) for key, t in others.items() if key not in known),
-            gradients=size,
-            second_slot=size if self.accumulate else 0,
-            state=size * per_byte + elements * per_element,
-            activations=info.peak,
-            constants=info.constant,
-            ring=sum(nbytes(DTYPES[code], dims) for code, dims in moved),
+            **{p["key"]: p["bytes"] for p in reply["parts"] if p["key"] in known},
+            _lines=tuple((p["heading"], p["amount"]) for p in reply["parts"]),
+            _foot=reply["foot"],
         )
 
 

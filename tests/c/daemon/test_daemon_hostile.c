@@ -151,7 +151,7 @@ TEST_LIMIT(garbage_on_the_control_socket, 40) {
 TEST_LIMIT(random_envelopes, 40) {
     static const char *const verbs[] = {"attach",  "detach?", "graph.put", "graph.plan",
                                         "bind",    "unbind",  "forward",   "backward",
-                                        "release", "ps",      "plan.drop"};
+                                        "release", "ps",      "plan.drop", "plan.estimate"};
     static const char *const keys[] = {"plan", "run",  "seed",  "flags", "b",     "in",     "out",
                                        "go",   "g",    "keep",  "bind",  "rel",   "runs",   "graph",
                                        "grad", "onnx", "alias", "bound", "gmask", "tensors"};

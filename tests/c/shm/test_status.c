@@ -28,6 +28,39 @@ TEST(long_messages_are_cut_not_overrun) {
     CHECK_ERROR_HAS("context 63");
 }
 
+TEST(a_failure_knows_its_node) {
+    gradd_status_t status = GRADD_FAIL(INDEX, "index 7 of 'ids' is out of range");
+    CHECK_EQ_STR(gradd_failure()->node, "");
+    CHECK_EQ_INT(gradd_at_node(status, "it's a 'name'"), GRADD_E_INDEX);
+    (void)gradd_wrap(status, "node 3 'it'");
+    CHECK_EQ_STR(gradd_failure()->node, "it's a 'name'");
+    CHECK_EQ_STR(gradd_failure()->text, "node 3 'it': index 7 of 'ids' is out of range");
+    CHECK_EQ_INT(gradd_failure()->code, GRADD_E_INDEX);
+    (void)gradd_at_node(status, gradd_failure()->node);
+    CHECK_EQ_STR(gradd_failure()->node, "it's a 'name'");
+    CHECK_EQ_INT(gradd_at_node(GRADD_OK, "other"), GRADD_OK);
+    CHECK_EQ_STR(gradd_failure()->node, "it's a 'name'");
+}
+
+TEST(a_failure_without_a_usable_name) {
+    char name[GRADD_ERROR_NODE_BYTES + 1];
+    memset(name, 'n', sizeof name - 1);
+    name[sizeof name - 1] = 0;
+    gradd_status_t status = GRADD_FAIL(INDEX, "first");
+    (void)gradd_at_node(status, name + 1);
+    CHECK_EQ_STR(gradd_failure()->node, name + 1);
+    (void)gradd_at_node(status, name); /* one byte too long: not cut */
+    CHECK_EQ_STR(gradd_failure()->node, "");
+    (void)gradd_at_node(status, NULL);
+    CHECK_EQ_STR(gradd_failure()->node, "");
+    (void)gradd_at_node(status, "node");
+    (void)GRADD_FAIL(INDEX, "second");
+    CHECK_EQ_STR(gradd_failure()->node, "");
+    (void)gradd_at_node(status, "node");
+    gradd_error_set("third");
+    CHECK_EQ_STR(gradd_failure()->node, "");
+}
+
 static void *fail_elsewhere(void *unused) {
     (void)GRADD_FAIL(NOMEM, "in the other thread");
     return unused;

@@ -6,12 +6,15 @@ import pickle
 import re
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from accelerate.utils import find_executable_batch_size
 from nets import Net, batch
 
 from gradd import ORTModule, errors, options
+from gradd.session import protocol
+from gradd.session.client import get_client
 
 STATUS = Path(__file__).resolve().parents[3] / "shm" / "status.h"
 
@@ -107,3 +110,44 @@ def test_index_out_of_range_names_the_node_and_the_session_goes_on() -> None:
         model(torch.tensor([1, 10, 3]))
     model(torch.tensor([4, 5, 6])).backward()
     assert model.table.weight.grad[1:7].eq(1).all()
+
+
+WRONG = (1, (4, 5))  # does not fit where [3, 5] would
+
+
+def _refusal(name: str, sources: list[tuple[str, str]], x: protocol.Type = (1, (2, 3))) -> str:
+    """What the daemon says to a product of x and w that has this name."""
+    value = onnx.helper.make_tensor_value_info
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"], name=name)
+    inputs = [value("x", 1, [2, "n"]), value("w", 1, [None, 5])]
+    graph = onnx.helper.make_graph([node], "g", inputs, [value("y", 1, [2, 5])])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)])
+    client = get_client()
+    info = client.put_graph(model.SerializeToString(), (), sources)
+    with pytest.raises(errors.GraddError) as caught:
+        client.plan(protocol.plan_fields(info.id, [x, WRONG], (), (), ("y",), ()))
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("daemon")
+@pytest.mark.parametrize(
+    "name", ["product", "two words", "it's 'quoted'", "'", "''", "a: node 0 'x' (Add)", "é" * 50]
+)
+def test_source_of_a_node_of_any_name(name: str) -> None:
+    others = [("'", "no @ no.py:1"), ("x", "no @ no.py:2"), ("quoted", "no @ no.py:3")]
+    sources = [(n, s) for n, s in others if n != name]
+    text = _refusal(name, [*sources, (name, "net.layer @ /a/net.py:7")])
+    assert f"node 0 '{name[:60]}" in text and text.endswith(" (from net.layer, net.py:7)")
+    assert text.count("(from ") == 1
+
+
+@pytest.mark.usefixtures("daemon")
+def test_what_is_quoted_need_not_be_a_node() -> None:
+    """Input and node may have one name; without a name there is no source, nor with a cut one."""
+    known = [("x", "net.layer @ /a/net.py:7"), ("", "other @ /a/net.py:8")]
+    said = _refusal("x", known, (7, (2, 3)))
+    assert "input 'x'" in said and "(from" not in said
+    assert _refusal("x", known).endswith(" (from net.layer, net.py:7)")
+    assert "node 0 'node_0'" in _refusal("", known) and "(from" not in _refusal("", known)
+    long = "n" * 300
+    assert "(from" not in _refusal(long, [(long[:120], "cut @ c.py:1"), (long, "long @ l.py:1")])

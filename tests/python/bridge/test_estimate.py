@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import models
+import onnx
 import pytest
 import torch
 from conftest import BINARY, PYTHONPATH
@@ -58,8 +59,28 @@ def test_batches_and_the_largest_that_fits(daemon: Any) -> None:
     assert str(largest.batch) in str(few).splitlines()[0]
     with pytest.raises(ValueError, match="not even a batch of 1"):
         gradd.estimate(net, batch(4), fits_gib=1e-9)
-    with pytest.raises(ValueError, match="expected one of"):
+    with pytest.raises(ValueError, match="'adagrad': expected one of adamw fused-adam momentum"):
         gradd.estimate(net, batch(4), "adagrad")
+
+
+def test_python_prints_what_the_command_line_does(daemon: Any, tmp_path: Path) -> None:
+    """The lists are those of the daemon; figures agree where both know the parameters."""
+    net = Net(width=64)
+    printed = str(gradd.estimate(net, batch(4), batches=[4])).splitlines()
+    wrapped = ORTModule(net, strict=True)
+    wrapped(*batch(4))[0].backward()
+    path = tmp_path / "net.onnx"
+    wrapped.gradd_explain().save_onnx(path)
+    trained = ",".join(n for n, _ in net.named_parameters())
+    inputs = [i for i in onnx.load(path).graph.input if i.name not in trained.split(",")]
+    given = [(i.name, x.shape) for i, x in zip(inputs, batch(4), strict=True)]
+    sizes = [f"{name}={'x'.join(map(str, shape))}" for name, shape in given]
+    said = command("estimate", path, *sizes, "--batch", "4", "--train", trained).splitlines()
+    assert [line[:26] for line in said[:-1]] == [line[:26] for line in printed[:-1]]
+    assert (said[0], said[-1]) == (printed[0], printed[-1])
+    for part in ("parameters", "gradients", "optimizer state", "activations"):
+        (a,), (b,) = ([x for x in lines if x.startswith(part)] for lines in (said, printed))
+        assert a == b
 
 
 @pytest.mark.quick

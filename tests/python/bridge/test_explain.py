@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import engine as E
@@ -23,8 +24,9 @@ from recognise import Writer
 from torch import nn
 
 from gradd import ORTModule, errors, export
-from gradd.explain import Explanation, with_sources
+from gradd.explain import Explanation, Row, explain_plan, with_sources
 from gradd.session import protocol
+from gradd.session.client import get_client
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
 
@@ -279,8 +281,9 @@ def test_model_and_command_line_agree(daemon: Any, tmp_path: Path) -> None:
     for name in ("arena_bytes", "saved_bytes", "constant_bytes", "grad_bytes", "nodes"):
         assert live[name] == mine[name]
     text = command("explain", GRADD_DIR=str(daemon.directory))
-    lines = [line.rstrip() for line in text[text.index("planned peak") :].splitlines()]
-    assert str(e).splitlines()[1:] == lines
+    assert not [line for line in text.splitlines() if line.endswith(" ")]
+    assert f"{e}\n" == "LlamaForCausalLM\n" + text.partition(f"{live['title']}\n")[2]
+    assert mine == {**live, "title": "LlamaForCausalLM"}
     assert json.loads(e.to_json()) == json.loads(json.dumps(mine))
     path = tmp_path / "marked.onnx"
     e.save_onnx(path)
@@ -379,19 +382,61 @@ def test_pages_join_and_plans_go(daemon: Any) -> None:
 
     whole = ask({})
     rows: list = []
+    assert {*Row.__dataclass_fields__} == {*whole["rows"][0]} - {"backward", "dims"} | {
+        *("phase", "shape")
+    }
     while len(rows) < whole["n_rows"]:
         page = ask({"from": len(rows), "rows": 3, "plan": whole["plan"]})
         assert 0 < len(page["rows"]) <= 3 and "plans" not in page or not rows
         rows += page["rows"]
     assert rows == whole["rows"]
     assert ask({"from": 10**9, "plan": whole["plan"]})["rows"] == []
-    for wrong in ({"plan": "a"}, {"from": -1}, {"rows": []}):
+    for wrong in ({"plan": "a"}, {"from": -1}, {"rows": []}, {"form": 1}, {"bytes": "all"}):
         with pytest.raises(errors.TensorError):
             ask(wrong)
+    for wrong in ("", "tex", "text\0", "xml", "x" * 10000):
+        with pytest.raises(errors.UnsupportedError, match="field 'form': expected text, json or"):
+            ask({"form": wrong})
     wrapped._gradd_bridge.close()
     client.flush()
     with pytest.raises(errors.StaleError):
         ask({"plan": whole["plan"]})
+
+
+def test_pieces_of_a_text_join(daemon: Any) -> None:
+    wrapped = ORTModule(Net(), strict=True)
+    wrapped(*batch())[0].backward()
+    client = wrapped._gradd_bridge.client
+
+    def ask(form: str, **fields: Any) -> dict[str, Any]:
+        return client.request("explain", {"proto": protocol.PROTOCOL[1], "form": form, **fields})
+
+    for form in ("text", "json", "notes"):
+        whole = ask(form)
+        size = whole["n_bytes"]
+        assert len(whole["text"]) == size and "rows" not in whole and whole["plans"]
+        pieces = [ask(form, **{"from": at, "bytes": 1000}) for at in range(0, size, 1000)]
+        assert b"".join(p["text"] for p in pieces) == whole["text"]
+        assert {len(p["text"]) for p in pieces[:-1]} <= {1000}
+        assert ["plans" in p for p in pieces] == [True] + [False] * (len(pieces) - 1)
+        for at in (size, size + 1, 2**64 - 1):
+            assert ask(form, **{"from": at})["text"] == b""
+        assert ask(form, bytes=0)["text"] == b""
+        assert ask(form, bytes=2**64 - 1)["text"] == whole["text"]
+    assert len(json.loads(ask("notes")["text"])) == sum(
+        sum(ops.values()) for ops in json.loads(ask("json")["text"])["nodes"].values()
+    )
+
+
+def test_help_and_docs_name_every_column(layer: Path) -> None:
+    (row, *_) = explained(layer, "x=2x5x6")["rows"]
+    said = command("explain", "--help").partition("of each row")[2]
+    page = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
+    assert [n.split()[0].strip(",") for n in said.splitlines()[1:]] == [
+        n for n in row if n != "shape"
+    ]
+    section = page.partition("### explain")[2].partition("\n### ")[0]
+    assert not [n for n in {*row} - {"phase", "shape"} if f"`{n}`" not in section]
 
 
 @pytest.mark.quick
@@ -436,3 +481,26 @@ def test_a_source_commands_no_terminal(layer: Path) -> None:
     onnx.save(model, layer)
     text = command("explain", layer, "x=2x5x6", "--train", "all")
     assert "first??]0;title? (b.py:1)" in text and "\x1b" not in text
+
+
+def test_a_text_of_many_pieces(daemon: Any) -> None:
+    """A chain so long that all texts are longer than one reply may carry."""
+    count = 3000
+    nodes = [
+        helper.make_node("Mul", [f"v{i}", "w"], [f"v{i + 1}"], name=f"{i}{'n' * 300}")
+        for i in range(count)
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [value("v0", [4]), value("w", [4])], [value(f"v{count}", [4])]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    client = get_client()
+    info = client.put_graph(model.SerializeToString(), ())
+    types = [(F, (4,)), (F, (4,))]
+    plan = client.plan(protocol.plan_fields(info.id, types, [], [], [f"v{count}"], []))
+    e = explain_plan(client, SimpleNamespace(info=plan))
+    here = {"GRADD_DIR": str(daemon.directory)}
+    text, data = command("explain", **here), command("explain", "--json", **here)
+    assert min(len(text), len(data)) > 1 << 20
+    assert f"{e}\n" == text.partition("\n\n")[2] or f"{e}\n" == text
+    assert e.as_dict() == json.loads(data) and len(e.rows) == count

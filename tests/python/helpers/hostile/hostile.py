@@ -245,6 +245,8 @@ class Raw:
             "release": {"runs": [1]},
             "unbind": {"bind": 99},
             "plan.drop": {"plan": 99},
+            "plan.estimate": {"plan": 1, "optimizer": "sgd", "accumulate": 0, "held": 1 << 20},
+            "explain": {"proto": 2, "t": DROP},
             "step": {
                 "step": 0, "journal": single(tensor(JOURNAL, (JOURNAL_BYTES,), U8)),
         "groups": GROUPS,

@@ -6,6 +6,7 @@ control socket are in hostile_memory.py.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgpack
@@ -32,6 +33,12 @@ BIG = 1 << 63
 def ask(name: str, code: str, parts: str, verb: str, **changes: Any) -> Row:
     """A row that changes fields of a good request; the parts are separated by |."""
     return Row(name, code, tuple(parts.split("|")), lambda s: s.ask(verb, **changes))
+
+
+def explain(name: str, code: str, parts: str, **changes: Any) -> Row:
+    """The same for the verb that needs no session."""
+    row = ask(f"explain: {name}", code, parts, "explain", **changes)
+    return dataclasses.replace(row, session=None)
 
 
 def raw(name: str, code: str, parts: str, envelope: Any, **more: Any) -> Row:
@@ -330,6 +337,29 @@ PLANS = [
         bound=[0] * 70000),
     ask("plan.drop: no id", "TENSOR", "plan.drop: field 'plan' is missing", "plan.drop", plan=DROP),
     ask("plan.drop: a float", "TENSOR", "plan.drop: field 'plan'|a float", "plan.drop", plan=1.5),
+    ask("plan.estimate: no id", "TENSOR", "field 'plan' is missing", "plan.estimate", plan=DROP),
+    ask("plan.estimate: no such plan", "STALE", "plan.estimate: there is no such plan",
+        "plan.estimate", plan=7),
+    ask("plan.estimate: an unknown optimizer", "UNSUPPORTED",
+        "field 'optimizer' 'lion': expected one of adamw fused-adam", "plan.estimate",
+        optimizer="lion"),
+    ask("plan.estimate: a part of a name", "UNSUPPORTED", "'sg'", "plan.estimate", optimizer="sg"),
+    ask("plan.estimate: an empty name", "UNSUPPORTED", "''", "plan.estimate", optimizer=""),
+    ask("plan.estimate: a long name", "UNSUPPORTED", f"'{'s' * 60}'", "plan.estimate",
+        optimizer="s" * 100000),
+    ask("plan.estimate: a number", "TENSOR", "field 'optimizer'|a text", "plan.estimate",
+        optimizer=1),
+    ask("plan.estimate: accumulate is 2", "TENSOR", "field 'accumulate'|a boolean",
+        "plan.estimate", accumulate=2),
+    ask("plan.estimate: too much is held", "LIMIT", "field 'held' is above 2^63 - 1",
+        "plan.estimate", held=1 << 63),
+    ask("plan.estimate: less than nothing is held", "TENSOR", "field 'held'|negative",
+        "plan.estimate", held=-1),
+    explain("an unknown form", "UNSUPPORTED", "'form': expected text, json or notes", form="html"),
+    explain("a part of a form", "UNSUPPORTED", "field 'form'", form="j"),
+    explain("the form is a list", "TENSOR", "field 'form'|a text|a list", form=["text"]),
+    explain("bytes below zero", "TENSOR", "field 'bytes'|negative", form="text", bytes=-1),
+    explain("a negative start", "TENSOR", "field 'from'|negative", form="text", **{"from": -1}),
 ]  # fmt: skip
 
 UNKNOWN = [

@@ -1,0 +1,54 @@
+/* Bytes of one training step, added up from a plan: of a file (estimate.c) or of a live one (verb
+ * plan.estimate). The parts are listed in columns.inc.
+ */
+#ifndef GRADD_SERVER_ESTIMATE_H
+#define GRADD_SERVER_ESTIMATE_H
+
+#include "server/api/gradd.h"
+
+typedef struct optimizer_s {
+    const char *name;
+    int per_byte, per_element; /* bytes of state per byte of parameter, and per element */
+} optimizer_t;
+
+typedef struct estimate_s {
+    int64_t batch; /* 0 = as given */
+#define PART(member, heading) int64_t member;
+#include "server/explain/columns.inc"
+#undef PART
+} estimate_t;
+
+typedef struct estimate_part_s {
+    const char *key, *heading;
+    size_t offset;
+} estimate_part_t;
+
+/* Ends with one that has no key; the total comes last. */
+extern const estimate_part_t estimate_parts[];
+int64_t estimate_value(const estimate_t *e, const estimate_part_t *part);
+
+/* What is said below the table, with the name of the optimizer. */
+#define ESTIMATE_FOOT "(optimizer %s; processes without a model take what they take besides)"
+
+extern const char estimate_optimizers[]; /* their names, each with a blank in front */
+/* NULL: the default; '_' counts as '-'. Fails with UNSUPPORTED; the sentence begins with
+ * `what`. */
+gradd_status_t estimate_optimizer(const char *name, size_t n, const char *what,
+                                  const optimizer_t **out_optimizer);
+
+typedef enum estimate_role_e {
+    ESTIMATE_FROZEN,
+    ESTIMATE_TRAINED, /* a parameter with a gradient */
+    ESTIMATE_DATA,    /* comes with the call */
+} estimate_role_t;
+
+/* Adds one input, then what the plan itself takes. Sums that are too large stay at INT64_MAX. */
+void estimate_add_input(estimate_t *e, estimate_role_t role, const gradd_type_t *type,
+                        const optimizer_t *optimizer);
+/* arriving: positions of the outputs whose gradient arrives, which is copied, too. */
+void estimate_add_plan(estimate_t *e, const gradd_plan_info_t *info, const int32_t *arriving,
+                       int n_arriving);
+/* accumulate: gradients of several backwards are added up. */
+void estimate_finish(estimate_t *e, bool accumulate);
+
+#endif

@@ -1,0 +1,83 @@
+/* The parts of an estimate and how they are added up. See estimate.h. */
+#include "server/explain/estimate.h"
+
+#include <string.h>
+
+static const optimizer_t optimizers[] = {
+#define OPTIMIZER(name, per_byte, per_element) {name, per_byte, per_element},
+#include "server/explain/columns.inc"
+#undef OPTIMIZER
+};
+
+const char estimate_optimizers[] = ""
+#define OPTIMIZER(name, per_byte, per_element) " " name
+#include "server/explain/columns.inc"
+#undef OPTIMIZER
+    ;
+
+const estimate_part_t estimate_parts[] = {
+#define PART(member, heading) {#member, heading, offsetof(estimate_t, member)},
+#include "server/explain/columns.inc"
+#undef PART
+    {0}};
+
+int64_t estimate_value(const estimate_t *e, const estimate_part_t *part) {
+    return *(const int64_t *)((const char *)e + part->offset);
+}
+
+static bool is_named(const optimizer_t *optimizer, const char *name, size_t n) {
+    if (strlen(optimizer->name) != n) return false;
+    for (size_t i = 0; i < n; i++)
+        if (optimizer->name[i] != (name[i] == '_' ? '-' : name[i])) return false;
+    return true;
+}
+
+gradd_status_t estimate_optimizer(const char *name, size_t n, const char *what,
+                                  const optimizer_t **out_optimizer) {
+    for (size_t i = 0; i < sizeof optimizers / sizeof optimizers[0]; i++)
+        if (!name || is_named(&optimizers[i], name, n)) {
+            *out_optimizer = &optimizers[i];
+            return GRADD_OK;
+        }
+    return GRADD_FAIL(UNSUPPORTED, "%s '%.*s': expected one of%s", what, n < 60 ? (int)n : 60, name,
+                      estimate_optimizers);
+}
+
+static void add(int64_t *sum, int64_t bytes) {
+    if (__builtin_add_overflow(*sum, bytes, sum)) *sum = INT64_MAX;
+}
+
+static int64_t times(int64_t count, int bytes) {
+    int64_t product;
+    return __builtin_mul_overflow(count, bytes, &product) ? INT64_MAX : product;
+}
+
+void estimate_add_input(estimate_t *e, estimate_role_t role, const gradd_type_t *type,
+                        const optimizer_t *optimizer) {
+    int64_t bytes = gradd_type_bytes(type);
+    if (role == ESTIMATE_TRAINED) {
+        add(&e->parameters, bytes);
+        add(&e->gradients, bytes);
+        add(&e->state, times(bytes, optimizer->per_byte));
+        add(&e->state, times(gradd_type_count(type), optimizer->per_element));
+    } else {
+        add(role == ESTIMATE_DATA ? &e->ring : &e->frozen, bytes);
+    }
+}
+
+void estimate_add_plan(estimate_t *e, const gradd_plan_info_t *info, const int32_t *arriving,
+                       int n_arriving) {
+    for (int j = 0; j < info->n_outputs; j++)
+        add(&e->ring, gradd_type_bytes(&info->outputs[j]));
+    for (int k = 0; k < n_arriving; k++)
+        add(&e->ring, gradd_type_bytes(&info->outputs[arriving[k]]));
+    e->activations = info->arena_bytes;
+    e->constants = info->constant_bytes;
+}
+
+void estimate_finish(estimate_t *e, bool accumulate) {
+    e->second_slot = accumulate ? e->gradients : 0;
+    e->total = 0;
+    for (const estimate_part_t *part = estimate_parts; part[1].key; part++)
+        add(&e->total, estimate_value(e, part));
+}

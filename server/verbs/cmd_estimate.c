@@ -1,0 +1,83 @@
+/* Verb plan.estimate: the memory of training with a plan, in parts. Engine thread. */
+#include <stdlib.h>
+
+#include "server/explain/estimate.h"
+#include "server/explain/explain_report.h"
+#include "server/verbs/worker.h"
+
+enum { ASK_PLAN, ASK_OPTIMIZER, ASK_ACCUMULATE, ASK_HELD };
+
+/* Inputs come with the call or from a binding; of the latter a gradient may be wanted. */
+static gradd_status_t add_inputs(const session_plan_t *plan, const gradd_plan_info_t *info,
+                                 const optimizer_t *optimizer, estimate_t *e) {
+    estimate_role_t *roles = calloc((size_t)plan->n_in + 1, sizeof *roles); /* ESTIMATE_FROZEN */
+    if (!roles) return GRADD_FAIL(NOMEM, "no memory for an estimate");
+    for (int i = 0; i < plan->n_grads; i++)
+        if (info->has_grad[i]) roles[plan->grads[i]] = ESTIMATE_TRAINED;
+    for (int k = 0; k < plan->n_rest; k++)
+        roles[plan->rest[k]] = ESTIMATE_DATA;
+    for (int i = 0; i < plan->n_in; i++)
+        estimate_add_input(e, roles[i], &plan->in[i], optimizer);
+    free(roles);
+    return GRADD_OK;
+}
+
+static void put_parts(wire_out_t *out, const estimate_t *e) {
+    uint32_t n = 0;
+    char amount[24];
+    while (estimate_parts[n].key)
+        n++;
+    wire_key(out, "parts");
+    wire_put_list(out, n);
+    for (const estimate_part_t *part = estimate_parts; part->key; part++) {
+        wire_put_map(out, 4);
+        wire_put_text(out, "key");
+        wire_put_text(out, part->key);
+        wire_put_text(out, "heading");
+        wire_put_text(out, part->heading);
+        wire_put_text(out, "bytes");
+        wire_put_i64(out, estimate_value(e, part));
+        wire_put_text(out, "amount");
+        wire_put_text(out, explain_amount(estimate_value(e, part), amount));
+    }
+}
+
+static gradd_status_t plan_estimate(worker_t *worker, request_t *request) {
+    (void)worker;
+    const session_objects_t *objects = request->session->objects;
+    const session_plan_t *plan = id_list_get(&objects->plans, wire_u64(request->args[ASK_PLAN]));
+    const msgpack_object *name = request->args[ASK_OPTIMIZER], *held = request->args[ASK_HELD];
+    const optimizer_t *optimizer = NULL;
+    estimate_t e = {0};
+    char foot[120];
+    if (!plan) return GRADD_FAIL(STALE, "plan.estimate: there is no such plan (any more)");
+    GRADD_TRY(estimate_optimizer(name ? name->via.str.ptr : NULL, name ? name->via.str.size : 0,
+                                 "plan.estimate: field 'optimizer'", &optimizer));
+    if (held && wire_u64(held) > INT64_MAX)
+        return GRADD_FAIL(LIMIT, "plan.estimate: field 'held' is above 2^63 - 1");
+    const gradd_plan_info_t *info = gradd_plan_info(plan->compiled->plan);
+    GRADD_TRY(add_inputs(plan, info, optimizer, &e));
+    estimate_add_plan(&e, info, plan->gmask, plan->n_gmask);
+    if (held) {
+        int64_t bytes = (int64_t)wire_u64(held);
+        e.frozen = bytes > e.parameters ? bytes - e.parameters : 0;
+    }
+    estimate_finish(&e, wire_flag(request->args[ASK_ACCUMULATE]));
+    put_parts(&request->reply, &e);
+    snprintf(foot, sizeof foot, ESTIMATE_FOOT, optimizer->name);
+    wire_key(&request->reply, "foot");
+    wire_put_text(&request->reply, foot);
+    return GRADD_OK;
+}
+
+GRADD_COMMANDS(
+    estimate,
+    {
+        .name = "plan.estimate",
+        .handle = plan_estimate,
+        .needs_session = true,
+        .fields = {[ASK_PLAN] = {.name = "plan", .kind = WIRE_U64},
+                   [ASK_OPTIMIZER] = {.name = "optimizer", .kind = WIRE_TEXT, .optional = true},
+                   [ASK_ACCUMULATE] = {.name = "accumulate", .kind = WIRE_FLAG, .optional = true},
+                   [ASK_HELD] = {.name = "held", .kind = WIRE_U64, .optional = true}}
+});
