@@ -220,7 +220,8 @@ format: ## rewrite all sources in the house format
 lint: ## formatting and static checks, changes nothing
 	$(Q)$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES)
 	$(Q)$(VENV)/bin/ruff format -q --check . && $(VENV)/bin/ruff check -q .
-	$(Q)sh tests/check_layers.sh && $(PY) tests/check_sizes.py && $(PY) tests/check_pages.py
+	$(Q)sh tests/check_layers.sh && $(PY) tests/check_imports.py && $(PY) tests/check_sizes.py
+	$(Q)$(PY) tests/check_pages.py && $(PY) tests/check_words.py
 
 docs: $(BIN) ## rewrite the pages that are made from lists: operators, kernels, patterns, options
 	@$(PY) tools/docs.py $(BIN)

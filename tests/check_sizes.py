@@ -22,22 +22,10 @@ MAX_FUNCTION = 100
 MAX_PARAMETERS = 6
 MAX_MADE_PARAMETERS = 10  # of functions that a macro or template makes for each element type
 KEYWORDS = {"if", "for", "while", "switch"}
-# Python functions that have more, as "file:function".
-PY_LATER = {
-    "adapters/optimum/optimum/gradd/demo.py:_finish",
-    "adapters/python/gradd/bridge.py:_run",
-    "adapters/python/gradd/export/attention.py:attention",
-    "adapters/python/gradd/export/norms.py:batch_norm",
-    "adapters/python/gradd/export/norms.py:group_norm",
-    "adapters/python/gradd/export/norms.py:instance_norm",
-    "adapters/python/gradd/export/norms.py:layer_norm",
-    "adapters/python/gradd/export/operators.py:batch_norm",
-    "adapters/python/gradd/optim.py:__init__",
-    "adapters/python/gradd/protocol.py:plan_fields",
-    "adapters/python/gradd/runs.py:__init__",
-    "tests/python/engine.py:__init__",
-    "tests/python/hostile_operators.py:op",
-    "tests/python/test_recognise_rope.py:rope_by_members",
+# Where others have said what the parameters are.
+GIVEN = {
+    "adapters/python/gradd/export/translation/": "translations take what torch's operator takes",
+    "adapters/python/gradd/optim.py:__init__": "FusedAdam of onnxruntime.training.optim",
 }
 
 
@@ -137,7 +125,7 @@ def problems(path: Path) -> list[str]:
     for function, line, count in counted:
         made = "#" in function or function.startswith("NAME(")
         limit = MAX_MADE_PARAMETERS if made else MAX_PARAMETERS
-        if count > limit and f"{name}:{function}" not in PY_LATER:
+        if count > limit and not f"{name}:{function}".startswith(tuple(GIVEN)):
             out.append(f"{name}:{line}: {function}() has {count} parameters, limit {limit}")
     return out
 

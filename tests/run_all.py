@@ -172,7 +172,9 @@ def main() -> int:
     counts = [
         run_script("layers", ["sh", "tests/check_layers.sh"]),
         run_script("sizes", [sys.executable, "tests/check_sizes.py"]),
+        run_script("imports", [sys.executable, "tests/check_imports.py"]),
         run_script("pages", [sys.executable, "tests/check_pages.py"]),
+        run_script("words", [sys.executable, "tests/check_words.py"]),
         run_script("made pages", [sys.executable, "tools/docs.py", str(gradd), "--check"]),
         run_c((ROOT / args.build / "bin" / "tests").resolve()),
         (0, 0) if args.quick else run_fuzz((ROOT / args.build / "bin").resolve()),

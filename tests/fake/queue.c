@@ -67,7 +67,7 @@ static item_t *next_item(gradd_queue_t *q) {
     pthread_mutex_lock(&q->lock);
     const bool was_idle = !q->first;
     while (!q->first && !q->ending)
-        pthread_cond_wait(&q->work, &q->lock);
+        pthread_cond_wait(&q->arrived, &q->lock);
     item_t *item = q->first;
     pthread_mutex_unlock(&q->lock);
     if (item && was_idle) pause_for(q);
@@ -104,7 +104,7 @@ gradd_status_t fake_queue_create(gradd_queue_t **out) {
     REQUIRE(q, "no memory for a queue");
     memory_init(&q->memory);
     pthread_mutex_init(&q->lock, NULL);
-    pthread_cond_init(&q->work, NULL);
+    pthread_cond_init(&q->arrived, NULL);
     pthread_cond_init(&q->idle, NULL);
     q->end = &q->first;
     read_environment(q);
@@ -118,7 +118,7 @@ void fake_queue_destroy(gradd_queue_t *q) {
     if (!q) return;
     pthread_mutex_lock(&q->lock);
     q->ending = true;
-    pthread_cond_signal(&q->work);
+    pthread_cond_signal(&q->arrived);
     pthread_mutex_unlock(&q->lock);
     pthread_join(q->thread, NULL);
     memory_finish(&q->memory);
@@ -137,7 +137,7 @@ static void add(gradd_queue_t *q, const item_t *from) {
     *q->end = item;
     q->end = &item->next;
     q->pending++;
-    pthread_cond_signal(&q->work);
+    pthread_cond_signal(&q->arrived);
 }
 
 void fake_queue_add(gradd_queue_t *q, const item_t *item) {

@@ -48,7 +48,7 @@ struct gradd_queue_s {
     memory_t memory;
     pthread_t thread;
     pthread_mutex_t lock;      /* guards what follows */
-    pthread_cond_t work, idle; /* there is work; there is none */
+    pthread_cond_t arrived, idle; /* there is work; there is none */
     item_t *first, **end;
     int pending;
     bool ending, entered, lost;

@@ -495,7 +495,7 @@ class Bridge(ShortWay):
         types = tuple(type_of(t) for t in inputs)
         plan = graph.plan(self.client, types, *wish.of_plan())
         kinds = [(t.dtype, tuple(t.shape)) for t in inputs]
-        return Prepared(self.client, self.slots, graph, plan, binding, kinds, wish)
+        return Prepared(self.client, self.slots, graph, plan, binding, kinds, wish=wish)
 
     @staticmethod
     def inputs(graph: CapturedGraph, leaves: list) -> list[torch.Tensor]:

@@ -82,6 +82,7 @@ class _Sent:
         params: list[torch.Tensor],
         held: list[tuple[torch.Tensor, torch.Tensor]],
         states: list[dict[str, Any]],
+        *,
         bound: list[_Bound],
     ) -> None:
         self.client = client
@@ -491,7 +492,7 @@ class FusedAdam(torch.optim.Optimizer):
             params,
             [(p, copy) for (_, p), copy in zip(entries, params, strict=True) if copy is not p],
             states,
-            list(self._bound.values()),
+            bound=list(self._bound.values()),
         )
         # Before the request: a daemon that is lost in the middle leaves changed parameters, from
         # which no forward of before may be run again.

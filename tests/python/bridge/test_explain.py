@@ -431,7 +431,7 @@ def test_pieces_of_a_text_join(daemon: Any) -> None:
 def test_help_and_docs_name_every_column(layer: Path) -> None:
     (row, *_) = explained(layer, "x=2x5x6")["rows"]
     said = command("explain", "--help").partition("of each row")[2]
-    page = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "protocol.md").read_text()
     assert [n.split()[0].strip(",") for n in said.splitlines()[1:]] == [
         n for n in row if n != "shape"
     ]

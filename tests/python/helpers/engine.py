@@ -225,6 +225,7 @@ class Plan(Handle):
         grads=(),
         outputs=None,
         grad_outputs=(),
+        *,
         threads=0,
         plain=False,
         on=None,

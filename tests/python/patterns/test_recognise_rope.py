@@ -65,7 +65,7 @@ def members(w: Writer, x: str, shape: tuple[int, ...], order: str) -> tuple[str,
 
 
 def rope_by_members(
-    w: Writer, x: str, shape: tuple[int, ...], order: str, result: str, swap=False, inverse=False
+    w: Writer, x: str, shape: tuple[int, ...], order: str, result: str, *, swap=False, inverse=False
 ) -> str:
     """(a cos - b sin, b cos + a sin) with one column of the tables for each pair."""
     a, b = members(w, x, shape, order)
@@ -120,7 +120,7 @@ def test_rope(form, swap, shape, table):
 def test_rope_by_members(order, result, swap, inverse, shape, table):
     w = Writer()
     shapes = {"x": shape, "cos": table, "sin": table}
-    y = rope_by_members(w, "x", shape, order, result, swap, inverse)
+    y = rope_by_members(w, "x", shape, order, result, swap=swap, inverse=inverse)
     fast, plain = compare(w.model(shapes, [y]), arrays(shapes), [y])
     if order == "halves" and result == "pairs":  # nobody writes that
         assert fast.forward == plain.forward

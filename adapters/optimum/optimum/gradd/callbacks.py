@@ -17,4 +17,4 @@ class GraddCallback(TrainerCallback):
         self._trainer = trainer
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer._after_optimizer_step()
+        self._trainer.gradd_after_optimizer_step()

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     tokenizer = _prepare_data(out, options.characters)
     plain = _run_plain(out, options)
     ours, trainer = _run_ours(out, options, started + 60 * options.minutes)
-    return _finish(out, options, started, tokenizer, plain, ours, trainer)
+    return _finish(out, options, started, tokenizer, plain, ours, trainer=trainer)
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -192,6 +192,7 @@ def _finish(
     tokenizer: Any,
     plain: Any,
     ours: Any,
+    *,
     trainer: Any,
 ) -> int:
     from . import demo_data, demo_report

@@ -231,7 +231,7 @@ class ORTTrainer(Trainer):
         self._grad_norm = torch.zeros(())
         return self._grad_norm
 
-    def _after_optimizer_step(self) -> None:
+    def gradd_after_optimizer_step(self) -> None:
         optimizer = self._clipping_optimizer()
         if optimizer is not None and self._grad_norm is not None:
             self._grad_norm.fill_(float(optimizer.grad_norm))

@@ -220,8 +220,8 @@ class CapturedGraph:
             [*names, *input_grads],
             outputs,
             grad_outputs,
-            self.param_inputs,
-            self.plain,
+            parameters=self.param_inputs,
+            plain=self.plain,
         )
         info = client.plan(fields)
         layout = Layout.of(

@@ -82,7 +82,8 @@ class Prepared:
         plan: Plan,
         binding: Binding,
         kinds: Sequence[Kind],
-        wish: Wish | None,
+        *,
+        wish: Wish,
     ) -> None:
         """Args:
         client: The session.
@@ -91,7 +92,7 @@ class Prepared:
         plan: Its plan for these kinds.
         binding: The bound inputs as the daemon knows them.
         kinds: Of the free inputs.
-        wish: What the call wants; None for a run that repeats another one.
+        wish: What the call wants.
         """
         self.client = client
         self.slots = slots
@@ -113,14 +114,14 @@ class Prepared:
         at = {name: i for i, name in enumerate(graph.free)}
         self.grad_inputs = [at[name] for name in plan.input_grads]
         user = range(len(graph.user))
-        self.plain = wish is not None and not graph.changed and wish.real == list(user)
-        self.all_differentiable = wish is not None and all(wish.differentiable)
+        self.plain = not graph.changed and wish.real == list(user)
+        self.all_differentiable = all(wish.differentiable)
         self.watches_readers = bool(graph.cap.loss_ancestors)
 
     def for_plan(self, plan: Plan) -> Prepared:
         """The same call by another plan."""
         return Prepared(
-            self.client, self.slots, self.graph, plan, self.binding, self.kinds, self.wish
+            self.client, self.slots, self.graph, plan, self.binding, self.kinds, wish=self.wish
         )
 
     def fields(

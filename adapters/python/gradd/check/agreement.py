@@ -167,7 +167,7 @@ class Tally:
         self.apart[key] = found = apart(ours, theirs)
         if other is not None:
             own = apart(other, theirs)
-            self.own[key] = self._size(key, own)
+            self.own[key] = self.size_of(key, own)
             longer = found.off > _WORSE * own.off
             self._more[key] = longer and self._is_off_more_often(key, ours, other, theirs)
         if key in self.keep or not self._is_good(key, found, 0.0):
@@ -223,7 +223,7 @@ class Tally:
     def _counts(self, key: Key) -> bool:
         return not self.ours[key].is_floating_point()  # type: ignore[union-attr]
 
-    def _size(self, key: Key, found: Apart) -> float:
+    def size_of(self, key: Key, found: Apart) -> float:
         if self._counts(key):
             return found.off**2  # how many
         return found.off if self.half else found.top
@@ -234,7 +234,7 @@ class Tally:
         return _FLOOR * max((a.long if self.half else a.large for a in same), default=0.0)
 
     def _is_good(self, key: Key, found: Apart, floor: float) -> bool:
-        size, own = self._size(key, found), self.own.get(key)
+        size, own = self.size_of(key, found), self.own.get(key)
         if self._counts(key):
             return size <= (_COUNTED * found.n if self.half else 0.0) + _WORSE * (own or 0.0)
         if self.half:

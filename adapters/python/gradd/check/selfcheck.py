@@ -268,7 +268,7 @@ class _Check:
         if all(exact.apart[k].off == tally.apart[k].off for k in shared):
             return guess  # forward() enters autocast by itself
         for k in shared:
-            exact.own[k] = abs(exact._size(k, exact.apart[k]) - tally._size(k, tally.apart[k]))
+            exact.own[k] = abs(exact.size_of(k, exact.apart[k]) - tally.size_of(k, tally.apart[k]))
         suspects = {f.key for f in exact.findings() if f.apart is not None}
         if not suspects:
             return []

@@ -220,6 +220,7 @@ def plan_fields(
     grads: Sequence[str],
     outputs: Sequence[str],
     grad_outputs: Sequence[int],
+    *,
     parameters: Sequence[int] = (),
     plain: bool = False,
 ) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from hostile_models import N, bad, graph, info
 i64 = np.int64
 
 
-def op(name: str, code: str, parts: str, kind: str, consts: Sequence[Any] = (), outs: int = 1,
-       opset: int = 20, **attributes: Any) -> Row:  # fmt: skip
+def op(name: str, code: str, parts: str, kind: str, consts: Sequence[Any] = (),
+       *, outs: int = 1, opset: int = 20, **attributes: Any) -> Row:  # fmt: skip
     """One operator on x f32[2,3] and constants (None = absent)."""
 
     def build() -> Any:
@@ -74,14 +74,14 @@ PIECES = [
     op("another size", "GRAPH", "outside axis 1", "Concat", [ones(3, 3)], axis=1),
     op("another rank", "GRAPH", "rank", "Concat", [ones(2)], axis=0),
     op("another type", "GRAPH", "element type", "Concat", [ones(2, 3).astype(i64)], axis=0),
-    op("parts that leave one", "GRAPH", "leave 1 of 3", "Split", [ints(1, 1)], 2, axis=1),
-    op("parts that exceed", "GRAPH", "part", "Split", [ints(2, 2)], 2, axis=1),
-    op("a part below zero", "GRAPH", "part", "Split", [ints(-1, 4)], 2, axis=1),
-    op("parts that wrap", "GRAPH", "part", "Split", [ints((1 << 63) - 1, 4)], 2, axis=1),
-    op("as many parts as outputs", "GRAPH", "", "Split", [ints(1, 1, 1)], 2, axis=1),
-    op("does not divide", "GRAPH", "does not divide", "Split", [], 2, axis=1, opset=17),
+    op("parts that leave one", "GRAPH", "leave 1 of 3", "Split", [ints(1, 1)], outs=2, axis=1),
+    op("parts that exceed", "GRAPH", "part", "Split", [ints(2, 2)], outs=2, axis=1),
+    op("a part below zero", "GRAPH", "part", "Split", [ints(-1, 4)], outs=2, axis=1),
+    op("parts that wrap", "GRAPH", "part", "Split", [ints((1 << 63) - 1, 4)], outs=2, axis=1),
+    op("as many parts as outputs", "GRAPH", "", "Split", [ints(1, 1, 1)], outs=2, axis=1),
+    op("does not divide", "GRAPH", "does not divide", "Split", [], outs=2, axis=1, opset=17),
     op("num_outputs 3 of 2", "GRAPH", "num_outputs is 3", "Split", [], 2, num_outputs=3),
-    op("axis out of range", "GRAPH", "axis 4", "Split", [], 2, axis=4, num_outputs=2),
+    op("axis out of range", "GRAPH", "axis 4", "Split", [], outs=2, axis=4, num_outputs=2),
     op("step 0", "GRAPH", "step of axis", "Slice", [ints(0), ints(2), ints(0), ints(0)]),
     op("axis repeated", "GRAPH", "repeated", "Slice", [ints(0, 0), ints(2, 2), ints(0, -2)]),
     op("axis out of range", "GRAPH", "axis 7", "Slice", [ints(0), ints(2), ints(7)]),
@@ -107,9 +107,9 @@ PIECES = [
     op("updates of another shape", "GRAPH", "one shape", "ScatterElements", [np.zeros((1, 2), i64),
         ones(1, 3)]),
     op("depth below zero", "GRAPH", "depth is -1", "OneHot", [np.array(-1), ones(2)]),
-    op("K too large", "GRAPH", "K does not fit", "TopK", [ints(4)], 2),
-    op("K below zero", "GRAPH", "K", "TopK", [ints(-1)], 2),
-    op("axis out of range", "GRAPH", "axis", "TopK", [ints(1)], 2, axis=5),
+    op("K too large", "GRAPH", "K does not fit", "TopK", [ints(4)], outs=2),
+    op("K below zero", "GRAPH", "K", "TopK", [ints(-1)], outs=2),
+    op("axis out of range", "GRAPH", "axis", "TopK", [ints(1)], outs=2, axis=5),
 ]  # fmt: skip
 
 NUMBERS = [

@@ -555,7 +555,7 @@ class Calls:
             self._reads.blank("takes an element out of a set", owner)
         if is_a(owner, dict) and name in _BY_KEY and args:
             label = f"[{images.short(args[0])}] of a dict"
-            self._reads.item(owner, args[0], label, self._reads._by(owner))
+            self._reads.item(owner, args[0], label, self._reads.by(owner))
             self._use_all(args[1:])
         else:
             self._reads.contents(owner)

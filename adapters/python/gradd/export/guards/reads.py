@@ -722,7 +722,7 @@ class Reads(Taken, Lookups, TensorReads):
         elif is_a(container, dict):
             self.special(kind, "__missing__")
             self.hidden_call(container, "__missing__", key)
-            self.item(container, key, f"[{images.short(key)}] of a dict", self._by(container))
+            self.item(container, key, f"[{images.short(key)}] of a dict", self.by(container))
             if is_a(container, collections.defaultdict):
                 self.of_class(kind, "__missing__")
         elif is_a(container, images.CONTAINERS):
@@ -740,7 +740,7 @@ class Reads(Taken, Lookups, TensorReads):
             self.contains(gc.get_referents(container)[0], key)
         elif is_a(container, dict):
             if not is_a(static(type(container), "__contains__"), types.FunctionType):
-                self.item(container, key, f"[{images.short(key)}] of a dict", self._by(container))
+                self.item(container, key, f"[{images.short(key)}] of a dict", self.by(container))
         elif is_a(container, set):
             self._key(container, key)
             if ("member", id(container), key) not in self.slots:

@@ -67,7 +67,7 @@ class Taken:
             self.blank(f"reads all {len(container)} elements of an outside container", container)
             return
         label = f"a {type(container).__name__} ({self.where})"
-        self._add(Contents(container, None, images.image(container), label, self._by(container)))
+        self._add(Contents(container, None, images.image(container), label, self.by(container)))
         if is_a(container, collections.defaultdict):
             self.field(container, "default_factory")
         for value in list(container.values() if is_a(container, dict) else container):
@@ -76,7 +76,7 @@ class Taken:
             elif is_a(value, torch.Tensor):
                 self.tensors.note(value)
 
-    def _by(self, value: Any) -> Any:
+    def by(self, value: Any) -> Any:
         return self._owners.get(id(value), value)
 
     def array(self, array: Any, taken: bool = True) -> None:

@@ -1,0 +1,319 @@
+"""The short way of a call: how short it is, and that whatever has changed is seen on it."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nets import Net, assert_close, assert_same_grads, batch
+from torch import nn
+
+import gradd
+from gradd import ORTModule, optim
+from gradd.bridge import Bridge
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+PACKAGE = str(Path(gradd.__file__).parent)
+SCALE = 1.0
+
+
+class Frames:
+    """The calls of Python functions in a block, by file."""
+
+    def __enter__(self) -> Frames:
+        self.ours: list[str] = []
+        self.all = 0
+        sys.setprofile(self._note)
+        return self
+
+    def _note(self, frame: types.FrameType, event: str, _: Any) -> None:
+        if event != "call":
+            return
+        self.all += 1
+        file = frame.f_code.co_filename
+        if file.startswith(PACKAGE) or file == "<string>":
+            self.ours.append(file)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    @property
+    def files(self) -> set[str]:
+        """Files of the package."""
+        return {file for file in self.ours if file.startswith(PACKAGE)}
+
+
+def _loss(result: Any) -> torch.Tensor:
+    if isinstance(result, torch.Tensor):
+        return result
+    return result["loss"] if isinstance(result, dict) else result[0]
+
+
+def _trained(model: nn.Module, *args: Any, steps: int = 3, **kwargs: Any) -> None:
+    for _ in range(steps):
+        model.zero_grad()
+        _loss(model(*args, **kwargs)).backward()
+
+
+@pytest.mark.parametrize("form", ["tensor", "dictionary"])
+def test_a_step_is_a_look_and_a_request(form: str) -> None:
+    """60 calls in 8 files; 140 in 19 are what a small model waits for longer than for a product."""
+
+    class Small(Net):
+        def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
+            loss = super().forward(x, y)[0]
+            return {"loss": loss} if form == "dictionary" else loss
+
+    model, (x, y) = ORTModule(Small(), strict=True), batch()
+    _trained(model, x, y, steps=12)
+    with Frames() as forward:
+        result = model(x, y=y)  # another form of call takes the long way
+    with Frames() as forward:
+        result = model(x, y)
+    loss = result["loss"] if form == "dictionary" else result
+    with Frames() as backward:
+        loss.backward()
+    assert len(forward.ours) <= 60 and len(forward.files) <= 8, sorted(forward.ours)
+    assert forward.all <= 60, "calls of torch and of libraries among them"
+    assert len(backward.ours) <= 60 and len(backward.files) <= 8, sorted(backward.ours)
+
+
+def test_frames_do_not_grow_with_the_model() -> None:
+    """Ten times the parameters are the same calls, forward and backward."""
+    counts = []
+    for layers in (2, 20):
+        model = ORTModule(nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers))), strict=True)
+        x = batch()[0]
+        for _ in range(12):
+            model.zero_grad()
+            model(x).sum().backward()
+        least = [1000, 1000]  # now and then a slot or a segment comes or goes
+        for _ in range(4):
+            model.zero_grad()
+            with Frames() as forward:
+                loss = model(x).sum()
+            with Frames() as backward:
+                loss.backward()
+            least = [min(least[0], len(forward.ours)), min(least[1], len(backward.ours))]
+        counts.append(least)
+    assert abs(counts[0][0] - counts[1][0]) <= 4 and abs(counts[0][1] - counts[1][1]) <= 4, counts
+
+
+@pytest.fixture
+def long_ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many calls have gone the long way."""
+    count, long_way = [0], Bridge.long_way
+
+    def counted(self: Bridge, args: tuple, kwargs: dict) -> Any:
+        count[0] += 1
+        return long_way(self, args, kwargs)
+
+    monkeypatch.setattr(Bridge, "long_way", counted)
+    yield count
+
+
+class Reader(nn.Module):
+    """Reads what may change: an attribute, a buffer, a global, its mode, its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.out = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.factor = 2.0
+        self.settings = {"add": 1.0}
+        self.register_buffer("shift", torch.full((8,), 0.25))
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor, times: float = 1.0, extra: Any = None) -> Any:
+        hidden = self.layer(x) * self.factor + self.shift + self.settings["add"]
+        if self.training:
+            self.seen.add_(hidden.detach().mean(0))
+        if extra is not None:
+            hidden = hidden * extra["by"]
+        return self.out(torch.tanh(hidden)).square().mean() * times * SCALE
+
+
+def _set_global(value: float) -> None:
+    globals()["SCALE"] = value
+
+
+def _move(m: Reader) -> None:
+    m.layer.weight = nn.Parameter(m.layer.weight.detach() * 0.5)
+
+
+def _hook(m: Reader) -> None:
+    m.out.register_forward_hook(lambda module, args, result: result * 3)
+
+
+def _own_forward(m: Reader) -> None:
+    inner = type(m.layer).forward
+    m.layer.forward = types.MethodType(lambda self, x: inner(self, x) * 1.5, m.layer)
+
+
+CHANGES: dict[str, Callable[[Reader], Any]] = {
+    "an attribute": lambda m: setattr(m, "factor", 3.0),
+    "an entry of a dictionary": lambda m: m.settings.update(add=2.0),
+    "a global": lambda m: _set_global(4.0),
+    "a value of a buffer": lambda m: m.shift.add_(1.0),
+    "a value of a weight": lambda m: m.layer.weight.data.mul_(0.5),
+    "another buffer": lambda m: setattr(m, "shift", torch.full((8,), 0.75)),
+    "another weight": _move,
+    "another submodule": lambda m: setattr(m, "out", copy.deepcopy(m.layer)),
+    "a tie": lambda m: setattr(m.layer, "bias", nn.Parameter(m.layer.bias.detach().clone())),
+    "a frozen weight": lambda m: m.layer.weight.requires_grad_(False),
+    "eval mode": lambda m: m.eval(),
+    "eval mode of a part": lambda m: m.layer.eval(),
+    "a hook": _hook,
+    "a forward of its own": _own_forward,
+    "a double": lambda m: m.double(),
+    "an optimizer's step": lambda m: optim.FusedAdam(m.parameters(), lr=0.1).step(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changes_is_seen(name: str, long_ways: list[int]) -> None:
+    _set_global(1.0)
+    theirs = Reader()
+    ours = ORTModule(copy.deepcopy(theirs))
+    x = batch()[0]
+    for model in (ours, theirs):
+        _trained(model, x, steps=12)
+    before = long_ways[0]
+    _trained(ours, x), _trained(theirs, x)
+    assert long_ways[0] == before, "without a change calls go the short way"
+    try:
+        CHANGES[name](ours.module), CHANGES[name](theirs)
+        if name == "a double":
+            x = x.double()
+        for _ in range(3):
+            ours.zero_grad(), theirs.zero_grad()
+            a, b = ours(x), theirs(x)
+            assert_close(a, b, name)
+            a.backward(), b.backward()
+            assert_same_grads(ours, theirs)
+        for (key, a), b in zip(ours.named_buffers(), theirs.buffers(), strict=True):
+            assert_close(a, b, key)
+    finally:
+        _set_global(1.0)
+
+
+CALLS: dict[str, tuple[tuple, dict]] = {
+    "plain": ((torch.ones(3, 8),), {}),
+    "other sizes": ((torch.ones(5, 8),), {}),
+    "by name": ((), {"x": torch.ones(3, 8)}),
+    "another number": ((torch.ones(3, 8), 2.0), {}),
+    "a number that is zero": ((torch.ones(3, 8), 0.0), {}),
+    "minus zero": ((torch.ones(3, 8), -0.0), {}),
+    "an integer": ((torch.ones(3, 8), 2), {}),
+    "nested": ((torch.ones(3, 8),), {"extra": {"by": torch.full((8,), 2.0)}}),
+    "nested, other order": ((), {"extra": {"by": torch.full((8,), 3.0)}, "x": torch.ones(3, 8)}),
+    "with a gradient": ((torch.ones(3, 8, requires_grad=True),), {}),
+    "a slice": ((torch.ones(3, 16)[:, ::2],), {}),
+    "transposed": ((torch.arange(24.0).reshape(8, 3).t(),), {}),
+}
+
+
+def test_calls_in_any_order() -> None:
+    """Many forms of one module, each known: none takes the way of another."""
+    theirs = Reader()
+    ours = ORTModule(copy.deepcopy(theirs), strict=True)
+    order = torch.randperm(len(CALLS) * 12, generator=torch.Generator().manual_seed(0)).tolist()
+    for number in order:
+        name = list(CALLS)[number % len(CALLS)]
+        args, kwargs = CALLS[name]
+        mode = number // len(CALLS) % 3
+        grads = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+        results = []
+        for model in (ours, theirs):
+            model.zero_grad()
+            for tensor in grads:
+                tensor.grad = None
+            with torch.set_grad_enabled(mode != 1), torch.inference_mode(mode == 2):
+                loss = model(*args, **kwargs)
+            if mode == 0:
+                loss.backward()
+            results.append((loss, [g.grad for g in grads]))
+        (a, ga), (b, gb) = results
+        assert_close(a, b, name)
+        assert a.requires_grad == b.requires_grad and a.is_inference() == b.is_inference(), name
+        for one, other in zip(ga, gb, strict=True):
+            assert (one is None) == (other is None), name
+            if one is not None:
+                assert_close(one, other, name)
+        if mode == 0:
+            assert_same_grads(ours, theirs)
+
+
+def test_the_same_tensor_twice(long_ways: list[int]) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return self.layer(a) * (3.0 if a is b else 1.0) + b
+
+    theirs = Two()
+    ours = ORTModule(copy.deepcopy(theirs), strict=True)
+    a, b = torch.ones(2, 8), torch.ones(2, 8)
+    for pair in ((a, b), (a, b), (a, a), (a, b), (b, b), (a, a)):
+        for _ in range(4):
+            assert_close(ours(*pair), theirs(*pair))
+
+
+def test_a_number_of_items_is_data(long_ways: list[int]) -> None:
+    """`num_items_in_batch` differs in every step and is no other form of call."""
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+            return self.layer(x).square().sum() / num_items_in_batch
+
+    theirs = Loss()
+    ours = ORTModule(copy.deepcopy(theirs), strict=True)
+    x = batch()[0]
+    for n in range(1, 12):
+        ours(x, num_items_in_batch=n)
+    before = long_ways[0]
+    for n in range(12, 20):
+        assert_close(ours(x, num_items_in_batch=n), theirs(x, num_items_in_batch=n))
+    assert long_ways[0] == before
+
+
+def test_what_runs_in_pytorch_leaves_no_way(long_ways: list[int]) -> None:
+    """After a failure the form of call is decided anew."""
+    model, (x, y) = ORTModule(Net()), batch()
+    _trained(model, x, y, steps=12)
+    model.module.second.register_forward_hook(lambda module, args, result: result + 1)
+    expected = copy.deepcopy(model.module)(x, y)[0]
+    assert_close(model(x, y)[0], expected)
+    assert model.gradd_stats()["fallbacks"]
+
+
+def test_a_wrapper_goes_without_the_collector() -> None:
+    """Ways lead to guards and descriptions; they die with their bridge."""
+    import gc
+    import weakref
+
+    model, x = ORTModule(Reader(), strict=True), batch()[0]
+    _trained(model, x, steps=12)
+    gc.collect()  # what captures and checks leave
+    gc.disable()
+    try:
+        held = model(x)
+        ref, inner = weakref.ref(model), weakref.ref(model.module)
+        del model
+        assert ref() is None and held is not None
+        del held
+        assert inner() is None
+    finally:
+        gc.enable()
