@@ -47,7 +47,7 @@ typedef struct item_s {
 struct gradd_queue_s {
     memory_t memory;
     pthread_t thread;
-    pthread_mutex_t lock;      /* guards what follows */
+    pthread_mutex_t lock;         /* guards what follows */
     pthread_cond_t arrived, idle; /* there is work; there is none */
     item_t *first, **end;
     int pending;
