@@ -101,7 +101,7 @@ class SlotSet:
         return sum(len(s) for s in self._slots.values())
 
     def acquire(self, layout: Layout) -> Slot:
-        """A slot that nobody refers to, marked busy until `give_back`."""
+        """A slot that nobody refers to, marked busy: for the time of a request. Then tensors keep it."""
         pool = self.client.gradients
         if pool.returned or self.client.ends.died:
             pool.drain()
@@ -116,10 +116,6 @@ class SlotSet:
         slot = idle[0] if idle else self._create(layout)
         slot.busy = True
         return slot
-
-    def give_back(self, slot: Slot) -> None:
-        """The request is over; from now on only living tensors keep the slot."""
-        slot.busy = False
 
     def drop_all(self) -> None:
         """Gives up every slot (the bridge ends); living tensors keep their memory."""

@@ -37,10 +37,6 @@ TYPE_STABLE = frozenset(
 )
 
 
-def _like(value: Any, like: Any) -> Any:
-    return op.Cast(value, to=int(like.dtype))
-
-
 def _static(size: Any, what: str) -> int:
     if isinstance(size, int):
         return size
