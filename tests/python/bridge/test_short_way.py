@@ -317,3 +317,23 @@ def test_a_wrapper_goes_without_the_collector() -> None:
         assert inner() is None
     finally:
         gc.enable()
+
+
+def test_old_places_of_parameters_are_given_up() -> None:
+    """A way by another form of call keeps no memory where the parameters have been."""
+    model, x = ORTModule(Reader(), strict=True), batch()[0]
+    for mode in (True, False):
+        model.train(mode)
+        _trained(model, x), _trained(model, x, 2.0)
+    before = model._gradd_bridge.client.parameters.live_bytes
+    for _ in range(6):
+        state = {k: v.detach().clone() for k, v in model.module.state_dict().items()}
+        model.module.load_state_dict(state, assign=True)
+        del state
+        model.train()
+        _trained(model, x), _trained(model, x, 2.0)
+    client = model._gradd_bridge.client
+    with client.lock:
+        client.parameters.drain()
+    # The captures for eval mode may still hold the places of their last call.
+    assert client.parameters.live_bytes <= 2 * before

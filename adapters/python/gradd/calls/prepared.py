@@ -431,6 +431,12 @@ class ShortWay:
             if len(set(given)) != len(given):
                 return
             way.order = [given.index(path) for path in paths]
+        # Ways by an earlier binding would keep the memory where the parameters have been.
+        graph, binding = way.prepared.graph, way.prepared.binding
+        for key, other in list(self.ways.items()):
+            known = other.prepared
+            if known.graph is graph and known.binding is not binding:
+                self.ways.pop(key, None)
         if len(self.ways) >= _KEPT:
-            del self.ways[next(iter(self.ways))]
+            self.ways.pop(next(iter(self.ways), None), None)
         self.ways[form[0]] = way

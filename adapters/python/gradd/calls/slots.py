@@ -101,7 +101,7 @@ class SlotSet:
         return sum(len(s) for s in self._slots.values())
 
     def acquire(self, layout: Layout) -> Slot:
-        """A slot that nobody refers to, marked busy: for the time of a request. Then tensors keep it."""
+        """A slot that nobody refers to, marked busy until the request is over."""
         pool = self.client.gradients
         if pool.returned or self.client.ends.died:
             pool.drain()
