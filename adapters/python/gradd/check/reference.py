@@ -78,7 +78,7 @@ class Reference:
         graph: The graph whose values are compared.
         task: What to compute.
         dtype: A higher precision, in which everything is computed.
-        shaken: Seed of results that are a rounding of f32 off, see shaken.py.
+        shaken: Seed of results that are a rounding of f32 off, see perturbed.py.
         """
         self.bridge = bridge
         self.module = bridge.module

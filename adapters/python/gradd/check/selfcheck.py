@@ -1,9 +1,9 @@
 """Comparison of the daemon with PyTorch: at the first call of every kind of plan, and again later.
 
 A call is computed twice without chance: in the daemon by the run flag, in PyTorch by a function
-mode (quiet.py). All outputs, the new values of buffers and the gradients of parameters and inputs
-are compared, also of those that the graph believes out of reach. The daemon's side is over, and its
-arena is given back, before PyTorch's begins.
+mode (without_chance.py). All outputs, the new values of buffers and the gradients of parameters and
+inputs are compared, also of those that the graph believes out of reach. The daemon's side is over,
+and its arena is given back, before PyTorch's begins.
 
 A difference is no verdict. PyTorch in double precision (in f32 for what computes in bf16) says
 whether the daemon is further off than PyTorch is; then the same is computed from other data. An

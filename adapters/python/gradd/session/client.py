@@ -2,8 +2,8 @@
 
 Commands travel over a ZeroMQ DEALER, descriptors over the control socket. A lock makes requests of
 several threads one sequence (autograd may run backward in another thread). What dies never sends:
-its end is noted (ends.py), and releases and chores go out with, or before, the next request, or by
-themselves a moment later (flusher.py).
+its end is noted (finalizers.py), and releases and chores go out with, or before, the next request,
+or by themselves a moment later (flusher.py).
 
 Death of the daemon shows as hang-up of the control socket. Then the client connects again (starting
 a daemon if it may), passes its segments, repeats what the ledger holds and then the request at

@@ -229,7 +229,7 @@ def _start(path: Path) -> subprocess.Popen:
     command = [find_binary(), "serve", "--dir", str(path), "--idle-exit", str(IDLE_EXIT_SECONDS)]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     log = os.open(path / "daemon.log", flags, 0o600)
-    # A trainer asks for its own plans (graphs.py); the daemon is everybody's.
+    # A trainer asks for its own plans (captured.py); the daemon is everybody's.
     env = {name: text for name, text in os.environ.items() if name != "GRADD_FUSE"}
     try:
         process = subprocess.Popen(

@@ -475,7 +475,7 @@ class Calls:
             reads.array(owner)
             self._take_arrays("numpy", name, args)
         elif is_a(owner, random.Random):
-            kept = owner is random._inst and not others_may_draw()  # as it is (chance.py)
+            kept = owner is random._inst and not others_may_draw()  # as it is (random_draws.py)
             if not kept or name == "getstate":
                 reads.drawn("draws from a random.Random", owner)
             if name == "seed" and (not args or args[0] is None) and owner is not random._inst:

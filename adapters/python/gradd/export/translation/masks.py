@@ -1,7 +1,7 @@
 """Says in the graph that a buffer of floats is a mask, with casts to bool and back.
 
 Buffers are graph inputs, so nobody who reads a graph knows what they hold. Where a graph has
-1 - buffer and the buffer holds zeros and ones (binary.py), its readers get
+1 - buffer and the buffer holds zeros and ones (mask_buffers.py), its readers get
 Cast(Cast(buffer, to=BOOL), to=its type) instead: equal for these values, and a statement that
 there are no others. Runs after the cleanup, whose rules would take the casts away or merge them.
 """
