@@ -3,9 +3,9 @@
 The key has two parts. The call's part is schema_key(). The module's part describes everything
 in the module that shapes a graph: classes, training flags, Dropout on or off, parameter and
 buffer names, shapes, types and sharing, which buffers are masks of zeros and ones (mask_buffers.py
-says how that is known), hooks, attributes and configuration objects that forward() may read (freeze.py
-says how each is described). Building it walks the whole module, so it is cached per module and
-only rebuilt if a cheap look at every submodule shows a change.
+says how that is known), hooks, attributes and configuration objects that forward() may read
+(freeze.py says how each is described). Building it walks the whole module, so it is cached per
+module and only rebuilt if a cheap look at every submodule shows a change.
 """
 
 from __future__ import annotations
