@@ -162,7 +162,7 @@ class Bridge(ShortWay):
                 key = self._key(args, kwargs)
                 reason = self.fallback.known(key)
                 if reason is None:
-                    leaves, _, paths = schema.flatten_inputs(args, kwargs)
+                    leaves, _, _ = schema.flatten_inputs(args, kwargs)
                     graphs = self._captured(key)
                     sizes = _sizes(leaves)
                     graph, outdated = self._fitting(graphs, sizes, leaves, args, kwargs)
@@ -173,7 +173,7 @@ class Bridge(ShortWay):
                 if reason is None:
                     graph = graph or self._new_graph(key, graphs, outdated, leaves, args, kwargs)
                     run, tensors, way = self._prepare(graph, leaves, args, kwargs)
-                    self.leave_way(way, args, came, paths)
+                    self.leave_way(way, args, came, kwargs)
         except Exception as error:
             failure = error
         if failure is not None:

@@ -250,6 +250,30 @@ def test_calls_in_any_order() -> None:
             assert_same_grads(ours, theirs)
 
 
+def test_names_that_read_alike() -> None:
+    """Arguments are told apart by where they are, not by their paths as text."""
+
+    class Alike(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+
+        def forward(self, x_mask: torch.Tensor, x: Any, b: Any = None) -> torch.Tensor:
+            other = 0.0 if b is None else b[0]
+            return self.layer(x["mask"]) - 3 * self.layer(x_mask) + other
+
+    theirs = Alike()
+    ours = ORTModule(copy.deepcopy(theirs), strict=True)
+    for seed in range(5):
+        a, b = batch(seed=seed)[0], batch(seed=seed + 10)[0]
+        for kwargs in (
+            {"x_mask": a, "x": {"mask": b}},
+            {"x": {"mask": b}, "x_mask": a},
+            {"x_mask": a, "b": [torch.ones(4), a], "x": {"mask": b}},
+        ):
+            assert_close(ours(**kwargs), theirs(**kwargs))
+
+
 def test_the_same_tensor_twice(long_ways: list[int]) -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

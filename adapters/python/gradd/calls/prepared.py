@@ -169,6 +169,19 @@ def _side_by_side(kinds: Sequence[Kind]) -> tuple[list[tuple], int]:
     return rows, end
 
 
+def _order(args: tuple, kwargs: dict, ordered: dict) -> list[int]:
+    """Where the leaves of a call, as they come, are for the order of the capture."""
+    n = len(schema.flatten_inputs(args, {})[0])
+    order, places = list(range(n)), {}
+    for name, value in kwargs.items():
+        leaves = schema.flatten_inputs((), {name: value})[0]
+        places[name] = range(n, n + len(leaves))
+        n += len(leaves)
+    for name in ordered:
+        order += places[name]
+    return order
+
+
 class Way:
     """How a call sees that it is like the one that left this, and what it does then."""
 
@@ -413,24 +426,21 @@ class ShortWay:
         )
         return (structure, *form, modes, self.version, which), leaves
 
-    def leave_way(self, way: Way, args: tuple, kwargs: dict, paths: Sequence[str]) -> None:
+    def leave_way(self, way: Way, args: tuple, kwargs: dict, ordered: dict) -> None:
         """Later calls that are like this one take this way.
 
         Args:
             way: Of the call.
             args: The call's.
             kwargs: The same, in the order in which they came.
-            paths: Of the leaves in the order of the capture.
+            ordered: The same in the order of the capture.
         """
         part = self.described
         form = self._form(args, kwargs, part) if part is not None else None
         if form is None or part.key is not way.part or self.state.mirrored:
             return
-        given = schema.flatten_inputs(args, kwargs)[2]
-        if list(paths) != given:
-            if len(set(given)) != len(given):
-                return
-            way.order = [given.index(path) for path in paths]
+        if list(kwargs) != list(ordered):
+            way.order = _order(args, kwargs, ordered)
         # Ways by an earlier binding would keep the memory where the parameters have been.
         graph, binding = way.prepared.graph, way.prepared.binding
         for key, other in list(self.ways.items()):
