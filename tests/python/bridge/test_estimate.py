@@ -145,7 +145,6 @@ print(json.dumps([planned.total, measured() - before - x.nbytes]))
 '''
 
 
-@pytest.mark.slow
 def test_total_is_close_to_what_is_measured(daemon: Any) -> None:
     """By a daemon of one thread: what oneDNN takes for itself with several is not planned."""
     folder = daemon.directory.parent / "one"

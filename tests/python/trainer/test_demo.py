@@ -39,7 +39,6 @@ def test_model_has_the_promised_size_and_the_same_weights() -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("daemon")
 def test_demo_from_end_to_end(tmp_path: Path) -> None:
     out = tmp_path / "demo"
