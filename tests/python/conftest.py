@@ -158,9 +158,9 @@ def _own_mappings() -> int:
         return sum("memfd:gradd" in line for line in maps)
 
 
-def _settle(what: str, read: Any, expected: Any, seconds: float = 20.0) -> None:
+def _settle(what: str, read: Any, expected: Any) -> None:
     """Waits until read() gives `expected`: sockets are closed by another thread of ZeroMQ."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _SECONDS
     while True:
         got = read()
         if got == expected:
