@@ -194,6 +194,17 @@ def _show_logs(item: pytest.Item, report: pytest.TestReport) -> None:
 _captures: dict[Any, list[Any]] = {}
 
 
+@contextlib.contextmanager
+def _as_its_class_has_it(module: Any) -> Iterator[None]:
+    """Without the forward that a trainer has put on a model: another one for each model."""
+    own = vars(module)
+    kept = {name: own.pop(name) for name in ("forward",) if name in own}
+    try:
+        yield
+    finally:
+        own.update(kept)
+
+
 def _capture_once(capture: Any) -> Any:
     """Tests use a handful of networks again and again: each is traced once per process."""
     from gradd.export import capture_key, check_dynamic
@@ -206,7 +217,8 @@ def _capture_once(capture: Any) -> Any:
         ours = kind.__module__ == "nets" or kind.__name__ == "LlamaForCausalLM"
         if not ours or getattr(forward, "__func__", None) is not kind.forward:
             return capture(module, args, kwargs, forward=forward, observed=observed)
-        known = _captures.setdefault(capture_key(module, args, kwargs), [])
+        with _as_its_class_has_it(module):
+            known = _captures.setdefault(capture_key(module, args, kwargs), [])
         for one in known:
             if check_dynamic(one, args, kwargs) is None:
                 return dataclasses.replace(one, guards=watched(module, args, kwargs, forward))
