@@ -101,13 +101,13 @@ def test_every_buffer(monkeypatch: pytest.MonkeyPatch, buffer: str, grad: bool) 
 
 
 def test_a_buffer_that_only_pytorch_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = captured.Graph.__init__
+    made = captured.CapturedGraph.__init__
 
-    def blind(self: captured.Graph, *args: Any) -> None:
+    def blind(self: captured.CapturedGraph, *args: Any) -> None:
         made(self, *args)
         self.changed, self.changed_places = [], []
 
-    monkeypatch.setattr(captured.Graph, "__init__", blind)
+    monkeypatch.setattr(captured.CapturedGraph, "__init__", blind)
     with pytest.raises(SelfCheckError, match="buffer mean by"):
         ORTModule(Heads(), strict=True)(batch()[0])
 
@@ -136,15 +136,15 @@ def test_gradients_of_inputs(monkeypatch: pytest.MonkeyPatch, frozen: bool) -> N
 def test_a_parameter_that_the_graph_believes_out_of_reach(
     monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    reach = captured.Graph.differentiable
+    reach = captured.CapturedGraph.differentiable
 
-    def blind(self: captured.Graph, params: tuple, input_grads: tuple) -> tuple:
+    def blind(self: captured.CapturedGraph, params: tuple, input_grads: tuple) -> tuple:
         if lost == "all":
             return [False] * len(self.user), (), ()
         params = tuple(i for i in params if self.bound[i] != "first.weight")
         return reach(self, params, input_grads)
 
-    monkeypatch.setattr(captured.Graph, "differentiable", blind)
+    monkeypatch.setattr(captured.CapturedGraph, "differentiable", blind)
     with pytest.raises(SelfCheckError, match=r"the daemon has no gradient for \w+\.\w+"):
         ORTModule(Net(), strict=True)(*batch())
 
