@@ -36,3 +36,10 @@ def by_mark(quick: Collection[Any], kept: Collection[Any], cases: Iterable[Any])
 def every_run(kept: Collection[Any], cases: Iterable[Any]) -> list[Any]:
     """The cases as parameters of a test, of which all but the kept ones are marked nightly."""
     return [c if c in kept else pytest.param(c, marks=pytest.mark.nightly) for c in cases]
+
+
+def one_in(part: int, cases: Iterable[Any], always: Collection[Any] = ()) -> list[Any]:
+    """The cases as parameters of a test: one in `part` is drawn, and the others are nightly."""
+    cases = list(cases)
+    others = [case for case in cases if case not in always]
+    return every_run({*always, *drawn(others, -(-len(others) // part))}, cases)
