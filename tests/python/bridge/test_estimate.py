@@ -156,7 +156,7 @@ def test_total_is_close_to_what_is_measured(daemon: Any) -> None:
         command = [sys.executable, "-c", _TRAIN]
         done = subprocess.run(command, env=env, capture_output=True, timeout=120)
     finally:
-        subprocess.run([str(BINARY), "stop", "--dir", str(folder)], capture_output=True, timeout=30)
+        subprocess.run([str(BINARY), "stop", "--dir", str(folder)], capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     planned, real = json.loads(done.stdout.splitlines()[-1])
     assert planned > 150e6

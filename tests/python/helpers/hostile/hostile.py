@@ -313,7 +313,7 @@ class Balance:
             fields = stat.read().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")
 
-    def settled(self, expected: tuple[Any, ...], seconds: float = 3.0) -> tuple[Any, ...]:
+    def settled(self, expected: tuple[Any, ...], seconds: float = 20.0) -> tuple[Any, ...]:
         """The reading, once it is the expected one or the time is over."""
         deadline = time.monotonic() + seconds
         while (now := self.read()) != expected and time.monotonic() < deadline:
