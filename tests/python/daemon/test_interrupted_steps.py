@@ -131,7 +131,10 @@ def _interrupt(
         with pytest.raises(errors.SessionError, match="no daemon listens"):
             _step(p, optimizer, 1)
         thread.join()
-    assert optimizer._doubtful.is_torn(), "it was over before the kill: nothing is proven"
+    assert optimizer._doubtful.is_torn(), (
+        f"the step of {LARGE} values was over before the kill came, so nothing is proven: "
+        "had the thread that kills no core?"
+    )
 
 
 def test_half_a_step_is_finished_with_its_own_gradients(
