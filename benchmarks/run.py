@@ -303,7 +303,9 @@ def main(argv: list[str] | None = None) -> int:
             stop_daemons(env)
     all_, stolen = (b - a for a, b in zip(before, processor_ticks(), strict=True))
     machine["stolen"] = stolen / max(1, all_)
-    paths = report.write(Path(options.out), machine, results, options.quick, _kind(options, results))
+    paths = report.write(
+        Path(options.out), machine, results, options.quick, _kind(options, results)
+    )
     print("\n" + report.table(machine, results))
     print("\nwritten: " + ", ".join(str(p) for p in paths))
     return 0 if results[-1]["starts"] == options.starts else 143  # ended by SIGTERM
