@@ -1,11 +1,12 @@
 """The ratio of two engines over all starts of several runs.
 
-    python benchmarks/pool.py [--engines plain,gradd] results/*-recognition-*.json
+    python benchmarks/pool.py [--engines plain,gradd] runs/*/*.json
 
 One line per workload, precision and mode: the first engine's time over the second's, as the
 geometric mean of all starts with Student's 95 % interval: of each start's medians, and of the means
 of its shortest quarters, for hosts that lend the processor to others. All starts count, whichever
-file they are in; a run of one start is one of them.
+file they are in; a run of one start is one of them. Runs need a folder each (`--out`): in one
+folder a run replaces the one before.
 """
 
 from __future__ import annotations

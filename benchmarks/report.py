@@ -76,14 +76,33 @@ def _starts(results: list[dict[str, Any]]) -> str:
     return f" Ratios over {many} starts of all processes, with Student's interval."
 
 
-def write(
-    folder: Path, machine: dict[str, Any], results: list[dict[str, Any]], quick: bool
-) -> list[Path]:
-    """Writes JSON, Markdown and SVG; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+def stem(machine: dict[str, Any], kind: str = "") -> str:
+    """Name of a machine's files: new results replace those of the same machine and kind."""
     cpu = re.sub(r"[^a-z0-9]+", "-", machine["cpu"].lower()).strip("-")[:32]
-    stem = f"{machine['date']}-{cpu}" + ("-quick" if quick else "")
-    paths = [folder / f"{stem}{suffix}" for suffix in (".json", ".md", ".svg")]
+    cores = machine["cores"]
+    threads = f"-{machine['threads']}-threads" if machine["threads"] != cores else ""
+    return f"{cpu}-{cores}-cores{threads}" + (f"-{kind}" if kind else "")
+
+
+def write(
+    folder: Path,
+    machine: dict[str, Any],
+    results: list[dict[str, Any]],
+    quick: bool,
+    kind: str = "",
+) -> list[Path]:
+    """Writes JSON, Markdown and SVG over those of before; returns their paths.
+
+    Args:
+        folder: Of the results.
+        machine: From describe_machine(); it says the date.
+        results: One per workload and precision.
+        quick: Small sizes.
+        kind: What is not the whole table ("part", "together"), and so does not replace it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    name = stem(machine, "-".join(word for word in (kind, "quick" if quick else "") if word))
+    paths = [folder / f"{name}{suffix}" for suffix in (".json", ".md", ".svg")]
     paths[0].write_text(json.dumps({"machine": machine, "quick": quick, "results": results}) + "\n")
     paths[1].write_text(table(machine, results) + "\n")
     _draw(machine, results, paths[2])

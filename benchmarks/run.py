@@ -303,10 +303,21 @@ def main(argv: list[str] | None = None) -> int:
             stop_daemons(env)
     all_, stolen = (b - a for a, b in zip(before, processor_ticks(), strict=True))
     machine["stolen"] = stolen / max(1, all_)
-    paths = report.write(Path(options.out), machine, results, options.quick)
+    paths = report.write(
+        Path(options.out), machine, results, options.quick, _kind(options, results)
+    )
     print("\n" + report.table(machine, results))
     print("\nwritten: " + ", ".join(str(p) for p in paths))
     return 0 if results[-1]["starts"] == options.starts else 143  # ended by SIGTERM
+
+
+def _kind(options: argparse.Namespace, results: list[dict[str, Any]]) -> str:
+    """Says "part" where something of the whole table was left out, or the run ended early."""
+    whole = (workloads.NAMES, ENGINES, PRECISIONS)
+    chosen = (options.only, options.engines, options.precision)
+    left_out = any(set(w) - set(c) for w, c in zip(whole, chosen, strict=True))
+    early = results[-1]["starts"] < options.starts
+    return "part" if left_out or early or options.no_optimizer else ""
 
 
 def environment(folder: str, threads: int) -> dict[str, str]:

@@ -135,7 +135,7 @@ def finish(
     all_, stolen = (b - a for a, b in zip(before, run.processor_ticks(), strict=True))
     machine["stolen"] = stolen / max(1, all_)
     machine["together"] = True
-    paths = report.write(Path(options.out), machine, results, options.quick)
+    paths = report.write(Path(options.out), machine, results, options.quick, "together")
     print("\n" + report.table(machine, results))
     print("\nwritten: " + ", ".join(str(p) for p in paths))
     return code

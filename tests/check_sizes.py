@@ -3,15 +3,18 @@
 Files: at most 800 lines, opened by a comment that states the purpose. Functions in C and Python:
 at most 100 lines and 6 parameters; in Python those behind a bare `*` are named and not counted. An
 inner loop that a macro or template header makes for each element type takes its addresses and
-strides one by one, up to 10. The C side relies on the house format (a function starts in column 0
-and ends with a brace in column 0), which `make lint` enforces. Run by `make check` and `make test`.
+strides one by one, up to 10. Folders: at most 40 files of their own. The C side relies on the house
+format (a function starts in column 0 and ends with a brace in column 0), which `make lint`
+enforces. Run by `make check` and `make test`.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,6 +22,7 @@ FOLDERS = ["shm", "kernels", "server", "adapters", "tests", "benchmarks", "tools
 SUFFIXES = {".c", ".h", ".cu", ".cuh", ".py", ".sh"}
 MAX_FILE = 800
 MAX_FUNCTION = 100
+MAX_FOLDER = 40
 MAX_PARAMETERS = 6
 MAX_MADE_PARAMETERS = 10  # of functions that a macro or template makes for each element type
 KEYWORDS = {"if", "for", "while", "switch"}
@@ -130,10 +134,28 @@ def problems(path: Path) -> list[str]:
     return out
 
 
+def tracked_files() -> list[str]:
+    """What git holds, from the root; nothing where this is no checkout."""
+    command = ["git", "ls-files", "-z", "--cached"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return [name for name in done.stdout.split("\0") if name and (ROOT / name).exists()]
+
+
+def crowded_folders(files: list[str]) -> list[str]:
+    """Folders with more files of their own than one looks through, as lines to print."""
+    counts = Counter(str(Path(name).parent) for name in files)
+    return [
+        f"{folder}: {count} files, the limit is {MAX_FOLDER}: give those of a kind a folder"
+        for folder, count in sorted(counts.items())
+        if count > MAX_FOLDER
+    ]
+
+
 def main() -> int:
     """Prints every problem; returns the exit status."""
     files = source_files()
     found = [line for path in files for line in problems(path)]
+    found += crowded_folders(tracked_files())
     print("\n".join(found) if found else f"sizes: {len(files)} files within the limits")
     return 1 if found else 0
 

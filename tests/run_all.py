@@ -2,8 +2,9 @@
 
 Order: the checks (layers, sizes, pages), the C runner, then pytest with a real daemon
 (`--quick`: only what is marked quick), then the tests of a device's own once more on the device of
-tests/fake. A check script counts as one test. Everything that was
-skipped is listed with its reason by the part that skipped it, and the slowest Python tests are.
+tests/fake. A check script counts as one test. Everything that was skipped is listed with its
+reason by the part that skipped it. At the end: the slowest tests and files of all parts, and for
+each failure the command that repeats it alone.
 `--nightly FILE [--only TEST...]` runs the long property tests alone, file by file, and keeps in
 FILE what the last run of each said. Called by `make test`, `make check`, `make nightly`.
 """
@@ -17,88 +18,74 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-Count = tuple[int, int]  # passed, failed
+import outcome
+from machine import workers
+from outcome import ROOT, Outcome
+
 FAKE_C = ("ops", "step.")  # modules of C tests whose device is the one that is named
 
 
-def run_script(title: str, command: list[str]) -> Count:
+def run_script(title: str, command: list[str]) -> Outcome:
     """Runs a check that either holds or not."""
     print(f"== {title}", flush=True)
-    return (1, 0) if subprocess.run(command, cwd=ROOT).returncode == 0 else (0, 1)
+    return outcome.of_script(command, subprocess.run(command, cwd=ROOT).returncode)
 
 
-def workers() -> int:
-    """Processes of tests beside each other: two, as captures are one thread of Python each."""
-    return min(2, len(os.sched_getaffinity(0)))
-
-
-def run_c(binary: Path, device: str = "", filters: Sequence[str] = ()) -> Count:
+def run_c(build: Path, device: str = "", filters: Sequence[str] = ()) -> Outcome:
     """Runs the C tests in equal parts beside each other and prints what each part said."""
     print("== C tests", f"({device})" if device else "", flush=True)
     chosen = [word for name in filters for word in ("--filter", name)]
-    commands = [
-        [str(binary), "--part", f"{part}/{workers()}", *chosen] for part in range(1, workers() + 1)
-    ]
+    n = workers()
     with concurrent.futures.ThreadPoolExecutor() as threads:
-        counts = list(threads.map(run_c_part, commands))
-    return sum(c[0] for c in counts), sum(c[1] for c in counts)
+        parts = threads.map(
+            lambda i: run_c_part(build, [*chosen, "--part", f"{i + 1}/{n}"]), range(n)
+        )
+        return sum(parts, Outcome())
 
 
-def run_c_part(command: list[str]) -> Count:
-    """The last line of the output carries the counts."""
-    part = " ".join(command[1:])
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    print(f"{part}:\n{done.stdout}", end="", flush=True)
-    match = re.search(r"^(\d+) passed, (\d+) failed\n\Z", done.stdout, re.MULTILINE)
-    if not match:
-        print(f"C tests: {command[0]} ended with status {done.returncode} and no result")
-        return 0, 1
-    passed, failed = int(match[1]), int(match[2])
-    return passed, failed if done.returncode == 0 else max(failed, 1)
+def run_c_part(build: Path, options: list[str]) -> Outcome:
+    """One of several runners beside each other."""
+    command = [str(build / "bin" / "tests"), *options]
+    with tempfile.TemporaryDirectory(prefix="gradd-tests-") as folder:
+        times = Path(folder) / "times"
+        timed = [*command, "--times", str(times)]
+        done = subprocess.run(timed, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        print(f"{' '.join(options)}:\n{done.stdout}", end="", flush=True)
+        return outcome.of_c(command, done.returncode, done.stdout, times, build)
 
 
-def run_fake(build: Path) -> Count:
+def run_fake(build: Path) -> Outcome:
     """What depends on the device once more on that of tests/fake."""
     os.environ["GRADD_TEST_DEVICE"] = "fake"
-    binary = (build / "bin" / "tests").resolve()
-    counts = [run_c(binary, "fake", FAKE_C), run_python(build, "fake and not nightly")]
+    both = run_c(build, "fake", FAKE_C) + run_python(build, "fake and not nightly")
     del os.environ["GRADD_TEST_DEVICE"]
-    return sum(c[0] for c in counts), sum(c[1] for c in counts)
+    return both
 
 
-def run_fuzz(folder: Path) -> Count:
+def run_fuzz(folder: Path) -> Outcome:
     """A short run of each fuzz target; `make fuzz` is the long one."""
     binaries = sorted(p for p in folder.glob("fuzz_*") if not p.suffix)
-    results = [run_script(b.name, [str(b), "-runs=20000"]) for b in binaries]
-    return sum(r[0] for r in results), sum(r[1] for r in results) if binaries else 1
+    if not binaries:
+        return Outcome(0, 1, again=["make fuzz-bins"])
+    return sum((run_script(b.name, [str(b), "-runs=20000"]) for b in binaries), Outcome())
 
 
-def run_python(build: Path, marked: str, files: Sequence[str] = ()) -> Count:
-    """Runs pytest on what is marked so; the counts come from its report file, not its text."""
+def run_python(build: Path, marked: str, files: Sequence[str] = ()) -> Outcome:
+    """Runs pytest on what is marked so."""
     print(" ".join(["== Python tests", f"({marked})", *files]), flush=True)
     report = build / "pytest.xml"
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers()), "--dist", "worksteal"]
-    command += [f"--junitxml={report}", "-m", marked, "--durations=20", *files]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers())]
+    command += ["--dist", "worksteal", f"--junitxml={report}", "-o", "junit_family=xunit1"]
+    command += ["-m", marked, *files]
     status = subprocess.run(command, cwd=ROOT).returncode
-    if not report.exists():
-        print(f"pytest ended with status {status} and no report")
-        return 0, 1
-    suites = ElementTree.parse(report).getroot().iter("testsuite")
-    total = failed = skipped = 0
-    for suite in suites:
-        total += int(suite.get("tests", 0))
-        failed += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
-        skipped += int(suite.get("skipped", 0))
-    passed = max(total - failed - skipped, 0)
-    return passed, failed if status == 0 else max(failed, 1)
+    return outcome.of_python(command, status, report, build)
 
 
 def nightly_files() -> list[str]:
@@ -120,30 +107,21 @@ def run_nightly(build: Path, file: Path, chosen: list[str]) -> int:
     if unknown := sorted(set(chosen) - set(known)):
         print(f"no file of long tests: {', '.join(unknown)}; there are:", *known, sep="\n  ")
         return 2
-    passed = failed = 0
+    total = Outcome()
     for tests in chosen or known:
         start = time.monotonic()
         count = run_python(build, "nightly", [tests])
         took = time.monotonic() - start
-        lines = [f"{count[0]} passed, {count[1]} failed, {took:.0f} s", *failures(build)]
+        lines = [f"{count.passed} passed, {count.failed} failed, {took:.0f} s", *count.again]
         kept[tests] = "\n  ".join(lines)
-        passed, failed = passed + count[0], failed + count[1]
+        total += count
         file.write_text(nightly_page({name: kept[name] for name in known if name in kept}))
-    print(f"{passed} passed, {failed} failed")
-    return 1 if failed else 0
+    return finish(total)
 
 
 def read_or_nothing(file: Path) -> str:
     """The text of a file that may be missing."""
     return file.read_text() if file.exists() else ""
-
-
-def failures(build: Path) -> list[str]:
-    """Names of the tests that failed in the last run of pytest."""
-    report = build / "pytest.xml"
-    cases = ElementTree.parse(report).getroot().iter("testcase") if report.exists() else ()
-    wrong = (c for c in cases if c.find("failure") is not None or c.find("error") is not None)
-    return [str(case.get("name")) for case in wrong]
 
 
 def nightly_page(results: dict[str, str]) -> str:
@@ -165,26 +143,37 @@ def main() -> int:
     parser.add_argument("--nightly", type=Path, help="the long property tests; keep the result")
     parser.add_argument("--only", nargs="*", default=[], help="of these: some files of tests")
     args = parser.parse_args()
+    build = (ROOT / args.build).resolve()
+    if build != ROOT / "build":
+        os.environ["GRADD_BUILD"] = str(build)
     if args.nightly:
-        return run_nightly(ROOT / args.build, args.nightly, args.only)
+        return run_nightly(build, args.nightly, args.only)
     start = time.monotonic()
-    gradd = (ROOT / args.build / "bin" / "gradd").resolve()
+    made = ["tools/docs.py", str(build / "bin" / "gradd"), "--check"]
     counts = [
         run_script("layers", ["sh", "tests/check_layers.sh"]),
         run_script("sizes", [sys.executable, "tests/check_sizes.py"]),
         run_script("imports", [sys.executable, "tests/check_imports.py"]),
         run_script("pages", [sys.executable, "tests/check_pages.py"]),
         run_script("words", [sys.executable, "tests/check_words.py"]),
-        run_script("made pages", [sys.executable, "tools/docs.py", str(gradd), "--check"]),
-        run_c((ROOT / args.build / "bin" / "tests").resolve()),
-        (0, 0) if args.quick else run_fuzz((ROOT / args.build / "bin").resolve()),
-        run_python(ROOT / args.build, "quick" if args.quick else "not nightly"),
-        (0, 0) if args.quick else run_fake(ROOT / args.build),
+        run_script("made pages", [sys.executable, *made]),
+        run_c(build),
+        Outcome() if args.quick else run_fuzz(build / "bin"),
+        run_python(build, "quick" if args.quick else "not nightly"),
+        Outcome() if args.quick else run_fake(build),
     ]
-    passed, failed = (sum(column) for column in zip(*counts, strict=True))
+    total = sum(counts, Outcome())
+    print(outcome.slowest(total.times))
     print(f"== {time.monotonic() - start:.0f} s")
-    print(f"{passed} passed, {failed} failed")
-    return 1 if failed else 0
+    return finish(total)
+
+
+def finish(total: Outcome) -> int:
+    """Prints how failures are run again, and the counts; returns the exit status."""
+    if total.again:
+        print("== failed; each alone again:", *total.again, sep="\n  ")
+    print(f"{total.passed} passed, {total.failed} failed")
+    return 1 if total.failed else 0
 
 
 if __name__ == "__main__":

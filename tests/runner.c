@@ -1,11 +1,13 @@
 /* Runs the C tests, each in its own process with a time limit.
  *
- * Usage: tests [--list] [--filter TEXT]... [--part I/N] [--limit-scale N] [--verbose]
+ * Usage: tests [--list] [--filter TEXT]... [--part I/N] [--limit-scale N] [--times FILE]
+ *              [--verbose]
  * The list comes from the makefile (test_list.inc: module, name, seconds). The output of a test is
  * shown when it fails. The last line is "N passed, N failed"; skipped tests are listed before it
  * with their reasons. Each test leads its own process group, which is killed afterwards, so nothing
  * that a test forked outlives it. Single-threaded: of N runners beside each other, the one with
- * --part I/N (I from 1) runs every N-th of the chosen tests.
+ * --part I/N (I from 1) runs every N-th of the chosen tests. FILE gets a line "seconds module.test"
+ * of each.
  */
 #include "tests/test.h"
 
@@ -51,6 +53,7 @@ typedef struct run_s {
     int part, n_parts;
     int limit_scale;
     bool verbose;
+    FILE *times; /* Owned; NULL: nobody asks */
     int n_passed, n_failed, n_skipped;
 } run_t;
 
@@ -207,13 +210,15 @@ static outcome_t run_one(const run_t *run, const test_case_t *test) {
     kill(-child, SIGKILL);
     waitpid(child, &status, 0);
     current = 0;
+    double took_s = now_s() - start;
+    if (run->times) fprintf(run->times, "%.3f %s\n", took_s, test->name);
 
     outcome_t outcome = FAILED;
     if (ended && WIFEXITED(status) && WEXITSTATUS(status) == 0) outcome = PASSED;
     if (ended && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SKIPPED) outcome = SKIPPED;
     const char *words[] = {"ok   ", "FAIL ", "skip "};
     if (outcome != PASSED || run->verbose)
-        printf("%s %s (%.2f s)", words[outcome], test->name, now_s() - start);
+        printf("%s %s (%.2f s)", words[outcome], test->name, took_s);
     if (outcome == FAILED && !ended)
         printf(": did not end within %d s", test->limit_s * run->limit_scale);
     else if (outcome == FAILED && WIFSIGNALED(status))
@@ -228,7 +233,8 @@ static outcome_t run_one(const run_t *run, const test_case_t *test) {
 
 static int usage(const char *program) {
     fprintf(stderr,
-            "usage: %s [--list] [--filter TEXT]... [--part I/N] [--limit-scale N] [--verbose]\n",
+            "usage: %s [--list] [--filter TEXT]... [--part I/N] [--limit-scale N] [--times FILE] "
+            "[--verbose]\n",
             program);
     return 2;
 }
@@ -249,6 +255,8 @@ int main(int argc, char **argv) {
             i++;
         else if (strcmp(argv[i], "--limit-scale") == 0 && more && atoi(argv[i + 1]) > 0)
             run.limit_scale = atoi(argv[++i]);
+        else if (strcmp(argv[i], "--times") == 0 && more && !run.times)
+            run.times = fopen(argv[++i], "we");
         else
             return usage(argv[0]);
     }
@@ -266,6 +274,7 @@ int main(int argc, char **argv) {
         run.n_failed += outcome == FAILED;
         run.n_skipped += outcome == SKIPPED;
     }
+    if (run.times) fclose(run.times);
     if (list) return 0;
     if (run.n_skipped) printf("%d skipped\n", run.n_skipped);
     printf("%d passed, %d failed\n", run.n_passed, run.n_failed);

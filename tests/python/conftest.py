@@ -37,7 +37,7 @@ PYTHONPATH = os.pathsep.join(
 for _folder in ("adapters/python", "adapters/optimum"):
     if str(ROOT / _folder) not in sys.path:
         sys.path.insert(0, str(ROOT / _folder))
-torch.set_num_threads(1)  # as many as leave a core to the other worker
+torch.set_num_threads(1)  # there is a worker for each core (tests/machine.py)
 
 from gradd import export as gradd_export  # noqa: E402
 from gradd.session import client as gradd_client  # noqa: E402
@@ -48,7 +48,8 @@ DEVICE = os.environ.get("GRADD_TEST_DEVICE", "cpu")
 BINARY = Path(os.environ.get("GRADD_BUILD", ROOT / "build")) / "bin" / "gradd"
 if DEVICE != "cpu":  # the daemon that has the device of the tests, too
     BINARY = BINARY.with_name("gradd-fake")
-_SECONDS = 10.0
+_SECONDS = 60.0  # against a hanging test; a busy machine may need some of them
+_LOG_LINES = 50  # of the daemon, below a failure
 
 
 class Daemon:
@@ -62,6 +63,7 @@ class Daemon:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.killed: set[int] = set()
+        self._kept = ""
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen:
@@ -83,6 +85,17 @@ class Daemon:
         """What the daemon has written."""
         path = self.directory.parent / "log"
         return path.read_text() if path.exists() else ""
+
+    def logs(self) -> str:
+        """The same, and what those have written that clients started; also when all is over."""
+        later = self.directory / "daemon.log"
+        if self.directory.parent.exists():
+            return self.log() + (later.read_text(errors="replace") if later.exists() else "")
+        return self._kept
+
+    def keep_logs(self) -> None:
+        """The folder of the logs is going to be removed."""
+        self._kept = self.logs()
 
     def processes(self) -> list[subprocess.Popen]:
         """The daemon of the fixture and those that clients of this process started."""
@@ -145,9 +158,9 @@ def _own_mappings() -> int:
         return sum("memfd:gradd" in line for line in maps)
 
 
-def _settle(what: str, read: Any, expected: Any, seconds: float = 3.0) -> None:
+def _settle(what: str, read: Any, expected: Any) -> None:
     """Waits until read() gives `expected`: sockets are closed by another thread of ZeroMQ."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _SECONDS
     while True:
         got = read()
         if got == expected:
@@ -163,9 +176,33 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     setattr(item, f"report_{report.when}", report)
+    if report.failed:
+        _show_logs(item, report)
+
+
+def _show_logs(item: pytest.Item, report: pytest.TestReport) -> None:
+    """The report of a failed test ends with what its daemon had to say."""
+    for name in ("daemon", "shared_daemon"):
+        server = getattr(item, "funcargs", {}).get(name)
+        if isinstance(server, Daemon):
+            lines = server.logs().splitlines()
+            left_out = [f"({len(lines) - _LOG_LINES} lines before)"] * (len(lines) > _LOG_LINES)
+            text = "\n".join([*left_out, *lines[-_LOG_LINES:]]) or "(nothing)"
+            report.sections.append((f"log of the daemon in {server.directory}", text))
 
 
 _captures: dict[Any, list[Any]] = {}
+
+
+@contextlib.contextmanager
+def _as_its_class_has_it(module: Any) -> Iterator[None]:
+    """Without the forward that a trainer has put on a model: another one for each model."""
+    own = vars(module)
+    kept = {name: own.pop(name) for name in ("forward",) if name in own}
+    try:
+        yield
+    finally:
+        own.update(kept)
 
 
 def _capture_once(capture: Any) -> Any:
@@ -180,7 +217,8 @@ def _capture_once(capture: Any) -> Any:
         ours = kind.__module__ == "nets" or kind.__name__ == "LlamaForCausalLM"
         if not ours or getattr(forward, "__func__", None) is not kind.forward:
             return capture(module, args, kwargs, forward=forward, observed=observed)
-        known = _captures.setdefault(capture_key(module, args, kwargs), [])
+        with _as_its_class_has_it(module):
+            known = _captures.setdefault(capture_key(module, args, kwargs), [])
         for one in known:
             if check_dynamic(one, args, kwargs) is None:
                 return dataclasses.replace(one, guards=watched(module, args, kwargs, forward))
@@ -215,8 +253,11 @@ def _serving(monkeypatch: pytest.MonkeyPatch, passed: Callable[[], bool]) -> Ite
             _check_nothing_left(server, before)
     finally:
         gradd_client.close_all()
-        server.stop()
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            server.stop()
+        finally:
+            server.keep_logs()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

@@ -166,7 +166,6 @@ print(json.dumps([planned.total, measured() - before - x.nbytes]))
 '''
 
 
-@pytest.mark.slow
 def test_total_is_close_to_what_is_measured(daemon: Any) -> None:
     """By a daemon of one thread: what oneDNN takes for itself with several is not planned."""
     folder = daemon.directory.parent / "one"
@@ -178,7 +177,7 @@ def test_total_is_close_to_what_is_measured(daemon: Any) -> None:
         command = [sys.executable, "-c", _TRAIN]
         done = subprocess.run(command, env=env, capture_output=True, timeout=120)
     finally:
-        subprocess.run([str(BINARY), "stop", "--dir", str(folder)], capture_output=True, timeout=30)
+        subprocess.run([str(BINARY), "stop", "--dir", str(folder)], capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     planned, real = json.loads(done.stdout.splitlines()[-1])
     assert planned > 150e6

@@ -37,7 +37,7 @@ def command(*args: Any, code: int = 0, **env: str) -> str:
         [str(BINARY), *map(str, args)],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         env={**os.environ, **env},
     )
     assert done.returncode == code, done.stdout + done.stderr

@@ -225,7 +225,7 @@ def test_daemon_killed_during_steps(daemon, master):
     optimizer = FusedAdam([p], **options)
     p.grad = grad.clone()
     optimizer.step()
-    done = threading.Event()
+    done, killed = threading.Event(), threading.Event()
 
     def killer():
         for wait in (0.1, 0.25, 0.15):
@@ -233,13 +233,16 @@ def test_daemon_killed_during_steps(daemon, master):
                 return
             with contextlib.suppress(subprocess.CalledProcessError):  # none runs at this moment
                 daemon.kill()
+                killed.set()
 
     thread = threading.Thread(target=killer)
     thread.start()
     try:
-        for _ in range(15):
+        for i in range(15):
             optimizer.step()
             time.sleep(0.02)
+            if i == 7:
+                killed.wait(60)  # a busy machine may be late with the first
     finally:
         done.set()
         thread.join()

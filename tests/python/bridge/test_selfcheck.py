@@ -26,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("shared_daemon")
 GPT2_DROPOUT = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", every_run((False,), [False, True]))
 @pytest.mark.parametrize(
     ("name", "over", "dtype"),

@@ -42,7 +42,6 @@ def _second_adapter(model: Any) -> None:
 CHANGES = [lambda m: m.merge_adapter(), _scale, _second_adapter]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("train", every_run((True,), [False, True]))
 @pytest.mark.parametrize(
     "change", every_run(CHANGES[:1], CHANGES), ids=["merge", "scale", "choose"]

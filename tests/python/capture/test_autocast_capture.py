@@ -160,7 +160,6 @@ def test_capture_leaves_autocast_as_it_was():
     assert not any(n.op_type == "Cast" for n in nodes(plain))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     every_run(("llama",), ("llama", "gemma2", "gpt2", "bert_cls", "peft_lora_llama")),

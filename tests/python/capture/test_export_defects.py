@@ -192,7 +192,6 @@ def test_dropouts_of_one_tensor_stay_two():
         assert constants[node.input[2]].item() is True
 
 
-@pytest.mark.slow
 def test_lora_dropouts_are_not_merged():
     """D8 as it was found: q_proj and v_proj of each layer drop the same input."""
     module, make_batch = models.build("peft_lora_llama", lora_dropout=0.1)
@@ -286,7 +285,6 @@ def run_ort_or_torch(cap, values):
     return onnx_eval.evaluate(cap.onnx, values)[cap.outputs[0].name]
 
 
-@pytest.mark.slow
 def test_left_padding_with_labels_on_pads():
     """Fully masked query rows reach the loss: they must be what torch makes of them."""
     module, make_batch = models.build("llama")

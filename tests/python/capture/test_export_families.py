@@ -34,7 +34,6 @@ def test_family(name):
     assert_same(module, (), make_batch(4, 17, 2), cap=cap, ort=False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", every_run(("gpt2",), ["llama", "gpt2", "bert_cls"]))
 def test_family_with_one_row(name):
     """A capture of its own; the daemon's parity tests have it for every family."""
@@ -42,7 +41,6 @@ def test_family_with_one_row(name):
     assert_same(module, (), make_batch(1, 6, 2), ort=False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", every_run(("gpt2",), ["llama", "gpt2", "bert_cls"]))
 def test_family_in_eval_mode(name):
     module, make_batch = models.build(name)
@@ -61,7 +59,6 @@ def test_family_in_eval_mode(name):
         ),
     ],
 )
-@pytest.mark.slow
 def test_every_dropout_survives(name, over, count):
     module, make_batch = models.build(name, **over)
     cap = export.capture(module, (), make_batch(2, 6, 0))
@@ -71,7 +68,6 @@ def test_every_dropout_survives(name, over, count):
     assert found["Attention"] and not {"Dropout", "com.gradd::Attention"} & found.keys()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", every_run((True,), [False, True]))
 def test_checkpointing_gives_the_plain_graph(reentrant):
     module, make_batch = models.build("llama")

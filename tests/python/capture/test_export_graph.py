@@ -57,7 +57,6 @@ print(hashlib.sha256(data).hexdigest())
 """
 
 
-@pytest.mark.slow
 def test_bytes_are_the_same_in_every_process():
     """Other weights, other sizes, other hash seeds: Gemma-3 iterates over a set of strings."""
     module, make_batch = models.build("gemma3", seed=1)
@@ -157,7 +156,6 @@ def test_unused_inputs_and_parameters_are_left_out():
     assert cap.params == ("a.weight", "a.bias")
 
 
-@pytest.mark.slow
 def test_cache_of_keys_and_values_is_a_result():
     module, make_batch = models.build("llama", use_cache=True)
     batch = make_batch(2, 5, 0)

@@ -20,7 +20,6 @@ from gradd.export import dims
 SIZES = [(3, 9), (1, 9), (2, 1), (1, 1)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", every_run(((3, 9), (1, 1)), SIZES))
 def test_llama_from_any_first_batch(first):
     module, make_batch = models.build("llama")
@@ -102,14 +101,12 @@ def test_equal_sizes_are_required_where_the_module_requires_them():
     assert export.check_dynamic(cap, (torch.randn(5, 4), torch.randn(6, 4)), {}) is not None
 
 
-@pytest.mark.slow
 def test_learned_positions_bound_the_length():
     module, make_batch = models.build("gpt2")
     cap = export.capture(module, (), make_batch(2, 9, 0))
     assert export.check_dynamic(cap, (), make_batch(2, 64, 0)) is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("items", [17, torch.tensor(17)])
 def test_number_of_items_is_an_input(items):
     module, make_batch = models.build("llama")

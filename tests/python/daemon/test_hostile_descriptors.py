@@ -70,7 +70,7 @@ def test_thousands_of_connections_come_and_go(
                 slowest = max(slowest, _seconds(lambda: _same(session, bits)))
             for sock in flood:
                 sock.close()
-        assert slowest < 5, "the session waited"
+        assert slowest < 20, f"a step took {slowest:.1f} s: the session waited"
         print(f"{name} with {descriptors}: a step took at most {slowest * 1e3:.0f} ms")
         _until_someone_can_work(server.directory)
 
@@ -81,14 +81,14 @@ def _same(session: Raw, bits: bytes) -> None:
 
 def _until_someone_can_work(folder: Path) -> None:
     """Newcomers wait while there is no room, and are served when there is."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         try:
             with Raw(folder) as late:
                 late.open().step()
             return
         except (OSError, KeyError, AssertionError):
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, "no newcomer is served after the flood"
             time.sleep(0.1)
 
 

@@ -12,12 +12,13 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from conftest import Daemon
+from selection import one_in
 from torch import nn
 
 from gradd import ORTModule, optim
@@ -49,7 +50,9 @@ def _optimizer(kind: str, model: nn.Module, clip: bool) -> Any:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-def _train(kind: str, dropout: float, clip: bool) -> list[torch.Tensor]:
+def _train(
+    kind: str, dropout: float, clip: bool, halfway: Callable[[], object] = lambda: None
+) -> list[torch.Tensor]:
     """Losses, and what is in parameters and the optimizer at the end."""
     torch.manual_seed(5)
     model = ORTModule(Net(dropout), strict=True)
@@ -58,6 +61,8 @@ def _train(kind: str, dropout: float, clip: bool) -> list[torch.Tensor]:
     found = []
     for step in range(STEPS):
         rows, depth = 3 + step % 3, 1 + step // 5
+        if step == STEPS // 2:
+            halfway()
         for _ in range(2):  # gradients of two batches are added
             loss = model(torch.randn(rows, 64, generator=generator), depth)
             loss.backward()
@@ -81,6 +86,7 @@ class Killer(threading.Thread):
         self.daemon_of_test = daemon
         self.random = random.Random(seed)
         self.over = threading.Event()
+        self.killed = threading.Event()
         self.served = self.starting = 0
 
     def run(self) -> None:
@@ -88,6 +94,7 @@ class Killer(threading.Thread):
             if not self._kill(self._serving()):
                 continue
             self.served += 1
+            self.killed.set()
             for _ in range(self.random.choice([0, 0, 1, STARTS])):
                 self.starting += self._kill_a_start()
 
@@ -120,7 +127,8 @@ def _same(daemon: Daemon, seed: int, case: tuple[str, float, bool]) -> tuple[int
     killer = Killer(daemon, seed)
     killer.start()
     try:
-        found = _train(*case)
+        # On a busy machine a training may be over before the first kill.
+        found = _train(*case, halfway=lambda: killer.killed.wait(60))
     finally:
         killer.over.set()
         killer.join()
@@ -134,7 +142,7 @@ CASES = [("fused", 0.3, True), ("torch", 0.3, True), ("fused", 0.0, False), ("to
 ALL = [*CASES, *((kind, p, not clip) for kind, p, clip in CASES)]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", one_in(2, CASES))
 def test_the_bits_are_the_same(daemon: Daemon, case: tuple[str, float, bool]) -> None:
     served, _ = _same(daemon, seed=CASES.index(case), case=case)
     assert served > 0, "nothing was killed: nothing is proven"

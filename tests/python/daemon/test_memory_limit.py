@@ -150,7 +150,8 @@ def _backward_within_limit(s: Raw, n: int, limit: int) -> None:
         "v": "backward", "run": 1, "go": many([1, 8 * MIB + 64, F32, []], at=[0]), "b": None,
         "g": many([1, 4 * MIB, F32, [n]]),
     }  # fmt: skip
-    assert s.call(forward)["ok"]
+    reply = s.call(forward)
+    assert reply["ok"], f"the forward alone does not fit below the limit: {reply}"
     reply = s.call({**backward, "keep": True})
     assert (reply["ok"], reply["code"], reply["session"]) == (0, "NOMEM", "alive"), reply
     assert reply["what"].startswith("backward: the run needs ")

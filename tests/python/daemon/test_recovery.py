@@ -173,7 +173,7 @@ def test_stopped_daemon_is_started_again(daemon: object) -> None:
     model = ORTModule(Net(), strict=True)
     loss_of(model(*batch())).backward()
     daemon.process.terminate()
-    daemon.process.wait(10)
+    daemon.process.wait(60)
     model.zero_grad()
     loss_of(model(*batch())).backward()
     assert client.get_client().recoveries == 1
@@ -201,7 +201,7 @@ def test_without_autostart_the_error_names_the_directory(
     start = time.monotonic()
     with pytest.raises(errors.SessionError, match=str(daemon.directory)):
         loss.backward()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 15, "it waited for the 20 s of a start, not for 0.2 s"
     del loss, model
     client.close_all()
 

@@ -20,7 +20,7 @@ from conftest import HELPERS
 CHILD = HELPERS / "session_child.py"
 # GPT-2 with dropout: random numbers too must not depend on who else trains.
 FAMILIES = (("llama", 1), ("gpt2", 2), ("mlp_ce", 3), ("qwen3:bf16", 4))
-STEPS = 12
+STEPS = 8
 
 
 class Child:
@@ -42,7 +42,7 @@ class Child:
 
     def answer(self) -> dict[str, Any]:
         line = self.process.stdout.readline()
-        assert line, f"the trainer of {self.family} ended with status {self.process.wait(30)}"
+        assert line, f"the trainer of {self.family} ended with status {self.process.wait(60)}"
         return json.loads(line)
 
     def close(self) -> int:
@@ -59,7 +59,7 @@ def children(daemon: Any) -> Iterator[list[Child]]:
         for child in found:
             if child.process.poll() is None:
                 child.process.kill()
-            child.process.wait(30)
+            child.process.wait(60)
             child.process.stdout.close()
 
 
@@ -69,7 +69,6 @@ def _all(children: list[Child], command: str) -> list[dict[str, Any]]:
     return [child.answer() for child in children]
 
 
-@pytest.mark.slow
 def test_four_families_at_once_and_one_is_killed(daemon: Any, children: list[Child]) -> None:
     """Each has the bits of its solo run, also while a neighbour dies in the middle of a step."""
     _all(children, "ready")
@@ -79,11 +78,13 @@ def test_four_families_at_once_and_one_is_killed(daemon: Any, children: list[Chi
         child.tell(f"train {STEPS}")
         solo.append(child.answer())
     assert len({one["digest"] for one in solo}) == len(FAMILIES)
-    together = _all(children, f"train {STEPS}")
-    _assert_same_bits(children, solo, together)
-    slow = [run for child, run in zip(children, together, strict=True) if child.family != "mlp_ce"]
-    begin, end = max(r["begin"] for r in slow), min(r["end"] for r in slow)
-    assert begin < end, "the runs did not overlap, so nothing was proven"
+    for _ in range(5):  # on a busy machine one may be over before the next begins
+        together = _all(children, f"train {STEPS}")
+        _assert_same_bits(children, solo, together)
+        if _overlap(children, together):
+            break
+    else:
+        pytest.fail("the runs did not overlap, so nothing was proven")
 
     victim, *others = children
     for child in children:
@@ -91,10 +92,16 @@ def test_four_families_at_once_and_one_is_killed(daemon: Any, children: list[Chi
     time.sleep(0.1)
     victim.process.kill()
     _assert_same_bits(others, solo[1:], [child.answer() for child in others])
-    victim.process.wait(30)
+    victim.process.wait(60)
     _assert_same_bits(others, solo[1:], _all(others, f"train {STEPS}"))
     assert len(daemon.ps()["sessions"]) == len(others)
     assert [child.close() for child in others] == [0] * len(others)
+
+
+def _overlap(children: list[Child], runs: list[dict]) -> bool:
+    """A moment was part of all runs but those of the smallest model."""
+    slow = [run for child, run in zip(children, runs, strict=True) if child.family != "mlp_ce"]
+    return max(r["begin"] for r in slow) < min(r["end"] for r in slow)
 
 
 def _assert_same_bits(children: list[Child], solo: list[dict], runs: list[dict]) -> None:

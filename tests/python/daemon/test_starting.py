@@ -49,7 +49,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     client.close_all()
     for process in daemons.started:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
     daemons.reap()
     for name in folder.iterdir() if folder.exists() else ():
         name.unlink()
@@ -121,7 +121,7 @@ def test_the_end_of_tries_is_named(
     assert how[death] in text
     assert ('("gradd: IO: no room")' in text) == (death == "failed")
     said = float(text.split(" times in ")[1].split(" s ")[0])
-    assert abs(said - took) < 1.0
+    assert took - 5.0 < said < took + 0.1  # a busy machine may need seconds for the error alone
 
 
 def test_the_time_that_is_told_is_the_one_that_went(
@@ -131,12 +131,15 @@ def test_the_time_that_is_told_is_the_one_that_went(
     begin = time.monotonic()
     with pytest.raises(errors.SessionError, match=r"no daemon listens in .* after ([\d.]+) s"):
         daemons.connect(place, wait=0.7)
-    assert 0.7 <= time.monotonic() - begin < 5
+    assert 0.7 <= time.monotonic() - begin < 15
     daemons.started[-1].kill()
 
 
 def test_without_a_start_the_command_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place.mkdir(mode=0o700)
     monkeypatch.setenv("GRADD_AUTOSTART", "0")
-    with pytest.raises(errors.SessionError, match=r"after 0\.[34] s .*run `gradd serve`"):
+    with pytest.raises(
+        errors.SessionError, match=r"after ([\d.]+) s .*run `gradd serve`"
+    ) as caught:
         daemons.connect(place, wait=0.3)
+    assert float(str(caught.value).split(" after ")[1].split(" s ")[0]) >= 0.3

@@ -42,7 +42,7 @@ def _steps(model: torch.nn.Module, n: int) -> list[torch.Tensor]:
 
 
 def _until(true: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
@@ -112,7 +112,7 @@ def test_an_idle_daemon_comes_back_to_its_directory(daemon: Daemon, loss: str) -
 @pytest.mark.parametrize("loss", ["folder", "moved"])
 def test_an_idle_daemon_leaves_with_its_directory(daemon: Daemon, loss: str) -> None:
     LOSSES[loss](daemon.directory)
-    assert daemon.process.wait(10) == 0
+    assert daemon.process.wait(60) == 0
     assert loss == "moved" or not daemon.directory.exists()
 
 
@@ -137,11 +137,11 @@ def test_a_daemon_whose_place_was_taken_finishes_its_work(daemon: Daemon) -> Non
         for a, b in zip(_steps(model, 2), expected, strict=True):
             assert torch.equal(a, b)
         client.close_all()
-        assert daemon.process.wait(10) == 0
+        assert daemon.process.wait(60) == 0
         assert daemon.pid() == other.pid, "its sockets are not the first one's"
     finally:
         other.terminate()
-        other.wait(10)
+        other.wait(60)
 
 
 @pytest.mark.nightly
@@ -164,7 +164,7 @@ def test_losing_the_sockets_again_and_again_ends(daemon: Daemon) -> None:
     for a, b in zip(_steps(model, 1), expected, strict=True):
         assert torch.equal(a, b)
     client.close_all()
-    assert daemon.process.wait(10) == 0, "nobody can reach it, and it stays"
+    assert daemon.process.wait(60) == 0, "nobody can reach it, and it stays"
 
 
 # ---- limits that a shell had ----
@@ -184,7 +184,7 @@ print(model.weight.grad.sum().item(), client.get_client().daemon_pid)
 def no_daemon(daemon: Daemon) -> Iterator[Daemon]:
     """A directory in which the first client starts the daemon."""
     daemon.process.terminate()
-    daemon.process.wait(10)
+    daemon.process.wait(60)
     yield daemon
     subprocess.run([str(conftest.BINARY), "stop", "--dir", str(daemon.directory)], check=False)
     _until(lambda: not (daemon.directory / "ctl.sock").exists(), "it does not end")
@@ -233,7 +233,7 @@ def test_a_log_that_nobody_reads_does_not_stop_the_daemon(daemon: Daemon, tmp_pa
             session.step()
     finally:
         other.terminate()
-        assert other.wait(10) == 0
+        assert other.wait(60) == 0
         os.close(read)
         os.close(write)
 
@@ -264,6 +264,6 @@ def test_a_slow_turn_is_logged_with_its_cause(daemon: Daemon) -> None:
         done.set()
         thread.join()
     assert re.search(
-        r'level=warn event=slow_turn ms=\d{3} cause="[a-z ]+" session=\d+ cause_ms=\d+ others=\d+',
+        r'level=warn event=slow_turn ms=\d{3,} cause="[a-z ]+" session=\d+ cause_ms=\d+ others=\d+',
         daemon.log(),
     ), daemon.log()

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ class Slow:
 
     def result(self) -> dict[str, Any]:
         line = self.process.stdout.readline()
-        assert line, f"the slow trainer ended with status {self.process.wait(30)}"
+        assert line, f"the slow trainer ended with status {self.process.wait(60)}"
         return json.loads(line)
 
 
@@ -90,7 +90,7 @@ def slow(daemon: Any) -> Iterator[Slow]:
         yield trainer
     finally:
         trainer.process.kill()
-        trainer.process.wait(30)
+        trainer.process.wait(60)
         trainer.process.stdin.close()
         trainer.process.stdout.close()
 
@@ -108,11 +108,24 @@ def _said(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
     return [r.getMessage() for r in ours if what in r.getMessage()]
 
 
+def _until(true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
 def _wait_until_running(daemon: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not any(s["state"] == "running" for s in daemon.ps()["sessions"]):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    def running() -> bool:
+        return any(s["state"] == "running" for s in daemon.ps()["sessions"])
+
+    _until(running, "the slow trainer's request does not run")
+
+
+def _tell_to_stop(daemon: Any) -> None:
+    """SIGTERM that was taken note of: a second one before would be the same one."""
+    daemon.process.send_signal(signal.SIGTERM)
+    _until(lambda: "event=daemon_stop" in daemon.log(), "the daemon does not notice SIGTERM")
 
 
 def test_stop_during_a_long_request_ends_no_training(
@@ -124,18 +137,17 @@ def test_stop_during_a_long_request_ends_no_training(
     expected = _train_one(model, 1)
     slow.begin()
     _wait_until_running(daemon)
-    daemon.process.send_signal(signal.SIGTERM)
-    time.sleep(0.05)
+    _tell_to_stop(daemon)
     with caplog.at_level(logging.WARNING, "gradd"):
         assert _train_one(model, 1) == expected
-    assert daemon.process.wait(10) == 0
+    assert daemon.process.wait(60) == 0
     assert slow.result()["total"] == first["total"]
     slow.begin()
     assert slow.result() == {"total": first["total"], "recoveries": 1}
     assert client.get_client().recoveries == 1
     assert len(_said(caplog, "ending after the request in progress")) == 1
     slow.process.stdin.close()
-    assert slow.process.wait(30) == 0
+    assert slow.process.wait(60) == 0
 
 
 def test_stop_now_repeats_the_request_at_the_next_daemon(daemon: Any, slow: Slow) -> None:
@@ -145,14 +157,13 @@ def test_stop_now_repeats_the_request_at_the_next_daemon(daemon: Any, slow: Slow
     expected = _train_one(model, 1)
     slow.begin()
     _wait_until_running(daemon)
-    daemon.process.send_signal(signal.SIGTERM)
-    time.sleep(0.02)
+    _tell_to_stop(daemon)
     daemon.process.send_signal(signal.SIGTERM)
     assert _train_one(model, 1) == expected
     assert slow.result() == {"total": first["total"], "recoveries": 1}
-    assert daemon.process.wait(10) == 0
+    assert daemon.process.wait(60) == 0
     slow.process.stdin.close()
-    assert slow.process.wait(30) == 0
+    assert slow.process.wait(60) == 0
 
 
 def test_the_command_stop_does_not_wait_for_the_next_daemon(daemon: Any) -> None:
@@ -174,22 +185,22 @@ def test_the_command_stop_does_not_wait_for_the_next_daemon(daemon: Any) -> None
     try:
         time.sleep(0.2)
         stop = [os.environ["GRADD_BIN"], "stop", "--dir", str(daemon.directory)]
-        assert subprocess.check_output(stop, text=True, timeout=30) == "stopped\n"
+        assert subprocess.check_output(stop, text=True, timeout=60) == "stopped\n"
     finally:
         done.set()
         for thread in threads:
             thread.join()
-        daemon.process.wait(10)
+        daemon.process.wait(60)
         for one in started:
             one.terminate()
-        ends = {one.wait(10) for one in started}
+        ends = {one.wait(60) for one in started}
     assert ends <= {0, 4, -signal.SIGTERM}
 
 
 def test_a_lock_that_is_about_to_be_given_back_is_waited_for(daemon: Any) -> None:
     """In the moment of its end a daemon has no sockets any more, but the lock."""
     daemon.process.terminate()
-    daemon.process.wait(10)
+    daemon.process.wait(60)
     with open(daemon.directory / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write("1\n")

@@ -53,7 +53,7 @@ def _command(name: str, path: Path, *more: str) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=20,
+        timeout=60,
     )
     return done.returncode, done.stdout
 
@@ -80,7 +80,7 @@ def test_an_older_client_is_told_both_versions_and_what_helps(daemon: Daemon) ->
         assert f"the client is the older one: `pip install gradd=={gradd.__version__}`" in what
         segment = old.control({"v": "segment", "id": 1, "bytes": 4096})
         assert segment["ok"] == 0, "a refused client gets no further"
-    assert subprocess.run(_stop_in(what), timeout=20).returncode == 0
+    assert subprocess.run(_stop_in(what), timeout=60).returncode == 0
     assert daemon.process.wait(5) == 0, "the advised command ends the daemon"
     client.get_client().connect()
     assert daemon.ps()["version"] == gradd.__version__, "and the next call starts another one"
@@ -235,7 +235,7 @@ class _Trainer:
 def _replaced(daemon: Daemon) -> Peer:
     """The daemon ends, and a newer one is there before anybody has asked for another."""
     daemon.process.terminate()
-    assert daemon.process.wait(10) == 0
+    assert daemon.process.wait(60) == 0
     return new_daemon(daemon.directory)
 
 

@@ -58,7 +58,7 @@ class Peer:
         ]
         for thread in self._threads:
             thread.start()
-        assert ready.wait(10)
+        assert ready.wait(60), f"the stand-in of a daemon in {self.path} could not bind its sockets"
 
     def __enter__(self) -> Peer:
         return self

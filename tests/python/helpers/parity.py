@@ -148,10 +148,13 @@ class Pair:
     def finish(self, captures: int = 1) -> None:
         """Asserts that the daemon did the work, with so many captures, and that weights moved."""
         stats = self.wrapped.gradd_stats()
-        assert stats["fallbacks"] == {}
+        assert stats["fallbacks"] == {}, f"calls ran in PyTorch, by reason: {stats['fallbacks']}"
         assert stats["captures"] == captures, f"{stats['captures']} captures, not {captures}"
-        assert stats["self_checks"] >= captures
-        assert stats["forwards"] >= len(self._history) + captures
+        assert stats["self_checks"] >= captures, f"a capture was not compared with PyTorch: {stats}"
+        assert stats["forwards"] >= len(self._history) + captures, (
+            f"the daemon ran fewer forwards than {len(self._history)} steps and {captures} checks: "
+            f"{stats}"
+        )
         for name, parameter in self.wrapped.named_parameters():
             moved = not torch.equal(parameter, self.first[name])
             trained = parameter.requires_grad and parameter.grad is not None

@@ -149,8 +149,11 @@ class Triple:
     def finish(self) -> None:
         """Asserts that the daemon did the work, in one capture, and that weights moved."""
         stats = self.ours.model.gradd_stats()
-        assert stats["fallbacks"] == {} and stats["captures"] == 1 and stats["self_checks"] >= 1
-        assert stats["forwards"] >= self.steps + 1
+        assert stats["fallbacks"] == {}, f"calls ran in PyTorch, by reason: {stats['fallbacks']}"
+        assert stats["captures"] == 1 and stats["self_checks"] >= 1, (
+            f"one capture, checked: {stats}"
+        )
+        assert stats["forwards"] >= self.steps + 1, f"fewer forwards than steps: {stats}"
         moved = [
             not torch.equal(p.detach().float(), q.detach().float())
             for p, q in zip(self.ours.model.parameters(), self.first, strict=True)

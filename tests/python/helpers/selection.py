@@ -23,16 +23,23 @@ def drawn(cases: Iterable[Any], count: int) -> list[Any]:
     return sorted(random.Random(SEED).sample(ordered, count))
 
 
-def by_mark(quick: Collection[Any], slow: Collection[Any], cases: Iterable[Any]) -> list[Any]:
-    """The cases as parameters of a test: marked quick, slow, or, all others, nightly."""
+def by_mark(quick: Collection[Any], kept: Collection[Any], cases: Iterable[Any]) -> list[Any]:
+    """The cases as parameters of a test: marked quick, kept without a mark, all others nightly."""
 
     def mark(case: Any) -> Any:
-        chosen = "quick" if case in quick else "slow" if case in slow else "nightly"
-        return getattr(pytest.mark, chosen)
+        name = "quick" if case in quick else "nightly" if case not in kept else None
+        return pytest.param(case, marks=getattr(pytest.mark, name)) if name else case
 
-    return [pytest.param(case, marks=mark(case)) for case in cases]
+    return [mark(case) for case in cases]
 
 
 def every_run(kept: Collection[Any], cases: Iterable[Any]) -> list[Any]:
     """The cases as parameters of a test, of which all but the kept ones are marked nightly."""
     return [c if c in kept else pytest.param(c, marks=pytest.mark.nightly) for c in cases]
+
+
+def one_in(part: int, cases: Iterable[Any], always: Collection[Any] = ()) -> list[Any]:
+    """The cases as parameters of a test: one in `part` is drawn, and the others are nightly."""
+    cases = list(cases)
+    others = [case for case in cases if case not in always]
+    return every_run({*always, *drawn(others, -(-len(others) // part))}, cases)

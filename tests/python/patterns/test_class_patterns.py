@@ -78,13 +78,11 @@ def check_class(key: tuple[str, str], family: Family, path: Path, dtype: torch.d
     check(explained(model, batch, path), ROWS[key], LEFT.get(key, {}))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("key", every_run(drawn(ROWS, 1), ROWS), ids="-".join)
 def test_class(key: tuple[str, str], known: dict, tmp_path: Path) -> None:
     check_class(key, known[key], tmp_path / "model.onnx", torch.float32)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("key", every_run((), IN_BF16), ids="-".join)
 def test_class_in_bf16(key: tuple[str, str], known: dict, tmp_path: Path) -> None:
     check_class(key, known[key], tmp_path / "model.onnx", torch.bfloat16)

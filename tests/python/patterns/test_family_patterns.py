@@ -119,7 +119,6 @@ def test_family(name: str, tmp_path: Path) -> None:
     check_family(name, planned(name, tmp_path))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", every_run(("llama",), IN_BF16))
 def test_family_in_bf16(name: str, tmp_path: Path) -> None:
     plan = planned(name, tmp_path, bf16=True)
@@ -127,7 +126,6 @@ def test_family_in_bf16(name: str, tmp_path: Path) -> None:
     assert {r["dtype"] for r in plan["rows"] if r["op"] == "FusedAttention"} == {"bf16"}
 
 
-@pytest.mark.slow
 def test_family_without_recognition(tmp_path: Path) -> None:
     """The counts can fail: the plain plan has none of the operators, and leftovers instead."""
     plan = planned("llama", tmp_path, "--plain")
@@ -138,7 +136,6 @@ def test_family_without_recognition(tmp_path: Path) -> None:
     assert found["Softmax"] == 2 and found["Sigmoid"] == 2 and found["Sqrt"] == 5
 
 
-@pytest.mark.slow
 def test_family_of_torch(tmp_path: Path) -> None:
     """torch's own encoder layer, whose norms and linear layers are torch's."""
     layer = torch.nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)

@@ -136,7 +136,7 @@ def test_starts_are_collected_and_who_fails_is_left_out() -> None:
 @pytest.mark.quick
 def test_table_names_failures_and_keeps_intervals(tmp_path: Path) -> None:
     machine: dict[str, Any] = {"cpu": "Some CPU 9", "threads": 2, "torch": "x", "commit": "c"}
-    machine |= {"date": "2026-01-01", "stolen": 0.061}
+    machine |= {"cores": 2, "date": "2026-01-01", "stolen": 0.061}
     engine = {"first_s": 1.0, "loss": 2.0, "ms": {"fwd+bwd": [10.0, 11.0, 12.0]}}
     engine["memory"] = {"above": 3 * 2**20}
     fast = {**engine, "ms": {"fwd+bwd": [5.0, 5.5, 6.0]}}
@@ -153,7 +153,11 @@ def test_table_names_failures_and_keeps_intervals(tmp_path: Path) -> None:
     assert "llama bf16, compile failed: no compiler" in text and "2.00x" in text and "3 MiB" in text
     assert "The hypervisor took 6% of the processors' time." in " ".join(text.split())
     assert json.loads(paths[0].read_text())["results"][0]["workload"] == "llama"
-    assert paths[2].read_text().count("<svg") == 1 and paths[0].stem.endswith("-quick")
+    assert paths[2].read_text().count("<svg") == 1
+    assert paths[0].name == "some-cpu-9-2-cores-quick.json" and "2026-01-01" in text
+    later = report.write(tmp_path, {**machine, "date": "2026-02-02"}, [result], quick=True)
+    assert later == paths and "2026-02-02" in paths[1].read_text()
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 @pytest.mark.parametrize("name", workloads.NAMES)

@@ -39,21 +39,20 @@ def test_model_has_the_promised_size_and_the_same_weights() -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("daemon")
 def test_demo_from_end_to_end(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     command = [sys.executable, "-m", "optimum.gradd.demo", "--out", str(out)]
     done = subprocess.run(
-        [*command, "--steps", "5", "--compare", "3", "--minutes", "4", "--characters", "1000000"],
+        [*command, "--steps", "3", "--compare", "2", "--minutes", "4", "--characters", "300000"],
         capture_output=True,
         text=True,
         timeout=280,
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GRADD_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     text = done.stdout
-    worst = re.search(r"largest difference in the first 3 steps: (\S+)", text)
+    worst = re.search(r"largest difference in the first 2 steps: (\S+)", text)
     assert worst and float(worst.group(1)) < 1e-4
     # Both processes were measured: the daemon's memory is a figure and not a dash.
     daemon = re.search(r"peak memory, daemon\s+(\S+)\s+([\d,]+) MiB", text)

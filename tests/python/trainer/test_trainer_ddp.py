@@ -56,7 +56,6 @@ def launch(folder: Path) -> dict[str, list[dict]]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("daemon")
 def test_two_processes_train_as_with_trainer(tmp_path: Path) -> None:
     plain, ours = launch(tmp_path).values()

@@ -13,7 +13,6 @@ STEPS = 5
 EVERY_RUN = (*models.MLPS, "llama")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", every_run(EVERY_RUN, models.FAMILIES))
 def test_family(daemon, family: str, way: str) -> None:

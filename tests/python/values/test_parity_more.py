@@ -15,7 +15,7 @@ from torch import nn
 
 from gradd import ORTModule, export
 
-pytestmark = [pytest.mark.usefixtures("shared_daemon"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("shared_daemon")
 
 VOCAB = 64
 STEPS = 3

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from edge_ops import row
 
-_W = torch.linspace(-1, 1, 4 * 3 * 3).reshape(4, 3, 3)
 _CAUSAL = torch.tril(torch.ones(3, 3)).bool()
 IMG = ("2,3,6,6",)
 SEQ = ("2,3,8",)

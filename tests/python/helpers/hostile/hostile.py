@@ -120,6 +120,7 @@ class Raw:
         self.dealer.setsockopt(zmq.LINGER, 0)
         self.dealer.connect(f"ipc://{path}/cmd.sock")
         self.q = 0
+        self.said: Any = None  # the last message
         self.token: bytes | None = None
         self.nonce = b""
         self.graph = b""
@@ -153,12 +154,16 @@ class Raw:
 
     def send(self, envelope: Any, frames: Sequence[bytes] = ()) -> None:
         """One message as it is; `envelope` may be bytes."""
+        self.said = envelope
         packed = envelope if isinstance(envelope, bytes) else msgpack.packb(envelope)
         self.dealer.send_multipart([packed, *frames])
 
     def receive(self) -> dict[str, Any]:
         """The next reply."""
-        assert self.dealer.poll(WAIT_MS), "the daemon does not answer"
+        assert self.dealer.poll(WAIT_MS), (
+            f"no reply in {WAIT_MS / 1000:.0f} s to {repr(self.said)[:200]}: the daemon has died, "
+            f"hangs, or has dropped it; its log and `gradd ps --dir {self.path}` tell which"
+        )
         return msgpack.unpackb(self.dealer.recv_multipart()[0])
 
     def call(self, envelope: Any, frames: Sequence[bytes] = ()) -> dict[str, Any]:
@@ -185,7 +190,7 @@ class Raw:
         """Gives segment 1 with good values in it."""
         self.segment = Segment(1, SEGMENT)
         reply = self.control({"v": "segment", "id": 1, "bytes": SEGMENT}, [self.segment.fd])
-        assert reply["ok"], reply
+        assert reply["ok"], f"a good segment was refused: {reply}"
         self.fill()
         return self
 
@@ -218,7 +223,7 @@ class Raw:
             ("bind", {"bind": 4, "tensors": many(tensor(V, (TABLE, 4)))}),
         ):
             reply = self.ask(verb, **changes)
-            assert reply["ok"], reply
+            assert reply["ok"], f"a good {verb} was refused: {reply}"
         return self
 
     def good(self, verb: str) -> dict[str, Any]:
@@ -263,7 +268,7 @@ class Raw:
         """Forward and backward; the bytes of everything that came out."""
         for verb in ("forward", "backward"):
             reply = self.ask(verb)
-            assert reply["ok"], reply
+            assert reply["ok"], f"the {verb} of an honest session was refused: {reply}"
         shapes = ((Y, (ROWS, 4)), (LOSS, ()), (GX, (ROWS, 4)), (GW, (TABLE, 4)))
         return b"".join(self.at(offset, shape).tobytes() for offset, shape in shapes)
 
@@ -315,7 +320,7 @@ class Balance:
             fields = stat.read().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")
 
-    def settled(self, expected: tuple[Any, ...], seconds: float = 3.0) -> tuple[Any, ...]:
+    def settled(self, expected: tuple[Any, ...], seconds: float = 20.0) -> tuple[Any, ...]:
         """The reading, once it is the expected one or the time is over."""
         deadline = time.monotonic() + seconds
         while (now := self.read()) != expected and time.monotonic() < deadline:

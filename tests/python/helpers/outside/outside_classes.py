@@ -313,7 +313,6 @@ class WithMoved(Base):
         return MOVED.act(self.lin(x))
 
 
-SPACE = types.SimpleNamespace(k=1.0)
 HELPER = Relu()
 HELPER.k = 1.0
 

@@ -1,0 +1,131 @@
+"""What `make test` says at its end, and how many workers it takes: tests/{outcome,machine}.py."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "tests"))
+import machine  # noqa: E402
+import outcome  # noqa: E402
+
+pytestmark = pytest.mark.quick
+BUILD = ROOT / "build"
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.python.daemon.test_a" file="tests/python/daemon/test_a.py"
+  name="test_one[a b]" time="1.5"><failure message="x">text</failure></testcase>
+<testcase classname="tests.python.daemon.test_a.TestIt" file="tests/python/daemon/test_a.py"
+  name="test_two" time="0.25"><error message="x">text</error></testcase>
+<testcase classname="tests.python.daemon.test_a" file="tests/python/daemon/test_a.py"
+  name="test_three" time="2"/>
+<testcase classname="tests.python.daemon.test_b" file="tests/python/daemon/test_b.py"
+  name="test_four" time="4"><skipped message="x">text</skipped></testcase>
+<testcase classname="" name="tests.python.daemon.test_c" time="0"><error message="x"/></testcase>
+</testsuite></testsuites>"""
+
+
+@pytest.fixture(autouse=True)
+def _no_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in outcome.MODES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_failures_come_with_the_command_that_repeats_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "pytest.xml"
+    report.write_text(REPORT)
+    monkeypatch.setenv("GRADD_TEST_DEVICE", "fake")
+    command = [f"{ROOT}/.venv/bin/python", "-m", "pytest", "-m", "not nightly"]
+    out = outcome.of_python(command, 1, report, BUILD)
+    assert (out.passed, out.failed) == (1, 3)
+    begin = "GRADD_TEST_DEVICE=fake GRADD_BIN=$PWD/build/bin/gradd .venv/bin/python -m pytest "
+    assert out.again == [
+        f"{begin}'tests/python/daemon/test_a.py::test_one[a b]'",
+        f"{begin}tests/python/daemon/test_a.py::TestIt::test_two",
+        f"{begin}tests/python/daemon/test_c.py",
+    ]
+    report.unlink()
+    assert outcome.of_python(command, 3, report, BUILD).failed == 1
+
+
+def test_c_tests_are_counted_timed_and_named(tmp_path: Path) -> None:
+    times = tmp_path / "times"
+    times.write_text("0.250 segment.close\n0.500 ops.grad\n")
+    said = "FAIL  ops.grad (0.50 s): killed by signal 11 (x)\n      text\n1 passed, 1 failed\n"
+    command = [str(BUILD / "bin" / "tests"), "--part", "1/2"]
+    out = outcome.of_c(command, 1, said, times, BUILD)
+    assert (out.passed, out.failed) == (1, 1)
+    assert out.times["tests/c/shm/test_segment.c", "segment.close"] == 0.25
+    again = "GRADD_BIN=$PWD/build/bin/gradd build/bin/tests --verbose --filter ops.grad"
+    assert out.again == [again]
+    assert outcome.of_c(command, 139, "", times, BUILD).failed == 1
+
+
+def test_checks_say_their_command() -> None:
+    assert outcome.of_script(["sh", "tests/check_layers.sh"], 0) == outcome.Outcome(1)
+    assert outcome.of_script(["sh", f"{ROOT}/a b"], 1).again == ["sh 'a b'"]
+
+
+def test_slowest_of_all_parts() -> None:
+    one = outcome.Outcome(times=Counter({("a.py", "x"): 1.0, ("a.py", "y"): 2.0}))
+    two = outcome.Outcome(times=Counter({("b.py", "z"): 2.5, ("a.py", "x"): 0.5}))
+    lines = outcome.slowest((one + two).times).splitlines()
+    assert [line.split()[-1] for line in lines[1:4]] == ["z", "y", "x"]
+    assert lines[-2].split() == ["3.5", "s", "a.py", "(2", "tests)"]
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with 8 cores and 64 GiB, in a group below another one."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for folder in ("proc/self", "sys/fs/cgroup/above/ours"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable: {64 << 20} kB\n")
+    (tmp_path / "proc/self/cgroup").write_text("0::/above/ours\n")
+    return tmp_path
+
+
+def test_a_worker_per_core(root: Path) -> None:
+    assert machine.workers(root) == 8
+
+
+@pytest.mark.parametrize("folder", ["above", "above/ours"])
+def test_a_quota_counts_wherever_it_is(root: Path, folder: str) -> None:
+    group = root / "sys/fs/cgroup" / folder
+    (group / "cpu.max").write_text("350000 100000\n")
+    assert machine.workers(root) == 3
+    (group / "cpu.max").write_text("50000 100000\n")
+    assert machine.workers(root) == 1
+    (group / "cpu.max").write_text("max 100000\n")
+    assert machine.workers(root) == 8
+
+
+def test_memory_bounds_them(root: Path) -> None:
+    (root / "proc/meminfo").write_text(f"MemAvailable: {4 << 20} kB\n")
+    assert machine.workers(root) == 2
+    (root / "proc/meminfo").write_text(f"MemAvailable: {64 << 20} kB\n")
+    group = root / "sys/fs/cgroup/above"
+    (group / "memory.max").write_text(f"{10 << 30}\n")
+    (group / "memory.current").write_text(f"{6 << 30}\n")
+    assert machine.workers(root) == 2
+    (group / "memory.stat").write_text(f"anon 5\nactive_file {2 << 30}\n")
+    assert machine.workers(root) == 3
+
+
+def test_groups_of_the_first_version(root: Path) -> None:
+    (root / "proc/self/cgroup").write_text("3:cpu,cpuacct:/ours\n2:memory:/ours\n")
+    cpu, memory = (root / "sys/fs/cgroup" / name for name in ("cpu", "memory"))
+    cpu.mkdir()
+    memory.mkdir()
+    (cpu / "cpu.cfs_quota_us").write_text("200000\n")
+    (cpu / "cpu.cfs_period_us").write_text("100000\n")
+    assert machine.workers(root) == 2
+    (memory / "memory.limit_in_bytes").write_text(f"{3 << 30}\n")
+    (memory / "memory.usage_in_bytes").write_text(f"{1 << 30}\n")
+    assert machine.workers(root) == 1
