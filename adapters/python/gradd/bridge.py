@@ -148,6 +148,7 @@ class Bridge(ShortWay):
             return self._eager(*args, **kwargs)
         came, kwargs = kwargs, self._ordered(kwargs)
         transforms.check_nested(self.module)
+        watch.install()
         if self._failed is not None:
             return self._in_torch(self._failed, None, args, kwargs)
         key = failure = graph = sizes = None

@@ -220,14 +220,14 @@ def test_a_kill_between_the_write_and_the_read(daemon: Daemon) -> None:
 
 def _looks(model: ORTModule, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     looks: list[int] = []
-    ask = client.Client.request
+    ask = client.Client.ask
 
-    def request(self: Any, verb: str, fields: dict, frames: Any = ()) -> Any:
+    def noted(self: Any, verb: str, fields: dict, frames: Any = ()) -> Any:
         if verb == "forward":
             looks.append(fields.get("look", 0))
         return ask(self, verb, fields, frames)
 
-    monkeypatch.setattr(client.Client, "request", request)
+    monkeypatch.setattr(client.Client, "ask", noted)
     return looks
 
 
@@ -255,15 +255,33 @@ def test_an_ordinary_training_is_summed_in_its_first_forwards_only(
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("name", watch.NAMES)
+def test_an_attribute_that_was_replaced_and_put_back(shared_daemon: Daemon, name: str) -> None:
+    """Who puts `before = torch.Tensor.numpy` back takes the watch off without knowing of it."""
+    model, (x, y) = ORTModule(Net(), strict=True), batch()
+    for _ in range(12):
+        model.zero_grad()
+        loss_of(model(x, y)).backward()
+    before = getattr(torch.Tensor, name)
+    setattr(torch.Tensor, name, before)
+    model.zero_grad()
+    loss, scores = model(x, y)
+    count = watch.accesses.count
+    weight = model.module.first.weight
+    _ = weight.data if name == "data" else getattr(weight.detach(), name)()
+    assert watch.accesses.count != count, "noted again"
+    assert loss is not None and scores is not None
+
+
 def test_torchs_class_is_as_it_was() -> None:
     """Looked up on the class the attributes are torch's own, and afterwards on tensors, too."""
-    before = {name: getattr(torch.Tensor, name) for name in watch._NAMES}
-    own = {name for name in watch._NAMES if name in torch.Tensor.__dict__}
+    before = {name: getattr(torch.Tensor, name) for name in watch.NAMES}
+    own = {name for name in watch.NAMES if name in torch.Tensor.__dict__}
     memory = torch.zeros(64)
     watch.add(memory.data_ptr(), memory.nbytes)
     try:
         count = watch.accesses.count
-        assert {name: getattr(torch.Tensor, name) for name in watch._NAMES} == before
+        assert {name: getattr(torch.Tensor, name) for name in watch.NAMES} == before
         assert torch.zeros(3).data.numpy().sum() == 0 and watch.accesses.count == count
         with watch.ours:
             memory[3:5].data.data_ptr()
@@ -280,8 +298,8 @@ def test_torchs_class_is_as_it_was() -> None:
             if watch._ranges[begin] - begin == 256:
                 watch.remove(begin)
     if not watch._ranges:
-        assert {name for name in watch._NAMES if name in torch.Tensor.__dict__} == own
-    assert {name: getattr(torch.Tensor, name) for name in watch._NAMES} == before
+        assert {name for name in watch.NAMES if name in torch.Tensor.__dict__} == own
+    assert {name: getattr(torch.Tensor, name) for name in watch.NAMES} == before
 
 
 def test_the_daemon_compares_before_it_runs(daemon: Daemon) -> None:

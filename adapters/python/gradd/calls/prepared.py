@@ -24,6 +24,7 @@ from torch.autograd import forward_ad
 
 from gradd import schema, transforms
 from gradd.calls import run as runs
+from gradd.calls import watch
 from gradd.calls.watch import data_ptr
 from gradd.check import checktimes
 from gradd.check.checktimes import SHARE
@@ -262,6 +263,8 @@ class Way:
         if part.key is not self.part or state.generation != graph.generation or state.mirrored:
             return None
         if len(graph.asked_for) != self.asked_for:
+            return None
+        if list(map(watch.on_class, watch.NAMES)) != watch.found:
             return None
         kind = self.kind
         if kind is not None and (kind.failed or kind.calls + 1 >= kind.due):

@@ -24,9 +24,9 @@ import torch
 
 from gradd.tensor_kinds import is_plain
 
-_NAMES = ("data", "numpy", "data_ptr", "untyped_storage", "__dlpack__")
-_original: dict[str, Any] = {name: getattr(torch.Tensor, name) for name in _NAMES}
-_own = {name for name in _NAMES if name in torch.Tensor.__dict__}  # the rest is inherited
+NAMES = ("data", "numpy", "data_ptr", "untyped_storage", "__dlpack__")
+_original: dict[str, Any] = {name: getattr(torch.Tensor, name) for name in NAMES}
+_own = {name for name in NAMES if name in torch.Tensor.__dict__}  # the rest is inherited
 _PATIENCE = 6  # forwards
 data_ptr = torch._C.TensorBase.data_ptr  # what gradd itself calls: noted nowhere
 untyped_storage = torch._C.TensorBase.untyped_storage
@@ -35,6 +35,8 @@ _ranges: dict[int, int] = {}  # memory of parameters: begin and end
 _spans: tuple[tuple[int, int], ...] = ()  # the same, for those who do not lock
 _low, _high = 1, 0  # of all of them
 _mine = threading.local()
+on_class = torch.Tensor.__dict__.get
+found = list(map(on_class, NAMES))  # there when install() was called; others are a reason to do it
 
 
 class Accesses:
@@ -153,26 +155,43 @@ class _WatchedData(_Watched):
 def add(begin: int, size: int) -> None:
     """From now on accesses to this memory are noted."""
     with _lock:
-        first = not _ranges
         _ranges[begin] = begin + size
         _span()
-        for name in _NAMES if first else ():
-            kind = _WatchedData if name == "data" else _Watched
-            setattr(torch.Tensor, name, kind(_original[name]))
+    install()
+
+
+def install() -> None:
+    """Watches the attributes, those too that somebody has replaced and put back.
+
+    Who does that puts back what the class gave him, which is the attribute without its watch.
+    """
+    with _lock:
+        for name in NAMES if _ranges else ():
+            now = torch.Tensor.__dict__.get(name, None if name in _own else _original[name])
+            if now is _original[name]:
+                kind = _WatchedData if name == "data" else _Watched
+                setattr(torch.Tensor, name, kind(_original[name]))
+                accesses.touch()  # nobody knows of those that were not noted
+        found[:] = map(on_class, NAMES)
 
 
 def remove(begin: int) -> None:
     """The memory is gone; with the last of it torch.Tensor is as it was."""
     with _lock:
-        known = _ranges.pop(begin, None) is not None
+        end = _ranges.pop(begin, None)
+        known = end is not None
+        if known:
+            gone = {address for address in accesses.given.copy() if begin <= address < end}
+            accesses.given -= gone
         _span()
-        for name in _NAMES if known and not _ranges else ():
+        for name in NAMES if known and not _ranges else ():
             if not isinstance(torch.Tensor.__dict__.get(name), _Watched):
                 continue  # somebody has replaced it since
             if name in _own:
                 setattr(torch.Tensor, name, _original[name])
             else:
                 delattr(torch.Tensor, name)
+        found[:] = map(on_class, NAMES)
 
 
 def _span() -> None:
