@@ -203,6 +203,91 @@ def test_what_changes_is_seen(name: str, long_ways: list[int]) -> None:
         _set_global(1.0)
 
 
+class Equal:
+    """Equal to every other one, by its own word."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Equal)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Typed(nn.Module):
+    """Its result depends on what `==` does not tell apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 4)
+        self.one = nn.Parameter(torch.full((1,), 0.5))
+        self.other = nn.Parameter(torch.full((1,), 0.5))
+        self.register_buffer("scale", torch.full((1,), 2.0))
+        self.number, self.flag, self.zero = 1, 1, 0.0
+        self.table, self.list, self.equal = {"n": 1}, [1, 0.0], Equal(1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = (self.layer(x) * self.one + self.other) * self.scale * self.equal.by
+        result = result * (1.2 if self.flag is True else 1.0)
+        result = result * (1.3 if isinstance(self.number, float) else 1.0)
+        result = result * (0.7 if str(self.zero) == "-0.0" else 1.0)
+        result = result * (0.8 if isinstance(self.table["n"], bool) else 1.0)
+        result = result * (1.4 if str(self.list) == "[1, -0.0]" else 1.0)
+        result = result * (0.6 if hasattr(self, "renamed") else 1.0)
+        return torch.tanh(result).square().mean()
+
+
+def _tie(m: Typed) -> None:
+    m.other = m.one
+
+
+def _untie(m: Typed) -> None:
+    m.other = nn.Parameter(m.one.detach().clone())
+
+
+def _rename(m: Typed) -> None:
+    m.renamed = m.__dict__.pop("number")
+    m.number = 1
+
+
+EQUALS: dict[str, Callable[[Typed], Any]] = {
+    "one is True": lambda m: setattr(m, "flag", True),
+    "one is 1.0": lambda m: setattr(m, "number", 1.0),
+    "minus zero": lambda m: setattr(m, "zero", -0.0),
+    "True in a dictionary": lambda m: m.table.update(n=True),
+    "minus zero in a list": lambda m: m.list.__setitem__(1, -0.0),
+    "equal by its word": lambda m: setattr(m, "equal", Equal(2.0)),
+    "equal parameters tied": _tie,
+    "and untied": _untie,
+    "an equal buffer": lambda m: setattr(m, "scale", torch.full((1,), 2.0)),
+    "an equal parameter": lambda m: setattr(m, "one", nn.Parameter(torch.full((1,), 0.5))),
+    "another name": _rename,
+}
+
+
+def test_what_equals_is_not_the_same() -> None:
+    """Each change on top of those before it; what is equal now need not be later."""
+    theirs = Typed()
+    ours = ORTModule(copy.deepcopy(theirs))
+    x = batch()[0]
+    for name in ("nothing", *EQUALS):
+        for model in (ours.module, theirs):
+            EQUALS.get(name, lambda m: None)(model)
+        for _ in range(12 if name == "nothing" else 3):
+            ours.zero_grad(), theirs.zero_grad()
+            a, b = ours(x), theirs(x)
+            assert_close(a, b, name)
+            a.backward(), b.backward()
+            assert_same_grads(ours, theirs)
+            with torch.no_grad():
+                for model in (ours, theirs):
+                    for p in model.parameters():
+                        p -= 0.01 * p.grad
+                    next(model.buffers()).mul_(1.0625)
+
+
 CALLS: dict[str, tuple[tuple, dict]] = {
     "plain": ((torch.ones(3, 8),), {}),
     "other sizes": ((torch.ones(5, 8),), {}),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Hashable
+from operator import is_
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from gradd import schema
 from gradd.export import autocast
 from gradd.export.attributes import FILLED_IN, HOOKS, STATE, is_harmless
 from gradd.export.freeze import TABLES, Freezer, is_config, own_tensors
+from gradd.export.guards import images
 from gradd.export.mask_buffers import Binaries
 from gradd.spec import CaptureError
 from gradd.tensor_kinds import is_dense, is_plain
@@ -65,8 +67,9 @@ class ModuleKey:
 class ModulePart:
     """Cached module part of the key with what it takes to see that it is out of date.
 
-    Lists of attribute values compare element by element, identical objects first, so that
-    seeing that nothing changed costs well below a microsecond per submodule.
+    Values are the same if they are the same object, or plain and alike (guards/images.py): `==`
+    takes 1 for True, an object for another by the user's word, and a tensor of one element for any
+    equal one.
     """
 
     def __init__(self, module: torch.nn.Module, before: ModulePart | None = None) -> None:
@@ -77,24 +80,24 @@ class ModulePart:
         hooks = tuple(len(table) for table in _GLOBAL_HOOKS)
         state = (*_state_key(module), self.binaries.names, hooks)
         self.key = ModuleKey(_module_key(module, configs, freezer, state), module.training)
-        self._tables: list[tuple[dict, list]] = []
+        self._tables: list[tuple[dict, list, list]] = []
         self._empty: list[dict] = []
         self._tensors: list[torch.Tensor] = []
-        self._subs: list[tuple[torch.nn.Module, type, list]] = []
+        self._subs: list[tuple[torch.nn.Module, type, list, list]] = []
         for table in _GLOBAL_HOOKS:
             self._watch(table)
         for sub in module.modules():
-            self._subs.append((sub, type(sub), list(sub.__dict__.values())))
+            own = sub.__dict__
+            self._subs.append((sub, type(sub), list(own), list(own.values())))
             for name, value in sub.__dict__.items():
                 if name in STATE or name in HOOKS:
                     self._watch(value)
             for table in (sub._parameters, sub._buffers):
                 self._tensors += [t for t in table.values() if t is not None]
         # Replaced attributes show above; these are the ones that change and stay the same object.
-        self._contents = [(c, copy) for c, copy in freezer.watched if len(c)]
+        self._contents = [(c, images.image(c)) for c, _ in freezer.watched if len(c)]
         self._empty += [c for c, _ in freezer.watched if not len(c)]
-        for _, names in _unsaved(module):
-            self._contents.append((names, set(names)))
+        self._contents += [(names, images.image(names)) for _, names in _unsaved(module)]
         self._loose = [t for t in freezer.tensors if not t.is_inference()]
         self._buffers = list(module.buffers())
         self._forms = self._take_forms()
@@ -102,7 +105,7 @@ class ModulePart:
 
     def _watch(self, table: dict) -> None:
         if table:
-            self._tables.append((table, list(table.values())))
+            self._tables.append((table, list(table), list(table.values())))
         else:
             self._empty.append(table)
 
@@ -118,17 +121,25 @@ class ModulePart:
         if any(self._empty):
             return False
         try:
-            for sub, kind, values in self._subs:
-                if type(sub) is not kind or list(sub.__dict__.values()) != values:
+            for sub, kind, names, values in self._subs:
+                own = sub.__dict__
+                if type(sub) is not kind or list(own) != names:
                     return False
-            for table, values in self._tables:
-                if list(table.values()) != values:
+                now = own.values()
+                if not all(map(is_, now, values)) and not all(map(images.alike, now, values)):
+                    return False
+            for table, names, values in self._tables:
+                if list(table) != names or not all(map(is_, table.values(), values)):
                     return False
             for container, copy in self._contents:
-                if container != copy:
+                if type(container) is dict and len(container) == len(copy[0]):
+                    keys, values = copy
+                    if all(map(is_, container, keys)) and all(map(is_, container.values(), values)):
+                        continue
+                if not images.contents_alike(container, copy):
                     return False
-        except (AttributeError, RuntimeError, ValueError, TypeError):
-            return False  # an attribute cannot be compared
+        except RuntimeError:
+            return False  # another thread has changed a table meanwhile
         forms, trained = self._forms
         if list(map(_FORM, self._tensors)) != forms:
             return False
