@@ -79,7 +79,9 @@ class Attribute:
         wrapper._gradd_bridge.signal_change()
 
     def __delete__(self, wrapper: Any) -> None:
-        if wrapper.__dict__.pop("forward", None) is None:
+        """The class's forward again, as of any module: what was put there is one attribute."""
+        around = wrapper.__dict__.pop("forward", None)
+        if around is None or "forward" in wrapper._gradd_module.__dict__:
             del wrapper._gradd_module.forward
             wrapper._gradd_bridge.signal_change()
 

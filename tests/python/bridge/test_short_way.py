@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import enum
 import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from nets import Net, assert_close, assert_same_grads, batch
@@ -286,6 +288,118 @@ def test_what_equals_is_not_the_same() -> None:
                     for p in model.parameters():
                         p -= 0.01 * p.grad
                     next(model.buffers()).mul_(1.0625)
+
+
+def _other_tables(m: nn.Module, how: str) -> None:
+    """What is in the tables of a layer becomes that of another layer."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        other = nn.Linear(8, 8)
+    if how == "__setstate__":
+        m.first.__setstate__(other.__dict__)
+    elif how == "__dict__":
+        m.first.__dict__.update(other.__dict__)
+    elif how == "_parameters":
+        m.first._parameters = other._parameters
+    elif how == "_modules":
+        m._modules = {**m._modules, "first": other}
+    elif how == "an equal table":
+        m.first._parameters = dict(m.first._parameters)
+        m.first.weight = other.weight
+    elif how == "of the root":
+        m._parameters = {"scale": nn.Parameter(torch.full((8,), 3.0))}
+    elif how == "buffers":
+        m._buffers = {"shift": torch.full((8,), 3.0)}
+
+
+class Deep(nn.Module):
+    """A layer, and a parameter and a buffer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.full((8,), 2.0))
+        self.register_buffer("shift", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.first(x) * self.scale + self.shift).square().mean()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("__setstate__", "__dict__", "_parameters", "_modules", "an equal table", "of the root"),
+        "buffers",
+    ],
+)
+def test_tables_of_modules_are_looked_at(how: str) -> None:
+    theirs = Deep()
+    ours = ORTModule(copy.deepcopy(theirs))
+    x = batch()[0]
+    for model in (ours, theirs):
+        _trained(model, x, steps=12)
+    _other_tables(ours.module, how), _other_tables(theirs, how)
+    for _ in range(3):
+        ours.zero_grad(), theirs.zero_grad()
+        a, b = ours(x), theirs(x)
+        assert_close(a, b, how)
+        a.backward(), b.backward()
+        assert_same_grads(ours, theirs)
+
+
+class Name(str, enum.Enum):
+    """Equal to the string that it is."""
+
+    A = "a"
+
+
+def test_strings_of_other_classes() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.kind = nn.Linear(8, 4), "a"
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) * (2.0 if type(self.kind) is str else 3.0)
+
+    theirs = Named()
+    ours = ORTModule(copy.deepcopy(theirs), strict=True)
+    x = batch()[0]
+    for kind in ("a", Name.A, "a", np.str_("a")):
+        ours.module.kind = theirs.kind = kind
+        for _ in range(3):
+            assert_close(ours(x), theirs(x), repr(kind))
+
+
+def test_a_renamed_parameter_and_one_of_another_type() -> None:
+    class Loose(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+            self.a = nn.Parameter(torch.full((1,), 0.5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) * next(p for n, p in self.named_parameters() if p.numel() == 1)
+
+    theirs = Loose()
+    ours = ORTModule(copy.deepcopy(theirs))
+    x = batch()[0]
+    changes = (
+        lambda m: None,
+        lambda m: m._parameters.update(b=m._parameters.pop("a")),
+        lambda m: setattr(m, "b", nn.Parameter(m.b.detach().double())),
+        lambda m: setattr(m, "b", nn.Parameter(m.b.detach().float().reshape(()))),
+    )
+    for change in changes:
+        change(ours.module), change(theirs)
+        for _ in range(4):
+            ours.zero_grad(), theirs.zero_grad()
+            a, b = ours(x), theirs(x)
+            assert a.dtype == b.dtype
+            assert_close(a, b)
+            a.sum().backward(), b.sum().backward()
+            assert_same_grads(ours, theirs)
 
 
 CALLS: dict[str, tuple[tuple, dict]] = {

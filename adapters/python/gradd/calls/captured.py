@@ -151,7 +151,7 @@ class CapturedGraph:
         return ties
 
     def intact(self) -> bool:
-        """False if submodules were exchanged, a tie was cut, or memory was laid out anew."""
+        """False if submodules or tables were exchanged, a tie was cut, or memory laid out anew."""
         for table, key, child in self.chain:
             if table.get(key) is not child:
                 return False
@@ -280,14 +280,20 @@ def type_of(tensor: torch.Tensor) -> protocol.Type:
     return (DTYPE_CODES[tensor.dtype], tuple(tensor.shape))
 
 
-def _owners(module: torch.nn.Module, names: list[str]) -> list[tuple[dict, str, torch.nn.Module]]:
-    """(table, key, child) of every submodule on the way to the named tensors, each once."""
-    found: dict[str, tuple[dict, str, torch.nn.Module]] = {}
+def _owners(module: torch.nn.Module, names: list[str]) -> list[tuple[dict, str, Any]]:
+    """(table, key, what is there) of all on the way to the named tensors, each once.
+
+    That is submodules, and the tables of modules, which `__setstate__()` or an assignment replaces.
+    """
+    found: dict[tuple[str, str], tuple[dict, str, Any]] = {}
     for name in names:
         parent, path = module, ""
-        for part in name.split(".")[:-1]:
-            path = f"{path}.{part}"
+        *parts, last = name.split(".")
+        for part in parts:
+            found.setdefault((path, "_modules"), (parent.__dict__, "_modules", parent._modules))
             child = parent._modules[part]
-            found.setdefault(path, (parent._modules, part, child))
-            parent = child  # type: ignore[assignment]
+            found.setdefault((path, f".{part}"), (parent._modules, part, child))
+            parent, path = child, f"{path}.{part}"  # type: ignore[assignment]
+        table = "_parameters" if last in parent._parameters else "_buffers"
+        found.setdefault((path, table), (parent.__dict__, table, parent.__dict__[table]))
     return list(found.values())

@@ -115,7 +115,7 @@ class Freezer:
         if is_a(value, (bool, int, float)):
             return typed(value)
         if is_a(value, _VALUES):
-            return value
+            return value if type(value) in _VALUES else (type(value), value)
         if is_a(value, torch.Tensor):
             return self._tensor(value)
         if is_a(value, _CONTAINERS):
