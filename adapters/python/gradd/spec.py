@@ -7,7 +7,7 @@ frozen: a Capture is shared by every call with the same key, also between thread
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,7 +136,7 @@ class Capture:
             module's own result structure; python constants and None are filled in.
         flat: Class, keys and leaves of a result of a simple form, see Result.flat().
         loss_leaf: Result leaf that is the loss (see outputs.find_loss), or None.
-        loss_ancestors: Result leaves on which the loss depends.
+        depends: Result leaves on which a result leaf depends, for those that do.
         sources: (node name, "module.path @ file:line"), for messages; not part of the bytes.
         seconds: Time spent per phase.
         dims: Assumptions about sizes, see check_dynamic().
@@ -155,7 +155,7 @@ class Capture:
     outputs: tuple[OutputSpec, ...]
     unflatten: Callable[[list], Any]
     loss_leaf: int | None
-    loss_ancestors: frozenset[int]
+    depends: Mapping[int, frozenset[int]]
     sources: tuple[tuple[str, str], ...]
     seconds: dict[str, float]
     dims: DimRules = field(default_factory=DimRules)
@@ -163,6 +163,11 @@ class Capture:
     guards: Any = None
     shared: tuple[SharedSpec, ...] = ()
     flat: tuple[type | None, list[str], list[int]] | None = None
+
+    @property
+    def loss_ancestors(self) -> frozenset[int]:
+        """Result leaves on which the loss depends."""
+        return self.depends.get(self.loss_leaf, frozenset())  # type: ignore[arg-type]
 
 
 # ONNX TensorProto.DataType code -> our name; one list for the whole adapter side of capture.

@@ -443,3 +443,48 @@ def test_a_gradient_that_would_pass_through_another_output(ask: str) -> None:
     out["logits"].sum().backward()  # the loss has no part in it
     want = 5 * x.sum(0)
     assert torch.allclose(model.layer.weight.grad, want.expand(3, 4), rtol=1e-5, atol=1e-5)
+
+
+class Chain(nn.Module):
+    """Two results of which the second is made of the first, and one that stands alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.alone = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple:
+        hidden = torch.tanh(self.first(x))
+        return hidden, self.second(hidden), self.alone(x)
+
+
+@pytest.mark.parametrize("wait", ["hook", "retain_grad"])
+def test_a_hook_on_what_another_result_is_made_of(wait: str) -> None:
+    """In PyTorch it sees what comes through the other one: right, or an error."""
+    theirs = Chain()
+    ours = ORTModule(copy.deepcopy(theirs), strict=True)
+    x = torch.randn(3, 8)
+    for pick in ((0,), (2,), (0, 2), (1,), (0, 1)):
+        seen: list = []
+        for model in (ours, theirs):
+            model.zero_grad()
+            outputs = model(x)
+            if wait == "hook":
+                outputs[0].register_hook(lambda g, seen=seen: seen.append(g))
+            else:
+                outputs[0].retain_grad()
+            total = sum(outputs[i].square().sum() for i in pick)
+            if model is ours and 1 in pick:
+                with pytest.raises(errors.UnsupportedError, match="another one depends"):
+                    total.backward()
+                continue
+            total.backward()
+            if wait == "retain_grad":
+                seen.append(outputs[0].grad)
+        if 1 not in pick:
+            seen = [g for g in seen if g is not None]  # nothing arrives there
+            assert len(seen) == (2 if 0 in pick else 0)
+            assert not seen or torch.allclose(*seen)
+            for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+                assert (a.grad is None) == (b.grad is None)
+                assert a.grad is None or torch.allclose(a.grad, b.grad, atol=1e-6)

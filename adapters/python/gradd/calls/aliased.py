@@ -24,17 +24,19 @@ class Aliased:
 
     Attributes:
         bases: Leaves of the results that others are views of: they have to be computed.
-        of_loss: Leaves that are views of what the loss depends on, and what to call them.
+        watched: Leaves that are views of what another result depends on: leaf, what to call it,
+            and the leaf of which it is a view.
     """
 
     def __init__(self, module: torch.nn.Module, cap: Capture) -> None:
         self.specs = cap.shared
         self.bases = {s.source for s in cap.shared if s.kind == "output" and not s.same}
         names = {spec.leaf: spec.name for spec in cap.outputs if spec.kind == "user"}
-        self.of_loss = [
-            (s.leaf, f"a view of {names[s.source]}")
+        needed = frozenset().union(*cap.depends.values())
+        self.watched = [
+            (s.leaf, f"a view of {names[s.source]}", s.source)
             for s in cap.shared
-            if s.kind == "output" and not s.same and s.source in cap.loss_ancestors
+            if s.kind == "output" and not s.same and s.source in needed
         ]
         self._rules = cap.dims
         self._getters = [self._getter(module, spec) for spec in cap.shared]

@@ -117,7 +117,7 @@ class Prepared:
         user = range(len(graph.user))
         self.plain = not graph.changed and wish.real == list(user)
         self.all_differentiable = all(wish.differentiable)
-        self.watches_readers = bool(graph.cap.loss_ancestors)
+        self.watches_readers = bool(graph.cap.depends)
 
     def for_plan(self, plan: Plan) -> Prepared:
         """The same call by another plan."""

@@ -104,7 +104,7 @@ class Run:
         self._sources: Sequence[torch.Tensor] | None = inputs
         self._again_of = ""  # the output that this run repeats another one for
         self.given: list[weakref.ref] = []  # the outputs as the user has them
-        self.views: list[tuple[str, weakref.ref]] = []  # of outputs on which the loss depends
+        self.views: list[tuple[str, int, weakref.ref]] = []  # of outputs that others need
         try:
             self._read = Snapshot(
                 tensors=bound,
@@ -187,33 +187,32 @@ class Run:
 
     def watch_views(self, results: dict[int, Any]) -> None:
         """Remembers results that are views of others, by number of the leaf, for check_readers."""
-        shared = self.graph.shared
-        self.views = [(name, weakref.ref(results[leaf])) for leaf, name in shared.of_loss]
+        watched = self.graph.shared.watched
+        self.views = [(name, source, weakref.ref(results[leaf])) for leaf, name, source in watched]
 
     # ---- backward ----
 
     def check_readers(self, grads: Grads) -> None:
-        """The loss of a graph does not pass through the other outputs, as it does in PyTorch.
+        """A result passes no gradient through the other results of its graph; in torch it does.
 
         Raises:
             UnsupportedError: A hook or retain_grad() waits for what would have passed there.
         """
-        cap, user = self.graph.cap, self.graph.user
-        arrives = {spec.leaf for spec, g in zip(user, grads, strict=True) if g is not None}
-        if cap.loss_leaf not in arrives:
+        depends, user = self.graph.cap.depends, self.graph.user
+        through: set[int] = set()
+        for spec, grad in zip(user, grads, strict=True):
+            if grad is not None:
+                through.update(depends.get(spec.leaf, ()))
+        if not through:
             return
-        given = [
-            (spec.name, ref)
-            for spec, ref in zip(user, self.given, strict=True)
-            if spec.leaf in cap.loss_ancestors
-        ]
-        for name, ref in (*given, *self.views):
-            output = ref()
+        rows = [(s.name, s.leaf, ref) for s, ref in zip(user, self.given, strict=True)]
+        for name, leaf, ref in (*rows, *self.views):
+            output = ref() if leaf in through else None
             if output is not None and _is_waited_for(output):
                 raise errors.UnsupportedError(
-                    f"{name!r}, an output on which the loss depends, has a hook or "
-                    "retain_grad(): the loss of a graph passes no gradient through other outputs. "
-                    "Compute the loss outside of the module, or that part in PyTorch"
+                    f"{name!r}, an output on which another one depends, has a hook or "
+                    "retain_grad(): the results of a graph pass no gradient through each other. "
+                    "Compute the later one outside of the module, or that part in PyTorch"
                 )
 
     def gradients(self, grads: Grads, keep: bool) -> list[torch.Tensor | None]:

@@ -197,7 +197,11 @@ def _assemble(
     model = cleaned.model
     named = naming.Naming(call, traced, program, cleaned)
     loss = outputs.find_loss([traced.result.paths[i] for i in cleaned.leaves], cleaned.user_outputs)
-    needed = outputs.ancestors(cleaned.user_outputs, loss)
+    leaves = cleaned.leaves
+    below = outputs.dependencies(model.graph, cleaned.user_outputs)
+    depends = {
+        leaves[i]: frozenset(leaves[j] for j in found) for i, found in enumerate(below) if found
+    }
     changed = {spec.fqn for spec in named.outputs}
     constant = {name: value for name, value in named.states.items() if name not in changed}
     masks.mark(model.graph, constant, binary)
@@ -215,8 +219,8 @@ def _assemble(
         outputs=named.outputs,
         unflatten=traced.result.unflatten,
         flat=traced.result.flat(),
-        loss_leaf=None if loss is None else cleaned.leaves[loss],
-        loss_ancestors=frozenset(cleaned.leaves[i] for i in needed),
+        loss_leaf=None if loss is None else leaves[loss],
+        depends=depends,
         sources=found,
         seconds=clock.total(),
         dims=traced.rules,

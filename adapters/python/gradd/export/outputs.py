@@ -1,4 +1,4 @@
-"""Meaning of graph outputs: which one is the loss, and what the loss depends on.
+"""Meaning of graph outputs: which one is the loss, and which depend on which.
 
 The loss is the result leaf named "loss" if it is a floating-point scalar, otherwise the first
 result leaf that is a floating-point scalar. Result leaves on which the loss depends are its
@@ -37,18 +37,17 @@ def find_loss(paths: list[tuple[str, ...]], values: list[ir.Value]) -> int | Non
     return (named or scalars or [None])[0]
 
 
-def ancestors(values: list[ir.Value], loss: int | None) -> frozenset[int]:
-    """Numbers of the values on which the loss depends (itself excluded)."""
-    if loss is None:
-        return frozenset()
-    seen: set[ir.Value] = set()
-    stack = [values[loss]]
-    while stack:
-        value = stack.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        producer = value.producer()
-        if producer is not None:
-            stack.extend(v for v in producer.inputs if v is not None)
-    return frozenset(i for i, v in enumerate(values) if i != loss and v in seen)
+def dependencies(graph: ir.Graph, values: list[ir.Value]) -> list[frozenset[int]]:
+    """Per value, the numbers of the others on which it depends."""
+    own: dict[ir.Value, int] = {}
+    for i, value in enumerate(values):
+        own[value] = own.get(value, 0) | 1 << i
+    below = {value: own.get(value, 0) for value in graph.inputs}  # a bit per value, its own among
+    for node in graph:
+        bits = 0
+        for value in node.inputs:
+            bits |= below.get(value, 0) if value is not None else 0
+        for value in node.outputs:
+            below[value] = bits | own.get(value, 0)
+    masks = [below.get(value, 0) & ~own[value] for value in values]
+    return [frozenset(i for i in range(len(values)) if mask >> i & 1) for mask in masks]
