@@ -1,6 +1,6 @@
 """What the messages of a training step cost: a model of 300 small parameters with FusedAdam.
 
-    GRADD_BIN=build/bin/gradd python benchmarks/messages.py [steps]
+    .venv/bin/python benchmarks/messages.py [steps]
 
 A daemon of its own is started. One line per verb: bytes of the envelope, microseconds to pack it
 (the least of many), the whole request, and what of it the daemon's engine took. The parameters have
@@ -9,7 +9,9 @@ A daemon of its own is started. One line per verb: bytes of the envelope, micros
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -24,12 +26,24 @@ PACKS = 1000
 def main() -> None:
     """Trains, and prints the table."""
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 500
-    os.environ["GRADD_DIR"] = tempfile.mkdtemp(prefix="gradd-messages-")
+    os.environ["GRADD_DIR"] = folder = tempfile.mkdtemp(prefix="gradd-messages-")
+    try:
+        _train(steps)
+    finally:
+        from gradd.session import client, control, daemon
+
+        client.close_all()
+        with contextlib.suppress(Exception):
+            control.ask_daemon(daemon.directory(), "stop")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _train(steps: int) -> None:
     import torch
 
     from gradd import ORTModule
     from gradd.optim import FusedAdam
-    from gradd.session import client, control
+    from gradd.session import client
 
     class Many(torch.nn.Module):
         """150 linear layers of width 4."""
@@ -54,24 +68,21 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
     _print(noted)
-    path = client.get_client().path
-    client.close_all()
-    control.ask_daemon(path, "stop")
 
 
 def _note(kind: type) -> dict[str, list]:
     """From now on (microseconds, reply, fields) of every request of that class, by verb."""
     noted: dict[str, list] = {}
-    request = kind.request
+    ask = kind.ask
 
     def timed(self: Any, verb: str, fields: dict[str, Any], frames: Any = ()) -> dict[str, Any]:
         start = time.perf_counter()
-        reply = request(self, verb, fields, frames)
+        reply = ask(self, verb, fields, frames)
         took = (time.perf_counter() - start) * 1e6
         noted.setdefault(verb, []).append((took, reply, fields))
         return reply
 
-    kind.request = timed
+    kind.ask = timed
     return noted
 
 

@@ -31,9 +31,9 @@ def _stolen(machine: dict[str, Any]) -> str:
 def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
     """A Markdown page: a table for each workload and precision, with a row for each engine."""
     head = (
-        f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}. Median ms per "
-        "step with 95 % intervals; memory: peak PSS of all processes above their start, "
-        "parameters, gradients and optimizer state, in MiB. plain: gradd with the recognition of "
+        f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}, measured on "
+        f"{machine['date']}. Median ms per step with 95 % intervals; memory: peak PSS of all "
+        "processes above their start, parameters, gradients and optimizer state, in MiB. plain: gradd with the recognition of "
         "patterns off. The last rows are speed-ups: an engine's time over gradd's."
     )
     lines = textwrap.wrap(head + _starts(results) + _stolen(machine), 100)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,8 @@ class DebugOptions:
 
     Args:
         log_level: How much to log; ORTMODULE_LOG_LEVEL overrides it.
-        save_onnx: Save every captured graph as `<prefix>_torch_exported_<mode>.onnx`.
+        save_onnx: Save every captured graph: `<prefix>_torch_exported_<mode>.onnx`, those for other
+            forms of call or sizes as `..._2.onnx` and so on.
         onnx_prefix: First part of the file name, required with save_onnx.
         save_path: Folder; ORTMODULE_SAVE_ONNX_PATH overrides it, default is the current one.
         config: Accepted for compatibility; not used.
@@ -69,6 +71,7 @@ class DebugOptions:
         self.config = config
         folder = options.get("ORTMODULE_SAVE_ONNX_PATH") or save_path or os.getcwd()
         self.save_path = Path(str(folder))
+        self._saved: Counter[str] = Counter()
         if save_onnx:
             self._check_saving()
 
@@ -92,7 +95,10 @@ class DebugOptions:
         from gradd.explain import with_sources
 
         mode = "training" if module.training else "inference"
-        path = self.save_path / f"{self.onnx_prefix}_torch_exported_{mode}.onnx"
+        name = f"{self.onnx_prefix}_torch_exported_{mode}"
+        self._saved[name] += 1
+        number = f"_{self._saved[name]}" if self._saved[name] > 1 else ""
+        path = self.save_path / f"{name}{number}.onnx"
         path.write_bytes(with_sources(capture.onnx, capture.sources))
         logger.info("saved %s", path)
 

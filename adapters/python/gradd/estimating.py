@@ -10,7 +10,8 @@ model on the meta device will do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -100,17 +101,42 @@ def estimate(
         An Estimate, or Estimates if `batches` or `fits_gib` is given.
 
     Raises:
-        ValueError: An unknown optimizer, or not even a batch of 1 fits.
+        TypeError: A model, batch or optimizer that is none.
+        ValueError: An unknown optimizer, sizes that are none, or not even a batch of 1 fits.
         CaptureError: The module cannot be captured.
         GraddError: The daemon cannot plan it.
     """
+    sizes = _checked(model, batch, optimizer, batches, fits_gib)
     planner = _Planner(model, batch, optimizer, accumulate, client or get_client())
     if batches is None and fits_gib is None:
         return planner.of(planner.size)
-    found = [planner.of(size) for size in batches or ()]
+    found = [planner.of(size) for size in sizes]
     if fits_gib is not None:
         found.append(_largest(planner, int(fits_gib * (1 << 30))))
     return Estimates(found)
+
+
+def _checked(model: Any, batch: Any, optimizer: Any, batches: Any, fits_gib: Any) -> list[int]:
+    """The batch sizes, if the arguments are what they should be."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(batch, (Mapping, list, tuple)):
+        raise TypeError(
+            f"batch: expected the arguments of a call, a dict by name or a tuple by position, got "
+            f"{type(batch).__name__}"
+        )
+    if not isinstance(optimizer, str):
+        raise TypeError(f"optimizer: expected a name, got {type(optimizer).__name__}")
+    if fits_gib is not None:
+        number = isinstance(fits_gib, (int, float)) and not isinstance(fits_gib, bool)
+        if not number or not 0 < fits_gib < math.inf:
+            raise ValueError(f"fits_gib: expected a number of GiB above 0, got {fits_gib!r}")
+    if batches is None:
+        return []
+    sizes = list(batches) if isinstance(batches, Iterable) else []
+    if not sizes or not all(type(size) is int and size > 0 for size in sizes):
+        raise ValueError(f"batches: expected batch sizes from 1, got {batches!r}")
+    return sizes
 
 
 def _largest(planner: _Planner, limit: int) -> Estimate:
@@ -145,7 +171,7 @@ class _Planner:
         self.client = client
         self.accumulate = accumulate
         self.optimizer = optimizer
-        self.args, self.kwargs = ((), dict(batch)) if isinstance(batch, dict) else (batch, {})
+        self.args, self.kwargs = ((), dict(batch)) if isinstance(batch, Mapping) else (batch, {})
         if any(p.is_meta for p in self.module.parameters()):
             self.args, self.kwargs = _mapped(self.args, self.kwargs, _on_meta)
         leaves = _tensors(self.args, self.kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -190,3 +191,25 @@ def test_estimate_does_not_move_parameters(daemon: Any) -> None:
     gradd.estimate(net, batch())
     assert places == [p.data_ptr() for p in net.parameters()]
     assert torch.is_tensor(net(batch()[0]))
+
+
+WRONG = {
+    "a function": ({"model": len}, TypeError, "model: expected a torch.nn.Module"),
+    "a tensor": ({"batch": torch.ones(2, 8)}, TypeError, "batch: expected the arguments"),
+    "an optimizer": ({"optimizer": torch.optim.AdamW}, TypeError, "optimizer: expected a name"),
+    "no such optimizer": ({"optimizer": "lion"}, ValueError, "lion"),
+    "text": ({"fits_gib": "1"}, ValueError, "fits_gib: expected a number"),
+    "infinite": ({"fits_gib": math.inf}, ValueError, "fits_gib: expected a number"),
+    "nothing": ({"fits_gib": 0}, ValueError, "fits_gib: expected a number"),
+    "a number": ({"batches": 4}, ValueError, "batches: expected batch sizes"),
+    "none": ({"batches": []}, ValueError, "batches: expected batch sizes"),
+    "zero": ({"batches": [4, 0]}, ValueError, "batches: expected batch sizes"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_say_what_is_expected(name: str, shared_daemon: Any) -> None:
+    changes, kind, text = WRONG[name]
+    arguments = {"model": torch.nn.Linear(8, 4), "batch": (torch.ones(2, 8),), **changes}
+    with pytest.raises(kind, match=text):
+        gradd.estimate(**arguments)

@@ -339,6 +339,9 @@ def test_save_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for mode in ("training", "inference"):
         saved = onnx.load(tmp_path / f"net_torch_exported_{mode}.onnx")
         assert {"first.weight", "second.bias"} <= {i.name for i in saved.graph.input}
+    model.train()(batch(1)[0])  # another form: the first file stays
+    assert len(list(tmp_path.glob("net_torch_exported_training*.onnx"))) == 2
+    assert (tmp_path / "net_torch_exported_training_2.onnx").exists()
     with pytest.raises(ValueError, match="onnx_prefix"):
         DebugOptions(save_onnx=True)
     with pytest.raises(TypeError, match="string"):

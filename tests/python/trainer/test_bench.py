@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import PYTHONPATH
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -224,3 +226,13 @@ def test_both_plans_in_one_trainer(tmp_path: Path) -> None:
     assert len(gradd["ms"]["fwd+bwd"]) == len(plain["ms"]["fwd+bwd"]) == 6  # a sample per turn
     assert gradd["loss"] == pytest.approx(plain["loss"], rel=1e-2)
     assert done.stdout.count("  fwd+bwd ") == 2  # a line per start
+
+
+def test_the_table_of_messages() -> None:
+    command = [sys.executable, str(BENCHMARKS / "messages.py"), "5"]
+    env = {**os.environ, "PYTHONPATH": PYTHONPATH, "GRADD_SELF_CHECK": "0"}
+    said = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert said.returncode == 0, said.stderr[-2000:]
+    assert [line.split()[0] for line in said.stdout.splitlines()] == [
+        *("verb", "forward", "backward", "step")
+    ]

@@ -79,7 +79,7 @@ class Client:
     def request(
         self, verb: str, fields: dict[str, Any], frames: Sequence[bytes] = ()
     ) -> dict[str, Any]:
-        """Sends one request and returns its reply; the only way to the daemon.
+        """Sends one request and returns its reply; see ask(), by which all of them go.
 
         Args:
             verb: Name of the verb.
