@@ -33,8 +33,9 @@ def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
     head = (
         f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}, measured on "
         f"{machine['date']}. Median ms per step with 95 % intervals; memory: peak PSS of all "
-        "processes above their start, parameters, gradients and optimizer state, in MiB. plain: gradd with the recognition of "
-        "patterns off. The last rows are speed-ups: an engine's time over gradd's."
+        "processes above their start, parameters, gradients and optimizer state, in MiB. plain: "
+        "gradd with the recognition of patterns off. The last rows are speed-ups: an engine's time "
+        "over gradd's."
     )
     lines = textwrap.wrap(head + _starts(results) + _stolen(machine), 100)
     for result in results:

@@ -68,14 +68,14 @@ class Script:
     def _run(self) -> None:
         self._until(self.ready)
         for event in self.events:
-            before = interrupts._noted
+            before = interrupts.noted
             if self.over.is_set():
                 return
             if event == "int":
                 os.kill(os.getpid(), signal.SIGINT)
-                self._until(lambda before=before: interrupts._noted != before)
+                self._until(lambda before=before: interrupts.noted != before)
             elif event == "raised":
-                self._until(lambda: interrupts._noted == 0)
+                self._until(lambda: interrupts.noted == 0)
             elif event == "go":
                 os.kill(self.daemon_pid, signal.SIGCONT)
             else:
