@@ -33,7 +33,7 @@ from gradd.export.guards.calls import Calls, is_code_in_c
 from gradd.export.guards.images import is_a
 from gradd.export.guards.instructions import readings
 from gradd.export.guards.reads import Reads
-from gradd.export.guards.slots import Answer, Slot, static
+from gradd.export.guards.spots import Answer, Spot, static
 from gradd.export.guards.taken import VIEWS
 from gradd.export.guards.tensors import Tensors
 from gradd.spec import CaptureError
@@ -225,7 +225,7 @@ class Recorder:
             self.reads.item(table, name, f"the global {name}")
         if name not in table:
             self.reads.item(frame.f_builtins, name, f"the builtin {name}")
-        if len(self.reads.slots) - self._before > _MANY:
+        if len(self.reads.spots) - self._before > _MANY:
             self.forget_young()
 
     def _on_store_global(self, frame: FrameType, name: str) -> None:
@@ -434,13 +434,13 @@ class Recorder:
     def forget_young(self) -> None:
         """Lets go of places in objects that the call itself has made."""
         young = self.young() - self.reads.ageless
-        slots = self.reads.slots
-        for key, slot in list(slots.items()):
-            if id(slot.by) in young and not is_a(slot.by, np.ndarray):
-                del slots[key]
-        self._before = len(slots)
+        spots = self.reads.spots
+        for key, spot in list(spots.items()):
+            if id(spot.by) in young and not is_a(spot.by, np.ndarray):
+                del spots[key]
+        self._before = len(spots)
 
-    def places(self) -> list[Slot]:
+    def places(self) -> list[Spot]:
         """The places of outside, in the order of reading. To be called inside ageing().
 
         The collector does not track dictionaries of plain values, nor arrays: such an object was
@@ -448,24 +448,24 @@ class Recorder:
         """
         self.forget_young()
         kept, doubtful, ageless = [], [], self.reads.ageless
-        for slot in self.reads.slots.values():
-            unsure = id(slot.by) in ageless or is_a(slot.by, np.ndarray)
-            (doubtful if unsure and not isinstance(slot, Answer) else kept).append(slot)
+        for spot in self.reads.spots.values():
+            unsure = id(spot.by) in ageless or is_a(spot.by, np.ndarray)
+            (doubtful if unsure and not isinstance(spot, Answer) else kept).append(spot)
         reached: dict[int, Any] = {}
         new = kept
         while new:
-            for slot in new:
-                _reach(slot.value, reached)
-                _reach(slot.owner, reached, 1)
+            for spot in new:
+                _reach(spot.value, reached)
+                _reach(spot.owner, reached, 1)
             arrays = [v for v in reached.values() if is_a(v, np.ndarray)]
             new, old = [], doubtful
             doubtful = []
-            for slot in old:
-                known = id(slot.by) in reached or memory.overlaps(slot.by, arrays)
-                (new if known else doubtful).append(slot)
+            for spot in old:
+                known = id(spot.by) in reached or memory.overlaps(spot.by, arrays)
+                (new if known else doubtful).append(spot)
             kept = kept + new
         found = set(map(id, kept))
-        return [slot for slot in self.reads.slots.values() if id(slot) in found]
+        return [spot for spot in self.reads.spots.values() if id(spot) in found]
 
     def unseen(self, young: set[int]) -> list[CaptureError]:
         """The refusals of what cannot be watched, unless it is about something young."""
