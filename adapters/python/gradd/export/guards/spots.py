@@ -1,8 +1,8 @@
-"""The places that a forward() reads: what stood there, how to look again, how to put it back.
+"""Spots, the places that a forward() reads: what stood there, how to look again, to put it back.
 
-Each kind of place knows its present value, whether that is still the same, and one Python
-expression that tests it as fast as can be (mostly one lookup and one identity). A place holds its
-owner, so identities cannot be taken over by other objects.
+Each kind of spot knows its present value, whether that is still the same, and one Python expression
+that tests it as fast as can be (mostly one lookup and one identity). A spot holds its owner, so
+identities cannot be taken over by other objects.
 """
 
 from __future__ import annotations
