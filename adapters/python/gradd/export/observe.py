@@ -134,7 +134,7 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
     seen = Observation(gradients=gradients)
     attributes = Attributes(call.module)
     with contextlib.ExitStack() as stack:
-        # At last: a place that was first read when forward() had written it puts that back.
+        # At last: a spot that was first read when forward() had written it puts that back.
         stack.callback(attributes.restore)
         with refuse.kept_state(call.module, attributes) as effects, _quiet(cast, gradients):
             same = Same(call.module, schema.flatten_inputs(call.args, call.kwargs)[0])
@@ -281,7 +281,7 @@ def _quiet(cast: torch.dtype | None, gradients: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_outside(seen: Observation) -> Iterator[None]:
-    """Undoes what a trace writes into places of outside that the forward only read."""
+    """Undoes what a trace writes into spots of outside that the forward only read."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The set of places that a capture depends on, and the fast answer to "is all as it was?".
+"""The set of spots that a capture depends on, and the fast answer to "is all as it was?".
 
 The answer comes from one generated function of identity tests. Only where one of them fails are
 values compared: an equal value that is another object is looked for from then on, everything else
@@ -26,7 +26,7 @@ class Guards:
     """Everything that a forward() read from outside, as it was.
 
     Attributes:
-        spots: The places.
+        spots: The spots.
         test: The generated function: True if all is as it was. False, or an exception, is no
             verdict, see holds(). Another one may take its place.
         layouts: Those of the call's tensors, where forward() asks for such; else None.
@@ -98,7 +98,7 @@ class Guards:
         )
 
     def holds(self) -> bool:
-        """True if every place still has its value."""
+        """True if every spot still has its value."""
         try:
             if self.test():
                 return True
@@ -107,7 +107,7 @@ class Guards:
         return not self.changed()
 
     def changed(self) -> list[Spot]:
-        """The places whose value is another one now.
+        """The spots whose value is another one now.
 
         Where all values are the same, but some are other objects, those are looked for from then
         on.
@@ -140,7 +140,7 @@ class Guards:
 
 
 def describe(spots: Iterable[Spot]) -> str:
-    """The changes of these places for a message."""
+    """The changes of these spots for a message."""
     texts = []
     for spot in spots:
         try:

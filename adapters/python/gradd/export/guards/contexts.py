@@ -64,7 +64,7 @@ class Contexts:
 
     def __init__(self, answer: Callable[..., None]) -> None:
         """Args:
-        answer: Notes a place, see Reads.answer().
+        answer: Notes a spot, see Reads.answer().
         """
         self._answer = answer
         self._before = contextvars.copy_context()

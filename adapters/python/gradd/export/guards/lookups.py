@@ -3,7 +3,7 @@
 `o.name` is answered by the class before the object: by a property of that name, by
 `__getattribute__`, `__getattr__`, by `__get__` of what the class holds; a class asks its metaclass
 in the same way, a module its own class. A name that was not there when it was looked up changes the
-answer once somebody defines it. One place per class knows which names those are, and its test is
+answer once somebody defines it. One spot per class knows which names those are, and its test is
 that nothing has been added to the class: the number of names, and the last of them.
 """
 
@@ -124,7 +124,7 @@ class Names(Spot):
 
 
 def test_of_all(spots: Iterable[Spot], name: Callable[[Any], str]) -> str:
-    """One expression for all places of this kind: loops in C cost a fifth of tests one by one."""
+    """One expression for all spots of this kind: loops in C cost a fifth of tests one by one."""
     found = [spot for spot in spots if is_a(spot, Names)]
     tables = name(tuple(table_of(spot.owner) for spot in found))
     counts, last = (name([spot.value[i] for spot in found]) for i in (0, 1))

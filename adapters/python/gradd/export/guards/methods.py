@@ -179,7 +179,7 @@ class TensorMethods:
             self._found[name] = tuple(c.__dict__.get(name, ABSENT) for c in self._CLASSES)
 
     def spots(self) -> Iterator[Spot]:
-        """The places to watch."""
+        """The spots to watch."""
         for number, cls in enumerate(self._CLASSES):
             label = f"torch.{'' if cls is torch.Tensor else 'nn.'}{cls.__name__}"
             lacking = frozenset(n for n, values in self._found.items() if values[number] is ABSENT)

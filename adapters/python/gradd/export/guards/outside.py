@@ -1,9 +1,9 @@
 """Tensors and arrays of outside as inputs of the graph.
 
 The exporter keeps a tensor that is neither parameter nor argument as a constant. Where that
-constant is a tensor (or the memory of a numpy array) which a place of outside holds, it becomes an
-input instead, whose value is read from that place at every call. What Python took the value of
-stays a constant, and its bytes are watched; what no place leads to is refused.
+constant is a tensor (or the memory of a numpy array) which a spot of outside holds, it becomes an
+input instead, whose value is read from that spot at every call. What Python took the value of
+stays a constant, and its bytes are watched; what no spot leads to is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WATCHED = 1 << 16  # bytes of a constant that are compared at every call
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Where an input of outside is read: the place, or the tensor itself where it cannot move."""
+    """Where an input of outside is read: the spot, or the tensor itself where it cannot move."""
 
     spot: Spot | None
     tensor: torch.Tensor | None = None
@@ -39,9 +39,9 @@ class Source:
 
 
 class Form(Spot):
-    """A place whose tensor or array may be exchanged for one of the same form.
+    """A spot whose tensor or array may be exchanged for one of the same form.
 
-    `owner` is the place that it stands for, `key` what else forward() has asked the tensor.
+    `owner` is the spot that it stands for, `key` what else forward() has asked the tensor.
     """
 
     __slots__ = ()
@@ -122,12 +122,12 @@ class Outside:
 
     Attributes:
         inputs: Exporter's name of a constant -> where its value is read from.
-        spots: The places to watch, with forms in the place of identities for inputs.
+        spots: The spots to watch, with forms in the place of identities for inputs.
     """
 
     def __init__(self, spots: list[Spot], tensors: list, by_value: set[int]) -> None:
         """Args:
-        spots: The places of outside.
+        spots: The spots of outside.
         tensors: The tensors of outside that forward() had in its hands.
         by_value: Ids of tensors and arrays whose value Python has taken.
         """
@@ -207,7 +207,7 @@ class Outside:
         self._watch_form(holder, holder.value)
 
     def _watch_form(self, holder: Spot, value: Any) -> None:
-        """The form of what a place holds, and the facts of it that forward() has asked."""
+        """The form of what a spot holds, and the facts of it that forward() has asked."""
         facts = [s for s in self.spots if is_a(s, Fact) and s.owner is value]
         self.spots = [s for s in self.spots if s not in facts]
         spot = Form(holder, tuple(s.key for s in facts if s.key != FORM), None, holder.label)

@@ -1,8 +1,8 @@
-"""Which places an instruction reads: attributes, items, cells and contents of outside objects.
+"""Which spots an instruction reads: attributes, items, cells and contents of outside objects.
 
 Everything is found out without running code of the user: classes are searched statically, and what
-properties, __getattr__ and the like do shows when their own frames run. Whether a place was there
-before the call is decided afterwards (recorder.py); here every place is noted once, with the value
+properties, __getattr__ and the like do shows when their own frames run. Whether a spot was there
+before the call is decided afterwards (recorder.py); here every spot is noted once, with the value
 of its first read.
 """
 
@@ -134,7 +134,7 @@ class _Ages:
 
 
 class Reads(Taken, Lookups, TensorReads):
-    """The places read so far.
+    """The spots read so far.
 
     Attributes:
         spots: By kind, owner and key.
@@ -149,7 +149,7 @@ class Reads(Taken, Lookups, TensorReads):
             name; WHOLE stands for all of them.
         methods: The methods of tensors that it uses.
         locks: The locks that it holds.
-        ageless: Ids of owners of places that the collector did not track when they were first read.
+        ageless: Ids of owners of spots that the collector did not track when they were first read.
             A dictionary of plain values is one; it looks new once something else is put into it.
         asking: Globals of code that asks type() for the class of a number, by id.
         where: Place in the user's code that runs now, for messages.
@@ -254,7 +254,7 @@ class Reads(Taken, Lookups, TensorReads):
         if spot.by is spot.owner and not gc.is_tracked(spot.by):
             self.ageless.add(id(spot.by))
 
-    # ---- kinds of places ----
+    # ---- kinds of spots ----
 
     def item(self, table: Any, key: Any, label: str, by: Any = None) -> None:
         """An entry of a dictionary or list, or its absence."""
@@ -299,7 +299,7 @@ class Reads(Taken, Lookups, TensorReads):
             self._late.setdefault((id(table), key), (table, key, label, by, wanted, self.where))
 
     def note_late(self) -> None:
-        """The forward is over: the places of later(), and the facts of tensors."""
+        """The forward is over: the spots of later(), and the facts of tensors."""
         for (_, asked), (reference, value) in self._facts.items():
             if (tensor := reference()) is not None:
                 self._add(Fact(tensor, asked, value, f"{asked} of a tensor of outside"))
@@ -384,7 +384,7 @@ class Reads(Taken, Lookups, TensorReads):
             self.methods.use(name)
 
     def watch_methods(self) -> None:
-        """The forward is over: places for the methods of tensors."""
+        """The forward is over: spots for the methods of tensors."""
         for spot in self.methods.spots():
             self._add(spot)
 
@@ -441,10 +441,10 @@ class Reads(Taken, Lookups, TensorReads):
             self.weak[id(found)] = reference
 
     def kept_alive(self, spots: Iterable[Spot], tensors: Iterable[int]) -> list[CaptureError]:
-        """A refusal if places hold what forward() has found behind a weak reference.
+        """A refusal if spots hold what forward() has found behind a weak reference.
 
         Args:
-            spots: The places that a capture is going to hold.
+            spots: The spots that a capture is going to hold.
             tensors: Ids of tensors that it uses, or whose values it compares.
         """
         found = {number: ref for number, ref in self.weak.items() if _lives(ref)}

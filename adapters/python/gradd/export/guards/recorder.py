@@ -2,7 +2,7 @@
 
 A tracer of this thread is called before every instruction of recorded code (policy.py) and reads
 its operands (frames.py): a global's dictionary, the object whose attribute is read, the function
-that is called. reads.py and calls.py note the places. Objects that were born during the call are
+that is called. reads.py and calls.py note the spots. Objects that were born during the call are
 told from those of outside by the garbage collector's youngest generation, which keeps everything
 new while collections are off.
 
@@ -48,7 +48,7 @@ _THROUGH = (
     *(types.MethodWrapperType, *VIEWS),
 )
 _CALL = 14  # bytes from the beginning of a call to the instruction behind it, at most
-_MANY = 4000  # places after which those in objects of the call itself are sorted out
+_MANY = 4000  # spots after which those in objects of the call itself are sorted out
 
 
 class Recorder:
@@ -414,7 +414,7 @@ class Recorder:
     # ---- afterwards ----
 
     def settle(self, young: set[int]) -> None:
-        """The forward is over: notes the places that show only now."""
+        """The forward is over: notes the spots that show only now."""
         self._calls.contexts.settle()
         self.reads.ask_cached(young)
         self.reads.note_late()
@@ -432,7 +432,7 @@ class Recorder:
         return {id(o) for o in gc.get_objects(generation=0)}
 
     def forget_young(self) -> None:
-        """Lets go of places in objects that the call itself has made."""
+        """Lets go of spots in objects that the call itself has made."""
         young = self.young() - self.reads.ageless
         spots = self.reads.spots
         for key, spot in list(spots.items()):
@@ -440,11 +440,11 @@ class Recorder:
                 del spots[key]
         self._before = len(spots)
 
-    def places(self) -> list[Spot]:
-        """The places of outside, in the order of reading. To be called inside ageing().
+    def spots(self) -> list[Spot]:
+        """The spots of outside, in the order of reading. To be called inside ageing().
 
         The collector does not track dictionaries of plain values, nor arrays: such an object was
-        there before only if another place leads to it.
+        there before only if another spot leads to it.
         """
         self.forget_young()
         kept, doubtful, ageless = [], [], self.reads.ageless

@@ -50,14 +50,14 @@ def is_data(found: Any) -> bool:
 
 
 class Spot:
-    """A place with a value that compares by images.alike().
+    """A spot with a value that compares by images.alike().
 
     Attributes:
         owner: The object that holds the value.
         key: Where in it.
         value: What stood there at the first read.
-        label: What the place is called in messages.
-        by: The object whose age says whether the place was there before the call.
+        label: What the spot is called in messages.
+        by: The object whose age says whether the spot was there before the call.
     """
 
     __slots__ = ("by", "key", "label", "owner", "value")
@@ -72,7 +72,7 @@ class Spot:
         raise NotImplementedError
 
     def put_back(self) -> None:
-        """Makes the place what it was."""
+        """Makes the spot what it was."""
         raise NotImplementedError
 
     def same(self) -> bool:

@@ -102,7 +102,7 @@ class Taken:
     def _current(self, owner: Any, label: str) -> None:
         """Memory is read that an operator has written: a trace would find what was there before.
 
-        What that was is known to the tensor alone, so no place is made of the memory's owner.
+        What that was is known to the tensor alone, so no spot is made of the memory's owner.
         """
         for tensor in self.tensors.overwritten.values():
             if memory.shares(tensor, owner):

@@ -115,7 +115,7 @@ class Watch:
         self._recorder.settle(young)
         self._old = self.tensors.old(young)
         self._unseen = self._recorder.unseen(young)
-        self._spots = self._recorder.places()
+        self._spots = self._recorder.spots()
         self._unseen += self._recorder.reads.kept_alive(
             self._spots, self.tensors.by_value | self.tensors.used
         )
@@ -170,7 +170,7 @@ class Watch:
     def undo(self) -> str:
         """Puts back what forward() wrote outside, and says what it was.
 
-        Of several places in one object the one that was read first knows best: it comes last, and
+        Of several spots in one object the one that was read first knows best: it comes last, and
         is asked again then.
         """
         text = describe([s for s in self._spots if not _same(s)])
