@@ -26,7 +26,7 @@ class Guards:
     """Everything that a forward() read from outside, as it was.
 
     Attributes:
-        spots: The spots.
+        spots: Those that it read, each once.
         test: The generated function: True if all is as it was. False, or an exception, is no
             verdict, see holds(). Another one may take its place.
         layouts: Those of the call's tensors, where forward() asks for such; else None.

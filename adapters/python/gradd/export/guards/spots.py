@@ -50,7 +50,7 @@ def is_data(found: Any) -> bool:
 
 
 class Spot:
-    """A spot with a value that compares by images.alike().
+    """A place with a value that compares by images.alike().
 
     Attributes:
         owner: The object that holds the value.
