@@ -187,7 +187,7 @@ int main(int argc, char **argv) {
     const gradd_plan_info_t *info = gradd_plan_info(plan);
     printf("plan: %.1f ms, arena %.1f MB, saved %.1f MB, constants %.1f MB, %d + %d nodes\n",
            info->compile_ms, (double)info->arena_bytes / 1e6, (double)info->saved_bytes / 1e6,
-           (double)info->constant_bytes / 1e6, info->n_nodes_forward, info->n_nodes_backward);
+           (double)info->constant_bytes / 1e6, info->n_launches_forward, info->n_launches_backward);
     bool narrow = info->outputs[0].dtype == GRADD_DT_BF16;
     gradd_bf16_t loss_bf16 = {0}, one_bf16 = gradd_f32_bf16(1);
     float loss = 0, one = 1;

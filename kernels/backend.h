@@ -94,7 +94,7 @@ typedef struct gradd_backend_s {
 extern const gradd_backend_t *const gradd_backends[];
 extern const size_t gradd_backend_count;
 
-/* The device's kernel for a call: the first that takes it. c->out need not be known, and the choice
+/* The device's kernel for a node: the first that takes it. c->out need not be known, and the choice
  * does not depend on it. NULL: there is none; the second function is the failure that says so. */
 const gradd_kernel_t *gradd_backend_kernel(const gradd_backend_t *backend, const gradd_infer_t *c);
 gradd_status_t gradd_no_kernel(const gradd_backend_t *backend, const gradd_infer_t *c);
@@ -107,10 +107,11 @@ int gradd_cpu_threads(void);
  * threads. */
 void gradd_cpu_enter(int threads);
 
-/* Whether some kernel of the CPU takes the call. */
+/* Whether some kernel of the CPU takes the node. */
 bool gradd_cpu_can(const gradd_infer_t *c);
-/* Runs one call on the CPU here and now, with the threads that were entered; for folding and tests.
- * c->out is set, launch holds operands and coordinates, scratch, state and threads are set here. */
+/* Makes one launch on the CPU here and now, with the threads that were entered; for folding and
+ * tests. c->out is set, launch holds operands and coordinates, scratch, state and threads are set
+ * here. */
 gradd_status_t gradd_cpu_call(const gradd_infer_t *c, gradd_launch_t *launch);
 
 #endif

@@ -1,4 +1,4 @@
-/* Which row of a device runs a call, and whether a device's rows are complete. See kernel.h and
+/* Which row of a device runs a node, and whether a device's rows are complete. See kernel.h and
  * backend.h. */
 #include "kernels/kernel.h"
 

@@ -2,7 +2,7 @@
  *
  * A family's rows for a device stand behind its operators in the same file. Several rows may name
  * one operator, the fastest first: the first that takes the element types of the operands and
- * accepts the call is the one that runs. A bf16 operand that no row takes gets a cast to f32 in
+ * accepts the node is the one that runs. A bf16 operand that no row takes gets a cast to f32 in
  * front of it when the graph is built.
  *
  * Threading: rows are constant; compute may open OpenMP regions and must give the same bits for the
@@ -17,13 +17,13 @@
 extern "C" {
 #endif
 
-/* What one call costs, by its types alone (kernels/cost.h). */
+/* What one launch costs, by its types alone (kernels/cost.h). */
 typedef struct gradd_cost_s {
     double flops;          /* additions and multiplications */
     int64_t read, written; /* bytes of operands and results */
 } gradd_cost_t;
 
-/* What a kernel has made ready for calls with certain operands, one call at a time. */
+/* What a kernel has made ready for launches with certain operands, one at a time. */
 typedef struct gradd_prepared_s {
     size_t workspace; /* scratch bytes of a launch */
     void *state;      /* Owned by whoever prepared; given back with unprepare; NULL = none */
@@ -36,10 +36,10 @@ typedef struct gradd_kernel_s {
     /* Element types that it takes, like those of the operator's row; all zero = the same. */
     uint32_t types[GRADD_OP_MAX_TYPES];
     uint32_t inplace; /* bit k: out[0] may overwrite in[k] if their types are equal */
-    /* Bit k: in[k] is read by the host, in its own memory. The row runs a call only where that
+    /* Bit k: in[k] is read by the host, in its own memory. The row runs a node only where that
      * operand is absent or known when the plan is made. */
     uint32_t host_in;
-    /* Whether it runs this call; NULL = always. c->out is not known yet. */
+    /* Whether it runs this node; NULL = always. c->out is not known yet. */
     bool (*accepts)(const gradd_infer_t *c);
     gradd_status_t (*compute)(const gradd_launch_t *r);
     size_t (*workspace)(const gradd_infer_t *c); /* scratch bytes; NULL = none. c->out is set */

@@ -116,7 +116,7 @@ typedef struct gradd_launch_s {
     uint64_t seed;    /* of the forward call: first Philox coordinate */
     uint64_t node;    /* index of the node in the ONNX bytes: second Philox coordinate */
     bool dropout_off; /* run flag: dropout passes its input through, random numbers stand still */
-    int launch;       /* what a device names if the call fails later */
+    int launch;       /* what a device names if the launch fails later */
     int threads; /* those that workspace() was asked for. Parallel regions take the number that the
                     queue was entered with, which is the same */
 } gradd_launch_t;

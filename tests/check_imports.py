@@ -1,31 +1,45 @@
 """Fails when the Python package has a circle of imports, or one module uses another's privates.
 
-An import inside a function counts like any other, one under TYPE_CHECKING does not; importing a
-module runs the packages around it, so these count as well. A private name is one with a single
-underscore in front that some module of the package defines and the one that uses it does not.
+An import inside a function counts like any other, a relative one like an absolute one, one under
+TYPE_CHECKING does not; importing a module runs the packages around it, so these count as well. A
+private name is one with a single underscore in front that some module of the package defines and
+the one that uses it does not.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = (ROOT / "adapters/python/gradd", ROOT / "adapters/optimum/optimum/gradd")
+# Folder of sys.path, and the package in it.
+PACKAGES = (("adapters/python", "gradd"), ("adapters/optimum", "optimum.gradd"))
+OURS = re.compile(r"(optimum\.)?gradd(\.|$)")
 # Private by their form, and torch's or a tool's own: those of modules and tensors that are read.
 FOREIGN = frozenset({"_buffers", "_parameters", "_modules", "_version", "_guards", "_fields"})
 
 
-def modules(package: Path) -> dict[str, ast.Module]:
-    """Parsed modules by their dotted name."""
+def modules(folder: Path, package: str) -> dict[str, ast.Module]:
+    """Parsed modules of a package by their dotted name, with absolute imports alone."""
     found = {}
-    for path in sorted(package.rglob("*.py")):
-        parts = path.relative_to(package.parent).with_suffix("").parts
+    for path in sorted(folder.joinpath(*package.split(".")).rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         found[name] = ast.parse(path.read_text(encoding="utf-8"))
+        make_absolute(found[name], parts[:-1])
     return found
+
+
+def make_absolute(tree: ast.Module, package: tuple[str, ...]) -> None:
+    """Writes `from .x import y` in a module of the package with the whole name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            node.module = ".".join([*base, *([node.module] if node.module else [])])
+            node.level = 0
 
 
 def statements(tree: ast.AST) -> Iterator[ast.AST]:
@@ -101,7 +115,7 @@ def privates(name: str, tree: ast.Module, all_names: set[str]) -> Iterator[str]:
     """Uses of another module's private names, as lines to print."""
     own = defined(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gradd"):
+        if isinstance(node, ast.ImportFrom) and OURS.match(node.module or ""):
             for alias in node.names:
                 if is_private(alias.name):
                     yield f"{name}:{node.lineno}: imports {alias.name}: give it a public name"
@@ -117,8 +131,8 @@ def privates(name: str, tree: ast.Module, all_names: set[str]) -> Iterator[str]:
 def main() -> int:
     """Prints every problem; returns the exit status."""
     found: list[str] = []
-    for package in PACKAGES:
-        known = modules(package)
+    for folder, package in PACKAGES:
+        known = modules(ROOT / folder, package)
         graph = {name: imports(name, tree, known) for name, tree in known.items()}
         if order := circle(graph):
             found.append(f"circle of imports: {' -> '.join(order)}")

@@ -1,13 +1,16 @@
 """Fails when a page has lines that are too long, links that lead nowhere, or history in it.
 
 Every *.md of the repository is read: lines of at most 100 columns, tables included; relative links
-and their anchors exist; paths of files in backticks exist; no hashes of commits in prose. What a
-path may be besides a file of the repository is PATTERNS. Run by `make lint`, `make check` and
-`make test`.
+and their anchors exist, those of references too; paths of files in backticks exist, and folders
+that end in a slash; backticks are closed on their line; no hashes of commits and no words about
+earlier times in prose. What a path may be besides a file of the repository is PATTERNS. Run by
+`make lint`, `make check` and `make test`.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -20,6 +23,12 @@ COLUMNS = 100
 PATTERNS = re.compile(r"^(build|runs|demo-out|\.venv|~|\$\w+)/|[<>*{}$()\[\]…,=]|^/|\.\.\.")
 # Where a page may leave out the first folders of a path.
 FOLDERS = ("", "adapters/python/gradd", "adapters/python/gradd/export", "server", "kernels")
+# Pages that may say what was.
+HISTORIC = frozenset({"CHANGELOG.md"})
+HISTORY = re.compile(r"\b(previously|used\s+to\s+be|formerly|no\s+longer)\b", re.IGNORECASE)
+REFERENCE = re.compile(r"(?<!!)\[([^\]]+)\]\[([^\]]*)\]")
+DEFINITION = re.compile(r"^ {0,3}\[([^\]]+)\]:\s*<?([^\s>]+)>?")
+FOLDER = re.compile(r"(?:[\w.-]+/)+")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`]+)`")
 FILE = re.compile(r"[\w.<>*{}$~-]+(?:/[\w.<>*{}$~-]+)+\.[a-z0-9]{1,4}")
@@ -79,10 +88,45 @@ def wrong_link(page: Path, target: str) -> str:
     return ""
 
 
+@functools.cache
+def folders(root: Path) -> frozenset[str]:
+    """Every folder with sources; a page may leave out the first ones of its path."""
+    found = []
+    for at, inner, _ in os.walk(root):
+        inner[:] = [n for n in inner if n not in SKIPPED and not n.startswith("build-")]
+        found += [(Path(at) / n).relative_to(root).as_posix() for n in inner]
+    return frozenset(found)
+
+
+def references(text: str) -> Iterator[tuple[int, str]]:
+    """References without a definition, with their lines."""
+    lines = [(number, plain_links(line)) for number, line in prose(text)]
+    known = {found[1].lower() for _, line in lines if (found := DEFINITION.match(line))}
+    for number, line in lines:
+        for words, name in REFERENCE.findall(line):
+            if (name or words).lower() not in known:
+                yield number, f"[{words}][{name}]: no line begins with [{name or words}]:"
+
+
+def history(text: str) -> Iterator[tuple[int, str]]:
+    """Words about earlier times, with their lines; two words may stand on two lines."""
+    lines = {number: CODE.sub("", line) for number, line in prose(text)}
+    plain = "\n".join(lines.get(n, "") for n in range(1, text.count("\n") + 2))
+    for found in HISTORY.finditer(plain):
+        said = " ".join(found[0].split())
+        yield plain.count("\n", 0, found.start()) + 1, f"{said}: a page says what is, not what was"
+
+
 def wrong_path(page: Path, text: str) -> str:
     """What is wrong with a path in backticks, or nothing."""
     path = text.split(":")[0]
-    if not FILE.fullmatch(path) or PATTERNS.search(path):
+    if PATTERNS.search(path):
+        return ""
+    if FOLDER.fullmatch(path):
+        if any(f"/{folder}/".endswith(f"/{path}") for folder in folders(ROOT)):
+            return ""
+        return f"`{path}`: there is no such folder; write its path from the repository root"
+    if not FILE.fullmatch(path):
         return ""
     if (page.parent / path).exists() or any((ROOT / f / path).exists() for f in FOLDERS):
         return ""
@@ -102,12 +146,17 @@ def problems(page: Path) -> list[str]:
     for number, line in prose(text):
         plain = CODE.sub("", line)
         found = [wrong_link(page, a or b) for a, b in LINK.findall(plain_links(line))]
+        found += [wrong_link(page, target) for _, target in DEFINITION.findall(plain_links(line))]
         found += [wrong_path(page, word) for code in CODE.findall(line) for word in code.split()]
         found += [
             f"{word}: looks like a commit; a page says what is, leave it out"
             for word in HASH.findall(plain)
         ]
+        found += ["a line ends within backticks; keep them on one line"] * (line.count("`") % 2)
         out += [f"{name}:{number}: {what}" for what in found if what]
+    out += [f"{name}:{number}: {what}" for number, what in references(text)]
+    if name.as_posix() not in HISTORIC:
+        out += [f"{name}:{number}: {what}" for number, what in history(text)]
     return out
 
 

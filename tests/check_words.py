@@ -1,8 +1,10 @@
 """Fails when a source or a page uses a word that the glossary replaces by another.
 
 The tables under "Glossary" in docs/architecture.md have a column "never": regular expressions in
-backticks, each of which must not occur in tracked *.c, *.h, *.py and *.md files. The changelog and
-the glossary itself are left out. A line that is found is printed with the word to use instead.
+backticks, each of which must not occur, in capitals or not, in tracked sources, scripts and pages.
+A blank in one stands for the end of a line as well, with what begins the next line of a comment.
+The changelog and the glossary itself are left out. A line that is found is printed with the word to
+use instead.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/architecture.md"
 SKIPPED = {"CHANGELOG.md", "tests/check_words.py", "tests/python/test_pages.py"}
+SEARCHED = ("*.c", "*.h", "*.inc", "*.py", "*.sh", "*.md", "Makefile")
+GAP = r"(?:[ \t]+|[ \t]*\n[ \t]*(?:(?:[*#>]|//)[ \t]*)?)"  # between two words
 GLOSSARY = re.compile(r"^## Glossary\n.*?(?=^## )", re.MULTILINE | re.DOTALL)
 
 
@@ -50,7 +54,8 @@ def rules(text: str) -> list[Rule]:
                 word = row[0]
                 names = ", ".join(cell.strip("`") for cell in row[2:column] if cell)
             for pattern in re.findall(r"`([^`]+)`", row[column]):
-                found.append(Rule(re.compile(pattern), word, names))
+                spread = re.compile(pattern.replace(" ", GAP), re.IGNORECASE)
+                found.append(Rule(spread, word, names))
     return found
 
 
@@ -64,7 +69,7 @@ def glossary(text: str) -> str:
 
 def tracked() -> Iterator[str]:
     """Names of the files that are searched."""
-    command = ["git", "ls-files", "-z", "*.c", "*.h", "*.py", "*.md"]
+    command = ["git", "ls-files", "-z", *SEARCHED]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     yield from (name for name in listed.stdout.split("\0") if name and name not in SKIPPED)
 
@@ -79,11 +84,13 @@ def searched(name: str) -> str:
 
 def problems(name: str, known: list[Rule]) -> Iterator[str]:
     """What is wrong with one file, as lines to print."""
-    for number, line in enumerate(searched(name).splitlines(), 1):
-        for rule in known:
-            if match := rule.pattern.search(line):
-                instead = f"'{rule.word}'" + (f" ({rule.names})" if rule.names else "")
-                yield f"{name}:{number}: '{match[0]}': say {instead}, see {PAGE}#glossary"
+    text = searched(name)
+    found = [(match, rule) for rule in known for match in rule.pattern.finditer(text)]
+    for match, rule in sorted(found, key=lambda entry: entry[0].start()):
+        number = text.count("\n", 0, match.start()) + 1
+        instead = f"'{rule.word}'" + (f" ({rule.names})" if rule.names else "")
+        said = " ".join(match[0].split())
+        yield f"{name}:{number}: '{said}': say {instead}, see {PAGE}#glossary"
 
 
 def main() -> int:

@@ -135,7 +135,7 @@ typedef struct gradd_plan_info_s {
     int64_t saved_bytes;    /* of these, alive between forward and backward */
     int64_t constant_bytes; /* held once per plan: folded constants, the graph, the launches, what
                                kernels have prepared; grows when a backward is compiled later */
-    int n_nodes_forward, n_nodes_backward;
+    int n_launches_forward, n_launches_backward;
     double compile_ms;
     int64_t parameter_bytes; /* of the inputs that are parameters */
     int threads; /* that run it: all of the device's, or 1 where waking others costs too much */
@@ -164,7 +164,7 @@ typedef enum gradd_explain_kind_e {
  * model's. */
 typedef struct gradd_explain_row_s {
     gradd_explain_kind_t kind;
-    int step; /* position among the steps of its phase, -1 = not run */
+    int launch; /* position among the launches of its phase, -1 = not run */
     bool backward;
     const char *op, *domain;
     const char *kernel;              /* "oneDNN f32", "loop", "view", "copy", "none" */

@@ -9,7 +9,7 @@
 /* Sorted by domain and name. JSON is an array of objects: name, domain, since, until (null = still
  * valid), inputs and outputs as [min, max], types (of each input, the last repeats), attributes,
  * gradient, from_model, family, kernels: objects with device, name and types, of which the first
- * that takes a call runs it. Write errors are left to the caller's ferror. */
+ * that takes a node runs it. Write errors are left to the caller's ferror. */
 void list_ops(FILE *out, bool json);
 
 #endif

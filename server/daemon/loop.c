@@ -13,7 +13,7 @@
 #define MAX_EVENTS      64
 #define TICK_MS         500
 #define ROUNDS_PER_POLL 16
-#define WATCH_NS 1000000 /* a job that outlives one to two of these gets the standby thread */
+#define WATCH_NS 1000000 /* a request that outlives one to two of these gets the standby thread */
 
 /* One turn: all work that is there, else sleep until an event. The caller owns the loop. */
 static void turn(loop_t *loop, bool is_engine) {
@@ -45,7 +45,7 @@ static void set_timer(loop_t *loop, long ns) {
     timerfd_settime(loop->timer, 0, &when, NULL);
 }
 
-/* Setting a timer costs as much as a small step, so it runs on over several of them. */
+/* Setting a timer costs as much as a small request, so it runs on over several of them. */
 static void arm(loop_t *loop) {
     if (!atomic_exchange(&loop->armed, true)) set_timer(loop, WATCH_NS);
 }
@@ -54,7 +54,7 @@ static void arm(loop_t *loop) {
 
 static void handle_job(loop_t *loop, job_t *job) {
     daemon_t *daemon = loop->daemon;
-    atomic_fetch_add(&loop->n_jobs, 1);
+    atomic_fetch_add(&loop->n_requests, 1);
     atomic_store(&loop->running, true);
     arm(loop);
     worker_handle(&daemon->worker, (request_t *)job);
@@ -90,17 +90,17 @@ static void take_over(loop_t *loop) {
     if (pthread_mutex_trylock(&loop->lock) != 0) return; /* the engine is back already */
     while (atomic_load(&loop->running))
         turn(loop, false);
-    daemon_turn(loop->daemon); /* the reply of the job that has just ended */
+    daemon_turn(loop->daemon); /* the reply of the request that has just ended */
     pthread_mutex_unlock(&loop->lock);
 }
 
 static void stand_by(loop_t *loop) {
-    unsigned seen = 0; /* the job that ran when the timer fired last */
+    unsigned seen = 0; /* what ran when the timer fired last */
     while (!atomic_load(&loop->ended)) {
         uint64_t count;
         if (read(loop->timer, &count, sizeof count) < 0) continue; /* EINTR */
         atomic_store(&loop->armed, false);
-        unsigned now = atomic_load(&loop->n_jobs);
+        unsigned now = atomic_load(&loop->n_requests);
         if (!atomic_load(&loop->running)) continue;
         if (now == seen) take_over(loop);
         seen = now;

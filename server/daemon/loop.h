@@ -1,14 +1,14 @@
-/* Two threads, one event loop: who waits for clients and who runs their steps.
+/* Two threads, one event loop: who waits for clients and who runs their requests.
  *
- * Waking a thread costs more than a small step. So the engine thread itself waits for requests
+ * Waking a thread costs more than a small request. So the engine thread itself waits for requests
  * while it has nothing to run: a request is received, run and answered by one thread. Before it
- * runs a job it hands the loop back; a job that runs for more than a millisecond or two wakes the
+ * runs one it hands the loop back; one that runs for more than a millisecond or two wakes the
  * standby thread, which takes the loop and serves every client until the engine is free again. A
- * short step never pays for the second thread, and a long one never makes `ps` wait.
+ * short request never pays for the second thread, and a long one never makes `ps` wait.
  *
  * Whoever holds `lock` owns everything that belongs to I/O: sockets, session table, router. ZeroMQ
- * allows a socket to move between threads behind such a barrier. Only the engine thread runs jobs,
- * hence opens OpenMP regions.
+ * allows a socket to move between threads behind such a barrier. Only the engine thread runs
+ * requests, hence opens OpenMP regions.
  */
 #ifndef GRADD_SERVER_LOOP_H
 #define GRADD_SERVER_LOOP_H
@@ -26,9 +26,9 @@ typedef struct loop_s {
     struct daemon_s *daemon; /* Borrowed */
     pthread_mutex_t lock;    /* of the I/O role */
     int timer;               /* Owned: wakes the standby thread */
-    atomic_bool running;     /* the engine thread is inside a job */
+    atomic_bool running;     /* the engine thread is inside a request */
     atomic_bool armed;       /* the timer will fire */
-    atomic_uint n_jobs;      /* started so far */
+    atomic_uint n_requests;  /* started so far */
     atomic_bool ended;
     unsigned rounds;   /* of the loop; by the holder of the lock */
     int64_t ticked_ms; /* the same */

@@ -24,7 +24,7 @@ const char *explain_plain(const explain_column_t *column, const void *base,
     const void *value = (const char *)base + column->offset;
     switch (column->form) {
     case EXPLAIN_INT:
-    case EXPLAIN_STEP:
+    case EXPLAIN_LAUNCH:
         snprintf(buffer, EXPLAIN_PLAIN, "%d", *(const int *)value);
         return buffer;
     case EXPLAIN_BYTES:
@@ -152,7 +152,7 @@ static gradd_status_t add_line(explain_report_t *r, const gradd_explain_t *expla
     explain_line_t *line = new_line(r);
     if (!line) return GRADD_FAIL(NOMEM, "no memory for an explanation");
     *line = (explain_line_t){.row = i,
-                             .step = row->step,
+                             .launch = row->launch,
                              .node = row->node,
                              .kind = kind_name(row->kind),
                              .backward = row->backward,

@@ -11,7 +11,7 @@
 
 typedef enum explain_form_e {
     EXPLAIN_INT,
-    EXPLAIN_STEP, /* an INT, "-" below 0 in the table */
+    EXPLAIN_LAUNCH, /* an INT, "-" below 0 in the table */
     EXPLAIN_TEXT,
     EXPLAIN_PLACE, /* a TEXT; the table puts behind it what the row stands for */
     EXPLAIN_PHASE, /* true = backward */
@@ -23,16 +23,16 @@ typedef enum explain_form_e {
 } explain_form_t;
 
 /* How a form is kept. */
-#define EXPLAIN_C_INT   int
-#define EXPLAIN_C_STEP  int
-#define EXPLAIN_C_TEXT  const char *
-#define EXPLAIN_C_PLACE const char *
-#define EXPLAIN_C_PHASE bool
-#define EXPLAIN_C_TYPE  gradd_type_t
-#define EXPLAIN_C_BYTES int64_t
-#define EXPLAIN_C_FLOPS double
-#define EXPLAIN_C_MS    double
-#define EXPLAIN_C_FLAG  bool
+#define EXPLAIN_C_INT    int
+#define EXPLAIN_C_LAUNCH int
+#define EXPLAIN_C_TEXT   const char *
+#define EXPLAIN_C_PLACE  const char *
+#define EXPLAIN_C_PHASE  bool
+#define EXPLAIN_C_TYPE   gradd_type_t
+#define EXPLAIN_C_BYTES  int64_t
+#define EXPLAIN_C_FLOPS  double
+#define EXPLAIN_C_MS     double
+#define EXPLAIN_C_FLAG   bool
 
 /* One row; texts belong to the report's arena or to the plan. */
 typedef struct explain_line_s {

@@ -65,7 +65,7 @@ static const char *cell_text(const explain_column_t *column, const explain_line_
                              char buffer[GRADD_TYPE_TEXT]) {
     const void *value = (const char *)line + column->offset;
     switch (column->form) {
-    case EXPLAIN_STEP:
+    case EXPLAIN_LAUNCH:
         return *(const int *)value < 0 ? "-" : explain_plain(column, line, buffer);
     case EXPLAIN_TYPE:
         gradd_type_format(value, buffer);
@@ -101,18 +101,18 @@ static void print_line(FILE *out, const explain_line_t *line) {
 }
 
 static void print_phase(FILE *out, const explain_report_t *r, bool backward) {
-    int steps = 0, views = 0;
+    int launches = 0, views = 0;
     double flops = 0;
     char number[24];
     for (int i = 0; i < r->n_lines; i++) {
         if (r->lines[i].backward != backward) continue;
-        steps += r->lines[i].step >= 0;
-        views += r->lines[i].step < 0;
+        launches += r->lines[i].launch >= 0;
+        views += r->lines[i].launch < 0;
         flops += r->lines[i].flops;
     }
-    if (!steps && !views) return;
-    fprintf(out, "\n%s: %d steps, %d without cost, %s FLOP\n", backward ? "backward" : "forward",
-            steps, views, explain_number(flops, number));
+    if (!launches && !views) return;
+    fprintf(out, "\n%s: %d launches, %d without cost, %s FLOP\n", backward ? "backward" : "forward",
+            launches, views, explain_number(flops, number));
     print_headings(out);
     for (int i = 0; i < r->n_lines; i++)
         if (r->lines[i].backward == backward) print_line(out, &r->lines[i]);

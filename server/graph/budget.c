@@ -4,11 +4,11 @@
 #include <stdbool.h>
 #include <time.h>
 
-#define STEPS_PER_LOOK 256
+#define UNITS_PER_LOOK 256
 
 static _Thread_local struct {
     bool running;
-    int64_t steps; /* since the last look */
+    int64_t units; /* since the last look */
     int64_t start_us, limit_us;
 } budget;
 
@@ -20,7 +20,7 @@ static int64_t now_us(void) {
 
 void budget_start(int64_t limit_ms) {
     budget.running = true;
-    budget.steps = 0;
+    budget.units = 0;
     budget.start_us = now_us();
     budget.limit_us = limit_ms < INT64_MAX / 1000 ? limit_ms * 1000 : INT64_MAX;
 }
@@ -29,11 +29,11 @@ void budget_end(void) {
     budget.running = false;
 }
 
-gradd_status_t budget_spend(int64_t steps) {
+gradd_status_t budget_spend(int64_t units) {
     if (!budget.running || budget.limit_us <= 0) return GRADD_OK;
-    budget.steps += steps;
-    if (budget.steps < STEPS_PER_LOOK) return GRADD_OK;
-    budget.steps = 0;
+    budget.units += units;
+    if (budget.units < UNITS_PER_LOOK) return GRADD_OK;
+    budget.units = 0;
     if (now_us() - budget.start_us <= budget.limit_us) return GRADD_OK;
     return GRADD_FAIL(LIMIT, "compiling the graph took more than %lld ms, the limit (--compile-ms)",
                       (long long)(budget.limit_us / 1000));

@@ -17,7 +17,7 @@
 /* limit_ms of processor time from now on; 0 = no limit. */
 void budget_start(int64_t limit_ms);
 void budget_end(void);
-/* `steps` units of about a microsecond went by. Fails with LIMIT; the caller names the node. */
-gradd_status_t budget_spend(int64_t steps);
+/* `units` of work of about a microsecond went by. Fails with LIMIT; the caller names the node. */
+gradd_status_t budget_spend(int64_t units);
 
 #endif

@@ -1,4 +1,4 @@
-/* Chooses what runs the nodes of a sequence, the first kernel of the device that takes the call,
+/* Chooses what runs the nodes of a sequence, the first kernel of the device that takes each,
  * and has it prepared. See plan.h.
  *
  * A state (a primitive with its generated code) costs time and memory, and the layers of a model
@@ -13,7 +13,7 @@
 #include "shm/hash.h"
 
 /* Units of the budget that preparing a state takes: about a microsecond each. */
-#define PREPARE_STEPS 200
+#define PREPARE_UNITS 200
 
 typedef struct operands_s {
     gradd_view_t in[GRADD_OP_MAX_IN];
@@ -23,7 +23,7 @@ typedef struct operands_s {
 struct ready_s {
     ready_t *next;
     const gradd_kernel_t *kernel;
-    gradd_infer_t call; /* in and out point behind this struct; attributes are the graph's */
+    gradd_infer_t use; /* in and out point behind this struct; attributes are the graph's */
     gradd_prepared_t prepared;
 };
 
@@ -57,7 +57,7 @@ static ready_t **bucket_of(gradd_plan_t *p, const gradd_infer_t *c) {
     return &p->ready[(hash ^ hash >> 32) % PLAN_READY_BUCKETS];
 }
 
-static bool same_call(const gradd_infer_t *a, const gradd_infer_t *b) {
+static bool same_use(const gradd_infer_t *a, const gradd_infer_t *b) {
     if (a->op != b->op || a->opset != b->opset || a->n_in != b->n_in || a->n_out != b->n_out)
         return false;
     for (int i = 0; i < a->n_in; i++)
@@ -76,20 +76,20 @@ static ready_t *new_entry(const gradd_kernel_t *kernel, const gradd_infer_t *c) 
     if (!r) return NULL;
     gradd_view_t *in = memcpy(r + 1, c->in, in_bytes);
     r->kernel = kernel;
-    r->call = *c;
-    r->call.in = in;
-    r->call.out = memcpy((char *)in + in_bytes, c->out, out_bytes);
+    r->use = *c;
+    r->use.in = in;
+    r->use.out = memcpy((char *)in + in_bytes, c->out, out_bytes);
     return r;
 }
 
-static gradd_status_t prepare_shared(gradd_plan_t *p, const gradd_infer_t *c, call_t *out) {
+static gradd_status_t prepare_shared(gradd_plan_t *p, const gradd_infer_t *c, choice_t *out) {
     ready_t **bucket = bucket_of(p, c);
     for (const ready_t *r = *bucket; r; r = r->next)
-        if (r->kernel == out->kernel && same_call(&r->call, c)) {
+        if (r->kernel == out->kernel && same_use(&r->use, c)) {
             out->prepared = r->prepared;
             return GRADD_OK;
         }
-    GRADD_TRY(budget_spend(PREPARE_STEPS));
+    GRADD_TRY(budget_spend(PREPARE_UNITS));
     if (p->ready_bytes > (int64_t)GRAPH_MAX_BYTES)
         return GRADD_FAIL(LIMIT, "the plan's kernels hold %lld bytes, more than %zu",
                           (long long)p->ready_bytes, GRAPH_MAX_BYTES);
@@ -107,8 +107,8 @@ static gradd_status_t prepare_shared(gradd_plan_t *p, const gradd_infer_t *c, ca
     return GRADD_OK;
 }
 
-/* Chooses the kernel of a node and adds what the call costs to *total. */
-static gradd_status_t choose(const gradd_plan_t *p, const graph_node_t *n, call_t *out,
+/* Chooses the kernel of a node and adds what its launch costs to *total. */
+static gradd_status_t choose(const gradd_plan_t *p, const graph_node_t *n, choice_t *out,
                              plan_cost_t *total) {
     operands_t operands;
     gradd_cost_t cost;
@@ -118,11 +118,11 @@ static gradd_status_t choose(const gradd_plan_t *p, const graph_node_t *n, call_
     gradd_kernel_cost(out->kernel, &c, &cost);
     total->flops += cost.flops;
     total->bytes += (double)cost.read + (double)cost.written;
-    total->calls++;
+    total->launches++;
     return GRADD_OK;
 }
 
-static gradd_status_t prepare(gradd_plan_t *p, const graph_node_t *n, call_t *out) {
+static gradd_status_t prepare(gradd_plan_t *p, const graph_node_t *n, choice_t *out) {
     operands_t operands;
     const gradd_infer_t c = describe(p, n, &operands);
     if (out->kernel->prepare) return prepare_shared(p, &c, out);
@@ -135,18 +135,18 @@ gradd_status_t plan_choose(gradd_plan_t *p, sequence_t *sequence) {
     const graph_node_t *n = NULL;
     plan_cost_t total = {0};
     gradd_status_t status = GRADD_OK;
-    sequence->calls = calloc((size_t)sequence->n + 1, sizeof sequence->calls[0]);
-    if (!sequence->calls) return GRADD_FAIL(NOMEM, "no memory to plan the graph");
+    sequence->choices = calloc((size_t)sequence->n + 1, sizeof sequence->choices[0]);
+    if (!sequence->choices) return GRADD_FAIL(NOMEM, "no memory to plan the graph");
     for (int k = 0; k < sequence->n && !status; k++) {
         n = &g->nodes[sequence->nodes[k]];
         if (n->op->flags & GRADD_OP_VIEW || plan_writes_nothing(g, n)) continue;
-        status = choose(p, n, &sequence->calls[k], &total);
+        status = choose(p, n, &sequence->choices[k], &total);
     }
     if (!p->info.threads) p->info.threads = plan_threads(&total, p->device->info.threads);
     gradd_cpu_enter(p->info.threads);
     for (int k = 0; k < sequence->n && !status; k++) {
         n = &g->nodes[sequence->nodes[k]];
-        if (sequence->calls[k].kernel) status = prepare(p, n, &sequence->calls[k]);
+        if (sequence->choices[k].kernel) status = prepare(p, n, &sequence->choices[k]);
     }
     if (!status) return GRADD_OK;
     const model_node_t *origin = graph_origin(g, n);

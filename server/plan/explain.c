@@ -24,7 +24,7 @@ static gradd_status_t new_row(gradd_explain_t *e, gradd_explain_row_t **out) {
         e->cap_rows = wider;
     }
     *out = &e->rows[e->info.n_rows++];
-    **out = (gradd_explain_row_t){.step = -1, .node = -1, .node_name = "", .node_op = ""};
+    **out = (gradd_explain_row_t){.launch = -1, .node = -1, .node_name = "", .node_op = ""};
     return GRADD_OK;
 }
 
@@ -40,7 +40,7 @@ static int64_t saved_by(const gradd_plan_t *p, const graph_node_t *n) {
     return bytes;
 }
 
-/* Cost and scratch of an operator call with these operands. */
+/* Cost and scratch of a launch with these operands. */
 static void measure(const plan_launch_t *launch, gradd_explain_row_t *row) {
     const gradd_launch_t *args = &launch->args;
     gradd_type_t out[GRADD_OP_MAX_OUT] = {{0}};
@@ -89,7 +89,7 @@ static gradd_status_t add_node_row(gradd_explain_t *e, int32_t id, const program
     fill_row(e, n, row);
     if (*at < program->n && program->launches[*at].node == id) {
         row->kind = GRADD_EXPLAIN_RUN;
-        row->step = *at;
+        row->launch = *at;
         measure(&program->launches[(*at)++], row);
         return GRADD_OK;
     }
@@ -108,7 +108,7 @@ static gradd_status_t add_copy_rows(gradd_explain_t *e, const program_t *program
         if (program->launches[at].node >= 0) continue;
         GRADD_TRY(new_row(e, &row));
         row->kind = GRADD_EXPLAIN_COPY;
-        row->step = at;
+        row->launch = at;
         row->backward = backward;
         row->op = program->launches[at].args.op->name;
         row->domain = program->launches[at].args.op->domain;

@@ -113,7 +113,7 @@ static bool in_arena(const maker_t *m, gradd_val_t root) {
 }
 
 static uint32_t inplace(const maker_t *m, int position) {
-    const gradd_kernel_t *kernel = m->o->sequence->calls[position].kernel;
+    const gradd_kernel_t *kernel = m->o->sequence->choices[position].kernel;
     return kernel ? kernel->inplace : 0;
 }
 
@@ -178,7 +178,7 @@ static void collect_scratch(maker_t *m) {
     const sequence_t *s = m->o->sequence;
     for (int k = 0; k < s->n; k++) {
         m->out->workspace[k] = -1;
-        const int64_t bytes = (int64_t)s->calls[k].prepared.workspace;
+        const int64_t bytes = (int64_t)s->choices[k].prepared.workspace;
         if (!bytes) continue;
         m->out->workspace[k] = m->n_items; /* item for now, offset below */
         m->items[m->n_items++] =

@@ -122,8 +122,8 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
         if (primary) primary->arena_bytes = layout.arena_bytes;
         p->info.arena_bytes = layout.arena_bytes;
         p->info.saved_bytes = layout.saved_bytes;
-        p->info.n_nodes_forward = p->forward.n;
-        p->info.n_nodes_backward = primary ? primary->program.n : 0;
+        p->info.n_launches_forward = p->forward.n;
+        p->info.n_launches_backward = primary ? primary->program.n : 0;
     }
     layout_finish(&layout);
     sequence_finish(&sequence);

@@ -36,19 +36,19 @@ typedef struct loc_s {
 } loc_t;
 
 /* What runs a node. */
-typedef struct call_s {
+typedef struct choice_s {
     const gradd_kernel_t *kernel; /* NULL: a view, or there is no element to write */
     gradd_prepared_t prepared;    /* the state is Borrowed from the plan */
-} call_t;
+} choice_t;
 
-/* What a kernel has prepared, for all calls of a plan that are the same to it. */
+/* What a kernel has prepared, for all nodes of a plan that are the same to it. */
 typedef struct ready_s ready_t;
 #define PLAN_READY_BUCKETS 256
 
 /* A list of nodes in execution order, with the values that must leave it. */
 typedef struct sequence_s {
-    int32_t *nodes; /* Owned */
-    call_t *calls;  /* Owned: per node, once they are chosen */
+    int32_t *nodes;    /* Owned */
+    choice_t *choices; /* Owned: per node, once they are made */
     int n;
     int n_forward; /* of these, in front: forward nodes */
 } sequence_t;
@@ -171,14 +171,14 @@ void schedule_mark_saved(const graph_t *g, const sequence_t *sequence, const gra
 /* What a sequence costs (kernels/cost.h). */
 typedef struct plan_cost_s {
     double flops, bytes;
-    int calls;
+    int launches;
 } plan_cost_t;
 
 /* How many of the device's threads a plan of that cost takes: all, or one. */
 int plan_threads(const plan_cost_t *cost, int threads);
 
 /* Chooses the device's kernel for every node and prepares it. The first sequence of a plan, its
- * forward with the expected backward, decides its threads. Equal calls share a state, which lives
+ * forward with the expected backward, decides its threads. Equal nodes share a state, which lives
  * as long as the plan. Errors name the node: UNSUPPORTED if there is no kernel, LIMIT. */
 gradd_status_t plan_choose(gradd_plan_t *plan, sequence_t *sequence);
 /* Gives back what the kernels have prepared. */

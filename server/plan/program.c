@@ -1,4 +1,4 @@
-/* Turns a placed sequence into launches: operator calls whose operands only lack their base
+/* Turns a placed sequence into launches: operators whose operands only lack their base
  * addresses. See plan.h. */
 #include <stdlib.h>
 
@@ -42,19 +42,19 @@ static gradd_status_t add_launch(gradd_plan_t *plan, const sequence_t *sequence,
                                  const layout_t *layout, int k, program_t *p) {
     const graph_t *g = plan->graph;
     const graph_node_t *n = &g->nodes[sequence->nodes[k]];
-    const call_t *call = &sequence->calls[k];
-    if (!call->kernel) return GRADD_OK;
+    const choice_t *choice = &sequence->choices[k];
+    if (!choice->kernel) return GRADD_OK;
     plan_launch_t *launch = &p->launches[p->n];
     GRADD_TRY(launch_alloc(p, n->n_in, n->n_out, launch));
-    launch->kernel = call->kernel;
+    launch->kernel = choice->kernel;
     launch->args.op = n->op;
     launch->args.attrs = n->attrs;
     launch->args.opset = n->opset;
     launch->args.node = n->random;
     launch->args.threads = plan->info.threads;
     launch->workspace = layout->workspace[k];
-    launch->workspace_bytes = (int64_t)call->prepared.workspace;
-    launch->args.state = call->prepared.state;
+    launch->workspace_bytes = (int64_t)choice->prepared.workspace;
+    launch->args.state = choice->prepared.state;
     launch->node = sequence->nodes[k];
     for (int i = 0; i < n->n_in; i++)
         GRADD_TRY(set_operand(plan, layout, launch, i, n->in[i]));
@@ -96,7 +96,7 @@ static int by_place(const void *a, const void *b) {
     return x->kind != y->kind ? (int)x->kind - (int)y->kind : x->index - y->index;
 }
 
-/* What a call must bring along, found once here and not before every launch. */
+/* What a run must bring along, found once here and not before every launch. */
 static gradd_status_t list_external(program_t *p) {
     size_t most = 0;
     int n = 0;

@@ -73,7 +73,7 @@ static void mark(const graph_t *g, gradd_val_t v, bool *saved) {
 
 void sequence_finish(sequence_t *sequence) {
     free(sequence->nodes);
-    free(sequence->calls);
+    free(sequence->choices);
     *sequence = (sequence_t){0};
 }
 

@@ -117,9 +117,9 @@ static void put_plan(wire_out_t *out, const session_objects_t *objects,
     wire_put_text(out, "inputs");
     put_inputs(out, plan);
     wire_put_text(out, "forward");
-    wire_put_i64(out, info->n_nodes_forward);
+    wire_put_i64(out, info->n_launches_forward);
     wire_put_text(out, "backward");
-    wire_put_i64(out, info->n_nodes_backward);
+    wire_put_i64(out, info->n_launches_backward);
     wire_put_text(out, "peak");
     wire_put_i64(out, info->arena_bytes);
     wire_put_text(out, "runs");
@@ -184,7 +184,7 @@ static void put_value(wire_out_t *out, const explain_column_t *c, const void *ba
     const void *value = (const char *)base + c->offset;
     switch (c->form) {
     case EXPLAIN_INT:
-    case EXPLAIN_STEP:
+    case EXPLAIN_LAUNCH:
         return wire_put_i64(out, *(const int *)value);
     case EXPLAIN_BYTES:
         return wire_put_i64(out, *(const int64_t *)value);

@@ -67,12 +67,12 @@ static void put_plan(wire_out_t *out, const compiled_t *compiled, bool hit) {
     wire_put_i64(out, info->constant_bytes);
     wire_key(out, "ms");
     wire_put_f64(out, info->compile_ms);
-    wire_key(out, "nodes");
+    wire_key(out, "launches");
     wire_put_map(out, 2);
     wire_put_text(out, "forward");
-    wire_put_i64(out, info->n_nodes_forward);
+    wire_put_i64(out, info->n_launches_forward);
     wire_put_text(out, "backward");
-    wire_put_i64(out, info->n_nodes_backward);
+    wire_put_i64(out, info->n_launches_backward);
     wire_key(out, "cached");
     wire_put_u64(out, hit ? 1 : 0);
 }

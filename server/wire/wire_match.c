@@ -53,7 +53,7 @@ static const char *kind_text(wire_kind_t kind) {
     case WIRE_FLAG:
         return "a boolean";
     case WIRE_DIMS:
-        return "sizes [dims...]";
+        return "a list of at most 8 sizes";
     case WIRE_MAP:
     case WIRE_TABLE:
         return "a map";

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_LIST = 16, MAX_STEPS = 100 };
+enum { MAX_LIST = 16, MAX_LAUNCHES = 100 };
 #define MAX_TENSOR ((int64_t)16 << 10)
 #define MAX_ARENA  ((int64_t)128 << 10)
 
@@ -118,8 +118,8 @@ static bool choose_gradients(trial_t *t) {
 
 static bool is_small(const trial_t *t) {
     const gradd_plan_info_t *info = t->info;
-    if (info->arena_bytes > MAX_ARENA || info->n_nodes_forward > MAX_STEPS ||
-        info->n_nodes_backward > 4 * MAX_STEPS)
+    if (info->arena_bytes > MAX_ARENA || info->n_launches_forward > MAX_LAUNCHES ||
+        info->n_launches_backward > 4 * MAX_LAUNCHES)
         return false;
     for (int j = 0; j < info->n_outputs; j++)
         if (gradd_type_bytes(&info->outputs[j]) > MAX_TENSOR) return false;

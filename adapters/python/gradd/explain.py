@@ -33,7 +33,7 @@ class Row:
     """
 
     row: int
-    step: int
+    launch: int
     kind: str
     phase: str
     op: str
@@ -65,7 +65,7 @@ class Explanation:
         threads: Of the plan.
         arena_bytes: Planned peak of one run: activations and workspace.
         saved_bytes: Of these, alive between forward and backward.
-        constant_bytes: Held once per plan: constants, steps, what kernels have prepared.
+        constant_bytes: Held once per plan: constants, launches, what kernels have prepared.
         input_bytes: Of all graph inputs, parameters included.
         output_bytes: Of the outputs.
         grad_bytes: Of the gradients.
@@ -92,7 +92,7 @@ class Explanation:
 
     def counts(self, phase: str = "forward") -> dict[str, int]:
         """Operators that are carried out in a phase, with their counts."""
-        return dict(Counter(r.op for r in self.rows if r.phase == phase and r.step >= 0))
+        return dict(Counter(r.op for r in self.rows if r.phase == phase and r.launch >= 0))
 
     @property
     def leftovers(self) -> list[Row]:

@@ -64,8 +64,8 @@ static gradd_status_t reorder(hoist_t *h) {
     sequence_t *s = h->s;
     const size_t n = (size_t)s->n + 1;
     int32_t *nodes = malloc(sizeof nodes[0] * n), *chain = malloc(sizeof chain[0] * 2 * n);
-    call_t *calls = malloc(sizeof calls[0] * n);
-    if (nodes && chain && calls) {
+    choice_t *choices = malloc(sizeof choices[0] * n);
+    if (nodes && chain && choices) {
         int32_t *first = chain, *next = chain + n; /* slot n_forward - 1 may be -1: shifted by 1 */
         int at = s->n_forward;
         for (int k = 0; k <= s->n; k++)
@@ -76,15 +76,15 @@ static gradd_status_t reorder(hoist_t *h) {
         }
         for (int slot = s->n_forward; slot <= s->n; slot++)
             for (int k = first[slot]; k >= 0; k = next[k], at++)
-                nodes[at] = s->nodes[k], calls[at] = s->calls[k];
+                nodes[at] = s->nodes[k], choices[at] = s->choices[k];
         for (int k = s->n_forward; k < s->n; k++)
-            s->nodes[k] = nodes[k], s->calls[k] = calls[k];
+            s->nodes[k] = nodes[k], s->choices[k] = choices[k];
     }
     gradd_status_t status =
-        nodes && chain && calls ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory to plan the graph");
+        nodes && chain && choices ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory to plan the graph");
     free(nodes);
     free(chain);
-    free(calls);
+    free(choices);
     return status;
 }
 

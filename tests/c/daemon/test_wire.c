@@ -227,7 +227,7 @@ TEST(fields_are_named_with_what_was_expected) {
     CHECK_STATUS(GRADD_E_TENSOR, MATCH("\x81\xa1v\xc0", .name = "v", .kind = WIRE_F64));
     CHECK_ERROR_HAS("field 'v': expected a number, got nil");
     CHECK_STATUS(GRADD_E_TENSOR, MATCH("\x81\xa1v\x91\xff", .name = "v", .kind = WIRE_DIMS));
-    CHECK_ERROR_HAS("field 'v': expected sizes [dims...], got a list of another form");
+    CHECK_ERROR_HAS("field 'v': expected a list of at most 8 sizes, got a list of another form");
 }
 
 /* One field 'v' that is a map of these keys with one value each, written by `put`. */

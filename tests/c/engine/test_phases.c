@@ -68,7 +68,7 @@ static int backward_launches(gradd_dtype_t x, gradd_dtype_t middle, bool plain) 
     CHECK_OK(
         plan_of(m, &type, (gradd_plan_options_t){.flags = plain ? GRADD_PLAN_PLAIN : 0}, &plan));
     CHECK(gradd_plan_info(plan)->has_grad[0]);
-    const int n = gradd_plan_info(plan)->n_nodes_backward;
+    const int n = gradd_plan_info(plan)->n_launches_backward;
     destroy(plan, m);
     return n;
 }

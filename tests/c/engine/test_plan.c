@@ -1,5 +1,5 @@
 /* What a plan chooses for its nodes: the kernels of its device, with casts around what none of them
- * takes, and one prepared state for all calls that are equal. */
+ * takes, and one prepared state for all nodes that are equal. */
 #include "server/plan/plan.h"
 
 #include <stdio.h>
@@ -178,7 +178,7 @@ static gradd_status_t choose(const char *op, gradd_dtype_t dtype, int rank, tria
 }
 
 static const char *kernel(const trial_t *t, int i) {
-    return t->forward.calls[i].kernel->name;
+    return t->forward.choices[i].kernel->name;
 }
 
 static void finish(trial_t *t) {

@@ -96,9 +96,9 @@ def test_rows_of_a_file(layer: Path) -> None:
     assert (first["dtype"], first["shape"]) == ("f32", [2, 5, 8])
     assert first["kernel"] == ("oneDNN f32" if e["library"].startswith("oneDNN") else "blocked f32")
     view = rows["forward", "view", "Reshape"]
-    assert view["step"] == -1 and view["kind"] == "view" and view["bytes_read"] == 0
-    steps = [r["step"] for r in e["rows"] if r["phase"] == "forward" and r["step"] >= 0]
-    assert steps == list(range(len(steps)))
+    assert view["launch"] == -1 and view["kind"] == "view" and view["bytes_read"] == 0
+    launches = [r["launch"] for r in e["rows"] if r["phase"] == "forward" and r["launch"] >= 0]
+    assert launches == list(range(len(launches)))
     phases = [r["phase"] for r in e["rows"]]
     assert phases == sorted(phases, key=["forward", "backward"].index)
     back = [r for r in e["rows"] if r["phase"] == "backward" and r["node_name"] == "first"]
@@ -129,8 +129,11 @@ def test_totals_are_those_of_the_plan(layer: Path) -> None:
     info = E.Plan(model, feed, ["w", "v"], ["loss"], ["loss"], threads=e["threads"]).info
     assert e["arena_bytes"] == info.arena_bytes > 0
     assert e["saved_bytes"] == info.saved_bytes == sum(r["saved_bytes"] for r in e["rows"]) > 0
-    for phase, count in (("forward", info.n_nodes_forward), ("backward", info.n_nodes_backward)):
-        assert sum(r["step"] >= 0 for r in e["rows"] if r["phase"] == phase) == count
+    for phase, count in (
+        ("forward", info.n_launches_forward),
+        ("backward", info.n_launches_backward),
+    ):
+        assert sum(r["launch"] >= 0 for r in e["rows"] if r["phase"] == phase) == count
     assert e["grad_bytes"] == 4 * (48 + 24) and e["output_bytes"] == 4
     assert e["input_bytes"] == 4 * (60 + 48 + 24)
 
@@ -144,7 +147,7 @@ def test_a_recognised_operator_says_what_it_stands_for(tmp_path: Path) -> None:
     inputs = [value("x", ["n", 16]), value("g", [16])]
     path = write(tmp_path / "norm.onnx", w.nodes, inputs, [value(y, ["n", 16])], w.constants)
     e = explained(path, "x=4x16")
-    (row,) = [r for r in e["rows"] if r["step"] >= 0]
+    (row,) = [r for r in e["rows"] if r["launch"] >= 0]
     assert row["op"] == "RMSNormalization"
     assert row["fused"] == "Pow ReduceMean Add Sqrt Reciprocal Mul×2"
     assert e["nodes"] == {"fused": dict(Counter(n.op_type for n in w.nodes))}
@@ -260,7 +263,7 @@ def test_nothing_is_lost_between_text_and_json(layer: Path) -> None:
     e = explained(layer, "x=2x5x6", "--train", "all")
     lines = text.splitlines()
     start = next(i for i, x in enumerate(lines) if x.startswith("forward:"))
-    shown = [x.split()[1] for x in lines[start:] if x[:5].strip().isdigit() or x[:5] == "    -"]
+    shown = [x.split()[1] for x in lines[start:] if x[:6].strip().isdigit() or x[:6] == "     -"]
     assert shown[: len(e["rows"])] == [r["op"] for r in e["rows"]]
 
 
@@ -468,7 +471,7 @@ def test_wrapped_module_prints(daemon: Any) -> None:
     e = wrapped.gradd_explain(torch.ones(3, 4))
     assert isinstance(e, Explanation) and "not recognised: nothing" in str(e)
     assert e.leftovers == [] and sum(e.counts().values()) == sum(
-        r.step >= 0 for r in e.rows if r.phase == "forward"
+        r.launch >= 0 for r in e.rows if r.phase == "forward"
     )
 
 

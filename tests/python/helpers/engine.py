@@ -71,8 +71,8 @@ class Info(C.Structure):
         ("arena_bytes", C.c_int64),
         ("saved_bytes", C.c_int64),
         ("constant_bytes", C.c_int64),
-        ("n_nodes_forward", C.c_int),
-        ("n_nodes_backward", C.c_int),
+        ("n_launches_forward", C.c_int),
+        ("n_launches_backward", C.c_int),
         ("compile_ms", C.c_double),
         ("parameter_bytes", C.c_int64),
     ]

@@ -77,7 +77,7 @@ def explained(
 
 def counts(plan: dict[str, Any]) -> Row:
     """What was planned, by kind."""
-    ops = Counter(r["op"] for r in plan["rows"] if r["phase"] == "forward" and r["step"] >= 0)
+    ops = Counter(r["op"] for r in plan["rows"] if r["phase"] == "forward" and r["launch"] >= 0)
     return Row(**{kind: sum(ops[op] for op in names) for kind, names in KINDS.items()})
 
 

@@ -67,7 +67,7 @@ def run(model, feed, outputs, plain, threads=0, seed=0):
     out = one.forward(feed, seed)
     rng = np.random.default_rng(3)
     seeds = {n: rng.standard_normal(v.shape).astype(np.float32) for n, v in out.items()}
-    sizes = Sizes(plan.info.n_nodes_forward, plan.info.n_nodes_backward)
+    sizes = Sizes(plan.info.n_launches_forward, plan.info.n_launches_backward)
     return out, one.backward(seeds), sizes
 
 

@@ -66,5 +66,5 @@ def test_one_switch_gives_the_plain_plan():
     shapes = {"x": (3, 8), "w": (8,)}
     y = rms_norm(w, "x", "w")
     model, feed = w.model(shapes, [y]), arrays(shapes)
-    assert E.Plan(model, feed, ["w"], None, [y]).info.n_nodes_forward == 1
-    assert E.Plan(model, feed, ["w"], None, [y], plain=True).info.n_nodes_forward == 7
+    assert E.Plan(model, feed, ["w"], None, [y]).info.n_launches_forward == 1
+    assert E.Plan(model, feed, ["w"], None, [y], plain=True).info.n_launches_forward == 7

@@ -162,7 +162,7 @@ def run(model, y, feed, plain, threads=0, flags=0):
     one = E.Run(plan)
     out = one.forward(feed, seed=11, flags=flags)[y]
     dy = np.random.default_rng(3).standard_normal(out.shape).astype(out.dtype)
-    return out, one.backward({y: dy}), plan.info.n_nodes_forward
+    return out, one.backward({y: dy}), plan.info.n_launches_forward
 
 
 def close(got, want, tolerance, floor=1e-6):
@@ -295,9 +295,9 @@ def test_probabilities_that_somebody_reads_keep_the_chain():
     y = w("Neg", y)
     model = w.model(case.shapes, [y, weights])
     feed = feed_of(case)
-    assert E.Plan(model, feed, ["q"], [y], [y]).info.n_nodes_forward == 2
+    assert E.Plan(model, feed, ["q"], [y], [y]).info.n_launches_forward == 2
     assert (
-        E.Plan(model, feed, ["q"], [y, weights], [y]).info.n_nodes_forward == 5
+        E.Plan(model, feed, ["q"], [y, weights], [y]).info.n_launches_forward == 5
     )  # and a copy of the weights
 
 
@@ -392,7 +392,7 @@ def test_what_only_looks_like_attention_stays(change):
     y = w("MatMul", w("Softmax", scores, axis=-2 if change == "axis" else -1), "v")
     model = w.model(dict.fromkeys("qkv", shape), [y])
     feed = {n: np.ones(shape, np.float32) for n in "qkv"}
-    sizes = [E.Plan(model, feed, ["q"], None, [y], plain=p).info.n_nodes_forward for p in (0, 1)]
+    sizes = [E.Plan(model, feed, ["q"], None, [y], plain=p).info.n_launches_forward for p in (0, 1)]
     # the last product's own transposition is absorbed in either plan
     assert sizes[0] == sizes[1]
 

@@ -470,7 +470,7 @@ def typed(dtype, plain, padding):
     dy = np.random.default_rng(5).standard_normal(out.shape).astype(E.BF16).astype(dtype)
     grads = one.backward({y: dy})
     assert grads["p"] is None
-    return plan.info.n_nodes_forward, out, grads["w"], grads["t"]
+    return plan.info.n_launches_forward, out, grads["w"], grads["t"]
 
 
 @pytest.mark.parametrize("padding", [None, 2])

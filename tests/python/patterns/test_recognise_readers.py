@@ -25,7 +25,7 @@ def operators(w: Writer, shapes: dict, outputs: list[str], folder: Path) -> Coun
     given = [f"{n}={'x'.join(map(str, s))}" for n, s in shapes.items()]
     command = [str(BINARY), "explain", str(path), *given, "--json"]
     plan = json.loads(subprocess.check_output(command, text=True, timeout=60))
-    return Counter(r["op"] for r in plan["rows"] if r["phase"] == "forward" and r["step"] >= 0)
+    return Counter(r["op"] for r in plan["rows"] if r["phase"] == "forward" and r["launch"] >= 0)
 
 
 def normalised(w: Writer, x: str) -> str:

@@ -199,7 +199,7 @@ def test_gradient_of_x_alone_is_one_node():
     shapes = {"x": (2, 3, 5, 8), "cos": (5, 8), "sin": (5, 8)}
     y = rope(w, "x", shapes["x"], "slice")
     plan = E.Plan(w.model(shapes, [y]), arrays(shapes), ["x"], [y], [y])
-    assert (plan.info.n_nodes_forward, plan.info.n_nodes_backward) == (1, 1)
+    assert (plan.info.n_launches_forward, plan.info.n_launches_backward) == (1, 1)
 
 
 def test_quarter_turn_that_is_read_elsewhere():

@@ -177,18 +177,18 @@ def test_lora_does_no_work_for_frozen_weights(monkeypatch: pytest.MonkeyPatch) -
     full = nodes[-1]
     assert pair.wrapped.gradd_stats()["captures"] == 1, "freezing is a matter of plans"
     linears = [n for n, p in pair.wrapped.named_parameters() if "lora" not in n and p.dim() == 2]
-    assert full[1] - frozen[1] >= len(linears), f"{frozen} nodes with LoRA, {full} without"
+    assert full[1] - frozen[1] >= len(linears), f"{frozen} launches with LoRA, {full} without"
     assert all(p.grad is not None for p in pair.wrapped.parameters())
 
 
 def _watch_plans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """(forward, backward) node counts of every plan that the daemon makes from now on."""
+    """(forward, backward) launches of every plan that the daemon makes from now on."""
     seen: list[tuple[int, int]] = []
     original = client.protocol.plan_info
 
     def plan_info(plan_id: int, reply: dict[str, Any]) -> Any:
-        nodes = reply["nodes"]
-        seen.append((nodes["forward"], nodes["backward"]))
+        launches = reply["launches"]
+        seen.append((launches["forward"], launches["backward"]))
         return original(plan_id, reply)
 
     monkeypatch.setattr(client.protocol, "plan_info", plan_info)

@@ -27,7 +27,7 @@ import torch
 from torch.fx import _symbolic_trace
 
 from gradd.export.guards import policy, tracing
-from gradd.export.guards.slots import table_of
+from gradd.export.guards.spots import table_of
 
 _KINDS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 _COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")

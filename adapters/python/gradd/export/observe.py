@@ -26,7 +26,7 @@ from gradd.export.guards.check import Guards, describe
 from gradd.export.guards.contexts import Trial
 from gradd.export.guards.outside import Outside
 from gradd.export.guards.reads import Abandoned
-from gradd.export.guards.slots import Answer
+from gradd.export.guards.spots import Answer
 from gradd.export.guards.watch import Disturbed, Watch
 from gradd.export.identity import Same, standing
 from gradd.export.modes import Modes
@@ -134,7 +134,7 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
     seen = Observation(gradients=gradients)
     attributes = Attributes(call.module)
     with contextlib.ExitStack() as stack:
-        # At last: a place that was first read when forward() had written it puts that back.
+        # At last: a spot that was first read when forward() had written it puts that back.
         stack.callback(attributes.restore)
         with refuse.kept_state(call.module, attributes) as effects, _quiet(cast, gradients):
             same = Same(call.module, schema.flatten_inputs(call.args, call.kwargs)[0])
@@ -177,7 +177,7 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
             seen.asking = watch.asks_kinds()
             seen.layouts = _layouts(watch.asks_for_layouts(), call)
             if seen.layouts is not None:
-                seen.outside.slots.append(_own_layouts(call.module))
+                seen.outside.spots.append(_own_layouts(call.module))
             seen.asked = _asked(watch.asks_arguments(), call, leaves)
     return seen, asks
 
@@ -281,7 +281,7 @@ def _quiet(cast: torch.dtype | None, gradients: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_outside(seen: Observation) -> Iterator[None]:
-    """Undoes what a trace writes into places of outside that the forward only read."""
+    """Undoes what a trace writes into spots of outside that the forward only read."""
     try:
         yield
     finally:
@@ -317,7 +317,7 @@ def guards(seen: Observation) -> Guards | None:
     """
     if seen.outside is None:
         return None
-    made = Guards(seen.outside.slots, seen.layouts, seen.asked, seen.read)
+    made = Guards(seen.outside.spots, seen.layouts, seen.asked, seen.read)
     if not made.holds():
         raise CaptureError(
             "outside_written",

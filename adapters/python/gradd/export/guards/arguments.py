@@ -15,7 +15,7 @@ import torch
 
 from gradd.calls.watch import untyped_storage
 from gradd.export.guards import images
-from gradd.export.guards.slots import ABSENT, Slot, static
+from gradd.export.guards.spots import ABSENT, Spot, static
 
 
 def _room(tensor: torch.Tensor) -> Any:
@@ -104,7 +104,7 @@ def told(tensor: torch.Tensor, name: str) -> Any:
         return ABSENT
 
 
-class Fact(Slot):
+class Fact(Spot):
     """What the tensor `owner` of outside tells under the name `key`."""
 
     __slots__ = ()

@@ -31,7 +31,7 @@ from gradd.export.guards.images import is_a
 from gradd.export.guards.imports import Imports
 from gradd.export.guards.lookups import IN_C, borrowed
 from gradd.export.guards.reads import Reads
-from gradd.export.guards.slots import ABSENT, static
+from gradd.export.guards.spots import ABSENT, static
 from gradd.export.guards.taken import own_dict
 from gradd.export.guards.tensor_reads import LAYOUT
 from gradd.export.random_draws import others_may_draw

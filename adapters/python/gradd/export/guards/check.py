@@ -1,4 +1,4 @@
-"""The set of places that a capture depends on, and the fast answer to "is all as it was?".
+"""The set of spots that a capture depends on, and the fast answer to "is all as it was?".
 
 The answer comes from one generated function of identity tests. Only where one of them fails are
 values compared: an equal value that is another object is looked for from then on, everything else
@@ -14,7 +14,7 @@ from typing import Any
 from gradd.export.guards.arguments import Asked, layouts
 from gradd.export.guards.images import is_a
 from gradd.export.guards.lookups import test_of_all
-from gradd.export.guards.slots import ABSENT, Item, Slot
+from gradd.export.guards.spots import ABSENT, Item, Spot
 from gradd.export.guards.taken import WHOLE
 
 _PER_LINE = 64
@@ -26,7 +26,7 @@ class Guards:
     """Everything that a forward() read from outside, as it was.
 
     Attributes:
-        slots: The places.
+        spots: Those that it read, each once.
         test: The generated function: True if all is as it was. False, or an exception, is no
             verdict, see holds(). Another one may take its place.
         layouts: Those of the call's tensors, where forward() asks for such; else None.
@@ -37,23 +37,23 @@ class Guards:
 
     def __init__(
         self,
-        slots: Iterable[Slot],
+        spots: Iterable[Spot],
         layouts: tuple | None = None,
         asked: Asked | None = None,
         read: frozenset[tuple[str, str]] | None = None,
     ) -> None:
-        self.slots = list(slots)
+        self.spots = list(spots)
         self.layouts = layouts
         self.asked = asked
         self.read = read
         self._values: dict[str, Any] = {}  # what the generated function compares with, by name
-        self._own: dict[int, str] = {}  # number of a slot -> name of its value, if it is its own
+        self._own: dict[int, str] = {}  # number of a spot -> name of its value, if it is its own
         self.test = self._compile()
 
     def _compile(self) -> Callable[[], bool]:
         self._values, self._own = {}, {}
-        tests = list(dict.fromkeys(self._test(i, slot) for i, slot in enumerate(self.slots)))
-        tests.append(test_of_all(self.slots, self._shared))
+        tests = list(dict.fromkeys(self._test(i, spot) for i, spot in enumerate(self.spots)))
+        tests.append(test_of_all(self.spots, self._shared))
         lines = [
             f"    if not ({' and '.join(tests[i : i + _PER_LINE])}):\n        return False\n"
             for i in range(0, len(tests), _PER_LINE)
@@ -61,18 +61,18 @@ class Guards:
         exec("def holds():\n" + "".join(lines) + "    return True\n", self._values)
         return self._values.pop("holds")  # else it and its globals would be a cycle
 
-    def _test(self, number: int, slot: Slot) -> str:
+    def _test(self, number: int, spot: Spot) -> str:
         def name(value: Any) -> str:
             if value is None or value is True or value is False:
                 return repr(value)
-            if value is slot.value and type(slot) is Item and not is_a(value, _SHARED):
+            if value is spot.value and type(spot) is Item and not is_a(value, _SHARED):
                 known = self._own[number] = f"w{number}"
             else:
                 return self._shared(value)
             self._values[known] = value
             return known
 
-        return slot.test(name)
+        return spot.test(name)
 
     def _shared(self, value: Any) -> str:
         known = f"v{id(value)}"
@@ -98,7 +98,7 @@ class Guards:
         )
 
     def holds(self) -> bool:
-        """True if every place still has its value."""
+        """True if every spot still has its value."""
         try:
             if self.test():
                 return True
@@ -106,46 +106,46 @@ class Guards:
             pass
         return not self.changed()
 
-    def changed(self) -> list[Slot]:
-        """The places whose value is another one now.
+    def changed(self) -> list[Spot]:
+        """The spots whose value is another one now.
 
         Where all values are the same, but some are other objects, those are looked for from then
         on.
         """
         moved = []
-        for slot in self.slots:
+        for spot in self.spots:
             try:
-                if not slot.same():
-                    moved.append(slot)
+                if not spot.same():
+                    moved.append(spot)
             except Exception:  # what cannot be read any more has changed
-                moved.append(slot)
+                moved.append(spot)
         if not moved:
             self._rebind()
         return moved
 
     def _rebind(self) -> None:
         whole = False
-        for number, slot in enumerate(self.slots):
-            before = slot.value
-            slot.rebind()
-            if slot.value is before:
+        for number, spot in enumerate(self.spots):
+            before = spot.value
+            spot.rebind()
+            if spot.value is before:
                 continue
             known = self._own.get(number)
             if known is not None:
-                self._values[known] = slot.value
+                self._values[known] = spot.value
             else:
                 whole = True
         if whole:
             self.test = self._compile()
 
 
-def describe(slots: Iterable[Slot]) -> str:
-    """The changes of these places for a message."""
+def describe(spots: Iterable[Spot]) -> str:
+    """The changes of these spots for a message."""
     texts = []
-    for slot in slots:
+    for spot in spots:
         try:
-            texts.append(slot.change())
+            texts.append(spot.change())
         except Exception:
-            texts.append(slot.label)
+            texts.append(spot.label)
     more = f" and {len(texts) - 3} more" if len(texts) > 3 else ""
     return "; ".join(texts[:3]) + more

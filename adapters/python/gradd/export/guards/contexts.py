@@ -19,7 +19,7 @@ from torch.utils._config_module import ConfigModule
 
 from gradd.export.guards import images
 from gradd.export.guards.images import is_a
-from gradd.export.guards.slots import ABSENT
+from gradd.export.guards.spots import ABSENT
 from gradd.spec import CaptureError
 
 
@@ -64,7 +64,7 @@ class Contexts:
 
     def __init__(self, answer: Callable[..., None]) -> None:
         """Args:
-        answer: Notes a place, see Reads.answer().
+        answer: Notes a spot, see Reads.answer().
         """
         self._answer = answer
         self._before = contextvars.copy_context()

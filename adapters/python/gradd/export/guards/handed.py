@@ -17,7 +17,7 @@ from typing import Any
 from gradd.export.guards import images, policy
 from gradd.export.guards.images import is_a
 from gradd.export.guards.reads import Reads
-from gradd.export.guards.slots import ABSENT, is_data, static
+from gradd.export.guards.spots import ABSENT, is_data, static
 from gradd.export.guards.taken import VIEWS, own_dict
 
 C_METHODS = (

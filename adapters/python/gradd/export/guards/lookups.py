@@ -3,7 +3,7 @@
 `o.name` is answered by the class before the object: by a property of that name, by
 `__getattribute__`, `__getattr__`, by `__get__` of what the class holds; a class asks its metaclass
 in the same way, a module its own class. A name that was not there when it was looked up changes the
-answer once somebody defines it. One place per class knows which names those are, and its test is
+answer once somebody defines it. One spot per class knows which names those are, and its test is
 that nothing has been added to the class: the number of names, and the last of them.
 """
 
@@ -19,7 +19,7 @@ import torch
 
 from gradd.export.guards import memory, policy, tracing
 from gradd.export.guards.images import is_a
-from gradd.export.guards.slots import ABSENT, HEAP_TYPE, Slot, is_data, static, table_of
+from gradd.export.guards.spots import ABSENT, HEAP_TYPE, Spot, is_data, static, table_of
 
 _IMMUTABLE_TYPE = 1 << 8
 _ANSWERING = ("__getattribute__", "__getattr__")  # for whatever name
@@ -76,7 +76,7 @@ def borrowed(cls: type, name: str) -> Any:
     return found
 
 
-class Names(Slot):
+class Names(Spot):
     """Names that a class has not itself and was asked for.
 
     `owner` is the class, `key` the set of the names, `value` how many the class has and which is
@@ -123,11 +123,11 @@ class Names(Slot):
         return f"{self.label}.{', '.join(sorted(self._new()))} is defined"
 
 
-def test_of_all(slots: Iterable[Slot], name: Callable[[Any], str]) -> str:
-    """One expression for all places of this kind: loops in C cost a fifth of tests one by one."""
-    found = [slot for slot in slots if is_a(slot, Names)]
-    tables = name(tuple(table_of(slot.owner) for slot in found))
-    counts, last = (name([slot.value[i] for slot in found]) for i in (0, 1))
+def test_of_all(spots: Iterable[Spot], name: Callable[[Any], str]) -> str:
+    """One expression for all spots of this kind: loops in C cost a fifth of tests one by one."""
+    found = [spot for spot in spots if is_a(spot, Names)]
+    tables = name(tuple(table_of(spot.owner) for spot in found))
+    counts, last = (name([spot.value[i] for spot in found]) for i in (0, 1))
     return (
         f"list(map(len, {tables})) == {counts} and "
         f"list(map(next, map(reversed, {tables}))) == {last}"
@@ -141,7 +141,7 @@ class Lookups:
         call: Takes a function and its arguments as a call that is about to be made.
     """
 
-    slots: dict[tuple, Slot]
+    spots: dict[tuple, Spot]
     call: Callable[[Any, list], None]
     _hidden: set[tuple[int, str]]
 
@@ -170,10 +170,10 @@ class Lookups:
                 self._asked_of(base, names)
 
     def _asked_of(self, base: type, names: tuple[str, ...]) -> None:
-        slot = self.slots.get(("names", id(base), None))
-        if slot is None:
-            slot = self.slots["names", id(base), None] = Names(base)
-        slot.ask(names)
+        spot = self.spots.get(("names", id(base), None))
+        if spot is None:
+            spot = self.spots["names", id(base), None] = Names(base)
+        spot.ask(names)
 
     def made_by(self, cls: type, args: list) -> None:
         """A user's class is called: its metaclass, or what makes the object, may be code in C."""

@@ -20,7 +20,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from gradd.calls.watch import untyped_storage
 from gradd.export.guards.images import is_a
-from gradd.export.guards.slots import static
+from gradd.export.guards.spots import static
 
 WATCHED = 1 << 16  # bytes that are compared at every call
 # Attributes of an array that lead to its memory, and those that tell how it lies there.

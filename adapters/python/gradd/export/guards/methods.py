@@ -18,7 +18,7 @@ import torch
 
 from gradd.export.guards.images import is_a
 from gradd.export.guards.instructions import readings
-from gradd.export.guards.slots import ABSENT, Class, Slot, static, table_of
+from gradd.export.guards.spots import ABSENT, Class, Spot, static, table_of
 
 _WORDS = {
     **{"ADD": "add", "AND": "and", "FLOOR_DIVIDE": "floordiv", "LSHIFT": "lshift"},
@@ -140,7 +140,7 @@ def is_between(code: CodeType) -> bool:
     return parts in _BETWEEN
 
 
-class Lacking(Slot):
+class Lacking(Spot):
     """Names that a class has not itself: `key`, a frozenset; `owner` is the class."""
 
     __slots__ = ()
@@ -178,8 +178,8 @@ class TensorMethods:
         if name not in self._found:
             self._found[name] = tuple(c.__dict__.get(name, ABSENT) for c in self._CLASSES)
 
-    def slots(self) -> Iterator[Slot]:
-        """The places to watch."""
+    def spots(self) -> Iterator[Spot]:
+        """The spots to watch."""
         for number, cls in enumerate(self._CLASSES):
             label = f"torch.{'' if cls is torch.Tensor else 'nn.'}{cls.__name__}"
             lacking = frozenset(n for n, values in self._found.items() if values[number] is ABSENT)

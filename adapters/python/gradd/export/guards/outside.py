@@ -1,9 +1,9 @@
 """Tensors and arrays of outside as inputs of the graph.
 
 The exporter keeps a tensor that is neither parameter nor argument as a constant. Where that
-constant is a tensor (or the memory of a numpy array) which a place of outside holds, it becomes an
-input instead, whose value is read from that place at every call. What Python took the value of
-stays a constant, and its bytes are watched; what no place leads to is refused.
+constant is a tensor (or the memory of a numpy array) which a spot of outside holds, it becomes an
+input instead, whose value is read from that spot at every call. What Python took the value of
+stays a constant, and its bytes are watched; what no spot leads to is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from gradd.export.functions import leaves_of, nodes_of
 from gradd.export.guards.arguments import FORM, Fact, form, told
 from gradd.export.guards.images import is_a
-from gradd.export.guards.slots import Bytes, Contents, Item, Slot
+from gradd.export.guards.spots import Bytes, Contents, Item, Spot
 from gradd.export.guards.tensors import Tensors
 from gradd.spec import CaptureError
 
@@ -27,21 +27,21 @@ _WATCHED = 1 << 16  # bytes of a constant that are compared at every call
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Where an input of outside is read: the place, or the tensor itself where it cannot move."""
+    """Where an input of outside is read: the spot, or the tensor itself where it cannot move."""
 
-    slot: Slot | None
+    spot: Spot | None
     tensor: torch.Tensor | None = None
 
     def get(self) -> torch.Tensor:
         """The tensor of now."""
-        value = self.tensor if self.slot is None else self.slot.now()
+        value = self.tensor if self.spot is None else self.spot.now()
         return torch.from_numpy(value) if is_a(value, np.ndarray) else value
 
 
-class Form(Slot):
-    """A place whose tensor or array may be exchanged for one of the same form.
+class Form(Spot):
+    """A spot whose tensor or array may be exchanged for one of the same form.
 
-    `owner` is the place that it stands for, `key` what else forward() has asked the tensor.
+    `owner` is the spot that it stands for, `key` what else forward() has asked the tensor.
     """
 
     __slots__ = ()
@@ -59,7 +59,7 @@ class Form(Slot):
         """The form is the same."""
 
 
-class Element(Slot):
+class Element(Spot):
     """A tensor among the elements of a container, which are watched; `owner` is the tensor."""
 
     __slots__ = ()
@@ -122,28 +122,28 @@ class Outside:
 
     Attributes:
         inputs: Exporter's name of a constant -> where its value is read from.
-        slots: The places to watch, with forms in the place of identities for inputs.
+        spots: The spots to watch, with forms in the place of identities for inputs.
     """
 
-    def __init__(self, slots: list[Slot], tensors: list, by_value: set[int]) -> None:
+    def __init__(self, spots: list[Spot], tensors: list, by_value: set[int]) -> None:
         """Args:
-        slots: The places of outside.
+        spots: The spots of outside.
         tensors: The tensors of outside that forward() had in its hands.
         by_value: Ids of tensors and arrays whose value Python has taken.
         """
         self.inputs: dict[str, Source] = {}
-        self.slots = slots
+        self.spots = spots
         self._tensors = tensors
         self._by_value = by_value
-        self._holders: dict[int, Slot] = {}
+        self._holders: dict[int, Spot] = {}
         self._elements: set[int] = set()
-        for slot in slots:
-            if is_a(slot, Contents):
-                self._elements.update(map(id, slot.value[-1]))
-            elif type(slot) is Item or id(slot.value) not in self._holders:
-                self._holders.setdefault(id(slot.value), slot)
-            if is_a(slot.value, tuple):
-                self._elements.update(map(id, slot.value))
+        for spot in spots:
+            if is_a(spot, Contents):
+                self._elements.update(map(id, spot.value[-1]))
+            elif type(spot) is Item or id(spot.value) not in self._holders:
+                self._holders.setdefault(id(spot.value), spot)
+            if is_a(spot.value, tuple):
+                self._elements.update(map(id, spot.value))
 
     def sources(self) -> list[Source]:
         """Where the tensors of outside are found; after bind()."""
@@ -153,10 +153,10 @@ class Outside:
 
     def put_back(self) -> None:
         """Puts back what has changed since the forward was recorded."""
-        for slot in self.slots:
+        for spot in self.spots:
             with contextlib.suppress(Exception):  # what is gone cannot be put back
-                if not slot.same():
-                    slot.put_back()
+                if not spot.same():
+                    spot.put_back()
 
     def bind(self, constants: dict[str, Any], used: set[int]) -> None:
         """Matches the constants of a trace.
@@ -179,9 +179,9 @@ class Outside:
                     self._bind_tensor(name, tensor)
             elif id(tensor) in used or id(tensor) in self._by_value:
                 self._watch(tensor)
-        for slot in [s for s in self.slots if is_a(s, Bytes)]:
-            if is_a(slot.owner, np.ndarray):
-                self._bind_array(slot, places)
+        for spot in [s for s in self.spots if is_a(s, Bytes)]:
+            if is_a(spot.owner, np.ndarray):
+                self._bind_array(spot, places)
 
     def _bind_tensor(self, name: str, tensor: torch.Tensor) -> None:
         holder = self._holders.get(id(tensor))
@@ -199,20 +199,20 @@ class Outside:
                 "it in a buffer",
             )
 
-    def _read_from(self, name: str, holder: Slot) -> None:
+    def _read_from(self, name: str, holder: Spot) -> None:
         self.inputs[name] = Source(holder)
-        if holder not in self.slots:  # the form of what it holds is watched already
+        if holder not in self.spots:  # the form of what it holds is watched already
             return
-        self.slots = [s for s in self.slots if s is not holder]
+        self.spots = [s for s in self.spots if s is not holder]
         self._watch_form(holder, holder.value)
 
-    def _watch_form(self, holder: Slot, value: Any) -> None:
-        """The form of what a place holds, and the facts of it that forward() has asked."""
-        facts = [s for s in self.slots if is_a(s, Fact) and s.owner is value]
-        self.slots = [s for s in self.slots if s not in facts]
-        slot = Form(holder, tuple(s.key for s in facts if s.key != FORM), None, holder.label)
-        slot.value = slot.now()
-        self.slots.append(slot)
+    def _watch_form(self, holder: Spot, value: Any) -> None:
+        """The form of what a spot holds, and the facts of it that forward() has asked."""
+        facts = [s for s in self.spots if is_a(s, Fact) and s.owner is value]
+        self.spots = [s for s in self.spots if s not in facts]
+        spot = Form(holder, tuple(s.key for s in facts if s.key != FORM), None, holder.label)
+        spot.value = spot.now()
+        self.spots.append(spot)
 
     def _watch(self, tensor: torch.Tensor) -> None:
         if tensor.is_sparse or tensor.device.type != "cpu" or tensor.nbytes > _WATCHED:
@@ -222,24 +222,24 @@ class Outside:
                 "which is too large to be compared at every call; pass it as an argument or keep "
                 "it in a buffer",
             )
-        slot = Bytes(tensor, None, None, f"a tensor of shape {list(tensor.shape)}")
-        slot.value = slot.now()
-        self.slots.append(slot)
+        spot = Bytes(tensor, None, None, f"a tensor of shape {list(tensor.shape)}")
+        spot.value = spot.now()
+        self.spots.append(spot)
 
-    def _bind_array(self, slot: Bytes, places: dict[tuple, list[str]]) -> None:
-        array = slot.owner
+    def _bind_array(self, spot: Bytes, places: dict[tuple, list[str]]) -> None:
+        array = spot.owner
         holder = self._holders.get(id(array))
         if holder is not None and id(array) not in self._by_value and array.flags.writeable:
             names = places.get(_memory(torch.from_numpy(array)), [])
             if names:
-                self.slots = [s for s in self.slots if s is not slot]
+                self.spots = [s for s in self.spots if s is not spot]
                 for name in names:
                     self._read_from(name, holder)
                 return
         if array.nbytes > _WATCHED:
             raise CaptureError(
                 "outside_state",
-                f"forward() takes values out of {slot.label}, which is too large to be compared "
+                f"forward() takes values out of {spot.label}, which is too large to be compared "
                 "at every call; make it a buffer",
             )
 

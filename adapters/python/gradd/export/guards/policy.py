@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from gradd.export.guards.images import CONTAINERS, PLAIN
-from gradd.export.guards.slots import ABSENT, static
+from gradd.export.guards.spots import ABSENT, static
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _NUMPY = os.path.dirname(np.__file__) + os.sep

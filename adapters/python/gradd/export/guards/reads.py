@@ -1,8 +1,8 @@
-"""Which places an instruction reads: attributes, items, cells and contents of outside objects.
+"""Which spots an instruction reads: attributes, items, cells and contents of outside objects.
 
 Everything is found out without running code of the user: classes are searched statically, and what
-properties, __getattr__ and the like do shows when their own frames run. Whether a place was there
-before the call is decided afterwards (recorder.py); here every place is noted once, with the value
+properties, __getattr__ and the like do shows when their own frames run. Whether a spot was there
+before the call is decided afterwards (recorder.py); here every spot is noted once, with the value
 of its first read.
 """
 
@@ -31,7 +31,7 @@ from gradd.export.guards.images import is_a
 from gradd.export.guards.locks import Locks
 from gradd.export.guards.lookups import Lookups, borrowed, is_fixed
 from gradd.export.guards.methods import TEXT, TensorMethods, of_code, operands
-from gradd.export.guards.slots import (
+from gradd.export.guards.spots import (
     ABSENT,
     Answer,
     Bases,
@@ -41,7 +41,7 @@ from gradd.export.guards.slots import (
     Item,
     Locked,
     Member,
-    Slot,
+    Spot,
     is_data,
     static,
 )
@@ -134,10 +134,10 @@ class _Ages:
 
 
 class Reads(Taken, Lookups, TensorReads):
-    """The places read so far.
+    """The spots read so far.
 
     Attributes:
-        slots: By kind, owner and key.
+        spots: By kind, owner and key.
         blanks: What cannot be watched: the refusal, and the object whose age decides if it
             matters.
         arrays_taken: Ids of numpy arrays whose values Python has taken.
@@ -149,7 +149,7 @@ class Reads(Taken, Lookups, TensorReads):
             name; WHOLE stands for all of them.
         methods: The methods of tensors that it uses.
         locks: The locks that it holds.
-        ageless: Ids of owners of places that the collector did not track when they were first read.
+        ageless: Ids of owners of spots that the collector did not track when they were first read.
             A dictionary of plain values is one; it looks new once something else is put into it.
         asking: Globals of code that asks type() for the class of a number, by id.
         where: Place in the user's code that runs now, for messages.
@@ -161,7 +161,7 @@ class Reads(Taken, Lookups, TensorReads):
         tensors: Watches the tensors.
         passed: Containers that belong to the call.
         """
-        self.slots: dict[tuple, Slot] = {}
+        self.spots: dict[tuple, Spot] = {}
         self.blanks: list[tuple[CaptureError, Any]] = []
         self.arrays_taken: set[int] = set()
         self.whole_ones: set[int] = set()  # ids of containers that whole() has gone through
@@ -198,7 +198,7 @@ class Reads(Taken, Lookups, TensorReads):
     def clear(self) -> None:
         """Lets go of everything: a suspended generator may hold its tracer for ever."""
         for held in (
-            self.slots,
+            self.spots,
             self.blanks,
             self._passed,
             self._owners,
@@ -249,21 +249,21 @@ class Reads(Taken, Lookups, TensorReads):
         if by is None or self._ages.is_old(by):
             raise Abandoned
 
-    def _add(self, slot: Slot) -> None:
-        self.slots[(slot.KIND, id(slot.owner), slot.key)] = slot
-        if slot.by is slot.owner and not gc.is_tracked(slot.by):
-            self.ageless.add(id(slot.by))
+    def _add(self, spot: Spot) -> None:
+        self.spots[(spot.KIND, id(spot.owner), spot.key)] = spot
+        if spot.by is spot.owner and not gc.is_tracked(spot.by):
+            self.ageless.add(id(spot.by))
 
-    # ---- kinds of places ----
+    # ---- kinds of spots ----
 
     def item(self, table: Any, key: Any, label: str, by: Any = None) -> None:
         """An entry of a dictionary or list, or its absence."""
         if id(table) in self._tree_dicts:
             self.of_tree.add((id(table), key))
         place = ("item", id(table), key)
-        if place in self.slots or id(table) in self.skipped or place in self._written:
+        if place in self.spots or id(table) in self.skipped or place in self._written:
             return
-        if ("contents", id(table), None) in self.slots:
+        if ("contents", id(table), None) in self.spots:
             return  # as they were; a method may have changed them meanwhile
         self._key(table, key)
         try:
@@ -299,7 +299,7 @@ class Reads(Taken, Lookups, TensorReads):
             self._late.setdefault((id(table), key), (table, key, label, by, wanted, self.where))
 
     def note_late(self) -> None:
-        """The forward is over: the places of later(), and the facts of tensors."""
+        """The forward is over: the spots of later(), and the facts of tensors."""
         for (_, asked), (reference, value) in self._facts.items():
             if (tensor := reference()) is not None:
                 self._add(Fact(tensor, asked, value, f"{asked} of a tensor of outside"))
@@ -312,7 +312,7 @@ class Reads(Taken, Lookups, TensorReads):
 
     def of_class(self, cls: type, name: str) -> None:
         """An attribute of a class."""
-        if ("class", id(cls), name) in self.slots or name in ("__class__", "__dict__"):
+        if ("class", id(cls), name) in self.spots or name in ("__class__", "__dict__"):
             return
         if issubclass(cls, torch.Tensor):
             self.methods.use(name)
@@ -326,10 +326,10 @@ class Reads(Taken, Lookups, TensorReads):
 
     def bases(self, cls: type) -> None:
         """What a class inherits from."""
-        if ("bases", id(cls), cls.__bases__) not in self.slots and not is_fixed(cls):
-            slot = Bases(cls, cls.__bases__, None, f"the bases of {cls.__qualname__}")
-            slot.value = slot.now()
-            self._add(slot)
+        if ("bases", id(cls), cls.__bases__) not in self.spots and not is_fixed(cls):
+            spot = Bases(cls, cls.__bases__, None, f"the bases of {cls.__qualname__}")
+            spot.value = spot.now()
+            self._add(spot)
 
     def shape(self, owner: Any, kind: type, table: dict | None) -> None:
         """Which dictionary an object has, and which class: either may be exchanged."""
@@ -384,27 +384,27 @@ class Reads(Taken, Lookups, TensorReads):
             self.methods.use(name)
 
     def watch_methods(self) -> None:
-        """The forward is over: places for the methods of tensors."""
-        for slot in self.methods.slots():
-            self._add(slot)
+        """The forward is over: spots for the methods of tensors."""
+        for spot in self.methods.spots():
+            self._add(spot)
 
     def field(self, owner: Any, name: str) -> None:
         """An attribute that is kept in C."""
-        if ("field", id(owner), name) not in self.slots:
+        if ("field", id(owner), name) not in self.spots:
             value = getattr(owner, name, ABSENT)
             self._add(Field(owner, name, value, f"{type(owner).__name__}.{name}"))
 
     def cell(self, cell: Any, label: str) -> None:
         """A variable of an enclosing function."""
-        if is_a(cell, types.CellType) and ("cell", id(cell), None) not in self.slots:
-            slot = Cell(cell, None, None, f"the variable {label} of an enclosing function")
-            slot.value = slot.now()
-            self._add(slot)
+        if is_a(cell, types.CellType) and ("cell", id(cell), None) not in self.spots:
+            spot = Cell(cell, None, None, f"the variable {label} of an enclosing function")
+            spot.value = spot.now()
+            self._add(spot)
 
     def answer(self, question: Any, label: str, value: Any = ASK, by: Any = None) -> None:
         """What a harmless function says; it is asked, unless the answer is given."""
         key = ("answer", id(question if by is None else by), label)
-        if key in self.slots:
+        if key in self.spots:
             return
         if value is ASK:
             try:
@@ -413,12 +413,12 @@ class Reads(Taken, Lookups, TensorReads):
                 return
             if is_a(value, torch.Tensor):
                 return
-        self.slots[key] = Answer(question, label, value, label, by)
+        self.spots[key] = Answer(question, label, value, label, by)
 
     def locked(self, lock: Any) -> None:
         """A lock is asked whether it is taken."""
-        slot = Locked(lock.locked, None, lock.locked(), "a lock is locked", lock)
-        self.slots.setdefault(("answer", id(lock), None), slot)
+        spot = Locked(lock.locked, None, lock.locked(), "a lock is locked", lock)
+        self.spots.setdefault(("answer", id(lock), None), spot)
 
     def _belongs(self, table: dict, owner: Any) -> None:
         """An instance dictionary is as old as its object, but for one that it was given."""
@@ -440,19 +440,19 @@ class Reads(Taken, Lookups, TensorReads):
         if not (is_a(found, torch.Tensor) and self.tensors.is_own(found)):
             self.weak[id(found)] = reference
 
-    def kept_alive(self, slots: Iterable[Slot], tensors: Iterable[int]) -> list[CaptureError]:
-        """A refusal if places hold what forward() has found behind a weak reference.
+    def kept_alive(self, spots: Iterable[Spot], tensors: Iterable[int]) -> list[CaptureError]:
+        """A refusal if spots hold what forward() has found behind a weak reference.
 
         Args:
-            slots: The places that a capture is going to hold.
+            spots: The spots that a capture is going to hold.
             tensors: Ids of tensors that it uses, or whose values it compares.
         """
         found = {number: ref for number, ref in self.weak.items() if _lives(ref)}
         if not found:
             return []
         names = {**found, **{id(own_dict(_asked(ref))): ref for ref in found.values()}}
-        held = {id(part) for slot in slots for part in (slot.owner, slot.by, slot.value)}
-        held |= {id(slot.owner.base) for slot in slots if is_a(slot.owner, np.ndarray)}
+        held = {id(part) for spot in spots for part in (spot.owner, spot.by, spot.value)}
+        held |= {id(spot.owner.base) for spot in spots if is_a(spot.owner, np.ndarray)}
         for number in names.keys() & (held | set(tensors)) - {id(None)}:
             kind = type(_asked(names[number])).__qualname__
             text = f"forward() reads a {kind} behind a weak reference, {_KEPT}"
@@ -743,7 +743,7 @@ class Reads(Taken, Lookups, TensorReads):
                 self.item(container, key, f"[{images.short(key)}] of a dict", self.by(container))
         elif is_a(container, set):
             self._key(container, key)
-            if ("member", id(container), key) not in self.slots:
+            if ("member", id(container), key) not in self.spots:
                 self._add(Member(container, key, key in container, f"{images.short(key)} in a set"))
         else:
             self.whole(container)

@@ -2,7 +2,7 @@
 
 A tracer of this thread is called before every instruction of recorded code (policy.py) and reads
 its operands (frames.py): a global's dictionary, the object whose attribute is read, the function
-that is called. reads.py and calls.py note the places. Objects that were born during the call are
+that is called. reads.py and calls.py note the spots. Objects that were born during the call are
 told from those of outside by the garbage collector's youngest generation, which keeps everything
 new while collections are off.
 
@@ -33,7 +33,7 @@ from gradd.export.guards.calls import Calls, is_code_in_c
 from gradd.export.guards.images import is_a
 from gradd.export.guards.instructions import readings
 from gradd.export.guards.reads import Reads
-from gradd.export.guards.slots import Answer, Slot, static
+from gradd.export.guards.spots import Answer, Spot, static
 from gradd.export.guards.taken import VIEWS
 from gradd.export.guards.tensors import Tensors
 from gradd.spec import CaptureError
@@ -48,7 +48,7 @@ _THROUGH = (
     *(types.MethodWrapperType, *VIEWS),
 )
 _CALL = 14  # bytes from the beginning of a call to the instruction behind it, at most
-_MANY = 4000  # places after which those in objects of the call itself are sorted out
+_MANY = 4000  # spots after which those in objects of the call itself are sorted out
 
 
 class Recorder:
@@ -225,7 +225,7 @@ class Recorder:
             self.reads.item(table, name, f"the global {name}")
         if name not in table:
             self.reads.item(frame.f_builtins, name, f"the builtin {name}")
-        if len(self.reads.slots) - self._before > _MANY:
+        if len(self.reads.spots) - self._before > _MANY:
             self.forget_young()
 
     def _on_store_global(self, frame: FrameType, name: str) -> None:
@@ -414,7 +414,7 @@ class Recorder:
     # ---- afterwards ----
 
     def settle(self, young: set[int]) -> None:
-        """The forward is over: notes the places that show only now."""
+        """The forward is over: notes the spots that show only now."""
         self._calls.contexts.settle()
         self.reads.ask_cached(young)
         self.reads.note_late()
@@ -432,40 +432,40 @@ class Recorder:
         return {id(o) for o in gc.get_objects(generation=0)}
 
     def forget_young(self) -> None:
-        """Lets go of places in objects that the call itself has made."""
+        """Lets go of spots in objects that the call itself has made."""
         young = self.young() - self.reads.ageless
-        slots = self.reads.slots
-        for key, slot in list(slots.items()):
-            if id(slot.by) in young and not is_a(slot.by, np.ndarray):
-                del slots[key]
-        self._before = len(slots)
+        spots = self.reads.spots
+        for key, spot in list(spots.items()):
+            if id(spot.by) in young and not is_a(spot.by, np.ndarray):
+                del spots[key]
+        self._before = len(spots)
 
-    def places(self) -> list[Slot]:
-        """The places of outside, in the order of reading. To be called inside ageing().
+    def spots(self) -> list[Spot]:
+        """The spots of outside, in the order of reading. To be called inside ageing().
 
         The collector does not track dictionaries of plain values, nor arrays: such an object was
-        there before only if another place leads to it.
+        there before only if another spot leads to it.
         """
         self.forget_young()
         kept, doubtful, ageless = [], [], self.reads.ageless
-        for slot in self.reads.slots.values():
-            unsure = id(slot.by) in ageless or is_a(slot.by, np.ndarray)
-            (doubtful if unsure and not isinstance(slot, Answer) else kept).append(slot)
+        for spot in self.reads.spots.values():
+            unsure = id(spot.by) in ageless or is_a(spot.by, np.ndarray)
+            (doubtful if unsure and not isinstance(spot, Answer) else kept).append(spot)
         reached: dict[int, Any] = {}
         new = kept
         while new:
-            for slot in new:
-                _reach(slot.value, reached)
-                _reach(slot.owner, reached, 1)
+            for spot in new:
+                _reach(spot.value, reached)
+                _reach(spot.owner, reached, 1)
             arrays = [v for v in reached.values() if is_a(v, np.ndarray)]
             new, old = [], doubtful
             doubtful = []
-            for slot in old:
-                known = id(slot.by) in reached or memory.overlaps(slot.by, arrays)
-                (new if known else doubtful).append(slot)
+            for spot in old:
+                known = id(spot.by) in reached or memory.overlaps(spot.by, arrays)
+                (new if known else doubtful).append(spot)
             kept = kept + new
         found = set(map(id, kept))
-        return [slot for slot in self.reads.slots.values() if id(slot) in found]
+        return [spot for spot in self.reads.spots.values() if id(spot) in found]
 
     def unseen(self, young: set[int]) -> list[CaptureError]:
         """The refusals of what cannot be watched, unless it is about something young."""

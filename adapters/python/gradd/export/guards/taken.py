@@ -20,7 +20,7 @@ import torch
 from gradd.export.guards import images, memory, policy
 from gradd.export.guards.arguments import FORM
 from gradd.export.guards.images import is_a
-from gradd.export.guards.slots import ABSENT, Bytes, Contents, Shape, Slot, static
+from gradd.export.guards.spots import ABSENT, Bytes, Contents, Shape, Spot, static
 from gradd.export.guards.tensors import Tensors
 
 _LARGE = 100_000  # elements of a container that are compared at every call
@@ -50,7 +50,7 @@ def _rules() -> tuple:
 class Taken:
     """Values that are taken as they are; everything else is in Reads."""
 
-    slots: dict[tuple, Slot]
+    spots: dict[tuple, Spot]
     tensors: Tensors
     skipped: set[int]
     arrays_taken: set[int]
@@ -61,7 +61,7 @@ class Taken:
         """All elements of a container, and of the containers in it."""
         if id(container) in self._tree_dicts:
             self.of_tree.add((id(container), WHOLE))
-        if ("contents", id(container), None) in self.slots or id(container) in self.skipped:
+        if ("contents", id(container), None) in self.spots or id(container) in self.skipped:
             return
         if len(container) > _LARGE:
             self.blank(f"reads all {len(container)} elements of an outside container", container)
@@ -84,7 +84,7 @@ class Taken:
         if taken:
             self.arrays_taken.add(id(array))
         self._current(array, "numpy array")
-        if ("bytes", id(array), None) in self.slots:
+        if ("bytes", id(array), None) in self.spots:
             return
         if array.dtype.hasobject:
             self.blank("reads a numpy array of objects", array)
@@ -95,14 +95,14 @@ class Taken:
             self.answer(functools.partial(getattr, array, "fill_value"), "fill_value", by=array)
 
     def _bytes(self, owner: Any, label: str) -> None:
-        slot = Bytes(owner, None, None, label)
-        slot.value = slot.now()
-        self._add(slot)
+        spot = Bytes(owner, None, None, label)
+        spot.value = spot.now()
+        self._add(spot)
 
     def _current(self, owner: Any, label: str) -> None:
         """Memory is read that an operator has written: a trace would find what was there before.
 
-        What that was is known to the tensor alone, so no place is made of the memory's owner.
+        What that was is known to the tensor alone, so no spot is made of the memory's owner.
         """
         for tensor in self.tensors.overwritten.values():
             if memory.shares(tensor, owner):
@@ -111,7 +111,7 @@ class Taken:
     def memory(self, value: Any) -> None:
         """What a buffer of C holds."""
         self._current(value, type(value).__qualname__)
-        if ("bytes", id(value), None) in self.slots:
+        if ("bytes", id(value), None) in self.spots:
             return
         name = type(value).__qualname__
         size = memory.size_of(value)
@@ -124,10 +124,10 @@ class Taken:
         found = static(type(array), name)
         if name in memory.EXPOSING or type(found) is property:
             self.array(array)
-        elif name in memory.FORM and ("shape", id(array), None) not in self.slots:
-            slot = Shape(array, None, None, f"the form of a numpy array ({self.where})")
-            slot.value = slot.now()
-            self._add(slot)
+        elif name in memory.FORM and ("shape", id(array), None) not in self.spots:
+            spot = Shape(array, None, None, f"the form of a numpy array ({self.where})")
+            spot.value = spot.now()
+            self._add(spot)
 
     def use(self, value: Any, depth: int = 4) -> None:
         """A value is taken as it is: by an operator, a loop, or a function in C."""
@@ -172,8 +172,8 @@ class Taken:
             return
         if is_a(value, images.CONTAINERS):
             place = ("contents", id(value), None)
-            if id(value) in self.whole_ones and place in self.slots:
-                return  # its slot holds it, so that it is no other one
+            if id(value) in self.whole_ones and place in self.spots:
+                return  # its spot holds it, so that it is no other one
             self.whole_ones.add(id(value))
         self.use(value)
         if is_a(value, (*VIEWS, types.MappingProxyType)):

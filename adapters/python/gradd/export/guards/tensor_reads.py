@@ -20,7 +20,7 @@ from gradd.export.guards.arguments import (
     is_plain_fact,
     told,
 )
-from gradd.export.guards.slots import Entry, Slot
+from gradd.export.guards.spots import Entry, Spot
 from gradd.export.guards.tensors import MEMORY_METHODS, VALUE_METHODS, Tensors
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _GRADIENT = frozenset({"requires_grad", "grad_fn", "is_leaf"})
 class TensorReads:
     """Attributes and methods of tensors; everything else is in Reads."""
 
-    slots: dict[tuple, Slot]
+    spots: dict[tuple, Spot]
     tensors: Tensors
     methods: TensorMethods
     facts: set[str]
@@ -122,9 +122,9 @@ class TensorReads:
 
     def _flag_of(self, parameter: torch.Tensor, name: str) -> None:
         place = self._parameters[id(parameter)]
-        slot = Entry(*place, getattr(parameter, name), f"{place[1]}.{name}")
-        slot.field = name
-        self.slots.setdefault(("entry", id(place[0]), (place[1], name)), slot)
+        spot = Entry(*place, getattr(parameter, name), f"{place[1]}.{name}")
+        spot.field = name
+        self.spots.setdefault(("entry", id(place[0]), (place[1], name)), spot)
 
     def _fact_of(self, parameter: torch.Tensor, name: str) -> None:
         """What a parameter answers beside values, types and sizes."""

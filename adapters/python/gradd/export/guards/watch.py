@@ -23,7 +23,7 @@ from gradd.export.guards.images import is_a
 from gradd.export.guards.memory import shares
 from gradd.export.guards.outside import Outside, refuse_trainable
 from gradd.export.guards.recorder import Recorder
-from gradd.export.guards.slots import Answer, Bytes, Class, Slot, static
+from gradd.export.guards.spots import Answer, Bytes, Class, Spot, static
 from gradd.export.guards.tensors import Tensors
 from gradd.export.naming import Call
 from gradd.spec import CaptureError
@@ -83,7 +83,7 @@ class Watch:
         self.tensors.keep_forms()
         self.able = frames.supported()
         self._recorder = Recorder(module, self.tensors, passed)
-        self._slots: list[Slot] = []
+        self._spots: list[Spot] = []
         self._old: list[torch.Tensor] = []
         self._unseen: list[CaptureError] = []
         self._written: list[torch.Tensor] = []
@@ -115,9 +115,9 @@ class Watch:
         self._recorder.settle(young)
         self._old = self.tensors.old(young)
         self._unseen = self._recorder.unseen(young)
-        self._slots = self._recorder.places()
+        self._spots = self._recorder.spots()
         self._unseen += self._recorder.reads.kept_alive(
-            self._slots, self.tensors.by_value | self.tensors.used
+            self._spots, self.tensors.by_value | self.tensors.used
         )
         self._written = self.tensors.put_back(young)
         if self._recorder.reads.locks.put_back():
@@ -127,7 +127,7 @@ class Watch:
     def close(self) -> None:
         """Ends the watch."""
         self._recorder.close()
-        self._slots, self._old, self._written = [], [], []
+        self._spots, self._old, self._written = [], [], []
 
     def about_to(self, reason: str, text: str) -> None:
         """forward() is about to do what it must not, found by other means than the recording.
@@ -170,14 +170,14 @@ class Watch:
     def undo(self) -> str:
         """Puts back what forward() wrote outside, and says what it was.
 
-        Of several places in one object the one that was read first knows best: it comes last, and
+        Of several spots in one object the one that was read first knows best: it comes last, and
         is asked again then.
         """
-        text = describe([s for s in self._slots if not _same(s)])
-        for slot in reversed(self._slots):
+        text = describe([s for s in self._spots if not _same(s)])
+        for spot in reversed(self._spots):
             with contextlib.suppress(Exception):  # what is gone cannot be put back
-                if not _same(slot):
-                    slot.put_back()
+                if not _same(spot):
+                    spot.put_back()
         return text
 
     def refuse_writes(self) -> None:
@@ -221,11 +221,11 @@ class Watch:
         if self._unseen:
             raise self._unseen[0]
         refuse_trainable(outputs, self._old, self.tensors)
-        self._slots += [Answer(f, None, f(), f"torch.{f.__name__}()") for f in _FLAGS]
+        self._spots += [Answer(f, None, f(), f"torch.{f.__name__}()") for f in _FLAGS]
         of_modules = torch.nn.Module
-        self._slots += [Class(of_modules, n, static(of_modules, n), f"Module.{n}") for n in _CALLED]
+        self._spots += [Class(of_modules, n, static(of_modules, n), f"Module.{n}") for n in _CALLED]
         by_value = self.tensors.by_value | self._recorder.reads.arrays_taken
-        return Outside(self._slots, self._old, by_value)
+        return Outside(self._spots, self._old, by_value)
 
     def _refuse_writes(self, changed: str) -> None:
         names = {id(t): n for n, t in self._call.module.named_parameters()}
@@ -254,7 +254,7 @@ class Watch:
 
     def _refuse_aliases(self, written: dict[str, torch.Tensor]) -> None:
         """A graph reads what is outside before it writes a buffer, PyTorch in the order of code."""
-        places = [(s.owner, f"through {s.label}") for s in self._slots if is_a(s, Bytes)]
+        places = [(s.owner, f"through {s.label}") for s in self._spots if is_a(s, Bytes)]
         places += [(t, f"through another tensor, of shape {list(t.shape)}") for t in self._old]
         for name, buffer in written.items():
             for value, text in places:
@@ -266,8 +266,8 @@ class Watch:
                     )
 
 
-def _same(slot: Slot) -> bool:
+def _same(spot: Spot) -> bool:
     try:
-        return slot.same()
+        return spot.same()
     except Exception:  # what cannot be read any more has changed
         return False

@@ -1,8 +1,8 @@
-"""The places that a forward() reads: what stood there, how to look again, how to put it back.
+"""Spots, the places that a forward() reads: what stood there, how to look again, to put it back.
 
-Each kind of place knows its present value, whether that is still the same, and one Python
-expression that tests it as fast as can be (mostly one lookup and one identity). A place holds its
-owner, so identities cannot be taken over by other objects.
+Each kind of spot knows its present value, whether that is still the same, and one Python expression
+that tests it as fast as can be (mostly one lookup and one identity). A spot holds its owner, so
+identities cannot be taken over by other objects.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def is_data(found: Any) -> bool:
     return static(kind, "__set__") is not ABSENT or static(kind, "__delete__") is not ABSENT
 
 
-class Slot:
+class Spot:
     """A place with a value that compares by images.alike().
 
     Attributes:
         owner: The object that holds the value.
         key: Where in it.
         value: What stood there at the first read.
-        label: What the place is called in messages.
-        by: The object whose age says whether the place was there before the call.
+        label: What the spot is called in messages.
+        by: The object whose age says whether the spot was there before the call.
     """
 
     __slots__ = ("by", "key", "label", "owner", "value")
@@ -72,7 +72,7 @@ class Slot:
         raise NotImplementedError
 
     def put_back(self) -> None:
-        """Makes the place what it was."""
+        """Makes the spot what it was."""
         raise NotImplementedError
 
     def same(self) -> bool:
@@ -93,7 +93,7 @@ class Slot:
         return f"{self.label}: {images.short(self.value)} -> {images.short(self.now())}"
 
 
-class Item(Slot):
+class Item(Spot):
     """An entry of a dictionary, a list or an object's attributes."""
 
     __slots__ = ()
@@ -126,7 +126,7 @@ class Item(Slot):
         return f"{name(self)}.now() is {name(self.value)}"
 
 
-class Class(Slot):
+class Class(Spot):
     """An attribute of a class, found on it or on a base: its home."""
 
     __slots__ = ("home",)
@@ -159,7 +159,7 @@ class Class(Slot):
         return super().test(name)
 
 
-class Bases(Slot):
+class Bases(Spot):
     """The bases of a class, in the order in which attributes are looked for."""
 
     __slots__ = ()
@@ -180,7 +180,7 @@ class Bases(Slot):
         return f"{self.label}: {before} -> {now}"
 
 
-class Cell(Slot):
+class Cell(Spot):
     """A closure cell."""
 
     __slots__ = ()
@@ -204,7 +204,7 @@ class Cell(Slot):
         return f"{name(self.owner)}.cell_contents is {name(self.value)}"
 
 
-class Field(Slot):
+class Field(Spot):
     """An attribute that is kept in C: of a function, of an object with __slots__, of a tensor."""
 
     __slots__ = ()
@@ -225,7 +225,7 @@ class Field(Slot):
         return f"{name(self.owner)}.{self.key} is {name(self.value)}"
 
 
-class Entry(Slot):
+class Entry(Spot):
     """A property of the tensor under a name in a table: the tensor may be exchanged."""
 
     __slots__ = ("field",)
@@ -241,7 +241,7 @@ class Entry(Slot):
         return f"{name(self.owner)}[{self.key!r}].{self.field} is {name(self.value)}"
 
 
-class Answer(Slot):
+class Answer(Spot):
     """What a harmless call says: a flag of torch, a context variable. `owner` is called."""
 
     __slots__ = ()
@@ -278,7 +278,7 @@ class Locked(Answer):
             self.by.release()
 
 
-class Contents(Slot):
+class Contents(Spot):
     """All elements of a container; `value` is images.image() of it."""
 
     __slots__ = ()
@@ -324,7 +324,7 @@ def _same_objects(container: Any, copy: tuple) -> bool:
 _same_set = images.contents_alike
 
 
-class Member(Slot):
+class Member(Spot):
     """Whether a set has an element."""
 
     __slots__ = ()
@@ -340,7 +340,7 @@ class Member(Slot):
         return f"{name(self.key)} {'in' if self.value else 'not in'} {name(self.owner)}"
 
 
-class Bytes(Slot):
+class Bytes(Spot):
     """The bytes of a numpy array, a small tensor or a buffer, held by identity elsewhere."""
 
     __slots__ = ()
@@ -407,7 +407,7 @@ def raw(value: Any) -> tuple:
         return (memory.format, memory.shape, memory.tobytes())
 
 
-class Shape(Slot):
+class Shape(Spot):
     """How a numpy array lies in its memory, which can be changed in place."""
 
     __slots__ = ()
