@@ -323,6 +323,7 @@ class Bridge(ShortWay):
             graph = self._capture_of(key, leaves, args, kwargs)
             unused_memory.trim()
             self.fallback.captured(key, graph.uses, time.perf_counter() - start)
+            self.clock = graph.used = self.clock + 1
             graphs.append(graph)
             self._graphs[key] = graphs
             after = self._key(args, kwargs)
