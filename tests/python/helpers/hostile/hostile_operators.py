@@ -80,7 +80,7 @@ PIECES = [
     op("parts that wrap", "GRAPH", "part", "Split", [ints((1 << 63) - 1, 4)], outs=2, axis=1),
     op("as many parts as outputs", "GRAPH", "", "Split", [ints(1, 1, 1)], outs=2, axis=1),
     op("does not divide", "GRAPH", "does not divide", "Split", [], outs=2, axis=1, opset=17),
-    op("num_outputs 3 of 2", "GRAPH", "num_outputs is 3", "Split", [], 2, num_outputs=3),
+    op("num_outputs 3 of 2", "GRAPH", "num_outputs is 3", "Split", [], outs=2, num_outputs=3),
     op("axis out of range", "GRAPH", "axis 4", "Split", [], outs=2, axis=4, num_outputs=2),
     op("step 0", "GRAPH", "step of axis", "Slice", [ints(0), ints(2), ints(0), ints(0)]),
     op("axis repeated", "GRAPH", "repeated", "Slice", [ints(0, 0), ints(2, 2), ints(0, -2)]),
