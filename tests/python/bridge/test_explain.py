@@ -150,7 +150,7 @@ def test_a_recognised_operator_says_what_it_stands_for(tmp_path: Path) -> None:
     assert e["nodes"] == {"fused": dict(Counter(n.op_type for n in w.nodes))}
     plain = explained(path, "x=4x16", "--plain")
     assert "fused" not in plain["nodes"]
-    switched = command("explain", path, "x=4x16", "--json", GRADD_FUSE="0")
+    switched = command("explain", path, "x=4x16", "--json", GRADD_FUSE="Off")
     assert json.loads(switched)["rows"] == plain["rows"]
     assert {r["op"] for r in plain["rows"] if r["leftover"]} == {
         *("Pow", "ReduceMean", "Sqrt", "Reciprocal")
