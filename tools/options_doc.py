@@ -51,7 +51,7 @@ those that are set, and every other `ORTMODULE_` name that nobody knows.
 ROW = re.compile(
     r"^OPTION\((\w+), (\w+), \"([^\"]*)\", \"([^\"]*)\", ([^,]+),\s*((?:\"[^\"]*\"\s*)+)\)", re.M
 )
-TYPES = {"BOOL": "flag", "INT": "number", "TEXT": "text"}
+TYPES = {"BOOL": "flag", "INT": "number", "SWITCH": "bool", "TEXT": "text"}
 
 
 def python_options(root: Path) -> tuple[Any, ...]:
@@ -69,7 +69,7 @@ def default_of(root: Path, text: str) -> str:
     if re.fullmatch(r"GRADD_\w+", text):
         api = (root / "server" / "api" / "gradd.h").read_text()
         text = re.search(rf"#define {text}\s+(\S+)", api)[1]
-    return {"NULL": "none", "false": "off"}.get(text, text.strip('"'))
+    return {"NULL": "none", "false": "off", "true": "1"}.get(text, text.strip('"'))
 
 
 def daemon_items(root: Path) -> str:

@@ -72,6 +72,10 @@ static int handle_serve(const options_t *options) {
                 options->log);
         return EXIT_USAGE;
     }
+    if (machine_check_threads("--threads (GRADD_THREADS)", options->threads) != GRADD_OK) {
+        fprintf(stderr, "gradd: %s\n", gradd_error_message());
+        return EXIT_USAGE;
+    }
     gradd_status_t st = daemon_serve(options, &other);
     if (st != GRADD_OK) return failed(st);
     if (other == 0) return EXIT_DONE;
@@ -133,8 +137,8 @@ int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "explain")) return explain_main(argc - 2, argv + 2);
     if (argc > 1 && !strcmp(argv[1], "estimate")) return estimate_main(argc - 2, argv + 2);
     if (options_parse(argc, argv, &options) != GRADD_OK) {
+        /* alone: the last line of a log must say what is wrong */
         fprintf(stderr, "gradd: %s\n", gradd_error_message());
-        options_usage(stderr);
         return EXIT_USAGE;
     }
     if (strcmp(options.command, "serve") == 0) {

@@ -5,10 +5,11 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "server/api/gradd.h"
 
-typedef enum option_type_e { BOOL, INT, TEXT } option_type_t;
+typedef enum option_type_e { BOOL, INT, SWITCH, TEXT } option_type_t;
 
 typedef struct option_row_s {
     const char *flag, *env, *help;
@@ -24,6 +25,18 @@ static const option_row_t rows[] = {
 };
 #define N_ROWS (sizeof rows / sizeof *rows)
 
+static gradd_status_t set_switch(const char *name, const char *text, bool *out) {
+    static const char *const words[] = {"0", "1", "false", "true", "no", "yes", "off", "on"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        if (strcasecmp(text, words[i]) != 0) continue;
+        *out = i % 2;
+        return GRADD_OK;
+    }
+    return GRADD_FAIL(UNSUPPORTED,
+                      "%s: expected one of 1, 0, true, false, yes, no, on, off, got '%.60s'", name,
+                      text);
+}
+
 static gradd_status_t set_value(const option_row_t *row, const char *name, const char *text,
                                 options_t *options) {
     char *field = (char *)options + row->offset;
@@ -31,6 +44,7 @@ static gradd_status_t set_value(const option_row_t *row, const char *name, const
         memcpy(field, &text, sizeof text);
         return GRADD_OK;
     }
+    if (row->type == SWITCH) return set_switch(name, text, (bool *)field);
     char *end = NULL;
     errno = 0;
     long long value = strtoll(text, &end, 10);
@@ -55,14 +69,21 @@ gradd_status_t options_parse(int argc, char **argv, options_t *out_options) {
 #include "server/cli/options.inc"
 #undef OPTION
     };
+    gradd_status_t environment = GRADD_OK;
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--help") == 0) {
+            options.command = "--help";
+            *out_options = options;
+            return GRADD_OK;
+        }
     for (size_t i = 0; i < N_ROWS; i++) {
         const char *value = rows[i].env[0] ? getenv(rows[i].env) : NULL;
-        if (value && value[0]) GRADD_TRY(set_value(&rows[i], rows[i].env, value, &options));
+        if (value && value[0] && !environment)
+            environment = set_value(&rows[i], rows[i].env, value, &options);
     }
     for (int i = 1; i < argc; i++) {
         const char *word = argv[i];
-        if (word[0] != '-' || strcmp(word, "--list-ops") == 0 || strcmp(word, "--help") == 0 ||
-            strcmp(word, "--version") == 0) {
+        if (word[0] != '-' || strcmp(word, "--list-ops") == 0 || strcmp(word, "--version") == 0) {
             if (options.command[0])
                 return GRADD_FAIL(UNSUPPORTED, "'%s' after '%s': one command at a time", word,
                                   options.command);
@@ -72,7 +93,8 @@ gradd_status_t options_parse(int argc, char **argv, options_t *out_options) {
         const char *equals = strchr(word, '=');
         size_t n = equals ? (size_t)(equals - word) : strlen(word);
         const option_row_t *row = find_row(word, n);
-        if (!row) return GRADD_FAIL(UNSUPPORTED, "unknown option '%s'", word);
+        if (!row)
+            return GRADD_FAIL(UNSUPPORTED, "unknown option '%s' (gradd --help lists them)", word);
         if (row->type == BOOL) {
             *((bool *)((char *)&options + row->offset)) = true;
             continue;
@@ -81,6 +103,7 @@ gradd_status_t options_parse(int argc, char **argv, options_t *out_options) {
         if (!value) return GRADD_FAIL(UNSUPPORTED, "%s needs a value", row->flag);
         GRADD_TRY(set_value(row, row->flag, value, &options));
     }
+    if (strcmp(options.command, "serve") == 0) GRADD_TRY(environment);
     *out_options = options;
     return GRADD_OK;
 }

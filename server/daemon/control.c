@@ -25,6 +25,7 @@ typedef struct packet_s {
     const msgpack_object *args[MAX_ARGS];
     int fds[MAX_DESCRIPTORS]; /* Owned; -1 once handed on */
     int n_fds;
+    const char *verb; /* NULL while it is not known */
     wire_out_t *reply;
 } packet_t;
 
@@ -134,8 +135,7 @@ static gradd_status_t handle_segment(packet_t *packet) {
 
 static gradd_status_t handle_unsegment(packet_t *packet) {
     uint64_t id = wire_u64(packet->args[0]);
-    gradd_status_t st = gradd_handle_remove(gradd_lease_table(packet->session->lease), id);
-    if (st != GRADD_OK) return gradd_wrap(st, "unsegment %llu", (unsigned long long)id);
+    GRADD_TRY(gradd_handle_remove(gradd_lease_table(packet->session->lease), id));
     wire_key(packet->reply, "id");
     wire_put_u64(packet->reply, id);
     return GRADD_OK;
@@ -169,6 +169,7 @@ static gradd_status_t dispatch(packet_t *packet, const wire_doc_t *doc) {
         int n = 0;
         if (strlen(row->name) != name->size || memcmp(row->name, name->ptr, name->size) != 0)
             continue;
+        packet->verb = row->name;
         while (n < MAX_ARGS && row->fields[n].name)
             n++;
         if (!row->lasting) GRADD_TRY(wire_check_known(doc, row->name, row->fields, n, envelope));
@@ -202,7 +203,7 @@ static bool answer(session_t *session, const control_host_t *host, const void *d
     } else {
         log_event(LOG_DEBUG, "control_refused", "session=%u code=%s what=\"%s\"", session->number,
                   gradd_status_name(st), gradd_error_message());
-        wire_reply_fail(&reply, q, st, gradd_error_message(), "alive");
+        wire_reply_fail(&reply, q, st, packet.verb, gradd_error_message(), "alive");
     }
     for (int i = 0; i < n_fds; i++)
         gradd_discard(packet.fds[i]);
@@ -236,7 +237,7 @@ void control_read(session_t *session, const control_host_t *host, bool *out_open
         gradd_status_t st = gradd_fd_recv(session->control, &packet, &event);
         if (st == GRADD_E_LIMIT) {
             wire_out_t reply = {0};
-            wire_reply_fail(&reply, 0, st, gradd_error_message(), "alive");
+            wire_reply_fail(&reply, 0, st, NULL, gradd_error_message(), "alive");
             *out_open = !reply.failed && gradd_fd_send(session->control, reply.data, reply.bytes,
                                                        NULL, 0) == GRADD_OK;
             wire_out_finish(&reply);

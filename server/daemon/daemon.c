@@ -323,7 +323,7 @@ static gradd_status_t start(daemon_t *daemon) {
     GRADD_TRY(watch(daemon, daemon->signals, ON_SIGNAL, 0));
     GRADD_TRY(queue_create(&daemon->queue));
     GRADD_TRY(watch(daemon, queue_fd(daemon->queue), ON_QUEUE, 0));
-    daemon->worker = (worker_t){.root = "", .plain = !strcmp(daemon->options->fuse, "0")};
+    daemon->worker = (worker_t){.root = "", .plain = !daemon->options->fuse};
     const gradd_device_options_t device = {
         .name = daemon->options->device,
         .threads = machine_threads(daemon->options->threads),

@@ -174,6 +174,12 @@ void machine_unpin(void) {
     CPU_FREE(set);
 }
 
+gradd_status_t machine_check_threads(const char *option, int64_t wanted) {
+    if (wanted <= MAX_THREADS) return GRADD_OK;
+    return GRADD_FAIL(LIMIT, "%s: expected a number from 0 to %d, got %lld", option, MAX_THREADS,
+                      (long long)wanted);
+}
+
 int machine_threads(int64_t wanted) {
     int64_t threads = wanted > 0 ? wanted : machine_processors();
     return threads < MAX_THREADS ? (int)threads : MAX_THREADS;

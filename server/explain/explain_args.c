@@ -14,36 +14,42 @@ typedef enum flag_type_e { FLAG, NUMBER, TEXT, GIB, BATCHES, SYMBOL } flag_type_
 typedef struct flag_s {
     const char *name;
     flag_type_t type;
+    unsigned uses; /* of the commands that use it: bits of explain_use_t */
     size_t offset; /* of the field in explain_args_t */
 } flag_t;
 
+#define OF_A_FILE (EXPLAIN_FILE | EXPLAIN_ESTIMATE)
+#define ALWAYS    (OF_A_FILE | EXPLAIN_LIVE)
+
 static const flag_t flags[] = {
-    {"--train", TEXT, offsetof(explain_args_t, train)},
-    {"--out", TEXT, offsetof(explain_args_t, out)},
-    {"--grad", TEXT, offsetof(explain_args_t, grad)},
-    {"--onnx", TEXT, offsetof(explain_args_t, onnx)},
-    {"--dir", TEXT, offsetof(explain_args_t, dir)},
-    {"--optimizer", TEXT, offsetof(explain_args_t, optimizer)},
-    {"--threads", NUMBER, offsetof(explain_args_t, threads)},
-    {"--session", NUMBER, offsetof(explain_args_t, session)},
-    {"--plan", NUMBER, offsetof(explain_args_t, plan)},
-    {"--fits", GIB, offsetof(explain_args_t, fits_gib)},
-    {"--batch", BATCHES, 0},
-    {"--dim", SYMBOL, 0},
-    {"--json", FLAG, offsetof(explain_args_t, json)},
-    {"--plain", FLAG, offsetof(explain_args_t, plain)},
-    {"--list", FLAG, offsetof(explain_args_t, list)},
-    {"--accumulate", FLAG, offsetof(explain_args_t, accumulate)},
-    {"--help", FLAG, offsetof(explain_args_t, help)},
+    {"--train", TEXT, OF_A_FILE, offsetof(explain_args_t, train)},
+    {"--out", TEXT, OF_A_FILE, offsetof(explain_args_t, out)},
+    {"--grad", TEXT, OF_A_FILE, offsetof(explain_args_t, grad)},
+    {"--onnx", TEXT, EXPLAIN_FILE, offsetof(explain_args_t, onnx)},
+    {"--dir", TEXT, EXPLAIN_LIVE, offsetof(explain_args_t, dir)},
+    {"--optimizer", TEXT, EXPLAIN_ESTIMATE, offsetof(explain_args_t, optimizer)},
+    {"--threads", NUMBER, OF_A_FILE, offsetof(explain_args_t, threads)},
+    {"--session", NUMBER, EXPLAIN_LIVE, offsetof(explain_args_t, session)},
+    {"--plan", NUMBER, EXPLAIN_LIVE, offsetof(explain_args_t, plan)},
+    {"--fits", GIB, EXPLAIN_ESTIMATE, offsetof(explain_args_t, fits_gib)},
+    {"--batch", BATCHES, EXPLAIN_ESTIMATE, 0},
+    {"--dim", SYMBOL, OF_A_FILE, 0},
+    {"--json", FLAG, ALWAYS, offsetof(explain_args_t, json)},
+    {"--plain", FLAG, EXPLAIN_FILE, offsetof(explain_args_t, plain)},
+    {"--list", FLAG, EXPLAIN_LIVE, offsetof(explain_args_t, list)},
+    {"--accumulate", FLAG, EXPLAIN_ESTIMATE, offsetof(explain_args_t, accumulate)},
+    {"--help", FLAG, ALWAYS, offsetof(explain_args_t, help)},
 };
 
-/* A number from 0 to 2^40; *text moves behind it. */
-static gradd_status_t read_number(const char *what, const char **text, int64_t *out) {
+/* A number from `least` to 2^40; *text moves behind it. */
+static gradd_status_t read_number(const char *what, int least, const char **text, int64_t *out) {
     char *end = NULL;
     errno = 0;
     long long value = strtoll(*text, &end, 10);
-    if (errno || end == *text || **text == '-' || **text == '+' || value > (1LL << 40))
-        return GRADD_FAIL(LIMIT, "%s: expected a number from 0 to 2^40, got '%.60s'", what, *text);
+    if (errno || end == *text || **text == '-' || **text == '+' || value < least ||
+        value > (1LL << 40))
+        return GRADD_FAIL(LIMIT, "%s: expected a number from %d to 2^40, got '%.60s'", what, least,
+                          *text);
     *text = end;
     *out = value;
     return GRADD_OK;
@@ -59,7 +65,7 @@ static gradd_status_t read_shape(const char *word, explain_shape_t *out) {
     for (const char *at = equals + 1; *at;) { /* nothing behind = means rank 0 */
         if (shape.rank == GRADD_MAX_RANK)
             return GRADD_FAIL(LIMIT, "'%.120s': more than %d dimensions", word, GRADD_MAX_RANK);
-        GRADD_TRY(read_number(word, &at, &shape.dims[shape.rank++]));
+        GRADD_TRY(read_number(word, 0, &at, &shape.dims[shape.rank++]));
         if (*at && (*at != 'x' || !at[1]))
             return GRADD_FAIL(UNSUPPORTED, "'%.120s': expected sizes with x between them", word);
         if (*at) at++;
@@ -77,13 +83,14 @@ static gradd_status_t add_shape(const char *word, explain_shape_t *list, int *n)
 }
 
 static gradd_status_t read_batches(const char *text, explain_args_t *args) {
+    if (!*text) return GRADD_FAIL(UNSUPPORTED, "--batch: expected sizes from 1, such as 1,2,4");
     while (*text) {
         int64_t batch = 0;
         if (args->n_batches == EXPLAIN_MAX_BATCHES)
             return GRADD_FAIL(LIMIT, "--batch: more than %d sizes", EXPLAIN_MAX_BATCHES);
-        GRADD_TRY(read_number("--batch", &text, &batch));
-        if (batch < 1 || (*text && *text != ','))
-            return GRADD_FAIL(UNSUPPORTED, "--batch: expected sizes such as 1,2,4");
+        GRADD_TRY(read_number("--batch", 1, &text, &batch));
+        if (*text && *text != ',')
+            return GRADD_FAIL(UNSUPPORTED, "--batch: expected sizes from 1, such as 1,2,4");
         args->batches[args->n_batches++] = batch;
         if (*text) text++;
     }
@@ -100,7 +107,7 @@ static gradd_status_t set_flag(const flag_t *flag, const char *value, explain_ar
         memcpy(field, &value, sizeof value);
         return GRADD_OK;
     case NUMBER:
-        GRADD_TRY(read_number(flag->name, &value, (int64_t *)field));
+        GRADD_TRY(read_number(flag->name, 0, &value, (int64_t *)field));
         return *value ? GRADD_FAIL(LIMIT, "%s: expected a number", flag->name) : GRADD_OK;
     case GIB: {
         char *end;
@@ -147,8 +154,39 @@ gradd_status_t explain_args_parse(int argc, char **argv, explain_args_t *out_arg
         if (flag->type != FLAG && !value)
             return GRADD_FAIL(UNSUPPORTED, "%s needs a value", flag->name);
         GRADD_TRY(set_flag(flag, value, &args));
+        args.given |= 1u << (flag - flags);
     }
     *out_args = args;
+    return GRADD_OK;
+}
+
+static const char *use_name(unsigned uses) {
+    switch (uses) {
+    case EXPLAIN_LIVE:
+        return "gradd explain without a file";
+    case EXPLAIN_FILE:
+        return "gradd explain MODEL.onnx";
+    case EXPLAIN_ESTIMATE:
+        return "gradd estimate";
+    default:
+        return "gradd explain MODEL.onnx and gradd estimate";
+    }
+}
+
+gradd_status_t explain_args_check(const explain_args_t *args, explain_use_t use) {
+    if (use == EXPLAIN_LIVE && args->onnx)
+        return GRADD_FAIL(UNSUPPORTED,
+                          "--onnx needs a file: the daemon does not keep the bytes of a model; in "
+                          "the trainer, model.gradd_explain().save_onnx(path) writes them");
+    if (use == EXPLAIN_LIVE && args->n_shapes)
+        return GRADD_FAIL(UNSUPPORTED, "sizes are for a model file: gradd explain MODEL.onnx ...");
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
+        if (args->given & 1u << i && !(flags[i].uses & use))
+            return GRADD_FAIL(UNSUPPORTED, "%s is for %s, it has no effect on %s", flags[i].name,
+                              use_name(flags[i].uses), use_name(use));
+    if (use == EXPLAIN_FILE && args->grad && !args->train)
+        return GRADD_FAIL(UNSUPPORTED, "--grad needs --train: without one there is no backward, "
+                                       "at which gradients could arrive");
     return GRADD_OK;
 }
 

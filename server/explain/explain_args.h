@@ -37,11 +37,21 @@ typedef struct explain_args_s {
     int64_t batches[EXPLAIN_MAX_BATCHES];
     int n_batches;
     double fits_gib; /* 0 = not asked for */
+    unsigned given;  /* which options were, a bit per row of the table */
     bool json, plain, list, help, accumulate;
 } explain_args_t;
 
+/* What the arguments are for; one bit each. */
+typedef enum explain_use_e {
+    EXPLAIN_LIVE = 1, /* explain without a file */
+    EXPLAIN_FILE = 2,
+    EXPLAIN_ESTIMATE = 4,
+} explain_use_t;
+
 /* argv without program and command. Fails with UNSUPPORTED or LIMIT and a sentence for the user. */
 gradd_status_t explain_args_parse(int argc, char **argv, explain_args_t *out_args);
+/* Fails with UNSUPPORTED where an option was given that this use has none for. */
+gradd_status_t explain_args_check(const explain_args_t *args, explain_use_t use);
 void explain_args_usage(FILE *out);
 void estimate_args_usage(FILE *out);
 

@@ -5,6 +5,7 @@
 #include "server/explain/explain_file.h"
 
 #define LIST_TEXT 1500 /* of the inputs that an error names */
+#define NAMES_END 500  /* bytes of names after which a list of them ends */
 
 typedef const char *(*name_of_t)(const gradd_model_t *model, int i);
 
@@ -157,6 +158,50 @@ static gradd_status_t check_shapes(const asker_t *a) {
     return GRADD_OK;
 }
 
+/* Adds " name" to a list, or an end to it when it is long. */
+static void append_name(const char *name, char *list) {
+    size_t at = strlen(list);
+    if (at < NAMES_END)
+        snprintf(list + at, LIST_TEXT - at, " %.200s", name);
+    else if (strcmp(list + at - 4, " ...") != 0)
+        snprintf(list + at, LIST_TEXT - at, " ...");
+}
+
+static bool in_list(const char *name, const char *list) {
+    const size_t n = strlen(name);
+    for (const char *at = list; (at = strstr(at, name)); at += n)
+        if (at > list && at[-1] == ' ' && (at[n] == ' ' || !at[n])) return true;
+    return false;
+}
+
+/* Whether an input has a dimension of this name; appends those that it has to `all`. */
+static bool has_symbol(const asker_t *a, int input, const explain_shape_t *s, char *all) {
+    const char *name = gradd_model_input_name(a->file->model, input);
+    gradd_type_t type = gradd_model_input_type(a->file->model, input);
+    for (int d = 0; d < type.rank; d++) {
+        const char *symbol = explain_file_symbol(a->file, name, d);
+        if (!symbol) continue;
+        if (same(symbol, s->name, s->n_name)) return true;
+        if (!in_list(symbol, all)) append_name(symbol, all);
+    }
+    return false;
+}
+
+static gradd_status_t check_symbols(const asker_t *a) {
+    for (int i = 0; i < a->args->n_symbols; i++) {
+        const explain_shape_t *s = &a->args->symbols[i];
+        char all[LIST_TEXT] = "";
+        bool found = false;
+        for (int k = 0; k < gradd_model_n_inputs(a->file->model) && !found; k++)
+            found = has_symbol(a, k, s, all);
+        if (!found)
+            return GRADD_FAIL(
+                TENSOR, "--dim: no input has a dimension '%.*s'; those with a name:%s",
+                (int)(s->n_name < 200 ? s->n_name : 200), s->name, all[0] ? all : " none");
+    }
+    return GRADD_OK;
+}
+
 /* ---- names ----------------------------------------------------------------------------------- */
 
 /* What names can stand for. */
@@ -165,6 +210,15 @@ typedef struct named_s {
     name_of_t name_of;
     int n;
 } named_t;
+
+static gradd_status_t no_such(const gradd_model_t *model, const named_t *named, const char *name,
+                              size_t bytes) {
+    char all[LIST_TEXT] = "";
+    for (int i = 0; i < named->n; i++)
+        append_name(named->name_of(model, i), all);
+    return GRADD_FAIL(TENSOR, "the graph has no %s '%.*s'; it has:%s", named->what,
+                      (int)(bytes < 200 ? bytes : 200), name, all[0] ? all : " none");
+}
 
 static gradd_status_t find_names(const gradd_model_t *model, const char *list, const named_t *named,
                                  int32_t *out, int *out_n) {
@@ -177,9 +231,7 @@ static gradd_status_t find_names(const gradd_model_t *model, const char *list, c
         int at = 0;
         while (at < limit && !same(name_of(model, at), name, bytes))
             at++;
-        if (at == limit)
-            return GRADD_FAIL(TENSOR, "the graph has no %s '%.*s'", what,
-                              (int)(bytes < 200 ? bytes : 200), name);
+        if (at == limit) return no_such(model, named, name, bytes);
         for (int k = 0; k < *out_n; k++)
             if (out[k] == at)
                 return GRADD_FAIL(TENSOR, "%s '%s' is named twice", what, name_of(model, at));
@@ -308,6 +360,7 @@ gradd_status_t explain_ask(const explain_file_t *file, const explain_args_t *arg
     GRADD_TRY(arena_create(0, &a.arena));
     gradd_status_t status = gradd_device_open(&device, &options.device);
     if (!status) status = check_shapes(&a);
+    if (!status) status = check_symbols(&a);
     if (!status) status = check_batch(&a);
     if (!status) status = learn_symbols(&a);
     if (!status) status = fill(&a, &options);

@@ -117,20 +117,31 @@ static void print_plan(const msgpack_object *plan, arena_t *arena) {
            text_of(arena, wire_in(plan, "client")), text_of(arena, wire_in(plan, "inputs")));
 }
 
-static void print_plans(const msgpack_object *plans, arena_t *arena) {
+/* A list can be of one session, or of the plans of one number. */
+static bool is_asked_for(const explain_args_t *args, const msgpack_object *plan) {
+    bool session = args->session < 0 || integer(wire_in(plan, "session")) == args->session;
+    return session && (args->plan < 0 || plan_id(wire_in(plan, "plan")) == (uint64_t)args->plan);
+}
+
+static void print_plans(const explain_args_t *args, const msgpack_object *plans, arena_t *arena) {
     printf("%7s %8s %5s %8s %8s %5s %10s  %-16s %s\n", "SESSION", "PID", "PLAN", "FORWARD",
            "BACKWARD", "RUNS", "PEAK", "CLIENT", "INPUTS");
     for (int i = 0; is_list(plans, i + 1); i++)
-        print_plan(wire_at(plans, i), arena);
+        if (!args->list || is_asked_for(args, wire_at(plans, i)))
+            print_plan(wire_at(plans, i), arena);
     putchar('\n');
 }
 
-static void print_plans_json(const msgpack_object *plans, arena_t *arena) {
+static void print_plans_json(const explain_args_t *args, const msgpack_object *plans,
+                             arena_t *arena) {
+    const char *between = "";
     static const char *const numbers[] = {"session", "pid", "forward", "backward", "runs", "peak"};
     fputs("{\"plans\": [", stdout);
     for (int i = 0; is_list(plans, i + 1); i++) {
         const msgpack_object *plan = wire_at(plans, i);
-        printf("%s{\"plan\": %" PRIu64 ", ", i ? ", " : "", plan_id(wire_in(plan, "plan")));
+        if (!is_asked_for(args, plan)) continue;
+        printf("%s{\"plan\": %" PRIu64 ", ", between, plan_id(wire_in(plan, "plan")));
+        between = ", ";
         for (size_t k = 0; k < sizeof numbers / sizeof numbers[0]; k++)
             printf("\"%s\": %" PRId64 ", ", numbers[k], integer(wire_in(plan, numbers[k])));
         fputs("\"client\": ", stdout);
@@ -154,9 +165,9 @@ static void print_piece(const msgpack_object *text) {
 
 static void print_list(const explain_args_t *args, const msgpack_object *plans, arena_t *arena) {
     if (args->json && args->list)
-        print_plans_json(plans, arena);
+        print_plans_json(args, plans, arena);
     else if (!args->json && (args->list || !is_list(plans, 1) || is_list(plans, 2)))
-        print_plans(plans, arena);
+        print_plans(args, plans, arena);
 }
 
 /* Prints one piece; *out_more says whether another one follows. The first fixes which plan. */
@@ -204,12 +215,6 @@ static gradd_status_t take_all(const explain_args_t *args, const rundir_t *dir, 
 gradd_status_t explain_live(const explain_args_t *args, bool *out_running) {
     rundir_t dir;
     arena_t *arena = NULL;
-    if (args->onnx)
-        return GRADD_FAIL(UNSUPPORTED,
-                          "--onnx needs a file: the daemon does not keep the bytes of a model; in "
-                          "the trainer, model.gradd_explain().save_onnx(path) writes them");
-    if (args->n_shapes)
-        return GRADD_FAIL(UNSUPPORTED, "sizes are for a model file: gradd explain MODEL.onnx ...");
     GRADD_TRY(rundir_init(&dir, args->dir));
     *out_running = rundir_is_locked(&dir);
     if (!*out_running) return GRADD_OK;

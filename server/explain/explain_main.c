@@ -18,18 +18,29 @@ static gradd_status_t plan_as_daemon(explain_args_t *args) {
     char *serve[] = {"gradd", "serve"};
     options_t daemon;
     GRADD_TRY(options_parse(2, serve, &daemon));
-    args->plain |= !strcmp(daemon.fuse, "0");
-    if (args->threads > 0) return GRADD_OK;
+    args->plain |= !daemon.fuse;
+    if (args->threads > 0) return machine_check_threads("--threads", args->threads);
+    GRADD_TRY(machine_check_threads("GRADD_THREADS", daemon.threads));
     if (daemon.threads == 0) machine_unpin();
     args->threads = machine_threads(daemon.threads);
     return GRADD_OK;
+}
+
+static explain_use_t use_of(const explain_args_t *args, const char *command) {
+    if (!strcmp(command, "estimate")) return EXPLAIN_ESTIMATE;
+    return args->model ? EXPLAIN_FILE : EXPLAIN_LIVE;
 }
 
 /* Wrong arguments are the user's, whatever the code says. */
 static int parse(const char *command, int argc, char **argv, explain_args_t *args,
                  void (*usage)(FILE *out)) {
     gradd_status_t status = explain_args_parse(argc, argv, args);
-    if (status == GRADD_OK) status = plan_as_daemon(args);
+    if (status == GRADD_OK && !args->help &&
+        explain_args_check(args, use_of(args, command)) != GRADD_OK) {
+        fprintf(stderr, "gradd %s: %s\n", command, gradd_error_message());
+        return USAGE;
+    }
+    if (status == GRADD_OK && !args->help) status = plan_as_daemon(args);
     if (status == GRADD_OK) return DONE;
     fprintf(stderr, "gradd %s: %s\n", command, gradd_error_message());
     usage(stderr);

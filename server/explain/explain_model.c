@@ -14,6 +14,8 @@ static gradd_status_t print_plan(const explain_args_t *args, const explain_file_
     gradd_explain_t *explain = NULL;
     GRADD_TRY(gradd_plan_explain(plan, &explain));
     gradd_status_t status = explain_report_make(plan, explain, &source, &report);
+    /* First, so that nothing is printed where it cannot be written. */
+    if (!status && args->onnx) status = explain_file_annotate(file, &report, args->onnx);
     if (!status) {
         const char *slash = strrchr(args->model, '/');
         report.title = slash ? slash + 1 : args->model;
@@ -22,7 +24,6 @@ static gradd_status_t print_plan(const explain_args_t *args, const explain_file_
         else
             explain_print_text(stdout, &report);
     }
-    if (!status && args->onnx) status = explain_file_annotate(file, &report, args->onnx);
     explain_report_finish(&report);
     gradd_explain_destroy(explain);
     return status;

@@ -120,7 +120,7 @@ static gradd_status_t check_arrivals(const gradd_plan_t *p, const bool *arrives,
             return GRADD_FAIL(TENSOR, "a gradient arrives for output %d, which the plan excludes",
                               j);
     }
-    if (!any) return GRADD_FAIL(TENSOR, "backward without a gradient for any output");
+    if (!any) return GRADD_FAIL(TENSOR, "there is no backward without a gradient for any output");
     return GRADD_OK;
 }
 

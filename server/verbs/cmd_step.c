@@ -4,6 +4,7 @@
  * because `.grad` may be another tensor every time. Everything that is written is checked to be
  * disjoint before the first element changes. Engine thread.
  */
+#include <math.h>
 #include <stdlib.h>
 
 #include "server/exec/step.h"
@@ -130,11 +131,23 @@ static gradd_status_t fill_tensors(update_t *u, const msgpack_object *group, int
     return GRADD_OK;
 }
 
+/* No setting of Adam is negative or infinite; the decays of the moments stay below 1, by which the
+ * bias correction divides. */
+static gradd_status_t check_setting(int which, int k, double value) {
+    bool beta = which == GROUP_B1 || which == GROUP_B2;
+    if (isfinite(value) && value >= 0 && (!beta || value < 1)) return GRADD_OK;
+    return GRADD_FAIL(TENSOR, "step: field 'groups.%s[%d]': expected %s, got %g",
+                      group_keys[which].name, k,
+                      beta ? "a number from 0 to below 1" : "a finite number from 0", value);
+}
+
 static gradd_status_t fill_group(const msgpack_object *const *columns, int k,
                                  gradd_adam_t *out_group) {
     const msgpack_object *x[GROUP_N];
     for (int i = 0; i < GROUP_N; i++)
         x[i] = wire_at(columns[i], k);
+    for (int i = GROUP_LR; i <= GROUP_DECAY; i++)
+        GRADD_TRY(check_setting(i, k, wire_f64(x[i])));
     uint64_t mode = wire_u64(x[GROUP_MODE]), t = wire_u64(x[GROUP_T]);
     if (mode > GRADD_ADAMW_TORCH)
         return GRADD_FAIL(TENSOR, "step: field 'groups.mode[%d]': %llu, expected 0 to %d", k,
@@ -204,6 +217,13 @@ static gradd_status_t fill_journal(update_t *u, const msgpack_object *journal,
     return GRADD_OK;
 }
 
+static gradd_status_t fill_norm(update_t *u, const msgpack_object *norm) {
+    u->request.max_norm = norm ? wire_f64(norm) : 0;
+    if (isfinite(u->request.max_norm) && u->request.max_norm >= 0) return GRADD_OK;
+    return GRADD_FAIL(TENSOR, "step: field 'max_norm': expected a finite number from 0, got %g",
+                      u->request.max_norm);
+}
+
 static gradd_status_t fill(session_objects_t *objects, request_t *request, update_t *u) {
     const msgpack_object *const *args = request->args;
     gradd_handle_table_t *table = gradd_lease_table(request->session->lease);
@@ -223,7 +243,7 @@ static gradd_status_t fill(session_objects_t *objects, request_t *request, updat
     GRADD_TRY(fill_journal(u, args[STEP_JOURNAL], table));
     u->request.tensors = u->tensors;
     u->request.n_tensors = n;
-    u->request.max_norm = args[STEP_NORM] ? wire_f64(args[STEP_NORM]) : 0;
+    GRADD_TRY(fill_norm(u, args[STEP_NORM]));
     u->request.step = wire_u64(args[STEP_STEP]);
     u->request.once = args[STEP_ONCE] ? wire_u64(args[STEP_ONCE]) : 0;
     return check_memory(u);

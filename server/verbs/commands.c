@@ -81,7 +81,8 @@ void command_reply(request_t *request, gradd_status_t status) {
     if (status == GRADD_OK) return;
     reply->failed = false;
     if (!session && status == GRADD_E_SESSION) session = "lost";
-    wire_reply_fail(reply, request->q, status, gradd_error_message(), session);
+    wire_reply_fail(reply, request->q, status, request->command ? request->command->name : NULL,
+                    gradd_error_message(), session);
 }
 
 int64_t command_now_us(void) {

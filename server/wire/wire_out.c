@@ -1,4 +1,5 @@
 /* Encoding of replies: msgpack in its shortest forms, into one growing buffer. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -182,8 +183,19 @@ void wire_reply_begin(wire_out_t *out, uint64_t q) {
     wire_put_u64(out, q);
 }
 
-void wire_reply_fail(wire_out_t *out, uint64_t q, gradd_status_t status, const char *what,
-                     const char *session) {
+static void put_what(wire_out_t *out, const char *verb, const char *what) {
+    char text[GRADD_ERROR_BYTES + WIRE_MAX_VERB + 2];
+    size_t n = verb ? strlen(verb) : 0;
+    if (!verb || (!strncmp(what, verb, n) && what[n] == ':')) {
+        wire_put_text(out, what);
+        return;
+    }
+    snprintf(text, sizeof text, "%s: %s", verb, what);
+    wire_put_text(out, text);
+}
+
+void wire_reply_fail(wire_out_t *out, uint64_t q, gradd_status_t status, const char *verb,
+                     const char *what, const char *session) {
     wire_begin(out);
     wire_key(out, "ok");
     wire_put_u64(out, 0);
@@ -192,7 +204,7 @@ void wire_reply_fail(wire_out_t *out, uint64_t q, gradd_status_t status, const c
     wire_key(out, "code");
     wire_put_text(out, gradd_status_name(status));
     wire_key(out, "what");
-    wire_put_text(out, what);
+    put_what(out, verb, what);
     if (status == GRADD_E_VERSION) wire_put_version(out);
     if (session) {
         wire_key(out, "session");

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -36,6 +37,7 @@ _CHUNK_BITS = 24  # of the journal's progress: step << 24 | chunks done of it
 
 _TYPES = (torch.float32, torch.bfloat16)
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_SETTINGS = {"lr": "learning rate", "eps": "epsilon value", "weight_decay": "weight_decay value"}
 _MASTER = "master"  # name of the float32 master weights in the state of a bf16 parameter
 
 
@@ -156,6 +158,21 @@ def _wire(client: Client, tensor: torch.Tensor) -> protocol.Tensor:
     return (*place, DTYPE_CODES[tensor.dtype], tuple(tensor.shape))
 
 
+def _check_settings(group: dict[str, Any]) -> None:
+    """In torch's words. An infinite setting is refused, too: what it makes are not numbers."""
+    for name, what in _SETTINGS.items():
+        if not 0.0 <= float(group[name]) < math.inf:
+            raise ValueError(f"Invalid {what}: {group[name]}")
+    for i, beta in enumerate(group["betas"]):
+        if not 0.0 <= float(beta) < 1.0:
+            raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
+
+
+def _check_clip(norm: float | None) -> None:
+    if norm is not None and not float(norm) >= 0.0:
+        raise ValueError(f"Invalid max_grad_norm value: {norm}")
+
+
 class FusedAdam(torch.optim.Optimizer):
     """Adam and AdamW in the daemon; float32 and bfloat16 parameters.
 
@@ -174,7 +191,8 @@ class FusedAdam(torch.optim.Optimizer):
         weight_decay: Decay rate.
         set_grad_none: Default of zero_grad().
         max_grad_norm: Clip the global norm of all gradients to this before the update, as
-            torch.nn.utils.clip_grad_norm_ does; `.grad` itself keeps its values. None: no clipping.
+            torch.nn.utils.clip_grad_norm_ does; `.grad` itself keeps its values. None or 0: no
+            clipping; inf: the norm alone.
         master_weights: Keep a float32 copy of every bfloat16 parameter, which the step updates; the
             parameter is the copy rounded. A parameter that was written in between (by
             load_state_dict() of the model, say) counts more than its copy. state_dict() holds it.
@@ -201,10 +219,6 @@ class FusedAdam(torch.optim.Optimizer):
         max_grad_norm: float | None = None,
         master_weights: bool = False,
     ) -> None:
-        if lr < 0 or eps < 0 or weight_decay < 0:
-            raise ValueError(f"lr {lr}, eps {eps} and weight_decay {weight_decay} must be >= 0")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas {betas} must lie in [0, 1)")
         defaults = {
             "lr": lr,
             "bias_correction": bias_correction,
@@ -212,6 +226,8 @@ class FusedAdam(torch.optim.Optimizer):
             "eps": eps,
             "weight_decay": weight_decay,
         }
+        _check_settings(defaults)
+        _check_clip(max_grad_norm)
         super().__init__(params, defaults)
         self.adam_w_mode = AdamWMode(adam_w_mode)
         self.set_grad_none = set_grad_none
@@ -227,6 +243,11 @@ class FusedAdam(torch.optim.Optimizer):
         self._doubtful: _Sent | None = None  # the last step, if its request ended in an exception
         self._bound: dict[str, _Bound] = {}
         self._copies: dict[torch.Tensor, torch.Tensor] = {}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's; settings that are none are refused before the group is added."""
+        _check_settings({**self.defaults, **param_group})
+        super().add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drops or zeroes gradients; the default is the constructor's set_grad_none."""
@@ -290,6 +311,7 @@ class FusedAdam(torch.optim.Optimizer):
             What the closure returned, or None.
 
         Raises:
+            ValueError: A setting is none; nothing is changed.
             TensorError: A parameter or gradient is not dense float32 or bfloat16 on the CPU.
             StaleError: Half of the last step was done, and it cannot be finished.
         """
@@ -297,6 +319,9 @@ class FusedAdam(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for group in self.param_groups:  # anybody may have changed them, a scheduler for one
+            _check_settings(group)
+        _check_clip(self.max_grad_norm)
         if self.max_grad_norm is not None:
             self.grad_norm = 0.0  # of no gradients
         entries = [

@@ -153,7 +153,7 @@ def test_a_recognised_operator_says_what_it_stands_for(tmp_path: Path) -> None:
     assert e["nodes"] == {"fused": dict(Counter(n.op_type for n in w.nodes))}
     plain = explained(path, "x=4x16", "--plain")
     assert "fused" not in plain["nodes"]
-    switched = command("explain", path, "x=4x16", "--json", GRADD_FUSE="0")
+    switched = command("explain", path, "x=4x16", "--json", GRADD_FUSE="Off")
     assert json.loads(switched)["rows"] == plain["rows"]
     assert {r["op"] for r in plain["rows"] if r["leftover"]} == {
         *("Pow", "ReduceMean", "Sqrt", "Reciprocal")
@@ -173,14 +173,17 @@ def test_a_recognised_operator_says_what_it_stands_for(tmp_path: Path) -> None:
         (["x=2x5x7"], "declares dimension 2 as 6, got f32[2,5,7]"),
         (["x=2x5"], "declares rank 3"),
         (["x=2x5x6", "--dim", "seq=4"], "dimension 'seq' is 4 for '--dim' and 5 for 'x'"),
-        (["x=2x5x6", "--train", "u"], "no input 'u'"),
+        (["x=2x5x6", "--dim", "foo=4"], "no input has a dimension 'foo'|with a name: batch seq"),
+        (["x=2x5x6", "--train", "u"], "no input 'u'; it has: x w v"),
         (["x=2x5x6", "--train", "w,w"], "input 'w' is named twice"),
-        (["x=2x5x6", "--out", "lost"], "no output 'lost'"),
+        (["x=2x5x6", "--out", "lost"], "no output 'lost'; it has: loss other shape_out"),
+        (["x=2x5x6", "--train", "w", "--grad", "y"], "no output 'y'; it has: loss other shape_out"),
         (["x=2x5x6", "--train", "w", "--out", "other", "--grad", "loss"], "not among those"),
     ],
 )
 def test_errors_say_what_is_needed(layer: Path, args: list[str], said: str) -> None:
-    assert said in command("explain", layer, *args, code=1)
+    text = command("explain", layer, *args, code=1)
+    assert all(part in text for part in said.split("|"))
 
 
 @pytest.mark.quick
@@ -202,6 +205,68 @@ def test_errors_say_what_is_needed(layer: Path, args: list[str], said: str) -> N
 )
 def test_wrong_arguments_are_usage_errors(args: list[str]) -> None:
     assert "usage: gradd explain" in command("explain", *args, code=2)
+
+
+_LIVE, _FILE = "gradd explain without a file", "gradd explain MODEL.onnx"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        *[
+            (["explain", *option], f"is for {which}, it has no effect on {_LIVE}")
+            for option, which in (
+                (["--plain"], _FILE),
+                (["--train", "all"], f"{_FILE} and gradd estimate"),
+                (["--threads", "2"], f"{_FILE} and gradd estimate"),
+                (["--dim", "n=2"], f"{_FILE} and gradd estimate"),
+                (["--grad", "y"], f"{_FILE} and gradd estimate"),
+                (["--batch", "1"], "gradd estimate"),
+            )
+        ],
+        *[
+            (["explain", "m.onnx", *option], f"is for {which}, it has no effect on {_FILE}")
+            for option, which in (
+                (["--plan", "1"], _LIVE),
+                (["--session", "1"], _LIVE),
+                (["--list"], _LIVE),
+                (["--batch", "1"], "gradd estimate"),
+                (["--fits", "1"], "gradd estimate"),
+            )
+        ],
+        *[
+            (["estimate", "m.onnx", *option], f"is for {which}, it has no effect on gradd estimate")
+            for option, which in (
+                (["--onnx", "x.onnx"], _FILE),
+                (["--plain"], _FILE),
+                (["--list"], _LIVE),
+                (["--session", "1"], _LIVE),
+                (["--plan", "0"], _LIVE),
+            )
+        ],
+        (["explain", "x=2"], "sizes are for a model file"),
+        (["explain", "m.onnx", "--grad", "y"], "--grad needs --train"),
+    ],
+)
+def test_options_without_an_effect_are_refused(args: list[str], said: str) -> None:
+    text = command(*args, code=2)
+    assert said in text and text.count("\n") == 1
+
+
+@pytest.mark.quick
+def test_numbers_of_arguments(layer: Path) -> None:
+    for sizes in ("0", "1,0", "x"):
+        assert "--batch: expected a number from 1" in command("estimate", "--batch", sizes, code=2)
+    assert "from 0 to 1024" in command("explain", layer, "x=2x5x6", "--threads", "99999", code=2)
+    assert "usage:" in command("explain", "--help", GRADD_THREADS="abc")
+
+
+@pytest.mark.quick
+def test_nothing_is_printed_where_a_file_cannot_be_written(layer: Path, tmp_path: Path) -> None:
+    args = ["explain", layer, "x=2x5x6", "--onnx", tmp_path / "none" / "x.onnx"]
+    done = subprocess.run([str(BINARY), *args], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "") and "No such file" in done.stderr
 
 
 @pytest.mark.quick
@@ -361,7 +426,8 @@ def test_plans_of_all_sessions_are_listed(daemon: Any) -> None:
     assert f"session {chosen['session']}, plan {chosen['plan']}" in one
     assert "f32[6,4]" in one
     assert "STALE" in command("explain", "--plan", 10**6, code=1, **here)
-    assert "save_onnx" in command("explain", "--onnx", "x.onnx", code=1, **here)
+    assert "save_onnx" in command("explain", "--onnx", "x.onnx", code=2, **here)
+    assert "STALE" in command("explain", "--list", "--session", 10**6, code=1, **here)
 
 
 _OTHER = """
@@ -369,9 +435,15 @@ import json, os, subprocess, torch
 from gradd import ORTModule
 model = ORTModule(torch.nn.Linear(3, 5), strict=True)
 model(torch.ones(7, 3)).sum().backward()
-out = subprocess.check_output([os.environ["GRADD_BIN"], "explain", "--list", "--json"])
-plans = json.loads(out)["plans"]
+def listed(*options):
+    command = [os.environ["GRADD_BIN"], "explain", "--list", *options]
+    return subprocess.check_output(command, text=True)
+plans = json.loads(listed("--json"))["plans"]
 assert len({p["pid"] for p in plans}) == 2 and len({p["session"] for p in plans}) == 2, plans
+for session in {p["session"] for p in plans}:
+    some = [p for p in plans if p["session"] == session]
+    assert json.loads(listed("--json", "--session", str(session)))["plans"] == some
+    assert len(listed("--session", str(session)).splitlines()) == 1 + len(some) + 1
 """
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import re
 import subprocess
 
 import pytest
@@ -80,8 +81,55 @@ def test_defaults_are_those_of_onnx_runtime():
     group = FusedAdam([torch.nn.Parameter(torch.ones(1))])
     assert group.adam_w_mode == AdamWMode.ADAMW_TRANSFORMERS
     assert group.defaults["eps"] == 1e-6 and group.defaults["lr"] == 1e-3
-    with pytest.raises(ValueError, match="betas"):
+    with pytest.raises(ValueError, match="beta parameter"):
         FusedAdam([torch.nn.Parameter(torch.ones(1))], betas=(1.0, 0.9))
+
+
+_BAD = [
+    ({"lr": math.nan}, "Invalid learning rate: nan"),
+    ({"lr": -1.0}, "Invalid learning rate: -1.0"),
+    ({"lr": math.inf}, "Invalid learning rate: inf"),
+    ({"eps": -1e-8}, "Invalid epsilon value: -1e-08"),
+    ({"eps": math.nan}, "Invalid epsilon value: nan"),
+    ({"weight_decay": -0.1}, "Invalid weight_decay value: -0.1"),
+    ({"weight_decay": math.inf}, "Invalid weight_decay value: inf"),
+    ({"betas": (1.0, 0.9)}, "Invalid beta parameter at index 0: 1.0"),
+    ({"betas": (0.9, math.nan)}, "Invalid beta parameter at index 1: nan"),
+    ({"betas": (0.9, -0.1)}, "Invalid beta parameter at index 1: -0.1"),
+]
+
+
+@pytest.mark.parametrize(("setting", "text"), _BAD)
+def test_settings_that_are_none_are_refused(daemon, setting, text):
+    p, q = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        FusedAdam([p], **setting)
+    optimizer = FusedAdam([p], lr=0.1)
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        optimizer.add_param_group({"params": [q], **setting})
+    assert len(optimizer.param_groups) == 1
+    p.grad = torch.ones(3)
+    before, version = dict(optimizer.param_groups[0]), p._version
+    optimizer.param_groups[0].update(setting)
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        optimizer.step()
+    assert torch.equal(p, torch.ones(3)) and p._version == version and not optimizer.state[p]
+    optimizer.param_groups[0].update(before)
+    optimizer.step()
+    assert torch.isfinite(p).all() and not torch.equal(p, torch.ones(3))
+
+
+@pytest.mark.parametrize("norm", [-1, math.nan])
+def test_a_clip_that_is_none_is_refused(daemon, norm):
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    with pytest.raises(ValueError, match=f"^Invalid max_grad_norm value: {norm}$"):
+        FusedAdam([p], max_grad_norm=norm)
+    optimizer = FusedAdam([p], max_grad_norm=math.inf)
+    optimizer.max_grad_norm = norm
+    with pytest.raises(ValueError, match="max_grad_norm"):
+        optimizer.step()
+    assert torch.equal(p, torch.ones(3))
 
 
 def test_clipping_is_torch_clipping(daemon):

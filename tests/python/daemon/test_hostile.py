@@ -8,6 +8,7 @@ segments, descriptors. The processor time that the daemon spent on the row is bo
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,11 +62,34 @@ def scene(shared_daemon: Daemon) -> Iterator[Scene]:
     made.close()
 
 
+_VERBS = (
+    *("hello", "segment", "unsegment", "attach", "detach", "graph.put", "graph.plan", "plan.drop"),
+    *(
+        "plan.estimate",
+        "bind",
+        "unbind",
+        "forward",
+        "backward",
+        "release",
+        "step",
+        "explain",
+        "ps",
+        "stop",
+    ),
+)
+# The verb, or what is wrong with a message before its verb is known.
+_BEGIN = re.compile(
+    rf"({'|'.join(map(re.escape, _VERBS))}|request|control): (?!\1: )"
+    r"|message |field |unknown |a control packet |\d+ bytes after "
+)
+
+
 def check_answer(row: Row, reply: dict[str, Any]) -> None:
-    """Code, words and session of an answer are the row's."""
+    """Code, words and session of an answer are the row's; the verb stands in front."""
     assert reply["ok"] == 0, f"{row.name}: was accepted: {reply}"
     what = reply["what"]
     assert reply["code"] == row.code, f"{row.name}: {reply['code']}: {what}"
+    assert _BEGIN.match(what), f"{row.name}: no verb at the beginning of '{what}'"
     for part in row.parts:
         assert part in what, f"{row.name}: no '{part}' in '{what}'"
     assert reply.get("session") == row.session, f"{row.name}: session {reply.get('session')}"

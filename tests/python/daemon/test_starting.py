@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import stat
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +123,74 @@ def test_the_end_of_tries_is_named(
     assert ('("gradd: IO: no room")' in text) == (death == "failed")
     said = float(text.split(" times in ")[1].split(" s ")[0])
     assert took - 5.0 < said < took + 0.1  # a busy machine may need seconds for the error alone
+
+
+def test_the_last_words_are_the_daemons_own(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what the linker says around them, nor what a daemon of before has said."""
+    said = "echo 'gradd: IO: no room' >&2; echo 'a library complains' >&2; exit 1"
+    _script(tmp_path, monkeypatch, 1000, said)
+    with pytest.raises(errors.SessionError, match=r'"gradd: IO: no room"'):
+        daemons.connect(place)
+    _script(tmp_path, monkeypatch, 1000, "echo 'a library is missing' >&2; exit 127")
+    with pytest.raises(errors.SessionError, match=r'"a library is missing"'):
+        daemons.connect(place)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("GRADD_THREADS", "abc", "GRADD_THREADS: expected a number from 0 to 1000000000, got 'abc"),
+        ("GRADD_THREADS", "99999", "(GRADD_THREADS): expected a number from 0 to 1024, got 99999"),
+        ("GRADD_LOG", "loud", "--log: expected error, warn, info or debug, got 'loud'"),
+    ],
+)
+def test_wrong_options_are_not_tried_again(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, said: str
+) -> None:
+    count = _script(tmp_path, monkeypatch, 0, ":")
+    monkeypatch.setenv(name, text)
+    with pytest.raises(errors.SessionError) as caught:
+        daemons.connect(place)
+    assert said in str(caught.value) and f"{place}/daemon.log" in str(caught.value)
+    assert "usage" not in str(caught.value) and _starts(count) == 1
+
+
+def _gradd(*args: str, **env: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [str(conftest.BINARY), *args],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **env},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--threads", "99999"), "expected a number from 0 to 1024, got 99999"),
+        (("--fuse", "maybe"), "--fuse: expected one of 1, 0, true, false, yes, no, on, off, got"),
+        (("--wrong",), "unknown option '--wrong' (gradd --help lists them)"),
+    ],
+)
+def test_a_wrong_option_is_one_line(place: Path, args: tuple[str, ...], said: str) -> None:
+    code, out, error = _gradd("serve", "--dir", str(place), *args)
+    assert code == 2 and out == "" and said in error
+    assert error.startswith("gradd: ") and error.count("\n") == 1
+
+
+def test_help_is_given_to_whoever_asks() -> None:
+    for args in (["--help"], ["help"], ["ps", "--help"], ["stop", "--wrong", "--help"]):
+        code, out, _ = _gradd(*args, GRADD_THREADS="abc" if "--help" in args else "")
+        assert code == 0 and out.startswith("usage: gradd COMMAND")
+
+
+def test_a_wrong_variable_is_the_daemons_alone(place: Path) -> None:
+    code, _, error = _gradd("ps", GRADD_THREADS="abc", GRADD_FUSE="maybe", GRADD_DIR=str(place))
+    assert (code, error) == (3, "gradd: no daemon runs\n")
 
 
 def test_the_time_that_is_told_is_the_one_that_went(

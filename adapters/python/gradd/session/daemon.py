@@ -26,6 +26,7 @@ logger = logging.getLogger("gradd")
 IDLE_EXIT_SECONDS = 600
 START_SECONDS = 20.0
 _STARTS = 5  # of daemons that die before they listen
+_EXIT_USAGE = 2  # of `gradd serve`: options that are none, which no other try changes
 _EXIT_ALREADY = 4  # of `gradd serve`: another process holds the directory
 _PATH_LIMIT = 107
 # Header of the linker's id of a binary: an ELF note named GNU, of type 3, with 20 bytes of content.
@@ -167,6 +168,7 @@ class _Starts:
         self._path = path
         self._begin = time.monotonic()
         self._deaths = 0
+        self._log_begin = _log_bytes(path)
         self._process = _start(path)
         self._again = self._begin + 0.1  # not before
 
@@ -184,22 +186,43 @@ class _Starts:
         pause = 0.5
         if code not in (0, _EXIT_ALREADY):
             self._deaths += 1
+            if code == _EXIT_USAGE:
+                raise errors.SessionError(
+                    f"the daemon does not start with these options{self._last_words()}; "
+                    f"see {self._path}/daemon.log"
+                )
             pause = 0.05 * self._deaths
             if self._deaths == _STARTS:
                 raise self._failure(code)
             logger.warning(
                 "the daemon has died while it started, %s; another one is started", _end_of(code)
             )
+        self._log_begin = _log_bytes(self._path)
         self._process = _start(self._path)
         self._again = time.monotonic() + pause
 
     def _failure(self, code: int) -> errors.SessionError:
         took = time.monotonic() - self._begin
-        words = _last_words(self._path) if code > 0 else ""
+        words = self._last_words() if code > 0 else ""
         return errors.SessionError(
             f"the daemon was started {self._deaths} times in {took:.1f} s and has died each time, "
             f"the last one {_end_of(code)}{words}; see {self._path}/daemon.log"
         )
+
+    def _last_words(self) -> str:
+        """What it has said last in the log, as a part of a message; "" if it is silent there.
+
+        Its own words count more than those of the shell or the linker around it.
+        """
+        try:
+            with open(self._path / "daemon.log", "rb") as log:
+                log.seek(max(self._log_begin, os.fstat(log.fileno()).st_size - 4096))
+                lines = log.read().decode(errors="replace").split("\n")
+        except OSError:
+            return ""
+        said = [line.strip() for line in lines if line.strip()]
+        own = [line for line in said if line.startswith("gradd: ")]
+        return f' ("{(own or said)[-1][:300]}")' if said else ""
 
 
 def _end_of(code: int) -> str:
@@ -212,16 +235,11 @@ def _end_of(code: int) -> str:
         return f"by signal {-code}"
 
 
-def _last_words(path: Path) -> str:
-    """The last line of the daemon's log, as a part of a message; "" if there is none."""
+def _log_bytes(path: Path) -> int:
     try:
-        with open(path / "daemon.log", "rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - 4096))
-            lines = log.read().decode(errors="replace").split("\n")
+        return os.stat(path / "daemon.log").st_size
     except OSError:
-        return ""
-    said = [line.strip() for line in lines if line.strip()]
-    return f' ("{said[-1][:300]}")' if said else ""
+        return 0
 
 
 def _start(path: Path) -> subprocess.Popen:

@@ -69,7 +69,7 @@ CONTROL = [
         "proto": [2, 2], "version": 2}),
     stranger("a segment before hello", "SHM", "segment: 0 descriptors came along", {"v": "segment",
         "id": 1, "bytes": 4096}),
-    stranger("unsegment of nothing", "SHM", "unsegment 5|unknown segment 5", {"v": "unsegment",
+    stranger("unsegment of nothing", "SHM", "unsegment: |unknown segment 5", {"v": "unsegment",
         "id": 5}, True),
     stranger("unsegment without id", "TENSOR", "unsegment: field 'id' is missing",
         {"v": "unsegment"}, True),

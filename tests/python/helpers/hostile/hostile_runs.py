@@ -232,7 +232,7 @@ ORDER = [
         then(ask("forward"), ask("plan.drop", plan=1), ask("release"))),
     Row("order: graph.plan over a run", "STALE", ("plan 1 exists and has 1 unreleased runs",),
         then(ask("forward"), ask("graph.plan"), ask("release"))),
-    Row("order: unsegment while bound", "STALE", ("unsegment 1", "segment 1 is in use"), unsegment),
+    Row("order: unsegment while bound", "STALE", ("unsegment: segment 1 is in use",), unsegment),
     Row("order: unsegment during a run", "STALE", ("segment 1 is in use",),
         then(ask("forward"), unsegment, ask("release"))),
     Row("limit: 1025 bindings", "LIMIT", ("this session has 1024 bindings, the limit",),

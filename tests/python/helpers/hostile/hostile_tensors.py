@@ -310,6 +310,26 @@ STEPS = [
         groups=groups(lr="1e-3")),
     step("max_norm is a text", "TENSOR", "step: field 'max_norm': expected a number, got a text",
         max_norm="1"),
+    *[
+        step(f"{name} {value}", "TENSOR",
+             f"step: field 'groups.{name}[0]': expected a finite number from 0, got {value}",
+             groups=groups(**{name: value}))
+        for name in ("lr", "eps", "weight_decay")
+        for value in (float("nan"), float("inf"), -1e-08)
+    ],
+    *[
+        step(f"{name} {value}", "TENSOR",
+             f"step: field 'groups.{name}[0]': expected a number from 0 to below 1, got {value:g}",
+             groups=groups(**{name: value}))
+        for name in ("beta1", "beta2")
+        for value in (float("nan"), 1.0, -0.5)
+    ],
+    *[
+        step(f"max_norm {value}", "TENSOR",
+             f"step: field 'max_norm': expected a finite number from 0, got {value:g}",
+             max_norm=value)
+        for value in (float("nan"), float("inf"), -1.0)
+    ],
     step("settings without groups", "TENSOR", "parameter 0: group 0 of 0",
         groups={name: [] for name in GROUPS}),
     step("mode 3", "TENSOR", "field 'groups.mode[0]': 3, expected 0 to 2", groups=groups(mode=3)),
