@@ -25,6 +25,12 @@ PACKAGE = str(Path(gradd.__file__).parent)
 SCALE = 1.0
 
 
+@pytest.fixture(autouse=True)
+def _first_checks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later self-checks come by the clock, and take the long way."""
+    monkeypatch.setenv("GRADD_SELF_CHECK", "first")
+
+
 class Frames:
     """The calls of Python functions in a block, by file."""
 
