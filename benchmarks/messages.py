@@ -75,9 +75,9 @@ def _note(kind: type) -> dict[str, list]:
     noted: dict[str, list] = {}
     ask = kind.ask
 
-    def timed(self: Any, verb: str, fields: dict[str, Any], frames: Any = ()) -> dict[str, Any]:
+    def timed(self: Any, verb: str, fields: dict[str, Any], *rest: Any) -> dict[str, Any]:
         start = time.perf_counter()
-        reply = ask(self, verb, fields, frames)
+        reply = ask(self, verb, fields, *rest)
         took = (time.perf_counter() - start) * 1e6
         noted.setdefault(verb, []).append((took, reply, fields))
         return reply

@@ -222,10 +222,10 @@ def _looks(model: ORTModule, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     looks: list[int] = []
     ask = client.Client.ask
 
-    def noted(self: Any, verb: str, fields: dict, frames: Any = ()) -> Any:
+    def noted(self: Any, verb: str, fields: dict, *rest: Any) -> Any:
         if verb == "forward":
             looks.append(fields.get("look", 0))
-        return ask(self, verb, fields, frames)
+        return ask(self, verb, fields, *rest)
 
     monkeypatch.setattr(client.Client, "ask", noted)
     return looks

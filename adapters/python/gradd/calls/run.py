@@ -137,13 +137,21 @@ class Run:
                 for source, row in zip(self._sources, prepared.in_rows, strict=True):
                     held.inputs.fill(source, row)
             self._sources = None
-            tensors, segments, offsets = [], [], []
-            for dtype, dims, size in prepared.out_rows:
+            segments, offsets = [], []
+            for _, _, size in prepared.out_rows:
                 block = ring.allocate(size)
                 held.outputs.append(block)
-                tensors.append(block.tensor(dtype, dims, 0, size))
                 segments.append(block.segment.id)
                 offsets.append(block.offset)
+            tensors: list[torch.Tensor] = []
+
+            def make_tensors() -> None:
+                if not tensors:
+                    for block, (dtype, dims, size) in zip(
+                        held.outputs, prepared.out_rows, strict=True
+                    ):
+                        tensors.append(block.tensor(dtype, dims, 0, size))
+
             fields = prepared.fields(self, held.inputs, segments, offsets)
             read = more = None
             if self._again_of:
@@ -152,7 +160,7 @@ class Run:
                 read = self._read
                 calm = accesses.quiet and not read.aliased
                 more = {"look": 1 if calm else read.look()}
-            if not client.forward(fields, read, more or {}):
+            if not client.forward(fields, read, more or {}, make_tensors):
                 self._raise_changed(self._again_of)
             self.counts["forwards"] += 1
             return tensors
@@ -261,11 +269,19 @@ class Run:
                         block = self._scratch(scratch, arriving, dtype, dims, size)
                         block.fill(grad, (dtype, dims, size, 0))
                         at.append(i)
-                rest, wires = [], _columns()
-                for i in prepared.grad_inputs:
-                    dtype, dims, size, _ = prepared.in_rows[i]
-                    block = self._scratch(scratch, wires, dtype, dims, size)
-                    rest.append(block.tensor(dtype, dims, 0, size))
+                wires = _columns()
+                rows = [prepared.in_rows[i] for i in prepared.grad_inputs]
+                blocks = [self._scratch(scratch, wires, *row[:3]) for row in rows]
+                found: list[torch.Tensor | None] = []
+
+                def make_tensors() -> None:
+                    if found:
+                        return
+                    if slot:
+                        found.extend(slot.tensors())
+                    for block, (dtype, dims, size, _) in zip(blocks, rows, strict=True):
+                        found.append(block.tensor(dtype, dims, 0, size))
+
                 fields = {
                     "run": self.id,
                     "go": {**arriving, "at": at},
@@ -273,10 +289,7 @@ class Run:
                     "g": wires,
                     "keep": keep,
                 }
-                untouched = client.backward(fields).get("none", ())
-                found = slot.tensors(untouched) if slot else []
-                found += rest
-                for i in untouched:
+                for i in client.backward(fields, make_tensors).get("none", ()):
                     found[i] = self._flat_gradient(i, at)
             finally:
                 if slot:

@@ -9,7 +9,7 @@ written again only when no tensor refers to it any more: the user may keep `.gra
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,18 +67,16 @@ class Slot:
         self.bind = bind
         self.busy = False
 
-    def tensors(self, unwanted: Collection[int]) -> list[torch.Tensor | None]:
-        """Fresh tensors over the buffers, each the only owner of its storage; None if unwanted.
+    def tensors(self) -> list[torch.Tensor]:
+        """Fresh tensors over the buffers, each the only owner of its storage.
 
         Block.tensor() for each, in one loop: models have hundreds of parameters.
         """
         block, made = self.block, []
         view, start = block.segment.view, block.offset
         ties, died = block.ties, block.returned.append
-        for i, (dtype, shape, offset, size, count) in enumerate(self.layout.rows):
-            if i in unwanted:
-                made.append(None)
-            elif not size:
+        for dtype, shape, offset, size, count in self.layout.rows:
+            if not size:
                 made.append(torch.empty(shape, dtype=dtype))
             else:
                 exporter = view[start + offset : start + offset + size]

@@ -23,7 +23,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +94,16 @@ class Client:
             return self.ask(verb, fields, frames)
 
     def ask(
-        self, verb: str, fields: dict[str, Any], frames: Sequence[bytes] = ()
+        self,
+        verb: str,
+        fields: dict[str, Any],
+        frames: Sequence[bytes] = (),
+        meanwhile: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        """request() for a caller who has the lock and holds Ctrl-C back."""
+        """request() for a caller who has the lock and holds Ctrl-C back.
+
+        `meanwhile` is called while the daemon works, again if the request is repeated.
+        """
         if self.closed or self.pid != os.getpid():
             self.check_process()
         if self.ends.died:
@@ -110,7 +117,7 @@ class Client:
                     self._drain_retired()
                 if self._chores:
                     self._do_chores()
-                return self._exchange(verb, fields, frames)
+                return self._exchange(verb, fields, frames, meanwhile)
             except ConnectionLost as lost:
                 failures += 1
                 self._lost(lost, verb, failures)
@@ -123,13 +130,17 @@ class Client:
         return next(self._ids)
 
     def _exchange(
-        self, verb: str, fields: dict[str, Any], frames: Sequence[bytes]
+        self,
+        verb: str,
+        fields: dict[str, Any],
+        frames: Sequence[bytes],
+        meanwhile: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
         envelope = {"v": verb, **fields}
         if self._releases:
             envelope["rel"] = self._take_releases()
         self.requests += 1
-        reply = self._wire.call(envelope, frames)  # type: ignore[union-attr]
+        reply = self._wire.call(envelope, frames, None, meanwhile)  # type: ignore[union-attr]
         if reply.get("ok"):
             return reply
         if reply.get("session") == "lost":
@@ -193,7 +204,13 @@ class Client:
             self.request("bind", fields)
             self.ledger.binds[bind] = fields
 
-    def forward(self, fields: dict[str, Any], read: Snapshot | None, more: dict[str, Any]) -> bool:
+    def forward(
+        self,
+        fields: dict[str, Any],
+        read: Snapshot | None,
+        more: dict[str, Any],
+        meanwhile: Callable[[], None],
+    ) -> bool:
         """Runs a forward for a caller who has the lock and holds Ctrl-C back.
 
         Until its release the ledger can run it again.
@@ -202,13 +219,14 @@ class Client:
             fields: Of the request.
             read: The parameters that it reads; once they have changed it is not run again.
             more: Fields of this request alone, about `read`.
+            meanwhile: See ask().
 
         Returns:
             False if nothing was run because the parameters have changed since `read` was taken.
         """
         request = {**fields, **more}
         try:
-            reply = self.ask("forward", request)
+            reply = self.ask("forward", request, (), meanwhile)
         except errors.StaleError:  # its plan has been given up there
             reply = self.ledger.send_forward(self.ask, request)
         if reply.get("changed"):
@@ -218,14 +236,16 @@ class Client:
         self.ledger.runs[fields["run"]] = (fields, read)
         return True
 
-    def backward(self, fields: dict[str, Any]) -> dict[str, Any]:
+    def backward(self, fields: dict[str, Any], meanwhile: Callable[[], None]) -> dict[str, Any]:
         """Runs the backward of a run, for a caller who has the lock and holds Ctrl-C back.
+
+        `meanwhile`: see ask().
 
         Raises:
             StaleError: The run was released, or lost with a daemon.
         """
         try:
-            return self.ask("backward", fields)
+            return self.ask("backward", fields, (), meanwhile)
         except errors.StaleError:
             if fields["run"] not in self.ledger.lost:
                 raise

@@ -15,9 +15,11 @@ import socket
 import sys
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from os import sched_yield
 from pathlib import Path
+from time import perf_counter as now
 from typing import Any
 
 import msgpack
@@ -32,7 +34,14 @@ logger = logging.getLogger("gradd")
 _CONTROL_SECONDS = 30.0
 _VERSION_MS = 2000  # nothing more than the version is lost if it takes longer
 _HELLO_SECONDS = 60.0  # for a daemon that is ending, or one that hangs up, to make room
-_SPIN_SECONDS = 30e-6
+# A reply that comes within a millisecond is looked for without sleep: a core that sleeps takes a
+# tenth of that to wake up. Whoever else wants the core gets it, and then the next replies are slept
+# for, as longer ones are.
+_SPIN_SECONDS = 1.5e-3
+_QUICK_SECONDS = 1e-3
+_GLANCE_SECONDS = 30e-6
+_OTHERS_SECONDS = 200e-6  # a yield that takes as long has let somebody else run
+_SLEPT_FOR = 32  # replies
 _POLL_MS = 500  # how soon a second Ctrl-C is seen
 _LAST_REPLY_MS = 20
 # What every request does goes past zmq.Socket, whose Python makes enumerations of numbers.
@@ -68,6 +77,8 @@ class Wire:
         self._token = b""
         self._q = 0
         self._pack = protocol.packer()
+        self._are_quick = False  # the replies, as the last one was
+        self._slept_for = 0  # of the next replies
         self._dealer: zmq.Socket | None = None
         hello = self._greet()
         self.daemon_pid = int(hello["pid"])
@@ -189,9 +200,15 @@ class Wire:
         return int(reply.get("session", 0))
 
     def call(
-        self, envelope: dict[str, Any], frames: Sequence[bytes], timeout: float | None = None
+        self,
+        envelope: dict[str, Any],
+        frames: Sequence[bytes],
+        timeout: float | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
         """Sends an envelope (adding number and token) and returns the reply, ok or not.
+
+        What needs no reply is done `meanwhile`, when the envelope is on its way.
 
         A Ctrl-C that cannot wait for the reply leaves the connection broken. An optimizer's step
         is always waited for: half a step has to be finished before anything else.
@@ -213,7 +230,14 @@ class Wire:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
+                if meanwhile is not None:
+                    meanwhile()
+                    meanwhile = None
+                start = now()
                 self._wait(dealer, deadline, patient=envelope["v"] == "step")
+                if self._slept_for:
+                    self._slept_for -= 1
+                self._are_quick = not self._slept_for and now() - start < _QUICK_SECONDS
                 frame = _Socket.recv(dealer)  # a reply is one frame
             except ConnectionLost:
                 raise
@@ -232,10 +256,17 @@ class Wire:
 
     def _wait(self, dealer: zmq.Socket, deadline: float | None, patient: bool) -> None:
         mine = [(dealer, _READABLE)]
-        end = time.perf_counter() + _SPIN_SECONDS
-        while time.perf_counter() < end:
+        at = now()
+        end = at + (_SPIN_SECONDS if self._are_quick else _GLANCE_SECONDS)
+        while at < end:
             if zmq.zmq_poll(mine, 0):
                 return
+            before = now()
+            sched_yield()
+            at = now()
+            if at - before > _OTHERS_SECONDS:
+                self._slept_for = _SLEPT_FOR
+                break
         fd = self._control.fileno()
         while True:
             if interrupts.noted and not patient:
