@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 import weakref
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from os import getpid
@@ -314,7 +315,7 @@ def called_as_usual(module: torch.nn.Module) -> bool:
     return kind.__call__ is _CALL and kind._call_impl is _CALL_IMPL
 
 
-class ShortWay:
+class ShortWay(ABC):
     """What a bridge does first with a call; whatever is not as it was goes the long way."""
 
     module: torch.nn.Module
@@ -358,13 +359,13 @@ class ShortWay:
         outputs = run.differentiated(tensors)
         return self.result(run, outputs, leaves) if way.flat is None else way.result(outputs)
 
+    @abstractmethod
     def long_way(self, args: tuple, kwargs: dict) -> Any:
         """The same for any call."""
-        raise NotImplementedError
 
+    @abstractmethod
     def result(self, run: Run, outputs: Sequence[Any], leaves: list) -> Any:
         """The module's result, from the graph's outputs."""
-        raise NotImplementedError
 
     def _look_up(self, args: tuple, kwargs: dict) -> tuple[Way, list, list, list] | None:
         """A call's way with its leaves, bound and free inputs; the caller has the lock."""

@@ -16,7 +16,6 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from functools import partial
 from os import sched_yield
 from pathlib import Path
 from time import perf_counter as now
@@ -47,7 +46,6 @@ _LAST_REPLY_MS = 20
 # What every request does goes past zmq.Socket, whose Python makes enumerations of numbers.
 _Socket = zmq.backend.Socket
 _READABLE = int(zmq.POLLIN)
-_unpack = partial(msgpack.unpackb, raw=False, strict_map_key=False)
 _context: tuple[int, zmq.Context] | None = None
 
 
@@ -245,7 +243,7 @@ class Wire:
                 self.broken = True
                 raise
             try:
-                reply = _unpack(frame)
+                reply = protocol.read(frame)
                 if type(reply) is not dict:
                     raise ValueError
             except (ValueError, msgpack.UnpackException):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -120,6 +121,9 @@ def pack_sources(rows: Sequence[Sequence[str]]) -> bytes:
     return msgpack.packb({"nodes": nodes, "sources": sources}, use_bin_type=True)
 
 
+read = partial(msgpack.unpackb, raw=False, strict_map_key=False)
+
+
 def unpack(frame: bytes) -> dict[str, Any]:
     """One reply envelope.
 
@@ -127,7 +131,7 @@ def unpack(frame: bytes) -> dict[str, Any]:
         InternalError: The bytes are not a msgpack map.
     """
     try:
-        reply = msgpack.unpackb(frame, raw=False, strict_map_key=False)
+        reply = read(frame)
     except (ValueError, msgpack.UnpackException) as error:
         raise errors.InternalError(f"the daemon's reply cannot be read: {error}") from None
     if not isinstance(reply, dict):
