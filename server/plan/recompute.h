@@ -67,7 +67,4 @@ typedef struct recompute_sets_s {
 gradd_status_t recompute_search(recompute_t *r, recompute_sets_t *out);
 void recompute_sets_finish(recompute_sets_t *sets);
 
-/* At most so many sets are laid out for a plan. */
-#define RECOMPUTE_POINTS 14
-
 #endif

@@ -1,13 +1,17 @@
 /* Takes the cheapest set of kept values that fits a budget, or the one that a policy names, and
  * draws the curve of memory and time. See recompute.h.
  *
- * Which sets are laid out does not depend on the budget, and each needs at least the time of those
- * before it. So the first that fits is the cheapest that does, and a smaller budget never takes
- * more memory: what fits it would have been found for the larger one, too. */
+ * The sets do not depend on the budget, and each needs at least the time of those before it. So the
+ * first that fits is the cheapest that does, and a smaller budget never takes more memory: what
+ * fits it would have been found for the larger one, too. The bytes that live at once, which the
+ * search knows, are a bound that leaves most sets without a layout. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "server/plan/recompute.h"
+
+/* So many sets are laid out for a curve. */
+#define CURVE_SETS 14
 
 typedef struct point_s {
     int set;
@@ -18,38 +22,21 @@ typedef struct point_s {
 typedef struct chooser_s {
     recompute_t r;
     recompute_sets_t sets;
-    int set[RECOMPUTE_POINTS + 2]; /* that are laid out, rising */
-    point_t point[RECOMPUTE_POINTS + 2];
-    int n;
+    point_t whole; /* set 0 */
 } chooser_t;
-
-/* Evenly by memory, with the first, the last and the one of a policy. */
-static void pick_sets(chooser_t *c) {
-    const recompute_sets_t *s = &c->sets;
-    const int64_t top = s->peak[0], range = top - s->peak[s->n - 1];
-    int steps = 0; /* of the way down */
-    for (int i = 0; i < s->n; i++) {
-        const int before = steps;
-        while (steps < RECOMPUTE_POINTS &&
-               top - s->peak[i] >= range / (RECOMPUTE_POINTS - 1) * steps)
-            steps++;
-        if (steps > before || i == s->layers || i == s->n - 1) c->set[c->n++] = i;
-    }
-}
 
 static gradd_status_t take_set(chooser_t *c, int set) {
     for (int v = 0; v < c->r.n_values; v++) {
         const int since = set ? c->sets.dropped[v] : 0;
-        const bool known = c->r.first_saved[v];
-        c->r.keep[v] = known && !(since && since <= set);
+        c->r.keep[v] = c->r.first_saved[v] && !(since && since <= set);
     }
     return recompute_measure(&c->r);
 }
 
-static gradd_status_t lay_out_set(chooser_t *c, int i) {
+static gradd_status_t lay_out_set(chooser_t *c, int set, point_t *out) {
     recompute_t *r = &c->r;
     layout_t layout = {0};
-    GRADD_TRY(take_set(c, c->set[i]));
+    GRADD_TRY(take_set(c, set));
     const layout_options_t o = {.sequence = &r->sequence,
                                 .saved = r->saved,
                                 .n_fixed = r->n_values,
@@ -57,23 +44,27 @@ static gradd_status_t lay_out_set(chooser_t *c, int i) {
                                 .n_grads = r->plan->n_grads,
                                 .place_outputs = true};
     GRADD_TRY(layout_make(r->plan->graph, &o, &layout));
-    c->point[i] = (point_t){c->set[i], layout.arena_bytes, layout.saved_bytes, r->extra_us};
+    *out = (point_t){set, layout.arena_bytes, layout.saved_bytes, r->extra_us};
     layout_finish(&layout);
+    return GRADD_OK;
+}
+
+/* The set that takes the least memory. */
+static gradd_status_t find_least(chooser_t *c, point_t *out) {
+    *out = c->whole;
+    for (int i = c->sets.n - 1; i > 0; i--) {
+        point_t point;
+        if (c->sets.peak[i] >= out->arena_bytes) continue;
+        GRADD_TRY(lay_out_set(c, i, &point));
+        if (point.arena_bytes < out->arena_bytes) *out = point;
+    }
     return GRADD_OK;
 }
 
 /* With everything kept, which may do. */
 static gradd_status_t begin(chooser_t *c, gradd_plan_t *p, const recompute_ends_t *ends) {
-    c->n = 1;
     GRADD_TRY(recompute_begin(p, ends, &c->r));
-    return lay_out_set(c, 0);
-}
-
-static gradd_status_t search(chooser_t *c) {
-    GRADD_TRY(recompute_search(&c->r, &c->sets));
-    c->n = 0;
-    pick_sets(c);
-    return GRADD_OK;
+    return lay_out_set(c, 0, &c->whole);
 }
 
 static void finish(chooser_t *c) {
@@ -107,40 +98,34 @@ gradd_status_t gradd_recompute_find(const char *name, size_t n, const char *what
 
 /* ---- the choice ------------------------------------------------------------------------------ */
 
-static gradd_status_t too_small(const chooser_t *c, int64_t budget) {
-    const point_t *least = &c->point[0];
-    for (int i = 1; i < c->n; i++)
-        if (c->point[i].arena_bytes < least->arena_bytes) least = &c->point[i];
-    const double percent = c->r.total_us > 0 ? 100 * least->extra_us / c->r.total_us : 0;
+static gradd_status_t too_small(chooser_t *c, int64_t budget) {
+    point_t least;
+    GRADD_TRY(find_least(c, &least));
+    const double percent = c->r.total_us > 0 ? 100 * least.extra_us / c->r.total_us : 0;
     return GRADD_FAIL(LIMIT,
                       "no plan fits the memory budget of %lld bytes: the smallest that can be met "
                       "is %lld bytes, for %.1f %% more time by the model; a plan that computes "
                       "nothing again takes %lld bytes",
-                      (long long)budget, (long long)least->arena_bytes, percent,
-                      (long long)c->point[0].arena_bytes);
+                      (long long)budget, (long long)least.arena_bytes, percent,
+                      (long long)c->whole.arena_bytes);
 }
 
 static gradd_status_t choose_by_budget(chooser_t *c, int64_t budget, point_t *out) {
-    *out = c->point[0];
+    *out = c->whole;
     if (out->arena_bytes <= budget) return GRADD_OK;
-    GRADD_TRY(search(c));
-    for (int i = 1; i < c->n; i++) {
-        GRADD_TRY(lay_out_set(c, i));
-        *out = c->point[i];
+    GRADD_TRY(recompute_search(&c->r, &c->sets));
+    for (int i = 1; i < c->sets.n; i++) {
+        if (c->sets.peak[i] > budget) continue;
+        GRADD_TRY(lay_out_set(c, i, out));
         if (out->arena_bytes <= budget) return GRADD_OK;
     }
     return too_small(c, budget);
 }
 
 static gradd_status_t choose_by_policy(chooser_t *c, gradd_recompute_t policy, point_t *out) {
-    GRADD_TRY(search(c));
+    GRADD_TRY(recompute_search(&c->r, &c->sets));
     const int set = policy == GRADD_RECOMPUTE_LAYERS ? c->sets.layers : c->sets.n - 1;
-    int i = 0;
-    while (c->set[i] != set)
-        i++;
-    GRADD_TRY(lay_out_set(c, i));
-    *out = c->point[i];
-    return GRADD_OK;
+    return lay_out_set(c, set, out);
 }
 
 /* What is kept from now on is what this set reads. */
@@ -150,8 +135,8 @@ static gradd_status_t settle(const chooser_t *c, const point_t *taken, gradd_pla
     memcpy(saved, c->r.saved, sizeof saved[0] * (size_t)c->r.n_values);
     free(p->saved);
     p->saved = saved;
-    p->info.whole_bytes = c->point[0].arena_bytes;
-    p->info.recomputed_bytes = c->point[0].saved_bytes - taken->saved_bytes;
+    p->info.whole_bytes = c->whole.arena_bytes;
+    p->info.recomputed_bytes = c->whole.saved_bytes - taken->saved_bytes;
     p->info.recompute_us = taken->extra_us;
     p->info.model_us = c->r.total_us;
     return GRADD_OK;
@@ -171,35 +156,60 @@ gradd_status_t recompute_choose(gradd_plan_t *p, const recompute_ends_t *ends) {
 
 /* ---- the curve ------------------------------------------------------------------------------- */
 
-/* Points that some other one beats in memory and time go; the rest falls in memory. */
-static int keep_best(const chooser_t *c, const point_t **out) {
-    int n = 0;
-    for (int i = 0; i < c->n; i++) {
-        if (n && c->point[i].arena_bytes >= out[n - 1]->arena_bytes) continue;
-        if (n && c->point[i].extra_us <= out[n - 1]->extra_us) n--;
-        out[n++] = &c->point[i];
+/* Sets evenly by memory, with the first and the last. Rising; returns how many. */
+static int pick_sets(const recompute_sets_t *s, int out[CURVE_SETS]) {
+    const int64_t top = s->peak[0], range = top - s->peak[s->n - 1];
+    int steps = 0, n = 0; /* of the way down */
+    for (int i = 0; i < s->n && n < CURVE_SETS; i++) {
+        const int before = steps;
+        while (steps < CURVE_SETS - 1 && top - s->peak[i] >= range / (CURVE_SETS - 1) * steps)
+            steps++;
+        if (steps > before || i == s->n - 1) out[n++] = i;
     }
     return n;
 }
 
+/* What falls in memory; of two with the same time the smaller one. *n points are there. */
+static void add_best(const point_t *point, point_t *best, int *n) {
+    if (*n && point->arena_bytes >= best[*n - 1].arena_bytes) return;
+    if (*n && point->extra_us <= best[*n - 1].extra_us) (*n)--;
+    best[(*n)++] = *point;
+}
+
+static gradd_status_t find_best(chooser_t *c, point_t best[CURVE_SETS + 2], int *n) {
+    int set[CURVE_SETS];
+    point_t point, least;
+    const int n_sets = pick_sets(&c->sets, set);
+    *n = 0;
+    GRADD_TRY(find_least(c, &least));
+    add_best(&c->whole, best, n);
+    for (int i = 1; i < n_sets && set[i] < least.set; i++) {
+        GRADD_TRY(lay_out_set(c, set[i], &point));
+        add_best(&point, best, n);
+    }
+    add_best(&least, best, n);
+    return GRADD_OK;
+}
+
+static void fill_curve(const chooser_t *c, const point_t *best, int n, gradd_curve_t *out) {
+    out->n = n < GRADD_CURVE_POINTS ? n : GRADD_CURVE_POINTS;
+    out->model_us = c->r.total_us;
+    for (int i = 0; i < out->n; i++) {
+        const point_t *at = &best[out->n > 1 ? i * (n - 1) / (out->n - 1) : 0];
+        out->points[i] = (gradd_curve_point_t){
+            at->arena_bytes, c->whole.saved_bytes - at->saved_bytes, at->extra_us};
+    }
+}
+
 gradd_status_t recompute_curve(gradd_plan_t *p, const recompute_ends_t *ends, gradd_curve_t *out) {
-    const point_t *best[RECOMPUTE_POINTS + 2];
+    point_t best[CURVE_SETS + 2];
     chooser_t c = {0};
+    int n = 0;
     *out = (gradd_curve_t){0};
     gradd_status_t status = begin(&c, p, ends);
-    if (!status) status = search(&c);
-    for (int i = 1; i < c.n && !status; i++)
-        status = lay_out_set(&c, i);
-    if (!status) {
-        const int n = keep_best(&c, best), most = n < GRADD_CURVE_POINTS ? n : GRADD_CURVE_POINTS;
-        for (int i = 0; i < most; i++) {
-            const point_t *at = best[most > 1 ? i * (n - 1) / (most - 1) : 0];
-            out->points[i] = (gradd_curve_point_t){
-                at->arena_bytes, c.point[0].saved_bytes - at->saved_bytes, at->extra_us};
-        }
-        out->n = most;
-        out->model_us = c.r.total_us;
-    }
+    if (!status) status = recompute_search(&c.r, &c.sets);
+    if (!status) status = find_best(&c, best, &n);
+    if (!status) fill_curve(&c, best, n, out);
     finish(&c);
     return status;
 }
