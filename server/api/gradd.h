@@ -221,6 +221,8 @@ typedef struct gradd_explain_row_s {
     int64_t saved_bytes; /* of its results, kept for backward */
     double flops;
     bool leftover; /* forward, on floats, of an operator that patterns are made of */
+    /* forward: a backward computes some of its results again; backward: it is that */
+    bool again;
 } gradd_explain_row_t;
 
 typedef enum gradd_fate_e {

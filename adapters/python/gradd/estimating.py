@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,21 @@ from gradd.calls.captured import CapturedGraph, Plan, check_supported, type_of
 from gradd.session.client import Client, get_client
 
 _MAX_BATCH = 1 << 20
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """A memory budget that can be met, and what it costs.
+
+    Attributes:
+        activations: Arena of one run.
+        recomputed: Bytes that are not kept from forward to backward, but computed again.
+        percent: More time for forward and backward, by a model.
+    """
+
+    activations: int
+    recomputed: int
+    percent: float
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,8 @@ class Estimate:
         constants: Folded constants, once per plan.
         ring: Inputs and outputs of one run, and the gradients that arrive.
         total: All of it.
+        curve: What a memory budget can do: planned activations against modelled time, at most 8
+            points. The first one keeps everything. Empty where it was not asked for.
     """
 
     batch: int
@@ -53,25 +70,30 @@ class Estimate:
     constants: int
     ring: int
     total: int
+    curve: tuple[CurvePoint, ...]
     _lines: tuple[tuple[str, str], ...] = field(repr=False, compare=False)
     _foot: str = field(repr=False, compare=False)
+    _curve: tuple[str, ...] = field(repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
         names = (f.name for f in fields(self) if not f.name.startswith("_"))
-        return {name: getattr(self, name) for name in names}
+        found = {name: getattr(self, name) for name in names}
+        return {**found, "curve": [asdict(point) for point in self.curve]}
 
     def __str__(self) -> str:
         return str(Estimates((self,)))
 
 
 class Estimates(tuple):
-    """Estimates for several batch sizes. Prints as a table, one column each."""
+    """Estimates for several batch sizes. Prints as a table, one column each; the curve of one."""
 
     def __str__(self) -> str:
         lines = [f"{'batch':<26}" + "".join(f" {e.batch:>12}" for e in self)]
         for parts in zip(*(e._lines for e in self), strict=True):
             lines.append(f"{parts[0][0]:<26}" + "".join(f" {amount:>12}" for _, amount in parts))
+        if len(self) == 1 and self[0].curve:
+            lines += ["", *self[0]._curve]
         return "\n".join([*lines, *dict.fromkeys(e._foot for e in self)])
 
 
@@ -229,6 +251,7 @@ class _Planner:
             "optimizer": self.optimizer,
             "accumulate": int(self.accumulate),
             "held": sum(map(_bytes, held.values())),
+            "curve": 1,
         }
         try:
             reply = self.client.request("plan.estimate", asked)
@@ -241,6 +264,10 @@ class _Planner:
             **{p["key"]: p["bytes"] for p in reply["parts"] if p["key"] in known},
             _lines=tuple((p["heading"], p["amount"]) for p in reply["parts"]),
             _foot=reply["foot"],
+            curve=tuple(
+                CurvePoint(p["bytes"], p["recomputed"], p["percent"]) for p in reply["curve"]
+            ),
+            _curve=(reply["curve_head"], *(p["line"] for p in reply["curve"])),
         )
 
 
