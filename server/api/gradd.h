@@ -164,7 +164,7 @@ typedef struct gradd_plan_info_s {
 } gradd_plan_info_t;
 
 /* The plan keeps the model's nodes by reference: destroy plans before their model and their device.
- * Errors: GRAPH and UNSUPPORTED name the node; TENSOR for input types that do not fit; LIMIT if the
+ * Errors: GRAPH and UNSUPPORTED name the node; TENSOR for input types that do not fit; NOMEM if the
  * memory budget cannot be met, with the smallest that can. */
 gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_t *options,
                                  gradd_plan_t **out_plan);

@@ -65,19 +65,27 @@ static gradd_status_t estimate_batch(const subject_t *s, int64_t batch, bool wit
     return status;
 }
 
+/* The total of a plan that does not meet the memory budget is no number. */
+static gradd_status_t try_batch(const subject_t *s, int64_t batch, estimate_t *out) {
+    gradd_status_t status = estimate_batch(s, batch, false, out);
+    if (status != GRADD_E_NOMEM || !s->args->memory_budget) return status;
+    out->total = INT64_MAX;
+    return GRADD_OK;
+}
+
 /* The largest batch whose total is at most `limit`; batch 0 if not even one fits. */
 static gradd_status_t largest(const subject_t *s, int64_t limit, estimate_t *out) {
     estimate_t good = {0}, now;
     int64_t low = 0, high = 1;
     for (; high <= MAX_BATCH; high *= 2) {
-        GRADD_TRY(estimate_batch(s, high, false, &now));
+        GRADD_TRY(try_batch(s, high, &now));
         if (now.total > limit) break;
         good = now;
         low = high;
     }
     while (high - low > 1 && high <= MAX_BATCH) {
         int64_t middle = low + (high - low) / 2;
-        GRADD_TRY(estimate_batch(s, middle, false, &now));
+        GRADD_TRY(try_batch(s, middle, &now));
         if (now.total > limit) {
             high = middle;
         } else {

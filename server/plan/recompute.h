@@ -26,7 +26,7 @@ typedef struct recompute_ends_s {
 } recompute_ends_t;
 
 /* Decides what is kept (plan->saved) by the options of the plan, of which the backward has been
- * differentiated and nothing else been made. Errors: LIMIT if no set fits the budget. */
+ * differentiated and nothing else been made. Errors: NOMEM if no set fits the budget. */
 gradd_status_t recompute_choose(gradd_plan_t *plan, const recompute_ends_t *ends);
 /* The curve of such a plan, which is of no other use afterwards. */
 gradd_status_t recompute_curve(gradd_plan_t *plan, const recompute_ends_t *ends,

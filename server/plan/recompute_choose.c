@@ -102,7 +102,7 @@ static gradd_status_t too_small(chooser_t *c, int64_t budget) {
     point_t least;
     GRADD_TRY(find_least(c, &least));
     const double percent = c->r.total_us > 0 ? 100 * least.extra_us / c->r.total_us : 0;
-    return GRADD_FAIL(LIMIT,
+    return GRADD_FAIL(NOMEM,
                       "no plan fits the memory budget of %lld bytes: the smallest that can be met "
                       "is %lld bytes, for %.1f %% more time by the model; a plan that computes "
                       "nothing again takes %lld bytes",

@@ -19,6 +19,7 @@ import torch
 
 from gradd import errors, schema
 from gradd.calls.captured import CapturedGraph, Plan, check_supported, type_of
+from gradd.memory import Memory, parse_bytes
 from gradd.session.client import Client, get_client
 
 _MAX_BATCH = 1 << 20
@@ -105,6 +106,7 @@ def estimate(
     batches: Sequence[int] | None = None,
     fits_gib: float | None = None,
     accumulate: bool = False,
+    memory_budget: int | str | None = None,
     client: Client | None = None,
 ) -> Any:
     """Memory that training takes above the bare processes.
@@ -117,6 +119,7 @@ def estimate(
         batches: Batch sizes to plan instead: they replace the first size of the batch's tensors.
         fits_gib: Find the largest batch whose total is at most this; added as the last column.
         accumulate: Gradients of several backwards are added up.
+        memory_budget: What ORTModule(memory_budget=) would get; the environment has no say here.
         client: Session to use.
 
     Returns:
@@ -125,11 +128,14 @@ def estimate(
     Raises:
         TypeError: A model, batch or optimizer that is none.
         ValueError: An unknown optimizer, sizes that are none, or not even a batch of 1 fits.
+        OutOfMemoryError: The memory budget cannot be met.
         CaptureError: The module cannot be captured.
         GraddError: The daemon cannot plan it.
     """
     sizes = _checked(model, batch, optimizer, batches, fits_gib)
     planner = _Planner(model, batch, optimizer, accumulate, client or get_client())
+    if memory_budget is not None:
+        planner.memory = Memory(parse_bytes(memory_budget, "memory_budget"))
     if batches is None and fits_gib is None:
         return planner.of(planner.size)
     found = [planner.of(size) for size in sizes]
@@ -165,14 +171,14 @@ def _largest(planner: _Planner, limit: int) -> Estimate:
     """By doubling, then bisection, over plans."""
     low, high, good = 0, 1, None
     while high <= _MAX_BATCH:
-        now = planner.of(high)
-        if now.total > limit:
+        now = planner.within(high, limit)
+        if now is None:
             break
         low, high, good = high, high * 2, now
     while high - low > 1 and high <= _MAX_BATCH:
         middle = (low + high) // 2
-        now = planner.of(middle)
-        if now.total > limit:
+        now = planner.within(middle, limit)
+        if now is None:
             high = middle
         else:
             low, good = middle, now
@@ -199,6 +205,7 @@ class _Planner:
         leaves = _tensors(self.args, self.kwargs)
         self.size = leaves[0].shape[0] if leaves and leaves[0].dim() else 1
         self.graphs: list[CapturedGraph] = []
+        self.memory = Memory()
         self._export = export
 
     def of(self, size: int) -> Estimate:
@@ -206,6 +213,16 @@ class _Planner:
         args, kwargs = _mapped(self.args, self.kwargs, lambda t: self._resized(t, size))
         with self.client.lock:
             return replace(self._plan(self._graph(args, kwargs), args, kwargs), batch=size)
+
+    def within(self, size: int, limit: int) -> Estimate | None:
+        """The same, if its total is at most the limit and its plan meets the budget."""
+        try:
+            found = self.of(size)
+        except errors.OutOfMemoryError:
+            if not self.memory.budget:
+                raise
+            return None
+        return found if found.total <= limit else None
 
     def _resized(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
         if not tensor.dim() or tensor.shape[0] != self.size or size == self.size:
@@ -224,7 +241,7 @@ class _Planner:
         cap = self._export.capture(self.module, args, kwargs, observed=False)
         info = self.client.put_graph(cap.onnx, cap.aliases, cap.sources)
         check_supported(info, cap)
-        self.graphs.append(CapturedGraph(self.module, cap, info))
+        self.graphs.append(CapturedGraph(self.module, cap, info, self.memory))
         return self.graphs[-1]
 
     def _plan(self, graph: CapturedGraph, args: tuple, kwargs: dict) -> Estimate:

@@ -201,7 +201,7 @@ TEST(a_budget_that_cannot_be_met_names_the_smallest) {
     CHECK_EQ_INT(curve.points[0].arena_bytes, gradd_plan_info(plan)->arena_bytes);
     gradd_plan_destroy(plan);
     const int64_t least = curve.points[curve.n - 1].arena_bytes;
-    CHECK_STATUS(GRADD_E_LIMIT, plan_of(&net, least - 1, GRADD_RECOMPUTE_NONE, &plan));
+    CHECK_STATUS(GRADD_E_NOMEM, plan_of(&net, least - 1, GRADD_RECOMPUTE_NONE, &plan));
     snprintf(text, sizeof text, "the smallest that can be met is %lld bytes", (long long)least);
     CHECK_ERROR_HAS(text);
     CHECK_OK(plan_of(&net, least, GRADD_RECOMPUTE_NONE, &plan));

@@ -131,7 +131,7 @@ def test_a_smaller_budget_never_needs_more(name: str):
         if budget < bottom:
             with pytest.raises(E.EngineError, match=f"can be met is {bottom} bytes") as error:
                 of.plan(memory_budget=budget)
-            assert error.value.code == "LIMIT"
+            assert error.value.code == "NOMEM"
             refused += 1
             continue
         info = of.info(memory_budget=budget)
