@@ -18,10 +18,13 @@
 #define SEARCH_BATCHES 48
 /* Of the best ratio in a batch, what the others must have. */
 #define SEARCH_ALIKE 0.5
-/* Fewer bytes are not worth a launch. */
-#define SEARCH_SMALL 4096
+/* A smaller part of the peak is not worth a launch. */
+#define SEARCH_PART 1024
 /* How far live bytes must rise on both sides of a position for it to lie between layers. */
 #define LAYER_RISE 1.5
+
+/* Nodes that a walk meets in about a microsecond. */
+#define WALK_UNIT 32
 
 typedef struct candidate_s {
     int32_t node;
@@ -39,7 +42,8 @@ typedef struct search_s {
     int32_t *stack;
     candidate_t *found;
     int n_found, walk;
-    bool between; /* values between layers are candidates as well */
+    int64_t steps; /* of all walks */
+    bool between;  /* values between layers are candidates as well */
 } search_t;
 
 static gradd_status_t no_memory(void) {
@@ -154,6 +158,7 @@ static double chain_us(search_t *s, int32_t node) {
     while (depth) {
         const int32_t id = s->stack[--depth];
         const graph_node_t *n = &s->g->nodes[id];
+        s->steps++;
         us += s->r->us[id];
         for (int i = 0, reads = plan_reads(n); i < reads; i++) {
             if (!must_run(s, n->in[i])) continue;
@@ -175,7 +180,7 @@ static int64_t bytes_at_peak(const search_t *s, const graph_node_t *n) {
         if (s->pinned[v] && !s->between) return 0;
         if (only_waits(s, v)) bytes += gradd_type_bytes(graph_type(s->g, v));
     }
-    return bytes >= SEARCH_SMALL ? bytes : 0;
+    return bytes >= s->r->live[s->r->peak] / SEARCH_PART ? bytes : 0;
 }
 
 static int by_ratio(const void *a, const void *b) {
@@ -184,7 +189,7 @@ static int by_ratio(const void *a, const void *b) {
     return x->node - y->node; /* early layers: their backward comes when the others are gone */
 }
 
-static void find_candidates(search_t *s) {
+static gradd_status_t find_candidates(search_t *s) {
     s->n_found = 0;
     find_positions(s);
     mark_cloned(s);
@@ -193,8 +198,11 @@ static void find_candidates(search_t *s) {
         const int64_t bytes = bytes_at_peak(s, &s->g->nodes[id]);
         if (!bytes) continue;
         s->found[s->n_found++] = (candidate_t){id, (double)bytes / (chain_us(s, id) + 0.1)};
+        GRADD_TRY(budget_spend(s->steps / WALK_UNIT));
+        s->steps %= WALK_UNIT;
     }
     qsort(s->found, (size_t)s->n_found, sizeof s->found[0], by_ratio);
+    return GRADD_OK;
 }
 
 /* ---- sets ------------------------------------------------------------------------------------ */
@@ -248,7 +256,7 @@ static gradd_status_t try_batch(search_t *s, int *n) {
 static gradd_status_t descend(search_t *s) {
     int batch = 0, tries = 4 * SEARCH_BATCHES;
     for (;;) {
-        find_candidates(s);
+        GRADD_TRY(find_candidates(s));
         if (!s->n_found || !tries--) return GRADD_OK;
         if (!batch) batch = 1 + s->n_found / SEARCH_BATCHES;
         GRADD_TRY(try_batch(s, &batch));
