@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import random
+import time
 from typing import Any
 
 import captured
@@ -16,7 +17,9 @@ import engine as E
 import models
 import numpy as np
 import pytest
+import random_graphs
 import torch
+from selection import every_run
 
 from gradd import export
 
@@ -29,18 +32,11 @@ FAMILIES = ("llama", "bert_mlm", "gpt2", "gemma3", "peft_lora_llama")
 
 
 class Captured:
-    """A captured family in training mode, with values for all inputs of its graph."""
+    """A captured module in training mode, with values for all inputs of its graph."""
 
-    def __init__(self, family: str, half: bool = False, layers: int = 4, **over: Any) -> None:
-        depth = "n_layer" if family == "gpt2" else "num_hidden_layers"
-        if family != "gemma3":
-            over[depth] = layers
-        over |= dict.fromkeys(DROPOUT.get(family, ()), 0.2)
-        module, make_batch = models.build(family, **over)
-        module = module.bfloat16() if half else module
-        batch = make_batch(3, 16, 0)
-        cap = export.capture(module.train(), (), batch)
-        values = captured.feeds(module, cap, (), batch)
+    def __init__(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+        cap = export.capture(module.train(), args, kwargs)
+        values = captured.feeds(module, cap, args, kwargs)
         self.feed = {n: array_of(v) for n, v in values.items()}
         self.model = E.Model(cap.onnx)
         self.grads = [n for n, v in values.items() if v.requires_grad]
@@ -69,8 +65,12 @@ def array_of(tensor: torch.Tensor) -> np.ndarray:
 
 
 @functools.cache
-def family(name: str, half: bool = False) -> Captured:
-    return Captured(name, half)
+def family(name: str, half: bool = False, layers: int = 4) -> Captured:
+    over: dict[str, Any] = dict.fromkeys(DROPOUT.get(name, ()), 0.2)
+    if name != "gemma3":
+        over["n_layer" if name == "gpt2" else "num_hidden_layers"] = layers
+    module, make_batch = models.build(name, **over)
+    return Captured(module.bfloat16() if half else module, (), make_batch(3, 16, 0))
 
 
 def arriving(outputs: dict[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
@@ -182,12 +182,43 @@ def test_a_plain_plan_recomputes_as_well():
 
 def test_half_of_a_deep_model_goes():
     """Of 12 layers with short outputs the activations are nearly all that there is."""
-    of = Captured("llama", layers=12)
+    of = family("llama", layers=12)
     whole = of.info().arena_bytes
     layers, least = of.info(recompute="layers"), of.info(recompute="compromise")
     assert layers.arena_bytes < 0.5 * whole
     assert least.arena_bytes < layers.arena_bytes
     assert layers.recompute_us < 0.4 * layers.model_us
+
+
+@pytest.mark.parametrize("seed", every_run(range(12), range(200)))
+def test_random_programs_have_the_same_bits(seed: int):
+    """Views, writes, detached regions: 20 instructions that PyTorch carries out."""
+    dtype = torch.bfloat16 if seed % 3 == 2 else torch.float32
+    program = random_graphs.Program(seed).to(dtype)
+    x = random_graphs.draw_input(seed).to(dtype).requires_grad_()
+    try:
+        of = Captured(program, (x,), {})
+    except export.CaptureError as error:
+        pytest.skip(str(error))
+    of.grads.append(of.model.inputs[0])
+    whole = of.plan()
+    want = results(of, whole)
+    for recompute in ("layers", "compromise"):
+        assert_same_bits(results(of, of.plan(recompute=recompute)), want)
+    least = of.curve()[-1].arena_bytes
+    plan = of.plan(memory_budget=least)
+    assert plan.info.arena_bytes == least <= whole.info.arena_bytes
+    assert_same_bits(results(of, plan), want)
+
+
+def test_deep_models_are_planned_in_time():
+    """Neither what a pattern stands for nor the search grows faster than the model does much."""
+    of = family("llama", layers=32)
+    start = time.process_time()
+    curve = of.curve()
+    info = of.info(memory_budget=curve[-1].arena_bytes)
+    assert time.process_time() - start < 2.0  # takes 0.15 s
+    assert info.arena_bytes < 0.2 * info.whole_bytes
 
 
 def test_inference_has_no_budget():
