@@ -111,8 +111,6 @@ static gradd_status_t too_small(chooser_t *c, int64_t budget) {
 }
 
 static gradd_status_t choose_by_budget(chooser_t *c, int64_t budget, point_t *out) {
-    *out = c->whole;
-    if (out->arena_bytes <= budget) return GRADD_OK;
     GRADD_TRY(recompute_search(&c->r, &c->sets));
     for (int i = 1; i < c->sets.n; i++) {
         if (c->sets.peak[i] > budget) continue;
@@ -142,10 +140,40 @@ static gradd_status_t settle(const chooser_t *c, const point_t *taken, gradd_pla
     return GRADD_OK;
 }
 
+/* Whether the plan as it is meets the budget: then it stays so, without clones. */
+static gradd_status_t try_whole(gradd_plan_t *p, const recompute_ends_t *ends, int64_t budget,
+                                bool *out_fits) {
+    sequence_t sequence = {0};
+    layout_t layout = {0};
+    gradd_status_t status = plan_join(p, ends->primary, p->saved, &sequence);
+    if (!status) status = plan_choose(p, &sequence);
+    for (int k = 0; k < sequence.n && !status; k++)
+        p->info.model_us +=
+            plan_node_us(p, &p->graph->nodes[sequence.nodes[k]], &sequence.choices[k]);
+    if (!status) status = plan_apply_passes(p, &sequence);
+    if (!status) {
+        const layout_options_t o = {.sequence = &sequence,
+                                    .saved = p->saved,
+                                    .n_fixed = p->graph->n_values,
+                                    .grads = ends->primary->grads,
+                                    .n_grads = p->n_grads,
+                                    .place_outputs = true};
+        status = layout_make(p->graph, &o, &layout);
+    }
+    p->info.whole_bytes = layout.arena_bytes;
+    *out_fits = !status && layout.arena_bytes <= budget;
+    layout_finish(&layout);
+    sequence_finish(&sequence);
+    return status;
+}
+
 gradd_status_t recompute_choose(gradd_plan_t *p, const recompute_ends_t *ends) {
     const int64_t budget = p->options.memory_budget;
     chooser_t c = {0};
     point_t taken = {0};
+    bool fits = false;
+    if (budget) GRADD_TRY(try_whole(p, ends, budget, &fits));
+    if (fits) return GRADD_OK;
     gradd_status_t status = begin(&c, p, ends);
     if (!status && budget) status = choose_by_budget(&c, budget, &taken);
     if (!status && !budget) status = choose_by_policy(&c, p->options.recompute, &taken);

@@ -176,13 +176,19 @@ TEST(a_clone_stands_in_front_of_its_first_reader) {
     finish(&net);
 }
 
-TEST(without_a_wish_there_are_no_clones) {
+TEST(where_all_is_kept_there_are_no_clones) {
     net_t net;
     gradd_plan_t *plan;
     make_net(&net);
     CHECK_OK(plan_of(&net, 0, GRADD_RECOMPUTE_NONE, &plan));
+    const int64_t whole = gradd_plan_info(plan)->arena_bytes;
     CHECK_EQ_INT(plan->graph->n_clones, 0);
     CHECK_EQ_INT(gradd_plan_info(plan)->whole_bytes, 0);
+    gradd_plan_destroy(plan);
+    CHECK_OK(plan_of(&net, whole, GRADD_RECOMPUTE_NONE, &plan)); /* a budget that is met */
+    CHECK_EQ_INT(plan->graph->n_clones, 0);
+    CHECK_EQ_INT(gradd_plan_info(plan)->whole_bytes, whole);
+    CHECK(gradd_plan_info(plan)->model_us > 0);
     gradd_plan_destroy(plan);
     finish(&net);
 }
