@@ -492,9 +492,10 @@ class Bridge(ShortWay):
                 self._checks.run(self, graph, wish, kind, data)
                 binding, bound = graph.bind(self.state)
         prepared = self.prepared(graph, binding, inputs, wish)
-        run = Run(prepared, bound, inputs, self.counts)
         way = Way(prepared, self.described, self._guards[graph], checked, leaves)
-        self.last = way.last
+        own, inputs = prepared.live(inputs, way.made)
+        run = Run(own, bound, inputs, self.counts)
+        self.last = own.last
         tensors = [bound[i] for i in wish.params]
         return run, tensors + [inputs[i] for i in prepared.grad_inputs], way
 

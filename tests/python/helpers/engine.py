@@ -45,6 +45,8 @@ class Options(C.Structure):
         ("device", C.c_void_p),
         ("parameters", C.POINTER(C.c_int32)),
         ("n_parameters", C.c_int),
+        ("label_rows", C.c_int64),
+        ("real_rows", C.c_int64),
         ("memory_budget", C.c_int64),
         ("recompute", C.c_int),
     ]
@@ -265,8 +267,8 @@ class Plan(Handle):
         go = _ints([self.outputs.index(n) for n in grad_outputs])
         options = Options(
             types, len(model.inputs), g, len(self.grads), o, len(self.outputs), go,
-            len(grad_outputs), plain, self.device.handle, None, 0, memory_budget,
-            RECOMPUTE.index(recompute),
+            len(grad_outputs), plain, self.device.handle, memory_budget=memory_budget,
+            recompute=RECOMPUTE.index(recompute),
         )  # fmt: skip
         check(LIB.gradd_plan_create(model.handle, C.byref(options), C.byref(self.handle)))
         self.info = LIB.gradd_plan_info(self.handle).contents

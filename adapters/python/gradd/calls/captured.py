@@ -18,6 +18,7 @@ import torch
 
 from gradd import errors, interrupts, options
 from gradd.calls.aliased import Aliased
+from gradd.calls.liverows import LiveRows, Sizes
 from gradd.calls.parameters import Binding, Home, Place, State
 from gradd.calls.slots import Layout
 from gradd.calls.watch import data_ptr
@@ -43,6 +44,7 @@ class Plan:
         input_grads: Names of the inputs whose gradient is wanted: the rest.
         grad_outputs: Positions in `outputs` whose gradient may arrive.
         layout: Gradient slot for `params`.
+        live: What it could leave out; None = nothing, or it leaves something out.
     """
 
     client: Any
@@ -53,6 +55,7 @@ class Plan:
     input_grads: tuple[str, ...]
     grad_outputs: tuple[int, ...]
     layout: Layout
+    live: LiveRows | None = None
 
 
 def check_supported(info: protocol.GraphInfo, cap: Capture) -> None:
@@ -87,6 +90,8 @@ class CapturedGraph:
         self.info = info
         self.module = module
         self.plain = not options.get("GRADD_FUSE")
+        self.leaves_out = options.get("GRADD_LIVE_ROWS")
+        self.leaves_out_padding = self.leaves_out
         self.user = [o for o in cap.outputs if o.kind == "user"]
         self.changed = [o for o in cap.outputs if o.kind == "buffer"]
         self.shared = Aliased(module, cap) if cap.shared else None
@@ -201,6 +206,8 @@ class CapturedGraph:
         input_grads: tuple[str, ...],
         outputs: tuple[str, ...],
         grad_outputs: tuple[int, ...],
+        *,
+        live: Sizes = (0, 0),
     ) -> Plan:
         """The plan for these shapes and wishes, compiled when it is not cached.
 
@@ -211,8 +218,9 @@ class CapturedGraph:
             input_grads: Names of the free inputs that need one.
             outputs: Names of the wanted outputs.
             grad_outputs: Positions in `outputs` whose gradient may arrive.
+            live: Sizes of its lists of live rows.
         """
-        key = (free_types, params, input_grads, outputs, grad_outputs)
+        key = (free_types, params, input_grads, outputs, grad_outputs, live)
         plan = self.plans.get(key)
         if plan is not None:
             self.plans.move_to_end(key)
@@ -230,6 +238,7 @@ class CapturedGraph:
             grad_outputs,
             parameters=self.param_inputs,
             plain=self.plain,
+            live=live,
         )
         if grad_outputs:
             fields |= self.memory
@@ -237,13 +246,27 @@ class CapturedGraph:
         layout = Layout.of(
             [(t.dtype, tuple(t.shape)) for t in (self.places[i].get() for i in params)]
         )
-        plan = Plan(client, self.info, info, outputs, names, input_grads, grad_outputs, layout)
+        plan = Plan(
+            *(client, self.info, info, outputs, names, input_grads, grad_outputs, layout),
+            self._live_rows(info),
+        )
         # Runs hold their plan: the daemon keeps it until the last of them is released.
         client.ends.watch(plan, partial(client.later, "plan.drop", {"plan": info.id}))
         self.plans[key] = plan
         if len(self.plans) > _PLANS:
             self.plans.popitem(last=False)
         return plan
+
+    def _live_rows(self, info: protocol.PlanInfo) -> LiveRows | None:
+        """What calls of a plan over all rows may leave out, if they bring what tells it."""
+        live = info.live
+        if live is None or not self.leaves_out:
+            return None
+        at = {name: i for i, name in enumerate(self.free)}
+        names = [name for name, _, _ in self.info.inputs]
+        labels = at.get(names[live.labels])
+        mask = at.get(names[live.mask]) if live.mask >= 0 and self.leaves_out_padding else None
+        return None if labels is None else LiveRows(live, labels, mask)
 
     def left_out(self) -> set[int]:
         """Positions of the user outputs on which the loss depends, and no other result."""
