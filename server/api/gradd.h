@@ -164,6 +164,7 @@ typedef struct gradd_live_s {
     int64_t batch, positions;
     /* Parts of the forward's operations that are made in labelled, and in real rows only. */
     double label_share, real_share;
+    double flops; /* these operations */
 } gradd_live_t;
 
 typedef struct gradd_plan_info_s {

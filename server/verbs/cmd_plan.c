@@ -55,7 +55,7 @@ static gradd_status_t add_plan(worker_t *worker, session_objects_t *objects, uin
 static void put_live(wire_out_t *out, const gradd_live_t *live) {
     if (live->label_input < 0) return;
     wire_key(out, "live");
-    wire_put_map(out, 8);
+    wire_put_map(out, 9);
     wire_put_text(out, "labels");
     wire_put_i64(out, live->label_input);
     wire_put_text(out, "mask");
@@ -72,6 +72,8 @@ static void put_live(wire_out_t *out, const gradd_live_t *live) {
     wire_put_f64(out, live->label_share);
     wire_put_text(out, "real_share");
     wire_put_f64(out, live->real_share);
+    wire_put_text(out, "flops");
+    wire_put_f64(out, live->flops);
 }
 
 static void put_plan(wire_out_t *out, const compiled_t *compiled, bool hit) {

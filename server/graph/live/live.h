@@ -59,8 +59,8 @@ enum { LIVE_SINKS = 6, LIVE_ROWS = 7 }; /* operands of FusedAttention */
  * position may look at beside that. All attentions over real rows have one mask for padding. */
 gradd_status_t live_attention(live_t *l, int32_t node, bool *out_can);
 
-/* Parts of the forward's operations that are needed in labelled, and in real rows. */
-void live_shares(const live_t *live, double *out_labelled, double *out_real);
+/* Operations of the forward, and which parts are needed in labelled and in real rows. */
+void live_count(const live_t *live, gradd_live_t *out);
 
 /* The graph with rows left out. `lists` are the values of the lists, per live_set_t. */
 gradd_status_t live_rewrite(const live_t *live, const gradd_val_t *lists);

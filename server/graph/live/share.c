@@ -22,7 +22,7 @@ static double flops_of(const graph_t *g, const graph_node_t *n) {
     return cost.flops;
 }
 
-void live_shares(const live_t *l, double *out_labelled, double *out_real) {
+void live_count(const live_t *l, gradd_live_t *out) {
     double of[LIVE_ALL + 1] = {0}, all = 0;
     for (int32_t id = 0; id < l->n_nodes; id++) {
         const live_set_t set = id == l->loss.node ? LIVE_LABELLED : l->at[id];
@@ -31,6 +31,7 @@ void live_shares(const live_t *l, double *out_labelled, double *out_real) {
         of[set] += flops;
         all += flops;
     }
-    *out_labelled = all > 0 ? of[LIVE_LABELLED] / all : 0;
-    *out_real = all > 0 ? of[LIVE_REAL] / all : 0;
+    out->flops = all;
+    out->label_share = all > 0 ? of[LIVE_LABELLED] / all : 0;
+    out->real_share = all > 0 ? of[LIVE_REAL] / all : 0;
 }

@@ -37,7 +37,7 @@ static void tell(graph_t *g, const live_t *l) {
     g->live.positions = loss->positions;
     g->live.batch = loss->rows / loss->positions;
     if (l->mask != GRADD_NONE) g->live.mask_input = g->values[l->mask]->index;
-    live_shares(l, &g->live.label_share, &g->live.real_share);
+    live_count(l, &g->live);
 }
 
 static gradd_status_t live_rows(graph_t *g) {

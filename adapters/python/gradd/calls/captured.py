@@ -8,7 +8,7 @@ copies so that a replay after a restart reads the values of the first time.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
@@ -90,8 +90,6 @@ class CapturedGraph:
         self.info = info
         self.module = module
         self.plain = not options.get("GRADD_FUSE")
-        self.leaves_out = options.get("GRADD_LIVE_ROWS")
-        self.leaves_out_padding = self.leaves_out
         self.user = [o for o in cap.outputs if o.kind == "user"]
         self.changed = [o for o in cap.outputs if o.kind == "buffer"]
         self.shared = Aliased(module, cap) if cap.shared else None
@@ -123,6 +121,7 @@ class CapturedGraph:
         self.used = 0  # when it was used last, on the bridge's clock
         self.stepped = False  # an optimizer has stepped while somebody held such an output
         self.sizes: set[tuple] = set()  # sizes of calls that are known to fit
+        self.live_rows: Counter[str] = Counter()  # what calls have left out; see LiveRows.seen
 
     def remember(self, sizes: tuple) -> None:
         """These sizes fit; the next call with them need not be checked."""
@@ -248,7 +247,7 @@ class CapturedGraph:
         )
         plan = Plan(
             *(client, self.info, info, outputs, names, input_grads, grad_outputs, layout),
-            self._live_rows(info),
+            LiveRows.of(info.live, self.free, self.info, self.live_rows),
         )
         # Runs hold their plan: the daemon keeps it until the last of them is released.
         client.ends.watch(plan, partial(client.later, "plan.drop", {"plan": info.id}))
@@ -256,17 +255,6 @@ class CapturedGraph:
         if len(self.plans) > _PLANS:
             self.plans.popitem(last=False)
         return plan
-
-    def _live_rows(self, info: protocol.PlanInfo) -> LiveRows | None:
-        """What calls of a plan over all rows may leave out, if they bring what tells it."""
-        live = info.live
-        if live is None or not self.leaves_out:
-            return None
-        at = {name: i for i, name in enumerate(self.free)}
-        names = [name for name, _, _ in self.info.inputs]
-        labels = at.get(names[live.labels])
-        mask = at.get(names[live.mask]) if live.mask >= 0 and self.leaves_out_padding else None
-        return None if labels is None else LiveRows(live, labels, mask)
 
     def left_out(self) -> set[int]:
         """Positions of the user outputs on which the loss depends, and no other result."""

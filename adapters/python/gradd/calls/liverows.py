@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from gradd import errors
+from gradd import errors, options
 
 if TYPE_CHECKING:
     from gradd.calls.captured import Plan
     from gradd.calls.prepared import Prepared
-    from gradd.session.protocol import Live
+    from gradd.session.protocol import GraphInfo, Live
 
 logger = logging.getLogger("gradd")
 Sizes = tuple[int, int]  # of the lists of labelled and of real rows; 0 = there is none
@@ -50,6 +51,25 @@ def filled(rows: torch.Tensor, size: int) -> torch.Tensor:
     return out
 
 
+@dataclass(frozen=True)
+class Switches:
+    """Which rows may be left out, and whether that is printed."""
+
+    labelled: bool
+    real: bool
+    printed: bool
+
+    @classmethod
+    def read(cls) -> Switches:
+        """As the environment says now."""
+        on = options.get("GRADD_LIVE_ROWS") and options.get("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER")
+        return cls(
+            bool(on and options.get("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER")),
+            bool(on and options.get("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER")),
+            bool(options.get("ORTMODULE_PRINT_INPUT_DENSITY")),
+        )
+
+
 class LiveRows:
     """What the calls of a plan over all rows leave out.
 
@@ -57,24 +77,51 @@ class LiveRows:
         rows: Of a batch.
         waits: Calls that are not looked at.
         seen: Counts, for statistics: "calls" with any rows left out, "rows" of the calls that were
-            looked at, and of these "unlabelled" and "padding" that were left out.
+            looked at, of these "unlabelled" and "padding" that were left out, and "flops" of the
+            forward that this saved.
     """
 
-    def __init__(self, live: Live, labels: int, mask: int | None) -> None:
+    def __init__(
+        self, live: Live, labels: int, mask: int | None, switches: Switches, seen: Counter[str]
+    ) -> None:
         """Args:
         live: What the daemon says.
         labels: Position of the labels among the free inputs.
         mask: The same of the mask.
+        switches: What may be left out.
+        seen: Where it is counted.
         """
         self.live = live
+        self.switches = switches
         self.rows = live.batch * live.positions
-        self.seen: Counter[str] = Counter()
+        self.seen = seen
         self._labels = labels
         self._mask = mask
         self._plans: OrderedDict[Sizes, Plan] = OrderedDict()
         self._asked: set[Sizes] = set()
         self._off = False
         self._idle = self.waits = 0
+
+    @classmethod
+    def of(
+        cls, live: Live | None, free: Sequence[str], info: GraphInfo, seen: Counter[str]
+    ) -> LiveRows | None:
+        """What calls may leave out that bring what tells it; None = nothing.
+
+        Args:
+            live: What the daemon says of a plan over all rows.
+            free: Names of the free inputs.
+            info: Of the graph.
+            seen: Where is counted what calls leave out.
+        """
+        switches = Switches.read()
+        if live is None or not (switches.labelled or switches.real or switches.printed):
+            return None
+        at = {name: i for i, name in enumerate(free)}
+        names = [name for name, _, _ in info.inputs]
+        labels = at.get(names[live.labels])
+        mask = at.get(names[live.mask]) if live.mask >= 0 else None
+        return None if labels is None else cls(live, labels, mask, switches, seen)
 
     def choose(
         self,
@@ -96,6 +143,8 @@ class LiveRows:
             return prepared, inputs
         self.seen["rows"] += self.rows
         labelled, real = self.find(inputs)
+        if self.switches.printed:
+            self._print(labelled, real)
         sizes = self._worth(labelled, real)
         if not any(sizes):
             self._rest()
@@ -117,12 +166,10 @@ class LiveRows:
         self._count(sizes)
         return own, [*inputs, *lists]
 
-    def find(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Numbers of the labelled and of the real rows; None = all, as far as a plan may know."""
+    def find(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Numbers of the labelled and of the real rows; None = a plan may not know these."""
         live = self.live
         labels = inputs[self._labels].detach().reshape(-1)
-        if labels.numel() != self.rows:
-            return None, None
         labelled = labels.ne(live.ignore)
         if live.shift:
             labelled = labelled.view(live.batch, live.positions)
@@ -143,16 +190,27 @@ class LiveRows:
         if self._idle >= _PATIENCE:
             self.waits = min(1 << (self._idle - _PATIENCE), _LONGEST)
 
-    def _worth(self, labelled: torch.Tensor | None, real: torch.Tensor | None) -> Sizes:
-        """Sizes of the lists that save enough."""
-        live, sizes = self.live, [0, 0]
-        for i, (rows, share) in enumerate(((labelled, live.label_share), (real, live.real_share))):
-            if rows is None:
-                continue
-            size = rounded(rows.numel())
+    def _worth(self, labelled: torch.Tensor, real: torch.Tensor | None) -> Sizes:
+        """Sizes of the lists that save enough; without one of labelled rows these are real ones."""
+        sizes = [0, 0]
+        label_share, real_share = self.live.label_share, self.live.real_share
+        if self.switches.labelled:
+            size = rounded(labelled.numel())
+            if label_share * (1 - size / self.rows) >= _LEAST:
+                sizes[0] = size
+        if self.switches.real and real is not None:
+            size = rounded(real.numel())
+            share = real_share if sizes[0] else real_share + label_share
             if share * (1 - size / self.rows) >= _LEAST:
-                sizes[i] = size
+                sizes[1] = size
         return sizes[0], sizes[1]
+
+    def _print(self, labelled: torch.Tensor, real: torch.Tensor | None) -> None:
+        n = self.rows
+        text = f"gradd: {labelled.numel()} of {n} rows ({labelled.numel() / n:.1%}) have a label"
+        if real is not None:
+            text += f", {real.numel()} ({real.numel() / n:.1%}) are no padding"
+        print(text, flush=True)
 
     def _plan(
         self, sizes: Sizes, compile_for: Callable[[Sizes], Plan]
@@ -183,7 +241,10 @@ class LiveRows:
         return None if best is None else (best, self._plans[best])
 
     def _count(self, sizes: Sizes) -> None:
+        (labelled, real), live, n = sizes, self.live, self.rows
+        unlabelled, padding = (n - labelled if labelled else 0), (n - real if real else 0)
         self.seen["calls"] += 1
-        labelled, real = sizes
-        self.seen["unlabelled"] += self.rows - labelled if labelled else 0
-        self.seen["padding"] += self.rows - real if real else 0
+        self.seen["unlabelled"] += unlabelled
+        self.seen["padding"] += padding
+        saved = live.label_share * (unlabelled or padding) + live.real_share * padding
+        self.seen["flops"] += int(live.flops * saved / n)

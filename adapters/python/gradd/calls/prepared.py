@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
-from gradd import schema, transforms
+from gradd import options, schema, transforms
 from gradd.calls import run as runs
 from gradd.calls import watch
 from gradd.calls.watch import data_ptr
@@ -124,6 +124,7 @@ class Prepared:
         self.plain = not graph.changed and wish.real == list(user)
         self.all_differentiable = all(wish.differentiable)
         self.watches_readers = bool(graph.cap.depends)
+        self.prints_memory = bool(options.get("ORTMODULE_PRINT_MEMORY_STATS"))
 
     def for_plan(self, plan: Plan) -> Prepared:
         """The same call by another plan."""

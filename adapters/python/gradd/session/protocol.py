@@ -70,6 +70,7 @@ class Live:
         positions: Of each.
         label_share: Part of the forward's operations that is made in labelled rows alone.
         real_share: The same of real rows.
+        flops: Operations of the forward.
     """
 
     labels: int
@@ -80,6 +81,7 @@ class Live:
     positions: int
     label_share: float
     real_share: float
+    flops: float
 
 
 @dataclass(frozen=True)
