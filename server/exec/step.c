@@ -19,6 +19,8 @@ typedef struct stepping_s {
     gradd_queue_t *queue;
     step_journal_t *journal; /* the device's */
     step_journal_t head;     /* what its words will say when the queue is here */
+    uint64_t *touched;       /* Owned: bit per row of `scanned`; or NULL */
+    const step_tensor_t *scanned;
 } stepping_t;
 
 /* A word of the journal, in turn with all else. */
@@ -139,17 +141,32 @@ static bool has_row(const stepping_t *s, int64_t row) {
     return s->head.rows[row / 64] >> (row % 64) & 1;
 }
 
+/* Finds the rows of the parameter that have a gradient, in one pass over it. */
+static gradd_status_t scan_gradient(stepping_t *s, const step_tensor_t *t) {
+    const gradd_span_t span = {t->g, t->dtype, t->n};
+    if (s->scanned == t) return GRADD_OK;
+    s->scanned = NULL;
+    free(s->touched);
+    s->touched = malloc(sizeof s->touched[0] * (size_t)(t->n / t->width / 64 + 1));
+    if (!s->touched) return GRADD_FAIL(NOMEM, "no memory for a step");
+    GRADD_TRY(s->b->touched(s->queue, &span, t->width, s->touched));
+    s->scanned = t;
+    return GRADD_OK;
+}
+
 /* Writes which rows of the chunk have a gradient. */
 static gradd_status_t find_rows(stepping_t *s, const piece_t *chunk, bool *out_any) {
-    const step_tensor_t *t = chunk->t;
-    const gradd_span_t span = {
-        (const char *)t->g + gradd_dtype_bytes(t->dtype) * (size_t)chunk->from, t->dtype, chunk->n};
-    uint64_t bits[STEP_ROW_WORDS] = {0};
-    GRADD_TRY(s->b->touched(s->queue, &span, t->width, bits));
+    const int64_t width = chunk->t->width, first = chunk->from / width, rows = chunk->n / width;
+    GRADD_TRY(scan_gradient(s, chunk->t));
     *out_any = false;
-    for (int k = 0; k < row_words(chunk); k++) {
-        *out_any |= bits[k] != 0;
-        GRADD_TRY(put(s, &s->head.rows[k], bits[k]));
+    for (int64_t k = 0; k * 64 < rows; k++) {
+        uint64_t bits = 0;
+        for (int64_t row = k * 64; row < rows && row < k * 64 + 64; row++) {
+            const int64_t at = first + row;
+            bits |= (s->touched[at / 64] >> (at % 64) & 1) << (row % 64);
+        }
+        *out_any |= bits != 0;
+        GRADD_TRY(put(s, &s->head.rows[k], bits));
     }
     return GRADD_OK;
 }
@@ -306,5 +323,6 @@ gradd_status_t step_apply(gradd_device_t *device, const step_request_t *r, doubl
     gradd_status_t waited = s.b->wait(s.queue, NULL);
     if (!status) status = waited;
     if (!status) memcpy(out_norm, &s.head.norm, sizeof *out_norm);
+    free(s.touched);
     return status;
 }
