@@ -16,14 +16,14 @@ typedef struct entry_s {
     int64_t row, i; /* position in `from` */
 } entry_t;
 
-typedef struct work_s {
+typedef struct summing_s {
     const gradd_row_sums_t *s;
     const entry_t *sorted;
     const int64_t *first; /* n_touched + 1: where each row's entries begin */
     int64_t n_touched;
     const void *from;
     void *to;
-} work_t;
+} summing_t;
 
 size_t gradd_row_sums_workspace(int64_t n) {
     return 2 * sizeof(entry_t) * (size_t)n + sizeof(int64_t) * ((size_t)n + 1);
@@ -67,7 +67,7 @@ static const entry_t *sort_rows(const gradd_row_sums_t *s, entry_t *a, entry_t *
         _Pragma("omp simd") for (int64_t i = 0; i < n; i++) sum[i] += READ(x[i]);                  \
     }                                                                                              \
     /* columns [at, at + n) of one row that occurs */                                              \
-    static void sum_block_##T(const work_t *w, int64_t k, int64_t at, int64_t n) {                 \
+    static void sum_block_##T(const summing_t *w, int64_t k, int64_t at, int64_t n) {              \
         R total[BLOCK] = {0}, chain[BLOCK];                                                        \
         const int64_t width = w->s->width, end = w->first[k + 1];                                  \
         T *to = (T *)w->to + w->sorted[w->first[k]].row * width + at;                              \
@@ -83,7 +83,7 @@ static const entry_t *sort_rows(const gradd_row_sums_t *s, entry_t *a, entry_t *
             to[i] = w->s->clear ? WRITE(sum) : WRITE(READ(to[i]) + sum);                           \
         }                                                                                          \
     }                                                                                              \
-    static void sum_all_##T(const work_t *w) {                                                     \
+    static void sum_all_##T(const summing_t *w) {                                                  \
         const int64_t width = w->s->width, blocks = (width + BLOCK - 1) / BLOCK;                   \
         const int64_t units = w->n_touched * blocks;                                               \
         const bool many = w->first[w->n_touched] * width >= GRADD_PARALLEL_MIN;                    \
@@ -102,7 +102,7 @@ gradd_status_t gradd_row_sums(const gradd_row_sums_t *s, gradd_dtype_t dtype, vo
                               const void *from, void *workspace) {
     entry_t *entries = workspace;
     int64_t *first = (int64_t *)(entries + 2 * s->n);
-    work_t w = {.s = s, .first = first, .from = from, .to = to};
+    summing_t w = {.s = s, .first = first, .from = from, .to = to};
     if (dtype != GRADD_DT_F32 && dtype != GRADD_DT_F64 && dtype != GRADD_DT_BF16)
         return GRADD_FAIL(UNSUPPORTED, "rows of %s cannot be summed", gradd_dtype_name(dtype));
     if (s->clear)
