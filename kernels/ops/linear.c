@@ -7,6 +7,7 @@
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
+#include "kernels/rowwise.h"
 #include "kernels/rules.h"
 
 static int64_t rows_in(const gradd_type_t *x) {
@@ -108,8 +109,8 @@ GRADD_OPS(linear,
           GRADD_OP("Linear", "com.gradd", 1, (3, 3), (1, 1),
                    .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT},
                    .attrs = GRADD_ATTR_LIST({"transB", GRADD_ATTR_INT, false}),
-                   .infer = infer_linear, .grad = grad_linear, .expand = expand_linear,
-                   .ref = ref_linear,
+                   .infer = infer_linear, .rowwise = gradd_rowwise_product, .grad = grad_linear,
+                   .expand = expand_linear, .ref = ref_linear,
                    .cases = GRADD_CASES({.text = "f32[3,4] f32[4,5] f32[5]"},
                                         {.text = "f32[3,4] f32[5,4] f32[5] | transB=1"},
                                         {.text = "f32[2,3,4] f32[5,4] f32[5] | transB=1"},

@@ -165,7 +165,7 @@ static gradd_status_t mark_parameters(graph_t *g, const graph_options_t *options
 
 bool graph_is_parameter(const graph_t *g, gradd_val_t v) {
     return v != GRADD_NONE && g->values[v]->kind == VALUE_INPUT &&
-           g->parameters[g->values[v]->index];
+           g->values[v]->index < g->model->n_inputs && g->parameters[g->values[v]->index];
 }
 
 gradd_status_t graph_create(const model_t *model, const graph_options_t *options,
@@ -177,6 +177,9 @@ gradd_status_t graph_create(const model_t *model, const graph_options_t *options
     g->model = model;
     g->backend = options->backend;
     g->plain = options->plain;
+    g->label_rows = options->label_rows;
+    g->real_rows = options->real_rows;
+    g->live = (gradd_live_t){.label_input = -1, .mask_input = -1};
     gradd_status_t status = arena_create(GRAPH_MAX_BYTES, &g->arena);
     if (!status) status = mark_parameters(g, options);
     if (!status) status = instantiate(g, options);

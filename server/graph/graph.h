@@ -13,12 +13,13 @@
 #define GRADD_SERVER_GRAPH_GRAPH_H
 
 #include "kernels/backend.h"
+#include "server/api/gradd.h"
 #include "server/graph/arena.h"
 #include "server/graph/model.h"
 #include "server/graph/phases.h"
 
 typedef enum value_kind_e {
-    VALUE_INPUT,       /* index = model input */
+    VALUE_INPUT,       /* index = model input; behind these, a list of live rows */
     VALUE_GRAD_OUTPUT, /* index = position in the plan's outputs: gradient that arrives */
     VALUE_CONST,       /* data is set */
     VALUE_NODE,        /* index = output of `node` */
@@ -58,15 +59,20 @@ typedef struct graph_s {
     graph_node_t *nodes; /* Owned, grows */
     int n_nodes, cap_nodes;
     int n_forward;         /* nodes [0, n_forward) come from the model */
+    int n_clones;          /* nodes [n_forward, n_forward + n_clones) compute these again, or 0 */
     gradd_val_t *of_model; /* per model value: what it became, GRADD_NONE = nothing */
     gradd_val_t *inputs;   /* per model input */
     gradd_val_t *outputs;  /* per wanted output */
     int n_outputs;
     gradd_val_t *grads; /* Borrowed: gradients of the backward that joint passes look at */
     int n_grads;
-    const bool *parameters; /* Owned by the arena: per model input */
-    int32_t *buckets;       /* Owned: hash of nodes, for common subexpressions; -1 ends a chain */
-    int32_t *chain;         /* Owned: next node with the same hash */
+    const bool *parameters;        /* Owned by the arena: per model input */
+    int64_t label_rows, real_rows; /* sizes of the lists of live rows that are wanted; 0 = none */
+    gradd_val_t lists[2]; /* inputs behind those of the model: these lists, in this order */
+    int n_lists;
+    gradd_live_t live; /* what a graph over all rows could leave out */
+    int32_t *buckets;  /* Owned: hash of nodes, for common subexpressions; -1 ends a chain */
+    int32_t *chain;    /* Owned: next node with the same hash */
     int n_buckets;
     int32_t origin; /* given to nodes emitted now */
     uint64_t random;
@@ -87,6 +93,7 @@ typedef struct graph_options_s {
     const gradd_backend_t *backend;
     const int32_t *parameters; /* model inputs that are parameters */
     int n_parameters;
+    int64_t label_rows, real_rows; /* see gradd_plan_options_t */
 } graph_options_t;
 
 /* Everything a new node needs; arrays are copied. */
@@ -142,6 +149,16 @@ gradd_status_t graph_copy_attr(graph_t *g, const gradd_attr_t *from, gradd_attr_
 gradd_status_t graph_rehash(graph_t *g);
 /* Output j of a node, created if the node did not have it yet. */
 gradd_status_t graph_node_output(graph_t *g, int32_t node, int j, gradd_val_t *out);
+/* Adds a second copy of all forward nodes in front of the backward, once. The clones read each
+ * other and are read by nobody. Numbers of backward nodes change: there is no program yet. */
+gradd_status_t graph_clone_forward(graph_t *g);
+static inline bool graph_is_clone(const graph_t *g, int32_t node) {
+    return node >= g->n_forward && node < g->n_forward + g->n_clones;
+}
+/* The forward value that v computes again; v itself if it is no clone's. */
+gradd_val_t graph_original(const graph_t *g, gradd_val_t v);
+/* The value that computes v, which a forward node makes, again. */
+gradd_status_t graph_clone_of(graph_t *g, gradd_val_t v, gradd_val_t *out);
 /* The model's node that n comes from; one without a name if the model has no nodes. */
 const model_node_t *graph_origin(const graph_t *g, const graph_node_t *n);
 /* "node 17 'name' (Softmax)" for messages. */

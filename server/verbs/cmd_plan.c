@@ -29,7 +29,7 @@ static gradd_status_t add_plan(worker_t *worker, session_objects_t *objects, uin
                              .serial = ++worker->serial,
                              .used = ++worker->clock,
                              .compiled = compiled,
-                             .n_in = ask->n_in,
+                             .n_in = ask->n_in + ask->n_lists,
                              .n_bound = ask->n_bound,
                              .n_rest = ask->n_rest,
                              .n_out = ask->n_out,
@@ -51,6 +51,31 @@ static gradd_status_t add_plan(worker_t *worker, session_objects_t *objects, uin
     return GRADD_OK;
 }
 
+/* What the plan could leave out: see gradd_live_t. */
+static void put_live(wire_out_t *out, const gradd_live_t *live) {
+    if (live->label_input < 0) return;
+    wire_key(out, "live");
+    wire_put_map(out, 9);
+    wire_put_text(out, "labels");
+    wire_put_i64(out, live->label_input);
+    wire_put_text(out, "mask");
+    wire_put_i64(out, live->mask_input);
+    wire_put_text(out, "ignore");
+    wire_put_i64(out, live->ignore);
+    wire_put_text(out, "shift");
+    wire_put_i64(out, live->shift);
+    wire_put_text(out, "batch");
+    wire_put_i64(out, live->batch);
+    wire_put_text(out, "positions");
+    wire_put_i64(out, live->positions);
+    wire_put_text(out, "label_share");
+    wire_put_f64(out, live->label_share);
+    wire_put_text(out, "real_share");
+    wire_put_f64(out, live->real_share);
+    wire_put_text(out, "flops");
+    wire_put_f64(out, live->flops);
+}
+
 static void put_plan(wire_out_t *out, const compiled_t *compiled, bool hit) {
     const gradd_plan_info_t *info = gradd_plan_info(compiled->plan);
     wire_key(out, "out");
@@ -65,6 +90,10 @@ static void put_plan(wire_out_t *out, const compiled_t *compiled, bool hit) {
     wire_put_i64(out, info->saved_bytes);
     wire_key(out, "constant");
     wire_put_i64(out, info->constant_bytes);
+    wire_key(out, "recomputed");
+    wire_put_i64(out, info->recomputed_bytes);
+    wire_key(out, "recompute_share");
+    wire_put_f64(out, info->model_us > 0 ? info->recompute_us / info->model_us : 0);
     wire_key(out, "ms");
     wire_put_f64(out, info->compile_ms);
     wire_key(out, "launches");
@@ -73,6 +102,7 @@ static void put_plan(wire_out_t *out, const compiled_t *compiled, bool hit) {
     wire_put_i64(out, info->n_launches_forward);
     wire_put_text(out, "backward");
     wire_put_i64(out, info->n_launches_backward);
+    put_live(out, &info->live);
     wire_key(out, "cached");
     wire_put_u64(out, hit ? 1 : 0);
 }
@@ -90,7 +120,10 @@ static gradd_status_t compile(worker_t *worker, request_t *request, const plan_a
                                     .grad_outputs = ask->gmask,
                                     .n_grad_outputs = ask->n_gmask,
                                     .parameters = ask->parameters,
-                                    .n_parameters = ask->n_parameters};
+                                    .n_parameters = ask->n_parameters,
+                                    .label_rows = ask->label_rows,
+                                    .real_rows = ask->real_rows};
+    GRADD_TRY(plan_ask_memory(request->args, &options));
     if (worker->plain || wire_flag(request->args[PLAN_PLAIN])) options.flags |= GRADD_PLAN_PLAIN;
     gradd_status_t st = worker_find_device(worker, name ? name->via.str.ptr : NULL,
                                            name ? name->via.str.size : 0, &options.device);
@@ -168,7 +201,13 @@ GRADD_COMMANDS(
                                         .kind = WIRE_LIST,
                                         .item = WIRE_INDEX,
                                         .optional = true,
-                                        .max = PLAN_MAX_LIST}}
+                                        .max = PLAN_MAX_LIST},
+                   [PLAN_LABEL_ROWS] = {.name = "label_rows", .kind = WIRE_U64, .optional = true},
+                   [PLAN_REAL_ROWS] = {.name = "real_rows", .kind = WIRE_U64, .optional = true},
+                   [PLAN_MEMORY_BUDGET] = {.name = "memory_budget",
+                                           .kind = WIRE_U64,
+                                           .optional = true},
+                   [PLAN_RECOMPUTE] = {.name = "recompute", .kind = WIRE_TEXT, .optional = true}}
 },
     {.name = "plan.drop",
      .handle = plan_drop,

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradd import errors, interrupts, options, schema, transforms, unused_memory
-from gradd.calls import watch
+from gradd.calls import tables, watch
 from gradd.calls.captured import CapturedGraph, Plan, check_supported, type_of
 from gradd.calls.parameter_changes import watch_optimizers
 from gradd.calls.parameters import Binding, State
@@ -39,6 +39,7 @@ from gradd.check.other_data import Data
 from gradd.check.selfcheck import Checks
 from gradd.export.identity import Same
 from gradd.fallback import DeviceError, Fallback, SelfCheckError
+from gradd.memory import Memory
 from gradd.session.client import Client, get_client
 from gradd.tokens import Tokens
 
@@ -65,6 +66,7 @@ class Bridge(ShortWay):
         client: Client | None = None,
         on_capture: Callable[[Any, torch.nn.Module], None] | None = None,
         in_torch: Callable[..., Any] | None = None,
+        memory_budget: int | str | None = None,
     ) -> None:
         """Args:
         module: Owner of parameters and buffers, which move into shared memory here.
@@ -73,11 +75,15 @@ class Bridge(ShortWay):
         client: Session to use (default: the one of the user's daemon, made when needed).
         on_capture: Called with every new capture and the module (DebugOptions).
         in_torch: What runs where PyTorch takes over (default: `forward`, else the module).
+        memory_budget: The most that a training run may take, as bytes or text (default:
+            GRADD_MEMORY_BUDGET).
 
         Raises:
+            ValueError: A budget, or another option, that cannot be read.
             SessionError: No daemon could be reached, and the policy does not allow PyTorch then.
         """
         self.module = module
+        tables.note(module)
         self.given_forward = forward
         own = inspect.getattr_static(type(module), "forward", None)
         self._of_class = own is not None and getattr(forward, "__func__", None) is own
@@ -97,6 +103,7 @@ class Bridge(ShortWay):
         self.forwards = Tokens()
         self.fallback = Fallback(type(module).__name__, strict)
         self._disabled = bool(options.get("GRADD_DISABLE"))
+        self._memory = Memory() if self._disabled else Memory.of(memory_budget)
         mode = options.self_check()
         self._checks = None if mode == checktimes.OFF else Checks(mode)
         self._lazy = bool(options.get("GRADD_LAZY"))
@@ -452,7 +459,9 @@ class Bridge(ShortWay):
         )
         if self._on_capture is not None:
             self._on_capture(cap, self.module)
-        graph = CapturedGraph(self.module, dataclasses.replace(cap, guards=None), info)
+        graph = CapturedGraph(
+            self.module, dataclasses.replace(cap, guards=None), info, self._memory
+        )
         self._guards[graph] = cap.guards
         self._alive.add(graph)
         return graph
@@ -485,9 +494,10 @@ class Bridge(ShortWay):
                 self._checks.run(self, graph, wish, kind, data)
                 binding, bound = graph.bind(self.state)
         prepared = self.prepared(graph, binding, inputs, wish)
-        run = Run(prepared, bound, inputs, self.counts)
         way = Way(prepared, self.described, self._guards[graph], checked, leaves)
-        self.last = way.last
+        own, inputs = prepared.live(inputs, way.made)
+        run = Run(own, bound, inputs, self.counts)
+        self.last = own.last
         tensors = [bound[i] for i in wish.params]
         return run, tensors + [inputs[i] for i in prepared.grad_inputs], way
 
@@ -562,7 +572,9 @@ class Bridge(ShortWay):
         """Counts since construction: captures, forwards, fallbacks by reason, memory.
 
         `forwards` are all that the daemon ran, `repeated_forwards` among them those that ran again
-        because an output that had been left out was read or got a gradient.
+        because an output that had been left out was read or got a gradient. `rows` are positions
+        of batches, of those calls that were looked at; `flops_left_out` is what leaving some out
+        has saved, forward and backward.
         """
         graphs = {g for group in self._graphs.values() for g in group}
         stats: dict[str, Any] = {
@@ -572,6 +584,7 @@ class Bridge(ShortWay):
             "repeated_forwards": self.counts["repeated_forwards"],
             **(self._checks or Checks(checktimes.OFF)).stats(),
             "fallbacks": dict(self.fallback.counts),
+            **self._left_out(graphs),
         }
         if not self._disabled:
             stats["slots"] = len(self.slots)
@@ -579,6 +592,16 @@ class Bridge(ShortWay):
             stats["recoveries"] = self.client.recoveries
             stats["shared_bytes"] = self.client.segment_bytes()
         return stats
+
+    def _left_out(self, graphs: set[CapturedGraph]) -> dict[str, int]:
+        """Rows that were left out, of those of the calls that were looked at; operations saved."""
+        seen: Counter[str] = sum((g.live_rows for g in graphs), Counter())
+        return {
+            "rows": seen["rows"],
+            "unlabelled_rows_left_out": seen["unlabelled"],
+            "padding_rows_left_out": seen["padding"],
+            "flops_left_out": 3 * seen["flops"],  # a backward has twice those of a forward
+        }
 
     def close(self) -> None:
         """Gives up everything that the daemon holds for this bridge; parameters stay readable."""

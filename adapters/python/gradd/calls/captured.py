@@ -8,7 +8,7 @@ copies so that a replay after a restart reads the values of the first time.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +18,14 @@ import torch
 
 from gradd import errors, interrupts, options
 from gradd.calls.aliased import Aliased
+from gradd.calls.liverows import LiveRows, Sizes
 from gradd.calls.parameters import Binding, Home, Place, State
 from gradd.calls.slots import Layout
 from gradd.calls.watch import data_ptr
 from gradd.check.checktimes import Kind
 from gradd.export import Capture
 from gradd.fallback import Uses
+from gradd.memory import Memory
 from gradd.session import protocol
 from gradd.session.shm import DTYPE_CODES, DTYPES
 
@@ -42,6 +44,7 @@ class Plan:
         input_grads: Names of the inputs whose gradient is wanted: the rest.
         grad_outputs: Positions in `outputs` whose gradient may arrive.
         layout: Gradient slot for `params`.
+        live: What it could leave out; None = nothing, or it leaves something out.
     """
 
     client: Any
@@ -52,6 +55,7 @@ class Plan:
     input_grads: tuple[str, ...]
     grad_outputs: tuple[int, ...]
     layout: Layout
+    live: LiveRows | None = None
 
 
 def check_supported(info: protocol.GraphInfo, cap: Capture) -> None:
@@ -74,8 +78,15 @@ def check_supported(info: protocol.GraphInfo, cap: Capture) -> None:
 class CapturedGraph:
     """One capture that the daemon knows. The caller holds the client's lock."""
 
-    def __init__(self, module: torch.nn.Module, cap: Capture, info: protocol.GraphInfo) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        cap: Capture,
+        info: protocol.GraphInfo,
+        memory: Memory | None = None,
+    ) -> None:
         self.cap = cap
+        self.memory = (memory or Memory()).fields(cap.checkpoints)
         self.info = info
         self.module = module
         self.plain = not options.get("GRADD_FUSE")
@@ -110,6 +121,7 @@ class CapturedGraph:
         self.used = 0  # when it was used last, on the bridge's clock
         self.stepped = False  # an optimizer has stepped while somebody held such an output
         self.sizes: set[tuple] = set()  # sizes of calls that are known to fit
+        self.live_rows: Counter[str] = Counter()  # what calls have left out; see LiveRows.seen
 
     def remember(self, sizes: tuple) -> None:
         """These sizes fit; the next call with them need not be checked."""
@@ -193,6 +205,8 @@ class CapturedGraph:
         input_grads: tuple[str, ...],
         outputs: tuple[str, ...],
         grad_outputs: tuple[int, ...],
+        *,
+        live: Sizes = (0, 0),
     ) -> Plan:
         """The plan for these shapes and wishes, compiled when it is not cached.
 
@@ -203,8 +217,9 @@ class CapturedGraph:
             input_grads: Names of the free inputs that need one.
             outputs: Names of the wanted outputs.
             grad_outputs: Positions in `outputs` whose gradient may arrive.
+            live: Sizes of its lists of live rows.
         """
-        key = (free_types, params, input_grads, outputs, grad_outputs)
+        key = (free_types, params, input_grads, outputs, grad_outputs, live)
         plan = self.plans.get(key)
         if plan is not None:
             self.plans.move_to_end(key)
@@ -222,12 +237,18 @@ class CapturedGraph:
             grad_outputs,
             parameters=self.param_inputs,
             plain=self.plain,
+            live=live,
         )
+        if grad_outputs:
+            fields |= self.memory
         info = client.plan(fields)
         layout = Layout.of(
             [(t.dtype, tuple(t.shape)) for t in (self.places[i].get() for i in params)]
         )
-        plan = Plan(client, self.info, info, outputs, names, input_grads, grad_outputs, layout)
+        plan = Plan(
+            *(client, self.info, info, outputs, names, input_grads, grad_outputs, layout),
+            LiveRows.of(info.live, self.free, self.info, self.live_rows),
+        )
         # Runs hold their plan: the daemon keeps it until the last of them is released.
         client.ends.watch(plan, partial(client.later, "plan.drop", {"plan": info.id}))
         self.plans[key] = plan

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from gradd import errors, interrupts
+from gradd import errors, interrupts, pss
 from gradd.calls import batched
 from gradd.calls.lazy import LazyTensor
 from gradd.calls.parameter_changes import Snapshot, steps, version_of
@@ -163,6 +163,8 @@ class Run:
             if not client.forward(fields, read, more or {}, make_tensors):
                 self._raise_changed(self._again_of)
             self.counts["forwards"] += 1
+            if prepared.prints_memory:
+                pss.print_after("forward", self)
             return tensors
 
     def outputs(self) -> list[torch.Tensor]:
@@ -258,6 +260,12 @@ class Run:
                     "backward through a run that was released: pass retain_graph=True to the "
                     "first backward"
                 )
+            if plan.info.recomputed and self.has_changed():
+                raise errors.StaleError(
+                    "a backward that computes part of the forward again (memory_budget, "
+                    "ORTMODULE_MEMORY_OPT_LEVEL, checkpoints) needs the parameters and buffers as "
+                    "that forward read them, and one of them has changed since"
+                )
             slot = prepared.slots.acquire(plan.layout) if plan.params else None
             scratch: list[Block] = []
             try:
@@ -296,6 +304,8 @@ class Run:
                     slot.busy = False
                 for block in scratch:
                     block.returned.append(block)
+            if prepared.prints_memory:
+                pss.print_after("backward", self)
             if not keep:
                 self._held.release()
             return found

@@ -58,6 +58,33 @@ class GraphInfo:
 
 
 @dataclass(frozen=True)
+class Live:
+    """What a plan over all rows could leave out: see calls/liverows.py.
+
+    Attributes:
+        labels: Position of the labels among the graph's inputs.
+        mask: The same of the mask that tells real rows; -1 = there is none.
+        ignore: Label of the rows that count nothing.
+        shift: Row (b, s) answers for the label at (b, s + 1).
+        batch: Sequences.
+        positions: Of each.
+        label_share: Part of the forward's operations that is made in labelled rows alone.
+        real_share: The same of real rows.
+        flops: Operations of the forward.
+    """
+
+    labels: int
+    mask: int
+    ignore: int
+    shift: bool
+    batch: int
+    positions: int
+    label_share: float
+    real_share: float
+    flops: float
+
+
+@dataclass(frozen=True)
 class PlanInfo:
     """Reply of graph.plan.
 
@@ -70,6 +97,9 @@ class PlanInfo:
         cached: The daemon had it already.
         saved: Of the peak, bytes alive between forward and backward.
         constant: Bytes of folded constants, held once per plan.
+        recomputed: Bytes that are not kept for the backward, but computed again.
+        recompute_share: Time of that by a model, as a part of forward and backward.
+        live: What it could leave out.
     """
 
     id: int
@@ -80,6 +110,9 @@ class PlanInfo:
     cached: bool
     saved: int = 0
     constant: int = 0
+    recomputed: int = 0
+    recompute_share: float = 0.0
+    live: Live | None = None
 
 
 def tensor(one: Tensor) -> dict[str, Any]:
@@ -214,7 +247,16 @@ def plan_info(plan_id: int, reply: dict[str, Any]) -> PlanInfo:
         cached=bool(reply.get("cached", False)),
         saved=int(reply.get("saved", 0)),
         constant=int(reply.get("constant", 0)),
+        recomputed=int(reply.get("recomputed", 0)),
+        recompute_share=float(reply.get("recompute_share", 0.0)),
+        live=_live(reply.get("live")),
     )
+
+
+def _live(entry: dict[str, Any] | None) -> Live | None:
+    if entry is None:
+        return None
+    return Live(**{**entry, "shift": bool(entry["shift"])})
 
 
 def plan_fields(
@@ -227,6 +269,7 @@ def plan_fields(
     *,
     parameters: Sequence[int] = (),
     plain: bool = False,
+    live: tuple[int, int] = (0, 0),
 ) -> dict[str, Any]:
     """Fields of graph.plan, without the plan's id.
 
@@ -239,6 +282,7 @@ def plan_fields(
         grad_outputs: Positions among these whose gradient may arrive.
         parameters: Positions of the inputs that are parameters, trained or not.
         plain: Leave patterns unrecognised.
+        live: Sizes of the lists of labelled and of real rows; 0 = all rows.
     """
     return {
         "graph": graph,
@@ -249,4 +293,6 @@ def plan_fields(
         "gmask": list(grad_outputs),
         "parameters": list(parameters),
         "plain": int(plain),
+        "label_rows": live[0],
+        "real_rows": live[1],
     }
