@@ -208,6 +208,9 @@ typedef struct gradd_case_s {
     const char *text;
     double tol;      /* relative tolerance of the forward comparison; 0 = 1e-5 */
     double grad_tol; /* of the finite-difference comparison in f64; 0 = 1e-5 */
+    /* Of results in bf16, relative to their largest entry, where the operator rounds on the way;
+     * 0 = it rounds each entry once. */
+    double bf16_tol;
 } gradd_case_t;
 
 struct gradd_op_s {
