@@ -221,6 +221,9 @@ struct gradd_op_s {
     uint32_t flags;
     uint32_t no_diff; /* bit k: input k carries no gradient although it is a float */
     uint32_t counts;  /* bit j: output j holds integers or booleans, whatever the inputs are */
+    /* Output j is the gradient of input formed[j] - 1 for a gradient of 1 of output 0, which only
+     * ScaleGrad reads; 0 = it is none. */
+    uint8_t formed[4];
     /* Element types (GRADD_DTB bits) of the first inputs for which it is defined; the last non-zero
      * entry repeats; all zero = anything. Which of them a kernel takes, its own row says. */
     uint32_t types[GRADD_OP_MAX_TYPES];

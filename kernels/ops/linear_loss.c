@@ -252,6 +252,9 @@ GRADD_OPS(
     GRADD_OP(
         "LinearCrossEntropy", "com.gradd", 1, (3, 5), (1, 4),
         .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY, .no_diff = 1 << GRADD_HEAD_ITEMS,
+        .formed = {[GRADD_HEAD_DX] = GRADD_HEAD_X + 1,
+                   [GRADD_HEAD_DW] = GRADD_HEAD_W + 1,
+                   [GRADD_HEAD_DBIAS] = GRADD_HEAD_BIAS + 1},
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT, GRADD_T_NUM},
         .attrs = GRADD_ATTR_LIST(
             {"reduction", GRADD_ATTR_STRING, false}, {"ignore_index", GRADD_ATTR_INT, false},

@@ -103,6 +103,8 @@ static void place_given(maker_t *m) {
         else if (is_fixed(m, v))
             m->out->loc[v] = m->o->fixed[v];
     }
+    for (int i = 0; i < m->o->n_early; i++)
+        if (m->o->early[i] != GRADD_NONE) m->out->loc[m->o->early[i]] = (loc_t){LOC_EARLY, i, 0};
 }
 
 /* ---- in place -------------------------------------------------------------------------------- */

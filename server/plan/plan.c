@@ -57,7 +57,13 @@ static gradd_status_t copy_options(gradd_plan_t *p, const gradd_plan_options_t *
     p->n_grad_outputs = o->n_grad_outputs;
     p->output_types = calloc((size_t)o->n_outputs + 1, sizeof p->output_types[0]);
     p->has_grad = calloc((size_t)o->n_grads + 1, sizeof p->has_grad[0]);
-    if (!p->grads || !p->grad_outputs || !p->output_types || !p->has_grad) return no_memory();
+    p->is_early = calloc((size_t)o->n_grads + 1, sizeof p->is_early[0]);
+    p->early = calloc((size_t)o->n_grads + 1, sizeof p->early[0]);
+    if (!p->grads || !p->grad_outputs || !p->output_types || !p->has_grad || !p->is_early ||
+        !p->early)
+        return no_memory();
+    for (int i = 0; i < o->n_grads; i++)
+        p->early[i] = GRADD_NONE;
     return GRADD_OK;
 }
 
@@ -111,6 +117,8 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
                               .n_fixed = p->n_fixed,
                               .grads = primary ? primary->grads : NULL,
                               .n_grads = primary ? p->n_grads : 0,
+                              .early = p->early,
+                              .n_early = p->n_grads,
                               .place_outputs = true};
         status = layout_make(g, &o, &layout);
     }
@@ -128,6 +136,24 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
     layout_finish(&layout);
     sequence_finish(&sequence);
     return status;
+}
+
+/* What the forward forms of a parameter's gradient, and a backward reads, lies in the caller's
+ * memory, where the gradient will be. Of several only the first does. */
+static void find_early(gradd_plan_t *p) {
+    const graph_t *g = p->graph;
+    for (int k = 0; k < g->n_forward; k++) {
+        const graph_node_t *n = &g->nodes[k];
+        for (int j = 0; j < n->n_out && j < (int)sizeof n->op->formed; j++) {
+            const int input = n->op->formed[j] - 1;
+            const gradd_val_t v = n->out[j];
+            if (input < 0 || v == GRADD_NONE || !p->saved[v] || plan_root(g, v) != v) continue;
+            for (int i = 0; i < p->n_grads; i++)
+                if (g->inputs[p->grads[i]] == n->in[input] && p->early[i] == GRADD_NONE &&
+                    graph_is_parameter(g, n->in[input]))
+                    p->early[i] = v, p->is_early[i] = true;
+        }
+    }
 }
 
 /* The backward that is expected: the gradient of the first listed output alone (a loss), while the
@@ -168,7 +194,11 @@ static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_
                           .plain = o->flags & GRADD_PLAN_PLAIN,
                           .backend = p->device->backend,
                           .parameters = o->parameters,
-                          .n_parameters = o->n_parameters};
+                          .n_parameters = o->n_parameters,
+                          .trained = o->grads,
+                          .n_trained = o->n_grad_outputs ? o->n_grads : 0,
+                          .dense_loss = o->flags & GRADD_PLAN_DENSE_LOSS,
+                          .early = o->flags & GRADD_PLAN_EARLY};
     variant_t *primary = NULL;
     GRADD_TRY(copy_options(p, o));
     GRADD_TRY(graph_create(m, &go, &p->graph));
@@ -176,6 +206,7 @@ static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_
         GRADD_TRY(differentiate(p, &primary));
     else
         p->saved = calloc((size_t)p->graph->n_values + 1, sizeof p->saved[0]);
+    if (p->saved && primary && p->graph->early) find_early(p);
     p->n_fixed = p->graph->n_values;
     p->fixed = calloc((size_t)p->n_fixed + 1, sizeof p->fixed[0]);
     gradd_status_t status = p->saved && p->fixed ? lay_out(p, primary) : no_memory();
@@ -190,6 +221,7 @@ static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_
     p->info.n_grads = o->n_grads;
     p->info.outputs = p->output_types;
     p->info.has_grad = p->has_grad;
+    p->info.early = p->is_early;
     for (int i = 0; i < o->n_parameters; i++)
         p->info.parameter_bytes += gradd_type_bytes(&o->inputs[o->parameters[i]]);
     plan_count_bytes(p);
@@ -229,6 +261,8 @@ void gradd_plan_destroy(gradd_plan_t *p) {
     graph_destroy(p->graph);
     free(p->output_types);
     free(p->has_grad);
+    free(p->is_early);
+    free(p->early);
     free(p->grads);
     free(p->grad_outputs);
     free(p->saved);

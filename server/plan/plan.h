@@ -24,6 +24,7 @@ typedef enum loc_kind_e {
     LOC_INPUT,       /* index = model input */
     LOC_OUTPUT,      /* index = position in the plan's outputs */
     LOC_GRAD,        /* index = position in the plan's gradients */
+    LOC_EARLY,       /* the same: where the forward has formed it */
     LOC_GRAD_OUTPUT, /* index = position in the plan's outputs */
     LOC_CONST,       /* index = block of the plan's constants, offset into it */
     LOC_HOST,        /* offset = address of a known value in the process's memory */
@@ -78,6 +79,8 @@ typedef struct layout_options_s {
     bool keep;          /* fixed places may not be reused */
     const gradd_val_t *grads; /* per plan gradient: value or GRADD_NONE; NULL = forward only */
     int n_grads;
+    const gradd_val_t *early; /* per plan gradient: what the forward forms of it, or GRADD_NONE */
+    int n_early;
     bool place_outputs; /* the sequence holds the forward: bind or copy outputs */
 } layout_options_t;
 
@@ -133,6 +136,8 @@ struct plan_s {
     gradd_plan_info_t info;
     gradd_type_t *output_types; /* Owned */
     bool *has_grad;             /* Owned */
+    gradd_val_t *early;         /* Owned: per gradient, what the forward forms of it, GRADD_NONE */
+    bool *is_early;             /* Owned: whether there is such a one */
     int32_t *grads;             /* Owned: model inputs */
     int n_grads;
     int32_t *grad_outputs; /* Owned: positions whose gradient may arrive */
