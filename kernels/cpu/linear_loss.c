@@ -1,7 +1,7 @@
 /* The head of a language model with its loss, in chunks. See linear_loss.h.
  *
  * Workspace: labels, the numbers of the rows that count and their losses, the sums of the bias's
- * gradient; rows of x, then the logits of a chunk; the lower halves of the sums of the weight's
+ * gradient; rows of x, then the logits of a chunk; the lower bits of the sums of the weight's
  * gradient and a block of them in f32; and what the products want. */
 #include "kernels/cpu/linear_loss.h"
 
@@ -121,7 +121,7 @@ static void place(head_t *h) {
     PLACE(x, chunk * (size_t)h->k * h->bytes);
     PLACE(z, chunk * (size_t)h->v * h->bytes);
     bool wide = h->dw && h->dtype == GRADD_DT_BF16;
-    PLACE(low, wide && h->most > h->chunk ? (size_t)(h->k * h->v) * sizeof(uint16_t) : 0);
+    PLACE(low, wide && h->most > h->chunk ? (size_t)(h->k * h->v) : 0);
     PLACE(wide, wide ? (size_t)(h->block * h->dw_cols) * sizeof(float) : 0);
 #undef PLACE
     h->products = at;
@@ -221,7 +221,7 @@ typedef struct chunk_s {
     const gradd_launch_t *r;
     gradd_loss_t loss;
     char *x, *z, *products;
-    uint16_t *low;
+    uint8_t *low;
     float *wide;
     double *each, *sums;
     int64_t *used; /* numbers of the rows that count */
@@ -383,19 +383,24 @@ static void finish_rows(const chunk_t *c) {
 
 /* ---- gradients of the weight and the bias ---------------------------------------------------- */
 
-/* A sum in f32 is its upper half, which is bf16 cut off, and its lower half. */
-GRADD_MULTIARCH static void join(float *wide, const gradd_bf16_t *high, const uint16_t *low,
+/* A sum in f32 from the bits that were kept of it. */
+GRADD_MULTIARCH static void join(float *wide, const gradd_bf16_t *high, const uint8_t *low,
                                  int64_t n) {
     const uint16_t *upper = (const uint16_t *)high;
     uint32_t *bits = (uint32_t *)wide;
-    _Pragma("omp simd") for (int64_t i = 0; i < n; i++) bits[i] = (uint32_t)upper[i] << 16 | low[i];
+    _Pragma("omp simd") for (int64_t i = 0; i < n; i++) bits[i] =
+        (uint32_t)upper[i] << 16 | (uint32_t)low[i] << 8;
 }
 
-GRADD_MULTIARCH static void part(const float *wide, gradd_bf16_t *high, uint16_t *low, int64_t n) {
+/* Rounds to nearest; infinities and NaN stay what they are. */
+GRADD_MULTIARCH static void part(const float *wide, gradd_bf16_t *high, uint8_t *low, int64_t n) {
     uint16_t *upper = (uint16_t *)high;
     const uint32_t *bits = (const uint32_t *)wide;
-    _Pragma("omp simd") for (int64_t i = 0; i < n; i++) upper[i] = (uint16_t)(bits[i] >> 16),
-                                                        low[i] = (uint16_t)bits[i];
+    _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {
+        const uint32_t x = bits[i], half = (x & 0x7f800000) == 0x7f800000 ? 0 : 0x80;
+        upper[i] = (uint16_t)((x + half) >> 16);
+        low[i] = (uint8_t)((x + half) >> 8);
+    }
 }
 
 /* Before and after the products of a block of n elements. */
@@ -540,7 +545,7 @@ gradd_status_t gradd_head_compute(const gradd_launch_t *r) {
                  .x = w + h->x,
                  .z = w + h->z,
                  .products = w + h->products,
-                 .low = (uint16_t *)(w + h->low),
+                 .low = (uint8_t *)(w + h->low),
                  .wide = (float *)(w + h->wide),
                  .each = (double *)(w + h->each),
                  .sums = (double *)(w + h->sums),

@@ -5,9 +5,9 @@
  * workspace has one chunk of logits, no product is computed twice, and rows that do not count cost
  * nothing. Of x only rows that count are read.
  *
- * In bf16 the weight's gradient is summed in f32 over the chunks and rounded once: the upper half
- * of a sum is kept in the gradient's own memory, the lower half in the workspace. Where one chunk
- * has all rows there is no such half.
+ * In bf16 the weight's gradient is summed in f32, and rounded once at the end. From chunk to chunk
+ * 24 bits of a sum are kept, which is 2^-8 of what the rounding at the end takes: 16 in the
+ * gradient's own memory and 8 in the workspace. Where one chunk has all rows there are none.
  *
  * A chunk is cut into pieces of a few sizes, for each of which the products are prepared. */
 #ifndef GRADD_KERNELS_CPU_LINEAR_LOSS_H

@@ -39,6 +39,7 @@ typedef struct explain_args_s {
     double fits_gib; /* 0 = not asked for */
     unsigned given;  /* which options were, a bit per row of the table */
     bool json, plain, list, help, accumulate;
+    bool dense_loss; /* as a daemon started here would have it */
 } explain_args_t;
 
 /* What the arguments are for; one bit each. */

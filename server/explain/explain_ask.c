@@ -333,14 +333,18 @@ static gradd_status_t fill(asker_t *a, gradd_plan_options_t *o) {
                                 .grads = grads,
                                 .outputs = outputs,
                                 .grad_outputs = arriving,
-                                .flags = a->args->plain ? GRADD_PLAN_PLAIN : 0,
+                                .flags = GRADD_PLAN_EARLY, /* as trainers have it */
                                 .device = o->device};
+    if (a->args->plain) o->flags |= GRADD_PLAN_PLAIN;
+    if (a->args->dense_loss) o->flags |= GRADD_PLAN_DENSE_LOSS;
     GRADD_TRY(settle_all(a, types));
     if (a->args->train && !strcmp(a->args->train, "all"))
         o->n_grads = all_parameters(m, grads);
     else if (a->args->train)
         GRADD_TRY(find_names(m, a->args->train, &(named_t){"input", gradd_model_input_name, n_in},
                              grads, &o->n_grads));
+    o->parameters = o->grads; /* what is trained is taken for one */
+    o->n_parameters = o->n_grads;
     if (a->args->out)
         GRADD_TRY(find_names(m, a->args->out, &(named_t){"output", gradd_model_output_name, n_out},
                              outputs, &o->n_outputs));

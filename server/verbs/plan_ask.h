@@ -17,7 +17,9 @@ enum {
     PLAN_GMASK,
     PLAN_PLAIN,
     PLAN_DEVICE,
-    PLAN_PARAMETERS
+    PLAN_PARAMETERS,
+    PLAN_EARLY,
+    PLAN_DENSE
 };
 
 /* Lists of a plan. Owned; what a plan keeps is taken out and NULL afterwards. */

@@ -8,11 +8,11 @@
  * product with a number, or a quotient. The gradients of x and W are formed in the forward, chunk
  * of rows by chunk of rows, and the logits are never there as a whole.
  *
- * The chunk is what has 16 MiB of logits, or 128 rows. In bf16 the weight's gradient is summed over
- * the chunks in f32, which takes half as much again as the gradient; where the plan's caller gives
- * no memory for it in the forward it lies in the arena. Where that is more than one chunk of all
- * rows takes, there is one chunk; where it is more than the logits it saves, nothing is replaced.
- * Passes that rewrite the loss or the head run before this one. */
+ * The chunk is what has 16 MiB of logits, or 256 rows: with fewer the sums of the weight's gradient
+ * go through memory too often. In bf16 these sums take half as much again as the gradient; where
+ * the plan's caller gives no memory for it in the forward it lies in the arena. Where all that is
+ * hardly less than the logits there is one chunk, and rows without a label are still left out;
+ * where it is more, nothing is replaced. */
 #include <string.h>
 
 #include "kernels/rules.h"
@@ -21,7 +21,7 @@
 #include "server/graph/readers.h"
 
 #define CHUNK_BYTES ((int64_t)16 << 20)
-#define CHUNK_ROWS  128
+#define CHUNK_ROWS  256
 
 typedef struct head_s {
     gradd_val_t at; /* on the way from the loss to the product */
@@ -121,12 +121,13 @@ static int64_t choose_chunk(const graph_t *g, const head_t *h) {
     int64_t chunk = CHUNK_BYTES / row;
     if (chunk < CHUNK_ROWS) chunk = CHUNK_ROWS;
     if (chunk > h->rows) chunk = h->rows;
-    const int64_t halves = trained && dtype == GRADD_DT_BF16 ? weight * 2 : 0;
+    const int64_t sums = trained && dtype == GRADD_DT_BF16 ? weight : 0;
     const bool given = g->early && graph_is_parameter(g, h->w);
     const int64_t kept = trained && !given ? weight * bytes : 0;
-    if (chunk * row + halves >= h->rows * row) chunk = h->rows;
-    const int64_t taken = chunk * row + kept + (chunk < h->rows ? halves : 0);
-    return taken <= h->rows * row ? chunk : 0;
+    const int64_t all = h->rows * row;
+    if (chunk * row + sums > all - all / 8) chunk = h->rows;
+    const int64_t taken = chunk * row + kept + (chunk < h->rows ? sums : 0);
+    return taken <= all ? chunk : 0;
 }
 
 /* ---- rewriting ------------------------------------------------------------------------------- */

@@ -4,6 +4,9 @@ The daemon writes a slot (never adds to it); the tensors made from it are return
 which takes them over as `.grad` without a copy. From then on `.grad` is the slot, so a slot may be
 written again only when no tensor refers to it any more: the user may keep `.grad` or the result of
 `autograd.grad`, or accumulate. In the usual loop one or two slots alternate.
+
+Gradients that a forward forms have slots of their own: a run has one from its forward to its end,
+and two forwards before a backward have two.
 """
 
 from __future__ import annotations
@@ -57,15 +60,35 @@ _layouts: weakref.WeakValueDictionary[tuple, Layout] = weakref.WeakValueDictiona
 
 
 class Slot:
-    """One set of buffers and the binding under which the daemon knows it."""
+    """One set of buffers and the binding under which the daemon knows it.
 
-    __slots__ = ("bind", "block", "busy", "layout")
+    Attributes:
+        busy: A request or a run has it.
+        dropped: It goes once nobody has it.
+    """
 
-    def __init__(self, layout: Layout, block: Block, bind: int) -> None:
+    __slots__ = ("bind", "block", "busy", "client", "dropped", "layout")
+
+    def __init__(self, client: Client, layout: Layout, block: Block, bind: int) -> None:
+        self.client = client
         self.layout = layout
         self.block = block
         self.bind = bind
         self.busy = False
+        self.dropped = False
+
+    def free(self) -> None:
+        """Whoever acquired it is done; safe in finalizers of any thread."""
+        self.busy = False
+        if self.dropped:
+            self.drop()
+
+    def drop(self) -> None:
+        """Gives the slot up, at its end if somebody has it; tensors over it keep their memory."""
+        self.dropped = True
+        if not self.busy:
+            self.client.later("unbind", {"bind": self.bind})
+            self.block.drop()
 
     def tensors(self) -> list[torch.Tensor]:
         """Fresh tensors over the buffers, each the only owner of its storage.
@@ -99,7 +122,7 @@ class SlotSet:
         return sum(len(s) for s in self._slots.values())
 
     def acquire(self, layout: Layout) -> Slot:
-        """A slot that nobody refers to, marked busy until the request is over."""
+        """A slot that nobody refers to; the caller's until `Slot.free`."""
         pool = self.client.gradients
         if pool.returned or self.client.ends.died:
             pool.drain()
@@ -110,7 +133,7 @@ class SlotSet:
                 idle.append(slot)
         for spare in idle[_SPARE:]:
             slots.remove(spare)
-            self._drop(spare)
+            spare.drop()
         slot = idle[0] if idle else self._create(layout)
         slot.busy = True
         return slot
@@ -119,7 +142,7 @@ class SlotSet:
         """Gives up every slot (the bridge ends); living tensors keep their memory."""
         for slots in self._slots.values():
             for slot in slots:
-                self._drop(slot)
+                slot.drop()
         self._slots.clear()
 
     def _create(self, layout: Layout) -> Slot:
@@ -133,10 +156,6 @@ class SlotSet:
         except BaseException:
             block.drop()
             raise
-        slot = Slot(layout, block, bind)
+        slot = Slot(self.client, layout, block, bind)
         self._slots[layout].append(slot)
         return slot
-
-    def _drop(self, slot: Slot) -> None:
-        self.client.later("unbind", {"bind": slot.bind})
-        slot.block.drop()

@@ -70,6 +70,7 @@ class PlanInfo:
         cached: The daemon had it already.
         saved: Of the peak, bytes alive between forward and backward.
         constant: Bytes of folded constants, held once per plan.
+        early: Per wanted gradient: does the forward form it.
     """
 
     id: int
@@ -80,6 +81,7 @@ class PlanInfo:
     cached: bool
     saved: int = 0
     constant: int = 0
+    early: tuple[bool, ...] = ()
 
 
 def tensor(one: Tensor) -> dict[str, Any]:
@@ -214,6 +216,7 @@ def plan_info(plan_id: int, reply: dict[str, Any]) -> PlanInfo:
         cached=bool(reply.get("cached", False)),
         saved=int(reply.get("saved", 0)),
         constant=int(reply.get("constant", 0)),
+        early=tuple(bool(e) for e in reply.get("early", ())),
     )
 
 
@@ -227,6 +230,7 @@ def plan_fields(
     *,
     parameters: Sequence[int] = (),
     plain: bool = False,
+    dense: bool = False,
 ) -> dict[str, Any]:
     """Fields of graph.plan, without the plan's id.
 
@@ -239,6 +243,7 @@ def plan_fields(
         grad_outputs: Positions among these whose gradient may arrive.
         parameters: Positions of the inputs that are parameters, trained or not.
         plain: Leave patterns unrecognised.
+        dense: Make the logits of a loss as a whole.
     """
     return {
         "graph": graph,
@@ -249,4 +254,6 @@ def plan_fields(
         "gmask": list(grad_outputs),
         "parameters": list(parameters),
         "plain": int(plain),
+        "early": int(bool(grads)),
+        "dense": int(dense),
     }
