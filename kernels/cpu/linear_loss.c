@@ -18,10 +18,10 @@ enum { ALIGN = 64, SMALLEST = 16, MAX_SIZES = 40, MAX_PIECES = 64, BLOCK = 1024 
 #define BLOCK_BYTES ((int64_t)2 << 20) /* of sums in f32: what a cache holds */
 
 /* Products of pieces of `rows` rows; the second of dw is of the last block. */
-typedef struct size_s {
+typedef struct sized_s {
     int64_t rows;
     gradd_prepared_t logits, dx, dw[2];
-} size_s_t;
+} sized_t;
 
 typedef struct head_s {
     gradd_dtype_t dtype;
@@ -33,8 +33,9 @@ typedef struct head_s {
     int64_t dw_rows, dw_cols, block; /* of the weight's gradient; rows of a block of it */
     size_t bytes;                    /* of an element */
     size_t labels, used, each, sums, x, z, low, wide, products, end; /* offsets in workspace */
-    size_s_t sizes[MAX_SIZES];                                       /* ascending */
+    sized_t sizes[MAX_SIZES];                                        /* ascending */
     int n_sizes;
+    gradd_prepared_t first[2]; /* as dw of the largest size, over what is there before */
 } head_t;
 
 gradd_type_t gradd_head_logits(const gradd_view_t *in, gradd_attrs_t attrs) {
@@ -142,16 +143,16 @@ static gradd_status_t prepare_one(head_t *h, gradd_gemm_t g, int threads, gradd_
 }
 
 /* dW is z^T x, or x^T z: both operands lie row by row, and are read as columns on the left. */
-static gradd_gemm_t weight_product(const head_t *h, int64_t rows, int64_t block) {
+static gradd_gemm_t weight_product(const head_t *h, int64_t rows, int64_t block, bool first) {
     gradd_gemm_t g = product(h, block, h->dw_cols, rows);
     g.a_m = 1, g.a_k = h->dw_rows;
     g.b_k = h->dw_cols, g.b_n = 1;
-    g.accumulate = true;
+    g.accumulate = !first;
     if (h->dtype == GRADD_DT_BF16) g.result = GRADD_DT_F32;
     return g;
 }
 
-static gradd_status_t prepare_size(head_t *h, size_s_t *s, int threads) {
+static gradd_status_t prepare_size(head_t *h, sized_t *s, int threads) {
     gradd_gemm_t g = product(h, s->rows, h->v, h->k);
     g.a_m = h->k, g.a_k = 1;
     g.b_k = h->trans ? 1 : h->v, g.b_n = h->trans ? h->k : 1;
@@ -164,9 +165,14 @@ static gradd_status_t prepare_size(head_t *h, size_s_t *s, int threads) {
         GRADD_TRY(prepare_one(h, g, threads, &s->dx));
     }
     if (!h->dw || !h->dw_rows || !h->dw_cols) return GRADD_OK;
-    const int64_t last = h->dw_rows % h->block;
-    GRADD_TRY(prepare_one(h, weight_product(h, s->rows, h->block), threads, &s->dw[0]));
-    if (last) GRADD_TRY(prepare_one(h, weight_product(h, s->rows, last), threads, &s->dw[1]));
+    const int64_t blocks[2] = {h->block, h->dw_rows % h->block};
+    const bool largest = s->rows == h->chunk;
+    for (int i = 0; i < 2 && blocks[i]; i++) {
+        g = weight_product(h, s->rows, blocks[i], false);
+        GRADD_TRY(prepare_one(h, g, threads, &s->dw[i]));
+        g = weight_product(h, s->rows, blocks[i], true);
+        if (largest) GRADD_TRY(prepare_one(h, g, threads, &h->first[i]));
+    }
     return GRADD_OK;
 }
 
@@ -178,8 +184,9 @@ static size_t unprepare_one(gradd_prepared_t *p, bool count_only) {
 
 static size_t unprepare_all(head_t *h, bool count_only) {
     size_t bytes = sizeof *h;
+    bytes += unprepare_one(&h->first[0], count_only) + unprepare_one(&h->first[1], count_only);
     for (int i = 0; i < h->n_sizes; i++) {
-        size_s_t *s = &h->sizes[i];
+        sized_t *s = &h->sizes[i];
         bytes += unprepare_one(&s->logits, count_only) + unprepare_one(&s->dx, count_only);
         bytes += unprepare_one(&s->dw[0], count_only) + unprepare_one(&s->dw[1], count_only);
     }
@@ -212,7 +219,7 @@ void gradd_head_unprepare(gradd_prepared_t *prepared) {
 /* ---- a chunk --------------------------------------------------------------------------------- */
 
 typedef struct piece_s {
-    const size_s_t *size;
+    const sized_t *size;
     int64_t at; /* row of the chunk */
 } piece_t;
 
@@ -233,9 +240,9 @@ typedef struct chunk_s {
     void *dx, *dw, *dbias; /* NULL = not wanted */
 } chunk_t;
 
-static const size_s_t *next_size(const head_t *h, int64_t rest) {
+static const sized_t *next_size(const head_t *h, int64_t rest) {
     for (int i = 0; i < h->n_sizes; i++) {
-        const size_s_t *s = &h->sizes[i];
+        const sized_t *s = &h->sizes[i];
         if (s->rows < rest) continue;
         return !i || s->rows - rest <= s->rows / 4 ? s : &h->sizes[i - 1];
     }
@@ -247,7 +254,7 @@ static void cut(chunk_t *c) {
     c->padded = 0;
     c->n_pieces = 0;
     while (c->padded < c->n && c->n_pieces < MAX_PIECES) {
-        const size_s_t *size = next_size(h, c->n - c->padded);
+        const sized_t *size = next_size(h, c->n - c->padded);
         c->pieces[c->n_pieces++] = (piece_t){size, c->padded};
         c->padded += size->rows;
     }
@@ -403,6 +410,11 @@ GRADD_MULTIARCH static void part(const float *wide, gradd_bf16_t *high, uint8_t 
     }
 }
 
+/* Whether the first product of the chunk writes over the sums, which then need no zeros. */
+static bool starts_whole(const chunk_t *c) {
+    return !c->from && c->pieces[0].size->rows == c->h->chunk;
+}
+
 /* Before and after the products of a block of n elements. */
 static void load_block(const chunk_t *c, int64_t at, int64_t n) {
     const int64_t pieces = quotient_up(n, GRADD_PARALLEL_MIN);
@@ -444,20 +456,21 @@ static void clear(void *memory, size_t bytes) {
 static gradd_status_t add_weight(const chunk_t *c) {
     const head_t *h = c->h;
     const char *left = h->trans ? c->z : c->x, *right = h->trans ? c->x : c->z;
-    const bool halves = h->dtype == GRADD_DT_BF16;
-    if (!halves && !c->from) clear(c->dw, (size_t)(h->k * h->v) * h->bytes);
+    const bool parted = h->dtype == GRADD_DT_BF16, whole = starts_whole(c);
+    if (!parted && !c->from && !whole) clear(c->dw, (size_t)(h->k * h->v) * h->bytes);
     for (int64_t row = 0; h->dw_cols && row < h->dw_rows; row += h->block) {
         const bool last = h->dw_rows - row < h->block;
         const int64_t rows = last ? h->dw_rows - row : h->block, at = row * h->dw_cols;
-        void *to = halves ? (void *)c->wide : (char *)c->dw + (size_t)at * h->bytes;
-        if (halves) load_block(c, at, rows * h->dw_cols);
+        void *to = parted ? (void *)c->wide : (char *)c->dw + (size_t)at * h->bytes;
+        if (parted && !whole) load_block(c, at, rows * h->dw_cols);
         for (int i = 0; i < c->n_pieces; i++) {
             const piece_t *p = &c->pieces[i];
-            GRADD_TRY(gradd_gemm(
-                p->size->dw[last].state, left + (size_t)(p->at * h->dw_rows + row) * h->bytes,
-                right + (size_t)(p->at * h->dw_cols) * h->bytes, NULL, to, c->products));
+            const gradd_prepared_t *use = whole && !i ? &h->first[last] : &p->size->dw[last];
+            GRADD_TRY(gradd_gemm(use->state, left + (size_t)(p->at * h->dw_rows + row) * h->bytes,
+                                 right + (size_t)(p->at * h->dw_cols) * h->bytes, NULL, to,
+                                 c->products));
         }
-        if (halves) store_block(c, at, rows * h->dw_cols);
+        if (parted) store_block(c, at, rows * h->dw_cols);
     }
     return GRADD_OK;
 }

@@ -8,7 +8,7 @@
  * product with a number, or a quotient. The gradients of x and W are formed in the forward, chunk
  * of rows by chunk of rows, and the logits are never there as a whole.
  *
- * The chunk is what has 16 MiB of logits, or 256 rows: with fewer the sums of the weight's gradient
+ * The chunk is what has 16 MiB of logits, or 512 rows: with fewer the sums of the weight's gradient
  * go through memory too often. In bf16 these sums take half as much again as the gradient; where
  * the plan's caller gives no memory for it in the forward it lies in the arena. Where all that is
  * hardly less than the logits there is one chunk, and rows without a label are still left out;
@@ -21,7 +21,7 @@
 #include "server/graph/readers.h"
 
 #define CHUNK_BYTES ((int64_t)16 << 20)
-#define CHUNK_ROWS  256
+#define CHUNK_ROWS  512
 
 typedef struct head_s {
     gradd_val_t at; /* on the way from the loss to the product */
