@@ -10,7 +10,7 @@
 
 #include "kernels/rules.h"
 
-enum { Q, K, V, MASK, BIAS, RANGES, SINKS };
+enum { Q, K, V, MASK, BIAS, RANGES, SINKS, ROWS };
 
 typedef struct parts_s {
     gradd_builder_t *b;
@@ -133,6 +133,17 @@ static gradd_val_t statistics(const parts_t *p, gradd_val_t s) {
     return gradd_concat(b, pair, 2, 2);
 }
 
+/* Ranges without a mask: the keys [first, second) of each row. */
+static gradd_val_t mask_of_ranges(gradd_builder_t *b, gradd_val_t ranges, int64_t n_k) {
+    gradd_val_t keys = GRADD_EMIT(b, "Range", gradd_const_scalar(b, GRADD_DT_I32, 0),
+                                  gradd_const_scalar(b, GRADD_DT_I32, (double)n_k),
+                                  gradd_const_scalar(b, GRADD_DT_I32, 1));
+    gradd_val_t from = gradd_slice(b, ranges, -1, 0, 1, 1),
+                to = gradd_slice(b, ranges, -1, 1, 2, 1);
+    return GRADD_EMIT(b, "And", GRADD_EMIT(b, "LessOrEqual", from, keys),
+                      GRADD_EMIT(b, "Less", keys, to));
+}
+
 static parts_t read_parts(const gradd_expand_t *x) {
     gradd_builder_t *b = x->b;
     parts_t p = {
@@ -150,6 +161,8 @@ static parts_t read_parts(const gradd_expand_t *x) {
     if (p.wide == GRADD_DT_F32) p.fill = (double)(float)p.fill;
     p.heads = q.dims[p.layout & GRADD_ATTN_Q_TURNED ? 2 : 1];
     p.n_k = k.dims[p.layout & GRADD_ATTN_K_TURNED ? 1 : 2];
+    if (p.mask == GRADD_NONE && input(x, RANGES) != GRADD_NONE)
+        p.mask = mask_of_ranges(b, input(x, RANGES), p.n_k);
     p.bias = gradd_wide(b, p.bias);
     p.sinks = gradd_wide(b, p.sinks);
     if (p.mask != GRADD_NONE && gradd_attr_int(x->attrs, "zero", 0)) {
@@ -166,6 +179,8 @@ gradd_status_t gradd_attention_expand(gradd_expand_t *x) {
     const parts_t p = read_parts(x);
     const gradd_attr_t axis = gradd_make_int("axis", -1);
     if (b->status) return b->status;
+    if (x->n_in > ROWS && x->in[ROWS] != GRADD_NONE)
+        return GRADD_FAIL(UNSUPPORTED, "dropout among live rows has no expansion");
     gradd_val_t q = turned(&p, gradd_wide(b, x->in[Q]), GRADD_ATTN_Q_TURNED);
     gradd_val_t k = turned(&p, gradd_wide(b, x->in[K]), GRADD_ATTN_K_TURNED);
     gradd_val_t v = turned(&p, gradd_wide(b, x->in[V]), GRADD_ATTN_V_TURNED);

@@ -87,6 +87,9 @@ typedef struct gradd_attr_spec_s {
 
 /* ---- contexts -------------------------------------------------------------------------------- */
 
+#define GRADD_OP_MAX_IN  64 /* variadic operators included */
+#define GRADD_OP_MAX_OUT 64
+
 typedef struct gradd_op_s gradd_op_t;
 
 /* Shape rule: fill out[0..n_out) from in and attrs. Outputs the node does not want may be filled
@@ -181,6 +184,35 @@ typedef struct gradd_expand_s {
     gradd_builder_t *b;
 } gradd_expand_t;
 
+/* Rule of live rows: how the operator treats the leading axes of its operands, whose elements are
+ * the rows of a batch (a token's position each). The caller fills what describes a node, `lead` (at
+ * least 1) and `rows`: the first `lead` axes of every output are the rows, `rows` in all. An
+ * operator that makes each row of all outputs from that row of its operands alone sets use[i] and
+ * in_lead[i] of every operand and returns true; then it gives the same with fewer rows: with the
+ * leading axes (1, ..., 1, k) in place of the ones there are. Attributes keep their meaning, for
+ * ranks do not change. */
+typedef enum gradd_use_e {
+    GRADD_USE_WHOLE,  /* the same for all rows */
+    GRADD_USE_ROWS,   /* its first in_lead[i] axes are the rows */
+    GRADD_USE_SPREAD, /* broadcast along some of the leading axes, in_lead[i] = `lead` counted from
+                         the right as broadcasting does: to be expanded first */
+} gradd_use_t;
+
+typedef struct gradd_rowwise_s {
+    const gradd_op_t *op;
+    gradd_attrs_t attrs;
+    int n_in, n_out;
+    const gradd_view_t *in; /* data where it is known */
+    const gradd_type_t *out;
+    int lead;
+    int64_t rows;
+    gradd_use_t use[GRADD_OP_MAX_IN];
+    int in_lead[GRADD_OP_MAX_IN];
+    bool resizes; /* out[0] is in[0] in other sizes, whatever the further operands and attributes */
+    int takes_rows; /* the operand that says which rows there are, absent over all of them: what is
+                       random depends on an element's place among all; 0 = none */
+} gradd_rowwise_t;
+
 /* ---- the row --------------------------------------------------------------------------------- */
 
 enum {
@@ -199,8 +231,6 @@ enum {
                                  absent: as in torch, what it makes depends on its inputs */
 };
 
-#define GRADD_OP_MAX_IN    64 /* variadic operators included */
-#define GRADD_OP_MAX_OUT   64
 #define GRADD_OP_MAX_TYPES 10
 
 /* One test case, see kernels/cases.h for the little language. */
@@ -230,6 +260,7 @@ struct gradd_op_s {
     const gradd_attr_spec_t *attrs; /* ended by {0}; NULL = none */
     gradd_status_t (*infer)(gradd_infer_t *c);
     gradd_status_t (*grad)(gradd_grad_t *g); /* NULL with GRADD_OP_NO_GRAD */
+    bool (*rowwise)(gradd_rowwise_t *r); /* kernels/rowwise.h has the usual ones; NULL = never */
     /* A row that has this alone, neither grad nor ref, is a composite: it is always expanded.
      * Others are where the device has no kernel, and in plain plans. NULL: there is nothing
      * simpler. */

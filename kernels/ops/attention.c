@@ -3,7 +3,8 @@
  * q [B, H, Q, D], k [B, K, N, D], v [B, K, N, E] with H a multiple of K: query head h reads head
  * h / (H / K) of keys and values. mask (boolean, true = may look) and bias (float) broadcast to
  * [B, H, Q, N]; ranges (i32 [..., 3], from MaskRanges) sums the mask up per row and is computed if
- * it is absent. cap(s) = c tanh(s / c) with c = softcap, if not 0. `layout` has a bit for each of
+ * it is absent; without a mask each row looks at the keys of its range, which has some, and at no
+ * others. cap(s) = c tanh(s / c) with c = softcap, if not 0. `layout` has a bit for each of
  * q, k, v, y (1, 2, 4, 8) that is [B, positions, heads, width] instead.
  *
  * A masked key has the score `fill`, plus the bias unless bit 2 of `hides` is set (bit 1: no
@@ -14,6 +15,9 @@
  *
  * sinks [H] (float) is one more score of each row, the same in all rows of a head, whose
  * probability is lost (learned attention sinks, gpt-oss).
+ *
+ * rows (i64 [Q]) numbers live rows that q, k and v hold alone (liverows.c), of sequences of
+ * `positions`, for dropout: its bits are those of the element among all rows.
  *
  * bf16 q, k, v, y: bias, sinks, statistics and sums are f32. Saved for backward: the operands, y,
  * and stats, two numbers per row; probabilities are computed again, dropout bits too (`node` is the
@@ -43,8 +47,8 @@ typedef struct places_s {
     int q, k, v, mask, bias, ranges;
 } places_t;
 static const places_t forward_at = {0, 1, 2, 3, 4, 5}, backward_at = {1, 2, 3, 6, 7, 8};
-enum { SINKS = 6 }; /* forward only */
-enum { GRAD_Y = 4, GRAD_STATS = 5 };
+enum { SINKS = 6, ROWS = 7 }; /* forward only */
+enum { GRAD_Y = 4, GRAD_STATS = 5, GRAD_ROWS = 9 };
 
 /* ---- description of a call ------------------------------------------------------------------- */
 
@@ -83,9 +87,12 @@ static void describe_sizes(gradd_attn_t *p, const gradd_view_t *in, const places
     p->v = side_of(&in[at->v], layout & GRADD_ATTN_V_TURNED);
 }
 
-static gradd_attn_drop_t describe_drop(const gradd_launch_t *r) {
+/* `rows` is the operand that lists live rows. */
+static gradd_attn_drop_t describe_drop(const gradd_launch_t *r, int rows) {
     double ratio = gradd_attr_float(r->attrs, "dropout", 0);
     return (gradd_attn_drop_t){
+        .rows = given(r->in, r->n_in, rows) ? r->in[rows].data : NULL,
+        .positions = gradd_attr_int(r->attrs, "positions", 1),
         .active = ratio > 0 && !r->dropout_off,
         .seed = r->seed,
         .node = (uint64_t)gradd_attr_int(r->attrs, "node", (int64_t)r->node),
@@ -164,7 +171,7 @@ static gradd_status_t forward(const gradd_launch_t *r, bool pairs) {
     p.threads = r->threads;
     p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED);
     p.stats = output(r, 1);
-    p.drop = describe_drop(r);
+    p.drop = describe_drop(r, ROWS);
     find_ranges(&p, r, &forward_at, behind(&p, r->workspace, false));
     return gradd_attn_forward(&p, r->workspace);
 }
@@ -188,7 +195,7 @@ static gradd_status_t backward(const gradd_launch_t *r, bool pairs) {
     p.dq = p.q, p.dk = p.k, p.dv = p.v;
     p.dq.data = output(r, 0), p.dk.data = output(r, 1), p.dv.data = output(r, 2);
     p.dbias = output(r, 3);
-    p.drop = describe_drop(r);
+    p.drop = describe_drop(r, GRAD_ROWS);
     if (p.dbias) gradd_copy_zero(p.dbias, (size_t)gradd_type_bytes(&r->out[3].type));
     find_ranges(&p, r, &backward_at, behind(&p, r->workspace, true));
     return gradd_attn_backward(&p, r->workspace);
@@ -251,6 +258,11 @@ static double plain_product(const gradd_attn_t *p, const query_t *at, int64_t j)
 }
 
 static bool may_look(const gradd_attn_t *p, const query_t *at, int64_t j) {
+    const int32_t *range = p->range.data;
+    if (!p->mask.data && range) {
+        range += extra_place(&p->range, at, 0);
+        return range[0] <= j && j < range[1];
+    }
     return !p->mask.data || ((const uint8_t *)p->mask.data)[extra_place(&p->mask, at, j)];
 }
 
@@ -262,6 +274,14 @@ static double plain_score(const gradd_attn_t *p, const query_t *at, int64_t j) {
     if (p->bias.data && (shown || !(p->hides & GRADD_ATTN_HIDES_BIAS)))
         s += element(dtype, p->bias.data, extra_place(&p->bias, at, j));
     return dtype == GRADD_DT_F64 ? s : (double)(float)s;
+}
+
+/* The place among all rows of a score of two live ones. */
+static uint64_t live_place(const gradd_attn_t *p, const query_t *at, int64_t j) {
+    const int64_t *rows = p->drop.rows, n = p->drop.positions;
+    const int64_t q = rows[at->i] < 0 ? ~rows[at->i] : rows[at->i];
+    const int64_t k = rows[j] < 0 ? ~rows[j] : rows[j];
+    return (uint64_t)(((q / n * p->heads + at->h) * n + q % n) * n + k % n);
 }
 
 /* Element c of y: sum over keys; stats: largest score, logarithm of the sum of exponentials. */
@@ -281,9 +301,10 @@ static double plain_element(const gradd_attn_t *p, const query_t *at, int64_t c,
     if (sink > -INFINITY) sum = exp(sink - max);
     for (int64_t j = 0; j < p->n_k; j++) {
         double weight = exp(plain_score(p, at, j) - max);
+        const uint64_t element_at =
+            p->drop.rows ? live_place(p, at, j) : (uint64_t)(row * p->n_k + j);
         bool keep = !p->drop.active ||
-                    gradd_rng_word(p->drop.seed, p->drop.node, (uint64_t)(row * p->n_k + j)) >=
-                        p->drop.limit;
+                    gradd_rng_word(p->drop.seed, p->drop.node, element_at) >= p->drop.limit;
         sum += weight;
         if (keep) y += weight * element(p->dtype, p->v.data, place(&p->v, at->b, kv, j) + c);
     }
@@ -305,7 +326,7 @@ static gradd_status_t ref_attention(const gradd_launch_t *r) {
     describe(&p, r->in, r->n_in, &forward_at, r->attrs);
     p.threads = r->threads;
     p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED);
-    p.drop = describe_drop(r);
+    p.drop = describe_drop(r, ROWS);
     for (int64_t row = 0; row < p.batch * p.heads * p.n_q; row++) {
         const query_t at = {row / p.n_q / p.heads, row / p.n_q % p.heads, row % p.n_q};
         double stats[2] = {0, 0};
@@ -345,6 +366,14 @@ static bool sums_up(const gradd_type_t *ranges, const gradd_type_t *mask) {
     return gradd_type_equal(ranges, &want);
 }
 
+/* One for every row that there is. */
+static bool is_range_alone(const gradd_type_t *ranges, const gradd_attn_t *p) {
+    gradd_type_t rows = *ranges;
+    if (ranges->rank < 1 || ranges->dims[ranges->rank - 1] != 3) return false;
+    rows.dims[rows.rank - 1] = 1;
+    return broadcasts(&rows, p);
+}
+
 static gradd_status_t check_extras(const gradd_infer_t *c, const places_t *at,
                                    const gradd_attn_t *p) {
     const gradd_view_t *in = c->in;
@@ -358,12 +387,19 @@ static gradd_status_t check_extras(const gradd_infer_t *c, const places_t *at,
             return misfit("the range of keys", &in[at->ranges].type);
         if (!(p->fill <= GRADD_ATTN_MASKED) && !(p->hides & GRADD_ATTN_HIDES_SCORE))
             return GRADD_FAIL(GRAPH, "attention: a fill of %g must hide the product", p->fill);
-    } else if (given(in, c->n_in, at->ranges)) {
+    } else if (given(in, c->n_in, at->ranges) && !is_range_alone(&in[at->ranges].type, p)) {
         return misfit("the range of keys, without a mask,", &in[at->ranges].type);
     }
     if (given(in, c->n_in, at->bias) &&
         (in[at->bias].type.dtype != wide || !broadcasts(&in[at->bias].type, p)))
         return misfit("the bias", &in[at->bias].type);
+    const int rows = at == &forward_at ? ROWS : GRAD_ROWS;
+    if (given(in, c->n_in, rows)) {
+        const gradd_type_t want = {GRADD_DT_I64, 1, {p->n_k}};
+        if (!gradd_type_equal(&in[rows].type, &want) || p->batch != 1 || p->n_q != p->n_k ||
+            gradd_attr_int(c->attrs, "positions", 0) < 1)
+            return misfit("the list of live rows", &in[rows].type);
+    }
     if (at == &forward_at && given(in, c->n_in, SINKS)) {
         const gradd_type_t want = {wide, 1, {p->heads}};
         if (!gradd_type_equal(&in[SINKS].type, &want)) return misfit("sinks", &in[SINKS].type);
@@ -467,8 +503,8 @@ static gradd_val_t grad_sinks(gradd_grad_t *g) {
 
 static gradd_status_t grad_attention(gradd_grad_t *g) {
     gradd_builder_t *b = g->b;
-    gradd_attr_t attrs[9];
-    gradd_val_t in[9] = {g->dout[0], g->in[0], g->in[1], g->in[2]}, out[4];
+    gradd_attr_t attrs[10];
+    gradd_val_t in[GRAD_ROWS + 1] = {g->dout[0], g->in[0], g->in[1], g->in[2]}, out[4];
     int n_out = 0, n_attrs = 0;
     if (g->n_out > 1 && g->dout[1] != GRADD_NONE)
         return GRADD_FAIL(UNSUPPORTED, "a gradient arrives for a saved statistic");
@@ -483,12 +519,14 @@ static gradd_status_t grad_attention(gradd_grad_t *g) {
     const bool sunk = g->n_in > SINKS && g->in[SINKS] != GRADD_NONE;
     if (sunk && g->need[SINKS]) g->din[SINKS] = grad_sinks(g);
     if (!n_out) return b->status;
-    for (int i = 0; i < g->attrs.n && n_attrs < 7; i++)
+    for (int i = 0; i < g->attrs.n && n_attrs < 8; i++)
         if (strcmp(g->attrs.v[i].name, "node")) attrs[n_attrs++] = g->attrs.v[i];
     attrs[n_attrs++] = gradd_make_int("sunk", sunk);
     attrs[n_attrs++] = gradd_make_int("node", gradd_attr_int(g->attrs, "node", (int64_t)g->node));
+    in[GRAD_ROWS] = g->n_in > ROWS ? g->in[ROWS] : GRADD_NONE;
+    const int n_in = in[GRAD_ROWS] == GRADD_NONE ? GRAD_ROWS : GRAD_ROWS + 1;
     b->status =
-        b->emit(b, &(gradd_emit_t){"FusedAttentionGrad", in, 9, attrs, n_attrs}, out, n_out);
+        b->emit(b, &(gradd_emit_t){"FusedAttentionGrad", in, n_in, attrs, n_attrs}, out, n_out);
     if (b->status) return b->status;
     for (int i = 0; i < 3; i++)
         if (g->need[i]) g->din[i] = out[i];
@@ -503,14 +541,17 @@ static gradd_status_t grad_attention(gradd_grad_t *g) {
                     {"dropout", GRADD_ATTR_FLOAT, false}, {"fill", GRADD_ATTR_FLOAT, false},       \
                     {"hides", GRADD_ATTR_INT, false}, {"zero", GRADD_ATTR_INT, false},             \
                     {"layout", GRADD_ATTR_INT, false}, {"sunk", GRADD_ATTR_INT, false},            \
-                    {"node", GRADD_ATTR_INT, false})
+                    {"node", GRADD_ATTR_INT, false}, {"positions", GRADD_ATTR_INT, false})
 /* Two products per pair of query and key; backward makes the scores again and has five. All pairs
- * are counted, also those that a mask lets the kernel skip. */
+ * are counted, also those that a mask lets the kernel skip; a live row looks at its own sequence.
+ */
 static void count_pairs(const gradd_infer_t *c, const places_t *at, bool backward,
                         gradd_cost_t *cost) {
     gradd_attn_t p = {0};
     describe_sizes(&p, c->in, at, gradd_attr_int(c->attrs, "layout", 0));
-    double pairs = (double)p.batch * (double)p.heads * (double)p.n_q * (double)p.n_k;
+    const int64_t positions = gradd_attr_int(c->attrs, "positions", p.n_k);
+    const int64_t keys = positions < p.n_k ? positions : p.n_k;
+    double pairs = (double)p.batch * (double)p.heads * (double)p.n_q * (double)keys;
     double d = (double)p.d, d_v = (double)p.d_v;
     cost->flops = 2 * pairs * (backward ? 3 * d + 2 * d_v : d + d_v);
 }
@@ -527,10 +568,10 @@ static void cost_attention_grad(const gradd_infer_t *c, gradd_cost_t *cost) {
 GRADD_OPS(
     attention,
     GRADD_OP(
-        "FusedAttention", "com.gradd", 1, (3, 7), (1, 2),
+        "FusedAttention", "com.gradd", 1, (3, 8), (1, 2),
         .flags = GRADD_OP_INTERNAL | GRADD_OP_RANDOM | GRADD_OP_COSTLY, .attrs = ATTENTION_ATTRS,
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT),
-                  GRADD_T_FLOAT},
+                  GRADD_T_FLOAT, GRADD_DTB(I64)},
         .infer = infer_attention, .grad = grad_attention, .expand = gradd_attention_expand,
         .ref = ref_attention,
         .cases = GRADD_CASES(
@@ -596,12 +637,17 @@ GRADD_OPS(
                      "softcap=1.5"},
             {.text = "f32[1,2,71,64] f32[1,1,131,64] f32[1,1,131,64] bool[71,131] | scale=0.125"},
             {.text = "f32[1,64,2,32] f32[1,64,1,32] f32[1,64,1,32] | layout=15 scale=0.2"},
-            {.text = "f32[0,2,3,4] f32[0,2,3,4] f32[0,2,3,4]"})),
+            {.text = "f32[0,2,3,4] f32[0,2,3,4] f32[0,2,3,4]"},
+            {.text = "f32[1,5,2,8] f32[1,5,1,8] f32[1,5,1,8] - - "
+                     "i32[1,1,5,3]={0,1,1,0,2,1,2,3,1,2,4,1,2,5,1} | layout=15 scale=0.3 -> 2",
+             .grad_tol = -1},
+            {.text = "f32[1,5,2,8] f32[1,5,1,8] f32[1,5,1,8] - - "
+                     "i32[1,1,5,3]={0,2,1,0,2,1,2,5,1,2,5,1,2,5,1} f32[2] | layout=15"})),
     GRADD_OP(
-        "FusedAttentionGrad", "com.gradd", 1, (6, 9), (1, 4),
+        "FusedAttentionGrad", "com.gradd", 1, (6, 10), (1, 4),
         .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_COSTLY, .attrs = ATTENTION_ATTRS,
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT,
-                  GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT)},
+                  GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT), GRADD_DTB(I64)},
         .infer = infer_attention_grad, .ref = compute_attention_grad,
         .cases = GRADD_CASES(
             {.text = "f32[1,1,3,4] f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4] f32[1,1,3,4] "
@@ -609,7 +655,10 @@ GRADD_OPS(
             {.text = "f32[2,70,4,16] f32[2,70,4,16] f32[2,90,2,16] f32[2,90,2,16] f32[2,70,4,16] "
                      "f32[2,4,2,70]:(3,4) bool[70,90] f32[1,4,1,90] | layout=15 scale=0.2 -> 4"},
             {.text = "f32[1,2,71,16] f32[1,2,71,16] f32[1,1,301,16] f32[1,1,301,16] f32[1,2,71,16] "
-                     "f32[1,2,2,71]:(3,4) -> 3"})),
+                     "f32[1,2,2,71]:(3,4) -> 3"},
+            {.text = "f32[1,4,2,8] f32[1,4,2,8] f32[1,4,1,8] f32[1,4,1,8] f32[1,4,2,8] "
+                     "f32[1,2,2,4]:(3,4) - - i32[1,1,4,3]={0,1,1,0,2,1,2,3,1,2,4,1} | layout=15 -> "
+                     "3"})),
     GRADD_OP("MaskRanges", "com.gradd", 1, (1, 1), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_BOOL},
              .infer = infer_ranges, .ref = compute_ranges,
@@ -618,46 +667,49 @@ GRADD_OPS(
 
 /* `own`: the type of q, k, v, y and their gradients */
 
-GRADD_KERNELS(
-    cpu, attention,
-    GRADD_KERNEL("FusedAttention", "tiles f32",
-                 .types = {GRADD_DTB(F32), GRADD_DTB(F32), GRADD_DTB(F32),
-                           EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64},
-                 .workspace = workspace_forward, .cost = cost_attention,
-                 .compute = compute_attention),
-    GRADD_KERNEL("FusedAttention", "tiles f64",
-                 .types = {GRADD_DTB(F64), GRADD_DTB(F64), GRADD_DTB(F64),
-                           EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64},
-                 .workspace = workspace_forward, .cost = cost_attention,
-                 .compute = compute_attention),
-    GRADD_KERNEL("FusedAttention", "tiles bf16",
-                 .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
-                           EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64},
-                 .workspace = workspace_forward, .cost = cost_attention, .accepts = accepts_pairs,
-                 .compute = compute_attention_pairs),
-    GRADD_KERNEL("FusedAttention", "tiles f32 of bf16",
-                 .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
-                           EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64},
-                 .workspace = workspace_forward, .cost = cost_attention,
-                 .compute = compute_attention),
-    GRADD_KERNEL("FusedAttentionGrad", "tiles f32",
-                 .types = {GRADD_DTB(F32), GRADD_DTB(F32), GRADD_DTB(F32), GRADD_DTB(F32),
-                           GRADD_DTB(F32), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64)},
-                 .workspace = workspace_backward, .cost = cost_attention_grad,
-                 .compute = compute_attention_grad),
-    GRADD_KERNEL("FusedAttentionGrad", "tiles f64",
-                 .types = {GRADD_DTB(F64), GRADD_DTB(F64), GRADD_DTB(F64), GRADD_DTB(F64),
-                           GRADD_DTB(F64), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64)},
-                 .workspace = workspace_backward, .cost = cost_attention_grad,
-                 .compute = compute_attention_grad),
-    GRADD_KERNEL("FusedAttentionGrad", "tiles bf16",
-                 .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
-                           GRADD_DTB(BF16), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64)},
-                 .workspace = workspace_backward, .cost = cost_attention_grad,
-                 .accepts = accepts_grad_pairs, .compute = compute_attention_grad_pairs),
-    GRADD_KERNEL("FusedAttentionGrad", "tiles f32 of bf16",
-                 .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
-                           GRADD_DTB(BF16), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64)},
-                 .workspace = workspace_backward, .cost = cost_attention_grad,
-                 .compute = compute_attention_grad),
-    GRADD_KERNEL("MaskRanges", "loop", .compute = compute_ranges));
+GRADD_KERNELS(cpu, attention,
+              GRADD_KERNEL("FusedAttention", "tiles f32",
+                           .types = {GRADD_DTB(F32), GRADD_DTB(F32), GRADD_DTB(F32),
+                                     EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64, GRADD_DTB(I64)},
+                           .workspace = workspace_forward, .cost = cost_attention,
+                           .compute = compute_attention),
+              GRADD_KERNEL("FusedAttention", "tiles f64",
+                           .types = {GRADD_DTB(F64), GRADD_DTB(F64), GRADD_DTB(F64),
+                                     EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64, GRADD_DTB(I64)},
+                           .workspace = workspace_forward, .cost = cost_attention,
+                           .compute = compute_attention),
+              GRADD_KERNEL("FusedAttention", "tiles bf16",
+                           .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
+                                     EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64, GRADD_DTB(I64)},
+                           .workspace = workspace_forward, .cost = cost_attention,
+                           .accepts = accepts_pairs, .compute = compute_attention_pairs),
+              GRADD_KERNEL("FusedAttention", "tiles f32 of bf16",
+                           .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
+                                     EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64, GRADD_DTB(I64)},
+                           .workspace = workspace_forward, .cost = cost_attention,
+                           .compute = compute_attention),
+              GRADD_KERNEL("FusedAttentionGrad", "tiles f32",
+                           .types = {GRADD_DTB(F32), GRADD_DTB(F32), GRADD_DTB(F32), GRADD_DTB(F32),
+                                     GRADD_DTB(F32), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64),
+                                     GRADD_DTB(I64)},
+                           .workspace = workspace_backward, .cost = cost_attention_grad,
+                           .compute = compute_attention_grad),
+              GRADD_KERNEL("FusedAttentionGrad", "tiles f64",
+                           .types = {GRADD_DTB(F64), GRADD_DTB(F64), GRADD_DTB(F64), GRADD_DTB(F64),
+                                     GRADD_DTB(F64), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64),
+                                     GRADD_DTB(I64)},
+                           .workspace = workspace_backward, .cost = cost_attention_grad,
+                           .compute = compute_attention_grad),
+              GRADD_KERNEL("FusedAttentionGrad", "tiles bf16",
+                           .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
+                                     GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_T_F32_F64,
+                                     EXTRA_TYPES(GRADD_T_F32_F64), GRADD_DTB(I64)},
+                           .workspace = workspace_backward, .cost = cost_attention_grad,
+                           .accepts = accepts_grad_pairs, .compute = compute_attention_grad_pairs),
+              GRADD_KERNEL("FusedAttentionGrad", "tiles f32 of bf16",
+                           .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
+                                     GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_T_F32_F64,
+                                     EXTRA_TYPES(GRADD_T_F32_F64), GRADD_DTB(I64)},
+                           .workspace = workspace_backward, .cost = cost_attention_grad,
+                           .compute = compute_attention_grad),
+              GRADD_KERNEL("MaskRanges", "loop", .compute = compute_ranges));

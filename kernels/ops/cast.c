@@ -9,6 +9,7 @@
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
+#include "kernels/rowwise.h"
 #include "kernels/rules.h"
 
 #include <math.h>
@@ -141,7 +142,8 @@ GRADD_OPS(cast,
                    .attrs = GRADD_ATTR_LIST({"to", GRADD_ATTR_INT, true},
                                             {"saturate", GRADD_ATTR_INT, false},
                                             {"round_mode", GRADD_ATTR_STRING, false}),
-                   .infer = infer_cast, .grad = grad_cast, .ref = compute_cast,
+                   .infer = infer_cast, .rowwise = gradd_rowwise_map, .grad = grad_cast,
+                   .ref = compute_cast,
                    .cases = GRADD_CASES(
                        {.text = "f32[2,3] | to=11"}, {.text = "f32[2,3] | to=1"},
                        {.text = "f32[7]={-1.7,1.7,0,0.3,3e9,-3e9,nan} | to=6"},

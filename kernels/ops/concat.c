@@ -11,6 +11,7 @@
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/op.h"
+#include "kernels/rowwise.h"
 #include "kernels/rules.h"
 
 /* ---- kernels --------------------------------------------------------------------------------- */
@@ -217,7 +218,7 @@ static gradd_status_t grad_split(gradd_grad_t *g) {
 GRADD_OPS(concat,
           GRADD_OP("Concat", "", 4, (1, GRADD_OP_MAX_IN), (1, 1),
                    .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, true}), .infer = infer_concat,
-                   .grad = grad_concat, .ref = ref_concat,
+                   .rowwise = gradd_rowwise_join, .grad = grad_concat, .ref = ref_concat,
                    .cases = GRADD_CASES({.text = "f32[2,3] f32[2,1] f32[2,4] | axis=1"},
                                         {.text = "f32[2,3] f32[1,3] | axis=-2"},
                                         {.text = "f32[3] | axis=0"},
@@ -229,7 +230,8 @@ GRADD_OPS(concat,
                    .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
                                             {"split", GRADD_ATTR_INTS, false},
                                             {"num_outputs", GRADD_ATTR_INT, false}),
-                   .infer = infer_split, .grad = grad_split, .ref = ref_split,
+                   .infer = infer_split, .rowwise = gradd_rowwise_split, .grad = grad_split,
+                   .ref = ref_split,
                    .cases = GRADD_CASES({.text = "f32[2,6] i64[2]={4,2} | axis=1 -> 2"},
                                         {.text = "f32[2,6] i64[3]={1,0,5} | axis=-1 -> 3"},
                                         {.text = "f32[7,2] | num_outputs=3 -> 3"},

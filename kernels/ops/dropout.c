@@ -6,16 +6,21 @@
  * and carries the forward node's index in the attribute "node". p = 1 gives zeros, as in PyTorch.
  * DropoutAdd(x, residual; ratio) is Dropout(x) + residual in one pass, with the mask that Dropout
  * has; dy is the gradient of the residual as it is. bf16 is scaled and added in f32, rounded once.
+ *
+ * The last operand of each is a list of live rows (liverows.c) where x holds these rows alone, all
+ * of the same size: the mask is the one that they have among all rows.
  */
 #include <string.h>
 
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/copy.h"
+#include "kernels/cpu/pick.h"
 #include "kernels/cpu/rng.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/op.h"
+#include "kernels/rowwise.h"
 #include "kernels/rules.h"
 
 /* ---- kernels --------------------------------------------------------------------------------- */
@@ -25,7 +30,11 @@ typedef struct drop_s {
     uint64_t limit; /* an element is kept if its word is not below */
     double scale;   /* 1 / (1 - p) */
     bool active;
+    const gradd_view_t *rows; /* list of live rows; NULL = all */
+    int64_t size;             /* elements of a row */
 } drop_t;
+
+enum { ROWS = 3, ADD_ROWS = 2 }; /* the operand: of Dropout and DropoutGrad, of DropoutAdd */
 
 static bool given(const gradd_view_t *in, int n_in, int input) {
     return input < n_in && in[input].type.dtype != GRADD_DT_NONE;
@@ -46,20 +55,24 @@ static void put_real(const gradd_view_t *v, int64_t i, double x) {
         ((gradd_bf16_t *)v->data)[i] = gradd_f32_bf16((float)x);
 }
 
-static gradd_status_t set_drop(const gradd_launch_t *r, double p, bool training, drop_t *d) {
+static gradd_status_t set_drop(const gradd_launch_t *r, double p, bool training, int rows,
+                               drop_t *d) {
     if (!(p >= 0 && p <= 1)) return GRADD_FAIL(INDEX, "the ratio is %g, not within 0 and 1", p);
     *d = (drop_t){.seed = r->seed};
     d->node = (uint64_t)gradd_attr_int(r->attrs, "node", (int64_t)r->node);
     d->limit = (uint64_t)(p * 0x1p32);
     d->scale = p < 1 ? 1 / (1 - p) : 0;
     d->active = training && !r->dropout_off && p > 0;
+    if (!given(r->in, r->n_in, rows)) return GRADD_OK;
+    d->rows = &r->in[rows];
+    d->size = gradd_type_count(&r->in[0].type) / gradd_type_count(&d->rows->type);
     return GRADD_OK;
 }
 
 static gradd_status_t read_drop(const gradd_launch_t *r, drop_t *d) {
     double p = given(r->in, r->n_in, 1) ? real_at(&r->in[1], 0) : 0.5;
     bool training = given(r->in, r->n_in, 2) && *(const uint8_t *)r->in[2].data;
-    return set_drop(r, p, training, d);
+    return set_drop(r, p, training, ROWS, d);
 }
 
 /* Elements [first, end) of groups of 64, where first starts a group; T is stored, R calculated in.
@@ -86,6 +99,19 @@ static gradd_status_t read_drop(const gradd_launch_t *r, drop_t *d) {
             for (int64_t i = 0; i < n && mask; i++)                                                \
                 mask[base + i] = words[i] >= limit;                                                \
         }                                                                                          \
+    }                                                                                              \
+    /* A row whose first element is number `first` among all rows. */                              \
+    static void drop_row_##T(const drop_t *d, uint64_t first, int64_t at, T *y, const T *x,        \
+                             const T *plus) {                                                      \
+        uint32_t words[GRADD_RNG_GROUP], limit = (uint32_t)d->limit;                               \
+        for (int64_t done = 0, n; done < d->size; done += n, at += n) {                            \
+            const uint64_t place = first + (uint64_t)done;                                         \
+            const int64_t skip = (int64_t)(place % GRADD_RNG_GROUP);                               \
+            n = GRADD_RNG_GROUP - skip < d->size - done ? GRADD_RNG_GROUP - skip : d->size - done; \
+            gradd_rng_group(d->seed, d->node, place / GRADD_RNG_GROUP, words);                     \
+            drop_group_##T(words + skip, limit, (R)d->scale, n, y + at, x + at,                    \
+                           plus ? plus + at : NULL);                                               \
+        }                                                                                          \
     }
 
 DROP_RANGE(float, float, , )
@@ -104,10 +130,34 @@ static void drop_chunk(const drop_t *d, const gradd_launch_t *r, int64_t first, 
         drop_range_gradd_bf16_t(d, first, end, y, x, plus, mask);
 }
 
+/* Number of the first element of row i among all rows. A client may write anything there. */
+static uint64_t row_at(const drop_t *d, int64_t i) {
+    const int64_t row = gradd_pick_index(d->rows, i);
+    return (uint64_t)(row < 0 ? ~row : row) * (uint64_t)d->size;
+}
+
+static void drop_row(const drop_t *d, const gradd_launch_t *r, int64_t i, const void *plus) {
+    void *y = r->out[0].data;
+    const void *x = r->in[0].data;
+    const uint64_t first = row_at(d, i);
+    const int64_t at = i * d->size;
+    if (r->in[0].type.dtype == GRADD_DT_F32)
+        drop_row_float(d, first, at, y, x, plus);
+    else if (r->in[0].type.dtype == GRADD_DT_F64)
+        drop_row_double(d, first, at, y, x, plus);
+    else
+        drop_row_gradd_bf16_t(d, first, at, y, x, plus);
+}
+
 #define CHUNK (64 * GRADD_RNG_GROUP)
 
 static void drop_all(const drop_t *d, const gradd_launch_t *r, const void *plus, uint8_t *mask) {
     int64_t n = gradd_type_count(&r->in[0].type);
+    const int64_t n_rows = d->rows ? gradd_type_count(&d->rows->type) : 0;
+#pragma omp parallel for schedule(static) if (n >= GRADD_PARALLEL_MIN)
+    for (int64_t i = 0; i < n_rows; i++)
+        drop_row(d, r, i, plus);
+    if (d->rows) return;
 #pragma omp parallel for schedule(static) if (n >= GRADD_PARALLEL_MIN)
     for (int64_t first = 0; first < n; first += CHUNK)
         drop_chunk(d, r, first, first + CHUNK < n ? first + CHUNK : n, plus, mask);
@@ -136,7 +186,7 @@ static gradd_status_t compute_dropout(const gradd_launch_t *r) {
 static gradd_status_t compute_dropout_add(const gradd_launch_t *r) {
     const void *residual = r->in[1].data;
     drop_t d;
-    GRADD_TRY(set_drop(r, gradd_attr_float(r->attrs, "ratio", 0.5), true, &d));
+    GRADD_TRY(set_drop(r, gradd_attr_float(r->attrs, "ratio", 0.5), true, ADD_ROWS, &d));
     if (!d.active) d.limit = 0, d.scale = 1; /* every word is kept */
     if (d.limit > UINT32_MAX)
         gradd_copy_bytes(r->out[0].data, residual, (size_t)gradd_type_bytes(&r->in[0].type));
@@ -150,7 +200,9 @@ static void define(const drop_t *d, const gradd_launch_t *r, const gradd_view_t 
                    uint8_t *mask) {
     int64_t n = gradd_type_count(&r->in[0].type);
     for (int64_t i = 0; i < n; i++) {
-        bool keep = !d->active || gradd_rng_word(d->seed, d->node, (uint64_t)i) >= d->limit;
+        const uint64_t place =
+            d->rows ? row_at(d, i / d->size) + (uint64_t)(i % d->size) : (uint64_t)i;
+        bool keep = !d->active || gradd_rng_word(d->seed, d->node, place) >= d->limit;
         double y = keep ? real_at(&r->in[0], i) * (d->active ? d->scale : 1) : 0;
         put_real(&r->out[0], i, y + (plus ? real_at(plus, i) : 0));
         if (mask) mask[i] = keep;
@@ -166,17 +218,40 @@ static gradd_status_t ref_dropout(const gradd_launch_t *r) {
 
 static gradd_status_t ref_dropout_add(const gradd_launch_t *r) {
     drop_t d;
-    GRADD_TRY(set_drop(r, gradd_attr_float(r->attrs, "ratio", 0.5), true, &d));
+    GRADD_TRY(set_drop(r, gradd_attr_float(r->attrs, "ratio", 0.5), true, ADD_ROWS, &d));
     define(&d, r, &r->in[1], NULL);
     return GRADD_OK;
 }
 
 /* ---- shape rules ----------------------------------------------------------------------------- */
 
+/* The list divides the elements into rows, and there is no mask for people then. */
+static gradd_status_t check_rows(const gradd_infer_t *c, int at) {
+    if (!given(c->in, c->n_in, at)) return GRADD_OK;
+    const int64_t n = gradd_type_count(&c->in[at].type);
+    if (!n || gradd_type_count(&c->in[0].type) % n || c->n_out > 1)
+        return GRADD_FAIL(GRAPH, "a list of %lld live rows does not divide x", (long long)n);
+    return GRADD_OK;
+}
+
+/* Behind all others comes the list. */
+static bool rowwise_dropout(gradd_rowwise_t *r) {
+    r->takes_rows = ROWS;
+    for (int i = 1; i < r->n_in; i++)
+        r->use[i] = GRADD_USE_WHOLE;
+    return r->n_in <= ROWS && r->n_out < 2 && gradd_rowwise_leads(r, 0);
+}
+
+static bool rowwise_dropout_add(gradd_rowwise_t *r) {
+    r->takes_rows = ADD_ROWS;
+    return r->n_in <= ADD_ROWS && gradd_rowwise_leads(r, 0) && gradd_rowwise_leads(r, 1);
+}
+
 static gradd_status_t infer_dropout(gradd_infer_t *c) {
     for (int i = 1; i < 3; i++)
         if (given(c->in, c->n_in, i) && gradd_type_count(&c->in[i].type) != 1)
             return GRADD_FAIL(GRAPH, "ratio and training_mode must be scalars");
+    GRADD_TRY(check_rows(c, ROWS));
     c->out[0] = c->in[0].type;
     if (c->n_out > 1) {
         c->out[1] = c->in[0].type;
@@ -188,6 +263,7 @@ static gradd_status_t infer_dropout(gradd_infer_t *c) {
 static gradd_status_t infer_dropout_add(gradd_infer_t *c) {
     if (!gradd_type_equal(&c->in[0].type, &c->in[1].type))
         return GRADD_FAIL(GRAPH, "the residual does not have the type of x");
+    GRADD_TRY(check_rows(c, ADD_ROWS));
     c->out[0] = c->in[0].type;
     return GRADD_OK;
 }
@@ -203,10 +279,10 @@ static gradd_status_t grad_dropout(gradd_grad_t *g) {
         g->din[0] = g->dout[0];
         return b->status;
     }
-    gradd_val_t in[3] = {g->dout[0], g->in[1], g->in[2]};
+    gradd_val_t in[4] = {g->dout[0], g->in[1], g->in[2], g->n_in > ROWS ? g->in[ROWS] : GRADD_NONE};
     int64_t node = gradd_attr_int(g->attrs, "node", (int64_t)g->node);
     gradd_attr_t attr = gradd_make_int("node", node);
-    g->din[0] = gradd_emit_attrs(b, "DropoutGrad", in, 3, &attr, 1);
+    g->din[0] = gradd_emit_attrs(b, "DropoutGrad", in, in[ROWS] == GRADD_NONE ? 3 : 4, &attr, 1);
     return b->status;
 }
 
@@ -219,10 +295,11 @@ static gradd_status_t grad_dropout_add(gradd_grad_t *g) {
     if (!g->need[0]) return b->status;
     double ratio =
         gradd_attr_float(g->attrs, "ratio", 0.5); /* not rounded: the mask depends on it */
-    gradd_val_t in[3] = {g->dout[0], gradd_const_scalar(b, GRADD_DT_F64, ratio)};
+    gradd_val_t in[4] = {g->dout[0], gradd_const_scalar(b, GRADD_DT_F64, ratio), GRADD_NONE,
+                         g->n_in > ADD_ROWS ? g->in[ADD_ROWS] : GRADD_NONE};
     if (!b->status) in[2] = b->constant(b, &flag, &yes);
     gradd_attr_t attr = gradd_make_int("node", (int64_t)g->node);
-    g->din[0] = gradd_emit_attrs(b, "DropoutGrad", in, 3, &attr, 1);
+    g->din[0] = gradd_emit_attrs(b, "DropoutGrad", in, in[ROWS] == GRADD_NONE ? 3 : 4, &attr, 1);
     return b->status;
 }
 
@@ -234,9 +311,10 @@ static gradd_status_t expand_dropout_add(gradd_expand_t *x) {
     gradd_builder_t *b = x->b;
     const gradd_dtype_t dtype = gradd_val_type(b, x->in[0])->dtype;
     const double ratio = gradd_attr_float(x->attrs, "ratio", 0.5);
-    gradd_val_t in[3] = {gradd_wide(b, x->in[0]), gradd_const_scalar(b, GRADD_DT_F64, ratio)};
+    gradd_val_t in[4] = {gradd_wide(b, x->in[0]), gradd_const_scalar(b, GRADD_DT_F64, ratio),
+                         GRADD_NONE, x->n_in > ADD_ROWS ? x->in[ADD_ROWS] : GRADD_NONE};
     if (!b->status) in[2] = b->constant(b, &flag, &yes);
-    gradd_val_t y = GRADD_EMIT(b, "Dropout", in[0], in[1], in[2]);
+    gradd_val_t y = gradd_emit_n(b, "Dropout", in[ROWS] == GRADD_NONE ? 3 : 4, in);
     y = GRADD_EMIT(b, "Add", y, gradd_wide(b, x->in[1]));
     x->out[0] = gradd_cast(b, y, dtype);
     return b->status;
@@ -250,10 +328,12 @@ static const gradd_attr_spec_t dropout_attrs[] = {
     {0}
 };
 
+#define DROPOUT_TYPES {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_BOOL, GRADD_DTB(I64)}
+
 GRADD_OPS(dropout,
-          GRADD_OP("Dropout", "", 12, (1, 3), (1, 2), .flags = GRADD_OP_RANDOM, .no_diff = 6,
-                   .counts = 2, .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_BOOL},
-                   .attrs = dropout_attrs, .infer = infer_dropout, .grad = grad_dropout,
+          GRADD_OP("Dropout", "", 12, (1, 4), (1, 2), .flags = GRADD_OP_RANDOM, .no_diff = 6,
+                   .counts = 2, .types = DROPOUT_TYPES, .attrs = dropout_attrs,
+                   .infer = infer_dropout, .rowwise = rowwise_dropout, .grad = grad_dropout,
                    .ref = ref_dropout,
                    .cases = GRADD_CASES({.text = "f32[3,45] f32[]={0.3} bool[]={1}"},
                                         {.text = "f32[3,45] f32[]={0.3} bool[]={1} -> 2"},
@@ -263,24 +343,31 @@ GRADD_OPS(dropout,
                                         {.text = "f32[70] f32[]={1} bool[]={1} -> 2"},
                                         {.text = "f32[2,2] f32[]={0} bool[]={1}"},
                                         {.text = "f32[50001] f32[]={0.1} bool[]={1} -> 2"},
-                                        {.text = "f32[0,3] f32[]={0.5} bool[]={1}"})),
-          GRADD_OP("DropoutGrad", "com.gradd", 1, (1, 3), (1, 1),
+                                        {.text = "f32[0,3] f32[]={0.5} bool[]={1}"},
+                                        {.text = "f32[1,4,45] f32[]={0.3} bool[]={1} "
+                                                 "i64[4]={0,2,70,-71}"},
+                                        {.text = "f32[3,301] f32[]={0.3} bool[]={1} "
+                                                 "i64[3]={1,2,-1}"})),
+          GRADD_OP("DropoutGrad", "com.gradd", 1, (1, 4), (1, 1),
                    .flags = GRADD_OP_RANDOM | GRADD_OP_INTERNAL, .no_diff = 6,
-                   .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_BOOL},
-                   .attrs = GRADD_ATTR_LIST({"node", GRADD_ATTR_INT, true}), .infer = infer_dropout,
-                   .grad = grad_dropout, .ref = ref_dropout,
+                   .types = DROPOUT_TYPES, .attrs = GRADD_ATTR_LIST({"node", GRADD_ATTR_INT, true}),
+                   .infer = infer_dropout, .grad = grad_dropout, .ref = ref_dropout,
                    .cases = GRADD_CASES({.text = "f32[3,45] f32[]={0.3} bool[]={1} | node=7"},
-                                        {.text = "f32[200] - bool[]={1} | node=0"})),
-          GRADD_OP("DropoutAdd", "com.gradd", 1, (2, 2), (1, 1),
-                   .flags = GRADD_OP_RANDOM | GRADD_OP_INTERNAL, .types = {GRADD_T_FLOAT},
+                                        {.text = "f32[200] - bool[]={1} | node=0"},
+                                        {.text = "f32[2,100] - bool[]={1} i64[2]={3,8} | node=0"})),
+          GRADD_OP("DropoutAdd", "com.gradd", 1, (2, 3), (1, 1),
+                   .flags = GRADD_OP_RANDOM | GRADD_OP_INTERNAL,
+                   .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_DTB(I64)},
                    .attrs = GRADD_ATTR_LIST({"ratio", GRADD_ATTR_FLOAT, true}),
-                   .infer = infer_dropout_add, .grad = grad_dropout_add,
-                   .expand = expand_dropout_add, .ref = ref_dropout_add,
+                   .infer = infer_dropout_add, .rowwise = rowwise_dropout_add,
+                   .grad = grad_dropout_add, .expand = expand_dropout_add, .ref = ref_dropout_add,
                    .cases = GRADD_CASES({.text = "f32[3,45] f32[3,45] | ratio=0.3"},
                                         {.text = "f32[2,2] f32[2,2] | ratio=0.0"},
                                         {.text = "f32[70] f32[70] | ratio=1.0"},
                                         {.text = "f32[5,10001] f32[5,10001] | ratio=0.1"},
-                                        {.text = "f32[0,3] f32[0,3] | ratio=0.5"})));
+                                        {.text = "f32[0,3] f32[0,3] | ratio=0.5"},
+                                        {.text = "f32[1,2,65] f32[1,2,65] i64[2]={5,9} | "
+                                                 "ratio=0.4"})));
 
 GRADD_KERNELS(cpu, dropout,
               GRADD_KERNEL("Dropout", "loop", .inplace = 1, .compute = compute_dropout),

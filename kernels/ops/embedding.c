@@ -17,6 +17,7 @@
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
+#include "kernels/rowwise.h"
 #include "kernels/rules.h"
 
 #include <string.h>
@@ -386,6 +387,18 @@ static size_t workspace_grad(const gradd_infer_t *c) {
     return sizeof(int64_t) * (2 * (size_t)n + (size_t)c->out[0].dims[0] + 2);
 }
 
+/* Every row of the result comes from the ids at its place. */
+static bool rowwise_sum(gradd_rowwise_t *r) {
+    bool any = false;
+    if (r->lead >= r->out[0].rank) return false;
+    for (int i = 0; i < r->n_in; i++) {
+        r->use[i] = GRADD_USE_WHOLE;
+        if (i >= r->n_in / 2) gradd_rowwise_align(r, i, 1);
+        any = any || r->use[i] != GRADD_USE_WHOLE;
+    }
+    return any;
+}
+
 /* ---- gradient rule --------------------------------------------------------------------------- */
 
 static gradd_status_t grad_sum(gradd_grad_t *g) {
@@ -441,7 +454,8 @@ GRADD_OPS(
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT | GRADD_T_INDEX},
         .attrs = GRADD_ATTR_LIST({"paddings", GRADD_ATTR_INTS, false},
                                  {"scales", GRADD_ATTR_FLOATS, false}),
-        .infer = infer_sum, .grad = grad_sum, .expand = expand_sum, .ref = ref_sum,
+        .infer = infer_sum, .rowwise = rowwise_sum, .grad = grad_sum, .expand = expand_sum,
+        .ref = ref_sum,
         .cases = GRADD_CASES(
             {.text = "f32[5,3] i64[2,4]"},
             {.text = "f32[5,3] f32[6,3] i64[2,4]:(-5,4) i32[1,4]:(0,5)"},

@@ -5,6 +5,7 @@
 #include "kernels/cpu/map.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
+#include "kernels/rowwise.h"
 #include "kernels/rules.h"
 
 #define E_EXPM1(F) (F##expm1(a))
@@ -34,16 +35,16 @@ static gradd_status_t grad_log1p(gradd_grad_t *g) {
 GRADD_OPS(
     exact,
     GRADD_OP("Expm1", "com.gradd", 1, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP,
-             .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same, .grad = grad_expm1,
-             .ref = compute_expm1_ref,
+             .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same, .rowwise = gradd_rowwise_map,
+             .grad = grad_expm1, .ref = compute_expm1_ref,
              .cases = GRADD_CASES({.text = "f32[3,5]:(-0.9,3)"}, {.text = "f32[]:(-0.9,3)"},
                                   {.text = "f32[0,2]"}, {.text = "f32[211,173]:(-0.9,9)"},
                                   {.text = "f32[3,5]:(-1e-5,1e-5)"}, {.text = "f32[37]:(-90,88)"},
                                   {.text = "f32[7]={-inf,inf,nan,1e-22,-1e-22,88.6,-120}",
                                    .grad_tol = -1})),
     GRADD_OP("Log1p", "com.gradd", 1, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP,
-             .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same, .grad = grad_log1p,
-             .ref = compute_log1p_ref,
+             .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same, .rowwise = gradd_rowwise_map,
+             .grad = grad_log1p, .ref = compute_log1p_ref,
              .cases = GRADD_CASES({.text = "f32[3,5]:(-0.9,3)"}, {.text = "f32[]:(-0.9,3)"},
                                   {.text = "f32[0,2]"}, {.text = "f32[211,173]:(-0.9,9)"},
                                   {.text = "f32[3,5]:(-1e-5,1e-5)"}, {.text = "f32[37]:(0,1e6)"},

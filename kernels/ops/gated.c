@@ -15,6 +15,7 @@
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/op.h"
+#include "kernels/rowwise.h"
 #include "kernels/rules.h"
 
 /* Rows of n elements; the pointers are of the first row, the strides in elements. */
@@ -249,6 +250,13 @@ static gradd_status_t infer_gated_grad(gradd_infer_t *c) {
     return c->n_out < c->n_in ? GRADD_OK : GRADD_FAIL(GRAPH, "more outputs than operands");
 }
 
+/* Two operands that do not broadcast, or both halves of one. */
+static bool rowwise_gated(gradd_rowwise_t *r) {
+    for (int i = 0; i < r->n_in; i++)
+        if (!gradd_rowwise_leads(r, i) || r->lead >= r->in[i].type.rank) return false;
+    return true;
+}
+
 /* ---- gradient rule --------------------------------------------------------------------------- */
 
 static gradd_status_t grad_gated(gradd_grad_t *g) {
@@ -300,7 +308,8 @@ GRADD_OPS(
     gated,
     GRADD_OP("GatedActivation", "com.gradd", 1, (1, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT}, .attrs = ATTRS,
-             .infer = infer_gated, .grad = grad_gated, .expand = expand_gated, .ref = ref_gated,
+             .infer = infer_gated, .rowwise = rowwise_gated, .grad = grad_gated,
+             .expand = expand_gated, .ref = ref_gated,
              .cases = GRADD_CASES(
                  {.text = "f32[3,5] f32[3,5] | activation=\"swish\""},
                  {.text = "f32[2,3,7]:(-6,6) f32[2,3,7] | activation=\"swish\" alpha=1.702"},

@@ -18,6 +18,7 @@
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/op.h"
+#include "kernels/rowwise.h"
 #include "kernels/rules.h"
 
 /* ---- kernels --------------------------------------------------------------------------------- */
@@ -188,7 +189,7 @@ GRADD_OPS(
     gather,
     GRADD_OP("Gather", "", 1, (2, 2), (1, 1), .types = {0xffffffffu, GRADD_T_INDEX},
              .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}), .infer = infer_gather,
-             .grad = grad_gather, .ref = compute_gather,
+             .rowwise = gradd_rowwise_lookup, .grad = grad_gather, .ref = compute_gather,
              .cases = GRADD_CASES({.text = "f32[5,3] i64[2,4]"}, {.text = "f32[5,3] i64[]={-1}"},
                                   {.text = "f32[2,5,3] i64[3]={4,0,4} | axis=1"},
                                   {.text = "f32[2,3,5] i32[2]={-5,1} | axis=-1"},

@@ -9,6 +9,7 @@
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
+#include "kernels/rowwise.h"
 #include "kernels/rules.h"
 
 #include <string.h>
@@ -340,7 +341,8 @@ GRADD_OPS(
     matmul,
     GRADD_OP(
         "MatMul", "", 9, (2, 2), (1, 1), .flags = GRADD_OP_COSTLY, .types = {GRADD_T_NUM},
-        .infer = infer_matmul, .grad = grad_matmul, .ref = ref_matmul,
+        .infer = infer_matmul, .rowwise = gradd_rowwise_product, .grad = grad_matmul,
+        .ref = ref_matmul,
         .cases = GRADD_CASES({.text = "f32[3,4] f32[4,5]"}, {.text = "f32[2,3,4] f32[4,5]"},
                              {.text = "f32[2,3,4] f32[2,4,5]"}, {.text = "f32[3,4] f32[2,4,5]"},
                              {.text = "f32[2,1,3,4] f32[3,4,5]"}, {.text = "f32[2,3,1,4] f32[4,1]"},
@@ -354,7 +356,8 @@ GRADD_OPS(
              .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false},
                                       {"to", GRADD_ATTR_INT, false}),
-             .infer = infer_fused, .grad = grad_fused, .expand = expand_fused, .ref = ref_matmul,
+             .infer = infer_fused, .rowwise = gradd_rowwise_product, .grad = grad_fused,
+             .expand = expand_fused, .ref = ref_matmul,
              .cases = GRADD_CASES({.text = "f32[4,3] f32[4,5] | transA=1"},
                                   {.text = "f32[3,4] f32[5,4] | transB=1 alpha=0.5"},
                                   {.text = "f32[4,3] f32[5,4] | transA=1 transB=1 alpha=-2.0"},
@@ -367,7 +370,8 @@ GRADD_OPS(
     GRADD_OP("Gemm", "", 11, (2, 3), (1, 1), .flags = GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(TRANSPOSITIONS, {"alpha", GRADD_ATTR_FLOAT, false},
                                       {"beta", GRADD_ATTR_FLOAT, false}),
-             .infer = infer_gemm, .grad = grad_gemm, .ref = ref_gemm,
+             .infer = infer_gemm, .rowwise = gradd_rowwise_product, .grad = grad_gemm,
+             .ref = ref_gemm,
              .cases = GRADD_CASES(
                  {.text = "f32[3,4] f32[5,4] f32[5] | transB=1"},
                  {.text = "f32[3,4] f32[4,5] f32[3,5]"}, {.text = "f32[3,4] f32[4,5]"},

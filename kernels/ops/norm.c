@@ -16,6 +16,7 @@
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/op.h"
+#include "kernels/rowwise.h"
 #include "kernels/rules.h"
 
 typedef struct norm_s {
@@ -363,8 +364,8 @@ static gradd_status_t expand_rms_norm(gradd_expand_t *x) {
 GRADD_OPS(
     norm,
     GRADD_OP("LayerNormalization", "", 17, (2, 3), (1, 3), .types = {GRADD_T_FLOAT},
-             .attrs = NORM_ATTRS, .infer = infer_forward, .grad = grad_layer_norm,
-             .expand = expand_layer_norm, .ref = ref_forward,
+             .attrs = NORM_ATTRS, .infer = infer_forward, .rowwise = gradd_rowwise_axis,
+             .grad = grad_layer_norm, .expand = expand_layer_norm, .ref = ref_forward,
              .cases = GRADD_CASES(
                  {.text = "f32[3,7] f32[7] f32[7]"}, {.text = "f32[2,3,45] f32[45]"},
                  {.text = "f32[2,3,5] f32[3,5] f32[3,5] | axis=1 epsilon=0.01"},
@@ -378,8 +379,8 @@ GRADD_OPS(
         .ref = compute_layer_norm_grad,
         .cases = GRADD_CASES({.text = "f32[3,7] f32[3,7] f32[7] f32[3,1] f32[3,1]:(0.5,2) -> 3"})),
     GRADD_OP("RMSNormalization", "", 23, (2, 2), (1, 2), .types = {GRADD_T_FLOAT},
-             .attrs = NORM_ATTRS, .infer = infer_forward, .grad = grad_rms_norm,
-             .expand = expand_rms_norm, .ref = ref_forward,
+             .attrs = NORM_ATTRS, .infer = infer_forward, .rowwise = gradd_rowwise_axis,
+             .grad = grad_rms_norm, .expand = expand_rms_norm, .ref = ref_forward,
              .cases = GRADD_CASES({.text = "f32[3,7] f32[7]"},
                                   {.text = "f32[2,3,45] f32[45] | epsilon=1e-6"},
                                   {.text = "f32[2,3,5] f32[3,5] | axis=1"},

@@ -13,6 +13,7 @@
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/op.h"
+#include "kernels/rowwise.h"
 #include "kernels/rules.h"
 
 /* ---- kernel ---------------------------------------------------------------------------------- */
@@ -164,7 +165,7 @@ GRADD_OPS(
     reshape,
     GRADD_OP("Reshape", "", 5, (2, 2), (1, 1), .flags = GRADD_OP_VIEW, .types = AXES_TYPES,
              .attrs = GRADD_ATTR_LIST({"allowzero", GRADD_ATTR_INT, false}), .infer = infer_reshape,
-             .grad = grad_view, .ref = compute_view,
+             .rowwise = gradd_rowwise_view, .grad = grad_view, .ref = compute_view,
              .cases = GRADD_CASES({.text = "f32[2,3,4] i64[2]={6,4}"},
                                   {.text = "f32[2,3,4] i64[2]={0,-1}"},
                                   {.text = "f32[] i64[2]={1,-1}"}, {.text = "f32[1,1] i64[0]={}"},
@@ -173,30 +174,31 @@ GRADD_OPS(
                                   {.text = "bool[4] i64[1]={-1}"})),
     GRADD_OP("Squeeze", "", 1, (1, 2), (1, 1), .flags = GRADD_OP_VIEW, .types = AXES_TYPES,
              .attrs = GRADD_ATTR_LIST({"axes", GRADD_ATTR_INTS, false}), .infer = infer_squeeze,
-             .grad = grad_view, .ref = compute_view,
+             .rowwise = gradd_rowwise_view, .grad = grad_view, .ref = compute_view,
              .cases = GRADD_CASES({.text = "f32[1,3,1] i64[1]={0}"},
                                   {.text = "f32[1,3,1] i64[2]={-1,0}"}, {.text = "f32[1,3,1]"},
                                   {.text = "f32[1,3,1] -"}, {.text = "f32[1,3,1] | axes=[2]"},
                                   {.text = "i64[1] i64[1]={0}"})),
     GRADD_OP("Unsqueeze", "", 1, (1, 2), (1, 1), .flags = GRADD_OP_VIEW, .types = AXES_TYPES,
              .attrs = GRADD_ATTR_LIST({"axes", GRADD_ATTR_INTS, false}), .infer = infer_unsqueeze,
-             .grad = grad_view, .ref = compute_view,
+             .rowwise = gradd_rowwise_view, .grad = grad_view, .ref = compute_view,
              .cases = GRADD_CASES({.text = "f32[3,2] i64[1]={1}"}, {.text = "f32[3] i64[2]={-1,0}"},
                                   {.text = "f32[] i64[1]={0}"}, {.text = "f32[3,2] | axes=[1]"},
                                   {.text = "bool[3] i64[1]={-1}"})),
     GRADD_OP("Flatten", "", 1, (1, 1), (1, 1), .flags = GRADD_OP_VIEW,
              .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}), .infer = infer_flatten,
-             .grad = grad_view, .ref = compute_view,
+             .rowwise = gradd_rowwise_view, .grad = grad_view, .ref = compute_view,
              .cases = GRADD_CASES({.text = "f32[2,3,4]"}, {.text = "f32[2,3,4] | axis=0"},
                                   {.text = "f32[2,3,4] | axis=3"},
                                   {.text = "f32[2,3,4] | axis=-1"})),
     GRADD_OP("Identity", "", 1, (1, 1), (1, 1), .flags = GRADD_OP_VIEW, .infer = gradd_infer_same,
-             .grad = grad_view, .ref = compute_view,
+             .rowwise = gradd_rowwise_map, .grad = grad_view, .ref = compute_view,
              .cases = GRADD_CASES({.text = "f32[2,3]"}, {.text = "i64[3]"}, {.text = "f32[]"},
                                   {.text = "f32[0,2]"})),
     GRADD_OP("StopGradient", "com.gradd", 1, (1, 1), (1, 1),
              .flags = GRADD_OP_VIEW | GRADD_OP_NO_GRAD, .infer = gradd_infer_same,
-             .ref = compute_view, .cases = GRADD_CASES({.text = "f32[2,3]"}, {.text = "f32[]"})));
+             .rowwise = gradd_rowwise_map, .ref = compute_view,
+             .cases = GRADD_CASES({.text = "f32[2,3]"}, {.text = "f32[]"})));
 
 GRADD_KERNELS(cpu, reshape,
               GRADD_KERNEL("Reshape", "loop", .compute = compute_view, .cost = gradd_cost_move),

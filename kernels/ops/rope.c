@@ -20,6 +20,7 @@
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/op.h"
+#include "kernels/rowwise.h"
 #include "kernels/rules.h"
 
 typedef struct rope_s {
@@ -413,7 +414,8 @@ GRADD_OPS(
                                       {"inverse", GRADD_ATTR_INT, false},
                                       {"shared", GRADD_ATTR_INT, false},
                                       {"transposed", GRADD_ATTR_INT, false}),
-             .infer = infer_rope, .grad = grad_rope, .expand = expand_rope, .ref = ref_rope,
+             .infer = infer_rope, .rowwise = gradd_rowwise_map, .grad = grad_rope,
+             .expand = expand_rope, .ref = ref_rope,
              .cases = GRADD_CASES(
                  {.text = "f32[2,3,5,8] f32[2,1,5,8] f32[2,1,5,8]"},
                  {.text = "f32[2,3,5,8] f32[1,1,5,8] f32[5,8] | transposed=1"},
@@ -434,7 +436,8 @@ GRADD_OPS(
              .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST({"inverse", GRADD_ATTR_INT, false},
                                       {"transposed", GRADD_ATTR_INT, false}),
-             .infer = infer_apart, .grad = grad_apart, .expand = expand_apart, .ref = ref_apart,
+             .infer = infer_apart, .rowwise = gradd_rowwise_map, .grad = grad_apart,
+             .expand = expand_apart, .ref = ref_apart,
              .cases = GRADD_CASES(
                  {.text = "f32[2,3,5,8] f32[2,1,5,4] f32[2,1,5,4]"},
                  {.text = "f32[2,3,5,8] f32[1,1,5,4] f32[5,4] | transposed=1"},

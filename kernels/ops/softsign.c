@@ -6,6 +6,7 @@
 #include "kernels/cpu/map.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
+#include "kernels/rowwise.h"
 #include "kernels/rules.h"
 
 #define E_SOFTSIGN(F)      (a / (1 + F##abs(a)))
@@ -26,8 +27,8 @@ static gradd_status_t grad_softsign(gradd_grad_t *g) {
 
 GRADD_OPS(softsign,
           GRADD_OP("Softsign", "", 1, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP,
-                   .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same, .grad = grad_softsign,
-                   .ref = compute_softsign_ref,
+                   .types = {GRADD_T_FLOAT}, .infer = gradd_infer_same,
+                   .rowwise = gradd_rowwise_map, .grad = grad_softsign, .ref = compute_softsign_ref,
                    .cases = GRADD_CASES(
                        {.text = "f32[3,5]:(1,8)"}, {.text = "f32[3,7]:(-8,-1)"}, {.text = "f32[1]"},
                        {.text = "f32[0,2]"}, {.text = "f32[211,173]"},

@@ -11,6 +11,7 @@
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/op.h"
+#include "kernels/rowwise.h"
 
 static gradd_status_t compute_straight(const gradd_launch_t *r) {
     if (r->out[0].data == r->in[0].data) return GRADD_OK;
@@ -34,12 +35,12 @@ static gradd_status_t grad_straight(gradd_grad_t *g) {
     return GRADD_OK;
 }
 
-GRADD_OPS(straight,
-          GRADD_OP("StraightThrough", "com.gradd", 1, (2, 2), (1, 1), .no_diff = 1,
-                   .infer = infer_straight, .grad = grad_straight, .ref = compute_straight,
-                   .cases = GRADD_CASES({.text = "f32[2,3] f32[2,3]", .grad_tol = -1},
-                                        {.text = "f32[] f32[]", .grad_tol = -1},
-                                        {.text = "f32[0,2] f32[0,2]", .grad_tol = -1})));
+GRADD_OPS(straight, GRADD_OP("StraightThrough", "com.gradd", 1, (2, 2), (1, 1), .no_diff = 1,
+                             .infer = infer_straight, .rowwise = gradd_rowwise_map,
+                             .grad = grad_straight, .ref = compute_straight,
+                             .cases = GRADD_CASES({.text = "f32[2,3] f32[2,3]", .grad_tol = -1},
+                                                  {.text = "f32[] f32[]", .grad_tol = -1},
+                                                  {.text = "f32[0,2] f32[0,2]", .grad_tol = -1})));
 
 GRADD_KERNELS(cpu, straight,
               GRADD_KERNEL("StraightThrough", "loop", .inplace = 1, .compute = compute_straight,

@@ -6,6 +6,7 @@
 #include "kernels/cpu/map.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
+#include "kernels/rowwise.h"
 #include "kernels/rules.h"
 
 #define vswish(x) _Generic((x), float: act_swish_f32, double: act_swish_f64)((x), GRADD_K(p[0]))
@@ -58,8 +59,8 @@ static gradd_status_t expand_swish(gradd_expand_t *e) {
 GRADD_OPS(
     swish,
     GRADD_OP("Swish", "", 24, (1, 1), (1, 1), .flags = GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
-             .attrs = ALPHA, .infer = gradd_infer_same, .grad = grad_swish, .expand = expand_swish,
-             .ref = compute_swish_ref,
+             .attrs = ALPHA, .infer = gradd_infer_same, .rowwise = gradd_rowwise_map,
+             .grad = grad_swish, .expand = expand_swish, .ref = compute_swish_ref,
              .cases = GRADD_CASES({.text = "f32[3,5]"}, {.text = "f32[]"}, {.text = "f32[0,2]"},
                                   {.text = "f32[3,7]:(-8,8) | alpha=1.702"},
                                   {.text = "f32[6]={-inf,inf,0.5,-100,100,nan}", .grad_tol = -1},

@@ -130,7 +130,30 @@ typedef struct gradd_plan_options_s {
      * alone. What the plan computes does not depend on it. Positions, each once. */
     const int32_t *parameters;
     int n_parameters;
+    /* Sizes of the lists of live rows, 0 = all rows: see gradd_live_t. Each list that there is
+     * becomes an input behind those of the model, i64[size], labelled rows first: numbers of rows,
+     * rising, then ~r for any row r until it is full. Errors: UNSUPPORTED if the graph has no such
+     * rows. */
+    int64_t label_rows, real_rows;
 } gradd_plan_options_t;
+
+/* What a plan over all rows could leave out. A row is a position of a batch, number b * positions +
+ * s. A plan with lists gives the same results, up to rounding, for every step for which they are
+ * right:
+ *   - labelled rows are all that the loss counts: those whose label is not `ignore`; with `shift`
+ *     row (b, s) answers for the label at (b, s + 1), and the last position for none;
+ *   - real rows are all whose mask is 1, the mask holds zeros and ones alone, and no labelled row
+ * is without. */
+typedef struct gradd_live_s {
+    int32_t label_input,
+        mask_input; /* of the model, [batch, positions]; -1 = there is no such set */
+    int64_t ignore;
+    bool shift;
+    int64_t batch, positions;
+    /* Parts of the forward's operations that are made in labelled, and in real rows only. */
+    double label_share, real_share;
+    double flops; /* these operations */
+} gradd_live_t;
 
 typedef struct gradd_plan_info_s {
     int n_outputs, n_grads;
@@ -147,6 +170,9 @@ typedef struct gradd_plan_info_s {
     /* One per `grads`: the forward forms it, or its largest part, in memory of the caller. All
      * false without GRADD_PLAN_EARLY. */
     const bool *early;
+    gradd_live_t live; /* of a plan over all rows */
+    int n_lists;       /* inputs behind those of the model: lists of live rows */
+    int64_t lists[2];  /* their sizes */
 } gradd_plan_info_t;
 
 /* The plan keeps the model's nodes by reference: destroy plans before their model and their device.

@@ -4,12 +4,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Those of the model, and lists of live rows behind them. */
+static size_t n_inputs(const gradd_plan_t *plan) {
+    return (size_t)plan->graph->model->n_inputs + (size_t)plan->graph->n_lists;
+}
+
 gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_t **out_run) {
     gradd_run_t *run = calloc(1, sizeof *run);
     if (!run) return GRADD_FAIL(NOMEM, "no memory for a run");
     run->plan = plan;
     run->device = plan->device;
-    run->inputs = calloc((size_t)plan->graph->model->n_inputs + 1, sizeof run->inputs[0]);
+    run->inputs = calloc(n_inputs(plan) + 1, sizeof run->inputs[0]);
     run->early = calloc((size_t)plan->n_grads + 1, sizeof run->early[0]);
     gradd_status_t status =
         run->inputs && run->early ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a run");
@@ -50,7 +55,8 @@ static gradd_status_t check_bases(const gradd_plan_t *plan, const program_t *pro
         const loc_t *loc = &program->external[k];
         if (loc->kind == LOC_INPUT && !b->inputs[loc->index])
             return GRADD_FAIL(TENSOR, "input '%s' is missing",
-                              m->values[m->inputs[loc->index]].name);
+                              loc->index < m->n_inputs ? m->values[m->inputs[loc->index]].name
+                                                       : "list of live rows");
         if (loc->kind == LOC_OUTPUT && !b->outputs[loc->index])
             return GRADD_FAIL(TENSOR, "no memory was given for output %d", loc->index);
         if (loc->kind == LOC_GRAD && !b->grads[loc->index])
@@ -66,7 +72,7 @@ gradd_status_t gradd_run_forward(gradd_run_t *run, uint64_t seed, uint32_t flags
                                  const void *const *inputs, void *const *outputs,
                                  const volatile int *cancel) {
     gradd_plan_t *plan = run->plan;
-    memcpy(run->inputs, inputs, sizeof inputs[0] * (size_t)plan->graph->model->n_inputs);
+    memcpy(run->inputs, inputs, sizeof inputs[0] * n_inputs(plan));
     run->seed = seed;
     run->flags = flags;
     run->has_forward = false;

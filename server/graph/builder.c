@@ -166,11 +166,12 @@ static gradd_status_t mark_inputs(graph_t *g, const int32_t *list, int n, const 
 
 bool graph_is_parameter(const graph_t *g, gradd_val_t v) {
     return v != GRADD_NONE && g->values[v]->kind == VALUE_INPUT &&
-           g->parameters[g->values[v]->index];
+           g->values[v]->index < g->model->n_inputs && g->parameters[g->values[v]->index];
 }
 
 bool graph_is_trained(const graph_t *g, gradd_val_t v) {
-    return v != GRADD_NONE && g->values[v]->kind == VALUE_INPUT && g->trained[g->values[v]->index];
+    return v != GRADD_NONE && g->values[v]->kind == VALUE_INPUT &&
+           g->values[v]->index < g->model->n_inputs && g->trained[g->values[v]->index];
 }
 
 gradd_status_t graph_create(const model_t *model, const graph_options_t *options,
@@ -185,6 +186,9 @@ gradd_status_t graph_create(const model_t *model, const graph_options_t *options
     g->trains = options->n_trained > 0;
     g->dense_loss = options->dense_loss;
     g->early = options->early;
+    g->label_rows = options->label_rows;
+    g->real_rows = options->real_rows;
+    g->live = (gradd_live_t){.label_input = -1, .mask_input = -1};
     gradd_status_t status = arena_create(GRAPH_MAX_BYTES, &g->arena);
     if (!status)
         status = mark_inputs(g, options->parameters, options->n_parameters, &g->parameters);

@@ -13,12 +13,13 @@
 #define GRADD_SERVER_GRAPH_GRAPH_H
 
 #include "kernels/backend.h"
+#include "server/api/gradd.h"
 #include "server/graph/arena.h"
 #include "server/graph/model.h"
 #include "server/graph/phases.h"
 
 typedef enum value_kind_e {
-    VALUE_INPUT,       /* index = model input */
+    VALUE_INPUT,       /* index = model input; behind these, a list of live rows */
     VALUE_GRAD_OUTPUT, /* index = position in the plan's outputs: gradient that arrives */
     VALUE_CONST,       /* data is set */
     VALUE_NODE,        /* index = output of `node` */
@@ -64,10 +65,14 @@ typedef struct graph_s {
     int n_outputs;
     gradd_val_t *grads; /* Borrowed: gradients of the backward that joint passes look at */
     int n_grads;
-    const bool *parameters; /* Owned by the arena: per model input */
-    const bool *trained;    /* the same: its gradient is wanted */
-    int32_t *buckets;       /* Owned: hash of nodes, for common subexpressions; -1 ends a chain */
-    int32_t *chain;         /* Owned: next node with the same hash */
+    const bool *parameters;        /* Owned by the arena: per model input */
+    const bool *trained;           /* the same: its gradient is wanted */
+    int64_t label_rows, real_rows; /* sizes of the lists of live rows that are wanted; 0 = none */
+    gradd_val_t lists[2]; /* inputs behind those of the model: these lists, in this order */
+    int n_lists;
+    gradd_live_t live; /* what a graph over all rows could leave out */
+    int32_t *buckets;  /* Owned: hash of nodes, for common subexpressions; -1 ends a chain */
+    int32_t *chain;    /* Owned: next node with the same hash */
     int n_buckets;
     int32_t origin; /* given to nodes emitted now */
     uint64_t random;
@@ -93,7 +98,8 @@ typedef struct graph_options_s {
     int n_parameters;
     const int32_t *trained; /* model inputs whose gradient is wanted; none: no backward follows */
     int n_trained;
-    bool dense_loss, early; /* see graph_t */
+    bool dense_loss, early;        /* see graph_t */
+    int64_t label_rows, real_rows; /* see gradd_plan_options_t */
 } graph_options_t;
 
 /* Everything a new node needs; arrays are copied. */

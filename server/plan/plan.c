@@ -44,6 +44,9 @@ static gradd_status_t check_options(const model_t *m, const gradd_plan_options_t
     if (!o->device) return GRADD_FAIL(UNSUPPORTED, "the plan is for no device");
     if (o->n_inputs != m->n_inputs)
         return GRADD_FAIL(TENSOR, "expected types of %d inputs, got %d", m->n_inputs, o->n_inputs);
+    if (o->label_rows < 0 || o->real_rows < 0)
+        return GRADD_FAIL(TENSOR, "%lld labelled and %lld real rows", (long long)o->label_rows,
+                          (long long)o->real_rows);
     GRADD_TRY(check_list("gradient of input", o->grads, o->n_grads, m->n_inputs));
     GRADD_TRY(check_list("parameter", o->parameters, o->n_parameters, m->n_inputs));
     GRADD_TRY(check_list("output", o->outputs, o->n_outputs, m->n_outputs));
@@ -198,7 +201,9 @@ static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_
                           .trained = o->grads,
                           .n_trained = o->n_grad_outputs ? o->n_grads : 0,
                           .dense_loss = o->flags & GRADD_PLAN_DENSE_LOSS,
-                          .early = o->flags & GRADD_PLAN_EARLY};
+                          .early = o->flags & GRADD_PLAN_EARLY,
+                          .label_rows = o->label_rows,
+                          .real_rows = o->real_rows};
     variant_t *primary = NULL;
     GRADD_TRY(copy_options(p, o));
     GRADD_TRY(graph_create(m, &go, &p->graph));
@@ -222,6 +227,10 @@ static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_
     p->info.outputs = p->output_types;
     p->info.has_grad = p->has_grad;
     p->info.early = p->is_early;
+    p->info.live = p->graph->live;
+    p->info.n_lists = p->graph->n_lists;
+    for (int i = 0; i < p->graph->n_lists; i++)
+        p->info.lists[i] = graph_type(p->graph, p->graph->lists[i])->dims[0];
     for (int i = 0; i < o->n_parameters; i++)
         p->info.parameter_bytes += gradd_type_bytes(&o->inputs[o->parameters[i]]);
     plan_count_bytes(p);

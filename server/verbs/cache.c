@@ -129,6 +129,8 @@ static void make_key(const model_entry_t *model, const gradd_plan_options_t *o,
     hash_list(&hash, o->outputs, o->n_outputs);
     hash_list(&hash, o->grad_outputs, o->n_grad_outputs);
     hash_list(&hash, o->parameters, o->n_parameters);
+    hash_u64(&hash, (uint64_t)o->label_rows);
+    hash_u64(&hash, (uint64_t)o->real_rows);
     gradd_sha256_final(&hash, out_key);
 }
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "server/explain/explain_report.h"
+#include "server/verbs/run_tensors.h"
 #include "server/verbs/worker.h"
 #include "server/wire/version.h"
 
@@ -96,8 +97,7 @@ static void put_inputs(wire_out_t *out, const session_plan_t *plan) {
         char type[GRADD_TYPE_TEXT];
         gradd_type_format(&plan->in[plan->rest[k]], type);
         at += (size_t)snprintf(text + at, TEXT - at, "%s%.60s %s", k ? ", " : "",
-                               gradd_model_input_name(plan->compiled->model->model, plan->rest[k]),
-                               type);
+                               run_input_name(plan, plan->rest[k]), type);
     }
     wire_put_text(out, text);
 }

@@ -45,7 +45,7 @@ static gradd_status_t add_plan(worker_t *worker, session_objects_t *objects, uin
                              .serial = ++worker->serial,
                              .used = ++worker->clock,
                              .compiled = compiled,
-                             .n_in = ask->n_in,
+                             .n_in = ask->n_in + ask->n_lists,
                              .n_bound = ask->n_bound,
                              .n_rest = ask->n_rest,
                              .n_out = ask->n_out,
@@ -69,6 +69,31 @@ static gradd_status_t add_plan(worker_t *worker, session_objects_t *objects, uin
     plan->compiled = NULL; /* the caller gives it back */
     objects_drop_plan(worker, objects, plan);
     return st;
+}
+
+/* What the plan could leave out: see gradd_live_t. */
+static void put_live(wire_out_t *out, const gradd_live_t *live) {
+    if (live->label_input < 0) return;
+    wire_key(out, "live");
+    wire_put_map(out, 9);
+    wire_put_text(out, "labels");
+    wire_put_i64(out, live->label_input);
+    wire_put_text(out, "mask");
+    wire_put_i64(out, live->mask_input);
+    wire_put_text(out, "ignore");
+    wire_put_i64(out, live->ignore);
+    wire_put_text(out, "shift");
+    wire_put_i64(out, live->shift);
+    wire_put_text(out, "batch");
+    wire_put_i64(out, live->batch);
+    wire_put_text(out, "positions");
+    wire_put_i64(out, live->positions);
+    wire_put_text(out, "label_share");
+    wire_put_f64(out, live->label_share);
+    wire_put_text(out, "real_share");
+    wire_put_f64(out, live->real_share);
+    wire_put_text(out, "flops");
+    wire_put_f64(out, live->flops);
 }
 
 static void put_plan(wire_out_t *out, const compiled_t *compiled, bool hit) {
@@ -97,6 +122,7 @@ static void put_plan(wire_out_t *out, const compiled_t *compiled, bool hit) {
     wire_put_i64(out, info->n_launches_forward);
     wire_put_text(out, "backward");
     wire_put_i64(out, info->n_launches_backward);
+    put_live(out, &info->live);
     wire_key(out, "cached");
     wire_put_u64(out, hit ? 1 : 0);
 }
@@ -114,7 +140,9 @@ static gradd_status_t compile(worker_t *worker, request_t *request, const plan_a
                                     .grad_outputs = ask->gmask,
                                     .n_grad_outputs = ask->n_gmask,
                                     .parameters = ask->parameters,
-                                    .n_parameters = ask->n_parameters};
+                                    .n_parameters = ask->n_parameters,
+                                    .label_rows = ask->label_rows,
+                                    .real_rows = ask->real_rows};
     if (worker->plain || wire_flag(request->args[PLAN_PLAIN])) options.flags |= GRADD_PLAN_PLAIN;
     if (wire_flag(request->args[PLAN_EARLY])) options.flags |= GRADD_PLAN_EARLY;
     if (worker->dense_loss || wire_flag(request->args[PLAN_DENSE]))
@@ -197,7 +225,9 @@ GRADD_COMMANDS(
                                         .optional = true,
                                         .max = PLAN_MAX_LIST},
                    [PLAN_EARLY] = {.name = "early", .kind = WIRE_FLAG, .optional = true},
-                   [PLAN_DENSE] = {.name = "dense", .kind = WIRE_FLAG, .optional = true}}
+                   [PLAN_DENSE] = {.name = "dense", .kind = WIRE_FLAG, .optional = true},
+                   [PLAN_LABEL_ROWS] = {.name = "label_rows", .kind = WIRE_U64, .optional = true},
+                   [PLAN_REAL_ROWS] = {.name = "real_rows", .kind = WIRE_U64, .optional = true}}
 },
     {.name = "plan.drop",
      .handle = plan_drop,

@@ -99,6 +99,20 @@ static gradd_status_t ask_types(const gradd_model_t *model, const msgpack_object
     return GRADD_OK;
 }
 
+/* A list of live rows, which comes with the call, behind all other inputs. */
+static gradd_status_t ask_list(plan_ask_t *ask, const msgpack_object *size, const char *field,
+                               int64_t *out_rows) {
+    const uint64_t rows = size ? wire_u64(size) : 0;
+    if (!rows) return GRADD_OK;
+    if (rows > INT32_MAX)
+        return GRADD_FAIL(LIMIT, "graph.plan: field '%s': %llu rows, the limit is %d", field,
+                          (unsigned long long)rows, INT32_MAX);
+    *out_rows = (int64_t)rows;
+    ask->rest[ask->n_rest++] = ask->n_in + ask->n_lists;
+    ask->in[ask->n_in + ask->n_lists++] = (gradd_type_t){GRADD_DT_I64, 1, {(int64_t)rows}};
+    return GRADD_OK;
+}
+
 static int by_position(const void *a, const void *b) {
     const int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
     return (x > y) - (x < y);
@@ -116,9 +130,9 @@ gradd_status_t plan_ask_init(plan_ask_t *ask, const gradd_model_t *model,
     if (wire_rows(args[PLAN_IN]) != n_in)
         return GRADD_FAIL(TENSOR, "graph.plan: field 'in': the graph has %d inputs, got %d types",
                           n_in, wire_rows(args[PLAN_IN]));
-    ask->in = calloc((size_t)n_in + 1, sizeof *ask->in);
+    ask->in = calloc((size_t)n_in + PLAN_MAX_LISTS + 1, sizeof *ask->in);
     ask->bound = calloc((size_t)ask->n_bound + 1, sizeof *ask->bound);
-    ask->rest = calloc((size_t)n_in + 1, sizeof *ask->rest);
+    ask->rest = calloc((size_t)n_in + PLAN_MAX_LISTS + 1, sizeof *ask->rest);
     ask->grads = calloc((size_t)ask->n_grads + 1, sizeof *ask->grads);
     ask->out = calloc((size_t)ask->n_out + 1, sizeof *ask->out);
     ask->gmask = calloc((size_t)ask->n_gmask + 1, sizeof *ask->gmask);
@@ -139,5 +153,7 @@ gradd_status_t plan_ask_init(plan_ask_t *ask, const gradd_model_t *model,
         ask->rest[ask->bound[k]] = -1; /* a mark, overwritten below after it was read */
     for (int i = 0; i < n_in; i++)
         if (ask->rest[i] == 0) ask->rest[ask->n_rest++] = i;
+    GRADD_TRY(ask_list(ask, args[PLAN_LABEL_ROWS], "label_rows", &ask->label_rows));
+    GRADD_TRY(ask_list(ask, args[PLAN_REAL_ROWS], "real_rows", &ask->real_rows));
     return positions(model, args[PLAN_GMASK], "gmask", NULL, ask->n_out, ask->gmask);
 }

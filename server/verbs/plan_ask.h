@@ -4,7 +4,8 @@
 
 #include "server/verbs/worker.h"
 
-#define PLAN_MAX_LIST 65536 /* entries of one list */
+#define PLAN_MAX_LIST  65536 /* entries of one list */
+#define PLAN_MAX_LISTS 2     /* of live rows */
 
 /* Fields of the verb, in the order of its row. */
 enum {
@@ -19,15 +20,19 @@ enum {
     PLAN_DEVICE,
     PLAN_PARAMETERS,
     PLAN_EARLY,
-    PLAN_DENSE
+    PLAN_DENSE,
+    PLAN_LABEL_ROWS,
+    PLAN_REAL_ROWS
 };
 
 /* Lists of a plan. Owned; what a plan keeps is taken out and NULL afterwards. */
 typedef struct plan_ask_s {
-    gradd_type_t *in;
+    gradd_type_t *in; /* of the model's inputs, and of lists of live rows behind them */
     int32_t *bound, *rest, *grads, *out, *gmask;
     int32_t *parameters; /* inputs that are parameters, rising */
     int n_in, n_bound, n_rest, n_grads, n_out, n_gmask, n_parameters;
+    int n_lists;
+    int64_t label_rows, real_rows;
 } plan_ask_t;
 
 /* *ask must be finished whatever comes of it. Fails with TENSOR, LIMIT, UNSUPPORTED, NOMEM. */

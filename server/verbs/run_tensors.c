@@ -16,8 +16,9 @@ gradd_status_t run_wrong_type(const char *verb, const char *what, const char *na
                       gradd_type_format(want, expected), gradd_type_format(got, found));
 }
 
-static const char *input_name(const session_plan_t *plan, int i) {
-    return gradd_model_input_name(plan->compiled->model->model, i);
+const char *run_input_name(const session_plan_t *plan, int i) {
+    const gradd_model_t *model = plan->compiled->model->model;
+    return i < gradd_model_n_inputs(model) ? gradd_model_input_name(model, i) : "live rows";
 }
 
 const char *run_output_name(const session_plan_t *plan, int i) {
@@ -30,7 +31,7 @@ gradd_status_t run_check_inputs(const session_plan_t *plan, const char *verb, co
         const gradd_type_t *want = &plan->in[positions[i]];
         if (!tensors->address[i]) continue;
         if (!gradd_type_equal(want, &tensors->types[i]))
-            return run_wrong_type(verb, what, input_name(plan, positions[i]), i, want,
+            return run_wrong_type(verb, what, run_input_name(plan, positions[i]), i, want,
                                   &tensors->types[i]);
     }
     return GRADD_OK;

@@ -15,7 +15,8 @@ gradd_status_t run_wrong_type(const char *verb, const char *what, const char *na
  * left out are in order. Fails with TENSOR. */
 gradd_status_t run_check_inputs(const session_plan_t *plan, const char *verb, const char *what,
                                 const int32_t *positions, int n, const tensors_t *tensors);
-/* Name of output i of the plan. */
+/* Name of input i of the plan, a list of live rows among them; of output i. */
+const char *run_input_name(const session_plan_t *plan, int i);
 const char *run_output_name(const session_plan_t *plan, int i);
 
 /* The binding of field 'b'; NULL for none, which is an error if the plan has n > 0 bound inputs.

@@ -48,6 +48,10 @@ typedef struct gradd_attn_drop_s {
     uint64_t seed, node;
     uint64_t limit; /* an element is kept if its word is not below; > UINT32_MAX = none is */
     double scale;   /* 1 / (1 - p) */
+    /* Where q, k and v hold live rows of sequences of `positions`: their numbers (~r: like row r);
+     * bits are those of the element among all rows. NULL = all rows. */
+    const int64_t *rows;
+    int64_t positions;
 } gradd_attn_drop_t;
 
 typedef struct gradd_attn_s {

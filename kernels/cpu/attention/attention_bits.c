@@ -58,11 +58,11 @@ static void begin_query(attn_bits_t *bits, const gradd_attn_t *p, const attn_blo
     bits->lo[i] = 0, bits->hi[i] = (int32_t)p->n_k;
     if (!range) return;
     range += offset_of(&p->range, block, block->first + i);
-    bits->holes[i] = range[2] == GRADD_ATTN_HOLES;
+    bits->holes[i] = range[2] == GRADD_ATTN_HOLES && p->mask.data;
     /* a range comes from our own kernel, but a wrong one must not lead outside of the tensors */
     bits->lo[i] = range[0] < 0 ? 0 : range[0];
     bits->hi[i] = range[1] > p->n_k ? (int32_t)p->n_k : range[1];
-    if (range[2] == GRADD_ATTN_NONE) begin_dead(bits, p, i);
+    if (range[2] == GRADD_ATTN_NONE && p->mask.data) begin_dead(bits, p, i);
 }
 
 void attn_bits_begin(attn_bits_t *bits, const gradd_attn_t *p, const attn_block_t *block) {
@@ -160,10 +160,39 @@ static uint64_t keep_word(attn_bits_t *bits, const gradd_attn_drop_t *d, int64_t
     return low >> shift | bits->drop_next[i] << (64 - shift);
 }
 
+/* The row that entry i of the list is, or is like. A client may write anything there. */
+static uint64_t live_row(const gradd_attn_drop_t *d, int64_t i) {
+    const int64_t row = ((const volatile int64_t *)d->rows)[i];
+    return (uint64_t)(row < 0 ? ~row : row);
+}
+
+/* Bits of n live keys from `first` on, for query i: of the elements that they are among all rows.
+ * Neighbours in a sequence come together. */
+static uint64_t keep_live(attn_bits_t *bits, const gradd_attn_t *p, const attn_block_t *block,
+                          int64_t i, int64_t first, int64_t n) {
+    const gradd_attn_drop_t *d = &p->drop;
+    const uint64_t positions = (uint64_t)d->positions, query = live_row(d, block->first + i);
+    const uint64_t head = query / positions * (uint64_t)p->heads + (uint64_t)block->h;
+    const uint64_t start = (head * positions + query % positions) * positions;
+    const int64_t from = bits->lo[i] > first ? bits->lo[i] - first : 0;
+    const int64_t to = bits->hi[i] - first < n ? bits->hi[i] - first : n;
+    uint64_t word = 0;
+    for (int64_t j = from, next; j < to; j = next) {
+        const uint64_t key = live_row(d, first + j), at = key % positions;
+        for (next = j + 1; next < to && at + (uint64_t)(next - j) < positions; next++)
+            if (live_row(d, first + next) != key + (uint64_t)(next - j)) break;
+        const uint64_t kept = keep_word(bits, d, i, (int64_t)((start + at) & INT64_MAX));
+        word |= (next - j < 64 ? kept & ((1ull << (next - j)) - 1) : kept) << j;
+    }
+    return word;
+}
+
 void attn_bits_drop(attn_bits_t *bits, const gradd_attn_t *p, const attn_block_t *block,
                     int64_t first, int64_t n) {
-    (void)n; /* bits beyond the last key are not looked at */
-    for (int64_t i = 0; i < TILE; i++) {
+    for (int64_t i = 0; i < TILE && p->drop.rows; i++)
+        bits->kept[i] = i < block->n ? keep_live(bits, p, block, i, first, n) : 0;
+    /* bits beyond the last key are not looked at */
+    for (int64_t i = 0; i < TILE && !p->drop.rows; i++) {
         const int64_t row = (block->b * p->heads + block->h) * p->n_q + block->first + i;
         bits->kept[i] = i < block->n ? keep_word(bits, &p->drop, i, row * p->n_k + first) : 0;
     }

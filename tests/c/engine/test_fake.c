@@ -54,7 +54,15 @@ static gradd_plan_t *make_plan(gradd_model_t *model, gradd_device_t *device) {
     gradd_type_t types[N];
     for (int i = 0; i < N; i++)
         types[i] = (gradd_type_t){GRADD_DT_F32, 1, {ELEMENTS}};
-    const gradd_plan_options_t o = {types, N, all, N, all, N, all, N, 0, device, NULL, 0};
+    const gradd_plan_options_t o = {.inputs = types,
+                                    .n_inputs = N,
+                                    .grads = all,
+                                    .n_grads = N,
+                                    .outputs = all,
+                                    .n_outputs = N,
+                                    .grad_outputs = all,
+                                    .n_grad_outputs = N,
+                                    .device = device};
     gradd_plan_t *plan;
     CHECK_OK(gradd_plan_create(model, &o, &plan));
     return plan;
@@ -165,7 +173,15 @@ TEST(constants_are_uploaded_once) {
 static gradd_plan_t *chain(const char *op, gradd_device_t *device, gradd_model_t **out_model) {
     static const int32_t first = 0;
     static const gradd_type_t x = {GRADD_DT_F32, 1, {ELEMENTS}};
-    const gradd_plan_options_t o = {&x, 1, &first, 1, &first, 1, &first, 1, 0, device, NULL, 0};
+    const gradd_plan_options_t o = {.inputs = &x,
+                                    .n_inputs = 1,
+                                    .grads = &first,
+                                    .n_grads = 1,
+                                    .outputs = &first,
+                                    .n_outputs = 1,
+                                    .grad_outputs = &first,
+                                    .n_grad_outputs = 1,
+                                    .device = device};
     gradd_plan_t *plan;
     size_t n;
     Onnx__ModelProto *proto = build_model();
@@ -275,7 +291,15 @@ static gradd_plan_t *gather(gradd_device_t *device, gradd_model_t **out_model) {
         {GRADD_DT_F32, 1, {ELEMENTS}},
         {GRADD_DT_I64, 1, {4}       }
     };
-    const gradd_plan_options_t o = {types, 2, &first, 1, &first, 1, &first, 1, 0, device, NULL, 0};
+    const gradd_plan_options_t o = {.inputs = types,
+                                    .n_inputs = 2,
+                                    .grads = &first,
+                                    .n_grads = 1,
+                                    .outputs = &first,
+                                    .n_outputs = 1,
+                                    .grad_outputs = &first,
+                                    .n_grad_outputs = 1,
+                                    .device = device};
     gradd_plan_t *plan;
     size_t n;
     Onnx__ModelProto *proto = build_model();
@@ -333,7 +357,15 @@ TEST_LIMIT(every_allocation_may_fail, 60) {
         gradd_type_t types[N];
         for (int i = 0; i < N; i++)
             types[i] = (gradd_type_t){GRADD_DT_F32, 1, {ELEMENTS}};
-        const gradd_plan_options_t o = {types, N, all, N, all, N, all, N, 0, fake, NULL, 0};
+        const gradd_plan_options_t o = {.inputs = types,
+                                        .n_inputs = N,
+                                        .grads = all,
+                                        .n_grads = N,
+                                        .outputs = all,
+                                        .n_outputs = N,
+                                        .grad_outputs = all,
+                                        .n_grad_outputs = N,
+                                        .device = fake};
         gradd_device_trim(fake);
         fake_fail(fake->queue, FAKE_ALLOC, n);
         gradd_status_t status = gradd_plan_create(model, &o, &plan);
@@ -408,8 +440,15 @@ static gradd_status_t cumsum(gradd_device_t *device, bool known, gradd_model_t *
         {GRADD_DT_F32, 1, {ELEMENTS}},
         {GRADD_DT_I64, 0, {0}       }
     };
-    const gradd_plan_options_t o = {types, known ? 1 : 2, &first, 1, &first, 1, &first, 1,
-                                    0,     device,        NULL,   0};
+    const gradd_plan_options_t o = {.inputs = types,
+                                    .n_inputs = known ? 1 : 2,
+                                    .grads = &first,
+                                    .n_grads = 1,
+                                    .outputs = &first,
+                                    .n_outputs = 1,
+                                    .grad_outputs = &first,
+                                    .n_grad_outputs = 1,
+                                    .device = device};
     static const int64_t axis = 0;
     size_t n;
     Onnx__ModelProto *proto = build_model();

@@ -45,6 +45,8 @@ class Options(C.Structure):
         ("device", C.c_void_p),
         ("parameters", C.POINTER(C.c_int32)),
         ("n_parameters", C.c_int),
+        ("label_rows", C.c_int64),
+        ("real_rows", C.c_int64),
     ]
 
 

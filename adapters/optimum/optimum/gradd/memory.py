@@ -7,17 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 
-
-def pss_bytes(pid: int | str = "self") -> int:
-    """PSS of one process in bytes; 0 if the process is gone or not ours to read."""
-    try:
-        with open(f"/proc/{pid}/smaps_rollup") as rollup:
-            for line in rollup:
-                if line.startswith("Pss:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0
+from gradd.pss import pss_bytes
 
 
 class PeakSampler:

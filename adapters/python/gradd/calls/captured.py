@@ -8,7 +8,7 @@ copies so that a replay after a restart reads the values of the first time.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ import torch
 
 from gradd import errors, interrupts, options
 from gradd.calls.aliased import Aliased
+from gradd.calls.liverows import LiveRows, Sizes
 from gradd.calls.parameters import Binding, Home, Place, State
 from gradd.calls.slots import Layout
 from gradd.calls.watch import data_ptr
@@ -45,6 +46,7 @@ class Plan:
         early: Positions in `params` of those whose gradient a forward forms.
         early_layout: Slot for these, which a run has from its forward on.
         layout: Slot for the others.
+        live: What it could leave out; None = nothing, or it leaves something out.
     """
 
     client: Any
@@ -58,6 +60,7 @@ class Plan:
     early: tuple[int, ...]
     early_layout: Layout
     layout: Layout
+    live: LiveRows | None = None
 
 
 def check_supported(info: protocol.GraphInfo, cap: Capture) -> None:
@@ -117,6 +120,7 @@ class CapturedGraph:
         self.used = 0  # when it was used last, on the bridge's clock
         self.stepped = False  # an optimizer has stepped while somebody held such an output
         self.sizes: set[tuple] = set()  # sizes of calls that are known to fit
+        self.live_rows: Counter[str] = Counter()  # what calls have left out; see LiveRows.seen
 
     def remember(self, sizes: tuple) -> None:
         """These sizes fit; the next call with them need not be checked."""
@@ -200,6 +204,8 @@ class CapturedGraph:
         input_grads: tuple[str, ...],
         outputs: tuple[str, ...],
         grad_outputs: tuple[int, ...],
+        *,
+        live: Sizes = (0, 0),
     ) -> Plan:
         """The plan for these shapes and wishes, compiled when it is not cached.
 
@@ -210,8 +216,9 @@ class CapturedGraph:
             input_grads: Names of the free inputs that need one.
             outputs: Names of the wanted outputs.
             grad_outputs: Positions in `outputs` whose gradient may arrive.
+            live: Sizes of its lists of live rows.
         """
-        key = (free_types, params, input_grads, outputs, grad_outputs)
+        key = (free_types, params, input_grads, outputs, grad_outputs, live)
         plan = self.plans.get(key)
         if plan is not None:
             self.plans.move_to_end(key)
@@ -230,6 +237,7 @@ class CapturedGraph:
             parameters=self.param_inputs,
             plain=self.plain,
             dense=self.dense,
+            live=live,
         )
         info = client.plan(fields)
         kinds = [(t.dtype, tuple(t.shape)) for t in (self.places[i].get() for i in params)]
@@ -246,6 +254,7 @@ class CapturedGraph:
             early,
             Layout.of([kinds[i] for i in early]),
             Layout.of([kind for i, kind in enumerate(kinds) if i not in early]),
+            LiveRows.of(info.live, self.free, self.info, self.live_rows),
         )
         # Runs hold their plan: the daemon keeps it until the last of them is released.
         client.ends.watch(plan, partial(client.later, "plan.drop", {"plan": info.id}))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
-from gradd import schema, transforms
+from gradd import options, schema, transforms
 from gradd.calls import run as runs
 from gradd.calls import watch
 from gradd.calls.watch import data_ptr
@@ -34,6 +34,7 @@ from gradd.session.shm import DTYPE_CODES, DTYPES, nbytes, round_up
 
 if TYPE_CHECKING:
     from gradd.calls.captured import CapturedGraph, Plan
+    from gradd.calls.liverows import Sizes
     from gradd.calls.parameters import Binding, State
     from gradd.calls.run import Run
     from gradd.calls.slots import SlotSet
@@ -86,6 +87,7 @@ class Prepared:
         kinds: Sequence[Kind],
         *,
         wish: Wish,
+        lists: Sequence[int] = (),
     ) -> None:
         """Args:
         client: The session.
@@ -95,6 +97,7 @@ class Prepared:
         binding: The bound inputs as the daemon knows them.
         kinds: Of the free inputs.
         wish: What the call wants.
+        lists: Sizes of the lists of live rows, which come behind the free inputs.
         """
         self.client = client
         self.slots = slots
@@ -103,11 +106,13 @@ class Prepared:
         self.binding = binding
         self.kinds = list(kinds)
         self.wish = wish
+        self.last = (weakref.ref(graph), weakref.ref(plan))
         self.trains = bool(plan.params or plan.input_grads)
-        self.in_rows, self.in_bytes = _side_by_side(self.kinds)
+        all_kinds = [*self.kinds, *((torch.int64, (n,)) for n in lists)]
+        self.in_rows, self.in_bytes = _side_by_side(all_kinds)
         self._in_offsets = [offset for *_, offset in self.in_rows]
-        self._in_codes = [DTYPE_CODES[dtype] for dtype, _ in self.kinds]
-        self._in_dims = [dims for _, dims in self.kinds]
+        self._in_codes = [DTYPE_CODES[dtype] for dtype, _ in all_kinds]
+        self._in_dims = [dims for _, dims in all_kinds]
         self.out_rows = [
             (DTYPES[code], dims, nbytes(DTYPES[code], dims)) for code, dims in plan.info.outputs
         ]
@@ -119,12 +124,37 @@ class Prepared:
         self.plain = not graph.changed and wish.real == list(user)
         self.all_differentiable = all(wish.differentiable)
         self.watches_readers = bool(graph.cap.depends)
+        self.prints_memory = bool(options.get("ORTMODULE_PRINT_MEMORY_STATS"))
 
     def for_plan(self, plan: Plan) -> Prepared:
         """The same call by another plan."""
+        return self.with_lists(plan, ())
+
+    def with_lists(self, plan: Plan, lists: Sequence[int]) -> Prepared:
+        """The same call by a plan that takes lists of live rows of these sizes."""
         return Prepared(
-            self.client, self.slots, self.graph, plan, self.binding, self.kinds, wish=self.wish
+            *(self.client, self.slots, self.graph, plan, self.binding, self.kinds),
+            wish=self.wish,
+            lists=lists,
         )
+
+    def live(
+        self, inputs: list[torch.Tensor], made: dict[Sizes, Prepared]
+    ) -> tuple[Prepared, list[torch.Tensor]]:
+        """How a call with these inputs runs, and its inputs: rows that nobody needs are left out.
+
+        Args:
+            inputs: The free inputs.
+            made: What was returned before, by sizes of lists.
+        """
+        live = self.plan.live
+        if live is None:
+            return self, inputs
+        return live.choose(self, inputs, made, self._compile_for)
+
+    def _compile_for(self, sizes: Sizes) -> Plan:
+        types = tuple((DTYPE_CODES[dtype], shape) for dtype, shape in self.kinds)
+        return self.graph.plan(self.client, types, *self.wish.of_plan(), live=sizes)
 
     def fields(
         self, run: Run, inputs: Block | None, segments: list[int], offsets: list[int]
@@ -200,7 +230,7 @@ class Way:
             "order",
             "leaf_at",
         ),
-        *("numbers", "outside", "params", "grad_inputs", "flat", "outputs_at", "last"),
+        *("numbers", "outside", "params", "grad_inputs", "flat", "outputs_at", "made"),
     )
 
     def __init__(
@@ -236,7 +266,7 @@ class Way:
         self.asked_for = len(graph.asked_for)
         self.params = prepared.wish.params
         self.grad_inputs = prepared.grad_inputs
-        self.last = (weakref.ref(graph), weakref.ref(prepared.plan))
+        self.made: dict[Sizes, Prepared] = {}
         self._place_leaves(graph, leaves)
         self._place_outputs(graph)
 
@@ -351,7 +381,14 @@ class ShortWay(ABC):
                 found = None
             if found is not None:
                 way, leaves, bound, inputs = found
-                run = runs.Run(way.prepared, bound, inputs, self.counts)
+                prepared = way.prepared
+                live = prepared.plan.live
+                if live is not None and live.waits:
+                    live.waits -= 1
+                elif live is not None:
+                    prepared, inputs = prepared.live(inputs, way.made)
+                self.last = prepared.last
+                run = runs.Run(prepared, bound, inputs, self.counts)
         if found is None:
             return self.long_way(args, kwargs)
         tensors = list(map(bound.__getitem__, way.params))
@@ -393,7 +430,6 @@ class ShortWay(ABC):
         graph = way.prepared.graph
         graph.uses.calls += 1
         self.clock = graph.used = self.clock + 1
-        self.last = way.last
         return way, leaves, bound, inputs
 
     def _form(self, args: tuple, kwargs: dict, part: ModulePart) -> tuple[tuple, list] | None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from gradd import errors, interrupts
+from gradd import errors, interrupts, pss
 from gradd.calls import batched
 from gradd.calls.lazy import LazyTensor
 from gradd.calls.parameter_changes import Snapshot, steps, version_of
@@ -171,6 +171,8 @@ class Run:
             if not client.forward(fields, read, more or {}, make_tensors):
                 self._raise_changed(self._again_of)
             self.counts["forwards"] += 1
+            if prepared.prints_memory:
+                pss.print_after("forward", self)
             return tensors
 
     def outputs(self) -> list[torch.Tensor]:
@@ -313,6 +315,8 @@ class Run:
                     one.free()
                 for block in scratch:
                     block.returned.append(block)
+            if prepared.prints_memory:
+                pss.print_after("backward", self)
             if not keep:
                 self._held.release()
             return found

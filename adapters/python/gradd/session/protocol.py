@@ -58,6 +58,33 @@ class GraphInfo:
 
 
 @dataclass(frozen=True)
+class Live:
+    """What a plan over all rows could leave out: see calls/liverows.py.
+
+    Attributes:
+        labels: Position of the labels among the graph's inputs.
+        mask: The same of the mask that tells real rows; -1 = there is none.
+        ignore: Label of the rows that count nothing.
+        shift: Row (b, s) answers for the label at (b, s + 1).
+        batch: Sequences.
+        positions: Of each.
+        label_share: Part of the forward's operations that is made in labelled rows alone.
+        real_share: The same of real rows.
+        flops: Operations of the forward.
+    """
+
+    labels: int
+    mask: int
+    ignore: int
+    shift: bool
+    batch: int
+    positions: int
+    label_share: float
+    real_share: float
+    flops: float
+
+
+@dataclass(frozen=True)
 class PlanInfo:
     """Reply of graph.plan.
 
@@ -71,6 +98,7 @@ class PlanInfo:
         saved: Of the peak, bytes alive between forward and backward.
         constant: Bytes of folded constants, held once per plan.
         early: Per wanted gradient: does the forward form it.
+        live: What it could leave out.
     """
 
     id: int
@@ -82,6 +110,7 @@ class PlanInfo:
     saved: int = 0
     constant: int = 0
     early: tuple[bool, ...] = ()
+    live: Live | None = None
 
 
 def tensor(one: Tensor) -> dict[str, Any]:
@@ -217,7 +246,14 @@ def plan_info(plan_id: int, reply: dict[str, Any]) -> PlanInfo:
         saved=int(reply.get("saved", 0)),
         constant=int(reply.get("constant", 0)),
         early=tuple(bool(e) for e in reply.get("early", ())),
+        live=_live(reply.get("live")),
     )
+
+
+def _live(entry: dict[str, Any] | None) -> Live | None:
+    if entry is None:
+        return None
+    return Live(**{**entry, "shift": bool(entry["shift"])})
 
 
 def plan_fields(
@@ -231,6 +267,7 @@ def plan_fields(
     parameters: Sequence[int] = (),
     plain: bool = False,
     dense: bool = False,
+    live: tuple[int, int] = (0, 0),
 ) -> dict[str, Any]:
     """Fields of graph.plan, without the plan's id.
 
@@ -244,6 +281,7 @@ def plan_fields(
         parameters: Positions of the inputs that are parameters, trained or not.
         plain: Leave patterns unrecognised.
         dense: Make the logits of a loss as a whole.
+        live: Sizes of the lists of labelled and of real rows; 0 = all rows.
     """
     return {
         "graph": graph,
@@ -256,4 +294,6 @@ def plan_fields(
         "plain": int(plain),
         "early": int(bool(grads)),
         "dense": int(dense),
+        "label_rows": live[0],
+        "real_rows": live[1],
     }

@@ -1,0 +1,250 @@
+"""Live rows: which rows of a batch a call needs, and the plan that computes no others.
+
+A row is a position of a batch. The daemon says what a plan over all rows could leave out
+(`protocol.Live`): rows without a label behind the last attention, and padding. Here the rows of a
+call are counted and named, and what the daemon takes for granted is checked: the mask holds zeros
+and ones, and no labelled row is padding. Where that does not hold, the call runs over all rows.
+
+A plan has lists of fixed sizes. Sizes are rounded up, at most eight to an octave; a size that is
+asked for the first time takes the next larger plan that is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from gradd import errors, options
+
+if TYPE_CHECKING:
+    from gradd.calls.captured import Plan
+    from gradd.calls.prepared import Prepared
+    from gradd.session.protocol import GraphInfo, Live
+
+logger = logging.getLogger("gradd")
+Sizes = tuple[int, int]  # of the lists of labelled and of real rows; 0 = there is none
+_LEAST = 0.02  # of the forward's operations that a list has to save
+_KEPT = 48  # plans with lists of a plan over all rows
+_ASKED = 1024  # sizes that are remembered without a plan
+_PATIENCE = 3  # calls in a row that saved nothing, before not every one is looked at
+_LONGEST = 64  # calls that are not looked at, at most
+
+
+def rounded(n: int) -> int:
+    """The next size of a list: four significant bits, so at most eight sizes to an octave."""
+    n = max(n, 8)
+    shift = max(n.bit_length() - 4, 0)
+    return (n + (1 << shift) - 1) >> shift << shift
+
+
+def filled(rows: torch.Tensor, size: int) -> torch.Tensor:
+    """A list of that size: live rows, and behind them ~r for a row r that stands for nothing."""
+    out = torch.empty(size, dtype=torch.int64)
+    n = rows.numel()
+    out[:n] = rows
+    out[n:] = ~rows[-1] if n else -1
+    return out
+
+
+@dataclass(frozen=True)
+class Switches:
+    """Which rows may be left out, and whether that is printed."""
+
+    labelled: bool
+    real: bool
+    printed: bool
+
+    @classmethod
+    def read(cls) -> Switches:
+        """As the environment says now."""
+        on = options.get("GRADD_LIVE_ROWS") and options.get("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER")
+        return cls(
+            bool(on and options.get("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER")),
+            bool(on and options.get("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER")),
+            bool(options.get("ORTMODULE_PRINT_INPUT_DENSITY")),
+        )
+
+
+class LiveRows:
+    """What the calls of a plan over all rows leave out.
+
+    Attributes:
+        rows: Of a batch.
+        waits: Calls that are not looked at.
+        seen: Counts, for statistics: "calls" with any rows left out, "rows" of the calls that were
+            looked at, of these "unlabelled" and "padding" that were left out, and "flops" of the
+            forward that this saved.
+    """
+
+    def __init__(
+        self, live: Live, labels: int, mask: int | None, switches: Switches, seen: Counter[str]
+    ) -> None:
+        """Args:
+        live: What the daemon says.
+        labels: Position of the labels among the free inputs.
+        mask: The same of the mask.
+        switches: What may be left out.
+        seen: Where it is counted.
+        """
+        self.live = live
+        self.switches = switches
+        self.rows = live.batch * live.positions
+        self.seen = seen
+        self._labels = labels
+        self._mask = mask
+        self._plans: OrderedDict[Sizes, Plan] = OrderedDict()
+        self._asked: set[Sizes] = set()
+        self._off = False
+        self._idle = self.waits = 0
+
+    @classmethod
+    def of(
+        cls, live: Live | None, free: Sequence[str], info: GraphInfo, seen: Counter[str]
+    ) -> LiveRows | None:
+        """What calls may leave out that bring what tells it; None = nothing.
+
+        Args:
+            live: What the daemon says of a plan over all rows.
+            free: Names of the free inputs.
+            info: Of the graph.
+            seen: Where is counted what calls leave out.
+        """
+        switches = Switches.read()
+        if live is None or not (switches.labelled or switches.real or switches.printed):
+            return None
+        at = {name: i for i, name in enumerate(free)}
+        names = [name for name, _, _ in info.inputs]
+        labels = at.get(names[live.labels])
+        mask = at.get(names[live.mask]) if live.mask >= 0 else None
+        return None if labels is None else cls(live, labels, mask, switches, seen)
+
+    def choose(
+        self,
+        prepared: Prepared,
+        inputs: list[torch.Tensor],
+        made: dict[Sizes, Prepared],
+        compile_for: Callable[[Sizes], Plan],
+    ) -> tuple[Prepared, list[torch.Tensor]]:
+        """How a call runs, and its free inputs.
+
+        Args:
+            prepared: Over all rows.
+            inputs: Free inputs of the call.
+            made: What was returned before, by sizes.
+            compile_for: Compiles the plan for such sizes.
+        """
+        if self.waits or self._off:
+            self.waits = max(self.waits - 1, 0)
+            return prepared, inputs
+        self.seen["rows"] += self.rows
+        labelled, real = self.find(inputs)
+        if self.switches.printed:
+            self._print(labelled, real)
+        sizes = self._worth(labelled, real)
+        if not any(sizes):
+            self._rest()
+            return prepared, inputs
+        self._idle = 0
+        try:
+            found = self._plan(sizes, compile_for)
+        except errors.GraddError as error:
+            self._off = True
+            logger.warning("rows that nobody needs are computed all the same: %s", error)
+            return prepared, inputs
+        if found is None:
+            return prepared, inputs
+        sizes, plan = found
+        own = made.get(sizes)
+        if own is None or own.plan is not plan or own.binding is not prepared.binding:
+            own = made[sizes] = prepared.with_lists(plan, [n for n in sizes if n])
+        lists = [filled(r, n) for r, n in zip((labelled, real), sizes, strict=True) if n]
+        self._count(sizes)
+        return own, [*inputs, *lists]
+
+    def find(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Numbers of the labelled and of the real rows; None = a plan may not know these."""
+        live = self.live
+        labels = inputs[self._labels].detach().reshape(-1)
+        labelled = labels.ne(live.ignore)
+        if live.shift:
+            labelled = labelled.view(live.batch, live.positions)
+            labelled = torch.nn.functional.pad(labelled[:, 1:], (0, 1)).reshape(-1)
+        rows = labelled.nonzero().view(-1)
+        if self._mask is None:
+            return rows, None
+        mask = inputs[self._mask].detach().reshape(-1)
+        real = mask.eq(1)
+        plain = mask.numel() == self.rows and bool((real | mask.eq(0)).all())
+        if not plain or not bool(real[rows].all()):
+            return rows, None
+        return rows, real.nonzero().view(-1)
+
+    def _rest(self) -> None:
+        """Data that have nothing to leave out are looked at less and less often."""
+        self._idle += 1
+        if self._idle >= _PATIENCE:
+            self.waits = min(1 << (self._idle - _PATIENCE), _LONGEST)
+
+    def _worth(self, labelled: torch.Tensor, real: torch.Tensor | None) -> Sizes:
+        """Sizes of the lists that save enough; without one of labelled rows these are real ones."""
+        sizes = [0, 0]
+        label_share, real_share = self.live.label_share, self.live.real_share
+        if self.switches.labelled:
+            size = rounded(labelled.numel())
+            if label_share * (1 - size / self.rows) >= _LEAST:
+                sizes[0] = size
+        if self.switches.real and real is not None:
+            size = rounded(real.numel())
+            share = real_share if sizes[0] else real_share + label_share
+            if share * (1 - size / self.rows) >= _LEAST:
+                sizes[1] = size
+        return sizes[0], sizes[1]
+
+    def _print(self, labelled: torch.Tensor, real: torch.Tensor | None) -> None:
+        n = self.rows
+        text = f"gradd: {labelled.numel()} of {n} rows ({labelled.numel() / n:.1%}) have a label"
+        if real is not None:
+            text += f", {real.numel()} ({real.numel() / n:.1%}) are no padding"
+        print(text, flush=True)
+
+    def _plan(
+        self, sizes: Sizes, compile_for: Callable[[Sizes], Plan]
+    ) -> tuple[Sizes, Plan] | None:
+        plan = self._plans.get(sizes)
+        if plan is None and self._plans and sizes not in self._asked:
+            if len(self._asked) >= _ASKED:
+                self._asked.clear()
+            self._asked.add(sizes)
+            return self._larger(sizes)
+        if plan is None:
+            plan = self._plans[sizes] = compile_for(sizes)
+            if len(self._plans) > _KEPT:
+                self._plans.popitem(last=False)
+        self._plans.move_to_end(sizes)
+        return sizes, plan
+
+    def _larger(self, sizes: Sizes) -> tuple[Sizes, Plan] | None:
+        """The smallest plan with the same lists that has room."""
+        labelled, real = sizes
+        fitting = [
+            s
+            for s in self._plans
+            if bool(s[0]) == bool(labelled) and bool(s[1]) == bool(real)
+            if s[0] >= labelled and s[1] >= real
+        ]
+        best = min(fitting, key=sum, default=None)
+        return None if best is None else (best, self._plans[best])
+
+    def _count(self, sizes: Sizes) -> None:
+        (labelled, real), live, n = sizes, self.live, self.rows
+        unlabelled, padding = (n - labelled if labelled else 0), (n - real if real else 0)
+        self.seen["calls"] += 1
+        self.seen["unlabelled"] += unlabelled
+        self.seen["padding"] += padding
+        saved = live.label_share * (unlabelled or padding) + live.real_share * padding
+        self.seen["flops"] += int(live.flops * saved / n)

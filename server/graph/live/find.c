@@ -1,0 +1,197 @@
+/* Which nodes need only some rows. See live.h. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/graph/budget.h"
+#include "server/graph/live/live.h"
+#include "server/graph/match/match.h"
+
+/* ---- the loss -------------------------------------------------------------------------------- */
+
+static bool is_input(const graph_t *g, gradd_val_t v) {
+    return g->values[v]->kind == VALUE_INPUT;
+}
+
+/* The value that v has the elements of, in other sizes. */
+static gradd_val_t through_views(const graph_t *g, gradd_val_t v) {
+    for (int step = 0; step < MATCH_MAX_WALK; step++) {
+        const graph_value_t *value = g->values[v];
+        if (value->kind != VALUE_NODE || !(g->nodes[value->node].op->flags & GRADD_OP_VIEW)) break;
+        v = g->nodes[value->node].in[0];
+    }
+    return v;
+}
+
+static bool describe_loss(const graph_t *g, int32_t id, live_loss_t *out) {
+    const graph_node_t *n = &g->nodes[id];
+    if (strcmp(n->op->name, "CrossEntropy")) return false;
+    if (!gradd_attr_find(n->attrs, "ignore_index")) return false;
+    const gradd_type_t *x = graph_type(g, n->in[0]);
+    const bool shift = gradd_attr_int(n->attrs, "shift", 0);
+    *out = (live_loss_t){.node = id,
+                         .labels = through_views(g, n->in[1]),
+                         .lead = x->rank - 1,
+                         .rows = gradd_type_count(graph_type(g, n->in[1]))};
+    if (out->lead < 1 || !out->rows || !is_input(g, out->labels)) return false;
+    const gradd_type_t *labels = graph_type(g, out->labels);
+    if (!labels->rank || gradd_type_count(labels) != out->rows) return false;
+    out->positions = labels->dims[labels->rank - 1];
+    return !shift || out->positions == x->dims[x->rank - 2];
+}
+
+static int64_t classes(const graph_t *g, int32_t id) {
+    const gradd_type_t *x = graph_type(g, g->nodes[id].in[0]);
+    return x->dims[x->rank - 1];
+}
+
+/* Of several losses the one with the most classes; another one reads all rows. */
+static void find_loss(const graph_t *g, const bool *used, live_loss_t *out) {
+    live_loss_t found;
+    out->node = -1;
+    for (int32_t id = 0; id < g->n_nodes; id++)
+        if (used[id] && describe_loss(g, id, &found) &&
+            (out->node < 0 || classes(g, id) > classes(g, out->node)))
+            *out = found;
+}
+
+/* ---- what is needed -------------------------------------------------------------------------- */
+
+bool live_rowwise(const graph_t *g, const graph_node_t *n, int lead, int64_t rows,
+                  gradd_rowwise_t *out) {
+    static _Thread_local gradd_view_t in[GRADD_OP_MAX_IN];
+    static _Thread_local gradd_type_t types[GRADD_OP_MAX_OUT];
+    if (!n->op->rowwise || lead < 1) return false;
+    for (int i = 0; i < n->n_in; i++) {
+        in[i] = (gradd_view_t){0};
+        if (n->in[i] == GRADD_NONE) continue;
+        in[i] = (gradd_view_t){*graph_type(g, n->in[i]), (void *)g->values[n->in[i]]->data};
+    }
+    for (int j = 0; j < n->n_out; j++)
+        types[j] = n->out[j] == GRADD_NONE ? (gradd_type_t){0} : *graph_type(g, n->out[j]);
+    if (lead > types[0].rank) return false;
+    *out = (gradd_rowwise_t){.op = n->op,
+                             .attrs = n->attrs,
+                             .n_in = n->n_in,
+                             .n_out = n->n_out,
+                             .in = in,
+                             .out = types,
+                             .lead = lead,
+                             .rows = rows};
+    return n->op->rowwise(out) && !(n->op->flags & GRADD_OP_RANDOM && !out->takes_rows);
+}
+
+/* Values that are known or come from outside are there in full. */
+static bool is_made(const graph_t *g, gradd_val_t v) {
+    return v != GRADD_NONE && g->values[v]->kind == VALUE_NODE;
+}
+
+static void need(live_t *l, gradd_val_t v, live_set_t set, int lead) {
+    if (!is_made(l->g, v)) return;
+    if (set < LIVE_ALL && l->need[v] != LIVE_NONE && l->need[v] < LIVE_ALL && l->lead[v] != lead)
+        set = LIVE_ALL; /* two readings of the same axes */
+    if (set > l->need[v]) l->need[v] = (uint8_t)set;
+    l->lead[v] = (uint8_t)lead;
+}
+
+/* The largest set that is needed of the results, and their leading axes; they must agree. */
+static live_set_t needed(const live_t *l, const graph_node_t *n, int *out_lead) {
+    live_set_t set = LIVE_NONE;
+    *out_lead = 0;
+    for (int j = 0; j < n->n_out; j++) {
+        if (n->out[j] == GRADD_NONE || l->need[n->out[j]] == LIVE_NONE) continue;
+        const live_set_t own = l->need[n->out[j]];
+        if (own == LIVE_ALL) return LIVE_ALL;
+        if (*out_lead && *out_lead != l->lead[n->out[j]]) return LIVE_ALL;
+        *out_lead = l->lead[n->out[j]];
+        if (own > set) set = own;
+    }
+    return set;
+}
+
+/* Passes on what a node needs for the set that is needed of it, or a larger one. */
+static gradd_status_t visit(live_t *l, int32_t id) {
+    int lead;
+    gradd_rowwise_t rowwise;
+    const graph_node_t *n = &l->g->nodes[id];
+    live_set_t set = needed(l, n, &lead);
+    if (set == LIVE_NONE) return GRADD_OK;
+    if (set < LIVE_ALL && live_rowwise(l->g, n, lead, l->loss.rows, &rowwise)) {
+        l->at[id] = (uint8_t)set;
+        for (int i = 0; i < n->n_in; i++)
+            need(l, n->in[i], rowwise.use[i] == GRADD_USE_ROWS ? set : LIVE_ALL,
+                 rowwise.in_lead[i]);
+        return GRADD_OK;
+    }
+    bool can = false;
+    if (set < LIVE_ALL && l->real && lead == 2 && !strcmp(n->op->name, "FusedAttention"))
+        GRADD_TRY(live_attention(l, id, &can));
+    n = &l->g->nodes[id]; /* a constant may have moved the list */
+    l->at[id] = can ? LIVE_REAL : LIVE_ALL;
+    for (int i = 0; i < n->n_in; i++)
+        if (!can || i >= LIVE_SINKS)
+            need(l, n->in[i], LIVE_ALL, 0);
+        else if (i < 3) /* of the mask nothing is needed */
+            need(l, n->in[i], LIVE_REAL, 2);
+    return GRADD_OK;
+}
+
+static gradd_status_t sweep(live_t *l) {
+    graph_t *g = l->g;
+    for (int j = 0; j < g->n_outputs; j++)
+        need(l, g->outputs[j], LIVE_ALL, 0);
+    for (int32_t id = l->n_nodes - 1; id >= 0; id--) {
+        GRADD_TRY(budget_spend(1));
+        if (id != l->loss.node) {
+            GRADD_TRY(visit(l, id));
+            continue;
+        }
+        const graph_node_t *n = &g->nodes[id];
+        l->at[id] = LIVE_ALL;
+        need(l, n->in[0], l->labelled ? LIVE_LABELLED : LIVE_REAL, l->loss.lead);
+        for (int i = 1; i < n->n_in; i++)
+            need(l, n->in[i], LIVE_ALL, 0);
+    }
+    return GRADD_OK;
+}
+
+/* ---- the interface --------------------------------------------------------------------------- */
+
+static gradd_status_t mark_used(const graph_t *g, bool **out) {
+    bool *used = calloc((size_t)g->n_nodes + 1, sizeof used[0]);
+    if (!used) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
+    for (int j = 0; j < g->n_outputs; j++)
+        if (is_made(g, g->outputs[j])) used[g->values[g->outputs[j]]->node] = true;
+    for (int32_t id = g->n_nodes - 1; id >= 0; id--)
+        for (int i = 0; used[id] && i < g->nodes[id].n_in; i++)
+            if (is_made(g, g->nodes[id].in[i])) used[g->values[g->nodes[id].in[i]]->node] = true;
+    *out = used;
+    return GRADD_OK;
+}
+
+gradd_status_t live_find(graph_t *g, bool labelled, bool real, live_t *out) {
+    bool *used = NULL;
+    *out = (live_t){
+        .g = g, .labelled = labelled, .real = real, .mask = GRADD_NONE, .last_mask = GRADD_NONE};
+    out->loss.node = -1;
+    GRADD_TRY(graph_sort(g));
+    out->n_nodes = g->n_nodes, out->n_values = g->n_values;
+    GRADD_TRY(mark_used(g, &used));
+    find_loss(g, used, &out->loss);
+    free(used);
+    if (out->loss.node < 0) return GRADD_OK;
+    const size_t values = (size_t)g->n_values + 1, nodes = (size_t)g->n_nodes + 1;
+    out->need = calloc(values, sizeof out->need[0]);
+    out->lead = calloc(values, sizeof out->lead[0]);
+    out->at = calloc(nodes, sizeof out->at[0]);
+    out->spans = calloc(nodes, sizeof out->spans[0]);
+    if (!out->need || !out->lead || !out->at || !out->spans)
+        return GRADD_FAIL(NOMEM, "no memory to compile the graph");
+    return sweep(out);
+}
+
+void live_finish(live_t *live) {
+    free(live->need);
+    free(live->lead);
+    free(live->at);
+    free(live->spans);
+}

@@ -1,0 +1,68 @@
+/* Live rows: which nodes of a graph need only some of the rows of a batch, and the graph that
+ * computes no others.
+ *
+ * A row is a position of a batch. Two sets of rows are known before a step: those that carry a
+ * label (the others of a CrossEntropy count nothing), and those that are real (the others are
+ * padding, which the mask of every attention hides). The search starts at the losses and goes
+ * upwards: what only rows of a set are read of, and is made row by row (the operator's row says
+ * so), is needed in that set alone. Labelled rows end at attention, whose keys are all rows; real
+ * ones go on to the embeddings. What anybody else reads (outputs, sums over positions) is computed
+ * in full, so a graph that depends on padding otherwise has smaller regions, or none.
+ *
+ * The set's list of rows is an input of the plan behind those of the model. The rewritten nodes
+ * read what they need by GatherRows; ranks stay, the leading axes become (1, ..., 1, k).
+ *
+ * It holds of every step whose labelled rows are real and whose mask is zeros and ones: that is for
+ * the caller to check.
+ */
+#ifndef GRADD_SERVER_GRAPH_LIVE_H
+#define GRADD_SERVER_GRAPH_LIVE_H
+
+#include "server/graph/graph.h"
+
+/* In which rows something is computed, or needed: each holds the ones before it. */
+typedef enum live_set_e { LIVE_NONE, LIVE_LABELLED, LIVE_REAL, LIVE_ALL } live_set_t;
+
+/* The loss that labels belong to. */
+typedef struct live_loss_s {
+    int32_t node;       /* CrossEntropy; -1 = none */
+    gradd_val_t labels; /* an input of the model, perhaps in other sizes */
+    int lead;           /* axes of the logits in front of the classes */
+    int64_t rows, positions;
+} live_loss_t;
+
+typedef struct live_s {
+    graph_t *g;
+    live_loss_t loss;
+    bool labelled, real;   /* which sets there are */
+    gradd_val_t mask;      /* input of the model that tells real rows; GRADD_NONE = none seen yet */
+    int n_nodes, n_values; /* when it was searched */
+    uint8_t *need;         /* Owned: per value a live_set_t */
+    uint8_t *lead;         /* Owned: per value that is not needed in full, its leading axes */
+    uint8_t *at;           /* Owned: per node the live_set_t that it is computed in */
+    gradd_val_t *spans;    /* Owned: per node: of an attention over real rows */
+    gradd_val_t last_mask, last_spans; /* of an attention that was looked at; layers are alike */
+} live_t;
+
+/* Finds the loss, and what is needed with the sets that `real` allows. Finish it in any case. */
+gradd_status_t live_find(graph_t *g, bool labelled, bool real, live_t *out);
+void live_finish(live_t *live);
+
+/* How the node treats rows; false if not row by row. */
+bool live_rowwise(const graph_t *g, const graph_node_t *n, int lead, int64_t rows,
+                  gradd_rowwise_t *out);
+
+enum { LIVE_SINKS = 6, LIVE_ROWS = 7 }; /* operands of FusedAttention */
+
+/* Looks at an attention: whether it may run over real rows alone. Then l->mask is the input of the
+ * model that hides padding, and l->spans of the node a constant, i32[positions, 2]: what each
+ * position may look at beside that. All attentions over real rows have one mask for padding. */
+gradd_status_t live_attention(live_t *l, int32_t node, bool *out_can);
+
+/* Operations of the forward, and which parts are needed in labelled and in real rows. */
+void live_count(const live_t *live, gradd_live_t *out);
+
+/* The graph with rows left out. `lists` are the values of the lists, per live_set_t. */
+gradd_status_t live_rewrite(const live_t *live, const gradd_val_t *lists);
+
+#endif

@@ -1,0 +1,185 @@
+"""Rows that nobody needs are left out, and nothing else changes.
+
+A wrapped module that leaves out padding and rows without a label is compared with its twin over all
+rows: loss and every gradient agree to rounding, whatever the mask, the labels and the sizes.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from gradd import ORTModule
+from gradd.calls.liverows import LiveRows, filled, rounded
+from tests.python.helpers.models import VOCAB, build
+from tests.python.helpers.selection import SEED
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+IGNORED = -100
+FAMILIES = (
+    *("llama", "llama_tied", "bert_mlm", "gpt2", "mistral", "qwen2", "qwen3", "phi3"),
+    *("gemma2", "gemma3", "peft_lora_llama"),
+)
+BOUND = {torch.float32: 2e-5, torch.bfloat16: 5e-2}
+
+
+KINDS = ("right", "left", "mixed", "holes", "none", "few")
+
+
+def masked_batch(
+    draw: random.Random, batch: int, positions: int, kinds: Sequence[str] = KINDS
+) -> dict[str, torch.Tensor]:
+    """A batch with a random kind of padding and of labels."""
+    gen = torch.Generator().manual_seed(draw.getrandbits(40))
+    ids = torch.randint(2, VOCAB, (batch, positions), generator=gen)
+    place = torch.arange(positions)
+    mask = torch.ones_like(ids)
+    kind = draw.choice(kinds)
+    for row in range(batch):
+        length = draw.randint(1, positions)
+        side = draw.choice(["right", "left"]) if kind == "mixed" else kind
+        if side == "right":
+            mask[row] = place < length
+        elif side == "left":
+            mask[row] = place >= positions - length
+        elif side == "holes":
+            mask[row] = torch.rand(positions, generator=gen) < 0.6
+        elif side == "few":
+            mask[row] = place < 1
+    density = draw.choice([0.0, 0.05, 0.3, 1.0])
+    labelled = torch.rand(batch, positions, generator=gen) < density
+    # Row s answers for the label at s + 1 in some models, for its own in others: both are real.
+    before = torch.cat([mask[:, :1], mask[:, :-1]], 1)
+    labels = ids.masked_fill(~(labelled & mask.bool() & before.bool()), IGNORED)
+    if density and draw.random() < 0.2:  # a single one
+        labels = torch.full_like(ids, IGNORED)
+        labels[0, -1] = ids[0, -1] if bool(mask[0, -1] and before[0, -1]) else IGNORED
+    return {"input_ids": ids * mask, "attention_mask": mask, "labels": labels}
+
+
+def found(model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, Any]]:
+    model.zero_grad(set_to_none=True)
+    loss = model(**batch).loss
+    loss.backward()
+    grads = {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+    return loss.detach().clone(), grads
+
+
+def agree(ours: tuple, theirs: tuple, bound: float) -> None:
+    assert torch.equal(ours[0].isnan(), theirs[0].isnan())
+    if not ours[0].isnan():
+        torch.testing.assert_close(ours[0], theirs[0], rtol=bound, atol=bound)
+    present = [g for g in theirs[1].values() if g is not None]
+    largest = max((float(g.float().abs().max()) for g in present), default=0.0)
+    for name, grad in theirs[1].items():
+        own = ours[1][name]
+        assert (own is None) == (grad is None), name
+        if grad is None:
+            continue
+        apart = float((own.float() - grad.float()).abs().max())
+        limit = bound * max(float(grad.float().abs().max()), 1e-3 * largest)
+        assert apart <= limit, f"{name}: {apart} > {limit}"
+
+
+def left_out() -> dict[str, int]:
+    """What the live modules of this process have left out together."""
+    seen: dict[str, int] = {}
+    for one in gc.get_objects():
+        if type(one) is LiveRows:
+            for name, count in one.seen.items():
+                seen[name] = seen.get(name, 0) + count
+    return seen
+
+
+class Twins:
+    """A model over live rows and its twin over all rows."""
+
+    def __init__(
+        self, family: str, dtype: torch.dtype, patch: pytest.MonkeyPatch, **over: Any
+    ) -> None:
+        model, _ = build(family, **over)
+        model = model.to(dtype)
+        patch.setenv("GRADD_SELF_CHECK", "0")
+        self.bound = BOUND[dtype]
+        self.live = ORTModule(model, strict=True)
+        patch.setenv("GRADD_LIVE_ROWS", "0")
+        self.full = ORTModule(copy.deepcopy(model), strict=True)
+        found(self.full, masked_batch(random.Random(1), 3, 12))
+        patch.delenv("GRADD_LIVE_ROWS")
+
+    def compare(self, batch: dict[str, torch.Tensor]) -> None:
+        agree(found(self.live, batch), found(self.full, batch), self.bound)
+
+
+@pytest.fixture
+def patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def _cases(family: str, dtype: torch.dtype, count: int, patch: pytest.MonkeyPatch) -> None:
+    twins, draw = Twins(family, dtype, patch), random.Random(f"{SEED} {family}")
+    for _ in range(count):
+        batch, positions = draw.randint(1, 5), draw.choice([1, 2, 3, 17, 40])
+        case = masked_batch(draw, batch, positions)
+        try:
+            twins.compare(case)
+        except AssertionError as error:
+            raise AssertionError(f"{case}: {error}") from error
+    if count >= 10:
+        seen = left_out()
+        assert seen["unlabelled"] > 0
+        assert seen["padding"] > 0
+
+
+@pytest.mark.parametrize("family", ["llama", "bert_mlm"])
+def test_random_batches(family: str, patch: pytest.MonkeyPatch) -> None:
+    _cases(family, torch.float32, 15, patch)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_more_random_batches(family: str, dtype: torch.dtype, patch: pytest.MonkeyPatch) -> None:
+    _cases(family, dtype, 25, patch)
+
+
+@pytest.mark.quick
+def test_sizes_of_lists() -> None:
+    """At most eight to an octave, never too small, and what fills them stands for nothing."""
+    sizes = {rounded(n) for n in range(4097)}
+    for low in (64, 512, 2048):
+        assert sum(low < size <= 2 * low for size in sizes) <= 8
+    assert all(n <= rounded(n) <= max(8, n * 9 / 8 + 1) for n in range(4097))
+    assert filled(torch.tensor([3, 5]), 4).tolist() == [3, 5, ~5, ~5]
+    assert filled(torch.tensor([], dtype=torch.int64), 2).tolist() == [-1, -1]
+
+
+def _with_chance(family: str) -> dict[str, float]:
+    """Configuration with dropout everywhere that the family has any."""
+    if family == "gpt2":
+        return {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.2}
+    if family == "bert_mlm":
+        return {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
+    return {"attention_dropout": 0.2}
+
+
+@pytest.mark.parametrize("family", ["bert_mlm", "gpt2", "llama"])
+def test_masks_of_dropout_are_those_of_all_rows(family: str, patch: pytest.MonkeyPatch) -> None:
+    """The same seed drops the same elements, whatever rows are left out."""
+    twins, draw = Twins(family, torch.float32, patch, **_with_chance(family)), random.Random(7)
+    for step in range(8):
+        size = draw.randint(2, 4), draw.choice([17, 60])
+        batch = masked_batch(draw, *size, ("right", "holes", "mixed"))
+        results = []
+        for model in (twins.live, twins.full):
+            torch.manual_seed(step)
+            results.append(found(model, batch))
+        agree(*results, twins.bound)
+    assert left_out()["padding"] > 0
