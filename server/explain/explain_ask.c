@@ -334,9 +334,13 @@ static gradd_status_t fill(asker_t *a, gradd_plan_options_t *o) {
                                 .outputs = outputs,
                                 .grad_outputs = arriving,
                                 .flags = GRADD_PLAN_EARLY, /* as trainers have it */
-                                .device = o->device};
+                                .device = o->device,
+                                .memory_budget = a->args->memory_budget};
     if (a->args->plain) o->flags |= GRADD_PLAN_PLAIN;
     if (a->args->dense_loss) o->flags |= GRADD_PLAN_DENSE_LOSS;
+    if (a->args->recompute)
+        GRADD_TRY(gradd_recompute_find(a->args->recompute, strlen(a->args->recompute),
+                                       "--recompute", &o->recompute));
     GRADD_TRY(settle_all(a, types));
     if (a->args->train && !strcmp(a->args->train, "all"))
         o->n_grads = all_parameters(m, grads);

@@ -103,8 +103,8 @@ static void place_given(maker_t *m) {
         else if (is_fixed(m, v))
             m->out->loc[v] = m->o->fixed[v];
     }
-    for (int i = 0; i < m->o->n_early; i++)
-        if (m->o->early[i] != GRADD_NONE) m->out->loc[m->o->early[i]] = (loc_t){LOC_EARLY, i, 0};
+    for (int i = 0; i < m->g->n_formed; i++)
+        if (m->g->formed[i] != GRADD_NONE) m->out->loc[m->g->formed[i]] = (loc_t){LOC_EARLY, i, 0};
 }
 
 /* ---- in place -------------------------------------------------------------------------------- */
@@ -149,6 +149,38 @@ static void share_buffers(maker_t *m) {
             m->buffer[n->out[0]] = m->buffer[plan_root(m->g, n->in[i])];
             break;
         }
+    }
+}
+
+/* Puts an operand that the node of v overwrites where v is, if it is made at that position or
+ * later; returns it. */
+static gradd_val_t share_gradient(maker_t *m, gradd_val_t v, int from) {
+    const graph_value_t *value = m->g->values[v];
+    if (value->kind != VALUE_NODE) return GRADD_NONE;
+    const graph_node_t *n = &m->g->nodes[value->node];
+    for (int k = 0; n->out[0] == v && k < n->n_in; k++) {
+        if (!may_overwrite(m, n, k, m->start[v])) continue;
+        const gradd_val_t root = plan_root(m->g, n->in[k]);
+        if (m->out->loc[root].kind != LOC_NONE || m->start[root] < from) continue;
+        m->out->loc[root] = m->out->loc[v];
+        return root;
+    }
+    return GRADD_NONE;
+}
+
+/* What a gradient in the client's memory overwrites is made there as well: the product that rows of
+ * a tied table are added to. Where the forward has formed a part of it, it may lie in the same
+ * memory: that is not written before the last reader of the part. */
+static void share_gradients(maker_t *m) {
+    for (int i = 0; i < m->o->n_grads; i++) {
+        gradd_val_t v = m->o->grads[i] == GRADD_NONE ? GRADD_NONE : plan_root(m->g, m->o->grads[i]);
+        if (v == GRADD_NONE || m->out->loc[v].kind != LOC_GRAD || m->out->loc[v].index != i)
+            continue; /* copied from where it lies: another input's gradient, seen to there */
+        int from = m->o->sequence->n_forward;
+        const gradd_val_t formed = i < m->g->n_formed ? m->g->formed[i] : GRADD_NONE;
+        if (formed != GRADD_NONE && m->end[formed] > from) from = m->end[formed];
+        while (v != GRADD_NONE)
+            v = share_gradient(m, v, from);
     }
 }
 
@@ -201,21 +233,41 @@ static void write_places(maker_t *m) {
         if (m->out->workspace[k] >= 0) m->out->workspace[k] = m->items[m->out->workspace[k]].offset;
 }
 
-static gradd_status_t make(maker_t *m) {
+/* Bytes that live at each position: what no placing can go below. */
+static void add_up_live(const maker_t *m, int64_t *live) {
+    for (int k = 0; k <= m->last; k++)
+        live[k] = 0;
+    for (int i = 0; i < m->n_items; i++) {
+        const int64_t bytes = (m->items[i].bytes + GRADD_TENSOR_ALIGN - 1) & -GRADD_TENSOR_ALIGN;
+        live[m->items[i].start] += bytes;
+        if (m->items[i].end < m->last) live[m->items[i].end + 1] -= bytes;
+    }
+    for (int k = 1; k <= m->last; k++)
+        live[k] += live[k - 1];
+}
+
+static gradd_status_t make(maker_t *m, int64_t *live) {
     for (int v = 0; v < m->out->n_values; v++)
         m->buffer[v] = v;
     find_lifetimes(m);
     place_given(m);
     place_external(m);
+    share_gradients(m);
     share_buffers(m);
     collect_buffers(m);
     collect_scratch(m);
+    if (live) {
+        add_up_live(m, live);
+        return GRADD_OK;
+    }
     GRADD_TRY(memory_place(m->items, m->n_items, &m->out->arena_bytes));
     write_places(m);
     return GRADD_OK;
 }
 
-gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, layout_t *out) {
+/* Places, or with `live` only the bytes that live at each position. */
+static gradd_status_t make_any(const graph_t *g, const layout_options_t *options, layout_t *out,
+                               int64_t *live) {
     size_t n = (size_t)g->n_values + 1, positions = (size_t)options->sequence->n + 1;
     *out = (layout_t){.n_values = g->n_values};
     out->loc = calloc(n, sizeof out->loc[0]);
@@ -231,7 +283,7 @@ gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, la
     if (!out->loc || !out->workspace || !out->copies || !m.start || !m.end || !m.buffer ||
         !m.item_of || !m.items)
         status = GRADD_FAIL(NOMEM, "no memory to plan the graph");
-    if (!status) status = make(&m);
+    if (!status) status = make(&m, live);
     free(m.start);
     free(m.end);
     free(m.buffer);
@@ -239,6 +291,17 @@ gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, la
     free(m.items);
     if (status) layout_finish(out);
     return status;
+}
+
+gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, layout_t *out) {
+    return make_any(g, options, out, NULL);
+}
+
+gradd_status_t layout_live(const graph_t *g, const layout_options_t *options, int64_t *live) {
+    layout_t layout;
+    GRADD_TRY(make_any(g, options, &layout, live));
+    layout_finish(&layout);
+    return GRADD_OK;
 }
 
 void layout_finish(layout_t *layout) {

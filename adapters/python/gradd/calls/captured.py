@@ -25,6 +25,7 @@ from gradd.calls.watch import data_ptr
 from gradd.check.checktimes import Kind
 from gradd.export import Capture
 from gradd.fallback import Uses
+from gradd.memory import Memory
 from gradd.session import protocol
 from gradd.session.shm import DTYPE_CODES, DTYPES
 
@@ -83,8 +84,15 @@ def check_supported(info: protocol.GraphInfo, cap: Capture) -> None:
 class CapturedGraph:
     """One capture that the daemon knows. The caller holds the client's lock."""
 
-    def __init__(self, module: torch.nn.Module, cap: Capture, info: protocol.GraphInfo) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        cap: Capture,
+        info: protocol.GraphInfo,
+        memory: Memory | None = None,
+    ) -> None:
         self.cap = cap
+        self.memory = (memory or Memory()).fields(cap.checkpoints)
         self.info = info
         self.module = module
         self.plain = not options.get("GRADD_FUSE")
@@ -239,6 +247,8 @@ class CapturedGraph:
             dense=self.dense,
             live=live,
         )
+        if grad_outputs:
+            fields |= self.memory
         info = client.plan(fields)
         kinds = [(t.dtype, tuple(t.shape)) for t in (self.places[i].get() for i in params)]
         early = tuple(i for i in range(len(kinds)) if i < len(info.early) and info.early[i])

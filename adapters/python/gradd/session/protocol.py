@@ -98,6 +98,8 @@ class PlanInfo:
         saved: Of the peak, bytes alive between forward and backward.
         constant: Bytes of folded constants, held once per plan.
         early: Per wanted gradient: does the forward form it.
+        recomputed: Bytes that are not kept for the backward, but computed again.
+        recompute_share: Time of that by a model, as a part of forward and backward.
         live: What it could leave out.
     """
 
@@ -110,6 +112,8 @@ class PlanInfo:
     saved: int = 0
     constant: int = 0
     early: tuple[bool, ...] = ()
+    recomputed: int = 0
+    recompute_share: float = 0.0
     live: Live | None = None
 
 
@@ -246,6 +250,8 @@ def plan_info(plan_id: int, reply: dict[str, Any]) -> PlanInfo:
         saved=int(reply.get("saved", 0)),
         constant=int(reply.get("constant", 0)),
         early=tuple(bool(e) for e in reply.get("early", ())),
+        recomputed=int(reply.get("recomputed", 0)),
+        recompute_share=float(reply.get("recompute_share", 0.0)),
         live=_live(reply.get("live")),
     )
 
