@@ -11,7 +11,7 @@
  * The chunk is what has 16 MiB of logits, or 512 rows: with fewer the sums of the weight's gradient
  * go through memory too often. In bf16 these sums take half as much again as the gradient; where
  * the plan's caller gives no memory for it in the forward it lies in the arena. Where all that is
- * hardly less than the logits there is one chunk, and rows without a label are still left out;
+ * hardly less than the logits there is one chunk, if only to leave out rows without a label;
  * where it is more, or where the logits have less than 256 KiB, nothing is replaced. */
 #include <string.h>
 
@@ -128,6 +128,7 @@ static int64_t choose_chunk(const graph_t *g, const head_t *h) {
     const int64_t all = h->rows * row;
     if (all < LEAST_BYTES) return 0;
     if (chunk * row + sums > all - all / 8) chunk = h->rows;
+    if (chunk == h->rows && g->label_rows) return 0; /* the others are left out already */
     const int64_t taken = chunk * row + kept + (chunk < h->rows ? sums : 0);
     return taken <= all ? chunk : 0;
 }
