@@ -109,6 +109,18 @@ enum {
     GRADD_PLAN_PLAIN = 1 << 0,
 };
 
+/* What a backward computes again instead of finding it in memory, where no budget decides. */
+typedef enum gradd_recompute_e {
+    GRADD_RECOMPUTE_NONE,
+    GRADD_RECOMPUTE_LAYERS,     /* what lies within layers, as far as it lowers the planned peak */
+    GRADD_RECOMPUTE_COMPROMISE, /* and what lies between them: the least memory */
+} gradd_recompute_t;
+
+const char *gradd_recompute_name(gradd_recompute_t recompute); /* "none", "layers", "compromise" */
+/* Errors: UNSUPPORTED, with the names that there are; the sentence begins with `what`. */
+gradd_status_t gradd_recompute_find(const char *name, size_t n, const char *what,
+                                    gradd_recompute_t *out_recompute);
+
 typedef struct gradd_plan_options_s {
     const gradd_type_t *inputs; /* one per model input: concrete types */
     int n_inputs;
@@ -130,6 +142,11 @@ typedef struct gradd_plan_options_s {
      * rising, then ~r for any row r until it is full. Errors: UNSUPPORTED if the graph has no such
      * rows. */
     int64_t label_rows, real_rows;
+    /* Of a plan with a backward: the most that arena_bytes may be, 0 = as much as it takes. The
+     * plan keeps as much from forward to backward as fits, by a model of time, and computes the
+     * rest again. Results are the same bit for bit. With a budget `recompute` has no say. */
+    int64_t memory_budget;
+    gradd_recompute_t recompute;
 } gradd_plan_options_t;
 
 /* What a plan over all rows could leave out. A row is a position of a batch, number b * positions +
@@ -162,13 +179,19 @@ typedef struct gradd_plan_info_s {
     double compile_ms;
     int64_t parameter_bytes; /* of the inputs that are parameters */
     int threads; /* that run it: all of the device's, or 1 where waking others costs too much */
-    gradd_live_t live; /* of a plan over all rows */
-    int n_lists;       /* inputs behind those of the model: lists of live rows */
-    int64_t lists[2];  /* their sizes */
+    /* What a budget or policy brought about; 0 without either. */
+    int64_t whole_bytes;      /* arena_bytes if everything was kept */
+    int64_t recomputed_bytes; /* by how much saved_bytes is smaller */
+    double recompute_us;      /* modelled time of what is computed again */
+    double model_us;          /* of forward and expected backward beside it, by the same model */
+    gradd_live_t live;        /* of a plan over all rows */
+    int n_lists;              /* inputs behind those of the model: lists of live rows */
+    int64_t lists[2];         /* their sizes */
 } gradd_plan_info_t;
 
 /* The plan keeps the model's nodes by reference: destroy plans before their model and their device.
- * Errors: GRAPH and UNSUPPORTED name the node; TENSOR for input types that do not fit. */
+ * Errors: GRAPH and UNSUPPORTED name the node; TENSOR for input types that do not fit; NOMEM if the
+ * memory budget cannot be met, with the smallest that can. */
 gradd_status_t gradd_plan_create(gradd_model_t *model, const gradd_plan_options_t *options,
                                  gradd_plan_t **out_plan);
 void gradd_plan_destroy(gradd_plan_t *plan);
@@ -176,6 +199,26 @@ const gradd_plan_info_t *gradd_plan_info(const gradd_plan_t *plan);
 /* Whether that model input was named a parameter. */
 bool gradd_plan_is_parameter(const gradd_plan_t *plan, int input);
 gradd_device_t *gradd_plan_device(const gradd_plan_t *plan);
+
+#define GRADD_CURVE_POINTS 8
+
+typedef struct gradd_curve_point_s {
+    int64_t arena_bytes;      /* a budget that can be met */
+    int64_t recomputed_bytes; /* not kept from forward to backward */
+    double extra_us;          /* modelled time of computing it again */
+} gradd_curve_point_t;
+
+/* Planned memory against modelled time: falling in bytes, rising in time. The first point keeps
+ * everything. */
+typedef struct gradd_curve_s {
+    gradd_curve_point_t points[GRADD_CURVE_POINTS];
+    int n;
+    double model_us; /* of forward and backward where everything is kept */
+} gradd_curve_t;
+
+/* Of what the plan was made from; it stays as it is. Takes as long as making a plan with a budget.
+ * One without a backward has one point. Errors: those of gradd_plan_create. */
+gradd_status_t gradd_plan_curve(const gradd_plan_t *plan, gradd_curve_t *out_curve);
 
 /* ---- explanation: what a plan does, row by row ----------------------------------------------- */
 
@@ -204,6 +247,8 @@ typedef struct gradd_explain_row_s {
     int64_t saved_bytes; /* of its results, kept for backward */
     double flops;
     bool leftover; /* forward, on floats, of an operator that patterns are made of */
+    /* forward: a backward computes some of its results again; backward: it is that */
+    bool again;
 } gradd_explain_row_t;
 
 typedef enum gradd_fate_e {

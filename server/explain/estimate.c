@@ -40,8 +40,17 @@ static void add_up(const gradd_model_t *m, const gradd_plan_options_t *o,
     estimate_finish(e, args->accumulate);
 }
 
-static gradd_status_t estimate_batch(const explain_file_t *file, const explain_args_t *args,
-                                     const optimizer_t *optimizer, int64_t batch, estimate_t *out) {
+typedef struct subject_s {
+    const explain_file_t *file;
+    const explain_args_t *args;
+    const optimizer_t *optimizer;
+} subject_t;
+
+static gradd_status_t estimate_batch(const subject_t *s, int64_t batch, bool with_curve,
+                                     estimate_t *out) {
+    const explain_file_t *file = s->file;
+    const explain_args_t *args = s->args;
+    const optimizer_t *optimizer = s->optimizer;
     explain_ask_t ask = {0};
     gradd_plan_t *plan = NULL;
     GRADD_TRY(explain_ask(file, args, batch, &ask));
@@ -49,26 +58,34 @@ static gradd_status_t estimate_batch(const explain_file_t *file, const explain_a
     if (!status) {
         *out = (estimate_t){.batch = batch};
         add_up(file->model, &ask.options, gradd_plan_info(plan), args, optimizer, out);
+        if (with_curve) status = gradd_plan_curve(plan, &out->curve);
     }
     gradd_plan_destroy(plan);
     explain_ask_finish(&ask);
     return status;
 }
 
+/* The total of a plan that does not meet the memory budget is no number. */
+static gradd_status_t try_batch(const subject_t *s, int64_t batch, estimate_t *out) {
+    gradd_status_t status = estimate_batch(s, batch, false, out);
+    if (status != GRADD_E_NOMEM || !s->args->memory_budget) return status;
+    out->total = INT64_MAX;
+    return GRADD_OK;
+}
+
 /* The largest batch whose total is at most `limit`; batch 0 if not even one fits. */
-static gradd_status_t largest(const explain_file_t *file, const explain_args_t *args,
-                              const optimizer_t *optimizer, int64_t limit, estimate_t *out) {
+static gradd_status_t largest(const subject_t *s, int64_t limit, estimate_t *out) {
     estimate_t good = {0}, now;
     int64_t low = 0, high = 1;
     for (; high <= MAX_BATCH; high *= 2) {
-        GRADD_TRY(estimate_batch(file, args, optimizer, high, &now));
+        GRADD_TRY(try_batch(s, high, &now));
         if (now.total > limit) break;
         good = now;
         low = high;
     }
     while (high - low > 1 && high <= MAX_BATCH) {
         int64_t middle = low + (high - low) / 2;
-        GRADD_TRY(estimate_batch(file, args, optimizer, middle, &now));
+        GRADD_TRY(try_batch(s, middle, &now));
         if (now.total > limit) {
             high = middle;
         } else {
@@ -81,6 +98,13 @@ static gradd_status_t largest(const explain_file_t *file, const explain_args_t *
 }
 
 /* ---- printing -------------------------------------------------------------------------------- */
+
+static void print_curve(const gradd_curve_t *curve) {
+    char line[ESTIMATE_CURVE_LINE];
+    puts("\n" ESTIMATE_CURVE_HEAD);
+    for (int i = 0; i < curve->n; i++)
+        puts(estimate_curve_line(curve, i, line));
+}
 
 static void print_text(const estimate_t *list, int n, const char *optimizer) {
     char buffer[24];
@@ -97,7 +121,22 @@ static void print_text(const estimate_t *list, int n, const char *optimizer) {
             printf(" %12s", explain_amount(estimate_value(&list[i], part), buffer));
         putchar('\n');
     }
+    for (int i = 0; i < n; i++) {
+        if (!list[i].curve.n) continue;
+        if (n > 1) printf("\nbatch %lld", (long long)list[i].batch);
+        print_curve(&list[i].curve);
+    }
     printf(ESTIMATE_FOOT "\n", optimizer);
+}
+
+static void print_json_curve(const gradd_curve_t *curve) {
+    if (!curve->n) return;
+    fputs(", \"curve\": [", stdout);
+    for (int i = 0; i < curve->n; i++)
+        printf("%s{\"activations\": %lld, \"recomputed\": %lld, \"percent\": %.2f}", i ? ", " : "",
+               (long long)curve->points[i].arena_bytes,
+               (long long)curve->points[i].recomputed_bytes, estimate_percent(curve, i));
+    putchar(']');
 }
 
 static void print_json(const estimate_t *list, int n, const char *optimizer) {
@@ -106,29 +145,33 @@ static void print_json(const estimate_t *list, int n, const char *optimizer) {
         printf("%s{\"batch\": %lld", i ? ", " : "", (long long)list[i].batch);
         for (const estimate_part_t *part = estimate_parts; part->key; part++)
             printf(", \"%s\": %lld", part->key, (long long)estimate_value(&list[i], part));
+        print_json_curve(&list[i].curve);
         putchar('}');
     }
     fputs("]}\n", stdout);
 }
 
-static gradd_status_t estimate_file(const explain_file_t *file, const explain_args_t *args,
-                                    const optimizer_t *optimizer) {
+static gradd_status_t estimate_file(const subject_t *s) {
     estimate_t list[EXPLAIN_MAX_BATCHES + 1];
+    const explain_args_t *args = s->args;
+    const bool curve = args->curve || args->n_batches + (args->fits_gib > 0) <= 1;
     int n = 0;
     for (int i = 0; i < args->n_batches; i++)
-        GRADD_TRY(estimate_batch(file, args, optimizer, args->batches[i], &list[n++]));
+        GRADD_TRY(estimate_batch(s, args->batches[i], curve, &list[n++]));
     if (args->fits_gib > 0) {
         int64_t limit = (int64_t)(args->fits_gib * (double)(1LL << 30));
-        GRADD_TRY(largest(file, args, optimizer, limit, &list[n]));
-        if (!list[n].batch)
+        GRADD_TRY(largest(s, limit, &list[n]));
+        const int64_t batch = list[n].batch;
+        if (!batch)
             return GRADD_FAIL(LIMIT, "not even a batch of 1 fits into %g GiB", args->fits_gib);
+        if (curve) GRADD_TRY(estimate_batch(s, batch, true, &list[n]));
         n++;
     }
-    if (!n) GRADD_TRY(estimate_batch(file, args, optimizer, 0, &list[n++]));
+    if (!n) GRADD_TRY(estimate_batch(s, 0, curve, &list[n++]));
     if (args->json)
-        print_json(list, n, optimizer->name);
+        print_json(list, n, s->optimizer->name);
     else
-        print_text(list, n, optimizer->name);
+        print_text(list, n, s->optimizer->name);
     return GRADD_OK;
 }
 
@@ -140,7 +183,7 @@ gradd_status_t estimate_model(const explain_args_t *given) {
     GRADD_TRY(estimate_optimizer(args.optimizer, args.optimizer ? strlen(args.optimizer) : 0,
                                  "--optimizer", &optimizer));
     GRADD_TRY(explain_file_open(args.model, &file));
-    gradd_status_t status = estimate_file(&file, &args, optimizer);
+    gradd_status_t status = estimate_file(&(subject_t){&file, &args, optimizer});
     explain_file_finish(&file);
     return status;
 }

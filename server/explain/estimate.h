@@ -12,7 +12,8 @@ typedef struct optimizer_s {
 } optimizer_t;
 
 typedef struct estimate_s {
-    int64_t batch; /* 0 = as given */
+    int64_t batch;       /* 0 = as given */
+    gradd_curve_t curve; /* no points = not asked for */
 #define PART(member, heading) int64_t member;
 #include "server/explain/columns.inc"
 #undef PART
@@ -26,6 +27,14 @@ typedef struct estimate_part_s {
 /* Ends with one that has no key; the total comes last. */
 extern const estimate_part_t estimate_parts[];
 int64_t estimate_value(const estimate_t *e, const estimate_part_t *part);
+
+/* The curve as a table: what stands above it, and a line for each point. */
+#define ESTIMATE_CURVE_HEAD "        arena of a run  computed again  more time (by a model)"
+#define ESTIMATE_CURVE_LINE 64
+const char *estimate_curve_line(const gradd_curve_t *curve, int point,
+                                char buffer[ESTIMATE_CURVE_LINE]);
+/* More time of a point, in percent. */
+double estimate_percent(const gradd_curve_t *curve, int point);
 
 /* What is said below the table, with the name of the optimizer. */
 #define ESTIMATE_FOOT "(optimizer %s; processes without a model take what they take besides)"

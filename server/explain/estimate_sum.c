@@ -1,7 +1,10 @@
 /* The parts of an estimate and how they are added up. See estimate.h. */
 #include "server/explain/estimate.h"
 
+#include <stdio.h>
 #include <string.h>
+
+#include "server/explain/explain_report.h"
 
 static const optimizer_t optimizers[] = {
 #define OPTIMIZER(name, per_byte, per_element) {name, per_byte, per_element},
@@ -23,6 +26,20 @@ const estimate_part_t estimate_parts[] = {
 
 int64_t estimate_value(const estimate_t *e, const estimate_part_t *part) {
     return *(const int64_t *)((const char *)e + part->offset);
+}
+
+double estimate_percent(const gradd_curve_t *curve, int point) {
+    return curve->model_us > 0 ? 100 * curve->points[point].extra_us / curve->model_us : 0;
+}
+
+const char *estimate_curve_line(const gradd_curve_t *curve, int point,
+                                char buffer[ESTIMATE_CURVE_LINE]) {
+    char arena[24], again[24];
+    const gradd_curve_point_t *p = &curve->points[point];
+    snprintf(buffer, ESTIMATE_CURVE_LINE, "%22s %15s %8.1f %%",
+             explain_amount(p->arena_bytes, arena), explain_amount(p->recomputed_bytes, again),
+             estimate_percent(curve, point));
+    return buffer;
 }
 
 static bool is_named(const optimizer_t *optimizer, const char *name, size_t n) {

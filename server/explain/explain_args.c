@@ -9,7 +9,7 @@
 #include "server/explain/estimate.h"
 #include "server/explain/explain_report.h"
 
-typedef enum flag_type_e { FLAG, NUMBER, TEXT, GIB, BATCHES, SYMBOL } flag_type_t;
+typedef enum flag_type_e { FLAG, NUMBER, TEXT, GIB, BYTES, BATCHES, SYMBOL } flag_type_t;
 
 typedef struct flag_s {
     const char *name;
@@ -32,6 +32,9 @@ static const flag_t flags[] = {
     {"--session", NUMBER, EXPLAIN_LIVE, offsetof(explain_args_t, session)},
     {"--plan", NUMBER, EXPLAIN_LIVE, offsetof(explain_args_t, plan)},
     {"--fits", GIB, EXPLAIN_ESTIMATE, offsetof(explain_args_t, fits_gib)},
+    {"--memory-budget", BYTES, OF_A_FILE, offsetof(explain_args_t, memory_budget)},
+    {"--recompute", TEXT, OF_A_FILE, offsetof(explain_args_t, recompute)},
+    {"--curve", FLAG, EXPLAIN_ESTIMATE, offsetof(explain_args_t, curve)},
     {"--batch", BATCHES, EXPLAIN_ESTIMATE, 0},
     {"--dim", SYMBOL, OF_A_FILE, 0},
     {"--json", FLAG, ALWAYS, offsetof(explain_args_t, json)},
@@ -97,6 +100,26 @@ static gradd_status_t read_batches(const char *text, explain_args_t *args) {
     return GRADD_OK;
 }
 
+/* "2GiB", "1.5 GiB", "512MiB", "64KiB", or a number of bytes. */
+static gradd_status_t read_bytes(const char *what, const char *text, int64_t *out) {
+    static const char *const units[] = {"", "KiB", "MiB", "GiB", "TiB"};
+    char *end;
+    double value = strtod(text, &end);
+    size_t unit = 0;
+    const bool got = end != text && value > 0;
+    while (*end == ' ')
+        end++;
+    while (unit < sizeof units / sizeof units[0] && strcmp(end, units[unit]))
+        unit++;
+    for (size_t i = 0; i < unit; i++)
+        value *= 1024;
+    if (!got || unit == sizeof units / sizeof units[0] || !(value >= 1 && value < 1e18))
+        return GRADD_FAIL(LIMIT, "%s: expected bytes, as in 2GiB, 512MiB or 1048576, got '%.60s'",
+                          what, text);
+    *out = (int64_t)value;
+    return GRADD_OK;
+}
+
 static gradd_status_t set_flag(const flag_t *flag, const char *value, explain_args_t *args) {
     char *field = (char *)args + flag->offset;
     switch (flag->type) {
@@ -118,6 +141,8 @@ static gradd_status_t set_flag(const flag_t *flag, const char *value, explain_ar
         *(double *)field = gib;
         return GRADD_OK;
     }
+    case BYTES:
+        return read_bytes(flag->name, value, (int64_t *)field);
     case BATCHES:
         return read_batches(value, args);
     case SYMBOL:
@@ -206,6 +231,8 @@ static const char model_help[] =
     "  --train all|A,B    inputs whose gradient is wanted; all = every float input of fixed size\n"
     "  --out A,B          outputs wanted (default: the loss when training, else all)\n"
     "  --grad A           outputs whose gradient may arrive (default: the first wanted float)\n"
+    "  --memory-budget 2GiB  the most that a run may take; the rest is computed again\n"
+    "  --recompute POLICY none, layers or compromise, where no budget decides\n"
     "  --threads N        threads of the plan (default: as a daemon started here)\n"
     "  --json             one JSON object\n";
 
@@ -227,6 +254,7 @@ void estimate_args_usage(FILE *out) {
             "usage: gradd estimate MODEL.onnx NAME=SIZES... [options]\n\n%s"
             "  --batch 1,2,4      first size of the named inputs, one column each\n"
             "  --fits GIB         the largest batch whose total fits\n"
+            "  --curve            memory against time of every column (of a single one: always)\n"
             "  --optimizer NAME   one of%s; the first is the default\n"
             "  --accumulate       gradients of several backwards are added up\n",
             model_help, estimate_optimizers);

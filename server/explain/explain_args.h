@@ -36,9 +36,11 @@ typedef struct explain_args_s {
     int64_t threads, session, plan; /* session and plan: -1 = not given */
     int64_t batches[EXPLAIN_MAX_BATCHES];
     int n_batches;
-    double fits_gib; /* 0 = not asked for */
-    unsigned given;  /* which options were, a bit per row of the table */
-    bool json, plain, list, help, accumulate;
+    double fits_gib;       /* 0 = not asked for */
+    unsigned given;        /* which options were, a bit per row of the table */
+    int64_t memory_budget; /* 0 = none */
+    const char *recompute;
+    bool json, plain, list, help, accumulate, curve;
 } explain_args_t;
 
 /* What the arguments are for; one bit each. */

@@ -334,7 +334,11 @@ static gradd_status_t fill(asker_t *a, gradd_plan_options_t *o) {
                                 .outputs = outputs,
                                 .grad_outputs = arriving,
                                 .flags = a->args->plain ? GRADD_PLAN_PLAIN : 0,
-                                .device = o->device};
+                                .device = o->device,
+                                .memory_budget = a->args->memory_budget};
+    if (a->args->recompute)
+        GRADD_TRY(gradd_recompute_find(a->args->recompute, strlen(a->args->recompute),
+                                       "--recompute", &o->recompute));
     GRADD_TRY(settle_all(a, types));
     if (a->args->train && !strcmp(a->args->train, "all"))
         o->n_grads = all_parameters(m, grads);

@@ -137,7 +137,10 @@ static const char *keep(arena_t *arena, const char *text) {
 
 /* "model.layers.0.mlp (modeling_llama.py:172)" from "model.layers.0.mlp @ /path/...py:172". */
 static const char *place_text(arena_t *arena, const explain_line_t *line) {
-    const char *of = line->backward ? "gradient of " : "", *at = strstr(line->source, " @ ");
+    const char *of = line->again && line->backward ? "again "
+                     : line->backward              ? "gradient of "
+                                                   : "";
+    const char *at = strstr(line->source, " @ ");
     if (line->node < 0) return "";
     if (!at)
         return arena_printf(arena, "%s%s", of, line->source[0] ? line->source : line->node_name);
@@ -157,6 +160,7 @@ static gradd_status_t add_line(explain_report_t *r, const gradd_explain_t *expla
                              .kind = kind_name(row->kind),
                              .backward = row->backward,
                              .leftover = row->leftover,
+                             .again = row->again,
                              .op = row->op,
                              .domain = row->domain,
                              .kernel = row->kernel,
@@ -220,6 +224,10 @@ gradd_status_t explain_report_make(const gradd_plan_t *plan, const gradd_explain
                           .input_bytes = info->input_bytes,
                           .output_bytes = info->output_bytes,
                           .grad_bytes = info->grad_bytes,
+                          .whole_bytes = p->whole_bytes,
+                          .recomputed_bytes = p->recomputed_bytes,
+                          .recompute_ms = p->recompute_us / 1e3,
+                          .model_ms = p->model_us / 1e3,
                           .compile_ms = p->compile_ms};
     gradd_status_t status = arena_create(0, &r.arena);
     for (int i = 0; i < info->n_rows && !status; i++)

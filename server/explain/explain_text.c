@@ -96,6 +96,7 @@ static void print_line(FILE *out, const explain_line_t *line) {
         if (line->fused[0]) put_text(&cells, "  <- ");
         put_text(&cells, line->fused);
         if (line->leftover) put_text(&cells, "  (not recognised)");
+        if (line->again && !line->backward) put_text(&cells, "  (computed again in backward)");
     }
     fputc('\n', out);
 }
@@ -216,6 +217,12 @@ void explain_print_text(FILE *out, const explain_report_t *r) {
             "%s\nplanned peak %s (one run: activations and workspace), saved for backward %s, ",
             r->title, explain_amount(r->arena_bytes, a), explain_amount(r->saved_bytes, b));
     fprintf(out, "constants %s\n", explain_amount(r->constant_bytes, c));
+    if (r->whole_bytes)
+        fprintf(out,
+                "of %s that a plan takes which keeps everything; computed again: %s, for %.1f %% "
+                "more time by a model\n",
+                explain_amount(r->whole_bytes, a), explain_amount(r->recomputed_bytes, b),
+                r->model_ms > 0 ? 100 * r->recompute_ms / r->model_ms : 0);
     fprintf(out, "inputs %s, outputs %s, gradients %s; ", explain_amount(r->input_bytes, a),
             explain_amount(r->output_bytes, b), explain_amount(r->grad_bytes, c));
     fprintf(out, "products by %s; planned in %.1f ms\n", r->library, r->compile_ms);

@@ -59,6 +59,7 @@ typedef struct graph_s {
     graph_node_t *nodes; /* Owned, grows */
     int n_nodes, cap_nodes;
     int n_forward;         /* nodes [0, n_forward) come from the model */
+    int n_clones;          /* nodes [n_forward, n_forward + n_clones) compute these again, or 0 */
     gradd_val_t *of_model; /* per model value: what it became, GRADD_NONE = nothing */
     gradd_val_t *inputs;   /* per model input */
     gradd_val_t *outputs;  /* per wanted output */
@@ -148,6 +149,16 @@ gradd_status_t graph_copy_attr(graph_t *g, const gradd_attr_t *from, gradd_attr_
 gradd_status_t graph_rehash(graph_t *g);
 /* Output j of a node, created if the node did not have it yet. */
 gradd_status_t graph_node_output(graph_t *g, int32_t node, int j, gradd_val_t *out);
+/* Adds a second copy of all forward nodes in front of the backward, once. The clones read each
+ * other and are read by nobody. Numbers of backward nodes change: there is no program yet. */
+gradd_status_t graph_clone_forward(graph_t *g);
+static inline bool graph_is_clone(const graph_t *g, int32_t node) {
+    return node >= g->n_forward && node < g->n_forward + g->n_clones;
+}
+/* The forward value that v computes again; v itself if it is no clone's. */
+gradd_val_t graph_original(const graph_t *g, gradd_val_t v);
+/* The value that computes v, which a forward node makes, again. */
+gradd_status_t graph_clone_of(graph_t *g, gradd_val_t v, gradd_val_t *out);
 /* The model's node that n comes from; one without a name if the model has no nodes. */
 const model_node_t *graph_origin(const graph_t *g, const graph_node_t *n);
 /* "node 17 'name' (Softmax)" for messages. */

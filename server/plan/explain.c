@@ -63,8 +63,9 @@ static bool is_leftover(const graph_t *g, const graph_node_t *n) {
            gradd_dtype_is_float(graph_type(g, n->in[0])->dtype);
 }
 
-static void fill_row(const gradd_explain_t *e, const graph_node_t *n, gradd_explain_row_t *row) {
+static void fill_row(const gradd_explain_t *e, int32_t id, gradd_explain_row_t *row) {
     const graph_t *g = e->plan->graph;
+    const graph_node_t *n = &g->nodes[id];
     const model_node_t *origin = graph_origin(g, n);
     row->backward = n->backward;
     row->op = n->op->name;
@@ -77,6 +78,7 @@ static void fill_row(const gradd_explain_t *e, const graph_node_t *n, gradd_expl
     if (n->out[0] != GRADD_NONE) row->type = *graph_type(g, n->out[0]);
     row->leftover = is_leftover(g, n);
     if (!n->backward) row->saved_bytes = saved_by(e->plan, n);
+    row->again = n->backward ? graph_is_clone(g, id) : e->again[id];
 }
 
 /* One scheduled node; *at moves on when the program has a launch for it. */
@@ -86,7 +88,7 @@ static gradd_status_t add_node_row(gradd_explain_t *e, int32_t id, const program
     gradd_explain_row_t *row = NULL;
     GRADD_TRY(new_row(e, &row));
     e->row_of[id] = e->info.n_rows - 1;
-    fill_row(e, n, row);
+    fill_row(e, id, row);
     if (*at < program->n && program->launches[*at].node == id) {
         row->kind = GRADD_EXPLAIN_RUN;
         row->launch = *at;
@@ -126,8 +128,16 @@ static gradd_status_t add_phase(gradd_explain_t *e, const program_t *program, bo
     return add_copy_rows(e, program, at, backward);
 }
 
+static void find_again(gradd_explain_t *e) {
+    const graph_t *g = e->plan->graph;
+    const program_t *program = &e->plan->variants->program;
+    for (int k = 0; k < program->n_nodes; k++)
+        if (graph_is_clone(g, program->nodes[k])) e->again[program->nodes[k] - g->n_forward] = true;
+}
+
 static gradd_status_t add_rows(gradd_explain_t *e) {
     const gradd_plan_t *p = e->plan;
+    if (p->variants) find_again(e);
     GRADD_TRY(add_phase(e, &p->forward, false));
     return p->variants ? add_phase(e, &p->variants->program, true) : GRADD_OK;
 }
@@ -152,7 +162,8 @@ gradd_status_t gradd_plan_explain(const gradd_plan_t *plan, gradd_explain_t **ou
     e->plan = plan;
     e->n_row_of = plan->graph->n_nodes;
     e->row_of = malloc(sizeof e->row_of[0] * ((size_t)e->n_row_of + 1));
-    gradd_status_t status = e->row_of ? GRADD_OK : no_memory();
+    e->again = calloc((size_t)plan->graph->n_forward + 1, sizeof e->again[0]);
+    gradd_status_t status = e->row_of && e->again ? GRADD_OK : no_memory();
     for (int i = 0; !status && i < e->n_row_of; i++)
         e->row_of[i] = -1;
     if (!status) status = add_rows(e);
@@ -170,6 +181,7 @@ void gradd_explain_destroy(gradd_explain_t *e) {
     if (!e) return;
     free(e->rows);
     free(e->row_of);
+    free(e->again);
     free(e->nodes);
     free(e->parts);
     free(e);

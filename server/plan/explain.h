@@ -11,6 +11,7 @@ struct gradd_explain_s {
     gradd_explain_row_t *rows; /* Owned */
     int cap_rows;
     int32_t *row_of; /* Owned; per node of the graph: its row, -1 = not scheduled */
+    bool *again;     /* Owned; per forward node: the backward computes it again */
     int n_row_of;
     gradd_explain_node_t *nodes; /* Owned; per node of the model */
     int32_t *parts;              /* Owned: the lists of the rows */

@@ -227,7 +227,20 @@ static void write_places(maker_t *m) {
         if (m->out->workspace[k] >= 0) m->out->workspace[k] = m->items[m->out->workspace[k]].offset;
 }
 
-static gradd_status_t make(maker_t *m) {
+/* Bytes that live at each position: what no placing can go below. */
+static void add_up_live(const maker_t *m, int64_t *live) {
+    for (int k = 0; k <= m->last; k++)
+        live[k] = 0;
+    for (int i = 0; i < m->n_items; i++) {
+        const int64_t bytes = (m->items[i].bytes + GRADD_TENSOR_ALIGN - 1) & -GRADD_TENSOR_ALIGN;
+        live[m->items[i].start] += bytes;
+        if (m->items[i].end < m->last) live[m->items[i].end + 1] -= bytes;
+    }
+    for (int k = 1; k <= m->last; k++)
+        live[k] += live[k - 1];
+}
+
+static gradd_status_t make(maker_t *m, int64_t *live) {
     for (int v = 0; v < m->out->n_values; v++)
         m->buffer[v] = v;
     find_lifetimes(m);
@@ -237,12 +250,18 @@ static gradd_status_t make(maker_t *m) {
     share_buffers(m);
     collect_buffers(m);
     collect_scratch(m);
+    if (live) {
+        add_up_live(m, live);
+        return GRADD_OK;
+    }
     GRADD_TRY(memory_place(m->items, m->n_items, &m->out->arena_bytes));
     write_places(m);
     return GRADD_OK;
 }
 
-gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, layout_t *out) {
+/* Places, or with `live` only the bytes that live at each position. */
+static gradd_status_t make_any(const graph_t *g, const layout_options_t *options, layout_t *out,
+                               int64_t *live) {
     size_t n = (size_t)g->n_values + 1, positions = (size_t)options->sequence->n + 1;
     *out = (layout_t){.n_values = g->n_values};
     out->loc = calloc(n, sizeof out->loc[0]);
@@ -258,7 +277,7 @@ gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, la
     if (!out->loc || !out->workspace || !out->copies || !m.start || !m.end || !m.buffer ||
         !m.item_of || !m.items)
         status = GRADD_FAIL(NOMEM, "no memory to plan the graph");
-    if (!status) status = make(&m);
+    if (!status) status = make(&m, live);
     free(m.start);
     free(m.end);
     free(m.buffer);
@@ -266,6 +285,17 @@ gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, la
     free(m.items);
     if (status) layout_finish(out);
     return status;
+}
+
+gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, layout_t *out) {
+    return make_any(g, options, out, NULL);
+}
+
+gradd_status_t layout_live(const graph_t *g, const layout_options_t *options, int64_t *live) {
+    layout_t layout;
+    GRADD_TRY(make_any(g, options, &layout, live));
+    layout_finish(&layout);
+    return GRADD_OK;
 }
 
 void layout_finish(layout_t *layout) {

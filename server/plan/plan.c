@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "server/graph/budget.h"
+#include "server/plan/recompute.h"
 
 static double now_ms(void) {
     struct timespec t;
@@ -42,6 +43,11 @@ static gradd_status_t check_list(const char *what, const int32_t *list, int n, i
 
 static gradd_status_t check_options(const model_t *m, const gradd_plan_options_t *o) {
     if (!o->device) return GRADD_FAIL(UNSUPPORTED, "the plan is for no device");
+    if (o->memory_budget < 0)
+        return GRADD_FAIL(LIMIT, "a memory budget of %lld bytes", (long long)o->memory_budget);
+    if (o->recompute < GRADD_RECOMPUTE_NONE || o->recompute > GRADD_RECOMPUTE_COMPROMISE)
+        return GRADD_FAIL(UNSUPPORTED, "there is no way of recomputing with number %d",
+                          (int)o->recompute);
     if (o->n_inputs != m->n_inputs)
         return GRADD_FAIL(TENSOR, "expected types of %d inputs, got %d", m->n_inputs, o->n_inputs);
     if (o->label_rows < 0 || o->real_rows < 0)
@@ -53,19 +59,33 @@ static gradd_status_t check_options(const model_t *m, const gradd_plan_options_t
     return check_list("gradient for output", o->grad_outputs, o->n_grad_outputs, o->n_outputs);
 }
 
+/* All lists, so that the plan can be made once more. */
 static gradd_status_t copy_options(gradd_plan_t *p, const gradd_plan_options_t *o) {
-    p->grads = copy_array(o->grads, o->n_grads, sizeof o->grads[0]);
+    gradd_plan_options_t *to = &p->options;
+    *to = *o;
+    to->inputs = copy_array(o->inputs, o->n_inputs, sizeof o->inputs[0]);
+    to->grads = p->grads = copy_array(o->grads, o->n_grads, sizeof o->grads[0]);
+    to->outputs = copy_array(o->outputs, o->n_outputs, sizeof o->outputs[0]);
+    to->grad_outputs = p->grad_outputs =
+        copy_array(o->grad_outputs, o->n_grad_outputs, sizeof o->grad_outputs[0]);
+    to->parameters = copy_array(o->parameters, o->n_parameters, sizeof o->parameters[0]);
     p->n_grads = o->n_grads;
-    p->grad_outputs = copy_array(o->grad_outputs, o->n_grad_outputs, sizeof o->grad_outputs[0]);
     p->n_grad_outputs = o->n_grad_outputs;
     p->output_types = calloc((size_t)o->n_outputs + 1, sizeof p->output_types[0]);
     p->has_grad = calloc((size_t)o->n_grads + 1, sizeof p->has_grad[0]);
-    if (!p->grads || !p->grad_outputs || !p->output_types || !p->has_grad) return no_memory();
-    return GRADD_OK;
+    const bool got = to->inputs && to->grads && to->outputs && to->grad_outputs && to->parameters;
+    return got && p->output_types && p->has_grad ? GRADD_OK : no_memory();
 }
 
-/* Marks what the backward of one set of arriving gradients reads from the forward. */
-static gradd_status_t mark_saved(gradd_plan_t *p, const variant_t *v, bool *saved) {
+static void free_options(gradd_plan_options_t *o) {
+    free((void *)o->inputs);
+    free((void *)o->grads);
+    free((void *)o->outputs);
+    free((void *)o->grad_outputs);
+    free((void *)o->parameters);
+}
+
+gradd_status_t plan_mark_saved(const gradd_plan_t *p, const variant_t *v, bool *saved) {
     sequence_t sequence = {0};
     GRADD_TRY(schedule_backward(p->graph, v->grads, p->n_grads, &sequence));
     schedule_mark_saved(p->graph, &sequence, v->grads, p->n_grads, saved);
@@ -73,12 +93,12 @@ static gradd_status_t mark_saved(gradd_plan_t *p, const variant_t *v, bool *save
     return GRADD_OK;
 }
 
-/* Forward nodes, then the nodes of the expected backward. */
-static gradd_status_t join(const graph_t *g, const variant_t *v, int n_grads, const bool *saved,
-                           sequence_t *out) {
+gradd_status_t plan_join(const gradd_plan_t *p, const variant_t *v, const bool *saved,
+                         sequence_t *out) {
+    const graph_t *g = p->graph;
     sequence_t forward = {0}, backward = {0};
     gradd_status_t status = schedule_forward(g, saved, &forward);
-    if (!status && v) status = schedule_backward(g, v->grads, n_grads, &backward);
+    if (!status && v) status = schedule_backward(g, v->grads, p->n_grads, &backward);
     if (!status) {
         out->n = forward.n + backward.n;
         out->n_forward = forward.n;
@@ -105,7 +125,7 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
     const graph_t *g = p->graph;
     sequence_t sequence = {0};
     layout_t layout = {0};
-    gradd_status_t status = join(g, primary, p->n_grads, p->saved, &sequence);
+    gradd_status_t status = plan_join(p, primary, p->saved, &sequence);
     if (!status) status = plan_choose(p, &sequence);
     if (!status) status = plan_apply_passes(p, &sequence);
     if (!status) {
@@ -135,7 +155,7 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
 
 /* The backward that is expected: the gradient of the first listed output alone (a loss), while the
  * forward saves for the union of all that may arrive. */
-static gradd_status_t differentiate(gradd_plan_t *p, variant_t **out_primary) {
+static gradd_status_t differentiate(gradd_plan_t *p, recompute_ends_t *out) {
     graph_t *g = p->graph;
     bool *arrives = calloc((size_t)g->n_outputs + 1, sizeof arrives[0]);
     if (!arrives) return no_memory();
@@ -150,45 +170,40 @@ static gradd_status_t differentiate(gradd_plan_t *p, variant_t **out_primary) {
     free(arrives);
     bool *saved = status ? NULL : calloc((size_t)g->n_values + 1, sizeof saved[0]);
     if (!status && !saved) status = no_memory();
-    if (!status) status = mark_saved(p, all, saved);
-    if (!status && primary) status = mark_saved(p, primary, saved);
+    if (!status) status = plan_mark_saved(p, all, saved);
+    if (!status && primary) status = plan_mark_saved(p, primary, saved);
     for (int i = 0; !status && i < p->n_grads; i++)
         p->has_grad[i] = all->grads[i] != GRADD_NONE;
     p->saved = saved;
-    if (status || primary) variant_destroy(all);
-    if (status) {
-        variant_destroy(primary);
-        return status;
-    }
-    *out_primary = primary ? primary : all;
-    return GRADD_OK;
+    *out = (recompute_ends_t){primary ? primary : all, primary ? all : NULL};
+    return status;
 }
 
-static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_options_t *o) {
-    graph_options_t go = {.inputs = o->inputs,
-                          .outputs = o->outputs,
-                          .n_outputs = o->n_outputs,
-                          .plain = o->flags & GRADD_PLAN_PLAIN,
-                          .backend = p->device->backend,
-                          .parameters = o->parameters,
-                          .n_parameters = o->n_parameters,
-                          .label_rows = o->label_rows,
-                          .real_rows = o->real_rows};
-    variant_t *primary = NULL;
+static gradd_status_t begin(gradd_plan_t *p, const model_t *m, const gradd_plan_options_t *o,
+                            recompute_ends_t *ends) {
+    const graph_options_t go = {.inputs = o->inputs,
+                                .outputs = o->outputs,
+                                .n_outputs = o->n_outputs,
+                                .plain = o->flags & GRADD_PLAN_PLAIN,
+                                .backend = p->device->backend,
+                                .parameters = o->parameters,
+                                .n_parameters = o->n_parameters,
+                                .label_rows = o->label_rows,
+                                .real_rows = o->real_rows};
     GRADD_TRY(copy_options(p, o));
     GRADD_TRY(graph_create(m, &go, &p->graph));
-    if (o->n_grad_outputs && o->n_grads)
-        GRADD_TRY(differentiate(p, &primary));
-    else
-        p->saved = calloc((size_t)p->graph->n_values + 1, sizeof p->saved[0]);
+    if (o->n_grad_outputs && o->n_grads) return differentiate(p, ends);
+    p->saved = calloc((size_t)p->graph->n_values + 1, sizeof p->saved[0]);
+    return p->saved ? GRADD_OK : no_memory();
+}
+
+static gradd_status_t place(gradd_plan_t *p, variant_t *primary) {
     p->n_fixed = p->graph->n_values;
     p->fixed = calloc((size_t)p->n_fixed + 1, sizeof p->fixed[0]);
-    gradd_status_t status = p->saved && p->fixed ? lay_out(p, primary) : no_memory();
-    if (status) {
-        variant_destroy(primary);
-        return status;
-    }
-    p->variants = primary;
+    return p->fixed ? lay_out(p, primary) : no_memory();
+}
+
+static void fill_info(gradd_plan_t *p, const gradd_plan_options_t *o) {
     for (int j = 0; j < p->graph->n_outputs; j++)
         p->output_types[j] = *graph_type(p->graph, p->graph->outputs[j]);
     p->info.n_outputs = o->n_outputs;
@@ -202,6 +217,21 @@ static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_
     for (int i = 0; i < o->n_parameters; i++)
         p->info.parameter_bytes += gradd_type_bytes(&o->inputs[o->parameters[i]]);
     plan_count_bytes(p);
+}
+
+static gradd_status_t build(gradd_plan_t *p, const model_t *m, const gradd_plan_options_t *o) {
+    recompute_ends_t ends = {0};
+    gradd_status_t status = begin(p, m, o, &ends);
+    if (!status && ends.primary && (o->memory_budget || o->recompute))
+        status = recompute_choose(p, &ends);
+    if (!status) status = place(p, ends.primary);
+    variant_destroy(ends.all);
+    if (status) {
+        variant_destroy(ends.primary);
+        return status;
+    }
+    p->variants = ends.primary;
+    fill_info(p, o);
     return GRADD_OK;
 }
 
@@ -238,11 +268,28 @@ void gradd_plan_destroy(gradd_plan_t *p) {
     graph_destroy(p->graph);
     free(p->output_types);
     free(p->has_grad);
-    free(p->grads);
-    free(p->grad_outputs);
+    free_options(&p->options);
     free(p->saved);
     free(p->fixed);
     free(p);
+}
+
+gradd_status_t gradd_plan_curve(const gradd_plan_t *plan, gradd_curve_t *out_curve) {
+    recompute_ends_t ends = {0};
+    *out_curve = (gradd_curve_t){.points = {{plan->info.arena_bytes, 0, 0}}, .n = 1};
+    if (!plan->variants) return GRADD_OK;
+    gradd_plan_t *p = calloc(1, sizeof *p);
+    if (!p) return no_memory();
+    p->device = plan->device;
+    budget_start(p->device->compile_ms);
+    gradd_cpu_enter(p->device->info.threads); /* to fold */
+    gradd_status_t status = begin(p, plan->graph->model, &plan->options, &ends);
+    if (!status) status = recompute_curve(p, &ends, out_curve);
+    budget_end();
+    variant_destroy(ends.all);
+    variant_destroy(ends.primary);
+    gradd_plan_destroy(p);
+    return status;
 }
 
 const gradd_plan_info_t *gradd_plan_info(const gradd_plan_t *plan) {

@@ -131,11 +131,12 @@ struct plan_s {
     graph_t *graph;         /* Owned */
     gradd_device_t *device; /* Borrowed: that runs it */
     gradd_plan_info_t info;
-    gradd_type_t *output_types; /* Owned */
-    bool *has_grad;             /* Owned */
-    int32_t *grads;             /* Owned: model inputs */
+    gradd_plan_options_t options; /* lists: Owned */
+    gradd_type_t *output_types;   /* Owned */
+    bool *has_grad;               /* Owned */
+    const int32_t *grads;         /* those of the options: model inputs */
     int n_grads;
-    int32_t *grad_outputs; /* Owned: positions whose gradient may arrive */
+    const int32_t *grad_outputs; /* those of the options: positions whose gradient may arrive */
     int n_grad_outputs;
     bool *saved;  /* Owned: per value (root) of the graph when the forward was laid out */
     loc_t *fixed; /* Owned: their places */
@@ -176,11 +177,16 @@ typedef struct plan_cost_s {
 
 /* How many of the device's threads a plan of that cost takes: all, or one. */
 int plan_threads(const plan_cost_t *cost, int threads);
+/* Microseconds by a model: so much arithmetic or so many bytes, whichever takes longer, and a
+ * little per launch. Good for comparing, not for a clock. */
+double plan_cost_us(const plan_cost_t *cost, int threads);
 
 /* Chooses the device's kernel for every node and prepares it. The first sequence of a plan, its
  * forward with the expected backward, decides its threads. Equal nodes share a state, which lives
  * as long as the plan. Errors name the node: UNSUPPORTED if there is no kernel, LIMIT. */
 gradd_status_t plan_choose(gradd_plan_t *plan, sequence_t *sequence);
+/* The same model for a node of the plan, once its threads are known. */
+double plan_node_us(const gradd_plan_t *plan, const graph_node_t *node, const choice_t *choice);
 /* Gives back what the kernels have prepared. */
 void plan_unprepare(gradd_plan_t *plan);
 
@@ -196,6 +202,9 @@ typedef struct placed_pass_s {
 gradd_status_t plan_apply_passes(gradd_plan_t *plan, sequence_t *sequence);
 
 gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, layout_t *out);
+/* live[k], n + 1 of them: bytes that live at position k. Far quicker than a layout, whose arena has
+ * at least the largest of them. */
+gradd_status_t layout_live(const graph_t *g, const layout_options_t *options, int64_t *live);
 void layout_finish(layout_t *layout);
 
 /* One buffer to be placed: lives from `start` to `end` (positions, inclusive). offset < 0: choose.
@@ -233,6 +242,11 @@ gradd_status_t variant_differentiate(gradd_plan_t *plan, const bool *arrives, va
 void variant_destroy(variant_t *variant); /* accepts NULL */
 /* out[j]: whether a gradient may arrive for output j. */
 void plan_all_arrivals(const gradd_plan_t *plan, bool *out);
+/* Marks what the backward of a variant reads from the forward. */
+gradd_status_t plan_mark_saved(const gradd_plan_t *plan, const variant_t *variant, bool *saved);
+/* Forward nodes, then the nodes of the expected backward (NULL = none). */
+gradd_status_t plan_join(const gradd_plan_t *plan, const variant_t *primary, const bool *saved,
+                         sequence_t *out);
 /* Counts what the plan holds beside the arenas of its runs. */
 void plan_count_bytes(gradd_plan_t *plan);
 /* Backward for exactly these arriving gradients; compiled when first asked for. */

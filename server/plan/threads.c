@@ -1,4 +1,4 @@
-/* How many threads a plan takes. See plan.h.
+/* How many threads a plan takes, and how long a launch takes by the model. See plan.h.
  *
  * A second thread halves the work of a launch and has to be woken for it: it sleeps between runs,
  * and soon also while a launch runs that is too small to be shared. Where a plan's launches are
@@ -21,4 +21,12 @@ int plan_threads(const plan_cost_t *cost, int threads) {
     const double alone = cost->flops / FLOPS_PER_US + cost->bytes / BYTES_PER_US;
     const double saved = alone - alone / threads;
     return saved > RUN_US + (double)LAUNCH_US * cost->launches ? threads : 1;
+}
+
+/* What a launch takes besides. */
+#define BEGIN_US 2
+
+double plan_cost_us(const plan_cost_t *cost, int threads) {
+    const double flops = cost->flops / FLOPS_PER_US, bytes = cost->bytes / BYTES_PER_US;
+    return (flops > bytes ? flops : bytes) / threads + BEGIN_US * (double)cost->launches;
 }

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "server/graph/budget.h"
-#include "server/plan/plan.h"
+#include "server/plan/recompute.h"
 
 static gradd_status_t no_memory(void) {
     return GRADD_FAIL(NOMEM, "no memory to plan the graph");
@@ -145,7 +145,9 @@ static gradd_status_t new_variant(gradd_plan_t *p, const bool *arrives, const bo
     v->keep = keep;
     v->full = full;
     memcpy(v->arrives, arrives, sizeof arrives[0] * (size_t)p->graph->n_outputs);
-    gradd_status_t status = variant_compile(p, v);
+    gradd_status_t status = GRADD_OK;
+    if (p->graph->n_clones) status = recompute_apply(p, p->saved, p->n_fixed, v);
+    if (!status) status = variant_compile(p, v);
     if (status) {
         variant_destroy(v);
         return status;

@@ -5,7 +5,7 @@
 #include "server/explain/explain_report.h"
 #include "server/verbs/worker.h"
 
-enum { ASK_PLAN, ASK_OPTIMIZER, ASK_ACCUMULATE, ASK_HELD };
+enum { ASK_PLAN, ASK_OPTIMIZER, ASK_ACCUMULATE, ASK_HELD, ASK_CURVE };
 
 /* Inputs come with the call or from a binding; of the latter a gradient may be wanted. */
 static gradd_status_t add_inputs(const session_plan_t *plan, const gradd_plan_info_t *info,
@@ -42,6 +42,25 @@ static void put_parts(wire_out_t *out, const estimate_t *e) {
     }
 }
 
+static void put_curve(wire_out_t *out, const gradd_curve_t *curve) {
+    char line[ESTIMATE_CURVE_LINE];
+    wire_key(out, "curve");
+    wire_put_list(out, (uint32_t)curve->n);
+    for (int i = 0; i < curve->n; i++) {
+        wire_put_map(out, 4);
+        wire_put_text(out, "bytes");
+        wire_put_i64(out, curve->points[i].arena_bytes);
+        wire_put_text(out, "recomputed");
+        wire_put_i64(out, curve->points[i].recomputed_bytes);
+        wire_put_text(out, "percent");
+        wire_put_f64(out, estimate_percent(curve, i));
+        wire_put_text(out, "line");
+        wire_put_text(out, estimate_curve_line(curve, i, line));
+    }
+    wire_key(out, "curve_head");
+    wire_put_text(out, ESTIMATE_CURVE_HEAD);
+}
+
 static gradd_status_t plan_estimate(worker_t *worker, request_t *request) {
     (void)worker;
     const session_objects_t *objects = request->session->objects;
@@ -67,6 +86,10 @@ static gradd_status_t plan_estimate(worker_t *worker, request_t *request) {
     snprintf(foot, sizeof foot, ESTIMATE_FOOT, optimizer->name);
     wire_key(&request->reply, "foot");
     wire_put_text(&request->reply, foot);
+    if (!wire_flag(request->args[ASK_CURVE])) return GRADD_OK;
+    gradd_curve_t curve;
+    GRADD_TRY(gradd_plan_curve(plan->compiled->plan, &curve));
+    put_curve(&request->reply, &curve);
     return GRADD_OK;
 }
 
@@ -79,5 +102,6 @@ GRADD_COMMANDS(
         .fields = {[ASK_PLAN] = {.name = "plan", .kind = WIRE_U64},
                    [ASK_OPTIMIZER] = {.name = "optimizer", .kind = WIRE_TEXT, .optional = true},
                    [ASK_ACCUMULATE] = {.name = "accumulate", .kind = WIRE_FLAG, .optional = true},
-                   [ASK_HELD] = {.name = "held", .kind = WIRE_U64, .optional = true}}
+                   [ASK_HELD] = {.name = "held", .kind = WIRE_U64, .optional = true},
+                   [ASK_CURVE] = {.name = "curve", .kind = WIRE_FLAG, .optional = true}}
 });

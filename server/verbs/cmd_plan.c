@@ -90,6 +90,10 @@ static void put_plan(wire_out_t *out, const compiled_t *compiled, bool hit) {
     wire_put_i64(out, info->saved_bytes);
     wire_key(out, "constant");
     wire_put_i64(out, info->constant_bytes);
+    wire_key(out, "recomputed");
+    wire_put_i64(out, info->recomputed_bytes);
+    wire_key(out, "recompute_share");
+    wire_put_f64(out, info->model_us > 0 ? info->recompute_us / info->model_us : 0);
     wire_key(out, "ms");
     wire_put_f64(out, info->compile_ms);
     wire_key(out, "launches");
@@ -119,6 +123,7 @@ static gradd_status_t compile(worker_t *worker, request_t *request, const plan_a
                                     .n_parameters = ask->n_parameters,
                                     .label_rows = ask->label_rows,
                                     .real_rows = ask->real_rows};
+    GRADD_TRY(plan_ask_memory(request->args, &options));
     if (worker->plain || wire_flag(request->args[PLAN_PLAIN])) options.flags |= GRADD_PLAN_PLAIN;
     gradd_status_t st = worker_find_device(worker, name ? name->via.str.ptr : NULL,
                                            name ? name->via.str.size : 0, &options.device);
@@ -198,7 +203,11 @@ GRADD_COMMANDS(
                                         .optional = true,
                                         .max = PLAN_MAX_LIST},
                    [PLAN_LABEL_ROWS] = {.name = "label_rows", .kind = WIRE_U64, .optional = true},
-                   [PLAN_REAL_ROWS] = {.name = "real_rows", .kind = WIRE_U64, .optional = true}}
+                   [PLAN_REAL_ROWS] = {.name = "real_rows", .kind = WIRE_U64, .optional = true},
+                   [PLAN_MEMORY_BUDGET] = {.name = "memory_budget",
+                                           .kind = WIRE_U64,
+                                           .optional = true},
+                   [PLAN_RECOMPUTE] = {.name = "recompute", .kind = WIRE_TEXT, .optional = true}}
 },
     {.name = "plan.drop",
      .handle = plan_drop,

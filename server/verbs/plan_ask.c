@@ -157,3 +157,13 @@ gradd_status_t plan_ask_init(plan_ask_t *ask, const gradd_model_t *model,
     GRADD_TRY(ask_list(ask, args[PLAN_REAL_ROWS], "real_rows", &ask->real_rows));
     return positions(model, args[PLAN_GMASK], "gmask", NULL, ask->n_out, ask->gmask);
 }
+
+gradd_status_t plan_ask_memory(const msgpack_object *const *args, gradd_plan_options_t *options) {
+    const msgpack_object *budget = args[PLAN_MEMORY_BUDGET], *recompute = args[PLAN_RECOMPUTE];
+    if (budget && (!wire_u64(budget) || wire_u64(budget) > INT64_MAX))
+        return GRADD_FAIL(LIMIT, "graph.plan: field 'memory_budget': expected 1 to 2^63 - 1 bytes");
+    options->memory_budget = budget ? (int64_t)wire_u64(budget) : 0;
+    if (!recompute) return GRADD_OK;
+    return gradd_recompute_find(recompute->via.str.ptr, recompute->via.str.size,
+                                "graph.plan: field 'recompute'", &options->recompute);
+}

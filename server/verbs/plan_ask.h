@@ -20,7 +20,9 @@ enum {
     PLAN_DEVICE,
     PLAN_PARAMETERS,
     PLAN_LABEL_ROWS,
-    PLAN_REAL_ROWS
+    PLAN_REAL_ROWS,
+    PLAN_MEMORY_BUDGET,
+    PLAN_RECOMPUTE
 };
 
 /* Lists of a plan. Owned; what a plan keeps is taken out and NULL afterwards. */
@@ -37,5 +39,7 @@ typedef struct plan_ask_s {
 gradd_status_t plan_ask_init(plan_ask_t *ask, const gradd_model_t *model,
                              const msgpack_object *const *args);
 void plan_ask_finish(plan_ask_t *ask);
+/* What it says of memory, for the options. Fails with LIMIT or UNSUPPORTED. */
+gradd_status_t plan_ask_memory(const msgpack_object *const *args, gradd_plan_options_t *options);
 
 #endif

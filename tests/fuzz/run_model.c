@@ -100,7 +100,8 @@ static gradd_status_t plan(trial_t *t, gradd_model_t *model, bool plain, gradd_p
                               .grad_outputs = t->gouts,
                               .n_grad_outputs = t->n_gouts,
                               .flags = plain ? GRADD_PLAN_PLAIN : 0,
-                              .device = device()};
+                              .device = device(),
+                              .recompute = (gradd_recompute_t)(draw(t) % 3)};
     gradd_error_set("");
     gradd_status_t status = gradd_plan_create(model, &o, out);
     FUZZ_REQUIRE(status == GRADD_OK || gradd_error_message()[0]);

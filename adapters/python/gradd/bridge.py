@@ -39,6 +39,7 @@ from gradd.check.other_data import Data
 from gradd.check.selfcheck import Checks
 from gradd.export.identity import Same
 from gradd.fallback import DeviceError, Fallback, SelfCheckError
+from gradd.memory import Memory
 from gradd.session.client import Client, get_client
 from gradd.tokens import Tokens
 
@@ -65,6 +66,7 @@ class Bridge(ShortWay):
         client: Client | None = None,
         on_capture: Callable[[Any, torch.nn.Module], None] | None = None,
         in_torch: Callable[..., Any] | None = None,
+        memory_budget: int | str | None = None,
     ) -> None:
         """Args:
         module: Owner of parameters and buffers, which move into shared memory here.
@@ -73,8 +75,11 @@ class Bridge(ShortWay):
         client: Session to use (default: the one of the user's daemon, made when needed).
         on_capture: Called with every new capture and the module (DebugOptions).
         in_torch: What runs where PyTorch takes over (default: `forward`, else the module).
+        memory_budget: The most that a training run may take, as bytes or text (default:
+            GRADD_MEMORY_BUDGET).
 
         Raises:
+            ValueError: A budget, or another option, that cannot be read.
             SessionError: No daemon could be reached, and the policy does not allow PyTorch then.
         """
         self.module = module
@@ -98,6 +103,7 @@ class Bridge(ShortWay):
         self.forwards = Tokens()
         self.fallback = Fallback(type(module).__name__, strict)
         self._disabled = bool(options.get("GRADD_DISABLE"))
+        self._memory = Memory() if self._disabled else Memory.of(memory_budget)
         mode = options.self_check()
         self._checks = None if mode == checktimes.OFF else Checks(mode)
         self._lazy = bool(options.get("GRADD_LAZY"))
@@ -452,7 +458,9 @@ class Bridge(ShortWay):
         )
         if self._on_capture is not None:
             self._on_capture(cap, self.module)
-        graph = CapturedGraph(self.module, dataclasses.replace(cap, guards=None), info)
+        graph = CapturedGraph(
+            self.module, dataclasses.replace(cap, guards=None), info, self._memory
+        )
         self._guards[graph] = cap.guards
         self._alive.add(graph)
         return graph

@@ -12,16 +12,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
 from gradd import errors, schema
 from gradd.calls.captured import CapturedGraph, Plan, check_supported, type_of
+from gradd.memory import Memory, parse_bytes
 from gradd.session.client import Client, get_client
 
 _MAX_BATCH = 1 << 20
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """A memory budget that can be met, and what it costs.
+
+    Attributes:
+        activations: Arena of one run.
+        recomputed: Bytes that are not kept from forward to backward, but computed again.
+        percent: More time for forward and backward, by a model.
+    """
+
+    activations: int
+    recomputed: int
+    percent: float
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,8 @@ class Estimate:
         constants: Folded constants, once per plan.
         ring: Inputs and outputs of one run, and the gradients that arrive.
         total: All of it.
+        curve: What a memory budget can do: planned activations against modelled time, at most 8
+            points. The first one keeps everything. Empty where it was not asked for.
     """
 
     batch: int
@@ -53,25 +71,30 @@ class Estimate:
     constants: int
     ring: int
     total: int
+    curve: tuple[CurvePoint, ...]
     _lines: tuple[tuple[str, str], ...] = field(repr=False, compare=False)
     _foot: str = field(repr=False, compare=False)
+    _curve: tuple[str, ...] = field(repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
         names = (f.name for f in fields(self) if not f.name.startswith("_"))
-        return {name: getattr(self, name) for name in names}
+        found = {name: getattr(self, name) for name in names}
+        return {**found, "curve": [asdict(point) for point in self.curve]}
 
     def __str__(self) -> str:
         return str(Estimates((self,)))
 
 
 class Estimates(tuple):
-    """Estimates for several batch sizes. Prints as a table, one column each."""
+    """Estimates for several batch sizes. Prints as a table, one column each; the curve of one."""
 
     def __str__(self) -> str:
         lines = [f"{'batch':<26}" + "".join(f" {e.batch:>12}" for e in self)]
         for parts in zip(*(e._lines for e in self), strict=True):
             lines.append(f"{parts[0][0]:<26}" + "".join(f" {amount:>12}" for _, amount in parts))
+        if len(self) == 1 and self[0].curve:
+            lines += ["", *self[0]._curve]
         return "\n".join([*lines, *dict.fromkeys(e._foot for e in self)])
 
 
@@ -83,6 +106,7 @@ def estimate(
     batches: Sequence[int] | None = None,
     fits_gib: float | None = None,
     accumulate: bool = False,
+    memory_budget: int | str | None = None,
     client: Client | None = None,
 ) -> Any:
     """Memory that training takes above the bare processes.
@@ -95,6 +119,7 @@ def estimate(
         batches: Batch sizes to plan instead: they replace the first size of the batch's tensors.
         fits_gib: Find the largest batch whose total is at most this; added as the last column.
         accumulate: Gradients of several backwards are added up.
+        memory_budget: What ORTModule(memory_budget=) would get; the environment has no say here.
         client: Session to use.
 
     Returns:
@@ -103,11 +128,14 @@ def estimate(
     Raises:
         TypeError: A model, batch or optimizer that is none.
         ValueError: An unknown optimizer, sizes that are none, or not even a batch of 1 fits.
+        OutOfMemoryError: The memory budget cannot be met.
         CaptureError: The module cannot be captured.
         GraddError: The daemon cannot plan it.
     """
     sizes = _checked(model, batch, optimizer, batches, fits_gib)
     planner = _Planner(model, batch, optimizer, accumulate, client or get_client())
+    if memory_budget is not None:
+        planner.memory = Memory(parse_bytes(memory_budget, "memory_budget"))
     if batches is None and fits_gib is None:
         return planner.of(planner.size)
     found = [planner.of(size) for size in sizes]
@@ -143,14 +171,14 @@ def _largest(planner: _Planner, limit: int) -> Estimate:
     """By doubling, then bisection, over plans."""
     low, high, good = 0, 1, None
     while high <= _MAX_BATCH:
-        now = planner.of(high)
-        if now.total > limit:
+        now = planner.within(high, limit)
+        if now is None:
             break
         low, high, good = high, high * 2, now
     while high - low > 1 and high <= _MAX_BATCH:
         middle = (low + high) // 2
-        now = planner.of(middle)
-        if now.total > limit:
+        now = planner.within(middle, limit)
+        if now is None:
             high = middle
         else:
             low, good = middle, now
@@ -177,6 +205,7 @@ class _Planner:
         leaves = _tensors(self.args, self.kwargs)
         self.size = leaves[0].shape[0] if leaves and leaves[0].dim() else 1
         self.graphs: list[CapturedGraph] = []
+        self.memory = Memory()
         self._export = export
 
     def of(self, size: int) -> Estimate:
@@ -184,6 +213,16 @@ class _Planner:
         args, kwargs = _mapped(self.args, self.kwargs, lambda t: self._resized(t, size))
         with self.client.lock:
             return replace(self._plan(self._graph(args, kwargs), args, kwargs), batch=size)
+
+    def within(self, size: int, limit: int) -> Estimate | None:
+        """The same, if its total is at most the limit and its plan meets the budget."""
+        try:
+            found = self.of(size)
+        except errors.OutOfMemoryError:
+            if not self.memory.budget:
+                raise
+            return None
+        return found if found.total <= limit else None
 
     def _resized(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
         if not tensor.dim() or tensor.shape[0] != self.size or size == self.size:
@@ -202,7 +241,7 @@ class _Planner:
         cap = self._export.capture(self.module, args, kwargs, observed=False)
         info = self.client.put_graph(cap.onnx, cap.aliases, cap.sources)
         check_supported(info, cap)
-        self.graphs.append(CapturedGraph(self.module, cap, info))
+        self.graphs.append(CapturedGraph(self.module, cap, info, self.memory))
         return self.graphs[-1]
 
     def _plan(self, graph: CapturedGraph, args: tuple, kwargs: dict) -> Estimate:
@@ -229,6 +268,7 @@ class _Planner:
             "optimizer": self.optimizer,
             "accumulate": int(self.accumulate),
             "held": sum(map(_bytes, held.values())),
+            "curve": 1,
         }
         try:
             reply = self.client.request("plan.estimate", asked)
@@ -241,6 +281,10 @@ class _Planner:
             **{p["key"]: p["bytes"] for p in reply["parts"] if p["key"] in known},
             _lines=tuple((p["heading"], p["amount"]) for p in reply["parts"]),
             _foot=reply["foot"],
+            curve=tuple(
+                CurvePoint(p["bytes"], p["recomputed"], p["percent"]) for p in reply["curve"]
+            ),
+            _curve=(reply["curve_head"], *(p["line"] for p in reply["curve"])),
         )
 
 

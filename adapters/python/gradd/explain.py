@@ -53,6 +53,7 @@ class Row:
     place: str
     fused: str
     leftover: bool
+    again: bool
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,10 @@ class Explanation:
         input_bytes: Of all graph inputs, parameters included.
         output_bytes: Of the outputs.
         grad_bytes: Of the gradients.
+        whole_bytes: arena_bytes if everything was kept; 0 without a memory budget or policy.
+        recomputed_bytes: Not kept from forward to backward, but computed again.
+        recompute_ms: Of computing it again, by a model of time.
+        model_ms: Of forward and backward beside it, by the same model.
         compile_ms: Time that planning took.
         nodes: Nodes of the graph by fate and operator.
         rows: The operators.
@@ -83,6 +88,10 @@ class Explanation:
     input_bytes: int
     output_bytes: int
     grad_bytes: int
+    whole_bytes: int
+    recomputed_bytes: int
+    recompute_ms: float
+    model_ms: float
     compile_ms: float
     nodes: dict[str, dict[str, int]]
     rows: tuple[Row, ...]

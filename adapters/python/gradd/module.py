@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gradd")
 _compiling = torch._guards.TracingContext.try_get
-_OWN = {"_gradd_module", "_gradd_bridge", "_gradd_options", "_gradd_strict", "training"}
+_OWN = {"_gradd_module", "_gradd_bridge", "_gradd_options", "_gradd_strict", "_gradd_memory"}
+_OWN |= {"training"}
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 _DELEGATED = (
     *("state_dict", "load_state_dict", "_load_from_state_dict", "_save_to_state_dict"),
@@ -47,9 +48,15 @@ class ORTModule(torch.nn.Module):
             ORTModule, as a cell of a notebook that runs again gives it, the module is taken.
         debug_options: Logging and saving of captured graphs.
         strict: Raise instead of running in PyTorch what the daemon cannot run.
+        memory_budget: The most that forward and backward may take for activations and workspace:
+            bytes, or a text as "2GiB". What is not kept is computed again in backward, with the
+            same bits. The default is GRADD_MEMORY_BUDGET, else as much as it takes.
 
     Raises:
-        TypeError: `module` is not a torch.nn.Module, or is a kind that cannot be wrapped.
+        TypeError: `module` is not a torch.nn.Module, or is a kind that cannot be wrapped; a budget
+            that is neither number nor text.
+        ValueError: A budget that is no size. One that cannot be met is an OutOfMemoryError of the
+            call, which names the smallest that can be met, and its price.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class ORTModule(torch.nn.Module):
         debug_options: DebugOptions | None = None,
         *,
         strict: bool = False,
+        memory_budget: int | str | None = None,
     ) -> None:
         if isinstance(module, ORTModule):
             logger.warning(
@@ -66,9 +74,15 @@ class ORTModule(torch.nn.Module):
             )
             module = module.module
         _check(module)
-        self._wrap(module, debug_options or DebugOptions(), strict)
+        self._wrap(module, debug_options or DebugOptions(), strict, memory_budget)
 
-    def _wrap(self, module: torch.nn.Module, debug: DebugOptions, strict: bool) -> None:
+    def _wrap(
+        self,
+        module: torch.nn.Module,
+        debug: DebugOptions,
+        strict: bool,
+        memory_budget: int | str | None = None,
+    ) -> None:
         training = module.training
         self.__dict__["_gradd_module"] = module
         torch.nn.Module.__init__(self)
@@ -78,9 +92,14 @@ class ORTModule(torch.nn.Module):
         debug.apply()
         self.__dict__["_gradd_options"] = debug
         self.__dict__["_gradd_strict"] = strict
+        self.__dict__["_gradd_memory"] = memory_budget
         # A module with hooks runs in PyTorch, and there those of the root must run as well.
         self.__dict__["_gradd_bridge"] = Bridge(
-            module, strict=strict, on_capture=debug.save, in_torch=module
+            module,
+            strict=strict,
+            on_capture=debug.save,
+            in_torch=module,
+            memory_budget=memory_budget,
         )
 
     # ---- the call ----
@@ -193,7 +212,8 @@ class ORTModule(torch.nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Not object's: pickle compares what it finds there with __class__.
-        return _again, (type(self), self._gradd_module, self._gradd_options, self._gradd_strict)
+        given = (self._gradd_options, self._gradd_strict, self._gradd_memory)
+        return _again, (type(self), self._gradd_module, *given)
 
     def _replicate_for_data_parallel(self) -> Any:
         raise NotImplementedError(
@@ -203,11 +223,15 @@ class ORTModule(torch.nn.Module):
 
 
 def _again(
-    kind: type[ORTModule], module: torch.nn.Module, debug: DebugOptions, strict: bool
+    kind: type[ORTModule],
+    module: torch.nn.Module,
+    debug: DebugOptions,
+    strict: bool,
+    memory_budget: int | str | None = None,
 ) -> ORTModule:
     """A wrapper as it was when it was pickled or copied."""
     made = kind.__new__(kind)
-    made._wrap(module, debug, strict)
+    made._wrap(module, debug, strict, memory_budget)
     return made
 
 

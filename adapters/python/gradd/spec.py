@@ -150,6 +150,7 @@ class Capture:
         guards: What forward() read from outside, of one module; None if it is not watched.
         shared: Result leaves that are no outputs of the graph, in an order in which they can be
             made. If all are, one is an output nevertheless, as a graph needs one.
+        checkpoints: forward() has called activation checkpoints, which are not in the graph.
     """
 
     onnx: bytes
@@ -168,6 +169,7 @@ class Capture:
     guards: Any = None
     shared: tuple[SharedSpec, ...] = ()
     flat: tuple[type | None, list[str], list[int]] | None = None
+    checkpoints: bool = False
 
     @property
     def loss_ancestors(self) -> frozenset[int]:

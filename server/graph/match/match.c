@@ -1,6 +1,7 @@
 /* Helpers of passes that recognise patterns. See match.h. */
 #include "server/graph/match/match.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/bf16.h"
@@ -72,21 +73,39 @@ static void collect_parts(const graph_t *g, const graph_node_t *n, const match_f
             add_part(g, f, g->nodes[p->nodes[at]].in[i], p);
 }
 
-/* Model nodes of the parts, with those that an earlier pass had put together already. */
+typedef struct nodes_s {
+    int32_t *list; /* of the model */
+    bool *seen;    /* per node of the model */
+    int n;
+} nodes_t;
+
+static void add_node(nodes_t *to, int32_t node) {
+    if (to->seen[node]) return;
+    to->seen[node] = true;
+    to->list[to->n++] = node;
+}
+
+/* Model nodes of the parts, with those that an earlier pass had put together already, each once: a
+ * walk may come to what stands for the same ones again, layer above layer. */
 static gradd_status_t record_parts(graph_t *g, graph_node_t *n, const parts_t *p) {
-    int count = 0;
-    for (int i = 0; i < p->n; i++)
-        count += g->nodes[p->nodes[i]].n_parts ? g->nodes[p->nodes[i]].n_parts : 1;
-    int32_t *list = arena_alloc(g->arena, sizeof list[0] * (size_t)count), at = 0;
-    if (!list) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
-    for (int i = 0; i < p->n; i++) {
-        const graph_node_t *part = &g->nodes[p->nodes[i]];
-        for (int k = 0; k < part->n_parts; k++)
-            list[at++] = part->parts[k];
-        if (!part->n_parts) list[at++] = part->origin;
+    const size_t most = (size_t)g->model->n_nodes + 1;
+    nodes_t to = {malloc(sizeof to.list[0] * most), calloc(most, sizeof to.seen[0]), 0};
+    int32_t *list = NULL;
+    if (to.list && to.seen) {
+        for (int i = 0; i < p->n; i++) {
+            const graph_node_t *part = &g->nodes[p->nodes[i]];
+            for (int k = 0; k < part->n_parts; k++)
+                add_node(&to, part->parts[k]);
+            if (!part->n_parts) add_node(&to, part->origin);
+        }
+        list = arena_alloc(g->arena, sizeof list[0] * (size_t)(to.n + 1));
+        if (list) memcpy(list, to.list, sizeof list[0] * (size_t)to.n);
     }
+    free(to.list);
+    free(to.seen);
+    if (!list) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
     n->parts = list;
-    n->n_parts = count;
+    n->n_parts = to.n;
     return GRADD_OK;
 }
 

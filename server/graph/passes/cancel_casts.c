@@ -45,7 +45,7 @@ static gradd_status_t cancel_casts(graph_t *g) {
     GRADD_TRY(graph_redirect_begin(g, &redirect));
     for (int i = 0; i < g->n_nodes; i++) {
         graph_node_t *n = &g->nodes[i];
-        if (!n->backward || strcmp(n->op->name, "Cast") ||
+        if (!n->backward || n->no_merge || strcmp(n->op->name, "Cast") ||
             !width_of(graph_type(g, n->out[0])->dtype))
             continue;
         gradd_val_t v = unwidened(g, n);

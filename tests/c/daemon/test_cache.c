@@ -177,3 +177,39 @@ TEST(a_full_machine_takes_no_model) {
     close_worker(&worker);
     unlink(file), rmdir(proc), rmdir(root);
 }
+
+/* Nor is a plan of another memory budget, or of another policy where there is none. */
+TEST(a_memory_budget_is_part_of_a_plans_key) {
+    static const struct {
+        int64_t budget;
+        gradd_recompute_t recompute;
+        bool hit;
+    } asked[] = {
+        {0,    GRADD_RECOMPUTE_NONE,       false},
+        {4096, GRADD_RECOMPUTE_NONE,       false},
+        {8192, GRADD_RECOMPUTE_NONE,       false},
+        {8192, GRADD_RECOMPUTE_LAYERS,     true }, /* the budget decides */
+        {0,    GRADD_RECOMPUTE_LAYERS,     false},
+        {0,    GRADD_RECOMPUTE_COMPROMISE, false},
+        {0,    GRADD_RECOMPUTE_NONE,       true },
+    };
+    enum { N = sizeof asked / sizeof asked[0] };
+    worker_t worker = open_worker("");
+    model_entry_t *model = load(&worker, 1, 1000);
+    int32_t output = 0;
+    compiled_t *plans[N];
+    bool hit;
+    for (int i = 0; i < N; i++) {
+        const gradd_plan_options_t o = {.outputs = &output,
+                                        .n_outputs = 1,
+                                        .device = worker.device,
+                                        .memory_budget = asked[i].budget,
+                                        .recompute = asked[i].recompute};
+        CHECK_OK(cache_compile(&worker, model, &o, &plans[i], &hit));
+        CHECK_EQ_INT(hit, asked[i].hit);
+    }
+    for (int i = 0; i < N; i++)
+        cache_release_compiled(&worker, plans[i]);
+    cache_release_model(&worker, model);
+    close_worker(&worker);
+}

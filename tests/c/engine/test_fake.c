@@ -49,20 +49,26 @@ static gradd_model_t *load(void) {
     return model;
 }
 
+/* The first n of inputs and outputs, each with its gradient. */
+static gradd_plan_options_t options_of(const gradd_type_t *types, int n_inputs, const int32_t *all,
+                                       int n, gradd_device_t *device) {
+    return (gradd_plan_options_t){.inputs = types,
+                                  .n_inputs = n_inputs,
+                                  .grads = all,
+                                  .n_grads = n,
+                                  .outputs = all,
+                                  .n_outputs = n,
+                                  .grad_outputs = all,
+                                  .n_grad_outputs = n,
+                                  .device = device};
+}
+
 static gradd_plan_t *make_plan(gradd_model_t *model, gradd_device_t *device) {
     static const int32_t all[N] = {0, 1, 2, 3, 4};
     gradd_type_t types[N];
     for (int i = 0; i < N; i++)
         types[i] = (gradd_type_t){GRADD_DT_F32, 1, {ELEMENTS}};
-    const gradd_plan_options_t o = {.inputs = types,
-                                    .n_inputs = N,
-                                    .grads = all,
-                                    .n_grads = N,
-                                    .outputs = all,
-                                    .n_outputs = N,
-                                    .grad_outputs = all,
-                                    .n_grad_outputs = N,
-                                    .device = device};
+    const gradd_plan_options_t o = options_of(types, N, all, N, device);
     gradd_plan_t *plan;
     CHECK_OK(gradd_plan_create(model, &o, &plan));
     return plan;
@@ -173,15 +179,7 @@ TEST(constants_are_uploaded_once) {
 static gradd_plan_t *chain(const char *op, gradd_device_t *device, gradd_model_t **out_model) {
     static const int32_t first = 0;
     static const gradd_type_t x = {GRADD_DT_F32, 1, {ELEMENTS}};
-    const gradd_plan_options_t o = {.inputs = &x,
-                                    .n_inputs = 1,
-                                    .grads = &first,
-                                    .n_grads = 1,
-                                    .outputs = &first,
-                                    .n_outputs = 1,
-                                    .grad_outputs = &first,
-                                    .n_grad_outputs = 1,
-                                    .device = device};
+    const gradd_plan_options_t o = options_of(&x, 1, &first, 1, device);
     gradd_plan_t *plan;
     size_t n;
     Onnx__ModelProto *proto = build_model();
@@ -291,15 +289,7 @@ static gradd_plan_t *gather(gradd_device_t *device, gradd_model_t **out_model) {
         {GRADD_DT_F32, 1, {ELEMENTS}},
         {GRADD_DT_I64, 1, {4}       }
     };
-    const gradd_plan_options_t o = {.inputs = types,
-                                    .n_inputs = 2,
-                                    .grads = &first,
-                                    .n_grads = 1,
-                                    .outputs = &first,
-                                    .n_outputs = 1,
-                                    .grad_outputs = &first,
-                                    .n_grad_outputs = 1,
-                                    .device = device};
+    const gradd_plan_options_t o = options_of(types, 2, &first, 1, device);
     gradd_plan_t *plan;
     size_t n;
     Onnx__ModelProto *proto = build_model();
@@ -357,15 +347,7 @@ TEST_LIMIT(every_allocation_may_fail, 60) {
         gradd_type_t types[N];
         for (int i = 0; i < N; i++)
             types[i] = (gradd_type_t){GRADD_DT_F32, 1, {ELEMENTS}};
-        const gradd_plan_options_t o = {.inputs = types,
-                                        .n_inputs = N,
-                                        .grads = all,
-                                        .n_grads = N,
-                                        .outputs = all,
-                                        .n_outputs = N,
-                                        .grad_outputs = all,
-                                        .n_grad_outputs = N,
-                                        .device = fake};
+        const gradd_plan_options_t o = options_of(types, N, all, N, fake);
         gradd_device_trim(fake);
         fake_fail(fake->queue, FAKE_ALLOC, n);
         gradd_status_t status = gradd_plan_create(model, &o, &plan);
@@ -440,15 +422,7 @@ static gradd_status_t cumsum(gradd_device_t *device, bool known, gradd_model_t *
         {GRADD_DT_F32, 1, {ELEMENTS}},
         {GRADD_DT_I64, 0, {0}       }
     };
-    const gradd_plan_options_t o = {.inputs = types,
-                                    .n_inputs = known ? 1 : 2,
-                                    .grads = &first,
-                                    .n_grads = 1,
-                                    .outputs = &first,
-                                    .n_outputs = 1,
-                                    .grad_outputs = &first,
-                                    .n_grad_outputs = 1,
-                                    .device = device};
+    const gradd_plan_options_t o = options_of(types, known ? 1 : 2, &first, 1, device);
     static const int64_t axis = 0;
     size_t n;
     Onnx__ModelProto *proto = build_model();

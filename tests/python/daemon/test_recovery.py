@@ -49,6 +49,23 @@ def test_kill_between_forward_and_backward(daemon: object, dropout: float) -> No
     assert client.get_client().recoveries == 2
 
 
+def test_kill_with_a_memory_budget(daemon: object) -> None:
+    """The next daemon plans the same: what it computes again has the same masks."""
+    results = []
+    for kill, budget in ((False, None), (False, "100KiB"), (True, "100KiB")):
+        torch.manual_seed(11)
+        model = ORTModule(Net(width=256, dropout=0.3), strict=True, memory_budget=budget)
+        loss = loss_of(model(*batch(32, seed=1)))
+        if kill:
+            daemon.kill()
+        loss.backward()
+        again = model.gradd_explain().recomputed_bytes
+        assert again > 0 if budget else again == 0
+        results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    _assert_equal_bits(results[1], results[0])
+    _assert_equal_bits(results[2], results[0])
+
+
 def test_kill_between_steps(daemon: object) -> None:
     model = ORTModule(Net(), strict=True)
     first = loss_of(model(*batch()))

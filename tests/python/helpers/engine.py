@@ -47,8 +47,12 @@ class Options(C.Structure):
         ("n_parameters", C.c_int),
         ("label_rows", C.c_int64),
         ("real_rows", C.c_int64),
+        ("memory_budget", C.c_int64),
+        ("recompute", C.c_int),
     ]
 
+
+RECOMPUTE = ("none", "layers", "compromise")
 
 ADMIT = C.CFUNCTYPE(C.c_int, C.c_void_p, C.c_int64)
 
@@ -77,7 +81,24 @@ class Info(C.Structure):
         ("n_launches_backward", C.c_int),
         ("compile_ms", C.c_double),
         ("parameter_bytes", C.c_int64),
+        ("threads", C.c_int),
+        ("whole_bytes", C.c_int64),
+        ("recomputed_bytes", C.c_int64),
+        ("recompute_us", C.c_double),
+        ("model_us", C.c_double),
     ]
+
+
+class Point(C.Structure):
+    _fields_ = [
+        ("arena_bytes", C.c_int64),
+        ("recomputed_bytes", C.c_int64),
+        ("extra_us", C.c_double),
+    ]
+
+
+class Curve(C.Structure):
+    _fields_ = [("points", Point * 8), ("n", C.c_int), ("model_us", C.c_double)]
 
 
 class EngineError(Exception):
@@ -231,6 +252,8 @@ class Plan(Handle):
         threads=0,
         plain=False,
         on=None,
+        memory_budget=0,
+        recompute="none",
     ):
         super().__init__(model)
         self.device = on or device(threads)
@@ -244,10 +267,17 @@ class Plan(Handle):
         go = _ints([self.outputs.index(n) for n in grad_outputs])
         options = Options(
             types, len(model.inputs), g, len(self.grads), o, len(self.outputs), go,
-            len(grad_outputs), plain, self.device.handle,
+            len(grad_outputs), plain, self.device.handle, memory_budget=memory_budget,
+            recompute=RECOMPUTE.index(recompute),
         )  # fmt: skip
         check(LIB.gradd_plan_create(model.handle, C.byref(options), C.byref(self.handle)))
         self.info = LIB.gradd_plan_info(self.handle).contents
+
+    def curve(self) -> Curve:
+        """Planned memory against modelled time."""
+        curve = Curve()
+        check(LIB.gradd_plan_curve(self.handle, C.byref(curve)))
+        return curve
 
 
 class Run(Handle):

@@ -96,6 +96,7 @@ class ORTTrainer(Trainer):
                 forward=self._forward_to_capture(model),
                 strict=strict,
                 on_capture=debug.save,
+                memory_budget=getattr(self.args, "memory_budget", None),
             )
             self._bridge_module = model
         attach.attach(model, _route(model, self._bridge))

@@ -39,6 +39,9 @@ class ORTTrainingArguments(LegacyArguments, TrainingArguments):
         onnx_prefix: start of those file names; required with `save_onnx`.
         onnx_log_level: VERBOSE, INFO, WARNING, ERROR or FATAL.
         strict: raise instead of running in PyTorch what the daemon cannot run.
+        memory_budget: the most that forward and backward of one batch may take for activations and
+            workspace, as "2GiB" or bytes; what is not kept is computed again. Without it
+            `gradient_checkpointing` computes layers again, with it the budget decides.
     """
 
     # Redeclared: on a command line the parent's type would admit its own names only.
@@ -62,10 +65,15 @@ class ORTTrainingArguments(LegacyArguments, TrainingArguments):
         default=False,
         metadata={"help": "Raise instead of falling back to PyTorch where gradd cannot run."},
     )
+    memory_budget: str | None = field(
+        default=None,
+        metadata={"help": "The most that a batch may take for activations, as in 2GiB."},
+    )
 
     def __post_init__(self) -> None:
         self._map_legacy_arguments()
         self._check_onnx_arguments()
+        self._check_memory_budget()
         chosen = self.optim
         if chosen == ORTOptimizerNames.ADAMW_ORT_FUSED:
             self.optim = "adamw_torch"  # TrainingArguments accepts its own names only
@@ -82,6 +90,12 @@ class ORTTrainingArguments(LegacyArguments, TrainingArguments):
             )
         if self.save_onnx and not self.onnx_prefix:
             raise ValueError("save_onnx=True needs onnx_prefix, the start of the files' names")
+
+    def _check_memory_budget(self) -> None:
+        from gradd.memory import parse_bytes
+
+        if self.memory_budget is not None:
+            parse_bytes(self.memory_budget, "memory_budget")
 
     def _drop_what_gradd_replaces(self) -> None:
         if self.use_liger_kernel and not gradd_is_disabled():

@@ -25,6 +25,7 @@ from gradd.calls.watch import data_ptr
 from gradd.check.checktimes import Kind
 from gradd.export import Capture
 from gradd.fallback import Uses
+from gradd.memory import Memory
 from gradd.session import protocol
 from gradd.session.shm import DTYPE_CODES, DTYPES
 
@@ -77,8 +78,15 @@ def check_supported(info: protocol.GraphInfo, cap: Capture) -> None:
 class CapturedGraph:
     """One capture that the daemon knows. The caller holds the client's lock."""
 
-    def __init__(self, module: torch.nn.Module, cap: Capture, info: protocol.GraphInfo) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        cap: Capture,
+        info: protocol.GraphInfo,
+        memory: Memory | None = None,
+    ) -> None:
         self.cap = cap
+        self.memory = (memory or Memory()).fields(cap.checkpoints)
         self.info = info
         self.module = module
         self.plain = not options.get("GRADD_FUSE")
@@ -233,6 +241,8 @@ class CapturedGraph:
             plain=self.plain,
             live=live,
         )
+        if grad_outputs:
+            fields |= self.memory
         info = client.plan(fields)
         layout = Layout.of(
             [(t.dtype, tuple(t.shape)) for t in (self.places[i].get() for i in params)]

@@ -263,6 +263,12 @@ class Run:
                     "backward through a run that was released: pass retain_graph=True to the "
                     "first backward"
                 )
+            if plan.info.recomputed and self.has_changed():
+                raise errors.StaleError(
+                    "a backward that computes part of the forward again (memory_budget, "
+                    "ORTMODULE_MEMORY_OPT_LEVEL, checkpoints) needs the parameters and buffers as "
+                    "that forward read them, and one of them has changed since"
+                )
             slot = prepared.slots.acquire(plan.layout) if plan.params else None
             scratch: list[Block] = []
             try:

@@ -7,7 +7,7 @@ the other half of this agreement, under the run flag DROPOUT_OFF; selfcheck.py c
 random state may move: the caller restores it.
 
 Activation checkpoints run parts of a forward again in backward, where no function mode reaches:
-without_checkpoints() makes them plain calls.
+without_checkpoints() makes them plain calls, and checkpoints_called() says how many there were.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 _MIDDLE = 0.5
 _patch_lock = threading.Lock()
+_here = threading.local()
 _users: list[Any] = []  # what was replaced, and an entry for every open without_checkpoints()
 
 
@@ -71,11 +72,18 @@ def without_checkpoints() -> Iterator[None]:
                 del checkpoint.CheckpointFunction.apply  # Function's own shows again
 
 
+def checkpoints_called() -> int:
+    """How many calls of this thread without_checkpoints() has made plain ones."""
+    return getattr(_here, "calls", 0)
+
+
 def _once(*unused: Any, **unused_kw: Any) -> Iterator[None]:
+    _here.calls = checkpoints_called() + 1
     yield
 
 
 def _call(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+    _here.calls = checkpoints_called() + 1
     return function(*args)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from gradd import interrupts, schema, transforms
+from gradd.check.without_chance import checkpoints_called
 from gradd.export import (
     autocast,
     backward,
@@ -82,6 +83,7 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 def _capture(call: naming.Call, cast: torch.dtype | None, observed: bool) -> Capture:
     clock = _Clock()
+    checkpoints = checkpoints_called()
     binary = keys.binary_buffers(call.module)
     seen = observe.observe(call, cast) if observed else observe.Observation()
     for name in functions.custom_functions(seen.outputs):
@@ -109,7 +111,12 @@ def _capture(call: naming.Call, cast: torch.dtype | None, observed: bool) -> Cap
     clock.lap("optimize")
     capture = _assemble(call, traced, program, cleaned, binary, clock)
     _check_buffers(seen, capture)
-    return dataclasses.replace(capture, guards=observe.guards(seen), shared=specs)
+    return dataclasses.replace(
+        capture,
+        guards=observe.guards(seen),
+        shared=specs,
+        checkpoints=checkpoints_called() > checkpoints,
+    )
 
 
 def _shared(

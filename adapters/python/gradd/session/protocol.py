@@ -97,6 +97,8 @@ class PlanInfo:
         cached: The daemon had it already.
         saved: Of the peak, bytes alive between forward and backward.
         constant: Bytes of folded constants, held once per plan.
+        recomputed: Bytes that are not kept for the backward, but computed again.
+        recompute_share: Time of that by a model, as a part of forward and backward.
         live: What it could leave out.
     """
 
@@ -108,6 +110,8 @@ class PlanInfo:
     cached: bool
     saved: int = 0
     constant: int = 0
+    recomputed: int = 0
+    recompute_share: float = 0.0
     live: Live | None = None
 
 
@@ -243,6 +247,8 @@ def plan_info(plan_id: int, reply: dict[str, Any]) -> PlanInfo:
         cached=bool(reply.get("cached", False)),
         saved=int(reply.get("saved", 0)),
         constant=int(reply.get("constant", 0)),
+        recomputed=int(reply.get("recomputed", 0)),
+        recompute_share=float(reply.get("recompute_share", 0.0)),
         live=_live(reply.get("live")),
     )
 

@@ -1,0 +1,94 @@
+/* What is computed again is computed directly in front of its first reader, with all that it reads
+ * and that is computed again as well.
+ *
+ * Any earlier and it would take the room that it was not kept to leave. The passes before see it in
+ * front of the backward, so that they order the rest as they do where everything is kept. Values do
+ * not change: every node reads the same operands. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/plan/plan.h"
+
+typedef struct late_s {
+    const graph_t *g;
+    const sequence_t *s;
+    int32_t *place; /* per node: its position in the backward while it waits, else -1 */
+    int32_t *order; /* new positions of the backward, from s->n_forward: the old ones */
+    int32_t *stack;
+    int n;
+} late_t;
+
+/* Views cost nothing, and wait so that what they view can. */
+static bool is_late(const late_t *l, int32_t id) {
+    return graph_is_clone(l->g, id) || l->g->nodes[id].op->flags & GRADD_OP_VIEW;
+}
+
+/* Position of an operand's producer that waits for its place, or -1. */
+static int32_t waiting(const late_t *l, int32_t position) {
+    const graph_node_t *n = &l->g->nodes[l->s->nodes[position]];
+    for (int i = 0, reads = plan_reads(n); i < reads; i++) {
+        if (n->in[i] == GRADD_NONE || l->g->values[n->in[i]]->kind != VALUE_NODE) continue;
+        const int32_t at = l->place[l->g->values[n->in[i]]->node];
+        if (at >= 0) return at;
+    }
+    return -1;
+}
+
+static void place(late_t *l, int32_t position) {
+    int depth = 0;
+    l->stack[depth++] = position;
+    while (depth) {
+        const int32_t top = l->stack[depth - 1], next = waiting(l, top);
+        if (next >= 0) {
+            l->stack[depth++] = next; /* who waits is read later: no deeper than there are */
+            continue;
+        }
+        l->place[l->s->nodes[top]] = -1;
+        l->order[l->n++] = top;
+        depth--;
+    }
+}
+
+static void place_all(late_t *l) {
+    const sequence_t *s = l->s;
+    for (int i = 0; i < l->g->n_nodes; i++)
+        l->place[i] = -1;
+    for (int k = s->n_forward; k < s->n; k++)
+        if (is_late(l, s->nodes[k])) l->place[s->nodes[k]] = k;
+    for (int k = s->n_forward; k < s->n; k++)
+        if (!is_late(l, s->nodes[k])) place(l, k);
+    for (int k = s->n_forward; k < s->n; k++) /* gradients that nobody else reads */
+        if (l->place[s->nodes[k]] == k) place(l, k);
+}
+
+static gradd_status_t late_recomputation(gradd_plan_t *p, sequence_t *s) {
+    if (!p->graph->n_clones) return GRADD_OK;
+    const size_t n = (size_t)s->n + 1;
+    late_t l = {.g = p->graph, .s = s};
+    l.place = malloc(sizeof l.place[0] * ((size_t)l.g->n_nodes + 1));
+    l.order = malloc(sizeof l.order[0] * n);
+    l.stack = malloc(sizeof l.stack[0] * n);
+    int32_t *nodes = malloc(sizeof nodes[0] * n);
+    choice_t *choices = malloc(sizeof choices[0] * n);
+    const bool got = l.place && l.order && l.stack && nodes && choices;
+    if (got) {
+        place_all(&l);
+        for (int i = 0; i < l.n; i++) {
+            nodes[i] = s->nodes[l.order[i]];
+            choices[i] = s->choices[l.order[i]];
+        }
+        if (l.n) {
+            memcpy(s->nodes + s->n_forward, nodes, sizeof nodes[0] * (size_t)l.n);
+            memcpy(s->choices + s->n_forward, choices, sizeof choices[0] * (size_t)l.n);
+        }
+    }
+    free(l.place);
+    free(l.order);
+    free(l.stack);
+    free(nodes);
+    free(choices);
+    return got ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory to plan the graph");
+}
+
+const placed_pass_t placed_pass_late_recomputation = {"late_recomputation", PHASE_PLACED + 20,
+                                                      late_recomputation};
