@@ -259,7 +259,7 @@ class _Planner:
         flags, params, inputs = graph.differentiable(trained, tuple(wanted))
         lazy = graph.left_out() if any(flags) else set()
         real = [i for i in range(len(graph.user)) if i not in lazy]
-        outputs = tuple(graph.user[i].name for i in real) + tuple(o.name for o in graph.changed)
+        outputs = tuple(graph.user[i].name for i in real) + graph.hidden
         gmask = tuple(k for k, i in enumerate(real) if flags[i])
         plan = graph.plan(self.client, tuple(free), params, inputs, outputs, gmask)
         graph.plans.clear()  # and dropped in the daemon once it has been read
