@@ -88,6 +88,11 @@ typedef struct gradd_backend_s {
 
     const gradd_kernels_t *const *kernels; /* by family; those of one operator: fastest first */
     size_t n_kernels;
+
+    /* Which rows of a gradient hold anything but zeros: bit r % 64 of bits[r / 64], which the host
+     * reads. span->n is a multiple of width. Waits. */
+    gradd_status_t (*touched)(gradd_queue_t *queue, const gradd_span_t *span, int64_t width,
+                              uint64_t *bits);
 } gradd_backend_t;
 
 /* All devices of this build; the first is the default. */

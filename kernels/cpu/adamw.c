@@ -173,3 +173,40 @@ double gradd_sum_squares(const gradd_span_t *list, int n) {
     }
     return sum;
 }
+
+/* ---- rows of a gradient ---------------------------------------------------------------------- */
+
+/* Zeros of either sign have no bit but the first: what is shifted out. Eight bytes at a time. */
+static bool has_bits(const void *from, size_t bytes, uint64_t signs) {
+    const char *at = from;
+    uint64_t any = 0, last = 0;
+    for (; bytes >= sizeof any; bytes -= sizeof any, at += sizeof any) {
+        uint64_t word;
+        memcpy(&word, at, sizeof word);
+        any |= word;
+    }
+    memcpy(&last, at, bytes);
+    return (any | last) & ~signs;
+}
+
+static bool is_touched(const gradd_span_t *s, int64_t row, int64_t width) {
+    enum { PIECE = 1024 }; /* bytes: most rows that hold anything show it in the first */
+    const bool half = s->dtype == GRADD_DT_BF16;
+    const uint64_t signs = half ? UINT64_C(0x8000800080008000) : UINT64_C(0x8000000080000000);
+    const size_t bytes = (size_t)width * (half ? 2 : 4);
+    const char *at = (const char *)s->data + (size_t)row * bytes;
+    for (size_t from = 0; from < bytes; from += PIECE)
+        if (has_bits(at + from, bytes - from < PIECE ? bytes - from : PIECE, signs)) return true;
+    return false;
+}
+
+void gradd_touched_rows(const gradd_span_t *s, int64_t width, uint64_t *bits) {
+    const int64_t rows = width ? s->n / width : 0;
+#pragma omp parallel for schedule(static) if (s->n > 4 * BLOCK)
+    for (int64_t word = 0; word < (rows + 63) / 64; word++) {
+        uint64_t set = 0;
+        for (int64_t r = word * 64; r < rows && r < word * 64 + 64; r++)
+            set |= (uint64_t)is_touched(s, r, width) << (r % 64);
+        bits[word] = set;
+    }
+}

@@ -157,6 +157,13 @@ static gradd_status_t cpu_adam_commit(gradd_queue_t *queue, const gradd_adam_com
     return GRADD_OK;
 }
 
+static gradd_status_t cpu_touched(gradd_queue_t *queue, const gradd_span_t *span, int64_t width,
+                                  uint64_t *bits) {
+    (void)queue;
+    gradd_touched_rows(span, width, bits);
+    return GRADD_OK;
+}
+
 /* Release is enough: the memory outlives the process, not the machine. */
 static gradd_status_t cpu_store(gradd_queue_t *queue, uint64_t *word, uint64_t value) {
     (void)queue;
@@ -204,6 +211,7 @@ const gradd_backend_t gradd_backend_cpu = {
     .multiplies = cpu_multiplies,
     .kernels = cpu_kernels,
     .n_kernels = sizeof cpu_kernels / sizeof cpu_kernels[0],
+    .touched = cpu_touched,
 };
 
 bool gradd_cpu_can(const gradd_infer_t *c) {

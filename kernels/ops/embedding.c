@@ -5,15 +5,17 @@
  * the T ids of these, whose shapes broadcast; y has the ids' shape and D. Negative ids count from
  * the end. Saved for backward: ids.
  *
- * EmbeddingGrad(dy, ids; dims, padding, scale) -> dtable adds the rows of dy where they came from:
- * positions are sorted by table row (stable), every row is summed in rising order by one thread in
- * short chains, in f32 for bf16, multiplied by `scale` and written once, zeros included. So bits do
- * not depend on threads. Where an id equals `padding` (torch's padding_idx) nothing is added.
+ * EmbeddingGrad(dy, ids[, base]; dims, padding, scale) -> dtable adds the rows of dy where they
+ * came from, times `scale`, to zeros or to `base`, what the table has of other readers. Where an id
+ * equals `padding` (torch's padding_idx) nothing is added. Only rows that were looked up are summed
+ * (kernels/cpu/row_sums.h); the others cost that they are cleared.
  *
  * Up to three tables without scales, which is what most models have, are added in one loop; others
  * one after another to a block of columns. */
 #include "kernels/cpu/bf16.h"
+#include "kernels/cpu/copy.h"
 #include "kernels/cpu/pick.h"
+#include "kernels/cpu/row_sums.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
@@ -23,6 +25,7 @@
 #include <string.h>
 
 enum { TABLES = 9, FEW = 3, BLOCK = 256 };
+enum { BASE = 2 }; /* operand of EmbeddingGrad */
 
 /* ---- ids to rows ----------------------------------------------------------------------------- */
 
@@ -187,89 +190,23 @@ static gradd_status_t compute_sum(const gradd_launch_t *r) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-enum { CHAIN = 64 };
-
-typedef struct scatter_s {
-    int64_t n_rows, width;
-    const int64_t *start; /* n_rows + 1: where a row's positions begin in `order` */
-    const int64_t *order; /* positions in dy, by row, rising within one */
-    const void *dy;
-    void *out;
-    double scale;
-} scatter_t;
-
-/* Sorts positions by row; rows of -1 are left out. start has n_rows + 2 entries. */
-static void sort_rows(const int64_t *rows, int64_t n, int64_t n_rows, int64_t *start,
-                      int64_t *order) {
-    memset(start, 0, sizeof start[0] * (size_t)(n_rows + 2));
-    for (int64_t i = 0; i < n; i++)
-        start[rows[i] + 2]++; /* shifted by one more, so that filling below restores the starts */
-    start[1] = 0;             /* those of row -1 */
-    for (int64_t k = 2; k < n_rows + 2; k++)
-        start[k] += start[k - 1];
-    for (int64_t i = 0; i < n; i++)
-        if (rows[i] >= 0) order[start[rows[i] + 1]++] = i;
-}
-
-#define SCATTER_ROWS(T, R, READ, WRITE)                                                            \
-    GRADD_MULTIARCH static void add_row_##T(R *sum, const T *x, int64_t n) {                       \
-        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) sum[i] += READ(x[i]);                  \
-    }                                                                                              \
-    /* columns [at, at + n) of one table row */                                                    \
-    static void gather_row_##T(const scatter_t *s, int64_t row, int64_t at, int64_t n) {           \
-        R total[BLOCK] = {0}, chain[BLOCK];                                                        \
-        T *out = (T *)s->out + row * s->width + at;                                                \
-        const int64_t end = s->start[row + 1];                                                     \
-        for (int64_t k = s->start[row]; k < end;) {                                                \
-            memset(chain, 0, sizeof(R) * (size_t)n);                                               \
-            for (int64_t stop = end - k < CHAIN ? end : k + CHAIN; k < stop; k++)                  \
-                add_row_##T(chain, (const T *)s->dy + s->order[k] * s->width + at, n);             \
-            for (int64_t i = 0; i < n; i++)                                                        \
-                total[i] += chain[i];                                                              \
-        }                                                                                          \
-        for (int64_t i = 0; i < n; i++)                                                            \
-            out[i] = WRITE((R)s->scale * total[i]);                                                \
-    }                                                                                              \
-    static void scatter_##T(const scatter_t *s) {                                                  \
-        const int64_t blocks = (s->width + BLOCK - 1) / BLOCK, units = s->n_rows * blocks;         \
-        _Pragma("omp parallel for schedule(dynamic, 64) if (units > 64)") for (int64_t u = 0;      \
-                                                                               u < units; u++) {   \
-            const int64_t row = u / blocks, at = u % blocks * BLOCK;                               \
-            const int64_t n = s->width - at < BLOCK ? s->width - at : BLOCK;                       \
-            if (s->start[row] == s->start[row + 1])                                                \
-                memset((T *)s->out + row * s->width + at, 0, sizeof(T) * (size_t)n);               \
-            else                                                                                   \
-                gather_row_##T(s, row, at, n);                                                     \
-        }                                                                                          \
-    }
-
-SCATTER_ROWS(float, float, , )
-SCATTER_ROWS(double, double, , )
-SCATTER_ROWS(gradd_bf16_t, float, gradd_bf16_f32, gradd_f32_bf16)
-
 static gradd_status_t compute_grad(const gradd_launch_t *r) {
     const gradd_type_t *dy = &r->in[0].type, *out = &r->out[0].type;
-    int64_t n = 1, n_rows = out->dims[0], *rows = r->workspace;
+    const bool onto = r->n_in > BASE && r->in[BASE].type.dtype;
+    int64_t n = 1, *rows = r->workspace;
     for (int i = 0; i + 1 < dy->rank; i++)
         n *= dy->dims[i];
-    int64_t *order = rows + n, *start = order + n;
     GRADD_TRY(find_rows(
-        &(lookup_t){&r->in[1], dy, n_rows, gradd_attr_int(r->attrs, "padding", -1), 0}, rows));
-    sort_rows(rows, n, n_rows, start, order);
-    scatter_t s = {n_rows,
-                   out->dims[1],
-                   start,
-                   order,
-                   r->in[0].data,
-                   r->out[0].data,
-                   gradd_attr_float(r->attrs, "scale", 1)};
-    if (out->dtype == GRADD_DT_F32)
-        scatter_float(&s);
-    else if (out->dtype == GRADD_DT_F64)
-        scatter_double(&s);
-    else
-        scatter_gradd_bf16_t(&s);
-    return GRADD_OK;
+        &(lookup_t){&r->in[1], dy, out->dims[0], gradd_attr_int(r->attrs, "padding", -1), 0},
+        rows));
+    if (onto) gradd_copy_bytes(r->out[0].data, r->in[BASE].data, (size_t)gradd_type_bytes(out));
+    const gradd_row_sums_t sums = {.row = rows,
+                                   .n = n,
+                                   .n_rows = out->dims[0],
+                                   .width = out->dims[1],
+                                   .scale = gradd_attr_float(r->attrs, "scale", 1),
+                                   .clear = !onto};
+    return gradd_row_sums(&sums, out->dtype, r->out[0].data, r->in[0].data, rows + n);
 }
 
 /* ---- the definitions ------------------------------------------------------------------------- */
@@ -312,11 +249,12 @@ static gradd_status_t ref_grad(const gradd_launch_t *r) {
     GRADD_TRY(find_rows(
         &(lookup_t){&r->in[1], dy, out->dims[0], gradd_attr_int(r->attrs, "padding", -1), 0},
         rows));
+    const bool onto = r->n_in > BASE && r->in[BASE].type.dtype;
     for (int64_t i = 0; i < gradd_type_count(out); i++) {
-        double sum = 0;
+        double sum = 0, base = onto ? element(&r->in[BASE], i) : 0;
         for (int64_t k = 0; k < n; k++)
             if (rows[k] == i / width) sum += element(&r->in[0], k * width + i % width);
-        put(&r->out[0], i, gradd_attr_float(r->attrs, "scale", 1) * sum);
+        put(&r->out[0], i, base + gradd_attr_float(r->attrs, "scale", 1) * sum);
     }
     return GRADD_OK;
 }
@@ -368,6 +306,9 @@ static gradd_status_t infer_grad(gradd_infer_t *c) {
     c->out[0] = (gradd_type_t){
         dy->dtype, 2, {dims->ints[0], dims->ints[1]}
     };
+    if (c->n_in > BASE && c->in[BASE].type.dtype &&
+        !gradd_type_equal(&c->in[BASE].type, &c->out[0]))
+        return GRADD_FAIL(GRAPH, "the gradient that is added to does not have the table's type");
     return GRADD_OK;
 }
 
@@ -384,7 +325,7 @@ static size_t workspace_grad(const gradd_infer_t *c) {
     int64_t n = 1;
     for (int i = 0; i + 1 < dy->rank; i++)
         n *= dy->dims[i];
-    return sizeof(int64_t) * (2 * (size_t)n + (size_t)c->out[0].dims[0] + 2);
+    return sizeof(int64_t) * (size_t)n + gradd_row_sums_workspace(n);
 }
 
 /* Every row of the result comes from the ids at its place. */
@@ -470,23 +411,30 @@ GRADD_OPS(
                  "f32[9,600] f32[8,600] f32[7,600] f32[6,600] f32[5,600] f32[5,600] f32[5,600] "
                  "f32[5,600] f32[5,600] i64[40,3] i64[3] i64[40,1] i64[40,3] i64[1] i64[40,3] "
                  "i64[40,3]:(-5,4) i64[3] i64[] | scales=[0.5,1.0,2.0,1.0,1.0,3.0,1.0,1.0,-1.0]"})),
-    GRADD_OP("EmbeddingGrad", "com.gradd", 1, (2, 2), (1, 1),
-             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
-             .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true},
-                                      {"padding", GRADD_ATTR_INT, false},
-                                      {"scale", GRADD_ATTR_FLOAT, false}),
-             .infer = infer_grad, .ref = ref_grad,
-             .cases = GRADD_CASES({.text = "f32[6,3] i64[6] | dims=[5,3]"},
-                                  {.text = "f32[2,4,3] i64[1,4] | dims=[5,3] padding=2"},
-                                  {.text = "f32[2,4,3] i32[4] | dims=[7,3] padding=-1"},
-                                  {.text = "f32[300,300] i64[300]:(0,1) | dims=[3,300]",
-                                   .tol = 1e-4},
-                                  {.text = "f32[600,70] i64[600]:(-90,89) | dims=[90,70]"},
-                                  {.text = "f32[2,4,3] i64[4] | dims=[5,3] padding=2 scale=-5.5"},
-                                  {.text = "f32[0,3] i64[0] | dims=[5,3]"})));
+    GRADD_OP(
+        "EmbeddingGrad", "com.gradd", 1, (2, 3), (1, 1),
+        .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
+        .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT},
+        .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true},
+                                 {"padding", GRADD_ATTR_INT, false},
+                                 {"scale", GRADD_ATTR_FLOAT, false}),
+        .infer = infer_grad, .ref = ref_grad,
+        .cases = GRADD_CASES({.text = "f32[6,3] i64[6] | dims=[5,3]"},
+                             {.text = "f32[2,4,3] i64[1,4] | dims=[5,3] padding=2"},
+                             {.text = "f32[2,4,3] i32[4] | dims=[7,3] padding=-1"},
+                             {.text = "f32[300,300] i64[300]:(0,1) | dims=[3,300]", .tol = 1e-4},
+                             {.text = "f32[600,70] i64[600]:(-90,89) | dims=[90,70]"},
+                             {.text = "f32[2,4,3] i64[4] | dims=[5,3] padding=2 scale=-5.5"},
+                             {.text = "f32[0,3] i64[0] | dims=[5,3]"},
+                             {.text = "f32[2,4,3] i64[1,4] f32[5,3] | dims=[5,3] padding=2"},
+                             {.text = "f32[600,70] i64[600]:(-90,89) f32[90,70] | "
+                                      "dims=[90,70] scale=-0.5"},
+                             {.text = "f32[40,8] i64[40]:(0,5000) | dims=[5001,8]"},
+                             {.text = "f32[700,300] i64[700]:(0,99) | dims=[100,300]", .tol = 1e-4},
+                             {.text = "f32[0,3] i64[0] f32[5,3] | dims=[5,3]"})));
 
 GRADD_KERNELS(cpu, embedding,
               GRADD_KERNEL("EmbeddingSum", "loop", .compute = compute_sum,
                            .workspace = workspace_sum),
-              GRADD_KERNEL("EmbeddingGrad", "loop", .compute = compute_grad,
+              GRADD_KERNEL("EmbeddingGrad", "loop", .inplace = 1 << BASE, .compute = compute_grad,
                            .workspace = workspace_grad));

@@ -6,7 +6,8 @@
  *
  * The indices become row numbers in scratch memory (checked there), then rows are copied. Backward
  * needs the indices only: dx = zeros with every row of dy added where it came from, in rising
- * order, so the bits do not depend on the number of threads. GatherGrad, GatherNDGrad and
+ * order (long rows along an axis in short chains), so the bits do not depend on the number of
+ * threads. GatherGrad, GatherNDGrad and
  * GatherElementsGrad are internal; they carry the dims of x in an attribute.
  */
 #include <string.h>
@@ -14,6 +15,7 @@
 #include "kernels/cost.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/pick.h"
+#include "kernels/cpu/row_sums.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
@@ -24,6 +26,7 @@
 /* ---- kernels --------------------------------------------------------------------------------- */
 
 enum { BY_AXIS, BY_ND, BY_ELEMENT };
+enum { LONG_ROW = 16 }; /* elements */
 
 static int mode_of(const gradd_op_t *op) {
     if (!strncmp(op->name, "GatherND", 8)) return BY_ND;
@@ -65,12 +68,26 @@ static gradd_status_t compute_gather(const gradd_launch_t *r) {
                           r->in[0].data);
 }
 
+/* Whether rows along an axis are worth sorting: they are summed in short chains then. */
+static bool has_long_rows(const gradd_op_t *op, const gradd_type_t *dx, gradd_attrs_t attrs) {
+    int axis;
+    if (mode_of(op) != BY_AXIS ||
+        gradd_axis(gradd_attr_int(attrs, "axis", 0), dx->rank, false, &axis))
+        return false;
+    return gradd_pick_span(dx, axis + 1, dx->rank) >= LONG_ROW;
+}
+
 static gradd_status_t compute_gather_grad(const gradd_launch_t *r) {
     const gradd_type_t *dx = &r->out[0].type;
     gradd_rows_t rows;
     gradd_copy_zero(r->out[0].data, (size_t)gradd_type_bytes(dx));
     if (gradd_type_count(&r->in[0].type) == 0) return GRADD_OK;
     GRADD_TRY(make_rows(r, dx, &rows));
+    if (has_long_rows(r->op, dx, r->attrs)) {
+        const gradd_row_sums_t sums = {rows.row, rows.n, rows.n_rows, rows.size, 1, false};
+        return gradd_row_sums(&sums, dx->dtype, r->out[0].data, r->in[0].data,
+                              (int64_t *)r->workspace + rows.n);
+    }
     return gradd_rows_add(&rows, dx->dtype, r->out[0].data, r->in[0].data);
 }
 
@@ -153,7 +170,9 @@ static size_t workspace_gather(const gradd_infer_t *c) {
 }
 
 static size_t workspace_gather_grad(const gradd_infer_t *c) {
-    return numbers(c, &c->out[0]);
+    const size_t bytes = numbers(c, &c->out[0]);
+    if (!has_long_rows(c->op, &c->out[0], c->attrs)) return bytes;
+    return bytes + gradd_row_sums_workspace((int64_t)(bytes / sizeof(int64_t)));
 }
 
 /* ---- gradient rules -------------------------------------------------------------------------- */

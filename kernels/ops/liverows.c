@@ -15,6 +15,9 @@
  * of sequences of `positions`; position s may look at positions [spans[s, 0], spans[s, 1]) of its
  * own sequence, of which it is one itself. A range is where the live ones of these are in the list.
  *
+ * SegmentRanges(segments, spans) -> i32[b, 1, n, 3], the same over all positions [b, n], whose
+ * segments are told by integers that never fall, or never rise, along a sequence.
+ *
  * Lists may lie in the memory of a client, who may change them while we run: they are copied before
  * they are checked.
  */
@@ -262,6 +265,47 @@ static gradd_status_t compute_ranges(const gradd_launch_t *r) {
     return GRADD_OK;
 }
 
+/* Ranges of one sequence, whose first position is `start`: within the spans, and the segment. */
+static void find_segments(const gradd_launch_t *r, int64_t start) {
+    const gradd_view_t *segments = &r->in[0];
+    const int64_t n = r->in[1].type.dims[0];
+    const int32_t *spans = r->in[1].data;
+    int32_t *y = (int32_t *)r->out[0].data + 3 * start;
+    int64_t from = 0, to = n, last = 0;
+    for (int64_t s = 0; s < n; s++) {
+        const int64_t own = gradd_pick_index(segments, start + s);
+        if (s && own != last) from = s;
+        y[3 * s] = (int32_t)(from > spans[2 * s] ? from : spans[2 * s]);
+        y[3 * s + 2] = GRADD_ATTN_SOLID;
+        last = own;
+    }
+    for (int64_t s = n - 1; s >= 0; s--) {
+        const int64_t own = gradd_pick_index(segments, start + s);
+        if (s < n - 1 && own != last) to = s + 1;
+        y[3 * s + 1] = (int32_t)(to < spans[2 * s + 1] ? to : spans[2 * s + 1]);
+        last = own;
+    }
+}
+
+static gradd_status_t compute_segments(const gradd_launch_t *r) {
+    const int64_t positions = r->in[1].type.dims[0], n = gradd_type_count(&r->in[0].type);
+#pragma omp parallel for schedule(static) if (n >= GRADD_PARALLEL_MIN)
+    for (int64_t start = 0; start < n; start += positions)
+        find_segments(r, start);
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_segments(gradd_infer_t *c) {
+    const gradd_type_t *segments = &c->in[0].type, *spans = &c->in[1].type;
+    if (spans->rank != 2 || spans->dims[1] != 2 || !spans->dims[0] ||
+        gradd_type_count(segments) % spans->dims[0])
+        return GRADD_FAIL(GRAPH, "ranges need a span for each position of a segment");
+    c->out[0] = (gradd_type_t){
+        GRADD_DT_I32, 4, {gradd_type_count(segments) / spans->dims[0], 1, spans->dims[0], 3}
+    };
+    return GRADD_OK;
+}
+
 static gradd_status_t infer_ranges(gradd_infer_t *c) {
     const gradd_type_t *rows = &c->in[0].type, *spans = &c->in[1].type;
     if (rows->rank != 1 || spans->rank != 2 || spans->dims[1] != 2 || !spans->dims[0])
@@ -317,7 +361,13 @@ GRADD_OPS(
              .ref = compute_ranges,
              .cases = GRADD_CASES({.text = "i64[6]={0,1,4,6,-7,-7} i32[4,2]={0,1,0,2,0,3,0,4}"},
                                   {.text = "i64[5]={1,2,3,5,7} i32[4,2]={0,2,0,3,1,4,2,4}"},
-                                  {.text = "i64[2]={-1,-1} i32[4,2]={0,4,0,4,0,4,0,4}"})));
+                                  {.text = "i64[2]={-1,-1} i32[4,2]={0,4,0,4,0,4,0,4}"})),
+    GRADD_OP(
+        "SegmentRanges", "com.gradd", 1, (2, 2), (1, 1),
+        .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_INDEX, GRADD_DTB(I32)},
+        .infer = infer_segments, .ref = compute_segments,
+        .cases = GRADD_CASES({.text = "i64[2,4]={0,0,1,1,0,1,2,2} i32[4,2]={0,1,0,2,0,3,0,4}"},
+                             {.text = "i32[1,5]={3,3,3,2,1} i32[5,2]={0,5,0,5,1,5,1,5,2,5}"})));
 
 GRADD_KERNELS(cpu, liverows,
               GRADD_KERNEL("GatherRows", "loop", .workspace = workspace_list,
@@ -327,4 +377,5 @@ GRADD_KERNELS(cpu, liverows,
               GRADD_KERNEL("RowsWithin", "loop", .workspace = workspace_within,
                            .compute = compute_within),
               GRADD_KERNEL("RowRanges", "loop", .workspace = workspace_ranges,
-                           .compute = compute_ranges));
+                           .compute = compute_ranges),
+              GRADD_KERNEL("SegmentRanges", "loop", .compute = compute_segments));

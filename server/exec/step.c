@@ -19,6 +19,8 @@ typedef struct stepping_s {
     gradd_queue_t *queue;
     step_journal_t *journal; /* the device's */
     step_journal_t head;     /* what its words will say when the queue is here */
+    uint64_t *touched;       /* Owned: bit per row of `scanned`; or NULL */
+    const step_tensor_t *scanned;
 } stepping_t;
 
 /* A word of the journal, in turn with all else. */
@@ -50,7 +52,7 @@ static uint64_t fingerprint(const step_request_t *r) {
     }
     for (int i = 0; i < r->n_tensors; i++) {
         const step_tensor_t *t = &r->tensors[i];
-        int64_t numbers[] = {t->n, t->group, t->g != NULL, t->dtype, t->master != NULL};
+        int64_t numbers[] = {t->n, t->group, t->g != NULL, t->dtype, t->master != NULL, t->width};
         hash = gradd_hash_bytes(hash, numbers, sizeof numbers);
     }
     if (r->once) hash = gradd_hash_bytes(hash, &r->once, sizeof r->once);
@@ -83,48 +85,134 @@ static float clip_scale(const step_request_t *r, double norm) {
     return scale > 1 ? 1 : (float)scale;
 }
 
-static gradd_status_t write_journal(const stepping_t *s, const step_tensor_t *t, int64_t from,
-                                    int64_t n, float scale) {
-    gradd_adam_span_t span = {.m = t->m + from,
-                              .v = t->v + from,
-                              .out_p = buffer(s, 0),
-                              .out_m = buffer(s, 1),
-                              .out_v = buffer(s, 2),
-                              .n = n};
+/* Elements of a parameter, and where the journal's buffers have them. */
+typedef struct piece_s {
+    const step_tensor_t *t;
+    int64_t from, n, at;
+} piece_t;
+
+static gradd_status_t write_journal(const stepping_t *s, const piece_t *p, float scale) {
+    const step_tensor_t *t = p->t;
+    gradd_adam_span_t span = {.m = t->m + p->from,
+                              .v = t->v + p->from,
+                              .out_p = buffer(s, 0) + p->at,
+                              .out_m = buffer(s, 1) + p->at,
+                              .out_v = buffer(s, 2) + p->at,
+                              .n = p->n};
     if (t->dtype == GRADD_DT_BF16) {
-        span.p16 = (const gradd_bf16_t *)t->p + from;
-        span.g16 = (const gradd_bf16_t *)t->g + from;
-        span.p = t->master ? t->master + from : NULL;
+        span.p16 = (const gradd_bf16_t *)t->p + p->from;
+        span.g16 = (const gradd_bf16_t *)t->g + p->from;
+        span.p = t->master ? t->master + p->from : NULL;
     } else {
-        span.p = (const float *)t->p + from;
-        span.g = (const float *)t->g + from;
+        span.p = (const float *)t->p + p->from;
+        span.g = (const float *)t->g + p->from;
     }
     return s->b->adam(s->queue, &s->r->groups[t->group], scale, &span);
 }
 
-static gradd_status_t commit_chunk(const stepping_t *s, const step_tensor_t *t, int64_t from,
-                                   int64_t n) {
-    const gradd_adam_commit_t commit = {.p = buffer(s, 0),
-                                        .m = buffer(s, 1),
-                                        .v = buffer(s, 2),
+static gradd_status_t commit_piece(const stepping_t *s, const piece_t *p) {
+    const step_tensor_t *t = p->t;
+    const gradd_adam_commit_t commit = {.p = buffer(s, 0) + p->at,
+                                        .m = buffer(s, 1) + p->at,
+                                        .v = buffer(s, 2) + p->at,
                                         .out_p = (char *)t->p +
-                                                 gradd_dtype_bytes(t->dtype) * (size_t)from,
+                                                 gradd_dtype_bytes(t->dtype) * (size_t)p->from,
                                         .dtype = t->dtype,
-                                        .out_master = t->master ? t->master + from : NULL,
-                                        .out_m = t->m + from,
-                                        .out_v = t->v + from,
-                                        .n = n};
+                                        .out_master = t->master ? t->master + p->from : NULL,
+                                        .out_m = t->m + p->from,
+                                        .out_v = t->v + p->from,
+                                        .n = p->n};
     return s->b->adam_commit(s->queue, &commit);
 }
 
-static gradd_status_t update_chunk(stepping_t *s, const step_tensor_t *t, int64_t from, int64_t n,
-                                   float scale) {
-    const uint64_t now = s->head.progress;
-    if (s->head.sealed != now) {
-        GRADD_TRY(write_journal(s, t, from, n, scale));
-        GRADD_TRY(put(s, &s->head.sealed, now));
+/* ---- chunks ---------------------------------------------------------------------------------- */
+
+static int64_t chunk_elements(const step_tensor_t *t) {
+    if (!t->width) return STEP_CHUNK;
+    const int64_t rows = STEP_CHUNK / t->width;
+    return (rows < STEP_ROW_WORDS * 64 ? rows : STEP_ROW_WORDS * 64) * t->width;
+}
+
+static int row_words(const piece_t *chunk) {
+    return (int)((chunk->n / chunk->t->width + 63) / 64);
+}
+
+static bool has_row(const stepping_t *s, int64_t row) {
+    return s->head.rows[row / 64] >> (row % 64) & 1;
+}
+
+/* Finds the rows of the parameter that have a gradient, in one pass over it. */
+static gradd_status_t scan_gradient(stepping_t *s, const step_tensor_t *t) {
+    const gradd_span_t span = {t->g, t->dtype, t->n};
+    if (s->scanned == t) return GRADD_OK;
+    s->scanned = NULL;
+    free(s->touched);
+    s->touched = malloc(sizeof s->touched[0] * (size_t)(t->n / t->width / 64 + 1));
+    if (!s->touched) return GRADD_FAIL(NOMEM, "no memory for a step");
+    GRADD_TRY(s->b->touched(s->queue, &span, t->width, s->touched));
+    s->scanned = t;
+    return GRADD_OK;
+}
+
+/* Writes which rows of the chunk have a gradient. */
+static gradd_status_t find_rows(stepping_t *s, const piece_t *chunk, bool *out_any) {
+    const int64_t width = chunk->t->width, first = chunk->from / width, rows = chunk->n / width;
+    GRADD_TRY(scan_gradient(s, chunk->t));
+    *out_any = false;
+    for (int64_t k = 0; k * 64 < rows; k++) {
+        uint64_t bits = 0;
+        for (int64_t row = k * 64; row < rows && row < k * 64 + 64; row++) {
+            const int64_t at = first + row;
+            bits |= (s->touched[at / 64] >> (at % 64) & 1) << (row % 64);
+        }
+        *out_any |= bits != 0;
+        GRADD_TRY(put(s, &s->head.rows[k], bits));
     }
-    GRADD_TRY(commit_chunk(s, t, from, n));
+    return GRADD_OK;
+}
+
+static gradd_status_t read_rows(stepping_t *s, const piece_t *chunk) {
+    const size_t bytes = sizeof s->head.rows[0] * (size_t)row_words(chunk);
+    GRADD_TRY(s->b->copy(s->queue, s->head.rows, s->journal->rows, bytes));
+    GRADD_TRY(s->b->wait(s->queue, NULL));
+    return s->b->queue_enter(s->queue, 0);
+}
+
+/* From the parameter to the journal, or back. */
+static gradd_status_t move_piece(const stepping_t *s, const piece_t *p, const float *scale) {
+    return scale ? write_journal(s, p, *scale) : commit_piece(s, p);
+}
+
+/* All of the chunk, or its rows, those that are neighbours at once. */
+static gradd_status_t move_chunk(const stepping_t *s, const piece_t *chunk, const float *scale) {
+    const int64_t width = chunk->t->width, rows = width ? chunk->n / width : 0;
+    int64_t at = 0;
+    if (!width) return move_piece(s, chunk, scale);
+    for (int64_t row = 0, end; row < rows; row = end) {
+        end = row + 1;
+        if (!has_row(s, row)) continue;
+        while (end < rows && has_row(s, end))
+            end++;
+        const piece_t run = {chunk->t, chunk->from + row * width, (end - row) * width, at};
+        GRADD_TRY(move_piece(s, &run, scale));
+        at += run.n;
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t update_chunk(stepping_t *s, const piece_t *chunk, float scale) {
+    const uint64_t now = s->head.progress;
+    const bool by_rows = chunk->t->width;
+    if (s->head.sealed != now) {
+        bool any = true;
+        if (by_rows) GRADD_TRY(find_rows(s, chunk, &any));
+        if (!any) return put(s, &s->head.progress, now + 1);
+        GRADD_TRY(move_chunk(s, chunk, &scale));
+        GRADD_TRY(put(s, &s->head.sealed, now));
+    } else if (by_rows) {
+        GRADD_TRY(read_rows(s, chunk));
+    }
+    GRADD_TRY(move_chunk(s, chunk, NULL));
     return put(s, &s->head.progress, now + 1);
 }
 
@@ -133,12 +221,24 @@ static gradd_status_t update_chunks(stepping_t *s, float scale) {
     uint64_t done = s->head.progress & ((1u << CHUNK_BITS) - 1), at = 0;
     for (int i = 0; i < r->n_tensors; i++) {
         const step_tensor_t *t = &r->tensors[i];
-        for (int64_t from = 0; t->g && from < t->n; from += STEP_CHUNK) {
-            int64_t left = t->n - from;
+        const int64_t most = chunk_elements(t);
+        for (int64_t from = 0; t->g && from < t->n; from += most) {
+            const int64_t left = t->n - from;
+            const piece_t chunk = {t, from, left < most ? left : most, 0};
             if (at++ < done) continue;
-            GRADD_TRY(update_chunk(s, t, from, left < STEP_CHUNK ? left : STEP_CHUNK, scale));
+            GRADD_TRY(update_chunk(s, &chunk, scale));
         }
     }
+    return GRADD_OK;
+}
+
+static gradd_status_t check_width(const step_tensor_t *t, int i) {
+    if (t->width < 0 || (t->width && t->n % t->width))
+        return GRADD_FAIL(TENSOR, "parameter %d: %lld elements in rows of %lld", i, (long long)t->n,
+                          (long long)t->width);
+    if (t->width > STEP_CHUNK)
+        return GRADD_FAIL(LIMIT, "parameter %d: rows of %lld elements, expected at most %lld", i,
+                          (long long)t->width, (long long)STEP_CHUNK);
     return GRADD_OK;
 }
 
@@ -153,7 +253,8 @@ static gradd_status_t check_request(const step_request_t *r) {
             return GRADD_FAIL(TENSOR, "parameter %d: neither f32 nor bf16", i);
         if (t->master && t->dtype == GRADD_DT_F32)
             return GRADD_FAIL(TENSOR, "parameter %d: f32 has no master weights", i);
-        chunks += (t->n + STEP_CHUNK - 1) / STEP_CHUNK;
+        GRADD_TRY(check_width(t, i));
+        chunks += (t->n + chunk_elements(t) - 1) / chunk_elements(t);
     }
     if (chunks >= 1 << CHUNK_BITS) return GRADD_FAIL(LIMIT, "too many parameters for one step");
     if (r->step >= STEP_MAX)
@@ -167,7 +268,7 @@ static gradd_status_t check_request(const step_request_t *r) {
 }
 
 static gradd_status_t read_journal(stepping_t *s) {
-    GRADD_TRY(s->b->copy(s->queue, &s->head, s->journal, offsetof(step_journal_t, pad)));
+    GRADD_TRY(s->b->copy(s->queue, &s->head, s->journal, offsetof(step_journal_t, rows)));
     GRADD_TRY(s->b->wait(s->queue, NULL));
     GRADD_TRY(s->b->queue_enter(s->queue, 0));
     if (s->head.magic && s->head.magic != STEP_JOURNAL_MAGIC)
@@ -222,5 +323,6 @@ gradd_status_t step_apply(gradd_device_t *device, const step_request_t *r, doubl
     gradd_status_t waited = s.b->wait(s.queue, NULL);
     if (!status) status = waited;
     if (!status) memcpy(out_norm, &s.head.norm, sizeof *out_norm);
+    free(s.touched);
     return status;
 }

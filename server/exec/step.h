@@ -9,6 +9,9 @@
  * untouched values. So a step that was interrupted, by whatever process, is finished by the next
  * one with the same bits.
  *
+ * Of a parameter with a width, rows whose gradient is all zeros are left alone, moments and all.
+ * The journal says which rows of the chunk are new, so whoever finds it sealed asks no gradient.
+ *
  * All of it happens on a device, in the order of its queue; the host reads the first words of the
  * journal and the norm.
  */
@@ -25,6 +28,8 @@
 #define STEP_CHUNK         ((int64_t)128 << 10) /* elements; the journal holds three chunks */
 #define STEP_JOURNAL_MAGIC 0x4c4e524a44524731ull
 
+#define STEP_ROW_WORDS 507 /* 64 rows each; a chunk has no more */
+
 /* Lies at the start of the journal region; zeroed memory is a valid, new journal. */
 typedef struct step_journal_s {
     uint64_t magic;
@@ -32,7 +37,9 @@ typedef struct step_journal_s {
     uint64_t sealed;      /* progress value for which the chunk buffers are valid */
     uint64_t fingerprint; /* of the request in progress, or of the last one: no other passes */
     uint64_t norm;        /* gradient norm of the step in progress: the bits of a double */
-    uint8_t pad[64 * 64 - 40];
+    /* Bit per row of the chunk that is sealed, if it is one of a parameter with a width: whether
+     * the buffers hold it. They hold these rows only, side by side. */
+    uint64_t rows[STEP_ROW_WORDS];
 } step_journal_t;
 
 #define STEP_JOURNAL_BYTES (sizeof(step_journal_t) + 3 * sizeof(float) * (size_t)STEP_CHUNK)
@@ -46,6 +53,7 @@ typedef struct step_tensor_s {
     int group;
     gradd_dtype_t dtype; /* of p and g: f32 or bf16 */
     float *master;       /* of a bf16 parameter, which is then master rounded; or NULL */
+    int64_t width; /* elements of a row, where only rows with a gradient are stepped; 0 = all are */
 } step_tensor_t;
 
 typedef struct step_request_s {

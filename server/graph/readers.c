@@ -56,6 +56,8 @@ static gradd_status_t count(graph_t *g, int32_t *readers, int32_t *products) {
     }
     for (int j = 0; j < g->n_outputs; j++)
         read_value(&w, g->outputs[j]);
+    for (int j = 0; j < g->n_grads; j++) /* joint passes */
+        read_value(&w, g->grads[j]);
     while (w.depth)
         read_operands(&w, &g->nodes[w.stack[--w.depth]]);
 out:

@@ -6,9 +6,9 @@
 
 #include "server/graph/graph.h"
 
-/* out[v] = number of operands of live nodes, and of graph outputs, that are v; n_values entries in
- * the graph's arena. A snapshot: rewrites that follow can only lower a count of an old value, until
- * they let a node read more than before. Errors: NOMEM. */
+/* out[v] = number of operands of live nodes, and of graph outputs and gradients, that are v;
+ * n_values entries in the graph's arena. A snapshot: rewrites that follow can only lower a count of
+ * an old value, until they let a node read more than before. Errors: NOMEM. */
 gradd_status_t graph_count_readers(graph_t *g, int32_t **out);
 
 /* The same with its size, for passes that add values on the way. */

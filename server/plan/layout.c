@@ -150,6 +150,34 @@ static void share_buffers(maker_t *m) {
     }
 }
 
+/* Puts an operand that the node of v overwrites where v is; returns it. */
+static gradd_val_t share_gradient(maker_t *m, gradd_val_t v) {
+    const graph_value_t *value = m->g->values[v];
+    if (value->kind != VALUE_NODE) return GRADD_NONE;
+    const graph_node_t *n = &m->g->nodes[value->node];
+    for (int k = 0; n->out[0] == v && k < n->n_in; k++) {
+        if (!may_overwrite(m, n, k, m->start[v])) continue;
+        const gradd_val_t root = plan_root(m->g, n->in[k]);
+        if (m->out->loc[root].kind != LOC_NONE || m->start[root] < m->o->sequence->n_forward)
+            continue;
+        m->out->loc[root] = m->out->loc[v];
+        return root;
+    }
+    return GRADD_NONE;
+}
+
+/* What a gradient in the client's memory overwrites is made there as well: the product that rows of
+ * a tied table are added to. */
+static void share_gradients(maker_t *m) {
+    for (int i = 0; i < m->o->n_grads; i++) {
+        gradd_val_t v = m->o->grads[i] == GRADD_NONE ? GRADD_NONE : plan_root(m->g, m->o->grads[i]);
+        if (v == GRADD_NONE || m->out->loc[v].kind != LOC_GRAD || m->out->loc[v].index != i)
+            continue; /* copied from where it lies: another input's gradient, seen to there */
+        while (v != GRADD_NONE)
+            v = share_gradient(m, v);
+    }
+}
+
 /* ---- buffers --------------------------------------------------------------------------------- */
 
 static void extend(memory_item_t *item, int start, int end) {
@@ -218,6 +246,7 @@ static gradd_status_t make(maker_t *m, int64_t *live) {
     find_lifetimes(m);
     place_given(m);
     place_external(m);
+    share_gradients(m);
     share_buffers(m);
     collect_buffers(m);
     collect_scratch(m);

@@ -21,7 +21,8 @@ enum {
     STEP_V,
     STEP_G,
     STEP_W,
-    STEP_ONCE
+    STEP_ONCE,
+    STEP_WIDTH
 };
 
 /* Field 'groups'. */
@@ -118,6 +119,18 @@ static gradd_status_t fill_tensor(update_t *u, int i, uint64_t group, int *n_mas
                                     .group = group < INT32_MAX ? (int)group : -1,
                                     .dtype = p->dtype,
                                     .master = master};
+    return GRADD_OK;
+}
+
+/* Which parameters are stepped by rows; step_apply checks that they have such. */
+static gradd_status_t fill_widths(update_t *u, const msgpack_object *width, int n) {
+    if (wire_count(width) != n)
+        return GRADD_FAIL(TENSOR, "step: field 'width': expected %d numbers, got %d", n,
+                          wire_count(width));
+    for (int i = 0; i < n; i++) {
+        const uint64_t elements = wire_u64(wire_at(width, i));
+        u->tensors[i].width = elements < INT64_MAX ? (int64_t)elements : INT64_MAX;
+    }
     return GRADD_OK;
 }
 
@@ -239,6 +252,7 @@ static gradd_status_t fill(session_objects_t *objects, request_t *request, updat
     u->tensors = calloc((size_t)n + 1, sizeof u->tensors[0]);
     if (!u->tensors) return GRADD_FAIL(NOMEM, "no memory for a step");
     GRADD_TRY(fill_tensors(u, args[STEP_GROUP], n));
+    if (args[STEP_WIDTH]) GRADD_TRY(fill_widths(u, args[STEP_WIDTH], n));
     GRADD_TRY(fill_groups(u, args[STEP_GROUPS]));
     GRADD_TRY(fill_journal(u, args[STEP_JOURNAL], table));
     u->request.tensors = u->tensors;
@@ -278,5 +292,7 @@ GRADD_COMMANDS(
                    [STEP_V] = {.name = "bv", .kind = WIRE_U64},
                    [STEP_G] = {.name = "g", .kind = WIRE_TABLE, .keys = wire_placed_keys},
                    [STEP_W] = {.name = "bw", .kind = WIRE_U64, .optional = true},
-                   [STEP_ONCE] = {.name = "once", .kind = WIRE_U64, .optional = true}}
+                   [STEP_ONCE] = {.name = "once", .kind = WIRE_U64, .optional = true},
+                   [STEP_WIDTH] = {
+                       .name = "width", .kind = WIRE_LIST, .item = WIRE_U64, .optional = true}}
 });

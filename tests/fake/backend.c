@@ -83,6 +83,12 @@ static gradd_status_t fake_norm2(gradd_queue_t *q, const gradd_span_t *list, int
     return fake_queue_ask(q, &(item_t){.kind = ITEM_NORM2, .span_list = list, .n = n, .sum = out});
 }
 
+static gradd_status_t fake_touched(gradd_queue_t *q, const gradd_span_t *span, int64_t width,
+                                   uint64_t *bits) {
+    return fake_queue_ask(
+        q, &(item_t){.kind = ITEM_TOUCHED, .span_list = span, .width = width, .bits = bits});
+}
+
 static gradd_status_t fake_adam(gradd_queue_t *q, const gradd_adam_t *hyper, float scale,
                                 const gradd_adam_span_t *span) {
     fake_queue_add(q, &(item_t){.kind = ITEM_ADAM, .hyper = *hyper, .scale = scale, .span = *span});
@@ -179,4 +185,5 @@ const gradd_backend_t gradd_backend_fake = {
     .multiplies = fake_multiplies,
     .kernels = family_list,
     .n_kernels = N_FAMILIES,
+    .touched = fake_touched,
 };

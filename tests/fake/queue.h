@@ -16,7 +16,8 @@ typedef enum item_kind_e {
     ITEM_STORE,
     ITEM_SCAN,
     ITEM_FINGERPRINT,
-    ITEM_NORM2
+    ITEM_NORM2,
+    ITEM_TOUCHED
 } item_kind_t;
 
 /* A piece of work, with everything that may change once it is given. */
@@ -42,6 +43,8 @@ typedef struct item_s {
     bool whole;
     uint64_t *print;
     double *sum;
+    int64_t width;
+    uint64_t *bits;
 } item_t;
 
 struct gradd_queue_s {

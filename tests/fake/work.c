@@ -94,6 +94,12 @@ static gradd_status_t norm2(gradd_queue_t *q, const item_t *item) {
     return status;
 }
 
+static gradd_status_t touched(gradd_queue_t *q, const item_t *item) {
+    gradd_span_t span = *item->span_list;
+    span.data = here(q, span.data, (size_t)span.n, "touched");
+    return gradd_backend_cpu.touched(NULL, &span, item->width, item->bits);
+}
+
 gradd_status_t item_carry_out(gradd_queue_t *q, item_t *item) {
     switch (item->kind) {
     case ITEM_COPY:
@@ -117,6 +123,8 @@ gradd_status_t item_carry_out(gradd_queue_t *q, item_t *item) {
         return fingerprint(q, item);
     case ITEM_NORM2:
         return norm2(q, item);
+    case ITEM_TOUCHED:
+        return touched(q, item);
     }
     return GRADD_OK;
 }

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradd import errors, interrupts, options, schema, transforms, unused_memory
-from gradd.calls import watch
+from gradd.calls import tables, watch
 from gradd.calls.captured import CapturedGraph, Plan, check_supported, type_of
 from gradd.calls.parameter_changes import watch_optimizers
 from gradd.calls.parameters import Binding, State
@@ -83,6 +83,7 @@ class Bridge(ShortWay):
             SessionError: No daemon could be reached, and the policy does not allow PyTorch then.
         """
         self.module = module
+        tables.note(module)
         self.given_forward = forward
         own = inspect.getattr_static(type(module), "forward", None)
         self._of_class = own is not None and getattr(forward, "__func__", None) is own

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from gradd import errors, interrupts
+from gradd.calls import tables
 from gradd.calls.holders import others
 from gradd.calls.parameter_changes import Snapshot
 from gradd.calls.parameters import identity, overlapping
@@ -196,6 +197,15 @@ class FusedAdam(torch.optim.Optimizer):
         master_weights: Keep a float32 copy of every bfloat16 parameter, which the step updates; the
             parameter is the copy rounded. A parameter that was written in between (by
             load_state_dict() of the model, say) counts more than its copy. state_dict() holds it.
+        sparse_rows: Lazy Adam for tables. A row whose gradient is all zeros is left alone: value,
+            moments and weight decay stand still, until a step comes in which it has a gradient.
+            That is NOT Adam, which moves such rows on by their moments, and trains differently;
+            it is what torch.optim.SparseAdam does for sparse gradients. It costs what rows with a
+            gradient cost. Those with one are counted by the gradient that a step finds: rows of
+            all backwards since zero_grad(), and of a tied head practically all rows. True: for the
+            weights of nn.Embedding and nn.EmbeddingBag in wrapped modules; a group may say
+            `"sparse_rows"` itself, True for all its parameters of two and more dimensions, or
+            False.
 
     Attributes:
         grad_norm: Global gradient norm of the last step; None unless max_grad_norm is set.
@@ -218,6 +228,7 @@ class FusedAdam(torch.optim.Optimizer):
         *,
         max_grad_norm: float | None = None,
         master_weights: bool = False,
+        sparse_rows: bool = False,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -233,6 +244,7 @@ class FusedAdam(torch.optim.Optimizer):
         self.set_grad_none = set_grad_none
         self.max_grad_norm = max_grad_norm
         self.master_weights = master_weights
+        self.sparse_rows = sparse_rows
         self.grad_norm: float | None = None
         self.copied_grads = 0
         self.copied_params = 0
@@ -243,6 +255,7 @@ class FusedAdam(torch.optim.Optimizer):
         self._doubtful: _Sent | None = None  # the last step, if its request ended in an exception
         self._bound: dict[str, _Bound] = {}
         self._copies: dict[torch.Tensor, torch.Tensor] = {}
+        self._warned_of_tables = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; settings that are none are refused before the group is added."""
@@ -257,12 +270,14 @@ class FusedAdam(torch.optim.Optimizer):
         state = super().__getstate__()
         return {**state, "adam_w_mode": self.adam_w_mode, "set_grad_none": self.set_grad_none,
                 "max_grad_norm": self.max_grad_norm,
-                "master_weights": self.master_weights}  # fmt: skip
+                "master_weights": self.master_weights,
+                "sparse_rows": self.sparse_rows}  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:  # a state of torch's AdamW has no such key
             group.setdefault("bias_correction", True)
+        self.__dict__.setdefault("sparse_rows", False)  # one of an older version
         # What belongs to a session is made anew: a copy has a journal of its own. With another
         # state there is nothing left to finish.
         if self.__dict__.get("_doubtful"):
@@ -275,6 +290,7 @@ class FusedAdam(torch.optim.Optimizer):
         self._journal_step = 0
         self._bound = {}
         self._copies = {}
+        self._warned_of_tables = False
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but what is float32 by definition is not rounded to the parameter's type."""
@@ -479,6 +495,25 @@ class FusedAdam(torch.optim.Optimizer):
             "t": [t for _, t in kinds],
         }
 
+    def _widths(self, entries: list[tuple[int, torch.Tensor]]) -> list[int]:
+        """Elements of a row of each parameter that is stepped by rows; 0 of the others."""
+        asked = [self.param_groups[k].get("sparse_rows") for k, _ in entries]
+        found: set[int] = set()
+        if self.sparse_rows and None in asked:
+            found = tables.among(p for _, p in entries)
+            if not found and not self._warned_of_tables:
+                self._warned_of_tables = True
+                logger.warning(
+                    "FusedAdam(sparse_rows=True): none of the parameters is the weight of an "
+                    "nn.Embedding in a wrapped module, so all rows are stepped"
+                )
+        by_rows = [p.dim() >= 2 and (id(p) in found if own is None else bool(own))
+                   for own, (_, p) in zip(asked, entries, strict=True)]  # fmt: skip
+        return [
+            p.numel() // p.shape[0] if rows else 0
+            for rows, (_, p) in zip(by_rows, entries, strict=True)
+        ]
+
     def _clip(self) -> float:
         norm = self.max_grad_norm
         # inf: the norm alone
@@ -507,6 +542,9 @@ class FusedAdam(torch.optim.Optimizer):
             "g": protocol.tensors([_wire(client, g) for g in grads]),
             "once": client.next_id(),
         }
+        widths = self._widths(entries)
+        if any(widths):
+            fields["width"] = widths
         masters = [s[_MASTER] for s in states if _MASTER in s]
         if masters:
             fields["bw"] = self._bind(client, "w", masters)

@@ -20,7 +20,11 @@
 #define N_SMALL 1000
 #define N_LARGE ((int64_t)(STEP_CHUNK * 2 + 777))
 
-typedef enum storage_e { F32, BF16, MASTERS } storage_t;
+#define W_SMALL 8
+#define W_LARGE 563 /* 467 rows in three chunks */
+
+/* ROWS besides: both are stepped by rows. */
+typedef enum storage_e { F32, BF16, MASTERS, ROWS = 4 } storage_t;
 
 /* Two parameters with state and gradients, and a journal, in memory that a fork shares. */
 typedef struct world_s {
@@ -94,8 +98,32 @@ static float read_at(gradd_dtype_t dtype, const void *array, int64_t i) {
     return ((const float *)array)[i];
 }
 
+/* Of the large one no row of the second chunk. */
+static bool is_touched(int tensor, int64_t row) {
+    static const int64_t small[] = {0, 7, 8, 124}, large[] = {3, 4, 5, 100, 231, 464, 466};
+    const int64_t *rows = tensor ? large : small;
+    for (int i = 0; i < (tensor ? 7 : 4); i++)
+        if (rows[i] == row) return true;
+    return false;
+}
+
+/* Rows of zeros, of both signs; one row has a gradient in its last element alone. */
+static void make_rows(step_tensor_t *t, int tensor) {
+    t->width = tensor ? W_LARGE : W_SMALL;
+    for (int64_t i = 0; i < t->n; i++) {
+        const int64_t row = i / t->width, at = i % t->width;
+        const bool alone = row == (tensor ? 231 : 8);
+        if (!is_touched(tensor, row) || (alone && at + 1 < t->width))
+            write_at(t->dtype, (void *)(uintptr_t)t->g, i, at % 3 ? 0.0f : -0.0f);
+        else if (alone)
+            write_at(t->dtype, (void *)(uintptr_t)t->g, i, 0.5f);
+    }
+}
+
 static void world_open_as(world_t *w, gradd_adam_mode_t mode, storage_t storage) {
     int64_t sizes[2] = {N_SMALL, N_LARGE};
+    const bool by_rows = storage & ROWS;
+    storage &= ~(unsigned)ROWS;
     gradd_dtype_t dtype = storage == F32 ? GRADD_DT_F32 : GRADD_DT_BF16;
     w->ground = ground_make(STEP_JOURNAL_BYTES + 5 * sizeof(float) * (size_t)(N_SMALL + N_LARGE));
     w->journal = w->ground.host;
@@ -114,7 +142,8 @@ static void world_open_as(world_t *w, gradd_adam_mode_t mode, storage_t storage)
             master[i] = rounded(pattern(i, t));
         }
         w->tensors[t] =
-            (step_tensor_t){p, m, v, g, n, 0, dtype, storage == MASTERS ? master : NULL};
+            (step_tensor_t){p, m, v, g, n, 0, dtype, storage == MASTERS ? master : NULL, 0};
+        if (by_rows) make_rows(&w->tensors[t], t);
         at = master + n;
     }
 }
@@ -280,6 +309,77 @@ TEST(norm_of_bf16_gradients_is_that_of_their_values) {
     world_close(&w);
 }
 
+/* Five steps, of which rows without a gradient know nothing; the others are those of a step of all.
+ */
+static void check_rows(gradd_adam_mode_t mode, storage_t storage) {
+    world_t w, dense;
+    world_open_as(&w, mode, storage | ROWS);
+    world_open_as(&dense, mode, storage | ROWS);
+    for (int i = 0; i < 2; i++) {
+        dense.tensors[i].width = 0;
+        for (int64_t k = 0; k < w.tensors[i].n; k++) /* as if there had been steps before */
+            w.tensors[i].m[k] = dense.tensors[i].m[k] = pattern(k, 5),
+            w.tensors[i].v[k] = dense.tensors[i].v[k] = fabsf(pattern(k, 6));
+    }
+    for (uint64_t step = 0; step < 5; step++) {
+        double norm, all;
+        step_request_t r = request(&w, step, 1.5), d = request(&dense, step, 1.5);
+        CHECK_OK(run(&r, &norm));
+        CHECK_OK(run(&d, &all));
+        CHECK(norm == all && norm > 1.5);
+    }
+    for (int i = 0; i < 2; i++) {
+        const step_tensor_t *t = &w.tensors[i], *whole = &dense.tensors[i];
+        for (int64_t k = 0; k < t->n; k++) {
+            const bool touched = is_touched(i, k / t->width);
+            CHECK(t->m[k] == (touched ? whole->m[k] : pattern(k, 5)));
+            CHECK(t->v[k] == (touched ? whole->v[k] : fabsf(pattern(k, 6))));
+            const float start = t->dtype == GRADD_DT_BF16 ? rounded(pattern(k, i)) : pattern(k, i);
+            CHECK(parameter(&w, i, k) == (touched ? parameter(&dense, i, k) : start));
+            if (t->master) CHECK(t->master[k] == (touched ? whole->master[k] : start));
+        }
+    }
+    world_close(&w), world_close(&dense);
+}
+
+TEST(rows_without_a_gradient_stay_as_they_are) {
+    check_rows(GRADD_ADAM_L2, F32);
+    check_rows(GRADD_ADAMW_TRANSFORMERS, BF16);
+    check_rows(GRADD_ADAMW_TORCH, MASTERS);
+}
+
+TEST(rows_that_do_not_fit_are_refused) {
+    world_t w;
+    world_open(&w, GRADD_ADAMW_TORCH);
+    double norm;
+    step_request_t r = request(&w, 0, 0);
+    w.tensors[1].width = 7;
+    CHECK_STATUS(GRADD_E_TENSOR, run(&r, &norm));
+    CHECK_ERROR_HAS("parameter 1: 262921 elements in rows of 7");
+    w.tensors[1].width = -1;
+    CHECK_STATUS(GRADD_E_TENSOR, run(&r, &norm));
+    w.tensors[1].width = N_LARGE;
+    CHECK_STATUS(GRADD_E_LIMIT, run(&r, &norm));
+    CHECK_ERROR_HAS("parameter 1: rows of 262921 elements, expected at most 131072");
+    world_close(&w);
+}
+
+/* Whoever wrote the journal may have written anything. */
+TEST(rows_of_a_foreign_journal_stay_within_the_chunk) {
+    world_t w;
+    world_open_as(&w, GRADD_ADAMW_TORCH, F32 | ROWS);
+    double norm;
+    step_request_t r = request(&w, 0, 0);
+    CHECK_OK(run(&r, &norm));
+    step_journal_t *journal = w.journal;
+    memset(journal->rows, 0xff, sizeof journal->rows);
+    journal->progress = 0; /* as if the step had been interrupted in its first chunk */
+    journal->sealed = 0;
+    CHECK_OK(run(&r, &norm));
+    CHECK_EQ_INT((int64_t)(journal->progress >> 24), 1);
+    world_close(&w);
+}
+
 TEST(other_element_types_are_refused) {
     world_t w;
     world_open_as(&w, GRADD_ADAMW_TORCH, MASTERS);
@@ -385,7 +485,8 @@ static bool same_parameters(const world_t *a, const world_t *b) {
 
 TEST(a_device_that_works_later_leaves_the_same_bits) {
     gradd_device_t *fake = open_fake(), *cpu = open_cpu();
-    for (storage_t storage = F32; storage <= MASTERS; storage++) {
+    for (storage_t storage = F32; storage <= (MASTERS | ROWS); storage++) {
+        if ((storage & ~(unsigned)ROWS) > MASTERS) continue;
         world_t now, late;
         world_open_as(&now, GRADD_ADAMW_TORCH, storage);
         world_open_as(&late, GRADD_ADAMW_TORCH, storage);
@@ -542,6 +643,12 @@ TEST_LIMIT(kill_at_every_point_loses_no_bit_of_bf16, 60) {
     kill_at_every_point(BF16, false);
 }
 
+TEST_LIMIT(kill_at_every_point_loses_no_bit_of_rows, 60) {
+    for (int settled = 0; settled <= !ground_backend()->host; settled++)
+        kill_at_every_point(F32 | ROWS, settled);
+    kill_at_every_point(MASTERS | ROWS, false);
+}
+
 TEST_LIMIT(kill_at_every_point_loses_no_bit_of_masters, 60) {
     kill_at_every_point(MASTERS, false);
 }
@@ -590,4 +697,8 @@ TEST_LIMIT(kill_at_random_times_loses_no_bit, 60) {
 
 TEST_LIMIT(kill_at_random_times_loses_no_bit_of_masters, 60) {
     kill_at_random_times(MASTERS);
+}
+
+TEST_LIMIT(kill_at_random_times_loses_no_bit_of_rows, 60) {
+    kill_at_random_times(BF16 | ROWS);
 }

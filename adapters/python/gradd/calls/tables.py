@@ -1,0 +1,26 @@
+"""Which parameters are tables that embeddings look rows up in.
+
+An optimizer is given parameters, not modules: what is wrapped is noted here, weakly.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+import torch
+
+_wrapped: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+_KINDS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+
+
+def note(module: torch.nn.Module) -> None:
+    """A module that is wrapped from now on."""
+    _wrapped.add(module)
+
+
+def among(params: Iterable[torch.Tensor]) -> set[int]:
+    """Identities of those that are the weight of an embedding in a wrapped module."""
+    modules = (m for wrapped in list(_wrapped) for m in wrapped.modules() if isinstance(m, _KINDS))
+    weights = {id(m._parameters.get("weight")) for m in modules}
+    return {id(p) for p in params} & weights

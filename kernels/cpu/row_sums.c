@@ -1,0 +1,119 @@
+/* Sums of rows by number. See row_sums.h.
+ *
+ * Positions are sorted by row (radix sort, stable); then every row that occurs, cut into blocks of
+ * columns, is a unit that one thread sums. */
+#include "kernels/cpu/row_sums.h"
+
+#include <string.h>
+
+#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/copy.h"
+#include "kernels/dispatch.h"
+
+enum { BLOCK = 256, CHAIN = 64, DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS, SHARE = 8 };
+
+typedef struct entry_s {
+    int64_t row, i; /* position in `from` */
+} entry_t;
+
+typedef struct summing_s {
+    const gradd_row_sums_t *s;
+    const entry_t *sorted;
+    const int64_t *first; /* n_touched + 1: where each row's entries begin */
+    int64_t n_touched;
+    const void *from;
+    void *to;
+} summing_t;
+
+size_t gradd_row_sums_workspace(int64_t n) {
+    return 2 * sizeof(entry_t) * (size_t)n + sizeof(int64_t) * ((size_t)n + 1);
+}
+
+/* ---- order ----------------------------------------------------------------------------------- */
+
+/* By one digit of the row. */
+static void sort_digit(const entry_t *from, entry_t *to, int64_t n, int shift) {
+    int64_t start[DIGITS + 1] = {0};
+    for (int64_t k = 0; k < n; k++)
+        start[((from[k].row >> shift) & (DIGITS - 1)) + 1]++;
+    for (int d = 0; d < DIGITS; d++)
+        start[d + 1] += start[d];
+    for (int64_t k = 0; k < n; k++)
+        to[start[(from[k].row >> shift) & (DIGITS - 1)]++] = from[k];
+}
+
+/* Fills `first`; returns the entries by row, which lie in one of the two lists. */
+static const entry_t *sort_rows(const gradd_row_sums_t *s, entry_t *a, entry_t *b, int64_t *first,
+                                int64_t *out_touched) {
+    int64_t n = 0, touched = 0;
+    for (int64_t i = 0; i < s->n; i++)
+        if (s->row[i] >= 0) a[n++] = (entry_t){s->row[i], i};
+    for (int shift = 0; shift < 63 && (s->n_rows - 1) >> shift > 0; shift += DIGIT_BITS) {
+        sort_digit(a, b, n, shift);
+        entry_t *sorted = b;
+        b = a, a = sorted;
+    }
+    for (int64_t k = 0; k < n; k++)
+        if (!k || a[k].row != a[k - 1].row) first[touched++] = k;
+    first[touched] = n;
+    *out_touched = touched;
+    return a;
+}
+
+/* ---- sums ------------------------------------------------------------------------------------ */
+
+#define ROW_SUMS(T, R, READ, WRITE)                                                                \
+    GRADD_MULTIARCH static void add_row_##T(R *sum, const T *x, int64_t n) {                       \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) sum[i] += READ(x[i]);                  \
+    }                                                                                              \
+    /* columns [at, at + n) of one row that occurs */                                              \
+    static void sum_block_##T(const summing_t *w, int64_t k, int64_t at, int64_t n) {              \
+        R total[BLOCK] = {0}, chain[BLOCK];                                                        \
+        const int64_t width = w->s->width, end = w->first[k + 1];                                  \
+        T *to = (T *)w->to + w->sorted[w->first[k]].row * width + at;                              \
+        for (int64_t e = w->first[k]; e < end;) {                                                  \
+            memset(chain, 0, sizeof(R) * (size_t)n);                                               \
+            for (int64_t stop = end - e < CHAIN ? end : e + CHAIN; e < stop; e++)                  \
+                add_row_##T(chain, (const T *)w->from + w->sorted[e].i * width + at, n);           \
+            for (int64_t i = 0; i < n; i++)                                                        \
+                total[i] += chain[i];                                                              \
+        }                                                                                          \
+        for (int64_t i = 0; i < n; i++) {                                                          \
+            const R sum = (R)w->s->scale * total[i];                                               \
+            to[i] = w->s->clear ? WRITE(sum) : WRITE(READ(to[i]) + sum);                           \
+        }                                                                                          \
+    }                                                                                              \
+    static void sum_all_##T(const summing_t *w) {                                                  \
+        const int64_t width = w->s->width, blocks = (width + BLOCK - 1) / BLOCK;                   \
+        const int64_t units = w->n_touched * blocks;                                               \
+        const bool many = w->first[w->n_touched] * width >= GRADD_PARALLEL_MIN;                    \
+        _Pragma("omp parallel for schedule(dynamic, SHARE) if (many)") for (int64_t u = 0;         \
+                                                                            u < units; u++) {      \
+            const int64_t at = u % blocks * BLOCK;                                                 \
+            sum_block_##T(w, u / blocks, at, width - at < BLOCK ? width - at : BLOCK);             \
+        }                                                                                          \
+    }
+
+ROW_SUMS(float, float, , )
+ROW_SUMS(double, double, , )
+ROW_SUMS(gradd_bf16_t, float, gradd_bf16_f32, gradd_f32_bf16)
+
+gradd_status_t gradd_row_sums(const gradd_row_sums_t *s, gradd_dtype_t dtype, void *to,
+                              const void *from, void *workspace) {
+    entry_t *entries = workspace;
+    int64_t *first = (int64_t *)(entries + 2 * s->n);
+    summing_t w = {.s = s, .first = first, .from = from, .to = to};
+    if (dtype != GRADD_DT_F32 && dtype != GRADD_DT_F64 && dtype != GRADD_DT_BF16)
+        return GRADD_FAIL(UNSUPPORTED, "rows of %s cannot be summed", gradd_dtype_name(dtype));
+    if (s->clear)
+        gradd_copy_zero(to, (size_t)s->n_rows * (size_t)s->width * gradd_dtype_bytes(dtype));
+    if (!s->n) return GRADD_OK;
+    w.sorted = sort_rows(s, entries, entries + s->n, first, &w.n_touched);
+    if (dtype == GRADD_DT_F32)
+        sum_all_float(&w);
+    else if (dtype == GRADD_DT_F64)
+        sum_all_double(&w);
+    else
+        sum_all_gradd_bf16_t(&w);
+    return GRADD_OK;
+}
