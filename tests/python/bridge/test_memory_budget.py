@@ -158,6 +158,27 @@ def test_checkpoints_of_transformers() -> None:
         assert torch.equal(parameter.grad, grad)
 
 
+def test_rows_that_are_left_out_are_computed_again_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plan over live rows keeps its gathered rows, or gathers them again."""
+    module, make_batch = models.build("llama", num_hidden_layers=6)
+    data = make_batch(4, 32, 0)
+    assert not data["attention_mask"].all()
+    grads, plans = [], []
+    for level in ("0", "2"):
+        monkeypatch.setenv("ORTMODULE_MEMORY_OPT_LEVEL", level)
+        model = ORTModule(copy.deepcopy(module), strict=True)
+        for _ in range(3):  # the plan over live rows is made when such a batch comes again
+            model.zero_grad()
+            model(**data).loss.backward()
+        grads.append([p.grad for p in model.parameters()])
+        plans.append(model.gradd_explain())
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    assert "GatherRows" in plans[1].counts()
+    assert plans[0].recomputed_bytes == 0 < plans[1].recomputed_bytes
+
+
 def test_what_a_recomputation_reads_must_not_change() -> None:
     """A buffer that the backward alone would not read: the forward does, and is run again."""
     net = Deep()
