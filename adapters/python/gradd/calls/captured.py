@@ -99,6 +99,8 @@ class CapturedGraph:
         self.dense = not options.get("GRADD_CHUNKED_LOSS")
         self.user = [o for o in cap.outputs if o.kind == "user"]
         self.changed = [o for o in cap.outputs if o.kind == "buffer"]
+        self.rows = [o for o in cap.outputs if o.kind == "rows"]  # of sparse gradients
+        self.hidden = tuple(o.name for o in (*self.changed, *self.rows))
         self.shared = Aliased(module, cap) if cap.shared else None
         changed = {o.fqn for o in self.changed}
         states = set(cap.params) | set(cap.buffers)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from gradd import errors, interrupts, pss
-from gradd.calls import batched
+from gradd.calls import batched, sparse
 from gradd.calls.lazy import LazyTensor
 from gradd.calls.parameter_changes import Snapshot, steps, version_of
 from gradd.calls.watch import accesses
@@ -79,7 +79,7 @@ class Run:
 
     __slots__ = (
         *("__weakref__", "prepared", "client", "graph", "plan", "id", "seed", "flags", "counts"),
-        *("given", "views", "_held", "_sources", "_read", "_again_of"),
+        *("given", "views", "rows", "_held", "_sources", "_read", "_again_of"),
     )
 
     def __init__(
@@ -110,6 +110,7 @@ class Run:
         self._again_of = ""  # the output that this run repeats another one for
         self.given: list[weakref.ref] = []  # the outputs as the user has them
         self.views: list[tuple[str, int, weakref.ref]] = []  # of outputs that others need
+        self.rows: list[torch.Tensor] = []  # indices of lookups that have a sparse gradient
         try:
             self._read = Snapshot(
                 tensors=bound,
@@ -188,8 +189,10 @@ class Run:
         if graph.changed:
             values = tensors[len(wish.real) :]
             with torch.no_grad():
-                for place, value in zip(graph.changed_places, values, strict=True):
+                for place, value in zip(graph.changed_places, values, strict=False):
                     place.get().copy_(value)
+        if graph.rows:
+            self.rows = tensors[-len(graph.rows) :]
         return [
             LazyTensor.make(self, spec) if tensor is None else tensor
             for spec, tensor in zip(graph.user, found, strict=True)
@@ -390,6 +393,7 @@ class Run:
             setattr(other, name, getattr(self, name))
         other.prepared = self.prepared.for_plan(plan)
         other.plan, other._again_of, other.given, other.views = plan, "", [], []
+        other.rows = []
         if self._held.inputs is not None:
             self._held.inputs.pins += 1
         other._hold(_Held(self.client, self._held.inputs))
@@ -514,6 +518,8 @@ class DaemonFunction(torch.autograd.Function):
                 run.release()
         else:
             found = run.gradients(grads, keep)
+        if run.rows:
+            found = sparse.gradients(run.graph.rows, run.rows, run.plan.params, found)
         if not keep:
             ctx.run = None
         return (None, *found)
