@@ -123,6 +123,7 @@ class Bridge(ShortWay):
             with client.lock:
                 client.connect()
                 self.state.rehome_all()
+                unused_memory.trim()  # what the parameters have left
         except errors.GraddError as error:
             self.fallback.decide(error)
             self._failed = error
@@ -327,8 +328,8 @@ class Bridge(ShortWay):
         with interrupts.held_for(f"the capture of {type(self.module).__name__}"):
             start = time.perf_counter()
             self._outside_changed(graphs, outdated)
-            graph = self._capture_of(key, leaves, args, kwargs)
-            unused_memory.trim()
+            with unused_memory.unkept():
+                graph = self._capture_of(key, leaves, args, kwargs)
             self.fallback.captured(key, graph.uses, time.perf_counter() - start)
             self.clock = graph.used = self.clock + 1
             graphs.append(graph)

@@ -451,16 +451,20 @@ class FusedAdam(torch.optim.Optimizer):
         names = self._state_names(p)
         for name in names:
             if name not in state:
-                state[name] = p.detach().float() if name == _MASTER else self._zeros(p)
-            if p.numel():
+                state[name] = self._begun(client, p, name)
+            elif p.numel():
                 state[name] = self._shared(client, state[name].float(), client.state)
         if _MASTER not in names:
             state.pop(_MASTER, None)  # of a saved state; it would not be kept up to date
         return state
 
     @staticmethod
-    def _zeros(p: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(p.shape, dtype=torch.float32)
+    def _begun(client: Client, p: torch.Tensor, name: str) -> torch.Tensor:
+        """The state of a parameter that has not been stepped, made in shared memory."""
+        block = client.state.allocate(4 * p.numel())
+        state = block.tensor(torch.float32, tuple(p.shape))
+        block.drop()  # the tensor alone keeps it
+        return state.copy_(p.detach()) if name == _MASTER else state.zero_()
 
     def _gradient(self, client: Client, grad: torch.Tensor) -> torch.Tensor:
         shared = self._shared(client, grad, client.gradients)

@@ -1,17 +1,61 @@
 """Memory that capture and self-check have freed goes back to the system.
 
 Both work on large tensors for a moment. glibc keeps what they free for later, several hundred MiB
-for a model of 56 million parameters, which nobody needs once training runs.
+for a model of 56 million parameters, which nobody needs once training runs. And it hardly uses it
+again meanwhile: a tensor is aligned, for which glibc looks for more room than the last tensor of
+that size has left.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
+import threading
+from collections.abc import Iterator
 
-_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
+_libc = ctypes.CDLL(None)
+_malloc_trim = getattr(_libc, "malloc_trim", None)  # glibc alone has it
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt()
+_MAPPED = 4 << 20  # bytes from which memory is the system's own; smaller pieces map slowly
+_LARGEST = 32 << 20  # what glibc raises that to by itself when large memory is freed
+_lock = threading.Lock()
+_open = 0
 
 
 def trim() -> None:
     """Gives free pages of the heap back; takes milliseconds. Does nothing without glibc."""
     if _malloc_trim is not None:
         _malloc_trim(0)
+
+
+@contextlib.contextmanager
+def unkept() -> Iterator[None]:
+    """In this context what large tensors free goes back at once, in all threads.
+
+    Nothing changes where somebody has set such limits himself, or without glibc.
+    """
+    global _open
+    if _malloc_trim is None or _is_set():
+        yield
+        return
+    with _lock:
+        _open += 1
+        if _open == 1:
+            _libc.mallopt(_MMAP_THRESHOLD, _MAPPED)
+    try:
+        yield
+    finally:
+        with _lock:
+            _open -= 1
+            if not _open:
+                # glibc does not say what they were; in a process with large tensors it is this.
+                _libc.mallopt(_MMAP_THRESHOLD, _LARGEST)
+                _libc.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST)
+        trim()
+
+
+def _is_set() -> bool:
+    names = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    return any(os.environ.get(name) for name in names) or "glibc.malloc" in tunables

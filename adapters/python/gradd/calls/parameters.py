@@ -19,14 +19,14 @@ import itertools
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from gradd import errors
+from gradd import errors, unused_memory
 from gradd.calls.holders import others
 from gradd.calls.watch import accesses, data_ptr, untyped_storage
 from gradd.session.ring import Block, blocks_bytes
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from gradd.session.protocol import Tensor
 
 logger = logging.getLogger("gradd")
+_SEGMENT = 512 << 20  # bytes of a segment of parameters, unless one is larger
+_PIECE = 8 << 20  # bytes that are moved until their old memory is given back
 _generations = itertools.count(1)
 
 
@@ -127,6 +129,25 @@ def overlapping(tensors: Iterable[torch.Tensor]) -> set[tuple]:
     return found
 
 
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return blocks_bytes([nbytes(t.dtype, t.shape) for t in tensors])
+
+
+def _groups(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Tensors that share a segment; a larger one has its own."""
+    group: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        more = _bytes([tensor])
+        if group and size + more > _SEGMENT:
+            yield group
+            group, size = [], 0
+        group.append(tensor)
+        size += more
+    if group:
+        yield group
+
+
 def _stays(tensor: torch.Tensor, others: int) -> bool:
     """True for a tensor that keeps its memory, which `others` more refer to."""
     return others > 0 or tensor.is_inference() or not tensor.is_contiguous()
@@ -146,7 +167,7 @@ class State:
         accesses.expect()
 
     def rehome_all(self) -> None:
-        """Moves everything into shared memory now: one segment, grouped by dtype."""
+        """Moves everything into shared memory now, grouped by dtype."""
         tensors = [t for t in self._tensors() if self._can_move(t)]
         tensors.sort(key=lambda t: DTYPE_CODES[t.dtype])
         self._move(tensors)
@@ -220,13 +241,31 @@ class State:
                 self._homes[identity(tensor)] = Home(block, tensor, None)
             else:
                 todo.append(tensor)
-        pool.reserve(blocks_bytes([nbytes(t.dtype, t.shape) for t in todo]))
-        counts = self._other_users(todo)
+        counts = dict(zip(map(id, todo), self._other_users(todo), strict=True))
         with torch.inference_mode(False), torch.no_grad():
-            for tensor, other in zip(todo, counts, strict=True):
-                self._move_one(tensor, stays=_stays(tensor, other))
+            for group in _groups(todo):
+                with pool.filling(_bytes(group)):
+                    self._move_group(group, counts)
         self.generation = next(_generations)
         self._forget_gone()
+
+    def _move_group(self, tensors: list[torch.Tensor], others: dict[int, int]) -> None:
+        """One after the other: what a tensor leaves behind is there for the next ones."""
+        left = 0
+        known = set(self._homes)
+        try:
+            for tensor in tensors:
+                self._move_one(tensor, stays=_stays(tensor, others[id(tensor)]))
+                left += nbytes(tensor.dtype, tensor.shape)
+                if left > _PIECE:
+                    unused_memory.trim()
+                    left = 0
+        except BaseException:
+            for gone in self._homes.keys() - known:  # the daemon will not know them
+                home = self._homes.pop(gone)
+                self.mirrored -= home.mirror is not None
+                home.block.drop()
+            raise
 
     def _other_users(self, tensors: list[torch.Tensor]) -> list[int]:
         """Per tensor: how many share its memory, other than the same view of it in the module."""

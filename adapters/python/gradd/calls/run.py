@@ -32,6 +32,7 @@ from gradd.session.shm import DTYPE_CODES, DTYPES
 
 if TYPE_CHECKING:
     from gradd.calls.prepared import Kind, Prepared
+    from gradd.calls.slots import Layout, Slot
     from gradd.session.client import Client
     from gradd.session.ring import Block
 
@@ -40,9 +41,9 @@ Grads = Sequence[torch.Tensor | None]
 
 
 class _Held:
-    """What a run holds until it is released (outputs) or has ended (inputs)."""
+    """What a run holds until it is released (outputs, early gradients) or has ended (inputs)."""
 
-    __slots__ = ("client", "done", "id", "inputs", "outputs")
+    __slots__ = ("client", "done", "early", "id", "inputs", "outputs")
 
     def __init__(self, client: Client, inputs: Block | None = None) -> None:
         self.client = client
@@ -50,6 +51,7 @@ class _Held:
         self.done = False
         self.inputs = inputs
         self.outputs: list[Block] = []
+        self.early: Slot | None = None  # gradients that the forward forms
 
     def release(self) -> None:
         """The daemon may forget the run."""
@@ -59,6 +61,9 @@ class _Held:
             for block in self.outputs:
                 block.returned.append(block)
             self.outputs = []
+            if self.early is not None:
+                self.early.free()
+                self.early = None
 
     def end(self) -> None:
         """Releases everything."""
@@ -154,6 +159,9 @@ class Run:
                         tensors.append(block.tensor(dtype, dims, 0, size))
 
             fields = prepared.fields(self, held.inputs, segments, offsets)
+            if prepared.plan.early:
+                held.early = prepared.slots.acquire(prepared.plan.early_layout)
+                fields["early"] = held.early.bind
             read = more = None
             if self._again_of:
                 read, more = self._read, self._read.expected()
@@ -269,9 +277,13 @@ class Run:
                     "ORTMODULE_MEMORY_OPT_LEVEL, checkpoints) needs the parameters and buffers as "
                     "that forward read them, and one of them has changed since"
                 )
-            slot = prepared.slots.acquire(plan.layout) if plan.params else None
+            slots: list[Slot] = []  # of this request
+            early = self._held.early
             scratch: list[Block] = []
             try:
+                slot = self._slot(slots, plan.layout) if plan.layout.items else None
+                if keep and early is not None:  # what the forward has formed is needed again
+                    early = self._slot(slots, plan.early_layout)
                 arriving = _columns()
                 at: list[int] = []
                 for i, grad in enumerate(grads):
@@ -290,6 +302,9 @@ class Run:
                         return
                     if slot:
                         found.extend(slot.tensors())
+                    if early:
+                        for i, tensor in zip(plan.early, early.tensors(), strict=True):
+                            found.insert(i, tensor)
                     for block, (dtype, dims, size, _) in zip(blocks, rows, strict=True):
                         found.append(block.tensor(dtype, dims, 0, size))
 
@@ -300,11 +315,13 @@ class Run:
                     "g": wires,
                     "keep": keep,
                 }
+                if keep and early is not None:
+                    fields["early"] = early.bind
                 for i in client.backward(fields, make_tensors).get("none", ()):
                     found[i] = self._flat_gradient(i, at)
             finally:
-                if slot:
-                    slot.busy = False
+                for one in slots:
+                    one.free()
                 for block in scratch:
                     block.returned.append(block)
             if prepared.prints_memory:
@@ -312,6 +329,12 @@ class Run:
             if not keep:
                 self._held.release()
             return found
+
+    def _slot(self, slots: list[Slot], layout: Layout) -> Slot:
+        """A slot for the time of a request."""
+        slot = self.prepared.slots.acquire(layout)
+        slots.append(slot)
+        return slot
 
     def _scratch(
         self, scratch: list[Block], columns: dict, dtype: torch.dtype, dims: Any, size: int
@@ -332,7 +355,7 @@ class Run:
         if not any(name in plan.graph.reach[plan.outputs[k]] for k in arriving):
             return None
         if index < len(plan.params):
-            dtype, shape = plan.layout.items[index]
+            dtype, shape = plan.kinds[index]
         else:
             dtype, shape = self.prepared.kinds[self.graph.free.index(name)]
         return torch.zeros(shape, dtype=dtype)

@@ -16,6 +16,7 @@ import torch
 OUTPUT, BUFFER, GRADIENT, INPUT = "output", "buffer", "the gradient of", "the gradient of input"
 Key = tuple[str, str]  # one of the kinds above, and a name or number
 Values = Mapping[Key, torch.Tensor | None]
+Worst = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # see Finding
 
 _OWN = 1e-4  # of a gradient's own largest entry
 _FLOOR = 1e-4  # of the largest entry of all gradients, times _OWN
@@ -31,6 +32,8 @@ _INDEPENDENT = 3  # other data in which an error shows, if there are so many
 _WORST = 64  # entries of a value that differs which are remembered
 _INFORMATIVE = 0.01  # of its size: a value that nearly vanishes says nothing
 _CHUNK = 1 << 20
+_SAMPLED = 1 << 20  # entries from which a sample tells how long a difference is
+_STRIDE = 17  # of it: a prime, so that no column is left out
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,14 @@ def _pieces(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, to
         yield a[start : start + _CHUNK], b[start : start + _CHUNK]
 
 
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Every so many entries of a large tensor of finite numbers, to tell how long it is."""
+    whole = tensor.numel() < _SAMPLED or not tensor.is_floating_point()
+    if whole or not math.isfinite(float(tensor.sum(dtype=torch.float64))):
+        return tensor
+    return tensor.reshape(-1)[::_STRIDE].clone()
+
+
 def _difference(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Absolute differences (0 or 1 for whole numbers), and b as floats."""
     if not b.is_floating_point() or not a.is_floating_point():
@@ -109,6 +120,24 @@ def is_zero(tensor: torch.Tensor) -> bool:
     return not tensor.numel() or not bool(tensor.any())
 
 
+def _worst(ours: torch.Tensor, theirs: torch.Tensor) -> Worst:
+    """The entries of two values that are furthest apart, found in pieces."""
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    start = 0
+    for a, b in _pieces(ours, theirs):
+        d = _difference(a, b)[0]
+        top, at = d.topk(min(_WORST, d.numel()))
+        found.append((top, at + start))
+        start += d.numel()
+    tops = torch.cat([top for top, _ in found])
+    top, which = tops.topk(min(_WORST, tops.numel()))
+    at = torch.cat([at for _, at in found])[which]
+    a, b = (t.detach().reshape(-1)[at].abs() for t in (ours, theirs))
+    larger = torch.maximum(a.to(top.dtype), b.to(top.dtype))
+    share = (top / larger).nan_to_num_(nan=1.0, posinf=1.0).clamp_(max=1.0)
+    return at, top, share
+
+
 @dataclass
 class Finding:
     """One value that differs.
@@ -126,7 +155,7 @@ class Finding:
     key: Key
     text: str
     apart: Apart | None = None
-    worst: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    worst: Worst | None = None
     excused: bool = False
 
 
@@ -143,11 +172,13 @@ class Tally:
         self.half = half
         self.apart: dict[Key, Apart] = {}
         self.own: dict[Key, float] = {}  # PyTorch's own error, where it is known
-        self.kept: dict[Key, torch.Tensor] = {}  # what PyTorch says where it differs
+        self.kept: dict[Key, torch.Tensor] = {}  # what PyTorch says where it differs, in f32
         self.noise: dict[Key, float] = {}  # what roundings to f32 do to a value, where it is known
         self.keep: Collection[Key] = ()  # and where it is wanted anyway
+        self.samples = False  # some entries of a large one are enough
         self._others = others or {}
         self._more: dict[Key, bool] = {}
+        self._worst: dict[Key, Worst] = {}
         self._missing: list[Finding] = []
 
     def add(self, key: Key, theirs: torch.Tensor | None) -> None:
@@ -162,6 +193,10 @@ class Tally:
             self._missing.append(Finding(key, text))
             return
         other = self._others.get(key)
+        if other is not None and other.shape != theirs.shape:
+            part = _sample(theirs)
+            self.own[key] = apart(other, part).off * math.sqrt(theirs.numel() / part.numel())
+            other = None
         if other is not None:
             ours, other, theirs = _within_range(ours, other, theirs)
         self.apart[key] = found = apart(ours, theirs)
@@ -170,8 +205,11 @@ class Tally:
             self.own[key] = self.size_of(key, own)
             longer = found.off > _WORSE * own.off
             self._more[key] = longer and self._is_off_more_often(key, ours, other, theirs)
-        if key in self.keep or not self._is_good(key, found, 0.0):
-            self.kept[key] = theirs
+        bad = not self._is_good(key, found, 0.0)
+        if bad and not self._counts(key):
+            self._worst[key] = _worst(ours, theirs)
+        if key in self.keep or bad and not self.half:
+            self.kept[key] = _sample(theirs) if self.samples else theirs
 
     def _add_missing(
         self, key: Key, ours: torch.Tensor | None, theirs: torch.Tensor | None
@@ -205,7 +243,7 @@ class Tally:
             floor = floors.get(key[0], 0.0)
             if (among is None or key in among) and not self._is_good(key, one, floor):
                 text = f"{_name(key)} by {self._text(key, one, floor)}"
-                found.append(Finding(key, text, one, self._worst(key)))
+                found.append(Finding(key, text, one, self._worst.get(key)))
         return found
 
     def says_something(self) -> bool:
@@ -252,17 +290,6 @@ class Tally:
             least = _VANISHES * floor / _FLOOR
             return size <= max(_OWN * max(found.large, floor), least if found.large <= least else 0)
         return size <= max(_VALUE * found.large, 1e-12)
-
-    def _worst(self, key: Key) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        ours, theirs = self.ours[key], self.kept.get(key)
-        if ours is None or theirs is None or self._counts(key):
-            return None
-        a, b = ours.detach().reshape(-1), theirs.reshape(-1)
-        d = _difference(a, b)[0]
-        top, at = d.topk(min(_WORST, d.numel()))
-        larger = torch.maximum(a[at].abs(), b[at].abs()).to(top.dtype)
-        share = (top / larger).nan_to_num_(nan=1.0, posinf=1.0).clamp_(max=1.0)
-        return at, top, share
 
     def would_show(self, finding: Finding) -> bool:
         """Whether an error like that of other data would be seen in these, were it there."""

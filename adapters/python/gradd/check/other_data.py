@@ -1,9 +1,10 @@
 """Other data of the same form for a call: fewer rows, or the same sizes with other contents.
 
-A batch is cut along the first axis that its tensors share, which costs little; whether a capture
-may take the smaller sizes is for its rules to say. A batch of the same sizes is made of a few of
-its own rows, repeated (real data, ties and padding included, with few different numbers in it), or
-of numbers that are a little larger or smaller.
+A batch is cut along the first axis that its tensors share, which costs little, and where memory
+counts along the second one (positions of a sequence); whether a capture may take the smaller sizes
+is for its rules to say. A batch of the same sizes is made of a few of its own rows, repeated (real
+data, ties and padding included, with few different numbers in it), or of numbers that are a little
+larger or smaller.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from gradd.export.identity import Same, like
 _SETS = 10  # of rows, at most
 _MOVED = 10  # sets of other numbers
 _SHIFT = 2.0**-8  # relative
+_POSITIONS = 128  # that are left of a sequence at least: more than the block of any kernel
+_TOKENS = 8  # one of so many is left of a batch, if its sequences are long enough
+_STARTS = 8  # places of a piece of a sequence that are looked at
 
 
 @dataclass(frozen=True)
@@ -57,15 +61,45 @@ def rows(data: Data) -> tuple[int, list[int]]:
     return sizes[0], with_axes
 
 
-def cut(capture: Capture, data: Data, start: int = 0) -> Data | None:
+def cut(capture: Capture, data: Data, start: int = 0, most: int = 4) -> Data | None:
     """A few rows of a batch, or None where there are no rows or the capture refuses so few."""
     n, leaves = rows(data)
-    k = 4 if n >= 8 else 2
+    k = most if n >= 8 else 2
     if n <= k:
         return None
     start = start % (n - k + 1)
     less = data.replaced({i: data.leaves[i][start : start + k].clone() for i in leaves})
     return less if check_dynamic(capture, less.args, less.kwargs) is None else None
+
+
+def piece(capture: Capture, data: Data, start: int = 0) -> Data | None:
+    """Few positions of a few rows, or rows alone; None where neither is to be had."""
+    n, _ = rows(data)
+    less = cut(capture, data, start, 2)
+    kept = data if less is None else less
+    tensors = [i for i in rows(kept)[1] if kept.leaves[i].dim() > 1]
+    sizes = {kept.leaves[i].shape[1] for i in tensors}
+    if len(sizes) != 1:
+        return less
+    length = sizes.pop()
+    k = max(_POSITIONS, n * length // (_TOKENS * rows(kept)[0]))
+    if k >= length:
+        return less
+    at = _most_told([kept.leaves[i] for i in tensors], k, start)
+    short = kept.replaced({i: kept.leaves[i][:, at : at + k].clone() for i in tensors})
+    return less if check_dynamic(capture, short.args, short.kwargs) is not None else short
+
+
+def _most_told(tensors: list[torch.Tensor], k: int, start: int) -> int:
+    """Where `k` positions begin that hold many different numbers: neither padding nor unlabelled.
+
+    Of places that are as good another one with another `start`.
+    """
+    last = tensors[0].shape[1] - k
+    places = sorted({last * j // (_STARTS - 1) for j in range(_STARTS)})
+    told = [sum(t[:, p : p + k].unique().numel() for t in tensors) for p in places]
+    good = [p for p, n in zip(places, told, strict=True) if n >= 0.9 * max(told)]
+    return good[start % len(good)]
 
 
 def others(data: Data) -> Iterator[tuple[frozenset[int], Data]]:

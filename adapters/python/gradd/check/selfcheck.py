@@ -27,7 +27,7 @@ from gradd.calls.wish import Wish, wish_of
 from gradd.check import checktimes
 from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Finding, Key, Tally, Trial, apart
 from gradd.check.checktimes import Kind, Times
-from gradd.check.other_data import Data, cut, others
+from gradd.check.other_data import Data, cut, others, piece
 from gradd.check.reference import Reference, Task, seed, shared_name
 from gradd.fallback import SelfCheckError
 from gradd.session import protocol
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gradd")
 _DRAWS = 3  # one may show next to nothing by luck
 _PART = 0.25  # of a whole check, that one of few rows takes at least
+_SMALL = 64 << 20  # bytes of a run that PyTorch computes whole: it needs several times as many
 _OFF = "GRADD_SELF_CHECK=0 disables this check"
 
 
@@ -86,10 +87,11 @@ class Checks:
         check = _Check(bridge, graph, wish, self.counts)
         again = (kind.done or kind.waits) and not kind.failed
         try:
-            if again:
-                check.again(data, kind)
-            else:
-                check.first(data)
+            with unused_memory.unkept():
+                if again:
+                    check.again(data, kind)
+                else:
+                    check.first(data)
             kind.succeed(sizes, check.says_something)
         except SelfCheckError as error:
             self.counts["failures"] += 1
@@ -100,10 +102,9 @@ class Checks:
             seconds = checktimes.clock() - start
             self.seconds += seconds
             self.last_step = kind.calls
-            shorter = not again and cut(graph.cap, data) is not None
+            shorter = check.whole and not again and cut(graph.cap, data) is not None
             self.times.over(kind, seconds * _PART if shorter else seconds)
             bridge.client.ring.forget_peak()
-            unused_memory.trim()
         self.counts["passed"] += 1
         logger.info("self-check of call %d passed in %.2f s", kind.calls, seconds)
 
@@ -140,21 +141,43 @@ class _Check:
         self.half = graph.info.half
         self.says_something = False
         self.proven = True
+        self.whole = False
 
     def first(self, data: Data) -> None:
-        """The whole call; outputs that its plan leaves out are compared on few rows."""
-        self._examine(data, self.wish)
+        """The whole call; outputs that its plan leaves out are compared on few rows.
+
+        A large call is compared on few rows and positions only, for PyTorch's side of the whole
+        would be the peak of the training's memory.
+        """
+        large = self._is_large(data)
+        less = (piece if large else cut)(self.graph.cap, data)
+        if large and less is not None and self._is_right(less):
+            self.counts["few"] += 1
+        else:
+            self._examine(data, self.wish)
         whole = self._whole_wish(data)
         if whole is None:
             return
-        less = cut(self.graph.cap, data)
         if less is not None and self._agrees(less, whole):
             return
         self._examine(data, whole, self.half)
 
+    def _is_right(self, less: Data) -> bool:
+        """Whether a part of the call agrees, and tells something."""
+        return self._agrees(less, self.wish, exact=False) and self.says_something
+
+    def _is_large(self, data: Data) -> bool:
+        """Whether a run of the whole call takes much memory."""
+        binding, _, inputs = self._tensors(data.leaves)
+        inputs = [t.detach() for t in inputs]
+        return self.bridge.prepared(self.graph, binding, inputs, self.wish).plan.info.peak > _SMALL
+
     def again(self, data: Data, kind: Kind) -> None:
         """Few rows of a later call; only if they differ, or cannot be run, the whole of it."""
-        less = cut(self.graph.cap, data, kind.calls) if kind.rows else None
+        less = None
+        if kind.rows:
+            part = piece if self._is_large(data) else cut
+            less = part(self.graph.cap, data, kind.calls)
         if less is not None:
             self.counts["few"] += 1
             if self._agrees(less, self.wish):
@@ -165,6 +188,7 @@ class _Check:
 
     def _examine(self, data: Data, wish: Wish, exact: bool = False) -> None:
         """Compares a whole call; raises SelfCheckError for what is an error."""
+        self.whole = True
         outcome = self._compare(data, wish, exact)
         self.says_something = self.says_something or outcome.tally.says_something()
         findings = outcome.findings
@@ -172,10 +196,10 @@ class _Check:
         if findings:
             self._judge(findings, data, wish)
 
-    def _agrees(self, data: Data, wish: Wish) -> bool:
+    def _agrees(self, data: Data, wish: Wish, exact: bool = True) -> bool:
         """Whether a cut batch runs and agrees."""
         try:
-            outcome = self._compare(data, wish, self.half, passing=True)
+            outcome = self._compare(data, wish, self.half and exact, passing=True)
         except (_Incomparable, errors.GraddError):
             return False
         self.says_something = self.says_something or outcome.tally.says_something()
@@ -273,7 +297,7 @@ class _Check:
         if not suspects:
             return []
         again = Tally(tally.ours, True)
-        again.keep = suspects
+        again.keep, again.samples = suspects, True
         self._in_torch(task, data, again)
         last = Tally(tally.ours, True, again.kept)
         self._in_higher(torch.float32, task, data, last)
@@ -347,11 +371,14 @@ class _Check:
             raise _Incomparable(
                 f"cannot be compared: in PyTorch it raises {type(error).__name__}: {error}"
             ) from error
+        finally:
+            unused_memory.trim()
 
     def _in_higher(self, dtype: torch.dtype, task: Task, data: Data, tally: Tally) -> bool:
         """False if nothing exact is to be had: a module may insist on its own precision."""
         with contextlib.suppress(RuntimeError, TypeError, ValueError, CaptureError):
             Reference(self.bridge, self.graph, task, dtype).run(data, tally.add)
+            unused_memory.trim()
             return True
         return False
 

@@ -123,14 +123,28 @@ def observe(call: Call, cast: torch.dtype | None) -> Observation:
 
 
 def _undisturbed(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Observation, bool]:
-    """Again, if it cannot be told which objects are older than the forward."""
+    """Again, if it cannot be told which objects are older than the forward.
+
+    And if values count that were left out.
+    """
+    whole = False
     for _ in range(_TRIES - 1):
-        with contextlib.suppress(Disturbed):
-            return _observe(call, cast, gradients)
-    return _observe(call, cast, gradients)
+        try:
+            return _observe(call, cast, gradients, whole)
+        except _Relied:
+            whole = True
+        except Disturbed:
+            pass
+    return _observe(call, cast, gradients, True)
 
 
-def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Observation, bool]:
+class _Relied(Exception):
+    """What forward() did may rest on results that were not computed."""
+
+
+def _observe(
+    call: Call, cast: torch.dtype | None, gradients: bool, whole: bool
+) -> tuple[Observation, bool]:
     seen = Observation(gradients=gradients)
     attributes = Attributes(call.module)
     with contextlib.ExitStack() as stack:
@@ -141,11 +155,17 @@ def _observe(call: Call, cast: torch.dtype | None, gradients: bool) -> tuple[Obs
             buffers = _Buffers(call.module)
             args, kwargs = _own_arguments(call, same)
             leaves, _, _ = schema.flatten_inputs(args, kwargs)
-            watch = Watch(call, buffers.copies(), args, kwargs)
+            watch = Watch(call, buffers.copies(), args, kwargs, whole)
             stack.callback(watch.close)
             with watch.on(), _enabling(watch.gradients_switched_on):
                 found = _run(seen, watch, call.forward, args, kwargs)
                 watch.settle()
+            left_out = watch.tensors.uncomputed
+            if seen.error is not None or buffers.replaced():
+                left_out.missed()
+            if left_out.relied:
+                watch.undo()
+                raise _Relied
             own = _own_effect(effects)
             replaced = attributes.replaced()  # a trace does not know
             written = buffers.written()
@@ -392,6 +412,10 @@ class _Buffers:
 
     def copies(self) -> list[torch.Tensor]:
         return list(self._copies.values())
+
+    def replaced(self) -> bool:
+        """Whether forward() has put a tensor in the place of one."""
+        return any(table.get(key) is not self._copies[name] for name, table, key in self._places)
 
     def written(self) -> dict[str, torch.Tensor]:
         """The real buffers, by name, of what forward() has replaced or written, or may have."""

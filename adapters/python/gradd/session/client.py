@@ -352,14 +352,21 @@ class Client:
         """A new segment that the daemon has acknowledged. Called by pools under the lock."""
         with interrupts.held:
             segment = Segment(self.next_id(), size)
+            self.pass_segment(segment)
+            return segment
+
+    def pass_segment(self, segment: Segment) -> None:
+        """Gives a segment to the daemon; one that it does not take is closed."""
+        with interrupts.held:
             try:
+                if segment.reserved < segment.size:
+                    segment.reserve(segment.size)
                 self._pass_segment(segment)
             except BaseException:
                 segment.close()
                 self._give_up_if_broken("take a segment")
                 raise
             self._segments[segment.id] = segment
-            return segment
 
     def _pass_segment(self, segment: Segment) -> None:
         self.check_process()

@@ -12,8 +12,9 @@ the client's lock around every method except the weak reference's callback.
 from __future__ import annotations
 
 import bisect
+import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import memmove
 from typing import TYPE_CHECKING
 
@@ -179,6 +180,8 @@ class Pool:
             self.reserve(size)
             found = self._take(size)
         segment, offset = found  # type: ignore[misc]
+        if segment.reserved < offset + size:
+            segment.reserve(offset + size)
         self.live_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         block = Block(self, segment, offset, size)
@@ -188,13 +191,39 @@ class Pool:
     def reserve(self, size: int) -> None:
         """Makes sure that one segment has `size` bytes in one piece."""
         size = round_up(max(size, 1))
-        for _, starts, sizes in self._free.values():
-            if any(sizes[s] >= size for s in starts):
-                return
-        segment = self._new_segment(size)
+        if self._has_room(size):
+            return
+        self._add(self._new_segment(size))
+
+    def _add(self, segment: Segment) -> None:
         self._free[segment.id] = (segment, [0], {0: segment.size})
         if self.watched:
             watch.add(segment.address, segment.size)
+
+    @contextlib.contextmanager
+    def filling(self, size: int) -> Iterator[None]:
+        """Blocks of `size` bytes all together, whose space is reserved as they are allocated.
+
+        The daemon knows them at the end of the context; if an exception ends it, their tensors
+        live on, but the blocks are of no use.
+        """
+        segment = None
+        if not self._has_room(size):
+            segment = Segment(self.client.next_id(), size, in_pieces=True)
+            self._add(segment)
+        try:
+            yield
+            if segment is not None:
+                self.client.pass_segment(segment)
+        except BaseException:
+            if segment is not None:
+                self._forget(segment)
+                segment.close()
+            raise
+
+    def _has_room(self, size: int) -> bool:
+        entries = self._free.values()
+        return any(sizes[s] >= size for _, starts, sizes in entries for s in starts)
 
     def _new_segment(self, size: int) -> Segment:
         """A session has a limited number of segments: after the first few they get larger."""
@@ -278,10 +307,13 @@ class Pool:
         self._drop(segment)
 
     def _drop(self, segment: Segment) -> None:
+        self._forget(segment)
+        self.client.drop_segment(segment)
+
+    def _forget(self, segment: Segment) -> None:
         del self._free[segment.id]
         if self.watched:
             watch.remove(segment.address)
-        self.client.drop_segment(segment)
 
 
 def blocks_bytes(sizes: Sequence[int]) -> int:

@@ -2,7 +2,8 @@
 
 A segment is created here, passed to the daemon by descriptor, and never changes its size: it is
 sealed against shrinking and growing, so that neither side can take pages away from the other.
-Its space is reserved up front, so a full machine is an error message and not a SIGBUS later.
+Its space is reserved before anything is written there, so a full machine is an error message and
+not a SIGBUS later: up front, or piece by piece where what moves in leaves its own memory behind.
 
 Tensors are made one by one with `torch.frombuffer` over a memoryview of their own. The memoryview
 is the tensor's exporter: it lives exactly as long as any tensor shares that storage, so a weak
@@ -27,6 +28,7 @@ from gradd import errors
 ALIGN = 64
 PAGE = 4096
 _CHECKED_BYTES = 16 << 20  # smaller segments are not worth reading /proc for
+_AHEAD = 4 << 20  # bytes that are reserved beyond what is asked for
 _F_ADD_SEALS = 1033
 _SEALS = 0x1 | 0x2 | 0x4  # SEAL, SHRINK, GROW
 
@@ -91,10 +93,11 @@ class Segment:
         id: Number under which the daemon knows it, unique in the session.
         size: Bytes, a multiple of the page size.
         address: Where it is mapped.
+        reserved: Bytes from the beginning that have their space.
     """
 
-    def __init__(self, segment_id: int, size: int) -> None:
-        """Creates, reserves, maps and seals the memory.
+    def __init__(self, segment_id: int, size: int, in_pieces: bool = False) -> None:
+        """Creates, maps and seals the memory; reserves it, unless that is done in pieces.
 
         Raises:
             NoSpaceError: The machine cannot back that many bytes.
@@ -102,32 +105,57 @@ class Segment:
         """
         self.id = segment_id
         self.size = round_up(max(size, 1), PAGE)
-        if self.size > _CHECKED_BYTES and self.size > available_bytes():
-            raise errors.NoSpaceError(
-                f"cannot reserve {self.size} bytes of shared memory: {available_bytes()} are free"
-            )
+        self.reserved = 0
         self.fd = os.memfd_create("gradd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(self.fd, 0, self.size)
+            self._truncate()
+            if not in_pieces:
+                self.reserve(self.size)
             self.map = mmap.mmap(self.fd, self.size)
             fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
-        except OSError as error:
+        except BaseException as error:
             os.close(self.fd)
-            if error.errno in (errno.ENOSPC, errno.ENOMEM):
-                raise errors.NoSpaceError(
-                    f"cannot reserve {self.size} bytes of shared memory: {error.strerror}"
-                ) from None
-            if error.errno == errno.EFBIG:
-                limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-                raise errors.LimitError(
-                    f"cannot reserve {self.size} bytes of shared memory: it is a file for the "
-                    f"system, and this process may make files of {limit} bytes (`ulimit -f`)"
-                ) from None
+            self.fd = -1
+            if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+                raise self._no_space(error.strerror) from None
             raise
         anchor = ctypes.c_char.from_buffer(self.map)
         self.address = ctypes.addressof(anchor)
         del anchor  # it would keep the mapping alive for ever
         self.view = memoryview(self.map)
+
+    def reserve(self, end: int) -> None:
+        """Gives the first `end` bytes their space, and some more to come back less often.
+
+        Raises:
+            NoSpaceError: The machine cannot back that many bytes.
+        """
+        end = min(self.size, round_up(end, PAGE))
+        more = min(self.size, end + _AHEAD) - self.reserved
+        if self.size > _CHECKED_BYTES and more > available_bytes():
+            raise self._no_space(f"{available_bytes()} are free")
+        try:
+            os.posix_fallocate(self.fd, self.reserved, more)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.ENOMEM):
+                raise self._no_space(error.strerror) from None
+            raise
+        self.reserved += more
+
+    def _truncate(self) -> None:
+        try:
+            os.ftruncate(self.fd, self.size)
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise
+            limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+            raise errors.LimitError(
+                f"cannot reserve {self.size} bytes of shared memory: it is a file for the "
+                f"system, and this process may make files of {limit} bytes (`ulimit -f`)"
+            ) from None
+
+    def _no_space(self, why: str) -> errors.NoSpaceError:
+        return errors.NoSpaceError(f"cannot reserve {self.size} bytes of shared memory: {why}")
 
     def close(self) -> None:
         """Closes the descriptor and lets go of the mapping; tensors on it stay valid."""

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from gradd.calls.watch import untyped_storage
 from gradd.export.guards.images import is_a
+from gradd.export.guards.uncomputed import Uncomputed
 from gradd.export.guards.written import Gradients, Written
 
 _TAKES_VALUE = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "item"})
@@ -56,16 +57,21 @@ class Tensors(TorchDispatchMode):
         used: Ids of those that an operator has read.
         overwritten: Tensors that an operator has written, and no other has made, by address.
         gradients_written: Some `.grad` was another when put_back() came.
+        uncomputed: Results without values.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, own: dict[int, torch.Tensor], inputs: Iterable[torch.Tensor]) -> None:
+    def __init__(
+        self, own: dict[int, torch.Tensor], inputs: Iterable[torch.Tensor], whole: bool = True
+    ) -> None:
         """Args:
         own: Parameters and buffers, and the stand-ins of buffers, by id.
         inputs: Tensors of the call.
+        whole: Every result is computed, large ones too.
         """
         super().__init__()
+        self.uncomputed = Uncomputed(not whole)
         self.foreign: dict[int, weakref.ref[torch.Tensor]] = {}
         self.by_value: set[int] = set()
         self.used: set[int] = set()
@@ -134,11 +140,13 @@ class Tensors(TorchDispatchMode):
 
     def taken(self, tensor: torch.Tensor) -> None:
         """Python code takes the value of this tensor."""
+        self.uncomputed.missed()
         self.note(tensor)
         self.by_value |= self._origin(tensor)
 
     def exposed(self, tensor: torch.Tensor) -> None:
         """All of its memory is in other hands than torch's, which may write it."""
+        self.uncomputed.missed()
         with _disable_current_modes(), contextlib.suppress(Exception):  # it may have none
             self._kept_from(tensor, _memory(tensor))
         self.about_to_write(tensor)
@@ -186,8 +194,13 @@ class Tensors(TorchDispatchMode):
             origin |= self._origin(tensor)
         if schema is not None and schema.is_mutable:
             self._keep_written(schema, args, kwargs)
-        result = func(*args, **kwargs)
-        if origin and name in _TAKES_VALUE:
+        result = None
+        if schema is not None:
+            result = self.uncomputed.stand_in(func, operands, args, kwargs)
+        if result is None:
+            result = func(*args, **kwargs)
+        if name in _TAKES_VALUE:
+            self.uncomputed.missed()
             self.by_value |= origin
         for tensor in _tensors_in((result,)):
             if self._knows(tensor) or id(tensor) in self._own or id(tensor) in self._inputs:
@@ -205,6 +218,8 @@ class Tensors(TorchDispatchMode):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             for tensor in _tensors_in((values.get(argument.name),)):
+                if not self.is_made(tensor):
+                    self.uncomputed.missed()
                 self.about_to_write(tensor)
                 self._note_overwritten(tensor)
 

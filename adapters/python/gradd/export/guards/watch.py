@@ -67,18 +67,24 @@ class Watch:
     """
 
     def __init__(
-        self, call: Call, stand_ins: list[torch.Tensor], args: tuple, kwargs: dict
+        self,
+        call: Call,
+        stand_ins: list[torch.Tensor],
+        args: tuple,
+        kwargs: dict,
+        whole: bool = True,
     ) -> None:
         """Args:
         call: The call, whose module has stand-ins in the place of its buffers.
         stand_ins: Those.
         args: What forward() is going to be called with.
         kwargs: The same.
+        whole: Every result is computed, large ones too.
         """
         self._call, module = call, call.module
         passed = [*_containers(args), *_containers(kwargs)]
         own = {id(t): t for t in (*module.parameters(), *module.buffers(), *stand_ins)}
-        self.tensors = Tensors(own, _leaves(passed))
+        self.tensors = Tensors(own, _leaves(passed), whole)
         self.tensors.free_to_write(stand_ins)
         self.tensors.keep_forms()
         self.able = frames.supported()
