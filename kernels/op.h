@@ -238,6 +238,9 @@ typedef struct gradd_case_s {
     const char *text;
     double tol;      /* relative tolerance of the forward comparison; 0 = 1e-5 */
     double grad_tol; /* of the finite-difference comparison in f64; 0 = 1e-5 */
+    /* Of results in bf16, relative to their largest entry, where the operator rounds on the way;
+     * 0 = it rounds each entry once. */
+    double bf16_tol;
 } gradd_case_t;
 
 struct gradd_op_s {
@@ -248,6 +251,9 @@ struct gradd_op_s {
     uint32_t flags;
     uint32_t no_diff; /* bit k: input k carries no gradient although it is a float */
     uint32_t counts;  /* bit j: output j holds integers or booleans, whatever the inputs are */
+    /* Output j is the gradient of input formed[j] - 1 for a gradient of 1 of output 0, which only
+     * ScaleGrad reads; 0 = it is none. */
+    uint8_t formed[4];
     /* Element types (GRADD_DTB bits) of the first inputs for which it is defined; the last non-zero
      * entry repeats; all zero = anything. Which of them a kernel takes, its own row says. */
     uint32_t types[GRADD_OP_MAX_TYPES];

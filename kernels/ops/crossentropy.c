@@ -9,9 +9,7 @@
  * Saved for backward: logits, labels, and per row the maximum and sum exp(x - maximum) - 1, which
  * keeps its digits where one class has all. CrossEntropyGrad writes the gradient once, in the
  * logits' type, over the logits if they are not needed any more; an ignored row costs no exp. */
-#include "kernels/cpu/bf16.h"
-#include "kernels/cpu/loss_rows.h"
-#include "kernels/cpu/pick.h"
+#include "kernels/cpu/loss_labels.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
@@ -20,102 +18,28 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- labels --------------------------------------------------------------------------------- */
-
-typedef enum { NONE, SUM, MEAN } reduction_t;
-
-typedef struct loss_s {
-    int64_t rows, classes, positions; /* positions: S with shift, else 0 */
-    gradd_dtype_t dtype;              /* of the logits */
-    reduction_t reduction;
-    bool ignores;
-    int64_t ignore;
-    double smoothing, total; /* total: what the sum is divided by */
-    const gradd_view_t *given;
-    int64_t *labels; /* checked copy, -1 = the row is ignored */
-} loss_t;
-
-static reduction_t reduction_of(gradd_attrs_t attrs) {
-    const char *name = gradd_attr_string(attrs, "reduction", "mean");
-    return !strcmp(name, "none") ? NONE : !strcmp(name, "sum") ? SUM : MEAN;
-}
-
-/* Element of any real type. */
-static double number_at(const gradd_view_t *v, int64_t i) {
-    switch (v->type.dtype) {
-    case GRADD_DT_F32:
-        return (double)((const float *)v->data)[i];
-    case GRADD_DT_BF16:
-        return (double)gradd_bf16_f32(((const gradd_bf16_t *)v->data)[i]);
-    case GRADD_DT_I32:
-        return (double)((const int32_t *)v->data)[i];
-    case GRADD_DT_I64:
-        return (double)((const int64_t *)v->data)[i];
-    default:
-        return ((const double *)v->data)[i];
-    }
-}
-
-static void store(const gradd_view_t *v, int64_t i, double value) {
-    if (v->type.dtype == GRADD_DT_F32)
-        ((float *)v->data)[i] = (float)value;
-    else if (v->type.dtype == GRADD_DT_BF16)
-        ((gradd_bf16_t *)v->data)[i] = gradd_f32_bf16((float)value);
-    else
-        ((double *)v->data)[i] = value;
-}
-
-/* Fills labels and total. */
-static gradd_status_t read_labels(loss_t *l, const gradd_view_t *items) {
-    int64_t counted = 0;
-    for (int64_t i = 0; i < l->rows; i++) {
-        bool last = l->positions && i % l->positions == l->positions - 1;
-        l->labels[i] = -1;
-        if (last) continue;
-        int64_t label = gradd_pick_index(l->given, l->positions ? i + 1 : i);
-        if (l->ignores && label == l->ignore) continue;
-        if (label < 0 || label >= l->classes)
-            return GRADD_FAIL(INDEX, "label %lld of %lld, row %lld", (long long)label,
-                              (long long)l->classes, (long long)i);
-        l->labels[i] = label;
-        counted++;
-    }
-    l->total = l->reduction == MEAN ? (double)counted : items ? number_at(items, 0) : 1;
-    return GRADD_OK;
-}
-
 /* `logits` is the index of the logits, which labels follow; `items` that of num_items. */
-static gradd_status_t read_loss(const gradd_launch_t *r, int logits, int items, loss_t *l) {
-    const gradd_type_t *x = &r->in[logits].type;
-    *l = (loss_t){.classes = x->dims[x->rank - 1], .dtype = x->dtype, .rows = 1};
-    for (int i = 0; i + 1 < x->rank; i++)
-        l->rows *= x->dims[i];
-    if (gradd_attr_int(r->attrs, "shift", 0)) l->positions = x->dims[x->rank - 2];
-    l->reduction = reduction_of(r->attrs);
-    l->ignores = gradd_attr_find(r->attrs, "ignore_index") != NULL;
-    l->ignore = gradd_attr_int(r->attrs, "ignore_index", 0);
-    l->smoothing = gradd_attr_float(r->attrs, "smoothing", 0);
-    l->given = &r->in[logits + 1];
-    l->labels = r->workspace;
-    return read_labels(l, r->n_in > items && r->in[items].type.dtype ? &r->in[items] : NULL);
+static gradd_status_t read_loss(const gradd_launch_t *r, int logits, int items, gradd_loss_t *l) {
+    return gradd_loss_read(&r->in[logits].type, r->attrs, &r->in[logits + 1],
+                           r->n_in > items ? &r->in[items] : NULL, r->workspace, l);
 }
 
 /* ---- forward -------------------------------------------------------------------------------- */
 
 static gradd_loss_row_t plain_scan(const gradd_view_t *x, int64_t at, int64_t n) {
-    gradd_loss_row_t row = {number_at(x, at), 0, 0};
+    gradd_loss_row_t row = {gradd_loss_number(x, at), 0, 0};
     for (int64_t i = 0; i < n; i++) {
-        double v = number_at(x, at + i);
+        double v = gradd_loss_number(x, at + i);
         row.max = v > row.max || v != v ? v : row.max;
         row.plain += v;
     }
     for (int64_t i = 0; i < n; i++)
-        row.sum += exp(number_at(x, at + i) - row.max);
+        row.sum += exp(gradd_loss_number(x, at + i) - row.max);
     return row;
 }
 
 /* Loss of row i; statistics go to `stats` if it has memory. */
-static double forward_row(const loss_t *l, const gradd_view_t *x, int64_t i,
+static double forward_row(const gradd_loss_t *l, const gradd_view_t *x, int64_t i,
                           const gradd_view_t *stats, bool ref) {
     bool used = l->labels[i] >= 0, smooth = l->smoothing != 0;
     int64_t at = i * l->classes;
@@ -127,17 +51,16 @@ static double forward_row(const loss_t *l, const gradd_view_t *x, int64_t i,
                               (const char *)x->data + (size_t)at * gradd_dtype_bytes(l->dtype),
                               l->classes, smooth);
     if (stats) {
-        store(stats, 2 * i, row.max);
-        store(stats, 2 * i + 1, row.sum - 1); /* of the maximum; the rest keeps its digits */
+        gradd_loss_store(stats, 2 * i, row.max);
+        gradd_loss_store(stats, 2 * i + 1,
+                         row.sum - 1); /* of the maximum; the rest keeps its digits */
     }
     if (!used) return 0;
-    double own = number_at(x, at + l->labels[i]) - row.max, e = l->smoothing;
-    if (!smooth) return log(row.sum) - own;
-    return log(row.sum) - (1 - e) * own - e * (row.plain / (double)l->classes - row.max);
+    return gradd_loss_of_row(l, &row, gradd_loss_number(x, at + l->labels[i]));
 }
 
 static gradd_status_t forward(const gradd_launch_t *r, bool ref) {
-    loss_t l;
+    gradd_loss_t l;
     GRADD_TRY(read_loss(r, 0, 2, &l));
     double *each = (double *)r->workspace + l.rows, sum = 0; /* behind the labels */
     const gradd_view_t *stats = r->n_out > 1 && r->out[1].data ? &r->out[1] : NULL;
@@ -146,9 +69,9 @@ static gradd_status_t forward(const gradd_launch_t *r, bool ref) {
         each[i] = forward_row(&l, &r->in[0], i, stats, ref);
     for (int64_t i = 0; i < l.rows; i++) {
         sum += each[i];
-        if (l.reduction == NONE) store(&r->out[0], i, each[i]);
+        if (l.reduction == GRADD_REDUCE_NONE) gradd_loss_store(&r->out[0], i, each[i]);
     }
-    if (l.reduction != NONE) store(&r->out[0], 0, sum / l.total);
+    if (l.reduction != GRADD_REDUCE_NONE) gradd_loss_store(&r->out[0], 0, sum / l.total);
     return GRADD_OK;
 }
 
@@ -164,7 +87,7 @@ static gradd_status_t ref_loss(const gradd_launch_t *r) {
 
 enum { DY, LOGITS, LABELS, STATS, ITEMS };
 
-static void backward_row(const loss_t *l, const gradd_launch_t *r, int64_t i, bool ref) {
+static void backward_row(const gradd_loss_t *l, const gradd_launch_t *r, int64_t i, bool ref) {
     const gradd_view_t *x = &r->in[LOGITS], *z = &r->out[0];
     int64_t at = i * l->classes, label = l->labels[i];
     size_t bytes = gradd_dtype_bytes(l->dtype);
@@ -172,25 +95,28 @@ static void backward_row(const loss_t *l, const gradd_launch_t *r, int64_t i, bo
         memset((char *)z->data + (size_t)at * bytes, 0, (size_t)l->classes * bytes);
         return;
     }
-    double factor = number_at(&r->in[DY], l->reduction == NONE ? i : 0) / l->total;
-    double max = number_at(&r->in[STATS], 2 * i), rest = number_at(&r->in[STATS], 2 * i + 1);
+    double factor =
+        gradd_loss_number(&r->in[DY], l->reduction == GRADD_REDUCE_NONE ? i : 0) / l->total;
+    double max = gradd_loss_number(&r->in[STATS], 2 * i),
+           rest = gradd_loss_number(&r->in[STATS], 2 * i + 1);
     double inverse = 1 / (1 + rest);
     double even = l->smoothing / (double)l->classes;
-    /* p - 1 of the label, in full where p is near 1, before its place is written */
-    double own = (expm1(number_at(x, at + label) - max) - rest) * inverse - even + l->smoothing;
+    /* of the label, before its place is written */
+    double own = gradd_loss_own_gradient(l, gradd_loss_number(x, at + label), max, rest);
     if (ref) {
         for (int64_t c = 0; c < l->classes; c++)
-            store(z, at + c, (exp(number_at(x, at + c) - max) * inverse - even) * factor);
+            gradd_loss_store(z, at + c,
+                             (exp(gradd_loss_number(x, at + c) - max) * inverse - even) * factor);
     } else {
         gradd_loss_spread_t s = {max, inverse * factor, even * factor};
         gradd_loss_spread(l->dtype, (const char *)x->data + (size_t)at * bytes,
                           (char *)z->data + (size_t)at * bytes, l->classes, &s);
     }
-    store(z, at + label, own * factor);
+    gradd_loss_store(z, at + label, own * factor);
 }
 
 static gradd_status_t backward(const gradd_launch_t *r, bool ref) {
-    loss_t l;
+    gradd_loss_t l;
     GRADD_TRY(read_loss(r, LOGITS, ITEMS, &l));
 #pragma omp parallel for schedule(static) if (l.rows * l.classes >= GRADD_PARALLEL_MIN)
     for (int64_t i = 0; i < l.rows; i++)
@@ -209,40 +135,18 @@ static gradd_status_t ref_loss_grad(const gradd_launch_t *r) {
 /* ---- shape rules ---------------------------------------------------------------------------- */
 
 static gradd_status_t check_shapes(const gradd_infer_t *c, int logits, int items) {
-    const gradd_type_t *x = &c->in[logits].type, *labels = &c->in[logits + 1].type;
-    bool shift = gradd_attr_int(c->attrs, "shift", 0);
-    const char *name = gradd_attr_string(c->attrs, "reduction", "mean");
-    if (strcmp(name, "none") && strcmp(name, "sum") && strcmp(name, "mean"))
-        return GRADD_FAIL(GRAPH, "reduction=\"%s\" is not defined", name);
-    bool fits = x->rank >= 1 + shift && x->dims[x->rank - 1] > 0 &&
-                gradd_type_count(x) == gradd_type_count(labels) * x->dims[x->rank - 1];
-    if (shift)
-        fits = fits && labels->rank && labels->dims[labels->rank - 1] == x->dims[x->rank - 2];
-    if (!fits) {
-        char tx[GRADD_TYPE_TEXT], tl[GRADD_TYPE_TEXT];
-        return GRADD_FAIL(GRAPH, "labels %s do not fit logits %s", gradd_type_format(labels, tl),
-                          gradd_type_format(x, tx));
-    }
-    if (shift && reduction_of(c->attrs) == NONE)
-        return GRADD_FAIL(GRAPH, "shifted labels need a reduction");
-    if (c->n_in <= items || !c->in[items].type.dtype) return GRADD_OK;
-    if (reduction_of(c->attrs) != SUM || gradd_type_count(&c->in[items].type) != 1)
-        return GRADD_FAIL(GRAPH, "num_items must be one number that divides a sum");
-    return GRADD_OK;
-}
-
-static gradd_dtype_t result_dtype(const gradd_type_t *x) {
-    return x->dtype == GRADD_DT_F64 ? GRADD_DT_F64 : GRADD_DT_F32;
+    return gradd_loss_check(&c->in[logits].type, &c->in[logits + 1].type,
+                            c->n_in > items ? &c->in[items].type : NULL, c->attrs);
 }
 
 static gradd_status_t infer_loss(gradd_infer_t *c) {
     const gradd_type_t *x = &c->in[0].type;
     GRADD_TRY(check_shapes(c, 0, 2));
-    if (reduction_of(c->attrs) == NONE) c->out[0] = c->in[1].type;
-    c->out[0].dtype = result_dtype(x);
+    if (gradd_loss_reduction(c->attrs) == GRADD_REDUCE_NONE) c->out[0] = c->in[1].type;
+    c->out[0].dtype = gradd_loss_dtype(x->dtype);
     if (c->n_out > 1)
         c->out[1] = (gradd_type_t){
-            result_dtype(x), 2, {gradd_type_count(x) / x->dims[x->rank - 1], 2}
+            gradd_loss_dtype(x->dtype), 2, {gradd_type_count(x) / x->dims[x->rank - 1], 2}
         };
     return GRADD_OK;
 }
@@ -355,15 +259,15 @@ static gradd_val_t loss_of_rows(gradd_expand_t *x, const rows_t *r, gradd_val_t 
 static gradd_val_t reduced(gradd_expand_t *x, const rows_t *r, gradd_val_t each) {
     gradd_builder_t *b = x->b;
     const gradd_dtype_t dtype = gradd_val_type(b, each)->dtype;
-    const reduction_t reduction = reduction_of(x->attrs);
-    if (reduction == NONE) {
+    const gradd_reduction_t reduction = gradd_loss_reduction(x->attrs);
+    if (reduction == GRADD_REDUCE_NONE) {
         const gradd_type_t labels = *gradd_val_type(b, x->in[1]);
         return gradd_reshape_to(b, each, labels.dims, labels.rank);
     }
     gradd_val_t sum = gradd_reduce_from(b, "ReduceSum", each, 0), total = GRADD_NONE;
-    if (reduction == MEAN && r->used != GRADD_NONE)
+    if (reduction == GRADD_REDUCE_MEAN && r->used != GRADD_NONE)
         total = gradd_reduce_from(b, "ReduceSum", gradd_cast(b, r->used, dtype), 0);
-    else if (reduction == MEAN)
+    else if (reduction == GRADD_REDUCE_MEAN)
         total = gradd_const_scalar(b, dtype, (double)r->n);
     else if (x->n_in > 2 && x->in[2] != GRADD_NONE)
         total = gradd_reshape_to(b, gradd_cast(b, x->in[2], dtype), (int64_t[]){1, 1}, 2);

@@ -3,12 +3,29 @@
  * Math: y[..., N] = x[..., K] W + b[N], with W [K, N], or [N, K] if transB. Recognition makes it
  * from MatMul and Add, or from Gemm. Saved for backward: x and W. Gradients: dx = dy W^T; dW = x^T
  * dy over all rows, in W's own layout; db = sum of dy over all rows, a reduction that has a fixed
- * order. The bias costs no pass over y. bf16 is summed in f32 and rounded once, after the bias. */
+ * order. The bias costs no pass over y. bf16 is summed in f32 and rounded once, after the bias.
+ *
+ * LinearCrossEntropy: the head of a language model and its loss in one, without logits in memory.
+ *
+ * Math: rows of logits z = x W + b, with W [K, V], or [V, K] if transB; y = c tanh(scale z / c)
+ * with a softcap c, else scale z; loss = CrossEntropy(y, labels), with its attributes and with
+ * num_items. "none" is not among the reductions: there a gradient arrives per row.
+ *
+ * Further results, for whoever trains: the gradients of x, W and b for a gradient of 1 of the loss.
+ * They are formed while a chunk of logits is there (`chunk` rows of those that count, 0 = all at
+ * once), so the backward has nothing to do but to multiply them by the gradient that arrives
+ * (ScaleGrad), which is nothing at all if that is 1. Rows that do not count have the gradient zero
+ * whatever x holds there, NaN included, and cost nothing. */
+#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/gemm/gemm.h"
+#include "kernels/cpu/linear_loss.h"
+#include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/rowwise.h"
 #include "kernels/rules.h"
+
+#include <string.h>
 
 static int64_t rows_in(const gradd_type_t *x) {
     int64_t rows = 1;
@@ -105,22 +122,308 @@ static void cost_linear(const gradd_infer_t *c, gradd_cost_t *cost) {
     cost->flops = elements * (2 * (double)x->dims[x->rank - 1] + 1);
 }
 
-GRADD_OPS(linear,
-          GRADD_OP("Linear", "com.gradd", 1, (3, 3), (1, 1),
-                   .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT},
-                   .attrs = GRADD_ATTR_LIST({"transB", GRADD_ATTR_INT, false}),
-                   .infer = infer_linear, .rowwise = gradd_rowwise_product, .grad = grad_linear,
-                   .expand = expand_linear, .ref = ref_linear,
-                   .cases = GRADD_CASES({.text = "f32[3,4] f32[4,5] f32[5]"},
-                                        {.text = "f32[3,4] f32[5,4] f32[5] | transB=1"},
-                                        {.text = "f32[2,3,4] f32[5,4] f32[5] | transB=1"},
-                                        {.text = "f32[2,3,4] f32[4,1] f32[1]"},
-                                        {.text = "f32[2,1,3,7] f32[7,6] f32[6]"},
-                                        {.text = "f32[0,4] f32[4,5] f32[5]"},
-                                        {.text = "f32[3,0] f32[0,5] f32[5]"},
-                                        {.text = "f32[1,1] f32[1,1] f32[1] | transB=1"},
-                                        {.text = "f32[5,13,70] f32[33,70] f32[33] | transB=1"})));
+/* ---- LinearCrossEntropy: shape rule --------------------------------------------------------- */
+
+static gradd_status_t misfit(const gradd_infer_t *c) {
+    char tx[GRADD_TYPE_TEXT], tw[GRADD_TYPE_TEXT];
+    return GRADD_FAIL(GRAPH, "x %s, W %s and their bias do not make logits",
+                      gradd_type_format(&c->in[GRADD_HEAD_X].type, tx),
+                      gradd_type_format(&c->in[GRADD_HEAD_W].type, tw));
+}
+
+static gradd_status_t infer_head(gradd_infer_t *c) {
+    const gradd_type_t *x = &c->in[GRADD_HEAD_X].type, *w = &c->in[GRADD_HEAD_W].type;
+    const bool trans = gradd_attr_int(c->attrs, "transB", 0);
+    const gradd_type_t *bias =
+        c->n_in > GRADD_HEAD_BIAS ? &c->in[GRADD_HEAD_BIAS].type : &(gradd_type_t){0};
+    const gradd_type_t *items = c->n_in > GRADD_HEAD_ITEMS ? &c->in[GRADD_HEAD_ITEMS].type : NULL;
+    if (x->rank < 2 || w->rank != 2 || w->dtype != x->dtype ||
+        w->dims[trans] != x->dims[x->rank - 1])
+        return misfit(c);
+    if (bias->dtype &&
+        (bias->dtype != x->dtype || bias->rank != 1 || bias->dims[0] != w->dims[!trans]))
+        return misfit(c);
+    const gradd_type_t logits = gradd_head_logits(c->in, c->attrs);
+    GRADD_TRY(gradd_loss_check(&logits, &c->in[GRADD_HEAD_LABELS].type, items, c->attrs));
+    if (gradd_loss_reduction(c->attrs) == GRADD_REDUCE_NONE)
+        return GRADD_FAIL(GRAPH, "LinearCrossEntropy needs a reduction");
+    c->out[GRADD_HEAD_LOSS] = (gradd_type_t){gradd_loss_dtype(x->dtype), 0, {0}};
+    if (c->n_out > GRADD_HEAD_DX) c->out[GRADD_HEAD_DX] = *x;
+    if (c->n_out > GRADD_HEAD_DW) c->out[GRADD_HEAD_DW] = *w;
+    if (c->n_out > GRADD_HEAD_DBIAS) /* that of a zero, if there is none */
+        c->out[GRADD_HEAD_DBIAS] = (gradd_type_t){x->dtype, 1, {w->dims[!trans]}};
+    return GRADD_OK;
+}
+
+/* ---- gradient rule --------------------------------------------------------------------------- */
+
+/* Input i has its gradient as output `formed`. */
+static void scale_formed(gradd_grad_t *g, int i, int formed) {
+    if (i >= g->n_in || g->in[i] == GRADD_NONE || !g->need[i]) return;
+    g->din[i] = GRADD_EMIT(g->b, "ScaleGrad", g->output(g, formed), g->dout[0]);
+}
+
+static gradd_status_t grad_head(gradd_grad_t *g) {
+    for (int j = 1; j < g->n_out; j++)
+        if (g->dout[j] != GRADD_NONE)
+            return GRADD_FAIL(UNSUPPORTED, "a gradient arrives for a gradient");
+    if (g->dout[0] == GRADD_NONE) return GRADD_OK;
+    scale_formed(g, GRADD_HEAD_X, GRADD_HEAD_DX);
+    scale_formed(g, GRADD_HEAD_W, GRADD_HEAD_DW);
+    scale_formed(g, GRADD_HEAD_BIAS, GRADD_HEAD_DBIAS);
+    return g->b->status;
+}
+
+/* ---- expansion ------------------------------------------------------------------------------- */
+
+typedef struct plain_s {
+    gradd_expand_t *x;
+    gradd_builder_t *b;
+    gradd_dtype_t dtype, wide;
+    gradd_val_t rows, weight; /* wide, as matrices */
+    bool trans;
+    double softcap, scale;
+} plain_t;
+
+static gradd_val_t operand(const gradd_expand_t *x, int i) {
+    return i < x->n_in ? x->in[i] : GRADD_NONE;
+}
+
+static gradd_val_t transposed(gradd_builder_t *b, gradd_val_t v) {
+    return gradd_transpose(b, v, (int64_t[]){1, 0}, 2);
+}
+
+/* Of all rows, [R, V], in the shape that the loss knows positions by. */
+static gradd_val_t logits_of(const plain_t *p) {
+    gradd_builder_t *b = p->b;
+    gradd_val_t bias = gradd_wide(b, operand(p->x, GRADD_HEAD_BIAS));
+    gradd_val_t w = p->trans ? transposed(b, p->weight) : p->weight;
+    gradd_val_t z = GRADD_EMIT(b, "MatMul", gradd_wide(b, p->x->in[GRADD_HEAD_X]), w);
+    if (bias != GRADD_NONE) z = GRADD_EMIT(b, "Add", z, bias);
+    if (p->softcap || p->scale != 1)
+        z = gradd_scaled(b, z, p->softcap ? p->scale / p->softcap : p->scale);
+    return p->softcap ? gradd_scaled(b, GRADD_EMIT(b, "Tanh", z), p->softcap) : z;
+}
+
+/* From the gradient of what the loss is of to that of the product. */
+static gradd_val_t before_cap(const plain_t *p, gradd_val_t dz, gradd_val_t y) {
+    gradd_builder_t *b = p->b;
+    if (p->scale != 1) dz = gradd_scaled(b, dz, p->scale);
+    if (!p->softcap) return dz;
+    gradd_val_t t = gradd_scaled(b, y, 1 / p->softcap);
+    gradd_val_t slope =
+        GRADD_EMIT(b, "Sub", gradd_const_scalar(b, p->wide, 1), GRADD_EMIT(b, "Mul", t, t));
+    return GRADD_EMIT(b, "Mul", dz, slope);
+}
+
+static void expand_gradients(const plain_t *p, gradd_val_t dz) {
+    gradd_expand_t *x = p->x;
+    gradd_builder_t *b = p->b;
+    dz = as_matrix(b, dz);
+    gradd_val_t columns = transposed(b, dz), w = p->trans ? p->weight : transposed(b, p->weight);
+    gradd_val_t dx = gradd_cast(b, GRADD_EMIT(b, "MatMul", dz, w), p->dtype);
+    x->out[GRADD_HEAD_DX] = gradd_reshape_as(b, dx, x->in[GRADD_HEAD_X]);
+    if (x->n_out > GRADD_HEAD_DW) {
+        gradd_val_t dw = p->trans ? GRADD_EMIT(b, "MatMul", columns, p->rows)
+                                  : GRADD_EMIT(b, "MatMul", transposed(b, p->rows), dz);
+        x->out[GRADD_HEAD_DW] = gradd_cast(b, dw, p->dtype);
+    }
+    if (x->n_out <= GRADD_HEAD_DBIAS || b->status) return;
+    const int64_t classes = gradd_val_type(b, dz)->dims[1];
+    gradd_val_t sum = gradd_cast(b, gradd_reduce_from(b, "ReduceSum", columns, 1), p->dtype);
+    x->out[GRADD_HEAD_DBIAS] = gradd_reshape_to(b, sum, &classes, 1);
+}
+
+/* Attributes that are the loss's own. */
+static int loss_attrs(gradd_attrs_t all, gradd_attr_t *out) {
+    static const char *const names[] = {"reduction", "ignore_index", "shift", "smoothing"};
+    int n = 0;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (gradd_attr_find(all, names[i])) out[n++] = *gradd_attr_find(all, names[i]);
+    return n;
+}
+
+static gradd_status_t expand_head(gradd_expand_t *x) {
+    gradd_builder_t *b = x->b;
+    plain_t p = {.x = x,
+                 .b = b,
+                 .dtype = gradd_val_type(b, x->in[GRADD_HEAD_X])->dtype,
+                 .rows = as_matrix(b, gradd_wide(b, x->in[GRADD_HEAD_X])),
+                 .weight = gradd_wide(b, x->in[GRADD_HEAD_W]),
+                 .trans = gradd_attr_int(x->attrs, "transB", 0),
+                 .softcap = gradd_attr_float(x->attrs, "softcap", 0),
+                 .scale = gradd_attr_float(x->attrs, "scale", 1)};
+    p.wide = gradd_loss_dtype(p.dtype);
+    gradd_attr_t attrs[4];
+    const int n = loss_attrs(x->attrs, attrs);
+    gradd_val_t z = logits_of(&p), out[2];
+    gradd_val_t in[3] = {z, operand(x, GRADD_HEAD_LABELS), operand(x, GRADD_HEAD_ITEMS)};
+    const int n_in = in[2] == GRADD_NONE ? 2 : 3;
+    if (b->status) return b->status;
+    const gradd_emit_t loss = {"CrossEntropy", in, n_in, attrs, n};
+    b->status = b->emit(b, &loss, out, x->n_out > 1 ? 2 : 1);
+    x->out[GRADD_HEAD_LOSS] = out[0];
+    if (b->status || x->n_out < 2) return b->status;
+    gradd_val_t back[5] = {gradd_const_scalar(b, p.wide, 1), z, in[1], out[1], in[2]};
+    gradd_val_t dz = gradd_emit_attrs(b, "CrossEntropyGrad", back, n_in + 2, attrs, n);
+    expand_gradients(&p, before_cap(&p, dz, z));
+    return b->status;
+}
+
+/* ---- ScaleGrad: a gradient that was formed for 1, for what arrives --------------------------- */
+
+#define SCALE(T)                                                                                   \
+    GRADD_MULTIARCH static void scale_##T(T *y, const T *x, int64_t n, T factor) {                 \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) y[i] = x[i] * factor;                  \
+    }
+SCALE(float)
+SCALE(double)
+
+enum { BLOCK = 1024 };
+
+static void scale_block(gradd_dtype_t dtype, char *y, const char *x, int64_t n, double factor) {
+    float wide[BLOCK];
+    if (factor == 1) {
+        memcpy(y, x, (size_t)n * gradd_dtype_bytes(dtype));
+    } else if (dtype == GRADD_DT_F64) {
+        scale_double((double *)y, (const double *)x, n, factor);
+    } else if (dtype == GRADD_DT_F32) {
+        scale_float((float *)y, (const float *)x, n, (float)factor);
+    } else {
+        gradd_bf16_widen(wide, (const gradd_bf16_t *)x, n);
+        scale_float(wide, wide, n, (float)factor);
+        gradd_bf16_narrow((gradd_bf16_t *)y, wide, n);
+    }
+}
+
+static gradd_status_t compute_scale(const gradd_launch_t *r) {
+    const gradd_dtype_t dtype = r->in[0].type.dtype;
+    const int64_t n = gradd_type_count(&r->in[0].type), blocks = (n + BLOCK - 1) / BLOCK;
+    const size_t bytes = gradd_dtype_bytes(dtype);
+    const double factor = gradd_loss_number(&r->in[1], 0);
+    if (factor == 1 && r->out[0].data == r->in[0].data) return GRADD_OK;
+#pragma omp parallel for schedule(static) if (n >= GRADD_PARALLEL_MIN)
+    for (int64_t b = 0; b < blocks; b++) {
+        const int64_t at = b * BLOCK, m = n - at < BLOCK ? n - at : BLOCK;
+        const size_t from = (size_t)at * bytes;
+        scale_block(dtype, (char *)r->out[0].data + from, (const char *)r->in[0].data + from, m,
+                    factor);
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t ref_scale(const gradd_launch_t *r) {
+    const double factor = gradd_loss_number(&r->in[1], 0);
+    for (int64_t i = 0, n = gradd_type_count(&r->in[0].type); i < n; i++)
+        gradd_loss_store(&r->out[0], i, gradd_loss_number(&r->in[0], i) * factor);
+    return GRADD_OK;
+}
+
+static gradd_status_t infer_scale(gradd_infer_t *c) {
+    c->out[0] = c->in[0].type;
+    if (gradd_type_count(&c->in[1].type) == 1) return GRADD_OK;
+    return GRADD_FAIL(GRAPH, "a gradient is scaled by one number");
+}
+
+static gradd_status_t expand_scale(gradd_expand_t *x) {
+    gradd_builder_t *b = x->b;
+    const gradd_dtype_t dtype = gradd_val_type(b, x->in[0])->dtype;
+    gradd_val_t v = gradd_wide(b, x->in[0]);
+    if (b->status) return b->status;
+    gradd_val_t factor = gradd_cast(b, x->in[1], gradd_val_type(b, v)->dtype);
+    factor = gradd_reshape_to(b, factor, (int64_t[]){0}, 0);
+    x->out[0] = gradd_cast(b, GRADD_EMIT(b, "Mul", v, factor), dtype);
+    return b->status;
+}
+
+/* ---- cases and rows -------------------------------------------------------------------------- */
+
+#define IGNORED "i64[5]={0,-100,6,-100,2}"
+/* Logits, and their gradients, are rounded to bf16. */
+#define ROUNDED   .bf16_tol = 0x1p-8
+#define GRADIENTS .bf16_tol = 0x1p-6, .grad_tol = -1
+
+GRADD_OPS(
+    linear,
+    GRADD_OP("Linear", "com.gradd", 1, (3, 3), (1, 1), .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY,
+             .types = {GRADD_T_FLOAT}, .attrs = GRADD_ATTR_LIST({"transB", GRADD_ATTR_INT, false}),
+             .infer = infer_linear, .rowwise = gradd_rowwise_product, .grad = grad_linear,
+             .expand = expand_linear, .ref = ref_linear,
+             .cases = GRADD_CASES({.text = "f32[3,4] f32[4,5] f32[5]"},
+                                  {.text = "f32[3,4] f32[5,4] f32[5] | transB=1"},
+                                  {.text = "f32[2,3,4] f32[5,4] f32[5] | transB=1"},
+                                  {.text = "f32[2,3,4] f32[4,1] f32[1]"},
+                                  {.text = "f32[2,1,3,7] f32[7,6] f32[6]"},
+                                  {.text = "f32[0,4] f32[4,5] f32[5]"},
+                                  {.text = "f32[3,0] f32[0,5] f32[5]"},
+                                  {.text = "f32[1,1] f32[1,1] f32[1] | transB=1"},
+                                  {.text = "f32[5,13,70] f32[33,70] f32[33] | transB=1"})),
+    GRADD_OP(
+        "LinearCrossEntropy", "com.gradd", 1, (3, 5), (1, 4),
+        .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY, .no_diff = 1 << GRADD_HEAD_ITEMS,
+        .formed = {[GRADD_HEAD_DX] = GRADD_HEAD_X + 1,
+                   [GRADD_HEAD_DW] = GRADD_HEAD_W + 1,
+                   [GRADD_HEAD_DBIAS] = GRADD_HEAD_BIAS + 1},
+        .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT, GRADD_T_NUM},
+        .attrs = GRADD_ATTR_LIST(
+            {"reduction", GRADD_ATTR_STRING, false}, {"ignore_index", GRADD_ATTR_INT, false},
+            {"shift", GRADD_ATTR_INT, false}, {"smoothing", GRADD_ATTR_FLOAT, false},
+            {"transB", GRADD_ATTR_INT, false}, {"softcap", GRADD_ATTR_FLOAT, false},
+            {"scale", GRADD_ATTR_FLOAT, false}, {"chunk", GRADD_ATTR_INT, false}),
+        .infer = infer_head, .grad = grad_head, .expand = expand_head, .ref = gradd_head_ref,
+        .cases = GRADD_CASES(
+            {.text = "f32[5,3] f32[3,7] i64[5]:(0,6)", ROUNDED},
+            {.text = "f32[5,3] f32[7,3] i32[5]:(0,6) | transB=1 chunk=2", ROUNDED},
+            {.text = "f32[5,3] f32[7,3] " IGNORED " | transB=1 ignore_index=-100 chunk=1", ROUNDED},
+            {.text = "f32[5,3] f32[7,3] " IGNORED " f32[7] | transB=1 ignore_index=-100", ROUNDED},
+            {.text = "f32[5,3] f32[3,7] " IGNORED " f32[7] | ignore_index=-100 chunk=2", ROUNDED},
+            {.text = "f32[2,4,3] f32[7,3] i64[2,4]:(0,6) | transB=1 shift=1 smoothing=0.2",
+             ROUNDED},
+            {.text = "f32[2,4,3] f32[7,3] i64[2,4]:(0,6) - i64[]={5} | transB=1 shift=1 "
+                     "reduction=\"sum\" chunk=4",
+             ROUNDED},
+            {.text = "f32[5,3] f32[7,3] i64[5]:(0,6) f32[7] | transB=1 softcap=1.5 scale=0.7",
+             ROUNDED},
+            {.text = "f32[5,3] f32[7,3] i64[5]:(0,6) | transB=1 scale=-0.5 smoothing=0.1", ROUNDED},
+            {.text = "f32[2,3] f32[4,3] i64[2]={-1,-1} | transB=1 ignore_index=-1",
+             ROUNDED,
+             .grad_tol = -1},
+            {.text = "f32[0,3] f32[4,3] i64[0] | transB=1 reduction=\"sum\"", ROUNDED},
+            {.text = "f32[1,0] f32[4,0] i64[1]={2} | transB=1", ROUNDED},
+            {.text = "f32[5,3] f32[7,3] " IGNORED
+                     " f32[7] | transB=1 ignore_index=-100 chunk=1 -> 4",
+             GRADIENTS},
+            {.text = "f32[5,3] f32[3,7] " IGNORED " f32[7] | ignore_index=-100 softcap=2.0 -> 4",
+             GRADIENTS},
+            {.text = "f32[3,2] f32[4,2] i64[3]={-1,-1,-1} - - | transB=1 ignore_index=-1 -> 3",
+             GRADIENTS},
+            {.text = "f32[0,3] f32[4,3] i64[0] | transB=1 reduction=\"sum\" -> 3", GRADIENTS},
+            {.text = "f32[67,33]:(-0.5,0.5) f32[1031,33]:(-0.5,0.5) i64[67]:(0,1030) | "
+                     "ignore_index=7 transB=1 "
+                     "chunk=32 -> 3",
+             GRADIENTS},
+            {.text = "f32[2,60,19]:(-0.5,0.5) f32[19,531]:(-0.5,0.5) i64[2,60]:(0,9) - f32[]={40} "
+                     "| ignore_index=3 "
+                     "chunk=48 shift=1 reduction=\"sum\" -> 3",
+             GRADIENTS},
+            /* several blocks of the weight's gradient */
+            {.text = "f32[9,600]:(-0.1,0.1) f32[1500,600]:(-0.1,0.1) i64[9]:(0,9) | transB=1 "
+                     "ignore_index=3 chunk=4 -> 3",
+             GRADIENTS})),
+    GRADD_OP("ScaleGrad", "com.gradd", 1, (2, 2), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_FLOAT, GRADD_T_FLOAT},
+             .infer = infer_scale, .expand = expand_scale, .ref = ref_scale,
+             .cases = GRADD_CASES({.text = "f32[3,4] f32[]"}, {.text = "f32[0,4] f32[1]"},
+                                  {.text = "f32[3,700] f32[]={1}"},
+                                  {.text = "f32[211,173] f32[]={-0.3}"})));
 
 GRADD_KERNELS(cpu, linear,
               GRADD_GEMM_KERNELS("Linear", .prepare = prepare_linear, .compute = compute_linear,
-                                 .cost = cost_linear));
+                                 .cost = cost_linear),
+              GRADD_KERNEL("LinearCrossEntropy", "in chunks",
+                           .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT,
+                                     GRADD_T_F32_F64 | GRADD_T_INT},
+                           .compute = gradd_head_compute, .prepare = gradd_head_prepare,
+                           .unprepare = gradd_head_unprepare, .cost = gradd_head_cost),
+              GRADD_KERNEL("ScaleGrad", "loop", .types = {GRADD_T_FLOAT, GRADD_T_F32_F64},
+                           .inplace = 1, .compute = compute_scale));

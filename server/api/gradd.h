@@ -107,6 +107,11 @@ enum {
     /* No pattern is recognised, and operators that can be written in simpler ones are: the
      * reference that kernels of such operators and recognised patterns are tested against. */
     GRADD_PLAN_PLAIN = 1 << 0,
+    /* The logits of a language model's loss are made as a whole, not chunk by chunk. */
+    GRADD_PLAN_DENSE_LOSS = 1 << 1,
+    /* The caller gives memory for gradients of parameters that a forward forms
+     * (gradd_run_give). */
+    GRADD_PLAN_EARLY = 1 << 2,
 };
 
 /* What a backward computes again instead of finding it in memory, where no budget decides. */
@@ -179,6 +184,9 @@ typedef struct gradd_plan_info_s {
     double compile_ms;
     int64_t parameter_bytes; /* of the inputs that are parameters */
     int threads; /* that run it: all of the device's, or 1 where waking others costs too much */
+    /* One per `grads`: the forward forms it, or its largest part, in memory of the caller. All
+     * false without GRADD_PLAN_EARLY. */
+    const bool *early;
     /* What a budget or policy brought about; 0 without either. */
     int64_t whole_bytes;      /* arena_bytes if everything was kept */
     int64_t recomputed_bytes; /* by how much saved_bytes is smaller */
@@ -307,6 +315,11 @@ void gradd_run_destroy(gradd_run_t *run);
  * that keeps the activations may need more. */
 int64_t gradd_run_bytes(const gradd_run_t *run);
 
+/* Memory for the early gradients of the forwards that follow: one per wanted gradient, of which
+ * those that are not early are not looked at. It keeps its content from the forward to the last
+ * backward of a run. That backward may be given the same memory for the gradient; one with `keep`
+ * needs other memory, for what the forward has formed is read again. */
+void gradd_run_give(gradd_run_t *run, void *const *early);
 /* inputs: one pointer per model input (an input the graph does not use may be NULL); they stay
  * valid and unchanged until the run is destroyed. outputs: one per wanted output. Only outputs are
  * written. Errors: INDEX, NONFINITE, NOMEM, STALE; they name the node. */

@@ -22,6 +22,8 @@ static void *address(const exec_bases_t *b, const plan_launch_t *launch, int i) 
         return b->outputs[loc->index];
     case LOC_GRAD:
         return b->grads[loc->index];
+    case LOC_EARLY:
+        return b->early[loc->index];
     case LOC_GRAD_OUTPUT:
         return (void *)b->grad_outputs[loc->index];
     case LOC_CONST:
@@ -68,7 +70,7 @@ static gradd_status_t check_output(const gradd_run_t *run, const plan_launch_t *
     if (!v->data || !gradd_dtype_is_float(v->type.dtype)) return GRADD_OK;
     GRADD_TRY(d->backend->scan(d->queue, v, &found));
     if (found.inf >= 0 && !*first_inf) *first_inf = launch;
-    bool leaves = found.inf >= 0 && (to == LOC_OUTPUT || to == LOC_GRAD);
+    bool leaves = found.inf >= 0 && (to == LOC_OUTPUT || to == LOC_GRAD || to == LOC_EARLY);
     bool inf = leaves && (found.nan < 0 || found.inf < found.nan);
     if (!inf && found.nan < 0) return GRADD_OK;
     bool known = inf && *first_inf != launch;

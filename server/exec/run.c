@@ -15,7 +15,9 @@ gradd_status_t gradd_run_create(gradd_plan_t *plan, gradd_run_t **out_run) {
     run->plan = plan;
     run->device = plan->device;
     run->inputs = calloc(n_inputs(plan) + 1, sizeof run->inputs[0]);
-    gradd_status_t status = run->inputs ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a run");
+    run->early = calloc((size_t)plan->n_grads + 1, sizeof run->early[0]);
+    gradd_status_t status =
+        run->inputs && run->early ? GRADD_OK : GRADD_FAIL(NOMEM, "no memory for a run");
     if (!status)
         status = pool_take(run->device, plan->info.arena_bytes, &run->arena, &run->arena_bytes);
     if (status) {
@@ -33,7 +35,12 @@ void gradd_run_destroy(gradd_run_t *run) {
     else
         pool_give(run->device, run->arena, run->arena_bytes);
     free(run->inputs);
+    free(run->early);
     free(run);
+}
+
+void gradd_run_give(gradd_run_t *run, void *const *early) {
+    memcpy(run->early, early, sizeof early[0] * (size_t)run->plan->n_grads);
 }
 
 int64_t gradd_run_bytes(const gradd_run_t *run) {
@@ -54,6 +61,9 @@ static gradd_status_t check_bases(const gradd_plan_t *plan, const program_t *pro
             return GRADD_FAIL(TENSOR, "no memory was given for output %d", loc->index);
         if (loc->kind == LOC_GRAD && !b->grads[loc->index])
             return GRADD_FAIL(TENSOR, "no memory was given for gradient %d", loc->index);
+        if (loc->kind == LOC_EARLY && !b->early[loc->index])
+            return GRADD_FAIL(TENSOR, "no memory was given for gradient %d, which a forward forms",
+                              loc->index);
     }
     return GRADD_OK;
 }
@@ -69,7 +79,8 @@ gradd_status_t gradd_run_forward(gradd_run_t *run, uint64_t seed, uint32_t flags
     exec_bases_t b = {.arena = run->arena,
                       .constants = plan->constants.blocks,
                       .inputs = run->inputs,
-                      .outputs = outputs};
+                      .outputs = outputs,
+                      .early = run->early};
     GRADD_TRY(check_bases(plan, &plan->forward, &b));
     GRADD_TRY(run->device->backend->queue_enter(run->device->queue, plan->info.threads));
     GRADD_TRY(exec_program(run, &plan->forward, &b, cancel));
@@ -145,6 +156,7 @@ static gradd_status_t run_variant(gradd_run_t *run, const variant_t *v,
                           .constants = run->plan->constants.blocks,
                           .inputs = run->inputs,
                           .grads = grads,
+                          .early = run->early,
                           .grad_outputs = arrivals.address};
         program_t *program = (program_t *)&v->program; /* its views are scratch of this call */
         status = check_bases(run->plan, program, &b);
@@ -153,6 +165,17 @@ static gradd_status_t run_variant(gradd_run_t *run, const variant_t *v,
     }
     arrivals_finish(run, &arrivals);
     return status;
+}
+
+/* What the forward has formed must not be written over while another backward may read it. */
+static gradd_status_t check_kept(const gradd_run_t *run, void *const *grads, bool keep) {
+    for (int i = 0; keep && i < run->plan->n_grads; i++)
+        if (run->plan->info.early[i] && grads[i] && grads[i] == run->early[i])
+            return GRADD_FAIL(TENSOR,
+                              "gradient %d is to be written where the forward has formed it, but "
+                              "another backward may follow",
+                              i);
+    return GRADD_OK;
 }
 
 gradd_status_t gradd_run_backward(gradd_run_t *run, const void *const *grad_outputs,
@@ -164,6 +187,7 @@ gradd_status_t gradd_run_backward(gradd_run_t *run, const void *const *grad_outp
     if (!run->has_forward)
         return GRADD_FAIL(STALE, "the activations of this run are gone: a backward without 'keep' "
                                  "went before, or the forward failed");
+    GRADD_TRY(check_kept(run, grads, keep));
     bool *arrives = calloc((size_t)plan->info.n_outputs + 1, sizeof arrives[0]);
     if (!arrives) return GRADD_FAIL(NOMEM, "no memory for a backward");
     for (int j = 0; j < plan->info.n_outputs; j++)

@@ -16,6 +16,7 @@ struct run_s {
     uint64_t seed;
     uint32_t flags;
     const void **inputs; /* Owned array of borrowed pointers, set by forward */
+    void **early;        /* the same, per gradient, set by gradd_run_give */
     bool has_forward;    /* the saved values are valid */
 };
 
@@ -26,6 +27,7 @@ typedef struct exec_bases_s {
     const void *const *inputs;
     void *const *outputs;
     void *const *grads;
+    void *const *early;
     const void *const *grad_outputs;
 } exec_bases_t;
 

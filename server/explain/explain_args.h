@@ -41,6 +41,7 @@ typedef struct explain_args_s {
     int64_t memory_budget; /* 0 = none */
     const char *recompute;
     bool json, plain, list, help, accumulate, curve;
+    bool dense_loss; /* as a daemon started here would have it */
 } explain_args_t;
 
 /* What the arguments are for; one bit each. */

@@ -333,9 +333,11 @@ static gradd_status_t fill(asker_t *a, gradd_plan_options_t *o) {
                                 .grads = grads,
                                 .outputs = outputs,
                                 .grad_outputs = arriving,
-                                .flags = a->args->plain ? GRADD_PLAN_PLAIN : 0,
+                                .flags = GRADD_PLAN_EARLY, /* as trainers have it */
                                 .device = o->device,
                                 .memory_budget = a->args->memory_budget};
+    if (a->args->plain) o->flags |= GRADD_PLAN_PLAIN;
+    if (a->args->dense_loss) o->flags |= GRADD_PLAN_DENSE_LOSS;
     if (a->args->recompute)
         GRADD_TRY(gradd_recompute_find(a->args->recompute, strlen(a->args->recompute),
                                        "--recompute", &o->recompute));
@@ -345,6 +347,8 @@ static gradd_status_t fill(asker_t *a, gradd_plan_options_t *o) {
     else if (a->args->train)
         GRADD_TRY(find_names(m, a->args->train, &(named_t){"input", gradd_model_input_name, n_in},
                              grads, &o->n_grads));
+    o->parameters = o->grads; /* what is trained is taken for one */
+    o->n_parameters = o->n_grads;
     if (a->args->out)
         GRADD_TRY(find_names(m, a->args->out, &(named_t){"output", gradd_model_output_name, n_out},
                              outputs, &o->n_outputs));

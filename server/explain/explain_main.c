@@ -19,6 +19,7 @@ static gradd_status_t plan_as_daemon(explain_args_t *args) {
     options_t daemon;
     GRADD_TRY(options_parse(2, serve, &daemon));
     args->plain |= !daemon.fuse;
+    args->dense_loss = !daemon.chunked_loss;
     if (args->threads > 0) return machine_check_threads("--threads", args->threads);
     GRADD_TRY(machine_check_threads("GRADD_THREADS", daemon.threads));
     if (daemon.threads == 0) machine_unpin();

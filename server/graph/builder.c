@@ -152,20 +152,26 @@ static gradd_status_t instantiate(graph_t *g, const graph_options_t *options) {
     return add_outputs(g, options, map);
 }
 
-static gradd_status_t mark_parameters(graph_t *g, const graph_options_t *options) {
-    const size_t n = (size_t)g->model->n_inputs;
-    bool *is = arena_alloc(g->arena, sizeof is[0] * (n + 1));
+/* Per model input, whether it is in the list. */
+static gradd_status_t mark_inputs(graph_t *g, const int32_t *list, int n, const bool **out) {
+    const size_t n_inputs = (size_t)g->model->n_inputs;
+    bool *is = arena_alloc(g->arena, sizeof is[0] * (n_inputs + 1));
     if (!is) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
-    memset(is, 0, sizeof is[0] * n);
-    for (int i = 0; i < options->n_parameters; i++)
-        is[options->parameters[i]] = true;
-    g->parameters = is;
+    memset(is, 0, sizeof is[0] * n_inputs);
+    for (int i = 0; i < n; i++)
+        is[list[i]] = true;
+    *out = is;
     return GRADD_OK;
 }
 
 bool graph_is_parameter(const graph_t *g, gradd_val_t v) {
     return v != GRADD_NONE && g->values[v]->kind == VALUE_INPUT &&
            g->values[v]->index < g->model->n_inputs && g->parameters[g->values[v]->index];
+}
+
+bool graph_is_trained(const graph_t *g, gradd_val_t v) {
+    return v != GRADD_NONE && g->values[v]->kind == VALUE_INPUT &&
+           g->values[v]->index < g->model->n_inputs && g->trained[g->values[v]->index];
 }
 
 gradd_status_t graph_create(const model_t *model, const graph_options_t *options,
@@ -177,11 +183,16 @@ gradd_status_t graph_create(const model_t *model, const graph_options_t *options
     g->model = model;
     g->backend = options->backend;
     g->plain = options->plain;
+    g->trains = options->n_trained > 0;
+    g->dense_loss = options->dense_loss;
+    g->early = options->early;
     g->label_rows = options->label_rows;
     g->real_rows = options->real_rows;
     g->live = (gradd_live_t){.label_input = -1, .mask_input = -1};
     gradd_status_t status = arena_create(GRAPH_MAX_BYTES, &g->arena);
-    if (!status) status = mark_parameters(g, options);
+    if (!status)
+        status = mark_inputs(g, options->parameters, options->n_parameters, &g->parameters);
+    if (!status) status = mark_inputs(g, options->trained, options->n_trained, &g->trained);
     if (!status) status = instantiate(g, options);
     if (!status) status = graph_apply_passes(g, PHASE_FORWARD);
     if (status) {

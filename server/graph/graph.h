@@ -66,7 +66,11 @@ typedef struct graph_s {
     int n_outputs;
     gradd_val_t *grads; /* Borrowed: gradients of the backward that joint passes look at */
     int n_grads;
+    const gradd_val_t *formed; /* Borrowed from the plan: per gradient, what the forward forms of it
+                                  in memory of the caller, or GRADD_NONE */
+    int n_formed;
     const bool *parameters;        /* Owned by the arena: per model input */
+    const bool *trained;           /* the same: its gradient is wanted */
     int64_t label_rows, real_rows; /* sizes of the lists of live rows that are wanted; 0 = none */
     gradd_val_t lists[2]; /* inputs behind those of the model: these lists, in this order */
     int n_lists;
@@ -78,6 +82,9 @@ typedef struct graph_s {
     uint64_t random;
     bool in_backward;
     bool plain;
+    bool trains;                    /* a backward may follow */
+    bool dense_loss;                /* logits are made as a whole */
+    bool early;                     /* memory of gradients that a forward forms is the caller's */
     int64_t fold_bytes, fold_cost;  /* held by folded constants; read and written to make them */
     const gradd_backend_t *backend; /* the device that will run it: casts are put for its kernels */
 } graph_t;
@@ -93,6 +100,9 @@ typedef struct graph_options_s {
     const gradd_backend_t *backend;
     const int32_t *parameters; /* model inputs that are parameters */
     int n_parameters;
+    const int32_t *trained; /* model inputs whose gradient is wanted; none: no backward follows */
+    int n_trained;
+    bool dense_loss, early;        /* see graph_t */
     int64_t label_rows, real_rows; /* see gradd_plan_options_t */
 } graph_options_t;
 
@@ -116,6 +126,8 @@ static inline const gradd_type_t *graph_type(const graph_t *g, gradd_val_t v) {
 }
 /* Whether the value is an input that the caller has named a parameter. */
 bool graph_is_parameter(const graph_t *g, gradd_val_t v);
+/* Whether it is an input whose gradient is wanted. */
+bool graph_is_trained(const graph_t *g, gradd_val_t v);
 
 /* Adds a node (or finds its equal, or folds it) and writes its n_out values. */
 gradd_status_t graph_emit(graph_t *g, const graph_emit_t *emit, gradd_val_t *out);

@@ -103,6 +103,8 @@ static void place_given(maker_t *m) {
         else if (is_fixed(m, v))
             m->out->loc[v] = m->o->fixed[v];
     }
+    for (int i = 0; i < m->g->n_formed; i++)
+        if (m->g->formed[i] != GRADD_NONE) m->out->loc[m->g->formed[i]] = (loc_t){LOC_EARLY, i, 0};
 }
 
 /* ---- in place -------------------------------------------------------------------------------- */
@@ -150,16 +152,16 @@ static void share_buffers(maker_t *m) {
     }
 }
 
-/* Puts an operand that the node of v overwrites where v is; returns it. */
-static gradd_val_t share_gradient(maker_t *m, gradd_val_t v) {
+/* Puts an operand that the node of v overwrites where v is, if it is made at that position or
+ * later; returns it. */
+static gradd_val_t share_gradient(maker_t *m, gradd_val_t v, int from) {
     const graph_value_t *value = m->g->values[v];
     if (value->kind != VALUE_NODE) return GRADD_NONE;
     const graph_node_t *n = &m->g->nodes[value->node];
     for (int k = 0; n->out[0] == v && k < n->n_in; k++) {
         if (!may_overwrite(m, n, k, m->start[v])) continue;
         const gradd_val_t root = plan_root(m->g, n->in[k]);
-        if (m->out->loc[root].kind != LOC_NONE || m->start[root] < m->o->sequence->n_forward)
-            continue;
+        if (m->out->loc[root].kind != LOC_NONE || m->start[root] < from) continue;
         m->out->loc[root] = m->out->loc[v];
         return root;
     }
@@ -167,14 +169,18 @@ static gradd_val_t share_gradient(maker_t *m, gradd_val_t v) {
 }
 
 /* What a gradient in the client's memory overwrites is made there as well: the product that rows of
- * a tied table are added to. */
+ * a tied table are added to. Where the forward has formed a part of it, it may lie in the same
+ * memory: that is not written before the last reader of the part. */
 static void share_gradients(maker_t *m) {
     for (int i = 0; i < m->o->n_grads; i++) {
         gradd_val_t v = m->o->grads[i] == GRADD_NONE ? GRADD_NONE : plan_root(m->g, m->o->grads[i]);
         if (v == GRADD_NONE || m->out->loc[v].kind != LOC_GRAD || m->out->loc[v].index != i)
             continue; /* copied from where it lies: another input's gradient, seen to there */
+        int from = m->o->sequence->n_forward;
+        const gradd_val_t formed = i < m->g->n_formed ? m->g->formed[i] : GRADD_NONE;
+        if (formed != GRADD_NONE && m->end[formed] > from) from = m->end[formed];
         while (v != GRADD_NONE)
-            v = share_gradient(m, v);
+            v = share_gradient(m, v, from);
     }
 }
 

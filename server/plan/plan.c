@@ -73,8 +73,13 @@ static gradd_status_t copy_options(gradd_plan_t *p, const gradd_plan_options_t *
     p->n_grad_outputs = o->n_grad_outputs;
     p->output_types = calloc((size_t)o->n_outputs + 1, sizeof p->output_types[0]);
     p->has_grad = calloc((size_t)o->n_grads + 1, sizeof p->has_grad[0]);
+    p->is_early = calloc((size_t)o->n_grads + 1, sizeof p->is_early[0]);
+    p->early = calloc((size_t)o->n_grads + 1, sizeof p->early[0]);
+    for (int i = 0; p->early && i < o->n_grads; i++)
+        p->early[i] = GRADD_NONE;
     const bool got = to->inputs && to->grads && to->outputs && to->grad_outputs && to->parameters;
-    return got && p->output_types && p->has_grad ? GRADD_OK : no_memory();
+    return got && p->output_types && p->has_grad && p->is_early && p->early ? GRADD_OK
+                                                                            : no_memory();
 }
 
 static void free_options(gradd_plan_options_t *o) {
@@ -153,6 +158,26 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
     return status;
 }
 
+/* What the forward forms of a parameter's gradient, and a backward reads, lies in the caller's
+ * memory, where the gradient will be. Of several only the first does. */
+static void find_early(gradd_plan_t *p) {
+    const graph_t *g = p->graph;
+    for (int k = 0; k < g->n_forward; k++) {
+        const graph_node_t *n = &g->nodes[k];
+        for (int j = 0; j < n->n_out && j < (int)sizeof n->op->formed; j++) {
+            const int input = n->op->formed[j] - 1;
+            const gradd_val_t v = n->out[j];
+            if (input < 0 || v == GRADD_NONE || !p->saved[v] || plan_root(g, v) != v) continue;
+            for (int i = 0; i < p->n_grads; i++)
+                if (g->inputs[p->grads[i]] == n->in[input] && p->early[i] == GRADD_NONE &&
+                    graph_is_parameter(g, n->in[input]))
+                    p->early[i] = v, p->is_early[i] = true;
+        }
+    }
+    p->graph->formed = p->early;
+    p->graph->n_formed = p->n_grads;
+}
+
 /* The backward that is expected: the gradient of the first listed output alone (a loss), while the
  * forward saves for the union of all that may arrive. */
 static gradd_status_t differentiate(gradd_plan_t *p, recompute_ends_t *out) {
@@ -188,11 +213,19 @@ static gradd_status_t begin(gradd_plan_t *p, const model_t *m, const gradd_plan_
                                 .backend = p->device->backend,
                                 .parameters = o->parameters,
                                 .n_parameters = o->n_parameters,
+                                .trained = o->grads,
+                                .n_trained = o->n_grad_outputs ? o->n_grads : 0,
+                                .dense_loss = o->flags & GRADD_PLAN_DENSE_LOSS,
+                                .early = o->flags & GRADD_PLAN_EARLY,
                                 .label_rows = o->label_rows,
                                 .real_rows = o->real_rows};
     GRADD_TRY(copy_options(p, o));
     GRADD_TRY(graph_create(m, &go, &p->graph));
-    if (o->n_grad_outputs && o->n_grads) return differentiate(p, ends);
+    if (o->n_grad_outputs && o->n_grads) {
+        GRADD_TRY(differentiate(p, ends));
+        if (p->graph->early) find_early(p);
+        return GRADD_OK;
+    }
     p->saved = calloc((size_t)p->graph->n_values + 1, sizeof p->saved[0]);
     return p->saved ? GRADD_OK : no_memory();
 }
@@ -210,6 +243,7 @@ static void fill_info(gradd_plan_t *p, const gradd_plan_options_t *o) {
     p->info.n_grads = o->n_grads;
     p->info.outputs = p->output_types;
     p->info.has_grad = p->has_grad;
+    p->info.early = p->is_early;
     p->info.live = p->graph->live;
     p->info.n_lists = p->graph->n_lists;
     for (int i = 0; i < p->graph->n_lists; i++)
@@ -268,6 +302,8 @@ void gradd_plan_destroy(gradd_plan_t *p) {
     graph_destroy(p->graph);
     free(p->output_types);
     free(p->has_grad);
+    free(p->is_early);
+    free(p->early);
     free_options(&p->options);
     free(p->saved);
     free(p->fixed);

@@ -24,6 +24,7 @@ typedef enum loc_kind_e {
     LOC_INPUT,       /* index = model input */
     LOC_OUTPUT,      /* index = position in the plan's outputs */
     LOC_GRAD,        /* index = position in the plan's gradients */
+    LOC_EARLY,       /* the same: where the forward has formed it */
     LOC_GRAD_OUTPUT, /* index = position in the plan's outputs */
     LOC_CONST,       /* index = block of the plan's constants, offset into it */
     LOC_HOST,        /* offset = address of a known value in the process's memory */
@@ -134,7 +135,9 @@ struct plan_s {
     gradd_plan_options_t options; /* lists: Owned */
     gradd_type_t *output_types;   /* Owned */
     bool *has_grad;               /* Owned */
-    const int32_t *grads;         /* those of the options: model inputs */
+    gradd_val_t *early;   /* Owned: per gradient, what the forward forms of it, GRADD_NONE */
+    bool *is_early;       /* Owned: whether there is such a one */
+    const int32_t *grads; /* those of the options: model inputs */
     int n_grads;
     const int32_t *grad_outputs; /* those of the options: positions whose gradient may arrive */
     int n_grad_outputs;

@@ -87,7 +87,7 @@ static gradd_status_t add_copy_launch(gradd_plan_t *plan, const layout_t *layout
 
 static bool is_external(const plan_launch_t *launch, int i) {
     loc_kind_t kind = launch->loc[i].kind;
-    return (kind == LOC_INPUT || kind == LOC_OUTPUT || kind == LOC_GRAD) &&
+    return (kind == LOC_INPUT || kind == LOC_OUTPUT || kind == LOC_GRAD || kind == LOC_EARLY) &&
            gradd_type_bytes(&launch->view[i].type) > 0;
 }
 

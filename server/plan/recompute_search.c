@@ -189,12 +189,19 @@ static int by_ratio(const void *a, const void *b) {
     return x->node - y->node; /* early layers: their backward comes when the others are gone */
 }
 
+/* What forms gradients in the forward costs as much as the backward itself. */
+static bool forms_gradients(const graph_node_t *n) {
+    for (size_t j = 0; j < sizeof n->op->formed; j++)
+        if (n->op->formed[j]) return true;
+    return false;
+}
+
 static gradd_status_t find_candidates(search_t *s) {
     s->n_found = 0;
     find_positions(s);
     mark_cloned(s);
     for (int32_t id = 0; id < s->g->n_forward; id++) {
-        if (s->banned[id]) continue;
+        if (s->banned[id] || forms_gradients(&s->g->nodes[id])) continue;
         const int64_t bytes = bytes_at_peak(s, &s->g->nodes[id]);
         if (!bytes) continue;
         s->found[s->n_found++] = (candidate_t){id, (double)bytes / (chain_us(s, id) + 0.1)};

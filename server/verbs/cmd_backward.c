@@ -6,14 +6,14 @@
 
 #include "server/verbs/run_tensors.h"
 
-enum { BACKWARD_RUN, BACKWARD_GO, BACKWARD_B, BACKWARD_G, BACKWARD_KEEP };
+enum { BACKWARD_RUN, BACKWARD_GO, BACKWARD_B, BACKWARD_G, BACKWARD_KEEP, BACKWARD_EARLY };
 
 typedef struct pass_s {
     tensors_t go, g;
-    binding_t *binding;
-    const void **grad_outputs; /* Owned */
-    void **grads;              /* Owned */
-    bool *written;             /* Owned */
+    binding_t *binding, *early; /* NULL = none */
+    const void **grad_outputs;  /* Owned */
+    void **grads;               /* Owned */
+    bool *written;              /* Owned */
 } pass_t;
 
 static void pass_finish(pass_t *pass) {
@@ -39,16 +39,17 @@ static gradd_status_t fill_grad_outputs(const session_plan_t *plan, const msgpac
     return GRADD_OK;
 }
 
-/* The rest of the gradients, behind those of the binding: all of them, or those that 'at' names. */
+/* The rest of the gradients that the forward has not formed, behind those of the binding: all of
+ * them, or those that 'at' names. */
 static gradd_status_t fill_rest(const session_plan_t *plan, const msgpack_object *table,
                                 gradd_handle_table_t *handles, pass_t *pass) {
     int n_bound = pass->binding ? pass->binding->tensors.n : 0, given = wire_rows(table);
-    int rest = plan->n_grads - n_bound;
+    int rest = plan->late.n - n_bound;
     bool all = !table || !wire_in(table, "at");
     if (rest < 0 || (all && given != rest))
-        return GRADD_FAIL(TENSOR,
-                          "backward: the plan has %d gradients; binding and 'g' give %d and %d",
-                          plan->n_grads, n_bound, given);
+        return GRADD_FAIL(
+            TENSOR, "backward: the plan has %d gradients%s; binding and 'g' give %d and %d",
+            plan->late.n, plan->early.n ? " that its forward does not form" : "", n_bound, given);
     return tensors_init_placed(&pass->g, handles, table, rest, "backward: g");
 }
 
@@ -56,15 +57,34 @@ static gradd_status_t fill_grads(session_plan_t *plan, pass_t *pass) {
     binding_t *binding = pass->binding;
     int n_bound = binding ? binding->tensors.n : 0;
     if (binding && binding->grad_serial != plan->serial) {
-        GRADD_TRY(run_check_inputs(plan, "backward", "gradient", plan->grads, n_bound,
+        GRADD_TRY(run_check_inputs(plan, "backward", "gradient", plan->late.inputs, n_bound,
                                    &binding->tensors));
         GRADD_TRY(run_check_self("backward", "gradient", &binding->tensors));
         binding->grad_serial = plan->serial;
     }
-    GRADD_TRY(
-        run_check_inputs(plan, "backward", "gradient", plan->grads + n_bound, pass->g.n, &pass->g));
-    for (int i = 0; i < plan->n_grads; i++)
-        pass->grads[i] = i < n_bound ? binding->tensors.address[i] : pass->g.address[i - n_bound];
+    GRADD_TRY(run_check_inputs(plan, "backward", "gradient", plan->late.inputs + n_bound, pass->g.n,
+                               &pass->g));
+    for (int i = 0; i < plan->late.n; i++)
+        pass->grads[plan->late.at[i]] =
+            i < n_bound ? binding->tensors.address[i] : pass->g.address[i - n_bound];
+    return GRADD_OK;
+}
+
+/* Where the forward has formed gradients, unless the message names other memory. */
+static gradd_status_t fill_early(session_objects_t *objects, const msgpack_object *id,
+                                 const session_run_t *run, pass_t *pass) {
+    const session_plan_t *plan = run->plan;
+    GRADD_TRY(run_find_binding(objects, id, 0, "backward", &pass->early));
+    if (!pass->early) pass->early = run->early;
+    const int n = pass->early ? pass->early->tensors.n : 0;
+    if (n != plan->early.n)
+        return GRADD_FAIL(TENSOR, "backward: field 'early': the plan forms %d gradients, got %d",
+                          plan->early.n, n);
+    if (pass->early && pass->early != run->early)
+        GRADD_TRY(run_check_inputs(plan, "backward", "early gradient", plan->early.inputs, n,
+                                   &pass->early->tensors));
+    for (int i = 0; i < n; i++)
+        pass->grads[plan->early.at[i]] = pass->early->tensors.address[i];
     return GRADD_OK;
 }
 
@@ -78,7 +98,27 @@ static gradd_status_t check_written(const char *what, const tensors_t *written,
     return run_check_disjoint("backward", what, written, "bound input", &run->binding->tensors);
 }
 
+static gradd_status_t check_early_memory(const session_run_t *run, const pass_t *pass) {
+    if (!pass->early) return GRADD_OK;
+    const tensors_t *early = &pass->early->tensors, *formed = &run->early->tensors;
+    GRADD_TRY(run_check_disjoint("backward", "gradient 'g'", &pass->g, "early gradient", early));
+    GRADD_TRY(run_check_disjoint("backward", "gradient 'g'", &pass->g, "early gradient", formed));
+    GRADD_TRY(
+        run_check_disjoint("backward", "early gradient", early, "output's gradient", &pass->go));
+    if (pass->binding) {
+        const tensors_t *bound = &pass->binding->tensors;
+        GRADD_TRY(run_check_disjoint("backward", "bound gradient", bound, "early gradient", early));
+        GRADD_TRY(
+            run_check_disjoint("backward", "bound gradient", bound, "early gradient", formed));
+    }
+    if (early == formed) return GRADD_OK;
+    GRADD_TRY(run_check_self("backward", "early gradient", early));
+    GRADD_TRY(run_check_disjoint("backward", "early gradient", early, "formed one", formed));
+    return check_written("early gradient", early, run, pass);
+}
+
 static gradd_status_t check_backward_memory(const session_run_t *run, const pass_t *pass) {
+    GRADD_TRY(check_early_memory(run, pass));
     GRADD_TRY(run_check_self("backward", "gradient 'g'", &pass->g));
     GRADD_TRY(check_written("gradient 'g'", &pass->g, run, pass));
     if (!pass->binding) return GRADD_OK;
@@ -100,6 +140,7 @@ static gradd_status_t fill_pass(session_objects_t *objects, request_t *request,
     GRADD_TRY(fill_rest(plan, request->args[BACKWARD_G], table, pass));
     GRADD_TRY(fill_grad_outputs(plan, request->args[BACKWARD_GO], table, pass));
     GRADD_TRY(fill_grads(plan, pass));
+    GRADD_TRY(fill_early(objects, request->args[BACKWARD_EARLY], run, pass));
     return check_backward_memory(run, pass);
 }
 
@@ -163,5 +204,6 @@ GRADD_COMMANDS(backward,
                                        .kind = WIRE_TABLE,
                                        .keys = wire_placed_keys,
                                        .optional = true},
-                              [BACKWARD_KEEP] = {.name = "keep", .kind = WIRE_FLAG, .optional = true}}
+                              [BACKWARD_KEEP] = {.name = "keep", .kind = WIRE_FLAG, .optional = true},
+                              [BACKWARD_EARLY] = {.name = "early", .kind = WIRE_U64, .optional = true}}
 });

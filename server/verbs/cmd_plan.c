@@ -18,6 +18,22 @@ static gradd_status_t make_room(worker_t *worker, session_objects_t *objects) {
     return GRADD_OK;
 }
 
+/* Parts the gradients into those that the forward forms and the others. */
+static gradd_status_t split_grads(session_plan_t *plan, const gradd_plan_info_t *info) {
+    for (int early = 0; early < 2; early++) {
+        split_t *split = early ? &plan->early : &plan->late;
+        split->at = calloc((size_t)plan->n_grads + 1, sizeof split->at[0]);
+        split->inputs = calloc((size_t)plan->n_grads + 1, sizeof split->inputs[0]);
+        if (!split->at || !split->inputs) return GRADD_FAIL(NOMEM, "no memory for a plan");
+        for (int i = 0; i < plan->n_grads; i++) {
+            if (info->early[i] != (bool)early) continue;
+            split->at[split->n] = i;
+            split->inputs[split->n++] = plan->grads[i];
+        }
+    }
+    return GRADD_OK;
+}
+
 static gradd_status_t add_plan(worker_t *worker, session_objects_t *objects, uint64_t id,
                                plan_ask_t *ask, compiled_t *compiled) {
     session_plan_t *old = id_list_get(&objects->plans, id);
@@ -48,7 +64,11 @@ static gradd_status_t add_plan(worker_t *worker, session_objects_t *objects, uin
     plan->gmask = ask->gmask;
     ask->in = NULL;
     ask->bound = ask->rest = ask->grads = ask->out = ask->gmask = NULL;
-    return GRADD_OK;
+    st = split_grads(plan, gradd_plan_info(compiled->plan));
+    if (st == GRADD_OK) return GRADD_OK;
+    plan->compiled = NULL; /* the caller gives it back */
+    objects_drop_plan(worker, objects, plan);
+    return st;
 }
 
 /* What the plan could leave out: see gradd_live_t. */
@@ -84,6 +104,10 @@ static void put_plan(wire_out_t *out, const compiled_t *compiled, bool hit) {
     wire_put_list(out, (uint32_t)info->n_grads);
     for (int i = 0; i < info->n_grads; i++)
         wire_put_u64(out, info->has_grad[i] ? 1 : 0);
+    wire_key(out, "early");
+    wire_put_list(out, (uint32_t)info->n_grads);
+    for (int i = 0; i < info->n_grads; i++)
+        wire_put_u64(out, info->early[i] ? 1 : 0);
     wire_key(out, "peak");
     wire_put_i64(out, info->arena_bytes);
     wire_key(out, "saved");
@@ -125,6 +149,9 @@ static gradd_status_t compile(worker_t *worker, request_t *request, const plan_a
                                     .real_rows = ask->real_rows};
     GRADD_TRY(plan_ask_memory(request->args, &options));
     if (worker->plain || wire_flag(request->args[PLAN_PLAIN])) options.flags |= GRADD_PLAN_PLAIN;
+    if (wire_flag(request->args[PLAN_EARLY])) options.flags |= GRADD_PLAN_EARLY;
+    if (worker->dense_loss || wire_flag(request->args[PLAN_DENSE]))
+        options.flags |= GRADD_PLAN_DENSE_LOSS;
     gradd_status_t st = worker_find_device(worker, name ? name->via.str.ptr : NULL,
                                            name ? name->via.str.size : 0, &options.device);
     if (st != GRADD_OK) return gradd_wrap(st, "graph.plan: field 'device'");
@@ -202,6 +229,8 @@ GRADD_COMMANDS(
                                         .item = WIRE_INDEX,
                                         .optional = true,
                                         .max = PLAN_MAX_LIST},
+                   [PLAN_EARLY] = {.name = "early", .kind = WIRE_FLAG, .optional = true},
+                   [PLAN_DENSE] = {.name = "dense", .kind = WIRE_FLAG, .optional = true},
                    [PLAN_LABEL_ROWS] = {.name = "label_rows", .kind = WIRE_U64, .optional = true},
                    [PLAN_REAL_ROWS] = {.name = "real_rows", .kind = WIRE_U64, .optional = true},
                    [PLAN_MEMORY_BUDGET] = {.name = "memory_budget",

@@ -21,7 +21,8 @@ enum {
     FORWARD_OUT,
     FORWARD_LOOK,
     FORWARD_GEN,
-    FORWARD_SUM
+    FORWARD_SUM,
+    FORWARD_EARLY
 };
 enum { LOOK_NOT, LOOK_DRAWN, LOOK_SUM }; /* what the client wants to know of the bound inputs */
 
@@ -56,23 +57,59 @@ static gradd_status_t check_forward_memory(const binding_t *binding, const sessi
     return run_check_disjoint("forward", "output", &run->out, "bound input", &binding->tensors);
 }
 
-static gradd_status_t make_handle(session_plan_t *plan, session_run_t *run) {
+/* What the forward forms lies there until the run ends, so no other run may have it. */
+static gradd_status_t check_early(const session_objects_t *objects, const session_plan_t *plan,
+                                  const binding_t *bound, const session_run_t *run,
+                                  const binding_t *early) {
+    const int n = early ? early->tensors.n : 0;
+    if (n != plan->early.n)
+        return GRADD_FAIL(TENSOR, "forward: field 'early': the plan forms %d gradients, got %d",
+                          plan->early.n, n);
+    if (!early) return GRADD_OK;
+    GRADD_TRY(run_check_inputs(plan, "forward", "early gradient", plan->early.inputs, n,
+                               &early->tensors));
+    GRADD_TRY(run_check_self("forward", "early gradient", &early->tensors));
+    GRADD_TRY(run_check_disjoint("forward", "early gradient", &early->tensors, "input", &run->in));
+    GRADD_TRY(
+        run_check_disjoint("forward", "early gradient", &early->tensors, "output", &run->out));
+    for (int i = 0; i < objects->runs.n; i++) {
+        const session_run_t *other = objects->runs.items[i].object;
+        if (other->early == early && other->id != run->id)
+            return GRADD_FAIL(TENSOR, "forward: field 'early': run %llu has that binding",
+                              (unsigned long long)other->id);
+    }
+    if (!bound) return GRADD_OK;
+    return run_check_disjoint("forward", "early gradient", &early->tensors, "bound input",
+                              &bound->tensors);
+}
+
+static gradd_status_t make_handle(session_plan_t *plan, session_run_t *run,
+                                  const binding_t *early) {
+    void **given = calloc((size_t)plan->n_grads + 1, sizeof *given);
+    if (!given) return GRADD_FAIL(NOMEM, "no memory for a run");
+    for (int i = 0; early && i < plan->early.n; i++)
+        given[plan->early.at[i]] = early->tensors.address[i];
     gradd_status_t st = gradd_run_create(plan->compiled->plan, &run->handle);
-    if (st != GRADD_OK) return gradd_wrap(st, "forward");
-    run->arena_bytes = gradd_run_bytes(run->handle);
-    return GRADD_OK;
+    if (st == GRADD_OK) {
+        gradd_run_give(run->handle, given);
+        run->arena_bytes = gradd_run_bytes(run->handle);
+    }
+    free(given);
+    return gradd_wrap(st, "forward");
 }
 
 static gradd_status_t fill_run(worker_t *worker, session_objects_t *objects, request_t *request,
                                session_plan_t *plan, session_run_t *run) {
     const msgpack_object *const *args = request->args;
     gradd_handle_table_t *table = gradd_lease_table(request->session->lease);
-    binding_t *binding;
+    binding_t *binding, *early;
     GRADD_TRY(run_find_binding(objects, args[FORWARD_B], plan->n_bound, "forward", &binding));
+    GRADD_TRY(run_find_binding(objects, args[FORWARD_EARLY], 0, "forward", &early));
     GRADD_TRY(tensors_init(&run->in, table, args[FORWARD_IN], "forward: in"));
     GRADD_TRY(tensors_init(&run->out, table, args[FORWARD_OUT], "forward: out"));
     GRADD_TRY(check_forward_types(plan, binding, run));
     GRADD_TRY(check_forward_memory(binding, run));
+    GRADD_TRY(check_early(objects, plan, binding, run, early));
     run->inputs = calloc((size_t)plan->n_in + 1, sizeof *run->inputs);
     if (!run->inputs) return GRADD_FAIL(NOMEM, "no memory for a run");
     for (int i = 0; i < plan->n_bound; i++)
@@ -84,7 +121,7 @@ static gradd_status_t fill_run(worker_t *worker, session_objects_t *objects, req
         return GRADD_FAIL(LIMIT, "forward: this session has %d unreleased runs, the limit",
                           objects->runs.n);
     GRADD_TRY(run_check_held(objects, run->in.n + run->out.n, "forward"));
-    GRADD_TRY(make_handle(plan, run));
+    GRADD_TRY(make_handle(plan, run, early));
     gradd_status_t st = id_list_put(&objects->runs, run->id, run);
     if (st != GRADD_OK) {
         gradd_run_destroy(run->handle);
@@ -96,7 +133,9 @@ static gradd_status_t fill_run(worker_t *worker, session_objects_t *objects, req
     objects->n_held += run->in.n + run->out.n;
     plan->used = plan->ran = ++worker->clock;
     run->binding = binding;
+    run->early = early;
     if (binding) binding->refs++;
+    if (early) early->refs++;
     atomic_fetch_add(&objects->session->counts.arena_bytes, run->arena_bytes);
     return GRADD_OK;
 }
@@ -210,7 +249,8 @@ GRADD_COMMANDS(
                    [FORWARD_OUT] = {.name = "out", .kind = WIRE_TABLE, .keys = wire_tensors_keys},
                    [FORWARD_LOOK] = {.name = "look", .kind = WIRE_U64, .optional = true},
                    [FORWARD_GEN] = {.name = "gen", .kind = WIRE_U64, .optional = true},
-                   [FORWARD_SUM] = {.name = "sum", .kind = WIRE_U64, .optional = true}}
+                   [FORWARD_SUM] = {.name = "sum", .kind = WIRE_U64, .optional = true},
+                   [FORWARD_EARLY] = {.name = "early", .kind = WIRE_U64, .optional = true}}
 },
     {.name = "release",
      .handle = release,

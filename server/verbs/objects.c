@@ -64,10 +64,16 @@ void objects_release_run(session_objects_t *objects, uint64_t id) {
     run->plan->n_runs--;
     objects->n_held -= run->in.n + run->out.n;
     objects_release_binding(run->binding);
+    objects_release_binding(run->early);
     tensors_finish(&run->in);
     tensors_finish(&run->out);
     free(run->inputs);
     free(run);
+}
+
+static void split_finish(split_t *split) {
+    free(split->at);
+    free(split->inputs);
 }
 
 void objects_drop_plan(worker_t *worker, session_objects_t *objects, session_plan_t *plan) {
@@ -79,6 +85,8 @@ void objects_drop_plan(worker_t *worker, session_objects_t *objects, session_pla
     free(plan->grads);
     free(plan->out);
     free(plan->gmask);
+    split_finish(&plan->early);
+    split_finish(&plan->late);
     free(plan);
 }
 

@@ -47,6 +47,7 @@ typedef struct compiled_s {
 typedef struct worker_s {
     gradd_device_t *device; /* Owned; what never changes of it, its info, is for any thread */
     bool plain;             /* no pattern is recognised, whoever asks */
+    bool dense_loss;        /* logits of a loss are made as a whole, whoever asks */
     int64_t unread_bytes;   /* admitted since the machine's memory was looked at */
     const char *root;       /* of the machine's files: "", but for tests */
     model_entry_t *models;
@@ -101,6 +102,13 @@ void *id_list_get(const id_list_t *list, uint64_t id);
 gradd_status_t id_list_put(id_list_t *list, uint64_t id, void *object); /* the id is not there */
 void *id_list_take(id_list_t *list, uint64_t id);                       /* NULL if not there */
 
+/* Some of the gradients of a plan, in their order. */
+typedef struct split_s {
+    int n;
+    int32_t *at;     /* Owned: positions in the plan's `grads` */
+    int32_t *inputs; /* Owned: the model inputs there */
+} split_t;
+
 typedef struct session_plan_s {
     uint64_t id, serial, used;
     uint64_t ran;         /* the clock at its last forward, 0 = never */
@@ -111,6 +119,7 @@ typedef struct session_plan_s {
     int32_t *grads;        /* Owned: model inputs */
     int32_t *out;          /* Owned: model outputs */
     int32_t *gmask;        /* Owned: positions in `out` whose gradient may arrive */
+    split_t early, late;   /* of `grads`: what a forward forms, and the rest */
     int n_runs;            /* runs of this plan; it cannot be dropped before them */
 } session_plan_t;
 
@@ -138,6 +147,7 @@ typedef struct session_run_s {
     uint64_t id;
     session_plan_t *plan; /* Borrowed: the plan counts its runs */
     binding_t *binding;   /* Shared: retained; may be NULL */
+    binding_t *early;     /* the same: memory of the early gradients */
     gradd_run_t *handle;  /* Owned */
     const void **inputs;  /* Owned: all model inputs */
     tensors_t in, out;

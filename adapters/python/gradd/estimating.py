@@ -228,7 +228,8 @@ class _Planner:
         if not tensor.dim() or tensor.shape[0] != self.size or size == self.size:
             return tensor
         shape = (size, *tensor.shape[1:])
-        return torch.empty(shape, dtype=tensor.dtype, device="meta")
+        empty = torch.empty(shape, dtype=tensor.dtype, device="meta")
+        return empty.requires_grad_(tensor.requires_grad)
 
     def _graph(self, args: tuple, kwargs: dict) -> CapturedGraph:
         """A capture that holds for these sizes."""
@@ -246,18 +247,21 @@ class _Planner:
 
     def _plan(self, graph: CapturedGraph, args: tuple, kwargs: dict) -> Estimate:
         leaves, _, _ = schema.flatten_inputs(args, kwargs)
-        free = []
+        free, wanted = [], []
         for name in graph.free:
             spec = graph.specs.get(name)
             tensor = leaves[spec.leaf] if spec else graph.free_places[name].get()
-            free.append(type_of(schema.as_tensor_leaf(tensor)))
+            tensor = schema.as_tensor_leaf(tensor)
+            free.append(type_of(tensor))
+            if tensor.requires_grad:
+                wanted.append(name)
         trained = tuple(i for i in graph.param_at if graph.places[i].get().requires_grad)
-        flags, params, _ = graph.differentiable(trained, ())
+        flags, params, inputs = graph.differentiable(trained, tuple(wanted))
         lazy = graph.left_out() if any(flags) else set()
         real = [i for i in range(len(graph.user)) if i not in lazy]
-        outputs = tuple(graph.user[i].name for i in real) + tuple(o.name for o in graph.changed)
+        outputs = tuple(graph.user[i].name for i in real) + graph.hidden
         gmask = tuple(k for k, i in enumerate(real) if flags[i])
-        plan = graph.plan(self.client, tuple(free), params, (), outputs, gmask)
+        plan = graph.plan(self.client, tuple(free), params, inputs, outputs, gmask)
         graph.plans.clear()  # and dropped in the daemon once it has been read
         return self._add_up(plan)
 
@@ -318,8 +322,12 @@ def _mapped(args: tuple, kwargs: dict, change: Any) -> tuple[tuple, dict]:
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.is_meta else torch.empty_like(tensor, device="meta")
+    if tensor.is_meta:
+        return tensor
+    return torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor
+    if not tensor.is_meta:
+        return tensor
+    return torch.zeros_like(tensor, device="cpu").requires_grad_(tensor.requires_grad)

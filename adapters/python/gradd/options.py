@@ -39,6 +39,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("GRADD_DISABLE", "bool", False, "run everything in PyTorch"),
     Option("GRADD_STRICT", "bool", False, "raise where a module would fall back to PyTorch"),
     Option("GRADD_FUSE", "bool", True, "recognise patterns; 0 runs every operator as it is"),
+    Option("GRADD_CHUNKED_LOSS", "bool", True, "logits of a loss in chunks; 0 makes them whole"),
     Option("GRADD_LIVE_ROWS", "bool", True, "leave out padding and rows without a label"),
     Option("GRADD_SELF_CHECK", "text", "decades", "0, first, or decades: compare with PyTorch"),
     Option("GRADD_LAZY", "bool", True, "leave outputs that only the loss needs uncomputed"),

@@ -67,13 +67,18 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """A graph output: a leaf of the module's result ("user") or a buffer's new value ("buffer")."""
+    """A graph output, of one of three kinds.
+
+    "user": a leaf of the module's result; "buffer": a buffer's new value; "rows": the indices of a
+    lookup in a parameter, whose gradient is sparse and has these rows, but for the padding index.
+    """
 
     name: str
     kind: str
     fqn: str | None
     leaf: int | None
     dtype: str
+    padding: int = -1
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,7 @@ typedef enum way_e {
     PLAIN,
     BLOCKED,
     WHOLE, /* one primitive */
+    SPLIT, /* one after the other, along k */
     SINGLY /* one per matrix: oneDNN has none for the whole batch */
 } way_t;
 
@@ -97,6 +98,7 @@ typedef struct ready_s {
     gradd_gemm_t g; /* simplified */
     way_t way;
     gradd_primitive_t *primitive; /* Owned */
+    gradd_split_t *split;         /* Owned */
 } ready_t;
 
 static bool is_fast(gradd_dtype_t dtype) {
@@ -111,6 +113,9 @@ static gradd_status_t find_way(ready_t *r) {
     if (!r->g.k || !gradd_dtype_is_float(r->g.dtype)) return GRADD_OK;
     r->way = BLOCKED;
     if (!is_fast(r->g.dtype)) return GRADD_OK;
+    if (gradd_split_pays(&r->g)) GRADD_TRY(gradd_split_create(&r->g, &r->split));
+    if (r->split) r->way = SPLIT;
+    if (r->split) return GRADD_OK;
     GRADD_TRY(gradd_primitive_create(&r->g, &r->primitive));
     if (r->primitive) {
         r->way = WHOLE;
@@ -138,6 +143,10 @@ gradd_status_t gradd_gemm_prepare(const gradd_gemm_t *g, gradd_prepared_t *out) 
     }
     *out = (gradd_prepared_t){.state = r, .bytes = sizeof *r};
     if (r->way == BLOCKED) out->workspace = gradd_gemm_blocked_workspace(&r->g);
+    if (r->split) {
+        out->workspace = gradd_split_workspace(r->split, &r->g);
+        out->bytes += gradd_split_bytes(r->split);
+    }
     if (r->primitive) {
         out->workspace = gradd_primitive_workspace(r->primitive);
         out->bytes += GRADD_PRIMITIVE_BYTES;
@@ -148,6 +157,7 @@ gradd_status_t gradd_gemm_prepare(const gradd_gemm_t *g, gradd_prepared_t *out) 
 void gradd_gemm_unprepare(gradd_prepared_t *prepared) {
     ready_t *r = prepared->state;
     gradd_primitive_destroy(r->primitive);
+    gradd_split_destroy(r->split);
     free(r);
 }
 
@@ -177,6 +187,9 @@ gradd_status_t gradd_gemm(const void *state, const void *a, const void *b, const
         return gradd_gemm_blocked(&r->g, a, b, bias, c, workspace);
     case WHOLE:
         return gradd_primitive_compute(r->primitive, a, b, bias, c, workspace);
+    case SPLIT:
+        return gradd_split_compute(r->split, &r->g,
+                                   &(gradd_split_operands_t){a, b, bias, c, workspace});
     case SINGLY:
         return one_by_one(r, a, b, bias, c, workspace);
     }

@@ -1,4 +1,4 @@
-/* Inside the matrix product: what its three files share. Not for other modules. */
+/* Inside the matrix product: what its files share. Not for other modules. */
 #ifndef GRADD_KERNELS_CPU_GEMM_IMPL_H
 #define GRADD_KERNELS_CPU_GEMM_IMPL_H
 
@@ -17,6 +17,24 @@ void gradd_primitive_destroy(gradd_primitive_t *p);
 size_t gradd_primitive_workspace(const gradd_primitive_t *p);
 gradd_status_t gradd_primitive_compute(const gradd_primitive_t *p, const void *a, const void *b,
                                        const void *bias, void *c, void *workspace);
+
+/* A product of oneDNN whose k is cut into pieces, one after the other. */
+typedef struct gradd_split_s gradd_split_t;
+
+typedef struct gradd_split_operands_s {
+    const void *a, *b, *bias;
+    void *c, *workspace;
+} gradd_split_operands_t;
+
+/* Whether that is faster. g is simplified. */
+bool gradd_split_pays(const gradd_gemm_t *g);
+/* *out = NULL as of gradd_primitive_create. */
+gradd_status_t gradd_split_create(const gradd_gemm_t *g, gradd_split_t **out);
+void gradd_split_destroy(gradd_split_t *s);
+size_t gradd_split_workspace(const gradd_split_t *s, const gradd_gemm_t *g);
+size_t gradd_split_bytes(const gradd_split_t *s); /* that it holds */
+gradd_status_t gradd_split_compute(const gradd_split_t *s, const gradd_gemm_t *g,
+                                   const gradd_split_operands_t *o);
 
 /* Element type of C. */
 static inline gradd_dtype_t gradd_gemm_result(const gradd_gemm_t *g) {

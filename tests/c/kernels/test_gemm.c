@@ -149,6 +149,55 @@ static void sweep(product_fn fn, gradd_dtype_t dtype, gradd_dtype_t result) {
         }
 }
 
+/* Sums that are long enough to be cut into pieces: of one size, of two, with a rest. */
+static void sweep_long(gradd_dtype_t dtype, gradd_dtype_t result) {
+    static const int64_t sizes[][3] = {
+        {16, 256, 3072},
+        {17, 257, 4096},
+        {33, 300, 4097},
+        {19, 256, 8192},
+        {16, 261, 6150}
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        for (int v = 0; v < 8; v++) {
+            omp_set_num_threads(v % 2 + 1);
+            gradd_gemm_t g = matrices(dtype, 1, sizes[i], false, false);
+            g.result = result;
+            g.has_bias = v & 2;
+            g.accumulate = v & 4;
+            compare(once, &g, 1);
+            if (g.has_bias) continue;
+            g.alpha = -0.75;
+            compare(once, &g, 1);
+        }
+}
+
+/* Bytes that a product holds: of several primitives where it is cut. */
+static size_t bytes_of(const gradd_gemm_t *g) {
+    gradd_prepared_t ready;
+    CHECK_OK(gradd_gemm_prepare(g, &ready));
+    const size_t bytes = ready.bytes;
+    gradd_gemm_unprepare(&ready);
+    return bytes;
+}
+
+TEST(only_long_sums_over_rows_of_b_are_cut) {
+    static const int64_t sizes[] = {64, 256, 8192}, shorter[] = {64, 256, 2048};
+    gradd_gemm_t whole = matrices(GRADD_DT_F32, 1, shorter, false, false);
+    gradd_gemm_t cut = matrices(GRADD_DT_F32, 1, sizes, false, false);
+    gradd_gemm_t columns = matrices(GRADD_DT_F32, 1, sizes, false, true);
+    gradd_gemm_t turned = matrices(GRADD_DT_F32, 1, sizes, true, false);
+    if (strncmp(gradd_gemm_library(), "oneDNN", 6)) return;
+    CHECK(bytes_of(&cut) > 2 * bytes_of(&whole));
+    CHECK(bytes_of(&columns) == bytes_of(&whole) && bytes_of(&turned) == bytes_of(&whole));
+}
+
+TEST_LIMIT(long_sums_agree_with_the_definition, 60) {
+    sweep_long(GRADD_DT_F32, GRADD_DT_NONE);
+    sweep_long(GRADD_DT_BF16, GRADD_DT_NONE);
+    sweep_long(GRADD_DT_BF16, GRADD_DT_F32);
+}
+
 TEST_LIMIT(products_agree_with_the_definition, 60) {
     sweep(once, GRADD_DT_F32, 0);
     sweep(once, GRADD_DT_F64, 0);

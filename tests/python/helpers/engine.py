@@ -82,6 +82,7 @@ class Info(C.Structure):
         ("compile_ms", C.c_double),
         ("parameter_bytes", C.c_int64),
         ("threads", C.c_int),
+        ("early", C.POINTER(C.c_bool)),
         ("whole_bytes", C.c_int64),
         ("recomputed_bytes", C.c_int64),
         ("recompute_us", C.c_double),
@@ -126,6 +127,7 @@ def _load() -> C.CDLL:
         "gradd_run_destroy",
         "gradd_device_close",
         "gradd_device_trim",
+        "gradd_run_give",
     ):
         getattr(lib, name).restype = None
     return lib
@@ -252,6 +254,8 @@ class Plan(Handle):
         threads=0,
         plain=False,
         on=None,
+        parameters=(),
+        flags=0,
         memory_budget=0,
         recompute="none",
     ):
@@ -261,14 +265,16 @@ class Plan(Handle):
         self.model = model
         self.outputs = list(model.outputs if outputs is None else outputs)
         self.grads = list(grads)
-        types = (Type * max(1, len(model.inputs)))(*[Type.of(feed[n]) for n in model.inputs])
+        self.types = {n: Type.of(feed[n]) for n in model.inputs}
+        types = (Type * max(1, len(model.inputs)))(*self.types.values())
         g = _ints([model.inputs.index(n) for n in self.grads])
         o = _ints([model.outputs.index(n) for n in self.outputs])
+        p = _ints([model.inputs.index(n) for n in parameters])
         go = _ints([self.outputs.index(n) for n in grad_outputs])
         options = Options(
             types, len(model.inputs), g, len(self.grads), o, len(self.outputs), go,
-            len(grad_outputs), plain, self.device.handle, memory_budget=memory_budget,
-            recompute=RECOMPUTE.index(recompute),
+            len(grad_outputs), flags | plain, self.device.handle, p, len(parameters),
+            memory_budget=memory_budget, recompute=RECOMPUTE.index(recompute),
         )  # fmt: skip
         check(LIB.gradd_plan_create(model.handle, C.byref(options), C.byref(self.handle)))
         self.info = LIB.gradd_plan_info(self.handle).contents
@@ -302,12 +308,26 @@ class Run(Handle):
         )  # fmt: skip
         return dict(zip(plan.outputs, out, strict=True))
 
-    def backward(self, grad_outputs: dict, keep=False) -> dict:
-        """Gradients by name; None where there is no path."""
+    def give(self) -> dict:
+        """Gives memory for the early gradients of the next forwards; those by name."""
+        early = {
+            n: self.plan.types[n].empty()
+            for i, n in enumerate(self.plan.grads)
+            if self.plan.info.early[i]
+        }
+        self.early = early
+        LIB.gradd_run_give(self.handle, _pointers([early.get(n) for n in self.plan.grads]))
+        return early
+
+    def backward(self, grad_outputs: dict, keep=False, into=None) -> dict:
+        """Gradients by name, in the arrays of `into` if there are some; None where there is no
+        path."""
         plan = self.plan
         arrive = [grad_outputs.get(n) for n in plan.outputs]
         index = [plan.model.inputs.index(n) for n in plan.grads]
         out = [np.full_like(self.feed[i], 77) for i in index]
+        if into is not None:
+            out = [into.get(n, o) for n, o in zip(plan.grads, out, strict=True)]
         written = (C.c_bool * max(1, len(out)))()
         check(
             LIB.gradd_run_backward(

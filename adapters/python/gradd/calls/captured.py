@@ -43,7 +43,10 @@ class Plan:
         params: Names of the parameters whose gradient is wanted: the first of the gradients.
         input_grads: Names of the inputs whose gradient is wanted: the rest.
         grad_outputs: Positions in `outputs` whose gradient may arrive.
-        layout: Gradient slot for `params`.
+        kinds: Types and sizes of `params`.
+        early: Positions in `params` of those whose gradient a forward forms.
+        early_layout: Slot for these, which a run has from its forward on.
+        layout: Slot for the others.
         live: What it could leave out; None = nothing, or it leaves something out.
     """
 
@@ -54,6 +57,9 @@ class Plan:
     params: tuple[str, ...]
     input_grads: tuple[str, ...]
     grad_outputs: tuple[int, ...]
+    kinds: list[tuple[torch.dtype, tuple[int, ...]]]
+    early: tuple[int, ...]
+    early_layout: Layout
     layout: Layout
     live: LiveRows | None = None
 
@@ -90,8 +96,11 @@ class CapturedGraph:
         self.info = info
         self.module = module
         self.plain = not options.get("GRADD_FUSE")
+        self.dense = not options.get("GRADD_CHUNKED_LOSS")
         self.user = [o for o in cap.outputs if o.kind == "user"]
         self.changed = [o for o in cap.outputs if o.kind == "buffer"]
+        self.rows = [o for o in cap.outputs if o.kind == "rows"]  # of sparse gradients
+        self.hidden = tuple(o.name for o in (*self.changed, *self.rows))
         self.shared = Aliased(module, cap) if cap.shared else None
         changed = {o.fqn for o in self.changed}
         states = set(cap.params) | set(cap.buffers)
@@ -237,16 +246,26 @@ class CapturedGraph:
             grad_outputs,
             parameters=self.param_inputs,
             plain=self.plain,
+            dense=self.dense,
             live=live,
         )
         if grad_outputs:
             fields |= self.memory
         info = client.plan(fields)
-        layout = Layout.of(
-            [(t.dtype, tuple(t.shape)) for t in (self.places[i].get() for i in params)]
-        )
+        kinds = [(t.dtype, tuple(t.shape)) for t in (self.places[i].get() for i in params)]
+        early = tuple(i for i in range(len(kinds)) if i < len(info.early) and info.early[i])
         plan = Plan(
-            *(client, self.info, info, outputs, names, input_grads, grad_outputs, layout),
+            client,
+            self.info,
+            info,
+            outputs,
+            names,
+            input_grads,
+            grad_outputs,
+            kinds,
+            early,
+            Layout.of([kinds[i] for i in early]),
+            Layout.of([kind for i, kind in enumerate(kinds) if i not in early]),
             LiveRows.of(info.live, self.free, self.info, self.live_rows),
         )
         # Runs hold their plan: the daemon keeps it until the last of them is released.

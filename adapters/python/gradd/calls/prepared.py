@@ -121,7 +121,7 @@ class Prepared:
         at = {name: i for i, name in enumerate(graph.free)}
         self.grad_inputs = [at[name] for name in plan.input_grads]
         user = range(len(graph.user))
-        self.plain = not graph.changed and wish.real == list(user)
+        self.plain = not graph.hidden and wish.real == list(user)
         self.all_differentiable = all(wish.differentiable)
         self.watches_readers = bool(graph.cap.depends)
         self.prints_memory = bool(options.get("ORTMODULE_PRINT_MEMORY_STATS"))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from gradd import errors, interrupts, pss
-from gradd.calls import batched
+from gradd.calls import batched, sparse
 from gradd.calls.lazy import LazyTensor
 from gradd.calls.parameter_changes import Snapshot, steps, version_of
 from gradd.calls.watch import accesses
@@ -32,6 +32,7 @@ from gradd.session.shm import DTYPE_CODES, DTYPES
 
 if TYPE_CHECKING:
     from gradd.calls.prepared import Kind, Prepared
+    from gradd.calls.slots import Layout, Slot
     from gradd.session.client import Client
     from gradd.session.ring import Block
 
@@ -40,9 +41,9 @@ Grads = Sequence[torch.Tensor | None]
 
 
 class _Held:
-    """What a run holds until it is released (outputs) or has ended (inputs)."""
+    """What a run holds until it is released (outputs, early gradients) or has ended (inputs)."""
 
-    __slots__ = ("client", "done", "id", "inputs", "outputs")
+    __slots__ = ("client", "done", "early", "id", "inputs", "outputs")
 
     def __init__(self, client: Client, inputs: Block | None = None) -> None:
         self.client = client
@@ -50,6 +51,7 @@ class _Held:
         self.done = False
         self.inputs = inputs
         self.outputs: list[Block] = []
+        self.early: Slot | None = None  # gradients that the forward forms
 
     def release(self) -> None:
         """The daemon may forget the run."""
@@ -59,6 +61,9 @@ class _Held:
             for block in self.outputs:
                 block.returned.append(block)
             self.outputs = []
+            if self.early is not None:
+                self.early.free()
+                self.early = None
 
     def end(self) -> None:
         """Releases everything."""
@@ -74,7 +79,7 @@ class Run:
 
     __slots__ = (
         *("__weakref__", "prepared", "client", "graph", "plan", "id", "seed", "flags", "counts"),
-        *("given", "views", "_held", "_sources", "_read", "_again_of"),
+        *("given", "views", "rows", "_held", "_sources", "_read", "_again_of"),
     )
 
     def __init__(
@@ -105,6 +110,7 @@ class Run:
         self._again_of = ""  # the output that this run repeats another one for
         self.given: list[weakref.ref] = []  # the outputs as the user has them
         self.views: list[tuple[str, int, weakref.ref]] = []  # of outputs that others need
+        self.rows: list[torch.Tensor] = []  # indices of lookups that have a sparse gradient
         try:
             self._read = Snapshot(
                 tensors=bound,
@@ -153,6 +159,9 @@ class Run:
                         tensors.append(block.tensor(dtype, dims, 0, size))
 
             fields = prepared.fields(self, held.inputs, segments, offsets)
+            if prepared.plan.early:
+                held.early = prepared.slots.acquire(prepared.plan.early_layout)
+                fields["early"] = held.early.bind
             read = more = None
             if self._again_of:
                 read, more = self._read, self._read.expected()
@@ -180,8 +189,10 @@ class Run:
         if graph.changed:
             values = tensors[len(wish.real) :]
             with torch.no_grad():
-                for place, value in zip(graph.changed_places, values, strict=True):
+                for place, value in zip(graph.changed_places, values, strict=False):
                     place.get().copy_(value)
+        if graph.rows:
+            self.rows = tensors[-len(graph.rows) :]
         return [
             LazyTensor.make(self, spec) if tensor is None else tensor
             for spec, tensor in zip(graph.user, found, strict=True)
@@ -266,9 +277,13 @@ class Run:
                     "ORTMODULE_MEMORY_OPT_LEVEL, checkpoints) needs the parameters and buffers as "
                     "that forward read them, and one of them has changed since"
                 )
-            slot = prepared.slots.acquire(plan.layout) if plan.params else None
+            slots: list[Slot] = []  # of this request
+            early = self._held.early
             scratch: list[Block] = []
             try:
+                slot = self._slot(slots, plan.layout) if plan.layout.items else None
+                if keep and early is not None:  # what the forward has formed is needed again
+                    early = self._slot(slots, plan.early_layout)
                 arriving = _columns()
                 at: list[int] = []
                 for i, grad in enumerate(grads):
@@ -287,6 +302,9 @@ class Run:
                         return
                     if slot:
                         found.extend(slot.tensors())
+                    if early:
+                        for i, tensor in zip(plan.early, early.tensors(), strict=True):
+                            found.insert(i, tensor)
                     for block, (dtype, dims, size, _) in zip(blocks, rows, strict=True):
                         found.append(block.tensor(dtype, dims, 0, size))
 
@@ -297,11 +315,13 @@ class Run:
                     "g": wires,
                     "keep": keep,
                 }
+                if keep and early is not None:
+                    fields["early"] = early.bind
                 for i in client.backward(fields, make_tensors).get("none", ()):
                     found[i] = self._flat_gradient(i, at)
             finally:
-                if slot:
-                    slot.busy = False
+                for one in slots:
+                    one.free()
                 for block in scratch:
                     block.returned.append(block)
             if prepared.prints_memory:
@@ -309,6 +329,12 @@ class Run:
             if not keep:
                 self._held.release()
             return found
+
+    def _slot(self, slots: list[Slot], layout: Layout) -> Slot:
+        """A slot for the time of a request."""
+        slot = self.prepared.slots.acquire(layout)
+        slots.append(slot)
+        return slot
 
     def _scratch(
         self, scratch: list[Block], columns: dict, dtype: torch.dtype, dims: Any, size: int
@@ -329,7 +355,7 @@ class Run:
         if not any(name in plan.graph.reach[plan.outputs[k]] for k in arriving):
             return None
         if index < len(plan.params):
-            dtype, shape = plan.layout.items[index]
+            dtype, shape = plan.kinds[index]
         else:
             dtype, shape = self.prepared.kinds[self.graph.free.index(name)]
         return torch.zeros(shape, dtype=dtype)
@@ -367,6 +393,7 @@ class Run:
             setattr(other, name, getattr(self, name))
         other.prepared = self.prepared.for_plan(plan)
         other.plan, other._again_of, other.given, other.views = plan, "", [], []
+        other.rows = []
         if self._held.inputs is not None:
             self._held.inputs.pins += 1
         other._hold(_Held(self.client, self._held.inputs))
@@ -491,6 +518,8 @@ class DaemonFunction(torch.autograd.Function):
                 run.release()
         else:
             found = run.gradients(grads, keep)
+        if run.rows:
+            found = sparse.gradients(run.graph.rows, run.rows, run.plan.params, found)
         if not keep:
             ctx.run = None
         return (None, *found)

@@ -5,6 +5,9 @@ which takes them over as `.grad` without a copy. From then on `.grad` is the slo
 written again only when no tensor refers to it any more: the user may keep `.grad` or the result of
 `autograd.grad`, or accumulate. In the usual loop there is one; another that was needed is given
 back a few backwards later.
+
+Gradients that a forward forms have slots of their own: a run has one from its forward to its end,
+and two forwards before a backward have two.
 """
 
 from __future__ import annotations
@@ -58,16 +61,37 @@ _layouts: weakref.WeakValueDictionary[tuple, Layout] = weakref.WeakValueDictiona
 
 
 class Slot:
-    """One set of buffers and the binding under which the daemon knows it."""
+    """One set of buffers and the binding under which the daemon knows it.
 
-    __slots__ = ("bind", "block", "busy", "layout", "used")
+    Attributes:
+        busy: A request or a run has it.
+        dropped: It goes once nobody has it.
+        used: When it was, on the set's clock.
+    """
 
-    def __init__(self, layout: Layout, block: Block, bind: int) -> None:
+    __slots__ = ("bind", "block", "busy", "client", "dropped", "layout", "used")
+
+    def __init__(self, client: Client, layout: Layout, block: Block, bind: int) -> None:
+        self.client = client
         self.layout = layout
         self.block = block
         self.bind = bind
         self.busy = False
         self.used = 0
+        self.dropped = False
+
+    def free(self) -> None:
+        """Whoever acquired it is done; safe in finalizers of any thread."""
+        self.busy = False
+        if self.dropped:
+            self.drop()
+
+    def drop(self) -> None:
+        """Gives the slot up, at its end if somebody has it; tensors over it keep their memory."""
+        self.dropped = True
+        if not self.busy:
+            self.client.later("unbind", {"bind": self.bind})
+            self.block.drop()
 
     def tensors(self) -> list[torch.Tensor]:
         """Fresh tensors over the buffers, each the only owner of its storage.
@@ -102,7 +126,7 @@ class SlotSet:
         return sum(len(s) for s in self._slots.values())
 
     def acquire(self, layout: Layout) -> Slot:
-        """A slot that nobody refers to, marked busy until the request is over."""
+        """A slot that nobody refers to; the caller's until `Slot.free`."""
         pool = self.client.gradients
         if pool.returned or self.client.ends.died:
             pool.drain()
@@ -116,7 +140,7 @@ class SlotSet:
                     found = slot
                 elif slot.used < old:
                     slots.remove(slot)
-                    self._drop(slot)
+                    slot.drop()
         if found is None:
             found = self._create(layout)
         found.busy, found.used = True, self._acquired
@@ -126,7 +150,7 @@ class SlotSet:
         """Gives up every slot (the bridge ends); living tensors keep their memory."""
         for slots in self._slots.values():
             for slot in slots:
-                self._drop(slot)
+                slot.drop()
         self._slots.clear()
 
     def _create(self, layout: Layout) -> Slot:
@@ -140,10 +164,6 @@ class SlotSet:
         except BaseException:
             block.drop()
             raise
-        slot = Slot(layout, block, bind)
+        slot = Slot(self.client, layout, block, bind)
         self._slots.setdefault(layout, []).append(slot)
         return slot
-
-    def _drop(self, slot: Slot) -> None:
-        self.client.later("unbind", {"bind": slot.bind})
-        slot.block.drop()

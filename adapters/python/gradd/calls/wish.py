@@ -66,6 +66,6 @@ def wish_of(
     if lazy and any(differentiable) and graph.module.training:
         left_out = {i for i in graph.left_out() if graph.user[i].name not in graph.asked_for}
     real = [i for i in range(len(graph.user)) if i not in left_out]
-    outputs = tuple(graph.user[i].name for i in real) + tuple(o.name for o in graph.changed)
+    outputs = tuple(graph.user[i].name for i in real) + graph.hidden
     gmask = tuple(k for k, i in enumerate(real) if differentiable[i])
     return Wish(params, input_grads, outputs, gmask, real, differentiable, asked)

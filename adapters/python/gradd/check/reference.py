@@ -244,7 +244,8 @@ class Reference:
         taken: set[int] = set()
 
         def arrived(leaf: torch.Tensor, grad: torch.Tensor | None) -> None:
-            take(wanted[id(leaf)][1], grad)
+            dense = grad.to_dense() if grad is not None and grad.is_sparse else grad
+            take(wanted[id(leaf)][1], dense)
             taken.add(id(leaf))
 
         def made(leaf: torch.Tensor) -> None:

@@ -327,7 +327,7 @@ class _Check:
             with torch.no_grad():
                 results = run.start()
                 outputs = dict(zip(wish.real, results, strict=False))
-                changed = results[len(wish.real) :]
+                changed = results[len(wish.real) :]  # and indices of sparse gradients
                 task = self._task(outputs, wish)
                 starts = [task.seeds.get(i) for i in wish.real] + [None] * len(changed)
                 starts = [s if k in wish.gmask else None for k, s in enumerate(starts)]
@@ -347,7 +347,7 @@ class _Check:
             results = {graph.user[i].leaf: t for i, t in outputs.items()}
             for leaf, view in graph.shared.views(results, data.leaves).items():
                 values[OUTPUT, shared_name(leaf)] = view
-        for spec, value in zip(graph.changed, changed, strict=True):
+        for spec, value in zip(graph.changed, changed, strict=False):
             values[BUFFER, spec.fqn] = value
         bridge.client.flush()  # gives the arena back
         return values, task

@@ -104,6 +104,21 @@ class Naming:
             name = self._names.fresh(f"{canonical}:new")
             self.fixed[value] = name
             specs.append(OutputSpec(name, "buffer", canonical, None, _dtype(value)))
+        return specs + self._name_rows(cleaned)
+
+    def _name_rows(self, cleaned: model_bytes.Cleaned) -> list[OutputSpec]:
+        """As in torch, the gradient is sparse where every reader of the parameter is a lookup of
+        that kind; the indices of others are given up."""
+        dense = {self._canonical.get(fqn, fqn) for fqn in cleaned.read_densely}
+        specs = []
+        for fqn, value, padding in cleaned.lookups:
+            canonical = self._canonical.get(fqn, fqn)
+            if canonical in dense or canonical not in self.states:
+                self._model_graph.outputs.remove(value)
+                continue
+            name = self._names.fresh(f"{canonical}:rows")
+            self.fixed[value] = name
+            specs.append(OutputSpec(name, "rows", canonical, None, _dtype(value), padding))
         return specs
 
     def _order_inputs(self, module: torch.nn.Module) -> None:

@@ -248,7 +248,8 @@ def _start(path: Path) -> subprocess.Popen:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     log = os.open(path / "daemon.log", flags, 0o600)
     # A trainer asks for its own plans (captured.py); the daemon is everybody's.
-    env = {name: text for name, text in os.environ.items() if name != "GRADD_FUSE"}
+    own = ("GRADD_FUSE", "GRADD_CHUNKED_LOSS")
+    env = {name: text for name, text in os.environ.items() if name not in own}
     try:
         process = subprocess.Popen(
             command,

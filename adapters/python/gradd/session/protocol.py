@@ -97,6 +97,7 @@ class PlanInfo:
         cached: The daemon had it already.
         saved: Of the peak, bytes alive between forward and backward.
         constant: Bytes of folded constants, held once per plan.
+        early: Per wanted gradient: does the forward form it.
         recomputed: Bytes that are not kept for the backward, but computed again.
         recompute_share: Time of that by a model, as a part of forward and backward.
         live: What it could leave out.
@@ -110,6 +111,7 @@ class PlanInfo:
     cached: bool
     saved: int = 0
     constant: int = 0
+    early: tuple[bool, ...] = ()
     recomputed: int = 0
     recompute_share: float = 0.0
     live: Live | None = None
@@ -247,6 +249,7 @@ def plan_info(plan_id: int, reply: dict[str, Any]) -> PlanInfo:
         cached=bool(reply.get("cached", False)),
         saved=int(reply.get("saved", 0)),
         constant=int(reply.get("constant", 0)),
+        early=tuple(bool(e) for e in reply.get("early", ())),
         recomputed=int(reply.get("recomputed", 0)),
         recompute_share=float(reply.get("recompute_share", 0.0)),
         live=_live(reply.get("live")),
@@ -269,6 +272,7 @@ def plan_fields(
     *,
     parameters: Sequence[int] = (),
     plain: bool = False,
+    dense: bool = False,
     live: tuple[int, int] = (0, 0),
 ) -> dict[str, Any]:
     """Fields of graph.plan, without the plan's id.
@@ -282,6 +286,7 @@ def plan_fields(
         grad_outputs: Positions among these whose gradient may arrive.
         parameters: Positions of the inputs that are parameters, trained or not.
         plain: Leave patterns unrecognised.
+        dense: Make the logits of a loss as a whole.
         live: Sizes of the lists of labelled and of real rows; 0 = all rows.
     """
     return {
@@ -293,6 +298,8 @@ def plan_fields(
         "gmask": list(grad_outputs),
         "parameters": list(parameters),
         "plain": int(plain),
+        "early": int(bool(grads)),
+        "dense": int(dense),
         "label_rows": live[0],
         "real_rows": live[1],
     }

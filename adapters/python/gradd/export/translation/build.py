@@ -27,6 +27,7 @@ SMALLEST = {
     ir.DataType.FLOAT: -3.4028234663852886e38,
     ir.DataType.DOUBLE: -1.7976931348623157e308,
 }
+SPARSE = "gradd_sparse"  # on nodes: the padding index of a lookup with a sparse gradient
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -193,3 +194,14 @@ def refuse(name: str, why: str) -> Any:
         raise CaptureError("unsupported_operator", f"{name} {why}")
 
     return translate
+
+
+def mark_sparse(rows: Any, padding: Any) -> None:
+    """These rows of a table have a sparse gradient; see model_bytes.py."""
+    if not isinstance(padding, int):
+        raise CaptureError(
+            "unsupported_operator",
+            "Embedding(sparse=True) with a padding index that depends on the call's sizes is not "
+            "supported",
+        )
+    rows.producer().meta[SPARSE] = padding

@@ -24,6 +24,7 @@ from onnxscript.rewriter.rules.common import (
 )
 
 from gradd.export.translation import doubles, inference, wide
+from gradd.export.translation.build import SPARSE
 from gradd.export.translation.translate import OPSET
 from gradd.spec import CaptureError
 
@@ -50,6 +51,9 @@ class Cleaned:
         self.user_outputs: list[ir.Value] = []
         self.leaves: list[int] = []  # numbers of the results that they are
         self.buffer_outputs: dict[str, ir.Value] = {}
+        # Lookups in parameters that have a sparse gradient: parameter, indices, padding index.
+        self.lookups: list[tuple[str, ir.Value, int]] = []
+        self.read_densely: set[str] = set()  # states that something else reads
 
 
 def clean(
@@ -87,6 +91,7 @@ def clean(
     _separate_outputs(graph)
     n_user = len(graph.outputs)
     _add_buffer_outputs(graph, signature, done)
+    _add_lookup_outputs(graph, signature, done)
     _mark_draws(graph)
     _optimize_or_named(model)
     doubles.check(graph)
@@ -97,7 +102,12 @@ def clean(
     _check_nodes(graph)
     done.user_outputs = list(graph.outputs[:n_user])
     names = list(done.buffer_outputs)
-    done.buffer_outputs = dict(zip(names, graph.outputs[n_user:], strict=True))
+    n_rows = n_user + len(names)
+    done.buffer_outputs = dict(zip(names, graph.outputs[n_user:n_rows], strict=True))
+    done.lookups = [
+        (fqn, value, padding)
+        for (fqn, _, padding), value in zip(done.lookups, graph.outputs[n_rows:], strict=True)
+    ]
     return done
 
 
@@ -131,6 +141,25 @@ def _add_buffer_outputs(graph: ir.Graph, signature: Any, done: Cleaned) -> None:
         value = _copy_of(graph, values[output_name])
         graph.outputs.append(value)
         done.buffer_outputs[fqn] = value
+
+
+def _add_lookup_outputs(graph: ir.Graph, signature: Any, done: Cleaned) -> None:
+    """The indices of lookups in a parameter whose gradient is sparse become outputs."""
+    parameters = set(signature.inputs_to_parameters.values())
+    for fqn, value in done.states.items():
+        if any(use.node.meta.get(SPARSE) is None for use in value.uses()):
+            done.read_densely.add(fqn)
+    of = {value: fqn for fqn, value in done.states.items() if fqn in parameters}
+    for node in [n for n in graph if SPARSE in n.meta]:
+        table, ids = node.inputs
+        if table not in of:
+            raise CaptureError(
+                "unsupported_operator",
+                "Embedding(sparse=True) of a weight that is no parameter is not supported",
+            )
+        value = _copy_of(graph, ids)
+        graph.outputs.append(value)
+        done.lookups.append((of[table], value, node.meta[SPARSE]))
 
 
 _NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}

@@ -15,7 +15,14 @@ import torch
 
 from gradd.export.translation import losses, norms, pointwise, products, reductions
 from gradd.export.translation.attention import attention
-from gradd.export.translation.build import check_index, dropped, op, stop_gradient, straight_through
+from gradd.export.translation.build import (
+    check_index,
+    dropped,
+    mark_sparse,
+    op,
+    stop_gradient,
+    straight_through,
+)
 from gradd.export.translation.build import ints as _ints
 from gradd.export.translation.build import scalar as _scalar
 from gradd.export.translation.doubles import is_exact
@@ -60,12 +67,16 @@ def embedding(
 ) -> Any:
     """Gather; rows of the padding index get no gradient, as torch defines it.
 
-    A negative padding index of a table whose size is the call's is computed from that size.
+    A negative padding index of a table whose size is the call's is computed from that size. Where
+    the gradient is sparse, the graph gives the indices away (model_bytes.py).
     """
-    if scale_grad_by_freq or sparse:
-        flag = "scale_grad_by_freq" if scale_grad_by_freq else "sparse"
-        raise CaptureError("unsupported_operator", f"Embedding({flag}=True) is not supported")
+    if scale_grad_by_freq:
+        raise CaptureError(
+            "unsupported_operator", "Embedding(scale_grad_by_freq=True) is not supported"
+        )
     rows = op.Gather(weight, indices)
+    if sparse:
+        mark_sparse(rows, padding_idx)
     if isinstance(padding_idx, int):
         if padding_idx < 0:
             return rows

@@ -1,0 +1,679 @@
+/* The head of a language model with its loss, in chunks. See linear_loss.h.
+ *
+ * Workspace: labels, the numbers of the rows that count and their losses, the sums of the bias's
+ * gradient; rows of x, then the logits of a chunk; the lower bits of the sums of the weight's
+ * gradient and a block of them in f32; and what the products want. */
+#include "kernels/cpu/linear_loss.h"
+
+#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/gemm/gemm.h"
+#include "kernels/cpu/map.h"
+#include "kernels/dispatch.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGN = 64, SMALLEST = 16, MAX_SIZES = 40, MAX_PIECES = 64, BLOCK = 1024 };
+#define BLOCK_BYTES ((int64_t)2 << 20) /* of sums in f32: what a cache holds */
+
+/* Products of pieces of `rows` rows; the second of dw is of the last block. */
+typedef struct sized_s {
+    int64_t rows;
+    gradd_prepared_t logits, dx, dw[2];
+} sized_t;
+
+typedef struct head_s {
+    gradd_dtype_t dtype;
+    int64_t rows, most; /* all, and how many may count */
+    int64_t k, v;       /* widths of x and of the logits */
+    bool trans, bias, dx, dw, dbias, ignores;
+    double softcap, scale;
+    int64_t chunk;                   /* rows of a chunk, at most */
+    int64_t dw_rows, dw_cols, block; /* of the weight's gradient; rows of a block of it */
+    size_t bytes;                    /* of an element */
+    size_t labels, used, each, sums, x, z, low, wide, products, end; /* offsets in workspace */
+    sized_t sizes[MAX_SIZES];                                        /* ascending */
+    int n_sizes;
+    gradd_prepared_t first[2]; /* as dw of the largest size, over what is there before */
+} head_t;
+
+gradd_type_t gradd_head_logits(const gradd_view_t *in, gradd_attrs_t attrs) {
+    gradd_type_t t = in[GRADD_HEAD_X].type;
+    const gradd_type_t *w = &in[GRADD_HEAD_W].type;
+    if (t.rank && w->rank == 2) t.dims[t.rank - 1] = w->dims[!gradd_attr_int(attrs, "transB", 0)];
+    return t;
+}
+
+/* ---- sizes ----------------------------------------------------------------------------------- */
+
+static int64_t up(int64_t n, int64_t step) {
+    return (n + step - 1) / step * step;
+}
+
+static int64_t quotient_up(int64_t n, int64_t by) {
+    return (n + by - 1) / by;
+}
+
+static bool wanted(const gradd_infer_t *c, int j) {
+    return c->n_out > j && c->out[j].dtype != GRADD_DT_NONE;
+}
+
+static void describe(const gradd_infer_t *c, head_t *h) {
+    const gradd_type_t *x = &c->in[GRADD_HEAD_X].type;
+    const gradd_type_t logits = gradd_head_logits(c->in, c->attrs);
+    *h = (head_t){.dtype = x->dtype, .rows = 1, .k = x->dims[x->rank - 1]};
+    for (int i = 0; i + 1 < x->rank; i++)
+        h->rows *= x->dims[i];
+    h->v = logits.dims[logits.rank - 1];
+    h->most = h->rows;
+    if (h->rows && gradd_attr_int(c->attrs, "shift", 0)) h->most -= h->rows / x->dims[x->rank - 2];
+    h->ignores = gradd_attr_find(c->attrs, "ignore_index") != NULL;
+    h->trans = gradd_attr_int(c->attrs, "transB", 0);
+    h->bias = c->n_in > GRADD_HEAD_BIAS && c->in[GRADD_HEAD_BIAS].type.dtype;
+    h->dx = wanted(c, GRADD_HEAD_DX);
+    h->dw = wanted(c, GRADD_HEAD_DW);
+    h->dbias = wanted(c, GRADD_HEAD_DBIAS);
+    h->softcap = gradd_attr_float(c->attrs, "softcap", 0);
+    h->scale = gradd_attr_float(c->attrs, "scale", 1);
+    h->bytes = gradd_dtype_bytes(h->dtype);
+    h->dw_rows = h->trans ? h->v : h->k;
+    h->dw_cols = h->trans ? h->k : h->v;
+    h->block = h->dw_rows;
+    if (h->dtype == GRADD_DT_BF16 && h->dw_cols) {
+        int64_t fit = up(BLOCK_BYTES / (4 * h->dw_cols) + 1, 64);
+        if (fit < h->block) h->block = up(quotient_up(h->block, quotient_up(h->block, fit)), 16);
+    }
+    /* chunks of equal length, so that a batch in which all rows count has no short one */
+    int64_t chunk = gradd_attr_int(c->attrs, "chunk", 0);
+    if (chunk <= 0 || chunk > h->most) chunk = h->most;
+    h->chunk = chunk ? quotient_up(h->most, quotient_up(h->most, chunk)) : 1;
+    if (h->chunk > SMALLEST && h->ignores) h->chunk = up(h->chunk, SMALLEST);
+}
+
+/* Where any number of rows may count, halves down to a few; else what is known to come. */
+static void choose_sizes(head_t *h) {
+    int64_t rows[MAX_SIZES];
+    int n = 0;
+    rows[n++] = h->chunk;
+    if (!h->ignores) {
+        int64_t rest = h->most % h->chunk;
+        if (rest) rows[n++] = rest;
+    } else {
+        while (rows[n - 1] > SMALLEST && n < MAX_SIZES) {
+            rows[n] = up(quotient_up(rows[n - 1], 2), SMALLEST);
+            if (rows[n] >= rows[n - 1]) break;
+            n++;
+        }
+    }
+    for (int i = 0; i < n; i++)
+        h->sizes[i].rows = rows[n - 1 - i];
+    h->n_sizes = n;
+}
+
+static void place(head_t *h) {
+    const size_t rows = (size_t)h->rows, chunk = (size_t)h->chunk;
+    size_t at = 0;
+#define PLACE(field, bytes) h->field = at, at = (at + (size_t)(bytes) + ALIGN - 1) / ALIGN * ALIGN
+    PLACE(labels, sizeof(int64_t) * rows);
+    PLACE(used, sizeof(int64_t) * rows);
+    PLACE(each, sizeof(double) * rows);
+    PLACE(sums, h->dbias ? sizeof(double) * (size_t)h->v : 0);
+    PLACE(x, chunk * (size_t)h->k * h->bytes);
+    PLACE(z, chunk * (size_t)h->v * h->bytes);
+    bool wide = h->dw && h->dtype == GRADD_DT_BF16;
+    PLACE(low, wide && h->most > h->chunk ? (size_t)(h->k * h->v) : 0);
+    PLACE(wide, wide ? (size_t)(h->block * h->dw_cols) * sizeof(float) : 0);
+#undef PLACE
+    h->products = at;
+    h->end = at;
+}
+
+/* ---- products -------------------------------------------------------------------------------- */
+
+static gradd_gemm_t product(const head_t *h, int64_t m, int64_t n, int64_t k) {
+    return (gradd_gemm_t){.dtype = h->dtype, .alpha = 1, .m = m, .n = n, .k = k};
+}
+
+static gradd_status_t prepare_one(head_t *h, gradd_gemm_t g, int threads, gradd_prepared_t *out) {
+    g.threads = threads;
+    GRADD_TRY(gradd_gemm_prepare(&g, out));
+    if (h->products + out->workspace > h->end) h->end = h->products + out->workspace;
+    return GRADD_OK;
+}
+
+/* dW is z^T x, or x^T z: both operands lie row by row, and are read as columns on the left. */
+static gradd_gemm_t weight_product(const head_t *h, int64_t rows, int64_t block, bool first) {
+    gradd_gemm_t g = product(h, block, h->dw_cols, rows);
+    g.a_m = 1, g.a_k = h->dw_rows;
+    g.b_k = h->dw_cols, g.b_n = 1;
+    g.accumulate = !first;
+    if (h->dtype == GRADD_DT_BF16) g.result = GRADD_DT_F32;
+    return g;
+}
+
+static gradd_status_t prepare_size(head_t *h, sized_t *s, int threads) {
+    gradd_gemm_t g = product(h, s->rows, h->v, h->k);
+    g.a_m = h->k, g.a_k = 1;
+    g.b_k = h->trans ? 1 : h->v, g.b_n = h->trans ? h->k : 1;
+    g.has_bias = h->bias;
+    GRADD_TRY(prepare_one(h, g, threads, &s->logits));
+    if (h->dx) {
+        g = product(h, s->rows, h->k, h->v);
+        g.a_m = h->v, g.a_k = 1;
+        g.b_k = h->trans ? h->k : 1, g.b_n = h->trans ? 1 : h->v;
+        GRADD_TRY(prepare_one(h, g, threads, &s->dx));
+    }
+    if (!h->dw || !h->dw_rows || !h->dw_cols) return GRADD_OK;
+    const int64_t blocks[2] = {h->block, h->dw_rows % h->block};
+    const bool largest = s->rows == h->chunk;
+    for (int i = 0; i < 2 && blocks[i]; i++) {
+        g = weight_product(h, s->rows, blocks[i], false);
+        GRADD_TRY(prepare_one(h, g, threads, &s->dw[i]));
+        g = weight_product(h, s->rows, blocks[i], true);
+        if (largest) GRADD_TRY(prepare_one(h, g, threads, &h->first[i]));
+    }
+    return GRADD_OK;
+}
+
+static size_t unprepare_one(gradd_prepared_t *p, bool count_only) {
+    const size_t bytes = p->bytes;
+    if (p->state && !count_only) gradd_gemm_unprepare(p);
+    return bytes;
+}
+
+static size_t unprepare_all(head_t *h, bool count_only) {
+    size_t bytes = sizeof *h;
+    bytes += unprepare_one(&h->first[0], count_only) + unprepare_one(&h->first[1], count_only);
+    for (int i = 0; i < h->n_sizes; i++) {
+        sized_t *s = &h->sizes[i];
+        bytes += unprepare_one(&s->logits, count_only) + unprepare_one(&s->dx, count_only);
+        bytes += unprepare_one(&s->dw[0], count_only) + unprepare_one(&s->dw[1], count_only);
+    }
+    return bytes;
+}
+
+gradd_status_t gradd_head_prepare(const gradd_infer_t *c, gradd_prepared_t *out) {
+    head_t *h = malloc(sizeof *h);
+    if (!h) return GRADD_FAIL(NOMEM, "linear cross-entropy");
+    describe(c, h);
+    choose_sizes(h);
+    place(h);
+    gradd_status_t status = GRADD_OK;
+    for (int i = 0; i < h->n_sizes && !status; i++)
+        status = prepare_size(h, &h->sizes[i], c->threads);
+    if (status) {
+        unprepare_all(h, false);
+        free(h);
+        return status;
+    }
+    *out = (gradd_prepared_t){.state = h, .workspace = h->end, .bytes = unprepare_all(h, true)};
+    return GRADD_OK;
+}
+
+void gradd_head_unprepare(gradd_prepared_t *prepared) {
+    unprepare_all(prepared->state, false);
+    free(prepared->state);
+}
+
+/* ---- a chunk --------------------------------------------------------------------------------- */
+
+typedef struct piece_s {
+    const sized_t *size;
+    int64_t at; /* row of the chunk */
+} piece_t;
+
+typedef struct chunk_s {
+    const head_t *h;
+    const gradd_launch_t *r;
+    gradd_loss_t loss;
+    char *x, *z, *products;
+    uint8_t *low;
+    float *wide;
+    double *each, *sums;
+    int64_t *used; /* numbers of the rows that count */
+    int64_t n_used;
+    int64_t from, n; /* this chunk: of `used` */
+    int64_t padded;  /* with rows of zeros */
+    piece_t pieces[MAX_PIECES];
+    int n_pieces;
+    void *dx, *dw, *dbias; /* NULL = not wanted */
+} chunk_t;
+
+static const sized_t *next_size(const head_t *h, int64_t rest) {
+    for (int i = 0; i < h->n_sizes; i++) {
+        const sized_t *s = &h->sizes[i];
+        if (s->rows < rest) continue;
+        return !i || s->rows - rest <= s->rows / 4 ? s : &h->sizes[i - 1];
+    }
+    return &h->sizes[h->n_sizes - 1];
+}
+
+static void cut(chunk_t *c) {
+    const head_t *h = c->h;
+    c->padded = 0;
+    c->n_pieces = 0;
+    while (c->padded < c->n && c->n_pieces < MAX_PIECES) {
+        const sized_t *size = next_size(h, c->n - c->padded);
+        c->pieces[c->n_pieces++] = (piece_t){size, c->padded};
+        c->padded += size->rows;
+    }
+    if (c->padded >= c->n && c->padded <= h->chunk) return;
+    c->pieces[0] = (piece_t){&h->sizes[h->n_sizes - 1], 0};
+    c->n_pieces = 1;
+    c->padded = h->chunk;
+}
+
+static void gather(const chunk_t *c) {
+    const size_t bytes = (size_t)c->h->k * c->h->bytes;
+    const char *x = c->r->in[GRADD_HEAD_X].data;
+    for (int64_t j = 0; j < c->n; j++)
+        memcpy(c->x + (size_t)j * bytes, x + (size_t)c->used[c->from + j] * bytes, bytes);
+    memset(c->x + (size_t)c->n * bytes, 0, (size_t)(c->padded - c->n) * bytes);
+}
+
+static gradd_status_t multiply_logits(const chunk_t *c) {
+    const head_t *h = c->h;
+    const void *bias = h->bias ? c->r->in[GRADD_HEAD_BIAS].data : NULL;
+    for (int i = 0; i < c->n_pieces; i++) {
+        const piece_t *p = &c->pieces[i];
+        GRADD_TRY(gradd_gemm(p->size->logits.state, c->x + (size_t)(p->at * h->k) * h->bytes,
+                             c->r->in[GRADD_HEAD_W].data, bias,
+                             c->z + (size_t)(p->at * h->v) * h->bytes, c->products));
+    }
+    return GRADD_OK;
+}
+
+/* ---- rows of logits -------------------------------------------------------------------------- */
+
+#define BEND(T, S)                                                                                 \
+    GRADD_MULTIARCH static void bend_##S(T *z, int64_t n, double scale, double cap) {              \
+        const T in = (T)(cap ? scale / cap : scale), out = (T)cap;                                 \
+        if (!cap) {                                                                                \
+            _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] *= in;                        \
+            return;                                                                                \
+        }                                                                                          \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] = vtanh(z[i] * in) * out;         \
+    }                                                                                              \
+    /* dz times the slope at y, which bend() made */                                               \
+    GRADD_MULTIARCH static void slope_##S(T *dz, const T *y, int64_t n, double scale,              \
+                                          double cap) {                                            \
+        const T in = (T)(cap ? 1 / cap : 0), slope = (T)scale;                                     \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) dz[i] *=                               \
+            (1 - (y[i] * in) * (y[i] * in)) * slope;                                               \
+    }
+BEND(float, f32)
+BEND(double, f64)
+
+static bool bends(const head_t *h) {
+    return h->softcap != 0 || h->scale != 1;
+}
+
+/* Logits as the product made them -> those that the loss is of. */
+static void bend_row(const head_t *h, void *z) {
+    if (h->dtype == GRADD_DT_F64) {
+        bend_f64(z, h->v, h->scale, h->softcap);
+        return;
+    }
+    if (h->dtype == GRADD_DT_F32) {
+        bend_f32(z, h->v, h->scale, h->softcap);
+        return;
+    }
+    float wide[BLOCK];
+    for (int64_t at = 0; at < h->v; at += BLOCK) {
+        const int64_t n = h->v - at < BLOCK ? h->v - at : BLOCK;
+        gradd_bf16_widen(wide, (gradd_bf16_t *)z + at, n);
+        bend_f32(wide, n, h->scale, h->softcap);
+        gradd_bf16_narrow((gradd_bf16_t *)z + at, wide, n);
+    }
+}
+
+/* The gradient over logits that were bent, block by block: y is needed beside it. */
+static void spread_bent(const head_t *h, char *z, const gradd_loss_spread_t *s) {
+    double wide[BLOCK], kept[BLOCK];
+    for (int64_t at = 0; at < h->v; at += BLOCK) {
+        const int64_t n = h->v - at < BLOCK ? h->v - at : BLOCK;
+        char *here = z + (size_t)at * h->bytes;
+        if (h->dtype == GRADD_DT_F64) {
+            memcpy(kept, here, (size_t)n * sizeof(double));
+            gradd_loss_spread(GRADD_DT_F64, kept, here, n, s);
+            slope_f64((double *)here, kept, n, h->scale, h->softcap);
+            continue;
+        }
+        float *y = (float *)kept, *dz = (float *)wide;
+        if (h->dtype == GRADD_DT_BF16)
+            gradd_bf16_widen(y, (gradd_bf16_t *)here, n);
+        else
+            memcpy(y, here, (size_t)n * sizeof(float));
+        gradd_loss_spread(GRADD_DT_F32, y, dz, n, s);
+        slope_f32(dz, y, n, h->scale, h->softcap);
+        if (h->dtype == GRADD_DT_BF16)
+            gradd_bf16_narrow((gradd_bf16_t *)here, dz, n);
+        else
+            memcpy(here, dz, (size_t)n * sizeof(float));
+    }
+}
+
+/* Loss of row j of the chunk; its logits become their gradient if somebody wants that. */
+static double finish_row(const chunk_t *c, int64_t j) {
+    const head_t *h = c->h;
+    const gradd_loss_t *l = &c->loss;
+    char *z = c->z + (size_t)(j * h->v) * h->bytes;
+    const gradd_view_t view = {.type = {.dtype = h->dtype}, .data = z};
+    const int64_t label = l->labels[c->used[c->from + j]];
+    if (bends(h)) bend_row(h, z);
+    const gradd_loss_row_t row = gradd_loss_scan(h->dtype, z, h->v, l->smoothing != 0);
+    const double own = gradd_loss_number(&view, label), loss = gradd_loss_of_row(l, &row, own);
+    if (!c->dx && !c->dw && !c->dbias) return loss;
+    const double factor = 1 / l->total, even = l->smoothing / (double)l->classes;
+    const gradd_loss_spread_t s = {row.max, factor / row.sum, even * factor};
+    double d = gradd_loss_own_gradient(l, own, row.max, row.sum - 1) * factor;
+    if (bends(h)) {
+        const double y = h->softcap ? own / h->softcap : 0;
+        d *= (1 - y * y) * h->scale;
+        spread_bent(h, z, &s);
+    } else {
+        gradd_loss_spread(h->dtype, z, z, h->v, &s);
+    }
+    gradd_loss_store(&view, label, d);
+    return loss;
+}
+
+static void finish_rows(const chunk_t *c) {
+    const int64_t v = c->h->v;
+#pragma omp parallel for schedule(static) if (c->n * v >= GRADD_PARALLEL_MIN)
+    for (int64_t j = 0; j < c->n; j++)
+        c->each[c->from + j] = finish_row(c, j);
+    memset(c->z + (size_t)(c->n * v) * c->h->bytes, 0,
+           (size_t)((c->padded - c->n) * v) * c->h->bytes);
+}
+
+/* ---- gradients of the weight and the bias ---------------------------------------------------- */
+
+/* A sum in f32 from the bits that were kept of it. */
+GRADD_MULTIARCH static void join(float *wide, const gradd_bf16_t *high, const uint8_t *low,
+                                 int64_t n) {
+    const uint16_t *upper = (const uint16_t *)high;
+    uint32_t *bits = (uint32_t *)wide;
+    _Pragma("omp simd") for (int64_t i = 0; i < n; i++) bits[i] =
+        (uint32_t)upper[i] << 16 | (uint32_t)low[i] << 8;
+}
+
+/* Rounds to nearest; infinities and NaN stay what they are. */
+GRADD_MULTIARCH static void part(const float *wide, gradd_bf16_t *high, uint8_t *low, int64_t n) {
+    uint16_t *upper = (uint16_t *)high;
+    const uint32_t *bits = (const uint32_t *)wide;
+    _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {
+        const uint32_t x = bits[i], half = (x & 0x7f800000) == 0x7f800000 ? 0 : 0x80;
+        upper[i] = (uint16_t)((x + half) >> 16);
+        low[i] = (uint8_t)((x + half) >> 8);
+    }
+}
+
+/* Whether the first product of the chunk writes over the sums, which then need no zeros. */
+static bool starts_whole(const chunk_t *c) {
+    return !c->from && c->pieces[0].size->rows == c->h->chunk;
+}
+
+/* Before and after the products of a block of n elements. */
+static void load_block(const chunk_t *c, int64_t at, int64_t n) {
+    const int64_t pieces = quotient_up(n, GRADD_PARALLEL_MIN);
+#pragma omp parallel for schedule(static) if (pieces > 1)
+    for (int64_t p = 0; p < pieces; p++) {
+        const int64_t from = p * GRADD_PARALLEL_MIN, rest = n - from;
+        const int64_t m = rest < GRADD_PARALLEL_MIN ? rest : GRADD_PARALLEL_MIN;
+        if (!c->from)
+            memset(c->wide + from, 0, (size_t)m * sizeof(float));
+        else
+            join(c->wide + from, (gradd_bf16_t *)c->dw + at + from, c->low + at + from, m);
+    }
+}
+
+static void store_block(const chunk_t *c, int64_t at, int64_t n) {
+    const int64_t pieces = quotient_up(n, GRADD_PARALLEL_MIN);
+    const bool last = c->from + c->n == c->n_used;
+#pragma omp parallel for schedule(static) if (pieces > 1)
+    for (int64_t p = 0; p < pieces; p++) {
+        const int64_t from = p * GRADD_PARALLEL_MIN, rest = n - from;
+        const int64_t m = rest < GRADD_PARALLEL_MIN ? rest : GRADD_PARALLEL_MIN;
+        gradd_bf16_t *dw = (gradd_bf16_t *)c->dw + at + from;
+        if (last)
+            gradd_bf16_narrow(dw, c->wide + from, m);
+        else
+            part(c->wide + from, dw, c->low + at + from, m);
+    }
+}
+
+static void clear(void *memory, size_t bytes) {
+    const int64_t step = (int64_t)1 << 20, pieces = quotient_up((int64_t)bytes, step);
+#pragma omp parallel for schedule(static) if (pieces > 1)
+    for (int64_t p = 0; p < pieces; p++) {
+        const size_t from = (size_t)(p * step), rest = bytes - from;
+        memset((char *)memory + from, 0, rest < (size_t)step ? rest : (size_t)step);
+    }
+}
+
+static gradd_status_t add_weight(const chunk_t *c) {
+    const head_t *h = c->h;
+    const char *left = h->trans ? c->z : c->x, *right = h->trans ? c->x : c->z;
+    const bool parted = h->dtype == GRADD_DT_BF16, whole = starts_whole(c);
+    if (!parted && !c->from && !whole) clear(c->dw, (size_t)(h->k * h->v) * h->bytes);
+    for (int64_t row = 0; h->dw_cols && row < h->dw_rows; row += h->block) {
+        const bool last = h->dw_rows - row < h->block;
+        const int64_t rows = last ? h->dw_rows - row : h->block, at = row * h->dw_cols;
+        void *to = parted ? (void *)c->wide : (char *)c->dw + (size_t)at * h->bytes;
+        if (parted && !whole) load_block(c, at, rows * h->dw_cols);
+        for (int i = 0; i < c->n_pieces; i++) {
+            const piece_t *p = &c->pieces[i];
+            const gradd_prepared_t *use = whole && !i ? &h->first[last] : &p->size->dw[last];
+            GRADD_TRY(gradd_gemm(use->state, left + (size_t)(p->at * h->dw_rows + row) * h->bytes,
+                                 right + (size_t)(p->at * h->dw_cols) * h->bytes, NULL, to,
+                                 c->products));
+        }
+        if (parted) store_block(c, at, rows * h->dw_cols);
+    }
+    return GRADD_OK;
+}
+
+/* Columns [from, from + n) of the chunk's gradients, row after row. */
+static void add_columns(const chunk_t *c, int64_t from, int64_t n) {
+    const head_t *h = c->h;
+    const gradd_view_t z = {.type = {.dtype = h->dtype}, .data = c->z};
+    for (int64_t j = 0; j < c->n; j++)
+        for (int64_t i = from; i < from + n; i++)
+            c->sums[i] += gradd_loss_number(&z, j * h->v + i);
+}
+
+static void add_bias(const chunk_t *c) {
+    const int64_t v = c->h->v, pieces = quotient_up(v, BLOCK);
+#pragma omp parallel for schedule(static) if (c->n * v >= GRADD_PARALLEL_MIN)
+    for (int64_t p = 0; p < pieces; p++)
+        add_columns(c, p * BLOCK, v - p * BLOCK < BLOCK ? v - p * BLOCK : BLOCK);
+}
+
+/* The rows of x are not needed any more: their gradients take their room on the way to dX. */
+static gradd_status_t write_rows(const chunk_t *c) {
+    const head_t *h = c->h;
+    const size_t bytes = (size_t)h->k * h->bytes;
+    for (int i = 0; i < c->n_pieces; i++) {
+        const piece_t *p = &c->pieces[i];
+        GRADD_TRY(gradd_gemm(p->size->dx.state, c->z + (size_t)(p->at * h->v) * h->bytes,
+                             c->r->in[GRADD_HEAD_W].data, NULL, c->x + (size_t)p->at * bytes,
+                             c->products));
+    }
+    for (int64_t j = 0; j < c->n; j++)
+        memcpy((char *)c->dx + (size_t)c->used[c->from + j] * bytes, c->x + (size_t)j * bytes,
+               bytes);
+    return GRADD_OK;
+}
+
+static gradd_status_t run_chunk(chunk_t *c) {
+    cut(c);
+    gather(c);
+    GRADD_TRY(multiply_logits(c));
+    finish_rows(c);
+    if (c->dw) GRADD_TRY(add_weight(c));
+    if (c->dbias) add_bias(c);
+    return c->dx ? write_rows(c) : GRADD_OK;
+}
+
+/* ---- the launch ------------------------------------------------------------------------------ */
+
+static void *result(const gradd_launch_t *r, int j) {
+    return r->n_out > j ? r->out[j].data : NULL;
+}
+
+static gradd_status_t read_loss(const gradd_launch_t *r, int64_t *labels, gradd_loss_t *out) {
+    const gradd_type_t logits = gradd_head_logits(r->in, r->attrs);
+    return gradd_loss_read(&logits, r->attrs, &r->in[GRADD_HEAD_LABELS],
+                           r->n_in > GRADD_HEAD_ITEMS ? &r->in[GRADD_HEAD_ITEMS] : NULL, labels,
+                           out);
+}
+
+/* Lists the rows that count; the others have no gradient. */
+static void find_used(chunk_t *c) {
+    const size_t bytes = (size_t)c->h->k * c->h->bytes;
+    for (int64_t i = 0; i < c->h->rows; i++) {
+        if (c->loss.labels[i] >= 0)
+            c->used[c->n_used++] = i;
+        else if (c->dx)
+            memset((char *)c->dx + (size_t)i * bytes, 0, bytes);
+    }
+}
+
+static void write_sums(const chunk_t *c) {
+    double loss = 0;
+    for (int64_t i = 0; i < c->n_used; i++)
+        loss += c->each[i];
+    gradd_loss_store(&c->r->out[GRADD_HEAD_LOSS], 0, loss / c->loss.total);
+    for (int64_t i = 0; c->dbias && i < c->h->v; i++)
+        gradd_loss_store(&c->r->out[GRADD_HEAD_DBIAS], i, c->sums[i]);
+}
+
+gradd_status_t gradd_head_compute(const gradd_launch_t *r) {
+    const head_t *h = r->state;
+    char *w = r->workspace;
+    chunk_t c = {.h = h,
+                 .r = r,
+                 .x = w + h->x,
+                 .z = w + h->z,
+                 .products = w + h->products,
+                 .low = (uint8_t *)(w + h->low),
+                 .wide = (float *)(w + h->wide),
+                 .each = (double *)(w + h->each),
+                 .sums = (double *)(w + h->sums),
+                 .used = (int64_t *)(w + h->used),
+                 .dx = result(r, GRADD_HEAD_DX),
+                 .dw = result(r, GRADD_HEAD_DW),
+                 .dbias = result(r, GRADD_HEAD_DBIAS)};
+    GRADD_TRY(read_loss(r, (int64_t *)(w + h->labels), &c.loss));
+    find_used(&c);
+    if (c.dw && !c.n_used) clear(c.dw, (size_t)(h->k * h->v) * h->bytes);
+    if (c.dbias) memset(c.sums, 0, sizeof(double) * (size_t)h->v);
+    for (; c.from < c.n_used; c.from += c.n) {
+        c.n = c.n_used - c.from < h->chunk ? c.n_used - c.from : h->chunk;
+        GRADD_TRY(run_chunk(&c));
+    }
+    write_sums(&c);
+    return GRADD_OK;
+}
+
+/* 2 m n k for each product. */
+void gradd_head_cost(const gradd_infer_t *c, gradd_cost_t *cost) {
+    head_t h;
+    describe(c, &h);
+    const double one = 2 * (double)h.most * (double)h.k * (double)h.v;
+    cost->flops = one * (1 + h.dx + h.dw);
+}
+
+/* ---- the definition -------------------------------------------------------------------------- */
+
+typedef struct plain_s {
+    const gradd_launch_t *r;
+    gradd_loss_t loss;
+    int64_t k;
+    bool trans;
+    double softcap, scale;
+    gradd_view_t z; /* one row of logits */
+} plain_t;
+
+static double weight_at(const plain_t *p, int64_t v, int64_t k) {
+    const int64_t at = p->trans ? v * p->k + k : k * p->loss.classes + v;
+    return gradd_loss_number(&p->r->in[GRADD_HEAD_W], at);
+}
+
+static void add_to(const gradd_launch_t *r, int j, int64_t at, double value) {
+    if (!result(r, j)) return;
+    gradd_loss_store(&r->out[j], at, gradd_loss_number(&r->out[j], at) + value);
+}
+
+static void plain_logits(plain_t *p, int64_t row) {
+    const gradd_launch_t *r = p->r;
+    const bool bias = r->n_in > GRADD_HEAD_BIAS && r->in[GRADD_HEAD_BIAS].type.dtype;
+    for (int64_t v = 0; v < p->loss.classes; v++) {
+        double sum = bias ? gradd_loss_number(&r->in[GRADD_HEAD_BIAS], v) : 0;
+        for (int64_t k = 0; k < p->k; k++)
+            sum += gradd_loss_number(&r->in[GRADD_HEAD_X], row * p->k + k) * weight_at(p, v, k);
+        sum *= p->scale;
+        if (p->softcap) sum = p->softcap * tanh(sum / p->softcap);
+        gradd_loss_store(&p->z, v, sum);
+    }
+}
+
+/* Adds what the gradient d of logit v of a row gives. */
+static void plain_gradient(const plain_t *p, int64_t row, int64_t v, double d) {
+    const int64_t classes = p->loss.classes;
+    if (p->softcap) {
+        const double y = gradd_loss_number(&p->z, v) / p->softcap;
+        d *= 1 - y * y;
+    }
+    d *= p->scale;
+    add_to(p->r, GRADD_HEAD_DBIAS, v, d);
+    for (int64_t k = 0; k < p->k; k++) {
+        const double x = gradd_loss_number(&p->r->in[GRADD_HEAD_X], row * p->k + k);
+        add_to(p->r, GRADD_HEAD_DX, row * p->k + k, d * weight_at(p, v, k));
+        add_to(p->r, GRADD_HEAD_DW, p->trans ? v * p->k + k : k * classes + v, d * x);
+    }
+}
+
+static double plain_row(plain_t *p, int64_t row) {
+    const gradd_loss_t *l = &p->loss;
+    const int64_t label = l->labels[row];
+    plain_logits(p, row);
+    gradd_loss_row_t s = {gradd_loss_number(&p->z, 0), 0, 0};
+    for (int64_t v = 0; v < l->classes; v++) {
+        const double z = gradd_loss_number(&p->z, v);
+        s.max = z > s.max || z != z ? z : s.max;
+        s.plain += z;
+    }
+    for (int64_t v = 0; v < l->classes; v++)
+        s.sum += exp(gradd_loss_number(&p->z, v) - s.max);
+    for (int64_t v = 0; v < l->classes; v++) {
+        const double z = gradd_loss_number(&p->z, v);
+        double d = exp(z - s.max) / s.sum - l->smoothing / (double)l->classes;
+        if (v == label) d = gradd_loss_own_gradient(l, z, s.max, s.sum - 1);
+        plain_gradient(p, row, v, d / l->total);
+    }
+    return gradd_loss_of_row(l, &s, gradd_loss_number(&p->z, label));
+}
+
+gradd_status_t gradd_head_ref(const gradd_launch_t *r) {
+    const gradd_type_t *x = &r->in[GRADD_HEAD_X].type;
+    plain_t p = {.r = r,
+                 .k = x->dims[x->rank - 1],
+                 .trans = gradd_attr_int(r->attrs, "transB", 0),
+                 .softcap = gradd_attr_float(r->attrs, "softcap", 0),
+                 .scale = gradd_attr_float(r->attrs, "scale", 1)};
+    double loss = 0;
+    GRADD_TRY(read_loss(r, r->workspace, &p.loss));
+    p.z = (gradd_view_t){
+        .type = {.dtype = x->dtype},
+        .data = (int64_t *)r->workspace + p.loss.rows /* behind the labels */
+    };
+    for (int j = GRADD_HEAD_DX; j <= GRADD_HEAD_DBIAS; j++)
+        if (result(r, j)) memset(result(r, j), 0, (size_t)gradd_type_bytes(&r->out[j].type));
+    for (int64_t row = 0; row < p.loss.rows; row++)
+        if (p.loss.labels[row] >= 0) loss += plain_row(&p, row);
+    gradd_loss_store(&r->out[GRADD_HEAD_LOSS], 0, loss / p.loss.total);
+    return GRADD_OK;
+}

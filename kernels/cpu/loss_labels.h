@@ -1,0 +1,50 @@
+/* What the operators of cross-entropy have in common: reductions, the labels that count, and the
+ * loss of a row.
+ *
+ * Rows whose label is ignore_index count nothing. With `shift`, logits [..., S, V] at position s
+ * answer for the label at s + 1, and the last position for none. "mean" divides by the rows that
+ * count, num_items a "sum". Engine thread; the loss of a row anywhere. */
+#ifndef GRADD_KERNELS_CPU_LOSS_LABELS_H
+#define GRADD_KERNELS_CPU_LOSS_LABELS_H
+
+#include "kernels/cpu/loss_rows.h"
+#include "kernels/op.h"
+
+typedef enum gradd_reduction_e {
+    GRADD_REDUCE_NONE,
+    GRADD_REDUCE_SUM,
+    GRADD_REDUCE_MEAN
+} gradd_reduction_t;
+
+typedef struct gradd_loss_s {
+    int64_t rows, classes, positions; /* positions: S with shift, else 0 */
+    gradd_dtype_t dtype;              /* of the logits */
+    gradd_reduction_t reduction;
+    bool ignores;
+    int64_t ignore;
+    double smoothing, total; /* total: what the sum is divided by */
+    int64_t *labels;         /* checked copy, -1 = the row is ignored; the caller's memory */
+} gradd_loss_t;
+
+gradd_reduction_t gradd_loss_reduction(gradd_attrs_t attrs);
+/* f64 for f64, else f32: of losses and statistics. */
+gradd_dtype_t gradd_loss_dtype(gradd_dtype_t logits);
+/* Whether labels and num_items (NULL or without a dtype: none) fit the logits; GRAPH if not. */
+gradd_status_t gradd_loss_check(const gradd_type_t *logits, const gradd_type_t *labels,
+                                const gradd_type_t *items, gradd_attrs_t attrs);
+/* Attributes and labels for logits of that type; `copy` has an entry per row. INDEX names a label
+ * out of range. */
+gradd_status_t gradd_loss_read(const gradd_type_t *logits, gradd_attrs_t attrs,
+                               const gradd_view_t *labels, const gradd_view_t *items, int64_t *copy,
+                               gradd_loss_t *out);
+/* Of a row that counts; `own` is its label's logit. */
+double gradd_loss_of_row(const gradd_loss_t *l, const gradd_loss_row_t *row, double own);
+/* The derivative of that by the label's logit: p - 1, in full where p is near 1. `rest` is the
+ * row's sum - 1. */
+double gradd_loss_own_gradient(const gradd_loss_t *l, double own, double max, double rest);
+
+/* Element of a tensor of any real type, as the plain loops read and write it. */
+double gradd_loss_number(const gradd_view_t *v, int64_t i);
+void gradd_loss_store(const gradd_view_t *v, int64_t i, double value);
+
+#endif
