@@ -69,3 +69,13 @@ def test_gradients_of_another_choice_go() -> None:
     for _ in range(slots._KEPT + 2):
         step(model)
     assert count(model) == 1
+
+
+def test_checks_leave_no_slot() -> None:
+    """Those of a check may be laid out otherwise: the next backward makes its own."""
+    model = made()
+    loss = model(torch.ones(4, 64)).sum()
+    assert model.gradd_stats()["self_checks"] == 1
+    assert count(model) == 0
+    loss.backward()
+    assert count(model) == 1

@@ -146,6 +146,16 @@ class SlotSet:
         found.busy, found.used = True, self._acquired
         return found
 
+    def drop_idle(self) -> None:
+        """Gives up what nobody refers to: the next backward may be one of another plan."""
+        self.client.gradients.drain()
+        for slots in self._slots.values():
+            for slot in slots[:]:
+                if not slot.busy and slot.block.pins <= 1:
+                    slots.remove(slot)
+                    slot.drop()
+        self.client.gradients.drain()
+
     def drop_all(self) -> None:
         """Gives up every slot (the bridge ends); living tensors keep their memory."""
         for slots in self._slots.values():
