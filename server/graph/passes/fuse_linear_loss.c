@@ -11,8 +11,8 @@
  * The chunk is what has 16 MiB of logits, or 512 rows: with fewer the sums of the weight's gradient
  * go through memory too often. In bf16 these sums take half as much again as the gradient; where
  * the plan's caller gives no memory for it in the forward it lies in the arena. Where all that is
- * hardly less than the logits there is one chunk, and rows without a label are still left out;
- * where it is more, nothing is replaced. */
+ * hardly less than the logits there is one chunk, if only to leave out rows without a label;
+ * where it is more, or where the logits have less than 256 KiB, nothing is replaced. */
 #include <string.h>
 
 #include "kernels/rules.h"
@@ -22,6 +22,7 @@
 
 #define CHUNK_BYTES ((int64_t)16 << 20)
 #define CHUNK_ROWS  512
+#define LEAST_BYTES ((int64_t)256 << 10) /* below, a slot of its own costs more than it saves */
 
 typedef struct head_s {
     gradd_val_t at; /* on the way from the loss to the product */
@@ -125,7 +126,9 @@ static int64_t choose_chunk(const graph_t *g, const head_t *h) {
     const bool given = g->early && graph_is_parameter(g, h->w);
     const int64_t kept = trained && !given ? weight * bytes : 0;
     const int64_t all = h->rows * row;
+    if (all < LEAST_BYTES) return 0;
     if (chunk * row + sums > all - all / 8) chunk = h->rows;
+    if (chunk == h->rows && g->label_rows) return 0; /* the others are left out already */
     const int64_t taken = chunk * row + kept + (chunk < h->rows ? sums : 0);
     return taken <= all ? chunk : 0;
 }

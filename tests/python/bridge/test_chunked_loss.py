@@ -16,7 +16,13 @@ from gradd import ORTModule
 from gradd.session import client
 
 pytestmark = pytest.mark.fake
-V, K = 37, 16
+V, K = 2503, 16  # logits of a batch below have 256 KiB: with less they are made as a whole
+
+
+@pytest.fixture(autouse=True)
+def _all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that leaves out rows has too few of them here for a second chunk."""
+    monkeypatch.setenv("GRADD_LIVE_ROWS", "0")
 
 
 class Tiny(nn.Module):
@@ -46,7 +52,7 @@ class Tiny(nn.Module):
         return F.cross_entropy(rows, flat, ignore_index=-100, label_smoothing=smoothing)
 
 
-def batch(rows: int = 3, length: int = 9, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(rows: int = 3, length: int = 33, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(V, (rows, length), generator=generator)
     labels = ids.masked_fill(torch.rand((rows, length), generator=generator) < 0.4, -100)
@@ -118,8 +124,8 @@ def test_frozen(daemon: object, frozen: str) -> None:
     assert chunked(model)
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-def test_nothing_labelled_and_one_token(daemon: object, rows: int) -> None:
+@pytest.mark.parametrize("rows", [3, 4])
+def test_nothing_labelled_and_one_label(daemon: object, rows: int) -> None:
     model, expected = pair()
     ids = batch(rows)[0]
     for one in (model, expected):
@@ -130,8 +136,11 @@ def test_nothing_labelled_and_one_token(daemon: object, rows: int) -> None:
     assert {n for n, g in gradients(model).items() if not g.any()} == zero
     for one in (model, expected):
         one.zero_grad()
-        one(ids[:, :2], ids[:, :2]).backward()
+        labels = torch.full_like(ids, -100)
+        labels[0, 1] = 7
+        one(ids, labels).backward()
     same_gradients(model, expected)
+    assert chunked(model)
 
 
 def test_bf16(daemon: object) -> None:
@@ -235,7 +244,8 @@ def test_a_loss_outlives_its_module(daemon: object) -> None:
     loss.backward()
     expected(*batch()).backward()
     for p, q in zip(parameters, expected.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-7)
+        scale = q.grad.abs().max()
+        torch.testing.assert_close(p.grad / scale, q.grad / scale, rtol=0, atol=1e-5)
 
 
 # ---- a daemon that is killed ----
