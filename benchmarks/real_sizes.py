@@ -7,8 +7,9 @@
 one of 0.5 billion of which all are trained with Adam; both in bf16, with random weights, two
 sequences of 512 tokens. `small` checks the machinery. Each runs in a process of its own and prints
 one line of JSON: seconds and peak memory of trainer and daemon together (PSS, samples), phase by
-phase. The sweep takes a narrow model from 128 to 8,192 tokens per step and from 2 to 32 layers, and
-prints planned bytes and milliseconds per token: neither may jump.
+phase, which appear on stderr as they end. The sweep takes a narrow model from 128 to 8,192 tokens
+per step and from 2 to 32 layers, and prints planned bytes and microseconds per token: neither may
+jump.
 """
 
 from __future__ import annotations
@@ -96,12 +97,13 @@ class Phases:
     def phase(self, name: str) -> Iterator[None]:
         """Measures what runs in the context."""
         began = time.perf_counter()
-        with self._memory.PeakSampler(self._pids, period=0.02) as sampler:
+        with self._memory.PeakSampler(self._pids, period=0.1) as sampler:
             yield
         self.found[name] = {
             "seconds": round(time.perf_counter() - began, 3),
             "peak_mib": round(sampler.peak_sum / MIB),
         }
+        print(name, self.found[name], file=sys.stderr, flush=True)
 
 
 def train(name: str, engine: str, steps: int) -> dict[str, Any]:
@@ -109,6 +111,7 @@ def train(name: str, engine: str, steps: int) -> dict[str, Any]:
     import torch
 
     from gradd import unused_memory
+    from gradd.session import client  # noqa: F401  the samples ask it for the daemon
 
     phases = Phases()
     module, batch = build(SIZES[name], lora=name != "full")
@@ -174,20 +177,24 @@ def _point(module: Any, batch: dict, engine: str, steps: int) -> dict[str, Any]:
     if engine == "gradd":
         from gradd import estimate
 
-        planned = estimate(call, **batch)
-        found |= {"arena_kib_per_token": round(planned.run / 1024 / tokens, 2)}
+        planned = estimate(call, batch, optimizer="sgd")
+        found |= {"arena_kib_per_token": round(planned.activations / 1024 / tokens, 2)}
         found |= {"first_s": round(took[0], 2)}
     return found
 
 
 def _one(arguments: list[str], env: dict[str, str]) -> None:
     done = subprocess.run(
-        [sys.executable, __file__, *arguments], env=env, capture_output=True, text=True, check=False
+        [sys.executable, __file__, *arguments],
+        env=env,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     lines = done.stdout.strip().splitlines()
     print("\n".join(line for line in lines if line.startswith("{")), flush=True)
     if done.returncode:
-        print(f"{' '.join(arguments)} failed\n{done.stderr[-2000:]}", flush=True)
+        print(f"{' '.join(arguments)} failed", flush=True)
 
 
 def main() -> int:

@@ -236,3 +236,14 @@ def test_the_table_of_messages() -> None:
     assert [line.split()[0] for line in said.stdout.splitlines()] == [
         *("verb", "forward", "backward", "step")
     ]
+
+
+def test_models_of_real_sizes_in_small() -> None:
+    """Both engines train the same; wrapping and every step are measured."""
+    command = [sys.executable, str(BENCHMARKS / "real_sizes.py"), "--only", "small", "--steps", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=400)
+    ours, eager = map(json.loads, done.stdout.splitlines())
+    assert (ours["engine"], eager["engine"]) == ("gradd", "eager")
+    assert {"wrap", "step 1", "step 2"} == set(ours["phases"])
+    assert ours["phases"]["step 2"]["peak_mib"] > ours["parameters_mib"]
+    assert ours["losses"] == pytest.approx(eager["losses"], rel=1e-2)
