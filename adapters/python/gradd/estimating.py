@@ -41,6 +41,33 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
+class LiveSaving:
+    """What leaving out padding and rows without a label saves for the batch at hand.
+
+    Attributes:
+        rows: Positions of the batch.
+        labelled: Rows that are computed behind the last attention; 0 = no list of labelled rows.
+        real: Rows that are computed in front of it; 0 = no list of real rows.
+        activations: Arena of one run then.
+        percent: Fewer operations in forward and backward.
+    """
+
+    rows: int
+    labelled: int
+    real: int
+    activations: int
+    percent: float
+
+    def __str__(self) -> str:
+        behind, front = self.labelled or self.real, self.real or self.rows
+        return (
+            f"of {self.rows} rows of this batch {front} are needed, {behind} behind the last "
+            f"attention:\n{'activations':<26} {self.activations / 2**20:>8.1f} MiB, "
+            f"{self.percent:.0f} % fewer operations"
+        )
+
+
+@dataclass(frozen=True)
 class Estimate:
     """Bytes of one training step. Prints as a table.
 
@@ -58,6 +85,8 @@ class Estimate:
         total: All of it.
         curve: What a memory budget can do: planned activations against modelled time, at most 8
             points. The first one keeps everything. Empty where it was not asked for.
+        live: What leaving rows out saves for this batch; None = nothing, or its values are not
+            known.
     """
 
     batch: int
@@ -72,6 +101,7 @@ class Estimate:
     ring: int
     total: int
     curve: tuple[CurvePoint, ...]
+    live: LiveSaving | None
     _lines: tuple[tuple[str, str], ...] = field(repr=False, compare=False)
     _foot: str = field(repr=False, compare=False)
     _curve: tuple[str, ...] = field(repr=False, compare=False)
@@ -80,7 +110,8 @@ class Estimate:
         """Plain data."""
         names = (f.name for f in fields(self) if not f.name.startswith("_"))
         found = {name: getattr(self, name) for name in names}
-        return {**found, "curve": [asdict(point) for point in self.curve]}
+        live = None if self.live is None else asdict(self.live)
+        return {**found, "curve": [asdict(point) for point in self.curve], "live": live}
 
     def __str__(self) -> str:
         return str(Estimates((self,)))
@@ -95,6 +126,8 @@ class Estimates(tuple):
             lines.append(f"{parts[0][0]:<26}" + "".join(f" {amount:>12}" for _, amount in parts))
         if len(self) == 1 and self[0].curve:
             lines += ["", *self[0]._curve]
+        if len(self) == 1 and self[0].live is not None:
+            lines += ["", str(self[0].live)]
         return "\n".join([*lines, *dict.fromkeys(e._foot for e in self)])
 
 
@@ -113,8 +146,8 @@ def estimate(
 
     Args:
         model: A module, or an ORTModule; on the meta device if need be.
-        batch: Keyword (dict) or positional (sequence) arguments of a call; only types and sizes
-            are looked at.
+        batch: Keyword (dict) or positional (sequence) arguments of a call. Types and sizes are
+            looked at, and for what live rows save the values of mask and labels.
         optimizer: One of those of `gradd estimate --help`.
         batches: Batch sizes to plan instead: they replace the first size of the batch's tensors.
         fits_gib: Find the largest batch whose total is at most this; added as the last column.
@@ -247,12 +280,13 @@ class _Planner:
 
     def _plan(self, graph: CapturedGraph, args: tuple, kwargs: dict) -> Estimate:
         leaves, _, _ = schema.flatten_inputs(args, kwargs)
-        free, wanted = [], []
+        free, wanted, tensors = [], [], []
         for name in graph.free:
             spec = graph.specs.get(name)
             tensor = leaves[spec.leaf] if spec else graph.free_places[name].get()
             tensor = schema.as_tensor_leaf(tensor)
             free.append(type_of(tensor))
+            tensors.append(tensor)
             if tensor.requires_grad:
                 wanted.append(name)
         trained = tuple(i for i in graph.param_at if graph.places[i].get().requires_grad)
@@ -261,11 +295,25 @@ class _Planner:
         real = [i for i in range(len(graph.user)) if i not in lazy]
         outputs = tuple(graph.user[i].name for i in real) + graph.hidden
         gmask = tuple(k for k, i in enumerate(real) if flags[i])
-        plan = graph.plan(self.client, tuple(free), params, inputs, outputs, gmask)
+        asked = (tuple(free), params, inputs, outputs, gmask)
+        plan = graph.plan(self.client, *asked)
+        live = self._live(graph, plan, tensors, asked)
         graph.plans.clear()  # and dropped in the daemon once it has been read
-        return self._add_up(plan)
+        return self._add_up(plan, live)
 
-    def _add_up(self, plan: Plan) -> Estimate:
+    def _live(
+        self, graph: CapturedGraph, plan: Plan, tensors: list[torch.Tensor], asked: tuple
+    ) -> LiveSaving | None:
+        live = plan.live
+        if live is None or any(t.is_meta for t in tensors):
+            return None
+        sizes = live.worth(*live.find(tensors))
+        if not any(sizes):
+            return None
+        peak = graph.plan(self.client, *asked, live=sizes).info.peak
+        return LiveSaving(live.rows, *sizes, peak, 100 * live.saved(sizes))
+
+    def _add_up(self, plan: Plan, live: LiveSaving | None) -> Estimate:
         held = {id(t): t for t in (*self.module.parameters(), *self.module.buffers())}
         asked = {
             "plan": plan.info.id,
@@ -288,6 +336,7 @@ class _Planner:
             curve=tuple(
                 CurvePoint(p["bytes"], p["recomputed"], p["percent"]) for p in reply["curve"]
             ),
+            live=live,
             _curve=(reply["curve_head"], *(p["line"] for p in reply["curve"])),
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import gradd
 from gradd import ORTModule, errors
 from tests.python.helpers.models import build
 
@@ -162,3 +163,18 @@ def test_a_kill_costs_no_bit(daemon: Any, dropout: float, monkeypatch: pytest.Mo
         return found
 
     assert all(map(torch.equal, steps(False), steps(True)))
+
+
+def test_the_estimate_says_what_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan that a call takes is the one that was promised."""
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    batch = padded()
+    found = gradd.estimate(build("llama")[0], batch)
+    assert found.live is not None and found.live.activations < found.activations
+    model = trained(batch)
+    assert model.gradd_explain().arena_bytes == found.live.activations
+    assert found.live.real == 64 and found.live.labelled < 64 and found.live.percent > 30
+    assert "rows of this batch" in str(found) and found.as_dict()["live"]["rows"] == 128
+    everything = {**batch, "attention_mask": torch.ones_like(batch["attention_mask"])}
+    everything["labels"] = batch["input_ids"]
+    assert gradd.estimate(build("llama")[0], everything).live is None

@@ -125,6 +125,20 @@ def test_master_weights_by_argument(daemon, tmp_path: Path) -> None:
         make_trainer("gradd", tmp_path, converted(), optim_args="foo=1", **options).train()
 
 
+def test_lazy_adam_by_argument(daemon, tmp_path: Path) -> None:
+    """Rows of tokens that never occur are not even decayed."""
+    options = {"optim": "adamw_ort_fused", "max_steps": 3, "weight_decay": 0.5}
+    arguments = "master_weights=false, sparse_rows=true"
+    trainer = make_trainer("gradd", tmp_path, converted(), optim_args=arguments, **options)
+    table = trainer.model.get_input_embeddings().weight
+    before = table.detach().clone()
+    trainer.train()
+    inner = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    unused = ~(inner.state[table]["exp_avg"] != 0).any(1)
+    assert 0 < int(unused.sum()) < len(table)
+    assert torch.equal((table == before).all(1), unused)
+
+
 @pytest.mark.parametrize("way", every_run(("masters",), ["autocast", "masters"]))
 def test_resumes_bit_for_bit(daemon, tmp_path: Path, way: str) -> None:
     options: dict[str, Any] = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3}

@@ -239,15 +239,16 @@ class ORTTrainer(Trainer):
 
 
 def _optimizer_options(text: str | None) -> dict[str, Any]:
-    """`optim_args` of adamw_ort_fused: only "master_weights=true" and "master_weights=false"."""
+    """`optim_args` of adamw_ort_fused: master_weights and sparse_rows, true or false."""
     if not text:
         return {}
     options: dict[str, Any] = {}
     for item in text.replace(" ", "").split(","):
         name, _, value = item.partition("=")
-        if name != "master_weights" or value.lower() not in ("true", "false"):
+        if name not in ("master_weights", "sparse_rows") or value.lower() not in ("true", "false"):
             raise ValueError(
-                f"optim_args={text!r}: adamw_ort_fused takes master_weights=true or =false"
+                f"optim_args={text!r}: adamw_ort_fused takes master_weights=true or =false, and "
+                "sparse_rows=true or =false"
             )
         options[name] = value.lower() == "true"
     return options

@@ -32,7 +32,8 @@ class ORTTrainingArguments(LegacyArguments, TrainingArguments):
     Args:
         optim: any name that TrainingArguments takes, or `adamw_ort_fused`: AdamW whose step (and
             gradient clipping) runs in the daemon on the shared parameters. With
-            optim_args="master_weights=true" it keeps float32 copies of bfloat16 parameters.
+            optim_args="master_weights=true" it keeps float32 copies of bfloat16 parameters; with
+            "sparse_rows=true" it is lazy Adam for tables (see gradd.optim.FusedAdam).
         use_module_with_loss: compute label smoothing inside the captured graph, so that logits
             never leave the daemon.
         save_onnx: write every captured graph as an ONNX file, named after `onnx_prefix`.

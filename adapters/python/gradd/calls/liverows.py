@@ -145,7 +145,7 @@ class LiveRows:
         labelled, real = self.find(inputs)
         if self.switches.printed:
             self._print(labelled, real)
-        sizes = self._worth(labelled, real)
+        sizes = self.worth(labelled, real)
         if not any(sizes):
             self._rest()
             return prepared, inputs
@@ -190,7 +190,7 @@ class LiveRows:
         if self._idle >= _PATIENCE:
             self.waits = min(1 << (self._idle - _PATIENCE), _LONGEST)
 
-    def _worth(self, labelled: torch.Tensor, real: torch.Tensor | None) -> Sizes:
+    def worth(self, labelled: torch.Tensor, real: torch.Tensor | None) -> Sizes:
         """Sizes of the lists that save enough; without one of labelled rows these are real ones."""
         sizes = [0, 0]
         label_share, real_share = self.live.label_share, self.live.real_share
@@ -240,11 +240,15 @@ class LiveRows:
         best = min(fitting, key=sum, default=None)
         return None if best is None else (best, self._plans[best])
 
-    def _count(self, sizes: Sizes) -> None:
+    def saved(self, sizes: Sizes) -> float:
+        """Part of the forward's operations that lists of these sizes leave out."""
         (labelled, real), live, n = sizes, self.live, self.rows
         unlabelled, padding = (n - labelled if labelled else 0), (n - real if real else 0)
+        return (live.label_share * (unlabelled or padding) + live.real_share * padding) / n
+
+    def _count(self, sizes: Sizes) -> None:
+        labelled, real = sizes
         self.seen["calls"] += 1
-        self.seen["unlabelled"] += unlabelled
-        self.seen["padding"] += padding
-        saved = live.label_share * (unlabelled or padding) + live.real_share * padding
-        self.seen["flops"] += int(live.flops * saved / n)
+        self.seen["unlabelled"] += self.rows - labelled if labelled else 0
+        self.seen["padding"] += self.rows - real if real else 0
+        self.seen["flops"] += int(self.live.flops * self.saved(sizes))
