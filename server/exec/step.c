@@ -52,8 +52,10 @@ static uint64_t fingerprint(const step_request_t *r) {
     }
     for (int i = 0; i < r->n_tensors; i++) {
         const step_tensor_t *t = &r->tensors[i];
-        int64_t numbers[] = {t->n, t->group, t->g != NULL, t->dtype, t->master != NULL, t->width};
+        int64_t numbers[] = {t->n, t->group, t->g != NULL, t->dtype, t->master != NULL};
         hash = gradd_hash_bytes(hash, numbers, sizeof numbers);
+        /* not in steps of all rows, which another version may have begun */
+        if (t->width) hash = gradd_hash_bytes(hash, &t->width, sizeof t->width);
     }
     if (r->once) hash = gradd_hash_bytes(hash, &r->once, sizeof r->once);
     return hash;
