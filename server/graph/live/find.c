@@ -12,16 +12,6 @@ static bool is_input(const graph_t *g, gradd_val_t v) {
     return g->values[v]->kind == VALUE_INPUT;
 }
 
-/* The value that v has the elements of, in other sizes. */
-static gradd_val_t through_views(const graph_t *g, gradd_val_t v) {
-    for (int step = 0; step < MATCH_MAX_WALK; step++) {
-        const graph_value_t *value = g->values[v];
-        if (value->kind != VALUE_NODE || !(g->nodes[value->node].op->flags & GRADD_OP_VIEW)) break;
-        v = g->nodes[value->node].in[0];
-    }
-    return v;
-}
-
 static bool describe_loss(const graph_t *g, int32_t id, live_loss_t *out) {
     const graph_node_t *n = &g->nodes[id];
     if (strcmp(n->op->name, "CrossEntropy")) return false;
@@ -29,7 +19,7 @@ static bool describe_loss(const graph_t *g, int32_t id, live_loss_t *out) {
     const gradd_type_t *x = graph_type(g, n->in[0]);
     const bool shift = gradd_attr_int(n->attrs, "shift", 0);
     *out = (live_loss_t){.node = id,
-                         .labels = through_views(g, n->in[1]),
+                         .labels = match_through_views(g, n->in[1]),
                          .lead = x->rank - 1,
                          .rows = gradd_type_count(graph_type(g, n->in[1]))};
     if (out->lead < 1 || !out->rows || !is_input(g, out->labels)) return false;

@@ -38,6 +38,44 @@ bool match_with_scalar(const graph_t *g, const graph_node_t *n, double *out,
     return false;
 }
 
+const graph_node_t *match_producer(const graph_t *g, gradd_val_t v) {
+    const graph_value_t *value = g->values[v];
+    return value->kind == VALUE_NODE ? &g->nodes[value->node] : NULL;
+}
+
+gradd_val_t match_through_views(const graph_t *g, gradd_val_t v) {
+    for (int step = 0; step < MATCH_MAX_WALK; step++) {
+        const graph_node_t *n = match_producer(g, v);
+        if (!n || !(n->op->flags & GRADD_OP_VIEW) || n->in[0] == GRADD_NONE) break;
+        v = n->in[0];
+    }
+    return v;
+}
+
+bool match_cuts_one(const graph_t *g, const graph_node_t *n, int axis, bool at_start) {
+    const gradd_type_t *in = graph_type(g, n->in[0]), *out = graph_type(g, n->out[0]);
+    if (strcmp(n->op->name, "Slice") || n->n_in < 3 || axis < 0 || in->rank != out->rank)
+        return false;
+    for (int i = 0; i < in->rank; i++)
+        if (in->dims[i] - out->dims[i] != (i == axis)) return false;
+    /* one start per sliced axis; axes of full length start at 0 */
+    const graph_value_t *starts = g->values[n->in[1]];
+    if (!starts->data || starts->type.dtype != GRADD_DT_I64) return false;
+    if (n->n_in > 4 && n->in[4] != GRADD_NONE) {
+        const graph_value_t *steps = g->values[n->in[4]];
+        if (!steps->data || steps->type.dtype != GRADD_DT_I64) return false;
+        for (int64_t i = 0; i < gradd_type_count(&steps->type); i++)
+            if (((const int64_t *)steps->data)[i] != 1) return false;
+    }
+    int64_t largest = 0;
+    for (int64_t i = 0; i < gradd_type_count(&starts->type); i++) {
+        int64_t start = ((const int64_t *)starts->data)[i];
+        if (start < 0 || start > 1) return false;
+        if (start > largest) largest = start;
+    }
+    return largest == at_start;
+}
+
 /* ---- rewriting ------------------------------------------------------------------------------ */
 
 #define MAX_PARTS 128 /* more than any pattern has */

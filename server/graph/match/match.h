@@ -18,6 +18,13 @@ bool match_scalar(const graph_t *g, gradd_val_t v, double *out);
 bool match_with_scalar(const graph_t *g, const graph_node_t *n, double *out,
                        gradd_val_t *out_other);
 
+/* The node that makes a value, whatever its operator; NULL for inputs and constants. */
+const graph_node_t *match_producer(const graph_t *g, gradd_val_t v);
+/* The value that v has the elements of, in other sizes. */
+gradd_val_t match_through_views(const graph_t *g, gradd_val_t v);
+/* Whether n cuts one position off the given axis, at its start or at its end, and nothing else. */
+bool match_cuts_one(const graph_t *g, const graph_node_t *n, int axis, bool at_start);
+
 /* ---- rewriting ---- */
 
 /* The operator that a pattern becomes. Arrays are copied. */

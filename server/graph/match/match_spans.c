@@ -162,30 +162,11 @@ static bool tells_segments(const graph_t *g, match_spans_t *f, gradd_val_t v) {
 
 /* ---- order ----------------------------------------------------------------------------------- */
 
-/* Whether n is a part of `whole` along its last axis, which has one element more, from `first` on.
- */
-static bool cuts_one(const graph_t *g, gradd_val_t v, gradd_val_t whole, int64_t first) {
+/* Whether v is `whole` without its last element along the last axis, or without its first. */
+static bool is_rest(const graph_t *g, gradd_val_t v, gradd_val_t whole, bool behind_first) {
     const graph_node_t *n = maker(g, v);
-    const gradd_type_t *t = graph_type(g, v), *all = graph_type(g, whole);
-    if (!n || strcmp(n->op->name, "Slice") || n->in[0] != whole || t->rank != all->rank)
-        return false;
-    const graph_value_t *starts = g->values[n->in[1]];
-    const int64_t *start = starts->data;
-    if (!start || starts->type.dtype != GRADD_DT_I64 || t->rank < 1) return false;
-    if (n->n_in > 4 && n->in[4] != GRADD_NONE) {
-        const graph_value_t *steps = g->values[n->in[4]];
-        if (!steps->data || steps->type.dtype != GRADD_DT_I64) return false;
-        for (int64_t i = 0; i < gradd_type_count(&steps->type); i++)
-            if (((const int64_t *)steps->data)[i] != 1) return false;
-    }
-    for (int d = 0; d + 1 < t->rank; d++)
-        if (t->dims[d] != all->dims[d]) return false;
-    int64_t largest = 0;
-    for (int64_t i = 0; i < gradd_type_count(&starts->type); i++) {
-        if (start[i] < 0 || start[i] > 1) return false;
-        if (start[i] > largest) largest = start[i];
-    }
-    return t->dims[t->rank - 1] + 1 == all->dims[all->rank - 1] && largest == first;
+    return n && n->in[0] == whole &&
+           match_cuts_one(g, n, graph_type(g, whole)->rank - 1, behind_first);
 }
 
 /* Whether segments start exactly where `numbers` do not rise by one: the count is of
@@ -202,7 +183,7 @@ static bool starts_where_not_rising(const graph_t *g, gradd_val_t segments, grad
     const graph_node_t *later = maker(g, n->in[0]);
     if (!later || strcmp(later->op->name, "Slice")) return false;
     const gradd_val_t joined = later->in[0];
-    if (!cuts_one(g, n->in[0], joined, 1) || !cuts_one(g, n->in[1], joined, 0)) return false;
+    if (!is_rest(g, n->in[0], joined, true) || !is_rest(g, n->in[1], joined, false)) return false;
     const graph_node_t *join = maker(g, joined);
     const int rank = graph_type(g, joined)->rank;
     if (!join || strcmp(join->op->name, "Concat") || join->n_in != 2) return false;

@@ -32,37 +32,7 @@ static int64_t last_dim(const graph_t *g, gradd_val_t v) {
     return t->rank ? t->dims[t->rank - 1] : 1;
 }
 
-static const graph_node_t *producer(const graph_t *g, gradd_val_t v) {
-    const graph_value_t *value = g->values[v];
-    return value->kind == VALUE_NODE ? &g->nodes[value->node] : NULL;
-}
-
 /* ---- logits --------------------------------------------------------------------------------- */
-
-/* Whether n cuts one position off the given axis, at its start or at its end, and nothing else. */
-static bool cuts_one(const graph_t *g, const graph_node_t *n, int axis, bool at_start) {
-    const gradd_type_t *in = graph_type(g, n->in[0]), *out = graph_type(g, n->out[0]);
-    if (strcmp(n->op->name, "Slice") || n->n_in < 3 || axis < 0 || in->rank != out->rank)
-        return false;
-    for (int i = 0; i < in->rank; i++)
-        if (in->dims[i] - out->dims[i] != (i == axis)) return false;
-    /* one start per sliced axis; axes of full length start at 0 */
-    const graph_value_t *starts = g->values[n->in[1]];
-    if (!starts->data || starts->type.dtype != GRADD_DT_I64) return false;
-    if (n->n_in > 4 && n->in[4] != GRADD_NONE) {
-        const graph_value_t *steps = g->values[n->in[4]];
-        if (!steps->data || steps->type.dtype != GRADD_DT_I64) return false;
-        for (int64_t i = 0; i < gradd_type_count(&steps->type); i++)
-            if (((const int64_t *)steps->data)[i] != 1) return false;
-    }
-    int64_t largest = 0;
-    for (int64_t i = 0; i < gradd_type_count(&starts->type); i++) {
-        int64_t start = ((const int64_t *)starts->data)[i];
-        if (start < 0 || start > 1) return false;
-        if (start > largest) largest = start;
-    }
-    return largest == at_start;
-}
 
 /* The classes are moved from the last axis to axis 1. */
 static bool moves_classes(const graph_node_t *n, int rank) {
@@ -76,14 +46,14 @@ static bool moves_classes(const graph_node_t *n, int rank) {
 
 /* One step upwards from the logits, or GRADD_NONE. */
 static gradd_val_t above_logits(const graph_t *g, pattern_t *p) {
-    const graph_node_t *n = producer(g, p->logits);
+    const graph_node_t *n = match_producer(g, p->logits);
     if (!n || n->n_in < 1 || n->in[0] == GRADD_NONE) return GRADD_NONE;
     const gradd_type_t *in = graph_type(g, n->in[0]), *out = graph_type(g, p->logits);
     bool same = in->rank && last_dim(g, n->in[0]) == last_dim(g, p->logits);
     if (gradd_op_is_transparent(n->op) && same && in->dtype == out->dtype) return n->in[0];
     if (!strcmp(n->op->name, "Cast") && in->dtype == GRADD_DT_BF16 && out->dtype == GRADD_DT_F32)
         return n->in[0];
-    if (!p->cut && cuts_one(g, n, out->rank - 2, false)) {
+    if (!p->cut && match_cuts_one(g, n, out->rank - 2, false)) {
         p->cut = true;
         return n->in[0];
     }
@@ -91,15 +61,6 @@ static gradd_val_t above_logits(const graph_t *g, pattern_t *p) {
 }
 
 /* ---- labels --------------------------------------------------------------------------------- */
-
-static gradd_val_t through_views(const graph_t *g, gradd_val_t v) {
-    for (int step = 0; step < MATCH_MAX_WALK; step++) {
-        const graph_node_t *n = producer(g, v);
-        if (!n || !(n->op->flags & GRADD_OP_VIEW) || n->in[0] == GRADD_NONE) break;
-        v = n->in[0];
-    }
-    return v;
-}
 
 /* Whether n appends one entry, the ignored label, to the last axis. */
 static bool appends_ignored(const graph_t *g, const graph_node_t *n, const pattern_t *p) {
@@ -121,12 +82,12 @@ static bool appends_ignored(const graph_t *g, const graph_node_t *n, const patte
 
 /* Labels that were moved by one: finds the user's, which have a position for every row. */
 static void find_shift(const graph_t *g, pattern_t *p) {
-    gradd_val_t moved = through_views(g, p->labels);
-    const graph_node_t *n = producer(g, moved);
-    if (!n || !cuts_one(g, n, graph_type(g, moved)->rank - 1, true)) return;
+    gradd_val_t moved = match_through_views(g, p->labels);
+    const graph_node_t *n = match_producer(g, moved);
+    if (!n || !match_cuts_one(g, n, graph_type(g, moved)->rank - 1, true)) return;
     gradd_val_t labels = n->in[0];
     if (!p->cut) {
-        n = producer(g, labels);
+        n = match_producer(g, labels);
         if (!appends_ignored(g, n, p)) return;
         labels = n->in[0];
     }
@@ -170,7 +131,7 @@ static void find_sources(const graph_t *g, pattern_t *p) {
         next = above_logits(g, p);
     }
     *p = best;
-    if (whole && !p->shift) p->labels = through_views(g, p->labels);
+    if (whole && !p->shift) p->labels = match_through_views(g, p->labels);
 }
 
 static gradd_status_t replace(graph_t *g, graph_node_t *n, const pattern_t *p) {

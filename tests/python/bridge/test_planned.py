@@ -15,7 +15,7 @@ from gradd import ORTModule
 
 MIB = 1 << 20
 SHARE, LEAST = 0.03, 8 * MIB
-UNPLANNED = 12 * MIB  # in bf16: two blocks that products of pairs keep, see docs/status.md
+UNPLANNED = 12 * MIB  # in bf16, and it is not known of what: see docs/status.md
 
 
 def anonymous(pid: int) -> int:

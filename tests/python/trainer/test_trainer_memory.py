@@ -53,7 +53,6 @@ def test_gradient_checkpointing_computes_layers_again(tmp_path: Path) -> None:
 
 def test_a_budget_finds_the_batch_size(tmp_path: Path) -> None:
     """Trainer halves the batch where memory is out; the budget is such a place."""
-    pytest.importorskip("accelerate")
     fit = plan_of(trained(tmp_path, per_device_train_batch_size=2)).arena_bytes
     tight = {"memory_budget": str(fit // 2), "train_dataset": Tokens(64)}
     with pytest.raises(errors.OutOfMemoryError):
