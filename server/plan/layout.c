@@ -293,6 +293,16 @@ static gradd_status_t make_any(const graph_t *g, const layout_options_t *options
     return status;
 }
 
+layout_options_t layout_of_plan(const gradd_plan_t *plan, const sequence_t *sequence,
+                                const bool *saved, int n_saved, const variant_t *backward) {
+    return (layout_options_t){.sequence = sequence,
+                              .saved = saved,
+                              .n_fixed = n_saved,
+                              .grads = backward ? backward->grads : NULL,
+                              .n_grads = backward ? plan->n_grads : 0,
+                              .place_outputs = true};
+}
+
 gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, layout_t *out) {
     return make_any(g, options, out, NULL);
 }

@@ -134,12 +134,7 @@ static gradd_status_t lay_out(gradd_plan_t *p, variant_t *primary) {
     if (!status) status = plan_choose(p, &sequence);
     if (!status) status = plan_apply_passes(p, &sequence);
     if (!status) {
-        layout_options_t o = {.sequence = &sequence,
-                              .saved = p->saved,
-                              .n_fixed = p->n_fixed,
-                              .grads = primary ? primary->grads : NULL,
-                              .n_grads = primary ? p->n_grads : 0,
-                              .place_outputs = true};
+        const layout_options_t o = layout_of_plan(p, &sequence, p->saved, p->n_fixed, primary);
         status = layout_make(g, &o, &layout);
     }
     if (!status) status = program_make(p, &sequence, &layout, true, &p->forward);

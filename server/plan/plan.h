@@ -204,6 +204,9 @@ typedef struct placed_pass_s {
 
 gradd_status_t plan_apply_passes(gradd_plan_t *plan, sequence_t *sequence);
 
+/* Those of a plan's forward with its expected backward, or of a forward alone (NULL). */
+layout_options_t layout_of_plan(const gradd_plan_t *plan, const sequence_t *sequence,
+                                const bool *saved, int n_saved, const variant_t *backward);
 gradd_status_t layout_make(const graph_t *g, const layout_options_t *options, layout_t *out);
 /* live[k], n + 1 of them: bytes that live at position k. Far quicker than a layout, whose arena has
  * at least the largest of them. */

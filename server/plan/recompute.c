@@ -81,12 +81,8 @@ static gradd_status_t mark_saved(recompute_t *r) {
 
 static gradd_status_t find_live(recompute_t *r) {
     const graph_t *g = r->plan->graph;
-    const layout_options_t o = {.sequence = &r->sequence,
-                                .saved = r->saved,
-                                .n_fixed = r->n_values,
-                                .grads = r->ends.primary->grads,
-                                .n_grads = r->plan->n_grads,
-                                .place_outputs = true};
+    const layout_options_t o =
+        layout_of_plan(r->plan, &r->sequence, r->saved, r->n_values, r->ends.primary);
     free(r->live);
     r->live = malloc(sizeof r->live[0] * ((size_t)r->sequence.n + 1));
     if (!r->live) return no_memory();

@@ -37,12 +37,8 @@ static gradd_status_t lay_out_set(chooser_t *c, int set, point_t *out) {
     recompute_t *r = &c->r;
     layout_t layout = {0};
     GRADD_TRY(take_set(c, set));
-    const layout_options_t o = {.sequence = &r->sequence,
-                                .saved = r->saved,
-                                .n_fixed = r->n_values,
-                                .grads = r->ends.primary->grads,
-                                .n_grads = r->plan->n_grads,
-                                .place_outputs = true};
+    const layout_options_t o =
+        layout_of_plan(r->plan, &r->sequence, r->saved, r->n_values, r->ends.primary);
     GRADD_TRY(layout_make(r->plan->graph, &o, &layout));
     *out = (point_t){set, layout.arena_bytes, layout.saved_bytes, r->extra_us};
     layout_finish(&layout);
@@ -152,12 +148,8 @@ static gradd_status_t try_whole(gradd_plan_t *p, const recompute_ends_t *ends, i
             plan_node_us(p, &p->graph->nodes[sequence.nodes[k]], &sequence.choices[k]);
     if (!status) status = plan_apply_passes(p, &sequence);
     if (!status) {
-        const layout_options_t o = {.sequence = &sequence,
-                                    .saved = p->saved,
-                                    .n_fixed = p->graph->n_values,
-                                    .grads = ends->primary->grads,
-                                    .n_grads = p->n_grads,
-                                    .place_outputs = true};
+        const layout_options_t o =
+            layout_of_plan(p, &sequence, p->saved, p->graph->n_values, ends->primary);
         status = layout_make(p->graph, &o, &layout);
     }
     p->info.whole_bytes = layout.arena_bytes;
