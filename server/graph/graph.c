@@ -225,6 +225,13 @@ static void view_inputs(const graph_t *g, const gradd_val_t *in, int n, gradd_vi
     }
 }
 
+gradd_infer_t graph_describe(const graph_t *g, const graph_node_t *n, graph_operands_t *o) {
+    view_inputs(g, n->in, n->n_in, o->in);
+    for (int j = 0; j < n->n_out; j++)
+        o->out[j] = n->out[j] == GRADD_NONE ? (gradd_type_t){0} : *graph_type(g, n->out[j]);
+    return (gradd_infer_t){n->op, n->attrs, n->opset, n->n_in, n->n_out, o->in, o->out, 0};
+}
+
 /* A shape that depends on data reads all of it. */
 static int64_t known_bytes(const gradd_view_t *in, int n) {
     int64_t bytes = 0;

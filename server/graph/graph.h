@@ -129,6 +129,15 @@ bool graph_is_parameter(const graph_t *g, gradd_val_t v);
 /* Whether it is an input whose gradient is wanted. */
 bool graph_is_trained(const graph_t *g, gradd_val_t v);
 
+/* Operands and results of a node as its row's functions take them. */
+typedef struct graph_operands_s {
+    gradd_view_t in[GRADD_OP_MAX_IN];
+    gradd_type_t out[GRADD_OP_MAX_OUT];
+} graph_operands_t;
+
+/* A node that is there; points into *o. */
+gradd_infer_t graph_describe(const graph_t *g, const graph_node_t *n, graph_operands_t *o);
+
 /* Adds a node (or finds its equal, or folds it) and writes its n_out values. */
 gradd_status_t graph_emit(graph_t *g, const graph_emit_t *emit, gradd_val_t *out);
 /* Whether an operand is bf16 and no kernel takes the operands as they are; graph_emit then calls

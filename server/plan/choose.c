@@ -15,11 +15,6 @@
 /* Units of the budget that preparing a state takes: about a microsecond each. */
 #define PREPARE_UNITS 200
 
-typedef struct operands_s {
-    gradd_view_t in[GRADD_OP_MAX_IN];
-    gradd_type_t out[GRADD_OP_MAX_OUT];
-} operands_t;
-
 struct ready_s {
     ready_t *next;
     const gradd_kernel_t *kernel;
@@ -27,18 +22,10 @@ struct ready_s {
     gradd_prepared_t prepared;
 };
 
-static gradd_infer_t describe(const gradd_plan_t *p, const graph_node_t *n, operands_t *o) {
-    const graph_t *g = p->graph;
-    for (int i = 0; i < n->n_in; i++) {
-        o->in[i] = (gradd_view_t){0};
-        if (n->in[i] == GRADD_NONE) continue;
-        const graph_value_t *v = g->values[n->in[i]];
-        o->in[i] = (gradd_view_t){v->type, (void *)v->data};
-    }
-    for (int j = 0; j < n->n_out; j++)
-        o->out[j] = n->out[j] == GRADD_NONE ? (gradd_type_t){0} : *graph_type(g, n->out[j]);
-    return (gradd_infer_t){n->op,    n->attrs, n->opset, n->n_in,
-                           n->n_out, o->in,    o->out,   p->info.threads};
+static gradd_infer_t describe(const gradd_plan_t *p, const graph_node_t *n, graph_operands_t *o) {
+    gradd_infer_t c = graph_describe(p->graph, n, o);
+    c.threads = p->info.threads;
+    return c;
 }
 
 static uint64_t hash_type(uint64_t hash, const gradd_type_t *type) {
@@ -110,7 +97,7 @@ static gradd_status_t prepare_shared(gradd_plan_t *p, const gradd_infer_t *c, ch
 /* Chooses the kernel of a node and adds what its launch costs to *total. */
 static gradd_status_t choose(const gradd_plan_t *p, const graph_node_t *n, choice_t *out,
                              plan_cost_t *total) {
-    operands_t operands;
+    graph_operands_t operands;
     gradd_cost_t cost;
     const gradd_infer_t c = describe(p, n, &operands);
     out->kernel = gradd_backend_kernel(p->device->backend, &c);
@@ -123,7 +110,7 @@ static gradd_status_t choose(const gradd_plan_t *p, const graph_node_t *n, choic
 }
 
 static gradd_status_t prepare(gradd_plan_t *p, const graph_node_t *n, choice_t *out) {
-    operands_t operands;
+    graph_operands_t operands;
     const gradd_infer_t c = describe(p, n, &operands);
     if (out->kernel->prepare) return prepare_shared(p, &c, out);
     return gradd_kernel_prepare(out->kernel, &c, &out->prepared);
@@ -136,7 +123,7 @@ static bool is_fast_product(const gradd_plan_t *p, const graph_node_t *n) {
 }
 
 double plan_node_us(const gradd_plan_t *p, const graph_node_t *n, const choice_t *choice) {
-    operands_t operands;
+    graph_operands_t operands;
     gradd_cost_t cost;
     if (!choice->kernel) return 0;
     const gradd_infer_t c = describe(p, n, &operands);

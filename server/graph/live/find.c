@@ -46,27 +46,19 @@ static void find_loss(const graph_t *g, const bool *used, live_loss_t *out) {
 
 /* ---- what is needed -------------------------------------------------------------------------- */
 
-bool live_rowwise(const graph_t *g, const graph_node_t *n, int lead, int64_t rows,
+bool live_rowwise(const live_t *l, const graph_node_t *n, int lead, graph_operands_t *o,
                   gradd_rowwise_t *out) {
-    static _Thread_local gradd_view_t in[GRADD_OP_MAX_IN];
-    static _Thread_local gradd_type_t types[GRADD_OP_MAX_OUT];
     if (!n->op->rowwise || lead < 1) return false;
-    for (int i = 0; i < n->n_in; i++) {
-        in[i] = (gradd_view_t){0};
-        if (n->in[i] == GRADD_NONE) continue;
-        in[i] = (gradd_view_t){*graph_type(g, n->in[i]), (void *)g->values[n->in[i]]->data};
-    }
-    for (int j = 0; j < n->n_out; j++)
-        types[j] = n->out[j] == GRADD_NONE ? (gradd_type_t){0} : *graph_type(g, n->out[j]);
-    if (lead > types[0].rank) return false;
+    graph_describe(l->g, n, o);
+    if (lead > o->out[0].rank) return false;
     *out = (gradd_rowwise_t){.op = n->op,
                              .attrs = n->attrs,
                              .n_in = n->n_in,
                              .n_out = n->n_out,
-                             .in = in,
-                             .out = types,
+                             .in = o->in,
+                             .out = o->out,
                              .lead = lead,
-                             .rows = rows};
+                             .rows = l->loss.rows};
     return n->op->rowwise(out) && !(n->op->flags & GRADD_OP_RANDOM && !out->takes_rows);
 }
 
@@ -102,10 +94,11 @@ static live_set_t needed(const live_t *l, const graph_node_t *n, int *out_lead) 
 static gradd_status_t visit(live_t *l, int32_t id) {
     int lead;
     gradd_rowwise_t rowwise;
+    graph_operands_t operands;
     const graph_node_t *n = &l->g->nodes[id];
     live_set_t set = needed(l, n, &lead);
     if (set == LIVE_NONE) return GRADD_OK;
-    if (set < LIVE_ALL && live_rowwise(l->g, n, lead, l->loss.rows, &rowwise)) {
+    if (set < LIVE_ALL && live_rowwise(l, n, lead, &operands, &rowwise)) {
         l->at[id] = (uint8_t)set;
         for (int i = 0; i < n->n_in; i++)
             need(l, n->in[i], rowwise.use[i] == GRADD_USE_ROWS ? set : LIVE_ALL,

@@ -48,8 +48,9 @@ typedef struct live_s {
 gradd_status_t live_find(graph_t *g, bool labelled, bool real, live_t *out);
 void live_finish(live_t *live);
 
-/* How the node treats rows; false if not row by row. */
-bool live_rowwise(const graph_t *g, const graph_node_t *n, int lead, int64_t rows,
+/* How the node treats rows, of which its results have `lead` axes; false if not row by row. *out
+ * points into *o. */
+bool live_rowwise(const live_t *l, const graph_node_t *n, int lead, graph_operands_t *o,
                   gradd_rowwise_t *out);
 
 enum { LIVE_SINKS = 6, LIVE_ROWS = 7 }; /* operands of FusedAttention */

@@ -128,7 +128,8 @@ static gradd_status_t shrink_rowwise(rewrite_t *w, const graph_node_t *n, int le
                                      live_set_t set) {
     gradd_val_t in[GRADD_OP_MAX_IN], out[GRADD_OP_MAX_OUT];
     gradd_rowwise_t r;
-    if (!live_rowwise(w->g, n, lead, w->l->loss.rows, &r))
+    graph_operands_t operands;
+    if (!live_rowwise(w->l, n, lead, &operands, &r))
         return GRADD_FAIL(INTERNAL, "%s is not row by row any more", n->op->name);
     for (int i = 0; i < n->n_in; i++) {
         in[i] = n->in[i];

@@ -4,18 +4,10 @@
 
 /* Operations of a node; none of one that is not run. */
 static double flops_of(const graph_t *g, const graph_node_t *n) {
-    gradd_view_t in[GRADD_OP_MAX_IN];
-    gradd_type_t out[GRADD_OP_MAX_OUT];
+    graph_operands_t operands;
     gradd_cost_t cost;
     if (n->op->flags & GRADD_OP_VIEW) return 0;
-    for (int i = 0; i < n->n_in; i++) {
-        in[i] = (gradd_view_t){0};
-        if (n->in[i] == GRADD_NONE) continue;
-        in[i] = (gradd_view_t){*graph_type(g, n->in[i]), (void *)g->values[n->in[i]]->data};
-    }
-    for (int j = 0; j < n->n_out; j++)
-        out[j] = n->out[j] == GRADD_NONE ? (gradd_type_t){0} : *graph_type(g, n->out[j]);
-    const gradd_infer_t c = {n->op, n->attrs, n->opset, n->n_in, n->n_out, in, out, 0};
+    const gradd_infer_t c = graph_describe(g, n, &operands);
     const gradd_kernel_t *kernel = gradd_backend_kernel(g->backend, &c);
     if (!kernel) return 0;
     gradd_kernel_cost(kernel, &c, &cost);
