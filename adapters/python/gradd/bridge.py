@@ -495,7 +495,7 @@ class Bridge(ShortWay):
                 binding, bound = graph.bind(self.state)
         prepared = self.prepared(graph, binding, inputs, wish)
         way = Way(prepared, self.described, self._guards[graph], checked, leaves)
-        own, inputs = prepared.live(inputs, way.made)
+        own, inputs = prepared.live(inputs)
         run = Run(own, bound, inputs, self.counts)
         self.last = own.last
         tensors = [bound[i] for i in wish.params]

@@ -10,6 +10,8 @@ import torch
 
 import gradd
 from gradd import ORTModule, errors
+from gradd.calls import captured
+from gradd.session.client import get_client
 from tests.python.helpers.models import build
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
@@ -178,3 +180,16 @@ def test_the_estimate_says_what_is_saved(monkeypatch: pytest.MonkeyPatch) -> Non
     everything = {**batch, "attention_mask": torch.ones_like(batch["attention_mask"])}
     everything["labels"] = batch["input_ids"]
     assert gradd.estimate(build("llama")[0], everything).live is None
+
+
+def test_plans_that_are_forgotten_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon has no more of them than the graph keeps, whatever the densities."""
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    monkeypatch.setattr(captured, "_PLANS", 5)
+    model, draw = ORTModule(build("llama")[0], strict=True), random.Random(6)
+    for _ in range(60):
+        model(**padded(draw.random())).loss.backward()
+    client = get_client()
+    client.flush()
+    mine = [p for p in client.request("explain", {"proto": 2})["plans"] if p["session"] == client.session]
+    assert 3 <= len(mine) <= 7, "those, the one over all rows, one of a run"

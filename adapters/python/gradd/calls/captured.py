@@ -124,6 +124,7 @@ class CapturedGraph:
         self.filled: list[tuple[dict, str, object]] = []  # settings that forward() filled in
         self.generation = -1
         self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self.made: dict[Plan, Any] = {}  # of these, calls over live rows: see LiveRows.choose
         self.kinds: dict[Hashable, Kind] = {}  # of plans, for the self-checks
         self.asked_for: set[str] = set()  # outputs that were left out and then needed after all
         self.uses = Uses()
@@ -272,7 +273,8 @@ class CapturedGraph:
         client.ends.watch(plan, partial(client.later, "plan.drop", {"plan": info.id}))
         self.plans[key] = plan
         if len(self.plans) > _PLANS:
-            self.plans.popitem(last=False)
+            _, oldest = self.plans.popitem(last=False)
+            self.made.pop(oldest, None)
         return plan
 
     def left_out(self) -> set[int]:
@@ -307,6 +309,7 @@ class CapturedGraph:
     def drop(self) -> None:
         """Gives up plans and binding; runs that are not released keep theirs."""
         self.plans.clear()
+        self.made.clear()
         self.binding = None
 
 

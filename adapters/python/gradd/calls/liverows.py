@@ -12,7 +12,8 @@ asked for the first time takes the next larger plan that is there.
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gradd")
 Sizes = tuple[int, int]  # of the lists of labelled and of real rows; 0 = there is none
 _LEAST = 0.02  # of the forward's operations that a list has to save
-_KEPT = 48  # plans with lists of a plan over all rows
 _ASKED = 1024  # sizes that are remembered without a plan
 _PATIENCE = 3  # calls in a row that saved nothing, before not every one is looked at
 _LONGEST = 64  # calls that are not looked at, at most
@@ -97,7 +97,8 @@ class LiveRows:
         self.seen = seen
         self._labels = labels
         self._mask = mask
-        self._plans: OrderedDict[Sizes, Plan] = OrderedDict()
+        # The graph keeps those that were used last; an evicted one is compiled again.
+        self._plans: weakref.WeakValueDictionary[Sizes, Plan] = weakref.WeakValueDictionary()
         self._asked: set[Sizes] = set()
         self._off = False
         self._idle = self.waits = 0
@@ -127,7 +128,6 @@ class LiveRows:
         self,
         prepared: Prepared,
         inputs: list[torch.Tensor],
-        made: dict[Sizes, Prepared],
         compile_for: Callable[[Sizes], Plan],
     ) -> tuple[Prepared, list[torch.Tensor]]:
         """How a call runs, and its free inputs.
@@ -135,7 +135,6 @@ class LiveRows:
         Args:
             prepared: Over all rows.
             inputs: Free inputs of the call.
-            made: What was returned before, by sizes.
             compile_for: Compiles the plan for such sizes.
         """
         if self.waits or self._off:
@@ -159,9 +158,10 @@ class LiveRows:
         if found is None:
             return prepared, inputs
         sizes, plan = found
-        own = made.get(sizes)
-        if own is None or own.plan is not plan or own.binding is not prepared.binding:
-            own = made[sizes] = prepared.with_lists(plan, [n for n in sizes if n])
+        made = prepared.graph.made
+        own = made.get(plan)
+        if own is None or own.binding is not prepared.binding or own.wish is not prepared.wish:
+            own = made[plan] = prepared.with_lists(plan, [n for n in sizes if n])
         lists = [filled(r, n) for r, n in zip((labelled, real), sizes, strict=True) if n]
         self._count(sizes)
         return own, [*inputs, *lists]
@@ -220,25 +220,21 @@ class LiveRows:
             if len(self._asked) >= _ASKED:
                 self._asked.clear()
             self._asked.add(sizes)
-            return self._larger(sizes)
-        if plan is None:
-            plan = self._plans[sizes] = compile_for(sizes)
-            if len(self._plans) > _KEPT:
-                self._plans.popitem(last=False)
-        self._plans.move_to_end(sizes)
+            larger = self._larger(sizes)
+            return None if larger is None else (larger, compile_for(larger))
+        plan = self._plans[sizes] = compile_for(sizes)  # one that is there is found again
         return sizes, plan
 
-    def _larger(self, sizes: Sizes) -> tuple[Sizes, Plan] | None:
+    def _larger(self, sizes: Sizes) -> Sizes | None:
         """The smallest plan with the same lists that has room."""
         labelled, real = sizes
         fitting = [
             s
-            for s in self._plans
+            for s in list(self._plans)
             if bool(s[0]) == bool(labelled) and bool(s[1]) == bool(real)
             if s[0] >= labelled and s[1] >= real
         ]
-        best = min(fitting, key=sum, default=None)
-        return None if best is None else (best, self._plans[best])
+        return min(fitting, key=sum, default=None)
 
     def saved(self, sizes: Sizes) -> float:
         """Part of the forward's operations that lists of these sizes leave out."""

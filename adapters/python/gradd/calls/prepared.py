@@ -138,19 +138,12 @@ class Prepared:
             lists=lists,
         )
 
-    def live(
-        self, inputs: list[torch.Tensor], made: dict[Sizes, Prepared]
-    ) -> tuple[Prepared, list[torch.Tensor]]:
-        """How a call with these inputs runs, and its inputs: rows that nobody needs are left out.
-
-        Args:
-            inputs: The free inputs.
-            made: What was returned before, by sizes of lists.
-        """
+    def live(self, inputs: list[torch.Tensor]) -> tuple[Prepared, list[torch.Tensor]]:
+        """How a call with these free inputs runs, and its inputs: without rows nobody needs."""
         live = self.plan.live
         if live is None:
             return self, inputs
-        return live.choose(self, inputs, made, self._compile_for)
+        return live.choose(self, inputs, self._compile_for)
 
     def _compile_for(self, sizes: Sizes) -> Plan:
         types = tuple((DTYPE_CODES[dtype], shape) for dtype, shape in self.kinds)
@@ -230,7 +223,7 @@ class Way:
             "order",
             "leaf_at",
         ),
-        *("numbers", "outside", "params", "grad_inputs", "flat", "outputs_at", "made"),
+        *("numbers", "outside", "params", "grad_inputs", "flat", "outputs_at"),
     )
 
     def __init__(
@@ -266,7 +259,6 @@ class Way:
         self.asked_for = len(graph.asked_for)
         self.params = prepared.wish.params
         self.grad_inputs = prepared.grad_inputs
-        self.made: dict[Sizes, Prepared] = {}
         self._place_leaves(graph, leaves)
         self._place_outputs(graph)
 
@@ -386,7 +378,7 @@ class ShortWay(ABC):
                 if live is not None and live.waits:
                     live.waits -= 1
                 elif live is not None:
-                    prepared, inputs = prepared.live(inputs, way.made)
+                    prepared, inputs = prepared.live(inputs)
                 self.last = prepared.last
                 run = runs.Run(prepared, bound, inputs, self.counts)
         if found is None:

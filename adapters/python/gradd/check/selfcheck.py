@@ -319,7 +319,7 @@ class _Check:
         before = set(graph.plans)
         flags = protocol.DROPOUT_OFF | protocol.ONCE
         prepared = bridge.prepared(graph, binding, inputs, wish)
-        prepared, inputs = prepared.live(inputs, {})
+        prepared, inputs = prepared.live(inputs)
         run = Run(prepared, bound, inputs, bridge.counts, flags)
         values: dict[Key, torch.Tensor | None] = {}
         for name, buffer in bridge.module.named_buffers(remove_duplicate=False):
@@ -342,7 +342,7 @@ class _Check:
             run.end()
             if passing:
                 for key in set(graph.plans) - before:
-                    del graph.plans[key]
+                    graph.made.pop(graph.plans.pop(key), None)
             del run, prepared
         values.update({(OUTPUT, str(i)): t for i, t in outputs.items()})
         if graph.shared is not None:
