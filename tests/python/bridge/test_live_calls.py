@@ -191,5 +191,9 @@ def test_plans_that_are_forgotten_are_gone(monkeypatch: pytest.MonkeyPatch) -> N
         model(**padded(draw.random())).loss.backward()
     client = get_client()
     client.flush()
-    mine = [p for p in client.request("explain", {"proto": 2})["plans"] if p["session"] == client.session]
+    mine = [
+        p
+        for p in client.request("explain", {"proto": 2})["plans"]
+        if p["session"] == client.session
+    ]
     assert 3 <= len(mine) <= 7, "those, the one over all rows, one of a run"
