@@ -1,8 +1,8 @@
 /* The table of a client's segments and the checks on names that come in messages.
  *
- * A table is a small array searched in order: a client has a handful of segments (the daemon's
- * limit is 64), so a hash would cost more than it saves. All arithmetic on client numbers is
- * written as "is the rest large enough", never as a sum that could wrap.
+ * A table is a small array searched in order: a client has a handful of segments, or, where a model
+ * takes many GiB, some hundreds, so a hash would cost more than it saves. All arithmetic on client
+ * numbers is written as "is the rest large enough", never as a sum that could wrap.
  */
 #include "shm/handle.h"
 

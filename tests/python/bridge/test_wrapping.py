@@ -57,7 +57,7 @@ def small_segments(monkeypatch, size: int) -> list[int]:
         pass_segment(self, segment)
         made.append(segment.size)
 
-    monkeypatch.setattr(parameters, "_SEGMENT", size)
+    monkeypatch.setattr(shm, "SEGMENT_BYTES", size)
     monkeypatch.setattr(clients.Client, "pass_segment", noted)
     return made
 

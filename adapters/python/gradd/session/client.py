@@ -398,7 +398,7 @@ class Client:
         return None
 
     def segment_count(self) -> int:
-        """How many shared segments this client has; the daemon accepts 64."""
+        """How many shared segments this client has; the daemon accepts 512."""
         return len(self._segments)
 
     def segment_bytes(self) -> int:

@@ -27,6 +27,7 @@ from gradd import errors
 
 ALIGN = 64
 PAGE = 4096
+SEGMENT_BYTES = 512 << 20  # of the largest segment, unless a single block is larger
 _CHECKED_BYTES = 16 << 20  # smaller segments are not worth reading /proc for
 _AHEAD = 4 << 20  # bytes that are reserved beyond what is asked for
 _F_ADD_SEALS = 1033
@@ -106,7 +107,7 @@ class Segment:
         self.id = segment_id
         self.size = round_up(max(size, 1), PAGE)
         self.reserved = 0
-        self.fd = os.memfd_create("gradd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd = self._memfd()
         try:
             self._truncate()
             if not in_pieces:
@@ -141,6 +142,17 @@ class Segment:
                 raise self._no_space(error.strerror) from None
             raise
         self.reserved += more
+
+    @staticmethod
+    def _memfd() -> int:
+        try:
+            return os.memfd_create("gradd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            raise errors.LimitError(
+                f"no descriptor for a segment of shared memory: {error.strerror} (`ulimit -n`)"
+            ) from None
 
     def _truncate(self) -> None:
         try:
