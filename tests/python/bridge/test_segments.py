@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import struct
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from gradd.session.ring import packed
 
 KIB = 1 << 10
 LARGEST = 128 * KIB
+ROOM = LARGEST - shm.PAGE  # the header takes a page
 WIDE = 256 * KIB  # a parameter that is larger than a segment
 
 
@@ -64,17 +67,17 @@ def data(seed: int = 1) -> torch.Tensor:
 def test_blocks_in_segments(small: None) -> None:
     assert packed([]) == []
     assert packed([0, 1, 65]) == [(3, 64 + 64 + 128)]
-    assert packed([LARGEST, 1]) == [(1, LARGEST), (1, 64)]
-    assert packed([LARGEST - 64, 64, 1]) == [(2, LARGEST), (1, 64)]
-    assert packed([1, 2 * LARGEST, 1, 1]) == [(1, 64), (1, 2 * LARGEST), (2, 128)]
-    half = (torch.float32, (LARGEST // 8,))
+    assert packed([ROOM, 1]) == [(1, ROOM), (1, 64)]
+    assert packed([ROOM - 64, 64, 1]) == [(2, ROOM), (1, 64)]
+    assert packed([1, 2 * ROOM, 1, 1]) == [(1, 64), (1, 2 * ROOM), (2, 128)]
+    half = (torch.float32, (ROOM // 8,))
     layout = Layout.of([half, (torch.bfloat16, (3,)), half, half, half])
     assert [[row[2:] for row in rows] for _, rows in layout.parts] == [
-        [(0, LARGEST // 2, LARGEST // 8), (LARGEST // 2, 6, 3)],
-        [(0, LARGEST // 2, LARGEST // 8), (LARGEST // 2, LARGEST // 2, LARGEST // 8)],
-        [(0, LARGEST // 2, LARGEST // 8)],
+        [(0, ROOM // 2, ROOM // 8), (ROOM // 2, 6, 3)],
+        [(0, ROOM // 2, ROOM // 8), (ROOM // 2, ROOM // 2, ROOM // 8)],
+        [(0, ROOM // 2, ROOM // 8)],
     ]
-    assert [size for size, _ in layout.parts] == [LARGEST // 2 + 64, LARGEST, LARGEST // 2]
+    assert [size for size, _ in layout.parts] == [ROOM // 2 + 64, ROOM, ROOM // 2]
 
 
 def test_gradients_are_torchs(daemon: Any, small: None) -> None:
@@ -197,10 +200,10 @@ def test_no_space_for_all_of_it(daemon: Any, small: None, monkeypatch: pytest.Mo
     optimizer = FusedAdam(model.parameters())
     create, made = type(client).create_segment, []
 
-    def fails(self: Any, size: int) -> shm.Segment:
+    def fails(self: Any, size: int, kind: str) -> shm.Segment:
         if len(made) == 2:
             raise errors.NoSpaceError("cannot reserve")
-        made.append(create(self, size))
+        made.append(create(self, size, kind))
         return made[-1]
 
     with monkeypatch.context() as patch:
@@ -219,3 +222,46 @@ def test_no_space_for_all_of_it(daemon: Any, small: None, monkeypatch: pytest.Mo
     assert not client.state._free
     optimizer.step()
     assert len(client.state._free) > 4
+
+
+# ---- headers ----
+
+
+def test_segments_begin_with_a_header(daemon: Any) -> None:
+    model = wrapped()
+    model(data()).backward()
+    FusedAdam(model.parameters()).step()
+    client = get_client()
+    owners = set()
+    for segment in client._segments.values():
+        magic, version, page, size, id, owner, kind = struct.unpack_from("<QIIQQQI", segment.view)
+        owners.add(owner)
+        assert magic.to_bytes(8, "little") == b"GRADDSEG" and (version, page) == (1, 4096)
+        assert (size, id, shm.KINDS[kind]) == (segment.size, segment.id, segment.header.kind)
+    assert len(owners) == 1 and owners != {0}
+    (session,) = daemon.ps()["sessions"]
+    kinds = session["segment_kinds"]
+    assert kinds.pop("other") == 0 and all(kinds.values())
+    assert sum(kinds.values()) == session["segment_bytes"] == client.segment_bytes()
+    assert kinds["gradients"] == client.gradients.bytes()
+
+
+def test_a_descriptor_that_has_become_another_one(daemon: Any) -> None:
+    """The next daemon is not given other memory of the same size: nothing is computed with it."""
+    model, other = wrapped(), wrapped()
+    model(data()).backward()
+    client = get_client()
+    mine, theirs = (
+        client._segments[client.locate(m.module.wide.weight)[0]] for m in (model, other)
+    )
+    assert mine.size == theirs.size
+    kept = os.dup(mine.fd)
+    os.dup2(theirs.fd, mine.fd)
+    daemon.kill()
+    what = f"segment {mine.id}: header: field 'id': expected {mine.id}, got {theirs.id}"
+    with pytest.raises(errors.SharedMemoryError, match=what):
+        model(data())
+    os.dup2(kept, mine.fd)
+    os.close(kept)
+    model(data()).backward()
+    assert client.recoveries > 0

@@ -129,15 +129,22 @@ class Pool:
     """Segments for one purpose. See the top of this file."""
 
     def __init__(
-        self, client: Client, grow: int = 0, keep: bool = False, watched: bool = False
+        self,
+        client: Client,
+        kind: str,
+        grow: int = 0,
+        keep: bool = False,
+        watched: bool = False,
     ) -> None:
         """Args:
         client: Creates and drops the segments.
+        kind: Of the segments, see shm.KINDS.
         grow: Bytes of a segment when a request does not need more.
         keep: Keep empty segments for the next step while they were recently needed.
         watched: Who takes its memory past torch's version counters is noted (watch.py).
         """
         self.client = client
+        self.kind = kind
         self.grow = grow
         self.keep = keep
         self.watched = watched
@@ -202,7 +209,7 @@ class Pool:
         added: list[Segment] = []
         try:
             for _, size in packed(sizes):
-                added.append(self.client.create_segment(size))
+                added.append(self.client.create_segment(size, self.kind))
                 self._add(added[-1])
         except BaseException:
             for segment in added:
@@ -210,7 +217,7 @@ class Pool:
             raise
 
     def _add(self, segment: Segment) -> None:
-        self._free[segment.id] = (segment, [0], {0: segment.size})
+        self._free[segment.id] = (segment, [segment.start], {segment.start: segment.room})
         if self.watched:
             watch.add(segment.address, segment.size)
 
@@ -223,7 +230,9 @@ class Pool:
         """
         segment = None
         if not self._has_room(size):
-            segment = Segment(self.client.next_id(), size, in_pieces=True)
+            segment = Segment(
+                self.client.next_id(), size, self.client.header(self.kind), in_pieces=True
+            )
             self._add(segment)
         try:
             yield
@@ -245,10 +254,10 @@ class Pool:
         ahead = min(self.bytes() // 2, _AHEAD)
         if ahead > size and self.client.segment_count() >= _EXACT_SEGMENTS:
             try:
-                return self.client.create_segment(ahead)
+                return self.client.create_segment(ahead, self.kind)
             except errors.NoSpaceError:
                 pass  # then only what is needed
-        return self.client.create_segment(size)
+        return self.client.create_segment(size, self.kind)
 
     def retire(self) -> None:
         """Nothing will be allocated here again: segments go as soon as they are empty."""
@@ -258,8 +267,8 @@ class Pool:
 
     def drop_empty(self) -> None:
         """Gives back what reserve() has made and no block has come to."""
-        for segment, starts, sizes in list(self._free.values()):
-            if len(starts) == 1 and sizes[starts[0]] == segment.size:
+        for segment, _, sizes in list(self._free.values()):
+            if sizes.get(segment.start) == segment.room:
                 self._drop_if_spare(segment)
 
     def unwatch(self) -> None:
@@ -271,8 +280,8 @@ class Pool:
         """What was needed until now will not be needed again: its segments go if they are empty."""
         self.drain()
         self.peak_bytes = self.live_bytes
-        for segment, starts, sizes in list(self._free.values()):
-            if len(starts) == 1 and sizes[starts[0]] == segment.size > self.grow:
+        for segment, _, sizes in list(self._free.values()):
+            if sizes.get(segment.start) == segment.room > self.grow:
                 self._drop(segment)
 
     def bytes(self) -> int:
@@ -310,7 +319,7 @@ class Pool:
         else:
             starts.insert(i, start)
             sizes[start] = size
-        if len(starts) == 1 and sizes[starts[0]] == segment.size:
+        if sizes.get(segment.start) == segment.room:
             self._drop_if_spare(segment)
 
     def _drop_if_spare(self, segment: Segment) -> None:
@@ -345,7 +354,7 @@ def packed(sizes: Sequence[int]) -> list[tuple[int, int]]:
     for size in sizes:
         more = round_up(max(size, 1), ALIGN)
         count, total = found[-1] if found else (0, 0)
-        if count and total + more <= shm.SEGMENT_BYTES:
+        if count and total + more <= shm.SEGMENT_BYTES - shm.PAGE:  # which the header takes
             found[-1] = (count + 1, total + more)
         else:
             found.append((1, more))
