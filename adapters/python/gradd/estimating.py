@@ -305,10 +305,8 @@ class _Planner:
         self, graph: CapturedGraph, plan: Plan, tensors: list[torch.Tensor], asked: tuple
     ) -> LiveSaving | None:
         live = plan.live
-        if live is None or any(t.is_meta for t in tensors):
-            return None
-        sizes = live.worth(*live.find(tensors))
-        if not any(sizes):
+        sizes = (0, 0) if live is None else live.sizes(tensors)
+        if live is None or not any(sizes):
             return None
         peak = graph.plan(self.client, *asked, live=sizes).info.peak
         return LiveSaving(live.rows, *sizes, peak, 100 * live.saved(sizes))
