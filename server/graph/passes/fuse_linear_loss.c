@@ -13,11 +13,12 @@
  * are formed in the forward, chunk of rows by chunk of rows, and the logits are never there as a
  * whole.
  *
- * The chunk is what has 16 MiB of logits, or 512 rows: with fewer the sums of the weight's gradient
- * go through memory too often. In bf16 these sums take half as much again as the gradient; where
- * the plan's caller gives no memory for it in the forward it lies in the arena. Where all that is
- * hardly less than the logits there is one chunk, if only to leave out rows without a label;
- * where it is more, or where the logits have less than 256 KiB, nothing is replaced. */
+ * The chunk is a power of two: 512 rows, or what has 16 MiB of logits. With fewer the weight and
+ * the sums of its gradient go through memory too often. In bf16 these sums take half as much again
+ * as the gradient; where the plan's caller gives no memory for it in the forward it lies in the
+ * arena. Where all that is more than the logits the chunk is halved, down to 128 rows, or 64 where
+ * the sums stay in a cache. What is still more, and logits of less than 256 KiB, are left as they
+ * are. */
 #include <string.h>
 
 #include "kernels/rules.h"
@@ -26,8 +27,15 @@
 #include "server/graph/match/match_rows.h"
 #include "server/graph/readers.h"
 
-#define CHUNK_BYTES ((int64_t)16 << 20)
+/* With a chunk of so many rows the products take twelve times as long as what goes through memory
+ * once more per chunk, by the rates of server/plan/threads.c: 10 bytes per entry of the weight for
+ * 6 operations per row in bf16, 16 in f32 at half the rate. */
 #define CHUNK_ROWS  512
+#define LEAST_ROWS  128
+#define CACHE_ROWS  64
+#define CACHE_BYTES ((int64_t)1 << 20)
+#define CHUNK_BYTES ((int64_t)16 << 20)
+#define BLOCK_BYTES ((int64_t)2 << 20)   /* of kernels/cpu/linear_loss.c */
 #define LEAST_BYTES ((int64_t)256 << 10) /* below, a slot of its own costs more than it saves */
 
 typedef struct pass_s {
@@ -144,25 +152,46 @@ static bool find_head(const pass_t *p, const total_t *t, head_t *h) {
 
 /* ---- the chunk ------------------------------------------------------------------------------- */
 
-/* Rows of a chunk, or 0 if the logits take less. */
-static int64_t choose_chunk(const graph_t *g, const head_t *h) {
+/* What the chunked loss holds beside what whole logits do: a chunk of logits and of rows, the rows'
+ * gradients, the weight's until the backward, and in bf16 what its sums have beside it. */
+typedef struct sizes_s {
+    int64_t row, width; /* bytes of a row of logits, and of x */
+    int64_t kept;       /* whatever the chunk */
+    int64_t low;        /* where there is more than one chunk */
+    int64_t weight;     /* bytes of the sums of its gradient; 0 = it has none */
+} sizes_t;
+
+static sizes_t find_sizes(const graph_t *g, const head_t *h) {
     const gradd_dtype_t dtype = graph_type(g, h->x)->dtype;
-    const int64_t bytes = (int64_t)gradd_dtype_bytes(dtype), row = h->classes * bytes;
-    const bool trained = graph_is_trained(g, h->w);
-    const int64_t weight = h->classes * h->width;
-    if (!h->rows || !row) return 0;
-    int64_t chunk = CHUNK_BYTES / row;
-    if (chunk < CHUNK_ROWS) chunk = CHUNK_ROWS;
-    if (chunk > h->rows) chunk = h->rows;
-    const int64_t sums = trained && dtype == GRADD_DT_BF16 ? weight : 0;
-    const bool given = g->early && graph_is_parameter(g, h->w);
-    const int64_t kept = trained && !given ? weight * bytes : 0;
-    const int64_t all = h->rows * row;
+    const int64_t bytes = (int64_t)gradd_dtype_bytes(dtype), weight = h->classes * h->width;
+    sizes_t s = {.row = h->classes * bytes, .width = h->width * bytes};
+    s.kept = h->rows * s.width;
+    if (!graph_is_trained(g, h->w)) return s;
+    s.weight = weight * bytes;
+    if (!g->early || !graph_is_parameter(g, h->w)) s.kept += s.weight;
+    if (dtype == GRADD_DT_BF16) {
+        const int64_t block = weight * (int64_t)sizeof(float);
+        s.kept += block < BLOCK_BYTES ? block : BLOCK_BYTES;
+        s.low = weight;
+        s.weight += weight;
+    }
+    return s;
+}
+
+/* Rows of a chunk, or 0 if whole logits take less. */
+static int64_t choose_chunk(const graph_t *g, const head_t *h) {
+    if (!h->rows || !h->classes || !h->width) return 0;
+    const sizes_t s = find_sizes(g, h);
+    const int64_t all = h->rows * s.row;
     if (all < LEAST_BYTES) return 0;
-    if (chunk * row + sums > all - all / 8) chunk = h->rows;
-    if (chunk == h->rows && g->label_rows) return 0; /* the others are left out already */
-    const int64_t taken = chunk * row + kept + (chunk < h->rows ? sums : 0);
-    return taken <= all ? chunk : 0;
+    int64_t most = CHUNK_ROWS, chunk = 1;
+    const int64_t least = s.weight < CACHE_BYTES ? CACHE_ROWS : LEAST_ROWS;
+    if (most < CHUNK_BYTES / s.row) most = CHUNK_BYTES / s.row;
+    while (2 * chunk <= most && 2 * chunk < h->rows)
+        chunk *= 2;
+    while (chunk >= least && chunk * (s.row + s.width) + s.low + s.kept > all)
+        chunk /= 2;
+    return chunk >= least ? chunk : 0;
 }
 
 /* ---- rewriting ------------------------------------------------------------------------------- */

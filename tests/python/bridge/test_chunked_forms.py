@@ -230,6 +230,20 @@ def test_bf16(shared_daemon: object, name: str) -> None:
     assert_chunked(model)
 
 
+@pytest.mark.parametrize("name", ["mean", "masked mean", "z-loss", "z-loss of labelled rows"])
+def test_beside_live_rows(
+    shared_daemon: object, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Rows that a plan leaves out are not those that only a z-loss counts."""
+    monkeypatch.delenv("GRADD_LIVE_ROWS")
+    net = Net(**FORMS[name])
+    model, exact = wrapped(net), copy.deepcopy(net).double()
+    ids, labels = batch(3)
+    labels[:, :50] = -100
+    for _ in range(4):
+        assert_near(run(model, (ids, labels)), run(exact, (ids, labels)))
+
+
 # ---- what stays whole ----
 
 
