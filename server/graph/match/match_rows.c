@@ -203,3 +203,40 @@ gradd_status_t match_rows_weights(graph_t *g, int32_t like, const match_rows_t *
     *out = weights;
     return GRADD_OK;
 }
+
+/* v, or 0 where a label is the ignored one; v may be the labels. */
+static gradd_status_t where_counted(const maker_t *m, gradd_val_t ignored, gradd_val_t *v) {
+    const graph_node_t like = m->g->nodes[m->like];
+    const gradd_dtype_t dtype = graph_type(m->g, *v)->dtype;
+    const gradd_val_t in[3] = {ignored, gradd_const_scalar(&m->g->builder, dtype, 0), *v};
+    GRADD_TRY(m->g->builder.status);
+    return match_emit(m->g, &like, &(match_fused_t){.op = "Where", .in = in, .n_in = 3}, v, 1);
+}
+
+gradd_status_t match_class_weights(graph_t *g, int32_t loss, gradd_dtype_t dtype,
+                                   gradd_val_t *out) {
+    const graph_node_t n = g->nodes[loss];
+    const gradd_type_t all = {dtype, 1, {gradd_type_count(graph_type(g, n.in[1]))}};
+    const maker_t m = {g, loss, dtype, all.dims[0]};
+    const bool mean = !strcmp(gradd_attr_string(n.attrs, "reduction", "mean"), "mean");
+    const bool ignores = gradd_attr_find(n.attrs, "ignore_index");
+    const double ignore = (double)gradd_attr_int(n.attrs, "ignore_index", 0);
+    gradd_val_t labels, shape, ignored = GRADD_NONE, weights, sum;
+    GRADD_TRY(sizes(&m, &all, &shape));
+    GRADD_TRY(emit(&m, "Reshape", n.in[1], shape, &labels));
+    if (ignores) {
+        sum = gradd_const_scalar(&g->builder, graph_type(g, labels)->dtype, ignore);
+        GRADD_TRY(g->builder.status);
+        GRADD_TRY(emit(&m, "Equal", labels, sum, &ignored));
+        GRADD_TRY(where_counted(&m, ignored, &labels));
+    }
+    GRADD_TRY(emit(&m, "Gather", n.in[2], labels, &weights));
+    if (ignores) GRADD_TRY(where_counted(&m, ignored, &weights));
+    GRADD_TRY(cast(&m, &weights));
+    if (mean) {
+        GRADD_TRY(emit(&m, "ReduceSum", weights, GRADD_NONE, &sum));
+        GRADD_TRY(emit(&m, "Div", weights, sum, &weights));
+    }
+    *out = weights;
+    return GRADD_OK;
+}

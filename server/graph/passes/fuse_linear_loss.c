@@ -2,6 +2,7 @@
  *
  *   CrossEntropy(logits, labels)       with a reduction, as fuse_loss has left it
  *   sum_i w_i CrossEntropy(logits, labels)_i, without one: masks, weights (match_rows.h)
+ *   SoftmaxCrossEntropyLoss(logits, labels, class weights), which is such a sum
  *   one of them + sum_i q_i lse_i^2    lse = ReduceLogSumExp(logits): z-loss
  *   logits = [softcap] [scale] (x W)   or x W + b
  *
@@ -50,6 +51,7 @@ typedef struct total_s {
     int32_t loss; /* CrossEntropy */
     int32_t last; /* node of the result */
     bool weighted, squares;
+    bool by_class; /* weighted by what the labels' classes weigh */
     match_rows_t weights, lse;
     gradd_val_t fork; /* logits that loss and log-sum-exp read; GRADD_NONE = the loss alone */
     bool cut;         /* the last position has no log-sum-exp */
@@ -248,7 +250,10 @@ static gradd_status_t append_zeros(graph_t *g, int32_t like, int64_t positions, 
 
 static gradd_status_t add_weights(graph_t *g, const total_t *t, gradd_val_t *in) {
     const gradd_dtype_t dtype = graph_type(g, g->nodes[t->last].out[0])->dtype;
-    if (t->weighted) GRADD_TRY(match_rows_weights(g, t->last, &t->weights, dtype, &in[5]));
+    if (t->by_class)
+        GRADD_TRY(match_class_weights(g, t->loss, dtype, &in[5]));
+    else if (t->weighted)
+        GRADD_TRY(match_rows_weights(g, t->last, &t->weights, dtype, &in[5]));
     if (!t->squares) return GRADD_OK;
     GRADD_TRY(match_rows_weights(g, t->last, &t->lse, dtype, &in[6]));
     if (!t->cut) return GRADD_OK;
@@ -267,7 +272,7 @@ static gradd_status_t fuse(pass_t *p, const total_t *t) {
     GRADD_TRY(fit_rows(g, &g->nodes[t->loss], &h));
     const graph_node_t *loss = &g->nodes[t->loss]; /* the list may have moved */
     gradd_val_t in[7] = {h.x, h.w, loss->in[1], h.bias, GRADD_NONE, GRADD_NONE, GRADD_NONE};
-    if (loss->n_in > 2) in[4] = loss->in[2];
+    if (loss->n_in > 2 && !t->by_class) in[4] = loss->in[2];
     GRADD_TRY(add_weights(g, t, in));
     int n_in = 7;
     while (in[n_in - 1] == GRADD_NONE)
@@ -372,10 +377,23 @@ static void take_squares(const pass_t *p, total_t *t) {
     t->last = id;
 }
 
+/* As the exporter writes it: scores [N, V]. */
+static bool has_class_weights(const graph_t *g, const graph_node_t *n) {
+    return n->n_in > 2 && n->in[2] != GRADD_NONE && n->n_out == 1 &&
+           graph_type(g, n->in[0])->rank == 2;
+}
+
+static bool is_loss(const graph_node_t *n) {
+    return !n->backward && (!strcmp(n->op->name, "CrossEntropy") ||
+                            !strcmp(n->op->name, "SoftmaxCrossEntropyLoss"));
+}
+
 static gradd_status_t fuse_loss_of(pass_t *p, int32_t id) {
     const graph_node_t *n = &p->g->nodes[id];
     total_t t = {.loss = id, .last = id, .fork = GRADD_NONE};
     const bool none = !strcmp(gradd_attr_string(n->attrs, "reduction", "mean"), "none");
+    t.by_class = t.weighted = !strcmp(n->op->name, "SoftmaxCrossEntropyLoss");
+    if (t.by_class && (none || !has_class_weights(p->g, n))) return GRADD_OK;
     if (none && !take_weights(p, &t)) return GRADD_OK;
     take_squares(p, &t);
     return fuse(p, &t);
@@ -387,8 +405,7 @@ static gradd_status_t fuse_linear_loss(graph_t *g) {
     GRADD_TRY(find_readers(&p));
     for (int32_t i = 0, n = g->n_nodes; i < n; i++) {
         GRADD_TRY(budget_spend(1));
-        if (!g->nodes[i].backward && !strcmp(g->nodes[i].op->name, "CrossEntropy"))
-            GRADD_TRY(fuse_loss_of(&p, i));
+        if (is_loss(&g->nodes[i])) GRADD_TRY(fuse_loss_of(&p, i));
     }
     return GRADD_OK;
 }

@@ -98,6 +98,11 @@ def mean_of_means(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return each.sum() / y.shape[0] * 0.5
 
 
+def by_class(z: torch.Tensor, y: torch.Tensor, **options: Any) -> torch.Tensor:
+    weights = torch.linspace(0, 2, z.shape[-1]).to(z.dtype)
+    return plain(z, y, weight=weights, **options)
+
+
 def z_all(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return plain(z, y) + 1e-2 * (torch.logsumexp(z, -1) ** 2).mean()
 
@@ -156,6 +161,11 @@ FORMS: dict[str, dict[str, Any]] = {
     "odd vocabulary": {"loss": padded, "classes": 2503 - 6},
     "masked mean": {"loss": masked_mean},
     "mean of means": {"loss": mean_of_means, "tied": True},
+    "class weights": {"loss": by_class, "bias": True},
+    "sum by class weights": {"loss": lambda z, y: by_class(z, y, reduction="sum") / 50},
+    "class weights and z-loss": {
+        "loss": lambda z, y: by_class(z, y) + 1e-2 * (torch.logsumexp(z, -1) ** 2).mean()
+    },
     "z-loss": {"loss": z_all},
     "z-loss of labelled rows": {"loss": z_masked, "bias": True},
     "z-loss of filled rows": {"loss": z_filled},
@@ -369,7 +379,7 @@ def test_what_stays_whole(shared_daemon: object, name: str) -> None:
 
 # ---- edges ----
 
-EDGES = ["mean", "bias", "padded shift", "soft cap", "masked mean", "z-loss"]
+EDGES = ["mean", "class weights", "padded shift", "soft cap", "masked mean", "z-loss"]
 
 
 def same_numbers(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
