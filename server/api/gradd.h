@@ -149,7 +149,9 @@ typedef struct gradd_plan_options_s {
     int64_t label_rows, real_rows;
     /* Of a plan with a backward: the most that arena_bytes may be, 0 = as much as it takes. The
      * plan keeps as much from forward to backward as fits, by a model of time, and computes the
-     * rest again. Results are the same bit for bit. With a budget `recompute` has no say. */
+     * rest again, with the same bits. Shorter chunks of a language model's loss are another choice,
+     * which changes the rounding of sums over them: results are then the same up to rounding, and
+     * bit for bit in every run of the plan. With a budget `recompute` has no say. */
     int64_t memory_budget;
     gradd_recompute_t recompute;
 } gradd_plan_options_t;
