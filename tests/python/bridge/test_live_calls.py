@@ -197,3 +197,21 @@ def test_plans_that_are_forgotten_are_gone(monkeypatch: pytest.MonkeyPatch) -> N
         if p["session"] == client.session
     ]
     assert 3 <= len(mine) <= 7, "those, the one over all rows, one of a run"
+
+
+def test_plans_that_are_used_stay_and_others_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths as they come: what calls by the short way use is none of the oldest plans."""
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    monkeypatch.setattr(captured, "_PLANS", 6)
+    model, batch, used = ORTModule(build("llama")[0], strict=True), padded(), set()
+    for length in range(4, POSITIONS):
+        short = {name: values[:, :length].contiguous() for name, values in batch.items()}
+        for data in (batch, short, batch):
+            model(**data).loss.backward()
+        used.add(model._gradd_bridge.last[1]().info.id)
+    client = get_client()
+    client.flush()
+    plans = client.request("explain", {"proto": 2})["plans"]
+    mine = [p for p in plans if p["session"] == client.session]
+    assert len(used) == 1, "the plan of a batch that comes again and again was compiled again"
+    assert 6 <= len(mine) <= 7, "those, and one of a run"
