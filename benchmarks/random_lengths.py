@@ -144,7 +144,8 @@ def report(steps: list[Step], limit: float, again: dict[int, float]) -> None:
                 f"median than over all rows, {max(more):.1f} at most"
             )
     long = [s for s in plain if s.ratio > limit]
-    print(f"{len(long)} steps above {limit} without anything besides")
+    short = sum(s.ratio * limit < 1 for s in plain)
+    print(f"{len(long)} of these take more than {limit} times as long, {short} as short")
     for s in long:
         print(f"  {s}: {s.ratio:.2f}; the shortest of {AGAIN} more: {again[s.number]:.2f}")
 

@@ -41,8 +41,8 @@ def _some(like: torch.Tensor, part: float, seed: int) -> torch.Tensor:
 
 
 def _lengths(seed: int, length: int = LENGTH) -> torch.Tensor:
-    """A mask of rows whose ends are padding, half of all positions."""
-    ends = torch.linspace(0.25, 0.75, ROWS).mul(length).long()[torch.arange(ROWS).roll(seed)]
+    """A mask: half of all positions are padding, on the right; one row has none."""
+    ends = torch.linspace(0.05, 1.0, ROWS).mul(length).long()[torch.arange(ROWS).roll(seed)]
     return (torch.arange(length) < ends[:, None]).long()
 
 
