@@ -147,7 +147,7 @@ setup: ## install what is missing: system packages, .venv, Python packages (repe
 test: all $(B)/bin/tests $(FAKE) fuzz-bins ## every test: layers, sizes, C, mutated input, Python with a real daemon
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(PY) tests/run_all.py --build $(B)
 
-nightly: all ## the long property tests (ONLY="FILES"), hours; kept in benchmarks/results/nightly.txt
+nightly: all ## long property tests, parity per switch (ONLY="FILES SWITCHES"), hours; kept in benchmarks/results/nightly.txt
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) nice $(PY) tests/run_all.py --build $(B) --nightly benchmarks/results/nightly.txt $(if $(ONLY),--only $(ONLY))
 
 check: lint all $(B)/bin/tests $(FAKE) ## the inner loop, a minute: lint, layers, sizes, C, quick Python

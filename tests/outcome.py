@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MODES = ("GRADD_TEST_DEVICE", "GRADD_NIGHTLY", "GRADD_DRAW", "GRADD_BUILD")  # change what runs
+# Variables that change what runs, or how; a failure is repeated with them.
+MODES = ("GRADD_TEST_DEVICE", "GRADD_NIGHTLY", "GRADD_DRAW", "GRADD_BUILD")
+MODES += ("GRADD_LIVE_ROWS", "GRADD_CHUNKED_LOSS", "ORTMODULE_MEMORY_OPT_LEVEL")
+MODES += ("ORTMODULE_ENABLE_COMPUTE_OPTIMIZER", "ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER")
+MODES += ("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER",)
 N_TESTS, N_FILES = 20, 10  # of the slowest
 
 

@@ -5,8 +5,9 @@ Order: the checks (layers, sizes, pages), the C runner, then pytest with a real 
 tests/fake. A check script counts as one test. Everything that was skipped is listed with its
 reason by the part that skipped it. At the end: the slowest tests and files of all parts, and for
 each failure the command that repeats it alone.
-`--nightly FILE [--only TEST...]` runs the long property tests alone, file by file, and keeps in
-FILE what the last run of each said. Called by `make test`, `make check`, `make nightly`.
+`--nightly FILE [--only TEST...]` runs the long property tests alone, file by file, and every parity
+test once more under each of SWITCHES; FILE keeps what the last run of each said. Called by `make
+test`, `make check`, `make nightly`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,16 @@ import outcome
 from machine import workers
 from outcome import ROOT, Outcome
 
+# What saves work or memory by itself is switched off, and what a user asks for is switched on.
+SWITCHES = (
+    "GRADD_LIVE_ROWS=0",
+    "GRADD_CHUNKED_LOSS=0",
+    "ORTMODULE_ENABLE_COMPUTE_OPTIMIZER=0",
+    "ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER=0",
+    "ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER=0",
+    "ORTMODULE_MEMORY_OPT_LEVEL=1",
+    "ORTMODULE_MEMORY_OPT_LEVEL=2",
+)
 FAKE_C = ("ops", "step.")  # modules of C tests whose device is the one that is named
 
 
@@ -96,6 +107,23 @@ def nightly_files() -> list[str]:
     ]
 
 
+def parity_files() -> list[str]:
+    """The files of tests that compare losses and gradients of whole models with PyTorch's."""
+    values = ROOT / "tests" / "python" / "values"
+    return [str(t.relative_to(ROOT)) for t in sorted(values.glob("test_parity*.py"))]
+
+
+def run_switched(build: Path, switch: str) -> Outcome:
+    """Every parity test with a variable that is one of SWITCHES."""
+    name, value = switch.split("=")
+    print(f"== {switch}", flush=True)
+    os.environ[name] = value
+    try:
+        return run_python(build, "nightly or not nightly", parity_files())
+    finally:
+        del os.environ[name]
+
+
 def run_nightly(build: Path, file: Path, chosen: list[str]) -> int:
     """Runs the long property tests, one file after the other, and keeps each one's last result.
 
@@ -103,17 +131,18 @@ def run_nightly(build: Path, file: Path, chosen: list[str]) -> int:
     """
     os.environ["GRADD_NIGHTLY"] = "1"
     kept = dict(re.findall(r"^(?! )(\S+): (.*(?:\n  .*)*)", read_or_nothing(file), re.MULTILINE))
-    known = nightly_files()
+    known = [*nightly_files(), *SWITCHES]
     if unknown := sorted(set(chosen) - set(known)):
         print(f"no file of long tests: {', '.join(unknown)}; there are:", *known, sep="\n  ")
         return 2
     total = Outcome()
-    for tests in chosen or known:
+    for part in chosen or known:
         start = time.monotonic()
-        count = run_python(build, "nightly", [tests])
+        one = part in SWITCHES
+        count = run_switched(build, part) if one else run_python(build, "nightly", [part])
         took = time.monotonic() - start
         lines = [f"{count.passed} passed, {count.failed} failed, {took:.0f} s", *count.again]
-        kept[tests] = "\n  ".join(lines)
+        kept[part] = "\n  ".join(lines)
         total += count
         file.write_text(nightly_page({name: kept[name] for name in known if name in kept}))
     return finish(total)

@@ -6,9 +6,9 @@
  * So what is computed for them is computed for a live row as well, and makes no new infinities.
  *
  * GatherRows(x, rows): x[b1, ..., bl, ...] with l = `lead` axes of rows -> [1, ..., 1, k, ...]; of
- * a live row r, row r + `offset` of x; of others row ~r, or `fill` in all elements. ScatterRows(x,
- * rows): x[..., k, ...] -> [`dims`, ...], zeros where there is no live row. Each is the gradient of
- * the other.
+ * a live row r, row r + `offset` of x, or `fill` in all elements where that is behind the end of a
+ * sequence of `positions` rows; of others row ~r, or `fill`. ScatterRows(x, rows): x[..., k, ...]
+ * -> [`dims`, ...], zeros where there is no live row. Each is the gradient of the other.
  *
  * RowsWithin(rows, others): the places of `rows` in the list `others`, which holds all of them.
  * RowRanges(rows, spans) -> i32[1, 1, k, 3], for attention over live rows alone: rows are positions
@@ -108,18 +108,17 @@ static gradd_status_t compute_gather(const gradd_launch_t *r) {
     const gradd_view_t *x = &r->in[0], *y = &r->out[0];
     const int64_t lead = gradd_attr_int(r->attrs, "lead", 1);
     const int64_t offset = gradd_attr_int(r->attrs, "offset", 0), n = leading(&x->type, lead);
+    const int64_t positions = gradd_attr_int(r->attrs, "positions", n);
     const gradd_attr_t *fill = gradd_attr_find(r->attrs, "fill");
     const size_t bytes = row_bytes(&x->type, lead);
     list_t list;
     GRADD_TRY(read_list(&r->in[1], n, r->workspace, &list));
-    if (list.n_live && list.at[list.n_live - 1] + offset >= n)
-        return GRADD_FAIL(INDEX, "row %lld + %lld of %lld", (long long)list.at[list.n_live - 1],
-                          (long long)offset, (long long)n);
 #pragma omp parallel for schedule(static) if (list.n * (int64_t)bytes >= 4 * GRADD_PARALLEL_MIN)
     for (int64_t i = 0; i < list.n; i++) {
         const int64_t row = list.at[i];
         char *to = (char *)y->data + (size_t)i * bytes;
-        if (row < 0 && fill)
+        const bool behind = row >= 0 && offset && row % positions >= positions - offset;
+        if (behind || (row < 0 && fill))
             fill_row(&x->type, to, bytes, fill->i);
         else
             memcpy(to, (const char *)x->data + (size_t)(row < 0 ? ~row : row + offset) * bytes,
@@ -158,11 +157,19 @@ static gradd_status_t check_rows(const gradd_infer_t *c, int64_t lead) {
 
 static gradd_status_t infer_gather(gradd_infer_t *c) {
     const int64_t lead = gradd_attr_int(c->attrs, "lead", 1);
+    const int64_t offset = gradd_attr_int(c->attrs, "offset", 0);
     const gradd_dtype_t dtype = c->in[0].type.dtype;
     GRADD_TRY(check_rows(c, lead));
     if (gradd_attr_int(c->attrs, "fill", 0) && dtype != GRADD_DT_I64 && dtype != GRADD_DT_I32)
         return GRADD_FAIL(GRAPH, "only integers are filled with another number than 0");
-    if (gradd_attr_int(c->attrs, "offset", 0) < 0) return GRADD_FAIL(GRAPH, "a negative offset");
+    const int64_t n = leading(&c->in[0].type, lead);
+    const int64_t positions = gradd_attr_int(c->attrs, "positions", n);
+    if (offset < 0) return GRADD_FAIL(GRAPH, "a negative offset");
+    if (offset && !gradd_attr_find(c->attrs, "fill"))
+        return GRADD_FAIL(GRAPH, "an offset, and nothing to fill in behind the last row");
+    if (n && (positions < 1 || n % positions))
+        return GRADD_FAIL(GRAPH, "%lld rows are no sequences of %lld positions", (long long)n,
+                          (long long)positions);
     c->out[0] = c->in[0].type;
     for (int d = 0; d + 1 < lead; d++)
         c->out[0].dims[d] = 1;
@@ -330,12 +337,16 @@ GRADD_OPS(
              .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP, .types = LIST_TYPES,
              .attrs = GRADD_ATTR_LIST({"lead", GRADD_ATTR_INT, false},
                                       {"offset", GRADD_ATTR_INT, false},
+                                      {"positions", GRADD_ATTR_INT, false},
                                       {"fill", GRADD_ATTR_INT, false}),
              .infer = infer_gather, .grad = grad_gather, .ref = compute_gather,
              .cases = GRADD_CASES({.text = "f32[5,3] i64[3]={0,2,4}"},
                                   {.text = "f32[2,3,4] i64[4]={0,1,5,-6} | lead=2 fill=0"},
                                   {.text = "f32[2,3,4] i64[2]={-1,-1} | lead=2", .grad_tol = -1},
                                   {.text = "i64[2,3] i64[3]={0,3,-1} | lead=2 offset=1 fill=-100"},
+                                  {.text = "i64[2,3] i64[6]={0,1,2,4,5,-1} | lead=2 offset=1 "
+                                           "positions=3 fill=-100"},
+                                  {.text = "i32[6] i64[3]={1,4,5} | offset=3 positions=2 fill=7"},
                                   {.text = "i32[4] i64[3]={1,3,-4} | fill=7"},
                                   {.text = "f32[4] i64[2]={1,3}"},
                                   {.text = "bool[2,2,1] i64[2]={1,3} | lead=2"},

@@ -191,6 +191,7 @@ def _show_logs(item: pytest.Item, report: pytest.TestReport) -> None:
             report.sections.append((f"log of the daemon in {server.directory}", text))
 
 
+_SHARED_MODELS = ("LlamaForCausalLM", "BertForMaskedLM", "T5ForConditionalGeneration")
 _captures: dict[Any, list[Any]] = {}
 
 
@@ -214,7 +215,7 @@ def _capture_once(capture: Any) -> Any:
         module: Any, args: tuple, kwargs: dict, *, forward: Any = None, observed: bool = True
     ) -> Any:
         kind = type(module)
-        ours = kind.__module__ == "nets" or kind.__name__ == "LlamaForCausalLM"
+        ours = kind.__module__ == "nets" or kind.__name__ in _SHARED_MODELS
         if not ours or getattr(forward, "__func__", None) is not kind.forward:
             return capture(module, args, kwargs, forward=forward, observed=observed)
         with _as_its_class_has_it(module):

@@ -190,20 +190,22 @@ static gradd_status_t shrink_attention(rewrite_t *w, const graph_node_t *n, grad
 
 /* ---- the loss -------------------------------------------------------------------------------- */
 
-/* Labels of the rows of a set; what stands for nothing has the ignored one. */
+/* Labels of the rows of a set. What stands for nothing has the ignored one, and with a shift so has
+ * the last row of a sequence, which is real where the sequence has no padding. */
 static gradd_status_t labels_of(rewrite_t *w, const graph_node_t *loss, live_set_t set,
                                 gradd_val_t *out) {
     const live_loss_t *l = &w->l->loss;
     const gradd_type_t flat = {graph_type(w->g, l->labels)->dtype, 1, {l->rows}};
-    const gradd_attr_t attrs[3] = {
+    const gradd_attr_t attrs[4] = {
         gradd_make_int("lead", 1),
         gradd_make_int("offset", gradd_attr_int(loss->attrs, "shift", 0)),
+        gradd_make_int("positions", l->positions),
         gradd_make_int("fill", gradd_attr_int(loss->attrs, "ignore_index", 0))};
     gradd_val_t in[2] = {GRADD_NONE, w->lists[set]};
     w->g->rows = LIVE_NONE;
     GRADD_TRY(resize(w, loss, "Reshape", l->labels, &flat, &in[0]));
     w->g->rows = (uint8_t)set;
-    return add_named(w, loss, "GatherRows", in, (gradd_attrs_t){attrs, 3}, out);
+    return add_named(w, loss, "GatherRows", in, (gradd_attrs_t){attrs, 4}, out);
 }
 
 /* Losses of some rows among zeros: the losses of all. */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -197,3 +198,43 @@ def test_plans_that_are_forgotten_are_gone(monkeypatch: pytest.MonkeyPatch) -> N
         if p["session"] == client.session
     ]
     assert 3 <= len(mine) <= 7, "those, the one over all rows, one of a run"
+
+
+def test_plans_that_are_used_stay_and_others_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths as they come: what calls by the short way use is none of the oldest plans."""
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    monkeypatch.setattr(captured, "_PLANS", 6)
+    model, batch, used = ORTModule(build("llama")[0], strict=True), padded(), set()
+    for length in range(4, POSITIONS):
+        short = {name: values[:, :length].contiguous() for name, values in batch.items()}
+        for data in (batch, short, batch):
+            model(**data).loss.backward()
+        used.add(model._gradd_bridge.last[1]().info.id)
+    client = get_client()
+    client.flush()
+    plans = client.request("explain", {"proto": 2})["plans"]
+    mine = [p for p in plans if p["session"] == client.session]
+    assert len(used) == 1, "the plan of a batch that comes again and again was compiled again"
+    assert 6 <= len(mine) <= 7, "those, and one of a run"
+
+
+def test_a_budget_holds_over_live_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan over all rows and the one without padding are within it, with the same bits."""
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
+    batch, arenas, found = padded(), [], []
+    net = build("llama", num_hidden_layers=4)[0]
+    curve = gradd.estimate(net, batch).curve
+    draw = random.Random(8)
+    least, whole = curve[-1].activations, curve[0].activations
+    drawn = sorted((draw.randint(least, whole) for _ in range(2)), reverse=True)
+    for budget in [None, *drawn, least]:
+        model = ORTModule(copy.deepcopy(net), strict=True, memory_budget=budget)
+        model(**batch).loss.backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+        arenas.append(model.gradd_explain().arena_bytes)
+        assert model.gradd_stats()["padding_rows_left_out"] > 0
+        plans = model._gradd_bridge._alive
+        peaks = [plan.info.peak for graph in plans for plan in graph.plans.values()]
+        assert len(peaks) >= 2 and (budget is None or max(peaks) <= budget)
+        assert all(map(torch.equal, found[0], found[-1]))
+    assert arenas == sorted(arenas, reverse=True) and arenas[-1] < arenas[0]

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests"))
 import machine  # noqa: E402
 import outcome  # noqa: E402
+import run_all  # noqa: E402
 
 pytestmark = pytest.mark.quick
 BUILD = ROOT / "build"
@@ -52,6 +53,33 @@ def test_failures_come_with_the_command_that_repeats_them(
     ]
     report.unlink()
     assert outcome.of_python(command, 3, report, BUILD).failed == 1
+
+
+def test_each_switch_runs_every_parity_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of `make nightly`: under its variable alone, which failures are repeated with."""
+    runs = []
+
+    def run_python(build: Path, marked: str, files: list[str]) -> outcome.Outcome:
+        runs.append((marked, files, {n: os.environ[n] for n in outcome.MODES if n in os.environ}))
+        return outcome.Outcome(2, 1, again=[outcome.shell(["x"])])
+
+    monkeypatch.setattr(run_all, "run_python", run_python)
+    monkeypatch.setenv("GRADD_NIGHTLY", "1")
+    kept = tmp_path / "kept"
+    other = "tests/python/values/test_parity.py: 9 passed, 0 failed, 1 s"
+    kept.write_text(f"machine: x\n\n{other}\n")
+    assert run_all.run_nightly(BUILD, kept, list(run_all.SWITCHES)) == 1
+    for (marked, files, modes), switch in zip(runs, run_all.SWITCHES, strict=True):
+        name, value = switch.split("=")
+        assert marked == "nightly or not nightly" and modes == {"GRADD_NIGHTLY": "1", name: value}
+        assert {Path(f).stem for f in files} >= {"test_parity", "test_parity_bf16"}
+    text = kept.read_text()
+    assert other in text
+    for switch in run_all.SWITCHES:
+        assert f"{switch}: 2 passed, 1 failed, 0 s\n  GRADD_NIGHTLY=1 {switch} x\n" in text
+    assert run_all.run_nightly(BUILD, kept, ["GRADD_LIVE_ROWS=2"]) == 2
 
 
 def test_c_tests_are_counted_timed_and_named(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 from gradd import ORTModule
 from gradd.calls.liverows import LiveRows, filled, rounded
 from tests.python.helpers.models import VOCAB, build
-from tests.python.helpers.selection import SEED
+from tests.python.helpers.selection import SEED, every_run
 
 pytestmark = pytest.mark.usefixtures("shared_daemon")
 IGNORED = -100
@@ -141,6 +141,32 @@ def _cases(family: str, dtype: torch.dtype, count: int, patch: pytest.MonkeyPatc
 @pytest.mark.parametrize("family", ["llama", "bert_mlm"])
 def test_random_batches(family: str, patch: pytest.MonkeyPatch) -> None:
     _cases(family, torch.float32, 15, patch)
+
+
+@pytest.mark.parametrize("family", every_run(("llama",), FAMILIES))
+def test_random_batches_without_padding(family: str, patch: pytest.MonkeyPatch) -> None:
+    """Rows without a label stay: the last one of a sequence has none, and is real."""
+    patch.setenv("ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER", "0")
+    twins, draw = Twins(family, torch.float32, patch), random.Random(f"{SEED} {family}")
+    for _ in range(6):
+        batch = masked_batch(draw, 3, 17, ("right",))
+        batch["attention_mask"][0::2] = 1
+        batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED)
+        twins.compare(batch)
+    stats = twins.live.gradd_stats()
+    assert stats["padding_rows_left_out"] > 0 == stats["unlabelled_rows_left_out"]
+
+
+def test_few_rows_without_a_label_stay(patch: pytest.MonkeyPatch) -> None:
+    """Where all that is real has a label, a list of what has one is not worth it."""
+    twins = Twins("llama", torch.float32, patch, num_hidden_layers=12)
+    batch = masked_batch(random.Random(3), 4, 40, ("none",))
+    batch["attention_mask"][1, 24:] = 0
+    batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED)
+    for _ in range(2):
+        twins.compare(batch)
+    stats = twins.live.gradd_stats()
+    assert stats["padding_rows_left_out"] > 0 == stats["unlabelled_rows_left_out"]
 
 
 @pytest.mark.nightly

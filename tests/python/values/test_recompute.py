@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import random_graphs
 import torch
-from selection import every_run
+from selection import SEED, every_run
 
 from gradd import export
 
@@ -118,13 +118,27 @@ def test_gradients_have_the_same_bits(name: str, half: bool):
     assert tried, "nothing was computed again"
 
 
+def trained(of: Captured, plan: E.Plan) -> dict[str, np.ndarray]:
+    """Outputs and gradients of a forward and its expected backward."""
+    run = E.Run(plan)
+    out = run.forward(of.feed, seed=11)
+    return out | run.backward(arriving(out, of.outputs[:1]))
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["f32", "bf16"])
 @pytest.mark.parametrize("name", ["llama", "bert_mlm"])
-def test_a_smaller_budget_never_needs_more(name: str):
-    """50 random budgets: each is met, or refused with the smallest that can be."""
-    of = family(name)
+def test_a_smaller_budget_never_needs_more(name: str, half: bool):
+    """50 random budgets: each is met with the same bits, or refused with the smallest that can be.
+
+    What counts is the memory that the run asks its device for, not what the plan says alone.
+    """
+    of = family(name, half)
+    taken: list[int] = []
+    device = E.Device(1, admit=lambda size: taken.append(size) or 0)
     top, bottom = of.info().arena_bytes, of.curve()[-1].arena_bytes
-    assert bottom < top
-    rng = random.Random(7)
+    want = trained(of, of.plan(on=device))
+    assert bottom < top == sum(taken)
+    rng = random.Random(f"{SEED} {name} {half}")
     budgets = sorted(rng.randint(int(bottom * 0.8), int(top * 1.1)) for _ in range(50))
     arenas, times, refused = [], [], 0
     for budget in budgets:
@@ -134,10 +148,13 @@ def test_a_smaller_budget_never_needs_more(name: str):
             assert error.value.code == "NOMEM"
             refused += 1
             continue
-        info = of.info(memory_budget=budget)
-        assert info.arena_bytes <= budget
-        arenas.append(info.arena_bytes)
-        times.append(info.recompute_us)
+        device.trim()
+        taken.clear()
+        plan = of.plan(memory_budget=budget, on=device)
+        assert_same_bits(trained(of, plan), want)
+        assert sum(taken) == plan.info.arena_bytes <= budget
+        arenas.append(plan.info.arena_bytes)
+        times.append(plan.info.recompute_us)
     assert arenas == sorted(arenas) and times == sorted(times, reverse=True)
     assert 0 < refused < 50 and len(set(arenas)) > 4
 

@@ -37,6 +37,7 @@ class Plan:
     """A graph compiled for concrete shapes and a choice of outputs and gradients.
 
     Attributes:
+        key: Shapes and choices, by which its graph finds it.
         graph: What it was compiled from; must be known to a restarted daemon as long as the plan.
         info: The daemon's reply.
         outputs: Wanted output names, in the order of the request.
@@ -51,6 +52,7 @@ class Plan:
     """
 
     client: Any
+    key: Hashable
     graph: protocol.GraphInfo
     info: protocol.PlanInfo
     outputs: tuple[str, ...]
@@ -123,7 +125,8 @@ class CapturedGraph:
         self.binding: Binding | None = None
         self.filled: list[tuple[dict, str, object]] = []  # settings that forward() filled in
         self.generation = -1
-        self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self.plans: OrderedDict[Hashable, Plan] = OrderedDict()  # the last one was used last
+        self.evicted = False  # one of them was given up: ways may still hold it
         self.made: dict[Plan, Any] = {}  # of these, calls over live rows: see LiveRows.choose
         self.kinds: dict[Hashable, Kind] = {}  # of plans, for the self-checks
         self.asked_for: set[str] = set()  # outputs that were left out and then needed after all
@@ -232,7 +235,7 @@ class CapturedGraph:
         key = (free_types, params, input_grads, outputs, grad_outputs, live)
         plan = self.plans.get(key)
         if plan is not None:
-            self.plans.move_to_end(key)
+            self.keep(plan)
             return plan
         types = dict(zip(self.free, free_types, strict=True))
         for name, place in zip(self.bound, self.places, strict=True):
@@ -257,6 +260,7 @@ class CapturedGraph:
         early = tuple(i for i in range(len(kinds)) if i < len(info.early) and info.early[i])
         plan = Plan(
             client,
+            key,
             self.info,
             info,
             outputs,
@@ -271,11 +275,17 @@ class CapturedGraph:
         )
         # Runs hold their plan: the daemon keeps it until the last of them is released.
         client.ends.watch(plan, partial(client.later, "plan.drop", {"plan": info.id}))
-        self.plans[key] = plan
+        self.keep(plan)
+        return plan
+
+    def keep(self, plan: Plan) -> None:
+        """A call uses this plan: another one is the next to be given up."""
+        self.plans[plan.key] = plan
+        self.plans.move_to_end(plan.key)
         if len(self.plans) > _PLANS:
             _, oldest = self.plans.popitem(last=False)
             self.made.pop(oldest, None)
-        return plan
+            self.evicted = True
 
     def left_out(self) -> set[int]:
         """Positions of the user outputs on which the loss depends, and no other result."""

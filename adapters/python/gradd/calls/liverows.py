@@ -158,6 +158,7 @@ class LiveRows:
         if found is None:
             return prepared, inputs
         sizes, plan = found
+        prepared.graph.keep(plan)
         made = prepared.graph.made
         own = made.get(plan)
         if own is None or own.binding is not prepared.binding or own.wish is not prepared.wish:

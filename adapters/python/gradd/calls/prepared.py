@@ -373,12 +373,14 @@ class ShortWay(ABC):
                 found = None
             if found is not None:
                 way, leaves, bound, inputs = found
-                prepared = way.prepared
+                prepared, graph = way.prepared, way.prepared.graph
                 live = prepared.plan.live
                 if live is not None and live.waits:
                     live.waits -= 1
                 elif live is not None:
                     prepared, inputs = prepared.live(inputs)
+                if graph.evicted:
+                    self._forget_evicted(graph)
                 self.last = prepared.last
                 run = runs.Run(prepared, bound, inputs, self.counts)
         if found is None:
@@ -414,12 +416,13 @@ class ShortWay(ABC):
         inputs = way.inputs(leaves) if bound is not None else None
         if inputs is None:
             return None
+        graph = way.prepared.graph
+        graph.plans.move_to_end(way.prepared.plan.key)  # KeyError: it was given up
         for table, name, value in way.filled:
             if table[name] is None:
                 table[name] = value
         if way.kind is not None:
             way.kind.calls += 1
-        graph = way.prepared.graph
         graph.uses.calls += 1
         self.clock = graph.used = self.clock + 1
         return way, leaves, bound, inputs
@@ -467,6 +470,8 @@ class ShortWay(ABC):
             kwargs: The same, in the order in which they came.
             ordered: The same in the order of the capture.
         """
+        if way.prepared.graph.evicted:
+            self._forget_evicted(way.prepared.graph)
         part = self.described
         form = self._form(args, kwargs, part) if part is not None else None
         if form is None or part.key is not way.part or self.state.mirrored:
@@ -482,3 +487,11 @@ class ShortWay(ABC):
         if len(self.ways) >= _KEPT:
             self.ways.pop(next(iter(self.ways), None), None)
         self.ways[form[0]] = way
+
+    def _forget_evicted(self, graph: CapturedGraph) -> None:
+        """Ways go with their plans, which they would keep."""
+        graph.evicted = False
+        for form, way in list(self.ways.items()):
+            plan = way.prepared.plan
+            if way.prepared.graph is graph and graph.plans.get(plan.key) is not plan:
+                self.ways.pop(form, None)
