@@ -21,6 +21,7 @@ extern "C" {
 typedef struct gradd_cost_s {
     double flops;          /* additions and multiplications */
     int64_t read, written; /* bytes of operands and results */
+    double again;          /* bytes of these that are moved once more, while arithmetic waits */
 } gradd_cost_t;
 
 /* What a kernel has made ready for launches with certain operands, one at a time. */

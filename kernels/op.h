@@ -226,9 +226,11 @@ enum {
     GRADD_OP_CHEAP = 1 << 5,    /* cheap to recompute in backward */
     GRADD_OP_SAME_IS_IDENTITY = 1 << 6, /* out[0] == in[0] whenever their types are equal (Cast,
                                            Expand); implied by VIEW */
-    GRADD_OP_COSTLY = 1 << 7, /* time grows like the product of the sizes of operands and result */
-    GRADD_OP_FLAT = 1 << 8,   /* beside NO_GRAD: constant between steps. Its gradient is zero, not
-                                 absent: as in torch, what it makes depends on its inputs */
+    GRADD_OP_COSTLY = 1 << 7,  /* time grows like the product of the sizes of operands and result */
+    GRADD_OP_FLAT = 1 << 8,    /* beside NO_GRAD: constant between steps. Its gradient is zero, not
+                                  absent: as in torch, what it makes depends on its inputs */
+    GRADD_OP_CHUNKED = 1 << 9, /* takes the attribute "chunk": how many rows of in[0] it works on at
+                                  a time, 0 = all. Fewer take less scratch and more time */
 };
 
 #define GRADD_OP_MAX_TYPES 10

@@ -1,8 +1,8 @@
 /* The table of a client's segments and the checks on names that come in messages.
  *
- * A table is a small array searched in order: a client has a handful of segments (the daemon's
- * limit is 64), so a hash would cost more than it saves. All arithmetic on client numbers is
- * written as "is the rest large enough", never as a sum that could wrap.
+ * A table is a small array searched in order: a client has a handful of segments, or, where a model
+ * takes many GiB, some hundreds, so a hash would cost more than it saves. All arithmetic on client
+ * numbers is written as "is the rest large enough", never as a sum that could wrap.
  */
 #include "shm/handle.h"
 
@@ -124,6 +124,10 @@ static gradd_status_t resolve_locked(gradd_handle_table_t *table, uint64_t id, u
         return GRADD_FAIL(TENSOR, "%llu bytes at offset %llu of segment %llu, which has %llu bytes",
                           (unsigned long long)bytes, (unsigned long long)offset,
                           (unsigned long long)id, (unsigned long long)size);
+    if (offset < entry->segment.header_bytes)
+        return GRADD_FAIL(TENSOR, "offset %llu of segment %llu lies in its header of %u bytes",
+                          (unsigned long long)offset, (unsigned long long)id,
+                          (unsigned)entry->segment.header_bytes);
     if (align && offset % align)
         return GRADD_FAIL(TENSOR, "offset %llu of segment %llu is not a multiple of %llu",
                           (unsigned long long)offset, (unsigned long long)id,
@@ -196,5 +200,14 @@ void gradd_handle_usage(gradd_handle_table_t *table, uint32_t *out_segments, uin
     pthread_mutex_lock(&table->lock);
     *out_segments = table->n_entries;
     *out_bytes = table->bytes;
+    pthread_mutex_unlock(&table->lock);
+}
+
+void gradd_handle_kinds(gradd_handle_table_t *table, uint64_t out_bytes[GRADD_N_SEGMENT_KINDS]) {
+    for (int kind = 0; kind < GRADD_N_SEGMENT_KINDS; kind++)
+        out_bytes[kind] = 0;
+    pthread_mutex_lock(&table->lock);
+    for (uint32_t i = 0; i < table->n_entries; i++)
+        out_bytes[table->entries[i].segment.kind] += table->entries[i].segment.bytes;
     pthread_mutex_unlock(&table->lock);
 }

@@ -17,6 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "shm/header.h"
 #include "shm/segment.h"
 #include "shm/status.h"
 #include "shm/tensor.h"
@@ -56,8 +57,9 @@ void gradd_handle_release(gradd_handle_table_t *table, uint64_t id);
  * From here on nothing can be added, retained or resolved (STALE). May be called twice. */
 void gradd_handle_close(gradd_handle_table_t *table);
 
-/* Address of `bytes` bytes at `offset` of segment `id`. offset must be a multiple of `align` (a
- * power of two). Fails with SHM (unknown id), TENSOR (range, alignment), STALE (closed). */
+/* Address of `bytes` bytes at `offset` of segment `id`, behind its header. offset must be a
+ * multiple of `align` (a power of two). Fails with SHM (unknown id), TENSOR (range, alignment),
+ * STALE (closed). */
 gradd_status_t gradd_handle_resolve(gradd_handle_table_t *table, uint64_t id, uint64_t offset,
                                     uint64_t bytes, uint64_t align, void **out_address);
 
@@ -69,6 +71,8 @@ gradd_status_t gradd_handle_tensor(gradd_handle_table_t *table, const gradd_tens
 
 /* Segments that are mapped now and the sum of their sizes, for `ps` and for tests. */
 void gradd_handle_usage(gradd_handle_table_t *table, uint32_t *out_segments, uint64_t *out_bytes);
+/* Bytes of the segments of each kind. */
+void gradd_handle_kinds(gradd_handle_table_t *table, uint64_t out_bytes[GRADD_N_SEGMENT_KINDS]);
 
 #ifdef __cplusplus
 }

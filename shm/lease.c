@@ -30,6 +30,7 @@ struct gradd_lease_s {
     gradd_peer_t peer;           /* Owned */
     gradd_handle_table_t *table; /* Owned */
     atomic_bool ended;
+    uint64_t owner; /* of its segments with a header; 0 = there was none yet */
 };
 
 uint64_t gradd_lease_clock_ticks(void) {
@@ -173,17 +174,41 @@ int gradd_lease_pidfd(const gradd_lease_t *lease) {
     return lease->peer.pidfd;
 }
 
-gradd_status_t gradd_lease_add(gradd_lease_t *lease, uint64_t id, int fd, uint64_t expect_bytes,
-                               const gradd_mapper_t *mapper) {
+/* The descriptor is looked at before it is read: reading a FUSE file waits for its owner. */
+static gradd_status_t read_header(const gradd_lease_t *lease, uint64_t id, int fd, uint64_t bytes,
+                                  gradd_header_t *out_header) {
+    uint64_t real;
+    GRADD_TRY(gradd_segment_check(fd, &real));
+    if (real != bytes) return GRADD_OK; /* gradd_segment_open says so */
+    return gradd_header_read(fd, id, bytes, lease->owner, out_header);
+}
+
+static gradd_status_t add(gradd_lease_t *lease, uint64_t id, int fd, uint64_t expect_bytes,
+                          const gradd_mapper_t *mapper, gradd_header_t *header) {
     gradd_segment_t segment = GRADD_SEGMENT_INIT;
-    gradd_status_t status = gradd_segment_open(fd, expect_bytes, mapper, &segment);
+    gradd_status_t status = header ? read_header(lease, id, fd, expect_bytes, header) : GRADD_OK;
+    if (status == GRADD_OK) status = gradd_segment_open(fd, expect_bytes, mapper, &segment);
     if (status != GRADD_OK) {
         gradd_discard(fd);
         return gradd_wrap(status, "segment %llu", (unsigned long long)id);
     }
+    if (header) segment.header_bytes = header->header_bytes, segment.kind = header->kind;
     status = gradd_handle_add(lease->table, id, &segment);
     gradd_segment_finish(&segment); /* empty unless the table refused it */
     return status;
+}
+
+gradd_status_t gradd_lease_add(gradd_lease_t *lease, uint64_t id, int fd, uint64_t expect_bytes,
+                               const gradd_mapper_t *mapper) {
+    return add(lease, id, fd, expect_bytes, mapper, NULL);
+}
+
+gradd_status_t gradd_lease_add_headed(gradd_lease_t *lease, uint64_t id, int fd,
+                                      uint64_t expect_bytes, const gradd_mapper_t *mapper) {
+    gradd_header_t header = {0};
+    GRADD_TRY(add(lease, id, fd, expect_bytes, mapper, &header));
+    lease->owner = header.owner;
+    return GRADD_OK;
 }
 
 void gradd_lease_end(gradd_lease_t *lease) {

@@ -72,6 +72,11 @@ int gradd_lease_pidfd(const gradd_lease_t *lease);
  * descriptor is always consumed: closed on failure. */
 gradd_status_t gradd_lease_add(gradd_lease_t *lease, uint64_t id, int fd, uint64_t expect_bytes,
                                const gradd_mapper_t *mapper);
+/* The same of a segment that begins with a header (header.h), which is checked as well: it must say
+ * what the message says, and name the owner that the lease's first one names. One thread at a
+ * time. */
+gradd_status_t gradd_lease_add_headed(gradd_lease_t *lease, uint64_t id, int fd,
+                                      uint64_t expect_bytes, const gradd_mapper_t *mapper);
 
 /* The peer is gone or has detached: closes the table (see gradd_handle_close). Idempotent. */
 void gradd_lease_end(gradd_lease_t *lease);

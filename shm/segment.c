@@ -128,7 +128,7 @@ gradd_status_t gradd_segment_open(int fd, uint64_t expect_bytes, const gradd_map
         return GRADD_FAIL(SHM, "the segment has %llu bytes, the message said %llu",
                           (unsigned long long)opened.bytes, (unsigned long long)expect_bytes);
     GRADD_TRY(gradd_segment_map(&opened));
-    close(fd); /* the mapping keeps the memory: a session would hold 64 descriptors otherwise */
+    close(fd); /* the mapping keeps the memory: a session would hold hundreds of descriptors */
     opened.fd = -1;
     *out_segment = opened;
     return GRADD_OK;

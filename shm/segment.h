@@ -36,10 +36,12 @@ typedef struct gradd_segment_s {
     void *base;     /* Owned mapping of all bytes, page aligned. NULL: not mapped */
     uint64_t bytes; /* size of the file as the kernel reports it, never as a message claims it */
     const gradd_mapper_t *mapper; /* Borrowed; whose address base is. NULL: this process's */
+    uint32_t header_bytes;        /* in front, where no tensor lies (header.h); 0 = none */
+    uint32_t kind;                /* GRADD_SEGMENT_... of header.h */
 } gradd_segment_t;
 
 /* The empty segment: gradd_segment_t s = GRADD_SEGMENT_INIT; */
-#define GRADD_SEGMENT_INIT {-1, NULL, 0, NULL}
+#define GRADD_SEGMENT_INIT {-1, NULL, 0, NULL, 0, 0}
 
 /* Makes a segment of exactly `bytes` zero bytes (> 0), reserved, sealed and mapped. `name` is for
  * /proc only, at most 200 characters. Fails with LIMIT (size), NOSPC (no room), SHM. */

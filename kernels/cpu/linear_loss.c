@@ -1,8 +1,8 @@
 /* The head of a language model with its loss, in chunks. See linear_loss.h.
  *
- * Workspace: labels, the numbers of the rows that count and their losses, the sums of the bias's
- * gradient; rows of x, then the logits of a chunk; the lower bits of the sums of the weight's
- * gradient and a block of them in f32; and what the products want. */
+ * Workspace: labels, the numbers of the rows that count, their losses and what their log-sum-exps
+ * add, the sums of the bias's gradient; rows of x, then the logits of a chunk; the lower bits of
+ * the sums of the weight's gradient and a block of them in f32; and what the products want. */
 #include "kernels/cpu/linear_loss.h"
 
 #include "kernels/cpu/bf16.h"
@@ -27,13 +27,15 @@ typedef struct head_s {
     gradd_dtype_t dtype;
     int64_t rows, most; /* all, and how many may count */
     int64_t k, v;       /* widths of x and of the logits */
-    bool trans, bias, dx, dw, dbias, ignores;
+    bool trans, bias, dx, dw, dbias, squares;
+    bool ignores; /* any number of rows may count */
     double softcap, scale;
     int64_t chunk;                   /* rows of a chunk, at most */
     int64_t dw_rows, dw_cols, block; /* of the weight's gradient; rows of a block of it */
     size_t bytes;                    /* of an element */
-    size_t labels, used, each, sums, x, z, low, wide, products, end; /* offsets in workspace */
-    sized_t sizes[MAX_SIZES];                                        /* ascending */
+    /* offsets in workspace */
+    size_t labels, used, each, added, sums, x, z, low, wide, products, end;
+    sized_t sizes[MAX_SIZES]; /* ascending */
     int n_sizes;
     gradd_prepared_t first[2]; /* as dw of the largest size, over what is there before */
 } head_t;
@@ -59,6 +61,10 @@ static bool wanted(const gradd_infer_t *c, int j) {
     return c->n_out > j && c->out[j].dtype != GRADD_DT_NONE;
 }
 
+static bool given(const gradd_view_t *in, int n_in, int i) {
+    return n_in > i && in[i].type.dtype != GRADD_DT_NONE;
+}
+
 static void describe(const gradd_infer_t *c, head_t *h) {
     const gradd_type_t *x = &c->in[GRADD_HEAD_X].type;
     const gradd_type_t logits = gradd_head_logits(c->in, c->attrs);
@@ -67,10 +73,13 @@ static void describe(const gradd_infer_t *c, head_t *h) {
         h->rows *= x->dims[i];
     h->v = logits.dims[logits.rank - 1];
     h->most = h->rows;
-    if (h->rows && gradd_attr_int(c->attrs, "shift", 0)) h->most -= h->rows / x->dims[x->rank - 2];
-    h->ignores = gradd_attr_find(c->attrs, "ignore_index") != NULL;
+    h->squares = given(c->in, c->n_in, GRADD_HEAD_SQUARES);
+    if (h->rows && gradd_attr_int(c->attrs, "shift", 0) && !h->squares)
+        h->most -= h->rows / x->dims[x->rank - 2];
+    h->ignores = h->squares || given(c->in, c->n_in, GRADD_HEAD_WEIGHTS) ||
+                 gradd_attr_find(c->attrs, "ignore_index");
     h->trans = gradd_attr_int(c->attrs, "transB", 0);
-    h->bias = c->n_in > GRADD_HEAD_BIAS && c->in[GRADD_HEAD_BIAS].type.dtype;
+    h->bias = given(c->in, c->n_in, GRADD_HEAD_BIAS);
     h->dx = wanted(c, GRADD_HEAD_DX);
     h->dw = wanted(c, GRADD_HEAD_DW);
     h->dbias = wanted(c, GRADD_HEAD_DBIAS);
@@ -118,6 +127,7 @@ static void place(head_t *h) {
     PLACE(labels, sizeof(int64_t) * rows);
     PLACE(used, sizeof(int64_t) * rows);
     PLACE(each, sizeof(double) * rows);
+    PLACE(added, h->squares ? sizeof(double) * rows : 0);
     PLACE(sums, h->dbias ? sizeof(double) * (size_t)h->v : 0);
     PLACE(x, chunk * (size_t)h->k * h->bytes);
     PLACE(z, chunk * (size_t)h->v * h->bytes);
@@ -230,8 +240,9 @@ typedef struct chunk_s {
     char *x, *z, *products;
     uint8_t *low;
     float *wide;
-    double *each, *sums;
-    int64_t *used; /* numbers of the rows that count */
+    double *each, *added, *sums;
+    const gradd_view_t *weights, *squares; /* NULL = none */
+    int64_t *used;                         /* numbers of the rows that count */
     int64_t n_used;
     int64_t from, n; /* this chunk: of `used` */
     int64_t padded;  /* with rows of zeros */
@@ -354,36 +365,70 @@ static void spread_bent(const head_t *h, char *z, const gradd_loss_spread_t *s) 
     }
 }
 
-/* Loss of row j of the chunk; its logits become their gradient if somebody wants that. */
-static double finish_row(const chunk_t *c, int64_t j) {
+/* What a row counts, and what it has: `pull` is the derivative of its weighted square by its
+ * log-sum-exp. */
+typedef struct row_s {
+    int64_t label; /* -1 = none */
+    double weight; /* of its loss, in the loss of all */
+    double own;    /* logit of the label */
+    double pull;
+    gradd_loss_row_t scan;
+} row_t;
+
+static row_t scan_row(const chunk_t *c, int64_t row, const gradd_view_t *z) {
+    const gradd_loss_t *l = &c->loss;
+    row_t r = {.label = l->labels[row]};
+    r.scan = gradd_loss_scan(c->h->dtype, z->data, c->h->v, l->smoothing != 0);
+    if (r.label < 0) return r;
+    r.own = gradd_loss_number(z, r.label);
+    r.weight = (c->weights ? gradd_loss_number(c->weights, row) : 1) / l->total;
+    return r;
+}
+
+/* Logits z of the row become their gradient. */
+static void form_gradient(const chunk_t *c, const row_t *r, const gradd_view_t *z) {
     const head_t *h = c->h;
     const gradd_loss_t *l = &c->loss;
-    char *z = c->z + (size_t)(j * h->v) * h->bytes;
-    const gradd_view_t view = {.type = {.dtype = h->dtype}, .data = z};
-    const int64_t label = l->labels[c->used[c->from + j]];
-    if (bends(h)) bend_row(h, z);
-    const gradd_loss_row_t row = gradd_loss_scan(h->dtype, z, h->v, l->smoothing != 0);
-    const double own = gradd_loss_number(&view, label), loss = gradd_loss_of_row(l, &row, own);
-    if (!c->dx && !c->dw && !c->dbias) return loss;
-    const double factor = 1 / l->total, even = l->smoothing / (double)l->classes;
-    const gradd_loss_spread_t s = {row.max, factor / row.sum, even * factor};
-    double d = gradd_loss_own_gradient(l, own, row.max, row.sum - 1) * factor;
+    const double even = l->smoothing / (double)l->classes;
+    const gradd_loss_spread_t s = {r->scan.max, (r->weight + r->pull) / r->scan.sum,
+                                   even * r->weight};
+    double d = 0;
+    if (r->label >= 0)
+        d = gradd_loss_own_gradient(l, r->own, r->scan.max, r->scan.sum - 1) * r->weight;
+    if (r->label >= 0 && r->pull != 0) d += exp(r->own - r->scan.max) * r->pull / r->scan.sum;
     if (bends(h)) {
-        const double y = h->softcap ? own / h->softcap : 0;
+        const double y = h->softcap ? r->own / h->softcap : 0;
         d *= (1 - y * y) * h->scale;
-        spread_bent(h, z, &s);
+        spread_bent(h, z->data, &s);
     } else {
-        gradd_loss_spread(h->dtype, z, z, h->v, &s);
+        gradd_loss_spread(h->dtype, z->data, z->data, h->v, &s);
     }
-    gradd_loss_store(&view, label, d);
-    return loss;
+    if (r->label >= 0) gradd_loss_store(z, r->label, d);
+}
+
+static void finish_row(const chunk_t *c, int64_t j) {
+    const head_t *h = c->h;
+    const int64_t at = c->from + j, row = c->used[at];
+    const gradd_view_t z = {.type = {.dtype = h->dtype},
+                            .data = c->z + (size_t)(j * h->v) * h->bytes};
+    if (bends(h)) bend_row(h, z.data);
+    row_t r = scan_row(c, row, &z);
+    c->each[at] = r.label < 0 ? 0 : gradd_loss_of_row(&c->loss, &r.scan, r.own);
+    if (c->weights) c->each[at] *= gradd_loss_number(c->weights, row);
+    if (c->squares) {
+        const double lse = r.scan.max + log(r.scan.sum);
+        const double weight = gradd_loss_number(c->squares, row);
+        c->added[at] = weight ? weight * lse * lse : 0;
+        r.pull = weight ? 2 * weight * lse : 0;
+    }
+    if (c->dx || c->dw || c->dbias) form_gradient(c, &r, &z);
 }
 
 static void finish_rows(const chunk_t *c) {
     const int64_t v = c->h->v;
 #pragma omp parallel for schedule(static) if (c->n * v >= GRADD_PARALLEL_MIN)
     for (int64_t j = 0; j < c->n; j++)
-        c->each[c->from + j] = finish_row(c, j);
+        finish_row(c, j);
     memset(c->z + (size_t)(c->n * v) * c->h->bytes, 0,
            (size_t)((c->padded - c->n) * v) * c->h->bytes);
 }
@@ -519,33 +564,53 @@ static gradd_status_t run_chunk(chunk_t *c) {
 
 /* ---- the launch ------------------------------------------------------------------------------ */
 
+static const gradd_view_t *operand(const gradd_launch_t *r, int i) {
+    return given(r->in, r->n_in, i) ? &r->in[i] : NULL;
+}
+
 static void *result(const gradd_launch_t *r, int j) {
     return r->n_out > j ? r->out[j].data : NULL;
 }
 
 static gradd_status_t read_loss(const gradd_launch_t *r, int64_t *labels, gradd_loss_t *out) {
     const gradd_type_t logits = gradd_head_logits(r->in, r->attrs);
-    return gradd_loss_read(&logits, r->attrs, &r->in[GRADD_HEAD_LABELS],
-                           r->n_in > GRADD_HEAD_ITEMS ? &r->in[GRADD_HEAD_ITEMS] : NULL, labels,
-                           out);
+    const gradd_view_t *weights = operand(r, GRADD_HEAD_WEIGHTS);
+    GRADD_TRY(gradd_loss_read(&logits, r->attrs, &r->in[GRADD_HEAD_LABELS],
+                              operand(r, GRADD_HEAD_ITEMS), labels, out));
+    for (int64_t i = 0; weights && i < out->rows; i++)
+        if (gradd_loss_number(weights, i) == 0) labels[i] = -1; /* as if it had no label */
+    return GRADD_OK;
+}
+
+static bool counts(const chunk_t *c, int64_t row) {
+    return c->loss.labels[row] >= 0 || (c->squares && gradd_loss_number(c->squares, row) != 0);
 }
 
 /* Lists the rows that count; the others have no gradient. */
 static void find_used(chunk_t *c) {
     const size_t bytes = (size_t)c->h->k * c->h->bytes;
     for (int64_t i = 0; i < c->h->rows; i++) {
-        if (c->loss.labels[i] >= 0)
+        if (counts(c, i))
             c->used[c->n_used++] = i;
         else if (c->dx)
             memset((char *)c->dx + (size_t)i * bytes, 0, bytes);
     }
 }
 
+/* What a row without a loss adds: nothing, unless its weight is no number. */
+static double nothing_times(double weight) {
+    return 0 * weight;
+}
+
 static void write_sums(const chunk_t *c) {
-    double loss = 0;
+    double loss = 0, added = 0;
     for (int64_t i = 0; i < c->n_used; i++)
         loss += c->each[i];
-    gradd_loss_store(&c->r->out[GRADD_HEAD_LOSS], 0, loss / c->loss.total);
+    for (int64_t i = 0; c->squares && i < c->n_used; i++)
+        added += c->added[i];
+    for (int64_t i = 0; c->weights && i < c->h->rows; i++)
+        loss += nothing_times(gradd_loss_number(c->weights, i));
+    gradd_loss_store(&c->r->out[GRADD_HEAD_LOSS], 0, loss / c->loss.total + added);
     for (int64_t i = 0; c->dbias && i < c->h->v; i++)
         gradd_loss_store(&c->r->out[GRADD_HEAD_DBIAS], i, c->sums[i]);
 }
@@ -561,7 +626,10 @@ gradd_status_t gradd_head_compute(const gradd_launch_t *r) {
                  .low = (uint8_t *)(w + h->low),
                  .wide = (float *)(w + h->wide),
                  .each = (double *)(w + h->each),
+                 .added = (double *)(w + h->added),
                  .sums = (double *)(w + h->sums),
+                 .weights = operand(r, GRADD_HEAD_WEIGHTS),
+                 .squares = operand(r, GRADD_HEAD_SQUARES),
                  .used = (int64_t *)(w + h->used),
                  .dx = result(r, GRADD_HEAD_DX),
                  .dw = result(r, GRADD_HEAD_DW),
@@ -578,12 +646,16 @@ gradd_status_t gradd_head_compute(const gradd_launch_t *r) {
     return GRADD_OK;
 }
 
-/* 2 m n k for each product. */
+/* 2 m n k for each product. With each further chunk the weight is read once more for logits and
+ * rows, and the sums of its gradient are read and written. */
 void gradd_head_cost(const gradd_infer_t *c, gradd_cost_t *cost) {
     head_t h;
     describe(c, &h);
-    const double one = 2 * (double)h.most * (double)h.k * (double)h.v;
-    cost->flops = one * (1 + h.dx + h.dw);
+    const double weight = (double)h.k * (double)h.v;
+    cost->flops = 2 * (double)h.most * weight * (1 + h.dx + h.dw);
+    const double further = h.most > h.chunk ? (double)quotient_up(h.most, h.chunk) - 1 : 0;
+    const double bytes = (double)h.bytes, sum = bytes + (h.dtype == GRADD_DT_BF16);
+    cost->again = further * weight * ((1 + h.dx) * bytes + h.dw * 2 * sum);
 }
 
 /* ---- the definition -------------------------------------------------------------------------- */
@@ -609,7 +681,7 @@ static void add_to(const gradd_launch_t *r, int j, int64_t at, double value) {
 
 static void plain_logits(plain_t *p, int64_t row) {
     const gradd_launch_t *r = p->r;
-    const bool bias = r->n_in > GRADD_HEAD_BIAS && r->in[GRADD_HEAD_BIAS].type.dtype;
+    const bool bias = operand(r, GRADD_HEAD_BIAS);
     for (int64_t v = 0; v < p->loss.classes; v++) {
         double sum = bias ? gradd_loss_number(&r->in[GRADD_HEAD_BIAS], v) : 0;
         for (int64_t k = 0; k < p->k; k++)
@@ -636,9 +708,16 @@ static void plain_gradient(const plain_t *p, int64_t row, int64_t v, double d) {
     }
 }
 
-static double plain_row(plain_t *p, int64_t row) {
+/* Adds up the loss of a row and what its log-sum-exp adds. */
+static void plain_row(plain_t *p, int64_t row, double *loss, double *added) {
     const gradd_loss_t *l = &p->loss;
+    const gradd_view_t *weights = operand(p->r, GRADD_HEAD_WEIGHTS);
+    const gradd_view_t *squares = operand(p->r, GRADD_HEAD_SQUARES);
     const int64_t label = l->labels[row];
+    const double square = squares ? gradd_loss_number(squares, row) : 0;
+    if (weights) *loss += nothing_times(gradd_loss_number(weights, row));
+    const double weight = label < 0 ? 0 : weights ? gradd_loss_number(weights, row) : 1;
+    if (label < 0 && !square) return;
     plain_logits(p, row);
     gradd_loss_row_t s = {gradd_loss_number(&p->z, 0), 0, 0};
     for (int64_t v = 0; v < l->classes; v++) {
@@ -648,13 +727,16 @@ static double plain_row(plain_t *p, int64_t row) {
     }
     for (int64_t v = 0; v < l->classes; v++)
         s.sum += exp(gradd_loss_number(&p->z, v) - s.max);
+    const double lse = s.max + log(s.sum);
     for (int64_t v = 0; v < l->classes; v++) {
-        const double z = gradd_loss_number(&p->z, v);
-        double d = exp(z - s.max) / s.sum - l->smoothing / (double)l->classes;
+        const double z = gradd_loss_number(&p->z, v), share = exp(z - s.max) / s.sum;
+        double d = share - l->smoothing / (double)l->classes;
         if (v == label) d = gradd_loss_own_gradient(l, z, s.max, s.sum - 1);
-        plain_gradient(p, row, v, d / l->total);
+        d = label < 0 ? 0 : d * weight / l->total;
+        plain_gradient(p, row, v, d + (square ? 2 * square * lse * share : 0));
     }
-    return gradd_loss_of_row(l, &s, gradd_loss_number(&p->z, label));
+    if (label >= 0) *loss += weight * gradd_loss_of_row(l, &s, gradd_loss_number(&p->z, label));
+    if (square) *added += square * lse * lse;
 }
 
 gradd_status_t gradd_head_ref(const gradd_launch_t *r) {
@@ -664,7 +746,7 @@ gradd_status_t gradd_head_ref(const gradd_launch_t *r) {
                  .trans = gradd_attr_int(r->attrs, "transB", 0),
                  .softcap = gradd_attr_float(r->attrs, "softcap", 0),
                  .scale = gradd_attr_float(r->attrs, "scale", 1)};
-    double loss = 0;
+    double loss = 0, added = 0;
     GRADD_TRY(read_loss(r, r->workspace, &p.loss));
     p.z = (gradd_view_t){
         .type = {.dtype = x->dtype},
@@ -673,7 +755,7 @@ gradd_status_t gradd_head_ref(const gradd_launch_t *r) {
     for (int j = GRADD_HEAD_DX; j <= GRADD_HEAD_DBIAS; j++)
         if (result(r, j)) memset(result(r, j), 0, (size_t)gradd_type_bytes(&r->out[j].type));
     for (int64_t row = 0; row < p.loss.rows; row++)
-        if (p.loss.labels[row] >= 0) loss += plain_row(&p, row);
-    gradd_loss_store(&r->out[GRADD_HEAD_LOSS], 0, loss / p.loss.total);
+        plain_row(&p, row, &loss, &added);
+    gradd_loss_store(&r->out[GRADD_HEAD_LOSS], 0, loss / p.loss.total + added);
     return GRADD_OK;
 }

@@ -3,7 +3,8 @@
  * The rows that count are gathered; the logits of a chunk of them lie in the workspace, become
  * their gradient there, and go into the gradients of rows and weight before the next chunk. So the
  * workspace has one chunk of logits, no product is computed twice, and rows that do not count cost
- * nothing. Of x only rows that count are read.
+ * nothing. Of x only rows that count are read: those with a label, and those whose log-sum-exp has
+ * a weight other than zero.
  *
  * In bf16 the weight's gradient is summed in f32, and rounded once at the end. From chunk to chunk
  * 24 bits of a sum are kept, which is 2^-8 of what the rounding at the end takes: 16 in the
@@ -17,7 +18,16 @@
 #include "kernels/kernel.h"
 
 /* Operands and results of LinearCrossEntropy. */
-enum { GRADD_HEAD_X, GRADD_HEAD_W, GRADD_HEAD_LABELS, GRADD_HEAD_BIAS, GRADD_HEAD_ITEMS };
+enum {
+    GRADD_HEAD_X,
+    GRADD_HEAD_W,
+    GRADD_HEAD_LABELS,
+    GRADD_HEAD_BIAS,
+    GRADD_HEAD_ITEMS,
+    GRADD_HEAD_WEIGHTS, /* per row: what its loss is multiplied by */
+    GRADD_HEAD_SQUARES, /* per row: what the square of its log-sum-exp is multiplied by */
+    GRADD_HEAD_INPUTS
+};
 enum { GRADD_HEAD_LOSS, GRADD_HEAD_DX, GRADD_HEAD_DW, GRADD_HEAD_DBIAS };
 
 /* Type of the logits, which exist in chunks only. W is [V, K] with transB, else [K, V]. */

@@ -9,7 +9,11 @@
  *
  * Math: rows of logits z = x W + b, with W [K, V], or [V, K] if transB; y = c tanh(scale z / c)
  * with a softcap c, else scale z; loss = CrossEntropy(y, labels), with its attributes and with
- * num_items. "none" is not among the reductions: there a gradient arrives per row.
+ * num_items. "none" is not among the reductions: there a gradient arrives per row. With `weights`
+ * m, one per row and without a gradient, the loss of row i is multiplied by m_i; that is for "sum",
+ * and a weight of 0 is as good as no label. With `squares` q, of the same kind, the loss is greater
+ * by sum q_i lse_i^2, lse_i = log sum exp(y_i), whatever the labels: the z-loss of PaLM (Chowdhery
+ * et al. 2022). Its gradient is 2 q_i lse_i softmax(y_i).
  *
  * Further results, for whoever trains: the gradients of x, W and b for a gradient of 1 of the loss.
  * They are formed while a chunk of logits is there (`chunk` rows of those that count, 0 = all at
@@ -147,6 +151,12 @@ static gradd_status_t infer_head(gradd_infer_t *c) {
     GRADD_TRY(gradd_loss_check(&logits, &c->in[GRADD_HEAD_LABELS].type, items, c->attrs));
     if (gradd_loss_reduction(c->attrs) == GRADD_REDUCE_NONE)
         return GRADD_FAIL(GRAPH, "LinearCrossEntropy needs a reduction");
+    for (int i = GRADD_HEAD_WEIGHTS; i < c->n_in; i++)
+        if (c->in[i].type.dtype && gradd_type_count(&c->in[i].type) != rows_in(x))
+            return GRADD_FAIL(GRAPH, "LinearCrossEntropy: weights must be one per row");
+    if (c->n_in > GRADD_HEAD_WEIGHTS && c->in[GRADD_HEAD_WEIGHTS].type.dtype &&
+        gradd_loss_reduction(c->attrs) != GRADD_REDUCE_SUM)
+        return GRADD_FAIL(GRAPH, "LinearCrossEntropy: weights of rows need reduction=\"sum\"");
     c->out[GRADD_HEAD_LOSS] = (gradd_type_t){gradd_loss_dtype(x->dtype), 0, {0}};
     if (c->n_out > GRADD_HEAD_DX) c->out[GRADD_HEAD_DX] = *x;
     if (c->n_out > GRADD_HEAD_DW) c->out[GRADD_HEAD_DW] = *w;
@@ -187,6 +197,12 @@ typedef struct plain_s {
 
 static gradd_val_t operand(const gradd_expand_t *x, int i) {
     return i < x->n_in ? x->in[i] : GRADD_NONE;
+}
+
+/* One number per row, [R, 1]. */
+static gradd_val_t column(gradd_builder_t *b, gradd_val_t v) {
+    if (b->status) return GRADD_NONE;
+    return gradd_reshape_to(b, v, (int64_t[]){gradd_type_count(gradd_val_type(b, v)), 1}, 2);
 }
 
 static gradd_val_t transposed(gradd_builder_t *b, gradd_val_t v) {
@@ -243,6 +259,54 @@ static int loss_attrs(gradd_attrs_t all, gradd_attr_t *out) {
     return n;
 }
 
+/* The loss, and with `dz` the gradient of logits z for a gradient of 1 of it. */
+static gradd_val_t expand_loss(const plain_t *p, gradd_val_t z, gradd_val_t *dz) {
+    gradd_builder_t *b = p->b;
+    const gradd_expand_t *x = p->x;
+    gradd_attr_t attrs[5];
+    int n = loss_attrs(x->attrs, attrs);
+    gradd_val_t weights = operand(x, GRADD_HEAD_WEIGHTS), out[2];
+    const bool weighted = weights != GRADD_NONE;
+    for (int i = 0; i < n && weighted; i++)
+        if (!strcmp(attrs[i].name, "reduction")) attrs[i] = attrs[--n];
+    gradd_val_t labels = operand(x, GRADD_HEAD_LABELS);
+    if (weighted) {
+        attrs[n++] = gradd_make_string("reduction", "none");
+        weights = gradd_reshape_as(b, gradd_cast(b, weights, p->wide), labels);
+    }
+    gradd_val_t in[3] = {z, labels, operand(x, GRADD_HEAD_ITEMS)};
+    const int n_in = in[2] == GRADD_NONE ? 2 : 3;
+    if (b->status) return GRADD_NONE;
+    const gradd_emit_t emit = {"CrossEntropy", in, n_in, attrs, n};
+    b->status = b->emit(b, &emit, out, dz ? 2 : 1);
+    if (dz && !b->status) {
+        gradd_val_t one = weighted ? weights : gradd_const_scalar(b, p->wide, 1);
+        gradd_val_t back[5] = {one, z, in[1], out[1], in[2]};
+        *dz = gradd_emit_attrs(b, "CrossEntropyGrad", back, n_in + 2, attrs, n);
+    }
+    if (!weighted || b->status) return out[0];
+    gradd_val_t each = column(b, GRADD_EMIT(b, "Mul", weights, out[0]));
+    return gradd_reshape_to(b, gradd_reduce_from(b, "ReduceSum", each, 0), NULL, 0);
+}
+
+/* Adds the weighted squares of the log-sum-exps of logits z. */
+static void expand_squares(const plain_t *p, gradd_val_t z, gradd_val_t *loss, gradd_val_t *dz) {
+    gradd_builder_t *b = p->b;
+    gradd_val_t weights = operand(p->x, GRADD_HEAD_SQUARES);
+    if (weights == GRADD_NONE || b->status) return;
+    const gradd_val_t rows = as_matrix(b, z);
+    weights = column(b, gradd_cast(b, weights, p->wide));
+    gradd_val_t lse = column(b, gradd_reduce_from(b, "ReduceLogSumExp", rows, 1));
+    gradd_val_t each = GRADD_EMIT(b, "Mul", weights, lse);
+    gradd_val_t sum = gradd_reduce_from(b, "ReduceSum", GRADD_EMIT(b, "Mul", each, lse), 0);
+    *loss = GRADD_EMIT(b, "Add", *loss, gradd_reshape_to(b, sum, NULL, 0));
+    if (!dz || b->status) return;
+    gradd_attr_t axis = gradd_make_int("axis", 1);
+    gradd_val_t share = gradd_emit_attrs(b, "Softmax", &rows, 1, &axis, 1);
+    gradd_val_t more = GRADD_EMIT(b, "Mul", share, gradd_scaled(b, each, 2));
+    *dz = GRADD_EMIT(b, "Add", as_matrix(b, *dz), more);
+}
+
 static gradd_status_t expand_head(gradd_expand_t *x) {
     gradd_builder_t *b = x->b;
     plain_t p = {.x = x,
@@ -254,18 +318,13 @@ static gradd_status_t expand_head(gradd_expand_t *x) {
                  .softcap = gradd_attr_float(x->attrs, "softcap", 0),
                  .scale = gradd_attr_float(x->attrs, "scale", 1)};
     p.wide = gradd_loss_dtype(p.dtype);
-    gradd_attr_t attrs[4];
-    const int n = loss_attrs(x->attrs, attrs);
-    gradd_val_t z = logits_of(&p), out[2];
-    gradd_val_t in[3] = {z, operand(x, GRADD_HEAD_LABELS), operand(x, GRADD_HEAD_ITEMS)};
-    const int n_in = in[2] == GRADD_NONE ? 2 : 3;
-    if (b->status) return b->status;
-    const gradd_emit_t loss = {"CrossEntropy", in, n_in, attrs, n};
-    b->status = b->emit(b, &loss, out, x->n_out > 1 ? 2 : 1);
-    x->out[GRADD_HEAD_LOSS] = out[0];
-    if (b->status || x->n_out < 2) return b->status;
-    gradd_val_t back[5] = {gradd_const_scalar(b, p.wide, 1), z, in[1], out[1], in[2]};
-    gradd_val_t dz = gradd_emit_attrs(b, "CrossEntropyGrad", back, n_in + 2, attrs, n);
+    const bool trains = x->n_out > 1;
+    gradd_val_t z = logits_of(&p), dz = GRADD_NONE;
+    gradd_val_t loss = expand_loss(&p, z, trains ? &dz : NULL);
+    expand_squares(&p, z, &loss, trains ? &dz : NULL);
+    x->out[GRADD_HEAD_LOSS] = loss;
+    if (b->status || !trains) return b->status;
+    z = as_matrix(b, z), dz = as_matrix(b, dz);
     expand_gradients(&p, before_cap(&p, dz, z));
     return b->status;
 }
@@ -359,12 +418,14 @@ GRADD_OPS(
                                   {.text = "f32[1,1] f32[1,1] f32[1] | transB=1"},
                                   {.text = "f32[5,13,70] f32[33,70] f32[33] | transB=1"})),
     GRADD_OP(
-        "LinearCrossEntropy", "com.gradd", 1, (3, 5), (1, 4),
-        .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY, .no_diff = 1 << GRADD_HEAD_ITEMS,
+        "LinearCrossEntropy", "com.gradd", 1, (3, 7), (1, 4),
+        .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY | GRADD_OP_CHUNKED,
+        .no_diff = 1 << GRADD_HEAD_ITEMS | 1 << GRADD_HEAD_WEIGHTS | 1 << GRADD_HEAD_SQUARES,
         .formed = {[GRADD_HEAD_DX] = GRADD_HEAD_X + 1,
                    [GRADD_HEAD_DW] = GRADD_HEAD_W + 1,
                    [GRADD_HEAD_DBIAS] = GRADD_HEAD_BIAS + 1},
-        .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT, GRADD_T_NUM},
+        .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT, GRADD_T_NUM,
+                  GRADD_T_NUM, GRADD_T_NUM},
         .attrs = GRADD_ATTR_LIST(
             {"reduction", GRADD_ATTR_STRING, false}, {"ignore_index", GRADD_ATTR_INT, false},
             {"shift", GRADD_ATTR_INT, false}, {"smoothing", GRADD_ATTR_FLOAT, false},
@@ -406,6 +467,24 @@ GRADD_OPS(
                      "| ignore_index=3 "
                      "chunk=48 shift=1 reduction=\"sum\" -> 3",
              GRADIENTS},
+            {.text = "f32[5,3] f32[7,3] " IGNORED
+                     " - - - f32[5] | transB=1 ignore_index=-100 chunk=2",
+             ROUNDED},
+            {.text = "f32[2,4,3] f32[7,3] i64[2,4]:(0,6) f32[7] i64[]={5} - f32[8] | transB=1 "
+                     "shift=1 reduction=\"sum\" softcap=1.5 scale=0.7 smoothing=0.1",
+             ROUNDED},
+            {.text = "f32[5,3] f32[3,7] " IGNORED " - - f32[5] f32[5] | ignore_index=-100 "
+                     "reduction=\"sum\"",
+             ROUNDED},
+            {.text = "f32[5,3] f32[7,3] " IGNORED " f32[7] - - f32[5]={0.5,0,0,0.25,1} | "
+                     "transB=1 ignore_index=-100 chunk=2 -> 4",
+             GRADIENTS},
+            {.text = "f32[5,3] f32[3,7] " IGNORED " f32[7] - f32[5] f32[5] | ignore_index=-100 "
+                     "softcap=2.0 reduction=\"sum\" smoothing=0.1 -> 4",
+             GRADIENTS},
+            {.text = "f32[67,33]:(-0.5,0.5) f32[1031,33]:(-0.5,0.5) i64[67]:(0,1030) - - f32[67] "
+                     "f32[67] | ignore_index=7 transB=1 reduction=\"sum\" chunk=32 -> 3",
+             GRADIENTS},
             /* several blocks of the weight's gradient */
             {.text = "f32[9,600]:(-0.1,0.1) f32[1500,600]:(-0.1,0.1) i64[9]:(0,9) | transB=1 "
                      "ignore_index=3 chunk=4 -> 3",
@@ -422,6 +501,7 @@ GRADD_KERNELS(cpu, linear,
                                  .cost = cost_linear),
               GRADD_KERNEL("LinearCrossEntropy", "in chunks",
                            .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT,
+                                     GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_F32_F64 | GRADD_T_INT,
                                      GRADD_T_F32_F64 | GRADD_T_INT},
                            .compute = gradd_head_compute, .prepare = gradd_head_prepare,
                            .unprepare = gradd_head_unprepare, .cost = gradd_head_cost),

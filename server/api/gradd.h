@@ -149,7 +149,9 @@ typedef struct gradd_plan_options_s {
     int64_t label_rows, real_rows;
     /* Of a plan with a backward: the most that arena_bytes may be, 0 = as much as it takes. The
      * plan keeps as much from forward to backward as fits, by a model of time, and computes the
-     * rest again. Results are the same bit for bit. With a budget `recompute` has no say. */
+     * rest again, with the same bits. Shorter chunks of a language model's loss are another choice,
+     * which changes the rounding of sums over them: results are then the same up to rounding, and
+     * bit for bit in every run of the plan. With a budget `recompute` has no say. */
     int64_t memory_budget;
     gradd_recompute_t recompute;
 } gradd_plan_options_t;
@@ -257,6 +259,7 @@ typedef struct gradd_explain_row_s {
     bool leftover; /* forward, on floats, of an operator that patterns are made of */
     /* forward: a backward computes some of its results again; backward: it is that */
     bool again;
+    const char *live; /* "labelled" or "real": runs over such rows alone; "" = all, or no rows */
 } gradd_explain_row_t;
 
 typedef enum gradd_fate_e {
@@ -279,6 +282,8 @@ typedef struct gradd_explain_info_s {
     int n_rows, n_nodes; /* nodes: of the model, in the order of its bytes */
     const gradd_device_info_t *device;
     int64_t input_bytes, output_bytes, grad_bytes; /* of the caller's tensors, each once */
+    int64_t rows;                  /* of a batch, where some are left out; 0 = all are computed */
+    int64_t label_rows, real_rows; /* sizes of the lists; 0 = there is none */
 } gradd_explain_info_t;
 
 typedef struct gradd_explain_s gradd_explain_t;

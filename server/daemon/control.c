@@ -15,7 +15,7 @@
 #include "shm/discard.h"
 #include "shm/fdpass.h"
 
-#define MAX_ARGS         4
+#define MAX_ARGS         5
 #define MAX_DESCRIPTORS  4
 #define PACKETS_PER_CALL 8
 
@@ -106,6 +106,8 @@ static gradd_status_t handle_hello(packet_t *packet) {
     wire_put_text(packet->reply, build_id());
     wire_key(packet->reply, "pid");
     wire_put_i64(packet->reply, getpid());
+    wire_key(packet->reply, "header");
+    wire_put_u64(packet->reply, GRADD_HEADER_VERSION);
     return GRADD_OK;
 }
 
@@ -127,7 +129,9 @@ static gradd_status_t handle_segment(packet_t *packet) {
         return GRADD_FAIL(SESSION, "segment: say hello first");
     int fd = packet->fds[0];
     packet->fds[0] = -1;
-    GRADD_TRY(gradd_lease_add(packet->session->lease, id, fd, bytes, packet->host->mapper));
+    const bool headed = packet->args[4] && wire_flag(packet->args[4]);
+    GRADD_TRY((headed ? gradd_lease_add_headed : gradd_lease_add)(packet->session->lease, id, fd,
+                                                                  bytes, packet->host->mapper));
     wire_key(packet->reply, "id");
     wire_put_u64(packet->reply, id);
     return GRADD_OK;
@@ -154,7 +158,8 @@ static const control_row_t rows[] = {
      .fields = {{.name = "id", .kind = WIRE_U64},
                 {.name = "bytes", .kind = WIRE_U64},
                 {.name = "kind", .kind = WIRE_TEXT, .optional = true},
-                {.name = "device", .kind = WIRE_TEXT, .optional = true}}},
+                {.name = "device", .kind = WIRE_TEXT, .optional = true},
+                {.name = "header", .kind = WIRE_FLAG, .optional = true}}},
     {.name = "unsegment", .handle = handle_unsegment, .fields = {{.name = "id", .kind = WIRE_U64}}},
 };
 

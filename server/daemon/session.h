@@ -27,7 +27,7 @@
 #define SESSION_MAX            256 /* connections at once */
 #define SESSION_MAX_OF_PROCESS 64
 #define SESSION_MAX_SURPLUS    32 /* beyond these two limits: they hear of it and go */
-#define SESSION_MAX_SEGMENTS   64
+#define SESSION_MAX_SEGMENTS   512
 #define SESSION_MAX_WAITING    64           /* requests of one session */
 #define SESSION_MAX_PAYLOAD    (256u << 20) /* bytes of payload frames that wait, per session */
 

@@ -7,6 +7,7 @@
 
 #include "server/explain/estimate.h"
 #include "server/explain/explain.h"
+#include "server/explain/rows.h"
 
 #define MAX_BATCH ((int64_t)1 << 20)
 
@@ -40,6 +41,12 @@ static void add_up(const gradd_model_t *m, const gradd_plan_options_t *o,
     estimate_finish(e, args->accumulate);
 }
 
+/* An estimate, and the rows that its plan leaves out. */
+typedef struct entry_s {
+    estimate_t e;
+    explain_rows_t rows;
+} entry_t;
+
 typedef struct subject_s {
     const explain_file_t *file;
     const explain_args_t *args;
@@ -47,18 +54,17 @@ typedef struct subject_s {
 } subject_t;
 
 static gradd_status_t estimate_batch(const subject_t *s, int64_t batch, bool with_curve,
-                                     estimate_t *out) {
+                                     entry_t *out) {
     const explain_file_t *file = s->file;
     const explain_args_t *args = s->args;
     const optimizer_t *optimizer = s->optimizer;
     explain_ask_t ask = {0};
     gradd_plan_t *plan = NULL;
-    GRADD_TRY(explain_ask(file, args, batch, &ask));
-    gradd_status_t status = gradd_plan_create(file->model, &ask.options, &plan);
+    gradd_status_t status = explain_file_plan(file, args, batch, &ask, &out->rows, &plan);
     if (!status) {
-        *out = (estimate_t){.batch = batch};
-        add_up(file->model, &ask.options, gradd_plan_info(plan), args, optimizer, out);
-        if (with_curve) status = gradd_plan_curve(plan, &out->curve);
+        out->e = (estimate_t){.batch = batch};
+        add_up(file->model, &ask.options, gradd_plan_info(plan), args, optimizer, &out->e);
+        if (with_curve) status = gradd_plan_curve(plan, &out->e.curve);
     }
     gradd_plan_destroy(plan);
     explain_ask_finish(&ask);
@@ -66,27 +72,27 @@ static gradd_status_t estimate_batch(const subject_t *s, int64_t batch, bool wit
 }
 
 /* The total of a plan that does not meet the memory budget is no number. */
-static gradd_status_t try_batch(const subject_t *s, int64_t batch, estimate_t *out) {
+static gradd_status_t try_batch(const subject_t *s, int64_t batch, entry_t *out) {
     gradd_status_t status = estimate_batch(s, batch, false, out);
     if (status != GRADD_E_NOMEM || !s->args->memory_budget) return status;
-    out->total = INT64_MAX;
+    out->e.total = INT64_MAX;
     return GRADD_OK;
 }
 
 /* The largest batch whose total is at most `limit`; batch 0 if not even one fits. */
-static gradd_status_t largest(const subject_t *s, int64_t limit, estimate_t *out) {
-    estimate_t good = {0}, now;
+static gradd_status_t largest(const subject_t *s, int64_t limit, entry_t *out) {
+    entry_t good = {0}, now;
     int64_t low = 0, high = 1;
     for (; high <= MAX_BATCH; high *= 2) {
         GRADD_TRY(try_batch(s, high, &now));
-        if (now.total > limit) break;
+        if (now.e.total > limit) break;
         good = now;
         low = high;
     }
     while (high - low > 1 && high <= MAX_BATCH) {
         int64_t middle = low + (high - low) / 2;
         GRADD_TRY(try_batch(s, middle, &now));
-        if (now.total > limit) {
+        if (now.e.total > limit) {
             high = middle;
         } else {
             low = middle;
@@ -106,27 +112,44 @@ static void print_curve(const gradd_curve_t *curve) {
         puts(estimate_curve_line(curve, i, line));
 }
 
-static void print_text(const estimate_t *list, int n, const char *optimizer) {
+/* Where the arena is one of a budget, that over all rows is nothing to compare it with. */
+static void print_rows(const entry_t *entry, bool budget) {
+    const explain_rows_t *r = &entry->rows;
+    const int64_t front = r->real ? r->real : r->rows, behind = r->labelled ? r->labelled : front;
+    char buffer[24];
+    printf("of %lld rows %lld are needed, %lld behind the last attention: %.0f %% fewer operations",
+           (long long)r->rows, (long long)front, (long long)behind, r->percent);
+    if (!budget)
+        printf("\n(over all rows activations take %s)", explain_amount(r->whole_bytes, buffer));
+    putchar('\n');
+}
+
+static void print_text(const entry_t *list, int n, const subject_t *s) {
     char buffer[24];
     printf("%-26s", "batch");
     for (int i = 0; i < n; i++)
-        if (list[i].batch)
-            printf(" %12lld", (long long)list[i].batch);
+        if (list[i].e.batch)
+            printf(" %12lld", (long long)list[i].e.batch);
         else
             printf(" %12s", "as given");
     putchar('\n');
     for (const estimate_part_t *part = estimate_parts; part->key; part++) {
         printf("%-26s", part->heading);
         for (int i = 0; i < n; i++)
-            printf(" %12s", explain_amount(estimate_value(&list[i], part), buffer));
+            printf(" %12s", explain_amount(estimate_value(&list[i].e, part), buffer));
         putchar('\n');
     }
     for (int i = 0; i < n; i++) {
-        if (!list[i].curve.n) continue;
-        if (n > 1) printf("\nbatch %lld", (long long)list[i].batch);
-        print_curve(&list[i].curve);
+        if (!list[i].rows.rows) continue;
+        if (n > 1) printf("batch %lld: ", (long long)list[i].e.batch);
+        print_rows(&list[i], s->args->memory_budget || s->args->recompute);
     }
-    printf(ESTIMATE_FOOT "\n", optimizer);
+    for (int i = 0; i < n; i++) {
+        if (!list[i].e.curve.n) continue;
+        if (n > 1) printf("\nbatch %lld", (long long)list[i].e.batch);
+        print_curve(&list[i].e.curve);
+    }
+    printf(ESTIMATE_FOOT "\n", s->optimizer->name);
 }
 
 static void print_json_curve(const gradd_curve_t *curve) {
@@ -139,20 +162,29 @@ static void print_json_curve(const gradd_curve_t *curve) {
     putchar(']');
 }
 
-static void print_json(const estimate_t *list, int n, const char *optimizer) {
+static void print_json_rows(const explain_rows_t *r) {
+    if (!r->rows) return;
+    printf(", \"live\": {\"rows\": %lld, \"labelled\": %lld, \"real\": %lld, "
+           "\"whole_activations\": %lld, \"percent\": %.2f}",
+           (long long)r->rows, (long long)r->labelled, (long long)r->real,
+           (long long)r->whole_bytes, r->percent);
+}
+
+static void print_json(const entry_t *list, int n, const char *optimizer) {
     printf("{\"optimizer\": \"%s\", \"estimates\": [", optimizer);
     for (int i = 0; i < n; i++) {
-        printf("%s{\"batch\": %lld", i ? ", " : "", (long long)list[i].batch);
+        printf("%s{\"batch\": %lld", i ? ", " : "", (long long)list[i].e.batch);
         for (const estimate_part_t *part = estimate_parts; part->key; part++)
-            printf(", \"%s\": %lld", part->key, (long long)estimate_value(&list[i], part));
-        print_json_curve(&list[i].curve);
+            printf(", \"%s\": %lld", part->key, (long long)estimate_value(&list[i].e, part));
+        print_json_rows(&list[i].rows);
+        print_json_curve(&list[i].e.curve);
         putchar('}');
     }
     fputs("]}\n", stdout);
 }
 
 static gradd_status_t estimate_file(const subject_t *s) {
-    estimate_t list[EXPLAIN_MAX_BATCHES + 1];
+    entry_t list[EXPLAIN_MAX_BATCHES + 1];
     const explain_args_t *args = s->args;
     const bool curve = args->curve || args->n_batches + (args->fits_gib > 0) <= 1;
     int n = 0;
@@ -161,7 +193,7 @@ static gradd_status_t estimate_file(const subject_t *s) {
     if (args->fits_gib > 0) {
         int64_t limit = (int64_t)(args->fits_gib * (double)(1LL << 30));
         GRADD_TRY(largest(s, limit, &list[n]));
-        const int64_t batch = list[n].batch;
+        const int64_t batch = list[n].e.batch;
         if (!batch)
             return GRADD_FAIL(LIMIT, "not even a batch of 1 fits into %g GiB", args->fits_gib);
         if (curve) GRADD_TRY(estimate_batch(s, batch, true, &list[n]));
@@ -171,7 +203,7 @@ static gradd_status_t estimate_file(const subject_t *s) {
     if (args->json)
         print_json(list, n, s->optimizer->name);
     else
-        print_text(list, n, s->optimizer->name);
+        print_text(list, n, s);
     return GRADD_OK;
 }
 

@@ -9,7 +9,7 @@
 #include "server/explain/estimate.h"
 #include "server/explain/explain_report.h"
 
-typedef enum flag_type_e { FLAG, NUMBER, TEXT, GIB, BYTES, BATCHES, SYMBOL } flag_type_t;
+typedef enum flag_type_e { FLAG, NUMBER, TEXT, GIB, SHARE, BYTES, BATCHES, SYMBOL } flag_type_t;
 
 typedef struct flag_s {
     const char *name;
@@ -34,6 +34,8 @@ static const flag_t flags[] = {
     {"--fits", GIB, EXPLAIN_ESTIMATE, offsetof(explain_args_t, fits_gib)},
     {"--memory-budget", BYTES, OF_A_FILE, offsetof(explain_args_t, memory_budget)},
     {"--recompute", TEXT, OF_A_FILE, offsetof(explain_args_t, recompute)},
+    {"--labelled", SHARE, OF_A_FILE, offsetof(explain_args_t, labelled)},
+    {"--real", SHARE, OF_A_FILE, offsetof(explain_args_t, real)},
     {"--curve", FLAG, EXPLAIN_ESTIMATE, offsetof(explain_args_t, curve)},
     {"--batch", BATCHES, EXPLAIN_ESTIMATE, 0},
     {"--dim", SYMBOL, OF_A_FILE, 0},
@@ -141,6 +143,15 @@ static gradd_status_t set_flag(const flag_t *flag, const char *value, explain_ar
         *(double *)field = gib;
         return GRADD_OK;
     }
+    case SHARE: {
+        char *end;
+        double share = strtod(value, &end);
+        if (*end || end == value || !(share >= 0 && share <= 1))
+            return GRADD_FAIL(LIMIT, "%s: expected a share of rows from 0 to 1, got '%.60s'",
+                              flag->name, value);
+        *(double *)field = share;
+        return GRADD_OK;
+    }
     case BYTES:
         return read_bytes(flag->name, value, (int64_t *)field);
     case BATCHES:
@@ -161,7 +172,8 @@ static const flag_t *find_flag(const char *word, size_t n) {
 }
 
 gradd_status_t explain_args_parse(int argc, char **argv, explain_args_t *out_args) {
-    explain_args_t args = {.session = -1, .plan = -1, .dir = getenv("GRADD_DIR")};
+    explain_args_t args = {
+        .session = -1, .plan = -1, .dir = getenv("GRADD_DIR"), .labelled = -1, .real = -1};
     for (int i = 0; i < argc; i++) {
         const char *word = argv[i];
         if (word[0] != '-') {
@@ -233,6 +245,8 @@ static const char model_help[] =
     "  --grad A           outputs whose gradient may arrive (default: the first wanted float)\n"
     "  --memory-budget 2GiB  the most that a run may take; the rest is computed again\n"
     "  --recompute POLICY none, layers or compromise, where no budget decides\n"
+    "  --labelled 0.3     share of rows that have a label: the others are left out, as in a step\n"
+    "  --real 0.5         share of rows that are no padding, likewise\n"
     "  --threads N        threads of the plan (default: as a daemon started here)\n"
     "  --json             one JSON object\n";
 

@@ -37,6 +37,7 @@ typedef struct explain_args_s {
     int64_t batches[EXPLAIN_MAX_BATCHES];
     int n_batches;
     double fits_gib;       /* 0 = not asked for */
+    double labelled, real; /* shares of rows, 0 to 1; -1 = not given */
     unsigned given;        /* which options were, a bit per row of the table */
     int64_t memory_budget; /* 0 = none */
     const char *recompute;

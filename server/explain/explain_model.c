@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "server/explain/explain.h"
+#include "server/explain/rows.h"
 
 static const char *source_in_file(const void *file, int node) {
     return explain_file_source(file, node);
@@ -34,8 +35,8 @@ gradd_status_t explain_model(const explain_args_t *args) {
     explain_ask_t ask = {0};
     gradd_plan_t *plan = NULL;
     GRADD_TRY(explain_file_open(args->model, &file));
-    gradd_status_t status = explain_ask(&file, args, 0, &ask);
-    if (!status) status = gradd_plan_create(file.model, &ask.options, &plan);
+    explain_rows_t rows;
+    gradd_status_t status = explain_file_plan(&file, args, 0, &ask, &rows, &plan);
     if (!status) status = print_plan(args, &file, plan);
     gradd_plan_destroy(plan);
     explain_ask_finish(&ask);

@@ -161,6 +161,7 @@ static gradd_status_t add_line(explain_report_t *r, const gradd_explain_t *expla
                              .backward = row->backward,
                              .leftover = row->leftover,
                              .again = row->again,
+                             .live = row->live,
                              .op = row->op,
                              .domain = row->domain,
                              .kernel = row->kernel,
@@ -228,6 +229,9 @@ gradd_status_t explain_report_make(const gradd_plan_t *plan, const gradd_explain
                           .recomputed_bytes = p->recomputed_bytes,
                           .recompute_ms = p->recompute_us / 1e3,
                           .model_ms = p->model_us / 1e3,
+                          .batch_rows = info->rows,
+                          .label_rows = info->label_rows,
+                          .real_rows = info->real_rows,
                           .compile_ms = p->compile_ms};
     gradd_status_t status = arena_create(0, &r.arena);
     for (int i = 0; i < info->n_rows && !status; i++)

@@ -97,6 +97,11 @@ static void print_line(FILE *out, const explain_line_t *line) {
         put_text(&cells, line->fused);
         if (line->leftover) put_text(&cells, "  (not recognised)");
         if (line->again && !line->backward) put_text(&cells, "  (computed again in backward)");
+        if (line->live[0]) {
+            put_text(&cells, "  (");
+            put_text(&cells, line->live);
+            put_text(&cells, " rows)");
+        }
     }
     fputc('\n', out);
 }
@@ -211,6 +216,15 @@ static void print_leftovers(FILE *out, const explain_report_t *r) {
     if (!any) fputs("\nnot recognised: nothing\n", out);
 }
 
+static void print_rows(FILE *out, const explain_report_t *r) {
+    if (!r->batch_rows) return;
+    fprintf(out, "of %lld rows of a batch places for", (long long)r->batch_rows);
+    if (r->label_rows) fprintf(out, " %lld labelled", (long long)r->label_rows);
+    if (r->real_rows)
+        fprintf(out, "%s %lld real", r->label_rows ? " and" : "", (long long)r->real_rows);
+    fputs(" ones; what runs over these alone is marked\n", out);
+}
+
 void explain_print_text(FILE *out, const explain_report_t *r) {
     char a[24], b[24], c[24];
     fprintf(out,
@@ -223,6 +237,7 @@ void explain_print_text(FILE *out, const explain_report_t *r) {
                 "more time by a model\n",
                 explain_amount(r->whole_bytes, a), explain_amount(r->recomputed_bytes, b),
                 r->model_ms > 0 ? 100 * r->recompute_ms / r->model_ms : 0);
+    print_rows(out, r);
     fprintf(out, "inputs %s, outputs %s, gradients %s; ", explain_amount(r->input_bytes, a),
             explain_amount(r->output_bytes, b), explain_amount(r->grad_bytes, c));
     fprintf(out, "products by %s; planned in %.1f ms\n", r->library, r->compile_ms);

@@ -148,6 +148,7 @@ static gradd_status_t reverse_node(sweep_t *s, int32_t id) {
         dout[j] = GRADD_NONE;
     s->g->origin = n.origin;
     s->g->random = n.random;
+    s->g->rows = n.rows;
     for (int j = 0; j < n.n_out; j++) {
         if (n.out[j] == GRADD_NONE || n.out[j] >= s->n) continue;
         GRADD_TRY(sum_gradients(s, n.out[j]));
@@ -185,6 +186,7 @@ static gradd_status_t sweep_back(sweep_t *s, const autodiff_t *ad) {
     GRADD_TRY(seed(s, ad));
     for (int32_t id = g->n_forward - 1; id >= 0; id--)
         GRADD_TRY(reverse_node(s, id));
+    g->rows = 0;
     for (int i = 0; i < ad->n_grads; i++) {
         gradd_val_t v = g->inputs[ad->grads[i]];
         GRADD_TRY(sum_gradients(s, v));

@@ -200,6 +200,7 @@ static gradd_status_t fill_node(graph_t *g, const graph_emit_t *e, graph_node_t 
                         .n_out = e->n_out,
                         .random = e->random,
                         .origin = g->origin,
+                        .rows = g->rows,
                         .backward = g->in_backward,
                         .no_merge = e->no_merge};
     n->in = arena_alloc(g->arena, sizeof n->in[0] * (size_t)(e->n_in + 1));

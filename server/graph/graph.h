@@ -45,6 +45,7 @@ typedef struct graph_node_s {
     int32_t origin;       /* model node it comes from (for a gradient: the one it differentiates) */
     const int32_t *parts; /* Owned by the arena: the model nodes a recognised operator stands for */
     int n_parts;
+    uint8_t rows; /* live_set_t of the rows that it runs over; 0 = all, or it has none */
     bool backward;
     bool dead;     /* left out of every schedule */
     bool no_merge; /* no other node is taken for it, nor it for another */
@@ -75,11 +76,13 @@ typedef struct graph_s {
     gradd_val_t lists[2]; /* inputs behind those of the model: these lists, in this order */
     int n_lists;
     gradd_live_t live; /* what a graph over all rows could leave out */
+    int64_t all_rows;  /* of a batch, where some are left out; else 0 */
     int32_t *buckets;  /* Owned: hash of nodes, for common subexpressions; -1 ends a chain */
     int32_t *chain;    /* Owned: next node with the same hash */
     int n_buckets;
-    int32_t origin; /* given to nodes emitted now */
+    int32_t origin; /* these three are given to nodes emitted now */
     uint64_t random;
+    uint8_t rows;
     bool in_backward;
     bool plain;
     bool trains;                    /* a backward may follow */

@@ -128,9 +128,18 @@ double plan_node_us(const gradd_plan_t *p, const graph_node_t *n, const choice_t
     if (!choice->kernel) return 0;
     const gradd_infer_t c = describe(p, n, &operands);
     gradd_kernel_cost(choice->kernel, &c, &cost);
-    const plan_cost_t total = {is_fast_product(p, n) ? cost.flops / 2 : cost.flops,
-                               (double)cost.read + (double)cost.written, 1};
+    const plan_cost_t total = {.flops = is_fast_product(p, n) ? cost.flops / 2 : cost.flops,
+                               .bytes = (double)cost.read + (double)cost.written,
+                               .again = cost.again,
+                               .launches = 1};
     return plan_cost_us(&total, p->info.threads);
+}
+
+gradd_status_t plan_choose_node(gradd_plan_t *p, const graph_node_t *n, choice_t *out) {
+    plan_cost_t cost = {0};
+    *out = (choice_t){0};
+    GRADD_TRY(choose(p, n, out, &cost));
+    return prepare(p, n, out);
 }
 
 gradd_status_t plan_choose(gradd_plan_t *p, sequence_t *sequence) {

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "kernels/cost.h"
+#include "server/graph/live/live.h"
 
 static gradd_status_t no_memory(void) {
     return GRADD_FAIL(NOMEM, "no memory to explain the plan");
@@ -24,7 +25,8 @@ static gradd_status_t new_row(gradd_explain_t *e, gradd_explain_row_t **out) {
         e->cap_rows = wider;
     }
     *out = &e->rows[e->info.n_rows++];
-    **out = (gradd_explain_row_t){.launch = -1, .node = -1, .node_name = "", .node_op = ""};
+    **out =
+        (gradd_explain_row_t){.launch = -1, .node = -1, .node_name = "", .node_op = "", .live = ""};
     return GRADD_OK;
 }
 
@@ -79,6 +81,7 @@ static void fill_row(const gradd_explain_t *e, int32_t id, gradd_explain_row_t *
     row->leftover = is_leftover(g, n);
     if (!n->backward) row->saved_bytes = saved_by(e->plan, n);
     row->again = n->backward ? graph_is_clone(g, id) : e->again[id];
+    row->live = n->rows == LIVE_LABELLED ? "labelled" : n->rows == LIVE_REAL ? "real" : "";
 }
 
 /* One scheduled node; *at moves on when the program has a launch for it. */
@@ -147,6 +150,9 @@ static void add_info(gradd_explain_t *e) {
     const graph_t *g = p->graph;
     e->info.n_nodes = g->model->n_nodes;
     e->info.device = &p->device->info;
+    e->info.rows = g->all_rows;
+    e->info.label_rows = g->label_rows;
+    e->info.real_rows = g->real_rows;
     for (int i = 0; i < g->model->n_inputs; i++)
         e->info.input_bytes += gradd_type_bytes(graph_type(g, g->inputs[i]));
     for (int j = 0; j < p->info.n_outputs; j++)

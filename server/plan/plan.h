@@ -174,20 +174,23 @@ void schedule_mark_saved(const graph_t *g, const sequence_t *sequence, const gra
 
 /* What a sequence costs (kernels/cost.h). */
 typedef struct plan_cost_s {
-    double flops, bytes;
+    double flops, bytes, again;
     int launches;
 } plan_cost_t;
 
 /* How many of the device's threads a plan of that cost takes: all, or one. */
 int plan_threads(const plan_cost_t *cost, int threads);
-/* Microseconds by a model: so much arithmetic or so many bytes, whichever takes longer, and a
- * little per launch. Good for comparing, not for a clock. */
+/* Microseconds by a model: so much arithmetic or so many bytes, whichever takes longer, then what
+ * is moved again, and a little per launch. Good for comparing, not for a clock. */
 double plan_cost_us(const plan_cost_t *cost, int threads);
 
 /* Chooses the device's kernel for every node and prepares it. The first sequence of a plan, its
  * forward with the expected backward, decides its threads. Equal nodes share a state, which lives
  * as long as the plan. Errors name the node: UNSUPPORTED if there is no kernel, LIMIT. */
 gradd_status_t plan_choose(gradd_plan_t *plan, sequence_t *sequence);
+/* The same for one node, once the plan's threads are known; it may be a copy of one of the graph.
+ */
+gradd_status_t plan_choose_node(gradd_plan_t *plan, const graph_node_t *node, choice_t *out);
 /* The same model for a node of the plan, once its threads are known. */
 double plan_node_us(const gradd_plan_t *plan, const graph_node_t *node, const choice_t *choice);
 /* Gives back what the kernels have prepared. */

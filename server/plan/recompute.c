@@ -70,6 +70,8 @@ static gradd_status_t take_choices(recompute_t *r) {
         }
         s->choices[k] = r->choices[id];
     }
+    for (int i = 0; i < r->n_chunked; i++)
+        r->extra_us += r->chunked[i].us[r->chunked[i].level] - r->chunked[i].us[0];
     return GRADD_OK;
 }
 
@@ -144,6 +146,7 @@ gradd_status_t recompute_begin(gradd_plan_t *plan, const recompute_ends_t *ends,
 
 void recompute_finish(recompute_t *r) {
     sequence_finish(&r->sequence);
+    free(r->chunked);
     free(r->keep);
     free(r->first_saved);
     free(r->saved);

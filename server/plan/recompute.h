@@ -6,9 +6,13 @@
  * and clones read by the same rule. So the set is decided once per plan and serves every variant of
  * the backward. A clone runs directly in front of its first reader (passes/late_recomputation.c).
  *
- * recompute.c applies a set and says what it takes, recompute_search.c makes a sequence of sets
- * that each need less memory and more time, recompute_choose.c takes the one that the caller's
- * budget or policy asks for. Engine thread. */
+ * An operator that works chunk by chunk (GRADD_OP_CHUNKED) is another choice, where a budget asks:
+ * a set says how long its chunks are. Shorter ones take less scratch, and change the rounding of
+ * what is summed over them.
+ *
+ * recompute.c applies a set and says what it takes, recompute_chunks.c what shorter chunks take,
+ * recompute_search.c makes a sequence of sets that each need less memory and more time,
+ * recompute_choose.c takes the one that the caller's budget or policy asks for. Engine thread. */
 #ifndef GRADD_SERVER_PLAN_RECOMPUTE_H
 #define GRADD_SERVER_PLAN_RECOMPUTE_H
 
@@ -32,26 +36,49 @@ gradd_status_t recompute_choose(gradd_plan_t *plan, const recompute_ends_t *ends
 gradd_status_t recompute_curve(gradd_plan_t *plan, const recompute_ends_t *ends,
                                gradd_curve_t *out);
 
+/* Chunks of MOST rows, half as many, ... */
+#define RECOMPUTE_CHUNK_LEAST 64
+#define RECOMPUTE_CHUNK_MOST  2048
+#define RECOMPUTE_LEVELS      8
+
+/* A forward node with the chunks that the graph gave it (level 0), and with shorter ones, of which
+ * each takes less scratch than the one before. */
+typedef struct chunked_s {
+    int32_t node;
+    int n, level; /* how many levels; the one that holds now */
+    gradd_attrs_t attrs[RECOMPUTE_LEVELS];
+    choice_t choices[RECOMPUTE_LEVELS];
+    double us[RECOMPUTE_LEVELS];
+    int since[RECOMPUTE_LEVELS]; /* the first set with this level or a later one; 0 = none */
+} chunked_t;
+
 /* The search's view of a plan: the sets it goes through, and what they take. */
 typedef struct recompute_s {
     gradd_plan_t *plan; /* Borrowed */
     recompute_ends_t ends;
-    bool *first_saved;   /* Owned, per root: what the backward reads if all is kept */
-    int n_values;        /* of the arrays per value */
-    bool *keep, *saved;  /* Owned, per root: allowed to be kept; of these, what is read */
-    choice_t *choices;   /* Owned, per node, once it is known */
-    double *us;          /* Owned, per forward node: modelled time of computing it again */
+    bool *first_saved;  /* Owned, per root: what the backward reads if all is kept */
+    int n_values;       /* of the arrays per value */
+    bool *keep, *saved; /* Owned, per root: allowed to be kept; of these, what is read */
+    choice_t *choices;  /* Owned, per node, once it is known */
+    double *us;         /* Owned, per forward node: modelled time of computing it again */
+    chunked_t *chunked; /* Owned */
+    int n_chunked;
     sequence_t sequence; /* Owned: forward and expected backward, in order */
     int64_t *live;       /* Owned: bytes at each position of it */
     int peak;            /* position where most live, the first of them */
     int n_peak;          /* how many positions have that */
-    double extra_us;     /* of the clones in the sequence */
+    double extra_us;     /* of the clones in the sequence, and of shorter chunks */
     double total_us;     /* of the plan that keeps everything */
 } recompute_t;
 
 /* Starts with everything kept. */
 gradd_status_t recompute_begin(gradd_plan_t *plan, const recompute_ends_t *ends, recompute_t *out);
-/* The sequence, live bytes and time with what r->keep says. */
+/* Looks for operators whose chunks may be shorter. Without it there are none. */
+gradd_status_t recompute_find_chunks(recompute_t *r);
+void recompute_set_level(recompute_t *r, chunked_t *c, int level);
+/* The scratch that the next level spares; 0 = there is none. */
+int64_t recompute_spared(const chunked_t *c);
+/* The sequence, live bytes and time with what r->keep and the levels say. */
 gradd_status_t recompute_measure(recompute_t *r);
 void recompute_finish(recompute_t *r);
 

@@ -25,7 +25,18 @@ typedef struct chooser_s {
     point_t whole; /* set 0 */
 } chooser_t;
 
+static void take_chunks(chooser_t *c, int set) {
+    for (int i = 0; i < c->r.n_chunked; i++) {
+        chunked_t *chunked = &c->r.chunked[i];
+        int level = 0;
+        for (int l = 1; l < chunked->n; l++)
+            if (chunked->since[l] && chunked->since[l] <= set) level = l;
+        recompute_set_level(&c->r, chunked, level);
+    }
+}
+
 static gradd_status_t take_set(chooser_t *c, int set) {
+    take_chunks(c, set);
     for (int v = 0; v < c->r.n_values; v++) {
         const int since = set ? c->sets.dropped[v] : 0;
         c->r.keep[v] = c->r.first_saved[v] && !(since && since <= set);
@@ -57,9 +68,11 @@ static gradd_status_t find_least(chooser_t *c, point_t *out) {
     return GRADD_OK;
 }
 
-/* With everything kept, which may do. */
-static gradd_status_t begin(chooser_t *c, gradd_plan_t *p, const recompute_ends_t *ends) {
+/* With everything kept, which may do; `chunks`: they may be shorter. */
+static gradd_status_t begin(chooser_t *c, gradd_plan_t *p, const recompute_ends_t *ends,
+                            bool chunks) {
     GRADD_TRY(recompute_begin(p, ends, &c->r));
+    if (chunks) GRADD_TRY(recompute_find_chunks(&c->r));
     return lay_out_set(c, 0, &c->whole);
 }
 
@@ -166,7 +179,7 @@ gradd_status_t recompute_choose(gradd_plan_t *p, const recompute_ends_t *ends) {
     bool fits = false;
     if (budget) GRADD_TRY(try_whole(p, ends, budget, &fits));
     if (fits) return GRADD_OK;
-    gradd_status_t status = begin(&c, p, ends);
+    gradd_status_t status = begin(&c, p, ends, budget > 0);
     if (!status && budget) status = choose_by_budget(&c, budget, &taken);
     if (!status && !budget) status = choose_by_policy(&c, p->options.recompute, &taken);
     if (!status) status = settle(&c, &taken, p);
@@ -226,7 +239,7 @@ gradd_status_t recompute_curve(gradd_plan_t *p, const recompute_ends_t *ends, gr
     chooser_t c = {0};
     int n = 0;
     *out = (gradd_curve_t){0};
-    gradd_status_t status = begin(&c, p, ends);
+    gradd_status_t status = begin(&c, p, ends, true);
     if (!status) status = recompute_search(&c.r, &c.sets);
     if (!status) status = find_best(&c, best, &n);
     if (!status) fill_curve(&c, best, n, out);

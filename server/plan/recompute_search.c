@@ -7,6 +7,8 @@
  * a value whose recomputation would hold a whole stretch of others longer than it saves rules
  * itself out that way. First come the values within layers, then those between them.
  *
+ * A node whose scratch is at the peak competes with shorter chunks in the same way.
+ *
  * Nodes go in small batches, so that the number of measurements is bounded whatever the graph. */
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +30,8 @@
 
 typedef struct candidate_s {
     int32_t node;
-    double ratio; /* bytes per microsecond */
+    chunked_t *chunked; /* whose chunks become shorter; NULL = what it makes is given up */
+    double ratio;       /* bytes per microsecond */
 } candidate_t;
 
 typedef struct search_s {
@@ -196,6 +199,21 @@ static bool forms_gradients(const graph_node_t *n) {
     return false;
 }
 
+/* These nodes form gradients: they are no candidates of the other kind. */
+static void find_shorter_chunks(search_t *s) {
+    const recompute_t *r = s->r;
+    for (int i = 0; i < r->n_chunked; i++) {
+        chunked_t *c = &r->chunked[i];
+        const int64_t bytes = recompute_spared(c);
+        if (s->banned[c->node] || r->peak >= r->sequence.n ||
+            r->sequence.nodes[r->peak] != c->node || !bytes ||
+            bytes < r->live[r->peak] / SEARCH_PART)
+            continue;
+        const double us = c->us[c->level + 1] - c->us[c->level];
+        s->found[s->n_found++] = (candidate_t){c->node, c, (double)bytes / (us + 0.1)};
+    }
+}
+
 static gradd_status_t find_candidates(search_t *s) {
     s->n_found = 0;
     find_positions(s);
@@ -204,10 +222,11 @@ static gradd_status_t find_candidates(search_t *s) {
         if (s->banned[id] || forms_gradients(&s->g->nodes[id])) continue;
         const int64_t bytes = bytes_at_peak(s, &s->g->nodes[id]);
         if (!bytes) continue;
-        s->found[s->n_found++] = (candidate_t){id, (double)bytes / (chain_us(s, id) + 0.1)};
+        s->found[s->n_found++] = (candidate_t){id, NULL, (double)bytes / (chain_us(s, id) + 0.1)};
         GRADD_TRY(budget_spend(s->steps / WALK_UNIT));
         s->steps %= WALK_UNIT;
     }
+    find_shorter_chunks(s);
     qsort(s->found, (size_t)s->n_found, sizeof s->found[0], by_ratio);
     return GRADD_OK;
 }
@@ -217,7 +236,9 @@ static gradd_status_t find_candidates(search_t *s) {
 static void set_kept(search_t *s, int n, bool keep) {
     for (int c = 0; c < n; c++) {
         const graph_node_t *node = &s->g->nodes[s->found[c].node];
-        for (int j = 0; j < node->n_out; j++)
+        chunked_t *chunked = s->found[c].chunked;
+        if (chunked) recompute_set_level(s->r, chunked, chunked->level + (keep ? -1 : 1));
+        for (int j = 0; j < node->n_out && !chunked; j++)
             if (node->out[j] != GRADD_NONE && node->out[j] < s->r->n_values &&
                 s->r->first_saved[node->out[j]])
                 s->r->keep[node->out[j]] = keep;
@@ -235,7 +256,9 @@ static gradd_status_t add_set(search_t *s, int n) {
     }
     for (int c = 0; c < n; c++) {
         const graph_node_t *node = &s->g->nodes[s->found[c].node];
-        for (int j = 0; j < node->n_out; j++)
+        chunked_t *chunked = s->found[c].chunked;
+        if (chunked) chunked->since[chunked->level] = sets->n;
+        for (int j = 0; j < node->n_out && !chunked; j++)
             if (node->out[j] != GRADD_NONE) sets->dropped[node->out[j]] = sets->n;
     }
     sets->peak[sets->n++] = s->r->live[s->r->peak];

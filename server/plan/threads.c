@@ -28,5 +28,6 @@ int plan_threads(const plan_cost_t *cost, int threads) {
 
 double plan_cost_us(const plan_cost_t *cost, int threads) {
     const double flops = cost->flops / FLOPS_PER_US, bytes = cost->bytes / BYTES_PER_US;
-    return (flops > bytes ? flops : bytes) / threads + BEGIN_US * (double)cost->launches;
+    const double work = (flops > bytes ? flops : bytes) + cost->again / BYTES_PER_US;
+    return work / threads + BEGIN_US * (double)cost->launches;
 }

@@ -13,12 +13,22 @@ static void put_number(wire_out_t *out, const char *key, int64_t value) {
     wire_put_i64(out, value);
 }
 
+/* Bytes in shared memory by what they are for. */
+static void put_kinds(wire_out_t *out, gradd_handle_table_t *table) {
+    uint64_t bytes[GRADD_N_SEGMENT_KINDS];
+    gradd_handle_kinds(table, bytes);
+    wire_put_text(out, "segment_kinds");
+    wire_put_map(out, GRADD_N_SEGMENT_KINDS);
+    for (uint32_t kind = 0; kind < GRADD_N_SEGMENT_KINDS; kind++)
+        put_number(out, gradd_segment_kind_name(kind), (int64_t)bytes[kind]);
+}
+
 static void put_session(wire_out_t *out, session_t *session) {
     uint32_t segments;
     uint64_t bytes;
     session_counts_t *counts = &session->counts;
     gradd_handle_usage(gradd_lease_table(session->lease), &segments, &bytes);
-    wire_put_map(out, 16);
+    wire_put_map(out, 17);
     put_number(out, "session", session->number);
     put_number(out, "pid", session->pid);
     put_number(out, "uid", session->uid);
@@ -31,6 +41,7 @@ static void put_session(wire_out_t *out, session_t *session) {
     put_number(out, "runs", atomic_load(&counts->runs));
     put_number(out, "segments", segments);
     put_number(out, "segment_bytes", (int64_t)bytes);
+    put_kinds(out, gradd_lease_table(session->lease));
     put_number(out, "arena_bytes", atomic_load(&counts->arena_bytes));
     put_number(out, "requests", (int64_t)session->n_requests);
     put_number(out, "waiting", session->lane.length);

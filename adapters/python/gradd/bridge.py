@@ -525,7 +525,10 @@ class Bridge(ShortWay):
     # ---- for users and wrappers ----
 
     def plan_of(self, args: tuple, kwargs: dict) -> tuple[CapturedGraph, Plan]:
-        """Graph and plan of such a call, captured and compiled if need be; nothing is run."""
+        """Graph and plan of such a call, captured and compiled if need be; nothing is run.
+
+        The plan leaves out the rows that such a call leaves out, if its tensors have values.
+        """
         if self._disabled:
             raise errors.UnsupportedError("GRADD_DISABLE is set: nothing runs in the daemon")
         if self._failed is not None:
@@ -541,8 +544,10 @@ class Bridge(ShortWay):
             _, bound = graph.bind(self.state)
             inputs = self.inputs(graph, leaves)
             types = tuple(type_of(t) for t in inputs)
-            wish = wish_of(graph, bound, inputs, self._lazy)
-            return graph, graph.plan(self.client, types, *wish.of_plan())
+            asked = (self.client, types, *wish_of(graph, bound, inputs, self._lazy).of_plan())
+            plan = graph.plan(*asked)
+            sizes = (0, 0) if plan.live is None else plan.live.sizes(inputs)
+            return graph, graph.plan(*asked, live=sizes) if any(sizes) else plan
 
     def explain(self, args: tuple, kwargs: dict) -> Explanation:
         """What the plan of such a call does; without arguments that of the last call.

@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from gradd import errors, schema
+from gradd import errors, picture, schema
 from gradd.calls.captured import CapturedGraph, Plan, check_supported, type_of
 from gradd.memory import Memory, parse_bytes
 from gradd.session.client import Client, get_client
+from gradd.session.shm import available_bytes
 
 _MAX_BATCH = 1 << 20
 
@@ -69,7 +70,7 @@ class LiveSaving:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes of one training step. Prints as a table.
+    """Bytes of one training step. Prints as a table; in a notebook it is a picture and a table.
 
     Attributes:
         batch: First size of the batch's tensors.
@@ -105,6 +106,7 @@ class Estimate:
     _lines: tuple[tuple[str, str], ...] = field(repr=False, compare=False)
     _foot: str = field(repr=False, compare=False)
     _curve: tuple[str, ...] = field(repr=False, compare=False)
+    _machine: int = field(repr=False, compare=False)  # bytes that it has left
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -115,6 +117,9 @@ class Estimate:
 
     def __str__(self) -> str:
         return str(Estimates((self,)))
+
+    def _repr_html_(self) -> str:
+        return Estimates((self,))._repr_html_()
 
 
 class Estimates(tuple):
@@ -129,6 +134,10 @@ class Estimates(tuple):
         if len(self) == 1 and self[0].live is not None:
             lines += ["", str(self[0].live)]
         return "\n".join([*lines, *dict.fromkeys(e._foot for e in self)])
+
+    def _repr_html_(self) -> str:
+        lines, feet = [e._lines for e in self], [e._foot for e in self]
+        return picture.html(self, lines, feet, self[0]._machine)
 
 
 def estimate(
@@ -305,10 +314,8 @@ class _Planner:
         self, graph: CapturedGraph, plan: Plan, tensors: list[torch.Tensor], asked: tuple
     ) -> LiveSaving | None:
         live = plan.live
-        if live is None or any(t.is_meta for t in tensors):
-            return None
-        sizes = live.worth(*live.find(tensors))
-        if not any(sizes):
+        sizes = (0, 0) if live is None else live.sizes(tensors)
+        if live is None or not any(sizes):
             return None
         peak = graph.plan(self.client, *asked, live=sizes).info.peak
         return LiveSaving(live.rows, *sizes, peak, 100 * live.saved(sizes))
@@ -338,6 +345,7 @@ class _Planner:
             ),
             live=live,
             _curve=(reply["curve_head"], *(p["line"] for p in reply["curve"])),
+            _machine=available_bytes(),
         )
 
 

@@ -54,6 +54,7 @@ class Row:
     fused: str
     leftover: bool
     again: bool
+    live: str
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,9 @@ class Explanation:
         recomputed_bytes: Not kept from forward to backward, but computed again.
         recompute_ms: Of computing it again, by a model of time.
         model_ms: Of forward and backward beside it, by the same model.
+        batch_rows: Rows of a batch, where some are left out; 0 = all are computed.
+        label_rows: Places for labelled rows; 0 = these are not listed.
+        real_rows: Places for rows that are no padding; 0 = these are not listed.
         compile_ms: Time that planning took.
         nodes: Nodes of the graph by fate and operator.
         rows: The operators.
@@ -92,6 +96,9 @@ class Explanation:
     recomputed_bytes: int
     recompute_ms: float
     model_ms: float
+    batch_rows: int
+    label_rows: int
+    real_rows: int
     compile_ms: float
     nodes: dict[str, dict[str, int]]
     rows: tuple[Row, ...]

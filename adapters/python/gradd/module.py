@@ -50,7 +50,9 @@ class ORTModule(torch.nn.Module):
         strict: Raise instead of running in PyTorch what the daemon cannot run.
         memory_budget: The most that forward and backward may take for activations and workspace:
             bytes, or a text as "2GiB". What is not kept is computed again in backward, with the
-            same bits. The default is GRADD_MEMORY_BUDGET, else as much as it takes.
+            same bits; shorter chunks of a language model's loss, which a budget may ask for,
+            change results by rounding. The default is GRADD_MEMORY_BUDGET, else as much as it
+            takes.
 
     Raises:
         TypeError: `module` is not a torch.nn.Module, or is a kind that cannot be wrapped; a budget

@@ -27,7 +27,7 @@ from gradd.session import client as clients
 from gradd.session import protocol
 from gradd.session.client import Client
 from gradd.session.replay import Send
-from gradd.session.ring import Block, blocks_bytes
+from gradd.session.ring import Block
 from gradd.session.shm import DTYPE_CODES, nbytes
 
 logger = logging.getLogger("gradd")
@@ -134,11 +134,14 @@ class _Sent:
         blocks = []
         try:
             wires = []
-            for grad in self._grads:
-                block = self.client.gradients.allocate(nbytes(grad.dtype, grad.shape))
+            sizes = [nbytes(grad.dtype, grad.shape) for grad in self._grads]
+            self.client.gradients.reserve(sizes)
+            for grad, size in zip(self._grads, sizes, strict=True):
+                block = self.client.gradients.allocate(size)
                 blocks.append(block)
-                block.fill(grad, (grad.dtype, grad.shape, nbytes(grad.dtype, grad.shape), 0))
+                block.fill(grad, (grad.dtype, grad.shape, size, 0))
                 wires.append(block.wire(grad.dtype, grad.shape))
+            self.client.gradients.drop_empty()
             send("step", {**self.fields, "g": protocol.tensors(wires)}, ())
             self.forget()
         except errors.GraddError as error:
@@ -408,22 +411,19 @@ class FusedAdam(torch.optim.Optimizer):
         return (*_MOMENTS, _MASTER) if has_master else _MOMENTS
 
     def _reserve(self, client: Client, params: list[torch.Tensor]) -> None:
-        """One segment for everything that has no state yet, rather than two per parameter."""
-        new = [
-            p.numel() * 4
-            for p in params
-            for name in self._state_names(p)
-            if name not in self.state.get(p, ())
-        ]
-        if new:
-            client.state.reserve(blocks_bytes(new))
-        away = [
-            nbytes(p.dtype, p.shape)
-            for p in params
-            if client.locate(p) is None and p not in self._copies
-        ]
-        if away:
-            client.parameters.reserve(blocks_bytes(away))
+        """Few segments for everything that has no place yet, rather than one per tensor."""
+        client.state.reserve(
+            [
+                p.numel() * 4
+                for p in params
+                for name in self._state_names(p)
+                if name not in self.state.get(p, ())
+            ]
+        )
+        away = [p for p in params if client.locate(p) is None and p not in self._copies]
+        client.parameters.reserve([nbytes(p.dtype, p.shape) for p in away])
+        copied = [p.grad for p in params if not self._is_shared(client, p.grad)]
+        client.gradients.reserve([nbytes(g.dtype, g.shape) for g in copied])
 
     def _stepped(self, client: Client, p: torch.Tensor) -> torch.Tensor:
         """What the daemon updates: the parameter, in shared memory from now on.
@@ -481,6 +481,7 @@ class FusedAdam(torch.optim.Optimizer):
         if self._journal is None:
             self._journal = client.state.allocate(JOURNAL_BYTES)
             self._journal_words = self._journal.tensor(torch.int64, (JOURNAL_BYTES // 8,)).zero_()
+            self._journal.drop()  # the tensor alone keeps it
             self._journal_step = 0
         return protocol.tensor(self._journal.wire(torch.uint8, (JOURNAL_BYTES,)))
 
@@ -526,10 +527,14 @@ class FusedAdam(torch.optim.Optimizer):
     def _send(self, client: Client, entries: list[tuple[int, torch.Tensor]]) -> None:
         entries = [(k, p) for k, p in entries if p.numel()]
         self._check_ties(client, [p for _, p in entries])
-        self._reserve(client, [p for _, p in entries])
-        params = [self._stepped(client, p) for _, p in entries]
-        states = [self._settle(client, p) for _, p in entries]
-        grads = [self._gradient(client, p.grad) for _, p in entries]
+        try:
+            self._reserve(client, [p for _, p in entries])
+            params = [self._stepped(client, p) for _, p in entries]
+            states = [self._settle(client, p) for _, p in entries]
+            grads = [self._gradient(client, p.grad) for _, p in entries]
+        finally:
+            for pool in (client.state, client.parameters, client.gradients):
+                pool.drop_empty()
         of_each = [(k, s["step"] + 1) for (k, _), s in zip(entries, states, strict=True)]
         kinds = sorted(set(of_each))
         index = {kind: i for i, kind in enumerate(kinds)}

@@ -90,7 +90,9 @@ static gradd_status_t spread_rows_of(rewrite_t *w, const graph_node_t *like, int
     for (int d = 0; d < own; d++)
         full.dims[r->lead + d] = in->dims[r->in_lead[i] + d];
     gradd_val_t v;
+    w->g->rows = LIVE_NONE;
     GRADD_TRY(resize(w, like, "Expand", like->in[i], &full, &v));
+    w->g->rows = (uint8_t)set;
     return rows_of(w, like, v, set, r->lead, out);
 }
 
@@ -198,7 +200,9 @@ static gradd_status_t labels_of(rewrite_t *w, const graph_node_t *loss, live_set
         gradd_make_int("offset", gradd_attr_int(loss->attrs, "shift", 0)),
         gradd_make_int("fill", gradd_attr_int(loss->attrs, "ignore_index", 0))};
     gradd_val_t in[2] = {GRADD_NONE, w->lists[set]};
+    w->g->rows = LIVE_NONE;
     GRADD_TRY(resize(w, loss, "Reshape", l->labels, &flat, &in[0]));
+    w->g->rows = (uint8_t)set;
     return add_named(w, loss, "GatherRows", in, (gradd_attrs_t){attrs, 3}, out);
 }
 
@@ -219,6 +223,7 @@ static gradd_status_t shrink_loss(rewrite_t *w, const graph_node_t *n, gradd_val
     gradd_attr_t attrs[8];
     int n_attrs = 0;
     memcpy(in, n->in, sizeof in[0] * (size_t)n->n_in);
+    w->g->rows = (uint8_t)set;
     GRADD_TRY(rows_of(w, n, n->in[0], set, w->l->loss.lead, &in[0]));
     GRADD_TRY(labels_of(w, n, set, &in[1]));
     for (int i = 0; i < n->attrs.n && n_attrs < 8; i++)
@@ -249,6 +254,7 @@ static gradd_status_t shrink(rewrite_t *w, int32_t id) {
     const live_set_t set = w->l->at[id];
     GRADD_TRY(budget_spend(1));
     if (set == LIVE_NONE || set == LIVE_ALL) return GRADD_OK;
+    w->g->rows = (uint8_t)set;
     if (!strcmp(n.op->name, "FusedAttention")) return shrink_attention(w, &n, w->l->spans[id]);
     return shrink_rowwise(w, &n, lead_of(w->l, &n), set);
 }
@@ -266,6 +272,7 @@ gradd_status_t live_rewrite(const live_t *l, const gradd_val_t *lists) {
         status = shrink(&w, id);
     if (!status) status = shrink_loss(&w, &loss, &made);
     free(w.to);
+    g->rows = LIVE_NONE;
     if (!status) status = graph_redirect_begin(g, &redirect);
     if (status) return status;
     graph_redirect(&redirect, loss.out[0], made);

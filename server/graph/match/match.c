@@ -197,6 +197,7 @@ gradd_status_t match_emit(graph_t *g, const graph_node_t *like, const match_fuse
     const gradd_op_t *op = gradd_op_by_name(f->op);
     if (!op) return GRADD_FAIL(INTERNAL, "operator %s is missing", f->op);
     g->origin = like->origin;
+    g->rows = like->rows;
     graph_emit_t emit = {
         .op = op,
         .opset = g->model->opset,

@@ -13,9 +13,7 @@ static bool lacks_last(const gradd_type_t *few, const gradd_type_t *all) {
     return true;
 }
 
-/* Whether a reduction names the last axis alone; where it drops an axis, shapes may agree by
- * chance. */
-static bool names_last(const graph_t *g, const graph_node_t *n) {
+bool match_names_last(const graph_t *g, const graph_node_t *n) {
     const int rank = graph_type(g, n->in[0])->rank;
     const gradd_attr_t *attr = gradd_attr_find(n->attrs, "axes");
     const graph_value_t *axes = n->n_in > 1 && n->in[1] != GRADD_NONE ? g->values[n->in[1]] : NULL;
@@ -37,7 +35,7 @@ gradd_val_t match_under_reduction(const graph_t *g, gradd_val_t v, const char *o
     if (!(n = match_made_by(g, n ? n->in[0] : v, op))) return GRADD_NONE;
     const gradd_type_t *x = graph_type(g, n->in[0]), *y = graph_type(g, n->out[0]);
     if (kept->rank != x->rank || !lacks_last(kept, x) || !lacks_last(y, x)) return GRADD_NONE;
-    if (y->rank != x->rank && !names_last(g, n)) return GRADD_NONE;
+    if (y->rank != x->rank && !match_names_last(g, n)) return GRADD_NONE;
     return x->dims[x->rank - 1] == 1 ? GRADD_NONE : n->in[0];
 }
 

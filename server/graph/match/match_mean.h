@@ -4,6 +4,10 @@
 
 #include "server/graph/match/match.h"
 
+/* Whether a reduction names the last axis alone: where it drops an axis, shapes may agree by
+ * chance.
+ */
+bool match_names_last(const graph_t *g, const graph_node_t *n);
 /* x where v is a reduction (its operator's name) of x over the last axis, which is kept or put back
  * by Reshape or Unsqueeze. Else GRADD_NONE. */
 gradd_val_t match_under_reduction(const graph_t *g, gradd_val_t v, const char *op);

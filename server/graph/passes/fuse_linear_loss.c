@@ -1,28 +1,61 @@
 /* The head of a language model and its loss -> LinearCrossEntropy, in plans that train:
  *
  *   CrossEntropy(logits, labels)       with a reduction, as fuse_loss has left it
+ *   sum_i w_i CrossEntropy(logits, labels)_i, without one: masks, weights (match_rows.h)
+ *   SoftmaxCrossEntropyLoss(logits, labels, class weights), which is such a sum
+ *   one of them + sum_i q_i lse_i^2    lse = ReduceLogSumExp(logits): z-loss
  *   logits = [softcap] [scale] (x W)   or x W + b
  *
  * with a weight that is an input of the graph, through views and casts between bf16 and f32, where
  * nobody else reads the logits and they are no wanted output. softcap is c tanh(z / c); scale a
- * product with a number, or a quotient. The gradients of x and W are formed in the forward, chunk
- * of rows by chunk of rows, and the logits are never there as a whole.
+ * product with a number, or a quotient. w and q depend on nothing that is trained: only then is the
+ * gradient of a row known before the backward. A z-loss is of the logits as the loss sees them, but
+ * for casts and, if it is written so, the last position of each sequence. The gradients of x and W
+ * are formed in the forward, chunk of rows by chunk of rows, and the logits are never there as a
+ * whole.
  *
- * The chunk is what has 16 MiB of logits, or 512 rows: with fewer the sums of the weight's gradient
- * go through memory too often. In bf16 these sums take half as much again as the gradient; where
- * the plan's caller gives no memory for it in the forward it lies in the arena. Where all that is
- * hardly less than the logits there is one chunk, if only to leave out rows without a label;
- * where it is more, or where the logits have less than 256 KiB, nothing is replaced. */
+ * The chunk is a power of two: 512 rows, or what has 16 MiB of logits. With fewer the weight and
+ * the sums of its gradient go through memory too often. In bf16 these sums take half as much again
+ * as the gradient; where the plan's caller gives no memory for it in the forward it lies in the
+ * arena. Where all that is more than the logits the chunk is halved, down to 128 rows, or 64 where
+ * the sums stay in a cache. What is still more, and logits of less than 256 KiB, are left as they
+ * are. */
 #include <string.h>
 
 #include "kernels/rules.h"
 #include "server/graph/budget.h"
-#include "server/graph/match/match.h"
+#include "server/graph/match/match_mean.h"
+#include "server/graph/match/match_rows.h"
 #include "server/graph/readers.h"
 
-#define CHUNK_BYTES ((int64_t)16 << 20)
+/* With a chunk of so many rows the products take twelve times as long as what goes through memory
+ * once more per chunk, by the rates of server/plan/threads.c: 10 bytes per entry of the weight for
+ * 6 operations per row in bf16, 16 in f32 at half the rate. */
 #define CHUNK_ROWS  512
+#define LEAST_ROWS  128
+#define CACHE_ROWS  64
+#define CACHE_BYTES ((int64_t)1 << 20)
+#define CHUNK_BYTES ((int64_t)16 << 20)
+#define BLOCK_BYTES ((int64_t)2 << 20)   /* of kernels/cpu/linear_loss.c */
 #define LEAST_BYTES ((int64_t)256 << 10) /* below, a slot of its own costs more than it saves */
+
+typedef struct pass_s {
+    graph_t *g;
+    int32_t *readers;
+    int32_t *reader; /* per value with one: the node that reads it */
+    bool *trained;   /* see match_find_trained */
+} pass_t;
+
+/* The loss of the pattern, and what is added to it. */
+typedef struct total_s {
+    int32_t loss; /* CrossEntropy */
+    int32_t last; /* node of the result */
+    bool weighted, squares;
+    bool by_class; /* weighted by what the labels' classes weigh */
+    match_rows_t weights, lse;
+    gradd_val_t fork; /* logits that loss and log-sum-exp read; GRADD_NONE = the loss alone */
+    bool cut;         /* the last position has no log-sum-exp */
+} total_t;
 
 typedef struct head_s {
     gradd_val_t at; /* on the way from the loss to the product */
@@ -97,14 +130,23 @@ static bool take_product(const graph_t *g, const graph_node_t *n, head_t *h) {
     return true;
 }
 
-static bool find_head(const graph_t *g, gradd_val_t logits, const int32_t *readers, head_t *h) {
-    *h = (head_t){.at = logits, .post = 1, .pre = 1, .bias = GRADD_NONE};
+/* The loss and the log-sum-exp see the same numbers up to where they part. */
+static bool is_fork(const total_t *t, const head_t *h) {
+    return h->at == t->fork && h->post == 1 && !h->bent;
+}
+
+static bool find_head(const pass_t *p, const total_t *t, head_t *h) {
+    const graph_t *g = p->g;
+    bool forked = t->fork == GRADD_NONE;
+    *h = (head_t){.at = g->nodes[t->loss].in[0], .post = 1, .pre = 1, .bias = GRADD_NONE};
     for (int step = 0; step < MATCH_MAX_WALK; step++) {
         const graph_value_t *v = g->values[h->at];
-        if (v->kind != VALUE_NODE || v->data || readers[h->at] != 1) return false;
+        const bool parts = !forked && is_fork(t, h);
+        if (v->kind != VALUE_NODE || v->data || p->readers[h->at] != 1 + parts) return false;
+        forked |= parts;
         const graph_node_t *n = &g->nodes[v->node];
         if (n->backward) return false;
-        if (take_product(g, n, h)) return true;
+        if (take_product(g, n, h)) return forked;
         if (!step_over(g, n, h)) return false;
     }
     return false;
@@ -112,25 +154,46 @@ static bool find_head(const graph_t *g, gradd_val_t logits, const int32_t *reade
 
 /* ---- the chunk ------------------------------------------------------------------------------- */
 
-/* Rows of a chunk, or 0 if the logits take less. */
-static int64_t choose_chunk(const graph_t *g, const head_t *h) {
+/* What the chunked loss holds beside what whole logits do: a chunk of logits and of rows, the rows'
+ * gradients, the weight's until the backward, and in bf16 what its sums have beside it. */
+typedef struct sizes_s {
+    int64_t row, width; /* bytes of a row of logits, and of x */
+    int64_t kept;       /* whatever the chunk */
+    int64_t low;        /* where there is more than one chunk */
+    int64_t weight;     /* bytes of the sums of its gradient; 0 = it has none */
+} sizes_t;
+
+static sizes_t find_sizes(const graph_t *g, const head_t *h) {
     const gradd_dtype_t dtype = graph_type(g, h->x)->dtype;
-    const int64_t bytes = (int64_t)gradd_dtype_bytes(dtype), row = h->classes * bytes;
-    const bool trained = graph_is_trained(g, h->w);
-    const int64_t weight = h->classes * h->width;
-    if (!h->rows || !row) return 0;
-    int64_t chunk = CHUNK_BYTES / row;
-    if (chunk < CHUNK_ROWS) chunk = CHUNK_ROWS;
-    if (chunk > h->rows) chunk = h->rows;
-    const int64_t sums = trained && dtype == GRADD_DT_BF16 ? weight : 0;
-    const bool given = g->early && graph_is_parameter(g, h->w);
-    const int64_t kept = trained && !given ? weight * bytes : 0;
-    const int64_t all = h->rows * row;
+    const int64_t bytes = (int64_t)gradd_dtype_bytes(dtype), weight = h->classes * h->width;
+    sizes_t s = {.row = h->classes * bytes, .width = h->width * bytes};
+    s.kept = h->rows * s.width;
+    if (!graph_is_trained(g, h->w)) return s;
+    s.weight = weight * bytes;
+    if (!g->early || !graph_is_parameter(g, h->w)) s.kept += s.weight;
+    if (dtype == GRADD_DT_BF16) {
+        const int64_t block = weight * (int64_t)sizeof(float);
+        s.kept += block < BLOCK_BYTES ? block : BLOCK_BYTES;
+        s.low = weight;
+        s.weight += weight;
+    }
+    return s;
+}
+
+/* Rows of a chunk, or 0 if whole logits take less. */
+static int64_t choose_chunk(const graph_t *g, const head_t *h) {
+    if (!h->rows || !h->classes || !h->width) return 0;
+    const sizes_t s = find_sizes(g, h);
+    const int64_t all = h->rows * s.row;
     if (all < LEAST_BYTES) return 0;
-    if (chunk * row + sums > all - all / 8) chunk = h->rows;
-    if (chunk == h->rows && g->label_rows) return 0; /* the others are left out already */
-    const int64_t taken = chunk * row + kept + (chunk < h->rows ? sums : 0);
-    return taken <= all ? chunk : 0;
+    int64_t most = CHUNK_ROWS, chunk = 1;
+    const int64_t least = s.weight < CACHE_BYTES ? CACHE_ROWS : LEAST_ROWS;
+    if (most < CHUNK_BYTES / s.row) most = CHUNK_BYTES / s.row;
+    while (2 * chunk <= most && 2 * chunk < h->rows)
+        chunk *= 2;
+    while (chunk >= least && chunk * (s.row + s.width) + s.low + s.kept > all)
+        chunk /= 2;
+    return chunk >= least ? chunk : 0;
 }
 
 /* ---- rewriting ------------------------------------------------------------------------------- */
@@ -150,45 +213,199 @@ static gradd_status_t fit_rows(graph_t *g, const graph_node_t *loss, head_t *h) 
     return match_emit(g, loss, &(match_fused_t){.op = "Reshape", .in = in, .n_in = 2}, &h->x, 1);
 }
 
-static gradd_status_t fuse(graph_t *g, int32_t id, const int32_t *readers) {
-    const graph_node_t *n = &g->nodes[id];
+static int add_attrs(const graph_t *g, const total_t *t, const head_t *h, int64_t chunk,
+                     gradd_attr_t *out) {
+    const gradd_attrs_t from = g->nodes[t->loss].attrs;
+    const double scale = h->bent ? h->pre * h->post : h->post;
+    int n = 0;
+    if (t->weighted) out[n++] = gradd_make_string("reduction", "sum");
+    for (int i = 0; i < from.n && n < 4; i++)
+        if (!t->weighted || strcmp(from.v[i].name, "reduction")) out[n++] = from.v[i];
+    if (h->trans) out[n++] = gradd_make_int("transB", 1);
+    if (h->bent) out[n++] = gradd_make_float("softcap", h->post);
+    if (scale != 1) out[n++] = gradd_make_float("scale", scale);
+    if (chunk < h->rows) out[n++] = gradd_make_int("chunk", chunk);
+    return n;
+}
+
+/* Weights of rows [.., S - 1] as those of [.., S], with zeros at the end. */
+static gradd_status_t append_zeros(graph_t *g, int32_t like, int64_t positions, gradd_val_t *v) {
+    const int64_t rows = gradd_type_count(graph_type(g, *v)), batch = rows / (positions - 1);
+    gradd_builder_t *b = &g->builder;
+    gradd_val_t in[3][2] = {
+        {*v,         gradd_const_i64s(b, (int64_t[]){batch, positions - 1}, 2)},
+        {GRADD_NONE, gradd_const_i64s(b, (int64_t[]){0, 0, 0, 1},           4)},
+        {GRADD_NONE, gradd_const_i64s(b, (int64_t[]){batch * positions},    1)}
+    };
+    static const char *const ops[3] = {"Reshape", "Pad", "Reshape"};
+    GRADD_TRY(b->status);
+    for (int i = 0; i < 3; i++) {
+        const graph_node_t node = g->nodes[like];
+        if (i) in[i][0] = *v;
+        GRADD_TRY(
+            match_emit(g, &node, &(match_fused_t){.op = ops[i], .in = in[i], .n_in = 2}, v, 1));
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t add_weights(graph_t *g, const total_t *t, gradd_val_t *in) {
+    const gradd_dtype_t dtype = graph_type(g, g->nodes[t->last].out[0])->dtype;
+    if (t->by_class)
+        GRADD_TRY(match_class_weights(g, t->loss, dtype, &in[5]));
+    else if (t->weighted)
+        GRADD_TRY(match_rows_weights(g, t->last, &t->weights, dtype, &in[5]));
+    if (!t->squares) return GRADD_OK;
+    GRADD_TRY(match_rows_weights(g, t->last, &t->lse, dtype, &in[6]));
+    if (!t->cut) return GRADD_OK;
+    const gradd_type_t *logits = graph_type(g, t->fork);
+    return append_zeros(g, t->last, logits->dims[logits->rank - 2], &in[6]);
+}
+
+static gradd_status_t fuse(pass_t *p, const total_t *t) {
+    graph_t *g = p->g;
     head_t h;
-    if (!strcmp(gradd_attr_string(n->attrs, "reduction", "mean"), "none") || n->n_out > 1)
-        return GRADD_OK;
-    if (!find_head(g, n->in[0], readers, &h)) return GRADD_OK;
+    if (g->nodes[t->loss].n_out > 1 || !find_head(p, t, &h)) return GRADD_OK;
     const int64_t chunk = choose_chunk(g, &h);
     if (!chunk) return GRADD_OK;
     gradd_attr_t attrs[8];
-    int n_attrs = 0;
-    for (int i = 0; i < n->attrs.n && n_attrs < 4; i++)
-        attrs[n_attrs++] = n->attrs.v[i];
-    if (h.trans) attrs[n_attrs++] = gradd_make_int("transB", 1);
-    if (h.bent) attrs[n_attrs++] = gradd_make_float("softcap", h.post);
-    const double scale = h.bent ? h.pre * h.post : h.post;
-    if (scale != 1) attrs[n_attrs++] = gradd_make_float("scale", scale);
-    if (chunk < h.rows) attrs[n_attrs++] = gradd_make_int("chunk", chunk);
-    GRADD_TRY(fit_rows(g, n, &h));
-    graph_node_t *loss = &g->nodes[id]; /* the list may have moved */
-    const bool items = loss->n_in > 2 && loss->in[2] != GRADD_NONE;
-    gradd_val_t in[5] = {h.x, h.w, loss->in[1], h.bias, items ? loss->in[2] : GRADD_NONE};
-    return match_replace(g, loss,
-                         &(match_fused_t){.op = "LinearCrossEntropy",
-                                          .in = in,
-                                          .n_in = items                  ? 5
-                                                  : h.bias != GRADD_NONE ? 4
-                                                                         : 3,
-                                          .attrs = attrs,
-                                          .n_attrs = n_attrs});
+    const int n_attrs = add_attrs(g, t, &h, chunk, attrs);
+    GRADD_TRY(fit_rows(g, &g->nodes[t->loss], &h));
+    const graph_node_t *loss = &g->nodes[t->loss]; /* the list may have moved */
+    gradd_val_t in[7] = {h.x, h.w, loss->in[1], h.bias, GRADD_NONE, GRADD_NONE, GRADD_NONE};
+    if (loss->n_in > 2 && !t->by_class) in[4] = loss->in[2];
+    GRADD_TRY(add_weights(g, t, in));
+    int n_in = 7;
+    while (in[n_in - 1] == GRADD_NONE)
+        n_in--;
+    gradd_val_t ends[3 + 2 * MATCH_ROWS_PARTS] = {h.x, h.w, g->nodes[t->loss].in[1]};
+    int n_ends = 3;
+    for (int i = 0; i < t->weights.n_parts; i++)
+        ends[n_ends++] = t->weights.parts[i].value;
+    for (int i = 0; i < t->lse.n_parts; i++)
+        ends[n_ends++] = t->lse.parts[i].value;
+    const match_fused_t fused = {
+        .op = "LinearCrossEntropy", .in = in, .n_in = n_in, .attrs = attrs, .n_attrs = n_attrs};
+    return match_replace_above(g, &g->nodes[t->last], &fused, ends, n_ends);
+}
+
+/* ---- from the loss downwards ----------------------------------------------------------------- */
+
+static gradd_status_t find_readers(pass_t *p) {
+    graph_t *g = p->g;
+    GRADD_TRY(graph_count_readers(g, &p->readers));
+    GRADD_TRY(match_find_trained(g, &p->trained));
+    p->reader = arena_array(g->arena, (size_t)g->n_values + 1, sizeof p->reader[0]);
+    if (!p->reader) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
+    for (int v = 0; v < g->n_values; v++)
+        p->reader[v] = -1;
+    for (int32_t id = 0; id < g->n_nodes; id++) {
+        const graph_node_t *n = &g->nodes[id];
+        bool lives = false;
+        for (int j = 0; j < n->n_out; j++)
+            lives |= n->out[j] != GRADD_NONE && p->readers[n->out[j]];
+        for (int i = 0; i < n->n_in && lives; i++)
+            if (n->in[i] != GRADD_NONE && p->readers[n->in[i]] == 1) p->reader[n->in[i]] = id;
+    }
+    return GRADD_OK;
+}
+
+static gradd_val_t result_of(const pass_t *p, const total_t *t) {
+    return p->g->nodes[t->last].out[0];
+}
+
+/* Losses of rows: down to the last value that is a weighted sum of them. */
+static bool take_weights(const pass_t *p, total_t *t) {
+    const gradd_val_t each = p->g->nodes[t->loss].out[0];
+    match_rows_t rows;
+    int32_t at = t->loss;
+    for (int step = 0; step < MATCH_MAX_WALK; step++) {
+        at = p->reader[p->g->nodes[at].out[0]];
+        /* a square has its operand twice, and is nothing that a loss is summed by */
+        if (at < 0 || p->g->nodes[at].backward) break;
+        const gradd_val_t v = p->g->nodes[at].out[0];
+        if (gradd_type_count(graph_type(p->g, v)) != 1) continue;
+        if (!match_rows(p->g, v, "CrossEntropy", p->readers, p->trained, &rows) || rows.squared ||
+            rows.leaf->out[0] != each)
+            break;
+        t->weighted = true;
+        t->weights = rows;
+        t->last = at;
+    }
+    return t->weighted;
+}
+
+/* The logits of which x is all, or all but the last position. */
+static bool find_fork(const pass_t *p, gradd_val_t x, total_t *t) {
+    const graph_t *g = p->g;
+    t->cut = false;
+    for (int step = 0; step < MATCH_MAX_WALK && p->readers[x] == 1; step++) {
+        const graph_node_t *n = match_producer(g, x);
+        if (!n || n->backward || n->n_in < 1 || n->in[0] == GRADD_NONE) return false;
+        const gradd_type_t *in = graph_type(g, n->in[0]), *out = graph_type(g, x);
+        const bool view = gradd_op_is_transparent(n->op) && in->rank && in->dtype == out->dtype &&
+                          last_dim(in) == last_dim(out);
+        const bool cast = !strcmp(n->op->name, "Cast") && is_cast(in, out);
+        const bool cut = !t->cut && match_cuts_one(g, n, out->rank - 2, false);
+        if (!view && !cast && !cut) return false;
+        if (cut && in->dims[in->rank - 2] < 2) return false;
+        t->cut |= cut;
+        if (t->cut && !cut && !cast) return false; /* sizes in front of it are those of the fork */
+        x = n->in[0];
+    }
+    t->fork = x;
+    return p->readers[x] == 2;
+}
+
+/* Whether v is a z-loss. */
+static bool is_squares(const pass_t *p, gradd_val_t v, total_t *t) {
+    const graph_t *g = p->g;
+    if (!match_rows(g, v, "ReduceLogSumExp", p->readers, p->trained, &t->lse) || !t->lse.squared)
+        return false;
+    return match_names_last(g, t->lse.leaf) && find_fork(p, t->lse.leaf->in[0], t);
+}
+
+/* A sum of the loss and a z-loss. */
+static void take_squares(const pass_t *p, total_t *t) {
+    const gradd_val_t v = result_of(p, t);
+    const int32_t id = p->reader[v];
+    if (id < 0) return;
+    const graph_node_t *n = &p->g->nodes[id];
+    if (n->backward || strcmp(n->op->name, "Add") || n->in[0] == n->in[1]) return;
+    const gradd_val_t other = n->in[n->in[0] == v];
+    if (gradd_type_count(graph_type(p->g, n->out[0])) != 1 || !is_squares(p, other, t)) return;
+    t->squares = true;
+    t->last = id;
+}
+
+/* As the exporter writes it: scores [N, V]. */
+static bool has_class_weights(const graph_t *g, const graph_node_t *n) {
+    return n->n_in > 2 && n->in[2] != GRADD_NONE && n->n_out == 1 &&
+           graph_type(g, n->in[0])->rank == 2;
+}
+
+static bool is_loss(const graph_node_t *n) {
+    return !n->backward && (!strcmp(n->op->name, "CrossEntropy") ||
+                            !strcmp(n->op->name, "SoftmaxCrossEntropyLoss"));
+}
+
+static gradd_status_t fuse_loss_of(pass_t *p, int32_t id) {
+    const graph_node_t *n = &p->g->nodes[id];
+    total_t t = {.loss = id, .last = id, .fork = GRADD_NONE};
+    const bool none = !strcmp(gradd_attr_string(n->attrs, "reduction", "mean"), "none");
+    t.by_class = t.weighted = !strcmp(n->op->name, "SoftmaxCrossEntropyLoss");
+    if (t.by_class && (none || !has_class_weights(p->g, n))) return GRADD_OK;
+    if (none && !take_weights(p, &t)) return GRADD_OK;
+    take_squares(p, &t);
+    return fuse(p, &t);
 }
 
 static gradd_status_t fuse_linear_loss(graph_t *g) {
-    int32_t *readers;
+    pass_t p = {.g = g};
     if (!g->trains || g->dense_loss) return GRADD_OK;
-    GRADD_TRY(graph_count_readers(g, &readers));
+    GRADD_TRY(find_readers(&p));
     for (int32_t i = 0, n = g->n_nodes; i < n; i++) {
         GRADD_TRY(budget_spend(1));
-        if (!g->nodes[i].backward && !strcmp(g->nodes[i].op->name, "CrossEntropy"))
-            GRADD_TRY(fuse(g, i, readers));
+        if (is_loss(&g->nodes[i])) GRADD_TRY(fuse_loss_of(&p, i));
     }
     return GRADD_OK;
 }

@@ -21,6 +21,7 @@ static gradd_status_t leave_out(graph_t *g, const live_t *l) {
     if (l->real && l->mask == GRADD_NONE)
         return GRADD_FAIL(UNSUPPORTED,
                           "the graph depends on padding, or has no mask that hides it");
+    g->all_rows = l->loss.rows;
     if (l->labelled) GRADD_TRY(add_list(g, g->label_rows, &lists[LIVE_LABELLED]));
     if (l->real) GRADD_TRY(add_list(g, g->real_rows, &lists[LIVE_REAL]));
     return live_rewrite(l, lists);

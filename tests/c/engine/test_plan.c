@@ -86,8 +86,8 @@ TEST(equal_products_share_a_state) {
 }
 
 TEST(a_plan_of_little_work_takes_one_thread) {
-    const plan_cost_t mlp = {100e6, 5e6, 11}, few = {1e9, 40e6, 11},
-                      small_calls = {380e6, 70e6, 485};
+    const plan_cost_t mlp = {100e6, 5e6, 0, 11}, few = {1e9, 40e6, 0, 11},
+                      small_calls = {380e6, 70e6, 0, 485};
     CHECK_EQ_INT(plan_threads(&(plan_cost_t){0}, 8), 1);
     CHECK_EQ_INT(plan_threads(&mlp, 2), 1);
     CHECK_EQ_INT(plan_threads(&few, 2), 2);

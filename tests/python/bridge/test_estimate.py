@@ -213,3 +213,81 @@ def test_wrong_arguments_say_what_is_expected(name: str, shared_daemon: Any) -> 
     arguments = {"model": torch.nn.Linear(8, 4), "batch": (torch.ones(2, 8),), **changes}
     with pytest.raises(kind, match=text):
         gradd.estimate(**arguments)
+
+
+# ---- shares of rows ----
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: Any, shared_daemon: Any) -> tuple[Path, str]:
+    """A model file, and the names of what is trained."""
+    model = ORTModule(models.build("llama")[0], strict=True)
+    path = tmp_path_factory.mktemp("m") / "llama.onnx"
+    model.gradd_explain(**models.build("llama")[1](2, 16, 0)).save_onnx(path)
+    inputs = [i.name for i in onnx.load(path).graph.input]
+    parameters = {n for n, p in model.named_parameters()}
+    return path, ",".join(n for n in inputs if n in parameters)
+
+
+SIZES = ("input_ids=4x32", "attention_mask=4x32", "labels=4x32")
+
+
+@pytest.mark.parametrize(
+    ("labelled", "real"), [(13, 64), (40, None), (None, 70), (0, 128), (64, 64), (127, 128)]
+)
+def test_shares_plan_what_a_batch_would(
+    llama: tuple[Path, str], labelled: int | None, real: int | None
+) -> None:
+    """Lists, memory and operations are those of a batch with so many labelled and real rows."""
+    path, trained = llama
+    options = [] if labelled is None else ["--labelled", str(labelled / 128)]
+    options += [] if real is None else ["--real", str(real / 128)]
+    said = command("estimate", path, *SIZES, "--train", trained, "--json", *options)
+    (found,) = json.loads(said)["estimates"]
+    module, make = models.build("llama")
+    batch, row = make(4, 32, 0), torch.arange(128).view(4, 32)
+    batch["attention_mask"] = (row < (128 if real is None else real)).long()
+    # The labels of a row are those one further on; the last position of a sequence has none.
+    given = torch.zeros(4, 32, dtype=torch.bool)
+    free = [i for i in range(128) if i % 32 < 31 and i < (real or 128)]
+    count = (real or 128) if labelled is None else labelled
+    for i in free[:count]:
+        given.view(-1)[i + 1] = True
+    batch["labels"] = batch["input_ids"].masked_fill(~given, -100)
+    planned = gradd.estimate(module, batch)
+    assert found["live"]["rows"] == 128
+    assert found["live"]["whole_activations"] == planned.activations
+    if planned.live is None:
+        assert (found["live"]["labelled"], found["live"]["real"]) == (0, 0)
+        assert found["activations"] == planned.activations and found["live"]["percent"] == 0
+        return
+    lists = found["live"]["labelled"], found["live"]["real"]
+    if labelled is None:  # all real rows that can have a label have one here
+        assert lists == (0, planned.live.real)
+        return
+    assert lists == (planned.live.labelled, planned.live.real)
+    assert found["activations"] == planned.live.activations
+    assert found["live"]["percent"] == pytest.approx(planned.live.percent, abs=0.01)
+    assert found["curve"][0]["activations"] == found["activations"]
+
+
+def test_shares_are_said_and_checked(llama: tuple[Path, str], layer: Path) -> None:  # noqa: F811
+    path, _ = llama
+    text = command("estimate", path, *SIZES, "--labelled", "0.1", "--real", ".5", "--batch", "2,8")
+    assert "batch 2: of 64 rows 32 are needed, 8 behind the last attention: " in text
+    assert "batch 8: of 256 rows 128 are needed, 26 behind the last attention: " in text
+    assert text.count("(over all rows activations take") == 2
+    budget = command("estimate", path, *SIZES, "--real", "0.5", "--memory-budget", "1MiB")
+    assert "fewer operations" in budget and "over all rows" not in budget
+    said = command("explain", path, *SIZES, "--train", "all", "--labelled", "0.25")
+    assert "of 128 rows of a batch places for 32 labelled ones" in said
+    for options, why, code in (
+        (["--labelled", "0.6", "--real", "0.5"], "--labelled 0.6 is more than --real 0.5", 1),
+        (["--labelled", "1.5"], "expected a share of rows from 0 to 1, got '1.5'", 2),
+        (["--real", "x"], "expected a share of rows from 0 to 1, got 'x'", 2),
+        (["--real", "nan"], "expected a share of rows from 0 to 1, got 'nan'", 2),
+        (["--real", "0.5", "--out", "logits"], "the graph has no rows to leave out", 1),
+    ):
+        assert why in command("estimate", path, *SIZES, *options, code=code)
+    assert "no rows to leave out" in command("estimate", layer, "x=2x5x6", "--real", "1", code=1)
+    assert "has no effect" in command("explain", "--real", "0.5", code=2)

@@ -582,3 +582,55 @@ def test_a_text_of_many_pieces(daemon: Any) -> None:
     assert min(len(text), len(data)) > 1 << 20
     assert f"{e}\n" == text.partition("\n\n")[2] or f"{e}\n" == text
     assert e.as_dict() == json.loads(data) and len(e.rows) == count
+
+
+# ---- rows that are left out ----
+
+
+def half_padded() -> dict[str, torch.Tensor]:
+    """64 rows, of which 32 are real and 8 of these labelled."""
+    _, make = models.build("llama")
+    batch = make(2, 32, 3)
+    batch["attention_mask"] = (torch.arange(32) < 16).long().expand(2, -1).contiguous()
+    batch["labels"] = batch["input_ids"].masked_fill(torch.arange(32) % 4 != 1, -100)
+    batch["labels"][:, 16:] = -100
+    return batch
+
+
+def test_rows_over_live_rows_are_marked(daemon: Any) -> None:
+    model, batch = ORTModule(models.build("llama")[0], strict=True), half_padded()
+    planned = model.gradd_explain(**batch)
+    assert (planned.batch_rows, planned.label_rows, planned.real_rows) == (64, 8, 32)
+    of = {live: [r for r in planned.rows if r.live == live] for live in ("", "labelled", "real")}
+    for live, size in (("labelled", 8), ("real", 32)):
+        assert {r.phase for r in of[live]} == {"forward", "backward"}
+        made = [r.shape for r in of[live] if len(r.shape) == 3 and r.op != "ScatterRows"]
+        assert {shape[:2] for shape in made if shape[1:] != (32, 3)} == {(1, size)}  # no ranges
+    layers = {"FusedAttention", "RMSNormalization", "FusedMatMul"}
+    assert {r.op for r in of["real"]} >= layers
+    assert not any(r.op in layers for r in of[""])
+    assert {r.op for r in of["labelled"]} >= {"GatherRows", "FusedMatMul"}
+    text = str(planned)
+    assert "of 64 rows of a batch places for 8 labelled and 32 real ones" in text
+    assert "(labelled rows)" in text and "(real rows)" in text
+    model(**batch).loss.backward()
+    ran = model.gradd_explain()
+    assert [r.live for r in ran.rows] == [r.live for r in planned.rows]
+    assert ran.as_dict()["real_rows"] == 32
+
+
+def test_a_batch_that_needs_all_rows_has_no_marks(daemon: Any) -> None:
+    model, batch = ORTModule(models.build("llama")[0], strict=True), half_padded()
+    batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+    batch["labels"] = batch["input_ids"]
+    said = model.gradd_explain(**batch)
+    assert (said.batch_rows, said.label_rows, said.real_rows) == (0, 0, 0)
+    assert {r.live for r in said.rows} == {""} and "rows of a batch" not in str(said)
+
+
+def test_notes_name_the_rows(daemon: Any, tmp_path: Path) -> None:
+    model = ORTModule(models.build("llama")[0], strict=True)
+    model.gradd_explain(**half_padded()).save_onnx(tmp_path / "m.onnx")
+    nodes = onnx.load(tmp_path / "m.onnx").graph.node
+    found = {p.value for n in nodes for p in n.metadata_props if p.key == "gradd.live"}
+    assert found == {"labelled", "real", ""}

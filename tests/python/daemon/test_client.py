@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import pickle
@@ -30,7 +31,7 @@ class _NoDaemon:
         self.dropped = 0
         self.ends = Ends()
 
-    def create_segment(self, size: int) -> shm.Segment:
+    def create_segment(self, size: int, kind: str) -> shm.Segment:
         self.segments.append(shm.Segment(len(self.segments) + 1, size))
         return self.segments[-1]
 
@@ -63,9 +64,18 @@ def test_more_memory_than_the_machine_has_is_a_named_error() -> None:
         shm.Segment(1, 1 << 50)
 
 
+def test_no_descriptor_is_a_named_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(name: str, flags: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refuses)
+    with pytest.raises(errors.LimitError, match="Too many open files .`ulimit -n`"):
+        shm.Segment(1, 4096)
+
+
 @pytest.mark.quick
 def test_blocks_come_back_when_their_tensors_are_gone() -> None:
-    pool = ring.Pool(_NoDaemon(), grow=1 << 16, keep=True)
+    pool = ring.Pool(_NoDaemon(), "ring", grow=1 << 16, keep=True)
     block = pool.allocate(1000)
     tensor = block.tensor(torch.float32, (10, 25))
     view = tensor[2:]
@@ -83,7 +93,7 @@ def test_blocks_come_back_when_their_tensors_are_gone() -> None:
 
 @pytest.mark.quick
 def test_many_blocks_do_not_take_many_segments() -> None:
-    pool = ring.Pool(_NoDaemon())
+    pool = ring.Pool(_NoDaemon(), "ring")
     blocks = [pool.allocate(4096) for _ in range(10)]
     assert pool.bytes() == 10 * 4096, "the first segments have just what was asked for"
     blocks += [pool.allocate(4096) for _ in range(2000)]
@@ -92,7 +102,7 @@ def test_many_blocks_do_not_take_many_segments() -> None:
 
 @pytest.mark.quick
 def test_ranges_never_overlap_and_merge_again() -> None:
-    pool = ring.Pool(_NoDaemon(), grow=1 << 16, keep=True)
+    pool = ring.Pool(_NoDaemon(), "ring", grow=1 << 16, keep=True)
     generator = torch.Generator().manual_seed(0)
     held: list[tuple[ring.Block, torch.Tensor, int]] = []
     for number in range(600):
@@ -120,7 +130,7 @@ def test_ranges_never_overlap_and_merge_again() -> None:
 
 def test_empty_segments_go_when_they_are_not_needed() -> None:
     owner = _NoDaemon()
-    pool = ring.Pool(owner)
+    pool = ring.Pool(owner, "ring")
     block = pool.allocate(1 << 16)
     block.drop()
     pool.drain()
@@ -130,7 +140,7 @@ def test_empty_segments_go_when_they_are_not_needed() -> None:
 @pytest.mark.quick
 @pytest.mark.parametrize("dtype", list(shm.DTYPE_CODES))
 def test_every_dtype_and_shape_makes_a_base_tensor(dtype: torch.dtype) -> None:
-    pool = ring.Pool(_NoDaemon(), grow=1 << 16)
+    pool = ring.Pool(_NoDaemon(), "ring", grow=1 << 16)
     block = pool.allocate(4096)
     for shape in ((), (3,), (2, 3, 4), (0, 5)):
         tensor = block.tensor(dtype, shape)

@@ -184,6 +184,12 @@ class LiveRows:
             return rows, None
         return rows, real.nonzero().view(-1)
 
+    def sizes(self, inputs: list[torch.Tensor]) -> Sizes:
+        """Sizes of the lists for free inputs; none where these have no values."""
+        if any(t.is_meta for t in inputs):
+            return 0, 0
+        return self.worth(*self.find(inputs))
+
     def _rest(self) -> None:
         """Data that have nothing to leave out are looked at less and less often."""
         self._idle += 1

@@ -19,7 +19,7 @@ import itertools
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from torch.nn.parameter import is_lazy
 from gradd import errors, unused_memory
 from gradd.calls.holders import others
 from gradd.calls.watch import accesses, data_ptr, untyped_storage
-from gradd.session.ring import Block, blocks_bytes
+from gradd.session.ring import Block, packed
 from gradd.session.shm import DTYPE_CODES, nbytes
 from gradd.tensor_kinds import is_dense, is_plain
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from gradd.session.protocol import Tensor
 
 logger = logging.getLogger("gradd")
-_SEGMENT = 512 << 20  # bytes of a segment of parameters, unless one is larger
 _PIECE = 8 << 20  # bytes that are moved until their old memory is given back
 _generations = itertools.count(1)
 
@@ -127,25 +126,6 @@ def overlapping(tensors: Iterable[torch.Tensor]) -> set[tuple]:
         if last > reach:
             widest, reach = one, last
     return found
-
-
-def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return blocks_bytes([nbytes(t.dtype, t.shape) for t in tensors])
-
-
-def _groups(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors that share a segment; a larger one has its own."""
-    group: list[torch.Tensor] = []
-    size = 0
-    for tensor in tensors:
-        more = _bytes([tensor])
-        if group and size + more > _SEGMENT:
-            yield group
-            group, size = [], 0
-        group.append(tensor)
-        size += more
-    if group:
-        yield group
 
 
 def _stays(tensor: torch.Tensor, others: int) -> bool:
@@ -243,9 +223,10 @@ class State:
                 todo.append(tensor)
         counts = dict(zip(map(id, todo), self._other_users(todo), strict=True))
         with torch.inference_mode(False), torch.no_grad():
-            for group in _groups(todo):
-                with pool.filling(_bytes(group)):
-                    self._move_group(group, counts)
+            moving = iter(todo)
+            for count, size in packed([nbytes(t.dtype, t.shape) for t in todo]):
+                with pool.filling(size):
+                    self._move_group(list(itertools.islice(moving, count)), counts)
         self.generation = next(_generations)
         self._forget_gone()
 

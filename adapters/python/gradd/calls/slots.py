@@ -6,27 +6,34 @@ written again only when no tensor refers to it any more: the user may keep `.gra
 `autograd.grad`, or accumulate. In the usual loop there is one; another that was needed is given
 back a few backwards later.
 
+A large slot lies in several segments, one block in each. When it is given up, each block goes back
+as soon as no tensor refers to it.
+
 Gradients that a forward forms have slots of their own: a run has one from its forward to its end,
 and two forwards before a backward have two.
 """
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
 
 from gradd.session.finalizers import Tie
-from gradd.session.ring import Block
+from gradd.session.ring import Block, packed
 from gradd.session.shm import nbytes, round_up
 
 if TYPE_CHECKING:
     from gradd.session.client import Client
 
 _KEPT = 4  # backwards of the bridge, as long as which an idle slot waits for its next one
+_pins = attrgetter("pins")
+Row = tuple[torch.dtype, tuple[int, ...], int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +42,12 @@ class Layout:
 
     Attributes:
         items: Types and sizes.
-        rows: Per gradient its type, sizes, offset, bytes and elements.
-        size: Bytes of a slot.
+        parts: Per block of a slot its bytes, and per gradient in it, in order, type, sizes, offset,
+            bytes and elements.
     """
 
     items: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
-    rows: tuple[tuple[torch.dtype, tuple[int, ...], int, int, int], ...]
-    size: int
+    parts: tuple[tuple[int, tuple[Row, ...]], ...]
 
     @staticmethod
     def of(items: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> Layout:
@@ -49,12 +55,16 @@ class Layout:
         known = _layouts.get(tuple(items))
         if known is not None:
             return known
-        rows, end = [], 0
-        for dtype, shape in items:
-            size = nbytes(dtype, shape)
-            rows.append((dtype, shape, end, size, size // dtype.itemsize))
-            end += round_up(max(size, 1))
-        return _layouts.setdefault(tuple(items), Layout(tuple(items), tuple(rows), end))
+        sizes = [nbytes(dtype, shape) for dtype, shape in items]
+        pairs = iter(zip(items, sizes, strict=True))
+        parts = []
+        for count, total in packed(sizes):
+            rows, end = [], 0
+            for (dtype, shape), size in itertools.islice(pairs, count):
+                rows.append((dtype, shape, end, size, size // dtype.itemsize))
+                end += round_up(max(size, 1))
+            parts.append((total, tuple(rows)))
+        return _layouts.setdefault(tuple(items), Layout(tuple(items), tuple(parts)))
 
 
 _layouts: weakref.WeakValueDictionary[tuple, Layout] = weakref.WeakValueDictionary()
@@ -64,17 +74,18 @@ class Slot:
     """One set of buffers and the binding under which the daemon knows it.
 
     Attributes:
+        blocks: Its memory, one per part of the layout.
         busy: A request or a run has it.
         dropped: It goes once nobody has it.
         used: When it was, on the set's clock.
     """
 
-    __slots__ = ("bind", "block", "busy", "client", "dropped", "layout", "used")
+    __slots__ = ("bind", "blocks", "busy", "client", "dropped", "layout", "used")
 
-    def __init__(self, client: Client, layout: Layout, block: Block, bind: int) -> None:
+    def __init__(self, client: Client, layout: Layout, blocks: list[Block], bind: int) -> None:
         self.client = client
         self.layout = layout
-        self.block = block
+        self.blocks = blocks
         self.bind = bind
         self.busy = False
         self.used = 0
@@ -91,26 +102,28 @@ class Slot:
         self.dropped = True
         if not self.busy:
             self.client.later("unbind", {"bind": self.bind})
-            self.block.drop()
+            for block in self.blocks:
+                block.drop()
 
     def tensors(self) -> list[torch.Tensor]:
         """Fresh tensors over the buffers, each the only owner of its storage.
 
         Block.tensor() for each, in one loop: models have hundreds of parameters.
         """
-        block, made = self.block, []
-        view, start = block.segment.view, block.offset
-        ties, died = block.ties, block.returned.append
-        for dtype, shape, offset, size, count in self.layout.rows:
-            if not size:
-                made.append(torch.empty(shape, dtype=dtype))
-            else:
-                exporter = view[start + offset : start + offset + size]
-                end = Tie(exporter, died)
-                end.what = block
-                ties.add(end)
-                block.pins += 1
-                made.append(torch.frombuffer(exporter, dtype=dtype, count=count).resize_(shape))
+        made: list[torch.Tensor] = []
+        for block, (_, rows) in zip(self.blocks, self.layout.parts, strict=True):
+            view, start = block.segment.view, block.offset
+            ties, died = block.ties, block.returned.append
+            for dtype, shape, offset, size, count in rows:
+                if not size:
+                    made.append(torch.empty(shape, dtype=dtype))
+                else:
+                    exporter = view[start + offset : start + offset + size]
+                    end = Tie(exporter, died)
+                    end.what = block
+                    ties.add(end)
+                    block.pins += 1
+                    made.append(torch.frombuffer(exporter, dtype=dtype, count=count).resize_(shape))
         return made
 
 
@@ -134,7 +147,7 @@ class SlotSet:
         found, old = None, self._acquired - _KEPT
         for slots in self._slots.values():
             for slot in slots[:]:
-                if slot.busy or slot.block.pins > 1:
+                if slot.busy or max(map(_pins, slot.blocks)) > 1:
                     slot.used = self._acquired  # whoever keeps it may do so again
                 elif found is None and slot.layout is layout:
                     found = slot
@@ -151,7 +164,7 @@ class SlotSet:
         self.client.gradients.drain()
         for slots in self._slots.values():
             for slot in slots[:]:
-                if not slot.busy and slot.block.pins <= 1:
+                if not slot.busy and max(map(_pins, slot.blocks)) <= 1:
                     slots.remove(slot)
                     slot.drop()
         self.client.gradients.drain()
@@ -164,16 +177,19 @@ class SlotSet:
         self._slots.clear()
 
     def _create(self, layout: Layout) -> Slot:
-        block = self.client.gradients.allocate(layout.size)
+        pool, blocks = self.client.gradients, []
         try:
-            tensors = [
-                block.wire(dtype, shape, offset) for dtype, shape, offset, _, _ in layout.rows
-            ]
+            tensors = []
+            for size, rows in layout.parts:
+                block = pool.allocate(size)
+                blocks.append(block)
+                tensors += [block.wire(dtype, shape, offset) for dtype, shape, offset, *_ in rows]
             bind = self.client.next_id()
             self.client.bind(bind, tensors)
         except BaseException:
-            block.drop()
+            for block in blocks:
+                block.drop()
             raise
-        slot = Slot(self.client, layout, block, bind)
+        slot = Slot(self.client, layout, blocks, bind)
         self._slots.setdefault(layout, []).append(slot)
         return slot

@@ -19,6 +19,7 @@ import contextlib
 import itertools
 import logging
 import os
+import secrets
 import threading
 import time
 import weakref
@@ -38,7 +39,7 @@ from gradd.session.finalizers import Ends
 from gradd.session.flusher import Flusher
 from gradd.session.replay import Ledger
 from gradd.session.ring import Pool
-from gradd.session.shm import Segment
+from gradd.session.shm import Header, Segment
 
 logger = logging.getLogger("gradd")
 
@@ -68,10 +69,11 @@ class Client:
         self._chores: deque[tuple[str, dict[str, Any]]] = deque()
         self.ends = Ends()
         self.flusher = Flusher(self)
-        self.parameters = Pool(self, watched=True)
-        self.gradients = Pool(self)
-        self.state = Pool(self)
-        self.ring = Pool(self, _RING_BYTES, keep=True)
+        self._owner = secrets.randbits(63) + 1  # in the headers of segments
+        self.parameters = Pool(self, "parameters", watched=True)
+        self.gradients = Pool(self, "gradients")
+        self.state = Pool(self, "state")
+        self.ring = Pool(self, "ring", _RING_BYTES, keep=True)
         self._retired: list[Pool] = []
 
     # ---- requests ----
@@ -331,7 +333,7 @@ class Client:
         self.recoveries += 1
         self.ring.retire()
         self._retired.append(self.ring)
-        self.ring = Pool(self, _RING_BYTES, keep=True)
+        self.ring = Pool(self, "ring", _RING_BYTES, keep=True)
         logger.warning("interrupted while the daemon was asked to %s; connecting anew", verb)
 
     def connect(self) -> None:
@@ -348,10 +350,14 @@ class Client:
 
     # ---- segments ----
 
-    def create_segment(self, size: int) -> Segment:
+    def header(self, kind: str) -> Header:
+        """For a new segment of this kind (shm.KINDS)."""
+        return Header(kind, self._owner)
+
+    def create_segment(self, size: int, kind: str) -> Segment:
         """A new segment that the daemon has acknowledged. Called by pools under the lock."""
         with interrupts.held:
-            segment = Segment(self.next_id(), size)
+            segment = Segment(self.next_id(), size, self.header(kind))
             self.pass_segment(segment)
             return segment
 
@@ -398,7 +404,7 @@ class Client:
         return None
 
     def segment_count(self) -> int:
-        """How many shared segments this client has; the daemon accepts 64."""
+        """How many shared segments this client has; the daemon accepts 512."""
         return len(self._segments)
 
     def segment_bytes(self) -> int:

@@ -26,7 +26,7 @@ import zmq
 
 from gradd import __version__, errors, interrupts
 from gradd.session import daemon, protocol, versions
-from gradd.session.shm import Segment
+from gradd.session.shm import HEADER_VERSION, Segment
 
 logger = logging.getLogger("gradd")
 
@@ -82,6 +82,7 @@ class Wire:
         self.daemon_pid = int(hello["pid"])
         self.build = str(hello["build"])  # which build the daemon is, see daemon.build_id()
         self._nonce: bytes = hello["nonce"]
+        self._checks_headers = hello.get("header") == HEADER_VERSION  # of segments
 
     # ---- control socket ----
 
@@ -170,7 +171,10 @@ class Wire:
 
     def segment(self, segment: Segment) -> None:
         """Passes a segment and waits for the acknowledgement."""
-        self._ask({"v": "segment", "id": segment.id, "bytes": segment.size}, segment.fd)
+        fields: dict[str, Any] = {"v": "segment", "id": segment.id, "bytes": segment.size}
+        if segment.header is not None and self._checks_headers:
+            fields["header"] = True
+        self._ask(fields, segment.fd)
 
     def unsegment(self, segment_id: int) -> None:
         """Takes a segment back. Raises StaleError while something in the daemon uses it."""

@@ -22,6 +22,7 @@ import torch
 
 from gradd import errors
 from gradd.calls import watch
+from gradd.session import shm
 from gradd.session.finalizers import Tie
 from gradd.session.shm import ALIGN, DTYPE_CODES, Segment, nbytes, round_up
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _MOVED_BYTES = 1 << 20
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # a subclass may have no memory of its own
 _EXACT_SEGMENTS = 16  # of a client, with just the bytes that were asked for
+_AHEAD = 64 << 20  # bytes that a later one has beyond that, at most
 
 
 class Block:
@@ -127,15 +129,22 @@ class Pool:
     """Segments for one purpose. See the top of this file."""
 
     def __init__(
-        self, client: Client, grow: int = 0, keep: bool = False, watched: bool = False
+        self,
+        client: Client,
+        kind: str,
+        grow: int = 0,
+        keep: bool = False,
+        watched: bool = False,
     ) -> None:
         """Args:
         client: Creates and drops the segments.
+        kind: Of the segments, see shm.KINDS.
         grow: Bytes of a segment when a request does not need more.
         keep: Keep empty segments for the next step while they were recently needed.
         watched: Who takes its memory past torch's version counters is noted (watch.py).
         """
         self.client = client
+        self.kind = kind
         self.grow = grow
         self.keep = keep
         self.watched = watched
@@ -177,7 +186,7 @@ class Pool:
         size = (max(size, 1) + ALIGN - 1) // ALIGN * ALIGN
         found = self._take(size)
         if found is None:
-            self.reserve(size)
+            self._add(self._new_segment(size))
             found = self._take(size)
         segment, offset = found  # type: ignore[misc]
         if segment.reserved < offset + size:
@@ -188,15 +197,27 @@ class Pool:
         self.live[segment.id, offset] = block
         return block
 
-    def reserve(self, size: int) -> None:
-        """Makes sure that one segment has `size` bytes in one piece."""
-        size = round_up(max(size, 1))
-        if self._has_room(size):
+    def reserve(self, sizes: Sequence[int]) -> None:
+        """Makes room for blocks of these sizes that are allocated next, in this order.
+
+        Raises:
+            NoSpaceError: There is no memory for them; nothing is reserved.
+        """
+        self.drain()
+        if self._has_room(blocks_bytes(sizes)):
             return
-        self._add(self._new_segment(size))
+        added: list[Segment] = []
+        try:
+            for _, size in packed(sizes):
+                added.append(self.client.create_segment(size, self.kind))
+                self._add(added[-1])
+        except BaseException:
+            for segment in added:
+                self._drop(segment)
+            raise
 
     def _add(self, segment: Segment) -> None:
-        self._free[segment.id] = (segment, [0], {0: segment.size})
+        self._free[segment.id] = (segment, [segment.start], {segment.start: segment.room})
         if self.watched:
             watch.add(segment.address, segment.size)
 
@@ -209,7 +230,9 @@ class Pool:
         """
         segment = None
         if not self._has_room(size):
-            segment = Segment(self.client.next_id(), size, in_pieces=True)
+            segment = Segment(
+                self.client.next_id(), size, self.client.header(self.kind), in_pieces=True
+            )
             self._add(segment)
         try:
             yield
@@ -228,20 +251,24 @@ class Pool:
     def _new_segment(self, size: int) -> Segment:
         """A session has a limited number of segments: after the first few they get larger."""
         size = max(size, self.grow)
-        ahead = self.bytes() // 2 if self.client.segment_count() >= _EXACT_SEGMENTS else 0
-        if ahead > size:
+        ahead = min(self.bytes() // 2, _AHEAD)
+        if ahead > size and self.client.segment_count() >= _EXACT_SEGMENTS:
             try:
-                return self.client.create_segment(ahead)
+                return self.client.create_segment(ahead, self.kind)
             except errors.NoSpaceError:
                 pass  # then only what is needed
-        return self.client.create_segment(size)
+        return self.client.create_segment(size, self.kind)
 
     def retire(self) -> None:
         """Nothing will be allocated here again: segments go as soon as they are empty."""
         self.keep = False
         self.drain()
-        for segment, starts, sizes in list(self._free.values()):
-            if len(starts) == 1 and sizes[starts[0]] == segment.size:
+        self.drop_empty()
+
+    def drop_empty(self) -> None:
+        """Gives back what reserve() has made and no block has come to."""
+        for segment, _, sizes in list(self._free.values()):
+            if sizes.get(segment.start) == segment.room:
                 self._drop_if_spare(segment)
 
     def unwatch(self) -> None:
@@ -253,8 +280,8 @@ class Pool:
         """What was needed until now will not be needed again: its segments go if they are empty."""
         self.drain()
         self.peak_bytes = self.live_bytes
-        for segment, starts, sizes in list(self._free.values()):
-            if len(starts) == 1 and sizes[starts[0]] == segment.size > self.grow:
+        for segment, _, sizes in list(self._free.values()):
+            if sizes.get(segment.start) == segment.room > self.grow:
                 self._drop(segment)
 
     def bytes(self) -> int:
@@ -292,7 +319,7 @@ class Pool:
         else:
             starts.insert(i, start)
             sizes[start] = size
-        if len(starts) == 1 and sizes[starts[0]] == segment.size:
+        if sizes.get(segment.start) == segment.room:
             self._drop_if_spare(segment)
 
     def _drop_if_spare(self, segment: Segment) -> None:
@@ -319,3 +346,16 @@ class Pool:
 def blocks_bytes(sizes: Sequence[int]) -> int:
     """Bytes that blocks of these sizes take together when laid side by side."""
     return sum(round_up(max(n, 1), ALIGN) for n in sizes)
+
+
+def packed(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """How blocks share segments in this order: of each segment how many blocks, and its bytes."""
+    found: list[tuple[int, int]] = []
+    for size in sizes:
+        more = round_up(max(size, 1), ALIGN)
+        count, total = found[-1] if found else (0, 0)
+        if count and total + more <= shm.SEGMENT_BYTES - shm.PAGE:  # which the header takes
+            found[-1] = (count + 1, total + more)
+        else:
+            found.append((1, more))
+    return found

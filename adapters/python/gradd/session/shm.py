@@ -19,7 +19,9 @@ import fcntl
 import mmap
 import os
 import resource
+import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -27,10 +29,15 @@ from gradd import errors
 
 ALIGN = 64
 PAGE = 4096
+SEGMENT_BYTES = 512 << 20  # of the largest segment, unless a single block is larger
 _CHECKED_BYTES = 16 << 20  # smaller segments are not worth reading /proc for
 _AHEAD = 4 << 20  # bytes that are reserved beyond what is asked for
 _F_ADD_SEALS = 1033
 _SEALS = 0x1 | 0x2 | 0x4  # SEAL, SHRINK, GROW
+_HEADER = struct.Struct("<QIIQQQI4x")  # gradd_header_t of shm/header.h
+_MAGIC = int.from_bytes(b"GRADDSEG", "little")
+HEADER_VERSION = 1
+KINDS = ("other", "parameters", "gradients", "state", "ring")  # of segments, by number
 
 # torch dtype -> ONNX element type code, which is also the code on the wire.
 DTYPE_CODES: dict[torch.dtype, int] = {
@@ -86,31 +93,61 @@ def available_bytes() -> int:
     return max(free, 0)
 
 
+@dataclass(frozen=True)
+class Header:
+    """What the first page of a segment says beside its id and size.
+
+    Attributes:
+        kind: What the segment is for, one of KINDS.
+        owner: A number that its client has drawn.
+    """
+
+    kind: str
+    owner: int
+
+
 class Segment:
     """One sealed memfd, mapped for reading and writing.
 
     Attributes:
         id: Number under which the daemon knows it, unique in the session.
         size: Bytes, a multiple of the page size.
+        header: What its first page says; None = there is no such page.
+        start: Where tensors may begin: behind that page.
+        room: Bytes behind it.
         address: Where it is mapped.
         reserved: Bytes from the beginning that have their space.
     """
 
-    def __init__(self, segment_id: int, size: int, in_pieces: bool = False) -> None:
+    def __init__(
+        self,
+        segment_id: int,
+        size: int,
+        header: Header | None = None,
+        in_pieces: bool = False,
+    ) -> None:
         """Creates, maps and seals the memory; reserves it, unless that is done in pieces.
+
+        Args:
+            segment_id: Its number.
+            size: Bytes for tensors.
+            header: For the page in front of them, if there shall be one.
+            in_pieces: The space is reserved by reserve().
 
         Raises:
             NoSpaceError: The machine cannot back that many bytes.
             LimitError: `ulimit -f` does not allow them.
         """
         self.id = segment_id
-        self.size = round_up(max(size, 1), PAGE)
+        self.header = header
+        self.start = PAGE if header else 0
+        self.room = round_up(max(size, 1), PAGE)
+        self.size = self.start + self.room
         self.reserved = 0
-        self.fd = os.memfd_create("gradd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd = self._memfd()
         try:
             self._truncate()
-            if not in_pieces:
-                self.reserve(self.size)
+            self.reserve(self.start if in_pieces else self.size)
             self.map = mmap.mmap(self.fd, self.size)
             fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
         except BaseException as error:
@@ -123,6 +160,10 @@ class Segment:
         self.address = ctypes.addressof(anchor)
         del anchor  # it would keep the mapping alive for ever
         self.view = memoryview(self.map)
+        if header is not None:
+            kind = KINDS.index(header.kind)
+            fields = (HEADER_VERSION, PAGE, self.size, segment_id, header.owner, kind)
+            _HEADER.pack_into(self.map, 0, _MAGIC, *fields)
 
     def reserve(self, end: int) -> None:
         """Gives the first `end` bytes their space, and some more to come back less often.
@@ -141,6 +182,17 @@ class Segment:
                 raise self._no_space(error.strerror) from None
             raise
         self.reserved += more
+
+    @staticmethod
+    def _memfd() -> int:
+        try:
+            return os.memfd_create("gradd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            raise errors.LimitError(
+                f"no descriptor for a segment of shared memory: {error.strerror} (`ulimit -n`)"
+            ) from None
 
     def _truncate(self) -> None:
         try:

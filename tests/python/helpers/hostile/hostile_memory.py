@@ -149,7 +149,7 @@ def too_many_segments(s: Raw) -> dict[str, Any]:
     """One more than a session may have."""
     reply: dict[str, Any] = {"ok": 1}
     taken = []
-    while reply["ok"] and len(taken) < 100:
+    while reply["ok"] and len(taken) < 600:
         taken.append(1000 + len(taken))
         with opened(memfd) as fds:
             reply = s.control({"v": "segment", "id": taken[-1], "bytes": BYTES}, fds)
@@ -219,12 +219,21 @@ SEGMENTS = [
         "segment: field 'device': there is no device 'abacus', only 'cpu'", memfd, device="abacus"),
     passes("a device that is a number", "TENSOR", "segment: field 'device'|a text", memfd,
         device=0),
+    passes("a header that is a text", "TENSOR", "segment: field 'header'|a text", memfd,
+        header="1"),
+    passes("no header", "SHM",
+        "segment 40: header: field 'magic': expected 0x4745534444415247, got 0x0", memfd,
+        header=True),
+    passes("a header in a pipe", "SHM", "segment 40", pipe, header=True),
+    passes("a header of another size in words", "SHM", "has 8192 bytes, the message said 4096",
+        memfd, header=True, bytes=BYTES // 2),
     passes("a field that is not known", "UNSUPPORTED",
-        "segment: unknown field 'seals' (known: id, bytes, kind, device)", memfd, seals=7),
+        "segment: unknown field 'seals' (known: id, bytes, kind, device, header)", memfd,
+        seals=7),
     passes("descriptors for another verb", "SHM",
         "unsegment: 1 descriptors came along, expected 0", memfd,
            v="unsegment", id=9, bytes=DROP),
-    Row("segment: one too many", "LIMIT", ("at most 64 segments per session",), too_many_segments),
+    Row("segment: one too many", "LIMIT", ("at most 512 segments per session",), too_many_segments),
     Row("segment: used after unsegment", "SHM", ("bind: tensors[0]", "unknown segment 41"),
         no_such_id),
 ]  # fmt: skip

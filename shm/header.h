@@ -1,0 +1,57 @@
+/* The header of a segment: its first page says what the segment is.
+ *
+ * Seals and size say that memory is safe to map, not that it is the memory which was meant. A
+ * descriptor is a small number that is used again: a client whose descriptors somebody has closed
+ * would send, after a restart of the daemon, whatever has the number by then, and of the same size
+ * it would be taken for the parameters. So the page holds the id under which the segment is sent,
+ * its size, and who made it. No tensor lies in it. It is written once, by the client, and read
+ * once, when the daemon takes the segment.
+ */
+#ifndef GRADD_SHM_HEADER_H
+#define GRADD_SHM_HEADER_H
+
+#include <stdint.h>
+
+#include "shm/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define GRADD_HEADER_MAGIC   0x4745534444415247u /* "GRADDSEG", little-endian */
+#define GRADD_HEADER_VERSION 1
+#define GRADD_HEADER_BYTES   4096
+
+/* What a segment is for: KIND(name). The number on the wire counts from 1. */
+#define GRADD_SEGMENT_KINDS(KIND) KIND(parameters) KIND(gradients) KIND(state) KIND(ring)
+enum {
+    GRADD_SEGMENT_OTHER, /* one without a header */
+#define KIND(name) GRADD_SEGMENT_##name,
+    GRADD_SEGMENT_KINDS(KIND)
+#undef KIND
+        GRADD_N_SEGMENT_KINDS
+};
+
+/* As it lies in memory, little-endian; the rest of the page is zero. */
+typedef struct gradd_header_s {
+    uint64_t magic;
+    uint32_t version, header_bytes;
+    uint64_t bytes; /* of the segment, this page included */
+    uint64_t id;    /* under which it is sent */
+    uint64_t owner; /* a number that the client has drawn, the same in all its segments; not 0 */
+    uint32_t kind;
+    uint32_t zero;
+} gradd_header_t;
+
+const char *gradd_segment_kind_name(uint32_t kind); /* "other" for those that are none */
+
+/* Reads the page of a memfd (see gradd_segment_check) and compares it with what the message said.
+ * owner: of the client's other segments, 0 = there are none. Fails with SHM; the sentence names the
+ * field, what is expected and what is there. */
+gradd_status_t gradd_header_read(int fd, uint64_t id, uint64_t bytes, uint64_t owner,
+                                 gradd_header_t *out_header);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
