@@ -1,6 +1,6 @@
 """Models of real sizes on one machine: does it fit, and what does a step cost?
 
-    python benchmarks/real_sizes.py [--only lora,full] [--engines gradd,eager] [--steps 3]
+    python benchmarks/real_sizes.py [--only lora,full] [--engines gradd,eager,compile] [--steps 3]
     python benchmarks/real_sizes.py --sweep [--engines gradd]
 
 `lora` is a Llama of 1.1 billion parameters with LoRA r=16 on all projections (base frozen), `full`
@@ -130,6 +130,8 @@ def train(name: str, engine: str, steps: int) -> dict[str, Any]:
 
         optimizer: Any = FusedAdam(trained, lr=1e-4, adam_w_mode=AdamWMode.ADAMW_TORCH)
     else:
+        if engine == "compile":
+            call = torch.compile(module)
         optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
     losses = []
     for step in range(steps):
@@ -201,7 +203,7 @@ def main() -> int:
     """Runs the chosen models, each in a process and with a daemon of its own."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="lora,full", help="of " + ", ".join(SIZES))
-    parser.add_argument("--engines", default="gradd,eager", help="gradd, eager, by comma")
+    parser.add_argument("--engines", default="gradd,eager", help="of gradd, eager, compile")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--sweep", action="store_true", help="tokens and layers of a narrow model")

@@ -33,9 +33,10 @@ def table(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
     head = (
         f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}, measured on "
         f"{machine['date']}. Median ms per step with 95 % intervals; memory: peak PSS of all "
-        "processes above their start, parameters, gradients and optimizer state, in MiB. plain: "
-        "gradd with the recognition of patterns off. The last rows are speed-ups: an engine's time "
-        "over gradd's."
+        "processes above their start, parameters, gradients and optimizer state, in MiB, of later "
+        "steps and of the first one (forward and backward). plain: gradd with "
+        "the recognition of patterns off. The last rows are speed-ups: an engine's time over "
+        "gradd's."
     )
     lines = textwrap.wrap(head + _starts(results) + _stolen(machine), 100)
     for result in results:
@@ -51,17 +52,18 @@ def _rows(result: dict[str, Any]) -> list[str]:
     engines, starts = result["engines"], result.get("starts", 1)
     modes = list(dict.fromkeys(mode for engine in engines.values() for mode in engine["ms"]))
     times = {m: {n: e["ms"][m] for n, e in engines.items() if m in e["ms"]} for m in modes}
-    columns = ["engine", *modes, "memory", "first call"]
+    columns = ["engine", *modes, "memory", "of the first step", "first call"]
     lines = [_line(columns), "|" + "---|" * len(columns)]
     for name in (n for n in COLORS if n in engines):
         engine = engines[name]
         cells = [_cell(times[mode].get(name)) for mode in modes]
-        extra = [_mib(engine.get("memory")), f"{engine['first_s']:.1f} s"]
+        memory = [_mib(engine.get(key)) for key in ("memory", "first_memory")]
+        extra = [*memory, f"{engine['first_s']:.1f} s"]
         lines.append(_line([name, *cells, *extra]))
     for against, ratio in (("eager", _speedup), ("compile", _speedup), ("plain", _ratio)):
         cells = [ratio(times[mode], against, starts) for mode in modes]
         if any(cell != "-" for cell in cells):
-            lines.append(_line([f"{against} / gradd", *cells, "", ""]))
+            lines.append(_line([f"{against} / gradd", *cells, "", "", ""]))
     return lines
 
 

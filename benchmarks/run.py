@@ -166,7 +166,8 @@ def _start(
         engines[:] = [e for e in engines if e.name != engine_name]
         return
     print(f" {warm['first_s']:.1f} s, loss {warm['loss']:.6f}", flush=True)
-    result["engines"][engine_name] = {"first_s": warm["first_s"], "loss": warm["loss"], "ms": {}}
+    kept = {"first_s": warm["first_s"], "loss": warm["loss"], "first_memory": warm["memory"]}
+    result["engines"][engine_name] = kept | {"ms": {}}
 
 
 def _env_of(engine_name: str, env: dict[str, str]) -> dict[str, str]:

@@ -3,12 +3,15 @@
 Separate processes keep the memory of the engines apart; the parent lets one of them run at a time.
 Commands and answers are lines of JSON on stdin and stdout (anything else that is printed goes to
 stderr):
-    {"do": "warm", "steps": n} -> {"first_s", "loss"}     {"do": "time", "steps": n} -> {"ms":
-    [...]} {"do": "memory", "steps": n} -> {"trainer", "daemon", ...bytes}     {"do": "end"}
+    {"do": "warm", "steps": n} -> {"first_s", "loss", "memory": {...bytes}}
+    {"do": "time", "steps": n} -> {"ms": [...]}
+    {"do": "memory", "steps": n} -> {"trainer", "daemon", ...bytes}
+    {"do": "end"}
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -70,12 +73,14 @@ class Worker:
 
     def warm(self, steps: int) -> dict[str, Any]:
         """First call apart, then more steps; the loss shows that all engines compute the same."""
-        began = time.perf_counter()
-        loss = float(self.step().detach())
-        first = time.perf_counter() - began
+        with self._memory.PeakSampler(self._pids, period=0.03) as sampler:
+            began = time.perf_counter()
+            loss = float(self.step().detach())
+            first = time.perf_counter() - began
+        memory = self._above(sampler)
         for _ in range(steps - 1):
             self.step()
-        return {"first_s": first, "loss": loss}
+        return {"first_s": first, "loss": loss, "memory": memory}
 
     def time(self, steps: int) -> dict[str, Any]:
         """Times `steps` samples of `repeat` steps each."""
@@ -102,10 +107,13 @@ class Worker:
         return self._torch.optim.AdamW(self._trained, lr=1e-5, fused=True)
 
     def memory(self, steps: int) -> dict[str, Any]:
-        """Peak PSS of both processes while stepping, and what of it training cannot avoid."""
+        """Peak PSS of all processes while stepping, and what of it training cannot avoid."""
         with self._memory.PeakSampler(self._pids, period=0.004) as sampler:
             for _ in range(steps * self.load.repeat):
                 self.step()
+        return self._above(sampler)
+
+    def _above(self, sampler: Any) -> dict[str, Any]:
         state = sum(p.numel() * p.element_size() for p in self.module.parameters())
         state += sum(p.numel() * p.element_size() for p in self._trained)  # gradients
         if self._optimizer is not None:
@@ -120,6 +128,7 @@ class Worker:
 
     def _pids(self) -> dict[str, int]:
         pids = {"trainer": os.getpid()}
+        pids |= {f"child {pid}": pid for pid in _children(os.getpid())}  # compilers
         ours = self._engine in ("gradd", "plain")
         daemon = self._memory.daemon_pid() if ours else None
         if daemon:
@@ -136,6 +145,15 @@ class Worker:
 
         self.module = self._torch.nn.Linear(256, 256)
         self._wrap(self._engine)(self._torch.randn(64, 256)).sum().backward()
+
+
+def _children(pid: int) -> list[int]:
+    """Processes that a process has started, and theirs."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(child) for child in task.read_text().split()]
+    return [p for child in found for p in (child, *_children(child))]
 
 
 def main() -> int:

@@ -32,7 +32,7 @@ _INDEPENDENT = 3  # other data in which an error shows, if there are so many
 _WORST = 64  # entries of a value that differs which are remembered
 _INFORMATIVE = 0.01  # of its size: a value that nearly vanishes says nothing
 _CHUNK = 1 << 20
-_SAMPLED = 1 << 20  # entries from which a sample tells how long a difference is
+_SAMPLED = 1 << 16  # entries from which a sample tells how long a difference is
 _STRIDE = 17  # of it: a prime, so that no column is left out
 
 
@@ -172,10 +172,8 @@ class Tally:
         self.half = half
         self.apart: dict[Key, Apart] = {}
         self.own: dict[Key, float] = {}  # PyTorch's own error, where it is known
-        self.kept: dict[Key, torch.Tensor] = {}  # what PyTorch says where it differs, in f32
+        self.kept: dict[Key, torch.Tensor] = {}  # what PyTorch says: where it differs, in bf16 all
         self.noise: dict[Key, float] = {}  # what roundings to f32 do to a value, where it is known
-        self.keep: Collection[Key] = ()  # and where it is wanted anyway
-        self.samples = False  # some entries of a large one are enough
         self._others = others or {}
         self._more: dict[Key, bool] = {}
         self._worst: dict[Key, Worst] = {}
@@ -208,8 +206,10 @@ class Tally:
         bad = not self._is_good(key, found, 0.0)
         if bad and not self._counts(key):
             self._worst[key] = _worst(ours, theirs)
-        if key in self.keep or bad and not self.half:
-            self.kept[key] = _sample(theirs) if self.samples else theirs
+        if self.half and not self._others:
+            self.kept[key] = _sample(theirs)
+        elif bad:
+            self.kept[key] = theirs
 
     def _add_missing(
         self, key: Key, ours: torch.Tensor | None, theirs: torch.Tensor | None

@@ -280,29 +280,11 @@ class _Check:
         return noise
 
     def _against_f32(self, task: Task, data: Data, tally: Tally) -> list[Finding]:
-        """The same for what computes in bf16; PyTorch's own results are not kept for it.
-
-        How far they are off is at least what lies between the two distances. What that does not
-        excuse is computed once more and measured.
-        """
-        guess = [f for f in tally.findings() if f.apart is not None]
-        exact = Tally(tally.ours, True)
-        if not self._in_higher(torch.float32, task, data, exact):
-            return guess
-        shared = [k for k in exact.apart if k in tally.apart]
-        if all(exact.apart[k].off == tally.apart[k].off for k in shared):
-            return guess  # forward() enters autocast by itself
-        for k in shared:
-            exact.own[k] = abs(exact.size_of(k, exact.apart[k]) - tally.size_of(k, tally.apart[k]))
-        suspects = {f.key for f in exact.findings() if f.apart is not None}
-        if not suspects:
-            return []
-        again = Tally(tally.ours, True)
-        again.keep, again.samples = suspects, True
-        self._in_torch(task, data, again)
-        last = Tally(tally.ours, True, again.kept)
-        self._in_higher(torch.float32, task, data, last)
-        return [f for f in last.findings(suspects) if f.apart is not None]
+        """The same for what computes in bf16."""
+        exact = Tally(tally.ours, True, tally.kept)
+        if not self._in_higher(torch.float32, task, data, exact) or not any(exact.own.values()):
+            exact = tally  # forward() enters autocast by itself: nothing is more exact
+        return [f for f in exact.findings() if f.apart is not None]
 
     def _tensors(self, leaves: list) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
         binding, bound = self.graph.bind(self.bridge.state)
