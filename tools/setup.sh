@@ -2,7 +2,7 @@
 # Installs what the build and the adapters need, and nothing that is there already:
 #   1. system packages (libraries by pkg-config, protobuf-c's compiler, a C++ compiler and Python's
 #      headers for torch.compile), with apt as root or through sudo, else the command is printed;
-#   2. a virtual environment with Python >= 3.10, packages pinned by constraints.txt;
+#   2. a virtual environment with Python >= 3.11, packages pinned by constraints.txt;
 #   3. a .pth file that makes adapters/python and adapters/optimum importable from the source tree
 #      (optimum is a namespace package, so a path entry is all that `optimum.gradd` needs).
 # Usage: tools/setup.sh [VENV]. Safe to repeat: a second run finds the stamp and does nothing.
@@ -18,9 +18,9 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 # Prints the first interpreter that is new enough. PYTHON=... overrides.
 find_python() {
-    for p in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python3.10 /usr/bin/python3; do
+    for p in ${PYTHON:-} python3 python3.13 python3.12 python3.11 /usr/bin/python3; do
         if command -v "$p" >/dev/null 2>&1 &&
-           "$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+           "$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             command -v "$p"
             return 0
         fi
@@ -45,7 +45,7 @@ missing_system() {
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' ||
             printf 'python3-dev '
     else
-        printf 'python>=3.10 '
+        printf 'python>=3.11 '
     fi
 }
 
@@ -90,7 +90,7 @@ EOF
 
 install_python() {
     if [ ! -x "$venv/bin/python" ]; then
-        python=$(find_python) || die "no Python >= 3.10"
+        python=$(find_python) || die "no Python >= 3.11"
         say "creating $venv with $("$python" --version)"
         "$python" -m venv "$venv"
     fi
