@@ -45,6 +45,12 @@ gradd_type_t gradd_head_logits(const gradd_view_t *in, gradd_attrs_t attrs) {
     return t;
 }
 
+gradd_loss_operands_t gradd_head_operands(const gradd_view_t *in, int n_in) {
+    return (gradd_loss_operands_t){&in[GRADD_HEAD_LABELS],
+                                   n_in > GRADD_HEAD_ITEMS ? &in[GRADD_HEAD_ITEMS] : NULL,
+                                   n_in > GRADD_HEAD_WEIGHTS ? &in[GRADD_HEAD_WEIGHTS] : NULL};
+}
+
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
 static int64_t up(int64_t n, int64_t step) {
@@ -331,12 +337,16 @@ static void bend_row(const head_t *h, void *z) {
 /* The gradient over logits that were bent, block by block: y is needed beside it. */
 static void spread_bent(const head_t *h, char *z, const gradd_loss_spread_t *s) {
     double wide[BLOCK], kept[BLOCK];
+    gradd_loss_spread_t part = *s;
     for (int64_t at = 0; at < h->v; at += BLOCK) {
         const int64_t n = h->v - at < BLOCK ? h->v - at : BLOCK;
         char *here = z + (size_t)at * h->bytes;
+        if (s->weights)
+            part.weights = (const char *)s->weights +
+                           (size_t)at * gradd_dtype_bytes(gradd_loss_dtype(h->dtype));
         if (h->dtype == GRADD_DT_F64) {
             memcpy(kept, here, (size_t)n * sizeof(double));
-            gradd_loss_spread(GRADD_DT_F64, kept, here, n, s);
+            gradd_loss_spread(GRADD_DT_F64, kept, here, n, &part);
             slope_f64((double *)here, kept, n, h->scale, h->softcap);
             continue;
         }
@@ -345,7 +355,7 @@ static void spread_bent(const head_t *h, char *z, const gradd_loss_spread_t *s) 
             gradd_bf16_widen(y, (gradd_bf16_t *)here, n);
         else
             memcpy(y, here, (size_t)n * sizeof(float));
-        gradd_loss_spread(GRADD_DT_F32, y, dz, n, s);
+        gradd_loss_spread(GRADD_DT_F32, y, dz, n, &part);
         slope_f32(dz, y, n, h->scale, h->softcap);
         if (h->dtype == GRADD_DT_BF16)
             gradd_bf16_narrow((gradd_bf16_t *)here, dz, n);
@@ -362,12 +372,13 @@ static double finish_row(const chunk_t *c, int64_t j) {
     const gradd_view_t view = {.type = {.dtype = h->dtype}, .data = z};
     const int64_t label = l->labels[c->used[c->from + j]];
     if (bends(h)) bend_row(h, z);
-    const gradd_loss_row_t row = gradd_loss_scan(h->dtype, z, h->v, l->smoothing != 0);
-    const double own = gradd_loss_number(&view, label), loss = gradd_loss_of_row(l, &row, own);
+    const gradd_loss_row_t row = gradd_loss_scan_row(l, z);
+    const gradd_loss_label_t at = {label, gradd_loss_number(&view, label), row.max, row.sum - 1};
+    const double own = at.own, loss = gradd_loss_of_row(l, &row, label, own);
     if (!c->dx && !c->dw && !c->dbias) return loss;
-    const double factor = 1 / l->total, even = l->smoothing / (double)l->classes;
-    const gradd_loss_spread_t s = {row.max, factor / row.sum, even * factor};
-    double d = gradd_loss_own_gradient(l, own, row.max, row.sum - 1) * factor;
+    const double factor = 1 / l->total;
+    const gradd_loss_spread_t s = gradd_loss_gradient(l, &at, factor);
+    double d = gradd_loss_own_gradient(l, &at) * factor;
     if (bends(h)) {
         const double y = h->softcap ? own / h->softcap : 0;
         d *= (1 - y * y) * h->scale;
@@ -525,9 +536,8 @@ static void *result(const gradd_launch_t *r, int j) {
 
 static gradd_status_t read_loss(const gradd_launch_t *r, int64_t *labels, gradd_loss_t *out) {
     const gradd_type_t logits = gradd_head_logits(r->in, r->attrs);
-    return gradd_loss_read(&logits, r->attrs, &r->in[GRADD_HEAD_LABELS],
-                           r->n_in > GRADD_HEAD_ITEMS ? &r->in[GRADD_HEAD_ITEMS] : NULL, labels,
-                           out);
+    const gradd_loss_operands_t operands = gradd_head_operands(r->in, r->n_in);
+    return gradd_loss_read(&logits, r->attrs, &operands, labels, out);
 }
 
 /* Lists the rows that count; the others have no gradient. */
@@ -644,17 +654,19 @@ static double plain_row(plain_t *p, int64_t row) {
     for (int64_t v = 0; v < l->classes; v++) {
         const double z = gradd_loss_number(&p->z, v);
         s.max = z > s.max || z != z ? z : s.max;
-        s.plain += z;
+        s.plain += l->weights ? z * gradd_loss_number(l->weights, v) : z;
     }
     for (int64_t v = 0; v < l->classes; v++)
         s.sum += exp(gradd_loss_number(&p->z, v) - s.max);
+    const gradd_loss_label_t at = {label, gradd_loss_number(&p->z, label), s.max, s.sum - 1};
+    const gradd_loss_spread_t spread = gradd_loss_gradient(l, &at, 1);
     for (int64_t v = 0; v < l->classes; v++) {
-        const double z = gradd_loss_number(&p->z, v);
-        double d = exp(z - s.max) / s.sum - l->smoothing / (double)l->classes;
-        if (v == label) d = gradd_loss_own_gradient(l, z, s.max, s.sum - 1);
+        const double w = l->weights ? gradd_loss_number(l->weights, v) : 1;
+        double d = exp(gradd_loss_number(&p->z, v) - s.max) * spread.scale - spread.shift * w;
+        if (v == label) d = gradd_loss_own_gradient(l, &at);
         plain_gradient(p, row, v, d / l->total);
     }
-    return gradd_loss_of_row(l, &s, gradd_loss_number(&p->z, label));
+    return gradd_loss_of_row(l, &s, label, at.own);
 }
 
 gradd_status_t gradd_head_ref(const gradd_launch_t *r) {

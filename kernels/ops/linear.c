@@ -8,8 +8,8 @@
  * LinearCrossEntropy: the head of a language model and its loss in one, without logits in memory.
  *
  * Math: rows of logits z = x W + b, with W [K, V], or [V, K] if transB; y = c tanh(scale z / c)
- * with a softcap c, else scale z; loss = CrossEntropy(y, labels), with its attributes and with
- * num_items. "none" is not among the reductions: there a gradient arrives per row.
+ * with a softcap c, else scale z; loss = CrossEntropy(y, labels), with its attributes, num_items
+ * and weights of the classes. "none" is not among the reductions: there a gradient arrives per row.
  *
  * Further results, for whoever trains: the gradients of x, W and b for a gradient of 1 of the loss.
  * They are formed while a chunk of logits is there (`chunk` rows of those that count, 0 = all at
@@ -136,7 +136,6 @@ static gradd_status_t infer_head(gradd_infer_t *c) {
     const bool trans = gradd_attr_int(c->attrs, "transB", 0);
     const gradd_type_t *bias =
         c->n_in > GRADD_HEAD_BIAS ? &c->in[GRADD_HEAD_BIAS].type : &(gradd_type_t){0};
-    const gradd_type_t *items = c->n_in > GRADD_HEAD_ITEMS ? &c->in[GRADD_HEAD_ITEMS].type : NULL;
     if (x->rank < 2 || w->rank != 2 || w->dtype != x->dtype ||
         w->dims[trans] != x->dims[x->rank - 1])
         return misfit(c);
@@ -144,7 +143,8 @@ static gradd_status_t infer_head(gradd_infer_t *c) {
         (bias->dtype != x->dtype || bias->rank != 1 || bias->dims[0] != w->dims[!trans]))
         return misfit(c);
     const gradd_type_t logits = gradd_head_logits(c->in, c->attrs);
-    GRADD_TRY(gradd_loss_check(&logits, &c->in[GRADD_HEAD_LABELS].type, items, c->attrs));
+    const gradd_loss_operands_t operands = gradd_head_operands(c->in, c->n_in);
+    GRADD_TRY(gradd_loss_check(&logits, &operands, c->attrs));
     if (gradd_loss_reduction(c->attrs) == GRADD_REDUCE_NONE)
         return GRADD_FAIL(GRAPH, "LinearCrossEntropy needs a reduction");
     c->out[GRADD_HEAD_LOSS] = (gradd_type_t){gradd_loss_dtype(x->dtype), 0, {0}};
@@ -257,14 +257,15 @@ static gradd_status_t expand_head(gradd_expand_t *x) {
     gradd_attr_t attrs[4];
     const int n = loss_attrs(x->attrs, attrs);
     gradd_val_t z = logits_of(&p), out[2];
-    gradd_val_t in[3] = {z, operand(x, GRADD_HEAD_LABELS), operand(x, GRADD_HEAD_ITEMS)};
-    const int n_in = in[2] == GRADD_NONE ? 2 : 3;
+    gradd_val_t in[4] = {z, operand(x, GRADD_HEAD_LABELS), operand(x, GRADD_HEAD_ITEMS),
+                         operand(x, GRADD_HEAD_WEIGHTS)};
+    const int n_in = in[3] != GRADD_NONE ? 4 : in[2] != GRADD_NONE ? 3 : 2;
     if (b->status) return b->status;
     const gradd_emit_t loss = {"CrossEntropy", in, n_in, attrs, n};
     b->status = b->emit(b, &loss, out, x->n_out > 1 ? 2 : 1);
     x->out[GRADD_HEAD_LOSS] = out[0];
     if (b->status || x->n_out < 2) return b->status;
-    gradd_val_t back[5] = {gradd_const_scalar(b, p.wide, 1), z, in[1], out[1], in[2]};
+    gradd_val_t back[6] = {gradd_const_scalar(b, p.wide, 1), z, in[1], out[1], in[2], in[3]};
     gradd_val_t dz = gradd_emit_attrs(b, "CrossEntropyGrad", back, n_in + 2, attrs, n);
     expand_gradients(&p, before_cap(&p, dz, z));
     return b->status;
@@ -359,8 +360,9 @@ GRADD_OPS(
                                   {.text = "f32[1,1] f32[1,1] f32[1] | transB=1"},
                                   {.text = "f32[5,13,70] f32[33,70] f32[33] | transB=1"})),
     GRADD_OP(
-        "LinearCrossEntropy", "com.gradd", 1, (3, 5), (1, 4),
-        .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY, .no_diff = 1 << GRADD_HEAD_ITEMS,
+        "LinearCrossEntropy", "com.gradd", 1, (3, 6), (1, 4),
+        .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY,
+        .no_diff = 1 << GRADD_HEAD_ITEMS | 1 << GRADD_HEAD_WEIGHTS,
         .formed = {[GRADD_HEAD_DX] = GRADD_HEAD_X + 1,
                    [GRADD_HEAD_DW] = GRADD_HEAD_W + 1,
                    [GRADD_HEAD_DBIAS] = GRADD_HEAD_BIAS + 1},
@@ -388,6 +390,12 @@ GRADD_OPS(
             {.text = "f32[2,3] f32[4,3] i64[2]={-1,-1} | transB=1 ignore_index=-1",
              ROUNDED,
              .grad_tol = -1},
+            {.text = "f32[5,3] f32[7,3] " IGNORED " - - f32[7]:(0.1,2) | transB=1 "
+                     "ignore_index=-100 chunk=2",
+             ROUNDED},
+            {.text = "f32[5,3] f32[7,3] i64[5]:(0,6) f32[7] i64[]={5} f32[7]:(0.1,2) | transB=1 "
+                     "reduction=\"sum\" smoothing=0.2 softcap=1.5",
+             ROUNDED},
             {.text = "f32[0,3] f32[4,3] i64[0] | transB=1 reduction=\"sum\"", ROUNDED},
             {.text = "f32[1,0] f32[4,0] i64[1]={2} | transB=1", ROUNDED},
             {.text = "f32[5,3] f32[7,3] " IGNORED
@@ -406,6 +414,10 @@ GRADD_OPS(
                      "| ignore_index=3 "
                      "chunk=48 shift=1 reduction=\"sum\" -> 3",
              GRADIENTS},
+            {.text = "f32[2,60,19]:(-0.5,0.5) f32[1531,19]:(-0.5,0.5) i64[2,60]:(0,9) - - "
+                     "f32[1531]:(0,2) | transB=1 ignore_index=3 chunk=48 shift=1 smoothing=0.1 "
+                     "softcap=2.0 -> 3",
+             GRADIENTS},
             /* several blocks of the weight's gradient */
             {.text = "f32[9,600]:(-0.1,0.1) f32[1500,600]:(-0.1,0.1) i64[9]:(0,9) | transB=1 "
                      "ignore_index=3 chunk=4 -> 3",
@@ -422,7 +434,7 @@ GRADD_KERNELS(cpu, linear,
                                  .cost = cost_linear),
               GRADD_KERNEL("LinearCrossEntropy", "in chunks",
                            .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT,
-                                     GRADD_T_F32_F64 | GRADD_T_INT},
+                                     GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_F32_F64},
                            .compute = gradd_head_compute, .prepare = gradd_head_prepare,
                            .unprepare = gradd_head_unprepare, .cost = gradd_head_cost),
               GRADD_KERNEL("ScaleGrad", "loop", .types = {GRADD_T_FLOAT, GRADD_T_F32_F64},

@@ -169,14 +169,16 @@ static gradd_status_t fuse(graph_t *g, int32_t id, const int32_t *readers) {
     if (chunk < h.rows) attrs[n_attrs++] = gradd_make_int("chunk", chunk);
     GRADD_TRY(fit_rows(g, n, &h));
     graph_node_t *loss = &g->nodes[id]; /* the list may have moved */
-    const bool items = loss->n_in > 2 && loss->in[2] != GRADD_NONE;
-    gradd_val_t in[5] = {h.x, h.w, loss->in[1], h.bias, items ? loss->in[2] : GRADD_NONE};
+    gradd_val_t in[6] = {h.x, h.w, loss->in[1], h.bias};
+    int n_in = h.bias != GRADD_NONE ? 4 : 3;
+    for (int i = 2; i < 4; i++) { /* number of items, class weights */
+        in[i + 2] = i < loss->n_in ? loss->in[i] : GRADD_NONE;
+        if (in[i + 2] != GRADD_NONE) n_in = i + 3;
+    }
     return match_replace(g, loss,
                          &(match_fused_t){.op = "LinearCrossEntropy",
                                           .in = in,
-                                          .n_in = items                  ? 5
-                                                  : h.bias != GRADD_NONE ? 4
-                                                                         : 3,
+                                          .n_in = n_in,
                                           .attrs = attrs,
                                           .n_attrs = n_attrs});
 }
