@@ -8,21 +8,28 @@
 
 #include "kernels/attention.h"
 #include "server/graph/live/live.h"
+#include "server/graph/match/match_modest.h"
 #include "server/graph/match/match_spans.h"
 
 static bool given(const graph_node_t *n, int i) {
     return i < n->n_in && n->in[i] != GRADD_NONE;
 }
 
-enum { MASK = 3, BIAS = 4 };
+static bool bias_fits(live_t *l, const graph_node_t *n) {
+    if (!given(n, LIVE_BIAS) || n->in[LIVE_BIAS] == l->last_bias) return true;
+    if (!match_is_modest(l->g, n->in[LIVE_BIAS])) return false;
+    l->last_bias = n->in[LIVE_BIAS];
+    return true;
+}
 
-static bool fits(const graph_t *g, const graph_node_t *n, int64_t rows) {
+static bool fits(live_t *l, const graph_node_t *n) {
+    const graph_t *g = l->g;
+    const int64_t rows = l->loss.rows;
     const gradd_type_t *q = graph_type(g, n->in[0]), *k = graph_type(g, n->in[1]);
-    if (gradd_attr_int(n->attrs, "layout", 0) != 15 || !given(n, MASK) || given(n, BIAS))
-        return false;
+    if (gradd_attr_int(n->attrs, "layout", 0) != 15 || !given(n, LIVE_MASK)) return false;
     if (gradd_attr_float(n->attrs, "fill", -INFINITY) > GRADD_ATTN_MASKED) return false;
     return q->dims[0] * q->dims[1] == rows && k->dims[0] == q->dims[0] &&
-           k->dims[1] == q->dims[1] && rows < INT32_MAX;
+           k->dims[1] == q->dims[1] && rows < INT32_MAX && bias_fits(l, n);
 }
 
 static gradd_status_t find_spans(live_t *l, const graph_node_t *n, gradd_val_t *out) {
@@ -30,7 +37,7 @@ static gradd_status_t find_spans(live_t *l, const graph_node_t *n, gradd_val_t *
     match_spans_t s;
     bool known;
     *out = GRADD_NONE;
-    GRADD_TRY(match_spans(l->g, n->in[MASK], q->dims[0], q->dims[1], &s, &known));
+    GRADD_TRY(match_spans(l->g, n->in[LIVE_MASK], q->dims[0], q->dims[1], &s, &known));
     if (!known || s.keys == GRADD_NONE || s.segments != GRADD_NONE) return GRADD_OK;
     if (l->mask != GRADD_NONE && l->mask != s.keys) return GRADD_OK;
     l->mask = s.keys;
@@ -39,8 +46,8 @@ static gradd_status_t find_spans(live_t *l, const graph_node_t *n, gradd_val_t *
 
 gradd_status_t live_attention(live_t *l, int32_t node, bool *out_can) {
     *out_can = false;
-    if (!fits(l->g, &l->g->nodes[node], l->loss.rows)) return GRADD_OK;
-    const gradd_val_t mask = l->g->nodes[node].in[MASK];
+    if (!fits(l, &l->g->nodes[node])) return GRADD_OK;
+    const gradd_val_t mask = l->g->nodes[node].in[LIVE_MASK];
     if (l->last_mask != mask) {
         l->last_mask = mask;
         GRADD_TRY(find_spans(l, &l->g->nodes[node], &l->last_spans));

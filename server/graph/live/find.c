@@ -111,7 +111,7 @@ static gradd_status_t visit(live_t *l, int32_t id) {
     n = &l->g->nodes[id]; /* a constant may have moved the list */
     l->at[id] = can ? LIVE_REAL : LIVE_ALL;
     for (int i = 0; i < n->n_in; i++)
-        if (!can || i >= LIVE_SINKS)
+        if (!can || i >= LIVE_BIAS)
             need(l, n->in[i], LIVE_ALL, 0);
         else if (i < 3) /* of the mask nothing is needed */
             need(l, n->in[i], LIVE_REAL, 2);
@@ -153,8 +153,12 @@ static gradd_status_t mark_used(const graph_t *g, bool **out) {
 
 gradd_status_t live_find(graph_t *g, bool labelled, bool real, live_t *out) {
     bool *used = NULL;
-    *out = (live_t){
-        .g = g, .labelled = labelled, .real = real, .mask = GRADD_NONE, .last_mask = GRADD_NONE};
+    *out = (live_t){.g = g,
+                    .labelled = labelled,
+                    .real = real,
+                    .mask = GRADD_NONE,
+                    .last_mask = GRADD_NONE,
+                    .last_bias = GRADD_NONE};
     out->loss.node = -1;
     GRADD_TRY(graph_sort(g));
     out->n_nodes = g->n_nodes, out->n_values = g->n_values;

@@ -42,6 +42,7 @@ typedef struct live_s {
     uint8_t *at;           /* Owned: per node the live_set_t that it is computed in */
     gradd_val_t *spans;    /* Owned: per node: of an attention over real rows */
     gradd_val_t last_mask, last_spans; /* of an attention that was looked at; layers are alike */
+    gradd_val_t last_bias;             /* a modest one */
 } live_t;
 
 /* Finds the loss, and what is needed with the sets that `real` allows. Finish it in any case. */
@@ -53,7 +54,8 @@ void live_finish(live_t *live);
 bool live_rowwise(const live_t *l, const graph_node_t *n, int lead, graph_operands_t *o,
                   gradd_rowwise_t *out);
 
-enum { LIVE_SINKS = 6, LIVE_ROWS = 7 }; /* operands of FusedAttention */
+/* Operands of FusedAttention. */
+enum { LIVE_MASK = 3, LIVE_BIAS = 4, LIVE_RANGES = 5, LIVE_SINKS = 6, LIVE_ROWS = 7 };
 
 /* Looks at an attention: whether it may run over real rows alone. Then l->mask is the input of the
  * model that hides padding, and l->spans of the node a constant, i32[positions, 2]: what each

@@ -158,23 +158,26 @@ static gradd_status_t shrink_rowwise(rewrite_t *w, const graph_node_t *n, int le
     return keep(w, n, out, lead, set);
 }
 
-/* Ranges of real rows take the place of the mask; dropout has to know which rows they are. */
+/* Ranges of real rows take the place of the mask; dropout and a bias have to know which rows they
+ * are. */
 static gradd_status_t shrink_attention(rewrite_t *w, const graph_node_t *n, gradd_val_t spans) {
-    enum { RANGES = 5, MOST_ATTRS = 10 };
+    enum { MOST_ATTRS = 12 };
     gradd_val_t in[LIVE_ROWS + 1], out[GRADD_OP_MAX_OUT];
     gradd_attr_t attrs[MOST_ATTRS];
     const gradd_val_t ranges[2] = {w->lists[LIVE_REAL], spans};
-    int n_attrs = 0, n_in = RANGES + 1;
+    const bool biased = n->n_in > LIVE_BIAS && n->in[LIVE_BIAS] != GRADD_NONE;
+    int n_attrs = 0, n_in = LIVE_RANGES + 1;
     for (int i = 0; i <= LIVE_ROWS; i++)
         in[i] = GRADD_NONE;
     for (int i = 0; i < 3; i++)
         GRADD_TRY(rows_of(w, n, n->in[i], LIVE_REAL, 2, &in[i]));
-    GRADD_TRY(add_named(w, n, "RowRanges", ranges, (gradd_attrs_t){0}, &in[RANGES]));
+    GRADD_TRY(add_named(w, n, "RowRanges", ranges, (gradd_attrs_t){0}, &in[LIVE_RANGES]));
+    if (biased) in[LIVE_BIAS] = n->in[LIVE_BIAS];
     if (n->n_in > LIVE_SINKS) in[LIVE_SINKS] = n->in[LIVE_SINKS], n_in = LIVE_SINKS + 1;
     for (int i = 0; i < n->attrs.n && n_attrs + 1 < MOST_ATTRS; i++)
         attrs[n_attrs++] = n->attrs.v[i];
     attrs[n_attrs++] = gradd_make_int("positions", graph_type(w->g, n->in[0])->dims[1]);
-    if (gradd_attr_float(n->attrs, "dropout", 0) > 0)
+    if (biased || gradd_attr_float(n->attrs, "dropout", 0) > 0)
         in[LIVE_ROWS] = w->lists[LIVE_REAL], n_in = LIVE_ROWS + 1;
     GRADD_TRY(
         add(w, n,

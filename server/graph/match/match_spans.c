@@ -11,6 +11,40 @@ static const graph_node_t *maker(const graph_t *g, gradd_val_t v) {
     return value->kind == VALUE_NODE && !value->data ? &g->nodes[value->node] : NULL;
 }
 
+/* The truth of a known number; false if it is none. */
+static bool known_truth(const graph_t *g, gradd_val_t v, bool *out) {
+    double number;
+    *out = match_scalar(g, v, &number) && number != 0;
+    return match_scalar(g, v, &number);
+}
+
+/* What v is equal to, past numbers that a mask was made of, and of again: Not, and casts of
+ * Where(mask, number, number). */
+static gradd_val_t plain_mask(const graph_t *g, gradd_val_t v) {
+    bool negated = false, yes, no;
+    gradd_val_t found = v;
+    for (int step = 0; step < MATCH_MAX_WALK; step++) {
+        const graph_node_t *n = maker(g, v);
+        if (n && !strcmp(n->op->name, "Not")) {
+            negated = !negated;
+            v = n->in[0];
+        } else {
+            const graph_node_t *choice =
+                n && !strcmp(n->op->name, "Cast") ? maker(g, n->in[0]) : NULL;
+            if (!choice || strcmp(choice->op->name, "Where") ||
+                graph_type(g, v)->dtype != GRADD_DT_BOOL ||
+                !gradd_type_equal(graph_type(g, v), graph_type(g, choice->in[0])) ||
+                !known_truth(g, choice->in[1], &yes) || !known_truth(g, choice->in[2], &no) ||
+                yes == no)
+                return found;
+            negated ^= no;
+            v = choice->in[0];
+        }
+        if (!negated) found = v;
+    }
+    return found;
+}
+
 /* ---- which keys are real --------------------------------------------------------------------- */
 
 /* Whether the sizes beside those of one are [batch, positions], or only one of both where the other
@@ -268,6 +302,7 @@ static gradd_status_t take_apart(const graph_t *g, match_spans_t *f, gradd_val_t
     int n_parts = 1;
     *out_known = true;
     for (int i = 0; i < n_parts && *out_known; i++) {
+        parts[i] = plain_mask(g, parts[i]);
         const graph_node_t *n = maker(g, parts[i]);
         if (n && !strcmp(n->op->name, "And")) {
             if (n_parts + 2 > (int)(sizeof parts / sizeof parts[0])) *out_known = false;

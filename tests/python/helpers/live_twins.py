@@ -90,7 +90,12 @@ class Twins:
     """A model over live rows and its twin over all rows."""
 
     def __init__(
-        self, family: Any, dtype: torch.dtype, patch: pytest.MonkeyPatch, **over: Any
+        self,
+        family: Any,
+        dtype: torch.dtype,
+        patch: pytest.MonkeyPatch,
+        first: dict[str, torch.Tensor] | None = None,
+        **over: Any,
     ) -> None:
         model = build(family, **over)[0] if isinstance(family, str) else family
         model = model.to(dtype)
@@ -99,7 +104,7 @@ class Twins:
         self.live = ORTModule(model, strict=True)
         patch.setenv("GRADD_LIVE_ROWS", "0")
         self.full = ORTModule(copy.deepcopy(model), strict=True)
-        found(self.full, masked_batch(random.Random(1), 3, 12))
+        found(self.full, {**masked_batch(random.Random(1), 3, 12), **(first or {})})
         patch.delenv("GRADD_LIVE_ROWS")
 
     def compare(self, batch: dict[str, torch.Tensor]) -> None:
