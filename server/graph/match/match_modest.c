@@ -5,18 +5,32 @@
 #include <string.h>
 
 #include "kernels/attention.h"
+#include "kernels/bf16.h"
 
 enum { MOST_ABOVE = 256 };
 
-/* Of what is known: no infinity, nothing near a fill. */
+static double number_at(const graph_value_t *v, int64_t i) {
+    if (v->type.dtype == GRADD_DT_F32) return (double)((const float *)v->data)[i];
+    if (v->type.dtype == GRADD_DT_F64) return ((const double *)v->data)[i];
+    if (v->type.dtype != GRADD_DT_BF16) return NAN;
+    return (double)gradd_bf16_f32(((const gradd_bf16_t *)v->data)[i]);
+}
+
+/* Of what is known, f32, f64 or bf16: no infinity, nothing near a fill. */
 static bool is_modest(const graph_value_t *v) {
     const int64_t n = gradd_type_count(&v->type);
-    const float limit = (float)-GRADD_ATTN_MASKED;
-    for (int64_t i = 0; i < n && v->type.dtype == GRADD_DT_F32; i++)
-        if (!(fabsf(((const float *)v->data)[i]) < limit)) return false;
-    for (int64_t i = 0; i < n && v->type.dtype == GRADD_DT_F64; i++)
-        if (!(fabs(((const double *)v->data)[i]) < -GRADD_ATTN_MASKED)) return false;
-    return v->type.dtype != GRADD_DT_BF16 || n == 0;
+    for (int64_t i = 0; i < n; i++)
+        if (!(fabs(number_at(v, i)) < -GRADD_ATTN_MASKED)) return false;
+    return true;
+}
+
+bool match_is_zero(const graph_t *g, gradd_val_t v) {
+    const graph_value_t *value = g->values[v];
+    const int64_t n = gradd_type_count(&value->type);
+    if (!value->data || !gradd_dtype_is_float(value->type.dtype)) return false;
+    for (int64_t i = 0; i < n; i++)
+        if (number_at(value, i) != 0) return false;
+    return n > 0;
 }
 
 static bool keeps_modest(const gradd_op_t *op) {

@@ -9,5 +9,7 @@
  * Then a key that the bias alone disfavours has a share beside which that of a masked one is
  * nothing. */
 bool match_is_modest(const graph_t *g, gradd_val_t bias);
+/* Whether all of it is known to be zero. */
+bool match_is_zero(const graph_t *g, gradd_val_t bias);
 
 #endif

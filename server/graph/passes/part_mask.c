@@ -19,22 +19,25 @@ enum { K = 1, MASK = 3, BIAS = 4, RANGES = 5, MOST_IN = 9, MOST_ATTRS = 12 };
 typedef struct parts_s {
     gradd_val_t mask, bias; /* GRADD_NONE = no bias is left */
     double fill;
+    bool narrow; /* the bias is bf16, which attention takes as f32 */
 } parts_t;
 
-/* mask = Not(Equal(bias, -inf)) */
+/* What v has been cast from, bf16 to f32, or v. */
+static gradd_val_t before_cast(const graph_t *g, gradd_val_t v) {
+    const graph_node_t *n = match_made_by(g, v, "Cast");
+    const bool widens = n && graph_type(g, n->in[0])->dtype == GRADD_DT_BF16 &&
+                        graph_type(g, v)->dtype == GRADD_DT_F32;
+    return widens ? n->in[0] : v;
+}
+
+/* mask = Not(Equal(bias, -inf)), perhaps before it was cast */
 static bool shows_finite(const graph_t *g, gradd_val_t mask, gradd_val_t bias) {
     const graph_node_t *n = match_made_by(g, mask, "Not");
     double number;
     gradd_val_t other;
     n = n ? match_made_by(g, n->in[0], "Equal") : NULL;
-    return n && match_with_scalar(g, n, &number, &other) && number == -INFINITY && other == bias;
-}
-
-static bool is_zero(const graph_value_t *v) {
-    const int64_t n = v->data && v->type.dtype == GRADD_DT_F32 ? gradd_type_count(&v->type) : 0;
-    for (int64_t i = 0; i < n; i++)
-        if (((const float *)v->data)[i] != 0) return false;
-    return n > 0;
+    return n && match_with_scalar(g, n, &number, &other) && number == -INFINITY &&
+           before_cast(g, other) == bias;
 }
 
 static bool take_apart(const graph_t *g, const graph_node_t *n, parts_t *out) {
@@ -42,17 +45,19 @@ static bool take_apart(const graph_t *g, const graph_node_t *n, parts_t *out) {
     if (n->in[MASK] == GRADD_NONE || n->in[BIAS] == GRADD_NONE || n->n_in > MOST_IN) return false;
     const gradd_type_t *k = graph_type(g, n->in[K]);
     const int64_t layout = gradd_attr_int(n->attrs, "layout", 0);
-    const graph_node_t *choice = match_made_by(g, n->in[BIAS], "Where");
-    if (!choice || !shows_finite(g, n->in[MASK], n->in[BIAS])) return false;
+    const gradd_val_t bias = before_cast(g, n->in[BIAS]);
+    const graph_node_t *choice = match_made_by(g, bias, "Where");
+    if (!choice || !shows_finite(g, n->in[MASK], bias)) return false;
     if (!match_scalar(g, choice->in[2], &out->fill) || !isfinite(out->fill) ||
         out->fill > GRADD_ATTN_MASKED)
         return false;
     out->mask = choice->in[0], out->bias = choice->in[1];
+    out->narrow = bias != n->in[BIAS];
     const gradd_type_t *mask = graph_type(g, out->mask);
     if (!mask->rank || mask->dims[mask->rank - 1] != k->dims[layout & GRADD_ATTN_K_TURNED ? 1 : 2])
         return false;
     if (!match_is_modest(g, out->bias)) return false;
-    if (is_zero(g->values[out->bias])) out->bias = GRADD_NONE;
+    if (match_is_zero(g, out->bias)) out->bias = GRADD_NONE;
     return true;
 }
 
@@ -63,6 +68,10 @@ static gradd_status_t replace(graph_t *g, int32_t id, const parts_t *p) {
     int n_attrs = 0;
     memcpy(in, n.in, sizeof in[0] * (size_t)n.n_in);
     in[MASK] = p->mask, in[BIAS] = p->bias;
+    const gradd_attr_t wide = gradd_make_int("to", GRADD_DT_F32);
+    if (p->narrow && p->bias != GRADD_NONE)
+        GRADD_TRY(
+            match_emit(g, &n, &(match_fused_t){"Cast", &p->bias, 1, &wide, 1, NULL}, &in[BIAS], 1));
     if (n.n_in > RANGES)
         GRADD_TRY(match_emit(g, &n,
                              &(match_fused_t){.op = "MaskRanges", .in = &in[MASK], .n_in = 1},
