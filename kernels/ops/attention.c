@@ -34,9 +34,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/copy.h"
-#include "kernels/cpu/rng.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
