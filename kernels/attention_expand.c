@@ -10,7 +10,7 @@
 
 #include "kernels/rules.h"
 
-enum { Q, K, V, MASK, BIAS, RANGES, SINKS, ROWS };
+enum { Q, K, V, MASK, BIAS, RANGES, SINKS, ROWS, KEY_ROWS };
 
 typedef struct parts_s {
     gradd_builder_t *b;
@@ -144,6 +144,41 @@ static gradd_val_t mask_of_ranges(gradd_builder_t *b, gradd_val_t ranges, int64_
                       GRADD_EMIT(b, "Less", keys, to));
 }
 
+/* Numbers of live rows, or of their positions if there are `positions`. */
+static gradd_val_t numbers_of(gradd_builder_t *b, gradd_val_t rows, int64_t positions) {
+    gradd_val_t zero = gradd_const_scalar(b, GRADD_DT_I64, 0);
+    gradd_val_t turned = GRADD_EMIT(b, "Sub", gradd_const_scalar(b, GRADD_DT_I64, -1), rows);
+    rows = GRADD_EMIT(b, "Where", GRADD_EMIT(b, "Less", rows, zero), turned, rows);
+    if (!positions) return rows;
+    gradd_val_t n = gradd_const_scalar(b, GRADD_DT_I64, (double)positions);
+    gradd_val_t whole = GRADD_EMIT(b, "Mul", GRADD_EMIT(b, "Div", rows, n), n);
+    return GRADD_EMIT(b, "Sub", rows, whole);
+}
+
+static gradd_val_t picked(gradd_builder_t *b, gradd_val_t v, gradd_val_t at, int64_t axis) {
+    const gradd_attr_t attr = gradd_make_int("axis", axis);
+    const gradd_val_t in[2] = {v, at};
+    return gradd_emit_attrs(b, "Gather", in, 2, &attr, 1);
+}
+
+/* The bias of all rows for the live ones, [H, Q, N]. */
+static gradd_val_t bias_of_rows(const gradd_expand_t *x, gradd_val_t bias, int64_t heads) {
+    gradd_builder_t *b = x->b;
+    const int64_t n = gradd_attr_int(x->attrs, "positions", 1);
+    const int64_t n_k = gradd_attr_int(x->attrs, "key_positions", n);
+    const gradd_type_t t = *gradd_val_type(b, bias);
+    const int64_t sequences = t.rank == 4 ? t.dims[0] : 1, all[4] = {sequences, heads, n, n_k};
+    const int64_t flat[3] = {sequences * n, heads, n_k};
+    gradd_val_t keys = input(x, KEY_ROWS) == GRADD_NONE ? input(x, ROWS) : input(x, KEY_ROWS);
+    if (b->status) return GRADD_NONE;
+    bias = GRADD_EMIT(b, "Expand", bias, gradd_const_i64s(b, all, 4));
+    bias = gradd_transpose(b, bias, (int64_t[]){0, 2, 1, 3}, 4);
+    bias = gradd_reshape_to(b, bias, flat, 3);
+    bias = picked(b, bias, numbers_of(b, input(x, ROWS), sequences > 1 ? 0 : n), 0);
+    bias = picked(b, bias, numbers_of(b, keys, n_k), 2);
+    return gradd_transpose(b, bias, (int64_t[]){1, 0, 2}, 3);
+}
+
 static parts_t read_parts(const gradd_expand_t *x) {
     gradd_builder_t *b = x->b;
     parts_t p = {
@@ -163,6 +198,8 @@ static parts_t read_parts(const gradd_expand_t *x) {
     p.n_k = k.dims[p.layout & GRADD_ATTN_K_TURNED ? 1 : 2];
     if (p.mask == GRADD_NONE && input(x, RANGES) != GRADD_NONE)
         p.mask = mask_of_ranges(b, input(x, RANGES), p.n_k);
+    if (p.bias != GRADD_NONE && input(x, ROWS) != GRADD_NONE)
+        p.bias = bias_of_rows(x, p.bias, p.heads);
     p.bias = gradd_wide(b, p.bias);
     p.sinks = gradd_wide(b, p.sinks);
     if (p.mask != GRADD_NONE && gradd_attr_int(x->attrs, "zero", 0)) {
@@ -179,7 +216,7 @@ gradd_status_t gradd_attention_expand(gradd_expand_t *x) {
     const parts_t p = read_parts(x);
     const gradd_attr_t axis = gradd_make_int("axis", -1);
     if (b->status) return b->status;
-    if (x->n_in > ROWS && x->in[ROWS] != GRADD_NONE)
+    if (input(x, ROWS) != GRADD_NONE && gradd_attr_float(x->attrs, "dropout", 0) > 0)
         return GRADD_FAIL(UNSUPPORTED, "dropout among live rows has no expansion");
     gradd_val_t q = turned(&p, gradd_wide(b, x->in[Q]), GRADD_ATTN_Q_TURNED);
     gradd_val_t k = turned(&p, gradd_wide(b, x->in[K]), GRADD_ATTN_K_TURNED);

@@ -47,6 +47,12 @@ gradd_type_t gradd_head_logits(const gradd_view_t *in, gradd_attrs_t attrs) {
     return t;
 }
 
+gradd_loss_operands_t gradd_head_operands(const gradd_view_t *in, int n_in) {
+    return (gradd_loss_operands_t){&in[GRADD_HEAD_LABELS],
+                                   n_in > GRADD_HEAD_ITEMS ? &in[GRADD_HEAD_ITEMS] : NULL,
+                                   n_in > GRADD_HEAD_CLASSES ? &in[GRADD_HEAD_CLASSES] : NULL};
+}
+
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
 static int64_t up(int64_t n, int64_t step) {
@@ -342,12 +348,16 @@ static void bend_row(const head_t *h, void *z) {
 /* The gradient over logits that were bent, block by block: y is needed beside it. */
 static void spread_bent(const head_t *h, char *z, const gradd_loss_spread_t *s) {
     double wide[BLOCK], kept[BLOCK];
+    gradd_loss_spread_t part = *s;
     for (int64_t at = 0; at < h->v; at += BLOCK) {
         const int64_t n = h->v - at < BLOCK ? h->v - at : BLOCK;
         char *here = z + (size_t)at * h->bytes;
+        if (s->weights)
+            part.weights = (const char *)s->weights +
+                           (size_t)at * gradd_dtype_bytes(gradd_loss_dtype(h->dtype));
         if (h->dtype == GRADD_DT_F64) {
             memcpy(kept, here, (size_t)n * sizeof(double));
-            gradd_loss_spread(GRADD_DT_F64, kept, here, n, s);
+            gradd_loss_spread(GRADD_DT_F64, kept, here, n, &part);
             slope_f64((double *)here, kept, n, h->scale, h->softcap);
             continue;
         }
@@ -356,7 +366,7 @@ static void spread_bent(const head_t *h, char *z, const gradd_loss_spread_t *s) 
             gradd_bf16_widen(y, (gradd_bf16_t *)here, n);
         else
             memcpy(y, here, (size_t)n * sizeof(float));
-        gradd_loss_spread(GRADD_DT_F32, y, dz, n, s);
+        gradd_loss_spread(GRADD_DT_F32, y, dz, n, &part);
         slope_f32(dz, y, n, h->scale, h->softcap);
         if (h->dtype == GRADD_DT_BF16)
             gradd_bf16_narrow((gradd_bf16_t *)here, dz, n);
@@ -378,7 +388,7 @@ typedef struct row_s {
 static row_t scan_row(const chunk_t *c, int64_t row, const gradd_view_t *z) {
     const gradd_loss_t *l = &c->loss;
     row_t r = {.label = l->labels[row]};
-    r.scan = gradd_loss_scan(c->h->dtype, z->data, c->h->v, l->smoothing != 0);
+    r.scan = gradd_loss_scan_row(l, z->data);
     if (r.label < 0) return r;
     r.own = gradd_loss_number(z, r.label);
     r.weight = (c->weights ? gradd_loss_number(c->weights, row) : 1) / l->total;
@@ -389,13 +399,17 @@ static row_t scan_row(const chunk_t *c, int64_t row, const gradd_view_t *z) {
 static void form_gradient(const chunk_t *c, const row_t *r, const gradd_view_t *z) {
     const head_t *h = c->h;
     const gradd_loss_t *l = &c->loss;
-    const double even = l->smoothing / (double)l->classes;
-    const gradd_loss_spread_t s = {r->scan.max, (r->weight + r->pull) / r->scan.sum,
-                                   even * r->weight};
+    gradd_loss_spread_t s = {.max = r->scan.max};
     double d = 0;
-    if (r->label >= 0)
-        d = gradd_loss_own_gradient(l, r->own, r->scan.max, r->scan.sum - 1) * r->weight;
-    if (r->label >= 0 && r->pull != 0) d += exp(r->own - r->scan.max) * r->pull / r->scan.sum;
+    if (r->label >= 0) {
+        const gradd_loss_label_t at = {r->label, r->own, r->scan.max, r->scan.sum - 1};
+        s = gradd_loss_gradient(l, &at, r->weight);
+        d = gradd_loss_own_gradient(l, &at) * r->weight;
+    }
+    if (r->pull != 0) {
+        s.scale += r->pull / r->scan.sum;
+        if (r->label >= 0) d += exp(r->own - r->scan.max) * r->pull / r->scan.sum;
+    }
     if (bends(h)) {
         const double y = h->softcap ? r->own / h->softcap : 0;
         d *= (1 - y * y) * h->scale;
@@ -413,7 +427,7 @@ static void finish_row(const chunk_t *c, int64_t j) {
                             .data = c->z + (size_t)(j * h->v) * h->bytes};
     if (bends(h)) bend_row(h, z.data);
     row_t r = scan_row(c, row, &z);
-    c->each[at] = r.label < 0 ? 0 : gradd_loss_of_row(&c->loss, &r.scan, r.own);
+    c->each[at] = r.label < 0 ? 0 : gradd_loss_of_row(&c->loss, &r.scan, r.label, r.own);
     if (c->weights) c->each[at] *= gradd_loss_number(c->weights, row);
     if (c->squares) {
         const double lse = r.scan.max + log(r.scan.sum);
@@ -574,9 +588,9 @@ static void *result(const gradd_launch_t *r, int j) {
 
 static gradd_status_t read_loss(const gradd_launch_t *r, int64_t *labels, gradd_loss_t *out) {
     const gradd_type_t logits = gradd_head_logits(r->in, r->attrs);
+    const gradd_loss_operands_t operands = gradd_head_operands(r->in, r->n_in);
     const gradd_view_t *weights = operand(r, GRADD_HEAD_WEIGHTS);
-    GRADD_TRY(gradd_loss_read(&logits, r->attrs, &r->in[GRADD_HEAD_LABELS],
-                              operand(r, GRADD_HEAD_ITEMS), labels, out));
+    GRADD_TRY(gradd_loss_read(&logits, r->attrs, &operands, labels, out));
     for (int64_t i = 0; weights && i < out->rows; i++)
         if (gradd_loss_number(weights, i) == 0) labels[i] = -1; /* as if it had no label */
     return GRADD_OK;
@@ -723,19 +737,25 @@ static void plain_row(plain_t *p, int64_t row, double *loss, double *added) {
     for (int64_t v = 0; v < l->classes; v++) {
         const double z = gradd_loss_number(&p->z, v);
         s.max = z > s.max || z != z ? z : s.max;
-        s.plain += z;
+        s.plain += l->weights ? z * gradd_loss_number(l->weights, v) : z;
     }
     for (int64_t v = 0; v < l->classes; v++)
         s.sum += exp(gradd_loss_number(&p->z, v) - s.max);
     const double lse = s.max + log(s.sum);
-    for (int64_t v = 0; v < l->classes; v++) {
-        const double z = gradd_loss_number(&p->z, v), share = exp(z - s.max) / s.sum;
-        double d = share - l->smoothing / (double)l->classes;
-        if (v == label) d = gradd_loss_own_gradient(l, z, s.max, s.sum - 1);
-        d = label < 0 ? 0 : d * weight / l->total;
-        plain_gradient(p, row, v, d + (square ? 2 * square * lse * share : 0));
+    gradd_loss_label_t at = {label, 0, s.max, s.sum - 1};
+    gradd_loss_spread_t spread = {.max = s.max};
+    if (label >= 0) {
+        at.own = gradd_loss_number(&p->z, label);
+        spread = gradd_loss_gradient(l, &at, weight / l->total);
+        *loss += weight * gradd_loss_of_row(l, &s, label, at.own);
     }
-    if (label >= 0) *loss += weight * gradd_loss_of_row(l, &s, gradd_loss_number(&p->z, label));
+    for (int64_t v = 0; v < l->classes; v++) {
+        const double e = exp(gradd_loss_number(&p->z, v) - s.max);
+        const double w = l->weights ? gradd_loss_number(l->weights, v) : 1;
+        double d = e * spread.scale - spread.shift * w;
+        if (v == label) d = gradd_loss_own_gradient(l, &at) * weight / l->total;
+        plain_gradient(p, row, v, d + (square ? 2 * square * lse * e / s.sum : 0));
+    }
     if (square) *added += square * lse * lse;
 }
 

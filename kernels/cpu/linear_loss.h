@@ -24,6 +24,7 @@ enum {
     GRADD_HEAD_LABELS,
     GRADD_HEAD_BIAS,
     GRADD_HEAD_ITEMS,
+    GRADD_HEAD_CLASSES, /* weights of the classes */
     GRADD_HEAD_WEIGHTS, /* per row: what its loss is multiplied by */
     GRADD_HEAD_SQUARES, /* per row: what the square of its log-sum-exp is multiplied by */
     GRADD_HEAD_INPUTS
@@ -32,6 +33,8 @@ enum { GRADD_HEAD_LOSS, GRADD_HEAD_DX, GRADD_HEAD_DW, GRADD_HEAD_DBIAS };
 
 /* Type of the logits, which exist in chunks only. W is [V, K] with transB, else [K, V]. */
 gradd_type_t gradd_head_logits(const gradd_view_t *in, gradd_attrs_t attrs);
+/* Those of the loss. */
+gradd_loss_operands_t gradd_head_operands(const gradd_view_t *in, int n_in);
 
 gradd_status_t gradd_head_prepare(const gradd_infer_t *c, gradd_prepared_t *out);
 void gradd_head_unprepare(gradd_prepared_t *prepared);

@@ -41,8 +41,27 @@ void gradd_loss_store(const gradd_view_t *v, int64_t i, double value) {
         ((double *)v->data)[i] = value;
 }
 
-gradd_status_t gradd_loss_check(const gradd_type_t *x, const gradd_type_t *labels,
-                                const gradd_type_t *items, gradd_attrs_t attrs) {
+static bool given(const gradd_view_t *v) {
+    return v && v->type.dtype != GRADD_DT_NONE;
+}
+
+gradd_loss_operands_t gradd_loss_operands(const gradd_view_t *in, int n, int first) {
+    return (gradd_loss_operands_t){&in[first], n > first + 1 ? &in[first + 1] : NULL,
+                                   n > first + 2 ? &in[first + 2] : NULL};
+}
+
+static gradd_status_t check_weights(const gradd_type_t *x, const gradd_type_t *weights) {
+    if (weights->rank == 1 && weights->dims[0] == x->dims[x->rank - 1] &&
+        weights->dtype == gradd_loss_dtype(x->dtype))
+        return GRADD_OK;
+    char tx[GRADD_TYPE_TEXT], tw[GRADD_TYPE_TEXT];
+    return GRADD_FAIL(GRAPH, "weights %s are not one per class of %s",
+                      gradd_type_format(weights, tw), gradd_type_format(x, tx));
+}
+
+gradd_status_t gradd_loss_check(const gradd_type_t *x, const gradd_loss_operands_t *operands,
+                                gradd_attrs_t attrs) {
+    const gradd_type_t *labels = &operands->labels->type;
     bool shift = gradd_attr_int(attrs, "shift", 0);
     const char *name = gradd_attr_string(attrs, "reduction", "mean");
     if (strcmp(name, "none") && strcmp(name, "sum") && strcmp(name, "mean"))
@@ -58,36 +77,41 @@ gradd_status_t gradd_loss_check(const gradd_type_t *x, const gradd_type_t *label
     }
     if (shift && gradd_loss_reduction(attrs) == GRADD_REDUCE_NONE)
         return GRADD_FAIL(GRAPH, "shifted labels need a reduction");
-    if (!items || !items->dtype) return GRADD_OK;
-    if (gradd_loss_reduction(attrs) != GRADD_REDUCE_SUM || gradd_type_count(items) != 1)
+    if (given(operands->weights)) GRADD_TRY(check_weights(x, &operands->weights->type));
+    if (!given(operands->items)) return GRADD_OK;
+    if (gradd_loss_reduction(attrs) != GRADD_REDUCE_SUM ||
+        gradd_type_count(&operands->items->type) != 1)
         return GRADD_FAIL(GRAPH, "num_items must be one number that divides a sum");
     return GRADD_OK;
 }
 
+static double weight_of(const gradd_loss_t *l, int64_t label) {
+    return l->weights ? gradd_loss_number(l->weights, label) : 1;
+}
+
 /* Fills labels and total. */
-static gradd_status_t read_labels(gradd_loss_t *l, const gradd_view_t *given,
+static gradd_status_t read_labels(gradd_loss_t *l, const gradd_view_t *labels,
                                   const gradd_view_t *items) {
-    int64_t counted = 0;
+    double counted = 0;
     for (int64_t i = 0; i < l->rows; i++) {
         bool last = l->positions && i % l->positions == l->positions - 1;
         l->labels[i] = -1;
         if (last) continue;
-        int64_t label = gradd_pick_index(given, l->positions ? i + 1 : i);
+        int64_t label = gradd_pick_index(labels, l->positions ? i + 1 : i);
         if (l->ignores && label == l->ignore) continue;
         if (label < 0 || label >= l->classes)
             return GRADD_FAIL(INDEX, "label %lld of %lld, row %lld", (long long)label,
                               (long long)l->classes, (long long)i);
         l->labels[i] = label;
-        counted++;
+        counted += weight_of(l, label);
     }
-    const bool divided = items && items->type.dtype;
-    l->total = divided ? gradd_loss_number(items, 0) : 1;
-    if (l->reduction == GRADD_REDUCE_MEAN) l->total = (double)counted;
+    l->total = given(items) ? gradd_loss_number(items, 0) : 1;
+    if (l->reduction == GRADD_REDUCE_MEAN) l->total = counted;
     return GRADD_OK;
 }
 
 gradd_status_t gradd_loss_read(const gradd_type_t *logits, gradd_attrs_t attrs,
-                               const gradd_view_t *labels, const gradd_view_t *items, int64_t *copy,
+                               const gradd_loss_operands_t *operands, int64_t *copy,
                                gradd_loss_t *out) {
     *out = (gradd_loss_t){
         .classes = logits->dims[logits->rank - 1], .dtype = logits->dtype, .rows = 1};
@@ -99,17 +123,45 @@ gradd_status_t gradd_loss_read(const gradd_type_t *logits, gradd_attrs_t attrs,
     out->ignore = gradd_attr_int(attrs, "ignore_index", 0);
     out->smoothing = gradd_attr_float(attrs, "smoothing", 0);
     out->labels = copy;
-    return read_labels(out, labels, items);
+    out->weights = given(operands->weights) ? operands->weights : NULL;
+    out->mean_weight = 1;
+    if (out->weights && out->smoothing != 0) {
+        double sum = 0;
+        for (int64_t c = 0; c < out->classes; c++)
+            sum += weight_of(out, c);
+        out->mean_weight = sum / (double)out->classes;
+    }
+    return read_labels(out, operands->labels, operands->items);
 }
 
-double gradd_loss_of_row(const gradd_loss_t *l, const gradd_loss_row_t *row, double own) {
-    const double e = l->smoothing;
+gradd_loss_row_t gradd_loss_scan_row(const gradd_loss_t *l, const void *x) {
+    return gradd_loss_scan(l->dtype, x, l->classes, l->smoothing != 0,
+                           l->weights ? l->weights->data : NULL);
+}
+
+/* With weights w of the classes, of mean m: (1 - e) w[l] (log sum exp - x[l]) +
+ * e (m log sum exp - mean(w x)). */
+double gradd_loss_of_row(const gradd_loss_t *l, const gradd_loss_row_t *row, int64_t label,
+                         double own) {
+    const double e = l->smoothing, logs = log(row->sum), w = weight_of(l, label);
     own -= row->max;
-    if (e == 0) return log(row->sum) - own;
-    return log(row->sum) - (1 - e) * own - e * (row->plain / (double)l->classes - row->max);
+    if (e == 0) return w * (logs - own);
+    const double plain = row->plain / (double)l->classes;
+    if (!l->weights) return logs - (1 - e) * own - e * (plain - row->max);
+    return (1 - e) * w * (logs - own) + e * (l->mean_weight * (logs + row->max) - plain);
 }
 
-double gradd_loss_own_gradient(const gradd_loss_t *l, double own, double max, double rest) {
-    const double inverse = 1 / (1 + rest), even = l->smoothing / (double)l->classes;
-    return (expm1(own - max) - rest) * inverse - even + l->smoothing;
+double gradd_loss_own_gradient(const gradd_loss_t *l, const gradd_loss_label_t *at) {
+    const double e = l->smoothing, w = weight_of(l, at->label), even = e / (double)l->classes;
+    const double below = (expm1(at->own - at->max) - at->rest) / (1 + at->rest); /* p - 1 */
+    if (!l->weights) return below - even + e;
+    return ((1 - e) * w + e * l->mean_weight) * below + e * l->mean_weight - even * w;
+}
+
+gradd_loss_spread_t gradd_loss_gradient(const gradd_loss_t *l, const gradd_loss_label_t *at,
+                                        double factor) {
+    const double e = l->smoothing, even = e / (double)l->classes;
+    const double share = l->weights ? (1 - e) * weight_of(l, at->label) + e * l->mean_weight : 1;
+    return (gradd_loss_spread_t){at->max, share * factor / (1 + at->rest), even * factor,
+                                 l->weights ? l->weights->data : NULL};
 }

@@ -19,41 +19,48 @@ static void raise(gradd_loss_row_t *row, double max) {
 }
 
 #define BLOCK_KERNELS(T, S)                                                                        \
-    static void add_block_##S(gradd_loss_row_t *row, const T *x, int64_t n, bool plain) {          \
+    static void add_block_##S(gradd_loss_row_t *row, const T *x, int64_t n, bool plain,            \
+                              const T *weights) {                                                  \
         const double max = (double)gradd_row_max(x, n);                                            \
         raise(row, max);                                                                           \
         if (max == -(double)INFINITY) return; /* adds nothing; -inf - -inf is no number */         \
         row->sum += gradd_row_exp(x, n, (T)row->max, NULL);                                        \
         for (int64_t i = 0; plain && i < n; i++)                                                   \
-            row->plain += (double)x[i];                                                            \
+            row->plain += (double)x[i] * (weights ? (double)weights[i] : 1);                       \
     }                                                                                              \
     GRADD_MULTIARCH static void spread_##S(const T *x, T *z, int64_t n,                            \
                                            const gradd_loss_spread_t *s) {                         \
-        const T max = (T)s->max, scale = (T)s->scale, shift = (T)s->shift;                         \
+        const T max = (T)s->max, scale = (T)s->scale, shift = (T)s->shift, *w = s->weights;        \
+        if (w && s->shift != 0) {                                                                  \
+            _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] =                             \
+                vexp(x[i] - max) * scale - shift * w[i];                                           \
+            return;                                                                                \
+        }                                                                                          \
         _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] =                                 \
             vexp(x[i] - max) * scale - shift;                                                      \
     }
 BLOCK_KERNELS(float, f32)
 BLOCK_KERNELS(double, f64)
 
-static void add_block(gradd_dtype_t dtype, gradd_loss_row_t *row, const void *x, int64_t at,
-                      int64_t n, bool plain) {
-    float wide[BLOCK];
-    if (dtype == GRADD_DT_F64) {
-        add_block_f64(row, (const double *)x + at, n, plain);
-    } else if (dtype == GRADD_DT_F32) {
-        add_block_f32(row, (const float *)x + at, n, plain);
-    } else {
-        gradd_bf16_widen(wide, (const gradd_bf16_t *)x + at, n);
-        add_block_f32(row, wide, n, plain);
-    }
-}
-
-gradd_loss_row_t gradd_loss_scan(gradd_dtype_t dtype, const void *x, int64_t n, bool plain) {
+gradd_loss_row_t gradd_loss_scan(gradd_dtype_t dtype, const void *x, int64_t n, bool plain,
+                                 const void *weights) {
     gradd_loss_row_t row;
+    float wide[BLOCK];
     start(&row);
-    for (int64_t at = 0; at < n; at += BLOCK)
-        add_block(dtype, &row, x, at, n - at < BLOCK ? n - at : BLOCK, plain);
+    for (int64_t at = 0; at < n; at += BLOCK) {
+        const int64_t m = n - at < BLOCK ? n - at : BLOCK;
+        if (dtype == GRADD_DT_F64) {
+            const double *w = weights;
+            add_block_f64(&row, (const double *)x + at, m, plain, w ? w + at : NULL);
+            continue;
+        }
+        const float *w = weights, *part = (const float *)x + at;
+        if (dtype == GRADD_DT_BF16) {
+            gradd_bf16_widen(wide, (const gradd_bf16_t *)x + at, m);
+            part = wide;
+        }
+        add_block_f32(&row, part, m, plain, w ? w + at : NULL);
+    }
     if (row.max == -(double)INFINITY) row.sum = (double)NAN; /* nothing is possible */
     return row;
 }
@@ -61,6 +68,7 @@ gradd_loss_row_t gradd_loss_scan(gradd_dtype_t dtype, const void *x, int64_t n, 
 void gradd_loss_spread(gradd_dtype_t dtype, const void *x, void *z, int64_t n,
                        const gradd_loss_spread_t *s) {
     float wide[BLOCK], done[BLOCK];
+    const float *weights = s->weights;
     if (dtype == GRADD_DT_F64) {
         spread_f64(x, z, n, s);
         return;
@@ -71,8 +79,10 @@ void gradd_loss_spread(gradd_dtype_t dtype, const void *x, void *z, int64_t n,
     }
     for (int64_t at = 0; at < n; at += BLOCK) {
         const int64_t m = n - at < BLOCK ? n - at : BLOCK;
+        const gradd_loss_spread_t part = {s->max, s->scale, s->shift,
+                                          weights ? weights + at : NULL};
         gradd_bf16_widen(wide, (const gradd_bf16_t *)x + at, m);
-        spread_f32(wide, done, m, s);
+        spread_f32(wide, done, m, &part);
         gradd_bf16_narrow((gradd_bf16_t *)z + at, done, m);
     }
 }

@@ -13,14 +13,17 @@
 
 typedef struct gradd_loss_row_s {
     double max, sum; /* maximum of x, sum of exp(x - max) */
-    double plain;    /* sum of x, if it was asked for */
+    double plain;    /* sum of x, times the weights if there are any, if it was asked for */
 } gradd_loss_row_t;
 
-gradd_loss_row_t gradd_loss_scan(gradd_dtype_t dtype, const void *x, int64_t n, bool plain);
+/* `weights`: one per element, f64 beside f64, else f32; NULL = all one. */
+gradd_loss_row_t gradd_loss_scan(gradd_dtype_t dtype, const void *x, int64_t n, bool plain,
+                                 const void *weights);
 
-/* z = exp(x - max) * scale - shift, rounded once; z may be x. */
+/* z = exp(x - max) * scale - shift * weights, rounded once; z may be x. */
 typedef struct gradd_loss_spread_s {
     double max, scale, shift;
+    const void *weights; /* as above; NULL = all one */
 } gradd_loss_spread_t;
 
 void gradd_loss_spread(gradd_dtype_t dtype, const void *x, void *z, int64_t n,

@@ -16,8 +16,11 @@
  * sinks [H] (float) is one more score of each row, the same in all rows of a head, whose
  * probability is lost (learned attention sinks, gpt-oss).
  *
- * rows (i64 [Q]) numbers live rows that q, k and v hold alone (liverows.c), of sequences of
- * `positions`, for dropout: its bits are those of the element among all rows.
+ * rows (i64 [Q]) numbers live rows that q holds alone (liverows.c), of sequences of `positions`;
+ * key_rows (i64 [N]) those of k and v, of sequences of `key_positions`, and is like rows if it is
+ * absent. Dropout's bits and the bias, which broadcasts to [sequences, H, positions,
+ * key_positions], are those of the pair of positions among all rows. There are ranges then, within
+ * sequences, and no mask.
  *
  * bf16 q, k, v, y: bias, sinks, statistics and sums are f32. Saved for backward: the operands, y,
  * and stats, two numbers per row; probabilities are computed again, dropout bits too (`node` is the
@@ -31,9 +34,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/copy.h"
-#include "kernels/cpu/rng.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
@@ -44,11 +45,12 @@ enum { HIDES_BOTH = GRADD_ATTN_HIDES_SCORE | GRADD_ATTN_HIDES_BIAS };
 
 /* places of the operands; the gradient's are those of `grad` */
 typedef struct places_s {
-    int q, k, v, mask, bias, ranges;
+    int q, k, v, mask, bias, ranges, rows, key_rows;
 } places_t;
-static const places_t forward_at = {0, 1, 2, 3, 4, 5}, backward_at = {1, 2, 3, 6, 7, 8};
-enum { SINKS = 6, ROWS = 7 }; /* forward only */
-enum { GRAD_Y = 4, GRAD_STATS = 5, GRAD_ROWS = 9 };
+static const places_t forward_at = {0, 1, 2, 3, 4, 5, 7, 8},
+                      backward_at = {1, 2, 3, 6, 7, 8, 9, 10};
+enum { SINKS = 6, MOST_IN = 9 }; /* forward only */
+enum { GRAD_Y = 4, GRAD_STATS = 5, GRAD_MOST_IN = 11 };
 
 /* ---- description of a call ------------------------------------------------------------------- */
 
@@ -87,12 +89,9 @@ static void describe_sizes(gradd_attn_t *p, const gradd_view_t *in, const places
     p->v = side_of(&in[at->v], layout & GRADD_ATTN_V_TURNED);
 }
 
-/* `rows` is the operand that lists live rows. */
-static gradd_attn_drop_t describe_drop(const gradd_launch_t *r, int rows) {
+static gradd_attn_drop_t describe_drop(const gradd_launch_t *r) {
     double ratio = gradd_attr_float(r->attrs, "dropout", 0);
     return (gradd_attn_drop_t){
-        .rows = given(r->in, r->n_in, rows) ? r->in[rows].data : NULL,
-        .positions = gradd_attr_int(r->attrs, "positions", 1),
         .active = ratio > 0 && !r->dropout_off,
         .seed = r->seed,
         .node = (uint64_t)gradd_attr_int(r->attrs, "node", (int64_t)r->node),
@@ -115,6 +114,38 @@ static void describe(gradd_attn_t *p, const gradd_view_t *in, int n_in, const pl
     if (given(in, n_in, at->mask)) p->mask = extra_of(&in[at->mask]);
     if (given(in, n_in, at->bias)) p->bias = extra_of(&in[at->bias]);
     if (given(in, n_in, at->ranges)) p->range = extra_of(&in[at->ranges]);
+}
+
+/* Bytes of checked lists of live rows. */
+static size_t own_rows(const gradd_view_t *in, int n_in, const places_t *at,
+                       const gradd_attn_t *p) {
+    if (!given(in, n_in, at->rows)) return 0;
+    return sizeof(int64_t) * (size_t)(p->n_q + p->n_k);
+}
+
+static gradd_status_t copy_rows(const gradd_view_t *list, int64_t limit, int64_t *to) {
+    const volatile int64_t *from = list->data; /* a client may write anything there */
+    for (int64_t i = 0, n = gradd_type_count(&list->type); i < n; i++) {
+        const int64_t row = from[i];
+        to[i] = row < 0 ? ~row : row;
+        if (to[i] >= limit)
+            return GRADD_FAIL(INDEX, "row %lld of %lld, entry %lld of the list of live rows",
+                              (long long)to[i], (long long)limit, (long long)i);
+    }
+    return GRADD_OK;
+}
+
+/* Which rows q, k and v are of, in `room`. */
+static gradd_status_t find_rows(gradd_attn_t *p, const gradd_launch_t *r, const places_t *at,
+                                int64_t *room) {
+    if (!given(r->in, r->n_in, at->rows)) return GRADD_OK;
+    const bool own_keys = given(r->in, r->n_in, at->key_rows);
+    const int64_t positions = gradd_attr_int(r->attrs, "positions", 1);
+    const int64_t sequences = p->bias.batch ? r->in[at->bias].type.dims[0] : 0;
+    p->rows = (gradd_attn_rows_t){room, own_keys ? room + p->n_q : room, positions,
+                                  gradd_attr_int(r->attrs, "key_positions", positions)};
+    GRADD_TRY(copy_rows(&r->in[at->rows], sequences ? sequences * positions : INT32_MAX, room));
+    return own_keys ? copy_rows(&r->in[at->key_rows], INT32_MAX, room + p->n_q) : GRADD_OK;
 }
 
 /* Rows of a mask, each of n_k bytes. */
@@ -145,7 +176,8 @@ static size_t kernel_workspace(const gradd_infer_t *c, const places_t *at) {
     describe(&p, c->in, c->n_in, at, c->attrs);
     p.threads = c->threads;
     size_t bytes = gradd_attn_workspace(&p, at == &backward_at);
-    return (bytes + 63) / 64 * 64 + own_ranges(c->in, c->n_in, at);
+    return (bytes + 63) / 64 * 64 + own_rows(c->in, c->n_in, at, &p) +
+           own_ranges(c->in, c->n_in, at);
 }
 static size_t workspace_forward(const gradd_infer_t *c) {
     return kernel_workspace(c, &forward_at);
@@ -154,8 +186,13 @@ static size_t workspace_backward(const gradd_infer_t *c) {
     return kernel_workspace(c, &backward_at);
 }
 
-static void *behind(const gradd_attn_t *p, void *workspace, bool backward) {
-    return (char *)workspace + (gradd_attn_workspace(p, backward) + 63) / 64 * 64;
+/* What lies behind the kernel's scratch: lists of rows, ranges. */
+static gradd_status_t find_extras(gradd_attn_t *p, const gradd_launch_t *r, const places_t *at) {
+    char *room =
+        (char *)r->workspace + (gradd_attn_workspace(p, at == &backward_at) + 63) / 64 * 64;
+    GRADD_TRY(find_rows(p, r, at, (int64_t *)room));
+    find_ranges(p, r, at, room + own_rows(r->in, r->n_in, at, p));
+    return GRADD_OK;
 }
 
 /* ---- kernels --------------------------------------------------------------------------------- */
@@ -171,8 +208,8 @@ static gradd_status_t forward(const gradd_launch_t *r, bool pairs) {
     p.threads = r->threads;
     p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED);
     p.stats = output(r, 1);
-    p.drop = describe_drop(r, ROWS);
-    find_ranges(&p, r, &forward_at, behind(&p, r->workspace, false));
+    p.drop = describe_drop(r);
+    GRADD_TRY(find_extras(&p, r, &forward_at));
     return gradd_attn_forward(&p, r->workspace);
 }
 
@@ -195,9 +232,9 @@ static gradd_status_t backward(const gradd_launch_t *r, bool pairs) {
     p.dq = p.q, p.dk = p.k, p.dv = p.v;
     p.dq.data = output(r, 0), p.dk.data = output(r, 1), p.dv.data = output(r, 2);
     p.dbias = output(r, 3);
-    p.drop = describe_drop(r, GRAD_ROWS);
+    p.drop = describe_drop(r);
     if (p.dbias) gradd_copy_zero(p.dbias, (size_t)gradd_type_bytes(&r->out[3].type));
-    find_ranges(&p, r, &backward_at, behind(&p, r->workspace, true));
+    GRADD_TRY(find_extras(&p, r, &backward_at));
     return gradd_attn_backward(&p, r->workspace);
 }
 
@@ -226,117 +263,16 @@ static gradd_status_t compute_ranges(const gradd_launch_t *r) {
     return GRADD_OK;
 }
 
-/* ---- the definition -------------------------------------------------------------------------- */
-
-static double element(gradd_dtype_t dtype, const void *data, int64_t i) {
-    if (dtype == GRADD_DT_F64) return ((const double *)data)[i];
-    if (dtype == GRADD_DT_F32) return (double)((const float *)data)[i];
-    return (double)gradd_bf16_f32(((const gradd_bf16_t *)data)[i]);
-}
-
-typedef struct query_s {
-    int64_t b, h, i;
-} query_t;
-
-static int64_t place(const gradd_attn_side_t *s, int64_t b, int64_t h, int64_t row) {
-    return b * s->batch + h * s->head + row * s->row;
-}
-
-static int64_t extra_place(const gradd_attn_extra_t *e, const query_t *at, int64_t j) {
-    return at->b * e->batch + at->h * e->head + at->i * e->row + j * e->col;
-}
-
-/* Product of query and key, scaled and capped. */
-static double plain_product(const gradd_attn_t *p, const query_t *at, int64_t j) {
-    const int64_t q = place(&p->q, at->b, at->h, at->i);
-    const int64_t k = place(&p->k, at->b, at->h / (p->heads / p->kv_heads), j);
-    double s = 0;
-    for (int64_t c = 0; c < p->d; c++)
-        s += element(p->dtype, p->q.data, q + c) * element(p->dtype, p->k.data, k + c);
-    s *= p->scale;
-    return p->softcap != 0 ? p->softcap * tanh(s / p->softcap) : s;
-}
-
-static bool may_look(const gradd_attn_t *p, const query_t *at, int64_t j) {
-    const int32_t *range = p->range.data;
-    if (!p->mask.data && range) {
-        range += extra_place(&p->range, at, 0);
-        return range[0] <= j && j < range[1];
-    }
-    return !p->mask.data || ((const uint8_t *)p->mask.data)[extra_place(&p->mask, at, j)];
-}
-
-/* What goes into the softmax, rounded as sums of large numbers are. */
-static double plain_score(const gradd_attn_t *p, const query_t *at, int64_t j) {
-    const bool shown = may_look(p, at, j);
-    double s = shown ? plain_product(p, at, j) : p->fill;
-    gradd_dtype_t dtype = p->dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : p->dtype;
-    if (p->bias.data && (shown || !(p->hides & GRADD_ATTN_HIDES_BIAS)))
-        s += element(dtype, p->bias.data, extra_place(&p->bias, at, j));
-    return dtype == GRADD_DT_F64 ? s : (double)(float)s;
-}
-
-/* The place among all rows of a score of two live ones. */
-static uint64_t live_place(const gradd_attn_t *p, const query_t *at, int64_t j) {
-    const int64_t *rows = p->drop.rows, n = p->drop.positions;
-    const int64_t q = rows[at->i] < 0 ? ~rows[at->i] : rows[at->i];
-    const int64_t k = rows[j] < 0 ? ~rows[j] : rows[j];
-    return (uint64_t)(((q / n * p->heads + at->h) * n + q % n) * n + k % n);
-}
-
-/* Element c of y: sum over keys; stats: largest score, logarithm of the sum of exponentials. */
-static double plain_element(const gradd_attn_t *p, const query_t *at, int64_t c, double stats[2]) {
-    const int64_t kv = at->h / (p->heads / p->kv_heads);
-    const int64_t row = (at->b * p->heads + at->h) * p->n_q + at->i;
-    const gradd_dtype_t wide = p->dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : p->dtype;
-    const double sink = p->sinks ? element(wide, p->sinks, at->h) : -INFINITY;
-    double max = sink, sum = 0, y = 0;
-    bool any = false;
-    for (int64_t j = 0; j < p->n_k; j++) {
-        any |= may_look(p, at, j);
-        max = fmax(max, plain_score(p, at, j));
-    }
-    stats[0] = p->sinks ? sink : 0, stats[1] = 0;
-    if (!any && p->zero) return 0;
-    if (sink > -INFINITY) sum = exp(sink - max);
-    for (int64_t j = 0; j < p->n_k; j++) {
-        double weight = exp(plain_score(p, at, j) - max);
-        const uint64_t element_at =
-            p->drop.rows ? live_place(p, at, j) : (uint64_t)(row * p->n_k + j);
-        bool keep = !p->drop.active ||
-                    gradd_rng_word(p->drop.seed, p->drop.node, element_at) >= p->drop.limit;
-        sum += weight;
-        if (keep) y += weight * element(p->dtype, p->v.data, place(&p->v, at->b, kv, j) + c);
-    }
-    stats[0] = max, stats[1] = log(sum);
-    return y / sum * (p->drop.active ? p->drop.scale : 1);
-}
-
-static void store(gradd_dtype_t dtype, void *data, int64_t i, double value) {
-    if (dtype == GRADD_DT_F64)
-        ((double *)data)[i] = value;
-    else if (dtype == GRADD_DT_F32)
-        ((float *)data)[i] = (float)value;
-    else
-        ((gradd_bf16_t *)data)[i] = gradd_f32_bf16((float)value);
-}
-
+/* The definition: see gradd_attn_reference. */
 static gradd_status_t ref_attention(const gradd_launch_t *r) {
     gradd_attn_t p;
     describe(&p, r->in, r->n_in, &forward_at, r->attrs);
     p.threads = r->threads;
     p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED);
-    p.drop = describe_drop(r, ROWS);
-    for (int64_t row = 0; row < p.batch * p.heads * p.n_q; row++) {
-        const query_t at = {row / p.n_q / p.heads, row / p.n_q % p.heads, row % p.n_q};
-        double stats[2] = {0, 0};
-        for (int64_t c = 0; c < p.d_v; c++)
-            store(p.dtype, p.y.data, place(&p.y, at.b, at.h, at.i) + c,
-                  plain_element(&p, &at, c, stats));
-        for (int k = 0; k < 2 && output(r, 1); k++)
-            store(r->out[1].type.dtype, output(r, 1), (row / p.n_q * 2 + k) * p.n_q + at.i,
-                  stats[k]);
-    }
+    p.stats = output(r, 1);
+    p.drop = describe_drop(r);
+    GRADD_TRY(find_rows(&p, r, &forward_at, r->workspace));
+    gradd_attn_reference(&p);
     return GRADD_OK;
 }
 
@@ -348,14 +284,18 @@ static gradd_status_t misfit(const char *what, const gradd_type_t *t) {
 }
 
 /* Whether t broadcasts to [B, H, Q, N]. */
-static bool broadcasts(const gradd_type_t *t, const gradd_attn_t *p) {
-    const int64_t want[4] = {p->batch, p->heads, p->n_q, p->n_k};
+static bool broadcasts_to(const gradd_type_t *t, const int64_t want[4]) {
     if (t->rank < 1 || t->rank > 4) return false;
     for (int i = 0; i < t->rank; i++) {
         int64_t n = t->dims[t->rank - 1 - i];
         if (n != want[3 - i] && n != 1) return false;
     }
     return true;
+}
+
+static bool broadcasts(const gradd_type_t *t, const gradd_attn_t *p) {
+    const int64_t want[4] = {p->batch, p->heads, p->n_q, p->n_k};
+    return broadcasts_to(t, want);
 }
 
 /* A range has the mask's rows. */
@@ -374,10 +314,38 @@ static bool is_range_alone(const gradd_type_t *ranges, const gradd_attn_t *p) {
     return broadcasts(&rows, p);
 }
 
+/* The bias of live rows is that of all. */
+static bool bias_fits(const gradd_infer_t *c, const places_t *at, const gradd_attn_t *p) {
+    const gradd_type_t *bias = &c->in[at->bias].type;
+    const int64_t positions = gradd_attr_int(c->attrs, "positions", 1);
+    const int64_t sequences = bias->rank == 4 ? bias->dims[0] : 1;
+    if (!given(c->in, c->n_in, at->rows)) return broadcasts(bias, p);
+    const int64_t want[4] = {sequences, p->heads, positions,
+                             gradd_attr_int(c->attrs, "key_positions", positions)};
+    return sequences > 0 && broadcasts_to(bias, want);
+}
+
+static gradd_status_t check_lists(const gradd_infer_t *c, const places_t *at,
+                                  const gradd_attn_t *p) {
+    const gradd_type_t q = {GRADD_DT_I64, 1, {p->n_q}}, k = {GRADD_DT_I64, 1, {p->n_k}};
+    const int64_t positions = gradd_attr_int(c->attrs, "positions", 0);
+    if (!given(c->in, c->n_in, at->rows)) return GRADD_OK;
+    const int keys = given(c->in, c->n_in, at->key_rows) ? at->key_rows : at->rows;
+    if (!gradd_type_equal(&c->in[at->rows].type, &q) || p->batch != 1 || positions < 1)
+        return misfit("the list of live rows", &c->in[at->rows].type);
+    if (!gradd_type_equal(&c->in[keys].type, &k) ||
+        gradd_attr_int(c->attrs, "key_positions", positions) < 1)
+        return misfit("the list of live keys", &c->in[keys].type);
+    if (given(c->in, c->n_in, at->mask) || !given(c->in, c->n_in, at->ranges))
+        return GRADD_FAIL(GRAPH, "attention: live rows have ranges and no mask");
+    return GRADD_OK;
+}
+
 static gradd_status_t check_extras(const gradd_infer_t *c, const places_t *at,
                                    const gradd_attn_t *p) {
     const gradd_view_t *in = c->in;
     gradd_dtype_t wide = p->dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : p->dtype;
+    GRADD_TRY(check_lists(c, at, p));
     if (given(in, c->n_in, at->mask)) {
         const gradd_type_t *mask = &in[at->mask].type;
         if (mask->dtype != GRADD_DT_BOOL || !broadcasts(mask, p) ||
@@ -390,16 +358,8 @@ static gradd_status_t check_extras(const gradd_infer_t *c, const places_t *at,
     } else if (given(in, c->n_in, at->ranges) && !is_range_alone(&in[at->ranges].type, p)) {
         return misfit("the range of keys, without a mask,", &in[at->ranges].type);
     }
-    if (given(in, c->n_in, at->bias) &&
-        (in[at->bias].type.dtype != wide || !broadcasts(&in[at->bias].type, p)))
+    if (given(in, c->n_in, at->bias) && (in[at->bias].type.dtype != wide || !bias_fits(c, at, p)))
         return misfit("the bias", &in[at->bias].type);
-    const int rows = at == &forward_at ? ROWS : GRAD_ROWS;
-    if (given(in, c->n_in, rows)) {
-        const gradd_type_t want = {GRADD_DT_I64, 1, {p->n_k}};
-        if (!gradd_type_equal(&in[rows].type, &want) || p->batch != 1 || p->n_q != p->n_k ||
-            gradd_attr_int(c->attrs, "positions", 0) < 1)
-            return misfit("the list of live rows", &in[rows].type);
-    }
     if (at == &forward_at && given(in, c->n_in, SINKS)) {
         const gradd_type_t want = {wide, 1, {p->heads}};
         if (!gradd_type_equal(&in[SINKS].type, &want)) return misfit("sinks", &in[SINKS].type);
@@ -503,9 +463,9 @@ static gradd_val_t grad_sinks(gradd_grad_t *g) {
 
 static gradd_status_t grad_attention(gradd_grad_t *g) {
     gradd_builder_t *b = g->b;
-    gradd_attr_t attrs[10];
-    gradd_val_t in[GRAD_ROWS + 1] = {g->dout[0], g->in[0], g->in[1], g->in[2]}, out[4];
-    int n_out = 0, n_attrs = 0;
+    gradd_attr_t attrs[12];
+    gradd_val_t in[GRAD_MOST_IN] = {g->dout[0], g->in[0], g->in[1], g->in[2]}, out[4];
+    int n_out = 0, n_attrs = 0, n_in = backward_at.rows;
     if (g->n_out > 1 && g->dout[1] != GRADD_NONE)
         return GRADD_FAIL(UNSUPPORTED, "a gradient arrives for a saved statistic");
     for (int i = 0; i < 3; i++) {
@@ -519,12 +479,12 @@ static gradd_status_t grad_attention(gradd_grad_t *g) {
     const bool sunk = g->n_in > SINKS && g->in[SINKS] != GRADD_NONE;
     if (sunk && g->need[SINKS]) g->din[SINKS] = grad_sinks(g);
     if (!n_out) return b->status;
-    for (int i = 0; i < g->attrs.n && n_attrs < 8; i++)
+    for (int i = 0; i < g->attrs.n && n_attrs < 10; i++)
         if (strcmp(g->attrs.v[i].name, "node")) attrs[n_attrs++] = g->attrs.v[i];
     attrs[n_attrs++] = gradd_make_int("sunk", sunk);
     attrs[n_attrs++] = gradd_make_int("node", gradd_attr_int(g->attrs, "node", (int64_t)g->node));
-    in[GRAD_ROWS] = g->n_in > ROWS ? g->in[ROWS] : GRADD_NONE;
-    const int n_in = in[GRAD_ROWS] == GRADD_NONE ? GRAD_ROWS : GRAD_ROWS + 1;
+    for (int i = forward_at.rows; i < g->n_in; i++)
+        in[n_in++] = g->in[i];
     b->status =
         b->emit(b, &(gradd_emit_t){"FusedAttentionGrad", in, n_in, attrs, n_attrs}, out, n_out);
     if (b->status) return b->status;
@@ -541,7 +501,8 @@ static gradd_status_t grad_attention(gradd_grad_t *g) {
                     {"dropout", GRADD_ATTR_FLOAT, false}, {"fill", GRADD_ATTR_FLOAT, false},       \
                     {"hides", GRADD_ATTR_INT, false}, {"zero", GRADD_ATTR_INT, false},             \
                     {"layout", GRADD_ATTR_INT, false}, {"sunk", GRADD_ATTR_INT, false},            \
-                    {"node", GRADD_ATTR_INT, false}, {"positions", GRADD_ATTR_INT, false})
+                    {"node", GRADD_ATTR_INT, false}, {"positions", GRADD_ATTR_INT, false},         \
+                    {"key_positions", GRADD_ATTR_INT, false})
 /* Two products per pair of query and key; backward makes the scores again and has five. All pairs
  * are counted, also those that a mask lets the kernel skip; a live row looks at its own sequence.
  */
@@ -549,7 +510,8 @@ static void count_pairs(const gradd_infer_t *c, const places_t *at, bool backwar
                         gradd_cost_t *cost) {
     gradd_attn_t p = {0};
     describe_sizes(&p, c->in, at, gradd_attr_int(c->attrs, "layout", 0));
-    const int64_t positions = gradd_attr_int(c->attrs, "positions", p.n_k);
+    const int64_t own = gradd_attr_int(c->attrs, "positions", p.n_k);
+    const int64_t positions = gradd_attr_int(c->attrs, "key_positions", own);
     const int64_t keys = positions < p.n_k ? positions : p.n_k;
     double pairs = (double)p.batch * (double)p.heads * (double)p.n_q * (double)keys;
     double d = (double)p.d, d_v = (double)p.d_v;
@@ -568,7 +530,7 @@ static void cost_attention_grad(const gradd_infer_t *c, gradd_cost_t *cost) {
 GRADD_OPS(
     attention,
     GRADD_OP(
-        "FusedAttention", "com.gradd", 1, (3, 8), (1, 2),
+        "FusedAttention", "com.gradd", 1, (3, MOST_IN), (1, 2),
         .flags = GRADD_OP_INTERNAL | GRADD_OP_RANDOM | GRADD_OP_COSTLY, .attrs = ATTENTION_ATTRS,
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT),
                   GRADD_T_FLOAT, GRADD_DTB(I64)},
@@ -642,9 +604,21 @@ GRADD_OPS(
                      "i32[1,1,5,3]={0,1,1,0,2,1,2,3,1,2,4,1,2,5,1} | layout=15 scale=0.3 -> 2",
              .grad_tol = -1},
             {.text = "f32[1,5,2,8] f32[1,5,1,8] f32[1,5,1,8] - - "
-                     "i32[1,1,5,3]={0,2,1,0,2,1,2,5,1,2,5,1,2,5,1} f32[2] | layout=15"})),
+                     "i32[1,1,5,3]={0,2,1,0,2,1,2,5,1,2,5,1,2,5,1} f32[2] | layout=15"},
+            {.text = "f32[1,6,2,8] f32[1,6,1,8] f32[1,6,1,8] - f32[1,2,4,4] "
+                     "i32[1,1,6,3]={0,1,1,0,2,1,2,3,1,2,4,1,2,5,1,2,5,1} - i64[6]={0,2,4,5,7,-8} | "
+                     "layout=15 positions=4"},
+            {.text = "f32[1,5,2,8] f32[1,5,1,8] f32[1,5,1,8] - f32[3,1,1,4] "
+                     "i32[1,1,5,3]={0,2,1,0,2,1,2,5,1,2,5,1,2,5,1} - i64[5]={1,3,8,9,11} | "
+                     "layout=15 positions=4 -> 2",
+             .grad_tol = -1},
+            {.text = "f32[1,3,2,8] f32[1,4,1,8] f32[1,4,1,8] - f32[3,5] "
+                     "i32[1,1,3,3]={0,1,1,1,4,1,1,4,1} - i64[3]={1,3,5} i64[4]={2,5,6,8} | "
+                     "layout=15 positions=3 key_positions=5"},
+            {.text = "f32[1,71,2,16] f32[1,71,1,16] f32[1,71,1,16] - f32[2,80,80] "
+                     "i32[1,1,1,3]={0,71,1} - i64[71]:(0,79) | layout=15 positions=80"})),
     GRADD_OP(
-        "FusedAttentionGrad", "com.gradd", 1, (6, 10), (1, 4),
+        "FusedAttentionGrad", "com.gradd", 1, (6, GRAD_MOST_IN), (1, 4),
         .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_COSTLY, .attrs = ATTENTION_ATTRS,
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT,
                   GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT), GRADD_DTB(I64)},

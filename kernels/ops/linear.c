@@ -8,12 +8,12 @@
  * LinearCrossEntropy: the head of a language model and its loss in one, without logits in memory.
  *
  * Math: rows of logits z = x W + b, with W [K, V], or [V, K] if transB; y = c tanh(scale z / c)
- * with a softcap c, else scale z; loss = CrossEntropy(y, labels), with its attributes and with
- * num_items. "none" is not among the reductions: there a gradient arrives per row. With `weights`
- * m, one per row and without a gradient, the loss of row i is multiplied by m_i; that is for "sum",
- * and a weight of 0 is as good as no label. With `squares` q, of the same kind, the loss is greater
- * by sum q_i lse_i^2, lse_i = log sum exp(y_i), whatever the labels: the z-loss of PaLM (Chowdhery
- * et al. 2022). Its gradient is 2 q_i lse_i softmax(y_i).
+ * with a softcap c, else scale z; loss = CrossEntropy(y, labels), with its attributes, num_items
+ * and weights of the classes. "none" is not among the reductions: there a gradient arrives per row.
+ * With `weights` m, one per row and without a gradient, the loss of row i is multiplied by m_i;
+ * that is for "sum", and a weight of 0 is as good as no label. With `squares` q, of the same kind,
+ * the loss is greater by sum q_i lse_i^2, lse_i = log sum exp(y_i), whatever the labels: the z-loss
+ * of PaLM (Chowdhery et al. 2022). Its gradient is 2 q_i lse_i softmax(y_i).
  *
  * Further results, for whoever trains: the gradients of x, W and b for a gradient of 1 of the loss.
  * They are formed while a chunk of logits is there (`chunk` rows of those that count, 0 = all at
@@ -140,7 +140,6 @@ static gradd_status_t infer_head(gradd_infer_t *c) {
     const bool trans = gradd_attr_int(c->attrs, "transB", 0);
     const gradd_type_t *bias =
         c->n_in > GRADD_HEAD_BIAS ? &c->in[GRADD_HEAD_BIAS].type : &(gradd_type_t){0};
-    const gradd_type_t *items = c->n_in > GRADD_HEAD_ITEMS ? &c->in[GRADD_HEAD_ITEMS].type : NULL;
     if (x->rank < 2 || w->rank != 2 || w->dtype != x->dtype ||
         w->dims[trans] != x->dims[x->rank - 1])
         return misfit(c);
@@ -148,7 +147,8 @@ static gradd_status_t infer_head(gradd_infer_t *c) {
         (bias->dtype != x->dtype || bias->rank != 1 || bias->dims[0] != w->dims[!trans]))
         return misfit(c);
     const gradd_type_t logits = gradd_head_logits(c->in, c->attrs);
-    GRADD_TRY(gradd_loss_check(&logits, &c->in[GRADD_HEAD_LABELS].type, items, c->attrs));
+    const gradd_loss_operands_t operands = gradd_head_operands(c->in, c->n_in);
+    GRADD_TRY(gradd_loss_check(&logits, &operands, c->attrs));
     if (gradd_loss_reduction(c->attrs) == GRADD_REDUCE_NONE)
         return GRADD_FAIL(GRAPH, "LinearCrossEntropy needs a reduction");
     for (int i = GRADD_HEAD_WEIGHTS; i < c->n_in; i++)
@@ -274,14 +274,14 @@ static gradd_val_t expand_loss(const plain_t *p, gradd_val_t z, gradd_val_t *dz)
         attrs[n++] = gradd_make_string("reduction", "none");
         weights = gradd_reshape_as(b, gradd_cast(b, weights, p->wide), labels);
     }
-    gradd_val_t in[3] = {z, labels, operand(x, GRADD_HEAD_ITEMS)};
-    const int n_in = in[2] == GRADD_NONE ? 2 : 3;
+    gradd_val_t in[4] = {z, labels, operand(x, GRADD_HEAD_ITEMS), operand(x, GRADD_HEAD_CLASSES)};
+    const int n_in = in[3] != GRADD_NONE ? 4 : in[2] != GRADD_NONE ? 3 : 2;
     if (b->status) return GRADD_NONE;
     const gradd_emit_t emit = {"CrossEntropy", in, n_in, attrs, n};
     b->status = b->emit(b, &emit, out, dz ? 2 : 1);
     if (dz && !b->status) {
         gradd_val_t one = weighted ? weights : gradd_const_scalar(b, p->wide, 1);
-        gradd_val_t back[5] = {one, z, in[1], out[1], in[2]};
+        gradd_val_t back[6] = {one, z, in[1], out[1], in[2], in[3]};
         *dz = gradd_emit_attrs(b, "CrossEntropyGrad", back, n_in + 2, attrs, n);
     }
     if (!weighted || b->status) return out[0];
@@ -418,9 +418,10 @@ GRADD_OPS(
                                   {.text = "f32[1,1] f32[1,1] f32[1] | transB=1"},
                                   {.text = "f32[5,13,70] f32[33,70] f32[33] | transB=1"})),
     GRADD_OP(
-        "LinearCrossEntropy", "com.gradd", 1, (3, 7), (1, 4),
+        "LinearCrossEntropy", "com.gradd", 1, (3, 8), (1, 4),
         .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY | GRADD_OP_CHUNKED,
-        .no_diff = 1 << GRADD_HEAD_ITEMS | 1 << GRADD_HEAD_WEIGHTS | 1 << GRADD_HEAD_SQUARES,
+        .no_diff = 1 << GRADD_HEAD_ITEMS | 1 << GRADD_HEAD_CLASSES | 1 << GRADD_HEAD_WEIGHTS |
+                   1 << GRADD_HEAD_SQUARES,
         .formed = {[GRADD_HEAD_DX] = GRADD_HEAD_X + 1,
                    [GRADD_HEAD_DW] = GRADD_HEAD_W + 1,
                    [GRADD_HEAD_DBIAS] = GRADD_HEAD_BIAS + 1},
@@ -449,6 +450,12 @@ GRADD_OPS(
             {.text = "f32[2,3] f32[4,3] i64[2]={-1,-1} | transB=1 ignore_index=-1",
              ROUNDED,
              .grad_tol = -1},
+            {.text = "f32[5,3] f32[7,3] " IGNORED " - - f32[7]:(0.1,2) | transB=1 "
+                     "ignore_index=-100 chunk=2",
+             ROUNDED},
+            {.text = "f32[5,3] f32[7,3] i64[5]:(0,6) f32[7] i64[]={5} f32[7]:(0.1,2) | transB=1 "
+                     "reduction=\"sum\" smoothing=0.2 softcap=1.5",
+             ROUNDED},
             {.text = "f32[0,3] f32[4,3] i64[0] | transB=1 reduction=\"sum\"", ROUNDED},
             {.text = "f32[1,0] f32[4,0] i64[1]={2} | transB=1", ROUNDED},
             {.text = "f32[5,3] f32[7,3] " IGNORED
@@ -467,23 +474,30 @@ GRADD_OPS(
                      "| ignore_index=3 "
                      "chunk=48 shift=1 reduction=\"sum\" -> 3",
              GRADIENTS},
+            {.text = "f32[2,60,19]:(-0.5,0.5) f32[1531,19]:(-0.5,0.5) i64[2,60]:(0,9) - - "
+                     "f32[1531]:(0,2) | transB=1 ignore_index=3 chunk=48 shift=1 smoothing=0.1 "
+                     "softcap=2.0 -> 3",
+             GRADIENTS},
             {.text = "f32[5,3] f32[7,3] " IGNORED
-                     " - - - f32[5] | transB=1 ignore_index=-100 chunk=2",
+                     " - - - - f32[5] | transB=1 ignore_index=-100 chunk=2",
              ROUNDED},
-            {.text = "f32[2,4,3] f32[7,3] i64[2,4]:(0,6) f32[7] i64[]={5} - f32[8] | transB=1 "
+            {.text = "f32[2,4,3] f32[7,3] i64[2,4]:(0,6) f32[7] i64[]={5} - - f32[8] | transB=1 "
                      "shift=1 reduction=\"sum\" softcap=1.5 scale=0.7 smoothing=0.1",
              ROUNDED},
-            {.text = "f32[5,3] f32[3,7] " IGNORED " - - f32[5] f32[5] | ignore_index=-100 "
+            {.text = "f32[5,3] f32[3,7] " IGNORED " - - - f32[5] f32[5] | ignore_index=-100 "
                      "reduction=\"sum\"",
              ROUNDED},
-            {.text = "f32[5,3] f32[7,3] " IGNORED " f32[7] - - f32[5]={0.5,0,0,0.25,1} | "
+            {.text = "f32[5,3]:(0,1) f32[3,7]:(0,1) " IGNORED " - - f32[7]:(0.1,2) f32[5] f32[5] | "
+                     "ignore_index=-100 reduction=\"sum\" smoothing=0.2",
+             ROUNDED},
+            {.text = "f32[5,3] f32[7,3] " IGNORED " f32[7] - - - f32[5]={0.5,0,0,0.25,1} | "
                      "transB=1 ignore_index=-100 chunk=2 -> 4",
              GRADIENTS},
-            {.text = "f32[5,3] f32[3,7] " IGNORED " f32[7] - f32[5] f32[5] | ignore_index=-100 "
-                     "softcap=2.0 reduction=\"sum\" smoothing=0.1 -> 4",
+            {.text = "f32[5,3] f32[3,7] " IGNORED " f32[7] - f32[7]:(0.1,2) f32[5] f32[5] | "
+                     "ignore_index=-100 softcap=2.0 reduction=\"sum\" smoothing=0.1 -> 4",
              GRADIENTS},
-            {.text = "f32[67,33]:(-0.5,0.5) f32[1031,33]:(-0.5,0.5) i64[67]:(0,1030) - - f32[67] "
-                     "f32[67] | ignore_index=7 transB=1 reduction=\"sum\" chunk=32 -> 3",
+            {.text = "f32[67,33]:(-0.5,0.5) f32[1031,33]:(-0.5,0.5) i64[67]:(0,1030) - - - "
+                     "f32[67] f32[67] | ignore_index=7 transB=1 reduction=\"sum\" chunk=32 -> 3",
              GRADIENTS},
             /* several blocks of the weight's gradient */
             {.text = "f32[9,600]:(-0.1,0.1) f32[1500,600]:(-0.1,0.1) i64[9]:(0,9) | transB=1 "
@@ -501,8 +515,8 @@ GRADD_KERNELS(cpu, linear,
                                  .cost = cost_linear),
               GRADD_KERNEL("LinearCrossEntropy", "in chunks",
                            .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT,
-                                     GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_F32_F64 | GRADD_T_INT,
-                                     GRADD_T_F32_F64 | GRADD_T_INT},
+                                     GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_F32_F64,
+                                     GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_F32_F64 | GRADD_T_INT},
                            .compute = gradd_head_compute, .prepare = gradd_head_prepare,
                            .unprepare = gradd_head_unprepare, .cost = gradd_head_cost),
               GRADD_KERNEL("ScaleGrad", "loop", .types = {GRADD_T_FLOAT, GRADD_T_F32_F64},

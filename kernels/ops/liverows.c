@@ -15,6 +15,10 @@
  * of sequences of `positions`; position s may look at positions [spans[s, 0], spans[s, 1]) of its
  * own sequence, of which it is one itself. A range is where the live ones of these are in the list.
  *
+ * CrossRanges(rows, others) -> i32[1, 1, k, 3], for attention to other sequences: rows are those of
+ * sequences of `positions`, others of as many of `other_positions`. A range is where those of the
+ * row's sequence are in the list of the others.
+ *
  * SegmentRanges(segments, spans) -> i32[b, 1, n, 3], the same over all positions [b, n], whose
  * segments are told by integers that never fall, or never rise, along a sequence.
  *
@@ -239,6 +243,19 @@ static gradd_status_t infer_within(gradd_infer_t *c) {
     return GRADD_OK;
 }
 
+static gradd_status_t infer_cross(gradd_infer_t *c) {
+    for (int i = 0; i < 2; i++)
+        if (c->in[i].type.rank != 1 || !c->in[i].type.dims[0])
+            return GRADD_FAIL(GRAPH, "input %d is no list of live rows", i);
+    if (gradd_attr_int(c->attrs, "positions", 0) < 1 ||
+        gradd_attr_int(c->attrs, "other_positions", 0) < 1)
+        return GRADD_FAIL(GRAPH, "sequences without positions");
+    c->out[0] = (gradd_type_t){
+        GRADD_DT_I32, 4, {1, 1, c->in[0].type.dims[0], 3}
+    };
+    return GRADD_OK;
+}
+
 static size_t workspace_within(const gradd_infer_t *c) {
     return workspace_list(c) + sizeof(int64_t) * (size_t)gradd_type_count(&c->in[0].type);
 }
@@ -268,6 +285,26 @@ static gradd_status_t compute_ranges(const gradd_launch_t *r) {
         if (y[0] < y[1]) continue;
         y[0] = (int32_t)i; /* no row is live: it looks at itself */
         y[1] = (int32_t)i + 1;
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t compute_cross(const gradd_launch_t *r) {
+    const int64_t positions = gradd_attr_int(r->attrs, "positions", 1);
+    const int64_t other_positions = gradd_attr_int(r->attrs, "other_positions", 1);
+    int64_t *room = r->workspace;
+    int32_t *y = r->out[0].data;
+    list_t others, rows;
+    GRADD_TRY(read_list(&r->in[1], INT32_MAX, room, &others));
+    GRADD_TRY(read_list(&r->in[0], INT32_MAX, room + others.n, &rows));
+    for (int64_t i = 0; i < rows.n; i++, y += 3) {
+        const int64_t sequence = (rows.at[i] < 0 ? ~rows.at[i] : rows.at[i]) / positions;
+        y[0] = (int32_t)count_below(&others, sequence * other_positions);
+        y[1] = (int32_t)count_below(&others, (sequence + 1) * other_positions);
+        y[2] = GRADD_ATTN_SOLID;
+        if (y[0] < y[1]) continue;
+        y[0] = 0; /* nobody needs what it looks at */
+        y[1] = 1;
     }
     return GRADD_OK;
 }
@@ -373,6 +410,15 @@ GRADD_OPS(
              .cases = GRADD_CASES({.text = "i64[6]={0,1,4,6,-7,-7} i32[4,2]={0,1,0,2,0,3,0,4}"},
                                   {.text = "i64[5]={1,2,3,5,7} i32[4,2]={0,2,0,3,1,4,2,4}"},
                                   {.text = "i64[2]={-1,-1} i32[4,2]={0,4,0,4,0,4,0,4}"})),
+    GRADD_OP("CrossRanges", "com.gradd", 1, (2, 2), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_DTB(I64)},
+             .attrs = GRADD_ATTR_LIST({"positions", GRADD_ATTR_INT, true},
+                                      {"other_positions", GRADD_ATTR_INT, true}),
+             .infer = infer_cross, .ref = compute_cross,
+             .cases = GRADD_CASES({.text = "i64[4]={0,5,6,-7} i64[5]={1,3,4,7,-8} | positions=3 "
+                                           "other_positions=4"},
+                                  {.text = "i64[2]={2,3} i64[2]={-1,-1} | positions=2 "
+                                           "other_positions=4"})),
     GRADD_OP(
         "SegmentRanges", "com.gradd", 1, (2, 2), (1, 1),
         .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_INDEX, GRADD_DTB(I32)},
@@ -380,13 +426,13 @@ GRADD_OPS(
         .cases = GRADD_CASES({.text = "i64[2,4]={0,0,1,1,0,1,2,2} i32[4,2]={0,1,0,2,0,3,0,4}"},
                              {.text = "i32[1,5]={3,3,3,2,1} i32[5,2]={0,5,0,5,1,5,1,5,2,5}"})));
 
-GRADD_KERNELS(cpu, liverows,
-              GRADD_KERNEL("GatherRows", "loop", .workspace = workspace_list,
-                           .compute = compute_gather, .cost = gradd_cost_pick),
-              GRADD_KERNEL("ScatterRows", "loop", .workspace = workspace_list,
-                           .compute = compute_scatter, .cost = gradd_cost_move),
-              GRADD_KERNEL("RowsWithin", "loop", .workspace = workspace_within,
-                           .compute = compute_within),
-              GRADD_KERNEL("RowRanges", "loop", .workspace = workspace_ranges,
-                           .compute = compute_ranges),
-              GRADD_KERNEL("SegmentRanges", "loop", .compute = compute_segments));
+GRADD_KERNELS(
+    cpu, liverows,
+    GRADD_KERNEL("GatherRows", "loop", .workspace = workspace_list, .compute = compute_gather,
+                 .cost = gradd_cost_pick),
+    GRADD_KERNEL("ScatterRows", "loop", .workspace = workspace_list, .compute = compute_scatter,
+                 .cost = gradd_cost_move),
+    GRADD_KERNEL("RowsWithin", "loop", .workspace = workspace_within, .compute = compute_within),
+    GRADD_KERNEL("RowRanges", "loop", .workspace = workspace_ranges, .compute = compute_ranges),
+    GRADD_KERNEL("CrossRanges", "loop", .workspace = workspace_within, .compute = compute_cross),
+    GRADD_KERNEL("SegmentRanges", "loop", .compute = compute_segments));

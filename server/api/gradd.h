@@ -143,10 +143,10 @@ typedef struct gradd_plan_options_s {
     const int32_t *parameters;
     int n_parameters;
     /* Sizes of the lists of live rows, 0 = all rows: see gradd_live_t. Each list that there is
-     * becomes an input behind those of the model, i64[size], labelled rows first: numbers of rows,
-     * rising, then ~r for any row r until it is full. Errors: UNSUPPORTED if the graph has no such
-     * rows. */
-    int64_t label_rows, real_rows;
+     * becomes an input behind those of the model, i64[size], labelled rows first, source rows last:
+     * numbers of rows, rising, then ~r for any row r until it is full. Errors: UNSUPPORTED if the
+     * graph has no such rows. */
+    int64_t label_rows, real_rows, source_rows;
     /* Of a plan with a backward: the most that arena_bytes may be, 0 = as much as it takes. The
      * plan keeps as much from forward to backward as fits, by a model of time, and computes the
      * rest again, with the same bits. Shorter chunks of a language model's loss are another choice,
@@ -162,7 +162,9 @@ typedef struct gradd_plan_options_s {
  *   - labelled rows are all that the loss counts: those whose label is not `ignore`; with `shift`
  *     row (b, s) answers for the label at (b, s + 1), and the last position for none;
  *   - real rows are all whose mask is 1, the mask holds zeros and ones alone, and no labelled row
- * is without. */
+ * is without;
+ *   - source rows are positions of an encoder, number b * source_positions + s: all whose mask is
+ * 1, that mask holds zeros and ones alone, and each sequence has one. */
 typedef struct gradd_live_s {
     int32_t label_input,
         mask_input; /* of the model, [batch, positions]; -1 = there is no such set */
@@ -170,7 +172,10 @@ typedef struct gradd_live_s {
     bool shift;
     int64_t batch, positions;
     /* Parts of the forward's operations that are made in labelled, and in real rows only. */
-    double label_share, real_share;
+    double label_share, real_share, source_share;
+    int32_t
+        source_input; /* the encoder's mask, [batch, source_positions]; -1 = there is no such set */
+    int64_t source_positions;
     double flops; /* these operations */
 } gradd_live_t;
 
@@ -196,7 +201,7 @@ typedef struct gradd_plan_info_s {
     double model_us;          /* of forward and expected backward beside it, by the same model */
     gradd_live_t live;        /* of a plan over all rows */
     int n_lists;              /* inputs behind those of the model: lists of live rows */
-    int64_t lists[2];         /* their sizes */
+    int64_t lists[3];         /* their sizes */
 } gradd_plan_info_t;
 
 /* The plan keeps the model's nodes by reference: destroy plans before their model and their device.
@@ -259,7 +264,7 @@ typedef struct gradd_explain_row_s {
     bool leftover; /* forward, on floats, of an operator that patterns are made of */
     /* forward: a backward computes some of its results again; backward: it is that */
     bool again;
-    const char *live; /* "labelled" or "real": runs over such rows alone; "" = all, or no rows */
+    const char *live; /* "labelled", "real" or "source": runs over these rows alone; or "" */
 } gradd_explain_row_t;
 
 typedef enum gradd_fate_e {

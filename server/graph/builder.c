@@ -188,7 +188,8 @@ gradd_status_t graph_create(const model_t *model, const graph_options_t *options
     g->early = options->early;
     g->label_rows = options->label_rows;
     g->real_rows = options->real_rows;
-    g->live = (gradd_live_t){.label_input = -1, .mask_input = -1};
+    g->source_rows = options->source_rows;
+    g->live = (gradd_live_t){.label_input = -1, .mask_input = -1, .source_input = -1};
     gradd_status_t status = arena_create(GRAPH_MAX_BYTES, &g->arena);
     if (!status)
         status = mark_inputs(g, options->parameters, options->n_parameters, &g->parameters);

@@ -70,10 +70,11 @@ typedef struct graph_s {
     const gradd_val_t *formed; /* Borrowed from the plan: per gradient, what the forward forms of it
                                   in memory of the caller, or GRADD_NONE */
     int n_formed;
-    const bool *parameters;        /* Owned by the arena: per model input */
-    const bool *trained;           /* the same: its gradient is wanted */
-    int64_t label_rows, real_rows; /* sizes of the lists of live rows that are wanted; 0 = none */
-    gradd_val_t lists[2]; /* inputs behind those of the model: these lists, in this order */
+    const bool *parameters; /* Owned by the arena: per model input */
+    const bool *trained;    /* the same: its gradient is wanted */
+    /* sizes of the lists of live rows that are wanted; 0 = none */
+    int64_t label_rows, real_rows, source_rows;
+    gradd_val_t lists[3]; /* inputs behind those of the model: these lists, in this order */
     int n_lists;
     gradd_live_t live; /* what a graph over all rows could leave out */
     int64_t all_rows;  /* of a batch, where some are left out; else 0 */
@@ -105,8 +106,8 @@ typedef struct graph_options_s {
     int n_parameters;
     const int32_t *trained; /* model inputs whose gradient is wanted; none: no backward follows */
     int n_trained;
-    bool dense_loss, early;        /* see graph_t */
-    int64_t label_rows, real_rows; /* see gradd_plan_options_t */
+    bool dense_loss, early;                     /* see graph_t */
+    int64_t label_rows, real_rows, source_rows; /* see gradd_plan_options_t */
 } graph_options_t;
 
 /* Everything a new node needs; arrays are copied. */

@@ -81,7 +81,9 @@ static void fill_row(const gradd_explain_t *e, int32_t id, gradd_explain_row_t *
     row->leftover = is_leftover(g, n);
     if (!n->backward) row->saved_bytes = saved_by(e->plan, n);
     row->again = n->backward ? graph_is_clone(g, id) : e->again[id];
-    row->live = n->rows == LIVE_LABELLED ? "labelled" : n->rows == LIVE_REAL ? "real" : "";
+    static const char *const sets[] = {
+        [LIVE_LABELLED] = "labelled", [LIVE_REAL] = "real", [LIVE_SOURCE] = "source"};
+    row->live = n->rows ? sets[n->rows] : "";
 }
 
 /* One scheduled node; *at moves on when the program has a launch for it. */

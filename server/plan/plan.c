@@ -50,9 +50,10 @@ static gradd_status_t check_options(const model_t *m, const gradd_plan_options_t
                           (int)o->recompute);
     if (o->n_inputs != m->n_inputs)
         return GRADD_FAIL(TENSOR, "expected types of %d inputs, got %d", m->n_inputs, o->n_inputs);
-    if (o->label_rows < 0 || o->real_rows < 0)
-        return GRADD_FAIL(TENSOR, "%lld labelled and %lld real rows", (long long)o->label_rows,
-                          (long long)o->real_rows);
+    if (o->label_rows < 0 || o->real_rows < 0 || o->source_rows < 0)
+        return GRADD_FAIL(TENSOR, "%lld labelled, %lld real and %lld source rows",
+                          (long long)o->label_rows, (long long)o->real_rows,
+                          (long long)o->source_rows);
     GRADD_TRY(check_list("gradient of input", o->grads, o->n_grads, m->n_inputs));
     GRADD_TRY(check_list("parameter", o->parameters, o->n_parameters, m->n_inputs));
     GRADD_TRY(check_list("output", o->outputs, o->n_outputs, m->n_outputs));
@@ -213,7 +214,8 @@ static gradd_status_t begin(gradd_plan_t *p, const model_t *m, const gradd_plan_
                                 .dense_loss = o->flags & GRADD_PLAN_DENSE_LOSS,
                                 .early = o->flags & GRADD_PLAN_EARLY,
                                 .label_rows = o->label_rows,
-                                .real_rows = o->real_rows};
+                                .real_rows = o->real_rows,
+                                .source_rows = o->source_rows};
     GRADD_TRY(copy_options(p, o));
     GRADD_TRY(graph_create(m, &go, &p->graph));
     if (o->n_grad_outputs && o->n_grads) {

@@ -131,6 +131,7 @@ static void make_key(const model_entry_t *model, const gradd_plan_options_t *o,
     hash_list(&hash, o->parameters, o->n_parameters);
     hash_u64(&hash, (uint64_t)o->label_rows);
     hash_u64(&hash, (uint64_t)o->real_rows);
+    hash_u64(&hash, (uint64_t)o->source_rows);
     hash_u64(&hash, (uint64_t)o->memory_budget);
     hash_u64(&hash, o->memory_budget ? 0 : (uint64_t)o->recompute); /* a budget decides alone */
     gradd_sha256_final(&hash, out_key);

@@ -75,7 +75,7 @@ static gradd_status_t add_plan(worker_t *worker, session_objects_t *objects, uin
 static void put_live(wire_out_t *out, const gradd_live_t *live) {
     if (live->label_input < 0) return;
     wire_key(out, "live");
-    wire_put_map(out, 9);
+    wire_put_map(out, 12);
     wire_put_text(out, "labels");
     wire_put_i64(out, live->label_input);
     wire_put_text(out, "mask");
@@ -92,6 +92,12 @@ static void put_live(wire_out_t *out, const gradd_live_t *live) {
     wire_put_f64(out, live->label_share);
     wire_put_text(out, "real_share");
     wire_put_f64(out, live->real_share);
+    wire_put_text(out, "source");
+    wire_put_i64(out, live->source_input);
+    wire_put_text(out, "source_positions");
+    wire_put_i64(out, live->source_positions);
+    wire_put_text(out, "source_share");
+    wire_put_f64(out, live->source_share);
     wire_put_text(out, "flops");
     wire_put_f64(out, live->flops);
 }
@@ -146,7 +152,8 @@ static gradd_status_t compile(worker_t *worker, request_t *request, const plan_a
                                     .parameters = ask->parameters,
                                     .n_parameters = ask->n_parameters,
                                     .label_rows = ask->label_rows,
-                                    .real_rows = ask->real_rows};
+                                    .real_rows = ask->real_rows,
+                                    .source_rows = ask->source_rows};
     GRADD_TRY(plan_ask_memory(request->args, &options));
     if (worker->plain || wire_flag(request->args[PLAN_PLAIN])) options.flags |= GRADD_PLAN_PLAIN;
     if (wire_flag(request->args[PLAN_EARLY])) options.flags |= GRADD_PLAN_EARLY;
@@ -233,6 +240,7 @@ GRADD_COMMANDS(
                    [PLAN_DENSE] = {.name = "dense", .kind = WIRE_FLAG, .optional = true},
                    [PLAN_LABEL_ROWS] = {.name = "label_rows", .kind = WIRE_U64, .optional = true},
                    [PLAN_REAL_ROWS] = {.name = "real_rows", .kind = WIRE_U64, .optional = true},
+                   [PLAN_SOURCE_ROWS] = {.name = "source_rows", .kind = WIRE_U64, .optional = true},
                    [PLAN_MEMORY_BUDGET] = {.name = "memory_budget",
                                            .kind = WIRE_U64,
                                            .optional = true},

@@ -19,7 +19,7 @@
 #include "server/daemon/session.h"
 #include "server/wire/wire.h"
 
-#define COMMAND_MAX_FIELDS 16
+#define COMMAND_MAX_FIELDS 20
 
 struct daemon_s;
 struct worker_s;

@@ -155,6 +155,7 @@ gradd_status_t plan_ask_init(plan_ask_t *ask, const gradd_model_t *model,
         if (ask->rest[i] == 0) ask->rest[ask->n_rest++] = i;
     GRADD_TRY(ask_list(ask, args[PLAN_LABEL_ROWS], "label_rows", &ask->label_rows));
     GRADD_TRY(ask_list(ask, args[PLAN_REAL_ROWS], "real_rows", &ask->real_rows));
+    GRADD_TRY(ask_list(ask, args[PLAN_SOURCE_ROWS], "source_rows", &ask->source_rows));
     return positions(model, args[PLAN_GMASK], "gmask", NULL, ask->n_out, ask->gmask);
 }
 

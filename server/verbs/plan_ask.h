@@ -5,7 +5,7 @@
 #include "server/verbs/worker.h"
 
 #define PLAN_MAX_LIST  65536 /* entries of one list */
-#define PLAN_MAX_LISTS 2     /* of live rows */
+#define PLAN_MAX_LISTS 3     /* of live rows */
 
 /* Fields of the verb, in the order of its row. */
 enum {
@@ -23,6 +23,7 @@ enum {
     PLAN_DENSE,
     PLAN_LABEL_ROWS,
     PLAN_REAL_ROWS,
+    PLAN_SOURCE_ROWS,
     PLAN_MEMORY_BUDGET,
     PLAN_RECOMPUTE
 };
@@ -34,7 +35,7 @@ typedef struct plan_ask_s {
     int32_t *parameters; /* inputs that are parameters, rising */
     int n_in, n_bound, n_rest, n_grads, n_out, n_gmask, n_parameters;
     int n_lists;
-    int64_t label_rows, real_rows;
+    int64_t label_rows, real_rows, source_rows;
 } plan_ask_t;
 
 /* *ask must be finished whatever comes of it. Fails with TENSOR, LIMIT, UNSUPPORTED, NOMEM. */

@@ -49,6 +49,7 @@ class LiveSaving:
         rows: Positions of the batch.
         labelled: Rows that are computed behind the last attention; 0 = no list of labelled rows.
         real: Rows that are computed in front of it; 0 = no list of real rows.
+        source: Rows of the encoder that are computed; 0 = no list of these.
         activations: Arena of one run then.
         percent: Fewer operations in forward and backward.
     """
@@ -56,14 +57,17 @@ class LiveSaving:
     rows: int
     labelled: int
     real: int
+    source: int
     activations: int
     percent: float
 
     def __str__(self) -> str:
-        behind, front = self.labelled or self.real, self.real or self.rows
+        front = self.real or self.rows
+        behind = self.labelled or front
+        encoder = f", {self.source} of the encoder" if self.source else ""
         return (
             f"of {self.rows} rows of this batch {front} are needed, {behind} behind the last "
-            f"attention:\n{'activations':<26} {self.activations / 2**20:>8.1f} MiB, "
+            f"attention{encoder}:\n{'activations':<26} {self.activations / 2**20:>8.1f} MiB, "
             f"{self.percent:.0f} % fewer operations"
         )
 

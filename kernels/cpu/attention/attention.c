@@ -13,6 +13,7 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/attention/attention_bits.h"
 #include "kernels/cpu/attention/attention_pairs.h"
+#include "kernels/cpu/attention/attention_runs.h"
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/vec.h"

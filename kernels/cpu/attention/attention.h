@@ -48,11 +48,15 @@ typedef struct gradd_attn_drop_s {
     uint64_t seed, node;
     uint64_t limit; /* an element is kept if its word is not below; > UINT32_MAX = none is */
     double scale;   /* 1 / (1 - p) */
-    /* Where q, k and v hold live rows of sequences of `positions`: their numbers (~r: like row r);
-     * bits are those of the element among all rows. NULL = all rows. */
-    const int64_t *rows;
-    int64_t positions;
 } gradd_attn_drop_t;
+
+/* Where q, and k and v, hold live rows alone: their numbers among all rows, none negative, of
+ * sequences of so many positions. Dropout's bits and the bias are those of the pair of positions
+ * among all rows. NULL = all rows. */
+typedef struct gradd_attn_rows_s {
+    const int64_t *q, *k; /* both or none */
+    int64_t positions, key_positions;
+} gradd_attn_rows_t;
 
 typedef struct gradd_attn_s {
     gradd_dtype_t dtype; /* of q, k, v, y and their gradients; all else is f64 for F64, or f32 */
@@ -61,7 +65,7 @@ typedef struct gradd_attn_s {
     void *stats;              /* [B, H, 2, n_q]: largest score, logarithm; NULL = not wanted */
     gradd_attn_extra_t mask;  /* bytes; col is 1 */
     gradd_attn_extra_t range; /* int32_t, three per row; required with a mask; col is unused */
-    gradd_attn_extra_t bias;  /* added to the scaled and capped scores */
+    gradd_attn_extra_t bias;  /* added to the scaled and capped scores; of all rows */
     const void *sinks;        /* [H], one more score per head that looks at nothing; NULL = none */
     bool sunk;                /* whether there are such: backward finds them in stats */
     void *dbias;              /* of the bias's shape, cleared by the caller; NULL = not wanted */
@@ -70,8 +74,9 @@ typedef struct gradd_attn_s {
     int hides;                /* bits of GRADD_ATTN_HIDES_... */
     bool zero;                /* a query without any allowed key gives zero, without gradients */
     gradd_attn_drop_t drop;
-    bool pairs;  /* multiply bf16 in pairs; needs gradd_attn_pairs */
-    int threads; /* at most so many work; 0 = as many as the process may use */
+    gradd_attn_rows_t rows; /* with a range, without a mask */
+    bool pairs;             /* multiply bf16 in pairs; needs gradd_attn_pairs */
+    int threads;            /* at most so many work; 0 = as many as the process may use */
 } gradd_attn_t;
 
 /* Scratch that the functions below need; depends on nothing but shapes, types and threads. */
@@ -80,6 +85,8 @@ size_t gradd_attn_workspace(const gradd_attn_t *p, bool backward);
 gradd_status_t gradd_attn_forward(const gradd_attn_t *p, void *workspace);
 /* Reads q, k, v, y, dy, stats; writes those of dq, dk, dv, dbias that are given. */
 gradd_status_t gradd_attn_backward(const gradd_attn_t *p, void *workspace);
+/* What the forward writes, query by query in double; of bf16 operands, too. */
+void gradd_attn_reference(const gradd_attn_t *p);
 /* Whether the processor's products of pairs can do it. Needs the type and the widths. */
 bool gradd_attn_pairs(const gradd_attn_t *p);
 

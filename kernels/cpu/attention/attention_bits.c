@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/cpu/attention/attention_runs.h"
 #include "kernels/cpu/rng.h"
 #include "kernels/dispatch.h"
 
@@ -160,39 +161,34 @@ static uint64_t keep_word(attn_bits_t *bits, const gradd_attn_drop_t *d, int64_t
     return low >> shift | bits->drop_next[i] << (64 - shift);
 }
 
-/* The row that entry i of the list is, or is like. A client may write anything there. */
-static uint64_t live_row(const gradd_attn_drop_t *d, int64_t i) {
-    const int64_t row = ((const volatile int64_t *)d->rows)[i];
-    return (uint64_t)(row < 0 ? ~row : row);
-}
-
 /* Bits of n live keys from `first` on, for query i: of the elements that they are among all rows.
  * Neighbours in a sequence come together. */
 static uint64_t keep_live(attn_bits_t *bits, const gradd_attn_t *p, const attn_block_t *block,
                           int64_t i, int64_t first, int64_t n) {
-    const gradd_attn_drop_t *d = &p->drop;
-    const uint64_t positions = (uint64_t)d->positions, query = live_row(d, block->first + i);
-    const uint64_t head = query / positions * (uint64_t)p->heads + (uint64_t)block->h;
-    const uint64_t start = (head * positions + query % positions) * positions;
+    const gradd_attn_rows_t *rows = &p->rows;
+    const int64_t query = rows->q[block->first + i];
+    const int64_t head = query / rows->positions * p->heads + block->h;
+    const int64_t start = (head * rows->positions + query % rows->positions) * rows->key_positions;
     const int64_t from = bits->lo[i] > first ? bits->lo[i] - first : 0;
     const int64_t to = bits->hi[i] - first < n ? bits->hi[i] - first : n;
     uint64_t word = 0;
-    for (int64_t j = from, next; j < to; j = next) {
-        const uint64_t key = live_row(d, first + j), at = key % positions;
-        for (next = j + 1; next < to && at + (uint64_t)(next - j) < positions; next++)
-            if (live_row(d, first + next) != key + (uint64_t)(next - j)) break;
-        const uint64_t kept = keep_word(bits, d, i, (int64_t)((start + at) & INT64_MAX));
-        word |= (next - j < 64 ? kept & ((1ull << (next - j)) - 1) : kept) << j;
+    attn_runs_t runs;
+    if (from >= to) return 0;
+    attn_find_runs(rows->k, rows->key_positions, 0, first + from, to - from, &runs);
+    for (int k = 0; k < runs.n; k++) {
+        const attn_run_t *run = &runs.v[k];
+        const uint64_t kept = keep_word(bits, &p->drop, i, start + run->position);
+        word |= (kept & span(0, run->n)) << (from + run->at);
     }
     return word;
 }
 
 void attn_bits_drop(attn_bits_t *bits, const gradd_attn_t *p, const attn_block_t *block,
                     int64_t first, int64_t n) {
-    for (int64_t i = 0; i < TILE && p->drop.rows; i++)
+    for (int64_t i = 0; i < TILE && p->rows.q; i++)
         bits->kept[i] = i < block->n ? keep_live(bits, p, block, i, first, n) : 0;
     /* bits beyond the last key are not looked at */
-    for (int64_t i = 0; i < TILE && !p->drop.rows; i++) {
+    for (int64_t i = 0; i < TILE && !p->rows.q; i++) {
         const int64_t row = (block->b * p->heads + block->h) * p->n_q + block->first + i;
         bits->kept[i] = i < block->n ? keep_word(bits, &p->drop, i, row * p->n_k + first) : 0;
     }

@@ -21,6 +21,7 @@ typedef struct NAME(workspace_s) { /* one thread's scratch, and what belongs to 
     REAL max[TILE], sum[TILE], factor[TILE], delta[TILE];
     bool pairs;
     attn_bits_t bits;
+    attn_runs_t queries; /* of the block */
 } NAME(workspace_t);
 
 typedef struct NAME(rows_s) {
@@ -188,46 +189,77 @@ static void NAME(clear_dead)(const NAME(workspace_t) * w, REAL *x, int64_t rows)
             x[j * TILE + i] = 0;
 }
 
-static void NAME(add_bias)(const gradd_attn_t *p, const attn_block_t *block,
-                           const attn_block_t *keys, REAL *x) {
+/* Where the bias of a pair of runs begins; they are of one sequence. */
+static int64_t NAME(bias_at)(const gradd_attn_extra_t *e, int64_t head, const attn_run_t *q,
+                             const attn_run_t *k) {
+    return q->b * e->batch + head * e->head + q->position * e->row + k->position * e->col;
+}
+
+static void NAME(add_bias_of_runs)(const gradd_attn_t *p, int64_t head, const attn_run_t *q,
+                                   const attn_run_t *k, REAL *x) {
     const gradd_attn_extra_t *e = &p->bias;
-    const REAL *bias = (const REAL *)e->data + block->b * e->batch + block->h * e->head +
-                       block->first * e->row + keys->first * e->col;
-    if (e->row && e->col) NAME(add_turned)(bias, e->row, block->n, keys->n, x, TILE);
-    for (int64_t j = 0; j < keys->n && !e->row; j++)
-        for (int64_t i = 0; i < TILE; i++)
-            x[j * TILE + i] += bias[j * e->col];
-    for (int64_t j = 0; j < keys->n && e->row && !e->col; j++)
-        for (int64_t i = 0; i < block->n; i++)
-            x[j * TILE + i] += bias[i * e->row];
+    const REAL *bias = (const REAL *)e->data + NAME(bias_at)(e, head, q, k);
+    x += k->at * TILE + q->at;
+    if (e->row && e->col) {
+        NAME(add_turned)(bias, e->row, q->n, k->n, x, TILE);
+        return;
+    }
+    for (int64_t j = 0; j < k->n; j++)
+        for (int64_t i = 0; i < q->n; i++)
+            x[j * TILE + i] += bias[i * e->row + j * e->col];
+}
+
+static void NAME(find_key_runs)(const gradd_attn_t *p, const attn_block_t *keys, attn_runs_t *out) {
+    attn_find_runs(p->rows.k, p->rows.key_positions, keys->b, keys->first, keys->n, out);
+}
+
+/* Nothing for pairs of different sequences, which do not look at each other. */
+static void NAME(add_bias)(const gradd_attn_t *p, const attn_block_t *block,
+                           const attn_block_t *keys, const NAME(workspace_t) * w, REAL *x) {
+    attn_runs_t runs;
+    NAME(find_key_runs)(p, keys, &runs);
+    for (int i = 0; i < w->queries.n; i++)
+        for (int j = 0; j < runs.n; j++)
+            if (w->queries.v[i].b == runs.v[j].b)
+                NAME(add_bias_of_runs)(p, block->h, &w->queries.v[i], &runs.v[j], x);
 }
 
 /* Where masked keys have a share, those whose bias is hidden give it no gradient. */
-static void NAME(add_dbias)(const gradd_attn_t *p, const attn_block_t *block,
-                            const attn_block_t *keys, const NAME(workspace_t) * w) {
+static void NAME(add_dbias_of_runs)(const gradd_attn_t *p, int64_t head, const attn_run_t *q,
+                                    const attn_run_t *k, const NAME(workspace_t) * w) {
     const gradd_attn_extra_t *e = &p->bias;
     const bool gated = attn_bits_special(&w->bits) && p->hides & GRADD_ATTN_HIDES_BIAS &&
                        !(p->hides & GRADD_ATTN_FLOOR);
-    const REAL *z = w->z;
-    REAL *dbias = (REAL *)p->dbias + block->b * e->batch + block->h * e->head +
-                  block->first * e->row + keys->first * e->col;
+    const REAL *z = w->z + k->at * TILE + q->at;
+    REAL *dbias = (REAL *)p->dbias + NAME(bias_at)(e, head, q, k);
     if (!gated && e->row && e->col) {
-        NAME(add_turned)(z, TILE, keys->n, block->n, dbias, e->row);
+        NAME(add_turned)(z, TILE, k->n, q->n, dbias, e->row);
         return;
     }
-    for (int64_t i = 0; i < block->n; i++) {
-        const uint64_t word = gated ? w->bits.shown[i] : ~0ull;
-        for (int64_t j = 0; j < keys->n && word == ~0ull; j++)
+    for (int64_t i = 0; i < q->n; i++) {
+        const uint64_t word = gated ? w->bits.shown[q->at + i] >> k->at : ~0ull;
+        for (int64_t j = 0; j < k->n && word == ~0ull; j++)
             dbias[i * e->row + j * e->col] += z[j * TILE + i];
-        for (int64_t j = 0; j < keys->n && word != ~0ull; j++)
+        for (int64_t j = 0; j < k->n && word != ~0ull; j++)
             if (word >> j & 1) dbias[i * e->row + j * e->col] += z[j * TILE + i];
     }
+}
+
+static void NAME(add_dbias)(const gradd_attn_t *p, const attn_block_t *block,
+                            const attn_block_t *keys, const NAME(workspace_t) * w) {
+    attn_runs_t runs;
+    NAME(find_key_runs)(p, keys, &runs);
+    for (int i = 0; i < w->queries.n; i++)
+        for (int j = 0; j < runs.n; j++)
+            if (w->queries.v[i].b == runs.v[j].b)
+                NAME(add_dbias_of_runs)(p, block->h, &w->queries.v[i], &runs.v[j], w);
 }
 
 /* Turned queries, scaled unless they are pairs. */
 static void NAME(begin)(const gradd_attn_t *p, const attn_block_t *block, operand_t q,
                         NAME(workspace_t) * w) {
     attn_bits_begin(&w->bits, p, block);
+    attn_find_runs(p->rows.q, p->rows.positions, block->b, block->first, block->n, &w->queries);
     NAME(turn_left)(q, block->n, p->d, (REAL)p->scale, w, w->qt);
     if (w->bits.any_dead) NAME(clear_dead)(w, w->qt, PAIRED(w) ? p->d / 2 : p->d);
 }
@@ -255,7 +287,7 @@ static void NAME(limit)(const gradd_attn_t *p, const attn_block_t *block, const 
                         bool masked, NAME(workspace_t) * w, REAL *x) {
     const bool hides_bias = p->hides & GRADD_ATTN_HIDES_BIAS;
     if (w->bits.any_rare && !hides_bias) NAME(put_fill)(p, w, x, keys->n);
-    if (p->bias.data) NAME(add_bias)(p, block, keys, x);
+    if (p->bias.data) NAME(add_bias)(p, block, keys, w, x);
     if (p->bias.data && w->bits.any_dead) NAME(clear_dead)(w, x, keys->n);
     if (w->bits.any_rare && hides_bias) NAME(put_fill)(p, w, x, keys->n);
     if (masked) NAME(select)(x, x, keys->n, NAME(lanes)(block), w->bits.allowed, -(REAL)INFINITY);

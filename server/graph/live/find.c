@@ -46,8 +46,13 @@ static void find_loss(const graph_t *g, const bool *used, live_loss_t *out) {
 
 /* ---- what is needed -------------------------------------------------------------------------- */
 
-bool live_rowwise(const live_t *l, const graph_node_t *n, int lead, graph_operands_t *o,
-                  gradd_rowwise_t *out) {
+int64_t live_rows_of(const live_t *l, live_set_t set) {
+    if (set != LIVE_SOURCE) return l->loss.rows;
+    return l->loss.rows / l->loss.positions * l->source_positions;
+}
+
+bool live_rowwise(const live_t *l, const graph_node_t *n, live_set_t set, int lead,
+                  graph_operands_t *o, gradd_rowwise_t *out) {
     if (!n->op->rowwise || lead < 1) return false;
     graph_describe(l->g, n, o);
     if (lead > o->out[0].rank) return false;
@@ -58,7 +63,7 @@ bool live_rowwise(const live_t *l, const graph_node_t *n, int lead, graph_operan
                              .in = o->in,
                              .out = o->out,
                              .lead = lead,
-                             .rows = l->loss.rows};
+                             .rows = live_rows_of(l, set)};
     return n->op->rowwise(out) && !(n->op->flags & GRADD_OP_RANDOM && !out->takes_rows);
 }
 
@@ -67,11 +72,18 @@ static bool is_made(const graph_t *g, gradd_val_t v) {
     return v != GRADD_NONE && g->values[v]->kind == VALUE_NODE;
 }
 
+/* The smallest set that holds both. */
+static live_set_t join(live_set_t a, live_set_t b) {
+    const bool apart = a == LIVE_SOURCE || b == LIVE_SOURCE;
+    if (a == LIVE_NONE || b == LIVE_NONE || a == b) return a > b ? a : b;
+    return apart ? LIVE_ALL : a > b ? a : b;
+}
+
 static void need(live_t *l, gradd_val_t v, live_set_t set, int lead) {
     if (!is_made(l->g, v)) return;
     if (set < LIVE_ALL && l->need[v] != LIVE_NONE && l->need[v] < LIVE_ALL && l->lead[v] != lead)
         set = LIVE_ALL; /* two readings of the same axes */
-    if (set > l->need[v]) l->need[v] = (uint8_t)set;
+    l->need[v] = (uint8_t)join(set, l->need[v]);
     l->lead[v] = (uint8_t)lead;
 }
 
@@ -85,9 +97,45 @@ static live_set_t needed(const live_t *l, const graph_node_t *n, int *out_lead) 
         if (own == LIVE_ALL) return LIVE_ALL;
         if (*out_lead && *out_lead != l->lead[n->out[j]]) return LIVE_ALL;
         *out_lead = l->lead[n->out[j]];
-        if (own > set) set = own;
+        set = join(set, own);
     }
     return set;
+}
+
+static gradd_status_t visit_whole(live_t *l, int32_t id) {
+    const graph_node_t *n = &l->g->nodes[id];
+    l->at[id] = LIVE_ALL;
+    for (int i = 0; i < n->n_in; i++)
+        need(l, n->in[i], LIVE_ALL, 0);
+    return GRADD_OK;
+}
+
+/* Of the mask nothing is needed, where lists take its place. */
+static void need_of_attention(live_t *l, int32_t id, live_set_t queries, live_set_t keys) {
+    const graph_node_t *n = &l->g->nodes[id];
+    l->at[id] = (uint8_t)queries;
+    for (int i = 0; i < n->n_in; i++)
+        if (i < LIVE_MASK)
+            need(l, n->in[i], i ? keys : queries, 2);
+        else if (i >= LIVE_BIAS)
+            need(l, n->in[i], LIVE_ALL, 0);
+}
+
+static gradd_status_t visit_attention(live_t *l, int32_t id, live_set_t set, int lead) {
+    const bool rows = set < LIVE_ALL && lead == 2;
+    bool can = false;
+    if (l->source && set != LIVE_SOURCE && (rows || set == LIVE_ALL))
+        GRADD_TRY(live_cross(l, id, &can));
+    if (can) {
+        l->cross[id] = true;
+        need_of_attention(l, id, set, LIVE_SOURCE);
+        return GRADD_OK;
+    }
+    const live_set_t real = set == LIVE_SOURCE ? LIVE_SOURCE : LIVE_REAL;
+    if (rows && (set == LIVE_SOURCE || l->real)) GRADD_TRY(live_attention(l, id, real, &can));
+    if (!can) return visit_whole(l, id);
+    need_of_attention(l, id, real, real);
+    return GRADD_OK;
 }
 
 /* Passes on what a node needs for the set that is needed of it, or a larger one. */
@@ -98,24 +146,15 @@ static gradd_status_t visit(live_t *l, int32_t id) {
     const graph_node_t *n = &l->g->nodes[id];
     live_set_t set = needed(l, n, &lead);
     if (set == LIVE_NONE) return GRADD_OK;
-    if (set < LIVE_ALL && live_rowwise(l, n, lead, &operands, &rowwise)) {
+    if (set < LIVE_ALL && live_rowwise(l, n, set, lead, &operands, &rowwise)) {
         l->at[id] = (uint8_t)set;
         for (int i = 0; i < n->n_in; i++)
             need(l, n->in[i], rowwise.use[i] == GRADD_USE_ROWS ? set : LIVE_ALL,
                  rowwise.in_lead[i]);
         return GRADD_OK;
     }
-    bool can = false;
-    if (set < LIVE_ALL && l->real && lead == 2 && !strcmp(n->op->name, "FusedAttention"))
-        GRADD_TRY(live_attention(l, id, &can));
-    n = &l->g->nodes[id]; /* a constant may have moved the list */
-    l->at[id] = can ? LIVE_REAL : LIVE_ALL;
-    for (int i = 0; i < n->n_in; i++)
-        if (!can || i >= LIVE_SINKS)
-            need(l, n->in[i], LIVE_ALL, 0);
-        else if (i < 3) /* of the mask nothing is needed */
-            need(l, n->in[i], LIVE_REAL, 2);
-    return GRADD_OK;
+    return strcmp(n->op->name, "FusedAttention") ? visit_whole(l, id)
+                                                 : visit_attention(l, id, set, lead);
 }
 
 static gradd_status_t sweep(live_t *l) {
@@ -130,7 +169,7 @@ static gradd_status_t sweep(live_t *l) {
         }
         const graph_node_t *n = &g->nodes[id];
         l->at[id] = LIVE_ALL;
-        need(l, n->in[0], l->labelled ? LIVE_LABELLED : LIVE_REAL, l->loss.lead);
+        need(l, n->in[0], live_loss_set(l), l->loss.lead);
         for (int i = 1; i < n->n_in; i++)
             need(l, n->in[i], LIVE_ALL, 0);
     }
@@ -151,10 +190,16 @@ static gradd_status_t mark_used(const graph_t *g, bool **out) {
     return GRADD_OK;
 }
 
-gradd_status_t live_find(graph_t *g, bool labelled, bool real, live_t *out) {
+gradd_status_t live_find(graph_t *g, const bool *sets, live_t *out) {
     bool *used = NULL;
-    *out = (live_t){
-        .g = g, .labelled = labelled, .real = real, .mask = GRADD_NONE, .last_mask = GRADD_NONE};
+    *out = (live_t){.g = g,
+                    .labelled = sets[LIVE_LABELLED],
+                    .real = sets[LIVE_REAL],
+                    .source = sets[LIVE_SOURCE],
+                    .mask = GRADD_NONE,
+                    .source_mask = GRADD_NONE,
+                    .last_mask = GRADD_NONE,
+                    .last_bias = GRADD_NONE};
     out->loss.node = -1;
     GRADD_TRY(graph_sort(g));
     out->n_nodes = g->n_nodes, out->n_values = g->n_values;
@@ -167,7 +212,8 @@ gradd_status_t live_find(graph_t *g, bool labelled, bool real, live_t *out) {
     out->lead = calloc(values, sizeof out->lead[0]);
     out->at = calloc(nodes, sizeof out->at[0]);
     out->spans = calloc(nodes, sizeof out->spans[0]);
-    if (!out->need || !out->lead || !out->at || !out->spans)
+    out->cross = calloc(nodes, sizeof out->cross[0]);
+    if (!out->need || !out->lead || !out->at || !out->spans || !out->cross)
         return GRADD_FAIL(NOMEM, "no memory to compile the graph");
     return sweep(out);
 }
@@ -177,4 +223,5 @@ void live_finish(live_t *live) {
     free(live->lead);
     free(live->at);
     free(live->spans);
+    free(live->cross);
 }

@@ -9,6 +9,9 @@
  * ones go on to the embeddings. What anybody else reads (outputs, sums over positions) is computed
  * in full, so a graph that depends on padding otherwise has smaller regions, or none.
  *
+ * An encoder's positions are rows of their own, source rows: real where its mask says so. They
+ * begin at the keys of cross-attention and go up through the encoder.
+ *
  * The set's list of rows is an input of the plan behind those of the model. The rewritten nodes
  * read what they need by GatherRows; ranks stay, the leading axes become (1, ..., 1, k).
  *
@@ -20,8 +23,9 @@
 
 #include "server/graph/graph.h"
 
-/* In which rows something is computed, or needed: each holds the ones before it. */
-typedef enum live_set_e { LIVE_NONE, LIVE_LABELLED, LIVE_REAL, LIVE_ALL } live_set_t;
+/* In which rows something is computed, or needed. Real rows hold the labelled ones; source rows are
+ * others. */
+typedef enum live_set_e { LIVE_NONE, LIVE_LABELLED, LIVE_REAL, LIVE_SOURCE, LIVE_ALL } live_set_t;
 
 /* The loss that labels belong to. */
 typedef struct live_loss_s {
@@ -34,31 +38,54 @@ typedef struct live_loss_s {
 typedef struct live_s {
     graph_t *g;
     live_loss_t loss;
-    bool labelled, real;   /* which sets there are */
-    gradd_val_t mask;      /* input of the model that tells real rows; GRADD_NONE = none seen yet */
-    int n_nodes, n_values; /* when it was searched */
-    uint8_t *need;         /* Owned: per value a live_set_t */
-    uint8_t *lead;         /* Owned: per value that is not needed in full, its leading axes */
-    uint8_t *at;           /* Owned: per node the live_set_t that it is computed in */
-    gradd_val_t *spans;    /* Owned: per node: of an attention over real rows */
+    bool labelled, real, source; /* which sets there are */
+    gradd_val_t mask; /* input of the model that tells real rows; GRADD_NONE = none seen yet */
+    gradd_val_t source_mask;  /* the same of source rows */
+    int64_t source_positions; /* of a sequence; 0 = none seen yet */
+    bool *cross;              /* Owned: per node: attention of rows of `at` to source rows */
+    int n_nodes, n_values;    /* when it was searched */
+    uint8_t *need;            /* Owned: per value a live_set_t */
+    uint8_t *lead;            /* Owned: per value that is not needed in full, its leading axes */
+    uint8_t *at;              /* Owned: per node the live_set_t that it is computed in */
+    gradd_val_t *spans;       /* Owned: per node: of an attention over real rows */
+    live_set_t last_set;
     gradd_val_t last_mask, last_spans; /* of an attention that was looked at; layers are alike */
+    gradd_val_t last_bias;             /* a modest one */
 } live_t;
 
-/* Finds the loss, and what is needed with the sets that `real` allows. Finish it in any case. */
-gradd_status_t live_find(graph_t *g, bool labelled, bool real, live_t *out);
+/* Finds the loss, and what is needed with the sets that there are, by live_set_t. Finish it in any
+ * case. */
+gradd_status_t live_find(graph_t *g, const bool *sets, live_t *out);
 void live_finish(live_t *live);
 
-/* How the node treats rows, of which its results have `lead` axes; false if not row by row. *out
- * points into *o. */
-bool live_rowwise(const live_t *l, const graph_node_t *n, int lead, graph_operands_t *o,
-                  gradd_rowwise_t *out);
+/* The rows that the loss is made of. */
+static inline live_set_t live_loss_set(const live_t *l) {
+    return l->labelled ? LIVE_LABELLED : l->real ? LIVE_REAL : LIVE_ALL;
+}
+/* All rows of a batch: of the space that a set belongs to. */
+int64_t live_rows_of(const live_t *l, live_set_t set);
+/* How the node treats rows of a set's space, of which its results have `lead` axes; false if not
+ * row by row. *out points into *o. */
+bool live_rowwise(const live_t *l, const graph_node_t *n, live_set_t set, int lead,
+                  graph_operands_t *o, gradd_rowwise_t *out);
 
-enum { LIVE_SINKS = 6, LIVE_ROWS = 7 }; /* operands of FusedAttention */
+/* Operands of FusedAttention. */
+enum {
+    LIVE_MASK = 3,
+    LIVE_BIAS = 4,
+    LIVE_RANGES = 5,
+    LIVE_SINKS = 6,
+    LIVE_ROWS = 7,
+    LIVE_KEY_ROWS = 8
+};
 
-/* Looks at an attention: whether it may run over real rows alone. Then l->mask is the input of the
- * model that hides padding, and l->spans of the node a constant, i32[positions, 2]: what each
- * position may look at beside that. All attentions over real rows have one mask for padding. */
-gradd_status_t live_attention(live_t *l, int32_t node, bool *out_can);
+/* Looks at an attention: whether it may run over real rows alone, or over source rows. Then
+ * l->mask, or l->source_mask, is the input of the model that hides padding, and l->spans of the
+ * node a constant, i32[positions, 2]: what each position may look at beside that. All attentions
+ * over such rows have one mask for padding. */
+gradd_status_t live_attention(live_t *l, int32_t node, live_set_t set, bool *out_can);
+/* The same of an attention whose keys are source rows: whether these may be real ones alone. */
+gradd_status_t live_cross(live_t *l, int32_t node, bool *out_can);
 
 /* Operations of the forward, and which parts are needed in labelled and in real rows. */
 void live_count(const live_t *live, gradd_live_t *out);

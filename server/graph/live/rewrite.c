@@ -131,7 +131,7 @@ static gradd_status_t shrink_rowwise(rewrite_t *w, const graph_node_t *n, int le
     gradd_val_t in[GRADD_OP_MAX_IN], out[GRADD_OP_MAX_OUT];
     gradd_rowwise_t r;
     graph_operands_t operands;
-    if (!live_rowwise(w->l, n, lead, &operands, &r))
+    if (!live_rowwise(w->l, n, set, lead, &operands, &r))
         return GRADD_FAIL(INTERNAL, "%s is not row by row any more", n->op->name);
     for (int i = 0; i < n->n_in; i++) {
         in[i] = n->in[i];
@@ -160,24 +160,28 @@ static gradd_status_t shrink_rowwise(rewrite_t *w, const graph_node_t *n, int le
     return keep(w, n, out, lead, set);
 }
 
-/* Ranges of real rows take the place of the mask; dropout has to know which rows they are. */
-static gradd_status_t shrink_attention(rewrite_t *w, const graph_node_t *n, gradd_val_t spans) {
-    enum { RANGES = 5, MOST_ATTRS = 10 };
+/* Ranges of real rows take the place of the mask; dropout and a bias have to know which rows they
+ * are. */
+static gradd_status_t shrink_attention(rewrite_t *w, const graph_node_t *n, live_set_t set,
+                                       gradd_val_t spans) {
+    enum { MOST_ATTRS = 12 };
     gradd_val_t in[LIVE_ROWS + 1], out[GRADD_OP_MAX_OUT];
     gradd_attr_t attrs[MOST_ATTRS];
-    const gradd_val_t ranges[2] = {w->lists[LIVE_REAL], spans};
-    int n_attrs = 0, n_in = RANGES + 1;
+    const gradd_val_t ranges[2] = {w->lists[set], spans};
+    const bool biased = n->n_in > LIVE_BIAS && n->in[LIVE_BIAS] != GRADD_NONE;
+    int n_attrs = 0, n_in = LIVE_RANGES + 1;
     for (int i = 0; i <= LIVE_ROWS; i++)
         in[i] = GRADD_NONE;
     for (int i = 0; i < 3; i++)
-        GRADD_TRY(rows_of(w, n, n->in[i], LIVE_REAL, 2, &in[i]));
-    GRADD_TRY(add_named(w, n, "RowRanges", ranges, (gradd_attrs_t){0}, &in[RANGES]));
+        GRADD_TRY(rows_of(w, n, n->in[i], set, 2, &in[i]));
+    GRADD_TRY(add_named(w, n, "RowRanges", ranges, (gradd_attrs_t){0}, &in[LIVE_RANGES]));
+    if (biased) in[LIVE_BIAS] = n->in[LIVE_BIAS];
     if (n->n_in > LIVE_SINKS) in[LIVE_SINKS] = n->in[LIVE_SINKS], n_in = LIVE_SINKS + 1;
     for (int i = 0; i < n->attrs.n && n_attrs + 1 < MOST_ATTRS; i++)
         attrs[n_attrs++] = n->attrs.v[i];
     attrs[n_attrs++] = gradd_make_int("positions", graph_type(w->g, n->in[0])->dims[1]);
-    if (gradd_attr_float(n->attrs, "dropout", 0) > 0)
-        in[LIVE_ROWS] = w->lists[LIVE_REAL], n_in = LIVE_ROWS + 1;
+    if (biased || gradd_attr_float(n->attrs, "dropout", 0) > 0)
+        in[LIVE_ROWS] = w->lists[set], n_in = LIVE_ROWS + 1;
     GRADD_TRY(
         add(w, n,
             (graph_emit_t){
@@ -185,7 +189,57 @@ static gradd_status_t shrink_attention(rewrite_t *w, const graph_node_t *n, grad
                      .in = in, .n_in = n_in, .n_out = n->n_out
     },
             out));
-    return keep(w, n, out, 2, LIVE_REAL);
+    return keep(w, n, out, 2, set);
+}
+
+/* Queries, and the list of their rows: of a set, or all of them as rows of one sequence. */
+static gradd_status_t queries_of(rewrite_t *w, const graph_node_t *n, live_set_t set,
+                                 gradd_val_t *out_list, gradd_val_t *out) {
+    const int64_t rows = w->l->loss.rows;
+    const gradd_type_t all = {GRADD_DT_I64, 1, {rows}};
+    gradd_type_t flat = *graph_type(w->g, n->in[0]);
+    *out_list = w->lists[set < LIVE_ALL ? set : LIVE_NONE];
+    if (set < LIVE_ALL) return rows_of(w, n, n->in[0], set, 2, out);
+    int64_t *numbers = arena_array(w->g->arena, (size_t)rows, sizeof numbers[0]);
+    if (!numbers) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
+    for (int64_t i = 0; i < rows; i++)
+        numbers[i] = i;
+    flat.dims[0] = 1, flat.dims[1] = rows;
+    GRADD_TRY(graph_constant(w->g, &all, numbers, out_list));
+    return resize(w, n, "Reshape", n->in[0], &flat, out);
+}
+
+/* Ranges of source rows take the place of the mask of cross-attention. */
+static gradd_status_t shrink_cross(rewrite_t *w, const graph_node_t *n, live_set_t set) {
+    enum { MOST_ATTRS = 12 };
+    gradd_val_t in[LIVE_KEY_ROWS + 1], out[GRADD_OP_MAX_OUT], lists[2];
+    gradd_attr_t attrs[MOST_ATTRS];
+    const gradd_type_t whole = *graph_type(w->g, n->out[0]);
+    int n_attrs = 0;
+    for (int i = 0; i <= LIVE_KEY_ROWS; i++)
+        in[i] = i >= LIVE_BIAS && i < n->n_in ? n->in[i] : GRADD_NONE;
+    GRADD_TRY(queries_of(w, n, set, &lists[0], &in[0]));
+    lists[1] = w->lists[LIVE_SOURCE];
+    for (int i = 1; i < 3; i++)
+        GRADD_TRY(rows_of(w, n, n->in[i], LIVE_SOURCE, 2, &in[i]));
+    const gradd_attr_t sizes[2] = {gradd_make_int("positions", w->l->loss.positions),
+                                   gradd_make_int("other_positions", w->l->source_positions)};
+    GRADD_TRY(add_named(w, n, "CrossRanges", lists, (gradd_attrs_t){sizes, 2}, &in[LIVE_RANGES]));
+    for (int i = 0; i < n->attrs.n && n_attrs + 2 < MOST_ATTRS; i++)
+        attrs[n_attrs++] = n->attrs.v[i];
+    attrs[n_attrs++] = gradd_make_int("positions", w->l->loss.positions);
+    attrs[n_attrs++] = gradd_make_int("key_positions", w->l->source_positions);
+    in[LIVE_ROWS] = lists[0], in[LIVE_KEY_ROWS] = lists[1];
+    const graph_emit_t e = {
+        .op = n->op,
+        .attrs = {attrs, n_attrs},
+        .in = in,
+        .n_in = LIVE_KEY_ROWS + 1,
+        .n_out = n->n_out
+    };
+    GRADD_TRY(add(w, n, e, out));
+    if (set < LIVE_ALL) return keep(w, n, out, 2, set);
+    return resize(w, n, "Reshape", out[0], &whole, &w->to[n->out[0]]);
 }
 
 /* ---- the loss -------------------------------------------------------------------------------- */
@@ -220,7 +274,7 @@ static gradd_status_t in_full(rewrite_t *w, const graph_node_t *loss, live_set_t
 }
 
 static gradd_status_t shrink_loss(rewrite_t *w, const graph_node_t *n, gradd_val_t *out) {
-    const live_set_t set = w->l->labelled ? LIVE_LABELLED : LIVE_REAL;
+    const live_set_t set = live_loss_set(w->l);
     gradd_val_t in[GRADD_OP_MAX_IN];
     gradd_attr_t attrs[8];
     int n_attrs = 0;
@@ -255,9 +309,10 @@ static gradd_status_t shrink(rewrite_t *w, int32_t id) {
     const graph_node_t n = w->g->nodes[id]; /* a copy: the list moves */
     const live_set_t set = w->l->at[id];
     GRADD_TRY(budget_spend(1));
+    w->g->rows = set == LIVE_ALL ? LIVE_NONE : (uint8_t)set;
+    if (w->l->cross[id]) return shrink_cross(w, &n, set);
     if (set == LIVE_NONE || set == LIVE_ALL) return GRADD_OK;
-    w->g->rows = (uint8_t)set;
-    if (!strcmp(n.op->name, "FusedAttention")) return shrink_attention(w, &n, w->l->spans[id]);
+    if (!strcmp(n.op->name, "FusedAttention")) return shrink_attention(w, &n, set, w->l->spans[id]);
     return shrink_rowwise(w, &n, lead_of(w->l, &n), set);
 }
 
@@ -272,11 +327,16 @@ gradd_status_t live_rewrite(const live_t *l, const gradd_val_t *lists) {
     if (!w.to) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
     for (int32_t id = 0; id < l->loss.node && !status; id++)
         status = shrink(&w, id);
-    if (!status) status = shrink_loss(&w, &loss, &made);
-    free(w.to);
+    const bool shrinks = live_loss_set(l) != LIVE_ALL;
+    if (!status && shrinks) status = shrink_loss(&w, &loss, &made);
     g->rows = LIVE_NONE;
     if (!status) status = graph_redirect_begin(g, &redirect);
+    for (int32_t id = 0; id < l->loss.node && !status; id++) {
+        const gradd_val_t old = g->nodes[id].out[0];
+        if (l->cross[id] && l->at[id] == LIVE_ALL) graph_redirect(&redirect, old, w.to[old]);
+    }
+    free(w.to);
     if (status) return status;
-    graph_redirect(&redirect, loss.out[0], made);
+    if (shrinks) graph_redirect(&redirect, loss.out[0], made);
     return graph_redirect_end(g, &redirect);
 }

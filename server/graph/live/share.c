@@ -26,4 +26,5 @@ void live_count(const live_t *l, gradd_live_t *out) {
     out->flops = all;
     out->label_share = all > 0 ? of[LIVE_LABELLED] / all : 0;
     out->real_share = all > 0 ? of[LIVE_REAL] / all : 0;
+    out->source_share = all > 0 ? of[LIVE_SOURCE] / all : 0;
 }

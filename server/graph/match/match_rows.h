@@ -37,7 +37,5 @@ bool match_rows(const graph_t *g, gradd_val_t v, const char *leaf, const int32_t
 /* The weights, [rows], of that type; new nodes are of node `like`. */
 gradd_status_t match_rows_weights(graph_t *g, int32_t like, const match_rows_t *rows,
                                   gradd_dtype_t dtype, gradd_val_t *out);
-/* The same of a SoftmaxCrossEntropyLoss with class weights and a reduction: node `loss`. */
-gradd_status_t match_class_weights(graph_t *g, int32_t loss, gradd_dtype_t dtype, gradd_val_t *out);
 
 #endif

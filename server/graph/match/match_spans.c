@@ -11,6 +11,40 @@ static const graph_node_t *maker(const graph_t *g, gradd_val_t v) {
     return value->kind == VALUE_NODE && !value->data ? &g->nodes[value->node] : NULL;
 }
 
+/* The truth of a known number; false if it is none. */
+static bool known_truth(const graph_t *g, gradd_val_t v, bool *out) {
+    double number;
+    *out = match_scalar(g, v, &number) && number != 0;
+    return match_scalar(g, v, &number);
+}
+
+/* What v is equal to, past numbers that a mask was made of, and of again: Not, and casts of
+ * Where(mask, number, number). */
+static gradd_val_t plain_mask(const graph_t *g, gradd_val_t v) {
+    bool negated = false, yes, no;
+    gradd_val_t found = v;
+    for (int step = 0; step < MATCH_MAX_WALK; step++) {
+        const graph_node_t *n = maker(g, v);
+        if (n && !strcmp(n->op->name, "Not")) {
+            negated = !negated;
+            v = n->in[0];
+        } else {
+            const graph_node_t *choice =
+                n && !strcmp(n->op->name, "Cast") ? maker(g, n->in[0]) : NULL;
+            if (!choice || strcmp(choice->op->name, "Where") ||
+                graph_type(g, v)->dtype != GRADD_DT_BOOL ||
+                !gradd_type_equal(graph_type(g, v), graph_type(g, choice->in[0])) ||
+                !known_truth(g, choice->in[1], &yes) || !known_truth(g, choice->in[2], &no) ||
+                yes == no)
+                return found;
+            negated ^= no;
+            v = choice->in[0];
+        }
+        if (!negated) found = v;
+    }
+    return found;
+}
+
 /* ---- which keys are real --------------------------------------------------------------------- */
 
 /* Whether the sizes beside those of one are [batch, positions], or only one of both where the other
@@ -193,28 +227,53 @@ static bool starts_where_not_rising(const graph_t *g, gradd_val_t segments, grad
            one->dims[one->rank - 1] == 1;
 }
 
-/* v[b, h, q, k] says whether the number of k is not above that of q. Where segments are runs of
- * rising numbers, that is: k does not come after q. */
-static bool tells_order(const graph_t *g, match_spans_t *f, gradd_val_t v) {
-    const graph_node_t *n = maker(g, v);
-    if (!n || strcmp(n->op->name, "LessOrEqual")) return false;
-    if (!lies_along(f, graph_type(g, n->in[0]), true) ||
-        !lies_along(f, graph_type(g, n->in[1]), false))
+/* Whether two operands are the same numbers, of keys and of queries; takes note of these. */
+static bool are_numbers(const graph_t *g, match_spans_t *f, gradd_val_t keys, gradd_val_t queries) {
+    if (!lies_along(f, graph_type(g, keys), true) || !lies_along(f, graph_type(g, queries), false))
         return false;
-    const gradd_val_t a = source_of_elements(g, f, n->in[0]);
-    if (a != source_of_elements(g, f, n->in[1]) || !holds_rows(f, graph_type(g, a))) return false;
+    const gradd_val_t a = source_of_elements(g, f, keys);
+    if (a != source_of_elements(g, f, queries) || !holds_rows(f, graph_type(g, a))) return false;
     if (f->order != GRADD_NONE && f->order != a) return false;
     f->order = a;
     return true;
 }
 
-/* Nobody looks ahead. */
+/* v[b, h, q, k] says whether the number of k is not above that of q. Where segments are runs of
+ * rising numbers, that is: k does not come after q. */
+static bool tells_order(const graph_t *g, match_spans_t *f, gradd_val_t v) {
+    const graph_node_t *n = maker(g, v);
+    if (!n || strcmp(n->op->name, "LessOrEqual") || !are_numbers(g, f, n->in[0], n->in[1]))
+        return false;
+    f->behind = 0;
+    return true;
+}
+
+/* The same, whether the number of k is above that of q less a window. */
+static bool tells_window(const graph_t *g, match_spans_t *f, gradd_val_t v) {
+    const graph_node_t *n = maker(g, v), *less;
+    if (!n || strcmp(n->op->name, "Greater")) return false;
+    less = maker(g, n->in[1]);
+    if (!less || strcmp(less->op->name, "Sub")) return false;
+    const graph_value_t *width = g->values[less->in[1]];
+    if (!width->data || width->type.dtype != GRADD_DT_I64 || gradd_type_count(&width->type) != 1)
+        return false;
+    const int64_t window = *(const int64_t *)width->data;
+    if (window < 1 || !are_numbers(g, f, n->in[0], less->in[0])) return false;
+    if (window < f->before) f->before = window;
+    return true;
+}
+
+/* Nobody looks ahead, or further back than the window. */
 static bool settle_order(const graph_t *g, match_spans_t *f) {
     if (f->order == GRADD_NONE) return true;
     if (f->segments == GRADD_NONE || !starts_where_not_rising(g, f->segments, f->order))
         return false;
-    for (int64_t s = 0; s < f->positions; s++)
-        if (f->spans[2 * s + 1] > s + 1) f->spans[2 * s + 1] = (int32_t)s + 1;
+    for (int64_t s = 0; s < f->positions; s++) {
+        const int64_t from = f->before <= s ? s - f->before + 1 : 0;
+        const int64_t to = f->behind < f->positions - s ? s + f->behind + 1 : f->positions;
+        if (f->spans[2 * s] < from) f->spans[2 * s] = (int32_t)from;
+        if (f->spans[2 * s + 1] > to) f->spans[2 * s + 1] = (int32_t)to;
+    }
     return true;
 }
 
@@ -268,13 +327,14 @@ static gradd_status_t take_apart(const graph_t *g, match_spans_t *f, gradd_val_t
     int n_parts = 1;
     *out_known = true;
     for (int i = 0; i < n_parts && *out_known; i++) {
+        parts[i] = plain_mask(g, parts[i]);
         const graph_node_t *n = maker(g, parts[i]);
         if (n && !strcmp(n->op->name, "And")) {
             if (n_parts + 2 > (int)(sizeof parts / sizeof parts[0])) *out_known = false;
             for (int k = 0; k < 2 && *out_known; k++)
                 parts[n_parts++] = n->in[k];
         } else if (!tells_keys(g, f, parts[i]) && !tells_segments(g, f, parts[i]) &&
-                   !tells_order(g, f, parts[i])) {
+                   !tells_order(g, f, parts[i]) && !tells_window(g, f, parts[i])) {
             GRADD_TRY(tells_positions(g, f, parts[i], out_known));
         }
     }
@@ -287,7 +347,9 @@ gradd_status_t match_spans(graph_t *g, gradd_val_t mask, int64_t batch, int64_t 
                            .positions = positions,
                            .keys = GRADD_NONE,
                            .segments = GRADD_NONE,
-                           .order = GRADD_NONE};
+                           .order = GRADD_NONE,
+                           .before = positions,
+                           .behind = positions};
     out->spans = arena_array(g->arena, (size_t)positions, 2 * sizeof out->spans[0]);
     if (!out->spans) return GRADD_FAIL(NOMEM, "no memory to compile the graph");
     for (int64_t s = 0; s < positions; s++)

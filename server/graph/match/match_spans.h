@@ -14,6 +14,7 @@ typedef struct match_spans_s {
     gradd_val_t keys;     /* input, [batch, positions] in some sizes: 1 = real; GRADD_NONE = none */
     gradd_val_t segments; /* integers like that, in one order: equal in a segment; GRADD_NONE */
     gradd_val_t order;    /* numbers that rise by one in a segment; the spans say so, too */
+    int64_t before, behind; /* positions that `order` allows: itself and before, behind */
     int32_t *spans; /* [positions, 2], in the graph's arena: first position, one past the last */
 } match_spans_t;
 

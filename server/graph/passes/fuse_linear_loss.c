@@ -2,7 +2,6 @@
  *
  *   CrossEntropy(logits, labels)       with a reduction, as fuse_loss has left it
  *   sum_i w_i CrossEntropy(logits, labels)_i, without one: masks, weights (match_rows.h)
- *   SoftmaxCrossEntropyLoss(logits, labels, class weights), which is such a sum
  *   one of them + sum_i q_i lse_i^2    lse = ReduceLogSumExp(logits): z-loss
  *   logits = [softcap] [scale] (x W)   or x W + b
  *
@@ -51,7 +50,6 @@ typedef struct total_s {
     int32_t loss; /* CrossEntropy */
     int32_t last; /* node of the result */
     bool weighted, squares;
-    bool by_class; /* weighted by what the labels' classes weigh */
     match_rows_t weights, lse;
     gradd_val_t fork; /* logits that loss and log-sum-exp read; GRADD_NONE = the loss alone */
     bool cut;         /* the last position has no log-sum-exp */
@@ -250,15 +248,12 @@ static gradd_status_t append_zeros(graph_t *g, int32_t like, int64_t positions, 
 
 static gradd_status_t add_weights(graph_t *g, const total_t *t, gradd_val_t *in) {
     const gradd_dtype_t dtype = graph_type(g, g->nodes[t->last].out[0])->dtype;
-    if (t->by_class)
-        GRADD_TRY(match_class_weights(g, t->loss, dtype, &in[5]));
-    else if (t->weighted)
-        GRADD_TRY(match_rows_weights(g, t->last, &t->weights, dtype, &in[5]));
+    if (t->weighted) GRADD_TRY(match_rows_weights(g, t->last, &t->weights, dtype, &in[6]));
     if (!t->squares) return GRADD_OK;
-    GRADD_TRY(match_rows_weights(g, t->last, &t->lse, dtype, &in[6]));
+    GRADD_TRY(match_rows_weights(g, t->last, &t->lse, dtype, &in[7]));
     if (!t->cut) return GRADD_OK;
     const gradd_type_t *logits = graph_type(g, t->fork);
-    return append_zeros(g, t->last, logits->dims[logits->rank - 2], &in[6]);
+    return append_zeros(g, t->last, logits->dims[logits->rank - 2], &in[7]);
 }
 
 static gradd_status_t fuse(pass_t *p, const total_t *t) {
@@ -271,14 +266,16 @@ static gradd_status_t fuse(pass_t *p, const total_t *t) {
     const int n_attrs = add_attrs(g, t, &h, chunk, attrs);
     GRADD_TRY(fit_rows(g, &g->nodes[t->loss], &h));
     const graph_node_t *loss = &g->nodes[t->loss]; /* the list may have moved */
-    gradd_val_t in[7] = {h.x, h.w, loss->in[1], h.bias, GRADD_NONE, GRADD_NONE, GRADD_NONE};
-    if (loss->n_in > 2 && !t->by_class) in[4] = loss->in[2];
+    gradd_val_t in[8] = {h.x, h.w, loss->in[1], h.bias};
+    for (int i = 4; i < 8; i++) /* number of items, weights of classes; those of rows below */
+        in[i] = i < 6 && i - 2 < loss->n_in ? loss->in[i - 2] : GRADD_NONE;
     GRADD_TRY(add_weights(g, t, in));
-    int n_in = 7;
+    int n_in = 8;
     while (in[n_in - 1] == GRADD_NONE)
         n_in--;
-    gradd_val_t ends[3 + 2 * MATCH_ROWS_PARTS] = {h.x, h.w, g->nodes[t->loss].in[1]};
+    gradd_val_t ends[4 + 2 * MATCH_ROWS_PARTS] = {h.x, h.w, g->nodes[t->loss].in[1]};
     int n_ends = 3;
+    if (in[5] != GRADD_NONE) ends[n_ends++] = in[5];
     for (int i = 0; i < t->weights.n_parts; i++)
         ends[n_ends++] = t->weights.parts[i].value;
     for (int i = 0; i < t->lse.n_parts; i++)
@@ -377,23 +374,10 @@ static void take_squares(const pass_t *p, total_t *t) {
     t->last = id;
 }
 
-/* As the exporter writes it: scores [N, V]. */
-static bool has_class_weights(const graph_t *g, const graph_node_t *n) {
-    return n->n_in > 2 && n->in[2] != GRADD_NONE && n->n_out == 1 &&
-           graph_type(g, n->in[0])->rank == 2;
-}
-
-static bool is_loss(const graph_node_t *n) {
-    return !n->backward && (!strcmp(n->op->name, "CrossEntropy") ||
-                            !strcmp(n->op->name, "SoftmaxCrossEntropyLoss"));
-}
-
 static gradd_status_t fuse_loss_of(pass_t *p, int32_t id) {
     const graph_node_t *n = &p->g->nodes[id];
     total_t t = {.loss = id, .last = id, .fork = GRADD_NONE};
     const bool none = !strcmp(gradd_attr_string(n->attrs, "reduction", "mean"), "none");
-    t.by_class = t.weighted = !strcmp(n->op->name, "SoftmaxCrossEntropyLoss");
-    if (t.by_class && (none || !has_class_weights(p->g, n))) return GRADD_OK;
     if (none && !take_weights(p, &t)) return GRADD_OK;
     take_squares(p, &t);
     return fuse(p, &t);
@@ -405,7 +389,8 @@ static gradd_status_t fuse_linear_loss(graph_t *g) {
     GRADD_TRY(find_readers(&p));
     for (int32_t i = 0, n = g->n_nodes; i < n; i++) {
         GRADD_TRY(budget_spend(1));
-        if (is_loss(&g->nodes[i])) GRADD_TRY(fuse_loss_of(&p, i));
+        if (!g->nodes[i].backward && !strcmp(g->nodes[i].op->name, "CrossEntropy"))
+            GRADD_TRY(fuse_loss_of(&p, i));
     }
     return GRADD_OK;
 }

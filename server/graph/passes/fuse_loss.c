@@ -4,6 +4,7 @@
  *   SoftmaxCrossEntropyLoss(logits, labels)
  *   NegativeLogLikelihoodLoss(LogSoftmax(logits), labels)
  *   CrossEntropy(logits, labels), as the capture sends label smoothing
+ *   each perhaps with weights of the classes
  *   [Div(sum of losses, number of items)]
  *
  * where logits pass through reshapes, a cast from bf16 to f32, or a transposition that puts the
@@ -20,7 +21,7 @@
 
 typedef struct pattern_s {
     gradd_val_t logits, labels;
-    gradd_val_t items; /* GRADD_NONE = none */
+    gradd_val_t items, weights; /* GRADD_NONE = none */
     const char *reduction;
     bool ignores, shift, cut; /* cut: the last position of the logits was sliced off */
     int64_t ignore;
@@ -135,7 +136,7 @@ static void find_sources(const graph_t *g, pattern_t *p) {
 }
 
 static gradd_status_t replace(graph_t *g, graph_node_t *n, const pattern_t *p) {
-    gradd_val_t in[3] = {p->logits, p->labels, p->items};
+    gradd_val_t in[4] = {p->logits, p->labels, p->items, p->weights};
     gradd_attr_t attrs[4] = {gradd_make_string("reduction", p->reduction)};
     int n_attrs = 1;
     if (p->ignores) attrs[n_attrs++] = gradd_make_int("ignore_index", p->ignore);
@@ -144,7 +145,9 @@ static gradd_status_t replace(graph_t *g, graph_node_t *n, const pattern_t *p) {
     return match_replace(g, n,
                          &(match_fused_t){.op = "CrossEntropy",
                                           .in = in,
-                                          .n_in = p->items == GRADD_NONE ? 2 : 3,
+                                          .n_in = p->weights != GRADD_NONE ? 4
+                                                  : p->items != GRADD_NONE ? 3
+                                                                           : 2,
                                           .attrs = attrs,
                                           .n_attrs = n_attrs});
 }
@@ -156,8 +159,8 @@ static gradd_status_t fuse_scores(graph_t *g, graph_node_t *n, pattern_t *p) {
     return replace(g, n, p);
 }
 
-static bool has_input(const graph_node_t *n, int i) {
-    return n->n_in > i && n->in[i] != GRADD_NONE;
+static gradd_val_t input(const graph_node_t *n, int i) {
+    return n->n_in > i ? n->in[i] : GRADD_NONE;
 }
 
 /* LogSoftmax over the axis that holds the classes. */
@@ -170,16 +173,18 @@ static const graph_node_t *log_probabilities(const graph_t *g, gradd_val_t v) {
 }
 
 static gradd_status_t fuse_softmax_loss(graph_t *g, graph_node_t *n, const int32_t *readers) {
-    pattern_t p = {.logits = n->in[0], .labels = n->in[1], .items = GRADD_NONE};
-    if (has_input(n, 2)) return GRADD_OK; /* class weights */
+    pattern_t p = {
+        .logits = n->in[0], .labels = n->in[1], .items = GRADD_NONE, .weights = input(n, 2)};
     if (n->n_out > 1 && n->out[1] != GRADD_NONE && readers[n->out[1]]) return GRADD_OK;
     return fuse_scores(g, n, &p);
 }
 
 /* One that the model has already; its classes are the last axis. */
 static gradd_status_t fuse_whole(graph_t *g, graph_node_t *n) {
-    pattern_t p = {.logits = n->in[0], .labels = n->in[1], .items = GRADD_NONE};
-    if (has_input(n, 2) || n->n_out > 1 || gradd_attr_int(n->attrs, "shift", 0)) return GRADD_OK;
+    pattern_t p = {
+        .logits = n->in[0], .labels = n->in[1], .items = GRADD_NONE, .weights = input(n, 3)};
+    if (input(n, 2) != GRADD_NONE || n->n_out > 1 || gradd_attr_int(n->attrs, "shift", 0))
+        return GRADD_OK;
     read_attrs(n, &p);
     p.smoothing = gradd_attr_float(n->attrs, "smoothing", 0);
     find_sources(g, &p);
@@ -188,8 +193,9 @@ static gradd_status_t fuse_whole(graph_t *g, graph_node_t *n) {
 
 static gradd_status_t fuse_likelihood(graph_t *g, graph_node_t *n, const int32_t *readers) {
     const graph_node_t *logs = log_probabilities(g, n->in[0]);
-    if (!logs || readers[n->in[0]] != 1 || has_input(n, 2)) return GRADD_OK;
-    pattern_t p = {.logits = logs->in[0], .labels = n->in[1], .items = GRADD_NONE};
+    if (!logs || readers[n->in[0]] != 1) return GRADD_OK;
+    pattern_t p = {
+        .logits = logs->in[0], .labels = n->in[1], .items = GRADD_NONE, .weights = input(n, 2)};
     return fuse_scores(g, n, &p);
 }
 
@@ -208,8 +214,11 @@ static gradd_val_t count_of(const graph_t *g, gradd_val_t v) {
 
 static gradd_status_t fuse_division(graph_t *g, graph_node_t *n, const int32_t *readers) {
     const graph_node_t *loss = match_made_by(g, n->in[0], "CrossEntropy");
-    if (!loss || readers[n->in[0]] != 1 || has_input(loss, 2)) return GRADD_OK;
-    pattern_t p = {.logits = loss->in[0], .labels = loss->in[1], .items = count_of(g, n->in[1])};
+    if (!loss || readers[n->in[0]] != 1 || input(loss, 2) != GRADD_NONE) return GRADD_OK;
+    pattern_t p = {.logits = loss->in[0],
+                   .labels = loss->in[1],
+                   .items = count_of(g, n->in[1]),
+                   .weights = input(loss, 3)};
     read_attrs(loss, &p);
     p.shift = gradd_attr_int(loss->attrs, "shift", 0);
     p.smoothing = gradd_attr_float(loss->attrs, "smoothing", 0);

@@ -28,7 +28,9 @@ def _all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 class Tiny(nn.Module):
     """A language model of one layer, with what heads and losses of models have."""
 
-    def __init__(self, tied: bool = False, bias: bool = False, cap: float = 0.0) -> None:
+    def __init__(
+        self, tied: bool = False, bias: bool = False, cap: float = 0.0, weighted: bool = False
+    ) -> None:
         super().__init__()
         self.cap = cap
         with torch.random.fork_rng(devices=[]):
@@ -36,6 +38,7 @@ class Tiny(nn.Module):
             self.embed = nn.Embedding(V, K)
             self.inner = nn.Linear(K, K)
             self.head = nn.Linear(K, V, bias=bias)
+        self.register_buffer("classes", torch.linspace(0, 2, V) if weighted else None)
         if tied:
             self.head.weight = self.embed.weight
 
@@ -48,8 +51,10 @@ class Tiny(nn.Module):
         labels = F.pad(labels, (0, 1), value=-100)[..., 1:]
         rows, flat = logits.float().view(-1, V), labels.reshape(-1)
         if num_items is not None:
-            return F.cross_entropy(rows, flat, ignore_index=-100, reduction="sum") / num_items
-        return F.cross_entropy(rows, flat, ignore_index=-100, label_smoothing=smoothing)
+            known = {"ignore_index": -100, "weight": self.classes, "reduction": "sum"}
+            return F.cross_entropy(rows, flat, **known) / num_items
+        known = {"ignore_index": -100, "weight": self.classes, "label_smoothing": smoothing}
+        return F.cross_entropy(rows, flat, **known)
 
 
 def batch(rows: int = 3, length: int = 33, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,6 +101,9 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cap": ({"cap": 3.0}, {}),
     "smoothing": ({}, {"smoothing": 0.1}),
     "items": ({"tied": True}, {"num_items": torch.tensor(11)}),
+    "weights": ({"weighted": True, "cap": 3.0}, {}),
+    "smoothed weights": ({"weighted": True, "bias": True}, {"smoothing": 0.1}),
+    "weights and items": ({"weighted": True}, {"num_items": torch.tensor(11)}),
 }
 
 

@@ -47,6 +47,7 @@ class Options(C.Structure):
         ("n_parameters", C.c_int),
         ("label_rows", C.c_int64),
         ("real_rows", C.c_int64),
+        ("source_rows", C.c_int64),
         ("memory_budget", C.c_int64),
         ("recompute", C.c_int),
     ]

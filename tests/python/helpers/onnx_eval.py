@@ -243,12 +243,15 @@ def _smoothed_loss(x: list, a: dict, n: int) -> Tensor:
     rows = x[0].float().reshape(-1, x[0].shape[-1])
     labels, ignored = x[1].reshape(-1), a["ignore_index"]
     logs, e = torch.log_softmax(rows, 1), a["smoothing"]
-    hard = -logs.gather(1, labels.where(labels != ignored, 0)[:, None])[:, 0]
-    each = ((1 - e) * hard - e * logs.mean(1)) * (labels != ignored)
+    weights = x[3].float() if len(x) > 3 else torch.ones(rows.shape[1])
+    own = labels.where(labels != ignored, 0)
+    hard = -logs.gather(1, own[:, None])[:, 0] * weights[own]
+    each = ((1 - e) * hard - e * (logs * weights).mean(1)) * (labels != ignored)
     reduction = a["reduction"].decode()
     if reduction == "none":
         return each.reshape(x[1].shape)
-    return each.sum() / ((labels != ignored).sum() if reduction == "mean" else 1)
+    count = (weights[own] * (labels != ignored)).sum()
+    return each.sum() / (count if reduction == "mean" else 1)
 
 
 def _unary(function: Callable) -> Callable:

@@ -123,19 +123,39 @@ def test_probabilities_that_are_read_elsewhere():
     check(w, shapes, [loss, logs], nodes=3)
 
 
-@pytest.mark.parametrize("change", ["weights", "start", "fill", "step", "axis"])
+@pytest.mark.parametrize("how", ["pad", "cut", "none"])
+@pytest.mark.parametrize("kind", ["softmax", "likelihood", "smoothed", "items"])
+def test_class_weights(how, kind):
+    w = Writer()
+    shapes = {"x": (3, 6, V), "y": (3, 6), "c": (V,)}
+    feed = feed_of(shapes) | {"n": np.array(7, np.int64)}
+    feed["c"] = np.abs(feed["c"])
+    scores, labels = shifted(w, "x", "y", how)
+    if kind == "likelihood":
+        logs = w("LogSoftmax", scores, axis=-1)
+        loss = w("NegativeLogLikelihoodLoss", logs, labels, "c", ignore_index=-100)
+    elif kind == "smoothed":
+        args = {"ignore_index": -100, "reduction": "mean", "smoothing": 0.2}
+        loss = w("CrossEntropy", scores, labels, "", "c", domain="com.gradd", **args)
+    else:
+        reduction = "sum" if kind == "items" else "mean"
+        loss = w(
+            "SoftmaxCrossEntropyLoss", scores, labels, "c", ignore_index=-100, reduction=reduction
+        )
+    if kind == "items":
+        shapes["n"] = ()
+        loss = w("Div", loss, w("Cast", "n", to=1))
+    else:
+        del feed["n"]
+    fast, _ = check(w, shapes, [loss], feed=feed)
+    assert fast.backward == 1
+
+
+@pytest.mark.parametrize("change", ["start", "fill", "step", "axis"])
 def test_what_only_looks_like_a_shifted_loss(change):
     w = Writer()
     shapes = {"x": (3, 6, V), "y": (3, 6)}
     labels = "y"
-    if change == "weights":
-        shapes["c"] = (V,)
-        feed = feed_of(shapes)
-        feed["c"] = np.abs(feed["c"])
-        scores, labels = shifted(w, "x", labels, "pad")
-        loss = w("SoftmaxCrossEntropyLoss", scores, labels, "c", ignore_index=-100)
-        compare(w.model(shapes, [loss], ints=("y",)), feed, [loss])
-        return
     fill = 3 if change == "fill" else -100
     if change == "start":  # moved by two, and refilled by two
         pads = w.constant([0, 0, 0, 2], np.int64)

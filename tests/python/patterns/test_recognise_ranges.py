@@ -44,9 +44,9 @@ def shapes(wrapped: Any) -> list[tuple[str, tuple[int, ...]]]:
     return [(r.op, tuple(r.shape)) for r in wrapped.gradd_explain().rows if r.kind == "run"]
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "gemma3"])
 def test_packed_sequences_have_no_mask(family: str) -> None:
-    """Block-diagonal attention takes ranges of positions, whatever the segments."""
+    """Block-diagonal attention takes ranges of positions, whatever segments and windows."""
     plain, draw = build(family, mask=False)[0], random.Random(4)
     wrapped = ORTModule(copy.deepcopy(plain), strict=True)
     for batch, positions, offset in ((1, 40, 0), (1, 1, 0), (2, 23, 0), (3, 17, 5), (1, 60, 0)):

@@ -219,7 +219,7 @@ class CapturedGraph:
         outputs: tuple[str, ...],
         grad_outputs: tuple[int, ...],
         *,
-        live: Sizes = (0, 0),
+        live: Sizes = (0, 0, 0),
     ) -> Plan:
         """The plan for these shapes and wishes, compiled when it is not cached.
 

@@ -5,6 +5,9 @@ A row is a position of a batch. The daemon says what a plan over all rows could 
 call are counted and named, and what the daemon takes for granted is checked: the mask holds zeros
 and ones, and no labelled row is padding. Where that does not hold, the call runs over all rows.
 
+The positions of an encoder are rows of their own, source rows, with a mask of their own; each
+sequence must have a real one.
+
 A plan has lists of fixed sizes. Sizes are rounded up, at most eight to an octave; a size that is
 asked for the first time takes the next larger plan that is there.
 """
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
     from gradd.session.protocol import GraphInfo, Live
 
 logger = logging.getLogger("gradd")
-Sizes = tuple[int, int]  # of the lists of labelled and of real rows; 0 = there is none
+Sizes = tuple[int, int, int]  # of the lists of labelled, real, source rows; 0 = there is none
+Rows = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # which these are
 _LEAST = 0.02  # of the forward's operations that a list has to save
 _ASKED = 1024  # sizes that are remembered without a plan
 _PATIENCE = 3  # calls in a row that saved nothing, before not every one is looked at
@@ -49,6 +53,15 @@ def filled(rows: torch.Tensor, size: int) -> torch.Tensor:
     out[:n] = rows
     out[n:] = ~rows[-1] if n else -1
     return out
+
+
+def _shown(inputs: list[torch.Tensor], place: int | None, rows: int) -> torch.Tensor | None:
+    """Whether each row is real, by a mask of zeros and ones; None = it is no such mask."""
+    if place is None:
+        return None
+    mask = inputs[place].detach().reshape(-1)
+    real = mask.eq(1)
+    return real if mask.numel() == rows and bool((real | mask.eq(0)).all()) else None
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,7 @@ class LiveRows:
 
     Attributes:
         rows: Of a batch.
+        source_rows: Of its encoder.
         waits: Calls that are not looked at.
         seen: Counts, for statistics: "calls" with any rows left out, "rows" of the calls that were
             looked at, of these "unlabelled" and "padding" that were left out, and "flops" of the
@@ -82,21 +96,24 @@ class LiveRows:
     """
 
     def __init__(
-        self, live: Live, labels: int, mask: int | None, switches: Switches, seen: Counter[str]
+        self,
+        live: Live,
+        places: tuple[int, int | None, int | None],
+        switches: Switches,
+        seen: Counter[str],
     ) -> None:
         """Args:
         live: What the daemon says.
-        labels: Position of the labels among the free inputs.
-        mask: The same of the mask.
+        places: Of the labels, the mask and the encoder's mask among the free inputs.
         switches: What may be left out.
         seen: Where it is counted.
         """
         self.live = live
         self.switches = switches
         self.rows = live.batch * live.positions
+        self.source_rows = live.batch * live.source_positions
         self.seen = seen
-        self._labels = labels
-        self._mask = mask
+        self._labels, self._mask, self._source = places
         # The graph keeps those that were used last; an evicted one is compiled again.
         self._plans: weakref.WeakValueDictionary[Sizes, Plan] = weakref.WeakValueDictionary()
         self._asked: set[Sizes] = set()
@@ -122,7 +139,8 @@ class LiveRows:
         names = [name for name, _, _ in info.inputs]
         labels = at.get(names[live.labels])
         mask = at.get(names[live.mask]) if live.mask >= 0 else None
-        return None if labels is None else cls(live, labels, mask, switches, seen)
+        source = at.get(names[live.source]) if live.source >= 0 else None
+        return None if labels is None else cls(live, (labels, mask, source), switches, seen)
 
     def choose(
         self,
@@ -140,11 +158,11 @@ class LiveRows:
         if self.waits or self._off:
             self.waits = max(self.waits - 1, 0)
             return prepared, inputs
-        self.seen["rows"] += self.rows
-        labelled, real = self.find(inputs)
+        self.seen["rows"] += self.rows + self.source_rows
+        rows = self.find(inputs)
         if self.switches.printed:
-            self._print(labelled, real)
-        sizes = self.worth(labelled, real)
+            self._print(*rows)
+        sizes = self.worth(*rows)
         if not any(sizes):
             self._rest()
             return prepared, inputs
@@ -163,12 +181,12 @@ class LiveRows:
         own = made.get(plan)
         if own is None or own.binding is not prepared.binding or own.wish is not prepared.wish:
             own = made[plan] = prepared.with_lists(plan, [n for n in sizes if n])
-        lists = [filled(r, n) for r, n in zip((labelled, real), sizes, strict=True) if n]
+        lists = [filled(r, n) for r, n in zip(rows, sizes, strict=True) if n and r is not None]
         self._count(sizes)
         return own, [*inputs, *lists]
 
-    def find(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Numbers of the labelled and of the real rows; None = a plan may not know these."""
+    def find(self, inputs: list[torch.Tensor]) -> Rows:
+        """Numbers of labelled, real and source rows; None = a plan may not know these."""
         live = self.live
         labels = inputs[self._labels].detach().reshape(-1)
         labelled = labels.ne(live.ignore)
@@ -176,14 +194,17 @@ class LiveRows:
             labelled = labelled.view(live.batch, live.positions)
             labelled = torch.nn.functional.pad(labelled[:, 1:], (0, 1)).reshape(-1)
         rows = labelled.nonzero().view(-1)
-        if self._mask is None:
-            return rows, None
-        mask = inputs[self._mask].detach().reshape(-1)
-        real = mask.eq(1)
-        plain = mask.numel() == self.rows and bool((real | mask.eq(0)).all())
-        if not plain or not bool(real[rows].all()):
-            return rows, None
-        return rows, real.nonzero().view(-1)
+        real = _shown(inputs, self._mask, self.rows)
+        if real is not None and not bool(real[rows].all()):
+            real = None
+        source = _shown(inputs, self._source, self.source_rows)
+        if source is not None and not bool(source.view(live.batch, -1).any(1).all()):
+            source = None
+        return (
+            rows,
+            None if real is None else real.nonzero().view(-1),
+            None if source is None else source.nonzero().view(-1),
+        )
 
     def sizes(self, inputs: list[torch.Tensor]) -> Sizes:
         """Sizes of the lists for free inputs; none where these have no values."""
@@ -197,9 +218,11 @@ class LiveRows:
         if self._idle >= _PATIENCE:
             self.waits = min(1 << (self._idle - _PATIENCE), _LONGEST)
 
-    def worth(self, labelled: torch.Tensor, real: torch.Tensor | None) -> Sizes:
+    def worth(
+        self, labelled: torch.Tensor, real: torch.Tensor | None, source: torch.Tensor | None
+    ) -> Sizes:
         """Sizes of the lists that save enough; without one of labelled rows these are real ones."""
-        sizes = [0, 0]
+        sizes = [0, 0, 0]
         label_share, real_share = self.live.label_share, self.live.real_share
         if self.switches.labelled:
             size = rounded(labelled.numel())
@@ -210,13 +233,22 @@ class LiveRows:
             share = real_share if sizes[0] else real_share + label_share
             if share * (1 - size / self.rows) >= _LEAST:
                 sizes[1] = size
-        return sizes[0], sizes[1]
+        if self.switches.real and source is not None:
+            size = rounded(source.numel())
+            if self.live.source_share * (1 - size / self.source_rows) >= _LEAST:
+                sizes[2] = size
+        return sizes[0], sizes[1], sizes[2]
 
-    def _print(self, labelled: torch.Tensor, real: torch.Tensor | None) -> None:
+    def _print(
+        self, labelled: torch.Tensor, real: torch.Tensor | None, source: torch.Tensor | None
+    ) -> None:
         n = self.rows
         text = f"gradd: {labelled.numel()} of {n} rows ({labelled.numel() / n:.1%}) have a label"
         if real is not None:
             text += f", {real.numel()} ({real.numel() / n:.1%}) are no padding"
+        if source is not None:
+            n = self.source_rows
+            text += f"; of {n} of the encoder {source.numel()} ({source.numel() / n:.1%}) are none"
         print(text, flush=True)
 
     def _plan(
@@ -234,24 +266,24 @@ class LiveRows:
 
     def _larger(self, sizes: Sizes) -> Sizes | None:
         """The smallest plan with the same lists that has room."""
-        labelled, real = sizes
         fitting = [
             s
             for s in list(self._plans)
-            if bool(s[0]) == bool(labelled) and bool(s[1]) == bool(real)
-            if s[0] >= labelled and s[1] >= real
+            if all(bool(a) == bool(b) and a >= b for a, b in zip(s, sizes, strict=True))
         ]
         return min(fitting, key=sum, default=None)
 
     def saved(self, sizes: Sizes) -> float:
         """Part of the forward's operations that lists of these sizes leave out."""
-        (labelled, real), live, n = sizes, self.live, self.rows
+        (labelled, real, source), live, n = sizes, self.live, self.rows
         unlabelled, padding = (n - labelled if labelled else 0), (n - real if real else 0)
-        return (live.label_share * (unlabelled or padding) + live.real_share * padding) / n
+        saved = (live.label_share * (unlabelled or padding) + live.real_share * padding) / n
+        return saved + (live.source_share * (1 - source / self.source_rows) if source else 0)
 
     def _count(self, sizes: Sizes) -> None:
-        labelled, real = sizes
+        labelled, real, source = sizes
         self.seen["calls"] += 1
         self.seen["unlabelled"] += self.rows - labelled if labelled else 0
         self.seen["padding"] += self.rows - real if real else 0
+        self.seen["padding"] += self.source_rows - source if source else 0
         self.seen["flops"] += int(self.live.flops * self.saved(sizes))

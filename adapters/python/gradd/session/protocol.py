@@ -70,6 +70,9 @@ class Live:
         positions: Of each.
         label_share: Part of the forward's operations that is made in labelled rows alone.
         real_share: The same of real rows.
+        source: Position of the mask that tells an encoder's real rows; -1 = there is none.
+        source_positions: Of each sequence of the encoder.
+        source_share: Part of the forward's operations that is made in such rows alone.
         flops: Operations of the forward.
     """
 
@@ -81,6 +84,9 @@ class Live:
     positions: int
     label_share: float
     real_share: float
+    source: int
+    source_positions: int
+    source_share: float
     flops: float
 
 
@@ -287,7 +293,7 @@ def plan_fields(
         parameters: Positions of the inputs that are parameters, trained or not.
         plain: Leave patterns unrecognised.
         dense: Make the logits of a loss as a whole.
-        live: Sizes of the lists of labelled and of real rows; 0 = all rows.
+        live: Sizes of the lists of labelled, real and source rows; 0 = all rows.
     """
     return {
         "graph": graph,
@@ -302,4 +308,5 @@ def plan_fields(
         "dense": int(dense),
         "label_rows": live[0],
         "real_rows": live[1],
+        "source_rows": live[2],
     }

@@ -165,7 +165,7 @@ def cross_entropy(
     ignore_index: Any = _IGNORED,
     label_smoothing: float = 0.0,
 ) -> Any:
-    """cross_entropy(): one node, but for class probabilities and for smoothing with weights."""
+    """cross_entropy(): one node, but for class probabilities."""
     name = ("none", "mean", "sum")[reduction]
     single = len(scores.shape) == 1
     if single:
@@ -176,8 +176,8 @@ def cross_entropy(
         ignore_index = _IGNORED
     if target.dtype in SMALLEST:
         loss = _probability_loss(scores, target, weight, name, label_smoothing)
-    elif label_smoothing > 0 and weight is None and _has_word(scores, label_smoothing):
-        loss = _smoothed(scores, target, name, ignore_index, label_smoothing)
+    elif label_smoothing > 0 and _has_word(scores, label_smoothing):
+        loss = _smoothed(scores, target, weight, name, ignore_index, label_smoothing)
     elif label_smoothing > 0:
         loss = _smoothed_loss(scores, target, weight, name, ignore_index, label_smoothing)
     else:
@@ -203,13 +203,16 @@ def _has_word(scores: Any, smoothing: float) -> bool:
     return scores.dtype != DOUBLE or is_exact(smoothing)
 
 
-def _smoothed(scores: Any, target: Any, name: str, ignore: int, smoothing: float) -> Any:
+def _smoothed(
+    scores: Any, target: Any, weight: Any, name: str, ignore: int, smoothing: float
+) -> Any:
     """com.gradd::CrossEntropy, which has classes last and gives float for halves."""
     rank = len(scores.shape)
     if rank > 2:
         scores = typed(op.Transpose(scores, perm=[0, *range(2, rank), 1]), scores.dtype)
     known = {"reduction": name, "ignore_index": ignore, "smoothing": float(smoothing)}
-    loss = first_of("com.gradd", "CrossEntropy", scores, target, **known)
+    more = () if weight is None else (None, wide(weight))
+    loss = first_of("com.gradd", "CrossEntropy", scores, target, *more, **known)
     return narrow(typed(loss, wide_type(scores)), scores)
 
 

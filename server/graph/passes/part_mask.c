@@ -1,0 +1,103 @@
+/* FusedAttention whose bias holds its mask -> mask and bias apart:
+ *
+ *   bias = Where(mask, b, fill), what is minus infinite of it being masked -> mask, b
+ *
+ * as scaled_dot_product_attention is called with biases of relative positions. b has the size of
+ * one sequence, where bias has that of the batch; a b of zeros is none. No number of b may come
+ * near the fill, which is far below all scores. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/attention.h"
+#include "kernels/rules.h"
+#include "server/graph/budget.h"
+#include "server/graph/match/match.h"
+#include "server/graph/match/match_modest.h"
+
+enum { K = 1, MASK = 3, BIAS = 4, RANGES = 5, MOST_IN = 9, MOST_ATTRS = 12 };
+
+typedef struct parts_s {
+    gradd_val_t mask, bias; /* GRADD_NONE = no bias is left */
+    double fill;
+    bool narrow; /* the bias is bf16, which attention takes as f32 */
+} parts_t;
+
+/* What v has been cast from, bf16 to f32, or v. */
+static gradd_val_t before_cast(const graph_t *g, gradd_val_t v) {
+    const graph_node_t *n = match_made_by(g, v, "Cast");
+    const bool widens = n && graph_type(g, n->in[0])->dtype == GRADD_DT_BF16 &&
+                        graph_type(g, v)->dtype == GRADD_DT_F32;
+    return widens ? n->in[0] : v;
+}
+
+/* mask = Not(Equal(bias, -inf)), perhaps before it was cast */
+static bool shows_finite(const graph_t *g, gradd_val_t mask, gradd_val_t bias) {
+    const graph_node_t *n = match_made_by(g, mask, "Not");
+    double number;
+    gradd_val_t other;
+    n = n ? match_made_by(g, n->in[0], "Equal") : NULL;
+    return n && match_with_scalar(g, n, &number, &other) && number == -INFINITY &&
+           before_cast(g, other) == bias;
+}
+
+static bool take_apart(const graph_t *g, const graph_node_t *n, parts_t *out) {
+    if (n->backward || strcmp(n->op->name, "FusedAttention") || n->n_in <= BIAS) return false;
+    if (n->in[MASK] == GRADD_NONE || n->in[BIAS] == GRADD_NONE || n->n_in > MOST_IN) return false;
+    const gradd_type_t *k = graph_type(g, n->in[K]);
+    const int64_t layout = gradd_attr_int(n->attrs, "layout", 0);
+    const gradd_val_t bias = before_cast(g, n->in[BIAS]);
+    const graph_node_t *choice = match_made_by(g, bias, "Where");
+    if (!choice || !shows_finite(g, n->in[MASK], bias)) return false;
+    if (!match_scalar(g, choice->in[2], &out->fill) || !isfinite(out->fill) ||
+        out->fill > GRADD_ATTN_MASKED)
+        return false;
+    out->mask = choice->in[0], out->bias = choice->in[1];
+    out->narrow = bias != n->in[BIAS];
+    const gradd_type_t *mask = graph_type(g, out->mask);
+    if (!mask->rank || mask->dims[mask->rank - 1] != k->dims[layout & GRADD_ATTN_K_TURNED ? 1 : 2])
+        return false;
+    if (!match_is_modest(g, out->bias)) return false;
+    if (match_is_zero(g, out->bias)) out->bias = GRADD_NONE;
+    return true;
+}
+
+static gradd_status_t replace(graph_t *g, int32_t id, const parts_t *p) {
+    const graph_node_t n = g->nodes[id]; /* a copy: the list moves */
+    gradd_val_t in[MOST_IN];
+    gradd_attr_t attrs[MOST_ATTRS];
+    int n_attrs = 0;
+    memcpy(in, n.in, sizeof in[0] * (size_t)n.n_in);
+    in[MASK] = p->mask, in[BIAS] = p->bias;
+    const gradd_attr_t wide = gradd_make_int("to", GRADD_DT_F32);
+    if (p->narrow && p->bias != GRADD_NONE)
+        GRADD_TRY(
+            match_emit(g, &n, &(match_fused_t){"Cast", &p->bias, 1, &wide, 1, NULL}, &in[BIAS], 1));
+    if (n.n_in > RANGES)
+        GRADD_TRY(match_emit(g, &n,
+                             &(match_fused_t){.op = "MaskRanges", .in = &in[MASK], .n_in = 1},
+                             &in[RANGES], 1));
+    for (int i = 0; i < n.attrs.n && n_attrs + 2 < MOST_ATTRS; i++)
+        if (strcmp(n.attrs.v[i].name, "fill") && strcmp(n.attrs.v[i].name, "hides") &&
+            strcmp(n.attrs.v[i].name, "zero"))
+            attrs[n_attrs++] = n.attrs.v[i];
+    attrs[n_attrs++] = gradd_make_float("fill", p->fill);
+    attrs[n_attrs++] = gradd_make_int("hides", GRADD_ATTN_HIDES_BIAS);
+    return match_replace(g, &g->nodes[id],
+                         &(match_fused_t){.op = "FusedAttention",
+                                          .in = in,
+                                          .n_in = n.n_in,
+                                          .attrs = attrs,
+                                          .n_attrs = n_attrs,
+                                          .random = &n});
+}
+
+static gradd_status_t part_mask(graph_t *g) {
+    parts_t parts;
+    for (int32_t id = 0, n = g->n_nodes; id < n; id++) {
+        GRADD_TRY(budget_spend(1));
+        if (take_apart(g, &g->nodes[id], &parts)) GRADD_TRY(replace(g, id, &parts));
+    }
+    return GRADD_OK;
+}
+
+const graph_pass_t graph_pass_part_mask = {"part_mask", 42, true, part_mask};
