@@ -128,12 +128,12 @@ class Worker:
 
     def _pids(self) -> dict[str, int]:
         pids = {"trainer": os.getpid()}
-        pids |= {f"child {pid}": pid for pid in _children(os.getpid())}  # compilers
         ours = self._engine in ("gradd", "plain")
         daemon = self._memory.daemon_pid() if ours else None
         if daemon:
             pids["daemon"] = daemon
-        return pids
+        compilers = set(_children(os.getpid())) - {daemon}
+        return pids | {f"child {pid}": pid for pid in compilers}
 
     def _load_code(self) -> None:
         """Loads what belongs to no model (libraries, thread pools, a compiler, the daemon).

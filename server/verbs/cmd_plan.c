@@ -1,4 +1,5 @@
 /* Verbs graph.plan, plan.drop: plans of a session, by the client's id. Engine thread. */
+#include <malloc.h>
 #include <stdlib.h>
 
 #include "server/verbs/plan_ask.h"
@@ -189,6 +190,7 @@ static gradd_status_t graph_plan(worker_t *worker, request_t *request) {
         cache_release_compiled(worker, compiled);
     if (st == GRADD_OK) put_plan(&request->reply, compiled, hit);
     plan_ask_finish(&ask);
+    if (!hit) malloc_trim(0); /* what the compilation has freed lies between what it has kept */
     return st;
 }
 

@@ -15,7 +15,7 @@ from gradd import ORTModule
 
 MIB = 1 << 20
 SHARE, LEAST = 0.03, 8 * MIB
-UNPLANNED = 12 * MIB  # in bf16, and it is not known of what: see docs/status.md
+PASSING = 4 * MIB  # more for moments of a run in bf16: see docs/status.md
 
 
 def anonymous(pid: int) -> int:
@@ -82,5 +82,5 @@ def test_planned_is_measured(daemon: Any, monkeypatch: Any, build: Any, dtype: A
     one = gradd.estimate(model, batch, optimizer="sgd")
     planned = one.activations + one.constants
     print(f"planned {planned / MIB:.1f} MiB, grown by {grown / MIB:.1f} MiB")
-    least = LEAST + (UNPLANNED if dtype == torch.bfloat16 else 0)
+    least = LEAST + (PASSING if dtype == torch.bfloat16 else 0)
     assert abs(grown - planned) <= max(SHARE * planned, least)
