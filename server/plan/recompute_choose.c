@@ -107,16 +107,21 @@ gradd_status_t gradd_recompute_find(const char *name, size_t n, const char *what
 
 /* ---- the choice ------------------------------------------------------------------------------ */
 
+static double mib(int64_t bytes) {
+    return (double)bytes / (1 << 20);
+}
+
 static gradd_status_t too_small(chooser_t *c, int64_t budget) {
     point_t least;
     GRADD_TRY(find_least(c, &least));
     const double percent = c->r.total_us > 0 ? 100 * least.extra_us / c->r.total_us : 0;
     return GRADD_FAIL(NOMEM,
-                      "no plan fits the memory budget of %lld bytes: the smallest that can be met "
-                      "is %lld bytes, for %.1f %% more time by the model; a plan that computes "
-                      "nothing again takes %lld bytes",
-                      (long long)budget, (long long)least.arena_bytes, percent,
-                      (long long)c->whole.arena_bytes);
+                      "no plan fits the memory budget of %lld bytes (%.1f MiB): the smallest that "
+                      "can be met is %lld bytes (%.1f MiB), for %.1f %% more time by the model; a "
+                      "plan that computes nothing again takes %lld bytes (%.1f MiB)",
+                      (long long)budget, mib(budget), (long long)least.arena_bytes,
+                      mib(least.arena_bytes), percent, (long long)c->whole.arena_bytes,
+                      mib(c->whole.arena_bytes));
 }
 
 static gradd_status_t choose_by_budget(chooser_t *c, int64_t budget, point_t *out) {

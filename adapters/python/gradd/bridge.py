@@ -179,6 +179,8 @@ class Bridge(ShortWay):
                         reason = self.fallback.no_capture(
                             key, sizes, not graphs, lambda: self._changed_outside(outdated)
                         )
+                    elif graph.refused and not self.fallback.retry:
+                        reason = graph.refused.get((torch.is_grad_enabled(), *sizes))
                 if reason is None:
                     graph = graph or self._new_graph(key, graphs, outdated, leaves, args, kwargs)
                     run, tensors, way = self._prepare(graph, leaves, args, kwargs)
@@ -187,9 +189,8 @@ class Bridge(ShortWay):
             failure = error
         if failure is not None:
             try:  # not above: errors of what runs now have nothing to do with this one
-                refused = sizes if graph is None else None
                 tried = time.perf_counter() - start
-                return self._in_torch(failure, key, args, kwargs, refused, tried)
+                return self._in_torch(failure, key, args, kwargs, (graph, sizes), tried)
             finally:
                 failure = None  # it holds this frame
         if reason is not None:
@@ -253,7 +254,7 @@ class Bridge(ShortWay):
         key: Hashable,
         args: tuple,
         kwargs: dict,
-        refused: tuple | None = None,
+        call: tuple[CapturedGraph | None, tuple | None] = (None, None),
         tried: float = 0.0,
     ) -> Any:
         """Runs the call in PyTorch if the policy allows that after this error.
@@ -263,14 +264,17 @@ class Bridge(ShortWay):
             key: Of the call, if it is known.
             args: The call's.
             kwargs: The same.
-            refused: Sizes of the call's tensors if it could not be captured.
+            call: The capture that fits it, and the sizes of its tensors; as far as they are known.
             tried: Seconds that went until then.
         """
         reason = self.fallback.decide(error)
         start = time.perf_counter()
         result = self._eager(*args, **kwargs)
         if key is not None and not isinstance(error, SelfCheckError):  # that is known by its sizes
-            self.fallback.remember(key, reason, refused)
+            graph, sizes = call
+            planned = graph is not None and sizes is not None
+            if not planned or not graph.refuse((torch.is_grad_enabled(), *sizes), reason):
+                self.fallback.remember(key, reason, None if graph is not None else sizes)
             self.ways.clear()  # one of them may be such a call
         # Another self-check that fails is news; what it says of a call that it knows is not.
         if self.fallback.count(reason, str(error) if reason == "self_check" else ""):
@@ -484,7 +488,7 @@ class Bridge(ShortWay):
         self.clock = graph.used = self.clock + 1
         binding, bound = graph.bind(self.state)
         inputs = self.inputs(graph, leaves)
-        wish = wish_of(graph, bound, inputs, self._lazy)
+        wish = self._affordable(graph, binding, bound, inputs)
         checked = None
         if self._checks is not None:
             kind, due = self._checks.due(graph, wish)
@@ -500,6 +504,29 @@ class Bridge(ShortWay):
         self.last = own.last
         tensors = [bound[i] for i in wish.params]
         return run, tensors + [inputs[i] for i in prepared.grad_inputs], way
+
+    def _affordable(
+        self, graph: CapturedGraph, binding: Binding, bound: list, inputs: list[torch.Tensor]
+    ) -> Wish:
+        """What a call wants; not outputs that do not fit the memory budget beside the step."""
+        wish = wish_of(graph, bound, inputs, self._lazy)
+        if not self._memory.budget or graph.asks_again or not graph.asked_for:
+            return wish
+        try:
+            self.prepared(graph, binding, inputs, wish).live(inputs)
+            return wish
+        except errors.OutOfMemoryError as error:
+            graph.asks_again = True
+            less = wish_of(graph, bound, inputs, self._lazy)
+            if less.real == wish.real:
+                raise
+            logger.warning(
+                "outputs of %s that are read beside the loss do not fit its memory budget in a "
+                "step: whoever reads them runs another forward (repeated_forwards). %s",
+                type(self.module).__name__,
+                error.what,
+            )
+            return less
 
     def prepared(
         self, graph: CapturedGraph, binding: Binding, inputs: list[torch.Tensor], wish: Wish

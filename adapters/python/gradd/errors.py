@@ -91,7 +91,8 @@ class OutOfMemoryError(GraddError, MemoryError):
     def __init__(self, what: str, session: str = "alive") -> None:
         super().__init__(what, session)
         if " out of memory." not in self.args[0]:
-            self.args = (f"{self.args[0]}; the daemon is out of memory.",)
+            who = "with this budget the call" if "memory budget" in what else "the daemon"
+            self.args = (f"{self.args[0]}; {who} is out of memory.",)
 
 
 class NoSpaceError(GraddError):

@@ -165,7 +165,8 @@ def estimate(
         batches: Batch sizes to plan instead: they replace the first size of the batch's tensors.
         fits_gib: Find the largest batch whose total is at most this; added as the last column.
         accumulate: Gradients of several backwards are added up.
-        memory_budget: What ORTModule(memory_budget=) would get; the environment has no say here.
+        memory_budget: What ORTModule(memory_budget=) would get, or has got if this is one; the
+            environment has no say here.
         client: Session to use.
 
     Returns:
@@ -251,7 +252,8 @@ class _Planner:
         leaves = _tensors(self.args, self.kwargs)
         self.size = leaves[0].shape[0] if leaves and leaves[0].dim() else 1
         self.graphs: list[CapturedGraph] = []
-        self.memory = Memory()
+        own = getattr(model, "_gradd_memory", None)
+        self.memory = Memory() if own is None else Memory(parse_bytes(own, "memory_budget"))
         self._export = export
 
     def of(self, size: int) -> Estimate:
@@ -310,19 +312,21 @@ class _Planner:
         gmask = tuple(k for k, i in enumerate(real) if flags[i])
         asked = (tuple(free), params, inputs, outputs, gmask)
         plan = graph.plan(self.client, *asked)
-        live = self._live(graph, plan, tensors, asked)
+        less, live = self._live(graph, plan, tensors, asked)
+        if plan.over is not None and less is None:
+            raise errors.OutOfMemoryError(plan.over)
         graph.plans.clear()  # and dropped in the daemon once it has been read
-        return self._add_up(plan, live)
+        return self._add_up(plan if plan.over is None else less, live)
 
     def _live(
         self, graph: CapturedGraph, plan: Plan, tensors: list[torch.Tensor], asked: tuple
-    ) -> LiveSaving | None:
+    ) -> tuple[Plan | None, LiveSaving | None]:
         live = plan.live
-        sizes = (0, 0) if live is None else live.sizes(tensors)
+        sizes = (0, 0, 0) if live is None else live.sizes(tensors)
         if live is None or not any(sizes):
-            return None
-        peak = graph.plan(self.client, *asked, live=sizes).info.peak
-        return LiveSaving(live.rows, *sizes, peak, 100 * live.saved(sizes))
+            return None, None
+        less = graph.plan(self.client, *asked, live=sizes)
+        return less, LiveSaving(live.rows, *sizes, less.info.peak, 100 * live.saved(sizes))
 
     def _add_up(self, plan: Plan, live: LiveSaving | None) -> Estimate:
         held = {id(t): t for t in (*self.module.parameters(), *self.module.buffers())}

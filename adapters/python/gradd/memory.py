@@ -82,7 +82,7 @@ def parse_bytes(value: Any, name: str) -> int:
         if match is not None and match[2] in _UNITS:
             digits, scale = match[1], 1024 ** _UNITS[match[2]]
             number = int(digits) * scale if digits.isdigit() else float(digits) * scale
-    elif math.isfinite(value):
+    elif math.isfinite(value) and value == int(value):  # 1.5 was meant in another unit
         number = value
     if not 1 <= number <= _MOST:
         raise ValueError(

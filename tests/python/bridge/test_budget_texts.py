@@ -96,6 +96,6 @@ def test_bad_texts_are_refused(deep: Path, text: str) -> None:
 
 def test_what_cannot_be_met_says_so(deep: Path) -> None:
     said = command("explain", deep, SHAPE, "--train", "all", "--memory-budget", "1KiB", code=1)
-    assert "NOMEM: no plan fits the memory budget of 1024 bytes: the smallest that can be" in said
+    assert "NOMEM: no plan fits the memory budget of 1024 bytes (0.0 MiB): the smallest" in said
     said = command("explain", deep, SHAPE, "--train", "all", "--recompute", "all", code=1)
     assert "--recompute 'all': expected none, layers or compromise" in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -192,6 +193,53 @@ def test_one_odd_call_moves_no_other_size(
     stats = model.gradd_stats()
     assert sum(stats["fallbacks"].values()) == 2 and stats["captures"] == 1, stats
     assert kind is BySize or "catches an exception of a submodule" in caplog.text
+
+
+class WithoutAPlan(torch.nn.Module):
+    """Its graph holds for all sizes; the daemon has no plan where a repetition is huge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin(x).sum()
+
+
+def test_a_size_without_a_plan_moves_no_other_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradd.calls.captured import CapturedGraph
+
+    planned = CapturedGraph.plan
+
+    def refuse(self: Any, client: Any, types: Any, *rest: Any, **options: Any) -> Any:
+        if types[0][1][0] in (7, 8, 9, 10):
+            raise errors.GraphError("no plan for that size")
+        return planned(self, client, types, *rest, **options)
+
+    monkeypatch.setattr(CapturedGraph, "plan", refuse)
+    model = ORTModule(WithoutAPlan())
+    for n in (5, 7, 5, 7, 6, 8, 9, 10, 5):
+        model(torch.randn(n, 4)).backward()
+    stats = model.gradd_stats()
+    assert stats["fallbacks"] == {"graph": 5}
+    assert stats["captures"] == 1
+
+
+def test_a_graph_that_never_had_a_plan_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradd.calls.captured import CapturedGraph
+
+    asked = []
+
+    def refuse(self: Any, client: Any, types: Any, *rest: Any, **options: Any) -> Any:
+        asked.append(types)
+        raise errors.GraphError("no plan at all")
+
+    monkeypatch.setattr(CapturedGraph, "plan", refuse)
+    model = ORTModule(WithoutAPlan())
+    for n in range(2, 14):
+        model(torch.randn(n, 4)).backward()
+    assert model.gradd_stats()["fallbacks"] == {"graph": 12}
+    assert len(asked) <= 5
 
 
 def test_few_sizes_are_tried_where_none_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:

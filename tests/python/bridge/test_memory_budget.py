@@ -258,7 +258,7 @@ def test_values_that_are_no_sizes(value: Any) -> None:
         ORTModule(Deep(), memory_budget=value)
 
 
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), 2**63])
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), 2**63, 1.5])
 def test_numbers_that_are_no_sizes(value: Any) -> None:
     with pytest.raises(ValueError, match="expected bytes from 1"):
         ORTModule(Deep(), memory_budget=value)

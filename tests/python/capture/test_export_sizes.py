@@ -233,3 +233,29 @@ def test_a_decision_about_another_size_is_refused():
     assert "does not hold" in dims.violated(new, [(8,)])
     with pytest.raises(export.CaptureError, match="sizes of no argument"):
         dims.with_decisions(rules, [sympy.Eq(other, 1)], [(7,)])
+
+
+EMPTIED = {
+    "flatten": lambda h: h[:, :-1].flatten(0, 1),
+    "flatten all": lambda h: h[:, :-1].flatten(),
+    "flatten behind": lambda h: h[:, :-1].flatten(1),
+    "reshape": lambda h: h[:, :-1].reshape(h.shape[0] * (h.shape[1] - 1), 4),
+    "reshape to three": lambda h: h[:, :-1].reshape(h.shape[0], h.shape[1] - 1, 2, 2),
+    "view": lambda h: h[:, :-1].contiguous().view(h.shape[0], (h.shape[1] - 1) * 4),
+    "minus one": lambda h: h[:, :-1].reshape(-1, 4),
+}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", EMPTIED)
+def test_an_axis_without_elements_stays_one(shared_daemon, name):
+    """What is left of sequences of one position: a size of zero copies no axis."""
+    change = EMPTIED[name]
+    module = Lambda(lambda self, x: change(self.lin(x)), lin=nn.Linear(4, 4))
+    model = ORTModule(copy.deepcopy(module), strict=True)
+    for sizes in ((3, 5), (3, 1), (1, 1), (2, 5)):
+        x = torch.randn(*sizes, 4)
+        want, got = module(x), model(x)
+        assert got.shape == want.shape
+        torch.testing.assert_close(got, want)
+        got.sum().backward()

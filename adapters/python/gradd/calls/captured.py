@@ -30,6 +30,7 @@ from gradd.session import protocol
 from gradd.session.shm import DTYPE_CODES, DTYPES
 
 _PLANS = 64  # kept per graph; compiling again costs milliseconds
+_REFUSED = 3  # calls without a plan, after which a graph that never had one is given up
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +65,7 @@ class Plan:
     early_layout: Layout
     layout: Layout
     live: LiveRows | None = None
+    over: str | None = None  # why no plan over all rows meets the budget; this one may not run
 
 
 def check_supported(info: protocol.GraphInfo, cap: Capture) -> None:
@@ -130,6 +132,8 @@ class CapturedGraph:
         self.made: dict[Plan, Any] = {}  # of these, calls over live rows: see LiveRows.choose
         self.kinds: dict[Hashable, Kind] = {}  # of plans, for the self-checks
         self.asked_for: set[str] = set()  # outputs that were left out and then needed after all
+        self.asks_again = False  # these do not fit the budget: whoever reads them runs a forward
+        self.refused: dict[Hashable, str] = {}  # calls that had no plan, and why
         self.uses = Uses()
         self.used = 0  # when it was used last, on the bridge's clock
         self.stepped = False  # an optimizer has stepped while somebody held such an output
@@ -174,6 +178,15 @@ class CapturedGraph:
                 if first.get() is not other.get():
                     ties.append((first, other))
         return ties
+
+    def refuse(self, call: Hashable, reason: str) -> bool:
+        """Remembers that such a call has no plan; False if no call of this graph has got one."""
+        if len(self.refused) >= _REFUSED and self.uses.calls <= len(self.refused) + 1:
+            return False
+        if len(self.refused) >= _PLANS:
+            self.refused.clear()
+        self.refused[call] = reason
+        return True
 
     def intact(self) -> bool:
         """False if submodules or tables were exchanged, a tie was cut, or memory laid out anew."""
@@ -255,7 +268,7 @@ class CapturedGraph:
         )
         if grad_outputs:
             fields |= self.memory
-        info = client.plan(fields)
+        info, over = self._planned(client, fields, any(live))
         kinds = [(t.dtype, tuple(t.shape)) for t in (self.places[i].get() for i in params)]
         early = tuple(i for i in range(len(kinds)) if i < len(info.early) and info.early[i])
         plan = Plan(
@@ -272,11 +285,28 @@ class CapturedGraph:
             Layout.of([kinds[i] for i in early]),
             Layout.of([kind for i, kind in enumerate(kinds) if i not in early]),
             LiveRows.of(info.live, self.free, self.info, self.live_rows),
+            over,
         )
         # Runs hold their plan: the daemon keeps it until the last of them is released.
         client.ends.watch(plan, partial(client.later, "plan.drop", {"plan": info.id}))
         self.keep(plan)
+        if over is not None and plan.live is None:
+            del self.plans[key]
+            raise errors.OutOfMemoryError(over)
         return plan
+
+    @staticmethod
+    def _planned(
+        client: Any, fields: dict[str, Any], live: bool
+    ) -> tuple[protocol.PlanInfo, str | None]:
+        """A plan; where all rows are too much for the budget, one that says what to leave out."""
+        try:
+            return client.plan(fields), None
+        except errors.OutOfMemoryError as error:
+            if live or "memory_budget" not in fields:
+                raise
+            over = error.what
+        return client.plan({k: v for k, v in fields.items() if k != "memory_budget"}), over
 
     def keep(self, plan: Plan) -> None:
         """A call uses this plan: another one is the next to be given up."""
@@ -320,6 +350,7 @@ class CapturedGraph:
         """Gives up plans and binding; runs that are not released keep theirs."""
         self.plans.clear()
         self.made.clear()
+        self.refused.clear()
         self.binding = None
 
 

@@ -154,8 +154,12 @@ class LiveRows:
             prepared: Over all rows.
             inputs: Free inputs of the call.
             compile_for: Compiles the plan for such sizes.
+
+        Raises:
+            OutOfMemoryError: All rows do not meet the memory budget, nor do those that are needed.
         """
-        if self.waits or self._off:
+        over = prepared.plan.over
+        if over is None and (self.waits or self._off):
             self.waits = max(self.waits - 1, 0)
             return prepared, inputs
         self.seen["rows"] += self.rows + self.source_rows
@@ -164,12 +168,16 @@ class LiveRows:
             self._print(*rows)
         sizes = self.worth(*rows)
         if not any(sizes):
+            if over is not None:
+                raise errors.OutOfMemoryError(over)
             self._rest()
             return prepared, inputs
         self._idle = 0
         try:
-            found = self._plan(sizes, compile_for)
+            found = self._plan(sizes, compile_for, over is not None)
         except errors.GraddError as error:
+            if over is not None:
+                raise
             self._off = True
             logger.warning("rows that nobody needs are computed all the same: %s", error)
             return prepared, inputs
@@ -252,10 +260,10 @@ class LiveRows:
         print(text, flush=True)
 
     def _plan(
-        self, sizes: Sizes, compile_for: Callable[[Sizes], Plan]
+        self, sizes: Sizes, compile_for: Callable[[Sizes], Plan], at_once: bool
     ) -> tuple[Sizes, Plan] | None:
         plan = self._plans.get(sizes)
-        if plan is None and self._plans and sizes not in self._asked:
+        if plan is None and self._plans and sizes not in self._asked and not at_once:
             if len(self._asked) >= _ASKED:
                 self._asked.clear()
             self._asked.add(sizes)

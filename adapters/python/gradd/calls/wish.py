@@ -64,7 +64,8 @@ def wish_of(
     differentiable, params, input_grads = graph.differentiable(params, input_grads)
     left_out: set[int] = set()
     if lazy and any(differentiable) and graph.module.training:
-        left_out = {i for i in graph.left_out() if graph.user[i].name not in graph.asked_for}
+        asked_for = () if graph.asks_again else graph.asked_for
+        left_out = {i for i in graph.left_out() if graph.user[i].name not in asked_for}
     real = [i for i in range(len(graph.user)) if i not in left_out]
     outputs = tuple(graph.user[i].name for i in real) + graph.hidden
     gmask = tuple(k for k, i in enumerate(real) if differentiable[i])

@@ -161,7 +161,10 @@ class _Check:
             return
         if less is not None and self._agrees(less, whole):
             return
-        self._examine(data, whole, self.half)
+        try:
+            self._examine(data, whole, self.half)
+        except errors.OutOfMemoryError as error:  # the call itself has room
+            logger.info("outputs that the call leaves out are not compared: %s", error.what)
 
     def _is_right(self, less: Data) -> bool:
         """Whether a part of the call agrees, and tells something."""

@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from gradd.export.translation import losses, norms, pointwise, products, reductions
+from gradd.export.translation import losses, norms, pointwise, products, reductions, shapes
 from gradd.export.translation.attention import attention
 from gradd.export.translation.build import (
     check_index,
@@ -315,6 +315,8 @@ def table() -> dict[Any, Callable]:
         _aten.mean.default: mean,
         _aten.rms_norm.default: rms_norm,
         _aten.alias.default: identity,
+        _aten.reshape.default: shapes.reshape,
+        _aten.flatten.using_ints: shapes.flatten,
         _aten.cat.default: cat,
         _aten.copy.default: copy,
         _aten.arange.default: arange,
