@@ -101,6 +101,23 @@ def test_many_blocks_do_not_take_many_segments() -> None:
 
 
 @pytest.mark.quick
+def test_a_large_segment_goes_though_something_is_always_alive() -> None:
+    pool = ring.Pool(_NoDaemon(), "ring", grow=1 << 16, keep=True)
+    large = pool.allocate(1 << 24)
+    last = pool.allocate(256)  # the loss of a step lives until the next one is there
+    large.drop()
+    most = 0
+    for _ in range(3 * 256):
+        now = pool.allocate(256)
+        last.drop()
+        last = now
+        pool.drain()
+        most = max(most, pool.client.segment_count())
+    assert pool.bytes() <= 1 << 17
+    assert most <= 3
+
+
+@pytest.mark.quick
 def test_ranges_never_overlap_and_merge_again() -> None:
     pool = ring.Pool(_NoDaemon(), "ring", grow=1 << 16, keep=True)
     generator = torch.Generator().manual_seed(0)

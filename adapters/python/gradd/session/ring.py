@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _MOVED_BYTES = 1 << 20
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # a subclass may have no memory of its own
 _EXACT_SEGMENTS = 16  # of a client, with just the bytes that were asked for
+_LATELY = 0xFF  # blocks, a power of two less one: what is in use is looked at as often
 _AHEAD = 64 << 20  # bytes that a later one has beyond that, at most
 
 
@@ -149,7 +150,8 @@ class Pool:
         self.keep = keep
         self.watched = watched
         self.peak_bytes = 0
-        self._emptied = 0
+        self._emptied = self._allocated = 0
+        self._ending: set[int] = set()  # segments that get no more blocks
         self.returned: deque[Tie | Block] = deque()
         # Without this table a block that only tensors hold would be a cycle of block and weak
         # references: the collector would take it and nobody would hear of the exporter's end.
@@ -184,6 +186,9 @@ class Pool:
         if self.returned or self.client.ends.died:
             self.drain()
         size = (max(size, 1) + ALIGN - 1) // ALIGN * ALIGN
+        self._allocated += 1
+        if not self._allocated & _LATELY and self.keep:
+            self._end_large()
         found = self._take(size)
         if found is None:
             self._add(self._new_segment(size))
@@ -284,12 +289,27 @@ class Pool:
             if sizes.get(segment.start) == segment.room > self.grow:
                 self._drop(segment)
 
+    def _end_large(self) -> None:
+        """Segments of which lately less than half was in use go once they are empty.
+
+        Without this one block that is always there, a loss that waits for the next one, would keep
+        a segment that large outputs once needed.
+        """
+        lately, self.peak_bytes = self.peak_bytes, self.live_bytes
+        for segment, _, sizes in list(self._free.values()):
+            if segment.room > 2 * max(self.grow, lately):
+                self._ending.add(segment.id)
+                if sizes.get(segment.start) == segment.room:
+                    self._drop(segment)
+
     def bytes(self) -> int:
         """Bytes of all segments."""
         return sum(segment.size for segment, _, _ in self._free.values())
 
     def _take(self, size: int) -> tuple[Segment, int] | None:
         for segment, starts, sizes in self._free.values():
+            if segment.id in self._ending:
+                continue
             for i, start in enumerate(starts):
                 have = sizes[start]
                 if have < size:
@@ -324,7 +344,7 @@ class Pool:
 
     def _drop_if_spare(self, segment: Segment) -> None:
         """Drops an empty segment unless the peak of the last steps needs it."""
-        if self.keep:
+        if self.keep and segment.id not in self._ending:
             self._emptied += 1
             if self._emptied % 64 == 0:
                 self.peak_bytes = self.live_bytes
@@ -339,6 +359,7 @@ class Pool:
 
     def _forget(self, segment: Segment) -> None:
         del self._free[segment.id]
+        self._ending.discard(segment.id)
         if self.watched:
             watch.remove(segment.address)
 
