@@ -573,7 +573,7 @@ class Bridge(ShortWay):
             types = tuple(type_of(t) for t in inputs)
             asked = (self.client, types, *wish_of(graph, bound, inputs, self._lazy).of_plan())
             plan = graph.plan(*asked)
-            sizes = (0, 0) if plan.live is None else plan.live.sizes(inputs)
+            sizes = (0, 0, 0) if plan.live is None else plan.live.sizes(inputs)
             return graph, graph.plan(*asked, live=sizes) if any(sizes) else plan
 
     def explain(self, args: tuple, kwargs: dict) -> Explanation:

@@ -104,7 +104,7 @@ def test_text_takes_the_colour_of_the_page() -> None:
 
 def test_text_is_escaped() -> None:
     evil = "<script>alert('&\"')</script>"
-    live = LiveSaving(8, 2, 4, MIB, 50)
+    live = LiveSaving(8, 2, 4, 0, MIB, 50)
     one = made(LLAMA, _foot=evil, _lines=((evil, evil),), live=live)
     assert "<script" not in one._repr_html_()
     root = parsed(one)

@@ -217,7 +217,7 @@ class LiveRows:
     def sizes(self, inputs: list[torch.Tensor]) -> Sizes:
         """Sizes of the lists for free inputs; none where these have no values."""
         if any(t.is_meta for t in inputs):
-            return 0, 0
+            return 0, 0, 0
         return self.worth(*self.find(inputs))
 
     def _rest(self) -> None:

@@ -279,7 +279,7 @@ def plan_fields(
     parameters: Sequence[int] = (),
     plain: bool = False,
     dense: bool = False,
-    live: tuple[int, int] = (0, 0),
+    live: tuple[int, int, int] = (0, 0, 0),
 ) -> dict[str, Any]:
     """Fields of graph.plan, without the plan's id.
 
