@@ -58,12 +58,13 @@ def test_a_switch_turns_off_what_it_names(
     assert (stats["flops_left_out"] > 0) == (unlabelled or padding)
 
 
+@pytest.mark.parametrize("check", ["0", "1"])  # whose own calls print nothing
 def test_rows_and_memory_are_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    check: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("GRADD_SELF_CHECK", check)
     monkeypatch.setenv("ORTMODULE_PRINT_INPUT_DENSITY", "1")
     monkeypatch.setenv("ORTMODULE_PRINT_MEMORY_STATS", "1")
-    monkeypatch.setenv("GRADD_SELF_CHECK", "0")
     batch = padded()
     trained(batch)
     lines = capsys.readouterr().out.splitlines()

@@ -236,3 +236,72 @@ def test_attributes_of_a_result(name: str) -> None:
     stats = ours.gradd_stats()
     assert stats["fallbacks"] == ({"attribute_written": 2} if lost else {}), stats
     assert stats["captures"] == (0 if lost else 1)
+
+
+class Chooser(nn.Module):
+    """Reads a container, as an adapter does that lists which of its parts are active."""
+
+    def __init__(self, active: Any) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({name: nn.Linear(4, 4) for name in "abc"})
+        self.active = active
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.parts.items()
+        return sum(part(x) * len(name) for name, part in parts if name in self.active)
+
+
+class Twins(Chooser):
+    """Asks whether two attributes are one object."""
+
+    def __init__(self, active: Any) -> None:
+        super().__init__(active)
+        self.other = active
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = super().forward(x) * (2.0 if self.other is self.active else 3.0)
+        return found * len(self.other)
+
+
+FILL = {list: "extend", set: "update", dict.fromkeys: "update"}
+
+
+@pytest.mark.parametrize("kind", FILL)
+def test_an_equal_container_assigned_anew_is_the_same(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PEFT's set_adapter() in every step; what changes in the new one is noticed as ever."""
+    seen = _watch_captures(monkeypatch)
+    eager = Chooser(kind("ab"))
+    model = ORTModule(copy.deepcopy(eager), strict=True)
+    x = torch.ones(3, 4)
+    for _ in range(6):
+        eager.active = model.module.active = kind("ab")
+        assert_close(model(x), eager(x))
+    assert len(seen) == 1
+    for names in ("bc", "ab", "c", "bc", "ab"):
+        eager.active = model.module.active = kind(names)
+        assert_close(model(x), eager(x))
+    assert len(seen) == 3, "one for each choice"
+    for module in (eager, model.module):  # the new one in place
+        module.active.clear()
+        getattr(module.active, FILL[kind])(kind("a"))
+    assert_close(model(x), eager(x))
+
+
+def test_containers_that_were_one_object_and_are_not_any_more() -> None:
+    eager = Twins(["a", "b"])
+    model = ORTModule(copy.deepcopy(eager), strict=True)
+    x = torch.ones(3, 4)
+    for change in (
+        lambda m: setattr(m, "active", ["a", "b"]),
+        lambda m: m.other.append("c"),
+        lambda m: setattr(m, "other", m.active),
+        lambda m: m.active.append("c"),
+        lambda m: (setattr(m, "active", [*m.active]), setattr(m, "other", m.active)),
+        lambda m: m.other.remove("a"),
+    ):
+        assert_close(model(x), eager(x))
+        for module in (model.module, eager):
+            change(module)
+    assert_close(model(x), eager(x))

@@ -147,6 +147,7 @@ class LiveRows:
         prepared: Prepared,
         inputs: list[torch.Tensor],
         compile_for: Callable[[Sizes], Plan],
+        quiet: bool = False,
     ) -> tuple[Prepared, list[torch.Tensor]]:
         """How a call runs, and its free inputs.
 
@@ -154,6 +155,7 @@ class LiveRows:
             prepared: Over all rows.
             inputs: Free inputs of the call.
             compile_for: Compiles the plan for such sizes.
+        quiet: Print nothing.
 
         Raises:
             OutOfMemoryError: All rows do not meet the memory budget, nor do those that are needed.
@@ -164,7 +166,7 @@ class LiveRows:
             return prepared, inputs
         self.seen["rows"] += self.rows + self.source_rows
         rows = self.find(inputs)
-        if self.switches.printed:
+        if self.switches.printed and not quiet:
             self._print(*rows)
         sizes = self.worth(*rows)
         if not any(sizes):

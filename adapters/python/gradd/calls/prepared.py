@@ -138,12 +138,17 @@ class Prepared:
             lists=lists,
         )
 
-    def live(self, inputs: list[torch.Tensor]) -> tuple[Prepared, list[torch.Tensor]]:
-        """How a call with these free inputs runs, and its inputs: without rows nobody needs."""
+    def live(
+        self, inputs: list[torch.Tensor], quiet: bool = False
+    ) -> tuple[Prepared, list[torch.Tensor]]:
+        """How a call with these free inputs runs, and its inputs: without rows nobody needs.
+
+        `quiet`: a call of gradd's own, of which nothing is printed.
+        """
         live = self.plan.live
         if live is None:
             return self, inputs
-        return live.choose(self, inputs, self._compile_for)
+        return live.choose(self, inputs, self._compile_for, quiet)
 
     def _compile_for(self, sizes: Sizes) -> Plan:
         types = tuple((DTYPE_CODES[dtype], shape) for dtype, shape in self.kinds)

@@ -27,7 +27,7 @@ from gradd.calls.lazy import LazyTensor
 from gradd.calls.parameter_changes import Snapshot, steps, version_of
 from gradd.calls.watch import accesses
 from gradd.session.finalizers import Tie
-from gradd.session.protocol import DROPOUT_OFF, Type
+from gradd.session.protocol import DROPOUT_OFF, ONCE, Type
 from gradd.session.shm import DTYPE_CODES, DTYPES
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class Run:
             if not client.forward(fields, read, more or {}, make_tensors):
                 self._raise_changed(self._again_of)
             self.counts["forwards"] += 1
-            if prepared.prints_memory:
+            if prepared.prints_memory and not self.flags & ONCE:
                 pss.print_after("forward", self)
             return tensors
 
@@ -324,7 +324,7 @@ class Run:
                     one.free()
                 for block in scratch:
                     block.returned.append(block)
-            if prepared.prints_memory:
+            if prepared.prints_memory and not self.flags & ONCE:
                 pss.print_after("backward", self)
             if not keep:
                 self._held.release()

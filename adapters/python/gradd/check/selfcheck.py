@@ -304,7 +304,7 @@ class _Check:
         before = set(graph.plans)
         flags = protocol.DROPOUT_OFF | protocol.ONCE
         prepared = bridge.prepared(graph, binding, inputs, wish)
-        prepared, inputs = prepared.live(inputs)
+        prepared, inputs = prepared.live(inputs, quiet=True)
         run = Run(prepared, bound, inputs, bridge.counts, flags)
         values: dict[Key, torch.Tensor | None] = {}
         for name, buffer in bridge.module.named_buffers(remove_duplicate=False):

@@ -2,24 +2,76 @@
 
 The answer comes from one generated function of identity tests. Only where one of them fails are
 values compared: an equal value that is another object is looked for from then on, everything else
-is a change with a name.
+is a change with a name. A list, dictionary or set that was assigned anew takes the old one's place
+if all that was read from the old one is the same in it.
 """
 
 from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradd.export.guards.arguments import Asked, layouts
 from gradd.export.guards.images import is_a
 from gradd.export.guards.lookups import test_of_all
-from gradd.export.guards.spots import ABSENT, Item, Spot
+from gradd.export.guards.spots import ABSENT, Cell, Field, Item, Spot
 from gradd.export.guards.taken import WHOLE
 
 _PER_LINE = 64
+_CONTAINERS = (list, dict, set)  # exactly these: others have code of somebody's
+_HOLDERS = (Item, Cell, Field)
 # Values that no equal object takes the place of: their names may be shared by tests.
 _SHARED = (type, types.FunctionType, types.ModuleType, types.BuiltinFunctionType, type(ABSENT))
+
+
+class Swap(NamedTuple):
+    """A container that stands where another one of its type stood, and the spots that hold it."""
+
+    old: Any
+    new: Any
+    spots: list[Spot]
+
+    def back(self) -> Swap:
+        return Swap(self.new, self.old, self.spots)
+
+
+def _same(spot: Spot) -> bool:
+    try:
+        return spot.same()
+    except Exception:  # what cannot be read any more has changed
+        return False
+
+
+def _assigned_anew(moved: Iterable[Spot], spots: Sequence[Spot]) -> list[Swap]:
+    """Containers in whose place others stand, wherever they stood; none if one only in part.
+
+    What is one object has to stay one, and two have to stay two: forward() may ask that.
+    """
+    swaps: dict[int, Swap] = {}
+    for spot in moved:
+        if type(spot.value) in _CONTAINERS:
+            now = spot.now() if type(spot) in _HOLDERS else ABSENT
+            swap = swaps.setdefault(id(spot.value), Swap(spot.value, now, []))
+            swap.spots.append(spot)
+            if now is not swap.new or type(now) is not type(spot.value):
+                return []
+    new = {id(swap.new) for swap in swaps.values()}
+    if len(new) < len(swaps):
+        return []
+    for spot in spots:
+        swap = swaps.get(id(spot.value))
+        if id(spot.value) in new or swap is not None and spot not in swap.spots:
+            return []
+    return list(swaps.values())
+
+
+def _move(spots: Iterable[Spot], swaps: Sequence[Swap]) -> None:
+    """What was read from the old containers is looked for in the new ones."""
+    new = {id(swap.old): swap.new for swap in swaps}
+    for spot in spots:
+        if id(spot.owner) in new:
+            spot.owner = new[id(spot.owner)]
 
 
 class Guards:
@@ -112,19 +164,20 @@ class Guards:
         Where all values are the same, but some are other objects, those are looked for from then
         on.
         """
-        moved = []
-        for spot in self.spots:
-            try:
-                if not spot.same():
-                    moved.append(spot)
-            except Exception:  # what cannot be read any more has changed
-                moved.append(spot)
+        moved = [spot for spot in self.spots if not _same(spot)]
+        swaps = _assigned_anew(moved, self.spots)
+        if swaps:
+            _move(self.spots, swaps)
+            holders = {id(spot) for swap in swaps for spot in swap.spots}
+            if all(_same(spot) for spot in self.spots if id(spot) not in holders):
+                moved = []
+            else:
+                _move(self.spots, [swap.back() for swap in swaps])
         if not moved:
-            self._rebind()
+            self._rebind(bool(swaps))
         return moved
 
-    def _rebind(self) -> None:
-        whole = False
+    def _rebind(self, whole: bool) -> None:
         for number, spot in enumerate(self.spots):
             before = spot.value
             spot.rebind()
