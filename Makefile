@@ -3,6 +3,7 @@
 
 B         ?= build
 CC        := $(if $(filter default,$(origin CC)),gcc,$(CC))
+CXX       := $(if $(filter default,$(origin CXX)),g++,$(CXX))
 NVCC      ?= nvcc
 CUDA_HOME ?= /usr/local/cuda
 PKG_CONFIG ?= pkg-config
@@ -96,6 +97,11 @@ CPPFLAGS_ALL = -D_GNU_SOURCE -I. -I$(B)/gen $(ZMQ_CFLAGS) $(MSGPACK_CFLAGS) $(PR
                $(DNNL_CFLAGS) $(CPPFLAGS)
 CFLAGS_ALL   = -std=gnu11 $(OPTIMISE) $(ARCH) -fopenmp -fPIC -ffp-contract=off -fno-math-errno \
                -fno-trapping-math $(HARDEN) $(SANITIZE) $(CFLAGS)
+# Kernels of GPUs as C++ for the host: the words of CUDA are ordinary functions there (tests/emu/emu.h).
+CXXFLAGS_ALL = -std=gnu++20 $(if $(SANITIZE),$(OPTIMISE),-O1 -g) $(ARCH) -fPIC -ffp-contract=off \
+               -fno-math-errno -fno-trapping-math -fno-exceptions -fno-rtti -Itests/emu $(SANITIZE) \
+               -Wall -Wextra -Wno-unknown-pragmas -Wno-missing-field-initializers \
+               $(if $(filter 1,$(WERROR)),-Werror) $(CXXFLAGS)
 # The build id tells a client that the daemon is older than the binary (server/daemon/build.h).
 LDFLAGS_ALL  = $(SANITIZE) -fopenmp -Wl,-z,relro,-z,now -Wl,--build-id=sha1 $(LDFLAGS)
 ENGINE_LIBS  = $(DNNL_LIBS) $(PROTO_LIBS) -ldl -lpthread -lm
@@ -114,6 +120,9 @@ test_name   = $(patsubst test_%.c,%,$(notdir $(1)))
 test_obj    = $(call obj,$(filter %/test_$(1).c,$(TEST_SRC)))
 PEER_SRC   := tests/c/peer.c
 FAKE_SRC   := $(sort $(wildcard tests/fake/*.c))
+# Kernels of GPUs, and what runs them on the host (tests/emu).
+CUDA_SRC   := $(sort $(wildcard kernels/cuda/*.cu))
+EMU_SRC    := $(sort $(wildcard tests/emu/*.cc))
 TEST_HELP_SRC := $(sort $(filter-out $(TEST_SRC) $(PEER_SRC),$(wildcard tests/c/*.c)))
 PROTO      := $(wildcard server/graph/onnx.proto)
 PB_C       := $(PROTO:%.proto=$(B)/gen/%.pb-c.c)
@@ -123,8 +132,9 @@ PB_OBJ     := $(PB_C:$(B)/gen/%.c=$(B)/gen-obj/%.o)
 SHM_OBJ    := $(call obj,$(SHM_SRC))
 ENGINE_OBJ := $(SHM_OBJ) $(call obj,$(KERNEL_SRC) $(ENGINE_SRC)) $(PB_OBJ)
 DAEMON_OBJ := $(call obj,$(DAEMON_SRC))
-# The device of the tests, and the list of devices with it in place of the library's own.
-FAKE_OBJ   := $(call obj,$(FAKE_SRC)) $(B)/fake/devices.o
+# The devices of the tests, and the list of devices with them in place of the library's own.
+EMU_OBJ    := $(CUDA_SRC:%.cu=$(B)/emu/%.o) $(EMU_SRC:%.cc=$(B)/%.o)
+FAKE_OBJ   := $(call obj,$(FAKE_SRC)) $(EMU_OBJ) $(B)/fake/devices.o
 TEST_OBJ   := $(call obj,$(TEST_SRC) $(TEST_HELP_SRC) $(PEER_SRC))
 FUZZ_ALL_OBJ := $(call obj,$(wildcard tests/fuzz/*.c) tests/c/onnx_build.c)
 ALL_OBJ    := $(ENGINE_OBJ) $(DAEMON_OBJ) $(TEST_OBJ) $(FAKE_OBJ) $(FUZZ_ALL_OBJ) $(B)/benchmarks/bench_ipc.o $(B)/benchmarks/bench_engine.o
@@ -252,7 +262,7 @@ unit: $(if $(T),$(B)/bin/test_$(T)) ## build and run one C test module: make uni
 
 # ---------------------------------------------------------------- generated sources
 # Each list is rewritten only when its content changed, so adding a file rebuilds what reads the list.
-GEN := $(B)/gen/op_list.inc $(B)/gen/cpu_list.inc $(B)/gen/backend_list.inc \
+GEN := $(B)/gen/op_list.inc $(B)/gen/cpu_list.inc $(B)/gen/cuda_list.inc $(B)/gen/backend_list.inc \
        $(B)/gen/fake/backend_list.inc $(B)/gen/pass_list.inc $(B)/gen/placed_list.inc \
        $(B)/gen/cmd_list.inc $(B)/gen/test_list.inc $(B)/gen/flags.txt
 put_list = @mkdir -p $(@D); { $(1); } > $@.new; if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
@@ -266,7 +276,9 @@ BACKENDS = $(patsubst kernels/%/backend.c,%,$(sort $(wildcard kernels/*/backend.
 $(B)/gen/backend_list.inc: FORCE
 	$(call put_list,$(call names,$(BACKENDS)))
 $(B)/gen/fake/backend_list.inc: FORCE
-	$(call put_list,$(call names,$(BACKENDS) fake))
+	$(call put_list,$(call names,$(BACKENDS) fake emu))
+$(B)/gen/cuda_list.inc: FORCE
+	$(call put_list,$(call names,$(sort $(basename $(notdir $(shell grep -l '^GRADD_KERNELS' kernels/cuda/*.cu))))))
 # families with rows for the CPU: those of composites alone have none
 $(B)/gen/cpu_list.inc: FORCE
 	$(call put_list,$(call names,$(sort $(basename $(notdir $(shell grep -l '^GRADD_KERNELS' kernels/ops/*.c))))))
@@ -281,7 +293,7 @@ $(B)/gen/test_list.inc: FORCE
 $(B)/gen/unit/%/test_list.inc: FORCE
 	$(call put_list,$(call scan_tests,$(wildcard tests/c/*/test_$*.c),$*))
 $(B)/gen/flags.txt: FORCE
-	$(call put_list,echo '$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN)')
+	$(call put_list,echo '$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN) $(CXX) $(CXXFLAGS_ALL)')
 FORCE:
 
 $(B)/gen/%.pb-c.c $(B)/gen/%.pb-c.h: %.proto
@@ -297,6 +309,12 @@ $(call obj,$(TEST_SRC)): $(B)/%.o: %.c
 $(B)/%.o: %.c
 	@mkdir -p $(@D); echo "  CC      $<"
 	$(Q)$(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN) -MMD -MP -c $< -o $@
+$(B)/emu/%.o: %.cu
+	@mkdir -p $(@D); echo "  CXX     $< (emulated)"
+	$(Q)$(CXX) $(CPPFLAGS_ALL) $(CXXFLAGS_ALL) -MMD -MP -x c++ -c $< -o $@
+$(B)/%.o: %.cc
+	@mkdir -p $(@D); echo "  CXX     $<"
+	$(Q)$(CXX) $(CPPFLAGS_ALL) $(CXXFLAGS_ALL) -MMD -MP -c $< -o $@
 $(B)/fake/devices.o: kernels/devices.c
 	@mkdir -p $(@D); echo "  CC      $< (with tests/fake)"
 	$(Q)$(CC) -I$(B)/gen/fake $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARN) -MMD -MP -c $< -o $@

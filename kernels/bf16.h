@@ -15,12 +15,14 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/hd.h"
+
 /* A struct, so that no arithmetic compiles by accident. */
 typedef struct gradd_bf16_s {
     uint16_t bits;
 } gradd_bf16_t;
 
-static inline float gradd_bf16_f32(gradd_bf16_t x) {
+GRADD_HD float gradd_bf16_f32(gradd_bf16_t x) {
     const uint32_t bits = (uint32_t)x.bits << 16;
     float y;
     memcpy(&y, &bits, sizeof y);
@@ -28,7 +30,7 @@ static inline float gradd_bf16_f32(gradd_bf16_t x) {
 }
 
 /* Adds half of the last place kept, or a little less where that place is even already. */
-static inline gradd_bf16_t gradd_f32_bf16(float x) {
+GRADD_HD gradd_bf16_t gradd_f32_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;

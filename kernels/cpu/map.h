@@ -9,13 +9,13 @@
  *
  * Row functions are made by the GRADD_ROWS_* macros from an expression in a, b, c (operands), p
  * (float parameters) and F, a prefix: F##exp(a) is the vector form in the fast function and libm
- * in double in the reference. GRADD_K(x) is a constant of the type of a.
+ * in double in the reference (kernels/formulas.h).
  */
 #ifndef GRADD_KERNELS_CPU_MAP_H
 #define GRADD_KERNELS_CPU_MAP_H
 
-#include "kernels/cpu/vec.h"
 #include "kernels/dispatch.h"
+#include "kernels/formulas.h"
 #include "kernels/op.h"
 
 #define GRADD_MAP_MAX_IN 3
@@ -35,35 +35,6 @@ typedef struct gradd_row_functions_s {
  * dtype of in[rows->decides], fails with UNSUPPORTED if there is none. */
 gradd_status_t gradd_map_rows(const gradd_row_functions_t *rows, const gradd_view_t *out,
                               const gradd_view_t *in, int n_in, const double *p, bool ref);
-
-/* ---- expression vocabulary: v = vectorisable, r = libm in double (the operand is double) ---- */
-
-#define GRADD_K(x) ((__typeof__(a))(x))
-
-#define vexp(x)   _Generic((x), float: gradd_vexpf, double: exp)(x)
-#define vlog(x)   _Generic((x), float: gradd_vlogf, double: log)(x)
-#define vlog1p(x) _Generic((x), float: gradd_vlog1pf, double: log1p)(x)
-#define vexpm1(x) _Generic((x), float: gradd_vexpm1f, double: expm1)(x)
-#define vlogp(x)  _Generic((x), float: gradd_vlog1p_anyf, double: log1p)(x)
-#define vtanh(x)  _Generic((x), float: gradd_vtanhf, double: tanh)(x)
-#define verf(x)   _Generic((x), float: gradd_verff, double: erf)(x)
-#define vsqrt(x)  _Generic((x), float: sqrtf, double: sqrt)(x)
-#define vabs(x)   _Generic((x), float: fabsf, double: fabs)(x)
-#define vfloor(x) _Generic((x), float: floorf, double: floor)(x)
-#define vceil(x)  _Generic((x), float: ceilf, double: ceil)(x)
-#define vrint(x)  _Generic((x), float: rintf, double: rint)(x)
-#define rexp      exp
-#define rlog      log
-#define rlog1p    log1p
-#define rexpm1    expm1
-#define rlogp     log1p
-#define rtanh     tanh
-#define rerf      erf
-#define rsqrt     sqrt
-#define rabs      fabs
-#define rfloor    floor
-#define rceil     ceil
-#define rrint     rint
 
 /* ---- row functions ---- */
 

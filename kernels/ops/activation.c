@@ -5,7 +5,7 @@
  * At the kink of Relu, LeakyRelu, PRelu the slope is that of the left side; at a NaN Relu passes
  * the gradient, Elu and HardSwish give NaN, as in torch. Elu knows its side by the sign of y: where
  * alpha is negative, the capture writes it with WithSlope. */
-#include "kernels/cpu/activate.h"
+#include "kernels/activate.h"
 #include "kernels/cpu/map.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"

@@ -15,11 +15,11 @@
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/pick.h"
-#include "kernels/cpu/rng.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/op.h"
+#include "kernels/rng.h"
 #include "kernels/rowwise.h"
 #include "kernels/rules.h"
 

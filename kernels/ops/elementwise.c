@@ -19,40 +19,6 @@
 
 /* ---- kernels -------------------------------------------------------------------------------- */
 
-#define WRAP(op)   ((__typeof__(a))((uint64_t)a op(uint64_t) b))
-#define E_ADD(F)   (a + b)
-#define E_ADD_I(F) WRAP(+)
-#define E_SUB(F)   (a - b)
-#define E_SUB_I(F) WRAP(-)
-#define E_MUL(F)   (a * b)
-#define E_MUL_I(F) WRAP(*)
-#define E_DIV(F)   (a / b)
-/* Zero divisors are refused before (check_divisor); here they must not trap all the same, because a
- * client may write to its tensor in between. */
-#define E_DIV_I(F)  (b == -1 ? (__typeof__(a))(0 - (uint64_t)a) : b ? a / b : 0)
-#define E_MAX(F)    (a > b || a != a ? a : b)
-#define E_MIN(F)    (a < b || a != a ? a : b)
-#define E_FMOD(F)   ((__typeof__(a))fmod((double)a, (double)b))
-#define E_FMOD_I(F) (b == -1 || !b ? 0 : a % b)
-#define E_MOD_I(F)  (b == -1 || !b ? 0 : (a % b) + ((a % b) != 0 && (a % b < 0) != (b < 0) ? b : 0))
-#define E_NEG(F)    (-a)
-#define E_NEG_I(F)  ((__typeof__(a))(0 - (uint64_t)a))
-#define E_ABS(F)    (F##abs(a))
-#define E_ABS_I(F)  ((__typeof__(a))(a < 0 ? 0 - (uint64_t)a : (uint64_t)a))
-#define E_SIGN(F)   (a > 0 ? GRADD_K(1) : a < 0 ? GRADD_K(-1) : GRADD_K(0)) /* of NaN 0, as torch */
-#define E_SQRT(F)   (F##sqrt(a))
-#define E_RECIP(F)  (1 / a)
-#define E_EXP(F)    (F##exp(a))
-#define E_LOG(F)    (F##log(a))
-#define E_ERF(F)    (F##erf(a))
-#define E_FLOOR(F)  (F##floor(a))
-#define E_CEIL(F)   (F##ceil(a))
-#define E_ROUND(F)  (F##rint(a))
-#define E_SIN(F)    sin((double)a)
-#define E_COS(F)    cos((double)a)
-#define E_VSIN(F)   gradd_vsinf((float)a)
-#define E_VCOS(F)   gradd_vcosf((float)a)
-
 #define BINARY_NUM(name, E_FLOAT, E_INT)                                                           \
     GRADD_ROWS2_FLOAT(name, E_FLOAT) GRADD_ROWS2_INT(name, E_INT) GRADD_TABLE_NUM(name)
 #define UNARY_FLOAT(name, E)                                                                       \
@@ -207,9 +173,6 @@ static double exponent_at(const void *y, int64_t i, int dtype) {
     }
 }
 
-#define E_SQUARE(F) (a * a)
-#define E_CUBE(F)   (a * a * a)
-#define E_RSQRT(F)  (1 / F##sqrt(a))
 #define POWER_ROWS(S, T)                                                                           \
     GRADD_ROW1(square, S, T, T, double, E_SQUARE)                                                  \
     GRADD_ROW1(cube, S, T, T, double, E_CUBE)                                                      \

@@ -9,7 +9,7 @@
  */
 #include <string.h>
 
-#include "kernels/cpu/activate.h"
+#include "kernels/activate.h"
 #include "kernels/cpu/bf16.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"

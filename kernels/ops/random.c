@@ -13,11 +13,11 @@
 #include <string.h>
 
 #include "kernels/cpu/bf16.h"
-#include "kernels/cpu/rng.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/op.h"
+#include "kernels/rng.h"
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 

@@ -8,11 +8,11 @@
  * read and rounded once. Saved for backward: the result of Max, Min, L2, LogSumExp. Ties of Max and
  * Min share evenly. */
 #include "kernels/cpu/bf16.h"
-#include "kernels/cpu/vec.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/rules.h"
+#include "kernels/vec.h"
 
 #include <math.h>
 #include <string.h>

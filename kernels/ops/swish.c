@@ -2,7 +2,7 @@
  *
  * Saved for backward: x. SwishGrad(dy, x) = dy s (1 + alpha x (1 - s)) with s = sigmoid(alpha x) is
  * internal, one pass over memory. */
-#include "kernels/cpu/activate.h"
+#include "kernels/activate.h"
 #include "kernels/cpu/map.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"

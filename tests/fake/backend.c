@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/emu/device.h"
 #include "tests/fake/queue.h"
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -40,10 +41,23 @@ static gradd_status_t fake_zero(gradd_queue_t *q, void *memory, size_t bytes) {
 
 /* ---- queue ----------------------------------------------------------------------------------- */
 
-static gradd_status_t fake_create(int threads, gradd_queue_t **out) {
+static gradd_status_t create(const char *device, int threads, fake_compute_t compute,
+                             gradd_queue_t **out) {
     if (threads != 1)
-        return GRADD_FAIL(UNSUPPORTED, "the fake device computes with 1 thread, not %d", threads);
-    return fake_queue_create(out);
+        return GRADD_FAIL(UNSUPPORTED, "the %s computes with 1 thread, not %d", device, threads);
+    return fake_queue_create(compute, out);
+}
+
+static gradd_status_t compute_here(const gradd_kernel_t *kernel, const gradd_launch_t *launch) {
+    return kernel->compute(launch);
+}
+
+static gradd_status_t fake_create(int threads, gradd_queue_t **out) {
+    return create("fake device", threads, compute_here, out);
+}
+
+static gradd_status_t emu_create(int threads, gradd_queue_t **out) {
+    return create("emulated GPU", threads, emu_compute, out);
 }
 
 static gradd_status_t fake_enter(gradd_queue_t *q, int threads) {
@@ -160,30 +174,46 @@ __attribute__((constructor)) static void copy_rows(void) {
     }
 }
 
-const gradd_backend_t gradd_backend_fake = {
-    .abi = GRADD_BACKEND_ABI,
-    .size = sizeof(gradd_backend_t),
-    .name = "fake",
-    .map = fake_map,
-    .unmap = fake_unmap,
-    .queue_create = fake_create,
-    .queue_destroy = fake_queue_destroy,
-    .queue_enter = fake_enter,
-    .wait = fake_queue_wait,
-    .alloc = fake_alloc,
-    .free = fake_free,
-    .copy = fake_copy,
-    .zero = fake_zero,
-    .launch = fake_launch,
-    .scan = fake_scan,
-    .fingerprint = fake_fingerprint,
-    .norm2 = fake_norm2,
-    .adam = fake_adam,
-    .adam_commit = fake_commit,
-    .store = fake_store,
-    .library = fake_library,
-    .multiplies = fake_multiplies,
-    .kernels = family_list,
-    .n_kernels = N_FAMILIES,
-    .touched = fake_touched,
+/* The devices of this folder differ in their kernels, and in how one is called. */
+#define TABLE(title, create, list)                                                                 \
+    {.abi = GRADD_BACKEND_ABI,                                                                     \
+     .size = sizeof(gradd_backend_t),                                                              \
+     .name = title,                                                                                \
+     .map = fake_map,                                                                              \
+     .unmap = fake_unmap,                                                                          \
+     .queue_create = create,                                                                       \
+     .queue_destroy = fake_queue_destroy,                                                          \
+     .queue_enter = fake_enter,                                                                    \
+     .wait = fake_queue_wait,                                                                      \
+     .alloc = fake_alloc,                                                                          \
+     .free = fake_free,                                                                            \
+     .copy = fake_copy,                                                                            \
+     .zero = fake_zero,                                                                            \
+     .launch = fake_launch,                                                                        \
+     .scan = fake_scan,                                                                            \
+     .fingerprint = fake_fingerprint,                                                              \
+     .norm2 = fake_norm2,                                                                          \
+     .adam = fake_adam,                                                                            \
+     .adam_commit = fake_commit,                                                                   \
+     .store = fake_store,                                                                          \
+     .library = fake_library,                                                                      \
+     .multiplies = fake_multiplies,                                                                \
+     .kernels = list,                                                                              \
+     .n_kernels = sizeof list / sizeof list[0],                                                    \
+     .touched = fake_touched}
+
+const gradd_backend_t gradd_backend_fake = TABLE("fake", fake_create, family_list);
+
+/* ---- the emulated GPU: its own kernels ------------------------------------------------------- */
+
+#define X(family) extern const gradd_kernels_t gradd_cuda_kernels_##family;
+#include "cuda_list.inc"
+#undef X
+
+static const gradd_kernels_t *const emu_list[] = {
+#define X(family) &gradd_cuda_kernels_##family,
+#include "cuda_list.inc"
+#undef X
 };
+
+const gradd_backend_t gradd_backend_emu = TABLE("emu", emu_create, emu_list);

@@ -47,7 +47,12 @@ typedef struct item_s {
     uint64_t *bits;
 } item_t;
 
+/* Runs a kernel where the operands are mapped. */
+typedef gradd_status_t (*fake_compute_t)(const gradd_kernel_t *kernel,
+                                         const gradd_launch_t *launch);
+
 struct gradd_queue_s {
+    fake_compute_t compute;
     memory_t memory;
     pthread_t thread;
     pthread_mutex_t lock;         /* guards what follows */
@@ -68,7 +73,7 @@ gradd_status_t item_carry_out(gradd_queue_t *queue, item_t *item);
 
 /* Whether this one is the one that fails. */
 bool fake_queue_hits(gradd_queue_t *queue, fake_point_t point);
-gradd_status_t fake_queue_create(gradd_queue_t **out);
+gradd_status_t fake_queue_create(fake_compute_t compute, gradd_queue_t **out);
 void fake_queue_destroy(gradd_queue_t *queue);
 void fake_queue_enter(gradd_queue_t *queue);
 /* Copies *item into the list. */

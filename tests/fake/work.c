@@ -42,7 +42,7 @@ static gradd_status_t launch(gradd_queue_t *q, item_t *item) {
     item->launch.in = v;
     item->launch.out = v + item->launch.n_in;
     item->launch.workspace = here(q, item->launch.workspace, 1, name);
-    return item->kernel->compute(&item->launch);
+    return q->compute(item->kernel, &item->launch);
 }
 
 static gradd_status_t adam(gradd_queue_t *q, const item_t *item) {

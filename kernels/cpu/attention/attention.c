@@ -16,8 +16,8 @@
 #include "kernels/cpu/attention/attention_runs.h"
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/panel.h"
-#include "kernels/cpu/vec.h"
 #include "kernels/dispatch.h"
+#include "kernels/vec.h"
 
 enum { TILE = GRADD_ATTN_TILE, KEYS_PER_TASK = 4 * TILE };
 enum { BY_QUERY = 1, BY_KEY = 2 }; /* what is summed: dq and dbias; dk and dv */

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "kernels/cpu/attention/attention_runs.h"
-#include "kernels/cpu/rng.h"
 #include "kernels/dispatch.h"
+#include "kernels/rng.h"
 
 enum { TILE = GRADD_ATTN_TILE };
 

@@ -8,37 +8,39 @@
  *
  * GRADD_VEC_SINCOS_MAX: beyond it gradd_vsinf and gradd_vcosf lose accuracy, use sinf and cosf.
  */
-#ifndef GRADD_KERNELS_CPU_VEC_H
-#define GRADD_KERNELS_CPU_VEC_H
+#ifndef GRADD_KERNELS_VEC_H
+#define GRADD_KERNELS_VEC_H
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/hd.h"
+
 #define GRADD_VEC_SINCOS_MAX 1.0e6f
 
-static inline float gradd_bits_f32(uint32_t bits) {
+GRADD_HD float gradd_bits_f32(uint32_t bits) {
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-static inline uint32_t gradd_f32_bits(float x) {
+GRADD_HD uint32_t gradd_f32_bits(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
 
-#define GRADD_FMA(a, b, c) __builtin_fmaf((a), (b), (c))
+#define GRADD_FMA(a, b, c) fmaf((a), (b), (c))
 
 /* 2^n for n in -126..127 */
-static inline float gradd_exp2i(int32_t n) {
+GRADD_HD float gradd_exp2i(int32_t n) {
     return gradd_bits_f32((uint32_t)(n + 127) << 23);
 }
 
 /* exp(x) = 2^n exp(r), |r| <= ln2/2. Adding 1.5 * 2^23 rounds to an integer and leaves it in the
  * low bits; two factors of 2^(n/2) reach the subnormal and the overflowing end. */
-static inline float gradd_vexpf(float x) {
+GRADD_HD float gradd_vexpf(float x) {
     x = x > 89.0f ? 89.0f : x;
     x = x < -104.0f ? -104.0f : x;
     const float t = GRADD_FMA(x, 1.44269504f, 12582912.0f);
@@ -56,7 +58,7 @@ static inline float gradd_vexpf(float x) {
 }
 
 /* log(x) = e ln2 + log(m), m in [1/sqrt2, sqrt2) */
-static inline float gradd_vlogf(float x) {
+GRADD_HD float gradd_vlogf(float x) {
     const float scaled = x < 1.17549435e-38f ? x * 8388608.0f : x;
     const float bias = x < 1.17549435e-38f ? -23.0f : 0.0f;
     const uint32_t bits = gradd_f32_bits(scaled) - 0x3f3504f3u;
@@ -80,20 +82,20 @@ static inline float gradd_vlogf(float x) {
 }
 
 /* log(1 + u) for u >= 0: the logarithm of the rounded sum, corrected by what rounding lost */
-static inline float gradd_vlog1pf(float u) {
+GRADD_HD float gradd_vlog1pf(float u) {
     const float s = 1.0f + u;
     const float y = gradd_vlogf(s) + (u - (s - 1.0f)) / s;
     return u == INFINITY ? u : y;
 }
 
 /* log(1 + u) for any u. */
-static inline float gradd_vlog1p_anyf(float u) {
+GRADD_HD float gradd_vlog1p_anyf(float u) {
     return u == -1.0f ? -INFINITY : gradd_vlog1pf(u);
 }
 
 /* exp(x) - 1 = 2^n (exp(r) - 1) + (2^n - 1), n and r as in gradd_vexpf: no digit of a small x is
  * lost. Where 2^n could overflow before the product, 1 is nothing. */
-static inline float gradd_vexpm1f(float x) {
+GRADD_HD float gradd_vexpm1f(float x) {
     const float a = x > 88.0f ? 88.0f : x < -104.0f ? -104.0f : x;
     const float t = GRADD_FMA(a, 1.44269504f, 12582912.0f);
     const int32_t n = (int32_t)(gradd_f32_bits(t) - 0x4b400000u);
@@ -111,19 +113,19 @@ static inline float gradd_vexpm1f(float x) {
     return x > 88.0f ? gradd_vexpf(x) : x == 0.0f ? x : y;
 }
 
-static inline float gradd_vtanhf(float x) {
-    const float a = __builtin_fabsf(x), s = x * x;
+GRADD_HD float gradd_vtanhf(float x) {
+    const float a = fabsf(x), s = x * x;
     float p = GRADD_FMA(-0.00571703678f, s, 0.0206505787f);
     p = GRADD_FMA(p, s, -0.0537434965f);
     p = GRADD_FMA(p, s, 0.133314908f);
     p = GRADD_FMA(p, s, -0.333332837f);
     const float small = GRADD_FMA(p * s, x, x);
     const float large = 1.0f - 2.0f / (gradd_vexpf(2.0f * a) + 1.0f);
-    return __builtin_copysignf(a < 0.625f ? small : large, x);
+    return copysignf(a < 0.625f ? small : large, x);
 }
 
-static inline float gradd_verff(float x) {
-    const float a = __builtin_fabsf(x), s = x * x;
+GRADD_HD float gradd_verff(float x) {
+    const float a = fabsf(x), s = x * x;
     float p = GRADD_FMA(8.34522507e-05f, s, -0.00081374374f);
     p = GRADD_FMA(p, s, 0.00520063424f);
     p = GRADD_FMA(p, s, -0.0268592704f);
@@ -139,11 +141,11 @@ static inline float gradd_verff(float x) {
     q = GRADD_FMA(q, t, 0.635151327f);
     q = GRADD_FMA(q, t, 1.12864852f);
     const float large = 1.0f - gradd_vexpf(-q * t);
-    return __builtin_copysignf(a < 0.93f ? small : large, x);
+    return copysignf(a < 0.93f ? small : large, x);
 }
 
 /* Quadrant and remainder of x by pi/2, in double so that no digit is lost up to 1e6. */
-static inline float gradd_reduce_pi2(float x, uint32_t *quadrant) {
+GRADD_HD float gradd_reduce_pi2(float x, uint32_t *quadrant) {
     const double magic = 6755399441055744.0; /* 1.5 * 2^52 */
     const double t = (double)x * 0.63661977236758134 + magic, n = t - magic;
     uint64_t bits;
@@ -152,7 +154,7 @@ static inline float gradd_reduce_pi2(float x, uint32_t *quadrant) {
     return (float)(((double)x - n * 1.5707963267341256) - n * 6.0771005065061922e-11);
 }
 
-static inline float gradd_sincos_poly(float r, uint32_t quadrant) {
+GRADD_HD float gradd_sincos_poly(float r, uint32_t quadrant) {
     const float s = r * r;
     float p = GRADD_FMA(2.71793988e-06f, s, -0.000198392954f);
     p = GRADD_FMA(p, s, 0.00833332911f);
@@ -166,13 +168,13 @@ static inline float gradd_sincos_poly(float r, uint32_t quadrant) {
     return gradd_bits_f32(gradd_f32_bits(y) ^ ((quadrant & 2) << 30));
 }
 
-static inline float gradd_vsinf(float x) {
+GRADD_HD float gradd_vsinf(float x) {
     uint32_t quadrant;
     const float r = gradd_reduce_pi2(x, &quadrant);
     return gradd_sincos_poly(r, quadrant);
 }
 
-static inline float gradd_vcosf(float x) {
+GRADD_HD float gradd_vcosf(float x) {
     uint32_t quadrant;
     const float r = gradd_reduce_pi2(x, &quadrant);
     return gradd_sincos_poly(r, quadrant + 1);

@@ -10,18 +10,20 @@
  *
  * Any device that fills these formulas in gets the same bits.
  */
-#ifndef GRADD_KERNELS_CPU_RNG_H
-#define GRADD_KERNELS_CPU_RNG_H
+#ifndef GRADD_KERNELS_RNG_H
+#define GRADD_KERNELS_RNG_H
 
+#include "kernels/hd.h"
 #include <stdint.h>
-#ifdef __AVX2__
+
+#if defined(__AVX2__) && !defined(__CUDACC__)
 #include <immintrin.h>
 #endif
 
 #define GRADD_RNG_GROUP 64
 
 /* The cipher itself: four words for one counter. */
-static inline void gradd_philox(uint64_t seed, const uint32_t counter[4], uint32_t out[4]) {
+GRADD_HD void gradd_philox(uint64_t seed, const uint32_t counter[4], uint32_t out[4]) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
     for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
@@ -32,7 +34,7 @@ static inline void gradd_philox(uint64_t seed, const uint32_t counter[4], uint32
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-#ifdef __AVX2__
+#if defined(__AVX2__) && !defined(__CUDACC__)
 /* One round's product of 8 words by a constant, as low and high halves. */
 static inline void gradd_rng_multiply(__m256i a, uint32_t by, __m256i *out_low, __m256i *out_high) {
     __m256i factor = _mm256_set1_epi64x((long long)by);
@@ -67,7 +69,7 @@ static inline void gradd_rng_eight(uint64_t seed, uint64_t node, uint64_t counte
 /* Words of the 64 elements [64 * group, 64 * group + 64). */
 static inline void gradd_rng_group(uint64_t seed, uint64_t node, uint64_t group,
                                    uint32_t out[GRADD_RNG_GROUP]) {
-#ifdef __AVX2__
+#if defined(__AVX2__) && !defined(__CUDACC__)
     gradd_rng_eight(seed, node, group * 16, out);
     gradd_rng_eight(seed, node, group * 16 + 8, out + 8);
 #else
@@ -84,7 +86,7 @@ static inline void gradd_rng_group(uint64_t seed, uint64_t node, uint64_t group,
 }
 
 /* Word of one element; the plain definition. */
-static inline uint32_t gradd_rng_word(uint64_t seed, uint64_t node, uint64_t element) {
+GRADD_HD uint32_t gradd_rng_word(uint64_t seed, uint64_t node, uint64_t element) {
     uint64_t counter = element / 64 * 16 + element % 16;
     uint32_t in[4] = {(uint32_t)counter, (uint32_t)(counter >> 32), (uint32_t)node,
                       (uint32_t)(node >> 32)};
@@ -94,7 +96,7 @@ static inline uint32_t gradd_rng_word(uint64_t seed, uint64_t node, uint64_t ele
 }
 
 /* [0, 1) with 24 bits: exact in f32. */
-static inline double gradd_rng_uniform(uint32_t word) {
+GRADD_HD double gradd_rng_uniform(uint32_t word) {
     return (double)(word >> 8) * 0x1p-24;
 }
 

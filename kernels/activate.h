@@ -4,16 +4,16 @@
  * forms vectorise; the f64 forms call libm. Used by the kernels of Gelu, Swish and
  * GatedActivation, so that all of them give the same numbers. alpha is ignored but by swish.
  */
-#ifndef GRADD_KERNELS_CPU_ACTIVATE_H
-#define GRADD_KERNELS_CPU_ACTIVATE_H
+#ifndef GRADD_KERNELS_ACTIVATE_H
+#define GRADD_KERNELS_ACTIVATE_H
 
-#include "kernels/cpu/vec.h"
+#include "kernels/vec.h"
 
 /* The normal distribution at -|x|, given e = exp(-x^2 / 2): e q(|x|) with a smooth q, which is a
  * polynomial in 1 / (1 + 0.3 |x|): our own minimax fit, relative error 6e-8 up to |x| = 14.5,
  * where e vanishes. */
-static inline float normal_tail_f32(float x, float e) {
-    const float t = 1.0f / GRADD_FMA(0.3f, __builtin_fabsf(x), 1.0f);
+GRADD_HD float normal_tail_f32(float x, float e) {
+    const float t = 1.0f / GRADD_FMA(0.3f, fabsf(x), 1.0f);
     float q = GRADD_FMA(0.0384073915f, t, -0.169307455f);
     q = GRADD_FMA(q, t, 0.228951766f);
     q = GRADD_FMA(q, t, -0.0768396451f);
@@ -25,7 +25,7 @@ static inline float normal_tail_f32(float x, float e) {
     return q * e;
 }
 
-static inline double normal_tail_f64(double x, double e) {
+GRADD_HD double normal_tail_f64(double x, double e) {
     (void)e;
     return 0.5 * erfc(fabs(x) * 0.70710678118654752);
 }
@@ -34,7 +34,7 @@ static inline double normal_tail_f64(double x, double e) {
 #define NAME(x) x##_f32
 #define EXP     gradd_vexpf
 #define TANH    gradd_vtanhf
-#include "kernels/cpu/activate_real.h"
+#include "kernels/activate_real.h"
 #undef REAL
 #undef NAME
 #undef EXP
@@ -43,7 +43,7 @@ static inline double normal_tail_f64(double x, double e) {
 #define NAME(x) x##_f64
 #define EXP     exp
 #define TANH    tanh
-#include "kernels/cpu/activate_real.h"
+#include "kernels/activate_real.h"
 #undef REAL
 #undef NAME
 #undef EXP

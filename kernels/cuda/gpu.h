@@ -1,0 +1,221 @@
+/* The dialect of CUDA C++ that kernels of this folder are written in.
+ *
+ * nvcc compiles it for a GPU; any other compiler takes emu.h (tests/emu), which runs the same
+ * kernels on the host. What is used of CUDA beyond these names: threadIdx, blockIdx, blockDim,
+ * gridDim, __syncthreads, __syncwarp, __shfl_*_sync and __ballot_sync with all lanes, atomics of
+ * integers. Sums have a fixed order: no atomics of floats. Floating-point expressions are not
+ * contracted (-fmad=false): who wants a fused multiply-add says fmaf.
+ *
+ *     __global__ void GPU_BLOCK(256) add(float *y, const float *x, int64_t n);
+ *     GPU_LAUNCH(add, gpu_blocks(n, 256), 256, y, x, n);
+ *     return gpu_launched("Add");
+ *
+ * Elements are stored in T and computed in gpu_real<T>: f32 for bf16 and f16. GPU_SHARED declares
+ * an array in a block's shared memory.
+ */
+#ifndef GRADD_KERNELS_CUDA_GPU_H
+#define GRADD_KERNELS_CUDA_GPU_H
+
+#ifdef __CUDACC__
+#include <cuda_runtime.h>
+#define GPU_BLOCK(threads)     __launch_bounds__(threads)
+#define GPU_SHARED(T, name, n) __shared__ T name[n]
+#define GPU_RUN(kernel, blocks, threads, ...)                                                      \
+    kernel<<<blocks, threads, 0, (cudaStream_t)gpu_call.stream>>>(__VA_ARGS__)
+#else
+#include "emu.h"
+#define GPU_BLOCK(threads)
+#endif
+#define GPU_FN   static __device__ __forceinline__
+#define GPU_ALL  0xffffffffu
+#define GPU_WARP 32
+/* A template kernel with commas stands in parentheses. */
+#define GPU_LAUNCH(...) GPU_RUN(__VA_ARGS__)
+
+#include "kernels/bf16.h"
+#include "kernels/f16.h"
+#include "kernels/fault.h"
+#include "kernels/kernel.h"
+
+/* ---- of the host ----------------------------------------------------------------------------- */
+
+/* What launches of the calling thread go by; the device sets it around each kernel's compute. */
+typedef struct gpu_call_s {
+    void *stream;
+    gradd_fault_t *fault; /* memory of the device */
+    int launch;           /* number of this one */
+    int units;            /* multiprocessors */
+} gpu_call_t;
+extern thread_local gpu_call_t gpu_call;
+
+/* Whether the last launches of this thread were accepted. */
+gradd_status_t gpu_launched(const char *what);
+
+/* Blocks of a loop over n that takes `threads` at a time and starts over with the whole grid. */
+static inline unsigned gpu_blocks(int64_t n, int threads) {
+    const int64_t wanted = (n + threads - 1) / threads, most = (int64_t)gpu_call.units * 16;
+    return (unsigned)(wanted < 1 ? 1 : wanted < most ? wanted : most);
+}
+
+/* f(gpu_type<T>()) for the C type of a dtype; what is not in the list fails by name. */
+template <class T> struct gpu_type {
+    typedef T type;
+};
+template <class... Ts> struct gpu_types {};
+template <class T> struct gpu_dtype;
+#define GPU_DTYPE(ctype, name)                                                                     \
+    template <> struct gpu_dtype<ctype> {                                                          \
+        static const gradd_dtype_t value = GRADD_DT_##name;                                        \
+    };
+GPU_DTYPE(float, F32)
+GPU_DTYPE(double, F64)
+GPU_DTYPE(gradd_bf16_t, BF16)
+GPU_DTYPE(gradd_f16_t, F16)
+GPU_DTYPE(int32_t, I32)
+GPU_DTYPE(int64_t, I64)
+GPU_DTYPE(uint8_t, BOOL)
+
+template <class F> gradd_status_t gpu_switch(gpu_types<>, gradd_dtype_t dtype, F) {
+    return GRADD_FAIL(UNSUPPORTED, "element type %s is not supported", gradd_dtype_name(dtype));
+}
+template <class F, class T, class... More>
+gradd_status_t gpu_switch(gpu_types<T, More...>, gradd_dtype_t dtype, F f) {
+    if (dtype == gpu_dtype<T>::value) return f(gpu_type<T>());
+    return gpu_switch(gpu_types<More...>(), dtype, f);
+}
+typedef gpu_types<float, gradd_bf16_t, gradd_f16_t, double> gpu_floats;
+typedef gpu_types<int64_t, int32_t> gpu_ints;
+typedef gpu_types<float, gradd_bf16_t, gradd_f16_t, double, int64_t, int32_t> gpu_numbers;
+typedef gpu_types<float, gradd_bf16_t, gradd_f16_t, double, int64_t, int32_t, uint8_t> gpu_any;
+
+/* Masks of kernel rows: what the kernels above store. */
+#define GPU_T_FLOAT (GRADD_DTB(F32) | GRADD_DTB(BF16) | GRADD_DTB(F16) | GRADD_DTB(F64))
+#define GPU_T_INT   (GRADD_DTB(I64) | GRADD_DTB(I32))
+#define GPU_T_NUM   (GPU_T_FLOAT | GPU_T_INT)
+#define GPU_T_ALL   (GPU_T_NUM | GRADD_DTB(BOOL))
+
+/* ---- elements -------------------------------------------------------------------------------- */
+
+/* The type in which a stored T is computed. */
+template <class T> struct gpu_real_of {
+    typedef T type;
+};
+template <> struct gpu_real_of<gradd_bf16_t> {
+    typedef float type;
+};
+template <> struct gpu_real_of<gradd_f16_t> {
+    typedef float type;
+};
+template <class T> using gpu_real = typename gpu_real_of<T>::type;
+
+template <class T> GRADD_HD T gpu_get(T x) {
+    return x;
+}
+GRADD_HD float gpu_get(gradd_bf16_t x) {
+    return gradd_bf16_f32(x);
+}
+GRADD_HD float gpu_get(gradd_f16_t x) {
+    return gradd_f16_f32(x);
+}
+template <class T> GRADD_HD void gpu_put(T *p, gpu_real<T> x) {
+    *p = x;
+}
+GRADD_HD void gpu_put(gradd_bf16_t *p, float x) {
+    *p = gradd_f32_bf16(x);
+}
+GRADD_HD void gpu_put(gradd_f16_t *p, float x) {
+    *p = gradd_f32_f16(x);
+}
+
+/* W neighbours that are moved at once: 16 bytes where W is gpu_width<T>. */
+template <class T, int W> struct alignas(W * sizeof(T)) gpu_pack {
+    T v[W];
+};
+template <class T> constexpr int gpu_width = 16 / (int)sizeof(T);
+
+/* Whether an address and a length allow packs of that many bytes. */
+static inline bool gpu_aligned(const void *p, size_t bytes) {
+    return (uintptr_t)p % bytes == 0;
+}
+
+/* ---- faults ---------------------------------------------------------------------------------- */
+
+/* What a kernel gets that checks values: GPU_FAULT_OF_CALL on the host. */
+typedef struct gpu_faults_s {
+    gradd_fault_t *to;
+    int launch;
+} gpu_faults_t;
+#define GPU_FAULTS                                                                                 \
+    gpu_faults_t {                                                                                 \
+        gpu_call.fault, gpu_call.launch                                                            \
+    }
+
+/* Notes an offender. Of one launch the one with the lowest position stays, whoever is first. */
+GPU_FN void gpu_fault(gpu_faults_t faults, gradd_fault_t found) {
+    gradd_fault_t *f = faults.to;
+    while (atomicCAS(&f->lock, 0, 1))
+        ;
+    __threadfence();
+    volatile gradd_fault_t *now = f;
+    const bool mine = now->kind == GRADD_FAULT_NONE ||
+                      (now->launch == faults.launch && now->position > found.position);
+    if (mine) {
+        now->value = found.value;
+        now->limit = found.limit;
+        now->position = found.position;
+        now->table = found.table;
+        now->kind = found.kind;
+        now->launch = faults.launch;
+    }
+    __threadfence();
+    atomicCAS(&f->lock, 1, 0);
+}
+
+/* ---- sums over a warp and a block, in a fixed order -------------------------------------------
+ */
+
+template <class T> GPU_FN T gpu_warp_sum(T v) {
+#pragma unroll
+    for (int lane = GPU_WARP / 2; lane; lane /= 2)
+        v += __shfl_xor_sync(GPU_ALL, v, lane);
+    return v;
+}
+
+/* The larger one; NaN counts as the largest, as in torch. */
+template <class T> GPU_FN T gpu_larger(T a, T b) {
+    return a > b || a != a ? a : b;
+}
+template <class T> GPU_FN T gpu_warp_max(T v) {
+#pragma unroll
+    for (int lane = GPU_WARP / 2; lane; lane /= 2)
+        v = gpu_larger(v, __shfl_xor_sync(GPU_ALL, v, lane));
+    return v;
+}
+
+/* Over all THREADS threads of a block, the same in each of them. May be called again at once. */
+template <int THREADS, class T> GPU_FN T gpu_block_sum(T v) {
+    GPU_SHARED(T, part, THREADS / GPU_WARP);
+    v = gpu_warp_sum(v);
+    __syncthreads(); /* who called before has read its parts */
+    if (threadIdx.x % GPU_WARP == 0) part[threadIdx.x / GPU_WARP] = v;
+    __syncthreads();
+    T sum = 0;
+#pragma unroll
+    for (int i = 0; i < THREADS / GPU_WARP; i++)
+        sum += part[i];
+    return sum;
+}
+template <int THREADS, class T> GPU_FN T gpu_block_max(T v) {
+    GPU_SHARED(T, part, THREADS / GPU_WARP);
+    v = gpu_warp_max(v);
+    __syncthreads();
+    if (threadIdx.x % GPU_WARP == 0) part[threadIdx.x / GPU_WARP] = v;
+    __syncthreads();
+    T most = part[0];
+#pragma unroll
+    for (int i = 1; i < THREADS / GPU_WARP; i++)
+        most = gpu_larger(most, part[i]);
+    return most;
+}
+
+#endif

@@ -1,0 +1,354 @@
+/* Kernels of kernels/cuda on the emulated GPU: every case of every operator that has one, in every
+ * element type that it takes.
+ *
+ * The threads of a block go on in four orders; all must give the same bits, and so must a result
+ * that takes the place of an operand. Against the operator's plain loop in f64, an element may be
+ * off by twice what the CPU's kernel is off at most, plus one rounding; kernels named "map", "move"
+ * and "random" give the CPU's bits. Operands, results and scratch are allocations of their own,
+ * with a fence behind: a sanitizer sees every element beyond. GRADD_TEST_OP=Name tries one operator
+ * alone. */
+#include "kernels/cpu/bf16.h"
+#include "kernels/registry.h"
+#include "tests/c/eager.h"
+#include "tests/emu/device.h"
+#include "tests/emu/order.h"
+#include "tests/test.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FENCE = 16, ORDERS = 4 };
+static const long orders[ORDERS] = {0, 2, 3, 41};
+
+typedef struct job_s {
+    const gradd_op_t *op;
+    const gradd_case_t *spec;
+    const char *dtype;
+    gradd_case_data_t data;
+    eager_t cpu, exact;
+    eager_call_t call, call64;
+    gradd_view_t in64[GRADD_OP_MAX_IN];
+    gradd_view_t want[GRADD_OP_MAX_OUT], near[GRADD_OP_MAX_OUT]; /* plain loop in f64; the CPU's */
+} job_t;
+
+static int failures, checked, exactly;
+
+static double element(const gradd_view_t *v, int64_t i) {
+    switch (v->type.dtype) {
+    case GRADD_DT_F32:
+        return (double)((const float *)v->data)[i];
+    case GRADD_DT_F64:
+        return ((const double *)v->data)[i];
+    case GRADD_DT_BF16:
+        return (double)gradd_bf16_f32(((const gradd_bf16_t *)v->data)[i]);
+    case GRADD_DT_I32:
+        return (double)((const int32_t *)v->data)[i];
+    case GRADD_DT_I64:
+        return (double)((const int64_t *)v->data)[i];
+    default:
+        return (double)((const uint8_t *)v->data)[i];
+    }
+}
+
+static double step_of(gradd_dtype_t dtype) {
+    return dtype == GRADD_DT_BF16 ? 0x1p-8 : dtype == GRADD_DT_F64 ? 0x1p-52 : 0x1p-23;
+}
+
+/* ---- one call on the emulated GPU ---- */
+
+static void *fenced(size_t bytes) {
+    unsigned char *p = malloc(bytes + FENCE);
+    CHECK(p != NULL);
+    memset(p, 0xff, bytes);
+    memset(p + bytes, 0xa5, FENCE);
+    return p;
+}
+
+static bool is_fenced(const void *p, size_t bytes) {
+    for (size_t i = 0; i < FENCE; i++)
+        if (((const unsigned char *)p)[bytes + i] != 0xa5) return false;
+    return true;
+}
+
+typedef struct there_s {
+    gradd_view_t in[GRADD_OP_MAX_IN], out[GRADD_OP_MAX_OUT];
+    int n_in, n_out, overwrite;
+    void *workspace;
+    size_t workspace_bytes;
+} there_t;
+
+static void take_operands(const eager_call_t *call, const gradd_infer_t *c, there_t *t) {
+    t->n_in = call->n_in;
+    t->n_out = call->n_out;
+    t->overwrite = call->overwrite;
+    for (int i = 0; i < call->n_in; i++) {
+        const size_t bytes = (size_t)gradd_type_bytes(&call->in[i].type);
+        t->in[i] = call->in[i];
+        if (!call->in[i].type.dtype) continue;
+        t->in[i].data = i == call->overwrite ? fenced(bytes) : malloc(bytes + !bytes);
+        if (bytes) memcpy(t->in[i].data, call->in[i].data, bytes);
+    }
+    for (int j = 0; j < call->n_out; j++) {
+        t->out[j] = (gradd_view_t){.type = c->out[j]};
+        if (!c->out[j].dtype || call->dropped >> j & 1) continue;
+        t->out[j].data = j == 0 && call->overwrite >= 0
+                             ? t->in[call->overwrite].data
+                             : fenced((size_t)gradd_type_bytes(&c->out[j]));
+    }
+}
+
+static void free_operands(there_t *t) {
+    for (int i = 0; i < t->n_in; i++)
+        free(t->in[i].data);
+    for (int j = 0; j < t->n_out; j++)
+        if (j || t->overwrite < 0) free(t->out[j].data);
+    free(t->workspace);
+    *t = (there_t){0};
+}
+
+static gradd_status_t check_fences(const there_t *t) {
+    for (int j = 0; j < t->n_out; j++)
+        if (t->out[j].data && !is_fenced(t->out[j].data, (size_t)gradd_type_bytes(&t->out[j].type)))
+            return GRADD_FAIL(INTERNAL, "a write behind output %d", j);
+    if (t->workspace && !is_fenced(t->workspace, t->workspace_bytes))
+        return GRADD_FAIL(INTERNAL, "a write behind the scratch memory");
+    return GRADD_OK;
+}
+
+/* Runs the call with the first kernel that takes it; *out_kernel NULL: there is none. */
+static gradd_status_t run_there(const job_t *job, const eager_call_t *call, there_t *t,
+                                const gradd_kernel_t **out_kernel) {
+    gradd_view_t seen[GRADD_OP_MAX_IN];
+    gradd_type_t types[GRADD_OP_MAX_OUT];
+    gradd_prepared_t prepared;
+    for (int i = 0; i < call->n_in; i++) {
+        seen[i] = call->in[i];
+        if (!call->known || !call->known[i]) seen[i].data = NULL;
+    }
+    gradd_infer_t c = {
+        call->op, call->attrs, eager_opset(call->op), call->n_in, call->n_out, seen, types, 1};
+    GRADD_TRY(gradd_op_infer(&c));
+    const gradd_kernel_t *kernel = *out_kernel = gradd_backend_kernel(&gradd_backend_emu, &c);
+    *t = (there_t){0};
+    if (!kernel) return GRADD_OK;
+    take_operands(call, &c, t);
+    GRADD_TRY(gradd_kernel_prepare(kernel, &c, &prepared));
+    t->workspace_bytes = prepared.workspace;
+    if (prepared.workspace) t->workspace = fenced(prepared.workspace);
+    const gradd_launch_t r = {.op = call->op,
+                              .attrs = call->attrs,
+                              .opset = c.opset,
+                              .n_in = call->n_in,
+                              .n_out = call->n_out,
+                              .in = t->in,
+                              .out = t->out,
+                              .workspace = t->workspace,
+                              .state = prepared.state,
+                              .seed = 7,
+                              .node = job->cpu.node,
+                              .threads = 1};
+    gradd_status_t status = emu_compute(kernel, &r);
+    gradd_kernel_unprepare(kernel, &prepared);
+    return status ? status : check_fences(t);
+}
+
+/* ---- comparisons ---- */
+
+static gradd_status_t same(const gradd_view_t *a, const gradd_view_t *b, const char *what, int j) {
+    const size_t bytes = (size_t)gradd_type_bytes(&a->type);
+    if (!a->data || !b->data) return GRADD_OK;
+    if (gradd_type_equal(&a->type, &b->type) && (!bytes || !memcmp(a->data, b->data, bytes)))
+        return GRADD_OK;
+    for (int64_t i = 0, n = gradd_type_count(&a->type); i < n; i++)
+        if (element(a, i) != element(b, i))
+            return GRADD_FAIL(TENSOR, "%s: output %d, element %lld is %.9g, not %.9g", what, j,
+                              (long long)i, element(a, i), element(b, i));
+    return GRADD_FAIL(TENSOR, "%s: output %d has other bits", what, j);
+}
+
+/* Signs of zero and payloads of NaN are a kernel's own. */
+static bool same_values(const gradd_view_t *a, const gradd_view_t *b) {
+    for (int64_t i = 0, n = gradd_type_count(&a->type); i < n; i++)
+        if (element(a, i) != element(b, i) && !(isnan(element(a, i)) && isnan(element(b, i))))
+            return false;
+    return true;
+}
+
+/* The most that finite elements differ by; -1: one is finite and the other is not. */
+static double apart(const gradd_view_t *a, const gradd_view_t *b, double *out_largest) {
+    double most = 0;
+    *out_largest = 0;
+    for (int64_t i = 0, n = gradd_type_count(&b->type); i < n; i++) {
+        const double x = element(a, i), y = element(b, i);
+        if (isfinite(y)) *out_largest = fmax(*out_largest, fabs(y));
+        if (x == y || (isnan(x) && isnan(y))) continue;
+        if (!isfinite(x) || !isfinite(y)) return -1;
+        most = fmax(most, fabs(x - y));
+    }
+    return most;
+}
+
+static bool is_exact(const gradd_kernel_t *kernel) {
+    return !strcmp(kernel->name, "map") || !strcmp(kernel->name, "move") ||
+           !strcmp(kernel->name, "random");
+}
+
+static gradd_status_t check_values(const job_t *job, const there_t *t,
+                                   const gradd_kernel_t *kernel) {
+    for (int j = 0; j < t->n_out; j++) {
+        double largest;
+        if (!t->out[j].data || !job->near[j].data) continue;
+        if (is_exact(kernel)) {
+            exactly++;
+            if (!same_values(&t->out[j], &job->near[j]))
+                GRADD_TRY(same(&t->out[j], &job->near[j], "the CPU's bits", j));
+            continue;
+        }
+        if (job->spec->tol < 0 || !job->want[j].data) continue;
+        const double ours = apart(&t->out[j], &job->want[j], &largest);
+        const double cpu = apart(&job->near[j], &job->want[j], &largest);
+        const double most = 2 * cpu + step_of(t->out[j].type.dtype) * largest;
+        if (ours > most || (ours < 0 && cpu >= 0))
+            return GRADD_FAIL(TENSOR, "output %d is off by %.3g, the CPU's by %.3g of %.3g", j,
+                              ours, cpu, largest);
+    }
+    return GRADD_OK;
+}
+
+static gradd_status_t check_again(const job_t *job, const eager_call_t *call, const there_t *first,
+                                  const char *what) {
+    const gradd_kernel_t *kernel;
+    there_t t;
+    gradd_status_t status = run_there(job, call, &t, &kernel);
+    for (int j = 0; j < call->n_out && !status; j++)
+        status = same(&t.out[j], &first->out[j], what, j);
+    free_operands(&t);
+    return status;
+}
+
+static gradd_status_t check_variants(job_t *job, const there_t *first,
+                                     const gradd_kernel_t *kernel) {
+    for (int k = 1; k < ORDERS; k++) {
+        emu_set_order(orders[k]);
+        GRADD_TRY(check_again(job, &job->call, first, "another order of threads"));
+    }
+    emu_set_order(0);
+    for (int k = 0; k < job->call.n_in && k < 32; k++) {
+        eager_call_t call = job->call;
+        call.overwrite = k;
+        if (kernel->inplace >> k & 1 && gradd_type_equal(&call.in[k].type, &first->out[0].type))
+            GRADD_TRY(check_again(job, &call, first, "in place"));
+    }
+    for (int j = job->op->min_out; j < job->call.n_out; j++) {
+        eager_call_t call = job->call;
+        call.dropped = 1u << j;
+        GRADD_TRY(check_again(job, &call, first, "without an output"));
+    }
+    return GRADD_OK;
+}
+
+/* ---- jobs ---- */
+
+static gradd_view_t widened(gradd_case_data_t *heap, const gradd_view_t *from) {
+    gradd_view_t to = {.type = from->type};
+    to.type.dtype = GRADD_DT_F64;
+    to.data = gradd_case_alloc(heap, (size_t)gradd_type_bytes(&to.type) + 64);
+    for (int64_t i = 0, n = gradd_type_count(&to.type); i < n; i++)
+        ((double *)to.data)[i] = element(from, i);
+    return to;
+}
+
+/* Operands that the kernel's row does not take in bf16 (statistics) are f32, as in a graph. */
+static void widen_statistics(job_t *job) {
+    gradd_case_data_t *d = &job->data;
+    for (int i = 0; i < d->n_in; i++) {
+        if (d->in[i].type.dtype != GRADD_DT_BF16 || eager_takes(job->op, i, GRADD_DT_BF16))
+            continue;
+        gradd_view_t wide = {.type = d->in[i].type};
+        wide.type.dtype = GRADD_DT_F32;
+        wide.data = gradd_case_alloc(d, (size_t)gradd_type_bytes(&wide.type) + 64);
+        gradd_bf16_widen(wide.data, d->in[i].data, gradd_type_count(&wide.type));
+        d->in[i] = wide;
+    }
+}
+
+static gradd_status_t open_job(job_t *job, gradd_dtype_t dtype) {
+    GRADD_TRY(gradd_case_parse(job->spec->text, dtype, 42, &job->data));
+    gradd_case_data_t *d = &job->data;
+    job->dtype = gradd_dtype_name(dtype);
+    widen_statistics(job);
+    eager_begin(&job->cpu);
+    eager_begin(&job->exact);
+    for (int i = 0; i < d->n_in; i++) {
+        const gradd_dtype_t t = d->in[i].type.dtype;
+        job->in64[i] = t == GRADD_DT_BF16 || t == GRADD_DT_F32 ? widened(d, &d->in[i]) : d->in[i];
+    }
+    job->call = (eager_call_t){
+        .op = job->op,
+        .attrs = {d->attrs, d->n_attrs},
+        .in = d->in,
+        .known = d->known,
+        .n_in = d->n_in,
+        .n_out = d->n_out ? d->n_out : job->op->min_out,
+        .overwrite = -1
+    };
+    job->call64 = job->call;
+    job->call64.in = job->in64;
+    job->call64.ref = job->op->ref != NULL;
+    return GRADD_OK;
+}
+
+static void close_job(job_t *job) {
+    eager_end(&job->cpu);
+    eager_end(&job->exact);
+    gradd_case_free(&job->data);
+}
+
+static gradd_status_t check(job_t *job) {
+    const gradd_kernel_t *kernel;
+    there_t t;
+    gradd_status_t status = run_there(job, &job->call, &t, &kernel);
+    if (kernel) {
+        checked++;
+        if (!status) status = eager_call(&job->cpu, &job->call, job->near);
+        if (!status && !is_exact(kernel) && job->spec->tol >= 0)
+            status = eager_call(&job->exact, &job->call64, job->want);
+        if (!status) status = check_values(job, &t, kernel);
+        if (!status) status = check_variants(job, &t, kernel);
+    }
+    free_operands(&t);
+    return status;
+}
+
+static void check_in(const gradd_op_t *op, const gradd_case_t *spec, gradd_dtype_t dtype) {
+    static job_t job;
+    job = (job_t){.op = op, .spec = spec};
+    gradd_status_t status = open_job(&job, dtype);
+    if (!status) status = check(&job);
+    if (status) {
+        failures++;
+        fprintf(stderr, "%s \"%s\" in %s: %s (%s)\n", op->name, spec->text, job.dtype,
+                gradd_error_message(), gradd_error_where());
+    }
+    close_job(&job);
+}
+
+TEST_LIMIT(every_case_runs_on_the_emulated_gpu, 120) {
+    static const gradd_dtype_t types[] = {GRADD_DT_F32, GRADD_DT_BF16, GRADD_DT_F64};
+    const char *only = getenv("GRADD_TEST_OP");
+    omp_set_num_threads(1);
+    for (size_t f = 0; f < gradd_op_family_count; f++)
+        for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
+            const gradd_op_t *op = &gradd_op_families[f]->v[i];
+            if (only && strcmp(only, op->name)) continue;
+            for (const gradd_case_t *spec = op->cases; spec && spec->text; spec++)
+                for (size_t k = 0; k < sizeof types / sizeof types[0]; k++)
+                    if (!gradd_op_is_composite(op)) check_in(op, spec, types[k]);
+        }
+    printf("%d cases, %d results with the CPU's bits\n", checked, exactly);
+    CHECK(checked > 0 || only);
+    CHECK_EQ_INT(failures, 0);
+}

@@ -1,0 +1,125 @@
+/* Runs CUDA C++ kernels on the host, for tests: what kernels/cuda/gpu.h asks of a compiler that is
+ * not nvcc.
+ *
+ * Every CUDA thread is a fiber with a stack of its own; a block runs on the calling thread, one
+ * after the other. A fiber goes on until a barrier or a warp's exchange, so what is found is:
+ *   - barriers and exchanges that some threads miss, or reach at another line: stops the process,
+ *   - shared memory that is read before it is written: it is filled with ones (NaN, -1),
+ *   - results that depend on who goes first: emu_set_order chooses,
+ *   - shared memory beyond what a block may have.
+ * Not found: a weaker order of memory than the host's, bank conflicts, and what registers hold.
+ *
+ * Names that CUDA defines keep their names and meaning.
+ */
+#ifndef GRADD_TESTS_EMU_EMU_H
+#define GRADD_TESTS_EMU_EMU_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define __global__ static
+#define __device__
+#define __host__
+#define __forceinline__ inline
+
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {
+    }
+};
+
+namespace emu {
+
+enum { WARP = 32, SHARED_LIMIT = 48 << 10 };
+
+/* Where the running thread stands. */
+struct place_t {
+    dim3 thread, block, threads, blocks;
+    int index; /* of the thread in its block */
+};
+extern place_t here;
+
+/* Waits for all threads of the block, or of the warp. `at` is the place in the source. */
+void wait_block(const char *at);
+void wait_warp(const char *at);
+/* Puts 8 bytes where the other lanes see them, waits, and takes those of `lane`. */
+uint64_t exchange(uint64_t bits, int lane, const char *at);
+/* Bit l: lane l said true. */
+uint32_t vote(bool mine, const char *at);
+/* The block's shared memory for the declaration with that tag. */
+void *shared(const void *tag, size_t bytes, const char *at);
+void launch(dim3 blocks, dim3 threads, void (*run)(void *), void *argument, const char *kernel);
+
+template <class T> T exchanged(T value, int lane, const char *at) {
+    static_assert(sizeof(T) <= 8, "8 bytes at once");
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof value);
+    bits = exchange(bits, lane, at);
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+template <class F> void run_all(dim3 blocks, dim3 threads, F body, const char *kernel) {
+    launch(blocks, threads, [](void *f) { (*(F *)f)(); }, &body, kernel);
+}
+
+static inline int lane() {
+    return here.index % WARP;
+}
+
+} // namespace emu
+
+#define EMU_TEXT2(x) #x
+#define EMU_TEXT(x)  EMU_TEXT2(x)
+#define EMU_AT       __FILE__ ":" EMU_TEXT(__LINE__)
+
+#define threadIdx (emu::here.thread)
+#define blockIdx  (emu::here.block)
+#define blockDim  (emu::here.threads)
+#define gridDim   (emu::here.blocks)
+
+#define __syncthreads()          emu::wait_block(EMU_AT)
+#define __syncwarp()             emu::wait_warp(EMU_AT)
+#define __threadfence()          ((void)0)
+#define __ballot_sync(m, v)      emu::vote(v, EMU_AT)
+#define __any_sync(m, v)         (emu::vote(v, EMU_AT) != 0)
+#define __shfl_sync(m, v, l)     emu::exchanged(v, (l) % 32, EMU_AT)
+#define __shfl_xor_sync(m, v, l) emu::exchanged(v, emu::lane() ^ (l), EMU_AT)
+#define __shfl_down_sync(m, v, n)                                                                  \
+    emu::exchanged(v, emu::lane() + (n) < 32 ? emu::lane() + (n) : emu::lane(), EMU_AT)
+#define __shfl_up_sync(m, v, n)                                                                    \
+    emu::exchanged(v, emu::lane() >= (n) ? emu::lane() - (n) : emu::lane(), EMU_AT)
+
+/* One thread runs at a time. */
+template <class T> static inline T atomicCAS(T *p, T expected, T value) {
+    const T old = *p;
+    if (old == expected) *p = value;
+    return old;
+}
+template <class T> static inline T atomicAdd(T *p, T value) {
+    static_assert((T)0.5 == (T)0, "sums of floats have a fixed order");
+    const T old = *p;
+    *p = old + value;
+    return old;
+}
+template <class T> static inline T atomicOr(T *p, T value) {
+    const T old = *p;
+    *p = old | value;
+    return old;
+}
+static inline int __popc(uint32_t x) {
+    return __builtin_popcount(x);
+}
+static inline int __ffs(int x) {
+    return __builtin_ffs(x);
+}
+
+#define GPU_SHARED(T, name, n)                                                                     \
+    static const char name##_tag = 0;                                                              \
+    T *const name = (T *)emu::shared(&name##_tag, sizeof(T) * (n), EMU_AT)
+#define GPU_RUN(kernel, blocks, threads, ...)                                                      \
+    emu::run_all(blocks, threads, [&] { kernel(__VA_ARGS__); }, #kernel)
+
+#endif
