@@ -38,18 +38,8 @@ static int64_t rows_in(const gradd_type_t *x) {
     return rows;
 }
 
-static gradd_gemm_t describe(const gradd_view_t *in, const gradd_type_t *y, gradd_attrs_t attrs) {
-    const gradd_type_t *x = &in[0].type;
-    bool trans = gradd_attr_int(attrs, "transB", 0);
-    gradd_gemm_t g = {.dtype = x->dtype, .alpha = 1, .has_bias = true};
-    g.m = rows_in(x), g.k = x->dims[x->rank - 1], g.n = y->dims[y->rank - 1];
-    g.a_m = g.k, g.a_k = 1;
-    g.b_k = trans ? 1 : g.n, g.b_n = trans ? g.k : 1;
-    return g;
-}
-
 static gradd_status_t prepare_linear(const gradd_infer_t *c, gradd_prepared_t *out) {
-    gradd_gemm_t g = describe(c->in, &c->out[0], c->attrs);
+    gradd_gemm_t g = gradd_gemm_of_linear(c->in, &c->out[0], c->attrs);
     g.threads = c->threads;
     return gradd_gemm_prepare(&g, out);
 }
@@ -60,7 +50,7 @@ static gradd_status_t compute_linear(const gradd_launch_t *r) {
 }
 
 static gradd_status_t ref_linear(const gradd_launch_t *r) {
-    gradd_gemm_t g = describe(r->in, &r->out[0].type, r->attrs);
+    gradd_gemm_t g = gradd_gemm_of_linear(r->in, &r->out[0].type, r->attrs);
     return gradd_gemm_ref(&g, r->in[0].data, r->in[1].data, r->in[2].data, r->out[0].data);
 }
 

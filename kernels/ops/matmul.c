@@ -16,65 +16,8 @@
 
 /* ---- kernels -------------------------------------------------------------------------------- */
 
-/* Strides of the batch dimensions of an operand of rank >= 2 within out; 0 where broadcast. */
-static void batch_strides(const gradd_type_t *in, const gradd_type_t *out, int64_t *steps) {
-    int64_t step = in->dims[in->rank - 1] * in->dims[in->rank - 2];
-    for (int i = out->rank - 3; i >= 0; i--) {
-        int at = i - (out->rank - in->rank);
-        int64_t n = at >= 0 ? in->dims[at] : 1;
-        steps[i] = n == 1 ? 0 : step;
-        step *= n;
-    }
-}
-
-/* a, b, out have rank >= 2. */
-static gradd_gemm_t describe(const gradd_type_t *a, const gradd_type_t *b, const gradd_type_t *out,
-                             bool trans_a, bool trans_b) {
-    gradd_gemm_t g = {
-        .dtype = a->dtype, .result = out->dtype, .alpha = 1, .batch_rank = out->rank - 2};
-    int64_t rows = a->dims[a->rank - 2], cols = a->dims[a->rank - 1];
-    g.m = trans_a ? cols : rows, g.k = trans_a ? rows : cols;
-    g.a_m = trans_a ? 1 : cols, g.a_k = trans_a ? cols : 1;
-    g.n = out->dims[out->rank - 1];
-    g.b_k = trans_b ? 1 : g.n, g.b_n = trans_b ? g.k : 1;
-    memcpy(g.batch, out->dims, sizeof g.batch[0] * (size_t)g.batch_rank);
-    batch_strides(a, out, g.a_batch);
-    batch_strides(b, out, g.b_batch);
-    return g;
-}
-
-/* Vectors become a row (left) or a column (right); out gets the dimensions back that MatMul drops.
- */
-static void matrices(gradd_type_t *a, gradd_type_t *b, gradd_type_t *out) {
-    bool row = a->rank == 1, col = b->rank == 1;
-    if (row)
-        *a = (gradd_type_t){
-            a->dtype, 2, {1, a->dims[0]}
-        };
-    if (col)
-        *b = (gradd_type_t){
-            b->dtype, 2, {b->dims[0], 1}
-        };
-    if (row) {
-        int at = col ? out->rank : out->rank - 1;
-        if (!col) out->dims[out->rank] = out->dims[out->rank - 1];
-        out->dims[at] = 1;
-        out->rank++;
-    }
-    if (col) out->dims[out->rank++] = 1;
-}
-
-static gradd_gemm_t describe_matmul(const gradd_view_t *in, const gradd_type_t *result,
-                                    gradd_attrs_t attrs) {
-    gradd_type_t a = in[0].type, b = in[1].type, out = *result;
-    matrices(&a, &b, &out);
-    gradd_gemm_t g = describe(&a, &b, &out, gradd_attr_int(attrs, "transA", 0),
-                              gradd_attr_int(attrs, "transB", 0));
-    g.alpha = gradd_attr_float(attrs, "alpha", 1);
-    return g;
-}
 static gradd_status_t prepare_matmul(const gradd_infer_t *c, gradd_prepared_t *out) {
-    gradd_gemm_t g = describe_matmul(c->in, &c->out[0], c->attrs);
+    gradd_gemm_t g = gradd_gemm_of_matmul(c->in, &c->out[0], c->attrs);
     g.threads = c->threads;
     return gradd_gemm_prepare(&g, out);
 }
@@ -82,7 +25,7 @@ static gradd_status_t compute_matmul(const gradd_launch_t *r) {
     return gradd_gemm(r->state, r->in[0].data, r->in[1].data, NULL, r->out[0].data, r->workspace);
 }
 static gradd_status_t ref_matmul(const gradd_launch_t *r) {
-    gradd_gemm_t g = describe_matmul(r->in, &r->out[0].type, r->attrs);
+    gradd_gemm_t g = gradd_gemm_of_matmul(r->in, &r->out[0].type, r->attrs);
     return gradd_gemm_ref(&g, r->in[0].data, r->in[1].data, NULL, r->out[0].data);
 }
 
@@ -112,34 +55,19 @@ static gradd_status_t spread(const gradd_launch_t *r, double beta) {
     }
 }
 
-/* A bias of one row goes into the product; other forms of C0 are spread over the result first. */
-static gradd_gemm_t describe_gemm(const gradd_view_t *in, int n_in, const gradd_type_t *out,
-                                  gradd_attrs_t attrs) {
-    gradd_gemm_t g = describe(&in[0].type, &in[1].type, out, gradd_attr_int(attrs, "transA", 0),
-                              gradd_attr_int(attrs, "transB", 0));
-    double beta = gradd_attr_float(attrs, "beta", 1);
-    g.alpha = gradd_attr_float(attrs, "alpha", 1);
-    if (n_in > 2 && in[2].type.dtype && beta != 0) {
-        const gradd_type_t *c = &in[2].type;
-        g.has_bias = beta == 1 && g.alpha == 1 && gradd_type_count(c) == g.n && c->rank &&
-                     c->dims[c->rank - 1] == g.n;
-        g.accumulate = !g.has_bias;
-    }
-    return g;
-}
 static gradd_status_t prepare_gemm(const gradd_infer_t *c, gradd_prepared_t *out) {
-    gradd_gemm_t g = describe_gemm(c->in, c->n_in, &c->out[0], c->attrs);
+    gradd_gemm_t g = gradd_gemm_of_gemm(c->in, c->n_in, &c->out[0], c->attrs);
     g.threads = c->threads;
     return gradd_gemm_prepare(&g, out);
 }
 static gradd_status_t compute_gemm(const gradd_launch_t *r) {
-    gradd_gemm_t g = describe_gemm(r->in, r->n_in, &r->out[0].type, r->attrs);
+    gradd_gemm_t g = gradd_gemm_of_gemm(r->in, r->n_in, &r->out[0].type, r->attrs);
     if (g.accumulate) GRADD_TRY(spread(r, gradd_attr_float(r->attrs, "beta", 1)));
     return gradd_gemm(r->state, r->in[0].data, r->in[1].data, g.has_bias ? r->in[2].data : NULL,
                       r->out[0].data, r->workspace);
 }
 static gradd_status_t ref_gemm(const gradd_launch_t *r) {
-    gradd_gemm_t g = describe_gemm(r->in, r->n_in, &r->out[0].type, r->attrs);
+    gradd_gemm_t g = gradd_gemm_of_gemm(r->in, r->n_in, &r->out[0].type, r->attrs);
     if (g.accumulate) GRADD_TRY(spread(r, gradd_attr_float(r->attrs, "beta", 1)));
     return gradd_gemm_ref(&g, r->in[0].data, r->in[1].data, g.has_bias ? r->in[2].data : NULL,
                           r->out[0].data);
@@ -274,7 +202,7 @@ static gradd_status_t grad_matmul(gradd_grad_t *g) {
     gradd_type_t ta = *gradd_val_type(g->b, g->in[0]), tb = *gradd_val_type(g->b, g->in[1]);
     gradd_type_t td = *gradd_val_type(g->b, g->dout[0]);
     if (g->b->status) return g->b->status;
-    matrices(&ta, &tb, &td);
+    gradd_gemm_matrices(&ta, &tb, &td);
     gradd_val_t a = gradd_reshape_to(g->b, g->in[0], ta.dims, ta.rank);
     gradd_val_t b = gradd_reshape_to(g->b, g->in[1], tb.dims, tb.rank);
     gradd_val_t d = gradd_reshape_to(g->b, g->dout[0], td.dims, td.rank);
@@ -322,15 +250,6 @@ static gradd_status_t expand_fused(gradd_expand_t *x) {
 }
 
 /* ---- cases and rows ------------------------------------------------------------------------- */
-
-/* 2 m n k, with k from the left operand; a bias is one addition per element. */
-static void cost_product(const gradd_infer_t *c, gradd_cost_t *cost) {
-    const gradd_type_t *a = &c->in[0].type;
-    int at = gradd_attr_int(c->attrs, "transA", 0) ? a->rank - 2 : a->rank - 1;
-    double elements = (double)gradd_type_count(&c->out[0]);
-    cost->flops = 2 * elements * (double)a->dims[at];
-    if (c->n_in > 2 && c->in[2].type.dtype) cost->flops += elements;
-}
 
 #define TRANSPOSITIONS                                                                             \
     {"transA", GRADD_ATTR_INT, false}, {                                                           \
@@ -384,11 +303,11 @@ GRADD_OPS(
 
 GRADD_KERNELS(cpu, matmul,
               GRADD_GEMM_KERNELS("MatMul", .prepare = prepare_matmul, .compute = compute_matmul,
-                                 .cost = cost_product),
+                                 .cost = gradd_gemm_cost),
               GRADD_KERNEL("MatMul", "plain loops", .types = {GRADD_T_INT},
                            .unprepare = gradd_gemm_unprepare, .prepare = prepare_matmul,
-                           .compute = compute_matmul, .cost = cost_product),
+                           .compute = compute_matmul, .cost = gradd_gemm_cost),
               GRADD_GEMM_KERNELS("FusedMatMul", .prepare = prepare_matmul,
-                                 .compute = compute_matmul, .cost = cost_product),
+                                 .compute = compute_matmul, .cost = gradd_gemm_cost),
               GRADD_GEMM_KERNELS("Gemm", .prepare = prepare_gemm, .compute = compute_gemm,
-                                 .cost = cost_product));
+                                 .cost = gradd_gemm_cost));

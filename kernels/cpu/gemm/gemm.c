@@ -10,37 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void drop_batch(gradd_gemm_t *g, int at) {
-    for (int i = at; i + 1 < g->batch_rank; i++) {
-        g->batch[i] = g->batch[i + 1];
-        g->a_batch[i] = g->a_batch[i + 1];
-        g->b_batch[i] = g->b_batch[i + 1];
-    }
-    g->batch_rank--;
-}
-
-void gradd_gemm_simplify(gradd_gemm_t *g) {
-    for (int i = g->batch_rank - 1; i >= 0; i--)
-        if (g->batch[i] == 1) drop_batch(g, i);
-    for (int i = g->batch_rank - 2; i >= 0; i--) {
-        int64_t n = g->batch[i + 1];
-        if (g->a_batch[i] != g->a_batch[i + 1] * n || g->b_batch[i] != g->b_batch[i + 1] * n)
-            continue;
-        g->batch[i + 1] *= g->batch[i];
-        drop_batch(g, i);
-    }
-    while (g->batch_rank) { /* matrices of rows against one B are one matrix of more rows */
-        int last = g->batch_rank - 1;
-        if (g->b_batch[last] || !g->a_batch[last]) break;
-        if (g->m == 1 && g->a_k == 1) g->a_m = g->a_batch[last];
-        if (g->a_batch[last] != g->m * g->a_m) break;
-        g->m *= g->batch[last];
-        g->batch_rank--;
-    }
-    for (int i = g->batch_rank; i < GRADD_GEMM_BATCH_RANK; i++)
-        g->batch[i] = g->a_batch[i] = g->b_batch[i] = 0;
-}
-
 #define TO_BF16(x) gradd_f32_bf16((float)(x))
 #define PLAIN_PRODUCT(T, R, ACC, READ, READ_C, WRITE)                                              \
     for (int64_t at = 0; at < batches * g->m; at++) {                                              \

@@ -17,30 +17,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kernels/gemm.h"
 #include "kernels/kernel.h"
 #include "shm/dtype.h"
 #include "shm/tensor.h"
-
-#define GRADD_GEMM_BATCH_RANK GRADD_MAX_RANK
-
-typedef struct gradd_gemm_s {
-    gradd_dtype_t dtype;  /* F32, F64, BF16, I32 or I64; of all operands */
-    gradd_dtype_t result; /* of C: NONE = dtype; F32 goes with BF16 operands too */
-    int batch_rank;       /* batch dimensions, outermost first */
-    int64_t batch[GRADD_GEMM_BATCH_RANK];
-    int64_t a_batch[GRADD_GEMM_BATCH_RANK], b_batch[GRADD_GEMM_BATCH_RANK]; /* strides, 0 allowed */
-    int64_t m, n, k;
-    int64_t a_m, a_k; /* strides; one of the two is 1 */
-    int64_t b_k, b_n;
-    double alpha;
-    bool accumulate; /* add to what C holds */
-    bool has_bias;   /* one row of n elements, added to every row of C; needs alpha 1 */
-    int threads;     /* 0 = as many as OpenMP would take now */
-} gradd_gemm_t;      /* C is contiguous, row-major */
-
-/* Merges batch dimensions and folds a batch of rows into m where strides allow. Idempotent; the
- * functions below do it themselves. */
-void gradd_gemm_simplify(gradd_gemm_t *g);
 
 gradd_status_t gradd_gemm_prepare(const gradd_gemm_t *g, gradd_prepared_t *out);
 void gradd_gemm_unprepare(gradd_prepared_t *prepared);

@@ -210,7 +210,9 @@ static gradd_status_t check_values(const job_t *job, const there_t *t,
         if (job->spec->tol < 0 || !job->want[j].data) continue;
         const double ours = apart(&t->out[j], &job->want[j], &largest);
         const double cpu = apart(&job->near[j], &job->want[j], &largest);
-        const double most = 2 * cpu + step_of(t->out[j].type.dtype) * largest;
+        /* in f64 the plain loop is no better than what it judges */
+        const double roundings = t->out[j].type.dtype == GRADD_DT_F64 ? 64 : 1;
+        const double most = 2 * cpu + roundings * step_of(t->out[j].type.dtype) * largest;
         if (ours > most || (ours < 0 && cpu >= 0))
             return GRADD_FAIL(TENSOR, "output %d is off by %.3g, the CPU's by %.3g of %.3g", j,
                               ours, cpu, largest);

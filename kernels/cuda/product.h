@@ -1,0 +1,26 @@
+/* Matrix products by cuBLASLt, and the few that it does not have by loops.
+ *
+ * Rows are columns there: C = A B, row by row, is its C^T = B^T A^T. A bias and what C holds
+ * already go into the product. bf16 and f16 are summed in f32 and rounded once; f32 is multiplied
+ * in f32 (no TF32), as in torch. Batches that have no single stride are several calls.
+ */
+#ifndef GRADD_KERNELS_CUDA_PRODUCT_H
+#define GRADD_KERNELS_CUDA_PRODUCT_H
+
+#include "kernels/cuda/gpu.h"
+#include "kernels/gemm.h"
+
+gradd_status_t gpu_product_prepare(const gradd_gemm_t *g, gradd_prepared_t *out);
+void gpu_product_unprepare(gradd_prepared_t *prepared);
+
+/* Operands of one call. */
+typedef struct gpu_product_call_s {
+    const void *a, *b, *bias;
+    void *c, *workspace;
+} gpu_product_call_t;
+gradd_status_t gpu_product(const void *state, const gpu_product_call_t *call);
+
+/* "cuBLASLt 13.1.0". */
+const char *gpu_product_library(void);
+
+#endif

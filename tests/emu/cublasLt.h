@@ -1,0 +1,82 @@
+/* A stand-in for NVIDIA's header of that name, with what kernels/cuda uses of it: the same
+ * functions and names, other numbers behind them. lt.cc checks what is described and multiplies on
+ * the host, from the layouts as they are given. */
+#ifndef GRADD_TESTS_EMU_CUBLASLT_H
+#define GRADD_TESTS_EMU_CUBLASLT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum {
+    CUBLAS_STATUS_SUCCESS,
+    CUBLAS_STATUS_INVALID_VALUE,
+    CUBLAS_STATUS_NOT_SUPPORTED,
+    CUBLAS_STATUS_ALLOC_FAILED
+} cublasStatus_t;
+typedef enum { CUDA_R_32F, CUDA_R_64F, CUDA_R_16F, CUDA_R_16BF } cudaDataType_t;
+typedef enum { CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_64F } cublasComputeType_t;
+typedef enum { CUBLAS_OP_N, CUBLAS_OP_T } cublasOperation_t;
+typedef enum { CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS } cublasLtEpilogue_t;
+typedef enum {
+    CUBLASLT_MATMUL_DESC_TRANSA,
+    CUBLASLT_MATMUL_DESC_TRANSB,
+    CUBLASLT_MATMUL_DESC_EPILOGUE,
+    CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+    CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE
+} cublasLtMatmulDescAttributes_t;
+typedef enum {
+    CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+    CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET
+} cublasLtMatrixLayoutAttribute_t;
+typedef enum { CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES } cublasLtMatmulPreferenceAttributes_t;
+
+typedef struct emu_lt_handle *cublasLtHandle_t;
+typedef struct emu_lt_desc *cublasLtMatmulDesc_t;
+typedef struct emu_lt_layout *cublasLtMatrixLayout_t;
+typedef struct emu_lt_preference *cublasLtMatmulPreference_t;
+typedef struct emu_stream *cudaStream_t;
+typedef struct {
+    uint64_t data[8];
+} cublasLtMatmulAlgo_t;
+typedef struct {
+    cublasLtMatmulAlgo_t algo;
+    size_t workspaceSize;
+    cublasStatus_t state;
+    float wavesCount;
+} cublasLtMatmulHeuristicResult_t;
+
+extern "C" {
+size_t cublasLtGetVersion(void);
+const char *cublasLtGetStatusString(cublasStatus_t status);
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *out);
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t compute,
+                                        cudaDataType_t scale);
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc);
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t attribute,
+                                              const void *value, size_t bytes);
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType_t type,
+                                          uint64_t rows, uint64_t cols, int64_t ld);
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout);
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute,
+                                                const void *value, size_t bytes);
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out);
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference);
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void *value, size_t bytes);
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int wanted,
+                                              cublasLtMatmulHeuristicResult_t *out, int *out_n);
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
+                              const void *a, cublasLtMatrixLayout_t layout_a, const void *b,
+                              cublasLtMatrixLayout_t layout_b, const void *beta, const void *c,
+                              cublasLtMatrixLayout_t layout_c, void *d,
+                              cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t *algo,
+                              void *workspace, size_t bytes, cudaStream_t stream);
+}
+
+#endif
