@@ -1,68 +1,36 @@
 /* See adamw.h. */
 #include "kernels/cpu/adamw.h"
 
-#include <math.h>
 #include <string.h>
 
+#include "kernels/adam_math.h"
 #include "kernels/cpu/bf16.h"
-
-/* Scalars of one step, rounded once as torch rounds them: computed in double, used in float. */
-typedef struct coefficients_s {
-    float b1, c1, b2, c2; /* c = 1 - b */
-    float step_size, eps, decay_before, decay_after, l2, v_scale, grad_scale;
-} coefficients_t;
-
-static coefficients_t coefficients(const gradd_adam_t *h, float grad_scale) {
-    double t = (double)h->step;
-    double bc1 = h->bias_correction ? 1 - pow(h->beta1, t) : 1;
-    double bc2 = h->bias_correction ? 1 - pow(h->beta2, t) : 1;
-    bool torch = h->mode == GRADD_ADAMW_TORCH;
-    double decay = 1 - h->lr * h->weight_decay;
-    return (coefficients_t){
-        .b1 = (float)h->beta1,
-        .c1 = (float)(1 - h->beta1),
-        .b2 = (float)h->beta2,
-        .c2 = (float)(1 - h->beta2),
-        .step_size = (float)(torch ? h->lr / bc1 : h->lr * sqrt(bc2) / bc1),
-        .eps = (float)h->eps,
-        .decay_before = (float)(torch ? decay : 1),
-        .decay_after = (float)(h->mode == GRADD_ADAMW_TRANSFORMERS ? decay : 1),
-        .l2 = (float)(h->mode == GRADD_ADAM_L2 ? h->weight_decay : 0),
-        .v_scale = (float)(torch ? 1 / sqrt(bc2) : 1),
-        .grad_scale = grad_scale,
-    };
-}
 
 #define BLOCK ((int64_t)4096)
 
-static void update(const coefficients_t *c, const gradd_adam_span_t *s, const float *p,
+static void update(const gradd_adam_coefficients_t *c, const gradd_adam_span_t *s, const float *p,
                    const float *g) {
     const float *m = s->m, *v = s->v;
     float *op = s->out_p, *om = s->out_m, *ov = s->out_v;
-    coefficients_t k = *c;
+    gradd_adam_coefficients_t k = *c;
 #pragma omp simd
     for (int64_t i = 0; i < s->n; i++) {
-        float gi = g[i] * k.grad_scale + k.l2 * p[i];
-        float mi = m[i] * k.b1 + gi * k.c1;
-        float vi = v[i] * k.b2 + gi * gi * k.c2;
-        float pi = p[i] * k.decay_before;
-        pi -= k.step_size * mi / (sqrtf(vi) * k.v_scale + k.eps);
-        om[i] = mi;
-        ov[i] = vi;
-        op[i] = pi * k.decay_after;
+        const gradd_adam_one_t new = gradd_adam_one(&k, p[i], g[i], m[i], v[i]);
+        om[i] = new.m;
+        ov[i] = new.v;
+        op[i] = new.p;
     }
 }
 
 static void choose_masters(float *out, const float *master, const gradd_bf16_t *p, int64_t n) {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) {
-        bool same = gradd_f32_bf16(master[i]).bits == p[i].bits;
-        out[i] = same ? master[i] : gradd_bf16_f32(p[i]);
+        out[i] = gradd_adam_master(master[i], p[i]);
     }
 }
 
 /* At most BLOCK elements: what is stored in bf16 is widened on the stack first. */
-static void update_block(const coefficients_t *c, const gradd_adam_span_t *s) {
+static void update_block(const gradd_adam_coefficients_t *c, const gradd_adam_span_t *s) {
     float wide_p[BLOCK], wide_g[BLOCK];
     const float *p = s->p, *g = s->g;
     if (s->p16) {
@@ -93,7 +61,7 @@ static gradd_adam_span_t part(const gradd_adam_span_t *s, int64_t from, int64_t 
 }
 
 void gradd_adam_update(const gradd_adam_t *hyper, float grad_scale, const gradd_adam_span_t *span) {
-    coefficients_t c = coefficients(hyper, grad_scale);
+    gradd_adam_coefficients_t c = gradd_adam_coefficients(hyper, grad_scale);
     int64_t blocks = (span->n + BLOCK - 1) / BLOCK;
 #pragma omp parallel for schedule(static) if (blocks > 4)
     for (int64_t b = 0; b < blocks; b++) {

@@ -11,9 +11,6 @@
 
 #include "kernels/backend.h"
 
-/* Cache lines that are drawn from one tensor; a smaller one is read as a whole. */
-#define GRADD_PRINT_LINES 16
-
 uint64_t gradd_print_drawn(const gradd_bytes_t *list, int n);
 /* Opens parallel regions. A single changed element always changes it. */
 uint64_t gradd_print_sum(const gradd_bytes_t *list, int n);

@@ -45,6 +45,7 @@ typedef struct gpu_call_s {
     gradd_fault_t *fault; /* memory of the device */
     int launch;           /* number of this one */
     int units;            /* multiprocessors */
+    void *scratch;        /* memory of the device for what is no operator, see step.h */
 } gpu_call_t;
 extern thread_local gpu_call_t gpu_call;
 

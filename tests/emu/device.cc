@@ -1,20 +1,92 @@
-/* What kernels of the emulated GPU go by, and the call of one of them. See device.h. */
+/* What kernels of the emulated GPU go by, and what its queue does with them. See device.h. */
 #include "tests/emu/device.h"
 
-#include "kernels/cuda/gpu.h"
+#include "kernels/cuda/step.h"
 
 enum { UNITS = 2 }; /* few blocks for much work: loops go round */
 
 thread_local gpu_call_t gpu_call;
+
+/* As at the start of each piece of work. */
+static void enter(gradd_fault_t *fault, int launch) {
+    static thread_local char scratch[GPU_SCRATCH] __attribute__((aligned(256)));
+    gpu_call = {nullptr, fault, launch, UNITS, scratch};
+}
 
 gradd_status_t gpu_launched(const char *what) {
     (void)what;
     return GRADD_OK;
 }
 
-extern "C" gradd_status_t emu_compute(const gradd_kernel_t *kernel, const gradd_launch_t *launch) {
+gradd_status_t gpu_write(void *to, const void *from, size_t bytes) {
+    memcpy(to, from, bytes);
+    return GRADD_OK;
+}
+
+gradd_status_t gpu_read(void *to, const void *from, size_t bytes) {
+    return gpu_write(to, from, bytes);
+}
+
+gradd_status_t emu_compute(const gradd_kernel_t *kernel, const gradd_launch_t *launch) {
     gradd_fault_t fault = {};
-    gpu_call = {nullptr, &fault, launch->launch, UNITS};
+    enter(&fault, launch->launch);
     GRADD_TRY(kernel->compute(launch));
     return gradd_fault_fail(&fault);
 }
+
+static gradd_status_t launch(gradd_queue_t *, const gradd_kernel_t *kernel,
+                             const gradd_launch_t *launch) {
+    return emu_compute(kernel, launch);
+}
+
+static gradd_status_t scan(gradd_queue_t *, const gradd_view_t *view, gradd_scan_t *out) {
+    enter(nullptr, -1);
+    return gpu_scan(view, out);
+}
+
+static gradd_status_t fingerprint(gradd_queue_t *, const gradd_bytes_t *list, int n, bool whole,
+                                  uint64_t *out) {
+    enter(nullptr, -1);
+    return gpu_fingerprint(list, n, whole, out);
+}
+
+static gradd_status_t norm2(gradd_queue_t *, const gradd_span_t *list, int n, double *out) {
+    enter(nullptr, -1);
+    return gpu_norm2(list, n, out);
+}
+
+static gradd_status_t adam(gradd_queue_t *, const gradd_adam_t *hyper, float grad_scale,
+                           const gradd_adam_span_t *span) {
+    enter(nullptr, -1);
+    return gpu_adam(hyper, grad_scale, span);
+}
+
+static gradd_status_t adam_commit(gradd_queue_t *, const gradd_adam_commit_t *commit) {
+    enter(nullptr, -1);
+    return gpu_adam_commit(commit);
+}
+
+static gradd_status_t store(gradd_queue_t *, uint64_t *word, uint64_t value) {
+    enter(nullptr, -1);
+    return gpu_store(word, value);
+}
+
+static gradd_status_t touched(gradd_queue_t *, const gradd_span_t *span, int64_t width,
+                              uint64_t *bits) {
+    enter(nullptr, -1);
+    return gpu_touched(span, width, bits);
+}
+
+const gradd_backend_t emu_here = {
+    .abi = GRADD_BACKEND_ABI,
+    .size = sizeof(gradd_backend_t),
+    .name = "emu",
+    .launch = launch,
+    .scan = scan,
+    .fingerprint = fingerprint,
+    .norm2 = norm2,
+    .adam = adam,
+    .adam_commit = adam_commit,
+    .store = store,
+    .touched = touched,
+};

@@ -1,5 +1,5 @@
 /* The emulated GPU: rows of kernels/cuda, compiled for the host, behind the queue of the fake
- * device (tests/fake). Its table is gradd_backend_emu. */
+ * device (tests/fake). */
 #ifndef GRADD_TESTS_EMU_DEVICE_H
 #define GRADD_TESTS_EMU_DEVICE_H
 
@@ -9,14 +9,16 @@
 extern "C" {
 #endif
 
-/* Runs a kernel of the emulated GPU in memory of the process, here and now; a value that it refuses
- * is the failure. */
+extern const gradd_backend_t gradd_backend_emu;
+
+/* Its work in memory of the process, here and now: a table whose functions take no queue. */
+extern const gradd_backend_t emu_here;
+
+/* A launch of a kernel there; a value that it refuses is the failure. */
 gradd_status_t emu_compute(const gradd_kernel_t *kernel, const gradd_launch_t *launch);
 
 #ifdef __cplusplus
 }
 #endif
-
-extern const gradd_backend_t gradd_backend_emu;
 
 #endif

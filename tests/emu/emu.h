@@ -82,6 +82,7 @@ static inline int lane() {
 
 #define __syncthreads()          emu::wait_block(EMU_AT)
 #define __syncwarp()             emu::wait_warp(EMU_AT)
+#define __threadfence_system()   ((void)0)
 #define __threadfence()          ((void)0)
 #define __ballot_sync(m, v)      emu::vote(v, EMU_AT)
 #define __any_sync(m, v)         (emu::vote(v, EMU_AT) != 0)
@@ -102,6 +103,12 @@ template <class T> static inline T atomicAdd(T *p, T value) {
     static_assert((T)0.5 == (T)0, "sums of floats have a fixed order");
     const T old = *p;
     *p = old + value;
+    return old;
+}
+template <class T> static inline T atomicMin(T *p, T value) {
+    static_assert((T)0.5 == (T)0, "integers");
+    const T old = *p;
+    if (value < old) *p = value;
     return old;
 }
 template <class T> static inline T atomicOr(T *p, T value) {

@@ -41,23 +41,19 @@ static gradd_status_t fake_zero(gradd_queue_t *q, void *memory, size_t bytes) {
 
 /* ---- queue ----------------------------------------------------------------------------------- */
 
-static gradd_status_t create(const char *device, int threads, fake_compute_t compute,
+static gradd_status_t create(const char *device, int threads, const gradd_backend_t *does,
                              gradd_queue_t **out) {
     if (threads != 1)
         return GRADD_FAIL(UNSUPPORTED, "the %s computes with 1 thread, not %d", device, threads);
-    return fake_queue_create(compute, out);
-}
-
-static gradd_status_t compute_here(const gradd_kernel_t *kernel, const gradd_launch_t *launch) {
-    return kernel->compute(launch);
+    return fake_queue_create(does, out);
 }
 
 static gradd_status_t fake_create(int threads, gradd_queue_t **out) {
-    return create("fake device", threads, compute_here, out);
+    return create("fake device", threads, &gradd_backend_cpu, out);
 }
 
 static gradd_status_t emu_create(int threads, gradd_queue_t **out) {
-    return create("emulated GPU", threads, emu_compute, out);
+    return create("emulated GPU", threads, &emu_here, out);
 }
 
 static gradd_status_t fake_enter(gradd_queue_t *q, int threads) {
@@ -174,7 +170,7 @@ __attribute__((constructor)) static void copy_rows(void) {
     }
 }
 
-/* The devices of this folder differ in their kernels, and in how one is called. */
+/* The devices of this folder differ in their kernels, and in who does their work. */
 #define TABLE(title, create, list)                                                                 \
     {.abi = GRADD_BACKEND_ABI,                                                                     \
      .size = sizeof(gradd_backend_t),                                                              \
