@@ -104,6 +104,8 @@ CXXFLAGS_ALL = -std=gnu++20 $(if $(SANITIZE),$(OPTIMISE),-O1 -g) $(ARCH) -fPIC -
                $(if $(filter 1,$(WERROR)),-Werror) $(CXXFLAGS)
 # The build id tells a client that the daemon is older than the binary (server/daemon/build.h).
 LDFLAGS_ALL  = $(SANITIZE) -fopenmp -Wl,-z,relro,-z,now -Wl,--build-id=sha1 $(LDFLAGS)
+# A plug-in finds in the program, which holds the whole engine, what it needs of gradd.
+PLUGIN_HOST  = -Wl,--export-dynamic-symbol='gradd_*'
 ENGINE_LIBS  = $(DNNL_LIBS) $(PROTO_LIBS) -ldl -lpthread -lm
 DAEMON_LIBS  = $(ZMQ_LIBS) $(MSGPACK_LIBS) $(ENGINE_LIBS)
 
@@ -146,7 +148,7 @@ BIN  := $(B)/bin/gradd
 FAKE := $(B)/bin/gradd-fake
 
 # ---------------------------------------------------------------- targets
-.PHONY: all setup test nightly check check-asan check-tsan demo bench families fuzz fuzz-quick fuzz-bins format lint docs clean help unit \
+.PHONY: all cuda cuda-deps setup test nightly check check-asan check-tsan check-emu demo bench families fuzz fuzz-quick fuzz-bins format lint docs clean help unit \
         info FORCE
 
 all: $(LIBS) $(BIN) ## build libraries and daemon (sets up first when needed)
@@ -174,6 +176,12 @@ check-asan: ## C tests and hostile input under AddressSanitizer and UndefinedBeh
 	@$(ASAN_ENV) GRADD_BIN=$(abspath $(B))/asan/bin/gradd $(B)/asan/bin/tests --limit-scale 6
 	@$(ASAN_ENV) GRADD_BUILD=$(abspath $(B))/asan GRADD_TEST_SLOWER=20 \
 	 $(PY) -m pytest -q $(ASAN_PY:%=tests/python/%)
+
+# Fibers keep their stacks while others run, which a check of uses after return cannot follow.
+check-emu: ## kernels of GPUs, emulated, under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(MAKE) --no-print-directory ASAN=1 UBSAN=1 B=$(B)/asan $(B)/asan/bin/test_emu $(B)/asan/bin/test_emu_step
+	@for t in test_emu test_emu_step; do $(ASAN_ENV) ASAN_OPTIONS=detect_stack_use_after_return=0 \
+	    $(B)/asan/bin/$$t --limit-scale 10 || exit 1; done
 
 # gcc's OpenMP runtime is not instrumented and would be reported for every parallel loop, so only the
 # modules with threads of their own run here.
@@ -260,6 +268,41 @@ unit: $(if $(T),$(B)/bin/test_$(T)) ## build and run one C test module: make uni
 	$(if $(T),,$(error say which module: make unit T=segment))
 	@GRADD_BIN=$(abspath $(B)/bin/gradd) $(B)/bin/test_$(T) $(ARGS)
 
+# ---------------------------------------------------------------- CUDA: a plug-in, built on demand
+# nvcc from the path or CUDA_HOME; cuBLASLt's header and library from CUDA_LIBS, a folder with include/
+# and lib/: the Python packages of `make cuda-deps`, or a toolkit. cudart is linked statically and the
+# driver found at run time, so the plug-in loads wherever libcublasLt does.
+CUDA_LIBS  ?= $(or $(patsubst %/include/cublasLt.h,%,$(firstword $(wildcard \
+                  $(VENV)/lib/python*/site-packages/nvidia/cu13/include/cublasLt.h \
+                  $(CUDA_HOME)/include/cublasLt.h))),$(CUDA_HOME))
+CUDA_ARCHS ?= -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a \
+              -gencode=arch=compute_90,code=compute_90
+NVFLAGS    := -std=c++20 -O3 -fmad=false --threads 2 $(CUDA_ARCHS) -I. -I$(B)/gen -I$(CUDA_LIBS)/include \
+              -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wno-unknown-pragmas -Xptxas -v
+CUDA_OBJ   := $(patsubst %.cu,$(B)/cuda/%.o,$(CUDA_SRC) $(sort $(wildcard kernels/cuda/plugin/*.cu)))
+CUBLASLT    = $(or $(firstword $(wildcard $(CUDA_LIBS)/lib/libcublasLt.so.13 $(CUDA_LIBS)/lib64/libcublasLt.so.13)),\
+                  $(error no libcublasLt.so.13 below $(CUDA_LIBS): make cuda-deps, or CUDA_LIBS=FOLDER))
+CUDART      = $(firstword $(wildcard $(addsuffix /libcudart_static.a,$(CUDA_HOME)/lib64 $(CUDA_HOME)/lib \
+                  $(CUDA_LIBS)/lib)))
+
+cuda: $(B)/lib/libgradd_cuda.so ## build the CUDA plug-in (nvcc; `make cuda-deps` gets the libraries)
+
+cuda-deps: ## install what the plug-in is built with: cuBLASLt, cuobjdump (large)
+	@$(PY) -m pip install -q nvidia-cublas==13.1.1.3 nvidia-cuda-nvrtc==13.0.88 nvidia-cuda-cuobjdump \
+	    nvidia-cuda-nvdisasm $(if $(shell command -v $(NVCC)),,'cuda-toolkit[nvcc,crt,cccl,cudart]==13.0.3')
+
+$(B)/cuda/%.o: %.cu $(B)/gen/cuda_list.inc
+	@mkdir -p $(@D); echo "  NVCC    $<"
+	$(Q)$(NVCC) $(NVFLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ 2> $(@:.o=.ptxas) || { cat $(@:.o=.ptxas); exit 1; }
+
+# Its gradd_* symbols are the program's, which loads it.
+$(B)/lib/libgradd_cuda.so: $(CUDA_OBJ) tools/gpu/gates.py
+	@$(PY) tools/gpu/gates.py $(CUDA_OBJ)
+	@mkdir -p $(@D); echo "  LD      $@"
+	$(Q)$(CXX) -shared -Wl,-z,relro,-z,now -Wl,-rpath,$(abspath $(dir $(CUBLASLT))) -o $@ $(CUDA_OBJ) $(CUBLASLT) \
+	    $(CUDART) -lrt -lpthread -ldl
+-include $(CUDA_OBJ:.o=.d)
+
 # ---------------------------------------------------------------- generated sources
 # Each list is rewritten only when its content changed, so adding a file rebuilds what reads the list.
 GEN := $(B)/gen/op_list.inc $(B)/gen/cpu_list.inc $(B)/gen/cuda_list.inc $(B)/gen/backend_list.inc \
@@ -343,11 +386,11 @@ $(B)/lib/libgradd_shm.so: $(SHM_OBJ) $(B)/gen/shm_members.txt tools/exports.map
 	$(call share,-lpthread)
 $(B)/lib/libgradd.so: $(ENGINE_OBJ) $(B)/gen/engine_members.txt tools/exports.map
 	$(call share,$(ENGINE_LIBS))
-$(B)/bin/gradd: $(DAEMON_OBJ) $(B)/lib/libgradd.a
-	$(call link,$(DAEMON_LIBS))
+$(B)/bin/gradd: $(DAEMON_OBJ) $(ENGINE_OBJ)
+	$(call link,$(PLUGIN_HOST) $(DAEMON_LIBS))
 
 $(FAKE): $(DAEMON_OBJ) $(FAKE_OBJ) $(B)/lib/libgradd.a
-	$(call link,$(DAEMON_LIBS))
+	$(call link,$(PLUGIN_HOST) $(DAEMON_LIBS))
 
 $(B)/tests/runner.o: $(B)/gen/test_list.inc $(B)/gen/flags.txt
 $(B)/bin/tests: $(B)/tests/runner.o $(TEST_OBJ) $(FAKE_OBJ) $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a

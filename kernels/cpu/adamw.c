@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-#include "kernels/adam_math.h"
 #include "kernels/cpu/bf16.h"
+#include "kernels/math/adam.h"
 
 #define BLOCK ((int64_t)4096)
 

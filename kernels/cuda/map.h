@@ -90,7 +90,7 @@ template <int... K> struct gpu_count<0, K...> {
 #define GPU_COUNT(T) typename gpu_count<(int)sizeof...(T)>::type()
 
 template <class U, int W, class F, class... P>
-GPU_FN gpu_pack<U, W> gpu_map_packs(const F &f, const P &...x) {
+GPU_FN gpu_pack<U, W> gpu_map_packs(const F &f, P... x) { /* copies: one access each */
     gpu_pack<U, W> y;
 #pragma unroll
     for (int k = 0; k < W; k++)

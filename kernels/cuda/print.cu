@@ -1,6 +1,6 @@
 /* Fingerprints of tensors on a GPU, the CPU's numbers, and rows that hold anything. See step.h. */
 #include "kernels/cuda/step.h"
-#include "kernels/print.h"
+#include "kernels/math/print.h"
 
 enum { THREADS = 256, LISTED = 4096 }; /* tensors that are looked at in one launch */
 

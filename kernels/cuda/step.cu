@@ -1,7 +1,7 @@
 /* Scans of tensors and the optimizer's step on a GPU. See step.h. */
 #include "kernels/cuda/step.h"
 
-#include "kernels/adam_math.h"
+#include "kernels/math/adam.h"
 
 enum { THREADS = 256 };
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "server/cli/admin.h"
+#include "server/cli/doctor.h"
 #include "server/cli/list_ops.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/log.h"
@@ -113,6 +114,12 @@ static int handle_list_ops(const options_t *options) {
     return EXIT_DONE;
 }
 
+static int handle_doctor(const options_t *options) {
+    (void)options;
+    doctor(stdout);
+    return EXIT_DONE;
+}
+
 static int handle_help(const options_t *options) {
     (void)options;
     options_usage(stdout);
@@ -130,6 +137,7 @@ int main(int argc, char **argv) {
         {"version",    handle_version },
         {"--version",  handle_version },
         {"--list-ops", handle_list_ops},
+        {"doctor",     handle_doctor  },
         {"help",       handle_help    },
         {"--help",     handle_help    },
     };

@@ -116,6 +116,7 @@ void options_usage(FILE *out) {
           "  explain     what a plan does, of the daemon or of a file (explain --help)\n"
           "  estimate    planned memory of training a model (estimate --help)\n"
           "  version     version of binary and protocol\n"
+          "  doctor      devices that there are, and what is in the way of others\n"
           "  --list-ops  operators of the engine\n\noptions\n",
           out);
     for (size_t i = 0; i < N_ROWS; i++) {

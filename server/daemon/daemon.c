@@ -315,6 +315,18 @@ static gradd_status_t open_sockets(daemon_t *daemon) {
     return watch(daemon, router_zap_fd(&daemon->router), ON_ZAP, 0);
 }
 
+/* Where the plug-in of the wanted device is there and cannot be used (no driver, no GPU, a library
+ * that is missing), a daemon with the default one is worth more than none. */
+static gradd_status_t open_device(worker_t *worker, const gradd_device_options_t *wanted) {
+    gradd_device_options_t other = *wanted;
+    gradd_status_t status = worker_open_device(worker, wanted);
+    if (status != GRADD_E_DEVICE && status != GRADD_E_VERSION) return status;
+    log_event(LOG_WARN, "device", "wanted=%s used=default reason=\"%s\"", wanted->name,
+              gradd_error_message());
+    other.name = NULL;
+    return worker_open_device(worker, &other);
+}
+
 static gradd_status_t start(daemon_t *daemon) {
     GRADD_TRY(open_signals(&daemon->signals));
     gate_open();
@@ -331,7 +343,7 @@ static gradd_status_t start(daemon_t *daemon) {
         .memory_limit = daemon->options->memory_mib << 20,
         .compile_ms = daemon->options->compile_ms,
     };
-    GRADD_TRY(worker_open_device(&daemon->worker, &device));
+    GRADD_TRY(open_device(&daemon->worker, &device));
     return open_sockets(daemon);
 }
 

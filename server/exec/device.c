@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/plugin.h"
+
 static gradd_status_t map(void *context, int fd, uint64_t bytes, void **out) {
     const gradd_device_t *d = context;
     return d->backend->map(d->queue, fd, (size_t)bytes, out);
@@ -43,7 +45,9 @@ gradd_status_t gradd_device_open(const gradd_device_options_t *options,
     for (size_t i = 0; i < gradd_backend_count; i++)
         if (!strcmp(gradd_backends[i]->name, name))
             return device_open(gradd_backends[i], options, out_device);
-    return GRADD_FAIL(UNSUPPORTED, "there is no device '%.60s'", name);
+    const gradd_backend_t *found;
+    GRADD_TRY(gradd_plugin_load(name, &found));
+    return device_open(found, options, out_device);
 }
 
 void gradd_device_close(gradd_device_t *d) {

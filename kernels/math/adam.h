@@ -1,6 +1,6 @@
 /* One element of the Adam family's update, the same on every device. See adam.h. */
-#ifndef GRADD_KERNELS_ADAM_MATH_H
-#define GRADD_KERNELS_ADAM_MATH_H
+#ifndef GRADD_KERNELS_MATH_ADAM_H
+#define GRADD_KERNELS_MATH_ADAM_H
 
 #include <math.h>
 

@@ -1,6 +1,6 @@
 /* Formulas of fingerprints, the same on every device. See cpu/fingerprint.h. */
-#ifndef GRADD_KERNELS_PRINT_H
-#define GRADD_KERNELS_PRINT_H
+#ifndef GRADD_KERNELS_MATH_PRINT_H
+#define GRADD_KERNELS_MATH_PRINT_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -30,10 +30,16 @@ GRADD_HD uint64_t gradd_print_join(uint64_t a, uint64_t b) {
 
 /* Of the bytes of one line, or of a part of one. */
 GRADD_HD uint64_t gradd_print_line(const unsigned char *p, size_t bytes) {
-    uint64_t words[GRADD_PRINT_WORDS] = {0}, h = bytes;
-    memcpy(words, p, bytes);
-    for (int i = 0; i < GRADD_PRINT_WORDS; i++)
-        h = (h ^ words[i]) * UINT64_C(0xff51afd7ed558ccd) + (h >> 31);
+    uint64_t h = bytes;
+    for (int i = 0; i < GRADD_PRINT_WORDS; i++) {
+        uint64_t word = 0;
+        if (bytes == GRADD_PRINT_LINE)
+            memcpy(&word, p + 8 * i, sizeof word);
+        else
+            for (size_t k = 0; k < 8 && 8 * (size_t)i + k < bytes; k++)
+                word |= (uint64_t)p[8 * (size_t)i + k] << 8 * k;
+        h = (h ^ word) * UINT64_C(0xff51afd7ed558ccd) + (h >> 31);
+    }
     return h;
 }
 

@@ -1,0 +1,96 @@
+"""Devices that are plug-ins: what a daemon says of one that it cannot use, and that it serves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import BINARY
+
+ENTRY = """
+#include "kernels/plugin.h"
+gradd_status_t gradd_plugin(uint32_t abi, const gradd_backend_t **out);
+gradd_status_t gradd_plugin(uint32_t abi, const gradd_backend_t **out) {
+    static gradd_backend_t table;
+    (void)abi;
+    %s
+}
+"""
+REFUSES = 'return GRADD_FAIL(DEVICE, "there is no such thing here");'
+OLD = "table.abi = 1; table.size = sizeof table; *out = &table; return GRADD_OK;"
+CPU = 'table = gradd_backend_cpu; table.name = "cuda"; *out = &table; return GRADD_OK;'
+ROOT = Path(__file__).resolve().parents[3]
+pytestmark = pytest.mark.quick
+
+
+def _plugin(folder: Path, source: str | None) -> None:
+    """libgradd_cuda.so in that folder; None: no object at all."""
+    target = folder / "libgradd_cuda.so"
+    if source is None:
+        target.write_text("nothing that can be loaded")
+        return
+    command = ["gcc", "-shared", "-fPIC", f"-I{ROOT}", "-x", "c", "-", "-o", str(target)]
+    subprocess.run(command, input=source, text=True, check=True)
+
+
+def _doctor(folder: Path) -> str:
+    env = {**os.environ, "GRADD_PLUGINS": str(folder)}
+    command = [str(BINARY), "doctor"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    (line,) = [x for x in done.stdout.splitlines() if x.startswith("device cuda: ")]
+    return line
+
+
+def _serve(folder: Path) -> tuple[int, str]:
+    """Starts a daemon for the device and stops it: exit status, and what it logged."""
+    env = {**os.environ, "GRADD_PLUGINS": str(folder), "GRADD_DIR": str(folder / "run")}
+    (folder / "run").mkdir(mode=0o700)
+    command = [str(BINARY), "serve", "--device", "cuda"]
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as daemon:
+        lines = []
+        for line in daemon.stderr:
+            lines.append(line)
+            if "event=daemon_start" in line:
+                daemon.terminate()
+    return daemon.returncode, "".join(lines)
+
+
+BAD = [
+    (None, "the plug-in 'cuda' cannot be used: "),
+    ("int nothing;", "is no plug-in of gradd"),
+    (ENTRY % REFUSES, "there is no such thing here"),
+    (ENTRY % OLD, "has version 1 of the device table, expected 2"),
+]
+
+
+@pytest.mark.parametrize("source,message", BAD, ids=["object", "entry", "device", "version"])
+def test_a_plugin_that_cannot_be_used(tmp_path: Path, source: str | None, message: str) -> None:
+    _plugin(tmp_path, source)
+    assert message in _doctor(tmp_path)
+    status, log = _serve(tmp_path)
+    assert status == 0
+    (warning,) = [line for line in log.splitlines() if "level=warn" in line]
+    assert "event=device wanted=cuda used=default" in warning and message in warning
+    assert "device=cpu" in log
+
+
+def test_a_plugin_that_can(tmp_path: Path) -> None:
+    _plugin(tmp_path, ENTRY % CPU)
+    assert "products by" in _doctor(tmp_path)
+    status, log = _serve(tmp_path)
+    assert status == 0 and "device=cuda" in log and "level=warn" not in log
+
+
+def test_no_plugin_is_an_unknown_device(tmp_path: Path) -> None:
+    assert "no plug-in at" in _doctor(tmp_path)
+    status, log = _serve(tmp_path)
+    assert status == 1 and "UNSUPPORTED: there is no device 'cuda'" in log
+
+
+def test_the_daemon_itself_knows_no_cuda() -> None:
+    names = subprocess.check_output(["nm", str(BINARY)], text=True)
+    assert not [n for n in names.split() if n.startswith(("cuda", "cublas", "cu_"))]
+    needed = subprocess.check_output(["readelf", "-d", str(BINARY)], text=True)
+    assert "libcuda" not in needed and "cublas" not in needed
