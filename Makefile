@@ -394,7 +394,7 @@ $(FAKE): $(DAEMON_OBJ) $(FAKE_OBJ) $(B)/lib/libgradd.a
 
 $(B)/tests/runner.o: $(B)/gen/test_list.inc $(B)/gen/flags.txt
 $(B)/bin/tests: $(B)/tests/runner.o $(TEST_OBJ) $(FAKE_OBJ) $(TESTED_DAEMON_OBJ) $(B)/lib/libgradd.a
-	$(call link,$(DAEMON_LIBS))
+	$(call link,$(PLUGIN_HOST) $(DAEMON_LIBS))
 
 # A unit runner has its own list and links what its module needs: shm alone, the engine, or the
 # daemon's modules too when the test includes one of their headers. So work in progress elsewhere

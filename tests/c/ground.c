@@ -4,13 +4,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/plugin.h"
 #include "tests/test.h"
 
 const gradd_backend_t *ground_backend(void) {
     const char *name = getenv("GRADD_TEST_DEVICE");
     for (size_t i = 0; i < gradd_backend_count; i++)
         if (!strcmp(gradd_backends[i]->name, name ? name : "cpu")) return gradd_backends[i];
-    test_fail(__FILE__, __LINE__, "GRADD_TEST_DEVICE: there is no device '%s'", name);
+    const gradd_backend_t *found;
+    if (!gradd_plugin_load(name, &found)) return found;
+    test_fail(__FILE__, __LINE__, "GRADD_TEST_DEVICE: %s", gradd_error_message());
 }
 
 int ground_threads(int wanted) {
@@ -141,15 +144,17 @@ static gradd_status_t run_there(gradd_device_t *d, passage_t *p, char *block) {
     return status ? status : waited;
 }
 
-gradd_status_t ground_call(const gradd_kernel_t *kernel, const gradd_launch_t *launch,
-                           size_t workspace, size_t behind) {
+gradd_status_t ground_call_on(const gradd_backend_t *backend, const gradd_kernel_t *kernel,
+                              const gradd_launch_t *launch, size_t workspace, size_t behind) {
     static gradd_device_t *device; /* of the process of one test */
     passage_t p = {.launch = launch, .kernel = kernel, .workspace_bytes = workspace};
-    if (ground_backend()->host) return kernel->compute(launch);
+    if (backend->host) return kernel->compute(launch);
     if (!device) {
+        const gradd_device_options_t o = {.threads = 1};
         setenv("GRADD_FAKE_DELAY_US", "0", 0); /* thousands of calls, each of which is waited for */
-        device = ground_open(1);
+        CHECK_OK(device_open(backend, &o, &device));
     }
+    CHECK(device->backend == backend);
     place_all(&p, behind);
     char *block = calloc(1, p.total + ALIGN);
     CHECK(block != NULL);
@@ -158,4 +163,9 @@ gradd_status_t ground_call(const gradd_kernel_t *kernel, const gradd_launch_t *l
     if (!status) carry(&p, block, false);
     free(block);
     return status;
+}
+
+gradd_status_t ground_call(const gradd_kernel_t *kernel, const gradd_launch_t *launch,
+                           size_t workspace, size_t behind) {
+    return ground_call_on(ground_backend(), kernel, launch, workspace, behind);
 }

@@ -33,5 +33,8 @@ void *ground_at(const ground_t *ground, const void *host);
  * followed by `behind` bytes, which are taken there and back as well. Waits. */
 gradd_status_t ground_call(const gradd_kernel_t *kernel, const gradd_launch_t *launch,
                            size_t workspace, size_t behind);
+/* The same of another device, one in a process. */
+gradd_status_t ground_call_on(const gradd_backend_t *backend, const gradd_kernel_t *kernel,
+                              const gradd_launch_t *launch, size_t workspace, size_t behind);
 
 #endif
