@@ -148,7 +148,7 @@ BIN  := $(B)/bin/gradd
 FAKE := $(B)/bin/gradd-fake
 
 # ---------------------------------------------------------------- targets
-.PHONY: all cuda cuda-deps setup test nightly check check-asan check-tsan check-emu demo bench families fuzz fuzz-quick fuzz-bins format lint docs clean help unit \
+.PHONY: all cuda cuda-deps gpu-bundle setup test nightly check check-asan check-tsan check-emu demo bench families fuzz fuzz-quick fuzz-bins format lint docs clean help unit \
         info FORCE
 
 all: $(LIBS) $(BIN) ## build libraries and daemon (sets up first when needed)
@@ -302,6 +302,20 @@ $(B)/lib/libgradd_cuda.so: $(CUDA_OBJ) tools/gpu/gates.py
 	$(Q)$(CXX) -shared -Wl,-z,relro,-z,now -Wl,-rpath,$(abspath $(dir $(CUBLASLT))) -o $@ $(CUDA_OBJ) $(CUBLASLT) \
 	    $(CUDART) -lrt -lpthread -ldl
 -include $(CUDA_OBJ:.o=.d)
+
+# What travels to a machine with a GPU: daemon, tests and probes without oneDNN (it is large), the
+# plug-in, and the shared libraries that such a machine may lack. libcublasLt is its own.
+GPU_B := $(B)/gpu
+gpu-bundle: $(B)/lib/libgradd_cuda.so $(GPU_B)/bin/probe ## collect in build/gpu what tools/gpu/run.sh needs
+	@$(MAKE) --no-print-directory ONEDNN=none B=$(GPU_B) $(GPU_B)/bin/gradd $(GPU_B)/bin/tests
+	@mkdir -p $(GPU_B)/lib; cp $(B)/lib/libgradd_cuda.so $(GPU_B)/lib/
+	@for f in $$(ldd $(GPU_B)/bin/gradd | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p' | grep -vE '/(libc|libm|libdl|librt|libresolv|libpthread|libstdc\+\+|libgcc_s|ld-linux[^/]*)\.so'); do \
+	    cp -L $$f $(GPU_B)/lib/; done
+	@strip -g $(GPU_B)/bin/* $(GPU_B)/lib/*; rm -rf $(GPU_B)/gen $(GPU_B)/gen-obj $(GPU_B)/shm $(GPU_B)/kernels \
+	    $(GPU_B)/server $(GPU_B)/tests $(GPU_B)/emu $(GPU_B)/fake $(GPU_B)/lib/*.a; du -sh $(GPU_B)
+$(GPU_B)/bin/probe: tools/gpu/probe.cu
+	@mkdir -p $(@D); echo "  NVCC    $<"
+	$(Q)$(NVCC) -std=c++20 -O2 $(CUDA_ARCHS) -I$(CUDA_LIBS)/include $< -o $@ -Xlinker $(CUBLASLT)
 
 # ---------------------------------------------------------------- generated sources
 # Each list is rewritten only when its content changed, so adding a file rebuilds what reads the list.

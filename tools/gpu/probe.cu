@@ -1,0 +1,365 @@
+/* What a GPU and its driver do, asked before anything is built on it: one process, or two of the
+ * same user that share memory.
+ *
+ *     probe ipc      a handle of cudaMalloc's memory, opened by another process; an event of it
+ *     probe vmm      memory with a file descriptor, mapped by another process
+ *     probe host     pages of a memfd, registered: what reading them costs
+ *     probe copy     bytes per second within the device, and to and from the host
+ *     probe product  cuBLASLt's products of Llama's sizes, in bf16
+ *
+ * Prints lines of JSON; exit status 0 if everything held.
+ */
+#include <cublasLt.h>
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CHECK(call)                                                                                \
+    do {                                                                                           \
+        const int status_ = (int)(call);                                                           \
+        if (status_) {                                                                             \
+            printf("{\"failed\": \"%s\", \"line\": %d, \"status\": %d}\n", #call, __LINE__,         \
+                   status_);                                                                       \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+__global__ void fill(uint32_t *p, size_t n, uint32_t with) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x)
+        p[i] = with + (uint32_t)i;
+}
+
+__global__ void differ(const uint32_t *p, size_t n, uint32_t with, unsigned *out) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x)
+        if (p[i] != with + (uint32_t)i) atomicAdd(out, 1u);
+}
+
+static void expect(const void *p, size_t bytes, uint32_t with) {
+    unsigned *wrong, n = 0;
+    CHECK(cudaMalloc(&wrong, sizeof n));
+    CHECK(cudaMemset(wrong, 0, sizeof n));
+    differ<<<256, 256>>>((const uint32_t *)p, bytes / 4, with, wrong);
+    CHECK(cudaMemcpy(&n, wrong, sizeof n, cudaMemcpyDeviceToHost));
+    CHECK(n != 0);
+}
+
+static void *symbol(const char *name) {
+    void *found = NULL;
+    cudaDriverEntryPointQueryResult how;
+    CHECK(cudaGetDriverEntryPointByVersion(name, &found, 12030, cudaEnableDefault, &how));
+    CHECK(!found);
+    return found;
+}
+
+/* ---- two processes ---- */
+
+static void send_all(int to, const void *p, size_t n, int fd) {
+    struct iovec part = {(void *)p, n};
+    char room[CMSG_SPACE(sizeof(int))] = {0};
+    struct msghdr m = {};
+    m.msg_iov = &part;
+    m.msg_iovlen = 1;
+    if (fd >= 0) {
+        m.msg_control = room;
+        m.msg_controllen = sizeof room;
+        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof fd);
+        memcpy(CMSG_DATA(c), &fd, sizeof fd);
+    }
+    CHECK(sendmsg(to, &m, 0) != (ssize_t)n);
+}
+
+static int take_all(int from, void *p, size_t n) {
+    struct iovec part = {p, n};
+    char room[CMSG_SPACE(sizeof(int))];
+    struct msghdr m = {};
+    int fd = -1;
+    m.msg_iov = &part;
+    m.msg_iovlen = 1;
+    m.msg_control = room;
+    m.msg_controllen = sizeof room;
+    CHECK(recvmsg(from, &m, 0) != (ssize_t)n);
+    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+    if (c) memcpy(&fd, CMSG_DATA(c), sizeof fd);
+    return fd;
+}
+
+enum { BYTES = 64 << 20, ROUNDS = 200 };
+
+/* Both sides of a pair, before either has touched CUDA. */
+static int pair(int *out_peer) {
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends));
+    const pid_t child = fork();
+    CHECK(child < 0);
+    *out_peer = ends[child ? 0 : 1];
+    close(ends[child ? 1 : 0]);
+    return child;
+}
+
+static int finish_pair(int child) {
+    int status = 0;
+    if (!child) exit(0);
+    waitpid(child, &status, 0);
+    return status != 0;
+}
+
+typedef struct handles_s {
+    cudaIpcMemHandle_t memory;
+    cudaIpcEventHandle_t event;
+} handles_t;
+
+static int probe_ipc(void) {
+    int peer, word = 0;
+    const int child = pair(&peer);
+    void *memory;
+    cudaEvent_t event;
+    handles_t h;
+    if (child) { /* the owner */
+        CHECK(cudaMalloc(&memory, BYTES));
+        CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventInterprocess));
+        CHECK(cudaIpcGetMemHandle(&h.memory, memory));
+        CHECK(cudaIpcGetEventHandle(&h.event, event));
+        fill<<<256, 256>>>((uint32_t *)memory, BYTES / 4, 7);
+        CHECK(cudaEventRecord(event, 0));
+        send_all(peer, &h, sizeof h, -1);
+        take_all(peer, &word, sizeof word);
+        expect(memory, BYTES, 11);
+        const double began = now();
+        for (int i = 0; i < ROUNDS; i++) {
+            CHECK(cudaEventRecord(event, 0));
+            send_all(peer, &word, sizeof word, -1);
+            take_all(peer, &word, sizeof word);
+        }
+        printf("{\"probe\": \"ipc\", \"event_round_us\": %.1f}\n", 1e6 * (now() - began) / ROUNDS);
+        return finish_pair(child);
+    }
+    take_all(peer, &h, sizeof h);
+    CHECK(cudaIpcOpenMemHandle(&memory, h.memory, cudaIpcMemLazyEnablePeerAccess));
+    CHECK(cudaIpcOpenEventHandle(&event, h.event));
+    CHECK(cudaStreamWaitEvent(0, event, 0));
+    expect(memory, BYTES, 7);
+    fill<<<256, 256>>>((uint32_t *)memory, BYTES / 4, 11);
+    CHECK(cudaDeviceSynchronize());
+    send_all(peer, &word, sizeof word, -1);
+    for (int i = 0; i < ROUNDS; i++) {
+        take_all(peer, &word, sizeof word);
+        CHECK(cudaStreamWaitEvent(0, event, 0));
+        CHECK(cudaStreamSynchronize(0));
+        send_all(peer, &word, sizeof word, -1);
+    }
+    CHECK(cudaIpcCloseMemHandle(memory));
+    exit(0);
+}
+
+typedef CUresult (*create_t)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
+                             unsigned long long);
+typedef CUresult (*export_t)(void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType,
+                             unsigned long long);
+typedef CUresult (*import_t)(CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType);
+typedef CUresult (*reserve_t)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+typedef CUresult (*map_t)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle,
+                          unsigned long long);
+typedef CUresult (*access_t)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
+
+static void *mapped(CUmemGenericAllocationHandle handle) {
+    CUdeviceptr at;
+    CUmemAccessDesc access = {};
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    CHECK(((reserve_t)symbol("cuMemAddressReserve"))(&at, BYTES, 0, 0, 0));
+    CHECK(((map_t)symbol("cuMemMap"))(at, BYTES, 0, handle, 0));
+    CHECK(((access_t)symbol("cuMemSetAccess"))(at, BYTES, &access, 1));
+    return (void *)at;
+}
+
+static int probe_vmm(void) {
+    int peer, word = 0;
+    const int child = pair(&peer);
+    CUmemGenericAllocationHandle handle;
+    CHECK(cudaFree(0));
+    if (child) {
+        CUmemAllocationProp prop = {};
+        int fd = -1;
+        prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+        prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        CHECK(((create_t)symbol("cuMemCreate"))(&handle, BYTES, &prop, 0));
+        CHECK(((export_t)symbol("cuMemExportToShareableHandle"))(
+            &fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        void *memory = mapped(handle);
+        fill<<<256, 256>>>((uint32_t *)memory, BYTES / 4, 7);
+        CHECK(cudaDeviceSynchronize());
+        send_all(peer, &word, sizeof word, fd);
+        take_all(peer, &word, sizeof word);
+        expect(memory, BYTES, 11);
+        printf("{\"probe\": \"vmm\", \"bytes\": %d}\n", BYTES);
+        return finish_pair(child);
+    }
+    const int fd = take_all(peer, &word, sizeof word);
+    CHECK(fd < 0);
+    CHECK(((import_t)symbol("cuMemImportFromShareableHandle"))(
+        &handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+    void *memory = mapped(handle);
+    expect(memory, BYTES, 7);
+    fill<<<256, 256>>>((uint32_t *)memory, BYTES / 4, 11);
+    CHECK(cudaDeviceSynchronize());
+    send_all(peer, &word, sizeof word, -1);
+    exit(0);
+}
+
+/* ---- one process ---- */
+
+static double best(cudaEvent_t from, cudaEvent_t to, double *most, double bytes) {
+    float ms;
+    CHECK(cudaEventSynchronize(to));
+    CHECK(cudaEventElapsedTime(&ms, from, to));
+    const double rate = bytes / (1e-3 * ms) / 1e9;
+    *most = rate > *most ? rate : *most;
+    return rate;
+}
+
+static int probe_host(void) {
+    const int fd = memfd_create("probe", 0);
+    void *there, *mine;
+    cudaEvent_t from, to;
+    double most = 0;
+    CHECK(ftruncate(fd, BYTES));
+    void *pages = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(pages == MAP_FAILED);
+    memset(pages, 0, BYTES);
+    CHECK(cudaHostRegister(pages, BYTES, cudaHostRegisterMapped));
+    CHECK(cudaHostGetDevicePointer(&there, pages, 0));
+    CHECK(cudaMalloc(&mine, BYTES));
+    CHECK(cudaEventCreate(&from));
+    CHECK(cudaEventCreate(&to));
+    fill<<<256, 256>>>((uint32_t *)there, BYTES / 4, 3);
+    CHECK(cudaDeviceSynchronize());
+    CHECK(((uint32_t *)pages)[5] != 8);
+    for (int i = 0; i < 5; i++) {
+        CHECK(cudaEventRecord(from, 0));
+        CHECK(cudaMemcpyAsync(mine, there, BYTES, cudaMemcpyDefault, 0));
+        CHECK(cudaEventRecord(to, 0));
+        best(from, to, &most, BYTES);
+    }
+    printf("{\"probe\": \"host\", \"same_address\": %d, \"copy_gb_s\": %.1f}\n", there == pages,
+           most);
+    return 0;
+}
+
+static int probe_copy(void) {
+    const size_t bytes = (size_t)1 << 30;
+    void *a, *b, *host;
+    cudaEvent_t from, to;
+    double rates[3] = {0, 0, 0};
+    CHECK(cudaMalloc(&a, bytes));
+    CHECK(cudaMalloc(&b, bytes));
+    CHECK(cudaMallocHost(&host, bytes));
+    CHECK(cudaEventCreate(&from));
+    CHECK(cudaEventCreate(&to));
+    for (int i = 0; i < 5; i++)
+        for (int k = 0; k < 3; k++) {
+            CHECK(cudaEventRecord(from, 0));
+            CHECK(cudaMemcpyAsync(k == 2 ? host : b, k == 1 ? host : a, bytes, cudaMemcpyDefault, 0));
+            CHECK(cudaEventRecord(to, 0));
+            best(from, to, &rates[k], (double)bytes * (k ? 1 : 2));
+        }
+    printf("{\"probe\": \"copy\", \"device_gb_s\": %.0f, \"to_device_gb_s\": %.1f, "
+           "\"to_host_gb_s\": %.1f}\n",
+           rates[0], rates[1], rates[2]);
+    return 0;
+}
+
+/* y[m, n] = x[m, k] W[n, k]^T, all bf16. */
+static void product(cublasLtHandle_t lt, int m, int n, int k, void *workspace, size_t bytes) {
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t w, x, y;
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t found[8];
+    cudaEvent_t from, to;
+    int n_found = 0;
+    const cublasOperation_t turned = CUBLAS_OP_T;
+    const float one = 1, zero = 0;
+    void *at[3];
+    double most = 0;
+    CHECK(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &turned,
+                                         sizeof turned));
+    CHECK(cublasLtMatrixLayoutCreate(&w, CUDA_R_16BF, k, n, k));
+    CHECK(cublasLtMatrixLayoutCreate(&x, CUDA_R_16BF, k, m, k));
+    CHECK(cublasLtMatrixLayoutCreate(&y, CUDA_R_16BF, n, m, n));
+    CHECK(cublasLtMatmulPreferenceCreate(&preference));
+    CHECK(cublasLtMatmulPreferenceSetAttribute(
+        preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
+    CHECK(cudaMalloc(&at[0], (size_t)2 * n * k));
+    CHECK(cudaMalloc(&at[1], (size_t)2 * m * k));
+    CHECK(cudaMalloc(&at[2], (size_t)2 * m * n));
+    fill<<<256, 256>>>((uint32_t *)at[0], (size_t)n * k / 2, 0x3c003c00);
+    fill<<<256, 256>>>((uint32_t *)at[1], (size_t)m * k / 2, 0x3b003b00);
+    CHECK(cublasLtMatmulAlgoGetHeuristic(lt, desc, w, x, y, y, preference, 8, found, &n_found));
+    CHECK(cudaEventCreate(&from));
+    CHECK(cudaEventCreate(&to));
+    for (int a = 0; a < n_found; a++)
+        for (int i = 0; i < 6; i++) {
+            CHECK(cudaEventRecord(from, 0));
+            CHECK(cublasLtMatmul(lt, desc, &one, at[0], w, at[1], x, &zero, at[2], y, at[2], y,
+                                 &found[a].algo, workspace, bytes, 0));
+            CHECK(cudaEventRecord(to, 0));
+            best(from, to, &most, 2e3 * m * n * k / 1e3);
+        }
+    printf("{\"probe\": \"product\", \"m\": %d, \"n\": %d, \"k\": %d, \"algorithms\": %d, "
+           "\"tflop_s\": %.0f}\n",
+           m, n, k, n_found, most / 1e3);
+    for (int i = 0; i < 3; i++)
+        CHECK(cudaFree(at[i]));
+}
+
+static int probe_product(void) {
+    static const int sizes[][2] = {
+        {2048,  2048}, {3072,  2048 }, {16384,  2048 }, {2048,  8192 }, {128256, 2048}, /* 1 B */
+        {4096,  4096}, {6144,  4096 }, {28672,  4096 }, {4096,  14336}, {128256, 4096}  /* 8 B */
+    };
+    const size_t bytes = (size_t)32 << 20;
+    cublasLtHandle_t lt;
+    void *workspace;
+    CHECK(cublasLtCreate(&lt));
+    CHECK(cudaMalloc(&workspace, bytes));
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        product(lt, 8192, sizes[i][0], sizes[i][1], workspace, bytes);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    static const struct {
+        const char *name;
+        int (*run)(void);
+    } probes[] = {
+        {"ipc",     probe_ipc    },
+        {"vmm",     probe_vmm    },
+        {"host",    probe_host   },
+        {"copy",    probe_copy   },
+        {"product", probe_product}
+    };
+    for (size_t i = 0; i < sizeof probes / sizeof probes[0]; i++)
+        if (argc == 2 && !strcmp(argv[1], probes[i].name)) return probes[i].run();
+    fprintf(stderr, "usage: probe ipc|vmm|host|copy|product\n");
+    return 2;
+}
