@@ -8,6 +8,7 @@
 #ifndef GRADD_KERNELS_FORMULAS_H
 #define GRADD_KERNELS_FORMULAS_H
 
+#include "kernels/activate.h"
 #include "kernels/vec.h"
 
 /* ---- vocabulary ---- */
@@ -101,5 +102,68 @@ GRADD_FORM(vrint, rintf, rint)
 #define E_SQUARE(F) (a * a)
 #define E_CUBE(F)   (a * a * a)
 #define E_RSQRT(F)  (1 / F##sqrt(a))
+
+/* ---- activations: a is the operand, in gradients dy, and b what was saved ---- */
+
+#define E_RELU(F)           (a < 0 ? GRADD_K(0) : a)
+#define E_PRELU(F)          (a > 0 ? a : a * b)
+#define E_RELU_GRAD(F)      (b <= 0 ? GRADD_K(0) : a)
+#define E_LEAKY(F)          (a > 0 ? a : a * GRADD_K(p[0]))
+#define E_LEAKY_GRAD(F)     (b > 0 ? a : a * GRADD_K(p[0]))
+#define E_SIGMOID(F)        (1 / (1 + F##exp(-a)))
+#define E_SIGMOID_GRAD(F)   (a * b * (1 - b))
+#define E_TANH(F)           (F##tanh(a))
+#define E_TANH_GRAD(F)      (a * (1 - b * b))
+#define E_ELU(F)            (a > 0 ? a : GRADD_K(p[0]) * F##expm1(a))
+#define E_ELU_GRAD(F)       (b > 0 ? a : a * (b + GRADD_K(p[0])))
+#define E_SOFTPLUS(F)       ((a > 0 ? a : 0) + F##log1p(F##exp(-F##abs(a))))
+#define E_RAMP(x)           ((x) / 6 + GRADD_K(0.5))
+#define E_UNIT(x)           ((x) < 0 ? GRADD_K(0) : (x) > 1 ? GRADD_K(1) : (x))
+#define E_HARDSWISH(F)      (a * E_UNIT(E_RAMP(a)))
+#define E_HARDSWISH_GRAD(F) (b <= -3 ? GRADD_K(0) : b >= 3 ? a : a * (b / 3 + GRADD_K(0.5)))
+
+/* Gelu: x times the normal distribution, or an approximation by tanh. */
+#define E_GELU(F)      (F##gelu_value(a, 0))
+#define E_GELU_GRAD(F) (a * F##gelu_slope(b, 0))
+#define E_INNER(x)     (GRADD_K(0.79788456080286536) * ((x) + GRADD_K(0.044715) * (x) * (x) * (x)))
+#define E_INNER_SLOPE(x) (GRADD_K(0.79788456080286536) * (1 + GRADD_K(0.134145) * (x) * (x)))
+#define E_GELU_TANH(F)   (a * GRADD_K(0.5) * (1 + F##tanh(E_INNER(a))))
+#define E_SLOPE_TANH(t, x)                                                                         \
+    (GRADD_K(0.5) * (1 + (t)) + GRADD_K(0.5) * (x) * (1 - (t) * (t)) * E_INNER_SLOPE(x))
+#define E_GELU_TANH_GRAD(F) (a * E_SLOPE_TANH(F##tanh(E_INNER(b)), b))
+
+/* Mish: x tanh(log(1 + e)) with e = exp(x), which is x q / (q + 2) with q = e (e + 2) */
+#define E_MISH_EXP(F, x) (F##exp((x) > 20 ? GRADD_K(20) : (x)))
+#define E_MISH_TANH(e)   ((e) * ((e) + 2) / ((e) * ((e) + 2) + 2))
+#define E_MISH(F)        (a * E_MISH_TANH(E_MISH_EXP(F, a)))
+#define E_MISH_SLOPE(e, x)                                                                         \
+    (E_MISH_TANH(e) + (x) * (1 - E_MISH_TANH(e) * E_MISH_TANH(e)) * ((e) / (1 + (e))))
+#define E_MISH_GRAD(F) (a * E_MISH_SLOPE(E_MISH_EXP(F, b), b))
+
+/* x sigmoid(p[0] x) */
+#define E_SWISH(F)      (F##swish_value(a, GRADD_K(p[0])))
+#define E_SWISH_GRAD(F) (a * F##swish_slope(b, GRADD_K(p[0])))
+
+#define E_SOFTSIGN(F)      (a / (1 + F##abs(a)))
+#define E_SOFTSIGN_GRAD(F) (a / ((1 + F##abs(b)) * (1 + F##abs(b))))
+
+#define E_EXPM1(F) (F##expm1(a))
+#define E_LOG1P(F) (F##logp(a))
+
+/* ---- comparisons and logic ---- */
+
+#define E_EQUAL(F)      (a == b)
+#define E_LESS(F)       (a < b)
+#define E_LESS_EQ(F)    (a <= b)
+#define E_GREATER(F)    (a > b)
+#define E_GREATER_EQ(F) (a >= b)
+#define E_AND(F)        (a & b)
+#define E_OR(F)         (a | b)
+#define E_XOR(F)        (a ^ b)
+#define E_NOT(F)        (!a)
+#define E_ISNAN(F)      (a != a)
+#define E_SIGNBIT(F)    (signbit(a) != 0)
+/* p[0], p[1]: whether negative and positive infinity count */
+#define E_ISINF(F) ((a == -INFINITY && p[0]) || (a == INFINITY && p[1]))
 
 #endif
