@@ -9,7 +9,10 @@
 #define GRADD_KERNELS_FORMULAS_H
 
 #include "kernels/activate.h"
+#include "kernels/bf16.h"
+#include "kernels/f16.h"
 #include "kernels/vec.h"
+#include "shm/dtype.h"
 
 /* ---- vocabulary ---- */
 
@@ -102,6 +105,43 @@ GRADD_FORM(vrint, rintf, rint)
 #define E_SQUARE(F) (a * a)
 #define E_CUBE(F)   (a * a * a)
 #define E_RSQRT(F)  (1 / F##sqrt(a))
+
+#define E_AT_LEAST(x, low) ((x) < (low) ? (low) : (x))
+#define E_AT_MOST(x, high) ((x) > (high) ? (high) : (x))
+
+/* An exponent, whose type is its own. */
+GRADD_HD double gradd_exponent_at(const void *y, int64_t i, int dtype) {
+    switch (dtype) {
+    case GRADD_DT_BF16:
+        return (double)gradd_bf16_f32(((const gradd_bf16_t *)y)[i]);
+    case GRADD_DT_F16:
+        return (double)gradd_f16_f32(((const gradd_f16_t *)y)[i]);
+    case GRADD_DT_F32:
+        return (double)((const float *)y)[i];
+    case GRADD_DT_F64:
+        return ((const double *)y)[i];
+    case GRADD_DT_I32:
+        return (double)((const int32_t *)y)[i];
+    default:
+        return (double)((const int64_t *)y)[i];
+    }
+}
+
+/* Integer power by squaring, wrapping around; a negative exponent truncates as 1/x^n does, and a
+ * fraction is rounded towards zero. */
+GRADD_HD int64_t gradd_power_i64(int64_t x, double y) {
+    if (y != y) return 0;
+    int64_t n = y > 0x1p62 ? INT64_MAX : y < -0x1p62 ? -INT64_MAX : (int64_t)y;
+    if (y != (double)n && n >= 0 && y < 0x1p62) { /* not a whole exponent */
+        double z = pow((double)x, y);
+        return z != z ? 0 : z > 0x1p62 ? INT64_MAX : (int64_t)z;
+    }
+    if (n < 0) return x == 1 ? 1 : x == -1 ? (n % 2 ? -1 : 1) : 0;
+    uint64_t result = 1, base = (uint64_t)x;
+    for (; n; n >>= 1, base *= base)
+        if (n & 1) result *= base;
+    return (int64_t)result;
+}
 
 /* ---- activations: a is the operand, in gradients dy, and b what was saved ---- */
 
