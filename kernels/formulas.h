@@ -109,8 +109,8 @@ GRADD_FORM(vrint, rintf, rint)
 #define E_AT_LEAST(x, low) ((x) < (low) ? (low) : (x))
 #define E_AT_MOST(x, high) ((x) > (high) ? (high) : (x))
 
-/* An exponent, whose type is its own. */
-GRADD_HD double gradd_exponent_at(const void *y, int64_t i, int dtype) {
+/* Of a tensor whose type is known at run time, and never changes along it. */
+GRADD_HD double gradd_real_at(const void *y, int64_t i, int dtype) {
     switch (dtype) {
     case GRADD_DT_BF16:
         return (double)gradd_bf16_f32(((const gradd_bf16_t *)y)[i]);
@@ -189,6 +189,24 @@ GRADD_HD int64_t gradd_power_i64(int64_t x, double y) {
 
 #define E_EXPM1(F) (F##expm1(a))
 #define E_LOG1P(F) (F##logp(a))
+
+/* ---- rotation of a pair (a, b); the sine has the sign of the direction ---- */
+
+#define E_TURN_FIRST(a, b, cos, sin)  ((a) * (cos) + (b) * (sin))
+#define E_TURN_SECOND(a, b, cos, sin) ((b) * (cos) - (a) * (sin))
+
+/* ---- conversion of a ---- */
+
+/* Stored integers: enumerator, C type, smallest and largest value as a double that converts back
+ * without overflow. */
+#define GRADD_INT_TYPES(X, ...)                                                                    \
+    X(I8, int8_t, -128.0, 127.0, __VA_ARGS__)                                                      \
+    X(U8, uint8_t, 0.0, 255.0, __VA_ARGS__)                                                        \
+    X(I32, int32_t, -0x1p31, 2147483647.0, __VA_ARGS__)                                            \
+    X(I64, int64_t, -0x1p63, 0x1.fffffffffffffp62, __VA_ARGS__)
+/* of a double */
+#define E_SATURATE(to, lo, hi) (a != a ? 0 : (to)(a<(lo) ? (lo) : a>(hi) ? (hi) : a))
+#define E_TRUTH(F)             (a != 0)
 
 /* ---- comparisons and logic ---- */
 

@@ -32,7 +32,8 @@ typedef gpu_types<uint8_t> truths;
 template <class Types, class F> static gradd_status_t test(const gradd_launch_t *r, F f) {
     return gpu_switch(Types(), r->in[0].type.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
-        return gpu_map<uint8_t, T>(r->op->name, r->out[0], r->in, f);
+        return gpu_map_all<uint8_t, T>(r->op->name, gradd_type_count(&r->out[0].type),
+                                       r->out[0].data, {{r->in[0].data}}, f);
     });
 }
 template <class F, class Types> static gradd_status_t test1(const gradd_launch_t *r) {

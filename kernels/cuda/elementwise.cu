@@ -180,7 +180,7 @@ struct f_power {
     int dtype;
     bool one;
     template <class A> __device__ A operator()(A a) const {
-        return power(a, gradd_exponent_at(y, 0, dtype), one);
+        return power(a, gradd_real_at(y, 0, dtype), one);
     }
 };
 
@@ -191,7 +191,7 @@ __global__ void GPU_BLOCK(GPU_MAP_THREADS)
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) {
         int64_t at[2];
         walk.find(i, at);
-        gpu_put(&out[i], power(gpu_get(x[at[0]]), gradd_exponent_at(p.y, at[1], p.dtype), p.one));
+        gpu_put(&out[i], power(gpu_get(x[at[0]]), gradd_real_at(p.y, at[1], p.dtype), p.one));
     }
 }
 
@@ -205,7 +205,8 @@ static gradd_status_t compute_pow(const gradd_launch_t *r) {
     return gpu_switch(gpu_numbers(), out.type.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
         if constexpr (sizeof(T) < 8) /* wider ones gain nothing from packs */
-            if (gradd_type_count(&y.type) == 1) return gpu_map<T, T>("Pow", out, r->in, p);
+            if (gradd_type_count(&y.type) == 1)
+                return gpu_map_all<T, T>("Pow", n, out.data, {{r->in[0].data}}, p);
         GPU_LAUNCH((power_any<T>), gpu_blocks(n, GPU_MAP_THREADS), GPU_MAP_THREADS, n, walk,
                    (T *)out.data, (const T *)r->in[0].data, p);
         return gpu_launched("Pow");
@@ -236,7 +237,8 @@ static gradd_status_t compute_clip(const gradd_launch_t *r) {
         f_clip<T> f = {};
         if (r->n_in > 1 && r->in[1].type.dtype) f.low = (const T *)r->in[1].data;
         if (r->n_in > 2 && r->in[2].type.dtype) f.high = (const T *)r->in[2].data;
-        return gpu_map<T, T>("Clip", r->out[0], r->in, f);
+        return gpu_map_all<T, T>("Clip", gradd_type_count(&r->out[0].type), r->out[0].data,
+                                 {{r->in[0].data}}, f);
     });
 }
 

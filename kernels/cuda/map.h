@@ -28,6 +28,7 @@ struct gpu_divisor {
 };
 static inline gpu_divisor gpu_divisor_of(int64_t d) {
     int log2 = 0;
+    if (d < 1) d = 1; /* nothing to divide */
     while ((int64_t)1 << log2 < d)
         log2++;
     const uint64_t power = (uint64_t)1 << (31 + log2);
@@ -219,6 +220,37 @@ template <int N> bool gpu_walk_by_packs(gpu_walk<N> *w, int width) {
     return true;
 }
 
+/* n elements of operands that are as long as out. */
+template <class U, class... T, class F>
+gradd_status_t gpu_map_all(const char *what, int64_t n, void *out,
+                           const gpu_operands<sizeof...(T)> &in, F f) {
+    constexpr int W = gpu_pack_width<U, T...>();
+    constexpr size_t bytes[] = {sizeof(T)...};
+    bool wide = gpu_aligned(out, W * sizeof(U));
+    for (unsigned k = 0; k < sizeof...(T); k++)
+        wide &= gpu_aligned(in.at[k], W * bytes[k]);
+    if (n && wide)
+        GPU_LAUNCH((gpu_map_flat<W, F, U, T...>), gpu_blocks(n / W, GPU_MAP_THREADS),
+                   GPU_MAP_THREADS, f, n, (U *)out, in);
+    else if (n)
+        GPU_LAUNCH((gpu_map_flat<1, F, U, T...>), gpu_blocks(n, GPU_MAP_THREADS), GPU_MAP_THREADS,
+                   f, n, (U *)out, in);
+    return gpu_launched(what);
+}
+
+/* Copies; out may be in. */
+struct gpu_same {
+    template <class A> __device__ A operator()(A a) const {
+        return a;
+    }
+};
+static inline gradd_status_t gpu_copy(const char *what, void *out, const void *in, int64_t bytes) {
+    if (out == in) return GRADD_OK;
+    if (bytes % 8 == 0 && gpu_aligned(out, 8) && gpu_aligned(in, 8))
+        return gpu_map_all<uint64_t, uint64_t>(what, bytes / 8, out, {{in}}, gpu_same());
+    return gpu_map_all<uint8_t, uint8_t>(what, bytes, out, {{in}}, gpu_same());
+}
+
 /* U and T are the stored types of out and the operands. */
 template <class U, class... T, class F>
 gradd_status_t gpu_map(const char *what, const gradd_view_t &out, const gradd_view_t *in, F f) {
@@ -299,11 +331,13 @@ template <class A> constexpr bool gpu_is_int = (A)0.5 == (A)0;
         }                                                                                          \
     };
 
-/* compute of rows whose operands and result have one type of the list. */
+/* compute of rows whose operands and result have one type of the list; one operand has the shape of
+ * the result. */
 template <class Types, class F> gradd_status_t gpu_unary_by(const gradd_launch_t *r, F f) {
     return gpu_switch(Types(), r->in[0].type.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
-        return gpu_map<T, T>(r->op->name, r->out[0], r->in, f);
+        return gpu_map_all<T, T>(r->op->name, gradd_type_count(&r->out[0].type), r->out[0].data,
+                                 {{r->in[0].data}}, f);
     });
 }
 template <class Types, class F> gradd_status_t gpu_binary_by(const gradd_launch_t *r, F f) {

@@ -170,12 +170,11 @@ static gradd_status_t compute_sum_ref(const gradd_launch_t *r) {
         T *z = out;                                                                                \
         const T *x = in[0];                                                                        \
         for (int64_t i = 0; i < n; i++)                                                            \
-            z[i] =                                                                                 \
-                (T)pow((double)x[i * step[0]], gradd_exponent_at(in[1], i * step[1], (int)p[0]));  \
+            z[i] = (T)pow((double)x[i * step[0]], gradd_real_at(in[1], i * step[1], (int)p[0]));   \
     }                                                                                              \
     static void row_pow_##S(int64_t n, void *out, const void *const *in, const int64_t *step,      \
                             const double *p) {                                                     \
-        double y = gradd_exponent_at(in[1], 0, (int)p[0]);                                         \
+        double y = gradd_real_at(in[1], 0, (int)p[0]);                                             \
         bool one = step[0] && !step[1];                                                            \
         if (one && y == 2)                                                                         \
             row_square_##S(n, out, in, step, p);                                                   \
@@ -198,7 +197,7 @@ POWER_ROWS(f64, double)
                             const double *p) {                                                     \
         for (int64_t i = 0; i < n; i++)                                                            \
             ((T *)out)[i] = (T)gradd_power_i64(((const T *)in[0])[i * step[0]],                    \
-                                               gradd_exponent_at(in[1], i * step[1], (int)p[0]));  \
+                                               gradd_real_at(in[1], i * step[1], (int)p[0]));      \
     }
 POWER_INT(i32, int32_t)
 POWER_INT(i64, int64_t)
@@ -363,7 +362,7 @@ static gradd_status_t grad_mod(gradd_grad_t *g) {
 static double known_exponent(gradd_grad_t *g) {
     const void *data = g->b->data(g->b, g->in[1]);
     gradd_type_t type = *gradd_val_type(g->b, g->in[1]);
-    return data && gradd_type_count(&type) == 1 ? gradd_exponent_at(data, 0, (int)type.dtype) : NAN;
+    return data && gradd_type_count(&type) == 1 ? gradd_real_at(data, 0, (int)type.dtype) : NAN;
 }
 
 static gradd_val_t pow_base(gradd_grad_t *g) {
