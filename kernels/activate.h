@@ -49,4 +49,33 @@ GRADD_HD double normal_tail_f64(double x, double e) {
 #undef EXP
 #undef TANH
 
+/* For the expressions of kernels/formulas.h: v##gelu_value(x, alpha), r##gelu_value and so on. */
+#ifdef __cplusplus
+#define GRADD_ACT(name, act, of)                                                                   \
+    GRADD_HD float name(float x, float alpha) {                                                    \
+        return act##_f32(x, alpha).of;                                                             \
+    }                                                                                              \
+    GRADD_HD double name(double x, double alpha) {                                                 \
+        return act##_f64(x, alpha).of;                                                             \
+    }
+GRADD_ACT(vgelu_value, act_gelu, value)
+GRADD_ACT(vgelu_slope, act_gelu, slope)
+GRADD_ACT(vswish_value, act_swish, value)
+GRADD_ACT(vswish_slope, act_swish, slope)
+#undef GRADD_ACT
+#else
+#define GRADD_ACT(act, x, alpha) _Generic((x), float: act##_f32, double: act##_f64)((x), (alpha))
+#define vgelu_value(x, alpha)    GRADD_ACT(act_gelu, x, alpha).value
+#define vgelu_slope(x, alpha)    GRADD_ACT(act_gelu, x, alpha).slope
+#define vswish_value(x, alpha)   GRADD_ACT(act_swish, x, alpha).value
+#define vswish_slope(x, alpha)   GRADD_ACT(act_swish, x, alpha).slope
+#define rgelu_value(x, alpha)    ((x) * 0.5 * (1 + erf((x) * 0.70710678118654752)))
+#define rgelu_slope(x, alpha)                                                                      \
+    (0.5 * (1 + erf((x) * 0.70710678118654752)) + (x) * exp((x) * (x) / -2) * 0.39894228040143268)
+#define rsigmoid(x)            (1 / (1 + exp(-(x))))
+#define rswish_value(x, alpha) ((x) * rsigmoid((alpha) * (x)))
+#define rswish_slope(x, alpha)                                                                     \
+    (rsigmoid((alpha) * (x)) * (1 + (alpha) * (x) * (1 - rsigmoid((alpha) * (x)))))
+#endif
+
 #endif

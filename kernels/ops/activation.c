@@ -5,7 +5,6 @@
  * At the kink of Relu, LeakyRelu, PRelu the slope is that of the left side; at a NaN Relu passes
  * the gradient, Elu and HardSwish give NaN, as in torch. Elu knows its side by the sign of y: where
  * alpha is negative, the capture writes it with WithSlope. */
-#include "kernels/activate.h"
 #include "kernels/cpu/map.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
@@ -14,46 +13,7 @@
 
 #include <string.h>
 
-/* ---- kernels: a is the operand, in gradients dy, and b what was saved ------------------------ */
-
-#define E_RELU(F)           (a < 0 ? GRADD_K(0) : a)
-#define E_RELU_GRAD(F)      (b <= 0 ? GRADD_K(0) : a)
-#define E_LEAKY(F)          (a > 0 ? a : a * GRADD_K(p[0]))
-#define E_LEAKY_GRAD(F)     (b > 0 ? a : a * GRADD_K(p[0]))
-#define E_SIGMOID(F)        (1 / (1 + F##exp(-a)))
-#define E_SIGMOID_GRAD(F)   (a * b * (1 - b))
-#define E_TANH(F)           (F##tanh(a))
-#define E_TANH_GRAD(F)      (a * (1 - b * b))
-#define E_ELU(F)            (a > 0 ? a : GRADD_K(p[0]) * F##expm1(a))
-#define E_ELU_GRAD(F)       (b > 0 ? a : a * (b + GRADD_K(p[0])))
-#define E_SOFTPLUS(F)       ((a > 0 ? a : 0) + F##log1p(F##exp(-F##abs(a))))
-#define E_RAMP(x)           ((x) / 6 + GRADD_K(0.5))
-#define E_UNIT(x)           ((x) < 0 ? GRADD_K(0) : (x) > 1 ? GRADD_K(1) : (x))
-#define E_HARDSWISH(F)      (a * E_UNIT(E_RAMP(a)))
-#define E_HARDSWISH_GRAD(F) (b <= -3 ? GRADD_K(0) : b >= 3 ? a : a * (b / 3 + GRADD_K(0.5)))
-
-/* Gelu: x times the normal distribution, or an approximation by tanh. The reference says erf. */
-#define vgelu(x)       _Generic((x), float: act_gelu_f32, double: act_gelu_f64)((x), 0)
-#define vgelu_value(x) vgelu(x).value
-#define vgelu_slope(x) vgelu(x).slope
-#define rgelu_value(x) ((x) * 0.5 * (1 + erf((x) * 0.70710678118654752)))
-#define rgelu_slope(x)                                                                             \
-    (0.5 * (1 + erf((x) * 0.70710678118654752)) + (x) * exp((x) * (x) / -2) * 0.39894228040143268)
-#define E_GELU(F)      (F##gelu_value(a))
-#define E_GELU_GRAD(F) (a * F##gelu_slope(b))
-#define INNER(x)       (GRADD_K(0.79788456080286536) * ((x) + GRADD_K(0.044715) * (x) * (x) * (x)))
-#define INNER_SLOPE(x) (GRADD_K(0.79788456080286536) * (1 + GRADD_K(0.134145) * (x) * (x)))
-#define E_GELU_TANH(F) (a * GRADD_K(0.5) * (1 + F##tanh(INNER(a))))
-#define TANH_SLOPE(t, x)                                                                           \
-    (GRADD_K(0.5) * (1 + (t)) + GRADD_K(0.5) * (x) * (1 - (t) * (t)) * INNER_SLOPE(x))
-#define E_GELU_TANH_GRAD(F) (a * TANH_SLOPE(F##tanh(INNER(b)), b))
-
-/* Mish: x tanh(log(1 + e)) with e = exp(x), which is x q / (q + 2) with q = e (e + 2) */
-#define MISH_E(F, x)     (F##exp((x) > 20 ? GRADD_K(20) : (x)))
-#define MISH_T(e)        ((e) * ((e) + 2) / ((e) * ((e) + 2) + 2))
-#define E_MISH(F)        (a * MISH_T(MISH_E(F, a)))
-#define MISH_SLOPE(e, x) (MISH_T(e) + (x) * (1 - MISH_T(e) * MISH_T(e)) * ((e) / (1 + (e))))
-#define E_MISH_GRAD(F)   (a * MISH_SLOPE(MISH_E(F, b), b))
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 #define UNARY(name, E)  GRADD_ROWS1_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_COMPUTE(name)
 #define BINARY(name, E) GRADD_ROWS2_FLOAT(name, E) GRADD_TABLE_FLOAT(name) GRADD_MAP_COMPUTE(name)
@@ -119,7 +79,6 @@ GRADD_ROWS2_FLOAT(gelu_grad_tanh, E_GELU_TANH_GRAD)
 GRADD_TABLE_FLOAT(gelu_grad_tanh)
 COMPUTE_APPROXIMATE(gelu_grad)
 
-#define E_PRELU(F) (a > 0 ? a : a * b)
 BINARY(prelu, E_PRELU)
 
 /* ---- shape rules ---------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
 #include "kernels/cost.h"
 #include "kernels/cpu/bf16.h"
 #include "kernels/dispatch.h"
+#include "kernels/formulas.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/rowwise.h"
@@ -30,14 +31,17 @@
         to *z = out;                                                                               \
         for (int64_t i = 0; i < n; i++) {                                                          \
             const double a = (double)READ(x[i]);                                                   \
-            z[i] = a != a ? 0 : (to)(a < lo ? lo : a > hi ? hi : a);                               \
+            z[i] = E_SATURATE(to, lo, hi);                                                         \
         }                                                                                          \
     }
 #define TRUTH(name, from, READ)                                                                    \
     GRADD_MULTIARCH static void name(const void *in, void *out, int64_t n) {                       \
         const from *x = in;                                                                        \
         uint8_t *z = out;                                                                          \
-        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] = READ(x[i]) != 0;                \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {                                      \
+            const __typeof__(READ(x[i])) a = READ(x[i]);                                           \
+            z[i] = E_TRUTH(v);                                                                     \
+        }                                                                                          \
     }
 #define TO_BF16(a) gradd_f32_bf16((float)(a))
 
@@ -45,25 +49,19 @@
     SATURATE(cast_##tag##_##code, from, to, lo, hi, READ)
 #define FROM_ANY(code, to, lo, hi, tag, from, READ) PLAIN(cast_##tag##_##code, from, to, READ, (to))
 
-/* Stored types: enumerator, C type, smallest and largest value as a double that converts back
- * without overflow (used for integers only). bool is apart, its value is a truth. */
-#define INT_TYPES(X, ...)                                                                          \
-    X(I8, int8_t, -128.0, 127.0, __VA_ARGS__)                                                      \
-    X(U8, uint8_t, 0.0, 255.0, __VA_ARGS__)                                                        \
-    X(I32, int32_t, -0x1p31, 2147483647.0, __VA_ARGS__)                                            \
-    X(I64, int64_t, -0x1p63, 0x1.fffffffffffffp62, __VA_ARGS__)
+/* bool is apart, its value is a truth. */
 #define FLOAT_TYPES(X, ...)                                                                        \
     X(F32, float, 0, 0, __VA_ARGS__)                                                               \
     X(F64, double, 0, 0, __VA_ARGS__)
 
 #define ALL_FROM_FLOAT(tag, from, READ)                                                            \
     FLOAT_TYPES(FROM_ANY, tag, from, READ)                                                         \
-    INT_TYPES(FROM_FLOAT, tag, from, READ)                                                         \
+    GRADD_INT_TYPES(FROM_FLOAT, tag, from, READ)                                                   \
     TRUTH(cast_##tag##_BOOL, from, READ)                                                           \
     PLAIN(cast_##tag##_BF16, from, gradd_bf16_t, READ, TO_BF16)
 #define ALL_FROM_INT(tag, from)                                                                    \
     FLOAT_TYPES(FROM_ANY, tag, from, )                                                             \
-    INT_TYPES(FROM_ANY, tag, from, )                                                               \
+    GRADD_INT_TYPES(FROM_ANY, tag, from, )                                                         \
     TRUTH(cast_##tag##_BOOL, from, ) PLAIN(cast_##tag##_BF16, from, gradd_bf16_t, , TO_BF16)
 
 ALL_FROM_FLOAT(F32, float, )
@@ -157,7 +155,16 @@ GRADD_OPS(cast,
                        {.text = "i64[211,173] | to=1"},
                        {.text = "f32[2,3] | to=16", .grad_tol = -1}, {.text = "bf16[2,3] | to=1"},
                        {.text = "bf16[211,173] | to=11"}, {.text = "bf16[5] | to=7"},
-                       {.text = "i32[5]:(-3,3) | to=16"}, {.text = "bf16[3]={0,-0.0,2} | to=9"})),
+                       {.text = "i32[5]:(-3,3) | to=16"}, {.text = "bf16[3]={0,-0.0,2} | to=9"},
+                       {.text = "f32[5]={-1.7,300,-300,nan,inf} | to=2"},
+                       {.text = "f32[5]={-1.7,300,-300,nan,-inf} | to=3"},
+                       {.text = "f32[5]={3.4e38,-inf,nan,1e-40,65520} | to=16", .grad_tol = -1},
+                       {.text = "u8[67]:(0,255) | to=3"}, {.text = "u8[67]:(0,2) | to=9"},
+                       {.text = "i8[67]:(-128,127) | to=2"}, {.text = "i8[67]:(-128,127) | to=7"},
+                       {.text = "i8[67]:(-128,127) | to=16"}, {.text = "i64[67]:(-300,300) | to=2"},
+                       {.text = "bool[67] | to=16"}, {.text = "bool[67] | to=2"},
+                       {.text = "f64[67] | to=16", .grad_tol = -1},
+                       {.text = "bf16[67]:(-300,300) | to=3"}, {.text = "u8[40] | to=2"})),
           GRADD_OP("CastLike", "", 15, (2, 2), (1, 1), .flags = GRADD_OP_CHEAP, .no_diff = 2,
                    .types = {CAST_MASK},
                    .attrs = GRADD_ATTR_LIST({"saturate", GRADD_ATTR_INT, false},

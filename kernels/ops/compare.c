@@ -10,18 +10,6 @@
 
 /* ---- kernels -------------------------------------------------------------------------------- */
 
-#define E_EQUAL(F)      (a == b)
-#define E_LESS(F)       (a < b)
-#define E_LESS_EQ(F)    (a <= b)
-#define E_GREATER(F)    (a > b)
-#define E_GREATER_EQ(F) (a >= b)
-#define E_AND(F)        (a & b)
-#define E_OR(F)         (a | b)
-#define E_XOR(F)        (a ^ b)
-#define E_NOT(F)        (!a)
-#define E_ISNAN(F)      (a != a)
-#define E_SIGNBIT(F)    (signbit(a) != 0)
-
 /* The reference of a comparison must not widen i64, and of a float need not. */
 #define COMPARE(name, E)                                                                           \
     GRADD_ROW2(name, f32, uint8_t, float, double, E)                                               \
@@ -70,14 +58,13 @@ GRADD_ROW1(signbit, f64, uint8_t, double, double, E_SIGNBIT)
 GRADD_TABLE_FLOAT(signbit)
 GRADD_MAP_COMPUTE(signbit)
 
-/* p[0], p[1]: whether negative and positive infinity count */
 #define ISINF_ROW(S, T)                                                                            \
     static void row_isinf_##S(int64_t n, void *out, const void *const *in, const int64_t *step,    \
                               const double *p) {                                                   \
         (void)step;                                                                                \
         for (int64_t i = 0; i < n; i++) {                                                          \
-            double a = (double)((const T *)in[0])[i];                                              \
-            ((uint8_t *)out)[i] = (a == -INFINITY && p[0]) || (a == INFINITY && p[1]);             \
+            const double a = (double)((const T *)in[0])[i];                                        \
+            ((uint8_t *)out)[i] = E_ISINF(v);                                                      \
         }                                                                                          \
     }
 ISINF_ROW(f32, float)

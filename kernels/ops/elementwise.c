@@ -10,6 +10,7 @@
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/map.h"
 #include "kernels/cpu/sum.h"
+#include "kernels/fault.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/rowwise.h"
@@ -84,7 +85,8 @@ static gradd_status_t check_divisor(const gradd_view_t *b) {
         const T *x = b->data;
         for (int64_t i = 0, n = gradd_type_count(&b->type); i < n; i++)
             if (!x[i])
-                return GRADD_FAIL(INDEX, "integer division by zero, element %lld", (long long)i);
+                return gradd_fault_fail(
+                    &(gradd_fault_t){.kind = GRADD_FAULT_ZERO_DIVISOR, .position = i});
     });
     return GRADD_OK;
 }
@@ -157,22 +159,8 @@ static gradd_status_t compute_sum_ref(const gradd_launch_t *r) {
     return fold(r, &add_refs, true);
 }
 
-/* x^y, where y may have another type. The exponents that models use have loops of their own. */
-static double exponent_at(const void *y, int64_t i, int dtype) {
-    switch (dtype) {
-    case GRADD_DT_BF16: /* known before the run; in a row function it is f32 already */
-        return (double)gradd_bf16_f32(((const gradd_bf16_t *)y)[i]);
-    case GRADD_DT_F32:
-        return (double)((const float *)y)[i];
-    case GRADD_DT_F64:
-        return ((const double *)y)[i];
-    case GRADD_DT_I32:
-        return (double)((const int32_t *)y)[i];
-    default:
-        return (double)((const int64_t *)y)[i];
-    }
-}
-
+/* x^y, where y may have another type. The exponents that models use have loops of their own. bf16
+ * is known before the run; in a row function it is f32 already. */
 #define POWER_ROWS(S, T)                                                                           \
     GRADD_ROW1(square, S, T, T, double, E_SQUARE)                                                  \
     GRADD_ROW1(cube, S, T, T, double, E_CUBE)                                                      \
@@ -182,11 +170,11 @@ static double exponent_at(const void *y, int64_t i, int dtype) {
         T *z = out;                                                                                \
         const T *x = in[0];                                                                        \
         for (int64_t i = 0; i < n; i++)                                                            \
-            z[i] = (T)pow((double)x[i * step[0]], exponent_at(in[1], i * step[1], (int)p[0]));     \
+            z[i] = (T)pow((double)x[i * step[0]], gradd_real_at(in[1], i * step[1], (int)p[0]));   \
     }                                                                                              \
     static void row_pow_##S(int64_t n, void *out, const void *const *in, const int64_t *step,      \
                             const double *p) {                                                     \
-        double y = exponent_at(in[1], 0, (int)p[0]);                                               \
+        double y = gradd_real_at(in[1], 0, (int)p[0]);                                             \
         bool one = step[0] && !step[1];                                                            \
         if (one && y == 2)                                                                         \
             row_square_##S(n, out, in, step, p);                                                   \
@@ -204,27 +192,12 @@ static double exponent_at(const void *y, int64_t i, int dtype) {
 POWER_ROWS(f32, float)
 POWER_ROWS(f64, double)
 
-/* Integer power by squaring, wrapping around; a negative exponent truncates as 1/x^n does, and a
- * fraction is rounded towards zero. */
-static int64_t power_i64(int64_t x, double y) {
-    if (y != y) return 0;
-    int64_t n = y > 0x1p62 ? INT64_MAX : y < -0x1p62 ? -INT64_MAX : (int64_t)y;
-    if (y != (double)n && n >= 0 && y < 0x1p62) { /* not a whole exponent */
-        double z = pow((double)x, y);
-        return z != z ? 0 : z > 0x1p62 ? INT64_MAX : (int64_t)z;
-    }
-    if (n < 0) return x == 1 ? 1 : x == -1 ? (n % 2 ? -1 : 1) : 0;
-    uint64_t result = 1, base = (uint64_t)x;
-    for (; n; n >>= 1, base *= base)
-        if (n & 1) result *= base;
-    return (int64_t)result;
-}
 #define POWER_INT(S, T)                                                                            \
     static void row_pow_##S(int64_t n, void *out, const void *const *in, const int64_t *step,      \
                             const double *p) {                                                     \
         for (int64_t i = 0; i < n; i++)                                                            \
-            ((T *)out)[i] = (T)power_i64(((const T *)in[0])[i * step[0]],                          \
-                                         exponent_at(in[1], i * step[1], (int)p[0]));              \
+            ((T *)out)[i] = (T)gradd_power_i64(((const T *)in[0])[i * step[0]],                    \
+                                               gradd_real_at(in[1], i * step[1], (int)p[0]));      \
     }
 POWER_INT(i32, int32_t)
 POWER_INT(i64, int64_t)
@@ -262,8 +235,8 @@ static gradd_status_t compute_pow_ref(const gradd_launch_t *r) {
             return;                                                                                \
         }                                                                                          \
         _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {                                      \
-            const T a = x[i] < lo ? lo : x[i];                                                     \
-            z[i] = a > hi ? hi : a;                                                                \
+            const T at_least = E_AT_LEAST(x[i], lo);                                               \
+            z[i] = E_AT_MOST(at_least, hi);                                                        \
         }                                                                                          \
     }
 CLIP_ROW(f32, float)
@@ -389,7 +362,7 @@ static gradd_status_t grad_mod(gradd_grad_t *g) {
 static double known_exponent(gradd_grad_t *g) {
     const void *data = g->b->data(g->b, g->in[1]);
     gradd_type_t type = *gradd_val_type(g->b, g->in[1]);
-    return data && gradd_type_count(&type) == 1 ? exponent_at(data, 0, (int)type.dtype) : NAN;
+    return data && gradd_type_count(&type) == 1 ? gradd_real_at(data, 0, (int)type.dtype) : NAN;
 }
 
 static gradd_val_t pow_base(gradd_grad_t *g) {
@@ -544,7 +517,10 @@ static gradd_status_t grad_clip(gradd_grad_t *g) {
         {.text = "f32[0,3]" range " f32[3]" range},                                                \
         {.text = "f32[37,1031]" range " f32[1031]" range},                                         \
         {.text = "f32[37,1031]" range " f32[37,1]" range},                                         \
-        {.text = "i64[3,2]:(-9,9) i64[2]:(1,5)"}, {.text = "i32[3]:(-9,9) i32[3]:(-3,-1)"})
+        {.text = "f32[7,9,64]" range " f32[64]" range},                                            \
+        {.text = "f32[9,1,64]" range " f32[3,1]" range},                                           \
+        {.text = "f32[64]" range " f32[9,64]" range}, {.text = "i64[3,2]:(-9,9) i64[2]:(1,5)"},    \
+        {.text = "i32[3]:(-9,9) i32[3]:(-3,-1)"})
 #define CASES_UNARY(range)                                                                         \
     GRADD_CASES({.text = "f32[3,5]" range}, {.text = "f32[]" range}, {.text = "f32[0,2]" range},   \
                 {.text = "f32[211,173]" range})
@@ -553,11 +529,14 @@ static gradd_status_t grad_clip(gradd_grad_t *g) {
                 {.text = "f32[211,173]" range}, {.text = "i64[7]:(-5,5)"},                         \
                 {.text = "i32[7]:(-5,5)"})
 #define CASES_FOLD                                                                                 \
-    GRADD_CASES({.text = "f32[2,3] f32[2,3]"}, {.text = "f32[3] f32[2,1] f32[]"},                  \
-                {.text = "f32[2,3]"}, {.text = "f32[1,3] f32[4,1] f32[2,4,3] f32[3]"},             \
-                {.text = "f32[211,173] f32[173]"},                                                 \
-                {.text = "f32[211,173] f32[211,173] f32[211,173]"},                                \
-                {.text = "i64[3] i64[3]:(1,5) i64[1]={2}"}, {.text = "i32[2,2] i32[2]"})
+    GRADD_CASES(                                                                                   \
+        {.text = "f32[2,3] f32[2,3]"}, {.text = "f32[3] f32[2,1] f32[]"}, {.text = "f32[2,3]"},    \
+        {.text = "f32[1,3] f32[4,1] f32[2,4,3] f32[3]"}, {.text = "f32[211,173] f32[173]"},        \
+        {.text = "f32[211,173] f32[211,173] f32[211,173]"},                                        \
+        {.text = "f32[64,72] f32[64,72] f32[64,72] f32[64,72]"},                                   \
+        {.text = "f32[9,64] f32[64] f32[9,1] f32[9,64]"},                                          \
+        {.text = "f32[6]={nan,1,0,-0.0,inf,1} f32[6]={1,nan,-0.0,0,-inf,1}", .grad_tol = -1},      \
+        {.text = "i64[3] i64[3]:(1,5) i64[1]={2}"}, {.text = "i32[2,2] i32[2]"})
 
 #define FLAT (GRADD_OP_NO_GRAD | GRADD_OP_FLAT | GRADD_OP_CHEAP)
 
@@ -573,6 +552,9 @@ static const gradd_case_t cases_pow[] = {{.text = "f32[3,4]:(0.2,2) f32[]={2}"},
                                          {.text = "f32[2,3]:(0.2,2) f32[3]:(-2,2)"},
                                          {.text = "f32[]:(0.2,2) f32[2,3]:(-2,2)"},
                                          {.text = "f32[211,173]:(0.2,2) f32[]={2}"},
+                                         {.text = "f32[211,173]:(0.2,2) f32[1,173]:(-2,2)"},
+                                         {.text = "f32[64,72]:(0.2,2) f32[64,1]={3}"},
+                                         {.text = "f32[1]:(0.2,2) f32[1,1]={3}"},
                                          {.text = "i64[4]:(-3,3) i64[4]={0,1,2,3}"},
                                          {.text = "i64[3] f32[]={2}"},
                                          {.text = "i64[2]={3037000499,-3} i64[2]={2,39}"},
@@ -600,7 +582,10 @@ GRADD_OPS(
              .cases = GRADD_CASES({.text = "i64[3,4]:(-9,9) i64[4]={3,-3,2,-1}"},
                                   {.text = "i32[5]:(-9,9) i32[]={-4}"},
                                   {.text = "i64[5]:(-9,9) i64[]={4} | fmod=1"},
-                                  {.text = "f32[3,4]:(-9,9) f32[4]:(1.1,2) | fmod=1"})),
+                                  {.text = "f32[3,4]:(-9,9) f32[4]:(1.1,2) | fmod=1"},
+                                  {.text = "i32[3,64]:(-9,9) i32[64]:(1,5)"},
+                                  {.text = "f32[3,64]:(-9,9) f32[64]:(1.1,2) | fmod=1"},
+                                  {.text = "i64[3]={-9223372036854775807,5,0} i64[]={-1}"})),
     GRADD_OP("Pow", "", 13, (2, 2), (1, 1), .types = {GRADD_T_NUM}, .infer = infer_pow,
              .rowwise = gradd_rowwise_map, .grad = grad_pow, .ref = compute_pow_ref,
              .cases = cases_pow),
@@ -659,15 +644,19 @@ GRADD_OPS(
              .cases = GRADD_CASES({.text = "f32[6]={0.5,1.5,-0.5,-2.5,2.4,-7.6}"},
                                   {.text = "f32[3,4]:(-9,9)"}),
              .flags = FLAT),
-    GRADD_OP("Clip", "", 11, (1, 3), (1, 1), .flags = GRADD_OP_CHEAP, .no_diff = 6,
-             .types = {GRADD_T_NUM}, .infer = infer_clip, .rowwise = gradd_rowwise_map,
-             .grad = grad_clip, .ref = compute_clip,
-             .cases = GRADD_CASES({.text = "f32[3,4] f32[]={-0.5} f32[]={0.7}"},
-                                  {.text = "f32[3,4]"}, {.text = "f32[3,4] - f32[]={0.7}"},
-                                  {.text = "f32[3,4] f32[1]={-0.5}"},
-                                  {.text = "i64[5] i64[]={1} i64[]={3}"},
-                                  {.text = "i32[5] - i32[]={3}"},
-                                  {.text = "f32[211,173] f32[]={0.0}"})));
+    GRADD_OP(
+        "Clip", "", 11, (1, 3), (1, 1), .flags = GRADD_OP_CHEAP, .no_diff = 6,
+        .types = {GRADD_T_NUM}, .infer = infer_clip, .rowwise = gradd_rowwise_map,
+        .grad = grad_clip, .ref = compute_clip,
+        .cases = GRADD_CASES({.text = "f32[3,4] f32[]={-0.5} f32[]={0.7}"}, {.text = "f32[3,4]"},
+                             {.text = "f32[3,4] - f32[]={0.7}"}, {.text = "f32[3,4] f32[1]={-0.5}"},
+                             {.text = "i64[5] i64[]={1} i64[]={3}"}, {.text = "i32[5] - i32[]={3}"},
+                             {.text = "f32[64,72] f32[] f32[]", .grad_tol = -1},
+                             {.text = "f32[4]={nan,-2,0,2} f32[]={-1} f32[]={1}", .grad_tol = -1},
+                             {.text = "f32[4] f32[]={nan} f32[]={1}", .grad_tol = -1},
+                             {.text = "f32[4] f32[]={-1} f32[]={nan}", .grad_tol = -1},
+                             {.text = "f32[4] f32[]={1} f32[]={-1}", .grad_tol = -1},
+                             {.text = "f32[211,173] f32[]={0.0}"})));
 
 GRADD_KERNELS(cpu, elementwise, GRADD_KERNEL("Add", "loop", .inplace = 3, .compute = compute_add),
               GRADD_KERNEL("Sub", "loop", .inplace = 3, .compute = compute_sub),

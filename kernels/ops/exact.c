@@ -8,8 +8,6 @@
 #include "kernels/rowwise.h"
 #include "kernels/rules.h"
 
-#define E_EXPM1(F) (F##expm1(a))
-#define E_LOG1P(F) (F##logp(a))
 GRADD_ROWS1_FLOAT(expm1, E_EXPM1)
 GRADD_TABLE_FLOAT(expm1)
 GRADD_MAP_COMPUTE(expm1)

@@ -322,7 +322,12 @@ GRADD_OPS(
                  {.text = "f32[2,3,6] | activation=\"sigmoid\" gate=1"},
                  {.text = "f32[211,346] | activation=\"gelu\" gate=1"},
                  {.text = "f32[2,9000] | activation=\"gelu_tanh\""},
-                 {.text = "f32[211,173] f32[211,173] | activation=\"gelu\""})),
+                 {.text = "f32[211,173] f32[211,173] | activation=\"gelu\""},
+                 {.text = "f32[9,176] | activation=\"swish\" gate=1"},
+                 {.text = "f32[9,176] | activation=\"relu\""},
+                 {.text = "f32[4]={nan,inf,-inf,0} f32[4] | activation=\"relu\"", .grad_tol = -1},
+                 {.text = "f32[4]={nan,inf,-inf,0} f32[4] | activation=\"swish\"",
+                  .grad_tol = -1})),
     GRADD_OP("GatedActivationGrad", "com.gradd", 1, (2, 3), (1, 2),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
              .types = {GRADD_T_FLOAT}, .attrs = ATTRS, .infer = infer_gated_grad,
@@ -333,7 +338,10 @@ GRADD_OPS(
                  {.text = "f32[3,5] f32[3,5]:(-6,6) f32[3,5] | activation=\"gelu_tanh\" -> 2"},
                  {.text = "f32[3,5] f32[3,5] f32[3,5] | activation=\"relu\" -> 2"},
                  {.text = "f32[3,5] f32[3,10] | activation=\"sigmoid\" gate=1"},
-                 {.text = "f32[173,211] f32[173,422] | activation=\"swish\""})));
+                 {.text = "f32[173,211] f32[173,422] | activation=\"swish\""},
+                 {.text = "f32[9,88] f32[9,176] | activation=\"gelu\" gate=1"},
+                 {.text = "f32[64,72] f32[64,72] f32[64,72] | activation=\"gelu_tanh\" -> 2"},
+                 {.text = "f32[0,2] f32[0,4] | activation=\"swish\""})));
 
 GRADD_KERNELS(cpu, gated,
               GRADD_KERNEL("GatedActivation", "loop", .inplace = 3, .compute = compute_gated),

@@ -17,6 +17,7 @@
 
 #include "kernels/cpu/bf16.h"
 #include "kernels/dispatch.h"
+#include "kernels/formulas.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/op.h"
@@ -38,18 +39,18 @@ typedef struct rope_s {
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-/* Turns the pairs (FIRST(i), SECOND(i)): the coefficient of b in the first element is
- * sign * p[FIRST or SECOND], that of a in the second one -sign * the other one. */
+/* Turns the pairs (FIRST(i), SECOND(i)): p and q are the sines of the first and of the second
+ * element, which change places when transposed. */
 #define TURN(FIRST, SECOND, LOAD, LOAD_TABLE, STORE)                                               \
     {                                                                                              \
         const C *p = sin + (r->transposed ? SECOND(0) : 0);                                        \
         const C *q = sin + (r->transposed ? 0 : SECOND(0));                                        \
         _Pragma("omp simd") for (int64_t i = 0; i < half; i++) {                                   \
             const R a = LOAD(x[FIRST(i)]), b = LOAD(x[SECOND(i)]);                                 \
-            const R at_a = sign * (b * LOAD_TABLE(p[FIRST(i)]));                                   \
-            const R at_b = sign * (a * LOAD_TABLE(q[FIRST(i)]));                                   \
-            y[FIRST(i)] = STORE(a * LOAD_TABLE(cos[FIRST(i)]) + at_a);                             \
-            y[SECOND(i)] = STORE(b * LOAD_TABLE(cos[SECOND(i)]) - at_b);                           \
+            const R to_a = sign * LOAD_TABLE(p[FIRST(i)]);                                         \
+            const R to_b = sign * LOAD_TABLE(q[FIRST(i)]);                                         \
+            y[FIRST(i)] = STORE(E_TURN_FIRST(a, b, LOAD_TABLE(cos[FIRST(i)]), to_a));              \
+            y[SECOND(i)] = STORE(E_TURN_SECOND(a, b, LOAD_TABLE(cos[SECOND(i)]), to_b));           \
         }                                                                                          \
     }
 #define HALF_FIRST(i)  (i)
@@ -93,8 +94,8 @@ static void seek_row(const rope_t *p, int64_t row, int64_t *index, int64_t *at_c
         _Pragma("omp simd") for (int64_t i = 0; i < half; i++) {                                   \
             const R a = LOAD(x[FROM##_FIRST(i)]), b = LOAD(x[FROM##_SECOND(i)]);                   \
             const R c = LOAD_TABLE(cos[i]), s = sign * LOAD_TABLE(sin[i]);                         \
-            y[TO##_FIRST(i)] = STORE(a * c + b * s);                                               \
-            y[TO##_SECOND(i)] = STORE(b * c - a * s);                                              \
+            y[TO##_FIRST(i)] = STORE(E_TURN_FIRST(a, b, c, s));                                    \
+            y[TO##_SECOND(i)] = STORE(E_TURN_SECOND(a, b, c, s));                                  \
         }                                                                                          \
     }
 
@@ -431,7 +432,10 @@ GRADD_OPS(
                  {.text = "f32[3,2] f32[2] f32[2]"}, {.text = "f32[0,3,4] f32[3,4] f32[3,4]"},
                  {.text = "f32[7,3,60,72] f32[60,64] f32[60,64]"},
                  {.text = "f32[7,3,60,72] f32[60,32] f32[60,32] | shared=1"},
-                 {.text = "f32[7,60,3,66] f32[60,1,66] f32[60,1,66] | interleaved=1"})),
+                 {.text = "f32[7,60,3,66] f32[60,1,66] f32[60,1,66] | interleaved=1"},
+                 {.text = "f32[3,5,4,72] f32[5,1,64] f32[3,1,4,64] | interleaved=1 transposed=1"},
+                 {.text = "f32[3,5,4,72] f32[4,64] f32[4,64] | transposed=1 inverse=1"},
+                 {.text = "f32[3,5,4,72] f32[5,1,32] f32[5,1,32] | shared=1 interleaved=1"})),
     GRADD_OP("RopeApart", "com.gradd", 1, (3, 3), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP, .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST({"inverse", GRADD_ATTR_INT, false},
@@ -445,6 +449,8 @@ GRADD_OPS(
                  {.text = "f32[2,5,3,10] f32[5,1,3] f32[5,1,3] | inverse=1 transposed=1"},
                  {.text = "f32[3,2] f32[1] f32[1]"}, {.text = "f32[0,3,4] f32[3,2] f32[3,2]"},
                  {.text = "f32[7,3,60,66] f32[60,32] f32[60,32]"},
+                 {.text = "f32[3,5,4,72] f32[5,1,32] f32[5,1,32]"},
+                 {.text = "f32[3,5,4,72] f32[4,32] f32[4,32] | transposed=1"},
                  {.text = "f32[7,3,60,66] f32[60,32] f32[60,32] | transposed=1"})));
 
 GRADD_KERNELS(cpu, rope, GRADD_KERNEL("Rope", "loop", .inplace = 1, .compute = compute_rope),

@@ -9,9 +9,6 @@
 #include "kernels/rowwise.h"
 #include "kernels/rules.h"
 
-#define E_SOFTSIGN(F)      (a / (1 + F##abs(a)))
-#define E_SOFTSIGN_GRAD(F) (a / ((1 + F##abs(b)) * (1 + F##abs(b))))
-
 GRADD_ROWS1_FLOAT(softsign, E_SOFTSIGN)
 GRADD_TABLE_FLOAT(softsign)
 GRADD_MAP_COMPUTE(softsign)

@@ -2,25 +2,11 @@
  *
  * Saved for backward: x. SwishGrad(dy, x) = dy s (1 + alpha x (1 - s)) with s = sigmoid(alpha x) is
  * internal, one pass over memory. */
-#include "kernels/activate.h"
 #include "kernels/cpu/map.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/rowwise.h"
 #include "kernels/rules.h"
-
-#define vswish(x) _Generic((x), float: act_swish_f32, double: act_swish_f64)((x), GRADD_K(p[0]))
-#define vswish_value(x) vswish(x).value
-#define vswish_slope(x) vswish(x).slope
-
-static double rsigmoid(double x) {
-    return 1 / (1 + exp(-x));
-}
-#define rswish_value(x) ((x) * rsigmoid(p[0] * (x)))
-#define rswish_slope(x) (rsigmoid(p[0] * (x)) * (1 + p[0] * (x) * (1 - rsigmoid(p[0] * (x)))))
-
-#define E_SWISH(F)      (F##swish_value(a))
-#define E_SWISH_GRAD(F) (a * F##swish_slope(b))
 
 #define COMPUTE_ALPHA(name)                                                                        \
     static gradd_status_t compute_##name(const gradd_launch_t *r) {                                \

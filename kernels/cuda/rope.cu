@@ -1,0 +1,174 @@
+/* Rope and RopeApart on a GPU: each thread turns a pack of pairs. See kernels/ops/rope.c. */
+#include "kernels/cuda/map.h"
+
+enum { THREADS = 256 };
+
+struct rope_t {
+    const void *x, *cos, *sin;
+    void *y;
+    int64_t rows, size, half; /* 2 half elements of each row of size elements are turned */
+    int64_t width;            /* of a row of the tables */
+    gpu_walk<2> tables;       /* from a row of x to those of cos and sin */
+    bool small;               /* numbers are below 2^31 */
+    gpu_divisor by;           /* packs of half a row, if small */
+    gpu_divisor by_rest;      /* packs of what is not turned */
+    bool transposed, clockwise;
+};
+
+/* Elements FROM, FROM + 2, ... of two packs, and packs from element FROM of a[0], b[0], a[1], ...
+ */
+template <int FROM, class T, int W>
+GPU_FN gpu_pack<T, W> every_second(const gpu_pack<T, W> &low, const gpu_pack<T, W> &high) {
+    gpu_pack<T, W> y;
+#pragma unroll
+    for (int k = 0, at = FROM; k < W; k++, at += 2)
+        y.v[k] = at < W ? low.v[at % W] : high.v[at % W];
+    return y;
+}
+template <int FROM, class T, int W>
+GPU_FN gpu_pack<T, W> in_turn(const gpu_pack<T, W> &a, const gpu_pack<T, W> &b) {
+    gpu_pack<T, W> y;
+#pragma unroll
+    for (int k = 0, at = FROM; k < W; k++, at++)
+        y.v[k] = at % 2 ? b.v[at / 2] : a.v[at / 2];
+    return y;
+}
+
+/* The first and second elements of W pairs from pair i on: (i, i + half), or neighbours. */
+template <bool PAIRS, int W, class T>
+GPU_FN void get_pairs(const T *x, int64_t i, int64_t half, gpu_pack<T, W> *a, gpu_pack<T, W> *b) {
+    const gpu_pack<T, W> *low = (const gpu_pack<T, W> *)(x + (PAIRS ? 2 * i : i));
+    const gpu_pack<T, W> *high = PAIRS ? low + 1 : (const gpu_pack<T, W> *)(x + half + i);
+    *a = *low;
+    *b = *high;
+    if (PAIRS) *a = every_second<0>(*low, *high), *b = every_second<1>(*low, *high);
+}
+template <bool PAIRS, int W, class T>
+GPU_FN void put_pairs(T *y, int64_t i, int64_t half, const gpu_pack<T, W> &a,
+                      const gpu_pack<T, W> &b) {
+    gpu_pack<T, W> *low = (gpu_pack<T, W> *)(y + (PAIRS ? 2 * i : i));
+    gpu_pack<T, W> *high = PAIRS ? low + 1 : (gpu_pack<T, W> *)(y + half + i);
+    *low = PAIRS ? in_turn<0>(a, b) : a;
+    *high = PAIRS ? in_turn<W>(a, b) : b;
+}
+
+/* SHARED: the tables have one column per pair. */
+template <int W, class T, class C, bool FROM, bool TO, bool SHARED>
+__global__ void GPU_BLOCK(THREADS) turn(rope_t p) {
+    typedef gpu_real<T> R;
+    const int64_t all = (int64_t)gridDim.x * blockDim.x, per_row = p.half / W;
+    const int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const R sign = p.clockwise ? 1 : -1;
+    for (int64_t u = first; u < p.rows * per_row; u += all) {
+        const int64_t row = p.small ? p.by.quotient(u) : u / per_row, i = (u - row * per_row) * W;
+        gpu_pack<T, W> a, b;
+        gpu_pack<C, W> cos[2], sin[2];
+        int64_t at[2];
+        p.tables.find(row, at);
+        const C *c = (const C *)p.cos + at[0] * p.width, *s = (const C *)p.sin + at[1] * p.width;
+        get_pairs<FROM, W>((const T *)p.x + row * p.size, i, p.half, &a, &b);
+        if (SHARED) {
+            cos[0] = cos[1] = *(const gpu_pack<C, W> *)(c + i);
+            sin[0] = sin[1] = *(const gpu_pack<C, W> *)(s + i);
+        } else {
+            get_pairs<TO, W>(c, i, p.half, &cos[0], &cos[1]);
+            get_pairs<TO, W>(s, i, p.half, &sin[0], &sin[1]);
+        }
+#pragma unroll
+        for (int k = 0; k < W; k++) {
+            const R s0 = gpu_get(sin[0].v[k]), s1 = gpu_get(sin[1].v[k]);
+            const R to_a = sign * (p.transposed ? s1 : s0), to_b = sign * (p.transposed ? s0 : s1);
+            const R x0 = gpu_get(a.v[k]), x1 = gpu_get(b.v[k]);
+            gpu_put(&a.v[k], E_TURN_FIRST(x0, x1, (R)gpu_get(cos[0].v[k]), to_a));
+            gpu_put(&b.v[k], E_TURN_SECOND(x0, x1, (R)gpu_get(cos[1].v[k]), to_b));
+        }
+        put_pairs<TO, W>((T *)p.y + row * p.size, i, p.half, a, b);
+    }
+    const int64_t rest = (p.size - 2 * p.half) / W;
+    if (p.x == p.y) return;
+    for (int64_t u = first; u < p.rows * rest; u += all) {
+        const int64_t row = p.small ? p.by_rest.quotient(u) : u / rest;
+        const int64_t at = row * p.size + 2 * p.half + (u - row * rest) * W;
+        *(gpu_pack<T, W> *)((T *)p.y + at) = *(const gpu_pack<T, W> *)((const T *)p.x + at);
+    }
+}
+
+/* ---- of the host ---- */
+
+/* Without its last axis. */
+static gradd_view_t rows_of(const gradd_view_t &v) {
+    gradd_view_t rows = v;
+    rows.type.rank--;
+    return rows;
+}
+
+static rope_t describe(const gradd_launch_t *r, bool shared) {
+    const gradd_type_t *x = &r->in[0].type, *table = &r->in[1].type;
+    const gradd_view_t tables[2] = {rows_of(r->in[1]), rows_of(r->in[2])};
+    rope_t p = {.x = r->in[0].data, .cos = r->in[1].data, .sin = r->in[2].data};
+    p.y = r->out[0].data;
+    p.size = x->dims[x->rank - 1];
+    p.rows = p.size ? gradd_type_count(x) / p.size : 0;
+    p.width = table->dims[table->rank - 1];
+    p.half = shared ? p.width : p.width / 2;
+    p.tables = gpu_walk_of<2>(rows_of(r->in[0]).type, tables);
+    p.transposed = gradd_attr_int(r->attrs, "transposed", 0);
+    p.clockwise = p.transposed != (gradd_attr_int(r->attrs, "inverse", 0) != 0);
+    return p;
+}
+
+template <int W, class T, class C>
+static gradd_status_t turn_by(const gradd_launch_t *r, rope_t p, bool apart, bool shared) {
+    const int64_t per_row = p.half / W, rest = (p.size - 2 * p.half) / W;
+    const int64_t most = p.rows * (per_row > rest ? per_row : rest);
+    const unsigned blocks = gpu_blocks(most, THREADS);
+    const bool pairs = gradd_attr_int(r->attrs, "interleaved", 0);
+    p.small = most <= INT32_MAX;
+    if (p.small && per_row) p.by = gpu_divisor_of(per_row);
+    if (p.small && rest) p.by_rest = gpu_divisor_of(rest);
+    if (apart && p.transposed)
+        GPU_LAUNCH((turn<W, T, C, false, true, true>), blocks, THREADS, p);
+    else if (apart)
+        GPU_LAUNCH((turn<W, T, C, true, false, true>), blocks, THREADS, p);
+    else if (shared && pairs)
+        GPU_LAUNCH((turn<W, T, C, true, true, true>), blocks, THREADS, p);
+    else if (shared)
+        GPU_LAUNCH((turn<W, T, C, false, false, true>), blocks, THREADS, p);
+    else if (pairs)
+        GPU_LAUNCH((turn<W, T, C, true, true, false>), blocks, THREADS, p);
+    else
+        GPU_LAUNCH((turn<W, T, C, false, false, false>), blocks, THREADS, p);
+    return gpu_launched(r->op->name);
+}
+
+template <class T, class C> static gradd_status_t turn_typed(const gradd_launch_t *r, bool apart) {
+    constexpr int W = gpu_width<T>;
+    const bool shared = apart || gradd_attr_int(r->attrs, "shared", 0);
+    const rope_t p = describe(r, shared);
+    const size_t table = W * sizeof(C);
+    const bool wide = p.half % W == 0 && p.size % W == 0 && gpu_aligned(p.x, 16) &&
+                      gpu_aligned(p.y, 16) && gpu_aligned(p.cos, table) &&
+                      gpu_aligned(p.sin, table);
+    if (!p.rows) return GRADD_OK;
+    return wide ? turn_by<W, T, C>(r, p, apart, shared) : turn_by<1, T, C>(r, p, apart, shared);
+}
+
+/* The tables have the type of x, or f32 beside a narrower one. */
+static gradd_status_t compute(const gradd_launch_t *r, bool apart) {
+    const gradd_dtype_t dtype = r->in[0].type.dtype;
+    return gpu_switch(gpu_floats(), dtype, [&](auto t) {
+        typedef typename decltype(t)::type T;
+        if (r->in[1].type.dtype == dtype) return turn_typed<T, T>(r, apart);
+        return turn_typed<T, gpu_real<T>>(r, apart);
+    });
+}
+
+static gradd_status_t compute_rope(const gradd_launch_t *r) {
+    return compute(r, false);
+}
+static gradd_status_t compute_apart(const gradd_launch_t *r) {
+    return compute(r, true);
+}
+
+GRADD_KERNELS(cuda, rope, GRADD_KERNEL("Rope", "map", .inplace = 1, .compute = compute_rope),
+              GRADD_KERNEL("RopeApart", "map", .compute = compute_apart));
