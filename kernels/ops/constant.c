@@ -49,7 +49,7 @@ static gradd_status_t compute_constant_of_shape(const gradd_launch_t *r) {
     return GRADD_OK;
 }
 
-static void shape_range(gradd_attrs_t attrs, int rank, int *out_start, int *out_end) {
+void gradd_shape_range(gradd_attrs_t attrs, int rank, int *out_start, int *out_end) {
     int64_t start = gradd_attr_int(attrs, "start", 0), end = gradd_attr_int(attrs, "end", rank);
     start = start < 0 ? start + rank : start;
     end = end < 0 ? end + rank : end;
@@ -61,7 +61,7 @@ static void shape_range(gradd_attrs_t attrs, int rank, int *out_start, int *out_
 
 static gradd_status_t compute_shape(const gradd_launch_t *r) {
     int start, end;
-    shape_range(r->attrs, r->in[0].type.rank, &start, &end);
+    gradd_shape_range(r->attrs, r->in[0].type.rank, &start, &end);
     for (int i = start; i < end; i++)
         ((int64_t *)r->out[0].data)[i - start] = r->in[0].type.dims[i];
     return GRADD_OK;
@@ -190,8 +190,7 @@ static gradd_status_t compute_trilu(const gradd_launch_t *r) {
     for (int64_t j = 0; j < all; j++) {
         char *to = (char *)r->out[0].data + (size_t)j * row_bytes;
         const char *from = (const char *)r->in[0].data + (size_t)j * row_bytes;
-        __int128 edge = (__int128)(j % rows) + k + (upper ? 0 : 1);
-        size_t at = (size_t)(edge < 0 ? 0 : edge > columns ? columns : (int64_t)edge) * bytes;
+        size_t at = (size_t)gradd_trilu_edge(j % rows, columns, k, upper) * bytes;
         if (to != from) memcpy(to, from, row_bytes);
         if (upper)
             memset(to, 0, at);
@@ -227,7 +226,7 @@ static gradd_status_t infer_constant_of_shape(gradd_infer_t *c) {
 
 static gradd_status_t infer_shape(gradd_infer_t *c) {
     int start, end;
-    shape_range(c->attrs, c->in[0].type.rank, &start, &end);
+    gradd_shape_range(c->attrs, c->in[0].type.rank, &start, &end);
     c->out[0] = (gradd_type_t){.dtype = GRADD_DT_I64, .rank = 1, .dims = {end - start}};
     return GRADD_OK;
 }
