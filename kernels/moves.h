@@ -69,6 +69,10 @@ static inline gradd_lanes_t gradd_lanes_of(const gradd_type_t *type, int axis) {
         l.inner *= type->dims[i];
     return l;
 }
+/* By the attribute, 0 without one; by CumSum's operand. */
+gradd_status_t gradd_lanes_of_axis(const gradd_type_t *type, gradd_attrs_t attrs,
+                                   gradd_lanes_t *out);
+gradd_status_t gradd_lanes_of_cumsum(const gradd_launch_t *r, gradd_lanes_t *out);
 
 /* ---- Pad ---- */
 
