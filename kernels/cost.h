@@ -28,4 +28,5 @@ void gradd_cost_pick(const gradd_infer_t *c, gradd_cost_t *cost);
 #ifdef __cplusplus
 }
 #endif
+
 #endif

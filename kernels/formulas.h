@@ -224,4 +224,19 @@ GRADD_HD int64_t gradd_power_i64(int64_t x, double y) {
 /* p[0], p[1]: whether negative and positive infinity count */
 #define E_ISINF(F) ((a == -INFINITY && p[0]) || (a == INFINITY && p[1]))
 
+/* ---- running sums of exponentials ---- */
+
+/* log(exp(a) + exp(b)); of equal infinities that infinity */
+GRADD_HD double gradd_log_add(double a, double b) {
+    if (a != a || b != b) return NAN;
+    const double low = a < b ? a : b, high = a < b ? b : a;
+    if (low == high && isinf(low)) return low;
+    return high + log1p(exp(low - high));
+}
+/* Of the gradient: what a sum at the next place counts here. 1 of equal ones, also of infinities.
+ */
+GRADD_HD double gradd_log_share(double here, double next) {
+    return here != next ? exp(here - next) : 1;
+}
+
 #endif

@@ -139,8 +139,7 @@ static tile_fn_t choose_loop(int kind, size_t bytes, int64_t n0) {
 
 /* ---- simplification -------------------------------------------------------------------------- */
 
-/* Returns false if the box is empty. */
-static bool simplify(const gradd_copy_t *job, gradd_copy_t *out) {
+bool gradd_copy_simplify(const gradd_copy_t *job, gradd_copy_t *out) {
     int n = 0;
     for (int i = 0; i < job->rank; i++) {
         if (job->dims[i] == 0) return false;
@@ -252,7 +251,7 @@ static void share(int64_t total, int64_t *out_first, int64_t *out_end) {
 
 void gradd_copy_strided(const gradd_copy_t *job, size_t bytes, void *to, const void *from) {
     gradd_copy_t c;
-    if (!simplify(job, &c)) return;
+    if (!gradd_copy_simplify(job, &c)) return;
     int kind = classify(&c);
     walk_t w;
     make_walk(&c, kind, bytes, &w);
@@ -308,10 +307,9 @@ void gradd_copy_zero(void *to, size_t bytes) {
     }
 }
 
-void gradd_copy_strides(const gradd_type_t *type, int64_t *out_strides) {
-    int64_t stride = 1;
-    for (int i = type->rank - 1; i >= 0; i--) {
-        out_strides[i] = stride;
-        stride *= type->dims[i];
-    }
+void gradd_copy_move(const gradd_move_t *move, const gradd_launch_t *r, gradd_copy_fn_t copy) {
+    const size_t bytes = gradd_dtype_bytes(r->out[0].type.dtype);
+    if (!gradd_type_count(&r->in[0].type) || !gradd_type_count(&r->out[0].type)) return;
+    copy(&move->box, bytes, (char *)r->out[0].data + move->to * (int64_t)bytes,
+         (const char *)r->in[0].data + move->from * (int64_t)bytes);
 }

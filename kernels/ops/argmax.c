@@ -5,6 +5,7 @@
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
+#include "kernels/moves.h"
 
 /* ---- kernel --------------------------------------------------------------------------------- */
 
@@ -32,14 +33,10 @@ ARG_KERNEL(int64_t, i64)
 static gradd_status_t arg(const gradd_launch_t *r, bool largest) {
     const gradd_type_t *t = &r->in[0].type;
     const bool last = gradd_attr_int(r->attrs, "select_last_index", 0);
-    int64_t outer = 1, inner = 1, *z = r->out[0].data;
-    int axis;
-    GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", 0), t->rank, false, &axis));
-    for (int i = 0; i < axis; i++)
-        outer *= t->dims[i];
-    for (int i = axis + 1; i < t->rank; i++)
-        inner *= t->dims[i];
-    const int64_t n = t->dims[axis];
+    int64_t *z = r->out[0].data;
+    gradd_lanes_t l;
+    GRADD_TRY(gradd_lanes_of_axis(t, r->attrs, &l));
+    const int64_t outer = l.outer, n = l.n, inner = l.inner;
     switch (t->dtype) {
     case GRADD_DT_F32:
         arg_f32(r->in[0].data, z, outer, n, inner, largest, last);

@@ -14,6 +14,7 @@
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/dispatch.h"
+#include "kernels/fault.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/op.h"
@@ -53,8 +54,8 @@ static gradd_status_t compute_check_index(const gradd_launch_t *r) {
     for (int64_t i = 0; any && i < n; i++) {
         const int64_t index = gradd_pick_index(y, i);
         if (index < 0 || index >= limit)
-            return GRADD_FAIL(INDEX, "index %lld of %lld, position %lld", (long long)index,
-                              (long long)limit, (long long)i);
+            return gradd_fault_fail(&(gradd_fault_t){
+                .kind = GRADD_FAULT_INDEX, .value = index, .limit = limit, .position = i});
     }
     return GRADD_OK;
 }
@@ -79,7 +80,8 @@ GRADD_OPS(checkindex, GRADD_OP("CheckIndex", "com.gradd", 1, (2, 2), (1, 1),
                                    {.text = "i32[2]={0,4} i64[1]={5}"},
                                    {.text = "i32[2]={0,2147483647} i64[]={9000000000000000000}"},
                                    {.text = "i64[]={0} i64[]={1}"}, {.text = "i64[0]={} i64[]={0}"},
-                                   {.text = "i64[70,1000]:(0,8) i64[]={9}"})));
+                                   {.text = "i64[70,1000]:(0,8) i64[]={9}"},
+                                   {.text = "i32[4,9]:(0,8) i64[]={9}"})));
 
 GRADD_KERNELS(cpu, checkindex,
               GRADD_KERNEL("CheckIndex", "loop", .inplace = 1, .compute = compute_check_index,

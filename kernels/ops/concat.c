@@ -16,39 +16,36 @@
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-typedef void (*copy_fn_t)(const gradd_copy_t *, size_t, void *, const void *);
-
-/* Rows of `part` bytes: one side is contiguous, the other has rows of `whole` bytes. */
-typedef struct cut_s {
-    int64_t outer, inner, whole; /* elements */
-} cut_t;
-
-static cut_t make_cut(const gradd_type_t *whole, int axis) {
-    cut_t cut = {.outer = 1, .inner = 1};
-    for (int i = 0; i < axis; i++)
-        cut.outer *= whole->dims[i];
-    for (int i = axis + 1; i < whole->rank; i++)
-        cut.inner *= whole->dims[i];
-    cut.whole = cut.inner * whole->dims[axis];
-    return cut;
+static gradd_status_t next_part(const gradd_launch_t *r, const gradd_type_t *whole,
+                                const gradd_type_t *part, int i, gradd_part_t *inout) {
+    int axis;
+    GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", 0), whole->rank, false, &axis));
+    const gradd_lanes_t l = gradd_lanes_of(whole, axis);
+    const int64_t first = i ? inout->first + inout->width : 0;
+    *inout = (gradd_part_t){l.outer, l.inner * part->dims[axis], l.inner * l.n, first};
+    return GRADD_OK;
 }
 
-static gradd_status_t concat(const gradd_launch_t *r, copy_fn_t copy) {
-    const gradd_type_t *out = &r->out[0].type;
-    size_t bytes = gradd_dtype_bytes(out->dtype);
-    int axis;
-    GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", 0), out->rank, false, &axis));
-    cut_t cut = make_cut(out, axis);
-    char *to = r->out[0].data;
+gradd_status_t gradd_part_of_concat(const gradd_launch_t *r, int i, gradd_part_t *inout) {
+    return next_part(r, &r->out[0].type, &r->in[i].type, i, inout);
+}
+
+gradd_status_t gradd_part_of_split(const gradd_launch_t *r, int i, gradd_part_t *inout) {
+    return next_part(r, &r->in[0].type, &r->out[i].type, i, inout);
+}
+
+static gradd_status_t concat(const gradd_launch_t *r, gradd_copy_fn_t copy) {
+    const size_t bytes = gradd_dtype_bytes(r->out[0].type.dtype);
+    gradd_part_t part;
     for (int i = 0; i < r->n_in; i++) {
-        int64_t part = cut.inner * r->in[i].type.dims[axis];
-        gradd_copy_t job = {
-            .rank = 2, .dims = {cut.outer, part},
-                 .to = {cut.whole, 1   },
-                 .from = {part,      1   }
+        GRADD_TRY(gradd_part_of_concat(r, i, &part));
+        const gradd_copy_t job = {
+            .rank = 2,
+            .dims = {part.outer, part.width},
+            .to = {part.whole, 1         },
+            .from = {part.width, 1         }
         };
-        copy(&job, bytes, to, r->in[i].data);
-        to += part * (int64_t)bytes;
+        copy(&job, bytes, (char *)r->out[0].data + part.first * (int64_t)bytes, r->in[i].data);
     }
     return GRADD_OK;
 }
@@ -61,22 +58,20 @@ static gradd_status_t ref_concat(const gradd_launch_t *r) {
     return concat(r, gradd_copy_plain);
 }
 
-static gradd_status_t split(const gradd_launch_t *r, copy_fn_t copy) {
-    const gradd_type_t *in = &r->in[0].type;
-    size_t bytes = gradd_dtype_bytes(in->dtype);
-    int axis;
-    GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", 0), in->rank, false, &axis));
-    cut_t cut = make_cut(in, axis);
-    const char *from = r->in[0].data;
+static gradd_status_t split(const gradd_launch_t *r, gradd_copy_fn_t copy) {
+    const size_t bytes = gradd_dtype_bytes(r->in[0].type.dtype);
+    gradd_part_t part;
     for (int i = 0; i < r->n_out; i++) {
-        int64_t part = cut.inner * r->out[i].type.dims[axis];
-        gradd_copy_t job = {
-            .rank = 2, .dims = {cut.outer, part},
-                 .to = {part,      1   },
-                 .from = {cut.whole, 1   }
+        GRADD_TRY(gradd_part_of_split(r, i, &part));
+        const gradd_copy_t job = {
+            .rank = 2,
+            .dims = {part.outer, part.width},
+            .to = {part.width, 1         },
+            .from = {part.whole, 1         }
         };
-        if (r->out[i].data) copy(&job, bytes, r->out[i].data, from);
-        from += part * (int64_t)bytes;
+        if (r->out[i].data)
+            copy(&job, bytes, r->out[i].data,
+                 (const char *)r->in[0].data + part.first * (int64_t)bytes);
     }
     return GRADD_OK;
 }
@@ -215,29 +210,33 @@ static gradd_status_t grad_split(gradd_grad_t *g) {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-GRADD_OPS(concat,
-          GRADD_OP("Concat", "", 4, (1, GRADD_OP_MAX_IN), (1, 1),
-                   .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, true}), .infer = infer_concat,
-                   .rowwise = gradd_rowwise_join, .grad = grad_concat, .ref = ref_concat,
-                   .cases = GRADD_CASES({.text = "f32[2,3] f32[2,1] f32[2,4] | axis=1"},
-                                        {.text = "f32[2,3] f32[1,3] | axis=-2"},
-                                        {.text = "f32[3] | axis=0"},
-                                        {.text = "i64[1] i64[2]={3,4} i64[0]={} | axis=0"},
-                                        {.text = "f32[2,3,4] f32[2,2,4] | axis=1"},
-                                        {.text = "bool[1,2] bool[1,3] | axis=1"})),
-          GRADD_OP("Split", "", 2, (1, 2), (1, GRADD_OP_MAX_OUT),
-                   .types = {0xffffffffu, GRADD_T_INDEX},
-                   .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
-                                            {"split", GRADD_ATTR_INTS, false},
-                                            {"num_outputs", GRADD_ATTR_INT, false}),
-                   .infer = infer_split, .rowwise = gradd_rowwise_split, .grad = grad_split,
-                   .ref = ref_split,
-                   .cases = GRADD_CASES({.text = "f32[2,6] i64[2]={4,2} | axis=1 -> 2"},
-                                        {.text = "f32[2,6] i64[3]={1,0,5} | axis=-1 -> 3"},
-                                        {.text = "f32[7,2] | num_outputs=3 -> 3"},
-                                        {.text = "f32[2,4,3] | axis=1 -> 2"},
-                                        {.text = "f32[2,4,3] | axis=1 split=[3,1] -> 2"},
-                                        {.text = "i64[6] i64[2]={4,2} -> 2"})));
+GRADD_OPS(
+    concat,
+    GRADD_OP("Concat", "", 4, (1, GRADD_OP_MAX_IN), (1, 1),
+             .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, true}), .infer = infer_concat,
+             .rowwise = gradd_rowwise_join, .grad = grad_concat, .ref = ref_concat,
+             .cases = GRADD_CASES({.text = "f32[2,3] f32[2,1] f32[2,4] | axis=1"},
+                                  {.text = "f32[2,3] f32[1,3] | axis=-2"},
+                                  {.text = "f32[3] | axis=0"},
+                                  {.text = "i64[1] i64[2]={3,4} i64[0]={} | axis=0"},
+                                  {.text = "f32[2,3,4] f32[2,2,4] | axis=1"},
+                                  {.text = "bool[1,2] bool[1,3] | axis=1"},
+                                  {.text = "f32[3,16] f32[3,0] f32[3,8] | axis=1", .grad_tol = -1},
+                                  {.text = "i64[90,70] i64[90,31] | axis=1"})),
+    GRADD_OP(
+        "Split", "", 2, (1, 2), (1, GRADD_OP_MAX_OUT), .types = {0xffffffffu, GRADD_T_INDEX},
+        .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}, {"split", GRADD_ATTR_INTS, false},
+                                 {"num_outputs", GRADD_ATTR_INT, false}),
+        .infer = infer_split, .rowwise = gradd_rowwise_split, .grad = grad_split, .ref = ref_split,
+        .cases = GRADD_CASES({.text = "f32[2,6] i64[2]={4,2} | axis=1 -> 2"},
+                             {.text = "f32[2,6] i64[3]={1,0,5} | axis=-1 -> 3"},
+                             {.text = "f32[7,2] | num_outputs=3 -> 3"},
+                             {.text = "f32[2,4,3] | axis=1 -> 2"},
+                             {.text = "f32[2,4,3] | axis=1 split=[3,1] -> 2"},
+                             {.text = "i64[6] i64[2]={4,2} -> 2"},
+                             {.text = "f32[5,48] i64[3]={8,24,16} | axis=1 -> 3", .grad_tol = -1},
+                             {.text = "i64[90,101] i64[2]={60,41} | axis=1 -> 2"},
+                             {.text = "f32[0,4] | axis=1 -> 2"})));
 
 GRADD_KERNELS(cpu, concat,
               GRADD_KERNEL("Concat", "loop", .compute = compute_concat, .cost = gradd_cost_move),

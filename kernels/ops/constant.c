@@ -49,7 +49,7 @@ static gradd_status_t compute_constant_of_shape(const gradd_launch_t *r) {
     return GRADD_OK;
 }
 
-static void shape_range(gradd_attrs_t attrs, int rank, int *out_start, int *out_end) {
+void gradd_shape_range(gradd_attrs_t attrs, int rank, int *out_start, int *out_end) {
     int64_t start = gradd_attr_int(attrs, "start", 0), end = gradd_attr_int(attrs, "end", rank);
     start = start < 0 ? start + rank : start;
     end = end < 0 ? end + rank : end;
@@ -61,7 +61,7 @@ static void shape_range(gradd_attrs_t attrs, int rank, int *out_start, int *out_
 
 static gradd_status_t compute_shape(const gradd_launch_t *r) {
     int start, end;
-    shape_range(r->attrs, r->in[0].type.rank, &start, &end);
+    gradd_shape_range(r->attrs, r->in[0].type.rank, &start, &end);
     for (int i = start; i < end; i++)
         ((int64_t *)r->out[0].data)[i - start] = r->in[0].type.dims[i];
     return GRADD_OK;
@@ -190,8 +190,7 @@ static gradd_status_t compute_trilu(const gradd_launch_t *r) {
     for (int64_t j = 0; j < all; j++) {
         char *to = (char *)r->out[0].data + (size_t)j * row_bytes;
         const char *from = (const char *)r->in[0].data + (size_t)j * row_bytes;
-        __int128 edge = (__int128)(j % rows) + k + (upper ? 0 : 1);
-        size_t at = (size_t)(edge < 0 ? 0 : edge > columns ? columns : (int64_t)edge) * bytes;
+        size_t at = (size_t)gradd_trilu_edge(j % rows, columns, k, upper) * bytes;
         if (to != from) memcpy(to, from, row_bytes);
         if (upper)
             memset(to, 0, at);
@@ -227,7 +226,7 @@ static gradd_status_t infer_constant_of_shape(gradd_infer_t *c) {
 
 static gradd_status_t infer_shape(gradd_infer_t *c) {
     int start, end;
-    shape_range(c->attrs, c->in[0].type.rank, &start, &end);
+    gradd_shape_range(c->attrs, c->in[0].type.rank, &start, &end);
     c->out[0] = (gradd_type_t){.dtype = GRADD_DT_I64, .rank = 1, .dims = {end - start}};
     return GRADD_OK;
 }
@@ -370,7 +369,7 @@ GRADD_OPS(
              .attrs = GRADD_ATTR_LIST({"value", GRADD_ATTR_TENSOR, false}),
              .infer = infer_constant_of_shape, .ref = compute_constant_of_shape,
              .cases = GRADD_CASES({.text = "i64[2]={2,3}"}, {.text = "i64[0]={}"},
-                                  {.text = "i64[1]={0}"})),
+                                  {.text = "i64[1]={0}"}, {.text = "i64[2]={70,601}"})),
     GRADD_OP("Shape", "", 1, (1, 1), (1, 1), .flags = GRADD_OP_SHAPE_ONLY | GRADD_OP_NO_GRAD,
              .attrs = GRADD_ATTR_LIST({"start", GRADD_ATTR_INT, false},
                                       {"end", GRADD_ATTR_INT, false}),
@@ -390,22 +389,30 @@ GRADD_OPS(
                              {.text = "i64[]={-9000000000000000000} i64[]={9000000000000000000} "
                                       "i64[]={4611686018427387904}"},
                              {.text = "f32[]={0} f32[]={1} f32[]={0.25}"},
-                             {.text = "i32[]={3} i32[]={3} i32[]={1}"})),
-    GRADD_OP("EyeLike", "", 9, (1, 1), (1, 1), .flags = GRADD_OP_SHAPE_ONLY | GRADD_OP_NO_GRAD,
-             .attrs = GRADD_ATTR_LIST({"dtype", GRADD_ATTR_INT, false},
-                                      {"k", GRADD_ATTR_INT, false}),
-             .infer = infer_eye_like, .ref = compute_eye_like,
-             .cases = GRADD_CASES({.text = "f32[3,4]"}, {.text = "f32[4,3] | k=-2"},
-                                  {.text = "i64[3,4] | k=2 dtype=1"},
-                                  {.text = "f32[3,4] | dtype=16"}, {.text = "f32[2,2] | k=7"})),
+                             {.text = "i32[]={3} i32[]={3} i32[]={1}"},
+                             {.text = "i64[]={0} i64[]={9000} i64[]={1}"},
+                             {.text = "f32[]={-3} f32[]={40} f32[]={0.1}"})),
+    GRADD_OP(
+        "EyeLike", "", 9, (1, 1), (1, 1), .flags = GRADD_OP_SHAPE_ONLY | GRADD_OP_NO_GRAD,
+        .attrs = GRADD_ATTR_LIST({"dtype", GRADD_ATTR_INT, false}, {"k", GRADD_ATTR_INT, false}),
+        .infer = infer_eye_like, .ref = compute_eye_like,
+        .cases = GRADD_CASES({.text = "f32[3,4]"}, {.text = "f32[4,3] | k=-2"},
+                             {.text = "i64[3,4] | k=2 dtype=1"}, {.text = "f32[3,4] | dtype=16"},
+                             {.text = "f32[2,2] | k=7"}, {.text = "f32[0,2]"},
+                             {.text = "i64[130,90] | k=-3"}, {.text = "bool[3,5] | k=1"})),
     GRADD_OP("OneHot", "", 9, (3, 3), (1, 1), .no_diff = 3,
              .types = {GRADD_T_NUM, GRADD_T_NUM, 0xffffffffu},
              .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false}), .infer = infer_one_hot,
              .grad = grad_one_hot, .ref = compute_one_hot,
-             .cases = GRADD_CASES({.text = "i64[2,3] i64[]={5} f32[2]"},
-                                  {.text = "i64[2,3]:(-6,6) i64[1]={5} f32[2] | axis=1"},
-                                  {.text = "i32[4] i32[]={3} i64[2]={0,1} | axis=0"},
-                                  {.text = "i64[]={2} i64[]={3} f32[2]"})),
+             .cases = GRADD_CASES(
+                 {.text = "i64[2,3] i64[]={5} f32[2]"},
+                 {.text = "i64[2,3]:(-6,6) i64[1]={5} f32[2] | axis=1"},
+                 {.text = "i32[4] i32[]={3} i64[2]={0,1} | axis=0"},
+                 {.text = "i64[]={2} i64[]={3} f32[2]"},
+                 {.text = "f32[2,4]={0,3,-1,4,-5,nan,inf,-inf} i64[]={4} i64[2]={3,9} | axis=1"},
+                 {.text = "i64[90,40]:(0,9) i64[]={7} bool[2]={0,1} | axis=1"},
+                 {.text = "f64[3]={0,1,2} i64[]={3} bf16[2]"},
+                 {.text = "i64[3]={0,1,2} i64[]={0} f32[2]", .grad_tol = -1})),
     GRADD_OP("NonZero", "", 9, (1, 1), (1, 1), .flags = GRADD_OP_NO_GRAD, .infer = infer_non_zero,
              .ref = compute_non_zero,
              .cases = GRADD_CASES({.text = "i64[2,3]={0,1,0,2,0,3}"}, {.text = "bool[3]={0,0,0}"},
@@ -418,7 +425,12 @@ GRADD_OPS(
                  {.text = "f32[3,4]"}, {.text = "f32[2,4,3] | upper=0"},
                  {.text = "f32[4,4] i64[]={1}"}, {.text = "f32[4,3] i64[1]={-2} | upper=0"},
                  {.text = "bool[3,3] i64[]={9} | upper=0"}, {.text = "f32[3,3] i64[]={9}"},
-                 {.text = "f32[2,150,140] i64[]={-3} | upper=0"}, {.text = "f32[2,0,3]"})));
+                 {.text = "f32[2,150,140] i64[]={-3} | upper=0"}, {.text = "f32[2,0,3]"},
+                 {.text = "f32[3,5,16] i32[]={-1}", .grad_tol = -1},
+                 {.text = "i64[3,70,80] i64[]={5} | upper=0"},
+                 {.text = "bool[33,64] i64[]={-9223372036854775807}"},
+                 {.text = "bool[33,64] i64[]={9223372036854775807} | upper=0"},
+                 {.text = "i32[6,8] i64[]={-9223372036854775807} | upper=0"})));
 
 GRADD_KERNELS(cpu, constant, GRADD_KERNEL("Constant", "loop", .compute = compute_constant),
               GRADD_KERNEL("ConstantOfShape", "loop", .compute = compute_constant_of_shape,

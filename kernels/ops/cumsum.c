@@ -7,6 +7,7 @@
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
+#include "kernels/moves.h"
 #include "kernels/rules.h"
 
 /* ---- kernels -------------------------------------------------------------------------------- */
@@ -15,20 +16,22 @@ static gradd_status_t axis_of(const gradd_view_t *view, int rank, int *out_axis)
     return gradd_axis(gradd_pick_index(view, 0), rank, false, out_axis);
 }
 
+gradd_status_t gradd_lanes_of_cumsum(const gradd_launch_t *r, gradd_lanes_t *out) {
+    int axis;
+    GRADD_TRY(axis_of(&r->in[1], r->in[0].type.rank, &axis));
+    *out = gradd_lanes_of(&r->in[0].type, axis);
+    return GRADD_OK;
+}
+
 static gradd_status_t compute_cumsum(const gradd_launch_t *r) {
     const gradd_type_t *t = &r->in[0].type;
     const bool exclusive = gradd_attr_int(r->attrs, "exclusive", 0);
     const bool reverse = gradd_attr_int(r->attrs, "reverse", 0);
-    int64_t outer = 1, inner = 1;
-    int axis;
-    GRADD_TRY(axis_of(&r->in[1], t->rank, &axis));
-    const int64_t n = t->dims[axis];
-    for (int i = 0; i < axis; i++)
-        outer *= t->dims[i];
-    for (int i = axis + 1; i < t->rank; i++)
-        inner *= t->dims[i];
+    gradd_lanes_t l;
+    GRADD_TRY(gradd_lanes_of_cumsum(r, &l));
+    const int64_t n = l.n, inner = l.inner;
     GRADD_SWITCH_NUM(t->dtype, T, {
-        for (int64_t lane = 0; lane < outer * inner; lane++) {
+        for (int64_t lane = 0; lane < l.outer * inner; lane++) {
             const int64_t base = lane / inner * n * inner + lane % inner;
             const T *x = (const T *)r->in[0].data + base;
             T *z = (T *)r->out[0].data + base;
@@ -69,17 +72,27 @@ static gradd_status_t grad_cumsum(gradd_grad_t *g) {
 
 /* ---- cases and row -------------------------------------------------------------------------- */
 
-GRADD_OPS(cumsum, GRADD_OP("CumSum", "", 11, (2, 2), (1, 1), .types = {GRADD_T_NUM, GRADD_T_INDEX},
-                           .attrs = GRADD_ATTR_LIST({"exclusive", GRADD_ATTR_INT, false},
-                                                    {"reverse", GRADD_ATTR_INT, false}),
-                           .infer = infer_cumsum, .grad = grad_cumsum, .ref = compute_cumsum,
-                           .cases = GRADD_CASES(
-                               {.text = "f32[2,3,4] i64[]={1}"}, {.text = "f32[5] i32[]={0}"},
-                               {.text = "f32[2,3] i64[1]={-1} | exclusive=1"},
-                               {.text = "f32[2,3] i64[]={0} | reverse=1"},
-                               {.text = "f32[2,4] i64[]={1} | exclusive=1 reverse=1"},
-                               {.text = "i64[2,5] i64[]={1}"}, {.text = "i32[4] i64[]={-1}"},
-                               {.text = "f32[0,3] i64[]={0}"})));
+GRADD_OPS(
+    cumsum,
+    GRADD_OP(
+        "CumSum", "", 11, (2, 2), (1, 1), .types = {GRADD_T_NUM, GRADD_T_INDEX},
+        .attrs = GRADD_ATTR_LIST({"exclusive", GRADD_ATTR_INT, false},
+                                 {"reverse", GRADD_ATTR_INT, false}),
+        .infer = infer_cumsum, .grad = grad_cumsum, .ref = compute_cumsum,
+        .cases = GRADD_CASES(
+            {.text = "f32[2,3,4] i64[]={1}"}, {.text = "f32[5] i32[]={0}"},
+            {.text = "f32[2,3] i64[1]={-1} | exclusive=1"},
+            {.text = "f32[2,3] i64[]={0} | reverse=1"},
+            {.text = "f32[2,4] i64[]={1} | exclusive=1 reverse=1"}, {.text = "i64[2,5] i64[]={1}"},
+            {.text = "i32[4] i64[]={-1}"}, {.text = "f32[0,3] i64[]={0}"},
+            {.text = "f32[3,0] i64[]={1}"}, {.text = "f32[3,2500] i64[]={1}", .grad_tol = -1},
+            {.text =
+                 "i64[70,300]:(-9000000000000000000,9000000000000000000) i64[]={1} | reverse=1"},
+            {.text = "i32[2,2049]:(0,2000000000) i64[]={1} | exclusive=1"},
+            {.text = "f32[20,2,90] i64[]={0} | reverse=1", .grad_tol = -1},
+            {.text = "f32[2,700,3] i64[]={1} | exclusive=1", .grad_tol = -1},
+            {.text = "f32[5]={1,inf,2,-inf,3} i64[]={0}", .grad_tol = -1},
+            {.text = "f32[2,1,7] i64[]={1} | exclusive=1", .grad_tol = -1})));
 
 GRADD_KERNELS(cpu, cumsum,
               GRADD_KERNEL("CumSum", "loop",

@@ -13,56 +13,61 @@
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
-typedef void (*copy_fn_t)(const gradd_copy_t *, size_t, void *, const void *);
-
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-static gradd_status_t expand(const gradd_launch_t *r, copy_fn_t copy) {
+gradd_status_t gradd_move_of_expand(const gradd_launch_t *r, gradd_move_t *out) {
     const gradd_type_t *x = &r->in[0].type, *y = &r->out[0].type;
-    gradd_copy_t job = {.rank = y->rank};
     int64_t stride[GRADD_MAX_RANK];
     int lead = y->rank - x->rank;
+    *out = (gradd_move_t){.box = {.rank = y->rank}};
     gradd_copy_strides(x, stride);
-    gradd_copy_strides(y, job.to);
+    gradd_copy_strides(y, out->box.to);
     for (int i = 0; i < y->rank; i++) {
-        job.dims[i] = y->dims[i];
-        job.from[i] = i < lead || x->dims[i - lead] == 1 ? 0 : stride[i - lead];
+        out->box.dims[i] = y->dims[i];
+        out->box.from[i] = i < lead || x->dims[i - lead] == 1 ? 0 : stride[i - lead];
     }
-    copy(&job, gradd_dtype_bytes(x->dtype), r->out[0].data, r->in[0].data);
+    return GRADD_OK;
+}
+
+gradd_status_t gradd_move_of_tile(const gradd_launch_t *r, gradd_move_t *out) {
+    const gradd_type_t *x = &r->in[0].type, *y = &r->out[0].type;
+    int64_t from[GRADD_MAX_RANK], to[GRADD_MAX_RANK];
+    gradd_copy_t *box = &out->box;
+    *out = (gradd_move_t){.box = {.rank = 2 * x->rank}};
+    gradd_copy_strides(x, from);
+    gradd_copy_strides(y, to);
+    for (int i = 0; i < x->rank; i++) {
+        box->dims[2 * i] = x->dims[i] ? y->dims[i] / x->dims[i] : 0;
+        box->to[2 * i] = to[i] * x->dims[i], box->from[2 * i] = 0;
+        box->dims[2 * i + 1] = x->dims[i];
+        box->to[2 * i + 1] = to[i], box->from[2 * i + 1] = from[i];
+    }
+    return GRADD_OK;
+}
+
+typedef gradd_status_t (*move_of_t)(const gradd_launch_t *r, gradd_move_t *out);
+
+static gradd_status_t repeat(const gradd_launch_t *r, move_of_t move_of, gradd_copy_fn_t copy) {
+    gradd_move_t move;
+    GRADD_TRY(move_of(r, &move));
+    gradd_copy_move(&move, r, copy);
     return GRADD_OK;
 }
 
 static gradd_status_t compute_expand(const gradd_launch_t *r) {
-    return expand(r, gradd_copy_strided);
+    return repeat(r, gradd_move_of_expand, gradd_copy_strided);
 }
 
 static gradd_status_t ref_expand(const gradd_launch_t *r) {
-    return expand(r, gradd_copy_plain);
-}
-
-static gradd_status_t tile(const gradd_launch_t *r, copy_fn_t copy) {
-    const gradd_type_t *x = &r->in[0].type, *y = &r->out[0].type;
-    gradd_copy_t job = {.rank = 2 * x->rank};
-    int64_t from[GRADD_MAX_RANK], to[GRADD_MAX_RANK];
-    gradd_copy_strides(x, from);
-    gradd_copy_strides(y, to);
-    if (gradd_type_count(y) == 0) return GRADD_OK;
-    for (int i = 0; i < x->rank; i++) {
-        job.dims[2 * i] = y->dims[i] / x->dims[i];
-        job.to[2 * i] = to[i] * x->dims[i], job.from[2 * i] = 0;
-        job.dims[2 * i + 1] = x->dims[i];
-        job.to[2 * i + 1] = to[i], job.from[2 * i + 1] = from[i];
-    }
-    copy(&job, gradd_dtype_bytes(x->dtype), r->out[0].data, r->in[0].data);
-    return GRADD_OK;
+    return repeat(r, gradd_move_of_expand, gradd_copy_plain);
 }
 
 static gradd_status_t compute_tile(const gradd_launch_t *r) {
-    return tile(r, gradd_copy_strided);
+    return repeat(r, gradd_move_of_tile, gradd_copy_strided);
 }
 
 static gradd_status_t ref_tile(const gradd_launch_t *r) {
-    return tile(r, gradd_copy_plain);
+    return repeat(r, gradd_move_of_tile, gradd_copy_plain);
 }
 
 /* ---- shape rules ----------------------------------------------------------------------------- */
@@ -140,12 +145,15 @@ GRADD_OPS(
     GRADD_OP("Expand", "", 8, (2, 2), (1, 1), .flags = GRADD_OP_CHEAP | GRADD_OP_SAME_IS_IDENTITY,
              .types = {0xffffffffu, GRADD_T_INDEX}, .infer = infer_expand, .grad = grad_expand,
              .ref = ref_expand,
-             .cases = GRADD_CASES({.text = "f32[3,1] i64[2]={3,4}"},
-                                  {.text = "f32[3,1] i64[3]={2,1,4}"},
-                                  {.text = "f32[2,1,3,1,5] i64[5]={2,4,3,2,5}"},
-                                  {.text = "f32[] i64[2]={2,3}"}, {.text = "f32[4] i64[1]={1}"},
-                                  {.text = "f32[3] i64[0]={}"}, {.text = "bool[1,2] i64[2]={3,2}"},
-                                  {.text = "i64[1] i64[1]={0}"})),
+             .cases = GRADD_CASES(
+                 {.text = "f32[3,1] i64[2]={3,4}"}, {.text = "f32[3,1] i64[3]={2,1,4}"},
+                 {.text = "f32[2,1,3,1,5] i64[5]={2,4,3,2,5}"}, {.text = "f32[] i64[2]={2,3}"},
+                 {.text = "f32[4] i64[1]={1}"}, {.text = "f32[3] i64[0]={}"},
+                 {.text = "bool[1,2] i64[2]={3,2}"}, {.text = "i64[1] i64[1]={0}"},
+                 {.text = "f32[5,1] i64[2]={5,64}", .grad_tol = -1},
+                 {.text = "bool[3,1] i64[2]={3,37}"}, {.text = "i64[1,40] i64[2]={300,40}"},
+                 {.text = "f32[3,1,16] i64[3]={3,5,16}", .grad_tol = -1},
+                 {.text = "i64[2,0] i64[3]={3,2,0}"})),
     GRADD_OP("Tile", "", 6, (2, 2), (1, 1), .flags = GRADD_OP_CHEAP | GRADD_OP_SAME_IS_IDENTITY,
              .types = {0xffffffffu, GRADD_T_INDEX}, .infer = infer_tile, .grad = grad_tile,
              .ref = ref_tile,
@@ -153,7 +161,9 @@ GRADD_OPS(
                                   {.text = "f32[2,3,2] i64[3]={1,1,3}"},
                                   {.text = "f32[2,3,2] i64[3]={2,1,1}"},
                                   {.text = "i64[3] i64[1]={4}"}, {.text = "f32[2,2] i64[2]={1,1}"},
-                                  {.text = "f32[2,2] i64[2]={0,1}"})));
+                                  {.text = "f32[2,2] i64[2]={0,1}"},
+                                  {.text = "f32[3,16] i64[2]={2,3}", .grad_tol = -1},
+                                  {.text = "bool[2,3,2,3] i64[4]={2,3,2,3}"})));
 
 GRADD_KERNELS(cpu, expand,
               GRADD_KERNEL("Expand", "loop", .compute = compute_expand, .cost = gradd_cost_move),

@@ -17,11 +17,7 @@
 
 #define MAX_PAD ((int64_t)1 << 48) /* sums of sizes and pads stay far from overflow */
 
-typedef struct pads_s {
-    int64_t begin[GRADD_MAX_RANK], end[GRADD_MAX_RANK];
-} pads_t;
-
-static gradd_status_t read_pads(const gradd_view_t *in, int n_in, pads_t *p) {
+gradd_status_t gradd_pads_read(const gradd_view_t *in, int n_in, gradd_pads_t *p) {
     int rank = in[0].type.rank, n, n_axes = rank;
     int64_t pads[2 * GRADD_MAX_RANK], axes[GRADD_MAX_RANK];
     gradd_infer_t c = {.n_in = n_in, .in = in};
@@ -49,15 +45,6 @@ static bool is_constant(gradd_attrs_t attrs) {
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-/* Index in an axis of n >= 1 elements for position i of the padded axis. */
-static int64_t source_index(char mode, int64_t i, int64_t n) {
-    if (mode == 'e') return i < 0 ? 0 : i >= n ? n - 1 : i;
-    if (mode == 'w') return (i % n + n) % n;
-    if (n == 1) return 0;
-    int64_t period = 2 * (n - 1), k = (i % period + period) % period;
-    return k < n ? k : period - k;
-}
-
 /* One table per axis: offset in elements of x for each position of y. */
 static void fill_maps(char mode, const gradd_type_t *x, const gradd_type_t *y, const int64_t *begin,
                       int64_t *map, int64_t **out_maps) {
@@ -66,7 +53,7 @@ static void fill_maps(char mode, const gradd_type_t *x, const gradd_type_t *y, c
     for (int a = 0; a < x->rank; a++) {
         out_maps[a] = map;
         for (int64_t o = 0; o < y->dims[a]; o++)
-            *map++ = stride[a] * source_index(mode, o - begin[a], x->dims[a]);
+            *map++ = stride[a] * gradd_pad_source(mode, o - begin[a], x->dims[a]);
     }
 }
 
@@ -89,7 +76,7 @@ static int64_t first_row(const gradd_type_t *y, int64_t *const *maps) {
     return base;
 }
 
-static gradd_status_t pad_mapped(const gradd_launch_t *r, const pads_t *p) {
+static gradd_status_t pad_mapped(const gradd_launch_t *r, const gradd_pads_t *p) {
     const gradd_type_t *x = &r->in[0].type, *y = &r->out[0].type;
     int64_t *maps[GRADD_MAX_RANK], at[GRADD_MAX_RANK] = {0}, n = gradd_type_count(y);
     char mode = gradd_attr_string(r->attrs, "mode", "")[0];
@@ -107,9 +94,8 @@ static gradd_status_t pad_mapped(const gradd_launch_t *r, const pads_t *p) {
     return GRADD_OK;
 }
 
-typedef void (*copy_fn_t)(const gradd_copy_t *, size_t, void *, const void *);
-
-static gradd_status_t pad_constant(const gradd_launch_t *r, const pads_t *p, copy_fn_t copy) {
+static gradd_status_t pad_constant(const gradd_launch_t *r, const gradd_pads_t *p,
+                                   gradd_copy_fn_t copy) {
     static const int64_t zero;
     const gradd_type_t *x = &r->in[0].type, *y = &r->out[0].type;
     size_t bytes = gradd_dtype_bytes(x->dtype);
@@ -134,15 +120,15 @@ static gradd_status_t pad_constant(const gradd_launch_t *r, const pads_t *p, cop
 }
 
 static gradd_status_t compute_pad(const gradd_launch_t *r) {
-    pads_t p;
-    GRADD_TRY(read_pads(r->in, r->n_in, &p));
+    gradd_pads_t p;
+    GRADD_TRY(gradd_pads_read(r->in, r->n_in, &p));
     if (is_constant(r->attrs)) return pad_constant(r, &p, gradd_copy_strided);
     return pad_mapped(r, &p);
 }
 
 static gradd_status_t ref_pad(const gradd_launch_t *r) {
-    pads_t p;
-    GRADD_TRY(read_pads(r->in, r->n_in, &p));
+    gradd_pads_t p;
+    GRADD_TRY(gradd_pads_read(r->in, r->n_in, &p));
     if (is_constant(r->attrs)) return pad_constant(r, &p, gradd_copy_plain);
     return pad_mapped(r, &p);
 }
@@ -179,9 +165,9 @@ static gradd_status_t check_mode(gradd_attrs_t attrs) {
 
 static gradd_status_t infer_pad(gradd_infer_t *c) {
     const gradd_type_t *x = &c->in[0].type;
-    pads_t p;
+    gradd_pads_t p;
     GRADD_TRY(check_mode(c->attrs));
-    GRADD_TRY(read_pads(c->in, c->n_in, &p));
+    GRADD_TRY(gradd_pads_read(c->in, c->n_in, &p));
     if (c->n_in > 2 && c->in[2].type.dtype != GRADD_DT_NONE &&
         (c->in[2].type.dtype != x->dtype || gradd_type_count(&c->in[2].type) != 1))
         return GRADD_FAIL(GRAPH, "constant_value must be one element of the input's type");
@@ -237,13 +223,13 @@ static gradd_val_t total(gradd_builder_t *b, gradd_val_t x) {
 static gradd_status_t grad_pad(gradd_grad_t *g) {
     gradd_builder_t *b = g->b;
     gradd_view_t in[4] = {{.data = NULL}};
-    pads_t p;
+    gradd_pads_t p;
     for (int i = 0; i < g->n_in; i++) {
         if (g->in[i] == GRADD_NONE) continue;
         in[i].type = *gradd_val_type(b, g->in[i]);
         if (i) in[i].data = (void *)b->data(b, g->in[i]);
     }
-    GRADD_TRY(read_pads(in, g->n_in, &p));
+    GRADD_TRY(gradd_pads_read(in, g->n_in, &p));
     int rank = in[0].type.rank;
     if (!is_constant(g->attrs)) {
         const char *mode = gradd_attr_string(g->attrs, "mode", "");
@@ -283,16 +269,30 @@ GRADD_OPS(
                                   {.text = "f32[3,4] i64[4]={2,-1,1,5} | mode=\"edge\""},
                                   {.text = "f32[3] i64[2]={4,2} | mode=\"wrap\""},
                                   {.text = "f32[0,2] i64[4]={1,0,1,0}"},
-                                  {.text = "bool[2,2] i64[4]={1,0,0,1} bool[]={1}"})),
-    GRADD_OP("PadGrad", "com.gradd", 1, (1, 1), (1, 1),
-             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_FLOAT},
-             .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true},
-                                      {"begins", GRADD_ATTR_INTS, true},
-                                      {"mode", GRADD_ATTR_STRING, true}),
-             .infer = infer_pad_grad, .ref = compute_pad_grad,
-             .cases = GRADD_CASES({.text = "f32[5,6] | dims=[3,4] begins=[1,2] mode=\"reflect\""},
-                                  {.text = "f32[4] | dims=[2] begins=[1] mode=\"edge\""},
-                                  {.text = "f32[4] | dims=[2] begins=[1] mode=\"wrap\""})));
+                                  {.text = "bool[2,2] i64[4]={1,0,0,1} bool[]={1}"},
+                                  {.text = "f32[2,3,4,2] i64[8]={0,1,0,0,0,2,0,0} f32[]"},
+                                  {.text = "f32[3,8,16] i64[6]={1,0,0,0,0,0} f32[]",
+                                   .grad_tol = -1},
+                                  {.text = "i64[2,70,30] i64[6]={0,-3,2,0,70,4} i64[]={7}"},
+                                  {.text = "f32[] i64[0]={}"},
+                                  {.text = "i64[40,50] i64[4]={30,0,1,95} | mode=\"reflect\""},
+                                  {.text = "i64[1,2] i64[4]={3,5,4,2} | mode=\"reflect\""},
+                                  {.text = "bool[7,5] i64[4]={-2,11,8,-1} | mode=\"wrap\""})),
+    GRADD_OP(
+        "PadGrad", "com.gradd", 1, (1, 1), (1, 1), .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
+        .types = {GRADD_T_FLOAT},
+        .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true}, {"begins", GRADD_ATTR_INTS, true},
+                                 {"mode", GRADD_ATTR_STRING, true}),
+        .infer = infer_pad_grad, .ref = compute_pad_grad,
+        .cases = GRADD_CASES({.text = "f32[5,6] | dims=[3,4] begins=[1,2] mode=\"reflect\""},
+                             {.text = "f32[4] | dims=[2] begins=[1] mode=\"edge\""},
+                             {.text = "f32[4] | dims=[2] begins=[1] mode=\"wrap\""},
+                             {.text = "f32[9,3,11] | dims=[3,3,2] begins=[2,0,4] mode=\"reflect\""},
+                             {.text = "f32[9,3,11] | dims=[3,3,2] begins=[2,0,4] mode=\"wrap\""},
+                             {.text = "f32[9,2,11] | dims=[3,3,2] begins=[2,-1,4] mode=\"edge\""},
+                             {.text = "f32[6,5] | dims=[1,1] begins=[2,4] mode=\"reflect\""},
+                             {.text = "f32[90,110] | dims=[80,60] begins=[3,20] mode=\"reflect\""},
+                             {.text = "f32[0,3] | dims=[2,3] begins=[-1,0] mode=\"edge\""})));
 
 GRADD_KERNELS(cpu, pad,
               GRADD_KERNEL("Pad", "loop", .compute = compute_pad, .workspace = workspace_pad,

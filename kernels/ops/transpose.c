@@ -28,31 +28,32 @@ static gradd_status_t read_perm(gradd_attrs_t attrs, int rank, int *out_perm) {
 
 /* ---- kernel ---------------------------------------------------------------------------------- */
 
-static gradd_status_t make_job(const gradd_launch_t *r, gradd_copy_t *job) {
-    const gradd_type_t *in = &r->in[0].type, *out = &r->out[0].type;
+gradd_status_t gradd_move_of_transpose(const gradd_launch_t *r, gradd_move_t *out) {
+    const gradd_type_t *x = &r->in[0].type, *y = &r->out[0].type;
     int perm[GRADD_MAX_RANK];
     int64_t from[GRADD_MAX_RANK];
-    GRADD_TRY(read_perm(r->attrs, in->rank, perm));
-    gradd_copy_strides(in, from);
-    gradd_copy_strides(out, job->to);
-    job->rank = in->rank;
-    for (int i = 0; i < in->rank; i++)
-        job->dims[i] = out->dims[i], job->from[i] = from[perm[i]];
+    GRADD_TRY(read_perm(r->attrs, x->rank, perm));
+    *out = (gradd_move_t){.box = {.rank = x->rank}};
+    gradd_copy_strides(x, from);
+    gradd_copy_strides(y, out->box.to);
+    for (int i = 0; i < x->rank; i++)
+        out->box.dims[i] = y->dims[i], out->box.from[i] = from[perm[i]];
+    return GRADD_OK;
+}
+
+static gradd_status_t transpose(const gradd_launch_t *r, gradd_copy_fn_t copy) {
+    gradd_move_t move;
+    GRADD_TRY(gradd_move_of_transpose(r, &move));
+    gradd_copy_move(&move, r, copy);
     return GRADD_OK;
 }
 
 static gradd_status_t compute_transpose(const gradd_launch_t *r) {
-    gradd_copy_t job;
-    GRADD_TRY(make_job(r, &job));
-    gradd_copy_strided(&job, gradd_dtype_bytes(r->in[0].type.dtype), r->out[0].data, r->in[0].data);
-    return GRADD_OK;
+    return transpose(r, gradd_copy_strided);
 }
 
 static gradd_status_t ref_transpose(const gradd_launch_t *r) {
-    gradd_copy_t job;
-    GRADD_TRY(make_job(r, &job));
-    gradd_copy_plain(&job, gradd_dtype_bytes(r->in[0].type.dtype), r->out[0].data, r->in[0].data);
-    return GRADD_OK;
+    return transpose(r, gradd_copy_plain);
 }
 
 /* ---- shape rule ------------------------------------------------------------------------------ */
@@ -91,7 +92,12 @@ GRADD_OPS(transpose,
                        {.text = "f32[2,3,4] | perm=[2,0,1]"}, {.text = "f32[17,19] | perm=[1,0]"},
                        {.text = "f32[1,3,1,2] | perm=[3,2,1,0]"}, {.text = "f32[]"},
                        {.text = "f32[0,3] | perm=[1,0]"}, {.text = "i64[5,3]"},
-                       {.text = "bool[9,10]"}, {.text = "i64[9,2,11] | perm=[2,1,0]"})));
+                       {.text = "bool[9,10]"}, {.text = "i64[9,2,11] | perm=[2,1,0]"},
+                       {.text = "f32[70,131]", .grad_tol = -1}, {.text = "bool[131,70]"},
+                       {.text = "i64[3,33,2,41] | perm=[2,3,0,1]"},
+                       {.text = "f32[3,130,9,8] | perm=[3,1,0,2]", .grad_tol = -1},
+                       {.text = "f32[3,40,2,64] | perm=[2,0,1,3]", .grad_tol = -1},
+                       {.text = "i64[30,11,40] | perm=[0,2,1]"})));
 
 GRADD_KERNELS(cpu, transpose,
               GRADD_KERNEL("Transpose", "loop", .compute = compute_transpose,

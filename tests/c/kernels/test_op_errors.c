@@ -1,9 +1,10 @@
 /* Operators refuse what does not fit: wrong shapes and attributes when a graph is compiled, indices
  * out of range when it runs. Each line is a case in the language of kernels/cases.h with the status
  * and a part of the sentence that must name the cause. */
+#include "tests/emu/device.h"
 #include "tests/test.h"
 
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "kernels/backend.h"
@@ -73,6 +74,8 @@ static const bad_t bad[] = {
     {"CheckIndex",         "i64[1]={0} i64[]={-1}",                                              GRADD_E_INDEX,       "index 0 of 0"               },
     {"CheckIndex",         "i64[1]={0} i64[2]={3,3}",                                            GRADD_E_GRAPH,       "2 elements"                 },
     {"CheckIndex",         "f32[1] i64[]={3}",                                                   GRADD_E_UNSUPPORTED, "input 0"                    },
+    {"CheckIndex",         "i64[70,100]:(0,20) i64[]={7}",                                       GRADD_E_INDEX,       " of 7, position "           },
+    {"CheckIndex",         "i32[1001]:(0,20) i64[]={7}",                                         GRADD_E_INDEX,       " of 7, position "           },
     {"Attention",          "f32[2,3,4,8] f32[2,3,6,8] f32[2,3,7,8]",                             GRADD_E_GRAPH,
      "V of type f32[2,3,7,8]"                                                                                                                      },
     {"Attention",          "f32[2,3,4,8] f32[2,2,6,8] f32[2,2,6,8]",                             GRADD_E_GRAPH,
@@ -114,8 +117,24 @@ static const bad_t bad[] = {
     {"TopK",               "f32[3] i64[1]={4}",                                                  GRADD_E_GRAPH,       "K does not fit"             },
 };
 
-/* Infers and runs; the first failure is the answer. */
-static gradd_status_t attempt(const gradd_op_t *op, gradd_case_data_t *data) {
+/* One launch by the emulated GPU's kernel; *out_none: it has none. */
+static gradd_status_t call_there(const gradd_infer_t *c, gradd_launch_t *r, gradd_case_data_t *data,
+                                 bool *out_none) {
+    const gradd_kernel_t *kernel = gradd_backend_kernel(&gradd_backend_emu, c);
+    gradd_prepared_t prepared;
+    *out_none = !kernel;
+    if (!kernel) return GRADD_OK;
+    GRADD_TRY(gradd_kernel_prepare(kernel, c, &prepared));
+    r->workspace = gradd_case_alloc(data, prepared.workspace);
+    r->state = prepared.state;
+    const gradd_status_t status = emu_compute(kernel, r);
+    gradd_kernel_unprepare(kernel, &prepared);
+    return status;
+}
+
+/* Infers and runs, on the emulated GPU where there is an out_none; the first failure is the answer.
+ */
+static gradd_status_t attempt(const gradd_op_t *op, gradd_case_data_t *data, bool *out_none) {
     gradd_type_t types[GRADD_OP_MAX_OUT] = {{0}};
     gradd_view_t in[GRADD_OP_MAX_IN], out[GRADD_OP_MAX_OUT];
     memcpy(in, data->in, sizeof in);
@@ -142,7 +161,7 @@ static gradd_status_t attempt(const gradd_op_t *op, gradd_case_data_t *data) {
                         .n_out = c.n_out,
                         .in = data->in,
                         .out = out};
-    return gradd_cpu_call(&c, &r);
+    return out_none ? call_there(&c, &r, data, out_none) : gradd_cpu_call(&c, &r);
 }
 
 TEST(every_bad_case_is_refused_and_named) {
@@ -151,11 +170,33 @@ TEST(every_bad_case_is_refused_and_named) {
         const gradd_op_t *op = gradd_op_by_name(bad[i].op);
         CHECK(op != NULL);
         CHECK_OK(gradd_case_parse(bad[i].text, GRADD_DT_F32, 1, &data));
-        gradd_status_t status = attempt(op, &data);
+        gradd_status_t status = attempt(op, &data, NULL);
         if (status != bad[i].code || !strstr(gradd_error_message(), bad[i].part))
             test_fail(__FILE__, __LINE__, "%s \"%s\": %s \"%s\", expected %s \"%s\"", bad[i].op,
                       bad[i].text, gradd_status_name(status), gradd_error_message(),
                       gradd_status_name(bad[i].code), bad[i].part);
         gradd_case_free(&data);
     }
+}
+
+/* What kernels of GPUs note is the CPU's failure, word for word. */
+TEST(a_gpu_refuses_the_same_values) {
+    int checked = 0;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        char sentence[1024];
+        bool none = true;
+        gradd_case_data_t data;
+        const gradd_op_t *op = gradd_op_by_name(bad[i].op);
+        if (bad[i].code != GRADD_E_INDEX) continue;
+        CHECK_OK(gradd_case_parse(bad[i].text, GRADD_DT_F32, 1, &data));
+        CHECK_STATUS(bad[i].code, attempt(op, &data, NULL));
+        snprintf(sentence, sizeof sentence, "%s", gradd_error_message());
+        gradd_status_t status = attempt(op, &data, &none);
+        if (!none && (status != bad[i].code || strcmp(gradd_error_message(), sentence)))
+            test_fail(__FILE__, __LINE__, "%s \"%s\": %s \"%s\", on the CPU \"%s\"", bad[i].op,
+                      bad[i].text, gradd_status_name(status), gradd_error_message(), sentence);
+        checked += !none;
+        gradd_case_free(&data);
+    }
+    CHECK(checked > 0);
 }

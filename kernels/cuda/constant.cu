@@ -1,0 +1,259 @@
+/* Tensors made from attributes, shapes or a few numbers, and Trilu, on a GPU. See
+ * kernels/ops/constant.c.
+ *
+ * Those that are known when a plan is made, which are all but OneHot and Trilu, run here only in
+ * plans that fold nothing. NonZero has no row: its operand must be known, and so its result is.
+ */
+#include "kernels/cost.h"
+#include "kernels/cuda/copy.h"
+#include "kernels/infer.h"
+
+enum { THREADS = GPU_COPY_THREADS };
+
+/* ---- a few numbers that the host has --------------------------------------------------------- */
+
+enum { FEW_BYTES = 2048 };
+typedef struct few_s {
+    uint8_t v[FEW_BYTES];
+} few_t;
+
+namespace {
+__global__ void GPU_BLOCK(THREADS) put_few(few_t from, int n, uint8_t *to) {
+    for (int i = (int)(blockIdx.x * blockDim.x + threadIdx.x); i < n;
+         i += (int)(gridDim.x * blockDim.x))
+        to[i] = from.v[i];
+}
+} // namespace
+
+static gradd_status_t put_bytes(const gradd_launch_t *r, const void *from) {
+    const int n = (int)gradd_type_bytes(&r->out[0].type);
+    few_t few;
+    if (!n) return GRADD_OK;
+    memcpy(few.v, from, (size_t)n);
+    GPU_LAUNCH(put_few, gpu_blocks(n, THREADS), THREADS, few, n, (uint8_t *)r->out[0].data);
+    return gpu_launched(r->op->name);
+}
+
+static bool is_few(const gradd_infer_t *c) {
+    const gradd_attr_t *a = c->attrs.n == 1 ? &c->attrs.v[0] : NULL;
+    if (!a) return false;
+    if (a->kind == GRADD_ATTR_TENSOR) return gradd_type_bytes(&a->tensor.type) <= FEW_BYTES;
+    return a->n * sizeof(int64_t) <= FEW_BYTES || a->kind == GRADD_ATTR_INT ||
+           a->kind == GRADD_ATTR_FLOAT;
+}
+
+static gradd_status_t compute_constant(const gradd_launch_t *r) {
+    const gradd_attr_t *a = &r->attrs.v[0];
+    float real[FEW_BYTES / sizeof(float)];
+    switch (a->kind) {
+    case GRADD_ATTR_TENSOR:
+        return put_bytes(r, a->tensor.data);
+    case GRADD_ATTR_INT:
+        return put_bytes(r, &a->i);
+    case GRADD_ATTR_FLOAT:
+        real[0] = (float)a->f;
+        return put_bytes(r, real);
+    case GRADD_ATTR_FLOATS:
+        for (size_t i = 0; i < a->n; i++)
+            real[i] = (float)a->floats[i];
+        return put_bytes(r, real);
+    default:
+        return put_bytes(r, a->ints);
+    }
+}
+
+static gradd_status_t compute_shape(const gradd_launch_t *r) {
+    int start, end;
+    gradd_shape_range(r->attrs, r->in[0].type.rank, &start, &end);
+    return put_bytes(r, r->in[0].type.dims + start);
+}
+
+static gradd_status_t compute_size(const gradd_launch_t *r) {
+    const int64_t n = gradd_type_count(&r->in[0].type);
+    return put_bytes(r, &n);
+}
+
+static gradd_status_t compute_constant_of_shape(const gradd_launch_t *r) {
+    const gradd_type_t &y = r->out[0].type;
+    const gradd_attr_t *a = gradd_attr_find(r->attrs, "value");
+    const size_t bytes = gradd_dtype_bytes(y.dtype);
+    uint64_t element = 0;
+    if (a) memcpy(&element, a->tensor.data, bytes);
+    return gpu_fill("ConstantOfShape", r->out[0].data, gradd_type_count(&y), bytes, element);
+}
+
+/* ---- Range, EyeLike -------------------------------------------------------------------------- */
+
+/* Integers wrap around. */
+template <class T>
+__global__ void GPU_BLOCK(THREADS) make_range(int64_t n, T *y, const T *start, const T *delta) {
+    const int64_t all = (int64_t)gridDim.x * blockDim.x;
+    const auto a = gpu_get(*start), d = gpu_get(*delta);
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) {
+        if constexpr ((gpu_real<T>)0.5 == 0)
+            y[i] = (T)((uint64_t)a + (uint64_t)i * (uint64_t)d);
+        else
+            gpu_put(&y[i], a + (gpu_real<T>)i * d);
+    }
+}
+
+static gradd_status_t compute_range(const gradd_launch_t *r) {
+    const int64_t n = r->out[0].type.dims[0];
+    if (!n) return GRADD_OK;
+    return gpu_switch(gpu_numbers(), r->in[0].type.dtype, [&](auto t) {
+        typedef typename decltype(t)::type T;
+        GPU_LAUNCH((make_range<T>), gpu_blocks(n, THREADS), THREADS, n, (T *)r->out[0].data,
+                   (const T *)r->in[0].data, (const T *)r->in[2].data);
+        return gpu_launched("Range");
+    });
+}
+
+template <class T>
+__global__ void GPU_BLOCK(THREADS)
+    make_eye(int64_t n, gpu_divisor<uint64_t> columns, int64_t k, T *y, T one) {
+    const int64_t all = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) {
+        const int64_t row = (int64_t)columns.over((uint64_t)i);
+        y[i] = i - row * (int64_t)columns.by == row + k ? one : (T)0;
+    }
+}
+
+/* The bits of 1. */
+static uint64_t one_of(gradd_dtype_t dtype) {
+    const float f32 = 1;
+    const double f64 = 1;
+    uint64_t bits = 1;
+    if (dtype == GRADD_DT_F32) memcpy(&bits, &f32, sizeof f32), bits &= UINT32_MAX;
+    if (dtype == GRADD_DT_F64) memcpy(&bits, &f64, sizeof f64);
+    if (dtype == GRADD_DT_BF16) bits = gradd_f32_bf16(1).bits;
+    if (dtype == GRADD_DT_F16) bits = gradd_f32_f16(1).bits;
+    return bits;
+}
+
+static gradd_status_t compute_eye_like(const gradd_launch_t *r) {
+    const gradd_type_t &y = r->out[0].type;
+    const int64_t k = gradd_attr_int(r->attrs, "k", 0), n = gradd_type_count(&y);
+    const size_t bytes = gradd_dtype_bytes(y.dtype);
+    if (!n) return GRADD_OK;
+    if (k >= y.dims[1] || k <= -y.dims[0]) return gpu_fill("EyeLike", r->out[0].data, n, bytes, 0);
+    return gpu_switch_bytes(bytes, [&](auto t) {
+        typedef typename decltype(t)::type T;
+        if constexpr (sizeof(T) < 16)
+            GPU_LAUNCH((make_eye<T>), gpu_blocks(n, THREADS), THREADS, n,
+                       gpu_divisor_of<uint64_t>(y.dims[1]), k, (T *)r->out[0].data,
+                       (T)one_of(y.dtype));
+        return gpu_launched("EyeLike");
+    });
+}
+
+/* ---- OneHot ---------------------------------------------------------------------------------- */
+
+/* A whole number of any type; what none can hold is out of range. */
+template <class A> GPU_FN int64_t whole(A x) {
+    if constexpr ((A)0.5 != 0) {
+        if (!(x > (A)-0x1p62 && x < (A)0x1p62)) return INT64_MIN;
+    }
+    return (int64_t)x;
+}
+
+template <class T, class K, class I>
+__global__ void GPU_BLOCK(THREADS) one_hot(gpu_divisor<I> depth, gpu_divisor<I> inner, I n, T *y,
+                                           const K *indices, const T *values) {
+    const I all = (I)gridDim.x * blockDim.x;
+    const T off = values[0], on = values[1];
+    for (I i = (I)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) {
+        const I row = inner.over(i), outer = depth.over(row);
+        const int64_t at = (int64_t)(row - outer * depth.by);
+        int64_t hot = whole(gpu_get(indices[outer * inner.by + (i - row * inner.by)]));
+        if (hot < 0) hot += (int64_t)depth.by;
+        y[i] = hot == at ? on : off;
+    }
+}
+
+static gradd_status_t compute_one_hot(const gradd_launch_t *r) {
+    const gradd_type_t &y = r->out[0].type;
+    const int64_t n = gradd_type_count(&y);
+    int axis;
+    GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", -1), y.rank, false, &axis));
+    if (!n) return GRADD_OK;
+    const gradd_lanes_t l = gradd_lanes_of(&y, axis);
+    return gpu_switch(gpu_numbers(), r->in[0].type.dtype, [&](auto k) {
+        return gpu_switch_bytes(gradd_dtype_bytes(y.dtype), [&](auto t) {
+            return gpu_switch_count(n, [&](auto i) {
+                typedef typename decltype(k)::type K;
+                typedef typename decltype(t)::type T;
+                typedef typename decltype(i)::type I;
+                if constexpr (sizeof(T) < 16)
+                    GPU_LAUNCH((one_hot<T, K, I>), gpu_blocks(n, THREADS), THREADS,
+                               gpu_divisor_of<I>(l.n), gpu_divisor_of<I>(l.inner), (I)n,
+                               (T *)r->out[0].data, (const K *)r->in[0].data,
+                               (const T *)r->in[2].data);
+                return gpu_launched("OneHot");
+            });
+        });
+    });
+}
+
+/* ---- Trilu ----------------------------------------------------------------------------------- */
+
+/* Packs of W elements of one row; what is not kept is not read. */
+template <class T, int W, class I>
+__global__ void GPU_BLOCK(THREADS)
+    keep_triangle(gpu_divisor<I> columns, gpu_divisor<I> rows, I n, gradd_view_t k, bool upper,
+                  gpu_pack<T, W> *y, const gpu_pack<T, W> *x) {
+    const I all = (I)gridDim.x * blockDim.x;
+    const int64_t offset = !k.data                        ? 0
+                           : k.type.dtype == GRADD_DT_I32 ? *(const int32_t *)k.data
+                                                          : *(const int64_t *)k.data;
+    for (I i = (I)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) {
+        const I line = columns.over(i);
+        const int64_t row = (int64_t)(line - rows.over(line) * rows.by);
+        const int64_t first = (int64_t)(i - line * columns.by) * W;
+        const int64_t edge = gradd_trilu_edge(row, (int64_t)columns.by * W, offset, upper);
+        gpu_pack<T, W> p = {};
+        if (upper ? first + W > edge : first < edge) p = x[i];
+#pragma unroll
+        for (int w = 0; w < W; w++)
+            if ((first + w < edge) == upper) p.v[w] = 0;
+        y[i] = p;
+    }
+}
+
+static gradd_status_t compute_trilu(const gradd_launch_t *r) {
+    const gradd_type_t &x = r->in[0].type;
+    const bool upper = gradd_attr_int(r->attrs, "upper", 1);
+    const int64_t all = gradd_type_count(&x);
+    if (!all) return GRADD_OK;
+    const int64_t rows = x.dims[x.rank - 2], columns = x.dims[x.rank - 1];
+    const gradd_view_t k = r->n_in > 1 ? r->in[1] : gradd_view_t{};
+    return gpu_switch_bytes(gradd_dtype_bytes(x.dtype), [&](auto t) {
+        return gpu_switch_count(all, [&](auto i) {
+            typedef typename decltype(t)::type T;
+            typedef typename decltype(i)::type I;
+            if constexpr (sizeof(T) < 16) {
+                constexpr int W = gpu_width<T>;
+                if (columns % W == 0 && gpu_aligned(r->in[0].data, 16) &&
+                    gpu_aligned(r->out[0].data, 16))
+                    GPU_LAUNCH((keep_triangle<T, W, I>), gpu_blocks(all / W, THREADS), THREADS,
+                               gpu_divisor_of<I>(columns / W), gpu_divisor_of<I>(rows),
+                               (I)(all / W), k, upper, (gpu_pack<T, W> *)r->out[0].data,
+                               (const gpu_pack<T, W> *)r->in[0].data);
+                else
+                    GPU_LAUNCH((keep_triangle<T, 1, I>), gpu_blocks(all, THREADS), THREADS,
+                               gpu_divisor_of<I>(columns), gpu_divisor_of<I>(rows), (I)all, k,
+                               upper, (gpu_pack<T, 1> *)r->out[0].data,
+                               (const gpu_pack<T, 1> *)r->in[0].data);
+            }
+            return gpu_launched("Trilu");
+        });
+    });
+}
+
+#define MOVE(op, how) GRADD_KERNEL(op, "move", .compute = compute_##how, .cost = gradd_cost_move)
+
+GRADD_KERNELS(cuda, constant,
+              GRADD_KERNEL("Constant", "move", .accepts = is_few, .compute = compute_constant),
+              MOVE("ConstantOfShape", constant_of_shape), MOVE("Shape", shape), MOVE("Size", size),
+              MOVE("Range", range), MOVE("EyeLike", eye_like), MOVE("OneHot", one_hot),
+              GRADD_KERNEL("Trilu", "move", .inplace = 1, .compute = compute_trilu,
+                           .cost = gradd_cost_move));
