@@ -11,6 +11,10 @@
 
 #include "kernels/kernel.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* The cost of one call of the kernel with these types; c->out is set, absent operands have no
  * dtype. */
 void gradd_kernel_cost(const gradd_kernel_t *kernel, const gradd_infer_t *c,
@@ -21,4 +25,7 @@ void gradd_cost_move(const gradd_infer_t *c, gradd_cost_t *cost);
 /* It picks elements out of in[0]: moves, and reads of in[0] no more than it writes. */
 void gradd_cost_pick(const gradd_infer_t *c, gradd_cost_t *cost);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

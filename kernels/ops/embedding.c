@@ -17,6 +17,7 @@
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/row_sums.h"
 #include "kernels/dispatch.h"
+#include "kernels/fault.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/rowwise.h"
@@ -61,8 +62,11 @@ static gradd_status_t find_rows(const lookup_t *l, int64_t *rows) {
     for (int64_t i = 0; i < n; i++) {
         int64_t id = gradd_pick_index(ids, from), row = id < 0 ? id + extent : id;
         if (row < 0 || row >= extent)
-            return GRADD_FAIL(INDEX, "table %d: index %lld of %lld, position %lld", l->table,
-                              (long long)id, (long long)extent, (long long)from);
+            return gradd_fault_fail(&(gradd_fault_t){.kind = GRADD_FAULT_TABLE_INDEX,
+                                                     .value = id,
+                                                     .limit = extent,
+                                                     .position = from,
+                                                     .table = l->table});
         rows[i] = padding >= 0 && id == padding ? -1 : row;
         for (int a = rank - 1; a >= 0; a--) {
             from += steps[a];
