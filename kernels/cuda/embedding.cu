@@ -7,7 +7,7 @@ enum { TABLES = 9, BASE = 2 };
 
 /* ---- ids to rows ----------------------------------------------------------------------------- */
 
-struct lookup {
+struct embedding_lookup {
     gpu_index ids;
     gpu_places places; /* of ids, by the row of the result */
     int64_t extent;    /* rows of the table */
@@ -29,8 +29,8 @@ struct lookup {
 };
 
 /* `shape` is that of rows: its last dimension is a row's. */
-static lookup lookup_of(const gradd_view_t &ids, const gradd_type_t &shape, int64_t extent,
-                        int64_t padding, int number) {
+static embedding_lookup lookup_of(const gradd_view_t &ids, const gradd_type_t &shape,
+                                  int64_t extent, int64_t padding, int number) {
     const int rank = shape.rank - 1;
     int64_t steps[GRADD_MAX_RANK], step = 1;
     for (int i = rank - 1; i >= 0; i--) {
@@ -46,20 +46,21 @@ static lookup lookup_of(const gradd_view_t &ids, const gradd_type_t &shape, int6
 
 enum { MOST = 5, EACH = 2 }; /* 32 threads to a row, two packs each */
 
-struct sums {
+struct embedding_sums {
     int n;
-    lookup row[TABLES];
+    embedding_lookup row[TABLES];
     const void *table[TABLES];
     double scale[TABLES];
 };
 
 template <class T, int W>
 __global__ void GPU_BLOCK(GPU_LANES_THREADS)
-    sum_tables(sums s, gpu_lanes l, gpu_pack<T, W> *y, gpu_faults_t faults) {
+    embedding_sum(embedding_sums s, gpu_lanes l, gpu_pack<T, W> *y, gpu_faults_t faults) {
     typedef gpu_real<T> R;
     for (int64_t u = l.first(); u < l.units; u += l.all()) {
         const int64_t i = l.pieces(u), first = l.pack(u - i * l.pieces.by);
         if (first >= l.packs) continue;
+        const int left = l.left(first);
         gpu_pack<R, W> sum[EACH] = {};
         for (int t = 0; t < s.n; t++) {
             const int64_t row = s.row[t](i, faults);
@@ -68,8 +69,8 @@ __global__ void GPU_BLOCK(GPU_LANES_THREADS)
             const gpu_pack<T, W> *x = (const gpu_pack<T, W> *)s.table[t] + row * l.packs + first;
 #pragma unroll
             for (int k = 0; k < EACH; k++) {
-                if (first + k * l.group() >= l.packs) continue;
-                const gpu_pack<T, W> own = x[k * l.group()];
+                if (k * l.step() >= left) continue;
+                const gpu_pack<T, W> own = x[k * l.step()];
 #pragma unroll
                 for (int w = 0; w < W; w++) {
                     const R term = scale * gpu_get(own.v[w]);
@@ -79,15 +80,15 @@ __global__ void GPU_BLOCK(GPU_LANES_THREADS)
         }
 #pragma unroll
         for (int k = 0; k < EACH; k++)
-            if (first + k * l.group() < l.packs)
-                y[i * l.packs + first + k * l.group()] = gpu_narrow<T>(sum[k]);
+            if (k * l.step() < left) y[i * l.packs + first + k * l.step()] = gpu_narrow<T>(sum[k]);
     }
 }
 
 template <class T, int W>
-static gradd_status_t launch_sum(const gradd_launch_t *r, const sums &s, int64_t n, int64_t width) {
+static gradd_status_t launch_sum(const gradd_launch_t *r, const embedding_sums &s, int64_t n,
+                                 int64_t width) {
     const gpu_lanes l = gpu_lanes_of(n, width / W, MOST, EACH);
-    GPU_LAUNCH((sum_tables<T, W>), l.blocks, GPU_LANES_THREADS, s, l,
+    GPU_LAUNCH((embedding_sum<T, W>), l.blocks, GPU_LANES_THREADS, s, l,
                (gpu_pack<T, W> *)r->out[0].data, GPU_FAULTS);
     return gpu_launched(r->op->name);
 }
@@ -96,7 +97,7 @@ static gradd_status_t compute_sum(const gradd_launch_t *r) {
     const gradd_type_t &y = r->out[0].type;
     const gradd_attr_t *scales = gradd_attr_find(r->attrs, "scales");
     const int64_t n = gpu_span(y, 0, y.rank - 1), width = y.dims[y.rank - 1];
-    sums s = {.n = r->n_in / 2};
+    embedding_sums s = {.n = r->n_in / 2};
     bool wide = gpu_aligned(r->out[0].data, 16);
     if (!n || !width) return GRADD_OK;
     for (int t = 0; t < s.n; t++) {
@@ -118,7 +119,7 @@ static gradd_status_t compute_sum(const gradd_launch_t *r) {
 static gradd_status_t compute_grad(const gradd_launch_t *r) {
     const gradd_type_t &dy = r->in[0].type, &out = r->out[0].type;
     const bool onto = r->n_in > BASE && r->in[BASE].type.dtype;
-    const lookup rows =
+    const embedding_lookup rows =
         lookup_of(r->in[1], dy, out.dims[0], gradd_attr_int(r->attrs, "padding", -1), 0);
     const gpu_fold_rows_t sums = {.n = gpu_span(dy, 0, dy.rank - 1),
                                   .n_rows = out.dims[0],

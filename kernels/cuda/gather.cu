@@ -25,19 +25,15 @@ enum { MOST = 6, EACH = 4 }; /* 64 threads to a row, four packs each */
 
 template <class P>
 __global__ void GPU_BLOCK(GPU_LANES_THREADS)
-    move_rows(gpu_pick pick, gpu_lanes l, P *to, const P *from, gpu_faults_t faults) {
+    gather_move(gpu_pick pick, gpu_lanes l, P *to, const P *from, gpu_faults_t faults) {
     for (int64_t u = l.first(); u < l.units; u += l.all()) {
         const int64_t i = l.pieces(u), first = l.pack(u - i * l.pieces.by);
         if (first >= l.packs) continue;
         const int64_t row = pick.row(i, faults);
         if (row < 0) continue;
-        P x[EACH];
-#pragma unroll
-        for (int k = 0; k < EACH; k++)
-            if (first + k * l.group() < l.packs) x[k] = from[row * l.packs + first + k * l.group()];
-#pragma unroll
-        for (int k = 0; k < EACH; k++)
-            if (first + k * l.group() < l.packs) to[i * l.packs + first + k * l.group()] = x[k];
+        gpu_part<EACH, P> x;
+        x.load(from + row * l.packs + first, l.step(), l.left(first));
+        x.store(to + i * l.packs + first, l.step(), l.left(first));
     }
 }
 
@@ -50,7 +46,7 @@ static gradd_status_t compute_gather(const gradd_launch_t *r) {
     return gpu_by_width(gpu_units(), (uintptr_t)x.data | (uintptr_t)y.data | bytes, [&](auto t) {
         typedef typename decltype(t)::type P;
         const gpu_lanes l = gpu_lanes_of(pick.n, (int64_t)(bytes / sizeof(P)), MOST, EACH);
-        GPU_LAUNCH((move_rows<P>), l.blocks, GPU_LANES_THREADS, pick, l, (P *)y.data,
+        GPU_LAUNCH((gather_move<P>), l.blocks, GPU_LANES_THREADS, pick, l, (P *)y.data,
                    (const P *)x.data, GPU_FAULTS);
         return gpu_launched(r->op->name);
     });
@@ -58,7 +54,7 @@ static gradd_status_t compute_gather(const gradd_launch_t *r) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-struct picked {
+struct gather_target {
     gpu_pick pick;
 
     __device__ int64_t operator()(int64_t i, gpu_faults_t faults) const {
@@ -82,7 +78,7 @@ static gradd_status_t compute_gather_grad(const gradd_launch_t *r) {
                                   .from = r->in[0].data,
                                   .workspace = r->workspace};
     return gpu_switch(gpu_floats(), dx.type.dtype, [&](auto t) {
-        return gpu_fold_rows<typename decltype(t)::type>(r->op->name, &sums, picked{pick});
+        return gpu_fold_rows<typename decltype(t)::type>(r->op->name, &sums, gather_target{pick});
     });
 }
 

@@ -24,13 +24,39 @@ struct gpu_lanes {
     __device__ int64_t all() const {
         return (int64_t)gridDim.x * blockDim.x >> shift;
     }
-    /* The first of this thread's packs of a piece; the next ones are group() further. */
+    /* The first of this thread's packs of a piece; the next ones are step() further. */
     __device__ int64_t pack(int64_t piece) const {
         const int64_t lane = threadIdx.x & (((unsigned)1 << shift) - 1);
         return ((piece * each) << shift) + lane;
     }
-    __device__ int64_t group() const {
-        return (int64_t)1 << shift;
+    __device__ int step() const {
+        return 1 << shift;
+    }
+    /* Packs from `first` on to the end of the row, as far as a piece reaches. */
+    __device__ int left(int64_t first) const {
+        const int64_t all = packs - first;
+        return all < each << shift ? (int)all : each << shift;
+    }
+};
+
+/* A thread's packs of a row, N at most; all loads are on their way before one is used. */
+template <int N, class P> struct gpu_part {
+    P v[N];
+
+    __device__ void load(const P *from, int step, int left) {
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            if (k * step < left) v[k] = from[k * step];
+    }
+    __device__ void fill(const P &x) {
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            v[k] = x;
+    }
+    __device__ void store(P *to, int step, int left) const {
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            if (k * step < left) to[k * step] = v[k];
     }
 };
 

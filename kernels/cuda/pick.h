@@ -15,27 +15,34 @@
 
 /* ---- division -------------------------------------------------------------------------------- */
 
-/* Of numbers from 0 to `most`, as given to gpu_div_by. For those below 2^31, with l = ceil(log2 by)
- * and factor = floor(2^32 (2^l - by) / by) + 1, the quotient is (a * factor / 2^32 + a) / 2^l. */
+/* Of numbers from 0 to `most`, as given to gpu_div_by. Below 2^31, with l = ceil(log2 by) and
+ * factor = floor(2^32 (2^l - by) / by) + 1, the quotient is (a * factor / 2^32 + a) / 2^l. Above,
+ * as far as a memory reaches, the product with 1 / by is off by at most one. */
 struct gpu_div {
     int64_t by;
-    uint32_t factor, shift;
+    double inverse;
+    uint32_t factor;
+    uint8_t shift;
     bool narrow;
 
     __device__ int64_t operator()(int64_t a) const {
-        if (!narrow) return a / by;
-        const uint32_t x = (uint32_t)a;
-        return ((uint32_t)((uint64_t)x * factor >> 32) + x) >> shift;
+        if (narrow) {
+            const uint32_t x = (uint32_t)a;
+            return ((uint32_t)((uint64_t)x * factor >> 32) + x) >> shift;
+        }
+        const int64_t q = (int64_t)((double)a * inverse), rest = a - q * by;
+        return q + (rest >= by) - (rest < 0);
     }
 };
 
 static inline gpu_div gpu_div_by(int64_t by, int64_t most) {
-    gpu_div d = {by < 1 ? 1 : by, 1, 0, most < INT32_MAX && by < INT32_MAX};
+    if (by < 1) by = 1;
+    gpu_div d = {by, 1 / (double)by, 1, 0, most < INT32_MAX && by < INT32_MAX};
     if (!d.narrow) return d;
-    while (((int64_t)1 << d.shift) < d.by)
+    while (((int64_t)1 << d.shift) < by)
         d.shift++;
-    const uint64_t over = ((uint64_t)1 << d.shift) - (uint64_t)d.by;
-    d.factor = (uint32_t)((over << 32) / (uint64_t)d.by + 1);
+    const uint64_t over = ((uint64_t)1 << d.shift) - (uint64_t)by;
+    d.factor = (uint32_t)((over << 32) / (uint64_t)by + 1);
     return d;
 }
 
