@@ -29,7 +29,7 @@ __global__ void GPU_BLOCK(GPU_LANES_THREADS)
     for (int64_t u = l.first(); u < l.units; u += l.all()) {
         const int64_t i = l.pieces(u), first = l.pack(u - i * l.pieces.by);
         if (first >= l.packs) continue;
-        const int64_t row = pick.row(i, faults);
+        const int64_t row = pick(i, faults);
         if (row < 0) continue;
         gpu_part<EACH, P> x;
         x.load(from + row * l.packs + first, l.step(), l.left(first));
@@ -54,14 +54,6 @@ static gradd_status_t compute_gather(const gradd_launch_t *r) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-struct gather_target {
-    gpu_pick pick;
-
-    __device__ int64_t operator()(int64_t i, gpu_faults_t faults) const {
-        return pick.row(i, faults);
-    }
-};
-
 static gradd_status_t compute_gather_grad(const gradd_launch_t *r) {
     const gradd_view_t &dx = r->out[0];
     gpu_pick pick;
@@ -78,7 +70,7 @@ static gradd_status_t compute_gather_grad(const gradd_launch_t *r) {
                                   .from = r->in[0].data,
                                   .workspace = r->workspace};
     return gpu_switch(gpu_floats(), dx.type.dtype, [&](auto t) {
-        return gpu_fold_rows<typename decltype(t)::type>(r->op->name, &sums, gather_target{pick});
+        return gpu_fold_rows<typename decltype(t)::type>(r->op->name, &sums, pick);
     });
 }
 

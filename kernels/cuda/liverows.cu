@@ -17,9 +17,8 @@ static __device__ __forceinline__ void report(gpu_faults_t faults, gradd_fault_t
     if (f.kind) gpu_fault(faults, f);
 }
 
-template <class I>
 __global__ void GPU_BLOCK(GPU_LANES_THREADS)
-    live_check_list(const volatile I *list, int64_t n, int64_t limit, int which,
+    live_check_list(const volatile int64_t *list, int64_t n, int64_t limit, int which,
                     gpu_faults_t faults) {
     const int64_t all = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) {
@@ -30,7 +29,7 @@ __global__ void GPU_BLOCK(GPU_LANES_THREADS)
 
 static gradd_status_t check(const gradd_launch_t *r, int input, int64_t limit, int which) {
     const int64_t n = gradd_type_count(&r->in[input].type);
-    GPU_LAUNCH((live_check_list<int64_t>), gpu_blocks(n, GPU_LANES_THREADS), GPU_LANES_THREADS,
+    GPU_LAUNCH(live_check_list, gpu_blocks(n, GPU_LANES_THREADS), GPU_LANES_THREADS,
                (const int64_t *)r->in[input].data, n, limit, which, GPU_FAULTS);
     return gpu_launched(r->op->name);
 }

@@ -1,7 +1,7 @@
 /* Index tensors as row numbers: the three ways of ONNX to index, computed where a row is needed.
  *
- * gpu_pick is what kernels/cpu/pick.h is on the CPU, without a list in between: pick.row(i) reads
- * the index of the i-th row, checks it, and gives the number of the row; -1 where it is out of
+ * gpu_pick is what kernels/cpu/pick.h is on the CPU, without a list in between: pick(i, faults)
+ * reads the index of the i-th row, checks it, and gives the number of the row; -1 where it is out of
  * range, which is noted. An index is read once per call, for it may lie in the memory of a client:
  * what was checked is what is used.
  *
@@ -126,7 +126,7 @@ struct gpu_pick {
         return -1;
     }
 
-    __device__ int64_t row(int64_t i, gpu_faults_t faults) const {
+    __device__ int64_t operator()(int64_t i, gpu_faults_t faults) const {
         if (way == GPU_PICK_ND) {
             int64_t row = group(i);
             bool good = true;

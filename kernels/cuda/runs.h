@@ -8,6 +8,8 @@
  *     GPU_SCALED  to[r] = (clear ? 0 : to[r]) + scale * (from[i1] + from[i2] + ...)
  *     GPU_MIN, GPU_MAX, GPU_MUL: to[r] folded with one after the other
  *
+ * gpu_put_rows writes the last of a run in the place of its target, whatever the elements are.
+ *
  * Sums go in chains of GPU_CHAIN rows, each by threads of its own: a chain that is a whole run ends
  * in the target, others in scratch memory, from where a second kernel adds them. Of any GPU_CHAIN
  * neighbours at most two begin a chain of a longer run: one its last, one its first.
@@ -87,7 +89,7 @@ __global__ void GPU_BLOCK(GPU_LANES_THREADS)
 
 /* ---- folds ----------------------------------------------------------------------------------- */
 
-template <class R, int W, class T> GPU_FN gpu_pack<R, W> gpu_wide(const gpu_pack<T, W> &x) {
+template <class R, int W, class T> GPU_FN gpu_pack<R, W> gpu_wide(gpu_pack<T, W> x) {
     gpu_pack<R, W> y;
 #pragma unroll
     for (int k = 0; k < W; k++)
@@ -102,7 +104,7 @@ template <class T, int W, class R> GPU_FN gpu_pack<T, W> gpu_narrow(const gpu_pa
     return y;
 }
 template <class F, class R, int W, class T>
-GPU_FN void gpu_fold_in(F f, gpu_pack<R, W> *sum, const gpu_pack<T, W> &x) {
+GPU_FN void gpu_fold_in(F f, gpu_pack<R, W> *sum, gpu_pack<T, W> x) {
 #pragma unroll
     for (int k = 0; k < W; k++)
         sum->v[k] = f((R)gpu_get(x.v[k]), sum->v[k]);
@@ -241,18 +243,18 @@ static inline size_t gpu_fold_workspace(gradd_dtype_t dtype, int64_t n, int64_t 
 }
 
 template <class T, class K, int W>
-gradd_status_t gpu_fold_run(const char *what, const gpu_fold_rows_t *s,
-                            const gpu_fold_room<T, K> &room) {
+gradd_status_t gpu_fold_run(const char *what, const gpu_fold_rows_t *s, const gpu_runs<K> &runs,
+                            gpu_real<T> *part) {
     typedef gpu_real<T> R;
     gpu_fold<T, K, W> f = {};
-    f.runs = {room.sort.key, room.sort.at, s->n, (K)s->n_rows};
+    f.runs = runs;
     f.lanes = gpu_lanes_of(s->n, s->width / W, 5, 1);
     f.onto = s->how != GPU_SCALED;
     f.clear = s->clear;
     f.scale = (R)s->scale;
     f.to = (gpu_pack<T, W> *)s->to;
     f.from = (const gpu_pack<T, W> *)s->from;
-    f.part = (gpu_pack<R, W> *)room.part;
+    f.part = (gpu_pack<R, W> *)part;
     const unsigned blocks = f.lanes.blocks;
     if (s->how == GPU_MUL)
         GPU_LAUNCH((gpu_fold_runs<f_fold_mul, T, K, W>), blocks, GPU_LANES_THREADS, f_fold_mul(),
@@ -270,19 +272,30 @@ gradd_status_t gpu_fold_run(const char *what, const gpu_fold_rows_t *s,
     return gpu_launched(what);
 }
 
+/* Sorts the positions by target. */
+template <class K, class F>
+gradd_status_t gpu_runs_of(const char *what, const gpu_fold_rows_t *s, F target,
+                           gpu_sort_t<K> *sort, gpu_runs<K> *out) {
+    const K none = (K)s->n_rows;
+    GPU_LAUNCH((gpu_find_targets<K, F>), gpu_blocks(s->n, GPU_LANES_THREADS), GPU_LANES_THREADS,
+               target, s->n, none, sort->key, GPU_FAULTS);
+    GRADD_TRY(gpu_sort(what, sort, none));
+    *out = {sort->key, sort->at, s->n, none};
+    return GRADD_OK;
+}
+
 template <class T, class K, class F>
 gradd_status_t gpu_fold_keyed(const char *what, const gpu_fold_rows_t *s, F target) {
     constexpr int W = gpu_width<T>;
     gpu_room scratch = {(char *)s->workspace, 0};
+    gpu_runs<K> runs;
     gpu_fold_room<T, K> room =
         gpu_fold_room_of<T, K>(&scratch, s->n, s->width, s->how <= GPU_SCALED);
-    const K none = (K)s->n_rows;
-    GPU_LAUNCH((gpu_find_targets<K, F>), gpu_blocks(s->n, GPU_LANES_THREADS), GPU_LANES_THREADS,
-               target, s->n, none, room.sort.key, GPU_FAULTS);
-    GRADD_TRY(gpu_sort(what, &room.sort, none));
-    if (s->width % W == 0 && gpu_aligned(s->to, 16) && gpu_aligned(s->from, 16))
-        return gpu_fold_run<T, K, W>(what, s, room);
-    return gpu_fold_run<T, K, 1>(what, s, room);
+    GRADD_TRY(gpu_runs_of(what, s, target, &room.sort, &runs));
+    if constexpr (sizeof(K) == sizeof(uint32_t))
+        if (s->width % W == 0 && gpu_aligned(s->to, 16) && gpu_aligned(s->from, 16))
+            return gpu_fold_run<T, K, W>(what, s, runs, room.part);
+    return gpu_fold_run<T, K, 1>(what, s, runs, room.part);
 }
 
 /* target(i, faults) is a function of the device. */
@@ -291,6 +304,44 @@ gradd_status_t gpu_fold_rows(const char *what, const gpu_fold_rows_t *s, F targe
     if (!s->n || !s->width) return GRADD_OK;
     if (gpu_fold_is_small(s->n, s->n_rows)) return gpu_fold_keyed<T, uint32_t>(what, s, target);
     return gpu_fold_keyed<T, uint64_t>(what, s, target);
+}
+
+/* ---- the last one ---------------------------------------------------------------------------- */
+
+template <class P, class K>
+__global__ void GPU_BLOCK(GPU_LANES_THREADS)
+    gpu_put_last(gpu_runs<K> runs, gpu_lanes l, P *to, const P *from) {
+    for (int64_t u = l.first(); u < l.units; u += l.all()) {
+        const int64_t p = l.pieces(u), first = l.pack(u - p * l.pieces.by);
+        const K row = runs.key[p];
+        if (first >= l.packs || row == runs.none || runs.lasts(p, 1)) continue;
+        gpu_part<GPU_AHEAD, P> x;
+        x.load(from + (int64_t)runs.at[p] * l.packs + first, l.step(), l.left(first));
+        x.store(to + (int64_t)row * l.packs + first, l.step(), l.left(first));
+    }
+}
+
+template <class K, class F>
+gradd_status_t gpu_put_keyed(const char *what, const gpu_fold_rows_t *s, size_t bytes, F target) {
+    gpu_room scratch = {(char *)s->workspace, 0};
+    gpu_sort_t<K> sort = gpu_sort_room<K>(&scratch, s->n);
+    gpu_runs<K> runs;
+    GRADD_TRY(gpu_runs_of(what, s, target, &sort, &runs));
+    return gpu_by_width(gpu_units(), (uintptr_t)s->to | (uintptr_t)s->from | bytes, [&](auto t) {
+        typedef typename decltype(t)::type P;
+        const gpu_lanes l = gpu_lanes_of(s->n, (int64_t)(bytes / sizeof(P)), 6, GPU_AHEAD);
+        GPU_LAUNCH((gpu_put_last<P, K>), l.blocks, GPU_LANES_THREADS, runs, l, (P *)s->to,
+                   (const P *)s->from);
+        return gpu_launched(what);
+    });
+}
+
+/* Rows of so many bytes. The scratch is that of folds without chains. */
+template <class F>
+gradd_status_t gpu_put_rows(const char *what, const gpu_fold_rows_t *s, size_t bytes, F target) {
+    if (!s->n || !bytes) return GRADD_OK;
+    if (gpu_fold_is_small(s->n, s->n_rows)) return gpu_put_keyed<uint32_t>(what, s, bytes, target);
+    return gpu_put_keyed<uint64_t>(what, s, bytes, target);
 }
 
 #endif

@@ -17,6 +17,7 @@
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/dispatch.h"
+#include "kernels/formulas.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/op.h"
@@ -47,9 +48,15 @@ static gradd_status_t make_rows(const gradd_launch_t *r, gradd_rows_t *out) {
     return gradd_pick_elements(x, axis, indices, r->workspace);
 }
 
-static float folded(char kind, float a, float b) {
-    return kind == '*' ? a * b : kind == '<' ? (b < a || b != b ? b : a) : b > a || b != b ? b : a;
-}
+/* The formulas with a of one type: the product of a target and an update, else of an update and a
+ * target, which stays if it is NaN. */
+#define FOLDED(T, kind, t, f)                                                                      \
+    ({                                                                                             \
+        T a = (kind) == '*' ? (t) : (f), b = (kind) == '*' ? (f) : (t);                            \
+        (T)((kind) == '*'   ? _Generic(a, float: E_MUL(v), double: E_MUL(v), default: E_MUL_I(v))  \
+            : (kind) == '<' ? E_MIN(v)                                                             \
+                            : E_MAX(v));                                                           \
+    })
 
 static void fold_rows_bf16(const gradd_rows_t *rows, char kind, gradd_bf16_t *to,
                            const gradd_bf16_t *from) {
@@ -57,16 +64,9 @@ static void fold_rows_bf16(const gradd_rows_t *rows, char kind, gradd_bf16_t *to
         gradd_bf16_t *t = to + rows->row[i] * rows->size;
         const gradd_bf16_t *f = from + i * rows->size;
         for (int64_t k = 0; k < rows->size; k++)
-            t[k] = gradd_f32_bf16(folded(kind, gradd_bf16_f32(t[k]), gradd_bf16_f32(f[k])));
+            t[k] = gradd_f32_bf16(FOLDED(float, kind, gradd_bf16_f32(t[k]), gradd_bf16_f32(f[k])));
     }
 }
-
-/* Integers wrap around. */
-#define PRODUCT(a, b)                                                                              \
-    _Generic((a),                                                                                  \
-        float: (a) * (b),                                                                          \
-        double: (a) * (b),                                                                         \
-        default: (__typeof__(a))((uint64_t)(a) * (uint64_t)(b)))
 
 static gradd_status_t fold_rows(const gradd_rows_t *rows, char kind, gradd_dtype_t dtype, void *to,
                                 const void *from) {
@@ -78,14 +78,8 @@ static gradd_status_t fold_rows(const gradd_rows_t *rows, char kind, gradd_dtype
         for (int64_t i = 0; i < rows->n; i++) {
             T *t = (T *)to + rows->row[i] * rows->size;
             const T *f = (const T *)from + i * rows->size;
-            for (int64_t k = 0; k < rows->size; k++) {
-                if (kind == '*')
-                    t[k] = PRODUCT(t[k], f[k]);
-                else if (kind == '<')
-                    t[k] = f[k] < t[k] || f[k] != f[k] ? f[k] : t[k];
-                else
-                    t[k] = f[k] > t[k] || f[k] != f[k] ? f[k] : t[k];
-            }
+            for (int64_t k = 0; k < rows->size; k++)
+                t[k] = FOLDED(T, kind, t[k], f[k]);
         }
     });
     return GRADD_OK;
