@@ -344,7 +344,9 @@ GRADD_OPS(
                                   {.text = "f32[4] i64[2]={1,3}"},
                                   {.text = "bool[2,2,1] i64[2]={1,3} | lead=2"},
                                   {.text = "f32[3,0] i64[2]={1,2}"},
-                                  {.text = "f32[70,300] i64[4]={0,1,60,69}"})),
+                                  {.text = "f32[70,300] i64[4]={0,1,60,69}"},
+                                  {.text = "f32[6,1500] i64[4]={0,2,5,-2}", .grad_tol = -1},
+                                  {.text = "f32[6,1500] i64[4]={0,2,5,-2} | fill=0"})),
     GRADD_OP("ScatterRows", "com.gradd", 1, (2, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP, .types = LIST_TYPES,
              .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true}), .infer = infer_scatter,
@@ -353,7 +355,8 @@ GRADD_OPS(
                                   {.text = "f32[1,4,3] i64[4]={1,4,-5,-5} | dims=[2,3]"},
                                   {.text = "f32[1,2,3] i64[2]={-1,-1} | dims=[2,3]"},
                                   {.text = "f32[3] i64[3]={0,1,2} | dims=[3]"},
-                                  {.text = "f32[2,300] i64[2]={5,69} | dims=[70]"})),
+                                  {.text = "f32[2,300] i64[2]={5,69} | dims=[70]"},
+                                  {.text = "f32[3,1500] i64[3]={2,5,-3} | dims=[6]"})),
     GRADD_OP("RowsWithin", "com.gradd", 1, (2, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_DTB(I64)},
              .infer = infer_within, .ref = compute_within,
@@ -375,12 +378,15 @@ GRADD_OPS(
                                            "other_positions=4"},
                                   {.text = "i64[2]={2,3} i64[2]={-1,-1} | positions=2 "
                                            "other_positions=4"})),
-    GRADD_OP(
-        "SegmentRanges", "com.gradd", 1, (2, 2), (1, 1),
-        .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_INDEX, GRADD_DTB(I32)},
-        .infer = infer_segments, .ref = compute_segments,
-        .cases = GRADD_CASES({.text = "i64[2,4]={0,0,1,1,0,1,2,2} i32[4,2]={0,1,0,2,0,3,0,4}"},
-                             {.text = "i32[1,5]={3,3,3,2,1} i32[5,2]={0,5,0,5,1,5,1,5,2,5}"})));
+    GRADD_OP("SegmentRanges", "com.gradd", 1, (2, 2), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
+             .types = {GRADD_T_INDEX, GRADD_DTB(I32)}, .infer = infer_segments,
+             .ref = compute_segments,
+             .cases = GRADD_CASES({.text = "i64[2,4]={0,0,1,1,0,1,2,2} i32[4,2]={0,1,0,2,0,3,0,4}"},
+                                  {.text = "i32[1,5]={3,3,3,2,1} i32[5,2]={0,5,0,5,1,5,1,5,2,5}"},
+                                  {.text = "i64[3,700]:(0,1) i32[700,2]:(0,700)"},
+                                  {.text = "i64[2,700]:(3,3) i32[700,2]:(0,700)"},
+                                  {.text = "i64[0,4] i32[4,2]"})));
 
 GRADD_KERNELS(
     cpu, liverows,

@@ -217,18 +217,31 @@ static gradd_status_t grad_scatter(gradd_grad_t *g) {
 /* The cases of "none" name every index once, or the gradient of u would be ill defined. */
 GRADD_OPS(
     scatter,
-    GRADD_OP("ScatterND", "", 11, (3, 3), (1, 1),
-             .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
-             .attrs = GRADD_ATTR_LIST({"reduction", GRADD_ATTR_STRING, false}),
-             .infer = infer_scatter_nd, .grad = grad_scatter, .ref = compute_scatter,
-             .cases = GRADD_CASES(
-                 {.text = "f32[5,3] i64[2,1]={4,-4} f32[2,3]"},
-                 {.text = "f32[4,5] i64[3,2]={0,0,3,4,1,-1} f32[3]"},
-                 {.text = "f32[4,5] i64[3,2]={0,0,0,0,1,2} f32[3] | reduction=\"add\""},
-                 {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"max\""},
-                 {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"min\""},
-                 {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"mul\"", .grad_tol = -1},
-                 {.text = "i64[6] i64[2,1]={5,0} i64[2]"}, {.text = "f32[3] i64[0,1] f32[0]"})),
+    GRADD_OP(
+        "ScatterND", "", 11, (3, 3), (1, 1), .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
+        .attrs = GRADD_ATTR_LIST({"reduction", GRADD_ATTR_STRING, false}),
+        .infer = infer_scatter_nd, .grad = grad_scatter, .ref = compute_scatter,
+        .cases = GRADD_CASES(
+            {.text = "f32[5,3] i64[2,1]={4,-4} f32[2,3]"},
+            {.text = "f32[4,5] i64[3,2]={0,0,3,4,1,-1} f32[3]"},
+            {.text = "f32[4,5] i64[3,2]={0,0,0,0,1,2} f32[3] | reduction=\"add\""},
+            {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"max\""},
+            {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"min\""},
+            {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"mul\"", .grad_tol = -1},
+            {.text = "i64[6] i64[2,1]={5,0} i64[2]"}, {.text = "f32[3] i64[0,1] f32[0]"},
+            {.text = "bool[5,7] i64[2,1]={3,0} bool[2,7]"},
+            {.text = "f32[40,300] i64[300,1]:(-40,39) f32[300,300]", .grad_tol = -1},
+            {.text = "f32[4000,2] i64[500,1]:(0,3999) f32[500,2]", .grad_tol = -1},
+            {.text = "f32[90,8] i64[5,1]={7,7,-83,2,7} f32[5,8]", .grad_tol = -1},
+            {.text = "f32[3,16] i64[300,1]:(0,2) f32[300,16] | reduction=\"add\""},
+            {.text = "f32[3,3] i64[65,1]:(1,1) f32[65,3] | reduction=\"add\""},
+            {.text = "f32[5,16] i64[3,1]={4,0,-3} f32[3,16] | reduction=\"mul\"", .grad_tol = -1},
+            {.text = "f32[3,16] i64[90,1]:(0,2) f32[90,16] | reduction=\"min\"", .grad_tol = -1},
+            {.text = "f32[4]={1,nan,-0.0,2} i64[6,1]={0,0,1,2,3,3} "
+                     "f32[6]={nan,3,4,0,inf,-inf} | reduction=\"max\"",
+             .grad_tol = -1},
+            {.text = "i64[6] i64[300,1]:(0,5) i64[300] | reduction=\"add\""},
+            {.text = "i32[6] i64[80,1]:(0,5) i32[80]:(1,9) | reduction=\"mul\""})),
     GRADD_OP(
         "ScatterElements", "", 11, (3, 3), (1, 1),
         .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
@@ -239,6 +252,9 @@ GRADD_OPS(
                              {.text = "f32[5,3] i64[2,3]={1,0,2,4,1,3} f32[2,3]"},
                              {.text = "f32[5,3] i64[4,3] f32[4,3] | reduction=\"add\""},
                              {.text = "f32[2,5] i32[2,4] f32[2,4] | axis=-1 reduction=\"max\""},
+                             {.text = "f32[3,5,4] i64[3,90,4] f32[3,90,4] | axis=1 "
+                                      "reduction=\"add\""},
+                             {.text = "f32[60,70] i32[50,70]:(-60,59) f32[50,70]", .grad_tol = -1},
                              {.text = "i64[1,4] i64[1,2]={3,0} i64[1,2] | axis=1"})));
 
 GRADD_KERNELS(cpu, scatter,
