@@ -9,6 +9,7 @@
 
 #include "kernels/cpu/copy.h"
 #include "kernels/dispatch.h"
+#include "kernels/fault.h"
 
 /* index in [-extent, extent) to [0, extent); -1 if it is outside. */
 static inline int64_t wrap(int64_t index, int64_t extent) {
@@ -17,8 +18,10 @@ static inline int64_t wrap(int64_t index, int64_t extent) {
 }
 
 static gradd_status_t bad_index(const gradd_view_t *indices, int64_t at, int64_t extent) {
-    return GRADD_FAIL(INDEX, "index %lld of %lld, position %lld",
-                      (long long)gradd_pick_index(indices, at), (long long)extent, (long long)at);
+    return gradd_fault_fail(&(gradd_fault_t){.kind = GRADD_FAULT_INDEX,
+                                             .value = gradd_pick_index(indices, at),
+                                             .limit = extent,
+                                             .position = at});
 }
 
 int64_t gradd_pick_span(const gradd_type_t *type, int first, int end) {

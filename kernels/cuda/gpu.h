@@ -151,15 +151,17 @@ typedef struct gpu_faults_s {
         gpu_call.fault, gpu_call.launch                                                            \
     }
 
-/* Notes an offender. Of one launch the one with the lowest position stays, whoever is first. */
+/* Notes an offender. Of one launch the one of the lowest table, and there of the lowest position,
+ * stays, whoever is first. Where no table is named, `table` may be what is checked first. */
 GPU_FN void gpu_fault(gpu_faults_t faults, gradd_fault_t found) {
     gradd_fault_t *f = faults.to;
     while (atomicCAS(&f->lock, 0, 1))
         ;
     __threadfence();
     volatile gradd_fault_t *now = f;
-    const bool mine = now->kind == GRADD_FAULT_NONE ||
-                      (now->launch == faults.launch && now->position > found.position);
+    const bool before =
+        now->table != found.table ? now->table > found.table : now->position > found.position;
+    const bool mine = now->kind == GRADD_FAULT_NONE || (now->launch == faults.launch && before);
     if (mine) {
         now->value = found.value;
         now->limit = found.limit;

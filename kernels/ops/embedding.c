@@ -17,6 +17,7 @@
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/row_sums.h"
 #include "kernels/dispatch.h"
+#include "kernels/fault.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/rowwise.h"
@@ -61,8 +62,11 @@ static gradd_status_t find_rows(const lookup_t *l, int64_t *rows) {
     for (int64_t i = 0; i < n; i++) {
         int64_t id = gradd_pick_index(ids, from), row = id < 0 ? id + extent : id;
         if (row < 0 || row >= extent)
-            return GRADD_FAIL(INDEX, "table %d: index %lld of %lld, position %lld", l->table,
-                              (long long)id, (long long)extent, (long long)from);
+            return gradd_fault_fail(&(gradd_fault_t){.kind = GRADD_FAULT_TABLE_INDEX,
+                                                     .value = id,
+                                                     .limit = extent,
+                                                     .position = from,
+                                                     .table = l->table});
         rows[i] = padding >= 0 && id == padding ? -1 : row;
         for (int a = rank - 1; a >= 0; a--) {
             from += steps[a];
@@ -401,6 +405,7 @@ GRADD_OPS(
             {.text = "f32[5,3] i64[2,4]"},
             {.text = "f32[5,3] f32[6,3] i64[2,4]:(-5,4) i32[1,4]:(0,5)"},
             {.text = "f32[5,7] f32[9,7] f32[2,7] i64[2,4] i64[4] i64[2,1]:(0,1)"},
+            {.text = "f32[5,8] f32[6,8] i64[3,1,4] i64[2,1]:(0,5)"},
             {.text = "f32[5,3] f32[6,3] i64[] i64[3]"}, {.text = "f32[5,3] i64[0,4]"},
             {.text = "f32[40,300] f32[70,300] i64[3,64]:(0,39) i64[64]:(0,69)"},
             {.text = "f32[5,3] i64[2,4] | scales=[-2.5]"},
@@ -431,7 +436,10 @@ GRADD_OPS(
                                       "dims=[90,70] scale=-0.5"},
                              {.text = "f32[40,8] i64[40]:(0,5000) | dims=[5001,8]"},
                              {.text = "f32[700,300] i64[700]:(0,99) | dims=[100,300]", .tol = 1e-4},
-                             {.text = "f32[0,3] i64[0] f32[5,3] | dims=[5,3]"})));
+                             {.text = "f32[0,3] i64[0] f32[5,3] | dims=[5,3]"},
+                             {.text = "f32[2,150,16] i64[150]:(-3,0) f32[3,16] | dims=[3,16] "
+                                      "padding=0 scale=0.5"},
+                             {.text = "f32[2100,8] i64[2100]:(0,599) | dims=[600,8]"})));
 
 GRADD_KERNELS(cpu, embedding,
               GRADD_KERNEL("EmbeddingSum", "loop", .compute = compute_sum,

@@ -27,12 +27,12 @@
  */
 #include <string.h>
 
-#include "kernels/attention.h"
 #include "kernels/cost.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
+#include "kernels/live.h"
 #include "kernels/rules.h"
 
 /* ---- lists ----------------------------------------------------------------------------------- */
@@ -46,34 +46,18 @@ typedef struct list_s {
 /* Rows of a list, each below `limit`, into `room`. */
 static gradd_status_t read_list(const gradd_view_t *rows, int64_t limit, int64_t *room,
                                 list_t *out) {
+    gradd_fault_t tail = {0};
     *out = (list_t){.at = room, .n = gradd_type_count(&rows->type)};
     for (int64_t i = 0; i < out->n; i++) {
-        const int64_t r = gradd_pick_index(rows, i), at = r < 0 ? ~r : r;
-        if (at >= limit)
-            return GRADD_FAIL(INDEX, "row %lld of %lld, entry %lld of the list of live rows",
-                              (long long)at, (long long)limit, (long long)i);
-        if (r >= 0 && i && r <= room[i - 1])
-            return GRADD_FAIL(INDEX, "row %lld behind %lld, entry %lld of the list of live rows",
-                              (long long)r, (long long)room[i - 1], (long long)i);
-        room[i] = r;
-        out->n_live += r >= 0;
+        room[i] = gradd_pick_index(rows, i);
+        const gradd_fault_t f = gradd_live_check(room[i], i ? room[i - 1] : 0, i, limit);
+        if (f.kind == GRADD_FAULT_LIVE_TAIL)
+            tail = f;
+        else if (f.kind)
+            return gradd_fault_fail(&f);
+        out->n_live += room[i] >= 0;
     }
-    if (out->n_live && room[out->n_live - 1] < 0)
-        return GRADD_FAIL(INDEX, "the list of live rows has live ones behind its end");
-    return GRADD_OK;
-}
-
-/* How many live rows are below r. */
-static int64_t count_below(const list_t *list, int64_t r) {
-    int64_t lo = 0, hi = list->n_live;
-    while (lo < hi) {
-        const int64_t mid = (lo + hi) / 2;
-        if (list->at[mid] < r)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
+    return gradd_fault_fail(&tail);
 }
 
 static size_t workspace_list(const gradd_infer_t *c) {
@@ -224,13 +208,8 @@ static gradd_status_t compute_within(const gradd_launch_t *r) {
     GRADD_TRY(read_list(&r->in[1], INT64_MAX, room, &others));
     GRADD_TRY(read_list(&r->in[0], INT64_MAX, room + others.n, &rows));
     for (int64_t i = 0; i < rows.n; i++) {
-        const bool live = rows.at[i] >= 0;
-        const int64_t row = live ? rows.at[i] : ~rows.at[i], at = count_below(&others, row);
-        const bool found = at < others.n_live && others.at[at] == row;
-        if (live && !found)
-            return GRADD_FAIL(INDEX, "row %lld is not in the other list of live rows",
-                              (long long)row);
-        y[i] = live ? at : ~(found ? at : 0);
+        const gradd_fault_t f = gradd_live_place(others.at, others.n_live, rows.at[i], &y[i]);
+        GRADD_TRY(gradd_fault_fail(&f));
     }
     return GRADD_OK;
 }
@@ -260,31 +239,14 @@ static size_t workspace_within(const gradd_infer_t *c) {
     return workspace_list(c) + sizeof(int64_t) * (size_t)gradd_type_count(&c->in[0].type);
 }
 
-/* The range of live rows of a row's sequence that it may look at. */
-static gradd_status_t find_range(const list_t *list, const gradd_view_t *spans, int64_t row,
-                                 int32_t *out) {
-    const int64_t positions = spans->type.dims[0], s = row % positions, start = row - s;
-    const int32_t *span = (const int32_t *)spans->data + 2 * s;
-    const int64_t from = span[0], to = span[1];
-    if (from < 0 || from > s || to <= s || to > positions)
-        return GRADD_FAIL(INDEX, "position %lld may look at [%lld, %lld)", (long long)s,
-                          (long long)from, (long long)to);
-    out[0] = (int32_t)count_below(list, start + from);
-    out[1] = (int32_t)count_below(list, start + to);
-    out[2] = GRADD_ATTN_SOLID;
-    return GRADD_OK;
-}
-
 static gradd_status_t compute_ranges(const gradd_launch_t *r) {
     int32_t *y = r->out[0].data;
     list_t list;
     GRADD_TRY(read_list(&r->in[0], INT32_MAX, r->workspace, &list));
     for (int64_t i = 0; i < list.n; i++, y += 3) {
-        const int64_t row = list.at[i] < 0 ? ~list.at[i] : list.at[i];
-        GRADD_TRY(find_range(&list, &r->in[1], row, y));
-        if (y[0] < y[1]) continue;
-        y[0] = (int32_t)i; /* no row is live: it looks at itself */
-        y[1] = (int32_t)i + 1;
+        const gradd_fault_t f =
+            gradd_live_range(list.at, list.n_live, i, r->in[1].data, r->in[1].type.dims[0], y);
+        GRADD_TRY(gradd_fault_fail(&f));
     }
     return GRADD_OK;
 }
@@ -297,15 +259,9 @@ static gradd_status_t compute_cross(const gradd_launch_t *r) {
     list_t others, rows;
     GRADD_TRY(read_list(&r->in[1], INT32_MAX, room, &others));
     GRADD_TRY(read_list(&r->in[0], INT32_MAX, room + others.n, &rows));
-    for (int64_t i = 0; i < rows.n; i++, y += 3) {
-        const int64_t sequence = (rows.at[i] < 0 ? ~rows.at[i] : rows.at[i]) / positions;
-        y[0] = (int32_t)count_below(&others, sequence * other_positions);
-        y[1] = (int32_t)count_below(&others, (sequence + 1) * other_positions);
-        y[2] = GRADD_ATTN_SOLID;
-        if (y[0] < y[1]) continue;
-        y[0] = 0; /* nobody needs what it looks at */
-        y[1] = 1;
-    }
+    for (int64_t i = 0; i < rows.n; i++, y += 3)
+        gradd_live_sequence(others.at, others.n_live, gradd_live_row(rows.at[i]) / positions,
+                            other_positions, y);
     return GRADD_OK;
 }
 
@@ -388,7 +344,9 @@ GRADD_OPS(
                                   {.text = "f32[4] i64[2]={1,3}"},
                                   {.text = "bool[2,2,1] i64[2]={1,3} | lead=2"},
                                   {.text = "f32[3,0] i64[2]={1,2}"},
-                                  {.text = "f32[70,300] i64[4]={0,1,60,69}"})),
+                                  {.text = "f32[70,300] i64[4]={0,1,60,69}"},
+                                  {.text = "f32[6,1500] i64[4]={0,2,5,-2}", .grad_tol = -1},
+                                  {.text = "f32[6,1500] i64[4]={0,2,5,-2} | fill=0"})),
     GRADD_OP("ScatterRows", "com.gradd", 1, (2, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_CHEAP, .types = LIST_TYPES,
              .attrs = GRADD_ATTR_LIST({"dims", GRADD_ATTR_INTS, true}), .infer = infer_scatter,
@@ -397,7 +355,8 @@ GRADD_OPS(
                                   {.text = "f32[1,4,3] i64[4]={1,4,-5,-5} | dims=[2,3]"},
                                   {.text = "f32[1,2,3] i64[2]={-1,-1} | dims=[2,3]"},
                                   {.text = "f32[3] i64[3]={0,1,2} | dims=[3]"},
-                                  {.text = "f32[2,300] i64[2]={5,69} | dims=[70]"})),
+                                  {.text = "f32[2,300] i64[2]={5,69} | dims=[70]"},
+                                  {.text = "f32[3,1500] i64[3]={2,5,-3} | dims=[6]"})),
     GRADD_OP("RowsWithin", "com.gradd", 1, (2, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_DTB(I64)},
              .infer = infer_within, .ref = compute_within,
@@ -419,12 +378,15 @@ GRADD_OPS(
                                            "other_positions=4"},
                                   {.text = "i64[2]={2,3} i64[2]={-1,-1} | positions=2 "
                                            "other_positions=4"})),
-    GRADD_OP(
-        "SegmentRanges", "com.gradd", 1, (2, 2), (1, 1),
-        .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_INDEX, GRADD_DTB(I32)},
-        .infer = infer_segments, .ref = compute_segments,
-        .cases = GRADD_CASES({.text = "i64[2,4]={0,0,1,1,0,1,2,2} i32[4,2]={0,1,0,2,0,3,0,4}"},
-                             {.text = "i32[1,5]={3,3,3,2,1} i32[5,2]={0,5,0,5,1,5,1,5,2,5}"})));
+    GRADD_OP("SegmentRanges", "com.gradd", 1, (2, 2), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
+             .types = {GRADD_T_INDEX, GRADD_DTB(I32)}, .infer = infer_segments,
+             .ref = compute_segments,
+             .cases = GRADD_CASES({.text = "i64[2,4]={0,0,1,1,0,1,2,2} i32[4,2]={0,1,0,2,0,3,0,4}"},
+                                  {.text = "i32[1,5]={3,3,3,2,1} i32[5,2]={0,5,0,5,1,5,1,5,2,5}"},
+                                  {.text = "i64[3,700]:(0,1) i32[700,2]:(0,700)"},
+                                  {.text = "i64[2,700]:(3,3) i32[700,2]:(0,700)"},
+                                  {.text = "i64[0,4] i32[4,2]"})));
 
 GRADD_KERNELS(
     cpu, liverows,

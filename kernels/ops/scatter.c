@@ -17,6 +17,7 @@
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/dispatch.h"
+#include "kernels/formulas.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/op.h"
@@ -47,9 +48,15 @@ static gradd_status_t make_rows(const gradd_launch_t *r, gradd_rows_t *out) {
     return gradd_pick_elements(x, axis, indices, r->workspace);
 }
 
-static float folded(char kind, float a, float b) {
-    return kind == '*' ? a * b : kind == '<' ? (b < a || b != b ? b : a) : b > a || b != b ? b : a;
-}
+/* The formulas with a of one type: the product of a target and an update, else of an update and a
+ * target, which stays if it is NaN. */
+#define FOLDED(T, kind, t, f)                                                                      \
+    ({                                                                                             \
+        T a = (kind) == '*' ? (t) : (f), b = (kind) == '*' ? (f) : (t);                            \
+        (T)((kind) == '*'   ? _Generic(a, float: E_MUL(v), double: E_MUL(v), default: E_MUL_I(v))  \
+            : (kind) == '<' ? E_MIN(v)                                                             \
+                            : E_MAX(v));                                                           \
+    })
 
 static void fold_rows_bf16(const gradd_rows_t *rows, char kind, gradd_bf16_t *to,
                            const gradd_bf16_t *from) {
@@ -57,16 +64,9 @@ static void fold_rows_bf16(const gradd_rows_t *rows, char kind, gradd_bf16_t *to
         gradd_bf16_t *t = to + rows->row[i] * rows->size;
         const gradd_bf16_t *f = from + i * rows->size;
         for (int64_t k = 0; k < rows->size; k++)
-            t[k] = gradd_f32_bf16(folded(kind, gradd_bf16_f32(t[k]), gradd_bf16_f32(f[k])));
+            t[k] = gradd_f32_bf16(FOLDED(float, kind, gradd_bf16_f32(t[k]), gradd_bf16_f32(f[k])));
     }
 }
-
-/* Integers wrap around. */
-#define PRODUCT(a, b)                                                                              \
-    _Generic((a),                                                                                  \
-        float: (a) * (b),                                                                          \
-        double: (a) * (b),                                                                         \
-        default: (__typeof__(a))((uint64_t)(a) * (uint64_t)(b)))
 
 static gradd_status_t fold_rows(const gradd_rows_t *rows, char kind, gradd_dtype_t dtype, void *to,
                                 const void *from) {
@@ -78,14 +78,8 @@ static gradd_status_t fold_rows(const gradd_rows_t *rows, char kind, gradd_dtype
         for (int64_t i = 0; i < rows->n; i++) {
             T *t = (T *)to + rows->row[i] * rows->size;
             const T *f = (const T *)from + i * rows->size;
-            for (int64_t k = 0; k < rows->size; k++) {
-                if (kind == '*')
-                    t[k] = PRODUCT(t[k], f[k]);
-                else if (kind == '<')
-                    t[k] = f[k] < t[k] || f[k] != f[k] ? f[k] : t[k];
-                else
-                    t[k] = f[k] > t[k] || f[k] != f[k] ? f[k] : t[k];
-            }
+            for (int64_t k = 0; k < rows->size; k++)
+                t[k] = FOLDED(T, kind, t[k], f[k]);
         }
     });
     return GRADD_OK;
@@ -223,18 +217,31 @@ static gradd_status_t grad_scatter(gradd_grad_t *g) {
 /* The cases of "none" name every index once, or the gradient of u would be ill defined. */
 GRADD_OPS(
     scatter,
-    GRADD_OP("ScatterND", "", 11, (3, 3), (1, 1),
-             .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
-             .attrs = GRADD_ATTR_LIST({"reduction", GRADD_ATTR_STRING, false}),
-             .infer = infer_scatter_nd, .grad = grad_scatter, .ref = compute_scatter,
-             .cases = GRADD_CASES(
-                 {.text = "f32[5,3] i64[2,1]={4,-4} f32[2,3]"},
-                 {.text = "f32[4,5] i64[3,2]={0,0,3,4,1,-1} f32[3]"},
-                 {.text = "f32[4,5] i64[3,2]={0,0,0,0,1,2} f32[3] | reduction=\"add\""},
-                 {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"max\""},
-                 {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"min\""},
-                 {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"mul\"", .grad_tol = -1},
-                 {.text = "i64[6] i64[2,1]={5,0} i64[2]"}, {.text = "f32[3] i64[0,1] f32[0]"})),
+    GRADD_OP(
+        "ScatterND", "", 11, (3, 3), (1, 1), .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
+        .attrs = GRADD_ATTR_LIST({"reduction", GRADD_ATTR_STRING, false}),
+        .infer = infer_scatter_nd, .grad = grad_scatter, .ref = compute_scatter,
+        .cases = GRADD_CASES(
+            {.text = "f32[5,3] i64[2,1]={4,-4} f32[2,3]"},
+            {.text = "f32[4,5] i64[3,2]={0,0,3,4,1,-1} f32[3]"},
+            {.text = "f32[4,5] i64[3,2]={0,0,0,0,1,2} f32[3] | reduction=\"add\""},
+            {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"max\""},
+            {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"min\""},
+            {.text = "f32[4,5] i64[3,1]={0,2,0} f32[3,5] | reduction=\"mul\"", .grad_tol = -1},
+            {.text = "i64[6] i64[2,1]={5,0} i64[2]"}, {.text = "f32[3] i64[0,1] f32[0]"},
+            {.text = "bool[5,7] i64[2,1]={3,0} bool[2,7]"},
+            {.text = "f32[40,300] i64[300,1]:(-40,39) f32[300,300]", .grad_tol = -1},
+            {.text = "f32[4000,2] i64[500,1]:(0,3999) f32[500,2]", .grad_tol = -1},
+            {.text = "f32[90,8] i64[5,1]={7,7,-83,2,7} f32[5,8]", .grad_tol = -1},
+            {.text = "f32[3,16] i64[300,1]:(0,2) f32[300,16] | reduction=\"add\""},
+            {.text = "f32[3,3] i64[65,1]:(1,1) f32[65,3] | reduction=\"add\""},
+            {.text = "f32[5,16] i64[3,1]={4,0,-3} f32[3,16] | reduction=\"mul\"", .grad_tol = -1},
+            {.text = "f32[3,16] i64[90,1]:(0,2) f32[90,16] | reduction=\"min\"", .grad_tol = -1},
+            {.text = "f32[4]={1,nan,-0.0,2} i64[6,1]={0,0,1,2,3,3} "
+                     "f32[6]={nan,3,4,0,inf,-inf} | reduction=\"max\"",
+             .grad_tol = -1},
+            {.text = "i64[6] i64[300,1]:(0,5) i64[300] | reduction=\"add\""},
+            {.text = "i32[6] i64[80,1]:(0,5) i32[80]:(1,9) | reduction=\"mul\""})),
     GRADD_OP(
         "ScatterElements", "", 11, (3, 3), (1, 1),
         .types = {0xffffffffu, GRADD_T_INDEX, 0xffffffffu},
@@ -245,6 +252,9 @@ GRADD_OPS(
                              {.text = "f32[5,3] i64[2,3]={1,0,2,4,1,3} f32[2,3]"},
                              {.text = "f32[5,3] i64[4,3] f32[4,3] | reduction=\"add\""},
                              {.text = "f32[2,5] i32[2,4] f32[2,4] | axis=-1 reduction=\"max\""},
+                             {.text = "f32[3,5,4] i64[3,90,4] f32[3,90,4] | axis=1 "
+                                      "reduction=\"add\""},
+                             {.text = "f32[60,70] i32[50,70]:(-60,59) f32[50,70]", .grad_tol = -1},
                              {.text = "i64[1,4] i64[1,2]={3,0} i64[1,2] | axis=1"})));
 
 GRADD_KERNELS(cpu, scatter,

@@ -116,6 +116,12 @@ template <class T> static inline T atomicOr(T *p, T value) {
     *p = old | value;
     return old;
 }
+template <class T> static inline T atomicMax(T *p, T value) {
+    static_assert((T)0.5 == (T)0, "floats are compared in other ways");
+    const T old = *p;
+    *p = old < value ? value : old;
+    return old;
+}
 static inline int __popc(uint32_t x) {
     return __builtin_popcount(x);
 }
