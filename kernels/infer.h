@@ -4,6 +4,10 @@
 
 #include "kernels/op.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Normalises axis into 0..rank-1 (or 0..rank with `end_allowed`); fails with GRAPH. */
 gradd_status_t gradd_axis(int64_t axis, int rank, bool end_allowed, int *out_axis);
 /* numpy broadcasting of two shapes into out->rank and out->dims (dtype untouched). */
@@ -23,4 +27,7 @@ gradd_status_t gradd_infer_broadcast(gradd_infer_t *c);
 /* compute() of view operators: copies in[0] to out[0]. */
 gradd_status_t gradd_compute_copy(const gradd_launch_t *r);
 
+#ifdef __cplusplus
+}
+#endif
 #endif
