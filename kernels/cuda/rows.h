@@ -189,16 +189,15 @@ GPU_FN auto gpu_soft_of(const gpu_row<T, S::W, S::TEAM, S::KEEP> &row, int64_t p
             gpu_widen(x, row.get(j, i));
             gpu_soft_add(&s, x);
         });
-        s.sum = gpu_team_sum<S::TEAM>(s.sum);
     } else {
         gpu_each_pack<S::TEAM, S::KEEP>(packs, [&](int j, int64_t i) {
             A x[S::W];
             gpu_widen(x, row.get(j, i));
             gpu_soft_scan(&s, x);
         });
-        s = gpu_team_join<S::TEAM>(
-            s, [](gpu_soft<A> a, gpu_soft<A> b) { return gpu_soft_join(a, b); });
+        gpu_soft_raise(&s, gpu_team_max<S::TEAM>(s.max));
     }
+    s.sum = gpu_team_sum<S::TEAM>(s.sum);
     if (s.max == -(A)INFINITY) s.sum = (double)NAN;
     return s;
 }
@@ -225,6 +224,14 @@ template <class P, class J> GPU_FN P gpu_slices_join(P v, J join) {
     for (int i = 1; i < GPU_SLICES; i++)
         v = join(v, part[i * GPU_WARP + column]);
     return v;
+}
+
+/* Of columns whose elements the slices have scanned; as gpu_soft_of. */
+template <class A> GPU_FN gpu_soft<A> gpu_slices_soft(gpu_soft<A> s) {
+    gpu_soft_raise(&s, gpu_slices_join(s.max, [](A a, A b) { return gpu_larger(a, b); }));
+    s.sum = gpu_slices_join(s.sum, [](double a, double b) { return a + b; });
+    if (s.max == -(A)INFINITY) s.sum = (double)NAN;
+    return s;
 }
 
 /* sum[c] of `rows` rows of n columns, in double; U is what is stored. */
