@@ -75,6 +75,7 @@ template <int TEAM, int KEEP, class F> GPU_FN void gpu_each_pack(int64_t packs, 
         for (int j = 0; j < KEEP; j++)
             if (lane + j * TEAM < packs) f(j, (int64_t)(lane + j * TEAM));
     } else {
+#pragma unroll 2
         for (int64_t i = lane; i < packs; i += TEAM)
             f(0, i);
     }
@@ -97,8 +98,8 @@ template <class T, int W, int TEAM, int KEEP> struct gpu_row {
     }
 };
 
-/* run(shape) with a gpu_shape that fits rows of n elements which may be read W at once; `bytes` is
- * how much of a row a thread may keep. */
+/* run(shape) with a gpu_shape that fits rows of n elements which may be read W at once; a thread
+ * keeps up to BYTES of a row as it is computed, and a block has MOST threads at most. */
 template <int W_, int TEAM_, int KEEP_> struct gpu_shape {
     static const int W = W_, TEAM = TEAM_, KEEP = KEEP_;
     static const int THREADS = TEAM > GPU_ROW_THREADS ? TEAM : GPU_ROW_THREADS;
@@ -107,16 +108,50 @@ template <int W_, int TEAM_, int KEEP_> struct gpu_shape {
         return gpu_blocks(rows, THREADS / TEAM);
     }
 };
-template <class A, int W, int BYTES, class F> gradd_status_t gpu_by_width(int64_t n, F run) {
-    constexpr int EACH = BYTES / (int)sizeof(A) < W ? W : BYTES / (int)sizeof(A), KEEP = EACH / W;
+template <class A, int W, int BYTES, int MOST, class F>
+gradd_status_t gpu_by_width(int64_t n, F run) {
+    /* single elements cost a comparison each, and registers */
+    constexpr int MANY = BYTES / (int)sizeof(A) / (W > 1 ? 1 : 4);
+    constexpr int EACH = MANY < W ? W : MANY, KEEP = EACH / W;
     if (n <= EACH * GPU_WARP) return run(gpu_shape<W, GPU_WARP, KEEP>());
     if (n <= EACH * GPU_ROW_THREADS) return run(gpu_shape<W, GPU_ROW_THREADS, KEEP>());
+    if constexpr (MOST > GPU_ROW_THREADS)
+        if (n <= EACH * MOST) return run(gpu_shape<W, MOST, KEEP>());
     return run(gpu_shape<W, GPU_ROW_THREADS, 0>());
 }
-template <class T, int BYTES, class F> gradd_status_t gpu_by_row(int64_t n, bool wide, F run) {
+template <class T, int BYTES, int MOST = GPU_ROW_THREADS, class F>
+gradd_status_t gpu_by_row(int64_t n, bool wide, F run) {
     typedef gpu_real<T> A;
-    if (wide && n % gpu_width<T> == 0) return gpu_by_width<A, gpu_width<T>, BYTES>(n, run);
-    return gpu_by_width<A, 1, BYTES>(n, run);
+    if (wide && n % gpu_width<T> == 0) return gpu_by_width<A, gpu_width<T>, BYTES, MOST>(n, run);
+    return gpu_by_width<A, 1, BYTES, MOST>(n, run);
+}
+
+/* Elements of T, or already widened, which serve all rows: one per element of a row. */
+template <class T> struct gpu_vector {
+    const void *at; /* NULL = none */
+    bool wide;
+
+    template <class U, int W>
+    __device__ __forceinline__ void load(gpu_real<T> (&to)[W], int64_t i) const {
+        constexpr int V = W < gpu_width<U> ? W : gpu_width<U>;
+#pragma unroll
+        for (int j = 0; j < W / V; j++) {
+            const gpu_pack<U, V> v = ((const gpu_pack<U, V> *)((const U *)at + i * W))[j];
+#pragma unroll
+            for (int k = 0; k < V; k++)
+                to[j * V + k] = gpu_get(v.v[k]);
+        }
+    }
+    /* Pack i. */
+    template <int W> __device__ __forceinline__ void get(gpu_real<T> (&to)[W], int64_t i) const {
+        if (wide)
+            load<gpu_real<T>>(to, i);
+        else
+            load<T>(to, i);
+    }
+};
+template <class T> gpu_vector<T> gpu_vector_of(const gradd_view_t &v) {
+    return {v.type.dtype ? v.data : nullptr, v.type.dtype == gpu_dtype<gpu_real<T>>::value};
 }
 
 /* ---- softmax --------------------------------------------------------------------------------- */
