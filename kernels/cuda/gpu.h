@@ -109,6 +109,8 @@ template <> struct gpu_real_of<gradd_f16_t> {
 };
 template <class T> using gpu_real = typename gpu_real_of<T>::type;
 
+template <class A> constexpr bool gpu_is_int = (A)0.5 == (A)0;
+
 template <class T> GRADD_HD T gpu_get(T x) {
     return x;
 }

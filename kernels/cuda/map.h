@@ -280,8 +280,6 @@ gradd_status_t gpu_map(const char *what, const gradd_view_t &out, const gradd_vi
 
 /* ---- operators by expressions of kernels/formulas.h ------------------------------------------ */
 
-template <class A> constexpr bool gpu_is_int = (A)0.5 == (A)0;
-
 /* f_<name>: E of floats, E_I of integers. */
 #define GPU_UNARY(name, E, E_I)                                                                    \
     struct f_##name {                                                                              \

@@ -9,6 +9,7 @@
  * Min share evenly. */
 #include "kernels/cpu/bf16.h"
 #include "kernels/dispatch.h"
+#include "kernels/fold.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/rules.h"
@@ -20,61 +21,6 @@
 /* ---- geometry ------------------------------------------------------------------------------- */
 
 typedef enum { SUM, MEAN, SQUARES, NORM, MAXIMUM, MINIMUM, LOGSUMEXP, PRODUCT } kind_t;
-
-/* Merged dimensions, outermost first: kept ones and reduced ones with their strides. */
-typedef struct reduce_layout_s {
-    kind_t kind;
-    bool ends_kept;    /* innermost stretch is kept */
-    int64_t stretch;   /* innermost stretch */
-    int n_kept, n_red; /* outer dimensions of each kind */
-    int64_t kept[GRADD_MAX_RANK], kept_step[GRADD_MAX_RANK];
-    int64_t red[GRADD_MAX_RANK], red_step[GRADD_MAX_RANK];
-    int64_t outer_kept, outer_red, reduced; /* products; all reduced elements */
-} reduce_layout_t;
-
-static void axes_of(const gradd_launch_t *r, bool *mask) {
-    gradd_infer_t c = {.op = r->op, .attrs = r->attrs, .n_in = r->n_in, .in = r->in};
-    if (gradd_known_axes(&c, 1, r->in[0].type.rank, mask)) memset(mask, 0, GRADD_MAX_RANK);
-}
-
-static void lay_out_reduction(const gradd_type_t *type, const bool *mask, reduce_layout_t *p) {
-    int64_t size[GRADD_MAX_RANK], step[GRADD_MAX_RANK], stride = 1;
-    bool red[GRADD_MAX_RANK];
-    int n = 0; /* merged, innermost first */
-    *p = (reduce_layout_t){.outer_kept = 1, .outer_red = 1, .reduced = 1};
-    for (int i = type->rank - 1; i >= 0; i--) {
-        if (type->dims[i] == 1) continue;
-        if (n && red[n - 1] == mask[i])
-            size[n - 1] *= type->dims[i];
-        else
-            size[n] = type->dims[i], step[n] = stride, red[n] = mask[i], n++;
-        stride *= type->dims[i];
-    }
-    p->ends_kept = n > 0 && !red[0];
-    p->stretch = n ? size[0] : 1;
-    for (int i = n - 1; i >= 0; i--) {
-        if (red[i]) p->reduced *= size[i];
-        if (i == 0) break;
-        if (red[i]) {
-            p->red[p->n_red] = size[i];
-            p->red_step[p->n_red++] = step[i];
-            p->outer_red *= size[i];
-        } else {
-            p->kept[p->n_kept] = size[i];
-            p->kept_step[p->n_kept++] = step[i];
-            p->outer_kept *= size[i];
-        }
-    }
-}
-
-static int64_t offset_of(int64_t index, int n, const int64_t *dims, const int64_t *steps) {
-    int64_t offset = 0;
-    for (int i = n - 1; i >= 0; i--) {
-        offset += index % dims[i] * steps[i];
-        index /= dims[i];
-    }
-    return offset;
-}
 
 /* ---- kernels: one stretch to one value ----------------------------------------------------------
  */
@@ -225,21 +171,21 @@ COLUMNS_FOLD(gradd_bf16_t, bf16)
 
 #define REDUCE_FLOAT(T, S)                                                                         \
     /* ends in R: each kept element folds its stretches */                                         \
-    static void stretches_##S(const reduce_layout_t *p, const T *x, T *z) {                        \
+    static void stretches_##S(const gradd_fold_t *p, const T *x, T *z) {                           \
         const int64_t elements = p->outer_kept * p->reduced;                                       \
         _Pragma("omp parallel for schedule(static) if (elements >= GRADD_PARALLEL_MIN)") for (     \
             int64_t k = 0; k < p->outer_kept; k++) {                                               \
-            const T *base = x + offset_of(k, p->n_kept, p->kept, p->kept_step);                    \
+            const T *base = x + gradd_fold_offset(k, p->n_kept, p->kept, p->kept_step);            \
             double total = start_of(p->kind);                                                      \
             for (int64_t r = 0; r < p->outer_red; r++) {                                           \
-                const T *at = base + offset_of(r, p->n_red, p->red, p->red_step);                  \
+                const T *at = base + gradd_fold_offset(r, p->n_red, p->red, p->red_step);          \
                 total = join(p->kind, total, fold_stretch(p->kind, at, p->stretch));               \
             }                                                                                      \
             z[k] = NARROW_##S(finish(p->kind, total, p->reduced));                                 \
         }                                                                                          \
     }                                                                                              \
     /* everything to one element, in pieces of fixed size */                                       \
-    static void whole_##S(const reduce_layout_t *p, const T *x, T *z) {                            \
+    static void whole_##S(const gradd_fold_t *p, const T *x, T *z) {                               \
         double total = start_of(p->kind), part[64];                                                \
         for (int64_t from = 0; from < p->stretch; from += 64 * PIECE) {                            \
             const int64_t left = p->stretch - from, n = left < 64 * PIECE ? left : 64 * PIECE;     \
@@ -254,7 +200,7 @@ COLUMNS_FOLD(gradd_bf16_t, bf16)
         z[0] = NARROW_##S(finish(p->kind, total, p->reduced));                                     \
     }                                                                                              \
     /* ends in K: a block of columns at a time */                                                  \
-    static void cols_##S(const reduce_layout_t *p, const T *x, T *z) {                             \
+    static void cols_##S(const gradd_fold_t *p, const T *x, T *z) {                                \
         int64_t width = p->stretch < COLUMNS ? p->stretch : COLUMNS;                               \
         if (p->outer_kept == 1 && width == p->stretch && width > 64)                               \
             width = (width + 31) / 32 * 16;                                                        \
@@ -267,18 +213,18 @@ COLUMNS_FOLD(gradd_bf16_t, bf16)
             int64_t u = 0; u < p->outer_kept * blocks; u++) {                                      \
             const int64_t k = u / blocks, from = u % blocks * width;                               \
             const int64_t n = p->stretch - from < width ? p->stretch - from : width;               \
-            const T *base = x + offset_of(k, p->n_kept, p->kept, p->kept_step) + from;             \
+            const T *base = x + gradd_fold_offset(k, p->n_kept, p->kept, p->kept_step) + from;     \
             double acc[COLUMNS];                                                                   \
             for (int64_t i = 0; i < n; i++)                                                        \
                 acc[i] = start_of(p->kind);                                                        \
             for (int64_t r = 0; r < outer; r++)                                                    \
-                columns(p->kind, base + offset_of(r, p->n_red - 1, p->red, p->red_step), rows,     \
-                        step, n, acc);                                                             \
+                columns(p->kind, base + gradd_fold_offset(r, p->n_red - 1, p->red, p->red_step),   \
+                        rows, step, n, acc);                                                       \
             for (int64_t i = 0; i < n; i++)                                                        \
                 z[k * p->stretch + from + i] = NARROW_##S(finish(p->kind, acc[i], p->reduced));    \
         }                                                                                          \
     }                                                                                              \
-    static void reduce_##S(const reduce_layout_t *p, const T *x, T *z) {                           \
+    static void reduce_##S(const gradd_fold_t *p, const T *x, T *z) {                              \
         if (p->ends_kept)                                                                          \
             cols_##S(p, x, z);                                                                     \
         else if (p->outer_kept == 1 && p->outer_red == 1 && p->stretch > PIECE)                    \
@@ -290,7 +236,7 @@ REDUCE_FLOAT(float, f32)
 REDUCE_FLOAT(double, f64)
 REDUCE_FLOAT(gradd_bf16_t, bf16)
 
-static void reduce_any(const reduce_layout_t *p, gradd_dtype_t dtype, const void *x, void *z) {
+static void reduce_any(const gradd_fold_t *p, gradd_dtype_t dtype, const void *x, void *z) {
     if (dtype == GRADD_DT_F32)
         reduce_f32(p, x, z);
     else if (dtype == GRADD_DT_F64)
@@ -317,10 +263,7 @@ static double mul_f64(double a, double b) {
 
 /* The definition: for each result, all its elements in order, in double (integers in int64). */
 static gradd_status_t plain(const gradd_launch_t *r, kind_t kind) {
-    reduce_layout_t p;
-    bool mask[GRADD_MAX_RANK];
-    axes_of(r, mask);
-    lay_out_reduction(&r->in[0].type, mask, &p);
+    const gradd_fold_t p = gradd_fold_of(r->attrs, r->in, r->n_in);
     const int64_t width = p.ends_kept ? p.stretch : 1, stretch = p.ends_kept ? 1 : p.stretch;
     const int64_t kept = gradd_type_count(&r->out[0].type),
                   outer = p.reduced ? p.reduced / stretch : 0;
@@ -328,13 +271,15 @@ static gradd_status_t plain(const gradd_launch_t *r, kind_t kind) {
         const T *x = r->in[0].data;
         T *z = r->out[0].data;
         for (int64_t k = 0; k < kept; k++) {
-            const T *base = x + offset_of(k / width, p.n_kept, p.kept, p.kept_step) + k % width;
+            const T *base =
+                x + gradd_fold_offset(k / width, p.n_kept, p.kept, p.kept_step) + k % width;
             GRADD_ACC(T) total = kind == PRODUCT ? 1 : 0, best = 0;
             bool first = true;
             for (int pass = kind == LOGSUMEXP ? 0 : 1; pass < 2; pass++)
                 for (int64_t i = 0; i < outer * stretch; i++) {
                     GRADD_ACC(T)
-                    a = base[offset_of(i / stretch, p.n_red, p.red, p.red_step) + i % stretch];
+                    a = base[gradd_fold_offset(i / stretch, p.n_red, p.red, p.red_step) +
+                             i % stretch];
                     bool more = kind == MINIMUM ? a < best : a > best;
                     if (pass == 0 || kind == MAXIMUM || kind == MINIMUM)
                         best = first || more || a != a ? a : best;
@@ -363,13 +308,10 @@ static gradd_status_t plain(const gradd_launch_t *r, kind_t kind) {
 
 static gradd_status_t reduce(const gradd_launch_t *r, kind_t kind) {
     gradd_dtype_t dtype = r->in[0].type.dtype;
-    bool mask[GRADD_MAX_RANK];
-    reduce_layout_t p;
     if (!gradd_type_count(&r->out[0].type)) return GRADD_OK;
     bool empty = !gradd_type_count(&r->in[0].type);
     if (!gradd_dtype_is_float(dtype) || (empty && dtype != GRADD_DT_BF16)) return plain(r, kind);
-    axes_of(r, mask);
-    lay_out_reduction(&r->in[0].type, mask, &p);
+    gradd_fold_t p = gradd_fold_of(r->attrs, r->in, r->n_in);
     p.kind = kind;
     if (empty) { /* a fold of nothing everywhere */
         gradd_bf16_t *z = r->out[0].data, none = NARROW_bf16(finish(kind, start_of(kind), 0));
@@ -532,13 +474,23 @@ static gradd_status_t grad_product(gradd_grad_t *g) {
         {.text = T "[2,3,4]"}, {.text = T "[2,3,4] - | noop_with_empty_axes=1"},                   \
         {.text = T "[2,3,4,5] i64[2]={1,3} | keepdims=0"}, {.text = T "[] | keepdims=1"},          \
         {.text = T "[2,1,4] i64[1]={1} | keepdims=0"}, {.text = T "[2,3,4,5] i64[2]={2,0}"}
+/* What a GPU cuts into pieces, and reads in packs. */
+#define CASES_LARGE                                                                                \
+    {.text = "f32[5,4096]:(0,1) i64[1]={1}", .grad_tol = -1},                                      \
+        {.text = "f32[2,20000]:(0,1) i64[1]={1}", .grad_tol = -1},                                 \
+        {.text = "f32[300,260]:(0,1) i64[1]={0}", .grad_tol = -1},                                 \
+        {.text = "f32[2,1030,3]:(0,1) i64[1]={1}", .grad_tol = -1},                                \
+        {.text = "f32[3,7,5,300]:(0,1) i64[2]={1,3}", .grad_tol = -1},                             \
+        {.text = "f32[7,5,20,128]:(0,1) i64[2]={0,2}", .grad_tol = -1},                            \
+        {.text = "f32[70000]:(0,1)", .grad_tol = -1}
 #define CASES_REDUCE                                                                               \
     GRADD_CASES(CASES_COMMON("f32"), {.text = "f32[3,0,2] i64[1]={0}", .grad_tol = -1},            \
                 {.text = "f32[211,173] i64[1]={1}"}, {.text = "f32[211,173] i64[1]={0}"},          \
                 {.text = "f32[3,2100] i64[1]={0} | keepdims=0"},                                   \
                 {.text = "f32[70,3,211] i64[2]={0,1} | keepdims=0", .tol = 3e-5},                  \
-                {.text = "f32[100003] | keepdims=0", .tol = 1e-4},                                 \
-                {.text = "i64[2,3] i64[1]={1}"}, {.text = "i32[2,3] i64[1]={0}"})
+                {.text = "f32[100003] | keepdims=0", .tol = 1e-4}, CASES_LARGE,                    \
+                {.text = "i64[2,3] i64[1]={1}"}, {.text = "i32[2,3] i64[1]={0}"},                  \
+                {.text = "i64[3,3000] i64[1]={1}"}, {.text = "i32[700,5] i64[1]={0}"})
 
 #define ATTRS_INPUT                                                                                \
     GRADD_ATTR_LIST({"keepdims", GRADD_ATTR_INT, false},                                           \
@@ -583,7 +535,8 @@ GRADD_OPS(
                                   {.text = "f32[4]={1,nan,2,0} | keepdims=0", .grad_tol = -1},
                                   {.text = "f32[2,3]={1,nan,2,0,1,2} i64[1]={0}", .grad_tol = -1},
                                   {.text = "f32[211,173] i64[1]={1}"},
-                                  {.text = "f32[211,173] i64[1]={0}"}, {.text = "f32[100003]"})),
+                                  {.text = "f32[211,173] i64[1]={0}"}, {.text = "f32[100003]"},
+                                  CASES_LARGE)),
     GRADD_OP("ReduceMax", "", 11, (1, 1), (1, 1), .until = 17,
              .types = {GRADD_T_NUM, GRADD_T_INDEX}, .attrs = ATTRS_OLD, .infer = infer_extremum,
              .grad = grad_extremum, .ref = ref_max, .cases = CASES_OLD),
@@ -597,7 +550,12 @@ GRADD_OPS(
              .grad = grad_extremum, .ref = ref_min, .cases = CASES_OLD),
     GRADD_OP("ReduceLogSumExp", "", 18, (1, 2), (1, 1), .types = {GRADD_T_FLOAT, GRADD_T_INDEX},
              .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_logsumexp,
-             .ref = compute_logsumexp, .cases = GRADD_CASES(CASES_COMMON("f32"))),
+             .ref = compute_logsumexp,
+             .cases = GRADD_CASES(
+                 CASES_COMMON("f32"), CASES_LARGE,
+                 {.text = "f32[4]={-inf,1,inf,2}", .grad_tol = -1},
+                 {.text = "f32[2,3]={-inf,-inf,-inf,1,nan,2} i64[1]={1}", .grad_tol = -1},
+                 {.text = "f32[3,2]={-inf,-inf,-inf,1,-inf,2} i64[1]={0}", .grad_tol = -1})),
     GRADD_OP("ReduceProd", "", 18, (1, 2), (1, 1), .types = {GRADD_T_NUM, GRADD_T_INDEX},
              .attrs = ATTRS_INPUT, .infer = infer_reduce, .grad = grad_product,
              .ref = compute_product,
@@ -605,6 +563,8 @@ GRADD_OPS(
                                   {.text = "f32[3,4]={1,2,0,3,0,5,0,2,1,2,3,4} i64[1]={1}"},
                                   {.text = "f32[2,3]={1,0,2,3,4,5} | keepdims=0"},
                                   {.text = "f32[2,0] i64[1]={1}", .grad_tol = -1},
+                                  {.text = "i64[3,20000]:(1,9) i64[1]={1}"},
+                                  {.text = "i32[700,5]:(1,9) i64[1]={0}"},
                                   {.text = "i64[2,0] i64[1]={1}"})));
 
 GRADD_KERNELS(cpu, reduce, GRADD_KERNEL("ReduceSum", "loop", .compute = compute_sum),

@@ -10,24 +10,9 @@
 #include "kernels/kernel.h"
 #include "kernels/rowwise.h"
 #include "kernels/rules.h"
+#include "kernels/span.h"
 
 /* ---- kernels -------------------------------------------------------------------------------- */
-
-typedef struct span_s {
-    int64_t outer, n, inner;
-} span_t;
-
-static gradd_status_t span_of(const gradd_launch_t *r, span_t *s) {
-    const gradd_type_t *t = &r->in[0].type;
-    int axis;
-    GRADD_TRY(gradd_axis(gradd_attr_int(r->attrs, "axis", -1), t->rank, false, &axis));
-    *s = (span_t){1, t->dims[axis], 1};
-    for (int i = 0; i < axis; i++)
-        s->outer *= t->dims[i];
-    for (int i = axis + 1; i < t->rank; i++)
-        s->inner *= t->dims[i];
-    return GRADD_OK;
-}
 
 /* Contiguous rows. Terms of a row: scale (softmax), or distance to a shift (its logarithm). */
 #define ROWS(T, S)                                                                                 \
@@ -135,8 +120,8 @@ PLAIN(double, f64, , )
 PLAIN(gradd_bf16_t, bf16, gradd_bf16_f32, TO_BF16)
 
 #define WHOLE(T, S)                                                                                \
-    static void whole_##S(const span_t *s, const T *x, const T *y, T *z, bool log_, bool back,     \
-                          bool ref) {                                                              \
+    static void whole_##S(const gradd_span_t *s, const T *x, const T *y, T *z, bool log_,          \
+                          bool back, bool ref) {                                                   \
         const int64_t rows = s->outer * s->inner, n = s->n, step = s->inner;                       \
         const bool fast = step == 1 && !ref;                                                       \
         _Pragma("omp parallel for schedule(static) if (rows * n >= GRADD_PARALLEL_MIN)") for (     \
@@ -153,9 +138,9 @@ WHOLE(double, f64)
 WHOLE(gradd_bf16_t, bf16)
 
 static gradd_status_t softmax(const gradd_launch_t *r, bool log_, bool back, bool ref) {
-    span_t s;
+    gradd_span_t s;
     const void *x = r->in[0].data, *y = back ? r->in[1].data : NULL;
-    GRADD_TRY(span_of(r, &s));
+    GRADD_TRY(gradd_span_of(r->attrs, &r->in[0].type, &s));
     if (!gradd_type_count(&r->in[0].type)) return GRADD_OK;
     if (r->in[0].type.dtype == GRADD_DT_F32)
         whole_f32(&s, x, y, r->out[0].data, log_, back, ref);
@@ -206,16 +191,29 @@ static gradd_status_t grad_log_softmax(gradd_grad_t *g) {
 /* ---- cases and rows ------------------------------------------------------------------------- */
 
 #define CASES                                                                                      \
-    GRADD_CASES({.text = "f32[3,5]"}, {.text = "f32[2,3,4] | axis=1"},                             \
-                {.text = "f32[2,3,4] | axis=-3"}, {.text = "f32[7] | axis=0"},                     \
-                {.text = "f32[2,1]"}, {.text = "f32[0,4]"}, {.text = "f32[2,2,3,37]"},             \
-                {.text = "f32[4]={-inf,1,2,-inf}", .grad_tol = -1},                                \
-                {.text = "f32[3]={-inf,-inf,-inf}", .grad_tol = -1},                               \
-                {.text = "f32[2]={90,1000}", .grad_tol = -1}, {.text = "f32[67,1031]:(-9,9)"})
+    GRADD_CASES(                                                                                   \
+        {.text = "f32[3,5]"}, {.text = "f32[2,3,4] | axis=1"}, {.text = "f32[2,3,4] | axis=-3"},   \
+        {.text = "f32[7] | axis=0"}, {.text = "f32[2,1]"}, {.text = "f32[0,4]"},                   \
+        {.text = "f32[2,2,3,37]"}, {.text = "f32[4]={-inf,1,2,-inf}", .grad_tol = -1},             \
+        {.text = "f32[3]={-inf,-inf,-inf}", .grad_tol = -1},                                       \
+        {.text = "f32[2]={90,1000}", .grad_tol = -1}, {.text = "f32[67,1031]:(-9,9)"},             \
+        {.text = "f32[3,64]={nan}", .grad_tol = -1}, {.text = "f32[2,64]={inf}", .grad_tol = -1},  \
+        {.text = "f32[2,40,48]:(-9,9) | axis=1", .grad_tol = -1},                                  \
+        {.text = "f32[3,4,2]={-inf,1,2,-inf,-inf,3,-inf,-inf,-inf,1,-inf,-inf,nan,3,1,1,"          \
+                 "inf,1,0,0,0,0,0,0} | axis=1",                                                    \
+         .grad_tol = -1},                                                                          \
+        {.text = "f32[5,1024]:(-9,9)", .grad_tol = -1},                                            \
+        {.text = "f32[3,4096]:(-9,9)", .grad_tol = -1},                                            \
+        {.text = "f32[2,20000]:(-9,9)", .grad_tol = -1},                                           \
+        {.text = "f32[2,9001]:(-9,9)", .grad_tol = -1})
 #define CASES_BACK                                                                                 \
     GRADD_CASES({.text = "f32[3,5] f32[3,5]:(0,1)"},                                               \
                 {.text = "f32[2,3,4] f32[2,3,4]:(-3,0) | axis=1"},                                 \
-                {.text = "f32[67,1031] f32[67,1031]:(0,0.002)", .tol = 5e-5})
+                {.text = "f32[67,1031] f32[67,1031]:(0,0.002)", .tol = 5e-5},                      \
+                {.text = "f32[2,40,48] f32[2,40,48]:(0,0.05) | axis=1"},                           \
+                {.text = "f32[5,512] f32[5,512]:(0,0.004)", .tol = 5e-5},                          \
+                {.text = "f32[3,4096] f32[3,4096]:(0,0.001)", .tol = 5e-5},                        \
+                {.text = "f32[2,9000] f32[2,9000]:(0,0.001)", .tol = 5e-5})
 #define INTERNAL (GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD)
 
 GRADD_OPS(softmax,
