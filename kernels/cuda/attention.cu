@@ -165,6 +165,9 @@ gradd_status_t attn_prepare(const gradd_launch_t *r, const gradd_attn_places_t *
     const room_t room = make_room(&p, r->in, r->n_in, at);
     char *base = (char *)r->workspace;
     out->delta = base + room.delta;
+    out->heads = (int)p.heads;
+    out->kv_heads = (int)p.kv_heads;
+    out->group = (int)(p.heads / p.kv_heads);
     if (p.bias.data) out->bias_count = gradd_type_count(&r->in[at->bias].type);
     out->limit = p.fill <= GRADD_ATTN_MASKED ? GRADD_ATTN_MASKED
                  : p.dtype == GRADD_DT_F64   ? p.fill + 746

@@ -24,8 +24,9 @@ typedef struct attn_call_s {
     const attn_place_t *q_rows, *k_rows; /* live ones; NULL = all rows */
     const void *limits; /* per row of the bias: what rare queries are not above; NULL = `limit` */
     double limit;
-    void *delta;        /* sums of dy y, [B, H, Q] */
-    int64_t bias_count; /* elements of the bias */
+    void *delta;                /* sums of dy y, [B, H, Q] */
+    int64_t bias_count;         /* elements of the bias */
+    int heads, kv_heads, group; /* query heads per head of keys */
 } attn_call_t;
 
 /* Bytes of the scratch behind a call. */

@@ -68,13 +68,13 @@ GPU_FN void start(A sink, A (&most)[R], A (&sum)[R], A (&y)[R][N]) {
 }
 
 template <class T, class A, int N>
-GPU_FN void put(const attn_call_t &a, const attn_row_t *row, int64_t head, int64_t query,
+GPU_FN void put(const attn_call_t &a, const attn_row_t *row, int head, int64_t query,
                 int64_t column, const A *most, const A *sum, const A *y) {
     const gradd_attn_t &p = a.p;
     const bool zero = row->kind == ATTN_DEAD && p.zero;
     const A factor = zero ? 0 : (p.drop.active ? (A)p.drop.scale : (A)1) / *sum;
     T *to =
-        (T *)p.y.data + head / p.heads * p.y.batch + head % p.heads * p.y.head + query * p.y.row;
+        (T *)p.y.data + head / a.heads * p.y.batch + head % a.heads * p.y.head + query * p.y.row;
 #pragma unroll
     for (int c = 0; c < N; c++) {
         const int64_t at = column + attn_tx() + ATTN_SIDE * c;
@@ -99,8 +99,8 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_forward(attn_call_t a, int til
     const gradd_attn_t &p = a.p;
     const int64_t column = blockIdx.x % chunks * (int64_t)(ATTN_SIDE * N);
     const int64_t first = blockIdx.x / chunks % tiles * (int64_t)TILE;
-    const int64_t head = blockIdx.x / chunks / tiles, b = head / p.heads, h = head % p.heads;
-    const int64_t kv = h / (p.heads / p.kv_heads);
+    const int head = blockIdx.x / chunks / tiles, b = head / a.heads, h = head % a.heads;
+    const int kv = h / a.group;
     const attn_rows<T> q = attn_rows_of<T>(p.q, b, h, first, p.n_q);
     const A sink = p.sinks ? ((const A *)p.sinks)[h] : -(A)INFINITY;
     A x[R][R], y[R][N], most[R], sum[R];

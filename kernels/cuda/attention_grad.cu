@@ -144,14 +144,13 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dkv(attn_call_t a, int tiles, 
     const gradd_attn_t &p = a.p;
     const int64_t column = blockIdx.x % chunks * (int64_t)(ATTN_SIDE * N);
     const int first = (int)(blockIdx.x / chunks % tiles) * TILE;
-    const int64_t head = blockIdx.x / chunks / tiles, b = head / p.kv_heads, kv = head % p.kv_heads;
-    const int64_t group = p.heads / p.kv_heads;
+    const int head = blockIdx.x / chunks / tiles, b = head / a.kv_heads, kv = head % a.kv_heads;
     tile_t<T> t;
     A x[R][R], z[R][R], dk[R][N], dv[R][N];
     clear(dk);
     clear(dv);
     tile_keys(p, b, kv, first, &t);
-    for (int64_t h = kv * group; h < (kv + 1) * group; h++)
+    for (int h = kv * a.group; h < (kv + 1) * a.group; h++)
         for (int64_t at = 0; at < p.n_q; at += TILE) {
             __syncthreads();
             if (threadIdx.x == 0) *any = 0;
@@ -194,17 +193,17 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dq(attn_call_t a, int tiles, i
     const gradd_attn_t &p = a.p;
     const int64_t column = blockIdx.x % chunks * (int64_t)(ATTN_SIDE * N);
     const int64_t first = blockIdx.x / chunks % tiles * (int64_t)TILE;
-    const int64_t head = blockIdx.x / chunks / tiles, b = head / p.heads, h = head % p.heads;
+    const int head = blockIdx.x / chunks / tiles, b = head / a.heads, h = head % a.heads;
     tile_t<T> t;
     A x[R][R], z[R][R], dq[R][N];
     clear(dq);
-    tile_queries(p, b, h, first, &t);
     if (threadIdx.x < TILE) query[threadIdx.x] = query_of<A>(a, b, h, first + threadIdx.x);
     __syncthreads();
     int from, to;
     attn_span<TILE>(query, &from, &to);
     for (int at = from; at < to; at += TILE) {
-        tile_keys(p, b, h / (p.heads / p.kv_heads), at, &t);
+        tile_queries(p, b, h, first, &t);
+        tile_keys(p, b, h / a.group, at, &t);
         pairs(a, t, query, at, false, x, z, (A *)room_q, (A *)room_k);
 #pragma unroll
         for (int c = 0; c < R; c++) {
@@ -223,9 +222,9 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dq(attn_call_t a, int tiles, i
 
 /* What is summed over where the bias is broadcast. */
 struct span_t {
-    int64_t from, to;
+    int from, to;
 };
-GPU_FN span_t span_of(bool one, int64_t at, int64_t n) {
+GPU_FN span_t span_of(bool one, int at, int n) {
     return one ? span_t{at, at + 1} : span_t{0, n};
 }
 
@@ -273,28 +272,28 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dbias(attn_call_t a, int q_til
     GPU_SHARED(pack_t, room_k, ATTN_CHUNK * LD / R);
     GPU_SHARED(pack_t, tile, TILE * LD / R);
     const gradd_attn_t &p = a.p;
-    const int64_t rows = p.bias.row ? q_tiles : 1, cols = p.bias.col ? k_tiles : 1;
-    const int64_t heads = p.bias.head ? p.heads : 1, head = blockIdx.x / cols / rows;
-    const span_t bs = span_of(p.bias.batch, head / heads, p.batch);
-    const span_t hs = span_of(p.bias.head, head % heads, p.heads);
+    const int rows = p.bias.row ? q_tiles : 1, cols = p.bias.col ? k_tiles : 1;
+    const int heads = p.bias.head ? a.heads : 1, head = blockIdx.x / cols / rows;
+    const span_t bs = span_of(p.bias.batch, head / heads, (int)p.batch);
+    const span_t hs = span_of(p.bias.head, head % heads, a.heads);
     const span_t is = span_of(p.bias.row, blockIdx.x / cols % rows, q_tiles);
     const span_t js = span_of(p.bias.col, blockIdx.x % cols, k_tiles);
     tile_t<T> t;
     A x[R][R], z[R][R], sum[R][R];
     clear(sum);
-    for (int64_t b = bs.from; b < bs.to; b++)
-        for (int64_t h = hs.from; h < hs.to; h++)
-            for (int64_t i = is.from; i < is.to; i++) {
+    for (int b = bs.from; b < bs.to; b++)
+        for (int h = hs.from; h < hs.to; h++)
+            for (int i = is.from; i < is.to; i++) {
                 int from, to;
                 __syncthreads();
                 if (threadIdx.x < TILE)
-                    query[threadIdx.x] = query_of<A>(a, b, h, i * TILE + threadIdx.x);
+                    query[threadIdx.x] = query_of<A>(a, b, h, (int64_t)i * TILE + threadIdx.x);
                 __syncthreads();
                 attn_span<TILE>(query, &from, &to);
-                tile_queries(p, b, h, i * TILE, &t);
-                for (int64_t j = js.from; j < js.to; j++) {
+                tile_queries(p, b, h, (int64_t)i * TILE, &t);
+                for (int j = js.from; j < js.to; j++) {
                     if (j * TILE >= to || (j + 1) * TILE <= from) continue;
-                    tile_keys(p, b, h / (p.heads / p.kv_heads), j * TILE, &t);
+                    tile_keys(p, b, h / a.group, j * TILE, &t);
                     pairs(a, t, query, (int)(j * TILE), true, x, z, (A *)room_q, (A *)room_k);
 #pragma unroll
                     for (int r = 0; r < R; r++)
@@ -304,7 +303,7 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dbias(attn_call_t a, int q_til
                 }
             }
     A *to = (A *)p.dbias + head / heads * p.bias.batch + head % heads * p.bias.head;
-    put_bias(p, to, is.from * TILE, js.from * TILE, sum, (A *)tile);
+    put_bias(p, to, (int64_t)is.from * TILE, (int64_t)js.from * TILE, sum, (A *)tile);
 }
 
 /* ---- launches -------------------------------------------------------------------------------- */

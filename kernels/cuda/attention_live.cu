@@ -24,11 +24,11 @@ template <class T> GPU_FN gpu_real<T> dot(const T *x, const T *y, int64_t n) {
 
 /* The gradient of one pair's score for the bias. */
 template <class T>
-GPU_FN gpu_real<T> dbias_of(const attn_call_t &a, int64_t h, int64_t i, const attn_row_t &row,
+GPU_FN gpu_real<T> dbias_of(const attn_call_t &a, int h, int64_t i, const attn_row_t &row,
                             const attn_key_t &key) {
     typedef gpu_real<T> A;
     const gradd_attn_t &p = a.p;
-    const int64_t kv = h / (p.heads / p.kv_heads);
+    const int kv = h / a.group;
     const T *q = attn_rows_of<T>(p.q, 0, h, i, p.n_q).at;
     const T *dy = attn_rows_of<T>(p.dy, 0, h, i, p.n_q).at;
     const T *k = attn_rows_of<T>(p.k, 0, kv, key.at, p.n_k).at;
@@ -46,8 +46,7 @@ GPU_FN gpu_real<T> dbias_of(const attn_call_t &a, int64_t h, int64_t i, const at
 /* Adds the pairs of one query, THREADS keys at a time. Of keys with the same place in the bias the
  * first adds all. */
 template <class T>
-GPU_FN void add_query(const attn_call_t &a, int64_t h, int64_t i, gpu_real<T> *value,
-                      int32_t *place) {
+GPU_FN void add_query(const attn_call_t &a, int h, int64_t i, gpu_real<T> *value, int32_t *place) {
     typedef gpu_real<T> A;
     const gradd_attn_t &p = a.p;
     const attn_row_t row = attn_row(a, 0, h, i);
@@ -77,16 +76,16 @@ GPU_FN void add_query(const attn_call_t &a, int64_t h, int64_t i, gpu_real<T> *v
     }
 }
 
-template <class T> __global__ void GPU_BLOCK(THREADS) attention_live_dbias(attn_call_t a) {
+template <class T> __global__ void GPU_BLOCK(THREADS, 4) attention_live_dbias(attn_call_t a) {
     typedef gpu_real<T> A;
     GPU_SHARED(A, value, THREADS);
     GPU_SHARED(int32_t, place, THREADS);
     GPU_SHARED(int, same, THREADS);
     const gradd_attn_t &p = a.p;
-    const int64_t heads = p.bias.head ? p.heads : 1, mine = blockIdx.x / heads;
+    const int heads = p.bias.head ? a.heads : 1, mine = blockIdx.x / heads;
     const attn_place_t me = a.q_rows[mine];
-    const int64_t from = p.bias.head ? blockIdx.x % heads : 0;
-    const int64_t to = p.bias.head ? from + 1 : p.heads;
+    const int from = p.bias.head ? blockIdx.x % heads : 0;
+    const int to = p.bias.head ? from + 1 : a.heads;
     for (int64_t first = 0; first < p.n_q; first += THREADS) {
         const int64_t i = first + threadIdx.x;
         const attn_place_t other = i < p.n_q ? a.q_rows[i] : me;
@@ -97,7 +96,7 @@ template <class T> __global__ void GPU_BLOCK(THREADS) attention_live_dbias(attn_
         for (int k = 0; k < THREADS; k++) {
             if (!same[k]) continue;
             if (first + k < mine) return; /* somebody else's */
-            for (int64_t h = from; h < to; h++)
+            for (int h = from; h < to; h++)
                 add_query<T>(a, h, first + k, value, place);
         }
     }
