@@ -8,6 +8,10 @@
 
 #include "kernels/op.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Three numbers per query: first and one past the last key that the mask allows, and one of these.
  * A query without any key has the range [0, n_k). */
 enum {
@@ -51,4 +55,7 @@ gradd_status_t gradd_attention_expand(gradd_expand_t *x);
 /* Heads of [B, K, N, D] repeated so that there are H of them, each K's in a row. */
 gradd_val_t gradd_attention_repeat(gradd_builder_t *b, gradd_val_t v, int64_t heads);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

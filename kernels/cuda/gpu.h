@@ -10,6 +10,7 @@
  *     GPU_LAUNCH(add, gpu_blocks(n, 256), 256, y, x, n);
  *     return gpu_launched("Add");
  *
+ * GPU_BLOCK takes the threads of a block, and how many blocks a multiprocessor should hold.
  * Elements are stored in T and computed in gpu_real<T>: f32 for bf16 and f16. GPU_SHARED declares
  * an array in a block's shared memory.
  */
@@ -18,13 +19,13 @@
 
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
-#define GPU_BLOCK(threads)     __launch_bounds__(threads)
+#define GPU_BLOCK(...)         __launch_bounds__(__VA_ARGS__)
 #define GPU_SHARED(T, name, n) __shared__ T name[n]
 #define GPU_RUN(kernel, blocks, threads, ...)                                                      \
     kernel<<<blocks, threads, 0, (cudaStream_t)gpu_call.stream>>>(__VA_ARGS__)
 #else
 #include "emu.h"
-#define GPU_BLOCK(threads)
+#define GPU_BLOCK(...)
 #endif
 #define GPU_FN   static __device__ __forceinline__
 #define GPU_ALL  0xffffffffu

@@ -30,96 +30,21 @@
  */
 #include "kernels/cpu/attention/attention.h"
 
-#include <float.h>
 #include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/copy.h"
 #include "kernels/dispatch.h"
+#include "kernels/fault.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/op.h"
 #include "kernels/rules.h"
 
-enum { HIDES_BOTH = GRADD_ATTN_HIDES_SCORE | GRADD_ATTN_HIDES_BIAS };
-
-/* places of the operands; the gradient's are those of `grad` */
-typedef struct places_s {
-    int q, k, v, mask, bias, ranges, rows, key_rows;
-} places_t;
-static const places_t forward_at = {0, 1, 2, 3, 4, 5, 7, 8},
-                      backward_at = {1, 2, 3, 6, 7, 8, 9, 10};
-enum { SINKS = 6, MOST_IN = 9 }; /* forward only */
-enum { GRAD_Y = 4, GRAD_STATS = 5, GRAD_MOST_IN = 11 };
-
-/* ---- description of a call ------------------------------------------------------------------- */
-
-static bool given(const gradd_view_t *in, int n_in, int i) {
-    return i < n_in && in[i].type.dtype != GRADD_DT_NONE;
-}
-
-static gradd_attn_side_t side_of(const gradd_view_t *v, bool positions_first) {
-    const int64_t *n = v->type.dims;
-    gradd_attn_side_t s = {.data = v->data, .batch = n[1] * n[2] * n[3]};
-    s.head = positions_first ? n[3] : n[2] * n[3];
-    s.row = positions_first ? n[2] * n[3] : n[3];
-    return s;
-}
-
-/* Strides of something that broadcasts to [B, H, Q, N]; `last` elements belong to one row. */
-static gradd_attn_extra_t extra_of(const gradd_view_t *v) {
-    gradd_attn_extra_t e = {.data = v->data};
-    int64_t *strides[4] = {&e.batch, &e.head, &e.row, &e.col}, step = 1;
-    for (int i = 3, at = v->type.rank - 1; at >= 0; i--, at--) {
-        *strides[i] = v->type.dims[at] == 1 ? 0 : step;
-        step *= v->type.dims[at];
-    }
-    return e;
-}
-
-static void describe_sizes(gradd_attn_t *p, const gradd_view_t *in, const places_t *at,
-                           int64_t layout) {
-    const int64_t *q = in[at->q].type.dims, *k = in[at->k].type.dims, *v = in[at->v].type.dims;
-    bool q_first = layout & GRADD_ATTN_Q_TURNED, k_first = layout & GRADD_ATTN_K_TURNED;
-    p->dtype = in[at->q].type.dtype;
-    p->batch = q[0], p->heads = q[q_first ? 2 : 1], p->n_q = q[q_first ? 1 : 2], p->d = q[3];
-    p->kv_heads = k[k_first ? 2 : 1], p->n_k = k[k_first ? 1 : 2], p->d_v = v[3];
-    p->q = side_of(&in[at->q], q_first);
-    p->k = side_of(&in[at->k], k_first);
-    p->v = side_of(&in[at->v], layout & GRADD_ATTN_V_TURNED);
-}
-
-static gradd_attn_drop_t describe_drop(const gradd_launch_t *r) {
-    double ratio = gradd_attr_float(r->attrs, "dropout", 0);
-    return (gradd_attn_drop_t){
-        .active = ratio > 0 && !r->dropout_off,
-        .seed = r->seed,
-        .node = (uint64_t)gradd_attr_int(r->attrs, "node", (int64_t)r->node),
-        .limit = (uint64_t)(ratio * 0x1p32),
-        .scale = ratio < 1 ? 1 / (1 - ratio) : 0,
-    };
-}
-
-static void describe(gradd_attn_t *p, const gradd_view_t *in, int n_in, const places_t *at,
-                     gradd_attrs_t attrs) {
-    *p = (gradd_attn_t){.scale = gradd_attr_float(attrs, "scale", 1),
-                        .softcap = gradd_attr_float(attrs, "softcap", 0),
-                        .fill = gradd_attr_float(attrs, "fill", -FLT_MAX),
-                        .hides = (int)gradd_attr_int(attrs, "hides", HIDES_BOTH),
-                        .zero = gradd_attr_int(attrs, "zero", 0),
-                        .sunk = gradd_attr_int(attrs, "sunk", 0)};
-    if (at == &forward_at && given(in, n_in, SINKS)) p->sinks = in[SINKS].data, p->sunk = true;
-    describe_sizes(p, in, at, gradd_attr_int(attrs, "layout", 0));
-    if (p->dtype != GRADD_DT_F64) p->fill = (double)(float)p->fill; /* maybe infinite */
-    if (given(in, n_in, at->mask)) p->mask = extra_of(&in[at->mask]);
-    if (given(in, n_in, at->bias)) p->bias = extra_of(&in[at->bias]);
-    if (given(in, n_in, at->ranges)) p->range = extra_of(&in[at->ranges]);
-}
-
 /* Bytes of checked lists of live rows. */
-static size_t own_rows(const gradd_view_t *in, int n_in, const places_t *at,
+static size_t own_rows(const gradd_view_t *in, int n_in, const gradd_attn_places_t *at,
                        const gradd_attn_t *p) {
-    if (!given(in, n_in, at->rows)) return 0;
+    if (!gradd_attn_given(in, n_in, at->rows)) return 0;
     return sizeof(int64_t) * (size_t)(p->n_q + p->n_k);
 }
 
@@ -129,67 +54,58 @@ static gradd_status_t copy_rows(const gradd_view_t *list, int64_t limit, int64_t
         const int64_t row = from[i];
         to[i] = row < 0 ? ~row : row;
         if (to[i] >= limit)
-            return GRADD_FAIL(INDEX, "row %lld of %lld, entry %lld of the list of live rows",
-                              (long long)to[i], (long long)limit, (long long)i);
+            return gradd_fault_fail(&(gradd_fault_t){
+                .kind = GRADD_FAULT_LIVE_ROW, .value = to[i], .limit = limit, .position = i});
     }
     return GRADD_OK;
 }
 
 /* Which rows q, k and v are of, in `room`. */
-static gradd_status_t find_rows(gradd_attn_t *p, const gradd_launch_t *r, const places_t *at,
-                                int64_t *room) {
-    if (!given(r->in, r->n_in, at->rows)) return GRADD_OK;
-    const bool own_keys = given(r->in, r->n_in, at->key_rows);
-    const int64_t positions = gradd_attr_int(r->attrs, "positions", 1);
-    const int64_t sequences = p->bias.batch ? r->in[at->bias].type.dims[0] : 0;
-    p->rows = (gradd_attn_rows_t){room, own_keys ? room + p->n_q : room, positions,
-                                  gradd_attr_int(r->attrs, "key_positions", positions)};
-    GRADD_TRY(copy_rows(&r->in[at->rows], sequences ? sequences * positions : INT32_MAX, room));
+static gradd_status_t find_rows(gradd_attn_t *p, const gradd_launch_t *r,
+                                const gradd_attn_places_t *at, int64_t *room) {
+    if (!gradd_attn_given(r->in, r->n_in, at->rows)) return GRADD_OK;
+    const bool own_keys = gradd_attn_given(r->in, r->n_in, at->key_rows);
+    p->rows.q = room;
+    p->rows.k = own_keys ? room + p->n_q : room;
+    GRADD_TRY(copy_rows(&r->in[at->rows], gradd_attn_row_limit(p, r->in, at), room));
     return own_keys ? copy_rows(&r->in[at->key_rows], INT32_MAX, room + p->n_q) : GRADD_OK;
 }
 
-/* Rows of a mask, each of n_k bytes. */
-static int64_t mask_rows(const gradd_type_t *mask) {
-    int64_t rows = 1;
-    for (int i = 0; i + 1 < mask->rank; i++)
-        rows *= mask->dims[i];
-    return rows;
-}
-
 /* Ranges behind the kernel's scratch, if the caller brings a mask without. */
-static size_t own_ranges(const gradd_view_t *in, int n_in, const places_t *at) {
-    if (!given(in, n_in, at->mask) || given(in, n_in, at->ranges)) return 0;
-    return 3 * sizeof(int32_t) * (size_t)mask_rows(&in[at->mask].type);
+static size_t own_ranges(const gradd_view_t *in, int n_in, const gradd_attn_places_t *at) {
+    return 3 * sizeof(int32_t) * (size_t)gradd_attn_own_ranges(in, n_in, at);
 }
 
-static void find_ranges(gradd_attn_t *p, const gradd_launch_t *r, const places_t *at, void *room) {
+static void find_ranges(gradd_attn_t *p, const gradd_launch_t *r, const gradd_attn_places_t *at,
+                        void *room) {
     if (!own_ranges(r->in, r->n_in, at)) return;
     gradd_view_t ranges;
     ranges.type = r->in[at->mask].type, ranges.data = room;
-    gradd_attn_ranges(p->mask.data, mask_rows(&r->in[at->mask].type), p->n_k, room);
+    gradd_attn_ranges(p->mask.data, gradd_attn_mask_rows(&r->in[at->mask].type), p->n_k, room);
     ranges.type.dims[ranges.type.rank - 1] = 3;
-    p->range = extra_of(&ranges);
+    p->range = gradd_attn_extra_of(&ranges);
 }
 
-static size_t kernel_workspace(const gradd_infer_t *c, const places_t *at) {
+static size_t kernel_workspace(const gradd_infer_t *c, const gradd_attn_places_t *at) {
     gradd_attn_t p;
-    describe(&p, c->in, c->n_in, at, c->attrs);
+    gradd_attn_describe(&p, c->in, c->n_in, at, c->attrs);
     p.threads = c->threads;
-    size_t bytes = gradd_attn_workspace(&p, at == &backward_at);
+    size_t bytes = gradd_attn_workspace(&p, at == &gradd_attn_backward_at);
     return (bytes + 63) / 64 * 64 + own_rows(c->in, c->n_in, at, &p) +
            own_ranges(c->in, c->n_in, at);
 }
 static size_t workspace_forward(const gradd_infer_t *c) {
-    return kernel_workspace(c, &forward_at);
+    return kernel_workspace(c, &gradd_attn_forward_at);
 }
 static size_t workspace_backward(const gradd_infer_t *c) {
-    return kernel_workspace(c, &backward_at);
+    return kernel_workspace(c, &gradd_attn_backward_at);
 }
 
 /* What lies behind the kernel's scratch: lists of rows, ranges. */
-static gradd_status_t find_extras(gradd_attn_t *p, const gradd_launch_t *r, const places_t *at) {
-    char *room =
-        (char *)r->workspace + (gradd_attn_workspace(p, at == &backward_at) + 63) / 64 * 64;
+static gradd_status_t find_extras(gradd_attn_t *p, const gradd_launch_t *r,
+                                  const gradd_attn_places_t *at) {
+    char *room = (char *)r->workspace +
+                 (gradd_attn_workspace(p, at == &gradd_attn_backward_at) + 63) / 64 * 64;
     GRADD_TRY(find_rows(p, r, at, (int64_t *)room));
     find_ranges(p, r, at, room + own_rows(r->in, r->n_in, at, p));
     return GRADD_OK;
@@ -197,19 +113,11 @@ static gradd_status_t find_extras(gradd_attn_t *p, const gradd_launch_t *r, cons
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-static void *output(const gradd_launch_t *r, int j) {
-    return j < r->n_out ? r->out[j].data : NULL;
-}
-
 static gradd_status_t forward(const gradd_launch_t *r, bool pairs) {
-    gradd_attn_t p;
-    describe(&p, r->in, r->n_in, &forward_at, r->attrs);
+    gradd_attn_t p = gradd_attn_of_forward(r);
     p.pairs = pairs;
     p.threads = r->threads;
-    p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED);
-    p.stats = output(r, 1);
-    p.drop = describe_drop(r);
-    GRADD_TRY(find_extras(&p, r, &forward_at));
+    GRADD_TRY(find_extras(&p, r, &gradd_attn_forward_at));
     return gradd_attn_forward(&p, r->workspace);
 }
 
@@ -221,20 +129,11 @@ static gradd_status_t compute_attention_pairs(const gradd_launch_t *r) {
 }
 
 static gradd_status_t backward(const gradd_launch_t *r, bool pairs) {
-    int64_t layout = gradd_attr_int(r->attrs, "layout", 0);
-    gradd_attn_t p;
-    describe(&p, r->in, r->n_in, &backward_at, r->attrs);
+    gradd_attn_t p = gradd_attn_of_backward(r);
     p.pairs = pairs;
     p.threads = r->threads;
-    p.dy = side_of(&r->in[0], layout & GRADD_ATTN_Y_TURNED);
-    p.y = side_of(&r->in[GRAD_Y], layout & GRADD_ATTN_Y_TURNED);
-    p.stats = r->in[GRAD_STATS].data;
-    p.dq = p.q, p.dk = p.k, p.dv = p.v;
-    p.dq.data = output(r, 0), p.dk.data = output(r, 1), p.dv.data = output(r, 2);
-    p.dbias = output(r, 3);
-    p.drop = describe_drop(r);
     if (p.dbias) gradd_copy_zero(p.dbias, (size_t)gradd_type_bytes(&r->out[3].type));
-    GRADD_TRY(find_extras(&p, r, &backward_at));
+    GRADD_TRY(find_extras(&p, r, &gradd_attn_backward_at));
     return gradd_attn_backward(&p, r->workspace);
 }
 
@@ -245,33 +144,30 @@ static gradd_status_t compute_attention_grad_pairs(const gradd_launch_t *r) {
     return backward(r, true);
 }
 
-static bool has_pairs(const gradd_infer_t *c, const places_t *at) {
+static bool has_pairs(const gradd_infer_t *c, const gradd_attn_places_t *at) {
     gradd_attn_t p = {0};
-    describe_sizes(&p, c->in, at, gradd_attr_int(c->attrs, "layout", 0));
+    gradd_attn_describe_sizes(&p, c->in, at, gradd_attr_int(c->attrs, "layout", 0));
     return gradd_attn_pairs(&p);
 }
 static bool accepts_pairs(const gradd_infer_t *c) {
-    return has_pairs(c, &forward_at);
+    return has_pairs(c, &gradd_attn_forward_at);
 }
 static bool accepts_grad_pairs(const gradd_infer_t *c) {
-    return has_pairs(c, &backward_at);
+    return has_pairs(c, &gradd_attn_backward_at);
 }
 
 static gradd_status_t compute_ranges(const gradd_launch_t *r) {
     const gradd_type_t *mask = &r->in[0].type;
-    gradd_attn_ranges(r->in[0].data, mask_rows(mask), mask->dims[mask->rank - 1], r->out[0].data);
+    gradd_attn_ranges(r->in[0].data, gradd_attn_mask_rows(mask), mask->dims[mask->rank - 1],
+                      r->out[0].data);
     return GRADD_OK;
 }
 
 /* The definition: see gradd_attn_reference. */
 static gradd_status_t ref_attention(const gradd_launch_t *r) {
-    gradd_attn_t p;
-    describe(&p, r->in, r->n_in, &forward_at, r->attrs);
+    gradd_attn_t p = gradd_attn_of_forward(r);
     p.threads = r->threads;
-    p.y = side_of(&r->out[0], gradd_attr_int(r->attrs, "layout", 0) & GRADD_ATTN_Y_TURNED);
-    p.stats = output(r, 1);
-    p.drop = describe_drop(r);
-    GRADD_TRY(find_rows(&p, r, &forward_at, r->workspace));
+    GRADD_TRY(find_rows(&p, r, &gradd_attn_forward_at, r->workspace));
     gradd_attn_reference(&p);
     return GRADD_OK;
 }
@@ -315,65 +211,70 @@ static bool is_range_alone(const gradd_type_t *ranges, const gradd_attn_t *p) {
 }
 
 /* The bias of live rows is that of all. */
-static bool bias_fits(const gradd_infer_t *c, const places_t *at, const gradd_attn_t *p) {
+static bool bias_fits(const gradd_infer_t *c, const gradd_attn_places_t *at,
+                      const gradd_attn_t *p) {
     const gradd_type_t *bias = &c->in[at->bias].type;
     const int64_t positions = gradd_attr_int(c->attrs, "positions", 1);
     const int64_t sequences = bias->rank == 4 ? bias->dims[0] : 1;
-    if (!given(c->in, c->n_in, at->rows)) return broadcasts(bias, p);
+    if (!gradd_attn_given(c->in, c->n_in, at->rows)) return broadcasts(bias, p);
     const int64_t want[4] = {sequences, p->heads, positions,
                              gradd_attr_int(c->attrs, "key_positions", positions)};
     return sequences > 0 && broadcasts_to(bias, want);
 }
 
-static gradd_status_t check_lists(const gradd_infer_t *c, const places_t *at,
+static gradd_status_t check_lists(const gradd_infer_t *c, const gradd_attn_places_t *at,
                                   const gradd_attn_t *p) {
     const gradd_type_t q = {GRADD_DT_I64, 1, {p->n_q}}, k = {GRADD_DT_I64, 1, {p->n_k}};
     const int64_t positions = gradd_attr_int(c->attrs, "positions", 0);
-    if (!given(c->in, c->n_in, at->rows)) return GRADD_OK;
-    const int keys = given(c->in, c->n_in, at->key_rows) ? at->key_rows : at->rows;
+    if (!gradd_attn_given(c->in, c->n_in, at->rows)) return GRADD_OK;
+    const int keys = gradd_attn_given(c->in, c->n_in, at->key_rows) ? at->key_rows : at->rows;
     if (!gradd_type_equal(&c->in[at->rows].type, &q) || p->batch != 1 || positions < 1)
         return misfit("the list of live rows", &c->in[at->rows].type);
     if (!gradd_type_equal(&c->in[keys].type, &k) ||
         gradd_attr_int(c->attrs, "key_positions", positions) < 1)
         return misfit("the list of live keys", &c->in[keys].type);
-    if (given(c->in, c->n_in, at->mask) || !given(c->in, c->n_in, at->ranges))
+    if (gradd_attn_given(c->in, c->n_in, at->mask) || !gradd_attn_given(c->in, c->n_in, at->ranges))
         return GRADD_FAIL(GRAPH, "attention: live rows have ranges and no mask");
     return GRADD_OK;
 }
 
-static gradd_status_t check_extras(const gradd_infer_t *c, const places_t *at,
+static gradd_status_t check_extras(const gradd_infer_t *c, const gradd_attn_places_t *at,
                                    const gradd_attn_t *p) {
     const gradd_view_t *in = c->in;
-    gradd_dtype_t wide = p->dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : p->dtype;
+    gradd_dtype_t wide = p->dtype == GRADD_DT_F64 ? GRADD_DT_F64 : GRADD_DT_F32;
     GRADD_TRY(check_lists(c, at, p));
-    if (given(in, c->n_in, at->mask)) {
+    if (gradd_attn_given(in, c->n_in, at->mask)) {
         const gradd_type_t *mask = &in[at->mask].type;
         if (mask->dtype != GRADD_DT_BOOL || !broadcasts(mask, p) ||
             mask->dims[mask->rank - 1] != p->n_k)
             return misfit("the mask", mask);
-        if (given(in, c->n_in, at->ranges) && !sums_up(&in[at->ranges].type, mask))
+        if (gradd_attn_given(in, c->n_in, at->ranges) && !sums_up(&in[at->ranges].type, mask))
             return misfit("the range of keys", &in[at->ranges].type);
         if (!(p->fill <= GRADD_ATTN_MASKED) && !(p->hides & GRADD_ATTN_HIDES_SCORE))
             return GRADD_FAIL(GRAPH, "attention: a fill of %g must hide the product", p->fill);
-    } else if (given(in, c->n_in, at->ranges) && !is_range_alone(&in[at->ranges].type, p)) {
+    } else if (gradd_attn_given(in, c->n_in, at->ranges) &&
+               !is_range_alone(&in[at->ranges].type, p)) {
         return misfit("the range of keys, without a mask,", &in[at->ranges].type);
     }
-    if (given(in, c->n_in, at->bias) && (in[at->bias].type.dtype != wide || !bias_fits(c, at, p)))
+    if (gradd_attn_given(in, c->n_in, at->bias) &&
+        (in[at->bias].type.dtype != wide || !bias_fits(c, at, p)))
         return misfit("the bias", &in[at->bias].type);
-    if (at == &forward_at && given(in, c->n_in, SINKS)) {
+    if (at == &gradd_attn_forward_at && gradd_attn_given(in, c->n_in, GRADD_ATTN_SINKS)) {
         const gradd_type_t want = {wide, 1, {p->heads}};
-        if (!gradd_type_equal(&in[SINKS].type, &want)) return misfit("sinks", &in[SINKS].type);
+        if (!gradd_type_equal(&in[GRADD_ATTN_SINKS].type, &want))
+            return misfit("sinks", &in[GRADD_ATTN_SINKS].type);
     }
     return GRADD_OK;
 }
 
-static gradd_status_t check_operands(const gradd_infer_t *c, const places_t *at, gradd_attn_t *p) {
+static gradd_status_t check_operands(const gradd_infer_t *c, const gradd_attn_places_t *at,
+                                     gradd_attn_t *p) {
     const gradd_type_t *q = &c->in[at->q].type, *k = &c->in[at->k].type, *v = &c->in[at->v].type;
     int64_t layout = gradd_attr_int(c->attrs, "layout", 0);
     if (q->rank != 4) return misfit("q", q);
     if (k->rank != 4 || k->dtype != q->dtype) return misfit("k", k);
     if (v->rank != 4 || v->dtype != q->dtype) return misfit("v", v);
-    describe(p, c->in, c->n_in, at, c->attrs);
+    gradd_attn_describe(p, c->in, c->n_in, at, c->attrs);
     if (k->dims[0] != p->batch || k->dims[3] != p->d || p->n_k < 1 || p->n_k > INT32_MAX ||
         p->kv_heads < 1 || p->heads % p->kv_heads)
         return misfit("k", k);
@@ -400,7 +301,7 @@ static gradd_type_t stats_type(const gradd_attn_t *p) {
 
 static gradd_status_t infer_attention(gradd_infer_t *c) {
     gradd_attn_t p;
-    GRADD_TRY(check_operands(c, &forward_at, &p));
+    GRADD_TRY(check_operands(c, &gradd_attn_forward_at, &p));
     c->out[0] = result_type(&p, gradd_attr_int(c->attrs, "layout", 0));
     if (c->n_out > 1) c->out[1] = stats_type(&p);
     return GRADD_OK;
@@ -408,18 +309,19 @@ static gradd_status_t infer_attention(gradd_infer_t *c) {
 
 static gradd_status_t infer_attention_grad(gradd_infer_t *c) {
     gradd_attn_t p;
-    GRADD_TRY(check_operands(c, &backward_at, &p));
+    GRADD_TRY(check_operands(c, &gradd_attn_backward_at, &p));
     gradd_type_t y = result_type(&p, gradd_attr_int(c->attrs, "layout", 0)), stats = stats_type(&p);
     if (!gradd_type_equal(&c->in[0].type, &y)) return misfit("dy", &c->in[0].type);
-    if (!gradd_type_equal(&c->in[GRAD_Y].type, &y)) return misfit("y", &c->in[GRAD_Y].type);
-    if (!gradd_type_equal(&c->in[GRAD_STATS].type, &stats))
-        return misfit("stats", &c->in[GRAD_STATS].type);
+    if (!gradd_type_equal(&c->in[GRADD_ATTN_GRAD_Y].type, &y))
+        return misfit("y", &c->in[GRADD_ATTN_GRAD_Y].type);
+    if (!gradd_type_equal(&c->in[GRADD_ATTN_GRAD_STATS].type, &stats))
+        return misfit("stats", &c->in[GRADD_ATTN_GRAD_STATS].type);
     for (int j = 0; j < 3 && j < c->n_out; j++)
         c->out[j] = c->in[1 + j].type;
     if (c->n_out > 3) {
-        if (!given(c->in, c->n_in, backward_at.bias))
+        if (!gradd_attn_given(c->in, c->n_in, gradd_attn_backward_at.bias))
             return GRADD_FAIL(GRAPH, "attention: a gradient of no bias");
-        c->out[3] = c->in[backward_at.bias].type;
+        c->out[3] = c->in[gradd_attn_backward_at.bias].type;
     }
     return GRADD_OK;
 }
@@ -453,7 +355,7 @@ static gradd_val_t grad_sinks(gradd_grad_t *g) {
     const gradd_val_t split[2] = {g->output(g, 1), gradd_const_i64s(b, halves, 2)};
     if (!b->status) b->status = b->emit(b, &(gradd_emit_t){"Split", split, 2, &axis, 1}, part, 2);
     if (b->status) return GRADD_NONE;
-    gradd_val_t sink = gradd_reshape_to(b, g->in[SINKS], column, 3);
+    gradd_val_t sink = gradd_reshape_to(b, g->in[GRADD_ATTN_SINKS], column, 3);
     for (int k = 0; k < 2; k++)
         sink = GRADD_EMIT(b, "Sub", sink, gradd_reshape_to(b, part[k], rows, 3));
     gradd_val_t share = GRADD_EMIT(b, "Exp", sink);
@@ -464,8 +366,8 @@ static gradd_val_t grad_sinks(gradd_grad_t *g) {
 static gradd_status_t grad_attention(gradd_grad_t *g) {
     gradd_builder_t *b = g->b;
     gradd_attr_t attrs[12];
-    gradd_val_t in[GRAD_MOST_IN] = {g->dout[0], g->in[0], g->in[1], g->in[2]}, out[4];
-    int n_out = 0, n_attrs = 0, n_in = backward_at.rows;
+    gradd_val_t in[GRADD_ATTN_GRAD_MOST_IN] = {g->dout[0], g->in[0], g->in[1], g->in[2]}, out[4];
+    int n_out = 0, n_attrs = 0, n_in = gradd_attn_backward_at.rows;
     if (g->n_out > 1 && g->dout[1] != GRADD_NONE)
         return GRADD_FAIL(UNSUPPORTED, "a gradient arrives for a saved statistic");
     for (int i = 0; i < 3; i++) {
@@ -473,17 +375,17 @@ static gradd_status_t grad_attention(gradd_grad_t *g) {
         in[6 + i] = 3 + i < g->n_in ? g->in[3 + i] : GRADD_NONE;
     }
     if (g->n_in > 4 && g->need[4]) n_out = 4;
-    in[GRAD_Y] = g->output(g, 0);
-    in[GRAD_STATS] = g->output(g, 1);
+    in[GRADD_ATTN_GRAD_Y] = g->output(g, 0);
+    in[GRADD_ATTN_GRAD_STATS] = g->output(g, 1);
     if (b->status || g->dout[0] == GRADD_NONE) return b->status;
-    const bool sunk = g->n_in > SINKS && g->in[SINKS] != GRADD_NONE;
-    if (sunk && g->need[SINKS]) g->din[SINKS] = grad_sinks(g);
+    const bool sunk = g->n_in > GRADD_ATTN_SINKS && g->in[GRADD_ATTN_SINKS] != GRADD_NONE;
+    if (sunk && g->need[GRADD_ATTN_SINKS]) g->din[GRADD_ATTN_SINKS] = grad_sinks(g);
     if (!n_out) return b->status;
     for (int i = 0; i < g->attrs.n && n_attrs < 10; i++)
         if (strcmp(g->attrs.v[i].name, "node")) attrs[n_attrs++] = g->attrs.v[i];
     attrs[n_attrs++] = gradd_make_int("sunk", sunk);
     attrs[n_attrs++] = gradd_make_int("node", gradd_attr_int(g->attrs, "node", (int64_t)g->node));
-    for (int i = forward_at.rows; i < g->n_in; i++)
+    for (int i = gradd_attn_forward_at.rows; i < g->n_in; i++)
         in[n_in++] = g->in[i];
     b->status =
         b->emit(b, &(gradd_emit_t){"FusedAttentionGrad", in, n_in, attrs, n_attrs}, out, n_out);
@@ -506,10 +408,10 @@ static gradd_status_t grad_attention(gradd_grad_t *g) {
 /* Two products per pair of query and key; backward makes the scores again and has five. All pairs
  * are counted, also those that a mask lets the kernel skip; a live row looks at its own sequence.
  */
-static void count_pairs(const gradd_infer_t *c, const places_t *at, bool backward,
+static void count_pairs(const gradd_infer_t *c, const gradd_attn_places_t *at, bool backward,
                         gradd_cost_t *cost) {
     gradd_attn_t p = {0};
-    describe_sizes(&p, c->in, at, gradd_attr_int(c->attrs, "layout", 0));
+    gradd_attn_describe_sizes(&p, c->in, at, gradd_attr_int(c->attrs, "layout", 0));
     const int64_t own = gradd_attr_int(c->attrs, "positions", p.n_k);
     const int64_t positions = gradd_attr_int(c->attrs, "key_positions", own);
     const int64_t keys = positions < p.n_k ? positions : p.n_k;
@@ -518,10 +420,10 @@ static void count_pairs(const gradd_infer_t *c, const places_t *at, bool backwar
     cost->flops = 2 * pairs * (backward ? 3 * d + 2 * d_v : d + d_v);
 }
 static void cost_attention(const gradd_infer_t *c, gradd_cost_t *cost) {
-    count_pairs(c, &forward_at, false, cost);
+    count_pairs(c, &gradd_attn_forward_at, false, cost);
 }
 static void cost_attention_grad(const gradd_infer_t *c, gradd_cost_t *cost) {
-    count_pairs(c, &backward_at, true, cost);
+    count_pairs(c, &gradd_attn_backward_at, true, cost);
 }
 
 /* mask, bias and ranges */
@@ -530,7 +432,7 @@ static void cost_attention_grad(const gradd_infer_t *c, gradd_cost_t *cost) {
 GRADD_OPS(
     attention,
     GRADD_OP(
-        "FusedAttention", "com.gradd", 1, (3, MOST_IN), (1, 2),
+        "FusedAttention", "com.gradd", 1, (3, GRADD_ATTN_MOST_IN), (1, 2),
         .flags = GRADD_OP_INTERNAL | GRADD_OP_RANDOM | GRADD_OP_COSTLY, .attrs = ATTENTION_ATTRS,
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT),
                   GRADD_T_FLOAT, GRADD_DTB(I64)},
@@ -616,9 +518,16 @@ GRADD_OPS(
                      "i32[1,1,3,3]={0,1,1,1,4,1,1,4,1} - i64[3]={1,3,5} i64[4]={2,5,6,8} | "
                      "layout=15 positions=3 key_positions=5"},
             {.text = "f32[1,71,2,16] f32[1,71,1,16] f32[1,71,1,16] - f32[2,80,80] "
-                     "i32[1,1,1,3]={0,71,1} - i64[71]:(0,79) | layout=15 positions=80"})),
+                     "i32[1,1,1,3]={0,71,1} - i64[71]:(0,79) | layout=15 positions=80"},
+            {.text = "f32[1,70,4,40] f32[1,130,2,40] f32[1,130,2,24] bool[1,1,70,130] "
+                     "f32[1,4,70,130] | layout=15 scale=0.2 dropout=0.25 -> 2",
+             .grad_tol = -1},
+            {.text = "f32[2,2,20,128] f32[2,1,70,128] f32[2,1,70,144] bool[2,1,20,70] - - f32[2] | "
+                     "scale=0.1 hides=2 -> 2",
+             .grad_tol = -1},
+            {.text = "f32[1,2,3,200] f32[1,2,5,200] f32[1,2,5,8] | scale=0.1 softcap=2.0"})),
     GRADD_OP(
-        "FusedAttentionGrad", "com.gradd", 1, (6, GRAD_MOST_IN), (1, 4),
+        "FusedAttentionGrad", "com.gradd", 1, (6, GRADD_ATTN_GRAD_MOST_IN), (1, 4),
         .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_COSTLY, .attrs = ATTENTION_ATTRS,
         .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT,
                   GRADD_T_FLOAT, EXTRA_TYPES(GRADD_T_FLOAT), GRADD_DTB(I64)},
@@ -630,9 +539,76 @@ GRADD_OPS(
                      "f32[2,4,2,70]:(3,4) bool[70,90] f32[1,4,1,90] | layout=15 scale=0.2 -> 4"},
             {.text = "f32[1,2,71,16] f32[1,2,71,16] f32[1,1,301,16] f32[1,1,301,16] f32[1,2,71,16] "
                      "f32[1,2,2,71]:(3,4) -> 3"},
-            {.text = "f32[1,4,2,8] f32[1,4,2,8] f32[1,4,1,8] f32[1,4,1,8] f32[1,4,2,8] "
-                     "f32[1,2,2,4]:(3,4) - - i32[1,1,4,3]={0,1,1,0,2,1,2,3,1,2,4,1} | layout=15 -> "
-                     "3"})),
+            {.text =
+                 "f32[1,4,2,8] f32[1,4,2,8] f32[1,4,1,8] f32[1,4,1,8] f32[1,4,2,8] "
+                 "f32[1,2,2,4]:(3,4) - - i32[1,1,4,3]={0,1,1,0,2,1,2,3,1,2,4,1} | layout=15 -> 3"},
+            {.text = "f32[1,70,4,24] f32[1,70,4,40] f32[1,130,2,40] f32[1,130,2,24] f32[1,70,4,24] "
+                     "f32[1,4,2,70]:(3,4) bool[1,1,70,130] f32[1,4,70,130] | layout=15 scale=0.2 "
+                     "dropout=0.25 -> 4",
+             .bf16_tol = 2e-2},
+            {.text = "f32[2,2,66,64] f32[2,2,66,64] f32[2,1,70,64] f32[2,1,70,64] f32[2,2,66,64] "
+                     "f32[2,2,2,66]:(3,4) - f32[1,2,66,70] | scale=0.125 softcap=2.0 -> 4",
+             .bf16_tol = 2e-2},
+            {.text = "f32[1,2,35,72] f32[1,2,35,128] f32[1,2,70,128] f32[1,2,70,72] f32[1,2,35,72] "
+                     "f32[1,2,2,35]:(3,4) bool[35,70] | scale=0.1 -> 3",
+             .bf16_tol = 2e-2},
+            {.text = "f32[1,2,5,8] f32[1,2,5,200] f32[1,1,4,200] f32[1,1,4,8] f32[1,2,5,8] "
+                     "f32[1,2,2,5]:(3,4) bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,0,0,1,1,1,1} "
+                     "f32[5,1] | scale=0.2 hides=1 fill=-2.0 -> 4",
+             .bf16_tol = 2e-2},
+            {.text = "f32[2,2,5,8] f32[2,2,5,8] f32[2,1,4,8] f32[2,1,4,8] f32[2,2,5,8] "
+                     "f32[2,2,2,5]:(3,4) bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,0,0,1,1,1,1} "
+                     "f32[2,1,1,4] | scale=0.2 hides=3 fill=-2.0 -> 4",
+             .bf16_tol = 2e-2},
+            {.text = "f32[1,2,5,8] f32[1,2,5,8] f32[1,2,4,8] f32[1,2,4,8] f32[1,2,5,8] "
+                     "f32[1,2,2,5]:(3,4) bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,0,0,1,1,1,1} "
+                     "f32[1] | hides=1 scale=0.1 -> 4",
+             .bf16_tol = 2e-2},
+            {.text = "f32[1,2,5,8] f32[1,2,5,8] f32[1,1,4,8] f32[1,1,4,8] f32[1,2,5,8] "
+                     "f32[1,2,2,5]:(3,4) bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,0,0,1,1,1,1} "
+                     "f32[2,5,4] | scale=0.2 hides=7 fill=-1.0 -> 4",
+             .bf16_tol = 2e-2},
+            {.text = "f32[1,2,5,8] f32[1,2,5,8] f32[1,1,4,8] f32[1,1,4,8] f32[1,2,5,8] "
+                     "f32[1,2,2,5]:(3,4) bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,0,0,1,1,1,1} "
+                     "f32[2,1,4] | scale=0.2 hides=4 fill=-1e31 -> 4",
+             .bf16_tol = 2e-2},
+            {.text = "f32[1,2,5,8] f32[1,2,5,8] f32[1,1,4,8] f32[1,1,4,8] f32[1,2,5,8] "
+                     "f32[1,2,2,5]:(3,4) bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,0,0,1,1,1,1} "
+                     "f32[4] | scale=0.2 hides=0 softcap=2.0 fill=-3e38 -> 4",
+             .bf16_tol = 2e-2},
+            {.text = "f32[1,2,5,8] f32[1,2,5,8] f32[1,2,4,8] f32[1,2,4,8] f32[1,2,5,8] "
+                     "f32[1,2,2,5]:(3,4) bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,0,0,1,1,1,1} | "
+                     "scale=0.2 zero=1 sunk=1 dropout=0.5 -> 3",
+             .bf16_tol = 2e-2},
+            {.text = "f32[1,2,5,8] f32[1,2,5,8] f32[1,2,4,8] f32[1,2,4,8] f32[1,2,5,8] "
+                     "f32[1,2,2,5]:(3,4) bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,0,0,1,1,1,1} | "
+                     "scale=0.2 sunk=1 -> 3",
+             .bf16_tol = 2e-2},
+            {.text = "f32[2,2,3,8] f32[2,2,3,8] f32[2,2,70,8] f32[2,2,70,8] f32[2,2,3,8] "
+                     "f32[2,2,2,3]:(3,4) bool[2,1,1,70] f32[2,2,1,1] | scale=0.2 dropout=1.0 -> 4",
+             .bf16_tol = 2e-2},
+            {.text = "f32[0,2,3,8] f32[0,2,3,8] f32[0,2,4,8] f32[0,2,4,8] f32[0,2,3,8] "
+                     "f32[0,2,2,3]:(3,4) - f32[2,3,4] | scale=0.2 -> 4",
+             .bf16_tol = 2e-2},
+            {.text = "f32[1,6,2,8] f32[1,6,2,8] f32[1,6,1,8] f32[1,6,1,8] f32[1,6,2,8] "
+                     "f32[1,2,2,6]:(3,4) - f32[1,2,4,4] "
+                     "i32[1,1,6,3]={0,1,1,0,2,1,2,3,1,2,4,1,2,5,1,2,6,1} i64[6]={0,2,4,5,7,-8} | "
+                     "scale=0.2 layout=15 positions=4 -> 4",
+             .bf16_tol = 2e-2},
+            {.text =
+                 "f32[1,5,2,8] f32[1,5,2,8] f32[1,5,1,8] f32[1,5,1,8] f32[1,5,2,8] "
+                 "f32[1,2,2,5]:(3,4) - f32[3,1,1,4] i32[1,1,5,3]={0,2,1,0,2,1,2,5,1,2,5,1,2,5,1} "
+                 "i64[5]={1,3,8,9,11} | scale=0.2 layout=15 positions=4 dropout=0.25 -> 4",
+             .bf16_tol = 2e-2},
+            {.text =
+                 "f32[1,3,2,8] f32[1,3,2,8] f32[1,4,1,8] f32[1,4,1,8] f32[1,3,2,8] "
+                 "f32[1,2,2,3]:(3,4) - f32[3,1] i32[1,1,3,3]={0,1,1,1,4,1,1,4,1} i64[3]={1,3,5} "
+                 "i64[4]={2,5,6,8} | scale=0.2 layout=15 positions=3 key_positions=5 -> 4",
+             .bf16_tol = 2e-2},
+            {.text = "f32[1,71,2,16] f32[1,71,2,16] f32[1,150,1,16] f32[1,150,1,16] f32[1,71,2,16] "
+                     "f32[1,2,2,71]:(3,4) - f32[2,80,160] i32[1,1,1,3]={0,150,1} i64[71]:(0,79) "
+                     "i64[150]:(0,159) | scale=0.2 layout=15 positions=80 key_positions=160 -> 4",
+             .bf16_tol = 2e-2})),
     GRADD_OP("MaskRanges", "com.gradd", 1, (1, 1), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_BOOL},
              .infer = infer_ranges, .ref = compute_ranges,

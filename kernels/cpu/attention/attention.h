@@ -27,57 +27,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kernels/attention.h"
+#include "kernels/attention_call.h"
 #include "shm/dtype.h"
 #include "shm/status.h"
 
 #define GRADD_ATTN_TILE 64
-
-typedef struct gradd_attn_side_s {
-    void *data;               /* Borrowed; NULL = absent or not wanted */
-    int64_t batch, head, row; /* strides in elements; along a row elements are neighbours */
-} gradd_attn_side_t;
-
-typedef struct gradd_attn_extra_s {
-    const void *data;              /* Borrowed; NULL = absent */
-    int64_t batch, head, row, col; /* strides in elements, 0 = broadcast */
-} gradd_attn_extra_t;
-
-typedef struct gradd_attn_drop_s {
-    bool active;
-    uint64_t seed, node;
-    uint64_t limit; /* an element is kept if its word is not below; > UINT32_MAX = none is */
-    double scale;   /* 1 / (1 - p) */
-} gradd_attn_drop_t;
-
-/* Where q, and k and v, hold live rows alone: their numbers among all rows, none negative, of
- * sequences of so many positions. Dropout's bits and the bias are those of the pair of positions
- * among all rows. NULL = all rows. */
-typedef struct gradd_attn_rows_s {
-    const int64_t *q, *k; /* both or none */
-    int64_t positions, key_positions;
-} gradd_attn_rows_t;
-
-typedef struct gradd_attn_s {
-    gradd_dtype_t dtype; /* of q, k, v, y and their gradients; all else is f64 for F64, or f32 */
-    int64_t batch, heads, kv_heads, n_q, n_k, d, d_v;
-    gradd_attn_side_t q, k, v, y, dy, dq, dk, dv;
-    void *stats;              /* [B, H, 2, n_q]: largest score, logarithm; NULL = not wanted */
-    gradd_attn_extra_t mask;  /* bytes; col is 1 */
-    gradd_attn_extra_t range; /* int32_t, three per row; required with a mask; col is unused */
-    gradd_attn_extra_t bias;  /* added to the scaled and capped scores; of all rows */
-    const void *sinks;        /* [H], one more score per head that looks at nothing; NULL = none */
-    bool sunk;                /* whether there are such: backward finds them in stats */
-    void *dbias;              /* of the bias's shape, cleared by the caller; NULL = not wanted */
-    double scale, softcap;    /* softcap 0 = none: else c tanh(score / c) */
-    double fill;              /* in place of what the mask hides; -inf is one, too */
-    int hides;                /* bits of GRADD_ATTN_HIDES_... */
-    bool zero;                /* a query without any allowed key gives zero, without gradients */
-    gradd_attn_drop_t drop;
-    gradd_attn_rows_t rows; /* with a range, without a mask */
-    bool pairs;             /* multiply bf16 in pairs; needs gradd_attn_pairs */
-    int threads;            /* at most so many work; 0 = as many as the process may use */
-} gradd_attn_t;
 
 /* Scratch that the functions below need; depends on nothing but shapes, types and threads. */
 size_t gradd_attn_workspace(const gradd_attn_t *p, bool backward);

@@ -231,7 +231,7 @@ static gradd_status_t check_values(const job_t *job, const there_t *t,
 static gradd_status_t check_again(const job_t *job, const eager_call_t *call, const there_t *first,
                                   const char *what) {
     const gradd_kernel_t *kernel;
-    there_t t;
+    there_t t = {0};
     gradd_status_t status = run_there(job, call, &t, &kernel);
     for (int j = 0; j < call->n_out && !status; j++)
         status = same(&t.out[j], &first->out[j], what, j);
@@ -330,8 +330,8 @@ static void close_job(job_t *job) {
 }
 
 static gradd_status_t check(job_t *job) {
-    const gradd_kernel_t *kernel;
-    there_t t;
+    const gradd_kernel_t *kernel = NULL;
+    there_t t = {0};
     gradd_status_t status = run_there(job, &job->call, &t, &kernel);
     if (kernel) {
         checked++;
