@@ -1,6 +1,8 @@
 /* What kernels of the emulated GPU go by, and what its queue does with them. See device.h. */
 #include "tests/emu/device.h"
 
+#include <stdlib.h>
+
 #include "kernels/cuda/step.h"
 
 enum { UNITS = 2 }; /* few blocks for much work: loops go round */
@@ -9,7 +11,8 @@ thread_local gpu_call_t gpu_call;
 
 /* As at the start of each piece of work. */
 static void enter(gradd_fault_t *fault, int launch) {
-    static thread_local char scratch[GPU_SCRATCH] __attribute__((aligned(256)));
+    static thread_local void *scratch; /* no array: stacks of small threads hold all of these */
+    if (!scratch) scratch = aligned_alloc(256, GPU_SCRATCH);
     gpu_call = {nullptr, fault, launch, UNITS, scratch};
 }
 
