@@ -12,7 +12,7 @@ typedef struct NAME(act_s) {
 
 GRADD_HD NAME(act_t) NAME(act_relu)(REAL x, REAL alpha) {
     (void)alpha;
-    return (NAME(act_t)){x < 0 ? 0 : x, (REAL)(x > 0)}; /* NaN stays NaN */
+    return (NAME(act_t)){x < 0 ? 0 : x, (REAL) !(x <= 0)}; /* as torch: of NaN NaN, and 1 */
 }
 
 GRADD_HD NAME(act_t) NAME(act_sigmoid)(REAL x, REAL alpha) {
