@@ -15,6 +15,9 @@ enum {
     ADD_ROWS = 2
 };
 
+/* Elements of a pack: more than four would take more registers for words than they save time. */
+template <class T> constexpr int pack_width = sizeof(T) < 8 ? 4 : 2;
+
 struct drop_t {
     const void *x, *plus; /* plus: what is added; NULL = nothing */
     void *y;
@@ -67,7 +70,7 @@ GPU_FN T dropped(const chance_t &c, uint32_t word, T x, bool adds, T plus, bool 
 
 /* x, y, plus and mask allow packs, and all elements are one row. */
 template <class T> __global__ void GPU_BLOCK(THREADS) drop_packs(drop_t d, int64_t units) {
-    constexpr int W = gpu_width<T>, PARTS = 16 / W;
+    constexpr int W = pack_width<T>, PARTS = 16 / W;
     typedef gpu_pack<T, W> pack_t;
     const chance_t c = chance_of(d);
     const int64_t all = (int64_t)gridDim.x * blockDim.x;
@@ -150,7 +153,7 @@ static drop_t describe(const gradd_launch_t *r, int rows) {
 }
 
 template <class T> static gradd_status_t compute_typed(const gradd_launch_t *r, const drop_t &d) {
-    constexpr int W = gpu_width<T>;
+    constexpr int W = pack_width<T>;
     int64_t units = (d.n + GRADD_RNG_GROUP - 1) / GRADD_RNG_GROUP * (16 / W);
     if (!d.rows && d.n % W == 0 && gpu_aligned(d.x, 16) && gpu_aligned(d.y, 16) &&
         gpu_aligned(d.plus, 16) && gpu_aligned(d.mask, W)) {
