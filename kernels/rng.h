@@ -13,8 +13,10 @@
 #ifndef GRADD_KERNELS_RNG_H
 #define GRADD_KERNELS_RNG_H
 
-#include "kernels/hd.h"
+#include <math.h>
 #include <stdint.h>
+
+#include "kernels/hd.h"
 
 #if defined(__AVX2__) && !defined(__CUDACC__)
 #include <immintrin.h>
@@ -32,6 +34,13 @@ GRADD_HD void gradd_philox(uint64_t seed, const uint32_t counter[4], uint32_t ou
         c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1, c3 = (uint32_t)p0;
     }
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
+}
+
+/* Words of the elements e, e + 16, e + 32 and e + 48 with e = counter / 16 * 64 + counter % 16. */
+GRADD_HD void gradd_rng_four(uint64_t seed, uint64_t node, uint64_t counter, uint32_t out[4]) {
+    const uint32_t in[4] = {(uint32_t)counter, (uint32_t)(counter >> 32), (uint32_t)node,
+                            (uint32_t)(node >> 32)};
+    gradd_philox(seed, in, out);
 }
 
 #if defined(__AVX2__) && !defined(__CUDACC__)
@@ -74,11 +83,8 @@ static inline void gradd_rng_group(uint64_t seed, uint64_t node, uint64_t group,
     gradd_rng_eight(seed, node, group * 16 + 8, out + 8);
 #else
     for (uint32_t i = 0; i < 16; i++) {
-        uint64_t counter = group * 16 + i;
-        uint32_t in[4] = {(uint32_t)counter, (uint32_t)(counter >> 32), (uint32_t)node,
-                          (uint32_t)(node >> 32)};
         uint32_t words[4];
-        gradd_philox(seed, in, words);
+        gradd_rng_four(seed, node, group * 16 + i, words);
         for (int k = 0; k < 4; k++)
             out[16 * k + i] = words[k];
     }
@@ -87,17 +93,33 @@ static inline void gradd_rng_group(uint64_t seed, uint64_t node, uint64_t group,
 
 /* Word of one element; the plain definition. */
 GRADD_HD uint32_t gradd_rng_word(uint64_t seed, uint64_t node, uint64_t element) {
-    uint64_t counter = element / 64 * 16 + element % 16;
-    uint32_t in[4] = {(uint32_t)counter, (uint32_t)(counter >> 32), (uint32_t)node,
-                      (uint32_t)(node >> 32)};
     uint32_t out[4];
-    gradd_philox(seed, in, out);
+    gradd_rng_four(seed, node, element / 64 * 16 + element % 16, out);
     return out[element / 16 % 4];
 }
 
 /* [0, 1) with 24 bits: exact in f32. */
 GRADD_HD double gradd_rng_uniform(uint32_t word) {
     return (double)(word >> 8) * 0x1p-24;
+}
+
+/* Normal numbers by Box and Muller from two words: those of elements i and i + 16 of a group, for
+ * i % 32 < 16; the pair gives both elements theirs. */
+GRADD_HD double gradd_rng_normal(uint32_t low, uint32_t high, int second) {
+    const double u = ((double)low + 1) * 0x1p-32, v = (double)high * 0x1p-32;
+    const double radius = sqrt(-2 * log(u)), angle = 6.283185307179586 * v;
+    return second ? radius * sin(angle) : radius * cos(angle);
+}
+
+/* What dropout goes by, of a ratio p within 0 and 1. */
+typedef struct gradd_drop_s {
+    uint64_t limit; /* an element is kept if its word is not below */
+    double scale;   /* 1 / (1 - p) */
+} gradd_drop_t;
+
+GRADD_HD gradd_drop_t gradd_rng_drop(double p) {
+    gradd_drop_t d = {(uint64_t)(p * 0x1p32), p < 1 ? 1 / (1 - p) : 0};
+    return d;
 }
 
 #endif

@@ -74,38 +74,45 @@ struct operands_t {
     const void *at[GRADD_OP_MAX_IN];
 };
 
-/* Operands as long as out. */
+template <int W, class F, class T>
+GPU_FN void fold_at(const F &f, int64_t i, int n_in, T *out, const operands_t &in) {
+    typedef gpu_pack<T, W> pack_t;
+    pack_t x = *(const pack_t *)((const T *)in.at[0] + i);
+    gpu_real<T> sum[W];
+#pragma unroll
+    for (int w = 0; w < W; w++)
+        sum[w] = gpu_get(x.v[w]);
+#pragma unroll 4
+    for (int k = 1; k < n_in; k++) {
+        x = *(const pack_t *)((const T *)in.at[k] + i);
+#pragma unroll
+        for (int w = 0; w < W; w++)
+            sum[w] = f(sum[w], gpu_get(x.v[w]));
+    }
+#pragma unroll
+    for (int w = 0; w < W; w++)
+        gpu_put(&x.v[w], sum[w]);
+    *(pack_t *)(out + i) = x;
+}
+
+/* Operands as long as out; what is left of the last pack goes one by one. */
 template <int W, class F, class T>
 __global__ void GPU_BLOCK(GPU_MAP_THREADS)
-    fold_flat(F f, int64_t n, int n_in, gpu_pack<T, W> *out, operands_t in) {
-    const int64_t all = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) {
-        gpu_pack<T, W> x = ((const gpu_pack<T, W> *)in.at[0])[i];
-        gpu_real<T> sum[W];
-#pragma unroll
-        for (int w = 0; w < W; w++)
-            sum[w] = gpu_get(x.v[w]);
-#pragma unroll 4
-        for (int k = 1; k < n_in; k++) {
-            x = ((const gpu_pack<T, W> *)in.at[k])[i];
-#pragma unroll
-            for (int w = 0; w < W; w++)
-                sum[w] = f(sum[w], gpu_get(x.v[w]));
-        }
-#pragma unroll
-        for (int w = 0; w < W; w++)
-            gpu_put(&x.v[w], sum[w]);
-        out[i] = x;
-    }
+    fold_flat(F f, int64_t n, int n_in, T *out, operands_t in) {
+    const int64_t all = (int64_t)gridDim.x * blockDim.x, packs = n / W;
+    const int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (int64_t i = first; i < packs; i += all)
+        fold_at<W>(f, i * W, n_in, out, in);
+    if (first < n - packs * W) fold_at<1>(f, packs * W + first, n_in, out, in);
 }
 
 template <int W, class F, class T> static gradd_status_t fold_packs(const gradd_launch_t *r) {
-    const int64_t packs = gradd_type_count(&r->out[0].type) / W;
+    const int64_t n = gradd_type_count(&r->out[0].type);
     operands_t in;
     for (int k = 0; k < r->n_in; k++)
         in.at[k] = r->in[k].data;
-    GPU_LAUNCH((fold_flat<W, F, T>), gpu_blocks(packs, GPU_MAP_THREADS), GPU_MAP_THREADS, F(),
-               packs, r->n_in, (gpu_pack<T, W> *)r->out[0].data, in);
+    GPU_LAUNCH((fold_flat<W, F, T>), gpu_blocks(n / W, GPU_MAP_THREADS), GPU_MAP_THREADS, F(), n,
+               r->n_in, (T *)r->out[0].data, in);
     return gpu_launched(r->op->name);
 }
 
@@ -152,7 +159,7 @@ template <class F, bool WIDE> static gradd_status_t fold(const gradd_launch_t *r
             else
                 return fold_pairs<F, T, T>(r);
         }
-        bool wide = n % W == 0 && gpu_aligned(out.data, 16);
+        bool wide = gpu_aligned(out.data, 16);
         for (int k = 0; k < r->n_in; k++)
             wide &= gpu_aligned(r->in[k].data, 16);
         return wide ? fold_packs<W, F, T>(r) : fold_packs<1, F, T>(r);

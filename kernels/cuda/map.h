@@ -4,7 +4,8 @@
  * struct with a __device__ operator() that takes what the operands hold, widened, and returns what
  * out holds before it is rounded. Operands are broadcast as in numpy; out may be exactly one of
  * them. Where all operands are as long as out, or their last axis is a whole number of packs, each
- * thread moves 16 bytes at once. f may have parameters as members.
+ * thread moves 16 bytes at once. f may have parameters as members. gpu_map_all is for operands that
+ * are always as long as out, gpu_copy for bytes.
  *
  * In terms of the CPU's loops (kernels/cpu/map.h) the same expressions on the same values: equal
  * bits.

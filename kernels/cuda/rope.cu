@@ -15,42 +15,43 @@ struct rope_t {
     bool transposed, clockwise;
 };
 
-/* Elements FROM, FROM + 2, ... of two packs, and packs from element FROM of a[0], b[0], a[1], ...
- */
-template <int FROM, class T, int W>
-GPU_FN gpu_pack<T, W> every_second(const gpu_pack<T, W> &low, const gpu_pack<T, W> &high) {
-    gpu_pack<T, W> y;
-#pragma unroll
-    for (int k = 0, at = FROM; k < W; k++, at += 2)
-        y.v[k] = at < W ? low.v[at % W] : high.v[at % W];
-    return y;
-}
-template <int FROM, class T, int W>
-GPU_FN gpu_pack<T, W> in_turn(const gpu_pack<T, W> &a, const gpu_pack<T, W> &b) {
-    gpu_pack<T, W> y;
-#pragma unroll
-    for (int k = 0, at = FROM; k < W; k++, at++)
-        y.v[k] = at % 2 ? b.v[at / 2] : a.v[at / 2];
-    return y;
-}
+/* W pairs: their first and their second elements. */
+template <class T, int W> struct pairs_t {
+    typedef gpu_pack<T, W> pack_t;
+    pack_t at[2];
 
-/* The first and second elements of W pairs from pair i on: (i, i + half), or neighbours. */
-template <bool PAIRS, int W, class T>
-GPU_FN void get_pairs(const T *x, int64_t i, int64_t half, gpu_pack<T, W> *a, gpu_pack<T, W> *b) {
-    const gpu_pack<T, W> *low = (const gpu_pack<T, W> *)(x + (PAIRS ? 2 * i : i));
-    const gpu_pack<T, W> *high = PAIRS ? low + 1 : (const gpu_pack<T, W> *)(x + half + i);
-    *a = *low;
-    *b = *high;
-    if (PAIRS) *a = every_second<0>(*low, *high), *b = every_second<1>(*low, *high);
-}
-template <bool PAIRS, int W, class T>
-GPU_FN void put_pairs(T *y, int64_t i, int64_t half, const gpu_pack<T, W> &a,
-                      const gpu_pack<T, W> &b) {
-    gpu_pack<T, W> *low = (gpu_pack<T, W> *)(y + (PAIRS ? 2 * i : i));
-    gpu_pack<T, W> *high = PAIRS ? low + 1 : (gpu_pack<T, W> *)(y + half + i);
-    *low = PAIRS ? in_turn<0>(a, b) : a;
-    *high = PAIRS ? in_turn<W>(a, b) : b;
-}
+    /* Elements FROM, FROM + 2, ... of two packs that follow each other. */
+    template <int FROM>
+    static __device__ pack_t every_second(const pack_t &low, const pack_t &high) {
+        pack_t y;
+#pragma unroll
+        for (int k = 0, i = FROM; k < W; k++, i += 2)
+            y.v[k] = i < W ? low.v[i % W] : high.v[i % W];
+        return y;
+    }
+    /* A pack from element FROM of the pairs one after the other. */
+    template <int FROM> __device__ pack_t in_turn() const {
+        pack_t y;
+#pragma unroll
+        for (int k = 0, i = FROM; k < W; k++, i++)
+            y.v[k] = at[i % 2].v[i / 2];
+        return y;
+    }
+
+    /* From pair i on: (i, i + half), or with NEXT neighbours. */
+    template <bool NEXT> __device__ void get(const T *x, int64_t i, int64_t half) {
+        const pack_t *low = (const pack_t *)(x + (NEXT ? 2 * i : i));
+        const pack_t *high = NEXT ? low + 1 : (const pack_t *)(x + half + i);
+        at[0] = NEXT ? every_second<0>(*low, *high) : *low;
+        at[1] = NEXT ? every_second<1>(*low, *high) : *high;
+    }
+    template <bool NEXT> __device__ void put(T *y, int64_t i, int64_t half) const {
+        pack_t *low = (pack_t *)(y + (NEXT ? 2 * i : i));
+        pack_t *high = NEXT ? low + 1 : (pack_t *)(y + half + i);
+        *low = NEXT ? in_turn<0>() : at[0];
+        *high = NEXT ? in_turn<W>() : at[1];
+    }
+};
 
 /* SHARED: the tables have one column per pair. */
 template <int W, class T, class C, bool FROM, bool TO, bool SHARED>
@@ -61,28 +62,29 @@ __global__ void GPU_BLOCK(THREADS) turn(rope_t p) {
     const R sign = p.clockwise ? 1 : -1;
     for (int64_t u = first; u < p.rows * per_row; u += all) {
         const int64_t row = p.small ? p.by.quotient(u) : u / per_row, i = (u - row * per_row) * W;
-        gpu_pack<T, W> a, b;
-        gpu_pack<C, W> cos[2], sin[2];
+        pairs_t<T, W> x;
+        pairs_t<C, W> cos, sin;
         int64_t at[2];
         p.tables.find(row, at);
         const C *c = (const C *)p.cos + at[0] * p.width, *s = (const C *)p.sin + at[1] * p.width;
-        get_pairs<FROM, W>((const T *)p.x + row * p.size, i, p.half, &a, &b);
+        x.template get<FROM>((const T *)p.x + row * p.size, i, p.half);
         if (SHARED) {
-            cos[0] = cos[1] = *(const gpu_pack<C, W> *)(c + i);
-            sin[0] = sin[1] = *(const gpu_pack<C, W> *)(s + i);
+            cos.at[0] = cos.at[1] = *(const gpu_pack<C, W> *)(c + i);
+            sin.at[0] = sin.at[1] = *(const gpu_pack<C, W> *)(s + i);
         } else {
-            get_pairs<TO, W>(c, i, p.half, &cos[0], &cos[1]);
-            get_pairs<TO, W>(s, i, p.half, &sin[0], &sin[1]);
+            cos.template get<TO>(c, i, p.half);
+            sin.template get<TO>(s, i, p.half);
         }
 #pragma unroll
         for (int k = 0; k < W; k++) {
-            const R s0 = gpu_get(sin[0].v[k]), s1 = gpu_get(sin[1].v[k]);
+            const R s0 = gpu_get(sin.at[0].v[k]), s1 = gpu_get(sin.at[1].v[k]);
             const R to_a = sign * (p.transposed ? s1 : s0), to_b = sign * (p.transposed ? s0 : s1);
-            const R x0 = gpu_get(a.v[k]), x1 = gpu_get(b.v[k]);
-            gpu_put(&a.v[k], E_TURN_FIRST(x0, x1, (R)gpu_get(cos[0].v[k]), to_a));
-            gpu_put(&b.v[k], E_TURN_SECOND(x0, x1, (R)gpu_get(cos[1].v[k]), to_b));
+            const R c0 = gpu_get(cos.at[0].v[k]), c1 = gpu_get(cos.at[1].v[k]);
+            const R a = gpu_get(x.at[0].v[k]), b = gpu_get(x.at[1].v[k]);
+            gpu_put(&x.at[0].v[k], E_TURN_FIRST(a, b, c0, to_a));
+            gpu_put(&x.at[1].v[k], E_TURN_SECOND(a, b, c1, to_b));
         }
-        put_pairs<TO, W>((T *)p.y + row * p.size, i, p.half, a, b);
+        x.template put<TO>((T *)p.y + row * p.size, i, p.half);
     }
     const int64_t rest = (p.size - 2 * p.half) / W;
     if (p.x == p.y) return;

@@ -16,6 +16,7 @@
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/dispatch.h"
+#include "kernels/fault.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/op.h"
@@ -57,11 +58,14 @@ static void put_real(const gradd_view_t *v, int64_t i, double x) {
 
 static gradd_status_t set_drop(const gradd_launch_t *r, double p, bool training, int rows,
                                drop_t *d) {
-    if (!(p >= 0 && p <= 1)) return GRADD_FAIL(INDEX, "the ratio is %g, not within 0 and 1", p);
-    *d = (drop_t){.seed = r->seed};
+    if (!(p >= 0 && p <= 1)) {
+        gradd_fault_t fault = {.kind = GRADD_FAULT_RATIO};
+        memcpy(&fault.value, &p, sizeof p);
+        return gradd_fault_fail(&fault);
+    }
+    const gradd_drop_t by = gradd_rng_drop(p);
+    *d = (drop_t){.seed = r->seed, .limit = by.limit, .scale = by.scale};
     d->node = (uint64_t)gradd_attr_int(r->attrs, "node", (int64_t)r->node);
-    d->limit = (uint64_t)(p * 0x1p32);
-    d->scale = p < 1 ? 1 / (1 - p) : 0;
     d->active = training && !r->dropout_off && p > 0;
     if (!given(r->in, r->n_in, rows)) return GRADD_OK;
     d->rows = &r->in[rows];
@@ -330,44 +334,49 @@ static const gradd_attr_spec_t dropout_attrs[] = {
 
 #define DROPOUT_TYPES {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_BOOL, GRADD_DTB(I64)}
 
-GRADD_OPS(dropout,
-          GRADD_OP("Dropout", "", 12, (1, 4), (1, 2), .flags = GRADD_OP_RANDOM, .no_diff = 6,
-                   .counts = 2, .types = DROPOUT_TYPES, .attrs = dropout_attrs,
-                   .infer = infer_dropout, .rowwise = rowwise_dropout, .grad = grad_dropout,
-                   .ref = ref_dropout,
-                   .cases = GRADD_CASES({.text = "f32[3,45] f32[]={0.3} bool[]={1}"},
-                                        {.text = "f32[3,45] f32[]={0.3} bool[]={1} -> 2"},
-                                        {.text = "f32[9,31] - bool[]={1} -> 2"},
-                                        {.text = "f32[5] f32[]={0.3}"}, {.text = "f32[5] -> 2"},
-                                        {.text = "f32[70] f32[]={0.9} bool[]={0} -> 2"},
-                                        {.text = "f32[70] f32[]={1} bool[]={1} -> 2"},
-                                        {.text = "f32[2,2] f32[]={0} bool[]={1}"},
-                                        {.text = "f32[50001] f32[]={0.1} bool[]={1} -> 2"},
-                                        {.text = "f32[0,3] f32[]={0.5} bool[]={1}"},
-                                        {.text = "f32[1,4,45] f32[]={0.3} bool[]={1} "
-                                                 "i64[4]={0,2,70,-71}"},
-                                        {.text = "f32[3,301] f32[]={0.3} bool[]={1} "
-                                                 "i64[3]={1,2,-1}"})),
-          GRADD_OP("DropoutGrad", "com.gradd", 1, (1, 4), (1, 1),
-                   .flags = GRADD_OP_RANDOM | GRADD_OP_INTERNAL, .no_diff = 6,
-                   .types = DROPOUT_TYPES, .attrs = GRADD_ATTR_LIST({"node", GRADD_ATTR_INT, true}),
-                   .infer = infer_dropout, .grad = grad_dropout, .ref = ref_dropout,
-                   .cases = GRADD_CASES({.text = "f32[3,45] f32[]={0.3} bool[]={1} | node=7"},
-                                        {.text = "f32[200] - bool[]={1} | node=0"},
-                                        {.text = "f32[2,100] - bool[]={1} i64[2]={3,8} | node=0"})),
-          GRADD_OP("DropoutAdd", "com.gradd", 1, (2, 3), (1, 1),
-                   .flags = GRADD_OP_RANDOM | GRADD_OP_INTERNAL,
-                   .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_DTB(I64)},
-                   .attrs = GRADD_ATTR_LIST({"ratio", GRADD_ATTR_FLOAT, true}),
-                   .infer = infer_dropout_add, .rowwise = rowwise_dropout_add,
-                   .grad = grad_dropout_add, .expand = expand_dropout_add, .ref = ref_dropout_add,
-                   .cases = GRADD_CASES({.text = "f32[3,45] f32[3,45] | ratio=0.3"},
-                                        {.text = "f32[2,2] f32[2,2] | ratio=0.0"},
-                                        {.text = "f32[70] f32[70] | ratio=1.0"},
-                                        {.text = "f32[5,10001] f32[5,10001] | ratio=0.1"},
-                                        {.text = "f32[0,3] f32[0,3] | ratio=0.5"},
-                                        {.text = "f32[1,2,65] f32[1,2,65] i64[2]={5,9} | "
-                                                 "ratio=0.4"})));
+GRADD_OPS(
+    dropout,
+    GRADD_OP("Dropout", "", 12, (1, 4), (1, 2), .flags = GRADD_OP_RANDOM, .no_diff = 6, .counts = 2,
+             .types = DROPOUT_TYPES, .attrs = dropout_attrs, .infer = infer_dropout,
+             .rowwise = rowwise_dropout, .grad = grad_dropout, .ref = ref_dropout,
+             .cases = GRADD_CASES({.text = "f32[3,45] f32[]={0.3} bool[]={1}"},
+                                  {.text = "f32[3,45] f32[]={0.3} bool[]={1} -> 2"},
+                                  {.text = "f32[9,31] - bool[]={1} -> 2"},
+                                  {.text = "f32[5] f32[]={0.3}"}, {.text = "f32[5] -> 2"},
+                                  {.text = "f32[70] f32[]={0.9} bool[]={0} -> 2"},
+                                  {.text = "f32[70] f32[]={1} bool[]={1} -> 2"},
+                                  {.text = "f32[2,2] f32[]={0} bool[]={1}"},
+                                  {.text = "f32[50001] f32[]={0.1} bool[]={1} -> 2"},
+                                  {.text = "f32[9,1000] f32[]={0.1} bool[]={1} -> 2"},
+                                  {.text = "f32[9,40] f32[]={0.1} bool[] -> 2"},
+                                  {.text = "f32[65]={nan} f32[]={1} bool[]={1}", .grad_tol = -1},
+                                  {.text = "f32[0,3] f32[]={0.5} bool[]={1}"},
+                                  {.text = "f32[1,4,45] f32[]={0.3} bool[]={1} "
+                                           "i64[4]={0,2,70,-71}"},
+                                  {.text = "f32[3,301] f32[]={0.3} bool[]={1} "
+                                           "i64[3]={1,2,-1}"})),
+    GRADD_OP("DropoutGrad", "com.gradd", 1, (1, 4), (1, 1),
+             .flags = GRADD_OP_RANDOM | GRADD_OP_INTERNAL, .no_diff = 6, .types = DROPOUT_TYPES,
+             .attrs = GRADD_ATTR_LIST({"node", GRADD_ATTR_INT, true}), .infer = infer_dropout,
+             .grad = grad_dropout, .ref = ref_dropout,
+             .cases = GRADD_CASES({.text = "f32[3,45] f32[]={0.3} bool[]={1} | node=7"},
+                                  {.text = "f32[200] - bool[]={1} | node=0"},
+                                  {.text = "f32[2,100] - bool[]={1} i64[2]={3,8} | node=0"})),
+    GRADD_OP("DropoutAdd", "com.gradd", 1, (2, 3), (1, 1),
+             .flags = GRADD_OP_RANDOM | GRADD_OP_INTERNAL,
+             .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_DTB(I64)},
+             .attrs = GRADD_ATTR_LIST({"ratio", GRADD_ATTR_FLOAT, true}),
+             .infer = infer_dropout_add, .rowwise = rowwise_dropout_add, .grad = grad_dropout_add,
+             .expand = expand_dropout_add, .ref = ref_dropout_add,
+             .cases = GRADD_CASES({.text = "f32[3,45] f32[3,45] | ratio=0.3"},
+                                  {.text = "f32[2,2] f32[2,2] | ratio=0.0"},
+                                  {.text = "f32[70] f32[70] | ratio=1.0"},
+                                  {.text = "f32[5,10001] f32[5,10001] | ratio=0.1"},
+                                  {.text = "f32[0,3] f32[0,3] | ratio=0.5"},
+                                  {.text = "f32[9,1000] f32[9,1000] | ratio=0.1"},
+                                  {.text = "f32[64]={nan} f32[64] | ratio=1.0", .grad_tol = -1},
+                                  {.text = "f32[1,2,65] f32[1,2,65] i64[2]={5,9} | "
+                                           "ratio=0.4"})));
 
 GRADD_KERNELS(cpu, dropout,
               GRADD_KERNEL("Dropout", "loop", .inplace = 1, .compute = compute_dropout),

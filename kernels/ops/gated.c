@@ -325,7 +325,7 @@ GRADD_OPS(
                  {.text = "f32[211,173] f32[211,173] | activation=\"gelu\""},
                  {.text = "f32[9,176] | activation=\"swish\" gate=1"},
                  {.text = "f32[9,176] | activation=\"relu\""},
-                 {.text = "f32[4]={nan,inf,-inf,0} f32[4] | activation=\"relu\"", .grad_tol = -1},
+                 {.text = "f32[4]={-0.0,inf,-inf,0} f32[4] | activation=\"relu\"", .grad_tol = -1},
                  {.text = "f32[4]={nan,inf,-inf,0} f32[4] | activation=\"swish\"",
                   .grad_tol = -1})),
     GRADD_OP("GatedActivationGrad", "com.gradd", 1, (2, 3), (1, 2),

@@ -14,6 +14,7 @@
 
 #include "kernels/cpu/bf16.h"
 #include "kernels/dispatch.h"
+#include "kernels/fault.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/op.h"
@@ -21,14 +22,10 @@
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-/* Normal numbers by Box and Muller from two words: those of elements i and i + 16 of a group, for
- * i % 32 < 16; the pair gives both elements theirs. */
 static double normal_at(uint64_t seed, uint64_t node, uint64_t element) {
-    uint64_t low = element & ~(uint64_t)16;
-    double u = ((double)gradd_rng_word(seed, node, low) + 1) * 0x1p-32;
-    double v = (double)gradd_rng_word(seed, node, low + 16) * 0x1p-32;
-    double radius = sqrt(-2 * log(u)), angle = 6.283185307179586 * v;
-    return element & 16 ? radius * sin(angle) : radius * cos(angle);
+    const uint64_t low = element & ~(uint64_t)16;
+    return gradd_rng_normal(gradd_rng_word(seed, node, low), gradd_rng_word(seed, node, low + 16),
+                            element & 16);
 }
 
 typedef struct draw_s {
@@ -107,8 +104,10 @@ static gradd_status_t compute_bernoulli(const gradd_launch_t *r) {
         put(&r->out[0], i, word < p * 0x1p32);
     }
     if (bad == n) return GRADD_OK;
-    return GRADD_FAIL(INDEX, "probability %g, element %lld, is not within 0 and 1",
-                      probability_at(&r->in[0], bad), (long long)bad);
+    const double p = probability_at(&r->in[0], bad);
+    gradd_fault_t fault = {.kind = GRADD_FAULT_PROBABILITY, .position = bad};
+    memcpy(&fault.value, &p, sizeof p);
+    return gradd_fault_fail(&fault);
 }
 
 /* ---- shape rules ----------------------------------------------------------------------------- */
@@ -167,7 +166,8 @@ GRADD_OPS(
              .ref = compute_random,
              .cases = GRADD_CASES({.text = "f32[3,5]", .tol = -1},
                                   {.text = "i64[40] | dtype=1 mean=2.0 scale=0.5", .tol = -1},
-                                  {.text = "f32[2] | seed=3.0", .tol = -1})),
+                                  {.text = "f32[2] | seed=3.0", .tol = -1},
+                                  {.text = "f32[3,1001] | dtype=16", .tol = -1})),
     GRADD_OP("RandomUniformLike", "", 1, (1, 1), (1, 1),
              .flags = GRADD_OP_RANDOM | GRADD_OP_NO_GRAD,
              .attrs = GRADD_ATTR_LIST(DTYPE_SEED, UNIFORM), .infer = infer_like,
@@ -190,7 +190,9 @@ GRADD_OPS(
              .ref = compute_bernoulli, .types = {GRADD_T_FLOAT},
              .cases = GRADD_CASES({.text = "f32[3,5]:(0,1)", .tol = -1},
                                   {.text = "f32[50001]:(0,1) | dtype=9", .tol = -1},
-                                  {.text = "f32[4]={0,1,0.5,0.25} | dtype=7", .tol = -1})));
+                                  {.text = "f32[4]={0,1,0.5,0.25} | dtype=7", .tol = -1},
+                                  {.text = "f32[3,100]:(0,1) | dtype=16", .tol = -1},
+                                  {.text = "f32[3,100]:(0,1) | dtype=6", .tol = -1})));
 
 GRADD_KERNELS(cpu, random, GRADD_KERNEL("RandomNormalLike", "loop", .compute = compute_random),
               GRADD_KERNEL("RandomUniformLike", "loop", .compute = compute_random),
