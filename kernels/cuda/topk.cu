@@ -86,29 +86,39 @@ typedef struct job_s {
     size_t marks, scratch; /* bytes */
 } job_t;
 
+/* Where a slice begins. */
+template <class T> struct spot_t {
+    const T *from;
+    int64_t to;
+};
+
 /* Of `job`, what kernels need. */
 template <class T> struct slices_t {
     int64_t n, k, want, stride, flip, slices;
+    double per_stride; /* a division would be a call */
     bool ties;
     const T *x;
     T *y;
     int64_t *index;
     uint32_t *mark;
 
-    __device__ const T *slice(int64_t number) const {
-        return stride == 1 ? x + number * n : x + number / stride * n * stride + number % stride;
+    __device__ spot_t<T> slice(int64_t number) const {
+        int64_t outer = (int64_t)((double)number * per_stride);
+        outer -= outer * stride > number; /* the product may be off by one either way */
+        outer += (outer + 1) * stride <= number;
+        const int64_t inner = number - outer * stride;
+        return {x + outer * n * stride + inner, outer * k * stride + inner};
     }
-    template <class E> __device__ E entry(const T *from, int64_t i) const {
+    template <class E> __device__ E entry(const spot_t<T> &at, int64_t i) const {
         E e;
-        make_entry(&e, key_of(gpu_get(from[i * stride])) ^ flip, i);
+        make_entry(&e, key_of(gpu_get(at.from[i * stride])) ^ flip, i);
         return e;
     }
-    /* What an entry looked up in its slice becomes: result j. */
-    __device__ void put(int64_t number, int64_t j, const T *from, int64_t at) const {
-        const int64_t to =
-            stride == 1 ? number * k + j : (number / stride * k + j) * stride + number % stride;
-        if (y) y[to] = from[at * stride];
-        if (index) index[to] = at;
+    /* Element i of the slice is its result j. */
+    __device__ void put(const spot_t<T> &at, int64_t j, int64_t i) const {
+        const int64_t to = at.to + j * stride;
+        if (y) y[to] = at.from[i * stride];
+        if (index) index[to] = i;
     }
 };
 
@@ -153,7 +163,7 @@ constexpr int capacity = (int)SHARED_BYTES / (int)sizeof(E) / ((int)THREADS / RO
  * last one of the best known are gathered until the row is full, and it is sorted. All of the best
  * are in the row afterwards. */
 template <int ROW, class E, class T>
-GPU_FN int gather_best(const slices_t<T> &x, const T *from, E *row, int *count, int me) {
+GPU_FN int gather_best(const slices_t<T> &x, const spot_t<T> &from, E *row, int *count, int me) {
     constexpr int CAP = capacity<ROW, E>, CHUNK = CAP / 2, ITEMS = CHUNK / ROW;
     const int want = (int)x.want;
     for (int i = me; i < CAP; i += ROW)
@@ -196,7 +206,7 @@ template <int ROW, class E, class T> __global__ void GPU_BLOCK(THREADS) sort_sli
     E *row = all + mine * CAP;
     for (int64_t number = (int64_t)blockIdx.x * ROWS + mine; number < x.slices;
          number += (int64_t)gridDim.x * ROWS) {
-        const T *from = x.slice(number);
+        const spot_t<T> from = x.slice(number);
         int have = (int)x.n;
         if (ROW == GPU_WARP || x.n <= CAP)
             for (int i = me; i < have; i += ROW)
@@ -205,7 +215,7 @@ template <int ROW, class E, class T> __global__ void GPU_BLOCK(THREADS) sort_sli
             have = gather_best<ROW>(x, from, row, &counts[mine], me);
         sort_row<ROW>(row, have, me);
         for (int i = me; i < (int)x.want; i += ROW) {
-            if (i < x.k) x.put(number, i, from, place(row[i]));
+            if (i < x.k) x.put(from, i, place(row[i]));
             if (x.ties && i && same_key(row[i], row[i - 1])) x.mark[number] = 1;
         }
         row_sync<ROW>(); /* before the next slice takes the room */
@@ -221,7 +231,7 @@ __global__ void GPU_BLOCK(THREADS) sort_tiles(slices_t<T> x, int64_t tiles, E *o
     const int me = (int)threadIdx.x;
     for (int64_t k = blockIdx.x; k < tiles * x.slices; k += gridDim.x) {
         const int64_t number = k / tiles, first = (k - number * tiles) * CAP;
-        const T *from = x.slice(number);
+        const spot_t<T> from = x.slice(number);
         const int have = x.n - first < CAP ? (int)(x.n - first) : CAP;
         for (int i = me; i < have; i += THREADS)
             row[i] = x.template entry<E>(from, first + i);
@@ -262,7 +272,7 @@ __global__ void GPU_BLOCK(THREADS) put_sorted(slices_t<T> x, const E *sorted) {
          e += all) {
         const int64_t number = e / x.want, i = e - number * x.want;
         const E *row = sorted + number * x.n;
-        if (i < x.k) x.put(number, i, x.slice(number), place(row[i]));
+        if (i < x.k) x.put(x.slice(number), i, place(row[i]));
         if (x.ties && i && same_key(row[i], row[i - 1])) x.mark[number] = 1;
     }
 }
@@ -270,38 +280,39 @@ __global__ void GPU_BLOCK(THREADS) put_sorted(slices_t<T> x, const E *sorted) {
 /* ---- one thread, with the CPU's steps -------------------------------------------------------- */
 
 template <class T>
-GPU_FN void order_as_cpu(const slices_t<T> &x, gradd_order_t how, const T *from,
-                         gradd_entry_t *out) {
-    const int64_t first = how == GRADD_ORDER_PARTIAL ? x.k : x.n;
-    for (int64_t i = 0; i < first; i++)
-        out[i] = x.template entry<gradd_entry_t>(from, i);
-    if (how == GRADD_ORDER_PARTIAL) {
-        gradd_heap_make(out, x.k);
-        for (int64_t i = x.k; i < x.n; i++) {
-            const gradd_entry_t entry = x.template entry<gradd_entry_t>(from, i);
-            if (entry.key < out[0].key) gradd_heap_replace(out, x.k, entry);
-        }
-        gradd_heap_sort(out, x.k);
-        return;
+GPU_FN void select_partly(const slices_t<T> &x, const spot_t<T> &from, gradd_entry_t *heap) {
+    gradd_heap_make(heap, x.k);
+    for (int64_t i = x.k; i < x.n; i++) {
+        const gradd_entry_t entry = x.template entry<gradd_entry_t>(from, i);
+        if (entry.key < heap[0].key) gradd_heap_replace(heap, x.k, entry);
     }
-    if (how != GRADD_ORDER_SORT) gradd_select_nth(out, x.n, x.k - 1);
-    if (how != GRADD_ORDER_SELECT)
-        gradd_sort_entries(out, how == GRADD_ORDER_SORT ? x.n : x.k - 1); /* the last is in place */
+    gradd_heap_sort(heap, x.k);
+}
+
+template <gradd_order_t HOW, class T>
+GPU_FN void order_as_cpu(const slices_t<T> &x, const spot_t<T> &from, gradd_entry_t *out) {
+    constexpr bool partly = HOW == GRADD_ORDER_PARTIAL, all = HOW == GRADD_ORDER_SORT;
+    for (int64_t i = 0; i < (partly ? x.k : x.n); i++)
+        out[i] = x.template entry<gradd_entry_t>(from, i);
+    if constexpr (partly) select_partly(x, from, out);
+    if constexpr (!partly && !all) gradd_select_nth(out, x.n, x.k - 1);
+    if constexpr (all || HOW == GRADD_ORDER_SELECT_SORT)
+        gradd_sort_entries(out, all ? x.n : x.k - 1); /* the last is in place */
 }
 
 /* Those that are marked, or all. */
-template <class T>
-__global__ void GPU_BLOCK(GPU_WARP) order_slices(slices_t<T> x, gradd_order_t how, int64_t slots,
-                                                 int64_t room, gradd_entry_t *scratch) {
+template <gradd_order_t HOW, class T>
+__global__ void GPU_BLOCK(GPU_WARP)
+    order_slices(slices_t<T> x, int64_t slots, int64_t room, gradd_entry_t *scratch) {
     const int64_t slot = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (slot >= slots) return;
     gradd_entry_t *out = scratch + slot * room;
     for (int64_t number = slot; number < x.slices; number += slots) {
         if (x.ties && !x.mark[number]) continue;
-        const T *from = x.slice(number);
-        order_as_cpu(x, how, from, out);
+        const spot_t<T> from = x.slice(number);
+        order_as_cpu<HOW>(x, from, out);
         for (int64_t j = 0; j < x.k; j++)
-            x.put(number, j, from, out[j].at);
+            x.put(from, j, out[j].at);
     }
 }
 
@@ -360,6 +371,13 @@ template <class E, class T> static void merge_sort(const slices_t<T> &x, E *a) {
     GPU_LAUNCH((put_sorted<E, T>), gpu_blocks(x.slices * x.want, THREADS), THREADS, x, a);
 }
 
+template <gradd_order_t HOW, class T>
+static void launch_in_slots(const slices_t<T> &x, const job_t &job, void *scratch) {
+    const unsigned blocks = (unsigned)((job.slots + GPU_WARP - 1) / GPU_WARP);
+    GPU_LAUNCH((order_slices<HOW, T>), blocks, GPU_WARP, x, job.slots, job.room,
+               (gradd_entry_t *)scratch);
+}
+
 template <class T> static gradd_status_t order(const gradd_launch_t *r, const job_t &job) {
     typedef typename entry_of<T>::type E;
     const gradd_slice_t &s = job.s;
@@ -370,6 +388,7 @@ template <class T> static gradd_status_t order(const gradd_launch_t *r, const jo
                            s.stride,
                            s.flip,
                            job.slices,
+                           1 / (double)s.stride,
                            job.ties,
                            (const T *)r->in[0].data,
                            (T *)r->out[0].data,
@@ -383,11 +402,14 @@ template <class T> static gradd_status_t order(const gradd_launch_t *r, const jo
                    THREADS, x);
     else if (s.how != GRADD_ORDER_SELECT)
         GPU_LAUNCH((sort_slices<THREADS, E, T>), gpu_blocks(job.slices, 1), THREADS, x);
-    if (job.slots) {
-        const unsigned blocks = (unsigned)((job.slots + GPU_WARP - 1) / GPU_WARP);
-        GPU_LAUNCH((order_slices<T>), blocks, GPU_WARP, x, s.how, job.slots, job.room,
-                   (gradd_entry_t *)scratch);
-    }
+    if (s.how == GRADD_ORDER_PARTIAL)
+        launch_in_slots<GRADD_ORDER_PARTIAL>(x, job, scratch);
+    else if (s.how == GRADD_ORDER_SELECT)
+        launch_in_slots<GRADD_ORDER_SELECT>(x, job, scratch);
+    else if (s.how == GRADD_ORDER_SELECT_SORT)
+        launch_in_slots<GRADD_ORDER_SELECT_SORT>(x, job, scratch);
+    else if (s.how == GRADD_ORDER_SORT)
+        launch_in_slots<GRADD_ORDER_SORT>(x, job, scratch);
     return gpu_launched(r->op->name);
 }
 
