@@ -1,6 +1,7 @@
 /* Reads a slice as keys, in blocks, and orders it; see the header. */
 #include "kernels/cpu/order.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cpu/bf16.h"
@@ -123,6 +124,17 @@ static bool few_without_ties(const gradd_slice_t *s, const char *x, gradd_entry_
     return true;
 }
 
+static int compare_stably(const void *a, const void *b) {
+    const gradd_entry_t *x = a, *y = b;
+    if (x->key != y->key) return x->key < y->key ? -1 : 1;
+    return x->at < y->at ? -1 : x->at > y->at;
+}
+
+/* Rising order, equal keys by rising place. */
+static void sort_stably(gradd_entry_t *q, int64_t n) {
+    if (n > 1) qsort(q, (size_t)n, sizeof *q, compare_stably);
+}
+
 void gradd_slice_order(const gradd_slice_t *s, const char *x, gradd_entry_t *out) {
     if (s->how == GRADD_ORDER_PARTIAL) {
         partial(s, x, out);
@@ -136,7 +148,7 @@ void gradd_slice_order(const gradd_slice_t *s, const char *x, gradd_entry_t *out
     if (s->how == GRADD_ORDER_SORT) {
         gradd_sort_entries(out, s->n);
     } else if (s->how == GRADD_ORDER_SORT_STABLY) {
-        gradd_sort_stably(out, s->n);
+        sort_stably(out, s->n);
     } else {
         gradd_select_nth(out, s->n, s->k - 1);
         if (s->how == GRADD_ORDER_SELECT_SORT)

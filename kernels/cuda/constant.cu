@@ -196,56 +196,62 @@ static gradd_status_t compute_one_hot(const gradd_launch_t *r) {
 
 /* ---- Trilu ----------------------------------------------------------------------------------- */
 
+/* Rows of packs; k may be absent. */
+template <class I> struct triangle_t {
+    gpu_divisor<I> columns, rows;
+    I n;
+    gradd_view_t k;
+    bool upper;
+};
+
 /* Packs of W elements of one row; what is not kept is not read. */
 template <class T, int W, class I>
-__global__ void GPU_BLOCK(THREADS)
-    keep_triangle(gpu_divisor<I> columns, gpu_divisor<I> rows, I n, gradd_view_t k, bool upper,
-                  gpu_pack<T, W> *y, const gpu_pack<T, W> *x) {
+__global__ void GPU_BLOCK(THREADS) keep_triangle(triangle_t<I> t, T *y, const T *x) {
+    typedef gpu_pack<T, W> pack;
     const I all = (I)gridDim.x * blockDim.x;
-    const int64_t offset = !k.data                        ? 0
-                           : k.type.dtype == GRADD_DT_I32 ? *(const int32_t *)k.data
-                                                          : *(const int64_t *)k.data;
-    for (I i = (I)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) {
-        const I line = columns.over(i);
-        const int64_t row = (int64_t)(line - rows.over(line) * rows.by);
-        const int64_t first = (int64_t)(i - line * columns.by) * W;
-        const int64_t edge = gradd_trilu_edge(row, (int64_t)columns.by * W, offset, upper);
-        gpu_pack<T, W> p = {};
-        if (upper ? first + W > edge : first < edge) p = x[i];
+    const int64_t k = !t.k.data                        ? 0
+                      : t.k.type.dtype == GRADD_DT_I32 ? *(const int32_t *)t.k.data
+                                                       : *(const int64_t *)t.k.data;
+    for (I i = (I)blockIdx.x * blockDim.x + threadIdx.x; i < t.n; i += all) {
+        const I line = t.columns.over(i);
+        const int64_t row = (int64_t)(line - t.rows.over(line) * t.rows.by);
+        const int64_t first = (int64_t)(i - line * t.columns.by) * W;
+        const int64_t edge = gradd_trilu_edge(row, (int64_t)t.columns.by * W, k, t.upper);
+        pack p = {};
+        if (t.upper ? first + W > edge : first < edge) p = ((const pack *)x)[i];
 #pragma unroll
         for (int w = 0; w < W; w++)
-            if ((first + w < edge) == upper) p.v[w] = 0;
-        y[i] = p;
+            if ((first + w < edge) == t.upper) p.v[w] = 0;
+        ((pack *)y)[i] = p;
     }
+}
+
+template <class T, int W> static gradd_status_t launch_triangle(const gradd_launch_t *r) {
+    const gradd_type_t &x = r->in[0].type;
+    const int64_t n = gradd_type_count(&x) / W;
+    return gpu_switch_count(n, [&](auto i) {
+        typedef typename decltype(i)::type I;
+        const triangle_t<I> t = {
+            gpu_divisor_of<I>(x.dims[x.rank - 1] / W), gpu_divisor_of<I>(x.dims[x.rank - 2]), (I)n,
+            r->n_in > 1 ? r->in[1] : gradd_view_t{}, gradd_attr_int(r->attrs, "upper", 1) != 0};
+        GPU_LAUNCH((keep_triangle<T, W, I>), gpu_blocks(n, THREADS), THREADS, t,
+                   (T *)r->out[0].data, (const T *)r->in[0].data);
+        return gpu_launched("Trilu");
+    });
 }
 
 static gradd_status_t compute_trilu(const gradd_launch_t *r) {
     const gradd_type_t &x = r->in[0].type;
-    const bool upper = gradd_attr_int(r->attrs, "upper", 1);
-    const int64_t all = gradd_type_count(&x);
-    if (!all) return GRADD_OK;
-    const int64_t rows = x.dims[x.rank - 2], columns = x.dims[x.rank - 1];
-    const gradd_view_t k = r->n_in > 1 ? r->in[1] : gradd_view_t{};
+    if (!gradd_type_count(&x)) return GRADD_OK;
     return gpu_switch_bytes(gradd_dtype_bytes(x.dtype), [&](auto t) {
-        return gpu_switch_count(all, [&](auto i) {
-            typedef typename decltype(t)::type T;
-            typedef typename decltype(i)::type I;
-            if constexpr (sizeof(T) < 16) {
-                constexpr int W = gpu_width<T>;
-                if (columns % W == 0 && gpu_aligned(r->in[0].data, 16) &&
-                    gpu_aligned(r->out[0].data, 16))
-                    GPU_LAUNCH((keep_triangle<T, W, I>), gpu_blocks(all / W, THREADS), THREADS,
-                               gpu_divisor_of<I>(columns / W), gpu_divisor_of<I>(rows),
-                               (I)(all / W), k, upper, (gpu_pack<T, W> *)r->out[0].data,
-                               (const gpu_pack<T, W> *)r->in[0].data);
-                else
-                    GPU_LAUNCH((keep_triangle<T, 1, I>), gpu_blocks(all, THREADS), THREADS,
-                               gpu_divisor_of<I>(columns), gpu_divisor_of<I>(rows), (I)all, k,
-                               upper, (gpu_pack<T, 1> *)r->out[0].data,
-                               (const gpu_pack<T, 1> *)r->in[0].data);
-            }
-            return gpu_launched("Trilu");
-        });
+        typedef typename decltype(t)::type T;
+        if constexpr (sizeof(T) < 16) {
+            if (x.dims[x.rank - 1] % gpu_width<T> == 0 && gpu_aligned(r->in[0].data, 16) &&
+                gpu_aligned(r->out[0].data, 16))
+                return launch_triangle<T, gpu_width<T>>(r);
+            return launch_triangle<T, 1>(r);
+        }
+        return gpu_launched("Trilu");
     });
 }
 

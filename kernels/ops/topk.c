@@ -158,9 +158,9 @@ static gradd_order_t how_of_sort(const gradd_type_t *x, bool down) {
                                                                     : GRADD_ORDER_SORT;
 }
 
-static gradd_status_t describe(const gradd_op_t *op, gradd_attrs_t attrs, const gradd_type_t *x,
-                               const gradd_type_t *y, gradd_slice_t *out) {
-    const bool sorts = op->max_in == 1;
+gradd_status_t gradd_slice_of(const gradd_op_t *op, gradd_attrs_t attrs, const gradd_type_t *x,
+                              const gradd_type_t *y, gradd_slice_t *out) {
+    const bool sorts = op->max_in == 1, onnx = !op->domain[0];
     const bool down = gradd_attr_int(attrs, sorts ? "descending" : "largest", !sorts);
     int axis;
     GRADD_TRY(gradd_axis(gradd_attr_int(attrs, "axis", -1), x->rank, false, &axis));
@@ -170,7 +170,9 @@ static gradd_status_t describe(const gradd_op_t *op, gradd_attrs_t attrs, const 
                            .stride = 1,
                            .flip = -(int64_t)down,
                            .dtype = x->dtype,
-                           .how = sorts ? how_of_sort(x, down) : how_of_topk(attrs, n, k)};
+                           .how = onnx    ? GRADD_ORDER_SORT_STABLY
+                                  : sorts ? how_of_sort(x, down)
+                                          : how_of_topk(attrs, n, k)};
     for (int i = axis + 1; i < x->rank; i++)
         out->stride *= x->dims[i];
     return GRADD_OK;
@@ -207,7 +209,7 @@ static void compute_slice(const gradd_launch_t *r, const gradd_slice_t *s, int64
 
 static gradd_status_t compute_like_torch(const gradd_launch_t *r) {
     gradd_slice_t s;
-    GRADD_TRY(describe(r->op, r->attrs, &r->in[0].type, &r->out[0].type, &s));
+    GRADD_TRY(gradd_slice_of(r->op, r->attrs, &r->in[0].type, &r->out[0].type, &s));
     const int64_t all = gradd_type_count(&r->in[0].type);
     if (gradd_type_count(&r->out[0].type) == 0) return GRADD_OK;
     const int64_t slices = all / s.n, shares = count_shares(slices, r->threads);
@@ -223,7 +225,7 @@ static gradd_status_t compute_like_torch(const gradd_launch_t *r) {
 static size_t workspace_like_torch(const gradd_infer_t *c) {
     gradd_slice_t s;
     const gradd_type_t *x = &c->in[0].type;
-    if (describe(c->op, c->attrs, x, &c->out[0], &s) || !s.n) return 0;
+    if (gradd_slice_of(c->op, c->attrs, x, &c->out[0], &s) || !s.n) return 0;
     const int64_t shares = count_shares(gradd_type_count(x) / s.n, c->threads);
     return (size_t)(shares * gradd_slice_room(&s)) * sizeof(gradd_entry_t);
 }
@@ -280,45 +282,63 @@ static gradd_status_t grad_topk(gradd_grad_t *g) {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-GRADD_OPS(topk,
-          GRADD_OP("TopK", "", 10, (2, 2), (1, 2), .counts = 2,
-                   .types = {GRADD_T_NUM, GRADD_T_INDEX},
-                   .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
-                                            {"largest", GRADD_ATTR_INT, false},
-                                            {"sorted", GRADD_ATTR_INT, false}),
-                   .infer = infer_topk, .grad = grad_topk, .ref = compute_topk,
-                   .cases = GRADD_CASES(
-                       {.text = "f32[3,8] i64[1]={2} -> 2"},
-                       {.text = "f32[3,8,2] i64[1]={5} | axis=1 largest=0 sorted=1 -> 2"},
-                       {.text = "f32[9] i64[1]={9} -> 2"}, {.text = "f32[4,3] i64[1]={0} -> 2"},
-                       {.text = "i64[3,9] i64[1]={4} | largest=0 -> 2"},
-                       {.text = "f32[80,9] i64[]={3} -> 2"},
-                       {.text = "f32[5]={1,nan,3,nan,2} i64[1]={3} -> 2", .grad_tol = -1})),
-          GRADD_OP("TorchTopK", "com.gradd", 1, (2, 2), (1, 2), .counts = 2,
-                   .types = {GRADD_T_NUM, GRADD_T_INDEX},
-                   .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
-                                            {"largest", GRADD_ATTR_INT, false},
-                                            {"sorted", GRADD_ATTR_INT, false}),
-                   .infer = infer_topk, .grad = grad_topk, .ref = compute_like_torch,
-                   .cases = GRADD_CASES(
-                       {.text = "f32[3,8] i64[1]={2} -> 2"},
-                       {.text = "f32[3,8,2] i64[1]={5} | axis=1 largest=0 sorted=0 -> 2"},
-                       {.text = "f32[9] i64[1]={9} -> 2"}, {.text = "f32[4,3] i64[1]={0} -> 2"},
-                       {.text = "f32[0,3] i64[1]={2} -> 2"}, {.text = "f32[5,300] i64[1]={4} -> 2"},
-                       {.text = "f32[3,70] i64[1]={40} -> 2"},
-                       {.text = "i64[3,9] i64[1]={4} | largest=0 -> 2"},
-                       {.text = "i32[3,400] i64[]={4} | sorted=0 -> 2"},
-                       {.text = "f32[5]={1,nan,3,nan,2} i64[1]={3} -> 2", .grad_tol = -1})),
-          GRADD_OP("TorchSort", "com.gradd", 1, (1, 1), (1, 2), .counts = 2, .types = {GRADD_T_NUM},
-                   .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
-                                            {"descending", GRADD_ATTR_INT, false}),
-                   .infer = infer_sort, .grad = grad_topk, .ref = compute_like_torch,
-                   .cases = GRADD_CASES({.text = "f32[3,8] -> 2"},
-                                        {.text = "f32[3,50,2] | axis=1 descending=1 -> 2"},
-                                        {.text = "f32[0,3] -> 2"}, {.text = "f32[3,0] -> 2"},
-                                        {.text = "i64[3,90] -> 2"},
-                                        {.text = "i32[33000]:(0,9) -> 2"},
-                                        {.text = "f32[5]={1,nan,3,nan,2} -> 2", .grad_tol = -1})));
+GRADD_OPS(
+    topk,
+    GRADD_OP(
+        "TopK", "", 10, (2, 2), (1, 2), .counts = 2, .types = {GRADD_T_NUM, GRADD_T_INDEX},
+        .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
+                                 {"largest", GRADD_ATTR_INT, false},
+                                 {"sorted", GRADD_ATTR_INT, false}),
+        .infer = infer_topk, .grad = grad_topk, .ref = compute_topk,
+        .cases = GRADD_CASES(
+            {.text = "f32[3,8] i64[1]={2} -> 2"},
+            {.text = "f32[3,8,2] i64[1]={5} | axis=1 largest=0 sorted=1 -> 2"},
+            {.text = "f32[9] i64[1]={9} -> 2"}, {.text = "f32[4,3] i64[1]={0} -> 2"},
+            {.text = "i64[3,9] i64[1]={4} | largest=0 -> 2"}, {.text = "f32[80,9] i64[]={3} -> 2"},
+            {.text = "f32[3,70,5] i64[1]={70} | axis=1 largest=0 -> 2"},
+            {.text = "i64[2,1500]:(0,9) i64[1]={40} -> 2"},
+            {.text = "f32[3,9000] i64[1]={50} -> 2", .grad_tol = -1},
+            {.text = "i32[2,9000]:(0,99) i64[1]={1024} | largest=0 -> 2"},
+            {.text = "i32[2,4000,2]:(0,99) i64[1]={1025} | axis=1 -> 2"},
+            {.text = "i64[5000]:(-9000000000000000000,9000000000000000000) i64[1]={5000} -> 2"},
+            {.text = "f32[6]={inf,-inf,0,-0.0,nan,0} i64[1]={6} -> 2", .grad_tol = -1},
+            {.text = "f32[6]={inf,-inf,0,-0.0,nan,0} i64[1]={6} | largest=0 -> 2", .grad_tol = -1},
+            {.text = "i32[4]={-2147483648,2147483647,0,-1} i64[1]={4} | largest=0 -> 2"},
+            {.text = "f32[5]={1,nan,3,nan,2} i64[1]={3} -> 2", .grad_tol = -1})),
+    GRADD_OP("TorchTopK", "com.gradd", 1, (2, 2), (1, 2), .counts = 2,
+             .types = {GRADD_T_NUM, GRADD_T_INDEX},
+             .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
+                                      {"largest", GRADD_ATTR_INT, false},
+                                      {"sorted", GRADD_ATTR_INT, false}),
+             .infer = infer_topk, .grad = grad_topk, .ref = compute_like_torch,
+             .cases = GRADD_CASES(
+                 {.text = "f32[3,8] i64[1]={2} -> 2"},
+                 {.text = "f32[3,8,2] i64[1]={5} | axis=1 largest=0 sorted=0 -> 2"},
+                 {.text = "f32[9] i64[1]={9} -> 2"}, {.text = "f32[4,3] i64[1]={0} -> 2"},
+                 {.text = "f32[0,3] i64[1]={2} -> 2"}, {.text = "f32[5,300] i64[1]={4} -> 2"},
+                 {.text = "f32[3,70] i64[1]={40} -> 2"},
+                 {.text = "i64[3,9] i64[1]={4} | largest=0 -> 2"},
+                 {.text = "i32[3,400] i64[]={4} | sorted=0 -> 2"},
+                 {.text = "i64[40,64]:(0,9) i64[]={6} -> 2"},
+                 {.text = "f32[3,3000] i64[]={90} -> 2", .grad_tol = -1},
+                 {.text = "i32[2,3000]:(0,999999) i64[]={1500} -> 2"},
+                 {.text = "i32[2,3000,2]:(0,999999999) i64[]={2000} | axis=1 largest=0 -> 2"},
+                 {.text = "f32[4,40] i64[]={40} -> 2", .grad_tol = -1},
+                 {.text = "f32[2,2000] i64[]={20} -> 2", .grad_tol = -1},
+                 {.text = "f32[5]={1,nan,3,nan,2} i64[1]={3} -> 2", .grad_tol = -1})),
+    GRADD_OP(
+        "TorchSort", "com.gradd", 1, (1, 1), (1, 2), .counts = 2, .types = {GRADD_T_NUM},
+        .attrs = GRADD_ATTR_LIST({"axis", GRADD_ATTR_INT, false},
+                                 {"descending", GRADD_ATTR_INT, false}),
+        .infer = infer_sort, .grad = grad_topk, .ref = compute_like_torch,
+        .cases = GRADD_CASES(
+            {.text = "f32[3,8] -> 2"}, {.text = "f32[3,50,2] | axis=1 descending=1 -> 2"},
+            {.text = "f32[0,3] -> 2"}, {.text = "f32[3,0] -> 2"}, {.text = "i64[3,90] -> 2"},
+            {.text = "i32[33000]:(0,9) -> 2"}, {.text = "f32[3,5000] -> 2", .grad_tol = -1},
+            {.text = "i64[2,3000]:(-9000000000000000000,9000000000000000000) | descending=1 -> 2"},
+            {.text = "i64[3,2500]:(0,9) -> 2"},
+            {.text = "f32[9,64,3] | axis=1 -> 2", .grad_tol = -1},
+            {.text = "f32[5]={1,nan,3,nan,2} -> 2", .grad_tol = -1})));
 
 GRADD_KERNELS(cpu, topk,
               GRADD_KERNEL("TopK", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX},
