@@ -32,8 +32,8 @@ GRADD_HD gradd_fault_t gradd_live_check(int64_t entry, int64_t before, int64_t i
     return f;
 }
 
-/* How many live rows of n entries are below r. */
-GRADD_HD int64_t gradd_live_below(const volatile int64_t *list, int64_t n, int64_t r) {
+/* How many live rows of n entries are below r: at most n, whatever changes meanwhile. */
+GRADD_HD int64_t gradd_live_below(const int64_t *list, int64_t n, int64_t r) {
     int64_t lo = 0, hi = n;
     while (lo < hi) {
         const int64_t mid = (lo + hi) / 2, entry = list[mid];
@@ -46,7 +46,7 @@ GRADD_HD int64_t gradd_live_below(const volatile int64_t *list, int64_t n, int64
 }
 
 /* The place of an entry in another list, which has its row. Not so: LIVE_OTHER. */
-GRADD_HD gradd_fault_t gradd_live_place(const volatile int64_t *others, int64_t n, int64_t entry,
+GRADD_HD gradd_fault_t gradd_live_place(const int64_t *others, int64_t n, int64_t entry,
                                         int64_t *out) {
     gradd_fault_t f = {GRADD_FAULT_NONE, 0, 0, 0, 0, 0, 0};
     const int64_t row = gradd_live_row(entry), at = gradd_live_below(others, n, row);

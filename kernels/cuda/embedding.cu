@@ -143,6 +143,6 @@ static size_t workspace_grad(const gradd_infer_t *c) {
                               true);
 }
 
-GRADD_KERNELS(cuda, embedding, GRADD_KERNEL("EmbeddingSum", "sum", .compute = compute_sum),
+GRADD_KERNELS(cuda, embedding, GRADD_KERNEL("EmbeddingSum", "map", .compute = compute_sum),
               GRADD_KERNEL("EmbeddingGrad", "sum", .inplace = 1 << BASE, .compute = compute_grad,
                            .workspace = workspace_grad));

@@ -154,24 +154,37 @@ typedef struct gpu_faults_s {
         gpu_call.fault, gpu_call.launch                                                            \
     }
 
+/* Whether an offender that is noted stands in front of this one. What is noted only moves to the
+ * front, and its table is written behind its position, so it may move while it is read. */
+GPU_FN bool gpu_fault_is_late(gpu_faults_t faults, const gradd_fault_t &found) {
+    const volatile gradd_fault_t *now = faults.to;
+    if (now->kind == GRADD_FAULT_NONE) return false;
+    __threadfence();
+    if (now->launch != faults.launch || now->table < found.table) return true;
+    const bool same = now->table == found.table;
+    __threadfence();
+    return same && now->position <= found.position;
+}
+
 /* Notes an offender. Of one launch the one of the lowest table, and there of the lowest position,
- * stays, whoever is first. Where no table is named, `table` may be what is checked first. */
+ * stays, whoever is first. Where no table is named, `table` may be what is checked first. Of very
+ * many offenders few wait for the lock. */
 GPU_FN void gpu_fault(gpu_faults_t faults, gradd_fault_t found) {
     gradd_fault_t *f = faults.to;
+    if (gpu_fault_is_late(faults, found)) return;
     while (atomicCAS(&f->lock, 0, 1))
         ;
     __threadfence();
-    volatile gradd_fault_t *now = f;
-    const bool before =
-        now->table != found.table ? now->table > found.table : now->position > found.position;
-    const bool mine = now->kind == GRADD_FAULT_NONE || (now->launch == faults.launch && before);
-    if (mine) {
+    if (!gpu_fault_is_late(faults, found)) {
+        volatile gradd_fault_t *now = f;
         now->value = found.value;
         now->limit = found.limit;
         now->position = found.position;
+        __threadfence();
         now->table = found.table;
-        now->kind = found.kind;
         now->launch = faults.launch;
+        __threadfence();
+        now->kind = found.kind;
     }
     __threadfence();
     atomicCAS(&f->lock, 1, 0);

@@ -125,8 +125,9 @@ template <int... K> struct gpu_count<0, K...> {
 };
 #define GPU_COUNT(T) typename gpu_count<(int)sizeof...(T)>::type()
 
+/* Packs by value: of a reference nvcc loads one element at a time. */
 template <class U, int W, class F, class... P>
-GPU_FN gpu_pack<U, W> gpu_map_packs(const F &f, P... x) { /* copies: one access each */
+GPU_FN gpu_pack<U, W> gpu_map_packs(const F &f, P... x) {
     gpu_pack<U, W> y;
 #pragma unroll
     for (int k = 0; k < W; k++)

@@ -112,37 +112,29 @@ struct gpu_pick {
     gpu_pick_way way;
     gpu_index index;
     int64_t n, n_rows, size; /* rows that are picked, rows there are, elements of one */
-    int depth;               /* ND: coordinates of a row */
+    int depth;               /* indices of a row; 1 but for ND */
     int64_t extent[GRADD_MAX_RANK];
     gpu_div group;     /* AXIS: indices; ND: rows of a batch */
-    int64_t step;      /* ELEMENTS: along the axis */
+    int64_t step;      /* ELEMENTS: along the axis; else 1 */
     gpu_places places; /* ELEMENTS: without the axis */
 
-    __device__ int64_t within(int64_t at, int k, gpu_faults_t faults) const {
-        const int64_t given = index[at], i = given < 0 ? given + extent[k] : given;
-        if (i >= 0 && i < extent[k]) return i;
-        gpu_fault(faults,
-                  {.kind = GRADD_FAULT_INDEX, .value = given, .limit = extent[k], .position = at});
-        return -1;
-    }
-
     __device__ int64_t operator()(int64_t i, gpu_faults_t faults) const {
-        if (way == GPU_PICK_ND) {
-            int64_t row = group(i);
-            bool good = true;
-            for (int k = 0; k < depth; k++) {
-                const int64_t at = within(i * depth + k, k, faults);
-                good = good && at >= 0;
-                row = row * extent[k] + at;
+        int64_t row = way == GPU_PICK_ELEMENTS ? places(i) : group(i);
+        const int64_t first = way == GPU_PICK_ND     ? i * depth
+                              : way == GPU_PICK_AXIS ? i - row * group.by
+                                                     : i;
+        for (int k = 0; k < depth; k++) {
+            const int64_t given = index[first + k], at = given < 0 ? given + extent[k] : given;
+            if (at < 0 || at >= extent[k]) {
+                gpu_fault(faults, {.kind = GRADD_FAULT_INDEX,
+                                   .value = given,
+                                   .limit = extent[k],
+                                   .position = first + k});
+                return -1;
             }
-            return good ? row : -1;
+            row = (way == GPU_PICK_ELEMENTS ? row : row * extent[k]) + at * step;
         }
-        if (way == GPU_PICK_ELEMENTS) {
-            const int64_t at = within(i, 0, faults);
-            return at < 0 ? -1 : places(i) + at * step;
-        }
-        const int64_t outer = group(i), at = within(i - outer * group.by, 0, faults);
-        return at < 0 ? -1 : outer * extent[0] + at;
+        return row;
     }
 };
 
@@ -151,6 +143,8 @@ static inline gpu_pick gpu_pick_axis(const gradd_type_t &data, int axis,
     const int64_t n = gradd_type_count(&indices.type), outer = gpu_span(data, 0, axis);
     gpu_pick p = {};
     p.way = GPU_PICK_AXIS;
+    p.depth = 1;
+    p.step = 1;
     p.index = gpu_index_of(indices);
     p.n = outer * n;
     p.n_rows = gpu_span(data, 0, axis + 1);
@@ -165,6 +159,7 @@ static inline gpu_pick gpu_pick_nd(const gradd_type_t &data, int batch_dims,
     const gradd_type_t &type = indices.type;
     gpu_pick p = {};
     p.way = GPU_PICK_ND;
+    p.step = 1;
     p.index = gpu_index_of(indices);
     p.depth = (int)type.dims[type.rank - 1];
     p.n = gpu_span(type, 0, type.rank - 1);
@@ -186,6 +181,7 @@ static inline gpu_pick gpu_pick_elements(const gradd_type_t &data, int axis,
         step *= data.dims[i];
     }
     p.way = GPU_PICK_ELEMENTS;
+    p.depth = 1;
     p.index = gpu_index_of(indices);
     p.n = gradd_type_count(&indices.type);
     p.n_rows = step;

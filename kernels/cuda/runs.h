@@ -53,19 +53,22 @@ template <class K> struct gpu_runs {
     __device__ bool lasts(int64_t p, int64_t more) const {
         return p + more < n && key[p + more] == key[p];
     }
-    /* Whether a chain begins at p. */
-    __device__ bool chained(int64_t p) const {
-        if (begins(p)) return true;
-        if (p < GPU_CHAIN || key[p - GPU_CHAIN] != key[p]) return false;
-        int64_t lo = 0, hi = p;
+    /* The first of [lo, hi) whose target is not below `row`; hi if there is none. */
+    __device__ int64_t find(K row, int64_t lo, int64_t hi) const {
         while (lo < hi) {
             const int64_t mid = (lo + hi) / 2;
-            if (key[mid] < key[p])
+            if (key[mid] < row)
                 lo = mid + 1;
             else
                 hi = mid;
         }
-        return (p - lo) % GPU_CHAIN == 0;
+        return lo;
+    }
+    /* Whether a chain begins at p. */
+    __device__ bool chained(int64_t p) const {
+        if (begins(p)) return true;
+        if (p < GPU_CHAIN || key[p - GPU_CHAIN] != key[p]) return false;
+        return (p - find(key[p], 0, p)) % GPU_CHAIN == 0;
     }
     /* The chain's row of scratch memory. */
     __device__ int64_t slot(int64_t p, bool first) const {
@@ -177,17 +180,22 @@ template <class T, class K, int W>
 __global__ void GPU_BLOCK(GPU_LANES_THREADS) gpu_sum_long(gpu_fold<T, K, W> s) {
     const gpu_lanes &l = s.lanes;
     for (int64_t u = l.first(); u < l.units; u += l.all()) {
-        int64_t p = l.pieces(u);
-        const int64_t pack = l.pack(u - p * l.pieces.by);
+        const int64_t p = l.pieces(u), pack = l.pack(u - p * l.pieces.by);
         const K row = s.runs.key[p];
         if (pack >= l.packs || row == s.runs.none || !s.runs.begins(p) ||
             !s.runs.lasts(p, GPU_CHAIN))
             continue;
         gpu_pack<gpu_real<T>, W> sum = s.part[s.runs.slot(p, true) * l.packs + pack];
-        for (bool more = true; more;) {
-            p += GPU_CHAIN;
-            more = s.runs.lasts(p, GPU_CHAIN);
-            gpu_fold_in(f_fold_add(), &sum, s.part[s.runs.slot(p, false) * l.packs + pack]);
+        const int64_t end = s.runs.find(row + 1, p, s.runs.n);
+        for (int64_t q = p + GPU_CHAIN; q < end; q += GPU_AHEAD * GPU_CHAIN) {
+            gpu_pack<gpu_real<T>, W> x[GPU_AHEAD] = {};
+#pragma unroll
+            for (int k = 0; k < GPU_AHEAD; k++)
+                if (q + k * GPU_CHAIN < end)
+                    x[k] = s.part[s.runs.slot(q + k * GPU_CHAIN, false) * l.packs + pack];
+#pragma unroll
+            for (int k = 0; k < GPU_AHEAD; k++)
+                if (q + k * GPU_CHAIN < end) gpu_fold_in(f_fold_add(), &sum, x[k]);
         }
         s.store((int64_t)row * l.packs + pack, sum);
     }
