@@ -3,15 +3,10 @@
 
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/pick.h"
+#include "kernels/fault.h"
 
 #include <math.h>
 #include <string.h>
-
-gradd_reduction_t gradd_loss_reduction(gradd_attrs_t attrs) {
-    const char *name = gradd_attr_string(attrs, "reduction", "mean");
-    if (!strcmp(name, "none")) return GRADD_REDUCE_NONE;
-    return !strcmp(name, "sum") ? GRADD_REDUCE_SUM : GRADD_REDUCE_MEAN;
-}
 
 gradd_dtype_t gradd_loss_dtype(gradd_dtype_t logits) {
     return logits == GRADD_DT_F64 ? GRADD_DT_F64 : GRADD_DT_F32;
@@ -100,8 +95,8 @@ static gradd_status_t read_labels(gradd_loss_t *l, const gradd_view_t *labels,
         int64_t label = gradd_pick_index(labels, l->positions ? i + 1 : i);
         if (l->ignores && label == l->ignore) continue;
         if (label < 0 || label >= l->classes)
-            return GRADD_FAIL(INDEX, "label %lld of %lld, row %lld", (long long)label,
-                              (long long)l->classes, (long long)i);
+            return gradd_fault_fail(&(gradd_fault_t){
+                .kind = GRADD_FAULT_LABEL, .value = label, .limit = l->classes, .position = i});
         l->labels[i] = label;
         counted += weight_of(l, label);
     }
@@ -139,29 +134,24 @@ gradd_loss_row_t gradd_loss_scan_row(const gradd_loss_t *l, const void *x) {
                            l->weights ? l->weights->data : NULL);
 }
 
-/* With weights w of the classes, of mean m: (1 - e) w[l] (log sum exp - x[l]) +
- * e (m log sum exp - mean(w x)). */
+static gradd_loss_rule_t rule_of(const gradd_loss_t *l) {
+    return (gradd_loss_rule_t){l->classes, l->smoothing, l->mean_weight, l->weights != NULL};
+}
+
 double gradd_loss_of_row(const gradd_loss_t *l, const gradd_loss_row_t *row, int64_t label,
                          double own) {
-    const double e = l->smoothing, logs = log(row->sum), w = weight_of(l, label);
-    own -= row->max;
-    if (e == 0) return w * (logs - own);
-    const double plain = row->plain / (double)l->classes;
-    if (!l->weights) return logs - (1 - e) * own - e * (plain - row->max);
-    return (1 - e) * w * (logs - own) + e * (l->mean_weight * (logs + row->max) - plain);
+    const gradd_loss_sums_t sums = {row->max, row->sum, row->plain};
+    return gradd_loss_value(rule_of(l), sums, weight_of(l, label), own);
 }
 
 double gradd_loss_own_gradient(const gradd_loss_t *l, const gradd_loss_label_t *at) {
-    const double e = l->smoothing, w = weight_of(l, at->label), even = e / (double)l->classes;
-    const double below = (expm1(at->own - at->max) - at->rest) / (1 + at->rest); /* p - 1 */
-    if (!l->weights) return below - even + e;
-    return ((1 - e) * w + e * l->mean_weight) * below + e * l->mean_weight - even * w;
+    return gradd_loss_own_slope(rule_of(l), weight_of(l, at->label), at->own, at->max, at->rest);
 }
 
 gradd_loss_spread_t gradd_loss_gradient(const gradd_loss_t *l, const gradd_loss_label_t *at,
                                         double factor) {
-    const double e = l->smoothing, even = e / (double)l->classes;
-    const double share = l->weights ? (1 - e) * weight_of(l, at->label) + e * l->mean_weight : 1;
+    const double even = l->smoothing / (double)l->classes;
+    const double share = gradd_loss_share(rule_of(l), weight_of(l, at->label));
     return (gradd_loss_spread_t){at->max, share * factor / (1 + at->rest), even * factor,
                                  l->weights ? l->weights->data : NULL};
 }

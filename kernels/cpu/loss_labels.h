@@ -9,13 +9,8 @@
 #define GRADD_KERNELS_CPU_LOSS_LABELS_H
 
 #include "kernels/cpu/loss_rows.h"
+#include "kernels/loss.h"
 #include "kernels/op.h"
-
-typedef enum gradd_reduction_e {
-    GRADD_REDUCE_NONE,
-    GRADD_REDUCE_SUM,
-    GRADD_REDUCE_MEAN
-} gradd_reduction_t;
 
 typedef struct gradd_loss_s {
     int64_t rows, classes, positions; /* positions: S with shift, else 0 */
@@ -36,7 +31,6 @@ typedef struct gradd_loss_operands_s {
     const gradd_view_t *weights; /* optional: [classes], of gradd_loss_dtype() */
 } gradd_loss_operands_t;
 
-gradd_reduction_t gradd_loss_reduction(gradd_attrs_t attrs);
 /* f64 for f64, else f32: of losses and statistics. */
 gradd_dtype_t gradd_loss_dtype(gradd_dtype_t logits);
 /* Operands first, first + 1, ... of n: labels, num_items, weights. */

@@ -207,9 +207,10 @@ template <class A, class T, int W> GPU_FN void gpu_widen(A (&to)[W], const gpu_p
 }
 
 /* Of a row that a team has opened, the same in all of its threads; nothing but -inf, or +inf, gives
- * a sum that is NaN. */
-template <class S, class T>
-GPU_FN auto gpu_soft_of(const gpu_row<T, S::W, S::TEAM, S::KEEP> &row, int64_t packs) {
+ * a sum that is NaN. also(x, i) sees every pack once, widened. */
+template <class S, class T, class F>
+GPU_FN gpu_soft<gpu_real<T>> gpu_soft_of(const gpu_row<T, S::W, S::TEAM, S::KEEP> &row,
+                                         int64_t packs, F also) {
     typedef gpu_real<T> A;
     gpu_soft<A> s = gpu_soft_none<A>();
     if constexpr (S::KEEP > 0) {
@@ -223,12 +224,14 @@ GPU_FN auto gpu_soft_of(const gpu_row<T, S::W, S::TEAM, S::KEEP> &row, int64_t p
             A x[S::W];
             gpu_widen(x, row.get(j, i));
             gpu_soft_add(&s, x);
+            also(x, i);
         });
     } else {
         gpu_each_pack<S::TEAM, S::KEEP>(packs, [&](int j, int64_t i) {
             A x[S::W];
             gpu_widen(x, row.get(j, i));
             gpu_soft_scan(&s, x);
+            also(x, i);
         });
         gpu_soft_raise(&s, gpu_team_max<S::TEAM>(s.max));
     }
@@ -236,6 +239,10 @@ GPU_FN auto gpu_soft_of(const gpu_row<T, S::W, S::TEAM, S::KEEP> &row, int64_t p
     if (s.max == -(A)INFINITY) s.sum = (double)NAN;
     return s;
 }
+struct gpu_nothing {
+    template <class X> __device__ __forceinline__ void operator()(const X &, int64_t) const {
+    }
+};
 
 /* ---- columns --------------------------------------------------------------------------------- */
 

@@ -30,7 +30,7 @@ __global__ void GPU_BLOCK(S::THREADS) softmax_rows(int64_t rows, int64_t packs, 
     for (int64_t r = gpu_team<S::TEAM>(); r < rows; r += gpu_teams<S::TEAM>()) {
         gpu_row<T, S::W, S::TEAM, S::KEEP> row;
         row.open(x + r * packs * S::W, packs);
-        const soft_end<LOG, A> end(gpu_soft_of<S>(row, packs));
+        const soft_end<LOG, A> end(gpu_soft_of<S>(row, packs, gpu_nothing()));
         gpu_pack<T, S::W> *to = (gpu_pack<T, S::W> *)z + r * packs;
         gpu_each_pack<S::TEAM, S::KEEP>(packs, [&](int j, int64_t i) {
             gpu_pack<T, S::W> v = row.get(j, i);

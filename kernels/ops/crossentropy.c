@@ -326,42 +326,50 @@ static gradd_status_t expand_loss(gradd_expand_t *x) {
 
 GRADD_OPS(
     crossentropy,
-    GRADD_OP("CrossEntropy", "com.gradd", 1, (2, 4), (1, 2), .no_diff = 4 | 8,
-             .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_NUM, GRADD_T_FLOAT},
-             .attrs = LOSS_ATTRS, .infer = infer_loss, .grad = grad_loss, .expand = expand_loss,
-             .ref = ref_loss,
-             .cases = GRADD_CASES(
-                 {.text = "f32[4,3] i64[4]:(0,2)"},
-                 {.text = "f32[4,3] i32[4]:(0,2) | reduction=\"sum\""},
-                 {.text = "f32[4,3] " LABELS4 " | ignore_index=-100"},
-                 {.text = "f32[4,3] " LABELS4 " | ignore_index=-100 -> 2", .grad_tol = -1},
-                 {.text = "f32[2,2,3] " LABELS4 " | ignore_index=-100 reduction=\"none\""},
-                 {.text = "f32[2,4,3] i64[2,4]:(0,2) | shift=1"},
-                 {.text = "f32[2,4,3] i64[2,4]={0,1,2,0,2,1,0,2} | shift=1 ignore_index=0"},
-                 {.text = "f32[1,3] i64[1]={1} | shift=1 reduction=\"sum\""},
-                 {.text = "f32[2,4,3] i64[2,4]:(0,2) i64[]={5} | shift=1 reduction=\"sum\""},
-                 {.text = "f32[4,3] i64[4]:(0,2) i32[1]={3} | reduction=\"sum\""},
-                 {.text = "f32[4,3] " LABELS4 " | ignore_index=-100 smoothing=0.1"},
-                 {.text = "f32[2,4,7] i64[2,4]:(0,6) | shift=1 smoothing=0.3 reduction=\"sum\""},
-                 {.text = "f32[2,3] i64[2]={-1,-1} | ignore_index=-1", .grad_tol = -1},
-                 {.text = "f32[4,3] i64[4]:(0,2) - f32[3]:(0.1,2)"},
-                 {.text = "f32[2,4,3] i64[2,4]={0,1,2,0,2,1,0,2} - f32[3]:(0.1,2) | shift=1 "
-                          "ignore_index=0"},
-                 {.text = "f32[4,3] " LABELS4 " - f32[3]={0.5,0,2} | ignore_index=-100 "
-                          "smoothing=0.1"},
-                 {.text = "f32[2,2,3] " LABELS4 " - f32[3]:(0.1,2) | ignore_index=-100 "
-                          "smoothing=0.3 reduction=\"none\""},
-                 {.text = "f32[4,3] i64[4]:(0,2) i32[1]={3} f32[3]:(0.1,2) | reduction=\"sum\" "
-                          "smoothing=0.2 -> 2",
-                  .grad_tol = -1},
-                 {.text = "f32[2,3] i64[2]={-1,-1} - f32[3] | ignore_index=-1", .grad_tol = -1},
-                 {.text = "f32[2,3] i64[2]={1,1} - f32[3]={1,0,1}", .grad_tol = -1},
-                 {.text = "f32[3,2500]:(-30,30) i64[3]:(0,2499) - f32[2500]:(0,2) | "
-                          "smoothing=0.05"},
-                 {.text = "f32[1,1] i64[1]={0}"}, {.text = "f32[0,3] i64[0] | reduction=\"sum\""},
-                 {.text = "f32[67,1031]:(-9,9) i64[67]:(0,1030) | ignore_index=7"},
-                 {.text = "f32[3,2500]:(-30,30) i64[3]:(0,2499) | smoothing=0.05"},
-                 {.text = "f32[2,2]={1000,0,0,-1000} i64[2]={1,1}", .grad_tol = -1})),
+    GRADD_OP(
+        "CrossEntropy", "com.gradd", 1, (2, 4), (1, 2), .no_diff = 4 | 8,
+        .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_NUM, GRADD_T_FLOAT}, .attrs = LOSS_ATTRS,
+        .infer = infer_loss, .grad = grad_loss, .expand = expand_loss, .ref = ref_loss,
+        .cases = GRADD_CASES(
+            {.text = "f32[4,3] i64[4]:(0,2)"},
+            {.text = "f32[4,3] i32[4]:(0,2) | reduction=\"sum\""},
+            {.text = "f32[4,3] " LABELS4 " | ignore_index=-100"},
+            {.text = "f32[4,3] " LABELS4 " | ignore_index=-100 -> 2", .grad_tol = -1},
+            {.text = "f32[2,2,3] " LABELS4 " | ignore_index=-100 reduction=\"none\""},
+            {.text = "f32[2,4,3] i64[2,4]:(0,2) | shift=1"},
+            {.text = "f32[2,4,3] i64[2,4]={0,1,2,0,2,1,0,2} | shift=1 ignore_index=0"},
+            {.text = "f32[1,3] i64[1]={1} | shift=1 reduction=\"sum\""},
+            {.text = "f32[2,4,3] i64[2,4]:(0,2) i64[]={5} | shift=1 reduction=\"sum\""},
+            {.text = "f32[4,3] i64[4]:(0,2) i32[1]={3} | reduction=\"sum\""},
+            {.text = "f32[4,3] " LABELS4 " | ignore_index=-100 smoothing=0.1"},
+            {.text = "f32[2,4,7] i64[2,4]:(0,6) | shift=1 smoothing=0.3 reduction=\"sum\""},
+            {.text = "f32[2,3] i64[2]={-1,-1} | ignore_index=-1", .grad_tol = -1},
+            {.text = "f32[4,3] i64[4]:(0,2) - f32[3]:(0.1,2)"},
+            {.text = "f32[2,4,3] i64[2,4]={0,1,2,0,2,1,0,2} - f32[3]:(0.1,2) | shift=1 "
+                     "ignore_index=0"},
+            {.text = "f32[4,3] " LABELS4 " - f32[3]={0.5,0,2} | ignore_index=-100 "
+                     "smoothing=0.1"},
+            {.text = "f32[2,2,3] " LABELS4 " - f32[3]:(0.1,2) | ignore_index=-100 "
+                     "smoothing=0.3 reduction=\"none\""},
+            {.text = "f32[4,3] i64[4]:(0,2) i32[1]={3} f32[3]:(0.1,2) | reduction=\"sum\" "
+                     "smoothing=0.2 -> 2",
+             .grad_tol = -1},
+            {.text = "f32[2,3] i64[2]={-1,-1} - f32[3] | ignore_index=-1", .grad_tol = -1},
+            {.text = "f32[2,3] i64[2]={1,1} - f32[3]={1,0,1}", .grad_tol = -1},
+            {.text = "f32[3,2500]:(-30,30) i64[3]:(0,2499) - f32[2500]:(0,2) | "
+                     "smoothing=0.05"},
+            {.text = "f32[1,1] i64[1]={0}"}, {.text = "f32[0,3] i64[0] | reduction=\"sum\""},
+            {.text = "f32[67,1031]:(-9,9) i64[67]:(0,1030) | ignore_index=7"},
+            {.text = "f32[3,2500]:(-30,30) i64[3]:(0,2499) | smoothing=0.05"},
+            {.text = "f32[3,1024]:(-30,30) i64[3]:(0,1023) | smoothing=0.05 -> 2", .grad_tol = -1},
+            {.text = "f32[2,9000]:(-30,30) i64[2]:(0,8999) - f32[9000]:(0,2) | "
+                     "smoothing=0.05 -> 2",
+             .grad_tol = -1},
+            {.text = "f32[600,8] i64[600]:(0,7) -> 2", .grad_tol = -1},
+            {.text = "f32[4,3]={1,nan,2,1,inf,1,-inf,-inf,-inf,-inf,1,2} i64[4]={0,0,1,1} | "
+                     "reduction=\"none\" -> 2",
+             .grad_tol = -1},
+            {.text = "f32[2,2]={1000,0,0,-1000} i64[2]={1,1}", .grad_tol = -1})),
     GRADD_OP(
         "CrossEntropyGrad", "com.gradd", 1, (4, 6), (1, 1),
         .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
@@ -377,7 +385,10 @@ GRADD_OPS(
             {.text = "f32[] f32[67,1031]:(-3,3) i64[67]:(0,1030) f32[67,2]:(0.5,1) | "
                      "ignore_index=7"},
             {.text = "f32[] f32[67,1031]:(-3,3) i64[67]:(0,1030) f32[67,2]:(0.5,1) - f32[1031] | "
-                     "ignore_index=7 smoothing=0.2"})));
+                     "ignore_index=7 smoothing=0.2"},
+            {.text = "f32[] f32[3,1024]:(-3,3) i64[3]:(0,1023) f32[3,2]:(0.5,1) - f32[1024] | "
+                     "smoothing=0.2"},
+            {.text = "f32[] f32[2,9000]:(-3,3) i64[2]:(0,8999) f32[2,2]:(0.5,1)"})));
 
 GRADD_KERNELS(cpu, crossentropy,
               GRADD_KERNEL("CrossEntropy", "loop",

@@ -244,23 +244,36 @@ static gradd_status_t grad_group_norm(gradd_grad_t *g) {
 
 GRADD_OPS(
     groupnorm,
-    GRADD_OP(
-        "GroupNormalization", "", 18, (3, 3), (1, 3), .types = {GRADD_T_FLOAT},
-        .attrs = GRADD_ATTR_LIST({"epsilon", GRADD_ATTR_FLOAT, false},
-                                 {"num_groups", GRADD_ATTR_INT, true},
-                                 {"stash_type", GRADD_ATTR_INT, false}),
-        .infer = infer_forward, .grad = grad_group_norm, .ref = compute_forward,
-        .cases = GRADD_CASES({.text = "f32[2,6,5] f32[6] f32[6] | num_groups=3"},
-                             {.text = "f32[2,6,3,3] f32[2] f32[2] | num_groups=2 epsilon=0.01"},
-                             {.text = "f32[3,4] f32[4] f32[4] | num_groups=1"},
-                             {.text = "f32[2,0,5] f32[3] f32[3] | num_groups=3"},
-                             {.text = "f32[2,8,50,50] f32[8] f32[8] | num_groups=4"})),
+    GRADD_OP("GroupNormalization", "", 18, (3, 3), (1, 3), .types = {GRADD_T_FLOAT},
+             .attrs = GRADD_ATTR_LIST({"epsilon", GRADD_ATTR_FLOAT, false},
+                                      {"num_groups", GRADD_ATTR_INT, true},
+                                      {"stash_type", GRADD_ATTR_INT, false}),
+             .infer = infer_forward, .grad = grad_group_norm, .ref = compute_forward,
+             .cases = GRADD_CASES(
+                 {.text = "f32[2,6,5] f32[6] f32[6] | num_groups=3"},
+                 {.text = "f32[2,6,3,3] f32[2] f32[2] | num_groups=2 epsilon=0.01"},
+                 {.text = "f32[3,4] f32[4] f32[4] | num_groups=1"},
+                 {.text = "f32[2,0,5] f32[3] f32[3] | num_groups=3"},
+                 {.text = "f32[2,8,50,50] f32[8] f32[8] | num_groups=4"},
+                 {.text = "f32[2,4,8,8] f32[4] f32[4] | num_groups=2 -> 3", .grad_tol = -1},
+                 {.text = "f32[2,2,50,100] f32[2] f32[2] | num_groups=1 -> 3", .grad_tol = -1},
+                 {.text = "f32[2,300,5] f32[300] f32[300] | num_groups=3", .grad_tol = -1})),
     GRADD_OP("GroupNormGrad", "com.gradd", 1, (5, 5), (1, 3),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST({"num_groups", GRADD_ATTR_INT, true}),
              .infer = infer_backward, .ref = compute_backward,
              .cases = GRADD_CASES({.text = "f32[2,6,5] f32[2,6,5] f32[6] f32[2,3] f32[2,3]:(0.5,2) "
-                                           "| num_groups=3 -> 3"})),
+                                           "| num_groups=3 -> 3"},
+                                  {.text = "f32[2,4,8,8] f32[2,4,8,8] f32[2] f32[2,2] "
+                                           "f32[2,2]:(0.5,2) | num_groups=2 -> 3"},
+                                  {.text = "f32[2,4,30,40] f32[2,4,30,40] f32[4] f32[2,2] "
+                                           "f32[2,2]:(0.5,2) | num_groups=2 -> 3"},
+                                  {.text = "f32[9,300,5] f32[9,300,5] f32[300] f32[9,3] "
+                                           "f32[9,3]:(0.5,2) | num_groups=3 -> 3"},
+                                  {.text = "f32[0,4,5] f32[0,4,5] f32[4] f32[0,2] f32[0,2] | "
+                                           "num_groups=2 -> 3"},
+                                  {.text = "f32[2,0,5] f32[2,0,5] f32[3] f32[2,3] f32[2,3] | "
+                                           "num_groups=3 -> 3"})),
     GRADD_OP("InstanceNormalization", "", 6, (3, 3), (1, 3), .types = {GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST({"epsilon", GRADD_ATTR_FLOAT, false}), .infer = infer_forward,
              .grad = grad_group_norm, .ref = compute_forward,

@@ -6,9 +6,11 @@
  * Shapes: scores [N, C, D...], labels [N, D...], weights [C]; D contiguous inside C.
  * Saved for backward: scores and labels. The gradient forms softmax(x) again: one pass of exp
  * against keeping a second tensor as large as the scores. */
+#include "kernels/loss.h"
 #include "kernels/cpu/map.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/softmax_rows.h"
+#include "kernels/fault.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/rules.h"
@@ -17,21 +19,14 @@
 
 /* ---- kernels -------------------------------------------------------------------------------- */
 
-typedef enum { NONE, SUM, MEAN } reduction_t;
-
 typedef struct loss_s {
     int64_t n, c, d, rows; /* rows = n * d */
-    reduction_t reduction;
+    gradd_reduction_t reduction;
     bool ignores;
     int64_t ignore;
     const gradd_view_t *given, *weights; /* labels; weights NULL = all one */
     int64_t *labels;                     /* checked copy, -1 = the row is ignored */
 } loss_t;
-
-static reduction_t reduction_of(gradd_attrs_t attrs) {
-    const char *name = gradd_attr_string(attrs, "reduction", "mean");
-    return !strcmp(name, "none") ? NONE : !strcmp(name, "sum") ? SUM : MEAN;
-}
 
 /* type: the scores'. The copy of the labels lies in scratch, behind `skip` numbers of 8 bytes. */
 static loss_t loss_of(const gradd_launch_t *r, const gradd_type_t *type, int labels, int64_t skip) {
@@ -40,7 +35,7 @@ static loss_t loss_of(const gradd_launch_t *r, const gradd_type_t *type, int lab
         l.d *= type->dims[i];
     l.rows = l.n * l.d;
     l.labels = (int64_t *)r->workspace + skip * l.rows;
-    l.reduction = reduction_of(r->attrs);
+    l.reduction = gradd_loss_reduction(r->attrs);
     l.ignores = gradd_attr_find(r->attrs, "ignore_index") != NULL;
     l.ignore = gradd_attr_int(r->attrs, "ignore_index", 0);
     if (r->n_in > labels + 1 && r->in[labels + 1].type.dtype) l.weights = &r->in[labels + 1];
@@ -71,8 +66,8 @@ static gradd_status_t check_labels(const loss_t *l, double *total) {
         l->labels[i] = ignored ? -1 : label;
         if (ignored) continue;
         if (label < 0 || label >= l->c)
-            return GRADD_FAIL(INDEX, "label %lld of %lld, row %lld", (long long)label,
-                              (long long)l->c, (long long)i);
+            return gradd_fault_fail(&(gradd_fault_t){
+                .kind = GRADD_FAULT_LABEL, .value = label, .limit = l->c, .position = i});
         *total += weight_at(l, i);
     }
     return GRADD_OK;
@@ -80,11 +75,11 @@ static gradd_status_t check_labels(const loss_t *l, double *total) {
 
 /* What the gradient of row i is multiplied by. */
 static double row_scale(const loss_t *l, const gradd_view_t *d, int64_t i, double total) {
-    int64_t at = l->reduction == NONE ? i : 0;
+    int64_t at = l->reduction == GRADD_REDUCE_NONE ? i : 0;
     double dy = d->type.dtype == GRADD_DT_F32 ? (double)((const float *)d->data)[at]
                                               : ((const double *)d->data)[at];
     double w = weight_at(l, i);
-    return l->reduction == MEAN ? dy * (w / total) : dy * w;
+    return l->reduction == GRADD_REDUCE_MEAN ? dy * (w / total) : dy * w;
 }
 
 #define LOSS_KERNELS(T, S)                                                                         \
@@ -131,14 +126,14 @@ static double row_scale(const loss_t *l, const gradd_view_t *d, int64_t i, doubl
     }                                                                                              \
     static void reduce_##S(const loss_t *l, const double *each, double total, T *z) {              \
         double sum = 0;                                                                            \
-        if (l->reduction == NONE) {                                                                \
+        if (l->reduction == GRADD_REDUCE_NONE) {                                                   \
             for (int64_t i = 0; i < l->rows; i++)                                                  \
                 z[i] = (T)each[i];                                                                 \
             return;                                                                                \
         }                                                                                          \
         for (int64_t i = 0; i < l->rows; i++)                                                      \
             sum += each[i];                                                                        \
-        z[0] = (T)(l->reduction == MEAN ? sum / total : sum);                                      \
+        z[0] = (T)(l->reduction == GRADD_REDUCE_MEAN ? sum / total : sum);                         \
     }                                                                                              \
     GRADD_MULTIARCH static void scale_##S(T *z, int64_t n, T factor) {                             \
         _Pragma("omp simd") for (int64_t i = 0; i < n; i++) z[i] *= factor;                        \
@@ -279,7 +274,7 @@ static gradd_status_t check_shapes(const gradd_infer_t *c, const gradd_type_t *x
 static gradd_status_t infer_loss(gradd_infer_t *c) {
     const gradd_type_t *x = &c->in[0].type;
     GRADD_TRY(check_shapes(c, x, 1));
-    if (reduction_of(c->attrs) == NONE) c->out[0] = c->in[1].type;
+    if (gradd_loss_reduction(c->attrs) == GRADD_REDUCE_NONE) c->out[0] = c->in[1].type;
     c->out[0].dtype = x->dtype;
     if (c->n_out > 1) c->out[1] = *x;
     return GRADD_OK;
@@ -363,10 +358,13 @@ GRADD_OPS(
              .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(LOSS_ATTRS), .infer = infer_loss, .grad = grad_cross_entropy,
              .ref = ref_cross_entropy,
-             .cases = GRADD_CASES(CASES_LOSS(""), CASES_LOSS(" -> 2"),
-                                  {.text = "f32[67,1031]:(-9,9) i64[67]:(0,1030) | ignore_index=7"},
-                                  {.text = "f32[2,2]={1000,0,0,-1000} i64[2]={1,1}",
-                                   .grad_tol = -1})),
+             .cases = GRADD_CASES(
+                 CASES_LOSS(""), CASES_LOSS(" -> 2"),
+                 {.text = "f32[67,1031]:(-9,9) i64[67]:(0,1030) | ignore_index=7"},
+                 {.text = "f32[2,9000]:(-9,9) i64[2]:(0,8999) -> 2", .grad_tol = -1},
+                 {.text = "f32[600,8] i64[600]:(0,7) f32[8]:(0.1,2) -> 2", .grad_tol = -1},
+                 {.text = "f32[2,40,35] i64[2,35]:(0,39) | ignore_index=3 -> 2", .grad_tol = -1},
+                 {.text = "f32[2,2]={1000,0,0,-1000} i64[2]={1,1}", .grad_tol = -1})),
     GRADD_OP("SoftmaxCrossEntropyLossGrad", "com.gradd", 1, (3, 4), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD,
              .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT},
@@ -376,7 +374,13 @@ GRADD_OPS(
                  {.text = "f32[] f32[4,3] " LABELS " | ignore_index=-100"},
                  {.text = "f32[4] f32[4,3] i32[4]:(0,2) | reduction=\"none\""},
                  {.text = "f32[] f32[2,3,4] i64[2,4]:(0,2) f32[3] | reduction=\"sum\""},
-                 {.text = "f32[] f32[67,1031]:(-9,9) i64[67]:(0,1030) | ignore_index=7"})),
+                 {.text = "f32[] f32[67,1031]:(-9,9) i64[67]:(0,1030) | ignore_index=7"},
+                 {.text = "f32[] f32[3,1024]:(-9,9) i64[3]:(0,1023) f32[1024]:(0.1,2)"},
+                 {.text = "f32[] f32[2,9000]:(-9,9) i64[2]:(0,8999)"},
+                 {.text = "f32[2,35] f32[2,40,35] i64[2,35]:(0,39) | ignore_index=3 "
+                          "reduction=\"none\""},
+                 {.text = "f32[] f32[2,2]={1000,0,0,-1000} i64[2]={0,1}"},
+                 {.text = "f32[] f32[2,3] i64[2]={-1,-1} | ignore_index=-1"})),
     GRADD_OP("NegativeLogLikelihoodLoss", "", 12, (2, 3), (1, 1), .no_diff = 4,
              .types = {GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT},
              .attrs = GRADD_ATTR_LIST(LOSS_ATTRS), .infer = infer_loss, .grad = grad_likelihood,

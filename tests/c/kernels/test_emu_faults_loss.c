@@ -1,0 +1,106 @@
+/* Labels out of range on the emulated GPU: the refusal of the CPU, word for word, of the first row
+ * that is wrong, and nothing is written outside. */
+#include "kernels/cases.h"
+#include "kernels/registry.h"
+#include "tests/c/eager.h"
+#include "tests/emu/device.h"
+#include "tests/emu/order.h"
+#include "tests/test.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct bad_s {
+    const char *op, *text;
+} bad_t;
+
+#define GRAD4 "f32[] f32[4,3] "
+#define STATS "f32[4,2]:(0.5,1)"
+
+static const bad_t bad[] = {
+    {"CrossEntropy",                  "f32[4,3] i64[4]={0,3,-1,2}"                                           },
+    {"CrossEntropy",                  "f32[4,3] i32[4]={0,-100,2,7} | ignore_index=-100"                     },
+    {"CrossEntropy",                  "f32[2,2,3] i64[2,2]={9,1,9,-2} | shift=1"                             },
+    {"CrossEntropy",                  "f32[300,40] i64[300]={41} - f32[40] | reduction=\"none\""             },
+    {"CrossEntropyGrad",              GRAD4 "i64[4]={0,1,3,5} " STATS                                        },
+    {"CrossEntropyGrad",              GRAD4 "i32[4]={-1,1,3,5} " STATS " | reduction=\"sum\" ignore_index=-1"},
+    {"SoftmaxCrossEntropyLoss",       "f32[4,3] i64[4]={0,1,2,3} -> 2"                                       },
+    {"SoftmaxCrossEntropyLoss",       "f32[2,3,2] i64[2,2]={0,1,-7,3} f32[3]"                                },
+    {"SoftmaxCrossEntropyLossGrad",   GRAD4 "i64[4]={0,1,2,9223372036854775807}"                             },
+    {"SoftmaxCrossEntropyLossGrad",   "f32[] f32[2,3,2] i32[2,2]={0,3,-7,3}"                                 },
+    {"NegativeLogLikelihoodLoss",     "f32[4,3] i64[4]={0,-1,2,3} f32[3]"                                    },
+    {"NegativeLogLikelihoodLossGrad", "f32[] i64[4]={0,1,2,3} | shape=[4,3]"                                 },
+};
+
+typedef struct call_s {
+    gradd_infer_t infer;
+    gradd_type_t types[GRADD_OP_MAX_OUT];
+    gradd_view_t in[GRADD_OP_MAX_IN], out[GRADD_OP_MAX_OUT];
+    gradd_launch_t launch;
+} call_t;
+
+static gradd_status_t prepare(const bad_t *b, gradd_case_data_t *d, call_t *c) {
+    const gradd_op_t *op = gradd_op_by_name(b->op);
+    CHECK(op != NULL);
+    *c = (call_t){
+        .infer = {op,
+                  {d->attrs, d->n_attrs},
+                  eager_opset(op),
+                  d->n_in,
+                  d->n_out ? d->n_out : op->min_out,
+                  c->in,
+                  c->types,
+                  1}
+    };
+    memcpy(c->in, d->in, sizeof c->in);
+    GRADD_TRY(gradd_op_infer(&c->infer));
+    for (int j = 0; j < c->infer.n_out; j++) {
+        c->out[j].type = c->types[j];
+        c->out[j].data = gradd_case_alloc(d, (size_t)gradd_type_bytes(&c->types[j]));
+    }
+    c->launch = (gradd_launch_t){.op = op,
+                                 .attrs = c->infer.attrs,
+                                 .opset = c->infer.opset,
+                                 .n_in = c->infer.n_in,
+                                 .n_out = c->infer.n_out,
+                                 .in = d->in,
+                                 .out = c->out,
+                                 .launch = 3,
+                                 .threads = 1};
+    return GRADD_OK;
+}
+
+static gradd_status_t run_emulated(call_t *c) {
+    gradd_prepared_t prepared;
+    const gradd_kernel_t *kernel = gradd_backend_kernel(&gradd_backend_emu, &c->infer);
+    CHECK(kernel != NULL);
+    GRADD_TRY(gradd_kernel_prepare(kernel, &c->infer, &prepared));
+    void *workspace = malloc(prepared.workspace + 1); /* a sanitizer sees its end */
+    CHECK(workspace != NULL);
+    c->launch.workspace = workspace;
+    const gradd_status_t status = emu_compute(kernel, &c->launch);
+    free(workspace);
+    gradd_kernel_unprepare(kernel, &prepared);
+    return status;
+}
+
+TEST(labels_out_of_range_are_refused_as_on_the_cpu) {
+    char sentence[256];
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        gradd_case_data_t data;
+        call_t call;
+        CHECK_OK(gradd_case_parse(bad[i].text, GRADD_DT_F32, 1, &data));
+        CHECK_OK(prepare(&bad[i], &data, &call));
+        CHECK_STATUS(GRADD_E_INDEX, gradd_cpu_call(&call.infer, &call.launch));
+        snprintf(sentence, sizeof sentence, "%s", gradd_error_message());
+        CHECK(!strncmp(sentence, "label ", 6));
+        for (long order = 0; order < 4; order++) {
+            emu_set_order(order);
+            CHECK_STATUS(GRADD_E_INDEX, run_emulated(&call));
+            CHECK_EQ_STR(gradd_error_message(), sentence);
+        }
+        emu_set_order(0);
+        gradd_case_free(&data);
+    }
+}
