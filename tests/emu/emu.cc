@@ -36,6 +36,7 @@ struct fiber_t {
 
 struct warp_t {
     uint64_t slot[2][WARP]; /* one is read while the next is written */
+    told_t told[2][WARP];
     int arrived, size;
     const char *at;
 };
@@ -200,6 +201,15 @@ uint64_t exchange(uint64_t bits, int lane, const char *at) {
     wait_warp(at);
     if (lane < 0 || lane >= w->size) stop("a lane that is not there is read", at);
     return slot[lane];
+}
+
+const told_t *tell(const void *mine, size_t bytes, const char *at) {
+    warp_t *w = &b.warp[here.index / WARP];
+    told_t *told = w->told[b.fiber[here.index].turns++ & 1];
+    if (bytes > sizeof told->bytes || w->size != WARP) stop("more than lanes can tell", at);
+    memcpy(told[here.index % WARP].bytes, mine, bytes);
+    wait_warp(at);
+    return told;
 }
 
 uint32_t vote(bool mine, const char *at) {
