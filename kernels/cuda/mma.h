@@ -126,12 +126,10 @@ GPU_FN void gpu_squares_turned(uint32_t (&out)[4], const void *row) {
 }
 
 GPU_FN void gpu_copy_16(void *to, const void *from, bool there) {
-    if (there)
-        memcpy(to, from, 16);
-    else
-        memset(to, 0, 16);
+    emu::copy_later(to, there ? from : nullptr, EMU_AT);
 }
 GPU_FN void gpu_copies_wait() {
+    emu::wait_copies();
 }
 
 GPU_FN uint32_t gpu_round(gradd_bf16_t, float low, float high) {

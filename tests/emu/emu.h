@@ -52,6 +52,10 @@ struct told_t {
     alignas(8) unsigned char bytes[32];
 };
 const told_t *tell(const void *mine, size_t bytes, const char *at);
+/* 16 bytes that come (NULL: zeros) when the thread waits for its copies; until then the target
+ * holds ones. */
+void copy_later(void *to, const void *from, const char *at);
+void wait_copies();
 /* Bit l: lane l said true. */
 uint32_t vote(bool mine, const char *at);
 /* The block's shared memory for the declaration with that tag. */
