@@ -116,3 +116,24 @@ int64_t gradd_attn_row_limit(const gradd_attn_t *p, const gradd_view_t *in,
     const int64_t sequences = p->bias.batch ? in[at->bias].type.dims[0] : 0;
     return sequences ? sequences * p->rows.positions : INT32_MAX;
 }
+
+/* Two products per pair of query and key; backward makes the scores again and has five. All pairs
+ * are counted, also those that a mask lets the kernel skip; a live row looks at its own sequence.
+ */
+static void count_pairs(const gradd_infer_t *c, const gradd_attn_places_t *at, bool backward,
+                        gradd_cost_t *cost) {
+    gradd_attn_t p = {0};
+    gradd_attn_describe_sizes(&p, c->in, at, gradd_attr_int(c->attrs, "layout", 0));
+    const int64_t own = gradd_attr_int(c->attrs, "positions", p.n_k);
+    const int64_t positions = gradd_attr_int(c->attrs, "key_positions", own);
+    const int64_t keys = positions < p.n_k ? positions : p.n_k;
+    double pairs = (double)p.batch * (double)p.heads * (double)p.n_q * (double)keys;
+    double d = (double)p.d, d_v = (double)p.d_v;
+    cost->flops = 2 * pairs * (backward ? 3 * d + 2 * d_v : d + d_v);
+}
+void gradd_attn_cost(const gradd_infer_t *c, gradd_cost_t *cost) {
+    count_pairs(c, &gradd_attn_forward_at, false, cost);
+}
+void gradd_attn_grad_cost(const gradd_infer_t *c, gradd_cost_t *cost) {
+    count_pairs(c, &gradd_attn_backward_at, true, cost);
+}

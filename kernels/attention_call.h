@@ -5,6 +5,7 @@
 #define GRADD_KERNELS_ATTENTION_CALL_H
 
 #include "kernels/attention.h"
+#include "kernels/kernel.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -84,6 +85,10 @@ int64_t gradd_attn_own_ranges(const gradd_view_t *in, int n_in, const gradd_attn
 /* What live rows are below; their keys are below INT32_MAX. */
 int64_t gradd_attn_row_limit(const gradd_attn_t *p, const gradd_view_t *in,
                              const gradd_attn_places_t *at);
+
+/* Of rows of FusedAttention and of its gradient. */
+void gradd_attn_cost(const gradd_infer_t *c, gradd_cost_t *cost);
+void gradd_attn_grad_cost(const gradd_infer_t *c, gradd_cost_t *cost);
 
 #ifdef __cplusplus
 }

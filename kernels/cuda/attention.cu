@@ -204,16 +204,46 @@ static size_t workspace_forward(const gradd_infer_t *c) {
     return attn_workspace(c, &gradd_attn_forward_at);
 }
 
+static bool takes(const gradd_infer_t *c, const gradd_attn_places_t *at) {
+    gradd_attn_t p = {};
+    gradd_attn_describe_sizes(&p, c->in, at, gradd_attr_int(c->attrs, "layout", 0));
+    return attn_mma_takes(&p);
+}
+static bool accepts_mma(const gradd_infer_t *c) {
+    return takes(c, &gradd_attn_forward_at);
+}
+static bool accepts_grad_mma(const gradd_infer_t *c) {
+    return takes(c, &gradd_attn_backward_at);
+}
+static gradd_status_t compute_mma(const gradd_launch_t *r) {
+    attn_call_t a;
+    GRADD_TRY(attn_prepare(r, &gradd_attn_forward_at, &a));
+    return attn_mma_forward(&a);
+}
+static gradd_status_t compute_grad_mma(const gradd_launch_t *r) {
+    attn_call_t a;
+    GRADD_TRY(attn_prepare(r, &gradd_attn_backward_at, &a));
+    return attn_mma_backward(&a);
+}
+
 /* mask, bias and ranges */
 #define EXTRA_TYPES GRADD_T_BOOL, GRADD_T_F32_F64, GRADD_DTB(I32)
 
+#define FORWARD_TYPES(own)  own, own, own, EXTRA_TYPES, GRADD_T_F32_F64, GRADD_DTB(I64)
+#define BACKWARD_TYPES(own) own, own, own, own, own, GRADD_T_F32_F64, EXTRA_TYPES, GRADD_DTB(I64)
+#define HALF                (GRADD_DTB(BF16) | GRADD_DTB(F16))
+
 GRADD_KERNELS(cuda, attention,
-              GRADD_KERNEL("FusedAttention", "simple",
-                           .types = {GPU_T_FLOAT, GPU_T_FLOAT, GPU_T_FLOAT, EXTRA_TYPES,
-                                     GRADD_T_F32_F64, GRADD_DTB(I64)},
-                           .compute = compute_attention, .workspace = workspace_forward),
-              GRADD_KERNEL("FusedAttentionGrad", "simple",
-                           .types = {GPU_T_FLOAT, GPU_T_FLOAT, GPU_T_FLOAT, GPU_T_FLOAT,
-                                     GPU_T_FLOAT, GRADD_T_F32_F64, EXTRA_TYPES, GRADD_DTB(I64)},
-                           .compute = compute_attention_grad, .workspace = workspace_backward),
+              GRADD_KERNEL("FusedAttention", "mma", .types = {FORWARD_TYPES(HALF)},
+                           .accepts = accepts_mma, .compute = compute_mma,
+                           .workspace = workspace_forward, .cost = gradd_attn_cost),
+              GRADD_KERNEL("FusedAttention", "simple", .types = {FORWARD_TYPES(GPU_T_FLOAT)},
+                           .compute = compute_attention, .workspace = workspace_forward,
+                           .cost = gradd_attn_cost),
+              GRADD_KERNEL("FusedAttentionGrad", "mma", .types = {BACKWARD_TYPES(HALF)},
+                           .accepts = accepts_grad_mma, .compute = compute_grad_mma,
+                           .workspace = workspace_backward, .cost = gradd_attn_grad_cost),
+              GRADD_KERNEL("FusedAttentionGrad", "simple", .types = {BACKWARD_TYPES(GPU_T_FLOAT)},
+                           .compute = compute_attention_grad, .workspace = workspace_backward,
+                           .cost = gradd_attn_grad_cost),
               GRADD_KERNEL("MaskRanges", "map", .compute = compute_ranges));

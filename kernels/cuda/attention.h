@@ -43,6 +43,12 @@ gradd_status_t attn_backward_delta(const attn_call_t *a);
 gradd_status_t attn_backward_bias(const attn_call_t *a);
 gradd_status_t attn_backward_live_bias(const attn_call_t *a); /* of live rows */
 
+/* The kernels for bf16 and f16 that tensor cores multiply: which calls they take, by types and
+ * sizes, and the calls themselves, which leave operands that are not aligned to the others. */
+bool attn_mma_takes(const gradd_attn_t *p);
+gradd_status_t attn_mma_forward(const attn_call_t *a);
+gradd_status_t attn_mma_backward(const attn_call_t *a);
+
 /* Whether a launch may have so many blocks. */
 static inline gradd_status_t attn_grid(int64_t blocks) {
     if (blocks <= INT32_MAX) return GRADD_OK;
@@ -140,13 +146,14 @@ GPU_FN bool attn_row_turns_rare(const attn_call_t &a, const attn_row_t &row, A m
     return !(most > limit);
 }
 
-/* The keys that any query of the tile looks at. */
+/* The keys that any of n queries looks at, from the beginning of a tile of TILE on. */
 GPU_FN const attn_row_t &attn_row_in(const attn_row_t &row) {
     return row;
 }
-template <int TILE, class Q> GPU_FN void attn_span(const Q *query, int *out_from, int *out_to) {
+template <int TILE, class Q>
+GPU_FN void attn_span(const Q *query, int n, int *out_from, int *out_to) {
     int from = INT32_MAX, to = 0;
-    for (int i = 0; i < TILE; i++) {
+    for (int i = 0; i < n; i++) {
         const attn_row_t &row = attn_row_in(query[i]);
         if (row.lo >= row.hi) continue;
         from = row.lo < from ? row.lo : from;

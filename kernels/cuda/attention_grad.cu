@@ -3,7 +3,7 @@
  *
  * dk and dv have one block per tile of keys, dq one per tile of queries, the bias one per tile of
  * pairs: each sum has one owner and one order. Each makes the probabilities again. */
-#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_pair.h"
 
 /* ---- sums of dy y ---------------------------------------------------------------------------- */
 
@@ -27,45 +27,6 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_delta(attn_call_t a, int64_t r
 
 /* ---- a tile of pairs ------------------------------------------------------------------------- */
 
-/* What a query brings along. */
-template <class A> struct query_t {
-    attn_row_t row;
-    A most, log, delta; /* of the softmax; sum of dy y */
-};
-
-template <class A> GPU_FN const attn_row_t &attn_row_in(const query_t<A> &q) {
-    return q.row;
-}
-
-template <class A>
-GPU_FN query_t<A> query_of(const attn_call_t &a, int64_t b, int64_t h, int64_t i) {
-    const gradd_attn_t &p = a.p;
-    query_t<A> q = {attn_row(a, b, h, i), 0, 0, 0};
-    if (i >= p.n_q) return q;
-    const int64_t head = b * p.heads + h;
-    const A *stats = (const A *)p.stats + head * 2 * p.n_q + i;
-    q.most = stats[0];
-    q.log = stats[p.n_q];
-    q.delta = ((const A *)a.delta)[head * p.n_q + i];
-    if (attn_row_turns_rare(a, q.row, q.most)) attn_row_rare(p, &q.row);
-    return q;
-}
-
-/* The probability of a pair, dropped, and the gradient of its score. */
-template <class A>
-GPU_FN void pair(const attn_call_t &a, const query_t<A> &q, const attn_key_t &key,
-                 attn_words_t *words, bool of_bias, A *x, A *z) {
-    const gradd_attn_t &p = a.p;
-    const A capped = attn_capped(p, *x), score = attn_score(p, q.row, key, capped);
-    const A prob = attn_exp((score - q.most) - q.log);
-    const bool kept = attn_kept(p.drop, q.row.drop + (uint64_t)key.position, words);
-    const A scale = !kept ? (A)0 : p.drop.active ? (A)p.drop.scale : (A)1;
-    A bias, product;
-    attn_dscore(p, q.row, key, capped, prob * ((kept ? *z * scale : 0) - q.delta), &bias, &product);
-    *x = kept ? prob * scale : 0;
-    *z = of_bias ? bias : product;
-}
-
 /* Rows of a block of queries, and of a tile of keys. */
 template <class T> struct tile_t {
     attn_rows<T> q, dy, k, v;
@@ -83,7 +44,7 @@ GPU_FN void tile_keys(const gradd_attn_t &p, int64_t b, int64_t kv, int64_t firs
 }
 
 template <class T, class A, int R>
-GPU_FN void pairs(const attn_call_t &a, const tile_t<T> &t, const query_t<A> *query, int first,
+GPU_FN void pairs(const attn_call_t &a, const tile_t<T> &t, const attn_query_t<A> *query, int first,
                   bool of_bias, A (&x)[R][R], A (&z)[R][R], A *room_q, A *room_k) {
     attn_products(x, t.q, t.k, (int)a.p.d, room_q, room_k);
     attn_products(z, t.dy, t.v, (int)a.p.d_v, room_q, room_k);
@@ -92,8 +53,8 @@ GPU_FN void pairs(const attn_call_t &a, const tile_t<T> &t, const query_t<A> *qu
         attn_words_t words = attn_words();
 #pragma unroll
         for (int c = 0; c < R; c++)
-            pair(a, query[attn_ty() * R + r], attn_key(a, first + attn_tx() + ATTN_SIDE * c),
-                 &words, of_bias, &x[r][c], &z[r][c]);
+            attn_pair(a, query[attn_ty() * R + r], attn_key(a, first + attn_tx() + ATTN_SIDE * c),
+                      &words, of_bias, &x[r][c], &z[r][c]);
     }
 }
 
@@ -135,7 +96,7 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dkv(attn_call_t a, int tiles, 
     typedef gpu_real<T> A;
     constexpr int R = attn_r<A>, TILE = attn_tile<A>, LD = attn_ld<A>, ROOM = attn_room<A, N>;
     typedef gpu_pack<A, R> pack_t;
-    typedef query_t<A> queries_t;
+    typedef attn_query_t<A> queries_t;
     GPU_SHARED(queries_t, query, TILE);
     GPU_SHARED(pack_t, room_q, ATTN_CHUNK * LD / R);
     GPU_SHARED(pack_t, room_k, ROOM / R);
@@ -156,7 +117,7 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dkv(attn_call_t a, int tiles, 
             if (threadIdx.x == 0) *any = 0;
             __syncthreads();
             if (threadIdx.x < TILE) {
-                const queries_t q = query_of<A>(a, b, h, at + threadIdx.x);
+                const queries_t q = attn_query<A>(a, b, h, at + threadIdx.x);
                 query[threadIdx.x] = q;
                 if (q.row.lo < first + TILE && q.row.hi > first) *any = 1;
             }
@@ -185,7 +146,7 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dq(attn_call_t a, int tiles, i
     typedef gpu_real<T> A;
     constexpr int R = attn_r<A>, TILE = attn_tile<A>, LD = attn_ld<A>, ROOM = attn_room<A, N>;
     typedef gpu_pack<A, R> pack_t;
-    typedef query_t<A> queries_t;
+    typedef attn_query_t<A> queries_t;
     GPU_SHARED(queries_t, query, TILE);
     GPU_SHARED(pack_t, room_q, ATTN_CHUNK * LD / R);
     GPU_SHARED(pack_t, room_k, ROOM / R);
@@ -197,10 +158,10 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dq(attn_call_t a, int tiles, i
     tile_t<T> t;
     A x[R][R], z[R][R], dq[R][N];
     clear(dq);
-    if (threadIdx.x < TILE) query[threadIdx.x] = query_of<A>(a, b, h, first + threadIdx.x);
+    if (threadIdx.x < TILE) query[threadIdx.x] = attn_query<A>(a, b, h, first + threadIdx.x);
     __syncthreads();
     int from, to;
-    attn_span<TILE>(query, &from, &to);
+    attn_span<TILE>(query, TILE, &from, &to);
     for (int at = from; at < to; at += TILE) {
         tile_queries(p, b, h, first, &t);
         tile_keys(p, b, h / a.group, at, &t);
@@ -266,7 +227,7 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dbias(attn_call_t a, int q_til
     typedef gpu_real<T> A;
     constexpr int R = attn_r<A>, TILE = attn_tile<A>, LD = attn_ld<A>;
     typedef gpu_pack<A, R> pack_t;
-    typedef query_t<A> queries_t;
+    typedef attn_query_t<A> queries_t;
     GPU_SHARED(queries_t, query, TILE);
     GPU_SHARED(pack_t, room_q, ATTN_CHUNK * LD / R);
     GPU_SHARED(pack_t, room_k, ATTN_CHUNK * LD / R);
@@ -287,9 +248,9 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dbias(attn_call_t a, int q_til
                 int from, to;
                 __syncthreads();
                 if (threadIdx.x < TILE)
-                    query[threadIdx.x] = query_of<A>(a, b, h, (int64_t)i * TILE + threadIdx.x);
+                    query[threadIdx.x] = attn_query<A>(a, b, h, (int64_t)i * TILE + threadIdx.x);
                 __syncthreads();
-                attn_span<TILE>(query, &from, &to);
+                attn_span<TILE>(query, TILE, &from, &to);
                 tile_queries(p, b, h, (int64_t)i * TILE, &t);
                 for (int j = js.from; j < js.to; j++) {
                     if (j * TILE >= to || (j + 1) * TILE <= from) continue;

@@ -405,27 +405,6 @@ static gradd_status_t grad_attention(gradd_grad_t *g) {
                     {"layout", GRADD_ATTR_INT, false}, {"sunk", GRADD_ATTR_INT, false},            \
                     {"node", GRADD_ATTR_INT, false}, {"positions", GRADD_ATTR_INT, false},         \
                     {"key_positions", GRADD_ATTR_INT, false})
-/* Two products per pair of query and key; backward makes the scores again and has five. All pairs
- * are counted, also those that a mask lets the kernel skip; a live row looks at its own sequence.
- */
-static void count_pairs(const gradd_infer_t *c, const gradd_attn_places_t *at, bool backward,
-                        gradd_cost_t *cost) {
-    gradd_attn_t p = {0};
-    gradd_attn_describe_sizes(&p, c->in, at, gradd_attr_int(c->attrs, "layout", 0));
-    const int64_t own = gradd_attr_int(c->attrs, "positions", p.n_k);
-    const int64_t positions = gradd_attr_int(c->attrs, "key_positions", own);
-    const int64_t keys = positions < p.n_k ? positions : p.n_k;
-    double pairs = (double)p.batch * (double)p.heads * (double)p.n_q * (double)keys;
-    double d = (double)p.d, d_v = (double)p.d_v;
-    cost->flops = 2 * pairs * (backward ? 3 * d + 2 * d_v : d + d_v);
-}
-static void cost_attention(const gradd_infer_t *c, gradd_cost_t *cost) {
-    count_pairs(c, &gradd_attn_forward_at, false, cost);
-}
-static void cost_attention_grad(const gradd_infer_t *c, gradd_cost_t *cost) {
-    count_pairs(c, &gradd_attn_backward_at, true, cost);
-}
-
 /* mask, bias and ranges */
 #define EXTRA_TYPES(floats) GRADD_T_BOOL, floats, GRADD_DTB(I32)
 
@@ -525,7 +504,25 @@ GRADD_OPS(
             {.text = "f32[2,2,20,128] f32[2,1,70,128] f32[2,1,70,144] bool[2,1,20,70] - - f32[2] | "
                      "scale=0.1 hides=2 -> 2",
              .grad_tol = -1},
-            {.text = "f32[1,2,3,200] f32[1,2,5,200] f32[1,2,5,8] | scale=0.1 softcap=2.0"})),
+            {.text = "f32[1,2,3,200] f32[1,2,5,200] f32[1,2,5,8] | scale=0.1 softcap=2.0"},
+            {.text =
+                 "f32[1,4,70,128] f32[1,2,130,128] f32[1,2,130,128] bool[70,130] | scale=0.08 -> 2",
+             .grad_tol = -1},
+            {.text = "f32[1,70,2,48] f32[1,130,1,48] f32[1,130,1,80] | layout=15 scale=0.1 "
+                     "dropout=0.25 -> 2",
+             .grad_tol = -1},
+            {.text = "f32[1,2,5,32] f32[1,2,4,32] f32[1,2,4,32] "
+                     "bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,0,0,1,1,1,1} f32[5,1] | scale=0.1 "
+                     "hides=1 fill=-2.0 -> 2",
+             .grad_tol = -1},
+            {.text = "f32[1,2,5,32] f32[1,2,4,32] f32[1,2,4,32] "
+                     "bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,0,0,1,1,1,1} - - f32[2] | scale=0.1 "
+                     "zero=1 -> 2",
+             .grad_tol = -1},
+            {.text = "f32[1,6,2,32] f32[1,6,1,32] f32[1,6,1,32] - f32[1,2,4,4] "
+                     "i32[1,1,6,3]={0,1,1,0,2,1,2,3,1,2,4,1,2,5,1,2,6,1} - i64[6]={0,2,4,5,7,-8} | "
+                     "layout=15 positions=4 softcap=2.0 scale=0.2 dropout=0.25 -> 2",
+             .grad_tol = -1})),
     GRADD_OP(
         "FusedAttentionGrad", "com.gradd", 1, (6, GRADD_ATTN_GRAD_MOST_IN), (1, 4),
         .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_COSTLY, .attrs = ATTENTION_ATTRS,
@@ -608,6 +605,25 @@ GRADD_OPS(
             {.text = "f32[1,71,2,16] f32[1,71,2,16] f32[1,150,1,16] f32[1,150,1,16] f32[1,71,2,16] "
                      "f32[1,2,2,71]:(3,4) - f32[2,80,160] i32[1,1,1,3]={0,150,1} i64[71]:(0,79) "
                      "i64[150]:(0,159) | scale=0.2 layout=15 positions=80 key_positions=160 -> 4",
+             .bf16_tol = 2e-2},
+            {.text = "f32[1,2,70,128] f32[1,2,70,128] f32[1,1,130,128] f32[1,1,130,128] "
+                     "f32[1,2,70,128] f32[1,2,2,70]:(3,4) | scale=0.08 -> 3",
+             .bf16_tol = 2e-2},
+            {.text = "f32[1,35,4,80] f32[1,35,4,48] f32[1,70,2,48] f32[1,70,2,80] f32[1,35,4,80] "
+                     "f32[1,4,2,35]:(3,4) bool[35,70] | layout=15 scale=0.1 dropout=0.25 -> 3",
+             .bf16_tol = 2e-2},
+            {.text = "f32[1,70,2,32] f32[1,70,2,32] f32[1,70,1,32] f32[1,70,1,32] f32[1,70,2,32] "
+                     "f32[1,2,2,70]:(3,4) - - i32[1,1,1,3]={0,70,1} | layout=15 scale=0.1 "
+                     "softcap=2.0 -> 3",
+             .bf16_tol = 2e-2},
+            {.text = "f32[1,2,5,32] f32[1,2,5,32] f32[1,1,4,32] f32[1,1,4,32] f32[1,2,5,32] "
+                     "f32[1,2,2,5]:(3,4) bool[5,4]={0,0,0,0,0,1,1,0,1,0,0,1,0,0,0,0,1,1,1,1} "
+                     "f32[5,1] | scale=0.1 hides=1 fill=-2.0 -> 4",
+             .bf16_tol = 2e-2},
+            {.text = "f32[1,6,2,32] f32[1,6,2,32] f32[1,6,1,32] f32[1,6,1,32] f32[1,6,2,32] "
+                     "f32[1,2,2,6]:(3,4) - f32[1,2,4,4] "
+                     "i32[1,1,6,3]={0,1,1,0,2,1,2,3,1,2,4,1,2,5,1,2,6,1} i64[6]={0,2,4,5,7,-8} | "
+                     "layout=15 scale=0.1 positions=4 dropout=0.25 -> 4",
              .bf16_tol = 2e-2})),
     GRADD_OP("MaskRanges", "com.gradd", 1, (1, 1), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD, .types = {GRADD_T_BOOL},
@@ -621,45 +637,45 @@ GRADD_KERNELS(cpu, attention,
               GRADD_KERNEL("FusedAttention", "tiles f32",
                            .types = {GRADD_DTB(F32), GRADD_DTB(F32), GRADD_DTB(F32),
                                      EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64, GRADD_DTB(I64)},
-                           .workspace = workspace_forward, .cost = cost_attention,
+                           .workspace = workspace_forward, .cost = gradd_attn_cost,
                            .compute = compute_attention),
               GRADD_KERNEL("FusedAttention", "tiles f64",
                            .types = {GRADD_DTB(F64), GRADD_DTB(F64), GRADD_DTB(F64),
                                      EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64, GRADD_DTB(I64)},
-                           .workspace = workspace_forward, .cost = cost_attention,
+                           .workspace = workspace_forward, .cost = gradd_attn_cost,
                            .compute = compute_attention),
               GRADD_KERNEL("FusedAttention", "tiles bf16",
                            .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
                                      EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64, GRADD_DTB(I64)},
-                           .workspace = workspace_forward, .cost = cost_attention,
+                           .workspace = workspace_forward, .cost = gradd_attn_cost,
                            .accepts = accepts_pairs, .compute = compute_attention_pairs),
               GRADD_KERNEL("FusedAttention", "tiles f32 of bf16",
                            .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
                                      EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64, GRADD_DTB(I64)},
-                           .workspace = workspace_forward, .cost = cost_attention,
+                           .workspace = workspace_forward, .cost = gradd_attn_cost,
                            .compute = compute_attention),
               GRADD_KERNEL("FusedAttentionGrad", "tiles f32",
                            .types = {GRADD_DTB(F32), GRADD_DTB(F32), GRADD_DTB(F32), GRADD_DTB(F32),
                                      GRADD_DTB(F32), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64),
                                      GRADD_DTB(I64)},
-                           .workspace = workspace_backward, .cost = cost_attention_grad,
+                           .workspace = workspace_backward, .cost = gradd_attn_grad_cost,
                            .compute = compute_attention_grad),
               GRADD_KERNEL("FusedAttentionGrad", "tiles f64",
                            .types = {GRADD_DTB(F64), GRADD_DTB(F64), GRADD_DTB(F64), GRADD_DTB(F64),
                                      GRADD_DTB(F64), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64),
                                      GRADD_DTB(I64)},
-                           .workspace = workspace_backward, .cost = cost_attention_grad,
+                           .workspace = workspace_backward, .cost = gradd_attn_grad_cost,
                            .compute = compute_attention_grad),
               GRADD_KERNEL("FusedAttentionGrad", "tiles bf16",
                            .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
                                      GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_T_F32_F64,
                                      EXTRA_TYPES(GRADD_T_F32_F64), GRADD_DTB(I64)},
-                           .workspace = workspace_backward, .cost = cost_attention_grad,
+                           .workspace = workspace_backward, .cost = gradd_attn_grad_cost,
                            .accepts = accepts_grad_pairs, .compute = compute_attention_grad_pairs),
               GRADD_KERNEL("FusedAttentionGrad", "tiles f32 of bf16",
                            .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
                                      GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_T_F32_F64,
                                      EXTRA_TYPES(GRADD_T_F32_F64), GRADD_DTB(I64)},
-                           .workspace = workspace_backward, .cost = cost_attention_grad,
+                           .workspace = workspace_backward, .cost = gradd_attn_grad_cost,
                            .compute = compute_attention_grad),
               GRADD_KERNEL("MaskRanges", "loop", .compute = compute_ranges));

@@ -16,7 +16,7 @@
 
 namespace emu {
 
-enum { MAX_SHARED = 64 };
+enum { MAX_SHARED = 64, MAX_COPIES = 64 };
 static const int MAX_THREADS = 1024, STACK = 64 << 10;
 enum state_t { READY, AT_BLOCK, AT_WARP, DONE };
 
@@ -26,16 +26,24 @@ typedef void *context_t; /* the stack pointer: all else lies on the stack */
 typedef ucontext_t context_t;
 #endif
 
+struct copy_t {
+    void *to;
+    const void *from;
+};
+
 struct fiber_t {
     context_t context;
     state_t state;
     unsigned turns; /* exchanges so far */
     dim3 at;
     void *fake; /* a sanitizer's */
+    copy_t copy[MAX_COPIES];
+    int n_copies;
 };
 
 struct warp_t {
     uint64_t slot[2][WARP]; /* one is read while the next is written */
+    told_t told[2][WARP];
     int arrived, size;
     const char *at;
 };
@@ -202,6 +210,33 @@ uint64_t exchange(uint64_t bits, int lane, const char *at) {
     return slot[lane];
 }
 
+const told_t *tell(const void *mine, size_t bytes, const char *at) {
+    warp_t *w = &b.warp[here.index / WARP];
+    told_t *told = w->told[b.fiber[here.index].turns++ & 1];
+    if (bytes > sizeof told->bytes || w->size != WARP) stop("more than lanes can tell", at);
+    memcpy(told[here.index % WARP].bytes, mine, bytes);
+    wait_warp(at);
+    return told;
+}
+
+void copy_later(void *to, const void *from, const char *at) {
+    fiber_t *f = &b.fiber[here.index];
+    if (f->n_copies == MAX_COPIES) stop("too many copies that nobody waits for", at);
+    memset(to, 0xff, 16);
+    f->copy[f->n_copies++] = {to, from};
+}
+
+void wait_copies() {
+    fiber_t *f = &b.fiber[here.index];
+    for (int i = 0; i < f->n_copies; i++) {
+        if (f->copy[i].from)
+            memcpy(f->copy[i].to, f->copy[i].from, 16);
+        else
+            memset(f->copy[i].to, 0, 16);
+    }
+    f->n_copies = 0;
+}
+
 uint32_t vote(bool mine, const char *at) {
     warp_t *w = &b.warp[here.index / WARP];
     uint64_t *slot = w->slot[b.fiber[here.index].turns++ & 1];
@@ -265,6 +300,7 @@ static void start_block(dim3 threads) {
         b.warp[i / WARP].size++;
         b.fiber[i].state = READY;
         b.fiber[i].turns = 0;
+        b.fiber[i].n_copies = 0;
         b.fiber[i].at = dim3((unsigned)i % threads.x, (unsigned)i / threads.x % threads.y,
                              (unsigned)i / threads.x / threads.y);
         make(i, entry);

@@ -46,6 +46,16 @@ void wait_block(const char *at);
 void wait_warp(const char *at);
 /* Puts 8 bytes where the other lanes see them, waits, and takes those of `lane`. */
 uint64_t exchange(uint64_t bits, int lane, const char *at);
+/* The same for up to 32 bytes of all lanes: row l of the answer is lane l's. It stays until the
+ * lane's next exchange. */
+struct told_t {
+    alignas(8) unsigned char bytes[32];
+};
+const told_t *tell(const void *mine, size_t bytes, const char *at);
+/* 16 bytes that come (NULL: zeros) when the thread waits for its copies; until then the target
+ * holds ones. */
+void copy_later(void *to, const void *from, const char *at);
+void wait_copies();
 /* Bit l: lane l said true. */
 uint32_t vote(bool mine, const char *at);
 /* The block's shared memory for the declaration with that tag. */
