@@ -125,8 +125,9 @@ template <int... K> struct gpu_count<0, K...> {
 };
 #define GPU_COUNT(T) typename gpu_count<(int)sizeof...(T)>::type()
 
+/* Packs go by value: references would be read element by element. */
 template <class U, int W, class F, class... P>
-GPU_FN gpu_pack<U, W> gpu_map_packs(const F &f, const P &...x) {
+GPU_FN gpu_pack<U, W> gpu_map_packs(const F &f, const P... x) {
     gpu_pack<U, W> y;
 #pragma unroll
     for (int k = 0; k < W; k++)
