@@ -211,7 +211,7 @@ static gradd_status_t compute_pow(const gradd_launch_t *r) {
     if (!n) return GRADD_OK;
     return gpu_switch(gpu_numbers(), out.type.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
-        if constexpr (sizeof(T) < 8) /* wider ones gain nothing from packs */
+        if constexpr (sizeof(T) < 8 && !gpu_is_int<gpu_real<T>>) /* packs of others spill */
             if (gradd_type_count(&y.type) == 1)
                 return gpu_map_all<T, T>("Pow", n, out.data, {{r->in[0].data}}, p);
         GPU_LAUNCH((power_any<T>), gpu_blocks(n, GPU_MAP_THREADS), GPU_MAP_THREADS, n, walk,

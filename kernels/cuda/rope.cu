@@ -21,8 +21,7 @@ template <class T, int W> struct pairs_t {
     pack_t at[2];
 
     /* Elements FROM, FROM + 2, ... of two packs that follow each other. */
-    template <int FROM>
-    static __device__ pack_t every_second(const pack_t &low, const pack_t &high) {
+    template <int FROM> static __device__ pack_t every_second(const pack_t low, const pack_t high) {
         pack_t y;
 #pragma unroll
         for (int k = 0, i = FROM; k < W; k++, i += 2)
@@ -40,10 +39,10 @@ template <class T, int W> struct pairs_t {
 
     /* From pair i on: (i, i + half), or with NEXT neighbours. */
     template <bool NEXT> __device__ void get(const T *x, int64_t i, int64_t half) {
-        const pack_t *low = (const pack_t *)(x + (NEXT ? 2 * i : i));
-        const pack_t *high = NEXT ? low + 1 : (const pack_t *)(x + half + i);
-        at[0] = NEXT ? every_second<0>(*low, *high) : *low;
-        at[1] = NEXT ? every_second<1>(*low, *high) : *high;
+        const pack_t low = *(const pack_t *)(x + (NEXT ? 2 * i : i));
+        const pack_t high = *(const pack_t *)(x + (NEXT ? 2 * i + W : half + i));
+        at[0] = NEXT ? every_second<0>(low, high) : low;
+        at[1] = NEXT ? every_second<1>(low, high) : high;
     }
     template <bool NEXT> __device__ void put(T *y, int64_t i, int64_t half) const {
         pack_t *low = (pack_t *)(y + (NEXT ? 2 * i : i));
