@@ -1,11 +1,11 @@
 /* Tensors made from attributes, shapes or a few numbers, and Trilu, on a GPU. See
  * kernels/ops/constant.c.
  *
- * Those that are known when a plan is made, which are all but OneHot and Trilu, run here only in
- * plans that fold nothing. NonZero has no row: its operand must be known, and so its result is.
+ * All but OneHot and Trilu are known when a plan is made and run here only where nothing is folded.
  */
 #include "kernels/cost.h"
 #include "kernels/cuda/copy.h"
+#include "kernels/cuda/scan.h"
 #include "kernels/infer.h"
 
 enum { THREADS = GPU_COPY_THREADS };
@@ -194,6 +194,43 @@ static gradd_status_t compute_one_hot(const gradd_launch_t *r) {
     });
 }
 
+/* ---- NonZero --------------------------------------------------------------------------------- */
+
+/* Counts what is set, and puts down where it is. */
+template <class T> struct running_count {
+    typedef int64_t S;
+    const T *x;
+    int64_t *y, hits;
+    gradd_type_t type;
+
+    __device__ S none() const {
+        return 0;
+    }
+    __device__ S join(S a, S b) const {
+        return a + b;
+    }
+    __device__ S load(int64_t at, bool) const {
+        return gpu_get(x[at]) != 0;
+    }
+    __device__ void store(int64_t at, S before, S with) const {
+        if (before == with || before >= hits) return;
+        for (int i = type.rank - 1; i >= 0; i--) {
+            y[i * hits + before] = at % type.dims[i];
+            at /= type.dims[i];
+        }
+    }
+};
+
+static gradd_status_t compute_non_zero(const gradd_launch_t *r) {
+    const gradd_type_t &x = r->in[0].type;
+    return gpu_switch(gpu_any(), x.dtype, [&](auto t) {
+        typedef typename decltype(t)::type T;
+        const running_count<T> f = {(const T *)r->in[0].data, (int64_t *)r->out[0].data,
+                                    r->out[0].type.dims[1], x};
+        return gpu_scan("NonZero", {1, gradd_type_count(&x), 1}, false, f);
+    });
+}
+
 /* ---- Trilu ----------------------------------------------------------------------------------- */
 
 /* Rows of packs; k may be absent. */
@@ -261,5 +298,6 @@ GRADD_KERNELS(cuda, constant,
               GRADD_KERNEL("Constant", "move", .accepts = is_few, .compute = compute_constant),
               MOVE("ConstantOfShape", constant_of_shape), MOVE("Shape", shape), MOVE("Size", size),
               MOVE("Range", range), MOVE("EyeLike", eye_like), MOVE("OneHot", one_hot),
+              GRADD_KERNEL("NonZero", "move", .types = {GPU_T_ALL}, .compute = compute_non_zero),
               GRADD_KERNEL("Trilu", "move", .inplace = 1, .compute = compute_trilu,
                            .cost = gradd_cost_move));
