@@ -201,7 +201,6 @@ template <class T> struct running_count {
     typedef int64_t S;
     const T *x;
     int64_t *y, hits;
-    gradd_type_t type;
 
     __device__ S none() const {
         return 0;
@@ -213,22 +212,37 @@ template <class T> struct running_count {
         return gpu_get(x[at]) != 0;
     }
     __device__ void store(int64_t at, S before, S with) const {
-        if (before == with || before >= hits) return;
-        for (int i = type.rank - 1; i >= 0; i--) {
-            y[i * hits + before] = at % type.dims[i];
-            at /= type.dims[i];
-        }
+        if (before != with && before < hits) y[before] = at;
     }
 };
 
+namespace {
+/* Places, in the first row, into coordinates. */
+__global__ void GPU_BLOCK(THREADS) take_apart(gradd_type_t x, int64_t hits, int64_t *y) {
+    const int64_t all = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < hits; i += all) {
+        int64_t at = y[i];
+        for (int axis = x.rank - 1; axis >= 0; axis--) {
+            const int64_t next = at / x.dims[axis];
+            y[axis * hits + i] = at - next * x.dims[axis];
+            at = next;
+        }
+    }
+}
+} // namespace
+
 static gradd_status_t compute_non_zero(const gradd_launch_t *r) {
     const gradd_type_t &x = r->in[0].type;
-    return gpu_switch(gpu_any(), x.dtype, [&](auto t) {
+    int64_t *y = (int64_t *)r->out[0].data;
+    const int64_t hits = r->out[0].type.dims[1], n = gradd_type_count(&x);
+    if (!x.rank || !hits) return GRADD_OK;
+    GRADD_TRY(gpu_switch(gpu_any(), x.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
-        const running_count<T> f = {(const T *)r->in[0].data, (int64_t *)r->out[0].data,
-                                    r->out[0].type.dims[1], x};
-        return gpu_scan("NonZero", {1, gradd_type_count(&x), 1}, false, f);
-    });
+        const running_count<T> f = {(const T *)r->in[0].data, y, hits};
+        return gpu_scan("NonZero", {1, n, 1}, false, f);
+    }));
+    GPU_LAUNCH(take_apart, gpu_blocks(hits, THREADS), THREADS, x, hits, y);
+    return gpu_launched("NonZero");
 }
 
 /* ---- Trilu ----------------------------------------------------------------------------------- */
