@@ -33,19 +33,26 @@ template <class R> GPU_FN found_t<R> best_of_warp(order_t order, found_t<R> mine
     return mine;
 }
 
-/* A lane takes ROW threads: those of a warp, or of the block. */
-template <int ROW, class T>
+/* A lane takes ROW threads: those of a warp, or of the block. They read packs of W elements, more
+ * than one only of lanes that are contiguous. */
+template <int ROW, int W, class T>
 __global__ void GPU_BLOCK(THREADS)
     arg_rows(order_t order, gradd_lanes_t l, int64_t lanes, const T *x, int64_t *z) {
     typedef found_t<gpu_real<T>> found;
+    typedef gpu_pack<T, W> pack;
     const int me = (int)threadIdx.x % ROW;
     for (int64_t k = (int64_t)blockIdx.x * (THREADS / ROW) + threadIdx.x / ROW; k < lanes;
          k += (int64_t)gridDim.x * (THREADS / ROW)) {
         const T *row = x + (l.inner == 1 ? k * l.n : k / l.inner * l.n * l.inner + k % l.inner);
         found best = {0, -1};
-        for (int64_t i = me; i < l.n; i += ROW) {
-            const found here = {gpu_get(row[i * l.inner]), i};
-            if (order.wins(here, best)) best = here;
+#pragma unroll 4
+        for (int64_t i = me; i < l.n / W; i += ROW) {
+            const pack p = *(const pack *)(row + i * W * l.inner);
+#pragma unroll
+            for (int j = 0; j < W; j++) {
+                const found here = {gpu_get(p.v[j]), i * W + j};
+                if (order.wins(here, best)) best = here;
+            }
         }
         best = best_of_warp(order, best);
         if constexpr (ROW > GPU_WARP) {
@@ -91,10 +98,13 @@ static gradd_status_t arg(const gradd_launch_t *r, bool largest) {
         if (l.inner > 1 && (lanes >= (int64_t)gpu_call.units * 64 || l.n <= AHEAD))
             GPU_LAUNCH((arg_lanes<T>), gpu_blocks(lanes, THREADS), THREADS, order, l, lanes, x, z);
         else if (l.n <= 8 * GPU_WARP)
-            GPU_LAUNCH((arg_rows<GPU_WARP, T>), gpu_blocks(lanes, THREADS / GPU_WARP), THREADS,
+            GPU_LAUNCH((arg_rows<GPU_WARP, 1, T>), gpu_blocks(lanes, THREADS / GPU_WARP), THREADS,
                        order, l, lanes, x, z);
+        else if (l.inner == 1 && l.n % gpu_width<T> == 0 && gpu_aligned(x, 16))
+            GPU_LAUNCH((arg_rows<THREADS, gpu_width<T>, T>), gpu_blocks(lanes, 1), THREADS, order,
+                       l, lanes, x, z);
         else
-            GPU_LAUNCH((arg_rows<THREADS, T>), gpu_blocks(lanes, 1), THREADS, order, l, lanes, x,
+            GPU_LAUNCH((arg_rows<THREADS, 1, T>), gpu_blocks(lanes, 1), THREADS, order, l, lanes, x,
                        z);
         return gpu_launched(r->op->name);
     });

@@ -18,14 +18,23 @@ template <bool JOIN, class T, class I>
 __global__ void GPU_BLOCK(GPU_COPY_THREADS) cut(parts_t<I> parts, T *whole) {
     const part_t<I> &part = parts.v[blockIdx.y];
     const I all = (I)gridDim.x * blockDim.x, n = parts.rows * part.width.by;
+    constexpr int AHEAD = sizeof(T) < 8 ? 4 : 2; /* read before it is written */
     T *alone = (T *)part.at;
-    for (I i = (I)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) {
-        const I row = part.width.over(i);
-        T *shared = whole + (int64_t)row * parts.whole + part.first + (i - row * part.width.by);
-        if constexpr (JOIN)
-            *shared = alone[i];
-        else
-            alone[i] = *shared;
+    for (I i = (I)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += AHEAD * all) {
+        T item[AHEAD], *to[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            const I at = i + j * all;
+            if (at >= n) continue;
+            const I row = part.width.over(at);
+            T *shared = whole + (int64_t)row * parts.whole + part.first +
+                        (int64_t)(at - row * part.width.by);
+            item[j] = JOIN ? alone[at] : *shared;
+            to[j] = JOIN ? shared : alone + at;
+        }
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            if (i + j * all < n) *to[j] = item[j];
     }
 }
 

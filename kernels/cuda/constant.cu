@@ -1,11 +1,11 @@
 /* Tensors made from attributes, shapes or a few numbers, and Trilu, on a GPU. See
  * kernels/ops/constant.c.
  *
- * Those that are known when a plan is made, which are all but OneHot and Trilu, run here only in
- * plans that fold nothing. NonZero has no row: its operand must be known, and so its result is.
+ * All but OneHot and Trilu are known when a plan is made and run here only where nothing is folded.
  */
 #include "kernels/cost.h"
 #include "kernels/cuda/copy.h"
+#include "kernels/cuda/scan.h"
 #include "kernels/infer.h"
 
 enum { THREADS = GPU_COPY_THREADS };
@@ -194,6 +194,57 @@ static gradd_status_t compute_one_hot(const gradd_launch_t *r) {
     });
 }
 
+/* ---- NonZero --------------------------------------------------------------------------------- */
+
+/* Counts what is set, and puts down where it is. */
+template <class T> struct running_count {
+    typedef int64_t S;
+    const T *x;
+    int64_t *y, hits;
+
+    __device__ S none() const {
+        return 0;
+    }
+    __device__ S join(S a, S b) const {
+        return a + b;
+    }
+    __device__ S load(int64_t at, bool) const {
+        return gpu_get(x[at]) != 0;
+    }
+    __device__ void store(int64_t at, S before, S with) const {
+        if (before != with && before < hits) y[before] = at;
+    }
+};
+
+namespace {
+/* Places, in the first row, into coordinates. */
+__global__ void GPU_BLOCK(THREADS) take_apart(gradd_type_t x, int64_t hits, int64_t *y) {
+    const int64_t all = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < hits; i += all) {
+        int64_t at = y[i];
+        for (int axis = x.rank - 1; axis >= 0; axis--) {
+            const int64_t next = at / x.dims[axis];
+            y[axis * hits + i] = at - next * x.dims[axis];
+            at = next;
+        }
+    }
+}
+} // namespace
+
+static gradd_status_t compute_non_zero(const gradd_launch_t *r) {
+    const gradd_type_t &x = r->in[0].type;
+    int64_t *y = (int64_t *)r->out[0].data;
+    const int64_t hits = r->out[0].type.dims[1], n = gradd_type_count(&x);
+    if (!x.rank || !hits) return GRADD_OK;
+    GRADD_TRY(gpu_switch(gpu_any(), x.dtype, [&](auto t) {
+        typedef typename decltype(t)::type T;
+        const running_count<T> f = {(const T *)r->in[0].data, y, hits};
+        return gpu_scan("NonZero", {1, n, 1}, false, f);
+    }));
+    GPU_LAUNCH(take_apart, gpu_blocks(hits, THREADS), THREADS, x, hits, y);
+    return gpu_launched("NonZero");
+}
+
 /* ---- Trilu ----------------------------------------------------------------------------------- */
 
 /* Rows of packs; k may be absent. */
@@ -261,5 +312,6 @@ GRADD_KERNELS(cuda, constant,
               GRADD_KERNEL("Constant", "move", .accepts = is_few, .compute = compute_constant),
               MOVE("ConstantOfShape", constant_of_shape), MOVE("Shape", shape), MOVE("Size", size),
               MOVE("Range", range), MOVE("EyeLike", eye_like), MOVE("OneHot", one_hot),
+              GRADD_KERNEL("NonZero", "move", .types = {GPU_T_ALL}, .compute = compute_non_zero),
               GRADD_KERNEL("Trilu", "move", .inplace = 1, .compute = compute_trilu,
                            .cost = gradd_cost_move));

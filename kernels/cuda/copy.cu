@@ -16,7 +16,23 @@ template <class I> struct box_t {
     int rank;
     gpu_divisor<I> dims[GRADD_COPY_RANK];
     int64_t to[GRADD_COPY_RANK], from[GRADD_COPY_RANK];
+
+    __device__ void find(I element, int64_t *out_to, int64_t *out_from) const {
+        int64_t t = 0, f = 0;
+        int k = 0;
+        for (; k + 1 < rank; k++) {
+            const I next = dims[k].over(element);
+            const int64_t at = (int64_t)(element - next * dims[k].by);
+            t += at * to[k], f += at * from[k];
+            element = next;
+        }
+        *out_to = t + (int64_t)element * to[k];
+        *out_from = f + (int64_t)element * from[k];
+    }
 };
+
+/* What a thread reads before it writes: narrow elements need more on their way. */
+template <class T> constexpr int ahead = sizeof(T) < 8 ? 4 : 2;
 
 template <class T> GPU_FN void put(T *to, T x) {
     *to = x;
@@ -32,18 +48,19 @@ template <class T, int W> GPU_FN void put(gpu_pack<T, W> *to, T x) {
 template <class U, class T, class I>
 __global__ void GPU_BLOCK(GPU_COPY_THREADS) copy_box(box_t<I> box, I n, U *to, const T *from) {
     const I all = (I)gridDim.x * blockDim.x;
-    for (I i = (I)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) {
-        I rest = i;
-        int64_t t = 0, f = 0;
-        int k = 0;
-        for (; k + 1 < box.rank; k++) {
-            const I next = box.dims[k].over(rest);
-            const int64_t at = (int64_t)(rest - next * box.dims[k].by);
-            t += at * box.to[k], f += at * box.from[k];
-            rest = next;
+    for (I i = (I)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += ahead<T> * all) {
+        T item[ahead<T>];
+        int64_t t[ahead<T>];
+#pragma unroll
+        for (int j = 0; j < ahead<T>; j++) {
+            int64_t f;
+            if (i + j * all >= n) continue;
+            box.find(i + j * all, &t[j], &f);
+            item[j] = from[f];
         }
-        t += (int64_t)rest * box.to[k], f += (int64_t)rest * box.from[k];
-        put(to + t, from[f]);
+#pragma unroll
+        for (int j = 0; j < ahead<T>; j++)
+            if (i + j * all < n) put(to + t[j], item[j]);
     }
 }
 

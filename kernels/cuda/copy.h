@@ -22,6 +22,15 @@ gradd_status_t gpu_copy_bytes(const char *what, void *to, const void *from, size
 /* One element, whose bits the host has, in n places. */
 gradd_status_t gpu_fill(const char *what, void *to, int64_t n, size_t bytes, uint64_t element);
 
+/* x in the midst of y, which is *value around it (on the device; NULL = zeros): x begins at
+ * begin[i] of axis i, or before y if that is negative. */
+typedef struct gpu_around_s {
+    const gradd_view_t *x, *y;
+    const int64_t *begin;
+    const void *value;
+} gpu_around_t;
+gradd_status_t gpu_put_around(const char *what, const gpu_around_t &a);
+
 /* f(gpu_type<T>()) for an unsigned type of so many bytes. */
 template <class F> gradd_status_t gpu_switch_bytes(size_t bytes, F f) {
     switch (bytes) {
@@ -65,9 +74,15 @@ template <> inline gpu_divisor<uint32_t> gpu_divisor_of<uint32_t>(int64_t by) {
     return {(uint32_t)by, (uint32_t)((rest << 32) / (uint64_t)by + 1), shift};
 }
 
-/* f(gpu_type<I>()) for the type in which n elements are counted. */
+/* f(gpu_type<I>()) for the type in which n elements are counted. The emulation has no tensors of
+ * 2^31 and goes to the longer one sooner, to see both. */
+#ifdef __CUDACC__
+#define GPU_COUNT_END ((int64_t)1 << 31)
+#else
+#define GPU_COUNT_END ((int64_t)1 << 12)
+#endif
 template <class F> gradd_status_t gpu_switch_count(int64_t n, F f) {
-    if (n < (int64_t)1 << 31) return f(gpu_type<uint32_t>());
+    if (n < GPU_COUNT_END) return f(gpu_type<uint32_t>());
     return f(gpu_type<uint64_t>());
 }
 

@@ -38,6 +38,13 @@ template <class I> struct around_t {
     int64_t x[GRADD_MAX_RANK], begin[GRADD_MAX_RANK];
 };
 
+template <class I> static around_t<I> around_of(const axes_t &axes) {
+    around_t<I> a = {.rank = axes.rank};
+    for (int k = 0; k < axes.rank; k++)
+        a.y[k] = gpu_divisor_of<I>(axes.y[k]), a.x[k] = axes.x[k], a.begin[k] = axes.begin[k];
+    return a;
+}
+
 /* T is made of equal elements U of the constant. */
 template <class T, class U> GPU_FN T spread(U value) {
     T all;
@@ -71,22 +78,24 @@ __global__ void GPU_BLOCK(GPU_COPY_THREADS)
 }
 
 /* The widest atom of which the innermost axis is made on both sides. */
-static size_t atom_of(const axes_t &a, size_t bytes, const gradd_launch_t *r) {
+static size_t atom_of(const axes_t &a, size_t bytes, const void *x, const void *y) {
     size_t atom = 16;
     for (; atom > bytes; atom /= 2) {
         const int64_t w = (int64_t)(atom / bytes);
-        if (a.x[0] % w == 0 && a.y[0] % w == 0 && a.begin[0] % w == 0 &&
-            gpu_aligned(r->in[0].data, atom) && gpu_aligned(r->out[0].data, atom))
+        if (a.x[0] % w == 0 && a.y[0] % w == 0 && a.begin[0] % w == 0 && gpu_aligned(x, atom) &&
+            gpu_aligned(y, atom))
             break;
     }
     return atom;
 }
 
-static gradd_status_t pad_constant(const gradd_launch_t *r, axes_t axes) {
-    const size_t bytes = gradd_dtype_bytes(r->out[0].type.dtype);
-    const size_t atom = atom_of(axes, bytes, r);
-    const int64_t w = (int64_t)(atom / bytes), n = gradd_type_count(&r->out[0].type) / w;
-    const void *value = r->n_in > 2 && r->in[2].type.dtype ? r->in[2].data : NULL;
+gradd_status_t gpu_put_around(const char *what, const gpu_around_t &p) {
+    const void *x = p.x->data;
+    void *y = p.y->data;
+    axes_t axes = merge(p.x->type, p.y->type, p.begin);
+    const size_t bytes = gradd_dtype_bytes(p.y->type.dtype), atom = atom_of(axes, bytes, x, y);
+    const int64_t w = (int64_t)(atom / bytes), n = gradd_type_count(&p.y->type) / w;
+    if (!n) return GRADD_OK;
     axes.x[0] /= w, axes.y[0] /= w, axes.begin[0] /= w;
     return gpu_switch_bytes(bytes, [&](auto u) {
         return gpu_switch_bytes(atom, [&](auto t) {
@@ -94,16 +103,11 @@ static gradd_status_t pad_constant(const gradd_launch_t *r, axes_t axes) {
                 typedef typename decltype(u)::type U;
                 typedef typename decltype(t)::type T;
                 typedef typename decltype(i)::type I;
-                if constexpr (sizeof(U) <= sizeof(T) && sizeof(U) < 16) {
-                    around_t<I> a = {.rank = axes.rank};
-                    for (int k = 0; k < axes.rank; k++)
-                        a.y[k] = gpu_divisor_of<I>(axes.y[k]), a.x[k] = axes.x[k],
-                        a.begin[k] = axes.begin[k];
+                if constexpr (sizeof(U) <= sizeof(T) && sizeof(U) < 16)
                     GPU_LAUNCH((pad_around<T, U, I>), gpu_blocks(n, GPU_COPY_THREADS),
-                               GPU_COPY_THREADS, a, (I)n, (T *)r->out[0].data,
-                               (const T *)r->in[0].data, (const U *)value);
-                }
-                return gpu_launched("Pad");
+                               GPU_COPY_THREADS, around_of<I>(axes), (I)n, (T *)y, (const T *)x,
+                               (const U *)p.value);
+                return gpu_launched(what);
             });
         });
     });
@@ -111,7 +115,7 @@ static gradd_status_t pad_constant(const gradd_launch_t *r, axes_t axes) {
 
 /* ---- by what is there ------------------------------------------------------------------------ */
 
-/* Axes as they are: x, y and begin in elements of the axis, the innermost first. */
+/* Axes as they are, the innermost first. */
 static axes_t all_axes(const gradd_type_t &x, const gradd_type_t &y, const int64_t *begin) {
     axes_t a = {.rank = x.rank};
     for (int i = 0; i < x.rank; i++) {
@@ -121,15 +125,17 @@ static axes_t all_axes(const gradd_type_t &x, const gradd_type_t &y, const int64
     return a;
 }
 
-template <class T>
+template <class T, class I>
 __global__ void GPU_BLOCK(GPU_COPY_THREADS)
-    pad_mapped(axes_t a, char mode, int64_t n, T *y, const T *x) {
-    const int64_t all = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) {
-        int64_t rest = i, from = 0, stride = 1;
+    pad_mapped(around_t<I> a, char mode, I n, T *y, const T *x) {
+    const I all = (I)gridDim.x * blockDim.x;
+    for (I i = (I)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) {
+        I rest = i;
+        int64_t from = 0, stride = 1;
         for (int k = 0; k < a.rank; k++) {
-            const int64_t next = k + 1 < a.rank ? rest / a.y[k] : 0, at = rest - next * a.y[k];
-            from += gradd_pad_source(mode, at - a.begin[k], a.x[k]) * stride;
+            const I next = k + 1 < a.rank ? a.y[k].over(rest) : 0;
+            const int64_t at = (int64_t)(rest - next * a.y[k].by) - a.begin[k];
+            from += gradd_pad_source(mode, at, a.x[k]) * stride;
             stride *= a.x[k];
             rest = next;
         }
@@ -147,14 +153,21 @@ static gradd_status_t compute_pad(const gradd_launch_t *r) {
     gradd_pads_t pads;
     GRADD_TRY(gradd_pads_read(r->in, r->n_in, &pads));
     if (!n) return GRADD_OK;
-    if (mode_of(r) == 'c') return pad_constant(r, merge(x, y, pads.begin));
+    if (mode_of(r) == 'c') {
+        const void *value = r->n_in > 2 && r->in[2].type.dtype ? r->in[2].data : NULL;
+        return gpu_put_around("Pad", {&r->in[0], &r->out[0], pads.begin, value});
+    }
     const axes_t a = all_axes(x, y, pads.begin);
     return gpu_switch_bytes(gradd_dtype_bytes(y.dtype), [&](auto t) {
-        typedef typename decltype(t)::type T;
-        if constexpr (sizeof(T) < 16)
-            GPU_LAUNCH((pad_mapped<T>), gpu_blocks(n, GPU_COPY_THREADS), GPU_COPY_THREADS, a,
-                       mode_of(r), n, (T *)r->out[0].data, (const T *)r->in[0].data);
-        return gpu_launched("Pad");
+        return gpu_switch_count(n, [&](auto i) {
+            typedef typename decltype(t)::type T;
+            typedef typename decltype(i)::type I;
+            if constexpr (sizeof(T) < 16)
+                GPU_LAUNCH((pad_mapped<T, I>), gpu_blocks(n, GPU_COPY_THREADS), GPU_COPY_THREADS,
+                           around_of<I>(a), mode_of(r), (I)n, (T *)r->out[0].data,
+                           (const T *)r->in[0].data);
+            return gpu_launched("Pad");
+        });
     });
 }
 

@@ -1,4 +1,6 @@
-/* Slice and its gradient on a GPU. See kernels/ops/slice.c. */
+/* Slice and its gradient on a GPU. See kernels/ops/slice.c.
+ *
+ * A gradient without steps is what Pad makes, in one pass; with steps it goes into zeros. */
 #include "kernels/cost.h"
 #include "kernels/cuda/copy.h"
 
@@ -10,7 +12,15 @@ static gradd_status_t compute_slice(const gradd_launch_t *r) {
 
 static gradd_status_t compute_slice_grad(const gradd_launch_t *r) {
     const gradd_type_t *dx = &r->out[0].type;
+    const gradd_attr_t *steps = gradd_attr_find(r->attrs, "steps");
     gradd_move_t move;
+    bool stepless = true;
+    for (size_t i = 0; i < steps->n; i++)
+        stepless &= steps->ints[i] == 1;
+    if (stepless && gradd_type_count(&r->in[0].type)) {
+        const int64_t *begin = gradd_attr_find(r->attrs, "starts")->ints;
+        return gpu_put_around("SliceGrad", {&r->in[0], &r->out[0], begin, NULL});
+    }
     GRADD_TRY(gradd_move_of_slice_grad(r, &move));
     GRADD_TRY(gpu_fill("SliceGrad", r->out[0].data, gradd_type_count(dx),
                        gradd_dtype_bytes(dx->dtype), 0));

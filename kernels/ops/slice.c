@@ -236,7 +236,10 @@ GRADD_OPS(
         .cases = GRADD_CASES({.text = "f32[2,3] | dims=[4,5] starts=[1,0] steps=[1,2]"},
                              {.text = "f32[2,3] | dims=[2,7] starts=[0,6] steps=[1,-3]"},
                              {.text = "f32[0,3] | dims=[4,3] starts=[0,0] steps=[1,1]"},
-                             {.text = "i64[70,60] | dims=[141,64] starts=[140,4] steps=[-2,1]"})));
+                             {.text = "i64[70,60] | dims=[141,64] starts=[140,4] steps=[-2,1]"},
+                             {.text = "f32[2,30,40] | dims=[5,30,48] starts=[3,0,8] steps=[1,1,1]",
+                              .grad_tol = -1},
+                             {.text = "f32[] | dims=[] starts=[] steps=[]"})));
 
 GRADD_KERNELS(cpu, slice,
               GRADD_KERNEL("Slice", "loop", .compute = compute_slice, .cost = gradd_cost_move),
