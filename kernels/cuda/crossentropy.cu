@@ -33,9 +33,8 @@ __global__ void GPU_BLOCK(S::THREADS) loss_rows(loss_t<T> p) {
     typedef gpu_real<T> A;
     const int64_t n = p.rule.classes, packs = n / S::W;
     const bool first = gpu_lane<S::TEAM>() == 0;
-    if (SMOOTH && p.tally) p.rule.mean_weight = p.tally->mean_weight;
     for (int64_t r = gpu_team<S::TEAM>(); r < p.labels.rows; r += gpu_teams<S::TEAM>()) {
-        const int64_t label = gpu_label(p.labels, r, first);
+        const int64_t label = gpu_team_label<S::TEAM>(p.labels, r);
         gpu_soft<A> s = {0, 1};
         double plain = 0;
         if (label >= 0) {
@@ -54,10 +53,13 @@ __global__ void GPU_BLOCK(S::THREADS) loss_rows(loss_t<T> p) {
         }
         if (!first) continue;
         double loss = 0;
-        if (label >= 0)
-            loss =
-                gradd_loss_value(p.rule, {(double)s.max, s.sum, plain}, gpu_weight(p.labels, label),
-                                 (double)gpu_get(p.x[r * n + label]));
+        if (label >= 0) {
+            const gradd_loss_sums_t sums = {(double)s.max, s.sum, plain};
+            const double own = (double)gpu_get(p.x[r * n + label]);
+            gradd_loss_rule_t rule = p.rule;
+            if (SMOOTH && p.tally) rule.mean_weight = p.tally->mean_weight;
+            loss = gradd_loss_value(rule, sums, gpu_weight(p.labels, label), own);
+        }
         if (p.stats) {
             p.stats[2 * r] = s.max;
             p.stats[2 * r + 1] = (A)(s.sum - 1);
@@ -80,7 +82,7 @@ template <class S, class T> __global__ void GPU_BLOCK(S::THREADS) loss_rows_grad
         total = gpu_number(p.items, 0);
     p.rule.mean_weight = p.tally->mean_weight;
     for (int64_t r = gpu_team<S::TEAM>(); r < p.labels.rows; r += gpu_teams<S::TEAM>()) {
-        const int64_t label = gpu_label(p.labels, r, gpu_lane<S::TEAM>() == 0);
+        const int64_t label = gpu_team_label<S::TEAM>(p.labels, r);
         pack_t *to = (pack_t *)(p.z + r * n);
         if (label < 0) {
             pack_t none;

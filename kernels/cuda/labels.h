@@ -79,6 +79,21 @@ GPU_FN int64_t gpu_label(const gpu_labels_t &l, int64_t row, bool reports) {
     return -1;
 }
 
+/* The same for all threads of a team, whatever happens to the label in between: they take the same
+ * way to the next barrier. */
+template <int TEAM> GPU_FN int64_t gpu_team_label(const gpu_labels_t &l, int64_t row) {
+    const bool first = gpu_lane<TEAM>() == 0;
+    int64_t label = first ? gpu_label(l, row, true) : -1;
+    if constexpr (TEAM > GPU_WARP) {
+        GPU_SHARED(int64_t, shared, 1);
+        __syncthreads();
+        if (first) *shared = label;
+        __syncthreads();
+        return *shared;
+    }
+    return __shfl_sync(GPU_ALL, label, 0);
+}
+
 GPU_FN double gpu_weight(const gpu_labels_t &l, int64_t label) {
     return l.weights.at ? gpu_number(l.weights, label) : 1;
 }

@@ -44,7 +44,7 @@ template <class S, class T> __global__ void GPU_BLOCK(S::THREADS) score_rows(sco
     const int64_t packs = p.c / S::W;
     for (int64_t r = gpu_team<S::TEAM>(); r < p.labels.rows; r += gpu_teams<S::TEAM>()) {
         const bool first = gpu_lane<S::TEAM>() == 0;
-        const int64_t label = gpu_label(p.labels, r, first);
+        const int64_t label = gpu_team_label<S::TEAM>(p.labels, r);
         double loss = 0;
         if (label >= 0 || p.z) {
             gpu_row<T, S::W, S::TEAM, S::KEEP> row;
@@ -74,7 +74,7 @@ template <class S, class T> __global__ void GPU_BLOCK(S::THREADS) score_rows_gra
     typedef gpu_pack<T, S::W> pack_t;
     const int64_t packs = p.c / S::W;
     for (int64_t r = gpu_team<S::TEAM>(); r < p.labels.rows; r += gpu_teams<S::TEAM>()) {
-        const int64_t label = gpu_label(p.labels, r, gpu_lane<S::TEAM>() == 0);
+        const int64_t label = gpu_team_label<S::TEAM>(p.labels, r);
         pack_t *to = (pack_t *)(p.z + r * p.c);
         if (label < 0) {
             pack_t none;

@@ -172,6 +172,7 @@ __global__ void GPU_BLOCK(GPU_ROW_THREADS)
         typename F::state_t s = F::start();
         if constexpr (W > 1) {
             const gpu_pack<T, W> *packs = (const gpu_pack<T, W> *)(row + from);
+#pragma unroll 4
             for (int64_t i = gpu_lane<TEAM>(); i < n / W; i += TEAM) {
                 const gpu_pack<T, W> v = packs[i];
 #pragma unroll
@@ -276,7 +277,7 @@ __global__ void GPU_BLOCK(GPU_ROW_THREADS) join_parts(int64_t pieces, target_t<F
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-enum { SHORT = 1024, MANY = 1024, ROW_PIECE = 8192, COLUMN_PIECE = 64, MAX_PIECES = 256 };
+enum { SHORT = 1024, MANY = 1024, ROW_PIECE = 8192, COLUMN_PIECE = 64, MAX_PIECES = 1024 };
 
 static bool is_wide(const gradd_fold_t &p, int width) {
     return p.stretch % width == 0 && (!p.ends_kept || p.stretch >= width * GPU_WARP);

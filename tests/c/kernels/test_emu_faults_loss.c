@@ -33,17 +33,17 @@ static const bad_t bad[] = {
     {"NegativeLogLikelihoodLossGrad", "f32[] i64[4]={0,1,2,3} | shape=[4,3]"                                 },
 };
 
-typedef struct call_s {
+typedef struct attempt_s {
     gradd_infer_t infer;
     gradd_type_t types[GRADD_OP_MAX_OUT];
     gradd_view_t in[GRADD_OP_MAX_IN], out[GRADD_OP_MAX_OUT];
     gradd_launch_t launch;
-} call_t;
+} attempt_t;
 
-static gradd_status_t prepare(const bad_t *b, gradd_case_data_t *d, call_t *c) {
+static gradd_status_t prepare(const bad_t *b, gradd_case_data_t *d, attempt_t *c) {
     const gradd_op_t *op = gradd_op_by_name(b->op);
     CHECK(op != NULL);
-    *c = (call_t){
+    *c = (attempt_t){
         .infer = {op,
                   {d->attrs, d->n_attrs},
                   eager_opset(op),
@@ -71,7 +71,7 @@ static gradd_status_t prepare(const bad_t *b, gradd_case_data_t *d, call_t *c) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_emulated(call_t *c) {
+static gradd_status_t run_emulated(attempt_t *c) {
     gradd_prepared_t prepared;
     const gradd_kernel_t *kernel = gradd_backend_kernel(&gradd_backend_emu, &c->infer);
     CHECK(kernel != NULL);
@@ -89,7 +89,7 @@ TEST(labels_out_of_range_are_refused_as_on_the_cpu) {
     char sentence[256];
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         gradd_case_data_t data;
-        call_t call;
+        attempt_t call;
         CHECK_OK(gradd_case_parse(bad[i].text, GRADD_DT_F32, 1, &data));
         CHECK_OK(prepare(&bad[i], &data, &call));
         CHECK_STATUS(GRADD_E_INDEX, gradd_cpu_call(&call.infer, &call.launch));
