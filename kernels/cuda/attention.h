@@ -236,24 +236,26 @@ GPU_FN bool attn_kept(const gradd_attn_drop_t &d, uint64_t element, attn_words_t
 }
 
 /* What is left of the gradient z of a score, for the bias and for the product. */
+template <class A> struct attn_dscore_t {
+    A bias, product;
+};
 template <class A>
-GPU_FN void attn_dscore(const gradd_attn_t &p, const attn_row_t &row, const attn_key_t &key,
-                        A capped, A z, A *out_bias, A *out_product) {
-    *out_bias = *out_product = 0;
-    if (key.at < row.lo || key.at >= row.hi) return;
+GPU_FN attn_dscore_t<A> attn_dscore(const gradd_attn_t &p, const attn_row_t &row,
+                                    const attn_key_t &key, A capped, A z) {
+    if (key.at < row.lo || key.at >= row.hi) return {0, 0};
     const bool shown = attn_shown(p, row, key.at), floor = p.hides & GRADD_ATTN_FLOOR;
     if (!shown && floor) {
         const A *bias = (const A *)p.bias.data;
         z *= bias && bias[row.bias + key.position * p.bias.col] < (A)p.fill ? (A)0 : (A)0.5;
     }
     const bool passes = shown || floor;
-    *out_bias = passes || !(p.hides & GRADD_ATTN_HIDES_BIAS) ? z : 0;
+    const A of_bias = passes || !(p.hides & GRADD_ATTN_HIDES_BIAS) ? z : 0;
     if (!passes && p.hides & GRADD_ATTN_HIDES_SCORE) z = 0;
     if (p.softcap != 0) {
         const A x = capped * (1 / (A)p.softcap);
         z *= 1 - x * x;
     }
-    *out_product = z * (A)p.scale;
+    return {of_bias, z * (A)p.scale};
 }
 
 /* ---- products of tiles ----------------------------------------------------------------------- */

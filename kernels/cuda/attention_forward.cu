@@ -31,10 +31,15 @@ template <class A, int R> GPU_FN A soften(A (&x)[R], A *most, A *sum) {
     return factor;
 }
 
+/* Running softmax of a thread's queries. */
+template <class A> struct softmax_t {
+    A most[attn_r<A>], sum[attn_r<A>];
+};
+
 /* Weights of a tile, from products; of dropped pairs they are zero, but in the sum. */
 template <class A, int R, int N>
 GPU_FN void weigh(const attn_call_t &a, const attn_row_t *row, int first, A (&x)[R][R],
-                  A (&most)[R], A (&sum)[R], A (&y)[R][N]) {
+                  softmax_t<A> *s, A (&y)[R][N]) {
     attn_key_t key[R];
 #pragma unroll
     for (int c = 0; c < R; c++)
@@ -45,7 +50,7 @@ GPU_FN void weigh(const attn_call_t &a, const attn_row_t *row, int first, A (&x)
 #pragma unroll
         for (int c = 0; c < R; c++)
             x[r][c] = attn_score(a.p, row[r], key[c], attn_capped(a.p, x[r][c]));
-        const A factor = soften(x[r], &most[r], &sum[r]);
+        const A factor = soften(x[r], &s->most[r], &s->sum[r]);
 #pragma unroll
         for (int c = 0; c < N; c++)
             y[r][c] *= factor;
@@ -55,35 +60,39 @@ GPU_FN void weigh(const attn_call_t &a, const attn_row_t *row, int first, A (&x)
     }
 }
 
-template <class A, int R, int N>
-GPU_FN void start(A sink, A (&most)[R], A (&sum)[R], A (&y)[R][N]) {
+template <class A, int R, int N> GPU_FN void start(A sink, softmax_t<A> *s, A (&y)[R][N]) {
 #pragma unroll
     for (int r = 0; r < R; r++) {
-        most[r] = sink;
-        sum[r] = sink > -(A)INFINITY ? 1 : 0;
+        s->most[r] = sink;
+        s->sum[r] = sink > -(A)INFINITY ? 1 : 0;
 #pragma unroll
         for (int c = 0; c < N; c++)
             y[r][c] = 0;
     }
 }
 
+/* Where a thread's part of a row of y goes. */
+struct to_t {
+    int head;
+    int64_t query, column;
+};
+
 template <class T, class A, int N>
-GPU_FN void put(const attn_call_t &a, const attn_row_t *row, int head, int64_t query,
-                int64_t column, const A *most, const A *sum, const A *y) {
+GPU_FN void put(const attn_call_t &a, const attn_row_t *row, to_t at, A most, A sum, const A *y) {
     const gradd_attn_t &p = a.p;
     const bool zero = row->kind == ATTN_DEAD && p.zero;
-    const A factor = zero ? 0 : (p.drop.active ? (A)p.drop.scale : (A)1) / *sum;
-    T *to =
-        (T *)p.y.data + head / a.heads * p.y.batch + head % a.heads * p.y.head + query * p.y.row;
+    const A factor = zero ? 0 : (p.drop.active ? (A)p.drop.scale : (A)1) / sum;
+    T *to = (T *)p.y.data + at.head / a.heads * p.y.batch + at.head % a.heads * p.y.head +
+            at.query * p.y.row;
 #pragma unroll
     for (int c = 0; c < N; c++) {
-        const int64_t at = column + attn_tx() + ATTN_SIDE * c;
-        if (at < p.d_v) gpu_put(&to[at], y[c] * factor);
+        const int64_t col = at.column + attn_tx() + ATTN_SIDE * c;
+        if (col < p.d_v) gpu_put(&to[col], y[c] * factor);
     }
-    if (!p.stats || column || attn_tx()) return;
-    A *stats = (A *)p.stats + head * 2 * p.n_q + query;
-    stats[0] = zero && !p.sunk ? 0 : *most;
-    stats[p.n_q] = zero ? 0 : (A)log((double)*sum);
+    if (!p.stats || at.column || attn_tx()) return;
+    A *stats = (A *)p.stats + at.head * 2 * p.n_q + at.query;
+    stats[0] = zero && !p.sunk ? 0 : most;
+    stats[p.n_q] = zero ? 0 : (A)log((double)sum);
 }
 
 template <class T, int N>
@@ -98,22 +107,24 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_forward(attn_call_t a, int til
     GPU_SHARED(int, again, 1);
     const gradd_attn_t &p = a.p;
     const int64_t column = blockIdx.x % chunks * (int64_t)(ATTN_SIDE * N);
-    const int64_t first = blockIdx.x / chunks % tiles * (int64_t)TILE;
+    /* a mask of the past leaves most to the last queries: they begin */
+    const int64_t first = (tiles - 1 - (int)(blockIdx.x / chunks % tiles)) * (int64_t)TILE;
     const int head = blockIdx.x / chunks / tiles, b = head / a.heads, h = head % a.heads;
     const int kv = h / a.group;
     const attn_rows<T> q = attn_rows_of<T>(p.q, b, h, first, p.n_q);
     const A sink = p.sinks ? ((const A *)p.sinks)[h] : -(A)INFINITY;
-    A x[R][R], y[R][N], most[R], sum[R];
+    softmax_t<A> s;
+    A x[R][R], y[R][N];
     if (threadIdx.x < TILE) row[threadIdx.x] = attn_row(a, b, h, first + threadIdx.x);
     __syncthreads();
     for (int turn = 0; turn < 2; turn++) {
         int from, to;
         attn_span<TILE>(row, TILE, &from, &to);
-        start(sink, most, sum, y);
+        start(sink, &s, y);
         for (int at = from; at < to; at += TILE) {
             attn_products(x, q, attn_rows_of<T>(p.k, b, kv, at, p.n_k), (int)p.d, (A *)room_q,
                           (A *)room_k);
-            weigh(a, row + attn_ty() * R, at, x, most, sum, y);
+            weigh(a, row + attn_ty() * R, at, x, &s, y);
 #pragma unroll
             for (int c = 0; c < R; c++) {
                 pack_t w;
@@ -130,7 +141,7 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_forward(attn_call_t a, int til
         __syncthreads();
         for (int r = 0; r < R; r++) {
             attn_row_t *mine = &row[attn_ty() * R + r];
-            if (attn_tx() || !attn_row_turns_rare(a, *mine, most[r])) continue;
+            if (attn_tx() || !attn_row_turns_rare(a, *mine, s.most[r])) continue;
             attn_row_rare(p, mine);
             *again = 1;
         }
@@ -140,7 +151,7 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_forward(attn_call_t a, int til
     for (int r = 0; r < R; r++) {
         const int at = attn_ty() * R + r;
         if (first + at < p.n_q)
-            put<T, A, N>(a, &row[at], head, first + at, column, &most[r], &sum[r], y[r]);
+            put<T, A, N>(a, &row[at], {head, first + at, column}, s.most[r], s.sum[r], y[r]);
     }
 }
 

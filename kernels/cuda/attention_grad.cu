@@ -27,9 +27,12 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_delta(attn_call_t a, int64_t r
 
 /* ---- a tile of pairs ------------------------------------------------------------------------- */
 
-/* Rows of a block of queries, and of a tile of keys. */
+/* Queries and keys of a tile of pairs, and room to multiply them. */
 template <class T> struct tile_t {
     attn_rows<T> q, dy, k, v;
+    int key; /* first */
+    const attn_query_t<gpu_real<T>> *query;
+    gpu_real<T> *room_q, *room_k;
 };
 
 template <class T>
@@ -38,23 +41,24 @@ GPU_FN void tile_queries(const gradd_attn_t &p, int64_t b, int64_t h, int64_t fi
     t->dy = attn_rows_of<T>(p.dy, b, h, first, p.n_q);
 }
 template <class T>
-GPU_FN void tile_keys(const gradd_attn_t &p, int64_t b, int64_t kv, int64_t first, tile_t<T> *t) {
+GPU_FN void tile_keys(const gradd_attn_t &p, int64_t b, int64_t kv, int first, tile_t<T> *t) {
     t->k = attn_rows_of<T>(p.k, b, kv, first, p.n_k);
     t->v = attn_rows_of<T>(p.v, b, kv, first, p.n_k);
+    t->key = first;
 }
 
-template <class T, class A, int R>
-GPU_FN void pairs(const attn_call_t &a, const tile_t<T> &t, const attn_query_t<A> *query, int first,
-                  bool of_bias, A (&x)[R][R], A (&z)[R][R], A *room_q, A *room_k) {
-    attn_products(x, t.q, t.k, (int)a.p.d, room_q, room_k);
-    attn_products(z, t.dy, t.v, (int)a.p.d_v, room_q, room_k);
+template <bool BIAS, class T, class A, int R>
+GPU_FN void pairs(const attn_call_t &a, const tile_t<T> &t, A (&x)[R][R], A (&z)[R][R]) {
+    attn_products(x, t.q, t.k, (int)a.p.d, t.room_q, t.room_k);
+    attn_products(z, t.dy, t.v, (int)a.p.d_v, t.room_q, t.room_k);
 #pragma unroll
     for (int r = 0; r < R; r++) {
         attn_words_t words = attn_words();
 #pragma unroll
         for (int c = 0; c < R; c++)
-            attn_pair(a, query[attn_ty() * R + r], attn_key(a, first + attn_tx() + ATTN_SIDE * c),
-                      &words, of_bias, &x[r][c], &z[r][c]);
+            attn_pair<BIAS>(a, t.query[attn_ty() * R + r],
+                            attn_key(a, t.key + attn_tx() + ATTN_SIDE * c), &words, &x[r][c],
+                            &z[r][c]);
     }
 }
 
@@ -106,7 +110,7 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dkv(attn_call_t a, int tiles, 
     const int64_t column = blockIdx.x % chunks * (int64_t)(ATTN_SIDE * N);
     const int first = (int)(blockIdx.x / chunks % tiles) * TILE;
     const int head = blockIdx.x / chunks / tiles, b = head / a.kv_heads, kv = head % a.kv_heads;
-    tile_t<T> t;
+    tile_t<T> t = {.query = query, .room_q = (A *)room_q, .room_k = (A *)room_k};
     A x[R][R], z[R][R], dk[R][N], dv[R][N];
     clear(dk);
     clear(dv);
@@ -124,7 +128,7 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dkv(attn_call_t a, int tiles, 
             __syncthreads();
             if (!*any) continue;
             tile_queries(p, b, h, at, &t);
-            pairs(a, t, query, first, false, x, z, (A *)room_q, (A *)room_k);
+            pairs<false>(a, t, x, z);
             if (p.dv.data) {
                 put_by_query(x, (A *)by_query);
                 attn_add_product(dv, (const A *)by_query, t.dy, column, p.d_v, (A *)room_k);
@@ -153,9 +157,10 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dq(attn_call_t a, int tiles, i
     GPU_SHARED(pack_t, by_key, TILE * LD / R);
     const gradd_attn_t &p = a.p;
     const int64_t column = blockIdx.x % chunks * (int64_t)(ATTN_SIDE * N);
-    const int64_t first = blockIdx.x / chunks % tiles * (int64_t)TILE;
+    /* a mask of the past leaves most to the last queries: they begin */
+    const int64_t first = (tiles - 1 - (int)(blockIdx.x / chunks % tiles)) * (int64_t)TILE;
     const int head = blockIdx.x / chunks / tiles, b = head / a.heads, h = head % a.heads;
-    tile_t<T> t;
+    tile_t<T> t = {.query = query, .room_q = (A *)room_q, .room_k = (A *)room_k};
     A x[R][R], z[R][R], dq[R][N];
     clear(dq);
     if (threadIdx.x < TILE) query[threadIdx.x] = attn_query<A>(a, b, h, first + threadIdx.x);
@@ -165,7 +170,7 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dq(attn_call_t a, int tiles, i
     for (int at = from; at < to; at += TILE) {
         tile_queries(p, b, h, first, &t);
         tile_keys(p, b, h / a.group, at, &t);
-        pairs(a, t, query, at, false, x, z, (A *)room_q, (A *)room_k);
+        pairs<false>(a, t, x, z);
 #pragma unroll
         for (int c = 0; c < R; c++) {
             pack_t w;
@@ -239,7 +244,7 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dbias(attn_call_t a, int q_til
     const span_t hs = span_of(p.bias.head, head % heads, a.heads);
     const span_t is = span_of(p.bias.row, blockIdx.x / cols % rows, q_tiles);
     const span_t js = span_of(p.bias.col, blockIdx.x % cols, k_tiles);
-    tile_t<T> t;
+    tile_t<T> t = {.query = query, .room_q = (A *)room_q, .room_k = (A *)room_k};
     A x[R][R], z[R][R], sum[R][R];
     clear(sum);
     for (int b = bs.from; b < bs.to; b++)
@@ -255,7 +260,7 @@ __global__ void GPU_BLOCK(ATTN_THREADS) attention_dbias(attn_call_t a, int q_til
                 for (int j = js.from; j < js.to; j++) {
                     if (j * TILE >= to || (j + 1) * TILE <= from) continue;
                     tile_keys(p, b, h / a.group, j * TILE, &t);
-                    pairs(a, t, query, (int)(j * TILE), true, x, z, (A *)room_q, (A *)room_k);
+                    pairs<true>(a, t, x, z);
 #pragma unroll
                     for (int r = 0; r < R; r++)
 #pragma unroll

@@ -86,7 +86,8 @@ __global__ void GPU_BLOCK(THREADS) attention_mma(attn_call_t a, int tiles) {
     GPU_SHARED(int, again, 1);
     T *const k_tile = (T *)k_packs, *const v_tile = (T *)v_packs;
     const gradd_attn_t &p = a.p;
-    const int64_t first = blockIdx.x % tiles * (int64_t)TILE;
+    /* a mask of the past leaves most to the last queries: they begin */
+    const int64_t first = (tiles - 1 - (int)(blockIdx.x % tiles)) * (int64_t)TILE;
     const int head = blockIdx.x / tiles, b = head / a.heads, h = head % a.heads, kv = h / a.group;
     const int d = (int)p.d, d_v = (int)p.d_v;
     const float sink = p.sinks ? ((const float *)p.sinks)[h] : -INFINITY;

@@ -8,8 +8,10 @@
 #include "kernels/cuda/attention_pair.h"
 
 /* A pair that has nothing but its product. */
-GPU_FN void plain_pair(const gradd_attn_drop_t &drop, const attn_query_t<float> &q, float scale,
-                       const attn_key_t &key, attn_words_t *words, float *x, float *z) {
+GPU_FN void plain_pair(const gradd_attn_t &p, const attn_query_t<float> &q, const attn_key_t &key,
+                       attn_words_t *words, float *x, float *z) {
+    const gradd_attn_drop_t &drop = p.drop;
+    const float scale = (float)p.scale;
     const float prob = attn_fast_exp((*x * scale - q.most) - q.log);
     if (!drop.active) {
         *x = prob;
@@ -40,10 +42,9 @@ GPU_FN void pairs_by_key(const attn_call_t &a, const attn_query_t<float> *query,
             for (int r = 0; r < 2; r++) {
                 attn_words_t words = attn_words();
                 if (plain)
-                    plain_pair(a.p.drop, q, (float)a.p.scale, key[r], &words, &x[n][2 * r + e],
-                               &z[n][2 * r + e]);
+                    plain_pair(a.p, q, key[r], &words, &x[n][2 * r + e], &z[n][2 * r + e]);
                 else
-                    attn_pair(a, q, key[r], &words, false, &x[n][2 * r + e], &z[n][2 * r + e]);
+                    attn_pair<false>(a, q, key[r], &words, &x[n][2 * r + e], &z[n][2 * r + e]);
             }
         }
 }
@@ -124,9 +125,9 @@ GPU_FN void pairs_by_query(const attn_call_t &a, const attn_query_t<float> &q, i
         for (int n = begin / 2; n < N; n += 2) {
             const attn_key_t key = attn_key(a, first + n * 8 + attn_t() + begin % 2);
             if (plain)
-                plain_pair(a.p.drop, q, (float)a.p.scale, key, &words, &x[n][i], &z[n][i]);
+                plain_pair(a.p, q, key, &words, &x[n][i], &z[n][i]);
             else
-                attn_pair(a, q, key, &words, false, &x[n][i], &z[n][i]);
+                attn_pair<false>(a, q, key, &words, &x[n][i], &z[n][i]);
         }
     }
 }
@@ -140,7 +141,8 @@ __global__ void GPU_BLOCK(128) attention_mma_dq(attn_call_t a, int tiles) {
     GPU_SHARED(pack_t, k_packs, 2 * KEYS * LD / 8);
     GPU_SHARED(pack_t, v_packs, 2 * KEYS * LD / 8);
     const gradd_attn_t &p = a.p;
-    const int64_t first = blockIdx.x % tiles * (int64_t)QUERIES;
+    /* a mask of the past leaves most to the last queries: they begin */
+    const int64_t first = (tiles - 1 - (int)(blockIdx.x % tiles)) * (int64_t)QUERIES;
     const int head = blockIdx.x / tiles, b = head / a.heads, h = head % a.heads, kv = h / a.group;
     const int d = (int)p.d, d_v = (int)p.d_v;
     const query_t *const query = queries + attn_warp() * 16 + attn_g();

@@ -34,9 +34,9 @@ typedef struct call_s {
     gradd_view_t out[GRADD_OP_MAX_OUT];
     gradd_infer_t c;
     gradd_launch_t r;
-} call_t;
+} attempt_t;
 
-static gradd_status_t open_call(const char *const *row, call_t *call) {
+static gradd_status_t open_call(const char *const *row, attempt_t *call) {
     gradd_case_data_t *data = &call->data;
     const gradd_op_t *op = gradd_op_by_name(row[0]);
     GRADD_TRY(gradd_case_parse(row[1], GRADD_DT_F32, 1, data));
@@ -58,7 +58,7 @@ static gradd_status_t open_call(const char *const *row, call_t *call) {
     return GRADD_OK;
 }
 
-static gradd_status_t run_there(call_t *call) {
+static gradd_status_t run_there(attempt_t *call) {
     gradd_prepared_t prepared;
     const gradd_kernel_t *kernel = gradd_backend_kernel(&gradd_backend_emu, &call->c);
     if (!kernel) return gradd_no_kernel(&gradd_backend_emu, &call->c);
@@ -73,7 +73,7 @@ static gradd_status_t run_there(call_t *call) {
 TEST(live_rows_beyond_the_end_are_named) {
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         for (long order = 0; order < 4; order++) {
-            static call_t call;
+            static attempt_t call;
             emu_set_order(order);
             CHECK_OK(open_call(bad[i], &call));
             CHECK_STATUS(GRADD_E_INDEX, gradd_cpu_call(&call.c, &call.r));
