@@ -311,7 +311,9 @@ static gradd_status_t compute_trilu(const gradd_launch_t *r) {
 GRADD_KERNELS(cuda, constant,
               GRADD_KERNEL("Constant", "move", .accepts = is_few, .compute = compute_constant),
               MOVE("ConstantOfShape", constant_of_shape), MOVE("Shape", shape), MOVE("Size", size),
-              MOVE("Range", range), MOVE("EyeLike", eye_like), MOVE("OneHot", one_hot),
+              GRADD_KERNEL("Range", "move", .types = {GRADD_T_F32_F64 | GRADD_T_INT},
+                           .compute = compute_range), /* known halves say no length */
+              MOVE("EyeLike", eye_like), MOVE("OneHot", one_hot),
               GRADD_KERNEL("NonZero", "move", .types = {GPU_T_ALL}, .compute = compute_non_zero),
               GRADD_KERNEL("Trilu", "move", .inplace = 1, .compute = compute_trilu,
                            .cost = gradd_cost_move));

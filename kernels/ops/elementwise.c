@@ -229,7 +229,8 @@ static gradd_status_t compute_pow_ref(const gradd_launch_t *r) {
         const T *x = in[0], lo = *(const T *)in[1], hi = *(const T *)in[2];                        \
         (void)p;                                                                                   \
         if (!step[0] || lo != lo || hi != hi) {                                                    \
-            const T only = lo != lo ? lo : hi != hi || *x > hi ? hi : *x < lo ? lo : *x;           \
+            const T low = *x < lo ? lo : *x; /* bounds that cross: the upper one, as torch */      \
+            const T only = lo != lo ? lo : hi != hi || low > hi ? hi : low;                        \
             for (int64_t i = 0; i < n; i++)                                                        \
                 z[i] = only;                                                                       \
             return;                                                                                \
@@ -656,6 +657,7 @@ GRADD_OPS(
                              {.text = "f32[4] f32[]={nan} f32[]={1}", .grad_tol = -1},
                              {.text = "f32[4] f32[]={-1} f32[]={nan}", .grad_tol = -1},
                              {.text = "f32[4] f32[]={1} f32[]={-1}", .grad_tol = -1},
+                             {.text = "f32[]={0} f32[]={5} f32[]={1}", .grad_tol = -1},
                              {.text = "f32[211,173] f32[]={0.0}"})));
 
 GRADD_KERNELS(cpu, elementwise, GRADD_KERNEL("Add", "loop", .inplace = 3, .compute = compute_add),
