@@ -3,7 +3,7 @@
  * A team normalises a row, which stays in registers if it is not too long. In the gradient the same
  * threads see the same columns of all rows of a block, so they keep the sums for scale and bias
  * beside it: one part per block, [parts, n], which a second launch adds. Longer rows are read once
- * more for these sums. How many parts there are depends on the number of rows alone.
+ * more for these sums. How many parts there are depends on the shape alone.
  */
 #include "kernels/cuda/rows.h"
 #include "kernels/span.h"
@@ -185,11 +185,12 @@ __global__ void GPU_BLOCK(GPU_ROW_THREADS) norm_columns_grad(norm_t<T> p) {
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-enum { KEPT = 128, KEPT_GRAD = 64, WIDEST = 512, PART_ROWS = 8, MAX_PARTS = 256 };
+enum { KEPT = 128, KEPT_GRAD = 64, PART_ROWS = 8, MAX_PARTS = 256 };
 
-static int64_t count_parts(int64_t rows) {
-    const int64_t parts = (rows + PART_ROWS - 1) / PART_ROWS;
-    return parts < 1 ? 1 : parts > MAX_PARTS ? (int64_t)MAX_PARTS : parts;
+/* Blocks of short rows are small: more of them. */
+static int64_t count_parts(int64_t rows, int64_t n) {
+    const int64_t parts = (rows + PART_ROWS - 1) / PART_ROWS, most = MAX_PARTS * (n > 2048 ? 1 : 2);
+    return parts < 1 ? 1 : parts > most ? most : parts;
 }
 
 static void *output(const gradd_launch_t *r, int j) {
@@ -206,7 +207,7 @@ template <class T> gradd_status_t read_norm(const gradd_launch_t *r, int x, norm
     p->y = (T *)r->out[0].data;
     p->rows = s.outer;
     p->n = s.n * s.inner;
-    p->parts = count_parts(p->rows);
+    p->parts = count_parts(p->rows, p->n);
     p->epsilon = gradd_attr_float(r->attrs, "epsilon", 1e-5);
     return GRADD_OK;
 }
@@ -235,7 +236,7 @@ template <bool CENTRED> gradd_status_t forward(const gradd_launch_t *r) {
 
 /* dx, and the parts of dscale and dbias where there is room for them. */
 template <bool CENTRED, class T> gradd_status_t launch_grad(const norm_t<T> &p, const char *what) {
-    return gpu_by_row<T, KEPT_GRAD, WIDEST>(p.n, is_wide(p), [&](auto shape) {
+    return gpu_by_row<T, KEPT_GRAD, true>(p.n, is_wide(p), [&](auto shape) {
         typedef decltype(shape) S;
         const bool sums = p.parts_scale || p.parts_bias;
         if constexpr (S::KEEP > 0) {
@@ -288,7 +289,7 @@ static size_t workspace_backward(const gradd_infer_t *c) {
     const size_t bytes = c->in[1].type.dtype == GRADD_DT_F64 ? 8 : 4;
     gradd_span_t s;
     if (gradd_span_of(c->attrs, &c->in[1].type, &s)) return 0;
-    return 2 * (size_t)(count_parts(s.outer) * s.n * s.inner) * bytes;
+    return 2 * (size_t)(count_parts(s.outer, s.n * s.inner) * s.n * s.inner) * bytes;
 }
 
 #define STATISTICS (GRADD_DTB(F32) | GRADD_DTB(F64))

@@ -99,31 +99,34 @@ template <class T, int W, int TEAM, int KEEP> struct gpu_row {
 };
 
 /* run(shape) with a gpu_shape that fits rows of n elements which may be read W at once; a thread
- * keeps up to BYTES of a row as it is computed, and a block has MOST threads at most. */
+ * keeps up to BYTES of a row as it is computed. FINE: blocks of 128 and 512 threads as well, for
+ * kernels of few blocks. */
 template <int W_, int TEAM_, int KEEP_> struct gpu_shape {
     static const int W = W_, TEAM = TEAM_, KEEP = KEEP_;
-    static const int THREADS = TEAM > GPU_ROW_THREADS ? TEAM : GPU_ROW_THREADS;
+    static const int THREADS = TEAM > GPU_WARP ? TEAM : GPU_ROW_THREADS;
     /* Blocks for so many rows. */
     static unsigned blocks(int64_t rows) {
         return gpu_blocks(rows, THREADS / TEAM);
     }
 };
-template <class A, int W, int BYTES, int MOST, class F>
+template <class A, int W, int BYTES, bool FINE, class F>
 gradd_status_t gpu_by_width(int64_t n, F run) {
     /* single elements cost a comparison each, and registers */
     constexpr int MANY = BYTES / (int)sizeof(A) / (W > 1 ? 1 : 4);
     constexpr int EACH = MANY < W ? W : MANY, KEEP = EACH / W;
     if (n <= EACH * GPU_WARP) return run(gpu_shape<W, GPU_WARP, KEEP>());
+    if constexpr (FINE)
+        if (n <= EACH * 128) return run(gpu_shape<W, 128, KEEP>());
     if (n <= EACH * GPU_ROW_THREADS) return run(gpu_shape<W, GPU_ROW_THREADS, KEEP>());
-    if constexpr (MOST > GPU_ROW_THREADS)
-        if (n <= EACH * MOST) return run(gpu_shape<W, MOST, KEEP>());
+    if constexpr (FINE)
+        if (n <= EACH * 512) return run(gpu_shape<W, 512, KEEP>());
     return run(gpu_shape<W, GPU_ROW_THREADS, 0>());
 }
-template <class T, int BYTES, int MOST = GPU_ROW_THREADS, class F>
+template <class T, int BYTES, bool FINE = false, class F>
 gradd_status_t gpu_by_row(int64_t n, bool wide, F run) {
     typedef gpu_real<T> A;
-    if (wide && n % gpu_width<T> == 0) return gpu_by_width<A, gpu_width<T>, BYTES, MOST>(n, run);
-    return gpu_by_width<A, 1, BYTES, MOST>(n, run);
+    if (wide && n % gpu_width<T> == 0) return gpu_by_width<A, gpu_width<T>, BYTES, FINE>(n, run);
+    return gpu_by_width<A, 1, BYTES, FINE>(n, run);
 }
 
 /* Elements of T, or already widened, which serve all rows: one per element of a row. */
