@@ -521,7 +521,7 @@ GRADD_OPS(
              .grad_tol = -1},
             {.text = "f32[1,6,2,32] f32[1,6,1,32] f32[1,6,1,32] - f32[1,2,4,4] "
                      "i32[1,1,6,3]={0,1,1,0,2,1,2,3,1,2,4,1,2,5,1,2,6,1} - i64[6]={0,2,4,5,7,-8} | "
-                     "layout=15 positions=4 softcap=2.0 scale=0.2 dropout=0.25 -> 2",
+                     "layout=15 positions=4 softcap=2.0 scale=0.2 -> 2",
              .grad_tol = -1})),
     GRADD_OP(
         "FusedAttentionGrad", "com.gradd", 1, (6, GRADD_ATTN_GRAD_MOST_IN), (1, 4),
