@@ -290,17 +290,29 @@ GPU_FN attn_rows<T> attn_rows_of(const gradd_attn_side_t &s, int64_t b, int64_t 
             (int)(left < 1 << 20 ? left : 1 << 20)};
 }
 
-/* Elements [first, first + 32) of a tile of rows, turned: to[element][row]. Zeros beyond. */
-template <class T, class A>
+/* Where key j of a tile is in a turned chunk: a thread's keys are 16 apart, and neighbours there.
+ */
+template <class A> GPU_FN int attn_key_at(int j) {
+    return j % ATTN_SIDE * attn_r<A> + j / ATTN_SIDE;
+}
+
+/* Elements [first, first + 32) of a tile of rows, turned: to[element][row]; zeros beyond. A warp
+ * takes 8 elements of 4 rows, which are next to each other in the chunk: no two lanes meet in a
+ * bank. */
+template <bool KEYS, class T, class A>
 GPU_FN void attn_load_turned(A *to, const attn_rows<T> &rows, int first, int cols) {
-    const int row = threadIdx.x / ATTN_CHUNK, col = threadIdx.x % ATTN_CHUNK;
-    const T *from = rows.at + row * rows.stride + first + col;
-    const bool inside = first + col < cols;
-    constexpr int step = ATTN_THREADS / ATTN_CHUNK;
-    to += col * attn_ld<A> + row;
-#pragma unroll 4
-    for (int i = 0; i < attn_tile<A>; i += step, from += step * rows.stride)
-        to[i] = inside && row + i < rows.n ? gpu_get(*from) : (A)0;
+    constexpr int apart = KEYS ? attn_tile<A> / 4 : 1, warps = ATTN_THREADS / GPU_WARP;
+    const int warp = threadIdx.x / GPU_WARP, col = threadIdx.x % 8;
+    const int row = warp * (KEYS ? 1 : 4) + threadIdx.x / 8 % 4 * apart;
+#pragma unroll 1 /* more at once would not stay in registers */
+    for (int k = 0; k < attn_tile<A> / (4 * warps); k++) {
+        const int at = row + k * warps * (KEYS ? 1 : 4);
+        const T *from = rows.at + at * rows.stride + first + col;
+        A *place = to + col * attn_ld<A> + (KEYS ? attn_key_at<A>(at) : at);
+#pragma unroll
+        for (int i = 0; i < ATTN_CHUNK; i += 8)
+            place[i * attn_ld<A>] = at < rows.n && first + col + i < cols ? gpu_get(from[i]) : (A)0;
+    }
 }
 
 /* 32 rows from `row` on, and of each 16 N elements from `first` on, as they lie. */
@@ -317,25 +329,34 @@ GPU_FN void attn_load_rows(A *to, const attn_rows<T> &rows, int row, int64_t fir
         to[i * width] = i < n ? gpu_get(*from) : (A)0;
 }
 
-/* sum[r][c] += a[k][R ty + r] b[k][tx + 16 c] over 32 k. */
+/* Column c of a thread: as many neighbours as 16 bytes hold. */
+template <class A> GPU_FN int attn_column(int c) {
+    constexpr int width = gpu_width<A>;
+    return (c / width * ATTN_SIDE + attn_tx()) * width + c % width;
+}
+
+/* sum[r][c] += a[k][R ty + r] b[k][column c] over 32 k. */
 template <int N, int LDB, class A>
 GPU_FN void attn_multiply(A (&sum)[attn_r<A>][N], const A *a, const A *b) {
-    constexpr int R = attn_r<A>;
-    const A *row = a + attn_ty() * R, *col = b + attn_tx();
+    constexpr int R = attn_r<A>, width = gpu_width<A>;
+    const A *row = a + attn_ty() * R, *col = b + attn_tx() * width;
 #pragma unroll 4
     for (int k = 0; k < ATTN_CHUNK; k++) {
         const gpu_pack<A, R> x = *(const gpu_pack<A, R> *)(row + k * attn_ld<A>);
 #pragma unroll
-        for (int c = 0; c < N; c++) {
-            const A y = col[k * LDB + ATTN_SIDE * c];
+        for (int c = 0; c < N; c += width) {
+            const gpu_pack<A, width> y =
+                *(const gpu_pack<A, width> *)(col + k * LDB + c * ATTN_SIDE);
 #pragma unroll
             for (int r = 0; r < R; r++)
-                sum[r][c] = attn_fma(x.v[r], y, sum[r][c]);
+#pragma unroll
+                for (int i = 0; i < width; i++)
+                    sum[r][c + i] = attn_fma(x.v[r], y.v[i], sum[r][c + i]);
         }
     }
 }
 
-/* sum[query][key] of products along rows: x are queries, y keys. */
+/* sum[query][key] of products along rows: x are queries, y keys, 16 apart. */
 template <class T, class A>
 GPU_FN void attn_products(A (&sum)[attn_r<A>][attn_r<A>], const attn_rows<T> &x,
                           const attn_rows<T> &y, int cols, A *room_x, A *room_y) {
@@ -344,8 +365,8 @@ GPU_FN void attn_products(A (&sum)[attn_r<A>][attn_r<A>], const attn_rows<T> &x,
             sum[r][c] = 0;
     for (int at = 0; at < cols; at += ATTN_CHUNK) {
         __syncthreads(); /* who multiplied before is done */
-        attn_load_turned(room_x, x, at, cols);
-        attn_load_turned(room_y, y, at, cols);
+        attn_load_turned<false>(room_x, x, at, cols);
+        attn_load_turned<true>(room_y, y, at, cols);
         __syncthreads();
         attn_multiply<attn_r<A>, attn_ld<A>>(sum, room_x, room_y);
     }

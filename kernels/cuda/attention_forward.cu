@@ -86,7 +86,7 @@ GPU_FN void put(const attn_call_t &a, const attn_row_t *row, to_t at, A most, A 
             at.query * p.y.row;
 #pragma unroll
     for (int c = 0; c < N; c++) {
-        const int64_t col = at.column + attn_tx() + ATTN_SIDE * c;
+        const int64_t col = at.column + attn_column<A>(c);
         if (col < p.d_v) gpu_put(&to[col], y[c] * factor);
     }
     if (!p.stats || at.column || attn_tx()) return;

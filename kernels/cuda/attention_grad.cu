@@ -79,7 +79,7 @@ GPU_FN void put_sums(const attn_rows<T> &to, int64_t column, int64_t cols,
         const int row = attn_ty() * attn_r<A> + r;
 #pragma unroll
         for (int c = 0; c < N; c++) {
-            const int64_t col = column + attn_tx() + ATTN_SIDE * c;
+            const int64_t col = column + attn_column<A>(c);
             if (row < to.n && col < cols) gpu_put((T *)&to.at[row * to.stride + col], sum[r][c]);
         }
     }
@@ -96,7 +96,7 @@ template <class A, int N> GPU_FN void clear(A (&sum)[attn_r<A>][N]) {
 /* ---- keys ------------------------------------------------------------------------------------ */
 
 template <class T, int N>
-__global__ void GPU_BLOCK(ATTN_THREADS) attention_dkv(attn_call_t a, int tiles, int chunks) {
+__global__ void GPU_BLOCK(ATTN_THREADS, 1) attention_dkv(attn_call_t a, int tiles, int chunks) {
     typedef gpu_real<T> A;
     constexpr int R = attn_r<A>, TILE = attn_tile<A>, LD = attn_ld<A>, ROOM = attn_room<A, N>;
     typedef gpu_pack<A, R> pack_t;
@@ -228,7 +228,8 @@ GPU_FN void put_bias(const gradd_attn_t &p, A *to, int64_t query, int64_t key, A
 }
 
 template <class T>
-__global__ void GPU_BLOCK(ATTN_THREADS) attention_dbias(attn_call_t a, int q_tiles, int k_tiles) {
+__global__ void GPU_BLOCK(ATTN_THREADS, 1)
+    attention_dbias(attn_call_t a, int q_tiles, int k_tiles) {
     typedef gpu_real<T> A;
     constexpr int R = attn_r<A>, TILE = attn_tile<A>, LD = attn_ld<A>;
     typedef gpu_pack<A, R> pack_t;

@@ -15,12 +15,21 @@ enum { MOST = 8 };
 
 static const char *const texts[][2] = {
     {"FusedAttention",     "f32[1,2,70,32] f32[1,1,90,32] f32[1,1,90,48] bool[70,90] | scale=0.2 -> 2"},
+    {"FusedAttention",
+     "f32[1,6,4,32] f32[1,6,1,32] f32[1,6,1,32] - f32[4,4,4] "
+     "i32[1,1,6,3]={0,1,1,0,2,1,2,3,1,2,4,1,2,5,1,2,6,1} - i64[6]={0,2,4,5,7,-8} | layout=15 "
+     "positions=4 softcap=2.0 scale=0.2 dropout=0.25 -> 2"                                            },
     {"FusedAttentionGrad",
      "f32[1,2,40,80] f32[1,2,40,80] f32[1,1,70,80] f32[1,1,70,80] f32[1,2,40,80] "
      "f32[1,2,2,40]:(3,4) | scale=0.1 dropout=0.25 -> 3"                                              },
 };
 
-/* The same numbers in both types; statistics stay f32. */
+/* Whether it is f16 there: statistics and the bias stay f32. */
+static bool is_narrow(const gradd_type_t *t) {
+    return t->dtype == GRADD_DT_F32 && t->rank == 4 && t->dims[2] != 2;
+}
+
+/* The same numbers in both types. */
 static gradd_view_t narrowed(gradd_case_data_t *heap, gradd_view_t *wide) {
     gradd_view_t to = {.type = wide->type};
     float *x = wide->data;
@@ -63,7 +72,7 @@ static void run_f16(const gradd_infer_t *c, const gradd_launch_t *r, const gradd
     CHECK(kernel && (!kernel->accepts || kernel->accepts(c)));
     for (int j = 0; j < c->n_out; j++) {
         out[j].type = want[j].type;
-        if (want[j].type.rank == 4 && want[j].type.dims[2] != 2) out[j].type.dtype = GRADD_DT_F16;
+        if (is_narrow(&want[j].type)) out[j].type.dtype = GRADD_DT_F16;
         out[j].data = gradd_case_alloc(heap, (size_t)gradd_type_bytes(&out[j].type));
     }
     CHECK_OK(gradd_kernel_prepare(kernel, c, &prepared));
@@ -87,10 +96,8 @@ TEST_LIMIT(f16_is_near_what_f32_gives, 60) {
         gradd_infer_t c = {op, attrs, 1, data.n_in, data.n_out, data.in, types, 1};
         CHECK_OK(gradd_op_infer(&c));
         for (int k = 0; k < data.n_in; k++) {
-            const gradd_type_t *t = &data.in[k].type;
             narrow[k] = data.in[k];
-            if (t->dtype == GRADD_DT_F32 && t->dims[2] != 2)
-                narrow[k] = narrowed(&data, &data.in[k]);
+            if (is_narrow(&data.in[k].type)) narrow[k] = narrowed(&data, &data.in[k]);
         }
         for (int j = 0; j < c.n_out; j++) {
             want[j].type = types[j];
