@@ -155,9 +155,9 @@ GRADD_HD int gradd_sort_depth(int64_t n) {
     return depth;
 }
 
-/* Moves entries until no key in front of q[nth] is larger and none behind it smaller; nth < n. */
-GRADD_HD void gradd_select_nth(gradd_entry_t *q, int64_t n, int64_t nth) {
-    for (int depth = gradd_sort_depth(n); n > GRADD_SELECT_CUTOFF; depth--) {
+/* Goes on with a selection to which so many partitions are left. */
+GRADD_HD void gradd_select_on(gradd_entry_t *q, int64_t n, int64_t nth, int depth) {
+    for (; n > GRADD_SELECT_CUTOFF; depth--) {
         if (!depth) {
             gradd_heap_select(q, n, nth + 1);
             gradd_entry_swap(q, q + nth);
@@ -171,6 +171,11 @@ GRADD_HD void gradd_select_nth(gradd_entry_t *q, int64_t n, int64_t nth) {
         }
     }
     gradd_entry_insert(q, 1, n, true);
+}
+
+/* Moves entries until no key in front of q[nth] is larger and none behind it smaller; nth < n. */
+GRADD_HD void gradd_select_nth(gradd_entry_t *q, int64_t n, int64_t nth) {
+    gradd_select_on(q, n, nth, gradd_sort_depth(n));
 }
 
 /* Quicksort down to ranges of the cutoff. Which side is next changes nothing, so the longer one
@@ -204,14 +209,19 @@ GRADD_HD void gradd_sort_roughly(gradd_entry_t *q, int64_t n, int depth) {
     }
 }
 
-/* Rising order. */
-GRADD_HD void gradd_sort_entries(gradd_entry_t *q, int64_t n) {
+/* Goes on with a sort to which so many partitions are left. */
+GRADD_HD void gradd_sort_on(gradd_entry_t *q, int64_t n, int depth) {
     if (n < 2) return;
-    gradd_sort_roughly(q, n, gradd_sort_depth(n));
+    gradd_sort_roughly(q, n, depth);
     /* The smallest key is within the first range, so that the others need no guard. */
     const int64_t guarded = n < GRADD_SORT_CUTOFF ? n : GRADD_SORT_CUTOFF;
     gradd_entry_insert(q, 1, guarded, true);
     gradd_entry_insert(q, guarded, n, false);
+}
+
+/* Rising order. */
+GRADD_HD void gradd_sort_entries(gradd_entry_t *q, int64_t n) {
+    gradd_sort_on(q, n, gradd_sort_depth(n));
 }
 
 #endif

@@ -7,12 +7,13 @@
  *
  * That is the order of TopK, and of the other two where the first k + 1 keys differ. Where they do
  * not, the swaps of PyTorch's algorithms decide (kernels/cpu/select.h): such a slice is marked, and
- * one thread takes the same steps as the CPU.
+ * a thread, or of long ones a block, makes the same swaps.
  */
 #include "kernels/cpu/order.h"
 #include "kernels/cuda/copy.h"
+#include "kernels/cuda/order.h"
 
-enum { THREADS = 256, SHARED_BYTES = 16 << 10 };
+enum { THREADS = GPU_ORDER_THREADS, SHARED_BYTES = 16 << 10 };
 
 /* ---- entries --------------------------------------------------------------------------------- */
 
@@ -81,8 +82,8 @@ typedef struct job_s {
     int64_t slices;
     int64_t want;        /* entries to be found: k, and the next one where ties count */
     bool ties;           /* count */
-    int64_t room, slots; /* entries of a slice for one thread, and how many have room at once */
-    bool merges;
+    int64_t room, slots; /* entries of a slice's own, and how many have them at once */
+    bool merges, together;
     size_t marks, scratch; /* bytes */
 } job_t;
 
@@ -316,9 +317,81 @@ __global__ void GPU_BLOCK(GPU_WARP)
     }
 }
 
+/* ---- a block, with the CPU's steps ----------------------------------------------------------- */
+
+/* Entries that may go into a heap, in order; then one thread offers them. */
+template <class T>
+GPU_FN void select_partly_together(const slices_t<T> &x, const spot_t<T> &from,
+                                   gradd_entry_t *heap) {
+    constexpr int WARPS = THREADS / GPU_WARP, EACH = 4;
+    GPU_SHARED(gradd_entry_t, offered, THREADS * EACH);
+    GPU_SHARED(int, counts, WARPS *EACH);
+    const int lane = (int)threadIdx.x % GPU_WARP, warp = (int)threadIdx.x / GPU_WARP;
+    for (int64_t i = threadIdx.x; i < x.k; i += THREADS)
+        heap[i] = x.template entry<gradd_entry_t>(from, i);
+    __syncthreads();
+    if (!threadIdx.x) gradd_heap_make(heap, x.k);
+    for (int64_t chunk = x.k; chunk < x.n; chunk += THREADS * EACH) {
+        gradd_entry_t entry[EACH];
+        uint32_t mask[EACH];
+        __syncthreads(); /* the heap is as it is, and the counts have been read */
+        const int64_t root = heap[0].key;
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            const int64_t i = chunk + j * THREADS + threadIdx.x;
+            entry[j] = {INT64_MAX, i};
+            if (i < x.n) entry[j] = x.template entry<gradd_entry_t>(from, i);
+            mask[j] = __ballot_sync(GPU_ALL, entry[j].key < root);
+            if (!lane) counts[j * WARPS + warp] = __popc(mask[j]);
+        }
+        __syncthreads();
+        int all = 0;
+#pragma unroll
+        for (int j = 0; j < EACH; j++)
+            for (int w = 0; w < WARPS; w++) {
+                if (w == warp && entry[j].key < root)
+                    offered[all + __popc(mask[j] & gpu_lanes_before())] = entry[j];
+                all += counts[j * WARPS + w];
+            }
+        if (!all) continue;
+        __syncthreads();
+        for (int i = 0; !threadIdx.x && i < all; i++)
+            if (offered[i].key < heap[0].key) gradd_heap_replace(heap, x.k, offered[i]);
+    }
+    __syncthreads();
+    if (!threadIdx.x) gradd_heap_sort(heap, x.k);
+    __syncthreads();
+}
+
+template <gradd_order_t HOW, class T>
+__global__ void GPU_ORDER_BLOCK order_together(slices_t<T> x, int64_t slots, int64_t room,
+                                               gradd_entry_t *scratch) {
+    gradd_entry_t *out = scratch + blockIdx.x * room;
+    const gpu_stops_t stops = {(int32_t *)(out + x.n), (int32_t *)(out + x.n) + x.n};
+    for (int64_t number = blockIdx.x; number < x.slices; number += slots) {
+        if (x.ties && !x.mark[number]) continue;
+        const spot_t<T> from = x.slice(number);
+        if constexpr (HOW == GRADD_ORDER_PARTIAL) {
+            select_partly_together(x, from, out);
+        } else {
+            for (int64_t i = threadIdx.x; i < x.n; i += THREADS)
+                out[i] = x.template entry<gradd_entry_t>(from, i);
+            __syncthreads();
+            if constexpr (HOW != GRADD_ORDER_SORT)
+                gpu_select_nth(out, (int)x.n, (int)x.k - 1, stops);
+            if constexpr (HOW == GRADD_ORDER_SORT) gpu_sort_entries(out, (int)x.n, stops);
+            if constexpr (HOW == GRADD_ORDER_SELECT_SORT)
+                gpu_sort_entries(out, (int)x.k - 1, stops); /* the last is in place */
+        }
+        for (int64_t j = threadIdx.x; j < x.k; j += THREADS)
+            x.put(from, j, out[j].at);
+        __syncthreads(); /* before the next slice takes the room */
+    }
+}
+
 /* ---- host ------------------------------------------------------------------------------------ */
 
-enum { SLOTS = 1 << 16, SLOT_BYTES = 64 << 20 };
+enum { TOGETHER = 1024, SLOTS = 1 << 16, BLOCK_SLOTS = 1024, SLOT_BYTES = 64 << 20 };
 
 static bool in_shared(const job_t &job, bool large) {
     const size_t entry = large ? sizeof(large_t) : sizeof(small_t);
@@ -333,7 +406,7 @@ static gradd_status_t plan(const gradd_op_t *op, gradd_attrs_t attrs, const grad
     const gradd_slice_t &s = job->s;
     const bool large = gradd_dtype_bytes(x.dtype) == 8;
     if (!gradd_type_count(&y)) return GRADD_OK;
-    if (s.n >= UINT32_MAX) return GRADD_FAIL(LIMIT, "an axis of %lld is too long", (long long)s.n);
+    if (s.n >= INT32_MAX) return GRADD_FAIL(LIMIT, "an axis of %lld is too long", (long long)s.n);
     job->slices = gradd_type_count(&x) / s.n;
     job->ties = s.how != GRADD_ORDER_SORT_STABLY && s.how != GRADD_ORDER_SELECT;
     job->want = s.k + (job->ties && s.k < s.n);
@@ -342,9 +415,12 @@ static gradd_status_t plan(const gradd_op_t *op, gradd_attrs_t attrs, const grad
         job->scratch =
             (size_t)(2 * s.n * job->slices) * (large ? sizeof(large_t) : sizeof(small_t));
     if (s.how == GRADD_ORDER_SORT_STABLY) return GRADD_OK;
+    job->together = s.n >= TOGETHER;
     job->room = gradd_slice_room(&s);
+    if (job->together && s.how != GRADD_ORDER_PARTIAL) job->room += s.n / 2 + 1; /* stops */
     const int64_t fit = SLOT_BYTES / (job->room * (int64_t)sizeof(gradd_entry_t));
-    job->slots = job->slices < SLOTS ? job->slices : (int64_t)SLOTS;
+    const int64_t most = job->together ? BLOCK_SLOTS : SLOTS;
+    job->slots = job->slices < most ? job->slices : most;
     if (job->slots > fit) job->slots = fit > 0 ? fit : 1;
     const size_t bytes = (size_t)(job->slots * job->room) * sizeof(gradd_entry_t);
     if (bytes > job->scratch) job->scratch = bytes;
@@ -374,8 +450,12 @@ template <class E, class T> static void merge_sort(const slices_t<T> &x, E *a) {
 template <gradd_order_t HOW, class T>
 static void launch_in_slots(const slices_t<T> &x, const job_t &job, void *scratch) {
     const unsigned blocks = (unsigned)((job.slots + GPU_WARP - 1) / GPU_WARP);
-    GPU_LAUNCH((order_slices<HOW, T>), blocks, GPU_WARP, x, job.slots, job.room,
-               (gradd_entry_t *)scratch);
+    gradd_entry_t *room = (gradd_entry_t *)scratch;
+    if (job.together)
+        GPU_LAUNCH((order_together<HOW, T>), (unsigned)job.slots, THREADS, x, job.slots, job.room,
+                   room);
+    else
+        GPU_LAUNCH((order_slices<HOW, T>), blocks, GPU_WARP, x, job.slots, job.room, room);
 }
 
 template <class T> static gradd_status_t order(const gradd_launch_t *r, const job_t &job) {
