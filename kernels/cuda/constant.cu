@@ -313,7 +313,10 @@ GRADD_KERNELS(cuda, constant,
               MOVE("ConstantOfShape", constant_of_shape), MOVE("Shape", shape), MOVE("Size", size),
               GRADD_KERNEL("Range", "move", .types = {GRADD_T_F32_F64 | GRADD_T_INT},
                            .compute = compute_range), /* known halves say no length */
-              MOVE("EyeLike", eye_like), MOVE("OneHot", one_hot),
+              MOVE("EyeLike", eye_like),
+              GRADD_KERNEL("OneHot", "move", /* nor a depth */
+                           .types = {GPU_T_NUM, GRADD_T_F32_F64 | GRADD_T_INT, 0xffffffffu},
+                           .compute = compute_one_hot, .cost = gradd_cost_move),
               GRADD_KERNEL("NonZero", "move", .types = {GPU_T_ALL}, .compute = compute_non_zero),
               GRADD_KERNEL("Trilu", "move", .inplace = 1, .compute = compute_trilu,
                            .cost = gradd_cost_move));
