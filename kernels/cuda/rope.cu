@@ -54,7 +54,7 @@ template <class T, int W> struct pairs_t {
 
 /* SHARED: the tables have one column per pair. */
 template <int W, class T, class C, bool FROM, bool TO, bool SHARED>
-__global__ void GPU_BLOCK(THREADS) turn(rope_t p) {
+__global__ void GPU_BLOCK(THREADS, 2) turn(rope_t p) {
     typedef gpu_real<T> R;
     const int64_t all = (int64_t)gridDim.x * blockDim.x, per_row = p.half / W;
     const int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
