@@ -15,7 +15,7 @@
 #define PER_SWEEP       64
 
 static bool is_half(int64_t dtype) {
-    return dtype == GRADD_DT_F16 || dtype == GRADD_DT_BF16;
+    return dtype > 0 && dtype < GRADD_DT_END && gradd_dtype_is_half((gradd_dtype_t)dtype);
 }
 
 /* The element type that a node asks for by an attribute of this name, or NONE. */
