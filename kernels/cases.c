@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "kernels/bf16.h"
+#include "kernels/f16.h"
 
 typedef struct parser_s {
     const char *text, *at;
@@ -84,6 +85,9 @@ static void store(gradd_view_t *view, int64_t i, double value, int64_t integer) 
         break;
     case GRADD_DT_BF16:
         ((gradd_bf16_t *)view->data)[i] = gradd_f32_bf16((float)value);
+        break;
+    case GRADD_DT_F16:
+        ((gradd_f16_t *)view->data)[i] = gradd_f32_f16((float)value);
         break;
     case GRADD_DT_I64:
         ((int64_t *)view->data)[i] = integer;

@@ -22,8 +22,8 @@ extern "C" {
 #define GRADD_GEMM_BATCH_RANK GRADD_MAX_RANK
 
 typedef struct gradd_gemm_s {
-    gradd_dtype_t dtype;  /* F32, F64, BF16, I32 or I64; of all operands */
-    gradd_dtype_t result; /* of C: NONE = dtype; F32 goes with BF16 operands too */
+    gradd_dtype_t dtype;  /* a float, I32 or I64; of all operands */
+    gradd_dtype_t result; /* of C: NONE = dtype; F32 goes with BF16 and F16 operands too */
     int batch_rank;       /* batch dimensions, outermost first */
     int64_t batch[GRADD_GEMM_BATCH_RANK];
     int64_t a_batch[GRADD_GEMM_BATCH_RANK], b_batch[GRADD_GEMM_BATCH_RANK]; /* strides, 0 allowed */

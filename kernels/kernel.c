@@ -10,8 +10,11 @@
 
 bool gradd_kernel_takes(const gradd_kernel_t *kernel, const gradd_op_t *op, int input,
                         gradd_dtype_t dtype) {
-    uint32_t mask = gradd_types_at(kernel->types[0] ? kernel->types : op->types, input);
-    return !mask || mask & 1u << dtype;
+    const uint32_t own = gradd_types_at(kernel->types, input);
+    const uint32_t mask = own && own != GRADD_T_ANY ? own : gradd_types_at(op->types, input);
+    if (!mask || mask == GRADD_T_ANY) return true;
+    if (!own && dtype == GRADD_DT_F16) return false;
+    return mask & 1u << dtype;
 }
 
 /* The first operand that the row would read on the host, and which is not known; -1 = none. */

@@ -2,8 +2,8 @@
  *
  * A family's rows for a device stand behind its operators in the same file. Several rows may name
  * one operator, the fastest first: the first that takes the element types of the operands and
- * accepts the node is the one that runs. A bf16 operand that no row takes gets a cast to f32 in
- * front of it when the graph is built.
+ * accepts the node is the one that runs. An operand in bf16 or f16 that no row takes gets a cast to
+ * f32 in front of it when the graph is built.
  *
  * Threading: rows are constant; compute may open OpenMP regions and must give the same bits for the
  * same number of threads; the other functions run on the engine thread.
@@ -34,7 +34,8 @@ typedef struct gradd_prepared_s {
 typedef struct gradd_kernel_s {
     const char *op;   /* the operator's name */
     const char *name; /* what explain prints: "loop", "oneDNN f32" */
-    /* Element types that it takes, like those of the operator's row; all zero = the same. */
+    /* Element types that it takes, like those of the operator's row; what the operator refuses
+     * needs no mention. All zero = those of the operator, f16 only where that takes anything. */
     uint32_t types[GRADD_OP_MAX_TYPES];
     uint32_t inplace; /* bit k: out[0] may overwrite in[k] if their types are equal */
     /* Bit k: in[k] is read by the host, in its own memory. The row runs a node only where that

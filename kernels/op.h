@@ -171,9 +171,9 @@ typedef struct gradd_grad_s {
 } gradd_grad_t;
 
 /* Expansion: the operator in simpler ones. Sets out[j] for every j < n_out, each of the type that
- * the shape rule gives. Where the operator takes bf16 it computes in f32 and rounds where the
- * operator does. Random operators that it emits have the Philox coordinate of the operator's node.
- * Its derivative is the operator's own. */
+ * the shape rule gives. Where the operator takes bf16 and f16 it computes in f32 and rounds where
+ * the operator does. Random operators that it emits have the Philox coordinate of the operator's
+ * node. Its derivative is the operator's own. */
 typedef struct gradd_expand_s {
     const gradd_op_t *op;
     gradd_attrs_t attrs;
@@ -327,16 +327,20 @@ static inline bool gradd_op_is_composite(const gradd_op_t *op) {
         __VA_ARGS__, {0}                                                                           \
     }
 
-/* Common dtype masks of operators: wherever one is defined for floats, bf16 is among them. */
-#define GRADD_T_FLOAT (GRADD_T_F32_F64 | GRADD_DTB(BF16))
+/* Common dtype masks of operators: wherever one is defined for floats, bf16 and f16 are among
+ * them. */
+#define GRADD_T_FLOAT (GRADD_T_BF16_F32_F64 | GRADD_DTB(F16))
 #define GRADD_T_INT   (GRADD_DTB(I64) | GRADD_DTB(I32))
 #define GRADD_T_NUM   (GRADD_T_FLOAT | GRADD_T_INT)
 #define GRADD_T_BOOL  GRADD_DTB(BOOL)
 #define GRADD_T_ALL   (GRADD_T_NUM | GRADD_T_BOOL)
 #define GRADD_T_INDEX GRADD_T_INT
-/* For kernels that do not read bf16 themselves: they get casts to f32 around them when a graph is
- * built. Outputs that are statistics (means, sums of exponentials) stay f32. */
-#define GRADD_T_F32_F64 (GRADD_DTB(F32) | GRADD_DTB(F64))
+/* For kernels that do not read f16, or neither bf16, themselves: they get casts to f32 around them
+ * when a graph is built. Outputs that are statistics (means, sums of exponentials) stay f32. */
+#define GRADD_T_F32_F64      (GRADD_DTB(F32) | GRADD_DTB(F64))
+#define GRADD_T_BF16_F32_F64 (GRADD_T_F32_F64 | GRADD_DTB(BF16))
+/* For kernels that read all that their operator takes, f16 as well (kernels/kernel.h). */
+#define GRADD_T_ANY 0xffffffffu
 
 #ifdef __cplusplus
 }

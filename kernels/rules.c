@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "kernels/bf16.h"
+#include "kernels/f16.h"
 
 gradd_val_t gradd_emit_attrs(gradd_builder_t *b, const char *op, const gradd_val_t *in, int n_in,
                              const gradd_attr_t *attrs, int n_attrs) {
@@ -48,6 +49,7 @@ gradd_val_t gradd_const_scalar(gradd_builder_t *b, gradd_dtype_t dtype, double v
     union {
         float f32;
         gradd_bf16_t bf16;
+        gradd_f16_t f16;
         double f64;
         int32_t i32;
         int64_t i64;
@@ -58,6 +60,9 @@ gradd_val_t gradd_const_scalar(gradd_builder_t *b, gradd_dtype_t dtype, double v
         break;
     case GRADD_DT_BF16:
         u.bf16 = gradd_f32_bf16((float)value);
+        break;
+    case GRADD_DT_F16:
+        u.f16 = gradd_f32_f16((float)value);
         break;
     case GRADD_DT_F64:
         u.f64 = value;
@@ -145,7 +150,7 @@ gradd_val_t gradd_cast(gradd_builder_t *b, gradd_val_t v, gradd_dtype_t dtype) {
 }
 
 gradd_val_t gradd_wide(gradd_builder_t *b, gradd_val_t v) {
-    const bool narrow = gradd_val_type(b, v)->dtype == GRADD_DT_BF16;
+    const bool narrow = gradd_dtype_is_half(gradd_val_type(b, v)->dtype);
     return narrow ? gradd_cast(b, v, GRADD_DT_F32) : v;
 }
 

@@ -39,7 +39,7 @@ gradd_val_t gradd_slice(gradd_builder_t *b, gradd_val_t v, int64_t axis, int64_t
                         int64_t step);
 /* The value in that type: itself, or a Cast. */
 gradd_val_t gradd_cast(gradd_builder_t *b, gradd_val_t v, gradd_dtype_t dtype);
-/* The value in the type that sums have: f32 for bf16. GRADD_NONE stays GRADD_NONE. */
+/* The value in the type that sums have: f32 for bf16 and f16. GRADD_NONE stays GRADD_NONE. */
 gradd_val_t gradd_wide(gradd_builder_t *b, gradd_val_t v);
 /* The product of a value and a number, in the value's type. */
 gradd_val_t gradd_scaled(gradd_builder_t *b, gradd_val_t v, double factor);

@@ -36,6 +36,10 @@ int gradd_dtype_is_int(gradd_dtype_t dtype) {
     return row_of(dtype)->is_int;
 }
 
+int gradd_dtype_is_half(gradd_dtype_t dtype) {
+    return dtype == GRADD_DT_BF16 || dtype == GRADD_DT_F16;
+}
+
 gradd_dtype_t gradd_dtype_from_name(const char *name, size_t length) {
     for (int i = 0; i < GRADD_DT_END; i++)
         if (rows[i].name && strlen(rows[i].name) == length && !memcmp(rows[i].name, name, length))

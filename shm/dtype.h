@@ -48,6 +48,8 @@ size_t gradd_dtype_bytes(gradd_dtype_t dtype);
 const char *gradd_dtype_name(gradd_dtype_t dtype);
 int gradd_dtype_is_float(gradd_dtype_t dtype);
 int gradd_dtype_is_int(gradd_dtype_t dtype);
+/* The floats of 16 bits, which are computed with in f32. */
+int gradd_dtype_is_half(gradd_dtype_t dtype);
 /* GRADD_DT_NONE if no dtype has that short name. */
 gradd_dtype_t gradd_dtype_from_name(const char *name, size_t length);
 /* Fails with UNSUPPORTED for a code that is not in the list. */

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/half.h"
 #include "kernels/math/adam.h"
 
 #define BLOCK ((int64_t)4096)
@@ -22,26 +22,28 @@ static void update(const gradd_adam_coefficients_t *c, const gradd_adam_span_t *
     }
 }
 
-static void choose_masters(float *out, const float *master, const gradd_bf16_t *p, int64_t n) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++) {
-        out[i] = gradd_adam_master(master[i], p[i]);
+#define MASTERS(name, T, choose)                                                                   \
+    static void name(float *out, const float *master, const T *p, int64_t n) {                     \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) out[i] = choose(master[i], p[i]);      \
     }
-}
+MASTERS(masters_bf16, gradd_bf16_t, gradd_adam_master_bf16)
+MASTERS(masters_f16, gradd_f16_t, gradd_adam_master_f16)
 
-/* At most BLOCK elements: what is stored in bf16 is widened on the stack first. */
+/* At most BLOCK elements: what is stored in halves is widened on the stack first. */
 static void update_block(const gradd_adam_coefficients_t *c, const gradd_adam_span_t *s) {
     float wide_p[BLOCK], wide_g[BLOCK];
     const float *p = s->p, *g = s->g;
     if (s->p16) {
-        if (s->p)
-            choose_masters(wide_p, s->p, s->p16, s->n);
+        if (!s->p)
+            gradd_half_widen(wide_p, s->p16, s->half, s->n);
+        else if (s->half == GRADD_DT_F16)
+            masters_f16(wide_p, s->p, s->p16, s->n);
         else
-            gradd_bf16_widen(wide_p, s->p16, s->n);
+            masters_bf16(wide_p, s->p, s->p16, s->n);
         p = wide_p;
     }
     if (s->g16) {
-        gradd_bf16_widen(wide_g, s->g16, s->n);
+        gradd_half_widen(wide_g, s->g16, s->half, s->n);
         g = wide_g;
     }
     update(c, s, p, g);
@@ -52,12 +54,13 @@ static gradd_adam_span_t part(const gradd_adam_span_t *s, int64_t from, int64_t 
                                .m = s->m + from,
                                .v = s->v + from,
                                .g = s->g ? s->g + from : NULL,
-                               .p16 = s->p16 ? s->p16 + from : NULL,
-                               .g16 = s->g16 ? s->g16 + from : NULL,
+                               .p16 = s->p16 ? (const uint16_t *)s->p16 + from : NULL,
+                               .g16 = s->g16 ? (const uint16_t *)s->g16 + from : NULL,
                                .out_p = s->out_p + from,
                                .out_m = s->out_m + from,
                                .out_v = s->out_v + from,
-                               .n = n};
+                               .n = n,
+                               .half = s->half};
 }
 
 void gradd_adam_update(const gradd_adam_t *hyper, float grad_scale, const gradd_adam_span_t *span) {
@@ -76,8 +79,8 @@ void gradd_adam_update(const gradd_adam_t *hyper, float grad_scale, const gradd_
 static void commit_piece(const gradd_adam_commit_t *c, int64_t from, int64_t n) {
     const size_t bytes = sizeof(float) * (size_t)n;
     if (c->out_master) memcpy(c->out_master + from, c->p + from, bytes);
-    if (c->dtype == GRADD_DT_BF16)
-        gradd_bf16_narrow((gradd_bf16_t *)c->out_p + from, c->p + from, n);
+    if (gradd_dtype_is_half(c->dtype))
+        gradd_half_narrow((uint16_t *)c->out_p + from, c->p + from, c->dtype, n);
     else
         memcpy((float *)c->out_p + from, c->p + from, bytes);
     memcpy(c->out_m + from, c->m + from, bytes);
@@ -110,14 +113,15 @@ static double block_squares(const float *x, int64_t n) {
 /* Partial sums of fixed blocks, added in block order: the same bits for any number of threads. */
 #define NORM_GROUP 256
 
-static double part_squares(const float *x, const gradd_bf16_t *x16, int64_t from, int64_t n) {
-    if (x) return block_squares(x + from, n);
+static double part_squares(const gradd_span_t *s, int64_t from, int64_t n) {
+    if (s->dtype == GRADD_DT_F32) return block_squares((const float *)s->data + from, n);
     float wide[BLOCK];
-    gradd_bf16_widen(wide, x16 + from, n);
+    gradd_half_widen(wide, (const uint16_t *)s->data + from, s->dtype, n);
     return block_squares(wide, n);
 }
 
-static double sum_squares(const float *x, const gradd_bf16_t *x16, int64_t n) {
+static double sum_squares(const gradd_span_t *s) {
+    const int64_t n = s->n;
     int64_t blocks = (n + BLOCK - 1) / BLOCK;
     double total = 0, partial[NORM_GROUP];
     for (int64_t base = 0; base < blocks; base += NORM_GROUP) {
@@ -125,7 +129,7 @@ static double sum_squares(const float *x, const gradd_bf16_t *x16, int64_t n) {
 #pragma omp parallel for schedule(static) if (group > 8)
         for (int64_t b = 0; b < group; b++) {
             int64_t from = (base + b) * BLOCK, left = n - from;
-            partial[b] = part_squares(x, x16, from, left < BLOCK ? left : BLOCK);
+            partial[b] = part_squares(s, from, left < BLOCK ? left : BLOCK);
         }
         for (int64_t b = 0; b < group; b++)
             total += partial[b];
@@ -135,10 +139,8 @@ static double sum_squares(const float *x, const gradd_bf16_t *x16, int64_t n) {
 
 double gradd_sum_squares(const gradd_span_t *list, int n) {
     double sum = 0;
-    for (int i = 0; i < n; i++) {
-        const bool half = list[i].dtype == GRADD_DT_BF16;
-        sum += sum_squares(half ? NULL : list[i].data, half ? list[i].data : NULL, list[i].n);
-    }
+    for (int i = 0; i < n; i++)
+        sum += sum_squares(&list[i]);
     return sum;
 }
 
@@ -159,7 +161,7 @@ static bool has_bits(const void *from, size_t bytes, uint64_t signs) {
 
 static bool is_touched(const gradd_span_t *s, int64_t row, int64_t width) {
     enum { PIECE = 1024 }; /* bytes: most rows that hold anything show it in the first */
-    const bool half = s->dtype == GRADD_DT_BF16;
+    const bool half = gradd_dtype_is_half(s->dtype);
     const uint64_t signs = half ? UINT64_C(0x8000800080008000) : UINT64_C(0x8000000080000000);
     const size_t bytes = (size_t)width * (half ? 2 : 4);
     const char *at = (const char *)s->data + (size_t)row * bytes;

@@ -1,7 +1,7 @@
 /* Labels, reductions and the loss of a row. See loss_labels.h. */
 #include "kernels/cpu/loss_labels.h"
 
-#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/half.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/fault.h"
 
@@ -17,7 +17,8 @@ double gradd_loss_number(const gradd_view_t *v, int64_t i) {
     case GRADD_DT_F32:
         return (double)((const float *)v->data)[i];
     case GRADD_DT_BF16:
-        return (double)gradd_bf16_f32(((const gradd_bf16_t *)v->data)[i]);
+    case GRADD_DT_F16:
+        return (double)gradd_half_f32((const uint16_t *)v->data + i, v->type.dtype);
     case GRADD_DT_I32:
         return (double)((const int32_t *)v->data)[i];
     case GRADD_DT_I64:
@@ -30,8 +31,8 @@ double gradd_loss_number(const gradd_view_t *v, int64_t i) {
 void gradd_loss_store(const gradd_view_t *v, int64_t i, double value) {
     if (v->type.dtype == GRADD_DT_F32)
         ((float *)v->data)[i] = (float)value;
-    else if (v->type.dtype == GRADD_DT_BF16)
-        ((gradd_bf16_t *)v->data)[i] = gradd_f32_bf16((float)value);
+    else if (gradd_dtype_is_half(v->type.dtype))
+        gradd_half_put((uint16_t *)v->data + i, v->type.dtype, (float)value);
     else
         ((double *)v->data)[i] = value;
 }

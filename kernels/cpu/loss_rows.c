@@ -1,7 +1,7 @@
 /* Row kernels of the cross-entropy. See loss_rows.h. */
 #include "kernels/cpu/loss_rows.h"
 
-#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/half.h"
 #include "kernels/cpu/map.h"
 #include "kernels/cpu/softmax_rows.h"
 
@@ -55,8 +55,8 @@ gradd_loss_row_t gradd_loss_scan(gradd_dtype_t dtype, const void *x, int64_t n, 
             continue;
         }
         const float *w = weights, *part = (const float *)x + at;
-        if (dtype == GRADD_DT_BF16) {
-            gradd_bf16_widen(wide, (const gradd_bf16_t *)x + at, m);
+        if (gradd_dtype_is_half(dtype)) {
+            gradd_half_widen(wide, (const uint16_t *)x + at, dtype, m);
             part = wide;
         }
         add_block_f32(&row, part, m, plain, w ? w + at : NULL);
@@ -81,8 +81,8 @@ void gradd_loss_spread(gradd_dtype_t dtype, const void *x, void *z, int64_t n,
         const int64_t m = n - at < BLOCK ? n - at : BLOCK;
         const gradd_loss_spread_t part = {s->max, s->scale, s->shift,
                                           weights ? weights + at : NULL};
-        gradd_bf16_widen(wide, (const gradd_bf16_t *)x + at, m);
+        gradd_half_widen(wide, (const uint16_t *)x + at, dtype, m);
         spread_f32(wide, done, m, &part);
-        gradd_bf16_narrow((gradd_bf16_t *)z + at, done, m);
+        gradd_half_narrow((uint16_t *)z + at, done, dtype, m);
     }
 }

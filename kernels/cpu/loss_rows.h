@@ -1,4 +1,4 @@
-/* One row of logits, as the cross-entropy reads and writes it: f32, f64, or bf16 with f32 inside.
+/* One row of logits, as the cross-entropy reads and writes it: f32, f64, or a half with f32 inside.
  *
  * A row is taken in blocks that fit the first cache: the memory is read once, also for the maximum.
  * A row that holds +inf or NaN, or nothing but -inf, gives NaN, as torch does. n >= 1. Any thread.

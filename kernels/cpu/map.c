@@ -7,16 +7,18 @@
 
 #include <omp.h>
 
-#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/half.h"
 
 enum {
     BLOCK = 8192,
-    PIECE = 512 /* elements of bf16 that are converted at once: all buffers stay in the L1 cache */
+    PIECE = 512 /* elements of 16 bits that are converted at once: all buffers stay in L1 */
 };
 
 typedef struct map_layout_s {
     gradd_row_fn row;
-    uint32_t wide; /* bit k: operand k is bf16 and the function wants f32; bit n_in: the result */
+    /* Bit k: operand k is bf16 or f16 and the function wants f32; bit n_in: the result. */
+    uint32_t wide;
+    gradd_dtype_t half_in[GRADD_MAP_MAX_IN], half_out;
     const double *p;
     int n_in, rank; /* rank of the outer loop */
     char *out;
@@ -40,7 +42,8 @@ static gradd_row_fn pick(const gradd_row_functions_t *rows, gradd_dtype_t dtype)
     case GRADD_DT_I64:
         return rows->i64;
     case GRADD_DT_BF16:
-        return rows->bf16 ? rows->bf16 : rows->f32;
+    case GRADD_DT_F16:
+        return rows->half ? rows->half : rows->f32;
     case GRADD_DT_BOOL:
         return rows->boolean;
     default:
@@ -91,8 +94,8 @@ static void merge(map_layout_t *m, const gradd_view_t *out, const gradd_view_t *
     }
 }
 
-/* The function on n elements that are partly bf16. A result that takes the place of an operand is
- * written after that piece was widened. */
+/* The function on n elements that are partly bf16 or f16. A result that takes the place of an
+ * operand is written after that piece was widened. */
 static void compute_pieces(const map_layout_t *m, int64_t n, char *out, const void *const *in) {
     float operand[GRADD_MAP_MAX_IN][PIECE] __attribute__((aligned(64)));
     float result[PIECE] __attribute__((aligned(64)));
@@ -104,11 +107,11 @@ static void compute_pieces(const map_layout_t *m, int64_t n, char *out, const vo
         for (int k = 0; k < m->n_in; k++) {
             at[k] = (const char *)in[k] + from * m->step[k] * m->size_in[k];
             if (!(m->wide >> k & 1)) continue;
-            gradd_bf16_widen(operand[k], at[k], m->step[k] ? count : 1);
+            gradd_half_widen(operand[k], at[k], m->half_in[k], m->step[k] ? count : 1);
             at[k] = operand[k];
         }
         m->row(count, rounds ? (void *)result : to, at, m->step, m->p);
-        if (rounds) gradd_bf16_narrow((gradd_bf16_t *)to, result, count);
+        if (rounds) gradd_half_narrow(to, result, m->half_out, count);
     }
 }
 
@@ -154,9 +157,11 @@ static void prepare(map_layout_t *m, const gradd_view_t *out, const gradd_view_t
     for (int k = 0; k < m->n_in; k++) {
         m->in[k] = in[k].data;
         m->size_in[k] = (int64_t)gradd_dtype_bytes(in[k].type.dtype);
-        if (widen && in[k].type.dtype == GRADD_DT_BF16) m->wide |= 1u << k;
+        m->half_in[k] = in[k].type.dtype;
+        if (widen && gradd_dtype_is_half(in[k].type.dtype)) m->wide |= 1u << k;
     }
-    if (widen && out->type.dtype == GRADD_DT_BF16) m->wide |= 1u << m->n_in;
+    m->half_out = out->type.dtype;
+    if (widen && gradd_dtype_is_half(out->type.dtype)) m->wide |= 1u << m->n_in;
     merge(m, out, in);
 }
 
@@ -190,7 +195,7 @@ static void map_plainly(const map_layout_t *m, const gradd_view_t *out, const gr
         const void *at[GRADD_MAP_MAX_IN];
         float wide[GRADD_MAP_MAX_IN], result;
         char *to = (char *)out->data + e * (int64_t)gradd_dtype_bytes(out->type.dtype);
-        const bool rounds = widen && out->type.dtype == GRADD_DT_BF16;
+        const bool rounds = widen && gradd_dtype_is_half(out->type.dtype);
         for (int k = 0; k < m->n_in; k++) {
             int64_t offset = 0, rest = e;
             for (int i = out->type.rank - 1; i >= 0; i--) {
@@ -199,12 +204,12 @@ static void map_plainly(const map_layout_t *m, const gradd_view_t *out, const gr
             }
             at[k] =
                 (const char *)in[k].data + offset * (int64_t)gradd_dtype_bytes(in[k].type.dtype);
-            if (!widen || in[k].type.dtype != GRADD_DT_BF16) continue;
-            wide[k] = gradd_bf16_f32(*(const gradd_bf16_t *)at[k]);
+            if (!widen || !gradd_dtype_is_half(in[k].type.dtype)) continue;
+            wide[k] = gradd_half_f32(at[k], in[k].type.dtype);
             at[k] = &wide[k];
         }
         m->row(1, rounds ? (void *)&result : to, at, m->step, m->p);
-        if (rounds) *(gradd_bf16_t *)to = gradd_f32_bf16(result);
+        if (rounds) gradd_half_put(to, out->type.dtype, result);
     }
 }
 
@@ -215,7 +220,7 @@ gradd_status_t gradd_map_rows(const gradd_row_functions_t *rows, const gradd_vie
     if (!m.row)
         return GRADD_FAIL(UNSUPPORTED, "element type %s is not supported", gradd_dtype_name(dtype));
     if (n_in > GRADD_MAP_MAX_IN) return GRADD_FAIL(INTERNAL, "map of %d operands", n_in);
-    const bool widen = m.row != rows->bf16;
+    const bool widen = m.row != rows->half;
     if (!ref) return map(&m, out, in, widen);
     map_plainly(&m, out, in, widen);
     return GRADD_OK;

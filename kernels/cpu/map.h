@@ -23,11 +23,11 @@
 typedef void (*gradd_row_fn)(int64_t n, void *out, const void *const *in, const int64_t *step,
                              const double *p);
 
-/* Functions per element type of the first float or integer operand; NULL = not supported. `bf16` is
- * for rows that only move elements: where it is NULL, bf16 operands go through f32, piece by piece
+/* Functions per element type of the first float or integer operand; NULL = not supported. `half` is
+ * for rows that only move elements: where it is NULL, bf16 and f16 go through f32, piece by piece
  * (widened into a small buffer, the result rounded once), so a row function never sees them. */
 typedef struct gradd_row_functions_s {
-    gradd_row_fn f32, f64, i32, i64, boolean, bf16;
+    gradd_row_fn f32, f64, i32, i64, boolean, half;
     int decides; /* the operand whose type picks among them */
 } gradd_row_functions_t;
 

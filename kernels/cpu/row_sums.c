@@ -6,8 +6,8 @@
 
 #include <string.h>
 
-#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/copy.h"
+#include "kernels/cpu/half.h"
 #include "kernels/dispatch.h"
 
 enum { BLOCK = 256, CHAIN = 64, DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS, SHARE = 8 };
@@ -97,13 +97,14 @@ static const entry_t *sort_rows(const gradd_row_sums_t *s, entry_t *a, entry_t *
 ROW_SUMS(float, float, , )
 ROW_SUMS(double, double, , )
 ROW_SUMS(gradd_bf16_t, float, gradd_bf16_f32, gradd_f32_bf16)
+ROW_SUMS(gradd_f16_t, float, gradd_f16_f32, gradd_f32_f16)
 
 gradd_status_t gradd_row_sums(const gradd_row_sums_t *s, gradd_dtype_t dtype, void *to,
                               const void *from, void *workspace) {
     entry_t *entries = workspace;
     int64_t *first = (int64_t *)(entries + 2 * s->n);
     summing_t w = {.s = s, .first = first, .from = from, .to = to};
-    if (dtype != GRADD_DT_F32 && dtype != GRADD_DT_F64 && dtype != GRADD_DT_BF16)
+    if (!gradd_dtype_is_float(dtype))
         return GRADD_FAIL(UNSUPPORTED, "rows of %s cannot be summed", gradd_dtype_name(dtype));
     if (s->clear)
         gradd_copy_zero(to, (size_t)s->n_rows * (size_t)s->width * gradd_dtype_bytes(dtype));
@@ -113,6 +114,8 @@ gradd_status_t gradd_row_sums(const gradd_row_sums_t *s, gradd_dtype_t dtype, vo
         sum_all_float(&w);
     else if (dtype == GRADD_DT_F64)
         sum_all_double(&w);
+    else if (dtype == GRADD_DT_F16)
+        sum_all_gradd_f16_t(&w);
     else
         sum_all_gradd_bf16_t(&w);
     return GRADD_OK;

@@ -5,7 +5,7 @@
  *
  * Only rows that a number names are read and summed; the others are cleared or stay, so the cost
  * is that of clearing and of the rows of `from`. A row is summed in rising order of i in short
- * chains, in f32 for bf16 and in double for double, and rounded once: bits do not depend on
+ * chains, in f32 for bf16 and f16 and in double for double, and rounded once: bits do not depend on
  * threads. Called on the engine thread.
  */
 #ifndef GRADD_KERNELS_CPU_ROW_SUMS_H
@@ -28,7 +28,7 @@ typedef struct gradd_row_sums_s {
 
 /* Scratch bytes for n numbers. */
 size_t gradd_row_sums_workspace(int64_t n);
-/* f32, f64 and bf16. Errors: UNSUPPORTED. */
+/* Floats. Errors: UNSUPPORTED. */
 gradd_status_t gradd_row_sums(const gradd_row_sums_t *sums, gradd_dtype_t dtype, void *to,
                               const void *from, void *workspace);
 

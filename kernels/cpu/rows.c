@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/half.h"
 #include "kernels/dispatch.h"
 
 #define WIDE_ROW 64 /* elements per thread from which columns are cut */
@@ -71,10 +71,19 @@ ADD_BOX(double)
 ADD_BOX(int32_t)
 ADD_BOX(int64_t)
 
-/* bf16: what goes to one row is brought together, in its order, so that the sum can stay f32. */
+/* bf16 and f16: what goes to one row is brought together, in its order, so that the sum can stay
+ * f32. */
 typedef struct pair_s {
     int64_t row, i;
 } pair_t;
+
+typedef struct halves_s {
+    const gradd_rows_t *rows;
+    const pair_t *pairs; /* sorted */
+    gradd_dtype_t dtype;
+    uint16_t *to;
+    const uint16_t *from;
+} halves_t;
 
 static int by_row(const void *a, const void *b) {
     const pair_t *x = a, *y = b;
@@ -82,48 +91,52 @@ static int by_row(const void *a, const void *b) {
     return x->i < y->i ? -1 : x->i > y->i;
 }
 
-GRADD_MULTIARCH static void add_wide(float *sum, const gradd_bf16_t *from, int64_t n) {
-#pragma omp simd
-    for (int64_t k = 0; k < n; k++)
-        sum[k] += gradd_bf16_f32(from[k]);
-}
+#define ADD_WIDE(name, T, READ)                                                                    \
+    GRADD_MULTIARCH static void name(float *sum, const void *from, int64_t n) {                    \
+        const T *x = from;                                                                         \
+        _Pragma("omp simd") for (int64_t k = 0; k < n; k++) sum[k] += READ(x[k]);                  \
+    }
+ADD_WIDE(add_wide_bf16, gradd_bf16_t, gradd_bf16_f32)
+ADD_WIDE(add_wide_f16, gradd_f16_t, gradd_f16_f32)
 
 /* Pairs [0, n) of one row, columns [col0, col1). */
-static void add_row_bf16(const gradd_rows_t *rows, const pair_t *pairs, int64_t n, const box_t *box,
-                         gradd_bf16_t *to, const gradd_bf16_t *from) {
+static void add_half_row(const halves_t *h, const pair_t *pairs, int64_t n, const box_t *box) {
     enum { PIECE = 512 };
     float sum[PIECE];
-    gradd_bf16_t *t = to + pairs->row * rows->size;
+    const int64_t size = h->rows->size;
+    uint16_t *t = h->to + pairs->row * size;
     for (int64_t at = box->col0; at < box->col1; at += PIECE) {
         const int64_t m = box->col1 - at < PIECE ? box->col1 - at : PIECE;
-        gradd_bf16_widen(sum, t + at, m);
+        gradd_half_widen(sum, t + at, h->dtype, m);
         for (int64_t p = 0; p < n; p++)
-            add_wide(sum, from + pairs[p].i * rows->size + at, m);
-        gradd_bf16_narrow(t + at, sum, m);
+            (h->dtype == GRADD_DT_F16 ? add_wide_f16
+                                      : add_wide_bf16)(sum, h->from + pairs[p].i * size + at, m);
+        gradd_half_narrow(t + at, sum, h->dtype, m);
     }
 }
 
-static void add_box_bf16(const gradd_rows_t *rows, const pair_t *pairs, const box_t *box,
-                         gradd_bf16_t *to, const gradd_bf16_t *from) {
-    for (int64_t i = 0, n; i < rows->n; i += n) {
-        for (n = 1; i + n < rows->n && pairs[i + n].row == pairs[i].row;)
+static void add_half_box(const halves_t *h, const box_t *box) {
+    const pair_t *pairs = h->pairs;
+    for (int64_t i = 0, n; i < h->rows->n; i += n) {
+        for (n = 1; i + n < h->rows->n && pairs[i + n].row == pairs[i].row;)
             n++;
         if (pairs[i].row < box->row0 || pairs[i].row >= box->row1) continue;
-        add_row_bf16(rows, pairs + i, n, box, to, from);
+        add_half_row(h, pairs + i, n, box);
     }
 }
 
-static gradd_status_t add_bf16(const gradd_rows_t *rows, gradd_bf16_t *to,
-                               const gradd_bf16_t *from) {
+static gradd_status_t add_halves(const gradd_rows_t *rows, gradd_dtype_t dtype, void *to,
+                                 const void *from) {
     pair_t *pairs = malloc(sizeof pairs[0] * ((size_t)rows->n + 1));
     if (!pairs) return GRADD_FAIL(NOMEM, "no memory to add %lld rows", (long long)rows->n);
     for (int64_t i = 0; i < rows->n; i++)
         pairs[i] = (pair_t){rows->row[i], i};
     qsort(pairs, (size_t)rows->n, sizeof pairs[0], by_row);
+    const halves_t h = {rows, pairs, dtype, to, from};
 #pragma omp parallel if (is_large(rows))
     {
         box_t box = my_box(rows);
-        add_box_bf16(rows, pairs, &box, to, from);
+        add_half_box(&h, &box);
     }
     free(pairs);
     return GRADD_OK;
@@ -173,7 +186,7 @@ gradd_status_t gradd_rows_put(const gradd_rows_t *rows, size_t bytes, void *to, 
 
 gradd_status_t gradd_rows_add(const gradd_rows_t *rows, gradd_dtype_t dtype, void *to,
                               const void *from) {
-    if (dtype == GRADD_DT_BF16) return add_bf16(rows, to, from);
+    if (gradd_dtype_is_half(dtype)) return add_halves(rows, dtype, to, from);
     if (dtype != GRADD_DT_F32 && dtype != GRADD_DT_F64 && dtype != GRADD_DT_I32 &&
         dtype != GRADD_DT_I64)
         return GRADD_FAIL(UNSUPPORTED, "rows of %s cannot be added", gradd_dtype_name(dtype));

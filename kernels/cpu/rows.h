@@ -25,8 +25,8 @@ typedef struct gradd_rows_s {
 gradd_status_t gradd_rows_get(const gradd_rows_t *rows, size_t bytes, void *to, const void *from);
 /* to[row[i]] = from[i] */
 gradd_status_t gradd_rows_put(const gradd_rows_t *rows, size_t bytes, void *to, const void *from);
-/* to[row[i]] += from[i]; f32, f64, i32, i64, and bf16, which is summed in f32 and rounded once per
- * element of the target. */
+/* to[row[i]] += from[i]; f32, f64, i32, i64, and halves, which are summed in f32 and rounded once
+ * per element of the target. */
 gradd_status_t gradd_rows_add(const gradd_rows_t *rows, gradd_dtype_t dtype, void *to,
                               const void *from);
 

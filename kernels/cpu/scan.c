@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "kernels/bf16.h"
+#include "kernels/f16.h"
 
 /* Element of a float type; 0 of any other. */
 static double float_at(const gradd_view_t *v, int64_t i) {
@@ -14,6 +15,8 @@ static double float_at(const gradd_view_t *v, int64_t i) {
         return ((const double *)v->data)[i];
     case GRADD_DT_BF16:
         return (double)gradd_bf16_f32(((const gradd_bf16_t *)v->data)[i]);
+    case GRADD_DT_F16:
+        return (double)gradd_f16_f32(((const gradd_f16_t *)v->data)[i]);
     default:
         return 0;
     }

@@ -124,11 +124,18 @@ gradd_status_t gpu_norm2(const gradd_span_t *list, int n, double *out) {
 /* ---- Adam --------------------------------------------------------------------------------------
  */
 
-/* Four neighbours at a time where all addresses allow it, else one. */
-template <int W>
+GRADD_HD float master_of(float master, gradd_bf16_t p) {
+    return gradd_adam_master_bf16(master, p);
+}
+GRADD_HD float master_of(float master, gradd_f16_t p) {
+    return gradd_adam_master_f16(master, p);
+}
+
+/* H: of p16 and g16. Four neighbours at a time where all addresses allow it, else one. */
+template <class H, int W>
 __global__ void GPU_BLOCK(THREADS) update(gradd_adam_coefficients_t c, gradd_adam_span_t s) {
     typedef gpu_pack<float, W> wide;
-    typedef gpu_pack<gradd_bf16_t, W> narrow;
+    typedef gpu_pack<H, W> narrow;
     const int64_t all = (int64_t)gridDim.x * blockDim.x, n = s.n / W;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) {
         wide p = {}, g, m = ((const wide *)s.m)[i], v = ((const wide *)s.v)[i];
@@ -141,7 +148,7 @@ __global__ void GPU_BLOCK(THREADS) update(gradd_adam_coefficients_t c, gradd_ada
             g = ((const wide *)s.g)[i];
 #pragma unroll
         for (int k = 0; k < W; k++) {
-            if (s.p16) p.v[k] = s.p ? gradd_adam_master(p.v[k], p16.v[k]) : gpu_get(p16.v[k]);
+            if (s.p16) p.v[k] = s.p ? master_of(p.v[k], p16.v[k]) : gpu_get(p16.v[k]);
             const float d = s.g16 ? gpu_get(g16.v[k]) : g.v[k];
             const gradd_adam_one_t one = gradd_adam_one(&c, p.v[k], d, m.v[k], v.v[k]);
             p.v[k] = one.p;
@@ -161,14 +168,22 @@ static bool fits_packs(const gradd_adam_span_t *s) {
     return s->n % 4 == 0 && gpu_aligned(s->p16, 8) && gpu_aligned(s->g16, 8);
 }
 
+template <class H>
+static void update_in(const gradd_adam_coefficients_t &c, const gradd_adam_span_t *span) {
+    if (fits_packs(span))
+        GPU_LAUNCH((update<H, 4>), blocks_of(span->n / 4), THREADS, c, *span);
+    else
+        GPU_LAUNCH((update<H, 1>), blocks_of(span->n), THREADS, c, *span);
+}
+
 gradd_status_t gpu_adam(const gradd_adam_t *hyper, float grad_scale,
                         const gradd_adam_span_t *span) {
     const gradd_adam_coefficients_t c = gradd_adam_coefficients(hyper, grad_scale);
     if (!span->n) return GRADD_OK;
-    if (fits_packs(span))
-        GPU_LAUNCH((update<4>), blocks_of(span->n / 4), THREADS, c, *span);
+    if (span->half == GRADD_DT_F16)
+        update_in<gradd_f16_t>(c, span);
     else
-        GPU_LAUNCH((update<1>), blocks_of(span->n), THREADS, c, *span);
+        update_in<gradd_bf16_t>(c, span);
     return gpu_launched("Adam");
 }
 
@@ -179,6 +194,8 @@ __global__ void GPU_BLOCK(THREADS) commit(gradd_adam_commit_t c) {
         if (c.out_master) c.out_master[i] = p;
         if (c.dtype == GRADD_DT_BF16)
             ((gradd_bf16_t *)c.out_p)[i] = gradd_f32_bf16(p);
+        else if (c.dtype == GRADD_DT_F16)
+            ((gradd_f16_t *)c.out_p)[i] = gradd_f32_f16(p);
         else
             ((float *)c.out_p)[i] = p;
         c.out_m[i] = c.m[i];

@@ -5,6 +5,8 @@
 #include <math.h>
 
 #include "kernels/adam.h"
+#include "kernels/bf16.h"
+#include "kernels/f16.h"
 #include "kernels/hd.h"
 
 /* Scalars of one step, rounded once as torch rounds them: computed in double, used in float. */
@@ -52,8 +54,12 @@ GRADD_HD gradd_adam_one_t gradd_adam_one(const gradd_adam_coefficients_t *k, flo
 }
 
 /* The master weight, or the parameter where somebody has written it since. */
-GRADD_HD float gradd_adam_master(float master, gradd_bf16_t p) {
+GRADD_HD float gradd_adam_master_bf16(float master, gradd_bf16_t p) {
     return gradd_f32_bf16(master).bits == p.bits ? master : gradd_bf16_f32(p);
+}
+
+GRADD_HD float gradd_adam_master_f16(float master, gradd_f16_t p) {
+    return gradd_f32_f16(master).bits == p.bits ? master : gradd_f16_f32(p);
 }
 
 #endif

@@ -1,11 +1,11 @@
 /* Cast, CastLike: conversion between element types.
  *
  * Math: z = (type)a. A float becomes an integer by truncation, out of range by saturation, NaN
- * becomes 0; anything but 0 becomes true. Integers among themselves keep their low bits. bf16 is
- * rounded from f32 to nearest, ties to even. The gradient between floats is the cast back; nothing
- * is saved. */
+ * becomes 0; anything but 0 becomes true. Integers among themselves keep their low bits. bf16 and
+ * f16 are rounded from f32 to nearest, ties to even. The gradient between floats is the cast back;
+ * nothing is saved. */
 #include "kernels/cost.h"
-#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/half.h"
 #include "kernels/dispatch.h"
 #include "kernels/formulas.h"
 #include "kernels/infer.h"
@@ -18,7 +18,7 @@
 /* ---- kernels -------------------------------------------------------------------------------- */
 
 /* Between floats, and from integers: the conversion of the language. READ and WRITE are the
- * identity but for bf16, which goes through f32. */
+ * identity but for bf16 and f16, which go through f32. */
 #define PLAIN(name, from, to, READ, WRITE)                                                         \
     GRADD_MULTIARCH static void name(const void *in, void *out, int64_t n) {                       \
         const from *x = in;                                                                        \
@@ -44,6 +44,7 @@
         }                                                                                          \
     }
 #define TO_BF16(a) gradd_f32_bf16((float)(a))
+#define TO_F16(a)  gradd_f32_f16((float)(a))
 
 #define FROM_FLOAT(code, to, lo, hi, tag, from, READ)                                              \
     SATURATE(cast_##tag##_##code, from, to, lo, hi, READ)
@@ -58,15 +59,19 @@
     FLOAT_TYPES(FROM_ANY, tag, from, READ)                                                         \
     GRADD_INT_TYPES(FROM_FLOAT, tag, from, READ)                                                   \
     TRUTH(cast_##tag##_BOOL, from, READ)                                                           \
-    PLAIN(cast_##tag##_BF16, from, gradd_bf16_t, READ, TO_BF16)
+    PLAIN(cast_##tag##_BF16, from, gradd_bf16_t, READ, TO_BF16)                                    \
+    PLAIN(cast_##tag##_F16, from, gradd_f16_t, READ, TO_F16)
 #define ALL_FROM_INT(tag, from)                                                                    \
     FLOAT_TYPES(FROM_ANY, tag, from, )                                                             \
     GRADD_INT_TYPES(FROM_ANY, tag, from, )                                                         \
-    TRUTH(cast_##tag##_BOOL, from, ) PLAIN(cast_##tag##_BF16, from, gradd_bf16_t, , TO_BF16)
+    TRUTH(cast_##tag##_BOOL, from, )                                                               \
+    PLAIN(cast_##tag##_BF16, from, gradd_bf16_t, , TO_BF16)                                        \
+    PLAIN(cast_##tag##_F16, from, gradd_f16_t, , TO_F16)
 
 ALL_FROM_FLOAT(F32, float, )
 ALL_FROM_FLOAT(F64, double, )
 ALL_FROM_FLOAT(BF16, gradd_bf16_t, gradd_bf16_f32)
+ALL_FROM_FLOAT(F16, gradd_f16_t, gradd_f16_f32)
 ALL_FROM_INT(I8, int8_t)
 ALL_FROM_INT(U8, uint8_t)
 ALL_FROM_INT(I32, int32_t)
@@ -77,10 +82,11 @@ typedef void (*cast_fn)(const void *in, void *out, int64_t n);
 
 #define CELL(tag, code) [GRADD_DT_##tag][GRADD_DT_##code] = cast_##tag##_##code
 #define LINE(tag)                                                                                  \
-    CELL(tag, F32), CELL(tag, F64), CELL(tag, BF16), CELL(tag, I8), CELL(tag, U8), CELL(tag, I32), \
-        CELL(tag, I64), CELL(tag, BOOL)
-static const cast_fn casts[GRADD_DT_END][GRADD_DT_END] = {
-    LINE(F32), LINE(F64), LINE(BF16), LINE(I8), LINE(U8), LINE(I32), LINE(I64), LINE(BOOL)};
+    CELL(tag, F32), CELL(tag, F64), CELL(tag, BF16), CELL(tag, F16), CELL(tag, I8), CELL(tag, U8), \
+        CELL(tag, I32), CELL(tag, I64), CELL(tag, BOOL)
+static const cast_fn casts[GRADD_DT_END][GRADD_DT_END] = {LINE(F32), LINE(F64), LINE(BF16),
+                                                          LINE(F16), LINE(I8),  LINE(U8),
+                                                          LINE(I32), LINE(I64), LINE(BOOL)};
 
 static gradd_status_t compute_cast(const gradd_launch_t *r) {
     gradd_dtype_t from = r->in[0].type.dtype, to = r->out[0].type.dtype;
@@ -164,7 +170,17 @@ GRADD_OPS(cast,
                        {.text = "i8[67]:(-128,127) | to=16"}, {.text = "i64[67]:(-300,300) | to=2"},
                        {.text = "bool[67] | to=16"}, {.text = "bool[67] | to=2"},
                        {.text = "f64[67] | to=16", .grad_tol = -1},
-                       {.text = "bf16[67]:(-300,300) | to=3"}, {.text = "u8[40] | to=2"})),
+                       {.text = "bf16[67]:(-300,300) | to=3"}, {.text = "u8[40] | to=2"},
+                       {.text = "f32[2,3] | to=10", .grad_tol = -1}, {.text = "f16[2,3] | to=1"},
+                       {.text = "f16[211,173] | to=11"}, {.text = "f16[5] | to=7"},
+                       {.text = "i32[5]:(-3,3) | to=10"}, {.text = "f16[3]={0,-0.0,2} | to=9"},
+                       {.text = "f32[7]={65519,65520,-inf,nan,6e-8,2e-8,1e-5} | to=10",
+                        .grad_tol = -1},
+                       {.text = "i64[3]={70000,-70000,2049} | to=10"},
+                       {.text = "f64[67] | to=10", .grad_tol = -1}, {.text = "bool[67] | to=10"},
+                       {.text = "f16[67] | to=16", .grad_tol = -1},
+                       {.text = "bf16[4]={1e5,-1e-6,1,nan} | to=10", .grad_tol = -1},
+                       {.text = "f16[67]:(-300,300) | to=3"})),
           GRADD_OP("CastLike", "", 15, (2, 2), (1, 1), .flags = GRADD_OP_CHEAP, .no_diff = 2,
                    .types = {CAST_MASK},
                    .attrs = GRADD_ATTR_LIST({"saturate", GRADD_ATTR_INT, false},
@@ -174,5 +190,7 @@ GRADD_OPS(cast,
                                         {.text = "f32[3] bool[]"}, {.text = "f32[3] f32[2]"})));
 
 GRADD_KERNELS(cpu, cast,
-              GRADD_KERNEL("Cast", "loop", .compute = compute_cast, .cost = gradd_cost_move),
-              GRADD_KERNEL("CastLike", "loop", .compute = compute_cast, .cost = gradd_cost_move));
+              GRADD_KERNEL("Cast", "loop", .types = {GRADD_T_ANY}, .compute = compute_cast,
+                           .cost = gradd_cost_move),
+              GRADD_KERNEL("CastLike", "loop", .types = {GRADD_T_ANY}, .compute = compute_cast,
+                           .cost = gradd_cost_move));

@@ -120,14 +120,14 @@ static const gradd_row_functions_t where_rows = {.f32 = row_where_32,
                                                  .i32 = row_where_32,
                                                  .i64 = row_where_64,
                                                  .boolean = row_where_8,
-                                                 .bf16 = row_where_16,
+                                                 .half = row_where_16,
                                                  .decides = 1};
 static const gradd_row_functions_t where_refs = {.f32 = ref_where_32,
                                                  .f64 = ref_where_64,
                                                  .i32 = ref_where_32,
                                                  .i64 = ref_where_64,
                                                  .boolean = ref_where_8,
-                                                 .bf16 = ref_where_16,
+                                                 .half = ref_where_16,
                                                  .decides = 1};
 GRADD_MAP_COMPUTE(where)
 
@@ -246,16 +246,18 @@ GRADD_OPS(compare,
                        {.text = "bool[2,3] bool[3] bool[2,1]"}, {.text = "bool[0] f32[1] f32[]"},
                        {.text = "bool[211,173] f32[211,173] f32[]={0}"})));
 
-GRADD_KERNELS(cpu, compare, GRADD_KERNEL("Equal", "loop", .compute = compute_equal),
-              GRADD_KERNEL("Less", "loop", .compute = compute_less),
-              GRADD_KERNEL("LessOrEqual", "loop", .compute = compute_less_equal),
-              GRADD_KERNEL("Greater", "loop", .compute = compute_greater),
-              GRADD_KERNEL("GreaterOrEqual", "loop", .compute = compute_greater_equal),
-              GRADD_KERNEL("And", "loop", .inplace = 3, .compute = compute_and),
-              GRADD_KERNEL("Or", "loop", .inplace = 3, .compute = compute_or),
-              GRADD_KERNEL("Xor", "loop", .inplace = 3, .compute = compute_xor),
-              GRADD_KERNEL("Not", "loop", .inplace = 1, .compute = compute_not),
-              GRADD_KERNEL("IsNaN", "loop", .compute = compute_isnan),
-              GRADD_KERNEL("SignBit", "loop", .compute = compute_signbit),
-              GRADD_KERNEL("IsInf", "loop", .compute = compute_isinf),
-              GRADD_KERNEL("Where", "loop", .inplace = 6, .compute = compute_where));
+GRADD_KERNELS(
+    cpu, compare, GRADD_KERNEL("Equal", "loop", .types = {GRADD_T_ANY}, .compute = compute_equal),
+    GRADD_KERNEL("Less", "loop", .types = {GRADD_T_ANY}, .compute = compute_less),
+    GRADD_KERNEL("LessOrEqual", "loop", .types = {GRADD_T_ANY}, .compute = compute_less_equal),
+    GRADD_KERNEL("Greater", "loop", .types = {GRADD_T_ANY}, .compute = compute_greater),
+    GRADD_KERNEL("GreaterOrEqual", "loop", .types = {GRADD_T_ANY},
+                 .compute = compute_greater_equal),
+    GRADD_KERNEL("And", "loop", .types = {GRADD_T_ANY}, .inplace = 3, .compute = compute_and),
+    GRADD_KERNEL("Or", "loop", .types = {GRADD_T_ANY}, .inplace = 3, .compute = compute_or),
+    GRADD_KERNEL("Xor", "loop", .types = {GRADD_T_ANY}, .inplace = 3, .compute = compute_xor),
+    GRADD_KERNEL("Not", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_not),
+    GRADD_KERNEL("IsNaN", "loop", .types = {GRADD_T_ANY}, .compute = compute_isnan),
+    GRADD_KERNEL("SignBit", "loop", .types = {GRADD_T_ANY}, .compute = compute_signbit),
+    GRADD_KERNEL("IsInf", "loop", .types = {GRADD_T_ANY}, .compute = compute_isinf),
+    GRADD_KERNEL("Where", "loop", .types = {GRADD_T_ANY}, .inplace = 6, .compute = compute_where));

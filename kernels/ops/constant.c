@@ -9,8 +9,8 @@
 #include <string.h>
 
 #include "kernels/cost.h"
-#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/copy.h"
+#include "kernels/cpu/half.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
@@ -97,10 +97,10 @@ static gradd_status_t compute_eye_like(const gradd_launch_t *r) {
     int64_t k = gradd_attr_int(r->attrs, "k", 0), rows = y->dims[0], columns = y->dims[1];
     memset(r->out[0].data, 0, (size_t)gradd_type_bytes(y));
     if (k >= columns || k <= -rows) return GRADD_OK;
-    if (y->dtype == GRADD_DT_BF16) {
-        gradd_bf16_t *to = r->out[0].data;
+    if (gradd_dtype_is_half(y->dtype)) {
+        uint16_t *to = r->out[0].data;
         for (int64_t i = k < 0 ? -k : 0; i < rows && i + k < columns; i++)
-            to[i * columns + i + k] = gradd_f32_bf16(1);
+            gradd_half_put(&to[i * columns + i + k], y->dtype, 1);
         return GRADD_OK;
     }
     GRADD_SWITCH_ALL(y->dtype, T, {
@@ -155,8 +155,8 @@ static bool is_set(const gradd_view_t *x, int64_t i) {
     size_t bytes = gradd_dtype_bytes(x->type.dtype);
     if (x->type.dtype == GRADD_DT_F32) return ((const float *)x->data)[i] != 0;
     if (x->type.dtype == GRADD_DT_F64) return ((const double *)x->data)[i] != 0;
-    if (x->type.dtype == GRADD_DT_BF16)
-        return gradd_bf16_f32(((const gradd_bf16_t *)x->data)[i]) != 0;
+    if (gradd_dtype_is_half(x->type.dtype))
+        return gradd_half_f32((const uint16_t *)x->data + i, x->type.dtype) != 0;
     return !is_zero((const char *)x->data + (size_t)i * bytes, bytes);
 }
 

@@ -6,7 +6,7 @@
  * for none. "mean" divides by the rows that count (0 / 0 = NaN, as in torch); num_items, a scalar,
  * divides a "sum". With weights w [V], of mean m, loss_i = (1 - e) w[l] (log sum exp(x) - x[l]) +
  * e (m log sum exp(x) - mean(w x)), and "mean" divides by the sum of w[l] of the rows that count.
- * Logits may be bf16: calculations, weights and the loss are f32 then.
+ * Logits may be bf16 or f16: calculations, weights and the loss are f32 then.
  *
  * Saved for backward: logits, labels, and per row the maximum and sum exp(x - maximum) - 1, which
  * keeps its digits where one class has all. CrossEntropyGrad writes the gradient once, in the

@@ -5,15 +5,16 @@
  * backward saves nothing and computes it again. DropoutGrad(dy, ratio, training_mode) is internal
  * and carries the forward node's index in the attribute "node". p = 1 gives zeros, as in PyTorch.
  * DropoutAdd(x, residual; ratio) is Dropout(x) + residual in one pass, with the mask that Dropout
- * has; dy is the gradient of the residual as it is. bf16 is scaled and added in f32, rounded once.
+ * has; dy is the gradient of the residual as it is. bf16 and f16 are scaled and added in f32,
+ * rounded once.
  *
  * The last operand of each is a list of live rows (liverows.c) where x holds these rows alone, all
  * of the same size: the mask is the one that they have among all rows.
  */
 #include <string.h>
 
-#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/copy.h"
+#include "kernels/cpu/half.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/dispatch.h"
 #include "kernels/fault.h"
@@ -44,7 +45,7 @@ static bool given(const gradd_view_t *in, int n_in, int input) {
 static double real_at(const gradd_view_t *v, int64_t i) {
     if (v->type.dtype == GRADD_DT_F32) return (double)((const float *)v->data)[i];
     if (v->type.dtype == GRADD_DT_F64) return ((const double *)v->data)[i];
-    return (double)gradd_bf16_f32(((const gradd_bf16_t *)v->data)[i]);
+    return (double)gradd_half_f32((const uint16_t *)v->data + i, v->type.dtype);
 }
 
 static void put_real(const gradd_view_t *v, int64_t i, double x) {
@@ -53,7 +54,7 @@ static void put_real(const gradd_view_t *v, int64_t i, double x) {
     else if (v->type.dtype == GRADD_DT_F64)
         ((double *)v->data)[i] = x;
     else
-        ((gradd_bf16_t *)v->data)[i] = gradd_f32_bf16((float)x);
+        gradd_half_put((uint16_t *)v->data + i, v->type.dtype, (float)x);
 }
 
 static gradd_status_t set_drop(const gradd_launch_t *r, double p, bool training, int rows,
@@ -121,6 +122,7 @@ static gradd_status_t read_drop(const gradd_launch_t *r, drop_t *d) {
 DROP_RANGE(float, float, , )
 DROP_RANGE(double, double, , )
 DROP_RANGE(gradd_bf16_t, float, gradd_bf16_f32, gradd_f32_bf16)
+DROP_RANGE(gradd_f16_t, float, gradd_f16_f32, gradd_f32_f16)
 
 static void drop_chunk(const drop_t *d, const gradd_launch_t *r, int64_t first, int64_t end,
                        const void *plus, uint8_t *mask) {
@@ -130,6 +132,8 @@ static void drop_chunk(const drop_t *d, const gradd_launch_t *r, int64_t first, 
         drop_range_float(d, first, end, y, x, plus, mask);
     else if (r->in[0].type.dtype == GRADD_DT_F64)
         drop_range_double(d, first, end, y, x, plus, mask);
+    else if (r->in[0].type.dtype == GRADD_DT_F16)
+        drop_range_gradd_f16_t(d, first, end, y, x, plus, mask);
     else
         drop_range_gradd_bf16_t(d, first, end, y, x, plus, mask);
 }
@@ -149,6 +153,8 @@ static void drop_row(const drop_t *d, const gradd_launch_t *r, int64_t i, const 
         drop_row_float(d, first, at, y, x, plus);
     else if (r->in[0].type.dtype == GRADD_DT_F64)
         drop_row_double(d, first, at, y, x, plus);
+    else if (r->in[0].type.dtype == GRADD_DT_F16)
+        drop_row_gradd_f16_t(d, first, at, y, x, plus);
     else
         drop_row_gradd_bf16_t(d, first, at, y, x, plus);
 }
@@ -379,6 +385,9 @@ GRADD_OPS(
                                            "ratio=0.4"})));
 
 GRADD_KERNELS(cpu, dropout,
-              GRADD_KERNEL("Dropout", "loop", .inplace = 1, .compute = compute_dropout),
-              GRADD_KERNEL("DropoutGrad", "loop", .inplace = 1, .compute = compute_dropout),
-              GRADD_KERNEL("DropoutAdd", "loop", .inplace = 3, .compute = compute_dropout_add));
+              GRADD_KERNEL("Dropout", "loop", .types = {GRADD_T_ANY}, .inplace = 1,
+                           .compute = compute_dropout),
+              GRADD_KERNEL("DropoutGrad", "loop", .types = {GRADD_T_ANY}, .inplace = 1,
+                           .compute = compute_dropout),
+              GRADD_KERNEL("DropoutAdd", "loop", .types = {GRADD_T_ANY}, .inplace = 3,
+                           .compute = compute_dropout_add));

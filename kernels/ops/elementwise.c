@@ -7,7 +7,7 @@
  * gradient evenly among them (two operands both get all of it where one is NaN); Clip passes it
  * inside the closed interval and not to NaN; Abs has 0 at 0 and NaN; a power passes nothing to an
  * exponent >= 0 of 0. Sign, Floor, Ceil and Round have gradient zero. */
-#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/half.h"
 #include "kernels/cpu/map.h"
 #include "kernels/cpu/sum.h"
 #include "kernels/fault.h"
@@ -134,9 +134,9 @@ static gradd_status_t fold(const gradd_launch_t *r, const gradd_row_functions_t 
 FOLD(max, max)
 FOLD(min, min)
 
-/* Sums of bf16 stay f32 until the end: in the scratch memory where shapes differ. */
+/* Sums of bf16 and f16 stay f32 until the end: in the scratch memory where shapes differ. */
 static size_t workspace_sum(const gradd_infer_t *c) {
-    if (c->n_in < 3 || c->out[0].dtype != GRADD_DT_BF16) return 0;
+    if (c->n_in < 3 || !gradd_dtype_is_half(c->out[0].dtype)) return 0;
     return (size_t)gradd_type_count(&c->out[0]) * sizeof(float);
 }
 
@@ -159,8 +159,8 @@ static gradd_status_t compute_sum_ref(const gradd_launch_t *r) {
     return fold(r, &add_refs, true);
 }
 
-/* x^y, where y may have another type. The exponents that models use have loops of their own. bf16
- * is known before the run; in a row function it is f32 already. */
+/* x^y, where y may have another type. The exponents that models use have loops of their own.
+ * bf16 and f16 are known before the run; in a row function they are f32 already. */
 #define POWER_ROWS(S, T)                                                                           \
     GRADD_ROW1(square, S, T, T, double, E_SQUARE)                                                  \
     GRADD_ROW1(cube, S, T, T, double, E_CUBE)                                                      \
@@ -209,7 +209,7 @@ static const gradd_row_functions_t pow_refs = {
 /* The type that the row function finds the exponents in. */
 static double exponent_dtype(const gradd_launch_t *r) {
     gradd_dtype_t dtype = r->in[1].type.dtype;
-    return (double)(dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : dtype);
+    return (double)(gradd_dtype_is_half(dtype) ? GRADD_DT_F32 : dtype);
 }
 
 static gradd_status_t compute_pow(const gradd_launch_t *r) {
@@ -249,7 +249,7 @@ static const gradd_row_functions_t clip_rows = {
 
 static gradd_status_t compute_clip(const gradd_launch_t *r) {
     union {
-        gradd_bf16_t bf16;
+        uint16_t half;
         float f32;
         double f64;
         int32_t i32;
@@ -265,7 +265,8 @@ static gradd_status_t compute_clip(const gradd_launch_t *r) {
         in[k] = (gradd_view_t){.type = {.dtype = r->in[0].type.dtype}, .data = &bound[k - 1]};
         switch (r->in[0].type.dtype) {
         case GRADD_DT_BF16:
-            bound[k - 1].bf16 = gradd_f32_bf16(k == 1 ? -INFINITY : INFINITY);
+        case GRADD_DT_F16:
+            gradd_half_put(&bound[k - 1], in[k].type.dtype, k == 1 ? -INFINITY : INFINITY);
             break;
         case GRADD_DT_F32:
             bound[k - 1].f32 = k == 1 ? -INFINITY : INFINITY;
@@ -660,27 +661,30 @@ GRADD_OPS(
                              {.text = "f32[]={0} f32[]={5} f32[]={1}", .grad_tol = -1},
                              {.text = "f32[211,173] f32[]={0.0}"})));
 
-GRADD_KERNELS(cpu, elementwise, GRADD_KERNEL("Add", "loop", .inplace = 3, .compute = compute_add),
-              GRADD_KERNEL("Sub", "loop", .inplace = 3, .compute = compute_sub),
-              GRADD_KERNEL("Mul", "loop", .inplace = 3, .compute = compute_mul),
-              GRADD_KERNEL("Div", "loop", .inplace = 3, .compute = compute_div),
-              GRADD_KERNEL("Mod", "loop", .inplace = 3, .compute = compute_mod),
-              GRADD_KERNEL("Pow", "loop", .inplace = 1, .compute = compute_pow),
-              GRADD_KERNEL("Max", "loop", .inplace = 1, .compute = compute_max),
-              GRADD_KERNEL("Min", "loop", .inplace = 1, .compute = compute_min),
-              GRADD_KERNEL("Sum", "loop", .inplace = 1, .compute = compute_sum,
-                           .workspace = workspace_sum),
-              GRADD_KERNEL("Neg", "loop", .inplace = 1, .compute = compute_neg),
-              GRADD_KERNEL("Abs", "loop", .inplace = 1, .compute = compute_abs),
-              GRADD_KERNEL("Sign", "loop", .inplace = 1, .compute = compute_sign),
-              GRADD_KERNEL("Sqrt", "loop", .inplace = 1, .compute = compute_sqrt),
-              GRADD_KERNEL("Reciprocal", "loop", .inplace = 1, .compute = compute_reciprocal),
-              GRADD_KERNEL("Exp", "loop", .inplace = 1, .compute = compute_exp),
-              GRADD_KERNEL("Log", "loop", .inplace = 1, .compute = compute_log),
-              GRADD_KERNEL("Sin", "loop", .inplace = 1, .compute = compute_sin),
-              GRADD_KERNEL("Cos", "loop", .inplace = 1, .compute = compute_cos),
-              GRADD_KERNEL("Erf", "loop", .inplace = 1, .compute = compute_erf),
-              GRADD_KERNEL("Floor", "loop", .inplace = 1, .compute = compute_floor),
-              GRADD_KERNEL("Ceil", "loop", .inplace = 1, .compute = compute_ceil),
-              GRADD_KERNEL("Round", "loop", .inplace = 1, .compute = compute_round),
-              GRADD_KERNEL("Clip", "loop", .inplace = 1, .compute = compute_clip));
+GRADD_KERNELS(
+    cpu, elementwise,
+    GRADD_KERNEL("Add", "loop", .types = {GRADD_T_ANY}, .inplace = 3, .compute = compute_add),
+    GRADD_KERNEL("Sub", "loop", .types = {GRADD_T_ANY}, .inplace = 3, .compute = compute_sub),
+    GRADD_KERNEL("Mul", "loop", .types = {GRADD_T_ANY}, .inplace = 3, .compute = compute_mul),
+    GRADD_KERNEL("Div", "loop", .types = {GRADD_T_ANY}, .inplace = 3, .compute = compute_div),
+    GRADD_KERNEL("Mod", "loop", .types = {GRADD_T_ANY}, .inplace = 3, .compute = compute_mod),
+    GRADD_KERNEL("Pow", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_pow),
+    GRADD_KERNEL("Max", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_max),
+    GRADD_KERNEL("Min", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_min),
+    GRADD_KERNEL("Sum", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_sum,
+                 .workspace = workspace_sum),
+    GRADD_KERNEL("Neg", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_neg),
+    GRADD_KERNEL("Abs", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_abs),
+    GRADD_KERNEL("Sign", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_sign),
+    GRADD_KERNEL("Sqrt", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_sqrt),
+    GRADD_KERNEL("Reciprocal", "loop", .types = {GRADD_T_ANY}, .inplace = 1,
+                 .compute = compute_reciprocal),
+    GRADD_KERNEL("Exp", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_exp),
+    GRADD_KERNEL("Log", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_log),
+    GRADD_KERNEL("Sin", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_sin),
+    GRADD_KERNEL("Cos", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_cos),
+    GRADD_KERNEL("Erf", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_erf),
+    GRADD_KERNEL("Floor", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_floor),
+    GRADD_KERNEL("Ceil", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_ceil),
+    GRADD_KERNEL("Round", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_round),
+    GRADD_KERNEL("Clip", "loop", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_clip));

@@ -12,8 +12,8 @@
  *
  * Up to three tables without scales, which is what most models have, are added in one loop; others
  * one after another to a block of columns. */
-#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/copy.h"
+#include "kernels/cpu/half.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/row_sums.h"
 #include "kernels/dispatch.h"
@@ -117,6 +117,7 @@ typedef struct sum_s {
 SUM_ROWS(float, float, , )
 SUM_ROWS(double, double, , )
 SUM_ROWS(gradd_bf16_t, float, gradd_bf16_f32, gradd_f32_bf16)
+SUM_ROWS(gradd_f16_t, float, gradd_f16_f32, gradd_f32_f16)
 
 #define SUM_MANY(T, R, READ, WRITE)                                                                \
     /* columns [at, at + n) of row i */                                                            \
@@ -153,6 +154,7 @@ SUM_ROWS(gradd_bf16_t, float, gradd_bf16_f32, gradd_f32_bf16)
 SUM_MANY(float, float, , )
 SUM_MANY(double, double, , )
 SUM_MANY(gradd_bf16_t, float, gradd_bf16_f32, gradd_f32_bf16)
+SUM_MANY(gradd_f16_t, float, gradd_f16_f32, gradd_f32_f16)
 
 static const double *find_scales(gradd_attrs_t attrs) {
     const gradd_attr_t *scales = gradd_attr_find(attrs, "scales");
@@ -187,6 +189,8 @@ static gradd_status_t compute_sum(const gradd_launch_t *r) {
         sum_float(&s);
     else if (y->dtype == GRADD_DT_F64)
         sum_double(&s);
+    else if (y->dtype == GRADD_DT_F16)
+        sum_gradd_f16_t(&s);
     else
         sum_gradd_bf16_t(&s);
     return GRADD_OK;
@@ -218,7 +222,7 @@ static gradd_status_t compute_grad(const gradd_launch_t *r) {
 static double element(const gradd_view_t *v, int64_t i) {
     if (v->type.dtype == GRADD_DT_F32) return (double)((const float *)v->data)[i];
     if (v->type.dtype == GRADD_DT_F64) return ((const double *)v->data)[i];
-    return (double)gradd_bf16_f32(((const gradd_bf16_t *)v->data)[i]);
+    return (double)gradd_half_f32((const uint16_t *)v->data + i, v->type.dtype);
 }
 
 static void put(const gradd_view_t *v, int64_t i, double x) {
@@ -227,7 +231,7 @@ static void put(const gradd_view_t *v, int64_t i, double x) {
     else if (v->type.dtype == GRADD_DT_F64)
         ((double *)v->data)[i] = x;
     else
-        ((gradd_bf16_t *)v->data)[i] = gradd_f32_bf16((float)x);
+        gradd_half_put((uint16_t *)v->data + i, v->type.dtype, (float)x);
 }
 
 static gradd_status_t ref_sum(const gradd_launch_t *r) {
@@ -442,7 +446,7 @@ GRADD_OPS(
                              {.text = "f32[2100,8] i64[2100]:(0,599) | dims=[600,8]"})));
 
 GRADD_KERNELS(cpu, embedding,
-              GRADD_KERNEL("EmbeddingSum", "loop", .compute = compute_sum,
+              GRADD_KERNEL("EmbeddingSum", "loop", .types = {GRADD_T_ANY}, .compute = compute_sum,
                            .workspace = workspace_sum),
-              GRADD_KERNEL("EmbeddingGrad", "loop", .inplace = 1 << BASE, .compute = compute_grad,
-                           .workspace = workspace_grad));
+              GRADD_KERNEL("EmbeddingGrad", "loop", .types = {GRADD_T_ANY}, .inplace = 1 << BASE,
+                           .compute = compute_grad, .workspace = workspace_grad));

@@ -49,5 +49,8 @@ GRADD_OPS(
                                   {.text = "f32[7]={-1,inf,nan,1e-22,-1e-22,-2,3e38}",
                                    .grad_tol = -1})));
 
-GRADD_KERNELS(cpu, exact, GRADD_KERNEL("Expm1", "loop", .inplace = 1, .compute = compute_expm1),
-              GRADD_KERNEL("Log1p", "loop", .inplace = 1, .compute = compute_log1p));
+GRADD_KERNELS(cpu, exact,
+              GRADD_KERNEL("Expm1", "loop", .types = {GRADD_T_ANY}, .inplace = 1,
+                           .compute = compute_expm1),
+              GRADD_KERNEL("Log1p", "loop", .types = {GRADD_T_ANY}, .inplace = 1,
+                           .compute = compute_log1p));

@@ -4,13 +4,13 @@
  * or one input [..., 2N] that holds both as the halves of its last axis, g being half number
  * `gate`; then y is [..., N]. Saved for backward: the inputs. GatedActivationGrad(dy, inputs)
  * writes the gradients of g and u in one pass: dg = dy u f'(g), du = dy f(g), packed as the input
- * was. bf16 is computed in f32 and rounded once. All of an element is read before any of it is
- * written.
+ * was. bf16 and f16 are computed in f32 and rounded once. All of an element is read before any of
+ * it is written.
  */
 #include <string.h>
 
 #include "kernels/activate.h"
-#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/half.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
@@ -69,7 +69,8 @@ typedef struct gated_s {
 #define GATED_TYPES(f)                                                                             \
     GATED(f, f32, float, float, f32, AS_IS, AS_IS)                                                 \
     GATED(f, f64, double, double, f64, AS_IS, AS_IS)                                               \
-    GATED(f, bf16, gradd_bf16_t, float, f32, gradd_bf16_f32, gradd_f32_bf16)
+    GATED(f, bf16, gradd_bf16_t, float, f32, gradd_bf16_f32, gradd_f32_bf16)                       \
+    GATED(f, f16, gradd_f16_t, float, f32, gradd_f16_f32, gradd_f32_f16)
 GATED_TYPES(swish)
 GATED_TYPES(gelu)
 GATED_TYPES(gelu_tanh)
@@ -112,12 +113,21 @@ static double sigmoid_plain(double x, double alpha, double *slope) {
 
 typedef struct activation_s {
     const char *name;
-    gated_fn_t f32, f64, bf16, grad_f32, grad_f64, grad_bf16;
+    gated_fn_t f32, f64, bf16, f16, grad_f32, grad_f64, grad_bf16, grad_f16;
     double (*plain)(double x, double alpha, double *slope);
 } activation_t;
 
 #define ACTIVATION(f)                                                                              \
-    {#f, f##_f32, f##_f64, f##_bf16, f##_grad_f32, f##_grad_f64, f##_grad_bf16, f##_plain}
+    {.name = #f,                                                                                   \
+     .f32 = f##_f32,                                                                               \
+     .f64 = f##_f64,                                                                               \
+     .bf16 = f##_bf16,                                                                             \
+     .f16 = f##_f16,                                                                               \
+     .grad_f32 = f##_grad_f32,                                                                     \
+     .grad_f64 = f##_grad_f64,                                                                     \
+     .grad_bf16 = f##_grad_bf16,                                                                   \
+     .grad_f16 = f##_grad_f16,                                                                     \
+     .plain = f##_plain}
 static const activation_t activations[] = {ACTIVATION(swish), ACTIVATION(gelu),
                                            ACTIVATION(gelu_tanh), ACTIVATION(relu),
                                            ACTIVATION(sigmoid)};
@@ -174,6 +184,7 @@ static gradd_status_t compute_gated(const gradd_launch_t *r) {
     gated_t p = describe(r, r->in, r->n_in, false);
     return compute_blocks(&p, dtype == GRADD_DT_F32   ? a->f32
                               : dtype == GRADD_DT_F64 ? a->f64
+                              : dtype == GRADD_DT_F16 ? a->f16
                                                       : a->bf16);
 }
 
@@ -183,6 +194,7 @@ static gradd_status_t compute_gated_grad(const gradd_launch_t *r) {
     gated_t p = describe(r, r->in + 1, r->n_in - 1, true);
     return compute_blocks(&p, dtype == GRADD_DT_F32   ? a->grad_f32
                               : dtype == GRADD_DT_F64 ? a->grad_f64
+                              : dtype == GRADD_DT_F16 ? a->grad_f16
                                                       : a->grad_bf16);
 }
 
@@ -344,6 +356,7 @@ GRADD_OPS(
                  {.text = "f32[0,2] f32[0,4] | activation=\"swish\""})));
 
 GRADD_KERNELS(cpu, gated,
-              GRADD_KERNEL("GatedActivation", "loop", .inplace = 3, .compute = compute_gated),
-              GRADD_KERNEL("GatedActivationGrad", "loop", .inplace = 7,
+              GRADD_KERNEL("GatedActivation", "loop", .types = {GRADD_T_ANY}, .inplace = 3,
+                           .compute = compute_gated),
+              GRADD_KERNEL("GatedActivationGrad", "loop", .types = {GRADD_T_ANY}, .inplace = 7,
                            .compute = compute_gated_grad));

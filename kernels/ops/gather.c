@@ -271,15 +271,16 @@ GRADD_OPS(
                                   {.text = "f32[30,90] i64[30,90] | dims=[30,5] axis=1"})));
 
 GRADD_KERNELS(cpu, gather,
-              GRADD_KERNEL("Gather", "loop", .compute = compute_gather,
+              GRADD_KERNEL("Gather", "loop", .types = {GRADD_T_ANY}, .compute = compute_gather,
                            .workspace = workspace_gather, .cost = gradd_cost_pick),
-              GRADD_KERNEL("GatherND", "loop", .compute = compute_gather,
+              GRADD_KERNEL("GatherND", "loop", .types = {GRADD_T_ANY}, .compute = compute_gather,
                            .workspace = workspace_gather, .cost = gradd_cost_pick),
-              GRADD_KERNEL("GatherElements", "loop", .compute = compute_gather,
-                           .workspace = workspace_gather, .cost = gradd_cost_pick),
-              GRADD_KERNEL("GatherGrad", "loop", .compute = compute_gather_grad,
-                           .workspace = workspace_gather_grad),
-              GRADD_KERNEL("GatherNDGrad", "loop", .compute = compute_gather_grad,
-                           .workspace = workspace_gather_grad),
-              GRADD_KERNEL("GatherElementsGrad", "loop", .compute = compute_gather_grad,
-                           .workspace = workspace_gather_grad));
+              GRADD_KERNEL("GatherElements", "loop", .types = {GRADD_T_ANY},
+                           .compute = compute_gather, .workspace = workspace_gather,
+                           .cost = gradd_cost_pick),
+              GRADD_KERNEL("GatherGrad", "loop", .types = {GRADD_T_ANY},
+                           .compute = compute_gather_grad, .workspace = workspace_gather_grad),
+              GRADD_KERNEL("GatherNDGrad", "loop", .types = {GRADD_T_ANY},
+                           .compute = compute_gather_grad, .workspace = workspace_gather_grad),
+              GRADD_KERNEL("GatherElementsGrad", "loop", .types = {GRADD_T_ANY},
+                           .compute = compute_gather_grad, .workspace = workspace_gather_grad));

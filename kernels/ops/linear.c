@@ -3,7 +3,8 @@
  * Math: y[..., N] = x[..., K] W + b[N], with W [K, N], or [N, K] if transB. Recognition makes it
  * from MatMul and Add, or from Gemm. Saved for backward: x and W. Gradients: dx = dy W^T; dW = x^T
  * dy over all rows, in W's own layout; db = sum of dy over all rows, a reduction that has a fixed
- * order. The bias costs no pass over y. bf16 is summed in f32 and rounded once, after the bias.
+ * order. The bias costs no pass over y. bf16 and f16 are summed in f32 and rounded once, after the
+ * bias.
  *
  * LinearCrossEntropy: the head of a language model and its loss in one, without logits in memory.
  *
@@ -20,8 +21,8 @@
  * once), so the backward has nothing to do but to multiply them by the gradient that arrives
  * (ScaleGrad), which is nothing at all if that is 1. Rows that do not count have the gradient zero
  * whatever x holds there, NaN included, and cost nothing. */
-#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/gemm/gemm.h"
+#include "kernels/cpu/half.h"
 #include "kernels/cpu/linear_loss.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
@@ -339,9 +340,9 @@ static void scale_block(gradd_dtype_t dtype, char *y, const char *x, int64_t n, 
     } else if (dtype == GRADD_DT_F32) {
         scale_float((float *)y, (const float *)x, n, (float)factor);
     } else {
-        gradd_bf16_widen(wide, (const gradd_bf16_t *)x, n);
+        gradd_half_widen(wide, x, dtype, n);
         scale_float(wide, wide, n, (float)factor);
-        gradd_bf16_narrow((gradd_bf16_t *)y, wide, n);
+        gradd_half_narrow(y, wide, dtype, n);
     }
 }
 
@@ -504,9 +505,10 @@ GRADD_KERNELS(cpu, linear,
               GRADD_GEMM_KERNELS("Linear", .prepare = prepare_linear, .compute = compute_linear,
                                  .cost = cost_linear),
               GRADD_KERNEL("LinearCrossEntropy", "in chunks",
-                           .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_INDEX, GRADD_T_FLOAT,
-                                     GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_F32_F64,
-                                     GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_F32_F64 | GRADD_T_INT},
+                           .types = {GRADD_T_BF16_F32_F64, GRADD_T_BF16_F32_F64, GRADD_T_INDEX,
+                                     GRADD_T_BF16_F32_F64, GRADD_T_F32_F64 | GRADD_T_INT,
+                                     GRADD_T_F32_F64, GRADD_T_F32_F64 | GRADD_T_INT,
+                                     GRADD_T_F32_F64 | GRADD_T_INT},
                            .compute = gradd_head_compute, .prepare = gradd_head_prepare,
                            .unprepare = gradd_head_unprepare, .cost = gradd_head_cost),
               GRADD_KERNEL("ScaleGrad", "loop", .types = {GRADD_T_FLOAT, GRADD_T_F32_F64},

@@ -5,8 +5,8 @@
  * dA = dC op(B)^T, dB = op(A)^T dC, summed over what was broadcast. Against one matrix B, dB is one
  * product over all rows of A. bf16 is summed in f32 and rounded once; FusedMatMul with to=1 keeps
  * the f32 result. */
-#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/gemm/gemm.h"
+#include "kernels/cpu/half.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
 #include "kernels/rowwise.h"
@@ -30,6 +30,7 @@ static gradd_status_t ref_matmul(const gradd_launch_t *r) {
 }
 
 #define TO_BF16(x) gradd_f32_bf16((float)(x))
+#define TO_F16(x)  gradd_f32_f16((float)(x))
 /* out = beta * broadcast(c), which the product then adds to */
 #define SPREAD(T, READ, WRITE)                                                                     \
     for (int64_t i = 0; i < m; i++)                                                                \
@@ -48,6 +49,8 @@ static gradd_status_t spread(const gradd_launch_t *r, double beta) {
         SPREAD(float, , (float)) return GRADD_OK;
     case GRADD_DT_BF16:
         SPREAD(gradd_bf16_t, gradd_bf16_f32, TO_BF16) return GRADD_OK;
+    case GRADD_DT_F16:
+        SPREAD(gradd_f16_t, gradd_f16_f32, TO_F16) return GRADD_OK;
     case GRADD_DT_F64:
         SPREAD(double, , ) return GRADD_OK;
     default:
@@ -116,7 +119,7 @@ static gradd_status_t infer_fused(gradd_infer_t *c) {
     int64_t to = gradd_attr_int(c->attrs, "to", GRADD_DT_NONE);
     if (to != GRADD_DT_NONE && to != GRADD_DT_F32)
         return GRADD_FAIL(GRAPH, "a product has no result of type %lld", (long long)to);
-    if (to && c->out[0].dtype == GRADD_DT_BF16) c->out[0].dtype = GRADD_DT_F32;
+    if (to && gradd_dtype_is_half(c->out[0].dtype)) c->out[0].dtype = GRADD_DT_F32;
     return GRADD_OK;
 }
 
@@ -180,7 +183,7 @@ static gradd_val_t right(gradd_builder_t *b, const factors_t *f) {
     return gradd_reduce_to(b, dy, y);
 }
 
-/* The gradient of an f32 result of bf16 operands multiplies them in bf16 too. */
+/* The gradient of an f32 result of bf16 or f16 operands multiplies them so, too. */
 static gradd_val_t like_operands(gradd_grad_t *g, gradd_val_t d) {
     gradd_dtype_t dtype = gradd_val_type(g->b, g->in[0])->dtype;
     gradd_attr_t to = gradd_make_int("to", dtype);
@@ -245,7 +248,7 @@ static gradd_status_t expand_fused(gradd_expand_t *x) {
     gradd_val_t r = turned(b, gradd_wide(b, x->in[1]), gradd_attr_int(x->attrs, "transB", 0));
     gradd_val_t y = GRADD_EMIT(b, "MatMul", l, r);
     if (alpha != 1) y = gradd_scaled(b, y, alpha);
-    x->out[0] = wide && dtype == GRADD_DT_BF16 ? y : gradd_cast(b, y, dtype);
+    x->out[0] = wide && gradd_dtype_is_half(dtype) ? y : gradd_cast(b, y, dtype);
     return b->status;
 }
 

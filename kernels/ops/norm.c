@@ -11,7 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/half.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
@@ -53,6 +53,17 @@ typedef struct norm_s {
 #include "kernels/cpu/norm_rows.h"
 #undef REAL
 #undef NAME
+#undef CELL
+#undef LOAD
+#undef STORE
+#define REAL    float
+#define CELL    gradd_f16_t
+#define LOAD    gradd_f16_f32
+#define STORE   gradd_f32_f16
+#define NAME(x) x##_f16
+#include "kernels/cpu/norm_rows.h"
+#undef REAL
+#undef NAME
 
 typedef struct kernels_s {
     void (*rows)(const norm_t *p, int64_t first, int64_t end);
@@ -64,12 +75,14 @@ static const kernels_t *kernels_of(gradd_dtype_t dtype) {
     static const kernels_t f32 = {norm_rows_f32, norm_rows_grad_f32, add_parts_f32};
     static const kernels_t f64 = {norm_rows_f64, norm_rows_grad_f64, add_parts_f64};
     static const kernels_t bf16 = {norm_rows_bf16, norm_rows_grad_bf16, add_parts_bf16};
+    static const kernels_t f16 = {norm_rows_f16, norm_rows_grad_f16, add_parts_f16};
+    if (dtype == GRADD_DT_F16) return &f16;
     return dtype == GRADD_DT_F32 ? &f32 : dtype == GRADD_DT_F64 ? &f64 : &bf16;
 }
 
 /* Of statistics and sums. */
 static gradd_dtype_t wide_dtype(gradd_dtype_t dtype) {
-    return dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : dtype;
+    return gradd_dtype_is_half(dtype) ? GRADD_DT_F32 : dtype;
 }
 
 #define ROW_BLOCK  16
@@ -106,10 +119,10 @@ static size_t align_up(size_t bytes) {
     return (bytes + 63) & ~(size_t)63;
 }
 
-/* A row vector in the type that is calculated in; bf16 is widened into `room`. */
+/* A row vector in the type that is calculated in; bf16 and f16 are widened into `room`. */
 static const void *wide(const gradd_view_t *v, int64_t n, void *room) {
-    if (v->type.dtype != GRADD_DT_BF16) return v->data;
-    gradd_bf16_widen(room, v->data, n);
+    if (!gradd_dtype_is_half(v->type.dtype)) return v->data;
+    gradd_half_widen(room, v->data, v->type.dtype, n);
     return room;
 }
 
@@ -117,8 +130,8 @@ static const void *wide(const gradd_view_t *v, int64_t n, void *room) {
 static void store_sum(const kernels_t *kernels, const norm_t *p, void *parts,
                       const gradd_view_t *out) {
     kernels->add_parts(parts, p->chunks, p->n);
-    if (out->type.dtype == GRADD_DT_BF16)
-        gradd_bf16_narrow(out->data, parts, p->n);
+    if (gradd_dtype_is_half(out->type.dtype))
+        gradd_half_narrow(out->data, parts, out->type.dtype, p->n);
     else
         memcpy(out->data, parts, (size_t)gradd_type_bytes(&out->type));
 }
@@ -278,7 +291,7 @@ static gradd_status_t infer_backward(gradd_infer_t *c) {
 
 /* Room for scale and bias in f32. */
 static size_t workspace_forward(const gradd_infer_t *c) {
-    if (c->in[0].type.dtype != GRADD_DT_BF16) return 0;
+    if (!gradd_dtype_is_half(c->in[0].type.dtype)) return 0;
     return 2 * align_up(sizeof(float) * (size_t)gradd_type_count(&c->in[1].type));
 }
 
@@ -408,14 +421,14 @@ GRADD_OPS(
                              {.text = "f32[9,9000] f32[9,9000] f32[9000] f32[9,1]:(0.5,2) -> 2"})));
 
 GRADD_KERNELS(cpu, norm,
-              GRADD_KERNEL("LayerNormalization", "loop", .inplace = 1,
+              GRADD_KERNEL("LayerNormalization", "loop", .types = {GRADD_T_ANY}, .inplace = 1,
                            .compute = compute_layer_norm, .workspace = workspace_forward),
               GRADD_KERNEL("LayerNormGrad", "loop",
                            .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_F32_F64},
                            .inplace = 3, .compute = compute_layer_norm_grad,
                            .workspace = workspace_backward),
-              GRADD_KERNEL("RMSNormalization", "loop", .inplace = 1, .compute = compute_rms_norm,
-                           .workspace = workspace_forward),
+              GRADD_KERNEL("RMSNormalization", "loop", .types = {GRADD_T_ANY}, .inplace = 1,
+                           .compute = compute_rms_norm, .workspace = workspace_forward),
               GRADD_KERNEL("RMSNormGrad", "loop",
                            .types = {GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_FLOAT, GRADD_T_F32_F64},
                            .inplace = 3, .compute = compute_rms_norm_grad,

@@ -3,16 +3,16 @@
  * All draw from Philox at (seed of the forward, node, element), see rng.h: a number does not depend
  * on threads, and is the same when a step is run again. Bernoulli(x) is 1 with probability x, which
  * is read per element; x outside 0..1 is refused. What is drawn has no gradient; in PyTorch neither
- * has it. Numbers are made in double and rounded once, to f32, f64 or bf16; Bernoulli gives any of
- * them, an integer or a boolean. An attribute "seed" fixes the numbers, as ONNX wants. With the
- * run's flag dropout_off numbers are held still: uniform ones in the middle, normal ones half a
+ * has it. Numbers are made in double and rounded once, to f32, f64, bf16 or f16; Bernoulli gives
+ * any of them, an integer or a boolean. An attribute "seed" fixes the numbers, as ONNX wants. With
+ * the run's flag dropout_off numbers are held still: uniform ones in the middle, normal ones half a
  * deviation above the mean, and an event happens if p > 0.5. gradd/check/without_chance.py holds
  * PyTorch's still in the same way, so that the two can be compared.
  */
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/half.h"
 #include "kernels/dispatch.h"
 #include "kernels/fault.h"
 #include "kernels/infer.h"
@@ -60,7 +60,8 @@ static void put(const gradd_view_t *y, int64_t i, double x) {
         ((double *)y->data)[i] = x;
         break;
     case GRADD_DT_BF16:
-        ((gradd_bf16_t *)y->data)[i] = gradd_f32_bf16((float)x);
+    case GRADD_DT_F16:
+        gradd_half_put((uint16_t *)y->data + i, y->type.dtype, (float)x);
         break;
     case GRADD_DT_I32:
         ((int32_t *)y->data)[i] = (int32_t)x;
@@ -89,7 +90,7 @@ static gradd_status_t compute_random(const gradd_launch_t *r) {
 static double probability_at(const gradd_view_t *x, int64_t i) {
     if (x->type.dtype == GRADD_DT_F32) return (double)((const float *)x->data)[i];
     if (x->type.dtype == GRADD_DT_F64) return ((const double *)x->data)[i];
-    return (double)gradd_bf16_f32(((const gradd_bf16_t *)x->data)[i]);
+    return (double)gradd_half_f32((const uint16_t *)x->data + i, x->type.dtype);
 }
 
 static gradd_status_t compute_bernoulli(const gradd_launch_t *r) {
@@ -198,4 +199,5 @@ GRADD_KERNELS(cpu, random, GRADD_KERNEL("RandomNormalLike", "loop", .compute = c
               GRADD_KERNEL("RandomUniformLike", "loop", .compute = compute_random),
               GRADD_KERNEL("RandomNormal", "loop", .compute = compute_random),
               GRADD_KERNEL("RandomUniform", "loop", .compute = compute_random),
-              GRADD_KERNEL("Bernoulli", "loop", .compute = compute_bernoulli));
+              GRADD_KERNEL("Bernoulli", "loop", .types = {GRADD_T_ANY},
+                           .compute = compute_bernoulli));

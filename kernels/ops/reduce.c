@@ -4,10 +4,10 @@
  * every reduction is an alternation of kept (K) and reduced (R) dimensions; it ends either in R
  * (a stretch is folded) or in K (whole stretches are folded into a stretch of accumulators). Floats
  * accumulate in short f32 chains that flow into double. A reduction to few elements is cut into
- * pieces of fixed size, whose partial results are combined in order. bf16 is widened where it is
- * read and rounded once. Saved for backward: the result of Max, Min, L2, LogSumExp. Ties of Max and
- * Min share evenly. */
-#include "kernels/cpu/bf16.h"
+ * pieces of fixed size, whose partial results are combined in order. bf16 and f16 are widened where
+ * it is read and rounded once. Saved for backward: the result of Max, Min, L2, LogSumExp. Ties of
+ * Max and Min share evenly. */
+#include "kernels/cpu/half.h"
 #include "kernels/dispatch.h"
 #include "kernels/fold.h"
 #include "kernels/infer.h"
@@ -27,13 +27,15 @@ typedef enum { SUM, MEAN, SQUARES, NORM, MAXIMUM, MINIMUM, LOGSUMEXP, PRODUCT } 
 
 enum { CHAIN = 512, PIECE = 32768, COLUMNS = 1024, FLUSH = 16 };
 
-/* bf16 sums run in f32 chains */
+/* Sums of bf16 and f16 run in f32 chains. */
 #define WIDE_f32(x)    (x)
 #define WIDE_f64(x)    (x)
 #define WIDE_bf16(x)   gradd_bf16_f32(x)
+#define WIDE_f16(x)    gradd_f16_f32(x)
 #define NARROW_f32(x)  ((float)(x))
 #define NARROW_f64(x)  (x)
 #define NARROW_bf16(x) gradd_f32_bf16((float)(x))
+#define NARROW_f16(x)  gradd_f32_f16((float)(x))
 
 #define FOLD_SUM(T, C, name, term)                                                                 \
     GRADD_MULTIARCH static double name(const C *x, int64_t n) {                                    \
@@ -50,9 +52,11 @@ enum { CHAIN = 512, PIECE = 32768, COLUMNS = 1024, FLUSH = 16 };
 FOLD_SUM(float, float, sum_f32, y[i])
 FOLD_SUM(double, double, sum_f64, y[i])
 FOLD_SUM(float, gradd_bf16_t, sum_bf16, WIDE_bf16(y[i]))
+FOLD_SUM(float, gradd_f16_t, sum_f16, WIDE_f16(y[i]))
 FOLD_SUM(float, float, squares_f32, y[i] * y[i])
 FOLD_SUM(double, double, squares_f64, y[i] * y[i])
 FOLD_SUM(float, gradd_bf16_t, squares_bf16, WIDE_bf16(y[i]) * WIDE_bf16(y[i]))
+FOLD_SUM(float, gradd_f16_t, squares_f16, WIDE_f16(y[i]) * WIDE_f16(y[i]))
 
 /* Maximum by comparison in lanes; NaN is found apart because a comparison would lose it. */
 #define FOLD_EXTREMUM(T, C, WIDE, name, op, pragma)                                                \
@@ -74,18 +78,23 @@ FOLD_EXTREMUM(double, double, WIDE_f64, max_f64, max,
               "omp simd reduction(max : best) reduction(| : nan)")
 FOLD_EXTREMUM(float, gradd_bf16_t, WIDE_bf16, max_bf16, max,
               "omp simd reduction(max : best) reduction(| : nan)")
+FOLD_EXTREMUM(float, gradd_f16_t, WIDE_f16, max_f16, max,
+              "omp simd reduction(max : best) reduction(| : nan)")
 FOLD_EXTREMUM(float, float, WIDE_f32, min_f32, min,
               "omp simd reduction(min : best) reduction(| : nan)")
 FOLD_EXTREMUM(double, double, WIDE_f64, min_f64, min,
               "omp simd reduction(min : best) reduction(| : nan)")
 FOLD_EXTREMUM(float, gradd_bf16_t, WIDE_bf16, min_bf16, min,
               "omp simd reduction(min : best) reduction(| : nan)")
+FOLD_EXTREMUM(float, gradd_f16_t, WIDE_f16, min_f16, min,
+              "omp simd reduction(min : best) reduction(| : nan)")
 
 #define BY_TYPE(x, name)                                                                           \
     _Generic((x),                                                                                  \
         const float *: name##_f32,                                                                 \
         const double *: name##_f64,                                                                \
-        const gradd_bf16_t *: name##_bf16)
+        const gradd_bf16_t *: name##_bf16,                                                         \
+        const gradd_f16_t *: name##_f16)
 #define fold_sum(x, n)     BY_TYPE(x, sum)(x, n)
 #define fold_squares(x, n) BY_TYPE(x, squares)(x, n)
 #define fold_max(x, n)     BY_TYPE(x, max)(x, n)
@@ -123,6 +132,7 @@ static double finish(kind_t kind, double total, int64_t n) {
 FOLD_RUN(float, fold_f32)
 FOLD_RUN(double, fold_f64)
 FOLD_RUN(gradd_bf16_t, fold_bf16)
+FOLD_RUN(gradd_f16_t, fold_f16)
 #define fold_stretch(kind, x, n) BY_TYPE(x, fold)(kind, x, n)
 
 /* ---- kernels: stretches into a stretch of accumulators
@@ -146,9 +156,11 @@ FOLD_RUN(gradd_bf16_t, fold_bf16)
 COLUMNS_SUM(float, float, columns_sum_f32, y[i])
 COLUMNS_SUM(double, double, columns_sum_f64, y[i])
 COLUMNS_SUM(float, gradd_bf16_t, columns_sum_bf16, WIDE_bf16(y[i]))
+COLUMNS_SUM(float, gradd_f16_t, columns_sum_f16, WIDE_f16(y[i]))
 COLUMNS_SUM(float, float, columns_squares_f32, y[i] * y[i])
 COLUMNS_SUM(double, double, columns_squares_f64, y[i] * y[i])
 COLUMNS_SUM(float, gradd_bf16_t, columns_squares_bf16, WIDE_bf16(y[i]) * WIDE_bf16(y[i]))
+COLUMNS_SUM(float, gradd_f16_t, columns_squares_f16, WIDE_f16(y[i]) * WIDE_f16(y[i]))
 
 #define COLUMNS_FOLD(T, S)                                                                         \
     static void columns_##S(kind_t kind, const T *x, int64_t rows, int64_t step, int64_t n,        \
@@ -165,6 +177,7 @@ COLUMNS_SUM(float, gradd_bf16_t, columns_squares_bf16, WIDE_bf16(y[i]) * WIDE_bf
 COLUMNS_FOLD(float, f32)
 COLUMNS_FOLD(double, f64)
 COLUMNS_FOLD(gradd_bf16_t, bf16)
+COLUMNS_FOLD(gradd_f16_t, f16)
 #define columns(kind, x, rows, step, n, acc) BY_TYPE(x, columns)(kind, x, rows, step, n, acc)
 
 /* ---- kernels: whole tensors ------------------------------------------------------------------ */
@@ -235,12 +248,15 @@ COLUMNS_FOLD(gradd_bf16_t, bf16)
 REDUCE_FLOAT(float, f32)
 REDUCE_FLOAT(double, f64)
 REDUCE_FLOAT(gradd_bf16_t, bf16)
+REDUCE_FLOAT(gradd_f16_t, f16)
 
 static void reduce_any(const gradd_fold_t *p, gradd_dtype_t dtype, const void *x, void *z) {
     if (dtype == GRADD_DT_F32)
         reduce_f32(p, x, z);
     else if (dtype == GRADD_DT_F64)
         reduce_f64(p, x, z);
+    else if (dtype == GRADD_DT_F16)
+        reduce_f16(p, x, z);
     else
         reduce_bf16(p, x, z);
 }
@@ -310,13 +326,14 @@ static gradd_status_t reduce(const gradd_launch_t *r, kind_t kind) {
     gradd_dtype_t dtype = r->in[0].type.dtype;
     if (!gradd_type_count(&r->out[0].type)) return GRADD_OK;
     bool empty = !gradd_type_count(&r->in[0].type);
-    if (!gradd_dtype_is_float(dtype) || (empty && dtype != GRADD_DT_BF16)) return plain(r, kind);
+    if (!gradd_dtype_is_float(dtype) || (empty && !gradd_dtype_is_half(dtype)))
+        return plain(r, kind);
     gradd_fold_t p = gradd_fold_of(r->attrs, r->in, r->n_in);
     p.kind = kind;
     if (empty) { /* a fold of nothing everywhere */
-        gradd_bf16_t *z = r->out[0].data, none = NARROW_bf16(finish(kind, start_of(kind), 0));
+        const float none = (float)finish(kind, start_of(kind), 0);
         for (int64_t i = 0, n = gradd_type_count(&r->out[0].type); i < n; i++)
-            z[i] = none;
+            gradd_half_put((uint16_t *)r->out[0].data + i, dtype, none);
         return GRADD_OK;
     }
     reduce_any(&p, dtype, r->in[0].data, r->out[0].data);
@@ -569,14 +586,14 @@ GRADD_OPS(
                                   {.text = "i32[700,5]:(1,9) i64[1]={0}"},
                                   {.text = "i64[2,0] i64[1]={1}"})));
 
-GRADD_KERNELS(cpu, reduce, GRADD_KERNEL("ReduceSum", "loop", .compute = compute_sum),
-              GRADD_KERNEL("ReduceMean", "loop", .compute = compute_mean),
-              GRADD_KERNEL("ReduceSumSquare", "loop", .compute = compute_squares),
-              GRADD_KERNEL("ReduceL2", "loop", .compute = compute_norm),
-              GRADD_KERNEL("ReduceMax", "loop", .compute = compute_max),
-              GRADD_KERNEL("ReduceMin", "loop", .compute = compute_min),
-              GRADD_KERNEL("ReduceLogSumExp", "loop", .types = {GRADD_T_F32_F64, GRADD_T_INDEX},
-                           .compute = compute_logsumexp),
-              GRADD_KERNEL("ReduceProd", "loop",
-                           .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX},
-                           .compute = compute_product));
+GRADD_KERNELS(
+    cpu, reduce, GRADD_KERNEL("ReduceSum", "loop", .types = {GRADD_T_ANY}, .compute = compute_sum),
+    GRADD_KERNEL("ReduceMean", "loop", .types = {GRADD_T_ANY}, .compute = compute_mean),
+    GRADD_KERNEL("ReduceSumSquare", "loop", .types = {GRADD_T_ANY}, .compute = compute_squares),
+    GRADD_KERNEL("ReduceL2", "loop", .types = {GRADD_T_ANY}, .compute = compute_norm),
+    GRADD_KERNEL("ReduceMax", "loop", .types = {GRADD_T_ANY}, .compute = compute_max),
+    GRADD_KERNEL("ReduceMin", "loop", .types = {GRADD_T_ANY}, .compute = compute_min),
+    GRADD_KERNEL("ReduceLogSumExp", "loop", .types = {GRADD_T_F32_F64, GRADD_T_INDEX},
+                 .compute = compute_logsumexp),
+    GRADD_KERNEL("ReduceProd", "loop", .types = {GRADD_T_F32_F64 | GRADD_T_INT, GRADD_T_INDEX},
+                 .compute = compute_product));

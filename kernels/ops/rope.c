@@ -7,15 +7,15 @@
  * tables are [..., h], one column per pair; `inverse` turns the other way (sin counts negative).
  * `transposed` applies the transposed matrix, which is the gradient by x, whatever the tables hold
  * (for the usual ones, with equal angles in a pair, it is the rotation back). The tables have the
- * type of x, or f32 beside a bf16 x; bf16 is computed in f32 and rounded once. Nothing is saved but
- * the tables. A row is read pair by pair before it is written, so y may be x.
+ * type of x, or f32 beside a half; halves are computed in f32 and rounded once. Nothing is saved
+ * but the tables. A row is read pair by pair before it is written, so y may be x.
  *
  * RopeApart takes pairs (2i, 2i + 1) and writes them to (i, i + h), as DeepSeek's latent attention
  * does; transposed, it is the other way round. Its tables are shared, and y is not x.
  */
 #include <string.h>
 
-#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/half.h"
 #include "kernels/dispatch.h"
 #include "kernels/formulas.h"
 #include "kernels/infer.h"
@@ -137,12 +137,16 @@ BOTH_ROWS(f32, float, float, float, AS_IS, AS_IS, AS_IS)
 BOTH_ROWS(f64, double, double, double, AS_IS, AS_IS, AS_IS)
 BOTH_ROWS(bf16, gradd_bf16_t, gradd_bf16_t, float, gradd_bf16_f32, gradd_bf16_f32, gradd_f32_bf16)
 BOTH_ROWS(bf16_f32, gradd_bf16_t, float, float, gradd_bf16_f32, AS_IS, gradd_f32_bf16)
+BOTH_ROWS(f16, gradd_f16_t, gradd_f16_t, float, gradd_f16_f32, gradd_f16_f32, gradd_f32_f16)
+BOTH_ROWS(f16_f32, gradd_f16_t, float, float, gradd_f16_f32, AS_IS, gradd_f32_f16)
 
 typedef void (*rows_fn_t)(const rope_t *r, int64_t first, int64_t end);
 
 static rows_fn_t pick_rows(gradd_dtype_t x, gradd_dtype_t table, bool shared) {
     if (x == GRADD_DT_F32) return shared ? shared_f32 : rows_f32;
     if (x == GRADD_DT_F64) return shared ? shared_f64 : rows_f64;
+    if (x == GRADD_DT_F16 && table == GRADD_DT_F32) return shared ? shared_f16_f32 : rows_f16_f32;
+    if (x == GRADD_DT_F16) return shared ? shared_f16 : rows_f16;
     if (table == GRADD_DT_F32) return shared ? shared_bf16_f32 : rows_bf16_f32;
     return shared ? shared_bf16 : rows_bf16;
 }
@@ -249,7 +253,7 @@ static gradd_status_t ref_apart(const gradd_launch_t *r) {
 
 static gradd_status_t check_table(const gradd_type_t *t, const gradd_type_t *x, bool shared) {
     char a[GRADD_TYPE_TEXT], b[GRADD_TYPE_TEXT];
-    bool wider = x->dtype == GRADD_DT_BF16 && t->dtype == GRADD_DT_F32;
+    bool wider = gradd_dtype_is_half(x->dtype) && t->dtype == GRADD_DT_F32;
     bool fits = t->rank >= 1 && t->rank <= x->rank && (wider || t->dtype == x->dtype);
     for (int i = 0; fits && i < t->rank - 1; i++)
         fits = t->dims[i] == 1 || t->dims[i] == x->dims[i + x->rank - t->rank];
@@ -376,7 +380,7 @@ static gradd_status_t expand(gradd_expand_t *x, bool apart) {
     const bool clockwise = transposed != (gradd_attr_int(x->attrs, "inverse", 0) != 0);
     const bool from_pairs = apart ? !transposed : interleaved;
     const bool to_pairs = apart ? transposed : interleaved;
-    const gradd_dtype_t wide = type.dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : type.dtype;
+    const gradd_dtype_t wide = gradd_dtype_is_half(type.dtype) ? GRADD_DT_F32 : type.dtype;
     const int64_t size = type.dims[type.rank - 1], turned = turned_size(&table, shared);
     gradd_val_t v[2], cos[2], sin[2], y[2];
     for (int k = 0; k < 2; k++) {
@@ -453,5 +457,7 @@ GRADD_OPS(
                  {.text = "f32[3,5,4,72] f32[4,32] f32[4,32] | transposed=1"},
                  {.text = "f32[7,3,60,66] f32[60,32] f32[60,32] | transposed=1"})));
 
-GRADD_KERNELS(cpu, rope, GRADD_KERNEL("Rope", "loop", .inplace = 1, .compute = compute_rope),
-              GRADD_KERNEL("RopeApart", "loop", .compute = compute_apart));
+GRADD_KERNELS(cpu, rope,
+              GRADD_KERNEL("Rope", "loop", .types = {GRADD_T_ANY}, .inplace = 1,
+                           .compute = compute_rope),
+              GRADD_KERNEL("RopeApart", "loop", .types = {GRADD_T_ANY}, .compute = compute_apart));

@@ -12,8 +12,8 @@
 #include <string.h>
 
 #include "kernels/cost.h"
-#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/copy.h"
+#include "kernels/cpu/half.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/dispatch.h"
@@ -58,20 +58,22 @@ static gradd_status_t make_rows(const gradd_launch_t *r, gradd_rows_t *out) {
                             : E_MAX(v));                                                           \
     })
 
-static void fold_rows_bf16(const gradd_rows_t *rows, char kind, gradd_bf16_t *to,
-                           const gradd_bf16_t *from) {
+static void fold_halves(const gradd_rows_t *rows, char kind, gradd_dtype_t dtype, uint16_t *to,
+                        const uint16_t *from) {
     for (int64_t i = 0; i < rows->n; i++) {
-        gradd_bf16_t *t = to + rows->row[i] * rows->size;
-        const gradd_bf16_t *f = from + i * rows->size;
-        for (int64_t k = 0; k < rows->size; k++)
-            t[k] = gradd_f32_bf16(FOLDED(float, kind, gradd_bf16_f32(t[k]), gradd_bf16_f32(f[k])));
+        uint16_t *t = to + rows->row[i] * rows->size;
+        const uint16_t *f = from + i * rows->size;
+        for (int64_t k = 0; k < rows->size; k++) {
+            const float here = gradd_half_f32(&t[k], dtype), new = gradd_half_f32(&f[k], dtype);
+            gradd_half_put(&t[k], dtype, FOLDED(float, kind, here, new));
+        }
     }
 }
 
 static gradd_status_t fold_rows(const gradd_rows_t *rows, char kind, gradd_dtype_t dtype, void *to,
                                 const void *from) {
-    if (dtype == GRADD_DT_BF16) {
-        fold_rows_bf16(rows, kind, to, from);
+    if (gradd_dtype_is_half(dtype)) {
+        fold_halves(rows, kind, dtype, to, from);
         return GRADD_OK;
     }
     GRADD_SWITCH_NUM(dtype, T, {

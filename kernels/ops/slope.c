@@ -4,8 +4,8 @@
  * dxk = dy * sk, summed to the shape of xk; nothing reaches `value` or the slopes. A boolean slope
  * is a mask: dxk = sk ? dy : 0, also where dy is not finite. Slopes broadcast with y to the shape
  * of xk, so a reduction that keeps its axes has them as well. A slope in another float type than y
- * is multiplied in its own (f32 for bf16). The capture writes functions with it whose derivative at
- * edges is defined by torch and not by the composition that computes their value.
+ * is multiplied in its own (f32 for bf16 and f16). The capture writes functions with it whose
+ * derivative at edges is defined by torch and not by the composition that computes their value.
  *
  * A view of its first operand: the slopes are computed only where a gradient wants them. The
  * gradient is not the derivative on purpose: the cases compare values only,
@@ -80,4 +80,5 @@ GRADD_OPS(slope,
                                         {.text = "f32[0,2] f32[0,2] f32[]", .grad_tol = -1})));
 
 GRADD_KERNELS(cpu, slope,
-              GRADD_KERNEL("WithSlope", "loop", .compute = compute_slope, .cost = gradd_cost_move));
+              GRADD_KERNEL("WithSlope", "loop", .types = {GRADD_T_ANY}, .compute = compute_slope,
+                           .cost = gradd_cost_move));

@@ -3,7 +3,7 @@
  * Math: y = exp(x - max) / sum, and its logarithm. Shapes: [outer, n, inner] with the axis in the
  * middle; inner is 1 for the last axis, the fast case. Saved for backward: the result.
  * dx = y (dy - sum(dy y)), for the logarithm dx = dy - exp(y) sum(dy). */
-#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/half.h"
 #include "kernels/cpu/map.h"
 #include "kernels/cpu/softmax_rows.h"
 #include "kernels/infer.h"
@@ -65,18 +65,20 @@
 ROWS(float, f32)
 ROWS(double, f64)
 
-/* A bf16 row in pieces, through the functions for f32. The terms are computed twice rather than
- * rounded in between. */
-static void row_bf16(const gradd_bf16_t *x, const gradd_bf16_t *y, gradd_bf16_t *z, int64_t n,
+/* A bf16 or f16 row in pieces, through the functions for f32. The terms are computed twice rather
+ * than rounded in between. */
+static void row_half(gradd_dtype_t dtype, const void *from, const void *own, void *to, int64_t n,
                      bool log_, bool back) {
+    const uint16_t *x = from, *y = own;
+    uint16_t *z = to;
     enum { PIECE = 512 };
     float a[PIECE], b[PIECE], max = -INFINITY;
     double sum = 0;
     for (int pass = back ? 1 : 0; pass < 3; pass++)
         for (int64_t at = 0; at < n; at += PIECE) {
             const int64_t m = n - at < PIECE ? n - at : PIECE;
-            gradd_bf16_widen(a, x + at, m);
-            if (back) gradd_bf16_widen(b, y + at, m);
+            gradd_half_widen(a, x + at, dtype, m);
+            if (back) gradd_half_widen(b, y + at, dtype, m);
             const float best = pass ? max : gradd_row_max_f32(a, m);
             if (pass == 0)
                 max = best > max || best != best ? best : max;
@@ -88,9 +90,11 @@ static void row_bf16(const gradd_bf16_t *x, const gradd_bf16_t *y, gradd_bf16_t 
                 shift_f32(a, a, m, max, (float)log(sum));
             else
                 gradd_row_exp_f32(a, m, max, a), scale_f32(a, m, (float)(1 / sum));
-            if (pass == 2) gradd_bf16_narrow(z + at, a, m);
+            if (pass == 2) gradd_half_narrow(z + at, a, dtype, m);
         }
 }
+#define row_bf16(...) row_half(GRADD_DT_BF16, __VA_ARGS__)
+#define row_f16(...)  row_half(GRADD_DT_F16, __VA_ARGS__)
 
 /* The definition of one row, and what runs for axes but the last. */
 #define PLAIN(C, S, WIDE, NARROW)                                                                  \
@@ -115,9 +119,11 @@ static void row_bf16(const gradd_bf16_t *x, const gradd_bf16_t *y, gradd_bf16_t 
         }                                                                                          \
     }
 #define TO_BF16(x) gradd_f32_bf16((float)(x))
+#define TO_F16(x)  gradd_f32_f16((float)(x))
 PLAIN(float, f32, , (float))
 PLAIN(double, f64, , )
 PLAIN(gradd_bf16_t, bf16, gradd_bf16_f32, TO_BF16)
+PLAIN(gradd_f16_t, f16, gradd_f16_f32, TO_F16)
 
 #define WHOLE(T, S)                                                                                \
     static void whole_##S(const gradd_span_t *s, const T *x, const T *y, T *z, bool log_,          \
@@ -136,6 +142,7 @@ PLAIN(gradd_bf16_t, bf16, gradd_bf16_f32, TO_BF16)
 WHOLE(float, f32)
 WHOLE(double, f64)
 WHOLE(gradd_bf16_t, bf16)
+WHOLE(gradd_f16_t, f16)
 
 static gradd_status_t softmax(const gradd_launch_t *r, bool log_, bool back, bool ref) {
     gradd_span_t s;
@@ -146,6 +153,8 @@ static gradd_status_t softmax(const gradd_launch_t *r, bool log_, bool back, boo
         whole_f32(&s, x, y, r->out[0].data, log_, back, ref);
     else if (r->in[0].type.dtype == GRADD_DT_BF16)
         whole_bf16(&s, x, y, r->out[0].data, log_, back, ref);
+    else if (r->in[0].type.dtype == GRADD_DT_F16)
+        whole_f16(&s, x, y, r->out[0].data, log_, back, ref);
     else
         whole_f64(&s, x, y, r->out[0].data, log_, back, ref);
     return GRADD_OK;
@@ -235,8 +244,11 @@ GRADD_OPS(softmax,
                    .infer = infer_softmax, .ref = ref_log_softmax_grad, .cases = CASES_BACK));
 
 GRADD_KERNELS(cpu, softmax,
-              GRADD_KERNEL("Softmax", "loop", .inplace = 1, .compute = compute_softmax),
-              GRADD_KERNEL("LogSoftmax", "loop", .inplace = 1, .compute = compute_log_softmax),
-              GRADD_KERNEL("SoftmaxGrad", "loop", .inplace = 3, .compute = compute_softmax_grad),
-              GRADD_KERNEL("LogSoftmaxGrad", "loop", .inplace = 3,
+              GRADD_KERNEL("Softmax", "loop", .types = {GRADD_T_ANY}, .inplace = 1,
+                           .compute = compute_softmax),
+              GRADD_KERNEL("LogSoftmax", "loop", .types = {GRADD_T_ANY}, .inplace = 1,
+                           .compute = compute_log_softmax),
+              GRADD_KERNEL("SoftmaxGrad", "loop", .types = {GRADD_T_ANY}, .inplace = 3,
+                           .compute = compute_softmax_grad),
+              GRADD_KERNEL("LogSoftmaxGrad", "loop", .types = {GRADD_T_ANY}, .inplace = 3,
                            .compute = compute_log_softmax_grad));

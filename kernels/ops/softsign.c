@@ -39,5 +39,7 @@ GRADD_OPS(softsign,
                                         {.text = "f32[211,173] f32[211,173]"})));
 
 GRADD_KERNELS(cpu, softsign,
-              GRADD_KERNEL("Softsign", "loop", .inplace = 1, .compute = compute_softsign),
-              GRADD_KERNEL("SoftsignGrad", "loop", .inplace = 3, .compute = compute_softsign_grad));
+              GRADD_KERNEL("Softsign", "loop", .types = {GRADD_T_ANY}, .inplace = 1,
+                           .compute = compute_softsign),
+              GRADD_KERNEL("SoftsignGrad", "loop", .types = {GRADD_T_ANY}, .inplace = 3,
+                           .compute = compute_softsign_grad));

@@ -59,5 +59,8 @@ GRADD_OPS(
                                   {.text = "f32[3,7] f32[3,7]:(-8,8) | alpha=1.702"},
                                   {.text = "f32[211,173] f32[211,173]"})));
 
-GRADD_KERNELS(cpu, swish, GRADD_KERNEL("Swish", "loop", .inplace = 1, .compute = compute_swish),
-              GRADD_KERNEL("SwishGrad", "loop", .inplace = 3, .compute = compute_swish_grad));
+GRADD_KERNELS(cpu, swish,
+              GRADD_KERNEL("Swish", "loop", .types = {GRADD_T_ANY}, .inplace = 1,
+                           .compute = compute_swish),
+              GRADD_KERNEL("SwishGrad", "loop", .types = {GRADD_T_ANY}, .inplace = 3,
+                           .compute = compute_swish_grad));

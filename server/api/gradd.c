@@ -66,7 +66,7 @@ bool gradd_model_is_random(const gradd_model_t *model) {
     return model->random;
 }
 
-bool gradd_model_is_half(const gradd_model_t *model) {
+gradd_dtype_t gradd_model_half(const gradd_model_t *model) {
     return model->half;
 }
 

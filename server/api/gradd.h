@@ -86,10 +86,10 @@ gradd_type_t gradd_model_output_type(const gradd_model_t *model, int i);
 /* Name of a dynamic dimension of input or output i, "" if it has none. */
 const char *gradd_model_input_symbol(const gradd_model_t *model, int i, int dim);
 const char *gradd_model_output_symbol(const gradd_model_t *model, int i, int dim);
-/* What the operators' rows say of the whole model: it draws random numbers; it computes with 16-bit
- * floats somewhere. */
+/* What the operators' rows say of the whole model: it draws random numbers; the coarsest 16-bit
+ * float that it computes with somewhere, NONE if there is none. */
 bool gradd_model_is_random(const gradd_model_t *model);
-bool gradd_model_is_half(const gradd_model_t *model);
+gradd_dtype_t gradd_model_half(const gradd_model_t *model);
 /* Which inputs a gradient of output i can reach: bit k of byte k / 8 is input k. Shapes are not
  * known here, so a plan may find no path where this says there can be one, never the reverse.
  * Borrowed from the model. */

@@ -101,9 +101,10 @@ static gradd_status_t write_journal(const stepping_t *s, const piece_t *p, float
                               .out_m = buffer(s, 1) + p->at,
                               .out_v = buffer(s, 2) + p->at,
                               .n = p->n};
-    if (t->dtype == GRADD_DT_BF16) {
-        span.p16 = (const gradd_bf16_t *)t->p + p->from;
-        span.g16 = (const gradd_bf16_t *)t->g + p->from;
+    if (gradd_dtype_is_half(t->dtype)) {
+        span.half = t->dtype;
+        span.p16 = (const uint16_t *)t->p + p->from;
+        span.g16 = (const uint16_t *)t->g + p->from;
         span.p = t->master ? t->master + p->from : NULL;
     } else {
         span.p = (const float *)t->p + p->from;
@@ -251,8 +252,8 @@ static gradd_status_t check_request(const step_request_t *r) {
         if (t->group < 0 || t->group >= r->n_groups)
             return GRADD_FAIL(TENSOR, "parameter %d: group %d of %d", i, t->group, r->n_groups);
         if (t->n < 0) return GRADD_FAIL(TENSOR, "parameter %d: negative size", i);
-        if (t->dtype != GRADD_DT_F32 && t->dtype != GRADD_DT_BF16)
-            return GRADD_FAIL(TENSOR, "parameter %d: neither f32 nor bf16", i);
+        if (t->dtype != GRADD_DT_F32 && !gradd_dtype_is_half(t->dtype))
+            return GRADD_FAIL(TENSOR, "parameter %d: neither f32 nor bf16 nor f16", i);
         if (t->master && t->dtype == GRADD_DT_F32)
             return GRADD_FAIL(TENSOR, "parameter %d: f32 has no master weights", i);
         GRADD_TRY(check_width(t, i));

@@ -3,8 +3,8 @@
  *
  * Parameters are cut into chunks. The new values of a chunk are first written to a journal (new p,
  * m and v, all f32) in the client's memory, then the journal is sealed by a sequence word, then
- * copied over the old values, then the progress word advances. A bf16 parameter is rounded while it
- * is copied, so the journal serves its f32 master weights as well. A process that finds the journal
+ * copied over the old values, then the progress word advances. A bf16 or f16 parameter is rounded
+ * while it is copied, so the journal serves its f32 master weights as well. A process that finds the journal
  * sealed for the current chunk copies it again; otherwise it computes the chunk again from
  * untouched values. So a step that was interrupted, by whatever process, is finished by the next
  * one with the same bits.
@@ -51,8 +51,8 @@ typedef struct step_tensor_s {
     const void *g; /* NULL: this parameter has no gradient in this step */
     int64_t n;
     int group;
-    gradd_dtype_t dtype; /* of p and g: f32 or bf16 */
-    float *master;       /* of a bf16 parameter, which is then master rounded; or NULL */
+    gradd_dtype_t dtype; /* of p and g: f32, bf16 or f16 */
+    float *master;       /* of a half parameter, which is then master rounded; or NULL */
     int64_t width; /* elements of a row, where only rows with a gradient are stepped; 0 = all are */
 } step_tensor_t;
 

@@ -15,7 +15,7 @@ bool graph_has_kernel(const graph_t *g, const gradd_infer_t *c) {
     if (gradd_backend_kernel(g->backend, c)) return true;
     for (int i = 0; i < c->n_in; i++) {
         in[i] = c->in[i];
-        if (in[i].type.dtype != GRADD_DT_BF16) continue;
+        if (!gradd_dtype_is_half(in[i].type.dtype)) continue;
         in[i].type.dtype = GRADD_DT_F32;
         in[i].data = NULL; /* kernels choose by types */
         any = true;

@@ -14,31 +14,33 @@
 #define REACH_MAX_STEPS ((int64_t)1 << 28)
 #define PER_SWEEP       64
 
-static bool is_half(int64_t dtype) {
-    return dtype == GRADD_DT_F16 || dtype == GRADD_DT_BF16;
-}
-
 /* The element type that a node asks for by an attribute of this name, or NONE. */
 static int64_t asked_type(const model_node_t *n, const char *name) {
     const gradd_attr_t *attr = gradd_attr_find(n->attrs, name);
     return attr && attr->kind == GRADD_ATTR_INT ? attr->i : GRADD_DT_NONE;
 }
 
-static bool makes_half(const model_node_t *n) {
-    for (int i = 0; i < n->attrs.n; i++)
-        if (n->attrs.v[i].kind == GRADD_ATTR_TENSOR && is_half(n->attrs.v[i].tensor.type.dtype))
-            return true;
-    return is_half(asked_type(n, "to")) || is_half(asked_type(n, "dtype"));
+/* Keeps the coarser. */
+static void note(gradd_dtype_t *half, int64_t dtype) {
+    if (dtype == GRADD_DT_BF16 || (dtype == GRADD_DT_F16 && !*half)) *half = (gradd_dtype_t)dtype;
 }
 
-static bool has_half(const model_t *m) {
-    for (int v = 0; v < m->n_values; v++)
-        if (is_half(m->values[v].dtype) || is_half(m->values[v].known.type.dtype)) return true;
-    for (int k = 0; k < m->n_nodes; k++)
-        if (makes_half(&m->nodes[k])) return true;
+static gradd_dtype_t find_half(const model_t *m) {
+    gradd_dtype_t half = GRADD_DT_NONE;
+    for (int v = 0; v < m->n_values; v++) {
+        note(&half, m->values[v].dtype);
+        note(&half, m->values[v].known.type.dtype);
+    }
+    for (int k = 0; k < m->n_nodes; k++) {
+        const gradd_attrs_t attrs = m->nodes[k].attrs;
+        for (int i = 0; i < attrs.n; i++)
+            if (attrs.v[i].kind == GRADD_ATTR_TENSOR) note(&half, attrs.v[i].tensor.type.dtype);
+        note(&half, asked_type(&m->nodes[k], "to"));
+        note(&half, asked_type(&m->nodes[k], "dtype"));
+    }
     for (int j = 0; j < m->n_outputs; j++)
-        if (is_half(m->declared[j].dtype)) return true;
-    return false;
+        note(&half, m->declared[j].dtype);
+    return half;
 }
 
 /* Whether a gradient of the node's results goes on to some of its inputs. */
@@ -113,6 +115,6 @@ static gradd_status_t find_reach(model_t *m) {
 gradd_status_t model_find_facts(model_t *m) {
     for (int k = 0; k < m->n_nodes && !m->random; k++)
         m->random = m->nodes[k].op && m->nodes[k].op->flags & GRADD_OP_RANDOM;
-    m->half = has_half(m);
+    m->half = find_half(m);
     return find_reach(m);
 }

@@ -144,8 +144,8 @@ gradd_infer_t graph_describe(const graph_t *g, const graph_node_t *n, graph_oper
 
 /* Adds a node (or finds its equal, or folds it) and writes its n_out values. */
 gradd_status_t graph_emit(graph_t *g, const graph_emit_t *emit, gradd_val_t *out);
-/* Whether an operand is bf16 and no kernel takes the operands as they are; graph_emit then calls
- * the second, which puts the operator between casts to f32 and back (widen.c). */
+/* Whether an operand is bf16 or f16 and no kernel takes the operands as they are; graph_emit then
+ * calls the second, which puts the operator between casts to f32 and back (widen.c). */
 bool graph_must_widen(const graph_t *g, const gradd_infer_t *c);
 gradd_status_t graph_emit_widened(graph_t *g, const graph_emit_t *emit, gradd_val_t *out);
 /* Whether the device runs that call, as it is or between casts. */
@@ -155,7 +155,7 @@ bool graph_has_kernel(const graph_t *g, const gradd_infer_t *c);
 bool graph_must_expand(const graph_t *g, const gradd_infer_t *c);
 gradd_status_t graph_emit_expanded(graph_t *g, const graph_emit_t *emit, gradd_infer_t *c,
                                    gradd_val_t *out);
-/* A cast to f32 of a bf16 product of the backward becomes a product with an f32 result. */
+/* A cast to f32 of a half product of the backward becomes a product with an f32 result. */
 gradd_status_t graph_emit_wide_product(graph_t *g, const graph_emit_t *emit, gradd_val_t *out,
                                        bool *out_done);
 /* A constant; the elements are copied. */

@@ -63,7 +63,7 @@ typedef struct model_s {
     int32_t *unsupported;    /* nodes without a row */
     int n_unsupported;
     bool random;          /* it draws random numbers */
-    bool half;            /* it computes with 16-bit floats somewhere */
+    gradd_dtype_t half;   /* the coarsest 16-bit float that it computes with; NONE = none */
     const uint8_t *reach; /* per output reach_bytes: bit i is set if a gradient of it can reach
                            * input i. Shapes are not known: a plan may find no path (an axis is
                            * empty, a factor known), never one that is not here. What

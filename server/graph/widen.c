@@ -1,31 +1,31 @@
-/* Operators that the device has no bf16 kernel for run in f32, between casts.
+/* Operators that the device has no kernel for in bf16 or f16 run in f32, between casts.
  *
  * Called by graph_emit, so that models, passes and gradient rules need not know which kernels read
- * bf16 themselves. All bf16 operands are widened, so that operands that must have one type still
- * do; an f32 result that would have been bf16 is rounded back. What it would have been is asked
- * from the operator's shape rule with the original types; where that rule cannot say (it reads no
- * elements that are bf16), every f32 result is rounded.
+ * such a half themselves. All operands that are halves are widened, so that operands that must have
+ * one type still do; an f32 result that would have been a half is rounded back to it. What it would
+ * have been is asked from the operator's shape rule with the original types; where that rule cannot
+ * say (it reads no elements of halves), every f32 result is rounded, to the first operand's half.
  *
- * The other way round, a bf16 product of the backward that is only widened (the gradient of a
+ * The other way round, a half product of the backward that is only widened (the gradient of a
  * weight under autocast) is asked for in f32: more exact, and one pass over it less. */
 #include <string.h>
 
 #include "kernels/registry.h"
 #include "server/graph/graph.h"
 
-static bool is_bf16(const graph_t *g, gradd_val_t v) {
-    return v != GRADD_NONE && graph_type(g, v)->dtype == GRADD_DT_BF16;
+static bool is_half(const graph_t *g, gradd_val_t v) {
+    return v != GRADD_NONE && gradd_dtype_is_half(graph_type(g, v)->dtype);
 }
 
 bool graph_must_widen(const graph_t *g, const gradd_infer_t *c) {
     bool any = false;
     for (int i = 0; i < c->n_in; i++)
-        any |= c->in[i].type.dtype == GRADD_DT_BF16;
+        any |= gradd_dtype_is_half(c->in[i].type.dtype);
     return any && !gradd_backend_kernel(g->backend, c);
 }
 
 static const graph_node_t *product_behind(const graph_t *g, const graph_emit_t *e) {
-    if (!g->in_backward || e->n_in != 1 || strcmp(e->op->name, "Cast") || !is_bf16(g, e->in[0]))
+    if (!g->in_backward || e->n_in != 1 || strcmp(e->op->name, "Cast") || !is_half(g, e->in[0]))
         return NULL;
     const graph_value_t *v = g->values[e->in[0]];
     gradd_attrs_t attrs = e->attrs;
@@ -66,39 +66,44 @@ static gradd_status_t cast(graph_t *g, const graph_emit_t *like, gradd_val_t fro
     return e.op ? graph_emit(g, &e, out) : GRADD_FAIL(INTERNAL, "operator Cast is missing");
 }
 
-/* Marks the outputs that the operator gives in bf16 for the operands as they are. */
-static void ask_row(const graph_t *g, const graph_emit_t *e, bool *out_bf16) {
+/* Of each output, the half that the operator gives it in for the operands as they are; or NONE. */
+static void ask_row(const graph_t *g, const graph_emit_t *e, gradd_dtype_t *out_half) {
     gradd_view_t in[GRADD_OP_MAX_IN];
     gradd_type_t types[GRADD_OP_MAX_OUT] = {0};
+    gradd_dtype_t first = GRADD_DT_NONE;
     for (int i = 0; i < e->n_in; i++) {
         in[i] = (gradd_view_t){0};
         if (e->in[i] == GRADD_NONE) continue;
         const graph_value_t *v = g->values[e->in[i]];
         in[i].type = v->type;
         /* rules read known elements as the types they expect */
-        in[i].data = v->type.dtype == GRADD_DT_BF16 ? NULL : (void *)(uintptr_t)v->data;
+        const bool half = gradd_dtype_is_half(v->type.dtype);
+        in[i].data = half ? NULL : (void *)(uintptr_t)v->data;
+        if (half && !first) first = v->type.dtype;
     }
     gradd_infer_t infer = {e->op, e->attrs, e->opset, e->n_in, e->n_out, in, types, 0};
     bool sure = !e->op->infer(&infer);
-    for (int j = 0; j < e->n_out; j++)
-        out_bf16[j] = !sure || types[j].dtype == GRADD_DT_BF16;
+    for (int j = 0; j < e->n_out; j++) {
+        const gradd_dtype_t dtype = sure ? types[j].dtype : first;
+        out_half[j] = gradd_dtype_is_half(dtype) ? dtype : GRADD_DT_NONE;
+    }
 }
 
 gradd_status_t graph_emit_widened(graph_t *g, const graph_emit_t *e, gradd_val_t *out) {
     gradd_val_t in[GRADD_OP_MAX_IN], wide[GRADD_OP_MAX_OUT];
-    bool rounds[GRADD_OP_MAX_OUT];
+    gradd_dtype_t half[GRADD_OP_MAX_OUT];
     graph_emit_t inner = *e;
     inner.in = in;
     for (int i = 0; i < e->n_in; i++) {
         in[i] = e->in[i];
-        if (is_bf16(g, e->in[i])) GRADD_TRY(cast(g, e, e->in[i], GRADD_DT_F32, &in[i]));
+        if (is_half(g, e->in[i])) GRADD_TRY(cast(g, e, e->in[i], GRADD_DT_F32, &in[i]));
     }
     GRADD_TRY(graph_emit(g, &inner, wide));
-    ask_row(g, e, rounds);
+    ask_row(g, e, half);
     for (int j = 0; j < e->n_out; j++) {
         out[j] = wide[j];
-        if (rounds[j] && wide[j] != GRADD_NONE && graph_type(g, wide[j])->dtype == GRADD_DT_F32)
-            GRADD_TRY(cast(g, e, wide[j], GRADD_DT_BF16, &out[j]));
+        if (half[j] && wide[j] != GRADD_NONE && graph_type(g, wide[j])->dtype == GRADD_DT_F32)
+            GRADD_TRY(cast(g, e, wide[j], half[j], &out[j]));
     }
     return GRADD_OK;
 }

@@ -188,7 +188,7 @@ static void put_model(wire_out_t *out, const model_entry_t *entry) {
     wire_key(out, "random");
     wire_put_u64(out, gradd_model_is_random(model));
     wire_key(out, "half");
-    wire_put_u64(out, gradd_model_is_half(model));
+    wire_put_u64(out, (uint64_t)gradd_model_half(model));
 }
 
 /* An entry to fill: the graph that was used least recently makes room. Its plans stay; a client

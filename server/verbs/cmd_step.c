@@ -54,7 +54,7 @@ static const wire_field_t group_keys[] = {
 
 typedef struct update_s {
     binding_t *p, *m, *v; /* Borrowed */
-    binding_t *w;         /* Borrowed: master weights of the bf16 parameters; or NULL */
+    binding_t *w;         /* Borrowed: master weights of the bf16 and f16 parameters; or NULL */
     tensors_t g, journal;
     step_tensor_t *tensors; /* Owned */
     gradd_adam_t *groups;   /* Owned */
@@ -99,7 +99,7 @@ static gradd_status_t check_type(const char *field, int i, gradd_dtype_t dtype,
 
 static gradd_status_t fill_tensor(update_t *u, int i, uint64_t group, int *n_masters) {
     const gradd_type_t *p = &u->p->tensors.types[i];
-    bool half = p->dtype == GRADD_DT_BF16;
+    bool half = gradd_dtype_is_half(p->dtype);
     float *master = NULL;
     if (!half) GRADD_TRY(check_type("p", i, GRADD_DT_F32, p, p));
     GRADD_TRY(check_type("m", i, GRADD_DT_F32, p, &u->m->tensors.types[i]));
@@ -139,7 +139,7 @@ static gradd_status_t fill_tensors(update_t *u, const msgpack_object *group, int
     for (int i = 0; i < n; i++)
         GRADD_TRY(fill_tensor(u, i, wire_u64(wire_at(group, i)), &n_masters));
     if (u->w && n_masters != u->w->tensors.n)
-        return GRADD_FAIL(TENSOR, "step: field 'bw': %d tensors for %d bf16 parameters",
+        return GRADD_FAIL(TENSOR, "step: field 'bw': %d tensors for %d half parameters",
                           u->w->tensors.n, n_masters);
     return GRADD_OK;
 }

@@ -2,7 +2,7 @@
 #include "tests/c/eager.h"
 
 #include "kernels/backend.h"
-#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/half.h"
 #include "kernels/registry.h"
 #include "tests/c/ground.h"
 
@@ -178,7 +178,7 @@ gradd_val_t eager_add(eager_t *e, gradd_view_t view, bool known) {
     return e->n_values++;
 }
 
-/* ---- operators without a bf16 kernel run in f32, as in a graph ---- */
+/* ---- operators without a kernel for a half run in f32, as in a graph ---- */
 
 static gradd_view_t recast(eager_t *e, gradd_view_t view, gradd_dtype_t to) {
     gradd_view_t out = {.type = view.type};
@@ -186,20 +186,34 @@ static gradd_view_t recast(eager_t *e, gradd_view_t view, gradd_dtype_t to) {
     out.type.dtype = to;
     out.data = fenced(e, (size_t)gradd_type_bytes(&out.type));
     if (to == GRADD_DT_F32)
-        gradd_bf16_widen(out.data, view.data, n);
+        gradd_half_widen(out.data, view.data, view.type.dtype, n);
     else
-        gradd_bf16_narrow(out.data, view.data, n);
+        gradd_half_narrow(out.data, view.data, to, n);
     return out;
 }
 
 static gradd_status_t call_widened(eager_t *e, eager_call_t *call, gradd_view_t *in,
                                    gradd_view_t *out) {
     const bool widen = !eager_kernel(call);
-    for (int i = 0; widen && i < call->n_in; i++)
-        if (in[i].type.dtype == GRADD_DT_BF16) in[i] = recast(e, in[i], GRADD_DT_F32);
+    gradd_type_t own[GRADD_OP_MAX_OUT] = {0};
+    gradd_view_t seen[GRADD_OP_MAX_IN];
+    for (int i = 0; i < call->n_in; i++) {
+        seen[i] = in[i];
+        if (!call->known[i] || gradd_dtype_is_half(in[i].type.dtype)) seen[i].data = NULL;
+        if (widen && gradd_dtype_is_half(in[i].type.dtype)) in[i] = recast(e, in[i], GRADD_DT_F32);
+    }
+    gradd_infer_t c = {.op = call->op,
+                       .attrs = call->attrs,
+                       .opset = eager_opset(call->op),
+                       .n_in = call->n_in,
+                       .n_out = call->n_out,
+                       .in = seen,
+                       .out = own};
+    if (widen) GRADD_TRY(call->op->infer(&c)); /* what it would have given for halves */
     GRADD_TRY(eager_call(e, call, out));
     for (int j = 0; widen && j < call->n_out; j++)
-        if (out[j].type.dtype == GRADD_DT_F32) out[j] = recast(e, out[j], GRADD_DT_BF16);
+        if (out[j].data && gradd_dtype_is_half(own[j].dtype))
+            out[j] = recast(e, out[j], own[j].dtype);
     return GRADD_OK;
 }
 
@@ -277,12 +291,14 @@ typedef struct grad_call_s {
 
 static gradd_val_t output(gradd_grad_t *g, int j) {
     grad_call_t *gc = (grad_call_t *)g;
-    gradd_view_t results[GRADD_OP_MAX_OUT];
+    gradd_view_t in[GRADD_OP_MAX_IN], results[GRADD_OP_MAX_OUT];
     if (g->b->status) return GRADD_NONE;
     if (j < gc->call->n_out && gc->out[j].data) return eager_add(gc->e, gc->out[j], false);
     eager_call_t more = *gc->call;
     more.n_out = j + 1;
-    g->b->status = eager_call(gc->e, &more, results);
+    if (more.n_in) memcpy(in, more.in, sizeof in[0] * (size_t)more.n_in);
+    more.in = in;
+    g->b->status = call_widened(gc->e, &more, in, results);
     return g->b->status ? GRADD_NONE : eager_add(gc->e, results[j], false);
 }
 

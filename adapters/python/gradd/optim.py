@@ -36,7 +36,7 @@ logger = logging.getLogger("gradd")
 JOURNAL_BYTES = 4096 + 3 * 4 * (128 << 10)
 _CHUNK_BITS = 24  # of the journal's progress: step << 24 | chunks done of it
 
-_TYPES = (torch.float32, torch.bfloat16)
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _SETTINGS = {"lr": "learning rate", "eps": "epsilon value", "weight_decay": "weight_decay value"}
 _MASTER = "master"  # name of the float32 master weights in the state of a bf16 parameter
@@ -178,9 +178,9 @@ def _check_clip(norm: float | None) -> None:
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """Adam and AdamW in the daemon; float32 and bfloat16 parameters.
+    """Adam and AdamW in the daemon; float32, bfloat16 and float16 parameters.
 
-    The moments of a bfloat16 parameter are float32. Without master weights its update is computed
+    The moments of a half parameter are float32. Without master weights its update is computed
     in float32 from the parameter's value and rounded to nearest; updates below half of its last
     place are lost.
 
@@ -197,7 +197,7 @@ class FusedAdam(torch.optim.Optimizer):
         max_grad_norm: Clip the global norm of all gradients to this before the update, as
             torch.nn.utils.clip_grad_norm_ does; `.grad` itself keeps its values. None or 0: no
             clipping; inf: the norm alone.
-        master_weights: Keep a float32 copy of every bfloat16 parameter, which the step updates; the
+        master_weights: Keep a float32 copy of every half parameter, which the step updates; the
             parameter is the copy rounded. A parameter that was written in between (by
             load_state_dict() of the model, say) counts more than its copy. state_dict() holds it.
         sparse_rows: Lazy Adam for tables. A row whose gradient is all zeros is left alone: value,
@@ -331,7 +331,7 @@ class FusedAdam(torch.optim.Optimizer):
 
         Raises:
             ValueError: A setting is none; nothing is changed.
-            TensorError: A parameter or gradient is not dense float32 or bfloat16 on the CPU.
+            TensorError: A parameter or gradient is not dense float32, bfloat16 or float16 on the CPU.
             StaleError: Half of the last step was done, and it cannot be finished.
         """
         loss = None
@@ -365,7 +365,8 @@ class FusedAdam(torch.optim.Optimizer):
                 if t.dtype not in _TYPES or t.device.type != "cpu" or t.layout != torch.strided:
                     raise errors.TensorError(
                         f"FusedAdam: {what} of shape {tuple(p.shape)} is {t.dtype} on {t.device} "
-                        f"({t.layout}); it takes dense float32 and bfloat16 on the CPU"
+                        f"({t.layout}); it takes dense float32, bfloat16 and float16 on "
+                        "the CPU"
                     )
 
     def _check_ties(self, client: Client, params: list[torch.Tensor]) -> None:

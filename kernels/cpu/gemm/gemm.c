@@ -2,8 +2,8 @@
  * gemm.h. */
 #include "kernels/cpu/gemm/gemm.h"
 
-#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/gemm/gemm_impl.h"
+#include "kernels/cpu/half.h"
 #include "kernels/dispatch.h"
 
 #include <omp.h>
@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define TO_BF16(x) gradd_f32_bf16((float)(x))
+#define TO_F16(x)  gradd_f32_f16((float)(x))
 #define PLAIN_PRODUCT(T, R, ACC, READ, READ_C, WRITE)                                              \
     for (int64_t at = 0; at < batches * g->m; at++) {                                              \
         int64_t a_at, b_at;                                                                        \
@@ -42,6 +43,12 @@ gradd_status_t gradd_gemm_ref(const gradd_gemm_t *g, const void *a, const void *
         else
             PLAIN_PRODUCT(gradd_bf16_t, gradd_bf16_t, double, gradd_bf16_f32, gradd_bf16_f32,
                           TO_BF16)
+        return GRADD_OK;
+    case GRADD_DT_F16:
+        if (gradd_gemm_result(g) == GRADD_DT_F32)
+            PLAIN_PRODUCT(gradd_f16_t, float, double, gradd_f16_f32, , (float))
+        else
+            PLAIN_PRODUCT(gradd_f16_t, gradd_f16_t, double, gradd_f16_f32, gradd_f16_f32, TO_F16)
         return GRADD_OK;
     case GRADD_DT_I32:
         PLAIN_PRODUCT(int32_t, int32_t, uint64_t, , , (int32_t)) return GRADD_OK;

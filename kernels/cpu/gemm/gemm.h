@@ -4,7 +4,7 @@
  * own strides in elements, so a transposed matrix or a broadcast batch (stride 0) costs nothing to
  * name. f32 goes to oneDNN, bf16 too where the processor multiplies it. Everything else, and all in
  * builds without oneDNN, goes to our own loops, as do products for which oneDNN has nothing fast.
- * bf16 is summed in f32 and rounded once.
+ * bf16 and f16 are summed in f32 and rounded once.
  *
  * A product is made ready once and then called often: its primitive costs some 90 KiB and a
  * fraction of a millisecond, and scratch of the library is the caller's memory. The same
@@ -30,7 +30,7 @@ gradd_status_t gradd_gemm(const void *state, const void *a, const void *b, const
 /* The definition: plain loops, sums in double (integers: int64). */
 gradd_status_t gradd_gemm_ref(const gradd_gemm_t *g, const void *a, const void *b, const void *bias,
                               void *c);
-/* Our own blocked, threaded product, whatever gradd_gemm uses; f32, f64 and bf16. Its scratch. */
+/* Our own blocked, threaded product, whatever gradd_gemm uses; floats. Its scratch. */
 size_t gradd_gemm_blocked_workspace(const gradd_gemm_t *g);
 gradd_status_t gradd_gemm_blocked(const gradd_gemm_t *g, const void *a, const void *b,
                                   const void *bias, void *c, void *workspace);
@@ -50,6 +50,8 @@ const char *gradd_gemm_library(void);
         GRADD_KERNEL(title, "blocked f32", .types = {GRADD_DTB(F32)},                              \
                      .unprepare = gradd_gemm_unprepare, __VA_ARGS__),                              \
         GRADD_KERNEL(title, "blocked f32 of bf16", .types = {GRADD_DTB(BF16)},                     \
+                     .unprepare = gradd_gemm_unprepare, __VA_ARGS__),                              \
+        GRADD_KERNEL(title, "blocked f32 of f16", .types = {GRADD_DTB(F16)},                       \
                      .unprepare = gradd_gemm_unprepare, __VA_ARGS__),                              \
         GRADD_KERNEL(title, "blocked f64", .types = {GRADD_DTB(F64)},                              \
                      .unprepare = gradd_gemm_unprepare, __VA_ARGS__)

@@ -4,9 +4,9 @@
  * along k, both operands are packed into panels (padded with zeros at the edges, so that strides
  * and remainders end there) and a register block of MR x NR is updated by fused multiply-adds. The
  * order of the sums depends on nothing but the shape, so the bits do not depend on the thread
- * count. bf16 operands are widened while they are packed, and the tile is rounded once. */
-#include "kernels/cpu/bf16.h"
+ * count. bf16 and f16 operands are widened while they are packed, and the tile is rounded once. */
 #include "kernels/cpu/gemm/gemm_impl.h"
+#include "kernels/cpu/half.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/dispatch.h"
 
@@ -115,6 +115,8 @@ BLOCKED(f32, float, 16, float, float, , , )
 BLOCKED(f64, double, 8, double, double, , , )
 BLOCKED(bf16, float, 16, gradd_bf16_t, gradd_bf16_t, gradd_bf16_f32, gradd_bf16_f32, gradd_f32_bf16)
 BLOCKED(bf16_f32, float, 16, gradd_bf16_t, float, gradd_bf16_f32, , )
+BLOCKED(f16, float, 16, gradd_f16_t, gradd_f16_t, gradd_f16_f32, gradd_f16_f32, gradd_f32_f16)
+BLOCKED(f16_f32, float, 16, gradd_f16_t, float, gradd_f16_f32, , )
 
 size_t gradd_gemm_blocked_workspace(const gradd_gemm_t *description) {
     gradd_gemm_t g = *description;
@@ -130,9 +132,12 @@ gradd_status_t gradd_gemm_blocked(const gradd_gemm_t *description, const void *a
     if (!g.has_bias) bias = NULL;
     if (g.dtype == GRADD_DT_F32) return blocked_f32(&g, a, b, bias, c, workspace);
     if (g.dtype == GRADD_DT_F64) return blocked_f64(&g, a, b, bias, c, workspace);
-    if (g.dtype != GRADD_DT_BF16)
+    if (!gradd_dtype_is_half(g.dtype))
         return GRADD_FAIL(UNSUPPORTED, "no blocked product of %s", gradd_dtype_name(g.dtype));
+    const bool f16 = g.dtype == GRADD_DT_F16;
     if (gradd_gemm_result(&g) == GRADD_DT_F32)
-        return blocked_bf16_f32(&g, a, b, bias, c, workspace);
-    return blocked_bf16(&g, a, b, bias, c, workspace);
+        return f16 ? blocked_f16_f32(&g, a, b, bias, c, workspace)
+                   : blocked_bf16_f32(&g, a, b, bias, c, workspace);
+    return f16 ? blocked_f16(&g, a, b, bias, c, workspace)
+               : blocked_bf16(&g, a, b, bias, c, workspace);
 }

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/bf16.h"
+#include "kernels/formulas.h"
 #include "kernels/registry.h"
 
 const graph_node_t *match_made_by(const graph_t *g, gradd_val_t v, const char *op) {
@@ -17,14 +17,8 @@ bool match_scalar(const graph_t *g, gradd_val_t v, double *out) {
     if (v == GRADD_NONE) return false;
     const graph_value_t *value = g->values[v];
     if (!value->data || gradd_type_count(&value->type) != 1) return false;
-    if (value->type.dtype == GRADD_DT_F32)
-        *out = *(const float *)value->data;
-    else if (value->type.dtype == GRADD_DT_F64)
-        *out = *(const double *)value->data;
-    else if (value->type.dtype == GRADD_DT_BF16)
-        *out = (double)gradd_bf16_f32(*(const gradd_bf16_t *)value->data);
-    else
-        return false;
+    if (!gradd_dtype_is_float(value->type.dtype)) return false;
+    *out = gradd_real_at(value->data, 0, (int)value->type.dtype);
     return true;
 }
 

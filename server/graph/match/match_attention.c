@@ -6,8 +6,8 @@
  *     > [Max(., fill)] > [Concat(., sinks)] > [Sub(., largest of it)] > [a factor] > Softmax
  *     > [all but the last column] > [Dropout] > MatMul(., v)
  *
- * with casts between bf16 and f32 anywhere if the result is in bf16, operands of Add and Mul in
- * either order, factors on q or k instead of their product, and heads of k and v repeated by
+ * with casts between a half and f32 anywhere if the result is in that half, operands of Add and Mul
+ * in either order, factors on q or k instead of their product, and heads of k and v repeated by
  * Unsqueeze, Expand, Reshape. One mask and a few biases are found, in any order; a second mask that
  * is added is a bias. Several last products may share one softmax (differential attention). */
 #include "server/graph/match/match_attention.h"
@@ -266,12 +266,12 @@ static bool take_dropout(const graph_t *g, const graph_node_t *n, match_attentio
 
 /* Whether biases and sinks are of the type of the sums, or become it by widening. */
 static bool has_fitting_terms(const graph_t *g, const match_attention_t *f) {
-    const gradd_dtype_t wide = f->dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : f->dtype;
+    const gradd_dtype_t wide = gradd_dtype_is_half(f->dtype) ? GRADD_DT_F32 : f->dtype;
     for (int i = 0; i <= f->n_bias; i++) {
         const gradd_val_t v = i < f->n_bias ? f->bias[i].value : f->sinks;
         if (v == GRADD_NONE) continue;
         const gradd_dtype_t dtype = graph_type(g, v)->dtype;
-        if (dtype != wide && (dtype != GRADD_DT_BF16 || wide != GRADD_DT_F32)) return false;
+        if (dtype != wide && (!gradd_dtype_is_half(dtype) || wide != GRADD_DT_F32)) return false;
     }
     return true;
 }

@@ -1,8 +1,9 @@
-/* Looking through casts, and choosing operands of the right width. Models in bf16 calculate some
- * parts in f32, with casts around and between them; the operators that stand for such a part do
- * that themselves. `as` is the element type that the operator would have: one in bf16 takes the
- * place of casts between bf16 and f32 in either direction, any other only of those that keep the
- * value. Whoever rounds to bf16 in the middle of f32, or computes a part of it in f64, gets that.
+/* Looking through casts, and choosing operands of the right width. Models in bf16 or f16 calculate
+ * some parts in f32, with casts around and between them; the operators that stand for such a part
+ * do that themselves. `as` is the element type that the operator would have: one in a half takes
+ * the place of casts between that half and f32 in either direction, any other only of those that
+ * keep the value. Whoever rounds to a half in the middle of f32, or computes a part of it in f64,
+ * gets that.
  */
 #ifndef GRADD_SERVER_GRAPH_MATCH_CAST_H
 #define GRADD_SERVER_GRAPH_MATCH_CAST_H
@@ -26,7 +27,7 @@ bool match_same_uncast(const graph_t *g, gradd_val_t a, gradd_val_t b, gradd_dty
  * is. */
 gradd_val_t match_of_dtype(const graph_t *g, gradd_val_t v, gradd_dtype_t dtype);
 /* Scale or bias for a normalisation of x: a vector over the last axis, of x's type or f32 beside
- * bf16. GRADD_NONE if v is none. */
+ * a half. GRADD_NONE if v is none. */
 gradd_val_t match_row_vector(const graph_t *g, gradd_val_t v, gradd_val_t x);
 
 #endif

@@ -5,18 +5,16 @@
 #include <string.h>
 
 #include "kernels/attention.h"
-#include "kernels/bf16.h"
+#include "kernels/formulas.h"
 
 enum { MOST_ABOVE = 256 };
 
 static double number_at(const graph_value_t *v, int64_t i) {
-    if (v->type.dtype == GRADD_DT_F32) return (double)((const float *)v->data)[i];
-    if (v->type.dtype == GRADD_DT_F64) return ((const double *)v->data)[i];
-    if (v->type.dtype != GRADD_DT_BF16) return NAN;
-    return (double)gradd_bf16_f32(((const gradd_bf16_t *)v->data)[i]);
+    if (!gradd_dtype_is_float(v->type.dtype)) return NAN;
+    return gradd_real_at(v->data, i, (int)v->type.dtype);
 }
 
-/* Of what is known, f32, f64 or bf16: no infinity, nothing near a fill. */
+/* Of what is known, a float: no infinity, nothing near a fill. */
 static bool is_modest(const graph_value_t *v) {
     const int64_t n = gradd_type_count(&v->type);
     for (int64_t i = 0; i < n; i++)

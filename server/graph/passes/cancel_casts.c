@@ -1,5 +1,5 @@
 /* Cast(Cast(x)) -> Cast(x) where the first cast is exact, and x itself where the second leads back
- * to its type: bf16 -> f32 -> bf16 is x, bit for bit.
+ * to its type: bf16 -> f32 -> bf16 is x, bit for bit, and so is f16 -> f32 -> f16.
  *
  * Such pairs arise when gradients are emitted: a rule gives back in the type of its operand what
  * the rule behind it widens or narrows again. So this runs over the joint graph, and looks at
@@ -9,10 +9,12 @@
 #include "server/graph/graph.h"
 #include "server/graph/redirect.h"
 
-/* How much a float type holds: each of these holds all values of those below it. 0 = no float. */
+/* How much a float type holds: each of these holds all values of those below it; the two of width
+ * 1 do not hold each other's. 0 = no float. */
 static int width_of(gradd_dtype_t dtype) {
     switch (dtype) {
     case GRADD_DT_BF16:
+    case GRADD_DT_F16:
         return 1;
     case GRADD_DT_F32:
         return 2;
@@ -33,8 +35,8 @@ static const graph_node_t *cast_behind(const graph_t *g, gradd_val_t v) {
 static gradd_val_t unwidened(const graph_t *g, const graph_node_t *n) {
     gradd_val_t v = n->in[0];
     for (const graph_node_t *c; (c = cast_behind(g, v));) {
-        const int from = width_of(graph_type(g, c->in[0])->dtype);
-        if (!from || width_of(graph_type(g, v)->dtype) < from) break;
+        const gradd_dtype_t from = graph_type(g, c->in[0])->dtype, to = graph_type(g, v)->dtype;
+        if (!width_of(from) || (from != to && width_of(to) <= width_of(from))) break;
         v = c->in[0];
     }
     return v;

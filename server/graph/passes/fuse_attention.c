@@ -123,7 +123,7 @@ static gradd_status_t emit_mask(graph_t *g, int32_t like, const match_attention_
 /* A bias or sinks in the type that sums have. */
 static gradd_status_t emit_wide(graph_t *g, int32_t like, gradd_val_t v, gradd_val_t *out) {
     *out = v;
-    if (v == GRADD_NONE || graph_type(g, v)->dtype != GRADD_DT_BF16) return GRADD_OK;
+    if (v == GRADD_NONE || !gradd_dtype_is_half(graph_type(g, v)->dtype)) return GRADD_OK;
     gradd_attr_t to = gradd_make_int("to", GRADD_DT_F32);
     return emit(g, like, &(match_fused_t){"Cast", &v, 1, &to, 1, NULL}, out);
 }

@@ -92,7 +92,7 @@ static int arithmetic_of(const graph_node_t *n) {
 /* ---- what hangs together --------------------------------------------------------------------- */
 
 static bool is_float(gradd_dtype_t dtype) {
-    return dtype == GRADD_DT_F32 || dtype == GRADD_DT_F64 || dtype == GRADD_DT_BF16;
+    return dtype == GRADD_DT_F32 || dtype == GRADD_DT_F64 || gradd_dtype_is_half(dtype);
 }
 
 /* The node that makes v, if the pass can compute it for a function in `as`. */
@@ -195,10 +195,12 @@ static bool agrees(const double *y, double (*f)(double, double), double alpha, d
     return true;
 }
 
-/* Constants of a bf16 model are rounded to 8 bits, those of an f32 model to f32, others are not. */
+/* Constants of a bf16 model are rounded to 8 bits, those of an f16 model to 11, those of an f32
+ * model to f32, others are not. */
 static double tolerance_of(const graph_t *g, const graph_node_t *n) {
     gradd_dtype_t dtype = graph_type(g, n->out[0])->dtype;
-    return dtype == GRADD_DT_BF16 ? 6e-3 : dtype == GRADD_DT_F64 ? 1e-13 : 1e-5;
+    if (gradd_dtype_is_half(dtype)) return dtype == GRADD_DT_BF16 ? 6e-3 : 8e-4;
+    return dtype == GRADD_DT_F64 ? 1e-13 : 1e-5;
 }
 
 /* A factor that was meant as 1 or 1.702 is that. */
@@ -219,7 +221,7 @@ static gradd_status_t replace_if_known(graph_t *g, graph_node_t *n, const curve_
     const double alpha = exact_alpha(swish_alpha(y), tolerance);
     gradd_attr_t attr;
     match_fused_t fused = {"Gelu", &c->x, 1, &attr, 1, NULL};
-    /* the two forms of Gelu are closer to each other than bf16 can tell */
+    /* the two forms of Gelu are closer to each other than a half can tell */
     if (reads(c, "Erf") && agrees(y, gelu, 0, tolerance)) {
         attr = gradd_make_string("approximate", "none");
     } else if (alpha && agrees(y, swish, alpha, tolerance)) {

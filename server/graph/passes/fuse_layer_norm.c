@@ -3,7 +3,7 @@
  *   Add(RMSNormalization(Sub(x, ReduceMean(x, -1)), w), b)
  *
  * since layer normalisation is RMS normalisation of what is centred; the bias may be missing. Then
- * casts around either normalisation go away where x and the result are bf16: the operators
+ * casts around either normalisation go away where x and the result are bf16 or f16: the operators
  * calculate in f32 anyway and round once. A norm that somebody else reads as well stays: it would
  * be computed twice. */
 #include <string.h>
@@ -57,21 +57,22 @@ static gradd_status_t fuse_bias(graph_t *g, graph_node_t *n, const graph_readers
     return GRADD_OK;
 }
 
-/* Cast(Norm(Cast(x), w, b)), calculated in f32 for an x and a result in bf16 */
+/* Cast(Norm(Cast(x), w, b)), calculated in f32 for an x and a result in one half */
 static gradd_status_t fuse_casts(graph_t *g, graph_node_t *n, const graph_readers_t *readers) {
-    if (graph_type(g, n->out[0])->dtype != GRADD_DT_BF16) return GRADD_OK;
+    const gradd_dtype_t half = graph_type(g, n->out[0])->dtype;
+    if (!gradd_dtype_is_half(half)) return GRADD_OK;
     const graph_node_t *norm = match_made_by(g, n->in[0], "LayerNormalization");
     if (!norm) norm = match_made_by(g, n->in[0], "RMSNormalization");
     if (!norm || !is_over_last(g, norm) || !graph_read_once(readers, n->in[0])) return GRADD_OK;
-    gradd_val_t in[3], x = match_of_dtype(g, norm->in[0], GRADD_DT_BF16);
+    gradd_val_t in[3], x = match_of_dtype(g, norm->in[0], half);
     if (x == GRADD_NONE) return GRADD_OK;
     bool narrow = true; /* scale and bias must be of one type */
     for (int i = 1; i < norm->n_in; i++)
         narrow = narrow && norm->in[i] != GRADD_NONE &&
-                 match_of_dtype(g, norm->in[i], GRADD_DT_BF16) != GRADD_NONE;
+                 match_of_dtype(g, norm->in[i], half) != GRADD_NONE;
     in[0] = x;
     for (int i = 1; i < norm->n_in; i++)
-        in[i] = narrow ? match_of_dtype(g, norm->in[i], GRADD_DT_BF16) : norm->in[i];
+        in[i] = narrow ? match_of_dtype(g, norm->in[i], half) : norm->in[i];
     return replace(g, n, norm, norm->op->name, in, norm->n_in);
 }
 

@@ -76,8 +76,8 @@ static void multiply(head_t *h, double factor) {
 /* ---- from the logits upwards ----------------------------------------------------------------- */
 
 static bool is_cast(const gradd_type_t *a, const gradd_type_t *b) {
-    return (a->dtype == GRADD_DT_BF16 || a->dtype == GRADD_DT_F32) &&
-           (b->dtype == GRADD_DT_BF16 || b->dtype == GRADD_DT_F32);
+    return (gradd_dtype_is_half(a->dtype) || a->dtype == GRADD_DT_F32) &&
+           (gradd_dtype_is_half(b->dtype) || b->dtype == GRADD_DT_F32);
 }
 
 /* One step over a node that is no product; false if it is none of the pattern. */
@@ -115,8 +115,8 @@ static bool take_product(const graph_t *g, const graph_node_t *n, head_t *h) {
     h->trans = gradd_attr_int(n->attrs, "transB", 0);
     const gradd_type_t *x = graph_type(g, h->x), *w = graph_type(g, h->w);
     if (x->rank < 2 || w->rank != 2 || x->dtype != w->dtype || !gradd_dtype_is_float(x->dtype) ||
-        g->values[h->w]->kind != VALUE_INPUT || gradd_attr_int(n->attrs, "transA", 0) ||
-        graph_type(g, n->out[0])->dtype != x->dtype)
+        x->dtype == GRADD_DT_F16 || g->values[h->w]->kind != VALUE_INPUT ||
+        gradd_attr_int(n->attrs, "transA", 0) || graph_type(g, n->out[0])->dtype != x->dtype)
         return false;
     const double alpha = gradd_attr_float(n->attrs, "alpha", 1);
     if (alpha != 1 && h->bias != GRADD_NONE) return false;

@@ -7,7 +7,7 @@
  *   each perhaps with weights of the classes
  *   [Div(sum of losses, number of items)]
  *
- * where logits pass through reshapes, a cast from bf16 to f32, or a transposition that puts the
+ * where logits pass through reshapes, a cast from a half to f32, or a transposition that puts the
  * classes second, and labels through reshapes. Next-token losses shift: labels are padded at the
  * end and cut at the start, or logits are cut at the end and labels at the start; then the operator
  * shifts, and nothing is copied. The operands are read where they lie. */
@@ -52,7 +52,8 @@ static gradd_val_t above_logits(const graph_t *g, pattern_t *p) {
     const gradd_type_t *in = graph_type(g, n->in[0]), *out = graph_type(g, p->logits);
     bool same = in->rank && last_dim(g, n->in[0]) == last_dim(g, p->logits);
     if (gradd_op_is_transparent(n->op) && same && in->dtype == out->dtype) return n->in[0];
-    if (!strcmp(n->op->name, "Cast") && in->dtype == GRADD_DT_BF16 && out->dtype == GRADD_DT_F32)
+    if (!strcmp(n->op->name, "Cast") && gradd_dtype_is_half(in->dtype) &&
+        out->dtype == GRADD_DT_F32)
         return n->in[0];
     if (!p->cut && match_cuts_one(g, n, out->rank - 2, false)) {
         p->cut = true;

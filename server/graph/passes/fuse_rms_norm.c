@@ -4,7 +4,7 @@
  *
  * with Mul(x, x) for the square, Div(1, .) for the reciprocal or Div(x, Sqrt(.)) for the product,
  * Pow(., 0.5) for the root, Pow(., -0.5) for both, the weight on x, and the operands of products in
- * either order; casts between bf16 and f32 may stand anywhere if the result is in bf16. w is any
+ * either order; casts between a half and f32 may stand anywhere if the result is in it. w is any
  * vector over the last axis (Gemma adds 1 to its weight first); without one it is a vector of ones.
  * The operator keeps one number per row for backward, the pattern five tensors of the size of x. */
 #include <string.h>

@@ -273,11 +273,11 @@ static bool is_partial(const graph_t *g, const graph_node_t *n, found_t *out) {
            turned.size + rest.size == match_width(g, turned.source);
 }
 
-/* Cast(Rope(Cast(x))) with x and the result in bf16 */
+/* Cast(Rope(Cast(x))) with x and the result in one half */
 static bool is_widened(const graph_t *g, const graph_node_t *n, found_t *out) {
-    if (graph_type(g, n->out[0])->dtype != GRADD_DT_BF16 || !made_by_rope(g, n->in[0], out))
-        return false;
-    out->x = match_of_dtype(g, out->x, GRADD_DT_BF16);
+    const gradd_dtype_t half = graph_type(g, n->out[0])->dtype;
+    if (!gradd_dtype_is_half(half) || !made_by_rope(g, n->in[0], out)) return false;
+    out->x = match_of_dtype(g, out->x, half);
     return out->x != GRADD_NONE;
 }
 

@@ -224,7 +224,8 @@ static gradd_status_t set_split(lift_t *s, int64_t batch, int64_t heads) {
 
 /* Splits N as a value of four dimensions does, if there is one. */
 static gradd_status_t choose_split(lift_t *s, const graph_node_t *softmax, const graph_node_t *n) {
-    const graph_node_t *shaped = reshaping(s->g, match_uncast(s->g, n->in[1], GRADD_DT_BF16));
+    const graph_node_t *shaped =
+        reshaping(s->g, match_uncast(s->g, n->in[1], graph_type(s->g, n->in[1])->dtype));
     const gradd_val_t likely[3] = {n->out[0], softmax->out[0],
                                    shaped ? shaped->in[0] : softmax->out[0]};
     const gradd_type_t *y = graph_type(s->g, n->out[0]);

@@ -19,13 +19,13 @@ enum { K = 1, MASK = 3, BIAS = 4, RANGES = 5, MOST_IN = 9, MOST_ATTRS = 12 };
 typedef struct parts_s {
     gradd_val_t mask, bias; /* GRADD_NONE = no bias is left */
     double fill;
-    bool narrow; /* the bias is bf16, which attention takes as f32 */
+    bool narrow; /* the bias is a half, which attention takes as f32 */
 } parts_t;
 
-/* What v has been cast from, bf16 to f32, or v. */
+/* What v has been cast from, a half to f32, or v. */
 static gradd_val_t before_cast(const graph_t *g, gradd_val_t v) {
     const graph_node_t *n = match_made_by(g, v, "Cast");
-    const bool widens = n && graph_type(g, n->in[0])->dtype == GRADD_DT_BF16 &&
+    const bool widens = n && gradd_dtype_is_half(graph_type(g, n->in[0])->dtype) &&
                         graph_type(g, v)->dtype == GRADD_DT_F32;
     return widens ? n->in[0] : v;
 }

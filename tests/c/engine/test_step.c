@@ -1,5 +1,6 @@
-/* The optimizer step: its mathematics in the three modes, clipping, parameters in f32, in bf16 and
- * in bf16 with master weights, and the journal under kills at every point where one could matter.
+/* The optimizer step: its mathematics in the three modes, clipping, parameters in f32, in bf16 or
+ * f16, and in these with master weights, and the journal under kills at every point where one could
+ * matter.
  */
 #include "server/exec/step.h"
 
@@ -12,7 +13,7 @@
 #include <unistd.h>
 
 #include "kernels/cpu/adamw.h"
-#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/half.h"
 #include "tests/c/ground.h"
 #include "tests/fake/fake.h"
 #include "tests/test.h"
@@ -24,7 +25,8 @@
 #define W_LARGE 563 /* 467 rows in three chunks */
 
 /* ROWS besides: both are stepped by rows. */
-typedef enum storage_e { F32, BF16, MASTERS, ROWS = 4 } storage_t;
+typedef enum storage_e { F32, HALF, MASTERS, ROWS = 4 } storage_t;
+static gradd_dtype_t half = GRADD_DT_BF16; /* of HALF and MASTERS */
 
 /* Two parameters with state and gradients, and a journal, in memory that a fork shares. */
 typedef struct world_s {
@@ -83,18 +85,20 @@ static float pattern(int64_t i, int salt) {
 }
 
 static float rounded(float x) {
-    return gradd_bf16_f32(gradd_f32_bf16(x));
+    uint16_t there;
+    gradd_half_put(&there, half, x);
+    return gradd_half_f32(&there, half);
 }
 
 static void write_at(gradd_dtype_t dtype, void *array, int64_t i, float x) {
-    if (dtype == GRADD_DT_BF16)
-        ((gradd_bf16_t *)array)[i] = gradd_f32_bf16(x);
+    if (gradd_dtype_is_half(dtype))
+        gradd_half_put((uint16_t *)array + i, dtype, x);
     else
         ((float *)array)[i] = x;
 }
 
 static float read_at(gradd_dtype_t dtype, const void *array, int64_t i) {
-    if (dtype == GRADD_DT_BF16) return gradd_bf16_f32(((const gradd_bf16_t *)array)[i]);
+    if (gradd_dtype_is_half(dtype)) return gradd_half_f32((const uint16_t *)array + i, dtype);
     return ((const float *)array)[i];
 }
 
@@ -124,7 +128,7 @@ static void world_open_as(world_t *w, gradd_adam_mode_t mode, storage_t storage)
     int64_t sizes[2] = {N_SMALL, N_LARGE};
     const bool by_rows = storage & ROWS;
     storage &= ~(unsigned)ROWS;
-    gradd_dtype_t dtype = storage == F32 ? GRADD_DT_F32 : GRADD_DT_BF16;
+    gradd_dtype_t dtype = storage == F32 ? GRADD_DT_F32 : half;
     w->ground = ground_make(STEP_JOURNAL_BYTES + 5 * sizeof(float) * (size_t)(N_SMALL + N_LARGE));
     w->journal = w->ground.host;
     int free_place = 0;
@@ -196,7 +200,7 @@ static double all_squares(const world_t *w) {
     return sum;
 }
 
-/* Five steps of the small tensor. Without masters a bf16 parameter is rounded after each step, with
+/* Five steps of the small tensor. Without masters a half parameter is rounded after each step, with
  * masters it is what they round to. */
 static void check_stored(gradd_adam_mode_t mode, double max_norm, storage_t storage) {
     world_t w;
@@ -216,9 +220,9 @@ static void check_stored(gradd_adam_mode_t mode, double max_norm, storage_t stor
             float now = parameter(&w, 0, i);
             if (storage == MASTERS) CHECK(now == rounded(t->master[i]));
             CHECK_NEAR(storage == MASTERS ? t->master[i] : now, p[i],
-                       storage == BF16 ? 0.0040 * fabs(p[i]) : 2e-6);
+                       storage == HALF ? 0.0040 * fabs(p[i]) : 2e-6);
             CHECK_NEAR(t->m[i], m[i], 1e-6);
-            if (storage == BF16) p[i] = now; /* its own rounding does not add up here */
+            if (storage == HALF) p[i] = now; /* its own rounding does not add up here */
         }
     }
     world_close(&w);
@@ -244,21 +248,29 @@ TEST(gradients_are_clipped_by_their_global_norm) {
     check_mode(GRADD_ADAMW_TORCH, 1.5);
 }
 
-TEST(bf16_parameters_are_rounded_after_every_step) {
-    check_stored(GRADD_ADAM_L2, 0, BF16);
-    check_stored(GRADD_ADAMW_TRANSFORMERS, 0, BF16);
-    check_stored(GRADD_ADAMW_TORCH, 1.5, BF16);
+static const gradd_dtype_t halves[] = {GRADD_DT_BF16, GRADD_DT_F16};
+
+TEST(half_parameters_are_rounded_after_every_step) {
+    for (int i = 0; i < 2; i++) {
+        half = halves[i];
+        check_stored(GRADD_ADAM_L2, 0, HALF);
+        check_stored(GRADD_ADAMW_TRANSFORMERS, 0, HALF);
+        check_stored(GRADD_ADAMW_TORCH, 1.5, HALF);
+    }
 }
 
 TEST(master_weights_keep_what_rounding_loses) {
-    check_stored(GRADD_ADAM_L2, 0, MASTERS);
-    check_stored(GRADD_ADAMW_TRANSFORMERS, 0, MASTERS);
-    check_stored(GRADD_ADAMW_TORCH, 1.5, MASTERS);
+    for (int i = 0; i < 2; i++) {
+        half = halves[i];
+        check_stored(GRADD_ADAM_L2, 0, MASTERS);
+        check_stored(GRADD_ADAMW_TRANSFORMERS, 0, MASTERS);
+        check_stored(GRADD_ADAMW_TORCH, 1.5, MASTERS);
+    }
 }
 
 /* 1.0 minus steps of 2^-10: half the distance to the next bf16 number below is 2^-9. */
 TEST(steps_below_the_last_place_add_up_only_with_masters) {
-    for (storage_t storage = BF16; storage <= MASTERS; storage++) {
+    for (storage_t storage = HALF; storage <= MASTERS; storage++) {
         world_t w;
         world_open_as(&w, GRADD_ADAMW_TORCH, storage);
         step_tensor_t *t = &w.tensors[0];
@@ -297,16 +309,19 @@ TEST(a_parameter_that_was_written_counts_more_than_its_master) {
     world_close(&w);
 }
 
-TEST(norm_of_bf16_gradients_is_that_of_their_values) {
-    world_t w;
-    world_open_as(&w, GRADD_ADAMW_TORCH, BF16);
-    float *wide = malloc(sizeof *wide * (size_t)N_LARGE);
-    gradd_bf16_widen(wide, w.tensors[1].g, N_LARGE);
-    const gradd_span_t f32 = {wide, GRADD_DT_F32, N_LARGE};
-    const gradd_span_t bf16 = {w.tensors[1].g, GRADD_DT_BF16, N_LARGE};
-    CHECK(gradd_sum_squares(&f32, 1) == gradd_sum_squares(&bf16, 1));
-    free(wide);
-    world_close(&w);
+TEST(norm_of_half_gradients_is_that_of_their_values) {
+    for (int i = 0; i < 2; i++) {
+        world_t w;
+        half = halves[i];
+        world_open_as(&w, GRADD_ADAMW_TORCH, HALF);
+        float *wide = malloc(sizeof *wide * (size_t)N_LARGE);
+        gradd_half_widen(wide, w.tensors[1].g, half, N_LARGE);
+        const gradd_span_t f32 = {wide, GRADD_DT_F32, N_LARGE};
+        const gradd_span_t narrow = {w.tensors[1].g, half, N_LARGE};
+        CHECK(gradd_sum_squares(&f32, 1) == gradd_sum_squares(&narrow, 1));
+        free(wide);
+        world_close(&w);
+    }
 }
 
 /* Five steps, of which rows without a gradient know nothing; the others are those of a step of all.
@@ -334,7 +349,7 @@ static void check_rows(gradd_adam_mode_t mode, storage_t storage) {
             const bool touched = is_touched(i, k / t->width);
             CHECK(t->m[k] == (touched ? whole->m[k] : pattern(k, 5)));
             CHECK(t->v[k] == (touched ? whole->v[k] : fabsf(pattern(k, 6))));
-            const float start = t->dtype == GRADD_DT_BF16 ? rounded(pattern(k, i)) : pattern(k, i);
+            const float start = t->dtype == half ? rounded(pattern(k, i)) : pattern(k, i);
             CHECK(parameter(&w, i, k) == (touched ? parameter(&dense, i, k) : start));
             if (t->master) CHECK(t->master[k] == (touched ? whole->master[k] : start));
         }
@@ -344,8 +359,11 @@ static void check_rows(gradd_adam_mode_t mode, storage_t storage) {
 
 TEST(rows_without_a_gradient_stay_as_they_are) {
     check_rows(GRADD_ADAM_L2, F32);
-    check_rows(GRADD_ADAMW_TRANSFORMERS, BF16);
-    check_rows(GRADD_ADAMW_TORCH, MASTERS);
+    for (int i = 0; i < 2; i++) {
+        half = halves[i];
+        check_rows(GRADD_ADAMW_TRANSFORMERS, HALF);
+        check_rows(GRADD_ADAMW_TORCH, MASTERS);
+    }
 }
 
 TEST(rows_that_do_not_fit_are_refused) {
@@ -388,9 +406,9 @@ TEST(other_element_types_are_refused) {
     step_request_t r = request(&w, 0, 0);
     CHECK_STATUS(GRADD_E_TENSOR, run(&r, &norm));
     CHECK_ERROR_HAS("parameter 1: f32 has no master weights");
-    w.tensors[1].dtype = GRADD_DT_F16;
+    w.tensors[1].dtype = GRADD_DT_F64;
     CHECK_STATUS(GRADD_E_TENSOR, run(&r, &norm));
-    CHECK_ERROR_HAS("parameter 1: neither f32 nor bf16");
+    CHECK_ERROR_HAS("parameter 1: neither f32 nor bf16 nor f16");
     world_close(&w);
 }
 
@@ -639,8 +657,10 @@ TEST_LIMIT(kill_at_every_point_loses_no_bit, 60) {
         kill_at_every_point(F32, settled);
 }
 
-TEST_LIMIT(kill_at_every_point_loses_no_bit_of_bf16, 60) {
-    kill_at_every_point(BF16, false);
+TEST_LIMIT(kill_at_every_point_loses_no_bit_of_halves, 60) {
+    kill_at_every_point(HALF, false);
+    half = GRADD_DT_F16;
+    kill_at_every_point(HALF, false);
 }
 
 TEST_LIMIT(kill_at_every_point_loses_no_bit_of_rows, 60) {
@@ -700,5 +720,5 @@ TEST_LIMIT(kill_at_random_times_loses_no_bit_of_masters, 60) {
 }
 
 TEST_LIMIT(kill_at_random_times_loses_no_bit_of_rows, 60) {
-    kill_at_random_times(BF16 | ROWS);
+    kill_at_random_times(HALF | ROWS);
 }

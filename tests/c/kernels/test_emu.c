@@ -7,7 +7,7 @@
  * case's bf16_tol as well; kernels named "map", "move" and "random" give the CPU's bits. Operands,
  * results and scratch are allocations of their own, with a fence behind: a sanitizer sees every
  * element beyond. GRADD_TEST_OP=Name tries one operator alone. */
-#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/half.h"
 #include "kernels/plugin.h"
 #include "kernels/registry.h"
 #include "tests/c/eager.h"
@@ -47,7 +47,8 @@ static double element(const gradd_view_t *v, int64_t i) {
     case GRADD_DT_F64:
         return ((const double *)v->data)[i];
     case GRADD_DT_BF16:
-        return (double)gradd_bf16_f32(((const gradd_bf16_t *)v->data)[i]);
+    case GRADD_DT_F16:
+        return (double)gradd_half_f32((const uint16_t *)v->data + i, v->type.dtype);
     case GRADD_DT_I32:
         return (double)((const int32_t *)v->data)[i];
     case GRADD_DT_I64:
@@ -60,7 +61,8 @@ static double element(const gradd_view_t *v, int64_t i) {
 /* In f64 the plain loop, which some of the CPU's kernels are, is off as well: as much as sums of
  * some thousands in another order. */
 static double step_of(gradd_dtype_t dtype) {
-    return dtype == GRADD_DT_BF16 ? 0x1p-8 : dtype == GRADD_DT_F64 ? 0x1p-46 : 0x1p-23;
+    if (gradd_dtype_is_half(dtype)) return dtype == GRADD_DT_BF16 ? 0x1p-8 : 0x1p-11;
+    return dtype == GRADD_DT_F64 ? 0x1p-46 : 0x1p-23;
 }
 
 /* ---- one call on the emulated GPU ---- */
@@ -285,17 +287,19 @@ static bool emu_takes(const gradd_op_t *op, int input, gradd_dtype_t dtype) {
     return false;
 }
 
-/* Operands that a device's rows do not take in bf16 (statistics, for some) are f32, as in a graph.
+/* Operands that a device's rows do not take in a half (statistics, for some) are f32, as in a
+ * graph.
  */
 static void take_wide(job_t *job, bool (*takes)(const gradd_op_t *, int, gradd_dtype_t),
                       gradd_view_t *to) {
     gradd_case_data_t *d = &job->data;
     for (int i = 0; i < d->n_in; i++) {
         to[i] = d->in[i];
-        if (to[i].type.dtype != GRADD_DT_BF16 || takes(job->op, i, GRADD_DT_BF16)) continue;
+        const gradd_dtype_t half = to[i].type.dtype;
+        if (!gradd_dtype_is_half(half) || takes(job->op, i, half)) continue;
         to[i].type.dtype = GRADD_DT_F32;
         to[i].data = gradd_case_alloc(d, (size_t)gradd_type_bytes(&to[i].type) + 64);
-        gradd_bf16_widen(to[i].data, d->in[i].data, gradd_type_count(&to[i].type));
+        gradd_half_widen(to[i].data, d->in[i].data, half, gradd_type_count(&to[i].type));
     }
 }
 
@@ -310,7 +314,8 @@ static gradd_status_t open_job(job_t *job, gradd_dtype_t dtype) {
     eager_begin(&job->exact);
     for (int i = 0; i < d->n_in; i++) {
         const gradd_dtype_t t = d->in[i].type.dtype;
-        job->in64[i] = t == GRADD_DT_BF16 || t == GRADD_DT_F32 ? widened(d, &d->in[i]) : d->in[i];
+        const bool narrow = t == GRADD_DT_F32 || gradd_dtype_is_half(t);
+        job->in64[i] = narrow ? widened(d, &d->in[i]) : d->in[i];
     }
     job->call = (eager_call_t){
         .op = job->op,

@@ -1,5 +1,6 @@
 /* Scans, fingerprints and the optimizer's step on the emulated GPU beside the CPU's: the same
  * numbers, in every order of threads. */
+#include "kernels/cpu/half.h"
 #include "tests/emu/device.h"
 #include "tests/emu/order.h"
 #include "tests/test.h"
@@ -26,11 +27,14 @@ static float *numbers(int n, uint64_t seed) {
     return x;
 }
 
-static gradd_bf16_t *narrowed(const float *x, int n) {
-    gradd_bf16_t *y = malloc(sizeof *y * (size_t)(n + 8));
+static gradd_dtype_t half_type = GRADD_DT_BF16; /* bf16 or f16, now */
+static const gradd_dtype_t halves[] = {GRADD_DT_BF16, GRADD_DT_F16};
+
+static uint16_t *narrowed(const float *x, int n) {
+    uint16_t *y = malloc(sizeof *y * (size_t)(n + 8));
     CHECK(y != NULL);
     for (int i = 0; i < n + 8; i++)
-        y[i] = gradd_f32_bf16(x[i]);
+        gradd_half_put(&y[i], half_type, x[i]);
     return y;
 }
 
@@ -84,14 +88,14 @@ TEST_LIMIT(fingerprints_are_the_cpus, 60) {
     free(x);
 }
 
-TEST(a_norm_has_the_cpus_bits) {
+static void check_norm(void) {
     float *x = numbers(MOST, 3);
-    gradd_bf16_t *half = narrowed(x, MOST);
+    uint16_t *half = narrowed(x, MOST);
     const gradd_span_t list[] = {
-        {x,     GRADD_DT_F32,  70001},
-        {half,  GRADD_DT_BF16, MOST },
-        {x,     GRADD_DT_F32,  0    },
-        {x + 1, GRADD_DT_F32,  3    }
+        {x,     GRADD_DT_F32, 70001},
+        {half,  half_type,    MOST },
+        {x,     GRADD_DT_F32, 0    },
+        {x + 1, GRADD_DT_F32, 3    }
     };
     double cpu;
     CHECK_OK(gradd_backend_cpu.norm2(NULL, list, 4, &cpu));
@@ -105,11 +109,18 @@ TEST(a_norm_has_the_cpus_bits) {
     free(x);
 }
 
+TEST(a_norm_has_the_cpus_bits) {
+    EACH(i, halves) {
+        half_type = halves[i];
+        check_norm();
+    }
+}
+
 /* ---- Adam ---- */
 
 typedef struct adam_s {
     float *p, *m, *v, *g, *out[3];
-    gradd_bf16_t *p16, *g16;
+    uint16_t *p16, *g16;
 } adam_t;
 
 static adam_t make(int n) {
@@ -117,7 +128,7 @@ static adam_t make(int n) {
     for (int i = 0; i < n + 8; i++)
         a.v[i] = fabsf(a.v[i]);
     a.p16 = narrowed(a.p, n);
-    a.p16[n / 2] = gradd_f32_bf16(3); /* somebody has written it */
+    gradd_half_put(&a.p16[n / 2], half_type, 3); /* somebody has written it */
     a.g16 = narrowed(a.g, n);
     for (int k = 0; k < 3; k++)
         a.out[k] = numbers(n, 8);
@@ -141,8 +152,9 @@ static void check_span(const gradd_adam_t *h, int n, int kind, int off) {
                                    .out_p = a->out[0] + off,
                                    .out_m = a->out[1] + off,
                                    .out_v = a->out[2] + off,
-                                   .n = n};
-        if (kind != 1) s[k].p = a->p + off; /* f32, bf16, bf16 with masters */
+                                   .n = n,
+                                   .half = half_type};
+        if (kind != 1) s[k].p = a->p + off; /* f32, a half, a half with masters */
         if (kind) s[k].p16 = a->p16 + off;
         if (kind) s[k].g16 = a->g16 + off;
         if (!kind) s[k].g = a->g + off;
@@ -156,7 +168,8 @@ static void check_span(const gradd_adam_t *h, int n, int kind, int off) {
 }
 
 TEST_LIMIT(adam_gives_the_cpus_bits, 60) {
-    for (int mode = 0; mode < 3; mode++) {
+    EACH(at, halves) for (int mode = 0; mode < 3; mode++) {
+        half_type = halves[at];
         const gradd_adam_t h = {1e-2, 0.9, 0.99, 1e-6, 0.1, (gradd_adam_mode_t)mode, mode != 1, 3};
         EACH(i, sizes) for (int kind = 0; kind < 3; kind++) if (sizes[i] <= 5000) {
             emu_set_order(orders[i % 3]);
@@ -166,8 +179,9 @@ TEST_LIMIT(adam_gives_the_cpus_bits, 60) {
     }
 }
 
-TEST(a_commit_and_a_word) {
+static void check_commit(gradd_dtype_t type) {
     enum { N = 3001 };
+    half_type = type;
     adam_t ours = make(N), cpu = make(N);
     uint64_t word = 0;
     for (int half = 0; half < 2; half++)
@@ -179,7 +193,7 @@ TEST(a_commit_and_a_word) {
                                                .m = a->m,
                                                .v = a->v,
                                                .out_p = half ? (void *)a->p16 : a->out[0],
-                                               .dtype = half ? GRADD_DT_BF16 : GRADD_DT_F32,
+                                               .dtype = half ? type : GRADD_DT_F32,
                                                .out_master = master ? a->p : NULL,
                                                .out_m = a->out[1],
                                                .out_v = a->out[2],
@@ -188,13 +202,17 @@ TEST(a_commit_and_a_word) {
             }
             for (int k = 0; k < 3; k++)
                 CHECK(!memcmp(ours.out[k], cpu.out[k], sizeof(float) * N));
-            CHECK(!memcmp(ours.p16, cpu.p16, sizeof(gradd_bf16_t) * N));
+            CHECK(!memcmp(ours.p16, cpu.p16, sizeof(uint16_t) * N));
             CHECK(!memcmp(ours.p, cpu.p, sizeof(float) * N));
         }
     CHECK_OK(emu_here.store(NULL, &word, UINT64_C(0x123456789abcdef)));
     CHECK(word == UINT64_C(0x123456789abcdef));
     drop(&ours);
     drop(&cpu);
+}
+
+TEST(a_commit_and_a_word) {
+    EACH(i, halves) check_commit(halves[i]);
 }
 
 TEST(touched_rows_are_the_cpus) {
@@ -207,8 +225,9 @@ TEST(touched_rows_are_the_cpus) {
         CHECK(x != NULL);
         for (int r = 0; r < ROWS; r++)
             x[r * width + r % width] = r % 3 ? -0.0f : r % 2 ? NAN : 1e-30f;
-        gradd_bf16_t *x16 = narrowed(x, n);
-        const gradd_span_t s = {half ? (void *)x16 : x, half ? GRADD_DT_BF16 : GRADD_DT_F32, n};
+        half_type = halves[w % 2];
+        uint16_t *x16 = narrowed(x, n);
+        const gradd_span_t s = {half ? (void *)x16 : x, half ? half_type : GRADD_DT_F32, n};
         emu_set_order(orders[w % 3]);
         CHECK_OK(emu_here.touched(NULL, &s, width, ours));
         CHECK_OK(gradd_backend_cpu.touched(NULL, &s, width, cpu));

@@ -4,9 +4,10 @@
  * forward: the operator written out in simpler ones, down to those that have no expansion, gives
  * all outputs of the kernel (of a composite: of its own expansion by one level), in f32 and f64.
  * gradient: in f64, through the expansion by the rules of the simpler operators, against the row's
- * own rule. bf16: the expansion on bf16 inputs
- * against the one on the same inputs in f32. GRADD_TEST_OP=Name restricts all to one operator. */
-#include "kernels/cpu/bf16.h"
+ * own rule. bf16 and f16: the expansion on such
+ * inputs against the one on the same inputs in f32. GRADD_TEST_OP=Name restricts all to one
+ * operator. */
+#include "kernels/cpu/half.h"
 #include "kernels/registry.h"
 #include "tests/c/eager.h"
 #include "tests/test.h"
@@ -34,7 +35,8 @@ static double element(const gradd_view_t *v, int64_t i) {
     case GRADD_DT_F64:
         return ((const double *)v->data)[i];
     case GRADD_DT_BF16:
-        return (double)gradd_bf16_f32(((const gradd_bf16_t *)v->data)[i]);
+    case GRADD_DT_F16:
+        return (double)gradd_half_f32((const uint16_t *)v->data + i, v->type.dtype);
     default:
         return (double)((const uint8_t *)v->data)[i];
     }
@@ -180,26 +182,27 @@ static gradd_status_t check_gradient(job_t *job) {
     return GRADD_OK;
 }
 
-/* ---- bf16 ---- */
+/* ---- bf16 and f16 ---- */
 
 static gradd_view_t widened(job_t *job, const gradd_view_t *v) {
     gradd_view_t wide = {.type = v->type};
     wide.type.dtype = GRADD_DT_F32;
     wide.data = gradd_case_alloc(&job->data, (size_t)gradd_type_bytes(&wide.type) + 64);
-    gradd_bf16_widen(wide.data, v->data, gradd_type_count(&v->type));
+    gradd_half_widen(wide.data, v->data, v->type.dtype, gradd_type_count(&v->type));
     return wide;
 }
 
-/* What the operator takes in f32 alone beside bf16 operands, as statistics are, is f32. */
-static gradd_status_t check_bf16(job_t *job) {
+/* What the operator takes in f32 alone beside halves, as statistics are, is f32. */
+static gradd_status_t check_half(job_t *job) {
     gradd_view_t exact[GRADD_OP_MAX_IN];
     gradd_val_t in[GRADD_OP_MAX_IN], out[GRADD_OP_MAX_OUT], want[GRADD_OP_MAX_OUT];
     eager_call_t wide = job->call;
     for (int i = 0; i < job->call.n_in; i++) {
         exact[i] = job->data.in[i];
-        if (exact[i].type.dtype != GRADD_DT_BF16) continue;
+        if (!gradd_dtype_is_half(exact[i].type.dtype)) continue;
+        const gradd_dtype_t half = exact[i].type.dtype;
         exact[i] = widened(job, &job->data.in[i]);
-        if (!eager_takes(job->op, i, GRADD_DT_BF16)) job->data.in[i] = exact[i];
+        if (!eager_takes(job->op, i, half)) job->data.in[i] = exact[i];
     }
     wide.in = exact;
     add_inputs(job, &job->e, job->call.in, job->in);
@@ -209,8 +212,9 @@ static gradd_status_t check_bf16(job_t *job) {
     for (int j = 0; j < job->call.n_out; j++) {
         if (out[j] == GRADD_NONE) continue;
         const gradd_view_t *got = &job->e.value[out[j]];
-        const double tol = got->type.dtype == GRADD_DT_BF16 ? 0x1p-8 : 1e-6;
-        GRADD_TRY(agree(got, &job->e.value[want[j]], tol, 1e-3, "bf16"));
+        const gradd_dtype_t dtype = got->type.dtype;
+        const double tol = dtype == GRADD_DT_BF16 ? 0x1p-8 : dtype == GRADD_DT_F16 ? 0x1p-11 : 1e-6;
+        GRADD_TRY(agree(got, &job->e.value[want[j]], tol, 1e-3, "halves"));
     }
     return GRADD_OK;
 }
@@ -253,8 +257,9 @@ TEST_LIMIT(a_gradient_through_an_expansion_is_the_row_s, 60) {
     CHECK_EQ_INT(failures, 0);
 }
 
-TEST_LIMIT(an_expansion_in_bf16_computes_in_f32, 60) {
-    every_case(check_bf16, GRADD_DT_BF16);
+TEST_LIMIT(an_expansion_in_bf16_or_f16_computes_in_f32, 60) {
+    every_case(check_half, GRADD_DT_BF16);
+    every_case(check_half, GRADD_DT_F16);
     printf("%d cases\n", checked);
     CHECK_EQ_INT(failures, 0);
 }

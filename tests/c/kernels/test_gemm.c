@@ -1,8 +1,8 @@
 /* Matrix products against the plain definition: transposed, batched, broadcast, odd and empty
  * shapes, bias, alpha and accumulation, in both implementations; repeatable to the bit, whatever
  * the length of vectors. */
-#include "kernels/cpu/bf16.h"
 #include "kernels/cpu/gemm/gemm.h"
+#include "kernels/cpu/half.h"
 #include "kernels/dispatch.h"
 #include "tests/test.h"
 
@@ -30,7 +30,7 @@ static gradd_gemm_t matrices(gradd_dtype_t dtype, int64_t batch, const int64_t *
 }
 
 static double at(const void *x, gradd_dtype_t dtype, int64_t i) {
-    if (dtype == GRADD_DT_BF16) return (double)gradd_bf16_f32(((const gradd_bf16_t *)x)[i]);
+    if (gradd_dtype_is_half(dtype)) return (double)gradd_half_f32((const uint16_t *)x + i, dtype);
     return dtype == GRADD_DT_F32 ? (double)((const float *)x)[i] : ((const double *)x)[i];
 }
 
@@ -41,8 +41,8 @@ static void *numbers(gradd_dtype_t dtype, int64_t n, unsigned seed) {
         double v = (double)(seed >> 8) / 8388608.0 - 1;
         if (dtype == GRADD_DT_F32)
             ((float *)x)[i] = (float)v;
-        else if (dtype == GRADD_DT_BF16)
-            ((gradd_bf16_t *)x)[i] = gradd_f32_bf16((float)v);
+        else if (gradd_dtype_is_half(dtype))
+            gradd_half_put((uint16_t *)x + i, dtype, (float)v);
         else
             ((double *)x)[i] = v;
     }
@@ -104,8 +104,9 @@ static void compare(product_fn fn, const gradd_gemm_t *g, int64_t batches) {
     gradd_narrow = false;
     CHECK(!n_c || !memcmp(d, e, (size_t)n_c * size));
     double tol = (result == GRADD_DT_F64 ? 1e-14 : 1e-6) * (2 + sqrt((double)g->k)) * 4;
-    double rounding =
-        result == GRADD_DT_BF16 ? 0x1p-7 : 0; /* one last place: the sums differ in order */
+    double rounding = result == GRADD_DT_BF16  ? 0x1p-7
+                      : result == GRADD_DT_F16 ? 0x1p-10
+                                               : 0; /* one last place: the sums differ in order */
     for (int64_t i = 0; i < n_c; i++) {
         double want = at(c, result, i), got = at(d, result, i);
         if (fabs(want - got) <= tol + rounding * fabs(want)) continue;
@@ -209,12 +210,14 @@ TEST_LIMIT(blocked_product_agrees_with_the_definition, 60) {
     sweep(blocked, GRADD_DT_F64, 0);
 }
 
-TEST_LIMIT(bf16_products_agree_with_the_definition, 60) {
+TEST_LIMIT(bf16_and_f16_products_agree_with_the_definition, 60) {
     sweep(once, GRADD_DT_BF16, 0);
     sweep(once, GRADD_DT_BF16, GRADD_DT_F32);
     sweep(blocked, GRADD_DT_BF16, 0);
     sweep(blocked, GRADD_DT_BF16, GRADD_DT_F32);
     printf("bf16 %s\n", gradd_gemm_bf16_native() ? "by oneDNN" : "as f32");
+    sweep(once, GRADD_DT_F16, 0);
+    sweep(blocked, GRADD_DT_F16, GRADD_DT_F32);
 }
 
 /* batch [2,3]: A [2,1,m,k], B [3,k,n]; and strides as of a transposed head layout */

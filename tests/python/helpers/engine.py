@@ -119,8 +119,7 @@ def _load() -> C.CDLL:
     lib.gradd_model_input_name.restype = C.c_char_p
     lib.gradd_model_output_name.restype = C.c_char_p
     lib.gradd_model_reach.restype = C.POINTER(C.c_ubyte)
-    for name in ("gradd_model_is_random", "gradd_model_is_half"):
-        getattr(lib, name).restype = C.c_bool
+    lib.gradd_model_is_random.restype = C.c_bool
     lib.gradd_plan_info.restype = C.POINTER(Info)
     for name in (
         "gradd_model_destroy",
@@ -229,7 +228,7 @@ class Model(Handle):
             for i in range(LIB.gradd_model_n_outputs(self.handle))
         ]
         self.random = LIB.gradd_model_is_random(self.handle)
-        self.half = LIB.gradd_model_is_half(self.handle)
+        self.half = LIB.gradd_model_half(self.handle)
 
     def reach(self, output: int = 0) -> set[str]:
         """Names of the inputs that a gradient of this output can reach."""

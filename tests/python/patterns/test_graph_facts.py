@@ -151,7 +151,9 @@ def test_every_random_operator_makes_its_graph_random() -> None:
 def test_half_is_seen_in_every_place_where_it_can_come_from(kind: int) -> None:
     def half(nodes: list, inits: dict | None = None, dtype: int = FLOAT) -> bool:
         info = helper.make_tensor_value_info("x", dtype, [2, 3])
-        return E.Model(graph(nodes, inits, [info]).SerializeToString()).half
+        found = E.Model(graph(nodes, inits, [info]).SerializeToString()).half
+        assert found in (0, kind)
+        return bool(found)
 
     there = [N("Cast", ["x"], ["h"], to=kind), N("Cast", ["h"], ["y"], to=FLOAT)]
     table = helper.make_tensor("t", kind, [1], b"\0\0", raw=True)
@@ -165,13 +167,21 @@ def test_half_is_seen_in_every_place_where_it_can_come_from(kind: int) -> None:
 
 
 @pytest.mark.quick
+def test_of_both_halves_the_coarser_counts() -> None:
+    nodes = [N("Cast", ["x"], ["h"], to=TensorProto.FLOAT16),
+             N("Cast", ["h"], ["b"], to=TensorProto.BFLOAT16),
+             N("Cast", ["b"], ["y"], to=FLOAT)]  # fmt: skip
+    assert E.Model(graph(nodes).SerializeToString()).half == TensorProto.BFLOAT16
+
+
+@pytest.mark.quick
 def test_the_reply_names_inputs_types_and_sizes(daemon: Daemon) -> None:
     w = Writer()
     y = w("Mul", w("Add", "a", "b"), w("Cast", w("Greater", "b", "c"), to=FLOAT))
     shapes = {"a": ["N", 4], "b": ["N", 4], "c": [None, 4], "i": ["M"]}
     info = get_client().put_graph(w.proto(shapes, [y, "a"], ints=("i",)), ())
     assert info.reach == {y: {"a", "b"}, "a": {"a"}}
-    assert (info.random, info.half) == (False, False)
+    assert (info.random, info.half) == (False, 0)
     assert info.types["a"] == (1, ("N", 4))
     assert info.types["c"] == (1, (None, 4))
     assert info.types["i"] == (7, ("M",))

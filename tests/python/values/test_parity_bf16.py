@@ -1,12 +1,12 @@
 """Every family in bf16, with bf16 parameters and under autocast, for five steps: as near to fp32 as
-PyTorch's own bf16, within a factor of two (parity_bf16.py says how that is measured)."""
+PyTorch's own bf16, within a factor of two (parity_half.py says how that is measured)."""
 
 from __future__ import annotations
 
 import models
 import pytest
 import torch
-from parity_bf16 import WAYS, Triple
+from parity_half import WAYS, Triple
 from selection import every_run
 
 STEPS = 5

@@ -2,7 +2,7 @@
 
 Values are compared as they come, one by one, so that a whole set of gradients need not exist twice.
 Equal NaNs are equal, and so are equal infinities. f32 results are judged by their largest
-difference, what computes in bf16 by the length of the difference.
+difference, what computes in bf16 or f16 by the length of the difference.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _VANISHES = 1e-6  # of the largest entry of all: what is less is what terms that
 _INSIDE = 100  # times what roundings of whole operators do: they round inside as well
 _NOTHING = 1e-3  # of what roundings do to a value: an exact one that small is zero
 _VALUE = 1e-5  # of an output's or a buffer's largest entry
-_ROUNDING = 2.0**-8  # one step between bf16 numbers, relative
-_WORSE = 4  # times PyTorch's own error in bf16
+_ROUNDING = {16: 2.0**-8, 10: 2.0**-11}  # one step between bf16 and f16 numbers, relative
+_WORSE = 4  # times PyTorch's own error in the same half
 _WORSE_F32 = 10  # in f32; attention that keeps no weights loses a digit where they saturate
-_COUNTED = 0.02  # of whole numbers, such as positions of a maximum, that bf16 turns over
+_COUNTED = 0.02  # of whole numbers, such as positions of a maximum, that a half turns over
 _INDEPENDENT = 3  # other data in which an error shows, if there are so many
 _WORST = 64  # entries of a value that differs which are remembered
 _INFORMATIVE = 0.01  # of its size: a value that nearly vanishes says nothing
@@ -162,17 +162,18 @@ class Finding:
 class Tally:
     """Collects how far the values of one run in PyTorch are from ours."""
 
-    def __init__(self, ours: Values, half: bool, others: Values | None = None) -> None:
+    def __init__(self, ours: Values, half: int, others: Values | None = None) -> None:
         """Args:
         ours: The daemon's values.
-        half: They carry the rounding of bf16.
+        half: Code of the 16-bit float whose rounding they carry; 0 = none.
         others: PyTorch's own, where this run is one in higher precision.
         """
         self.ours = ours
         self.half = half
+        self._rounding = _ROUNDING.get(half, 0.0)
         self.apart: dict[Key, Apart] = {}
         self.own: dict[Key, float] = {}  # PyTorch's own error, where it is known
-        self.kept: dict[Key, torch.Tensor] = {}  # what PyTorch says: where it differs, in bf16 all
+        self.kept: dict[Key, torch.Tensor] = {}  # what PyTorch says: where it differs, in a half all
         self.noise: dict[Key, float] = {}  # what roundings to f32 do to a value, where it is known
         self._others = others or {}
         self._more: dict[Key, bool] = {}
@@ -255,7 +256,7 @@ class Tally:
 
     def _bound(self, key: Key) -> float:
         """How far the largest entries of one value may be apart."""
-        share = _ROUNDING if self.half else _OWN if key[0] in (GRADIENT, INPUT) else _VALUE
+        share = self._rounding if self.half else _OWN if key[0] in (GRADIENT, INPUT) else _VALUE
         return share * self.apart[key].large
 
     def _counts(self, key: Key) -> bool:
@@ -278,8 +279,8 @@ class Tally:
         if self.half:
             scale = max(found.long, floor)
             # Without anything exact PyTorch's own result stands in for it, a few roundings off.
-            error = 2 * _ROUNDING * scale if own is None else own
-            return size <= _WORSE * error + _ROUNDING * scale
+            error = 2 * self._rounding * scale if own is None else own
+            return size <= _WORSE * error + self._rounding * scale
         excused = own is not None and math.isfinite(own) and size <= _WORSE_F32 * own
         if excused and not self._more.get(key):
             return True

@@ -5,7 +5,7 @@ mode (without_chance.py). All outputs, the new values of buffers and the gradien
 inputs are compared, also of those that the graph believes out of reach. The daemon's side is over,
 and its arena is given back, before PyTorch's begins.
 
-A difference is no verdict. PyTorch in double precision (in f32 for what computes in bf16) says
+A difference is no verdict. PyTorch in double precision (in f32 for what computes in bf16 or f16) says
 whether the daemon is further off than PyTorch is; then the same is computed from other data. An
 error shows there as well; a unit of a ReLU whose input was within rounding of zero does not.
 """
@@ -162,7 +162,7 @@ class _Check:
         if less is not None and self._agrees(less, whole):
             return
         try:
-            self._examine(data, whole, self.half)
+            self._examine(data, whole, bool(self.half))
         except errors.OutOfMemoryError as error:  # the call itself has room
             logger.info("outputs that the call leaves out are not compared: %s", error.what)
 
@@ -203,7 +203,7 @@ class _Check:
     def _agrees(self, data: Data, wish: Wish, exact: bool = True) -> bool:
         """Whether a cut batch runs and agrees."""
         try:
-            outcome = self._compare(data, wish, self.half and exact, passing=True)
+            outcome = self._compare(data, wish, bool(self.half and exact), passing=True)
         except (_Incomparable, errors.GraddError):
             return False
         self.says_something = self.says_something or outcome.tally.says_something()
@@ -256,7 +256,7 @@ class _Check:
     def _against_f64(self, task: Task, data: Data, tally: Tally) -> list[Finding]:
         """What differs; excused where PyTorch is as far off."""
         bad = [f for f in tally.findings() if f.apart is not None]
-        exact = Tally(tally.ours, False, tally.kept)
+        exact = Tally(tally.ours, 0, tally.kept)
         if not self._in_higher(torch.float64, task, data, exact):
             return bad
         still = {f.key for f in exact.findings({f.key for f in bad})}
@@ -283,8 +283,8 @@ class _Check:
         return noise
 
     def _against_f32(self, task: Task, data: Data, tally: Tally) -> list[Finding]:
-        """The same for what computes in bf16."""
-        exact = Tally(tally.ours, True, tally.kept)
+        """The same for what computes in bf16 or f16."""
+        exact = Tally(tally.ours, self.half, tally.kept)
         if not self._in_higher(torch.float32, task, data, exact) or not any(exact.own.values()):
             exact = tally  # forward() enters autocast by itself: nothing is more exact
         return [f for f in exact.findings() if f.apart is not None]
@@ -390,7 +390,7 @@ class _Check:
 
     def _hears(self, trial: Trial, used: frozenset[int], data: Data, wish: Wish) -> bool:
         try:
-            outcome = self._compare(data, wish, self.half and wish is not self.wish)
+            outcome = self._compare(data, wish, bool(self.half and wish is not self.wish))
         except (_Incomparable, errors.GraddError):
             return False  # these data mean nothing to the module
         return trial.hear(outcome.tally, outcome.findings, used)

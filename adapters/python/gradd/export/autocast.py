@@ -24,6 +24,7 @@ from gradd.spec import CaptureError
 
 _aten = torch.ops.aten
 _DEVICE = "cpu"
+_TYPES = (torch.bfloat16, torch.float16)
 _COMPOUND = (
     *(_aten.einsum.default, _aten.tensordot.default, _aten.inner.default, _aten.bilinear.default),
     *(_aten.linalg_matmul.default, _aten.linalg_multi_dot.default, _aten.chain_matmul.default),
@@ -56,11 +57,11 @@ def ambient() -> torch.dtype | None:
 
 
 def _check(device: str, dtype: torch.dtype, where: str) -> None:
-    if device != _DEVICE or dtype is not torch.bfloat16:
+    if device != _DEVICE or dtype not in _TYPES:
         raise CaptureError(
             "autocast",
             f"torch.autocast({device!r}, {dtype}) is active {where}; the daemon computes in "
-            "torch.bfloat16 on the CPU",
+            "torch.bfloat16 and torch.float16 on the CPU",
         )
 
 

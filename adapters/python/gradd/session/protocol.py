@@ -40,7 +40,8 @@ class GraphInfo:
         outputs: Names in graph order.
         unsupported: (node, operator, domain) that the daemon has no kernel for.
         random: It draws random numbers.
-        half: It computes with 16-bit floats somewhere, so its results carry their rounding.
+        half: Code of the coarsest 16-bit float that it computes with somewhere, whose rounding its
+            results carry; 0 = none.
         reach: Per output, the names of the inputs that its gradient can reach.
         types: Per input and output, element type code and sizes (None if not declared).
         put: Fields and frames of the request, for a restarted daemon.
@@ -51,7 +52,7 @@ class GraphInfo:
     outputs: tuple[str, ...]
     unsupported: tuple[tuple[str, str, str], ...]
     random: bool
-    half: bool
+    half: int
     reach: dict[str, frozenset[str]] = field(repr=False)
     types: dict[str, tuple[int, Sizes | None]] = field(repr=False)
     put: tuple[dict[str, Any], Sequence[bytes]] = field(compare=False, repr=False)
@@ -222,7 +223,7 @@ def graph_info(reply: dict[str, Any], put: tuple[dict[str, Any], Sequence[bytes]
         outputs=tuple(e["name"] for e in outputs),
         unsupported=tuple((n["node"], n["op"], n["domain"]) for n in reply["unsupported"]),
         random=bool(reply["random"]),
-        half=bool(reply["half"]),
+        half=int(reply["half"]),
         reach={e["name"]: _named(names, e["reach"]) for e in outputs},
         types=declared,
         put=put,

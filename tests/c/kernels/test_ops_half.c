@@ -1,15 +1,16 @@
-/* The operator driver in bf16: every case of every operator that a kernel runs in bf16, without a
- * list of its own.
+/* The operator driver in bf16 and f16: every case of every operator that a kernel runs in that
+ * half, without a list of its own.
  *
  * forward: the kernel on rounded inputs against the operator's plain loop in f64 on the same
- * inputs; the result may differ by its own rounding and a little of f32 arithmetic. One that
- * multiplies bf16 where the processor can may differ from that, and rounds on the way. It repeats
- * to the bit and may overwrite the inputs that its row names. gradient: the rule in bf16, whose
- * operators run as in a graph (natively, or in f32 between casts), against the rule in f64, with
- * and without the processor's products. Inputs of a case whose position takes no bf16 (statistics)
- * are f32. GRADD_TEST_OP=Name restricts both to one operator. */
+ * inputs; the result may differ by its own rounding and a little of f32 arithmetic, and is infinite
+ * where rounding makes it so. One that multiplies bf16 where the processor can may differ from
+ * that, and rounds on the way. It repeats to the bit and may overwrite the inputs that its row
+ * names. gradient: the rule in the half, whose operators run as in a graph (natively, or in f32
+ * between casts), against the rule in f64, with and without the processor's products. Inputs of a
+ * case whose position takes no half (statistics) are f32. GRADD_TEST_OP=Name restricts both to one
+ * operator. */
 #include "kernels/cpu/attention/attention_pairs.h"
-#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/half.h"
 #include "kernels/dispatch.h"
 #include "kernels/registry.h"
 #include "tests/c/eager.h"
@@ -32,6 +33,12 @@ typedef struct job_s {
 } job_t;
 
 static int failures, checked, native;
+static gradd_dtype_t half = GRADD_DT_BF16; /* that runs now */
+
+/* Half of the last place, relative. */
+static double rounding(gradd_dtype_t dtype) {
+    return dtype == GRADD_DT_F16 ? 0x1p-11 : 0x1p-8;
+}
 
 static double element(const gradd_view_t *v, int64_t i) {
     switch (v->type.dtype) {
@@ -40,7 +47,8 @@ static double element(const gradd_view_t *v, int64_t i) {
     case GRADD_DT_F64:
         return ((const double *)v->data)[i];
     case GRADD_DT_BF16:
-        return (double)gradd_bf16_f32(((const gradd_bf16_t *)v->data)[i]);
+    case GRADD_DT_F16:
+        return (double)gradd_half_f32((const uint16_t *)v->data + i, v->type.dtype);
     case GRADD_DT_I32:
         return (double)((const int32_t *)v->data)[i];
     case GRADD_DT_I64:
@@ -62,21 +70,22 @@ static gradd_view_t converted(gradd_case_data_t *heap, const gradd_view_t *from,
         else if (dtype == GRADD_DT_F32)
             ((float *)to.data)[i] = (float)x;
         else
-            ((gradd_bf16_t *)to.data)[i] = gradd_f32_bf16((float)x);
+            gradd_half_put((uint16_t *)to.data + i, dtype, (float)x);
     }
     return to;
 }
 
-/* *out_any: an input is bf16 in the end */
+/* *out_any: an input is a half in the end */
 static gradd_status_t open_job(job_t *job, bool *out_any) {
-    GRADD_TRY(gradd_case_parse(job->spec->text, GRADD_DT_BF16, 42, &job->data));
+    GRADD_TRY(gradd_case_parse(job->spec->text, half, 42, &job->data));
     gradd_case_data_t *d = &job->data;
     *out_any = false;
     for (int i = 0; i < d->n_in; i++) {
         job->exact[i] = d->in[i];
-        if (d->in[i].type.dtype != GRADD_DT_BF16) continue;
+        const gradd_dtype_t own = d->in[i].type.dtype; /* a case may name the other */
+        if (!gradd_dtype_is_half(own)) continue;
         job->exact[i] = converted(d, &d->in[i], GRADD_DT_F64);
-        if (eager_takes(job->op, i, GRADD_DT_BF16))
+        if (eager_takes(job->op, i, own))
             *out_any = true;
         else
             d->in[i] = converted(d, &d->in[i], GRADD_DT_F32);
@@ -112,6 +121,8 @@ static gradd_status_t agree(const gradd_view_t *a, const gradd_view_t *b, double
     for (int64_t i = 0, n = gradd_type_count(&a->type); i < n; i++) {
         double x = element(a, i), y = element(b, i);
         if (x == y || (x != x && y != y)) continue;
+        if (a->type.dtype == GRADD_DT_F16 && isinf(x) && x * y > 0 && fabs(y) * (1 + tol) >= 65519)
+            continue; /* nothing is larger */
         if (!(fabs(x - y) <= tol * fmax(fabs(y), scale) + 3e-5))
             return GRADD_FAIL(TENSOR, "%s: element %lld is %.9g, expected %.9g", what, (long long)i,
                               x, y);
@@ -151,11 +162,12 @@ static gradd_status_t check_values(job_t *job, const gradd_view_t *narrow,
         if (!out[j].data || !want[j].data) continue;
         if (job->spec->bf16_tol > 0) {
             const double most = fmax(largest(&want[j]), 1e-3);
-            GRADD_TRY(agree(&out[j], &want[j], job->spec->bf16_tol, most, "f64, rounded inside"));
+            const double tol = job->spec->bf16_tol * rounding(half) * 0x1p8;
+            GRADD_TRY(agree(&out[j], &want[j], tol, most, "f64, rounded inside"));
             continue;
         }
-        const bool rounded = out[j].type.dtype == GRADD_DT_BF16;
-        const double tol = job->spec->tol + (rounded ? 0x1p-8 : 3e-5);
+        const bool rounded = gradd_dtype_is_half(out[j].type.dtype);
+        const double tol = job->spec->tol + (rounded ? rounding(out[j].type.dtype) : 3e-5);
         GRADD_TRY(agree(&narrow[j], &want[j], tol, 0, "f64"));
         if (!memcmp(narrow[j].data, out[j].data, (size_t)gradd_type_bytes(&out[j].type))) continue;
         native++;
@@ -194,7 +206,7 @@ typedef struct diff_s {
     bool need[GRADD_OP_MAX_IN];
 } diff_t;
 
-/* The same weights on both sides, exact in bf16. */
+/* The same weights on both sides, exact in the half. */
 static void add_weights(job_t *job, diff_t *d, int j) {
     gradd_view_t flat = {.type = d->out[j].type};
     flat.type.dtype = GRADD_DT_F64;
@@ -203,7 +215,7 @@ static void add_weights(job_t *job, diff_t *d, int j) {
     for (int64_t i = 0; i < n; i++)
         w[i] = 0.25 + fmod(0.6180339887 * (double)(i + 1) + 0.37 * j, 1.0);
     flat.data = w;
-    gradd_view_t narrow = converted(&job->e.heap, &flat, GRADD_DT_BF16);
+    gradd_view_t narrow = converted(&job->e.heap, &flat, half);
     d->dout[j] = eager_add(&job->e, converted(&job->e.heap, &narrow, d->out[j].type.dtype), false);
     d->dout64[j] = eager_add(&job->e64, converted(&job->e64.heap, &narrow, GRADD_DT_F64), false);
 }
@@ -218,7 +230,8 @@ static gradd_status_t compare_gradients(job_t *job, const diff_t *d) {
         if (!gradd_type_equal(&got->type, &job->data.in[i].type))
             return GRADD_FAIL(TENSOR, "gradient %d is %s", i, gradd_dtype_name(got->type.dtype));
         const gradd_view_t *want = &job->e64.value[d->din64[i]];
-        GRADD_TRY(agree(got, want, 0x1p-5, fmax(1, largest(want)), "gradient in f64"));
+        GRADD_TRY(agree(got, want, 8 * rounding(got->type.dtype), fmax(1, largest(want)),
+                        "gradient in f64"));
     }
     return GRADD_OK;
 }
@@ -273,8 +286,8 @@ static void every_case(gradd_status_t (*fn)(job_t *job)) {
                 checked += any;
                 if (!status) continue;
                 failures++;
-                fprintf(stderr, "%s \"%s\" in bf16: %s (%s)\n", op->name, spec->text,
-                        gradd_error_message(), gradd_error_where());
+                fprintf(stderr, "%s \"%s\" in %s: %s (%s)\n", op->name, spec->text,
+                        gradd_dtype_name(half), gradd_error_message(), gradd_error_where());
             }
         }
 }
@@ -284,6 +297,22 @@ TEST_LIMIT(forward_in_bf16_agrees_with_f64, 60) {
     printf("%d cases, %d results with products of bf16\n", checked, native);
     CHECK(native || !attn_pairs_ready() || getenv("GRADD_TEST_OP"));
     CHECK(checked > 300 || getenv("GRADD_TEST_OP"));
+    CHECK_EQ_INT(failures, 0);
+}
+
+TEST_LIMIT(forward_in_f16_agrees_with_f64, 60) {
+    half = GRADD_DT_F16;
+    every_case(check_forward);
+    printf("%d cases\n", checked);
+    CHECK(checked > 300 || getenv("GRADD_TEST_OP"));
+    CHECK_EQ_INT(failures, 0);
+}
+
+TEST_LIMIT(gradient_in_f16_agrees_with_f64, 60) {
+    half = GRADD_DT_F16;
+    omp_set_num_threads(ground_threads(2));
+    every_case(check_gradient);
+    printf("%d cases\n", checked);
     CHECK_EQ_INT(failures, 0);
 }
 

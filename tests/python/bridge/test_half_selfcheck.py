@@ -1,4 +1,4 @@
-"""The self-check of the first step in bf16: roundings pass, a wrong gradient does not."""
+"""The self-check of the first step in bf16 and f16: roundings pass, a wrong gradient does not."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from gradd import ORTModule
 from gradd.calls import run
 from gradd.fallback import SelfCheckError
 
-BF16 = torch.bfloat16
-WAYS = ("parameters", "autocast")
+HALVES = (torch.bfloat16, torch.float16)
+WAYS = [(way, half) for half in HALVES for way in ("parameters", "autocast")]
 
 
-def call(way: str) -> Any:
+def call(way: tuple[str, torch.dtype]) -> Any:
     """A first training step, strictly in the daemon; returns the module."""
     net, (x, y) = Net(), batch()
-    half = way == "parameters"
-    model = ORTModule(net.to(BF16) if half else net, strict=True)
-    with contextlib.nullcontext() if half else torch.autocast("cpu", BF16):
-        loss, _ = model(x.to(BF16) if half else x, y)
+    kind, dtype = way
+    half = kind == "parameters"
+    model = ORTModule(net.to(dtype) if half else net, strict=True)
+    with contextlib.nullcontext() if half else torch.autocast("cpu", dtype):
+        loss, _ = model(x.to(dtype) if half else x, y)
     loss.backward()
     return model
 
@@ -40,7 +41,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_rounding_is_no_error(daemon, way: str) -> None:
+def test_rounding_is_no_error(daemon, way: Any) -> None:
     stats = call(way).gradd_stats()
     assert stats["self_checks"] == 1 and stats["fallbacks"] == {}
 
@@ -51,14 +52,22 @@ def test_rounding_is_no_error(daemon, way: str) -> None:
     [lambda g: g.mul_(1.1), lambda g: g[0].zero_(), lambda g: g.fill_(float("nan"))],
     ids=["scaled", "a_row_missing", "nan"],
 )
-def test_wrong_gradients_are_found_and_named(daemon, monkeypatch, way: str, change: Any) -> None:
+def test_wrong_gradients_are_found_and_named(daemon, monkeypatch, way: Any, change: Any) -> None:
     spoil(monkeypatch, change)
     with pytest.raises(SelfCheckError, match=r"the gradient of second\.weight by"):
         call(way)
 
 
+@pytest.mark.parametrize("kind", ["parameters", "autocast"])
+def test_what_bf16_excuses_is_found_in_f16(daemon, monkeypatch, kind: str) -> None:
+    spoil(monkeypatch, lambda g: g.mul_(1.015))
+    call((kind, torch.bfloat16))
+    with pytest.raises(SelfCheckError, match=r"the gradient of second\.weight by"):
+        call((kind, torch.float16))
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_a_missing_gradient_is_found(daemon, monkeypatch, way: str) -> None:
+def test_a_missing_gradient_is_found(daemon, monkeypatch, way: Any) -> None:
     backward = run.Run.backward
     monkeypatch.setattr(
         run.Run,

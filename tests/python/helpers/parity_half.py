@@ -1,14 +1,14 @@
-"""Trains a module in bf16 through the daemon, next to its twins in PyTorch's bf16 and in fp32.
+"""Trains a module in bf16 or f16 through the daemon, next to its twins in PyTorch's and in fp32.
 
 Three sides start from equal values and run freely: own forward, own backward, own SGD step. Over
-the run the distance of the daemon from fp32 may be at most twice that of PyTorch's own bf16, for
-the loss and for every gradient. The distance of a gradient at one step is the length of the
+the run the distance of the daemon from fp32 may be at most twice that of PyTorch in the
+same half, for the loss and for every gradient. The distance of a gradient at one step is the length of the
 difference, divided by the length of the fp32 gradient or by 1e-4 of the longest of all, whichever
 is more; that of a run is the root of the mean square over its steps. Below half a step between
-bf16 numbers (2^-9) a distance is no error: PyTorch's is smaller than that only by chance, as with
+numbers of the half (2^-9, 2^-12) a distance is no error: PyTorch's is smaller than that only by chance, as with
 losses and with biases of three entries.
 
-Two ways into bf16: "parameters" (the module and its float inputs converted) and "autocast" (float32
+Two ways into a half: "parameters" (the module and its float inputs converted) and "autocast" (float32
 parameters, the call inside torch.autocast).
 """
 
@@ -28,14 +28,14 @@ from gradd import ORTModule
 
 FLOOR = 1e-4
 TWICE = 2.0
-ROUNDING = 2.0**-9
+ROUNDING = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
 WAYS = ("parameters", "autocast")
 
 
-def cast(way: str) -> Any:
+def cast(way: str, dtype: torch.dtype = torch.bfloat16) -> Any:
     """Context of a call."""
     if way == "autocast":
-        return torch.autocast("cpu", torch.bfloat16)
+        return torch.autocast("cpu", dtype)
     return contextlib.nullcontext()
 
 
@@ -58,6 +58,7 @@ def mean(values: list[float]) -> float:
 class Report:
     """Distances from fp32 by name, per step: of the daemon and of PyTorch."""
 
+    rounding: float = ROUNDING[torch.bfloat16]
     ours: dict[str, list[float]] = field(default_factory=dict)
     theirs: dict[str, list[float]] = field(default_factory=dict)
 
@@ -68,7 +69,7 @@ class Report:
     def rows(self) -> list[tuple[float, float, float, str]]:
         """(ratio to the bound's half, distance of the daemon, of PyTorch, name), sorted."""
         pairs = [(mean(self.ours[n]), mean(self.theirs[n]), n) for n in self.ours]
-        return sorted((a / max(b, ROUNDING), a, b, n) for a, b, n in pairs)
+        return sorted((a / max(b, self.rounding), a, b, n) for a, b, n in pairs)
 
     def check(self) -> None:
         ratio, ours, theirs, name = self.rows()[-1]
@@ -84,26 +85,33 @@ class Report:
 
 
 class Triple:
-    """A module in the daemon, its twin in PyTorch's bf16, and its twin in fp32.
+    """A module in the daemon, its twin in PyTorch's half, and its twin in fp32.
 
     Args:
         model: The module in fp32; it is copied.
         way: One of WAYS.
         loss_of: Loss of a model and a batch.
         rate: Learning rate of all.
+        half: torch.bfloat16 or torch.float16.
     """
 
     def __init__(
-        self, model: nn.Module, way: str, loss_of: Loss = loss_in_graph, rate: float = 0.05
+        self,
+        model: nn.Module,
+        way: str,
+        loss_of: Loss = loss_in_graph,
+        rate: float = 0.05,
+        half: torch.dtype = torch.bfloat16,
     ) -> None:
         start = copy.deepcopy(model)
         self.way = way
+        self.half = half
         self.dtype = torch.float32
         if way == "parameters":
-            self.dtype = torch.bfloat16
-            start = start.bfloat16()
+            self.dtype = half
+            start = start.to(half)
         self._loss_of = loss_of
-        self.report = Report()
+        self.report = Report(ROUNDING[half])
         self.steps = 0
         self.ours = Side.of(ORTModule(copy.deepcopy(start), strict=True), rate)
         self.theirs = Side.of(copy.deepcopy(start), rate)
@@ -114,7 +122,7 @@ class Triple:
         self.steps += 1
         for side in (self.ours, self.theirs):
             given = converted(batch, self.dtype) if self.way == "parameters" else batch
-            with cast(self.way):
+            with cast(self.way, self.half):
                 side.passes(copy.deepcopy(given), self._loss_of)
         given = converted(batch, self.dtype) if self.way == "parameters" else batch
         self.exact.passes(converted(given, torch.float32), self._loss_of)

@@ -1,4 +1,4 @@
-"""FusedAdam on bf16 parameters: against torch.optim.AdamW on float32 copies, with master weights
+"""FusedAdam on bf16 and f16 parameters: against torch.optim.AdamW on float32 copies, with master weights
 and without, saved and loaded, clipped, mixed with float32 parameters, and under kills."""
 
 from __future__ import annotations
@@ -18,21 +18,26 @@ from gradd import ORTModule, errors
 from gradd.optim import AdamWMode, FusedAdam
 
 TORCH = {"adam_w_mode": AdamWMode.ADAMW_TORCH, "eps": 1e-8, "weight_decay": 0.05}
-BF16 = torch.bfloat16
+HALF = torch.bfloat16  # of the test that runs
+
+
+@pytest.fixture(autouse=True, params=[torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+def half_type(request, monkeypatch):
+    monkeypatch.setitem(globals(), "HALF", request.param)
 
 
 def parameters(seed: int = 0, sizes=((70,), (33, 5))) -> list[torch.nn.Parameter]:
     gen = torch.Generator().manual_seed(seed)
-    return [torch.nn.Parameter(torch.randn(s, generator=gen).to(BF16)) for s in sizes]
+    return [torch.nn.Parameter(torch.randn(s, generator=gen).to(HALF)) for s in sizes]
 
 
 def gradient(p: torch.Tensor, step: int) -> torch.Tensor:
     wave = torch.sin(torch.arange(p.numel(), dtype=torch.float32) * (step + 1.3)) * 0.3
-    return wave.reshape(p.shape).to(BF16)
+    return wave.reshape(p.shape).to(HALF)
 
 
 def reference(start: list[torch.Tensor], steps: int, *, rounds: bool, clip: float | None = None):
-    """torch's AdamW on float32 copies; `rounds` them to bf16 after every step if asked to."""
+    """torch's AdamW on float32 copies; `rounds` them to the half after every step if asked to."""
     copies = [torch.nn.Parameter(p.detach().float()) for p in start]
     optimizer = torch.optim.AdamW(copies, lr=1e-2, weight_decay=0.05)
     for step in range(steps):
@@ -43,7 +48,7 @@ def reference(start: list[torch.Tensor], steps: int, *, rounds: bool, clip: floa
         optimizer.step()
         if rounds:
             for p in copies:
-                p.data = p.data.to(BF16).float()
+                p.data = p.data.to(HALF).float()
     return copies
 
 
@@ -63,11 +68,11 @@ def test_master_weights_are_torch_adamw_on_float32(daemon, clip):
     run(mine, optimizer, 10)
     for p, q in zip(mine, want, strict=True):
         state = optimizer.state[p]
-        assert p.dtype is BF16 and all(
+        assert p.dtype is HALF and all(
             state[name].dtype is torch.float32 for name in ("master", "exp_avg", "exp_avg_sq")
         )
         torch.testing.assert_close(state["master"], q.detach(), rtol=2e-6, atol=2e-6)
-        assert torch.equal(p.detach(), state["master"].to(BF16))
+        assert torch.equal(p.detach(), state["master"].to(HALF))
 
 
 @pytest.mark.quick
@@ -85,15 +90,16 @@ def test_without_master_weights_the_update_is_rounded(daemon):
 
 
 def test_small_updates_add_up_only_in_master_weights(daemon):
-    plain, kept = (torch.nn.Parameter(torch.ones(8, dtype=BF16)) for _ in range(2))
-    options = {"lr": 2**-10, "adam_w_mode": AdamWMode.ADAMW_TORCH, "eps": 1e-8}
+    plain, kept = (torch.nn.Parameter(torch.ones(8, dtype=HALF)) for _ in range(2))
+    step = torch.finfo(HALF).eps / 8  # a quarter of the last place below 1
+    options = {"lr": step, "adam_w_mode": AdamWMode.ADAMW_TORCH, "eps": 1e-8}
     for p, master in ((plain, False), (kept, True)):
         optimizer = FusedAdam([p], master_weights=master, **options)
         for _ in range(8):
             p.grad = torch.ones_like(p)
             optimizer.step()
-    assert torch.equal(plain.detach(), torch.ones(8, dtype=BF16))
-    assert torch.equal(kept.detach(), torch.full((8,), 1 - 2**-7, dtype=BF16))
+    assert torch.equal(plain.detach(), torch.ones(8, dtype=HALF))
+    assert torch.equal(kept.detach(), torch.full((8,), 1 - 8 * step, dtype=HALF))
 
 
 def test_mixed_parameters_and_clipping(daemon):
@@ -128,7 +134,7 @@ def test_state_dict_continues_bit_for_bit(daemon, master):
     torch.save((first, begun.state_dict()), file)
     file.seek(0)
     params, saved = torch.load(file, weights_only=False)
-    assert all(t.dtype is not BF16 for s in saved["state"].values()
+    assert all(t.dtype is not HALF for s in saved["state"].values()
                for t in s.values() if torch.is_tensor(t))  # fmt: skip
     resumed = FusedAdam(params, **options)
     resumed.load_state_dict(saved)
@@ -147,7 +153,7 @@ def test_masters_can_be_added_to_and_left_out_of_a_saved_state(daemon):
     more = FusedAdam(first, lr=1e-2, master_weights=True, **TORCH)
     more.load_state_dict(saved)
     run(first, more, range(2, 4))
-    assert all(torch.equal(p.detach(), more.state[p]["master"].to(BF16)) for p in first)
+    assert all(torch.equal(p.detach(), more.state[p]["master"].to(HALF)) for p in first)
     less = FusedAdam(first, lr=1e-2, **TORCH)
     less.load_state_dict(more.state_dict())
     run(first, less, range(4, 5))
@@ -155,10 +161,10 @@ def test_masters_can_be_added_to_and_left_out_of_a_saved_state(daemon):
 
 
 def test_takes_over_the_state_of_torch_adamw(daemon):
-    """torch keeps moments in bf16; they are widened."""
+    """torch keeps moments in the half; they are widened."""
     (p,) = parameters(sizes=((50,),))
     q = torch.nn.Parameter(p.detach().clone())
-    ref = torch.optim.AdamW([q], lr=1e-2, weight_decay=0.05)
+    ref = torch.optim.AdamW([q], lr=1e-2, weight_decay=0.05, eps=1e-4)  # f16 has no 1e-8
     q.grad = gradient(q, 0)
     ref.step()
     p.data = q.data.clone()
@@ -181,20 +187,20 @@ def test_loading_the_model_beats_the_master_weights(daemon):
     assert float((p - 5.0).abs().max()) < 0.1
 
 
-def test_float16_is_refused_by_name(daemon):
-    p = torch.nn.Parameter(torch.ones(3, dtype=torch.float16))
+def test_float64_is_refused_by_name(daemon):
+    p = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
     p.grad = torch.ones_like(p)
-    with pytest.raises(errors.TensorError, match="float16.*float32 and bfloat16"):
+    with pytest.raises(errors.TensorError, match="float64.*float32, bfloat16 and float16"):
         FusedAdam([p]).step()
 
 
 def train(daemon, killed: bool) -> Net:
-    net = Net().to(BF16)
+    net = Net().to(HALF)
     model = ORTModule(net)
     optimizer = FusedAdam(net.parameters(), lr=1e-2, max_grad_norm=0.1, master_weights=True)
     for step in range(6):
         x, y = batch(6, step)
-        loss, _ = model(x.to(BF16), y)
+        loss, _ = model(x.to(HALF), y)
         loss.backward()
         if killed and step in (1, 3):
             daemon.kill()
@@ -207,16 +213,16 @@ def train(daemon, killed: bool) -> Net:
 def test_daemon_killed_between_steps(daemon):
     whole, killed = train(daemon, False), train(daemon, True)
     for p, q in zip(whole.parameters(), killed.parameters(), strict=True):
-        assert p.dtype is BF16 and torch.equal(p, q)
+        assert p.dtype is HALF and torch.equal(p, q)
 
 
 @pytest.mark.parametrize("master", [False, True])
 def test_daemon_killed_during_steps(daemon, master):
     def parameter():
-        return torch.nn.Parameter(torch.linspace(-1, 1, 1_500_000).to(BF16))
+        return torch.nn.Parameter(torch.linspace(-1, 1, 1_500_000).to(HALF))
 
     p, q = parameter(), parameter()
-    grad = torch.linspace(1, -1, 1_500_000).to(BF16)
+    grad = torch.linspace(1, -1, 1_500_000).to(HALF)
     options = {"lr": 1e-2, "max_grad_norm": 1.0, "master_weights": master}
     whole = FusedAdam([q], **options)
     q.grad = grad.clone()
