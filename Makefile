@@ -123,7 +123,7 @@ test_obj    = $(call obj,$(filter %/test_$(1).c,$(TEST_SRC)))
 PEER_SRC   := tests/c/peer.c
 FAKE_SRC   := $(sort $(wildcard tests/fake/*.c))
 # Kernels of GPUs, and what runs them on the host (tests/emu).
-CUDA_SRC   := $(sort $(wildcard kernels/cuda/*.cu))
+CUDA_SRC   := $(sort $(filter-out kernels/cuda/plugin/%,$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)))
 EMU_SRC    := $(sort $(wildcard tests/emu/*.cc))
 TEST_HELP_SRC := $(sort $(filter-out $(TEST_SRC) $(PEER_SRC),$(wildcard tests/c/*.c)))
 PROTO      := $(wildcard server/graph/onnx.proto)
@@ -335,7 +335,7 @@ $(B)/gen/backend_list.inc: FORCE
 $(B)/gen/fake/backend_list.inc: FORCE
 	$(call put_list,$(call names,$(BACKENDS) fake emu))
 $(B)/gen/cuda_list.inc: FORCE
-	$(call put_list,$(call names,$(sort $(basename $(notdir $(shell grep -l '^GRADD_KERNELS' kernels/cuda/*.cu))))))
+	$(call put_list,$(call names,$(sort $(basename $(notdir $(shell grep -l "^GRADD_KERNELS" $(CUDA_SRC)))))))
 # families with rows for the CPU: those of composites alone have none
 $(B)/gen/cpu_list.inc: FORCE
 	$(call put_list,$(call names,$(sort $(basename $(notdir $(shell grep -l '^GRADD_KERNELS' kernels/ops/*.c))))))

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "kernels/bf16.h"
+#include "kernels/math/bf16.h"
 #include "server/exec/run.h"
 
 #define MAX_ROWS 512

@@ -13,7 +13,7 @@ bool gradd_kernel_takes(const gradd_kernel_t *kernel, const gradd_op_t *op, int 
     const uint32_t own = gradd_types_at(kernel->types, input);
     const uint32_t mask = own && own != GRADD_T_ANY ? own : gradd_types_at(op->types, input);
     if (!mask || mask == GRADD_T_ANY) return true;
-    if (!own && dtype == GRADD_DT_F16) return false;
+    if (!own && kernel->widens_f16 && dtype == GRADD_DT_F16) return false;
     return mask & 1u << dtype;
 }
 

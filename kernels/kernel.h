@@ -52,6 +52,9 @@ typedef struct gradd_kernel_s {
     /* Corrects what gradd_kernel_cost (kernels/cost.h) has filled in: one operation per element of
      * the largest tensor, all operands read, all results written. NULL = that is right. */
     void (*cost)(const gradd_infer_t *c, gradd_cost_t *cost);
+    /* Without types of its own it takes those of the operator but f16, which is widened around it:
+     * rows of the CPU, which compute in f32. Those of a GPU read it. */
+    bool widens_f16;
 } gradd_kernel_t;
 
 /* The rows of a family for one device. */
@@ -62,7 +65,12 @@ typedef struct gradd_kernels_s {
 } gradd_kernels_t;
 
 /* A row: the operator that it runs, its name, and by name whatever else is not zero. */
+#ifdef __cplusplus /* a row of a GPU */
 #define GRADD_KERNEL(of_op, title, ...) {.op = of_op, .name = title, __VA_ARGS__}
+#else
+#define GRADD_KERNEL(of_op, title, ...)                                                            \
+    {.op = of_op, .name = title, .widens_f16 = true, __VA_ARGS__}
+#endif
 
 /* Behind GRADD_OPS in kernels/ops/<family>.c: GRADD_KERNELS(cpu, family, GRADD_KERNEL(...)). */
 #define GRADD_KERNELS(device, family, ...)                                                         \

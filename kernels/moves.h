@@ -7,7 +7,7 @@
 #ifndef GRADD_KERNELS_MOVES_H
 #define GRADD_KERNELS_MOVES_H
 
-#include "kernels/hd.h"
+#include "kernels/math/hd.h"
 #include "kernels/op.h"
 
 #ifdef __cplusplus

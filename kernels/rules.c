@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-#include "kernels/bf16.h"
-#include "kernels/f16.h"
+#include "kernels/math/bf16.h"
+#include "kernels/math/f16.h"
 
 gradd_val_t gradd_emit_attrs(gradd_builder_t *b, const char *op, const gradd_val_t *in, int n_in,
                              const gradd_attr_t *attrs, int n_attrs) {

@@ -2,7 +2,7 @@
 #ifndef GRADD_KERNELS_CPU_BF16_H
 #define GRADD_KERNELS_CPU_BF16_H
 
-#include "kernels/bf16.h"
+#include "kernels/math/bf16.h"
 
 /* Whole blocks; x and y do not overlap. */
 void gradd_bf16_widen(float *restrict y, const gradd_bf16_t *restrict x, int64_t n);

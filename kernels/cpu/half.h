@@ -5,7 +5,7 @@
 #define GRADD_KERNELS_CPU_HALF_H
 
 #include "kernels/cpu/bf16.h"
-#include "kernels/f16.h"
+#include "kernels/math/f16.h"
 #include "shm/dtype.h"
 
 /* Whole blocks; x and y do not overlap. */

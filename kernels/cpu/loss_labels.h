@@ -9,7 +9,7 @@
 #define GRADD_KERNELS_CPU_LOSS_LABELS_H
 
 #include "kernels/cpu/loss_rows.h"
-#include "kernels/loss.h"
+#include "kernels/math/loss.h"
 #include "kernels/op.h"
 
 typedef struct gradd_loss_s {

@@ -9,13 +9,13 @@
  *
  * Row functions are made by the GRADD_ROWS_* macros from an expression in a, b, c (operands), p
  * (float parameters) and F, a prefix: F##exp(a) is the vector form in the fast function and libm
- * in double in the reference (kernels/formulas.h).
+ * in double in the reference (kernels/math/formulas.h).
  */
 #ifndef GRADD_KERNELS_CPU_MAP_H
 #define GRADD_KERNELS_CPU_MAP_H
 
 #include "kernels/dispatch.h"
-#include "kernels/formulas.h"
+#include "kernels/math/formulas.h"
 #include "kernels/op.h"
 
 #define GRADD_MAP_MAX_IN 3

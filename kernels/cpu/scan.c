@@ -3,8 +3,8 @@
 
 #include <math.h>
 
-#include "kernels/bf16.h"
-#include "kernels/f16.h"
+#include "kernels/math/bf16.h"
+#include "kernels/math/f16.h"
 
 /* Element of a float type; 0 of any other. */
 static double float_at(const gradd_view_t *v, int64_t i) {

@@ -5,7 +5,7 @@
  */
 #include "kernels/cost.h"
 #include "kernels/cuda/copy.h"
-#include "kernels/cuda/scan.h"
+#include "kernels/cuda/row/scan.h"
 #include "kernels/infer.h"
 
 enum { THREADS = GPU_COPY_THREADS };

@@ -6,8 +6,8 @@
  * mode are read here, for they may be values of the run. See kernels/ops/dropout.c.
  */
 #include "kernels/cuda/gpu.h"
-#include "kernels/formulas.h"
-#include "kernels/rng.h"
+#include "kernels/math/formulas.h"
+#include "kernels/math/rng.h"
 
 enum {
     THREADS = 256,

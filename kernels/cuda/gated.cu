@@ -2,7 +2,7 @@
  * its gate and operand, which lie apart or in the halves of one row. See kernels/ops/gated.c. */
 #include "kernels/cuda/map.h"
 
-#include "kernels/activate.h"
+#include "kernels/math/activate.h"
 
 #include <string.h>
 

@@ -33,10 +33,10 @@
 /* A template kernel with commas stands in parentheses. */
 #define GPU_LAUNCH(...) GPU_RUN(__VA_ARGS__)
 
-#include "kernels/bf16.h"
-#include "kernels/f16.h"
 #include "kernels/fault.h"
 #include "kernels/kernel.h"
+#include "kernels/math/bf16.h"
+#include "kernels/math/f16.h"
 
 /* ---- of the host ----------------------------------------------------------------------------- */
 

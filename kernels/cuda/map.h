@@ -14,7 +14,7 @@
 #define GRADD_KERNELS_CUDA_MAP_H
 
 #include "kernels/cuda/gpu.h"
-#include "kernels/formulas.h"
+#include "kernels/math/formulas.h"
 
 enum { GPU_MAP_THREADS = 256 };
 
@@ -280,7 +280,8 @@ gradd_status_t gpu_map(const char *what, const gradd_view_t &out, const gradd_vi
     return gpu_launched(what);
 }
 
-/* ---- operators by expressions of kernels/formulas.h ------------------------------------------ */
+/* ---- operators by expressions of kernels/math/formulas.h
+ * ------------------------------------------ */
 
 /* f_<name>: E of floats, E_I of integers. */
 #define GPU_UNARY(name, E, E_I)                                                                    \

@@ -1,8 +1,8 @@
 /* Random numbers on a GPU: a thread makes the four numbers of one counter of Philox, neighbours
  * write neighbours. The same bits as on the CPU. See kernels/ops/random.c and rng.h. */
 #include "kernels/cuda/gpu.h"
-#include "kernels/formulas.h"
-#include "kernels/rng.h"
+#include "kernels/math/formulas.h"
+#include "kernels/math/rng.h"
 
 enum { THREADS = 256 };
 

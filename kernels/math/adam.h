@@ -5,9 +5,9 @@
 #include <math.h>
 
 #include "kernels/adam.h"
-#include "kernels/bf16.h"
-#include "kernels/f16.h"
-#include "kernels/hd.h"
+#include "kernels/math/bf16.h"
+#include "kernels/math/f16.h"
+#include "kernels/math/hd.h"
 
 /* Scalars of one step, rounded once as torch rounds them: computed in double, used in float. */
 typedef struct gradd_adam_coefficients_s {

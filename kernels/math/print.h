@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "kernels/hd.h"
+#include "kernels/math/hd.h"
 
 enum {
     GRADD_PRINT_LINE = 64, /* bytes of a cache line */

@@ -7,9 +7,9 @@
 #include "kernels/cost.h"
 #include "kernels/cpu/half.h"
 #include "kernels/dispatch.h"
-#include "kernels/formulas.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
+#include "kernels/math/formulas.h"
 #include "kernels/rowwise.h"
 #include "kernels/rules.h"
 

@@ -20,8 +20,8 @@
 #include "kernels/fault.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
+#include "kernels/math/rng.h"
 #include "kernels/op.h"
-#include "kernels/rng.h"
 #include "kernels/rowwise.h"
 #include "kernels/rules.h"
 

@@ -9,11 +9,11 @@
  */
 #include <string.h>
 
-#include "kernels/activate.h"
 #include "kernels/cpu/half.h"
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
+#include "kernels/math/activate.h"
 #include "kernels/op.h"
 #include "kernels/rowwise.h"
 #include "kernels/rules.h"

@@ -32,7 +32,7 @@
 #include "kernels/dispatch.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
-#include "kernels/live.h"
+#include "kernels/math/live.h"
 #include "kernels/rules.h"
 
 /* ---- lists ----------------------------------------------------------------------------------- */

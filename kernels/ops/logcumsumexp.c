@@ -6,9 +6,9 @@
  * dx_j = exp(x_j - y_j) h_j with h_j = sum of dy_i exp(y_j - y_i) for i >= j, and so
  * h_j = dy_j + exp(y_j - y_{j+1}) h_{j+1}: y never falls, so no factor is above one. */
 #include "kernels/dispatch.h"
-#include "kernels/formulas.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
+#include "kernels/math/formulas.h"
 #include "kernels/moves.h"
 #include "kernels/rules.h"
 

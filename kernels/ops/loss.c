@@ -6,7 +6,7 @@
  * Shapes: scores [N, C, D...], labels [N, D...], weights [C]; D contiguous inside C.
  * Saved for backward: scores and labels. The gradient forms softmax(x) again: one pass of exp
  * against keeping a second tensor as large as the scores. */
-#include "kernels/loss.h"
+#include "kernels/math/loss.h"
 #include "kernels/cpu/map.h"
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/softmax_rows.h"

@@ -17,8 +17,8 @@
 #include "kernels/fault.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
+#include "kernels/math/rng.h"
 #include "kernels/op.h"
-#include "kernels/rng.h"
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 

@@ -9,11 +9,11 @@
  * Max and Min share evenly. */
 #include "kernels/cpu/half.h"
 #include "kernels/dispatch.h"
-#include "kernels/fold.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
+#include "kernels/math/fold.h"
+#include "kernels/math/vec.h"
 #include "kernels/rules.h"
-#include "kernels/vec.h"
 
 #include <math.h>
 #include <string.h>

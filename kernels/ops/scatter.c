@@ -17,9 +17,9 @@
 #include "kernels/cpu/pick.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/dispatch.h"
-#include "kernels/formulas.h"
 #include "kernels/infer.h"
 #include "kernels/kernel.h"
+#include "kernels/math/formulas.h"
 #include "kernels/op.h"
 #include "kernels/rules.h"
 

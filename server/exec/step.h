@@ -4,10 +4,10 @@
  * Parameters are cut into chunks. The new values of a chunk are first written to a journal (new p,
  * m and v, all f32) in the client's memory, then the journal is sealed by a sequence word, then
  * copied over the old values, then the progress word advances. A bf16 or f16 parameter is rounded
- * while it is copied, so the journal serves its f32 master weights as well. A process that finds the journal
- * sealed for the current chunk copies it again; otherwise it computes the chunk again from
- * untouched values. So a step that was interrupted, by whatever process, is finished by the next
- * one with the same bits.
+ * while it is copied, so the journal serves its f32 master weights as well. A process that finds
+ * the journal sealed for the current chunk copies it again; otherwise it computes the chunk again
+ * from untouched values. So a step that was interrupted, by whatever process, is finished by the
+ * next one with the same bits.
  *
  * Of a parameter with a width, rows whose gradient is all zeros are left alone, moments and all.
  * The journal says which rows of the chunk are new, so whoever finds it sealed asks no gradient.

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/bf16.h"
-#include "kernels/f16.h"
+#include "kernels/math/bf16.h"
+#include "kernels/math/f16.h"
 
 enum {
     SCRATCH = 4096,

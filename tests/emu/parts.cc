@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "kernels/cuda/runs.h"
+#include "kernels/cuda/index/runs.h"
 
 extern "C" int64_t emu_divide(int64_t by, int64_t most, int64_t a) {
     return gpu_div_by(by, most)(a);

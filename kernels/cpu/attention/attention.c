@@ -17,7 +17,7 @@
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/dispatch.h"
-#include "kernels/vec.h"
+#include "kernels/math/vec.h"
 
 enum { TILE = GRADD_ATTN_TILE, KEYS_PER_TASK = 4 * TILE };
 enum { BY_QUERY = 1, BY_KEY = 2 }; /* what is summed: dq and dbias; dk and dv */

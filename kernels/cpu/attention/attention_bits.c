@@ -6,7 +6,7 @@
 
 #include "kernels/cpu/attention/attention_runs.h"
 #include "kernels/dispatch.h"
-#include "kernels/rng.h"
+#include "kernels/math/rng.h"
 
 enum { TILE = GRADD_ATTN_TILE };
 

@@ -4,7 +4,7 @@
 #include <math.h>
 
 #include "kernels/cpu/bf16.h"
-#include "kernels/rng.h"
+#include "kernels/math/rng.h"
 
 static double element(gradd_dtype_t dtype, const void *data, int64_t i) {
     if (dtype == GRADD_DT_F64) return ((const double *)data)[i];

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/formulas.h"
+#include "kernels/math/formulas.h"
 #include "kernels/registry.h"
 
 const graph_node_t *match_made_by(const graph_t *g, gradd_val_t v, const char *op) {

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "kernels/attention.h"
-#include "kernels/formulas.h"
+#include "kernels/math/formulas.h"
 
 enum { MOST_ABOVE = 256 };
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/bf16.h"
+#include "kernels/math/bf16.h"
 #include "server/exec/run.h"
 #include "tests/c/onnx_build.h"
 #include "tests/test.h"

@@ -2,7 +2,7 @@
  * cores and those for all types against the CPU's in f32 on the same numbers. */
 #include "kernels/backend.h"
 #include "kernels/cases.h"
-#include "kernels/f16.h"
+#include "kernels/math/f16.h"
 #include "kernels/registry.h"
 #include "tests/emu/device.h"
 #include "tests/test.h"

@@ -5,7 +5,7 @@
  * f32 beside bf16, against the CPU. */
 #include "kernels/backend.h"
 #include "kernels/cases.h"
-#include "kernels/f16.h"
+#include "kernels/math/f16.h"
 #include "kernels/registry.h"
 #include "tests/c/eager.h"
 #include "tests/emu/device.h"
@@ -94,7 +94,7 @@ static bool same_half(gradd_f16_t a, gradd_f16_t b) {
 }
 
 static bool same(const gradd_view_t *half, const gradd_view_t *wide) {
-    if (half->type.dtype != GRADD_DT_F16)
+    if (half->type.dtype != GRADD_DT_F16 || wide->type.dtype == GRADD_DT_F16)
         return !memcmp(half->data, wide->data, (size_t)gradd_type_bytes(&wide->type));
     for (int64_t k = 0, n = gradd_type_count(&half->type); k < n; k++)
         if (!same_half(((gradd_f16_t *)half->data)[k], gradd_f32_f16(((float *)wide->data)[k])))

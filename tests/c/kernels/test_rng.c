@@ -1,7 +1,7 @@
 /* Tests of kernels/cpu/rng: published Philox vectors, groups against single words, distribution. */
 #include "tests/test.h"
 
-#include "kernels/rng.h"
+#include "kernels/math/rng.h"
 
 /* Known answers of Philox4x32-10, from the test vectors of its authors' library Random123. */
 TEST(cipher_gives_the_published_vectors) {

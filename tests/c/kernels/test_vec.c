@@ -1,6 +1,6 @@
 /* Accuracy of the vectorisable f32 functions against libm in double, in units in the last place,
  * over the whole range of exponents, and their behaviour at the special values. */
-#include "kernels/vec.h"
+#include "kernels/math/vec.h"
 
 #include "tests/test.h"
 
