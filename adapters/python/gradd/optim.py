@@ -348,7 +348,7 @@ class FusedAdam(torch.optim.Optimizer):
 
         Raises:
             ValueError: A setting is none; nothing is changed.
-            TensorError: A parameter or gradient is not dense float32, bfloat16 or float16 on the CPU.
+            TensorError: A parameter or gradient is not dense, on the CPU, in one of these types.
             StaleError: Half of the last step was done, and it cannot be finished.
         """
         loss = None
