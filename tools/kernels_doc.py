@@ -12,8 +12,8 @@ kernel that takes a node is the one that a plan chooses; `gradd explain` shows i
 [operators.md](operators.md) says what the operators are and which types they have.
 
 * *oneDNN*: a primitive of that library. *blocked*: the product that gradd brings itself.
-* *of bf16*: reads bf16 and computes in f32. A bf16 operand that no kernel takes is cast to f32 and
-  back.
+* *of bf16*, *of f16*: reads that half and computes in f32. An operand in bf16 or f16 that no kernel
+  takes is cast to f32 and back.
 * *tiles*: attention block by block, without a matrix of scores.
 * *loop*: vectorised, threaded loops.
 """

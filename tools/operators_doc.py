@@ -14,13 +14,13 @@ is named in the reply to `graph.put`, and falls back to PyTorch. Names without a
 
 "Types" lists the element types of each input, separated by semicolons, the last one for all further
 inputs; "2 floats" stands for two inputs. [kernels.md](kernels.md) says what runs an operator on
-a device, and for which of these types; bf16 that no kernel takes is cast to f32 and back.
+a device, and for which of these types; a half that no kernel takes is cast to f32 and back.
 
 | Short | Types |
 | --- | --- |
-| floats | f32, f64, bf16 |
-| mixed | f32, f64, bf16, bool |
-| numbers | f32, f64, bf16, i32, i64 |
+| floats | f32, f64, bf16, f16 |
+| mixed | f32, f64, bf16, f16, bool |
+| numbers | f32, f64, bf16, f16, i32, i64 |
 | integers | i32, i64 |
 | any | every type |
 
@@ -40,9 +40,9 @@ Emitted by gradient rules and passes; refused when a model contains them.
 COLUMNS = ["Operator", "Opset", "Inputs", "Outputs", "Gradient", "Types"]
 UNBOUNDED = 64  # GRADD_OP_MAX_IN
 SHORT = {
-    frozenset({"f32", "f64", "bf16"}): "floats",
-    frozenset({"f32", "f64", "bf16", "bool"}): "mixed",
-    frozenset({"f32", "f64", "bf16", "i32", "i64"}): "numbers",
+    frozenset({"f32", "f64", "bf16", "f16"}): "floats",
+    frozenset({"f32", "f64", "bf16", "f16", "bool"}): "mixed",
+    frozenset({"f32", "f64", "bf16", "f16", "i32", "i64"}): "numbers",
     frozenset({"i32", "i64"}): "integers",
 }
 

@@ -67,34 +67,33 @@ ROWS(double, f64)
 
 /* A bf16 or f16 row in pieces, through the functions for f32. The terms are computed twice rather
  * than rounded in between. */
-static void row_half(gradd_dtype_t dtype, const void *from, const void *own, void *to, int64_t n,
-                     bool log_, bool back) {
-    const uint16_t *x = from, *y = own;
-    uint16_t *z = to;
-    enum { PIECE = 512 };
-    float a[PIECE], b[PIECE], max = -INFINITY;
-    double sum = 0;
-    for (int pass = back ? 1 : 0; pass < 3; pass++)
-        for (int64_t at = 0; at < n; at += PIECE) {
-            const int64_t m = n - at < PIECE ? n - at : PIECE;
-            gradd_half_widen(a, x + at, dtype, m);
-            if (back) gradd_half_widen(b, y + at, dtype, m);
-            const float best = pass ? max : gradd_row_max_f32(a, m);
-            if (pass == 0)
-                max = best > max || best != best ? best : max;
-            else if (pass == 1)
-                sum += back ? dot_f32(a, log_ ? NULL : b, m) : gradd_row_exp_f32(a, m, max, NULL);
-            else if (back)
-                (log_ ? back_log_f32 : back_f32)(a, b, a, m, (float)sum);
-            else if (log_)
-                shift_f32(a, a, m, max, (float)log(sum));
-            else
-                gradd_row_exp_f32(a, m, max, a), scale_f32(a, m, (float)(1 / sum));
-            if (pass == 2) gradd_half_narrow(z + at, a, dtype, m);
-        }
-}
-#define row_bf16(...) row_half(GRADD_DT_BF16, __VA_ARGS__)
-#define row_f16(...)  row_half(GRADD_DT_F16, __VA_ARGS__)
+#define HALF_ROW(T, S)                                                                             \
+    static void row_##S(const T *x, const T *y, T *z, int64_t n, bool log_, bool back) {           \
+        enum { PIECE = 512 };                                                                      \
+        float a[PIECE], b[PIECE], max = -INFINITY;                                                 \
+        double sum = 0;                                                                            \
+        for (int pass = back ? 1 : 0; pass < 3; pass++)                                            \
+            for (int64_t at = 0; at < n; at += PIECE) {                                            \
+                const int64_t m = n - at < PIECE ? n - at : PIECE;                                 \
+                gradd_##S##_widen(a, x + at, m);                                                   \
+                if (back) gradd_##S##_widen(b, y + at, m);                                         \
+                const float best = pass ? max : gradd_row_max_f32(a, m);                           \
+                if (pass == 0)                                                                     \
+                    max = best > max || best != best ? best : max;                                 \
+                else if (pass == 1)                                                                \
+                    sum += back ? dot_f32(a, log_ ? NULL : b, m)                                   \
+                                : gradd_row_exp_f32(a, m, max, NULL);                              \
+                else if (back)                                                                     \
+                    (log_ ? back_log_f32 : back_f32)(a, b, a, m, (float)sum);                      \
+                else if (log_)                                                                     \
+                    shift_f32(a, a, m, max, (float)log(sum));                                      \
+                else                                                                               \
+                    gradd_row_exp_f32(a, m, max, a), scale_f32(a, m, (float)(1 / sum));            \
+                if (pass == 2) gradd_##S##_narrow(z + at, a, m);                                   \
+            }                                                                                      \
+    }
+HALF_ROW(gradd_bf16_t, bf16)
+HALF_ROW(gradd_f16_t, f16)
 
 /* The definition of one row, and what runs for axes but the last. */
 #define PLAIN(C, S, WIDE, NARROW)                                                                  \

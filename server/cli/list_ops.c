@@ -85,8 +85,23 @@ static void each_kernel(FILE *out, const gradd_op_t *op, print_kernel_t print) {
     }
 }
 
-static const uint32_t *types_of(const gradd_kernel_t *kernel, const gradd_op_t *op) {
-    return kernel->types[0] ? kernel->types : op->types;
+/* What a row takes of what its operator takes, per input. */
+static void find_types(const gradd_kernel_t *kernel, const gradd_op_t *op,
+                       uint32_t out[GRADD_OP_MAX_TYPES]) {
+    for (int i = 0; i < GRADD_OP_MAX_TYPES; i++) {
+        const uint32_t whole = gradd_types_at(op->types, i);
+        uint32_t all = 0, mask = 0;
+        out[i] = 0;
+        if (i && !op->types[i] && !kernel->types[i]) continue;
+        for (int code = 1; code < GRADD_DT_END; code++) {
+            const gradd_dtype_t dtype = (gradd_dtype_t)code;
+            if (!gradd_dtype_bytes(dtype)) continue;
+            if (!is_any(whole) && !(whole & 1u << code)) continue;
+            all |= 1u << code;
+            if (gradd_kernel_takes(kernel, op, i, dtype)) mask |= 1u << code;
+        }
+        out[i] = is_any(whole) && mask == all ? UINT32_MAX : mask;
+    }
 }
 
 /* ---- JSON ---- */
@@ -110,7 +125,9 @@ static void json_kernel(FILE *out, const gradd_backend_t *device, const gradd_op
                         const gradd_kernel_t *kernel, bool first) {
     fprintf(out, "%s{\"device\": \"%s\", \"name\": \"%s\", ",
             first && device == gradd_backends[0] ? "" : ", ", device->name, kernel->name);
-    json_types(out, types_of(kernel, op));
+    uint32_t types[GRADD_OP_MAX_TYPES];
+    find_types(kernel, op, types);
+    json_types(out, types);
     fprintf(out, "}");
 }
 
@@ -173,9 +190,11 @@ static void text_kernel(FILE *out, const gradd_backend_t *device, const gradd_op
         fprintf(out, " | %s: %s", device->name, kernel->name);
     else
         fprintf(out, ", %s", kernel->name);
-    if (types_of(kernel, op)[0] == op->types[0]) return;
+    uint32_t types[GRADD_OP_MAX_TYPES];
+    find_types(kernel, op, types);
+    if (types[0] == op->types[0] || (is_any(types[0]) && is_any(op->types[0]))) return;
     fprintf(out, " (");
-    print_types(out, kernel->types[0], "", " ");
+    print_types(out, types[0], "", " ");
     fprintf(out, ")");
 }
 

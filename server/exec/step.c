@@ -57,6 +57,8 @@ static uint64_t fingerprint(const step_request_t *r) {
         /* not in steps of all rows, which another version may have begun */
         if (t->width) hash = gradd_hash_bytes(hash, &t->width, sizeof t->width);
     }
+    if (r->grad_scale) hash = gradd_hash_bytes(hash, &r->grad_scale, sizeof r->grad_scale);
+    if (r->finite) hash = gradd_hash_bytes(hash, "finite", 6);
     if (r->once) hash = gradd_hash_bytes(hash, &r->once, sizeof r->once);
     return hash;
 }
@@ -65,6 +67,17 @@ static bool clips(const step_request_t *r) {
     return r->max_norm > 0 && isfinite(r->max_norm);
 }
 
+static double grad_scale(const step_request_t *r) {
+    return r->grad_scale ? r->grad_scale : 1;
+}
+
+/* What `sealed` says of a step that was skipped. */
+static uint64_t skip_mark(const step_request_t *r) {
+    return r->step << CHUNK_BITS | ((UINT64_C(1) << CHUNK_BITS) - 1);
+}
+
+/* Of the gradients as they lie there. It is finite where all of them are: squares of f32 are far
+ * from the largest double. */
 static gradd_status_t global_norm(const stepping_t *s, double *out) {
     const step_request_t *r = s->r;
     gradd_span_t *list = calloc((size_t)r->n_tensors + 1, sizeof list[0]);
@@ -80,11 +93,10 @@ static gradd_status_t global_norm(const stepping_t *s, double *out) {
     return status;
 }
 
-/* As torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)). */
-static float clip_scale(const step_request_t *r, double norm) {
-    if (!clips(r)) return 1;
-    double scale = r->max_norm / (norm + 1e-6);
-    return scale > 1 ? 1 : (float)scale;
+/* As torch.nn.utils.clip_grad_norm_: min(1, max_norm / (norm + 1e-6)), of scaled gradients. */
+static float scale_of(const step_request_t *r, double norm) {
+    const double clip = clips(r) ? r->max_norm / (norm + 1e-6) : 1;
+    return clip > 1 ? (float)grad_scale(r) : (float)(clip * grad_scale(r));
 }
 
 /* Elements of a parameter, and where the journal's buffers have them. */
@@ -312,20 +324,26 @@ static gradd_status_t update(stepping_t *s) {
     GRADD_TRY(s->b->queue_enter(s->queue, 0));
     GRADD_TRY(open_journal(s, &done));
     if (done) return GRADD_OK;
-    if (clips(s->r)) GRADD_TRY(global_norm(s, &norm));
+    if (clips(s->r) || s->r->finite) GRADD_TRY(global_norm(s, &norm));
+    norm *= grad_scale(s->r);
     memcpy(&bits, &norm, sizeof bits);
     GRADD_TRY(put(s, &s->head.norm, bits));
-    GRADD_TRY(update_chunks(s, clip_scale(s->r, norm)));
+    if (s->r->finite && !isfinite(norm))
+        GRADD_TRY(put(s, &s->head.sealed, skip_mark(s->r)));
+    else
+        GRADD_TRY(update_chunks(s, scale_of(s->r, norm)));
     return put(s, &s->head.progress, (s->r->step + 1) << CHUNK_BITS);
 }
 
-gradd_status_t step_apply(gradd_device_t *device, const step_request_t *r, double *out_norm) {
+gradd_status_t step_apply(gradd_device_t *device, const step_request_t *r, double *out_norm,
+                          bool *out_skipped) {
     stepping_t s = {.r = r, .b = device->backend, .queue = device->queue, .journal = r->journal};
     GRADD_TRY(check_request(r));
     gradd_status_t status = update(&s);
     gradd_status_t waited = s.b->wait(s.queue, NULL);
     if (!status) status = waited;
     if (!status) memcpy(out_norm, &s.head.norm, sizeof *out_norm);
+    if (!status) *out_skipped = s.head.sealed == skip_mark(r);
     free(s.touched);
     return status;
 }

@@ -12,6 +12,9 @@
  * Of a parameter with a width, rows whose gradient is all zeros are left alone, moments and all.
  * The journal says which rows of the chunk are new, so whoever finds it sealed asks no gradient.
  *
+ * Where gradients were scaled (loss scaling in f16) the request says by which factor they count,
+ * and may ask for finite ones: else the step is skipped as a whole, which the journal remembers.
+ *
  * All of it happens on a device, in the order of its queue; the host reads the first words of the
  * journal and the norm.
  */
@@ -33,8 +36,10 @@
 /* Lies at the start of the journal region; zeroed memory is a valid, new journal. */
 typedef struct step_journal_s {
     uint64_t magic;
-    uint64_t progress;    /* step << 24 | chunks finished of it */
-    uint64_t sealed;      /* progress value for which the chunk buffers are valid */
+    uint64_t progress; /* step << 24 | chunks finished of it */
+    /* Progress value for which the chunk buffers are valid. Of a step that was skipped: that of a
+     * chunk beyond all there can be. */
+    uint64_t sealed;
     uint64_t fingerprint; /* of the request in progress, or of the last one: no other passes */
     uint64_t norm;        /* gradient norm of the step in progress: the bits of a double */
     /* Bit per row of the chunk that is sealed, if it is one of a parameter with a width: whether
@@ -65,13 +70,17 @@ typedef struct step_request_s {
     uint64_t step;   /* 0 for a new journal, then last finished + 1 (or the last finished again) */
     void *journal;   /* STEP_JOURNAL_BYTES, shared, aligned to 64 */
     uint64_t once;   /* the same in every repetition of this request and in no other; 0 = none */
+    double grad_scale; /* of all gradients, before anything else looks at them; 0 = 1 */
+    bool finite;       /* skip the step where an element of a gradient is no finite number */
 } step_request_t;
 
 /* Waits. out_norm: global L2 norm of the gradients before clipping; 0 if nothing asked for it.
+ * out_skipped: nothing has changed but the journal, whose number is the next one all the same.
  * Repeating the last finished step does nothing and returns its norm; another request of the same
  * number is refused, for its gradients would be lost without a word.
  * Errors: STALE (journal is at another step or holds another request), SHM (not a journal), LIMIT,
  * NONFINITE never: a non-finite norm clips to a scale that is not finite, as torch does. */
-gradd_status_t step_apply(gradd_device_t *device, const step_request_t *request, double *out_norm);
+gradd_status_t step_apply(gradd_device_t *device, const step_request_t *request, double *out_norm,
+                          bool *out_skipped);
 
 #endif

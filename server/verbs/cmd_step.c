@@ -22,7 +22,9 @@ enum {
     STEP_G,
     STEP_W,
     STEP_ONCE,
-    STEP_WIDTH
+    STEP_WIDTH,
+    STEP_SCALE,
+    STEP_FINITE
 };
 
 /* Field 'groups'. */
@@ -237,6 +239,17 @@ static gradd_status_t fill_norm(update_t *u, const msgpack_object *norm) {
                       u->request.max_norm);
 }
 
+/* Of loss scaling. */
+static gradd_status_t fill_scale(update_t *u, const msgpack_object *scale,
+                                 const msgpack_object *finite) {
+    u->request.finite = finite && wire_flag(finite);
+    if (!scale) return GRADD_OK;
+    u->request.grad_scale = wire_f64(scale);
+    if (isfinite(u->request.grad_scale) && u->request.grad_scale > 0) return GRADD_OK;
+    return GRADD_FAIL(TENSOR, "step: field 'scale': expected a finite number above 0, got %g",
+                      u->request.grad_scale);
+}
+
 static gradd_status_t fill(session_objects_t *objects, request_t *request, update_t *u) {
     const msgpack_object *const *args = request->args;
     gradd_handle_table_t *table = gradd_lease_table(request->session->lease);
@@ -258,6 +271,7 @@ static gradd_status_t fill(session_objects_t *objects, request_t *request, updat
     u->request.tensors = u->tensors;
     u->request.n_tensors = n;
     GRADD_TRY(fill_norm(u, args[STEP_NORM]));
+    GRADD_TRY(fill_scale(u, args[STEP_SCALE], args[STEP_FINITE]));
     u->request.step = wire_u64(args[STEP_STEP]);
     u->request.once = args[STEP_ONCE] ? wire_u64(args[STEP_ONCE]) : 0;
     return check_memory(u);
@@ -266,12 +280,15 @@ static gradd_status_t fill(session_objects_t *objects, request_t *request, updat
 static gradd_status_t step(worker_t *worker, request_t *request) {
     update_t u = {0};
     double norm = 0;
+    bool skipped = false;
     gradd_status_t st = fill(request->session->objects, request, &u);
-    if (st == GRADD_OK) st = step_apply(worker->device, &u.request, &norm);
+    if (st == GRADD_OK) st = step_apply(worker->device, &u.request, &norm, &skipped);
     update_finish(&u);
     GRADD_TRY(st);
     wire_key(&request->reply, "norm");
     wire_put_f64(&request->reply, norm);
+    wire_key(&request->reply, "skipped");
+    wire_put_u64(&request->reply, skipped);
     command_put_times(request);
     return GRADD_OK;
 }
@@ -282,7 +299,8 @@ GRADD_COMMANDS(
         .name = "step",
         .handle = step,
         .needs_session = true,
-        .fields = {[STEP_STEP] = {.name = "step", .kind = WIRE_U64},
+        .fields = {
+                   [STEP_STEP] = {.name = "step", .kind = WIRE_U64},
                    [STEP_JOURNAL] = {.name = "journal", .kind = WIRE_MAP, .keys = wire_tensor_keys},
                    [STEP_NORM] = {.name = "max_norm", .kind = WIRE_F64, .optional = true},
                    [STEP_GROUPS] = {.name = "groups", .kind = WIRE_TABLE, .keys = group_keys},
@@ -293,6 +311,7 @@ GRADD_COMMANDS(
                    [STEP_G] = {.name = "g", .kind = WIRE_TABLE, .keys = wire_placed_keys},
                    [STEP_W] = {.name = "bw", .kind = WIRE_U64, .optional = true},
                    [STEP_ONCE] = {.name = "once", .kind = WIRE_U64, .optional = true},
-                   [STEP_WIDTH] = {
-                       .name = "width", .kind = WIRE_LIST, .item = WIRE_U64, .optional = true}}
+                   [STEP_WIDTH] = {.name = "width", .kind = WIRE_LIST, .item = WIRE_U64, .optional = true},
+                   [STEP_SCALE] = {.name = "scale", .kind = WIRE_F64, .optional = true},
+                   [STEP_FINITE] = {.name = "finite", .kind = WIRE_FLAG, .optional = true}}
 });

@@ -35,6 +35,7 @@ logger = logging.getLogger("gradd")
 # Header page and three chunks of 128 Ki floats; the daemon refuses a smaller region by name.
 JOURNAL_BYTES = 4096 + 3 * 4 * (128 << 10)
 _CHUNK_BITS = 24  # of the journal's progress: step << 24 | chunks done of it
+_SKIPPED = (1 << _CHUNK_BITS) - 1  # in place of a chunk, in the word behind: nothing was changed
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -115,6 +116,10 @@ class _Sent:
         """All parameters are updated."""
         return self._progress() == (self.fields["step"] + 1) << _CHUNK_BITS
 
+    def is_skipped(self) -> bool:
+        """It is done, and changed nothing: a gradient was not finite."""
+        return int(self._journal[2]) == self.fields["step"] << _CHUNK_BITS | _SKIPPED
+
     def is_torn(self) -> bool:
         """Some parameters are updated, others are not."""
         magic, _, sealed = self._journal[:3].tolist()
@@ -180,6 +185,9 @@ def _check_clip(norm: float | None) -> None:
 class FusedAdam(torch.optim.Optimizer):
     """Adam and AdamW in the daemon; float32, bfloat16 and float16 parameters.
 
+    With torch.amp.GradScaler: the daemon unscales what it reads of the gradients (`.grad` keeps its
+    values) and skips the step where one is not finite, which changes neither parameters nor state.
+
     The moments of a half parameter are float32. Without master weights its update is computed
     in float32 from the parameter's value and rounded to nearest; updates below half of its last
     place are lost.
@@ -217,6 +225,9 @@ class FusedAdam(torch.optim.Optimizer):
         copied_params: The same of parameters, whose memory somebody else holds (a state dict that
             is alive, an array of NumPy): they stay there, and a copy of them is updated.
     """
+
+    # GradScaler leaves `grad_scale` and `found_inf` here and calls step() in any case.
+    _step_supports_amp_scaling = True
 
     def __init__(
         self,
@@ -315,6 +326,12 @@ class FusedAdam(torch.optim.Optimizer):
                 if name in (*_MOMENTS, _MASTER):
                     self.state[p][name] = value.detach().to(p.device, torch.float32, copy=True)
 
+    def _scale(self) -> tuple[float | None, bool]:
+        """What a GradScaler has left here for this step: its scale, if gradients still have it,
+        and whether it found them not to be finite."""
+        scale = getattr(self, "grad_scale", None)
+        return None if scale is None else float(scale), bool(getattr(self, "found_inf", None) or 0)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient.
@@ -331,8 +348,7 @@ class FusedAdam(torch.optim.Optimizer):
 
         Raises:
             ValueError: A setting is none; nothing is changed.
-            TensorError: A parameter or gradient is not dense float32, bfloat16 or float16 on the
-                CPU.
+            TensorError: A parameter or gradient is not dense, on the CPU, in one of these types.
             StaleError: Half of the last step was done, and it cannot be finished.
         """
         loss = None
@@ -348,13 +364,17 @@ class FusedAdam(torch.optim.Optimizer):
             (k, p) for k, group in enumerate(self.param_groups) for p in group["params"]
             if p.grad is not None
         ]  # fmt: skip
-        if entries:
+        scale, found = self._scale()
+        if scale is None and found:
+            # What the scaler found may be gone: the gradients are unscaled, perhaps clipped.
+            self.grad_norm = None
+        elif entries:
             self._check(entries)
             client = self._session([p for _, p in entries])
             with client.lock, interrupts.held:
                 if self._doubtful is not None:
                     self._settle_doubt(client, self._doubtful)
-                self._send(client, entries)
+                self._send(client, entries, scale)
         return loss
 
     # ---- memory ----
@@ -526,7 +546,9 @@ class FusedAdam(torch.optim.Optimizer):
         # inf: the norm alone
         return min(float(norm), sys.float_info.max) if norm and norm > 0 else 0.0
 
-    def _send(self, client: Client, entries: list[tuple[int, torch.Tensor]]) -> None:
+    def _send(
+        self, client: Client, entries: list[tuple[int, torch.Tensor]], scale: float | None
+    ) -> None:
         entries = [(k, p) for k, p in entries if p.numel()]
         self._check_ties(client, [p for _, p in entries])
         try:
@@ -553,6 +575,8 @@ class FusedAdam(torch.optim.Optimizer):
             "g": protocol.tensors([_wire(client, g) for g in grads]),
             "once": client.next_id(),
         }
+        if scale is not None:
+            fields.update(scale=1.0 / scale, finite=True)
         widths = self._widths(entries)
         if any(widths):
             fields["width"] = widths
@@ -586,6 +610,8 @@ class FusedAdam(torch.optim.Optimizer):
         """The step is done."""
         if sent.client is self._client:  # otherwise the journal is a new one
             self._journal_step += 1
+        if sent.is_skipped():
+            return
         for s in sent.states:
             s["step"] += 1
         with torch.no_grad():

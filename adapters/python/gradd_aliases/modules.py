@@ -26,12 +26,12 @@ _TRAINER = "gradd.ORTModule around the module in a loop of your own, or optimum.
 _ON_DEVICE = "gradd has no counterpart yet; it trains from Python with gradd.ORTModule"
 _INFERENCE = "inference comes with the package onnxruntime, which gradd leaves alone"
 _INSTEAD = {
-    "FP16_Optimizer": "gradd has no counterpart yet; torch.autocast to bfloat16 needs no scaling "
-    "of the loss",
+    "FP16_Optimizer": "torch.amp.GradScaler with FusedAdam; torch.autocast to bfloat16 needs no "
+    "scaling of the loss",
     **dict.fromkeys(("ORTTrainer", "ORTTrainerOptions", "orttrainer", "TrainStepInfo"), _TRAINER),
     **dict.fromkeys(("AdamConfig", "LambConfig", "SGDConfig"), "an optimizer of torch.optim"),
     "lr_scheduler": "a scheduler of torch.optim.lr_scheduler",
-    "amp": "torch.autocast to bfloat16",
+    "amp": "torch.autocast and torch.amp.GradScaler",
     **dict.fromkeys(("api", "artifacts", "onnxblock", "experimental", "utils"), _ON_DEVICE),
     **dict.fromkeys(("InferenceSession", "SessionOptions", "capi"), _INFERENCE),
     **dict.fromkeys(("ORTInferenceModule", "ORTModelForCausalLM"), _INFERENCE),

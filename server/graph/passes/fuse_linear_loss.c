@@ -5,13 +5,14 @@
  *   one of them + sum_i q_i lse_i^2    lse = ReduceLogSumExp(logits): z-loss
  *   logits = [softcap] [scale] (x W)   or x W + b
  *
- * with a weight that is an input of the graph, through views and casts between bf16 and f32, where
- * nobody else reads the logits and they are no wanted output. softcap is c tanh(z / c); scale a
- * product with a number, or a quotient. w and q depend on nothing that is trained: only then is the
- * gradient of a row known before the backward. A z-loss is of the logits as the loss sees them, but
- * for casts and, if it is written so, the last position of each sequence. The gradients of x and W
- * are formed in the forward, chunk of rows by chunk of rows, and the logits are never there as a
- * whole.
+ * with a weight that is an input of the graph, through views and casts between halves and f32,
+ * where nobody else reads the logits and they are no wanted output. softcap is c tanh(z / c); scale
+ * a product with a number, or a quotient. w and q depend on nothing that is trained: only then is
+ * the gradient of a row known before the backward. A z-loss is of the logits as the loss sees them,
+ * but for casts and, if it is written so, the last position of each sequence. The gradients of x
+ * and W are formed in the forward, chunk of rows by chunk of rows, and the logits are never there
+ * as a whole. Not in f16: formed for a loss of 1, as they are, they would underflow before they are
+ * scaled.
  *
  * The chunk is a power of two: 512 rows, or what has 16 MiB of logits. With fewer the weight and
  * the sums of its gradient go through memory too often. In bf16 these sums take half as much again

@@ -14,166 +14,9 @@
 
 #include "kernels/cpu/adamw.h"
 #include "kernels/cpu/half.h"
-#include "tests/c/ground.h"
+#include "tests/c/step_world.h"
 #include "tests/fake/fake.h"
 #include "tests/test.h"
-
-#define N_SMALL 1000
-#define N_LARGE ((int64_t)(STEP_CHUNK * 2 + 777))
-
-#define W_SMALL 8
-#define W_LARGE 563 /* 467 rows in three chunks */
-
-/* ROWS besides: both are stepped by rows. */
-typedef enum storage_e { F32, HALF, MASTERS, ROWS = 4 } storage_t;
-static gradd_dtype_t half = GRADD_DT_BF16; /* of HALF and MASTERS */
-
-/* Two parameters with state and gradients, and a journal, in memory that a fork shares. */
-typedef struct world_s {
-    step_tensor_t tensors[2];
-    gradd_adam_t group;
-    void *journal;
-    ground_t ground;
-} world_t;
-
-static gradd_device_t *open_on(const gradd_backend_t *backend) {
-    const gradd_device_options_t o = {.threads = ground_threads(2)};
-    gradd_device_t *device;
-    CHECK_OK(device_open(backend, &o, &device));
-    return device;
-}
-
-/* The worlds that are open, so that a request finds its own. */
-static world_t *worlds[4];
-
-static world_t *world_of(const step_request_t *r) {
-    for (int i = 0; i < 4; i++)
-        if (worlds[i] && worlds[i]->journal == r->journal) return worlds[i];
-    test_fail(__FILE__, __LINE__, "a request without a world");
-}
-
-/* The request with the device's addresses. */
-static gradd_status_t run_on(gradd_device_t *device, const step_request_t *r, double *out_norm) {
-    world_t *w = world_of(r);
-    step_tensor_t there[2];
-    step_request_t request = *r;
-    ground_enter(&w->ground, device);
-    for (int t = 0; t < 2; t++) {
-        there[t] = w->tensors[t];
-        there[t].p = ground_at(&w->ground, there[t].p),
-        there[t].m = ground_at(&w->ground, there[t].m);
-        there[t].v = ground_at(&w->ground, there[t].v),
-        there[t].g = ground_at(&w->ground, there[t].g);
-        there[t].master = ground_at(&w->ground, there[t].master);
-    }
-    request.tensors = there;
-    request.journal = ground_at(&w->ground, r->journal);
-    gradd_status_t status = step_apply(device, &request, out_norm);
-    ground_leave(&w->ground);
-    return status;
-}
-
-static gradd_status_t run(const step_request_t *r, double *out_norm) {
-    gradd_device_t *device = open_on(ground_backend());
-    gradd_status_t status = run_on(device, r, out_norm);
-    gradd_device_close(device);
-    return status;
-}
-
-static float pattern(int64_t i, int salt) {
-    return (float)((i * 2654435761u + (uint64_t)salt * 97) % 1999) / 999.0f - 1.0f;
-}
-
-static float rounded(float x) {
-    uint16_t there;
-    gradd_half_put(&there, half, x);
-    return gradd_half_f32(&there, half);
-}
-
-static void write_at(gradd_dtype_t dtype, void *array, int64_t i, float x) {
-    if (gradd_dtype_is_half(dtype))
-        gradd_half_put((uint16_t *)array + i, dtype, x);
-    else
-        ((float *)array)[i] = x;
-}
-
-static float read_at(gradd_dtype_t dtype, const void *array, int64_t i) {
-    if (gradd_dtype_is_half(dtype)) return gradd_half_f32((const uint16_t *)array + i, dtype);
-    return ((const float *)array)[i];
-}
-
-/* Of the large one no row of the second chunk. */
-static bool is_touched(int tensor, int64_t row) {
-    static const int64_t small[] = {0, 7, 8, 124}, large[] = {3, 4, 5, 100, 231, 464, 466};
-    const int64_t *rows = tensor ? large : small;
-    for (int i = 0; i < (tensor ? 7 : 4); i++)
-        if (rows[i] == row) return true;
-    return false;
-}
-
-/* Rows of zeros, of both signs; one row has a gradient in its last element alone. */
-static void make_rows(step_tensor_t *t, int tensor) {
-    t->width = tensor ? W_LARGE : W_SMALL;
-    for (int64_t i = 0; i < t->n; i++) {
-        const int64_t row = i / t->width, at = i % t->width;
-        const bool alone = row == (tensor ? 231 : 8);
-        if (!is_touched(tensor, row) || (alone && at + 1 < t->width))
-            write_at(t->dtype, (void *)(uintptr_t)t->g, i, at % 3 ? 0.0f : -0.0f);
-        else if (alone)
-            write_at(t->dtype, (void *)(uintptr_t)t->g, i, 0.5f);
-    }
-}
-
-static void world_open_as(world_t *w, gradd_adam_mode_t mode, storage_t storage) {
-    int64_t sizes[2] = {N_SMALL, N_LARGE};
-    const bool by_rows = storage & ROWS;
-    storage &= ~(unsigned)ROWS;
-    gradd_dtype_t dtype = storage == F32 ? GRADD_DT_F32 : half;
-    w->ground = ground_make(STEP_JOURNAL_BYTES + 5 * sizeof(float) * (size_t)(N_SMALL + N_LARGE));
-    w->journal = w->ground.host;
-    int free_place = 0;
-    while (worlds[free_place])
-        free_place++;
-    worlds[free_place] = w;
-    w->group = (gradd_adam_t){1e-2, 0.9, 0.999, 1e-6, 0.1, mode, true, 1};
-    float *at = (float *)(w->ground.host + STEP_JOURNAL_BYTES);
-    for (int t = 0; t < 2; t++) {
-        int64_t n = sizes[t];
-        float *p = at, *m = p + n, *v = m + n, *g = v + n, *master = g + n;
-        for (int64_t i = 0; i < n; i++) {
-            write_at(dtype, p, i, pattern(i, t));
-            write_at(dtype, g, i, pattern(i, t + 7));
-            master[i] = rounded(pattern(i, t));
-        }
-        w->tensors[t] =
-            (step_tensor_t){p, m, v, g, n, 0, dtype, storage == MASTERS ? master : NULL, 0};
-        if (by_rows) make_rows(&w->tensors[t], t);
-        at = master + n;
-    }
-}
-
-static void world_open(world_t *w, gradd_adam_mode_t mode) {
-    world_open_as(w, mode, F32);
-}
-
-static float parameter(const world_t *w, int tensor, int64_t i) {
-    return read_at(w->tensors[tensor].dtype, w->tensors[tensor].p, i);
-}
-
-static float gradient(const world_t *w, int tensor, int64_t i) {
-    return read_at(w->tensors[tensor].dtype, w->tensors[tensor].g, i);
-}
-
-static void world_close(world_t *w) {
-    for (int i = 0; i < 4; i++)
-        if (worlds[i] == w) worlds[i] = NULL;
-    ground_free(&w->ground);
-}
-
-static step_request_t request(world_t *w, uint64_t step, double max_norm) {
-    w->group.step = (int64_t)step + 1;
-    return (step_request_t){w->tensors, 2, &w->group, 1, max_norm, step, w->journal, 77 + step};
-}
 
 /* One element in double, written from the formulas of adamw.h. */
 static void expected(const gradd_adam_t *h, double scale, double *p, double *m, double *v,
@@ -247,8 +90,6 @@ TEST(torch_mode_matches_formulas) {
 TEST(gradients_are_clipped_by_their_global_norm) {
     check_mode(GRADD_ADAMW_TORCH, 1.5);
 }
-
-static const gradd_dtype_t halves[] = {GRADD_DT_BF16, GRADD_DT_F16};
 
 TEST(half_parameters_are_rounded_after_every_step) {
     for (int i = 0; i < 2; i++) {
@@ -489,18 +330,6 @@ static gradd_device_t *open_cpu(void) {
     return device;
 }
 
-static bool same_parameters(const world_t *a, const world_t *b) {
-    for (int t = 0; t < 2; t++) {
-        const step_tensor_t *x = &a->tensors[t], *y = &b->tensors[t];
-        size_t bytes = sizeof(float) * (size_t)x->n;
-        if (memcmp(x->p, y->p, gradd_dtype_bytes(x->dtype) * (size_t)x->n) ||
-            memcmp(x->m, y->m, bytes) || memcmp(x->v, y->v, bytes) ||
-            (x->master && memcmp(x->master, y->master, bytes)))
-            return false;
-    }
-    return true;
-}
-
 TEST(a_device_that_works_later_leaves_the_same_bits) {
     gradd_device_t *fake = open_fake(), *cpu = open_cpu();
     for (storage_t storage = F32; storage <= (MASTERS | ROWS); storage++) {
@@ -655,6 +484,28 @@ TEST(another_request_does_not_finish_half_a_step) {
 TEST_LIMIT(kill_at_every_point_loses_no_bit, 60) {
     for (int settled = 0; settled <= !ground_backend()->host; settled++)
         kill_at_every_point(F32, settled);
+}
+
+/* Whoever dies while a step is skipped, it stays skipped. */
+TEST(a_step_that_is_skipped_stays_so_under_kills) {
+    world_t w, start;
+    world_open(&w, GRADD_ADAMW_TORCH), world_open(&start, GRADD_ADAMW_TORCH);
+    write_at(GRADD_DT_F32, (void *)w.tensors[0].g, 3, NAN);
+    step_request_t r = request(&w, 0, 1);
+    int deaths = 0;
+    r.finite = true;
+    settles = true;
+    for (int at = 0; at < 20; at++) {
+        const pid_t child = fork();
+        int status;
+        if (!child) _exit(run_mortal(&r, at) ? 1 : skipped ? 0 : 2);
+        waitpid(child, &status, 0);
+        deaths += WIFSIGNALED(status) != 0;
+        CHECK(WIFSIGNALED(status) || WEXITSTATUS(status) == 0);
+        CHECK(same_parameters(&w, &start));
+    }
+    CHECK(deaths > 2);
+    world_close(&w), world_close(&start);
 }
 
 TEST_LIMIT(kill_at_every_point_loses_no_bit_of_halves, 60) {

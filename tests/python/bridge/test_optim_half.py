@@ -1,5 +1,5 @@
-"""FusedAdam on bf16 and f16 parameters: against torch.optim.AdamW on float32 copies, with master weights
-and without, saved and loaded, clipped, mixed with float32 parameters, and under kills."""
+"""FusedAdam on bf16 and f16 parameters: against torch.optim.AdamW on float32 copies, with master
+weights and without, saved and loaded, clipped, mixed with float32 parameters, and under kills."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """Trains a module in bf16 or f16 through the daemon, next to its twins in PyTorch's and in fp32.
 
 Three sides start from equal values and run freely: own forward, own backward, own SGD step. Over
-the run the distance of the daemon from fp32 may be at most twice that of PyTorch in the
-same half, for the loss and for every gradient. The distance of a gradient at one step is the length of the
+the run the distance of the daemon from fp32 may be at most twice that of PyTorch in the same half,
+for the loss and for every gradient. The distance of a gradient at one step is the length of the
 difference, divided by the length of the fp32 gradient or by 1e-4 of the longest of all, whichever
 is more; that of a run is the root of the mean square over its steps. Below half a step between
-numbers of the half (2^-9, 2^-12) a distance is no error: PyTorch's is smaller than that only by chance, as with
-losses and with biases of three entries.
+numbers of the half (2^-9, 2^-12) a distance is no error: PyTorch's is smaller than that only by
+chance, as with losses and with biases of three entries.
 
-Two ways into a half: "parameters" (the module and its float inputs converted) and "autocast" (float32
-parameters, the call inside torch.autocast).
+Two ways into a half: "parameters" (the module and its float inputs converted) and "autocast"
+(float32 parameters, the call inside torch.autocast).
 """
 
 from __future__ import annotations

@@ -173,9 +173,7 @@ class Tally:
         self._rounding = _ROUNDING.get(half, 0.0)
         self.apart: dict[Key, Apart] = {}
         self.own: dict[Key, float] = {}  # PyTorch's own error, where it is known
-        self.kept: dict[
-            Key, torch.Tensor
-        ] = {}  # what PyTorch says: where it differs, in a half all
+        self.kept: dict[Key, torch.Tensor] = {}  # of PyTorch, where it differs; of halves all
         self.noise: dict[Key, float] = {}  # what roundings to f32 do to a value, where it is known
         self._others = others or {}
         self._more: dict[Key, bool] = {}

@@ -5,9 +5,9 @@ mode (without_chance.py). All outputs, the new values of buffers and the gradien
 inputs are compared, also of those that the graph believes out of reach. The daemon's side is over,
 and its arena is given back, before PyTorch's begins.
 
-A difference is no verdict. PyTorch in double precision (in f32 for what computes in a half) says
-whether the daemon is further off than PyTorch is; then the same is computed from other data. An
-error shows there as well; a unit of a ReLU whose input was within rounding of zero does not.
+A difference is no verdict. PyTorch in double precision (in f32 for what computes in bf16 or f16)
+says whether the daemon is further off than PyTorch is; then the same is computed from other data.
+An error shows there as well; a unit of a ReLU whose input was within rounding of zero does not.
 """
 
 from __future__ import annotations

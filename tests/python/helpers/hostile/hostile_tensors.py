@@ -330,6 +330,13 @@ STEPS = [
              max_norm=value)
         for value in (float("nan"), float("inf"), -1.0)
     ],
+    *[
+        step(f"scale {value}", "TENSOR",
+             f"step: field 'scale': expected a finite number above 0, got {value:g}",
+             scale=value)
+        for value in (float("nan"), float("inf"), -1.0, 0.0)
+    ],
+    step("finite is a number", "TENSOR", "step: field 'finite': expected|2", finite=2),
     step("settings without groups", "TENSOR", "parameter 0: group 0 of 0",
         groups={name: [] for name in GROUPS}),
     step("mode 3", "TENSOR", "field 'groups.mode[0]': 3, expected 0 to 2", groups=groups(mode=3)),
