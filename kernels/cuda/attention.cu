@@ -216,4 +216,4 @@ GRADD_KERNELS(cuda, attention,
                            .types = {GPU_T_FLOAT, GPU_T_FLOAT, GPU_T_FLOAT, GPU_T_FLOAT,
                                      GPU_T_FLOAT, GRADD_T_F32_F64, EXTRA_TYPES, GRADD_DTB(I64)},
                            .compute = compute_attention_grad, .workspace = workspace_backward),
-              GRADD_KERNEL("MaskRanges", "map", .compute = compute_ranges));
+              GRADD_KERNEL("MaskRanges", "map", .types = {GRADD_T_ANY}, .compute = compute_ranges));
