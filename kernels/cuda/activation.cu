@@ -53,19 +53,27 @@ static gradd_status_t compute_gelu_grad(const gradd_launch_t *r) {
 }
 
 #define UNARY(op, name)                                                                            \
-    GRADD_KERNEL(op, "map", .inplace = 1, .compute = gpu_unary<f_##name, gpu_floats>)
+    GRADD_KERNEL(op, "map", .types = {GRADD_T_ANY}, .inplace = 1,                                  \
+                 .compute = gpu_unary<f_##name, gpu_floats>)
 #define BINARY(op, name)                                                                           \
-    GRADD_KERNEL(op, "map", .inplace = 3, .compute = gpu_binary<f_##name, gpu_floats>)
+    GRADD_KERNEL(op, "map", .types = {GRADD_T_ANY}, .inplace = 3,                                  \
+                 .compute = gpu_binary<f_##name, gpu_floats>)
 
 GRADD_KERNELS(cuda, activation, UNARY("Relu", relu),
-              GRADD_KERNEL("LeakyRelu", "map", .inplace = 1, .compute = compute_leaky),
+              GRADD_KERNEL("LeakyRelu", "map", .types = {GRADD_T_ANY}, .inplace = 1,
+                           .compute = compute_leaky),
               UNARY("Sigmoid", sigmoid), UNARY("Tanh", tanh),
-              GRADD_KERNEL("Elu", "map", .inplace = 1, .compute = compute_elu),
-              GRADD_KERNEL("Gelu", "map", .inplace = 1, .compute = compute_gelu),
+              GRADD_KERNEL("Elu", "map", .types = {GRADD_T_ANY}, .inplace = 1,
+                           .compute = compute_elu),
+              GRADD_KERNEL("Gelu", "map", .types = {GRADD_T_ANY}, .inplace = 1,
+                           .compute = compute_gelu),
               UNARY("Softplus", softplus), UNARY("HardSwish", hardswish), UNARY("Mish", mish),
               BINARY("PRelu", prelu), BINARY("ReluGrad", relu_grad),
-              GRADD_KERNEL("LeakyReluGrad", "map", .inplace = 3, .compute = compute_leaky_grad),
+              GRADD_KERNEL("LeakyReluGrad", "map", .types = {GRADD_T_ANY}, .inplace = 3,
+                           .compute = compute_leaky_grad),
               BINARY("SigmoidGrad", sigmoid_grad), BINARY("TanhGrad", tanh_grad),
-              GRADD_KERNEL("EluGrad", "map", .inplace = 3, .compute = compute_elu_grad),
-              GRADD_KERNEL("GeluGrad", "map", .inplace = 3, .compute = compute_gelu_grad),
+              GRADD_KERNEL("EluGrad", "map", .types = {GRADD_T_ANY}, .inplace = 3,
+                           .compute = compute_elu_grad),
+              GRADD_KERNEL("GeluGrad", "map", .types = {GRADD_T_ANY}, .inplace = 3,
+                           .compute = compute_gelu_grad),
               BINARY("HardSwishGrad", hardswish_grad), BINARY("MishGrad", mish_grad));

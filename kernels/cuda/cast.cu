@@ -58,5 +58,7 @@ static gradd_status_t compute_cast(const gradd_launch_t *r) {
 }
 
 GRADD_KERNELS(cuda, cast,
-              GRADD_KERNEL("Cast", "map", .compute = compute_cast, .cost = gradd_cost_move),
-              GRADD_KERNEL("CastLike", "map", .compute = compute_cast, .cost = gradd_cost_move));
+              GRADD_KERNEL("Cast", "map", .types = {GRADD_T_ANY}, .compute = compute_cast,
+                           .cost = gradd_cost_move),
+              GRADD_KERNEL("CastLike", "map", .types = {GRADD_T_ANY}, .compute = compute_cast,
+                           .cost = gradd_cost_move));

@@ -75,15 +75,21 @@ static gradd_status_t compute_where(const gradd_launch_t *r) {
     }
 }
 
-#define TEST(op, name, types) GRADD_KERNEL(op, "map", .compute = test1<f_##name, types>)
-#define COMPARE(op, name)     GRADD_KERNEL(op, "map", .compute = test2<f_##name, gpu_any>)
-#define LOGIC(op, name) GRADD_KERNEL(op, "map", .inplace = 3, .compute = test2<f_##name, truths>)
+#define TEST(op, name, list)                                                                       \
+    GRADD_KERNEL(op, "map", .types = {GRADD_T_ANY}, .compute = test1<f_##name, list>)
+#define COMPARE(op, name)                                                                          \
+    GRADD_KERNEL(op, "map", .types = {GRADD_T_ANY}, .compute = test2<f_##name, gpu_any>)
+#define LOGIC(op, name)                                                                            \
+    GRADD_KERNEL(op, "map", .types = {GRADD_T_ANY}, .inplace = 3,                                  \
+                 .compute = test2<f_##name, truths>)
 
 GRADD_KERNELS(cuda, compare, COMPARE("Equal", equal), COMPARE("Less", less),
               COMPARE("LessOrEqual", less_equal), COMPARE("Greater", greater),
               COMPARE("GreaterOrEqual", greater_equal), LOGIC("And", and), LOGIC("Or", or),
               LOGIC("Xor", xor),
-              GRADD_KERNEL("Not", "map", .inplace = 1, .compute = test1<f_not, truths>),
+              GRADD_KERNEL("Not", "map", .types = {GRADD_T_ANY}, .inplace = 1,
+                           .compute = test1<f_not, truths>),
               TEST("IsNaN", isnan, gpu_floats), TEST("SignBit", signbit, gpu_floats),
-              GRADD_KERNEL("IsInf", "map", .compute = compute_isinf),
-              GRADD_KERNEL("Where", "map", .inplace = 6, .compute = compute_where));
+              GRADD_KERNEL("IsInf", "map", .types = {GRADD_T_ANY}, .compute = compute_isinf),
+              GRADD_KERNEL("Where", "map", .types = {GRADD_T_ANY}, .inplace = 6,
+                           .compute = compute_where));

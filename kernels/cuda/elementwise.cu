@@ -249,26 +249,28 @@ static gradd_status_t compute_clip(const gradd_launch_t *r) {
     });
 }
 
-#define UNARY(op, name, types)                                                                     \
-    GRADD_KERNEL(op, "map", .inplace = 1, .compute = gpu_unary<f_##name, types>)
-#define BINARY(op, name, types)                                                                    \
-    GRADD_KERNEL(op, "map", .inplace = 3, .compute = gpu_binary<f_##name, types>)
+#define UNARY(op, name, list)                                                                      \
+    GRADD_KERNEL(op, "map", .types = {GRADD_T_ANY}, .inplace = 1,                                  \
+                 .compute = gpu_unary<f_##name, list>)
+#define BINARY(op, name, list)                                                                     \
+    GRADD_KERNEL(op, "map", .types = {GRADD_T_ANY}, .inplace = 3,                                  \
+                 .compute = gpu_binary<f_##name, list>)
 
-GRADD_KERNELS(cuda, elementwise, BINARY("Add", add, gpu_numbers), BINARY("Sub", sub, gpu_numbers),
-              BINARY("Mul", mul, gpu_numbers),
-              GRADD_KERNEL("Div", "map", .inplace = 3, .compute = compute_div),
-              GRADD_KERNEL("Mod", "map", .inplace = 3, .compute = compute_mod),
-              GRADD_KERNEL("Pow", "map", .inplace = 1, .compute = compute_pow),
-              GRADD_KERNEL("Max", "map", .inplace = 3, .compute = fold<f_max, false>),
-              GRADD_KERNEL("Min", "map", .inplace = 3, .compute = fold<f_min, false>),
-              GRADD_KERNEL("Sum", "map", .inplace = 3, .compute = fold<f_add, true>,
-                           .workspace = workspace_sum),
-              UNARY("Neg", neg, gpu_numbers), UNARY("Abs", abs, gpu_numbers),
-              UNARY("Sign", sign, gpu_numbers), UNARY("Sqrt", sqrt, gpu_floats),
-              UNARY("Reciprocal", reciprocal, gpu_floats), UNARY("Exp", exp, gpu_floats),
-              UNARY("Log", log, gpu_floats), UNARY("Erf", erf, gpu_floats),
-              UNARY("Floor", floor, gpu_floats), UNARY("Ceil", ceil, gpu_floats),
-              UNARY("Round", round, gpu_floats),
-              GRADD_KERNEL("Sin", "sines", .inplace = 1, .compute = gpu_unary<f_sin, gpu_floats>),
-              GRADD_KERNEL("Cos", "sines", .inplace = 1, .compute = gpu_unary<f_cos, gpu_floats>),
-              GRADD_KERNEL("Clip", "map", .inplace = 1, .compute = compute_clip));
+GRADD_KERNELS(
+    cuda, elementwise, BINARY("Add", add, gpu_numbers), BINARY("Sub", sub, gpu_numbers),
+    BINARY("Mul", mul, gpu_numbers),
+    GRADD_KERNEL("Div", "map", .types = {GRADD_T_ANY}, .inplace = 3, .compute = compute_div),
+    GRADD_KERNEL("Mod", "map", .types = {GRADD_T_ANY}, .inplace = 3, .compute = compute_mod),
+    GRADD_KERNEL("Pow", "map", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_pow),
+    GRADD_KERNEL("Max", "map", .types = {GRADD_T_ANY}, .inplace = 3, .compute = fold<f_max, false>),
+    GRADD_KERNEL("Min", "map", .types = {GRADD_T_ANY}, .inplace = 3, .compute = fold<f_min, false>),
+    GRADD_KERNEL("Sum", "map", .types = {GRADD_T_ANY}, .inplace = 3, .compute = fold<f_add, true>,
+                 .workspace = workspace_sum),
+    UNARY("Neg", neg, gpu_numbers), UNARY("Abs", abs, gpu_numbers),
+    UNARY("Sign", sign, gpu_numbers), UNARY("Sqrt", sqrt, gpu_floats),
+    UNARY("Reciprocal", reciprocal, gpu_floats), UNARY("Exp", exp, gpu_floats),
+    UNARY("Log", log, gpu_floats), UNARY("Erf", erf, gpu_floats), UNARY("Floor", floor, gpu_floats),
+    UNARY("Ceil", ceil, gpu_floats), UNARY("Round", round, gpu_floats),
+    GRADD_KERNEL("Sin", "sines", .inplace = 1, .compute = gpu_unary<f_sin, gpu_floats>),
+    GRADD_KERNEL("Cos", "sines", .inplace = 1, .compute = gpu_unary<f_cos, gpu_floats>),
+    GRADD_KERNEL("Clip", "map", .types = {GRADD_T_ANY}, .inplace = 1, .compute = compute_clip));

@@ -155,6 +155,7 @@ static gradd_status_t compute_gated_grad(const gradd_launch_t *r) {
 }
 
 GRADD_KERNELS(cuda, gated,
-              GRADD_KERNEL("GatedActivation", "map", .inplace = 3, .compute = compute_gated),
-              GRADD_KERNEL("GatedActivationGrad", "map", .inplace = 7,
+              GRADD_KERNEL("GatedActivation", "map", .types = {GRADD_T_ANY}, .inplace = 3,
+                           .compute = compute_gated),
+              GRADD_KERNEL("GatedActivationGrad", "map", .types = {GRADD_T_ANY}, .inplace = 7,
                            .compute = compute_gated_grad));

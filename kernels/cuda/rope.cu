@@ -171,5 +171,7 @@ static gradd_status_t compute_apart(const gradd_launch_t *r) {
     return compute(r, true);
 }
 
-GRADD_KERNELS(cuda, rope, GRADD_KERNEL("Rope", "map", .inplace = 1, .compute = compute_rope),
-              GRADD_KERNEL("RopeApart", "map", .compute = compute_apart));
+GRADD_KERNELS(cuda, rope,
+              GRADD_KERNEL("Rope", "map", .types = {GRADD_T_ANY}, .inplace = 1,
+                           .compute = compute_rope),
+              GRADD_KERNEL("RopeApart", "map", .types = {GRADD_T_ANY}, .compute = compute_apart));

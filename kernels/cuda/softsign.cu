@@ -5,7 +5,7 @@ GPU_UNARY_FLOAT(softsign, E_SOFTSIGN)
 GPU_BINARY_FLOAT(softsign_grad, E_SOFTSIGN_GRAD)
 
 GRADD_KERNELS(cuda, softsign,
-              GRADD_KERNEL("Softsign", "map", .inplace = 1,
+              GRADD_KERNEL("Softsign", "map", .types = {GRADD_T_ANY}, .inplace = 1,
                            .compute = gpu_unary<f_softsign, gpu_floats>),
-              GRADD_KERNEL("SoftsignGrad", "map", .inplace = 3,
+              GRADD_KERNEL("SoftsignGrad", "map", .types = {GRADD_T_ANY}, .inplace = 3,
                            .compute = gpu_binary<f_softsign_grad, gpu_floats>));

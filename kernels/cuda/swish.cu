@@ -11,5 +11,8 @@ static gradd_status_t compute_swish_grad(const gradd_launch_t *r) {
     return gpu_binary_by<gpu_floats>(r, f_swish_grad{{gradd_attr_float(r->attrs, "alpha", 1)}});
 }
 
-GRADD_KERNELS(cuda, swish, GRADD_KERNEL("Swish", "map", .inplace = 1, .compute = compute_swish),
-              GRADD_KERNEL("SwishGrad", "map", .inplace = 3, .compute = compute_swish_grad));
+GRADD_KERNELS(cuda, swish,
+              GRADD_KERNEL("Swish", "map", .types = {GRADD_T_ANY}, .inplace = 1,
+                           .compute = compute_swish),
+              GRADD_KERNEL("SwishGrad", "map", .types = {GRADD_T_ANY}, .inplace = 3,
+                           .compute = compute_swish_grad));

@@ -32,6 +32,7 @@ DTYPES: dict[str, tuple[Any, int]] = {
     "f32": (np.float32, TensorProto.FLOAT),
     "f64": (np.float64, TensorProto.DOUBLE),
     "bf16": (ml_dtypes.bfloat16, TensorProto.BFLOAT16),
+    "f16": (np.float16, TensorProto.FLOAT16),
     "i32": (np.int32, TensorProto.INT32),
     "i64": (np.int64, TensorProto.INT64),
     "i8": (np.int8, TensorProto.INT8),
