@@ -28,6 +28,7 @@ THEMES = (
     edge_other_names,
 )
 TABLE = {row.name: row for theme in THEMES for row in theme.ROWS}
+WITHIN_F16 = [kind for kind in edge_ops.DATA if kind != "1e5"]
 RUNNABLE = [name for name in TABLE if name not in edge_notes.REFUSED]
 
 
@@ -53,7 +54,8 @@ def _check_or_refused(name: str, refused: dict[str, str], **options) -> None:
 def test_the_notes_name_rows():
     assert len(TABLE) == sum(len(theme.ROWS) for theme in THEMES), "two rows of one name"
     notes = {*edge_notes.FOUND_WRONG, *edge_notes.SKIP, *edge_notes.NOISE, *edge_notes.REFUSED}
-    notes |= {*edge_notes.NOT_IN_BF16, *edge_notes.REFUSED_DECOMPOSED, *edge_notes.REFUSED_IN_EVAL}
+    notes |= {*edge_notes.NOT_IN_F16, *edge_notes.REFUSED_DECOMPOSED, *edge_notes.REFUSED_IN_EVAL}
+    assert {*edge_notes.NOT_IN_BF16} <= {*edge_notes.NOT_IN_F16}
     notes |= {*edge_notes.REFUSED_WITHOUT_ROWS, *edge_notes.NOT_IN_DOUBLES}
     assert not notes - set(TABLE)
     kinds = {kind for reasons in edge_notes.SKIP.values() for kind in reasons}
@@ -75,6 +77,11 @@ def test_a_twentieth_in_doubles(name, shared_daemon):
     _check(name, dtype=torch.float64)
 
 
+@pytest.mark.parametrize("name", [n for n in _drawn() if n not in edge_notes.NOT_IN_F16])
+def test_a_twentieth_in_f16(name, shared_daemon):
+    _check(name, dtype=torch.float16, kinds=WITHIN_F16)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(set(RUNNABLE) - edge_notes.FOUND_WRONG))
 def test_whole_table(name, shared_daemon):
@@ -85,6 +92,12 @@ def test_whole_table(name, shared_daemon):
 @pytest.mark.parametrize("name", [n for n in RUNNABLE if n not in edge_notes.NOT_IN_BF16])
 def test_whole_table_in_bf16(name, shared_daemon):
     _check(name, dtype=torch.bfloat16)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [n for n in RUNNABLE if n not in edge_notes.NOT_IN_F16])
+def test_whole_table_in_f16(name, shared_daemon):
+    _check(name, dtype=torch.float16, kinds=WITHIN_F16)
 
 
 @pytest.mark.nightly
