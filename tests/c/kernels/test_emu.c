@@ -395,3 +395,31 @@ TEST_LIMIT(every_case_runs_on_the_emulated_gpu, 120) {
     CHECK(checked > 0 || only);
     CHECK_EQ_INT(failures, 0);
 }
+
+/* Operators that run on a GPU as their expansion alone, and why. */
+static const struct {
+    const char *op, *why;
+} without[] = {
+    {"LinearCrossEntropy", "in chunks only on the CPU: the expansion makes whole logits"}
+};
+
+static bool has_kernel(const gradd_op_t *op) {
+    const gradd_backend_t *b = &gradd_backend_emu;
+    for (size_t f = 0; f < b->n_kernels; f++)
+        for (size_t i = 0; i < b->kernels[f]->n; i++)
+            if (!strcmp(b->kernels[f]->v[i].op, op->name)) return true;
+    return false;
+}
+
+TEST(every_operator_has_a_kernel_or_a_reason) {
+    for (size_t f = 0; f < gradd_op_family_count; f++)
+        for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
+            const gradd_op_t *op = &gradd_op_families[f]->v[i];
+            const char *why = gradd_op_is_composite(op) ? "written out on every device" : NULL;
+            if (has_kernel(op)) continue;
+            for (size_t k = 0; k < sizeof without / sizeof without[0]; k++)
+                if (!strcmp(without[k].op, op->name)) why = without[k].why;
+            printf("%s: %s\n", op->name, why ? why : "no kernel, and no reason");
+            CHECK(why && op->expand);
+        }
+}
