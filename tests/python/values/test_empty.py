@@ -64,7 +64,7 @@ def run(onnx: bytes, feed: dict[str, np.ndarray]) -> str:
 def test_sizes_of_zero() -> None:
     done: Counter[str] = Counter()
     for case in cases():
-        if any(kind in str([case.meta["in"], case.meta["out"]]) for kind in ("bf16", "i8", "u8")):
+        if any(kind in str([case.meta["in"], case.meta["out"]]) for kind in ("f16", "i8", "u8")):
             continue  # types that tests do not pass to the engine
         sizes = {n for x in case.inputs if x is not None for n in x.shape if n > 0}
         for size in sorted(sizes):

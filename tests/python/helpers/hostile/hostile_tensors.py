@@ -336,7 +336,7 @@ STEPS = [
              scale=value)
         for value in (float("nan"), float("inf"), -1.0, 0.0)
     ],
-    step("finite is a number", "TENSOR", "step: field 'finite': expected|2", finite=2),
+    step("finite is a number", "TENSOR", "step: field 'finite': expected a boolean", finite=2),
     step("settings without groups", "TENSOR", "parameter 0: group 0 of 0",
         groups={name: [] for name in GROUPS}),
     step("mode 3", "TENSOR", "field 'groups.mode[0]': 3, expected 0 to 2", groups=groups(mode=3)),
