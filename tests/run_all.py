@@ -172,6 +172,8 @@ def main() -> int:
     parser.add_argument("--nightly", type=Path, help="the long property tests; keep the result")
     parser.add_argument("--only", nargs="*", default=[], help="of these: some files of tests")
     args = parser.parse_args()
+    if args.quick:
+        os.environ.setdefault("GRADD_TEST_EVERY", "9")  # of the cases of emulated kernels
     build = (ROOT / args.build).resolve()
     if build != ROOT / "build":
         os.environ["GRADD_BUILD"] = str(build)
