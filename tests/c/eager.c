@@ -128,7 +128,10 @@ gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *ou
     gradd_infer_t c;
     gradd_prepared_t prepared;
     GRADD_TRY(infer(call, &c, seen, types));
-    if (gradd_op_is_composite(call->op)) return call_expanded(e, call, out);
+    /* the plain loop has the scratch memory of the CPU's kernel */
+    if (call->ref && !call->kernel) kernel = gradd_backend_kernel(&gradd_backend_cpu, &c);
+    if (gradd_op_is_composite(call->op) || (!kernel && call->op->expand && !call->ref))
+        return call_expanded(e, call, out);
     if (!kernel) return gradd_no_kernel(ground_backend(), &c);
     memcpy(in, call->in, sizeof in[0] * (size_t)call->n_in);
     if (call->overwrite >= 0) in[call->overwrite] = eager_copy(e, in[call->overwrite]);
