@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "kernels/kernel.h"
+#include "kernels/math/hd.h"
 #include "shm/dtype.h"
 #include "shm/tensor.h"
 
@@ -39,6 +40,27 @@ typedef struct gradd_gemm_s {
 /* Merges batch dimensions and folds a batch of rows into m where strides allow. Idempotent; who
  * multiplies does it himself. */
 void gradd_gemm_simplify(gradd_gemm_t *g);
+
+GRADD_HD gradd_dtype_t gradd_gemm_result(const gradd_gemm_t *g) {
+    return g->result ? g->result : g->dtype;
+}
+
+/* Element offsets of one matrix of the batch. */
+GRADD_HD void gradd_gemm_offsets(const gradd_gemm_t *g, int64_t index, int64_t *a, int64_t *b) {
+    *a = *b = 0;
+    for (int i = g->batch_rank - 1; i >= 0; i--) {
+        *a += index % g->batch[i] * g->a_batch[i];
+        *b += index % g->batch[i] * g->b_batch[i];
+        index /= g->batch[i];
+    }
+}
+
+GRADD_HD int64_t gradd_gemm_batches(const gradd_gemm_t *g) {
+    int64_t count = 1;
+    for (int i = 0; i < g->batch_rank; i++)
+        count *= g->batch[i];
+    return count;
+}
 
 /* Products of MatMul and FusedMatMul, Gemm, and Linear with these operands. */
 gradd_gemm_t gradd_gemm_of_matmul(const gradd_view_t *in, const gradd_type_t *out,

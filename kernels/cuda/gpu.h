@@ -211,30 +211,4 @@ template <class T> GPU_FN T gpu_warp_max(T v) {
     return v;
 }
 
-/* Over all THREADS threads of a block, the same in each of them. May be called again at once. */
-template <int THREADS, class T> GPU_FN T gpu_block_sum(T v) {
-    GPU_SHARED(T, part, THREADS / GPU_WARP);
-    v = gpu_warp_sum(v);
-    __syncthreads(); /* who called before has read its parts */
-    if (threadIdx.x % GPU_WARP == 0) part[threadIdx.x / GPU_WARP] = v;
-    __syncthreads();
-    T sum = 0;
-#pragma unroll
-    for (int i = 0; i < THREADS / GPU_WARP; i++)
-        sum += part[i];
-    return sum;
-}
-template <int THREADS, class T> GPU_FN T gpu_block_max(T v) {
-    GPU_SHARED(T, part, THREADS / GPU_WARP);
-    v = gpu_warp_max(v);
-    __syncthreads();
-    if (threadIdx.x % GPU_WARP == 0) part[threadIdx.x / GPU_WARP] = v;
-    __syncthreads();
-    T most = part[0];
-#pragma unroll
-    for (int i = 1; i < THREADS / GPU_WARP; i++)
-        most = gpu_larger(most, part[i]);
-    return most;
-}
-
 #endif

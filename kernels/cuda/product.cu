@@ -60,10 +60,6 @@ static cudaDataType_t type_of(gradd_dtype_t dtype) {
     }
 }
 
-static gradd_dtype_t result_of(const gradd_gemm_t *g) {
-    return g->result ? g->result : g->dtype;
-}
-
 /* A matrix in memory: `rows` runs of `cols` elements that lie side by side, `ld` apart. */
 typedef struct stored_s {
     gradd_dtype_t dtype;
@@ -100,7 +96,7 @@ static gradd_status_t describe_matrices(product_t *p) {
     const stored_t b = {g->dtype, turned_b ? g->n : g->k, turned_b ? g->k : g->n,
                         turned_b ? leading(g->b_n, g->k) : leading(g->b_k, g->n),
                         last >= 0 ? g->b_batch[last] : 0};
-    const stored_t c = {result_of(g), g->m, g->n, g->n, g->m * g->n};
+    const stored_t c = {gradd_gemm_result(g), g->m, g->n, g->n, g->m * g->n};
     GRADD_TRY(describe(&b, n, &p->a)); /* the sides change places */
     GRADD_TRY(describe(&a, n, &p->b));
     return describe(&c, n, &p->c);
@@ -156,15 +152,8 @@ static gradd_status_t choose(product_t *p) {
     return GRADD_OK;
 }
 
-static int64_t batches(const gradd_gemm_t *g) {
-    int64_t n = 1;
-    for (int i = 0; i < g->batch_rank; i++)
-        n *= g->batch[i];
-    return n;
-}
-
 static bool is_empty(const gradd_gemm_t *g) {
-    return !g->m || !g->n || !batches(g);
+    return !g->m || !g->n || !gradd_gemm_batches(g);
 }
 
 void gpu_product_unprepare(gradd_prepared_t *prepared) {
@@ -210,12 +199,10 @@ __global__ void GPU_BLOCK(256)
     const int64_t all = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < p.n; i += all) {
         const int64_t col = i % g.n, row = i / g.n % g.m;
-        int64_t at_a = row * g.a_m, at_b = col * g.b_n, batch = i / g.n / g.m;
-        for (int k = g.batch_rank - 1; k >= 0; k--) {
-            at_a += batch % g.batch[k] * g.a_batch[k];
-            at_b += batch % g.batch[k] * g.b_batch[k];
-            batch /= g.batch[k];
-        }
+        int64_t at_a, at_b;
+        gradd_gemm_offsets(&g, i / g.n / g.m, &at_a, &at_b);
+        at_a += row * g.a_m;
+        at_b += col * g.b_n;
         gpu_real<T> sum = 0;
         for (int64_t k = 0; k < g.k; k++)
             sum += gpu_get(a[at_a + k * g.a_k]) * gpu_get(b[at_b + k * g.b_k]);
@@ -226,7 +213,7 @@ __global__ void GPU_BLOCK(256)
 }
 
 template <class T, class R> gradd_status_t plain(const product_t *p, const gpu_product_call_t *x) {
-    const plain_t how = {p->g, batches(&p->g) * p->g.m * p->g.n};
+    const plain_t how = {p->g, gradd_gemm_batches(&p->g) * p->g.m * p->g.n};
     GPU_LAUNCH((plain_product<T, R>), gpu_blocks(how.n, 256), 256, how, (R *)x->c, (const T *)x->a,
                (const T *)x->b, (const T *)x->bias);
     return gpu_launched("a product");
@@ -236,7 +223,7 @@ static gradd_status_t multiply_plainly(const product_t *p, const gpu_product_cal
     if (is_empty(&p->g)) return GRADD_OK;
     return gpu_switch(gpu_numbers(), p->g.dtype, [&](auto t) {
         typedef typename decltype(t)::type T;
-        if (result_of(&p->g) == p->g.dtype) return plain<T, T>(p, x);
+        if (gradd_gemm_result(&p->g) == p->g.dtype) return plain<T, T>(p, x);
         if constexpr (sizeof(T) == 2) return plain<T, float>(p, x);
         return GRADD_FAIL(UNSUPPORTED, "a product of %s with a result of %s",
                           gradd_dtype_name(p->g.dtype), gradd_dtype_name(p->g.result));
@@ -267,16 +254,14 @@ static gradd_status_t multiply(const product_t *p, const gpu_product_call_t *x) 
 static gradd_status_t multiply_batches(const product_t *p, const gpu_product_call_t *x) {
     const gradd_gemm_t *g = &p->g;
     const int64_t size = (int64_t)gradd_dtype_bytes(g->dtype);
-    const int64_t inner = p->outer ? g->batch[p->outer] : 1, total = batches(g) / inner;
-    const int64_t bytes_c = g->m * g->n * inner * (int64_t)gradd_dtype_bytes(result_of(g));
+    gradd_gemm_t outer = *g;
+    outer.batch_rank = p->outer;
+    const int64_t inner = p->outer ? g->batch[p->outer] : 1, total = gradd_gemm_batches(g) / inner;
+    const int64_t bytes_c = g->m * g->n * inner * (int64_t)gradd_dtype_bytes(gradd_gemm_result(g));
     for (int64_t i = 0; i < total; i++) {
         gpu_product_call_t one = *x;
-        int64_t at_a = 0, at_b = 0, rest = i;
-        for (int k = p->outer - 1; k >= 0; k--) {
-            at_a += rest % g->batch[k] * g->a_batch[k];
-            at_b += rest % g->batch[k] * g->b_batch[k];
-            rest /= g->batch[k];
-        }
+        int64_t at_a, at_b;
+        gradd_gemm_offsets(&outer, i, &at_a, &at_b);
         one.a = (const char *)x->a + at_a * size;
         one.b = (const char *)x->b + at_b * size;
         one.c = (char *)x->c + i * bytes_c;

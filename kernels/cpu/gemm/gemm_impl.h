@@ -37,26 +37,5 @@ gradd_status_t gradd_split_compute(const gradd_split_t *s, const gradd_gemm_t *g
                                    const gradd_split_operands_t *o);
 
 /* Element type of C. */
-static inline gradd_dtype_t gradd_gemm_result(const gradd_gemm_t *g) {
-    return g->result ? g->result : g->dtype;
-}
-
-/* Element offsets of one matrix of the batch. */
-static inline void gradd_gemm_offsets(const gradd_gemm_t *g, int64_t index, int64_t *a,
-                                      int64_t *b) {
-    *a = *b = 0;
-    for (int i = g->batch_rank - 1; i >= 0; i--) {
-        *a += index % g->batch[i] * g->a_batch[i];
-        *b += index % g->batch[i] * g->b_batch[i];
-        index /= g->batch[i];
-    }
-}
-
-static inline int64_t gradd_gemm_batches(const gradd_gemm_t *g) {
-    int64_t count = 1;
-    for (int i = 0; i < g->batch_rank; i++)
-        count *= g->batch[i];
-    return count;
-}
 
 #endif

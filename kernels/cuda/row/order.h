@@ -11,6 +11,7 @@
 
 #include "kernels/cpu/select.h"
 #include "kernels/cuda/gpu.h"
+#include "kernels/cuda/row/rows.h"
 
 enum { GPU_ORDER_THREADS = 256, GPU_ORDER_ALONE = 256, GPU_ORDER_WAITS = 32 };
 
@@ -81,7 +82,7 @@ GPU_FN int gpu_partition(gradd_entry_t *q, int n, gpu_stops_t stops) {
         gradd_entry_swap(q + left, q + right);
         mine++;
     }
-    const int swaps = gpu_block_sum<GPU_ORDER_THREADS>(mine);
+    const int swaps = gpu_team_sum<GPU_ORDER_THREADS>(mine);
     /* The left side stops at the next of its own, or at what has just come from there. */
     int cut = n;
     if (swaps < lefts) cut = stops.left[swaps];

@@ -155,7 +155,7 @@ class LiveRows:
             prepared: Over all rows.
             inputs: Free inputs of the call.
             compile_for: Compiles the plan for such sizes.
-        quiet: Print nothing.
+            quiet: Print nothing.
 
         Raises:
             OutOfMemoryError: All rows do not meet the memory budget, nor do those that are needed.
