@@ -16,6 +16,24 @@ int eager_opset(const gradd_op_t *op) {
     return op->since > 20 ? op->since : 20;
 }
 
+double eager_element(const gradd_view_t *v, int64_t i) {
+    switch (v->type.dtype) {
+    case GRADD_DT_F32:
+        return (double)((const float *)v->data)[i];
+    case GRADD_DT_F64:
+        return ((const double *)v->data)[i];
+    case GRADD_DT_BF16:
+    case GRADD_DT_F16:
+        return (double)gradd_half_f32((const uint16_t *)v->data + i, v->type.dtype);
+    case GRADD_DT_I32:
+        return (double)((const int32_t *)v->data)[i];
+    case GRADD_DT_I64:
+        return (double)((const int64_t *)v->data)[i];
+    default:
+        return (double)((const uint8_t *)v->data)[i];
+    }
+}
+
 static void *fenced(eager_t *e, size_t bytes) {
     unsigned char *p = gradd_case_alloc(&e->heap, bytes + FENCE);
     if (!p) return NULL;

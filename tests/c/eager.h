@@ -48,6 +48,8 @@ void eager_end(eager_t *e);
 /* Runs and fills out[0..n_out). */
 gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *out);
 gradd_val_t eager_add(eager_t *e, gradd_view_t view, bool known);
+/* An element of any type that kernels take, as a number. */
+double eager_element(const gradd_view_t *view, int64_t i);
 /* Copy of a view in fresh memory. */
 gradd_view_t eager_copy(eager_t *e, gradd_view_t view);
 int eager_opset(const gradd_op_t *op);

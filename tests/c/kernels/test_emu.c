@@ -40,24 +40,6 @@ typedef struct job_s {
 static int failures, checked, exactly;
 static const gradd_backend_t *real; /* in place of the emulation; NULL = that */
 
-static double element(const gradd_view_t *v, int64_t i) {
-    switch (v->type.dtype) {
-    case GRADD_DT_F32:
-        return (double)((const float *)v->data)[i];
-    case GRADD_DT_F64:
-        return ((const double *)v->data)[i];
-    case GRADD_DT_BF16:
-    case GRADD_DT_F16:
-        return (double)gradd_half_f32((const uint16_t *)v->data + i, v->type.dtype);
-    case GRADD_DT_I32:
-        return (double)((const int32_t *)v->data)[i];
-    case GRADD_DT_I64:
-        return (double)((const int64_t *)v->data)[i];
-    default:
-        return (double)((const uint8_t *)v->data)[i];
-    }
-}
-
 /* In f64 the plain loop, which some of the CPU's kernels are, is off as well: as much as sums of
  * some thousands in another order. */
 static double step_of(gradd_dtype_t dtype) {
@@ -173,16 +155,17 @@ static gradd_status_t same(const gradd_view_t *a, const gradd_view_t *b, const c
     if (gradd_type_equal(&a->type, &b->type) && (!bytes || !memcmp(a->data, b->data, bytes)))
         return GRADD_OK;
     for (int64_t i = 0, n = gradd_type_count(&a->type); i < n; i++)
-        if (element(a, i) != element(b, i))
+        if (eager_element(a, i) != eager_element(b, i))
             return GRADD_FAIL(TENSOR, "%s: output %d, element %lld is %.9g, not %.9g", what, j,
-                              (long long)i, element(a, i), element(b, i));
+                              (long long)i, eager_element(a, i), eager_element(b, i));
     return GRADD_FAIL(TENSOR, "%s: output %d has other bits", what, j);
 }
 
 /* Signs of zero and payloads of NaN are a kernel's own. */
 static bool same_values(const gradd_view_t *a, const gradd_view_t *b) {
     for (int64_t i = 0, n = gradd_type_count(&a->type); i < n; i++)
-        if (element(a, i) != element(b, i) && !(isnan(element(a, i)) && isnan(element(b, i))))
+        if (eager_element(a, i) != eager_element(b, i) &&
+            !(isnan(eager_element(a, i)) && isnan(eager_element(b, i))))
             return false;
     return true;
 }
@@ -197,7 +180,7 @@ static double apart(const gradd_view_t *a, const gradd_view_t *b, double *out_la
     double most = 0;
     *out_largest = 0;
     for (int64_t i = 0, n = gradd_type_count(&b->type); i < n; i++) {
-        const double x = element(a, i), y = element(b, i);
+        const double x = eager_element(a, i), y = eager_element(b, i);
         if (isfinite(y)) *out_largest = fmax(*out_largest, fabs(y));
         if (x == y || (isnan(x) && isnan(y)) || overflows(a->type.dtype, x, y)) continue;
         if (!isfinite(x) || !isfinite(y)) return -1;
@@ -279,7 +262,7 @@ static gradd_view_t widened(gradd_case_data_t *heap, const gradd_view_t *from) {
     to.type.dtype = GRADD_DT_F64;
     to.data = gradd_case_alloc(heap, (size_t)gradd_type_bytes(&to.type) + 64);
     for (int64_t i = 0, n = gradd_type_count(&to.type); i < n; i++)
-        ((double *)to.data)[i] = element(from, i);
+        ((double *)to.data)[i] = eager_element(from, i);
     return to;
 }
 

@@ -28,24 +28,10 @@ typedef struct job_s {
 
 static int failures, checked;
 
-static double element(const gradd_view_t *v, int64_t i) {
-    switch (v->type.dtype) {
-    case GRADD_DT_F32:
-        return (double)((const float *)v->data)[i];
-    case GRADD_DT_F64:
-        return ((const double *)v->data)[i];
-    case GRADD_DT_BF16:
-    case GRADD_DT_F16:
-        return (double)gradd_half_f32((const uint16_t *)v->data + i, v->type.dtype);
-    default:
-        return (double)((const uint8_t *)v->data)[i];
-    }
-}
-
 static double largest(const gradd_view_t *v) {
     double most = 0;
     for (int64_t i = 0, n = gradd_type_count(&v->type); i < n; i++)
-        if (isfinite(element(v, i))) most = fmax(most, fabs(element(v, i)));
+        if (isfinite(eager_element(v, i))) most = fmax(most, fabs(eager_element(v, i)));
     return most;
 }
 
@@ -55,7 +41,7 @@ static gradd_status_t agree(const gradd_view_t *a, const gradd_view_t *b, double
     if (!gradd_type_same_shape(&a->type, &b->type))
         return GRADD_FAIL(TENSOR, "%s: shapes differ", what);
     for (int64_t i = 0, n = gradd_type_count(&a->type); i < n; i++) {
-        double x = element(a, i), y = element(b, i);
+        double x = eager_element(a, i), y = eager_element(b, i);
         if (x == y || (x != x && y != y)) continue;
         if (!(fabs(x - y) <= tol * fmax(least, fabs(y))))
             return GRADD_FAIL(TENSOR, "%s: element %lld is %.9g, expected %.9g", what, (long long)i,

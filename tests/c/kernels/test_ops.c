@@ -73,21 +73,6 @@ static void every_case(gradd_status_t (*fn)(job_t *job), gradd_dtype_t float_as)
         }
 }
 
-static double element(const gradd_view_t *v, int64_t i) {
-    switch (v->type.dtype) {
-    case GRADD_DT_F32:
-        return (double)((const float *)v->data)[i];
-    case GRADD_DT_F64:
-        return ((const double *)v->data)[i];
-    case GRADD_DT_I32:
-        return (double)((const int32_t *)v->data)[i];
-    case GRADD_DT_I64:
-        return (double)((const int64_t *)v->data)[i];
-    default:
-        return (double)((const uint8_t *)v->data)[i];
-    }
-}
-
 static bool same_bits(const gradd_view_t *a, const gradd_view_t *b) {
     size_t bytes = (size_t)gradd_type_bytes(&a->type);
     return gradd_type_equal(&a->type, &b->type) && (!bytes || !memcmp(a->data, b->data, bytes));
@@ -100,7 +85,7 @@ static gradd_status_t agree(const gradd_view_t *a, const gradd_view_t *b, double
     if (tol <= 0 || !gradd_dtype_is_float(a->type.dtype))
         return same_bits(a, b) ? GRADD_OK : GRADD_FAIL(TENSOR, "%s: bits differ", what);
     for (int64_t i = 0, n = gradd_type_count(&a->type); i < n; i++) {
-        double x = element(a, i), y = element(b, i);
+        double x = eager_element(a, i), y = eager_element(b, i);
         if (x == y || (x != x && y != y)) continue;
         if (!(fabs(x - y) <= tol * fmax(1, fabs(y))))
             return GRADD_FAIL(TENSOR, "%s: element %lld is %.9g, expected %.9g", what, (long long)i,
@@ -173,7 +158,8 @@ static gradd_status_t objective(job_t *job, const gradd_view_t *weights, const g
     *value = 0;
     for (int j = 0; j < job->call.n_out; j++)
         for (int64_t i = 0; weights[j].data && i < gradd_type_count(&out[j].type); i++)
-            *value += element(&weights[j], i) * (element(&out[j], i) - element(&base[j], i));
+            *value += eager_element(&weights[j], i) *
+                      (eager_element(&out[j], i) - eager_element(&base[j], i));
     return GRADD_OK;
 }
 
@@ -215,7 +201,7 @@ static gradd_status_t probe(job_t *job, diff_t *d, int input) {
         data[i] = keep - h;
         GRADD_TRY(objective(job, d->weights, d->out, &below));
         data[i] = keep;
-        double want = (above - below) / (2 * h), is = got ? element(got, i) : 0;
+        double want = (above - below) / (2 * h), is = got ? eager_element(got, i) : 0;
         if (!(fabs(is - want) <= tol * fmax(1, fmax(fabs(want), d->scale))))
             return GRADD_FAIL(TENSOR,
                               "gradient of input %d, element %lld is %.9g, differences %.9g", input,
@@ -253,7 +239,7 @@ static gradd_status_t differentiate(job_t *job, diff_t *d, uint64_t mask) {
         for (int64_t k = 0; d->need[i] && d->din[i] != GRADD_NONE &&
                             k < gradd_type_count(&job->e.value[d->din[i]].type);
              k++)
-            d->scale = fmax(d->scale, fabs(element(&job->e.value[d->din[i]], k)));
+            d->scale = fmax(d->scale, fabs(eager_element(&job->e.value[d->din[i]], k)));
     for (int i = 0; i < job->call.n_in; i++) {
         if (!d->need[i]) continue;
         GRADD_TRY(check_alone(job, d, i));

@@ -40,31 +40,13 @@ static double rounding(gradd_dtype_t dtype) {
     return dtype == GRADD_DT_F16 ? 0x1p-11 : 0x1p-8;
 }
 
-static double element(const gradd_view_t *v, int64_t i) {
-    switch (v->type.dtype) {
-    case GRADD_DT_F32:
-        return (double)((const float *)v->data)[i];
-    case GRADD_DT_F64:
-        return ((const double *)v->data)[i];
-    case GRADD_DT_BF16:
-    case GRADD_DT_F16:
-        return (double)gradd_half_f32((const uint16_t *)v->data + i, v->type.dtype);
-    case GRADD_DT_I32:
-        return (double)((const int32_t *)v->data)[i];
-    case GRADD_DT_I64:
-        return (double)((const int64_t *)v->data)[i];
-    default:
-        return (double)((const uint8_t *)v->data)[i];
-    }
-}
-
 static gradd_view_t converted(gradd_case_data_t *heap, const gradd_view_t *from,
                               gradd_dtype_t dtype) {
     gradd_view_t to = {.type = from->type};
     to.type.dtype = dtype;
     to.data = gradd_case_alloc(heap, (size_t)gradd_type_bytes(&to.type) + 64);
     for (int64_t i = 0, n = gradd_type_count(&to.type); i < n; i++) {
-        double x = element(from, i);
+        double x = eager_element(from, i);
         if (dtype == GRADD_DT_F64)
             ((double *)to.data)[i] = x;
         else if (dtype == GRADD_DT_F32)
@@ -119,7 +101,7 @@ static gradd_status_t agree(const gradd_view_t *a, const gradd_view_t *b, double
     if (!gradd_type_same_shape(&a->type, &b->type))
         return GRADD_FAIL(TENSOR, "%s: shapes differ", what);
     for (int64_t i = 0, n = gradd_type_count(&a->type); i < n; i++) {
-        double x = element(a, i), y = element(b, i);
+        double x = eager_element(a, i), y = eager_element(b, i);
         if (x == y || (x != x && y != y)) continue;
         if (a->type.dtype == GRADD_DT_F16 && isinf(x) && x * y > 0 && fabs(y) * (1 + tol) >= 65519)
             continue; /* nothing is larger */
@@ -149,7 +131,7 @@ static gradd_status_t check_again(job_t *job, const eager_call_t *call, const gr
 static double largest(const gradd_view_t *v) {
     double most = 0;
     for (int64_t i = 0, n = gradd_type_count(&v->type); i < n; i++)
-        if (isfinite(element(v, i))) most = fmax(most, fabs(element(v, i)));
+        if (isfinite(eager_element(v, i))) most = fmax(most, fabs(eager_element(v, i)));
     return most;
 }
 
