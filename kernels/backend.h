@@ -93,6 +93,10 @@ typedef struct gradd_backend_s {
      * reads. span->n is a multiple of width. Waits. */
     gradd_status_t (*touched)(gradd_queue_t *queue, const gradd_span_t *span, int64_t width,
                               uint64_t *bits);
+
+    /* Of LinearCrossEntropy: the rows with which a chunk takes little longer than more rows would,
+     * and the bytes of a block in f32 of its weight's gradient. */
+    int64_t head_rows, head_block;
 } gradd_backend_t;
 
 /* All devices of this build; the first is the default. */

@@ -11,6 +11,7 @@
 #include "kernels/cpu/adamw.h"
 #include "kernels/cpu/fingerprint.h"
 #include "kernels/cpu/gemm/gemm.h"
+#include "kernels/cpu/linear_loss.h"
 #include "kernels/cpu/scan.h"
 
 /* From here on memory comes straight from the kernel with huge pages, so that a large arena costs
@@ -212,6 +213,8 @@ const gradd_backend_t gradd_backend_cpu = {
     .kernels = cpu_kernels,
     .n_kernels = sizeof cpu_kernels / sizeof cpu_kernels[0],
     .touched = cpu_touched,
+    .head_rows = GRADD_CPU_HEAD_ROWS,
+    .head_block = GRADD_CPU_HEAD_BLOCK,
 };
 
 bool gradd_cpu_can(const gradd_infer_t *c) {

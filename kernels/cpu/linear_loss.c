@@ -9,13 +9,13 @@
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/map.h"
 #include "kernels/dispatch.h"
+#include "kernels/math/parted.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { ALIGN = 64, SMALLEST = 16, MAX_SIZES = 40, MAX_PIECES = 64, BLOCK = 1024 };
-#define BLOCK_BYTES ((int64_t)2 << 20) /* of sums in f32: what a cache holds */
 
 /* Products of pieces of `rows` rows; the second of dw is of the last block. */
 typedef struct sized_s {
@@ -24,28 +24,16 @@ typedef struct sized_s {
 } sized_t;
 
 typedef struct head_s {
-    gradd_dtype_t dtype;
-    int64_t rows, most; /* all, and how many may count */
-    int64_t k, v;       /* widths of x and of the logits */
-    bool trans, bias, dx, dw, dbias, squares;
-    bool ignores; /* any number of rows may count */
-    double softcap, scale;
-    int64_t chunk;                   /* rows of a chunk, at most */
-    int64_t dw_rows, dw_cols, block; /* of the weight's gradient; rows of a block of it */
-    size_t bytes;                    /* of an element */
+    gradd_head_t is;
+    int64_t most;  /* rows that may count */
+    int64_t chunk; /* rows of a chunk, at most */
+    int64_t block; /* rows of a block of the weight's gradient */
     /* offsets in workspace */
     size_t labels, used, each, added, sums, x, z, low, wide, products, end;
     sized_t sizes[MAX_SIZES]; /* ascending */
     int n_sizes;
     gradd_prepared_t first[2]; /* as dw of the largest size, over what is there before */
 } head_t;
-
-gradd_type_t gradd_head_logits(const gradd_view_t *in, gradd_attrs_t attrs) {
-    gradd_type_t t = in[GRADD_HEAD_X].type;
-    const gradd_type_t *w = &in[GRADD_HEAD_W].type;
-    if (t.rank && w->rank == 2) t.dims[t.rank - 1] = w->dims[!gradd_attr_int(attrs, "transB", 0)];
-    return t;
-}
 
 gradd_loss_operands_t gradd_head_operands(const gradd_view_t *in, int n_in) {
     return (gradd_loss_operands_t){&in[GRADD_HEAD_LABELS],
@@ -63,47 +51,15 @@ static int64_t quotient_up(int64_t n, int64_t by) {
     return (n + by - 1) / by;
 }
 
-static bool wanted(const gradd_infer_t *c, int j) {
-    return c->n_out > j && c->out[j].dtype != GRADD_DT_NONE;
-}
-
-static bool given(const gradd_view_t *in, int n_in, int i) {
-    return n_in > i && in[i].type.dtype != GRADD_DT_NONE;
-}
-
 static void describe(const gradd_infer_t *c, head_t *h) {
-    const gradd_type_t *x = &c->in[GRADD_HEAD_X].type;
-    const gradd_type_t logits = gradd_head_logits(c->in, c->attrs);
-    *h = (head_t){.dtype = x->dtype, .rows = 1, .k = x->dims[x->rank - 1]};
-    for (int i = 0; i + 1 < x->rank; i++)
-        h->rows *= x->dims[i];
-    h->v = logits.dims[logits.rank - 1];
-    h->most = h->rows;
-    h->squares = given(c->in, c->n_in, GRADD_HEAD_SQUARES);
-    if (h->rows && gradd_attr_int(c->attrs, "shift", 0) && !h->squares)
-        h->most -= h->rows / x->dims[x->rank - 2];
-    h->ignores = h->squares || given(c->in, c->n_in, GRADD_HEAD_WEIGHTS) ||
-                 gradd_attr_find(c->attrs, "ignore_index");
-    h->trans = gradd_attr_int(c->attrs, "transB", 0);
-    h->bias = given(c->in, c->n_in, GRADD_HEAD_BIAS);
-    h->dx = wanted(c, GRADD_HEAD_DX);
-    h->dw = wanted(c, GRADD_HEAD_DW);
-    h->dbias = wanted(c, GRADD_HEAD_DBIAS);
-    h->softcap = gradd_attr_float(c->attrs, "softcap", 0);
-    h->scale = gradd_attr_float(c->attrs, "scale", 1);
-    h->bytes = gradd_dtype_bytes(h->dtype);
-    h->dw_rows = h->trans ? h->v : h->k;
-    h->dw_cols = h->trans ? h->k : h->v;
-    h->block = h->dw_rows;
-    if (h->dtype == GRADD_DT_BF16 && h->dw_cols) {
-        int64_t fit = up(BLOCK_BYTES / (4 * h->dw_cols) + 1, 64);
-        if (fit < h->block) h->block = up(quotient_up(h->block, quotient_up(h->block, fit)), 16);
-    }
-    /* chunks of equal length, so that a batch in which all rows count has no short one */
-    int64_t chunk = gradd_attr_int(c->attrs, "chunk", 0);
-    if (chunk <= 0 || chunk > h->most) chunk = h->most;
-    h->chunk = chunk ? quotient_up(h->most, quotient_up(h->most, chunk)) : 1;
-    if (h->chunk > SMALLEST && h->ignores) h->chunk = up(h->chunk, SMALLEST);
+    *h = (head_t){0};
+    gradd_head_describe(c, &h->is);
+    h->most = h->is.rows;
+    if (h->is.rows && h->is.positions && !h->is.squares) h->most -= h->is.rows / h->is.positions;
+    h->block = h->is.dtype == GRADD_DT_BF16 ? gradd_head_block(&h->is, GRADD_CPU_HEAD_BLOCK)
+                                            : h->is.dw_rows;
+    h->chunk = h->most ? gradd_head_chunk(c->attrs, h->most) : 1;
+    if (h->chunk > SMALLEST && h->is.ignores) h->chunk = up(h->chunk, SMALLEST);
 }
 
 /* Where any number of rows may count, halves down to a few; else what is known to come. */
@@ -111,7 +67,7 @@ static void choose_sizes(head_t *h) {
     int64_t rows[MAX_SIZES];
     int n = 0;
     rows[n++] = h->chunk;
-    if (!h->ignores) {
+    if (!h->is.ignores) {
         int64_t rest = h->most % h->chunk;
         if (rest) rows[n++] = rest;
     } else {
@@ -127,29 +83,25 @@ static void choose_sizes(head_t *h) {
 }
 
 static void place(head_t *h) {
-    const size_t rows = (size_t)h->rows, chunk = (size_t)h->chunk;
+    const size_t rows = (size_t)h->is.rows, chunk = (size_t)h->chunk;
     size_t at = 0;
 #define PLACE(field, bytes) h->field = at, at = (at + (size_t)(bytes) + ALIGN - 1) / ALIGN * ALIGN
     PLACE(labels, sizeof(int64_t) * rows);
     PLACE(used, sizeof(int64_t) * rows);
     PLACE(each, sizeof(double) * rows);
-    PLACE(added, h->squares ? sizeof(double) * rows : 0);
-    PLACE(sums, h->dbias ? sizeof(double) * (size_t)h->v : 0);
-    PLACE(x, chunk * (size_t)h->k * h->bytes);
-    PLACE(z, chunk * (size_t)h->v * h->bytes);
-    bool wide = h->dw && h->dtype == GRADD_DT_BF16;
-    PLACE(low, wide && h->most > h->chunk ? (size_t)(h->k * h->v) : 0);
-    PLACE(wide, wide ? (size_t)(h->block * h->dw_cols) * sizeof(float) : 0);
+    PLACE(added, h->is.squares ? sizeof(double) * rows : 0);
+    PLACE(sums, h->is.dbias ? sizeof(double) * (size_t)h->is.v : 0);
+    PLACE(x, chunk * (size_t)h->is.k * h->is.bytes);
+    PLACE(z, chunk * (size_t)h->is.v * h->is.bytes);
+    bool wide = h->is.dw && h->is.dtype == GRADD_DT_BF16;
+    PLACE(low, wide && h->most > h->chunk ? (size_t)(h->is.k * h->is.v) : 0);
+    PLACE(wide, wide ? (size_t)(h->block * h->is.dw_cols) * sizeof(float) : 0);
 #undef PLACE
     h->products = at;
     h->end = at;
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
-
-static gradd_gemm_t product(const head_t *h, int64_t m, int64_t n, int64_t k) {
-    return (gradd_gemm_t){.dtype = h->dtype, .alpha = 1, .m = m, .n = n, .k = k};
-}
 
 static gradd_status_t prepare_one(head_t *h, gradd_gemm_t g, int threads, gradd_prepared_t *out) {
     g.threads = threads;
@@ -158,35 +110,17 @@ static gradd_status_t prepare_one(head_t *h, gradd_gemm_t g, int threads, gradd_
     return GRADD_OK;
 }
 
-/* dW is z^T x, or x^T z: both operands lie row by row, and are read as columns on the left. */
-static gradd_gemm_t weight_product(const head_t *h, int64_t rows, int64_t block, bool first) {
-    gradd_gemm_t g = product(h, block, h->dw_cols, rows);
-    g.a_m = 1, g.a_k = h->dw_rows;
-    g.b_k = h->dw_cols, g.b_n = 1;
-    g.accumulate = !first;
-    if (h->dtype == GRADD_DT_BF16) g.result = GRADD_DT_F32;
-    return g;
-}
-
 static gradd_status_t prepare_size(head_t *h, sized_t *s, int threads) {
-    gradd_gemm_t g = product(h, s->rows, h->v, h->k);
-    g.a_m = h->k, g.a_k = 1;
-    g.b_k = h->trans ? 1 : h->v, g.b_n = h->trans ? h->k : 1;
-    g.has_bias = h->bias;
-    GRADD_TRY(prepare_one(h, g, threads, &s->logits));
-    if (h->dx) {
-        g = product(h, s->rows, h->k, h->v);
-        g.a_m = h->v, g.a_k = 1;
-        g.b_k = h->trans ? h->k : 1, g.b_n = h->trans ? 1 : h->v;
-        GRADD_TRY(prepare_one(h, g, threads, &s->dx));
-    }
-    if (!h->dw || !h->dw_rows || !h->dw_cols) return GRADD_OK;
-    const int64_t blocks[2] = {h->block, h->dw_rows % h->block};
+    GRADD_TRY(prepare_one(h, gradd_head_logits_product(&h->is, s->rows), threads, &s->logits));
+    if (h->is.dx)
+        GRADD_TRY(prepare_one(h, gradd_head_rows_product(&h->is, s->rows), threads, &s->dx));
+    if (!h->is.dw || !h->is.dw_rows || !h->is.dw_cols) return GRADD_OK;
+    const int64_t blocks[2] = {h->block, h->is.dw_rows % h->block};
     const bool largest = s->rows == h->chunk;
     for (int i = 0; i < 2 && blocks[i]; i++) {
-        g = weight_product(h, s->rows, blocks[i], false);
+        gradd_gemm_t g = gradd_head_weight_product(&h->is, s->rows, blocks[i], false);
         GRADD_TRY(prepare_one(h, g, threads, &s->dw[i]));
-        g = weight_product(h, s->rows, blocks[i], true);
+        g = gradd_head_weight_product(&h->is, s->rows, blocks[i], true);
         if (largest) GRADD_TRY(prepare_one(h, g, threads, &h->first[i]));
     }
     return GRADD_OK;
@@ -282,7 +216,7 @@ static void cut(chunk_t *c) {
 }
 
 static void gather(const chunk_t *c) {
-    const size_t bytes = (size_t)c->h->k * c->h->bytes;
+    const size_t bytes = (size_t)c->h->is.k * c->h->is.bytes;
     const char *x = c->r->in[GRADD_HEAD_X].data;
     for (int64_t j = 0; j < c->n; j++)
         memcpy(c->x + (size_t)j * bytes, x + (size_t)c->used[c->from + j] * bytes, bytes);
@@ -291,12 +225,12 @@ static void gather(const chunk_t *c) {
 
 static gradd_status_t multiply_logits(const chunk_t *c) {
     const head_t *h = c->h;
-    const void *bias = h->bias ? c->r->in[GRADD_HEAD_BIAS].data : NULL;
+    const void *bias = h->is.bias ? c->r->in[GRADD_HEAD_BIAS].data : NULL;
     for (int i = 0; i < c->n_pieces; i++) {
         const piece_t *p = &c->pieces[i];
-        GRADD_TRY(gradd_gemm(p->size->logits.state, c->x + (size_t)(p->at * h->k) * h->bytes,
+        GRADD_TRY(gradd_gemm(p->size->logits.state, c->x + (size_t)(p->at * h->is.k) * h->is.bytes,
                              c->r->in[GRADD_HEAD_W].data, bias,
-                             c->z + (size_t)(p->at * h->v) * h->bytes, c->products));
+                             c->z + (size_t)(p->at * h->is.v) * h->is.bytes, c->products));
     }
     return GRADD_OK;
 }
@@ -323,24 +257,24 @@ BEND(float, f32)
 BEND(double, f64)
 
 static bool bends(const head_t *h) {
-    return h->softcap != 0 || h->scale != 1;
+    return h->is.softcap != 0 || h->is.scale != 1;
 }
 
 /* Logits as the product made them -> those that the loss is of. */
 static void bend_row(const head_t *h, void *z) {
-    if (h->dtype == GRADD_DT_F64) {
-        bend_f64(z, h->v, h->scale, h->softcap);
+    if (h->is.dtype == GRADD_DT_F64) {
+        bend_f64(z, h->is.v, h->is.scale, h->is.softcap);
         return;
     }
-    if (h->dtype == GRADD_DT_F32) {
-        bend_f32(z, h->v, h->scale, h->softcap);
+    if (h->is.dtype == GRADD_DT_F32) {
+        bend_f32(z, h->is.v, h->is.scale, h->is.softcap);
         return;
     }
     float wide[BLOCK];
-    for (int64_t at = 0; at < h->v; at += BLOCK) {
-        const int64_t n = h->v - at < BLOCK ? h->v - at : BLOCK;
+    for (int64_t at = 0; at < h->is.v; at += BLOCK) {
+        const int64_t n = h->is.v - at < BLOCK ? h->is.v - at : BLOCK;
         gradd_bf16_widen(wide, (gradd_bf16_t *)z + at, n);
-        bend_f32(wide, n, h->scale, h->softcap);
+        bend_f32(wide, n, h->is.scale, h->is.softcap);
         gradd_bf16_narrow((gradd_bf16_t *)z + at, wide, n);
     }
 }
@@ -349,26 +283,26 @@ static void bend_row(const head_t *h, void *z) {
 static void spread_bent(const head_t *h, char *z, const gradd_loss_spread_t *s) {
     double wide[BLOCK], kept[BLOCK];
     gradd_loss_spread_t part = *s;
-    for (int64_t at = 0; at < h->v; at += BLOCK) {
-        const int64_t n = h->v - at < BLOCK ? h->v - at : BLOCK;
-        char *here = z + (size_t)at * h->bytes;
+    for (int64_t at = 0; at < h->is.v; at += BLOCK) {
+        const int64_t n = h->is.v - at < BLOCK ? h->is.v - at : BLOCK;
+        char *here = z + (size_t)at * h->is.bytes;
         if (s->weights)
             part.weights = (const char *)s->weights +
-                           (size_t)at * gradd_dtype_bytes(gradd_loss_dtype(h->dtype));
-        if (h->dtype == GRADD_DT_F64) {
+                           (size_t)at * gradd_dtype_bytes(gradd_loss_dtype(h->is.dtype));
+        if (h->is.dtype == GRADD_DT_F64) {
             memcpy(kept, here, (size_t)n * sizeof(double));
             gradd_loss_spread(GRADD_DT_F64, kept, here, n, &part);
-            slope_f64((double *)here, kept, n, h->scale, h->softcap);
+            slope_f64((double *)here, kept, n, h->is.scale, h->is.softcap);
             continue;
         }
         float *y = (float *)kept, *dz = (float *)wide;
-        if (h->dtype == GRADD_DT_BF16)
+        if (h->is.dtype == GRADD_DT_BF16)
             gradd_bf16_widen(y, (gradd_bf16_t *)here, n);
         else
             memcpy(y, here, (size_t)n * sizeof(float));
         gradd_loss_spread(GRADD_DT_F32, y, dz, n, &part);
-        slope_f32(dz, y, n, h->scale, h->softcap);
-        if (h->dtype == GRADD_DT_BF16)
+        slope_f32(dz, y, n, h->is.scale, h->is.softcap);
+        if (h->is.dtype == GRADD_DT_BF16)
             gradd_bf16_narrow((gradd_bf16_t *)here, dz, n);
         else
             memcpy(here, dz, (size_t)n * sizeof(float));
@@ -411,11 +345,11 @@ static void form_gradient(const chunk_t *c, const row_t *r, const gradd_view_t *
         if (r->label >= 0) d += exp(r->own - r->scan.max) * r->pull / r->scan.sum;
     }
     if (bends(h)) {
-        const double y = h->softcap ? r->own / h->softcap : 0;
-        d *= (1 - y * y) * h->scale;
+        const double y = h->is.softcap ? r->own / h->is.softcap : 0;
+        d *= (1 - y * y) * h->is.scale;
         spread_bent(h, z->data, &s);
     } else {
-        gradd_loss_spread(h->dtype, z->data, z->data, h->v, &s);
+        gradd_loss_spread(h->is.dtype, z->data, z->data, h->is.v, &s);
     }
     if (r->label >= 0) gradd_loss_store(z, r->label, d);
 }
@@ -423,8 +357,8 @@ static void form_gradient(const chunk_t *c, const row_t *r, const gradd_view_t *
 static void finish_row(const chunk_t *c, int64_t j) {
     const head_t *h = c->h;
     const int64_t at = c->from + j, row = c->used[at];
-    const gradd_view_t z = {.type = {.dtype = h->dtype},
-                            .data = c->z + (size_t)(j * h->v) * h->bytes};
+    const gradd_view_t z = {.type = {.dtype = h->is.dtype},
+                            .data = c->z + (size_t)(j * h->is.v) * h->is.bytes};
     if (bends(h)) bend_row(h, z.data);
     row_t r = scan_row(c, row, &z);
     c->each[at] = r.label < 0 ? 0 : gradd_loss_of_row(&c->loss, &r.scan, r.label, r.own);
@@ -439,12 +373,12 @@ static void finish_row(const chunk_t *c, int64_t j) {
 }
 
 static void finish_rows(const chunk_t *c) {
-    const int64_t v = c->h->v;
+    const int64_t v = c->h->is.v;
 #pragma omp parallel for schedule(static) if (c->n * v >= GRADD_PARALLEL_MIN)
     for (int64_t j = 0; j < c->n; j++)
         finish_row(c, j);
-    memset(c->z + (size_t)(c->n * v) * c->h->bytes, 0,
-           (size_t)((c->padded - c->n) * v) * c->h->bytes);
+    memset(c->z + (size_t)(c->n * v) * c->h->is.bytes, 0,
+           (size_t)((c->padded - c->n) * v) * c->h->is.bytes);
 }
 
 /* ---- gradients of the weight and the bias ---------------------------------------------------- */
@@ -455,17 +389,16 @@ GRADD_MULTIARCH static void join(float *wide, const gradd_bf16_t *high, const ui
     const uint16_t *upper = (const uint16_t *)high;
     uint32_t *bits = (uint32_t *)wide;
     _Pragma("omp simd") for (int64_t i = 0; i < n; i++) bits[i] =
-        (uint32_t)upper[i] << 16 | (uint32_t)low[i] << 8;
+        gradd_parted_join(upper[i], low[i]);
 }
 
-/* Rounds to nearest; infinities and NaN stay what they are. */
 GRADD_MULTIARCH static void part(const float *wide, gradd_bf16_t *high, uint8_t *low, int64_t n) {
     uint16_t *upper = (uint16_t *)high;
     const uint32_t *bits = (const uint32_t *)wide;
     _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {
-        const uint32_t x = bits[i], half = (x & 0x7f800000) == 0x7f800000 ? 0 : 0x80;
-        upper[i] = (uint16_t)((x + half) >> 16);
-        low[i] = (uint8_t)((x + half) >> 8);
+        const uint32_t x = gradd_parted_round(bits[i]);
+        upper[i] = (uint16_t)(x >> 16);
+        low[i] = (uint8_t)(x >> 8);
     }
 }
 
@@ -514,22 +447,22 @@ static void clear(void *memory, size_t bytes) {
 
 static gradd_status_t add_weight(const chunk_t *c) {
     const head_t *h = c->h;
-    const char *left = h->trans ? c->z : c->x, *right = h->trans ? c->x : c->z;
-    const bool parted = h->dtype == GRADD_DT_BF16, whole = starts_whole(c);
-    if (!parted && !c->from && !whole) clear(c->dw, (size_t)(h->k * h->v) * h->bytes);
-    for (int64_t row = 0; h->dw_cols && row < h->dw_rows; row += h->block) {
-        const bool last = h->dw_rows - row < h->block;
-        const int64_t rows = last ? h->dw_rows - row : h->block, at = row * h->dw_cols;
-        void *to = parted ? (void *)c->wide : (char *)c->dw + (size_t)at * h->bytes;
-        if (parted && !whole) load_block(c, at, rows * h->dw_cols);
+    const char *left = h->is.trans ? c->z : c->x, *right = h->is.trans ? c->x : c->z;
+    const bool parted = h->is.dtype == GRADD_DT_BF16, whole = starts_whole(c);
+    if (!parted && !c->from && !whole) clear(c->dw, (size_t)(h->is.k * h->is.v) * h->is.bytes);
+    for (int64_t row = 0; h->is.dw_cols && row < h->is.dw_rows; row += h->block) {
+        const bool last = h->is.dw_rows - row < h->block;
+        const int64_t rows = last ? h->is.dw_rows - row : h->block, at = row * h->is.dw_cols;
+        void *to = parted ? (void *)c->wide : (char *)c->dw + (size_t)at * h->is.bytes;
+        if (parted && !whole) load_block(c, at, rows * h->is.dw_cols);
         for (int i = 0; i < c->n_pieces; i++) {
             const piece_t *p = &c->pieces[i];
             const gradd_prepared_t *use = whole && !i ? &h->first[last] : &p->size->dw[last];
-            GRADD_TRY(gradd_gemm(use->state, left + (size_t)(p->at * h->dw_rows + row) * h->bytes,
-                                 right + (size_t)(p->at * h->dw_cols) * h->bytes, NULL, to,
-                                 c->products));
+            GRADD_TRY(gradd_gemm(
+                use->state, left + (size_t)(p->at * h->is.dw_rows + row) * h->is.bytes,
+                right + (size_t)(p->at * h->is.dw_cols) * h->is.bytes, NULL, to, c->products));
         }
-        if (parted) store_block(c, at, rows * h->dw_cols);
+        if (parted) store_block(c, at, rows * h->is.dw_cols);
     }
     return GRADD_OK;
 }
@@ -537,14 +470,14 @@ static gradd_status_t add_weight(const chunk_t *c) {
 /* Columns [from, from + n) of the chunk's gradients, row after row. */
 static void add_columns(const chunk_t *c, int64_t from, int64_t n) {
     const head_t *h = c->h;
-    const gradd_view_t z = {.type = {.dtype = h->dtype}, .data = c->z};
+    const gradd_view_t z = {.type = {.dtype = h->is.dtype}, .data = c->z};
     for (int64_t j = 0; j < c->n; j++)
         for (int64_t i = from; i < from + n; i++)
-            c->sums[i] += gradd_loss_number(&z, j * h->v + i);
+            c->sums[i] += gradd_loss_number(&z, j * h->is.v + i);
 }
 
 static void add_bias(const chunk_t *c) {
-    const int64_t v = c->h->v, pieces = quotient_up(v, BLOCK);
+    const int64_t v = c->h->is.v, pieces = quotient_up(v, BLOCK);
 #pragma omp parallel for schedule(static) if (c->n * v >= GRADD_PARALLEL_MIN)
     for (int64_t p = 0; p < pieces; p++)
         add_columns(c, p * BLOCK, v - p * BLOCK < BLOCK ? v - p * BLOCK : BLOCK);
@@ -553,10 +486,10 @@ static void add_bias(const chunk_t *c) {
 /* The rows of x are not needed any more: their gradients take their room on the way to dX. */
 static gradd_status_t write_rows(const chunk_t *c) {
     const head_t *h = c->h;
-    const size_t bytes = (size_t)h->k * h->bytes;
+    const size_t bytes = (size_t)h->is.k * h->is.bytes;
     for (int i = 0; i < c->n_pieces; i++) {
         const piece_t *p = &c->pieces[i];
-        GRADD_TRY(gradd_gemm(p->size->dx.state, c->z + (size_t)(p->at * h->v) * h->bytes,
+        GRADD_TRY(gradd_gemm(p->size->dx.state, c->z + (size_t)(p->at * h->is.v) * h->is.bytes,
                              c->r->in[GRADD_HEAD_W].data, NULL, c->x + (size_t)p->at * bytes,
                              c->products));
     }
@@ -579,7 +512,7 @@ static gradd_status_t run_chunk(chunk_t *c) {
 /* ---- the launch ------------------------------------------------------------------------------ */
 
 static const gradd_view_t *operand(const gradd_launch_t *r, int i) {
-    return given(r->in, r->n_in, i) ? &r->in[i] : NULL;
+    return gradd_head_has(r->in, r->n_in, i) ? &r->in[i] : NULL;
 }
 
 static void *result(const gradd_launch_t *r, int j) {
@@ -602,8 +535,8 @@ static bool counts(const chunk_t *c, int64_t row) {
 
 /* Lists the rows that count; the others have no gradient. */
 static void find_used(chunk_t *c) {
-    const size_t bytes = (size_t)c->h->k * c->h->bytes;
-    for (int64_t i = 0; i < c->h->rows; i++) {
+    const size_t bytes = (size_t)c->h->is.k * c->h->is.bytes;
+    for (int64_t i = 0; i < c->h->is.rows; i++) {
         if (counts(c, i))
             c->used[c->n_used++] = i;
         else if (c->dx)
@@ -622,10 +555,10 @@ static void write_sums(const chunk_t *c) {
         loss += c->each[i];
     for (int64_t i = 0; c->squares && i < c->n_used; i++)
         added += c->added[i];
-    for (int64_t i = 0; c->weights && i < c->h->rows; i++)
+    for (int64_t i = 0; c->weights && i < c->h->is.rows; i++)
         loss += nothing_times(gradd_loss_number(c->weights, i));
     gradd_loss_store(&c->r->out[GRADD_HEAD_LOSS], 0, loss / c->loss.total + added);
-    for (int64_t i = 0; c->dbias && i < c->h->v; i++)
+    for (int64_t i = 0; c->dbias && i < c->h->is.v; i++)
         gradd_loss_store(&c->r->out[GRADD_HEAD_DBIAS], i, c->sums[i]);
 }
 
@@ -650,26 +583,14 @@ gradd_status_t gradd_head_compute(const gradd_launch_t *r) {
                  .dbias = result(r, GRADD_HEAD_DBIAS)};
     GRADD_TRY(read_loss(r, (int64_t *)(w + h->labels), &c.loss));
     find_used(&c);
-    if (c.dw && !c.n_used) clear(c.dw, (size_t)(h->k * h->v) * h->bytes);
-    if (c.dbias) memset(c.sums, 0, sizeof(double) * (size_t)h->v);
+    if (c.dw && !c.n_used) clear(c.dw, (size_t)(h->is.k * h->is.v) * h->is.bytes);
+    if (c.dbias) memset(c.sums, 0, sizeof(double) * (size_t)h->is.v);
     for (; c.from < c.n_used; c.from += c.n) {
         c.n = c.n_used - c.from < h->chunk ? c.n_used - c.from : h->chunk;
         GRADD_TRY(run_chunk(&c));
     }
     write_sums(&c);
     return GRADD_OK;
-}
-
-/* 2 m n k for each product. With each further chunk the weight is read once more for logits and
- * rows, and the sums of its gradient are read and written. */
-void gradd_head_cost(const gradd_infer_t *c, gradd_cost_t *cost) {
-    head_t h;
-    describe(c, &h);
-    const double weight = (double)h.k * (double)h.v;
-    cost->flops = 2 * (double)h.most * weight * (1 + h.dx + h.dw);
-    const double further = h.most > h.chunk ? (double)quotient_up(h.most, h.chunk) - 1 : 0;
-    const double bytes = (double)h.bytes, sum = bytes + (h.dtype == GRADD_DT_BF16);
-    cost->again = further * weight * ((1 + h.dx) * bytes + h.dw * 2 * sum);
 }
 
 /* ---- the definition -------------------------------------------------------------------------- */

@@ -1,8 +1,8 @@
-/* Linear layers on a GPU: a product with its bias. See kernels/ops/linear.c.
- *
- * LinearCrossEntropy runs as its expansion. */
+/* Linear layers on a GPU: a product with its bias. See kernels/ops/linear.c. */
 #include "kernels/cuda/map.h"
 #include "kernels/cuda/product.h"
+#include "kernels/cuda/row/head.h"
+#include "kernels/head.h"
 
 static gradd_status_t prepare_linear(const gradd_infer_t *c, gradd_prepared_t *out) {
     const gradd_gemm_t g = gradd_gemm_of_linear(c->in, &c->out[0], c->attrs);
@@ -37,5 +37,12 @@ GRADD_KERNELS(cuda, linear,
               GRADD_KERNEL("Linear", "cuBLASLt", .types = {GPU_T_FLOAT}, .compute = compute_linear,
                            .prepare = prepare_linear, .unprepare = gpu_product_unprepare,
                            .cost = gradd_gemm_cost),
+              GRADD_KERNEL("LinearCrossEntropy", "in chunks",
+                           .types = {GRADD_T_BF16_F32_F64, GRADD_T_BF16_F32_F64, GPU_T_INT,
+                                     GRADD_T_BF16_F32_F64, GRADD_T_F32_F64 | GPU_T_INT,
+                                     GRADD_T_F32_F64, GRADD_T_F32_F64 | GPU_T_INT,
+                                     GRADD_T_F32_F64 | GPU_T_INT},
+                           .compute = gpu_head, .prepare = gpu_head_prepare,
+                           .unprepare = gpu_head_unprepare, .cost = gradd_head_cost),
               GRADD_KERNEL("ScaleGrad", "map", .types = {GPU_T_FLOAT, GRADD_T_F32_F64},
                            .inplace = 1, .compute = compute_scale));

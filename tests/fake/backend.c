@@ -196,7 +196,9 @@ __attribute__((constructor)) static void copy_rows(void) {
      .multiplies = fake_multiplies,                                                                \
      .kernels = list,                                                                              \
      .n_kernels = sizeof list / sizeof list[0],                                                    \
-     .touched = fake_touched}
+     .touched = fake_touched,                                                                      \
+     .head_rows = 128,                                                                             \
+     .head_block = 1 << 20}
 
 const gradd_backend_t gradd_backend_fake = TABLE("fake", fake_create, family_list);
 

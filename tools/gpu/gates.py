@@ -18,9 +18,9 @@ from pathlib import Path
 # By a kernel's mangled name. Packs of 4 and 8 are f32 and the halves; f64 is nobody's hot path.
 HOT = re.compile(
     r"gpu_map_(flat|wide)ILi[48]E(?!\d+f_(sin|cos))|mma|rope|4turn|square_blocks|6update|"
-    r"softmax_rows\w*EE(f|\d+gradd_)|norm_(rows|grad)I\w*(f|gradd_bf16_s|gradd_f16_s)"
+    r"(softmax|finish)_rows\w*EE(f|\d+gradd_)|norm_(rows|grad)I\w*(f|gradd_bf16_s|gradd_f16_s)"
 )
-WIDE = re.compile(r"gpu_map_flatILi[248]E(?!\d+f_to)")
+WIDE = re.compile(r"gpu_map_flatILi[248]E(?!\d+f_to)|part_sumsILi4")
 FEW = (32, 256)  # bytes on the stack, and spilled
 KNOWN = {
     r"f_(sin|cos)|draw": 40,  # libm's sine of large numbers

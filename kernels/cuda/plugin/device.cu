@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 
 #include "kernels/cuda/product.h"
+#include "kernels/cuda/row/head.h"
 #include "kernels/cuda/step.h"
 
 struct gradd_queue_s {
@@ -257,6 +258,8 @@ static const gradd_backend_t table = {
     .kernels = kernels,
     .n_kernels = sizeof kernels / sizeof kernels[0],
     .touched = device_touched,
+    .head_rows = GPU_HEAD_ROWS,
+    .head_block = GPU_HEAD_BLOCK,
 };
 
 /* A GPU that this build has code for. */

@@ -84,6 +84,7 @@ template <int TEAM, int KEEP, class F> GPU_FN void gpu_each_pack(int64_t packs, 
 /* A row that is read more than once: kept in registers, or left where it is. */
 template <class T, int W, int TEAM, int KEEP> struct gpu_row {
     typedef gpu_pack<T, W> pack_t;
+    typedef gpu_real<T> A;
     const pack_t *at;
     pack_t kept[KEEP ? KEEP : 1];
 
@@ -209,12 +210,12 @@ template <class A, class T, int W> GPU_FN void gpu_widen(A (&to)[W], const gpu_p
         to[k] = gpu_get(from.v[k]);
 }
 
-/* Of a row that a team has opened, the same in all of its threads; nothing but -inf, or +inf, gives
- * a sum that is NaN. also(x, i) sees every pack once, widened. */
-template <class S, class T, class F>
-GPU_FN gpu_soft<gpu_real<T>> gpu_soft_of(const gpu_row<T, S::W, S::TEAM, S::KEEP> &row,
-                                         int64_t packs, F also) {
-    typedef gpu_real<T> A;
+/* Of a row that a team has opened (a gpu_row, or what gives packs as one does), the same in all of
+ * its threads; nothing but -inf, or +inf, gives a sum that is NaN. also(x, i) sees every pack once,
+ * widened. */
+template <class S, class Row, class F>
+GPU_FN gpu_soft<typename Row::A> gpu_soft_of(const Row &row, int64_t packs, F also) {
+    typedef typename Row::A A;
     gpu_soft<A> s = gpu_soft_none<A>();
     if constexpr (S::KEEP > 0) {
         gpu_each_pack<S::TEAM, S::KEEP>(packs, [&](int j, int64_t i) {

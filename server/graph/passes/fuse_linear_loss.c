@@ -14,12 +14,12 @@
  * as a whole. Not in f16: formed for a loss of 1, as they are, they would underflow before they are
  * scaled.
  *
- * The chunk is a power of two: 512 rows, or what has 16 MiB of logits. With fewer the weight and
- * the sums of its gradient go through memory too often. In bf16 these sums take half as much again
- * as the gradient; where the plan's caller gives no memory for it in the forward it lies in the
- * arena. Where all that is more than the logits the chunk is halved, down to 128 rows, or 64 where
- * the sums stay in a cache. What is still more, and logits of less than 256 KiB, are left as they
- * are. */
+ * The chunk is a power of two: what the device wants (512 rows on the CPU), or what has 16 MiB of
+ * logits. With fewer the weight and the sums of its gradient go through memory too often. In bf16
+ * these sums take half as much again as the gradient; where the plan's caller gives no memory for
+ * it in the forward it lies in the arena. Where all that is more than the logits the chunk is
+ * halved, down to 128 rows, or 64 where the sums stay in a cache. What is still more, and logits of
+ * less than 256 KiB, are left as they are. */
 #include <string.h>
 
 #include "kernels/rules.h"
@@ -28,15 +28,10 @@
 #include "server/graph/match/match_rows.h"
 #include "server/graph/readers.h"
 
-/* With a chunk of so many rows the products take twelve times as long as what goes through memory
- * once more per chunk, by the rates of server/plan/threads.c: 10 bytes per entry of the weight for
- * 6 operations per row in bf16, 16 in f32 at half the rate. */
-#define CHUNK_ROWS  512
 #define LEAST_ROWS  128
 #define CACHE_ROWS  64
 #define CACHE_BYTES ((int64_t)1 << 20)
 #define CHUNK_BYTES ((int64_t)16 << 20)
-#define BLOCK_BYTES ((int64_t)2 << 20)   /* of kernels/cpu/linear_loss.c */
 #define LEAST_BYTES ((int64_t)256 << 10) /* below, a slot of its own costs more than it saves */
 
 typedef struct pass_s {
@@ -172,7 +167,7 @@ static sizes_t find_sizes(const graph_t *g, const head_t *h) {
     if (!g->early || !graph_is_parameter(g, h->w)) s.kept += s.weight;
     if (dtype == GRADD_DT_BF16) {
         const int64_t block = weight * (int64_t)sizeof(float);
-        s.kept += block < BLOCK_BYTES ? block : BLOCK_BYTES;
+        s.kept += block < g->backend->head_block ? block : g->backend->head_block;
         s.low = weight;
         s.weight += weight;
     }
@@ -185,7 +180,7 @@ static int64_t choose_chunk(const graph_t *g, const head_t *h) {
     const sizes_t s = find_sizes(g, h);
     const int64_t all = h->rows * s.row;
     if (all < LEAST_BYTES) return 0;
-    int64_t most = CHUNK_ROWS, chunk = 1;
+    int64_t most = g->backend->head_rows, chunk = 1;
     const int64_t least = s.weight < CACHE_BYTES ? CACHE_ROWS : LEAST_ROWS;
     if (most < CHUNK_BYTES / s.row) most = CHUNK_BYTES / s.row;
     while (2 * chunk <= most && 2 * chunk < h->rows)

@@ -1,5 +1,5 @@
-/* Labels out of range on the emulated GPU: the refusal of the CPU, word for word, of the first row
- * that is wrong, and nothing is written outside. */
+/* Labels on the emulated GPU. Out of range: the refusal of the CPU, word for word, of the first row
+ * that is wrong, and nothing is written outside. Ignored: what x holds there reaches nothing. */
 #include "kernels/cases.h"
 #include "kernels/registry.h"
 #include "tests/c/eager.h"
@@ -7,6 +7,7 @@
 #include "tests/emu/order.h"
 #include "tests/test.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,9 @@ static const bad_t bad[] = {
     {"SoftmaxCrossEntropyLossGrad",   "f32[] f32[2,3,2] i32[2,2]={0,3,-7,3}"                                 },
     {"NegativeLogLikelihoodLoss",     "f32[4,3] i64[4]={0,-1,2,3} f32[3]"                                    },
     {"NegativeLogLikelihoodLossGrad", "f32[] i64[4]={0,1,2,3} | shape=[4,3]"                                 },
+    {"LinearCrossEntropy",            "f32[4,2] f32[2,3] i64[4]={0,-2,1,3} | chunk=2 -> 3"                   },
+    {"LinearCrossEntropy",
+     "f32[4,2] f32[2,3] i64[4]={0,1,9,1} - - - f32[4]={1,1,0,1} | reduction=\"sum\""                         },
 };
 
 typedef struct attempt_s {
@@ -79,6 +83,7 @@ static gradd_status_t run_emulated(attempt_t *c) {
     void *workspace = malloc(prepared.workspace + 1); /* a sanitizer sees its end */
     CHECK(workspace != NULL);
     c->launch.workspace = workspace;
+    c->launch.state = prepared.state;
     const gradd_status_t status = emu_compute(kernel, &c->launch);
     free(workspace);
     gradd_kernel_unprepare(kernel, &prepared);
@@ -103,4 +108,44 @@ TEST(labels_out_of_range_are_refused_as_on_the_cpu) {
         emu_set_order(0);
         gradd_case_free(&data);
     }
+}
+
+static void fill(const gradd_view_t *v, int64_t from, int64_t n, float value) {
+    for (int64_t i = from; i < from + n; i++)
+        ((float *)v->data)[i] = value;
+}
+
+/* Rows of no number without a label or a weight: the loss and all gradients are the CPU's. */
+static void check_dead_rows(const char *text) {
+    const bad_t b = {"LinearCrossEntropy", text};
+    float near[64];
+    gradd_case_data_t data;
+    attempt_t call;
+    CHECK_OK(gradd_case_parse(b.text, GRADD_DT_F32, 1, &data));
+    CHECK_OK(prepare(&b, &data, &call));
+    fill(&data.in[0], 2, 2, NAN);
+    fill(&data.in[0], 6, 2, INFINITY);
+    CHECK_OK(gradd_cpu_call(&call.infer, &call.launch));
+    size_t at = 0;
+    for (int j = 0; j < call.infer.n_out; j++) {
+        const size_t bytes = (size_t)gradd_type_bytes(&call.types[j]);
+        memcpy(near + at, call.out[j].data, bytes);
+        memset(call.out[j].data, 0xff, bytes);
+        at += bytes / sizeof near[0];
+    }
+    CHECK_OK(run_emulated(&call));
+    at = 0;
+    for (int j = 0; j < call.infer.n_out; j++)
+        for (int64_t i = 0; i < gradd_type_count(&call.types[j]); i++, at++) {
+            const float x = ((const float *)call.out[j].data)[i];
+            CHECK(isfinite(near[at]));
+            CHECK_NEAR(x, near[at], 1e-6);
+        }
+    gradd_case_free(&data);
+}
+
+TEST(rows_that_count_nothing_reach_nothing) {
+    check_dead_rows("f32[5,2] f32[2,3] i64[5]={0,-1,2,-1,1} f32[3] | ignore_index=-1 chunk=2 -> 4");
+    check_dead_rows("f32[5,2] f32[3,2] i64[5]={0,1,2,0,1} f32[3] - - f32[5]={1,0,2,0,0.5} | "
+                    "transB=1 reduction=\"sum\" chunk=3 -> 4");
 }

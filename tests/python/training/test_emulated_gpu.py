@@ -21,6 +21,8 @@ FAKE = BINARY.with_name("gradd-fake")
 DAILY = [("mlp_ce", "float32"), ("llama", "float32"), ("gpt2", "float32")]
 ALL = [
     *DAILY,
+    ("llama_chunks", "float32"),
+    ("llama_chunks", "bfloat16"),
     *((name, "float32") for name in ("bert_mlm", "qwen3", "gemma2", "llama_tied", "mlp_bce")),
     *((name, "bfloat16") for name in ("mlp_mse", "llama", "gpt2", "bert_mlm")),
 ]
@@ -55,4 +57,5 @@ def test_a_model_trains_as_on_the_cpu(tmp_path: Path, which: tuple[str, str]) ->
     assert not cpu["fallbacks"] and not gpu["fallbacks"]
     off = 1e-5 if dtype == "float32" else 2e-2
     assert gpu["losses"] == pytest.approx(cpu["losses"], rel=off)
+    assert gpu["chunks"] == cpu["chunks"] == name.endswith("_chunks")
     assert len(set(cpu["losses"])) > 1
