@@ -220,6 +220,8 @@ class FusedAdam(torch.optim.Optimizer):
 
     Attributes:
         grad_norm: Global gradient norm of the last step; None unless max_grad_norm is set.
+        skipped: Whether the last step changed nothing, as a GradScaler found gradients that are
+            not finite.
         copied_grads: How many gradients had to be copied into shared memory so far, because
             `.grad` was not the daemon's own (hooks, DDP with bucket views).
         copied_params: The same of parameters, whose memory somebody else holds (a state dict that
@@ -260,6 +262,7 @@ class FusedAdam(torch.optim.Optimizer):
         self.master_weights = master_weights
         self.sparse_rows = sparse_rows
         self.grad_norm: float | None = None
+        self.skipped = False
         self.copied_grads = 0
         self.copied_params = 0
         self._client: Client | None = None
@@ -298,6 +301,7 @@ class FusedAdam(torch.optim.Optimizer):
             self._doubtful.forget()
         self._doubtful = None
         self.grad_norm = None
+        self.skipped = False
         self.copied_grads = 0
         self.copied_params = 0
         self._client, self._journal, self._journal_words = None, None, None
@@ -365,9 +369,11 @@ class FusedAdam(torch.optim.Optimizer):
             if p.grad is not None
         ]  # fmt: skip
         scale, found = self._scale()
+        self.skipped = False
         if scale is None and found:
             # What the scaler found may be gone: the gradients are unscaled, perhaps clipped.
             self.grad_norm = None
+            self.skipped = True
         elif entries:
             self._check(entries)
             client = self._session([p for _, p in entries])
@@ -610,7 +616,8 @@ class FusedAdam(torch.optim.Optimizer):
         """The step is done."""
         if sent.client is self._client:  # otherwise the journal is a new one
             self._journal_step += 1
-        if sent.is_skipped():
+        self.skipped = sent.is_skipped()
+        if self.skipped:
             return
         for s in sent.states:
             s["step"] += 1

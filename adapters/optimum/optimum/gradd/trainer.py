@@ -214,9 +214,13 @@ class ORTTrainer(Trainer):
             **_optimizer_options(args.optim_args),
         }
 
+    def _own_optimizer(self) -> Any:
+        """The optimizer without accelerate's wrapper."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
     def _clipping_optimizer(self) -> Any:
         """The optimizer, if it clips by itself; None where Trainer has to clip."""
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's wrapper
+        optimizer = self._own_optimizer()
         return optimizer if getattr(optimizer, "max_grad_norm", None) else None
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
@@ -233,9 +237,15 @@ class ORTTrainer(Trainer):
         return self._grad_norm
 
     def gradd_after_optimizer_step(self) -> None:
+        """Called by GraddCallback: completes what only the step could know."""
         optimizer = self._clipping_optimizer()
         if optimizer is not None and self._grad_norm is not None:
-            self._grad_norm.fill_(float(optimizer.grad_norm))
+            norm = optimizer.grad_norm
+            self._grad_norm.fill_(float("nan") if norm is None else norm)
+        # accelerate takes a step that was called for one that was made; skipped, it must not move
+        # the scheduler
+        if getattr(self._own_optimizer(), "skipped", False):
+            self.optimizer._is_overflow = True
 
 
 def _optimizer_options(text: str | None) -> dict[str, Any]:
