@@ -21,6 +21,10 @@ const gradd_failure_t *gradd_failure(void) {
     return &failure;
 }
 
+void gradd_failure_restore(const gradd_failure_t *kept) {
+    failure = *kept;
+}
+
 const char *gradd_error_message(void) {
     return failure.text;
 }

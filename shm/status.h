@@ -59,6 +59,8 @@ const char *gradd_status_name(gradd_status_t status);
 
 /* The last failure in this thread; zeroed if there was none. Valid until the next one. */
 const gradd_failure_t *gradd_failure(void);
+/* Makes a failure that was copied from there the last one again. */
+void gradd_failure_restore(const gradd_failure_t *failure);
 /* Its text and its place. */
 const char *gradd_error_message(void);
 const char *gradd_error_where(void);

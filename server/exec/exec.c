@@ -57,6 +57,16 @@ static gradd_status_t at_launch(gradd_status_t status, const gradd_run_t *run,
     return gradd_wrap(status, "%s", launch_text(run, launch, text, sizeof text));
 }
 
+/* The same where the device does not know at which. */
+static gradd_status_t at_some_launch(gradd_status_t status, const gradd_run_t *run,
+                                     const program_t *program) {
+    char first[GRAPH_NODE_TEXT + 16], last[GRAPH_NODE_TEXT + 16];
+    if (!program->n) return status;
+    return gradd_wrap(status, "one of %d operators, %s to %s", program->n,
+                      launch_text(run, &program->launches[0], first, sizeof first),
+                      launch_text(run, &program->launches[program->n - 1], last, sizeof last));
+}
+
 /* A healthy graph has infinities inside: masks of -inf, an exp that overflows under a division or
  * in the branch that a Where does not take. Only what leaves must be finite; NaN never heals.
  * *first_inf is the first launch with an infinity, for the text. */
@@ -125,9 +135,16 @@ gradd_status_t exec_program(const gradd_run_t *run, program_t *program, const ex
     const gradd_device_t *d = run->device;
     int failed = -1;
     gradd_status_t status = execute_all(run, program, b, cancel);
+    const gradd_failure_t noticed = *gradd_failure();
     /* also after a failure: who is told of it may give the memory away */
     gradd_status_t waited = d->backend->wait(d->queue, &failed);
-    if (waited && failed >= 0) /* it comes before whatever was noticed here */
+    if (!waited) return status;
+    /* it comes before whatever was noticed here, but for a loss of the device that was */
+    if (failed >= 0)
         at_launch(waited, run, &program->launches[failed]);
-    return waited ? waited : status;
+    else if (status == waited)
+        gradd_failure_restore(&noticed);
+    else
+        at_some_launch(waited, run, program);
+    return waited;
 }

@@ -64,6 +64,7 @@ static gradd_status_t fake_enter(gradd_queue_t *q, int threads) {
 
 static gradd_status_t fake_launch(gradd_queue_t *q, const gradd_kernel_t *kernel,
                                   const gradd_launch_t *launch) {
+    if (fake_queue_hits(q, FAKE_LAUNCH)) return fake_queue_lose(q);
     const size_t n_in = (size_t)launch->n_in, n_out = (size_t)launch->n_out;
     item_t item = {.kind = ITEM_LAUNCH, .kernel = kernel, .launch = *launch};
     item.views = malloc(sizeof *item.views * (n_in + n_out + 1));

@@ -9,8 +9,9 @@
  *
  * Environment, read when a queue is made:
  *   GRADD_FAKE_DELAY_US    longest pause in front of work that finds the queue empty (500)
- *   GRADD_FAKE_FAIL=WHAT:N the N-th one fails, from 1: `alloc` (NOMEM), `map` (SHM), or `item`, a
- *                          piece of work, with which the device is lost (DEVICE)
+ *   GRADD_FAKE_FAIL=WHAT:N the N-th one fails, from 1: `alloc` (NOMEM), `map` (SHM); or the device
+ *                          is lost (DEVICE) with a piece of work (`item`), which is said later, or
+ *                          when an operator is given (`launch`)
  *   GRADD_FAKE_ONCE=FILE   ... unless FILE exists; it is made when that happens
  */
 #ifndef GRADD_TESTS_FAKE_FAKE_H
@@ -20,7 +21,13 @@
 
 extern const gradd_backend_t gradd_backend_fake;
 
-typedef enum fake_point_e { FAKE_ALLOC, FAKE_MAP, FAKE_ITEM, FAKE_POINTS } fake_point_t;
+typedef enum fake_point_e {
+    FAKE_ALLOC,
+    FAKE_MAP,
+    FAKE_ITEM,
+    FAKE_LAUNCH,
+    FAKE_POINTS
+} fake_point_t;
 
 /* The n-th one from now on fails, 1 = the next. 0 = none. */
 void fake_fail(gradd_queue_t *queue, fake_point_t point, int n);

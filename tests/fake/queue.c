@@ -9,7 +9,7 @@
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
-static const char *const point_names[FAKE_POINTS] = {"alloc", "map", "item"};
+static const char *const point_names[FAKE_POINTS] = {"alloc", "map", "item", "launch"};
 
 static void read_environment(gradd_queue_t *q) {
     const char *delay = getenv("GRADD_FAKE_DELAY_US"), *fail = getenv("GRADD_FAKE_FAIL");
@@ -47,8 +47,19 @@ static void note_failure(gradd_queue_t *q, const item_t *item, gradd_status_t st
     q->lost |= status == GRADD_E_DEVICE;
     if (q->status) return;
     q->status = status;
-    q->launch = item->kind == ITEM_LAUNCH ? item->launch.launch : -1;
+    /* as of a GPU, which says of an error late and not of whose work it is */
+    const bool known = item->kind == ITEM_LAUNCH && status != GRADD_E_DEVICE;
+    q->launch = known ? item->launch.launch : -1;
     snprintf(q->message, sizeof q->message, "%s", gradd_error_message());
+}
+
+gradd_status_t fake_queue_lose(gradd_queue_t *q) {
+    const item_t nothing = {.kind = ITEM_FREE};
+    const gradd_status_t status = GRADD_FAIL(DEVICE, "the device is lost");
+    pthread_mutex_lock(&q->lock);
+    note_failure(q, &nothing, status);
+    pthread_mutex_unlock(&q->lock);
+    return status;
 }
 
 static gradd_status_t carry_out(gradd_queue_t *q, item_t *item) {

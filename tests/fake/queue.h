@@ -77,6 +77,8 @@ void fake_queue_enter(gradd_queue_t *queue);
 void fake_queue_add(gradd_queue_t *queue, const item_t *item);
 /* The same, and waits until it is done; a failure stays for fake_queue_wait. */
 gradd_status_t fake_queue_ask(gradd_queue_t *queue, const item_t *item);
+/* The device is lost here and now: DEVICE. */
+gradd_status_t fake_queue_lose(gradd_queue_t *queue);
 gradd_status_t fake_queue_wait(gradd_queue_t *queue, int *out_launch);
 
 #endif

@@ -39,9 +39,14 @@ static gradd_status_t failed(cudaError_t error, const char *what) {
         if (cu_error_ != cudaSuccess) return failed(cu_error_, what);                              \
     } while (0)
 
+/* A GPU says late that a kernel has failed, unless launches wait for their end. */
 gradd_status_t gpu_launched(const char *what) {
-    CU(cudaGetLastError(), what);
-    return GRADD_OK;
+    const cudaError_t error = cudaGetLastError();
+    const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
+    if (!error) return GRADD_OK;
+    if (blocking && !strcmp(blocking, "1")) return failed(error, what);
+    return GRADD_FAIL(DEVICE, "CUDA: %s, or work in front of it: %s (%s, %d)", what,
+                      cudaGetErrorString(error), cudaGetErrorName(error), (int)error);
 }
 
 gradd_status_t gpu_write(void *to, const void *from, size_t bytes) {

@@ -389,19 +389,23 @@ TEST(a_segment_may_be_refused) {
     gradd_device_close(fake);
 }
 
-/* Wherever it is lost: the run says so, and so does everything that is asked afterwards. */
-TEST_LIMIT(a_lost_device_says_so, 60) {
+/* Wherever it is lost: the run says so, with the node if the device knows it, and so does
+ * everything that is asked afterwards. */
+static void check_lost(fake_point_t point) {
     gradd_model_t *model = load();
     for (int n = 1, lost = 1; lost; n++) {
         gradd_device_t *fake = open_named("fake");
         world_t w = open_world(make_plan(model, fake));
         gradd_run_t *run;
-        fake_fail(fake->queue, FAKE_ITEM, n);
+        fake_fail(fake->queue, point, n);
         gradd_status_t status = forward(&w, 0, NULL, &run);
         if (!status) status = backward(&w, run, 2, true);
         lost = status == GRADD_E_DEVICE;
         if (status) CHECK_STATUS(GRADD_E_DEVICE, status);
         if (lost) CHECK_ERROR_HAS("the device is lost");
+        if (lost) CHECK((strstr(gradd_error_message(), "one of ") != NULL) == (point == FAKE_ITEM));
+        if (lost && point == FAKE_LAUNCH)
+            CHECK(strcmp(gradd_error_message(), "the device is lost"));
         gradd_run_destroy(run);
         if (lost) CHECK_STATUS(GRADD_E_DEVICE, forward(&w, 0, NULL, &run));
         if (lost) gradd_run_destroy(run);
@@ -410,6 +414,14 @@ TEST_LIMIT(a_lost_device_says_so, 60) {
         gradd_device_close(fake);
     }
     gradd_model_destroy(model);
+}
+
+TEST_LIMIT(a_lost_device_says_so, 60) {
+    check_lost(FAKE_ITEM);
+}
+
+TEST_LIMIT(a_device_that_is_lost_in_a_launch_names_it, 60) {
+    check_lost(FAKE_LAUNCH);
 }
 
 /* ---- operands that the host reads -------------------------------------------------------------
