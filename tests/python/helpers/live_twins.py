@@ -60,19 +60,25 @@ def found(model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dic
     return loss.detach().clone(), grads
 
 
+def _size(values: torch.Tensor) -> float:
+    """Of the largest that is finite."""
+    return float(values.float().abs().nan_to_num(0, 0, 0).max())
+
+
 def agree(ours: tuple, theirs: tuple, bound: float) -> None:
     assert torch.equal(ours[0].isnan(), theirs[0].isnan())
     if not ours[0].isnan():
         torch.testing.assert_close(ours[0], theirs[0], rtol=bound, atol=bound)
-    present = [g for g in theirs[1].values() if g is not None]
-    largest = max((float(g.float().abs().max()) for g in present), default=0.0)
+    sizes = {n: _size(g) for n, g in theirs[1].items() if g is not None}
+    largest = max(sizes.values(), default=0.0)
     for name, grad in theirs[1].items():
         own = ours[1][name]
         assert (own is None) == (grad is None), name
         if grad is None:
             continue
-        apart = float((own.float() - grad.float()).abs().max())
-        limit = bound * max(float(grad.float().abs().max()), 1e-3 * largest)
+        assert torch.equal(own.isfinite(), grad.isfinite()), name
+        apart = _size(own.float() - grad.float())
+        limit = bound * max(sizes[name], 1e-3 * largest)
         assert apart <= limit, f"{name}: {apart} > {limit}"
 
 
