@@ -41,11 +41,11 @@ static gradd_status_t choose(product_t *p) {
     first->align = gpu_align_of_steps(&p->g, p->outer);
     second->align = least;
     p->n_choices = 1;
-    GRADD_TRY(gpu_lt_choose(&p->g, &p->lt, first));
+    GRADD_TRY(gpu_lt_choose(&p->g, &p->lt, true, first));
     if (first->align.a <= least.a && first->align.b <= least.b && first->align.c <= least.c)
         return GRADD_OK;
     p->n_choices = 2;
-    return gpu_lt_choose(&p->g, &p->lt, second);
+    return gpu_lt_choose(&p->g, &p->lt, false, second);
 }
 
 static gradd_status_t prepare(product_t *p, gradd_prepared_t *out) {
@@ -125,22 +125,8 @@ static bool fits(const gpu_choice_t *choice, const gpu_product_call_t *x) {
 }
 
 static gradd_status_t multiply(const product_t *p, const gpu_product_call_t *x) {
-    cublasLtHandle_t handle;
-    gpu_lt_t lt = p->lt; /* with a bias of this call's, whoever else multiplies meanwhile */
     const gpu_choice_t *choice = &p->choices[p->n_choices > 1 && !fits(&p->choices[0], x)];
-    const float alpha = (float)p->g.alpha, beta = p->g.accumulate;
-    const double alpha64 = p->g.alpha, beta64 = p->g.accumulate;
-    const bool wide = p->g.dtype == GRADD_DT_F64;
-    GRADD_TRY(gpu_lt_handle(&handle));
-    if (p->g.has_bias)
-        GPU_LT(cublasLtMatmulDescSetAttribute(&lt.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &x->bias,
-                                              sizeof x->bias),
-               "a bias");
-    GPU_LT(cublasLtMatmul(handle, &lt.desc, wide ? (const void *)&alpha64 : &alpha, x->b, &lt.a,
-                          x->a, &lt.b, wide ? (const void *)&beta64 : &beta, x->c, &lt.c, x->c,
-                          &lt.c, &choice->algo, x->workspace, choice->workspace,
-                          (cudaStream_t)gpu_call.stream),
-           "a product");
+    GPU_LT(gpu_lt_multiply(&p->g, &p->lt, choice, x), "a product");
     return GRADD_OK;
 }
 

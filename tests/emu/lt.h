@@ -1,7 +1,7 @@
 /* What tests tell the stand-in for cuBLASLt, and ask of it.
  *
  * It proposes several algorithms, which add in different orders: results differ in their last
- * bits. The first is the one that it always had. */
+ * bits. GRADD_EMU_MEASURE makes every product worth being measured. */
 #ifndef GRADD_TESTS_EMU_LT_H
 #define GRADD_TESTS_EMU_LT_H
 
@@ -16,11 +16,13 @@ extern "C" {
 enum { EMU_LT_ALGORITHMS = 4 };
 
 typedef struct emu_lt_s {
-    size_t version; /* of the library */
-    int fastest;    /* the algorithm that measuring finds; -1 = the clock says */
-    bool refuses;   /* it accepts no algorithm that it did not just propose */
-    uint32_t wants; /* alignment that every product wants, whatever was promised; 0 = that */
-    int proposals;  /* questions that it was asked, and products */
+    size_t version;   /* of the library */
+    int fastest;      /* the algorithm that measuring finds; -1 = the clock says */
+    int refuses_kept; /* so many algorithms that it is asked to check */
+    uint32_t wants;   /* alignment that every product wants, whatever was promised; 0 = that */
+    int driver;       /* version of the driver */
+    int begun;        /* products that were measured */
+    int proposals;    /* questions that it was asked, and products */
     int checks;
     int products;
     int last;       /* algorithm of the last product */

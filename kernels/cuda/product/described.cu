@@ -101,6 +101,26 @@ gradd_status_t gpu_lt_describe(const gradd_gemm_t *g, gpu_lt_t *out) {
     return describe_matrices(g, out);
 }
 
+/* Pointers of the call go to a copy: others may multiply by the same description meanwhile. */
+cublasStatus_t gpu_lt_multiply(const gradd_gemm_t *g, const gpu_lt_t *lt,
+                               const gpu_choice_t *choice, const gpu_product_call_t *x) {
+    cublasLtHandle_t handle;
+    gpu_lt_t mine = *lt;
+    const float alpha = (float)g->alpha, beta = g->accumulate;
+    const double alpha64 = g->alpha, beta64 = g->accumulate;
+    const bool wide = g->dtype == GRADD_DT_F64;
+    if (gpu_lt_handle(&handle)) return CUBLAS_STATUS_ALLOC_FAILED;
+    const cublasStatus_t status =
+        g->has_bias ? cublasLtMatmulDescSetAttribute(&mine.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                     &x->bias, sizeof x->bias)
+                    : CUBLAS_STATUS_SUCCESS;
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    return cublasLtMatmul(handle, &mine.desc, wide ? (const void *)&alpha64 : &alpha, x->b, &mine.a,
+                          x->a, &mine.b, wide ? (const void *)&beta64 : &beta, x->c, &mine.c, x->c,
+                          &mine.c, &choice->algo, x->workspace, choice->workspace,
+                          (cudaStream_t)gpu_call.stream);
+}
+
 /* ---- alignment ------------------------------------------------------------------------------- */
 
 /* What is left of `align` after steps of so many bytes. */

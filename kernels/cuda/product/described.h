@@ -9,9 +9,9 @@
 
 #include <cublasLt.h>
 
-#include "kernels/gemm.h"
+#include "kernels/cuda/product.h"
 
-/* A name of the library's own, for each product of a gradd_gemm_t; outer batches are left out. */
+/* A product without its outer batches. */
 typedef struct gpu_lt_s {
     cublasLtMatmulDescOpaque_t desc;
     cublasLtMatrixLayoutOpaque_t a, b, c; /* the library's sides */
@@ -21,6 +21,13 @@ typedef struct gpu_lt_s {
 typedef struct gpu_align_s {
     uint32_t a, b, c;
 } gpu_align_t;
+
+/* An algorithm, for operands that are aligned like that. */
+typedef struct gpu_choice_s {
+    gpu_align_t align;
+    cublasLtMatmulAlgo_t algo;
+    size_t workspace;
+} gpu_choice_t;
 
 /* More than this no instruction asks for. */
 enum { GPU_ALIGN = 16 };
@@ -37,6 +44,10 @@ gradd_status_t gpu_lt_handle(cublasLtHandle_t *out);
 
 /* Of a simplified product, with its last batch dimension. */
 gradd_status_t gpu_lt_describe(const gradd_gemm_t *g, gpu_lt_t *out);
+
+/* One call of the library, on the stream of gpu_call. */
+cublasStatus_t gpu_lt_multiply(const gradd_gemm_t *g, const gpu_lt_t *lt,
+                               const gpu_choice_t *choice, const gpu_product_call_t *x);
 
 /* What holds for every call where tensors begin at GPU_ALIGN, with steps along `outer` batch
  * dimensions; and what holds wherever they lie. */

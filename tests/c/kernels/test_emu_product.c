@@ -1,15 +1,23 @@
 /* Products by cuBLASLt, as far as its stand-in tells (tests/emu/lt.h): operands that are less
- * aligned than tensors are. */
+ * aligned than tensors are, and algorithms that are measured and kept. */
 #include "kernels/backend.h"
 #include "kernels/cases.h"
+#include "kernels/cuda/product/kept.h"
 #include "kernels/registry.h"
 #include "tests/c/eager.h"
 #include "tests/emu/device.h"
 #include "tests/emu/lt.h"
 #include "tests/test.h"
 
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 enum { TENSOR = 64, MOST_SHIFT = 64 }; /* where tensors begin; bytes that one is moved by */
 
@@ -166,4 +174,232 @@ TEST(the_stand_in_sees_a_broken_promise) {
         free(out);
     }
     close_product(&p);
+}
+
+/* ---- measured and kept ----------------------------------------------------------------------- */
+
+static char cache[64], file[400]; /* the user's folder, and the file that is in it */
+
+static void use_cache(void) {
+    snprintf(cache, sizeof cache, "/tmp/gradd-test-XXXXXX");
+    CHECK(mkdtemp(cache) != NULL);
+    CHECK(!setenv("XDG_CACHE_HOME", cache, 1));
+    CHECK(!unsetenv("GRADD_CUDA_TUNE"));
+    gpu_tune_least = 0;
+    gpu_kept_forget();
+}
+
+static void drop_cache(void) {
+    char command[100];
+    snprintf(command, sizeof command, "rm -rf %s", cache);
+    CHECK_EQ_INT(system(command), 0);
+}
+
+static int find_files(void) {
+    char folder[200];
+    int n = 0;
+    snprintf(folder, sizeof folder, "%s/gradd/products", cache);
+    DIR *dir = opendir(folder);
+    for (struct dirent *e; dir && (e = readdir(dir));)
+        if (e->d_name[0] != '.') snprintf(file, sizeof file, "%s/%.180s", folder, e->d_name), n++;
+    if (dir) closedir(dir);
+    return n;
+}
+
+/* As in another process: the algorithm that a product takes where measuring would find `fastest`.
+ */
+static int choose(const char *text, int fastest) {
+    product_t p;
+    void *out;
+    gpu_kept_forget();
+    emu_lt()->fastest = fastest;
+    open_product(&p, "MatMul", text, GRADD_DT_F32);
+    CHECK_OK(multiply(&p, -1, 0, &out));
+    free(out);
+    close_product(&p);
+    return emu_lt()->last;
+}
+
+#define SHAPE "f32[5,8] f32[8,16]"
+
+static void write_file(const char *mode, const char *text) {
+    CHECK_EQ_INT(find_files(), 1);
+    FILE *f = fopen(file, mode);
+    CHECK(f != NULL);
+    CHECK(fputs(text, f) >= 0 && !fclose(f));
+}
+
+static int count_lines(void) {
+    int n = 0;
+    CHECK_EQ_INT(find_files(), 1);
+    FILE *f = fopen(file, "r");
+    CHECK(f != NULL);
+    for (int c; (c = fgetc(f)) != EOF;)
+        n += c == '\n';
+    fclose(f);
+    return n;
+}
+
+TEST(a_measured_algorithm_is_kept) {
+    struct stat st;
+    use_cache();
+    CHECK_EQ_INT(choose(SHAPE, 2), 2);
+    CHECK_EQ_INT(choose(SHAPE, 3), 2);
+    CHECK_EQ_INT(emu_lt()->begun, 1);
+    CHECK_EQ_INT(choose("f32[5,8] f32[8,17]", 3), 3);
+    CHECK_EQ_INT(choose("f32[5,8] f32[8,17]", 1), 3);
+    CHECK_EQ_INT(emu_lt()->begun, 2);
+    CHECK_EQ_INT(count_lines(), 3);
+    CHECK(!stat(file, &st) && (st.st_mode & 0777) == 0600);
+    CHECK(strstr(gpu_kept_text(), "2 measured algorithms in /tmp/gradd-test-"));
+    *strrchr(file, '/') = 0;
+    CHECK(!stat(file, &st) && (st.st_mode & 0777) == 0700);
+    drop_cache();
+}
+
+/* Whatever differs in the key is another product. */
+TEST(what_a_choice_depends_on) {
+    static const char *const texts[] = {"f32[2,8] f32[8,16]", "f32[8,2] f32[8,16] | transA=1",
+                                        "f32[3,2,8] f32[8,16]", "f32[3,2,8] f32[3,8,16]",
+                                        "f32[2,8] f32[16,8] | transB=1"};
+    product_t p;
+    use_cache();
+    emu_lt()->fastest = 1;
+    for (int k = 0; k < 5; k++)
+        for (int t = 0; t < 2; t++) {
+            open_product(&p, "FusedMatMul", texts[k], t ? GRADD_DT_BF16 : GRADD_DT_F32);
+            close_product(&p);
+        }
+    CHECK_EQ_INT(count_lines(), 11);
+    open_product(&p, "Linear", "f32[2,8] f32[8,16] f32[16]", GRADD_DT_F32);
+    close_product(&p);
+    CHECK_EQ_INT(count_lines(), 12);
+    open_product(&p, "FusedMatMul", "f32[2,8] f32[8,16] | alpha=0.5", GRADD_DT_F32);
+    close_product(&p);
+    CHECK_EQ_INT(count_lines(), 12);
+    drop_cache();
+}
+
+TEST(damaged_lines_are_no_lines) {
+    use_cache();
+    CHECK_EQ_INT(choose(SHAPE, 2), 2);
+    write_file("a", "nonsense\n|||\nf32>f32 5x16x8|0000000000000000 \ntorn by a ki");
+    CHECK_EQ_INT(choose(SHAPE, 3), 2);
+    CHECK_EQ_INT(choose("f32[5,8] f32[8,9]", 3), 3);
+    CHECK_EQ_INT(choose("f32[5,8] f32[8,9]", 1), 3);
+    CHECK_EQ_INT(choose(SHAPE, 3), 2);
+    /* one digit of the first choice */
+    FILE *f = fopen(file, "r+");
+    char text[2000];
+    const size_t n = fread(text, 1, sizeof text - 1, f);
+    text[n] = 0;
+    char *bar = strstr(strchr(text, '\n'), "|");
+    bar[3] ^= 1;
+    rewind(f);
+    CHECK(fwrite(text, 1, n, f) == n && !fclose(f));
+    CHECK_EQ_INT(choose(SHAPE, 1), 1);
+    CHECK_EQ_INT(choose(SHAPE, 3), 1);
+    CHECK_EQ_INT(choose("f32[5,8] f32[8,9]", 1), 3);
+    drop_cache();
+}
+
+TEST(a_file_of_something_else_begins_anew) {
+    static const char *const texts[] = {"", "no end of a line", "gradd products 0 | of before\n",
+                                        "\n\n"};
+    use_cache();
+    CHECK_EQ_INT(choose(SHAPE, 2), 2);
+    for (int k = 0; k < 4; k++) {
+        write_file("w", texts[k]);
+        CHECK_EQ_INT(choose(SHAPE, k % 2), k % 2);
+        CHECK_EQ_INT(choose(SHAPE, 3), k % 2);
+        CHECK_EQ_INT(count_lines(), 2);
+    }
+    drop_cache();
+}
+
+TEST(other_versions_measure_anew) {
+    use_cache();
+    CHECK_EQ_INT(choose(SHAPE, 2), 2);
+    emu_lt()->version = 130200;
+    CHECK_EQ_INT(choose(SHAPE, 3), 3);
+    emu_lt()->driver = 13010;
+    CHECK_EQ_INT(choose(SHAPE, 1), 1);
+    CHECK_EQ_INT(find_files(), 3);
+    emu_lt()->version = 0;
+    emu_lt()->driver = 0;
+    CHECK_EQ_INT(choose(SHAPE, 1), 2);
+    drop_cache();
+}
+
+/* The file's last line of a product counts. */
+TEST(what_the_library_refuses_is_measured_anew) {
+    use_cache();
+    CHECK_EQ_INT(choose(SHAPE, 2), 2);
+    emu_lt()->refuses_kept = 1;
+    CHECK_EQ_INT(choose(SHAPE, 3), 3);
+    CHECK_EQ_INT(count_lines(), 3);
+    CHECK_EQ_INT(choose(SHAPE, 1), 3);
+    drop_cache();
+}
+
+/* Another start would find something else: so it is not measured at all. */
+TEST(without_a_place_to_keep_it_the_first_is_taken) {
+    char at[200];
+    use_cache();
+    snprintf(at, sizeof at, "%s/gradd", cache);
+    CHECK(!close(open(at, O_CREAT | O_WRONLY, 0600))); /* where the folder would be */
+    CHECK_EQ_INT(choose(SHAPE, 2), 0);
+    CHECK_EQ_INT(emu_lt()->begun, 0);
+    CHECK(strstr(gpu_kept_text(), "no algorithm is measured, for none can be kept: /tmp/gradd-"));
+    CHECK(!unlink(at));
+    CHECK_EQ_INT(choose(SHAPE, 2), 2);
+    CHECK_EQ_INT(find_files(), 1);
+    CHECK(!unlink(file) && !symlink("/dev/full", file));
+    CHECK_EQ_INT(choose(SHAPE, 2), 0);
+    CHECK(!unsetenv("XDG_CACHE_HOME") && !unsetenv("HOME"));
+    CHECK_EQ_INT(choose(SHAPE, 2), 0);
+    CHECK(strstr(gpu_kept_text(), "neither XDG_CACHE_HOME nor HOME"));
+    drop_cache();
+}
+
+TEST(measuring_can_be_switched_off) {
+    use_cache();
+    CHECK(!setenv("GRADD_CUDA_TUNE", "0", 1));
+    CHECK_EQ_INT(choose(SHAPE, 2), 0);
+    CHECK(strstr(gpu_kept_text(), "GRADD_CUDA_TUNE"));
+    CHECK(!setenv("GRADD_CUDA_TUNE", "1", 1));
+    gpu_tune_least = 1e9;
+    CHECK_EQ_INT(choose(SHAPE, 2), 0); /* not worth it */
+    CHECK_EQ_INT(find_files(), 0);
+    drop_cache();
+}
+
+enum { WRITERS = 4, PRODUCTS = 12 };
+
+/* All have the choice of whoever was first, whatever they measure themselves. */
+TEST_LIMIT(processes_that_write_at_once_agree, 60) {
+    int (*chosen)[PRODUCTS] = mmap(NULL, sizeof *chosen * (WRITERS + 1), PROT_READ | PROT_WRITE,
+                                   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    char text[PRODUCTS][40];
+    CHECK(chosen != MAP_FAILED);
+    use_cache();
+    for (int k = 0; k < PRODUCTS; k++)
+        snprintf(text[k], sizeof text[k], "f32[2,3] f32[3,%d]", k + 2);
+    for (int w = 0; w < WRITERS; w++) {
+        const pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid) continue;
+        for (int k = 0; k < PRODUCTS; k++)
+            chosen[w][(k + w) % PRODUCTS] = choose(text[(k + w) % PRODUCTS], w);
+        _exit(0);
+    }
+    for (int w = 0, how; w < WRITERS; w++)
+        CHECK(wait(&how) > 0 && WIFEXITED(how) && !WEXITSTATUS(how));
+    for (int k = 0; k < PRODUCTS; k++) {
+        chosen[WRITERS][k] = choose(text[k], 0);
+        for (int w = 0; w < WRITERS; w++)
+            CHECK_EQ_INT(chosen[w][k], chosen[WRITERS][k]);
+    }
+    CHECK_EQ_INT(count_lines(), PRODUCTS + 1);
+    drop_cache();
 }
