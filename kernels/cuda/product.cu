@@ -48,15 +48,28 @@ static gradd_status_t choose(product_t *p) {
     return gpu_lt_choose(&p->g, &p->lt, false, second);
 }
 
-static gradd_status_t prepare(product_t *p, gradd_prepared_t *out) {
-    GRADD_TRY(gpu_lt_describe(&p->g, &p->lt));
+static gradd_status_t prepare(product_t *p, gpu_after_t after, gradd_prepared_t *out) {
+    GRADD_TRY(gpu_lt_describe(&p->g, after, &p->lt));
     GRADD_TRY(choose(p));
     for (int i = 0; i < p->n_choices; i++)
         if (p->choices[i].workspace > out->workspace) out->workspace = p->choices[i].workspace;
     return GRADD_OK;
 }
 
+/* Where the library has it: a second result is written by 8 elements at least, and in the wider
+ * types nobody promises how exact the tanh is. */
+static bool has_after(const product_t *p, gpu_after_t after) {
+    if (after == GPU_AFTER_NOTHING) return true;
+    return p->library && gradd_dtype_is_half(p->g.dtype) && !p->g.result && !p->g.accumulate &&
+           !p->g.batch_rank && p->g.n % 8 == 0;
+}
+
 gradd_status_t gpu_product_prepare(const gradd_gemm_t *g, gradd_prepared_t *out) {
+    return gpu_product_prepare_after(g, GPU_AFTER_NOTHING, out);
+}
+
+gradd_status_t gpu_product_prepare_after(const gradd_gemm_t *g, gpu_after_t after,
+                                         gradd_prepared_t *out) {
     product_t *p = (product_t *)calloc(1, sizeof *p);
     if (!p) return GRADD_FAIL(NOMEM, "no memory for a product");
     *out = gradd_prepared_t{0, p, sizeof *p};
@@ -64,7 +77,11 @@ gradd_status_t gpu_product_prepare(const gradd_gemm_t *g, gradd_prepared_t *out)
     gradd_gemm_simplify(&p->g);
     p->outer = p->g.batch_rank > 1 ? p->g.batch_rank - 1 : 0;
     p->library = gradd_dtype_is_float(g->dtype) && p->g.k && !is_empty(&p->g);
-    const gradd_status_t status = p->library ? prepare(p, out) : GRADD_OK;
+    gradd_status_t status = GRADD_OK;
+    if (!has_after(p, after))
+        status = GRADD_FAIL(UNSUPPORTED, "cuBLASLt has no gelu behind such a product");
+    else if (p->library)
+        status = prepare(p, after, out);
     if (status) gpu_product_unprepare(out);
     return status;
 }

@@ -1,6 +1,7 @@
 /* The stand-in for cuBLASLt: matrices lie column by column. See cublasLt.h. */
 #include "cublasLt.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,8 @@
 #include "kernels/math/f16.h"
 #include "tests/emu/lt.h"
 
-enum { SCRATCH = 4096, WORKSPACE_ALIGN = 16, MAGIC = 0x1e57 };
+enum { SCRATCH = 4096, WIDEST = 16, MAGIC = 0x1e57 };
+enum { ADDS = 4, BENDS = 32, KEEPS = 128 }; /* parts of an epilogue */
 
 struct emu_lt_handle {
     int unused;
@@ -23,6 +25,8 @@ typedef struct desc_s {
     cublasOperation_t op_a, op_b;
     cublasLtEpilogue_t epilogue;
     const void *bias;
+    void *aux;
+    int64_t aux_ld;
 } desc_t;
 typedef struct layout_s {
     cudaDataType_t type;
@@ -79,7 +83,7 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *out) {
 cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t desc, cublasComputeType_t compute,
                                       cudaDataType_t scale) {
     return closed(desc, desc_t{compute, scale, scale, CUBLAS_OP_N, CUBLAS_OP_N,
-                               CUBLASLT_EPILOGUE_DEFAULT, nullptr});
+                               CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0});
 }
 
 template <class T> static cublasStatus_t set(T *to, const void *value, size_t bytes) {
@@ -101,6 +105,10 @@ static cublasStatus_t set_desc(desc_t *d, cublasLtMatmulDescAttributes_t attribu
         return set(&d->bias, value, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
         return set(&d->bias_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+        return set(&d->aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+        return set(&d->aux_ld, value, bytes);
     }
     return CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -166,8 +174,10 @@ static cublasStatus_t check(const desc_t *d, const layout_t *a, const layout_t *
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (wide != (d->compute == CUBLAS_COMPUTE_64F) || wide != (d->scale == CUDA_R_64F))
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (d->epilogue == CUBLASLT_EPILOGUE_BIAS && d->bias_type != a->type)
+    if (d->epilogue & ADDS && d->bias_type != a->type) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (d->epilogue & KEEPS && (d->aux_ld % 8 || d->aux_ld < m || c->count > 1))
         return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (d->epilogue & BENDS && wide) return CUBLAS_STATUS_NOT_SUPPORTED;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -290,9 +300,17 @@ static bool misaligned(const product_t *p) {
     return false;
 }
 
+/* Bias, what is kept, and gelu by tanh, of an element that is not rounded yet. */
+static double finished(const product_t *p, int64_t row, int64_t col, double x) {
+    if (p->d.epilogue & ADDS) x += read(p->d.bias, p->d.bias_type, row);
+    if (p->d.epilogue & KEEPS) write(p->d.aux, p->c.type, row + col * p->d.aux_ld, x);
+    if (p->d.epilogue & BENDS)
+        x = 0.5 * x * (1 + tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)));
+    return x;
+}
+
 static void multiply(const product_t *p) {
-    const bool wide = p->d.compute == CUBLAS_COMPUTE_64F,
-               adds = p->d.epilogue == CUBLASLT_EPILOGUE_BIAS;
+    const bool wide = p->d.compute == CUBLAS_COMPUTE_64F;
     for (int32_t batch = 0; batch < p->c.count; batch++)
         for (int64_t col = 0; col < p->c.cols; col++)
             for (int64_t row = 0; row < p->c.rows; row++) {
@@ -300,7 +318,7 @@ static void multiply(const product_t *p) {
                 double x = wide ? dot<double>(p, row, col, batch) : dot<float>(p, row, col, batch);
                 x *= p->alpha;
                 if (p->beta != 0) x += p->beta * read(p->at_c, p->c.type, to);
-                if (adds) x += read(p->d.bias, p->d.bias_type, row);
+                x = finished(p, row, col, x);
                 write(p->at_d, p->c.type, to, x);
             }
 }
@@ -331,9 +349,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                          number(&how, beta)};
     if (status) return status;
     if (layout_c != layout_d || c != d || !known(&p.algo) || bytes < SCRATCH || !workspace ||
-        (uintptr_t)workspace % WORKSPACE_ALIGN || misaligned(&p))
+        (uintptr_t)workspace % WIDEST || misaligned(&p))
         return CUBLAS_STATUS_INVALID_VALUE;
-    if (how.epilogue == CUBLASLT_EPILOGUE_BIAS && !how.bias) return CUBLAS_STATUS_INVALID_VALUE;
+    if (how.epilogue & ADDS && !how.bias) return CUBLAS_STATUS_INVALID_VALUE;
+    if (how.epilogue & KEEPS && (!how.aux || (uintptr_t)how.aux % WIDEST))
+        return CUBLAS_STATUS_INVALID_VALUE;
     memset(workspace, 0x5a, SCRATCH);
     multiply(&p);
     emu_lt()->products++;

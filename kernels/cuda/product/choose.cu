@@ -84,7 +84,9 @@ static size_t span(const int64_t (*sizes_and_steps)[2], int n, gradd_dtype_t dty
 }
 
 /* Operands of their own. */
-static gradd_status_t take_memory(const gradd_gemm_t *g, gpu_product_call_t *out) {
+static gradd_status_t take_memory(trial_t *t) {
+    const gradd_gemm_t *g = t->g;
+    gpu_product_call_t *out = &t->call;
     const int last = g->batch_rank - 1;
     const int64_t batch = last >= 0 ? g->batch[last] : 1;
     const int64_t a[][2] = {
@@ -104,13 +106,16 @@ static gradd_status_t take_memory(const gradd_gemm_t *g, gpu_product_call_t *out
                   bias[][2] = {{g->n, 1}};
     const size_t bytes[4] = {span(a, 3, g->dtype), span(b, 3, g->dtype),
                              span(c, 1, gradd_gemm_result(g)), span(bias, 1, g->dtype)};
+    const size_t kept = t->lt->after == GPU_AFTER_GELU_KEPT ? bytes[2] : 0;
     void *memory;
-    GRADD_TRY(gpu_measure_begin(bytes[0] + bytes[1] + bytes[2] + bytes[3] + WORKSPACE, &memory));
+    GRADD_TRY(
+        gpu_measure_begin(bytes[0] + bytes[1] + bytes[2] + bytes[3] + kept + WORKSPACE, &memory));
     out->a = memory;
     out->b = (char *)out->a + bytes[0];
     out->c = (char *)out->b + bytes[1];
     out->bias = (char *)out->c + bytes[2];
-    out->workspace = (char *)out->bias + bytes[3];
+    out->kept = (char *)out->bias + bytes[3];
+    out->workspace = (char *)out->kept + kept;
     return GRADD_OK;
 }
 
@@ -147,7 +152,7 @@ static int measure(const gradd_gemm_t *g, const gpu_lt_t *lt, const proposals_t 
     double best[PROPOSALS] = {0}, spent = 0;
     trial_t t = {g, lt};
     int first = 0;
-    if (take_memory(g, &t.call)) return 0;
+    if (take_memory(&t)) return 0;
     for (int round = 0; round < ROUNDS && spent <= enough_ms; round++)
         if (!run_round(&t, from, best, &spent)) break;
     gpu_measure_end();
@@ -159,17 +164,19 @@ static int measure(const gradd_gemm_t *g, const gpu_lt_t *lt, const proposals_t 
 /* ---- what is kept ---------------------------------------------------------------------------- */
 
 /* All that decides what the library can do, and how fast. */
-static void name_problem(const gradd_gemm_t *g, const gpu_align_t *align, char *out) {
+static void name_problem(const gradd_gemm_t *g, gpu_after_t after, const gpu_align_t *align,
+                         char *out) {
+    static const char *const behind[] = {"", " gelu", " gelu kept"};
     const int last = g->batch_rank - 1;
     snprintf(out, GPU_KEPT_KEY,
-             "%s>%s %lldx%lldx%lld a %lld,%lld b %lld,%lld batch %lld a %lld b %lld%s%s "
+             "%s>%s %lldx%lldx%lld a %lld,%lld b %lld,%lld batch %lld a %lld b %lld%s%s%s "
              "align %u,%u,%u",
              gradd_dtype_name(g->dtype), gradd_dtype_name(gradd_gemm_result(g)), (long long)g->m,
              (long long)g->n, (long long)g->k, (long long)g->a_m, (long long)g->a_k,
              (long long)g->b_k, (long long)g->b_n, last >= 0 ? (long long)g->batch[last] : 1,
              last >= 0 ? (long long)g->a_batch[last] : 0,
              last >= 0 ? (long long)g->b_batch[last] : 0, g->has_bias ? " bias" : "",
-             g->accumulate ? " onto" : "", align->a, align->b, align->c);
+             g->accumulate ? " onto" : "", behind[after], align->a, align->b, align->c);
 }
 
 static bool is_worth(const gradd_gemm_t *g) {
@@ -200,7 +207,7 @@ gradd_status_t gpu_lt_choose(const gradd_gemm_t *g, const gpu_lt_t *lt, bool mea
     gpu_kept_t kept;
     proposals_t from;
     const bool tuned = measured && gpu_tune_wanted() && is_worth(g);
-    if (tuned) name_problem(g, &out->align, key);
+    if (tuned) name_problem(g, lt->after, &out->align, key);
     if (tuned && gpu_kept_find(key, &kept) && take(*lt, &kept, out)) return GRADD_OK;
     GRADD_TRY(propose(g, *lt, &out->align, tuned ? PROPOSALS : 1, &from));
     *out = from.v[0];

@@ -73,18 +73,35 @@ static gradd_status_t describe_matrices(const gradd_gemm_t *g, gpu_lt_t *out) {
 /* ---- the product ----------------------------------------------------------------------------- */
 
 static gradd_status_t describe_bias(const gradd_gemm_t *g, gpu_lt_t *out) {
-    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     const cudaDataType_t type = type_of(g->dtype);
-    GPU_LT(cublasLtMatmulDescSetAttribute(&out->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
-                                          sizeof epilogue),
-           "a bias");
     GPU_LT(cublasLtMatmulDescSetAttribute(&out->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type,
                                           sizeof type),
            "a bias's type");
     return GRADD_OK;
 }
 
-gradd_status_t gpu_lt_describe(const gradd_gemm_t *g, gpu_lt_t *out) {
+static cublasLtEpilogue_t epilogue_of(const gradd_gemm_t *g, gpu_after_t after) {
+    if (after == GPU_AFTER_GELU)
+        return g->has_bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+    if (after == GPU_AFTER_GELU_KEPT)
+        return g->has_bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    return g->has_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+/* What is kept lies as the result does. */
+static gradd_status_t describe_after(const gradd_gemm_t *g, gpu_lt_t *out) {
+    const cublasLtEpilogue_t epilogue = epilogue_of(g, out->after);
+    GPU_LT(cublasLtMatmulDescSetAttribute(&out->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                          sizeof epilogue),
+           "what follows a product");
+    if (out->after == GPU_AFTER_GELU_KEPT)
+        GPU_LT(cublasLtMatmulDescSetAttribute(&out->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD,
+                                              &g->n, sizeof g->n),
+               "a second result");
+    return GRADD_OK;
+}
+
+gradd_status_t gpu_lt_describe(const gradd_gemm_t *g, gpu_after_t after, gpu_lt_t *out) {
     const bool wide = g->dtype == GRADD_DT_F64;
     const cublasOperation_t op_a = g->b_n == 1 ? CUBLAS_OP_N : CUBLAS_OP_T;
     const cublasOperation_t op_b = g->a_k == 1 ? CUBLAS_OP_N : CUBLAS_OP_T;
@@ -97,8 +114,22 @@ gradd_status_t gpu_lt_describe(const gradd_gemm_t *g, gpu_lt_t *out) {
     GPU_LT(
         cublasLtMatmulDescSetAttribute(&out->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b),
         "a transposition");
+    out->after = after;
     if (g->has_bias) GRADD_TRY(describe_bias(g, out));
+    GRADD_TRY(describe_after(g, out));
     return describe_matrices(g, out);
+}
+
+static cublasStatus_t set_pointers(const gradd_gemm_t *g, const gpu_product_call_t *x,
+                                   gpu_lt_t *lt) {
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    if (g->has_bias)
+        status = cublasLtMatmulDescSetAttribute(&lt->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                &x->bias, sizeof x->bias);
+    if (status == CUBLAS_STATUS_SUCCESS && lt->after == GPU_AFTER_GELU_KEPT)
+        status = cublasLtMatmulDescSetAttribute(
+            &lt->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &x->kept, sizeof x->kept);
+    return status;
 }
 
 /* Pointers of the call go to a copy: others may multiply by the same description meanwhile. */
@@ -110,10 +141,7 @@ cublasStatus_t gpu_lt_multiply(const gradd_gemm_t *g, const gpu_lt_t *lt,
     const double alpha64 = g->alpha, beta64 = g->accumulate;
     const bool wide = g->dtype == GRADD_DT_F64;
     if (gpu_lt_handle(&handle)) return CUBLAS_STATUS_ALLOC_FAILED;
-    const cublasStatus_t status =
-        g->has_bias ? cublasLtMatmulDescSetAttribute(&mine.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                                     &x->bias, sizeof x->bias)
-                    : CUBLAS_STATUS_SUCCESS;
+    const cublasStatus_t status = set_pointers(g, x, &mine);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     return cublasLtMatmul(handle, &mine.desc, wide ? (const void *)&alpha64 : &alpha, x->b, &mine.a,
                           x->a, &mine.b, wide ? (const void *)&beta64 : &beta, x->c, &mine.c, x->c,

@@ -15,6 +15,7 @@
 typedef struct gpu_lt_s {
     cublasLtMatmulDescOpaque_t desc;
     cublasLtMatrixLayoutOpaque_t a, b, c; /* the library's sides */
+    gpu_after_t after;
 } gpu_lt_t;
 
 /* Bytes to which operands of the gradd_gemm_t are aligned, each a power of two; the bias as C. */
@@ -30,7 +31,7 @@ typedef struct gpu_choice_s {
 } gpu_choice_t;
 
 /* More than this no instruction asks for. */
-enum { GPU_ALIGN = 16 };
+enum { GPU_ALIGN = GPU_PRODUCT_ALIGN };
 
 gradd_status_t gpu_lt_failed(cublasStatus_t status, const char *what);
 #define GPU_LT(call, what)                                                                         \
@@ -43,7 +44,7 @@ gradd_status_t gpu_lt_failed(cublasStatus_t status, const char *what);
 gradd_status_t gpu_lt_handle(cublasLtHandle_t *out);
 
 /* Of a simplified product, with its last batch dimension. */
-gradd_status_t gpu_lt_describe(const gradd_gemm_t *g, gpu_lt_t *out);
+gradd_status_t gpu_lt_describe(const gradd_gemm_t *g, gpu_after_t after, gpu_lt_t *out);
 
 /* One call of the library, on the stream of gpu_call. */
 cublasStatus_t gpu_lt_multiply(const gradd_gemm_t *g, const gpu_lt_t *lt,
