@@ -1,7 +1,7 @@
 /* What tests tell the stand-in for cuBLASLt, and ask of it.
  *
  * It proposes several algorithms, which add in different orders: results differ in their last
- * bits. GRADD_EMU_MEASURE makes every product worth being measured. */
+ * bits. */
 #ifndef GRADD_TESTS_EMU_LT_H
 #define GRADD_TESTS_EMU_LT_H
 

@@ -8,6 +8,7 @@
  * the bus. Nothing links libcuda: the driver is found at run time.
  */
 #include <cuda_runtime.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -345,7 +346,7 @@ static gradd_status_t find_device(void) {
                           found.name, found.major, found.minor);
     CU(cudaSetDevice(0), "the GPU");
     units = found.multiProcessorCount;
-    strncpy(device_name, found.name, sizeof device_name - 1);
+    snprintf(device_name, sizeof device_name, "%s", found.name);
     return GRADD_OK;
 }
 

@@ -181,7 +181,7 @@ static void name_problem(const gradd_gemm_t *g, gpu_after_t after, const gpu_ali
 
 static bool is_worth(const gradd_gemm_t *g) {
     const double batch = g->batch_rank ? (double)g->batch[g->batch_rank - 1] : 1;
-    return 2 * batch * (double)g->m * (double)g->n * (double)g->k >= gpu_tune_least;
+    return 2 * batch * (double)g->m * (double)g->n * (double)g->k >= gpu_kept_least();
 }
 
 /* Takes it if the library does. */
@@ -206,7 +206,7 @@ gradd_status_t gpu_lt_choose(const gradd_gemm_t *g, const gpu_lt_t *lt, bool mea
     char key[GPU_KEPT_KEY];
     gpu_kept_t kept;
     proposals_t from;
-    const bool tuned = measured && gpu_tune_wanted() && is_worth(g);
+    const bool tuned = measured && is_worth(g);
     if (tuned) name_problem(g, lt->after, &out->align, key);
     if (tuned && gpu_kept_find(key, &kept) && take(*lt, &kept, out)) return GRADD_OK;
     GRADD_TRY(propose(g, *lt, &out->align, tuned ? PROPOSALS : 1, &from));

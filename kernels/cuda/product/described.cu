@@ -135,7 +135,7 @@ static cublasStatus_t set_pointers(const gradd_gemm_t *g, const gpu_product_call
 /* Pointers of the call go to a copy: others may multiply by the same description meanwhile. */
 cublasStatus_t gpu_lt_multiply(const gradd_gemm_t *g, const gpu_lt_t *lt,
                                const gpu_choice_t *choice, const gpu_product_call_t *x) {
-    cublasLtHandle_t handle;
+    cublasLtHandle_t handle = NULL;
     gpu_lt_t mine = *lt;
     const float alpha = (float)g->alpha, beta = g->accumulate;
     const double alpha64 = g->alpha, beta64 = g->accumulate;

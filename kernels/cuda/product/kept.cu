@@ -5,6 +5,7 @@
 #include <cublasLt.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,14 +39,12 @@ static struct {
     char why[200]; /* what was in the way last; "" = nothing */
 } kept;
 
-double gpu_tune_least = 1e9;
-
-bool gpu_tune_wanted(void) {
+double gpu_kept_least(void) {
     static const char *const off[] = {"0", "false", "no", "off"};
     const char *value = getenv("GRADD_CUDA_TUNE");
     for (size_t i = 0; value && i < sizeof off / sizeof off[0]; i++)
-        if (!strcmp(value, off[i])) return false;
-    return true;
+        if (!strcmp(value, off[i])) return INFINITY;
+    return value && !strcmp(value, "all") ? 0 : 1e9;
 }
 
 void gpu_kept_forget(void) {
@@ -130,7 +129,9 @@ static const gpu_kept_t *find(const char *key, int first) {
 /* Takes whole lines, and says how many bytes they are; -1: the first one is not ours. */
 static off_t take_lines(const char *text, size_t bytes, bool from_start) {
     size_t at = 0;
-    for (const char *end; (end = (const char *)memchr(text + at, '\n', bytes - at));) {
+    for (;;) {
+        const char *end = (const char *)memchr(text + at, '\n', bytes - at);
+        if (!end) break;
         const size_t n = (size_t)(end - text) - at;
         entry_t entry;
         if (from_start && !at) {
@@ -286,7 +287,8 @@ static bool is_writable(void) {
 
 const char *gpu_kept_text(void) {
     static char text[sizeof kept.path + sizeof kept.why + 100];
-    if (!gpu_tune_wanted()) return "the library's first algorithms are taken (GRADD_CUDA_TUNE)";
+    if (gpu_kept_least() == INFINITY)
+        return "the library's first algorithms are taken (GRADD_CUDA_TUNE)";
     gpu_kept_forget();
     read_once();
     if (!kept.why[0] && is_writable())

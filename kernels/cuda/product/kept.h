@@ -39,12 +39,11 @@ bool gpu_kept_add(const char *key, gpu_kept_t *io);
 /* For people: which file, and how much is in it; or why there is none. */
 const char *gpu_kept_text(void);
 
-/* GRADD_CUDA_TUNE, which is on unless it says otherwise. */
-bool gpu_tune_wanted(void);
+/* Operations of a product that is worth being measured; infinite where GRADD_CUDA_TUNE is off, 0
+ * where it is "all". */
+double gpu_kept_least(void);
 
-/* For tests: operations of a product that is worth being measured; and forgets what was read, as a
- * process does that begins. */
-extern double gpu_tune_least;
+/* Forgets what was read, as a process does that begins. */
 void gpu_kept_forget(void);
 
 #ifdef __cplusplus

@@ -64,7 +64,7 @@ def test_a_model_trains_as_on_the_cpu(tmp_path: Path, which: tuple[str, str]) ->
 
 def test_measured_products_stay_what_they_are(tmp_path: Path) -> None:
     """By the clock, each daemon would choose other algorithms: the second reads the first's."""
-    cache = {"XDG_CACHE_HOME": str(tmp_path), "GRADD_EMU_MEASURE": "1"}
+    cache = {"XDG_CACHE_HOME": str(tmp_path), "GRADD_CUDA_TUNE": "all"}
     first = _train(tmp_path, "emu", "mlp_ce", "float32", **cache)
     (file,) = (tmp_path / "gradd" / "products").iterdir()
     kept = file.read_text()
