@@ -178,9 +178,10 @@ check-asan: ## C tests and hostile input under AddressSanitizer and UndefinedBeh
 	 $(PY) -m pytest -q $(ASAN_PY:%=tests/python/%)
 
 # Fibers keep their stacks while others run, which a check of uses after return cannot follow.
+EMU_TESTS := test_emu test_emu_step test_emu_product
 check-emu: ## kernels of GPUs, emulated: under sanitizers, and with planted bugs
-	@$(MAKE) --no-print-directory ASAN=1 UBSAN=1 B=$(B)/asan $(B)/asan/bin/test_emu $(B)/asan/bin/test_emu_step
-	@for t in test_emu test_emu_step; do $(ASAN_ENV) ASAN_OPTIONS=detect_stack_use_after_return=0 \
+	@$(MAKE) --no-print-directory ASAN=1 UBSAN=1 B=$(B)/asan $(addprefix $(B)/asan/bin/,$(EMU_TESTS))
+	@for t in $(EMU_TESTS); do $(ASAN_ENV) ASAN_OPTIONS=detect_stack_use_after_return=0 \
 	    $(B)/asan/bin/$$t --limit-scale 10 || exit 1; done
 	@$(PY) tests/emu/mutants.py
 

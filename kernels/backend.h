@@ -97,6 +97,9 @@ typedef struct gradd_backend_s {
     /* Of LinearCrossEntropy: the rows with which a chunk takes little longer than more rows would,
      * and the bytes of a block in f32 of its weight's gradient. */
     int64_t head_rows, head_block;
+
+    /* For people: a line about what the device has measured and keeps on disk. NULL = nothing. */
+    const char *(*kept)(void);
 } gradd_backend_t;
 
 /* All devices of this build; the first is the default. */

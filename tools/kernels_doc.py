@@ -31,7 +31,7 @@ EXPANDED = """
 ## Written out in others
 
 These operators have an expansion: a device without a kernel, and a plain plan (`GRADD_FUSE=0`), run
-them as simpler operators. *always*: there is no kernel for it on any device.
+them as simpler operators. *always*: none of the devices above has a kernel for it.
 
 """
 

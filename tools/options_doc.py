@@ -33,6 +33,10 @@ Also read:
   `GRADD_DIR` names none.
 * `GOMP_SPINCOUNT`, `OMP_WAIT_POLICY` (text): how OpenMP's threads wait. If neither is set, the
   daemon sets `GOMP_SPINCOUNT` to 500.
+* `GRADD_CUDA_TUNE` (text, default 1): the CUDA device measures algorithms of large products and
+  keeps them ([cuda.md](cuda.md#products)); 0 takes the library's first, *all* measures small
+  products as well.
+* `XDG_CACHE_HOME`, else `HOME/.cache`: where it keeps them, in `gradd/products`.
 * `OMP_NUM_THREADS`, `OMP_THREAD_LIMIT`, `OMP_DYNAMIC`, `OMP_MAX_ACTIVE_LEVELS`: dropped when the
   daemon starts; they are the trainer's.
 

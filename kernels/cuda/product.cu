@@ -1,42 +1,23 @@
 /* See product.h. */
 #include "kernels/cuda/product.h"
 
-#include <cublasLt.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "kernels/cuda/map.h"
+#include "kernels/cuda/product/choose.h"
 
-enum { WORKSPACE = 32 << 20 }; /* what the library may use at most */
-
-/* A product that is ready. `outer` batches are calls of their own. */
+/* A product that is ready. `outer` batches are calls of their own. The first choice is for operands
+ * that lie where tensors begin, or a step of a batch further; the second one for all others: it is
+ * there before anybody knows whether it is needed, for a launch may choose nothing. */
 typedef struct product_s {
     gradd_gemm_t g;
-    cublasLtMatmulDesc_t desc;
-    cublasLtMatrixLayout_t a, b, c;
-    cublasLtMatmulAlgo_t algo;
-    size_t workspace;
+    gpu_lt_t lt;
+    gpu_choice_t choices[2];
+    int n_choices;
     int outer;    /* batch dimensions that calls go through */
     bool library; /* cuBLASLt multiplies; else loops do, or nothing is multiplied */
 } product_t;
-
-static gradd_status_t failed(cublasStatus_t status, const char *what) {
-    return GRADD_FAIL(DEVICE, "cuBLASLt: %s: %s (%d)", what, cublasLtGetStatusString(status),
-                      (int)status);
-}
-#define LT(call, what)                                                                             \
-    do {                                                                                           \
-        const cublasStatus_t lt_status_ = (call);                                                  \
-        if (lt_status_ != CUBLAS_STATUS_SUCCESS) return failed(lt_status_, what);                  \
-    } while (0)
-
-/* One for the process: it holds no work and any thread may use it. */
-static gradd_status_t handle(cublasLtHandle_t *out) {
-    static cublasLtHandle_t made;
-    if (!made) LT(cublasLtCreate(&made), "no handle");
-    *out = made;
-    return GRADD_OK;
-}
 
 const char *gpu_product_library(void) {
     static char text[40];
@@ -45,129 +26,50 @@ const char *gpu_product_library(void) {
     return text;
 }
 
-/* ---- descriptions ---------------------------------------------------------------------------- */
-
-static cudaDataType_t type_of(gradd_dtype_t dtype) {
-    switch (dtype) {
-    case GRADD_DT_BF16:
-        return CUDA_R_16BF;
-    case GRADD_DT_F16:
-        return CUDA_R_16F;
-    case GRADD_DT_F64:
-        return CUDA_R_64F;
-    default:
-        return CUDA_R_32F;
-    }
-}
-
-/* A matrix in memory: `rows` runs of `cols` elements that lie side by side, `ld` apart. */
-typedef struct stored_s {
-    gradd_dtype_t dtype;
-    int64_t rows, cols, ld, stride;
-} stored_t;
-
-static gradd_status_t describe(const stored_t *s, int64_t count, cublasLtMatrixLayout_t *out) {
-    const int32_t n = (int32_t)count;
-    LT(cublasLtMatrixLayoutCreate(out, type_of(s->dtype), (uint64_t)s->cols, (uint64_t)s->rows,
-                                  s->ld),
-       "a matrix's layout");
-    if (count == 1) return GRADD_OK;
-    LT(cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &n, sizeof n),
-       "a batch");
-    LT(cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                                        &s->stride, sizeof s->stride),
-       "a batch's stride");
-    return GRADD_OK;
-}
-
-/* Distance of two neighbours along the axis that is not contiguous: at least what it spans. */
-static int64_t leading(int64_t step, int64_t span) {
-    return step > span ? step : span > 0 ? span : 1;
-}
-
-static gradd_status_t describe_matrices(product_t *p) {
-    const gradd_gemm_t *g = &p->g;
-    const int last = g->batch_rank - 1;
-    const int64_t n = last >= 0 ? g->batch[last] : 1;
-    const bool turned_a = g->a_k != 1, turned_b = g->b_n != 1;
-    const stored_t a = {g->dtype, turned_a ? g->k : g->m, turned_a ? g->m : g->k,
-                        turned_a ? leading(g->a_k, g->m) : leading(g->a_m, g->k),
-                        last >= 0 ? g->a_batch[last] : 0};
-    const stored_t b = {g->dtype, turned_b ? g->n : g->k, turned_b ? g->k : g->n,
-                        turned_b ? leading(g->b_n, g->k) : leading(g->b_k, g->n),
-                        last >= 0 ? g->b_batch[last] : 0};
-    const stored_t c = {gradd_gemm_result(g), g->m, g->n, g->n, g->m * g->n};
-    GRADD_TRY(describe(&b, n, &p->a)); /* the sides change places */
-    GRADD_TRY(describe(&a, n, &p->b));
-    return describe(&c, n, &p->c);
-}
-
-static gradd_status_t describe_product(product_t *p) {
-    const gradd_gemm_t *g = &p->g;
-    const bool wide = g->dtype == GRADD_DT_F64;
-    const cublasOperation_t op_a = g->b_n == 1 ? CUBLAS_OP_N : CUBLAS_OP_T;
-    const cublasOperation_t op_b = g->a_k == 1 ? CUBLAS_OP_N : CUBLAS_OP_T;
-    LT(cublasLtMatmulDescCreate(&p->desc, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
-                                wide ? CUDA_R_64F : CUDA_R_32F),
-       "a product's description");
-    LT(cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a),
-       "a transposition");
-    LT(cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b),
-       "a transposition");
-    if (!g->has_bias) return GRADD_OK;
-    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-    const cudaDataType_t type = type_of(g->dtype);
-    LT(cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
-                                      sizeof epilogue),
-       "a bias");
-    LT(cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type,
-                                      sizeof type),
-       "a bias's type");
-    return GRADD_OK;
-}
-
-/* The first of what the library proposes. */
-static gradd_status_t choose(product_t *p) {
-    cublasLtHandle_t lt;
-    cublasLtMatmulPreference_t preference;
-    cublasLtMatmulHeuristicResult_t found;
-    const size_t most = WORKSPACE;
-    const gradd_gemm_t *g = &p->g;
-    int n = 0;
-    GRADD_TRY(handle(&lt));
-    LT(cublasLtMatmulPreferenceCreate(&preference), "a preference");
-    LT(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                            &most, sizeof most),
-       "a limit of scratch memory");
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(lt, p->desc, p->a, p->b, p->c,
-                                                                 p->c, preference, 1, &found, &n);
-    cublasLtMatmulPreferenceDestroy(preference);
-    if (status != CUBLAS_STATUS_SUCCESS || !n)
-        return GRADD_FAIL(UNSUPPORTED,
-                          "cuBLASLt has no product of %s [%lld, %lld] and [%lld, %lld]",
-                          gradd_dtype_name(g->dtype), (long long)g->m, (long long)g->k,
-                          (long long)g->k, (long long)g->n);
-    p->algo = found.algo;
-    p->workspace = found.workspaceSize;
-    return GRADD_OK;
-}
-
 static bool is_empty(const gradd_gemm_t *g) {
     return !g->m || !g->n || !gradd_gemm_batches(g);
 }
 
 void gpu_product_unprepare(gradd_prepared_t *prepared) {
-    product_t *p = (product_t *)prepared->state;
-    if (!p) return;
-    if (p->desc) cublasLtMatmulDescDestroy(p->desc);
-    if (p->a) cublasLtMatrixLayoutDestroy(p->a);
-    if (p->b) cublasLtMatrixLayoutDestroy(p->b);
-    if (p->c) cublasLtMatrixLayoutDestroy(p->c);
-    free(p);
+    free(prepared->state);
     prepared->state = NULL;
 }
 
+static gradd_status_t choose(product_t *p) {
+    const gpu_align_t least = gpu_align_least(&p->g);
+    gpu_choice_t *first = &p->choices[0], *second = &p->choices[1];
+    first->align = gpu_align_of_steps(&p->g, p->outer);
+    second->align = least;
+    p->n_choices = 1;
+    GRADD_TRY(gpu_lt_choose(&p->g, &p->lt, true, first));
+    if (first->align.a <= least.a && first->align.b <= least.b && first->align.c <= least.c)
+        return GRADD_OK;
+    p->n_choices = 2;
+    return gpu_lt_choose(&p->g, &p->lt, false, second);
+}
+
+static gradd_status_t prepare(product_t *p, gpu_after_t after, gradd_prepared_t *out) {
+    GRADD_TRY(gpu_lt_describe(&p->g, after, &p->lt));
+    GRADD_TRY(choose(p));
+    for (int i = 0; i < p->n_choices; i++)
+        if (p->choices[i].workspace > out->workspace) out->workspace = p->choices[i].workspace;
+    return GRADD_OK;
+}
+
+/* Where the library has it: a second result is written by 8 elements at least, and in the wider
+ * types nobody promises how exact the tanh is. */
+static bool has_after(const product_t *p, gpu_after_t after) {
+    if (after == GPU_AFTER_NOTHING) return true;
+    return p->library && gradd_dtype_is_half(p->g.dtype) && !p->g.result && !p->g.accumulate &&
+           !p->g.batch_rank && p->g.n % 8 == 0;
+}
+
 gradd_status_t gpu_product_prepare(const gradd_gemm_t *g, gradd_prepared_t *out) {
+    return gpu_product_prepare_after(g, GPU_AFTER_NOTHING, out);
+}
+
+gradd_status_t gpu_product_prepare_after(const gradd_gemm_t *g, gpu_after_t after,
+                                         gradd_prepared_t *out) {
     product_t *p = (product_t *)calloc(1, sizeof *p);
     if (!p) return GRADD_FAIL(NOMEM, "no memory for a product");
     *out = gradd_prepared_t{0, p, sizeof *p};
@@ -175,11 +77,11 @@ gradd_status_t gpu_product_prepare(const gradd_gemm_t *g, gradd_prepared_t *out)
     gradd_gemm_simplify(&p->g);
     p->outer = p->g.batch_rank > 1 ? p->g.batch_rank - 1 : 0;
     p->library = gradd_dtype_is_float(g->dtype) && p->g.k && !is_empty(&p->g);
-    if (!p->library) return GRADD_OK;
-    gradd_status_t status = describe_product(p);
-    if (!status) status = describe_matrices(p);
-    if (!status) status = choose(p);
-    out->workspace = p->workspace;
+    gradd_status_t status = GRADD_OK;
+    if (!has_after(p, after))
+        status = GRADD_FAIL(UNSUPPORTED, "cuBLASLt has no gelu behind such a product");
+    else if (p->library)
+        status = prepare(p, after, out);
     if (status) gpu_product_unprepare(out);
     return status;
 }
@@ -233,20 +135,15 @@ static gradd_status_t multiply_plainly(const product_t *p, const gpu_product_cal
 /* ---- by the library ---------------------------------------------------------------------------
  */
 
+static bool fits(const gpu_choice_t *choice, const gpu_product_call_t *x) {
+    const gpu_align_t *align = &choice->align;
+    return gpu_aligned(x->a, align->a) && gpu_aligned(x->b, align->b) &&
+           gpu_aligned(x->c, align->c) && gpu_aligned(x->bias, align->c);
+}
+
 static gradd_status_t multiply(const product_t *p, const gpu_product_call_t *x) {
-    cublasLtHandle_t lt;
-    const float alpha = (float)p->g.alpha, beta = p->g.accumulate;
-    const double alpha64 = p->g.alpha, beta64 = p->g.accumulate;
-    const bool wide = p->g.dtype == GRADD_DT_F64;
-    GRADD_TRY(handle(&lt));
-    if (p->g.has_bias)
-        LT(cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &x->bias,
-                                          sizeof x->bias),
-           "a bias");
-    LT(cublasLtMatmul(lt, p->desc, wide ? (const void *)&alpha64 : &alpha, x->b, p->a, x->a, p->b,
-                      wide ? (const void *)&beta64 : &beta, x->c, p->c, x->c, p->c, &p->algo,
-                      x->workspace, p->workspace, (cudaStream_t)gpu_call.stream),
-       "a product");
+    const gpu_choice_t *choice = &p->choices[p->n_choices > 1 && !fits(&p->choices[0], x)];
+    GPU_LT(gpu_lt_multiply(&p->g, &p->lt, choice, x), "a product");
     return GRADD_OK;
 }
 

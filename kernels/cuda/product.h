@@ -10,13 +10,23 @@
 #include "kernels/cuda/gpu.h"
 #include "kernels/gemm.h"
 
+/* What the library does behind a product, to elements that are not rounded yet: gelu by tanh, and
+ * besides what it is taken of as a second result. */
+typedef enum gpu_after_e { GPU_AFTER_NOTHING, GPU_AFTER_GELU, GPU_AFTER_GELU_KEPT } gpu_after_t;
+
 gradd_status_t gpu_product_prepare(const gradd_gemm_t *g, gradd_prepared_t *out);
+/* UNSUPPORTED: the library does not have it for that product. */
+gradd_status_t gpu_product_prepare_after(const gradd_gemm_t *g, gpu_after_t after,
+                                         gradd_prepared_t *out);
 void gpu_product_unprepare(gradd_prepared_t *prepared);
+
+enum { GPU_PRODUCT_ALIGN = 16 };
 
 /* Operands of one call. */
 typedef struct gpu_product_call_s {
     const void *a, *b, *bias;
     void *c, *workspace;
+    void *kept; /* of GPU_AFTER_GELU_KEPT, aligned to GPU_PRODUCT_ALIGN */
 } gpu_product_call_t;
 gradd_status_t gpu_product(const void *state, const gpu_product_call_t *call);
 

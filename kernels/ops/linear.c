@@ -6,6 +6,12 @@
  * order. The bias costs no pass over y. bf16 and f16 are summed in f32 and rounded once, after the
  * bias.
  *
+ * LinearGelu: a linear layer and gelu by tanh, for devices that do both in one pass over memory.
+ *
+ * Math: p = x W + b as above, y = p / 2 (1 + tanh(sqrt(2 / pi) (p + 0.044715 p^3))). Saved for
+ * backward: x, W, and p, which is the second result. In bf16 and f16 the gelu is that of p before
+ * it is rounded, but where a device does one after the other.
+ *
  * LinearCrossEntropy: the head of a language model and its loss in one, without logits in memory.
  *
  * Math: rows of logits z = x W + b, with W [K, V], or [V, K] if transB; y = c tanh(scale z / c)
@@ -30,6 +36,7 @@
 #include "kernels/rowwise.h"
 #include "kernels/rules.h"
 
+#include <math.h>
 #include <string.h>
 
 static int64_t rows_in(const gradd_type_t *x) {
@@ -85,11 +92,11 @@ static gradd_val_t as_matrix(gradd_builder_t *b, gradd_val_t v) {
     return gradd_reshape_to(b, v, (int64_t[]){rows_in(&t), t.dims[t.rank - 1]}, 2);
 }
 
-static gradd_status_t grad_linear(gradd_grad_t *g) {
+/* For a gradient dy of x W + b. */
+static gradd_status_t grad_product(gradd_grad_t *g, gradd_val_t dy) {
     gradd_builder_t *b = g->b;
     bool trans = gradd_attr_int(g->attrs, "transB", 0);
-    gradd_val_t dy = g->dout[0];
-    if (dy == GRADD_NONE) return GRADD_OK;
+    if (dy == GRADD_NONE) return b->status;
     if (g->need[0]) g->din[0] = product_of(b, dy, g->in[1], false, !trans);
     if (g->need[1]) {
         gradd_val_t x = as_matrix(b, g->in[0]), d = as_matrix(b, dy);
@@ -97,6 +104,10 @@ static gradd_status_t grad_linear(gradd_grad_t *g) {
     }
     if (g->need[2]) g->din[2] = gradd_reduce_to(b, dy, g->in[2]);
     return b->status;
+}
+
+static gradd_status_t grad_linear(gradd_grad_t *g) {
+    return grad_product(g, g->dout[0]);
 }
 
 static gradd_status_t expand_linear(gradd_expand_t *x) {
@@ -115,6 +126,57 @@ static void cost_linear(const gradd_infer_t *c, gradd_cost_t *cost) {
     const gradd_type_t *x = &c->in[0].type;
     double elements = (double)gradd_type_count(&c->out[0]);
     cost->flops = elements * (2 * (double)x->dims[x->rank - 1] + 1);
+}
+
+/* ---- LinearGelu ------------------------------------------------------------------------------ */
+
+static gradd_status_t infer_gelu(gradd_infer_t *c) {
+    GRADD_TRY(infer_linear(c));
+    if (c->n_out > 1) c->out[1] = c->out[0];
+    return GRADD_OK;
+}
+
+static gradd_status_t grad_gelu(gradd_grad_t *g) {
+    gradd_builder_t *b = g->b;
+    const gradd_attr_t tanh = gradd_make_string("approximate", "tanh");
+    gradd_val_t dp = GRADD_NONE;
+    if (g->dout[0] != GRADD_NONE) {
+        const gradd_val_t in[2] = {g->dout[0], g->output(g, 1)};
+        dp = gradd_emit_attrs(b, "GeluGrad", in, 2, &tanh, 1);
+    }
+    if (g->n_out > 1 && g->dout[1] != GRADD_NONE)
+        dp = dp == GRADD_NONE ? g->dout[1] : GRADD_EMIT(b, "Add", dp, g->dout[1]);
+    return grad_product(g, dp);
+}
+
+static gradd_status_t expand_gelu(gradd_expand_t *x) {
+    gradd_builder_t *b = x->b;
+    const gradd_attr_t tanh = gradd_make_string("approximate", "tanh");
+    const gradd_dtype_t dtype = gradd_val_type(b, x->in[0])->dtype;
+    const gradd_val_t in[3] = {gradd_wide(b, x->in[0]), gradd_wide(b, x->in[1]),
+                               gradd_wide(b, x->in[2])};
+    gradd_val_t p = gradd_emit_attrs(b, "Linear", in, 3, x->attrs.v, x->attrs.n);
+    x->out[0] = gradd_cast(b, gradd_emit_attrs(b, "Gelu", &p, 1, &tanh, 1), dtype);
+    if (x->n_out > 1) x->out[1] = gradd_cast(b, p, dtype);
+    return b->status;
+}
+
+static gradd_status_t ref_gelu(const gradd_launch_t *r) {
+    const gradd_view_t *y = &r->out[0];
+    const int64_t n = gradd_type_count(&y->type);
+    GRADD_TRY(ref_linear(r));
+    if (r->n_out > 1 && r->out[1].data)
+        memcpy(r->out[1].data, y->data, (size_t)gradd_type_bytes(&y->type));
+    for (int64_t i = 0; i < n; i++) {
+        const bool wide = y->type.dtype == GRADD_DT_F64;
+        const double p = wide ? ((double *)y->data)[i] : (double)((float *)y->data)[i];
+        const double v = p / 2 * (1 + tanh(0.79788456080286536 * (p + 0.044715 * p * p * p)));
+        if (wide)
+            ((double *)y->data)[i] = v;
+        else
+            ((float *)y->data)[i] = (float)v;
+    }
+    return GRADD_OK;
 }
 
 /* ---- LinearCrossEntropy: shape rule --------------------------------------------------------- */
@@ -408,6 +470,19 @@ GRADD_OPS(
                                   {.text = "f32[3,0] f32[0,5] f32[5]"},
                                   {.text = "f32[1,1] f32[1,1] f32[1] | transB=1"},
                                   {.text = "f32[5,13,70] f32[33,70] f32[33] | transB=1"})),
+    GRADD_OP("LinearGelu", "com.gradd", 1, (3, 3), (1, 2),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY, .types = {GRADD_T_FLOAT},
+             .attrs = GRADD_ATTR_LIST({"transB", GRADD_ATTR_INT, false}), .infer = infer_gelu,
+             .rowwise = gradd_rowwise_product, .grad = grad_gelu, .expand = expand_gelu,
+             .ref = ref_gelu,
+             .cases = GRADD_CASES({.text = "f32[3,4] f32[4,8] f32[8]"},
+                                  {.text = "f32[3,4] f32[4,8] f32[8] -> 2"},
+                                  {.text = "f32[3,4] f32[4,5] f32[5] -> 2"},
+                                  {.text = "f32[2,3,4] f32[8,4] f32[8] | transB=1 -> 2"},
+                                  {.text = "f32[2,3,4] f32[4,1] f32[1]"},
+                                  {.text = "f32[0,4] f32[4,8] f32[8] -> 2"},
+                                  {.text = "f32[3,0] f32[0,8] f32[8] -> 2"},
+                                  {.text = "f32[5,13,70] f32[40,70] f32[40] | transB=1 -> 2"})),
     GRADD_OP(
         "LinearCrossEntropy", "com.gradd", 1, (3, 8), (1, 4),
         .flags = GRADD_OP_INTERNAL | GRADD_OP_COSTLY | GRADD_OP_CHUNKED,

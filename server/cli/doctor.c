@@ -12,6 +12,7 @@ static void describe(FILE *out, const gradd_backend_t *backend, const char *what
         n += backend->kernels[f]->n;
     fprintf(out, "device %s: %s; products by %s, bf16 %s; %zu kernels\n", backend->name, what,
             backend->library(), backend->multiplies(GRADD_DT_BF16) ? "native" : "widened", n);
+    if (backend->kept) fprintf(out, "  %s\n", backend->kept());
 }
 
 static void look_for(FILE *out, const char *name) {

@@ -85,13 +85,16 @@ gradd_status_t eager_launch(gradd_launch_t *launch) {
 
 bool eager_takes(const gradd_op_t *op, int input, gradd_dtype_t dtype) {
     const gradd_backend_t *b = ground_backend();
+    bool any = false; /* kernels; else its expansion takes what it takes itself */
     if (gradd_op_is_composite(op)) return gradd_op_accepts(op, input, dtype);
     for (size_t f = 0; f < b->n_kernels; f++)
         for (size_t i = 0; i < b->kernels[f]->n; i++) {
             const gradd_kernel_t *k = &b->kernels[f]->v[i];
-            if (!strcmp(k->op, op->name) && gradd_kernel_takes(k, op, input, dtype)) return true;
+            if (strcmp(k->op, op->name)) continue;
+            any = true;
+            if (gradd_kernel_takes(k, op, input, dtype)) return true;
         }
-    return false;
+    return !any && op->expand && gradd_op_accepts(op, input, dtype);
 }
 
 const gradd_kernel_t *eager_kernel(const eager_call_t *call) {
@@ -144,13 +147,13 @@ gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *ou
     gradd_view_t seen[GRADD_OP_MAX_IN], in[GRADD_OP_MAX_IN];
     gradd_type_t types[GRADD_OP_MAX_OUT];
     gradd_infer_t c;
-    gradd_prepared_t prepared;
+    gradd_prepared_t prepared = {0};
     GRADD_TRY(infer(call, &c, seen, types));
     /* the plain loop has the scratch memory of the CPU's kernel */
     if (call->ref && !call->kernel) kernel = gradd_backend_kernel(&gradd_backend_cpu, &c);
     if (gradd_op_is_composite(call->op) || (!kernel && call->op->expand && !call->ref))
         return call_expanded(e, call, out);
-    if (!kernel) return gradd_no_kernel(ground_backend(), &c);
+    if (!kernel && !call->ref) return gradd_no_kernel(ground_backend(), &c);
     memcpy(in, call->in, sizeof in[0] * (size_t)call->n_in);
     if (call->overwrite >= 0) in[call->overwrite] = eager_copy(e, in[call->overwrite]);
     for (int j = 0; j < call->n_out; j++) {
@@ -162,7 +165,7 @@ gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *ou
             out[j].data = fenced(e, (size_t)gradd_type_bytes(&types[j]));
         if (!out[j].data) return GRADD_FAIL(NOMEM, "output %d", j);
     }
-    GRADD_TRY(gradd_kernel_prepare(kernel, &c, &prepared));
+    if (kernel) GRADD_TRY(gradd_kernel_prepare(kernel, &c, &prepared));
     const size_t workspace = prepared.workspace;
     gradd_launch_t r = {.op = call->op,
                         .attrs = call->attrs,
@@ -178,7 +181,7 @@ gradd_status_t eager_call(eager_t *e, const eager_call_t *call, gradd_view_t *ou
                         .threads = c.threads};
     gradd_status_t status =
         call->ref ? call->op->ref(&r) : ground_call(kernel, &r, workspace, FENCE);
-    gradd_kernel_unprepare(kernel, &prepared);
+    if (kernel) gradd_kernel_unprepare(kernel, &prepared);
     GRADD_TRY(status);
     if (workspace) GRADD_TRY(check_fence(call->op, r.workspace, workspace));
     for (int j = 0; j < call->n_out; j++)

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cuda/product/kept.h"
 #include "tests/emu/device.h"
 #include "tests/fake/queue.h"
 
@@ -172,7 +173,7 @@ __attribute__((constructor)) static void copy_rows(void) {
 }
 
 /* The devices of this folder differ in their kernels, and in who does their work. */
-#define TABLE(title, create, list)                                                                 \
+#define TABLE(title, create, list, text)                                                           \
     {.abi = GRADD_BACKEND_ABI,                                                                     \
      .size = sizeof(gradd_backend_t),                                                              \
      .name = title,                                                                                \
@@ -199,9 +200,10 @@ __attribute__((constructor)) static void copy_rows(void) {
      .n_kernels = sizeof list / sizeof list[0],                                                    \
      .touched = fake_touched,                                                                      \
      .head_rows = 128,                                                                             \
-     .head_block = 1 << 20}
+     .head_block = 1 << 20,                                                                        \
+     .kept = text}
 
-const gradd_backend_t gradd_backend_fake = TABLE("fake", fake_create, family_list);
+const gradd_backend_t gradd_backend_fake = TABLE("fake", fake_create, family_list, NULL);
 
 /* ---- the emulated GPU: its own kernels ------------------------------------------------------- */
 
@@ -215,4 +217,4 @@ static const gradd_kernels_t *const emu_list[] = {
 #undef X
 };
 
-const gradd_backend_t gradd_backend_emu = TABLE("emu", emu_create, emu_list);
+const gradd_backend_t gradd_backend_emu = TABLE("emu", emu_create, emu_list, gpu_kept_text);

@@ -30,6 +30,7 @@ print(*(s.submodule_search_locations if s else []))' 2>/dev/null)
 }
 export LD_LIBRARY_PATH="$(find_cublas):$bundle/lib:${LD_LIBRARY_PATH:-}"
 export GRADD_PLUGINS=$bundle/lib
+export XDG_CACHE_HOME="$(cd "$OUT" && pwd)/cache" # what is measured is a result
 
 # part NAME SECONDS COMMAND...: runs it, keeps what it says.
 part() {
@@ -57,6 +58,8 @@ first() {
     for probe in ipc vmm host copy; do part "probe $probe" 40 "$bundle/bin/probe" "$probe"; done
     part "probe product" 60 "$bundle/bin/probe" product
     part operators 120 env GRADD_TEST_GPU=cuda "$bundle/bin/tests" --filter emu.every
+    part "measured products" 60 env GRADD_TEST_GPU=cuda GRADD_TEST_OP=MatMul GRADD_CUDA_TUNE=all \
+        "$bundle/bin/tests" --filter emu.every
     part memcheck 90 env GRADD_TEST_GPU=cuda GRADD_TEST_EVERY=40 compute-sanitizer --tool memcheck \
         --target-processes all --error-exitcode 1 "$bundle/bin/tests" --limit-scale 10 --filter emu.every
 }

@@ -51,15 +51,21 @@ static gradd_status_t audit_family(const gradd_kernels_t *kernels) {
     return GRADD_OK;
 }
 
+/* Passes make it where the device has a kernel of its own for what are two operators elsewhere. */
+static bool is_for_others(const gradd_op_t *op) {
+    return op->flags & GRADD_OP_INTERNAL && op->expand && op->ref;
+}
+
 /* Every kernel row is complete and runs an operator of its family; every operator but composites
- * has a kernel. */
+ * and those for other devices has a kernel. */
 static gradd_status_t audit_kernels(const gradd_backend_t *backend) {
     for (size_t f = 0; f < backend->n_kernels; f++)
         GRADD_TRY(audit_family(backend->kernels[f]));
     for (size_t f = 0; f < gradd_op_family_count; f++)
         for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
             const char *name = gradd_op_families[f]->v[i].name;
-            bool found = gradd_op_is_composite(&gradd_op_families[f]->v[i]);
+            const gradd_op_t *op = &gradd_op_families[f]->v[i];
+            bool found = gradd_op_is_composite(op) || is_for_others(op);
             for (size_t k = 0; k < backend->n_kernels && !found; k++)
                 for (size_t j = 0; j < backend->kernels[k]->n && !found; j++)
                     found = !strcmp(backend->kernels[k]->v[j].op, name);

@@ -28,9 +28,9 @@ ALL = [
 ]
 
 
-def _train(folder: Path, device: str, name: str, dtype: str) -> dict:
+def _train(folder: Path, device: str, name: str, dtype: str, **more: str) -> dict:
     directory = folder / device
-    directory.mkdir(mode=0o700)
+    directory.mkdir(mode=0o700, exist_ok=True)
     env = {
         **os.environ,
         "GRADD_DIR": str(directory),
@@ -39,6 +39,7 @@ def _train(folder: Path, device: str, name: str, dtype: str) -> dict:
         "GRADD_THREADS": "1",
         "GRADD_FAKE_DELAY_US": "50",
         "GRADD_SELF_CHECK": "0",
+        **more,
     }
     command = [sys.executable, str(CHILD), name, dtype]
     try:
@@ -59,3 +60,18 @@ def test_a_model_trains_as_on_the_cpu(tmp_path: Path, which: tuple[str, str]) ->
     assert gpu["losses"] == pytest.approx(cpu["losses"], rel=off)
     assert gpu["chunks"] == cpu["chunks"] == name.endswith("_chunks")
     assert len(set(cpu["losses"])) > 1
+
+
+def test_measured_products_stay_what_they_are(tmp_path: Path) -> None:
+    """By the clock, each daemon would choose other algorithms: the second reads the first's."""
+    cache = {"XDG_CACHE_HOME": str(tmp_path), "GRADD_CUDA_TUNE": "all"}
+    first = _train(tmp_path, "emu", "mlp_ce", "float32", **cache)
+    (file,) = (tmp_path / "gradd" / "products").iterdir()
+    kept = file.read_text()
+    assert len(kept.splitlines()) > 4
+    assert _train(tmp_path, "emu", "mlp_ce", "float32", **cache)["losses"] == first["losses"]
+    assert file.read_text() == kept
+    command = [str(FAKE), "doctor"]
+    env = {**os.environ, **cache}
+    told = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+    assert f"{len(kept.splitlines()) - 1} measured algorithms in {file}" in told
