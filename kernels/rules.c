@@ -154,9 +154,19 @@ gradd_val_t gradd_wide(gradd_builder_t *b, gradd_val_t v) {
     return narrow ? gradd_cast(b, v, GRADD_DT_F32) : v;
 }
 
+/* Whether a number has that value in the type, or is none of a half. */
+static bool holds(gradd_dtype_t dtype, double value) {
+    if (dtype == GRADD_DT_BF16) return gradd_bf16_f32(gradd_f32_bf16((float)value)) == value;
+    if (dtype == GRADD_DT_F16) return gradd_f16_f32(gradd_f32_f16((float)value)) == value;
+    return true;
+}
+
 gradd_val_t gradd_scaled(gradd_builder_t *b, gradd_val_t v, double factor) {
     if (b->status || v == GRADD_NONE) return GRADD_NONE;
-    return GRADD_EMIT(b, "Mul", v, gradd_const_scalar(b, gradd_val_type(b, v)->dtype, factor));
+    const gradd_dtype_t dtype = gradd_val_type(b, v)->dtype;
+    if (!holds(dtype, factor))
+        return gradd_cast(b, gradd_scaled(b, gradd_wide(b, v), factor), dtype);
+    return GRADD_EMIT(b, "Mul", v, gradd_const_scalar(b, dtype, factor));
 }
 
 gradd_val_t gradd_reduce_from(gradd_builder_t *b, const char *op, gradd_val_t v, int first) {

@@ -41,7 +41,8 @@ gradd_val_t gradd_slice(gradd_builder_t *b, gradd_val_t v, int64_t axis, int64_t
 gradd_val_t gradd_cast(gradd_builder_t *b, gradd_val_t v, gradd_dtype_t dtype);
 /* The value in the type that sums have: f32 for bf16 and f16. GRADD_NONE stays GRADD_NONE. */
 gradd_val_t gradd_wide(gradd_builder_t *b, gradd_val_t v);
-/* The product of a value and a number, in the value's type. */
+/* The product of a value and a number, in the value's type; formed in f32 where a half would round
+ * the number, which may be less than any half. */
 gradd_val_t gradd_scaled(gradd_builder_t *b, gradd_val_t v, double factor);
 /* ReduceSum, ReduceMean, ReduceMax ... over axes [first, rank), which are kept as 1. */
 gradd_val_t gradd_reduce_from(gradd_builder_t *b, const char *op, gradd_val_t v, int first);

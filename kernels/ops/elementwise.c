@@ -375,7 +375,7 @@ static gradd_val_t pow_base(gradd_grad_t *g) {
     if (y == y) {
         gradd_val_t power = g->in[0];
         if (y != 2) power = GRADD_EMIT(g->b, "Pow", g->in[0], scalar_like(g, y - 1));
-        slope = GRADD_EMIT(g->b, "Mul", power, scalar_like(g, y));
+        slope = gradd_scaled(g->b, power, y);
     } else {
         gradd_attr_t to = gradd_make_int("to", gradd_val_type(g->b, g->in[0])->dtype);
         gradd_val_t exponent = gradd_emit_attrs(g->b, "Cast", &g->in[1], 1, &to, 1);
@@ -418,7 +418,7 @@ static gradd_status_t grad_extremum_of_two(gradd_grad_t *g) {
     gradd_builder_t *b = g->b;
     bool max = !strcmp(g->op->name, "Max");
     gradd_val_t zero = scalar_like(g, 0);
-    gradd_val_t half = GRADD_EMIT(b, "Mul", g->dout[0], scalar_like(g, 0.5));
+    gradd_val_t half = gradd_scaled(b, g->dout[0], 0.5);
     gradd_val_t equal = GRADD_EMIT(b, "Equal", g->in[0], g->in[1]);
     gradd_val_t share = GRADD_EMIT(b, "Where", equal, half, g->dout[0]);
     for (int i = 0; i < 2; i++) {
@@ -459,7 +459,7 @@ static gradd_status_t grad_abs(gradd_grad_t *g) {
     return g->b->status;
 }
 static gradd_status_t grad_sqrt(gradd_grad_t *g) {
-    gradd_val_t half = GRADD_EMIT(g->b, "Mul", g->dout[0], scalar_like(g, 0.5));
+    gradd_val_t half = gradd_scaled(g->b, g->dout[0], 0.5);
     g->din[0] = GRADD_EMIT(g->b, "Div", half, g->output(g, 0));
     return g->b->status;
 }
@@ -489,7 +489,7 @@ static gradd_status_t grad_cos(gradd_grad_t *g) {
 static gradd_status_t grad_erf(gradd_grad_t *g) {
     gradd_val_t square = GRADD_EMIT(g->b, "Mul", g->in[0], g->in[0]);
     gradd_val_t bell = GRADD_EMIT(g->b, "Exp", GRADD_EMIT(g->b, "Neg", square));
-    gradd_val_t slope = GRADD_EMIT(g->b, "Mul", bell, scalar_like(g, 1.1283791670955126));
+    gradd_val_t slope = gradd_scaled(g->b, bell, 1.1283791670955126);
     g->din[0] = GRADD_EMIT(g->b, "Mul", g->dout[0], slope);
     return g->b->status;
 }

@@ -220,11 +220,7 @@ static gradd_status_t grad_gemm(gradd_grad_t *g) {
     double beta = gradd_attr_float(g->attrs, "beta", 1);
     if (g->n_in < 3 || !g->need[2]) return g->b->status;
     gradd_val_t d = gradd_reduce_to(g->b, g->dout[0], g->in[2]);
-    if (beta != 1) {
-        gradd_dtype_t dtype = gradd_val_type(g->b, g->in[2])->dtype;
-        d = GRADD_EMIT(g->b, "Mul", d, gradd_const_scalar(g->b, dtype, beta));
-    }
-    g->din[2] = d;
+    g->din[2] = beta == 1 ? d : gradd_scaled(g->b, d, beta);
     return g->b->status;
 }
 

@@ -419,13 +419,12 @@ static gradd_status_t grad_sum(gradd_grad_t *g) {
 static gradd_status_t grad_mean(gradd_grad_t *g) {
     gradd_type_t x = *gradd_val_type(g->b, g->in[0]), y = *gradd_val_type(g->b, g->dout[0]);
     double n = (double)gradd_type_count(&x) / (double)gradd_type_count(&y);
-    gradd_val_t d = GRADD_EMIT(g->b, "Mul", unreduced(g, g->dout[0]), scalar_like(g, 1 / n));
-    g->din[0] = spread(g, d);
+    g->din[0] = spread(g, gradd_scaled(g->b, unreduced(g, g->dout[0]), 1 / n));
     return g->b->status;
 }
 
 static gradd_status_t grad_squares(gradd_grad_t *g) {
-    gradd_val_t twice = GRADD_EMIT(g->b, "Mul", unreduced(g, g->dout[0]), scalar_like(g, 2));
+    gradd_val_t twice = gradd_scaled(g->b, unreduced(g, g->dout[0]), 2);
     g->din[0] = GRADD_EMIT(g->b, "Mul", g->in[0], twice);
     return g->b->status;
 }

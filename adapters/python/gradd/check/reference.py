@@ -48,12 +48,13 @@ class Task:
     grad: bool
 
 
-def seed(tensor: torch.Tensor) -> torch.Tensor:
+def seed(tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     """A gradient to start from: one for a scalar, else a fixed pattern without structure."""
     if not tensor.dim():
-        return torch.ones_like(tensor)
+        return torch.full_like(tensor, scale)
     n = tensor.numel()
-    pattern = torch.cos(torch.arange(min(n, _PERIOD), dtype=torch.float64) * 1.7).to(tensor.dtype)
+    pattern = torch.cos(torch.arange(min(n, _PERIOD), dtype=torch.float64) * 1.7)
+    pattern = (pattern * scale).to(tensor.dtype)
     return pattern.repeat(n // _PERIOD + 1)[:n].reshape(tensor.shape)
 
 

@@ -25,7 +25,18 @@ from gradd.calls.captured import CapturedGraph
 from gradd.calls.run import Run
 from gradd.calls.wish import Wish, wish_of
 from gradd.check import checktimes
-from gradd.check.agreement import BUFFER, GRADIENT, INPUT, OUTPUT, Finding, Key, Tally, Trial, apart
+from gradd.check.agreement import (
+    BUFFER,
+    F16,
+    GRADIENT,
+    INPUT,
+    OUTPUT,
+    Finding,
+    Key,
+    Tally,
+    Trial,
+    apart,
+)
 from gradd.check.checktimes import Kind, Times
 from gradd.check.other_data import Data, cut, others, piece
 from gradd.check.reference import Reference, Task, seed, shared_name
@@ -40,6 +51,9 @@ logger = logging.getLogger("gradd")
 _DRAWS = 3  # one may show next to nothing by luck
 _PART = 0.25  # of a whole check, that one of few rows takes at least
 _SMALL = 64 << 20  # bytes of a run that PyTorch computes whole: it needs several times as many
+# Of the loss: 1 over the elements of a batch is often less than f16 holds in full, and what is left
+# of it is chance.
+_F16_SCALE = 64.0
 _OFF = "GRADD_SELF_CHECK=0 disables this check"
 
 
@@ -345,7 +359,7 @@ class _Check:
             tensor = outputs[i]
             # Without a finite value, the gradients of all other outputs would be lost in NaN.
             if tensor.is_floating_point() and (wish is self.wish or bool(tensor.isfinite().any())):
-                seeds[i] = seed(tensor)
+                seeds[i] = seed(tensor, _F16_SCALE if self.half == F16 else 1.0)
         return Task(tuple(outputs), seeds, self.wish.grad)
 
     def _in_torch(self, task: Task, data: Data, tally: Tally) -> None:

@@ -214,9 +214,18 @@ def _hides_casts(node: torch.fx.Node, dtype: torch.dtype) -> bool:
     return _probe(node, dtype, True).count != _probe(node, None, True).count
 
 
+def _own_casts(node: torch.fx.Node) -> dict[int, torch.dtype]:
+    """Those that a compound operator begins with by itself (attention of three dimensions)."""
+    try:
+        return _probe(node, None, False).types
+    except RuntimeError:  # operands of different types, which only autocast makes one of
+        return {}
+
+
 def _cast_operands(graph: torch.fx.Graph, node: torch.fx.Node, dtype: torch.dtype) -> None:
     """Inserts in front of an operator the casts that autocast makes of its operands."""
-    types = _probe(node, dtype, False).types
+    types, own = _probe(node, dtype, False).types, _own_casts(node)
+    types = {at: wanted for at, wanted in types.items() if own.get(at) is not wanted}
     for source in node.all_input_nodes:
         wanted = types.get(id(source.meta.get("val")))
         if wanted is not None and wanted is not source.meta["val"].dtype:

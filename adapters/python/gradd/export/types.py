@@ -3,9 +3,9 @@
 softmax(x, dtype=float32) converts x first, its translation converts the result; the same holds
 for sums and means. A normalisation takes bf16 values with f32 weights (autocast), computes in f32
 and rounds once; ONNX wants one type. A number that is computed from sizes (`x * x.shape[1] ** 0.5`)
-takes part in whatever type the tensors beside it have, and for halves in f32. All become casts
-around the operator in the exported program, which neither decomposition nor translation can get
-wrong.
+takes part in whatever type the tensors beside it have, and for halves in f32; so does a number
+that no half is, as in `x / 301`. All become casts around the operator in the exported program,
+which neither decomposition nor translation can get wrong.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
             _compute_in_one_type(graph, node, signature)
         elif node.target in _WITH_NUMBERS and any(map(_is_number, node.args)):
             _number_in_type(graph, node, signature)
+        elif node.target in _WITH_NUMBERS - _ROUNDED and _has_other_number(node):
+            _compute_wide(graph, node, signature)
 
 
 def _type(node: Any) -> torch.dtype | None:
@@ -95,6 +97,16 @@ def _round_numbers(node: torch.fx.Node) -> None:
     for i in places if dtype in _HALVES else ():
         if isinstance(node.args[i], (int, float)):
             node.update_arg(i, torch.tensor(node.args[i], dtype=dtype).item())
+
+
+def _has_other_number(node: torch.fx.Node) -> bool:
+    """Whether all tensors are of one half, and a number beside them is none of its numbers."""
+    types = {t for t in map(_type, node.all_input_nodes) if t is not None}
+    if len(types) != 1 or not types <= set(_HALVES) or _type(node) not in types:
+        return False
+    (dtype,) = types
+    numbers = (v for v in (*node.args, *node.kwargs.values()) if type(v) in (int, float))
+    return any(torch.tensor(v, dtype=dtype).double() != v and v == v for v in numbers)
 
 
 def _is_number(operand: Any) -> bool:
@@ -132,6 +144,12 @@ def _compute_in_one_type(
     own = next((t for t in map(_type, node.args) if t is not None), None)
     if own is None or all(_type(n) in (None, own) for n in node.all_input_nodes):
         return
+    _compute_wide(graph, node, signature, wide)
+
+
+def _compute_wide(
+    graph: torch.fx.Graph, node: torch.fx.Node, signature: Any, wide: torch.dtype = torch.float32
+) -> None:
     for operand in list(node.all_input_nodes):
         if _type(operand) not in (None, wide):
             with graph.inserting_before(node):

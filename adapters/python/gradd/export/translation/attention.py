@@ -22,6 +22,7 @@ from gradd.export.translation.build import (
     op,
     scalar,
     size,
+    times,
     typed,
 )
 from gradd.export.translation.doubles import DOUBLE, is_exact
@@ -104,7 +105,9 @@ def _apart(
         key, value = _repeat_heads(key, query), _repeat_heads(value, query)
     order = [*range(rank - 2), rank - 1, rank - 2]
     scores = op.MatMul(query, op.Transpose(key, perm=order))
-    scores = op.Mul(scores, _scale(query, scale))
+    factor = _scale(query, scale)
+    scores = typed(scores, query.dtype, [*query.shape[:-1], key.shape[-2]])
+    scores = times(scores, factor) if isinstance(factor, float) else op.Mul(scores, factor)
     some = None
     least = scalar(SMALLEST[query.dtype], query.dtype)
     if causal:
@@ -125,9 +128,10 @@ def _apart(
 def _scale(query: Any, scale: float | None) -> Any:
     width = query.shape[-1]
     if scale is not None:
-        return scalar(scale, query.dtype)
+        known = isinstance(scale, (int, float))
+        return float(scale) if known else op.Cast(scale, to=int(query.dtype))
     if isinstance(width, int):
-        return scalar(1.0 / math.sqrt(width), query.dtype)
+        return 1.0 / math.sqrt(width)
     return op.Reciprocal(op.Sqrt(op.Cast(size(query, -1), to=int(query.dtype))))
 
 

@@ -69,6 +69,12 @@ def narrow(value: Any, like: Any) -> Any:
     return op.Cast(value, to=int(like.dtype)) if like.dtype in _HALF else value
 
 
+def times(value: Any, number: float) -> Any:
+    """The product with a number, which is not rounded to a half."""
+    wider = wide(value)
+    return narrow(op.Mul(wider, scalar(number, wider.dtype)), value)
+
+
 def is_float(value: Any) -> bool:
     """True for real floating point numbers, which alone have gradients."""
     return value.dtype in FLOATS

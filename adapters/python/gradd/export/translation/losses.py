@@ -227,6 +227,7 @@ def _number_of_classes(scores: Any) -> int:
 def _smoothed_loss(
     scores: Any, target: Any, weight: Any, name: str, ignore: int, smoothing: float
 ) -> Any:
+    """Of doubles."""
     dtype, rank = scores.dtype, len(scores.shape)
     classes = _number_of_classes(scores)
     logs = op.LogSoftmax(scores, axis=1)
@@ -247,8 +248,11 @@ def _smoothed_loss(
 
 
 def _probability_loss(scores: Any, target: Any, weight: Any, name: str, smoothing: float) -> Any:
+    """Halves as floats: neither rows nor parts of a label are numbers of a half."""
+    given, classes = scores, _number_of_classes(scores)
+    scores, target = wide(scores), wide(target)
+    weight = None if weight is None else wide(weight)
     dtype, rank = scores.dtype, len(scores.shape)
-    classes = _number_of_classes(scores)
     if smoothing > 0:
         target = op.Mul(target, scalar(1.0 - smoothing, dtype))
         target = op.Add(target, scalar(smoothing / classes, dtype))
@@ -257,7 +261,7 @@ def _probability_loss(scores: Any, target: Any, weight: Any, name: str, smoothin
         logs = op.Mul(logs, _per_class(weight, rank))
     rows = op.Neg(op.ReduceSum(op.Mul(logs, target), ints(1), keepdims=0))
     count = op.Cast(op.Size(rows), to=int(dtype)) if name == "mean" else None
-    return _reduce(rows, name, count)
+    return narrow(_reduce(rows, name, count), given)
 
 
 def table() -> dict[Any, Callable]:

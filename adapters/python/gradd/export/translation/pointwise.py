@@ -165,6 +165,20 @@ def log_sigmoid(x: Any) -> Any:
     return op.Neg(op.Softplus(op.Neg(x)))
 
 
+def softplus(x: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Any:
+    """softplus(): log(1 + exp(beta x)) / beta, and x itself above the threshold."""
+    if beta == 1 and threshold == 20:
+        return op.Softplus(x)
+    z = wide(x)
+    steep, limit = (_number(v, z.dtype) for v in (beta, threshold))
+    scaled = op.Mul(z, steep)
+    return narrow(op.Where(op.Greater(scaled, limit), z, op.Div(op.Softplus(scaled), steep)), x)
+
+
+def _number(v: Any, dtype: Any) -> Any:
+    return scalar(v, dtype) if isinstance(v, (int, float)) else op.Cast(v, to=int(dtype))
+
+
 def logit(x: Any, eps: float | None = None) -> Any:
     """log(x / (1 - x)), with x clamped to [eps, 1 - eps] if there is an eps."""
     z, clamped = wide(x), eps is not None and eps >= 0
@@ -430,6 +444,7 @@ def table() -> dict[Any, Callable]:
         _aten.softshrink.default: softshrink,
         _aten.hardshrink.default: hardshrink,
         _aten.elu.default: elu,
+        _aten.softplus.default: softplus,
         _aten.celu.default: celu,
         _aten.selu.default: selu,
         _aten.signbit.default: signbit,

@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from gradd.export.translation.build import ints, is_float, op, scalar, typed, with_slope
+from gradd.export.translation.build import ints, is_float, op, scalar, times, typed, with_slope
 from gradd.export.translation.doubles import DOUBLE, is_exact
 
 _aten = torch.ops.aten
@@ -29,7 +29,7 @@ def _times(value: Any, factor: Any) -> Any:
     if _is(factor, 1):
         return value
     if isinstance(factor, (int, float)):
-        return op.Mul(value, scalar(factor, value.dtype))
+        return typed(times(value, factor), value.dtype)
     return op.Mul(value, op.Cast(factor, to=int(value.dtype)))
 
 
