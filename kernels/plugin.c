@@ -49,9 +49,13 @@ const char *gradd_plugin_path(const char *name) {
 
 static gradd_status_t load(const char *name, const char *path, const gradd_backend_t **out) {
     gradd_plugin_t entry;
-    if (access(path, R_OK)) return GRADD_FAIL(UNSUPPORTED, "there is no device '%.60s'", name);
+    if (access(path, R_OK)) {
+        if (strcmp(name, GRADD_PLUGIN_CUDA))
+            return GRADD_FAIL(UNSUPPORTED, "there is no device '%.60s'", name);
+        return GRADD_FAIL(DEVICE, "there is no plug-in at %s (`make cuda` builds it)", path);
+    }
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!object) return GRADD_FAIL(DEVICE, "the plug-in '%s' cannot be used: %s", name, dlerror());
+    if (!object) return GRADD_FAIL(DEVICE, "the plug-in %s cannot be used: %s", path, dlerror());
     void *symbol = dlsym(object, GRADD_PLUGIN_ENTRY);
     if (!symbol) return GRADD_FAIL(DEVICE, "%s is no plug-in of gradd", path);
     memcpy(&entry, &symbol, sizeof entry);

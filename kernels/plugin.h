@@ -18,8 +18,12 @@ extern "C" {
 #define GRADD_PLUGIN_ENTRY "gradd_plugin"
 typedef gradd_status_t (*gradd_plugin_t)(uint32_t abi, const gradd_backend_t **out);
 
+/* The one that this project builds. */
+#define GRADD_PLUGIN_CUDA "cuda"
+
 /* The device of that name from its plug-in, which is loaded at the first call and stays. Errors:
- * UNSUPPORTED (there is none of that name), and the plug-in's own. One thread at a time. */
+ * UNSUPPORTED (there is none of that name), DEVICE (there could be, but the plug-in is not there),
+ * and the plug-in's own. One thread at a time. */
 gradd_status_t gradd_plugin_load(const char *name, const gradd_backend_t **out);
 
 /* File that gradd_plugin_load would open; NULL if a name cannot be one's. */

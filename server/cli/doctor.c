@@ -1,34 +1,87 @@
 /* See doctor.h. */
 #include "server/cli/doctor.h"
 
-#include <unistd.h>
+#include <string.h>
 
 #include "kernels/plugin.h"
 #include "server/daemon/machine.h"
+#include "server/explain/explain_report.h"
 
-static void describe(FILE *out, const gradd_backend_t *backend, const char *what) {
+typedef struct report_s {
+    FILE *out;
+    bool json;
+    int n;
+} report_t;
+
+static size_t count_kernels(const gradd_backend_t *backend) {
     size_t n = 0;
     for (size_t f = 0; f < backend->n_kernels; f++)
         n += backend->kernels[f]->n;
-    fprintf(out, "device %s: %s; products by %s, bf16 %s; %zu kernels\n", backend->name, what,
-            backend->library(), backend->multiplies(GRADD_DT_BF16) ? "native" : "widened", n);
-    if (backend->kept) fprintf(out, "  %s\n", backend->kept());
+    return n;
 }
 
-static void look_for(FILE *out, const char *name) {
+static void put_text(FILE *out, const char *key, const char *text) {
+    fprintf(out, ", \"%s\": ", key);
+    explain_json_text(out, text);
+}
+
+static void begin_json(report_t *r, const char *name, bool usable) {
+    fprintf(r->out, "%s{\"usable\": %s", r->n++ ? ", " : "", usable ? "true" : "false");
+    put_text(r->out, "name", name);
+}
+
+/* A device that can be had, and where it is from. */
+static void describe(report_t *r, const gradd_backend_t *backend, const char *from) {
+    const char *bf16 = backend->multiplies(GRADD_DT_BF16) ? "native" : "widened";
+    const size_t kernels = count_kernels(backend);
+    if (!r->json) {
+        fprintf(r->out, "device %s: %s; products by %s, bf16 %s; %zu kernels\n", backend->name,
+                from, backend->library(), bf16, kernels);
+        if (backend->kept) fprintf(r->out, "  %s\n", backend->kept());
+        return;
+    }
+    begin_json(r, backend->name, true);
+    put_text(r->out, "from", from);
+    put_text(r->out, "products", backend->library());
+    put_text(r->out, "bf16", bf16);
+    if (backend->kept) put_text(r->out, "kept", backend->kept());
+    fprintf(r->out, ", \"kernels\": %zu}", kernels);
+}
+
+static void refuse(report_t *r, const char *name) {
+    if (!r->json) {
+        fprintf(r->out, "device %s: %s\n", name, gradd_error_message());
+        return;
+    }
+    begin_json(r, name, false);
+    put_text(r->out, "reason", gradd_error_message());
+    fputs("}", r->out);
+}
+
+static bool look_for(report_t *r, const char *name) {
     const gradd_backend_t *backend;
-    const char *path = gradd_plugin_path(name);
-    if (access(path, R_OK))
-        fprintf(out, "device %s: no plug-in at %s (`make %s` builds it)\n", name, path, name);
-    else if (gradd_plugin_load(name, &backend))
-        fprintf(out, "device %s: %s (%s)\n", name, gradd_error_message(), path);
-    else
-        describe(out, backend, path);
+    if (gradd_plugin_load(name, &backend)) {
+        refuse(r, name);
+        return false;
+    }
+    describe(r, backend, gradd_plugin_path(name));
+    return true;
 }
 
-void doctor(FILE *out) {
-    fprintf(out, "processors: %d\n", machine_processors());
-    for (size_t i = 0; i < gradd_backend_count; i++)
-        describe(out, gradd_backends[i], "of this build");
-    look_for(out, "cuda");
+bool doctor(FILE *out, const char *wanted, bool json) {
+    report_t r = {out, json, 0};
+    bool found = !wanted[0];
+    fprintf(out, json ? "{\"processors\": %d, \"devices\": [" : "processors: %d\n",
+            machine_processors());
+    for (size_t i = 0; i < gradd_backend_count; i++) {
+        describe(&r, gradd_backends[i], "of this build");
+        found |= !strcmp(wanted, gradd_backends[i]->name);
+    }
+    const bool cuda = look_for(&r, GRADD_PLUGIN_CUDA);
+    if (!strcmp(wanted, GRADD_PLUGIN_CUDA))
+        found = cuda;
+    else if (!found)
+        found = look_for(&r, wanted);
+    if (json) fputs("]}\n", out);
+    return found;
 }

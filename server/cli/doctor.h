@@ -2,9 +2,11 @@
 #ifndef GRADD_SERVER_DOCTOR_H
 #define GRADD_SERVER_DOCTOR_H
 
+#include <stdbool.h>
 #include <stdio.h>
 
-/* One line per device of the build and per plug-in. Loads plug-ins. */
-void doctor(FILE *out);
+/* A line, or an object of JSON, per device of the build, per plug-in, and for the device that is
+ * wanted ("" = none). Loads plug-ins. False: that one cannot be had. */
+bool doctor(FILE *out, const char *wanted, bool json);
 
 #endif

@@ -78,6 +78,7 @@ static int handle_serve(const options_t *options) {
         return EXIT_USAGE;
     }
     gradd_status_t st = daemon_serve(options, &other);
+    if (st == GRADD_E_UNSUPPORTED) return failed(st), EXIT_USAGE; /* a device: no other try helps */
     if (st != GRADD_OK) return failed(st);
     if (other == 0) return EXIT_DONE;
     fprintf(stderr, "gradd: already running pid %ld\n", (long)other);
@@ -115,9 +116,8 @@ static int handle_list_ops(const options_t *options) {
 }
 
 static int handle_doctor(const options_t *options) {
-    (void)options;
-    doctor(stdout);
-    return EXIT_DONE;
+    const char *wanted = options->device ? options->device : "";
+    return doctor(stdout, wanted, options->json) ? EXIT_DONE : EXIT_FAILED;
 }
 
 static int handle_help(const options_t *options) {

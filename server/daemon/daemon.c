@@ -315,14 +315,15 @@ static gradd_status_t open_sockets(daemon_t *daemon) {
     return watch(daemon, router_zap_fd(&daemon->router), ON_ZAP, 0);
 }
 
-/* Where the plug-in of the wanted device is there and cannot be used (no driver, no GPU, a library
- * that is missing), a daemon with the default one is worth more than none. */
+/* Where the wanted device is known and cannot be used (no plug-in, no driver, no GPU, a library
+ * that is missing), a daemon with the default one is worth more than none. Its clients are told. */
 static gradd_status_t open_device(worker_t *worker, const gradd_device_options_t *wanted) {
     gradd_device_options_t other = *wanted;
     gradd_status_t status = worker_open_device(worker, wanted);
     if (status != GRADD_E_DEVICE && status != GRADD_E_VERSION) return status;
     log_event(LOG_WARN, "device", "wanted=%s used=default reason=\"%s\"", wanted->name,
               gradd_error_message());
+    snprintf(worker->missed, sizeof worker->missed, "%s: %s", wanted->name, gradd_error_message());
     other.name = NULL;
     return worker_open_device(worker, &other);
 }

@@ -217,6 +217,7 @@ gradd_status_t explain_report_make(const gradd_plan_t *plan, const gradd_explain
     const gradd_plan_info_t *p = gradd_plan_info(plan);
     const gradd_explain_info_t *info = gradd_explain_info(explain);
     explain_report_t r = {.title = "",
+                          .device = info->device->name,
                           .library = info->device->library,
                           .threads = p->threads,
                           .arena_bytes = p->arena_bytes,

@@ -240,7 +240,8 @@ void explain_print_text(FILE *out, const explain_report_t *r) {
     print_rows(out, r);
     fprintf(out, "inputs %s, outputs %s, gradients %s; ", explain_amount(r->input_bytes, a),
             explain_amount(r->output_bytes, b), explain_amount(r->grad_bytes, c));
-    fprintf(out, "products by %s; planned in %.1f ms\n", r->library, r->compile_ms);
+    fprintf(out, "device %s, products by %s; planned in %.1f ms\n", r->device, r->library,
+            r->compile_ms);
     print_phase(out, r, false);
     print_phase(out, r, true);
     print_totals(out, r);

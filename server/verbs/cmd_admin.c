@@ -72,6 +72,8 @@ static gradd_status_t ps(daemon_t *daemon, request_t *request) {
     wire_put_i64(out, getpid());
     wire_key(out, "uptime_ms");
     wire_put_i64(out, session_now_ms() - daemon->started_ms);
+    wire_key(out, "device");
+    wire_put_text(out, device->name);
     wire_key(out, "threads");
     wire_put_i64(out, device->threads);
     wire_key(out, "memory_limit");

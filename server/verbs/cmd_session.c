@@ -20,6 +20,10 @@ static gradd_status_t attach(daemon_t *daemon, request_t *request) {
     wire_put_i64(&request->reply, device->threads);
     wire_key(&request->reply, "bf16");
     wire_put_text(&request->reply, device->native_bf16 ? "native" : "widened");
+    wire_key(&request->reply, "device");
+    wire_put_text(&request->reply, device->name);
+    wire_key(&request->reply, "missed");
+    wire_put_text(&request->reply, daemon->worker.missed);
     wire_key(&request->reply, "version");
     wire_put_text(&request->reply, GRADD_VERSION);
     log_event(LOG_INFO, "attach", "session=%u pid=%d uid=%u client=%s", session->number,

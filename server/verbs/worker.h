@@ -46,6 +46,7 @@ typedef struct compiled_s {
 
 typedef struct worker_s {
     gradd_device_t *device; /* Owned; what never changes of it, its info, is for any thread */
+    char missed[300];       /* why it is not the one that was asked for; "" = it is */
     bool plain;             /* no pattern is recognised, whoever asks */
     bool dense_loss;        /* logits of a loss are made as a whole, whoever asks */
     int64_t unread_bytes;   /* admitted since the machine's memory was looked at */

@@ -123,6 +123,10 @@ static const char *fake_library(void) {
     return gradd_backend_cpu.library();
 }
 
+static const char *emu_library(void) {
+    return "a stand-in for cuBLASLt";
+}
+
 static bool fake_multiplies(gradd_dtype_t dtype) {
     return gradd_backend_cpu.multiplies(dtype);
 }
@@ -173,7 +177,7 @@ __attribute__((constructor)) static void copy_rows(void) {
 }
 
 /* The devices of this folder differ in their kernels, and in who does their work. */
-#define TABLE(title, create, list, text)                                                           \
+#define TABLE(title, create, list, multiplier, text)                                               \
     {.abi = GRADD_BACKEND_ABI,                                                                     \
      .size = sizeof(gradd_backend_t),                                                              \
      .name = title,                                                                                \
@@ -194,7 +198,7 @@ __attribute__((constructor)) static void copy_rows(void) {
      .adam = fake_adam,                                                                            \
      .adam_commit = fake_commit,                                                                   \
      .store = fake_store,                                                                          \
-     .library = fake_library,                                                                      \
+     .library = multiplier,                                                                        \
      .multiplies = fake_multiplies,                                                                \
      .kernels = list,                                                                              \
      .n_kernels = sizeof list / sizeof list[0],                                                    \
@@ -203,7 +207,8 @@ __attribute__((constructor)) static void copy_rows(void) {
      .head_block = 1 << 20,                                                                        \
      .kept = text}
 
-const gradd_backend_t gradd_backend_fake = TABLE("fake", fake_create, family_list, NULL);
+const gradd_backend_t gradd_backend_fake =
+    TABLE("fake", fake_create, family_list, fake_library, NULL);
 
 /* ---- the emulated GPU: its own kernels ------------------------------------------------------- */
 
@@ -217,4 +222,5 @@ static const gradd_kernels_t *const emu_list[] = {
 #undef X
 };
 
-const gradd_backend_t gradd_backend_emu = TABLE("emu", emu_create, emu_list, gpu_kept_text);
+const gradd_backend_t gradd_backend_emu =
+    TABLE("emu", emu_create, emu_list, emu_library, gpu_kept_text);

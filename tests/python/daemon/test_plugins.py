@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -58,7 +59,7 @@ def _serve(folder: Path) -> tuple[int, str]:
 
 
 BAD = [
-    (None, "the plug-in 'cuda' cannot be used: "),
+    (None, "cannot be used: "),
     ("int nothing;", "is no plug-in of gradd"),
     (ENTRY % REFUSES, "there is no such thing here"),
     (ENTRY % OLD, "has version 1 of the device table, expected 2"),
@@ -83,10 +84,27 @@ def test_a_plugin_that_can(tmp_path: Path) -> None:
     assert status == 0 and "device=cuda" in log and "level=warn" not in log
 
 
-def test_no_plugin_is_an_unknown_device(tmp_path: Path) -> None:
-    assert "no plug-in at" in _doctor(tmp_path)
+def test_without_the_plugin_the_cpu_serves(tmp_path: Path) -> None:
+    told = f"there is no plug-in at {tmp_path}/libgradd_cuda.so (`make cuda` builds it)"
+    assert told in _doctor(tmp_path)
     status, log = _serve(tmp_path)
-    assert status == 1 and "UNSUPPORTED: there is no device 'cuda'" in log
+    assert status == 0 and f'wanted=cuda used=default reason="{told}"' in log
+
+
+@pytest.mark.parametrize("name", ["abacus", "CUDA", "cuda:0"])
+def test_doctor_knows_the_wanted_device(name: str) -> None:
+    command = [str(BINARY), "doctor", "--device", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and f"device {name}: there is no device" in done.stdout
+
+
+def test_doctor_speaks_json(tmp_path: Path) -> None:
+    env = {**os.environ, "GRADD_PLUGINS": str(tmp_path)}
+    command = [str(BINARY), "doctor", "--json"]
+    found = json.loads(subprocess.check_output(command, env=env))
+    cpu, cuda = found["devices"]
+    assert cpu["name"] == "cpu" and cpu["usable"] and cpu["kernels"] > 100
+    assert cuda["name"] == "cuda" and not cuda["usable"] and "no plug-in at" in cuda["reason"]
 
 
 def test_the_daemon_itself_knows_no_cuda() -> None:

@@ -212,3 +212,30 @@ def test_without_a_start_the_command_is_named(place: Path, monkeypatch: pytest.M
     ) as caught:
         daemons.connect(place, wait=0.3)
     assert float(str(caught.value).split(" after ")[1].split(" s ")[0]) >= 0.3
+
+
+# ---- devices ----
+
+
+def test_a_device_that_cannot_be_had_is_said_to_the_trainer(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The CPU serves."""
+    monkeypatch.setenv("GRADD_PLUGINS", str(tmp_path))
+    monkeypatch.setenv("GRADD_DEVICE", "cuda")
+    model = ORTModule(Net(), strict=True)
+    with caplog.at_level(logging.WARNING, logger="gradd"):
+        loss_of(model(*batch())).backward()
+    (said,) = [r.getMessage() for r in caplog.records if "on the CPU" in r.getMessage()]
+    assert f"no plug-in at {tmp_path}/libgradd_cuda.so" in said and "gradd doctor" in said
+    assert "device cpu" in str(model.gradd_explain())
+
+
+@pytest.mark.parametrize("name", ["abacus", "CUDA", "cuda:0"])
+def test_an_unknown_device_is_refused_at_once(
+    place: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("GRADD_DEVICE", name)
+    with pytest.raises(errors.SessionError, match=f"does not start.*no device '{name}'"):
+        client.get_client().request("release", {"runs": []})
+    assert (place / "daemon.log").read_text().count("no device") == 1

@@ -73,6 +73,8 @@ def _cases(
     twins = Twins(build(family), dtype, patch, first=first)
     for _ in range(count):
         case = batch_of(draw, mask)
+        if family == "mbart":  # shifts labels by where the last one is, and needs one
+            case["labels"][:, 0].clamp_(min=2)
         try:
             twins.compare(case)
         except AssertionError as error:
@@ -91,6 +93,7 @@ def test_random_batches_of_pairs(family: str, patch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)

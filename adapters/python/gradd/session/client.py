@@ -276,6 +276,12 @@ class Client:
             self.session = wire.attach()
             if wire.daemon_pid != self.daemon_pid:
                 _warn_of_old_build(wire)
+                if wire.missed:
+                    logger.warning(
+                        "the daemon computes on the CPU, not on the device it was started for, "
+                        "%s; `gradd doctor` says more",
+                        wire.missed,
+                    )
             self.daemon_pid = wire.daemon_pid
             self._wire = wire
             self.flusher.start()
