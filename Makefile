@@ -287,7 +287,8 @@ CUBLASLT    = $(or $(firstword $(wildcard $(CUDA_LIBS)/lib/libcublasLt.so.13 $(C
 CUDART      = $(firstword $(wildcard $(addsuffix /libcudart_static.a,$(CUDA_HOME)/lib64 $(CUDA_HOME)/lib \
                   $(CUDA_LIBS)/lib)))
 
-cuda: $(B)/lib/libgradd_cuda.so ## build the CUDA plug-in (nvcc; `make cuda-deps` gets the libraries)
+cuda: $(B)/lib/libgradd_cuda.so $(BIN) ## build the CUDA plug-in (nvcc; `make cuda-deps` gets the libraries)
+	@$(PY) tools/gpu/symbols.py $^
 
 cuda-deps: ## install what the plug-in is built with: cuBLASLt, cuobjdump (large)
 	@$(PY) -m pip install -q nvidia-cublas==13.1.1.3 nvidia-cuda-nvrtc==13.0.88 nvidia-cuda-cuobjdump \
@@ -308,7 +309,7 @@ $(B)/lib/libgradd_cuda.so: $(CUDA_OBJ) tools/gpu/gates.py
 # What travels to a machine with a GPU: daemon, tests and probes without oneDNN (it is large), the
 # plug-in, and the shared libraries that such a machine may lack. libcublasLt is its own.
 GPU_B := $(B)/gpu
-gpu-bundle: $(B)/lib/libgradd_cuda.so $(GPU_B)/bin/probe ## collect in build/gpu what tools/gpu/run.sh needs
+gpu-bundle: cuda $(GPU_B)/bin/probe ## collect in build/gpu what tools/gpu/run.sh needs
 	@$(MAKE) --no-print-directory ONEDNN=none B=$(GPU_B) $(GPU_B)/bin/gradd $(GPU_B)/bin/tests
 	@mkdir -p $(GPU_B)/lib; cp $(B)/lib/libgradd_cuda.so $(GPU_B)/lib/
 	@for f in $$(ldd $(GPU_B)/bin/gradd | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p' | grep -vE '/(libc|libm|libdl|librt|libresolv|libpthread|libstdc\+\+|libgcc_s|ld-linux[^/]*)\.so'); do \
