@@ -19,15 +19,16 @@ GRADD_HD float gpu_cvt_f32_f16(uint16_t x) {
     asm("cvt.f32.f16 %0,%1;" : "=f"(y) : "h"(x));
     return y;
 }
+/* In pairs with a zero: ptxas gives single ones to a slower unit (F2F). */
 GRADD_HD uint16_t gpu_cvt_f16_f32(float x) {
-    uint16_t y;
-    asm("cvt.rn.f16.f32 %0,%1;" : "=h"(y) : "f"(x));
-    return y;
+    uint32_t y;
+    asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(y) : "f"(0.0f), "f"(x));
+    return (uint16_t)y;
 }
 GRADD_HD uint16_t gpu_cvt_bf16_f32(float x) {
-    uint16_t y;
-    asm("cvt.rn.bf16.f32 %0,%1;" : "=h"(y) : "f"(x));
-    return y;
+    uint32_t y;
+    asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(y) : "f"(0.0f), "f"(x));
+    return (uint16_t)y;
 }
 #else
 GRADD_HD float gpu_cvt_f32_f16(uint16_t x) {
