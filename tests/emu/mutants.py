@@ -48,6 +48,10 @@ JOIN = """        __syncthreads(); /* who called before has read its parts */
         if (threadIdx.x % GPU_WARP == 0) part[threadIdx.x / GPU_WARP] = v;
         __syncthreads();
 """
+TURNED = """            *(pack *)(row + x.t1) = high;
+        }
+        __syncthreads();
+"""
 
 
 def in_rows(name: str, old: str, new: str) -> Mutant:
@@ -79,6 +83,13 @@ KERNELS = [
         "one part too many",
         "        for (int i = 1; i < TEAM / GPU_WARP; i++)",
         "        for (int i = 1; i <= TEAM / GPU_WARP; i++)",
+    ),
+    Mutant(
+        "no barrier before a tile is filled again",
+        "kernels/cuda/copy.cu",
+        TURNED,
+        TURNED[: TURNED.index("        __")],
+        env={"GRADD_TEST_OP": "Transpose"},
     ),
     Mutant(
         "one element too far",
