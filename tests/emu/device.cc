@@ -46,6 +46,7 @@ gradd_status_t emu_compute(const gradd_kernel_t *kernel, const gradd_launch_t *l
     gradd_fault_t fault = {};
     enter(&fault, launch->launch);
     GRADD_TRY(kernel->compute(launch));
+    emu::wait_in_turn(); /* copies within the device: the host looks behind a wait of the queue */
     return gradd_fault_fail(&fault);
 }
 
