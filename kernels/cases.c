@@ -144,8 +144,8 @@ static gradd_status_t random_fill(parser_t *p, gradd_view_t *view) {
         double u = uniform(p);
         if (is_float)
             store(view, i, (double)(float)(lo + (hi - lo) * u), 0);
-        else
-            store(view, i, 0, (int64_t)lo + (int64_t)(u * (hi - lo + 1)));
+        else /* which may be wider than an int64_t */
+            store(view, i, 0, (int64_t)((uint64_t)(int64_t)lo + (uint64_t)(u * (hi - lo + 1))));
     }
     return GRADD_OK;
 }

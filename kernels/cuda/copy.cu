@@ -3,7 +3,8 @@
  * After simplification the box is one of three: rows that are contiguous on both sides move as
  * atoms of up to 16 bytes; an element that is repeated along the innermost axis is spread over
  * packs; and where the source walks another axis without gaps than the target does, tiles are
- * turned in shared memory. What is left moves element by element, in the target's order.
+ * turned in shared memory, those of halves in packs of up to 16 bytes. What is left moves element
+ * by element, in the target's order.
  */
 #include "kernels/cuda/copy.h"
 
@@ -142,37 +143,118 @@ typedef struct turn_s {
 
 template <class T> constexpr int turn_side = sizeof(T) < 4 ? 64 : 32;
 
+/* The corner of a tile: its row and column in the target, and where that is on both sides. */
+typedef struct corner_s {
+    int64_t row, column, to, from;
+} corner_t;
+
+template <int SIDE> GPU_FN corner_t corner_of(const turn_t &x, int64_t number) {
+    const int64_t across = (x.n0 + SIDE - 1) / SIDE, down = (x.n1 + SIDE - 1) / SIDE;
+    int64_t rest = number / across;
+    corner_t c = {rest % down * SIDE, (number - rest * across) * SIDE, 0, 0};
+    c.to = c.row * x.t1 + c.column, c.from = c.row + c.column * x.f0;
+    rest /= down;
+    for (int i = x.rank - 1; i >= 0; i--) {
+        const int64_t at = rest % x.dims[i];
+        rest /= x.dims[i];
+        c.to += at * x.to[i], c.from += at * x.from[i];
+    }
+    return c;
+}
+
 template <class T>
 __global__ void GPU_BLOCK(GPU_COPY_THREADS)
     copy_turn(turn_t x, int64_t tiles, T *to, const T *from) {
     constexpr int SIDE = turn_side<T>, PITCH = SIDE + (sizeof(T) < 4 ? 4 / (int)sizeof(T) : 1);
     GPU_SHARED(T, tile, SIDE * PITCH); /* the pitch keeps columns out of one bank */
     const int lane = (int)threadIdx.x % GPU_WARP, warp = (int)threadIdx.x / GPU_WARP;
-    const int64_t across = (x.n0 + SIDE - 1) / SIDE, down = (x.n1 + SIDE - 1) / SIDE;
     for (int64_t number = blockIdx.x; number < tiles; number += gridDim.x) {
-        int64_t rest = number / across;
-        const int64_t c0 = (number - rest * across) * SIDE, c1 = rest % down * SIDE;
-        int64_t t = c1 * x.t1 + c0, f = c1 + c0 * x.f0;
-        rest /= down;
-        for (int i = x.rank - 1; i >= 0; i--) {
-            const int64_t at = rest % x.dims[i];
-            rest /= x.dims[i];
-            t += at * x.to[i], f += at * x.from[i];
-        }
-        const int64_t left0 = x.n0 - c0, left1 = x.n1 - c1;
+        const corner_t c = corner_of<SIDE>(x, number);
+        const int64_t left0 = x.n0 - c.column, left1 = x.n1 - c.row;
 #pragma unroll
         for (int row = warp; row < SIDE; row += WARPS)
 #pragma unroll
             for (int k = lane; k < SIDE; k += GPU_WARP)
-                if (row < left0 && k < left1) tile[row * PITCH + k] = from[f + row * x.f0 + k];
+                if (row < left0 && k < left1) tile[row * PITCH + k] = from[c.from + row * x.f0 + k];
         __syncthreads();
 #pragma unroll
         for (int row = warp; row < SIDE; row += WARPS)
 #pragma unroll
             for (int k = lane; k < SIDE; k += GPU_WARP)
-                if (row < left1 && k < left0) to[t + row * x.t1 + k] = tile[k * PITCH + row];
+                if (row < left1 && k < left0) to[c.to + row * x.t1 + k] = tile[k * PITCH + row];
         __syncthreads();
     }
+}
+
+/* Elements of 2 bytes in packs of W; all sizes and strides are multiples of W. A row of the tile is
+ * one of the source, whose packs lie in another order in each W rows, so that neither side meets in
+ * a bank. A thread takes the same pair of elements out of W rows: a pack of each of two rows of the
+ * target. */
+template <int W>
+__global__ void GPU_BLOCK(GPU_COPY_THREADS)
+    turn_packs(turn_t x, int64_t tiles, uint16_t *to, const uint16_t *from) {
+    typedef gpu_pack<uint32_t, W / 2> pack;
+    constexpr int SIDE = turn_side<uint16_t>, PACKS = SIDE / W;
+    GPU_SHARED(pack, tile, SIDE * PACKS);
+    const int lane = (int)threadIdx.x % GPU_WARP, warp = (int)threadIdx.x / GPU_WARP;
+    const int p = lane % PACKS, pair = lane / PACKS; /* of the target's row; within a pack */
+    for (int64_t number = blockIdx.x; number < tiles; number += gridDim.x) {
+        const corner_t c = corner_of<SIDE>(x, number);
+        const int64_t left0 = x.n0 - c.column, left1 = x.n1 - c.row;
+#pragma unroll
+        for (int i = (int)threadIdx.x; i < SIDE * PACKS; i += GPU_COPY_THREADS) {
+            const int row = i / PACKS, k = i % PACKS;
+            if (row < left0 && k * W < left1)
+                tile[row * PACKS + (k ^ row / W)] =
+                    *(const pack *)(from + c.from + row * x.f0 + k * W);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = warp; k < PACKS; k += WARPS) {
+            if (k * W >= left1 || p * W >= left0) continue;
+            pack low, high;
+#pragma unroll
+            for (int j = 0; j < W / 2; j++) {
+                const int at = (p * W + 2 * j) * PACKS + (k ^ p);
+                const uint32_t a = tile[at].v[pair], b = tile[at + PACKS].v[pair];
+                low.v[j] = (a & 0xffffu) | b << 16;
+                high.v[j] = a >> 16 | (b & 0xffff0000u);
+            }
+            uint16_t *row = to + c.to + (k * W + 2 * pair) * x.t1 + p * W;
+            *(pack *)row = low;
+            *(pack *)(row + x.t1) = high;
+        }
+        __syncthreads();
+    }
+}
+
+/* Whether w elements on each side are one pack, wherever a tile begins. */
+static bool turns_in(const turn_t &x, int64_t w, const void *to, const void *from) {
+    bool all = gpu_aligned(to, (size_t)w * 2) && gpu_aligned(from, (size_t)w * 2);
+    all = all && x.n1 % w == 0 && x.n0 % w == 0 && x.t1 % w == 0 && x.f0 % w == 0;
+    for (int i = 0; i < x.rank; i++)
+        all = all && x.to[i] % w == 0 && x.from[i] % w == 0;
+    return all;
+}
+
+template <class T>
+static void launch_turn(const turn_t &x, int64_t outside, void *to, const void *from) {
+    constexpr int64_t SIDE = turn_side<T>;
+    const int64_t tiles = outside * ((x.n1 + SIDE - 1) / SIDE) * ((x.n0 + SIDE - 1) / SIDE);
+    const unsigned blocks = gpu_blocks(tiles, 1);
+    if constexpr (sizeof(T) == 2) {
+        if (turns_in(x, 8, to, from)) {
+            GPU_LAUNCH((turn_packs<8>), blocks, GPU_COPY_THREADS, x, tiles, (T *)to,
+                       (const T *)from);
+            return;
+        }
+        if (turns_in(x, 2, to, from)) {
+            GPU_LAUNCH((turn_packs<2>), blocks, GPU_COPY_THREADS, x, tiles, (T *)to,
+                       (const T *)from);
+            return;
+        }
+    }
+    GPU_LAUNCH((copy_turn<T>), blocks, GPU_COPY_THREADS, x, tiles, (T *)to, (const T *)from);
 }
 
 /* The axis that the source walks without gaps; -1: the target's, or none, or tiles would be mostly
@@ -200,12 +282,7 @@ static gradd_status_t copy_turned(const char *what, const gradd_copy_t &c, int a
     x.t1 = c.to[axis], x.f0 = c.from[last];
     return gpu_switch_bytes(bytes, [&](auto t) {
         typedef typename decltype(t)::type T;
-        if constexpr (sizeof(T) < WIDEST) {
-            constexpr int64_t SIDE = turn_side<T>;
-            const int64_t tiles = outside * ((x.n1 + SIDE - 1) / SIDE) * ((x.n0 + SIDE - 1) / SIDE);
-            GPU_LAUNCH((copy_turn<T>), gpu_blocks(tiles, 1), GPU_COPY_THREADS, x, tiles, (T *)to,
-                       (const T *)from);
-        }
+        if constexpr (sizeof(T) < WIDEST) launch_turn<T>(x, outside, to, from);
         return gpu_launched(what);
     });
 }

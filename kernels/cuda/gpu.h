@@ -33,10 +33,9 @@
 /* A template kernel with commas stands in parentheses. */
 #define GPU_LAUNCH(...) GPU_RUN(__VA_ARGS__)
 
+#include "kernels/cuda/half.h"
 #include "kernels/fault.h"
 #include "kernels/kernel.h"
-#include "kernels/math/bf16.h"
-#include "kernels/math/f16.h"
 
 /* ---- of the host ----------------------------------------------------------------------------- */
 
@@ -119,16 +118,16 @@ GRADD_HD float gpu_get(gradd_bf16_t x) {
     return gradd_bf16_f32(x);
 }
 GRADD_HD float gpu_get(gradd_f16_t x) {
-    return gradd_f16_f32(x);
+    return gpu_f16_f32(x);
 }
 template <class T> GRADD_HD void gpu_put(T *p, gpu_real<T> x) {
     *p = x;
 }
 GRADD_HD void gpu_put(gradd_bf16_t *p, float x) {
-    *p = gradd_f32_bf16(x);
+    *p = gradd_f32_bf16(x); /* in fewer registers than the instruction, of which NaN is put right */
 }
 GRADD_HD void gpu_put(gradd_f16_t *p, float x) {
-    *p = gradd_f32_f16(x);
+    *p = gpu_f32_f16(x);
 }
 
 /* W neighbours that are moved at once: 16 bytes where W is gpu_width<T>. */

@@ -193,9 +193,9 @@ __global__ void GPU_BLOCK(THREADS) commit(gradd_adam_commit_t c) {
         const float p = c.p[i];
         if (c.out_master) c.out_master[i] = p;
         if (c.dtype == GRADD_DT_BF16)
-            ((gradd_bf16_t *)c.out_p)[i] = gradd_f32_bf16(p);
+            gpu_put((gradd_bf16_t *)c.out_p + i, p);
         else if (c.dtype == GRADD_DT_F16)
-            ((gradd_f16_t *)c.out_p)[i] = gradd_f32_f16(p);
+            gpu_put((gradd_f16_t *)c.out_p + i, p);
         else
             ((float *)c.out_p)[i] = p;
         c.out_m[i] = c.m[i];

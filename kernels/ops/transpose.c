@@ -94,6 +94,11 @@ GRADD_OPS(transpose,
                        {.text = "f32[0,3] | perm=[1,0]"}, {.text = "i64[5,3]"},
                        {.text = "bool[9,10]"}, {.text = "i64[9,2,11] | perm=[2,1,0]"},
                        {.text = "f32[70,131]", .grad_tol = -1}, {.text = "bool[131,70]"},
+                       {.text = "f32[72,136]", .grad_tol = -1}, /* packs of 8, some tiles partly */
+                       {.text = "f32[66,130]", .grad_tol = -1}, /* pairs */
+                       {.text = "f32[2,64,3,24] | perm=[2,0,3,1]", .grad_tol = -1},
+                       {.text = "f32[3,10,2,14] | perm=[0,3,2,1]"},
+                       {.text = "f32[40,16,72] | perm=[0,2,1]", .grad_tol = -1}, /* many tiles */
                        {.text = "i64[3,33,2,41] | perm=[2,3,0,1]"},
                        {.text = "f32[3,130,9,8] | perm=[3,1,0,2]", .grad_tol = -1},
                        {.text = "f32[3,40,2,64] | perm=[2,0,1,3]", .grad_tol = -1},

@@ -26,18 +26,27 @@ gradd_status_t gpu_launched(const char *what) {
 }
 
 gradd_status_t gpu_write(void *to, const void *from, size_t bytes) {
-    memcpy(to, from, bytes);
+    emu::copy_in_turn(to, from, bytes);
     return GRADD_OK;
 }
 
 gradd_status_t gpu_read(void *to, const void *from, size_t bytes) {
-    return gpu_write(to, from, bytes);
+    emu::copy_in_turn(to, from, bytes);
+    emu::wait_in_turn();
+    return GRADD_OK;
+}
+
+/* As at the end of each piece of work whose result the caller reads. */
+static gradd_status_t leave(gradd_status_t status) {
+    emu::end_in_turn();
+    return status;
 }
 
 gradd_status_t emu_compute(const gradd_kernel_t *kernel, const gradd_launch_t *launch) {
     gradd_fault_t fault = {};
     enter(&fault, launch->launch);
     GRADD_TRY(kernel->compute(launch));
+    emu::wait_in_turn(); /* copies within the device: the host looks behind a wait of the queue */
     return gradd_fault_fail(&fault);
 }
 
@@ -48,18 +57,18 @@ static gradd_status_t launch(gradd_queue_t *, const gradd_kernel_t *kernel,
 
 static gradd_status_t scan(gradd_queue_t *, const gradd_view_t *view, gradd_scan_t *out) {
     enter(nullptr, -1);
-    return gpu_scan(view, out);
+    return leave(gpu_scan(view, out));
 }
 
 static gradd_status_t fingerprint(gradd_queue_t *, const gradd_bytes_t *list, int n, bool whole,
                                   uint64_t *out) {
     enter(nullptr, -1);
-    return gpu_fingerprint(list, n, whole, out);
+    return leave(gpu_fingerprint(list, n, whole, out));
 }
 
 static gradd_status_t norm2(gradd_queue_t *, const gradd_span_t *list, int n, double *out) {
     enter(nullptr, -1);
-    return gpu_norm2(list, n, out);
+    return leave(gpu_norm2(list, n, out));
 }
 
 static gradd_status_t adam(gradd_queue_t *, const gradd_adam_t *hyper, float grad_scale,
@@ -81,7 +90,7 @@ static gradd_status_t store(gradd_queue_t *, uint64_t *word, uint64_t value) {
 static gradd_status_t touched(gradd_queue_t *, const gradd_span_t *span, int64_t width,
                               uint64_t *bits) {
     enter(nullptr, -1);
-    return gpu_touched(span, width, bits);
+    return leave(gpu_touched(span, width, bits));
 }
 
 /* ---- measuring ------------------------------------------------------------------------------- */

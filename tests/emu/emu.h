@@ -6,6 +6,7 @@
  *   - barriers and exchanges that some threads miss, or reach at another line: stops the process,
  *   - shared memory that is read before it is written: it is filled with ones (NaN, -1),
  *   - results that depend on who goes first: emu_set_order chooses,
+ *   - bytes that the host reads before it has waited for their copy,
  *   - shared memory beyond what a block may have.
  * Not found: a weaker order of memory than the host's, bank conflicts, and what registers hold.
  *
@@ -61,6 +62,12 @@ uint32_t vote(bool mine, const char *at);
 /* The block's shared memory for the declaration with that tag. */
 void *shared(const void *tag, size_t bytes, const char *at);
 void launch(dim3 blocks, dim3 threads, void (*run)(void *), void *argument, const char *kernel);
+/* A copy in the order of launches, of what the source holds now: the target gets it when the next
+ * launch of this thread begins, or when it waits. Whoever ends with copies on their way has
+ * forgotten to wait for them: stops the process. */
+void copy_in_turn(void *to, const void *from, size_t bytes);
+void wait_in_turn();
+void end_in_turn();
 
 template <class T> T exchanged(T value, int lane, const char *at) {
     static_assert(sizeof(T) <= 8, "8 bytes at once");

@@ -1,11 +1,12 @@
-"""Plants bugs in kernels of GPUs and says whether the emulation finds them.
+"""Plants bugs in kernels of GPUs, and in who waits for a queue, and says whether tests find them.
 
-    python tests/emu/mutants.py
+    python tests/emu/mutants.py [WORD]
 
-Each is one change of text in a copy of kernels/cuda: a barrier that is missing, one in a branch, a
-thread that ends too early. The copy is compiled with a small caller, and its operator is run on
-cases of its own, in several orders of threads. Exit status 1: a bug was not found, or a change no
-longer applies.
+Each is one change of text in a copy of the tree. Of a kernel: a barrier that is missing, one in a
+branch, a thread that ends too early; its operator is run on cases of its own, in several orders of
+threads. Of the engine: a wait that is missing, before a reply, before the host reads what the queue
+writes, before memory is freed or unmapped; the fake device (tests/fake) works late. WORD picks
+those whose name holds it. Exit status 1: a bug was not found, or a change no longer applies.
 """
 
 from __future__ import annotations
@@ -15,91 +16,167 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 1800  # against a program that hangs; its tests have limits of their own
+SLOWER = 10  # a machine that does much else
 
 
 @dataclass(frozen=True)
 class Mutant:
     """A change of `file`: the text `old`, which is there once, becomes `new`.
 
-    Of what includes it `source` alone is compiled, which has the kernels of `operator`.
+    Of what includes it `source` alone is compiled; None: it is the file itself. One of the programs
+    `tests` must fail, in the environment `env`.
     """
 
     name: str
     file: str
     old: str
     new: str
-    source: str
-    operator: str
+    source: str | None = None
+    tests: tuple[str, ...] = ("test_emu",)
+    env: Mapping[str, str] = field(default_factory=dict)
 
+
+# ---- kernels ----
 
 JOIN = """        __syncthreads(); /* who called before has read its parts */
         if (threadIdx.x % GPU_WARP == 0) part[threadIdx.x / GPU_WARP] = v;
         __syncthreads();
 """
-ROWS, NORM = "row/rows.h", "row/norm.cu"
-LAYER = "LayerNormalization"
-MUTANTS = [
-    Mutant(
-        "no barrier behind the parts", ROWS, JOIN, JOIN[: JOIN.rindex("        __")], NORM, LAYER
-    ),
-    Mutant(
-        "no barrier before parts are written again",
-        ROWS,
-        JOIN,
-        JOIN[JOIN.index("        if") :],
-        NORM,
-        LAYER,
-    ),
-    Mutant(
+TURNED = """            *(pack *)(row + x.t1) = high;
+        }
+        __syncthreads();
+"""
+
+
+def in_rows(name: str, old: str, new: str) -> Mutant:
+    """A bug in what kernels of rows share, of which those of LayerNormalization are compiled."""
+    env = {"GRADD_TEST_OP": "LayerNormalization"}
+    file, source = "kernels/cuda/row/rows.h", "kernels/cuda/row/norm.cu"
+    return Mutant(name, file, old, new, source, env=env)
+
+
+KERNELS = [
+    in_rows("no barrier behind the parts", JOIN, JOIN[: JOIN.rindex("        __")]),
+    in_rows("no barrier before parts are written again", JOIN, JOIN[JOIN.index("        if") :]),
+    in_rows(
         "a barrier in a branch",
-        ROWS,
         JOIN,
         "        if (threadIdx.x < 64) __syncthreads();\n" + JOIN,
-        NORM,
-        LAYER,
     ),
-    Mutant(
+    in_rows(
         "a thread that ends early",
-        ROWS,
         JOIN,
         "        if (threadIdx.x == blockDim.x - 1) return v;\n" + JOIN,
-        NORM,
-        LAYER,
     ),
-    Mutant(
+    in_rows(
         "half a warp in a shuffle",
-        ROWS,
         "        words[i] = __shfl_xor_sync(GPU_ALL, words[i], other);",
         "        if (threadIdx.x % 32 < 16) words[i] = __shfl_xor_sync(GPU_ALL, words[i], other);",
-        NORM,
-        LAYER,
     ),
-    Mutant(
+    in_rows(
         "one part too many",
-        ROWS,
         "        for (int i = 1; i < TEAM / GPU_WARP; i++)",
         "        for (int i = 1; i <= TEAM / GPU_WARP; i++)",
-        NORM,
-        LAYER,
+    ),
+    Mutant(
+        "no barrier before a tile is filled again",
+        "kernels/cuda/copy.cu",
+        TURNED,
+        TURNED[: TURNED.index("        __")],
+        env={"GRADD_TEST_OP": "Transpose"},
     ),
     Mutant(
         "one element too far",
-        "map.h",
+        "kernels/cuda/map.h",
         "threadIdx.x; i < n; i += all) {\n        int64_t at[sizeof...(T)];",
         "threadIdx.x; i <= n; i += all) {\n        int64_t at[sizeof...(T)];",
-        "compare.cu",
-        "Less",
+        "kernels/cuda/compare.cu",
+        env={"GRADD_TEST_OP": "Less"},
     ),
 ]
 
+# ---- waits ----
 
-def build(tree: Path) -> bool:
-    """Brings the test of emulated kernels in that tree up to date."""
-    command = ["make", "-s", "build/bin/test_emu"]
+
+def no_wait_for(what: str, file: str, read: str) -> Mutant:
+    """The host goes on when the copy of a result is in the stream."""
+    assert "gpu_read" in read
+    name = f"no wait for {what}"
+    return Mutant(name, file, read, read.replace("gpu_read", "gpu_write"), tests=("test_emu_step",))
+
+
+def late(name: str, file: str, old: str, new: str) -> Mutant:
+    """A bug of the engine; the device begins so late that whoever does not wait is seen."""
+    env = {"GRADD_FAKE_DELAY_US": "10000"}
+    return Mutant(name, file, old, new, tests=("test_fake", "test_step"), env=env)
+
+
+STEP, PRINT = "kernels/cuda/step.cu", "kernels/cuda/print.cu"
+EXEC, APPLY = "server/exec/exec.c", "server/exec/step.c"
+READ_AGAIN = """    GRADD_TRY(s->b->wait(s->queue, NULL));
+    GRADD_TRY(s->b->queue_enter(s->queue, 0));
+    if (s->head.magic &&"""
+ROWS_AGAIN = (
+    "    GRADD_TRY(s->b->wait(s->queue, NULL));\n    return s->b->queue_enter(s->queue, 0);"
+)
+ENDS = "gradd_status_t waited = d->backend->wait(d->queue, &failed);"
+STEPPED = "gradd_status_t waited = s.b->wait(s.queue, NULL);"
+WAITS = [
+    no_wait_for("a norm", STEP, "gpu_read(out, &there->all, sizeof *out)"),
+    no_wait_for("a scan", STEP, "gpu_read(&found, there, sizeof found)"),
+    no_wait_for("a fingerprint", PRINT, "gpu_read(found, there->found, "),
+    no_wait_for("touched rows", PRINT, "gpu_read(bits + from / 64, gpu_call.scratch, bytes)"),
+    late(
+        "no wait between a run and its reply or the optimizer's step",
+        EXEC,
+        ENDS,
+        ENDS.replace("= d", "= !status ? GRADD_OK : d"),
+    ),
+    late(
+        "no wait before memory of a failed run is unmapped",
+        EXEC,
+        ENDS,
+        ENDS.replace("= d", "= status ? GRADD_OK : d"),
+    ),
+    late(
+        "no wait before the host reads a client's memory",
+        "server/exec/device.c",
+        "waited = d->backend->wait(d->queue, NULL);",
+        "waited = GRADD_OK;",
+    ),
+    late("no wait before the journal is read", APPLY, READ_AGAIN, "    if (s->head.magic &&"),
+    late("no wait before the journal's rows are read", APPLY, ROWS_AGAIN, "    return GRADD_OK;"),
+    late(
+        "no wait between a step and its reply",
+        APPLY,
+        STEPPED,
+        STEPPED.replace("= s", "= !status ? GRADD_OK : s"),
+    ),
+    late(
+        "no wait before memory of a refused step is unmapped",
+        APPLY,
+        STEPPED,
+        STEPPED.replace("= s", "= status ? GRADD_OK : s"),
+    ),
+    late(
+        "no wait before the constants of a plan are freed",
+        "server/plan/plan.c",
+        "    p->device->backend->wait(p->device->queue, NULL); /* its",
+        "    /* its",
+    ),
+]
+MUTANTS = KERNELS + WAITS
+
+
+def build(tree: Path, tests: tuple[str, ...]) -> bool:
+    """Brings programs of tests in that tree up to date."""
+    command = ["make", "-s", *(f"build/bin/{name}" for name in tests)]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
     if done.returncode:
         print(done.stderr[-2000:])
@@ -107,8 +184,8 @@ def build(tree: Path) -> bool:
 
 
 def attempt(tree: Path, mutant: Mutant) -> str:
-    """Plants the bug, runs the operator's cases, and takes it out again; what was found."""
-    path, source = (tree / "kernels" / "cuda" / name for name in (mutant.file, mutant.source))
+    """Plants the bug, runs its tests, and takes it out again; what was found."""
+    path, source = tree / mutant.file, tree / (mutant.source or mutant.file)
     text, times = path.read_text(), path.stat()
     if text.count(mutant.old) != 1:
         print(f"{mutant.name}: no such place in {mutant.file}")
@@ -116,39 +193,53 @@ def attempt(tree: Path, mutant: Mutant) -> str:
     path.write_text(text.replace(mutant.old, mutant.new))
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # others are not compiled again
     source.touch()
-    said = found(tree, mutant.operator) if build(tree) else ""
+    said = ""
+    if build(tree, mutant.tests):
+        said = next(filter(None, (found(tree, mutant, test) for test in mutant.tests)), "")
     path.write_text(text)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     source.touch()
     return said
 
 
-def found(tree: Path, operator: str) -> str:
-    """What the test says of the operator; "" if it passes."""
-    env = {**os.environ, "GRADD_TEST_OP": operator}
+def found(tree: Path, mutant: Mutant, test: str) -> str:
+    """What the test says of the bug; "" if it passes."""
     done = subprocess.run(
-        [tree / "build/bin/test_emu"], env=env, capture_output=True, text=True, check=False
+        [tree / "build/bin" / test, "--limit-scale", str(SLOWER)],
+        env={**os.environ, **mutant.env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
     )
+    if not done.returncode:
+        return ""
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
     words = [line for line in lines if "emulated GPU:" in line or '" in ' in line]
-    return (words or lines)[0] if done.returncode else ""
+    return (words or [line for line in lines if line.startswith("FAIL")] or lines)[0]
 
 
 def main() -> int:
     """Tries one after the other."""
     missed = 0
+    chosen = [m for m in MUTANTS if not sys.argv[1:] or sys.argv[1] in m.name]
     with tempfile.TemporaryDirectory(prefix="gradd-mutants-") as folder:
         tree = Path(folder) / "gradd"
         ignore = shutil.ignore_patterns(".git", "asan", "gpu", "cuda-*", ".venv")
         shutil.copytree(ROOT, tree, ignore=ignore, symlinks=True)
         (tree / ".venv").symlink_to((ROOT / ".venv").resolve())
-        if not build(tree):
+        programs = tuple(sorted({test for m in chosen for test in m.tests}))
+        if not build(tree, programs):
             return 2
-        for mutant in MUTANTS:
+        for test in programs:  # else it would find whatever is planted
+            if said := found(tree, Mutant("", "", "", ""), test):
+                print(f"{test} fails as it is: {said}")
+                return 2
+        for mutant in chosen:
             said = attempt(tree, mutant)
             print(f"{mutant.name}: {'found: ' + said[:140] if said else 'MISSED'}", flush=True)
             missed += not said
-    print(f"{len(MUTANTS) - missed} of {len(MUTANTS)} found")
+    print(f"{len(chosen) - missed} of {len(chosen)} found")
     return missed > 0
 
 

@@ -61,3 +61,24 @@ extern "C" gradd_status_t emu_sum_rows(bool wide, const emu_sums_t *sums) {
     free(s.workspace);
     return status;
 }
+
+static float float_of(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+extern "C" uint32_t emu_widen_f16(uint16_t bits) {
+    const float x = gpu_f16_f32(gradd_f16_t{bits});
+    uint32_t out;
+    memcpy(&out, &x, sizeof out);
+    return out;
+}
+
+extern "C" uint16_t emu_narrow_f16(uint32_t bits) {
+    return gpu_f32_f16(float_of(bits)).bits;
+}
+
+extern "C" uint16_t emu_narrow_bf16(uint32_t bits) {
+    return gpu_f32_bf16(float_of(bits)).bits;
+}

@@ -29,6 +29,11 @@ typedef struct emu_sums_s {
 } emu_sums_t;
 gradd_status_t emu_sum_rows(bool wide, const emu_sums_t *sums);
 
+/* Bits of halves and of f32, as kernels convert them. */
+uint32_t emu_widen_f16(uint16_t bits);
+uint16_t emu_narrow_f16(uint32_t bits);
+uint16_t emu_narrow_bf16(uint32_t bits);
+
 #ifdef __cplusplus
 }
 #endif

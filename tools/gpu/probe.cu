@@ -5,6 +5,7 @@
  *     probe vmm      memory with a file descriptor, mapped by another process
  *     probe host     pages of a memfd, registered: what reading them costs
  *     probe copy     bytes per second within the device, and to and from the host
+ *     probe half     bf16 and f16 from and to f32: all bits against the formulas of the CPU
  *     probe product  cuBLASLt's products of Llama's sizes, in bf16
  *
  * Prints lines of JSON; exit status 0 if everything held.
@@ -21,6 +22,8 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "kernels/cuda/half.h"
 
 #define CHECK(call)                                                                                \
     do {                                                                                           \
@@ -288,6 +291,81 @@ static int probe_copy(void) {
     return 0;
 }
 
+/* ---- halves ---- */
+
+enum { HALVES = 1 << 16, DRAWN = 1 << 20 };
+static const uint32_t DRAWN_STEP = 4099; /* odd: bits of f32 all over the place */
+
+/* What differs, of all halves and of all bits of f32, and whether the formulas do on this device. */
+typedef struct halves_s {
+    unsigned widen, narrow_f16, narrow_bf16, last_f32; /* how many; and one of f32 */
+    uint32_t wide[HALVES];
+    uint16_t f16[DRAWN], bf16[DRAWN];
+} halves_t;
+
+GRADD_HD uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+GRADD_HD float float_of(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+__global__ void widen_all(halves_t *to) {
+    const uint32_t h = blockIdx.x * blockDim.x + threadIdx.x;
+    const gradd_f16_t x = {(uint16_t)h};
+    to->wide[h] = bits_of(gpu_f16_f32(x));
+    if (to->wide[h] != bits_of(gradd_f16_f32(x))) atomicAdd(&to->widen, 1u);
+}
+
+__global__ void narrow_all(halves_t *to) {
+    const uint64_t all = (uint64_t)gridDim.x * blockDim.x;
+    for (uint64_t k = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; k < (uint64_t)1 << 32;
+         k += all) {
+        const float x = float_of((uint32_t)k);
+        const bool f16 = gpu_f32_f16(x).bits != gradd_f32_f16(x).bits;
+        const bool bf16 = gpu_f32_bf16(x).bits != gradd_f32_bf16(x).bits;
+        if (f16) atomicAdd(&to->narrow_f16, 1u);
+        if (bf16) atomicAdd(&to->narrow_bf16, 1u);
+        if (f16 || bf16) to->last_f32 = (unsigned)k;
+    }
+}
+
+__global__ void narrow_drawn(halves_t *to) {
+    const uint32_t k = blockIdx.x * blockDim.x + threadIdx.x;
+    to->f16[k] = gpu_f32_f16(float_of(k * DRAWN_STEP)).bits;
+    to->bf16[k] = gpu_f32_bf16(float_of(k * DRAWN_STEP)).bits;
+}
+
+/* The formulas here and there agree if the instructions agree with both. */
+static int probe_half(void) {
+    halves_t *there, *here = (halves_t *)malloc(sizeof *here);
+    unsigned widen = 0, narrow = 0;
+    CHECK(!here);
+    CHECK(cudaMalloc(&there, sizeof *there));
+    CHECK(cudaMemset(there, 0, sizeof *there));
+    widen_all<<<HALVES / 256, 256>>>(there);
+    narrow_all<<<4096, 256>>>(there);
+    narrow_drawn<<<DRAWN / 256, 256>>>(there);
+    CHECK(cudaMemcpy(here, there, sizeof *here, cudaMemcpyDeviceToHost));
+    for (uint32_t h = 0; h < HALVES; h++)
+        widen += here->wide[h] != bits_of(gradd_f16_f32(gradd_f16_t{(uint16_t)h}));
+    for (uint32_t k = 0; k < DRAWN; k++) {
+        const float x = float_of(k * DRAWN_STEP);
+        narrow += here->f16[k] != gradd_f32_f16(x).bits || here->bf16[k] != gradd_f32_bf16(x).bits;
+    }
+    printf("{\"probe\": \"half\", \"f16_to_f32\": %u, \"f32_to_f16\": %u, \"f32_to_bf16\": %u, "
+           "\"last_f32\": \"%08x\", \"cpu_f16_to_f32\": %u, \"cpu_f32_to_halves\": %u}\n",
+           here->widen, here->narrow_f16, here->narrow_bf16, here->last_f32, widen, narrow);
+    return here->widen || here->narrow_f16 || here->narrow_bf16 || widen || narrow;
+}
+
+/* ---- products ---- */
+
 /* y[m, n] = x[m, k] W[n, k]^T, all bf16. */
 static void product(cublasLtHandle_t lt, int m, int n, int k, void *workspace, size_t bytes) {
     cublasLtMatmulDesc_t desc;
@@ -356,10 +434,11 @@ int main(int argc, char **argv) {
         {"vmm",     probe_vmm    },
         {"host",    probe_host   },
         {"copy",    probe_copy   },
+        {"half",    probe_half   },
         {"product", probe_product}
     };
     for (size_t i = 0; i < sizeof probes / sizeof probes[0]; i++)
         if (argc == 2 && !strcmp(argv[1], probes[i].name)) return probes[i].run();
-    fprintf(stderr, "usage: probe ipc|vmm|host|copy|product\n");
+    fprintf(stderr, "usage: probe ipc|vmm|host|copy|half|product\n");
     return 2;
 }

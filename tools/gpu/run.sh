@@ -3,7 +3,8 @@
 # collected in build/gpu; OUT names the folder for the log and the results (default: build/gpu-out).
 #
 #     tools/gpu/run.sh first      libraries, shared memory and events of two processes, ceilings,
-#                                 every kernel against the CPU, some of it under memcheck: 6 minutes
+#                                 halves by the GPU's conversions, every kernel against the CPU,
+#                                 some of it under memcheck: 6 minutes
 #
 # Each part has a limit of time and the next one starts whatever became of it. The last line is
 # "N passed, N failed"; results.json holds every part's status, seconds and lines of JSON.
@@ -55,7 +56,7 @@ first() {
     part machine 20 sh -c 'nvidia-smi; nvcc --version | tail -n 2; python3 -c "import torch; print(torch.__version__)"; ldd --version | head -n 1'
     part libraries 20 ldd "$bundle/lib/libgradd_cuda.so"
     part doctor 30 sh -c "'$bundle/bin/gradd' doctor; '$bundle/bin/gradd' doctor | grep -q '^device cuda: .*products by'"
-    for probe in ipc vmm host copy; do part "probe $probe" 40 "$bundle/bin/probe" "$probe"; done
+    for probe in ipc vmm host copy half; do part "probe $probe" 40 "$bundle/bin/probe" "$probe"; done
     part "probe product" 60 "$bundle/bin/probe" product
     part operators 120 env GRADD_TEST_GPU=cuda "$bundle/bin/tests" --filter emu.every
     part "measured products" 60 env GRADD_TEST_GPU=cuda GRADD_TEST_OP=MatMul GRADD_CUDA_TUNE=all \
@@ -67,7 +68,7 @@ first() {
 case ${1:-} in
 first) first ;;
 *)
-    sed -n '2,12s/^# \{0,1\}//p' "$0"
+    sed -n '2,13s/^# \{0,1\}//p' "$0"
     exit 2
     ;;
 esac

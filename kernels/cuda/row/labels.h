@@ -27,7 +27,7 @@ GPU_FN double gpu_number(const gpu_any_t &v, int64_t i) {
     case GRADD_DT_BF16:
         return (double)gpu_get(((const gradd_bf16_t *)v.at)[i]);
     case GRADD_DT_F16:
-        return (double)gpu_get(((const gradd_f16_t *)v.at)[i]);
+        return (double)gradd_f16_f32(((const gradd_f16_t *)v.at)[i]); /* fewer registers */
     case GRADD_DT_I32:
         return (double)((const int32_t *)v.at)[i];
     case GRADD_DT_I64:

@@ -352,17 +352,30 @@ TEST(a_device_that_works_later_leaves_the_same_bits) {
     gradd_device_close(fake), gradd_device_close(cpu);
 }
 
+/* Who is told that a step is refused may give its memory away. */
+TEST(nothing_is_under_way_after_a_step_is_refused) {
+    gradd_device_t *fake = open_fake();
+    world_t w;
+    double norm;
+    world_open(&w, GRADD_ADAMW_TORCH);
+    step_request_t r = request(&w, 5, 1); /* the journal is new, which is written down first */
+    CHECK_STATUS(GRADD_E_STALE, run_on(fake, &r, &norm));
+    CHECK_EQ_INT(fake_pending(fake->queue), 0);
+    world_close(&w);
+    gradd_device_close(fake);
+}
+
 /* Wherever the device is lost, another one finishes the step with the same bits. */
-TEST_LIMIT(a_device_that_is_lost_loses_no_bit, 60) {
+static void lose_at_every_point(storage_t storage, bool finish_late) {
     world_t whole;
-    world_open(&whole, GRADD_ADAMW_TORCH);
+    world_open_as(&whole, GRADD_ADAMW_TORCH, storage);
     step_request_t r = request(&whole, 0, 1);
     double norm, again;
     CHECK_OK(run(&r, &norm));
     for (int n = 1, lost = 1; lost; n++) {
         world_t w;
         gradd_device_t *fake = open_fake();
-        world_open(&w, GRADD_ADAMW_TORCH);
+        world_open_as(&w, GRADD_ADAMW_TORCH, storage);
         fake_fail(fake->queue, FAKE_ITEM, n);
         r = request(&w, 0, 1);
         gradd_status_t status = run_on(fake, &r, &again);
@@ -370,12 +383,23 @@ TEST_LIMIT(a_device_that_is_lost_loses_no_bit, 60) {
         if (!lost) CHECK_OK(status);
         if (!lost) CHECK(n > 12);
         gradd_device_close(fake);
-        if (lost) CHECK_OK(run(&r, &again));
+        gradd_device_t *next = finish_late ? open_fake() : open_on(ground_backend());
+        if (lost) CHECK_OK(run_on(next, &r, &again));
+        gradd_device_close(next);
         CHECK(again == norm);
         CHECK(same_parameters(&whole, &w));
         world_close(&w);
     }
     world_close(&whole);
+}
+
+TEST_LIMIT(a_device_that_is_lost_loses_no_bit, 60) {
+    lose_at_every_point(F32, false);
+}
+
+/* The next one reads from the journal which rows were new, and waits for that. */
+TEST_LIMIT(a_device_that_is_lost_loses_no_row, 60) {
+    lose_at_every_point(F32 | ROWS, true);
 }
 
 /* ---- kills ----------------------------------------------------------------------------------- */

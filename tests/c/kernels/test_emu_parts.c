@@ -1,7 +1,10 @@
-/* What kernels of kernels/cuda share: division, the sort, and sums by row in both widths. */
+/* What kernels of kernels/cuda share: division, the sort, sums by row in both widths, and halves.
+ */
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/math/bf16.h"
+#include "kernels/math/f16.h"
 #include "tests/emu/parts.h"
 #include "tests/test.h"
 
@@ -77,4 +80,26 @@ TEST(sums_are_the_same_in_both_widths) {
             if (row[k] == i / WIDTH) sum += (double)from[k * WIDTH + i % WIDTH];
         CHECK_NEAR(a[i], i + 0.5 * sum, 1e-2);
     }
+}
+
+static void check_narrow(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    CHECK_EQ_INT(emu_narrow_f16(bits), gradd_f32_f16(x).bits);
+    CHECK_EQ_INT(emu_narrow_bf16(bits), gradd_f32_bf16(x).bits);
+}
+
+/* The emulation's instructions make one NaN of all, as a GPU's do. */
+TEST(halves_have_the_cpus_bits) {
+    for (uint32_t h = 0; h < 1u << 16; h++) {
+        const float x = gradd_f16_f32((gradd_f16_t){(uint16_t)h});
+        uint32_t bits;
+        memcpy(&bits, &x, sizeof bits);
+        CHECK_EQ_INT(emu_widen_f16((uint16_t)h), bits);
+        for (uint32_t place = 0x800; place <= 0x8000; place *= 2) /* ends, and between two halves */
+            for (uint32_t k = 0; k < 3; k++)
+                check_narrow(bits + place + k - 1), check_narrow((h << 16) + place + k - 1);
+    }
+    for (uint32_t k = 0; k < 1u << 16; k++)
+        check_narrow(k * 65537u), check_narrow(0x7f800000u + (k << 7)), check_narrow(k);
 }
