@@ -60,7 +60,7 @@ static bool is_square(const graph_t *g, gradd_val_t v, gradd_val_t x, gradd_dtyp
 /* Whether v is mean(x^2) + eps. */
 static bool is_mean_square(const graph_t *g, gradd_val_t v, gradd_val_t x, rms_t *r) {
     gradd_val_t mean;
-    const graph_node_t *n = match_made_by(g, v, "Add");
+    const graph_node_t *n = match_made_by(g, match_uncast(g, v, r->as), "Add");
     if (!n || !match_with_scalar(g, n, &r->eps, &mean)) return false;
     const gradd_val_t square = match_mean_of_last(g, match_uncast(g, mean, r->as));
     return square != GRADD_NONE && is_square(g, square, x, r->as);
@@ -68,6 +68,7 @@ static bool is_mean_square(const graph_t *g, gradd_val_t v, gradd_val_t x, rms_t
 
 /* Whether v is the root of that. */
 static bool is_rms(const graph_t *g, gradd_val_t v, gradd_val_t x, rms_t *r) {
+    v = match_uncast(g, v, r->as);
     const graph_node_t *n = match_made_by(g, v, "Sqrt");
     const gradd_val_t under = n ? n->in[0] : under_power(g, v, 0.5);
     return under != GRADD_NONE && is_mean_square(g, under, x, r);

@@ -150,3 +150,28 @@ def test_attention_without_heads_under_autocast(kind: str, dtype: torch.dtype) -
     largest = max(float(p.grad.abs().max()) for p in plain.parameters())
     for p, q in zip(plain.parameters(), wrapped.parameters(), strict=True):
         torch.testing.assert_close(q.grad, p.grad, rtol=0.05, atol=2e-2 * largest)
+
+
+PATTERNS: dict[str, tuple[str, Form]] = {
+    "rms norm": (
+        "RMSNormalization",
+        lambda x, y: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
+    ),
+    "rms by root": (
+        "RMSNormalization",
+        lambda x, y: x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5),
+    ),
+    "gelu": ("Gelu", WITH_NUMBERS["gelu"]),
+    "quick gelu": ("Swish", lambda x, y: x * torch.sigmoid(1.702 * x)),
+}
+
+
+@HALVES
+@pytest.mark.parametrize("form", PATTERNS)
+def test_patterns_with_numbers_are_recognised(form: str, dtype: torch.dtype) -> None:
+    """Between casts, too, that keep a number from being rounded."""
+    op, written = PATTERNS[form]
+    model = ORTModule(Net(written).to(dtype), strict=True)
+    model(torch.randn(9, 8).to(dtype), torch.randn(9, 24).to(dtype)).float().sum().backward()
+    counts = model.gradd_explain().counts()
+    assert counts.get(op) == 1 and set(counts) <= {op, "Linear", "Cast", "ReduceSum"}, counts
