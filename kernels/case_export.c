@@ -26,8 +26,8 @@ static int opset_of(const gradd_op_t *op) {
     return op->since > 20 || *op->domain ? op->since : 20;
 }
 
-/* Infers and runs; outputs live in data's memory. Composites have no kernel: whoever can expand
- * them runs them, and their outputs are left out here. */
+/* Infers and runs; outputs live in data's memory. Composites, and what has kernels on other devices
+ * alone, have no kernel here: whoever can expand them runs them, and their outputs are left out. */
 static gradd_status_t compute(const gradd_op_t *op, gradd_case_data_t *data, gradd_view_t *out) {
     gradd_view_t seen[GRADD_OP_MAX_IN];
     gradd_type_t types[GRADD_OP_MAX_OUT];
@@ -45,6 +45,7 @@ static gradd_status_t compute(const gradd_op_t *op, gradd_case_data_t *data, gra
         .out = types
     };
     GRADD_TRY(gradd_op_infer(&c));
+    if (op->expand && !gradd_cpu_can(&c)) return GRADD_OK;
     gradd_launch_t r = {.op = op,
                         .attrs = c.attrs,
                         .opset = c.opset,
