@@ -280,7 +280,7 @@ CUDA_LIBS  ?= $(or $(patsubst %/include/cublasLt.h,%,$(firstword $(wildcard \
                   $(CUDA_HOME)/include/cublasLt.h))),$(CUDA_HOME))
 CUDA_ARCHS ?= -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a \
               -gencode=arch=compute_90,code=compute_90
-NVFLAGS    := -std=c++20 -O3 -fmad=false --threads 2 $(CUDA_ARCHS) -I. -I$(B)/gen -I$(CUDA_LIBS)/include \
+NVFLAGS    := -std=c++20 -O3 -fmad=false --threads 2 --compress-mode=size $(CUDA_ARCHS) -I. -I$(B)/gen -I$(CUDA_LIBS)/include \
               -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wno-unknown-pragmas -Xptxas -v
 CUDA_OBJ   := $(patsubst %.cu,$(B)/cuda/%.o,$(CUDA_SRC) $(sort $(wildcard kernels/cuda/plugin/*.cu)))
 CUBLASLT    = $(or $(firstword $(wildcard $(CUDA_LIBS)/lib/libcublasLt.so.13 $(CUDA_LIBS)/lib64/libcublasLt.so.13)),\
