@@ -87,7 +87,7 @@ def _cases(
     assert seen["unlabelled"] > 0
 
 
-@pytest.mark.parametrize("family", ["t5", "bart"])
+@pytest.mark.parametrize("family", every_run(("t5",), ("t5", "bart")))
 def test_random_batches_of_pairs(family: str, patch: pytest.MonkeyPatch) -> None:
     _cases(family, torch.float32, 3, patch)
 

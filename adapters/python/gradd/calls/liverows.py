@@ -181,7 +181,8 @@ class LiveRows:
             if over is not None:
                 raise
             self._off = True
-            logger.warning("rows that nobody needs are computed all the same: %s", error)
+            # its text alone: who keeps the record would keep the frames of the error, and tensors
+            logger.warning("rows that nobody needs are computed all the same: %s", str(error))
             return prepared, inputs
         if found is None:
             return prepared, inputs
