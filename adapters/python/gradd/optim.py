@@ -150,7 +150,9 @@ class _Sent:
             send("step", {**self.fields, "g": protocol.tensors(wires)}, ())
             self.forget()
         except errors.GraddError as error:
-            logger.warning("FusedAdam: a step that was interrupted cannot be finished: %s", str(error))
+            logger.warning(
+                "FusedAdam: a step that was interrupted cannot be finished: %s", str(error)
+            )
         finally:
             for block in blocks:
                 block.drop()
