@@ -12,7 +12,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gradd.calls.liverows import filled, rounded
+from gradd import ORTModule, errors
+from gradd.calls.liverows import LiveRows, filled, rounded
+from tests.python.helpers import models
 from tests.python.helpers.live_twins import IGNORED, Twins, agree, found, left_out, masked_batch
 from tests.python.helpers.selection import SEED, every_run
 
@@ -61,6 +63,28 @@ def test_random_batches_without_padding(family: str, patch: pytest.MonkeyPatch) 
         twins.compare(batch)
     stats = twins.live.gradd_stats()
     assert stats["padding_rows_left_out"] > 0 == stats["unlabelled_rows_left_out"]
+
+
+def test_a_refusal_is_said_once_and_keeps_no_tensors(
+    patch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler may keep records; an error in one would keep the frames that it went through."""
+
+    def refuse(*_: object) -> None:
+        raise errors.GraphError("pass live_rows: not this one")
+
+    patch.setattr(LiveRows, "_plan", refuse)
+    patch.setenv("GRADD_SELF_CHECK", "0")
+    module, make_batch = models.build("llama")
+    model = ORTModule(module, strict=True)
+    for step in range(2):
+        batch = make_batch(3, 17, step)
+        batch["labels"] = batch["input_ids"].clone()
+        batch["labels"][:, 3:] = IGNORED
+        model(**batch).loss.backward()
+    (record,) = [r for r in caplog.records if "computed all the same" in r.msg]
+    assert "not this one" in record.getMessage()
+    assert all(isinstance(arg, str) for arg in record.args)
 
 
 def test_few_rows_without_a_label_stay(patch: pytest.MonkeyPatch) -> None:
