@@ -75,11 +75,7 @@ template <class S, class T> __global__ void GPU_BLOCK(S::THREADS) loss_rows_grad
     typedef gpu_real<T> A;
     typedef gpu_pack<T, S::W> pack_t;
     const int64_t n = p.rule.classes, packs = n / S::W;
-    double total = 1;
-    if (p.labels.reduction == GRADD_REDUCE_MEAN)
-        total = p.tally->total;
-    else if (p.items.at)
-        total = gpu_number(p.items, 0);
+    const double total = gpu_loss_divisor(p.labels, p.tally, p.items);
     p.rule.mean_weight = p.tally->mean_weight;
     for (int64_t r = gpu_team<S::TEAM>(); r < p.labels.rows; r += gpu_teams<S::TEAM>()) {
         const int64_t label = gpu_team_label<S::TEAM>(p.labels, r);

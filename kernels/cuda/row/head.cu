@@ -280,11 +280,7 @@ __global__ void GPU_BLOCK(S::THREADS) finish_rows(run_t<T> p, logits_t<T> c) {
     typedef gpu_real<T> A;
     const int64_t n = p.rule.classes, packs = n / S::W;
     const bool first = gpu_lane<S::TEAM>() == 0;
-    double total = 1;
-    if (p.labels.reduction == GRADD_REDUCE_MEAN)
-        total = p.tally->total;
-    else if (p.items.at)
-        total = gpu_number(p.items, 0);
+    const double total = gpu_loss_divisor(p.labels, p.tally, p.items);
     if (SMOOTH) p.rule.mean_weight = p.tally->mean_weight;
     for (int64_t j = gpu_team<S::TEAM>(); j < c.rows; j += gpu_teams<S::TEAM>()) {
         const int64_t r = c.from + j, label = p.counts[r];
@@ -347,11 +343,7 @@ static gradd_status_t launch_logits(const run_t<T> &p, int64_t from, int64_t n) 
 /* The loss of all rows, and what log-sum-exps add to it. */
 template <class T>
 __global__ void GPU_BLOCK(GPU_TALLY_THREADS) end_loss(run_t<T> p, gpu_real<T> *out) {
-    double total = 1;
-    if (p.labels.reduction == GRADD_REDUCE_MEAN)
-        total = p.tally->total;
-    else if (p.items.at)
-        total = gpu_number(p.items, 0);
+    const double total = gpu_loss_divisor(p.labels, p.tally, p.items);
     const double sum = gpu_tally_sum<4>(p.labels.rows, [&](int64_t i) { return p.each[i]; });
     double added = 0;
     if (p.squares.at)

@@ -124,6 +124,13 @@ GPU_FN double gpu_total(const gpu_labels_t &l) {
     });
 }
 
+/* What the sum of the losses is divided by. */
+GPU_FN double gpu_loss_divisor(const gpu_labels_t &l, const gpu_tally_t *tally,
+                               const gpu_any_t &items) {
+    if (l.reduction == GRADD_REDUCE_MEAN) return tally->total;
+    return items.at ? gpu_number(items, 0) : 1;
+}
+
 template <class Tally>
 __global__ void GPU_BLOCK(GPU_TALLY_THREADS)
     gpu_tally(gpu_labels_t l, bool counts, bool weighs, Tally *out) {
