@@ -135,7 +135,8 @@ gradd_status_t exec_program(const gradd_run_t *run, program_t *program, const ex
     const gradd_device_t *d = run->device;
     int failed = -1;
     gradd_status_t status = execute_all(run, program, b, cancel);
-    const gradd_failure_t noticed = *gradd_failure();
+    gradd_failure_t noticed;
+    if (status) noticed = *gradd_failure();
     /* also after a failure: who is told of it may give the memory away */
     gradd_status_t waited = d->backend->wait(d->queue, &failed);
     if (!waited) return status;
