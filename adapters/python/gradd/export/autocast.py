@@ -224,7 +224,8 @@ def _own_casts(node: torch.fx.Node) -> dict[int, torch.dtype]:
 
 def _cast_operands(graph: torch.fx.Graph, node: torch.fx.Node, dtype: torch.dtype) -> None:
     """Inserts in front of an operator the casts that autocast makes of its operands."""
-    types, own = _probe(node, dtype, False).types, _own_casts(node)
+    types = _probe(node, dtype, False).types
+    own = _own_casts(node) if types else {}
     types = {at: wanted for at, wanted in types.items() if own.get(at) is not wanted}
     for source in node.all_input_nodes:
         wanted = types.get(id(source.meta.get("val")))
