@@ -14,7 +14,7 @@
 #include "kernels/cpu/attention/attention_bits.h"
 #include "kernels/cpu/attention/attention_pairs.h"
 #include "kernels/cpu/attention/attention_runs.h"
-#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/half.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/dispatch.h"
 #include "kernels/math/vec.h"

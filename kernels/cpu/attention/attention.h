@@ -15,8 +15,8 @@
  * masked probabilities are exactly zero: beside any allowed key whose score is clearly above the
  * fill. Rows without one are rare (padding, or a bias that hides what the mask leaves) and looked
  * at key by key, see attention_bits.h. Dropout bits are a function of the logical element, see
- * rng.h. f32 and f64 compute in their own type, bf16 in f32 with one rounding at the end; where the
- * processor multiplies bf16, factors are bf16, see attention_pairs.h.
+ * rng.h. f32 and f64 compute in their own type, halves in f32 with one rounding at the end; where
+ * the processor multiplies bf16, factors are bf16, see attention_pairs.h.
  *
  * Bits depend on the shapes and values alone, not on the number of threads. Engine thread.
  */

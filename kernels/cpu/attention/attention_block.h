@@ -42,7 +42,7 @@ static REAL *NAME(take)(REAL *base, size_t *used, int64_t n) {
 
 /* Whether gradients of rows this wide are summed where the caller wants them. */
 static bool NAME(in_place)(const gradd_attn_t *p, int64_t cols) {
-    return p->dtype != GRADD_DT_BF16 && cols % LANES == 0;
+    return !gradd_dtype_is_half(p->dtype) && cols % LANES == 0;
 }
 
 /* Elements of a thread's scratch. */
@@ -78,13 +78,13 @@ static int64_t NAME(row_at)(const gradd_attn_side_t *s, const attn_block_t *rows
 static NAME(rows_t) NAME(rows)(const gradd_attn_t *p, const gradd_attn_side_t *s,
                                const attn_block_t *rows, int64_t cols, bool whole, REAL *room) {
     const int64_t at = NAME(row_at)(s, rows), ld = NAME(padded)(cols);
-    const bool narrow = p->dtype == GRADD_DT_BF16;
+    const bool narrow = gradd_dtype_is_half(p->dtype);
     if (!narrow && (!whole || cols % LANES == 0))
         return (NAME(rows_t)){(const REAL *)s->data + at, s->row};
     for (int64_t i = 0; i < rows->n; i++) {
         REAL *to = room + i * ld;
         if (narrow)
-            NAME(widen)(to, (const gradd_bf16_t *)s->data + at + i * s->row, cols);
+            NAME(widen)(to, (const uint16_t *)s->data + at + i * s->row, p->dtype, cols);
         else
             memcpy(to, (const REAL *)s->data + at + i * s->row, sizeof(REAL) * (size_t)cols);
         for (int64_t c = cols; c < ld; c++)
@@ -169,8 +169,8 @@ static void NAME(put_rows)(const gradd_attn_t *p, const gradd_attn_side_t *s,
                            const attn_block_t *rows, int64_t cols, const REAL *from) {
     const int64_t at = NAME(row_at)(s, rows), ld = NAME(padded)(cols);
     for (int64_t i = 0; i < rows->n; i++, from += ld) {
-        if (p->dtype == GRADD_DT_BF16)
-            NAME(narrow)((gradd_bf16_t *)s->data + at + i * s->row, from, cols);
+        if (gradd_dtype_is_half(p->dtype))
+            NAME(narrow)((uint16_t *)s->data + at + i * s->row, from, p->dtype, cols);
         else
             memcpy((REAL *)s->data + at + i * s->row, from, sizeof(REAL) * (size_t)cols);
     }

@@ -3,13 +3,13 @@
 
 #include <math.h>
 
-#include "kernels/cpu/bf16.h"
+#include "kernels/cpu/half.h"
 #include "kernels/math/rng.h"
 
 static double element(gradd_dtype_t dtype, const void *data, int64_t i) {
     if (dtype == GRADD_DT_F64) return ((const double *)data)[i];
     if (dtype == GRADD_DT_F32) return (double)((const float *)data)[i];
-    return (double)gradd_bf16_f32(((const gradd_bf16_t *)data)[i]);
+    return (double)gradd_half_f32((const uint16_t *)data + i, dtype);
 }
 
 typedef struct query_s {
@@ -55,7 +55,7 @@ static query_t among_all(const gradd_attn_t *p, const query_t *at) {
 static double plain_score(const gradd_attn_t *p, const query_t *at, int64_t j) {
     const bool shown = may_look(p, at, j);
     double s = shown ? plain_product(p, at, j) : p->fill;
-    gradd_dtype_t dtype = p->dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : p->dtype;
+    const gradd_dtype_t dtype = gradd_dtype_is_half(p->dtype) ? GRADD_DT_F32 : p->dtype;
     if (p->bias.data && (shown || !(p->hides & GRADD_ATTN_HIDES_BIAS))) {
         const query_t row = among_all(p, at);
         const int64_t key = p->rows.k ? p->rows.k[j] % p->rows.key_positions : j;
@@ -76,7 +76,7 @@ static uint64_t score_place(const gradd_attn_t *p, const query_t *at, int64_t j)
 /* Element c of y: sum over keys; stats: largest score, logarithm of the sum of exponentials. */
 static double plain_element(const gradd_attn_t *p, const query_t *at, int64_t c, double stats[2]) {
     const int64_t kv = at->h / (p->heads / p->kv_heads);
-    const gradd_dtype_t wide = p->dtype == GRADD_DT_BF16 ? GRADD_DT_F32 : p->dtype;
+    const gradd_dtype_t wide = gradd_dtype_is_half(p->dtype) ? GRADD_DT_F32 : p->dtype;
     const double sink = p->sinks ? element(wide, p->sinks, at->h) : -INFINITY;
     double max = sink, sum = 0, y = 0;
     bool any = false;
@@ -104,7 +104,7 @@ static void store(gradd_dtype_t dtype, void *data, int64_t i, double value) {
     else if (dtype == GRADD_DT_F32)
         ((float *)data)[i] = (float)value;
     else
-        ((gradd_bf16_t *)data)[i] = gradd_f32_bf16((float)value);
+        gradd_half_put((uint16_t *)data + i, dtype, (float)value);
 }
 
 void gradd_attn_reference(const gradd_attn_t *p) {

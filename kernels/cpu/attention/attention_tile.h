@@ -128,12 +128,27 @@ GRADD_MULTIARCH static void NAME(times)(REAL *z, int64_t keys, int64_t lanes, RE
     }
 }
 
-GRADD_MULTIARCH static void NAME(widen)(REAL *to, const gradd_bf16_t *from, int64_t n) {
-    _Pragma("omp simd") for (int64_t i = 0; i < n; i++) to[i] = (REAL)gradd_bf16_f32(from[i]);
+/* n halves of this type as REAL, and back. */
+GRADD_MULTIARCH static void NAME(widen)(REAL *to, const void *from, gradd_dtype_t dtype,
+                                        int64_t n) {
+    const gradd_bf16_t *b = from;
+    const gradd_f16_t *h = from;
+    if (dtype == GRADD_DT_BF16) {
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) to[i] = (REAL)gradd_bf16_f32(b[i]);
+    } else {
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) to[i] = (REAL)gradd_f16_f32(h[i]);
+    }
 }
 
-GRADD_MULTIARCH static void NAME(narrow)(gradd_bf16_t *to, const REAL *from, int64_t n) {
-    _Pragma("omp simd") for (int64_t i = 0; i < n; i++) to[i] = gradd_f32_bf16((float)from[i]);
+GRADD_MULTIARCH static void NAME(narrow)(void *to, const REAL *from, gradd_dtype_t dtype,
+                                         int64_t n) {
+    gradd_bf16_t *b = to;
+    gradd_f16_t *h = to;
+    if (dtype == GRADD_DT_BF16) {
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) b[i] = gradd_f32_bf16((float)from[i]);
+    } else {
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) h[i] = gradd_f32_f16((float)from[i]);
+    }
 }
 
 /* Sums of x y along rows */

@@ -11,9 +11,9 @@ from onnx import TensorProto, helper
 from recognise import Writer
 
 KINDS = {np.float32: TensorProto.FLOAT, np.float64: TensorProto.DOUBLE}
-KINDS[E.BF16.type] = TensorProto.BFLOAT16
+KINDS |= {E.BF16.type: TensorProto.BFLOAT16, np.float16: TensorProto.FLOAT16}
 SMALLEST = {np.float32: -3.4028234663852886e38, np.float64: -1.7976931348623157e308}
-SMALLEST[E.BF16.type] = -3.3895313892515355e38
+SMALLEST |= {E.BF16.type: -3.3895313892515355e38, np.float16: -65504}
 
 
 @dataclass
@@ -171,7 +171,7 @@ def close(got, want, tolerance, floor=1e-6):
     np.testing.assert_allclose(got / scale, want / scale, atol=tolerance, rtol=0)
 
 
-TOLERANCE = {np.float32: 2e-5, np.float64: 1e-12, E.BF16.type: 3e-2}
+TOLERANCE = {np.float32: 2e-5, np.float64: 1e-12, E.BF16.type: 3e-2, np.float16: 4e-3}
 
 
 def check(case, nodes=None):
@@ -245,17 +245,18 @@ def test_dropout_takes_the_bits_of_the_plain_plan(ratio, n_q, n_k, mask, form):
     check(Case(dropout=ratio, n_q=n_q, n_k=n_k, mask=mask, kv_heads=2, turned=True, form=form))
 
 
-@pytest.mark.parametrize("dtype", [np.float64, E.BF16.type])
+@pytest.mark.parametrize("dtype", [np.float64, E.BF16.type, np.float16])
 @pytest.mark.parametrize("mask", ["", "causal", "empty"])
 @pytest.mark.parametrize("d", [16, 20])
 def test_types(dtype, mask, d):
     check(Case(dtype=dtype, mask=mask, d=d, d_v=d, n_q=70, n_k=70, turned=True, kv_heads=2))
 
 
-def test_bf16_is_as_near_to_f64_as_the_plain_plan():
+@pytest.mark.parametrize("half", [E.BF16.type, np.float16])
+def test_a_half_is_as_near_to_f64_as_the_plain_plan(half):
     case = Case(n_q=100, n_k=100, d=32, d_v=32, mask="left", batch=4, kv_heads=2)
     exact_case = Case(**{**case.__dict__, "dtype": np.float64})
-    case.dtype = E.BF16.type
+    case.dtype = half
     feed = feed_of(case)
     wide = {n: v.astype(np.float64) if n != "mask" else v for n, v in feed.items()}
     exact = run(*build(exact_case), wide, True)
@@ -269,7 +270,7 @@ def test_bf16_is_as_near_to_f64_as_the_plain_plan():
         assert got <= limit * 1.05
 
 
-@pytest.mark.parametrize("dtype", [np.float32, E.BF16.type])
+@pytest.mark.parametrize("dtype", [np.float32, E.BF16.type, np.float16])
 @pytest.mark.parametrize("mask, dropout", [("left", 0.0), ("holes", 0.2)])
 def test_bits_are_those_of_any_number_of_threads(dtype, mask, dropout):
     case = Case(
