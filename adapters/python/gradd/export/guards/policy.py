@@ -10,6 +10,7 @@ place in Python (a level of logging, a limit of the interpreter) is asked again 
 from __future__ import annotations
 
 import contextvars
+import functools
 import operator
 import os
 import re
@@ -223,6 +224,7 @@ def is_library_module(module: str) -> bool:
     return module.partition(".")[0] in ("torch", "numpy") or is_standard(module)
 
 
+@functools.lru_cache(4096)  # asked for every comparison of sizes
 def is_standard_file(name: str) -> bool:
     """True for its files."""
     if name.startswith("<frozen"):
@@ -240,6 +242,7 @@ def is_torch_file(name: str) -> bool:
     return name.startswith(_TORCH)
 
 
+@functools.lru_cache(4096)  # asked for every comparison of sizes
 def is_of_tracer(name: str) -> bool:
     """True for files of torch, of what it traces with, and of gradd."""
     if name.startswith((_TORCH, _OURS, "<eval_with_key>")):
