@@ -46,7 +46,7 @@ static gradd_status_t enter(scan_t *s, uint64_t n) {
 }
 
 static gradd_status_t sized(scan_t *s, int size_bytes, int unit, bool container) {
-    uint64_t n;
+    uint64_t n = 0;
     GRADD_TRY(read_be(s, size_bytes, &n));
     return container ? enter(s, n * (uint64_t)unit) : skip(s, n);
 }

@@ -29,7 +29,7 @@
     do {                                                                                           \
         const int status_ = (int)(call);                                                           \
         if (status_) {                                                                             \
-            printf("{\"failed\": \"%s\", \"line\": %d, \"status\": %d}\n", #call, __LINE__,         \
+            printf("{\"failed\": \"%s\", \"line\": %d, \"status\": %d}\n", #call, __LINE__,        \
                    status_);                                                                       \
             exit(1);                                                                               \
         }                                                                                          \
@@ -152,7 +152,8 @@ static int probe_ipc(void) {
             send_all(peer, &word, sizeof word, -1);
             take_all(peer, &word, sizeof word);
         }
-        printf("{\"probe\": \"ipc\", \"event_round_us\": %.1f}\n", 1e6 * (now() - began) / ROUNDS);
+        printf("{\"probe\": \"ipc\", \"event_round_us\": %.1f}\n",
+               1e6 * (now() - began) / (double)ROUNDS);
         return finish_pair(child);
     }
     take_all(peer, &h, sizeof h);
@@ -281,7 +282,8 @@ static int probe_copy(void) {
     for (int i = 0; i < 5; i++)
         for (int k = 0; k < 3; k++) {
             CHECK(cudaEventRecord(from, 0));
-            CHECK(cudaMemcpyAsync(k == 2 ? host : b, k == 1 ? host : a, bytes, cudaMemcpyDefault, 0));
+            CHECK(
+                cudaMemcpyAsync(k == 2 ? host : b, k == 1 ? host : a, bytes, cudaMemcpyDefault, 0));
             CHECK(cudaEventRecord(to, 0));
             best(from, to, &rates[k], (double)bytes * (k ? 1 : 2));
         }
@@ -296,7 +298,8 @@ static int probe_copy(void) {
 enum { HALVES = 1 << 16, DRAWN = 1 << 20 };
 static const uint32_t DRAWN_STEP = 4099; /* odd: bits of f32 all over the place */
 
-/* What differs, of all halves and of all bits of f32, and whether the formulas do on this device. */
+/* What differs, of all halves and of all bits of f32, and whether the formulas do on this device.
+ */
 typedef struct halves_s {
     unsigned widen, narrow_f16, narrow_bf16, last_f32; /* how many; and one of f32 */
     uint32_t wide[HALVES];
@@ -379,14 +382,14 @@ static void product(cublasLtHandle_t lt, int m, int n, int k, void *workspace, s
     void *at[3];
     double most = 0;
     CHECK(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &turned,
-                                         sizeof turned));
+    CHECK(
+        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned));
     CHECK(cublasLtMatrixLayoutCreate(&w, CUDA_R_16BF, k, n, k));
     CHECK(cublasLtMatrixLayoutCreate(&x, CUDA_R_16BF, k, m, k));
     CHECK(cublasLtMatrixLayoutCreate(&y, CUDA_R_16BF, n, m, n));
     CHECK(cublasLtMatmulPreferenceCreate(&preference));
-    CHECK(cublasLtMatmulPreferenceSetAttribute(
-        preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
+    CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                               &bytes, sizeof bytes));
     CHECK(cudaMalloc(&at[0], (size_t)2 * n * k));
     CHECK(cudaMalloc(&at[1], (size_t)2 * m * k));
     CHECK(cudaMalloc(&at[2], (size_t)2 * m * n));
@@ -412,8 +415,16 @@ static void product(cublasLtHandle_t lt, int m, int n, int k, void *workspace, s
 
 static int probe_product(void) {
     static const int sizes[][2] = {
-        {2048,  2048}, {3072,  2048 }, {16384,  2048 }, {2048,  8192 }, {128256, 2048}, /* 1 B */
-        {4096,  4096}, {6144,  4096 }, {28672,  4096 }, {4096,  14336}, {128256, 4096}  /* 8 B */
+        {2048,   2048 },
+        {3072,   2048 },
+        {16384,  2048 },
+        {2048,   8192 },
+        {128256, 2048 }, /* 1 B */
+        {4096,   4096 },
+        {6144,   4096 },
+        {28672,  4096 },
+        {4096,   14336},
+        {128256, 4096 }  /* 8 B */
     };
     const size_t bytes = (size_t)32 << 20;
     cublasLtHandle_t lt;
