@@ -1,28 +1,30 @@
-"""Trains a tiny model in a process of its own and prints the losses: `training_child.py NAME`.
+"""Trains a tiny model in a process of its own: `training_child.py NAME TYPE FOLDER DEVICE...`.
 
-Which device computes is the environment's (GRADD_DEVICE, GRADD_BIN, GRADD_DIR); a daemon is started
-by the client. Prints one line of JSON: losses, and what ran in PyTorch.
+On each device in turn, by a daemon that the client starts in FOLDER/DEVICE (GRADD_BIN says which).
+Prints a line of JSON for each: losses, and what ran in PyTorch.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from typing import Any
 
 import models
 import torch
 
 from gradd import ORTModule
 from gradd.optim import FusedAdam
+from gradd.session import client
 
 STEPS = 4
 
 
-def main() -> None:
+def train(name: str, dtype: torch.dtype) -> dict[str, Any]:
     """Four steps with Adam and clipping; the first batch has another shape. NAME_chunks: so many
     rows and words that the loss makes its logits in chunks.
     """
-    name, dtype = sys.argv[1], getattr(torch, sys.argv[2])
     torch.manual_seed(3)
     family, chunks = name.removesuffix("_chunks"), name.endswith("_chunks")
     module, make_batch = models.build(family, **({"vocab_size": 1200} if chunks else {}))
@@ -38,10 +40,17 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
-    stats = model.gradd_stats()
-    made = {"losses": losses, "fallbacks": stats["fallbacks"]}
-    made["chunks"] = "LinearCrossEntropy" in model.gradd_explain().counts()
-    print(json.dumps(made))
+    made = {"losses": losses, "fallbacks": model.gradd_stats()["fallbacks"]}
+    return made | {"chunks": "LinearCrossEntropy" in model.gradd_explain().counts()}
+
+
+def main() -> None:
+    """Every device that the command line names."""
+    name, dtype, folder, *devices = sys.argv[1:]
+    for device in devices:
+        os.environ |= {"GRADD_DEVICE": device, "GRADD_DIR": os.path.join(folder, device)}
+        print(json.dumps(train(name, getattr(torch, dtype))))
+        client.close_all()
 
 
 if __name__ == "__main__":

@@ -28,33 +28,33 @@ ALL = [
 ]
 
 
-def _train(folder: Path, device: str, name: str, dtype: str, **more: str) -> dict:
-    directory = folder / device
-    directory.mkdir(mode=0o700, exist_ok=True)
+def _train(folder: Path, name: str, dtype: str, *devices: str, **more: str) -> list[dict]:
+    """What the child says of each device."""
     env = {
         **os.environ,
-        "GRADD_DIR": str(directory),
         "GRADD_BIN": str(FAKE),
-        "GRADD_DEVICE": device,
         "GRADD_THREADS": "1",
         "GRADD_FAKE_DELAY_US": "50",
         "GRADD_SELF_CHECK": "0",
         **more,
     }
-    command = [sys.executable, str(CHILD), name, dtype]
+    for device in devices:
+        (folder / device).mkdir(mode=0o700, exist_ok=True)
+    command = [sys.executable, str(CHILD), name, dtype, str(folder), *devices]
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     finally:
-        subprocess.run([str(FAKE), "stop"], env=env, capture_output=True, check=False)
+        for device in devices:
+            stop = [str(FAKE), "stop", "--dir", str(folder / device)]
+            subprocess.run(stop, env=env, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return [json.loads(line) for line in done.stdout.splitlines()[-len(devices) :]]
 
 
 @pytest.mark.parametrize("which", every_run(DAILY, ALL), ids="-".join)
 def test_a_model_trains_as_on_the_cpu(tmp_path: Path, which: tuple[str, str]) -> None:
     name, dtype = which
-    cpu = _train(tmp_path, "cpu", name, dtype)
-    gpu = _train(tmp_path, "emu", name, dtype)
+    cpu, gpu = _train(tmp_path, name, dtype, "cpu", "emu")
     assert not cpu["fallbacks"] and not gpu["fallbacks"]
     off = 1e-5 if dtype == "float32" else 2e-2
     assert gpu["losses"] == pytest.approx(cpu["losses"], rel=off)
@@ -65,11 +65,11 @@ def test_a_model_trains_as_on_the_cpu(tmp_path: Path, which: tuple[str, str]) ->
 def test_measured_products_stay_what_they_are(tmp_path: Path) -> None:
     """By the clock, each daemon would choose other algorithms: the second reads the first's."""
     cache = {"XDG_CACHE_HOME": str(tmp_path), "GRADD_CUDA_TUNE": "all"}
-    first = _train(tmp_path, "emu", "mlp_ce", "float32", **cache)
+    (first,) = _train(tmp_path, "mlp_ce", "float32", "emu", **cache)
     (file,) = (tmp_path / "gradd" / "products").iterdir()
     kept = file.read_text()
     assert len(kept.splitlines()) > 4
-    assert _train(tmp_path, "emu", "mlp_ce", "float32", **cache)["losses"] == first["losses"]
+    assert _train(tmp_path, "mlp_ce", "float32", "emu", **cache) == [first]
     assert file.read_text() == kept
     command = [str(FAKE), "doctor"]
     env = {**os.environ, **cache}

@@ -207,7 +207,7 @@ def test_half_of_a_deep_model_goes():
     assert layers.recompute_us < 0.4 * layers.model_us
 
 
-@pytest.mark.parametrize("seed", every_run(range(12), range(200)))
+@pytest.mark.parametrize("seed", every_run(range(6), range(200)))
 def test_random_programs_have_the_same_bits(seed: int):
     """Views, writes, detached regions: 20 instructions that PyTorch carries out."""
     dtype = torch.bfloat16 if seed % 3 == 2 else torch.float32
