@@ -24,6 +24,7 @@ GPU_BINARY_FLOAT(gelu_grad_erf, E_GELU_GRAD)
 GPU_BINARY_FLOAT(gelu_grad_tanh, E_GELU_TANH_GRAD)
 GPU_BINARY_WITH(leaky_grad, 1, E_LEAKY_GRAD)
 GPU_BINARY_WITH(elu_grad, 1, E_ELU_GRAD)
+GPU_BINARY_WITH(elu_input_grad, 1, E_ELU_INPUT_GRAD)
 
 /* with the parameter alpha */
 static gradd_status_t compute_leaky(const gradd_launch_t *r) {
@@ -37,6 +38,9 @@ static gradd_status_t compute_elu(const gradd_launch_t *r) {
 }
 static gradd_status_t compute_elu_grad(const gradd_launch_t *r) {
     return gpu_binary_by<gpu_floats>(r, f_elu_grad{{gradd_attr_float(r->attrs, "alpha", 1)}});
+}
+static gradd_status_t compute_elu_input_grad(const gradd_launch_t *r) {
+    return gpu_binary_by<gpu_floats>(r, f_elu_input_grad{{gradd_attr_float(r->attrs, "alpha", 1)}});
 }
 
 /* one of two by the attribute approximate */
@@ -74,6 +78,8 @@ GRADD_KERNELS(cuda, activation, UNARY("Relu", relu),
               BINARY("SigmoidGrad", sigmoid_grad), BINARY("TanhGrad", tanh_grad),
               GRADD_KERNEL("EluGrad", "map", .types = {GRADD_T_ANY}, .inplace = 3,
                            .compute = compute_elu_grad),
+              GRADD_KERNEL("EluInputGrad", "map", .types = {GRADD_T_ANY}, .inplace = 3,
+                           .compute = compute_elu_input_grad),
               GRADD_KERNEL("GeluGrad", "map", .types = {GRADD_T_ANY}, .inplace = 3,
                            .compute = compute_gelu_grad),
               BINARY("HardSwishGrad", hardswish_grad), BINARY("MishGrad", mish_grad));

@@ -156,6 +156,7 @@ GRADD_HD int64_t gradd_power_i64(int64_t x, double y) {
 #define E_TANH_GRAD(F)      (a * (1 - b * b))
 #define E_ELU(F)            (a > 0 ? a : GRADD_K(p[0]) * F##expm1(a))
 #define E_ELU_GRAD(F)       (b > 0 ? a : a * (b + GRADD_K(p[0])))
+#define E_ELU_INPUT_GRAD(F) (b > 0 ? a : a * (GRADD_K(p[0]) * F##exp(b)))
 #define E_SOFTPLUS(F)       ((a > 0 ? a : 0) + F##log1p(F##exp(-F##abs(a))))
 #define E_RAMP(x)           ((x) / 6 + GRADD_K(0.5))
 #define E_UNIT(x)           ((x) < 0 ? GRADD_K(0) : (x) > 1 ? GRADD_K(1) : (x))

@@ -1,7 +1,8 @@
 /* Activations and their gradients.
  *
- * Math: y = f(x) elementwise, any shape. Saved for backward: y for Relu, Sigmoid, Tanh, Elu; x for
- * the others. Each gradient is an internal operator <Name>Grad(dy, saved), one pass over memory.
+ * Math: y = f(x) elementwise, any shape. Saved for backward: y for Relu, Sigmoid, Tanh, and Elu but
+ * of halves, where y is -1 all too soon; x for the others. Each gradient is an internal operator
+ * <Name>Grad(dy, saved), one pass over memory.
  * At the kink of Relu, LeakyRelu, PRelu the slope is that of the left side; at a NaN Relu passes
  * the gradient, Elu and HardSwish give NaN, as in torch. Elu knows its side by the sign of y: where
  * alpha is negative, the capture writes it with WithSlope. */
@@ -64,6 +65,9 @@ COMPUTE_ALPHA(elu, 1)
 GRADD_ROWS2_FLOAT(elu_grad, E_ELU_GRAD)
 GRADD_TABLE_FLOAT(elu_grad)
 COMPUTE_ALPHA(elu_grad, 1)
+GRADD_ROWS2_FLOAT(elu_input_grad, E_ELU_INPUT_GRAD)
+GRADD_TABLE_FLOAT(elu_input_grad)
+COMPUTE_ALPHA(elu_input_grad, 1)
 
 static bool by_tanh(gradd_attrs_t attrs) {
     return !strcmp(gradd_attr_string(attrs, "approximate", "none"), "tanh");
@@ -113,10 +117,14 @@ GRAD_BY(relu, "ReluGrad", true)
 GRAD_BY(leaky, "LeakyReluGrad", false)
 GRAD_BY(sigmoid, "SigmoidGrad", true)
 GRAD_BY(tanh, "TanhGrad", true)
-GRAD_BY(elu, "EluGrad", true)
 GRAD_BY(gelu, "GeluGrad", false)
 GRAD_BY(hardswish, "HardSwishGrad", false)
 GRAD_BY(mish, "MishGrad", false)
+
+static gradd_status_t grad_elu(gradd_grad_t *g) {
+    const bool half = gradd_dtype_is_half(gradd_val_type(g->b, g->in[0])->dtype);
+    return half ? grad_by(g, "EluInputGrad", false) : grad_by(g, "EluGrad", true);
+}
 
 static gradd_status_t grad_softplus(gradd_grad_t *g) {
     g->din[0] = GRADD_EMIT(g->b, "Mul", g->dout[0], GRADD_EMIT(g->b, "Sigmoid", g->in[0]));
@@ -232,6 +240,11 @@ GRADD_OPS(
              .types = {GRADD_T_FLOAT}, .attrs = ALPHA, .infer = gradd_infer_broadcast,
              .ref = compute_elu_grad_ref,
              .cases = GRADD_CASES(CASES_BACK, {.text = "f32[4] f32[4] | alpha=0.7"})),
+    GRADD_OP("EluInputGrad", "com.gradd", 1, (2, 2), (1, 1),
+             .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
+             .types = {GRADD_T_FLOAT}, .attrs = ALPHA, .infer = gradd_infer_broadcast,
+             .ref = compute_elu_input_grad_ref,
+             .cases = GRADD_CASES(CASES_BACK, {.text = "f32[4] f32[4] | alpha=0.7"})),
     GRADD_OP("GeluGrad", "com.gradd", 1, (2, 2), (1, 1),
              .flags = GRADD_OP_INTERNAL | GRADD_OP_NO_GRAD | GRADD_OP_CHEAP,
              .types = {GRADD_T_FLOAT}, .attrs = APPROXIMATE, .infer = gradd_infer_broadcast,
@@ -273,6 +286,8 @@ GRADD_KERNELS(
                  .compute = compute_tanh_grad),
     GRADD_KERNEL("EluGrad", "loop", .types = {GRADD_T_ANY}, .inplace = 3,
                  .compute = compute_elu_grad),
+    GRADD_KERNEL("EluInputGrad", "loop", .types = {GRADD_T_ANY}, .inplace = 3,
+                 .compute = compute_elu_input_grad),
     GRADD_KERNEL("GeluGrad", "loop", .types = {GRADD_T_ANY}, .inplace = 3,
                  .compute = compute_gelu_grad),
     GRADD_KERNEL("HardSwishGrad", "loop", .types = {GRADD_T_ANY}, .inplace = 3,

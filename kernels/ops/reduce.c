@@ -465,18 +465,35 @@ static gradd_val_t reduced(gradd_grad_t *g, const char *op, gradd_val_t value) {
     return gradd_emit_attrs(g->b, op, in, g->n_in > 1 ? 2 : 1, attrs, 2);
 }
 
-/* The product of the others, with p that of all factors but zeros: p / x without a zero, p for the
- * only zero, 0 for what has a zero beside it. */
-static gradd_status_t grad_product(gradd_grad_t *g) {
+/* 1 where a mask says true, and the sum of that along the axes. */
+static gradd_val_t counted(gradd_grad_t *g, gradd_val_t mask, gradd_val_t *out_sum) {
     gradd_attr_t to = gradd_make_int("to", gradd_val_type(g->b, g->in[0])->dtype);
-    gradd_val_t zero = scalar_like(g, 0), one = scalar_like(g, 1);
+    gradd_val_t ones = gradd_emit_attrs(g->b, "Cast", &mask, 1, &to, 1);
+    *out_sum = reduced(g, "ReduceSum", ones);
+    return ones;
+}
+
+/* 0 times the other factors: NaN where one of them is infinite or NaN. */
+static gradd_val_t zero_times_others(gradd_grad_t *g, gradd_val_t zero) {
+    gradd_val_t nothing = GRADD_EMIT(g->b, "Sub", g->in[0], g->in[0]), all;
+    gradd_val_t odd = GRADD_EMIT(g->b, "Not", GRADD_EMIT(g->b, "Equal", nothing, zero));
+    gradd_val_t own = counted(g, odd, &all);
+    gradd_val_t others = GRADD_EMIT(g->b, "Greater", GRADD_EMIT(g->b, "Sub", all, own), zero);
+    return GRADD_EMIT(g->b, "Where", others, scalar_like(g, NAN), zero);
+}
+
+/* The product of the others, with p that of all factors but zeros: p / x without a zero, p for the
+ * only zero, 0 times the others for what has a zero beside it. */
+static gradd_status_t grad_product(gradd_grad_t *g) {
+    gradd_val_t zero = scalar_like(g, 0), one = scalar_like(g, 1), zeros;
     gradd_val_t at = GRADD_EMIT(g->b, "Equal", g->in[0], zero);
     gradd_val_t factor = GRADD_EMIT(g->b, "Where", at, one, g->in[0]);
     gradd_val_t p = reduced(g, "ReduceProd", factor);
-    gradd_val_t zeros = reduced(g, "ReduceSum", gradd_emit_attrs(g->b, "Cast", &at, 1, &to, 1));
-    gradd_val_t alone = GRADD_EMIT(g->b, "Where", GRADD_EMIT(g->b, "Equal", zeros, one), p, zero);
+    gradd_val_t beside = zero_times_others(g, zero);
+    counted(g, at, &zeros);
+    gradd_val_t alone = GRADD_EMIT(g->b, "Where", GRADD_EMIT(g->b, "Equal", zeros, one), p, beside);
     gradd_val_t none = GRADD_EMIT(g->b, "Equal", zeros, zero);
-    gradd_val_t rest = GRADD_EMIT(g->b, "Where", none, GRADD_EMIT(g->b, "Div", p, factor), zero);
+    gradd_val_t rest = GRADD_EMIT(g->b, "Where", none, GRADD_EMIT(g->b, "Div", p, factor), beside);
     gradd_val_t others = GRADD_EMIT(g->b, "Where", at, alone, rest);
     g->din[0] = GRADD_EMIT(g->b, "Mul", others, unreduced(g, g->dout[0]));
     return g->b->status;
