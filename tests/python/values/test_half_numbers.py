@@ -33,12 +33,20 @@ WITH_NUMBERS: dict[str, Form] = {
     "x / len(x)": lambda x, y: x / len(x),
     "x / size": lambda x, y: x.sum(0) / x.shape[0],
     "alpha": lambda x, y: torch.add(x, y, alpha=0.1),
+    "alpha of 3": lambda x, y: torch.add(x, y, alpha=3),
     "sub alpha": lambda x, y: torch.sub(x, y, alpha=0.1),
     "integer": lambda x, y: x * 1001,
     "two": lambda x, y: (x * 0.3 + 1e-3) / 7.7,
     "in place": lambda x, y: (x * y).mul_(0.3).add_(1e-3),
     "addcmul": lambda x, y: torch.addcmul(x, x, y, value=0.1),
+    "addcdiv": lambda x, y: torch.addcdiv(x, x, y * y + 1, value=0.3),
+    "baddbmm": lambda x, y: torch.baddbmm(y[None], x[None], y[None, :24], beta=0.3, alpha=0.6),
+    "addbmm": lambda x, y: torch.addbmm(y, x[None], y[None, :24], beta=0.3, alpha=0.6),
+    "addmv": lambda x, y: torch.addmv(y[:, 0], x, y[0], beta=0.3, alpha=0.6),
+    "addr": lambda x, y: torch.addr(y, x[:, 0], x[0], beta=0.3, alpha=0.6),
     "lerp": lambda x, y: torch.lerp(x, y, 0.3),
+    "rsqrt": lambda x, y: torch.rsqrt(x * x + 0.1),
+    "round": lambda x, y: x + torch.round(20 * y, decimals=2),
     "leaky_relu": lambda x, y: F.leaky_relu(x, 0.01),
     "elu": lambda x, y: F.elu(x, 0.7),
     "softplus": lambda x, y: F.softplus(x, 0.7),
@@ -73,6 +81,17 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return self.form(self.layer(x), y)
+
+
+class Pair(nn.Module):
+    """A form of two tensors."""
+
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.form(x, y)
 
 
 def _errors(form: Form, dtype: torch.dtype, rows: int, scale: float) -> list[list[float]]:
@@ -118,6 +137,47 @@ def test_means_of_many(form: str, dtype: torch.dtype) -> None:
     """
     step = 2.0**-9 if dtype is torch.bfloat16 else 2.0**-12
     _check(_errors(MEANS[form], dtype, 10_000, 1024.0), 2 * step)
+
+
+@HALVES
+def test_a_slope_is_no_difference_of_rounded_numbers(dtype: torch.dtype) -> None:
+    """exp(x) of a large negative x, where elu itself is -1."""
+    results = []
+    for module in (Pair(lambda x, y: F.elu(x, 0.7)), ORTModule(Pair(lambda x, y: F.elu(x, 0.7)))):
+        x = torch.linspace(-12, 2, 57).to(dtype).requires_grad_()
+        module(x, x.detach()).sum().backward()
+        results.append(x.grad)
+    torch.testing.assert_close(*results, rtol=2.0**-6, atol=0)
+
+
+BETWEEN: dict[str, tuple[Form, float, float]] = {
+    "quotient": (lambda x, y: torch.addcdiv(x, x, y, value=0.01), 3.0, 1e-5),
+    "product": (lambda x, y: torch.addcmul(x, x, y, value=1e-3), 400.0, 300.0),
+    "factor of its gradient": (
+        lambda x, y: torch.addcmul(x, x, y, value=1e-4) * 1000,
+        400.0,
+        100.0,
+    ),
+    "root": (lambda x, y: torch.rsqrt(x) + y, 6e-8, 1.0),
+    "decimals": (lambda x, y: x + torch.round(y, decimals=3), 1.0, 300.0),
+    "factor of a sum": (lambda x, y: torch.addr(x, y[:, 0], y[0], alpha=1e-3), 1.0, 600.0),
+}
+
+
+@pytest.mark.parametrize("form", BETWEEN)
+def test_nothing_overflows_between_steps(form: str) -> None:
+    """What torch computes in f32 and rounds once has no infinite steps in f16."""
+    written, *values = BETWEEN[form]
+    results = []
+    for module in (Pair(written), ORTModule(Pair(written), strict=True)):
+        pair = [torch.full((4, 4), v, dtype=torch.float16, requires_grad=True) for v in values]
+        out = module(*pair)
+        out.sum().backward()
+        results.append([out.detach(), *(x.grad for x in pair if x.grad is not None)])
+    for theirs, ours in zip(*results, strict=True):
+        assert torch.equal(theirs.isfinite(), ours.isfinite()), (theirs, ours)
+        finite = theirs.isfinite()
+        torch.testing.assert_close(ours[finite], theirs[finite], rtol=4e-3, atol=1e-6)
 
 
 class Scores(nn.Module):

@@ -4,8 +4,10 @@ softmax(x, dtype=float32) converts x first, its translation converts the result;
 for sums and means. A normalisation takes bf16 values with f32 weights (autocast), computes in f32
 and rounds once; ONNX wants one type. A number that is computed from sizes (`x * x.shape[1] ** 0.5`)
 takes part in whatever type the tensors beside it have, and for halves in f32; so does a number
-that no half is, as in `x / 301`. All become casts around the operator in the exported program,
-which neither decomposition nor translation can get wrong.
+that no half is, as in `x / 301`. What torch computes of halves in f32 and rounds once, and its
+translation writes in several steps, would be rounded, or overflow, between them. All become casts
+around the operator in the exported program, which neither decomposition nor translation can get
+wrong.
 """
 
 from __future__ import annotations
@@ -43,6 +45,13 @@ _WITH_NUMBERS = frozenset(
     for kind in ("Tensor", "Scalar")
     if kind in getattr(_aten, name).overloads()
 )
+# Formulas that are one kernel of torch's, and several operators of ONNX.
+_FORMULAS = frozenset(
+    {
+        *(_aten.rsqrt.default, _aten.round.decimals, _aten.addr.default),
+        *(_aten.addcmul.default, _aten.addcdiv.default, _aten.lerp.Scalar, _aten.lerp.Tensor),
+    }
+)
 _HALVES = (torch.bfloat16, torch.float16)
 _NORMS = frozenset({_aten.layer_norm.default, _aten.group_norm.default, _aten.rms_norm.default})
 
@@ -64,7 +73,7 @@ def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
             _compute_in_one_type(graph, node, signature)
         elif node.target in _WITH_NUMBERS and any(map(_is_number, node.args)):
             _number_in_type(graph, node, signature)
-        elif node.target in _WITH_NUMBERS - _ROUNDED and _has_other_number(node):
+        elif _is_of_one_half(node) and (node.target in _FORMULAS or _has_other_number(node)):
             _compute_wide(graph, node, signature)
 
 
@@ -99,14 +108,17 @@ def _round_numbers(node: torch.fx.Node) -> None:
             node.update_arg(i, torch.tensor(node.args[i], dtype=dtype).item())
 
 
-def _has_other_number(node: torch.fx.Node) -> bool:
-    """Whether all tensors are of one half, and a number beside them is none of its numbers."""
+def _is_of_one_half(node: torch.fx.Node) -> bool:
     types = {t for t in map(_type, node.all_input_nodes) if t is not None}
-    if len(types) != 1 or not types <= set(_HALVES) or _type(node) not in types:
+    return len(types) == 1 and types <= set(_HALVES) and _type(node) in types
+
+
+def _has_other_number(node: torch.fx.Node) -> bool:
+    """Whether a number beside halves is none of their numbers."""
+    if node.target not in _WITH_NUMBERS - _ROUNDED:
         return False
-    (dtype,) = types
     numbers = (v for v in (*node.args, *node.kwargs.values()) if type(v) in (int, float))
-    return any(torch.tensor(v, dtype=dtype).double() != v and v == v for v in numbers)
+    return any(torch.tensor(v, dtype=_type(node)).double() != v and v == v for v in numbers)
 
 
 def _is_number(operand: Any) -> bool:

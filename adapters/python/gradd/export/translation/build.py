@@ -56,7 +56,8 @@ def wide(value: Any) -> Any:
     """Half floats as float, other values as they are: formulas of several steps round once."""
     if value.dtype not in _HALF:
         return value
-    return typed(op.Cast(value, to=int(ir.DataType.FLOAT)), ir.DataType.FLOAT, list(value.shape))
+    shape = None if value.shape is None else list(value.shape)
+    return typed(op.Cast(value, to=int(ir.DataType.FLOAT)), ir.DataType.FLOAT, shape)
 
 
 def wide_type(value: Any) -> Any:

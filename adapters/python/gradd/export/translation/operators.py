@@ -204,6 +204,8 @@ def diff(value: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any
     """torch.diff: differences of neighbours along one axis."""
     if value.dtype == ir.DataType.BOOL:
         raise CaptureError("unsupported_operator", "diff of booleans; cast them first")
+    if n == 0:
+        return op.Identity(value)  # as torch, without what would stand in front
     parts = [part for part in (prepend, value, append) if part is not None]
     value = op.Concat(*parts, axis=dim) if len(parts) > 1 else value
     axis, last = _ints(dim), _ints(2**63 - 1)
@@ -211,6 +213,26 @@ def diff(value: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any
         right = op.Slice(value, _ints(1), last, axis)
         value = op.Sub(right, op.Slice(value, _ints(0), _ints(-1), axis))
     return value
+
+
+def index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
+    """torch.index_fill: what several indices name is filled once, in the gradient too."""
+    rank, value = len(x.shape), _filler(value, x)
+    if rank == 0:
+        return op.Where(_scalar(tuple(index.shape) == (0,), ir.DataType.BOOL), x, value)
+    dim %= rank
+    places = op.Reshape(index, _ints(-1))
+    one, none = (_scalar(number, ir.DataType.INT64) for number in (1, 0))
+    rows = op.Expand(none, op.Shape(x, start=dim, end=dim + 1))
+    named = op.ScatterElements(rows, places, op.Expand(one, op.Shape(places)), axis=0)
+    filled = op.Cast(named, to=int(ir.DataType.BOOL))
+    if dim < rank - 1:
+        filled = op.Unsqueeze(filled, _ints(*range(1, rank - dim)))
+    return op.Where(filled, value, x)
+
+
+def _filler(value: Any, like: Any) -> Any:
+    return _scalar(value, like.dtype) if isinstance(value, (bool, int, float)) else value
 
 
 # --- norms -----------------------------------------------------------------------------------
@@ -321,6 +343,8 @@ def table() -> dict[Any, Callable]:
         _aten.copy.default: copy,
         _aten.arange.default: arange,
         _aten.diff.default: diff,
+        _aten.index_fill.int_Scalar: index_fill,
+        _aten.index_fill.int_Tensor: index_fill,
         _aten.arange.start: arange_start,
         _aten.arange.start_step: arange_step,
         _aten.eye.default: eye,
