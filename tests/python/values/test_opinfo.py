@@ -1,0 +1,146 @@
+"""Every operator of torch's list (OpInfo), on torch's own samples: right, or in PyTorch by name.
+
+Results and gradients are compared with f64 and may be twice as far from it as PyTorch's own in the
+type of the test, in the norm of each tensor; what is finite there is finite here.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from selection import drawn, every_run
+from torch import nn
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+
+from gradd import ORTModule
+
+pytestmark = pytest.mark.usefixtures("shared_daemon")
+
+SAMPLES = 7  # of each operator
+ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+# Random numbers; memory that is not initialised; complex numbers and other layouts.
+LEFT_OUT = r"linalg|fft|rand|bernoulli|multinomial|dropout|sparse|stft|empty|exponential|normal"
+LEFT_OUT += r"|cauchy|geometric|rrelu|uniform|svd|jiterator|complex|as_strided_partial"
+# PyTorch composes it in f32 where its fused kernel does not apply (docs/status.md).
+COMPOSED = {"nn.functional.scaled_dot_product_attention"}
+
+
+def _name(op: Any) -> str:
+    return op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
+
+
+KNOWN = {_name(op): op for op in op_db if not re.search(LEFT_OUT, op.name)}
+CASES = [(name, str(dtype).removeprefix("torch.")) for name in KNOWN for dtype in ROUNDING]
+DAILY = drawn(CASES, 12)
+
+
+class Call(nn.Module):
+    """A sample's call as a module of its tensors."""
+
+    def __init__(self, op: Any, sample: tuple, exact: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.op = op
+        self.leaves, self.spec = pytree.tree_flatten(sample)
+        if exact:  # a type among the arguments, too
+            self.leaves = [exact if x in ROUNDING else x for x in map(_hashable, self.leaves)]
+        self.places = [i for i, x in enumerate(self.leaves) if isinstance(x, torch.Tensor)]
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        first, args, options = pytree.tree_unflatten(leaves, self.spec)
+        return self.op(first, *args, **options)
+
+    def tensors(self, dtype: torch.dtype | None, gradients: bool) -> list[torch.Tensor]:
+        """Copies of the sample's."""
+        found = [self.leaves[i].detach().clone() for i in self.places]
+        cast = [x.to(dtype) if dtype and x.is_floating_point() else x for x in found]
+        return [x.requires_grad_(gradients and x.is_floating_point()) for x in cast]
+
+
+def _hashable(leaf: Any) -> Any:
+    return None if isinstance(leaf, (list, dict, set)) else leaf
+
+
+def _run(module: nn.Module, tensors: list[torch.Tensor], dtype: torch.dtype) -> dict:
+    """Results and gradients by name; the weights of the results are exact in the type."""
+    result = module(*tensors)
+    outs = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+    found = {f"result {i}": x.detach() for i, x in enumerate(outs)}
+    roots = [x for x in outs if x.is_floating_point() and x.requires_grad]
+    gen = torch.Generator().manual_seed(1)
+    weights = [torch.rand(x.shape, generator=gen) + 0.25 for x in roots]
+    if roots:
+        torch.autograd.backward(
+            roots, [w.to(dtype).to(x.dtype) for w, x in zip(weights, roots, strict=True)]
+        )
+    grads = {f"gradient {i}": x.grad for i, x in enumerate(tensors)}
+    return found | {name: g.detach() for name, g in grads.items() if g is not None}
+
+
+def _difference(ours: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> str:
+    """In words, or nothing."""
+    if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+        return f"{ours.dtype}{list(ours.shape)}, not {theirs.dtype}{list(theirs.shape)}"
+    if not theirs.is_floating_point() or exact.shape != theirs.shape:
+        return "" if torch.equal(ours, theirs) else "differs"
+    few = theirs.numel() < 16  # what is right by chance
+    rounding = ROUNDING.get(theirs.dtype, 0.0) * (4 if few else 0.5)
+    a, b, e = ours.double(), theirs.double(), exact.double()
+    finite = b.isfinite() & e.isfinite()
+    if not a[finite].isfinite().all():
+        return f"{int((~a[finite].isfinite()).sum())} numbers are not finite"
+    if (b.isnan() & e.isnan() & ~a.isnan()).any():
+        return "a number in the place of NaN"
+    off, own = ((x - e)[finite].norm() for x in (a, b))
+    near = 2 * own + rounding * e[finite].norm() + 1e-7
+    return "" if off <= near else f"off by {off:.3g}, PyTorch by {own:.3g}"
+
+
+def _compare(op: Any, sample: tuple, dtype: torch.dtype) -> str:
+    gradients = op.supports_autograd
+    plain, exact = Call(op.op, sample), Call(op.op, sample, torch.float64)
+    try:
+        theirs = _run(plain, plain.tensors(None, gradients), dtype)
+        want = _run(exact, exact.tensors(torch.float64, gradients), dtype)
+    except Exception:  # PyTorch itself refuses some in halves, or in f64
+        return ""
+    model = ORTModule(Call(op.op, sample))
+    ours = _run(model, plain.tensors(None, gradients), dtype)
+    if model.gradd_stats()["fallbacks"]:
+        return ""
+    for name, tensor in theirs.items():
+        missing = name not in ours
+        if missing and not tensor.count_nonzero():
+            continue  # none instead of zeros
+        text = "is missing" if missing else _difference(ours[name], tensor, want[name])
+        if text:
+            return f"{name}: {text}"
+    return ""
+
+
+@pytest.mark.parametrize("case", every_run(DAILY, CASES), ids="-".join)
+def test_an_operator_of_torch(case: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADD_SELF_CHECK", "0")  # the capture alone has to be right
+    name, dtype = case[0], getattr(torch, case[1])
+    op = KNOWN[name]
+    if name in COMPOSED or not op.supports_dtype(dtype, "cpu"):
+        pytest.skip("PyTorch has no such operator in this type, or composes it otherwise")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        samples = list(op.sample_inputs("cpu", dtype, requires_grad=False))
+        wrong = []
+        for sample in samples[:: max(1, len(samples) // SAMPLES)][:SAMPLES]:
+            call = (sample.input, sample.args, sample.kwargs)
+            tensors = [x for x in pytree.tree_leaves(call) if isinstance(x, torch.Tensor)]
+            real = all(x.layout is torch.strided and not x.is_complex() for x in tensors)
+            if real and any(x.is_floating_point() for x in tensors):
+                text = _compare(op, call, dtype)
+                wrong += [f"{call}: {text}"] * bool(text)
+    assert not wrong, "\n".join(wrong)
