@@ -22,8 +22,8 @@ off; *text* is any. An option of the command line wins over its variable.
 ## The daemon and the command line
 
 `gradd {commands} [options]`.
-A help text that begins with a command belongs to that command; `gradd explain --help` and `gradd
-estimate --help` list their own options. A daemon that a trainer starts reads the trainer's
+A help text that begins with a command belongs to that command; `gradd explain --help` and
+`gradd estimate --help` list their own options. A daemon that a trainer starts reads the trainer's
 environment, without `GRADD_FUSE`.
 
 """
