@@ -317,9 +317,9 @@ gpu-bundle: cuda $(GPU_B)/bin/probe ## collect in build/gpu what tools/gpu/run.s
 	    cp -L $$f $(GPU_B)/lib/; done
 	@strip -g $(GPU_B)/bin/* $(GPU_B)/lib/*; rm -rf $(GPU_B)/gen $(GPU_B)/gen-obj $(GPU_B)/shm $(GPU_B)/kernels \
 	    $(GPU_B)/server $(GPU_B)/tests $(GPU_B)/emu $(GPU_B)/fake $(GPU_B)/lib/*.a; du -sh $(GPU_B)
-$(GPU_B)/bin/probe: tools/gpu/probe.cu $(wildcard kernels/math/*.h kernels/cuda/half.h)
+$(GPU_B)/bin/probe: tools/gpu/probe.cu tools/gpu/told.h $(wildcard kernels/math/*.h kernels/cuda/half.h)
 	@mkdir -p $(@D); echo "  NVCC    $<"
-	$(Q)$(NVCC) -std=c++20 -O2 $(CUDA_ARCHS) -I. -I$(CUDA_LIBS)/include $< -o $@ -Xlinker $(CUBLASLT)
+	$(Q)$(NVCC) -std=c++20 -O2 $(CUDA_ARCHS) -I. -I$(CUDA_LIBS)/include $< -o $@ -ldl
 
 # ---------------------------------------------------------------- generated sources
 # Each list is rewritten only when its content changed, so adding a file rebuilds what reads the list.

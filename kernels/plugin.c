@@ -3,9 +3,13 @@
 
 #include <ctype.h>
 #include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { MOST = 4 };
@@ -47,15 +51,64 @@ const char *gradd_plugin_path(const char *name) {
     return path;
 }
 
+static bool is_object(const ElfW(Ehdr) * head) {
+    return !memcmp(head->e_ident, ELFMAG, SELFMAG) && head->e_phentsize == sizeof(ElfW(Phdr));
+}
+
+/* Bytes that the file must have for all that the loader maps to be there; -1: no shared object. */
+static int64_t bytes_mapped(int fd) {
+    ElfW(Ehdr) head;
+    if (pread(fd, &head, sizeof head, 0) != sizeof head || !is_object(&head)) return -1;
+    if (head.e_phoff > INT64_MAX / 2) return INT64_MAX;
+    uint64_t end = head.e_phoff + head.e_phnum * sizeof(ElfW(Phdr));
+    for (int i = 0; i < head.e_phnum; i++) {
+        ElfW(Phdr) part;
+        const off_t at = (off_t)(head.e_phoff + (size_t)i * sizeof part);
+        if (pread(fd, &part, sizeof part, at) != sizeof part) break; /* `end` is beyond the file */
+        if (part.p_filesz > INT64_MAX / 2 || part.p_offset > INT64_MAX / 2) return INT64_MAX;
+        if (part.p_offset + part.p_filesz > end) end = part.p_offset + part.p_filesz;
+    }
+    return (int64_t)end;
+}
+
+static gradd_status_t refuse(const char *path, const char *why) {
+    return GRADD_FAIL(DEVICE, "the plug-in %s cannot be used: %s", path, why);
+}
+
+/* The loader maps what the file's head names: touching what was not copied would be the end of the
+ * process, by SIGBUS. */
+static gradd_status_t check_open(int fd, const char *path) {
+    struct stat about;
+    if (fstat(fd, &about)) return refuse(path, strerror(errno));
+    if (S_ISDIR(about.st_mode)) return refuse(path, "it is a folder");
+    if (!S_ISREG(about.st_mode)) return refuse(path, "it is no regular file");
+    const int64_t bytes = bytes_mapped(fd);
+    if (bytes < 0) return refuse(path, "it is no shared object (ELF)");
+    if (bytes > about.st_size)
+        return GRADD_FAIL(DEVICE,
+                          "the plug-in %s cannot be used: it was copied in part or is damaged, as "
+                          "its segments end at byte %lld of %lld",
+                          path, (long long)bytes, (long long)about.st_size);
+    return GRADD_OK;
+}
+
+static gradd_status_t check_file(const char *name, const char *path) {
+    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a fifo would wait */
+    if (fd < 0 && errno != ENOENT && errno != ENOTDIR) return refuse(path, strerror(errno));
+    if (fd < 0 && strcmp(name, GRADD_PLUGIN_CUDA))
+        return GRADD_FAIL(UNSUPPORTED, "there is no device '%.60s'", name);
+    if (fd < 0)
+        return GRADD_FAIL(DEVICE, "there is no plug-in at %s (`make cuda` builds it)", path);
+    const gradd_status_t status = check_open(fd, path);
+    close(fd);
+    return status;
+}
+
 static gradd_status_t load(const char *name, const char *path, const gradd_backend_t **out) {
     gradd_plugin_t entry;
-    if (access(path, R_OK)) {
-        if (strcmp(name, GRADD_PLUGIN_CUDA))
-            return GRADD_FAIL(UNSUPPORTED, "there is no device '%.60s'", name);
-        return GRADD_FAIL(DEVICE, "there is no plug-in at %s (`make cuda` builds it)", path);
-    }
+    GRADD_TRY(check_file(name, path));
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!object) return GRADD_FAIL(DEVICE, "the plug-in %s cannot be used: %s", path, dlerror());
+    if (!object) return refuse(path, dlerror());
     void *symbol = dlsym(object, GRADD_PLUGIN_ENTRY);
     if (!symbol) return GRADD_FAIL(DEVICE, "%s is no plug-in of gradd", path);
     memcpy(&entry, &symbol, sizeof entry);

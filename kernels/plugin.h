@@ -22,8 +22,8 @@ typedef gradd_status_t (*gradd_plugin_t)(uint32_t abi, const gradd_backend_t **o
 #define GRADD_PLUGIN_CUDA "cuda"
 
 /* The device of that name from its plug-in, which is loaded at the first call and stays. Errors:
- * UNSUPPORTED (there is none of that name), DEVICE (there could be, but the plug-in is not there),
- * and the plug-in's own. One thread at a time. */
+ * UNSUPPORTED (there is none of that name), DEVICE (there could be, but the plug-in is not there,
+ * not whole or cannot be loaded), VERSION, and the plug-in's own. One thread at a time. */
 gradd_status_t gradd_plugin_load(const char *name, const gradd_backend_t **out);
 
 /* File that gradd_plugin_load would open; NULL if a name cannot be one's. */

@@ -1,13 +1,14 @@
 /* Runs the C tests, each in its own process with a time limit.
  *
- * Usage: tests [--list] [--filter TEXT]... [--part I/N] [--limit-scale N] [--times FILE]
- *              [--verbose]
+ * Usage: tests [--list] [--filter TEXT]... [--part I/N] [--limit-scale N] [--limit SECONDS]
+ *              [--times FILE] [--verbose]
  * The list comes from the makefile (test_list.inc: module, name, seconds). The output of a test is
  * shown when it fails. The last line is "N passed, N failed"; skipped tests are listed before it
  * with their reasons. Each test leads its own process group, which is killed afterwards, so nothing
  * that a test forked outlives it. Single-threaded: of N runners beside each other, the one with
  * --part I/N (I from 1) runs every N-th of the chosen tests. FILE gets a line "seconds module.test"
- * of each.
+ * of each. With --limit no test gets more than that. On SIGTERM and SIGINT the running test's name
+ * and output so far are shown, and what was counted.
  */
 #include "tests/test.h"
 
@@ -26,7 +27,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { EXIT_SKIPPED = 77, MAX_FILTERS = 32, MAX_SKIPS = 256 };
+enum { EXIT_SKIPPED = 77, MAX_FILTERS = 32, MAX_SKIPS = 256, STOP_S = 2 };
 
 typedef struct test_case_s {
     const char *name; /* "module.test" */
@@ -51,7 +52,7 @@ typedef struct run_s {
     const char *filters[MAX_FILTERS];
     int n_filters;
     int part, n_parts;
-    int limit_scale;
+    int limit_scale, limit_most; /* 0 = no such limit */
     bool verbose;
     FILE *times; /* Owned; NULL: nobody asks */
     int n_passed, n_failed, n_skipped;
@@ -129,11 +130,14 @@ static double now_s(void) {
 
 /* The test that runs now; read by the signal handler. */
 static volatile pid_t current = 0;
+static volatile sig_atomic_t stopped_by = 0;
 
-/* An interrupted runner takes its test along: the test has a process group of its own. */
+/* An interrupted runner takes its test along: the test has a process group of its own. That wakes
+ * the runner, which shows what the test has said: by a limit from outside more is lost than time.
+ */
 static void stop(int signal_number) {
+    stopped_by = signal_number;
     if (current > 0) kill(-current, SIGKILL);
-    _exit(128 + signal_number);
 }
 
 static bool selected(const run_t *run, const char *name) {
@@ -160,13 +164,16 @@ static _Noreturn void child_main(const test_case_t *test, int output) {
     exit(0); /* not _exit: leak checkers report here */
 }
 
-/* Waits for the child by its pidfd; true if it ended within the limit. */
+/* Waits for the child by its pidfd; true if it ended within the limit. A runner that is to stop
+ * waits for STOP_S at most, as who stops it will not wait longer. */
 static bool wait_limited(pid_t child, double limit_s) {
     int pidfd = (int)syscall(SYS_pidfd_open, child, 0);
     double end = now_s() + limit_s;
     bool ended = false;
     while (!ended) {
-        double left = end - now_s();
+        const double t = now_s();
+        if (stopped_by && end > t + STOP_S) end = t + STOP_S;
+        const double left = end - t;
         if (left <= 0) break;
         if (pidfd >= 0) {
             struct pollfd p = {.fd = pidfd, .events = POLLIN};
@@ -192,6 +199,11 @@ static void show_output(int fd, const char *indent) {
     fclose(in);
 }
 
+static int limit_of(const run_t *run, const test_case_t *test) {
+    const int limit = test->limit_s * run->limit_scale;
+    return run->limit_most && run->limit_most < limit ? run->limit_most : limit;
+}
+
 static outcome_t run_one(const run_t *run, const test_case_t *test) {
     int output = memfd_create("test-output", MFD_CLOEXEC);
     double start = now_s();
@@ -205,10 +217,12 @@ static outcome_t run_one(const run_t *run, const test_case_t *test) {
     }
     setpgid(child, child);
     current = child;
-    bool ended = wait_limited(child, (double)test->limit_s * run->limit_scale);
+    if (stopped_by) kill(-child, SIGKILL); /* it came before the handler knew the test */
+    bool ended = wait_limited(child, limit_of(run, test));
     int status = 0;
     kill(-child, SIGKILL);
-    waitpid(child, &status, 0);
+    bool gone = wait_limited(child, STOP_S); /* a driver may hold on to one that is killed */
+    waitpid(child, &status, gone ? 0 : WNOHANG);
     current = 0;
     double took_s = now_s() - start;
     if (run->times) fprintf(run->times, "%.3f %s\n", took_s, test->name);
@@ -219,10 +233,13 @@ static outcome_t run_one(const run_t *run, const test_case_t *test) {
     const char *words[] = {"ok   ", "FAIL ", "skip "};
     if (outcome != PASSED || run->verbose)
         printf("%s %s (%.2f s)", words[outcome], test->name, took_s);
-    if (outcome == FAILED && !ended)
-        printf(": did not end within %d s", test->limit_s * run->limit_scale);
+    if (outcome == FAILED && stopped_by)
+        printf(": stopped by signal %d while it ran", (int)stopped_by);
+    else if (outcome == FAILED && !ended)
+        printf(": did not end within %d s", limit_of(run, test));
     else if (outcome == FAILED && WIFSIGNALED(status))
         printf(": killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+    if (!gone) printf(", and a kill does not end it");
     if (outcome != PASSED || run->verbose) {
         putchar('\n');
         show_output(output, "      ");
@@ -233,8 +250,8 @@ static outcome_t run_one(const run_t *run, const test_case_t *test) {
 
 static int usage(const char *program) {
     fprintf(stderr,
-            "usage: %s [--list] [--filter TEXT]... [--part I/N] [--limit-scale N] [--times FILE] "
-            "[--verbose]\n",
+            "usage: %s [--list] [--filter TEXT]... [--part I/N] [--limit-scale N] "
+            "[--limit SECONDS] [--times FILE] [--verbose]\n",
             program);
     return 2;
 }
@@ -243,6 +260,8 @@ int main(int argc, char **argv) {
     run_t run = {.part = 1, .n_parts = 1, .limit_scale = 1};
     bool list = false;
     int n_selected = 0;
+    setvbuf(stdout, NULL, _IOLBF,
+            0); /* who is killed has said what it has said; tests inherit it */
     for (int i = 1; i < argc; i++) {
         bool more = i + 1 < argc;
         if (strcmp(argv[i], "--list") == 0)
@@ -255,6 +274,8 @@ int main(int argc, char **argv) {
             i++;
         else if (strcmp(argv[i], "--limit-scale") == 0 && more && atoi(argv[i + 1]) > 0)
             run.limit_scale = atoi(argv[++i]);
+        else if (strcmp(argv[i], "--limit") == 0 && more && atoi(argv[i + 1]) > 0)
+            run.limit_most = atoi(argv[++i]);
         else if (strcmp(argv[i], "--times") == 0 && more && !run.times)
             run.times = fopen(argv[++i], "we");
         else
@@ -269,6 +290,7 @@ int main(int argc, char **argv) {
             puts(test->name);
             continue;
         }
+        if (stopped_by) break;
         outcome_t outcome = run_one(&run, test);
         run.n_passed += outcome == PASSED;
         run.n_failed += outcome == FAILED;
@@ -278,5 +300,6 @@ int main(int argc, char **argv) {
     if (list) return 0;
     if (run.n_skipped) printf("%d skipped\n", run.n_skipped);
     printf("%d passed, %d failed\n", run.n_passed, run.n_failed);
+    if (stopped_by) return 128 + stopped_by;
     return run.n_failed != 0 || run.n_passed + run.n_skipped == 0;
 }

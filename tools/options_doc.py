@@ -21,11 +21,13 @@ off; *text* is any. An option of the command line wins over its variable.
 
 ## The daemon and the command line
 
-`gradd serve|ps|stop|explain|estimate|version [options]`. A help text that begins with a command
-belongs to that command; `gradd explain --help` and `gradd estimate --help` list their own options.
-A daemon that a trainer starts reads the trainer's environment, without `GRADD_FUSE`.
+`gradd {commands} [options]`.
+A help text that begins with a command belongs to that command; `gradd explain --help` and
+`gradd estimate --help` list their own options. A daemon that a trainer starts reads the trainer's
+environment, without `GRADD_FUSE`.
 
 """
+COMMAND = re.compile(r'^ +"  (-?-?[a-z-]+)  +\w', re.M)  # of the usage in server/cli/options.c
 SURROUNDINGS = """
 Also read:
 
@@ -76,6 +78,12 @@ def default_of(root: Path, text: str) -> str:
     return {"NULL": "none", "false": "off", "true": "1"}.get(text, text.strip('"'))
 
 
+def commands(root: Path) -> str:
+    """The commands of the usage, for the page."""
+    names = COMMAND.findall((root / "server" / "cli" / "options.c").read_text())
+    return "|".join(names)
+
+
 def daemon_items(root: Path) -> str:
     """The list of the daemon's options."""
     texts = []
@@ -103,6 +111,7 @@ def page(root: Path) -> str:
         for o in options
         if o.effective
     ]
-    text = HEAD + daemon_items(root) + SURROUNDINGS + page_text.items(works)
+    head = HEAD.format(commands=commands(root))
+    text = head + daemon_items(root) + SURROUNDINGS + page_text.items(works)
     rest = [f"`{o.name}` ({o.kind}): {o.help}" for o in options if not o.effective]
     return text + INEFFECTIVE + page_text.items(rest)

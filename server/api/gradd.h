@@ -55,7 +55,8 @@ typedef struct gradd_device_info_s {
     int64_t memory_limit; /* INT64_MAX = none */
 } gradd_device_info_t;
 
-/* Errors: UNSUPPORTED (there is no device of that name), NOMEM. */
+/* Errors: UNSUPPORTED (there is no device of that name), DEVICE (its plug-in, driver, library or
+ * hardware is not there or fails), VERSION (the plug-in is of another build), NOMEM. */
 gradd_status_t gradd_device_open(const gradd_device_options_t *options,
                                  gradd_device_t **out_device);
 /* Its plans and runs are gone. */

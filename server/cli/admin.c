@@ -121,12 +121,12 @@ static void print_session(const msgpack_object *s) {
 
 static void print_table(const msgpack_object *root) {
     const msgpack_object *sessions = wire_in(root, "sessions");
-    char version[24], up[24];
+    char version[24], up[24], device[32];
     if (!sessions || sessions->type != MSGPACK_OBJECT_ARRAY) return;
-    printf("gradd %s, pid %" PRId64 ", up %s, %" PRId64 " thread%s, %d session%s\n",
+    printf("gradd %s, pid %" PRId64 ", up %s, device %s, %" PRId64 " thread%s, %d session%s\n",
            text(root, "version", version, sizeof version), number(root, "pid"),
-           duration(number(root, "uptime_ms"), up), number(root, "threads"),
-           number(root, "threads") == 1 ? "" : "s", wire_count(sessions),
+           duration(number(root, "uptime_ms"), up), text(root, "device", device, sizeof device),
+           number(root, "threads"), number(root, "threads") == 1 ? "" : "s", wire_count(sessions),
            wire_count(sessions) == 1 ? "" : "s");
     if (wire_count(sessions) == 0) return;
     printf("%7s %8s  %-*s %-10s %6s %5s %5s %10s %10s %9s %7s\n", "SESSION", "PID", CLIENT_WIDTH,

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/plugin.h"
+#include "kernels/registry.h"
 #include "tests/test.h"
 
 const gradd_backend_t *ground_backend(void) {
@@ -14,6 +15,20 @@ const gradd_backend_t *ground_backend(void) {
     const gradd_backend_t *found;
     if (!gradd_plugin_load(name, &found)) return found;
     test_fail(__FILE__, __LINE__, "GRADD_TEST_DEVICE: %s", gradd_error_message());
+}
+
+const char *ground_only(void) {
+    const char *only = getenv("GRADD_TEST_OP");
+    if (!only || !*only) return NULL;
+    for (size_t f = 0; f < gradd_op_family_count; f++)
+        for (size_t i = 0; i < gradd_op_families[f]->n; i++)
+            if (!strcmp(only, gradd_op_families[f]->v[i].name)) return only;
+    test_fail(__FILE__, __LINE__, "GRADD_TEST_OP: there is no operator '%s'", only);
+}
+
+void ground_tried(int n) {
+    if (n == 0 && ground_only()) test_skip("no case here is of %s", ground_only());
+    CHECK(n > 0);
 }
 
 int ground_threads(int wanted) {

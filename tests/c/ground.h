@@ -12,6 +12,12 @@ int ground_threads(int wanted);
 /* Opens it with ground_threads(threads). Closed with gradd_device_close. */
 gradd_device_t *ground_open(int threads);
 
+/* The operator that GRADD_TEST_OP names, NULL where it names none. The test fails if there is no
+ * such operator: else a slip would pass, as nothing is tried. */
+const char *ground_only(void);
+/* After all cases were tried: fails if none was, but for one operator alone is skipped. */
+void ground_tried(int n);
+
 /* Memory of `bytes` zero bytes that the test sees at `host`, and so do its children. */
 typedef struct ground_s {
     gradd_segment_t segment;

@@ -13,6 +13,7 @@
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,16 +25,15 @@
 #include <unistd.h>
 
 #include "kernels/cuda/half.h"
+#include "tools/gpu/told.h"
 
-#define CHECK(call)                                                                                \
-    do {                                                                                           \
-        const int status_ = (int)(call);                                                           \
-        if (status_) {                                                                             \
-            printf("{\"failed\": \"%s\", \"line\": %d, \"status\": %d}\n", #call, __LINE__,        \
-                   status_);                                                                       \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+#define CHECK(call) require((int)(call), #call, __LINE__)
+
+static void require(int status, const char *call, int line) {
+    if (!status) return;
+    told_failure(call, line, status, NULL);
+    exit(1);
+}
 
 static double now(void) {
     struct timespec t;
@@ -369,6 +369,43 @@ static int probe_half(void) {
 
 /* ---- products ---- */
 
+/* What is used of cuBLASLt, opened by this probe alone: the others run where it is missing. */
+static struct {
+    decltype(&cublasLtCreate) create;
+    decltype(&cublasLtMatmul) multiply;
+    decltype(&cublasLtMatmulAlgoGetHeuristic) find;
+    decltype(&cublasLtMatmulDescCreate) describe;
+    decltype(&cublasLtMatmulDescSetAttribute) describe_more;
+    decltype(&cublasLtMatmulPreferenceCreate) prefer;
+    decltype(&cublasLtMatmulPreferenceSetAttribute) prefer_more;
+    decltype(&cublasLtMatrixLayoutCreate) lay_out;
+} blas;
+
+static void open_blas(void) {
+    const struct {
+        const char *name;
+        void *into;
+    } wanted[] = {
+        {"cublasLtCreate",                       &blas.create       },
+        {"cublasLtMatmul",                       &blas.multiply     },
+        {"cublasLtMatmulAlgoGetHeuristic",       &blas.find         },
+        {"cublasLtMatmulDescCreate",             &blas.describe     },
+        {"cublasLtMatmulDescSetAttribute",       &blas.describe_more},
+        {"cublasLtMatmulPreferenceCreate",       &blas.prefer       },
+        {"cublasLtMatmulPreferenceSetAttribute", &blas.prefer_more  },
+        {"cublasLtMatrixLayoutCreate",           &blas.lay_out      }
+    };
+    void *library = dlopen("libcublasLt.so.13", RTLD_NOW);
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
+        void *found = library ? dlsym(library, wanted[i].name) : NULL;
+        if (!found) {
+            told_failure(library ? "dlsym" : "dlopen", __LINE__, -1, dlerror());
+            exit(1);
+        }
+        memcpy(wanted[i].into, &found, sizeof found);
+    }
+}
+
 /* y[m, n] = x[m, k] W[n, k]^T, all bf16. */
 static void product(cublasLtHandle_t lt, int m, int n, int k, void *workspace, size_t bytes) {
     cublasLtMatmulDesc_t desc;
@@ -381,28 +418,27 @@ static void product(cublasLtHandle_t lt, int m, int n, int k, void *workspace, s
     const float one = 1, zero = 0;
     void *at[3];
     double most = 0;
-    CHECK(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    CHECK(
-        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned));
-    CHECK(cublasLtMatrixLayoutCreate(&w, CUDA_R_16BF, k, n, k));
-    CHECK(cublasLtMatrixLayoutCreate(&x, CUDA_R_16BF, k, m, k));
-    CHECK(cublasLtMatrixLayoutCreate(&y, CUDA_R_16BF, n, m, n));
-    CHECK(cublasLtMatmulPreferenceCreate(&preference));
-    CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                               &bytes, sizeof bytes));
+    CHECK(blas.describe(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    CHECK(blas.describe_more(desc, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned));
+    CHECK(blas.lay_out(&w, CUDA_R_16BF, k, n, k));
+    CHECK(blas.lay_out(&x, CUDA_R_16BF, k, m, k));
+    CHECK(blas.lay_out(&y, CUDA_R_16BF, n, m, n));
+    CHECK(blas.prefer(&preference));
+    CHECK(blas.prefer_more(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
+                           sizeof bytes));
     CHECK(cudaMalloc(&at[0], (size_t)2 * n * k));
     CHECK(cudaMalloc(&at[1], (size_t)2 * m * k));
     CHECK(cudaMalloc(&at[2], (size_t)2 * m * n));
     fill<<<256, 256>>>((uint32_t *)at[0], (size_t)n * k / 2, 0x3c003c00);
     fill<<<256, 256>>>((uint32_t *)at[1], (size_t)m * k / 2, 0x3b003b00);
-    CHECK(cublasLtMatmulAlgoGetHeuristic(lt, desc, w, x, y, y, preference, 8, found, &n_found));
+    CHECK(blas.find(lt, desc, w, x, y, y, preference, 8, found, &n_found));
     CHECK(cudaEventCreate(&from));
     CHECK(cudaEventCreate(&to));
     for (int a = 0; a < n_found; a++)
         for (int i = 0; i < 6; i++) {
             CHECK(cudaEventRecord(from, 0));
-            CHECK(cublasLtMatmul(lt, desc, &one, at[0], w, at[1], x, &zero, at[2], y, at[2], y,
-                                 &found[a].algo, workspace, bytes, 0));
+            CHECK(blas.multiply(lt, desc, &one, at[0], w, at[1], x, &zero, at[2], y, at[2], y,
+                                &found[a].algo, workspace, bytes, 0));
             CHECK(cudaEventRecord(to, 0));
             best(from, to, &most, 2e3 * m * n * k / 1e3);
         }
@@ -429,7 +465,8 @@ static int probe_product(void) {
     const size_t bytes = (size_t)32 << 20;
     cublasLtHandle_t lt;
     void *workspace;
-    CHECK(cublasLtCreate(&lt));
+    open_blas();
+    CHECK(blas.create(&lt));
     CHECK(cudaMalloc(&workspace, bytes));
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         product(lt, 8192, sizes[i][0], sizes[i][1], workspace, bytes);
@@ -448,6 +485,7 @@ int main(int argc, char **argv) {
         {"half",    probe_half   },
         {"product", probe_product}
     };
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a limit of time takes no line that is written */
     for (size_t i = 0; i < sizeof probes / sizeof probes[0]; i++)
         if (argc == 2 && !strcmp(argv[1], probes[i].name)) return probes[i].run();
     fprintf(stderr, "usage: probe ipc|vmm|host|copy|half|product\n");

@@ -2,22 +2,39 @@
 # Runs on a machine with a GPU, without a network and without a build, what `make gpu-bundle` has
 # collected in build/gpu; OUT names the folder for the log and the results (default: build/gpu-out).
 #
-#     tools/gpu/run.sh first      libraries, shared memory and events of two processes, ceilings,
-#                                 halves by the GPU's conversions, every kernel against the CPU,
-#                                 some of it under memcheck: 6 minutes
+#     tools/gpu/run.sh first      libraries, every kernel against the CPU, halves by the GPU's
+#                                 conversions, shared memory and events of two processes, ceilings,
+#                                 some kernels under memcheck: 6 minutes at most
 #
-# Each part has a limit of time and the next one starts whatever became of it. The last line is
-# "N passed, N failed"; results.json holds every part's status, seconds and lines of JSON.
-cd "$(dirname "$0")/../.." || exit 2
-bundle=$PWD/build/gpu
-OUT=${OUT:-$PWD/build/gpu-out}
-mkdir -p "$OUT"
+# Each part has a limit of time and the next one starts whatever became of it; what there is no time
+# left for is a failure. The last line is "N passed, N failed"; results.json holds every part's
+# status, seconds and lines of JSON, products/ what was measured. Variables GRADD_TEST_... of the
+# caller do not count.
+case ${1:-} in
+first) ;;
+*)
+    sed -n '2,13s/^# \{0,1\}//p' "$0"
+    case ${1:-} in -h | --help) exit 0 ;; esac
+    exit 2
+    ;;
+esac
+
+root=$(cd "$(dirname "$0")/../.." && pwd) || exit 2
+bundle=$root/build/gpu
+OUT=${OUT:-$root/build/gpu-out}
+case $OUT in /*) ;; *) OUT=$PWD/$OUT ;; esac # where the caller is
+mkdir -p "$OUT" && cd "$root" || exit 2
 log=$OUT/log.txt
 results=$OUT/results.json
+ends=$(($(date +%s) + ${GRADD_GPU_SECONDS:-345}))
 passed=0
 failed=0
+all=
+newline='
+'
 : > "$log"
-printf '[' > "$results"
+
+for name in $(env | sed -n 's/^\(GRADD_TEST_[A-Za-z0-9_]*\)=.*/\1/p'); do unset "$name"; done
 
 # The folder of libcublasLt.so.13: where it is told, a Python package, or a toolkit.
 find_cublas() {
@@ -26,52 +43,75 @@ s = u.find_spec("nvidia")
 print(*(s.submodule_search_locations if s else []))' 2>/dev/null)
     for folder in ${GRADD_CUDA_LIBS:-} $(for p in $packages; do echo "$p/cu13/lib" "$p/cublas/lib"; done) \
         /usr/local/cuda/lib64 /usr/lib/x86_64-linux-gnu; do
-        [ -e "$folder/libcublasLt.so.13" ] && echo "$folder" && return
+        [ -e "$folder/libcublasLt.so.13" ] && echo "$folder:" && return
     done
 }
-export LD_LIBRARY_PATH="$(find_cublas):$bundle/lib:${LD_LIBRARY_PATH:-}"
+export LD_LIBRARY_PATH="$(find_cublas)$bundle/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export GRADD_PLUGINS=$bundle/lib
-export XDG_CACHE_HOME="$(cd "$OUT" && pwd)/cache" # what is measured is a result
+export XDG_CACHE_HOME=$(mktemp -d) # empty: what is measured is measured here
+trap 'rm -rf "$XDG_CACHE_HOME"' EXIT
+trap 'exit 1' INT TERM HUP
 
-# part NAME SECONDS COMMAND...: runs it, keeps what it says.
+# part NAME SECONDS COMMAND...: runs it, keeps what it says. What it has measured is a result.
 part() {
     name=$1 seconds=$2
     shift 2
     printf '== %s\n' "$name" | tee -a "$log"
     began=$(date +%s)
-    timeout "$seconds" "$@" > "$OUT/part.txt" 2>&1
-    status=$?
+    [ "$seconds" -le $((ends - began)) ] || seconds=$((ends - began))
+    if [ "$seconds" -gt 0 ]; then
+        timeout -k 5 "$seconds" "$@" > "$OUT/part.txt" 2>&1
+        status=$?
+    else
+        echo "not started: no time is left" > "$OUT/part.txt"
+        status=124
+    fi
     took=$(($(date +%s) - began))
+    [ $status -eq 0 ] || echo "-- failed: status $status after $took of $seconds s" >> "$OUT/part.txt"
     cat "$OUT/part.txt" >> "$log"
     tail -n 12 "$OUT/part.txt"
-    lines=$(grep '^{' "$OUT/part.txt" | paste -sd, -)
-    [ $((passed + failed)) -gt 0 ] && printf ',\n' >> "$results"
-    printf '{"part": "%s", "status": %d, "seconds": %d, "lines": [%s]}' \
-        "$name" "$status" "$took" "$lines" >> "$results"
+    lines=$(grep '^{.*}$' "$OUT/part.txt" | paste -sd, -)
+    all=$all${all:+,$newline}$(printf '{"part": "%s", "status": %d, "seconds": %d, "lines": [%s]}' \
+        "$name" "$status" "$took" "$lines")
+    printf '[%s]\n' "$all" > "$results"
     if [ $status -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
+    for file in "$XDG_CACHE_HOME"/gradd/products/*.txt; do
+        [ ! -e "$file" ] || { mkdir -p "$OUT/products" && cp "$file" "$OUT/products"; }
+    done
 }
 
+# What is known at once comes first; importing torch may take a minute, and nothing needs it.
+# The limits here are of the same group of processes, so that the part's own reaches all.
+machine='ldd --version | head -n 1
+cat /proc/driver/nvidia/version 2>/dev/null
+timeout --foreground 15 nvidia-smi
+gpu=$?
+nvcc --version 2>/dev/null | tail -n 2
+timeout --foreground 20 python3 -c "import torch; print(\"torch\", torch.__version__)" || echo "no torch"
+exit $gpu'
 
-first() {
-    part machine 20 sh -c 'nvidia-smi; nvcc --version | tail -n 2; python3 -c "import torch; print(torch.__version__)"; ldd --version | head -n 1'
-    part libraries 20 ldd "$bundle/lib/libgradd_cuda.so"
-    part doctor 30 sh -c "'$bundle/bin/gradd' doctor; '$bundle/bin/gradd' doctor | grep -q '^device cuda: .*products by'"
-    for probe in ipc vmm host copy half; do part "probe $probe" 40 "$bundle/bin/probe" "$probe"; done
-    part "probe product" 60 "$bundle/bin/probe" product
-    part operators 120 env GRADD_TEST_GPU=cuda "$bundle/bin/tests" --filter emu.every
-    part "measured products" 60 env GRADD_TEST_GPU=cuda GRADD_TEST_OP=MatMul GRADD_CUDA_TUNE=all \
-        "$bundle/bin/tests" --filter emu.every
-    part memcheck 90 env GRADD_TEST_GPU=cuda GRADD_TEST_EVERY=40 compute-sanitizer --tool memcheck \
-        --target-processes all --error-exitcode 1 "$bundle/bin/tests" --limit-scale 10 --filter emu.every
-}
+libraries='ldd "$0" 2>&1 && ! ldd "$0" 2>&1 | grep -q "not found"'
 
-case ${1:-} in
-first) first ;;
-*)
-    sed -n '2,13s/^# \{0,1\}//p' "$0"
-    exit 2
-    ;;
-esac
-printf ']\n' >> "$results"
+doctor='"$0" doctor; "$0" doctor | grep -q "^device cuda: .*products by"'
+
+measured='"$0" --filter emu.every_case --limit 25 &&
+    for f in "$XDG_CACHE_HOME"/gradd/products/*.txt; do sed 1d "$f"; done | grep -q . && exit
+echo "nothing was measured, or a test failed"
+exit 1'
+
+# In the order in which it would be missed most. No test gets as much as its part has.
+tests=$bundle/bin/tests
+gpu='env GRADD_TEST_GPU=cuda'
+part machine 40 sh -c "$machine"
+part libraries 10 sh -c "$libraries" "$bundle/lib/libgradd_cuda.so"
+part doctor 30 sh -c "$doctor" "$bundle/bin/gradd"
+part operators 80 $gpu "$tests" --limit 75 --filter emu.every_case_runs
+part "operators in halves" 80 $gpu "$tests" --limit 75 --filter emu.every_case_in_halves
+for probe in half ipc vmm host copy; do part "probe $probe" 30 "$bundle/bin/probe" "$probe"; done
+part "probe product" 60 "$bundle/bin/probe" product
+part "measured products" 60 $gpu GRADD_TEST_OP=MatMul GRADD_CUDA_TUNE=all sh -c "$measured" "$tests"
+part memcheck 90 $gpu GRADD_TEST_EVERY=40 compute-sanitizer --tool memcheck --target-processes all \
+    --error-exitcode 1 "$tests" --limit 40 --filter emu.every_case
+
 printf '%d passed, %d failed\n' "$passed" "$failed" | tee -a "$log"
 [ "$failed" -eq 0 ]

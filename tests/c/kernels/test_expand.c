@@ -10,6 +10,7 @@
 #include "kernels/cpu/half.h"
 #include "kernels/registry.h"
 #include "tests/c/eager.h"
+#include "tests/c/ground.h"
 #include "tests/test.h"
 
 #include <math.h>
@@ -208,7 +209,7 @@ static gradd_status_t check_half(job_t *job) {
 /* ---- tests ---- */
 
 static void every_case(gradd_status_t (*fn)(job_t *job), gradd_dtype_t float_as) {
-    const char *only = getenv("GRADD_TEST_OP");
+    const char *only = ground_only();
     static job_t job;
     for (size_t f = 0; f < gradd_op_family_count; f++)
         for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
@@ -233,14 +234,16 @@ TEST_LIMIT(an_expansion_has_the_operator_s_outputs, 60) {
     every_case(check_forward, GRADD_DT_F32);
     every_case(check_forward, GRADD_DT_F64);
     printf("%d runs\n", checked);
-    CHECK(checked > 250 || getenv("GRADD_TEST_OP"));
+    CHECK(checked > 250 || ground_only());
     CHECK_EQ_INT(failures, 0);
+    ground_tried(checked);
 }
 
 TEST_LIMIT(a_gradient_through_an_expansion_is_the_row_s, 60) {
     every_case(check_gradient, GRADD_DT_F64);
     printf("%d cases\n", checked);
     CHECK_EQ_INT(failures, 0);
+    ground_tried(checked);
 }
 
 TEST_LIMIT(an_expansion_in_bf16_or_f16_computes_in_f32, 60) {
@@ -248,6 +251,7 @@ TEST_LIMIT(an_expansion_in_bf16_or_f16_computes_in_f32, 60) {
     every_case(check_half, GRADD_DT_F16);
     printf("%d cases\n", checked);
     CHECK_EQ_INT(failures, 0);
+    ground_tried(checked);
 }
 
 /* ---- the driver itself ---- */

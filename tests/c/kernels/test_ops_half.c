@@ -253,7 +253,7 @@ static gradd_status_t check_gradient(job_t *job) {
 /* ---- tests ---- */
 
 static void every_case(gradd_status_t (*fn)(job_t *job)) {
-    const char *only = getenv("GRADD_TEST_OP");
+    const char *only = ground_only();
     static job_t job;
     for (size_t f = 0; f < gradd_op_family_count; f++)
         for (size_t i = 0; i < gradd_op_families[f]->n; i++) {
@@ -277,17 +277,19 @@ static void every_case(gradd_status_t (*fn)(job_t *job)) {
 TEST_LIMIT(forward_in_bf16_agrees_with_f64, 60) {
     every_case(check_forward);
     printf("%d cases, %d results with products of bf16\n", checked, native);
-    CHECK(native || !attn_pairs_ready() || getenv("GRADD_TEST_OP"));
-    CHECK(checked > 300 || getenv("GRADD_TEST_OP"));
+    CHECK(native || !attn_pairs_ready() || ground_only());
+    CHECK(checked > 300 || ground_only());
     CHECK_EQ_INT(failures, 0);
+    ground_tried(checked);
 }
 
 TEST_LIMIT(forward_in_f16_agrees_with_f64, 60) {
     half = GRADD_DT_F16;
     every_case(check_forward);
     printf("%d cases\n", checked);
-    CHECK(checked > 300 || getenv("GRADD_TEST_OP"));
+    CHECK(checked > 300 || ground_only());
     CHECK_EQ_INT(failures, 0);
+    ground_tried(checked);
 }
 
 TEST_LIMIT(gradient_in_f16_agrees_with_f64, 60) {
@@ -296,6 +298,7 @@ TEST_LIMIT(gradient_in_f16_agrees_with_f64, 60) {
     every_case(check_gradient);
     printf("%d cases\n", checked);
     CHECK_EQ_INT(failures, 0);
+    ground_tried(checked);
 }
 
 TEST_LIMIT(gradient_in_bf16_agrees_with_f64, 60) {
@@ -307,4 +310,5 @@ TEST_LIMIT(gradient_in_bf16_agrees_with_f64, 60) {
     gradd_narrow = false;
     printf("%d cases\n", checked);
     CHECK_EQ_INT(failures, 0);
+    ground_tried(checked);
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,59 @@ def test_a_plugin_that_cannot_be_used(tmp_path: Path, source: str | None, messag
     (warning,) = [line for line in log.splitlines() if "level=warn" in line]
     assert "event=device wanted=cuda used=default" in warning and message in warning
     assert "device=cpu" in log
+
+
+def _shorten(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 3)
+
+
+def _damage(file: Path) -> None:
+    """Its table of segments is said to be where no file is."""
+    with file.open("r+b") as f:
+        f.seek(32)
+        f.write(b"\xf0" + b"\xff" * 7)
+
+
+def _replace(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def change(file: Path) -> None:
+        file.unlink()
+        make(file)
+
+    return change
+
+
+FILES = [
+    (_shorten, "it was copied in part or is damaged, as its segments end at byte "),
+    (_damage, "it was copied in part or is damaged"),
+    (lambda file: os.truncate(file, 20), "it is no shared object (ELF)"),
+    (_replace(Path.mkdir), "it is a folder"),
+    (_replace(os.mkfifo), "it is no regular file"),
+    (_replace(lambda file: file.symlink_to(file.name)), "Too many levels of symbolic links"),
+]
+
+
+@pytest.mark.parametrize(
+    "change,message", FILES, ids=["part", "damaged", "head", "folder", "fifo", "loop"]
+)
+def test_a_file_that_is_no_whole_plugin(
+    tmp_path: Path, change: Callable[[Path], None], message: str
+) -> None:
+    """Not the loader finds that out, by SIGBUS."""
+    _plugin(tmp_path, ENTRY % CPU)
+    file = tmp_path / "libgradd_cuda.so"
+    change(file)
+    assert f"the plug-in {file} cannot be used: {message}" in _doctor(tmp_path)
+    status, log = _serve(tmp_path)
+    assert status == 0 and message in log and "device=cpu" in log
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+    _plugin(tmp_path, ENTRY % CPU)
+    file = tmp_path / "libgradd_cuda.so"
+    file.chmod(0)
+    if os.access(file, os.R_OK):
+        pytest.skip("this user may read every file")
+    assert f"the plug-in {file} cannot be used: Permission denied" in _doctor(tmp_path)
 
 
 def test_a_plugin_that_can(tmp_path: Path) -> None:

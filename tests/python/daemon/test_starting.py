@@ -231,6 +231,25 @@ def test_a_device_that_cannot_be_had_is_said_to_the_trainer(
     assert "device cpu" in str(model.gradd_explain())
 
 
+@pytest.mark.parametrize("name", ["cuda", "nonsense"])
+def test_a_daemon_of_another_device_is_named_once(
+    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """A trainer starts it, another one meets it."""
+    monkeypatch.setenv("GRADD_DEVICE", "cpu")
+    with caplog.at_level(logging.WARNING, logger="gradd"):
+        loss_of(ORTModule(Net(), strict=True)(*batch())).backward()
+        assert "GRADD_DEVICE" not in caplog.text
+        client.close_all()
+        monkeypatch.setenv("GRADD_DEVICE", name)
+        for _ in range(2):
+            loss_of(ORTModule(Net(), strict=True)(*batch())).backward()
+    said = f"GRADD_DEVICE={name}, but the daemon in {place} serves cpu; `gradd stop` ends it"
+    assert [r.getMessage() for r in caplog.records if "serves cpu" in r.getMessage()] == [said]
+    command = [str(conftest.BINARY), "ps", "--dir", str(place)]
+    assert ", device cpu, " in subprocess.check_output(command, text=True).splitlines()[0]
+
+
 @pytest.mark.parametrize("name", ["abacus", "CUDA", "cuda:0"])
 def test_an_unknown_device_is_refused_at_once(
     place: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from gradd import errors, interrupts
+from gradd import errors, interrupts, options
 from gradd.calls.parameter_changes import Snapshot
 from gradd.calls.watch import data_ptr
 from gradd.session import control, daemon, protocol
@@ -276,12 +276,7 @@ class Client:
             self.session = wire.attach()
             if wire.daemon_pid != self.daemon_pid:
                 _warn_of_old_build(wire)
-                if wire.missed:
-                    logger.warning(
-                        "the daemon computes on the CPU, not on the device it was started for, "
-                        "%s; `gradd doctor` says more",
-                        wire.missed,
-                    )
+                _warn_of_other_device(wire)
             self.daemon_pid = wire.daemon_pid
             self._wire = wire
             self.flusher.start()
@@ -560,6 +555,25 @@ def _warn_of_old_build(wire: control.Wire) -> None:
             binary,
             binary,
         )
+
+
+def _warn_of_other_device(wire: control.Wire) -> None:
+    """Which device serves was settled when the daemon started, maybe by another trainer."""
+    wanted = options.get("GRADD_DEVICE")
+    if wire.missed:
+        logger.warning(
+            "the daemon computes on the CPU, not on the device it was started for, %s; "
+            "`gradd doctor` says more",
+            wire.missed,
+        )
+    if not wanted or wanted == wire.device or wire.missed.startswith(f"{wanted}: "):
+        return
+    logger.warning(
+        "GRADD_DEVICE=%s, but the daemon in %s serves %s; `gradd stop` ends it",
+        wanted,
+        wire.path,
+        wire.device,
+    )
 
 
 def clients() -> list[Client]:

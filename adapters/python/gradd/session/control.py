@@ -80,6 +80,7 @@ class Wire:
         self._dealer: zmq.Socket | None = None
         hello = self._greet()
         self.daemon_pid = int(hello["pid"])
+        self.device = ""  # that it serves
         self.missed = ""  # why the daemon has not the device that it was asked for
         self.build = str(hello["build"])  # which build the daemon is, see daemon.build_id()
         self._nonce: bytes = hello["nonce"]
@@ -200,6 +201,7 @@ class Wire:
         if not isinstance(token, bytes):
             raise _no_daemon(self.path, "its answer to attach has no token")
         self._token = token
+        self.device = str(reply.get("device", ""))
         self.missed = str(reply.get("missed", ""))
         return int(reply.get("session", 0))
 
