@@ -85,3 +85,19 @@ def test_no_difference_is_the_tensor_itself():
 
     x, before = torch.randn(3, 2), torch.randn(1, 2)
     assert torch.equal(ORTModule(Plain(), strict=True)(x, before), Plain()(x, before))
+
+
+@pytest.mark.usefixtures("shared_daemon")
+def test_a_softmax_of_nothing_is_zeros():
+    class Safe(torch.nn.Module):
+        def forward(self, x):
+            return torch.ops.aten._safe_softmax(x, -1)
+
+    results = []
+    for module in (Safe(), ORTModule(Safe(), strict=True)):
+        x = torch.tensor(ROWS + [[-INF, -INF, -INF]], requires_grad=True)
+        y = module(x)
+        (y * torch.tensor([1.0, 2.0, 4.0])).sum().backward()
+        results.append((y.detach(), x.grad))
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True)

@@ -7,6 +7,7 @@ emits opset-23 nodes.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -215,6 +216,15 @@ def diff(value: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any
     return value
 
 
+def safe_softmax(x: Any, dim: int, dtype: int | None = None) -> Any:
+    """_safe_softmax(): a row that is minus infinity altogether gives zeros, gradients too."""
+    kind = x.dtype if dtype in (None, -1) else ir.DataType(dtype)
+    x = to_dtype(x, kind)
+    zero, none = _scalar(0.0, kind), _scalar(-math.inf, kind)
+    nothing = op.Equal(op.ReduceMax(x, _ints(dim), keepdims=1), none)
+    return op.Where(nothing, zero, op.Softmax(op.Where(nothing, zero, x), axis=dim))
+
+
 def index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
     """torch.index_fill: what several indices name is filled once, in the gradient too."""
     rank, value = len(x.shape), _filler(value, x)
@@ -343,6 +353,7 @@ def table() -> dict[Any, Callable]:
         _aten.copy.default: copy,
         _aten.arange.default: arange,
         _aten.diff.default: diff,
+        _aten._safe_softmax.default: safe_softmax,
         _aten.index_fill.int_Scalar: index_fill,
         _aten.index_fill.int_Tensor: index_fill,
         _aten.arange.start: arange_start,
