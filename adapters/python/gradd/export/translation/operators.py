@@ -17,6 +17,7 @@ import torch
 from gradd.export.translation import losses, norms, pointwise, products, reductions, shapes
 from gradd.export.translation.attention import attention
 from gradd.export.translation.build import (
+    cast,
     check_index,
     dropped,
     mark_sparse,
@@ -242,7 +243,9 @@ def index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
 
 
 def _filler(value: Any, like: Any) -> Any:
-    return _scalar(value, like.dtype) if isinstance(value, (bool, int, float)) else value
+    if isinstance(value, (bool, int, float)):
+        return _scalar(value, like.dtype)
+    return cast(value, like.dtype)
 
 
 # --- norms -----------------------------------------------------------------------------------
