@@ -160,6 +160,17 @@ BETWEEN: dict[str, tuple[Form, float, float]] = {
     ),
     "root": (lambda x, y: torch.rsqrt(x) + y, 6e-8, 1.0),
     "decimals": (lambda x, y: x + torch.round(y, decimals=3), 1.0, 300.0),
+    "factor of products": (
+        lambda x, y: torch.baddbmm(x[None], y[None], y[None], alpha=1e-2),
+        1.0,
+        200.0,
+    ),
+    "factor of their sum": (
+        lambda x, y: torch.addbmm(x, y[None], y[None], alpha=1e-2),
+        1.0,
+        200.0,
+    ),
+    "factor of a vector": (lambda x, y: torch.addmv(x[0], y, y[0], alpha=1e-2), 1.0, 200.0),
     "factor of a sum": (lambda x, y: torch.addr(x, y[:, 0], y[0], alpha=1e-3), 1.0, 600.0),
 }
 

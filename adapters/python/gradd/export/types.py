@@ -48,7 +48,7 @@ _WITH_NUMBERS = frozenset(
 # Formulas that are one kernel of torch's, and several operators of ONNX.
 _FORMULAS = frozenset(
     {
-        *(_aten.rsqrt.default, _aten.round.decimals, _aten.addr.default),
+        *(_aten.rsqrt.default, _aten.round.decimals),
         *(_aten.addcmul.default, _aten.addcdiv.default, _aten.lerp.Scalar, _aten.lerp.Tensor),
     }
 )

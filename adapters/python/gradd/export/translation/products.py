@@ -13,7 +13,17 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from gradd.export.translation.build import ints, is_float, op, scalar, times, typed, with_slope
+from gradd.export.translation.build import (
+    ints,
+    is_float,
+    narrow,
+    op,
+    scalar,
+    times,
+    typed,
+    wide,
+    with_slope,
+)
 from gradd.export.translation.doubles import DOUBLE, is_exact
 
 _aten = torch.ops.aten
@@ -83,12 +93,23 @@ def addr(added: Any, x: Any, y: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     return _sum(added, outer, beta, alpha, False)
 
 
+def _rounded_once(formula: Callable) -> Callable:
+    """In halves a factor on the product comes before it is rounded, which may keep it finite."""
+
+    def translate(added: Any, x: Any, y: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+        if added.dtype not in _HALVES or _is(alpha, 0) or _is(alpha, 1):
+            return formula(added, x, y, beta, alpha)
+        return narrow(formula(wide(added), wide(x), wide(y), beta, alpha), added)
+
+    return translate
+
+
 def table() -> dict[Any, Callable]:
     """aten overload -> translation."""
     return {
         _aten.addmm.default: addmm,
-        _aten.addmv.default: addmv,
-        _aten.addbmm.default: addbmm,
-        _aten.baddbmm.default: baddbmm,
-        _aten.addr.default: addr,
+        _aten.addmv.default: _rounded_once(addmv),
+        _aten.addbmm.default: _rounded_once(addbmm),
+        _aten.baddbmm.default: _rounded_once(baddbmm),
+        _aten.addr.default: _rounded_once(addr),
     }
