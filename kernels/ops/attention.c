@@ -637,62 +637,29 @@ GRADD_OPS(
              .cases = GRADD_CASES({.text = "bool[2,3,7]"}, {.text = "bool[70,600]"},
                                   {.text = "bool[2,4]={0,0,0,0,1,1,0,1}"})));
 
-/* `own`: the type of q, k, v, y and their gradients */
+/* A kernel for q, k, v, y and their gradients of one type; `...`: what else its row says. */
+#define FORWARD(name, type, ...)                                                                   \
+    GRADD_KERNEL("FusedAttention", name,                                                           \
+                 .types = {GRADD_DTB(type), GRADD_DTB(type), GRADD_DTB(type),                      \
+                           EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64, GRADD_DTB(I64)},         \
+                 .workspace = workspace_forward, .cost = gradd_attn_cost, __VA_ARGS__)
+#define BACKWARD(name, type, ...)                                                                  \
+    GRADD_KERNEL("FusedAttentionGrad", name,                                                       \
+                 .types = {GRADD_DTB(type), GRADD_DTB(type), GRADD_DTB(type), GRADD_DTB(type),     \
+                           GRADD_DTB(type), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64),         \
+                           GRADD_DTB(I64)},                                                        \
+                 .workspace = workspace_backward, .cost = gradd_attn_grad_cost, __VA_ARGS__)
 
-GRADD_KERNELS(cpu, attention,
-              GRADD_KERNEL("FusedAttention", "tiles f32",
-                           .types = {GRADD_DTB(F32), GRADD_DTB(F32), GRADD_DTB(F32),
-                                     EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64, GRADD_DTB(I64)},
-                           .workspace = workspace_forward, .cost = gradd_attn_cost,
-                           .compute = compute_attention),
-              GRADD_KERNEL("FusedAttention", "tiles f64",
-                           .types = {GRADD_DTB(F64), GRADD_DTB(F64), GRADD_DTB(F64),
-                                     EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64, GRADD_DTB(I64)},
-                           .workspace = workspace_forward, .cost = gradd_attn_cost,
-                           .compute = compute_attention),
-              GRADD_KERNEL("FusedAttention", "tiles bf16",
-                           .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
-                                     EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64, GRADD_DTB(I64)},
-                           .workspace = workspace_forward, .cost = gradd_attn_cost,
-                           .accepts = accepts_pairs, .compute = compute_attention_pairs),
-              GRADD_KERNEL("FusedAttention", "tiles f32 of bf16",
-                           .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
-                                     EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64, GRADD_DTB(I64)},
-                           .workspace = workspace_forward, .cost = gradd_attn_cost,
-                           .compute = compute_attention),
-              GRADD_KERNEL("FusedAttention", "tiles f32 of f16",
-                           .types = {GRADD_DTB(F16), GRADD_DTB(F16), GRADD_DTB(F16),
-                                     EXTRA_TYPES(GRADD_T_F32_F64), GRADD_T_F32_F64, GRADD_DTB(I64)},
-                           .workspace = workspace_forward, .cost = gradd_attn_cost,
-                           .compute = compute_attention),
-              GRADD_KERNEL("FusedAttentionGrad", "tiles f32",
-                           .types = {GRADD_DTB(F32), GRADD_DTB(F32), GRADD_DTB(F32), GRADD_DTB(F32),
-                                     GRADD_DTB(F32), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64),
-                                     GRADD_DTB(I64)},
-                           .workspace = workspace_backward, .cost = gradd_attn_grad_cost,
-                           .compute = compute_attention_grad),
-              GRADD_KERNEL("FusedAttentionGrad", "tiles f64",
-                           .types = {GRADD_DTB(F64), GRADD_DTB(F64), GRADD_DTB(F64), GRADD_DTB(F64),
-                                     GRADD_DTB(F64), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64),
-                                     GRADD_DTB(I64)},
-                           .workspace = workspace_backward, .cost = gradd_attn_grad_cost,
-                           .compute = compute_attention_grad),
-              GRADD_KERNEL("FusedAttentionGrad", "tiles bf16",
-                           .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
-                                     GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_T_F32_F64,
-                                     EXTRA_TYPES(GRADD_T_F32_F64), GRADD_DTB(I64)},
-                           .workspace = workspace_backward, .cost = gradd_attn_grad_cost,
-                           .accepts = accepts_grad_pairs, .compute = compute_attention_grad_pairs),
-              GRADD_KERNEL("FusedAttentionGrad", "tiles f32 of bf16",
-                           .types = {GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_DTB(BF16),
-                                     GRADD_DTB(BF16), GRADD_DTB(BF16), GRADD_T_F32_F64,
-                                     EXTRA_TYPES(GRADD_T_F32_F64), GRADD_DTB(I64)},
-                           .workspace = workspace_backward, .cost = gradd_attn_grad_cost,
-                           .compute = compute_attention_grad),
-              GRADD_KERNEL("FusedAttentionGrad", "tiles f32 of f16",
-                           .types = {GRADD_DTB(F16), GRADD_DTB(F16), GRADD_DTB(F16), GRADD_DTB(F16),
-                                     GRADD_DTB(F16), GRADD_T_F32_F64, EXTRA_TYPES(GRADD_T_F32_F64),
-                                     GRADD_DTB(I64)},
-                           .workspace = workspace_backward, .cost = gradd_attn_grad_cost,
-                           .compute = compute_attention_grad),
+GRADD_KERNELS(cpu, attention, FORWARD("tiles f32", F32, .compute = compute_attention),
+              FORWARD("tiles f64", F64, .compute = compute_attention),
+              FORWARD("tiles bf16", BF16, .accepts = accepts_pairs,
+                      .compute = compute_attention_pairs),
+              FORWARD("tiles f32 of bf16", BF16, .compute = compute_attention),
+              FORWARD("tiles f32 of f16", F16, .compute = compute_attention),
+              BACKWARD("tiles f32", F32, .compute = compute_attention_grad),
+              BACKWARD("tiles f64", F64, .compute = compute_attention_grad),
+              BACKWARD("tiles bf16", BF16, .accepts = accepts_grad_pairs,
+                       .compute = compute_attention_grad_pairs),
+              BACKWARD("tiles f32 of bf16", BF16, .compute = compute_attention_grad),
+              BACKWARD("tiles f32 of f16", F16, .compute = compute_attention_grad),
               GRADD_KERNEL("MaskRanges", "loop", .compute = compute_ranges));
