@@ -45,6 +45,7 @@ _WITH_NUMBERS = frozenset(
     for kind in ("Tensor", "Scalar")
     if kind in getattr(_aten, name).overloads()
 )
+_UNROUNDED = _WITH_NUMBERS - _ROUNDED
 # Formulas that are one kernel of torch's, and several operators of ONNX.
 _FORMULAS = frozenset(
     {
@@ -73,7 +74,7 @@ def make_explicit(graph: torch.fx.Graph, signature: Any) -> None:
             _compute_in_one_type(graph, node, signature)
         elif node.target in _WITH_NUMBERS and any(map(_is_number, node.args)):
             _number_in_type(graph, node, signature)
-        elif _is_of_one_half(node) and (node.target in _FORMULAS or _has_other_number(node)):
+        elif _rounds_between(node):
             _compute_wide(graph, node, signature)
 
 
@@ -108,17 +109,18 @@ def _round_numbers(node: torch.fx.Node) -> None:
             node.update_arg(i, torch.tensor(node.args[i], dtype=dtype).item())
 
 
-def _is_of_one_half(node: torch.fx.Node) -> bool:
-    types = {t for t in map(_type, node.all_input_nodes) if t is not None}
-    return len(types) == 1 and types <= set(_HALVES) and _type(node) in types
-
-
-def _has_other_number(node: torch.fx.Node) -> bool:
-    """Whether a number beside halves is none of their numbers."""
-    if node.target not in _WITH_NUMBERS - _ROUNDED:
+def _rounds_between(node: torch.fx.Node) -> bool:
+    """Whether halves alone go into a formula, or stand beside a number that is none of theirs."""
+    if node.target not in _FORMULAS and node.target not in _UNROUNDED:
         return False
+    types = {t for t in map(_type, node.all_input_nodes) if t is not None}
+    if len(types) != 1 or not types <= set(_HALVES) or _type(node) not in types:
+        return False
+    (dtype,) = types
     numbers = (v for v in (*node.args, *node.kwargs.values()) if type(v) in (int, float))
-    return any(torch.tensor(v, dtype=_type(node)).double() != v and v == v for v in numbers)
+    return node.target in _FORMULAS or any(
+        torch.tensor(v, dtype=dtype).double() != v and v == v for v in numbers
+    )
 
 
 def _is_number(operand: Any) -> bool:
