@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from gradd import ORTModule
 
 if "GRADD_NIGHTLY" not in os.environ:
-    pytest.skip("the list is for make nightly", allow_module_level=True)
+    pytest.skip("only in make nightly: it closes flags of torch", allow_module_level=True)
 from torch.testing._internal.common_methods_invocations import op_db
 
 pytestmark = [pytest.mark.usefixtures("shared_daemon"), pytest.mark.nightly]
